@@ -1,0 +1,29 @@
+# Writes core/build_config.h: what this binary was built from. Only src/core/version.cc and the
+# catalog.cc files may include it.
+set(CONCLAVE_GENERATED_DIR ${CMAKE_CURRENT_BINARY_DIR}/generated)
+set(CONCLAVE_GIT_COMMIT "unknown")
+find_package(Git QUIET)
+if(Git_FOUND AND EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/.git)
+  execute_process(
+    COMMAND ${GIT_EXECUTABLE} rev-parse --short=12 HEAD
+    WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR}
+    OUTPUT_VARIABLE commit
+    OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  if(commit)
+    set(CONCLAVE_GIT_COMMIT ${commit})
+  endif()
+  # A new commit runs the configure step again.
+  execute_process(
+    COMMAND ${GIT_EXECUTABLE} rev-parse --git-path logs/HEAD
+    WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR}
+    OUTPUT_VARIABLE head_log
+    OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  if(head_log)
+    cmake_path(ABSOLUTE_PATH head_log BASE_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
+    if(EXISTS ${head_log})
+      set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${head_log})
+    endif()
+  endif()
+endif()
+configure_file(${CMAKE_CURRENT_LIST_DIR}/build_config.h.in
+               ${CONCLAVE_GENERATED_DIR}/core/build_config.h @ONLY)

@@ -1,0 +1,31 @@
+# Interface targets with the compile flags of the project's own code.
+
+add_library(conclave_warnings INTERFACE)
+target_compile_options(
+  conclave_warnings
+  INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wnon-virtual-dtor -Woverloaded-virtual
+            -Wcast-align -Wimplicit-fallthrough -Wextra-semi
+            $<$<BOOL:${CONCLAVE_WARNINGS_AS_ERRORS}>:-Werror>)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # GCC 12 reports false positives of these three from inlined standard containers.
+  target_compile_options(
+    conclave_warnings INTERFACE -Wno-array-bounds -Wno-stringop-overflow -Wno-restrict)
+endif()
+
+# Scalar code rounds alike on every instruction set: no silent fusing of a product and a sum.
+# Kernels that want a fused multiply-add say so with an intrinsic or std::fma.
+add_library(conclave_scalar_rounding INTERFACE)
+target_compile_options(conclave_scalar_rounding INTERFACE -ffp-contract=off)
+
+# Instrumentation has to cover everything that is linked together, so it is directory-wide.
+if(CONCLAVE_SANITIZE)
+  add_compile_options(-fsanitize=${CONCLAVE_SANITIZE} -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${CONCLAVE_SANITIZE})
+  if(NOT CONCLAVE_SANITIZE MATCHES "thread")
+    add_compile_options(-fno-sanitize-recover=all)
+  endif()
+endif()
+if(CONCLAVE_COVERAGE)
+  add_compile_options(--coverage -fprofile-update=atomic)
+  add_link_options(--coverage)
+endif()

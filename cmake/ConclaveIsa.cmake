@@ -1,0 +1,26 @@
+# conclave_isa_source(<target> <isa> <file>...)
+#
+# Adds sources compiled for one x86 instruction set: avx2, avx512, avx512_bf16 or amx. Only these
+# files may hold such instructions; the caller reaches them after a run-time check of the CPU.
+set(CONCLAVE_ISA_FLAGS_avx2 -mavx2 -mfma -mf16c)
+set(CONCLAVE_ISA_FLAGS_avx512 ${CONCLAVE_ISA_FLAGS_avx2} -mavx512f -mavx512bw -mavx512vl
+                              -mavx512dq)
+set(CONCLAVE_ISA_FLAGS_avx512_bf16 ${CONCLAVE_ISA_FLAGS_avx512} -mavx512bf16)
+set(CONCLAVE_ISA_FLAGS_amx ${CONCLAVE_ISA_FLAGS_avx512_bf16} -mamx-tile -mamx-bf16)
+
+function(conclave_isa_source target isa)
+  if(NOT DEFINED CONCLAVE_ISA_FLAGS_${isa})
+    message(FATAL_ERROR "conclave_isa_source: unknown instruction set '${isa}'")
+  endif()
+  foreach(file IN LISTS ARGN)
+    cmake_path(ABSOLUTE_PATH file BASE_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR} NORMALIZE)
+    target_sources(${target} PRIVATE ${file})
+    get_target_property(directory ${target} SOURCE_DIR)
+    # The target is defined in another directory; its own scope is where the flags must be set.
+    set_property(
+      SOURCE ${file}
+      DIRECTORY ${directory}
+      APPEND
+      PROPERTY COMPILE_OPTIONS ${CONCLAVE_ISA_FLAGS_${isa}})
+  endforeach()
+endfunction()
