@@ -1,0 +1,71 @@
+// The oracle: the same layer in float64, recomputed from the same stored weights, slow and plain.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "conclave/context.h"
+#include "conclave/spec.h"
+#include "conclave/tensor.h"
+#include "conclave/weights.h"
+#include "conclave/version.h"
+
+namespace conclave::inline v0 {
+
+// Row-major; T rows each.
+struct ReferenceResult {
+  std::vector<double> logits;        // [T, E]; empty where ids were given
+  std::vector<int32_t> topk_ids;     // [T, k]
+  std::vector<double> topk_weights;  // [T, k]
+  std::vector<double> routed;        // [T, H]
+  std::vector<double> shared;        // [T, H]; empty without shared experts
+  std::vector<double> output;        // [T, H] = routed + shared
+};
+
+// Routing is recomputed from hidden through the gate, unless logits, or ids and weights, are given.
+struct ReferenceArgs {
+  ConstTensorView hidden;             // [T, H] f32, f16, bf16, f64
+  ConstTensorView router_logits = {}; // [T, E]
+  ConstTensorView topk_ids = {};      // [T, k] int32 or int64; ids outside [0, E) contribute nothing
+  ConstTensorView topk_weights = {};  // [T, k]
+};
+
+// Reads only the experts that are hit; uses the context's threads. Throws as MoeLayer::forward.
+CONCLAVE_API ReferenceResult reference_forward(const Context& context, const MoeSpec& spec,
+                                               const WeightSource& source,
+                                               const ReferenceArgs& args);
+
+// Relative L2 error of each token: |actual - expected| / max(|expected|, floor), with floor =
+// 1e-30. NaN where actual is not finite and expected is.
+CONCLAVE_API std::vector<double> token_errors(const ConstTensorView& actual,
+                                              std::span<const double> expected);
+// The largest, counting NaN as infinity; 0 for no tokens.
+CONCLAVE_API double worst(std::span<const double> errors);
+
+// The accuracy bar of a layer: 5e-6 where weights and out are f32, 6e-3 where either is f16 or bf16
+// (docs/numerics.md derives both).
+CONCLAVE_API double accuracy_bar(DType weight_dtype, DType out_dtype);
+
+// A layer's own results against float64, stage by stage: its logits against the gate product, its
+// ids and weights against its logits, its output against its ids and weights. So a near tie cannot
+// be mistaken for a wrong output, nor hide one.
+struct StageCheck {
+  double worst_logit_error = 0;       // max |difference| / (|x| |w|) over logits, before rounding
+  int64_t routing_mismatches = 0;     // ids that differ from float64 on the same logits
+  double worst_weight_error = 0;      // relative, on the same logits
+  std::vector<double> token_errors;   // on the same ids and weights
+  double worst_token_error = 0;
+};
+struct LayerResult {
+  ConstTensorView hidden;
+  ConstTensorView logits = {};        // [T, E] f32 as captured; empty where routing was given
+  ConstTensorView topk_ids;           // [T, k] int32
+  ConstTensorView topk_weights;       // [T, k] f32
+  ConstTensorView output;             // [T, H]
+};
+CONCLAVE_API StageCheck check_against_reference(const Context& context, const MoeSpec& spec,
+                                                const WeightSource& source,
+                                                const LayerResult& result);
+
+}  // namespace conclave::inline v0

@@ -1,0 +1,51 @@
+// Routing results and the Router seam.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "conclave/spec.h"
+#include "conclave/version.h"
+
+namespace conclave::inline v0 {
+
+class Executor;
+
+// Which experts each token uses. Row-major [T, k]; -1 contributes nothing.
+struct Routing {
+  int64_t num_tokens = 0;
+  int64_t top_k = 0;
+  const int32_t* topk_ids = nullptr;
+  const float* topk_weights = nullptr;
+};
+
+struct RouterInput {
+  int64_t num_tokens = 0;
+  int64_t num_experts = 0;
+  const float* logits = nullptr;  // [T, E]
+};
+
+// Destination of a route call, [T, k] each.
+struct RouterOutput {
+  int32_t* topk_ids = nullptr;
+  float* topk_weights = nullptr;
+};
+
+struct RouterStats {
+  int64_t tokens_without_finite_logit = 0;
+};
+
+// A rule from logits to ids and weights. Ids written must lie in [0, E) or be -1; the layer checks
+// them under IdPolicy::kStrict.
+// Thread rule: route is called from one thread at a time per layer; it may use the executor.
+// It must not allocate after its first call with the largest T.
+class CONCLAVE_API Router {
+ public:
+  virtual ~Router() = default;
+  virtual RouterStats route(const RouterInput& input, const RouterOutput& output,
+                            Executor& executor) const = 0;
+};
+
+}  // namespace conclave::inline v0
