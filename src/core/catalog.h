@@ -1,0 +1,39 @@
+// An ordered table of alternatives: the first row that supports a problem is chosen, the last row
+// is the reference and supports everything.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "conclave/error.h"
+
+namespace conclave::inline v0 {
+
+// `Row` has a `name` (std::string_view) and `Support supports(const Problem&)`.
+template <class Row>
+class Catalog {
+ public:
+  constexpr explicit Catalog(std::span<const Row> rows) : rows_(rows) {}
+
+  std::span<const Row> rows() const { return rows_; }
+
+  // Throws Error(kUnknownName) listing the known names.
+  const Row& find(std::string_view name, std::string_view table) const {
+    std::string known;
+    for (const Row& row : rows_) {
+      if (row.name == name) return row;
+      known += (known.empty() ? "" : ", ") + std::string(row.name);
+    }
+    throw Error(ErrorCode::kUnknownName,
+                {.what = "no " + std::string(table) + " of this name",
+                 .expected = "one of " + known,
+                 .found = std::string(name)});
+  }
+
+ private:
+  std::span<const Row> rows_;
+};
+
+}  // namespace conclave::inline v0

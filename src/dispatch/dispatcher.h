@@ -1,0 +1,72 @@
+// The dispatch seam: bring each row to the ranks that own its experts, group rows by local expert,
+// and bring the results home as one weighted sum per token.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "conclave/comm.h"
+#include "conclave/context.h"
+#include "conclave/error.h"
+#include "conclave/layer.h"
+#include "core/catalog.h"
+#include "core/flow.h"
+#include "placement/placement.h"
+
+namespace conclave::inline v0::dispatch {
+
+struct DispatchProblem {
+  int64_t max_tokens = 0;  // per rank and call
+  int64_t top_k = 0;
+  int64_t num_experts = 0;
+  int64_t hidden_size = 0;
+  int64_t row_bytes = 0;   // of a RowBundle row
+  DType row_dtype = DType::kF32;
+  int32_t ep_size = 1;
+  int32_t ep_rank = 0;
+  PlacementStrategy placement = PlacementStrategy::kLinear;
+  EpTransport transport = EpTransport::kVariable;
+  EpCombine combine = EpCombine::kUnreduced;
+  Communicator* communicator = nullptr;  // needed when ep_size > 1
+};
+
+struct CombineArgs {
+  ExpertOutput output;
+  Routing routing;            // as given to dispatch
+  const float* shared = nullptr;      // [T, H] f32 added before the one rounding, or null
+  int64_t shared_stride = 0;
+  TensorView out;             // [T, H] f32, f16 or bf16, rows may be strided
+};
+
+// State between dispatch and combine lives in the workspace, so that a Dispatcher is immutable and
+// concurrent calls with distinct workspaces are safe (single rank; with a communicator one at a
+// time). dispatch and combine get the same workspace of workspace_bytes().
+class Dispatcher {
+ public:
+  virtual ~Dispatcher() = default;
+
+  virtual int64_t num_local_experts() const = 0;
+  // Upper bound of occupied slots (and of num_slots) that one dispatch can deliver:
+  // contiguous layouts: tokens * min(k, E_local) * ep.
+  virtual int64_t max_slots() const = 0;
+  virtual size_t workspace_bytes() const = 0;
+  // ids outside [0, E) contribute nothing. Collective when ep_size > 1.
+  virtual ExpertBatch dispatch(const Routing& routing, const RowBundle& rows,
+                               std::span<std::byte> workspace, Executor& executor) const = 0;
+  // out[t] = round(sum over slots 0..k-1 of weight * row, float32, + shared). Rows of tokens all of
+  // whose ids are skipped get 0 + shared.
+  virtual void combine(const CombineArgs& args, std::span<std::byte> workspace,
+                       Executor& executor) const = 0;
+};
+
+struct DispatcherRow {
+  std::string_view name;  // "local", "ep.fixed_slots", "ep.variable"
+  Support (*supports)(const DispatchProblem& problem);
+  std::unique_ptr<Dispatcher> (*make)(const DispatchProblem& problem);
+};
+Catalog<DispatcherRow> dispatcher_catalog();
+
+}  // namespace conclave::inline v0::dispatch

@@ -1,0 +1,87 @@
+// The experts seam: per-expert MLP on a batch of rows (gate and up product, activation, down).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "activation/activations.h"
+#include "conclave/context.h"
+#include "conclave/error.h"
+#include "conclave/tensor.h"
+#include "core/catalog.h"
+#include "core/flow.h"
+#include "cpu/isa.h"
+
+namespace conclave::inline v0::experts {
+
+struct ExpertsProblem {
+  int64_t num_local_experts = 0;
+  int64_t hidden_size = 0;
+  int64_t intermediate_size = 0;
+  DType weight_dtype = DType::kBF16;
+  activation::ActivationId activation = activation::ActivationId::kSilu;
+  cpu::Isa isa = cpu::Isa::kScalar;                // the best allowed
+  cpu::Arithmetic arithmetic = cpu::Arithmetic::kF32Fma;  // chosen by table or forced
+};
+
+// What the kernel wants of the rows it gets.
+struct BatchRequirements {
+  DType row_dtype = DType::kF32;  // kF32 or kBF16
+  int64_t row_bytes = 0;          // of a RowBundle row: padded with zeros, multiple of 64
+};
+
+// One expert's matrices, dense row-major, in the problem's weight dtype.
+struct ExpertMatrices {
+  ConstTensorView gate;  // [I, H]
+  ConstTensorView up;    // [I, H]
+  ConstTensorView down;  // [H, I]
+};
+
+// Sizes of what `pack` writes for one expert: one contiguous slab per matrix.
+struct SlabBytes {
+  size_t gate_up = 0;
+  size_t down = 0;
+};
+
+// All local experts: expert e at base + e * stride.
+struct PackedExperts {
+  const std::byte* gate_up = nullptr;
+  const std::byte* down = nullptr;
+};
+
+// Immutable after make; every member is safe to call from several threads.
+class ExpertsKernel {
+ public:
+  virtual ~ExpertsKernel() = default;
+
+  virtual BatchRequirements requirements() const = 0;
+  virtual SlabBytes slab_bytes() const = 0;  // multiples of 64; also the strides between experts
+  virtual std::string packed_layout() const = 0;  // "panel64.k2.v1"
+  virtual std::string tile() const = 0;           // "6x64"
+  // Slabs are 64-byte aligned; every byte of them is written.
+  virtual void pack(const ExpertMatrices& expert, std::byte* gate_up_slab,
+                    std::byte* down_slab) const = 0;
+  // For at most `max_slots` occupied slots, in any distribution over the experts.
+  virtual size_t workspace_bytes(int64_t max_slots) const = 0;
+  // Writes output row s for each occupied slot s of the batch, and no other. Each row depends only
+  // on its own input row and its expert's weights: bit-identical in every batch (D2).
+  // Two parallel regions, no allocation. `workspace` has workspace_bytes(max_slots).
+  virtual void run(const ExpertBatch& batch, const PackedExperts& weights,
+                   const ExpertOutput& output, std::span<std::byte> workspace,
+                   Executor& executor) const = 0;
+};
+
+// A catalog row. Rows in order of preference; "cpu.reference" last, supporting everything.
+struct KernelRow {
+  std::string_view name;  // "cpu.avx512"
+  Support (*supports)(const ExpertsProblem& problem);
+  std::unique_ptr<ExpertsKernel> (*make)(const ExpertsProblem& problem);
+  cpu::Arithmetic arithmetic;
+};
+Catalog<KernelRow> kernel_catalog();
+
+}  // namespace conclave::inline v0::experts

@@ -1,0 +1,17 @@
+// Converts the caller's hidden rows to the row format that a kernel wants.
+#pragma once
+
+#include <cstdint>
+
+#include "conclave/context.h"
+#include "conclave/tensor.h"
+#include "core/flow.h"
+
+namespace conclave::inline v0::experts {
+
+// hidden [T, H] f32, f16 or bf16 (rows may be strided) -> T rows of `row_bytes` at `destination`,
+// zero padded. Each row depends on its own input only.
+RowBundle quantize_rows(const ConstTensorView& hidden, DType row_dtype, int64_t row_bytes,
+                        std::byte* destination, Executor& executor);
+
+}  // namespace conclave::inline v0::experts
