@@ -1,0 +1,106 @@
+# Shared by scripts/run and scripts/test. Source it; it has no effect of its own.
+
+repo_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+log_dir=$repo_root/build/logs
+jobs=${CONCLAVE_JOBS:-$(nproc)}
+
+if [[ -t 1 && -z ${NO_COLOR:-} ]]; then
+  bold=$'\e[1m' red=$'\e[31m' green=$'\e[32m' plain=$'\e[0m'
+else
+  bold='' red='' green='' plain=''
+fi
+
+header() { printf '\n%s==> %s%s\n' "$bold" "$*" "$plain"; }
+note() { printf '    %s\n' "$*"; }
+die() {
+  printf '%serror:%s %s\n' "$red" "$plain" "$*" >&2
+  exit 1
+}
+
+# seconds_since START: elapsed seconds with one decimal; START is from $EPOCHREALTIME.
+seconds_since() {
+  local now=$EPOCHREALTIME
+  awk -v a="$1" -v b="$now" 'BEGIN { printf "%.1f", b - a }'
+}
+
+# packages_in SECTION...: the packages listed under these sections of packages.txt.
+packages_in() {
+  local section
+  for section in "$@"; do
+    awk -v want="[$section]" '
+      /^\[/ { inside = ($1 == want) }
+      inside && /^[a-z0-9]/ { print $1 }' "$repo_root/scripts/packages.txt"
+  done
+}
+
+# missing_packages PACKAGE...: those that are not installed.
+missing_packages() {
+  local package
+  for package in "$@"; do
+    [[ $(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null) == installed ]] ||
+      printf '%s\n' "$package"
+  done
+}
+
+# install_packages SECTION...: installs what is missing; does not touch the network otherwise.
+install_packages() {
+  local packages missing as_root=()
+  mapfile -t packages < <(packages_in "$@")
+  if ! command -v dpkg-query >/dev/null; then
+    note "not a Debian system: assuming that these are installed: ${packages[*]}"
+    return
+  fi
+  mapfile -t missing < <(missing_packages "${packages[@]}")
+  if ((${#missing[@]} == 0)); then
+    note "all ${#packages[@]} packages are installed"
+    return
+  fi
+  if ((EUID != 0)); then
+    command -v sudo >/dev/null ||
+      die "missing packages, and neither root nor sudo to install them. As root, run:
+    apt-get update && apt-get install --no-install-recommends ${missing[*]}"
+    as_root=(sudo)
+    [[ -t 0 ]] || as_root+=(-n)
+    as_root+=(env)
+  else
+    as_root=(env)
+  fi
+  note "installing: ${missing[*]}"
+  mkdir -p "$log_dir"
+  local log=$log_dir/packages.log
+  if ! "${as_root[@]}" apt-get -o Acquire::Retries=3 update >"$log" 2>&1 ||
+    ! "${as_root[@]}" DEBIAN_FRONTEND=noninteractive apt-get -o Acquire::Retries=3 install -y \
+      --no-install-recommends "${missing[@]}" >>"$log" 2>&1 </dev/null; then
+    tail -n 15 "$log" >&2
+    die "apt-get failed (log: ${log#"$repo_root"/}). Check the network and /etc/apt/sources.list,
+    or install by hand: ${missing[*]}"
+  fi
+}
+
+# run_logged LOG COMMAND...: runs with all output in LOG; shows the log's last line now and then.
+run_logged() {
+  local log=$1 last='' line status=0
+  shift
+  mkdir -p "$(dirname "$log")"
+  "$@" >"$log" 2>&1 </dev/null &
+  local child=$! ticks=0
+  while kill -0 "$child" 2>/dev/null; do
+    sleep 0.2
+    ((++ticks % 75 == 0)) || continue
+    line=$(tail -n 1 "$log" | cut -c 1-110)
+    [[ $line == "$last" ]] || note "$line"
+    last=$line
+  done
+  wait "$child" || status=$?
+  return "$status"
+}
+
+# configure_preset PRESET [OPTION...]: skipped where the build folder is configured already.
+configure_preset() {
+  local preset=$1
+  shift
+  if [[ -f build/$preset/build.ninja && $# -eq 0 ]]; then
+    return
+  fi
+  cmake --preset "$preset" "$@"
+}

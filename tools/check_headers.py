@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+"""Compiles every public header alone, with each C++ compiler that is installed.
+
+Usage: tools/check_headers.py [ROOT] [--compiler NAME]...
+Also fails on an #include of anything but the standard library and conclave/*, except in
+conclave/interop/, whose headers are compiled only where the library they name is installed.
+"""
+
+import argparse
+import concurrent.futures
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+FLAGS = ["-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-x", "c++", "-"]
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
+STANDARD = re.compile(r"^[a-z_]+$")
+
+
+def foreign_includes(root: pathlib.Path, header: pathlib.Path) -> list[str]:
+    found = []
+    text = header.read_text(encoding="utf-8")
+    for match in INCLUDE.finditer(text):
+        quote, name = match.groups()
+        if not (name.startswith("conclave/") if quote == '"' else STANDARD.match(name)):
+            line = text.count("\n", 0, match.start(2)) + 1
+            found.append(f"{header.relative_to(root)}:{line}: includes {name}: public headers stand "
+                         "on the standard library alone")
+    return found
+
+
+def compile_alone(root: pathlib.Path, header: pathlib.Path, compiler: str) -> str | None:
+    name = header.relative_to(root / "include").as_posix()
+    result = subprocess.run([compiler, f"-I{root / 'include'}", *FLAGS], text=True,
+                            input=f'#include "{name}"\n', capture_output=True, check=False)
+    return None if result.returncode == 0 else f"{compiler}: {name} alone:\n{result.stderr}"
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description="Compile every public header alone.")
+    parser.add_argument("root", nargs="?", default=pathlib.Path(__file__).parent.parent)
+    parser.add_argument("--compiler", action="append", help="default: g++ and clang++")
+    options = parser.parse_args(argv[1:])
+    root = pathlib.Path(options.root).resolve()
+
+    compilers = options.compiler or [
+        found for names in (("g++",), ("clang++", "clang++-16"))
+        if (found := next((n for n in names if shutil.which(n)), None))]
+    if not compilers:
+        print("headers: no C++ compiler found")
+        return 1
+    headers = sorted((root / "include").rglob("*.h"))
+    plain = [h for h in headers if "interop" not in h.parts]
+
+    failures = [line for h in plain for line in foreign_includes(root, h)]
+    with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        jobs = [pool.submit(compile_alone, root, h, c) for h in plain for c in compilers]
+        failures += [text for job in jobs if (text := job.result())]
+    print("\n".join(failures) if failures else
+          f"headers: {len(plain)} stand alone with {' and '.join(compilers)}")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Checks source rules that the compiler does not: see RULES below.
+
+Usage: tools/check_rules.py [ROOT] [--sizes]
+Prints file:line and the rule for each violation; exit status 1 if there is one. An exception is
+one line in tools/check_rules.allow: rule, path, and the reason after a '#'.
+--sizes also lists files over 400 lines for a reader to judge; their length never fails.
+"""
+
+import pathlib
+import re
+import sys
+from typing import NamedTuple
+
+from source_tree import source_files, without_comments, without_literals
+
+LONG_FILE_LINES = 400
+
+
+class Rule(NamedTuple):
+    name: str
+    pattern: re.Pattern
+    folders: tuple[str, ...]
+    exempt: re.Pattern | None
+    keep_literals: bool
+    why: str
+
+
+RULES = [
+    Rule("no-print",
+         re.compile(r"\b(?:f?printf|puts|fputs|putchar)\s*\(|\bstd::(?:cout|cerr|clog)\b"
+                    r"|\bfmt::print\b"),
+         ("src", "include"), None, False,
+         "the library never prints: use the log sink of Context or an Error"),
+    Rule("no-exit",
+         re.compile(r"(?<![\w.>])(?:std::|::)?(?:abort|exit|_exit|quick_exit|terminate)\s*\("),
+         ("src", "include"), None, False,
+         "the library never ends the process: throw Error"),
+    Rule("no-assert",
+         re.compile(r"(?<![\w])assert\s*\(|#\s*include\s*<c?assert(?:\.h)?>"),
+         ("src", "include"), None, False,
+         "bad input throws Error; our own invariants use CONCLAVE_DCHECK"),
+    Rule("no-getenv",
+         re.compile(r"\b(?:secure_)?getenv\s*\(|\benviron\b"),
+         ("src", "include", "apps"), re.compile(r"^src/core/from_environment\.cc$"), False,
+         "the environment is read in Context::from_environment() only"),
+    Rule("no-string-switch",
+         re.compile(r'[=!]=\s*"|"\s*[=!]='),
+         ("src",), re.compile(r"^src/(?:checkpoint|io)/|/catalog\.cc$"), True,
+         "strings stop at Catalog::find: compare typed values"),
+    Rule("no-swallow",
+         re.compile(r"catch\s*\(\s*\.\.\.\s*\)\s*\{\s*\}"),
+         ("src", "apps", "include"), None, False,
+         "an error is handled or passed on, never dropped"),
+    Rule("no-using-directive",
+         re.compile(r"^\s*using\s+namespace\b", re.MULTILINE),
+         ("include",), None, False,
+         "a header does not open namespaces for its users"),
+]
+
+
+def allowed_exceptions(root: pathlib.Path) -> set[tuple[str, str]]:
+    path = root / "tools" / "check_rules.allow"
+    if not path.is_file():
+        return set()
+    entries = set()
+    for line in path.read_text(encoding="utf-8").splitlines():
+        fields, _, reason = line.partition("#")
+        if not fields.strip():
+            continue
+        words = fields.split()
+        if len(words) != 2 or not reason.strip():
+            raise SystemExit(f"{path}: expected 'rule path  # reason', found '{line}'")
+        entries.add((words[0], words[1]))
+    return entries
+
+
+def violations(root: pathlib.Path) -> list[str]:
+    allowed = allowed_exceptions(root)
+    found = []
+    for rule in RULES:
+        for path in source_files(root, *rule.folders):
+            name = path.relative_to(root).as_posix()
+            if (rule.name, name) in allowed or (rule.exempt and rule.exempt.search(name)):
+                continue
+            text = path.read_text(encoding="utf-8")
+            text = without_comments(text) if rule.keep_literals else without_literals(text)
+            for match in rule.pattern.finditer(text):
+                line = text.count("\n", 0, match.end()) + 1
+                found.append(f"{name}:{line}: {rule.name}: {rule.why}")
+    return found
+
+
+def long_files(root: pathlib.Path) -> list[str]:
+    report = []
+    for path in source_files(root, "include", "src", "apps", "tests", "bench", "examples"):
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        if lines > LONG_FILE_LINES:
+            report.append(f"{lines:6d} lines  {path.relative_to(root)}")
+    return sorted(report, reverse=True)
+
+
+def main(argv: list[str]) -> int:
+    folders = [a for a in argv[1:] if not a.startswith("--")]
+    root = pathlib.Path(folders[0] if folders else pathlib.Path(__file__).parent.parent).resolve()
+    found = violations(root)
+    print("\n".join(found) if found else f"rules: {len(RULES)} rules hold")
+    if "--sizes" in argv:
+        print("\n".join(long_files(root)) or f"sizes: no file is over {LONG_FILE_LINES} lines")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
