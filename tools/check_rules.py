@@ -33,7 +33,7 @@ RULES = [
          ("src", "include"), None, False,
          "the library never prints: use the log sink of Context or an Error"),
     Rule("no-exit",
-         re.compile(r"(?<![\w.>])(?:std::|::)?(?:abort|exit|_exit|quick_exit|terminate)\s*\("),
+         re.compile(r"(?<![\w.>:])(?<!void )(?:std::|::)?(?:abort|exit|_exit|quick_exit|terminate)\s*\("),
          ("src", "include"), None, False,
          "the library never ends the process: throw Error"),
     Rule("no-assert",
