@@ -1,11 +1,13 @@
 // The one exception type of the library, with stable codes, and `Support` for "cannot, because".
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "conclave/version.h"
 
@@ -114,7 +116,10 @@ struct ErrorDetail {
 class CONCLAVE_API Error : public std::runtime_error {
  public:
   Error(ErrorCode code, ErrorDetail detail);
-  Error(ErrorCode code, std::string what);
+  // A template, so that a braced detail of two fields is never taken for a string's iterators.
+  template <class Text>
+    requires std::convertible_to<Text, std::string>
+  Error(ErrorCode code, const Text& what) : Error(code, ErrorDetail{.what = std::string(what)}) {}
 
   ErrorCode code() const noexcept { return code_; }
   const ErrorDetail& detail() const noexcept { return detail_; }

@@ -47,19 +47,24 @@ inline uint16_t float_to_f16(float value) {
   return static_cast<uint16_t>(sign | ((magnitude + rounding - 0x38000000U) >> 13));
 }
 
-// Double to bf16 in one rounding: through float it would round twice.
-inline uint16_t double_to_bf16(double value) {
+// Double to float32 rounded to odd: the last bit is set where the value is not exact, so that a
+// later rounding to a shorter type goes the way one rounding from double would.
+inline float double_to_float_odd(double value) {
   const auto nearest = static_cast<float>(value);
-  uint32_t bits = std::bit_cast<uint32_t>(nearest);
-  if ((bits & 0x7fffffffU) >= 0x7f800000U) return float_to_bf16(nearest);
-  // Round to odd first: a sticky last bit keeps the later rounding to even right.
   const double back = static_cast<double>(nearest);
-  if (back != value) {
-    const bool away = (back > value) == (value > 0);
-    if (away) --bits;
-    bits |= 1U;
+  uint32_t bits = std::bit_cast<uint32_t>(nearest);
+  const bool not_finite = (bits & 0x7f800000U) == 0x7f800000U;
+  if (not_finite && back != value && value == value) {
+    // A finite double beyond float32: the largest float is odd and overflows every shorter type.
+    return std::bit_cast<float>((bits & 0x80000000U) | 0x7f7fffffU);
   }
-  return float_to_bf16(std::bit_cast<float>(bits));
+  if (not_finite || back == value) return nearest;
+  const bool rounded_away = (back > value) == (value > 0);
+  if (rounded_away) --bits;
+  return std::bit_cast<float>(bits | 1U);
 }
+
+inline uint16_t double_to_bf16(double value) { return float_to_bf16(double_to_float_odd(value)); }
+inline uint16_t double_to_f16(double value) { return float_to_f16(double_to_float_odd(value)); }
 
 }  // namespace conclave::inline v0

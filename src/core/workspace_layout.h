@@ -10,8 +10,7 @@ namespace conclave::inline v0 {
 // One cache line; also the widest vector store.
 inline constexpr size_t kWorkspaceAlignment = 64;
 
-// Offsets are a pure function of the order of calls. In debug builds slices are separated by guard
-// bytes that WorkspaceLayout::guards_intact checks.
+// Offsets are a pure function of the order of calls.
 struct WorkspaceSlice {
   size_t offset = 0;
   size_t bytes = 0;

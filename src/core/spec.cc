@@ -1,0 +1,76 @@
+#include "conclave/spec.h"
+
+#include <string>
+
+#include "conclave/error.h"
+#include "core/checked.h"
+
+namespace conclave::inline v0 {
+namespace {
+
+// Beyond any model there is, and small enough that products of three sizes and an element size stay
+// inside 63 bits.
+constexpr int64_t kMaxSize = int64_t{1} << 20;
+
+void check_range(const char* field, int64_t value, int64_t low, int64_t high) {
+  if (value >= low && value <= high) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              {.what = std::string("MoeSpec.") + field + " is out of range",
+               .found = std::to_string(value),
+               .limit = std::to_string(low) + " to " + std::to_string(high)});
+}
+
+}  // namespace
+
+void validate(const MoeSpec& spec) {
+  check_range("num_experts", spec.num_experts, 1, kMaxSize);
+  check_range("top_k", spec.top_k, 1, spec.num_experts);
+  check_range("hidden_size", spec.hidden_size, 1, kMaxSize);
+  check_range("intermediate_size", spec.intermediate_size, 1, kMaxSize);
+  if (spec.shared.mode != SharedMode::kNone) {
+    check_range("shared.intermediate_size", spec.shared.intermediate_size, 1, kMaxSize);
+  }
+  const DType dtype = spec.weight_dtype;
+  if (dtype != DType::kF32 && dtype != DType::kF16 && dtype != DType::kBF16) {
+    throw Error(ErrorCode::kDType, {.what = "MoeSpec.weight_dtype is not a weight type",
+                                    .expected = "F32, F16 or BF16",
+                                    .found = std::string(to_string(dtype))});
+  }
+  const DType rounding = spec.router.logits_dtype;
+  if (rounding != DType::kF32 && rounding != DType::kF16 && rounding != DType::kBF16) {
+    throw Error(ErrorCode::kDType, {.what = "RouterSpec.logits_dtype is not a rounding type",
+                                    .expected = "F32, F16 or BF16",
+                                    .found = std::string(to_string(rounding))});
+  }
+}
+
+void validate(const ParallelSpec& parallel) {
+  if (parallel.ep_size < 1) {
+    throw Error(ErrorCode::kInvalidArgument, {.what = "ParallelSpec.ep_size is out of range",
+                                              .expected = "at least 1",
+                                              .found = std::to_string(parallel.ep_size)});
+  }
+  if (parallel.ep_rank < 0 || parallel.ep_rank >= parallel.ep_size) {
+    throw Error(ErrorCode::kInvalidArgument,
+                {.what = "ParallelSpec.ep_rank is out of range",
+                 .found = std::to_string(parallel.ep_rank),
+                 .limit = "0 to " + std::to_string(parallel.ep_size - 1)});
+  }
+}
+
+ParameterCount count_parameters(const MoeSpec& spec) {
+  validate(spec);
+  const int64_t expert = 3 * spec.hidden_size * spec.intermediate_size;
+  int64_t always = spec.has_gate ? spec.num_experts * spec.hidden_size : 0;
+  if (spec.shared.mode != SharedMode::kNone) {
+    always += 3 * spec.hidden_size * spec.shared.intermediate_size;
+  }
+  if (spec.shared.mode == SharedMode::kSigmoidGate) always += spec.hidden_size;
+  const auto experts = checked_mul(spec.num_experts, expert);
+  if (!experts) {
+    throw Error(ErrorCode::kSizeOverflow, "the parameter count of a layer does not fit 63 bits");
+  }
+  return {.total = *experts + always, .active = spec.top_k * expert + always};
+}
+
+}  // namespace conclave::inline v0
