@@ -1,0 +1,54 @@
+# Install rules: library, public headers, CMake package, pkg-config file.
+include(CMakePackageConfigHelpers)
+
+install(
+  TARGETS conclave
+  EXPORT conclaveTargets
+  RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT runtime
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT runtime NAMELINK_COMPONENT development
+  ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development)
+install(
+  DIRECTORY ${PROJECT_SOURCE_DIR}/include/conclave
+  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+  COMPONENT development
+  FILES_MATCHING
+  PATTERN "*.h")
+install(
+  FILES ${PROJECT_SOURCE_DIR}/LICENSE
+  DESTINATION ${CMAKE_INSTALL_DOCDIR}
+  COMPONENT runtime)
+
+set(conclave_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/conclave)
+install(
+  EXPORT conclaveTargets
+  NAMESPACE conclave::
+  DESTINATION ${conclave_package_dir}
+  COMPONENT development)
+configure_package_config_file(
+  ${PROJECT_SOURCE_DIR}/cmake/conclaveConfig.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/conclaveConfig.cmake
+  INSTALL_DESTINATION ${conclave_package_dir}
+  NO_SET_AND_CHECK_MACRO)
+write_basic_package_version_file(
+  ${CMAKE_CURRENT_BINARY_DIR}/conclaveConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(
+  FILES ${CMAKE_CURRENT_BINARY_DIR}/conclaveConfig.cmake
+        ${CMAKE_CURRENT_BINARY_DIR}/conclaveConfigVersion.cmake
+  DESTINATION ${conclave_package_dir}
+  COMPONENT development)
+
+# The prefix is found from the place of the .pc file, so that an installed tree can be moved.
+file(RELATIVE_PATH conclave_pc_to_prefix ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig
+     ${CMAKE_INSTALL_PREFIX})
+string(REGEX REPLACE "/$" "" conclave_pc_to_prefix "${conclave_pc_to_prefix}")
+set(conclave_pc_static_flag "")
+set(conclave_pc_libraries "-lconclave")
+if(NOT BUILD_SHARED_LIBS)
+  set(conclave_pc_static_flag " -DCONCLAVE_STATIC")
+  string(APPEND conclave_pc_libraries " -pthread")
+endif()
+configure_file(${PROJECT_SOURCE_DIR}/cmake/conclave.pc.in ${CMAKE_CURRENT_BINARY_DIR}/conclave.pc
+               @ONLY)
+install(
+  FILES ${CMAKE_CURRENT_BINARY_DIR}/conclave.pc
+  DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
+  COMPONENT development)

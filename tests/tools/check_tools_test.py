@@ -1,0 +1,160 @@
+"""The source checks of tools/ catch what they are for, and pass what is right."""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+TOOLS = pathlib.Path(__file__).resolve().parents[2] / "tools"
+
+
+class CheckCase(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.root = pathlib.Path(self.folder.name)
+
+    def write(self, name: str, text: str):
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+    def check(self, tool: str, *arguments: str) -> tuple[int, str]:
+        result = subprocess.run([sys.executable, TOOLS / tool, self.root, *arguments],
+                                capture_output=True, text=True, check=False)
+        return result.returncode, result.stdout + result.stderr
+
+
+class CheckLayers(CheckCase):
+    def expect_violation(self, name: str, line: int, text: str):
+        status, output = self.check("check_layers.py")
+        self.assertEqual(status, 1, output)
+        self.assertIn(f"{name}:{line}:", output)
+        self.assertIn(text, output)
+
+    def test_allowed_edges_pass(self):
+        self.write("include/conclave/layer.h", '#include "conclave/tensor.h"\n')
+        self.write("include/conclave/tensor.h", "#include <span>\n")
+        self.write("src/gemm/a.cc", '#include "gemm/a.h"\n#include "cpu/b.h"\n'
+                                    '#include "conclave/tensor.h"\n')
+        self.write("apps/conclave/run.cc", '#include "run.h"\n#include "conclave/layer.h"\n')
+        self.write("apps/conclave/run.h", "")
+        status, output = self.check("check_layers.py")
+        self.assertEqual(status, 0, output)
+
+    def test_upward_include_fails(self):
+        self.write("src/core/a.cc", '// why\n#include "layer/plan.h"\n')
+        self.expect_violation("src/core/a.cc", 2, "core may include the standard library only")
+
+    def test_stage_including_a_stage_fails(self):
+        self.write("src/routing/a.cc", '#include "experts/problem.h"\n')
+        self.expect_violation("src/routing/a.cc", 1, "routing may include")
+
+    def test_layer_including_checkpoint_fails(self):
+        self.write("src/layer/a.cc", '#include "checkpoint/loader.h"\n')
+        self.expect_violation("src/layer/a.cc", 1, "layer may include")
+
+    def test_tool_including_internals_fails(self):
+        self.write("apps/conclave/a.cc", '#include "core/checked.h"\n')
+        self.expect_violation("apps/conclave/a.cc", 1, "public headers")
+
+    def test_public_header_including_internals_fails(self):
+        self.write("include/conclave/a.h", '#include "core/checked.h"\n')
+        self.expect_violation("include/conclave/a.h", 1, "public headers include only conclave/*")
+
+    def test_unknown_module_fails(self):
+        self.write("src/misc/a.cc", '#include "core/a.h"\n')
+        self.expect_violation("src/misc/a.cc", 1, "not in the layer diagram")
+
+    def test_include_without_module_fails(self):
+        self.write("src/core/a.cc", '#include "a.h"\n')
+        self.expect_violation("src/core/a.cc", 1, "module/file.h")
+
+    def test_commented_include_passes(self):
+        self.write("src/core/a.cc", '/*\n#include "layer/plan.h"\n*/\n')
+        self.assertEqual(self.check("check_layers.py")[0], 0)
+
+    def test_build_config_outside_its_users_fails(self):
+        self.write("src/core/catalog.cc", '#include "core/build_config.h"\n')
+        self.assertEqual(self.check("check_layers.py")[0], 0)
+        self.write("src/core/a.cc", '#include "core/build_config.h"\n')
+        self.expect_violation("src/core/a.cc", 1, "version.cc")
+
+
+class CheckRules(CheckCase):
+    def expect(self, status: int, rule: str = ""):
+        actual, output = self.check("check_rules.py")
+        self.assertEqual(actual, status, output)
+        self.assertIn(rule, output)
+
+    def test_clean_source_passes(self):
+        self.write("src/core/a.cc", 'void f(C& c) { c.abort("printf("); }  // std::cout << 1\n')
+        self.expect(0)
+
+    def test_print_fails(self):
+        self.write("src/core/a.cc", "void f() { std::cerr << 1; }\n")
+        self.expect(1, "src/core/a.cc:1: no-print")
+
+    def test_abort_fails(self):
+        self.write("src/core/a.cc", "void f() {\n  std::abort();\n}\n")
+        self.expect(1, "src/core/a.cc:2: no-exit")
+
+    def test_assert_fails(self):
+        self.write("src/core/a.cc", "void f(int x) { assert(x); }\n")
+        self.expect(1, "no-assert")
+
+    def test_static_assert_passes(self):
+        self.write("src/core/a.cc", "static_assert(sizeof(int) == 4);\n")
+        self.expect(0)
+
+    def test_getenv_outside_its_file_fails(self):
+        self.write("src/core/from_environment.cc", 'auto v = std::getenv("A");\n')
+        self.expect(0)
+        self.write("src/cpu/a.cc", 'auto v = std::getenv("A");\n')
+        self.expect(1, "src/cpu/a.cc:1: no-getenv")
+
+    def test_string_comparison_below_the_boundary_fails(self):
+        self.write("src/quant/catalog.cc", 'bool f(S s) { return s == "bf16"; }\n')
+        self.write("src/checkpoint/a.cc", 'bool f(S s) { return s == "bf16"; }\n')
+        self.expect(0)
+        self.write("src/quant/a.cc", 'bool f(S s) { return s == "bf16"; }\n')
+        self.expect(1, "src/quant/a.cc:1: no-string-switch")
+
+    def test_allow_list_needs_a_reason(self):
+        self.write("src/core/a.cc", "void f() { std::abort(); }\n")
+        self.write("tools/check_rules.allow", "no-exit src/core/a.cc  # a fork guard\n")
+        self.expect(0)
+        self.write("tools/check_rules.allow", "no-exit src/core/a.cc\n")
+        self.expect(1, "expected 'rule path  # reason'")
+
+    def test_long_files_are_reported_only(self):
+        self.write("src/core/a.cc", "int x;\n" * 401)
+        status, output = self.check("check_rules.py", "--sizes")
+        self.assertEqual(status, 0, output)
+        self.assertIn("401 lines", output)
+
+
+@unittest.skipUnless(shutil.which("g++"), "needs g++")
+class CheckHeaders(CheckCase):
+    def test_self_contained_header_passes(self):
+        self.write("include/conclave/a.h", "#pragma once\n#include <vector>\nstd::vector<int> f();\n")
+        status, output = self.check("check_headers.py", "--compiler", "g++")
+        self.assertEqual(status, 0, output)
+
+    def test_header_that_needs_another_first_fails(self):
+        self.write("include/conclave/a.h", "#pragma once\nstd::vector<int> f();\n")
+        status, output = self.check("check_headers.py", "--compiler", "g++")
+        self.assertEqual(status, 1)
+        self.assertIn("conclave/a.h alone", output)
+
+    def test_foreign_include_fails(self):
+        self.write("include/conclave/a.h", "#pragma once\n#include <nlohmann/json.hpp>\n")
+        status, output = self.check("check_headers.py", "--compiler", "g++")
+        self.assertEqual(status, 1)
+        self.assertIn("include/conclave/a.h:2: includes nlohmann/json.hpp", output)
+
+
+if __name__ == "__main__":
+    unittest.main()
