@@ -1,5 +1,6 @@
 # Shared by scripts/run and scripts/test. Source it; it has no effect of its own.
 
+export LC_ALL=C.UTF-8
 repo_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 log_dir=$repo_root/build/logs
 jobs=${CONCLAVE_JOBS:-$(nproc)}
