@@ -1,0 +1,88 @@
+// Random access to one regular file through a descriptor, optionally mapped. Notices when the file
+// changes after it was opened.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <span>
+#include <string>
+
+#include "conclave/safetensors.h"
+
+namespace conclave::inline v0::io {
+
+// Owns a descriptor; -1 is none.
+class FileDescriptor {
+ public:
+  FileDescriptor() = default;
+  explicit FileDescriptor(int fd) : fd_(fd) {}
+  FileDescriptor(FileDescriptor&& other) noexcept;
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept;
+  ~FileDescriptor();
+
+  int get() const noexcept { return fd_; }
+  explicit operator bool() const noexcept { return fd_ >= 0; }
+
+ private:
+  int fd_ = -1;
+};
+
+// Stands in for pread(2) in tests of I/O faults.
+using ReadFunction = std::function<ssize_t(int fd, void* buffer, size_t bytes, off_t offset)>;
+
+struct FileOptions {
+  FileAccess access = FileAccess::kAuto;
+  ReadFunction read = {};  // empty: pread
+};
+
+// Size and times of a file: two equal stamps mean that no one wrote to it in between.
+struct FileStamp {
+  uint64_t bytes = 0;
+  uint64_t links = 0;
+  int64_t modified_ns = 0;
+  int64_t changed_ns = 0;
+};
+
+// Movable; const members are safe to call from several threads.
+class File {
+ public:
+  // Follows links: `path` is the user's own word. Throws Error(kFileNotFound, kFileAccess,
+  // kFileNotRegular).
+  static File open(const std::filesystem::path& path, const FileOptions& options = {});
+  // Takes over `descriptor`; `name` is for messages. Throws Error(kFileNotRegular, kFileAccess).
+  static File adopt(FileDescriptor descriptor, std::string name, const FileOptions& options = {});
+  File(File&& other) noexcept;
+  File& operator=(File&& other) noexcept;
+  ~File();
+
+  const std::string& name() const noexcept { return name_; }
+  uint64_t bytes() const noexcept { return stamp_.bytes; }  // when it was opened
+
+  // Fills `destination` from `offset`, which must lie within bytes(). Retries EINTR and short
+  // reads. Throws Error(kFileRead) on a failed read, Error(kFileChanged) if the file is no longer
+  // the one that was opened; then the destination's content is undefined.
+  void read(uint64_t offset, std::span<std::byte> destination) const;
+  std::string read_all() const;
+  // Throws Error(kFileChanged) if the file was written to since it was opened.
+  void check_unchanged() const;
+
+  // The file's bytes in memory; empty under kRead. A file that another process truncates makes
+  // them fault when touched: read() never does.
+  std::span<const std::byte> mapping() const noexcept;
+
+ private:
+  File(FileDescriptor descriptor, std::string name, FileStamp stamp, ReadFunction read);
+  void map();
+
+  FileDescriptor descriptor_;
+  std::string name_;
+  FileStamp stamp_;
+  ReadFunction read_;
+  void* mapping_ = nullptr;
+};
+
+}  // namespace conclave::inline v0::io

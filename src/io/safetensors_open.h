@@ -1,0 +1,12 @@
+// Opening a safetensors file that is already a descriptor: a member of a model directory.
+#pragma once
+
+#include "conclave/safetensors.h"
+#include "io/file.h"
+
+namespace conclave::inline v0::io {
+
+// SafetensorsFile::open on an opened file: refuses foreign formats, reads and validates the header.
+SafetensorsFile open_safetensors(File file);
+
+}  // namespace conclave::inline v0::io
