@@ -1,4 +1,4 @@
-# Shared by scripts/run and scripts/test. Source it; it has no effect of its own.
+# Shared by scripts/run and scripts/test. Source it.
 
 export LC_ALL=C.UTF-8
 repo_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -94,14 +94,4 @@ run_logged() {
   done
   wait "$child" || status=$?
   return "$status"
-}
-
-# configure_preset PRESET [OPTION...]: skipped where the build folder is configured already.
-configure_preset() {
-  local preset=$1
-  shift
-  if [[ -f build/$preset/build.ninja && $# -eq 0 ]]; then
-    return
-  fi
-  cmake --preset "$preset" "$@"
 }
