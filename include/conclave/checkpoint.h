@@ -2,18 +2,18 @@
 // model.safetensors.index.json with its shards.
 #pragma once
 
+#include "conclave/error.h"
+#include "conclave/safetensors.h"
+#include "conclave/spec.h"
+#include "conclave/version.h"
+#include "conclave/weights.h"
+
 #include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
-
-#include "conclave/error.h"
-#include "conclave/safetensors.h"
-#include "conclave/spec.h"
-#include "conclave/weights.h"
-#include "conclave/version.h"
 
 namespace conclave::inline v0 {
 
@@ -24,11 +24,11 @@ struct CheckpointOptions {
 };
 
 struct CheckpointLayer {
-  int64_t index = 0;        // N of model.layers.N
-  std::string prefix;       // "model.layers.0.mlp."
-  std::string layout;       // "per_expert", "stacked", "stacked_transposed"
+  int64_t index = 0;   // N of model.layers.N
+  std::string prefix;  // "model.layers.0.mlp."
+  std::string layout;  // "per_expert", "stacked", "stacked_transposed"
   MoeSpec spec;
-  uint64_t bytes = 0;       // of the layer's tensors in the files
+  uint64_t bytes = 0;  // of the layer's tensors in the files
   ParameterCount parameters;
   Support support = Support::yes();  // whether MoeLayer can run it, else why not
 };
@@ -48,8 +48,8 @@ class CONCLAVE_API Checkpoint {
   const std::string& model_type() const noexcept;    // "qwen3_moe"
   const std::string& architecture() const noexcept;  // row of the architecture catalog
   int64_t num_hidden_layers() const noexcept;
-  uint64_t total_bytes() const noexcept;             // of all tensors in all shards
-  uint64_t total_parameters() const noexcept;        // elements of all tensors
+  uint64_t total_bytes() const noexcept;                     // of all tensors in all shards
+  uint64_t total_parameters() const noexcept;                // elements of all tensors
   std::span<const CheckpointLayer> layers() const noexcept;  // MoE layers only, ascending
   const CheckpointLayer& layer(int64_t index) const;         // Error(kLayerNotFound)
   std::span<const std::string> notes() const noexcept;       // skipped parts, oddities

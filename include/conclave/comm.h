@@ -2,6 +2,9 @@
 // a CommError naming peer and phase, never a hang.
 #pragma once
 
+#include "conclave/dtype.h"
+#include "conclave/version.h"
+
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -9,9 +12,6 @@
 #include <span>
 #include <string_view>
 #include <vector>
-
-#include "conclave/dtype.h"
-#include "conclave/version.h"
 
 namespace conclave::inline v0 {
 

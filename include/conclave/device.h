@@ -1,19 +1,19 @@
 // What this machine is and can do: CPU features, instruction-set rows, measured ceilings.
 #pragma once
 
+#include "conclave/context.h"
+#include "conclave/version.h"
+
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "conclave/context.h"
-#include "conclave/version.h"
-
 namespace conclave::inline v0 {
 
 struct IsaInfo {
-  std::string name;          // "avx512_bf16"
+  std::string name;  // "avx512_bf16"
   bool usable = false;
-  std::string reason;        // why not: "CPU lacks avx512_bf16", "OS does not save AMX tiles"
+  std::string reason;  // why not: "CPU lacks avx512_bf16", "OS does not save AMX tiles"
 };
 
 struct NumaNode {
@@ -23,22 +23,22 @@ struct NumaNode {
 };
 
 struct CpuInfo {
-  std::string vendor;        // "GenuineIntel"
-  std::string brand;         // as the CPU prints it
+  std::string vendor;  // "GenuineIntel"
+  std::string brand;   // as the CPU prints it
   int32_t family = 0;
   int32_t model = 0;
   int32_t stepping = 0;
   std::vector<std::string> features;  // those that matter here: "avx2", "fma", ...
-  int32_t usable_cpus = 0;   // this process' affinity mask, cgroup quota applied
+  int32_t usable_cpus = 0;            // this process' affinity mask, cgroup quota applied
   int64_t l1d_bytes = 0;
   int64_t l2_bytes = 0;
   int64_t l3_bytes = 0;
   int64_t memory_bytes = 0;
-  std::string huge_pages;    // "always", "madvise", "never", "unknown"
-  std::vector<IsaInfo> isas; // best first, scalar last
+  std::string huge_pages;     // "always", "madvise", "never", "unknown"
+  std::vector<IsaInfo> isas;  // best first, scalar last
   std::vector<NumaNode> numa;
-  std::string arithmetic;        // what the CPU table chooses for bf16 weights
-  std::string arithmetic_reason; // the table's row
+  std::string arithmetic;         // what the CPU table chooses for bf16 weights
+  std::string arithmetic_reason;  // the table's row
 };
 CONCLAVE_API CpuInfo cpu_info();
 
@@ -62,7 +62,7 @@ CONCLAVE_API Ceilings measure_ceilings(const Context& context, const CeilingOpti
 
 // Devices and libraries other than the CPU that this build can or cannot use, and why.
 struct BackendInfo {
-  std::string name;   // "cuda", "mpi", "nccl"
+  std::string name;  // "cuda", "mpi", "nccl"
   bool usable = false;
   std::string reason;
 };

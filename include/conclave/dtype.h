@@ -1,19 +1,37 @@
 // Element types as they appear in checkpoints and at the library's boundary.
 #pragma once
 
+#include "conclave/version.h"
+
 #include <cstdint>
 #include <optional>
 #include <string_view>
 
-#include "conclave/version.h"
-
 namespace conclave::inline v0 {
 
 enum class DType : uint8_t {
-  kBool, kU8, kI8, kU16, kI16, kU32, kI32, kU64, kI64,
-  kF16, kBF16, kF32, kF64, kC64,
-  kF8E4M3, kF8E5M2, kF8E8M0, kF8E4M3Fnuz, kF8E5M2Fnuz,
-  kF4, kF6E2M3, kF6E3M2,  // below a byte: sizes are given in bits
+  kBool,
+  kU8,
+  kI8,
+  kU16,
+  kI16,
+  kU32,
+  kI32,
+  kU64,
+  kI64,
+  kF16,
+  kBF16,
+  kF32,
+  kF64,
+  kC64,
+  kF8E4M3,
+  kF8E5M2,
+  kF8E8M0,
+  kF8E4M3Fnuz,
+  kF8E5M2Fnuz,
+  kF4,
+  kF6E2M3,
+  kF6E3M2,  // below a byte: sizes are given in bits
 };
 
 // Bits of one element: 16 for kBF16, 4 for kF4.

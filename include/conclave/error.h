@@ -1,6 +1,8 @@
 // The one exception type of the library, with stable codes, and `Support` for "cannot, because".
 #pragma once
 
+#include "conclave/version.h"
+
 #include <concepts>
 #include <cstdint>
 #include <optional>
@@ -8,8 +10,6 @@
 #include <string>
 #include <string_view>
 #include <utility>
-
-#include "conclave/version.h"
 
 namespace conclave::inline v0 {
 
@@ -24,15 +24,15 @@ enum class ErrorCode : int32_t {
   kDType = 105,
   kStride = 106,
   kDevice = 107,
-  kExpertId = 108,        // id outside [0, E) other than -1 under IdPolicy::kStrict
-  kSizeOverflow = 109,    // a product of sizes does not fit 64 bits
-  kUnknownName = 110,     // no row of that name in a catalog
+  kExpertId = 108,      // id outside [0, E) other than -1 under IdPolicy::kStrict
+  kSizeOverflow = 109,  // a product of sizes does not fit 64 bits
+  kUnknownName = 110,   // no row of that name in a catalog
   kWorkspaceTooSmall = 111,
-  kState = 112,           // e.g. forward on a layer whose in-place reload failed
-  kUnsupported = 113,     // no kernel row supports the problem; text lists the reasons
+  kState = 112,        // e.g. forward on a layer whose in-place reload failed
+  kUnsupported = 113,  // no kernel row supports the problem; text lists the reasons
   kOutOfMemory = 114,
-  kForked = 115,          // used in a forked child
-  kInternal = 199,        // a bug of ours
+  kForked = 115,    // used in a forked child
+  kInternal = 199,  // a bug of ours
 
   // 2xx: files
   kFileNotFound = 200,
@@ -40,9 +40,9 @@ enum class ErrorCode : int32_t {
   kFileNotRegular = 202,
   kFileRead = 203,
   kFileWrite = 204,
-  kFileChanged = 205,     // size or identity changed while it was being read
-  kPathEscape = 206,      // a shard name that is not one plain path component
-  kForbiddenFormat = 207, // pickle, zip, HDF5, numpy, ... recognised by content
+  kFileChanged = 205,      // size or identity changed while it was being read
+  kPathEscape = 206,       // a shard name that is not one plain path component
+  kForbiddenFormat = 207,  // pickle, zip, HDF5, numpy, ... recognised by content
 
   // 3xx: safetensors, one code a rule
   kSafetensorsTooShort = 300,
@@ -54,14 +54,14 @@ enum class ErrorCode : int32_t {
   kSafetensorsMetadata = 306,
   kSafetensorsDuplicateKey = 307,
   kSafetensorsName = 308,
-  kSafetensorsEntry = 309,          // a tensor entry lacks or repeats dtype, shape, data_offsets
+  kSafetensorsEntry = 309,  // a tensor entry lacks or repeats dtype, shape, data_offsets
   kSafetensorsDType = 310,
   kSafetensorsShape = 311,
-  kSafetensorsInteger = 312,        // not a plain non-negative 64-bit integer
+  kSafetensorsInteger = 312,  // not a plain non-negative 64-bit integer
   kSafetensorsSizeOverflow = 313,
-  kSafetensorsSubByte = 314,        // bit size not a whole number of bytes
-  kSafetensorsOffsets = 315,        // begin > end, or beyond the file
-  kSafetensorsSizeMismatch = 316,   // end - begin differs from shape x dtype
+  kSafetensorsSubByte = 314,       // bit size not a whole number of bytes
+  kSafetensorsOffsets = 315,       // begin > end, or beyond the file
+  kSafetensorsSizeMismatch = 316,  // end - begin differs from shape x dtype
   kSafetensorsHole = 317,
   kSafetensorsOverlap = 318,
   kSafetensorsTruncatedData = 319,  // data section shorter than the offsets say
@@ -76,8 +76,8 @@ enum class ErrorCode : int32_t {
   kJsonType = 404,
   kIndexNoWeightMap = 410,
   kIndexShardMissing = 411,
-  kIndexTensorMissing = 412,     // the index names a tensor that its shard does not hold
-  kIndexTensorUnlisted = 413,    // a shard holds a tensor that the index does not name
+  kIndexTensorMissing = 412,   // the index names a tensor that its shard does not hold
+  kIndexTensorUnlisted = 413,  // a shard holds a tensor that the index does not name
   kConfigMissingKey = 420,
   kConfigValue = 421,
   kUnknownArchitecture = 422,
@@ -86,7 +86,7 @@ enum class ErrorCode : int32_t {
   // 5xx: model content
   kTensorMissing = 500,
   kTensorUnexpected = 501,
-  kTensorDuplicate = 502,        // two tensors fill the same role
+  kTensorDuplicate = 502,  // two tensors fill the same role
   kTensorShape = 503,
   kTensorDType = 504,
   kLayerNotFound = 505,
@@ -95,7 +95,7 @@ enum class ErrorCode : int32_t {
   // 7xx: communication
   kCommPeerLost = 700,
   kCommTimeout = 701,
-  kCommMismatch = 702,           // ranks disagree on sizes, types or plan
+  kCommMismatch = 702,  // ranks disagree on sizes, types or plan
   kCommAborted = 703,
 };
 
@@ -104,13 +104,13 @@ CONCLAVE_API std::string_view to_string(ErrorCode code) noexcept;
 
 // Each field is empty where it does not apply.
 struct ErrorDetail {
-  std::string what = {};      // the sentence: what was wrong, in the caller's words
+  std::string what = {};  // the sentence: what was wrong, in the caller's words
   std::string file = {};
-  std::string tensor = {};    // tensor or argument name
+  std::string tensor = {};  // tensor or argument name
   std::string expected = {};
   std::string found = {};
   std::string limit = {};
-  std::string hint = {};      // what to do next
+  std::string hint = {};  // what to do next
 };
 
 class CONCLAVE_API Error : public std::runtime_error {

@@ -2,18 +2,18 @@
 // plan straight through, without allocation.
 #pragma once
 
+#include "conclave/context.h"
+#include "conclave/spec.h"
+#include "conclave/tensor.h"
+#include "conclave/version.h"
+#include "conclave/weights.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
-
-#include "conclave/context.h"
-#include "conclave/spec.h"
-#include "conclave/tensor.h"
-#include "conclave/weights.h"
-#include "conclave/version.h"
 
 namespace conclave::inline v0 {
 
@@ -32,9 +32,9 @@ enum class EpTransport : uint8_t { kVariable, kFixedSlots };
 enum class EpCombine : uint8_t { kUnreduced, kReducedPerRank };
 
 struct LayerOptions {
-  int64_t max_tokens = 4096;    // tokens planned for; forward takes more in chunks of this size
+  int64_t max_tokens = 4096;  // tokens planned for; forward takes more in chunks of this size
   IdPolicy id_policy = IdPolicy::kStrict;
-  std::string kernel = {};      // row of the kernel catalog to force, e.g. "cpu.avx2"; empty: first fit
+  std::string kernel = {};  // row of the kernel catalog to force, e.g. "cpu.avx2"; empty: first fit
   std::string arithmetic = {};  // "f32_fma", "dpbf16", "amx_bf16"; empty: by the CPU table
   EpTransport transport = EpTransport::kVariable;
   EpCombine ep_combine = EpCombine::kUnreduced;
@@ -72,22 +72,22 @@ class CONCLAVE_API Workspace {
 // when the layer has a gate. hidden and out: f32, f16 or bf16, independent of each other and of the
 // weights. out may be hidden itself (in place) but must not overlap it otherwise.
 struct ForwardArgs {
-  ConstTensorView hidden;                 // [T, H]
-  ConstTensorView router_logits = {};     // [T, E] f32, f16 or bf16
-  ConstTensorView topk_ids = {};          // [T, k] int32 or int64
-  ConstTensorView topk_weights = {};      // [T, k] f32, f16 or bf16
-  ConstTensorView router_input = {};      // [T, H] the gate reads instead of hidden
-  ConstTensorView padding_mask = {};      // [T] bool; false: the token is padding, its output is 0
-  const int64_t* num_tokens = nullptr;    // if given: only the first *num_tokens <= T rows count
+  ConstTensorView hidden;               // [T, H]
+  ConstTensorView router_logits = {};   // [T, E] f32, f16 or bf16
+  ConstTensorView topk_ids = {};        // [T, k] int32 or int64
+  ConstTensorView topk_weights = {};    // [T, k] f32, f16 or bf16
+  ConstTensorView router_input = {};    // [T, H] the gate reads instead of hidden
+  ConstTensorView padding_mask = {};    // [T] bool; false: the token is padding, its output is 0
+  const int64_t* num_tokens = nullptr;  // if given: only the first *num_tokens <= T rows count
 
-  TensorView out;                         // [T, H]
-  TensorView shared_out = {};             // [T, H]; if given, shared experts are written here, not added
-  TensorView captured_logits = {};        // [T, E] f32: what the router saw
-  TensorView captured_ids = {};           // [T, k] int32
-  TensorView captured_weights = {};       // [T, k] f32
-  std::span<int64_t> expert_load = {};    // [E]; this call's rows per expert are added
+  TensorView out;                    // [T, H]
+  TensorView shared_out = {};        // [T, H]; if given, shared experts are written here, not added
+  TensorView captured_logits = {};   // [T, E] f32: what the router saw
+  TensorView captured_ids = {};      // [T, k] int32
+  TensorView captured_weights = {};  // [T, k] f32
+  std::span<int64_t> expert_load = {};  // [E]; this call's rows per expert are added
 
-  Workspace* workspace = nullptr;         // null: the layer's own (then one forward at a time)
+  Workspace* workspace = nullptr;  // null: the layer's own (then one forward at a time)
   StageTimings* timings = nullptr;
 };
 
@@ -95,14 +95,14 @@ struct ForwardArgs {
 struct LayerStatus {
   int64_t forwards = 0;
   int64_t tokens = 0;
-  int64_t skipped_ids = 0;                  // ids dropped by IdPolicy::kSkip
+  int64_t skipped_ids = 0;  // ids dropped by IdPolicy::kSkip
   int64_t tokens_without_finite_logit = 0;
 };
 
 // One row of a table of alternatives, as considered by the plan.
 struct PlanRow {
-  std::string table;   // "kernel", "dispatcher", "router"
-  std::string name;    // "cpu.avx512"
+  std::string table;  // "kernel", "dispatcher", "router"
+  std::string name;   // "cpu.avx512"
   bool chosen = false;
   std::string reason;  // why rejected; for the chosen row, why it came first
 };
@@ -110,9 +110,9 @@ struct PlanRow {
 struct Plan {
   std::vector<PlanRow> rows;
   std::string isa;
-  std::string arithmetic;     // one for every row count: fixed for the layer's life
-  std::string determinism;    // "D1 D2 D3"
-  std::string tile;           // "6x64, panels of 64 columns"
+  std::string arithmetic;   // one for every row count: fixed for the layer's life
+  std::string determinism;  // "D1 D2 D3"
+  std::string tile;         // "6x64, panels of 64 columns"
   std::string router;
   std::string dispatcher;
   int64_t max_tokens = 0;

@@ -1,15 +1,15 @@
 // The oracle: the same layer in float64, recomputed from the same stored weights, slow and plain.
 #pragma once
 
-#include <cstdint>
-#include <span>
-#include <vector>
-
 #include "conclave/context.h"
 #include "conclave/spec.h"
 #include "conclave/tensor.h"
-#include "conclave/weights.h"
 #include "conclave/version.h"
+#include "conclave/weights.h"
+
+#include <cstdint>
+#include <span>
+#include <vector>
 
 namespace conclave::inline v0 {
 
@@ -25,9 +25,9 @@ struct ReferenceResult {
 
 // Routing is recomputed from hidden through the gate, unless logits, or ids and weights, are given.
 struct ReferenceArgs {
-  ConstTensorView hidden;             // [T, H] f32, f16, bf16, f64
-  ConstTensorView router_logits = {}; // [T, E]
-  ConstTensorView topk_ids = {};      // [T, k] int32 or int64; ids outside [0, E) contribute nothing
+  ConstTensorView hidden;              // [T, H] f32, f16, bf16, f64
+  ConstTensorView router_logits = {};  // [T, E]
+  ConstTensorView topk_ids = {};  // [T, k] int32 or int64; ids outside [0, E) contribute nothing
   ConstTensorView topk_weights = {};  // [T, k]
 };
 
@@ -51,18 +51,18 @@ CONCLAVE_API double accuracy_bar(DType weight_dtype, DType out_dtype);
 // ids and weights against its logits, its output against its ids and weights. So a near tie cannot
 // be mistaken for a wrong output, nor hide one.
 struct StageCheck {
-  double worst_logit_error = 0;       // max |difference| / (|x| |w|) over logits, before rounding
-  int64_t routing_mismatches = 0;     // ids that differ from float64 on the same logits
-  double worst_weight_error = 0;      // relative, on the same logits
-  std::vector<double> token_errors;   // on the same ids and weights
+  double worst_logit_error = 0;      // max |difference| / (|x| |w|) over logits, before rounding
+  int64_t routing_mismatches = 0;    // ids that differ from float64 on the same logits
+  double worst_weight_error = 0;     // relative, on the same logits
+  std::vector<double> token_errors;  // on the same ids and weights
   double worst_token_error = 0;
 };
 struct LayerResult {
   ConstTensorView hidden;
-  ConstTensorView logits = {};        // [T, E] f32 as captured; empty where routing was given
-  ConstTensorView topk_ids;           // [T, k] int32
-  ConstTensorView topk_weights;       // [T, k] f32
-  ConstTensorView output;             // [T, H]
+  ConstTensorView logits = {};   // [T, E] f32 as captured; empty where routing was given
+  ConstTensorView topk_ids;      // [T, k] int32
+  ConstTensorView topk_weights;  // [T, k] f32
+  ConstTensorView output;        // [T, H]
 };
 CONCLAVE_API StageCheck check_against_reference(const Context& context, const MoeSpec& spec,
                                                 const WeightSource& source,

@@ -2,6 +2,10 @@
 // no holes, no overlaps, no duplicate keys, one ErrorCode a rule.
 #pragma once
 
+#include "conclave/dtype.h"
+#include "conclave/tensor.h"
+#include "conclave/version.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -11,10 +15,6 @@
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include "conclave/dtype.h"
-#include "conclave/tensor.h"
-#include "conclave/version.h"
 
 namespace conclave::inline v0 {
 
@@ -38,15 +38,15 @@ class CONCLAVE_API SafetensorsFile {
                               FileAccess access = FileAccess::kAuto);
   // Validates a header held in memory: `bytes` starts with the 8-byte length; `file_bytes` is the
   // size of the whole file. For tests, fuzzing and streams.
-  static std::vector<TensorInfo> parse_header(std::span<const std::byte> bytes,
-                                              uint64_t file_bytes, std::string_view file_name,
-                                              std::map<std::string, std::string>* metadata = nullptr);
+  static std::vector<TensorInfo> parse_header(
+      std::span<const std::byte> bytes, uint64_t file_bytes, std::string_view file_name,
+      std::map<std::string, std::string>* metadata = nullptr);
   SafetensorsFile(SafetensorsFile&&) noexcept;
   SafetensorsFile& operator=(SafetensorsFile&&) noexcept;
   ~SafetensorsFile();
 
   const std::filesystem::path& path() const noexcept;
-  std::span<const TensorInfo> tensors() const noexcept;  // in file order
+  std::span<const TensorInfo> tensors() const noexcept;          // in file order
   const TensorInfo* find(std::string_view name) const noexcept;  // null if absent
   const std::map<std::string, std::string>& metadata() const noexcept;
 

@@ -2,12 +2,12 @@
 // Letters used in all docs: T tokens, E experts, k choices per token, H hidden, I intermediate.
 #pragma once
 
+#include "conclave/dtype.h"
+#include "conclave/version.h"
+
 #include <cstdint>
 #include <string>
 #include <vector>
-
-#include "conclave/dtype.h"
-#include "conclave/version.h"
 
 namespace conclave::inline v0 {
 
@@ -50,7 +50,7 @@ struct MoeSpec {
   RouterSpec router;
   ActivationSpec activation;
   SharedExpertSpec shared;
-  bool has_gate = true;           // the layer owns a gate product [E, H] (WeightRole::kRouter)
+  bool has_gate = true;  // the layer owns a gate product [E, H] (WeightRole::kRouter)
 };
 
 // How experts map to ranks. kLinear: contiguous ranges, the first E % ranks ranks hold one more.

@@ -1,15 +1,15 @@
 // Random layers of real sizes, made in memory: for benchmarks, tests and `conclave synth`.
 #pragma once
 
+#include "conclave/spec.h"
+#include "conclave/version.h"
+#include "conclave/weights.h"
+
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
-
-#include "conclave/spec.h"
-#include "conclave/weights.h"
-#include "conclave/version.h"
 
 namespace conclave::inline v0 {
 
@@ -18,7 +18,7 @@ struct ModelPreset {
   std::string_view model_type;  // "qwen3_moe"
   int64_t num_hidden_layers = 0;
   MoeSpec spec;
-  std::string_view note;        // e.g. "32 of 256 experts: one of 8 expert-parallel ranks"
+  std::string_view note;  // e.g. "32 of 256 experts: one of 8 expert-parallel ranks"
 };
 CONCLAVE_API std::span<const ModelPreset> model_presets();
 CONCLAVE_API const ModelPreset* find_preset(std::string_view name) noexcept;

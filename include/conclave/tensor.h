@@ -1,6 +1,9 @@
 // Shapes, non-owning views and the owning tensor. A view never frees; a Tensor does.
 #pragma once
 
+#include "conclave/dtype.h"
+#include "conclave/version.h"
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -8,9 +11,6 @@
 #include <memory>
 #include <span>
 #include <string>
-
-#include "conclave/dtype.h"
-#include "conclave/version.h"
 
 namespace conclave::inline v0 {
 
@@ -75,9 +75,13 @@ class CONCLAVE_API Tensor {
   size_t size_bytes() const noexcept { return size_bytes_; }
   // T must have the size of the dtype's element.
   template <class T>
-  T* as() noexcept { return static_cast<T*>(static_cast<void*>(data_.get())); }
+  T* as() noexcept {
+    return static_cast<T*>(static_cast<void*>(data_.get()));
+  }
   template <class T>
-  const T* as() const noexcept { return static_cast<const T*>(static_cast<const void*>(data_.get())); }
+  const T* as() const noexcept {
+    return static_cast<const T*>(static_cast<const void*>(data_.get()));
+  }
 
  private:
   struct Free {

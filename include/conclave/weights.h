@@ -2,16 +2,16 @@
 // expert by expert, in parallel; checkpoints, raw pointers and synthetic layers implement it.
 #pragma once
 
+#include "conclave/spec.h"
+#include "conclave/tensor.h"
+#include "conclave/version.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
-
-#include "conclave/spec.h"
-#include "conclave/tensor.h"
-#include "conclave/version.h"
 
 namespace conclave::inline v0 {
 
@@ -68,11 +68,11 @@ class CONCLAVE_API WeightSource {
 
 // Caller-owned weights in the canonical stacked layout; never freed by the library.
 struct ExpertWeights {
-  ConstTensorView gate_up;             // [E, 2*I, H]: per expert I gate rows, then I up rows
-  ConstTensorView down;                // [E, H, I]
-  ConstTensorView router = {};         // [E, H], optional
-  ConstTensorView shared_gate_up = {}; // [2*Is, H], optional
-  ConstTensorView shared_down = {};    // [H, Is], optional
+  ConstTensorView gate_up;                  // [E, 2*I, H]: per expert I gate rows, then I up rows
+  ConstTensorView down;                     // [E, H, I]
+  ConstTensorView router = {};              // [E, H], optional
+  ConstTensorView shared_gate_up = {};      // [2*Is, H], optional
+  ConstTensorView shared_down = {};         // [H, Is], optional
   ConstTensorView shared_expert_gate = {};  // [1, H], optional
 };
 

@@ -2,12 +2,12 @@
 // is the reference and supports everything.
 #pragma once
 
+#include "conclave/error.h"
+
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include "conclave/error.h"
 
 namespace conclave::inline v0 {
 
@@ -26,10 +26,9 @@ class Catalog {
       if (row.name == name) return row;
       known += (known.empty() ? "" : ", ") + std::string(row.name);
     }
-    throw Error(ErrorCode::kUnknownName,
-                {.what = "no " + std::string(table) + " of this name",
-                 .expected = "one of " + known,
-                 .found = std::string(name)});
+    throw Error(ErrorCode::kUnknownName, {.what = "no " + std::string(table) + " of this name",
+                                          .expected = "one of " + known,
+                                          .found = std::string(name)});
   }
 
  private:

@@ -58,9 +58,7 @@ int64_t bit_size(DType dtype) noexcept {
   return row != nullptr ? row->bits : 0;
 }
 
-int64_t byte_size(DType dtype) noexcept {
-  return bit_size(dtype) / 8;
-}
+int64_t byte_size(DType dtype) noexcept { return bit_size(dtype) / 8; }
 
 std::string_view to_string(DType dtype) noexcept {
   const TypeRow* row = row_of(dtype);

@@ -1,9 +1,9 @@
 #include "conclave/error.h"
 
+#include "core/dcheck.h"
+
 #include <array>
 #include <utility>
-
-#include "core/dcheck.h"
 
 namespace conclave::inline v0 {
 namespace {

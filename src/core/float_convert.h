@@ -23,7 +23,8 @@ inline float f16_to_float(uint16_t bits) {
     const uint32_t quiet = mantissa != 0 ? 0x00400000U : 0U;
     return std::bit_cast<float>(sign | 0x7f800000U | quiet | (mantissa << 13));
   }
-  if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 112U) << 23) | (mantissa << 13));
+  if (exponent != 0)
+    return std::bit_cast<float>(sign | ((exponent + 112U) << 23) | (mantissa << 13));
   // Subnormal: mantissa x 2^-24, exact in float32.
   const float magnitude = static_cast<float>(mantissa) * 0x1p-24F;
   return std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) | sign);

@@ -2,12 +2,12 @@
 // All pointers are into the workspace or the caller's tensors; nothing here owns.
 #pragma once
 
+#include "conclave/dtype.h"
+#include "conclave/routing.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <span>
-
-#include "conclave/dtype.h"
-#include "conclave/routing.h"
 
 namespace conclave::inline v0 {
 

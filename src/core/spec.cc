@@ -1,9 +1,10 @@
 #include "conclave/spec.h"
 
-#include <string>
+#include "core/checked.h"
 
 #include "conclave/error.h"
-#include "core/checked.h"
+
+#include <string>
 
 namespace conclave::inline v0 {
 namespace {

@@ -1,12 +1,13 @@
 #include "conclave/tensor.h"
 
+#include "core/checked.h"
+#include "core/float_convert.h"
+
+#include "conclave/error.h"
+
 #include <algorithm>
 #include <cstring>
 #include <new>
-
-#include "conclave/error.h"
-#include "core/checked.h"
-#include "core/float_convert.h"
 
 namespace conclave::inline v0 {
 namespace {
@@ -71,9 +72,9 @@ int64_t Shape::num_elements() const {
   for (const int64_t dim : dims()) {
     const auto next = checked_mul(product, dim);
     if (!next) {
-      throw Error(ErrorCode::kSizeOverflow,
-                  {.what = "the element count of a shape does not fit 63 bits",
-                   .found = to_string()});
+      throw Error(
+          ErrorCode::kSizeOverflow,
+          {.what = "the element count of a shape does not fit 63 bits", .found = to_string()});
     }
     product = *next;
   }
@@ -93,9 +94,9 @@ size_t dense_bytes(DType dtype, const Shape& shape) {
   const auto bits = checked_mul(shape.num_elements(), bit_size(dtype));
   if (!bits) throw_overflow(dtype, shape);
   if (*bits % 8 != 0) {
-    throw Error(ErrorCode::kShape, {.what = "a sub-byte tensor does not fill whole bytes",
-                                    .found = std::string(to_string(dtype)) + " " +
-                                             shape.to_string()});
+    throw Error(ErrorCode::kShape,
+                {.what = "a sub-byte tensor does not fill whole bytes",
+                 .found = std::string(to_string(dtype)) + " " + shape.to_string()});
   }
   return static_cast<size_t>(*bits / 8);
 }

@@ -1,10 +1,10 @@
 #include "conclave/weights.h"
 
+#include "conclave/error.h"
+
 #include <array>
 #include <cstring>
 #include <string>
-
-#include "conclave/error.h"
 
 namespace conclave::inline v0 {
 namespace {
@@ -71,18 +71,18 @@ class PointerSource final : public WeightSource {
       throw Error(ErrorCode::kNullPointer, {.what = "null weights", .tensor = name});
     }
     if (tensor.shape.rank() != rank || tensor.row_stride != 0) {
-      throw Error(ErrorCode::kShape,
-                  {.what = "weights must be dense",
-                   .tensor = name,
-                   .expected = "rank " + std::to_string(rank) + ", row_stride 0",
-                   .found = tensor.shape.to_string() + ", row_stride " +
-                            std::to_string(tensor.row_stride)});
+      throw Error(ErrorCode::kShape, {.what = "weights must be dense",
+                                      .tensor = name,
+                                      .expected = "rank " + std::to_string(rank) + ", row_stride 0",
+                                      .found = tensor.shape.to_string() + ", row_stride " +
+                                               std::to_string(tensor.row_stride)});
     }
     const auto address = reinterpret_cast<uintptr_t>(tensor.data);
     const auto alignment = static_cast<uintptr_t>(byte_size(tensor.dtype));
     if (alignment == 0 || address % alignment != 0) {
       throw Error(ErrorCode::kMisaligned,
-                  {.what = "weights are not aligned to their element", .tensor = name,
+                  {.what = "weights are not aligned to their element",
+                   .tensor = name,
                    .expected = "a multiple of " + std::to_string(alignment)});
     }
     static_cast<void>(dense_bytes(tensor.dtype, tensor.shape));
@@ -108,12 +108,11 @@ class PointerSource final : public WeightSource {
                          DType gate_up_dtype, int64_t down_rows, int64_t down_cols,
                          DType down_dtype) {
     if (gate_up_rows != 2 * down_cols || gate_up_cols != down_rows) {
-      throw Error(ErrorCode::kShape,
-                  {.what = "gate_up and down do not fit each other",
-                   .tensor = name,
-                   .expected = "gate_up [.., 2*I, H] and down [.., H, I]",
-                   .found = Shape{gate_up_rows, gate_up_cols}.to_string() + " and " +
-                            Shape{down_rows, down_cols}.to_string()});
+      throw Error(ErrorCode::kShape, {.what = "gate_up and down do not fit each other",
+                                      .tensor = name,
+                                      .expected = "gate_up [.., 2*I, H] and down [.., H, I]",
+                                      .found = Shape{gate_up_rows, gate_up_cols}.to_string() +
+                                               " and " + Shape{down_rows, down_cols}.to_string()});
     }
     if (gate_up_dtype != down_dtype) {
       throw Error(ErrorCode::kDType, {.what = "gate_up and down differ in type",
@@ -165,9 +164,7 @@ std::string_view to_string(WeightRole role) noexcept {
   return index < kRoleNames.size() ? kRoleNames[index] : "unknown";
 }
 
-ConstTensorView WeightSource::view(WeightRole, int64_t) const {
-  return {};
-}
+ConstTensorView WeightSource::view(WeightRole, int64_t) const { return {}; }
 
 std::string WeightSource::locate(WeightRole role, int64_t expert) const {
   return std::string(to_string(role)) + " of expert " + std::to_string(expert);

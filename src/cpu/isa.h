@@ -1,12 +1,12 @@
 // Instruction sets and arithmetics of the CPU rows, and which of them this machine may use.
 #pragma once
 
+#include "conclave/error.h"
+
 #include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
-
-#include "conclave/error.h"
 
 namespace conclave::inline v0::cpu {
 

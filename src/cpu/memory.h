@@ -1,11 +1,11 @@
 // Large aligned host memory for packed weights and workspaces.
 #pragma once
 
+#include "conclave/context.h"
+
 #include <cstddef>
 #include <memory>
 #include <span>
-
-#include "conclave/context.h"
 
 namespace conclave::inline v0::cpu {
 

@@ -1,12 +1,12 @@
 // Work distribution over an Executor: one shared counter, tasks taken in ascending order.
 #pragma once
 
+#include "conclave/context.h"
+
 #include <atomic>
 #include <cstdint>
 #include <exception>
 #include <type_traits>
-
-#include "conclave/context.h"
 
 namespace conclave::inline v0::cpu {
 

@@ -2,19 +2,20 @@
 // and bring the results home as one weighted sum per token.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <span>
-#include <string_view>
+#include "core/catalog.h"
+#include "core/flow.h"
+#include "placement/placement.h"
 
 #include "conclave/comm.h"
 #include "conclave/context.h"
 #include "conclave/error.h"
 #include "conclave/layer.h"
-#include "core/catalog.h"
-#include "core/flow.h"
-#include "placement/placement.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
 
 namespace conclave::inline v0::dispatch {
 
@@ -23,7 +24,7 @@ struct DispatchProblem {
   int64_t top_k = 0;
   int64_t num_experts = 0;
   int64_t hidden_size = 0;
-  int64_t row_bytes = 0;   // of a RowBundle row
+  int64_t row_bytes = 0;  // of a RowBundle row
   DType row_dtype = DType::kF32;
   int32_t ep_size = 1;
   int32_t ep_rank = 0;
@@ -35,10 +36,10 @@ struct DispatchProblem {
 
 struct CombineArgs {
   ExpertOutput output;
-  Routing routing;            // as given to dispatch
-  const float* shared = nullptr;      // [T, H] f32 added before the one rounding, or null
+  Routing routing;                // as given to dispatch
+  const float* shared = nullptr;  // [T, H] f32 added before the one rounding, or null
   int64_t shared_stride = 0;
-  TensorView out;             // [T, H] f32, f16 or bf16, rows may be strided
+  TensorView out;  // [T, H] f32, f16 or bf16, rows may be strided
 };
 
 // State between dispatch and combine lives in the workspace, so that a Dispatcher is immutable and

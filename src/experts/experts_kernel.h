@@ -1,20 +1,21 @@
 // The experts seam: per-expert MLP on a batch of rows (gate and up product, activation, down).
 #pragma once
 
+#include "activation/activations.h"
+#include "core/catalog.h"
+#include "core/flow.h"
+#include "cpu/isa.h"
+
+#include "conclave/context.h"
+#include "conclave/error.h"
+#include "conclave/tensor.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
-
-#include "activation/activations.h"
-#include "conclave/context.h"
-#include "conclave/error.h"
-#include "conclave/tensor.h"
-#include "core/catalog.h"
-#include "core/flow.h"
-#include "cpu/isa.h"
 
 namespace conclave::inline v0::experts {
 
@@ -24,7 +25,7 @@ struct ExpertsProblem {
   int64_t intermediate_size = 0;
   DType weight_dtype = DType::kBF16;
   activation::ActivationId activation = activation::ActivationId::kSilu;
-  cpu::Isa isa = cpu::Isa::kScalar;                // the best allowed
+  cpu::Isa isa = cpu::Isa::kScalar;                       // the best allowed
   cpu::Arithmetic arithmetic = cpu::Arithmetic::kF32Fma;  // chosen by table or forced
 };
 

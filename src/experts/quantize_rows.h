@@ -1,11 +1,12 @@
 // Converts the caller's hidden rows to the row format that a kernel wants.
 #pragma once
 
-#include <cstdint>
+#include "core/flow.h"
 
 #include "conclave/context.h"
 #include "conclave/tensor.h"
-#include "core/flow.h"
+
+#include <cstdint>
 
 namespace conclave::inline v0::experts {
 

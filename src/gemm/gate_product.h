@@ -1,15 +1,16 @@
 // The gate product of a router: logits = x W^T, float32 accumulation, then rounding.
 #pragma once
 
+#include "core/flow.h"
+#include "cpu/isa.h"
+
+#include "conclave/context.h"
+#include "conclave/tensor.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
-
-#include "conclave/context.h"
-#include "conclave/tensor.h"
-#include "core/flow.h"
-#include "cpu/isa.h"
 
 namespace conclave::inline v0::gemm {
 

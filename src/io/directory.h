@@ -2,13 +2,13 @@
 // files; afterwards only the descriptor is used.
 #pragma once
 
+#include "io/file.h"
+#include "io/json.h"
+
 #include <cstdint>
 #include <filesystem>
 #include <string>
 #include <string_view>
-
-#include "io/file.h"
-#include "io/json.h"
 
 namespace conclave::inline v0::io {
 

@@ -2,7 +2,7 @@
 // changes after it was opened.
 #pragma once
 
-#include <sys/types.h>
+#include "conclave/safetensors.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -10,8 +10,7 @@
 #include <functional>
 #include <span>
 #include <string>
-
-#include "conclave/safetensors.h"
+#include <sys/types.h>
 
 namespace conclave::inline v0::io {
 

@@ -2,6 +2,8 @@
 // limits, keys are unique, text is UTF-8, and every error names the file and the value's path.
 #pragma once
 
+#include "conclave/error.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -10,8 +12,6 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
-
-#include "conclave/error.h"
 
 namespace conclave::inline v0::io {
 

@@ -1,8 +1,9 @@
 // Opening a safetensors file that is already a descriptor: a member of a model directory.
 #pragma once
 
-#include "conclave/safetensors.h"
 #include "io/file.h"
+
+#include "conclave/safetensors.h"
 
 namespace conclave::inline v0::io {
 

@@ -1,13 +1,14 @@
 // The router catalog: names to Router objects.
 #pragma once
 
-#include <memory>
-#include <string_view>
+#include "core/catalog.h"
 
 #include "conclave/error.h"
 #include "conclave/routing.h"
 #include "conclave/spec.h"
-#include "core/catalog.h"
+
+#include <memory>
+#include <string_view>
 
 namespace conclave::inline v0::routing {
 

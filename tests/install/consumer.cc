@@ -1,7 +1,6 @@
 // What a user of the installed package writes: a layer over own memory, one forward, one error.
-#include <conclave/conclave.h>
-
 #include <cmath>
+#include <conclave/conclave.h>
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -36,8 +35,7 @@ int run() {
       {.gate_up = {gate_up.data(), DType::kF32, {kExperts, 2 * kIntermediate, kHidden}},
        .down = {down.data(), DType::kF32, {kExperts, kHidden, kIntermediate}}});
   conclave::Context context(conclave::ContextOptions{.num_threads = 1});
-  const auto layer =
-      conclave::MoeLayer::create(context, spec, *source, {.max_tokens = kTokens});
+  const auto layer = conclave::MoeLayer::create(context, spec, *source, {.max_tokens = kTokens});
   layer.forward({.hidden = {hidden.data(), DType::kF32, {kTokens, kHidden}},
                  .router_logits = {logits.data(), DType::kF32, {kTokens, kExperts}},
                  .out = {out.data(), DType::kF32, {kTokens, kHidden}}});
