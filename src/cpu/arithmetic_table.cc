@@ -1,0 +1,114 @@
+// The CPU table. A row is added or changed by a measurement of both arithmetics in the same
+// register tile (6 x 64) on that CPU; `conclave doctor` prints such a measurement.
+#include "cpu/isa.h"
+
+#include <algorithm>
+#include <array>
+
+namespace conclave::inline v0::cpu {
+namespace {
+
+struct ModelRange {
+  int32_t first;
+  int32_t last;
+};
+
+struct ArithmeticRow {
+  std::string_view vendor;
+  int32_t family;
+  ModelRange models;
+  Isa needs;
+  Arithmetic arithmetic;
+  std::string_view reason;
+};
+
+constexpr std::string_view kIntel = "GenuineIntel";
+constexpr std::string_view kAmd = "AuthenticAMD";
+constexpr ModelRange kAnyModel{0, 255};
+
+// The first row that matches wins.
+constexpr std::array kRows = {
+    ArithmeticRow{kIntel,
+                  6,
+                  {143, 143},
+                  Isa::kAmx,
+                  Arithmetic::kAmxBf16,
+                  "Sapphire Rapids with AMX: tiles run 16 times the float32 rate"},
+    ArithmeticRow{kIntel,
+                  6,
+                  {207, 207},
+                  Isa::kAmx,
+                  Arithmetic::kAmxBf16,
+                  "Emerald Rapids with AMX: tiles run 16 times the float32 rate"},
+    ArithmeticRow{kIntel,
+                  6,
+                  {173, 174},
+                  Isa::kAmx,
+                  Arithmetic::kAmxBf16,
+                  "Granite Rapids with AMX: tiles run 16 times the float32 rate"},
+    ArithmeticRow{kIntel,
+                  6,
+                  {143, 143},
+                  Isa::kAvx512Bf16,
+                  Arithmetic::kF32Fma,
+                  "Sapphire Rapids without AMX: vdpbf16ps runs at half the float32 FMA rate"},
+    ArithmeticRow{kIntel,
+                  6,
+                  {207, 207},
+                  Isa::kAvx512Bf16,
+                  Arithmetic::kF32Fma,
+                  "Emerald Rapids without AMX: vdpbf16ps runs at half the float32 FMA rate"},
+    ArithmeticRow{kIntel,
+                  6,
+                  {173, 174},
+                  Isa::kAvx512Bf16,
+                  Arithmetic::kF32Fma,
+                  "Granite Rapids without AMX: vector units as in Emerald Rapids"},
+    // Model 85 is Skylake-SP, Cascade Lake and Cooper Lake; only the last has avx512_bf16.
+    ArithmeticRow{kIntel,
+                  6,
+                  {85, 85},
+                  Isa::kAvx512Bf16,
+                  Arithmetic::kDpBf16,
+                  "Cooper Lake: Intel states twice the float32 rate for vdpbf16ps"},
+    ArithmeticRow{kAmd,
+                  25,
+                  {16, 31},
+                  Isa::kAvx512Bf16,
+                  Arithmetic::kDpBf16,
+                  "Zen 4: vdpbf16ps does twice the products of a float32 FMA at the same rate"},
+    ArithmeticRow{kAmd,
+                  25,
+                  {96, 127},
+                  Isa::kAvx512Bf16,
+                  Arithmetic::kDpBf16,
+                  "Zen 4: vdpbf16ps does twice the products of a float32 FMA at the same rate"},
+    ArithmeticRow{kAmd,
+                  25,
+                  {160, 175},
+                  Isa::kAvx512Bf16,
+                  Arithmetic::kDpBf16,
+                  "Zen 4: vdpbf16ps does twice the products of a float32 FMA at the same rate"},
+    ArithmeticRow{kAmd, 26, kAnyModel, Isa::kAvx512Bf16, Arithmetic::kDpBf16,
+                  "Zen 5: vdpbf16ps measured at 1.96 times the float32 FMA rate"},
+};
+
+bool matches(const ArithmeticRow& row, const CpuId& cpu, Isa isa) {
+  return row.vendor == cpu.vendor && row.family == cpu.family && row.models.first <= cpu.model &&
+         cpu.model <= row.models.last && row.needs <= isa;
+}
+
+}  // namespace
+
+ArithmeticChoice choose_arithmetic(const CpuId& cpu, Isa isa) {
+  if (isa < Isa::kAvx512Bf16) {
+    return {Arithmetic::kF32Fma, "the instruction set has no bfloat16 products"};
+  }
+  const auto* row = std::find_if(kRows.begin(), kRows.end(), [&](const ArithmeticRow& candidate) {
+    return matches(candidate, cpu, isa);
+  });
+  if (row != kRows.end()) return {row->arithmetic, row->reason};
+  return {Arithmetic::kF32Fma, "CPU not in the table: float32 products run well on every CPU"};
+}
+
+}  // namespace conclave::inline v0::cpu
