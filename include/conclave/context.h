@@ -2,16 +2,16 @@
 // Passed by reference; there is no global state.
 #pragma once
 
+#include "conclave/comm.h"
+#include "conclave/routing.h"
+#include "conclave/version.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
-
-#include "conclave/comm.h"
-#include "conclave/routing.h"
-#include "conclave/version.h"
 
 namespace conclave::inline v0 {
 
@@ -64,9 +64,9 @@ class CONCLAVE_API LogSink {
 
 // Null members mean the library's own. Given objects must outlive the context.
 struct ContextOptions {
-  int32_t num_threads = 0;             // for the own pool; ignored with an executor
+  int32_t num_threads = 0;  // for the own pool; ignored with an executor
   bool pin_threads = false;
-  std::string isa = {};                // "scalar", "avx2", "avx512", "avx512_bf16", "amx"; empty: best
+  std::string isa = {};  // "scalar", "avx2", "avx512", "avx512_bf16", "amx"; empty: best
   Executor* executor = nullptr;
   HostAllocator* host_allocator = nullptr;
   LogSink* log = nullptr;
@@ -75,9 +75,9 @@ struct ContextOptions {
 
 using RouterFactory = std::function<std::unique_ptr<Router>(const MoeSpec& spec)>;
 
-// Cheap to move, not copied. Layers keep a reference to what it holds: it must outlive them.
-// Creating layers from one context in several threads is safe; forwards that share its executor
-// take turns.
+// Layers keep a pointer to their context: it must outlive them and must not be moved while one
+// exists. Creating layers from one context in several threads is safe; forwards that share its
+// executor take turns region by region.
 class CONCLAVE_API Context {
  public:
   explicit Context(ContextOptions options = {});
@@ -91,6 +91,7 @@ class CONCLAVE_API Context {
   Executor& executor() const noexcept;
   HostAllocator& host_allocator() const noexcept;
   Communicator* communicator() const noexcept;
+  // The forced instruction set; empty: the best usable one is chosen.
   const std::string& isa() const noexcept;
   void log(LogLevel level, std::string_view message) const;
   void progress(std::string_view phase, int64_t done, int64_t total) const;

@@ -1,13 +1,13 @@
 // Routing results and the Router seam.
 #pragma once
 
+#include "conclave/spec.h"
+#include "conclave/version.h"
+
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
-
-#include "conclave/spec.h"
-#include "conclave/version.h"
 
 namespace conclave::inline v0 {
 
@@ -39,8 +39,8 @@ struct RouterStats {
 
 // A rule from logits to ids and weights. Ids written must lie in [0, E) or be -1; the layer checks
 // them under IdPolicy::kStrict.
-// Thread rule: route is called from one thread at a time per layer; it may use the executor.
-// It must not allocate after its first call with the largest T.
+// Thread rule: concurrent forwards call route concurrently; it may use the executor. It must not
+// allocate after its first call with the largest T.
 class CONCLAVE_API Router {
  public:
   virtual ~Router() = default;
