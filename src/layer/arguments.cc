@@ -1,0 +1,228 @@
+#include "layer/arguments.h"
+
+#include "core/workspace_layout.h"
+
+#include "conclave/error.h"
+
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+namespace conclave::inline v0 {
+namespace {
+
+constexpr std::initializer_list<DType> kActivations = {DType::kF32, DType::kF16, DType::kBF16};
+constexpr std::initializer_list<DType> kIds = {DType::kI32, DType::kI64};
+
+int64_t row_stride(const ConstTensorView& tensor) {
+  return tensor.row_stride != 0 ? tensor.row_stride : tensor.shape[1];
+}
+
+// Bytes from the first to one past the last element.
+int64_t extent_bytes(const ConstTensorView& tensor) {
+  const int64_t rows = tensor.shape[0];
+  if (rows == 0 || tensor.shape[1] == 0) return 0;
+  return ((rows - 1) * row_stride(tensor) + tensor.shape[1]) * byte_size(tensor.dtype);
+}
+
+void check_dtype(std::string_view name, DType dtype, std::initializer_list<DType> allowed) {
+  std::string expected;
+  for (const DType candidate : allowed) {
+    if (dtype == candidate) return;
+    expected += (expected.empty() ? "" : " or ") + std::string(to_string(candidate));
+  }
+  throw Error(ErrorCode::kDType, {.what = "an argument has the wrong type",
+                                  .tensor = std::string(name),
+                                  .expected = expected,
+                                  .found = std::string(to_string(dtype))});
+}
+
+// Shape [rows, cols], an allowed type, alignment and a stride that keeps rows apart.
+void check_matrix(std::string_view name, const ConstTensorView& tensor, int64_t rows, int64_t cols,
+                  std::initializer_list<DType> dtypes) {
+  if (tensor.shape != Shape{rows, cols}) {
+    throw Error(ErrorCode::kShape, {.what = "an argument has the wrong shape",
+                                    .tensor = std::string(name),
+                                    .expected = Shape{rows, cols}.to_string(),
+                                    .found = tensor.shape.to_string()});
+  }
+  check_dtype(name, tensor.dtype, dtypes);
+  if (tensor.row_stride != 0 && tensor.row_stride < cols) {
+    throw Error(ErrorCode::kStride, {.what = "rows of an argument overlap each other",
+                                     .tensor = std::string(name),
+                                     .expected = "0 or at least " + std::to_string(cols),
+                                     .found = std::to_string(tensor.row_stride)});
+  }
+  if (rows == 0) return;
+  if (tensor.data == nullptr) {
+    throw Error(ErrorCode::kNullPointer,
+                {.what = "an argument has no data", .tensor = std::string(name)});
+  }
+  const auto alignment = static_cast<uintptr_t>(byte_size(tensor.dtype));
+  if (reinterpret_cast<uintptr_t>(tensor.data) % alignment != 0) {
+    throw Error(ErrorCode::kMisaligned, {.what = "an argument is not aligned to its element",
+                                         .tensor = std::string(name),
+                                         .expected = "a multiple of " + std::to_string(alignment)});
+  }
+}
+
+void check_disjoint(std::string_view output_name, const ConstTensorView& output,
+                    std::string_view input_name, const ConstTensorView& input) {
+  if (output.empty() || input.empty()) return;
+  const auto output_begin = reinterpret_cast<uintptr_t>(output.data);
+  const auto input_begin = reinterpret_cast<uintptr_t>(input.data);
+  const uintptr_t output_end = output_begin + static_cast<uintptr_t>(extent_bytes(output));
+  const uintptr_t input_end = input_begin + static_cast<uintptr_t>(extent_bytes(input));
+  if (output_end <= input_begin || input_end <= output_begin) return;
+  throw Error(ErrorCode::kOverlap,
+              {.what = std::string(output_name) + " overlaps " + std::string(input_name),
+               .tensor = std::string(output_name)});
+}
+
+// In place means the same rows at the same addresses; any other overlap would be read after it was
+// written.
+bool same_rows(const ConstTensorView& a, const ConstTensorView& b) {
+  return a.data == b.data && a.dtype == b.dtype && row_stride(a) == row_stride(b);
+}
+
+void check_routing_source(const ForwardArgs& args, const MoeSpec& spec, int64_t tokens) {
+  const bool has_ids = !args.topk_ids.empty();
+  const bool has_weights = !args.topk_weights.empty();
+  const bool has_logits = !args.router_logits.empty();
+  if (tokens == 0) return;
+  if (has_ids != has_weights) {
+    throw Error(ErrorCode::kInvalidArgument,
+                {.what = "topk_ids and topk_weights must be given together",
+                 .tensor = has_ids ? "topk_weights" : "topk_ids"});
+  }
+  if (has_ids && has_logits) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "router_logits and topk_ids were both given: give one source of routing");
+  }
+  if (!has_ids && !has_logits && !spec.has_gate) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "this layer has no gate: give router_logits, or topk_ids with topk_weights");
+  }
+  if (!args.router_input.empty() && (has_ids || has_logits)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                {.what = "router_input feeds the gate, but the routing was given",
+                 .tensor = "router_input"});
+  }
+  if (has_ids && !args.captured_logits.empty()) {
+    throw Error(ErrorCode::kInvalidArgument, {.what = "no logits to capture: the routing was given",
+                                              .tensor = "captured_logits"});
+  }
+}
+
+struct NamedView {
+  std::string_view name;
+  ConstTensorView view;
+};
+
+void check_overlaps(const ForwardArgs& args) {
+  const NamedView inputs[] = {{"hidden", args.hidden},
+                              {"router_logits", args.router_logits},
+                              {"topk_ids", args.topk_ids},
+                              {"topk_weights", args.topk_weights},
+                              {"router_input", args.router_input}};
+  const NamedView outputs[] = {{"out", args.out},
+                               {"shared_out", args.shared_out},
+                               {"captured_logits", args.captured_logits},
+                               {"captured_ids", args.captured_ids},
+                               {"captured_weights", args.captured_weights}};
+  for (const NamedView& output : outputs) {
+    for (const NamedView& input : inputs) {
+      const bool in_place =
+          output.name == std::string_view("out") && same_rows(output.view, input.view);
+      if (!in_place) check_disjoint(output.name, output.view, input.name, input.view);
+    }
+    for (const NamedView& other : outputs) {
+      if (&other != &output) check_disjoint(output.name, output.view, other.name, other.view);
+    }
+  }
+}
+
+void check_optional(std::string_view name, const ConstTensorView& tensor, int64_t rows,
+                    int64_t cols, std::initializer_list<DType> dtypes) {
+  if (!tensor.empty()) check_matrix(name, tensor, rows, cols, dtypes);
+}
+
+int64_t count_tokens(const ForwardArgs& args, int64_t tokens) {
+  if (args.num_tokens == nullptr) return tokens;
+  if (*args.num_tokens >= 0 && *args.num_tokens <= tokens) return *args.num_tokens;
+  throw Error(ErrorCode::kInvalidArgument, {.what = "*num_tokens is out of range",
+                                            .tensor = "num_tokens",
+                                            .found = std::to_string(*args.num_tokens),
+                                            .limit = "0 to " + std::to_string(tokens)});
+}
+
+}  // namespace
+
+int64_t check_arguments(const ForwardArgs& args, const MoeSpec& spec) {
+  if (args.hidden.shape.rank() != 2) {
+    throw Error(ErrorCode::kShape, {.what = "an argument has the wrong shape",
+                                    .tensor = "hidden",
+                                    .expected = "[T, " + std::to_string(spec.hidden_size) + "]",
+                                    .found = args.hidden.shape.to_string()});
+  }
+  const int64_t tokens = args.hidden.shape[0];
+  const int64_t hidden = spec.hidden_size;
+  check_matrix("hidden", args.hidden, tokens, hidden, kActivations);
+  check_matrix("out", args.out, tokens, hidden, kActivations);
+  check_routing_source(args, spec, tokens);
+  check_optional("router_logits", args.router_logits, tokens, spec.num_experts, kActivations);
+  check_optional("topk_ids", args.topk_ids, tokens, spec.top_k, kIds);
+  check_optional("topk_weights", args.topk_weights, tokens, spec.top_k, kActivations);
+  check_optional("router_input", args.router_input, tokens, hidden, kActivations);
+  check_optional("shared_out", args.shared_out, tokens, hidden, kActivations);
+  check_optional("captured_logits", args.captured_logits, tokens, spec.num_experts, {DType::kF32});
+  check_optional("captured_ids", args.captured_ids, tokens, spec.top_k, {DType::kI32});
+  check_optional("captured_weights", args.captured_weights, tokens, spec.top_k, {DType::kF32});
+  if (!args.shared_out.empty() && spec.shared.mode == SharedMode::kNone) {
+    throw Error(ErrorCode::kInvalidArgument,
+                {.what = "this layer has no shared experts", .tensor = "shared_out"});
+  }
+  if (!args.padding_mask.empty()) {
+    check_dtype("padding_mask", args.padding_mask.dtype, {DType::kBool});
+    if (args.padding_mask.shape != Shape{tokens}) {
+      throw Error(ErrorCode::kShape, {.what = "an argument has the wrong shape",
+                                      .tensor = "padding_mask",
+                                      .expected = Shape{tokens}.to_string(),
+                                      .found = args.padding_mask.shape.to_string()});
+    }
+  }
+  if (!args.expert_load.empty() &&
+      static_cast<int64_t>(args.expert_load.size()) != spec.num_experts) {
+    throw Error(ErrorCode::kShape, {.what = "an argument has the wrong shape",
+                                    .tensor = "expert_load",
+                                    .expected = Shape{spec.num_experts}.to_string(),
+                                    .found = std::to_string(args.expert_load.size())});
+  }
+  check_overlaps(args);
+  return count_tokens(args, tokens);
+}
+
+int64_t load_id(const ConstTensorView& ids, int64_t token, int64_t slot) {
+  const int64_t stride = ids.row_stride != 0 ? ids.row_stride : ids.shape[1];
+  const int64_t index = token * stride + slot;
+  if (ids.dtype == DType::kI64) return static_cast<const int64_t*>(ids.data)[index];
+  return static_cast<const int32_t*>(ids.data)[index];
+}
+
+void check_ids_strict(const ConstTensorView& topk_ids, int64_t num_tokens, const MoeSpec& spec) {
+  for (int64_t token = 0; token < num_tokens; ++token) {
+    for (int64_t slot = 0; slot < spec.top_k; ++slot) {
+      const int64_t id = load_id(topk_ids, token, slot);
+      if (id >= -1 && id < spec.num_experts) continue;
+      throw Error(ErrorCode::kExpertId,
+                  {.what = "an expert id is out of range at token " + std::to_string(token) +
+                           ", slot " + std::to_string(slot),
+                   .tensor = "topk_ids",
+                   .found = std::to_string(id),
+                   .limit = "-1 to " + std::to_string(spec.num_experts - 1),
+                   .hint = "IdPolicy::kSkip drops such ids"});
+    }
+  }
+}
+
+}  // namespace conclave::inline v0

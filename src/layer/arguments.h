@@ -1,0 +1,20 @@
+// Hop one of a forward: every check of the caller's arguments, before anything is written.
+#pragma once
+
+#include "conclave/layer.h"
+
+#include <cstdint>
+
+namespace conclave::inline v0 {
+
+// Throws Error naming the argument, what was expected and what was found. Returns the tokens that
+// count: T, or *num_tokens where given.
+int64_t check_arguments(const ForwardArgs& args, const MoeSpec& spec);
+
+// Checks the caller's ids under IdPolicy::kStrict. Throws Error(kExpertId) naming token and slot.
+void check_ids_strict(const ConstTensorView& topk_ids, int64_t num_tokens, const MoeSpec& spec);
+
+// One id, read from an int32 or int64 tensor.
+int64_t load_id(const ConstTensorView& ids, int64_t token, int64_t slot);
+
+}  // namespace conclave::inline v0

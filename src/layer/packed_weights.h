@@ -1,0 +1,38 @@
+// Pulls a rank's experts from a WeightSource into the plan's packed layout, in parallel.
+#pragma once
+
+#include "cpu/memory.h"
+#include "gemm/gate_product.h"
+#include "layer/plan.h"
+
+#include "conclave/context.h"
+#include "conclave/weights.h"
+
+#include <memory>
+#include <vector>
+
+namespace conclave::inline v0 {
+
+// Packed weights of one layer. Expert e's slabs lie at fixed strides; the buffers never move.
+struct PackedWeights {
+  cpu::Buffer gate_up;
+  cpu::Buffer down;
+  cpu::Buffer shared_gate_up;
+  cpu::Buffer shared_down;
+  std::unique_ptr<gemm::DenseProduct> gate;         // null without a gate
+  std::unique_ptr<gemm::DenseProduct> shared_gate;  // null but for SharedMode::kSigmoidGate
+};
+
+// Checks that `source` holds every role of the spec in its shape and type; reads nothing.
+// Throws Error(kTensorMissing, kTensorShape, kTensorDType) naming the tensor.
+void check_source(const MoeSpec& spec, const WeightSource& source);
+
+// Room for the plan's weights, unfilled. Throws Error(kOutOfMemory).
+PackedWeights allocate_weights(const Context& context, const LayerPlan& plan);
+
+// Fills every slab; `weights` is complete only if this returns. Reports progress.
+void fill_weights(const Context& context, const LayerPlan& plan,
+                  std::span<const int32_t> local_experts, const WeightSource& source,
+                  PackedWeights& weights);
+
+}  // namespace conclave::inline v0

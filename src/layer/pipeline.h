@@ -1,0 +1,49 @@
+// The run-time seam: how the stages of one chunk of tokens follow each other.
+#pragma once
+
+#include "layer/packed_weights.h"
+#include "layer/plan.h"
+
+#include "conclave/layer.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace conclave::inline v0 {
+
+// What a forward adds to LayerStatus.
+struct ForwardCounters {
+  int64_t skipped_ids = 0;
+  int64_t tokens_without_finite_logit = 0;
+};
+
+// Tokens [begin, begin + count) of the call.
+struct TokenChunk {
+  int64_t begin = 0;
+  int64_t count = 0;
+};
+
+struct PipelineArgs {
+  const LayerPlan& plan;
+  const PackedWeights& weights;
+  const ForwardArgs& args;  // checked
+  TokenChunk chunk;         // count <= plan.options.max_tokens
+  std::span<std::byte> workspace;
+  Executor& executor;
+};
+
+class Pipeline {
+ public:
+  virtual ~Pipeline() = default;
+  // Allocates nothing. With several ranks collective: an empty chunk takes part.
+  virtual void run(const PipelineArgs& args, ForwardCounters& counters) const = 0;
+};
+
+// Route, quantise, dispatch, experts, shared experts, combine: one after the other.
+class StagedPipeline final : public Pipeline {
+ public:
+  void run(const PipelineArgs& args, ForwardCounters& counters) const override;
+};
+
+}  // namespace conclave::inline v0

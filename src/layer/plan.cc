@@ -1,0 +1,244 @@
+#include "layer/plan.h"
+
+#include "core/checked.h"
+#include "gemm/gate_product.h"
+#include "placement/placement.h"
+#include "routing/router.h"
+
+#include "conclave/error.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace conclave::inline v0 {
+namespace {
+
+// The widest store of any row format.
+constexpr int64_t kRowAlignment = 64;
+
+// Walks a table in order: records every row with its verdict and returns the chosen one. A forced
+// name rejects all other rows.
+template <class Row, class Problem>
+const Row* choose(const Catalog<Row>& catalog, const char* table, const std::string& forced,
+                  const Problem& problem, std::vector<PlanRow>& rows) {
+  const Row* chosen = nullptr;
+  if (!forced.empty()) static_cast<void>(catalog.find(forced, table));
+  for (const Row& row : catalog.rows()) {
+    PlanRow verdict{.table = table, .name = std::string(row.name), .reason = {}};
+    const Support support = row.supports(problem);
+    if (!support) {
+      verdict.reason = support.reason();
+    } else if (!forced.empty() && row.name != forced) {
+      verdict.reason = "LayerOptions ask for " + forced;
+    } else if (chosen != nullptr) {
+      verdict.reason = std::string(chosen->name) + " comes first";
+    } else {
+      chosen = &row;
+      verdict.chosen = true;
+      verdict.reason = forced.empty() ? "first row that fits" : "asked for by name";
+    }
+    rows.push_back(std::move(verdict));
+  }
+  return chosen;
+}
+
+[[noreturn]] void throw_no_row(const char* table, const std::vector<PlanRow>& rows) {
+  std::string reasons;
+  for (const PlanRow& row : rows) {
+    if (row.table != table) continue;
+    reasons += (reasons.empty() ? "" : "; ") + row.name + ": " + row.reason;
+  }
+  throw Error(ErrorCode::kUnsupported,
+              {.what = std::string("no ") + table + " can run this layer", .found = reasons});
+}
+
+void check_options(const LayerOptions& options) {
+  constexpr int64_t kMaxTokens = int64_t{1} << 40;
+  if (options.max_tokens < 1 || options.max_tokens > kMaxTokens) {
+    throw Error(ErrorCode::kInvalidArgument, {.what = "LayerOptions.max_tokens is out of range",
+                                              .found = std::to_string(options.max_tokens),
+                                              .limit = "1 to " + std::to_string(kMaxTokens)});
+  }
+}
+
+cpu::Arithmetic native_arithmetic(cpu::Isa isa) {
+  if (isa == cpu::Isa::kAmx) return cpu::Arithmetic::kAmxBf16;
+  if (isa == cpu::Isa::kAvx512Bf16) return cpu::Arithmetic::kDpBf16;
+  return cpu::Arithmetic::kF32Fma;
+}
+
+// By name, by kernel row, by forced instruction set, or by the CPU table, in this order. Only bf16
+// weights have a choice.
+cpu::Arithmetic choose_arithmetic(const Context& context, const MoeSpec& spec,
+                                  const LayerOptions& options, cpu::Isa isa) {
+  if (!options.arithmetic.empty()) return cpu::parse_arithmetic(options.arithmetic);
+  if (!options.kernel.empty()) {
+    return experts::kernel_catalog().find(options.kernel, "kernel").arithmetic;
+  }
+  if (spec.weight_dtype != DType::kBF16) return cpu::Arithmetic::kF32Fma;
+  if (!context.isa().empty()) return native_arithmetic(isa);
+  return cpu::choose_arithmetic(cpu::cpu_id(), isa).arithmetic;
+}
+
+std::unique_ptr<Router> make_router(const Context& context, const MoeSpec& spec,
+                                    std::vector<PlanRow>& rows) {
+  const std::string& name = spec.router.name;
+  if (const RouterFactory* custom = context.find_router(name)) {
+    rows.push_back(
+        {.table = "router", .name = name, .chosen = true, .reason = "added to the context"});
+    std::unique_ptr<Router> router = (*custom)(spec);
+    if (router) return router;
+    throw Error(ErrorCode::kInvalidArgument,
+                {.what = "a router factory returned null", .found = name});
+  }
+  const auto* row = choose(routing::router_catalog(), "router", name, spec, rows);
+  if (row == nullptr) throw_no_row("router", rows);
+  return row->make(spec);
+}
+
+std::string determinism(const LayerPlan& plan) {
+  const bool sums_at_home =
+      plan.parallel.ep_size == 1 || plan.options.ep_combine == EpCombine::kUnreduced;
+  return sums_at_home ? "D1 D2 D3" : "D1 D2";
+}
+
+void book_workspace(LayerPlan& plan) {
+  const int64_t tokens = plan.options.max_tokens;
+  const MoeSpec& spec = plan.spec;
+  const experts::BatchRequirements rows = plan.experts->requirements();
+  const bool has_shared = plan.shared != nullptr;
+  const bool needs_gate_rows = spec.has_gate || spec.shared.mode == SharedMode::kSigmoidGate;
+
+  WorkspaceLayout layout;
+  LayerSlices& slices = plan.slices;
+  slices.logits = layout.book<float>(tokens * spec.num_experts);
+  slices.topk_ids = layout.book<int32_t>(tokens * spec.top_k);
+  slices.topk_weights = layout.book<float>(tokens * spec.top_k);
+  slices.rows = layout.book_bytes(tokens, static_cast<size_t>(rows.row_bytes));
+  // The gate reads float32 rows whatever the kernel reads, and router_input may differ from hidden.
+  if (needs_gate_rows) {
+    slices.gate_rows = layout.book_bytes(tokens, static_cast<size_t>(plan.gate_row_bytes));
+  }
+  slices.dispatch = layout.book_bytes(static_cast<int64_t>(plan.dispatcher->workspace_bytes()), 1);
+  const int64_t slots = plan.dispatcher->max_slots();
+  const size_t shared_bytes = has_shared ? plan.shared->workspace_bytes(tokens) : 0;
+  const size_t experts_bytes = std::max(plan.experts->workspace_bytes(slots), shared_bytes);
+  slices.experts = layout.book_bytes(static_cast<int64_t>(experts_bytes), 1);
+  const auto slot_elements = checked_mul(slots, spec.hidden_size);
+  if (!slot_elements) throw Error(ErrorCode::kSizeOverflow, "the expert rows exceed 63 bits");
+  slices.expert_rows = layout.book<float>(*slot_elements);
+  if (has_shared) {
+    slices.shared_rows = layout.book<float>(tokens * plan.shared_row_stride);
+    slices.shared_gate = layout.book<float>(tokens);
+    slices.shared_source = layout.book<int64_t>(tokens);
+  }
+  plan.workspace_bytes = layout.total_bytes();
+}
+
+void summarise(LayerPlan& plan, const dispatch::DispatcherRow& dispatcher) {
+  const experts::SlabBytes slab = plan.experts->slab_bytes();
+  size_t packed =
+      (slab.gate_up + slab.down) * static_cast<size_t>(plan.dispatcher->num_local_experts());
+  if (plan.shared) packed += plan.shared->slab_bytes().gate_up + plan.shared->slab_bytes().down;
+  Plan& summary = plan.summary;
+  summary.isa = cpu::to_string(plan.isa);
+  summary.arithmetic = cpu::to_string(plan.arithmetic);
+  summary.determinism = determinism(plan);
+  summary.tile = plan.experts->tile();
+  summary.router = plan.spec.router.name;
+  summary.dispatcher = dispatcher.name;
+  summary.max_tokens = plan.options.max_tokens;
+  summary.num_local_experts = plan.dispatcher->num_local_experts();
+  summary.workspace_bytes = plan.workspace_bytes;
+  summary.packed_bytes = packed;
+  summary.packed_layout = plan.experts->packed_layout();
+}
+
+void fill_plan(LayerPlan& plan, const Context& context) {
+  const MoeSpec& spec = plan.spec;
+  const ParallelSpec& parallel = plan.parallel;
+  const LayerOptions& options = plan.options;
+  validate(spec);
+  validate(parallel);
+  check_options(options);
+
+  plan.isa = context.isa().empty() ? cpu::best_isa() : cpu::parse_isa(context.isa());
+  plan.arithmetic = choose_arithmetic(context, spec, options, plan.isa);
+  plan.gate_row_bytes = round_up(spec.hidden_size * int64_t{sizeof(float)}, kRowAlignment);
+  plan.shared_row_stride = spec.hidden_size;
+  plan.router = make_router(context, spec, plan.summary.rows);
+
+  const placement::ExpertPlacement placement =
+      placement::make_placement(spec.num_experts, parallel.ep_size, parallel.placement);
+  experts::ExpertsProblem problem{
+      .num_local_experts =
+          static_cast<int64_t>(placement.experts_of[static_cast<size_t>(parallel.ep_rank)].size()),
+      .hidden_size = spec.hidden_size,
+      .intermediate_size = spec.intermediate_size,
+      .weight_dtype = spec.weight_dtype,
+      .activation = activation::parse_activation(spec.activation.name),
+      .isa = plan.isa,
+      .arithmetic = plan.arithmetic};
+  const auto* kernel =
+      choose(experts::kernel_catalog(), "kernel", options.kernel, problem, plan.summary.rows);
+  if (kernel == nullptr) throw_no_row("kernel", plan.summary.rows);
+  plan.arithmetic = kernel->arithmetic;
+  plan.experts = kernel->make(problem);
+  if (spec.shared.mode != SharedMode::kNone) {
+    problem.num_local_experts = 1;
+    problem.intermediate_size = spec.shared.intermediate_size;
+    plan.shared = kernel->make(problem);
+  }
+
+  const experts::BatchRequirements rows = plan.experts->requirements();
+  const dispatch::DispatchProblem exchange{.max_tokens = options.max_tokens,
+                                           .top_k = spec.top_k,
+                                           .num_experts = spec.num_experts,
+                                           .hidden_size = spec.hidden_size,
+                                           .row_bytes = rows.row_bytes,
+                                           .row_dtype = rows.row_dtype,
+                                           .ep_size = parallel.ep_size,
+                                           .ep_rank = parallel.ep_rank,
+                                           .placement = parallel.placement,
+                                           .transport = options.transport,
+                                           .combine = options.ep_combine,
+                                           .communicator = context.communicator()};
+  const auto* dispatcher =
+      choose(dispatch::dispatcher_catalog(), "dispatcher", {}, exchange, plan.summary.rows);
+  if (dispatcher == nullptr) throw_no_row("dispatcher", plan.summary.rows);
+  plan.dispatcher = dispatcher->make(exchange);
+
+  book_workspace(plan);
+  summarise(plan, *dispatcher);
+}
+
+}  // namespace
+
+LayerPlan plan_layer(const Context& context, const MoeSpec& spec, const LayerOptions& options,
+                     const ParallelSpec& parallel) {
+  LayerPlan plan;
+  plan.spec = spec;
+  plan.parallel = parallel;
+  plan.options = options;
+  fill_plan(plan, context);
+  return plan;
+}
+
+Plan make_plan(const Context& context, const MoeSpec& spec, const LayerOptions& options,
+               const ParallelSpec& parallel) {
+  LayerPlan plan;
+  plan.spec = spec;
+  plan.parallel = parallel;
+  plan.options = options;
+  try {
+    fill_plan(plan, context);
+  } catch (const Error& error) {
+    // The rows gathered so far already say why nothing fits.
+    if (error.code() != ErrorCode::kUnsupported) throw;
+  }
+  return std::move(plan.summary);
+}
+
+}  // namespace conclave::inline v0

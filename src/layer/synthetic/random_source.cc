@@ -1,0 +1,118 @@
+#include "core/checked.h"
+#include "core/float_convert.h"
+
+#include "conclave/error.h"
+#include "conclave/synthetic.h"
+
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <string>
+
+namespace conclave::inline v0 {
+namespace {
+
+// SplitMix64: every counter value gives an independent 64-bit word, so any element can be computed
+// alone (Steele, Lea, Flood 2014).
+uint64_t mix(uint64_t value) {
+  value += 0x9e3779b97f4a7c15U;
+  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9U;
+  value = (value ^ (value >> 27)) * 0x94d049bb133111ebU;
+  return value ^ (value >> 31);
+}
+
+// The sum of four uniform 16-bit numbers, centred and odd so that it is never zero: variance
+// 4 * 65536^2 / 12, close to normal, and cheap.
+float normal_like(uint64_t stream, uint64_t index) {
+  const uint64_t word = mix(stream ^ mix(index));
+  const auto sum = static_cast<int32_t>((word & 0xffff) + ((word >> 16) & 0xffff) +
+                                        ((word >> 32) & 0xffff) + (word >> 48));
+  const int32_t centred = (sum - 2 * 65535) | 1;
+  constexpr float kInverseDeviation = 1.0F / 37837.2F;  // sqrt(65536^2 / 3)
+  return static_cast<float>(centred) * kInverseDeviation;
+}
+
+void store(std::byte* destination, DType dtype, float value) {
+  const auto put = [destination](auto bits) { std::memcpy(destination, &bits, sizeof(bits)); };
+  if (dtype == DType::kF32) return put(value);
+  put(dtype == DType::kBF16 ? float_to_bf16(value) : float_to_f16(value));
+}
+
+class RandomSource final : public WeightSource {
+ public:
+  RandomSource(const MoeSpec& spec, uint64_t seed) : seed_(seed) {
+    const DType dtype = spec.weight_dtype;
+    const int64_t experts = spec.num_experts;
+    const int64_t hidden = spec.hidden_size;
+    const int64_t inner = spec.intermediate_size;
+    set(WeightRole::kGate, {experts, inner, hidden, dtype});
+    set(WeightRole::kUp, {experts, inner, hidden, dtype});
+    set(WeightRole::kDown, {experts, hidden, inner, dtype});
+    if (spec.has_gate) set(WeightRole::kRouter, {1, experts, hidden, dtype});
+    if (spec.shared.mode == SharedMode::kNone) return;
+    const int64_t shared = spec.shared.intermediate_size;
+    set(WeightRole::kSharedGate, {1, shared, hidden, dtype});
+    set(WeightRole::kSharedUp, {1, shared, hidden, dtype});
+    set(WeightRole::kSharedDown, {1, hidden, shared, dtype});
+    if (spec.shared.mode == SharedMode::kSigmoidGate) {
+      set(WeightRole::kSharedExpertGate, {1, 1, hidden, dtype});
+    }
+  }
+
+  WeightInfo describe(WeightRole role) const override { return roles_[static_cast<size_t>(role)]; }
+
+  void read(WeightRole role, int64_t expert, const WeightBlock& block,
+            std::span<std::byte> destination) const override {
+    const WeightInfo info = describe(role);
+    if (expert < 0 || expert >= info.count) {
+      throw Error(ErrorCode::kInvalidArgument, {.what = "no such weight matrix",
+                                                .tensor = locate(role, expert),
+                                                .limit = std::to_string(info.count - 1)});
+    }
+    const uint64_t stream =
+        mix(seed_ ^ mix(static_cast<uint64_t>(role) << 32 | static_cast<uint64_t>(expert)));
+    const float scale = 1.0F / std::sqrt(static_cast<float>(info.cols));
+    const auto step = static_cast<size_t>(byte_size(info.dtype));
+    std::byte* out = destination.data();
+    for (int64_t row = block.row_begin; row < block.row_end; ++row) {
+      for (int64_t col = block.col_begin; col < block.col_end; ++col, out += step) {
+        store(out, info.dtype,
+              scale * normal_like(stream, static_cast<uint64_t>(row * info.cols + col)));
+      }
+    }
+  }
+
+ private:
+  void set(WeightRole role, const WeightInfo& info) { roles_[static_cast<size_t>(role)] = info; }
+
+  uint64_t seed_;
+  std::array<WeightInfo, size_t{static_cast<size_t>(WeightRole::kSharedExpertGate) + 1}> roles_{};
+};
+
+}  // namespace
+
+std::unique_ptr<WeightSource> make_synthetic_source(const MoeSpec& spec, uint64_t seed) {
+  validate(spec);
+  return std::make_unique<RandomSource>(spec, seed);
+}
+
+void fill_random(const TensorView& tensor, uint64_t seed) {
+  const DType dtype = tensor.dtype;
+  if (dtype != DType::kF32 && dtype != DType::kF16 && dtype != DType::kBF16) {
+    throw Error(ErrorCode::kDType, {.what = "cannot fill this element type",
+                                    .expected = "F32, F16 or BF16",
+                                    .found = std::string(to_string(dtype))});
+  }
+  const int64_t cols = tensor.shape.rank() > 0 ? tensor.shape[tensor.shape.rank() - 1] : 1;
+  const int64_t rows = cols > 0 ? tensor.shape.num_elements() / cols : 0;
+  const int64_t stride = tensor.row_stride != 0 ? tensor.row_stride : cols;
+  const uint64_t stream = mix(seed);
+  for (int64_t row = 0; row < rows; ++row) {
+    auto* out = static_cast<std::byte*>(tensor.data) + row * stride * byte_size(dtype);
+    for (int64_t col = 0; col < cols; ++col, out += byte_size(dtype)) {
+      store(out, dtype, normal_like(stream, static_cast<uint64_t>(row * cols + col)));
+    }
+  }
+}
+
+}  // namespace conclave::inline v0
