@@ -19,7 +19,7 @@ function(conclave_add_test name)
     set(arg_TIMEOUT 120)
   endif()
 
-  add_executable(${name} ${arg_SOURCES})
+  add_executable(${name} ${arg_SOURCES} ${PROJECT_SOURCE_DIR}/tests/support/sanitizer_options.cc)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests ${PROJECT_SOURCE_DIR}/src)
   target_link_libraries(${name} PRIVATE conclave::conclave conclave_test_support conclave_warnings
                                         conclave_scalar_rounding fmt::fmt-header-only
