@@ -8,6 +8,10 @@ set(CONCLAVE_ISA_FLAGS_avx512 ${CONCLAVE_ISA_FLAGS_avx2} -mavx512f -mavx512bw -m
 set(CONCLAVE_ISA_FLAGS_avx512_bf16 ${CONCLAVE_ISA_FLAGS_avx512} -mavx512bf16)
 set(CONCLAVE_ISA_FLAGS_amx ${CONCLAVE_ISA_FLAGS_avx512_bf16} -mamx-tile -mamx-bf16)
 
+# GCC 12 and 13 warn of the deliberately undefined operands inside their own AVX-512 headers.
+set(CONCLAVE_ISA_WARNING_FLAGS
+    $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized;-Wno-uninitialized>)
+
 function(conclave_isa_source target isa)
   if(NOT DEFINED CONCLAVE_ISA_FLAGS_${isa})
     message(FATAL_ERROR "conclave_isa_source: unknown instruction set '${isa}'")
@@ -21,6 +25,6 @@ function(conclave_isa_source target isa)
       SOURCE ${file}
       DIRECTORY ${directory}
       APPEND
-      PROPERTY COMPILE_OPTIONS ${CONCLAVE_ISA_FLAGS_${isa}})
+      PROPERTY COMPILE_OPTIONS ${CONCLAVE_ISA_FLAGS_${isa}} ${CONCLAVE_ISA_WARNING_FLAGS})
   endforeach()
 endfunction()

@@ -15,5 +15,7 @@ ActivationId parse_activation(std::string_view name);
 
 // float64: act(gate) combined with up.
 double apply_reference(ActivationId id, double gate, double up) noexcept;
+// float32, bit for bit what the SIMD kernels compute.
+float apply_scalar(ActivationId id, float gate, float up) noexcept;
 
 }  // namespace conclave::inline v0::activation

@@ -1,0 +1,97 @@
+#include "experts/cpu/expert_mlp.h"
+#include "experts/experts_kernel.h"
+#include "experts/reference/reference.h"
+
+#include <array>
+
+namespace conclave::inline v0::experts {
+namespace {
+
+Support needs_isa(const ExpertsProblem& problem, cpu::Isa isa) {
+  if (problem.isa >= isa) return Support::yes();
+  return Support::no("needs " + std::string(cpu::to_string(isa)) + "; allowed is " +
+                     std::string(cpu::to_string(problem.isa)));
+}
+
+Support needs_float_weights(const ExpertsProblem& problem) {
+  const DType dtype = problem.weight_dtype;
+  if (dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16) return Support::yes();
+  return Support::no("takes F32, F16 or BF16 weights; found " + std::string(to_string(dtype)));
+}
+
+// The chosen arithmetic is that of bf16 products; other weights are always widened.
+Support needs_f32_arithmetic(const ExpertsProblem& problem, cpu::Isa isa) {
+  if (Support weights = needs_float_weights(problem); !weights) return weights;
+  if (problem.weight_dtype == DType::kBF16 && problem.arithmetic != cpu::Arithmetic::kF32Fma) {
+    return Support::no("computes f32_fma; asked for " +
+                       std::string(cpu::to_string(problem.arithmetic)));
+  }
+  return needs_isa(problem, isa);
+}
+
+Support needs_bf16_arithmetic(const ExpertsProblem& problem, cpu::Arithmetic arithmetic,
+                              cpu::Isa isa) {
+  if (problem.weight_dtype != DType::kBF16) {
+    return Support::no("takes BF16 weights; found " + std::string(to_string(problem.weight_dtype)));
+  }
+  if (problem.arithmetic != arithmetic) {
+    return Support::no("computes " + std::string(cpu::to_string(arithmetic)) + "; asked for " +
+                       std::string(cpu::to_string(problem.arithmetic)));
+  }
+  return needs_isa(problem, isa);
+}
+
+constexpr std::array kRows = {
+    KernelRow{.name = "cpu.avx512_bf16",
+              .supports =
+                  [](const ExpertsProblem& problem) {
+                    return needs_bf16_arithmetic(problem, cpu::Arithmetic::kDpBf16,
+                                                 cpu::Isa::kAvx512Bf16);
+                  },
+              .make =
+                  [](const ExpertsProblem& problem) {
+                    return make_expert_mlp(
+                        problem, {.functions = mlp_functions_avx512_bf16(problem.activation),
+                                  .row_dtype = DType::kBF16,
+                                  .tile = "6x64"});
+                  },
+              .arithmetic = cpu::Arithmetic::kDpBf16},
+    KernelRow{.name = "cpu.avx512",
+              .supports =
+                  [](const ExpertsProblem& problem) {
+                    return needs_f32_arithmetic(problem, cpu::Isa::kAvx512);
+                  },
+              .make =
+                  [](const ExpertsProblem& problem) {
+                    return make_expert_mlp(problem, {.functions = mlp_functions_avx512(
+                                                         problem.weight_dtype, problem.activation),
+                                                     .tile = "6x64"});
+                  },
+              .arithmetic = cpu::Arithmetic::kF32Fma},
+    KernelRow{.name = "cpu.avx2",
+              .supports =
+                  [](const ExpertsProblem& problem) {
+                    return needs_f32_arithmetic(problem, cpu::Isa::kAvx2);
+                  },
+              .make =
+                  [](const ExpertsProblem& problem) {
+                    return make_expert_mlp(problem, {.functions = mlp_functions_avx2(
+                                                         problem.weight_dtype, problem.activation),
+                                                     .tile = "6x16"});
+                  },
+              .arithmetic = cpu::Arithmetic::kF32Fma},
+    // Takes every problem, also where another arithmetic was asked for: it always computes f32_fma.
+    KernelRow{
+        .name = "cpu.reference",
+        .supports = [](const ExpertsProblem& problem) { return needs_float_weights(problem); },
+        .make = [](const ExpertsProblem& problem) { return make_reference_kernel(problem); },
+        .arithmetic = cpu::Arithmetic::kF32Fma},
+};
+
+}  // namespace
+
+Catalog<KernelRow> kernel_catalog() {
+  return Catalog<KernelRow>(std::span<const KernelRow>(kRows));
+}
+
+}  // namespace conclave::inline v0::experts

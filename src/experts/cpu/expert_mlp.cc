@@ -1,0 +1,189 @@
+#include "experts/cpu/expert_mlp.h"
+
+#include "core/workspace_layout.h"
+#include "experts/cpu/work_list.h"
+#include "experts/slab_layout.h"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+namespace conclave::inline v0::experts {
+namespace {
+
+using gemm::PanelTask;
+
+// One run's data, shared by the workers.
+struct Call {
+  const ExpertBatch& batch;
+  const PackedExperts& weights;
+  const ExpertOutput& output;
+  std::byte* intermediate;
+  const WorkList& work;
+};
+
+// A stage's panels in memory.
+struct Stage {
+  const std::byte* slabs = nullptr;
+  size_t slab_bytes = 0;
+  size_t panel_bytes = 0;
+  int64_t num_panels = 0;
+
+  const std::byte* panel(const WorkItem& item) const {
+    return slabs + static_cast<size_t>(item.expert) * slab_bytes +
+           static_cast<size_t>(item.panel) * panel_bytes;
+  }
+};
+
+// Hands items out one by one. Each worker holds the item after its current one already, so that
+// its weights can be on the way from memory meanwhile.
+template <class Body>
+void run_stage(Executor& executor, const WorkList& work, const Stage& stage, const Body& body) {
+  struct State {
+    std::atomic<int64_t> next{0};
+    int64_t num_items;
+    const WorkList* work;
+    const Stage* stage;
+    const Body* body;
+  } state{{}, work.num_blocks() * stage.num_panels, &work, &stage, &body};
+  if (state.num_items == 0) return;
+  executor.run({.invoke =
+                    [](void* opaque, int32_t) noexcept {
+                      auto& shared = *static_cast<State*>(opaque);
+                      WorkList::Cursor cursor;
+                      const auto take = [&](WorkItem& item) {
+                        const int64_t index = shared.next.fetch_add(1, std::memory_order_relaxed);
+                        if (index >= shared.num_items) return false;
+                        item = shared.work->item(index, shared.stage->num_panels, cursor);
+                        return true;
+                      };
+                      WorkItem item;
+                      bool taken = take(item);
+                      while (taken) {
+                        WorkItem next;
+                        taken = take(next);
+                        const std::byte* panel = shared.stage->panel(item);
+                        const std::byte* next_panel = taken ? shared.stage->panel(next) : nullptr;
+                        (*shared.body)(item, panel, next_panel);
+                        item = next;
+                      }
+                    },
+                .state = &state});
+}
+
+class ExpertMlp final : public ExpertsKernel {
+ public:
+  ExpertMlp(const ExpertsProblem& problem, ExpertMlpConfig config)
+      : num_local_experts_(problem.num_local_experts),
+        layout_(problem),
+        config_(std::move(config)) {}
+
+  BatchRequirements requirements() const override {
+    return {.row_dtype = config_.row_dtype,
+            .row_bytes = round_up(layout_.hidden_size, 32) * byte_size(config_.row_dtype)};
+  }
+  SlabBytes slab_bytes() const override { return layout_.bytes(); }
+  std::string packed_layout() const override { return gemm::layout_name(layout_.gate_up); }
+  std::string tile() const override { return config_.tile; }
+  void pack(const ExpertMatrices& expert, std::byte* gate_up_slab,
+            std::byte* down_slab) const override {
+    layout_.pack(expert, gate_up_slab, down_slab);
+  }
+  size_t workspace_bytes(int64_t max_slots) const override {
+    WorkspaceLayout workspace;
+    book(workspace, max_slots);
+    return workspace.total_bytes();
+  }
+
+  void run(const ExpertBatch& batch, const PackedExperts& weights, const ExpertOutput& output,
+           std::span<std::byte> workspace, Executor& executor) const override {
+    WorkspaceLayout booking;
+    const Slices slices = book(booking, 0);
+    const WorkList work(batch, {slice_as<ActiveExpert>(workspace, slices.active),
+                                static_cast<size_t>(num_local_experts_)});
+    const Call call{.batch = batch,
+                    .weights = weights,
+                    .output = output,
+                    .intermediate = slice_as<std::byte>(workspace, slices.intermediate),
+                    .work = work};
+    run_gate_up(call, executor);
+    run_down(call, executor);
+  }
+
+ private:
+  struct Slices {
+    WorkspaceSlice active;
+    WorkspaceSlice intermediate;
+  };
+
+  int64_t intermediate_row_bytes() const {
+    return layout_.padded_intermediate() * byte_size(config_.row_dtype);
+  }
+
+  Slices book(WorkspaceLayout& workspace, int64_t max_slots) const {
+    return {.active = workspace.book<ActiveExpert>(num_local_experts_),
+            .intermediate =
+                workspace.book_bytes(max_slots, static_cast<size_t>(intermediate_row_bytes()))};
+  }
+
+  void run_gate_up(const Call& call, Executor& executor) const {
+    const Stage stage{.slabs = call.weights.gate_up,
+                      .slab_bytes = layout_.bytes().gate_up,
+                      .panel_bytes = layout_.gate_up.panel_bytes(),
+                      .num_panels = layout_.gate_up_panels()};
+    run_stage(
+        executor, call.work, stage,
+        [&](const WorkItem& item, const std::byte* panel, const std::byte* next_panel) {
+          const int64_t column = item.panel * kGateUpColumns;
+          config_.functions.gate_up(
+              {.panel = panel,
+               .next_panel = next_panel,
+               .next_panel_bytes = stage.panel_bytes,
+               .k = layout_.hidden_size,
+               .rows = call.batch.bundle.rows,
+               .row_index = call.batch.source_row + item.first_slot,
+               .row_bytes = call.batch.bundle.row_bytes,
+               .num_rows = item.num_rows,
+               .out = call.intermediate + item.first_row * intermediate_row_bytes() +
+                      column * byte_size(config_.row_dtype),
+               .out_row_bytes = intermediate_row_bytes(),
+               .valid_columns = std::min(kGateUpColumns, layout_.intermediate_size - column)});
+        });
+  }
+
+  void run_down(const Call& call, Executor& executor) const {
+    const Stage stage{.slabs = call.weights.down,
+                      .slab_bytes = layout_.bytes().down,
+                      .panel_bytes = layout_.down.panel_bytes(),
+                      .num_panels = layout_.down_panels()};
+    run_stage(executor, call.work, stage,
+              [&](const WorkItem& item, const std::byte* panel, const std::byte* next_panel) {
+                const int64_t column = item.panel * gemm::kPanelColumns;
+                float* out = call.output.rows + item.first_slot * call.output.row_stride + column;
+                config_.functions.down(
+                    {.panel = panel,
+                     .next_panel = next_panel,
+                     .next_panel_bytes = stage.panel_bytes,
+                     .k = layout_.intermediate_size,
+                     .rows = call.intermediate + item.first_row * intermediate_row_bytes(),
+                     .row_bytes = intermediate_row_bytes(),
+                     .num_rows = item.num_rows,
+                     .out = static_cast<std::byte*>(static_cast<void*>(out)),
+                     .out_row_bytes = call.output.row_stride * int64_t{sizeof(float)},
+                     .valid_columns = std::min(gemm::kPanelColumns, layout_.hidden_size - column)});
+              });
+  }
+
+  int64_t num_local_experts_;
+  SlabLayout layout_;
+  ExpertMlpConfig config_;
+};
+
+}  // namespace
+
+std::unique_ptr<ExpertsKernel> make_expert_mlp(const ExpertsProblem& problem,
+                                               ExpertMlpConfig config) {
+  return std::make_unique<ExpertMlp>(problem, std::move(config));
+}
+
+}  // namespace conclave::inline v0::experts

@@ -1,0 +1,21 @@
+// The CPU kernel of the experts, over the panel functions of any instruction set.
+#pragma once
+
+#include "experts/cpu/mlp_functions.h"
+#include "experts/experts_kernel.h"
+
+#include <memory>
+#include <string>
+
+namespace conclave::inline v0::experts {
+
+struct ExpertMlpConfig {
+  MlpFunctions functions;
+  DType row_dtype = DType::kF32;  // of rows and activated rows: kF32 or kBF16
+  std::string tile = {};          // "6x64"
+};
+
+std::unique_ptr<ExpertsKernel> make_expert_mlp(const ExpertsProblem& problem,
+                                               ExpertMlpConfig config);
+
+}  // namespace conclave::inline v0::experts

@@ -1,0 +1,50 @@
+// The two parallel regions of an experts call as numbered items: (expert, block of rows, panel).
+#pragma once
+
+#include "core/flow.h"
+
+#include <cstdint>
+#include <span>
+
+namespace conclave::inline v0::experts {
+
+// One expert that has rows, and the numbers of its first items.
+struct ActiveExpert {
+  int64_t expert = 0;
+  int64_t first_slot = 0;
+  int64_t first_row = 0;  // numbering occupied slots only, in the order of this list
+  int64_t num_rows = 0;
+  int64_t num_blocks = 0;
+  int64_t first_block = 0;  // over all experts; item = block * panels + panel
+};
+
+// Rows of one item, and where.
+struct WorkItem {
+  int64_t expert = 0;
+  int64_t panel = 0;
+  int64_t first_slot = 0;
+  int64_t first_row = 0;
+  int64_t num_rows = 0;
+};
+
+// Experts with most rows come first, so that no long item starts when the others are done. Items
+// that share rows follow each other panel by panel: the rows stay in the second-level cache.
+class WorkList {
+ public:
+  // `storage` has one entry per local expert and must outlive the list.
+  WorkList(const ExpertBatch& batch, std::span<ActiveExpert> storage);
+
+  int64_t num_blocks() const { return num_blocks_; }
+
+  // A reader's place in the list; items are asked for in ascending order.
+  struct Cursor {
+    size_t active = 0;
+  };
+  WorkItem item(int64_t index, int64_t num_panels, Cursor& cursor) const;
+
+ private:
+  std::span<const ActiveExpert> active_;
+  int64_t num_blocks_ = 0;
+};
+
+}  // namespace conclave::inline v0::experts

@@ -1,0 +1,133 @@
+// Rows times one packed panel: tiles of up to six rows by 64 columns in registers.
+#pragma once
+
+#include "gemm/cpu/panel_task.h"
+#include "gemm/cpu/weights-inl.h"
+
+namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
+
+inline constexpr int kMaxTileRows = 6;
+
+// Vectors of a tile side by side: as many as leave registers for one weight and one activation
+// vector (32 registers of 16 lanes with AVX-512, 16 of 8 lanes with AVX2).
+template <int kRows>
+inline constexpr int kTileVectors = Vec::kLanes == 16 ? 4
+                                    : kRows == 1      ? 8
+                                    : kRows <= 3      ? 4
+                                                      : 2;
+
+// Fetches the next panel while this one is computed: each step of the tiles brings its share.
+class NextPanel {
+ public:
+  static constexpr int64_t kStepsPerTurn = 8;
+
+  CONCLAVE_KERNEL_INLINE NextPanel(const PanelTask& task, int64_t num_turns)
+      : cursor_(task.next_panel), end_(task.next_panel + task.next_panel_bytes) {
+    const int64_t lines = static_cast<int64_t>(task.next_panel_bytes) / 64;
+    lines_per_turn_ = task.next_panel == nullptr ? 0 : lines / num_turns + 1;
+  }
+
+  CONCLAVE_KERNEL_INLINE void turn() {
+    for (int64_t i = 0; i < lines_per_turn_ && cursor_ < end_; ++i, cursor_ += 64) {
+      prefetch_line(cursor_);
+    }
+  }
+
+ private:
+  const std::byte* cursor_;
+  const std::byte* end_;
+  int64_t lines_per_turn_;
+};
+
+template <class Weights, class Epilogue, int kRows>
+void compute_tile(const PanelTask& task, int64_t first_row, NextPanel& next) {
+  using Activation = typename Weights::Activation;
+  constexpr int kVectors = kTileVectors<kRows>;
+  constexpr int kPasses = 64 / (kVectors * Vec::kLanes);
+  constexpr int64_t kPanelRowBytes = 64 * Weights::kLaneBytes;
+
+  const Activation* rows[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    const int64_t slot = first_row + r;
+    const int64_t row = task.row_index != nullptr ? task.row_index[slot] : slot;
+    rows[r] = reinterpret_cast<const Activation*>(task.rows + row * task.row_bytes);
+  }
+  const int64_t steps = (task.k + Weights::kStepK - 1) / Weights::kStepK;
+  for (int pass = 0; pass < kPasses; ++pass) {
+    Tile<kRows, kVectors> tile;
+    tile.clear();
+    const std::byte* panel_row = task.panel;
+    for (int64_t begin = 0; begin < steps; begin += NextPanel::kStepsPerTurn) {
+      if (pass == 0) next.turn();
+      const int64_t rest = steps - begin;
+      const int64_t end =
+          begin + (rest < NextPanel::kStepsPerTurn ? rest : NextPanel::kStepsPerTurn);
+      for (int64_t step = begin; step < end; ++step, panel_row += kPanelRowBytes) {
+        Weights::template step<kRows, kVectors>(tile, rows, step * Weights::kStepK, panel_row,
+                                                pass);
+      }
+    }
+    Epilogue::store(tile, task, first_row, pass);
+  }
+}
+
+// A PanelFunction. Rows are spread evenly over the fewest tiles.
+template <class Weights, class Epilogue>
+void compute_panel(const PanelTask& task) noexcept {
+  const int64_t tiles = (task.num_rows + kMaxTileRows - 1) / kMaxTileRows;
+  if (tiles == 0) return;
+  const int64_t short_rows = task.num_rows / tiles;
+  const int64_t num_long = task.num_rows % tiles;
+  const int64_t steps = (task.k + Weights::kStepK - 1) / Weights::kStepK;
+  const int64_t turns = (steps + NextPanel::kStepsPerTurn - 1) / NextPanel::kStepsPerTurn;
+  NextPanel next(task, turns * tiles);
+  int64_t row = 0;
+  for (int64_t t = 0; t < tiles; ++t) {
+    const int64_t count = short_rows + (t < num_long ? 1 : 0);
+    switch (count) {
+      case 1:
+        compute_tile<Weights, Epilogue, 1>(task, row, next);
+        break;
+      case 2:
+        compute_tile<Weights, Epilogue, 2>(task, row, next);
+        break;
+      case 3:
+        compute_tile<Weights, Epilogue, 3>(task, row, next);
+        break;
+      case 4:
+        compute_tile<Weights, Epilogue, 4>(task, row, next);
+        break;
+      case 5:
+        compute_tile<Weights, Epilogue, 5>(task, row, next);
+        break;
+      default:
+        compute_tile<Weights, Epilogue, 6>(task, row, next);
+        break;
+    }
+    row += count;
+  }
+}
+
+// Writes the 64 columns as float32.
+struct StoreRows {
+  template <int kRows, int kVectors>
+  static CONCLAVE_KERNEL_INLINE void store(const Tile<kRows, kVectors>& tile, const PanelTask& task,
+                                           int64_t first_row, int pass) {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      std::byte* out = task.out + (first_row + r) * task.out_row_bytes;
+#pragma GCC unroll 8
+      for (int j = 0; j < kVectors; ++j) {
+        const int column = column_of<kVectors>(pass, j);
+        const int64_t valid = task.valid_columns - column;
+        if (valid >= Vec::kLanes) {
+          tile.sum[r][j].store(out + column * 4);
+        } else if (valid > 0) {
+          tile.sum[r][j].store_first(out + column * 4, valid);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE

@@ -1,0 +1,32 @@
+// One unit of work of a grouped product: some rows times one packed panel.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace conclave::inline v0::gemm {
+
+struct PanelTask {
+  const std::byte* panel = nullptr;
+  // What the same thread reads next, or null: it is fetched into the cache meanwhile.
+  const std::byte* next_panel = nullptr;
+  size_t next_panel_bytes = 0;
+  int64_t k = 0;
+
+  // Row r is at rows + row_index[r] * row_bytes; without an index at rows + r * row_bytes.
+  // Zero beyond k, up to the layout's padded_k.
+  const std::byte* rows = nullptr;
+  const int64_t* row_index = nullptr;
+  int64_t row_bytes = 0;
+  int64_t num_rows = 0;
+
+  // First output column of this panel in row 0.
+  std::byte* out = nullptr;
+  int64_t out_row_bytes = 0;
+  // Output columns that exist: of 64, or of 32 where gate and up of a column become one.
+  int64_t valid_columns = 0;
+};
+
+using PanelFunction = void (*)(const PanelTask& task) noexcept;
+
+}  // namespace conclave::inline v0::gemm

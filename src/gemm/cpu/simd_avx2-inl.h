@@ -1,0 +1,73 @@
+// 8 float32 lanes. Included by simd-inl.h only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <immintrin.h>
+
+namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
+
+struct Vec {
+  static constexpr int kLanes = 8;
+  __m256 value;
+
+  static CONCLAVE_KERNEL_INLINE __m256i load_bits(const void* p) {
+    return _mm256_loadu_si256(static_cast<const __m256i*>(p));
+  }
+  static CONCLAVE_KERNEL_INLINE Vec zero() { return {_mm256_setzero_ps()}; }
+  static CONCLAVE_KERNEL_INLINE Vec broadcast(float x) { return {_mm256_set1_ps(x)}; }
+  static CONCLAVE_KERNEL_INLINE Vec load(const void* p) {
+    return {_mm256_loadu_ps(static_cast<const float*>(p))};
+  }
+  // Pairs of bf16 in 32-bit lanes: the first, or the second of each, widened.
+  static CONCLAVE_KERNEL_INLINE Vec load_bf16_first(const void* p) {
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(load_bits(p), 16))};
+  }
+  static CONCLAVE_KERNEL_INLINE Vec load_bf16_second(const void* p) {
+    const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xffff0000U));
+    return {_mm256_castsi256_ps(_mm256_and_si256(load_bits(p), mask))};
+  }
+  static CONCLAVE_KERNEL_INLINE Vec load_f16(const void* p) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p)))};
+  }
+
+  static CONCLAVE_KERNEL_INLINE Vec add(Vec a, Vec b) { return {_mm256_add_ps(a.value, b.value)}; }
+  static CONCLAVE_KERNEL_INLINE Vec sub(Vec a, Vec b) { return {_mm256_sub_ps(a.value, b.value)}; }
+  static CONCLAVE_KERNEL_INLINE Vec mul(Vec a, Vec b) { return {_mm256_mul_ps(a.value, b.value)}; }
+  static CONCLAVE_KERNEL_INLINE Vec div(Vec a, Vec b) { return {_mm256_div_ps(a.value, b.value)}; }
+  static CONCLAVE_KERNEL_INLINE Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.value, b.value)}; }
+  static CONCLAVE_KERNEL_INLINE Vec fma(Vec a, Vec b, Vec c) {
+    return {_mm256_fmadd_ps(a.value, b.value, c.value)};
+  }
+  static CONCLAVE_KERNEL_INLINE Vec negative_magnitude(Vec a) {
+    return {_mm256_or_ps(a.value, _mm256_set1_ps(-0.0F))};
+  }
+  static CONCLAVE_KERNEL_INLINE Vec power_of_two(Vec t) {
+    const __m256i biased = _mm256_add_epi32(_mm256_castps_si256(t.value), _mm256_set1_epi32(127));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(biased, 23))};
+  }
+  static CONCLAVE_KERNEL_INLINE Vec select_negative(Vec a, Vec b, Vec c) {
+    return {_mm256_blendv_ps(c.value, b.value, a.value)};
+  }
+
+  // All ones in the first `count` lanes, 0 <= count <= kLanes.
+  static CONCLAVE_KERNEL_INLINE __m256i first(int64_t count) {
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), lanes);
+  }
+  CONCLAVE_KERNEL_INLINE Vec keep_first(int64_t count) const {
+    return {_mm256_and_ps(value, _mm256_castsi256_ps(first(count)))};
+  }
+  CONCLAVE_KERNEL_INLINE void store(void* p) const {
+    _mm256_storeu_ps(static_cast<float*>(p), value);
+  }
+  CONCLAVE_KERNEL_INLINE void store_first(void* p, int64_t count) const {
+    _mm256_maskstore_ps(static_cast<float*>(p), first(count), value);
+  }
+};
+
+CONCLAVE_KERNEL_INLINE void prefetch_line(const std::byte* p) {
+  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
+}
+
+}  // namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE

@@ -1,0 +1,77 @@
+// 16 float32 lanes. Included by simd-inl.h only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <immintrin.h>
+
+namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
+
+struct Vec {
+  static constexpr int kLanes = 16;
+  __m512 value;
+
+  static CONCLAVE_KERNEL_INLINE Vec zero() { return {_mm512_setzero_ps()}; }
+  static CONCLAVE_KERNEL_INLINE Vec broadcast(float x) { return {_mm512_set1_ps(x)}; }
+  static CONCLAVE_KERNEL_INLINE Vec load(const void* p) { return {_mm512_loadu_ps(p)}; }
+  // Pairs of bf16 in 32-bit lanes: the first, or the second of each, widened.
+  static CONCLAVE_KERNEL_INLINE Vec load_bf16_first(const void* p) {
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))};
+  }
+  static CONCLAVE_KERNEL_INLINE Vec load_bf16_second(const void* p) {
+    const __m512i mask = _mm512_set1_epi32(static_cast<int>(0xffff0000U));
+    return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), mask))};
+  }
+  static CONCLAVE_KERNEL_INLINE Vec load_f16(const void* p) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};
+  }
+
+  static CONCLAVE_KERNEL_INLINE Vec add(Vec a, Vec b) { return {_mm512_add_ps(a.value, b.value)}; }
+  static CONCLAVE_KERNEL_INLINE Vec sub(Vec a, Vec b) { return {_mm512_sub_ps(a.value, b.value)}; }
+  static CONCLAVE_KERNEL_INLINE Vec mul(Vec a, Vec b) { return {_mm512_mul_ps(a.value, b.value)}; }
+  static CONCLAVE_KERNEL_INLINE Vec div(Vec a, Vec b) { return {_mm512_div_ps(a.value, b.value)}; }
+  static CONCLAVE_KERNEL_INLINE Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.value, b.value)}; }
+  static CONCLAVE_KERNEL_INLINE Vec fma(Vec a, Vec b, Vec c) {
+    return {_mm512_fmadd_ps(a.value, b.value, c.value)};
+  }
+  static CONCLAVE_KERNEL_INLINE Vec negative_magnitude(Vec a) {
+    return {_mm512_or_ps(a.value, _mm512_set1_ps(-0.0F))};
+  }
+  static CONCLAVE_KERNEL_INLINE Vec power_of_two(Vec t) {
+    const __m512i biased = _mm512_add_epi32(_mm512_castps_si512(t.value), _mm512_set1_epi32(127));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(biased, 23))};
+  }
+  static CONCLAVE_KERNEL_INLINE Vec select_negative(Vec a, Vec b, Vec c) {
+    const __mmask16 negative = _mm512_movepi32_mask(_mm512_castps_si512(a.value));
+    return {_mm512_mask_blend_ps(negative, c.value, b.value)};
+  }
+
+  // The first `count` lanes, 0 <= count <= kLanes.
+  static CONCLAVE_KERNEL_INLINE __mmask16 first(int64_t count) {
+    return static_cast<__mmask16>((1U << count) - 1U);
+  }
+  CONCLAVE_KERNEL_INLINE Vec keep_first(int64_t count) const {
+    return {_mm512_maskz_mov_ps(first(count), value)};
+  }
+  CONCLAVE_KERNEL_INLINE void store(void* p) const { _mm512_storeu_ps(p, value); }
+  CONCLAVE_KERNEL_INLINE void store_first(void* p, int64_t count) const {
+    _mm512_mask_storeu_ps(p, first(count), value);
+  }
+  // Rounded to nearest even; NaN stays a quiet NaN.
+  CONCLAVE_KERNEL_INLINE void store_bf16(void* p) const {
+    const __m512i bits = _mm512_castps_si512(value);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounding = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+    const __m512i rounded = _mm512_add_epi32(bits, rounding);
+    const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x00400000));
+    const __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+    const __m512i result = _mm512_srli_epi32(_mm512_mask_blend_epi32(nan, rounded, quiet), 16);
+    _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi32_epi16(result));
+  }
+};
+
+CONCLAVE_KERNEL_INLINE void prefetch_line(const std::byte* p) {
+  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
+}
+
+}  // namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE

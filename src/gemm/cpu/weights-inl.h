@@ -1,0 +1,135 @@
+// One step down a packed panel, per weight type and arithmetic: kStepK values of k into a tile of
+// accumulators. Each accumulator takes one fused multiply-add per k, in ascending k, whatever the
+// number of rows in the tile; that makes results independent of the batch and, for float32
+// arithmetic, equal on every instruction set.
+#pragma once
+
+#include "gemm/cpu/simd-inl.h"
+
+namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
+
+// Column of vector `j` of `kVectors` in pass `pass` over a panel: the lower half of the vectors
+// covers columns of [0, 32), the upper half the same columns of [32, 64), so that gate and up of
+// an output meet in one tile.
+template <int kVectors>
+CONCLAVE_KERNEL_INLINE constexpr int column_of(int pass, int j) {
+  constexpr int kHalf = kVectors / 2;
+  return (j < kHalf ? 0 : 32) + (pass * kHalf + j % kHalf) * Vec::kLanes;
+}
+
+template <int kRows, int kVectors>
+struct Tile {
+  Vec sum[kRows][kVectors];
+
+  CONCLAVE_KERNEL_INLINE void clear() {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+      for (int j = 0; j < kVectors; ++j) sum[r][j] = Vec::zero();
+    }
+  }
+
+  // One k: row r's activation times the weights of all vectors.
+  CONCLAVE_KERNEL_INLINE void multiply_add(const float* const (&rows)[kRows], int64_t k,
+                                           const Vec (&weights)[kVectors]) {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const Vec x = Vec::broadcast(rows[r][k]);
+#pragma GCC unroll 8
+      for (int j = 0; j < kVectors; ++j) sum[r][j] = Vec::fma(x, weights[j], sum[r][j]);
+    }
+  }
+};
+
+struct F32Weights {
+  using Activation = float;
+  static constexpr int kStepK = 1;
+  static constexpr int kLaneBytes = 4;
+
+  template <int kRows, int kVectors>
+  static CONCLAVE_KERNEL_INLINE void step(Tile<kRows, kVectors>& tile,
+                                          const float* const (&rows)[kRows], int64_t k,
+                                          const std::byte* panel_row, int pass) {
+    Vec w[kVectors];
+#pragma GCC unroll 8
+    for (int j = 0; j < kVectors; ++j) {
+      w[j] = Vec::load(panel_row + column_of<kVectors>(pass, j) * kLaneBytes);
+    }
+    tile.multiply_add(rows, k, w);
+  }
+};
+
+struct F16Weights {
+  using Activation = float;
+  static constexpr int kStepK = 1;
+  static constexpr int kLaneBytes = 2;
+
+  template <int kRows, int kVectors>
+  static CONCLAVE_KERNEL_INLINE void step(Tile<kRows, kVectors>& tile,
+                                          const float* const (&rows)[kRows], int64_t k,
+                                          const std::byte* panel_row, int pass) {
+    Vec w[kVectors];
+#pragma GCC unroll 8
+    for (int j = 0; j < kVectors; ++j) {
+      w[j] = Vec::load_f16(panel_row + column_of<kVectors>(pass, j) * kLaneBytes);
+    }
+    tile.multiply_add(rows, k, w);
+  }
+};
+
+// bf16 widened to float32.
+struct Bf16Weights {
+  using Activation = float;
+  static constexpr int kStepK = 2;
+  static constexpr int kLaneBytes = 4;
+
+  template <int kRows, int kVectors>
+  static CONCLAVE_KERNEL_INLINE void step(Tile<kRows, kVectors>& tile,
+                                          const float* const (&rows)[kRows], int64_t k,
+                                          const std::byte* panel_row, int pass) {
+    Vec w[kVectors];
+#pragma GCC unroll 8
+    for (int j = 0; j < kVectors; ++j) {
+      w[j] = Vec::load_bf16_first(panel_row + column_of<kVectors>(pass, j) * kLaneBytes);
+    }
+    tile.multiply_add(rows, k, w);
+#pragma GCC unroll 8
+    for (int j = 0; j < kVectors; ++j) {
+      w[j] = Vec::load_bf16_second(panel_row + column_of<kVectors>(pass, j) * kLaneBytes);
+    }
+    tile.multiply_add(rows, k + 1, w);
+  }
+};
+
+#if defined(CONCLAVE_SIMD_AVX512_BF16) || defined(CONCLAVE_SIMD_AMX)
+// Pairs of bf16 products: activations are bf16 too.
+struct Bf16DotWeights {
+  using Activation = uint16_t;
+  static constexpr int kStepK = 2;
+  static constexpr int kLaneBytes = 4;
+
+  template <int kRows, int kVectors>
+  static CONCLAVE_KERNEL_INLINE void step(Tile<kRows, kVectors>& tile,
+                                          const uint16_t* const (&rows)[kRows], int64_t k,
+                                          const std::byte* panel_row, int pass) {
+    __m512bh w[kVectors];
+#pragma GCC unroll 8
+    for (int j = 0; j < kVectors; ++j) {
+      const void* p = panel_row + column_of<kVectors>(pass, j) * kLaneBytes;
+      w[j] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(p));
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      int32_t pair;
+      __builtin_memcpy(&pair, rows[r] + k, sizeof(pair));
+      const auto x = reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
+#pragma GCC unroll 8
+      for (int j = 0; j < kVectors; ++j) {
+        tile.sum[r][j].value = _mm512_dpbf16_ps(tile.sum[r][j].value, x, w[j]);
+      }
+    }
+  }
+};
+#endif
+
+}  // namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE

@@ -1,0 +1,85 @@
+#include "gemm/packed_layout.h"
+
+#include "core/float_convert.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace conclave::inline v0::gemm {
+namespace {
+
+// Transposes blocks that fit the first-level cache: 64 bytes of each column at a time, written as
+// `sizeof(Lane)`-byte lanes.
+template <class Lane>
+void transpose_lanes(const PanelColumns& columns, int64_t num_lanes, std::byte* panel) {
+  constexpr int64_t kBlock = 64 / static_cast<int64_t>(sizeof(Lane));
+  constexpr Lane kZeros[kBlock] = {};
+  for (int64_t begin = 0; begin < num_lanes; begin += kBlock) {
+    const int64_t count = std::min(kBlock, num_lanes - begin);
+    std::byte* block = panel + static_cast<size_t>(begin * kPanelColumns) * sizeof(Lane);
+    for (size_t column = 0; column < columns.size(); ++column) {
+      const std::byte* source = columns[column];
+      Lane lanes[kBlock];
+      std::memcpy(lanes,
+                  source != nullptr
+                      ? source + static_cast<size_t>(begin) * sizeof(Lane)
+                      : static_cast<const std::byte*>(static_cast<const void*>(kZeros)),
+                  static_cast<size_t>(count) * sizeof(Lane));
+      std::byte* target = block + column * sizeof(Lane);
+      for (int64_t i = 0; i < count; ++i) {
+        std::memcpy(target + static_cast<size_t>(i * kPanelColumns) * sizeof(Lane), &lanes[i],
+                    sizeof(Lane));
+      }
+    }
+  }
+}
+
+// The last, odd k of bf16 columns, and the zeros up to the padded k.
+void pack_bf16_tail(const PanelLayout& layout, const PanelColumns& columns, std::byte* panel) {
+  const int64_t pairs = layout.k / 2;
+  std::byte* tail = panel + static_cast<size_t>(pairs) * layout.row_bytes();
+  std::memset(tail, 0, layout.panel_bytes() - static_cast<size_t>(pairs) * layout.row_bytes());
+  if (layout.k % 2 == 0) return;
+  for (size_t column = 0; column < columns.size(); ++column) {
+    if (columns[column] == nullptr) continue;
+    std::memcpy(tail + column * 4, columns[column] + static_cast<size_t>(layout.k - 1) * 2, 2);
+  }
+}
+
+}  // namespace
+
+std::string layout_name(const PanelLayout& layout) {
+  return "panel64.k" + std::to_string(layout.group()) + ".v1";
+}
+
+void pack_panel(const PanelLayout& layout, const PanelColumns& columns, std::byte* panel) {
+  switch (layout.dtype) {
+    case DType::kBF16:
+      transpose_lanes<uint32_t>(columns, layout.k / 2, panel);
+      pack_bf16_tail(layout, columns, panel);
+      return;
+    case DType::kF16:
+      transpose_lanes<uint16_t>(columns, layout.k, panel);
+      return;
+    default:
+      transpose_lanes<uint32_t>(columns, layout.k, panel);
+      return;
+  }
+}
+
+float panel_value(const PanelLayout& layout, const std::byte* panel, int64_t k,
+                  int64_t column) noexcept {
+  const int64_t group = layout.group();
+  const int64_t index = ((k / group) * kPanelColumns + column) * group + k % group;
+  const std::byte* element = panel + static_cast<size_t>(index) * layout.element_bytes();
+  if (layout.dtype == DType::kF32) {
+    float value;
+    std::memcpy(&value, element, sizeof(value));
+    return value;
+  }
+  uint16_t bits;
+  std::memcpy(&bits, element, sizeof(bits));
+  return layout.dtype == DType::kBF16 ? bf16_to_float(bits) : f16_to_float(bits);
+}
+
+}  // namespace conclave::inline v0::gemm

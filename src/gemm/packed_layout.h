@@ -1,0 +1,52 @@
+// "panel64": the one layout of packed weights, read by every kernel row.
+//
+// A matrix [columns, k] is cut into panels of 64 columns, each contiguous. A panel is a list of
+// rows of 64 columns; a row holds one k (f32, f16) or a pair of neighbouring k (bf16), the pair of
+// one column in one 32-bit lane: that serves widening to float32, dot products of pairs and tiles.
+#pragma once
+
+#include "core/checked.h"
+
+#include "conclave/dtype.h"
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace conclave::inline v0::gemm {
+
+inline constexpr int64_t kPanelColumns = 64;
+
+struct PanelLayout {
+  DType dtype = DType::kBF16;  // kF32, kF16 or kBF16
+  int64_t k = 0;
+
+  // Elements of k side by side in a panel row.
+  int64_t group() const noexcept { return dtype == DType::kBF16 ? 2 : 1; }
+  // With the zeros at the end: a tile instruction takes 32 bf16 values of k at once.
+  int64_t padded_k() const noexcept { return dtype == DType::kBF16 ? round_up(k, 32) : k; }
+  size_t element_bytes() const noexcept { return dtype == DType::kF32 ? 4 : 2; }
+  size_t row_bytes() const noexcept {
+    return static_cast<size_t>(kPanelColumns * group()) * element_bytes();
+  }
+  size_t panel_bytes() const noexcept {
+    return static_cast<size_t>(padded_k() * kPanelColumns) * element_bytes();
+  }
+};
+
+// "panel64.k2.v1"; the number after k is PanelLayout::group.
+std::string layout_name(const PanelLayout& layout);
+
+// Source of each panel column: `k` dense elements of the layout's dtype, of any alignment. Null: a
+// column of zeros.
+using PanelColumns = std::array<const std::byte*, kPanelColumns>;
+
+// Writes every byte of one panel.
+void pack_panel(const PanelLayout& layout, const PanelColumns& columns, std::byte* panel);
+
+// One weight, widened. For the scalar path and tests.
+float panel_value(const PanelLayout& layout, const std::byte* panel, int64_t k,
+                  int64_t column) noexcept;
+
+}  // namespace conclave::inline v0::gemm

@@ -1,0 +1,114 @@
+// What is equal bit for bit: rows of the catalog with float32 arithmetic, and any row in any batch.
+#include "experts/expert_case.h"
+
+namespace conclave::testing {
+namespace {
+
+// Index of the first element whose bits differ, or -1. NaNs are equal to each other.
+int64_t first_difference(std::span<const float> a, std::span<const float> b) {
+  for (size_t i = 0; i < a.size(); ++i) {
+    const bool both_nan = std::isnan(a[i]) && std::isnan(b[i]);
+    if (!both_nan && std::memcmp(&a[i], &b[i], sizeof(float)) != 0) return static_cast<int64_t>(i);
+  }
+  return -1;
+}
+
+TEST(KernelRows, F32Arithmetic_AllEqualBitForBit) {
+  for (const DType weights : {DType::kF32, DType::kF16, DType::kBF16}) {
+    for (const int64_t h : {33, 96, 130}) {
+      const CaseShape shape{.hidden_size = h,
+                            .intermediate_size = h / 2 + 3,
+                            .weights = weights,
+                            .rows_per_expert = {1, 2, 3, 4, 5, 6, 7, 0, 29}};
+      const ExpertCase test_case(shape);
+      SerialExecutor executor;
+      std::vector<float> reference;
+      auto rows = usable_rows(test_case);
+      std::reverse(rows.begin(), rows.end());
+      ASSERT_EQ(rows.front().row->name, "cpu.reference");
+      for (const UsableRow& usable : rows) {
+        if (usable.row->arithmetic != cpu::Arithmetic::kF32Fma) continue;
+        const std::vector<float> out = test_case.run(*usable.kernel, executor);
+        if (reference.empty()) reference = out;
+        EXPECT_EQ(first_difference(out, reference), -1) << usable.row->name << describe(shape);
+      }
+    }
+  }
+}
+
+// The needle: one token's row for one expert, alone and among others.
+struct Needle {
+  std::vector<float> alone;
+  std::vector<float> among;
+};
+
+Needle find_needle(const experts::KernelRow& row, DType weights, int64_t rows, int64_t position,
+                   Executor& executor) {
+  const int64_t h = 130;
+  const ExpertCase crowd(CaseShape{.hidden_size = h,
+                                   .intermediate_size = 72,
+                                   .weights = weights,
+                                   .rows_per_expert = {4, rows, 9}});
+  ExpertCase alone(CaseShape{
+      .hidden_size = h, .intermediate_size = 72, .weights = weights, .rows_per_expert = {0, 1, 0}});
+  const int64_t slot = 4 + position;
+  alone.experts() = const_cast<ExpertCase&>(crowd).experts();
+  const float* source = const_cast<ExpertCase&>(crowd).hidden().data() +
+                        crowd.source_row()[static_cast<size_t>(slot)] * h;
+  std::copy_n(source, h, alone.hidden().data() + alone.source_row()[0] * h);
+
+  const auto kernel = row.make(crowd.problem(cpu::best_isa(), row.arithmetic));
+  const std::vector<float> all = crowd.run(*kernel, executor);
+  SerialExecutor one;
+  return {.alone = alone.run(*kernel, one),
+          .among = {all.begin() + slot * h, all.begin() + (slot + 1) * h}};
+}
+
+TEST(KernelRows, NeedleTokenInAnyBatch_SameBits) {
+  for (const DType weights : {DType::kF32, DType::kF16, DType::kBF16}) {
+    const ExpertCase probe(CaseShape{
+        .hidden_size = 130, .intermediate_size = 72, .weights = weights, .rows_per_expert = {1}});
+    for (const UsableRow& usable : usable_rows(probe)) {
+      for (const int64_t rows : {1, 2, 3, 5, 6, 7, 13, 31, 32, 33, 97, 200}) {
+        for (const int64_t position : {int64_t{0}, rows / 2, rows - 1}) {
+          ThreadExecutor executor(2);
+          const Needle needle = find_needle(*usable.row, weights, rows, position, executor);
+          EXPECT_EQ(first_difference(needle.alone, needle.among), -1)
+              << usable.row->name << " " << to_string(weights) << " row " << position << " of "
+              << rows;
+        }
+      }
+    }
+  }
+}
+
+// Control: a kernel whose order of sums depends on the batch would be noticed.
+TEST(KernelRows, SumInAnotherOrder_IsNoticed) {
+  const CaseShape shape{
+      .hidden_size = 130, .intermediate_size = 72, .weights = DType::kF32, .rows_per_expert = {1}};
+  ExpertCase test_case(shape);
+  SerialExecutor executor;
+  const auto kernel = experts::kernel_catalog()
+                          .find("cpu.reference", "kernel")
+                          .make(test_case.problem(cpu::Isa::kScalar, cpu::Arithmetic::kF32Fma));
+  const std::vector<float> forward = test_case.run(*kernel, executor);
+  // The same sums with k reversed: columns of gate and up and the hidden row.
+  for (StoredMatrix* matrix : {&test_case.experts()[0].gate, &test_case.experts()[0].up}) {
+    for (int64_t i = 0; i < shape.intermediate_size; ++i) {
+      for (int64_t k = 0; k < shape.hidden_size / 2; ++k) {
+        const int64_t a = i * shape.hidden_size + k;
+        const int64_t b = i * shape.hidden_size + shape.hidden_size - 1 - k;
+        const auto left = static_cast<float>(matrix->at(a));
+        matrix->set(a, static_cast<float>(matrix->at(b)));
+        matrix->set(b, left);
+      }
+    }
+  }
+  float* x = test_case.hidden().data() + test_case.source_row()[0] * shape.hidden_size;
+  std::reverse(x, x + shape.hidden_size);
+  const std::vector<float> reversed = test_case.run(*kernel, executor);
+  EXPECT_NE(first_difference(forward, reversed), -1);
+}
+
+}  // namespace
+}  // namespace conclave::testing
