@@ -110,7 +110,7 @@ class CheckRules(CheckCase):
         self.expect(0)
 
     def test_getenv_outside_its_file_fails(self):
-        self.write("src/core/from_environment.cc", 'auto v = std::getenv("A");\n')
+        self.write("src/layer/context.cc", 'auto v = std::getenv("A");\n')
         self.expect(0)
         self.write("src/cpu/a.cc", 'auto v = std::getenv("A");\n')
         self.expect(1, "src/cpu/a.cc:1: no-getenv")
