@@ -1,0 +1,70 @@
+// What a rank has under way in a local group, and whether two ranks mean the same operation.
+#pragma once
+
+#include "conclave/comm.h"
+#include "conclave/dtype.h"
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace conclave::inline v0::comm {
+
+enum class OperationKind : uint8_t {
+  kAllToAllV,
+  kAllGather,
+  kAllReduce,
+  kReduceScatter,
+  kBarrier,
+  kSend,
+  kRecv,
+};
+std::string_view to_string(OperationKind kind) noexcept;
+
+constexpr bool is_collective(OperationKind kind) {
+  return kind != OperationKind::kSend && kind != OperationKind::kRecv;
+}
+constexpr bool is_reduction(OperationKind kind) {
+  return kind == OperationKind::kAllReduce || kind == OperationKind::kReduceScatter;
+}
+
+// One operation of one rank, from begin to the end of wait.
+struct Operation {
+  uint64_t sequence = 0;  // of the handle; 0: this entry is free
+  OperationKind kind = OperationKind::kBarrier;
+  uint64_t number = 0;  // counts the rank's collectives, or the messages between two ranks
+  int32_t peer = -1;    // of a message
+  DType dtype = DType::kU8;
+  ReduceOp reduce = ReduceOp::kSum;
+  const std::byte* send = nullptr;
+  std::byte* recv = nullptr;
+  int64_t send_bytes = 0;  // of the whole buffer; kAllToAllV has the vectors instead
+  int64_t recv_bytes = 0;
+
+  std::vector<int64_t> send_counts, send_offsets, recv_counts, recv_offsets;  // [ranks]
+  std::vector<uint8_t> taken;        // [ranks] this rank has what it needs of the peer
+  std::vector<uint8_t> acked;        // [ranks] the peer has what it needs of this rank
+  std::vector<Operation*> partners;  // [ranks] scratch of a reduction
+
+  bool in_use() const { return sequence != 0; }
+};
+
+// The bytes that `from`, an operation of its rank, offers to rank `to`.
+struct Block {
+  const std::byte* data = nullptr;
+  int64_t bytes = 0;
+};
+Block block_for(const Operation& from, int32_t to);
+
+// Where rank `me` puts what comes from rank `from`. Not for reductions.
+std::byte* destination_of(const Operation& mine, int32_t from);
+
+// Why `theirs`, found where rank `me` looked for the partner of `mine`, is not that partner.
+std::optional<std::string> disagreement(const Operation& mine, int32_t me, const Operation& theirs,
+                                        int32_t peer);
+
+}  // namespace conclave::inline v0::comm

@@ -1,0 +1,262 @@
+// What every communicator of the catalog must do, over 1 to 8 ranks.
+#include "comm/communicator.h"
+#include "support/thread_ranks.h"
+
+#include "conclave/comm.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace conclave {
+namespace {
+
+using std::chrono_literals::operator""s;
+
+template <class T>
+std::span<const std::byte> bytes_of(const std::vector<T>& values) {
+  return std::as_bytes(std::span(values));
+}
+template <class T>
+std::span<std::byte> writable(std::vector<T>& values) {
+  return std::as_writable_bytes(std::span(values));
+}
+
+// Runs body on every size of group that every row of the catalog can make.
+template <class Body>
+void on_every_group(const Body& body) {
+  for (const auto& row : comm::communicator_catalog().rows()) {
+    for (const int32_t ranks : {1, 2, 3, 4, 8}) {
+      SCOPED_TRACE(std::string(row.name) + ", ranks " + std::to_string(ranks));
+      const LocalGroupOptions options{.num_ranks = ranks, .timeout = 20s};
+      ASSERT_TRUE(row.supports(options)) << row.supports(options).reason();
+      const auto outcomes = testing::run_ranks(row.make_group(options), body);
+      EXPECT_EQ(testing::first_failure(outcomes), "");
+    }
+  }
+}
+
+TEST(Communicator, Group_KnowsItsRanksAndName) {
+  for (const auto& row : comm::communicator_catalog().rows()) {
+    const auto group = row.make_group({.num_ranks = 3, .timeout = 7s});
+    ASSERT_EQ(group.size(), 3U);
+    for (int32_t rank = 0; rank < 3; ++rank) {
+      EXPECT_EQ(group[static_cast<size_t>(rank)]->rank(), rank);
+      EXPECT_EQ(group[static_cast<size_t>(rank)]->size(), 3);
+      EXPECT_EQ(group[static_cast<size_t>(rank)]->name(), row.name);
+      EXPECT_EQ(group[static_cast<size_t>(rank)]->timeout(), 7s);
+    }
+  }
+}
+
+TEST(Communicator, AllGather_OrdersBlocksByRank) {
+  on_every_group([](int32_t rank, Communicator& comm) {
+    const std::vector<int32_t> mine = {rank, rank * 10, -rank};
+    std::vector<int32_t> all(static_cast<size_t>(comm.size()) * 3, -99);
+    comm.all_gather(bytes_of(mine), writable(all), "gather");
+    for (int32_t peer = 0; peer < comm.size(); ++peer) {
+      const auto at = static_cast<size_t>(peer) * 3;
+      EXPECT_EQ(all[at], peer);
+      EXPECT_EQ(all[at + 1], peer * 10);
+      EXPECT_EQ(all[at + 2], -peer);
+    }
+  });
+}
+
+TEST(Communicator, AllToAllV_MovesUnevenBlocks) {
+  on_every_group([](int32_t rank, Communicator& comm) {
+    // Rank a sends (a * 3 + b) % 5 bytes to rank b, with gaps between the blocks.
+    const auto ranks = static_cast<size_t>(comm.size());
+    const auto count = [](int32_t from, int32_t to) { return int64_t{(from * 3 + to) % 5}; };
+    std::vector<int64_t> send_bytes(ranks);
+    std::vector<int64_t> recv_bytes(ranks);
+    std::vector<int64_t> offsets(ranks);
+    std::vector<uint8_t> send(ranks * 8);
+    std::vector<uint8_t> recv(ranks * 8, 0xee);
+    for (size_t peer = 0; peer < ranks; ++peer) {
+      send_bytes[peer] = count(rank, static_cast<int32_t>(peer));
+      recv_bytes[peer] = count(static_cast<int32_t>(peer), rank);
+      offsets[peer] = static_cast<int64_t>(peer) * 8;
+      for (size_t i = 0; i < 8; ++i) {
+        send[peer * 8 + i] = static_cast<uint8_t>(rank * 64 + static_cast<int>(peer * 8 + i));
+      }
+    }
+    comm.all_to_all_v({.send = bytes_of(send).data(),
+                       .send_bytes = send_bytes,
+                       .send_offsets = offsets,
+                       .recv = writable(recv).data(),
+                       .recv_bytes = recv_bytes,
+                       .recv_offsets = offsets},
+                      "exchange");
+    for (size_t peer = 0; peer < ranks; ++peer) {
+      for (size_t i = 0; i < 8; ++i) {
+        const bool sent = static_cast<int64_t>(i) < recv_bytes[peer];
+        const auto expected =
+            static_cast<uint8_t>(static_cast<int>(peer) * 64 + rank * 8 + static_cast<int>(i));
+        EXPECT_EQ(recv[peer * 8 + i], sent ? expected : 0xee);
+      }
+    }
+  });
+}
+
+TEST(Communicator, AllReduce_AddsInRankOrder) {
+  on_every_group([](int32_t rank, Communicator& comm) {
+    const auto value = [](int32_t r, size_t i) {
+      return static_cast<float>(r + 1) * 0.1F + static_cast<float>(i) * 1e7F;
+    };
+    std::vector<float> mine(100);
+    std::vector<float> sum(100);
+    for (size_t i = 0; i < mine.size(); ++i) mine[i] = value(rank, i);
+    comm.all_reduce(bytes_of(mine), writable(sum), DType::kF32, ReduceOp::kSum, "sum");
+    for (size_t i = 0; i < mine.size(); ++i) {
+      float expected = value(0, i);
+      for (int32_t r = 1; r < comm.size(); ++r) expected += value(r, i);
+      EXPECT_EQ(sum[i], expected) << i;
+    }
+  });
+}
+
+TEST(Communicator, AllReduceMax_TakesTheLargestOfEveryType) {
+  on_every_group([](int32_t rank, Communicator& comm) {
+    const auto check = [&](auto zero, DType dtype) {
+      using T = decltype(zero);
+      const std::vector<T> mine = {static_cast<T>(rank), static_cast<T>(-rank)};
+      std::vector<T> largest(2);
+      comm.all_reduce(bytes_of(mine), writable(largest), dtype, ReduceOp::kMax, "max");
+      EXPECT_EQ(largest[0], static_cast<T>(comm.size() - 1));
+      EXPECT_EQ(largest[1], static_cast<T>(0));
+    };
+    check(float{}, DType::kF32);
+    check(double{}, DType::kF64);
+    check(int32_t{}, DType::kI32);
+    check(int64_t{}, DType::kI64);
+  });
+}
+
+TEST(Communicator, ReduceScatter_GivesEachRankItsBlock) {
+  on_every_group([](int32_t rank, Communicator& comm) {
+    const int32_t ranks = comm.size();
+    std::vector<int64_t> mine(static_cast<size_t>(ranks) * 2);
+    for (size_t i = 0; i < mine.size(); ++i) mine[i] = (rank + 1) * 100 + static_cast<int64_t>(i);
+    std::vector<int64_t> block(2);
+    comm.reduce_scatter(bytes_of(mine), writable(block), DType::kI64, ReduceOp::kSum, "scatter");
+    const int64_t hundreds = 100 * ranks * (ranks + 1) / 2;
+    EXPECT_EQ(block[0], hundreds + ranks * (rank * 2));
+    EXPECT_EQ(block[1], hundreds + ranks * (rank * 2 + 1));
+  });
+}
+
+TEST(Communicator, Messages_ArriveInOrderAroundTheRing) {
+  on_every_group([](int32_t rank, Communicator& comm) {
+    const int32_t next = (rank + 1) % comm.size();
+    const int32_t previous = (rank + comm.size() - 1) % comm.size();
+    for (int32_t round = 0; round < 5; ++round) {
+      const std::vector<int32_t> first = {rank, round};
+      const std::vector<int32_t> second = {rank, round, -1};
+      std::vector<int32_t> got_first(2);
+      std::vector<int32_t> got_second(3);
+      const CommHandle a = comm.begin_send(next, bytes_of(first));
+      const CommHandle b = comm.begin_send(next, bytes_of(second));
+      comm.recv(previous, writable(got_first), "first");
+      comm.recv(previous, writable(got_second), "second");
+      comm.wait(b, comm.timeout(), "sent second");
+      comm.wait(a, comm.timeout(), "sent first");
+      EXPECT_EQ(got_first, (std::vector<int32_t>{previous, round}));
+      EXPECT_EQ(got_second, (std::vector<int32_t>{previous, round, -1}));
+    }
+  });
+}
+
+TEST(Communicator, OverlappingOperations_MayBeWaitedForInAnyOrder) {
+  on_every_group([](int32_t rank, Communicator& comm) {
+    const std::vector<int32_t> a = {rank};
+    const std::vector<int32_t> b = {rank + 100};
+    std::vector<int32_t> all_a(static_cast<size_t>(comm.size()));
+    std::vector<int32_t> sum_b(1);
+    const CommHandle gather = comm.begin_all_gather(bytes_of(a), writable(all_a));
+    const CommHandle reduce =
+        comm.begin_all_reduce(bytes_of(b), writable(sum_b), DType::kI32, ReduceOp::kSum);
+    const CommHandle barrier = comm.begin_barrier();
+    // Odd ranks wait in the other order: each wait must serve all that is under way.
+    if (rank % 2 == 0) {
+      comm.wait(gather, comm.timeout(), "gather");
+      comm.wait(reduce, comm.timeout(), "reduce");
+      comm.wait(barrier, comm.timeout(), "barrier");
+    } else {
+      comm.wait(barrier, comm.timeout(), "barrier");
+      comm.wait(reduce, comm.timeout(), "reduce");
+      comm.wait(gather, comm.timeout(), "gather");
+    }
+    for (int32_t peer = 0; peer < comm.size(); ++peer) {
+      EXPECT_EQ(all_a[static_cast<size_t>(peer)], peer);
+    }
+    EXPECT_EQ(sum_b[0], 100 * comm.size() + comm.size() * (comm.size() - 1) / 2);
+  });
+}
+
+TEST(Communicator, EmptyBuffers_AreLegal) {
+  on_every_group([](int32_t, Communicator& comm) {
+    comm.all_gather({}, {}, "nothing");
+    comm.all_reduce({}, {}, DType::kF32, ReduceOp::kSum, "nothing");
+    const std::vector<int64_t> zeros(static_cast<size_t>(comm.size()), 0);
+    comm.all_to_all_v({nullptr, zeros, zeros, nullptr, zeros, zeros}, "nothing");
+  });
+}
+
+TEST(Communicator, Barrier_HoldsEveryRankUntilTheLast) {
+  std::atomic<int32_t> entered{0};
+  on_every_group([&](int32_t rank, Communicator& comm) {
+    if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    if (comm.size() == 1) entered = 0;
+    entered.fetch_add(1);
+    comm.barrier("enter");
+    EXPECT_EQ(entered.load() % comm.size(), 0);
+    comm.barrier("counted");
+    if (rank == 0) entered = 0;
+    comm.barrier("reset");
+  });
+}
+
+TEST(Communicator, ManyRandomSteps_StayConsistent) {
+  on_every_group([](int32_t rank, Communicator& comm) {
+    const auto ranks = static_cast<size_t>(comm.size());
+    std::mt19937 shared(42);  // the same sequence on every rank
+    std::vector<int64_t> send_bytes(ranks);
+    std::vector<int64_t> recv_bytes(ranks);
+    std::vector<int64_t> offsets(ranks);
+    std::vector<uint8_t> send(ranks * 64);
+    std::vector<uint8_t> recv(ranks * 64);
+    for (size_t peer = 0; peer < ranks; ++peer) offsets[peer] = static_cast<int64_t>(peer) * 64;
+    for (int step = 0; step < 300; ++step) {
+      std::vector<int64_t> counts(ranks * ranks);
+      for (int64_t& count : counts) count = static_cast<int64_t>(shared() % 65);
+      if (shared() % 4 == 0) std::fill(counts.begin(), counts.end(), 0);
+      for (size_t peer = 0; peer < ranks; ++peer) {
+        send_bytes[peer] = counts[static_cast<size_t>(rank) * ranks + peer];
+        recv_bytes[peer] = counts[peer * ranks + static_cast<size_t>(rank)];
+      }
+      std::fill(send.begin(), send.end(), static_cast<uint8_t>(rank + step));
+      comm.all_to_all_v(
+          {bytes_of(send).data(), send_bytes, offsets, writable(recv).data(), recv_bytes, offsets},
+          "step");
+      for (size_t peer = 0; peer < ranks; ++peer) {
+        for (int64_t i = 0; i < recv_bytes[peer]; ++i) {
+          ASSERT_EQ(recv[peer * 64 + static_cast<size_t>(i)],
+                    static_cast<uint8_t>(static_cast<int>(peer) + step));
+        }
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace conclave
