@@ -14,7 +14,7 @@
 namespace conclave::inline v0::cpu {
 namespace {
 
-constexpr int32_t kMaxThreads = 1024;
+constexpr int32_t kMaxThreads = 4096;
 // Longer than the serial stretch between two regions of a forward, shorter than a reader notices.
 constexpr std::chrono::microseconds kSpin{80};
 

@@ -1,0 +1,45 @@
+#include "checkpoint/architecture.h"
+#include "checkpoint/architectures/tables.h"
+
+#include "conclave/checkpoint.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <vector>
+
+namespace conclave::inline v0 {
+namespace checkpoint {
+namespace {
+
+constexpr std::array<const Architecture*, 4> kArchitectures = {
+    &kMixtral,
+    &kQwen2Moe,
+    &kQwen3Moe,
+    &kOlmoe,
+};
+
+}  // namespace
+
+std::span<const Architecture* const> architectures() { return kArchitectures; }
+
+const Architecture* find_architecture(std::string_view model_type) {
+  for (const Architecture* architecture : kArchitectures) {
+    const auto& types = architecture->model_types;
+    if (std::find(types.begin(), types.end(), model_type) != types.end()) return architecture;
+  }
+  return nullptr;
+}
+
+}  // namespace checkpoint
+
+std::vector<std::string> known_model_types() {
+  std::vector<std::string> names;
+  for (const checkpoint::Architecture* architecture : checkpoint::architectures()) {
+    for (std::string_view type : architecture->model_types) names.emplace_back(type);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+}  // namespace conclave::inline v0

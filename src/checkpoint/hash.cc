@@ -1,0 +1,28 @@
+#include "checkpoint/hash.h"
+
+// Inlined, so that an installed package needs no library of it.
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+namespace conclave::inline v0::checkpoint {
+
+struct StreamHash::State {
+  // The library asks for this alignment and the type does not carry it in every version.
+  alignas(64) XXH3_state_t xxh;
+};
+
+uint64_t hash_bytes(std::span<const std::byte> bytes) noexcept {
+  return XXH3_64bits(bytes.data(), bytes.size());
+}
+
+StreamHash::StreamHash() : state_(new State) { XXH3_64bits_reset(&state_->xxh); }
+
+void StreamHash::update(std::span<const std::byte> bytes) noexcept {
+  XXH3_64bits_update(&state_->xxh, bytes.data(), bytes.size());
+}
+
+uint64_t StreamHash::digest() const noexcept { return XXH3_64bits_digest(&state_->xxh); }
+
+void StreamHash::Free::operator()(State* state) const noexcept { delete state; }
+
+}  // namespace conclave::inline v0::checkpoint

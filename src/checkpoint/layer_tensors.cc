@@ -1,0 +1,156 @@
+#include "checkpoint/layer_tensors.h"
+
+#include "checkpoint/name_list.h"
+#include "checkpoint/tensor_name.h"
+
+#include "conclave/error.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <optional>
+
+namespace conclave::inline v0::checkpoint {
+namespace {
+
+// Trunks seen in published models, the most usual first.
+constexpr std::array<std::string_view, 8> kKnownTrunks = {"model.",
+                                                          "model.language_model.",
+                                                          "language_model.model.",
+                                                          "language_model.",
+                                                          "thinker.model.",
+                                                          "model.llm.",
+                                                          "backbone.",
+                                                          ""};
+
+// Fragments of the names of everything around the MoE blocks, in any family.
+constexpr std::array<std::string_view, 20> kOtherParts = {
+    "attn",    "attention",   "norm", "embed",      "lm_head", "mlp",     "feed_forward",
+    "ffn",     "rotary",      "rope", "visual",     "vision",  "audio",   "projector",
+    "eh_proj", "shared_head", "conv", "classifier", "score",   "residual"};
+
+bool is_known_part(std::string_view name) {
+  return std::any_of(kOtherParts.begin(), kOtherParts.end(), [&](std::string_view part) {
+    return name.find(part) != std::string_view::npos;
+  });
+}
+
+// Multi-token-prediction heads hold layers of their own that no forward pass of the model needs.
+bool is_prediction_head(std::string_view name) {
+  return name.starts_with("mtp.") || name.find(".mtp.") != std::string_view::npos;
+}
+
+using TrunkCounts = std::map<std::string_view, int64_t>;
+
+std::string choose_trunk(const TrunkCounts& experts, const TrunkCounts& layers) {
+  // Without any expert the trunk only serves the message that says so.
+  const TrunkCounts& counts = experts.empty() ? layers : experts;
+  for (std::string_view trunk : kKnownTrunks) {
+    if (counts.contains(trunk)) return std::string(trunk);
+  }
+  const auto most =
+      std::max_element(counts.begin(), counts.end(),
+                       [](const auto& a, const auto& b) { return a.second < b.second; });
+  return std::string(most == counts.end() ? kKnownTrunks.front() : most->first);
+}
+
+// Tensors that are not read, for the notes.
+struct Skipped {
+  int64_t prediction_head = 0;
+  int64_t beyond_layers = 0;
+  std::vector<std::string> unknown;
+
+  std::vector<std::string> notes(int64_t num_hidden_layers) const {
+    std::vector<std::string> texts;
+    if (prediction_head > 0) {
+      texts.push_back(fmt::format(
+          "{} tensors of a multi-token-prediction head (mtp.*) are not read", prediction_head));
+    }
+    if (beyond_layers > 0) {
+      texts.push_back(
+          fmt::format("{} tensors of layers from num_hidden_layers = {} on are not read",
+                      beyond_layers, num_hidden_layers));
+    }
+    if (!unknown.empty()) {
+      texts.push_back(fmt::format("{} tensors outside the MoE blocks belong to no known part: {}",
+                                  unknown.size(), first_few(unknown, 3)));
+    }
+    return texts;
+  }
+};
+
+[[noreturn]] void reject_second_trunk(const ShardSet& shards, const StoredTensor& tensor,
+                                      const std::string& trunk, std::string_view layers,
+                                      const LayerName& name) {
+  throw Error(ErrorCode::kTensorUnexpected,
+              {.what = "expert weights lie outside the model's own layers",
+               .file = shards.files[static_cast<size_t>(tensor.shard)].path().string(),
+               .tensor = tensor.info->name,
+               .expected = fmt::format("a name that starts with {}{}.", trunk, layers),
+               .found = fmt::format("one that starts with {}{}.", name.trunk, layers)});
+}
+
+}  // namespace
+
+bool looks_like_expert(const Architecture& architecture, std::string_view rest) {
+  for (const ExpertForm& form : architecture.expert_forms) {
+    for (const NamePattern& pattern : form.patterns) {
+      if (rest.starts_with(pattern.text.substr(0, pattern.text.find(kExpertPlaceholder))))
+        return true;
+    }
+  }
+  return false;
+}
+
+bool in_moe_block(const Architecture& architecture, std::string_view rest) {
+  return std::any_of(
+      architecture.blocks.begin(), architecture.blocks.end(), [&](std::string_view block) {
+        return rest.size() > block.size() && rest.starts_with(block) && rest[block.size()] == '.';
+      });
+}
+
+LayerTensors group_by_layer(const ModelConfig& config, const ShardSet& shards) {
+  const Architecture& architecture = *config.architecture;
+  std::vector<std::optional<LayerName>> names;
+  names.reserve(shards.tensors.size());
+  TrunkCounts expert_trunks;
+  TrunkCounts layer_trunks;
+  for (const StoredTensor& tensor : shards.tensors) {
+    const std::string_view name = tensor.info->name;
+    names.push_back(is_prediction_head(name) ? std::nullopt
+                                             : split_layer_name(name, architecture.layers));
+    if (!names.back()) continue;
+    ++layer_trunks[names.back()->trunk];
+    if (looks_like_expert(architecture, names.back()->rest)) ++expert_trunks[names.back()->trunk];
+  }
+
+  LayerTensors groups;
+  groups.trunk = choose_trunk(expert_trunks, layer_trunks);
+  groups.layers.resize(static_cast<size_t>(config.num_hidden_layers));
+  Skipped skipped;
+  for (size_t i = 0; i < names.size(); ++i) {
+    const StoredTensor& tensor = shards.tensors[i];
+    const std::optional<LayerName>& name = names[i];
+    const bool in_trunk = name && name->trunk == groups.trunk;
+    if (in_trunk && name->layer < config.num_hidden_layers) {
+      groups.layers[static_cast<size_t>(name->layer)].push_back(
+          {.tensor = static_cast<int32_t>(i), .rest = name->rest, .canonical = name->canonical});
+      if (in_moe_block(architecture, name->rest)) continue;
+    } else if (in_trunk) {
+      ++skipped.beyond_layers;
+      continue;
+    } else if (name && looks_like_expert(architecture, name->rest)) {
+      reject_second_trunk(shards, tensor, groups.trunk, architecture.layers, *name);
+    } else if (is_prediction_head(tensor.info->name)) {
+      ++skipped.prediction_head;
+      continue;
+    }
+    if (!is_known_part(tensor.info->name)) skipped.unknown.push_back(tensor.info->name);
+  }
+  groups.notes = skipped.notes(config.num_hidden_layers);
+  return groups;
+}
+
+}  // namespace conclave::inline v0::checkpoint

@@ -1,0 +1,35 @@
+// All tensors of a checkpoint, sorted by the decoder layer their name puts them in.
+#pragma once
+
+#include "checkpoint/model_config.h"
+#include "checkpoint/shard_index.h"
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace conclave::inline v0::checkpoint {
+
+struct LayerTensor {
+  int32_t tensor = 0;     // index into ShardSet::tensors
+  std::string_view rest;  // its name after "layers.N."
+  bool canonical = true;  // false where N is written with leading zeros
+};
+
+struct LayerTensors {
+  std::string trunk;                             // "model.", "language_model.model.", or empty
+  std::vector<std::vector<LayerTensor>> layers;  // by layer number, num_hidden_layers of them
+  std::vector<std::string> notes;                // parts that are not read, names of no known part
+};
+
+// The trunk is inferred from the names of expert tensors. Throws Error(kTensorUnexpected) if
+// experts lie under two trunks.
+LayerTensors group_by_layer(const ModelConfig& config, const ShardSet& shards);
+
+// Whether `rest` starts like an expert tensor of the family, whatever it ends in.
+bool looks_like_expert(const Architecture& architecture, std::string_view rest);
+// Whether `rest` lies in a part of the layer in which every name must be known.
+bool in_moe_block(const Architecture& architecture, std::string_view rest);
+
+}  // namespace conclave::inline v0::checkpoint

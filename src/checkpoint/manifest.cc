@@ -1,0 +1,224 @@
+#include "checkpoint/manifest.h"
+
+#include "checkpoint/hash.h"
+#include "io/json.h"
+
+#include "conclave/error.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <system_error>
+#include <unordered_map>
+
+namespace conclave::inline v0::checkpoint {
+namespace {
+
+constexpr std::string_view kFormat = "conclave-manifest";
+constexpr int64_t kVersion = 1;
+constexpr std::string_view kHashName = "xxh3-64";
+// Smaller slices are hashed together: a hash would cost more than what it covers.
+constexpr uint64_t kMinBlockBytes = 4096;
+constexpr size_t kReadBytes = size_t{1} << 20;
+constexpr std::string_view kStaleHint =
+    "the model was changed after its manifest was written, or is damaged: fetch it again, or write "
+    "the manifest anew if the change was meant";
+
+uint64_t hash_block(const SafetensorsFile& file, const TensorInfo& tensor, uint64_t offset,
+                    uint64_t bytes) {
+  const std::span<const std::byte> mapped = file.mapped(tensor);
+  if (!mapped.empty()) return hash_bytes(mapped.subspan(offset, bytes));
+  StreamHash hash;
+  std::vector<std::byte> buffer(std::min<uint64_t>(bytes, kReadBytes));
+  for (uint64_t done = 0; done < bytes;) {
+    const auto piece = std::span(buffer).first(std::min<uint64_t>(bytes - done, kReadBytes));
+    file.read(tensor, offset + done, piece);
+    hash.update(piece);
+    done += piece.size();
+  }
+  return hash.digest();
+}
+
+const SafetensorsFile& file_of(const ShardSet& shards, const StoredTensor& tensor) {
+  return shards.files[static_cast<size_t>(tensor.shard)];
+}
+
+std::string hex(uint64_t hash) { return fmt::format("{:016x}", hash); }
+
+nlohmann::ordered_json describe(const ShardSet& shards, const StoredTensor& tensor) {
+  const HashBlocks blocks = hash_blocks(*tensor.info);
+  nlohmann::ordered_json hashes = nlohmann::ordered_json::array();
+  for (int64_t block = 0; block < blocks.count; ++block) {
+    const uint64_t offset = static_cast<uint64_t>(block) * blocks.bytes;
+    hashes.push_back(hex(hash_block(file_of(shards, tensor), *tensor.info, offset, blocks.bytes)));
+  }
+  return {{"dtype", std::string(to_string(tensor.info->dtype))},
+          {"shape", tensor.info->shape},
+          {"hashes", std::move(hashes)}};
+}
+
+void write_file(const std::filesystem::path& path, const std::string& text) {
+  const std::filesystem::path unfinished = path.string() + ".partial";
+  std::ofstream file(unfinished, std::ios::binary | std::ios::trunc);
+  file << text;
+  file.close();
+  std::error_code error;
+  if (file) std::filesystem::rename(unfinished, path, error);
+  if (file && !error) return;
+  std::error_code ignored;
+  std::filesystem::remove(unfinished, ignored);
+  throw Error(ErrorCode::kFileWrite, {.what = "the manifest cannot be written",
+                                      .file = path.string(),
+                                      .found = error ? error.message() : "a failed write",
+                                      .hint = "is the directory writable, and is there space?"});
+}
+
+[[noreturn]] void reject_tensor(const ShardSet& shards, const StoredTensor& tensor,
+                                std::string expected, std::string found) {
+  throw Error(ErrorCode::kChecksum,
+              {.what = fmt::format("the tensor is not what {} describes", kManifestFile),
+               .file = file_of(shards, tensor).path().string(),
+               .tensor = tensor.info->name,
+               .expected = std::move(expected),
+               .found = std::move(found),
+               .hint = std::string(kStaleHint)});
+}
+
+uint64_t parse_hash(const io::JsonValue& value) {
+  const std::string_view text = value.as_string();
+  uint64_t hash = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), hash, 16);
+  if (text.size() != 16 || error != std::errc() || end != text.data() + text.size()) {
+    value.reject(ErrorCode::kConfigValue, "not a hash", "16 hexadecimal digits");
+  }
+  return hash;
+}
+
+// "BF16 [128, 2048]"
+std::string describe_type(std::string_view dtype, std::span<const int64_t> shape) {
+  return fmt::format("{} [{}]", dtype, fmt::join(shape, ", "));
+}
+
+std::vector<uint64_t> read_entry(const ShardSet& shards, const StoredTensor& tensor,
+                                 const io::JsonValue& entry) {
+  std::vector<int64_t> shape;
+  for (const io::JsonValue& size : entry.at("shape").items()) shape.push_back(size.as_int64());
+  const std::string recorded = describe_type(entry.at("dtype").as_string(), shape);
+  const std::string stored = describe_type(to_string(tensor.info->dtype), tensor.info->shape);
+  if (recorded != stored) reject_tensor(shards, tensor, recorded, stored);
+  std::vector<uint64_t> hashes;
+  for (const io::JsonValue& hash : entry.at("hashes").items()) hashes.push_back(parse_hash(hash));
+  const auto blocks = static_cast<size_t>(hash_blocks(*tensor.info).count);
+  if (hashes.size() != blocks) {
+    entry.at("hashes").reject(ErrorCode::kConfigValue, "the wrong number of hashes",
+                              std::to_string(blocks));
+  }
+  return hashes;
+}
+
+io::JsonDocument read_manifest(const io::Directory& directory) {
+  if (!directory.contains(kManifestFile)) {
+    throw Error(ErrorCode::kFileNotFound,
+                {.what = "the model has no manifest to verify its data against",
+                 .file = (directory.path() / kManifestFile).string(),
+                 .hint = "Checkpoint::write_manifest writes one from a copy that is known to be "
+                         "good"});
+  }
+  io::JsonDocument document = directory.read_json(kManifestFile, io::kIndexLimits);
+  const io::JsonValue root = document.root();
+  if (root.at("format").as_string() != kFormat) {
+    root.at("format").reject(ErrorCode::kConfigValue, "not a manifest", std::string(kFormat));
+  }
+  if (root.at("version").as_int64() != kVersion) {
+    root.at("version").reject(ErrorCode::kConfigValue, "a manifest of another version",
+                              std::to_string(kVersion));
+  }
+  if (root.at("hash").as_string() != kHashName) {
+    root.at("hash").reject(ErrorCode::kConfigValue, "a hash of another kind",
+                           std::string(kHashName));
+  }
+  return document;
+}
+
+}  // namespace
+
+HashBlocks hash_blocks(const TensorInfo& tensor) {
+  if (tensor.shape.size() >= 3 && tensor.shape[0] > 1) {
+    const auto count = static_cast<uint64_t>(tensor.shape[0]);
+    // Types below a byte may not divide evenly.
+    if (tensor.bytes % count == 0 && tensor.bytes / count >= kMinBlockBytes) {
+      return {.count = tensor.shape[0], .bytes = tensor.bytes / count};
+    }
+  }
+  return {.count = 1, .bytes = tensor.bytes};
+}
+
+void write_manifest_file(const io::Directory& directory, const ShardSet& shards) {
+  nlohmann::ordered_json tensors = nlohmann::ordered_json::object();
+  for (const StoredTensor& tensor : shards.tensors) {
+    // emplace on an ordered object searches it from the front; the names are unique already.
+    tensors.get_ref<nlohmann::ordered_json::object_t&>().push_back(
+        {tensor.info->name, describe(shards, tensor)});
+  }
+  const nlohmann::ordered_json manifest = {{"format", std::string(kFormat)},
+                                           {"version", kVersion},
+                                           {"hash", std::string(kHashName)},
+                                           {"tensors", std::move(tensors)}};
+  write_file(directory.path() / kManifestFile, manifest.dump(1) + "\n");
+}
+
+Verifier::Verifier(const io::Directory& directory, const ShardSet& shards) : shards_(shards) {
+  const io::JsonDocument document = read_manifest(directory);
+  const io::JsonValue listed = document.root().at("tensors");
+  std::unordered_map<std::string_view, io::JsonValue> entries;
+  entries.reserve(listed.size());
+  for (const io::JsonMember& member : listed.members()) entries.emplace(member.key, member.value);
+
+  tensors_.reserve(shards.tensors.size());
+  for (const StoredTensor& tensor : shards.tensors) {
+    const auto entry = entries.find(tensor.info->name);
+    if (entry == entries.end()) reject_tensor(shards, tensor, "no tensor of this name", "one");
+    const std::vector<uint64_t> hashes = read_entry(shards, tensor, entry->second);
+    tensors_.push_back({.layout = hash_blocks(*tensor.info), .first = hashes_.size()});
+    hashes_.insert(hashes_.end(), hashes.begin(), hashes.end());
+    entries.erase(entry);
+  }
+  if (!entries.empty()) {
+    throw Error(
+        ErrorCode::kChecksum,
+        {.what = fmt::format("{} tensors of the manifest are not in the model", entries.size()),
+         .file = (directory.path() / kManifestFile).string(),
+         .tensor = std::string(entries.begin()->first),
+         .hint = std::string(kStaleHint)});
+  }
+  verified_ = std::make_unique<std::atomic<bool>[]>(hashes_.size());
+}
+
+void Verifier::check(int32_t tensor, uint64_t offset) const {
+  const Blocks& blocks = tensors_[static_cast<size_t>(tensor)];
+  const uint64_t block = blocks.layout.count > 1 ? offset / blocks.layout.bytes : 0;
+  const size_t index = blocks.first + block;
+  if (verified_[index].load(std::memory_order_acquire)) return;
+  const StoredTensor& stored = shards_.tensors[static_cast<size_t>(tensor)];
+  const uint64_t hash = hash_block(file_of(shards_, stored), *stored.info,
+                                   block * blocks.layout.bytes, blocks.layout.bytes);
+  if (hash != hashes_[index]) {
+    const std::string part = blocks.layout.count > 1 ? fmt::format("slice {} of ", block) : "";
+    throw Error(
+        ErrorCode::kChecksum,
+        {.what = fmt::format("the data of {}the tensor differs from {}", part, kManifestFile),
+         .file = file_of(shards_, stored).path().string(),
+         .tensor = stored.info->name,
+         .expected = fmt::format("{} {}", kHashName, hex(hashes_[index])),
+         .found = hex(hash),
+         .hint = std::string(kStaleHint)});
+  }
+  verified_[index].store(true, std::memory_order_release);
+}
+
+}  // namespace conclave::inline v0::checkpoint

@@ -1,0 +1,52 @@
+// conclave.manifest.json: a hash of every tensor, one an expert for stacked tensors, and the check
+// of tensor data against it.
+#pragma once
+
+#include "checkpoint/shard_index.h"
+#include "io/directory.h"
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+namespace conclave::inline v0::checkpoint {
+
+inline constexpr std::string_view kManifestFile = "conclave.manifest.json";
+
+// The pieces in which a tensor is hashed: the slices along the first axis of a stack (rank 3 or
+// more), else the whole tensor.
+struct HashBlocks {
+  int64_t count = 1;
+  uint64_t bytes = 0;  // of each
+};
+HashBlocks hash_blocks(const TensorInfo& tensor);
+
+// Throws Error(kFileRead, kFileWrite). The file appears under its name only when it is complete.
+void write_manifest_file(const io::Directory& directory, const ShardSet& shards);
+
+// Checks blocks on first use. Safe to use from several threads.
+class Verifier {
+ public:
+  // Throws Error(kFileNotFound) without a manifest, Error(kChecksum) naming the tensor if manifest
+  // and shards do not list the same tensors of the same type and shape. `shards` must outlive it.
+  Verifier(const io::Directory& directory, const ShardSet& shards);
+
+  // Throws Error(kChecksum) if the data of the block that holds byte `offset` of the tensor is not
+  // what was hashed. Each block is read for this once.
+  void check(int32_t tensor, uint64_t offset) const;
+
+ private:
+  struct Blocks {
+    HashBlocks layout;
+    size_t first = 0;  // into hashes_ and verified_
+  };
+
+  const ShardSet& shards_;
+  std::vector<Blocks> tensors_;  // as ShardSet::tensors
+  std::vector<uint64_t> hashes_;
+  std::unique_ptr<std::atomic<bool>[]> verified_;
+};
+
+}  // namespace conclave::inline v0::checkpoint

@@ -1,0 +1,48 @@
+// config.json read through an architecture table: sizes, layer numbers, router, activation, dtype.
+#pragma once
+
+#include "checkpoint/architecture.h"
+#include "io/json.h"
+
+#include "conclave/dtype.h"
+#include "conclave/error.h"
+#include "conclave/spec.h"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace conclave::inline v0::checkpoint {
+
+// Beyond any model there is; they keep products of sizes far inside 63 bits and the work on a
+// hostile config small.
+inline constexpr int64_t kMaxHiddenLayers = 4096;
+inline constexpr int64_t kMaxExperts = 16384;
+inline constexpr int64_t kMaxWidth = int64_t{1} << 20;
+
+struct LayerConfig {
+  int64_t index = 0;
+  MoeSpec spec;  // weight_dtype is left for the tensors to say
+};
+
+struct ModelConfig {
+  const Architecture* architecture = nullptr;
+  std::string model_type;
+  int64_t num_hidden_layers = 0;
+  std::optional<DType> dtype;       // the model's arithmetic type, where the config gives one
+  std::string quantization;         // name of the method; empty: none
+  std::vector<LayerConfig> layers;  // MoE layers, ascending
+  Support support = Support::yes();
+  std::vector<std::string> notes;
+};
+
+// Throws Error(kConfigMissingKey, kConfigValue, kJsonType, kUnknownArchitecture) naming file, key,
+// value and limit.
+ModelConfig read_model_config(const io::JsonValue& root);
+
+// "quantised with fp8: ..." for Support and for Error(kUnsupportedQuantization).
+std::string quantization_reason(std::string_view method);
+
+}  // namespace conclave::inline v0::checkpoint

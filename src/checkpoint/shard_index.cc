@@ -1,0 +1,240 @@
+#include "checkpoint/shard_index.h"
+
+#include "checkpoint/name_list.h"
+#include "io/safetensors_open.h"
+
+#include "conclave/error.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <string_view>
+#include <system_error>
+#include <unordered_map>
+
+namespace conclave::inline v0::checkpoint {
+namespace {
+
+constexpr std::string_view kSingleFile = "model.safetensors";
+constexpr std::string_view kIndexFile = "model.safetensors.index.json";
+// Weights in formats that are not read: most can run code when they are loaded.
+constexpr std::array<std::string_view, 8> kForbiddenSuffixes = {".bin", ".pt",   ".pth", ".ckpt",
+                                                                ".pkl", ".gguf", ".npz", ".h5"};
+// A listing only serves a message; a directory may hold any number of files.
+constexpr int kMaxListedEntries = 4096;
+
+std::vector<std::string> members_of(const io::Directory& directory) {
+  std::vector<std::string> names;
+  std::error_code ignored;
+  std::filesystem::directory_iterator entry(directory.path(), ignored);
+  const std::filesystem::directory_iterator end;
+  for (int seen = 0; !ignored && entry != end && seen < kMaxListedEntries; ++seen) {
+    names.push_back(entry->path().filename().string());
+    entry.increment(ignored);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+template <class Predicate>
+std::vector<std::string> members_where(const io::Directory& directory, Predicate keep) {
+  std::vector<std::string> names = members_of(directory);
+  std::erase_if(names, [&](const std::string& name) { return !keep(name); });
+  return names;
+}
+
+std::vector<std::string> safetensors_in(const io::Directory& directory) {
+  return members_where(directory,
+                       [](std::string_view name) { return name.ends_with(".safetensors"); });
+}
+
+[[noreturn]] void reject_without_weights(const io::Directory& directory) {
+  const std::vector<std::string> forbidden = members_where(directory, [](std::string_view name) {
+    return std::any_of(kForbiddenSuffixes.begin(), kForbiddenSuffixes.end(),
+                       [&](std::string_view suffix) { return name.ends_with(suffix); });
+  });
+  const std::string expected = fmt::format("{} or {}", kSingleFile, kIndexFile);
+  const std::vector<std::string> shards = safetensors_in(directory);
+  if (shards.empty() && !forbidden.empty()) {
+    throw Error(ErrorCode::kForbiddenFormat,
+                {.what = "the directory holds weights only in a format that is not read",
+                 .file = directory.path().string(),
+                 .expected = expected,
+                 .found = first_few(forbidden),
+                 .hint = "load the model with transformers and save_pretrained() it again: that "
+                         "writes safetensors"});
+  }
+  throw Error(ErrorCode::kFileNotFound,
+              {.what = "the directory holds no weights of a model",
+               .file = directory.path().string(),
+               .expected = expected,
+               .found = shards.empty() ? "no .safetensors file" : first_few(shards),
+               .hint = shards.empty() ? "is this the directory that holds config.json?"
+                                      : fmt::format("shards need their {}: fetch it from where the "
+                                                    "model came from",
+                                                    kIndexFile)});
+}
+
+// One line of the weight map.
+struct Listing {
+  int32_t shard = 0;
+  bool seen = false;
+};
+
+struct WeightMap {
+  std::string file;  // for messages
+  std::vector<std::string> shards;
+  std::unordered_map<std::string_view, Listing> tensors;  // keys live in the document
+};
+
+WeightMap read_weight_map(const io::JsonDocument& document) {
+  const io::JsonValue root = document.root();
+  WeightMap map{.file = root.file(), .shards = {}, .tensors = {}};
+  const auto weights = root.is_object() ? root.find_set("weight_map") : std::nullopt;
+  if (!weights || !weights->is_object()) {
+    throw Error(ErrorCode::kIndexNoWeightMap,
+                {.what = "the index has no weight map",
+                 .file = map.file,
+                 .expected = "{\"weight_map\": {\"TENSOR\": \"SHARD.safetensors\", ...}}",
+                 .found = weights ? "weight_map is " + std::string(io::to_string(weights->type()))
+                                  : "no key weight_map"});
+  }
+  map.tensors.reserve(weights->size());
+  std::unordered_map<std::string_view, int32_t> shard_numbers;
+  for (const io::JsonMember& member : weights->members()) {
+    const std::string_view shard = member.value.as_string();
+    const auto [entry, added] =
+        shard_numbers.try_emplace(shard, static_cast<int32_t>(map.shards.size()));
+    if (added) {
+      try {
+        io::check_shard_name(shard, map.file);
+      } catch (const Error& error) {
+        // The tensor whose line it is helps to find the line.
+        ErrorDetail detail = error.detail();
+        detail.tensor = std::string(member.key);
+        throw Error(error.code(), std::move(detail));
+      }
+      map.shards.emplace_back(shard);
+    }
+    map.tensors.emplace(member.key, Listing{.shard = entry->second});
+  }
+  if (map.tensors.empty()) {
+    throw Error(
+        ErrorCode::kIndexNoWeightMap,
+        {.what = "the index lists no tensor", .file = map.file, .found = "an empty weight_map"});
+  }
+  return map;
+}
+
+SafetensorsFile open_shard(const io::Directory& directory, const WeightMap& map, int32_t shard,
+                           FileAccess access) {
+  const std::string& name = map.shards[static_cast<size_t>(shard)];
+  if (!directory.contains(name)) {
+    const std::vector<std::string> present = safetensors_in(directory);
+    const auto listed = std::count_if(map.tensors.begin(), map.tensors.end(),
+                                      [&](const auto& line) { return line.second.shard == shard; });
+    throw Error(ErrorCode::kIndexShardMissing,
+                {.what = "a shard that the index lists is not in the directory",
+                 .file = map.file,
+                 .expected = fmt::format("{}, which holds {} of {} tensors", name, listed,
+                                         map.tensors.size()),
+                 .found = present.empty() ? "no .safetensors file" : first_few(present),
+                 .hint = "fetch the missing shard; the download may not have finished"});
+  }
+  return io::open_safetensors(directory.open_file(name, {.access = access}));
+}
+
+[[noreturn]] void reject_unlisted(const ShardSet& shards, const WeightMap& map,
+                                  const TensorInfo& tensor, int32_t shard) {
+  const auto line = map.tensors.find(tensor.name);
+  const bool elsewhere = line != map.tensors.end();
+  throw Error(
+      ErrorCode::kIndexTensorUnlisted,
+      {.what = "the shard holds a tensor that the index does not place there",
+       .file = shards.files[static_cast<size_t>(shard)].path().string(),
+       .tensor = tensor.name,
+       .expected = elsewhere ? "only in " + map.shards[static_cast<size_t>(line->second.shard)]
+                             : "a line for it in " + map.file,
+       .found = "in " + map.shards[static_cast<size_t>(shard)],
+       .hint = "index and shards come from different saves: fetch the whole model again"});
+}
+
+[[noreturn]] void reject_missing(const ShardSet& shards, const WeightMap& map) {
+  std::vector<std::string> missing;
+  for (const auto& [name, listing] : map.tensors) {
+    if (!listing.seen) missing.emplace_back(name);
+  }
+  std::sort(missing.begin(), missing.end());
+  const int32_t shard = map.tensors.find(missing.front())->second.shard;
+  const SafetensorsFile& file = shards.files[static_cast<size_t>(shard)];
+  std::vector<std::string> held;
+  for (const TensorInfo& tensor : file.tensors()) held.push_back(tensor.name);
+  throw Error(ErrorCode::kIndexTensorMissing,
+              {.what = missing.size() == 1
+                           ? "the index lists a tensor that its shard does not hold"
+                           : fmt::format("the index lists {} tensors that their shards do not hold",
+                                         missing.size()),
+               .file = map.file,
+               .tensor = missing.front(),
+               .expected = "in " + map.shards[static_cast<size_t>(shard)],
+               .found = fmt::format("{} tensors there: {}", held.size(), first_few(held)),
+               .hint = missing.size() == 1 ? "index and shard come from different saves"
+                                           : "missing are " + first_few(missing)});
+}
+
+ShardSet open_indexed(const io::Directory& directory, FileAccess access) {
+  const io::JsonDocument document = directory.read_json(kIndexFile, io::kIndexLimits);
+  WeightMap map = read_weight_map(document);
+  ShardSet shards;
+  shards.listing = map.file;
+  shards.names = map.shards;
+  shards.tensors.reserve(map.tensors.size());
+  for (size_t i = 0; i < map.shards.size(); ++i) {
+    shards.files.push_back(open_shard(directory, map, static_cast<int32_t>(i), access));
+  }
+  for (size_t i = 0; i < shards.files.size(); ++i) {
+    const auto shard = static_cast<int32_t>(i);
+    for (const TensorInfo& tensor : shards.files[i].tensors()) {
+      const auto line = map.tensors.find(tensor.name);
+      if (line == map.tensors.end() || line->second.shard != shard) {
+        reject_unlisted(shards, map, tensor, shard);
+      }
+      line->second.seen = true;
+      shards.tensors.push_back({.info = &tensor, .shard = shard});
+    }
+  }
+  if (shards.tensors.size() != map.tensors.size()) reject_missing(shards, map);
+  return shards;
+}
+
+ShardSet open_single(const io::Directory& directory, FileAccess access) {
+  ShardSet shards;
+  shards.names.emplace_back(kSingleFile);
+  shards.files.push_back(
+      io::open_safetensors(directory.open_file(kSingleFile, {.access = access})));
+  shards.listing = shards.files.front().path().string();
+  for (const TensorInfo& tensor : shards.files.front().tensors()) {
+    shards.tensors.push_back({.info = &tensor, .shard = 0});
+  }
+  return shards;
+}
+
+}  // namespace
+
+ShardSet open_shards(const io::Directory& directory, FileAccess access) {
+  // transformers prefers the single file too.
+  if (directory.contains(kSingleFile)) {
+    ShardSet shards = open_single(directory, access);
+    if (directory.contains(kIndexFile)) {
+      shards.notes.push_back(
+          fmt::format("{} is used, {} beside it is not", kSingleFile, kIndexFile));
+    }
+    return shards;
+  }
+  if (directory.contains(kIndexFile)) return open_indexed(directory, access);
+  reject_without_weights(directory);
+}
+
+}  // namespace conclave::inline v0::checkpoint

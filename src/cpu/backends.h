@@ -1,0 +1,14 @@
+// Libraries that another build of the project could use, as found under a root folder.
+#pragma once
+
+#include "conclave/device.h"
+
+#include <filesystem>
+#include <vector>
+
+namespace conclave::inline v0::cpu {
+
+// "/" is this machine. Looks for files only: loading a driver's library would start it.
+std::vector<BackendInfo> describe_backends(const std::filesystem::path& root);
+
+}  // namespace conclave::inline v0::cpu

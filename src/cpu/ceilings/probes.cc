@@ -1,0 +1,25 @@
+#include "cpu/ceilings/probes.h"
+
+#include <array>
+
+namespace conclave::inline v0::cpu::ceilings {
+namespace {
+
+constexpr std::array kRateProbes = {
+    RateProbe{Isa::kScalar, Arithmetic::kF32Fma, &kF32Scalar},
+    RateProbe{Isa::kAvx2, Arithmetic::kF32Fma, &kF32FmaAvx2},
+    RateProbe{Isa::kAvx512, Arithmetic::kF32Fma, &kF32FmaAvx512},
+    RateProbe{Isa::kAvx512Bf16, Arithmetic::kDpBf16, &kDpBf16Avx512},
+    RateProbe{Isa::kAmx, Arithmetic::kAmxBf16, &kAmxBf16},
+};
+
+}  // namespace
+
+std::span<const RateProbe> rate_probes() noexcept { return kRateProbes; }
+
+const ReadFunctions& read_functions_for(Isa isa) noexcept {
+  if (isa >= Isa::kAvx512) return kReadAvx512;
+  return isa >= Isa::kAvx2 ? kReadAvx2 : kReadScalar;
+}
+
+}  // namespace conclave::inline v0::cpu::ceilings

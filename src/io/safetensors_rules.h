@@ -1,0 +1,43 @@
+// The rules of the format that the reader and the writer share: limits, names, sizes.
+#pragma once
+
+#include "conclave/dtype.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace conclave::inline v0::io {
+
+inline constexpr uint64_t kLengthBytes = 8;
+// The format's own limit.
+inline constexpr uint64_t kMaxHeaderBytes = 100'000'000;
+// Ours: far above any real file, low enough to bound memory and the length of messages.
+inline constexpr size_t kMaxTensors = 1'000'000;
+inline constexpr size_t kMaxTensorNameBytes = 4096;
+inline constexpr size_t kMaxTensorRank = 64;
+inline constexpr size_t kMaxMetadataEntries = 65'536;
+inline constexpr size_t kMaxMetadataBytes = size_t{16} << 20;
+
+inline constexpr const char* kDamagedFileHint =
+    "the file is damaged or its download was cut off; fetch it again";
+
+// Bytes of the JSON text, from the length that starts the file. Throws Error(kSafetensorsTooShort,
+// kSafetensorsHeaderTooLarge, kSafetensorsHeaderTruncated), so before anything is allocated.
+uint64_t safetensors_header_bytes(std::span<const std::byte> start, uint64_t file_bytes,
+                                  std::string_view file);
+
+// Throws Error(kSafetensorsName, kSafetensorsUtf8) unless readers will accept the name.
+void check_tensor_name(std::string_view name, std::string_view file);
+
+// Bytes of a tensor in checked arithmetic. Throws Error(kSafetensorsSizeOverflow,
+// kSafetensorsSubByte).
+uint64_t tensor_bytes(std::string_view name, DType dtype, std::span<const int64_t> shape,
+                      std::string_view file);
+
+// "BF16 [8, 16]"
+std::string describe_tensor(DType dtype, std::span<const int64_t> shape);
+
+}  // namespace conclave::inline v0::io
