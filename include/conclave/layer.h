@@ -72,7 +72,7 @@ class CONCLAVE_API Workspace {
 // when the layer has a gate. hidden and out: f32, f16 or bf16, independent of each other and of the
 // weights. out may be hidden itself (in place) but must not overlap it otherwise.
 struct ForwardArgs {
-  ConstTensorView hidden;               // [T, H]
+  ConstTensorView hidden = {};          // [T, H]
   ConstTensorView router_logits = {};   // [T, E] f32, f16 or bf16
   ConstTensorView topk_ids = {};        // [T, k] int32 or int64
   ConstTensorView topk_weights = {};    // [T, k] f32, f16 or bf16
@@ -80,7 +80,7 @@ struct ForwardArgs {
   ConstTensorView padding_mask = {};    // [T] bool; false: the token is padding, its output is 0
   const int64_t* num_tokens = nullptr;  // if given: only the first *num_tokens <= T rows count
 
-  TensorView out;                    // [T, H]
+  TensorView out = {};               // [T, H]
   TensorView shared_out = {};        // [T, H]; if given, shared experts are written here, not added
   TensorView captured_logits = {};   // [T, E] f32: what the router saw
   TensorView captured_ids = {};      // [T, k] int32

@@ -25,7 +25,7 @@ struct ReferenceResult {
 
 // Routing is recomputed from hidden through the gate, unless logits, or ids and weights, are given.
 struct ReferenceArgs {
-  ConstTensorView hidden;              // [T, H] f32, f16, bf16, f64
+  ConstTensorView hidden = {};         // [T, H] f32, f16, bf16, f64
   ConstTensorView router_logits = {};  // [T, E]
   ConstTensorView topk_ids = {};  // [T, k] int32 or int64; ids outside [0, E) contribute nothing
   ConstTensorView topk_weights = {};  // [T, k]
@@ -58,11 +58,11 @@ struct StageCheck {
   double worst_token_error = 0;
 };
 struct LayerResult {
-  ConstTensorView hidden;
-  ConstTensorView logits = {};   // [T, E] f32 as captured; empty where routing was given
-  ConstTensorView topk_ids;      // [T, k] int32
-  ConstTensorView topk_weights;  // [T, k] f32
-  ConstTensorView output;        // [T, H]
+  ConstTensorView hidden = {};
+  ConstTensorView logits = {};        // [T, E] f32 as captured; empty where routing was given
+  ConstTensorView topk_ids = {};      // [T, k] int32
+  ConstTensorView topk_weights = {};  // [T, k] f32
+  ConstTensorView output = {};        // [T, H]
 };
 CONCLAVE_API StageCheck check_against_reference(const Context& context, const MoeSpec& spec,
                                                 const WeightSource& source,

@@ -1,0 +1,131 @@
+// M4, M6: no allocation in forward after warm-up; a failing heap gives a typed error everywhere.
+
+#include "support/allocation_counter.h"
+#include "support/layer_fixture.h"
+
+#include "conclave/comm.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <new>
+#include <random>
+#include <string>
+#include <thread>
+
+namespace conclave {
+namespace {
+
+using testing::AllocationCounts;
+using testing::arm_allocation_counter;
+using testing::disarm_allocation_counter;
+using testing::make_layer;
+using testing::make_spec;
+using testing::OwnedLayer;
+using testing::random_tensor;
+
+MoeSpec spec_of() {
+  MoeSpec spec = make_spec(8, 2, 48, 40, DType::kBF16);
+  spec.shared = {.mode = SharedMode::kSigmoidGate, .intermediate_size = 24};
+  return spec;
+}
+
+int64_t resident_pages() {
+  std::ifstream statm("/proc/self/statm");
+  int64_t total = 0;
+  int64_t resident = 0;
+  statm >> total >> resident;
+  return resident;
+}
+
+TEST(AllocationCounter, ItSees_WhatItShouldSee) {
+  arm_allocation_counter();
+  delete new int(3);
+  EXPECT_GE(disarm_allocation_counter().heap, 1);
+}
+
+TEST(Forward, AfterWarmUp_AllocatesNothing) {
+  const OwnedLayer owned = make_layer(spec_of(), {.max_tokens = 16});
+  const int64_t largest = 40;
+  const Tensor hidden = random_tensor(DType::kBF16, largest, 48, 1);
+  Tensor out(DType::kBF16, {largest, 48});
+  const auto forward = [&](int64_t tokens) {
+    owned.layer.forward({.hidden = {hidden.as<std::byte>(), DType::kBF16, {tokens, 48}},
+                         .out = {out.as<std::byte>(), DType::kBF16, {tokens, 48}}});
+  };
+  forward(largest);
+  std::mt19937 random(3);
+  const int64_t pages_before = resident_pages();
+  arm_allocation_counter();
+  for (int step = 0; step < 10000; ++step) forward(static_cast<int64_t>(random() % (largest + 1)));
+  const AllocationCounts counts = disarm_allocation_counter();
+  EXPECT_EQ(counts.heap, 0);
+  EXPECT_EQ(counts.mappings, 0);
+  // The kernel counts pages lazily: allow it 64 of them.
+  EXPECT_LE(resident_pages() - pages_before, 64);
+}
+
+TEST(Forward, OverRanks_AllocatesNothingAfterWarmUp) {
+  auto group = make_local_group({.num_ranks = 2});
+  std::vector<std::thread> threads;
+  std::atomic<int> ready{0};
+  std::atomic<int> finished{0};
+  AllocationCounts counts;
+  for (int32_t rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      Communicator& communicator = *group[static_cast<size_t>(rank)];
+      const Context context({.num_threads = 1, .communicator = &communicator});
+      const auto source = make_synthetic_source(spec_of(), 1);
+      const MoeLayer layer = MoeLayer::create(context, spec_of(), *source, {.max_tokens = 16},
+                                              {.ep_size = 2, .ep_rank = rank});
+      const Tensor hidden = random_tensor(DType::kBF16, 16, 48, 1);
+      Tensor out(DType::kBF16, {16, 48});
+      const ForwardArgs args{.hidden = hidden.view(), .out = out.view()};
+      for (int warm_up = 0; warm_up < 3; ++warm_up) layer.forward(args);
+      ready.fetch_add(1);
+      while (ready.load() < 2) std::this_thread::yield();
+      communicator.barrier("armed");
+      if (rank == 0) arm_allocation_counter();
+      communicator.barrier("armed");
+      for (int step = 0; step < 200; ++step) layer.forward(args);
+      communicator.barrier("done");
+      if (rank == 0) counts = disarm_allocation_counter();
+      communicator.barrier("done");
+      finished.fetch_add(1);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(finished.load(), 2);
+  EXPECT_EQ(counts.heap, 0);
+}
+
+// Fails the n-th operator new for every n: create either works or throws Error(kOutOfMemory) or
+// std::bad_alloc, and a later create works.
+TEST(HeapFailure, EveryAllocationOfCreate_IsSurvived) {
+  const MoeSpec spec = make_spec(3, 1, 16, 8, DType::kBF16);
+  const Context context({.num_threads = 1});
+  const auto source = make_synthetic_source(spec, 1);
+  int64_t points = 0;
+  for (int64_t n = 0;; ++n) {
+    ASSERT_LT(n, 10000);
+    bool typed = true;
+    testing::fail_heap_allocation(n);
+    try {
+      const MoeLayer layer = MoeLayer::create(context, spec, *source);
+    } catch (const Error& error) {
+      typed = error.code() == ErrorCode::kOutOfMemory;
+    } catch (const std::bad_alloc&) {
+      // The standard's own type for the standard's own containers.
+    }
+    const bool failed = testing::heap_allocation_failed();
+    testing::fail_heap_allocation(-1);
+    EXPECT_TRUE(typed) << "allocation " << n;
+    if (!failed) break;
+    ++points;
+  }
+  EXPECT_GT(points, 10);
+  EXPECT_NO_THROW(MoeLayer::create(context, spec, *source));
+}
+
+}  // namespace
+}  // namespace conclave

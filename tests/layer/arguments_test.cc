@@ -1,0 +1,232 @@
+// A1: every wrong argument of forward and create is a typed error, and changes nothing.
+
+#include "support/layer_fixture.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace conclave {
+namespace {
+
+using testing::code_of;
+using testing::make_layer;
+using testing::make_spec;
+using testing::OwnedLayer;
+using testing::random_tensor;
+
+constexpr int64_t kTokens = 4;
+constexpr int64_t kHidden = 16;
+
+class Arguments : public ::testing::Test {
+ protected:
+  Arguments()
+      : owned_(make_layer(make_spec(5, 2, kHidden, 12, DType::kF32))),
+        hidden_(random_tensor(DType::kF32, kTokens, kHidden, 1)),
+        logits_(random_tensor(DType::kF32, kTokens, 5, 2)),
+        ids_(DType::kI32, {kTokens, 2}),
+        weights_(DType::kF32, {kTokens, 2}),
+        out_(DType::kF32, {kTokens, kHidden}) {
+    ids_.as<int32_t>()[1] = 1;
+  }
+
+  ForwardArgs valid() { return {.hidden = hidden_.view(), .out = out_.view()}; }
+
+  // The code that forward answers to valid arguments after `change`; also checks that the layer
+  // still works afterwards.
+  ErrorCode rejection(const std::function<void(ForwardArgs&)>& change) {
+    ForwardArgs args = valid();
+    change(args);
+    const ErrorCode code = code_of([&] { owned_.layer.forward(args); });
+    owned_.layer.forward(valid());
+    return code;
+  }
+
+  OwnedLayer owned_;
+  Tensor hidden_;
+  Tensor logits_;
+  Tensor ids_;
+  Tensor weights_;
+  Tensor out_;
+};
+
+TEST_F(Arguments, NullData_IsNamed) {
+  EXPECT_EQ(rejection([](ForwardArgs& a) { a.hidden.data = nullptr; }), ErrorCode::kNullPointer);
+  EXPECT_EQ(rejection([](ForwardArgs& a) { a.out.data = nullptr; }), ErrorCode::kNullPointer);
+}
+
+TEST_F(Arguments, WrongShapes_AreRejected) {
+  EXPECT_EQ(rejection([](ForwardArgs& a) {
+              a.hidden.shape = {kTokens, kHidden + 1};
+            }),
+            ErrorCode::kShape);
+  EXPECT_EQ(rejection([](ForwardArgs& a) { a.hidden.shape = {kTokens * kHidden}; }),
+            ErrorCode::kShape);
+  EXPECT_EQ(rejection([](ForwardArgs& a) {
+              a.out.shape = {kTokens - 1, kHidden};
+            }),
+            ErrorCode::kShape);
+  EXPECT_EQ(rejection([&](ForwardArgs& a) {
+              a.router_logits = logits_.view();
+              a.router_logits.shape = {kTokens, 4};
+            }),
+            ErrorCode::kShape);
+  EXPECT_EQ(rejection([&](ForwardArgs& a) {
+              a.topk_ids = ids_.view();
+              a.topk_weights = weights_.view();
+              a.topk_weights.shape = {kTokens, 1};
+            }),
+            ErrorCode::kShape);
+  std::vector<int64_t> load(4);
+  EXPECT_EQ(rejection([&](ForwardArgs& a) { a.expert_load = load; }), ErrorCode::kShape);
+  const Tensor mask(DType::kBool, {kTokens + 1});
+  EXPECT_EQ(rejection([&](ForwardArgs& a) { a.padding_mask = mask.view(); }), ErrorCode::kShape);
+}
+
+TEST_F(Arguments, WrongTypes_AreRejected) {
+  EXPECT_EQ(rejection([](ForwardArgs& a) { a.hidden.dtype = DType::kI32; }), ErrorCode::kDType);
+  EXPECT_EQ(rejection([](ForwardArgs& a) { a.out.dtype = DType::kF64; }), ErrorCode::kDType);
+  EXPECT_EQ(rejection([&](ForwardArgs& a) {
+              a.topk_ids = ids_.view();
+              a.topk_ids.dtype = DType::kF32;
+              a.topk_weights = weights_.view();
+            }),
+            ErrorCode::kDType);
+  EXPECT_EQ(rejection([&](ForwardArgs& a) {
+              a.captured_ids = {
+                  .data = weights_.as<float>(), .dtype = DType::kF32, .shape = {kTokens, 2}};
+            }),
+            ErrorCode::kDType);
+}
+
+TEST_F(Arguments, MisalignedOrOverlapping_AreRejected) {
+  EXPECT_EQ(rejection([](ForwardArgs& a) {
+              a.hidden.data = static_cast<const std::byte*>(a.hidden.data) + 2;
+            }),
+            ErrorCode::kMisaligned);
+  EXPECT_EQ(rejection([](ForwardArgs& a) { a.hidden.row_stride = kHidden - 1; }),
+            ErrorCode::kStride);
+  EXPECT_EQ(rejection([](ForwardArgs& a) { a.out.row_stride = -kHidden; }), ErrorCode::kStride);
+  std::vector<float> both((kTokens + 1) * kHidden);
+  EXPECT_EQ(rejection([&](ForwardArgs& a) {
+              a.hidden.data = both.data();
+              a.out.data = both.data() + kHidden;
+            }),
+            ErrorCode::kOverlap);
+  EXPECT_EQ(rejection([&](ForwardArgs& a) {
+              a.captured_weights = {
+                  .data = out_.as<float>(), .dtype = DType::kF32, .shape = {kTokens, 2}};
+            }),
+            ErrorCode::kOverlap);
+}
+
+TEST_F(Arguments, RoutingGivenTwiceOrHalf_IsRejected) {
+  EXPECT_EQ(rejection([&](ForwardArgs& a) { a.topk_ids = ids_.view(); }),
+            ErrorCode::kInvalidArgument);
+  EXPECT_EQ(rejection([&](ForwardArgs& a) {
+              a.topk_ids = ids_.view();
+              a.topk_weights = weights_.view();
+              a.router_logits = logits_.view();
+            }),
+            ErrorCode::kInvalidArgument);
+  EXPECT_EQ(rejection([&](ForwardArgs& a) {
+              a.router_logits = logits_.view();
+              a.router_input = hidden_.view();
+            }),
+            ErrorCode::kInvalidArgument);
+  EXPECT_EQ(rejection([&](ForwardArgs& a) { a.shared_out = out_.view(); }),
+            ErrorCode::kInvalidArgument);
+}
+
+TEST_F(Arguments, NumTokensOutOfRange_IsRejected) {
+  for (const int64_t count : {int64_t{-1}, kTokens + 1}) {
+    EXPECT_EQ(rejection([&](ForwardArgs& a) { a.num_tokens = &count; }),
+              ErrorCode::kInvalidArgument);
+  }
+}
+
+TEST_F(Arguments, SmallWorkspace_IsRejectedBeforeAnythingIsWritten) {
+  for (const size_t bytes :
+       {size_t{0}, owned_.layer.workspace_bytes() / 2, owned_.layer.workspace_bytes() - 1}) {
+    std::vector<std::byte> memory(bytes + 64);
+    auto* aligned =
+        reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
+    Workspace workspace(std::span(aligned, bytes));
+    EXPECT_EQ(rejection([&](ForwardArgs& a) { a.workspace = &workspace; }),
+              ErrorCode::kWorkspaceTooSmall);
+  }
+}
+
+TEST_F(Arguments, WorkspaceMemory_MustBeAligned) {
+  alignas(64) std::byte memory[128];
+  EXPECT_EQ(code_of([&] { Workspace(std::span(memory + 8, 100)); }), ErrorCode::kMisaligned);
+  EXPECT_EQ(code_of([&] { Workspace(std::span<std::byte>(static_cast<std::byte*>(nullptr), 8)); }),
+            ErrorCode::kNullPointer);
+}
+
+TEST(LayerWithoutGate, ForwardWithoutRouting_SaysWhatToGive) {
+  MoeSpec spec = make_spec(5, 2, 16, 12, DType::kF32);
+  spec.has_gate = false;
+  const OwnedLayer owned = make_layer(spec);
+  const Tensor hidden = random_tensor(DType::kF32, 2, 16, 1);
+  Tensor out(DType::kF32, {2, 16});
+  EXPECT_EQ(code_of([&] { owned.layer.forward({.hidden = hidden.view(), .out = out.view()}); }),
+            ErrorCode::kInvalidArgument);
+}
+
+class Create : public ::testing::Test {
+ protected:
+  ErrorCode rejection(const MoeSpec& spec, const LayerOptions& options = {},
+                      const ParallelSpec& parallel = {}) {
+    const auto source = make_synthetic_source(make_spec(5, 2, 16, 12, DType::kBF16), 1);
+    return code_of([&] { MoeLayer::create(context_, spec, *source, options, parallel); });
+  }
+  Context context_{ContextOptions{.num_threads = 1}};
+  MoeSpec spec_ = make_spec(5, 2, 16, 12, DType::kBF16);
+};
+
+TEST_F(Create, SourceThatDoesNotFit_IsNamed) {
+  EXPECT_EQ(rejection(spec_), ErrorCode{0});
+  EXPECT_EQ(rejection(make_spec(6, 2, 16, 12, DType::kBF16)), ErrorCode::kTensorShape);
+  EXPECT_EQ(rejection(make_spec(5, 2, 17, 12, DType::kBF16)), ErrorCode::kTensorShape);
+  EXPECT_EQ(rejection(make_spec(5, 2, 16, 12, DType::kF32)), ErrorCode::kTensorDType);
+  MoeSpec shared = spec_;
+  shared.shared = {.mode = SharedMode::kAdd, .intermediate_size = 4};
+  EXPECT_EQ(rejection(shared), ErrorCode::kTensorMissing);
+}
+
+TEST_F(Create, UnknownNames_ListTheKnownOnes) {
+  MoeSpec router = spec_;
+  router.router.name = "nothing";
+  EXPECT_EQ(rejection(router), ErrorCode::kUnknownName);
+  MoeSpec activation = spec_;
+  activation.activation.name = "nothing";
+  EXPECT_EQ(rejection(activation), ErrorCode::kUnknownName);
+  EXPECT_EQ(rejection(spec_, {.kernel = "cpu.nothing"}), ErrorCode::kUnknownName);
+  EXPECT_EQ(rejection(spec_, {.arithmetic = "nothing"}), ErrorCode::kUnknownName);
+}
+
+TEST_F(Create, ImpossibleOptions_AreRejected) {
+  EXPECT_EQ(rejection(spec_, {.max_tokens = 0}), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(rejection(spec_, {.max_tokens = int64_t{1} << 62}), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(rejection(spec_, {}, {.ep_size = 2}), ErrorCode::kUnsupported) << "no communicator";
+  EXPECT_EQ(rejection(spec_, {}, {.ep_size = 0}), ErrorCode::kInvalidArgument);
+  MoeSpec zero = spec_;
+  zero.num_experts = 0;
+  EXPECT_EQ(rejection(zero), ErrorCode::kInvalidArgument);
+}
+
+TEST_F(Create, WorkspaceBeyondMemory_IsATypedErrorAtForward) {
+  const auto source = make_synthetic_source(spec_, 1);
+  const MoeLayer layer =
+      MoeLayer::create(context_, spec_, *source, {.max_tokens = int64_t{1} << 36});
+  const Tensor hidden = random_tensor(DType::kF32, 1, 16, 1);
+  Tensor out(DType::kF32, {1, 16});
+  EXPECT_EQ(code_of([&] { layer.forward({.hidden = hidden.view(), .out = out.view()}); }),
+            ErrorCode::kOutOfMemory);
+}
+
+}  // namespace
+}  // namespace conclave

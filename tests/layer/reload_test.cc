@@ -1,0 +1,99 @@
+// reload in both modes, and what a read that fails midway leaves behind.
+
+#include "support/layer_fixture.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace conclave {
+namespace {
+
+using testing::code_of;
+using testing::make_layer;
+using testing::make_spec;
+using testing::OwnedLayer;
+using testing::random_tensor;
+using testing::run_layer;
+using testing::same_bits;
+
+MoeSpec spec_of() {
+  MoeSpec spec = make_spec(6, 2, 40, 24, DType::kBF16);
+  spec.shared = {.mode = SharedMode::kSigmoidGate, .intermediate_size = 16};
+  return spec;
+}
+
+// Fails on one expert's down matrix.
+class FailingSource final : public WeightSource {
+ public:
+  FailingSource(const WeightSource& inner, int64_t expert) : inner_(inner), expert_(expert) {}
+  WeightInfo describe(WeightRole role) const override { return inner_.describe(role); }
+  void read(WeightRole role, int64_t expert, const WeightBlock& block,
+            std::span<std::byte> destination) const override {
+    if (role == WeightRole::kDown && expert == expert_) {
+      throw Error(ErrorCode::kFileRead, {.what = "disk gone", .tensor = locate(role, expert)});
+    }
+    inner_.read(role, expert, block, destination);
+  }
+
+ private:
+  const WeightSource& inner_;
+  int64_t expert_;
+};
+
+class Reload : public ::testing::TestWithParam<ReloadMode> {
+ protected:
+  Reload()
+      : owned_(make_layer(spec_of(), {}, {}, 1)),
+        other_(make_synthetic_source(spec_of(), 2)),
+        hidden_(random_tensor(DType::kBF16, 7, 40, 3)),
+        before_(run_layer(owned_.layer, hidden_.view(), DType::kF32)),
+        expected_(run_layer(make_layer(spec_of(), {}, {}, 2).layer, hidden_.view(), DType::kF32)) {}
+
+  OwnedLayer owned_;
+  std::unique_ptr<WeightSource> other_;
+  Tensor hidden_;
+  testing::LayerOutput before_;
+  testing::LayerOutput expected_;
+};
+
+TEST_P(Reload, NewWeights_GiveTheResultOfAFreshLayer) {
+  ASSERT_FALSE(same_bits(before_.out, expected_.out));
+  owned_.layer.reload(*other_, GetParam());
+  EXPECT_TRUE(same_bits(run_layer(owned_.layer, hidden_.view(), DType::kF32).out, expected_.out));
+}
+
+TEST_P(Reload, WrongShapes_LeaveTheOldWeights) {
+  const auto wrong = make_synthetic_source(make_spec(6, 2, 40, 25, DType::kBF16), 2);
+  EXPECT_EQ(code_of([&] { owned_.layer.reload(*wrong, GetParam()); }), ErrorCode::kTensorShape);
+  EXPECT_TRUE(same_bits(run_layer(owned_.layer, hidden_.view(), DType::kF32).out, before_.out));
+}
+
+TEST_P(Reload, ReadFailsMidway_NeverGivesAMixture) {
+  const FailingSource failing(*other_, 4);
+  EXPECT_EQ(code_of([&] { owned_.layer.reload(failing, GetParam()); }), ErrorCode::kFileRead);
+  if (GetParam() == ReloadMode::kStaged) {
+    EXPECT_TRUE(same_bits(run_layer(owned_.layer, hidden_.view(), DType::kF32).out, before_.out));
+  } else {
+    EXPECT_EQ(code_of([&] { run_layer(owned_.layer, hidden_.view(), DType::kF32); }),
+              ErrorCode::kState);
+  }
+  owned_.layer.reload(*other_, GetParam());
+  EXPECT_TRUE(same_bits(run_layer(owned_.layer, hidden_.view(), DType::kF32).out, expected_.out));
+}
+
+INSTANTIATE_TEST_SUITE_P(Modes, Reload,
+                         ::testing::Values(ReloadMode::kStaged, ReloadMode::kInPlace),
+                         [](const auto& row) {
+                           return row.param == ReloadMode::kStaged ? "Staged" : "InPlace";
+                         });
+
+TEST(CreateFromFailingSource, ReadError_ReachesTheCaller) {
+  const Context context({.num_threads = 4});
+  const auto source = make_synthetic_source(spec_of(), 1);
+  const FailingSource failing(*source, 2);
+  EXPECT_EQ(code_of([&] { MoeLayer::create(context, spec_of(), failing); }), ErrorCode::kFileRead);
+}
+
+}  // namespace
+}  // namespace conclave
