@@ -1,0 +1,14 @@
+// Dispatcher "local": one rank holds every expert, so no row moves. The batch indexes the caller's
+// rows and combine reads the experts' rows where they are.
+#pragma once
+
+#include "dispatch/dispatcher.h"
+
+#include <memory>
+
+namespace conclave::inline v0::dispatch {
+
+Support local_supports(const DispatchProblem& problem);
+std::unique_ptr<Dispatcher> make_local_dispatcher(const DispatchProblem& problem);
+
+}  // namespace conclave::inline v0::dispatch
