@@ -1,0 +1,100 @@
+#include "cpu/isa.h"
+
+#include "conclave/context.h"
+#include "conclave/device.h"
+#include "conclave/error.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+namespace conclave {
+namespace {
+
+constexpr CeilingOptions kQuick{
+    .read_bytes = int64_t{8} << 20, .repetitions = 1, .seconds_per_rate = 0.005};
+
+TEST(CpuInfo, ThisMachine_IsDescribed) {
+  const CpuInfo info = cpu_info();
+  EXPECT_FALSE(info.vendor.empty());
+  EXPECT_GT(info.family, 0);
+  EXPECT_GE(info.usable_cpus, 1);
+  EXPECT_GT(info.memory_bytes, 0);
+  EXPECT_FALSE(info.huge_pages.empty());
+  EXPECT_NO_THROW(cpu::parse_arithmetic(info.arithmetic));
+  EXPECT_FALSE(info.arithmetic_reason.empty());
+}
+
+TEST(CpuInfo, Isas_AreBestFirstWithReasons) {
+  const CpuInfo info = cpu_info();
+  ASSERT_EQ(info.isas.size(), 5U);
+  EXPECT_EQ(info.isas.back().name, "scalar");
+  EXPECT_TRUE(info.isas.back().usable);
+  for (const IsaInfo& isa : info.isas) EXPECT_EQ(isa.usable, isa.reason.empty()) << isa.name;
+  const auto best = std::find_if(info.isas.begin(), info.isas.end(),
+                                 [](const IsaInfo& isa) { return isa.usable; });
+  EXPECT_EQ(best->name, cpu::to_string(cpu::best_isa()));
+}
+
+TEST(Backends, ThisBuild_ExplainsEachAbsence) {
+  for (const BackendInfo& backend : backends()) {
+    EXPECT_FALSE(backend.usable) << backend.name;
+    EXPECT_TRUE(backend.reason.starts_with("this build has no ")) << backend.reason;
+  }
+}
+
+TEST(MeasureCeilings, EveryUsableIsa_HasOneRate) {
+  const Context context({.num_threads = 2});
+  const Ceilings ceilings = measure_ceilings(context, kQuick);
+  EXPECT_GT(ceilings.read_gbps, 0);
+  EXPECT_TRUE(std::isfinite(ceilings.read_gbps));
+  double best = 0;
+  size_t usable = 0;
+  for (const IsaInfo& isa : cpu_info().isas) usable += isa.usable ? 1U : 0U;
+  EXPECT_EQ(ceilings.rates.size(), usable);
+  for (const ArithmeticRate& rate : ceilings.rates) {
+    EXPECT_GT(rate.gflops, 0) << rate.isa;
+    EXPECT_TRUE(std::isfinite(rate.gflops)) << rate.isa;
+    best = std::max(best, rate.gflops);
+  }
+  EXPECT_EQ(ceilings.best_gflops(), best);
+}
+
+TEST(MeasureCeilings, ForcedScalar_MeasuresNothingWider) {
+  const Context context({.num_threads = 1, .isa = "scalar"});
+  const Ceilings ceilings = measure_ceilings(context, kQuick);
+  ASSERT_EQ(ceilings.rates.size(), 1U);
+  EXPECT_EQ(ceilings.rates[0].isa, "scalar");
+  EXPECT_EQ(ceilings.rates[0].arithmetic, "f32_fma");
+}
+
+TEST(MeasureCeilings, SizeOutOfRange_IsATypedError) {
+  const Context context({.num_threads = 1});
+  for (const CeilingOptions& options :
+       {CeilingOptions{.read_bytes = 0}, CeilingOptions{.read_bytes = -5},
+        CeilingOptions{.read_bytes = int64_t{4} << 20, .repetitions = 0}}) {
+    try {
+      static_cast<void>(measure_ceilings(context, options));
+      FAIL() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    }
+  }
+}
+
+TEST(MeasureCeilings, MoreMemoryThanThereIs_IsATypedError) {
+  const Context context({.num_threads = 1});
+  try {
+    static_cast<void>(measure_ceilings(context, {.read_bytes = int64_t{1} << 50}));
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);
+  }
+}
+
+TEST(Ceilings, NoRates_BestIsZero) { EXPECT_EQ(Ceilings{}.best_gflops(), 0); }
+
+}  // namespace
+}  // namespace conclave
