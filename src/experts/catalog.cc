@@ -42,6 +42,20 @@ Support needs_bf16_arithmetic(const ExpertsProblem& problem, cpu::Arithmetic ari
 }
 
 constexpr std::array kRows = {
+    KernelRow{
+        .name = "cpu.amx",
+        .supports =
+            [](const ExpertsProblem& problem) {
+              return needs_bf16_arithmetic(problem, cpu::Arithmetic::kAmxBf16, cpu::Isa::kAmx);
+            },
+        .make =
+            [](const ExpertsProblem& problem) {
+              return make_expert_mlp(problem, {.functions = mlp_functions_amx(problem.activation),
+                                               .row_dtype = DType::kBF16,
+                                               .tiling = {.tile = 32, .group = 16},
+                                               .tile = "32x32"});
+            },
+        .arithmetic = cpu::Arithmetic::kAmxBf16},
     KernelRow{.name = "cpu.avx512_bf16",
               .supports =
                   [](const ExpertsProblem& problem) {
@@ -53,6 +67,7 @@ constexpr std::array kRows = {
                     return make_expert_mlp(
                         problem, {.functions = mlp_functions_avx512_bf16(problem.activation),
                                   .row_dtype = DType::kBF16,
+                                  .tiling = {.tile = 6},
                                   .tile = "6x64"});
                   },
               .arithmetic = cpu::Arithmetic::kDpBf16},
@@ -65,6 +80,7 @@ constexpr std::array kRows = {
                   [](const ExpertsProblem& problem) {
                     return make_expert_mlp(problem, {.functions = mlp_functions_avx512(
                                                          problem.weight_dtype, problem.activation),
+                                                     .tiling = {.tile = 6},
                                                      .tile = "6x64"});
                   },
               .arithmetic = cpu::Arithmetic::kF32Fma},
@@ -77,6 +93,7 @@ constexpr std::array kRows = {
                   [](const ExpertsProblem& problem) {
                     return make_expert_mlp(problem, {.functions = mlp_functions_avx2(
                                                          problem.weight_dtype, problem.activation),
+                                                     .tiling = {.tile = 6},
                                                      .tile = "6x16"});
                   },
               .arithmetic = cpu::Arithmetic::kF32Fma},

@@ -70,7 +70,7 @@ class ExpertsKernel {
   virtual size_t workspace_bytes(int64_t max_slots) const = 0;
   // Writes output row s for each occupied slot s of the batch, and no other. Each row depends only
   // on its own input row and its expert's weights: bit-identical in every batch (D2).
-  // Two parallel regions, no allocation. `workspace` has workspace_bytes(max_slots).
+  // Two or three parallel regions, no allocation. `workspace` has workspace_bytes(max_slots).
   virtual void run(const ExpertBatch& batch, const PackedExperts& weights,
                    const ExpertOutput& output, std::span<std::byte> workspace,
                    Executor& executor) const = 0;

@@ -1,7 +1,8 @@
 #include "experts/cpu/expert_mlp.h"
 
 #include "core/workspace_layout.h"
-#include "experts/cpu/work_list.h"
+#include "cpu/parallel.h"
+#include "experts/cpu/row_groups.h"
 #include "experts/slab_layout.h"
 
 #include <algorithm>
@@ -18,8 +19,9 @@ struct Call {
   const ExpertBatch& batch;
   const PackedExperts& weights;
   const ExpertOutput& output;
-  std::byte* intermediate;
   const WorkList& work;
+  std::byte* grouped;       // the batch's rows in groups; unused where rows are read in place
+  std::byte* intermediate;  // activated rows, in groups likewise
 };
 
 // A stage's panels in memory.
@@ -91,28 +93,32 @@ class ExpertMlp final : public ExpertsKernel {
   }
   size_t workspace_bytes(int64_t max_slots) const override {
     WorkspaceLayout workspace;
-    book(workspace, max_slots);
+    book(workspace, WorkList::max_rows(max_slots, num_local_experts_, config_.tiling));
     return workspace.total_bytes();
   }
 
   void run(const ExpertBatch& batch, const PackedExperts& weights, const ExpertOutput& output,
            std::span<std::byte> workspace, Executor& executor) const override {
+    WorkspaceLayout work_booking;
+    const WorkList work(batch, config_.tiling,
+                        {slice_as<ActiveExpert>(workspace, book_work(work_booking)),
+                         static_cast<size_t>(num_local_experts_)});
     WorkspaceLayout booking;
-    const Slices slices = book(booking, 0);
-    const WorkList work(batch, {slice_as<ActiveExpert>(workspace, slices.active),
-                                static_cast<size_t>(num_local_experts_)});
+    const Slices slices = book(booking, work.num_rows());
     const Call call{.batch = batch,
                     .weights = weights,
                     .output = output,
-                    .intermediate = slice_as<std::byte>(workspace, slices.intermediate),
-                    .work = work};
+                    .work = work,
+                    .grouped = slice_as<std::byte>(workspace, slices.grouped),
+                    .intermediate = slice_as<std::byte>(workspace, slices.intermediate)};
+    if (grouped()) group_rows(call, executor);
     run_gate_up(call, executor);
     run_down(call, executor);
   }
 
  private:
   struct Slices {
-    WorkspaceSlice active;
+    WorkspaceSlice grouped;
     WorkspaceSlice intermediate;
   };
 
@@ -120,10 +126,33 @@ class ExpertMlp final : public ExpertsKernel {
     return layout_.padded_intermediate() * byte_size(config_.row_dtype);
   }
 
-  Slices book(WorkspaceLayout& workspace, int64_t max_slots) const {
-    return {.active = workspace.book<ActiveExpert>(num_local_experts_),
-            .intermediate =
-                workspace.book_bytes(max_slots, static_cast<size_t>(intermediate_row_bytes()))};
+  bool grouped() const { return config_.tiling.group > 1; }
+
+  WorkspaceSlice book_work(WorkspaceLayout& workspace) const {
+    return workspace.book<ActiveExpert>(num_local_experts_);
+  }
+  Slices book(WorkspaceLayout& workspace, int64_t num_rows) const {
+    book_work(workspace);
+    const auto grouped_bytes = static_cast<size_t>(grouped() ? requirements().row_bytes : 0);
+    const auto intermediate_bytes = static_cast<size_t>(intermediate_row_bytes());
+    return {.grouped = workspace.book_bytes(num_rows, grouped_bytes),
+            .intermediate = workspace.book_bytes(num_rows, intermediate_bytes)};
+  }
+
+  // Copies the rows of each block into groups of interleaved rows.
+  void group_rows(const Call& call, Executor& executor) const {
+    cpu::parallel_for(
+        executor, call.work.num_blocks(), 4, [&](int64_t begin, int64_t end, int32_t) {
+          WorkList::Cursor cursor;
+          for (int64_t block = begin; block < end; ++block) {
+            const WorkItem item = call.work.item(block, 1, cursor);
+            interleave_rows({.bundle = call.batch.bundle,
+                             .row_index = call.batch.source_row + item.first_slot,
+                             .num_rows = item.num_rows,
+                             .group = config_.tiling.group},
+                            call.grouped + item.first_row * call.batch.bundle.row_bytes);
+          }
+        });
   }
 
   void run_gate_up(const Call& call, Executor& executor) const {
@@ -140,12 +169,13 @@ class ExpertMlp final : public ExpertsKernel {
                .next_panel = next_panel,
                .next_panel_bytes = stage.panel_bytes,
                .k = layout_.hidden_size,
-               .rows = call.batch.bundle.rows,
-               .row_index = call.batch.source_row + item.first_slot,
+               .rows = grouped() ? call.grouped + item.first_row * call.batch.bundle.row_bytes
+                                 : call.batch.bundle.rows,
+               .row_index = grouped() ? nullptr : call.batch.source_row + item.first_slot,
                .row_bytes = call.batch.bundle.row_bytes,
                .num_rows = item.num_rows,
                .out = call.intermediate + item.first_row * intermediate_row_bytes() +
-                      column * byte_size(config_.row_dtype),
+                      column * byte_size(config_.row_dtype) * config_.tiling.group,
                .out_row_bytes = intermediate_row_bytes(),
                .valid_columns = std::min(kGateUpColumns, layout_.intermediate_size - column)});
         });

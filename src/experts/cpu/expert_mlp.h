@@ -2,6 +2,7 @@
 #pragma once
 
 #include "experts/cpu/mlp_functions.h"
+#include "experts/cpu/work_list.h"
 #include "experts/experts_kernel.h"
 
 #include <memory>
@@ -12,7 +13,8 @@ namespace conclave::inline v0::experts {
 struct ExpertMlpConfig {
   MlpFunctions functions;
   DType row_dtype = DType::kF32;  // of rows and activated rows: kF32 or kBF16
-  std::string tile = {};          // "6x64"
+  RowTiling tiling = {};
+  std::string tile = {};  // "6x64"
 };
 
 std::unique_ptr<ExpertsKernel> make_expert_mlp(const ExpertsProblem& problem,

@@ -18,6 +18,8 @@ MlpFunctions mlp_functions_avx2(DType weights, activation::ActivationId activati
 MlpFunctions mlp_functions_avx512(DType weights, activation::ActivationId activation) noexcept;
 // Rows, weights and activated rows are bf16.
 MlpFunctions mlp_functions_avx512_bf16(activation::ActivationId activation) noexcept;
+// The same in groups of 16 interleaved rows: both functions take no row index, and gate_up writes
+// groups.
 MlpFunctions mlp_functions_amx(activation::ActivationId activation) noexcept;
 
 }  // namespace conclave::inline v0::experts

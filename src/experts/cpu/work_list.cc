@@ -13,7 +13,9 @@ constexpr int64_t kMaxBlockRows = 96;
 
 }  // namespace
 
-WorkList::WorkList(const ExpertBatch& batch, std::span<ActiveExpert> storage) {
+WorkList::WorkList(const ExpertBatch& batch, const RowTiling& tiling,
+                   std::span<ActiveExpert> storage)
+    : tile_rows_(tiling.tile) {
   size_t count = 0;
   for (int64_t expert = 0; expert < batch.num_local_experts; ++expert) {
     const int64_t rows = batch.expert_count[expert];
@@ -27,14 +29,17 @@ WorkList::WorkList(const ExpertBatch& batch, std::span<ActiveExpert> storage) {
   std::sort(active.begin(), active.end(), [](const ActiveExpert& a, const ActiveExpert& b) {
     return a.num_rows != b.num_rows ? a.num_rows > b.num_rows : a.expert < b.expert;
   });
-  int64_t row = 0;
   for (ActiveExpert& expert : active) {
-    expert.first_row = row;
-    row += expert.num_rows;
+    expert.first_row = num_rows_;
+    num_rows_ += round_up(expert.num_rows, tiling.group);
     expert.first_block = num_blocks_;
     num_blocks_ += expert.num_blocks;
   }
   active_ = active;
+}
+
+int64_t WorkList::max_rows(int64_t max_slots, int64_t num_local_experts, const RowTiling& tiling) {
+  return max_slots + std::min(max_slots, num_local_experts) * (tiling.group - 1);
 }
 
 WorkItem WorkList::item(int64_t index, int64_t num_panels, Cursor& cursor) const {
@@ -43,16 +48,18 @@ WorkItem WorkList::item(int64_t index, int64_t num_panels, Cursor& cursor) const
     ++cursor.active;
   }
   const ActiveExpert& expert = active_[cursor.active];
-  // Blocks of nearly equal size: the first `longer` ones have a row more.
+  // Blocks of nearly equally many tiles: the first `longer` ones have a tile more.
+  const int64_t num_tiles = ceil_div(expert.num_rows, tile_rows_);
   const int64_t position = block - expert.first_block;
-  const int64_t rows = expert.num_rows / expert.num_blocks;
-  const int64_t longer = expert.num_rows % expert.num_blocks;
-  const int64_t offset = position * rows + std::min(position, longer);
+  const int64_t tiles = num_tiles / expert.num_blocks;
+  const int64_t longer = num_tiles % expert.num_blocks;
+  const int64_t offset = (position * tiles + std::min(position, longer)) * tile_rows_;
+  const int64_t rows = (tiles + (position < longer ? 1 : 0)) * tile_rows_;
   return {.expert = expert.expert,
           .panel = index % num_panels,
           .first_slot = expert.first_slot + offset,
           .first_row = expert.first_row + offset,
-          .num_rows = rows + (position < longer ? 1 : 0)};
+          .num_rows = std::min(rows, expert.num_rows - offset)};
 }
 
 }  // namespace conclave::inline v0::experts

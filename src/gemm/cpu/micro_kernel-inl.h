@@ -1,12 +1,14 @@
 // Rows times one packed panel: tiles of up to six rows by 64 columns in registers.
 #pragma once
 
-#include "gemm/cpu/panel_task.h"
+#include "gemm/cpu/next_panel-inl.h"
 #include "gemm/cpu/weights-inl.h"
 
 namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
 
 inline constexpr int kMaxTileRows = 6;
+// Panel rows between two turns of fetching the next panel.
+inline constexpr int64_t kStepsPerTurn = 8;
 
 // Vectors of a tile side by side: as many as leave registers for one weight and one activation
 // vector (32 registers of 16 lanes with AVX-512, 16 of 8 lanes with AVX2).
@@ -15,29 +17,6 @@ inline constexpr int kTileVectors = Vec::kLanes == 16 ? 4
                                     : kRows == 1      ? 8
                                     : kRows <= 3      ? 4
                                                       : 2;
-
-// Fetches the next panel while this one is computed: each step of the tiles brings its share.
-class NextPanel {
- public:
-  static constexpr int64_t kStepsPerTurn = 8;
-
-  CONCLAVE_KERNEL_INLINE NextPanel(const PanelTask& task, int64_t num_turns)
-      : cursor_(task.next_panel), end_(task.next_panel + task.next_panel_bytes) {
-    const int64_t lines = static_cast<int64_t>(task.next_panel_bytes) / 64;
-    lines_per_turn_ = task.next_panel == nullptr ? 0 : lines / num_turns + 1;
-  }
-
-  CONCLAVE_KERNEL_INLINE void turn() {
-    for (int64_t i = 0; i < lines_per_turn_ && cursor_ < end_; ++i, cursor_ += 64) {
-      prefetch_line(cursor_);
-    }
-  }
-
- private:
-  const std::byte* cursor_;
-  const std::byte* end_;
-  int64_t lines_per_turn_;
-};
 
 template <class Weights, class Epilogue, int kRows>
 void compute_tile(const PanelTask& task, int64_t first_row, NextPanel& next) {
@@ -57,11 +36,10 @@ void compute_tile(const PanelTask& task, int64_t first_row, NextPanel& next) {
     Tile<kRows, kVectors> tile;
     tile.clear();
     const std::byte* panel_row = task.panel;
-    for (int64_t begin = 0; begin < steps; begin += NextPanel::kStepsPerTurn) {
+    for (int64_t begin = 0; begin < steps; begin += kStepsPerTurn) {
       if (pass == 0) next.turn();
       const int64_t rest = steps - begin;
-      const int64_t end =
-          begin + (rest < NextPanel::kStepsPerTurn ? rest : NextPanel::kStepsPerTurn);
+      const int64_t end = begin + (rest < kStepsPerTurn ? rest : kStepsPerTurn);
       for (int64_t step = begin; step < end; ++step, panel_row += kPanelRowBytes) {
         Weights::template step<kRows, kVectors>(tile, rows, step * Weights::kStepK, panel_row,
                                                 pass);
@@ -79,7 +57,7 @@ void compute_panel(const PanelTask& task) noexcept {
   const int64_t short_rows = task.num_rows / tiles;
   const int64_t num_long = task.num_rows % tiles;
   const int64_t steps = (task.k + Weights::kStepK - 1) / Weights::kStepK;
-  const int64_t turns = (steps + NextPanel::kStepsPerTurn - 1) / NextPanel::kStepsPerTurn;
+  const int64_t turns = (steps + kStepsPerTurn - 1) / kStepsPerTurn;
   NextPanel next(task, turns * tiles);
   int64_t row = 0;
   for (int64_t t = 0; t < tiles; ++t) {

@@ -1,0 +1,43 @@
+// The 8 tile registers of AMX: 16 rows of 64 bytes each.
+//
+// Tiles 0 to 3 accumulate, 4 and 5 hold activations, 6 and 7 weights. A packed bf16 panel serves
+// as it is: 32 values of k and 16 columns are 16 panel rows of 64 bytes, 256 bytes apart.
+#pragma once
+
+#include "gemm/cpu/simd-inl.h"
+
+namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
+
+inline constexpr int kTileRows = 16;
+inline constexpr int64_t kTileK = 32;
+inline constexpr int64_t kTileBytes = 1024;
+inline constexpr int64_t kTileRowBytes = 64;
+inline constexpr int64_t kPanelRowBytes = 256;
+
+// Activation rows for tiles come in groups of 16: [k / 32][16 rows][32 values of k], so that a tile
+// is contiguous. Bytes of a group: 16 rows of padded k.
+
+// Which rows of the tiles exist: an instruction touches no memory beyond them, and takes less time.
+struct alignas(64) TileShape {
+  uint8_t palette = 1;
+  uint8_t start_row = 0;
+  uint8_t reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+
+// Accumulators 0, 1 (and activations 4) have `rows_first` rows, 2, 3 (and 5) `rows_second`; with
+// one group of rows all accumulators belong to it.
+CONCLAVE_KERNEL_INLINE void configure_tiles(int rows_first, int rows_second) {
+  TileShape shape;
+  for (int t = 0; t < 8; ++t) {
+    const bool second = rows_second != 0 && (t == 2 || t == 3 || t == 5);
+    shape.row_bytes[t] = kTileRowBytes;
+    shape.rows[t] = static_cast<uint8_t>(t >= 6 ? kTileRows : second ? rows_second : rows_first);
+  }
+  // The compiler's intrinsic names only the first bytes of the shape as its input.
+  __asm__ volatile("" : : "r"(&shape) : "memory");
+  _tile_loadconfig(&shape);
+}
+
+}  // namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE
