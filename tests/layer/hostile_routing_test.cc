@@ -201,7 +201,9 @@ TEST_P(NonFinite, Activation_StaysInItsToken) {
     const auto poisoned = run_layer(owned.layer, hidden.view(), DType::kF32, routing.args());
     EXPECT_FALSE(row_is_finite(poisoned.out, 4)) << poison;
     for (int64_t token = 0; token < kTokens; ++token) {
-      if (token != 4) EXPECT_EQ(row_bytes(poisoned.out, token), row_bytes(clean.out, token));
+      if (token != 4) {
+        EXPECT_EQ(row_bytes(poisoned.out, token), row_bytes(clean.out, token));
+      }
     }
   }
 }
@@ -238,7 +240,9 @@ TEST_P(NonFinite, Weight_StaysInTheTokensOfItsExpert) {
       const bool uses = routing.ids.as<int64_t>()[token * 2] == 3 ||
                         routing.ids.as<int64_t>()[token * 2 + 1] == 3;
       EXPECT_EQ(row_is_finite(poisoned.out, token), !uses) << token;
-      if (!uses) EXPECT_EQ(row_bytes(poisoned.out, token), row_bytes(clean.out, token));
+      if (!uses) {
+        EXPECT_EQ(row_bytes(poisoned.out, token), row_bytes(clean.out, token));
+      }
     }
   }
 }
@@ -252,7 +256,9 @@ TEST_P(NonFinite, RoutingWeight_StaysInItsToken) {
   const auto poisoned = run_layer(owned.layer, hidden.view(), DType::kF32, routing.args());
   for (int64_t token = 0; token < kTokens; ++token) {
     EXPECT_EQ(row_is_finite(poisoned.out, token), token != 2);
-    if (token != 2) EXPECT_EQ(row_bytes(poisoned.out, token), row_bytes(clean.out, token));
+    if (token != 2) {
+      EXPECT_EQ(row_bytes(poisoned.out, token), row_bytes(clean.out, token));
+    }
   }
 }
 
