@@ -143,13 +143,8 @@ void summarise(LayerPlan& plan, const dispatch::DispatcherRow& dispatcher) {
       (slab.gate_up + slab.down) * static_cast<size_t>(plan.dispatcher->num_local_experts());
   if (plan.shared) packed += plan.shared->slab_bytes().gate_up + plan.shared->slab_bytes().down;
   Plan& summary = plan.summary;
-  summary.isa = cpu::to_string(plan.isa);
-  summary.arithmetic = cpu::to_string(plan.arithmetic);
-  summary.determinism = determinism(plan);
   summary.tile = plan.experts->tile();
-  summary.router = plan.spec.router.name;
   summary.dispatcher = dispatcher.name;
-  summary.max_tokens = plan.options.max_tokens;
   summary.num_local_experts = plan.dispatcher->num_local_experts();
   summary.workspace_bytes = plan.workspace_bytes;
   summary.packed_bytes = packed;
@@ -166,6 +161,11 @@ void fill_plan(LayerPlan& plan, const Context& context) {
 
   plan.isa = context.isa().empty() ? cpu::best_isa() : cpu::parse_isa(context.isa());
   plan.arithmetic = choose_arithmetic(context, spec, options, plan.isa);
+  plan.summary.isa = cpu::to_string(plan.isa);
+  plan.summary.arithmetic = cpu::to_string(plan.arithmetic);
+  plan.summary.determinism = determinism(plan);
+  plan.summary.router = spec.router.name;
+  plan.summary.max_tokens = options.max_tokens;
   plan.gate_row_bytes = round_up(spec.hidden_size * int64_t{sizeof(float)}, kRowAlignment);
   plan.shared_row_stride = spec.hidden_size;
   plan.router = make_router(context, spec, plan.summary.rows);

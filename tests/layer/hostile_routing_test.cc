@@ -149,7 +149,7 @@ TEST(DegenerateRouting, AllSlotsSkipped_IsZero) {
 TEST(DegenerateRouting, OneHotExpert_IsExact) {
   const int64_t tokens = 300;
   const OwnedLayer owned = make_layer(spec_of(), {.max_tokens = 1024});
-  const Tensor hidden = random_tensor(DType::kF32, tokens, kHidden, 1);
+  const Tensor hidden = random_tensor(DType::kBF16, tokens, kHidden, 1);
   Tensor ids(DType::kI32, {tokens, 2});
   Tensor weights(DType::kF32, {tokens, 2});
   std::fill_n(ids.as<int32_t>(), tokens * 2, 3);

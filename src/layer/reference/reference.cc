@@ -44,7 +44,7 @@ void run_mlp(const Mlp& mlp, activation::ActivationId activation, const double* 
 double round_logit(double logit, DType dtype) {
   if (dtype == DType::kBF16) return bf16_to_float(double_to_bf16(logit));
   if (dtype == DType::kF16) return f16_to_float(double_to_f16(logit));
-  return logit;
+  return static_cast<float>(logit);
 }
 
 void compute_logits(const MoeSpec& spec, const WeightSource& source, const ReferenceArgs& args,
