@@ -122,7 +122,12 @@ struct Bf16DotWeights {
     for (int r = 0; r < kRows; ++r) {
       int32_t pair;
       __builtin_memcpy(&pair, rows[r] + k, sizeof(pair));
-      const auto x = reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
+      __m512i pairs = _mm512_set1_epi32(pair);
+#if defined(__clang__)
+      // Clang 16 recurses without end when it lowers this broadcast as one of bf16 elements.
+      asm("" : "+v"(pairs));
+#endif
+      const auto x = reinterpret_cast<__m512bh>(pairs);
 #pragma GCC unroll 8
       for (int j = 0; j < kVectors; ++j) {
         tile.sum[r][j].value = _mm512_dpbf16_ps(tile.sum[r][j].value, x, w[j]);
