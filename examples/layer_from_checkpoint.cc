@@ -16,7 +16,8 @@ constexpr int64_t kTokens = 8;
 double worst_error(const conclave::Context& context, const conclave::CheckpointLayer& info,
                    const conclave::WeightSource& source) {
   const conclave::MoeSpec& spec = info.spec;
-  conclave::Tensor hidden(DType::kF32, {kTokens, spec.hidden_size});
+  // In the model's own type, as the layer would get it there.
+  conclave::Tensor hidden(spec.weight_dtype, {kTokens, spec.hidden_size});
   conclave::Tensor out(DType::kF32, {kTokens, spec.hidden_size});
   conclave::Tensor ids(DType::kI32, {kTokens, spec.top_k});
   conclave::Tensor weights(DType::kF32, {kTokens, spec.top_k});
