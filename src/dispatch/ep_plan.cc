@@ -1,0 +1,57 @@
+#include "dispatch/ep_plan.h"
+
+#include "core/checked.h"
+
+#include "conclave/error.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace conclave::inline v0::dispatch {
+namespace {
+
+int64_t product(int64_t a, int64_t b) {
+  if (const auto result = checked_mul(a, b)) return *result;
+  throw Error(ErrorCode::kSizeOverflow,
+              {.what = "a bound of the expert-parallel plan does not fit 63 bits",
+               .found = std::to_string(a) + " x " + std::to_string(b)});
+}
+
+}  // namespace
+
+EpPlan make_ep_plan(const DispatchProblem& problem) {
+  EpPlan plan;
+  plan.problem = problem;
+  plan.placement =
+      placement::make_placement(problem.num_experts, problem.ep_size, problem.placement);
+  plan.fixed_slots = problem.transport == EpTransport::kFixedSlots;
+  plan.reduced = problem.combine == EpCombine::kReducedPerRank;
+
+  const int64_t ranks = problem.ep_size;
+  const int64_t tokens = problem.max_tokens;
+  for (const auto& experts : plan.placement.experts_of) {
+    const auto owned = static_cast<int64_t>(experts.size());
+    plan.results_per_row.push_back(std::min(owned, plan.reduced ? int64_t{1} : problem.top_k));
+  }
+  const auto self = static_cast<size_t>(problem.ep_rank);
+  plan.num_local_experts = static_cast<int64_t>(plan.placement.experts_of[self].size());
+  plan.terms = plan.reduced ? ranks : problem.top_k;
+  product(tokens, plan.terms);
+
+  plan.max_send_rows = product(tokens, std::min(problem.top_k, ranks));
+  plan.max_received_rows = plan.num_local_experts == 0 ? 0 : product(tokens, ranks);
+  product(plan.max_received_rows, problem.top_k);
+  plan.slots_per_expert = plan.max_received_rows;
+  plan.max_slots = product(
+      plan.max_received_rows,
+      plan.fixed_slots ? plan.num_local_experts : std::min(problem.top_k, plan.num_local_experts));
+  plan.max_owed_rows = product(plan.max_received_rows, plan.results_per_row[self]);
+  // With fixed slots every rank returns all it ever could; otherwise a token has at most k results.
+  const int64_t all_results =
+      std::accumulate(plan.results_per_row.begin(), plan.results_per_row.end(), int64_t{0});
+  plan.max_home_rows =
+      product(tokens, plan.fixed_slots ? all_results : std::min(problem.top_k, all_results));
+  return plan;
+}
+
+}  // namespace conclave::inline v0::dispatch

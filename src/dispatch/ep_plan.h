@@ -1,0 +1,37 @@
+// What an expert-parallel dispatcher decides once: who owns what, and how much may come and go.
+#pragma once
+
+#include "dispatch/dispatcher.h"
+#include "placement/placement.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace conclave::inline v0::dispatch {
+
+// Words used throughout: a row travels once from its home rank to each rank that owns one of its
+// experts; result rows travel back, one per (row, expert), or one per row if reduced there.
+struct EpPlan {
+  DispatchProblem problem;
+  placement::ExpertPlacement placement;
+  bool fixed_slots = false;
+  bool reduced = false;
+  int64_t num_local_experts = 0;
+  std::vector<int64_t> results_per_row;  // [ranks] most result rows that one row gets from a rank
+  int64_t terms = 0;                     // result rows that combine adds for one token, at most
+
+  // Bounds over all inputs.
+  int64_t max_send_rows = 0;
+  int64_t max_received_rows = 0;
+  int64_t slots_per_expert = 0;  // of the padded layout
+  int64_t max_slots = 0;
+  int64_t max_owed_rows = 0;  // result rows that this rank sends
+  int64_t max_home_rows = 0;  // result rows that this rank gets
+
+  int32_t ranks() const { return problem.ep_size; }
+};
+
+// Throws Error(kSizeOverflow).
+EpPlan make_ep_plan(const DispatchProblem& problem);
+
+}  // namespace conclave::inline v0::dispatch

@@ -1,0 +1,19 @@
+// The home rank's half of an expert-parallel dispatch: which rows go where, and where their
+// results will come home.
+#pragma once
+
+#include "dispatch/ep_plan.h"
+#include "dispatch/ep_tables.h"
+
+#include "conclave/routing.h"
+
+namespace conclave::inline v0::dispatch {
+
+// Fills send_rows, send_base, home_rows and home_base. Ids outside [0, E) are passed over.
+void count_sends(const EpPlan& plan, const Routing& routing, const EpTables& tables);
+
+// Writes ids and weights of every send block, send_token and home_row. A token that names an
+// expert twice asks for its result once: both slots read it, or their weights are added.
+void describe_sends(const EpPlan& plan, const Routing& routing, const EpTables& tables);
+
+}  // namespace conclave::inline v0::dispatch

@@ -1,0 +1,35 @@
+// How rows and what describes them get from home ranks to owning ranks. Two ways: exactly the
+// rows after an exchange of their number, or one exchange of fixed size.
+#pragma once
+
+#include "core/workspace_layout.h"
+#include "dispatch/ep_plan.h"
+#include "dispatch/ep_tables.h"
+
+#include <cstddef>
+#include <memory>
+#include <span>
+
+namespace conclave::inline v0::dispatch {
+
+struct BundleRows {
+  const std::byte* rows = nullptr;
+  int64_t num_rows = 0;
+};
+
+class RowTransport {
+ public:
+  virtual ~RowTransport() = default;
+
+  // Points the send blocks at memory for send_rows[rank] rows each.
+  virtual void open(const EpTables& tables, std::span<std::byte> workspace) const = 0;
+  // Collective. Fills the received blocks; their rows are in the bundle returned. The contents are
+  // as the peers sent them: only the number of rows is checked. Throws CommError.
+  virtual BundleRows exchange(const EpTables& tables, std::span<std::byte> workspace) const = 0;
+};
+
+std::unique_ptr<RowTransport> make_variable_transport(const EpPlan& plan, WorkspaceLayout& layout);
+std::unique_ptr<RowTransport> make_fixed_slot_transport(const EpPlan& plan,
+                                                        WorkspaceLayout& layout);
+
+}  // namespace conclave::inline v0::dispatch
