@@ -36,6 +36,24 @@ TEST(KernelRows, F32Arithmetic_AllEqualBitForBit) {
   }
 }
 
+// Gates from subnormal to overflowing: the activation is one formula on every instruction set.
+TEST(KernelRows, ExtremeGates_AllEqualBitForBit) {
+  for (const float scale : {1e-38F, 1e-20F, 1e-3F, 30.0F, 300.0F, 1e20F, 3e38F}) {
+    ExpertCase test_case(CaseShape{.hidden_size = 48,
+                                   .intermediate_size = 100,
+                                   .weights = DType::kF32,
+                                   .rows_per_expert = {13}});
+    for (float& value : test_case.hidden()) value *= scale;
+    SerialExecutor executor;
+    std::vector<float> reference;
+    for (const UsableRow& usable : usable_rows(test_case)) {
+      const std::vector<float> out = test_case.run(*usable.kernel, executor);
+      if (reference.empty()) reference = out;
+      EXPECT_EQ(first_difference(out, reference), -1) << usable.row->name << " scale " << scale;
+    }
+  }
+}
+
 // The needle: one token's row for one expert, alone and among others.
 struct Needle {
   std::vector<float> alone;

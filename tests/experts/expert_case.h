@@ -19,6 +19,7 @@
 #include <iostream>
 #include <memory>
 #include <random>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -228,8 +229,14 @@ struct UsableRow {
   std::unique_ptr<experts::ExpertsKernel> kernel;
 };
 
-// Every row of the catalog that takes the case's weights and that this CPU offers; says on stdout
-// which ones the CPU does not offer.
+// Says on stdout, once, that a row was not tested and why.
+inline void report_untested(std::string_view row, const std::string& reason) {
+  static std::set<std::string, std::less<>> reported;
+  if (reported.emplace(row).second)
+    std::cout << "not on this CPU: " << row << " (" << reason << ")\n";
+}
+
+// Every row of the catalog that takes the case's weights and that this CPU offers.
 inline std::vector<UsableRow> usable_rows(const ExpertCase& test_case) {
   std::vector<UsableRow> usable;
   const cpu::Isa best = cpu::best_isa();
@@ -240,7 +247,7 @@ inline std::vector<UsableRow> usable_rows(const ExpertCase& test_case) {
     if (here) {
       usable.push_back({&row, row.make(problem)});
     } else if (row.supports(test_case.problem(cpu::Isa::kAmx, row.arithmetic))) {
-      std::cout << "not on this CPU: " << row.name << " (" << here.reason() << ")\n";
+      report_untested(row.name, here.reason());
     }
   }
   return usable;

@@ -1,0 +1,93 @@
+#include "gemm/packed_layout.h"
+
+#include "core/float_convert.h"
+#include "support/guarded.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <vector>
+
+namespace conclave::testing {
+namespace {
+
+using gemm::kPanelColumns;
+using gemm::PanelColumns;
+using gemm::PanelLayout;
+
+// Exact in every float type, and different for all (column, k) of one test.
+float cell(int64_t column, int64_t k) {
+  return static_cast<float>((column * 31 + k * 7) % 251 + 1);
+}
+
+std::vector<std::byte> encode(DType dtype, const std::vector<float>& values) {
+  std::vector<std::byte> bytes(values.size() * static_cast<size_t>(byte_size(dtype)));
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (dtype == DType::kF32) {
+      std::memcpy(bytes.data() + i * 4, &values[i], 4);
+    } else {
+      const uint16_t bits =
+          dtype == DType::kBF16 ? float_to_bf16(values[i]) : float_to_f16(values[i]);
+      std::memcpy(bytes.data() + i * 2, &bits, 2);
+    }
+  }
+  return bytes;
+}
+
+class PackPanel : public ::testing::TestWithParam<DType> {};
+
+TEST_P(PackPanel, EachK_ReadsBackWithZerosAround) {
+  for (const int64_t k : {1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 96, 130}) {
+    for (const int64_t columns : {1, 31, 32, 63, 64}) {
+      const PanelLayout layout{.dtype = GetParam(), .k = k};
+      std::vector<std::vector<std::byte>> sources;
+      PanelColumns pointers{};
+      for (int64_t c = 0; c < columns; ++c) {
+        std::vector<float> values;
+        for (int64_t i = 0; i < k; ++i) values.push_back(cell(c, i));
+        sources.push_back(encode(GetParam(), values));
+      }
+      for (int64_t c = 0; c < columns; ++c) {
+        pointers[static_cast<size_t>(c)] = sources[static_cast<size_t>(c)].data();
+      }
+      for (const GuardSide side : {GuardSide::kEnd, GuardSide::kBegin}) {
+        const GuardedBuffer panel(layout.panel_bytes(), side, 0xff);
+        gemm::pack_panel(layout, pointers, panel.data());
+        for (int64_t i = 0; i < layout.padded_k(); ++i) {
+          for (int64_t c = 0; c < kPanelColumns; ++c) {
+            const float expected = i < k && c < columns ? cell(c, i) : 0.0F;
+            ASSERT_EQ(gemm::panel_value(layout, panel.data(), i, c), expected)
+                << "k " << i << " of " << k << ", column " << c << " of " << columns;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(PackPanel, SourceAtAPageEndAndOdd_IsReadOnlyToItsEnd) {
+  const PanelLayout layout{.dtype = GetParam(), .k = 37};
+  const auto row_bytes = static_cast<size_t>(layout.k) * layout.element_bytes();
+  const GuardedBuffer source(row_bytes, GuardSide::kEnd, 0);
+  PanelColumns pointers{};
+  pointers.fill(source.data());
+  std::vector<std::byte> panel(layout.panel_bytes());
+  gemm::pack_panel(layout, pointers, panel.data());
+  EXPECT_EQ(gemm::panel_value(layout, panel.data(), 36, 63), 0.0F);
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, PackPanel,
+                         ::testing::Values(DType::kF32, DType::kF16, DType::kBF16),
+                         [](const auto& tested) { return std::string(to_string(tested.param)); });
+
+TEST(PanelLayout, Bf16_PairsOfKShareALane) {
+  const PanelLayout layout{.dtype = DType::kBF16, .k = 33};
+  EXPECT_EQ(layout.padded_k(), 64);
+  EXPECT_EQ(layout.row_bytes(), 256U);
+  EXPECT_EQ(layout.panel_bytes(), 64U * 64 * 2);
+  EXPECT_EQ(gemm::layout_name(layout), "panel64.k2.v1");
+  EXPECT_EQ(gemm::layout_name({.dtype = DType::kF32, .k = 33}), "panel64.k1.v1");
+}
+
+}  // namespace
+}  // namespace conclave::testing
