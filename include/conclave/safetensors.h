@@ -18,8 +18,9 @@
 
 namespace conclave::inline v0 {
 
-// kMap reads through a mapping (fast, page cache shared); kRead through pread (no signal if the
-// file is truncated under us; for network file systems). kAuto: kMap on local disks, else kRead.
+// kMap also maps the file, so that mapped() has something to show; kRead does not. read() copies
+// with pread either way, so a file that is truncated under us is an Error and not a signal. kAuto:
+// kMap on local disks, kRead on network file systems.
 enum class FileAccess : uint8_t { kAuto, kMap, kRead };
 
 struct TensorInfo {
@@ -53,7 +54,9 @@ class CONCLAVE_API SafetensorsFile {
   // Copies bytes [offset, offset + destination.size()) of the tensor. Throws Error(kFileRead,
   // kFileChanged) naming file and offset; retries EINTR and short reads.
   void read(const TensorInfo& tensor, uint64_t offset, std::span<std::byte> destination) const;
-  // The tensor's bytes in the mapping; empty under kRead. Unaligned in general.
+  // The tensor's bytes in the mapping; empty under kRead or where the file cannot be mapped.
+  // Unaligned in general. Touching them faults if another process has truncated the file: read()
+  // is the safe way.
   std::span<const std::byte> mapped(const TensorInfo& tensor) const noexcept;
   // The whole tensor, copied.
   Tensor load(std::string_view name) const;

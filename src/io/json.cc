@@ -273,19 +273,11 @@ JsonDocument::JsonDocument(JsonDocument&&) noexcept = default;
 JsonDocument& JsonDocument::operator=(JsonDocument&&) noexcept = default;
 JsonDocument::~JsonDocument() = default;
 
-JsonValue JsonDocument::root() const noexcept {
-  return {data_.get(), 0};
-}
+JsonValue JsonDocument::root() const noexcept { return {data_.get(), 0}; }
 
-JsonType JsonValue::type() const noexcept {
-  return data_->nodes[node_].type;
-}
-const std::string& JsonValue::file() const noexcept {
-  return data_->file;
-}
-std::string_view JsonValue::key() const noexcept {
-  return data_->key(node_);
-}
+JsonType JsonValue::type() const noexcept { return data_->nodes[node_].type; }
+const std::string& JsonValue::file() const noexcept { return data_->file; }
+std::string_view JsonValue::key() const noexcept { return data_->key(node_); }
 
 std::optional<JsonValue> JsonValue::next() const noexcept {
   const uint32_t sibling = data_->nodes[node_].next;

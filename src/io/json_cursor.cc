@@ -10,9 +10,7 @@
 namespace conclave::inline v0::io {
 namespace {
 
-bool is_digit(char c) {
-  return c >= '0' && c <= '9';
-}
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 // Value of four hexadecimal digits, which the cursor has checked.
 uint32_t hex4(std::string_view digits) {

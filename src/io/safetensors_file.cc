@@ -40,9 +40,7 @@ SafetensorsFile SafetensorsFile::Impl::open(io::File file) {
 
 namespace io {
 
-SafetensorsFile open_safetensors(File file) {
-  return SafetensorsFile::Impl::open(std::move(file));
-}
+SafetensorsFile open_safetensors(File file) { return SafetensorsFile::Impl::open(std::move(file)); }
 
 }  // namespace io
 
@@ -73,9 +71,7 @@ std::vector<TensorInfo> SafetensorsFile::parse_header(
   return std::move(header.tensors);
 }
 
-const std::filesystem::path& SafetensorsFile::path() const noexcept {
-  return impl_->path;
-}
+const std::filesystem::path& SafetensorsFile::path() const noexcept { return impl_->path; }
 
 std::span<const TensorInfo> SafetensorsFile::tensors() const noexcept {
   return impl_->header.tensors;

@@ -176,7 +176,7 @@ void SafetensorsWriter::declare(std::string name, DType dtype, std::vector<int64
                 {.what = "a tensor is declared after the first write", .tensor = std::move(name)});
   }
   io::check_tensor_name(name, file);
-  if (name == "__metadata__" || !impl_->names.insert(name).second) {
+  if (name == "__metadata__" || impl_->names.contains(name)) {
     impl_->fail(ErrorCode::kSafetensorsDuplicateKey,
                 {.what = "the name is already taken", .tensor = std::move(name)});
   }
@@ -197,6 +197,7 @@ void SafetensorsWriter::declare(std::string name, DType dtype, std::vector<int64
                 {.what = "the file would be too large", .tensor = std::move(name)});
   }
   impl_->declared_bytes = static_cast<uint64_t>(*total);
+  impl_->names.insert(name);
   impl_->tensors.push_back(
       {.name = std::move(name), .dtype = dtype, .shape = std::move(shape), .bytes = bytes});
 }

@@ -10,9 +10,7 @@ namespace {
 
 constexpr size_t kMaxShown = 160;
 
-bool is_continuation(unsigned char byte) {
-  return (byte & 0xC0) == 0x80;
-}
+bool is_continuation(unsigned char byte) { return (byte & 0xC0) == 0x80; }
 
 // Bytes of the well-formed sequence that starts `text`; 0 if there is none.
 size_t sequence_bytes(std::string_view text) {
