@@ -5,6 +5,7 @@
 #include <array>
 #include <fstream>
 #include <iterator>
+#include <malloc.h>
 #include <stdlib.h>
 #include <system_error>
 
