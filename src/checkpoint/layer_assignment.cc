@@ -272,6 +272,11 @@ int64_t LayerAssignment::missing_count() const {
   int64_t count = 0;
   for (const NamePattern& pattern : form_->patterns) {
     const int64_t copies = is_stack(pattern) ? 1 : layer_.spec.num_experts;
+    // A config may claim far more experts and layers than there are tensors.
+    if (slots_[static_cast<size_t>(roles_of(pattern.part).front())].empty()) {
+      count += copies;
+      continue;
+    }
     for (int64_t expert = 0; expert < copies; ++expert) {
       if (!is_filled(pattern.part, expert)) ++count;
     }

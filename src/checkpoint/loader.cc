@@ -33,6 +33,13 @@ bool is_float(DType dtype) {
 }
 
 ModelConfig read_config(const io::Directory& directory) {
+  if (!directory.contains(kConfigFile)) {
+    throw Error(ErrorCode::kFileNotFound,
+                {.what = "the directory has no model configuration",
+                 .file = (directory.path() / kConfigFile).string(),
+                 .hint = "give the directory of a Hugging Face model: config.json beside its "
+                         ".safetensors files"});
+  }
   const io::JsonDocument document = directory.read_json(kConfigFile);
   ModelConfig config = checkpoint::read_model_config(document.root());
   for (std::string_view name : kQuantizationFiles) {

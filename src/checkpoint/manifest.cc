@@ -12,9 +12,9 @@
 #include <charconv>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <string>
 #include <system_error>
-#include <unordered_map>
 
 namespace conclave::inline v0::checkpoint {
 namespace {
@@ -121,6 +121,23 @@ std::vector<uint64_t> read_entry(const ShardSet& shards, const StoredTensor& ten
   return hashes;
 }
 
+[[noreturn]] void reject_left_over(const io::Directory& directory, const ShardSet& shards,
+                                   const io::JsonValue& listed) {
+  std::set<std::string_view> present;
+  for (const StoredTensor& tensor : shards.tensors) present.insert(tensor.info->name);
+  std::string first;
+  for (const io::JsonMember& member : listed.members()) {
+    if (!present.contains(member.key) && first.empty()) first = member.key;
+  }
+  throw Error(ErrorCode::kChecksum,
+              {.what = "the manifest describes tensors that the model does not hold",
+               .file = (directory.path() / kManifestFile).string(),
+               .tensor = first,
+               .expected = fmt::format("{} tensors", listed.size()),
+               .found = fmt::format("{} tensors", shards.tensors.size()),
+               .hint = std::string(kStaleHint)});
+}
+
 io::JsonDocument read_manifest(const io::Directory& directory) {
   if (!directory.contains(kManifestFile)) {
     throw Error(ErrorCode::kFileNotFound,
@@ -175,27 +192,16 @@ void write_manifest_file(const io::Directory& directory, const ShardSet& shards)
 Verifier::Verifier(const io::Directory& directory, const ShardSet& shards) : shards_(shards) {
   const io::JsonDocument document = read_manifest(directory);
   const io::JsonValue listed = document.root().at("tensors");
-  std::unordered_map<std::string_view, io::JsonValue> entries;
-  entries.reserve(listed.size());
-  for (const io::JsonMember& member : listed.members()) entries.emplace(member.key, member.value);
-
   tensors_.reserve(shards.tensors.size());
   for (const StoredTensor& tensor : shards.tensors) {
-    const auto entry = entries.find(tensor.info->name);
-    if (entry == entries.end()) reject_tensor(shards, tensor, "no tensor of this name", "one");
-    const std::vector<uint64_t> hashes = read_entry(shards, tensor, entry->second);
+    const auto entry = listed.find(tensor.info->name);
+    if (!entry) reject_tensor(shards, tensor, "no tensor of this name", "one");
+    const std::vector<uint64_t> hashes = read_entry(shards, tensor, *entry);
     tensors_.push_back({.layout = hash_blocks(*tensor.info), .first = hashes_.size()});
     hashes_.insert(hashes_.end(), hashes.begin(), hashes.end());
-    entries.erase(entry);
   }
-  if (!entries.empty()) {
-    throw Error(
-        ErrorCode::kChecksum,
-        {.what = fmt::format("{} tensors of the manifest are not in the model", entries.size()),
-         .file = (directory.path() / kManifestFile).string(),
-         .tensor = std::string(entries.begin()->first),
-         .hint = std::string(kStaleHint)});
-  }
+  // Names are unique on both sides: equal counts mean that none is left over.
+  if (listed.size() != shards.tensors.size()) reject_left_over(directory, shards, listed);
   verified_ = std::make_unique<std::atomic<bool>[]>(hashes_.size());
 }
 

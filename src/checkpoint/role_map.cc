@@ -21,12 +21,12 @@ struct Missing {
 };
 
 void collect_missing(const LayerAssignment& layer, Missing& missing) {
-  const std::vector<std::string> names = layer.missing(kMaxListedNames);
-  if (names.empty()) return;
+  const int64_t count = layer.missing_count();
+  if (count == 0) return;
   if (missing.count == 0) missing.layer_summary = layer.summary();
-  missing.count += layer.missing_count();
-  for (const std::string& name : names) {
-    if (missing.names.size() < kMaxListedNames) missing.names.push_back(name);
+  missing.count += count;
+  for (std::string& name : layer.missing(kMaxListedNames - missing.names.size())) {
+    missing.names.push_back(std::move(name));
   }
   for (const std::string& name : layer.stray_names()) missing.strays.push_back(name);
 }

@@ -10,9 +10,9 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <set>
 #include <string_view>
 #include <system_error>
-#include <unordered_map>
 
 namespace conclave::inline v0::checkpoint {
 namespace {
@@ -77,64 +77,66 @@ std::vector<std::string> safetensors_in(const io::Directory& directory) {
                                                     kIndexFile)});
 }
 
-// One line of the weight map.
-struct Listing {
-  int32_t shard = 0;
-  bool seen = false;
-};
-
 struct WeightMap {
-  std::string file;  // for messages
+  std::string file;       // for messages
+  io::JsonValue tensors;  // {"TENSOR": "SHARD", ...}
   std::vector<std::string> shards;
-  std::unordered_map<std::string_view, Listing> tensors;  // keys live in the document
 };
 
-WeightMap read_weight_map(const io::JsonDocument& document) {
-  const io::JsonValue root = document.root();
-  WeightMap map{.file = root.file(), .shards = {}, .tensors = {}};
+io::JsonValue find_weight_map(const io::JsonValue& root) {
   const auto weights = root.is_object() ? root.find_set("weight_map") : std::nullopt;
   if (!weights || !weights->is_object()) {
     throw Error(ErrorCode::kIndexNoWeightMap,
                 {.what = "the index has no weight map",
-                 .file = map.file,
+                 .file = root.file(),
                  .expected = "{\"weight_map\": {\"TENSOR\": \"SHARD.safetensors\", ...}}",
                  .found = weights ? "weight_map is " + std::string(io::to_string(weights->type()))
                                   : "no key weight_map"});
   }
-  map.tensors.reserve(weights->size());
-  std::unordered_map<std::string_view, int32_t> shard_numbers;
-  for (const io::JsonMember& member : weights->members()) {
-    const std::string_view shard = member.value.as_string();
-    const auto [entry, added] =
-        shard_numbers.try_emplace(shard, static_cast<int32_t>(map.shards.size()));
-    if (added) {
-      try {
-        io::check_shard_name(shard, map.file);
-      } catch (const Error& error) {
-        // The tensor whose line it is helps to find the line.
-        ErrorDetail detail = error.detail();
-        detail.tensor = std::string(member.key);
-        throw Error(error.code(), std::move(detail));
-      }
-      map.shards.emplace_back(shard);
-    }
-    map.tensors.emplace(member.key, Listing{.shard = entry->second});
-  }
-  if (map.tensors.empty()) {
+  if (weights->size() == 0) {
     throw Error(
         ErrorCode::kIndexNoWeightMap,
-        {.what = "the index lists no tensor", .file = map.file, .found = "an empty weight_map"});
+        {.what = "the index lists no tensor", .file = root.file(), .found = "an empty weight_map"});
   }
+  return *weights;
+}
+
+void check_shard_of(std::string_view tensor, std::string_view shard, const std::string& file) {
+  try {
+    io::check_shard_name(shard, file);
+  } catch (const Error& error) {
+    // The tensor helps to find the line.
+    ErrorDetail detail = error.detail();
+    detail.tensor = std::string(tensor);
+    if (detail.hint.empty()) {
+      detail.hint = "the index is damaged or hostile: nothing outside the directory was opened";
+    }
+    throw Error(error.code(), std::move(detail));
+  }
+}
+
+WeightMap read_weight_map(const io::JsonDocument& document) {
+  WeightMap map{
+      .file = document.root().file(), .tensors = find_weight_map(document.root()), .shards = {}};
+  std::set<std::string_view> known;
+  for (const io::JsonMember& member : map.tensors.members()) {
+    const std::string_view shard = member.value.as_string();
+    if (!known.insert(shard).second) continue;
+    check_shard_of(member.key, shard, map.file);
+    map.shards.emplace_back(shard);
+  }
+  std::sort(map.shards.begin(), map.shards.end());
   return map;
 }
 
-SafetensorsFile open_shard(const io::Directory& directory, const WeightMap& map, int32_t shard,
-                           FileAccess access) {
-  const std::string& name = map.shards[static_cast<size_t>(shard)];
+SafetensorsFile open_shard(const io::Directory& directory, const WeightMap& map,
+                           const std::string& name, FileAccess access) {
   if (!directory.contains(name)) {
     const std::vector<std::string> present = safetensors_in(directory);
-    const auto listed = std::count_if(map.tensors.begin(), map.tensors.end(),
-                                      [&](const auto& line) { return line.second.shard == shard; });
+    int64_t listed = 0;
+    for (const io::JsonMember& line : map.tensors.members()) {
+      if (line.value.as_string() == name) ++listed;
+    }
     throw Error(ErrorCode::kIndexShardMissing,
                 {.what = "a shard that the index lists is not in the directory",
                  .file = map.file,
@@ -146,42 +148,42 @@ SafetensorsFile open_shard(const io::Directory& directory, const WeightMap& map,
   return io::open_safetensors(directory.open_file(name, {.access = access}));
 }
 
-[[noreturn]] void reject_unlisted(const ShardSet& shards, const WeightMap& map,
-                                  const TensorInfo& tensor, int32_t shard) {
+[[noreturn]] void reject_unlisted(const SafetensorsFile& file, const std::string& shard,
+                                  const TensorInfo& tensor, const WeightMap& map) {
   const auto line = map.tensors.find(tensor.name);
-  const bool elsewhere = line != map.tensors.end();
-  throw Error(
-      ErrorCode::kIndexTensorUnlisted,
-      {.what = "the shard holds a tensor that the index does not place there",
-       .file = shards.files[static_cast<size_t>(shard)].path().string(),
-       .tensor = tensor.name,
-       .expected = elsewhere ? "only in " + map.shards[static_cast<size_t>(line->second.shard)]
-                             : "a line for it in " + map.file,
-       .found = "in " + map.shards[static_cast<size_t>(shard)],
-       .hint = "index and shards come from different saves: fetch the whole model again"});
+  throw Error(ErrorCode::kIndexTensorUnlisted,
+              {.what = "the shard holds a tensor that the index does not place there",
+               .file = file.path().string(),
+               .tensor = tensor.name,
+               .expected = line ? "only in " + std::string(line->as_string())
+                                : "a line for it in " + map.file,
+               .found = "in " + shard,
+               .hint = "index and shards come from different saves: fetch the whole model again"});
 }
 
 [[noreturn]] void reject_missing(const ShardSet& shards, const WeightMap& map) {
+  std::set<std::string_view> held;
+  for (const StoredTensor& tensor : shards.tensors) held.insert(tensor.info->name);
   std::vector<std::string> missing;
-  for (const auto& [name, listing] : map.tensors) {
-    if (!listing.seen) missing.emplace_back(name);
+  for (const io::JsonMember& line : map.tensors.members()) {
+    if (!held.contains(line.key)) missing.emplace_back(line.key);
   }
-  std::sort(missing.begin(), missing.end());
-  const int32_t shard = map.tensors.find(missing.front())->second.shard;
-  const SafetensorsFile& file = shards.files[static_cast<size_t>(shard)];
-  std::vector<std::string> held;
-  for (const TensorInfo& tensor : file.tensors()) held.push_back(tensor.name);
-  throw Error(ErrorCode::kIndexTensorMissing,
-              {.what = missing.size() == 1
-                           ? "the index lists a tensor that its shard does not hold"
-                           : fmt::format("the index lists {} tensors that their shards do not hold",
-                                         missing.size()),
-               .file = map.file,
-               .tensor = missing.front(),
-               .expected = "in " + map.shards[static_cast<size_t>(shard)],
-               .found = fmt::format("{} tensors there: {}", held.size(), first_few(held)),
-               .hint = missing.size() == 1 ? "index and shard come from different saves"
-                                           : "missing are " + first_few(missing)});
+  const std::string shard(map.tensors.at(missing.front()).as_string());
+  const auto number = std::find(map.shards.begin(), map.shards.end(), shard) - map.shards.begin();
+  const size_t others = shards.files[static_cast<size_t>(number)].tensors().size();
+  throw Error(
+      ErrorCode::kIndexTensorMissing,
+      {.what = missing.size() == 1
+                   ? "the index lists a tensor that its shard does not hold"
+                   : fmt::format("the index lists {} tensors that their shards do not hold",
+                                 missing.size()),
+       .file = map.file,
+       .tensor = missing.front(),
+       .expected = "in " + shard,
+       .found = fmt::format("{} other tensors there", others),
+       .hint = missing.size() == 1
+                   ? "index and shards come from different saves: fetch the whole model again"
+                   : "missing are " + first_few(missing)});
 }
 
 ShardSet open_indexed(const io::Directory& directory, FileAccess access) {
@@ -191,20 +193,18 @@ ShardSet open_indexed(const io::Directory& directory, FileAccess access) {
   shards.listing = map.file;
   shards.names = map.shards;
   shards.tensors.reserve(map.tensors.size());
-  for (size_t i = 0; i < map.shards.size(); ++i) {
-    shards.files.push_back(open_shard(directory, map, static_cast<int32_t>(i), access));
-  }
-  for (size_t i = 0; i < shards.files.size(); ++i) {
-    const auto shard = static_cast<int32_t>(i);
-    for (const TensorInfo& tensor : shards.files[i].tensors()) {
+  for (const std::string& name : map.shards) {
+    shards.files.push_back(open_shard(directory, map, name, access));
+    const auto shard = static_cast<int32_t>(shards.files.size() - 1);
+    for (const TensorInfo& tensor : shards.files.back().tensors()) {
       const auto line = map.tensors.find(tensor.name);
-      if (line == map.tensors.end() || line->second.shard != shard) {
-        reject_unlisted(shards, map, tensor, shard);
+      if (!line || line->as_string() != name) {
+        reject_unlisted(shards.files.back(), name, tensor, map);
       }
-      line->second.seen = true;
       shards.tensors.push_back({.info = &tensor, .shard = shard});
     }
   }
+  // Each tensor is listed once, for one shard: equal counts mean that none is missing.
   if (shards.tensors.size() != map.tensors.size()) reject_missing(shards, map);
   return shards;
 }

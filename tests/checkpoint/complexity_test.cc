@@ -9,22 +9,23 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
+#include <ctime>
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace conclave::testing {
 namespace {
 
+// Processor time: other tests on the machine do not count.
 double best_ms(const std::function<void()>& call) {
   double best = 1e30;
-  for (int repeat = 0; repeat < 3; ++repeat) {
-    const auto start = std::chrono::steady_clock::now();
+  for (int repeat = 0; repeat < 5; ++repeat) {
+    const std::clock_t start = std::clock();
     call();
-    const std::chrono::duration<double, std::milli> taken =
-        std::chrono::steady_clock::now() - start;
-    best = std::min(best, taken.count());
+    best = std::min(best, 1e3 * static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC);
   }
   return best;
 }
@@ -80,7 +81,7 @@ TEST(Complexity, OpeningManyTensors_IsLinear) {
               large_index_ms, large_index_ms / small_index_ms);
   std::printf("whole open:        100k tensors %.0f ms, 200k %.0f ms, ratio %.2f\n", small_ms,
               large_ms, large_ms / small_ms);
-  // 2.3 is the bar on a quiet machine; a quadratic step anywhere would give 4.
+  // The bar is 2.3; caches may add to it, and a quadratic step anywhere would give 4.
   EXPECT_LE(large_ms / small_ms, 3.0);
   EXPECT_LE(large_index_ms / small_index_ms, 3.0);
 }
@@ -96,12 +97,11 @@ TEST(Complexity, HostileSizesWithFewTensors_FailFast) {
   }
   const TempDir directory;
   write_single(model, directory.path());
-  const auto start = std::chrono::steady_clock::now();
-  const auto error = open_error(directory.path());
-  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+  std::optional<Error> error;
+  const double ms = best_ms([&] { error = open_error(directory.path()); });
   ASSERT_TRUE(error);
   EXPECT_EQ(error->code(), ErrorCode::kTensorMissing);
-  EXPECT_LT(taken.count(), 20.0);
+  EXPECT_LT(ms, 5000.0);
   EXPECT_LT(std::string(error->what()).size(), 4000U);
 }
 
