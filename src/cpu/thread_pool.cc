@@ -66,7 +66,9 @@ void pin(pthread_t thread, int32_t cpu) noexcept {
 thread_local const ThreadPool::Region* ThreadPool::current_region_ = nullptr;
 
 ThreadPool::ThreadPool(const ThreadPoolOptions& options)
-    : concurrency_(resolve_concurrency(options.num_threads)), fork_count_(fork_count()) {
+    : concurrency_(resolve_concurrency(options.num_threads)),
+      fork_count_(fork_count()),
+      claims_(static_cast<size_t>(concurrency_)) {
   const std::vector<int32_t> cpus = affinity_cpus();
   // With more threads than CPUs a spinning thread keeps a working one from running.
   if (concurrency_ <= static_cast<int32_t>(cpus.size())) spin_ = kSpin;
@@ -96,7 +98,7 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::stop() noexcept {
-  region_ = nullptr;
+  stopping_.store(true, std::memory_order_relaxed);
   generation_.add(1);
   for (const Thread& thread : threads_) pthread_join(thread.handle, nullptr);
 }
@@ -116,19 +118,38 @@ void ThreadPool::run(ParallelTask task) {
   const Region region{.pool = this, .outer = current_region_, .task = task};
   region_ = &region;
   unfinished_.reset(static_cast<uint32_t>(threads_.size()));
-  generation_.add(1);
+  const uint32_t generation = generation_.add(1);
   current_region_ = &region;
   task.invoke(task.state, 0);
+  take_over(region, generation);
   current_region_ = region.outer;
   unfinished_.wait_for_zero(spin_);
+}
+
+void ThreadPool::take_over(const Region& region, uint32_t generation) noexcept {
+  for (int32_t worker = 1; worker < concurrency_ && unfinished_.load() != 0; ++worker) {
+    if (!claim(worker, generation)) continue;
+    region.task.invoke(region.task.state, worker);
+    unfinished_.count_down();
+  }
+}
+
+// Each region takes each worker once, so the claim steps from one generation to the next and a
+// thread that comes too late finds a later one than it expects.
+bool ThreadPool::claim(int32_t worker, uint32_t generation) noexcept {
+  std::atomic<uint32_t>& last = claims_[static_cast<size_t>(worker)].generation;
+  uint32_t expected = generation - 1;
+  return last.load(std::memory_order_relaxed) == expected &&
+         last.compare_exchange_strong(expected, generation, std::memory_order_relaxed);
 }
 
 void ThreadPool::serve(int32_t worker) noexcept {
   uint32_t generation = 0;
   while (true) {
     generation = generation_.wait_while(generation, spin_);
+    if (stopping_.load(std::memory_order_relaxed)) return;
+    if (!claim(worker, generation)) continue;
     const Region* region = region_;
-    if (region == nullptr) return;
     current_region_ = region;
     region->task.invoke(region->task.state, worker);
     current_region_ = nullptr;

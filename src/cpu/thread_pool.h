@@ -5,6 +5,7 @@
 
 #include "conclave/context.h"
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <mutex>
@@ -40,10 +41,16 @@ class ThreadPool final : public Executor {
     int32_t worker;
     pthread_t handle;
   };
+  // The last region in which somebody took this worker. Alone on its cache line.
+  struct alignas(64) Claim {
+    std::atomic<uint32_t> generation{0};
+  };
 
   void start(Thread& thread, bool pin, const std::vector<int32_t>& cpus);
   void stop() noexcept;
   void serve(int32_t worker) noexcept;
+  bool claim(int32_t worker, uint32_t generation) noexcept;
+  void take_over(const Region& region, uint32_t generation) noexcept;
   bool inside_own_region() const noexcept;
   static void* thread_main(void* thread) noexcept;
 
@@ -53,8 +60,11 @@ class ThreadPool final : public Executor {
   const uint64_t fork_count_;
   std::chrono::nanoseconds spin_{0};
   std::vector<Thread> threads_;
+  std::vector<Claim> claims_;  // by worker
+  std::atomic<bool> stopping_{false};
   std::mutex turn_;
-  const Region* region_ = nullptr;  // published by generation_; null asks the threads to end
+  // Written before generation_ announces it; read only by those who claimed a worker of it.
+  const Region* region_ = nullptr;
   // Apart from each other: every thread reads the one while finishing threads write the other.
   alignas(64) ParkingWord generation_;
   alignas(64) ParkingWord unfinished_;
