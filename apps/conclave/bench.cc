@@ -1,0 +1,288 @@
+// conclave bench: random real-size layers in memory, against this machine's own ceilings.
+#include "bench/measure.h"
+#include "commands.h"
+#include "input/machine_options.h"
+#include "input/ranges.h"
+#include "input/shape_options.h"
+#include "output/numbers.h"
+
+#include "conclave/device.h"
+#include "conclave/error.h"
+#include "conclave/version.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace conclave::tool {
+namespace {
+
+struct BenchOptions {
+  ShapeOptions shape;
+  std::string tokens = "1,16,64,256,1024";
+  std::string threads;
+  std::string isas;
+  std::string routing = "uniform";
+  MeasureOptions measure;
+  bool no_ceilings = false;
+  MachineOptions machine;
+  OutputOptions printing;
+};
+
+std::vector<Column> columns(size_t model_width) {
+  return {{"model", "model", static_cast<int>(model_width), Align::kLeft},
+          {"tokens", "tokens", 6, Align::kRight},
+          {"threads", "threads", 7, Align::kRight},
+          {"isa", "isa", 11, Align::kLeft},
+          {"arithmetic", "arithmetic", 10, Align::kLeft},
+          {"dtype", "", 0, Align::kLeft},
+          {"routing", "", 0, Align::kLeft},
+          {"", "ms", 15, Align::kRight},
+          {"ms_mean", "", 0, Align::kRight},
+          {"ms_std", "", 0, Align::kRight},
+          {"ms_min", "min", 8, Align::kRight},
+          {"ms_median", "", 0, Align::kRight},
+          {"experts_hit", "experts", 7, Align::kRight},
+          {"tokens_per_s", "tokens/s", 9, Align::kRight},
+          {"gflops", "GFLOP/s", 8, Align::kRight},
+          {"fma_share", "of fma", 6, Align::kRight},
+          {"gbps", "GB/s", 7, Align::kRight},
+          {"read_share", "of read", 7, Align::kRight},
+          {"floor_ms", "floor ms", 8, Align::kRight},
+          {"floor_share", "of floor", 8, Align::kRight},
+          {"read_ceiling_gbps", "", 0, Align::kRight},
+          {"fma_ceiling_gflops", "", 0, Align::kRight},
+          {"repetitions", "", 0, Align::kRight},
+          {"calls", "", 0, Align::kRight},
+          {"commit", "", 0, Align::kLeft},
+          {"cpu", "", 0, Align::kLeft}};
+}
+
+std::vector<std::string> isa_list(const std::string& text) {
+  std::vector<std::string> names;
+  size_t begin = 0;
+  while (begin <= text.size()) {
+    const size_t comma = std::min(text.find(',', begin), text.size());
+    names.push_back(text.substr(begin, comma - begin));
+    begin = comma + 1;
+  }
+  return names;
+}
+
+class BenchCommand {
+ public:
+  explicit BenchCommand(const BenchOptions& options)
+      : options_(options),
+        format_(parse_output_format(options.printing.format)),
+        measure_(options.measure),
+        shapes_(resolve(options.shape)),
+        tokens_(parse_number_list(options.tokens,
+                                  {.option = "--tokens", .lowest = 1, .highest = 1 << 20})),
+        threads_(thread_counts(options.threads)),
+        isas_(isa_list(options.isas)),
+        console_(options.printing.progress()),
+        table_(stdout, format_, columns(model_width())) {
+    measure_.routing = parse_routing(options.routing);
+  }
+
+  ExitCode run() {
+    for (const int64_t threads : threads_) {
+      for (const std::string& isa : isas_) bench_machine(static_cast<int32_t>(threads), isa);
+    }
+    table_.note("");
+    for (size_t i = 1; i < machine_lines_.size(); ++i) table_.note(machine_lines_[i]);
+    table_.finish("results");
+    return ExitCode::kOk;
+  }
+
+ private:
+  static std::vector<NamedShape> resolve(ShapeOptions shape) {
+    if (shape.models.empty() && !any_size_given(shape)) shape.models = "qwen3-30b-a3b";
+    return resolve_shapes(shape);
+  }
+
+  static std::vector<int64_t> thread_counts(const std::string& text) {
+    if (text.empty()) return {0};
+    return parse_number_list(text, {.option = "--threads", .lowest = 1, .highest = 4096});
+  }
+
+  size_t model_width() const {
+    size_t width = 0;
+    for (const NamedShape& shape : shapes_) width = std::max(width, shape.name.size());
+    return width;
+  }
+
+  void bench_machine(int32_t threads, const std::string& isa) {
+    MachineOptions machine = options_.machine;
+    machine.threads = threads;
+    machine.isa = isa;
+    const Context context = make_context(machine, &console_);
+    ceilings_.reset();
+    if (!options_.no_ceilings) {
+      console_.subject("ceilings");
+      ceilings_ = measure_ceilings(context);
+      console_.subject("");
+      console_.clear();
+    }
+    note_machine(context);
+    const int64_t most_tokens = *std::max_element(tokens_.begin(), tokens_.end());
+    const int64_t planned = std::min(most_tokens, LayerOptions().max_tokens);
+    for (const NamedShape& shape : shapes_) {
+      BenchLayers layers(context, shape, layer_options(machine, planned), measure_.seed, console_);
+      print_shape(shape, layers);
+      for (const int64_t tokens : tokens_) {
+        table_.row(cells(shape, layers.plan(), context.executor().concurrency(), tokens,
+                         layers.measure(tokens, measure_)));
+      }
+    }
+  }
+
+  void note_machine(const Context& context) {
+    std::string line = machine_line(context);
+    if (ceilings_) {
+      line += fmt::format("; read {:.1f} GB/s", ceilings_->read_gbps);
+      for (const ArithmeticRate& rate : ceilings_->rates) {
+        line += fmt::format(", {} {} {:.0f} GFLOP/s", rate.isa, rate.arithmetic, rate.gflops);
+      }
+    }
+    machine_lines_.push_back(line);
+  }
+
+  // The header waits for the first shape: afterwards lines would tear the table apart.
+  void print_shape(const NamedShape& shape, const BenchLayers& layers) {
+    if (header_written_) return;
+    header_written_ = true;
+    std::vector<std::string> lines = {machine_lines_.front()};
+    lines.push_back(fmt::format("{}: {}, {} layer{}, {} of weights; routing {}", shape.name,
+                                shape_text(shape.spec), layers.size(),
+                                layers.size() == 1 ? "" : "s", bytes_text(layers.weight_bytes()),
+                                options_.routing));
+    if (layers.weight_bytes() < kReuseDistanceBytes) {
+      lines.push_back("the weights are small: caches may serve part of the reads");
+    }
+    table_.header(nlohmann::ordered_json::object(), lines);
+  }
+
+  std::vector<Cell> cells(const NamedShape& shape, const Plan& plan, int32_t threads,
+                          int64_t tokens, const Measurement& result) const {
+    const Timing& timing = result.timing;
+    const double gflops = result.flops / timing.mean_ms * 1e-6;
+    const double gbps = result.weight_bytes / timing.mean_ms * 1e-6;
+    Cell fma_share = absent_cell();
+    Cell read_share = absent_cell();
+    Cell floor = absent_cell();
+    Cell floor_share = absent_cell();
+    if (ceilings_) {
+      const double best = ceilings_->best_gflops();
+      const double floor_ms =
+          std::max(result.weight_bytes / ceilings_->read_gbps, result.flops / best) * 1e-6;
+      fma_share = share_cell(gflops / best);
+      read_share = share_cell(gbps / ceilings_->read_gbps);
+      floor = ms_cell(floor_ms);
+      floor_share = share_cell(floor_ms / timing.mean_ms);
+    }
+    return {text_cell(shape.name),
+            integer_cell(tokens),
+            integer_cell(threads),
+            text_cell(plan.isa),
+            text_cell(plan.arithmetic),
+            text_cell(std::string(to_string(shape.spec.weight_dtype))),
+            text_cell(options_.routing),
+            {nullptr, fmt::format("{} ± {}", ms_text(timing.mean_ms), ms_text(timing.std_ms))},
+            ms_cell(timing.mean_ms),
+            ms_cell(timing.std_ms),
+            ms_cell(timing.min_ms),
+            ms_cell(timing.median_ms),
+            fixed_cell(result.experts_hit, 1),
+            fixed_cell(static_cast<double>(tokens) / timing.mean_ms * 1e3, 1),
+            fixed_cell(gflops, 1),
+            fma_share,
+            fixed_cell(gbps, 2),
+            read_share,
+            floor,
+            floor_share,
+            ceilings_ ? fixed_cell(ceilings_->read_gbps, 2) : absent_cell(),
+            ceilings_ ? fixed_cell(ceilings_->best_gflops(), 1) : absent_cell(),
+            integer_cell(options_.measure.repetitions),
+            integer_cell(result.calls),
+            text_cell(build_info().commit),
+            text_cell(cpu_info().brand)};
+  }
+
+  const BenchOptions& options_;
+  const OutputFormat format_;
+  MeasureOptions measure_;
+  const std::vector<NamedShape> shapes_;
+  const std::vector<int64_t> tokens_;
+  const std::vector<int64_t> threads_;
+  const std::vector<std::string> isas_;
+  Console console_;
+  TableWriter table_;
+  std::optional<Ceilings> ceilings_;
+  std::vector<std::string> machine_lines_;  // one per thread count and instruction set
+  bool header_written_ = false;
+};
+
+}  // namespace
+
+void add_bench_command(CLI::App& tool, Action& chosen) {
+  CLI::App* command = tool.add_subcommand(
+      "bench", "Measure random real-size layers in memory against this machine's own ceilings");
+  auto options = std::make_shared<BenchOptions>();
+  add_model_option(*command, options->shape, " (default: qwen3-30b-a3b)");
+  add_shape_options(*command, options->shape);
+  command->add_option("-T,--tokens", options->tokens, "Token counts, such as 1,2,4 or 1-1024*4")
+      ->capture_default_str()
+      ->type_name("LIST");
+  command
+      ->add_option("-t,--threads", options->threads,
+                   "Thread counts (default: CONCLAVE_NUM_THREADS, OMP_NUM_THREADS, or all "
+                   "usable CPUs)")
+      ->type_name("LIST");
+  command
+      ->add_option("--isa", options->isas,
+                   "Instruction sets: scalar, avx2, avx512, avx512_bf16, amx (default: best)")
+      ->type_name("LIST");
+  add_layer_options(*command, options->machine);
+  command
+      ->add_option("--routing", options->routing,
+                   "uniform, zipf:X, one (all tokens on the same k experts), or gate")
+      ->capture_default_str()
+      ->type_name("RULE");
+  command
+      ->add_option("-r,--repetitions", options->measure.repetitions,
+                   "Timed repetitions; each makes as many calls as take a quarter second")
+      ->capture_default_str()
+      ->type_name("N")
+      ->check(CLI::Range(1, 1000).description(""));
+  command->add_option("--warmup", options->measure.warmup, "Untimed repetitions before them")
+      ->capture_default_str()
+      ->type_name("N")
+      ->check(CLI::Range(0, 1000).description(""));
+  command->add_option("--seed", options->measure.seed, "Seed of weights, inputs and routings")
+      ->capture_default_str()
+      ->type_name("N");
+  command->add_flag("--no-ceilings", options->no_ceilings,
+                    "Do not measure read bandwidth and multiply-add rate");
+  add_format_option(*command, options->printing);
+  add_progress_option(*command, options->printing);
+  command->footer(
+      "Each call hits the next experts of a ring over all of them, so that at least 1 GiB of "
+      "weights\n"
+      "is read before the same are read again; small shapes get several layers. floor ms is the "
+      "time\n"
+      "that reading the weights hit, or multiplying, takes at the ceilings measured in this "
+      "run.\n\n"
+      "Examples:\n"
+      "  conclave bench --model qwen3-30b-a3b --tokens 1,1024\n"
+      "  conclave bench --model mixtral-8x7b,olmoe --tokens 1-256*4 --threads 1,2 --format md\n"
+      "  conclave bench -E 128 -k 8 -H 2048 -I 768 --isa avx2,avx512 --format jsonl");
+  command->callback(
+      [options, &chosen] { chosen = [options] { return BenchCommand(*options).run(); }; });
+}
+
+}  // namespace conclave::tool

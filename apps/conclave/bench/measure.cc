@@ -1,0 +1,155 @@
+#include "bench/measure.h"
+
+#include "layer_run.h"
+
+#include "conclave/synthetic.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <numeric>
+
+namespace conclave::tool {
+namespace {
+
+// Rows of hidden states kept ready, so that calls do not all see the same ones.
+constexpr int64_t kHiddenRows = 4096;
+constexpr int64_t kMostBatches = 64;
+
+int64_t layers_needed(const MoeSpec& spec) {
+  const double layer_bytes = static_cast<double>(spec.num_experts) * expert_bytes(spec);
+  const double needed = std::ceil(static_cast<double>(kReuseDistanceBytes) / layer_bytes);
+  return static_cast<int64_t>(std::clamp(needed, 1.0, double{BenchLayers::kMostLayers}));
+}
+
+}  // namespace
+
+Timing summarise(std::vector<double> samples_ms) {
+  if (samples_ms.empty()) return {};
+  std::sort(samples_ms.begin(), samples_ms.end());
+  const size_t count = samples_ms.size();
+  const double mean =
+      std::accumulate(samples_ms.begin(), samples_ms.end(), 0.0) / static_cast<double>(count);
+  double squares = 0;
+  for (const double sample : samples_ms) squares += (sample - mean) * (sample - mean);
+  return {.mean_ms = mean,
+          .std_ms = count > 1 ? std::sqrt(squares / static_cast<double>(count - 1)) : 0,
+          .min_ms = samples_ms.front(),
+          .median_ms = (samples_ms[(count - 1) / 2] + samples_ms[count / 2]) / 2};
+}
+
+struct BenchLayers::Inputs {
+  Inputs(const MoeSpec& spec, int64_t tokens, uint64_t seed) : num_tokens(tokens) {
+    const int64_t count =
+        std::clamp<int64_t>(kHiddenRows / std::max<int64_t>(num_tokens, 1), 1, kMostBatches);
+    for (int64_t i = 0; i < count; ++i) {
+      hidden.emplace_back(spec.weight_dtype, Shape{num_tokens, spec.hidden_size});
+      fill_random(hidden.back().view(), seed + static_cast<uint64_t>(i));
+    }
+    out = Tensor(spec.weight_dtype, {num_tokens, spec.hidden_size});
+  }
+
+  const Tensor& next_hidden() { return hidden[turn++ % hidden.size()]; }
+
+  int64_t num_tokens;
+  std::vector<Tensor> hidden;
+  Tensor out;
+  size_t turn = 0;
+};
+
+BenchLayers::BenchLayers(const Context& context, const NamedShape& shape,
+                         const LayerOptions& options, uint64_t seed, Console& console)
+    : spec_(shape.spec) {
+  const int64_t count = layers_needed(spec_);
+  const double bytes = static_cast<double>(count * spec_.num_experts) * expert_bytes(spec_);
+  require_memory(static_cast<uint64_t>(bytes), "the layer's weights", "choose a smaller shape");
+  size_t workspace_bytes = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    console.subject(count == 1 ? shape.name : fmt::format("{} {}/{}", shape.name, i + 1, count));
+    const auto source = make_synthetic_source(spec_, seed + static_cast<uint64_t>(i));
+    layers_.push_back(MoeLayer::create(context, spec_, *source, options));
+    workspace_bytes = std::max(workspace_bytes, layers_.back().workspace_bytes());
+  }
+  workspace_.emplace_back(context, workspace_bytes);
+  console.subject("");
+  console.clear();
+}
+
+uint64_t BenchLayers::weight_bytes() const {
+  return static_cast<uint64_t>(static_cast<double>(size() * spec_.num_experts) *
+                               expert_bytes(spec_));
+}
+
+double BenchLayers::run(const std::vector<BenchCall>& calls, Inputs& inputs) {
+  const Shape slots{inputs.num_tokens, spec_.top_k};
+  const auto begin = std::chrono::steady_clock::now();
+  for (const BenchCall& call : calls) {
+    ForwardArgs args{.hidden = inputs.next_hidden().view(), .out = inputs.out.view()};
+    if (!call.topk_ids.empty()) {
+      args.topk_ids = {.data = call.topk_ids.data(), .dtype = DType::kI32, .shape = slots};
+      args.topk_weights = {.data = call.topk_weights.data(), .dtype = DType::kF32, .shape = slots};
+    }
+    args.workspace = workspace_.data();
+    layers_[static_cast<size_t>(call.layer)].forward(args);
+  }
+  const auto end = std::chrono::steady_clock::now();
+  return std::chrono::duration<double, std::milli>(end - begin).count();
+}
+
+// Under the layers' own gates the experts hit are known only afterwards: an untimed pass counts.
+void BenchLayers::count_hits(std::vector<BenchCall>& calls, Inputs& inputs) {
+  const size_t turn = inputs.turn;
+  for (BenchCall& call : calls) {
+    if (!call.topk_ids.empty()) continue;
+    std::vector<int64_t> load(static_cast<size_t>(spec_.num_experts), 0);
+    layers_[static_cast<size_t>(call.layer)].forward({.hidden = inputs.next_hidden().view(),
+                                                      .out = inputs.out.view(),
+                                                      .expert_load = load,
+                                                      .workspace = workspace_.data()});
+    call.experts_hit = std::count_if(load.begin(), load.end(), [](int64_t n) { return n > 0; });
+  }
+  inputs.turn = turn;
+}
+
+Measurement BenchLayers::measure(int64_t num_tokens, const MeasureOptions& options) {
+  Inputs inputs(spec_, num_tokens, options.seed);
+  RoutingRing ring(spec_, size(), options.routing, options.seed);
+  const auto make_calls = [&](int64_t count) {
+    std::vector<BenchCall> calls;
+    for (int64_t i = 0; i < count; ++i) calls.push_back(ring.next(num_tokens));
+    return calls;
+  };
+  // Every layer once: it also tells how many calls fill a repetition.
+  const double first_ms = run(make_calls(size()), inputs) / static_cast<double>(size());
+  const double wanted = std::ceil(options.min_seconds * 1e3 / std::max(first_ms, 1e-4));
+  constexpr double kMostCalls = 4096;
+  const int64_t turns =
+      static_cast<int64_t>(std::ceil(std::min(wanted, kMostCalls) / static_cast<double>(size())));
+  const int64_t calls_per_repetition = turns * size();
+
+  Measurement result;
+  std::vector<double> samples_ms;
+  for (int32_t i = -options.warmup; i < options.repetitions; ++i) {
+    std::vector<BenchCall> calls = make_calls(calls_per_repetition);
+    if (i >= 0) count_hits(calls, inputs);
+    const double ms = run(calls, inputs);
+    if (i < 0) continue;
+    samples_ms.push_back(ms / static_cast<double>(calls.size()));
+    result.calls += static_cast<int64_t>(calls.size());
+    for (const BenchCall& call : calls) result.experts_hit += static_cast<double>(call.experts_hit);
+  }
+  result.timing = summarise(samples_ms);
+  result.experts_hit /= static_cast<double>(std::max<int64_t>(result.calls, 1));
+
+  const std::vector<int64_t> one_row_per_slot(1, num_tokens * spec_.top_k);
+  const LayerWork work = layer_work(spec_, num_tokens, one_row_per_slot);
+  result.flops = work.flops;
+  // layer_work saw one expert; its shared expert's bytes stay.
+  result.weight_bytes = work.weight_bytes + (result.experts_hit - 1) * expert_bytes(spec_);
+  return result;
+}
+
+}  // namespace conclave::tool

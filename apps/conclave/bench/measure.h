@@ -1,0 +1,70 @@
+// Timing of random real-size layers in memory.
+#pragma once
+
+#include "bench/routing_ring.h"
+#include "input/machine_options.h"
+#include "input/shape_options.h"
+#include "output/progress.h"
+
+#include "conclave/context.h"
+#include "conclave/layer.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace conclave::tool {
+
+// Bytes to be read before the same weights are read again: more than any cache holds.
+inline constexpr uint64_t kReuseDistanceBytes = uint64_t{1} << 30;
+
+struct MeasureOptions {
+  int32_t repetitions = 5;
+  int32_t warmup = 1;         // untimed repetitions
+  double min_seconds = 0.25;  // of one repetition: as many calls as that takes
+  RoutingChoice routing;
+  uint64_t seed = 1;
+};
+
+struct Timing {
+  double mean_ms = 0;
+  double std_ms = 0;
+  double min_ms = 0;
+  double median_ms = 0;
+};
+// `samples_ms` are times of a call, one a repetition.
+Timing summarise(std::vector<double> samples_ms);
+
+struct Measurement {
+  Timing timing;
+  int64_t calls = 0;        // timed, over all repetitions
+  double experts_hit = 0;   // mean a call
+  double flops = 0;         // mean a call
+  double weight_bytes = 0;  // mean a call
+};
+
+// Several layers of one shape, enough for the reuse distance where that takes no more than
+// kMostLayers; one workspace.
+class BenchLayers {
+ public:
+  static constexpr int64_t kMostLayers = 64;
+
+  BenchLayers(const Context& context, const NamedShape& shape, const LayerOptions& options,
+              uint64_t seed, Console& console);
+
+  const Plan& plan() const { return layers_.front().plan(); }
+  int64_t size() const { return static_cast<int64_t>(layers_.size()); }
+  uint64_t weight_bytes() const;
+  Measurement measure(int64_t num_tokens, const MeasureOptions& options);
+
+ private:
+  struct Inputs;
+  double run(const std::vector<BenchCall>& calls, Inputs& inputs);
+  void count_hits(std::vector<BenchCall>& calls, Inputs& inputs);
+
+  const MoeSpec spec_;
+  std::vector<MoeLayer> layers_;
+  std::vector<Workspace> workspace_;  // one
+};
+
+}  // namespace conclave::tool

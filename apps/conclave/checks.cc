@@ -1,0 +1,177 @@
+#include "checks.h"
+
+#include "output/numbers.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <span>
+
+namespace conclave::tool {
+namespace {
+
+Tensor gather_rows(const ConstTensorView& tensor, const std::vector<int64_t>& rows) {
+  const int64_t cols = tensor.shape[1];
+  Tensor gathered(tensor.dtype, {static_cast<int64_t>(rows.size()), cols});
+  const size_t row_bytes = static_cast<size_t>(cols * byte_size(tensor.dtype));
+  const auto* from = static_cast<const std::byte*>(tensor.data);
+  auto* to = gathered.as<std::byte>();
+  for (const int64_t row : rows) {
+    std::memcpy(to, from + static_cast<size_t>(row) * row_bytes, row_bytes);
+    to += row_bytes;
+  }
+  return gathered;
+}
+
+int64_t id_at(const Tensor& ids, int64_t index) {
+  return ids.dtype() == DType::kI64 ? ids.as<int64_t>()[index] : ids.as<int32_t>()[index];
+}
+
+void compare_ids(const Tensor& actual, const Tensor& expected, CheckResult& result) {
+  const int64_t slots = actual.shape().num_elements();
+  int64_t mismatches = 0;
+  for (int64_t i = 0; i < slots; ++i) {
+    if (id_at(actual, i) == id_at(expected, i)) continue;
+    if (mismatches++ == 0) result.mismatched_token = i / actual.shape()[1];
+  }
+  result.id_mismatches = mismatches;
+}
+
+// Largest |difference| of a row over the row's largest |expected| value; the worst row.
+double worst_relative_difference(const ConstTensorView& actual, const ConstTensorView& expected) {
+  const std::vector<double> a = to_float64(actual);
+  const std::vector<double> b = to_float64(expected);
+  const size_t cols = static_cast<size_t>(actual.shape[1]);
+  double worst_row = 0;
+  for (size_t begin = 0; begin < a.size(); begin += cols) {
+    double difference = 0;
+    double scale = 0;
+    for (size_t i = begin; i < begin + cols; ++i) {
+      difference = std::max(difference, std::abs(a[i] - b[i]));
+      scale = std::max(scale, std::abs(b[i]));
+    }
+    if (difference > 0) worst_row = std::max(worst_row, difference / std::max(scale, 1e-30));
+  }
+  return worst_row;
+}
+
+// Sets the output's part of the result. `tokens` maps a row of `errors` to its token.
+void judge_output(std::span<const double> errors, const std::vector<int64_t>& tokens,
+                  CheckResult& result) {
+  result.tokens = static_cast<int64_t>(errors.size());
+  result.worst_error = worst(errors);
+  const auto not_above = [&](double error) { return error < result.worst_error; };
+  const auto at = std::find_if_not(errors.begin(), errors.end(), not_above);
+  if (at != errors.end()) result.worst_token = tokens[static_cast<size_t>(at - errors.begin())];
+  result.ok = result.worst_error <= result.tolerance;
+  if (result.ok) return;
+  result.reason = fmt::format("token {} is off by {}, tolerance {}", result.worst_token,
+                              error_text(result.worst_error), error_text(result.tolerance));
+}
+
+void fail(CheckResult& result, const std::string& reason) {
+  result.ok = false;
+  result.reason += (result.reason.empty() ? "" : "; ") + reason;
+}
+
+}  // namespace
+
+std::vector<int64_t> sample_tokens(int64_t num_tokens, int64_t sample) {
+  const int64_t count = std::min(num_tokens, sample);
+  std::vector<int64_t> tokens;
+  for (int64_t i = 0; i < count; ++i) {
+    tokens.push_back(count == 1 ? 0 : i * (num_tokens - 1) / (count - 1));
+  }
+  return tokens;
+}
+
+double logit_bar(const MoeSpec& spec) {
+  const double accumulation = accuracy_bar(DType::kF32, DType::kF32);
+  switch (spec.router.logits_dtype) {
+    case DType::kBF16:
+      return 0x1p-8 + accumulation;
+    case DType::kF16:
+      return 0x1p-11 + accumulation;
+    default:
+      return accumulation;
+  }
+}
+
+CheckResult check_against_file(const LayerTensors& reference, int64_t layer, const MoeSpec& spec,
+                               const LayerRun& run, double tolerance) {
+  CheckResult result;
+  result.tolerance = tolerance;
+  const int64_t num_tokens = run.output.shape()[0];
+  const auto expected = reference.output(layer, spec, num_tokens);
+  if (!expected) {
+    reference.missing(layer, "output", "leave out --reference to check against float64");
+  }
+  judge_output(token_errors(run.output.view(), *expected), sample_tokens(num_tokens, num_tokens),
+               result);
+  if (const auto ids = reference.topk_ids(layer, spec, num_tokens)) {
+    compare_ids(run.topk_ids, *ids, result);
+  }
+  if (const auto weights = reference.topk_weights(layer, spec, num_tokens)) {
+    result.weight_error = worst_relative_difference(run.topk_weights.view(), weights->view());
+  }
+  if (run.has_logits()) {
+    if (const auto logits = reference.router_logits(layer, spec, num_tokens)) {
+      result.logit_error = worst_relative_difference(run.logits.view(), logits->view());
+    }
+  }
+  if (!result.ok && result.id_mismatches.value_or(0) > 0) {
+    result.reason += fmt::format("; {} expert choices differ from the file, first at token {}",
+                                 *result.id_mismatches, *result.mismatched_token);
+  }
+  return result;
+}
+
+CheckResult check_against_float64(const Context& context, const MoeSpec& spec,
+                                  const WeightSource& source, const LayerInput& input,
+                                  const LayerRun& run, int64_t sample, double tolerance) {
+  CheckResult result;
+  result.tolerance = tolerance;
+  const std::vector<int64_t> tokens = sample_tokens(input.num_tokens(), sample);
+  if (tokens.empty()) {
+    result.ok = true;
+    return result;
+  }
+  const Tensor hidden = gather_rows(input.hidden, tokens);
+  const Tensor ids = gather_rows(run.topk_ids.view(), tokens);
+  const Tensor weights = gather_rows(run.topk_weights.view(), tokens);
+  const Tensor output = gather_rows(run.output.view(), tokens);
+  // Logits that the caller gave are no result of the layer.
+  const bool own_logits = run.has_logits() && input.router_logits.empty();
+  const Tensor logits = run.has_logits() ? gather_rows(run.logits.view(), tokens) : Tensor();
+  const StageCheck check =
+      check_against_reference(context, spec, source,
+                              {.hidden = hidden.view(),
+                               .logits = run.has_logits() ? logits.view() : ConstTensorView{},
+                               .topk_ids = ids.view(),
+                               .topk_weights = weights.view(),
+                               .output = output.view()});
+  judge_output(check.token_errors, tokens, result);
+  if (run.has_logits()) {
+    result.id_mismatches = check.routing_mismatches;
+    result.weight_error = check.worst_weight_error;
+    if (check.routing_mismatches > 0) {
+      fail(result, fmt::format("{} expert choices differ from float64", check.routing_mismatches));
+    }
+    if (!(check.worst_weight_error <= tolerance)) {
+      fail(result,
+           fmt::format("routing weights are off by {}", error_text(check.worst_weight_error)));
+    }
+  }
+  if (own_logits) {
+    result.logit_error = check.worst_logit_error;
+    if (!(check.worst_logit_error <= logit_bar(spec))) {
+      fail(result, fmt::format("router logits are off by {}, bar {}",
+                               error_text(check.worst_logit_error), error_text(logit_bar(spec))));
+    }
+  }
+  return result;
+}
+
+}  // namespace conclave::tool

@@ -1,0 +1,46 @@
+// How far a layer's results are from the truth.
+#pragma once
+
+#include "input/tensor_file.h"
+#include "layer_run.h"
+
+#include "conclave/reference.h"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace conclave::tool {
+
+struct CheckResult {
+  int64_t tokens = 0;      // compared
+  double worst_error = 0;  // relative L2 of the worst token
+  int64_t worst_token = -1;
+  double tolerance = 0;
+  std::optional<int64_t> id_mismatches;     // slots whose expert differs
+  std::optional<int64_t> mismatched_token;  // the first token with one
+  std::optional<double> logit_error;
+  std::optional<double> weight_error;
+  bool ok = false;
+  std::string reason;  // why not ok
+};
+
+// Against recorded outputs: every token. The recorded routing, where the file has it, is compared
+// and reported; the verdict is the output's.
+CheckResult check_against_file(const LayerTensors& reference, int64_t layer, const MoeSpec& spec,
+                               const LayerRun& run, double tolerance);
+
+// Against the built-in float64 layer on `sample` tokens spread evenly over the batch: the output,
+// and each stage of the routing on the layer's own intermediate results.
+CheckResult check_against_float64(const Context& context, const MoeSpec& spec,
+                                  const WeightSource& source, const LayerInput& input,
+                                  const LayerRun& run, int64_t sample, double tolerance);
+
+// Evenly spread, ascending; all tokens if there are no more than `sample`.
+std::vector<int64_t> sample_tokens(int64_t num_tokens, int64_t sample);
+
+// The largest logit error that rounding alone explains: of |x| |w|, in the gate's rounding type.
+double logit_bar(const MoeSpec& spec);
+
+}  // namespace conclave::tool

@@ -1,0 +1,84 @@
+#include "input/batch.h"
+
+#include "input/machine_options.h"
+
+#include "conclave/error.h"
+#include "conclave/synthetic.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+namespace conclave::tool {
+namespace {
+
+ConstTensorView view_or_empty(const std::optional<Tensor>& tensor) {
+  return tensor ? tensor->view() : ConstTensorView{};
+}
+
+Tensor random_hidden(int64_t num_tokens, const MoeSpec& spec, uint64_t seed) {
+  const uint64_t row_bytes = static_cast<uint64_t>(spec.hidden_size * byte_size(spec.weight_dtype));
+  // Input and output rows.
+  require_memory(2 * row_bytes * static_cast<uint64_t>(num_tokens), "the hidden states",
+                 "ask for fewer tokens");
+  Tensor hidden(spec.weight_dtype, {num_tokens, spec.hidden_size});
+  if (num_tokens > 0) fill_random(hidden.view(), seed);
+  return hidden;
+}
+
+}  // namespace
+
+LayerInput Batch::view() const {
+  return {.hidden = hidden.view(),
+          .router_logits = view_or_empty(router_logits),
+          .topk_ids = view_or_empty(topk_ids),
+          .topk_weights = view_or_empty(topk_weights)};
+}
+
+BatchSource::BatchSource(BatchOptions options) : options_(std::move(options)) {
+  if (!options_.input.empty()) {
+    file_.emplace(options_.input);
+  } else if (options_.routing == RoutingFrom::kFile) {
+    throw Error(ErrorCode::kInvalidArgument, {.what = "there is no file to take the routing from",
+                                              .tensor = "--routing",
+                                              .hint = "give --input, or leave out --routing file"});
+  }
+}
+
+Batch BatchSource::load(int64_t layer, const MoeSpec& spec) const {
+  Batch batch;
+  if (!file_) {
+    batch.hidden =
+        random_hidden(options_.random_tokens, spec, options_.seed + static_cast<uint64_t>(layer));
+    return batch;
+  }
+  batch.hidden = file_->hidden_states(layer, spec);
+  if (options_.routing == RoutingFrom::kFile) load_routing(layer, spec, batch);
+  return batch;
+}
+
+void BatchSource::load_routing(int64_t layer, const MoeSpec& spec, Batch& batch) const {
+  const int64_t num_tokens = batch.hidden.shape()[0];
+  batch.topk_ids = file_->topk_ids(layer, spec, num_tokens);
+  if (batch.topk_ids) {
+    batch.topk_weights = file_->topk_weights(layer, spec, num_tokens);
+    if (!batch.topk_weights) file_->missing(layer, "topk_weights", "topk_ids are there without");
+    return;
+  }
+  batch.router_logits = file_->router_logits(layer, spec, num_tokens);
+  if (!batch.router_logits) {
+    file_->missing(layer, "topk_ids",
+                   "--routing file wants topk_ids and topk_weights, or router_logits");
+  }
+}
+
+std::string BatchSource::describe() const {
+  std::string text =
+      file_ ? fmt::format("{}", options_.input)
+            : fmt::format("{} random tokens, seed {}", options_.random_tokens, options_.seed);
+  text += options_.routing == RoutingFrom::kFile ? ", routed as the file says"
+                                                 : ", routed by each layer's gate";
+  return text;
+}
+
+}  // namespace conclave::tool

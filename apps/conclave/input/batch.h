@@ -1,0 +1,51 @@
+// Where a layer's tokens come from: a file, or random numbers.
+#pragma once
+
+#include "input/tensor_file.h"
+#include "layer_run.h"
+
+#include "conclave/spec.h"
+#include "conclave/tensor.h"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace conclave::tool {
+
+// kFile: by topk_ids and topk_weights, or router_logits, of the input file.
+enum class RoutingFrom : uint8_t { kGate, kFile };
+
+struct BatchOptions {
+  std::string input;  // empty: random
+  int64_t random_tokens = 16;
+  uint64_t seed = 0;
+  RoutingFrom routing = RoutingFrom::kGate;
+};
+
+// Owns what LayerInput views.
+struct Batch {
+  Tensor hidden;
+  std::optional<Tensor> router_logits;
+  std::optional<Tensor> topk_ids;
+  std::optional<Tensor> topk_weights;
+
+  LayerInput view() const;
+};
+
+class BatchSource {
+ public:
+  explicit BatchSource(BatchOptions options);
+
+  Batch load(int64_t layer, const MoeSpec& spec) const;
+  // "20 tokens from x.safetensors" for the header.
+  std::string describe() const;
+
+ private:
+  void load_routing(int64_t layer, const MoeSpec& spec, Batch& batch) const;
+
+  BatchOptions options_;
+  std::optional<LayerTensors> file_;
+};
+
+}  // namespace conclave::tool

@@ -1,0 +1,67 @@
+#include "input/layer_selection.h"
+
+#include "input/ranges.h"
+
+#include "conclave/error.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+namespace conclave::tool {
+namespace {
+
+constexpr int64_t kLargestLayer = 1 << 20;
+
+const CheckpointLayer* find(const Checkpoint& checkpoint, int64_t index) {
+  const auto layers = checkpoint.layers();
+  const auto found = std::find_if(layers.begin(), layers.end(), [&](const CheckpointLayer& layer) {
+    return layer.index == index;
+  });
+  return found == layers.end() ? nullptr : &*found;
+}
+
+void require_supported(const CheckpointLayer& layer, const Checkpoint& checkpoint) {
+  if (layer.support) return;
+  throw Error(ErrorCode::kUnsupported,
+              {.what = fmt::format("layer {} cannot run: {}", layer.index, layer.support.reason()),
+               .file = checkpoint.directory().string(),
+               .hint = "conclave inspect shows every layer"});
+}
+
+}  // namespace
+
+std::vector<const CheckpointLayer*> select_layers(const Checkpoint& checkpoint,
+                                                  const std::string& layers) {
+  std::map<int64_t, const CheckpointLayer*> chosen;
+  if (layers.empty()) {
+    for (const CheckpointLayer& layer : checkpoint.layers()) chosen[layer.index] = &layer;
+    if (chosen.empty()) {
+      throw Error(ErrorCode::kLayerNotFound, {.what = "the model has no MoE layers",
+                                              .file = checkpoint.directory().string(),
+                                              .found = checkpoint.model_type()});
+    }
+  } else {
+    const ListLimits limits{.option = "--layers", .highest = kLargestLayer};
+    for (const RangeItem& item : parse_range_items(layers, limits)) {
+      bool any = false;
+      for (const int64_t index : expand(item)) {
+        const CheckpointLayer* layer = find(checkpoint, index);
+        if (layer != nullptr) chosen[index] = layer;
+        any = any || layer != nullptr;
+        // Throws, naming the layers there are.
+        if (index >= checkpoint.num_hidden_layers()) checkpoint.layer(index);
+      }
+      if (!any) checkpoint.layer(item.first);
+    }
+  }
+  std::vector<const CheckpointLayer*> selected;
+  for (const auto& [index, layer] : chosen) {
+    require_supported(*layer, checkpoint);
+    selected.push_back(layer);
+  }
+  return selected;
+}
+
+}  // namespace conclave::tool

@@ -1,0 +1,86 @@
+#include "input/machine_options.h"
+
+#include "input/choice.h"
+#include "output/numbers.h"
+
+#include "conclave/device.h"
+#include "conclave/error.h"
+#include "conclave/version.h"
+
+#include <fmt/format.h>
+
+#include <string_view>
+
+namespace conclave::tool {
+
+void add_machine_options(CLI::App& command, MachineOptions& options) {
+  command
+      .add_option("-t,--threads", options.threads,
+                  "Threads (default: CONCLAVE_NUM_THREADS, OMP_NUM_THREADS, or all usable CPUs)")
+      ->type_name("N")
+      ->check(CLI::Range(1, 4096).description(""));
+  command
+      .add_option("--isa", options.isa,
+                  "Force an instruction set: scalar, avx2, avx512, avx512_bf16 or amx")
+      ->type_name("NAME");
+  add_layer_options(command, options);
+}
+
+void add_layer_options(CLI::App& command, MachineOptions& options) {
+  command
+      .add_option("--arithmetic", options.arithmetic,
+                  "Force an arithmetic: f32_fma, dpbf16 or amx_bf16 (default: by the CPU table)")
+      ->type_name("NAME");
+  command.add_option("--kernel", options.kernel, "Force a row of the kernel table (see explain)")
+      ->type_name("NAME");
+  command.add_flag("--pin-threads", options.pin_threads, "Bind each thread to one CPU");
+}
+
+Context make_context(const MachineOptions& options, LogSink* log) {
+  return Context::from_environment({.num_threads = options.threads,
+                                    .pin_threads = options.pin_threads,
+                                    .isa = options.isa,
+                                    .log = log});
+}
+
+LayerOptions layer_options(const MachineOptions& options, int64_t max_tokens) {
+  LayerOptions layer;
+  layer.max_tokens = max_tokens;
+  layer.kernel = options.kernel;
+  layer.arithmetic = options.arithmetic;
+  return layer;
+}
+
+std::string machine_line(const Context& context) {
+  const int32_t threads = context.executor().concurrency();
+  return fmt::format("conclave {} ({}): {}, {} thread{}", build_info().version, build_info().commit,
+                     cpu_info().brand, threads, threads == 1 ? "" : "s");
+}
+
+nlohmann::ordered_json machine_facts(const Context& context) {
+  return {{"version", build_info().version},
+          {"commit", build_info().commit},
+          {"cpu", cpu_info().brand},
+          {"threads", context.executor().concurrency()}};
+}
+
+void add_format_option(CLI::App& command, OutputOptions& options) {
+  add_choice_option(command, "-f,--format", options.format, output_format_names(),
+                    "How to print the results");
+}
+
+void add_progress_option(CLI::App& command, OutputOptions& options) {
+  command.add_flag("--no-progress", options.no_progress,
+                   "No progress bars (there are none without a terminal)");
+}
+
+void require_memory(uint64_t bytes, std::string_view what, std::string_view hint) {
+  const uint64_t memory = static_cast<uint64_t>(cpu_info().memory_bytes);
+  if (memory == 0 || bytes <= memory) return;
+  throw Error(ErrorCode::kOutOfMemory, {.what = fmt::format("too little memory for {}", what),
+                                        .expected = bytes_text(bytes),
+                                        .limit = bytes_text(memory) + " on this machine",
+                                        .hint = std::string(hint)});
+}
+
+}  // namespace conclave::tool

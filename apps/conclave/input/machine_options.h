@@ -1,0 +1,52 @@
+// Options of every command that computes: threads, instruction set, arithmetic.
+#pragma once
+
+#include "output/progress.h"
+#include "output/table.h"
+
+#include "conclave/context.h"
+#include "conclave/layer.h"
+
+#include <CLI/CLI.hpp>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace conclave::tool {
+
+struct MachineOptions {
+  int32_t threads = 0;  // 0: CONCLAVE_NUM_THREADS, OMP_NUM_THREADS, or all usable CPUs
+  std::string isa;
+  std::string arithmetic;
+  std::string kernel;
+  bool pin_threads = false;
+};
+// --threads and --isa, then add_layer_options.
+void add_machine_options(CLI::App& command, MachineOptions& options);
+// --arithmetic, --kernel, --pin-threads.
+void add_layer_options(CLI::App& command, MachineOptions& options);
+
+Context make_context(const MachineOptions& options, LogSink* log);
+LayerOptions layer_options(const MachineOptions& options, int64_t max_tokens);
+
+// "conclave 0.1.0 (14cffc2): Intel Xeon Platinum 8581C, 2 threads".
+std::string machine_line(const Context& context);
+// version, commit, cpu, threads.
+nlohmann::ordered_json machine_facts(const Context& context);
+
+// --format and --no-progress.
+struct OutputOptions {
+  std::string format = "table";
+  bool no_progress = false;
+
+  ProgressMode progress() const { return no_progress ? ProgressMode::kOff : ProgressMode::kAuto; }
+};
+void add_format_option(CLI::App& command, OutputOptions& options);
+void add_progress_option(CLI::App& command, OutputOptions& options);
+
+// Throws Error(kOutOfMemory) where `bytes` exceed this machine's memory: before the allocation,
+// since Linux grants it and ends the process later.
+void require_memory(uint64_t bytes, std::string_view what, std::string_view hint);
+
+}  // namespace conclave::tool

@@ -1,0 +1,140 @@
+#include "input/shape_options.h"
+
+#include "input/choice.h"
+
+#include "conclave/error.h"
+#include "conclave/synthetic.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+namespace conclave::tool {
+namespace {
+
+std::string preset_names() {
+  std::string names;
+  for (const ModelPreset& preset : model_presets()) {
+    names += (names.empty() ? "" : ", ") + std::string(preset.name);
+  }
+  return names;
+}
+
+NamedShape from_preset(const std::string& name) {
+  const ModelPreset* preset = find_preset(name);
+  if (preset == nullptr) {
+    throw Error(ErrorCode::kUnknownName, {.what = "no preset of this name",
+                                          .tensor = "--model",
+                                          .expected = "one of " + preset_names(),
+                                          .found = fmt::format("'{}'", name)});
+  }
+  return {.name = name,
+          .model_type = std::string(preset->model_type),
+          .num_layers = preset->num_hidden_layers,
+          .note = std::string(preset->note),
+          .spec = preset->spec};
+}
+
+NamedShape from_sizes(const ShapeOptions& options) {
+  const std::pair<const char*, int64_t> sizes[] = {{"-E", options.num_experts},
+                                                   {"-k", options.top_k},
+                                                   {"-H", options.hidden_size},
+                                                   {"-I", options.intermediate_size}};
+  for (const auto& [flag, value] : sizes) {
+    if (value != 0) continue;
+    throw Error(ErrorCode::kInvalidArgument, {.what = fmt::format("{} is missing", flag),
+                                              .expected = "-E, -k, -H and -I together"});
+  }
+  NamedShape shape;
+  shape.name = fmt::format("E{}.k{}.H{}.I{}", options.num_experts, options.top_k,
+                           options.hidden_size, options.intermediate_size);
+  shape.spec.num_experts = options.num_experts;
+  shape.spec.top_k = options.top_k;
+  shape.spec.hidden_size = options.hidden_size;
+  shape.spec.intermediate_size = options.intermediate_size;
+  return shape;
+}
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> parts;
+  size_t begin = 0;
+  while (true) {
+    const size_t comma = text.find(',', begin);
+    parts.push_back(text.substr(begin, comma - begin));
+    if (comma == std::string::npos) return parts;
+    begin = comma + 1;
+  }
+}
+
+}  // namespace
+
+void add_model_option(CLI::App& command, ShapeOptions& options, const std::string& default_note) {
+  command
+      .add_option("-m,--model", options.models,
+                  fmt::format("Sizes of a known model: {}{}", preset_names(), default_note))
+      ->type_name("PRESET");
+}
+
+void add_shape_options(CLI::App& command, ShapeOptions& options) {
+  const auto add = [&](const char* flags, int64_t& value, const char* help) {
+    command.add_option(flags, value, help)
+        ->type_name("N")
+        ->check(CLI::Range(int64_t{1}, int64_t{1} << 24).description(""));
+  };
+  add("-E,--experts", options.num_experts, "Number of experts");
+  add("-k,--top-k", options.top_k, "Experts per token");
+  add("-H,--hidden", options.hidden_size, "Hidden size");
+  add("-I,--intermediate", options.intermediate_size, "Intermediate size of one expert");
+  add("--shared", options.shared_size, "Intermediate size of a shared expert");
+  add_choice_option(command, "--dtype", options.dtype, {"bf16", "f16", "f32"},
+                    "Type of the weights (default: the preset's, or bf16)");
+}
+
+bool any_size_given(const ShapeOptions& options) {
+  return options.num_experts != 0 || options.top_k != 0 || options.hidden_size != 0 ||
+         options.intermediate_size != 0;
+}
+
+std::vector<NamedShape> resolve_shapes(const ShapeOptions& options) {
+  std::vector<NamedShape> shapes;
+  if (!options.models.empty()) {
+    if (any_size_given(options)) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  ErrorDetail{.what = "a preset and sizes exclude each other",
+                              .expected = "either --model, or -E, -k, -H and -I"});
+    }
+    for (const std::string& name : split(options.models)) shapes.push_back(from_preset(name));
+  } else {
+    shapes.push_back(from_sizes(options));
+  }
+  for (NamedShape& shape : shapes) {
+    if (!options.dtype.empty()) shape.spec.weight_dtype = parse_weight_dtype(options.dtype);
+    if (options.shared_size != 0) {
+      shape.spec.shared = {.mode = SharedMode::kSigmoidGate,
+                           .intermediate_size = options.shared_size};
+    }
+    validate(shape.spec);
+  }
+  return shapes;
+}
+
+DType parse_weight_dtype(const std::string& name) {
+  if (name == "bf16") return DType::kBF16;
+  if (name == "f16") return DType::kF16;
+  if (name == "f32") return DType::kF32;
+  throw Error(ErrorCode::kInvalidArgument, {.what = "unknown weight type",
+                                            .tensor = "--dtype",
+                                            .expected = "one of bf16, f16, f32",
+                                            .found = fmt::format("'{}'", name)});
+}
+
+std::string shape_text(const MoeSpec& spec) {
+  std::string text = fmt::format("E={} k={} H={} I={}", spec.num_experts, spec.top_k,
+                                 spec.hidden_size, spec.intermediate_size);
+  if (spec.shared.mode != SharedMode::kNone) {
+    text += fmt::format(" shared={}", spec.shared.intermediate_size);
+  }
+  return text + " " + std::string(to_string(spec.weight_dtype));
+}
+
+}  // namespace conclave::tool

@@ -1,0 +1,45 @@
+// A layer named by preset or by its sizes: --model, or -E -k -H -I.
+#pragma once
+
+#include "conclave/spec.h"
+
+#include <CLI/CLI.hpp>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace conclave::tool {
+
+struct ShapeOptions {
+  std::string models;  // presets, separated by commas
+  int64_t num_experts = 0;
+  int64_t top_k = 0;
+  int64_t hidden_size = 0;
+  int64_t intermediate_size = 0;
+  int64_t shared_size = 0;
+  std::string dtype;
+};
+// -E -k -H -I, --shared and --dtype.
+void add_shape_options(CLI::App& command, ShapeOptions& options);
+void add_model_option(CLI::App& command, ShapeOptions& options, const std::string& default_note);
+
+struct NamedShape {
+  std::string name;        // "qwen3-30b-a3b", or "E128.k8.H2048.I768"
+  std::string model_type;  // of the preset; empty for sizes
+  int64_t num_layers = 1;
+  std::string note;
+  MoeSpec spec;
+};
+// Throws Error(kUnknownName) listing the presets, or Error(kInvalidArgument) where a size is
+// missing or both ways are mixed.
+std::vector<NamedShape> resolve_shapes(const ShapeOptions& options);
+bool any_size_given(const ShapeOptions& options);
+
+// "bf16", "f16", "f32". Throws Error(kInvalidArgument).
+DType parse_weight_dtype(const std::string& name);
+
+// "E=128 k=8 H=2048 I=768 BF16", with the shared expert where there is one.
+std::string shape_text(const MoeSpec& spec);
+
+}  // namespace conclave::tool

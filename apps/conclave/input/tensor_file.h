@@ -1,0 +1,53 @@
+// Input and reference files: safetensors with the keys layers.N.hidden_states, .router_logits,
+// .topk_ids, .topk_weights and .output. A bare hidden_states feeds every layer.
+#pragma once
+
+#include "conclave/safetensors.h"
+#include "conclave/spec.h"
+#include "conclave/tensor.h"
+
+#include <cstdint>
+#include <filesystem>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace conclave::tool {
+
+class LayerTensors {
+ public:
+  explicit LayerTensors(const std::filesystem::path& path);
+
+  std::string file_name() const { return file_.path().string(); }
+
+  // [T, H] of f32, f16 or bf16. Throws Error(kTensorMissing, kTensorShape, kTensorDType) naming
+  // file, tensor, expected and found.
+  Tensor hidden_states(int64_t layer, const MoeSpec& spec) const;
+  // The others are absent where the file does not hold them. `num_tokens` rows are required.
+  std::optional<Tensor> router_logits(int64_t layer, const MoeSpec& spec, int64_t num_tokens) const;
+  std::optional<Tensor> topk_ids(int64_t layer, const MoeSpec& spec, int64_t num_tokens) const;
+  std::optional<Tensor> topk_weights(int64_t layer, const MoeSpec& spec, int64_t num_tokens) const;
+  // [T, H] as float64.
+  std::optional<std::vector<double>> output(int64_t layer, const MoeSpec& spec,
+                                            int64_t num_tokens) const;
+  // The error for a tensor that has to be there.
+  [[noreturn]] void missing(int64_t layer, const std::string& key, const std::string& hint) const;
+
+ private:
+  struct Wanted {
+    int64_t rows = 0;  // -1: any
+    int64_t cols = 0;
+    const char* letters = "";
+    std::initializer_list<DType> dtypes;
+  };
+  void check(const TensorInfo& tensor, const Wanted& wanted) const;
+  std::optional<Tensor> load(int64_t layer, const char* key, const Wanted& wanted) const;
+
+  SafetensorsFile file_;
+};
+
+// Element-wise copy of f32, f16, bf16 or f64 as float64.
+std::vector<double> to_float64(const ConstTensorView& tensor);
+
+}  // namespace conclave::tool

@@ -1,0 +1,188 @@
+// conclave inspect: the geometry of every MoE layer of a checkpoint.
+#include "commands.h"
+#include "input/machine_options.h"
+#include "output/numbers.h"
+
+#include "conclave/checkpoint.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+
+namespace conclave::tool {
+namespace {
+
+struct InspectOptions {
+  std::string model_dir;
+  bool json = false;
+  OutputOptions printing;
+};
+
+std::string shared_text(const SharedExpertSpec& shared) {
+  switch (shared.mode) {
+    case SharedMode::kNone:
+      return "-";
+    case SharedMode::kAdd:
+      return fmt::format("{}", shared.intermediate_size);
+    case SharedMode::kSigmoidGate:
+      return fmt::format("{} gated", shared.intermediate_size);
+  }
+  return "-";
+}
+
+std::string_view shared_mode_name(SharedMode mode) {
+  switch (mode) {
+    case SharedMode::kNone:
+      return "none";
+    case SharedMode::kAdd:
+      return "add";
+    case SharedMode::kSigmoidGate:
+      return "sigmoid_gate";
+  }
+  return "none";
+}
+
+std::string router_text(const RouterSpec& router) {
+  return fmt::format("{} softmax{}", router.name,
+                     router.renormalize == Renormalize::kSum ? " renorm" : "");
+}
+
+std::vector<Column> columns() {
+  return {{"layer", "layer", 5, Align::kRight},
+          {"num_experts", "E", 4, Align::kRight},
+          {"top_k", "k", 3, Align::kRight},
+          {"hidden_size", "H", 5, Align::kRight},
+          {"intermediate_size", "I", 5, Align::kRight},
+          {"weight_dtype", "type", 4, Align::kLeft},
+          {"router", "router", 19, Align::kLeft},
+          {"renormalize", "", 0, Align::kLeft},
+          {"logits_dtype", "logits", 6, Align::kLeft},
+          {"activation", "act", 4, Align::kLeft},
+          {"shared_mode", "", 0, Align::kLeft},
+          {"shared_size", "shared", 11, Align::kRight},
+          {"layout", "layout", 10, Align::kLeft},
+          {"bytes", "bytes", 8, Align::kRight},
+          {"parameters", "params", 7, Align::kRight},
+          {"active_parameters", "active", 7, Align::kRight},
+          {"prefix", "", 0, Align::kLeft},
+          {"supported", "runs", 4, Align::kLeft},
+          {"reason", "", 0, Align::kLeft}};
+}
+
+std::vector<Cell> cells(const CheckpointLayer& layer) {
+  const MoeSpec& spec = layer.spec;
+  const bool runs = static_cast<bool>(layer.support);
+  return {integer_cell(layer.index),
+          integer_cell(spec.num_experts),
+          integer_cell(spec.top_k),
+          integer_cell(spec.hidden_size),
+          integer_cell(spec.intermediate_size),
+          text_cell(std::string(to_string(spec.weight_dtype))),
+          {spec.router.name, router_text(spec.router)},
+          text_cell(spec.router.renormalize == Renormalize::kSum ? "sum" : "none"),
+          text_cell(std::string(to_string(spec.router.logits_dtype))),
+          text_cell(spec.activation.name),
+          text_cell(std::string(shared_mode_name(spec.shared.mode))),
+          {spec.shared.intermediate_size, shared_text(spec.shared)},
+          text_cell(layer.layout),
+          {layer.bytes, bytes_text(layer.bytes)},
+          {layer.parameters.total, count_text(static_cast<uint64_t>(layer.parameters.total))},
+          {layer.parameters.active, count_text(static_cast<uint64_t>(layer.parameters.active))},
+          text_cell(layer.prefix),
+          {runs, runs ? "yes" : "no", runs ? Style::kGood : Style::kBad},
+          runs ? absent_cell() : text_cell(layer.support.reason())};
+}
+
+struct Totals {
+  uint64_t moe_parameters = 0;
+  uint64_t moe_active = 0;
+  uint64_t moe_bytes = 0;
+};
+
+Totals sum(const Checkpoint& checkpoint) {
+  Totals totals;
+  for (const CheckpointLayer& layer : checkpoint.layers()) {
+    totals.moe_parameters += static_cast<uint64_t>(layer.parameters.total);
+    totals.moe_active += static_cast<uint64_t>(layer.parameters.active);
+    totals.moe_bytes += layer.bytes;
+  }
+  return totals;
+}
+
+// The rest of the model is used by every token.
+uint64_t active_parameters(const Checkpoint& checkpoint, const Totals& totals) {
+  const uint64_t rest = checkpoint.total_parameters() -
+                        std::min(checkpoint.total_parameters(), totals.moe_parameters);
+  return rest + totals.moe_active;
+}
+
+nlohmann::ordered_json facts(const Checkpoint& checkpoint, const Totals& totals) {
+  nlohmann::ordered_json json = {{"model", checkpoint.directory().string()},
+                                 {"model_type", checkpoint.model_type()},
+                                 {"architecture", checkpoint.architecture()},
+                                 {"num_hidden_layers", checkpoint.num_hidden_layers()},
+                                 {"num_moe_layers", checkpoint.layers().size()},
+                                 {"total_bytes", checkpoint.total_bytes()},
+                                 {"total_parameters", checkpoint.total_parameters()},
+                                 {"active_parameters", active_parameters(checkpoint, totals)},
+                                 {"moe_bytes", totals.moe_bytes},
+                                 {"moe_parameters", totals.moe_parameters},
+                                 {"moe_active_parameters", totals.moe_active}};
+  json["notes"] = nlohmann::ordered_json::array();
+  for (const std::string& note : checkpoint.notes()) json["notes"].push_back(note);
+  return json;
+}
+
+ExitCode run_inspect(const InspectOptions& options) {
+  const OutputFormat format =
+      options.json ? OutputFormat::kJson : parse_output_format(options.printing.format);
+  const Checkpoint checkpoint = Checkpoint::open(options.model_dir);
+  const Totals totals = sum(checkpoint);
+  TableWriter table(stdout, format, columns());
+  table.header(facts(checkpoint, totals),
+               {fmt::format("model: {}", checkpoint.directory().string()),
+                fmt::format("type: {}; {} layers, {} of them MoE", checkpoint.model_type(),
+                            checkpoint.num_hidden_layers(), checkpoint.layers().size()),
+                fmt::format("parameters: {} in all, {} active per token; {} on disk",
+                            count_text(checkpoint.total_parameters()),
+                            count_text(active_parameters(checkpoint, totals)),
+                            bytes_text(checkpoint.total_bytes())),
+                fmt::format("MoE layers: {} parameters, {} active per token; {} on disk",
+                            count_text(totals.moe_parameters), count_text(totals.moe_active),
+                            bytes_text(totals.moe_bytes))});
+  for (const CheckpointLayer& layer : checkpoint.layers()) table.row(cells(layer));
+  table.note("");
+  for (const CheckpointLayer& layer : checkpoint.layers()) {
+    if (!layer.support) {
+      table.note(fmt::format("layer {} cannot run: {}", layer.index, layer.support.reason()));
+    }
+  }
+  for (const std::string& note : checkpoint.notes()) table.note("note: " + note);
+  table.finish("layers");
+  return ExitCode::kOk;
+}
+
+}  // namespace
+
+void add_inspect_command(CLI::App& tool, Action& chosen) {
+  CLI::App* command = tool.add_subcommand(
+      "inspect", "Show the geometry of every MoE layer, the totals, and what cannot run and why");
+  auto options = std::make_shared<InspectOptions>();
+  command
+      ->add_option("MODEL_DIR", options->model_dir,
+                   "Hugging Face model directory: config.json and safetensors")
+      ->required()
+      ->type_name("");
+  command->add_flag("--json", options->json, "The same as --format json");
+  add_format_option(*command, options->printing);
+  command->footer(
+      "Only headers are read, so it is quick for any size.\n\n"
+      "Examples:\n"
+      "  conclave inspect ~/models/Mixtral-8x7B-v0.1\n"
+      "  conclave inspect MODEL_DIR --json | jq .total_parameters");
+  command->callback([options, &chosen] { chosen = [options] { return run_inspect(*options); }; });
+}
+
+}  // namespace conclave::tool

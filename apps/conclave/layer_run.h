@@ -1,0 +1,49 @@
+// One MoE layer on one batch: outputs, timings, and how much work that was.
+#pragma once
+
+#include "conclave/layer.h"
+#include "conclave/spec.h"
+#include "conclave/tensor.h"
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace conclave::tool {
+
+// Routing by the layer's gate where both logits and ids are empty.
+struct LayerInput {
+  ConstTensorView hidden;              // [T, H]
+  ConstTensorView router_logits = {};  // [T, E]
+  ConstTensorView topk_ids = {};       // [T, k]
+  ConstTensorView topk_weights = {};   // [T, k]
+
+  int64_t num_tokens() const { return hidden.shape[0]; }
+};
+
+struct LayerRun {
+  Tensor output;                     // [T, H], hidden's type
+  Tensor topk_ids;                   // [T, k] i32
+  Tensor topk_weights;               // [T, k] f32
+  Tensor logits;                     // [T, E] f32; no elements where ids were given
+  std::vector<int64_t> expert_load;  // [E]
+  double median_ms = 0;
+
+  bool has_logits() const { return logits.size_bytes() > 0; }
+};
+
+// One untimed forward that captures everything, then `repetitions` timed ones.
+LayerRun run_layer(const MoeLayer& layer, const LayerInput& input, int32_t repetitions);
+
+struct LayerWork {
+  int64_t rows = 0;  // token-expert pairs computed
+  int64_t experts_hit = 0;
+  double balance = 0;       // largest expert's rows over the mean; 0 without rows
+  double flops = 0;         // a multiply and an add count one each
+  double weight_bytes = 0;  // of the experts hit, and of the shared expert
+};
+LayerWork layer_work(const MoeSpec& spec, int64_t num_tokens, std::span<const int64_t> expert_load);
+// Of one routed expert, as stored.
+double expert_bytes(const MoeSpec& spec);
+
+}  // namespace conclave::tool

@@ -1,0 +1,45 @@
+// The table of run and verify: a row per layer, a line of totals, the reasons of failures.
+#pragma once
+
+#include "checks.h"
+#include "layer_run.h"
+#include "output/table.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace conclave::tool {
+
+struct LayerRow {
+  int64_t layer = 0;
+  MoeSpec spec;
+  int64_t tokens = 0;
+  LayerWork work;
+  double ms = 0;
+  CheckResult check;
+};
+
+// Collects the rows' sums. Speeds are left out where nothing was timed.
+class LayerTable {
+ public:
+  enum class Speeds : uint8_t { kShown, kHidden };
+  LayerTable(std::FILE* out, OutputFormat format, Speeds speeds);
+
+  TableWriter& writer() { return writer_; }
+  void add(const LayerRow& row);
+  // Total, failures and the closing line; returns whether all layers passed.
+  bool finish();
+
+ private:
+  std::vector<Cell> cells(const LayerRow& row) const;
+
+  Speeds speeds_;
+  TableWriter writer_;
+  int64_t layers_ = 0;
+  int64_t failures_ = 0;
+  LayerRow sum_;
+  std::vector<std::string> reasons_;
+};
+
+}  // namespace conclave::tool

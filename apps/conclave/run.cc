@@ -1,0 +1,238 @@
+// conclave run: a checkpoint's MoE layers on hidden states, timed and checked.
+#include "checks.h"
+#include "commands.h"
+#include "input/batch.h"
+#include "input/choice.h"
+#include "input/layer_selection.h"
+#include "input/machine_options.h"
+#include "input/shape_options.h"
+#include "layer_table.h"
+#include "output/numbers.h"
+#include "output/results_file.h"
+
+#include "conclave/checkpoint.h"
+#include "conclave/error.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <optional>
+
+namespace conclave::tool {
+namespace {
+
+struct RunOptions {
+  std::string model_dir;
+  std::string layers;
+  std::string input;
+  std::optional<int64_t> random_tokens;
+  uint64_t seed = 0;
+  std::string routing = "gate";
+  std::string reference;
+  std::optional<double> tolerance;
+  int64_t sample = 8;
+  std::string output;
+  int32_t repetitions = 5;
+  bool check_manifest = false;
+  MachineOptions machine;
+  OutputOptions printing;
+};
+
+using LayerList = std::vector<const CheckpointLayer*>;
+
+class RunCommand {
+ public:
+  explicit RunCommand(const RunOptions& options)
+      : options_(options),
+        format_(parse_output_format(options.printing.format)),
+        checkpoint_(
+            Checkpoint::open(options.model_dir, {.verify_manifest = options.check_manifest})),
+        layers_(select_layers(checkpoint_, options.layers)),
+        batches_(batch_options(options)),
+        console_(options.printing.progress()),
+        context_(make_context(options.machine, &console_)),
+        table_(stdout, format_, LayerTable::Speeds::kShown) {
+    if (!options.reference.empty()) reference_.emplace(options.reference);
+  }
+
+  ExitCode run() {
+    if (!options_.output.empty()) open_results();
+    print_header();
+    for (const CheckpointLayer* layer : layers_) {
+      const LayerRow row = run_one(*layer);
+      console_.clear();
+      table_.add(row);
+    }
+    if (results_) results_->finish();
+    const bool ok = table_.finish();
+    return ok ? ExitCode::kOk : ExitCode::kOutsideTolerance;
+  }
+
+ private:
+  static BatchOptions batch_options(const RunOptions& options) {
+    BatchOptions batch;
+    batch.input = options.input;
+    batch.random_tokens = options.random_tokens.value_or(batch.random_tokens);
+    batch.seed = options.seed;
+    batch.routing = options.routing == "file" ? RoutingFrom::kFile : RoutingFrom::kGate;
+    return batch;
+  }
+
+  double tolerance(const MoeSpec& spec, const Batch& batch) const {
+    return options_.tolerance.value_or(accuracy_bar(spec.weight_dtype, batch.hidden.dtype()));
+  }
+
+  // Every layer's input is validated here, before the first layer is loaded.
+  void open_results() {
+    std::vector<ResultShape> shapes;
+    for (const CheckpointLayer* layer : layers_) {
+      const Batch batch = batches_.load(layer->index, layer->spec);
+      shapes.push_back({.layer = layer->index,
+                        .num_tokens = batch.hidden.shape()[0],
+                        .spec = layer->spec,
+                        .output_dtype = batch.hidden.dtype(),
+                        .has_logits = !batch.topk_ids.has_value()});
+    }
+    results_.emplace(options_.output, shapes);
+  }
+
+  void print_header() {
+    const MoeSpec& spec = layers_.front()->spec;
+    const Plan plan = make_plan(context_, spec, layer_options(options_.machine, 1));
+    uint64_t bytes = 0;
+    for (const CheckpointLayer* layer : layers_) bytes += layer->bytes;
+    nlohmann::ordered_json facts = machine_facts(context_);
+    facts["isa"] = plan.isa;
+    facts["arithmetic"] = plan.arithmetic;
+    facts["model"] = options_.model_dir;
+    facts["model_type"] = checkpoint_.model_type();
+    const std::string check =
+        reference_ ? fmt::format("every token against {}", options_.reference)
+                   : fmt::format("up to {} tokens per layer against float64", options_.sample);
+    table_.writer().header(
+        facts, {fmt::format("{}, {} {}", machine_line(context_), plan.isa, plan.arithmetic),
+                fmt::format("model: {}, {}, {} of {} MoE layers, {}, {}", options_.model_dir,
+                            checkpoint_.model_type(), layers_.size(), checkpoint_.layers().size(),
+                            shape_text(spec), bytes_text(bytes)),
+                fmt::format("input: {}", batches_.describe()), fmt::format("check: {}", check)});
+  }
+
+  LayerRow run_one(const CheckpointLayer& info) {
+    console_.subject(fmt::format("layer {}", info.index));
+    const Batch batch = batches_.load(info.index, info.spec);
+    const LayerInput input = batch.view();
+    const std::unique_ptr<WeightSource> source = checkpoint_.layer_source(info.index);
+    const int64_t planned = std::clamp<int64_t>(input.num_tokens(), 1, LayerOptions().max_tokens);
+    const MoeLayer layer =
+        MoeLayer::create(context_, info.spec, *source, layer_options(options_.machine, planned));
+    const LayerRun result = run_layer(layer, input, options_.repetitions);
+    if (results_) results_->write(result);
+
+    LayerRow row{.layer = info.index,
+                 .spec = info.spec,
+                 .tokens = input.num_tokens(),
+                 .work = {},
+                 .ms = result.median_ms,
+                 .check = {}};
+    row.work = layer_work(info.spec, row.tokens, result.expert_load);
+    const double bar = tolerance(info.spec, batch);
+    row.check = reference_ ? check_against_file(*reference_, info.index, info.spec, result, bar)
+                           : check_against_float64(context_, info.spec, *source, input, result,
+                                                   options_.sample, bar);
+    return row;
+  }
+
+  const RunOptions& options_;
+  const OutputFormat format_;
+  const Checkpoint checkpoint_;
+  const LayerList layers_;
+  const BatchSource batches_;
+  std::optional<LayerTensors> reference_;
+  Console console_;
+  const Context context_;
+  LayerTable table_;
+  std::optional<ResultsFile> results_;
+};
+
+void validate(const RunOptions& options) {
+  if (options.tolerance && !(std::isfinite(*options.tolerance) && *options.tolerance > 0)) {
+    throw Error(ErrorCode::kInvalidArgument, {.what = "the tolerance is not a positive number",
+                                              .tensor = "--tolerance",
+                                              .found = fmt::format("{}", *options.tolerance)});
+  }
+}
+
+}  // namespace
+
+void add_run_command(CLI::App& tool, Action& chosen) {
+  CLI::App* command = tool.add_subcommand(
+      "run", "Run the MoE layers of a model on hidden states, time them and check the results");
+  auto options = std::make_shared<RunOptions>();
+  command
+      ->add_option("MODEL_DIR", options->model_dir,
+                   "Hugging Face model directory: config.json and safetensors")
+      ->required()
+      ->type_name("");
+  command->add_option("-l,--layers", options->layers, "Layers such as 0-3,7 (default: all)")
+      ->type_name("LIST");
+  CLI::Option* input =
+      command
+          ->add_option("-i,--input", options->input,
+                       "Hidden states: layers.N.hidden_states, or hidden_states for all")
+          ->type_name("FILE");
+  command
+      ->add_option("--random", options->random_tokens,
+                   "Random hidden states of T tokens in the model's type (default: 16)")
+      ->type_name("T")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 32).description(""))
+      ->excludes(input);
+  command->add_option("--seed", options->seed, "Seed of the random hidden states")
+      ->capture_default_str()
+      ->type_name("N");
+  add_choice_option(*command, "--routing", options->routing, {"gate", "file"},
+                    "Route by the layer's gate, or as topk_ids or router_logits of --input say");
+  command
+      ->add_option("-r,--reference", options->reference,
+                   "Expected layers.N.output, compared token by token")
+      ->type_name("FILE");
+  command
+      ->add_option("--tolerance", options->tolerance,
+                   "Largest relative L2 error of a token (default: 5e-6 for f32, else 6e-3)")
+      ->type_name("X");
+  command
+      ->add_option("--sample", options->sample,
+                   "Without --reference: tokens per layer checked against float64")
+      ->capture_default_str()
+      ->type_name("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20).description(""));
+  command
+      ->add_option("-o,--output", options->output,
+                   "Write output, topk_ids, topk_weights and router_logits of every layer")
+      ->type_name("FILE");
+  command->add_option("--repetitions", options->repetitions, "Timed forwards; the median counts")
+      ->capture_default_str()
+      ->type_name("N")
+      ->check(CLI::Range(1, 100000).description(""));
+  command->add_flag("--check-manifest", options->check_manifest,
+                    "Verify the tensors read against conclave.manifest.json");
+  add_machine_options(*command, options->machine);
+  add_format_option(*command, options->printing);
+  add_progress_option(*command, options->printing);
+  command->footer(
+      "Examples:\n"
+      "  conclave run ~/models/Qwen3-30B-A3B --layers 0-3 --random 64\n"
+      "  conclave run testdata/qwen3-moe-tiny --input "
+      "testdata/qwen3-moe-tiny/reference.safetensors\n"
+      "      --reference testdata/qwen3-moe-tiny/reference.safetensors\n"
+      "  conclave run MODEL_DIR --input states.safetensors --output out.safetensors --format json");
+  command->callback([options, &chosen] {
+    chosen = [options] {
+      validate(*options);
+      return RunCommand(*options).run();
+    };
+  });
+}
+
+}  // namespace conclave::tool

@@ -1,0 +1,147 @@
+// conclave synth: a random checkpoint of real format and any size, streamed to disk.
+#include "commands.h"
+#include "input/choice.h"
+#include "input/machine_options.h"
+#include "input/ranges.h"
+#include "input/shape_options.h"
+#include "output/numbers.h"
+#include "synth/layout.h"
+#include "synth/write.h"
+
+#include "conclave/error.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <system_error>
+
+namespace conclave::tool {
+namespace {
+
+struct SynthOptions {
+  std::vector<std::string> targets;  // [PRESET] OUT_DIR
+  ShapeOptions shape;
+  std::string model_type;
+  int64_t layers = 0;
+  uint64_t seed = 0;
+  std::string shard_size = "5GB";
+  bool force = false;
+  MachineOptions machine;
+  OutputOptions printing;
+};
+
+SynthModel resolve_model(const SynthOptions& options) {
+  ShapeOptions shape = options.shape;
+  if (options.targets.size() == 2) shape.models = options.targets.front();
+  if (shape.models.empty() && !any_size_given(shape)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                ErrorDetail{.what = "the model's sizes are missing",
+                            .expected = "a preset before OUT_DIR, or -E, -k, -H and -I"});
+  }
+  const std::vector<NamedShape> shapes = resolve_shapes(shape);
+  if (shapes.size() != 1) {
+    throw Error(ErrorCode::kInvalidArgument,
+                ErrorDetail{.what = "synth writes one model", .found = shape.models});
+  }
+  SynthModel model;
+  model.spec = shapes.front().spec;
+  model.model_type = shapes.front().model_type;
+  if (!options.model_type.empty()) model.model_type = options.model_type;
+  if (model.model_type.empty()) {
+    model.model_type = model.spec.shared.mode == SharedMode::kNone ? "qwen3_moe" : "qwen2_moe";
+  }
+  model.num_layers = options.layers != 0 ? options.layers : shapes.front().num_layers;
+  check_family(model);
+  return model;
+}
+
+void prepare_directory(const std::filesystem::path& directory, uint64_t bytes, bool force) {
+  std::error_code problem;
+  std::filesystem::create_directories(directory, problem);
+  if (problem) {
+    throw Error(ErrorCode::kFileWrite, {.what = "cannot make the directory",
+                                        .file = directory.string(),
+                                        .found = problem.message()});
+  }
+  if (!force && !std::filesystem::is_empty(directory, problem)) {
+    throw Error(ErrorCode::kFileWrite, {.what = "the directory is not empty",
+                                        .file = directory.string(),
+                                        .hint = "choose another, or --force to write into it"});
+  }
+  // A config.json left from before would belong to other tensors.
+  std::filesystem::remove(directory / "config.json", problem);
+  const std::filesystem::space_info space = std::filesystem::space(directory, problem);
+  if (!problem && space.available < bytes) {
+    throw Error(ErrorCode::kFileWrite, {.what = "too little room on the disk",
+                                        .file = directory.string(),
+                                        .expected = bytes_text(bytes),
+                                        .found = bytes_text(space.available)});
+  }
+}
+
+ExitCode run_synth(const SynthOptions& options) {
+  const std::filesystem::path directory = options.targets.back();
+  const SynthModel model = resolve_model(options);
+  const std::vector<SynthShard> shards =
+      plan_shards(model, parse_byte_size(options.shard_size, "--shard-size"));
+  uint64_t bytes = 0;
+  for (const SynthShard& shard : shards) bytes += shard.bytes;
+  prepare_directory(directory, bytes, options.force);
+
+  Console console(options.printing.progress());
+  const Context context = make_context(options.machine, &console);
+  write_checkpoint(context, model, shards, directory, options.seed, console);
+  console.clear();
+  fmt::print("wrote {}: {}, {} layer{} of {}, {} in {} shard{}\n", directory.string(),
+             model.model_type, model.num_layers, model.num_layers == 1 ? "" : "s",
+             shape_text(model.spec), bytes_text(bytes), shards.size(),
+             shards.size() == 1 ? "" : "s");
+  return ExitCode::kOk;
+}
+
+}  // namespace
+
+void add_synth_command(CLI::App& tool, Action& chosen) {
+  CLI::App* command = tool.add_subcommand(
+      "synth", "Write a random checkpoint of real format: config.json, index and shards");
+  auto options = std::make_shared<SynthOptions>();
+  command
+      ->add_option("TARGET", options->targets,
+                   "[PRESET] OUT_DIR: what to write (see bench --help for the presets), and "
+                   "where; without a preset give -E, -k, -H and -I")
+      ->required()
+      ->expected(1, 2)
+      ->type_name("");
+  add_shape_options(*command, options->shape);
+  add_choice_option(*command, "--model-type", options->model_type, synth_model_types(),
+                    "Family whose names and config keys to use (default: the preset's)");
+  command
+      ->add_option("-n,--layers", options->layers, "Number of layers (default: the preset's, or 1)")
+      ->type_name("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 16).description(""));
+  command->add_option("--seed", options->seed, "Seed of the weights")
+      ->capture_default_str()
+      ->type_name("N");
+  command->add_option("--shard-size", options->shard_size, "Largest shard, such as 5GB or 512MiB")
+      ->capture_default_str()
+      ->type_name("SIZE");
+  command->add_flag("--force", options->force, "Write into a directory that is not empty");
+  command
+      ->add_option("-t,--threads", options->machine.threads,
+                   "Threads (default: CONCLAVE_NUM_THREADS, OMP_NUM_THREADS, or all usable CPUs)")
+      ->type_name("N")
+      ->check(CLI::Range(1, 4096).description(""));
+  add_progress_option(*command, options->printing);
+  command->footer(
+      "Only the MoE layers' tensors are written. The values are a pure function of the seed.\n\n"
+      "Examples:\n"
+      "  conclave synth qwen3-30b-a3b ./qwen3 --layers 2\n"
+      "  conclave synth mixtral-8x7b /data/mixtral --shard-size 10GB\n"
+      "  conclave synth -E 8 -k 2 -H 64 -I 32 --model-type olmoe --layers 3 ./tiny");
+  command->callback([options, &chosen] { chosen = [options] { return run_synth(*options); }; });
+}
+
+}  // namespace conclave::tool

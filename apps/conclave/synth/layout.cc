@@ -1,0 +1,181 @@
+#include "synth/layout.h"
+
+#include "conclave/error.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace conclave::tool {
+namespace {
+
+enum class SharedPart : uint8_t { kNever, kAlways };
+
+// How transformers names one family's tensors and config keys.
+struct Family {
+  const char* model_type;
+  const char* class_name;
+  const char* block;  // between "model.layers.N." and the tensors
+  const char* gate;   // of one expert
+  const char* up;
+  const char* down;
+  const char* experts_key;
+  const char* intermediate_key;
+  SharedPart shared;
+  bool has_norm_topk_prob;  // the others always renormalise
+};
+
+constexpr Family kFamilies[] = {
+    {"mixtral", "MixtralForCausalLM", "block_sparse_moe", "w1", "w3", "w2", "num_local_experts",
+     "intermediate_size", SharedPart::kNever, false},
+    {"olmoe", "OlmoeForCausalLM", "mlp", "gate_proj", "up_proj", "down_proj", "num_experts",
+     "intermediate_size", SharedPart::kNever, true},
+    {"qwen2_moe", "Qwen2MoeForCausalLM", "mlp", "gate_proj", "up_proj", "down_proj", "num_experts",
+     "moe_intermediate_size", SharedPart::kAlways, true},
+    {"qwen3_moe", "Qwen3MoeForCausalLM", "mlp", "gate_proj", "up_proj", "down_proj", "num_experts",
+     "moe_intermediate_size", SharedPart::kNever, true},
+};
+
+const Family& find_family(const std::string& model_type) {
+  for (const Family& family : kFamilies) {
+    if (model_type == family.model_type) return family;
+  }
+  throw Error(ErrorCode::kUnknownName,
+              {.what = "synth does not write this model type",
+               .tensor = "--model-type",
+               .expected = fmt::format("one of {}", fmt::join(synth_model_types(), ", ")),
+               .found = fmt::format("'{}'", model_type)});
+}
+
+std::string_view config_dtype(DType dtype) {
+  switch (dtype) {
+    case DType::kBF16:
+      return "bfloat16";
+    case DType::kF16:
+      return "float16";
+    default:
+      return "float32";
+  }
+}
+
+class TensorList {
+ public:
+  TensorList(const SynthModel& model, const Family& family) : model_(model), family_(family) {}
+
+  std::vector<SynthTensor> build() {
+    const MoeSpec& spec = model_.spec;
+    const int64_t hidden = spec.hidden_size;
+    const int64_t intermediate = spec.intermediate_size;
+    for (layer_ = 0; layer_ < model_.num_layers; ++layer_) {
+      add("gate", WeightRole::kRouter, 0, {spec.num_experts, hidden});
+      for (int64_t expert = 0; expert < spec.num_experts; ++expert) {
+        const std::string prefix = fmt::format("experts.{}.", expert);
+        add(prefix + family_.gate, WeightRole::kGate, expert, {intermediate, hidden});
+        add(prefix + family_.up, WeightRole::kUp, expert, {intermediate, hidden});
+        add(prefix + family_.down, WeightRole::kDown, expert, {hidden, intermediate});
+      }
+      if (spec.shared.mode != SharedMode::kNone) add_shared(spec.shared.intermediate_size);
+    }
+    return std::move(tensors_);
+  }
+
+ private:
+  void add_shared(int64_t shared) {
+    const int64_t hidden = model_.spec.hidden_size;
+    add("shared_expert.gate_proj", WeightRole::kSharedGate, 0, {shared, hidden});
+    add("shared_expert.up_proj", WeightRole::kSharedUp, 0, {shared, hidden});
+    add("shared_expert.down_proj", WeightRole::kSharedDown, 0, {hidden, shared});
+    add("shared_expert_gate", WeightRole::kSharedExpertGate, 0, {1, hidden});
+  }
+
+  void add(const std::string& part, WeightRole role, int64_t expert, std::vector<int64_t> shape) {
+    const uint64_t bytes =
+        static_cast<uint64_t>(shape[0] * shape[1] * byte_size(model_.spec.weight_dtype));
+    tensors_.push_back(
+        {.name = fmt::format("model.layers.{}.{}.{}.weight", layer_, family_.block, part),
+         .layer = layer_,
+         .role = role,
+         .expert = expert,
+         .shape = std::move(shape),
+         .bytes = bytes});
+  }
+
+  const SynthModel& model_;
+  const Family& family_;
+  int64_t layer_ = 0;
+  std::vector<SynthTensor> tensors_;
+};
+
+}  // namespace
+
+std::vector<std::string> synth_model_types() {
+  std::vector<std::string> names;
+  for (const Family& family : kFamilies) names.emplace_back(family.model_type);
+  return names;
+}
+
+void check_family(const SynthModel& model) {
+  const Family& family = find_family(model.model_type);
+  const bool has_shared = model.spec.shared.mode != SharedMode::kNone;
+  if (has_shared == (family.shared == SharedPart::kAlways)) return;
+  throw Error(ErrorCode::kUnsupported,
+              {.what = has_shared ? "models of this type have no shared expert"
+                                  : "models of this type have a shared expert",
+               .tensor = "--shared",
+               .found = model.model_type,
+               .hint = has_shared ? "leave out --shared, or choose --model-type qwen2_moe"
+                                  : "give its intermediate size with --shared"});
+}
+
+std::vector<SynthShard> plan_shards(const SynthModel& model, uint64_t shard_bytes) {
+  std::vector<SynthShard> shards;
+  for (SynthTensor& tensor : TensorList(model, find_family(model.model_type)).build()) {
+    const bool full = shards.empty() || (shards.back().bytes + tensor.bytes > shard_bytes &&
+                                         !shards.back().tensors.empty());
+    if (full) shards.emplace_back();
+    shards.back().bytes += tensor.bytes;
+    shards.back().tensors.push_back(std::move(tensor));
+  }
+  for (size_t i = 0; i < shards.size(); ++i) {
+    shards[i].file_name = fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
+  }
+  return shards;
+}
+
+nlohmann::ordered_json make_config(const SynthModel& model) {
+  const Family& family = find_family(model.model_type);
+  const MoeSpec& spec = model.spec;
+  nlohmann::ordered_json config = {
+      {"architectures", {family.class_name}},     {"model_type", family.model_type},
+      {"dtype", config_dtype(spec.weight_dtype)}, {"hidden_act", spec.activation.name},
+      {"hidden_size", spec.hidden_size},          {family.intermediate_key, spec.intermediate_size},
+      {family.experts_key, spec.num_experts},     {"num_experts_per_tok", spec.top_k},
+      {"num_hidden_layers", model.num_layers}};
+  if (family.has_norm_topk_prob) {
+    config["norm_topk_prob"] = spec.router.renormalize == Renormalize::kSum;
+  }
+  // Families with a separate dense size: it stays unused, since every layer is an MoE layer.
+  if (family.intermediate_key != std::string_view("intermediate_size")) {
+    config["intermediate_size"] = 4 * spec.intermediate_size;
+    config["decoder_sparse_step"] = 1;
+    config["mlp_only_layers"] = nlohmann::ordered_json::array();
+  }
+  if (spec.shared.mode != SharedMode::kNone) {
+    config["shared_expert_intermediate_size"] = spec.shared.intermediate_size;
+  }
+  return config;
+}
+
+nlohmann::ordered_json make_index(const std::vector<SynthShard>& shards) {
+  uint64_t bytes = 0;
+  nlohmann::ordered_json map = nlohmann::ordered_json::object();
+  for (const SynthShard& shard : shards) {
+    bytes += shard.bytes;
+    for (const SynthTensor& tensor : shard.tensors) map[tensor.name] = shard.file_name;
+  }
+  return {{"metadata", {{"total_size", bytes}}}, {"weight_map", std::move(map)}};
+}
+
+}  // namespace conclave::tool

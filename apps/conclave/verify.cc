@@ -1,0 +1,115 @@
+// conclave verify: every layer of a checkpoint against float64, stage by stage.
+#include "checks.h"
+#include "commands.h"
+#include "input/batch.h"
+#include "input/layer_selection.h"
+#include "input/machine_options.h"
+#include "input/shape_options.h"
+#include "layer_table.h"
+
+#include "conclave/checkpoint.h"
+
+#include <fmt/format.h>
+
+#include <memory>
+
+namespace conclave::tool {
+namespace {
+
+struct VerifyOptions {
+  std::string model_dir;
+  std::string layers;
+  int64_t tokens = 32;
+  uint64_t seed = 0;
+  bool check_manifest = false;
+  MachineOptions machine;
+  OutputOptions printing;
+};
+
+LayerRow verify_layer(const Context& context, const Checkpoint& checkpoint,
+                      const CheckpointLayer& info, const VerifyOptions& options) {
+  const BatchSource batches({.input = "", .random_tokens = options.tokens, .seed = options.seed});
+  const Batch batch = batches.load(info.index, info.spec);
+  const std::unique_ptr<WeightSource> source = checkpoint.layer_source(info.index);
+  const MoeLayer layer =
+      MoeLayer::create(context, info.spec, *source, layer_options(options.machine, options.tokens));
+  const LayerRun result = run_layer(layer, batch.view(), 0);
+
+  LayerRow row;
+  row.layer = info.index;
+  row.spec = info.spec;
+  row.tokens = options.tokens;
+  row.work = layer_work(info.spec, row.tokens, result.expert_load);
+  row.check =
+      check_against_float64(context, info.spec, *source, batch.view(), result, options.tokens,
+                            accuracy_bar(info.spec.weight_dtype, batch.hidden.dtype()));
+  return row;
+}
+
+ExitCode run_verify(const VerifyOptions& options) {
+  LayerTable table(stdout, parse_output_format(options.printing.format),
+                   LayerTable::Speeds::kHidden);
+  const Checkpoint checkpoint =
+      Checkpoint::open(options.model_dir, {.verify_manifest = options.check_manifest});
+  const auto layers = select_layers(checkpoint, options.layers);
+  Console console(options.printing.progress());
+  const Context context = make_context(options.machine, &console);
+
+  const MoeSpec& spec = layers.front()->spec;
+  const Plan plan = make_plan(context, spec, layer_options(options.machine, 1));
+  nlohmann::ordered_json facts = machine_facts(context);
+  facts["isa"] = plan.isa;
+  facts["arithmetic"] = plan.arithmetic;
+  facts["model"] = options.model_dir;
+  facts["model_type"] = checkpoint.model_type();
+  table.writer().header(
+      facts, {fmt::format("{}, {} {}", machine_line(context), plan.isa, plan.arithmetic),
+              fmt::format("model: {}, {}, {} of {} MoE layers, {}", options.model_dir,
+                          checkpoint.model_type(), layers.size(), checkpoint.layers().size(),
+                          shape_text(spec)),
+              fmt::format("check: {} random tokens per layer against float64 on the stored weights",
+                          options.tokens)});
+  for (const CheckpointLayer* layer : layers) {
+    console.subject(fmt::format("layer {}", layer->index));
+    const LayerRow row = verify_layer(context, checkpoint, *layer, options);
+    console.clear();
+    table.add(row);
+  }
+  return table.finish() ? ExitCode::kOk : ExitCode::kOutsideTolerance;
+}
+
+}  // namespace
+
+void add_verify_command(CLI::App& tool, Action& chosen) {
+  CLI::App* command = tool.add_subcommand(
+      "verify", "Check every MoE layer of a model against float64 on the model's own weights");
+  auto options = std::make_shared<VerifyOptions>();
+  command
+      ->add_option("MODEL_DIR", options->model_dir,
+                   "Hugging Face model directory: config.json and safetensors")
+      ->required()
+      ->type_name("");
+  command->add_option("-l,--layers", options->layers, "Layers such as 0-3,7 (default: all)")
+      ->type_name("LIST");
+  command->add_option("--tokens", options->tokens, "Random tokens per layer, all of them checked")
+      ->capture_default_str()
+      ->type_name("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20).description(""));
+  command->add_option("--seed", options->seed, "Seed of the random tokens")
+      ->capture_default_str()
+      ->type_name("N");
+  command->add_flag("--check-manifest", options->check_manifest,
+                    "Verify the tensors read against conclave.manifest.json");
+  add_machine_options(*command, options->machine);
+  add_format_option(*command, options->printing);
+  add_progress_option(*command, options->printing);
+  command->footer(
+      "Three stages are checked apart: the router logits against the gate product, the choice and\n"
+      "weights of experts against those logits, and the output against that choice.\n\n"
+      "Examples:\n"
+      "  conclave verify ~/models/OLMoE-1B-7B-0924\n"
+      "  conclave verify ~/models/Mixtral-8x7B-v0.1 --layers 0,31 --tokens 128");
+  command->callback([options, &chosen] { chosen = [options] { return run_verify(*options); }; });
+}
+
+}  // namespace conclave::tool
