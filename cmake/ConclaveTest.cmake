@@ -34,7 +34,8 @@ function(conclave_add_test name)
   gtest_discover_tests(
     ${name}
     DISCOVERY_MODE PRE_TEST
-    DISCOVERY_TIMEOUT 60
+    DISCOVERY_TIMEOUT 300
+    NO_PRETTY_VALUES
     WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}
     PROPERTIES ${properties})
   # gtest_discover_tests cannot carry a list as a property value, so the labels follow in a file of
