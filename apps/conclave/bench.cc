@@ -144,10 +144,13 @@ class BenchCommand {
   void note_machine(const Context& context) {
     std::string line = machine_line(context);
     if (ceilings_) {
-      line += fmt::format("; read {:.1f} GB/s", ceilings_->read_gbps);
+      line += fmt::format("\nceilings: read {:.1f} GB/s; multiply-add", ceilings_->read_gbps);
+      const char* separator = "";
       for (const ArithmeticRate& rate : ceilings_->rates) {
-        line += fmt::format(", {} {} {:.0f} GFLOP/s", rate.isa, rate.arithmetic, rate.gflops);
+        line += fmt::format("{} {:.0f} ({} {})", separator, rate.gflops, rate.isa, rate.arithmetic);
+        separator = ",";
       }
+      line += " GFLOP/s";
     }
     machine_lines_.push_back(line);
   }

@@ -149,14 +149,15 @@ void print_cpu(const CpuInfo& cpu) {
                           cpu.family, cpu.model, cpu.stepping));
   line("features", fmt::format("{}", fmt::join(cpu.features, " ")));
   line("caches",
-       fmt::format("L1d {}, L2 {}, L3 {}", bytes_text(static_cast<uint64_t>(cpu.l1d_bytes)),
-                   bytes_text(static_cast<uint64_t>(cpu.l2_bytes)),
-                   bytes_text(static_cast<uint64_t>(cpu.l3_bytes))));
-  line("memory", fmt::format("{}, huge pages: {}",
-                             bytes_text(static_cast<uint64_t>(cpu.memory_bytes)), cpu.huge_pages));
+       fmt::format("L1d {}, L2 {}, L3 {}", binary_bytes_text(static_cast<uint64_t>(cpu.l1d_bytes)),
+                   binary_bytes_text(static_cast<uint64_t>(cpu.l2_bytes)),
+                   binary_bytes_text(static_cast<uint64_t>(cpu.l3_bytes))));
+  line("memory",
+       fmt::format("{}, huge pages: {}", binary_bytes_text(static_cast<uint64_t>(cpu.memory_bytes)),
+                   cpu.huge_pages));
   for (const NumaNode& node : cpu.numa) {
     line(fmt::format("NUMA node {}", node.id),
-         fmt::format("{}, {} CPUs", bytes_text(static_cast<uint64_t>(node.memory_bytes)),
+         fmt::format("{}, {} CPUs", binary_bytes_text(static_cast<uint64_t>(node.memory_bytes)),
                      node.cpus.size()));
   }
 }
@@ -191,7 +192,7 @@ void print_report(const Report& report) {
   for (const BackendInfo& backend : report.backends) {
     line(backend.name, fmt::format("{} {}", mark(backend.usable), backend.reason));
   }
-  for (const char* name : kVariables) {
+  for (const char* const& name : kVariables) {
     const std::string value = environment_value(name);
     line(&name == &kVariables[0] ? "environment" : "",
          fmt::format("{}={}", name, value.empty() ? "(not set)" : value));

@@ -8,13 +8,13 @@
 namespace conclave::tool {
 namespace {
 
-std::string scaled(uint64_t value, const std::array<const char*, 6>& units) {
+std::string scaled(uint64_t value, double step, const std::array<const char*, 6>& units) {
   if (value < 1000) return fmt::format("{}{}", value, units[0]);
   double scaled_value = static_cast<double>(value);
   size_t unit = 0;
   // 999.5: rounds to four digits, which belong to the next unit.
   while (scaled_value >= 999.5 && unit + 1 < units.size()) {
-    scaled_value /= 1000.0;
+    scaled_value /= step;
     ++unit;
   }
   const int decimals = scaled_value < 9.995 ? 2 : scaled_value < 99.95 ? 1 : 0;
@@ -24,10 +24,16 @@ std::string scaled(uint64_t value, const std::array<const char*, 6>& units) {
 }  // namespace
 
 std::string bytes_text(uint64_t bytes) {
-  return scaled(bytes, {" B", " kB", " MB", " GB", " TB", " PB"});
+  return scaled(bytes, 1000, {" B", " kB", " MB", " GB", " TB", " PB"});
 }
 
-std::string count_text(uint64_t count) { return scaled(count, {"", " k", " M", " B", " T", " Q"}); }
+std::string binary_bytes_text(uint64_t bytes) {
+  return scaled(bytes, 1024, {" B", " KiB", " MiB", " GiB", " TiB", " PiB"});
+}
+
+std::string count_text(uint64_t count) {
+  return scaled(count, 1000, {"", " k", " M", " B", " T", " Q"});
+}
 
 std::string ms_text(double ms) {
   const int decimals = ms < 0.1 ? 4 : ms < 100.0 ? 3 : 1;

@@ -8,6 +8,8 @@ namespace conclave::tool {
 
 // "1.50 GB", "384 B": decimal units, three significant digits.
 std::string bytes_text(uint64_t bytes);
+// "48 KiB", "23.6 GiB": binary units, for caches and memory.
+std::string binary_bytes_text(uint64_t bytes);
 // "30.5 B" parameters, "1.24 M", "512".
 std::string count_text(uint64_t count);
 // Three or more significant digits, never an exponent: "0.0123", "1.234", "123.4".

@@ -1,0 +1,88 @@
+#include "outline.h"
+
+#include "commands.h"
+#include "completion.h"
+#include "man_page.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+namespace conclave::tool {
+namespace {
+
+class OutlineTest : public ::testing::Test {
+ protected:
+  OutlineTest() {
+    describe_tool(app_, chosen_);
+    tool_ = outline(app_);
+  }
+
+  CLI::App app_;
+  Action chosen_;
+  ToolOutline tool_;
+};
+
+TEST_F(OutlineTest, VisibleCommands_AreAllThere) {
+  std::vector<std::string> names;
+  for (const CommandOutline& command : tool_.commands) names.push_back(command.name);
+  EXPECT_EQ(names, (std::vector<std::string>{"run", "bench", "synth", "inspect", "verify", "explain",
+                                             "doctor", "manifest", "completion"}));
+}
+
+TEST_F(OutlineTest, EveryCommand_HasHelpAndAnExample) {
+  for (const CommandOutline& command : tool_.commands) {
+    EXPECT_FALSE(command.help.empty()) << command.name;
+    EXPECT_NE(command.footer.find("Examples:\n  "), std::string::npos) << command.name;
+    EXPECT_NE(command.footer.find("conclave " + command.name), std::string::npos) << command.name;
+  }
+}
+
+TEST_F(OutlineTest, EveryOption_HasHelp) {
+  for (const CommandOutline& command : tool_.commands) {
+    for (const OptionOutline& option : command.options) {
+      EXPECT_FALSE(option.help.empty()) << command.name << " " << option.name;
+    }
+  }
+}
+
+TEST_F(OutlineTest, Choices_ComeFromTheParser) {
+  const auto run = std::find_if(tool_.commands.begin(), tool_.commands.end(),
+                                [](const CommandOutline& command) { return command.name == "run"; });
+  const auto format = std::find_if(
+      run->options.begin(), run->options.end(),
+      [](const OptionOutline& option) { return !option.flags.empty() && option.flags.back() == "--format"; });
+  ASSERT_NE(format, run->options.end());
+  EXPECT_EQ(format->choices,
+            (std::vector<std::string>{"table", "markdown", "md", "csv", "json", "jsonl"}));
+  EXPECT_EQ(format->default_value, "table");
+}
+
+TEST_F(OutlineTest, Completions_NameEveryCommandAndOption) {
+  for (const std::string& script :
+       {bash_completion(tool_), zsh_completion(tool_), fish_completion(tool_)}) {
+    for (const CommandOutline& command : tool_.commands) {
+      EXPECT_NE(script.find(command.name), std::string::npos) << command.name;
+      for (const OptionOutline& option : command.options) {
+        for (const std::string& flag : option.flags) {
+          const std::string bare = flag.substr(flag.find_first_not_of('-'));
+          EXPECT_NE(script.find(bare), std::string::npos) << command.name << " " << flag;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(OutlineTest, ManPage_HasEverySectionAndCommand) {
+  const std::string page = man_page(tool_);
+  for (const char* section : {".SH NAME", ".SH SYNOPSIS", ".SH DESCRIPTION", ".SH COMMANDS",
+                              ".SH EXIT STATUS", ".SH ENVIRONMENT", ".SH FILES"}) {
+    EXPECT_NE(page.find(section), std::string::npos) << section;
+  }
+  for (const CommandOutline& command : tool_.commands) {
+    EXPECT_NE(page.find(".SS " + command.name), std::string::npos) << command.name;
+  }
+}
+
+}  // namespace
+}  // namespace conclave::tool
