@@ -1,35 +1,12 @@
 // After warm-up dispatch and combine allocate nothing, on one rank or several.
 #include "dispatch/ep_problem.h"
+#include "support/allocation_counter.h"
 
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cstdint>
-#include <cstdlib>
-#include <new>
+#include <memory>
 #include <vector>
-
-namespace {
-
-std::atomic<int64_t> allocations{0};
-
-void* counted(size_t bytes) {
-  allocations.fetch_add(1, std::memory_order_relaxed);
-  if (void* data = std::malloc(bytes == 0 ? 1 : bytes)) return data;
-  throw std::bad_alloc();
-}
-
-}  // namespace
-
-// Not inlined: GCC would pair an inlined free with the library's operator new and warn.
-#define CONCLAVE_TEST_OUT_OF_LINE __attribute__((noinline))
-CONCLAVE_TEST_OUT_OF_LINE void* operator new(size_t bytes) { return counted(bytes); }
-CONCLAVE_TEST_OUT_OF_LINE void* operator new[](size_t bytes) { return counted(bytes); }
-CONCLAVE_TEST_OUT_OF_LINE void operator delete(void* data) noexcept { std::free(data); }
-CONCLAVE_TEST_OUT_OF_LINE void operator delete[](void* data) noexcept { std::free(data); }
-CONCLAVE_TEST_OUT_OF_LINE void operator delete(void* data, size_t) noexcept { std::free(data); }
-CONCLAVE_TEST_OUT_OF_LINE void operator delete[](void* data, size_t) noexcept { std::free(data); }
-#undef CONCLAVE_TEST_OUT_OF_LINE
 
 namespace conclave {
 namespace {
@@ -73,30 +50,31 @@ struct RankCall {
   std::vector<float> out;
 };
 
-int64_t allocations_in_steady_state(const EpCase& c) {
-  std::atomic<int64_t> counted{0};
+testing::AllocationCounts count_in_steady_state(const EpCase& c) {
+  testing::AllocationCounts counts;
   const auto outcomes = testing::run_ranks(make_local_group({.num_ranks = c.ranks}),
                                            [&](int32_t rank, Communicator& communicator) {
                                              RankCall call(c, rank, communicator);
                                              for (int warm_up = 0; warm_up < 3; ++warm_up)
                                                call.run(c.max_tokens);
                                              communicator.barrier("warm");
-                                             const int64_t before = allocations.load();
+                                             if (rank == 0) testing::arm_allocation_counter();
                                              communicator.barrier("start");
                                              for (int64_t step = 0; step < 200; ++step)
                                                call.run(step % (c.max_tokens + 1));
                                              communicator.barrier("stop");
-                                             if (rank == 0) counted = allocations.load() - before;
+                                             if (rank == 0)
+                                               counts = testing::disarm_allocation_counter();
                                              communicator.barrier("end");
                                            });
   EXPECT_EQ(testing::first_failure(outcomes), "");
-  return counted.load();
+  return counts;
 }
 
 TEST(DispatchAllocation, Counter_SeesAllocations) {
-  const int64_t before = allocations.load();
+  testing::arm_allocation_counter();
   const std::vector<int> kept(100);
-  EXPECT_GT(allocations.load(), before) << kept.size();
+  EXPECT_GT(testing::disarm_allocation_counter().heap, 0) << kept.size();
 }
 
 TEST(DispatchAllocation, SteadyState_AllocatesNothing) {
@@ -106,7 +84,9 @@ TEST(DispatchAllocation, SteadyState_AllocatesNothing) {
         const EpCase c{
             .ranks = ranks, .experts = 7, .top_k = 3, .transport = transport, .combine = combine};
         SCOPED_TRACE(testing::describe(c));
-        EXPECT_EQ(allocations_in_steady_state(c), 0);
+        const testing::AllocationCounts counts = count_in_steady_state(c);
+        EXPECT_EQ(counts.heap, 0);
+        EXPECT_EQ(counts.mappings, 0);
       }
     }
   }
