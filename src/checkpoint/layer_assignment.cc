@@ -359,16 +359,23 @@ LayerMap LayerAssignment::finish() {
   }
   check_same_type(kExpertRoles);
   if (layer_.spec.shared.mode != SharedMode::kNone) check_same_type(kSharedRoles);
-  for (size_t i = 0; i < kNumRoles; ++i) {
-    const WeightInfo& info = map.roles[i].info;
-    if (info.count > 0 && !is_weight_type(info.dtype) && map.support) {
-      map.support = Support::no(
-          fmt::format("{} is stored as {}; this version runs F32, F16 and BF16",
-                      stored(slots_[i].front().tensor).info->name, to_string(info.dtype)));
-    }
-    map.roles[i].matrices = std::move(slots_[i]);
-  }
+  for (size_t i = 0; i < kNumRoles; ++i) map.roles[i].matrices = std::move(slots_[i]);
+  if (map.support) map.support = type_support(map);
   return map;
+}
+
+Support LayerAssignment::type_support(const LayerMap& map) const {
+  for (const RoleMatrices& role : map.roles) {
+    if (role.info.count == 0 || is_weight_type(role.info.dtype)) continue;
+    return Support::no(fmt::format("{} is stored as {}; this version runs F32, F16 and BF16",
+                                   stored(role.matrices.front().tensor).info->name,
+                                   to_string(role.info.dtype)));
+  }
+  const RoleMatrices& shared = map.role(WeightRole::kSharedGate);
+  const DType expert_type = map.role(WeightRole::kGate).info.dtype;
+  if (shared.info.count == 0 || shared.info.dtype == expert_type) return Support::yes();
+  return Support::no(fmt::format("the shared expert is stored as {}, the routed experts as {}",
+                                 to_string(shared.info.dtype), to_string(expert_type)));
 }
 
 void LayerAssignment::check_same_type(std::span<const WeightRole> roles) const {

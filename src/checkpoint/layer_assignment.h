@@ -56,6 +56,7 @@ class LayerAssignment {
   std::string expected_shape(const NamePattern& pattern) const;
   const StoredTensor& stored(int32_t tensor) const;
   std::string file_of(int32_t tensor) const;
+  Support type_support(const LayerMap& map) const;
   void check_same_type(std::span<const WeightRole> roles) const;
 
   const ModelConfig& config_;

@@ -11,6 +11,13 @@
 
 namespace conclave::inline v0::checkpoint {
 
+// A tensor in its file.
+struct FileRange {
+  const SafetensorsFile& file;
+  const TensorInfo& tensor;
+  size_t element_bytes;
+};
+
 class LayerSource final : public WeightSource {
  public:
   // `verifier` may be null. All must outlive the source.
@@ -26,6 +33,8 @@ class LayerSource final : public WeightSource {
  private:
   const MatrixLocation& matrix_of(WeightRole role, int64_t expert) const;
   void verify(const MatrixLocation& matrix, DType dtype) const;
+  void read_verified(const FileRange& from, int64_t first, int32_t tensor,
+                     std::span<std::byte> destination) const;
 
   const ShardSet& shards_;
   const LayerMap& layer_;

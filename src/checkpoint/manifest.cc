@@ -205,26 +205,45 @@ Verifier::Verifier(const io::Directory& directory, const ShardSet& shards) : sha
   verified_ = std::make_unique<std::atomic<bool>[]>(hashes_.size());
 }
 
-void Verifier::check(int32_t tensor, uint64_t offset) const {
+size_t Verifier::block_index(int32_t tensor, uint64_t offset) const {
   const Blocks& blocks = tensors_[static_cast<size_t>(tensor)];
-  const uint64_t block = blocks.layout.count > 1 ? offset / blocks.layout.bytes : 0;
-  const size_t index = blocks.first + block;
+  return blocks.first + (blocks.layout.count > 1 ? offset / blocks.layout.bytes : 0);
+}
+
+void Verifier::check(int32_t tensor, uint64_t offset) const {
+  const size_t index = block_index(tensor, offset);
   if (verified_[index].load(std::memory_order_acquire)) return;
+  const Blocks& blocks = tensors_[static_cast<size_t>(tensor)];
   const StoredTensor& stored = shards_.tensors[static_cast<size_t>(tensor)];
-  const uint64_t hash = hash_block(file_of(shards_, stored), *stored.info,
-                                   block * blocks.layout.bytes, blocks.layout.bytes);
-  if (hash != hashes_[index]) {
-    const std::string part = blocks.layout.count > 1 ? fmt::format("slice {} of ", block) : "";
-    throw Error(
-        ErrorCode::kChecksum,
-        {.what = fmt::format("the data of {}the tensor differs from {}", part, kManifestFile),
-         .file = file_of(shards_, stored).path().string(),
-         .tensor = stored.info->name,
-         .expected = fmt::format("{} {}", kHashName, hex(hashes_[index])),
-         .found = hex(hash),
-         .hint = std::string(kStaleHint)});
-  }
+  compare(tensor, index,
+          hash_block(file_of(shards_, stored), *stored.info,
+                     (index - blocks.first) * blocks.layout.bytes, blocks.layout.bytes));
   verified_[index].store(true, std::memory_order_release);
+}
+
+bool Verifier::is_block(int32_t tensor, uint64_t offset, uint64_t bytes) const {
+  const HashBlocks& layout = tensors_[static_cast<size_t>(tensor)].layout;
+  return bytes == layout.bytes && offset % layout.bytes == 0;
+}
+
+void Verifier::check_bytes(int32_t tensor, uint64_t offset,
+                           std::span<const std::byte> bytes) const {
+  compare(tensor, block_index(tensor, offset), hash_bytes(bytes));
+}
+
+void Verifier::compare(int32_t tensor, size_t index, uint64_t hash) const {
+  if (hash == hashes_[index]) return;
+  const Blocks& blocks = tensors_[static_cast<size_t>(tensor)];
+  const StoredTensor& stored = shards_.tensors[static_cast<size_t>(tensor)];
+  const std::string part =
+      blocks.layout.count > 1 ? fmt::format("slice {} of ", index - blocks.first) : "";
+  throw Error(ErrorCode::kChecksum,
+              {.what = fmt::format("the data of {}the tensor differs from {}", part, kManifestFile),
+               .file = file_of(shards_, stored).path().string(),
+               .tensor = stored.info->name,
+               .expected = fmt::format("{} {}", kHashName, hex(hashes_[index])),
+               .found = hex(hash),
+               .hint = std::string(kStaleHint)});
 }
 
 }  // namespace conclave::inline v0::checkpoint

@@ -37,7 +37,16 @@ class Verifier {
   // what was hashed. Each block is read for this once.
   void check(int32_t tensor, uint64_t offset) const;
 
+  // Whether [offset, offset + bytes) of the tensor is one block: then the bytes themselves can be
+  // checked once they have been read, and the file need not be read twice.
+  bool is_block(int32_t tensor, uint64_t offset, uint64_t bytes) const;
+  // Throws Error(kChecksum) if `bytes`, read from the block at `offset`, are not what was hashed.
+  void check_bytes(int32_t tensor, uint64_t offset, std::span<const std::byte> bytes) const;
+
  private:
+  size_t block_index(int32_t tensor, uint64_t offset) const;
+  void compare(int32_t tensor, size_t index, uint64_t hash) const;
+
   struct Blocks {
     HashBlocks layout;
     size_t first = 0;  // into hashes_ and verified_

@@ -247,6 +247,20 @@ TEST(TensorSet, FloatEightWithoutConfig_IsUnsupportedWithReason) {
   EXPECT_NE(checkpoint.layers()[0].support.reason().find("F8_E4M3"), std::string::npos);
 }
 
+TEST(TensorSet, SharedExpertOfAnotherType_IsUnsupportedWithReason) {
+  TinyModel model = make_tiny_model({.family = "qwen2_moe"});
+  for (TinyTensor& tensor : model.tensors) {
+    if (tensor.name.find(".shared_expert.") == std::string::npos) continue;
+    tensor.dtype = DType::kF32;
+    tensor.bytes.resize(tensor.bytes.size() * 2);
+  }
+  const TempDir directory;
+  write_single(model, directory.path());
+  const Checkpoint checkpoint = Checkpoint::open(directory.path());
+  EXPECT_EQ(checkpoint.layers()[0].support.reason(),
+            "the shared expert is stored as F32, the routed experts as BF16");
+}
+
 TEST(CheckpointLayers, UnknownLayer_ListsTheLayersThereAre) {
   const TempDir directory;
   write_single(make_tiny_model({}), directory.path());

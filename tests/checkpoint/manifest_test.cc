@@ -137,6 +137,9 @@ TEST(Manifest, DamagedBlock_GivesNoByteAwayButOthersStillRead) {
   EXPECT_EQ(error->detail().tensor, "model.layers.0.mlp.experts.down_proj");
   EXPECT_NE(error->detail().what.find("slice 2"), std::string::npos) << error->what();
   EXPECT_EQ(first_row, std::vector<std::byte>(48 * 2, std::byte{0}));
+  std::vector<std::byte> whole(64 * 48 * 2, std::byte{7});
+  EXPECT_TRUE(error_of([&] { source->read(WeightRole::kDown, 2, {0, 64, 0, 48}, whole); }));
+  EXPECT_EQ(whole, std::vector<std::byte>(whole.size(), std::byte{0}));
   EXPECT_TRUE(error_of([&] { source->view(WeightRole::kDown, 2); }));
 }
 
