@@ -167,7 +167,6 @@ class ExpertMlp final : public ExpertsKernel {
           config_.functions.gate_up(
               {.panel = panel,
                .next_panel = next_panel,
-               .next_panel_bytes = stage.panel_bytes,
                .k = layout_.hidden_size,
                .rows = grouped() ? call.grouped + item.first_row * call.batch.bundle.row_bytes
                                  : call.batch.bundle.rows,
@@ -193,7 +192,6 @@ class ExpertMlp final : public ExpertsKernel {
                 config_.functions.down(
                     {.panel = panel,
                      .next_panel = next_panel,
-                     .next_panel_bytes = stage.panel_bytes,
                      .k = layout_.intermediate_size,
                      .rows = call.intermediate + item.first_row * intermediate_row_bytes(),
                      .row_bytes = intermediate_row_bytes(),

@@ -1,14 +1,14 @@
 // Rows times one packed panel: tiles of up to six rows by 64 columns in registers.
 #pragma once
 
-#include "gemm/cpu/next_panel-inl.h"
+#include "gemm/cpu/ahead-inl.h"
 #include "gemm/cpu/weights-inl.h"
 
 namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
 
 inline constexpr int kMaxTileRows = 6;
 // Panel rows between two turns of fetching the next panel.
-inline constexpr int64_t kStepsPerTurn = 8;
+inline constexpr int64_t kStepsPerTurn = 4;
 
 // Vectors of a tile side by side: as many as leave registers for one weight and one activation
 // vector (32 registers of 16 lanes with AVX-512, 16 of 8 lanes with AVX2).
@@ -19,7 +19,7 @@ inline constexpr int kTileVectors = Vec::kLanes == 16 ? 4
                                                       : 2;
 
 template <class Weights, class Epilogue, int kRows>
-void compute_tile(const PanelTask& task, int64_t first_row, NextPanel& next) {
+void compute_tile(const PanelTask& task, int64_t first_row, Ahead& ahead) {
   using Activation = typename Weights::Activation;
   constexpr int kVectors = kTileVectors<kRows>;
   constexpr int kPasses = 64 / (kVectors * Vec::kLanes);
@@ -37,7 +37,7 @@ void compute_tile(const PanelTask& task, int64_t first_row, NextPanel& next) {
     tile.clear();
     const std::byte* panel_row = task.panel;
     for (int64_t begin = 0; begin < steps; begin += kStepsPerTurn) {
-      if (pass == 0) next.turn();
+      if (pass == 0) ahead.turn();
       const int64_t rest = steps - begin;
       const int64_t end = begin + (rest < kStepsPerTurn ? rest : kStepsPerTurn);
       for (int64_t step = begin; step < end; ++step, panel_row += kPanelRowBytes) {
@@ -49,7 +49,9 @@ void compute_tile(const PanelTask& task, int64_t first_row, NextPanel& next) {
   }
 }
 
-// A PanelFunction. Rows are spread evenly over the fewest tiles.
+// A PanelFunction. Rows are spread evenly over the fewest tiles. With a single tile the memory is
+// the limit and the CPU's own prefetcher follows the stream best; with more, the next panel is
+// fetched by instructions, for the CPU's prefetcher would start on it only when it is needed.
 template <class Weights, class Epilogue>
 void compute_panel(const PanelTask& task) noexcept {
   const int64_t tiles = (task.num_rows + kMaxTileRows - 1) / kMaxTileRows;
@@ -58,28 +60,29 @@ void compute_panel(const PanelTask& task) noexcept {
   const int64_t num_long = task.num_rows % tiles;
   const int64_t steps = (task.k + Weights::kStepK - 1) / Weights::kStepK;
   const int64_t turns = (steps + kStepsPerTurn - 1) / kStepsPerTurn;
-  NextPanel next(task, turns * tiles);
+  Ahead ahead(tiles == 1 ? nullptr : task.next_panel, steps * 64 * Weights::kLaneBytes,
+              turns * tiles);
   int64_t row = 0;
   for (int64_t t = 0; t < tiles; ++t) {
     const int64_t count = short_rows + (t < num_long ? 1 : 0);
     switch (count) {
       case 1:
-        compute_tile<Weights, Epilogue, 1>(task, row, next);
+        compute_tile<Weights, Epilogue, 1>(task, row, ahead);
         break;
       case 2:
-        compute_tile<Weights, Epilogue, 2>(task, row, next);
+        compute_tile<Weights, Epilogue, 2>(task, row, ahead);
         break;
       case 3:
-        compute_tile<Weights, Epilogue, 3>(task, row, next);
+        compute_tile<Weights, Epilogue, 3>(task, row, ahead);
         break;
       case 4:
-        compute_tile<Weights, Epilogue, 4>(task, row, next);
+        compute_tile<Weights, Epilogue, 4>(task, row, ahead);
         break;
       case 5:
-        compute_tile<Weights, Epilogue, 5>(task, row, next);
+        compute_tile<Weights, Epilogue, 5>(task, row, ahead);
         break;
       default:
-        compute_tile<Weights, Epilogue, 6>(task, row, next);
+        compute_tile<Weights, Epilogue, 6>(task, row, ahead);
         break;
     }
     row += count;

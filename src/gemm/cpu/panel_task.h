@@ -8,9 +8,8 @@ namespace conclave::inline v0::gemm {
 
 struct PanelTask {
   const std::byte* panel = nullptr;
-  // What the same thread reads next, or null: it is fetched into the cache meanwhile.
+  // The panel of the same size that this thread reads next, or null: it may be fetched meanwhile.
   const std::byte* next_panel = nullptr;
-  size_t next_panel_bytes = 0;
   int64_t k = 0;
 
   // Row r is at rows + row_index[r] * row_bytes; without an index at rows + r * row_bytes.

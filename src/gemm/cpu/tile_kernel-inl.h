@@ -1,7 +1,7 @@
 // Groups of 16 rows times one packed bf16 panel, on tile registers.
 #pragma once
 
-#include "gemm/cpu/next_panel-inl.h"
+#include "gemm/cpu/ahead-inl.h"
 #include "gemm/cpu/tiles-inl.h"
 
 namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
@@ -14,7 +14,7 @@ struct alignas(64) TileSums {
 // One group: all 64 columns in one pass, four accumulators per activation tile.
 template <class Epilogue>
 CONCLAVE_KERNEL_INLINE void compute_one_group(const PanelTask& task, int64_t group,
-                                              int64_t num_rows, NextPanel& next) {
+                                              int64_t num_rows, Ahead& ahead) {
   const std::byte* x = task.rows + group * kTileRows * task.row_bytes;
   const std::byte* w = task.panel;
   _tile_zero(0);
@@ -22,7 +22,7 @@ CONCLAVE_KERNEL_INLINE void compute_one_group(const PanelTask& task, int64_t gro
   _tile_zero(2);
   _tile_zero(3);
   for (int64_t k = 0; k < task.k; k += kTileK, x += kTileBytes, w += 16 * kPanelRowBytes) {
-    next.turn();
+    ahead.turn();
     _tile_loadd(4, x, kTileRowBytes);
     _tile_loadd(6, w, kPanelRowBytes);
     _tile_dpbf16ps(0, 4, 6);
@@ -46,7 +46,7 @@ CONCLAVE_KERNEL_INLINE void compute_one_group(const PanelTask& task, int64_t gro
 // Two groups: 16 columns of each half of the panel per pass, so that gate and up meet.
 template <class Epilogue>
 CONCLAVE_KERNEL_INLINE void compute_two_groups(const PanelTask& task, int64_t group,
-                                               int64_t num_rows, NextPanel& next) {
+                                               int64_t num_rows, Ahead& ahead) {
   const int64_t group_bytes = kTileRows * task.row_bytes;
   for (int64_t column = 0; column < 32; column += 16) {
     const std::byte* x = task.rows + group * group_bytes;
@@ -56,7 +56,7 @@ CONCLAVE_KERNEL_INLINE void compute_two_groups(const PanelTask& task, int64_t gr
     _tile_zero(2);
     _tile_zero(3);
     for (int64_t k = 0; k < task.k; k += kTileK, x += kTileBytes, w += 16 * kPanelRowBytes) {
-      next.turn();
+      ahead.turn();
       _tile_loadd(4, x, kTileRowBytes);
       _tile_loadd(6, w, kPanelRowBytes);
       _tile_dpbf16ps(0, 4, 6);
@@ -83,7 +83,7 @@ template <class Epilogue>
 void compute_panel_on_tiles(const PanelTask& task) noexcept {
   const int64_t steps = (task.k + kTileK - 1) / kTileK;
   const int64_t groups = (task.num_rows + kTileRows - 1) / kTileRows;
-  NextPanel next(task, steps * groups);
+  Ahead ahead(task.next_panel, steps * 16 * kPanelRowBytes, steps * groups);
   int configured_first = 0;
   int configured_second = 0;
   for (int64_t row = 0; row < task.num_rows; row += 2 * kTileRows) {
@@ -97,9 +97,9 @@ void compute_panel_on_tiles(const PanelTask& task) noexcept {
       configured_second = second;
     }
     if (second == 0) {
-      compute_one_group<Epilogue>(task, row / kTileRows, first, next);
+      compute_one_group<Epilogue>(task, row / kTileRows, first, ahead);
     } else {
-      compute_two_groups<Epilogue>(task, row / kTileRows, first + second, next);
+      compute_two_groups<Epilogue>(task, row / kTileRows, first + second, ahead);
     }
   }
   _tile_release();
