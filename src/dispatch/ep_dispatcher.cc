@@ -206,7 +206,7 @@ class EpDispatcher final : public Dispatcher {
 };
 
 Support ep_supports(const DispatchProblem& problem) {
-  if (const Support sizes = plannable(problem); !sizes) return sizes;
+  if (Support sizes = plannable(problem); !sizes) return sizes;
   const Communicator* const communicator = problem.communicator;
   if (communicator == nullptr) return Support::no("the context has no communicator");
   if (communicator->size() != problem.ep_size || communicator->rank() != problem.ep_rank) {

@@ -94,7 +94,7 @@ class LocalDispatcher final : public Dispatcher {
 }  // namespace
 
 Support local_supports(const DispatchProblem& problem) {
-  if (const Support sizes = plannable(problem); !sizes) return sizes;
+  if (Support sizes = plannable(problem); !sizes) return sizes;
   if (problem.ep_size != 1) {
     return Support::no(fmt::format("experts are on {} ranks, not one", problem.ep_size));
   }

@@ -249,7 +249,8 @@ TEST(EpFaults, NoiseInEveryDescription_IsRefusedOrHarmless) {
                                const int64_t first = fixed ? rows_end : 0;
                                if (x.recv_bytes[1] <= first) return;
                                for (int i = 0; i < 3; ++i) {
-                                 const int64_t at = first + noise() % (x.recv_bytes[1] - first);
+                                 const int64_t at = first + static_cast<int64_t>(noise() % 65536) %
+                                                                (x.recv_bytes[1] - first);
                                  x.recv[x.recv_offsets[1] + at] ^=
                                      static_cast<std::byte>(1U << (noise() % 8));
                                }

@@ -229,6 +229,7 @@ std::vector<std::unique_ptr<Communicator>> make_local_group(const LocalGroupOpti
   auto group = std::make_shared<comm::LocalGroup>();
   group->ranks.resize(static_cast<size_t>(options.num_ranks));
   std::vector<std::unique_ptr<Communicator>> communicators;
+  communicators.reserve(group->ranks.size());
   for (int32_t rank = 0; rank < options.num_ranks; ++rank) {
     communicators.push_back(
         std::make_unique<comm::LocalCommunicator>(group, rank, options.timeout));
