@@ -47,6 +47,7 @@ std::string reason_of(const std::filesystem::path& root, const Backend& backend)
 
 std::vector<BackendInfo> describe_backends(const std::filesystem::path& root) {
   std::vector<BackendInfo> infos;
+  infos.reserve(kBackends.size());
   for (const Backend& backend : kBackends) {
     infos.push_back(
         {.name = std::string(backend.name), .usable = false, .reason = reason_of(root, backend)});

@@ -124,9 +124,7 @@ Support offered_step(const CpuidWords& words, const Requirement& need) {
 
 }  // namespace
 
-std::span<const Feature> features() noexcept {
-  return kFeatures;
-}
+std::span<const Feature> features() noexcept { return kFeatures; }
 
 bool has(const CpuidWords& words, const Feature& feature) noexcept {
   return ((words.*feature.word >> feature.bit) & 1U) != 0;

@@ -47,5 +47,7 @@ const CpuIdentity& cpu_identity();
 CpuIdentity decode_signature(uint32_t leaf1_eax);
 // Pure: whether CPU and OS offer `isa`, all but the permission that AMX needs besides.
 Support offered(const CpuidWords& words, Isa isa);
+// Linux gives the 8 KiB of tile state only to processes that ask, once, for all their threads.
+Support request_tiles();
 
 }  // namespace conclave::inline v0::cpu

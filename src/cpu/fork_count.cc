@@ -8,9 +8,7 @@ namespace {
 
 std::atomic<uint64_t> forks{0};
 
-void count_fork() {
-  forks.fetch_add(1, std::memory_order_relaxed);
-}
+void count_fork() { forks.fetch_add(1, std::memory_order_relaxed); }
 
 }  // namespace
 

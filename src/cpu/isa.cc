@@ -49,7 +49,13 @@ auto value_of(const Table& table, std::string_view name, std::string_view kind) 
                                         .found = std::string(name)});
 }
 
-// Linux gives the 8 KiB of tile state only to processes that ask, once, for all their threads.
+Support detect(Isa isa) {
+  Support support = offered(cpuid_words(), isa);
+  return support && isa == Isa::kAmx ? request_tiles() : support;
+}
+
+}  // namespace
+
 Support request_tiles() {
   constexpr long kArchReqXcompPerm = 0x1023;
   constexpr long kXfeatureXtileData = 18;
@@ -58,22 +64,11 @@ Support request_tiles() {
                      std::system_category().message(errno) + ")");
 }
 
-Support detect(Isa isa) {
-  Support support = offered(cpuid_words(), isa);
-  return support && isa == Isa::kAmx ? request_tiles() : support;
-}
-
-}  // namespace
-
-std::string_view to_string(Isa isa) noexcept {
-  return name_of(kIsas, isa);
-}
+std::string_view to_string(Isa isa) noexcept { return name_of(kIsas, isa); }
 std::string_view to_string(Arithmetic arithmetic) noexcept {
   return name_of(kArithmetics, arithmetic);
 }
-Isa parse_isa(std::string_view name) {
-  return value_of(kIsas, name, "instruction set");
-}
+Isa parse_isa(std::string_view name) { return value_of(kIsas, name, "instruction set"); }
 Arithmetic parse_arithmetic(std::string_view name) {
   return value_of(kArithmetics, name, "arithmetic");
 }

@@ -26,9 +26,7 @@ constexpr size_t kMinAlignment = 64;
 // saves.
 constexpr size_t kCheckedBytes = size_t{64} << 20;
 
-size_t mapped_bytes(size_t bytes) {
-  return (bytes + kPageBytes - 1) & ~(kPageBytes - 1);
-}
+size_t mapped_bytes(size_t bytes) { return (bytes + kPageBytes - 1) & ~(kPageBytes - 1); }
 
 class PagedAllocator final : public HostAllocator {
  public:

@@ -144,6 +144,16 @@ TEST(Usable, ThisMachine_AgreesWithTheCompiler) {
                 __builtin_cpu_supports("avx512vl") != 0 && __builtin_cpu_supports("avx512dq") != 0);
 }
 
+TEST(RequestTiles, ThisMachine_GrantsOrSaysWhyNot) {
+  const Support support = request_tiles();
+  if (usable(Isa::kAmx)) {
+    EXPECT_TRUE(support);
+  } else if (!support) {
+    EXPECT_TRUE(support.reason().starts_with("Linux refused the AMX tile permission (arch_prctl: "))
+        << support.reason();
+  }
+}
+
 TEST(DecodeSignature, KnownCpus_GiveFamilyAndModel) {
   struct Case {
     uint32_t eax;

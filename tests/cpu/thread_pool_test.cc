@@ -11,10 +11,12 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <fstream>
 #include <memory>
 #include <sched.h>
 #include <stdexcept>
 #include <string>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
@@ -247,17 +249,18 @@ TEST(ThreadPool, Pinned_KeepsItsThreadsOnOneCpuEach) {
   }
 }
 
-// ThreadSanitizer does not follow a fork of a process with threads.
 #if defined(__SANITIZE_THREAD__)
-constexpr bool kCanFork = false;
+constexpr bool kThreadSanitizer = true;
+constexpr bool kAddressSanitizer = false;
+#elif defined(__SANITIZE_ADDRESS__)
+constexpr bool kThreadSanitizer = false;
+constexpr bool kAddressSanitizer = true;
 #elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-constexpr bool kCanFork = false;
+constexpr bool kThreadSanitizer = __has_feature(thread_sanitizer);
+constexpr bool kAddressSanitizer = __has_feature(address_sanitizer);
 #else
-constexpr bool kCanFork = true;
-#endif
-#else
-constexpr bool kCanFork = true;
+constexpr bool kThreadSanitizer = false;
+constexpr bool kAddressSanitizer = false;
 #endif
 
 template <class Child>
@@ -270,7 +273,7 @@ int exit_status_of(const Child& child) {
 }
 
 TEST(ThreadPool, UsedInAForkedChild_IsATypedError) {
-  if (!kCanFork) GTEST_SKIP() << "fork with threads under ThreadSanitizer";
+  if (kThreadSanitizer) GTEST_SKIP() << "ThreadSanitizer does not follow a fork with threads";
   const auto pool = pool_of(2);
   run_region(*pool, [](int32_t) {});
   const int status = exit_status_of([&] {
@@ -288,7 +291,7 @@ TEST(ThreadPool, UsedInAForkedChild_IsATypedError) {
 }
 
 TEST(ThreadPool, ForkedChild_DestroysTheParentsPoolAndMakesItsOwn) {
-  if (!kCanFork) GTEST_SKIP() << "fork with threads under ThreadSanitizer";
+  if (kThreadSanitizer) GTEST_SKIP() << "ThreadSanitizer does not follow a fork with threads";
   auto pool = pool_of(4);
   const int status = exit_status_of([&] {
     pool.reset();
@@ -296,6 +299,27 @@ TEST(ThreadPool, ForkedChild_DestroysTheParentsPoolAndMakesItsOwn) {
     std::atomic<int32_t> calls{0};
     run_region(*own, [&](int32_t) { calls.fetch_add(1); });
     return calls.load() == 4 ? 0 : 1;
+  });
+  EXPECT_EQ(status, 0);
+}
+
+TEST(ThreadPool, ThreadsThatCannotStart_AreATypedError) {
+  if (kThreadSanitizer || kAddressSanitizer) GTEST_SKIP() << "sanitizers need address space";
+  const int status = exit_status_of([] {
+    // Room for the stacks of a few threads, not of 256.
+    std::ifstream pages_of("/proc/self/statm");
+    rlim_t pages = 0;
+    pages_of >> pages;
+    const rlim_t bytes = pages * 4096 + (rlim_t{64} << 20);
+    const rlimit limit{.rlim_cur = bytes, .rlim_max = bytes};
+    if (setrlimit(RLIMIT_AS, &limit) != 0) return 3;
+    try {
+      static_cast<void>(pool_of(256));
+    } catch (const Error& error) {
+      const bool named = error.detail().what.find("of 256") != std::string::npos;
+      return error.code() == ErrorCode::kOutOfMemory && named ? 0 : 2;
+    }
+    return 1;
   });
   EXPECT_EQ(status, 0);
 }

@@ -2,6 +2,7 @@
 
 #include "cpu/backends.h"
 #include "cpu/fake_root.h"
+#include "cpu/memory.h"
 #include "cpu/numa.h"
 
 #include <gtest/gtest.h>
@@ -9,7 +10,9 @@
 #include <filesystem>
 #include <sched.h>
 #include <string>
+#include <sys/syscall.h>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 namespace conclave::cpu {
@@ -92,6 +95,21 @@ TEST(PlanInterleave, NodesBeyondOneWord_GrowTheMask) {
       {{.id = 2, .memory_bytes = 1, .cpus = {}}, {.id = 64, .memory_bytes = 1, .cpus = {}}});
   EXPECT_EQ(plan.node_mask, (std::vector<uint64_t>{0b100, 1}));
   EXPECT_EQ(plan.max_node, 65);
+}
+
+TEST(ApplyInterleave, FirstNode_IsWhatTheKernelHolds) {
+  constexpr size_t kBytes = size_t{4} << 20;
+  const Buffer block(default_allocator(), kBytes);
+  apply_interleave({.node_mask = {1}, .max_node = 1}, block.data(), kBytes);
+  int policy = -1;
+  uint64_t nodes = 0;
+  constexpr int kFlagAddress = 2;
+  if (syscall(SYS_get_mempolicy, &policy, &nodes, 64, block.data(), kFlagAddress) != 0) {
+    GTEST_SKIP() << "memory policies are not available here";
+  }
+  constexpr int kInterleave = 3;
+  EXPECT_EQ(policy, kInterleave);
+  EXPECT_EQ(nodes, 1U);
 }
 
 TEST(ReadHugePageMode, EachMode_IsRecognised) {
