@@ -18,9 +18,9 @@
 
 namespace conclave::inline v0 {
 
-// kMap also maps the file, so that mapped() has something to show; kRead does not. read() copies
-// with pread either way, so a file that is truncated under us is an Error and not a signal. kAuto:
-// kMap on local disks, kRead on network file systems.
+// read() copies with pread in every mode. kMap also maps the file, for mapped(): that saves a copy
+// (20 ms a GB), but a file that another process truncates then ends this one by a signal, and one
+// that it rewrites is not noticed. kAuto is kRead.
 enum class FileAccess : uint8_t { kAuto, kMap, kRead };
 
 struct TensorInfo {
@@ -54,9 +54,8 @@ class CONCLAVE_API SafetensorsFile {
   // Copies bytes [offset, offset + destination.size()) of the tensor. Throws Error(kFileRead,
   // kFileChanged) naming file and offset; retries EINTR and short reads.
   void read(const TensorInfo& tensor, uint64_t offset, std::span<std::byte> destination) const;
-  // The tensor's bytes in the mapping; empty under kRead or where the file cannot be mapped.
-  // Unaligned in general. Touching them faults if another process has truncated the file: read()
-  // is the safe way.
+  // The tensor's bytes in the mapping, unaligned in general; empty unless kMap, and where the file
+  // cannot be mapped.
   std::span<const std::byte> mapped(const TensorInfo& tensor) const noexcept;
   // The whole tensor, copied.
   Tensor load(std::string_view name) const;

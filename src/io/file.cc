@@ -8,13 +8,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <fcntl.h>
 #include <optional>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/statfs.h>
 #include <system_error>
 #include <time.h>
 #include <unistd.h>
@@ -25,34 +23,6 @@ namespace {
 
 // One call never asks for more: Linux itself stops short of 2 GiB.
 constexpr size_t kMaxReadBytes = size_t{1} << 30;
-
-// File systems whose pages come over a network or from another process: a mapping of them turns
-// an I/O error into a signal. Values from statfs(2).
-constexpr std::array<uint64_t, 15> kRemoteFileSystems = {
-    0x6969,      // NFS
-    0xFF534D42,  // CIFS
-    0xFE534D42,  // SMB2
-    0x517B,      // SMB
-    0x0BD00BD0,  // Lustre
-    0x65735546,  // FUSE
-    0x00C36400,  // CephFS
-    0x01021997,  // 9P
-    0x5346414F,  // AFS
-    0x6B414653,  // kAFS
-    0x73757245,  // Coda
-    0x47504653,  // GPFS
-    0x19830326,  // BeeGFS
-    0x20030528,  // OrangeFS
-    0x013111A8,  // Panasas
-};
-
-bool is_remote(int fd) {
-  struct statfs info {};
-  if (fstatfs(fd, &info) != 0) return true;
-  const auto magic = static_cast<uint64_t>(info.f_type) & 0xFFFF'FFFF;
-  return std::find(kRemoteFileSystems.begin(), kRemoteFileSystems.end(), magic) !=
-         kRemoteFileSystems.end();
-}
 
 int64_t nanoseconds(const timespec& time) {
   return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
@@ -114,10 +84,8 @@ File File::adopt(FileDescriptor descriptor, std::string name, const FileOptions&
   wait_for_next_tick(stamp_of(info));
   if (fstat(descriptor.get(), &info) != 0) throw_open_error(errno, name);
 
-  const bool map = options.access == FileAccess::kMap ||
-                   (options.access == FileAccess::kAuto && !is_remote(descriptor.get()));
   File file(std::move(descriptor), std::move(name), stamp_of(info), options.read);
-  if (map) file.map();
+  if (options.access == FileAccess::kMap) file.map();
   return file;
 }
 

@@ -69,8 +69,8 @@ class File {
   // Throws Error(kFileChanged) if the file was written to since it was opened.
   void check_unchanged() const;
 
-  // The file's bytes in memory; empty under kRead. A file that another process truncates makes
-  // them fault when touched: read() never does.
+  // The file's bytes in memory; empty unless kMap. Touching them faults if another process has
+  // truncated the file, and shows what it has written: read() does neither.
   std::span<const std::byte> mapping() const noexcept;
 
  private:

@@ -1,0 +1,35 @@
+// What every parser promises whatever the input: an Error of ours, with a message that is fit to
+// show.
+#pragma once
+
+#include "io/text.h"
+
+#include "conclave/error.h"
+
+#include <cstdlib>
+#include <string_view>
+
+namespace conclave::testing {
+
+inline void promise(bool condition) {
+  if (!condition) std::abort();
+}
+
+// Runs `body`; an exception other than Error, or an Error out of shape, ends the process.
+template <class Body>
+void expect_value_or_error(Body body) {
+  constexpr size_t kMaxMessageBytes = 16'384;
+  try {
+    body();
+  } catch (const Error& error) {
+    const std::string_view message = error.what();
+    promise(to_string(error.code()) != "unknown");
+    promise(error.code() != ErrorCode::kInternal);
+    promise(!error.detail().what.empty());
+    promise(message.size() <= kMaxMessageBytes);
+    promise(!io::find_invalid_utf8(message));
+    for (const char c : message) promise(static_cast<unsigned char>(c) >= 0x20);
+  }
+}
+
+}  // namespace conclave::testing
