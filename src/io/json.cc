@@ -19,6 +19,11 @@ struct Slice {
   uint32_t bytes;
 };
 
+struct Children {
+  uint32_t first;  // kNoNode if there is none
+  uint32_t count;
+};
+
 struct Node {
   JsonType type = JsonType::kNull;
   uint32_t parent = kNoNode;
@@ -29,10 +34,7 @@ struct Node {
     int64_t integer = 0;
     double number;
     Slice text;
-    struct {
-      uint32_t first;  // child; kNoNode if there is none
-      uint32_t count;
-    } children;
+    Children children;
   };
 };
 
@@ -341,14 +343,14 @@ JsonValue JsonValue::at(std::string_view key) const {
 
 JsonRange<JsonValue> JsonValue::items() const {
   require(JsonType::kArray);
-  const auto& children = data_->nodes[node_].children;
+  const Children& children = data_->nodes[node_].children;
   if (children.count == 0) return JsonRange<JsonValue>(std::nullopt);
   return JsonRange<JsonValue>(JsonValue(data_, children.first));
 }
 
 JsonRange<JsonMember> JsonValue::members() const {
   require(JsonType::kObject);
-  const auto& children = data_->nodes[node_].children;
+  const Children& children = data_->nodes[node_].children;
   if (children.count == 0) return JsonRange<JsonMember>(std::nullopt);
   return JsonRange<JsonMember>(JsonValue(data_, children.first));
 }

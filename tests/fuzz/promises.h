@@ -7,6 +7,7 @@
 #include "conclave/error.h"
 
 #include <cstdlib>
+#include <optional>
 #include <string_view>
 
 namespace conclave::testing {
@@ -15,12 +16,14 @@ inline void promise(bool condition) {
   if (!condition) std::abort();
 }
 
-// Runs `body`; an exception other than Error, or an Error out of shape, ends the process.
+// Runs `body` and returns the code of its Error, if any; an exception other than Error, or an Error
+// out of shape, ends the process.
 template <class Body>
-void expect_value_or_error(Body body) {
+std::optional<ErrorCode> expect_value_or_error(Body body) {
   constexpr size_t kMaxMessageBytes = 16'384;
   try {
     body();
+    return std::nullopt;
   } catch (const Error& error) {
     const std::string_view message = error.what();
     promise(to_string(error.code()) != "unknown");
@@ -29,6 +32,7 @@ void expect_value_or_error(Body body) {
     promise(message.size() <= kMaxMessageBytes);
     promise(!io::find_invalid_utf8(message));
     for (const char c : message) promise(static_cast<unsigned char>(c) >= 0x20);
+    return error.code();
   }
 }
 

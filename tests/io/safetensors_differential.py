@@ -4,7 +4,7 @@
 Usage: safetensors_differential.py VERDICT_PROGRAM [--trials N] [--seconds S] [--seed N]
 
 No file may be read by both with a different name, dtype, shape or range, and every file that only
-the reference accepts must be refused for a reason on the list of docs/safetensors.md. Exit status
+the reference accepts must be refused for a reason on the list of docs/security.md. Exit status
 0 if so, 1 if not, 77 if the Python package safetensors is not installed.
 """
 
