@@ -2,6 +2,7 @@
 #include "checkpoint/layer_tensors.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/model_config.h"
+#include "checkpoint/name_list.h"
 #include "checkpoint/role_map.h"
 #include "checkpoint/shard_index.h"
 #include "io/directory.h"
@@ -69,17 +70,10 @@ CheckpointLayer describe_layer(const ModelConfig& config, const LayerConfig& lay
   return result;
 }
 
-// "0, 2 and 3" as "0, 2 to 3".
-std::string render_ranges(std::span<const CheckpointLayer> layers) {
-  std::string text;
-  for (size_t i = 0; i < layers.size();) {
-    size_t last = i;
-    while (last + 1 < layers.size() && layers[last + 1].index == layers[last].index + 1) ++last;
-    text += (text.empty() ? "" : ", ") + std::to_string(layers[i].index);
-    if (last > i) text += fmt::format(" to {}", layers[last].index);
-    i = last + 1;
-  }
-  return text;
+std::string render_indexes(std::span<const CheckpointLayer> layers) {
+  std::vector<int64_t> indexes;
+  for (const CheckpointLayer& layer : layers) indexes.push_back(layer.index);
+  return checkpoint::render_ranges(indexes);
 }
 
 uint64_t count_elements(const TensorInfo& tensor) {
@@ -178,7 +172,7 @@ const CheckpointLayer& Checkpoint::layer(int64_t index) const {
                      : fmt::format("the model has no layer {}", index),
        .file = impl_->directory.string(),
        .expected = impl_->layers.empty() ? "a model with MoE layers"
-                                         : "one of its MoE layers " + render_ranges(impl_->layers),
+                                         : "one of its MoE layers " + render_indexes(impl_->layers),
        .found = std::to_string(index),
        .limit = fmt::format("{} layers, 0 to {}", count, count - 1)});
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 
@@ -16,6 +17,19 @@ inline std::string first_few(std::span<const std::string> names, size_t limit = 
   const size_t shown = std::min(names.size(), limit);
   for (size_t i = 0; i < shown; ++i) text += (i == 0 ? "" : ", ") + names[i];
   if (names.size() > shown) text += " and " + std::to_string(names.size() - shown) + " more";
+  return text;
+}
+
+// "0, 2 to 5" for 0, 2, 3, 4, 5: ascending numbers.
+inline std::string render_ranges(std::span<const int64_t> numbers) {
+  std::string text;
+  for (size_t i = 0; i < numbers.size();) {
+    size_t last = i;
+    while (last + 1 < numbers.size() && numbers[last + 1] == numbers[last] + 1) ++last;
+    text += (text.empty() ? "" : ", ") + std::to_string(numbers[i]);
+    if (last > i) text += " to " + std::to_string(numbers[last]);
+    i = last + 1;
+  }
   return text;
 }
 

@@ -2,6 +2,7 @@
 
 #include "checkpoint/layer_assignment.h"
 #include "checkpoint/name_list.h"
+#include "checkpoint/tensor_name.h"
 
 #include <fmt/format.h>
 
@@ -58,18 +59,21 @@ void collect_missing(const LayerAssignment& layer, Missing& missing) {
 void check_dense_layer(const ModelConfig& config, const ShardSet& shards, int64_t layer,
                        std::span<const LayerTensor> tensors) {
   for (const LayerTensor& item : tensors) {
-    if (!looks_like_expert(*config.architecture, item.rest)) continue;
+    const auto& once = config.architecture->once;
+    const bool moe = looks_like_expert(*config.architecture, item.rest) ||
+                     std::any_of(once.begin(), once.end(), [&](const NamePattern& pattern) {
+                       return match_pattern(pattern.text, item.rest).has_value();
+                     });
+    if (!moe) continue;
     const StoredTensor& tensor = shards.tensors[static_cast<size_t>(item.tensor)];
-    std::string moe_layers;
-    for (const LayerConfig& moe : config.layers) {
-      moe_layers += (moe_layers.empty() ? "" : ", ") + std::to_string(moe.index);
-    }
+    std::vector<int64_t> moe_layers;
+    for (const LayerConfig& moe_layer : config.layers) moe_layers.push_back(moe_layer.index);
     throw Error(
         ErrorCode::kTensorUnexpected,
-        {.what = fmt::format("expert weights in layer {}, which config.json makes dense", layer),
+        {.what = fmt::format("MoE weights in layer {}, which config.json makes dense", layer),
          .file = shards.files[static_cast<size_t>(tensor.shard)].path().string(),
          .tensor = tensor.info->name,
-         .expected = "experts only in the layers " + moe_layers,
+         .expected = "experts only in the layers " + render_ranges(moe_layers),
          .hint = "config.json and weights belong to different models"});
   }
 }

@@ -187,6 +187,16 @@ TEST(TensorSet, ExpertsInADenseLayer_AreUnexpected) {
   EXPECT_EQ(error->code(), ErrorCode::kTensorUnexpected) << error->what();
 }
 
+TEST(TensorSet, RouterInADenseLayer_IsUnexpected) {
+  TinyModel model = make_tiny_model({});
+  model.add("model.layers.1.mlp.gate.weight", DType::kBF16, {5, 10});
+  const TempDir directory;
+  write_single(model, directory.path());
+  const auto error = open_error(directory.path());
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->code(), ErrorCode::kTensorUnexpected) << error->what();
+}
+
 TEST(TensorSet, ConfigWithMoreExperts_ListsTheFirstTenAndCountsTheRest) {
   TinyModel model = make_tiny_model({});
   model.config["num_experts"] = 12;

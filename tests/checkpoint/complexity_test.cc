@@ -22,7 +22,7 @@ namespace {
 // Processor time: other tests on the machine do not count.
 double best_ms(const std::function<void()>& call) {
   double best = 1e30;
-  for (int repeat = 0; repeat < 5; ++repeat) {
+  for (int repeat = 0; repeat < 3; ++repeat) {
     const std::clock_t start = std::clock();
     call();
     best = std::min(best, 1e3 * static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC);
@@ -39,13 +39,14 @@ void write_large_model(const TempDir& directory, int64_t tensors) {
                                  {"num_experts", kExperts},    {"num_experts_per_tok", 8}};
   write_text(directory / "config.json", config.dump());
   constexpr size_t kShards = 4;
-  nlohmann::json map = nlohmann::json::object();
+  std::string lines;
   for (size_t shard = 0; shard < kShards; ++shard) {
     SafetensorsWriter writer(directory / shard_name(shard, kShards));
     size_t bytes = 0;
     const auto declare = [&](const std::string& name, std::vector<int64_t> shape) {
       bytes += static_cast<size_t>(shape[0]) * 2;
-      map[name] = shard_name(shard, kShards);
+      lines += fmt::format("{}\n\"{}\": \"{}\"", lines.empty() ? "" : ",", name,
+                           shard_name(shard, kShards));
       writer.declare(name, DType::kBF16, std::move(shape));
     };
     for (auto layer = static_cast<int64_t>(shard); layer < layers; layer += kShards) {
@@ -60,8 +61,7 @@ void write_large_model(const TempDir& directory, int64_t tensors) {
     writer.write(std::vector<std::byte>(bytes));
     writer.finish();
   }
-  write_text(directory / "model.safetensors.index.json",
-             nlohmann::json{{"weight_map", map}}.dump());
+  write_text(directory / "model.safetensors.index.json", "{\"weight_map\": {" + lines + "}}");
 }
 
 TEST(Complexity, OpeningManyTensors_IsLinear) {
