@@ -124,7 +124,8 @@ TEST(Manifest, DamagedBlock_GivesNoByteAwayButOthersStillRead) {
     middle_of_expert_2 = tensor->file_offset + tensor->bytes / 2;
   }
   flip_bit(directory / "model.safetensors", middle_of_expert_2, 3);
-  const Checkpoint checkpoint = Checkpoint::open(directory.path(), {.verify_manifest = true});
+  const Checkpoint checkpoint =
+      Checkpoint::open(directory.path(), {.access = FileAccess::kMap, .verify_manifest = true});
   const auto source = checkpoint.layer_source(0);
   const auto expected = tiny_matrix(options.dtype, 0, WeightRole::kDown, 3, 64, 48);
   EXPECT_EQ(read_matrix(*source, WeightRole::kDown, 3), expected);
