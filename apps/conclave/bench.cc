@@ -232,48 +232,38 @@ class BenchCommand {
 
 }  // namespace
 
-void add_bench_command(CLI::App& tool, Action& chosen) {
-  CLI::App* command = tool.add_subcommand(
+void add_bench_command(CommandLine& line) {
+  Command command = line.add_command(
       "bench", "Measure random real-size layers in memory against this machine's own ceilings");
   auto options = std::make_shared<BenchOptions>();
-  add_model_option(*command, options->shape, " (default: qwen3-30b-a3b)");
-  add_shape_options(*command, options->shape);
-  command->add_option("-T,--tokens", options->tokens, "Token counts, such as 1,2,4 or 1-1024*4")
-      ->capture_default_str()
-      ->type_name("LIST");
+  add_model_option(command, options->shape, " (default: qwen3-30b-a3b)");
+  add_shape_options(command, options->shape);
+  command.text("-T,--tokens", "LIST", options->tokens, "Token counts, such as 1,2,4 or 1-1024*4")
+      .with_default();
+  command.text(
+      "-t,--threads", "LIST", options->threads,
+      "Thread counts (default: CONCLAVE_NUM_THREADS, OMP_NUM_THREADS, or all usable CPUs)");
+  command.text("--isa", "LIST", options->isas,
+               "Instruction sets: scalar, avx2, avx512, avx512_bf16, amx (default: best)");
+  add_layer_options(command, options->machine);
   command
-      ->add_option("-t,--threads", options->threads,
-                   "Thread counts (default: CONCLAVE_NUM_THREADS, OMP_NUM_THREADS, or all "
-                   "usable CPUs)")
-      ->type_name("LIST");
+      .text("--routing", "RULE", options->routing,
+            "uniform, zipf:X, one (all tokens on the same k experts), or gate")
+      .with_default();
   command
-      ->add_option("--isa", options->isas,
-                   "Instruction sets: scalar, avx2, avx512, avx512_bf16, amx (default: best)")
-      ->type_name("LIST");
-  add_layer_options(*command, options->machine);
+      .number("-r,--repetitions", "N", options->measure.repetitions, {1, 1000},
+              "Timed repetitions; each makes as many calls as take a quarter second")
+      .with_default();
   command
-      ->add_option("--routing", options->routing,
-                   "uniform, zipf:X, one (all tokens on the same k experts), or gate")
-      ->capture_default_str()
-      ->type_name("RULE");
-  command
-      ->add_option("-r,--repetitions", options->measure.repetitions,
-                   "Timed repetitions; each makes as many calls as take a quarter second")
-      ->capture_default_str()
-      ->type_name("N")
-      ->check(CLI::Range(1, 1000).description(""));
-  command->add_option("--warmup", options->measure.warmup, "Untimed repetitions before them")
-      ->capture_default_str()
-      ->type_name("N")
-      ->check(CLI::Range(0, 1000).description(""));
-  command->add_option("--seed", options->measure.seed, "Seed of weights, inputs and routings")
-      ->capture_default_str()
-      ->type_name("N");
-  command->add_flag("--no-ceilings", options->no_ceilings,
-                    "Do not measure read bandwidth and multiply-add rate");
-  add_format_option(*command, options->printing);
-  add_progress_option(*command, options->printing);
-  command->footer(
+      .number("--warmup", "N", options->measure.warmup, {0, 1000},
+              "Untimed repetitions before them")
+      .with_default();
+  command.seed(options->measure.seed, "Seed of weights, inputs and routings");
+  command.flag("--no-ceilings", options->no_ceilings,
+               "Do not measure read bandwidth and multiply-add rate");
+  add_format_option(command, options->printing);
+  add_progress_option(command, options->printing);
+  command.footer(
       "Each call hits the next experts of a ring over all of them, so that at least 1 GiB of "
       "weights\n"
       "is read before the same are read again; small shapes get several layers. floor ms is the "
@@ -284,8 +274,7 @@ void add_bench_command(CLI::App& tool, Action& chosen) {
       "  conclave bench --model qwen3-30b-a3b --tokens 1,1024\n"
       "  conclave bench --model mixtral-8x7b,olmoe --tokens 1-256*4 --threads 1,2 --format md\n"
       "  conclave bench -E 128 -k 8 -H 2048 -I 768 --isa avx2,avx512 --format jsonl");
-  command->callback(
-      [options, &chosen] { chosen = [options] { return BenchCommand(*options).run(); }; });
+  command.on_run([options] { return BenchCommand(*options).run(); });
 }
 
 }  // namespace conclave::tool

@@ -1,29 +1,25 @@
-// The subcommands. Each file adds its own to the tool and says what runs when it is chosen.
+// The subcommands: each file declares its own and says what runs when it is chosen.
 #pragma once
 
-#include "exit_code.h"
+#include "command_line.h"
 
-#include <CLI/CLI.hpp>
-
-#include <functional>
+#include <string>
 
 namespace conclave::tool {
 
-// Set by the parser to what the command line asks for.
-using Action = std::function<ExitCode()>;
+void add_run_command(CommandLine& line);
+void add_bench_command(CommandLine& line);
+void add_synth_command(CommandLine& line);
+void add_inspect_command(CommandLine& line);
+void add_verify_command(CommandLine& line);
+void add_explain_command(CommandLine& line);
+void add_doctor_command(CommandLine& line);
+void add_manifest_command(CommandLine& line);
+void add_completion_command(CommandLine& line);
+void add_man_page_command(CommandLine& line);  // hidden: for the build
 
-void add_run_command(CLI::App& tool, Action& chosen);
-void add_bench_command(CLI::App& tool, Action& chosen);
-void add_synth_command(CLI::App& tool, Action& chosen);
-void add_inspect_command(CLI::App& tool, Action& chosen);
-void add_verify_command(CLI::App& tool, Action& chosen);
-void add_explain_command(CLI::App& tool, Action& chosen);
-void add_doctor_command(CLI::App& tool, Action& chosen);
-void add_manifest_command(CLI::App& tool, Action& chosen);
-void add_completion_command(CLI::App& tool, Action& chosen);
-void add_man_page_command(CLI::App& tool, Action& chosen);  // hidden: for the build
-
-// The whole command line: the source of the parser, the completions and the man page.
-void describe_tool(CLI::App& tool, Action& chosen);
+void add_all_commands(CommandLine& line);
+// "conclave 0.1.0", commit, compiler, features.
+std::string version_text();
 
 }  // namespace conclave::tool

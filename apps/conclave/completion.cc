@@ -2,7 +2,6 @@
 #include "completion.h"
 
 #include "commands.h"
-#include "input/choice.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -16,9 +15,9 @@ enum class Argument : uint8_t { kNone, kWords, kFile, kDirectory, kOther };
 
 Argument argument_of(const OptionOutline& option) {
   if (!option.choices.empty()) return Argument::kWords;
-  if (option.name == "MODEL_DIR" || option.name == "TARGET") return Argument::kDirectory;
+  if (option.name == kModelDir || option.name == kOutputTarget) return Argument::kDirectory;
   if (option.value.empty()) return Argument::kNone;
-  return option.value == "FILE" ? Argument::kFile : Argument::kOther;
+  return option.value == kFileValue ? Argument::kFile : Argument::kOther;
 }
 
 std::vector<std::string> all_flags(const CommandOutline& command) {
@@ -210,24 +209,22 @@ std::string fish_completion(const ToolOutline& tool) {
   return text;
 }
 
-void add_completion_command(CLI::App& tool, Action& chosen) {
-  CLI::App* command = tool.add_subcommand("completion", "Print a completion script for a shell");
+void add_completion_command(CommandLine& line) {
+  Command command = line.add_command("completion", "Print a completion script for a shell");
   auto shell = std::make_shared<std::string>();
-  add_choice_option(*command, "SHELL", *shell, {"bash", "zsh", "fish"}, "The shell")->required();
-  command->footer(
+  command.choice("SHELL", *shell, {"bash", "zsh", "fish"}, "The shell").required();
+  command.footer(
       "Examples:\n"
       "  source <(conclave completion bash)\n"
       "  conclave completion zsh > ~/.zsh/completions/_conclave\n"
       "  conclave completion fish > ~/.config/fish/completions/conclave.fish");
-  command->callback([shell, &tool, &chosen] {
-    chosen = [shell, &tool] {
-      const ToolOutline described = outline(tool);
-      const std::string text = *shell == "bash"  ? bash_completion(described)
-                               : *shell == "zsh" ? zsh_completion(described)
-                                                 : fish_completion(described);
-      fmt::print("{}", text);
-      return ExitCode::kOk;
-    };
+  command.on_run([shell, &line] {
+    const ToolOutline tool = line.outline();
+    const std::string text = *shell == "bash"  ? bash_completion(tool)
+                             : *shell == "zsh" ? zsh_completion(tool)
+                                               : fish_completion(tool);
+    fmt::print("{}", text);
+    return ExitCode::kOk;
   });
 }
 

@@ -1,7 +1,7 @@
-// Shell completions, generated from the command line's outline.
+// Shell completions, generated from the declared command line.
 #pragma once
 
-#include "outline.h"
+#include "command_line.h"
 
 #include <string>
 

@@ -222,24 +222,20 @@ ExitCode run_doctor(const DoctorOptions& options) {
 
 }  // namespace
 
-void add_doctor_command(CLI::App& tool, Action& chosen) {
-  CLI::App* command = tool.add_subcommand(
+void add_doctor_command(CommandLine& line) {
+  Command command = line.add_command(
       "doctor", "Show what this machine offers, its measured speed, and what is missing and why");
   auto options = std::make_shared<DoctorOptions>();
-  command->add_flag("-q,--quick", options->quick, "Measure nothing");
-  command->add_flag("--json", options->json, "Print JSON");
-  command
-      ->add_option("-t,--threads", options->machine.threads,
-                   "Threads (default: CONCLAVE_NUM_THREADS, OMP_NUM_THREADS, or all usable CPUs)")
-      ->type_name("N")
-      ->check(CLI::Range(1, 4096).description(""));
-  command->add_option("--isa", options->machine.isa, "Instruction set to use")->type_name("NAME");
-  add_progress_option(*command, options->printing);
-  command->footer(
+  command.flag("-q,--quick", options->quick, "Measure nothing");
+  command.flag("--json", options->json, "Print JSON");
+  add_threads_option(command, options->machine);
+  command.text("--isa", "NAME", options->machine.isa, "Instruction set to use");
+  add_progress_option(command, options->printing);
+  command.footer(
       "Examples:\n"
       "  conclave doctor\n"
       "  conclave doctor --quick --json");
-  command->callback([options, &chosen] { chosen = [options] { return run_doctor(*options); }; });
+  command.on_run([options] { return run_doctor(*options); });
 }
 
 }  // namespace conclave::tool

@@ -95,30 +95,27 @@ ExitCode run_explain(const ExplainOptions& options) {
 
 }  // namespace
 
-void add_explain_command(CLI::App& tool, Action& chosen) {
-  CLI::App* command = tool.add_subcommand(
+void add_explain_command(CommandLine& line) {
+  Command command = line.add_command(
       "explain", "Show the plan of a layer: every kernel, chosen or rejected and why, and memory");
   auto options = std::make_shared<ExplainOptions>();
-  CLI::Option* model_dir =
-      command->add_option("MODEL_DIR", options->model_dir, "Explain the layers of this model")
-          ->type_name("");
-  command->add_option("-l,--layers", options->layers, "Layers such as 0-3,7 (default: all)")
-      ->type_name("LIST")
-      ->needs(model_dir);
-  add_model_option(*command, options->shape, "");
-  add_shape_options(*command, options->shape);
-  command->add_option("--max-tokens", options->max_tokens, "Tokens to plan for")
-      ->capture_default_str()
-      ->type_name("T")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 32).description(""));
-  command->add_flag("--json", options->json, "Print JSON");
-  add_machine_options(*command, options->machine);
-  command->footer(
+  const Option model_dir =
+      command.positional(kModelDir, options->model_dir, "Explain the layers of this model");
+  command.text("-l,--layers", "LIST", options->layers, "Layers such as 0-3,7 (default: all)")
+      .needs(model_dir);
+  add_model_option(command, options->shape, "");
+  add_shape_options(command, options->shape);
+  command
+      .number("--max-tokens", "T", options->max_tokens, {1, int64_t{1} << 32}, "Tokens to plan for")
+      .with_default();
+  command.flag("--json", options->json, "Print JSON");
+  add_machine_options(command, options->machine);
+  command.footer(
       "Examples:\n"
       "  conclave explain ~/models/Qwen3-30B-A3B --layers 0\n"
       "  conclave explain --model qwen3-30b-a3b --isa avx2\n"
       "  conclave explain -E 64 -k 6 -H 2048 -I 1408 --dtype f16");
-  command->callback([options, &chosen] { chosen = [options] { return run_explain(*options); }; });
+  command.on_run([options] { return run_explain(*options); });
 }
 
 }  // namespace conclave::tool

@@ -166,23 +166,22 @@ ExitCode run_inspect(const InspectOptions& options) {
 
 }  // namespace
 
-void add_inspect_command(CLI::App& tool, Action& chosen) {
-  CLI::App* command = tool.add_subcommand(
+void add_inspect_command(CommandLine& line) {
+  Command command = line.add_command(
       "inspect", "Show the geometry of every MoE layer, the totals, and what cannot run and why");
   auto options = std::make_shared<InspectOptions>();
   command
-      ->add_option("MODEL_DIR", options->model_dir,
-                   "Hugging Face model directory: config.json and safetensors")
-      ->required()
-      ->type_name("");
-  command->add_flag("--json", options->json, "The same as --format json");
-  add_format_option(*command, options->printing);
-  command->footer(
+      .positional(kModelDir, options->model_dir,
+                  "Hugging Face model directory: config.json and safetensors")
+      .required();
+  command.flag("--json", options->json, "The same as --format json");
+  add_format_option(command, options->printing);
+  command.footer(
       "Only headers are read, so it is quick for any size.\n\n"
       "Examples:\n"
       "  conclave inspect ~/models/Mixtral-8x7B-v0.1\n"
       "  conclave inspect MODEL_DIR --json | jq .total_parameters");
-  command->callback([options, &chosen] { chosen = [options] { return run_inspect(*options); }; });
+  command.on_run([options] { return run_inspect(*options); });
 }
 
 }  // namespace conclave::tool

@@ -3,9 +3,6 @@
 
 #include "conclave/error.h"
 
-#include <CLI/CLI.hpp>
-#include <fmt/format.h>
-
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -14,14 +11,6 @@
 
 namespace conclave::tool {
 namespace {
-
-ExitCode parse_failure(const CLI::App& tool, const CLI::ParseError& error) {
-  if (error.get_exit_code() == 0) return static_cast<ExitCode>(tool.exit(error));  // --help
-  const auto chosen = tool.get_subcommands();
-  const std::string command = chosen.empty() ? "" : " " + chosen.front()->get_name();
-  report_usage_error(error.what(), fmt::format("see conclave{} --help", command));
-  return ExitCode::kUsage;
-}
 
 ExitCode run_guarded(const Action& action) {
   try {
@@ -47,20 +36,12 @@ ExitCode flush_output(ExitCode code) {
   return ExitCode::kResources;
 }
 
-ExitCode run_tool(int argc, char** argv) {
-  CLI::App tool;
-  Action chosen;
-  describe_tool(tool, chosen);
-  try {
-    tool.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return parse_failure(tool, error);
-  }
-  if (!chosen) {
-    fmt::print("{}", tool.help());
-    return ExitCode::kUsage;
-  }
-  return run_guarded(chosen);
+ExitCode run_tool(int argc, const char* const* argv) {
+  CommandLine line("conclave",
+                   "Runs, checks and measures the Mixture-of-Experts layers of a model.",
+                   version_text());
+  add_all_commands(line);
+  return run_guarded(line.parse(argc, argv));
 }
 
 }  // namespace

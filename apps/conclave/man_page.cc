@@ -129,14 +129,12 @@ std::string man_page(const ToolOutline& tool) {
          "Checksums of a model's tensors, beside its config.json; see the command manifest.\n";
 }
 
-void add_man_page_command(CLI::App& tool, Action& chosen) {
-  CLI::App* command = tool.add_subcommand("help-man", "Print the man page in roff");
-  command->group("");
-  command->callback([&tool, &chosen] {
-    chosen = [&tool] {
-      fmt::print("{}", man_page(outline(tool)));
-      return ExitCode::kOk;
-    };
+void add_man_page_command(CommandLine& line) {
+  Command command = line.add_command("help-man", "Print the man page in roff");
+  command.hide();
+  command.on_run([&line] {
+    fmt::print("{}", man_page(line.outline()));
+    return ExitCode::kOk;
   });
 }
 

@@ -1,7 +1,7 @@
-// conclave(1) in roff, generated from the command line's outline.
+// conclave(1) in roff, generated from the declared command line.
 #pragma once
 
-#include "outline.h"
+#include "command_line.h"
 
 #include <string>
 

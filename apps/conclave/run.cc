@@ -2,7 +2,6 @@
 #include "checks.h"
 #include "commands.h"
 #include "input/batch.h"
-#include "input/choice.h"
 #include "input/layer_selection.h"
 #include "input/machine_options.h"
 #include "input/shape_options.h"
@@ -58,7 +57,7 @@ class RunCommand {
   }
 
   ExitCode run() {
-    if (!options_.output.empty()) open_results();
+    check_inputs();
     print_header();
     for (const CheckpointLayer* layer : layers_) {
       const LayerRow row = run_one(*layer);
@@ -84,18 +83,19 @@ class RunCommand {
     return options_.tolerance.value_or(accuracy_bar(spec.weight_dtype, batch.hidden.dtype()));
   }
 
-  // Every layer's input is validated here, before the first layer is loaded.
-  void open_results() {
+  // All inputs are looked at before the first layer is loaded.
+  void check_inputs() {
     std::vector<ResultShape> shapes;
     for (const CheckpointLayer* layer : layers_) {
-      const Batch batch = batches_.load(layer->index, layer->spec);
+      const BatchShape batch = batches_.check(layer->index, layer->spec);
       shapes.push_back({.layer = layer->index,
-                        .num_tokens = batch.hidden.shape()[0],
+                        .num_tokens = batch.num_tokens,
                         .spec = layer->spec,
-                        .output_dtype = batch.hidden.dtype(),
-                        .has_logits = !batch.topk_ids.has_value()});
+                        .output_dtype = batch.dtype,
+                        .has_logits = !batch.gives_ids});
+      if (reference_) reference_->find_output(layer->index, layer->spec, batch.num_tokens);
     }
-    results_.emplace(options_.output, shapes);
+    if (!options_.output.empty()) results_.emplace(options_.output, shapes);
   }
 
   void print_header() {
@@ -166,72 +166,54 @@ void validate(const RunOptions& options) {
 
 }  // namespace
 
-void add_run_command(CLI::App& tool, Action& chosen) {
-  CLI::App* command = tool.add_subcommand(
+void add_run_command(CommandLine& line) {
+  Command command = line.add_command(
       "run", "Run the MoE layers of a model on hidden states, time them and check the results");
   auto options = std::make_shared<RunOptions>();
   command
-      ->add_option("MODEL_DIR", options->model_dir,
-                   "Hugging Face model directory: config.json and safetensors")
-      ->required()
-      ->type_name("");
-  command->add_option("-l,--layers", options->layers, "Layers such as 0-3,7 (default: all)")
-      ->type_name("LIST");
-  CLI::Option* input =
-      command
-          ->add_option("-i,--input", options->input,
-                       "Hidden states: layers.N.hidden_states, or hidden_states for all")
-          ->type_name("FILE");
+      .positional(kModelDir, options->model_dir,
+                  "Hugging Face model directory: config.json and safetensors")
+      .required();
+  command.text("-l,--layers", "LIST", options->layers, "Layers such as 0-3,7 (default: all)");
+  const Option input =
+      command.text("-i,--input", kFileValue, options->input,
+                   "Hidden states: layers.N.hidden_states, or hidden_states for all");
   command
-      ->add_option("--random", options->random_tokens,
-                   "Random hidden states of T tokens in the model's type (default: 16)")
-      ->type_name("T")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 32).description(""))
-      ->excludes(input);
-  command->add_option("--seed", options->seed, "Seed of the random hidden states")
-      ->capture_default_str()
-      ->type_name("N");
-  add_choice_option(*command, "--routing", options->routing, {"gate", "file"},
-                    "Route by the layer's gate, or as topk_ids or router_logits of --input say");
+      .number("--random", "T", options->random_tokens, {0, int64_t{1} << 32},
+              "Random hidden states of T tokens in the model's type (default: 16)")
+      .excludes(input);
+  command.seed(options->seed, "Seed of the random hidden states");
+  command.choice("--routing", options->routing, {"gate", "file"},
+                 "Route by the layer's gate, or as topk_ids or router_logits of --input say");
+  command.text("-r,--reference", kFileValue, options->reference,
+               "Expected layers.N.output, compared token by token");
+  command.real("--tolerance", "X", options->tolerance,
+               "Largest relative L2 error of a token (default: 5e-6 for f32, else 6e-3)");
   command
-      ->add_option("-r,--reference", options->reference,
-                   "Expected layers.N.output, compared token by token")
-      ->type_name("FILE");
+      .number("--sample", "N", options->sample, {1, 1 << 20},
+              "Without --reference: tokens per layer checked against float64")
+      .with_default();
+  command.text("-o,--output", kFileValue, options->output,
+               "Write output, topk_ids, topk_weights and router_logits of every layer");
   command
-      ->add_option("--tolerance", options->tolerance,
-                   "Largest relative L2 error of a token (default: 5e-6 for f32, else 6e-3)")
-      ->type_name("X");
-  command
-      ->add_option("--sample", options->sample,
-                   "Without --reference: tokens per layer checked against float64")
-      ->capture_default_str()
-      ->type_name("N")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20).description(""));
-  command
-      ->add_option("-o,--output", options->output,
-                   "Write output, topk_ids, topk_weights and router_logits of every layer")
-      ->type_name("FILE");
-  command->add_option("--repetitions", options->repetitions, "Timed forwards; the median counts")
-      ->capture_default_str()
-      ->type_name("N")
-      ->check(CLI::Range(1, 100000).description(""));
-  command->add_flag("--check-manifest", options->check_manifest,
-                    "Verify the tensors read against conclave.manifest.json");
-  add_machine_options(*command, options->machine);
-  add_format_option(*command, options->printing);
-  add_progress_option(*command, options->printing);
-  command->footer(
+      .number("--repetitions", "N", options->repetitions, {1, 100000},
+              "Timed forwards; the median counts")
+      .with_default();
+  command.flag("--check-manifest", options->check_manifest,
+               "Verify the tensors read against conclave.manifest.json");
+  add_machine_options(command, options->machine);
+  add_format_option(command, options->printing);
+  add_progress_option(command, options->printing);
+  command.footer(
       "Examples:\n"
       "  conclave run ~/models/Qwen3-30B-A3B --layers 0-3 --random 64\n"
       "  conclave run testdata/qwen3-moe-tiny --input "
       "testdata/qwen3-moe-tiny/reference.safetensors\n"
       "      --reference testdata/qwen3-moe-tiny/reference.safetensors\n"
       "  conclave run MODEL_DIR --input states.safetensors --output out.safetensors --format json");
-  command->callback([options, &chosen] {
-    chosen = [options] {
-      validate(*options);
-      return RunCommand(*options).run();
-    };
+  command.on_run([options] {
+    validate(*options);
+    return RunCommand(*options).run();
   });
 }
 

@@ -1,6 +1,5 @@
 // conclave synth: a random checkpoint of real format and any size, streamed to disk.
 #include "commands.h"
-#include "input/choice.h"
 #include "input/machine_options.h"
 #include "input/ranges.h"
 #include "input/shape_options.h"
@@ -104,44 +103,33 @@ ExitCode run_synth(const SynthOptions& options) {
 
 }  // namespace
 
-void add_synth_command(CLI::App& tool, Action& chosen) {
-  CLI::App* command = tool.add_subcommand(
+void add_synth_command(CommandLine& line) {
+  Command command = line.add_command(
       "synth", "Write a random checkpoint of real format: config.json, index and shards");
   auto options = std::make_shared<SynthOptions>();
   command
-      ->add_option("TARGET", options->targets,
-                   "[PRESET] OUT_DIR: what to write (see bench --help for the presets), and "
-                   "where; without a preset give -E, -k, -H and -I")
-      ->required()
-      ->expected(1, 2)
-      ->type_name("");
-  add_shape_options(*command, options->shape);
-  add_choice_option(*command, "--model-type", options->model_type, synth_model_types(),
-                    "Family whose names and config keys to use (default: the preset's)");
-  command
-      ->add_option("-n,--layers", options->layers, "Number of layers (default: the preset's, or 1)")
-      ->type_name("N")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 16).description(""));
-  command->add_option("--seed", options->seed, "Seed of the weights")
-      ->capture_default_str()
-      ->type_name("N");
-  command->add_option("--shard-size", options->shard_size, "Largest shard, such as 5GB or 512MiB")
-      ->capture_default_str()
-      ->type_name("SIZE");
-  command->add_flag("--force", options->force, "Write into a directory that is not empty");
-  command
-      ->add_option("-t,--threads", options->machine.threads,
-                   "Threads (default: CONCLAVE_NUM_THREADS, OMP_NUM_THREADS, or all usable CPUs)")
-      ->type_name("N")
-      ->check(CLI::Range(1, 4096).description(""));
-  add_progress_option(*command, options->printing);
-  command->footer(
+      .positional(kOutputTarget, options->targets, 2,
+                  "[PRESET] OUT_DIR: what to write (see bench --help for the presets), and "
+                  "where; without a preset give -E, -k, -H and -I")
+      .required();
+  add_shape_options(command, options->shape);
+  command.choice("--model-type", options->model_type, synth_model_types(),
+                 "Family whose names and config keys to use (default: the preset's)");
+  command.number("-n,--layers", "N", options->layers, {1, 1 << 16},
+                 "Number of layers (default: the preset's, or 1)");
+  command.seed(options->seed, "Seed of the weights");
+  command.text("--shard-size", "SIZE", options->shard_size, "Largest shard, such as 5GB or 512MiB")
+      .with_default();
+  command.flag("--force", options->force, "Write into a directory that is not empty");
+  add_threads_option(command, options->machine);
+  add_progress_option(command, options->printing);
+  command.footer(
       "Only the MoE layers' tensors are written. The values are a pure function of the seed.\n\n"
       "Examples:\n"
       "  conclave synth qwen3-30b-a3b ./qwen3 --layers 2\n"
       "  conclave synth mixtral-8x7b /data/mixtral --shard-size 10GB\n"
       "  conclave synth -E 8 -k 2 -H 64 -I 32 --model-type olmoe --layers 3 ./tiny");
-  command->callback([options, &chosen] { chosen = [options] { return run_synth(*options); }; });
+  command.on_run([options] { return run_synth(*options); });
 }
 
 }  // namespace conclave::tool

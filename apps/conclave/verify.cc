@@ -80,36 +80,32 @@ ExitCode run_verify(const VerifyOptions& options) {
 
 }  // namespace
 
-void add_verify_command(CLI::App& tool, Action& chosen) {
-  CLI::App* command = tool.add_subcommand(
+void add_verify_command(CommandLine& line) {
+  Command command = line.add_command(
       "verify", "Check every MoE layer of a model against float64 on the model's own weights");
   auto options = std::make_shared<VerifyOptions>();
   command
-      ->add_option("MODEL_DIR", options->model_dir,
-                   "Hugging Face model directory: config.json and safetensors")
-      ->required()
-      ->type_name("");
-  command->add_option("-l,--layers", options->layers, "Layers such as 0-3,7 (default: all)")
-      ->type_name("LIST");
-  command->add_option("--tokens", options->tokens, "Random tokens per layer, all of them checked")
-      ->capture_default_str()
-      ->type_name("N")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20).description(""));
-  command->add_option("--seed", options->seed, "Seed of the random tokens")
-      ->capture_default_str()
-      ->type_name("N");
-  command->add_flag("--check-manifest", options->check_manifest,
-                    "Verify the tensors read against conclave.manifest.json");
-  add_machine_options(*command, options->machine);
-  add_format_option(*command, options->printing);
-  add_progress_option(*command, options->printing);
-  command->footer(
+      .positional(kModelDir, options->model_dir,
+                  "Hugging Face model directory: config.json and safetensors")
+      .required();
+  command.text("-l,--layers", "LIST", options->layers, "Layers such as 0-3,7 (default: all)");
+  command
+      .number("--tokens", "N", options->tokens, {1, 1 << 20},
+              "Random tokens per layer, all of them checked")
+      .with_default();
+  command.seed(options->seed, "Seed of the random tokens");
+  command.flag("--check-manifest", options->check_manifest,
+               "Verify the tensors read against conclave.manifest.json");
+  add_machine_options(command, options->machine);
+  add_format_option(command, options->printing);
+  add_progress_option(command, options->printing);
+  command.footer(
       "Three stages are checked apart: the router logits against the gate product, the choice and\n"
       "weights of experts against those logits, and the output against that choice.\n\n"
       "Examples:\n"
       "  conclave verify ~/models/OLMoE-1B-7B-0924\n"
       "  conclave verify ~/models/Mixtral-8x7B-v0.1 --layers 0,31 --tokens 128");
-  command->callback([options, &chosen] { chosen = [options] { return run_verify(*options); }; });
+  command.on_run([options] { return run_verify(*options); });
 }
 
 }  // namespace conclave::tool

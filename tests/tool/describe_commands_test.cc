@@ -1,1 +1,122 @@
+// inspect, explain, doctor, completion, man page.
+#include "tool_process.h"
+
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+namespace conclave::testing {
+namespace {
+
+using Json = nlohmann::json;
+
+TEST(Inspect, Json_HasGeometryAndTotals) {
+  const ToolResult result = run_tool({"inspect", bundled("qwen2-moe-tiny"), "--json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Json document = Json::parse(result.out);
+  EXPECT_EQ(document["model_type"], "qwen2_moe");
+  EXPECT_EQ(document["num_hidden_layers"], 4);
+  ASSERT_EQ(document["layers"].size(), 3U);
+  const Json& layer = document["layers"][1];
+  EXPECT_EQ(layer["layer"], 2);
+  EXPECT_EQ(layer["num_experts"], 10);
+  EXPECT_EQ(layer["top_k"], 3);
+  EXPECT_EQ(layer["hidden_size"], 56);
+  EXPECT_EQ(layer["intermediate_size"], 36);
+  EXPECT_EQ(layer["shared_mode"], "sigmoid_gate");
+  EXPECT_EQ(layer["shared_size"], 44);
+  EXPECT_EQ(layer["weight_dtype"], "F32");
+  EXPECT_EQ(layer["renormalize"], "none");
+  // Ten experts and a shared one of three matrices, the gate, the shared expert's gate.
+  const int64_t total = 10 * 3 * 56 * 36 + 3 * 56 * 44 + 10 * 56 + 56;
+  EXPECT_EQ(layer["parameters"], total);
+  EXPECT_EQ(layer["active_parameters"], total - 7 * 3 * 56 * 36);
+  EXPECT_EQ(layer["bytes"], 4 * total);
+  EXPECT_LT(document["active_parameters"], document["total_parameters"]);
+}
+
+TEST(Inspect, Table_ShowsEveryLayer) {
+  const ToolResult result = run_tool({"inspect", bundled("mixtral-tiny")});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_NE(result.out.find("type: mixtral; 2 layers, 2 of them MoE"), std::string::npos)
+      << result.out;
+}
+
+TEST(Explain, Model_ShowsEveryKernelWithItsReason) {
+  const ToolResult result =
+      run_tool({"explain", bundled("mixtral-tiny"), "--layers", "1", "--json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Json plans = Json::parse(result.out);
+  ASSERT_EQ(plans.size(), 1U);
+  int64_t chosen_kernels = 0;
+  for (const Json& row : plans[0]["rows"]) {
+    EXPECT_FALSE(row["reason"].get<std::string>().empty()) << row;
+    if (row["table"] == "kernel" && row["chosen"].get<bool>()) ++chosen_kernels;
+  }
+  EXPECT_EQ(chosen_kernels, 1);
+  EXPECT_GT(plans[0]["workspace_bytes"], 0);
+  EXPECT_GT(plans[0]["packed_bytes"], 0);
+  EXPECT_EQ(plans[0]["determinism"], "D1 D2 D3");
+}
+
+TEST(Explain, ScalarInstructionSet_ChoosesTheReference) {
+  const ToolResult result = run_tool({"explain", "-E", "8", "-k", "2", "-H", "64", "-I", "32",
+                                      "--isa", "scalar", "--dtype", "f16"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(result.out.find("cpu.reference"), std::string::npos);
+  EXPECT_NE(result.out.find("E=8 k=2 H=64 I=32 F16"), std::string::npos);
+}
+
+TEST(Doctor, Quick_ReportsMachineWithoutMeasuring) {
+  const ToolResult result = run_tool({"doctor", "--quick", "--json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Json document = Json::parse(result.out);
+  EXPECT_GT(document["memory_bytes"], 0);
+  EXPECT_EQ(document["isas"].back()["name"], "scalar");
+  EXPECT_TRUE(document["isas"].back()["usable"]);
+  for (const Json& isa : document["isas"]) {
+    EXPECT_EQ(isa["usable"].get<bool>(), isa["reason"].get<std::string>().empty()) << isa;
+  }
+  std::vector<std::string> backends;
+  for (const Json& backend : document["backends"]) {
+    backends.push_back(backend["name"]);
+    EXPECT_TRUE(backend["usable"].get<bool>() || !backend["reason"].get<std::string>().empty());
+  }
+  EXPECT_EQ(backends, (std::vector<std::string>{"cuda", "mpi", "nccl"}));
+  EXPECT_FALSE(document.contains("read_gbps"));
+}
+
+TEST(Doctor, Text_ShowsTheEnvironment) {
+  const ToolResult result =
+      run_tool({"doctor", "--quick"}, {.environment = {"CONCLAVE_NUM_THREADS=1"}});
+  EXPECT_NE(result.out.find("CONCLAVE_NUM_THREADS=1"), std::string::npos);
+  EXPECT_NE(result.out.find("threads        1 of "), std::string::npos) << result.out;
+}
+
+TEST(Doctor, ThreadsOption_BeatsTheEnvironment) {
+  const ToolResult result = run_tool({"doctor", "--quick", "--json", "--threads", "2"},
+                                     {.environment = {"CONCLAVE_NUM_THREADS=1"}});
+  EXPECT_EQ(Json::parse(result.out)["threads"], 2);
+}
+
+TEST(Completion, EveryShell_GetsAScript) {
+  for (const char* shell : {"bash", "zsh", "fish"}) {
+    const ToolResult result = run_tool({"completion", shell});
+    EXPECT_EQ(result.exit_code, 0);
+    EXPECT_NE(result.out.find("verify"), std::string::npos) << shell;
+  }
+  EXPECT_EQ(run_tool({"completion", "tcsh"}).exit_code, 2);
+}
+
+TEST(ManPage, Roff_NamesEverySubcommand) {
+  const ToolResult result = run_tool({"help-man"});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.out.rfind(".TH CONCLAVE 1", 0), 0U);
+  for (const char* command : {"run", "bench", "synth", "inspect", "verify", "explain", "doctor",
+                              "manifest", "completion"}) {
+    EXPECT_NE(result.out.find(std::string("\n.SS ") + command + "\n"), std::string::npos)
+        << command;
+  }
+}
+
+}  // namespace
+}  // namespace conclave::testing

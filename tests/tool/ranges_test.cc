@@ -9,9 +9,7 @@ namespace {
 
 using Numbers = std::vector<int64_t>;
 
-Numbers parse(std::string_view text) {
-  return parse_number_list(text, {.option = "--tokens"});
-}
+Numbers parse(std::string_view text) { return parse_number_list(text, {.option = "--tokens"}); }
 
 TEST(Ranges, List_KeepsOrderAndRepeats) { EXPECT_EQ(parse("4,1,1,2"), (Numbers{4, 1, 1, 2})); }
 
@@ -53,10 +51,10 @@ TEST_P(BadRange, Parse_ThrowsNamingOptionAndText) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranges, BadRange,
-                         ::testing::Values("", ",", "1,", ",1", "a", "1.5", "-1", "-", "1-", "1-2-3",
-                                           "9-1", "1-9+0", "1-9*1", "1-9*0", "0-9*2", "1-9+",
-                                           "1-9+-2", "1 2", " 1", "9223372036854775808", "0x10",
-                                           "1-100000", "1-64**2", "+1"));
+                         ::testing::Values("", ",", "1,", ",1", "a", "1.5", "-1", "-", "1-",
+                                           "1-2-3", "9-1", "1-9+0", "1-9*1", "1-9*0", "0-9*2",
+                                           "1-9+", "1-9+-2", "1 2", " 1", "9223372036854775808",
+                                           "0x10", "1-100000", "1-64**2", "+1"));
 
 TEST(Ranges, ValueOutsideLimits_ThrowsNamingLimit) {
   const ListLimits limits{.option = "--threads", .lowest = 1, .highest = 8};

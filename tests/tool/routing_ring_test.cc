@@ -92,9 +92,8 @@ TEST(RoutingRing, Zipf_IsSkewed) {
   expect_legal(call, spec, 1000);
   std::map<int32_t, int> load;
   for (const int32_t id : call.topk_ids) ++load[id];
-  const auto busiest = std::max_element(load.begin(), load.end(), [](auto& a, auto& b) {
-    return a.second < b.second;
-  });
+  const auto busiest = std::max_element(load.begin(), load.end(),
+                                        [](auto& a, auto& b) { return a.second < b.second; });
   EXPECT_GT(busiest->second, 10 * 2000 / 64);
 }
 

@@ -1,1 +1,189 @@
+// conclave run and verify on the bundled checkpoints.
+#include "tool_process.h"
+
+#include "conclave/safetensors.h"
+
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cstring>
+
+namespace conclave::testing {
+namespace {
+
+using Json = nlohmann::json;
+
+std::vector<std::string> run_arguments(const std::string& model,
+                                       std::vector<std::string> more = {}) {
+  const std::string reference = bundled(model) + "/reference.safetensors";
+  std::vector<std::string> arguments = {"run",         bundled(model), "--input",       reference,
+                                        "--reference", reference,      "--repetitions", "1"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+class BundledModel : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(BundledModel, Run_IsWithinToleranceOfItsReference) {
+  const ToolResult result = run_tool(run_arguments(GetParam(), {"--format", "json"}));
+  ASSERT_EQ(result.exit_code, 0) << result.err << result.out;
+  const Json document = Json::parse(result.out);
+  EXPECT_TRUE(document["total"]["ok"]);
+  for (const Json& layer : document["layers"]) {
+    EXPECT_LE(layer["worst_error"], layer["tolerance"]);
+    EXPECT_EQ(layer["id_mismatches"], 0);
+    EXPECT_EQ(layer["tokens"], layer["tokens_checked"]);
+    EXPECT_GE(layer["balance"], 1.0);
+    EXPECT_GT(layer["gflops"], 0.0);
+  }
+}
+
+TEST_P(BundledModel, Verify_PassesEveryStage) {
+  const ToolResult result = run_tool({"verify", bundled(GetParam()), "--format", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err << result.out;
+  for (const Json& layer : Json::parse(result.out)["layers"]) {
+    EXPECT_TRUE(layer["ok"]);
+    EXPECT_EQ(layer["id_mismatches"], 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Run, BundledModel,
+                         ::testing::Values("mixtral-tiny", "olmoe-tiny", "qwen2-moe-tiny",
+                                           "qwen3-moe-tiny"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+TEST(Run, TightTolerance_FailsWithOneAndNamesTheToken) {
+  const ToolResult result = run_tool(run_arguments("mixtral-tiny", {"--tolerance", "1e-9"}));
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_NE(result.out.find("FAIL: 2 of 2 layers outside tolerance"), std::string::npos);
+  EXPECT_NE(result.out.find("layer 0: token "), std::string::npos);
+}
+
+TEST(Run, Layers_SelectAndRangesPassOverDenseLayers) {
+  const ToolResult result =
+      run_tool(run_arguments("qwen2-moe-tiny", {"--layers", "0-2", "--format", "csv"}));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(std::count(result.out.begin(), result.out.end(), '\n'), 3);
+  EXPECT_EQ(result.out.substr(0, 26), "layer,tokens,experts_hit,n");
+  EXPECT_NE(result.out.find("\n2,17,"), std::string::npos);
+}
+
+TEST(Run, JsonLines_AreOneObjectPerLayer) {
+  const ToolResult result = run_tool(run_arguments("olmoe-tiny", {"--format", "jsonl"}));
+  ASSERT_EQ(result.exit_code, 0);
+  size_t begin = 0;
+  int64_t layer = 0;
+  for (size_t end; (end = result.out.find('\n', begin)) != std::string::npos; begin = end + 1) {
+    EXPECT_EQ(Json::parse(result.out.substr(begin, end - begin))["layer"], layer++);
+  }
+  EXPECT_EQ(layer, 2);
+}
+
+TEST(Run, Markdown_IsATable) {
+  const ToolResult result = run_tool(run_arguments("olmoe-tiny", {"--format", "markdown"}));
+  EXPECT_NE(result.out.find("\n| layer |"), std::string::npos);
+  EXPECT_NE(result.out.find("\n|------:|"), std::string::npos);
+}
+
+TEST(Run, NoInput_TakesRandomTokensAndChecksAgainstFloat64) {
+  const ToolResult result = run_tool({"run", bundled("qwen3-moe-tiny"), "--random", "33",
+                                      "--sample", "5", "--format", "json", "--layers", "1"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Json layer = Json::parse(result.out)["layers"].at(0);
+  EXPECT_EQ(layer["layer"], 1);
+  EXPECT_EQ(layer["tokens"], 33);
+  EXPECT_EQ(layer["tokens_checked"], 5);
+}
+
+TEST(Run, NoTokens_IsLegal) {
+  const ToolResult result =
+      run_tool({"run", bundled("mixtral-tiny"), "--random", "0", "--format", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(Json::parse(result.out)["layers"][0]["worst_error"], 0.0);
+}
+
+TEST(Run, Seed_ChangesTheInput) {
+  const auto errors = [](const char* seed) {
+    const ToolResult result = run_tool(
+        {"run", bundled("mixtral-tiny"), "--seed", seed, "--format", "json", "--repetitions", "1"});
+    return Json::parse(result.out)["layers"][0]["worst_error"].get<double>();
+  };
+  EXPECT_EQ(errors("1"), errors("1"));
+  EXPECT_NE(errors("1"), errors("2"));
+}
+
+TEST(Run, EveryUsableInstructionSet_GivesAGoodResult) {
+  const Json doctor = Json::parse(run_tool({"doctor", "--quick", "--json"}).out);
+  for (const Json& isa : doctor["isas"]) {
+    const ToolResult result =
+        run_tool(run_arguments("qwen3-moe-tiny", {"--isa", isa["name"].get<std::string>()}));
+    EXPECT_EQ(result.exit_code, isa["usable"].get<bool>() ? 0 : 3) << isa << result.err;
+  }
+}
+
+// Outputs written and read back as a reference have no error at all (D1).
+TEST(Run, OutputFile_ServesAsReferenceAndHoldsEveryResult) {
+  const ScratchDirectory scratch;
+  const std::string file = (scratch / "out.safetensors").string();
+  ASSERT_EQ(run_tool(run_arguments("qwen3-moe-tiny", {"--output", file})).exit_code, 0);
+  const SafetensorsFile written = SafetensorsFile::open(file);
+  EXPECT_EQ(written.tensors().size(), 12U);
+  for (const char* key : {"output", "topk_ids", "topk_weights", "router_logits"}) {
+    EXPECT_NE(written.find(std::string("layers.2.") + key), nullptr) << key;
+  }
+  const ToolResult again =
+      run_tool({"run", bundled("qwen3-moe-tiny"), "--input",
+                bundled("qwen3-moe-tiny") + "/reference.safetensors", "--reference", file,
+                "--tolerance", "1e-300", "--format", "json", "--threads", "1"});
+  EXPECT_EQ(again.exit_code, 0) << again.out << again.err;
+  const Json total = Json::parse(again.out)["total"];
+  EXPECT_EQ(total["worst_error"], 0.0);
+  EXPECT_EQ(total["logit_error"], 0.0);
+}
+
+TEST(Run, RoutingFromFile_IsUsed) {
+  const ToolResult result =
+      run_tool(run_arguments("mixtral-tiny", {"--routing", "file", "--format", "json"}));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Json layer = Json::parse(result.out)["layers"][0];
+  EXPECT_EQ(layer["id_mismatches"], 0);
+  EXPECT_EQ(layer["weight_error"], 0.0) << "the file's own weights were taken";
+  EXPECT_TRUE(layer["logit_error"].is_null()) << "no gate ran";
+}
+
+TEST(Run, BareHiddenStates_FeedEveryLayer) {
+  const ScratchDirectory scratch;
+  const std::string file = (scratch / "in.safetensors").string();
+  Tensor hidden(DType::kF32, {3, 72});
+  for (int64_t i = 0; i < 3 * 72; ++i) hidden.as<float>()[i] = static_cast<float>(i % 7) - 3.0F;
+  const NamedTensor named{"hidden_states", hidden.const_view()};
+  save_safetensors(file, {&named, 1});
+  const ToolResult result =
+      run_tool({"run", bundled("mixtral-tiny"), "--input", file, "--format", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(Json::parse(result.out)["layers"].size(), 2U);
+}
+
+// A reference whose choices were tampered with is reported, not silently passed over.
+TEST(Run, WrongReferenceIds_AreReported) {
+  const ScratchDirectory scratch;
+  const std::string reference = bundled("mixtral-tiny") + "/reference.safetensors";
+  const std::string copy = (scratch / "reference.safetensors").string();
+  const SafetensorsFile file = SafetensorsFile::open(reference);
+  const TensorInfo* ids = file.find("layers.0.topk_ids");
+  ASSERT_NE(ids, nullptr);
+  std::string bytes = read_text(reference);
+  bytes[ids->file_offset] = static_cast<char>((bytes[ids->file_offset] + 1) % 8);
+  write_text(copy, bytes);
+  const ToolResult result = run_tool(
+      {"run", bundled("mixtral-tiny"), "--input", reference, "--reference", copy, "--layers", "0"});
+  EXPECT_NE(result.out.find("1 differ"), std::string::npos) << result.out;
+}
+
+}  // namespace
+}  // namespace conclave::testing

@@ -16,8 +16,7 @@ const std::vector<Column> kColumns = {{"name", "name", 6, Align::kLeft},
                                       {"", "shown", 7, Align::kRight}};
 
 std::vector<Cell> make_row(std::string name, int64_t count) {
-  return {text_cell(std::move(name)), integer_cell(count), fixed_cell(0.5, 1),
-          {nullptr, "1 ± 2"}};
+  return {text_cell(std::move(name)), integer_cell(count), fixed_cell(0.5, 1), {nullptr, "1 ± 2"}};
 }
 
 // What a table prints in a format, with a header, two rows, a total and a note.

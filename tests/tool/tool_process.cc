@@ -29,7 +29,8 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
 std::vector<std::string> child_environment(const ToolOptions& options) {
   std::vector<std::string> environment = options.environment;
   for (const char* name : kInherited) {
-    if (const char* value = std::getenv(name)) environment.push_back(std::string(name) + "=" + value);
+    if (const char* value = std::getenv(name))
+      environment.push_back(std::string(name) + "=" + value);
   }
   return environment;
 }

@@ -10,7 +10,7 @@ namespace conclave::testing {
 struct ToolResult {
   int exit_code = -1;  // 128 + signal where one ended it
   std::string out;
-  std::string err;     // empty on a terminal, where both come as one
+  std::string err;  // empty on a terminal, where both come as one
 };
 
 struct ToolOptions {

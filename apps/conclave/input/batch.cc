@@ -45,6 +45,14 @@ BatchSource::BatchSource(BatchOptions options) : options_(std::move(options)) {
   }
 }
 
+BatchShape BatchSource::check(int64_t layer, const MoeSpec& spec) const {
+  if (!file_) return {.num_tokens = options_.random_tokens, .dtype = spec.weight_dtype};
+  const TensorInfo& hidden = file_->find_hidden_states(layer, spec);
+  return {.num_tokens = hidden.shape[0],
+          .dtype = hidden.dtype,
+          .gives_ids = options_.routing == RoutingFrom::kFile && file_->has(layer, "topk_ids")};
+}
+
 Batch BatchSource::load(int64_t layer, const MoeSpec& spec) const {
   Batch batch;
   if (!file_) {

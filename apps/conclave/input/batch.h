@@ -33,10 +33,18 @@ struct Batch {
   LayerInput view() const;
 };
 
+struct BatchShape {
+  int64_t num_tokens = 0;
+  DType dtype = DType::kF32;
+  bool gives_ids = false;  // then the layer computes no logits
+};
+
 class BatchSource {
  public:
   explicit BatchSource(BatchOptions options);
 
+  // Throws as load does, without reading data.
+  BatchShape check(int64_t layer, const MoeSpec& spec) const;
   Batch load(int64_t layer, const MoeSpec& spec) const;
   // "20 tokens from x.safetensors" for the header.
   std::string describe() const;

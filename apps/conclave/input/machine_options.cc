@@ -1,6 +1,5 @@
 #include "input/machine_options.h"
 
-#include "input/choice.h"
 #include "output/numbers.h"
 
 #include "conclave/device.h"
@@ -13,27 +12,23 @@
 
 namespace conclave::tool {
 
-void add_machine_options(CLI::App& command, MachineOptions& options) {
-  command
-      .add_option("-t,--threads", options.threads,
-                  "Threads (default: CONCLAVE_NUM_THREADS, OMP_NUM_THREADS, or all usable CPUs)")
-      ->type_name("N")
-      ->check(CLI::Range(1, 4096).description(""));
-  command
-      .add_option("--isa", options.isa,
-                  "Force an instruction set: scalar, avx2, avx512, avx512_bf16 or amx")
-      ->type_name("NAME");
+void add_threads_option(Command& command, MachineOptions& options) {
+  command.number("-t,--threads", "N", options.threads, {1, 4096},
+                 "Threads (default: CONCLAVE_NUM_THREADS, OMP_NUM_THREADS, or all usable CPUs)");
+}
+
+void add_machine_options(Command& command, MachineOptions& options) {
+  add_threads_option(command, options);
+  command.text("--isa", "NAME", options.isa,
+               "Force an instruction set: scalar, avx2, avx512, avx512_bf16 or amx");
   add_layer_options(command, options);
 }
 
-void add_layer_options(CLI::App& command, MachineOptions& options) {
-  command
-      .add_option("--arithmetic", options.arithmetic,
-                  "Force an arithmetic: f32_fma, dpbf16 or amx_bf16 (default: by the CPU table)")
-      ->type_name("NAME");
-  command.add_option("--kernel", options.kernel, "Force a row of the kernel table (see explain)")
-      ->type_name("NAME");
-  command.add_flag("--pin-threads", options.pin_threads, "Bind each thread to one CPU");
+void add_layer_options(Command& command, MachineOptions& options) {
+  command.text("--arithmetic", "NAME", options.arithmetic,
+               "Force an arithmetic: f32_fma, dpbf16 or amx_bf16 (default: by the CPU table)");
+  command.text("--kernel", "NAME", options.kernel, "Force a row of the kernel table (see explain)");
+  command.flag("--pin-threads", options.pin_threads, "Bind each thread to one CPU");
 }
 
 Context make_context(const MachineOptions& options, LogSink* log) {
@@ -64,14 +59,13 @@ nlohmann::ordered_json machine_facts(const Context& context) {
           {"threads", context.executor().concurrency()}};
 }
 
-void add_format_option(CLI::App& command, OutputOptions& options) {
-  add_choice_option(command, "-f,--format", options.format, output_format_names(),
-                    "How to print the results");
+void add_format_option(Command& command, OutputOptions& options) {
+  command.choice("-f,--format", options.format, output_format_names(), "How to print the results");
 }
 
-void add_progress_option(CLI::App& command, OutputOptions& options) {
-  command.add_flag("--no-progress", options.no_progress,
-                   "No progress bars (there are none without a terminal)");
+void add_progress_option(Command& command, OutputOptions& options) {
+  command.flag("--no-progress", options.no_progress,
+               "No progress bars (there are none without a terminal)");
 }
 
 void require_memory(uint64_t bytes, std::string_view what, std::string_view hint) {

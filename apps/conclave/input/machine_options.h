@@ -1,13 +1,12 @@
 // Options of every command that computes: threads, instruction set, arithmetic.
 #pragma once
 
+#include "command_line.h"
 #include "output/progress.h"
 #include "output/table.h"
 
 #include "conclave/context.h"
 #include "conclave/layer.h"
-
-#include <CLI/CLI.hpp>
 
 #include <cstdint>
 #include <string>
@@ -22,10 +21,12 @@ struct MachineOptions {
   std::string kernel;
   bool pin_threads = false;
 };
+// -t,--threads.
+void add_threads_option(Command& command, MachineOptions& options);
 // --threads and --isa, then add_layer_options.
-void add_machine_options(CLI::App& command, MachineOptions& options);
+void add_machine_options(Command& command, MachineOptions& options);
 // --arithmetic, --kernel, --pin-threads.
-void add_layer_options(CLI::App& command, MachineOptions& options);
+void add_layer_options(Command& command, MachineOptions& options);
 
 Context make_context(const MachineOptions& options, LogSink* log);
 LayerOptions layer_options(const MachineOptions& options, int64_t max_tokens);
@@ -42,8 +43,8 @@ struct OutputOptions {
 
   ProgressMode progress() const { return no_progress ? ProgressMode::kOff : ProgressMode::kAuto; }
 };
-void add_format_option(CLI::App& command, OutputOptions& options);
-void add_progress_option(CLI::App& command, OutputOptions& options);
+void add_format_option(Command& command, OutputOptions& options);
+void add_progress_option(Command& command, OutputOptions& options);
 
 // Throws Error(kOutOfMemory) where `bytes` exceed this machine's memory: before the allocation,
 // since Linux grants it and ends the process later.

@@ -1,7 +1,5 @@
 #include "input/shape_options.h"
 
-#include "input/choice.h"
-
 #include "conclave/error.h"
 #include "conclave/synthetic.h"
 
@@ -68,26 +66,22 @@ std::vector<std::string> split(const std::string& text) {
 
 }  // namespace
 
-void add_model_option(CLI::App& command, ShapeOptions& options, const std::string& default_note) {
-  command
-      .add_option("-m,--model", options.models,
-                  fmt::format("Sizes of a known model: {}{}", preset_names(), default_note))
-      ->type_name("PRESET");
+void add_model_option(Command& command, ShapeOptions& options, const std::string& default_note) {
+  command.text("-m,--model", "PRESET", options.models,
+               fmt::format("Sizes of a known model: {}{}", preset_names(), default_note));
 }
 
-void add_shape_options(CLI::App& command, ShapeOptions& options) {
-  const auto add = [&](const char* flags, int64_t& value, const char* help) {
-    command.add_option(flags, value, help)
-        ->type_name("N")
-        ->check(CLI::Range(int64_t{1}, int64_t{1} << 24).description(""));
-  };
-  add("-E,--experts", options.num_experts, "Number of experts");
-  add("-k,--top-k", options.top_k, "Experts per token");
-  add("-H,--hidden", options.hidden_size, "Hidden size");
-  add("-I,--intermediate", options.intermediate_size, "Intermediate size of one expert");
-  add("--shared", options.shared_size, "Intermediate size of a shared expert");
-  add_choice_option(command, "--dtype", options.dtype, {"bf16", "f16", "f32"},
-                    "Type of the weights (default: the preset's, or bf16)");
+void add_shape_options(Command& command, ShapeOptions& options) {
+  constexpr Limits kSizes{1, int64_t{1} << 24};
+  command.number("-E,--experts", "N", options.num_experts, kSizes, "Number of experts");
+  command.number("-k,--top-k", "N", options.top_k, kSizes, "Experts per token");
+  command.number("-H,--hidden", "N", options.hidden_size, kSizes, "Hidden size");
+  command.number("-I,--intermediate", "N", options.intermediate_size, kSizes,
+                 "Intermediate size of one expert");
+  command.number("--shared", "N", options.shared_size, kSizes,
+                 "Intermediate size of a shared expert");
+  command.choice("--dtype", options.dtype, {"bf16", "f16", "f32"},
+                 "Type of the weights (default: the preset's, or bf16)");
 }
 
 bool any_size_given(const ShapeOptions& options) {

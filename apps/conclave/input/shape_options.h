@@ -1,9 +1,9 @@
 // A layer named by preset or by its sizes: --model, or -E -k -H -I.
 #pragma once
 
-#include "conclave/spec.h"
+#include "command_line.h"
 
-#include <CLI/CLI.hpp>
+#include "conclave/spec.h"
 
 #include <cstdint>
 #include <string>
@@ -21,8 +21,8 @@ struct ShapeOptions {
   std::string dtype;
 };
 // -E -k -H -I, --shared and --dtype.
-void add_shape_options(CLI::App& command, ShapeOptions& options);
-void add_model_option(CLI::App& command, ShapeOptions& options, const std::string& default_note);
+void add_shape_options(Command& command, ShapeOptions& options);
+void add_model_option(Command& command, ShapeOptions& options, const std::string& default_note);
 
 struct NamedShape {
   std::string name;        // "qwen3-30b-a3b", or "E128.k8.H2048.I768"

@@ -71,7 +71,7 @@ std::optional<Tensor> LayerTensors::load(int64_t layer, const char* key,
   return file_.load(tensor->name);
 }
 
-Tensor LayerTensors::hidden_states(int64_t layer, const MoeSpec& spec) const {
+const TensorInfo& LayerTensors::find_hidden_states(int64_t layer, const MoeSpec& spec) const {
   constexpr const char* kKey = "hidden_states";
   const TensorInfo* tensor = file_.find(tensor_name(layer, kKey));
   if (tensor == nullptr) tensor = file_.find(kKey);
@@ -80,7 +80,15 @@ Tensor LayerTensors::hidden_states(int64_t layer, const MoeSpec& spec) const {
                   .cols = spec.hidden_size,
                   .letters = "tokens x hidden size",
                   .dtypes = {DType::kF32, DType::kF16, DType::kBF16}});
-  return file_.load(tensor->name);
+  return *tensor;
+}
+
+Tensor LayerTensors::hidden_states(int64_t layer, const MoeSpec& spec) const {
+  return file_.load(find_hidden_states(layer, spec).name);
+}
+
+bool LayerTensors::has(int64_t layer, const std::string& key) const {
+  return file_.find(tensor_name(layer, key)) != nullptr;
 }
 
 std::optional<Tensor> LayerTensors::router_logits(int64_t layer, const MoeSpec& spec,
@@ -110,16 +118,20 @@ std::optional<Tensor> LayerTensors::topk_weights(int64_t layer, const MoeSpec& s
                .dtypes = {DType::kF32, DType::kF16, DType::kBF16}});
 }
 
-std::optional<std::vector<double>> LayerTensors::output(int64_t layer, const MoeSpec& spec,
-                                                        int64_t num_tokens) const {
-  const std::optional<Tensor> tensor =
-      load(layer, "output",
-           {.rows = num_tokens,
-            .cols = spec.hidden_size,
-            .letters = "tokens x hidden size",
-            .dtypes = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16}});
-  if (!tensor) return std::nullopt;
-  return to_float64(tensor->view());
+const TensorInfo& LayerTensors::find_output(int64_t layer, const MoeSpec& spec,
+                                            int64_t num_tokens) const {
+  const TensorInfo* tensor = file_.find(tensor_name(layer, "output"));
+  if (tensor == nullptr) missing(layer, "output", "without --reference, float64 is the reference");
+  check(*tensor, {.rows = num_tokens,
+                  .cols = spec.hidden_size,
+                  .letters = "tokens x hidden size",
+                  .dtypes = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16}});
+  return *tensor;
+}
+
+std::vector<double> LayerTensors::output(int64_t layer, const MoeSpec& spec,
+                                         int64_t num_tokens) const {
+  return to_float64(file_.load(find_output(layer, spec, num_tokens).name).const_view());
 }
 
 std::vector<double> to_float64(const ConstTensorView& tensor) {

@@ -24,13 +24,16 @@ class LayerTensors {
   // [T, H] of f32, f16 or bf16. Throws Error(kTensorMissing, kTensorShape, kTensorDType) naming
   // file, tensor, expected and found.
   Tensor hidden_states(int64_t layer, const MoeSpec& spec) const;
+  // The same checks without reading data.
+  const TensorInfo& find_hidden_states(int64_t layer, const MoeSpec& spec) const;
   // The others are absent where the file does not hold them. `num_tokens` rows are required.
   std::optional<Tensor> router_logits(int64_t layer, const MoeSpec& spec, int64_t num_tokens) const;
   std::optional<Tensor> topk_ids(int64_t layer, const MoeSpec& spec, int64_t num_tokens) const;
   std::optional<Tensor> topk_weights(int64_t layer, const MoeSpec& spec, int64_t num_tokens) const;
-  // [T, H] as float64.
-  std::optional<std::vector<double>> output(int64_t layer, const MoeSpec& spec,
-                                            int64_t num_tokens) const;
+  // [T, H] as float64; it has to be there.
+  std::vector<double> output(int64_t layer, const MoeSpec& spec, int64_t num_tokens) const;
+  const TensorInfo& find_output(int64_t layer, const MoeSpec& spec, int64_t num_tokens) const;
+  bool has(int64_t layer, const std::string& key) const;
   // The error for a tensor that has to be there.
   [[noreturn]] void missing(int64_t layer, const std::string& key, const std::string& hint) const;
 

@@ -1,0 +1,104 @@
+// conclave synth, and manifest on what it wrote.
+#include "tool_process.h"
+
+#include "conclave/safetensors.h"
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+namespace conclave::testing {
+namespace {
+
+std::vector<std::string> synth_arguments(const std::string& directory,
+                                         std::vector<std::string> more = {}) {
+  std::vector<std::string> arguments = {"synth", "-E", "4",  "-k", "2", "-H",
+                                        "48",    "-I", "20", "-n", "2", directory};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+class SynthFamily : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(SynthFamily, Checkpoint_IsInspectedAndVerified) {
+  const ScratchDirectory scratch;
+  const std::string model = (scratch / "model").string();
+  std::vector<std::string> more = {"--model-type", GetParam(), "--shard-size", "8kB"};
+  if (GetParam() == std::string("qwen2_moe")) more.insert(more.end(), {"--shared", "24"});
+  const ToolResult synth = run_tool(synth_arguments(model, more));
+  ASSERT_EQ(synth.exit_code, 0) << synth.err;
+
+  const ToolResult inspect = run_tool({"inspect", model, "--json"});
+  ASSERT_EQ(inspect.exit_code, 0) << inspect.err;
+  const nlohmann::json document = nlohmann::json::parse(inspect.out);
+  EXPECT_EQ(document["model_type"], GetParam());
+  ASSERT_EQ(document["layers"].size(), 2U);
+  EXPECT_EQ(document["layers"][1]["num_experts"], 4);
+  EXPECT_TRUE(document["layers"][1]["supported"]);
+
+  const ToolResult verify = run_tool({"verify", model});
+  EXPECT_EQ(verify.exit_code, 0) << verify.out << verify.err;
+}
+
+INSTANTIATE_TEST_SUITE_P(Synth, SynthFamily,
+                         ::testing::Values("mixtral", "olmoe", "qwen2_moe", "qwen3_moe"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST(Synth, SameSeed_GivesTheSameBytesForAnyThreadsAndShards) {
+  const ScratchDirectory scratch;
+  const std::string one = (scratch / "one").string();
+  const std::string two = (scratch / "two").string();
+  ASSERT_EQ(run_tool(synth_arguments(one, {"--seed", "3", "--threads", "1"})).exit_code, 0);
+  ASSERT_EQ(run_tool(synth_arguments(two, {"--seed", "3", "--threads", "4"})).exit_code, 0);
+  const std::string shard = "model-00001-of-00001.safetensors";
+  EXPECT_EQ(read_text(std::filesystem::path(one) / shard),
+            read_text(std::filesystem::path(two) / shard));
+}
+
+TEST(Synth, FullDirectory_IsRefusedUnlessForced) {
+  const ScratchDirectory scratch;
+  write_text(scratch / "notes.txt", "mine");
+  const std::string directory = scratch.path().string();
+  const ToolResult refused = run_tool(synth_arguments(directory));
+  EXPECT_EQ(refused.exit_code, 4);
+  EXPECT_NE(refused.err.find("[kFileWrite]: the directory is not empty"), std::string::npos);
+  EXPECT_EQ(run_tool(synth_arguments(directory, {"--force"})).exit_code, 0);
+  EXPECT_EQ(read_text(scratch / "notes.txt"), "mine");
+}
+
+TEST(Synth, MissingRoom_IsSaidBeforeAnythingIsWritten) {
+  const ScratchDirectory scratch;
+  const std::string model = (scratch / "model").string();
+  const ToolResult result =
+      run_tool({"synth", "-E", "65536", "-k", "1", "-H", "65536", "-I", "65536", model});
+  EXPECT_EQ(result.exit_code, 4);
+  EXPECT_NE(result.err.find("too little room on the disk"), std::string::npos) << result.err;
+  EXPECT_TRUE(std::filesystem::is_empty(model));
+}
+
+TEST(Synth, SharedExpertInAFamilyWithout_IsRefused) {
+  const ScratchDirectory scratch;
+  const ToolResult result = run_tool(
+      synth_arguments((scratch / "model").string(), {"--shared", "8", "--model-type", "mixtral"}));
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_NE(result.err.find("[kUnsupported]"), std::string::npos);
+}
+
+TEST(Manifest, FlippedBit_IsFound) {
+  const ScratchDirectory scratch;
+  const std::string model = (scratch / "model").string();
+  ASSERT_EQ(run_tool(synth_arguments(model)).exit_code, 0);
+  const ToolResult manifest = run_tool({"manifest", model});
+  ASSERT_EQ(manifest.exit_code, 0) << manifest.err;
+  EXPECT_EQ(run_tool({"verify", model, "--check-manifest"}).exit_code, 0);
+
+  const std::filesystem::path shard = scratch / "model" / "model-00001-of-00001.safetensors";
+  std::string bytes = read_text(shard);
+  bytes[bytes.size() - 2] = static_cast<char>(bytes[bytes.size() - 2] ^ 1);
+  write_text(shard, bytes);
+  const ToolResult result = run_tool({"verify", model, "--check-manifest"});
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_NE(result.err.find("[kChecksum]"), std::string::npos) << result.err;
+}
+
+}  // namespace
+}  // namespace conclave::testing
