@@ -51,8 +51,8 @@ TEST_P(BundledModel, Verify_PassesEveryStage) {
 INSTANTIATE_TEST_SUITE_P(Run, BundledModel,
                          ::testing::Values("mixtral-tiny", "olmoe-tiny", "qwen2-moe-tiny",
                                            "qwen3-moe-tiny"),
-                         [](const auto& info) {
-                           std::string name = info.param;
+                         [](const auto& instance) {
+                           std::string name = instance.param;
                            std::replace(name.begin(), name.end(), '-', '_');
                            return name;
                          });

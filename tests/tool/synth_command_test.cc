@@ -41,7 +41,7 @@ TEST_P(SynthFamily, Checkpoint_IsInspectedAndVerified) {
 
 INSTANTIATE_TEST_SUITE_P(Synth, SynthFamily,
                          ::testing::Values("mixtral", "olmoe", "qwen2_moe", "qwen3_moe"),
-                         [](const auto& info) { return std::string(info.param); });
+                         [](const auto& instance) { return std::string(instance.param); });
 
 TEST(Synth, SameSeed_GivesTheSameBytesForAnyThreadsAndShards) {
   const ScratchDirectory scratch;

@@ -124,7 +124,7 @@ INSTANTIATE_TEST_SUITE_P(
         WrongUsage{"ShardSize",
                    {"synth", "-E4", "-k2", "-H8", "-I8", "--shard-size", "x", "d"},
                    "conclave: error [kInvalidArgument]: not a size in bytes"}),
-    [](const auto& info) { return std::string(info.param.name); });
+    [](const auto& instance) { return std::string(instance.param.name); });
 
 }  // namespace
 }  // namespace conclave::testing

@@ -27,6 +27,8 @@ ResultsFile::ResultsFile(const std::filesystem::path& path, const std::vector<Re
       writer_.declare(prefix + "router_logits", DType::kF32, {layer.num_tokens, spec.num_experts});
     }
   }
+  // Creates the file: a path that cannot be written is found before any work.
+  writer_.write({});
 }
 
 void ResultsFile::write(const LayerRun& run) {
