@@ -47,4 +47,9 @@ CpuId cpu_id();
 // Pure: unit-tested for CPUs other than this one. `isa` is the best allowed.
 ArithmeticChoice choose_arithmetic(const CpuId& cpu, Isa isa);
 
+// Whether a thread that reads weights once, straight from memory, gains by fetching the next ones
+// with instructions: it does where the CPU's own prefetcher alone stays below the read ceiling.
+// Pure, by the same kind of table.
+bool fetch_instructions_speed_streams(const CpuId& cpu);
+
 }  // namespace conclave::inline v0::cpu

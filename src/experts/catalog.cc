@@ -41,6 +41,13 @@ Support needs_bf16_arithmetic(const ExpertsProblem& problem, cpu::Arithmetic ari
   return needs_isa(problem, isa);
 }
 
+// Rows that pass over a panel once are limited by memory: whether fetching ahead helps them is the
+// CPU's matter. More rows share a panel, and the CPU's prefetcher would start on the next too late.
+int64_t fetch_above(int64_t rows_of_one_pass) {
+  static const bool kAlways = cpu::fetch_instructions_speed_streams(cpu::cpu_id());
+  return kAlways ? 0 : rows_of_one_pass;
+}
+
 constexpr std::array kRows = {
     KernelRow{
         .name = "cpu.amx",
@@ -53,7 +60,8 @@ constexpr std::array kRows = {
               return make_expert_mlp(problem, {.functions = mlp_functions_amx(problem.activation),
                                                .row_dtype = DType::kBF16,
                                                .tiling = {.tile = 32, .group = 16},
-                                               .tile = "32x32"});
+                                               .tile = "32x32",
+                                               .fetch_above_rows = fetch_above(16)});
             },
         .arithmetic = cpu::Arithmetic::kAmxBf16},
     KernelRow{.name = "cpu.avx512_bf16",
@@ -68,7 +76,8 @@ constexpr std::array kRows = {
                         problem, {.functions = mlp_functions_avx512_bf16(problem.activation),
                                   .row_dtype = DType::kBF16,
                                   .tiling = {.tile = 6},
-                                  .tile = "6x64"});
+                                  .tile = "6x64",
+                                  .fetch_above_rows = fetch_above(6)});
                   },
               .arithmetic = cpu::Arithmetic::kDpBf16},
     KernelRow{.name = "cpu.avx512",
@@ -81,7 +90,8 @@ constexpr std::array kRows = {
                     return make_expert_mlp(problem, {.functions = mlp_functions_avx512(
                                                          problem.weight_dtype, problem.activation),
                                                      .tiling = {.tile = 6},
-                                                     .tile = "6x64"});
+                                                     .tile = "6x64",
+                                                     .fetch_above_rows = fetch_above(6)});
                   },
               .arithmetic = cpu::Arithmetic::kF32Fma},
     KernelRow{.name = "cpu.avx2",
@@ -94,7 +104,8 @@ constexpr std::array kRows = {
                     return make_expert_mlp(problem, {.functions = mlp_functions_avx2(
                                                          problem.weight_dtype, problem.activation),
                                                      .tiling = {.tile = 6},
-                                                     .tile = "6x16"});
+                                                     .tile = "6x16",
+                                                     .fetch_above_rows = fetch_above(6)});
                   },
               .arithmetic = cpu::Arithmetic::kF32Fma},
     // Takes every problem, also where another arithmetic was asked for: it always computes f32_fma.

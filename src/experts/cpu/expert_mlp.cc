@@ -127,6 +127,7 @@ class ExpertMlp final : public ExpertsKernel {
   }
 
   bool grouped() const { return config_.tiling.group > 1; }
+  bool fetch_ahead(const WorkItem& item) const { return item.num_rows > config_.fetch_above_rows; }
 
   WorkspaceSlice book_work(WorkspaceLayout& workspace) const {
     return workspace.book<ActiveExpert>(num_local_experts_);
@@ -166,7 +167,7 @@ class ExpertMlp final : public ExpertsKernel {
           const int64_t column = item.panel * kGateUpColumns;
           config_.functions.gate_up(
               {.panel = panel,
-               .next_panel = next_panel,
+               .next_panel = fetch_ahead(item) ? next_panel : nullptr,
                .k = layout_.hidden_size,
                .rows = grouped() ? call.grouped + item.first_row * call.batch.bundle.row_bytes
                                  : call.batch.bundle.rows,
@@ -191,7 +192,7 @@ class ExpertMlp final : public ExpertsKernel {
                 float* out = call.output.rows + item.first_slot * call.output.row_stride + column;
                 config_.functions.down(
                     {.panel = panel,
-                     .next_panel = next_panel,
+                     .next_panel = fetch_ahead(item) ? next_panel : nullptr,
                      .k = layout_.intermediate_size,
                      .rows = call.intermediate + item.first_row * intermediate_row_bytes(),
                      .row_bytes = intermediate_row_bytes(),

@@ -15,6 +15,8 @@ struct ExpertMlpConfig {
   DType row_dtype = DType::kF32;  // of rows and activated rows: kF32 or kBF16
   RowTiling tiling = {};
   std::string tile = {};  // "6x64"
+  // The next panel is fetched while a task of more rows than this is computed.
+  int64_t fetch_above_rows = 0;
 };
 
 std::unique_ptr<ExpertsKernel> make_expert_mlp(const ExpertsProblem& problem,

@@ -49,9 +49,7 @@ void compute_tile(const PanelTask& task, int64_t first_row, Ahead& ahead) {
   }
 }
 
-// A PanelFunction. Rows are spread evenly over the fewest tiles. With a single tile the memory is
-// the limit and the CPU's own prefetcher follows the stream best; with more, the next panel is
-// fetched by instructions, for the CPU's prefetcher would start on it only when it is needed.
+// A PanelFunction. Rows are spread evenly over the fewest tiles.
 template <class Weights, class Epilogue>
 void compute_panel(const PanelTask& task) noexcept {
   const int64_t tiles = (task.num_rows + kMaxTileRows - 1) / kMaxTileRows;
@@ -60,8 +58,7 @@ void compute_panel(const PanelTask& task) noexcept {
   const int64_t num_long = task.num_rows % tiles;
   const int64_t steps = (task.k + Weights::kStepK - 1) / Weights::kStepK;
   const int64_t turns = (steps + kStepsPerTurn - 1) / kStepsPerTurn;
-  Ahead ahead(tiles == 1 ? nullptr : task.next_panel, steps * 64 * Weights::kLaneBytes,
-              turns * tiles);
+  Ahead ahead(task.next_panel, steps * 64 * Weights::kLaneBytes, turns * tiles);
   int64_t row = 0;
   for (int64_t t = 0; t < tiles; ++t) {
     const int64_t count = short_rows + (t < num_long ? 1 : 0);

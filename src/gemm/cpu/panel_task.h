@@ -8,7 +8,7 @@ namespace conclave::inline v0::gemm {
 
 struct PanelTask {
   const std::byte* panel = nullptr;
-  // The panel of the same size that this thread reads next, or null: it may be fetched meanwhile.
+  // A panel of the same size to fetch meanwhile, because this thread reads it next; or null.
   const std::byte* next_panel = nullptr;
   int64_t k = 0;
 

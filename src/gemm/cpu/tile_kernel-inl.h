@@ -83,7 +83,7 @@ template <class Epilogue>
 void compute_panel_on_tiles(const PanelTask& task) noexcept {
   const int64_t steps = (task.k + kTileK - 1) / kTileK;
   const int64_t groups = (task.num_rows + kTileRows - 1) / kTileRows;
-  Ahead ahead(groups == 1 ? nullptr : task.next_panel, steps * 16 * kPanelRowBytes, steps * groups);
+  Ahead ahead(task.next_panel, steps * 16 * kPanelRowBytes, steps * groups);
   int configured_first = 0;
   int configured_second = 0;
   for (int64_t row = 0; row < task.num_rows; row += 2 * kTileRows) {
