@@ -6,9 +6,7 @@
 
 namespace conclave::inline v0 {
 
-inline float bf16_to_float(uint16_t bits) {
-  return std::bit_cast<float>(uint32_t{bits} << 16);
-}
+inline float bf16_to_float(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
 
 inline uint16_t float_to_bf16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
@@ -67,11 +65,7 @@ inline float double_to_float_odd(double value) {
   return std::bit_cast<float>(bits | 1U);
 }
 
-inline uint16_t double_to_bf16(double value) {
-  return float_to_bf16(double_to_float_odd(value));
-}
-inline uint16_t double_to_f16(double value) {
-  return float_to_f16(double_to_float_odd(value));
-}
+inline uint16_t double_to_bf16(double value) { return float_to_bf16(double_to_float_odd(value)); }
+inline uint16_t double_to_f16(double value) { return float_to_f16(double_to_float_odd(value)); }
 
 }  // namespace conclave::inline v0

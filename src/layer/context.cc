@@ -95,21 +95,13 @@ Context::Context(Context&&) noexcept = default;
 Context& Context::operator=(Context&&) noexcept = default;
 Context::~Context() = default;
 
-Executor& Context::executor() const noexcept {
-  return *impl_->executor;
-}
+Executor& Context::executor() const noexcept { return *impl_->executor; }
 
-HostAllocator& Context::host_allocator() const noexcept {
-  return *impl_->allocator;
-}
+HostAllocator& Context::host_allocator() const noexcept { return *impl_->allocator; }
 
-Communicator* Context::communicator() const noexcept {
-  return impl_->options.communicator;
-}
+Communicator* Context::communicator() const noexcept { return impl_->options.communicator; }
 
-const std::string& Context::isa() const noexcept {
-  return impl_->options.isa;
-}
+const std::string& Context::isa() const noexcept { return impl_->options.isa; }
 
 void Context::log(LogLevel level, std::string_view message) const {
   if (impl_->options.log != nullptr) impl_->options.log->log(level, message);

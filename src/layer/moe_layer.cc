@@ -146,21 +146,13 @@ void MoeLayer::reload(const WeightSource& source, ReloadMode mode) {
   impl.weights_complete.store(true, std::memory_order_release);
 }
 
-const MoeSpec& MoeLayer::spec() const noexcept {
-  return impl_->plan.spec;
-}
+const MoeSpec& MoeLayer::spec() const noexcept { return impl_->plan.spec; }
 
-const ParallelSpec& MoeLayer::parallel() const noexcept {
-  return impl_->plan.parallel;
-}
+const ParallelSpec& MoeLayer::parallel() const noexcept { return impl_->plan.parallel; }
 
-const Plan& MoeLayer::plan() const noexcept {
-  return impl_->plan.summary;
-}
+const Plan& MoeLayer::plan() const noexcept { return impl_->plan.summary; }
 
-size_t MoeLayer::workspace_bytes() const noexcept {
-  return impl_->plan.workspace_bytes;
-}
+size_t MoeLayer::workspace_bytes() const noexcept { return impl_->plan.workspace_bytes; }
 
 LayerStatus MoeLayer::status() const noexcept {
   constexpr auto kRelaxed = std::memory_order_relaxed;

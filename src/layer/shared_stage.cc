@@ -13,9 +13,7 @@ namespace {
 // Rows of one task: large enough to outweigh taking it.
 constexpr int64_t kRowsPerTask = 16;
 
-float sigmoid(float value) {
-  return 1.0F / (1.0F + std::exp(-value));
-}
+float sigmoid(float value) { return 1.0F / (1.0F + std::exp(-value)); }
 
 }  // namespace
 

@@ -239,5 +239,13 @@ TEST(ChooseArithmetic, EveryChoice_IsWithinTheInstructionSet) {
   }
 }
 
+TEST(FetchInstructions, DependOnTheCpuAlone) {
+  EXPECT_TRUE(
+      fetch_instructions_speed_streams({.vendor = "GenuineIntel", .family = 6, .model = 207}));
+  EXPECT_FALSE(
+      fetch_instructions_speed_streams({.vendor = "AuthenticAMD", .family = 26, .model = 2}));
+  EXPECT_FALSE(fetch_instructions_speed_streams({.vendor = "Unknown"}));
+}
+
 }  // namespace
 }  // namespace conclave::cpu

@@ -17,9 +17,7 @@ namespace {
 // Keeps an all-zero reference row from dividing by zero without hiding a wrong value.
 constexpr double kNormFloor = 1e-30;
 
-double norm(const double* values, int64_t count) {
-  return std::sqrt(dot(values, values, count));
-}
+double norm(const double* values, int64_t count) { return std::sqrt(dot(values, values, count)); }
 
 // |logit - x . w| / (|x| |w|): scale-free, and independent of cancellation in the product.
 double worst_logit_error(const WeightSource& source, const Float64Matrix& hidden,
