@@ -1,6 +1,7 @@
 #include "checkpoint/shard_index.h"
 
 #include "checkpoint/name_list.h"
+#include "checkpoint/weight_map.h"
 #include "io/safetensors_open.h"
 
 #include "conclave/error.h"
@@ -75,58 +76,6 @@ std::vector<std::string> safetensors_in(const io::Directory& directory) {
                                       : fmt::format("shards need their {}: fetch it from where the "
                                                     "model came from",
                                                     kIndexFile)});
-}
-
-struct WeightMap {
-  std::string file;       // for messages
-  io::JsonValue tensors;  // {"TENSOR": "SHARD", ...}
-  std::vector<std::string> shards;
-};
-
-io::JsonValue find_weight_map(const io::JsonValue& root) {
-  const auto weights = root.is_object() ? root.find_set("weight_map") : std::nullopt;
-  if (!weights || !weights->is_object()) {
-    throw Error(ErrorCode::kIndexNoWeightMap,
-                {.what = "the index has no weight map",
-                 .file = root.file(),
-                 .expected = "{\"weight_map\": {\"TENSOR\": \"SHARD.safetensors\", ...}}",
-                 .found = weights ? "weight_map is " + std::string(io::to_string(weights->type()))
-                                  : "no key weight_map"});
-  }
-  if (weights->size() == 0) {
-    throw Error(
-        ErrorCode::kIndexNoWeightMap,
-        {.what = "the index lists no tensor", .file = root.file(), .found = "an empty weight_map"});
-  }
-  return *weights;
-}
-
-void check_shard_of(std::string_view tensor, std::string_view shard, const std::string& file) {
-  try {
-    io::check_shard_name(shard, file);
-  } catch (const Error& error) {
-    // The tensor helps to find the line.
-    ErrorDetail detail = error.detail();
-    detail.tensor = std::string(tensor);
-    if (detail.hint.empty()) {
-      detail.hint = "the index is damaged or hostile: nothing outside the directory was opened";
-    }
-    throw Error(error.code(), std::move(detail));
-  }
-}
-
-WeightMap read_weight_map(const io::JsonDocument& document) {
-  WeightMap map{
-      .file = document.root().file(), .tensors = find_weight_map(document.root()), .shards = {}};
-  std::set<std::string_view> known;
-  for (const io::JsonMember& member : map.tensors.members()) {
-    const std::string_view shard = member.value.as_string();
-    if (!known.insert(shard).second) continue;
-    check_shard_of(member.key, shard, map.file);
-    map.shards.emplace_back(shard);
-  }
-  std::sort(map.shards.begin(), map.shards.end());
-  return map;
 }
 
 SafetensorsFile open_shard(const io::Directory& directory, const WeightMap& map,
