@@ -274,7 +274,9 @@ int exit_status_of(const Child& child) {
 }
 
 TEST(ThreadPool, UsedInAForkedChild_IsATypedError) {
-  if (kThreadSanitizer) GTEST_SKIP() << "ThreadSanitizer does not follow a fork with threads";
+  if (kThreadSanitizer || kAddressSanitizer) {
+    GTEST_SKIP() << "sanitizers do not follow a fork with threads";
+  }
   const auto pool = pool_of(2);
   run_region(*pool, [](int32_t) {});
   const int status = exit_status_of([&] {
