@@ -42,7 +42,8 @@ TEST_P(BundledModel, Run_IsWithinToleranceOfItsReference) {
 TEST_P(BundledModel, Verify_PassesEveryStage) {
   const ToolResult result = run_tool({"verify", bundled(GetParam()), "--format", "json"});
   ASSERT_EQ(result.exit_code, 0) << result.err << result.out;
-  for (const Json& layer : Json::parse(result.out)["layers"]) {
+  const Json report = Json::parse(result.out);
+  for (const Json& layer : report["layers"]) {
     EXPECT_TRUE(layer["ok"]);
     EXPECT_EQ(layer["id_mismatches"], 0);
   }
