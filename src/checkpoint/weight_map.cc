@@ -1,6 +1,7 @@
 #include "checkpoint/weight_map.h"
 
 #include "io/directory.h"
+#include "io/text.h"
 
 #include "conclave/error.h"
 
@@ -35,7 +36,7 @@ void check_shard_of(std::string_view tensor, std::string_view shard, const std::
   } catch (const Error& error) {
     // The tensor helps to find the line.
     ErrorDetail detail = error.detail();
-    detail.tensor = std::string(tensor);
+    detail.tensor = io::show_name(tensor);
     if (detail.hint.empty()) {
       detail.hint = "the index is damaged or hostile: nothing outside the directory was opened";
     }

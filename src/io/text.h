@@ -16,4 +16,7 @@ std::optional<size_t> find_invalid_utf8(std::string_view text) noexcept;
 // texts cut.
 std::string show_text(std::string_view text);
 
+// A name as it is where it is short and fit to show, else as show_text.
+std::string show_name(std::string_view name);
+
 }  // namespace conclave::inline v0::io
