@@ -3,6 +3,7 @@
 #include "checkpoint/name_list.h"
 #include "checkpoint/weight_map.h"
 #include "io/safetensors_open.h"
+#include "io/text.h"
 
 #include "conclave/error.h"
 
@@ -127,7 +128,7 @@ SafetensorsFile open_shard(const io::Directory& directory, const WeightMap& map,
                    : fmt::format("the index lists {} tensors that their shards do not hold",
                                  missing.size()),
        .file = map.file,
-       .tensor = missing.front(),
+       .tensor = io::show_name(missing.front()),
        .expected = "in " + shard,
        .found = fmt::format("{} other tensors there", others),
        .hint = missing.size() == 1
