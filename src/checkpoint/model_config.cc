@@ -1,5 +1,7 @@
 #include "checkpoint/model_config.h"
 
+#include "io/text.h"
+
 #include "conclave/checkpoint.h"
 
 #include <fmt/format.h>
@@ -33,7 +35,7 @@ std::string render(const io::JsonValue& value) {
     case io::JsonType::kFloat:
       return fmt::format("{}", value.as_double());
     case io::JsonType::kString:
-      return fmt::format("\"{}\"", value.as_string());
+      return io::show_text(value.as_string());
     default:
       return std::string(io::to_string(value.type()));
   }
@@ -107,7 +109,7 @@ FamilyMatch match_family(const std::vector<io::JsonValue>& chain) {
     if (!value) continue;
     const std::string type(value->as_string());
     if (const Architecture* architecture = find_architecture(type)) return {architecture, type};
-    found += (found.empty() ? "" : ", ") + fmt::format("\"{}\"", type);
+    found += (found.empty() ? "" : ", ") + io::show_text(type);
   }
   const io::JsonValue& root = chain.front();
   if (found.empty()) {
@@ -142,8 +144,8 @@ std::optional<DType> read_dtype(const std::vector<io::JsonValue>& chain,
     if (name.starts_with("torch.")) name.remove_prefix(6);
     const std::optional<DType> dtype = parse_dtype(name);
     if (dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16) return dtype;
-    notes.push_back(fmt::format("{} \"{}\" is not a type layers run in; the router's own is used",
-                                value->path(), name));
+    notes.push_back(fmt::format("{} {} is not a type layers run in; the router's own is used",
+                                value->path(), io::show_text(name)));
   }
   return std::nullopt;
 }
@@ -154,7 +156,7 @@ std::string read_quantization(const std::vector<io::JsonValue>& chain) {
       const auto value = config.find_set(key);
       if (!value) continue;
       const auto method = value->find_set("quant_method");
-      return method ? std::string(method->as_string())
+      return method ? io::show_name(method->as_string())
                     : "a method that " + value->path() + " does not name";
     }
   }
@@ -177,8 +179,8 @@ ActivationSpec read_activation(const io::JsonValue& config, const KeyNames& key,
   for (const ActivationName& known : kActivations) {
     if (known.config == name) return {.name = std::string(known.row)};
   }
-  support = Support::no(fmt::format(
-      "{} \"{}\" is not an activation this version runs (it runs silu)", value->path(), name));
+  support = Support::no(fmt::format("{} {} is not an activation this version runs (it runs silu)",
+                                    value->path(), io::show_text(name)));
   return {.name = name};
 }
 
