@@ -70,7 +70,8 @@ struct ContextOptions {
   Executor* executor = nullptr;
   HostAllocator* host_allocator = nullptr;
   LogSink* log = nullptr;
-  Communicator* communicator = nullptr;  // needed when ParallelSpec::ep_size > 1
+  Communicator* communicator = nullptr;         // needed when ParallelSpec::ep_size > 1
+  Communicator* tensor_communicator = nullptr;  // needed when tp_size > 1 and Reduce::kFull
 };
 
 using RouterFactory = std::function<std::unique_ptr<Router>(const MoeSpec& spec)>;
@@ -91,6 +92,7 @@ class CONCLAVE_API Context {
   Executor& executor() const noexcept;
   HostAllocator& host_allocator() const noexcept;
   Communicator* communicator() const noexcept;
+  Communicator* tensor_communicator() const noexcept;
   // The forced instruction set; empty: the best usable one is chosen.
   const std::string& isa() const noexcept;
   void log(LogLevel level, std::string_view message) const;

@@ -69,22 +69,25 @@ class CONCLAVE_API Workspace {
 };
 
 // Give exactly one source of routing: router_logits, or topk_ids with topk_weights, or none of them
-// when the layer has a gate. hidden and out: f32, f16 or bf16, independent of each other and of the
-// weights. out may be hidden itself (in place) but must not overlap it otherwise.
+// when the layer has a gate. topk_ids alone (with logits or a gate) replays recorded choices: the
+// router then only weighs them. hidden and out: f32, f16 or bf16, independent of each other and of
+// the weights. out may be hidden itself (in place) but must not overlap it otherwise.
 struct ForwardArgs {
   ConstTensorView hidden = {};          // [T, H]
-  ConstTensorView router_logits = {};   // [T, E] f32, f16 or bf16
-  ConstTensorView topk_ids = {};        // [T, k] int32 or int64
-  ConstTensorView topk_weights = {};    // [T, k] f32, f16 or bf16
+  ConstTensorView router_logits = {};   // [T, num_logits(spec)] f32, f16 or bf16
+  ConstTensorView topk_ids = {};        // [T, num_slots(spec)] int32 or int64
+  ConstTensorView topk_weights = {};    // [T, num_slots(spec)] f32, f16 or bf16
   ConstTensorView router_input = {};    // [T, H] the gate reads instead of hidden
+  ConstTensorView residual_input = {};  // [T, H] the residual MLP reads instead of hidden
+  ConstTensorView token_ids = {};       // [T] int32 or int64, of router "hash"
   ConstTensorView padding_mask = {};    // [T] bool; false: the token is padding, its output is 0
   const int64_t* num_tokens = nullptr;  // if given: only the first *num_tokens <= T rows count
 
   TensorView out = {};               // [T, H]
   TensorView shared_out = {};        // [T, H]; if given, shared experts are written here, not added
-  TensorView captured_logits = {};   // [T, E] f32: what the router saw
-  TensorView captured_ids = {};      // [T, k] int32
-  TensorView captured_weights = {};  // [T, k] f32
+  TensorView captured_logits = {};   // [T, num_logits(spec)] f32: what the router saw
+  TensorView captured_ids = {};      // [T, num_slots(spec)] int32, logical ids
+  TensorView captured_weights = {};  // [T, num_slots(spec)] f32
   std::span<int64_t> expert_load = {};  // [E]; this call's rows per expert are added
 
   Workspace* workspace = nullptr;  // null: the layer's own (then one forward at a time)

@@ -1,5 +1,6 @@
 // What one MoE layer is: sizes, router, activation, shared experts, and how it is split over ranks.
-// Letters used in all docs: T tokens, E experts, k choices per token, H hidden, I intermediate.
+// Letters used in all docs: T tokens, E experts, Z zero experts, S shared experts, k choices per
+// token, H hidden, I intermediate.
 #pragma once
 
 #include "conclave/dtype.h"
@@ -11,57 +12,235 @@
 
 namespace conclave::inline v0 {
 
-enum class RouterScore : uint8_t { kSoftmax };
-enum class Renormalize : uint8_t { kNone, kSum };
+enum class RouterScore : uint8_t {
+  kSoftmax,
+  kSigmoid,
+  kSqrtSoftplus,  // sqrt(log(1 + exp(l)))
+  kNone,          // the logit itself
+};
+enum class RouterOrder : uint8_t {
+  kScoreThenTopk,
+  kTopkThenScore,  // the k highest logits; softmax then runs over the chosen ones only
+};
+enum class GroupScore : uint8_t { kMax, kTop2Sum };
+// What the experts of a group that was not kept compare as. kZero is what some families published:
+// an excluded expert then beats a kept one of negative score.
+enum class GroupMask : uint8_t { kNegInf, kZero };
+enum class Renormalize : uint8_t {
+  kNone,
+  kSum,      // w / sum(w)
+  kPNorm,    // w / (sum |w|^p)^(1/p)
+  kSoftmax,  // softmax over the k chosen scores
+};
+enum class EpsilonMode : uint8_t {
+  kAdd,       // divide by (norm + epsilon)
+  kClampMin,  // divide by max(norm, epsilon)
+};
 
-// The router, as values. `name` is a row of the router catalog (or of Context::add_router);
-// "topk" is: score all experts, take the k best, renormalise.
+// The gate reads g(x) = x / sqrt(mean(x^2) + epsilon) * weight * H^-0.5 instead of x, weight [H]
+// from WeightRole::kRouterInputScale (Gemma 4).
+struct RouterInputNorm {
+  bool enabled = false;
+  double epsilon = 1e-6;
+};
+
+enum class SimulatedDistribution : uint8_t {
+  kUniform,  // k distinct experts, all equally likely
+  kNormal,   // logits from N(0, 1) a token
+  kZipf,     // expert of rank r drawn with probability ~ (r + 1)^-exponent
+  kReplay,   // rows of `replay_ids`, repeated
+};
+
+// Routing for load tests (router "simulated"): reads no logits. The ids of a token depend on seed
+// and token number only; weights are 1 / k, or `replay_weights`.
+struct SimulatedRouting {
+  SimulatedDistribution distribution = SimulatedDistribution::kUniform;
+  uint64_t seed = 0;
+  double zipf_exponent = 1.0;
+  std::vector<int32_t> replay_ids = {};    // [N, k] row-major
+  std::vector<float> replay_weights = {};  // [N, k], or empty
+};
+
+// The router, as values. `name` is a row of the router catalog (or of Context::add_router):
+// - "topk": logits l = x W^T (+ bias), soft cap, score, selection bias, group limit, the k best,
+//   renormalise, scale. Every field below applies.
+// - "hash": ids = table[token id] (WeightRole::kHashTable); weights as "topk" gives at those ids.
+// - "sparse_mixer": two choices from separate masked softmaxes (PhiMoE); jitter_epsilon applies.
+// - "sink_softmax": chosen by sigmoid(l) + selection bias; the weights are a softmax over
+//   log-sigmoid of the k chosen and the S shared logits; the last S weigh the shared experts
+//   (SharedMode::kRouterWeight); logits are [T, E + S].
+// - "simulated": see SimulatedRouting.
 struct RouterSpec {
   std::string name = "topk";
   RouterScore score = RouterScore::kSoftmax;
+  RouterOrder order = RouterOrder::kScoreThenTopk;
+  bool has_logit_bias = false;      // WeightRole::kRouterBias: added to the product
+  double soft_cap = 0;              // c > 0: l = c tanh(l / c)
+  bool has_selection_bias = false;  // WeightRole::kSelectionBias: added for choosing, never weighs
+
+  int64_t num_groups = 1;   // E % num_groups == 0
+  int64_t topk_groups = 1;  // kept groups; k <= topk_groups * E / num_groups
+  GroupScore group_score = GroupScore::kTop2Sum;
+  GroupMask group_mask = GroupMask::kNegInf;
+
   Renormalize renormalize = Renormalize::kSum;
-  // The layer's own gate rounds its float32 product to this type first, as the model family's
-  // published code does; logits given by the caller are used as they are.
+  double renormalize_p = 1;  // of kPNorm
+  double epsilon = 0;        // of kSum and kPNorm
+  EpsilonMode epsilon_mode = EpsilonMode::kAdd;
+  double scale = 1;               // times every weight, after renormalising
+  bool has_expert_scale = false;  // WeightRole::kExpertScale: times the weight of that expert
+  bool has_global_scale = false;  // WeightRole::kGlobalScale: one number times every weight
+
+  double jitter_epsilon = 0;  // of "sparse_mixer"; needed at inference
+  int64_t vocab_size = 0;     // of "hash": rows of the table
+  SimulatedRouting simulated = {};
+
+  RouterInputNorm input_norm = {};
+  // The layer's own gate rounds its float32 product (and the sum with the bias) to this type first,
+  // as the model family's published code does; logits given by the caller are used as they are.
   DType logits_dtype = DType::kF32;
+  // Scores are rounded to this type before they are compared and weigh, where the published code
+  // computes them in it.
+  DType score_dtype = DType::kF32;
 };
 
-// `name` is a row of the activation list: "silu" is silu(gate) * up.
+// `name` is a row of the activation list; g and u are the gate and up products with their biases:
+//   "silu"              silu(g) u                       silu(g) = g sigmoid(g)
+//   "gelu"              gelu(g) u                       exact, by erf
+//   "gelu_tanh"         gelu_tanh(g) u                  tanh form
+//   "swiglu_oai"        (clamp(u, -L, L) + beta) g' sigmoid(alpha g'), g' = min(g, L)
+//   "silu_clamp_before" silu(min(g, L)) clamp(u, -L, L)
+//   "silu_clamp_after"  min(silu(g), L) clamp(u, -L, L)
+//   "situ"              beta tanh(g / beta) sigmoid(g) * lb tanh(u / lb), lb = linear_beta; u
+//   itself
+//                       where linear_beta = 0
+// and without a gate, h being the one product: "silu_no_mul", "gelu_no_mul", "gelu_tanh_no_mul",
+// "relu2_no_mul" = max(h, 0)^2.
+// A parameter that the formula does not have must keep its default: validate() refuses it.
 struct ActivationSpec {
   std::string name = "silu";
+  double limit = 0;        // L > 0 where the formula has one; 0 else
+  double alpha = 0;        // of swiglu_oai: 1.702 as published
+  double beta = 0;         // of swiglu_oai (1) and situ (4)
+  double linear_beta = 0;  // of situ (25), or 0
 };
+// Whether the activation takes a gate and an up product, or one. Throws Error(kUnknownName).
+CONCLAVE_API bool is_gated(const ActivationSpec& activation);
 
 enum class SharedMode : uint8_t {
   kNone,
-  kAdd,          // out = routed + shared(x)
-  kSigmoidGate,  // out = routed + sigmoid(x . w) * shared(x), w = WeightRole::kSharedExpertGate
+  kAdd,           // out = routed + shared(x)
+  kSigmoidGate,   // out = routed + sigmoid(x . w) * shared(x), w = WeightRole::kSharedExpertGate
+  kAverage,       // out = (routed + shared(x)) / 2
+  kSoftmaxMix,    // out = c0 routed + c1 shared(x), c = softmax(x W^T + b): WeightRole::kMixGate
+  kRouterWeight,  // out = routed + sum_i w_i shared_i(x), w from router "sink_softmax"
+  kFusedSlots,    // shared expert i is slot k + i with id E + i and the weight `slot_weight`
 };
 
 struct SharedExpertSpec {
   SharedMode mode = SharedMode::kNone;
+  // Of one shared expert. Where all of them are simply added, checkpoints store them as one of
+  // their summed width: then count is 1.
   int64_t intermediate_size = 0;
+  int64_t count = 1;                         // S; above 1 only for kRouterWeight and kFusedSlots
+  ActivationSpec activation = {.name = ""};  // no name: as the routed experts
+  bool has_bias = false;                     // WeightRole::kSharedGateBias, ...UpBias, ...DownBias
+  double slot_weight = 1;                    // of kFusedSlots
+};
+
+// Routed experts work on a projection: x -> down [Hl, H] -> (rms norm) -> experts on Hl -> weighted
+// sum -> up [H, Hl]. Router and shared experts read the full x.
+struct LatentSpec {
+  int64_t size = 0;       // Hl; 0: no projection
+  bool has_norm = false;  // RMS norm with WeightRole::kLatentNorm [Hl] after the down projection
+  double norm_epsilon = 1e-6;
+};
+
+// A dense MLP beside the experts, on ForwardArgs::residual_input (or hidden): out += mlp(r).
+struct ResidualMlpSpec {
+  int64_t intermediate_size = 0;             // 0: none
+  ActivationSpec activation = {.name = ""};  // no name: as the routed experts
+};
+
+enum class WeightOn : uint8_t {
+  kOutput,
+  kInput,  // the expert reads w x; k = 1 only
 };
 
 struct MoeSpec {
   int64_t num_experts = 0;        // E, over all ranks
-  int64_t top_k = 0;              // k, 1 <= k <= E
+  int64_t top_k = 0;              // k, 1 <= k <= E + Z
   int64_t hidden_size = 0;        // H
   int64_t intermediate_size = 0;  // I
   DType weight_dtype = DType::kBF16;
   RouterSpec router;
   ActivationSpec activation;
   SharedExpertSpec shared;
-  bool has_gate = true;  // the layer owns a gate product [E, H] (WeightRole::kRouter)
+  bool has_gate = true;  // the layer owns a gate product [E + Z, H] (WeightRole::kRouter)
+
+  bool has_bias = false;         // kGateBias, kUpBias [I] and kDownBias [H] of every expert
+  bool has_output_bias = false;  // WeightRole::kOutputBias [H], added once to the routed sum
+  // Z: ids E..E+Z-1 are identity experts, out += w x. They have logits and a selection bias.
+  int64_t num_zero_experts = 0;
+  WeightOn weight_on = WeightOn::kOutput;
+  double output_scale = 1;  // times the routed sum (not the shared experts, not the output bias)
+  LatentSpec latent;
+  ResidualMlpSpec residual;
 };
 
-// How experts map to ranks. kLinear: contiguous ranges, the first E % ranks ranks hold one more.
-// kRoundRobin: expert e on rank e % ranks.
-enum class PlacementStrategy : uint8_t { kLinear, kRoundRobin };
+// Columns of the logits: E + Z, and S more for "sink_softmax".
+CONCLAVE_API int64_t num_logits(const MoeSpec& spec);
+// Slots of a token in ids and weights as captured: k, and S more for SharedMode::kFusedSlots.
+CONCLAVE_API int64_t num_slots(const MoeSpec& spec);
+// The width that routed experts work on: H, or the latent size.
+CONCLAVE_API int64_t expert_width(const MoeSpec& spec);
 
+// How experts map to ranks. kLinear: contiguous ranges, the first E % ranks ranks hold one more.
+// kRoundRobin: expert e on rank e % ranks. kCustom: ParallelSpec::rank_of says.
+enum class PlacementStrategy : uint8_t { kLinear, kRoundRobin, kCustom };
+
+// Who adds up the parts of a result that lie on several ranks.
+enum class Reduce : uint8_t {
+  kFull,     // the layer: out is complete on every rank
+  kPartial,  // the caller: out is this rank's part, and their sum over ranks is the result. Shared
+             // experts, residual MLP and output bias are in the part of rank 0 only where they are
+             // not split
+};
+
+// How the layer is split. Expert parallelism (ep) gives whole experts to ranks, each with tokens of
+// its own; tensor parallelism (tp) gives every rank a slice of each expert's intermediate columns
+// and the same tokens. Both at once: ranks with equal tp_rank form the communicator of
+// ContextOptions::communicator, ranks with equal ep_rank that of tensor_communicator.
 struct ParallelSpec {
   int32_t ep_size = 1;
   int32_t ep_rank = 0;
   PlacementStrategy placement = PlacementStrategy::kLinear;
+  std::vector<int32_t> rank_of = {};  // [E] of kCustom: the rank of each expert; -1: on no rank,
+                                      // its slots contribute nothing (Reduce::kPartial only)
+  // R more physical experts, replicas of logical ones: physical p < E is expert p, p >= E is
+  // replica_of[p - E], by default (p - E) % E. Placement then counts physical experts.
+  int32_t num_redundant_experts = 0;
+  std::vector<int32_t> replica_of = {};
+  int32_t tp_size = 1;
+  int32_t tp_rank = 0;
+  Reduce reduce = Reduce::kFull;
+
+  // From an engine's groups to the split of its MoE layers.
+  struct Groups {
+    int32_t tp_size = 1, tp_rank = 0;    // tensor parallel
+    int32_t pcp_size = 1, pcp_rank = 0;  // prefill context parallel
+    int32_t dp_size = 1, dp_rank = 0;    // data parallel
+    bool expert_parallel = false;        // whole experts a rank instead of slices
+    bool sequence_parallel = false;      // tokens of a tensor group split over its ranks
+  };
+  // The flattened size is dp * pcp * tp and the rank (dp_rank * pcp + pcp_rank) * tp + tp_rank; it
+  // becomes ep with expert_parallel (where it exceeds 1), tp otherwise.
+  // Throws Error(kInvalidArgument) for a rank outside its group.
+  CONCLAVE_API static ParallelSpec flatten(const Groups& groups);
 };
+// Whether ranks must exchange tokens: expert parallel, and tokens differ between ranks
+// (dp > 1, pcp > 1 or sequence parallel).
+CONCLAVE_API bool needs_all_to_all(const ParallelSpec::Groups& groups);
 
 // Throws Error(kInvalidArgument or kShape) naming the field, the value and the limit.
 CONCLAVE_API void validate(const MoeSpec& spec);

@@ -15,17 +15,42 @@
 
 namespace conclave::inline v0 {
 
-// Matrices are row-major [rows, cols] with cols the reduction axis.
+// Matrices are row-major [rows, cols] with cols the reduction axis. Roles "per expert" hold E
+// matrices, "per shared expert" S, all others one, of expert index 0. Routed experts of a layer
+// with a latent projection have Hl in place of H. Without a gate (ActivationSpec) kGate,
+// kSharedGate, kResidualGate and their biases are absent. Vectors are matrices of one row.
 enum class WeightRole : uint8_t {
   kGate,              // per expert [I, H]
   kUp,                // per expert [I, H]
   kDown,              // per expert [H, I]
-  kRouter,            // one [E, H]; expert index 0
-  kSharedGate,        // one [Is, H]; expert index 0, as all below
-  kSharedUp,          // one [Is, H]
-  kSharedDown,        // one [H, Is]
-  kSharedExpertGate,  // one [1, H]
+  kRouter,            // [logits, H]: num_logits(spec) rows
+  kSharedGate,        // per shared expert [Is, H]
+  kSharedUp,          // per shared expert [Is, H]
+  kSharedDown,        // per shared expert [H, Is]
+  kSharedExpertGate,  // [1, H]
+  kGateBias,          // per expert [1, I]
+  kUpBias,            // per expert [1, I]
+  kDownBias,          // per expert [1, H]
+  kSharedGateBias,    // per shared expert [1, Is]
+  kSharedUpBias,      // per shared expert [1, Is]
+  kSharedDownBias,    // per shared expert [1, H]
+  kRouterBias,        // [1, logits]
+  kSelectionBias,     // [1, E + Z]
+  kExpertScale,       // [1, E]
+  kGlobalScale,       // [1, 1]
+  kRouterInputScale,  // [1, H]
+  kHashTable,         // [vocab, k] int32 or int64
+  kMixGate,           // [2, H]: weights of the routed and of the shared part
+  kMixGateBias,       // [1, 2], optional
+  kLatentDown,        // [Hl, H]
+  kLatentNorm,        // [1, Hl]
+  kLatentUp,          // [H, Hl]
+  kOutputBias,        // [1, H]
+  kResidualGate,      // [Ir, H]
+  kResidualUp,        // [Ir, H]
+  kResidualDown,      // [H, Ir]
 };
+inline constexpr size_t kNumWeightRoles = static_cast<size_t>(WeightRole::kResidualDown) + 1;
 CONCLAVE_API std::string_view to_string(WeightRole role) noexcept;
 
 // What a source holds in a role. `count` matrices of `rows` x `cols` elements of `dtype`;
@@ -66,14 +91,43 @@ class CONCLAVE_API WeightSource {
   virtual std::string locate(WeightRole role, int64_t expert) const;
 };
 
-// Caller-owned weights in the canonical stacked layout; never freed by the library.
+// How the rows of a fused gate_up tensor lie.
+enum class GateUpOrder : uint8_t {
+  kConcatenated,  // I gate rows, then I up rows
+  kInterleaved,   // gate 0, up 0, gate 1, up 1, ... (gpt-oss)
+  kSingle,        // I rows of the one product of an activation without a gate
+};
+
+// Caller-owned weights in the canonical stacked layout; never freed by the library. All but gate_up
+// and down are optional; their shapes are those of the roles. Vectors have shape [n].
 struct ExpertWeights {
-  ConstTensorView gate_up;                  // [E, 2*I, H]: per expert I gate rows, then I up rows
-  ConstTensorView down;                     // [E, H, I]
-  ConstTensorView router = {};              // [E, H], optional
-  ConstTensorView shared_gate_up = {};      // [2*Is, H], optional
-  ConstTensorView shared_down = {};         // [H, Is], optional
-  ConstTensorView shared_expert_gate = {};  // [1, H], optional
+  ConstTensorView gate_up;                                // [E, 2*I, H], or [E, I, H] of kSingle
+  ConstTensorView down;                                   // [E, H, I]
+  ConstTensorView router = {};                            // [logits, H]
+  ConstTensorView shared_gate_up = {};                    // [2*Is, H], or [S, 2*Is, H]
+  ConstTensorView shared_down = {};                       // [H, Is], or [S, H, Is]
+  ConstTensorView shared_expert_gate = {};                // [1, H]
+  GateUpOrder order = GateUpOrder::kConcatenated;         // of gate_up and gate_up_bias
+  GateUpOrder shared_order = GateUpOrder::kConcatenated;  // of shared_gate_up and its bias
+  ConstTensorView gate_up_bias = {};                      // [E, 2*I] or [E, I], in the same order
+  ConstTensorView down_bias = {};                         // [E, H]
+  ConstTensorView shared_gate_up_bias = {};               // [2*Is], or [S, 2*Is]
+  ConstTensorView shared_down_bias = {};                  // [H], or [S, H]
+  ConstTensorView router_bias = {};                       // [logits]
+  ConstTensorView selection_bias = {};                    // [E + Z]
+  ConstTensorView expert_scale = {};                      // [E]
+  ConstTensorView global_scale = {};                      // [1]
+  ConstTensorView router_input_scale = {};                // [H]
+  ConstTensorView hash_table = {};                        // [vocab, k] int32 or int64
+  ConstTensorView mix_gate = {};                          // [2, H]
+  ConstTensorView mix_gate_bias = {};                     // [2]
+  ConstTensorView latent_down = {};                       // [Hl, H]
+  ConstTensorView latent_norm = {};                       // [Hl]
+  ConstTensorView latent_up = {};                         // [H, Hl]
+  ConstTensorView output_bias = {};                       // [H]
+  ConstTensorView residual_gate_up = {};                  // [2*Ir, H], or [Ir, H]
+  GateUpOrder residual_order = GateUpOrder::kConcatenated;
+  ConstTensorView residual_down = {};  // [H, Ir]
 };
 
 // A source over raw pointers. The views' memory must outlive the source. Throws Error(kShape,

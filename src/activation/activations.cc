@@ -33,18 +33,18 @@ const ActivationRow& row(ActivationId id) { return kActivations[static_cast<size
 
 std::string_view to_string(ActivationId id) noexcept { return row(id).name; }
 
-ActivationId parse_activation(std::string_view name) {
-  return Catalog<ActivationRow>(std::span<const ActivationRow>(kActivations))
-      .find(name, "activation")
-      .id;
+Activation parse_activation(const ActivationSpec& spec) {
+  return {.id = Catalog<ActivationRow>(std::span<const ActivationRow>(kActivations))
+                    .find(spec.name, "activation")
+                    .id};
 }
 
-double apply_reference(ActivationId id, double gate, double up) noexcept {
-  return row(id).reference(gate, up);
+double apply_reference(const Activation& activation, double gate, double up) noexcept {
+  return row(activation.id).reference(gate, up);
 }
 
-float apply_scalar(ActivationId id, float gate, float up) noexcept {
-  return row(id).scalar(gate, up);
+float apply_scalar(const Activation& activation, float gate, float up) noexcept {
+  return row(activation.id).scalar(gate, up);
 }
 
 }  // namespace conclave::inline v0::activation

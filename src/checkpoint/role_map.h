@@ -15,7 +15,7 @@
 
 namespace conclave::inline v0::checkpoint {
 
-inline constexpr size_t kNumRoles = static_cast<size_t>(WeightRole::kSharedExpertGate) + 1;
+inline constexpr size_t kNumRoles = kNumWeightRoles;
 
 // Element (row, col) of the matrix is element offset + row * row_stride + col * col_stride of the
 // tensor. One of the strides is 1.

@@ -4,6 +4,7 @@
 
 #include "conclave/error.h"
 
+#include <limits>
 #include <string>
 
 namespace conclave::inline v0 {
@@ -22,6 +23,21 @@ void check_range(const char* field, int64_t value, int64_t low, int64_t high) {
 }
 
 }  // namespace
+
+bool is_gated(const ActivationSpec& activation) { return !activation.name.ends_with("_no_mul"); }
+
+int64_t num_logits(const MoeSpec& spec) {
+  const bool sinks = spec.shared.mode == SharedMode::kRouterWeight;
+  return spec.num_experts + spec.num_zero_experts + (sinks ? spec.shared.count : 0);
+}
+
+int64_t num_slots(const MoeSpec& spec) {
+  return spec.top_k + (spec.shared.mode == SharedMode::kFusedSlots ? spec.shared.count : 0);
+}
+
+int64_t expert_width(const MoeSpec& spec) {
+  return spec.latent.size != 0 ? spec.latent.size : spec.hidden_size;
+}
 
 void validate(const MoeSpec& spec) {
   check_range("num_experts", spec.num_experts, 1, kMaxSize);
@@ -57,6 +73,40 @@ void validate(const ParallelSpec& parallel) {
                  .found = std::to_string(parallel.ep_rank),
                  .limit = "0 to " + std::to_string(parallel.ep_size - 1)});
   }
+}
+
+ParallelSpec ParallelSpec::flatten(const Groups& groups) {
+  const auto check = [](const char* group, int32_t size, int32_t rank) {
+    if (size >= 1 && rank >= 0 && rank < size) return;
+    throw Error(ErrorCode::kInvalidArgument,
+                {.what = std::string("the rank lies outside its ") + group + " group",
+                 .found = std::to_string(rank),
+                 .limit = "0 to " + std::to_string(size - 1)});
+  };
+  check("tensor parallel", groups.tp_size, groups.tp_rank);
+  check("prefill context parallel", groups.pcp_size, groups.pcp_rank);
+  check("data parallel", groups.dp_size, groups.dp_rank);
+  const int64_t size = int64_t{groups.dp_size} * groups.pcp_size * groups.tp_size;
+  if (size > std::numeric_limits<int32_t>::max()) {
+    throw Error(ErrorCode::kSizeOverflow, "the product of the group sizes does not fit 31 bits");
+  }
+  const int32_t rank =
+      (groups.dp_rank * groups.pcp_size + groups.pcp_rank) * groups.tp_size + groups.tp_rank;
+  ParallelSpec parallel;
+  if (groups.expert_parallel && size > 1) {
+    parallel.ep_size = static_cast<int32_t>(size);
+    parallel.ep_rank = rank;
+  } else {
+    parallel.tp_size = static_cast<int32_t>(size);
+    parallel.tp_rank = rank;
+  }
+  return parallel;
+}
+
+bool needs_all_to_all(const ParallelSpec::Groups& groups) {
+  const ParallelSpec parallel = ParallelSpec::flatten(groups);
+  return parallel.ep_size > 1 &&
+         (groups.dp_size > 1 || groups.pcp_size > 1 || groups.sequence_parallel);
 }
 
 ParameterCount count_parameters(const MoeSpec& spec) {

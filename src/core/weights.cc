@@ -9,8 +9,36 @@
 namespace conclave::inline v0 {
 namespace {
 
-constexpr std::array kRoleNames = {"gate",        "up",        "down",        "router",
-                                   "shared_gate", "shared_up", "shared_down", "shared_expert_gate"};
+constexpr std::array kRoleNames = {"gate",
+                                   "up",
+                                   "down",
+                                   "router",
+                                   "shared_gate",
+                                   "shared_up",
+                                   "shared_down",
+                                   "shared_expert_gate",
+                                   "gate_bias",
+                                   "up_bias",
+                                   "down_bias",
+                                   "shared_gate_bias",
+                                   "shared_up_bias",
+                                   "shared_down_bias",
+                                   "router_bias",
+                                   "selection_bias",
+                                   "expert_scale",
+                                   "global_scale",
+                                   "router_input_scale",
+                                   "hash_table",
+                                   "mix_gate",
+                                   "mix_gate_bias",
+                                   "latent_down",
+                                   "latent_norm",
+                                   "latent_up",
+                                   "output_bias",
+                                   "residual_gate",
+                                   "residual_up",
+                                   "residual_down"};
+static_assert(kRoleNames.size() == kNumWeightRoles);
 
 // One role inside a caller's tensor: `count` matrices, `matrix_stride` elements apart.
 struct RoleView {

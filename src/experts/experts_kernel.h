@@ -24,7 +24,8 @@ struct ExpertsProblem {
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;
   DType weight_dtype = DType::kBF16;
-  activation::ActivationId activation = activation::ActivationId::kSilu;
+  activation::Activation activation = {};
+  bool has_bias = false;
   cpu::Isa isa = cpu::Isa::kScalar;                       // the best allowed
   cpu::Arithmetic arithmetic = cpu::Arithmetic::kF32Fma;  // chosen by table or forced
 };
@@ -35,11 +36,15 @@ struct BatchRequirements {
   int64_t row_bytes = 0;          // of a RowBundle row: padded with zeros, multiple of 64
 };
 
-// One expert's matrices, dense row-major, in the problem's weight dtype.
+// One expert's matrices, dense row-major, in the problem's weight dtype. Biases are f32, f16 or
+// bf16; empty ones are zeros.
 struct ExpertMatrices {
-  ConstTensorView gate;  // [I, H]
-  ConstTensorView up;    // [I, H]
-  ConstTensorView down;  // [H, I]
+  ConstTensorView gate;            // [I, H]; empty where the activation has no gate
+  ConstTensorView up;              // [I, H]
+  ConstTensorView down;            // [H, I]
+  ConstTensorView gate_bias = {};  // [1, I]
+  ConstTensorView up_bias = {};    // [1, I]
+  ConstTensorView down_bias = {};  // [1, H]
 };
 
 // Sizes of what `pack` writes for one expert: one contiguous slab per matrix.

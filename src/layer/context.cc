@@ -102,6 +102,10 @@ HostAllocator& Context::host_allocator() const noexcept { return *impl_->allocat
 
 Communicator* Context::communicator() const noexcept { return impl_->options.communicator; }
 
+Communicator* Context::tensor_communicator() const noexcept {
+  return impl_->options.tensor_communicator;
+}
+
 const std::string& Context::isa() const noexcept { return impl_->options.isa; }
 
 void Context::log(LogLevel level, std::string_view message) const {

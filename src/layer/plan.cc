@@ -63,6 +63,34 @@ void check_options(const LayerOptions& options) {
   }
 }
 
+// What the types can say and this version cannot run yet.
+void refuse_unsupported(const MoeSpec& spec, const ParallelSpec& parallel) {
+  const auto refuse = [](bool asked, const char* feature) {
+    if (!asked) return;
+    throw Error(ErrorCode::kUnsupported, {.what = std::string(feature) + " cannot be run yet"});
+  };
+  const RouterSpec& router = spec.router;
+  refuse(router.score != RouterScore::kSoftmax || router.order != RouterOrder::kScoreThenTopk ||
+             router.num_groups != 1 || router.has_logit_bias || router.has_selection_bias ||
+             router.soft_cap != 0 || router.scale != 1 || router.has_expert_scale ||
+             router.has_global_scale || router.input_norm.enabled || router.epsilon != 0 ||
+             (router.renormalize != Renormalize::kNone && router.renormalize != Renormalize::kSum),
+         "this router");
+  refuse(spec.shared.mode > SharedMode::kSigmoidGate || spec.shared.count != 1 ||
+             !spec.shared.activation.name.empty() || spec.shared.has_bias,
+         "this form of shared experts");
+  refuse(spec.has_bias || spec.has_output_bias, "expert biases");
+  refuse(spec.num_zero_experts != 0, "zero experts");
+  refuse(spec.weight_on != WeightOn::kOutput, "weights on the expert input");
+  refuse(spec.output_scale != 1, "an output scale");
+  refuse(spec.latent.size != 0, "a latent projection");
+  refuse(spec.residual.intermediate_size != 0, "a residual MLP");
+  refuse(parallel.num_redundant_experts != 0, "redundant experts");
+  refuse(parallel.tp_size != 1, "tensor parallelism");
+  refuse(parallel.reduce != Reduce::kFull, "Reduce::kPartial");
+  refuse(parallel.placement == PlacementStrategy::kCustom, "a custom placement");
+}
+
 cpu::Arithmetic native_arithmetic(cpu::Isa isa) {
   if (isa == cpu::Isa::kAmx) return cpu::Arithmetic::kAmxBf16;
   if (isa == cpu::Isa::kAvx512Bf16) return cpu::Arithmetic::kDpBf16;
@@ -158,6 +186,7 @@ void fill_plan(LayerPlan& plan, const Context& context) {
   validate(spec);
   validate(parallel);
   check_options(options);
+  refuse_unsupported(spec, parallel);
 
   plan.isa = context.isa().empty() ? cpu::best_isa() : cpu::parse_isa(context.isa());
   plan.arithmetic = choose_arithmetic(context, spec, options, plan.isa);
@@ -178,7 +207,7 @@ void fill_plan(LayerPlan& plan, const Context& context) {
       .hidden_size = spec.hidden_size,
       .intermediate_size = spec.intermediate_size,
       .weight_dtype = spec.weight_dtype,
-      .activation = activation::parse_activation(spec.activation.name),
+      .activation = activation::parse_activation(spec.activation),
       .isa = plan.isa,
       .arithmetic = plan.arithmetic};
   const auto* kernel =

@@ -146,9 +146,13 @@ Routing route_chunk(const PipelineArgs& args, const RowBundle& rows, ForwardCoun
     load_given_routing(args, ids, weights, counters);
   } else if (args.chunk.count > 0) {
     const float* logits = logits_of_chunk(args, rows);
-    const RouterStats stats = args.plan.router->route(
-        {.num_tokens = args.chunk.count, .num_experts = spec.num_experts, .logits = logits},
-        {.topk_ids = ids, .topk_weights = weights}, args.executor);
+    const RouterStats stats =
+        args.plan.router->route({.num_tokens = args.chunk.count,
+                                 .num_experts = spec.num_experts,
+                                 .num_logits = num_logits(spec),
+                                 .logits = logits,
+                                 .first_token = args.chunk.begin},
+                                {.topk_ids = ids, .topk_weights = weights}, args.executor);
     counters.tokens_without_finite_logit += stats.tokens_without_finite_logit;
     check_router_ids(args, ids, counters);
     capture(args.args.captured_logits, args.chunk, logits, spec.num_experts);

@@ -172,7 +172,7 @@ class ExpertCase {
         up += double(x[k]) * expert.up.at(i * h + k);
       }
       activated[static_cast<size_t>(i)] =
-          activation::apply_reference(activation::ActivationId::kSilu, gate, up);
+          activation::apply_reference(activation::Activation{}, gate, up);
     }
     std::vector<double> out(static_cast<size_t>(h), 0.0);
     for (int64_t c = 0; c < h; ++c) {

@@ -106,7 +106,7 @@ class ReferenceKernel final : public ExpertsKernel {
   }
 
   SlabLayout layout_;
-  activation::ActivationId activation_;
+  activation::Activation activation_;
 };
 
 }  // namespace

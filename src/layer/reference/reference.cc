@@ -31,7 +31,7 @@ Mlp read_mlp(const WeightSource& source, WeightRole gate, WeightRole up, WeightR
 }
 
 // out [H] = down . act(gate . x, up . x)
-void run_mlp(const Mlp& mlp, activation::ActivationId activation, const double* x, double* out) {
+void run_mlp(const Mlp& mlp, const activation::Activation& activation, const double* x, double* out) {
   std::vector<double> inner(static_cast<size_t>(mlp.gate.rows));
   for (int64_t i = 0; i < mlp.gate.rows; ++i) {
     inner[static_cast<size_t>(i)] = activation::apply_reference(
@@ -100,7 +100,7 @@ std::map<int32_t, std::vector<int64_t>> slots_by_expert(const ReferenceResult& r
 }
 
 void run_routed(const Context& context, const MoeSpec& spec, const WeightSource& source,
-                activation::ActivationId activation, const Float64Matrix& hidden,
+                const activation::Activation& activation, const Float64Matrix& hidden,
                 ReferenceResult& result) {
   const int64_t width = spec.hidden_size;
   std::vector<double> slot_rows(result.topk_ids.size() * static_cast<size_t>(width));
@@ -133,7 +133,7 @@ void run_routed(const Context& context, const MoeSpec& spec, const WeightSource&
 }
 
 void run_shared(const Context& context, const MoeSpec& spec, const WeightSource& source,
-                activation::ActivationId activation, const Float64Matrix& hidden,
+                const activation::Activation& activation, const Float64Matrix& hidden,
                 ReferenceResult& result) {
   if (spec.shared.mode == SharedMode::kNone) return;
   const int64_t width = spec.hidden_size;
@@ -167,7 +167,7 @@ ReferenceResult reference_forward(const Context& context, const MoeSpec& spec,
                                     .expected = "[T, " + std::to_string(spec.hidden_size) + "]",
                                     .found = args.hidden.shape.to_string()});
   }
-  const activation::ActivationId activation = activation::parse_activation(spec.activation.name);
+  const activation::Activation activation = activation::parse_activation(spec.activation);
   const Float64Matrix hidden = to_float64(args.hidden);
   ReferenceResult result;
   route(spec, source, args, hidden, result);
