@@ -8,6 +8,7 @@
 #include "conclave/dtype.h"
 #include "conclave/error.h"
 #include "conclave/layer.h"
+#include "conclave/permute.h"
 #include "conclave/reference.h"
 #include "conclave/routing.h"
 #include "conclave/safetensors.h"

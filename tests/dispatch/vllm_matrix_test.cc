@@ -1,0 +1,225 @@
+// vLLM's own cases of moe_align_block_size and moe_permute / moe_unpermute, against plain
+// recomputation.
+#include "conclave/error.h"
+#include "conclave/permute.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <numeric>
+#include <random>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace conclave {
+namespace {
+
+// k distinct experts a token, as a router gives.
+Tensor random_ids(int64_t tokens, int64_t top_k, int64_t experts, uint32_t seed) {
+  std::mt19937 generator(seed);
+  Tensor ids(DType::kI32, {tokens, top_k});
+  std::vector<int32_t> all(static_cast<size_t>(experts));
+  std::iota(all.begin(), all.end(), 0);
+  for (int64_t t = 0; t < tokens; ++t) {
+    for (int64_t j = 0; j < top_k; ++j) {
+      std::uniform_int_distribution<size_t> pick(static_cast<size_t>(j), all.size() - 1);
+      std::swap(all[static_cast<size_t>(j)], all[pick(generator)]);
+      ids.as<int32_t>()[t * top_k + j] = all[static_cast<size_t>(j)];
+    }
+  }
+  return ids;
+}
+
+// Experts of rank 0 of `ranks`, linear; empty for one rank.
+std::vector<int32_t> expert_map(int64_t experts, int64_t ranks) {
+  if (ranks == 1) return {};
+  std::vector<int32_t> map(static_cast<size_t>(experts), -1);
+  const int64_t local = (experts + ranks - 1) / ranks;
+  for (int64_t e = 0; e < local; ++e) map[static_cast<size_t>(e)] = static_cast<int32_t>(e);
+  return map;
+}
+
+int32_t local_of(int32_t id, int64_t experts, const std::vector<int32_t>& map) {
+  if (id < 0 || id >= experts) return -1;
+  return map.empty() ? id : map[static_cast<size_t>(id)];
+}
+
+using AlignCase = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;  // M, k, E, block, ranks
+
+class VllmMatrixAlign : public ::testing::TestWithParam<AlignCase> {};
+
+TEST_P(VllmMatrixAlign, Blocks_HoldEverySlotOnceInOrder) {
+  const auto [tokens, top_k, experts, block, ranks] = GetParam();
+  const Tensor ids = random_ids(tokens, top_k, experts, 7);
+  const std::vector<int32_t> map = expert_map(experts, ranks);
+  const ExpertSelection selection{.num_experts = experts, .local_of = map};
+  const BlockAlignment actual = align_block_size(ids.view(), block, selection);
+
+  std::vector<int32_t> slots;
+  std::vector<int32_t> experts_of_blocks;
+  for (int32_t expert = 0; expert < experts; ++expert) {
+    size_t rows = 0;
+    for (int64_t slot = 0; slot < tokens * top_k; ++slot) {
+      if (local_of(ids.as<int32_t>()[slot], experts, map) != expert) continue;
+      slots.push_back(static_cast<int32_t>(slot));
+      ++rows;
+    }
+    for (; rows % static_cast<size_t>(block) != 0; ++rows) {
+      slots.push_back(static_cast<int32_t>(tokens * top_k));
+    }
+    experts_of_blocks.insert(experts_of_blocks.end(), rows / static_cast<size_t>(block), expert);
+  }
+  EXPECT_EQ(actual.num_padded, static_cast<int64_t>(slots.size()));
+  EXPECT_EQ(actual.slots, slots);
+  EXPECT_EQ(actual.expert_of_block, experts_of_blocks);
+  const int64_t bound = tokens * top_k + experts * (block - 1);
+  EXPECT_LE(actual.num_padded, (bound + block - 1) / block * block);
+  // Determinism: a second run gives the same order.
+  EXPECT_EQ(align_block_size(ids.view(), block, selection).slots, actual.slots);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, VllmMatrixAlign,
+                         ::testing::Combine(::testing::Values(1, 3, 256, 2256, 4096),
+                                            ::testing::Values(1, 2, 16, 32),
+                                            ::testing::Values(32, 160, 256, 257),
+                                            ::testing::Values(32, 128), ::testing::Values(1)));
+INSTANTIATE_TEST_SUITE_P(ExpertMap, VllmMatrixAlign,
+                         ::testing::Combine(::testing::Values(16, 32), ::testing::Values(2, 4),
+                                            ::testing::Values(8), ::testing::Values(64),
+                                            ::testing::Values(2, 4)));
+
+using PermuteCase = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;  // M, K, E, k, ranks
+
+class VllmMatrixPermute : public ::testing::TestWithParam<PermuteCase> {};
+
+TEST_P(VllmMatrixPermute, RowsAreGroupedAndComeBack) {
+  const auto [tokens, width, experts, top_k, ranks] = GetParam();
+  const Tensor ids = random_ids(tokens, top_k, experts, 11);
+  const std::vector<int32_t> map = expert_map(experts, ranks);
+  std::mt19937 generator(3);
+  std::normal_distribution<float> normal;
+  Tensor hidden(DType::kF32, {tokens, width});
+  for (int64_t i = 0; i < tokens * width; ++i) hidden.as<float>()[i] = normal(generator);
+  Tensor rounded(DType::kBF16, {tokens, width});
+  convert(hidden.view(), rounded.view());
+  convert(rounded.view(), hidden.view());
+
+  const PermutedRows permuted =
+      permute_rows(rounded.view(), ids.view(), {.num_experts = experts, .local_of = map});
+  // A stable sort of the local slots by expert.
+  std::vector<int64_t> expected;
+  for (int64_t slot = 0; slot < tokens * top_k; ++slot) {
+    if (local_of(ids.as<int32_t>()[slot], experts, map) >= 0) expected.push_back(slot);
+  }
+  std::stable_sort(expected.begin(), expected.end(), [&](int64_t a, int64_t b) {
+    return ids.as<int32_t>()[a] < ids.as<int32_t>()[b];
+  });
+  EXPECT_EQ(permuted.slot_of_row, expected);
+  ASSERT_EQ(permuted.rows.shape(), (Shape{static_cast<int64_t>(expected.size()), width}));
+  bool equal = true;
+  for (size_t row = 0; row < expected.size(); ++row) {
+    equal =
+        equal && std::equal(permuted.rows.as<uint16_t>() + static_cast<int64_t>(row) * width,
+                            permuted.rows.as<uint16_t>() + static_cast<int64_t>(row + 1) * width,
+                            rounded.as<uint16_t>() + expected[row] / top_k * width);
+  }
+  EXPECT_TRUE(equal);
+  EXPECT_EQ(permuted.expert_first_row.back(), permuted.rows.shape()[0]);
+
+  Tensor weights(DType::kF32, {tokens, top_k});
+  for (int64_t i = 0; i < tokens * top_k; ++i) {
+    weights.as<float>()[i] = std::abs(normal(generator));
+  }
+  Tensor out(DType::kBF16, {tokens, width});
+  unpermute_rows(permuted.rows.view(), permuted.row_of_slot, weights.view(), out.view());
+  Tensor widened(DType::kF32, {tokens, width});
+  convert(out.view(), widened.view());
+  double worst = 0;
+  for (int64_t t = 0; t < tokens; ++t) {
+    double share = 0;
+    for (int64_t j = 0; j < top_k; ++j) {
+      const int64_t at = t * top_k + j;
+      if (local_of(ids.as<int32_t>()[at], experts, map) < 0) continue;
+      share += static_cast<double>(weights.as<float>()[at]);
+    }
+    for (int64_t c = 0; c < width; ++c) {
+      const double exact = share * static_cast<double>(hidden.as<float>()[t * width + c]);
+      const double error =
+          std::abs(static_cast<double>(widened.as<float>()[t * width + c]) - exact);
+      worst = std::max(worst, error / std::max(std::abs(exact), 1e-30));
+    }
+  }
+  // One rounding to bf16 (2^-9 relative), and float32 sums of k positive multiples before it.
+  EXPECT_LE(worst, 0x1p-8 + static_cast<double>(top_k) * 0x1p-23);
+}
+
+// The widths of the original (2048, 7168) copy the same bytes more often; one of each is enough.
+INSTANTIATE_TEST_SUITE_P(Cases, VllmMatrixPermute,
+                         ::testing::Combine(::testing::Values(1, 33, 1024), ::testing::Values(256),
+                                            ::testing::Values(16, 64, 256),
+                                            ::testing::Values(2, 6, 8),
+                                            ::testing::Values(1, 4, 16)));
+INSTANTIATE_TEST_SUITE_P(Wide, VllmMatrixPermute,
+                         ::testing::Values(PermuteCase{33, 2048, 64, 6, 4},
+                                           PermuteCase{33, 7168, 256, 8, 16},
+                                           PermuteCase{5000, 128, 256, 8, 4}));
+
+TEST(VllmMatrixPermuteInvalid, IdsOutOfRange_HaveNoRow) {
+  Tensor hidden(DType::kF32, {5, 8});
+  for (int64_t i = 0; i < 40; ++i) hidden.as<float>()[i] = static_cast<float>(i);
+  Tensor ids(DType::kI32, {5, 1});
+  const int32_t values[] = {0, -1, 1, 4, 2};
+  std::copy_n(values, 5, ids.as<int32_t>());
+  const PermutedRows permuted = permute_rows(hidden.view(), ids.view(), {.num_experts = 4});
+  EXPECT_EQ(permuted.slot_of_row, (std::vector<int64_t>{0, 2, 4}));
+  EXPECT_EQ(permuted.row_of_slot, (std::vector<int64_t>{0, -1, 1, -1, 2}));
+  EXPECT_EQ(permuted.expert_first_row, (std::vector<int64_t>{0, 1, 2, 3, 3}));
+  Tensor weights(DType::kF32, {5, 1});
+  std::fill_n(weights.as<float>(), 5, 1.0F);
+  Tensor out(DType::kF32, {5, 8});
+  std::fill_n(out.as<float>(), 40, -7.0F);
+  unpermute_rows(permuted.rows.view(), permuted.row_of_slot, weights.view(), out.view());
+  EXPECT_EQ(out.as<float>()[8], 0.0F);
+  EXPECT_EQ(out.as<float>()[16], 16.0F);
+}
+
+TEST(PermuteRows, WrongArguments_AreNamed) {
+  const Tensor ids(DType::kI32, {2, 2});
+  const Tensor hidden(DType::kF32, {3, 8});
+  const auto message = [](auto call) {
+    try {
+      call();
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_NE(message([&] {
+              permute_rows(hidden.view(), ids.view(), {.num_experts = 4});
+            }).find("topk_ids"),
+            std::string::npos);
+  EXPECT_NE(
+      message([&] { align_block_size(ids.view(), 0, {.num_experts = 4}); }).find("block_size"),
+      std::string::npos);
+  EXPECT_NE(
+      message([&] { align_block_size(hidden.view(), 8, {.num_experts = 4}); }).find("topk_ids"),
+      std::string::npos);
+  const std::vector<int32_t> map = {0, 7};
+  EXPECT_NE(message([&] {
+              align_block_size(ids.view(), 8, {.num_experts = 2, .local_of = map});
+            }).find("local_of"),
+            std::string::npos);
+  const std::vector<int64_t> rows = {0, 1, 2, 9};
+  Tensor out(DType::kF32, {2, 8});
+  const Tensor weights(DType::kF32, {2, 2});
+  EXPECT_NE(message([&] {
+              unpermute_rows(hidden.view(), rows, weights.view(), out.view());
+            }).find("row_of_slot"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace conclave
