@@ -1,0 +1,50 @@
+"""docs/models.md from the families' facts and the errors recorded in their goldens."""
+
+import pathlib
+from collections.abc import Iterable
+
+from goldens.build import read_provenance
+from goldens.family import Family
+
+HEAD = """# Model families
+
+One row per model type that has a golden checkpoint below `testdata/models/`. The table is written by
+`python3 tools/make_goldens.py --models-md` from the families' facts: change those, not this page.
+
+E experts, k experts per token, H hidden size, I intermediate size of an expert, N layer number. Tensor
+names are those on disk, `e` an expert's number. The last two columns give the worst per-token relative
+L2 distance of transformers' own block output from float64 in a run with float32 and with bfloat16
+weights and activations.
+
+| model type | E / k / I fields | MoE layers | router | tensors | quirks | golden | made by | f32 | bf16 |
+|---|---|---|---|---|---|---|---|---|---|
+"""
+
+
+def page(families: Iterable[Family], models: pathlib.Path) -> str:
+    """One row per model type; its variants share the first one's facts."""
+    by_type: dict[str, list[Family]] = {}
+    for family in families:
+        if (models / family.name).is_dir():
+            by_type.setdefault(family.model_type, []).append(family)
+    return HEAD + "".join(row(by_type[model_type], models) for model_type in sorted(by_type))
+
+
+def row(variants: list[Family], models: pathlib.Path) -> str:
+    worst = {"f32": 0.0, "bf16": 0.0}
+    made_by = set()
+    for family in variants:
+        provenance = read_provenance(models / family.name)
+        made_by.add(provenance["made_by"])
+        for key, error in provenance["transformers_error"].items():
+            run = key.rpartition(".")[2]
+            worst[run] = max(worst[run], float(error))
+    facts = variants[0].facts
+    cells = [
+        f"`{variants[0].model_type}`", facts.fields, facts.layer_rule, facts.router, facts.names, facts.quirks,
+        ", ".join(f"`{family.name}`" for family in variants), ", ".join(sorted(made_by)),
+        f"{worst['f32']:.1e}", f"{worst['bf16']:.1e}",
+    ]  # fmt: skip
+    if any("|" in cell for cell in cells):
+        raise SystemExit(f"{variants[0].name}: a fact contains a pipe")
+    return "| " + " | ".join(cell or "-" for cell in cells) + " |\n"
