@@ -9,6 +9,7 @@
 #include "conclave/error.h"
 #include "conclave/layer.h"
 #include "conclave/permute.h"
+#include "conclave/placement.h"
 #include "conclave/reference.h"
 #include "conclave/routing.h"
 #include "conclave/safetensors.h"

@@ -4,7 +4,6 @@
 
 #include "conclave/error.h"
 
-#include <limits>
 #include <string>
 
 namespace conclave::inline v0 {
@@ -59,54 +58,6 @@ void validate(const MoeSpec& spec) {
                                     .expected = "F32, F16 or BF16",
                                     .found = std::string(to_string(rounding))});
   }
-}
-
-void validate(const ParallelSpec& parallel) {
-  if (parallel.ep_size < 1) {
-    throw Error(ErrorCode::kInvalidArgument, {.what = "ParallelSpec.ep_size is out of range",
-                                              .expected = "at least 1",
-                                              .found = std::to_string(parallel.ep_size)});
-  }
-  if (parallel.ep_rank < 0 || parallel.ep_rank >= parallel.ep_size) {
-    throw Error(ErrorCode::kInvalidArgument,
-                {.what = "ParallelSpec.ep_rank is out of range",
-                 .found = std::to_string(parallel.ep_rank),
-                 .limit = "0 to " + std::to_string(parallel.ep_size - 1)});
-  }
-}
-
-ParallelSpec ParallelSpec::flatten(const Groups& groups) {
-  const auto check = [](const char* group, int32_t size, int32_t rank) {
-    if (size >= 1 && rank >= 0 && rank < size) return;
-    throw Error(ErrorCode::kInvalidArgument,
-                {.what = std::string("the rank lies outside its ") + group + " group",
-                 .found = std::to_string(rank),
-                 .limit = "0 to " + std::to_string(size - 1)});
-  };
-  check("tensor parallel", groups.tp_size, groups.tp_rank);
-  check("prefill context parallel", groups.pcp_size, groups.pcp_rank);
-  check("data parallel", groups.dp_size, groups.dp_rank);
-  const int64_t size = int64_t{groups.dp_size} * groups.pcp_size * groups.tp_size;
-  if (size > std::numeric_limits<int32_t>::max()) {
-    throw Error(ErrorCode::kSizeOverflow, "the product of the group sizes does not fit 31 bits");
-  }
-  const int32_t rank =
-      (groups.dp_rank * groups.pcp_size + groups.pcp_rank) * groups.tp_size + groups.tp_rank;
-  ParallelSpec parallel;
-  if (groups.expert_parallel && size > 1) {
-    parallel.ep_size = static_cast<int32_t>(size);
-    parallel.ep_rank = rank;
-  } else {
-    parallel.tp_size = static_cast<int32_t>(size);
-    parallel.tp_rank = rank;
-  }
-  return parallel;
-}
-
-bool needs_all_to_all(const ParallelSpec::Groups& groups) {
-  const ParallelSpec parallel = ParallelSpec::flatten(groups);
-  return parallel.ep_size > 1 &&
-         (groups.dp_size > 1 || groups.pcp_size > 1 || groups.sequence_parallel);
 }
 
 ParameterCount count_parameters(const MoeSpec& spec) {

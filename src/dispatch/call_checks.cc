@@ -52,6 +52,15 @@ Support plannable(const DispatchProblem& problem) {
   return Support::yes();
 }
 
+ExpertPlacement placement_of(const DispatchProblem& problem) {
+  ParallelSpec parallel;
+  parallel.ep_size = problem.ep_size;
+  parallel.ep_rank = problem.ep_rank;
+  parallel.placement = problem.placement;
+  parallel.rank_of = problem.rank_of;
+  return make_placement(problem.num_experts, parallel);
+}
+
 void require(const Support& support) {
   if (support) return;
   throw Error(ErrorCode::kUnsupported,

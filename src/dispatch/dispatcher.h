@@ -4,35 +4,40 @@
 
 #include "core/catalog.h"
 #include "core/flow.h"
-#include "placement/placement.h"
 
 #include "conclave/comm.h"
 #include "conclave/context.h"
 #include "conclave/error.h"
 #include "conclave/layer.h"
+#include "conclave/placement.h"
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string_view>
+#include <vector>
 
 namespace conclave::inline v0::dispatch {
 
 struct DispatchProblem {
   int64_t max_tokens = 0;  // per rank and call
   int64_t top_k = 0;
-  int64_t num_experts = 0;
+  int64_t num_experts = 0;  // physical ones
   int64_t hidden_size = 0;
   int64_t row_bytes = 0;  // of a RowBundle row
   DType row_dtype = DType::kF32;
   int32_t ep_size = 1;
   int32_t ep_rank = 0;
   PlacementStrategy placement = PlacementStrategy::kLinear;
+  std::vector<int32_t> rank_of = {};  // of kCustom
+  Reduce reduce = Reduce::kFull;      // kPartial: no exchange, experts of other ranks add nothing
   EpTransport transport = EpTransport::kVariable;
   EpCombine combine = EpCombine::kUnreduced;
-  Communicator* communicator = nullptr;  // needed when ep_size > 1
+  Communicator* communicator = nullptr;  // needed when ep_size > 1 and kFull
 };
+// Throws Error(kInvalidArgument).
+ExpertPlacement placement_of(const DispatchProblem& problem);
 
 struct CombineArgs {
   ExpertOutput output;
@@ -54,7 +59,7 @@ class Dispatcher {
   // contiguous layouts: tokens * min(k, E_local) * ep.
   virtual int64_t max_slots() const = 0;
   virtual size_t workspace_bytes() const = 0;
-  // ids outside [0, E) contribute nothing. Collective when ep_size > 1.
+  // ids outside [0, E) contribute nothing. Collective when ep_size > 1 and kFull.
   virtual ExpertBatch dispatch(const Routing& routing, const RowBundle& rows,
                                std::span<std::byte> workspace, Executor& executor) const = 0;
   // out[t] = round(sum over slots 0..k-1 of weight * row, float32, + shared). Rows of tokens all of

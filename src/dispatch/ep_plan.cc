@@ -22,8 +22,7 @@ int64_t product(int64_t a, int64_t b) {
 EpPlan make_ep_plan(const DispatchProblem& problem) {
   EpPlan plan;
   plan.problem = problem;
-  plan.placement =
-      placement::make_placement(problem.num_experts, problem.ep_size, problem.placement);
+  plan.placement = placement_of(problem);
   plan.fixed_slots = problem.transport == EpTransport::kFixedSlots;
   plan.reduced = problem.combine == EpCombine::kReducedPerRank;
 

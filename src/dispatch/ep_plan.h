@@ -2,7 +2,6 @@
 #pragma once
 
 #include "dispatch/dispatcher.h"
-#include "placement/placement.h"
 
 #include <cstdint>
 #include <vector>
@@ -13,7 +12,7 @@ namespace conclave::inline v0::dispatch {
 // experts; result rows travel back, one per (row, expert), or one per row if reduced there.
 struct EpPlan {
   DispatchProblem problem;
-  placement::ExpertPlacement placement;
+  ExpertPlacement placement;
   bool fixed_slots = false;
   bool reduced = false;
   int64_t num_local_experts = 0;

@@ -10,12 +10,13 @@
 
 #include <algorithm>
 #include <array>
+#include <vector>
 
 namespace conclave::inline v0::dispatch {
 namespace {
 
-int64_t slot_bound(const DispatchProblem& problem) {
-  const auto slots = checked_mul(problem.max_tokens, std::min(problem.top_k, problem.num_experts));
+int64_t slot_bound(const DispatchProblem& problem, int64_t num_local_experts) {
+  const auto slots = checked_mul(problem.max_tokens, std::min(problem.top_k, num_local_experts));
   const auto assignments = checked_mul(problem.max_tokens, problem.top_k);
   if (!slots || !assignments) {
     throw Error(ErrorCode::kSizeOverflow,
@@ -27,15 +28,20 @@ int64_t slot_bound(const DispatchProblem& problem) {
 class LocalDispatcher final : public Dispatcher {
  public:
   explicit LocalDispatcher(const DispatchProblem& problem)
-      : problem_(problem), max_slots_(slot_bound(problem)) {
-    expert_begin_ = layout_.book<int64_t>(problem.num_experts);
-    expert_count_ = layout_.book<int64_t>(problem.num_experts);
-    last_row_ = layout_.book<int64_t>(problem.num_experts);
+      : problem_(problem), local_of_(placement_of(problem).expert_map(problem.ep_rank)) {
+    num_local_experts_ =
+        std::count_if(local_of_.begin(), local_of_.end(), [](int32_t local) { return local >= 0; });
+    holds_all_ = num_local_experts_ == problem.num_experts;
+    max_slots_ = slot_bound(problem, num_local_experts_);
+    expert_begin_ = layout_.book<int64_t>(num_local_experts_);
+    expert_count_ = layout_.book<int64_t>(num_local_experts_);
+    last_row_ = layout_.book<int64_t>(num_local_experts_);
     source_row_ = layout_.book<int64_t>(max_slots_);
     slot_of_ = layout_.book<int64_t>(problem.max_tokens * problem.top_k);
+    if (!holds_all_) local_ids_ = layout_.book<int32_t>(problem.max_tokens * problem.top_k);
   }
 
-  int64_t num_local_experts() const override { return problem_.num_experts; }
+  int64_t num_local_experts() const override { return num_local_experts_; }
   int64_t max_slots() const override { return max_slots_; }
   size_t workspace_bytes() const override { return layout_.total_bytes(); }
 
@@ -43,11 +49,11 @@ class LocalDispatcher final : public Dispatcher {
                        std::span<std::byte> workspace, Executor&) const override {
     check_workspace(workspace, workspace_bytes());
     check_dispatch(problem_, routing, rows);
-    const std::array blocks = {AssignmentBlock{.local_expert = routing.topk_ids,
+    const std::array blocks = {AssignmentBlock{.local_expert = local_ids(routing, workspace),
                                                .num_rows = routing.num_tokens,
                                                .first_row = 0,
                                                .slot_of = slice_as<int64_t>(workspace, slot_of_)}};
-    const PermuteTarget target{.num_local_experts = problem_.num_experts,
+    const PermuteTarget target{.num_local_experts = num_local_experts_,
                                .expert_begin = slice_as<int64_t>(workspace, expert_begin_),
                                .expert_count = slice_as<int64_t>(workspace, expert_count_),
                                .source_row = slice_as<int64_t>(workspace, source_row_),
@@ -55,7 +61,7 @@ class LocalDispatcher final : public Dispatcher {
     const PermuteResult result = permute(blocks, routing.top_k, target);
     return {.bundle = rows,
             .layout = BatchLayout::kContiguous,
-            .num_local_experts = problem_.num_experts,
+            .num_local_experts = num_local_experts_,
             .num_slots = result.occupied_slots,
             .expert_begin = target.expert_begin,
             .expert_count = target.expert_count,
@@ -81,21 +87,37 @@ class LocalDispatcher final : public Dispatcher {
   }
 
  private:
+  // Where this rank holds every expert, in order, ids are local indexes already.
+  const int32_t* local_ids(const Routing& routing, std::span<std::byte> workspace) const {
+    if (holds_all_) return routing.topk_ids;
+    auto* ids = slice_as<int32_t>(workspace, local_ids_);
+    for (int64_t i = 0; i < routing.num_tokens * routing.top_k; ++i) {
+      const int32_t expert = routing.topk_ids[i];
+      const bool known = expert >= 0 && expert < problem_.num_experts;
+      ids[i] = known ? local_of_[static_cast<size_t>(expert)] : -1;
+    }
+    return ids;
+  }
+
   DispatchProblem problem_;
-  int64_t max_slots_;
+  std::vector<int32_t> local_of_;  // [E], -1 of experts that this rank does not hold
+  int64_t num_local_experts_ = 0;
+  bool holds_all_ = false;
+  int64_t max_slots_ = 0;
   WorkspaceLayout layout_;
   WorkspaceSlice expert_begin_;
   WorkspaceSlice expert_count_;
   WorkspaceSlice last_row_;
   WorkspaceSlice source_row_;
   WorkspaceSlice slot_of_;
+  WorkspaceSlice local_ids_;
 };
 
 }  // namespace
 
 Support local_supports(const DispatchProblem& problem) {
   if (Support sizes = plannable(problem); !sizes) return sizes;
-  if (problem.ep_size != 1) {
+  if (problem.ep_size != 1 && problem.reduce == Reduce::kFull) {
     return Support::no(fmt::format("experts are on {} ranks, not one", problem.ep_size));
   }
   return Support::yes();

@@ -1,5 +1,6 @@
-// Dispatcher "local": one rank holds every expert, so no row moves. The batch indexes the caller's
-// rows and combine reads the experts' rows where they are.
+// Dispatcher "local": no row moves. One rank holds every expert, or, with Reduce::kPartial, rows
+// count only for the experts that this rank holds. The batch indexes the caller's rows and combine
+// reads the experts' rows where they are.
 #pragma once
 
 #include "dispatch/dispatcher.h"

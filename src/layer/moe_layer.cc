@@ -3,10 +3,10 @@
 #include "layer/packed_weights.h"
 #include "layer/pipeline.h"
 #include "layer/rank_agreement.h"
-#include "placement/placement.h"
 
 #include "conclave/error.h"
 #include "conclave/layer.h"
+#include "conclave/placement.h"
 
 #include <algorithm>
 #include <atomic>
@@ -62,8 +62,7 @@ MoeLayer MoeLayer::create(const Context& context, const MoeSpec& spec, const Wei
   impl->plan = plan_layer(context, spec, options, parallel);
   check_ranks_agree(impl->plan, impl->communicator);
   check_source(spec, source);
-  auto placement =
-      placement::make_placement(spec.num_experts, parallel.ep_size, parallel.placement);
+  ExpertPlacement placement = make_placement(spec.num_experts, parallel);
   impl->local_experts = std::move(placement.experts_of[static_cast<size_t>(parallel.ep_rank)]);
   impl->weights = allocate_weights(context, impl->plan);
   fill_weights(context, impl->plan, impl->local_experts, source, impl->weights);

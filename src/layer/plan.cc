@@ -2,10 +2,10 @@
 
 #include "core/checked.h"
 #include "gemm/gate_product.h"
-#include "placement/placement.h"
 #include "routing/router.h"
 
 #include "conclave/error.h"
+#include "conclave/placement.h"
 
 #include <algorithm>
 #include <string>
@@ -199,8 +199,7 @@ void fill_plan(LayerPlan& plan, const Context& context) {
   plan.shared_row_stride = spec.hidden_size;
   plan.router = make_router(context, spec, plan.summary.rows);
 
-  const placement::ExpertPlacement placement =
-      placement::make_placement(spec.num_experts, parallel.ep_size, parallel.placement);
+  const ExpertPlacement placement = make_placement(spec.num_experts, parallel);
   experts::ExpertsProblem problem{
       .num_local_experts =
           static_cast<int64_t>(placement.experts_of[static_cast<size_t>(parallel.ep_rank)].size()),

@@ -4,7 +4,6 @@
 #include "activation/activations.h"
 #include "dispatch/dispatcher.h"
 #include "experts/experts_kernel.h"
-#include "placement/placement.h"
 #include "routing/router.h"
 #include "support/layer_fixture.h"
 

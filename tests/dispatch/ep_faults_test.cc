@@ -31,7 +31,7 @@ void call_layer(const EpCase& c, int32_t rank, Communicator& communicator) {
   const auto dispatcher = testing::make_dispatcher(c, rank, communicator);
   testing::PoisonedWorkspace workspace(dispatcher->workspace_bytes());
   testing::SerialExecutor executor;
-  const auto placed = placement::make_placement(c.experts, c.ranks, c.placement);
+  const auto placed = make_placement(c.experts, {.ep_size = c.ranks, .placement = c.placement});
   testing::run_layer(
       *dispatcher, testing::random_input(c.max_tokens, c.top_k, c.experts, c.hidden, 1), c.top_k,
       c.hidden, placed.experts_of[static_cast<size_t>(rank)], workspace.span(), executor);

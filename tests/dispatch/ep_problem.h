@@ -3,10 +3,10 @@
 
 #include "dispatch/dispatch_problem.h"
 #include "dispatch/dispatcher.h"
-#include "placement/placement.h"
 #include "support/thread_ranks.h"
 
 #include "conclave/comm.h"
+#include "conclave/placement.h"
 
 #include <chrono>
 #include <cstdint>
@@ -73,7 +73,7 @@ inline EpRun run_ep(const EpCase& c, const std::vector<std::vector<TokenInput>>&
                     int32_t workers = 1) {
   EpRun run;
   run.outputs.resize(static_cast<size_t>(c.ranks));
-  const auto placed = placement::make_placement(c.experts, c.ranks, c.placement);
+  const auto placed = make_placement(c.experts, {.ep_size = c.ranks, .placement = c.placement});
   run.outcomes =
       run_ranks(make_local_group({.num_ranks = c.ranks, .timeout = std::chrono::seconds(60)}),
                 [&](int32_t rank, Communicator& communicator) {
