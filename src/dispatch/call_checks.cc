@@ -34,10 +34,6 @@ Support plannable(const DispatchProblem& problem) {
   for (const auto& [name, value, least] : sizes) {
     if (value < least) return Support::no(fmt::format("{} is {}, below {}", name, value, least));
   }
-  if (problem.top_k > problem.num_experts) {
-    return Support::no(
-        fmt::format("top_k {} is above the {} experts", problem.top_k, problem.num_experts));
-  }
   if (problem.num_experts > std::numeric_limits<int32_t>::max()) {
     return Support::no(fmt::format("{} experts do not fit int32 ids", problem.num_experts));
   }

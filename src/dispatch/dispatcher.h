@@ -4,6 +4,7 @@
 
 #include "core/catalog.h"
 #include "core/flow.h"
+#include "dispatch/finish.h"
 
 #include "conclave/comm.h"
 #include "conclave/context.h"
@@ -41,10 +42,9 @@ ExpertPlacement placement_of(const DispatchProblem& problem);
 
 struct CombineArgs {
   ExpertOutput output;
-  Routing routing;                // as given to dispatch
-  const float* shared = nullptr;  // [T, H] f32 added before the one rounding, or null
-  int64_t shared_stride = 0;
-  TensorView out;  // [T, H] f32, f16 or bf16, rows may be strided
+  Routing routing;         // as given to dispatch
+  FinishArgs finish = {};  // what is added before the one rounding
+  TensorView out;          // [T, H] f32, f16 or bf16, rows may be strided
 };
 
 // State between dispatch and combine lives in the workspace, so that a Dispatcher is immutable and
@@ -62,8 +62,8 @@ class Dispatcher {
   // ids outside [0, E) contribute nothing. Collective when ep_size > 1 and kFull.
   virtual ExpertBatch dispatch(const Routing& routing, const RowBundle& rows,
                                std::span<std::byte> workspace, Executor& executor) const = 0;
-  // out[t] = round(sum over slots 0..k-1 of weight * row, float32, + shared). Rows of tokens all of
-  // whose ids are skipped get 0 + shared.
+  // out[t] = round(finish(sum over slots 0..k-1 of weight * row, float32)); a token all of whose
+  // ids are skipped has the sum 0.
   virtual void combine(const CombineArgs& args, std::span<std::byte> workspace,
                        Executor& executor) const = 0;
 };

@@ -78,8 +78,7 @@ class EpDispatcher final : public Dispatcher {
                       .weights = plan_.reduced ? nullptr : args.routing.topk_weights,
                       .num_tokens = args.routing.num_tokens,
                       .terms = plan_.terms,
-                      .shared = args.shared,
-                      .shared_stride = args.shared_stride,
+                      .finish = args.finish,
                       .out = args.out},
                      executor);
   }
@@ -180,8 +179,6 @@ class EpDispatcher final : public Dispatcher {
                         .weights = tables.received[rank].weights,
                         .num_tokens = rows,
                         .terms = plan_.problem.top_k,
-                        .shared = nullptr,
-                        .shared_stride = 0,
                         .out = {tables.owed + tables.owed_base[rank] * hidden, DType::kF32,
                                 Shape{rows, hidden}, 0}},
                        executor);

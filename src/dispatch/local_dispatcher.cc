@@ -75,8 +75,7 @@ class LocalDispatcher final : public Dispatcher {
     UnpermuteArgs unpermute{.rows = args.output.rows,
                             .row_stride = args.output.row_stride,
                             .num_tokens = args.routing.num_tokens,
-                            .shared = args.shared,
-                            .shared_stride = args.shared_stride,
+                            .finish = args.finish,
                             .out = args.out};
     if (args.output.tag == OutputTag::kPerRow) {
       unpermute.row_of = slice_as<int64_t>(workspace, slot_of_);

@@ -20,15 +20,10 @@ constexpr int64_t kTileColumns = 32;
 // Elements read per hand-out to a worker, about 20 us; less is done without waking the pool.
 constexpr int64_t kElementsPerGrain = 64 * 1024;
 
-struct Tile {
-  int64_t token = 0;
-  int64_t begin = 0;
-  int64_t columns = 0;
-};
-
-// `columns` is a constant for whole tiles, so that the sums stay in registers.
-inline void sum_terms(const UnpermuteArgs& args, const Tile& tile, int64_t columns,
-                      float* __restrict result) {
+// `columns` is a constant for whole tiles, so that the sums stay in registers. `shared` are the
+// rows to add where nothing else is, or null.
+inline void sum_terms(const UnpermuteArgs& args, const float* shared, const FinishTile& tile,
+                      int64_t columns, float* __restrict result) {
   std::array<float, kTileColumns> sum{};
   for (int64_t term = 0; term < args.terms; ++term) {
     const int64_t at = tile.token * args.terms + term;
@@ -38,14 +33,14 @@ inline void sum_terms(const UnpermuteArgs& args, const Tile& tile, int64_t colum
     const float* __restrict values = args.rows + row * args.row_stride + tile.begin;
     for (int64_t c = 0; c < columns; ++c) sum[static_cast<size_t>(c)] += weight * values[c];
   }
-  if (args.shared != nullptr) {
-    const float* __restrict values = args.shared + tile.token * args.shared_stride + tile.begin;
+  if (shared != nullptr) {
+    const float* __restrict values = shared + tile.token * args.finish.shared_stride + tile.begin;
     for (int64_t c = 0; c < columns; ++c) sum[static_cast<size_t>(c)] += values[c];
   }
   std::copy_n(sum.begin(), columns, result);
 }
 
-void store(const TensorView& out, const Tile& tile, const float* sum) {
+void store(const TensorView& out, const FinishTile& tile, const float* sum) {
   const int64_t stride = out.row_stride != 0 ? out.row_stride : out.shape[1];
   const int64_t at = tile.token * stride + tile.begin;
   switch (out.dtype) {
@@ -84,22 +79,26 @@ void unpermute_reduce(const UnpermuteArgs& args, Executor& executor) {
   const int64_t hidden = args.out.shape[1];
   if (args.num_tokens == 0 || hidden == 0) return;
   const int64_t tiles_per_token = ceil_div(hidden, kTileColumns);
+  const bool plain = is_plain(args.finish);
+  const float* const shared = plain ? args.finish.shared : nullptr;
   const int64_t elements_per_tile = std::min(hidden, kTileColumns) * (args.terms + 1);
   const int64_t grain = std::max<int64_t>(1, kElementsPerGrain / elements_per_tile);
-  cpu::parallel_for(
-      executor, args.num_tokens * tiles_per_token, grain, [&](int64_t begin, int64_t end, int32_t) {
-        std::array<float, kTileColumns> sum;
-        for (int64_t i = begin; i < end; ++i) {
-          const int64_t column = i % tiles_per_token * kTileColumns;
-          const Tile tile{i / tiles_per_token, column, std::min(kTileColumns, hidden - column)};
-          if (tile.columns == kTileColumns) {
-            sum_terms(args, tile, kTileColumns, sum.data());
-          } else {
-            sum_terms(args, tile, tile.columns, sum.data());
-          }
-          store(args.out, tile, sum.data());
-        }
-      });
+  cpu::parallel_for(executor, args.num_tokens * tiles_per_token, grain,
+                    [&](int64_t begin, int64_t end, int32_t) {
+                      std::array<float, kTileColumns> sum;
+                      for (int64_t i = begin; i < end; ++i) {
+                        const int64_t column = i % tiles_per_token * kTileColumns;
+                        const FinishTile tile{i / tiles_per_token, column,
+                                              std::min(kTileColumns, hidden - column)};
+                        if (tile.columns == kTileColumns) {
+                          sum_terms(args, shared, tile, kTileColumns, sum.data());
+                        } else {
+                          sum_terms(args, shared, tile, tile.columns, sum.data());
+                        }
+                        if (!plain) finish_sum(args.finish, tile, sum.data());
+                        store(args.out, tile, sum.data());
+                      }
+                    });
 }
 
 }  // namespace conclave::inline v0::dispatch

@@ -1,6 +1,8 @@
 // Brings expert output rows back into token order: weight, sum, round once.
 #pragma once
 
+#include "dispatch/finish.h"
+
 #include "conclave/context.h"
 #include "conclave/tensor.h"
 
@@ -15,12 +17,11 @@ struct UnpermuteArgs {
   const float* weights = nullptr;   // [T, terms]; null: all 1
   int64_t num_tokens = 0;
   int64_t terms = 1;
-  const float* shared = nullptr;  // [T, H], added last; or null
-  int64_t shared_stride = 0;      // elements
-  TensorView out;                 // [T, H] f32, f16 or bf16; rows may be strided
+  FinishArgs finish = {};
+  TensorView out = {};  // [T, H] f32, f16 or bf16; rows may be strided
 };
 
-// out[t] = round(((0 + w0 * row0) + w1 * row1) + ... + shared), each product and each sum rounded
+// out[t] = round(finish(((0 + w0 * row0) + w1 * row1) + ...)), each product and each sum rounded
 // to float32, in the order of the terms, and one rounding to the type of out at the end.
 // The same bits on every machine and for any number of threads, tokens and placement of the rows.
 void unpermute_reduce(const UnpermuteArgs& args, Executor& executor);

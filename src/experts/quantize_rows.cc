@@ -3,6 +3,8 @@
 #include "core/float_convert.h"
 #include "cpu/parallel.h"
 
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 
@@ -54,10 +56,33 @@ void row_to_bf16(DType from, const std::byte* source, int64_t count, std::byte* 
   }
 }
 
-}  // namespace
+void convert_block(DType row_dtype, DType from, const std::byte* source, int64_t count,
+                   std::byte* target) {
+  if (row_dtype == DType::kBF16) {
+    row_to_bf16(from, source, count, target);
+  } else {
+    row_to_f32(from, source, count, target);
+  }
+}
 
-RowBundle quantize_rows(const ConstTensorView& hidden, DType row_dtype, int64_t row_bytes,
-                        std::byte* destination, Executor& executor) {
+// Widened and weighted a block at a time, so that no row needs scratch memory.
+void weigh_row(DType from, const std::byte* source, float weight, int64_t count, DType row_dtype,
+               std::byte* target) {
+  constexpr int64_t kBlock = 256;
+  std::array<float, kBlock> values;
+  auto* const bytes = static_cast<std::byte*>(static_cast<void*>(values.data()));
+  for (int64_t begin = 0; begin < count; begin += kBlock) {
+    const int64_t columns = std::min(kBlock, count - begin);
+    row_to_f32(from, source + begin * byte_size(from), columns, bytes);
+    for (int64_t i = 0; i < columns; ++i) values[static_cast<size_t>(i)] *= weight;
+    convert_block(row_dtype, DType::kF32, bytes, columns, target + begin * byte_size(row_dtype));
+  }
+}
+
+// Calls convert(row, source, target) for each row and zeroes what follows it.
+template <class Convert>
+RowBundle make_rows(const ConstTensorView& hidden, DType row_dtype, int64_t row_bytes,
+                    std::byte* destination, Executor& executor, const Convert& convert) {
   const int64_t num_rows = hidden.shape[0];
   const int64_t columns = hidden.shape[1];
   const int64_t stride = hidden.row_stride != 0 ? hidden.row_stride : columns;
@@ -65,20 +90,34 @@ RowBundle quantize_rows(const ConstTensorView& hidden, DType row_dtype, int64_t 
   const auto* source = static_cast<const std::byte*>(hidden.data);
   const auto used_bytes = static_cast<size_t>(columns * byte_size(row_dtype));
   const size_t padding = static_cast<size_t>(row_bytes) - used_bytes;
-
   cpu::parallel_for(executor, num_rows, 16, [&](int64_t begin, int64_t end, int32_t) {
     for (int64_t row = begin; row < end; ++row) {
       std::byte* target = destination + row * row_bytes;
-      const std::byte* from = source + row * source_row_bytes;
-      if (row_dtype == DType::kBF16) {
-        row_to_bf16(hidden.dtype, from, columns, target);
-      } else {
-        row_to_f32(hidden.dtype, from, columns, target);
-      }
+      convert(row, source + row * source_row_bytes, target);
       std::memset(target + used_bytes, 0, padding);
     }
   });
   return {.rows = destination, .num_rows = num_rows, .row_bytes = row_bytes, .dtype = row_dtype};
+}
+
+}  // namespace
+
+RowBundle quantize_rows(const ConstTensorView& hidden, DType row_dtype, int64_t row_bytes,
+                        std::byte* destination, Executor& executor) {
+  return make_rows(hidden, row_dtype, row_bytes, destination, executor,
+                   [&](int64_t, const std::byte* source, std::byte* target) {
+                     convert_block(row_dtype, hidden.dtype, source, hidden.shape[1], target);
+                   });
+}
+
+RowBundle quantize_weighted_rows(const ConstTensorView& hidden, const float* weights,
+                                 DType row_dtype, int64_t row_bytes, std::byte* destination,
+                                 Executor& executor) {
+  return make_rows(hidden, row_dtype, row_bytes, destination, executor,
+                   [&](int64_t row, const std::byte* source, std::byte* target) {
+                     weigh_row(hidden.dtype, source, weights[row], hidden.shape[1], row_dtype,
+                               target);
+                   });
 }
 
 }  // namespace conclave::inline v0::experts

@@ -19,8 +19,17 @@ struct PackedWeights {
   cpu::Buffer down;
   cpu::Buffer shared_gate_up;
   cpu::Buffer shared_down;
+  cpu::Buffer residual_gate_up;
+  cpu::Buffer residual_down;
   std::unique_ptr<gemm::DenseProduct> gate;         // null without a gate
   std::unique_ptr<gemm::DenseProduct> shared_gate;  // null but for SharedMode::kSigmoidGate
+  std::unique_ptr<gemm::DenseProduct> mix_gate;     // null but for SharedMode::kSoftmaxMix
+  std::unique_ptr<gemm::DenseProduct> latent_down;  // null without a latent projection
+  std::unique_ptr<gemm::DenseProduct> latent_up;
+  // Vectors, widened; empty where the spec has none.
+  std::vector<float> mix_gate_bias;  // [2]
+  std::vector<float> latent_norm;    // [Hl]
+  std::vector<float> output_bias;    // [H]
 };
 
 // Checks that `source` holds every role of the spec in its shape and type; reads nothing.

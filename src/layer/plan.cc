@@ -1,7 +1,7 @@
 #include "layer/plan.h"
 
 #include "core/checked.h"
-#include "gemm/gate_product.h"
+#include "layer/book_workspace.h"
 #include "routing/router.h"
 
 #include "conclave/error.h"
@@ -132,44 +132,56 @@ std::string determinism(const LayerPlan& plan) {
   return sums_at_home ? "D1 D2 D3" : "D1 D2";
 }
 
-void book_workspace(LayerPlan& plan) {
-  const int64_t tokens = plan.options.max_tokens;
-  const MoeSpec& spec = plan.spec;
-  const experts::BatchRequirements rows = plan.experts->requirements();
-  const bool has_shared = plan.shared != nullptr;
-  const bool needs_gate_rows = spec.has_gate || spec.shared.mode == SharedMode::kSigmoidGate;
+// The shared experts' and the residual MLP's activation: their own, or the routed experts'.
+const ActivationSpec& activation_or_routed(const ActivationSpec& own, const MoeSpec& spec) {
+  return own.name.empty() ? spec.activation : own;
+}
 
-  WorkspaceLayout layout;
-  LayerSlices& slices = plan.slices;
-  slices.logits = layout.book<float>(tokens * spec.num_experts);
-  slices.topk_ids = layout.book<int32_t>(tokens * spec.top_k);
-  slices.topk_weights = layout.book<float>(tokens * spec.top_k);
-  slices.rows = layout.book_bytes(tokens, static_cast<size_t>(rows.row_bytes));
-  // The gate reads float32 rows whatever the kernel reads, and router_input may differ from hidden.
-  if (needs_gate_rows) {
-    slices.gate_rows = layout.book_bytes(tokens, static_cast<size_t>(plan.gate_row_bytes));
+// The routed experts' kernel row serves the shared experts and the residual MLP too.
+void make_kernels(LayerPlan& plan, const experts::KernelRow& row,
+                  const experts::ExpertsProblem& routed) {
+  const MoeSpec& spec = plan.spec;
+  const auto make = [&](const experts::ExpertsProblem& problem, const char* part) {
+    const Support support = row.supports(problem);
+    if (support) return row.make(problem);
+    throw Error(ErrorCode::kUnsupported,
+                {.what = "kernel " + std::string(row.name) + " cannot run the " + part,
+                 .found = support.reason()});
+  };
+  plan.experts = make(routed, "experts");
+  if (spec.shared.mode != SharedMode::kNone) {
+    experts::ExpertsProblem shared = routed;
+    shared.num_local_experts = spec.shared.count;
+    shared.hidden_size = spec.hidden_size;
+    shared.intermediate_size = spec.shared.intermediate_size;
+    shared.has_bias = spec.shared.has_bias;
+    shared.activation =
+        activation::parse_activation(activation_or_routed(spec.shared.activation, spec));
+    plan.shared = make(shared, "shared experts");
   }
-  slices.dispatch = layout.book_bytes(static_cast<int64_t>(plan.dispatcher->workspace_bytes()), 1);
-  const int64_t slots = plan.dispatcher->max_slots();
-  const size_t shared_bytes = has_shared ? plan.shared->workspace_bytes(tokens) : 0;
-  const size_t experts_bytes = std::max(plan.experts->workspace_bytes(slots), shared_bytes);
-  slices.experts = layout.book_bytes(static_cast<int64_t>(experts_bytes), 1);
-  const auto slot_elements = checked_mul(slots, spec.hidden_size);
-  if (!slot_elements) throw Error(ErrorCode::kSizeOverflow, "the expert rows exceed 63 bits");
-  slices.expert_rows = layout.book<float>(*slot_elements);
-  if (has_shared) {
-    slices.shared_rows = layout.book<float>(tokens * plan.shared_row_stride);
-    slices.shared_gate = layout.book<float>(tokens);
-    slices.shared_source = layout.book<int64_t>(tokens);
+  if (spec.residual.intermediate_size != 0) {
+    experts::ExpertsProblem residual = routed;
+    residual.num_local_experts = 1;
+    residual.hidden_size = spec.hidden_size;
+    residual.intermediate_size = spec.residual.intermediate_size;
+    residual.has_bias = false;
+    residual.activation =
+        activation::parse_activation(activation_or_routed(spec.residual.activation, spec));
+    plan.residual = make(residual, "residual MLP");
   }
-  plan.workspace_bytes = layout.total_bytes();
 }
 
 void summarise(LayerPlan& plan, const dispatch::DispatcherRow& dispatcher) {
   const experts::SlabBytes slab = plan.experts->slab_bytes();
   size_t packed =
       (slab.gate_up + slab.down) * static_cast<size_t>(plan.dispatcher->num_local_experts());
-  if (plan.shared) packed += plan.shared->slab_bytes().gate_up + plan.shared->slab_bytes().down;
+  const auto add = [&packed](const experts::ExpertsKernel* kernel, int64_t count) {
+    if (kernel == nullptr) return;
+    const experts::SlabBytes bytes = kernel->slab_bytes();
+    packed += (bytes.gate_up + bytes.down) * static_cast<size_t>(count);
+  };
+  add(plan.shared.get(), plan.spec.shared.count);
+  add(plan.residual.get(), 1);
   Plan& summary = plan.summary;
   summary.tile = plan.experts->tile();
   summary.dispatcher = dispatcher.name;
@@ -196,35 +208,30 @@ void fill_plan(LayerPlan& plan, const Context& context) {
   plan.summary.router = spec.router.name;
   plan.summary.max_tokens = options.max_tokens;
   plan.gate_row_bytes = round_up(spec.hidden_size * int64_t{sizeof(float)}, kRowAlignment);
-  plan.shared_row_stride = spec.hidden_size;
   plan.router = make_router(context, spec, plan.summary.rows);
 
   const ExpertPlacement placement = make_placement(spec.num_experts, parallel);
-  experts::ExpertsProblem problem{
+  const experts::ExpertsProblem problem{
       .num_local_experts =
           static_cast<int64_t>(placement.experts_of[static_cast<size_t>(parallel.ep_rank)].size()),
-      .hidden_size = spec.hidden_size,
+      .hidden_size = expert_width(spec),
       .intermediate_size = spec.intermediate_size,
       .weight_dtype = spec.weight_dtype,
       .activation = activation::parse_activation(spec.activation),
+      .has_bias = spec.has_bias,
       .isa = plan.isa,
       .arithmetic = plan.arithmetic};
   const auto* kernel =
       choose(experts::kernel_catalog(), "kernel", options.kernel, problem, plan.summary.rows);
   if (kernel == nullptr) throw_no_row("kernel", plan.summary.rows);
   plan.arithmetic = kernel->arithmetic;
-  plan.experts = kernel->make(problem);
-  if (spec.shared.mode != SharedMode::kNone) {
-    problem.num_local_experts = 1;
-    problem.intermediate_size = spec.shared.intermediate_size;
-    plan.shared = kernel->make(problem);
-  }
+  make_kernels(plan, *kernel, problem);
 
   const experts::BatchRequirements rows = plan.experts->requirements();
   const dispatch::DispatchProblem exchange{.max_tokens = options.max_tokens,
                                            .top_k = spec.top_k,
                                            .num_experts = spec.num_experts,
-                                           .hidden_size = spec.hidden_size,
+                                           .hidden_size = expert_width(spec),
                                            .row_bytes = rows.row_bytes,
                                            .row_dtype = rows.row_dtype,
                                            .ep_size = parallel.ep_size,
@@ -238,6 +245,7 @@ void fill_plan(LayerPlan& plan, const Context& context) {
   if (dispatcher == nullptr) throw_no_row("dispatcher", plan.summary.rows);
   plan.dispatcher = dispatcher->make(exchange);
 
+  plan.stages = plan_stages(plan);
   book_workspace(plan);
   summarise(plan, *dispatcher);
 }

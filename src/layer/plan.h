@@ -25,11 +25,35 @@ struct LayerSlices {
   WorkspaceSlice rows;          // RowBundle for the experts
   WorkspaceSlice gate_rows;     // float32 RowBundle for gate products, where the format differs
   WorkspaceSlice dispatch;
-  WorkspaceSlice experts;        // shared by routed and shared experts, one after the other
-  WorkspaceSlice expert_rows;    // [slots, H] f32
-  WorkspaceSlice shared_rows;    // [T, H] f32
-  WorkspaceSlice shared_gate;    // [T] f32
-  WorkspaceSlice shared_source;  // [T] int64: the identity batch
+  WorkspaceSlice experts;           // shared by all kernels, one after the other
+  WorkspaceSlice expert_rows;       // [slots, W] f32, W = expert_width(spec)
+  WorkspaceSlice all_rows;          // [S, T] int64: source rows of S experts on every row
+  WorkspaceSlice all_rows_begin;    // [S] int64
+  WorkspaceSlice all_rows_count;    // [S] int64
+  WorkspaceSlice shared_rows;       // [S, T, H] f32
+  WorkspaceSlice shared_gate;       // [T] f32
+  WorkspaceSlice shared_weights;    // [T, S] f32, of kRouterWeight and kFusedSlots
+  WorkspaceSlice mix_logits;        // [T, 2] f32, of kSoftmaxMix
+  WorkspaceSlice mix;               // [T] f32: factor of the routed part
+  WorkspaceSlice identity_weights;  // [T] f32: of zero experts
+  WorkspaceSlice latent;            // [T, Hl] f32
+  WorkspaceSlice expert_input;      // RowBundle for the experts, where it is not `rows`
+  WorkspaceSlice unit_weights;      // [T, k] f32, where the experts' input was weighted
+  WorkspaceSlice residual_input;    // RowBundle of residual_input
+  WorkspaceSlice residual_rows;     // [T, H] f32
+  WorkspaceSlice routed_sum;        // [T, routed_sum_stride] f32, where combine does not finish
+  WorkspaceSlice projected;         // [T, H] f32: routed_sum after the latent up projection
+};
+
+// What a layer does beside its routed experts' plain weighted sum.
+struct StagePlan {
+  bool reads_hidden_rows = true;           // some kernel reads hidden itself, in its row format
+  bool has_expert_input = false;           // routed experts read other rows: projected or weighted
+  bool finishes_apart = false;             // combine writes routed_sum; one more pass makes out
+  bool weighs_shared_rows = false;         // shared_weights apply
+  bool mixes = false;                      // `mix` applies
+  experts::BatchRequirements hidden_rows;  // format of `rows`
+  int64_t routed_sum_stride = 0;
 };
 
 struct LayerPlan {
@@ -42,12 +66,13 @@ struct LayerPlan {
   std::unique_ptr<Router> router;
   std::unique_ptr<dispatch::Dispatcher> dispatcher;
   std::unique_ptr<experts::ExpertsKernel> experts;
-  std::unique_ptr<experts::ExpertsKernel> shared;  // one expert; null without shared experts
+  std::unique_ptr<experts::ExpertsKernel> shared;    // S experts; null without shared experts
+  std::unique_ptr<experts::ExpertsKernel> residual;  // one expert; null without a residual MLP
 
+  StagePlan stages;
   LayerSlices slices;
   size_t workspace_bytes = 0;
   int64_t gate_row_bytes = 0;  // of a float32 row, zero padded
-  int64_t shared_row_stride = 0;
   Plan summary;
 };
 

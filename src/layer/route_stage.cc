@@ -132,7 +132,7 @@ bool is_token(const PipelineArgs& args, int64_t token_in_chunk) {
 }
 
 RowBundle float_rows(const PipelineArgs& args, const RowBundle& rows) {
-  if (rows.dtype == DType::kF32) return rows;
+  if (rows.rows != nullptr && rows.dtype == DType::kF32) return rows;
   return experts::quantize_rows(
       chunk_rows(args.args.hidden, args.chunk), DType::kF32, args.plan.gate_row_bytes,
       slice_as<std::byte>(args.workspace, args.plan.slices.gate_rows), args.executor);

@@ -1,12 +1,14 @@
-// The shared expert: one more expert that every token uses.
+// The shared experts, which every token uses, and how they mix with the routed ones.
 #pragma once
 
 #include "layer/pipeline.h"
 
 namespace conclave::inline v0 {
 
-// Float32 rows [count, H] at shared_row_stride, gated where the spec says so, zero for padding;
-// null without shared experts.
-const float* run_shared_expert(const PipelineArgs& args, const RowBundle& rows);
+// Float32 rows [count, H], dense: the shared part of the sum, its gate, mix or slot weights
+// applied, zero for padding; null without shared experts. Where the mode weighs the routed part as
+// well, its factors are left in LayerSlices::mix. Runs after routing, which weighs kRouterWeight
+// and kFusedSlots.
+const float* run_shared_experts(const PipelineArgs& args, const RowBundle& hidden_rows);
 
 }  // namespace conclave::inline v0

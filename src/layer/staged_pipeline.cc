@@ -1,4 +1,6 @@
-#include "experts/quantize_rows.h"
+#include "layer/dense_mlp.h"
+#include "layer/finish_stage.h"
+#include "layer/input_stage.h"
 #include "layer/pipeline.h"
 #include "layer/route_stage.h"
 #include "layer/shared_stage.h"
@@ -31,26 +33,30 @@ class StageTimer {
   Clock::time_point begin_;
 };
 
-RowBundle quantize_chunk(const PipelineArgs& args) {
-  const experts::BatchRequirements wanted = args.plan.experts->requirements();
-  return experts::quantize_rows(
-      chunk_rows(args.args.hidden, args.chunk), wanted.row_dtype, wanted.row_bytes,
-      slice_as<std::byte>(args.workspace, args.plan.slices.rows), args.executor);
-}
-
 std::span<std::byte> sub_workspace(const PipelineArgs& args, const WorkspaceSlice& slice) {
   return args.workspace.subspan(slice.offset, slice.bytes);
 }
 
-// Shared rows go to the caller's own tensor where asked for; then combine adds none.
+// Shared rows go to the caller's own tensor where asked for; then the sum takes none.
 const float* hand_out_shared(const PipelineArgs& args, const float* shared) {
   if (args.args.shared_out.empty() || shared == nullptr) return shared;
   convert({.data = shared,
            .dtype = DType::kF32,
-           .shape = {args.chunk.count, args.plan.spec.hidden_size},
-           .row_stride = args.plan.shared_row_stride},
+           .shape = {args.chunk.count, args.plan.spec.hidden_size}},
           chunk_rows(args.args.shared_out, args.chunk));
   return nullptr;
+}
+
+// [count, H] float32, or null without a residual MLP.
+const float* run_residual(const PipelineArgs& args, const RowBundle& hidden_rows) {
+  if (args.plan.residual == nullptr) return nullptr;
+  auto* rows = slice_as<float>(args.workspace, args.plan.slices.residual_rows);
+  run_on_every_row(args,
+                   {.kernel = *args.plan.residual,
+                    .weights = {.gate_up = args.weights.residual_gate_up.data(),
+                                .down = args.weights.residual_down.data()}},
+                   residual_rows(args, hidden_rows), rows);
+  return rows;
 }
 
 }  // namespace
@@ -59,40 +65,38 @@ void StagedPipeline::run(const PipelineArgs& args, ForwardCounters& counters) co
   const LayerPlan& plan = args.plan;
   StageTimings* timings = args.args.timings;
 
-  RowBundle rows;
-  Routing routing;
+  RowBundle hidden_rows;
+  FinishInputs parts;
   {
     const StageTimer timer(timings, &StageTimings::route_ns);
-    rows = quantize_chunk(args);
-    routing = route_chunk(args, rows, counters);
+    hidden_rows = quantize_hidden(args);
+    parts.routing = route_chunk(args, hidden_rows, counters);
   }
+  ExpertInput input;
   ExpertBatch batch;
   {
     const StageTimer timer(timings, &StageTimings::dispatch_ns);
-    batch = plan.dispatcher->dispatch(routing, rows, sub_workspace(args, plan.slices.dispatch),
-                                      args.executor);
+    input = make_expert_input(args, hidden_rows, parts.routing);
+    parts.dispatched = input.routing;
+    batch = plan.dispatcher->dispatch(input.routing, input.rows,
+                                      sub_workspace(args, plan.slices.dispatch), args.executor);
   }
-  const ExpertOutput output{.tag = OutputTag::kPerRow,
-                            .rows = slice_as<float>(args.workspace, plan.slices.expert_rows),
-                            .row_stride = plan.spec.hidden_size};
+  parts.output = {.tag = OutputTag::kPerRow,
+                  .rows = slice_as<float>(args.workspace, plan.slices.expert_rows),
+                  .row_stride = expert_width(plan.spec)};
   {
     const StageTimer timer(timings, &StageTimings::experts_ns);
     plan.experts->run(batch,
                       {.gate_up = args.weights.gate_up.data(), .down = args.weights.down.data()},
-                      output, sub_workspace(args, plan.slices.experts), args.executor);
+                      parts.output, sub_workspace(args, plan.slices.experts), args.executor);
   }
-  const float* shared = nullptr;
   {
     const StageTimer timer(timings, &StageTimings::shared_ns);
-    shared = hand_out_shared(args, run_shared_expert(args, rows));
+    parts.shared = hand_out_shared(args, run_shared_experts(args, hidden_rows));
+    parts.residual = run_residual(args, hidden_rows);
   }
   const StageTimer timer(timings, &StageTimings::combine_ns);
-  plan.dispatcher->combine({.output = output,
-                            .routing = routing,
-                            .shared = shared,
-                            .shared_stride = plan.shared_row_stride,
-                            .out = chunk_rows(args.args.out, args.chunk)},
-                           sub_workspace(args, plan.slices.dispatch), args.executor);
+  combine_and_finish(args, parts);
 }
 
 }  // namespace conclave::inline v0

@@ -242,8 +242,7 @@ TEST(Ep, SharedExperts_AreAddedAfterTheSum) {
           std::vector<float> out(input.hidden.size());
           dispatcher->combine({.output = {OutputTag::kPerRow, outputs.data(), c.hidden},
                                .routing = routing,
-                               .shared = input.hidden.data(),
-                               .shared_stride = c.hidden,
+                               .finish = {.shared = input.hidden.data(), .shared_stride = c.hidden},
                                .out = {out.data(), DType::kF32, Shape{3, c.hidden}, 0}},
                               workspace.span(), executor);
           EXPECT_EQ(out, input.hidden);

@@ -118,8 +118,7 @@ TEST(LocalDispatcher, ReducedOutput_OnlyRoundsAndAddsShared) {
   const std::vector<float> weights(4, 9.0F);
   dispatcher->combine({.output = {OutputTag::kReducedPerToken, reduced.data(), 16},
                        .routing = {2, 2, ids.data(), weights.data()},
-                       .shared = shared.data(),
-                       .shared_stride = 16,
+                       .finish = {.shared = shared.data(), .shared_stride = 16},
                        .out = {out.data(), DType::kF32, Shape{2, 16}, 0}},
                       workspace.span(), executor);
   EXPECT_EQ(out, std::vector<float>(32, 1.75F));
@@ -160,7 +159,7 @@ TEST(LocalDispatcher, ImpossiblePlans_AreRefusedWithAReason) {
     return dispatch::local_supports(problem).reason();
   };
   EXPECT_NE(reason(problem_of(0, 2, 4, 16)).find("max_tokens"), std::string::npos);
-  EXPECT_NE(reason(problem_of(4, 5, 4, 16)).find("top_k"), std::string::npos);
+  EXPECT_NE(reason(problem_of(4, 0, 4, 16)).find("top_k"), std::string::npos);
   DispatchProblem spread = problem_of(4, 2, 4, 16);
   spread.ep_size = 2;
   EXPECT_NE(reason(spread).find("2 ranks"), std::string::npos);

@@ -88,8 +88,8 @@ TEST(UnpermuteReduce, AnyShape_EqualsTheScalarSumBitForBit) {
         dispatch::unpermute_reduce(args_of(p, out.data(), DType::kF32, 0), serial);
         ASSERT_EQ(out, expected(p, false));
         dispatch::UnpermuteArgs with_shared = args_of(p, out.data(), DType::kF32, 0);
-        with_shared.shared = p.shared.data();
-        with_shared.shared_stride = hidden;
+        with_shared.finish.shared = p.shared.data();
+        with_shared.finish.shared_stride = hidden;
         dispatch::unpermute_reduce(with_shared, serial);
         ASSERT_EQ(out, expected(p, true));
       }
@@ -183,10 +183,51 @@ TEST(UnpermuteReduce, SkippedTokens_GetZeroPlusShared) {
   dispatch::unpermute_reduce(args_of(p, out.data(), DType::kF32, 0), serial);
   EXPECT_EQ(out, std::vector<float>(2 * 33, 0.0F));
   dispatch::UnpermuteArgs with_shared = args_of(p, out.data(), DType::kF32, 0);
-  with_shared.shared = p.shared.data();
-  with_shared.shared_stride = 33;
+  with_shared.finish.shared = p.shared.data();
+  with_shared.finish.shared_stride = 33;
   dispatch::unpermute_reduce(with_shared, serial);
   EXPECT_EQ(out, p.shared);
+}
+
+TEST(UnpermuteReduce, EveryTermOfFinish_EqualsItsFormulaBitForBit) {
+  testing::SerialExecutor serial;
+  constexpr int64_t kTokens = 5;
+  constexpr int64_t kHidden = 45;
+  const Problem p = random_problem(kTokens, 3, kHidden, 23);
+  const Problem other = random_problem(kTokens, 3, kHidden, 29);
+  const std::vector<float> sums = expected(p, false);
+  const std::vector<float> identity_weights = {0.5F, 0.0F, -1.25F, 2.0F, 0.75F};
+  const std::vector<float> mix = {0.5F, 0.25F, 1.5F, 1.0F, 3.0F};
+  const std::vector<uint8_t> active = {1, 1, 1, 0, 1};
+  // In place: the identity rows are the output's own.
+  std::vector<float> out(other.rows.begin(), other.rows.begin() + kTokens * kHidden);
+  out[kHidden] = std::numeric_limits<float>::quiet_NaN();  // of weight 0
+  const std::vector<float> identity = out;
+  dispatch::UnpermuteArgs args = args_of(p, out.data(), DType::kF32, 0);
+  args.finish = {.scale = 1.5F,
+                 .identity_weights = identity_weights.data(),
+                 .identity = {out.data(), DType::kF32, Shape{kTokens, kHidden}, 0},
+                 .bias = other.shared.data(),
+                 .mix = mix.data(),
+                 .shared = p.shared.data(),
+                 .shared_stride = kHidden,
+                 .residual = other.shared.data(),
+                 .residual_stride = kHidden,
+                 .active = active.data()};
+  dispatch::unpermute_reduce(args, serial);
+  for (int64_t t = 0; t < kTokens; ++t) {
+    for (int64_t c = 0; c < kHidden; ++c) {
+      const auto token = static_cast<size_t>(t);
+      const auto at = static_cast<size_t>(t * kHidden + c);
+      float value = sums[at] * 1.5F;
+      if (identity_weights[token] != 0.0F) value += identity_weights[token] * identity[at];
+      value += other.shared[static_cast<size_t>(c)];
+      value *= mix[token];
+      value += p.shared[at];
+      value += other.shared[at];
+      EXPECT_EQ(out[at], active[token] != 0 ? value : 0.0F) << t << ", " << c;
+    }
+  }
 }
 
 TEST(UnpermuteReduce, NoRowMapAndNoWeights_CopyRows) {

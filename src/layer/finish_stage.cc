@@ -1,0 +1,104 @@
+#include "layer/finish_stage.h"
+
+#include "dispatch/finish.h"
+#include "dispatch/unpermute_reduce.h"
+#include "layer/route_stage.h"
+
+#include <algorithm>
+
+namespace conclave::inline v0 {
+namespace {
+
+// [count]: the weights of each token's zero experts, added in the order of its slots.
+const float* sum_identity_weights(const PipelineArgs& args, const Routing& routing) {
+  auto* sums = slice_as<float>(args.workspace, args.plan.slices.identity_weights);
+  for (int64_t token = 0; token < routing.num_tokens; ++token) {
+    sums[token] = 0;
+    for (int64_t at = token * routing.top_k; at < (token + 1) * routing.top_k; ++at) {
+      if (routing.topk_ids[at] >= args.plan.spec.num_experts)
+        sums[token] += routing.topk_weights[at];
+    }
+  }
+  return sums;
+}
+
+dispatch::FinishArgs finish_args(const PipelineArgs& args, const FinishInputs& inputs) {
+  const MoeSpec& spec = args.plan.spec;
+  dispatch::FinishArgs finish{.scale = static_cast<float>(spec.output_scale),
+                              .shared = inputs.shared,
+                              .shared_stride = spec.hidden_size,
+                              .residual = inputs.residual,
+                              .residual_stride = spec.hidden_size};
+  if (spec.num_zero_experts > 0) {
+    finish.identity_weights = sum_identity_weights(args, inputs.routing);
+    finish.identity = chunk_rows(args.args.hidden, args.chunk);
+  }
+  if (spec.has_output_bias) finish.bias = args.weights.output_bias.data();
+  if (args.plan.stages.mixes) {
+    finish.mix = slice_as<float>(args.workspace, args.plan.slices.mix);
+  }
+  // Shared rows and slots of padding are zero already.
+  const bool adds_to_padding = spec.has_output_bias || inputs.residual != nullptr;
+  if (adds_to_padding && !args.args.padding_mask.empty()) {
+    finish.active = static_cast<const uint8_t*>(args.args.padding_mask.data) + args.chunk.begin;
+  }
+  return finish;
+}
+
+std::span<std::byte> dispatch_workspace(const PipelineArgs& args) {
+  return args.workspace.subspan(args.plan.slices.dispatch.offset, args.plan.slices.dispatch.bytes);
+}
+
+// The weighted sums over slots, [count, W] float32 in rows of routed_sum_stride, zero padded: a
+// RowBundle for the projection.
+RowBundle combine_routed(const PipelineArgs& args, const FinishInputs& inputs) {
+  const int64_t width = expert_width(args.plan.spec);
+  const int64_t stride = args.plan.stages.routed_sum_stride;
+  auto* sums = slice_as<float>(args.workspace, args.plan.slices.routed_sum);
+  args.plan.dispatcher->combine({.output = inputs.output,
+                                 .routing = inputs.dispatched,
+                                 .out = {.data = sums,
+                                         .dtype = DType::kF32,
+                                         .shape = {args.chunk.count, width},
+                                         .row_stride = stride}},
+                                dispatch_workspace(args), args.executor);
+  for (int64_t row = 0; row < args.chunk.count; ++row) {
+    std::fill(sums + row * stride + width, sums + (row + 1) * stride, 0.0F);
+  }
+  return {.rows = static_cast<const std::byte*>(static_cast<const void*>(sums)),
+          .num_rows = args.chunk.count,
+          .row_bytes = stride * int64_t{sizeof(float)},
+          .dtype = DType::kF32};
+}
+
+// [count, H]: the latent sums projected up, or the sums themselves.
+dispatch::UnpermuteArgs routed_rows(const PipelineArgs& args, const RowBundle& sums) {
+  if (args.plan.spec.latent.size == 0) {
+    return {.rows = slice_as<float>(args.workspace, args.plan.slices.routed_sum),
+            .row_stride = args.plan.stages.routed_sum_stride};
+  }
+  auto* projected = slice_as<float>(args.workspace, args.plan.slices.projected);
+  args.weights.latent_up->run(sums, projected, DType::kF32, args.executor);
+  return {.rows = projected, .row_stride = args.plan.spec.hidden_size};
+}
+
+}  // namespace
+
+void combine_and_finish(const PipelineArgs& args, const FinishInputs& inputs) {
+  const dispatch::FinishArgs finish = finish_args(args, inputs);
+  const TensorView out = chunk_rows(args.args.out, args.chunk);
+  if (!args.plan.stages.finishes_apart) {
+    args.plan.dispatcher->combine(
+        {.output = inputs.output, .routing = inputs.dispatched, .finish = finish, .out = out},
+        dispatch_workspace(args), args.executor);
+    return;
+  }
+  const RowBundle sums = combine_routed(args, inputs);
+  dispatch::UnpermuteArgs last = routed_rows(args, sums);
+  last.num_tokens = args.chunk.count;
+  last.finish = finish;
+  last.out = out;
+  dispatch::unpermute_reduce(last, args.executor);
+}
+
+}  // namespace conclave::inline v0

@@ -1,0 +1,21 @@
+// The last stage: results come home, are summed, and meet everything that is not a routed expert.
+#pragma once
+
+#include "layer/pipeline.h"
+
+namespace conclave::inline v0 {
+
+// What the other stages made for the sum.
+struct FinishInputs {
+  ExpertOutput output;
+  Routing dispatched;               // as given to dispatch
+  Routing routing;                  // as routed: its weights count for zero experts
+  const float* shared = nullptr;    // [count, H] to be added, or null
+  const float* residual = nullptr;  // likewise
+};
+
+// Writes the chunk's rows of `out`. One pass where nothing stands between the sum over slots and
+// the rest; otherwise combine -> routed_sum -> latent up projection -> finish.
+void combine_and_finish(const PipelineArgs& args, const FinishInputs& inputs);
+
+}  // namespace conclave::inline v0
