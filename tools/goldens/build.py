@@ -34,11 +34,14 @@ def fill(family: Family, model: torch.nn.Module) -> None:
     recomputation see the same numbers whatever type a tensor is stored in."""
     tied = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if not tensor.is_floating_point() or tensor.data_ptr() in tied:
+        own = next((make for pattern, make in family.fill.items() if re.search(pattern, name)), None)
+        values = stream_of(family.seed, name).standard_normal(tensor.shape)
+        if not tensor.is_floating_point():
+            tensor.data.copy_(torch.from_numpy(own(values)) if own else tensor.data)
+            continue
+        if tensor.data_ptr() in tied:
             continue
         tied[tensor.data_ptr()] = name
-        values = stream_of(family.seed, name).standard_normal(tensor.shape)
-        own = next((make for pattern, make in family.fill.items() if re.search(pattern, name)), None)
         values = own(values) if own else default_values(name, values)
         tensor.data.copy_(torch.from_numpy(np.asarray(values)).to(torch.bfloat16))
 
@@ -142,6 +145,8 @@ class Run:
         self.extra = {k: v.to(dtype) if v.is_floating_point() else v for k, v in extra.items()}
         self.token_ids = self.extra["token_ids"].numpy() if "token_ids" in extra else None
         self.seen = family.record(model, family, family.module.format(layer), self.x.clone(), self.extra)
+        self.x = self.x if self.seen.hidden_states is None else self.seen.hidden_states
+        self.extra = self.extra if self.seen.extra is None else self.seen.extra
         self.logits = wide(self.seen.logits).reshape(len(x), -1)
         self.ids = block.router.select(self.logits, self.token_ids)
         self.decisive = survives_noise(family, block, self.logits, run, self.token_ids)

@@ -23,7 +23,7 @@ class Disk:
             raise SystemExit(f"no tensor {name} on disk")
         self.used.add(name)
         tensor = self.tensors[name]
-        return tensor.numpy() if tensor.dtype == torch.int64 else tensor.to(torch.float64).numpy()
+        return tensor.numpy() if not tensor.is_floating_point() else tensor.to(torch.float64).numpy()
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors

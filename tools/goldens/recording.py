@@ -13,6 +13,8 @@ class Recorded:
     ids: torch.Tensor  # [T, k]
     weights: torch.Tensor  # [T, k]
     output: torch.Tensor  # [T, H]
+    hidden_states: torch.Tensor | None = None  # the block's input where it is not what was given
+    extra: dict[str, torch.Tensor] | None = None  # side inputs where they are not what was given
 
 
 def first(value):
