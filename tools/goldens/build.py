@@ -85,7 +85,7 @@ def load_model(family: Family, directory: pathlib.Path, dtype: torch.dtype) -> t
     )
     lost = sorted(info["missing_keys"]) + sorted(info["unexpected_keys"]) + sorted(map(str, info["mismatched_keys"]))
     if lost:
-        raise GoldenError(f"{family.name}: transformers does not find or want {lost[:5]}")
+        raise GoldenError(f"{family.name}: {family.made_by} does not find or want {lost[:5]}")
     # Whole-model casts: transformers refuses .to(dtype) for none of these.
     return model.to(dtype).eval()
 
@@ -156,7 +156,7 @@ class Run:
         theirs_ids = self.seen.ids.reshape(self.ids.shape).numpy()
         if not np.array_equal(np.sort(theirs_ids, axis=1), np.sort(self.ids, axis=1)):
             wrong = int((np.sort(theirs_ids, axis=1) != np.sort(self.ids, axis=1)).any(axis=1).sum())
-            raise GoldenError(f"{self.label}: transformers selected other experts for {wrong} tokens")
+            raise GoldenError(f"{self.label}: the run selected other experts for {wrong} tokens")
         # Both sorted by id, so the slots of one lie where the other's are.
         theirs = np.argsort(theirs_ids, axis=1)
         ours = np.argsort(np.argsort(self.ids, axis=1), axis=1)
@@ -230,13 +230,13 @@ def record(family: Family, directory: pathlib.Path) -> dict:
             errors[f"layers.{layer}.{run}"] = result.errors
             check_sensitivity(family, block, result)
     provenance = {
-        "made_by": "transformers",
+        "made_by": family.made_by,
         "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        **({"transformers": transformers.__version__} if family.made_by == "transformers" else {}),
         "seed": family.seed,
         "model_type": disk.config["model_type"],
         "block": family.block,
-        "transformers_error": {key: f"{e['output']:.2e}" for key, e in errors.items()},
+        f"{family.made_by}_error": {key: f"{e['output']:.2e}" for key, e in errors.items()},
     }
     # One metadata key: the writer orders several keys at random, and the bytes are to be reproducible.
     save_file(tensors, directory / "golden.safetensors", {"provenance": json.dumps(provenance, sort_keys=True)})

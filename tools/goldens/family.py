@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 import transformers
@@ -49,6 +50,8 @@ class Family:
     spread: float = 1.0  # standard deviation of the hidden states
     noise: float = 1.0  # multiple of the logit noise that routing must survive in the bf16 run
     unread: tuple[str, ...] = ()  # tensors below the prefix that are not the block's
+
+    made_by: ClassVar[str] = "transformers"  # what computed the float32 and bfloat16 runs
 
     @property
     def model_type(self) -> str:

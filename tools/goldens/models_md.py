@@ -13,7 +13,7 @@ One row per model type that has a golden checkpoint below `testdata/models/`. Th
 
 E experts, k experts per token, H hidden size, I intermediate size of an expert, N layer number. Tensor
 names are those on disk, `e` an expert's number. The last two columns give the worst per-token relative
-L2 distance of transformers' own block output from float64 in a run with float32 and with bfloat16
+L2 distance of the maker's own block output from float64 in a run with float32 and with bfloat16
 weights and activations.
 
 | model type | E / k / I fields | MoE layers | router | tensors | quirks | golden | made by | f32 | bf16 |
@@ -36,7 +36,7 @@ def row(variants: list[Family], models: pathlib.Path) -> str:
     for family in variants:
         provenance = read_provenance(models / family.name)
         made_by.add(provenance["made_by"])
-        for key, error in provenance["transformers_error"].items():
+        for key, error in provenance[f"{provenance['made_by']}_error"].items():
             run = key.rpartition(".")[2]
             worst[run] = max(worst[run], float(error))
     facts = variants[0].facts

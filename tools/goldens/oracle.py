@@ -5,6 +5,7 @@ a Router says how logits become ids and weights. Nothing is rounded on the way.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -32,6 +33,10 @@ def identity(x: Array) -> Array:
 
 def silu(x: Array) -> Array:
     return x * sigmoid(x)
+
+
+def gelu(x: Array) -> Array:
+    return 0.5 * x * (1.0 + np.vectorize(math.erf, otypes=[np.float64])(x / math.sqrt(2.0)))
 
 
 def gelu_tanh(x: Array) -> Array:
