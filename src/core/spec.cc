@@ -1,17 +1,16 @@
 #include "conclave/spec.h"
 
 #include "core/checked.h"
+#include "core/layer_roles.h"
+#include "core/part_spec.h"
 
 #include "conclave/error.h"
 
+#include <algorithm>
 #include <string>
 
 namespace conclave::inline v0 {
 namespace {
-
-// Beyond any model there is, and small enough that products of three sizes and an element size stay
-// inside 63 bits.
-constexpr int64_t kMaxSize = int64_t{1} << 20;
 
 void check_range(const char* field, int64_t value, int64_t low, int64_t high) {
   if (value >= low && value <= high) return;
@@ -39,13 +38,12 @@ int64_t expert_width(const MoeSpec& spec) {
 }
 
 void validate(const MoeSpec& spec) {
-  check_range("num_experts", spec.num_experts, 1, kMaxSize);
-  check_range("top_k", spec.top_k, 1, spec.num_experts);
-  check_range("hidden_size", spec.hidden_size, 1, kMaxSize);
-  check_range("intermediate_size", spec.intermediate_size, 1, kMaxSize);
-  if (spec.shared.mode != SharedMode::kNone) {
-    check_range("shared.intermediate_size", spec.shared.intermediate_size, 1, kMaxSize);
-  }
+  check_range("num_experts", spec.num_experts, 1, kMaxSpecSize);
+  check_range("num_zero_experts", spec.num_zero_experts, 0, kMaxSpecSize);
+  check_range("top_k", spec.top_k, 1, spec.num_experts + spec.num_zero_experts);
+  check_range("hidden_size", spec.hidden_size, 1, kMaxSpecSize);
+  check_range("intermediate_size", spec.intermediate_size, 1, kMaxSpecSize);
+  validate_parts(spec);
   const DType dtype = spec.weight_dtype;
   if (dtype != DType::kF32 && dtype != DType::kF16 && dtype != DType::kBF16) {
     throw Error(ErrorCode::kDType, {.what = "MoeSpec.weight_dtype is not a weight type",
@@ -62,17 +60,20 @@ void validate(const MoeSpec& spec) {
 
 ParameterCount count_parameters(const MoeSpec& spec) {
   validate(spec);
-  const int64_t expert = 3 * spec.hidden_size * spec.intermediate_size;
-  int64_t always = spec.has_gate ? spec.num_experts * spec.hidden_size : 0;
-  if (spec.shared.mode != SharedMode::kNone) {
-    always += 3 * spec.hidden_size * spec.shared.intermediate_size;
-  }
-  if (spec.shared.mode == SharedMode::kSigmoidGate) always += spec.hidden_size;
-  const auto experts = checked_mul(spec.num_experts, expert);
-  if (!experts) {
+  const auto times = [](int64_t a, int64_t b) {
+    if (const auto product = checked_mul(a, b)) return *product;
     throw Error(ErrorCode::kSizeOverflow, "the parameter count of a layer does not fit 63 bits");
+  };
+  ParameterCount parameters;
+  for (const LayerRole& role : layer_roles(spec)) {
+    if (role.optional || role.dtype == RoleDType::kIndex) continue;
+    const int64_t each = times(role.rows, role.cols);
+    parameters.total += times(role.count, each);
+    // Zero experts have no weights; a token may use as many experts as there are at most.
+    const int64_t used = std::min(spec.top_k, spec.num_experts);
+    parameters.active += (is_per_expert(role.role) ? used : role.count) * each;
   }
-  return {.total = *experts + always, .active = spec.top_k * expert + always};
+  return parameters;
 }
 
 }  // namespace conclave::inline v0

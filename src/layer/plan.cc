@@ -1,6 +1,7 @@
 #include "layer/plan.h"
 
 #include "core/checked.h"
+#include "core/layer_roles.h"
 #include "layer/book_workspace.h"
 #include "routing/router.h"
 
@@ -130,11 +131,6 @@ std::string determinism(const LayerPlan& plan) {
   const bool sums_at_home =
       plan.parallel.ep_size == 1 || plan.options.ep_combine == EpCombine::kUnreduced;
   return sums_at_home ? "D1 D2 D3" : "D1 D2";
-}
-
-// The shared experts' and the residual MLP's activation: their own, or the routed experts'.
-const ActivationSpec& activation_or_routed(const ActivationSpec& own, const MoeSpec& spec) {
-  return own.name.empty() ? spec.activation : own;
 }
 
 // The routed experts' kernel row serves the shared experts and the residual MLP too.

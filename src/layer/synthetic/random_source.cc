@@ -1,9 +1,11 @@
 #include "core/checked.h"
 #include "core/float_convert.h"
+#include "core/layer_roles.h"
 
 #include "conclave/error.h"
 #include "conclave/synthetic.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -38,24 +40,42 @@ void store(std::byte* destination, DType dtype, float value) {
   put(dtype == DType::kBF16 ? float_to_bf16(value) : float_to_f16(value));
 }
 
+// What the values of a role look like: matrices keep the size of what they multiply, biases are
+// small beside it, factors lie around 1.
+struct Distribution {
+  float mean = 0;
+  float deviation = 0;
+};
+
+Distribution distribution_of(WeightRole role, const WeightInfo& info) {
+  switch (role) {
+    case WeightRole::kExpertScale:
+    case WeightRole::kGlobalScale:
+    case WeightRole::kRouterInputScale:
+    case WeightRole::kLatentNorm:
+      return {.mean = 1.0F, .deviation = 0.125F};
+    case WeightRole::kGateBias:
+    case WeightRole::kUpBias:
+    case WeightRole::kDownBias:
+    case WeightRole::kSharedGateBias:
+    case WeightRole::kSharedUpBias:
+    case WeightRole::kSharedDownBias:
+    case WeightRole::kRouterBias:
+    case WeightRole::kSelectionBias:
+    case WeightRole::kMixGateBias:
+    case WeightRole::kOutputBias:
+      return {.deviation = 0.25F};
+    default:
+      return {.deviation = 1.0F / std::sqrt(static_cast<float>(info.cols))};
+  }
+}
+
 class RandomSource final : public WeightSource {
  public:
-  RandomSource(const MoeSpec& spec, uint64_t seed) : seed_(seed) {
-    const DType dtype = spec.weight_dtype;
-    const int64_t experts = spec.num_experts;
-    const int64_t hidden = spec.hidden_size;
-    const int64_t inner = spec.intermediate_size;
-    set(WeightRole::kGate, {experts, inner, hidden, dtype});
-    set(WeightRole::kUp, {experts, inner, hidden, dtype});
-    set(WeightRole::kDown, {experts, hidden, inner, dtype});
-    if (spec.has_gate) set(WeightRole::kRouter, {1, experts, hidden, dtype});
-    if (spec.shared.mode == SharedMode::kNone) return;
-    const int64_t shared = spec.shared.intermediate_size;
-    set(WeightRole::kSharedGate, {1, shared, hidden, dtype});
-    set(WeightRole::kSharedUp, {1, shared, hidden, dtype});
-    set(WeightRole::kSharedDown, {1, hidden, shared, dtype});
-    if (spec.shared.mode == SharedMode::kSigmoidGate) {
-      set(WeightRole::kSharedExpertGate, {1, 1, hidden, dtype});
+  RandomSource(const MoeSpec& spec, uint64_t seed) : seed_(seed), num_experts_(spec.num_experts) {
+    for (const LayerRole& role : layer_roles(spec)) {
+      const DType dtype = role.dtype == RoleDType::kIndex ? DType::kI32 : spec.weight_dtype;
+      roles_[static_cast<size_t>(role.role)] = {role.count, role.rows, role.cols, dtype};
     }
   }
 
@@ -71,22 +91,39 @@ class RandomSource final : public WeightSource {
     }
     const uint64_t stream =
         mix(seed_ ^ mix(static_cast<uint64_t>(role) << 32 | static_cast<uint64_t>(expert)));
-    const float scale = 1.0F / std::sqrt(static_cast<float>(info.cols));
+    if (info.dtype == DType::kI32) return read_ids(info, stream, block, destination);
+    const Distribution values = distribution_of(role, info);
     const auto step = static_cast<size_t>(byte_size(info.dtype));
     std::byte* out = destination.data();
     for (int64_t row = block.row_begin; row < block.row_end; ++row) {
       for (int64_t col = block.col_begin; col < block.col_end; ++col, out += step) {
-        store(out, info.dtype,
-              scale * normal_like(stream, static_cast<uint64_t>(row * info.cols + col)));
+        const float value = normal_like(stream, static_cast<uint64_t>(row * info.cols + col));
+        store(out, info.dtype, values.mean + values.deviation * value);
       }
     }
   }
 
  private:
-  void set(WeightRole role, const WeightInfo& info) { roles_[static_cast<size_t>(role)] = info; }
+  // Distinct experts in each row: a start and a stride that k steps do not bring around.
+  void read_ids(const WeightInfo& info, uint64_t stream, const WeightBlock& block,
+                std::span<std::byte> destination) const {
+    const auto experts = static_cast<uint64_t>(num_experts_);
+    const uint64_t strides = std::max<uint64_t>(1, experts / static_cast<uint64_t>(info.cols));
+    std::byte* out = destination.data();
+    for (int64_t row = block.row_begin; row < block.row_end; ++row) {
+      const uint64_t word = mix(stream ^ mix(static_cast<uint64_t>(row)));
+      const uint64_t stride = 1 + (word >> 40) % strides;
+      for (int64_t col = block.col_begin; col < block.col_end; ++col, out += sizeof(int32_t)) {
+        const auto id = static_cast<int32_t>(
+            ((word & 0xffffffff) + stride * static_cast<uint64_t>(col)) % experts);
+        std::memcpy(out, &id, sizeof(id));
+      }
+    }
+  }
 
   uint64_t seed_;
-  std::array<WeightInfo, size_t{static_cast<size_t>(WeightRole::kSharedExpertGate) + 1}> roles_{};
+  int64_t num_experts_;
+  std::array<WeightInfo, kNumWeightRoles> roles_{};
 };
 
 }  // namespace

@@ -1,0 +1,305 @@
+#include "conclave/error.h"
+#include "conclave/weights.h"
+
+#include <array>
+#include <cstring>
+#include <string>
+
+namespace conclave::inline v0 {
+namespace {
+
+// One role inside a caller's tensor: `count` matrices whose rows and columns may lie apart, as the
+// halves of an interleaved tensor do. Strides in elements.
+struct RoleView {
+  const std::byte* data = nullptr;
+  WeightInfo info;
+  int64_t matrix_stride = 0;
+  int64_t row_stride = 0;
+  int64_t col_stride = 1;
+
+  bool dense() const { return row_stride == info.cols && col_stride == 1; }
+};
+
+const std::byte* offset_by(const void* data, int64_t elements, DType dtype) {
+  return static_cast<const std::byte*>(data) + elements * byte_size(dtype);
+}
+
+void check_tensor(const char* name, const ConstTensorView& tensor, int rank) {
+  if (tensor.data == nullptr) {
+    throw Error(ErrorCode::kNullPointer, {.what = "null weights", .tensor = name});
+  }
+  if (tensor.shape.rank() != rank || tensor.row_stride != 0) {
+    throw Error(ErrorCode::kShape, {.what = "weights must be dense",
+                                    .tensor = name,
+                                    .expected = "rank " + std::to_string(rank) + ", row_stride 0",
+                                    .found = tensor.shape.to_string() + ", row_stride " +
+                                             std::to_string(tensor.row_stride)});
+  }
+  const auto address = reinterpret_cast<uintptr_t>(tensor.data);
+  const auto alignment = static_cast<uintptr_t>(byte_size(tensor.dtype));
+  if (alignment == 0 || address % alignment != 0) {
+    throw Error(ErrorCode::kMisaligned, {.what = "weights are not aligned to their element",
+                                         .tensor = name,
+                                         .expected = "a multiple of " + std::to_string(alignment)});
+  }
+  static_cast<void>(dense_bytes(tensor.dtype, tensor.shape));
+}
+
+// A tensor and its name for messages.
+struct Named {
+  const char* name;
+  const ConstTensorView& tensor;
+};
+
+// One MLP as the caller gives it, and the roles its parts have.
+struct MlpTensors {
+  Named gate_up;
+  Named down;
+  Named gate_up_bias;
+  Named down_bias;
+  GateUpOrder order = GateUpOrder::kConcatenated;
+  WeightRole gate, up, down_role;
+  WeightRole gate_bias, up_bias, down_bias_role;
+};
+
+// A tensor of S matrices or vectors, or of one where its first dimension is left out.
+struct Stack {
+  const std::byte* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t count = 0;
+  int64_t rows = 0;
+  int64_t cols = 0;
+};
+
+Stack stack_of(const Named& named, int rank, bool may_be_one) {
+  const ConstTensorView& tensor = named.tensor;
+  const bool one = may_be_one && tensor.shape.rank() == rank - 1;
+  check_tensor(named.name, tensor, one ? rank - 1 : rank);
+  const int last = tensor.shape.rank() - 1;
+  return {.data = static_cast<const std::byte*>(tensor.data),
+          .dtype = tensor.dtype,
+          .count = one ? 1 : tensor.shape[0],
+          .rows = rank == 3 ? tensor.shape[last - 1] : 1,
+          .cols = tensor.shape[last]};
+}
+
+void check_same(const char* name, const char* what, int64_t expected, int64_t found) {
+  if (expected == found) return;
+  throw Error(ErrorCode::kShape, {.what = what,
+                                  .tensor = name,
+                                  .expected = std::to_string(expected),
+                                  .found = std::to_string(found)});
+}
+
+class PointerSource final : public WeightSource {
+ public:
+  explicit PointerSource(const ExpertWeights& weights) {
+    add_mlp({{"gate_up", weights.gate_up},
+             {"down", weights.down},
+             {"gate_up_bias", weights.gate_up_bias},
+             {"down_bias", weights.down_bias},
+             weights.order,
+             WeightRole::kGate,
+             WeightRole::kUp,
+             WeightRole::kDown,
+             WeightRole::kGateBias,
+             WeightRole::kUpBias,
+             WeightRole::kDownBias},
+            false);
+    add_shared(weights);
+    add_residual(weights);
+    add_matrix(WeightRole::kRouter, "router", weights.router);
+    add_matrix(WeightRole::kSharedExpertGate, "shared_expert_gate", weights.shared_expert_gate);
+    add_matrix(WeightRole::kHashTable, "hash_table", weights.hash_table);
+    add_matrix(WeightRole::kMixGate, "mix_gate", weights.mix_gate);
+    add_matrix(WeightRole::kLatentDown, "latent_down", weights.latent_down);
+    add_matrix(WeightRole::kLatentUp, "latent_up", weights.latent_up);
+    add_vector(WeightRole::kRouterBias, "router_bias", weights.router_bias);
+    add_vector(WeightRole::kSelectionBias, "selection_bias", weights.selection_bias);
+    add_vector(WeightRole::kExpertScale, "expert_scale", weights.expert_scale);
+    add_vector(WeightRole::kGlobalScale, "global_scale", weights.global_scale);
+    add_vector(WeightRole::kRouterInputScale, "router_input_scale", weights.router_input_scale);
+    add_vector(WeightRole::kMixGateBias, "mix_gate_bias", weights.mix_gate_bias);
+    add_vector(WeightRole::kLatentNorm, "latent_norm", weights.latent_norm);
+    add_vector(WeightRole::kOutputBias, "output_bias", weights.output_bias);
+  }
+
+  WeightInfo describe(WeightRole role) const override { return at(role).info; }
+
+  ConstTensorView view(WeightRole role, int64_t expert) const override {
+    const RoleView& matrix = checked_at(role, expert);
+    if (!matrix.dense()) return {};
+    return {.data = offset_by(matrix.data, expert * matrix.matrix_stride, matrix.info.dtype),
+            .dtype = matrix.info.dtype,
+            .shape = {matrix.info.rows, matrix.info.cols}};
+  }
+
+  void read(WeightRole role, int64_t expert, const WeightBlock& block,
+            std::span<std::byte> destination) const override {
+    const RoleView& matrix = checked_at(role, expert);
+    const auto element = static_cast<size_t>(byte_size(matrix.info.dtype));
+    const auto cols = static_cast<size_t>(block.col_end - block.col_begin);
+    std::byte* out = destination.data();
+    for (int64_t row = block.row_begin; row < block.row_end; ++row, out += cols * element) {
+      const std::byte* from = offset_by(matrix.data,
+                                        expert * matrix.matrix_stride + row * matrix.row_stride +
+                                            block.col_begin * matrix.col_stride,
+                                        matrix.info.dtype);
+      if (matrix.col_stride == 1) {
+        std::memcpy(out, from, cols * element);
+        continue;
+      }
+      const auto step = static_cast<size_t>(matrix.col_stride) * element;
+      for (size_t col = 0; col < cols; ++col) {
+        std::memcpy(out + col * element, from + col * step, element);
+      }
+    }
+  }
+
+ private:
+  const RoleView& at(WeightRole role) const { return roles_[static_cast<size_t>(role)]; }
+
+  const RoleView& checked_at(WeightRole role, int64_t expert) const {
+    const RoleView& matrix = at(role);
+    if (expert >= 0 && expert < matrix.info.count) return matrix;
+    throw Error(ErrorCode::kInvalidArgument, {.what = "no such weight matrix",
+                                              .tensor = locate(role, expert),
+                                              .found = std::to_string(expert),
+                                              .limit = std::to_string(matrix.info.count - 1)});
+  }
+
+  void set(WeightRole role, const RoleView& view) { roles_[static_cast<size_t>(role)] = view; }
+
+  void add_matrix(WeightRole role, const char* name, const ConstTensorView& tensor) {
+    if (tensor.empty()) return;
+    check_tensor(name, tensor, 2);
+    set_dense(role, stack_of({name, tensor}, 3, true));
+  }
+
+  void add_vector(WeightRole role, const char* name, const ConstTensorView& tensor) {
+    if (tensor.empty()) return;
+    check_tensor(name, tensor, 1);
+    set_dense(role, stack_of({name, tensor}, 2, true));
+  }
+
+  void set_dense(WeightRole role, const Stack& stack) {
+    set(role, {.data = stack.data,
+               .info = {stack.count, stack.rows, stack.cols, stack.dtype},
+               .matrix_stride = stack.rows * stack.cols,
+               .row_stride = stack.cols});
+  }
+
+  // The gate and the up half of a fused tensor's rows, or the whole of it as up.
+  void set_halves(WeightRole gate, WeightRole up, const Stack& fused, GateUpOrder order) {
+    if (order == GateUpOrder::kSingle) return set_dense(up, fused);
+    const bool interleaved = order == GateUpOrder::kInterleaved;
+    RoleView half{.data = fused.data,
+                  .info = {fused.count, fused.rows / 2, fused.cols, fused.dtype},
+                  .matrix_stride = fused.rows * fused.cols,
+                  .row_stride = interleaved ? 2 * fused.cols : fused.cols};
+    set(gate, half);
+    half.data =
+        offset_by(fused.data, interleaved ? fused.cols : fused.rows / 2 * fused.cols, fused.dtype);
+    set(up, half);
+  }
+
+  // Likewise of vectors, whose entries are the rows.
+  void set_bias_halves(WeightRole gate, WeightRole up, const Stack& fused, GateUpOrder order) {
+    if (order == GateUpOrder::kSingle) return set_dense(up, fused);
+    const bool interleaved = order == GateUpOrder::kInterleaved;
+    const int64_t half_size = fused.cols / 2;
+    RoleView half{.data = fused.data,
+                  .info = {fused.count, 1, half_size, fused.dtype},
+                  .matrix_stride = fused.cols,
+                  .row_stride = half_size,
+                  .col_stride = interleaved ? 2 : 1};
+    set(gate, half);
+    half.data = offset_by(fused.data, interleaved ? 1 : half_size, fused.dtype);
+    set(up, half);
+  }
+
+  void add_mlp(const MlpTensors& mlp, bool may_be_one) {
+    const Stack gate_up = stack_of(mlp.gate_up, 3, may_be_one);
+    const Stack down = stack_of(mlp.down, 3, may_be_one);
+    const int64_t halves = mlp.order == GateUpOrder::kSingle ? 1 : 2;
+    check_same(mlp.down.name, "gate_up and down hold different numbers of experts", gate_up.count,
+               down.count);
+    if (gate_up.rows != halves * down.cols || gate_up.cols != down.rows) {
+      throw Error(ErrorCode::kShape,
+                  {.what = "gate_up and down do not fit each other",
+                   .tensor = mlp.down.name,
+                   .expected = halves == 1 ? "gate_up [.., I, H] and down [.., H, I]"
+                                           : "gate_up [.., 2*I, H] and down [.., H, I]",
+                   .found = Shape{gate_up.rows, gate_up.cols}.to_string() + " and " +
+                            Shape{down.rows, down.cols}.to_string()});
+    }
+    if (gate_up.dtype != down.dtype) {
+      throw Error(ErrorCode::kDType, {.what = "gate_up and down differ in type",
+                                      .tensor = mlp.down.name,
+                                      .expected = std::string(to_string(gate_up.dtype)),
+                                      .found = std::string(to_string(down.dtype))});
+    }
+    set_halves(mlp.gate, mlp.up, gate_up, mlp.order);
+    set_dense(mlp.down_role, down);
+    add_biases(mlp, may_be_one, gate_up, down);
+  }
+
+  void add_biases(const MlpTensors& mlp, bool may_be_one, const Stack& gate_up, const Stack& down) {
+    if (!mlp.gate_up_bias.tensor.empty()) {
+      const Stack bias = stack_of(mlp.gate_up_bias, 2, may_be_one);
+      check_same(mlp.gate_up_bias.name, "another number of experts", gate_up.count, bias.count);
+      check_same(mlp.gate_up_bias.name, "another size than gate_up", gate_up.rows, bias.cols);
+      set_bias_halves(mlp.gate_bias, mlp.up_bias, bias, mlp.order);
+    }
+    if (!mlp.down_bias.tensor.empty()) {
+      const Stack bias = stack_of(mlp.down_bias, 2, may_be_one);
+      check_same(mlp.down_bias.name, "another number of experts", down.count, bias.count);
+      check_same(mlp.down_bias.name, "another size than down", down.rows, bias.cols);
+      set_dense(mlp.down_bias_role, bias);
+    }
+  }
+
+  void add_shared(const ExpertWeights& weights) {
+    if (weights.shared_gate_up.empty() && weights.shared_down.empty()) return;
+    add_mlp({{"shared_gate_up", weights.shared_gate_up},
+             {"shared_down", weights.shared_down},
+             {"shared_gate_up_bias", weights.shared_gate_up_bias},
+             {"shared_down_bias", weights.shared_down_bias},
+             weights.shared_order,
+             WeightRole::kSharedGate,
+             WeightRole::kSharedUp,
+             WeightRole::kSharedDown,
+             WeightRole::kSharedGateBias,
+             WeightRole::kSharedUpBias,
+             WeightRole::kSharedDownBias},
+            true);
+  }
+
+  void add_residual(const ExpertWeights& weights) {
+    if (weights.residual_gate_up.empty() && weights.residual_down.empty()) return;
+    const ConstTensorView none;
+    const WeightRole unused = WeightRole::kResidualUp;
+    add_mlp({{"residual_gate_up", weights.residual_gate_up},
+             {"residual_down", weights.residual_down},
+             {"", none},
+             {"", none},
+             weights.residual_order,
+             WeightRole::kResidualGate,
+             WeightRole::kResidualUp,
+             WeightRole::kResidualDown,
+             unused,
+             unused,
+             unused},
+            true);
+  }
+
+  std::array<RoleView, kNumWeightRoles> roles_;
+};
+
+}  // namespace
+
+std::unique_ptr<WeightSource> make_pointer_source(const ExpertWeights& weights) {
+  return std::make_unique<PointerSource>(weights);
+}
+
+}  // namespace conclave::inline v0

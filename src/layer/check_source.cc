@@ -1,0 +1,67 @@
+#include "core/layer_roles.h"
+#include "layer/packed_weights.h"
+
+#include "conclave/error.h"
+
+#include <string>
+
+namespace conclave::inline v0 {
+namespace {
+
+std::string shape_text(int64_t count, int64_t rows, int64_t cols) {
+  return std::to_string(count) + " x " + Shape{rows, cols}.to_string();
+}
+
+bool fits(DType dtype, RoleDType wanted, DType weight_dtype) {
+  switch (wanted) {
+    case RoleDType::kWeight:
+      return dtype == weight_dtype;
+    case RoleDType::kAnyFloat:
+      return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
+    case RoleDType::kIndex:
+      break;
+  }
+  return dtype == DType::kI32 || dtype == DType::kI64;
+}
+
+std::string wanted_text(RoleDType wanted, DType weight_dtype) {
+  switch (wanted) {
+    case RoleDType::kWeight:
+      return std::string(to_string(weight_dtype));
+    case RoleDType::kAnyFloat:
+      return "F32 or F16 or BF16";
+    case RoleDType::kIndex:
+      break;
+  }
+  return "I32 or I64";
+}
+
+void check_role(const WeightSource& source, const LayerRole& role, DType weight_dtype) {
+  const WeightInfo info = source.describe(role.role);
+  if (info.count == 0) {
+    if (role.optional) return;
+    throw Error(ErrorCode::kTensorMissing,
+                {.what = "the layer needs weights that its source lacks",
+                 .tensor = std::string(to_string(role.role)),
+                 .expected = shape_text(role.count, role.rows, role.cols)});
+  }
+  if (info.count != role.count || info.rows != role.rows || info.cols != role.cols) {
+    throw Error(ErrorCode::kTensorShape, {.what = "weights have another shape than the layer",
+                                          .tensor = source.locate(role.role, 0),
+                                          .expected = shape_text(role.count, role.rows, role.cols),
+                                          .found = shape_text(info.count, info.rows, info.cols)});
+  }
+  if (fits(info.dtype, role.dtype, weight_dtype)) return;
+  throw Error(ErrorCode::kTensorDType, {.what = "weights have another type than the layer",
+                                        .tensor = source.locate(role.role, 0),
+                                        .expected = wanted_text(role.dtype, weight_dtype),
+                                        .found = std::string(to_string(info.dtype))});
+}
+
+}  // namespace
+
+void check_source(const MoeSpec& spec, const WeightSource& source) {
+  for (const LayerRole& role : layer_roles(spec)) check_role(source, role, spec.weight_dtype);
+}
+
+}  // namespace conclave::inline v0
