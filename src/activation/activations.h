@@ -2,6 +2,8 @@
 // reference, float and SIMD vectors for the CPU kernels.
 #pragma once
 
+#include "activation/parameters.h"
+
 #include "conclave/spec.h"
 
 #include <cstdint>
@@ -9,9 +11,23 @@
 
 namespace conclave::inline v0::activation {
 
-enum class ActivationId : uint8_t { kSilu };
+enum class ActivationId : uint8_t {
+  kSilu,
+  kGelu,
+  kGeluTanh,
+  kSwigluOai,
+  kSiluClampBefore,
+  kSiluClampAfter,
+  kSitu,
+  kSiluNoMul,
+  kGeluNoMul,
+  kGeluTanhNoMul,
+  kRelu2NoMul,
+};
+inline constexpr int kNumActivations = 11;
 
-// A formula with its parameters, those of ActivationSpec.
+// A formula with its parameters: those of ActivationSpec rounded to float32, in which the published
+// codes use them. 0: the formula has none, or none was given.
 struct Activation {
   ActivationId id = ActivationId::kSilu;
   bool gated = true;
@@ -22,9 +38,12 @@ struct Activation {
 };
 
 std::string_view to_string(ActivationId id) noexcept;
+// Parameters lie in [0.001, 1e6], so that neither they nor their inverses leave float32's normal
+// range in a product. The limit of swiglu_oai and the linear_beta of situ may be 0: none.
 // Throws Error(kUnknownName) listing the names, Error(kInvalidArgument) for a parameter that the
-// formula lacks, needs or cannot take.
+// formula lacks, needs or cannot take, naming the field, the value and the limit.
 Activation parse_activation(const ActivationSpec& spec);
+FormulaParameters formula_parameters(const Activation& activation) noexcept;
 
 // float64: act(gate) combined with up; gate is ignored by formulas without one.
 double apply_reference(const Activation& activation, double gate, double up) noexcept;

@@ -8,6 +8,7 @@ namespace conclave::inline v0::activation {
 template <class V>
 struct SplitExp {
   V mantissa;  // in [0.7, 1.42]
+  V fraction;  // mantissa - 1 before its rounding: for exp(x) - 1 near zero
   V scale_high;
   V scale_low;
 };
@@ -31,12 +32,13 @@ inline SplitExp<V> split_exp(V x) {
   poly = V::fma(poly, r, V::broadcast(0x1.555490p-3F));
   poly = V::fma(poly, r, V::broadcast(0x1.fffffcp-2F));
   const V square = V::mul(r, r);
-  const V mantissa = V::add(V::fma(square, poly, r), V::broadcast(1.0F));
+  const V fraction = V::fma(square, poly, r);
+  const V mantissa = V::add(fraction, V::broadcast(1.0F));
 
   const V shifted_half = V::fma(exponent, V::broadcast(0.5F), magic);
   const V half = V::sub(shifted_half, magic);
   const V shifted_rest = V::add(V::sub(exponent, half), magic);
-  return {mantissa, V::power_of_two(shifted_half), V::power_of_two(shifted_rest)};
+  return {mantissa, fraction, V::power_of_two(shifted_half), V::power_of_two(shifted_rest)};
 }
 
 }  // namespace conclave::inline v0::activation

@@ -18,8 +18,9 @@ struct ScalarFloat {
   static ScalarFloat fma(ScalarFloat a, ScalarFloat b, ScalarFloat c) {
     return {std::fma(a.value, b.value, c.value)};
   }
-  // The second operand where either is NaN, as the x86 instruction does.
+  // The second operand where either is NaN, as the x86 instructions do.
   static ScalarFloat max(ScalarFloat a, ScalarFloat b) { return a.value > b.value ? a : b; }
+  static ScalarFloat min(ScalarFloat a, ScalarFloat b) { return a.value < b.value ? a : b; }
   static ScalarFloat negative_magnitude(ScalarFloat a) {
     return {std::bit_cast<float>(std::bit_cast<uint32_t>(a.value) | 0x80000000U)};
   }

@@ -49,22 +49,21 @@ int64_t fetch_above(int64_t rows_of_one_pass) {
 }
 
 constexpr std::array kRows = {
-    KernelRow{.name = "cpu.amx",
-              .supports =
-                  [](const ExpertsProblem& problem) {
-                    return needs_bf16_arithmetic(problem, cpu::Arithmetic::kAmxBf16,
-                                                 cpu::Isa::kAmx);
-                  },
-              .make =
-                  [](const ExpertsProblem& problem) {
-                    return make_expert_mlp(problem,
-                                           {.functions = mlp_functions_amx(problem.activation.id),
-                                            .row_dtype = DType::kBF16,
-                                            .tiling = {.tile = 32, .group = 16},
-                                            .tile = "32x32",
-                                            .fetch_above_rows = fetch_above(16)});
-                  },
-              .arithmetic = cpu::Arithmetic::kAmxBf16},
+    KernelRow{
+        .name = "cpu.amx",
+        .supports =
+            [](const ExpertsProblem& problem) {
+              return needs_bf16_arithmetic(problem, cpu::Arithmetic::kAmxBf16, cpu::Isa::kAmx);
+            },
+        .make =
+            [](const ExpertsProblem& problem) {
+              return make_expert_mlp(problem, {.functions = mlp_functions_amx(problem.activation),
+                                               .row_dtype = DType::kBF16,
+                                               .tiling = {.tile = 32, .group = 16},
+                                               .tile = "32x32",
+                                               .fetch_above_rows = fetch_above(16)});
+            },
+        .arithmetic = cpu::Arithmetic::kAmxBf16},
     KernelRow{.name = "cpu.avx512_bf16",
               .supports =
                   [](const ExpertsProblem& problem) {
@@ -74,7 +73,7 @@ constexpr std::array kRows = {
               .make =
                   [](const ExpertsProblem& problem) {
                     return make_expert_mlp(
-                        problem, {.functions = mlp_functions_avx512_bf16(problem.activation.id),
+                        problem, {.functions = mlp_functions_avx512_bf16(problem.activation),
                                   .row_dtype = DType::kBF16,
                                   .tiling = {.tile = 6},
                                   .tile = "6x64",
@@ -88,12 +87,11 @@ constexpr std::array kRows = {
                   },
               .make =
                   [](const ExpertsProblem& problem) {
-                    return make_expert_mlp(
-                        problem, {.functions = mlp_functions_avx512(problem.weight_dtype,
-                                                                    problem.activation.id),
-                                  .tiling = {.tile = 6},
-                                  .tile = "6x64",
-                                  .fetch_above_rows = fetch_above(6)});
+                    return make_expert_mlp(problem, {.functions = mlp_functions_avx512(
+                                                         problem.weight_dtype, problem.activation),
+                                                     .tiling = {.tile = 6},
+                                                     .tile = "6x64",
+                                                     .fetch_above_rows = fetch_above(6)});
                   },
               .arithmetic = cpu::Arithmetic::kF32Fma},
     KernelRow{.name = "cpu.avx2",
@@ -103,12 +101,11 @@ constexpr std::array kRows = {
                   },
               .make =
                   [](const ExpertsProblem& problem) {
-                    return make_expert_mlp(problem,
-                                           {.functions = mlp_functions_avx2(problem.weight_dtype,
-                                                                            problem.activation.id),
-                                            .tiling = {.tile = 6},
-                                            .tile = "6x16",
-                                            .fetch_above_rows = fetch_above(6)});
+                    return make_expert_mlp(problem, {.functions = mlp_functions_avx2(
+                                                         problem.weight_dtype, problem.activation),
+                                                     .tiling = {.tile = 6},
+                                                     .tile = "6x16",
+                                                     .fetch_above_rows = fetch_above(6)});
                   },
               .arithmetic = cpu::Arithmetic::kF32Fma},
     // Takes every problem, also where another arithmetic was asked for: it always computes f32_fma.

@@ -1,21 +1,53 @@
 #include "experts/slab_layout.h"
 
+#include "core/float_convert.h"
+
 #include <algorithm>
+#include <array>
+#include <cstring>
 
 namespace conclave::inline v0::experts {
 namespace {
+
+// Rows [first, first + limit) of a matrix and of its bias become panel columns from `column` on, as
+// far as they exist.
+struct ColumnRange {
+  int64_t first = 0;
+  int64_t limit = 0;
+  int64_t column = 0;
+};
+
+using PanelBiases = std::array<float, gemm::kPanelColumns>;
+
+struct PanelSources {
+  gemm::PanelColumns columns{};
+  PanelBiases biases{};
+};
 
 const std::byte* matrix_row(const ConstTensorView& matrix, int64_t row) {
   const int64_t stride = matrix.row_stride != 0 ? matrix.row_stride : matrix.shape[1];
   return static_cast<const std::byte*>(matrix.data) + row * stride * byte_size(matrix.dtype);
 }
 
-// Rows [first, first + limit) of the matrix, as far as they exist, become columns of the panel.
-void take_rows(const ConstTensorView& matrix, int64_t first, int64_t limit,
-               gemm::PanelColumns& columns, int64_t first_column) {
-  const int64_t count = std::min(limit, matrix.shape[0] - first);
+float bias_value(const ConstTensorView& bias, int64_t index) {
+  const auto* element = static_cast<const std::byte*>(bias.data) + index * byte_size(bias.dtype);
+  if (bias.dtype == DType::kF32) {
+    float value;
+    std::memcpy(&value, element, sizeof(value));
+    return value;
+  }
+  uint16_t bits;
+  std::memcpy(&bits, element, sizeof(bits));
+  return bias.dtype == DType::kBF16 ? bf16_to_float(bits) : f16_to_float(bits);
+}
+
+void take_rows(const ConstTensorView& matrix, const ConstTensorView& bias, const ColumnRange& range,
+               PanelSources& sources) {
+  const int64_t count = std::min(range.limit, matrix.shape[0] - range.first);
   for (int64_t i = 0; i < count; ++i) {
-    columns[static_cast<size_t>(first_column + i)] = matrix_row(matrix, first + i);
+    const auto column = static_cast<size_t>(range.column + i);
+    sources.columns[column] = matrix_row(matrix, range.first + i);
+    if (!bias.empty()) sources.biases[column] = bias_value(bias, range.first + i);
   }
 }
 
@@ -24,27 +56,42 @@ void take_rows(const ConstTensorView& matrix, int64_t first, int64_t limit,
 SlabLayout::SlabLayout(const ExpertsProblem& problem)
     : hidden_size(problem.hidden_size),
       intermediate_size(problem.intermediate_size),
+      gated(problem.activation.gated),
+      has_bias(problem.has_bias),
       gate_up{.dtype = problem.weight_dtype, .k = problem.hidden_size},
       down{.dtype = problem.weight_dtype, .k = problem.intermediate_size} {}
 
 SlabBytes SlabLayout::bytes() const {
-  return {.gate_up = static_cast<size_t>(gate_up_panels()) * gate_up.panel_bytes(),
-          .down = static_cast<size_t>(down_panels()) * down.panel_bytes()};
+  return {.gate_up = static_cast<size_t>(gate_up_panels()) * stride(gate_up),
+          .down = static_cast<size_t>(down_panels()) * stride(down)};
+}
+
+std::string SlabLayout::name() const {
+  return gemm::layout_name(gate_up,
+                           std::string(gated ? "" : ".single") + (has_bias ? ".bias" : ""));
 }
 
 void SlabLayout::pack(const ExpertMatrices& expert, std::byte* gate_up_slab,
                       std::byte* down_slab) const {
+  const auto write = [&](const gemm::PanelLayout& layout, const PanelSources& sources,
+                         std::byte* panel) {
+    gemm::pack_panel(layout, sources.columns, panel);
+    if (has_bias) std::memcpy(panel + layout.panel_bytes(), sources.biases.data(), kBiasBytes);
+  };
+  const int64_t width = gate_up_columns();
   for (int64_t panel = 0; panel < gate_up_panels(); ++panel) {
-    gemm::PanelColumns columns{};
-    take_rows(expert.gate, panel * kGateUpColumns, kGateUpColumns, columns, 0);
-    take_rows(expert.up, panel * kGateUpColumns, kGateUpColumns, columns, kGateUpColumns);
-    gemm::pack_panel(gate_up, columns,
-                     gate_up_slab + static_cast<size_t>(panel) * gate_up.panel_bytes());
+    PanelSources sources;
+    const int64_t first = panel * width;
+    const int64_t up_column = gated ? width : 0;
+    if (gated) take_rows(expert.gate, expert.gate_bias, {first, width, 0}, sources);
+    take_rows(expert.up, expert.up_bias, {first, width, up_column}, sources);
+    write(gate_up, sources, gate_up_slab + static_cast<size_t>(panel) * stride(gate_up));
   }
   for (int64_t panel = 0; panel < down_panels(); ++panel) {
-    gemm::PanelColumns columns{};
-    take_rows(expert.down, panel * gemm::kPanelColumns, gemm::kPanelColumns, columns, 0);
-    gemm::pack_panel(down, columns, down_slab + static_cast<size_t>(panel) * down.panel_bytes());
+    PanelSources sources;
+    take_rows(expert.down, expert.down_bias, {panel * gemm::kPanelColumns, gemm::kPanelColumns, 0},
+              sources);
+    write(down, sources, down_slab + static_cast<size_t>(panel) * stride(down));
   }
 }
 

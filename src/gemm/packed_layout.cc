@@ -48,8 +48,8 @@ void pack_bf16_tail(const PanelLayout& layout, const PanelColumns& columns, std:
 
 }  // namespace
 
-std::string layout_name(const PanelLayout& layout) {
-  return "panel64.k" + std::to_string(layout.group()) + ".v1";
+std::string layout_name(const PanelLayout& layout, const std::string& variant) {
+  return "panel64.k" + std::to_string(layout.group()) + variant + ".v1";
 }
 
 void pack_panel(const PanelLayout& layout, const PanelColumns& columns, std::byte* panel) {

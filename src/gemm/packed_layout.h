@@ -35,8 +35,9 @@ struct PanelLayout {
   }
 };
 
-// "panel64.k2.v1"; the number after k is PanelLayout::group.
-std::string layout_name(const PanelLayout& layout);
+// "panel64.k2.v1"; the number after k is PanelLayout::group. `variant` says, before the version,
+// what the owner of the panels adds to them.
+std::string layout_name(const PanelLayout& layout, const std::string& variant = {});
 
 // Source of each panel column: `k` dense elements of the layout's dtype, of any alignment. Null: a
 // column of zeros.

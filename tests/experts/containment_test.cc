@@ -75,6 +75,23 @@ TEST_P(Containment, OneWeight_TouchesOnlyRowsOfItsExpert) {
   }
 }
 
+// Clamps let a NaN through, and columns that pad a panel keep it out of rows of other experts.
+TEST(ContainedNan, EveryActivationWithBiases_TouchesOnlyItsRows) {
+  for (const ActivationSpec& activation : all_activations()) {
+    for (const bool in_bias : {false, true}) {
+      CaseShape shape = kShape;
+      shape.activation = activation;
+      shape.has_bias = true;
+      ExpertCase poisoned(shape);
+      StoredExpert& expert = poisoned.experts()[3];
+      (in_bias ? expert.up_bias : expert.up).set(shape.intermediate_size - 1, NAN);
+      expect_contained(
+          poisoned, [&](int64_t slot) { return poisoned.expert_of_slot(slot) == 3; },
+          activation.name + (in_bias ? " bias" : " weight"));
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Values, Containment,
                          ::testing::Values(std::numeric_limits<float>::quiet_NaN(),
                                            std::numeric_limits<float>::infinity()),

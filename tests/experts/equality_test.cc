@@ -36,6 +36,26 @@ TEST(KernelRows, F32Arithmetic_AllEqualBitForBit) {
   }
 }
 
+TEST(KernelRows, F32ArithmeticOfEveryActivation_AllEqualBitForBit) {
+  ExpertCase test_case(CaseShape{.hidden_size = 70,
+                                 .intermediate_size = 45,
+                                 .weights = DType::kF16,
+                                 .rows_per_expert = {1, 9}});
+  for (const ActivationSpec& activation : all_activations()) {
+    for (const bool has_bias : {false, true}) {
+      test_case.set_activation(activation, has_bias);
+      SerialExecutor executor;
+      std::vector<float> reference;
+      for (const UsableRow& usable : usable_rows(test_case)) {
+        const std::vector<float> out = test_case.run(*usable.kernel, executor);
+        if (reference.empty()) reference = out;
+        EXPECT_EQ(first_difference(out, reference), -1)
+            << usable.row->name << " " << describe(test_case.shape());
+      }
+    }
+  }
+}
+
 // Gates from subnormal to overflowing: the activation is one formula on every instruction set.
 TEST(KernelRows, ExtremeGates_AllEqualBitForBit) {
   for (const float scale : {1e-38F, 1e-20F, 1e-3F, 30.0F, 300.0F, 1e20F, 3e38F}) {
@@ -60,15 +80,15 @@ struct Needle {
   std::vector<float> among;
 };
 
-Needle find_needle(const experts::KernelRow& row, DType weights, int64_t rows, int64_t position,
-                   Executor& executor) {
-  const int64_t h = 130;
-  const ExpertCase crowd(CaseShape{.hidden_size = h,
-                                   .intermediate_size = 72,
-                                   .weights = weights,
-                                   .rows_per_expert = {4, rows, 9}});
-  ExpertCase alone(CaseShape{
-      .hidden_size = h, .intermediate_size = 72, .weights = weights, .rows_per_expert = {0, 1, 0}});
+Needle find_needle(const experts::KernelRow& row, const CaseShape& shape, int64_t rows,
+                   int64_t position, Executor& executor) {
+  const int64_t h = shape.hidden_size;
+  CaseShape crowd_shape = shape;
+  crowd_shape.rows_per_expert = {4, rows, 9};
+  const ExpertCase crowd(crowd_shape);
+  CaseShape alone_shape = shape;
+  alone_shape.rows_per_expert = {0, 1, 0};
+  ExpertCase alone(alone_shape);
   const int64_t slot = 4 + position;
   alone.experts() = const_cast<ExpertCase&>(crowd).experts();
   const float* source = const_cast<ExpertCase&>(crowd).hidden().data() +
@@ -82,22 +102,34 @@ Needle find_needle(const experts::KernelRow& row, DType weights, int64_t rows, i
           .among = {all.begin() + slot * h, all.begin() + (slot + 1) * h}};
 }
 
-TEST(KernelRows, NeedleTokenInAnyBatch_SameBits) {
-  for (const DType weights : {DType::kF32, DType::kF16, DType::kBF16}) {
-    const ExpertCase probe(CaseShape{
-        .hidden_size = 130, .intermediate_size = 72, .weights = weights, .rows_per_expert = {1}});
-    for (const UsableRow& usable : usable_rows(probe)) {
-      for (const int64_t rows : {1, 2, 3, 5, 6, 7, 13, 31, 32, 33, 97, 200}) {
-        for (const int64_t position : {int64_t{0}, rows / 2, rows - 1}) {
-          ThreadExecutor executor(2);
-          const Needle needle = find_needle(*usable.row, weights, rows, position, executor);
-          EXPECT_EQ(first_difference(needle.alone, needle.among), -1)
-              << usable.row->name << " " << to_string(weights) << " row " << position << " of "
-              << rows;
-        }
+void expect_batch_invariant(const CaseShape& shape) {
+  const ExpertCase probe(shape);
+  for (const UsableRow& usable : usable_rows(probe)) {
+    for (const int64_t rows : {1, 2, 3, 5, 6, 7, 13, 31, 32, 33, 97, 200}) {
+      for (const int64_t position : {int64_t{0}, rows / 2, rows - 1}) {
+        ThreadExecutor executor(2);
+        const Needle needle = find_needle(*usable.row, shape, rows, position, executor);
+        EXPECT_EQ(first_difference(needle.alone, needle.among), -1)
+            << usable.row->name << " " << describe(shape) << " row " << position << " of " << rows;
       }
     }
   }
+}
+
+TEST(KernelRows, NeedleTokenInAnyBatch_SameBits) {
+  for (const DType weights : {DType::kF32, DType::kF16, DType::kBF16}) {
+    expect_batch_invariant(
+        {.hidden_size = 130, .intermediate_size = 72, .weights = weights, .rows_per_expert = {1}});
+  }
+}
+
+TEST(KernelRows, NeedleTokenWithoutGateWithBiases_SameBits) {
+  expect_batch_invariant({.hidden_size = 130,
+                          .intermediate_size = 72,
+                          .weights = DType::kBF16,
+                          .rows_per_expert = {1},
+                          .activation = {.name = "gelu_no_mul"},
+                          .has_bias = true});
 }
 
 // Control: a kernel whose order of sums depends on the batch would be noticed.

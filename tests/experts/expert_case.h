@@ -5,6 +5,7 @@
 #include "cpu/isa.h"
 #include "experts/experts_kernel.h"
 #include "experts/quantize_rows.h"
+#include "support/activations.h"
 #include "support/executors.h"
 #include "support/tolerance.h"
 
@@ -32,6 +33,9 @@ struct CaseShape {
   DType weights = DType::kBF16;
   std::vector<int64_t> rows_per_expert;
   uint64_t seed = 1;
+  ActivationSpec activation = {};
+  bool has_bias = false;
+  int64_t distinct_experts = 0;  // expert e has the weights of e % distinct_experts; 0: of its own
 };
 
 inline std::string describe(const CaseShape& shape) {
@@ -39,6 +43,7 @@ inline std::string describe(const CaseShape& shape) {
                      " H=" + std::to_string(shape.hidden_size) +
                      " I=" + std::to_string(shape.intermediate_size) + " rows=";
   for (const int64_t rows : shape.rows_per_expert) text += std::to_string(rows) + ",";
+  text += " " + shape.activation.name + (shape.has_bias ? " with biases" : "");
   return text + " seed=" + std::to_string(shape.seed);
 }
 
@@ -89,6 +94,9 @@ struct StoredExpert {
   StoredMatrix gate;
   StoredMatrix up;
   StoredMatrix down;
+  StoredMatrix gate_bias;
+  StoredMatrix up_bias;
+  StoredMatrix down_bias;
 };
 
 // 64-byte aligned bytes, filled with a pattern that is a NaN in every float type.
@@ -117,10 +125,16 @@ class ExpertCase {
     std::mt19937_64 random(shape_.seed);
     const int64_t h = shape_.hidden_size;
     const int64_t i = shape_.intermediate_size;
-    for (size_t e = 0; e < shape_.rows_per_expert.size(); ++e) {
-      experts_.push_back({StoredMatrix(i, h, shape_.weights, 1.0 / std::sqrt(double(h)), random),
-                          StoredMatrix(i, h, shape_.weights, 1.0 / std::sqrt(double(h)), random),
-                          StoredMatrix(h, i, shape_.weights, 1.0 / std::sqrt(double(i)), random)});
+    const DType dtype = shape_.weights;
+    const double into = 1.0 / std::sqrt(double(h));
+    const double out_of = 1.0 / std::sqrt(std::max(1.0, double(i)));
+    const auto num_experts = static_cast<int64_t>(shape_.rows_per_expert.size());
+    const int64_t distinct = shape_.distinct_experts != 0 ? shape_.distinct_experts : num_experts;
+    for (int64_t e = 0; e < distinct; ++e) {
+      experts_.push_back(
+          {StoredMatrix(i, h, dtype, into, random), StoredMatrix(i, h, dtype, into, random),
+           StoredMatrix(h, i, dtype, out_of, random), StoredMatrix(1, i, dtype, 0.5, random),
+           StoredMatrix(1, i, dtype, 0.5, random), StoredMatrix(1, h, dtype, 0.5, random)});
     }
     const int64_t most =
         *std::max_element(shape_.rows_per_expert.begin(), shape_.rows_per_expert.end());
@@ -139,6 +153,30 @@ class ExpertCase {
   }
 
   const CaseShape& shape() const { return shape_; }
+  // The same weights and rows under another activation, with or without biases.
+  void set_activation(const ActivationSpec& activation, bool has_bias) {
+    shape_.activation = activation;
+    shape_.has_bias = has_bias;
+  }
+  activation::Activation activation() const {
+    return activation::parse_activation(shape_.activation);
+  }
+  int64_t num_experts() const { return static_cast<int64_t>(shape_.rows_per_expert.size()); }
+  const StoredExpert& expert(int64_t e) const {
+    return experts_[static_cast<size_t>(e) % experts_.size()];
+  }
+  experts::ExpertMatrices matrices(int64_t e) const {
+    const StoredExpert& stored = expert(e);
+    const bool gated = activation().gated;
+    experts::ExpertMatrices matrices{.gate = gated ? stored.gate.view() : ConstTensorView{},
+                                     .up = stored.up.view(),
+                                     .down = stored.down.view()};
+    if (!shape_.has_bias) return matrices;
+    if (gated) matrices.gate_bias = stored.gate_bias.view();
+    matrices.up_bias = stored.up_bias.view();
+    matrices.down_bias = stored.down_bias.view();
+    return matrices;
+  }
   int64_t num_slots() const { return static_cast<int64_t>(source_row_.size()); }
   std::vector<StoredExpert>& experts() { return experts_; }
   std::vector<float>& hidden() { return hidden_; }
@@ -150,10 +188,12 @@ class ExpertCase {
   }
 
   experts::ExpertsProblem problem(cpu::Isa isa, cpu::Arithmetic arithmetic) const {
-    return {.num_local_experts = static_cast<int64_t>(experts_.size()),
+    return {.num_local_experts = num_experts(),
             .hidden_size = shape_.hidden_size,
             .intermediate_size = shape_.intermediate_size,
             .weight_dtype = shape_.weights,
+            .activation = activation(),
+            .has_bias = shape_.has_bias,
             .isa = isa,
             .arithmetic = arithmetic};
   }
@@ -161,25 +201,28 @@ class ExpertCase {
   // The float64 output row of a slot.
   std::vector<double> oracle(int64_t slot) const {
     const int64_t h = shape_.hidden_size;
-    const StoredExpert& expert = experts_[static_cast<size_t>(expert_of_slot(slot))];
+    const int64_t inner = shape_.intermediate_size;
+    const StoredExpert& stored = expert(expert_of_slot(slot));
+    const activation::Activation formula = activation();
+    const double bias = shape_.has_bias ? 1.0 : 0.0;
     const float* x = hidden_.data() + source_row_[static_cast<size_t>(slot)] * h;
-    std::vector<double> activated(static_cast<size_t>(shape_.intermediate_size));
-    for (int64_t i = 0; i < shape_.intermediate_size; ++i) {
-      double gate = 0.0;
-      double up = 0.0;
+    std::vector<double> activated(static_cast<size_t>(inner));
+    for (int64_t i = 0; i < inner; ++i) {
+      double gate = bias * stored.gate_bias.at(i);
+      double up = bias * stored.up_bias.at(i);
       for (int64_t k = 0; k < h; ++k) {
-        gate += double(x[k]) * expert.gate.at(i * h + k);
-        up += double(x[k]) * expert.up.at(i * h + k);
+        if (formula.gated) gate += double(x[k]) * stored.gate.at(i * h + k);
+        up += double(x[k]) * stored.up.at(i * h + k);
       }
-      activated[static_cast<size_t>(i)] =
-          activation::apply_reference(activation::Activation{}, gate, up);
+      activated[static_cast<size_t>(i)] = activation::apply_reference(formula, gate, up);
     }
-    std::vector<double> out(static_cast<size_t>(h), 0.0);
+    std::vector<double> out(static_cast<size_t>(h));
     for (int64_t c = 0; c < h; ++c) {
-      for (int64_t i = 0; i < shape_.intermediate_size; ++i) {
-        out[static_cast<size_t>(c)] +=
-            activated[static_cast<size_t>(i)] * expert.down.at(c * shape_.intermediate_size + i);
+      double sum = bias * stored.down_bias.at(c);
+      for (int64_t i = 0; i < inner; ++i) {
+        sum += activated[static_cast<size_t>(i)] * stored.down.at(c * inner + i);
       }
+      out[static_cast<size_t>(c)] = sum;
     }
     return out;
   }
@@ -187,13 +230,11 @@ class ExpertCase {
   // [num_slots, H] dense. Workspace and output start as NaN patterns.
   std::vector<float> run(const experts::ExpertsKernel& kernel, Executor& executor) const {
     const experts::SlabBytes bytes = kernel.slab_bytes();
-    AlignedBytes gate_up(bytes.gate_up * experts_.size());
-    AlignedBytes down(bytes.down * experts_.size());
-    for (size_t e = 0; e < experts_.size(); ++e) {
-      kernel.pack({.gate = experts_[e].gate.view(),
-                   .up = experts_[e].up.view(),
-                   .down = experts_[e].down.view()},
-                  gate_up.data() + e * bytes.gate_up, down.data() + e * bytes.down);
+    AlignedBytes gate_up(bytes.gate_up * static_cast<size_t>(num_experts()));
+    AlignedBytes down(bytes.down * static_cast<size_t>(num_experts()));
+    for (int64_t e = 0; e < num_experts(); ++e) {
+      kernel.pack(matrices(e), gate_up.data() + static_cast<size_t>(e) * bytes.gate_up,
+                  down.data() + static_cast<size_t>(e) * bytes.down);
     }
     const experts::BatchRequirements needs = kernel.requirements();
     AlignedBytes rows(static_cast<size_t>(num_tokens_ * needs.row_bytes));
@@ -204,7 +245,7 @@ class ExpertCase {
     AlignedBytes workspace(kernel.workspace_bytes(num_slots()));
     std::vector<float> out(static_cast<size_t>(num_slots() * shape_.hidden_size), NAN);
     kernel.run({.bundle = bundle,
-                .num_local_experts = static_cast<int64_t>(experts_.size()),
+                .num_local_experts = num_experts(),
                 .num_slots = num_slots(),
                 .expert_begin = begin_.data(),
                 .expert_count = shape_.rows_per_expert.data(),
@@ -257,7 +298,8 @@ inline MlpPrecision precision(const CaseShape& shape, const experts::ExpertsKern
   return {.hidden_size = shape.hidden_size,
           .intermediate_size = shape.intermediate_size,
           .accumulator = DType::kF32,
-          .rows = kernel.requirements().row_dtype};
+          .rows = kernel.requirements().row_dtype,
+          .activation_ulp = activation_ulp(activation::parse_activation(shape.activation).id)};
 }
 
 }  // namespace conclave::testing

@@ -30,10 +30,9 @@ struct GuardedRun {
     const experts::SlabBytes bytes = kernel.slab_bytes();
     const GuardedBuffer gate_up(bytes.gate_up * size_t(num_experts), side, 0xff);
     const GuardedBuffer down(bytes.down * size_t(num_experts), side, 0xff);
-    auto& stored = const_cast<ExpertCase&>(test_case).experts();
-    for (size_t e = 0; e < stored.size(); ++e) {
-      kernel.pack({stored[e].gate.view(), stored[e].up.view(), stored[e].down.view()},
-                  gate_up.data() + e * bytes.gate_up, down.data() + e * bytes.down);
+    for (int64_t e = 0; e < num_experts; ++e) {
+      kernel.pack(test_case.matrices(e), gate_up.data() + static_cast<size_t>(e) * bytes.gate_up,
+                  down.data() + static_cast<size_t>(e) * bytes.down);
     }
 
     SerialExecutor executor(2);
@@ -98,10 +97,13 @@ struct GuardedRun {
 TEST(GuardPages, AllBuffers_NothingReadOrWrittenBeyond) {
   for (const DType weights : {DType::kF32, DType::kF16, DType::kBF16}) {
     for (const auto& [h, i] : {std::pair<int64_t, int64_t>{33, 1}, {64, 32}, {65, 33}, {96, 72}}) {
+      const bool plain = i != 33;  // the others: biases, and no gate
       const CaseShape shape{.hidden_size = h,
                             .intermediate_size = i,
                             .weights = weights,
-                            .rows_per_expert = {7, 0, 1, 33, 16}};
+                            .rows_per_expert = {7, 0, 1, 33, 16},
+                            .activation = {.name = plain ? "silu" : "relu2_no_mul"},
+                            .has_bias = !plain};
       const ExpertCase test_case(shape);
       for (const UsableRow& usable : usable_rows(test_case)) {
         for (const GuardSide side : {GuardSide::kEnd, GuardSide::kBegin}) {

@@ -12,7 +12,8 @@
 namespace conclave::inline v0::experts {
 namespace {
 
-using gemm::PanelTask;
+// Columns that lie together in an activated row, whether or not rows are in groups.
+constexpr int64_t kBlockColumns = 32;
 
 // One run's data, shared by the workers.
 struct Call {
@@ -28,12 +29,12 @@ struct Call {
 struct Stage {
   const std::byte* slabs = nullptr;
   size_t slab_bytes = 0;
-  size_t panel_bytes = 0;
+  size_t panel_stride = 0;
   int64_t num_panels = 0;
 
   const std::byte* panel(const WorkItem& item) const {
     return slabs + static_cast<size_t>(item.expert) * slab_bytes +
-           static_cast<size_t>(item.panel) * panel_bytes;
+           static_cast<size_t>(item.panel) * panel_stride;
   }
 };
 
@@ -78,14 +79,15 @@ class ExpertMlp final : public ExpertsKernel {
   ExpertMlp(const ExpertsProblem& problem, ExpertMlpConfig config)
       : num_local_experts_(problem.num_local_experts),
         layout_(problem),
-        config_(std::move(config)) {}
+        config_(std::move(config)),
+        parameters_(activation::formula_parameters(problem.activation)) {}
 
   BatchRequirements requirements() const override {
     return {.row_dtype = config_.row_dtype,
             .row_bytes = round_up(layout_.hidden_size, 32) * byte_size(config_.row_dtype)};
   }
   SlabBytes slab_bytes() const override { return layout_.bytes(); }
-  std::string packed_layout() const override { return gemm::layout_name(layout_.gate_up); }
+  std::string packed_layout() const override { return layout_.name(); }
   std::string tile() const override { return config_.tile; }
   void pack(const ExpertMatrices& expert, std::byte* gate_up_slab,
             std::byte* down_slab) const override {
@@ -159,53 +161,68 @@ class ExpertMlp final : public ExpertsKernel {
   void run_gate_up(const Call& call, Executor& executor) const {
     const Stage stage{.slabs = call.weights.gate_up,
                       .slab_bytes = layout_.bytes().gate_up,
-                      .panel_bytes = layout_.gate_up.panel_bytes(),
+                      .panel_stride = layout_.stride(layout_.gate_up),
                       .num_panels = layout_.gate_up_panels()};
-    run_stage(
-        executor, call.work, stage,
-        [&](const WorkItem& item, const std::byte* panel, const std::byte* next_panel) {
-          const int64_t column = item.panel * kGateUpColumns;
-          config_.functions.gate_up(
-              {.panel = panel,
-               .next_panel = fetch_ahead(item) ? next_panel : nullptr,
-               .k = layout_.hidden_size,
-               .rows = grouped() ? call.grouped + item.first_row * call.batch.bundle.row_bytes
-                                 : call.batch.bundle.rows,
-               .row_index = grouped() ? nullptr : call.batch.source_row + item.first_slot,
-               .row_bytes = call.batch.bundle.row_bytes,
-               .num_rows = item.num_rows,
-               .out = call.intermediate + item.first_row * intermediate_row_bytes() +
-                      column * byte_size(config_.row_dtype) * config_.tiling.group,
-               .out_row_bytes = intermediate_row_bytes(),
-               .valid_columns = std::min(kGateUpColumns, layout_.intermediate_size - column)});
-        });
+    run_stage(executor, call.work, stage,
+              [&](const WorkItem& item, const std::byte* panel, const std::byte* next_panel) {
+                config_.functions.product(gate_up_task(call, item, panel, next_panel));
+              });
+  }
+
+  gemm::PanelTask gate_up_task(const Call& call, const WorkItem& item, const std::byte* panel,
+                               const std::byte* next_panel) const {
+    const RowBundle& rows = call.batch.bundle;
+    const int64_t column = item.panel * layout_.gate_up_columns();
+    const int64_t column_bytes = byte_size(config_.row_dtype) * config_.tiling.group;
+    return {
+        .panel = panel,
+        .next_panel = fetch_ahead(item) ? next_panel : nullptr,
+        .k = layout_.hidden_size,
+        .rows = grouped() ? call.grouped + item.first_row * rows.row_bytes : rows.rows,
+        .row_index = grouped() ? nullptr : call.batch.source_row + item.first_slot,
+        .row_bytes = rows.row_bytes,
+        .num_rows = item.num_rows,
+        .bias = layout_.bias(layout_.gate_up, panel),
+        .out =
+            call.intermediate + item.first_row * intermediate_row_bytes() + column * column_bytes,
+        .out_row_bytes = intermediate_row_bytes(),
+        .valid_columns = std::min(layout_.gate_up_columns(), layout_.intermediate_size - column),
+        .epilogue = config_.functions.activate,
+        .epilogue_parameters = &parameters_,
+        .out_block_bytes = kBlockColumns * column_bytes};
   }
 
   void run_down(const Call& call, Executor& executor) const {
     const Stage stage{.slabs = call.weights.down,
                       .slab_bytes = layout_.bytes().down,
-                      .panel_bytes = layout_.down.panel_bytes(),
+                      .panel_stride = layout_.stride(layout_.down),
                       .num_panels = layout_.down_panels()};
     run_stage(executor, call.work, stage,
               [&](const WorkItem& item, const std::byte* panel, const std::byte* next_panel) {
-                const int64_t column = item.panel * gemm::kPanelColumns;
-                float* out = call.output.rows + item.first_slot * call.output.row_stride + column;
-                config_.functions.down(
-                    {.panel = panel,
-                     .next_panel = fetch_ahead(item) ? next_panel : nullptr,
-                     .k = layout_.intermediate_size,
-                     .rows = call.intermediate + item.first_row * intermediate_row_bytes(),
-                     .row_bytes = intermediate_row_bytes(),
-                     .num_rows = item.num_rows,
-                     .out = static_cast<std::byte*>(static_cast<void*>(out)),
-                     .out_row_bytes = call.output.row_stride * int64_t{sizeof(float)},
-                     .valid_columns = std::min(gemm::kPanelColumns, layout_.hidden_size - column)});
+                config_.functions.product(down_task(call, item, panel, next_panel));
               });
+  }
+
+  gemm::PanelTask down_task(const Call& call, const WorkItem& item, const std::byte* panel,
+                            const std::byte* next_panel) const {
+    const int64_t column = item.panel * gemm::kPanelColumns;
+    float* out = call.output.rows + item.first_slot * call.output.row_stride + column;
+    return {.panel = panel,
+            .next_panel = fetch_ahead(item) ? next_panel : nullptr,
+            .k = layout_.intermediate_size,
+            .rows = call.intermediate + item.first_row * intermediate_row_bytes(),
+            .row_bytes = intermediate_row_bytes(),
+            .num_rows = item.num_rows,
+            .bias = layout_.bias(layout_.down, panel),
+            .out = static_cast<std::byte*>(static_cast<void*>(out)),
+            .out_row_bytes = call.output.row_stride * int64_t{sizeof(float)},
+            .valid_columns = std::min(gemm::kPanelColumns, layout_.hidden_size - column)};
   }
 
   int64_t num_local_experts_;
   SlabLayout layout_;
   ExpertMlpConfig config_;
+  activation::FormulaParameters parameters_;
 };
 
 }  // namespace

@@ -1,35 +1,23 @@
 #define CONCLAVE_SIMD_AVX512
 
-#include "activation/silu.h"
-#include "experts/cpu/gated_store-inl.h"
+#include "experts/cpu/activate-inl.h"
 #include "experts/cpu/mlp_functions.h"
+#include "gemm/cpu/micro_kernel-inl.h"
 
 namespace conclave::inline v0::experts {
-namespace {
 
-using namespace gemm::isa_avx512;
-
-template <class Formula>
-MlpFunctions functions(DType weights) noexcept {
-  using Activate = GatedStore<Formula, AsF32>;
+MlpFunctions mlp_functions_avx512(DType weights,
+                                  const activation::Activation& activation) noexcept {
+  using namespace gemm::isa_avx512;
+  const gemm::EpilogueFunction activate = choose_activate<AsF32>(activation);
   switch (weights) {
     case DType::kF32:
-      return {&compute_panel<F32Weights, Activate>, &compute_panel<F32Weights, StoreRows>};
+      return {&compute_panel<F32Weights>, activate};
     case DType::kF16:
-      return {&compute_panel<F16Weights, Activate>, &compute_panel<F16Weights, StoreRows>};
+      return {&compute_panel<F16Weights>, activate};
     default:
-      return {&compute_panel<Bf16Weights, Activate>, &compute_panel<Bf16Weights, StoreRows>};
+      return {&compute_panel<Bf16Weights>, activate};
   }
-}
-
-}  // namespace
-
-MlpFunctions mlp_functions_avx512(DType weights, activation::ActivationId activation) noexcept {
-  switch (activation) {
-    case activation::ActivationId::kSilu:
-      return functions<activation::Silu>(weights);
-  }
-  return {};
 }
 
 }  // namespace conclave::inline v0::experts

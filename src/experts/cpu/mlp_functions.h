@@ -9,17 +9,17 @@
 namespace conclave::inline v0::experts {
 
 struct MlpFunctions {
-  gemm::PanelFunction gate_up = nullptr;  // rows x panel of 32 gate + 32 up -> 32 activated columns
-  gemm::PanelFunction down = nullptr;     // activated rows x panel of 64 -> 64 float32 columns
+  gemm::PanelFunction product = nullptr;      // rows x panel of 64 columns
+  gemm::EpilogueFunction activate = nullptr;  // its parameters: activation::FormulaParameters
 };
 
 // Rows and activated rows are float32; weights f32, f16 or bf16.
-MlpFunctions mlp_functions_avx2(DType weights, activation::ActivationId activation) noexcept;
-MlpFunctions mlp_functions_avx512(DType weights, activation::ActivationId activation) noexcept;
+MlpFunctions mlp_functions_avx2(DType weights, const activation::Activation& activation) noexcept;
+MlpFunctions mlp_functions_avx512(DType weights, const activation::Activation& activation) noexcept;
 // Rows, weights and activated rows are bf16.
-MlpFunctions mlp_functions_avx512_bf16(activation::ActivationId activation) noexcept;
-// The same in groups of 16 interleaved rows: both functions take no row index, and gate_up writes
+MlpFunctions mlp_functions_avx512_bf16(const activation::Activation& activation) noexcept;
+// The same in groups of 16 interleaved rows: `product` takes no row index, and `activate` writes
 // groups.
-MlpFunctions mlp_functions_amx(activation::ActivationId activation) noexcept;
+MlpFunctions mlp_functions_amx(const activation::Activation& activation) noexcept;
 
 }  // namespace conclave::inline v0::experts

@@ -21,7 +21,7 @@ class ReferenceKernel final : public ExpertsKernel {
             .row_bytes = round_up(layout_.hidden_size, 16) * int64_t{sizeof(float)}};
   }
   SlabBytes slab_bytes() const override { return layout_.bytes(); }
-  std::string packed_layout() const override { return gemm::layout_name(layout_.gate_up); }
+  std::string packed_layout() const override { return layout_.name(); }
   std::string tile() const override { return "1x1"; }
   void pack(const ExpertMatrices& expert, std::byte* gate_up_slab,
             std::byte* down_slab) const override {
@@ -72,36 +72,48 @@ class ReferenceKernel final : public ExpertsKernel {
                       int64_t panel, float* intermediate) const {
     const std::byte* packed = weights.gate_up +
                               static_cast<size_t>(expert) * layout_.bytes().gate_up +
-                              static_cast<size_t>(panel) * layout_.gate_up.panel_bytes();
-    const int64_t first = panel * kGateUpColumns;
-    const int64_t valid = std::min(kGateUpColumns, layout_.intermediate_size - first);
+                              static_cast<size_t>(panel) * layout_.stride(layout_.gate_up);
+    const int64_t width = layout_.gate_up_columns();
+    const int64_t first = panel * width;
+    const int64_t valid = std::min(width, layout_.intermediate_size - first);
     float* activated = activated_rows(batch, expert, intermediate);
     for (int64_t i = 0; i < batch.expert_count[expert]; ++i) {
       const int64_t slot = batch.expert_begin[expert] + i;
       const auto* x = static_cast<const float*>(static_cast<const void*>(
           batch.bundle.rows + batch.source_row[slot] * batch.bundle.row_bytes));
-      std::array<float, gemm::kPanelColumns> sums;
-      gemm::reference_product(layout_.gate_up, packed, x, 0, gemm::kPanelColumns, sums.data());
+      const Sums sums = biased_product(layout_.gate_up, packed, x);
+      // Without a gate both are the one product.
+      const float* up = sums.data() + (gemm::kPanelColumns - width);
       float* row = activated + i * layout_.padded_intermediate() + first;
-      std::fill_n(row, kGateUpColumns, 0.0F);
+      std::fill_n(row, width, 0.0F);
       for (int64_t c = 0; c < valid; ++c) {
-        row[c] = activation::apply_scalar(activation_, sums[static_cast<size_t>(c)],
-                                          sums[static_cast<size_t>(kGateUpColumns + c)]);
+        row[c] = activation::apply_scalar(activation_, sums[static_cast<size_t>(c)], up[c]);
       }
     }
+  }
+
+  using Sums = std::array<float, gemm::kPanelColumns>;
+  Sums biased_product(const gemm::PanelLayout& layout, const std::byte* panel,
+                      const float* x) const {
+    Sums sums;
+    gemm::reference_product(layout, panel, x, 0, gemm::kPanelColumns, sums.data());
+    const float* bias = layout_.bias(layout, panel);
+    for (size_t c = 0; bias != nullptr && c < sums.size(); ++c) sums[c] += bias[c];
+    return sums;
   }
 
   void down_panel(const ExpertBatch& batch, const PackedExperts& weights, int64_t expert,
                   int64_t panel, float* intermediate, const ExpertOutput& output) const {
     const std::byte* packed = weights.down + static_cast<size_t>(expert) * layout_.bytes().down +
-                              static_cast<size_t>(panel) * layout_.down.panel_bytes();
+                              static_cast<size_t>(panel) * layout_.stride(layout_.down);
     const int64_t first = panel * gemm::kPanelColumns;
     const int64_t valid = std::min(gemm::kPanelColumns, layout_.hidden_size - first);
     const float* activated = activated_rows(batch, expert, intermediate);
     for (int64_t i = 0; i < batch.expert_count[expert]; ++i) {
       const int64_t slot = batch.expert_begin[expert] + i;
-      gemm::reference_product(layout_.down, packed, activated + i * layout_.padded_intermediate(),
-                              0, valid, output.rows + slot * output.row_stride + first);
+      const Sums sums =
+          biased_product(layout_.down, packed, activated + i * layout_.padded_intermediate());
+      std::copy_n(sums.data(), valid, output.rows + slot * output.row_stride + first);
     }
   }
 

@@ -13,7 +13,7 @@ class Ahead {
   CONCLAVE_KERNEL_INLINE Ahead(const std::byte* data, int64_t bytes, int64_t num_turns)
       : cursor_(data),
         end_(data == nullptr ? data : data + bytes),
-        lines_per_turn_(bytes / 64 / num_turns + 1) {}
+        lines_per_turn_(num_turns > 0 ? bytes / 64 / num_turns + 1 : 0) {}
 
   CONCLAVE_KERNEL_INLINE void turn() {
     for (int64_t i = 0; i < lines_per_turn_ && cursor_ < end_; ++i, cursor_ += 64) {

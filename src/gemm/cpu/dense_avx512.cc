@@ -9,11 +9,11 @@ PanelFunction dense_panel_avx512(DType weights) noexcept {
   using namespace isa_avx512;
   switch (weights) {
     case DType::kF32:
-      return &compute_panel<F32Weights, StoreRows>;
+      return &compute_panel<F32Weights>;
     case DType::kF16:
-      return &compute_panel<F16Weights, StoreRows>;
+      return &compute_panel<F16Weights>;
     default:
-      return &compute_panel<Bf16Weights, StoreRows>;
+      return &compute_panel<Bf16Weights>;
   }
 }
 

@@ -13,6 +13,8 @@ void compute_panel(const PanelTask& task) noexcept {
         static_cast<const float*>(static_cast<const void*>(task.rows + row * task.row_bytes));
     auto* out = static_cast<float*>(static_cast<void*>(task.out + r * task.out_row_bytes));
     reference_product(layout, task.panel, x, 0, task.valid_columns, out);
+    if (task.bias == nullptr) continue;
+    for (int64_t c = 0; c < task.valid_columns; ++c) out[c] += task.bias[c];
   }
 }
 

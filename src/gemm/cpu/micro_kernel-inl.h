@@ -18,7 +18,39 @@ inline constexpr int kTileVectors = Vec::kLanes == 16 ? 4
                                     : kRows <= 3      ? 4
                                                       : 2;
 
-template <class Weights, class Epilogue, int kRows>
+// float32 rows that take finished sums.
+struct SumRows {
+  std::byte* first = nullptr;
+  int64_t row_bytes = 0;
+  int64_t valid_columns = 0;
+};
+
+// Adds the task's bias and writes the columns of one pass.
+template <int kRows, int kVectors>
+CONCLAVE_KERNEL_INLINE void store_sums(Tile<kRows, kVectors>& tile, const PanelTask& task,
+                                       const SumRows& rows, int pass) {
+#pragma GCC unroll 8
+  for (int j = 0; j < kVectors; ++j) {
+    const int column = column_of<kVectors>(pass, j);
+    const int64_t valid = rows.valid_columns - column;
+    if (task.bias != nullptr) {
+      const Vec bias = Vec::load(task.bias + column);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) tile.sum[r][j] = Vec::add(tile.sum[r][j], bias);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      std::byte* out = rows.first + r * rows.row_bytes + column * 4;
+      if (valid >= Vec::kLanes) {
+        tile.sum[r][j].store(out);
+      } else if (valid > 0) {
+        tile.sum[r][j].store_first(out, valid);
+      }
+    }
+  }
+}
+
+template <class Weights, int kRows>
 void compute_tile(const PanelTask& task, int64_t first_row, Ahead& ahead) {
   using Activation = typename Weights::Activation;
   constexpr int kVectors = kTileVectors<kRows>;
@@ -32,6 +64,12 @@ void compute_tile(const PanelTask& task, int64_t first_row, Ahead& ahead) {
     rows[r] = reinterpret_cast<const Activation*>(task.rows + row * task.row_bytes);
   }
   const int64_t steps = (task.k + Weights::kStepK - 1) / Weights::kStepK;
+  std::byte* out = task.out + first_row * task.out_row_bytes;
+  alignas(64) float scratch[kRows][64];
+  SumRows target{out, task.out_row_bytes, task.valid_columns};
+  if (task.epilogue != nullptr) {
+    target = {reinterpret_cast<std::byte*>(scratch), sizeof(scratch[0]), 64};
+  }
   for (int pass = 0; pass < kPasses; ++pass) {
     Tile<kRows, kVectors> tile;
     tile.clear();
@@ -45,12 +83,19 @@ void compute_tile(const PanelTask& task, int64_t first_row, Ahead& ahead) {
                                                 pass);
       }
     }
-    Epilogue::store(tile, task, first_row, pass);
+    store_sums(tile, task, target, pass);
+  }
+  if (task.epilogue != nullptr) {
+    task.epilogue(task, {.sums = scratch[0],
+                         .num_rows = kRows,
+                         .out = out,
+                         .out_row_bytes = task.out_row_bytes,
+                         .out_block_bytes = task.out_block_bytes});
   }
 }
 
 // A PanelFunction. Rows are spread evenly over the fewest tiles.
-template <class Weights, class Epilogue>
+template <class Weights>
 void compute_panel(const PanelTask& task) noexcept {
   const int64_t tiles = (task.num_rows + kMaxTileRows - 1) / kMaxTileRows;
   if (tiles == 0) return;
@@ -64,48 +109,26 @@ void compute_panel(const PanelTask& task) noexcept {
     const int64_t count = short_rows + (t < num_long ? 1 : 0);
     switch (count) {
       case 1:
-        compute_tile<Weights, Epilogue, 1>(task, row, ahead);
+        compute_tile<Weights, 1>(task, row, ahead);
         break;
       case 2:
-        compute_tile<Weights, Epilogue, 2>(task, row, ahead);
+        compute_tile<Weights, 2>(task, row, ahead);
         break;
       case 3:
-        compute_tile<Weights, Epilogue, 3>(task, row, ahead);
+        compute_tile<Weights, 3>(task, row, ahead);
         break;
       case 4:
-        compute_tile<Weights, Epilogue, 4>(task, row, ahead);
+        compute_tile<Weights, 4>(task, row, ahead);
         break;
       case 5:
-        compute_tile<Weights, Epilogue, 5>(task, row, ahead);
+        compute_tile<Weights, 5>(task, row, ahead);
         break;
       default:
-        compute_tile<Weights, Epilogue, 6>(task, row, ahead);
+        compute_tile<Weights, 6>(task, row, ahead);
         break;
     }
     row += count;
   }
 }
-
-// Writes the 64 columns as float32.
-struct StoreRows {
-  template <int kRows, int kVectors>
-  static CONCLAVE_KERNEL_INLINE void store(const Tile<kRows, kVectors>& tile, const PanelTask& task,
-                                           int64_t first_row, int pass) {
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      std::byte* out = task.out + (first_row + r) * task.out_row_bytes;
-#pragma GCC unroll 8
-      for (int j = 0; j < kVectors; ++j) {
-        const int column = column_of<kVectors>(pass, j);
-        const int64_t valid = task.valid_columns - column;
-        if (valid >= Vec::kLanes) {
-          tile.sum[r][j].store(out + column * 4);
-        } else if (valid > 0) {
-          tile.sum[r][j].store_first(out + column * 4, valid);
-        }
-      }
-    }
-  }
-};
 
 }  // namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE

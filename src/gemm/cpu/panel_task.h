@@ -6,6 +6,23 @@
 
 namespace conclave::inline v0::gemm {
 
+struct PanelTask;
+
+// Finished sums of some rows of a task, and where their output rows lie.
+struct FinishedTile {
+  const float* sums = nullptr;  // [num_rows, 64]
+  int64_t num_rows = 0;
+  // Output column c of row r is in the 32 columns at
+  // out + r * out_row_bytes + c / 32 * out_block_bytes: rows, or groups of interleaved rows.
+  std::byte* out = nullptr;
+  int64_t out_row_bytes = 0;
+  int64_t out_block_bytes = 0;
+};
+
+// Makes output rows of finished sums; one out-of-line function per formula and instruction set, so
+// that formulas and weight types do not multiply.
+using EpilogueFunction = void (*)(const PanelTask& task, const FinishedTile& tile) noexcept;
+
 struct PanelTask {
   const std::byte* panel = nullptr;
   // A panel of the same size to fetch meanwhile, because this thread reads it next; or null.
@@ -19,11 +36,18 @@ struct PanelTask {
   int64_t row_bytes = 0;
   int64_t num_rows = 0;
 
+  // Added to the sums: 64 float32, zeros where columns do not exist. Or null.
+  const float* bias = nullptr;
+
   // First output column of this panel in row 0.
   std::byte* out = nullptr;
   int64_t out_row_bytes = 0;
   // Output columns that exist: of 64, or of 32 where gate and up of a column become one.
   int64_t valid_columns = 0;
+  // Null: the sums themselves are the output, as float32.
+  EpilogueFunction epilogue = nullptr;
+  const void* epilogue_parameters = nullptr;
+  int64_t out_block_bytes = 0;  // of FinishedTile
 };
 
 using PanelFunction = void (*)(const PanelTask& task) noexcept;

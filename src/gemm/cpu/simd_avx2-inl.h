@@ -36,6 +36,7 @@ struct Vec {
   static CONCLAVE_KERNEL_INLINE Vec mul(Vec a, Vec b) { return {_mm256_mul_ps(a.value, b.value)}; }
   static CONCLAVE_KERNEL_INLINE Vec div(Vec a, Vec b) { return {_mm256_div_ps(a.value, b.value)}; }
   static CONCLAVE_KERNEL_INLINE Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.value, b.value)}; }
+  static CONCLAVE_KERNEL_INLINE Vec min(Vec a, Vec b) { return {_mm256_min_ps(a.value, b.value)}; }
   static CONCLAVE_KERNEL_INLINE Vec fma(Vec a, Vec b, Vec c) {
     return {_mm256_fmadd_ps(a.value, b.value, c.value)};
   }

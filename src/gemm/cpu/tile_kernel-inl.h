@@ -6,13 +6,43 @@
 
 namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
 
-// Accumulator tiles as memory: [tile][row][column].
-struct alignas(64) TileSums {
-  float value[4][kTileRows][16];
+// The sums of one group of rows. Accumulators are stored side by side.
+struct alignas(64) GroupSums {
+  float value[kTileRows][64];
 };
 
+CONCLAVE_KERNEL_INLINE void add_bias(const float* bias, int64_t num_rows, GroupSums& sums) {
+  for (int64_t r = 0; r < num_rows; ++r) {
+    for (int64_t c = 0; c < 64; c += Vec::kLanes) {
+      Vec::add(Vec::load(sums.value[r] + c), Vec::load(bias + c)).store(sums.value[r] + c);
+    }
+  }
+}
+
+// Adds the bias and writes a group's rows, as float32 or by the epilogue.
+CONCLAVE_KERNEL_INLINE void finish_group(const PanelTask& task, int64_t group, int64_t num_rows,
+                                         GroupSums& sums) {
+  if (task.bias != nullptr) add_bias(task.bias, num_rows, sums);
+  std::byte* out = task.out + group * kTileRows * task.out_row_bytes;
+  if (task.epilogue != nullptr) {
+    task.epilogue(task, {.sums = sums.value[0],
+                         .num_rows = num_rows,
+                         .out = out,
+                         .out_row_bytes = kTileRowBytes,
+                         .out_block_bytes = task.out_block_bytes});
+    return;
+  }
+  for (int64_t r = 0; r < num_rows; ++r) {
+    for (int64_t c = 0; c < task.valid_columns; c += Vec::kLanes) {
+      const int64_t rest = task.valid_columns - c;
+      Vec::load(sums.value[r] + c)
+          .store_first(out + r * task.out_row_bytes + c * 4,
+                       rest < Vec::kLanes ? rest : Vec::kLanes);
+    }
+  }
+}
+
 // One group: all 64 columns in one pass, four accumulators per activation tile.
-template <class Epilogue>
 CONCLAVE_KERNEL_INLINE void compute_one_group(const PanelTask& task, int64_t group,
                                               int64_t num_rows, Ahead& ahead) {
   const std::byte* x = task.rows + group * kTileRows * task.row_bytes;
@@ -33,21 +63,20 @@ CONCLAVE_KERNEL_INLINE void compute_one_group(const PanelTask& task, int64_t gro
     _tile_loadd(7, w + 192, kPanelRowBytes);
     _tile_dpbf16ps(3, 4, 7);
   }
-  TileSums sums;
-  _tile_stored(0, sums.value[0], kTileRowBytes);
-  _tile_stored(1, sums.value[1], kTileRowBytes);
-  _tile_stored(2, sums.value[2], kTileRowBytes);
-  _tile_stored(3, sums.value[3], kTileRowBytes);
-  std::byte* out = task.out + group * kTileRows * task.out_row_bytes;
-  Epilogue::store(sums.value[0], sums.value[2], num_rows, 0, task, out);
-  Epilogue::store(sums.value[1], sums.value[3], num_rows, 16, task, out);
+  GroupSums sums;
+  _tile_stored(0, sums.value[0], kSumRowBytes);
+  _tile_stored(1, sums.value[0] + 16, kSumRowBytes);
+  _tile_stored(2, sums.value[0] + 32, kSumRowBytes);
+  _tile_stored(3, sums.value[0] + 48, kSumRowBytes);
+  finish_group(task, group, num_rows, sums);
 }
 
-// Two groups: 16 columns of each half of the panel per pass, so that gate and up meet.
-template <class Epilogue>
+// Two groups: 16 columns of each half of the panel per pass, so that four accumulators serve both.
 CONCLAVE_KERNEL_INLINE void compute_two_groups(const PanelTask& task, int64_t group,
                                                int64_t num_rows, Ahead& ahead) {
   const int64_t group_bytes = kTileRows * task.row_bytes;
+  GroupSums first;
+  GroupSums second;
   for (int64_t column = 0; column < 32; column += 16) {
     const std::byte* x = task.rows + group * group_bytes;
     const std::byte* w = task.panel + column * 4;
@@ -66,21 +95,17 @@ CONCLAVE_KERNEL_INLINE void compute_two_groups(const PanelTask& task, int64_t gr
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     }
-    TileSums sums;
-    _tile_stored(0, sums.value[0], kTileRowBytes);
-    _tile_stored(1, sums.value[1], kTileRowBytes);
-    _tile_stored(2, sums.value[2], kTileRowBytes);
-    _tile_stored(3, sums.value[3], kTileRowBytes);
-    std::byte* out = task.out + group * kTileRows * task.out_row_bytes;
-    Epilogue::store(sums.value[0], sums.value[1], kTileRows, column, task, out);
-    Epilogue::store(sums.value[2], sums.value[3], num_rows - kTileRows, column, task,
-                    out + kTileRows * task.out_row_bytes);
+    _tile_stored(0, first.value[0] + column, kSumRowBytes);
+    _tile_stored(1, first.value[0] + column + 32, kSumRowBytes);
+    _tile_stored(2, second.value[0] + column, kSumRowBytes);
+    _tile_stored(3, second.value[0] + column + 32, kSumRowBytes);
   }
+  finish_group(task, group, kTileRows, first);
+  finish_group(task, group + 1, num_rows - kTileRows, second);
 }
 
 // A PanelFunction; rows come in groups (tiles-inl.h), without an index. Groups are taken in pairs.
-template <class Epilogue>
-void compute_panel_on_tiles(const PanelTask& task) noexcept {
+inline void compute_panel_on_tiles(const PanelTask& task) noexcept {
   const int64_t steps = (task.k + kTileK - 1) / kTileK;
   const int64_t groups = (task.num_rows + kTileRows - 1) / kTileRows;
   Ahead ahead(task.next_panel, steps * 16 * kPanelRowBytes, steps * groups);
@@ -97,34 +122,12 @@ void compute_panel_on_tiles(const PanelTask& task) noexcept {
       configured_second = second;
     }
     if (second == 0) {
-      compute_one_group<Epilogue>(task, row / kTileRows, first, ahead);
+      compute_one_group(task, row / kTileRows, first, ahead);
     } else {
-      compute_two_groups<Epilogue>(task, row / kTileRows, first + second, ahead);
+      compute_two_groups(task, row / kTileRows, first + second, ahead);
     }
   }
   _tile_release();
 }
-
-// Writes columns [column, column + 16) and the 16 columns 32 further as float32.
-struct StoreTiles {
-  static CONCLAVE_KERNEL_INLINE void store(const float (&low)[kTileRows][16],
-                                           const float (&high)[kTileRows][16], int64_t num_rows,
-                                           int64_t column, const PanelTask& task, std::byte* out) {
-    store_half(low, num_rows, column, task, out);
-    store_half(high, num_rows, column + 32, task, out);
-  }
-
- private:
-  static CONCLAVE_KERNEL_INLINE void store_half(const float (&sums)[kTileRows][16],
-                                                int64_t num_rows, int64_t column,
-                                                const PanelTask& task, std::byte* out) {
-    const int64_t valid = task.valid_columns - column;
-    if (valid <= 0) return;
-    const int64_t count = valid < Vec::kLanes ? valid : Vec::kLanes;
-    for (int64_t r = 0; r < num_rows; ++r) {
-      Vec::load(sums[r]).store_first(out + r * task.out_row_bytes + column * 4, count);
-    }
-  }
-};
 
 }  // namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE
