@@ -103,6 +103,12 @@ void check_routing_source(const ForwardArgs& args, const MoeSpec& spec, int64_t 
     throw Error(ErrorCode::kInvalidArgument,
                 "this layer has no gate: give router_logits, or topk_ids with topk_weights");
   }
+  if (has_weights && spec.shared.mode == SharedMode::kRouterWeight) {
+    throw Error(ErrorCode::kInvalidArgument,
+                {.what = "the router weighs this layer's shared experts: give topk_ids without "
+                         "weights to replay choices",
+                 .tensor = "topk_weights"});
+  }
   if (!args.router_input.empty() && (has_ids || has_logits)) {
     throw Error(ErrorCode::kInvalidArgument,
                 {.what = "router_input feeds the gate, but the routing was given",
@@ -124,7 +130,8 @@ void check_overlaps(const ForwardArgs& args) {
                               {"router_logits", args.router_logits},
                               {"topk_ids", args.topk_ids},
                               {"topk_weights", args.topk_weights},
-                              {"router_input", args.router_input}};
+                              {"router_input", args.router_input},
+                              {"residual_input", args.residual_input}};
   const NamedView outputs[] = {{"out", args.out},
                                {"shared_out", args.shared_out},
                                {"captured_logits", args.captured_logits},
@@ -170,17 +177,23 @@ int64_t check_arguments(const ForwardArgs& args, const MoeSpec& spec) {
   check_matrix("hidden", args.hidden, tokens, hidden, kActivations);
   check_matrix("out", args.out, tokens, hidden, kActivations);
   check_routing_source(args, spec, tokens);
-  check_optional("router_logits", args.router_logits, tokens, spec.num_experts, kActivations);
-  check_optional("topk_ids", args.topk_ids, tokens, spec.top_k, kIds);
-  check_optional("topk_weights", args.topk_weights, tokens, spec.top_k, kActivations);
+  check_optional("router_logits", args.router_logits, tokens, num_logits(spec), kActivations);
+  const int64_t slots = num_slots(spec);
+  check_optional("topk_ids", args.topk_ids, tokens, slots, kIds);
+  check_optional("topk_weights", args.topk_weights, tokens, slots, kActivations);
+  check_optional("residual_input", args.residual_input, tokens, hidden, kActivations);
   check_optional("router_input", args.router_input, tokens, hidden, kActivations);
   check_optional("shared_out", args.shared_out, tokens, hidden, kActivations);
-  check_optional("captured_logits", args.captured_logits, tokens, spec.num_experts, {DType::kF32});
-  check_optional("captured_ids", args.captured_ids, tokens, spec.top_k, {DType::kI32});
-  check_optional("captured_weights", args.captured_weights, tokens, spec.top_k, {DType::kF32});
+  check_optional("captured_logits", args.captured_logits, tokens, num_logits(spec), {DType::kF32});
+  check_optional("captured_ids", args.captured_ids, tokens, slots, {DType::kI32});
+  check_optional("captured_weights", args.captured_weights, tokens, slots, {DType::kF32});
   if (!args.shared_out.empty() && spec.shared.mode == SharedMode::kNone) {
     throw Error(ErrorCode::kInvalidArgument,
                 {.what = "this layer has no shared experts", .tensor = "shared_out"});
+  }
+  if (!args.residual_input.empty() && spec.residual.intermediate_size == 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                {.what = "this layer has no residual MLP", .tensor = "residual_input"});
   }
   if (!args.padding_mask.empty()) {
     check_dtype("padding_mask", args.padding_mask.dtype, {DType::kBool});
@@ -209,17 +222,29 @@ int64_t load_id(const ConstTensorView& ids, int64_t token, int64_t slot) {
   return static_cast<const int32_t*>(ids.data)[index];
 }
 
+bool is_slot_id(const MoeSpec& spec, int64_t slot, int64_t id) {
+  if (slot >= spec.top_k) return id == spec.num_experts + slot - spec.top_k;
+  return id >= 0 && id < spec.num_experts + spec.num_zero_experts;
+}
+
 void check_ids_strict(const ConstTensorView& topk_ids, int64_t num_tokens, const MoeSpec& spec) {
+  const int64_t slots = num_slots(spec);
+  const auto limit = [&](int64_t slot) {
+    if (slot < spec.top_k) {
+      return "-1 to " + std::to_string(spec.num_experts + spec.num_zero_experts - 1);
+    }
+    return "-1 or " + std::to_string(spec.num_experts + slot - spec.top_k);
+  };
   for (int64_t token = 0; token < num_tokens; ++token) {
-    for (int64_t slot = 0; slot < spec.top_k; ++slot) {
+    for (int64_t slot = 0; slot < slots; ++slot) {
       const int64_t id = load_id(topk_ids, token, slot);
-      if (id >= -1 && id < spec.num_experts) continue;
+      if (id == -1 || is_slot_id(spec, slot, id)) continue;
       throw Error(ErrorCode::kExpertId,
                   {.what = "an expert id is out of range at token " + std::to_string(token) +
                            ", slot " + std::to_string(slot),
                    .tensor = "topk_ids",
                    .found = std::to_string(id),
-                   .limit = "-1 to " + std::to_string(spec.num_experts - 1),
+                   .limit = limit(slot),
                    .hint = "IdPolicy::kSkip drops such ids"});
     }
   }

@@ -14,6 +14,10 @@ int64_t check_arguments(const ForwardArgs& args, const MoeSpec& spec);
 // Checks the caller's ids under IdPolicy::kStrict. Throws Error(kExpertId) naming token and slot.
 void check_ids_strict(const ConstTensorView& topk_ids, int64_t num_tokens, const MoeSpec& spec);
 
+// Whether slot `slot` of a token may hold `id`: an expert, a zero expert, or in the slots from k on
+// the shared expert of that slot. Other ids contribute nothing, -1 by right.
+bool is_slot_id(const MoeSpec& spec, int64_t slot, int64_t id);
+
 // One id, read from an int32 or int64 tensor.
 int64_t load_id(const ConstTensorView& ids, int64_t token, int64_t slot);
 

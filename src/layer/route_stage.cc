@@ -27,6 +27,12 @@ float load_float(const ConstTensorView& tensor, int64_t row, int64_t col) {
   return tensor.dtype == DType::kBF16 ? bf16_to_float(bits) : f16_to_float(bits);
 }
 
+// The weights of the shared experts' slots, [T, S]: null where shared experts have no slots.
+float* fused_weights(const PipelineArgs& args) {
+  if (args.plan.spec.shared.mode != SharedMode::kFusedSlots) return nullptr;
+  return slice_as<float>(args.workspace, args.plan.slices.shared_weights);
+}
+
 // Copies a dense chunk into the caller's rows, where the caller asked for them.
 template <class T>
 void capture(const TensorView& destination, const TokenChunk& chunk, const T* source,
@@ -41,7 +47,7 @@ void capture(const TensorView& destination, const TokenChunk& chunk, const T* so
 // [T, E] float32: the caller's logits widened, or the gate's product.
 const float* logits_of_chunk(const PipelineArgs& args, const RowBundle& rows) {
   const LayerPlan& plan = args.plan;
-  const int64_t experts = plan.spec.num_experts;
+  const int64_t experts = num_logits(plan.spec);
   float* logits = slice_as<float>(args.workspace, plan.slices.logits);
   if (args.args.router_logits.empty()) {
     const bool own_input = !args.args.router_input.empty();
@@ -65,17 +71,25 @@ const float* logits_of_chunk(const PipelineArgs& args, const RowBundle& rows) {
 
 void load_given_routing(const PipelineArgs& args, int32_t* ids, float* weights,
                         ForwardCounters& counters) {
-  const int64_t top_k = args.plan.spec.top_k;
+  const MoeSpec& spec = args.plan.spec;
+  const int64_t top_k = spec.top_k;
+  const int64_t slots = num_slots(spec);
+  float* fused = fused_weights(args);
   const ConstTensorView given_ids = chunk_rows(args.args.topk_ids, args.chunk);
   const ConstTensorView given_weights = chunk_rows(args.args.topk_weights, args.chunk);
   for (int64_t token = 0; token < args.chunk.count; ++token) {
-    for (int64_t slot = 0; slot < top_k; ++slot) {
+    for (int64_t slot = 0; slot < slots; ++slot) {
       // In 64 bits: an int64 id must not become valid by truncation.
       const int64_t id = load_id(given_ids, token, slot);
-      const bool valid = id >= 0 && id < args.plan.spec.num_experts;
+      const bool valid = is_slot_id(spec, slot, id);
       if (!valid && id != -1) ++counters.skipped_ids;
+      const float weight = load_float(given_weights, token, slot);
+      if (slot >= top_k) {
+        fused[token * (slots - top_k) + slot - top_k] = valid ? weight : 0.0F;
+        continue;
+      }
       ids[token * top_k + slot] = valid ? static_cast<int32_t>(id) : -1;
-      weights[token * top_k + slot] = load_float(given_weights, token, slot);
+      weights[token * top_k + slot] = weight;
     }
   }
 }
@@ -84,7 +98,7 @@ void load_given_routing(const PipelineArgs& args, int32_t* ids, float* weights,
 void check_router_ids(const PipelineArgs& args, int32_t* ids, ForwardCounters& counters) {
   const int64_t top_k = args.plan.spec.top_k;
   for (int64_t index = 0; index < args.chunk.count * top_k; ++index) {
-    if (ids[index] >= -1 && ids[index] < args.plan.spec.num_experts) continue;
+    if (ids[index] == -1 || is_slot_id(args.plan.spec, 0, ids[index])) continue;
     if (args.plan.options.id_policy == IdPolicy::kStrict) {
       throw Error(ErrorCode::kExpertId,
                   {.what = "router " + args.plan.spec.router.name +
@@ -92,7 +106,8 @@ void check_router_ids(const PipelineArgs& args, int32_t* ids, ForwardCounters& c
                            std::to_string(args.chunk.begin + index / top_k) + ", slot " +
                            std::to_string(index % top_k),
                    .found = std::to_string(ids[index]),
-                   .limit = "-1 to " + std::to_string(args.plan.spec.num_experts - 1)});
+                   .limit = "-1 to " + std::to_string(args.plan.spec.num_experts +
+                                                      args.plan.spec.num_zero_experts - 1)});
     }
     ++counters.skipped_ids;
     ids[index] = -1;
@@ -105,6 +120,30 @@ void drop_padding(const PipelineArgs& args, int32_t* ids) {
   for (int64_t token = 0; token < args.chunk.count; ++token) {
     if (!is_token(args, token)) std::fill_n(ids + token * top_k, top_k, -1);
   }
+}
+
+// Shared experts that are slots: their ids and weights behind the k routed ones.
+void capture_fused(const PipelineArgs& args) {
+  const float* fused = fused_weights(args);
+  if (fused == nullptr) return;
+  const MoeSpec& spec = args.plan.spec;
+  const int64_t shared = spec.shared.count;
+  const auto each = [&](const TensorView& destination, const auto& write) {
+    if (destination.empty()) return;
+    const TensorView rows = chunk_rows(destination, args.chunk);
+    for (int64_t token = 0; token < args.chunk.count; ++token) {
+      for (int64_t i = 0; i < shared; ++i) {
+        write(rows.data, token * row_stride(rows) + spec.top_k + i, token, i);
+      }
+    }
+  };
+  each(args.args.captured_ids, [&](void* data, int64_t at, int64_t token, int64_t i) {
+    const bool used = is_token(args, token) && fused[token * shared + i] != 0.0F;
+    static_cast<int32_t*>(data)[at] = used ? static_cast<int32_t>(spec.num_experts + i) : -1;
+  });
+  each(args.args.captured_weights, [&](void* data, int64_t at, int64_t token, int64_t i) {
+    static_cast<float*>(data)[at] = fused[token * shared + i];
+  });
 }
 
 }  // namespace
@@ -155,14 +194,20 @@ Routing route_chunk(const PipelineArgs& args, const RowBundle& rows, ForwardCoun
                                 {.topk_ids = ids, .topk_weights = weights}, args.executor);
     counters.tokens_without_finite_logit += stats.tokens_without_finite_logit;
     check_router_ids(args, ids, counters);
-    capture(args.args.captured_logits, args.chunk, logits, spec.num_experts);
+    if (float* fused = fused_weights(args)) {
+      std::fill_n(fused, args.chunk.count * spec.shared.count,
+                  static_cast<float>(spec.shared.slot_weight));
+    }
+    capture(args.args.captured_logits, args.chunk, logits, num_logits(spec));
   }
   drop_padding(args, ids);
   capture(args.args.captured_ids, args.chunk, ids, spec.top_k);
   capture(args.args.captured_weights, args.chunk, weights, spec.top_k);
+  capture_fused(args);
   if (!args.args.expert_load.empty()) {
     for (int64_t index = 0; index < args.chunk.count * spec.top_k; ++index) {
-      if (ids[index] >= 0) ++args.args.expert_load[static_cast<size_t>(ids[index])];
+      const bool routed = ids[index] >= 0 && ids[index] < spec.num_experts;
+      if (routed) ++args.args.expert_load[static_cast<size_t>(ids[index])];
     }
   }
   return {.num_tokens = args.chunk.count,
