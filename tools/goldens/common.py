@@ -44,6 +44,15 @@ def noaux_tc(fields: dict, select_bias) -> Router:
     )
 
 
+def kimi_fields(fields: dict) -> dict:
+    """Kimi's names of the routing fields, translated to DeepSeek's."""
+    return fields | {
+        "num_experts_per_tok": fields["num_experts_per_token"],
+        "n_group": fields["num_expert_group"],
+        "norm_topk_prob": fields["moe_renormalize"],
+    }
+
+
 def read_deepseek_v3(disk: Disk, prefix: str) -> Block:
     return Block(
         noaux_tc(disk.config.get("text_config", disk.config), disk[f"{prefix}.gate.e_score_correction_bias"]),

@@ -106,13 +106,14 @@ class Router:
     n_group: int = 1
     topk_group: int = 1
     group_score: str = "top2"  # sum of the two best biased scores, or "max"
+    masked_score: float = -np.inf  # of the experts of groups not kept
     renormalise: bool = False
     eps: float = 0.0  # added to the sum
     min_sum: float = 0.0  # lower limit of the sum
     scale: float = 1.0
 
     def choice_scores(self, logits: Array) -> Array:
-        """What top-k compares; masked groups are -inf."""
+        """What top-k compares."""
         scores = self.score(logits) + self.select_bias
         if self.n_group == 1:
             return scores
@@ -121,9 +122,9 @@ class Router:
         ranked = -np.sort(-groups, axis=-1)
         worth = ranked[..., 0] if self.group_score == "max" else ranked[..., :2].sum(axis=-1)
         kept = np.argsort(-worth, axis=-1, kind="stable")[:, : self.topk_group]
-        mask = np.full(worth.shape, -np.inf)
-        np.put_along_axis(mask, kept, 0.0, axis=-1)
-        return (groups + mask[..., None]).reshape(tokens, experts)
+        keeps = np.zeros(worth.shape, dtype=bool)
+        np.put_along_axis(keeps, kept, True, axis=-1)
+        return np.where(keeps[..., None], groups, self.masked_score).reshape(tokens, experts)
 
     def select(self, logits: Array, token_ids: Array | None = None) -> Array:
         order = np.argsort(-self.choice_scores(logits), axis=-1, kind="stable")

@@ -1,0 +1,27 @@
+from goldens.common import SMALL_MLA, config, read_deepseek_v3
+from goldens.family import Facts, Family
+
+FAMILIES = [
+    Family(
+        name="glm_moe_dsa",
+        config=lambda: config(
+            "GlmMoeDsaConfig",
+            **SMALL_MLA, hidden_size=40, intermediate_size=44, moe_intermediate_size=36, num_hidden_layers=2,
+            n_routed_experts=8, num_experts_per_tok=2, n_shared_experts=1, n_group=2, topk_group=1,
+            norm_topk_prob=True, routed_scaling_factor=2.5, mlp_layer_types=["dense", "sparse"], index_topk=4,
+            index_head_dim=8, index_n_heads=1,
+        ),
+        layers=[1],
+        module="model.layers.{}.mlp",
+        disk="model.layers.{}.mlp",
+        read=read_deepseek_v3,
+        seed=1061,
+        facts=Facts(
+            fields="`n_routed_experts`, `num_experts_per_tok`, `moe_intermediate_size`",
+            layer_rule="`mlp_layer_types[N]` is `sparse`; null: N >= `first_k_dense_replace`",
+            router="as `deepseek_v3`",
+            names="as `deepseek_v3`",
+            quirks="MTP layer past the last",
+        ),
+    )
+]
