@@ -27,8 +27,12 @@ struct ReferenceResult {
 struct ReferenceArgs {
   ConstTensorView hidden = {};         // [T, H] f32, f16, bf16, f64
   ConstTensorView router_logits = {};  // [T, E]
-  ConstTensorView topk_ids = {};  // [T, k] int32 or int64; ids outside [0, E) contribute nothing
-  ConstTensorView topk_weights = {};  // [T, k]
+  ConstTensorView topk_ids =
+      {};  // [T, k] int32 or int64; ids outside [0, E + Z) contribute nothing
+  ConstTensorView topk_weights = {};    // [T, k]
+  ConstTensorView router_input = {};    // these three as in ForwardArgs
+  ConstTensorView residual_input = {};  // [T, H]
+  ConstTensorView token_ids = {};       // [T]
 };
 
 // Reads only the experts that are hit; uses the context's threads. Throws as MoeLayer::forward.
@@ -63,6 +67,9 @@ struct LayerResult {
   ConstTensorView topk_ids = {};      // [T, k] int32
   ConstTensorView topk_weights = {};  // [T, k] f32
   ConstTensorView output = {};        // [T, H]
+  ConstTensorView router_input = {};  // what the layer was given beside hidden
+  ConstTensorView residual_input = {};
+  ConstTensorView token_ids = {};
 };
 CONCLAVE_API StageCheck check_against_reference(const Context& context, const MoeSpec& spec,
                                                 const WeightSource& source,
