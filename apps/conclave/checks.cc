@@ -12,9 +12,13 @@
 namespace conclave::tool {
 namespace {
 
+// Of a matrix or a vector; an empty tensor stays empty.
 Tensor gather_rows(const ConstTensorView& tensor, const std::vector<int64_t>& rows) {
-  const int64_t cols = tensor.shape[1];
-  Tensor gathered(tensor.dtype, {static_cast<int64_t>(rows.size()), cols});
+  if (tensor.empty()) return {};
+  const bool is_vector = tensor.shape.rank() == 1;
+  const int64_t cols = is_vector ? 1 : tensor.shape[1];
+  const auto count = static_cast<int64_t>(rows.size());
+  Tensor gathered(tensor.dtype, is_vector ? Shape{count} : Shape{count, cols});
   const size_t row_bytes = static_cast<size_t>(cols * byte_size(tensor.dtype));
   const auto* from = static_cast<const std::byte*>(tensor.data);
   auto* to = gathered.as<std::byte>();
@@ -139,6 +143,9 @@ CheckResult check_against_float64(const Context& context, const MoeSpec& spec,
   const Tensor ids = gather_rows(run.topk_ids.view(), tokens);
   const Tensor weights = gather_rows(run.topk_weights.view(), tokens);
   const Tensor output = gather_rows(run.output.view(), tokens);
+  const Tensor router_input = gather_rows(input.router_input, tokens);
+  const Tensor residual_input = gather_rows(input.residual_input, tokens);
+  const Tensor token_ids = gather_rows(input.token_ids, tokens);
   // Logits that the caller gave are no result of the layer.
   const bool own_logits = run.has_logits() && input.router_logits.empty();
   const Tensor logits = run.has_logits() ? gather_rows(run.logits.view(), tokens) : Tensor();
@@ -148,7 +155,10 @@ CheckResult check_against_float64(const Context& context, const MoeSpec& spec,
                                .logits = run.has_logits() ? logits.view() : ConstTensorView{},
                                .topk_ids = ids.view(),
                                .topk_weights = weights.view(),
-                               .output = output.view()});
+                               .output = output.view(),
+                               .router_input = router_input.view(),
+                               .residual_input = residual_input.view(),
+                               .token_ids = token_ids.view()});
   judge_output(check.token_errors, tokens, result);
   if (run.has_logits()) {
     result.id_mismatches = check.routing_mismatches;

@@ -15,9 +15,33 @@ double median(std::vector<double> values) {
   return (*middle + *std::max_element(values.begin(), middle)) / 2;
 }
 
-// The three matrices of one expert.
-double expert_elements(int64_t hidden_size, int64_t intermediate_size) {
-  return 3.0 * static_cast<double>(hidden_size) * static_cast<double>(intermediate_size);
+// All matrices of one MLP: two with a gate, the one product without, and the way back.
+double mlp_elements(const ActivationSpec& activation, int64_t width, int64_t intermediate_size) {
+  const double matrices = is_gated(activation) ? 3.0 : 2.0;
+  return matrices * static_cast<double>(width) * static_cast<double>(intermediate_size);
+}
+
+double routed_elements(const MoeSpec& spec) {
+  return mlp_elements(spec.activation, expert_width(spec), spec.intermediate_size);
+}
+
+// What every token passes: shared experts, latent projections, the residual MLP.
+double common_elements(const MoeSpec& spec) {
+  const auto or_routed = [&](const ActivationSpec& own) -> const ActivationSpec& {
+    return own.name.empty() ? spec.activation : own;
+  };
+  double elements = 0;
+  if (spec.shared.mode != SharedMode::kNone) {
+    elements += static_cast<double>(spec.shared.count) *
+                mlp_elements(or_routed(spec.shared.activation), spec.hidden_size,
+                             spec.shared.intermediate_size);
+  }
+  if (spec.residual.intermediate_size > 0) {
+    elements += mlp_elements(or_routed(spec.residual.activation), spec.hidden_size,
+                             spec.residual.intermediate_size);
+  }
+  return elements +
+         2.0 * static_cast<double>(spec.latent.size) * static_cast<double>(spec.hidden_size);
 }
 
 }  // namespace
@@ -27,18 +51,21 @@ LayerRun run_layer(const MoeLayer& layer, const LayerInput& input, int32_t repet
   const int64_t num_tokens = input.num_tokens();
   LayerRun run;
   run.output = Tensor(input.hidden.dtype, {num_tokens, spec.hidden_size});
-  run.topk_ids = Tensor(DType::kI32, {num_tokens, spec.top_k});
-  run.topk_weights = Tensor(DType::kF32, {num_tokens, spec.top_k});
+  run.topk_ids = Tensor(DType::kI32, {num_tokens, num_slots(spec)});
+  run.topk_weights = Tensor(DType::kF32, {num_tokens, num_slots(spec)});
   run.expert_load.assign(static_cast<size_t>(spec.num_experts), 0);
 
   ForwardArgs args{.hidden = input.hidden,
                    .router_logits = input.router_logits,
                    .topk_ids = input.topk_ids,
                    .topk_weights = input.topk_weights,
+                   .router_input = input.router_input,
+                   .residual_input = input.residual_input,
+                   .token_ids = input.token_ids,
                    .out = run.output.view()};
   ForwardArgs capture = args;
   if (input.topk_ids.empty()) {
-    run.logits = Tensor(DType::kF32, {num_tokens, spec.num_experts});
+    run.logits = Tensor(DType::kF32, {num_tokens, num_logits(spec)});
     capture.captured_logits = run.logits.view();
   }
   capture.captured_ids = run.topk_ids.view();
@@ -58,8 +85,7 @@ LayerRun run_layer(const MoeLayer& layer, const LayerInput& input, int32_t repet
 }
 
 double expert_bytes(const MoeSpec& spec) {
-  return expert_elements(spec.hidden_size, spec.intermediate_size) *
-         static_cast<double>(byte_size(spec.weight_dtype));
+  return routed_elements(spec) * static_cast<double>(byte_size(spec.weight_dtype));
 }
 
 LayerWork layer_work(const MoeSpec& spec, int64_t num_tokens,
@@ -73,13 +99,12 @@ LayerWork layer_work(const MoeSpec& spec, int64_t num_tokens,
     work.balance = static_cast<double>(largest) * static_cast<double>(spec.num_experts) /
                    static_cast<double>(work.rows);
   }
-  work.flops = 2.0 * static_cast<double>(work.rows) *
-               expert_elements(spec.hidden_size, spec.intermediate_size);
+  work.flops = 2.0 * static_cast<double>(work.rows) * routed_elements(spec);
   work.weight_bytes = static_cast<double>(work.experts_hit) * expert_bytes(spec);
-  if (spec.shared.mode != SharedMode::kNone && num_tokens > 0) {
-    const double shared = expert_elements(spec.hidden_size, spec.shared.intermediate_size);
-    work.flops += 2.0 * static_cast<double>(num_tokens) * shared;
-    work.weight_bytes += shared * static_cast<double>(byte_size(spec.weight_dtype));
+  if (num_tokens > 0) {
+    const double common = common_elements(spec);
+    work.flops += 2.0 * static_cast<double>(num_tokens) * common;
+    work.weight_bytes += common * static_cast<double>(byte_size(spec.weight_dtype));
   }
   return work;
 }

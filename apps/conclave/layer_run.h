@@ -17,15 +17,19 @@ struct LayerInput {
   ConstTensorView router_logits = {};  // [T, E]
   ConstTensorView topk_ids = {};       // [T, k]
   ConstTensorView topk_weights = {};   // [T, k]
+  // As in ForwardArgs; empty where the layer has no use for them, or reads hidden instead.
+  ConstTensorView router_input = {};
+  ConstTensorView residual_input = {};
+  ConstTensorView token_ids = {};
 
   int64_t num_tokens() const { return hidden.shape[0]; }
 };
 
 struct LayerRun {
   Tensor output;                     // [T, H], hidden's type
-  Tensor topk_ids;                   // [T, k] i32
-  Tensor topk_weights;               // [T, k] f32
-  Tensor logits;                     // [T, E] f32; no elements where ids were given
+  Tensor topk_ids;                   // [T, num_slots(spec)] i32
+  Tensor topk_weights;               // [T, num_slots(spec)] f32
+  Tensor logits;                     // [T, num_logits(spec)] f32; none where ids were given
   std::vector<int64_t> expert_load;  // [E]
   double median_ms = 0;
 
@@ -40,7 +44,7 @@ struct LayerWork {
   int64_t experts_hit = 0;
   double balance = 0;       // largest expert's rows over the mean; 0 without rows
   double flops = 0;         // a multiply and an add count one each
-  double weight_bytes = 0;  // of the experts hit, and of the shared expert
+  double weight_bytes = 0;  // of the experts hit, and of what every token uses
 };
 LayerWork layer_work(const MoeSpec& spec, int64_t num_tokens, std::span<const int64_t> expert_load);
 // Of one routed expert, as stored.

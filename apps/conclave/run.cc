@@ -26,6 +26,7 @@ struct RunOptions {
   std::string model_dir;
   std::string layers;
   std::string input;
+  std::string record;
   std::optional<int64_t> random_tokens;
   uint64_t seed = 0;
   std::string routing = "gate";
@@ -53,7 +54,7 @@ class RunCommand {
         console_(options.printing.progress()),
         context_(make_context(options.machine, &console_)),
         table_(stdout, format_, LayerTable::Speeds::kShown) {
-    if (!options.reference.empty()) reference_.emplace(options.reference);
+    if (!options.reference.empty()) reference_.emplace(options.reference, options.record);
   }
 
   ExitCode run() {
@@ -73,6 +74,7 @@ class RunCommand {
   static BatchOptions batch_options(const RunOptions& options) {
     BatchOptions batch;
     batch.input = options.input;
+    batch.record = options.record;
     batch.random_tokens = options.random_tokens.value_or(batch.random_tokens);
     batch.seed = options.seed;
     batch.routing = options.routing == "file" ? RoutingFrom::kFile : RoutingFrom::kGate;
@@ -178,6 +180,8 @@ void add_run_command(CommandLine& line) {
   const Option input =
       command.text("-i,--input", kFileValue, options->input,
                    "Hidden states: layers.N.hidden_states, or hidden_states for all");
+  command.text("--record", "NAME", options->record,
+               "Read layers.N.NAME.* of --input and --reference, where a file has several records");
   command
       .number("--random", "T", options->random_tokens, {0, int64_t{1} << 32},
               "Random hidden states of T tokens in the model's type (default: 16)")

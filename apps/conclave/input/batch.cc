@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include <random>
 #include <utility>
 
 namespace conclave::tool {
@@ -26,18 +27,31 @@ Tensor random_hidden(int64_t num_tokens, const MoeSpec& spec, uint64_t seed) {
   return hidden;
 }
 
+// For routers that choose by the token's id.
+Tensor random_token_ids(int64_t num_tokens, int64_t vocab_size, uint64_t seed) {
+  std::mt19937_64 generator(seed);
+  Tensor ids(DType::kI32, {num_tokens});
+  for (int64_t t = 0; t < num_tokens; ++t) {
+    ids.as<int32_t>()[t] = static_cast<int32_t>(generator() % static_cast<uint64_t>(vocab_size));
+  }
+  return ids;
+}
+
 }  // namespace
 
 LayerInput Batch::view() const {
   return {.hidden = hidden.view(),
           .router_logits = view_or_empty(router_logits),
           .topk_ids = view_or_empty(topk_ids),
-          .topk_weights = view_or_empty(topk_weights)};
+          .topk_weights = view_or_empty(topk_weights),
+          .router_input = view_or_empty(router_input),
+          .residual_input = view_or_empty(residual_input),
+          .token_ids = view_or_empty(token_ids)};
 }
 
 BatchSource::BatchSource(BatchOptions options) : options_(std::move(options)) {
   if (!options_.input.empty()) {
-    file_.emplace(options_.input);
+    file_.emplace(options_.input, options_.record);
   } else if (options_.routing == RoutingFrom::kFile) {
     throw Error(ErrorCode::kInvalidArgument, {.what = "there is no file to take the routing from",
                                               .tensor = "--routing",
@@ -56,13 +70,32 @@ BatchShape BatchSource::check(int64_t layer, const MoeSpec& spec) const {
 Batch BatchSource::load(int64_t layer, const MoeSpec& spec) const {
   Batch batch;
   if (!file_) {
-    batch.hidden =
-        random_hidden(options_.random_tokens, spec, options_.seed + static_cast<uint64_t>(layer));
+    const uint64_t seed = options_.seed + static_cast<uint64_t>(layer);
+    batch.hidden = random_hidden(options_.random_tokens, spec, seed);
+    if (spec.router.vocab_size > 0) {
+      batch.token_ids = random_token_ids(options_.random_tokens, spec.router.vocab_size, seed);
+    }
     return batch;
   }
   batch.hidden = file_->hidden_states(layer, spec);
+  load_inputs(layer, spec, batch);
   if (options_.routing == RoutingFrom::kFile) load_routing(layer, spec, batch);
   return batch;
+}
+
+void BatchSource::load_inputs(int64_t layer, const MoeSpec& spec, Batch& batch) const {
+  const int64_t num_tokens = batch.hidden.shape()[0];
+  if (options_.routing == RoutingFrom::kGate) {
+    batch.router_input = file_->router_input(layer, spec, num_tokens);
+  }
+  if (spec.residual.intermediate_size > 0) {
+    batch.residual_input = file_->residual_input(layer, spec, num_tokens);
+  }
+  if (spec.router.vocab_size == 0) return;
+  batch.token_ids = file_->token_ids(layer, num_tokens);
+  if (!batch.token_ids) {
+    file_->missing(layer, "token_ids", "this layer's router chooses experts by the token's id");
+  }
 }
 
 void BatchSource::load_routing(int64_t layer, const MoeSpec& spec, Batch& batch) const {

@@ -17,7 +17,8 @@ namespace conclave::tool {
 enum class RoutingFrom : uint8_t { kGate, kFile };
 
 struct BatchOptions {
-  std::string input;  // empty: random
+  std::string input;   // empty: random
+  std::string record;  // of the input file; empty: it has one of a layer
   int64_t random_tokens = 16;
   uint64_t seed = 0;
   RoutingFrom routing = RoutingFrom::kGate;
@@ -29,6 +30,9 @@ struct Batch {
   std::optional<Tensor> router_logits;
   std::optional<Tensor> topk_ids;
   std::optional<Tensor> topk_weights;
+  std::optional<Tensor> router_input;
+  std::optional<Tensor> residual_input;
+  std::optional<Tensor> token_ids;
 
   LayerInput view() const;
 };
@@ -50,6 +54,7 @@ class BatchSource {
   std::string describe() const;
 
  private:
+  void load_inputs(int64_t layer, const MoeSpec& spec, Batch& batch) const;
   void load_routing(int64_t layer, const MoeSpec& spec, Batch& batch) const;
 
   BatchOptions options_;

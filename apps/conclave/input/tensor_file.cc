@@ -7,13 +7,10 @@
 
 #include <algorithm>
 #include <string_view>
+#include <utility>
 
 namespace conclave::tool {
 namespace {
-
-std::string tensor_name(int64_t layer, std::string_view key) {
-  return fmt::format("layers.{}.{}", layer, key);
-}
 
 std::string dtype_names(const std::initializer_list<DType>& dtypes) {
   std::vector<std::string_view> names;
@@ -23,8 +20,13 @@ std::string dtype_names(const std::initializer_list<DType>& dtypes) {
 
 }  // namespace
 
-LayerTensors::LayerTensors(const std::filesystem::path& path)
-    : file_(SafetensorsFile::open(path)) {}
+LayerTensors::LayerTensors(const std::filesystem::path& path, std::string record)
+    : file_(SafetensorsFile::open(path)), record_(std::move(record)) {}
+
+std::string LayerTensors::tensor_name(int64_t layer, std::string_view key) const {
+  return record_.empty() ? fmt::format("layers.{}.{}", layer, key)
+                         : fmt::format("layers.{}.{}.{}", layer, record_, key);
+}
 
 void LayerTensors::missing(int64_t layer, const std::string& key, const std::string& hint) const {
   std::vector<std::string_view> names;
@@ -43,16 +45,19 @@ void LayerTensors::missing(int64_t layer, const std::string& key, const std::str
 
 void LayerTensors::check(const TensorInfo& tensor, const Wanted& wanted) const {
   const std::vector<int64_t>& shape = tensor.shape;
-  const bool fits =
-      shape.size() == 2 && shape[1] == wanted.cols && (wanted.rows < 0 || shape[0] == wanted.rows);
+  const bool is_vector = wanted.cols < 0;
+  const bool fits = shape.size() == (is_vector ? 1 : 2) && (is_vector || shape[1] == wanted.cols) &&
+                    (wanted.rows < 0 || shape[0] == wanted.rows);
   if (!fits) {
     const std::string rows = wanted.rows < 0 ? "*" : fmt::format("{}", wanted.rows);
-    throw Error(ErrorCode::kTensorShape,
-                {.what = "the tensor's shape does not fit the layer",
-                 .file = file_name(),
-                 .tensor = tensor.name,
-                 .expected = fmt::format("[{}, {}] ({})", rows, wanted.cols, wanted.letters),
-                 .found = fmt::format("[{}]", fmt::join(shape, ", "))});
+    throw Error(
+        ErrorCode::kTensorShape,
+        {.what = "the tensor's shape does not fit the layer",
+         .file = file_name(),
+         .tensor = tensor.name,
+         .expected = is_vector ? fmt::format("[{}] ({})", rows, wanted.letters)
+                               : fmt::format("[{}, {}] ({})", rows, wanted.cols, wanted.letters),
+         .found = fmt::format("[{}]", fmt::join(shape, ", "))});
   }
   if (std::find(wanted.dtypes.begin(), wanted.dtypes.end(), tensor.dtype) == wanted.dtypes.end()) {
     throw Error(ErrorCode::kTensorDType, {.what = "the tensor's type is not accepted here",
@@ -95,8 +100,8 @@ std::optional<Tensor> LayerTensors::router_logits(int64_t layer, const MoeSpec& 
                                                   int64_t num_tokens) const {
   return load(layer, "router_logits",
               {.rows = num_tokens,
-               .cols = spec.num_experts,
-               .letters = "tokens x experts",
+               .cols = num_logits(spec),
+               .letters = "tokens x router logits",
                .dtypes = {DType::kF32, DType::kF16, DType::kBF16}});
 }
 
@@ -104,8 +109,8 @@ std::optional<Tensor> LayerTensors::topk_ids(int64_t layer, const MoeSpec& spec,
                                              int64_t num_tokens) const {
   return load(layer, "topk_ids",
               {.rows = num_tokens,
-               .cols = spec.top_k,
-               .letters = "tokens x top k",
+               .cols = num_slots(spec),
+               .letters = "tokens x slots",
                .dtypes = {DType::kI32, DType::kI64}});
 }
 
@@ -113,14 +118,39 @@ std::optional<Tensor> LayerTensors::topk_weights(int64_t layer, const MoeSpec& s
                                                  int64_t num_tokens) const {
   return load(layer, "topk_weights",
               {.rows = num_tokens,
-               .cols = spec.top_k,
-               .letters = "tokens x top k",
+               .cols = num_slots(spec),
+               .letters = "tokens x slots",
                .dtypes = {DType::kF32, DType::kF16, DType::kBF16}});
+}
+
+std::optional<Tensor> LayerTensors::router_input(int64_t layer, const MoeSpec& spec,
+                                                 int64_t num_tokens) const {
+  return load(layer, "router_input",
+              {.rows = num_tokens,
+               .cols = spec.hidden_size,
+               .letters = "tokens x hidden size",
+               .dtypes = {DType::kF32, DType::kF16, DType::kBF16}});
+}
+
+std::optional<Tensor> LayerTensors::residual_input(int64_t layer, const MoeSpec& spec,
+                                                   int64_t num_tokens) const {
+  return load(layer, "residual_input",
+              {.rows = num_tokens,
+               .cols = spec.hidden_size,
+               .letters = "tokens x hidden size",
+               .dtypes = {DType::kF32, DType::kF16, DType::kBF16}});
+}
+
+std::optional<Tensor> LayerTensors::token_ids(int64_t layer, int64_t num_tokens) const {
+  return load(
+      layer, "token_ids",
+      {.rows = num_tokens, .cols = -1, .letters = "tokens", .dtypes = {DType::kI32, DType::kI64}});
 }
 
 const TensorInfo& LayerTensors::find_output(int64_t layer, const MoeSpec& spec,
                                             int64_t num_tokens) const {
-  const TensorInfo* tensor = file_.find(tensor_name(layer, "output"));
+  const TensorInfo* tensor = file_.find(tensor_name(layer, "float64.output"));
+  if (tensor == nullptr) tensor = file_.find(tensor_name(layer, "output"));
   if (tensor == nullptr) missing(layer, "output", "without --reference, float64 is the reference");
   check(*tensor, {.rows = num_tokens,
                   .cols = spec.hidden_size,

@@ -1,5 +1,8 @@
 // Input and reference files: safetensors with the keys layers.N.hidden_states, .router_logits,
-// .topk_ids, .topk_weights and .output. A bare hidden_states feeds every layer.
+// .topk_ids, .topk_weights and .output, and for layers that read more .router_input,
+// .residual_input and .token_ids. A bare hidden_states feeds every layer. A file with several
+// records of a layer holds layers.N.RECORD.hidden_states and so on; float64.output is then
+// preferred to output.
 #pragma once
 
 #include "conclave/safetensors.h"
@@ -11,13 +14,15 @@
 #include <initializer_list>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace conclave::tool {
 
 class LayerTensors {
  public:
-  explicit LayerTensors(const std::filesystem::path& path);
+  // `record` may be empty.
+  LayerTensors(const std::filesystem::path& path, std::string record);
 
   std::string file_name() const { return file_.path().string(); }
 
@@ -30,6 +35,10 @@ class LayerTensors {
   std::optional<Tensor> router_logits(int64_t layer, const MoeSpec& spec, int64_t num_tokens) const;
   std::optional<Tensor> topk_ids(int64_t layer, const MoeSpec& spec, int64_t num_tokens) const;
   std::optional<Tensor> topk_weights(int64_t layer, const MoeSpec& spec, int64_t num_tokens) const;
+  std::optional<Tensor> router_input(int64_t layer, const MoeSpec& spec, int64_t num_tokens) const;
+  std::optional<Tensor> residual_input(int64_t layer, const MoeSpec& spec,
+                                       int64_t num_tokens) const;
+  std::optional<Tensor> token_ids(int64_t layer, int64_t num_tokens) const;
   // [T, H] as float64; it has to be there.
   std::vector<double> output(int64_t layer, const MoeSpec& spec, int64_t num_tokens) const;
   const TensorInfo& find_output(int64_t layer, const MoeSpec& spec, int64_t num_tokens) const;
@@ -40,14 +49,17 @@ class LayerTensors {
  private:
   struct Wanted {
     int64_t rows = 0;  // -1: any
-    int64_t cols = 0;
+    int64_t cols = 0;  // -1: a vector
     const char* letters = "";
     std::initializer_list<DType> dtypes;
   };
   void check(const TensorInfo& tensor, const Wanted& wanted) const;
   std::optional<Tensor> load(int64_t layer, const char* key, const Wanted& wanted) const;
 
+  std::string tensor_name(int64_t layer, std::string_view key) const;
+
   SafetensorsFile file_;
+  std::string record_;
 };
 
 // Element-wise copy of f32, f16, bf16 or f64 as float64.

@@ -21,10 +21,10 @@ ResultsFile::ResultsFile(const std::filesystem::path& path, const std::vector<Re
     const std::string prefix = fmt::format("layers.{}.", layer.layer);
     const MoeSpec& spec = layer.spec;
     writer_.declare(prefix + "output", layer.output_dtype, {layer.num_tokens, spec.hidden_size});
-    writer_.declare(prefix + "topk_ids", DType::kI32, {layer.num_tokens, spec.top_k});
-    writer_.declare(prefix + "topk_weights", DType::kF32, {layer.num_tokens, spec.top_k});
+    writer_.declare(prefix + "topk_ids", DType::kI32, {layer.num_tokens, num_slots(spec)});
+    writer_.declare(prefix + "topk_weights", DType::kF32, {layer.num_tokens, num_slots(spec)});
     if (layer.has_logits) {
-      writer_.declare(prefix + "router_logits", DType::kF32, {layer.num_tokens, spec.num_experts});
+      writer_.declare(prefix + "router_logits", DType::kF32, {layer.num_tokens, num_logits(spec)});
     }
   }
   // Creates the file: a path that cannot be written is found before any work.
