@@ -59,6 +59,7 @@ class BlockTensors:
     """A block's tensors in the run's type, by their names below the layer."""
 
     def __init__(self, model: FormulaModel, layer: str):
+        self.layer = int(layer.rpartition(".")[2])
         self.tensors = {
             name.removeprefix(f"{layer}."): tensor
             for name, tensor in model.state_dict().items()
