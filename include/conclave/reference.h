@@ -15,21 +15,25 @@ namespace conclave::inline v0 {
 
 // Row-major; T rows each.
 struct ReferenceResult {
-  std::vector<double> logits;        // [T, E]; empty where ids were given
-  std::vector<int32_t> topk_ids;     // [T, k]
-  std::vector<double> topk_weights;  // [T, k]
-  std::vector<double> routed;        // [T, H]
-  std::vector<double> shared;        // [T, H]; empty without shared experts
-  std::vector<double> output;        // [T, H] = routed + shared
+  std::vector<double> logits;          // [T, num_logits(spec)]; empty where ids were given
+  std::vector<int32_t> topk_ids;       // [T, num_slots(spec)]
+  std::vector<double> topk_weights;    // [T, num_slots(spec)]
+  std::vector<double> shared_weights;  // [T, S], of SharedMode::kRouterWeight; empty else
+  // The parts as they are added: output scale, projection, zero experts, output bias and the mix
+  // of routed and shared experts are in them. out is routed + residual where shared_out is given.
+  std::vector<double> routed;    // [T, H]
+  std::vector<double> shared;    // [T, H]; empty without shared experts
+  std::vector<double> residual;  // [T, H]; empty without a residual MLP
+  std::vector<double> output;    // [T, H] = routed + shared + residual
 };
 
 // Routing is recomputed from hidden through the gate, unless logits, or ids and weights, are given.
 struct ReferenceArgs {
   ConstTensorView hidden = {};         // [T, H] f32, f16, bf16, f64
-  ConstTensorView router_logits = {};  // [T, E]
-  ConstTensorView topk_ids =
-      {};  // [T, k] int32 or int64; ids outside [0, E + Z) contribute nothing
-  ConstTensorView topk_weights = {};    // [T, k]
+  ConstTensorView router_logits = {};  // [T, num_logits(spec)]
+  // [T, num_slots(spec)] int32 or int64; ids that no slot may hold contribute nothing.
+  ConstTensorView topk_ids = {};
+  ConstTensorView topk_weights = {};    // [T, num_slots(spec)]
   ConstTensorView router_input = {};    // these three as in ForwardArgs
   ConstTensorView residual_input = {};  // [T, H]
   ConstTensorView token_ids = {};       // [T]
@@ -63,9 +67,10 @@ struct StageCheck {
 };
 struct LayerResult {
   ConstTensorView hidden = {};
-  ConstTensorView logits = {};        // [T, E] f32 as captured; empty where routing was given
-  ConstTensorView topk_ids = {};      // [T, k] int32
-  ConstTensorView topk_weights = {};  // [T, k] f32
+  // [T, num_logits(spec)] f32 as captured; empty where routing was given.
+  ConstTensorView logits = {};
+  ConstTensorView topk_ids = {};      // [T, num_slots(spec)] int32
+  ConstTensorView topk_weights = {};  // [T, num_slots(spec)] f32
   ConstTensorView output = {};        // [T, H]
   ConstTensorView router_input = {};  // what the layer was given beside hidden
   ConstTensorView residual_input = {};

@@ -46,7 +46,7 @@ void check_routing(const MoeSpec& spec, const Float64Matrix& logits, const Layer
     routing::route_reference(spec, logits.row(token), ids.data(), weights.data());
     for (int64_t slot = 0; slot < spec.top_k; ++slot) {
       const auto index = static_cast<size_t>(slot);
-      if (actual_ids[token * spec.top_k + slot] != ids[index]) {
+      if (actual_ids[token * num_slots(spec) + slot] != ids[index]) {
         ++check.routing_mismatches;
         continue;
       }
@@ -104,9 +104,11 @@ StageCheck check_against_reference(const Context& context, const MoeSpec& spec,
     }
     check_routing(spec, logits, result, check);
   }
-  const ReferenceResult reference = reference_forward(
-      context, spec, source,
-      {.hidden = result.hidden, .topk_ids = result.topk_ids, .topk_weights = result.topk_weights});
+  const ReferenceResult reference = reference_forward(context, spec, source,
+                                                      {.hidden = result.hidden,
+                                                       .topk_ids = result.topk_ids,
+                                                       .topk_weights = result.topk_weights,
+                                                       .residual_input = result.residual_input});
   check.token_errors = token_errors(result.output, reference.output);
   check.worst_token_error = worst(check.token_errors);
   return check;

@@ -1,45 +1,20 @@
 #include "conclave/reference.h"
 
-#include "activation/activations.h"
 #include "core/float_convert.h"
-#include "cpu/parallel.h"
 #include "layer/arguments.h"
 #include "layer/packed_weights.h"
 #include "layer/reference/float64_matrix.h"
+#include "layer/reference/parts.h"
 #include "routing/router.h"
 
 #include "conclave/error.h"
 
-#include <algorithm>
-#include <cmath>
-#include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace conclave::inline v0 {
 namespace {
-
-struct Mlp {
-  Float64Matrix gate;
-  Float64Matrix up;
-  Float64Matrix down;
-};
-
-Mlp read_mlp(const WeightSource& source, WeightRole gate, WeightRole up, WeightRole down,
-             int64_t expert) {
-  return {read_float64(source, gate, expert), read_float64(source, up, expert),
-          read_float64(source, down, expert)};
-}
-
-// out [H] = down . act(gate . x, up . x)
-void run_mlp(const Mlp& mlp, const activation::Activation& activation, const double* x, double* out) {
-  std::vector<double> inner(static_cast<size_t>(mlp.gate.rows));
-  for (int64_t i = 0; i < mlp.gate.rows; ++i) {
-    inner[static_cast<size_t>(i)] = activation::apply_reference(
-        activation, dot(mlp.gate.row(i), x, mlp.gate.cols), dot(mlp.up.row(i), x, mlp.up.cols));
-  }
-  for (int64_t h = 0; h < mlp.down.rows; ++h)
-    out[h] = dot(mlp.down.row(h), inner.data(), mlp.down.cols);
-}
 
 double round_logit(double logit, DType dtype) {
   if (dtype == DType::kBF16) return bf16_to_float(double_to_bf16(logit));
@@ -67,10 +42,27 @@ void copy_given_routing(const MoeSpec& spec, const ReferenceArgs& args, int64_t 
                         ReferenceResult& result) {
   result.topk_weights = to_float64(args.topk_weights).values;
   for (int64_t token = 0; token < tokens; ++token) {
-    for (int64_t slot = 0; slot < spec.top_k; ++slot) {
+    for (int64_t slot = 0; slot < num_slots(spec); ++slot) {
       const int64_t id = load_id(args.topk_ids, token, slot);
-      const bool valid = id >= 0 && id < spec.num_experts;
-      result.topk_ids.push_back(valid ? static_cast<int32_t>(id) : -1);
+      result.topk_ids.push_back(is_slot_id(spec, slot, id) ? static_cast<int32_t>(id) : -1);
+    }
+  }
+}
+
+// Shared experts that are slots, behind the k that the router chose.
+void append_fused_slots(const MoeSpec& spec, int64_t tokens, ReferenceResult& result) {
+  if (spec.shared.mode != SharedMode::kFusedSlots) return;
+  const std::vector<int32_t> ids = std::move(result.topk_ids);
+  const std::vector<double> weights = std::move(result.topk_weights);
+  result.topk_ids.clear();
+  result.topk_weights.clear();
+  for (int64_t token = 0; token < tokens; ++token) {
+    for (int64_t slot = 0; slot < num_slots(spec); ++slot) {
+      const bool routed = slot < spec.top_k;
+      const auto at = static_cast<size_t>(token * spec.top_k + slot);
+      const int64_t shared_id = spec.num_experts + slot - spec.top_k;
+      result.topk_ids.push_back(routed ? ids[at] : static_cast<int32_t>(shared_id));
+      result.topk_weights.push_back(routed ? weights[at] : spec.shared.slot_weight);
     }
   }
 }
@@ -87,72 +79,12 @@ void route(const MoeSpec& spec, const WeightSource& source, const ReferenceArgs&
                              result.topk_ids.data() + token * spec.top_k,
                              result.topk_weights.data() + token * spec.top_k);
   }
+  append_fused_slots(spec, hidden.rows, result);
 }
 
-// The slots (token * k + slot) that use each expert: an expert's weights are read once.
-std::map<int32_t, std::vector<int64_t>> slots_by_expert(const ReferenceResult& result) {
-  std::map<int32_t, std::vector<int64_t>> slots;
-  for (size_t slot = 0; slot < result.topk_ids.size(); ++slot) {
-    if (result.topk_ids[slot] >= 0)
-      slots[result.topk_ids[slot]].push_back(static_cast<int64_t>(slot));
-  }
-  return slots;
-}
-
-void run_routed(const Context& context, const MoeSpec& spec, const WeightSource& source,
-                const activation::Activation& activation, const Float64Matrix& hidden,
-                ReferenceResult& result) {
-  const int64_t width = spec.hidden_size;
-  std::vector<double> slot_rows(result.topk_ids.size() * static_cast<size_t>(width));
-  const auto by_expert = slots_by_expert(result);
-  const std::vector<std::pair<int32_t, std::vector<int64_t>>> work(by_expert.begin(),
-                                                                   by_expert.end());
-  cpu::parallel_for_throwing(context.executor(), static_cast<int64_t>(work.size()), 1,
-                             [&](int64_t begin, int64_t end, int32_t) {
-                               for (int64_t index = begin; index < end; ++index) {
-                                 const auto& [expert, slots] = work[static_cast<size_t>(index)];
-                                 const Mlp mlp =
-                                     read_mlp(source, WeightRole::kGate, WeightRole::kUp,
-                                              WeightRole::kDown, expert);
-                                 for (const int64_t slot : slots) {
-                                   run_mlp(mlp, activation, hidden.row(slot / spec.top_k),
-                                           slot_rows.data() + slot * width);
-                                 }
-                               }
-                             });
-  result.routed.assign(static_cast<size_t>(hidden.rows * width), 0.0);
-  for (size_t slot = 0; slot < result.topk_ids.size(); ++slot) {
-    if (result.topk_ids[slot] < 0) continue;
-    const int64_t token = static_cast<int64_t>(slot) / spec.top_k;
-    for (int64_t h = 0; h < width; ++h) {
-      result.routed[static_cast<size_t>(token * width + h)] +=
-          result.topk_weights[slot] *
-          slot_rows[slot * static_cast<size_t>(width) + static_cast<size_t>(h)];
-    }
-  }
-}
-
-void run_shared(const Context& context, const MoeSpec& spec, const WeightSource& source,
-                const activation::Activation& activation, const Float64Matrix& hidden,
-                ReferenceResult& result) {
-  if (spec.shared.mode == SharedMode::kNone) return;
-  const int64_t width = spec.hidden_size;
-  const Mlp mlp =
-      read_mlp(source, WeightRole::kSharedGate, WeightRole::kSharedUp, WeightRole::kSharedDown, 0);
-  Float64Matrix gate;
-  const bool gated = spec.shared.mode == SharedMode::kSigmoidGate;
-  if (gated) gate = read_float64(source, WeightRole::kSharedExpertGate, 0);
-  result.shared.assign(static_cast<size_t>(hidden.rows * width), 0.0);
-  cpu::parallel_for_throwing(
-      context.executor(), hidden.rows, 1, [&](int64_t begin, int64_t end, int32_t) {
-        for (int64_t token = begin; token < end; ++token) {
-          double* row = result.shared.data() + token * width;
-          run_mlp(mlp, activation, hidden.row(token), row);
-          if (!gated) continue;
-          const double scale = 1.0 / (1.0 + std::exp(-dot(gate.row(0), hidden.row(token), width)));
-          for (int64_t h = 0; h < width; ++h) row[h] *= scale;
-        }
-      });
+// `rows` are [T, H] like `sum`, or empty.
+void add_rows(const std::vector<double>& rows, std::vector<double>& sum) {
+  for (size_t index = 0; index < rows.size(); ++index) sum[index] += rows[index];
 }
 
 }  // namespace
@@ -167,16 +99,17 @@ ReferenceResult reference_forward(const Context& context, const MoeSpec& spec,
                                     .expected = "[T, " + std::to_string(spec.hidden_size) + "]",
                                     .found = args.hidden.shape.to_string()});
   }
-  const activation::Activation activation = activation::parse_activation(spec.activation);
   const Float64Matrix hidden = to_float64(args.hidden);
   ReferenceResult result;
   route(spec, source, args, hidden, result);
-  run_routed(context, spec, source, activation, hidden, result);
-  run_shared(context, spec, source, activation, hidden, result);
+  run_routed(context, spec, source, hidden, result);
+  run_shared(context, spec, source, hidden, result);
+  mix_parts(spec, source, hidden, result);
+  run_residual(context, spec, source,
+               args.residual_input.empty() ? hidden : to_float64(args.residual_input), result);
   result.output = result.routed;
-  for (size_t index = 0; index < result.shared.size(); ++index) {
-    result.output[index] += result.shared[index];
-  }
+  add_rows(result.shared, result.output);
+  add_rows(result.residual, result.output);
   return result;
 }
 

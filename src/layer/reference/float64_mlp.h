@@ -1,0 +1,33 @@
+// One MLP in float64, its weights widened from the source.
+#pragma once
+
+#include "activation/activations.h"
+#include "layer/reference/float64_matrix.h"
+
+#include "conclave/weights.h"
+
+#include <cstdint>
+
+namespace conclave::inline v0 {
+
+// What is absent has no values: gate of an activation without one, biases.
+struct Float64Mlp {
+  Float64Matrix gate;
+  Float64Matrix up;
+  Float64Matrix down;
+  Float64Matrix gate_bias;
+  Float64Matrix up_bias;
+  Float64Matrix down_bias;
+};
+
+enum class MlpPart : uint8_t { kRouted, kShared, kResidual };
+
+// The activation of a part of the layer.
+activation::Activation activation_of(const MoeSpec& spec, MlpPart part);
+Float64Mlp read_mlp(const MoeSpec& spec, const WeightSource& source, MlpPart part, int64_t expert);
+
+// out = down . act(gate . x + gate_bias, up . x + up_bias) + down_bias
+void run_mlp(const Float64Mlp& mlp, const activation::Activation& activation, const double* x,
+             double* out);
+
+}  // namespace conclave::inline v0

@@ -1,0 +1,218 @@
+#include "layer/reference/parts.h"
+
+#include "cpu/parallel.h"
+#include "layer/reference/float64_mlp.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <utility>
+#include <vector>
+
+namespace conclave::inline v0 {
+namespace {
+
+// The slots (token * slots + slot) that use each expert: an expert's weights are read once.
+using ExpertSlots = std::vector<std::pair<int32_t, std::vector<int64_t>>>;
+ExpertSlots slots_by_expert(const MoeSpec& spec, const ReferenceResult& result) {
+  std::map<int32_t, std::vector<int64_t>> slots;
+  for (size_t slot = 0; slot < result.topk_ids.size(); ++slot) {
+    const int32_t id = result.topk_ids[slot];
+    if (id >= 0 && id < spec.num_experts) slots[id].push_back(static_cast<int64_t>(slot));
+  }
+  return {slots.begin(), slots.end()};
+}
+
+double sigmoid(double value) { return 1.0 / (1.0 + std::exp(-value)); }
+
+// y = matrix . x for every row x.
+Float64Matrix multiply(const Float64Matrix& matrix, const Float64Matrix& rows) {
+  Float64Matrix result{.rows = rows.rows, .cols = matrix.rows, .values = {}};
+  for (int64_t row = 0; row < rows.rows; ++row) {
+    for (int64_t col = 0; col < matrix.rows; ++col) {
+      result.values.push_back(dot(matrix.row(col), rows.row(row), matrix.cols));
+    }
+  }
+  return result;
+}
+
+// What routed experts read before any weight: hidden or its projection.
+Float64Matrix expert_rows(const MoeSpec& spec, const WeightSource& source,
+                          const Float64Matrix& hidden) {
+  if (spec.latent.size == 0) return hidden;
+  Float64Matrix rows = multiply(read_float64(source, WeightRole::kLatentDown, 0), hidden);
+  if (!spec.latent.has_norm) return rows;
+  const Float64Matrix weight = read_float64(source, WeightRole::kLatentNorm, 0);
+  for (int64_t row = 0; row < rows.rows; ++row) {
+    double* x = rows.row(row);
+    const double mean = dot(x, x, rows.cols) / static_cast<double>(rows.cols);
+    const double root = std::sqrt(mean + spec.latent.norm_epsilon);
+    for (int64_t col = 0; col < rows.cols; ++col) x[col] *= weight.row(0)[col] / root;
+  }
+  return rows;
+}
+
+// One weighted row for each slot, [T * slots, W]; zero where no routed expert is.
+std::vector<double> weighted_slot_rows(const Context& context, const MoeSpec& spec,
+                                       const WeightSource& source, const Float64Matrix& rows,
+                                       const ReferenceResult& result) {
+  const int64_t width = rows.cols;
+  const int64_t slots = num_slots(spec);
+  const activation::Activation activation = activation_of(spec, MlpPart::kRouted);
+  const bool weigh_input = spec.weight_on == WeightOn::kInput;
+  std::vector<double> slot_rows(result.topk_ids.size() * static_cast<size_t>(width));
+  const ExpertSlots work = slots_by_expert(spec, result);
+  const auto run_slot = [&](const Float64Mlp& mlp, int64_t slot) {
+    const double weight = result.topk_weights[static_cast<size_t>(slot)];
+    const double* x = rows.row(slot / slots);
+    double* out = slot_rows.data() + slot * width;
+    std::vector<double> input(x, x + width);
+    if (weigh_input) {
+      for (double& value : input) value *= weight;
+    }
+    run_mlp(mlp, activation, input.data(), out);
+    if (weigh_input) return;
+    for (int64_t col = 0; col < width; ++col) out[col] *= weight;
+  };
+  cpu::parallel_for_throwing(context.executor(), static_cast<int64_t>(work.size()), 1,
+                             [&](int64_t begin, int64_t end, int32_t) {
+                               for (int64_t index = begin; index < end; ++index) {
+                                 const auto& [expert, its_slots] = work[static_cast<size_t>(index)];
+                                 const Float64Mlp mlp =
+                                     read_mlp(spec, source, MlpPart::kRouted, expert);
+                                 for (const int64_t slot : its_slots) run_slot(mlp, slot);
+                               }
+                             });
+  return slot_rows;
+}
+
+// Zero experts hand their input on.
+void add_zero_experts(const MoeSpec& spec, const Float64Matrix& hidden, ReferenceResult& result) {
+  if (spec.num_zero_experts == 0) return;
+  for (size_t slot = 0; slot < result.topk_ids.size(); ++slot) {
+    if (result.topk_ids[slot] < spec.num_experts) continue;
+    const int64_t token = static_cast<int64_t>(slot) / num_slots(spec);
+    double* out = result.routed.data() + token * hidden.cols;
+    for (int64_t col = 0; col < hidden.cols; ++col) {
+      out[col] += result.topk_weights[slot] * hidden.row(token)[col];
+    }
+  }
+}
+
+// The weight of shared expert i in a token's sum, before any gate on both parts.
+double shared_weight(const MoeSpec& spec, const ReferenceResult& result, int64_t token,
+                     int64_t shared) {
+  const int64_t count = spec.shared.count;
+  if (spec.shared.mode == SharedMode::kRouterWeight) {
+    return result.shared_weights[static_cast<size_t>(token * count + shared)];
+  }
+  if (spec.shared.mode != SharedMode::kFusedSlots) return 1;
+  const auto slot = static_cast<size_t>(token * num_slots(spec) + spec.top_k + shared);
+  return result.topk_ids[slot] < 0 ? 0 : result.topk_weights[slot];
+}
+
+void scale(std::vector<double>& rows, int64_t row, int64_t cols, double factor) {
+  for (int64_t col = 0; col < cols; ++col) rows[static_cast<size_t>(row * cols + col)] *= factor;
+}
+
+}  // namespace
+
+void run_routed(const Context& context, const MoeSpec& spec, const WeightSource& source,
+                const Float64Matrix& hidden, ReferenceResult& result) {
+  const Float64Matrix rows = expert_rows(spec, source, hidden);
+  const std::vector<double> slot_rows = weighted_slot_rows(context, spec, source, rows, result);
+  Float64Matrix sums{.rows = hidden.rows, .cols = rows.cols, .values = {}};
+  sums.values.resize(static_cast<size_t>(hidden.rows * rows.cols));
+  const int64_t slots = num_slots(spec);
+  for (int64_t index = 0; index < hidden.rows * slots; ++index) {
+    double* sum = sums.row(index / slots);
+    for (int64_t col = 0; col < rows.cols; ++col) {
+      sum[col] += slot_rows[static_cast<size_t>(index * rows.cols + col)];
+    }
+  }
+  for (double& value : sums.values) value *= spec.output_scale;
+  if (spec.latent.size != 0) {
+    sums = multiply(read_float64(source, WeightRole::kLatentUp, 0), sums);
+  }
+  result.routed = std::move(sums.values);
+  add_zero_experts(spec, hidden, result);
+  if (!spec.has_output_bias) return;
+  const Float64Matrix bias = read_float64(source, WeightRole::kOutputBias, 0);
+  for (size_t index = 0; index < result.routed.size(); ++index) {
+    result.routed[index] += bias.values[index % bias.values.size()];
+  }
+}
+
+void run_shared(const Context& context, const MoeSpec& spec, const WeightSource& source,
+                const Float64Matrix& hidden, ReferenceResult& result) {
+  if (spec.shared.mode == SharedMode::kNone) return;
+  const activation::Activation activation = activation_of(spec, MlpPart::kShared);
+  result.shared.assign(static_cast<size_t>(hidden.rows * hidden.cols), 0.0);
+  for (int64_t expert = 0; expert < spec.shared.count; ++expert) {
+    const Float64Mlp mlp = read_mlp(spec, source, MlpPart::kShared, expert);
+    cpu::parallel_for_throwing(context.executor(), hidden.rows, 1,
+                               [&](int64_t begin, int64_t end, int32_t) {
+                                 std::vector<double> row(static_cast<size_t>(hidden.cols));
+                                 for (int64_t token = begin; token < end; ++token) {
+                                   run_mlp(mlp, activation, hidden.row(token), row.data());
+                                   const double weight = shared_weight(spec, result, token, expert);
+                                   double* sum = result.shared.data() + token * hidden.cols;
+                                   for (int64_t h = 0; h < hidden.cols; ++h)
+                                     sum[h] += weight * row[static_cast<size_t>(h)];
+                                 }
+                               });
+  }
+}
+
+void run_residual(const Context& context, const MoeSpec& spec, const WeightSource& source,
+                  const Float64Matrix& input, ReferenceResult& result) {
+  if (spec.residual.intermediate_size == 0) return;
+  const activation::Activation activation = activation_of(spec, MlpPart::kResidual);
+  const Float64Mlp mlp = read_mlp(spec, source, MlpPart::kResidual, 0);
+  result.residual.assign(static_cast<size_t>(input.rows * input.cols), 0.0);
+  cpu::parallel_for_throwing(
+      context.executor(), input.rows, 1, [&](int64_t begin, int64_t end, int32_t) {
+        for (int64_t token = begin; token < end; ++token) {
+          run_mlp(mlp, activation, input.row(token), result.residual.data() + token * input.cols);
+        }
+      });
+}
+
+void mix_parts(const MoeSpec& spec, const WeightSource& source, const Float64Matrix& hidden,
+               ReferenceResult& result) {
+  const SharedMode mode = spec.shared.mode;
+  Float64Matrix gate;
+  Float64Matrix bias;
+  if (mode == SharedMode::kSigmoidGate) {
+    gate = read_float64(source, WeightRole::kSharedExpertGate, 0);
+  } else if (mode == SharedMode::kSoftmaxMix) {
+    gate = read_float64(source, WeightRole::kMixGate, 0);
+    if (source.describe(WeightRole::kMixGateBias).count != 0) {
+      bias = read_float64(source, WeightRole::kMixGateBias, 0);
+    }
+  } else if (mode != SharedMode::kAverage) {
+    return;
+  }
+  for (int64_t token = 0; token < hidden.rows; ++token) {
+    const auto logit = [&](int64_t row) {
+      const double value = dot(gate.row(row), hidden.row(token), hidden.cols);
+      return bias.values.empty() ? value : value + bias.values[static_cast<size_t>(row)];
+    };
+    double routed = 0.5;
+    double shared = 0.5;
+    if (mode == SharedMode::kSigmoidGate) {
+      routed = 1;
+      shared = sigmoid(logit(0));
+    } else if (mode == SharedMode::kSoftmaxMix) {
+      const double largest = std::max(logit(0), logit(1));
+      const double first = std::exp(logit(0) - largest);
+      const double second = std::exp(logit(1) - largest);
+      routed = first / (first + second);
+      shared = second / (first + second);
+    }
+    scale(result.routed, token, hidden.cols, routed);
+    scale(result.shared, token, hidden.cols, shared);
+  }
+}
+
+}  // namespace conclave::inline v0
