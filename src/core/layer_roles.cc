@@ -44,7 +44,7 @@ class RoleList {
     }
     if (router.has_expert_scale) vector(WeightRole::kExpertScale, spec_.num_experts);
     if (router.has_global_scale) vector(WeightRole::kGlobalScale, 1);
-    if (router.name == "hash") {
+    if (router.vocab_size > 0) {
       roles_.push_back({.role = WeightRole::kHashTable,
                         .count = 1,
                         .rows = router.vocab_size,

@@ -54,11 +54,6 @@ void check_no_shared(const SharedExpertSpec& shared) {
   }
 }
 
-// Routers of the catalog that give shared experts no weights.
-bool weighs_no_shared_experts(const std::string& router) {
-  return router == "topk" || router == "hash" || router == "sparse_mixer" || router == "simulated";
-}
-
 void check_shared(const MoeSpec& spec) {
   const SharedExpertSpec& shared = spec.shared;
   const bool fused = shared.mode == SharedMode::kFusedSlots;
@@ -77,10 +72,6 @@ void check_shared(const MoeSpec& spec) {
   if (shared.count != 1 && !fused && !router_weighs) {
     refuse("shared.count", std::to_string(shared.count),
            "1 but for SharedMode::kRouterWeight and kFusedSlots");
-  }
-  if (router_weighs && weighs_no_shared_experts(spec.router.name)) {
-    refuse("shared.mode", "kRouterWeight with router \"" + spec.router.name + "\"",
-           "a router that weighs shared experts, such as \"sink_softmax\"");
   }
   if (fused && spec.num_zero_experts != 0) {
     refuse("shared.mode",

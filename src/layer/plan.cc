@@ -77,15 +77,8 @@ void refuse_unsupported(const MoeSpec& spec, const ParallelSpec& parallel) {
              router.has_global_scale || router.input_norm.enabled || router.epsilon != 0 ||
              (router.renormalize != Renormalize::kNone && router.renormalize != Renormalize::kSum),
          "this router");
-  refuse(spec.shared.mode > SharedMode::kSigmoidGate || spec.shared.count != 1 ||
-             !spec.shared.activation.name.empty() || spec.shared.has_bias,
-         "this form of shared experts");
-  refuse(spec.has_bias || spec.has_output_bias, "expert biases");
+  refuse(spec.shared.mode == SharedMode::kRouterWeight, "SharedMode::kRouterWeight");
   refuse(spec.num_zero_experts != 0, "zero experts");
-  refuse(spec.weight_on != WeightOn::kOutput, "weights on the expert input");
-  refuse(spec.output_scale != 1, "an output scale");
-  refuse(spec.latent.size != 0, "a latent projection");
-  refuse(spec.residual.intermediate_size != 0, "a residual MLP");
   refuse(parallel.num_redundant_experts != 0, "redundant experts");
   refuse(parallel.tp_size != 1, "tensor parallelism");
   refuse(parallel.reduce != Reduce::kFull, "Reduce::kPartial");
