@@ -86,8 +86,11 @@ def load_model(family: Family, directory: pathlib.Path, dtype: torch.dtype) -> t
     lost = sorted(info["missing_keys"]) + sorted(info["unexpected_keys"]) + sorted(map(str, info["mismatched_keys"]))
     if lost:
         raise GoldenError(f"{family.name}: {family.made_by} does not find or want {lost[:5]}")
-    # Whole-model casts: transformers refuses .to(dtype) for none of these.
-    return model.to(dtype).eval()
+    model.to(dtype)
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if family.run_float32 and re.search(family.run_float32, name):
+            tensor.data = tensor.data.float()
+    return model.eval()
 
 
 def moe_layers(family: Family, model: torch.nn.Module) -> list[int]:

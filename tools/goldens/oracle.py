@@ -143,11 +143,16 @@ class Router:
 
 
 @dataclasses.dataclass
-class ChosenSoftmax(Router):
-    """Top-k on the logits (plus the selection bias), softmax over the chosen ones only."""
+class LogitChoice(Router):
+    """Top-k on the logits (plus the selection bias); the score only makes the weights."""
 
     def choice_scores(self, logits: Array) -> Array:
         return logits + self.select_bias
+
+
+@dataclasses.dataclass
+class ChosenSoftmax(LogitChoice):
+    """Top-k on the logits, softmax over the chosen ones only."""
 
     def weigh(self, logits: Array, ids: Array) -> Array:
         return softmax(np.take_along_axis(logits, ids, axis=-1)) * self.scale

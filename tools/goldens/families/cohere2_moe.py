@@ -1,14 +1,7 @@
 from goldens.common import SMALL, config
 from goldens.disk import Disk
 from goldens.family import Facts, Family
-from goldens.oracle import Array, Block, ChosenSoftmax, Router, sigmoid
-
-
-class SigmoidOfChosen(Router):
-    """Top-k on the logits; weights are their sigmoids, renormalised or not."""
-
-    def choice_scores(self, logits: Array) -> Array:
-        return logits
+from goldens.oracle import Block, ChosenSoftmax, LogitChoice, sigmoid
 
 
 def read(disk: Disk, prefix: str) -> Block:
@@ -17,7 +10,7 @@ def read(disk: Disk, prefix: str) -> Block:
     if fields["expert_selection_fn"] == "softmax":
         router = ChosenSoftmax(top_k)
     else:
-        router = SigmoidOfChosen(top_k, score=sigmoid, renormalise=fields["norm_topk_prob"])
+        router = LogitChoice(top_k, score=sigmoid, renormalise=fields["norm_topk_prob"])
     shared, share = None, 1.0
     if fields["num_shared_experts"]:
         mlp = disk.mlp(f"{prefix}.shared_experts")

@@ -90,4 +90,10 @@ FAMILIES = [
         model_class="Gemma4ForConditionalGeneration", module="model.language_model.layers.{}",
         disk="model.language_model.layers.{}",
     ),
+    family(
+        "gemma4_text", 1048, config=lambda: config(
+            "Gemma4TextConfig", **TEXT | {"num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 28},
+        ),
+        module="model.layers.{}", disk="model.layers.{}",
+    ),
 ]  # fmt: skip

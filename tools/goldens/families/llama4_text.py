@@ -3,21 +3,14 @@ import torch
 from goldens.common import SMALL, config
 from goldens.disk import Disk
 from goldens.family import Facts, Family
-from goldens.oracle import Array, Block, Router, sigmoid
+from goldens.oracle import Block, LogitChoice, sigmoid
 from goldens.recording import Hooks, Recorded
-
-
-class SigmoidOfChosen(Router):
-    """Top-k on the logits; weights are their sigmoids."""
-
-    def choice_scores(self, logits: Array) -> Array:
-        return logits
 
 
 def read(disk: Disk, prefix: str) -> Block:
     fields = disk.config.get("text_config", disk.config)
     return Block(
-        SigmoidOfChosen(fields["num_experts_per_tok"], score=sigmoid),
+        LogitChoice(fields["num_experts_per_tok"], score=sigmoid),
         disk[f"{prefix}.router.weight"],
         disk.stacked(f"{prefix}.experts.gate_up_proj", f"{prefix}.experts.down_proj", columns=True),
         shared=disk.mlp(f"{prefix}.shared_expert"),

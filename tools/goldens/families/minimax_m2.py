@@ -17,7 +17,7 @@ FAMILIES = [
     Family(
         name="minimax_m2",
         config=lambda: config(
-            "MiniMaxM2Config", **SMALL, head_dim=8, hidden_size=40, intermediate_size=20, num_hidden_layers=1,
+            "MiniMaxM2Config", **SMALL, head_dim=8, hidden_size=40, intermediate_size=12, num_hidden_layers=1,
             num_local_experts=60, num_experts_per_tok=5,
         ),
         layers=[0],

@@ -18,7 +18,7 @@ FAMILIES = [
     Family(
         name="qwen3_next",
         config=lambda: config(
-            "Qwen3NextConfig", **SMALL, head_dim=8, hidden_size=40, intermediate_size=44, moe_intermediate_size=20,
+            "Qwen3NextConfig", **SMALL, head_dim=8, hidden_size=40, intermediate_size=44, moe_intermediate_size=12,
             shared_expert_intermediate_size=28, num_hidden_layers=2, num_experts=60, num_experts_per_tok=5,
             norm_topk_prob=True, mlp_only_layers=[0], layer_types=["full_attention", "linear_attention"],
             linear_key_head_dim=4, linear_value_head_dim=4, linear_num_key_heads=2, linear_num_value_heads=2,
