@@ -29,6 +29,7 @@ void book_routing(const LayerPlan& plan, WorkspaceLayout& layout, LayerSlices& s
   slices.logits = layout.book<float>(elements(tokens, num_logits(spec), "logits"));
   slices.topk_ids = layout.book<int32_t>(elements(tokens, spec.top_k, "topk_ids"));
   slices.topk_weights = layout.book<float>(tokens * spec.top_k);
+  if (plan.part.has_replicas()) slices.physical_ids = layout.book<int32_t>(tokens * spec.top_k);
   if (plan.stages.weighs_shared_rows) {
     slices.shared_weights = layout.book<float>(elements(tokens, spec.shared.count, "shared"));
   }
@@ -76,8 +77,8 @@ void book_experts(const LayerPlan& plan, WorkspaceLayout& layout, LayerSlices& s
   }
   if (plan.shared) {
     slices.shared_rows = layout.book<float>(elements(shared_slots, spec.hidden_size, "shared"));
-    slices.shared_gate = layout.book<float>(tokens);
   }
+  if (spec.shared.mode != SharedMode::kNone) slices.shared_gate = layout.book<float>(tokens);
   if (plan.residual) {
     slices.residual_rows = layout.book<float>(elements(tokens, spec.hidden_size, "residual"));
   }
@@ -89,6 +90,12 @@ void book_sums(const LayerPlan& plan, WorkspaceLayout& layout, LayerSlices& slic
   if (plan.stages.mixes) {
     slices.mix = layout.book<float>(tokens);
     slices.mix_logits = layout.book<float>(2 * tokens);
+  }
+  if (plan.part.reduces()) {
+    const int64_t rows = elements(tokens, spec.hidden_size, "reduced");
+    slices.reduced_sum = layout.book<float>(elements(tokens, plan.stages.routed_sum_stride, "sum"));
+    if (plan.shared) slices.reduced_shared = layout.book<float>(rows);
+    if (plan.residual) slices.reduced_residual = layout.book<float>(rows);
   }
   if (!plan.stages.finishes_apart) return;
   slices.routed_sum =
@@ -106,7 +113,7 @@ StagePlan plan_stages(const LayerPlan& plan) {
   const bool is_latent = spec.latent.size != 0;
   StagePlan stages;
   stages.has_expert_input = is_latent || spec.weight_on == WeightOn::kInput;
-  stages.finishes_apart = is_latent;
+  stages.finishes_apart = is_latent || plan.part.reduces();
   stages.weighs_shared_rows = mode == SharedMode::kRouterWeight || mode == SharedMode::kFusedSlots;
   stages.mixes = mode == SharedMode::kAverage || mode == SharedMode::kSoftmaxMix;
   stages.routed_sum_stride = round_up(expert_width(spec), kFloatsPerVector);

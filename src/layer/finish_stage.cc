@@ -2,6 +2,7 @@
 
 #include "dispatch/finish.h"
 #include "dispatch/unpermute_reduce.h"
+#include "layer/rank_stage.h"
 #include "layer/route_stage.h"
 
 #include <algorithm>
@@ -29,11 +30,12 @@ dispatch::FinishArgs finish_args(const PipelineArgs& args, const FinishInputs& i
                               .shared_stride = spec.hidden_size,
                               .residual = inputs.residual,
                               .residual_stride = spec.hidden_size};
-  if (spec.num_zero_experts > 0) {
+  if (spec.num_zero_experts > 0 && args.plan.part.adds_rest) {
     finish.identity_weights = sum_identity_weights(args, inputs.routing);
     finish.identity = chunk_rows(args.args.hidden, args.chunk);
   }
-  if (spec.has_output_bias) finish.bias = args.weights.output_bias.data();
+  if (spec.has_output_bias && args.plan.part.adds_rest)
+    finish.bias = args.weights.output_bias.data();
   if (args.plan.stages.mixes) {
     finish.mix = slice_as<float>(args.workspace, args.plan.slices.mix);
   }
@@ -65,7 +67,8 @@ RowBundle combine_routed(const PipelineArgs& args, const FinishInputs& inputs) {
   for (int64_t row = 0; row < args.chunk.count; ++row) {
     std::fill(sums + row * stride + width, sums + (row + 1) * stride, 0.0F);
   }
-  return {.rows = static_cast<const std::byte*>(static_cast<const void*>(sums)),
+  const float* total = sum_over_tensor_ranks(args, sums, stride, args.plan.slices.reduced_sum);
+  return {.rows = static_cast<const std::byte*>(static_cast<const void*>(total)),
           .num_rows = args.chunk.count,
           .row_bytes = stride * int64_t{sizeof(float)},
           .dtype = DType::kF32};
@@ -74,7 +77,7 @@ RowBundle combine_routed(const PipelineArgs& args, const FinishInputs& inputs) {
 // [count, H]: the latent sums projected up, or the sums themselves.
 dispatch::UnpermuteArgs routed_rows(const PipelineArgs& args, const RowBundle& sums) {
   if (args.plan.spec.latent.size == 0) {
-    return {.rows = slice_as<float>(args.workspace, args.plan.slices.routed_sum),
+    return {.rows = static_cast<const float*>(static_cast<const void*>(sums.rows)),
             .row_stride = args.plan.stages.routed_sum_stride};
   }
   auto* projected = slice_as<float>(args.workspace, args.plan.slices.projected);

@@ -1,4 +1,3 @@
-#include "core/checked.h"
 #include "layer/arguments.h"
 #include "layer/packed_weights.h"
 #include "layer/pipeline.h"
@@ -6,7 +5,6 @@
 
 #include "conclave/error.h"
 #include "conclave/layer.h"
-#include "conclave/placement.h"
 
 #include <algorithm>
 #include <atomic>
@@ -24,7 +22,6 @@ struct MoeLayer::Impl {
   Executor* executor;
   Communicator* communicator;
   LayerPlan plan;
-  std::vector<int32_t> local_experts;
   PackedWeights weights;
   StagedPipeline pipeline;
 
@@ -62,10 +59,8 @@ MoeLayer MoeLayer::create(const Context& context, const MoeSpec& spec, const Wei
   impl->plan = plan_layer(context, spec, options, parallel);
   check_ranks_agree(impl->plan, impl->communicator);
   check_source(spec, source);
-  ExpertPlacement placement = make_placement(spec.num_experts, parallel);
-  impl->local_experts = std::move(placement.experts_of[static_cast<size_t>(parallel.ep_rank)]);
   impl->weights = allocate_weights(context, impl->plan);
-  fill_weights(context, impl->plan, impl->local_experts, source, impl->weights);
+  fill_weights(context, impl->plan, source, impl->weights);
   return MoeLayer(std::move(impl));
 }
 
@@ -104,8 +99,7 @@ void MoeLayer::forward(const ForwardArgs& args) const {
   }
 
   const int64_t chunk_tokens = impl.plan.options.max_tokens;
-  const int64_t chunks =
-      agree_on_chunks(ceil_div(tokens, chunk_tokens), impl.plan, impl.communicator);
+  const int64_t chunks = agree_on_chunks(tokens, impl.plan, impl.communicator);
   ForwardCounters counters;
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     const int64_t first = std::min(chunk * chunk_tokens, tokens);
@@ -136,11 +130,11 @@ void MoeLayer::reload(const WeightSource& source, ReloadMode mode) {
   check_source(impl.plan.spec, source);
   if (mode == ReloadMode::kStaged) {
     PackedWeights staged = allocate_weights(*impl.context, impl.plan);
-    fill_weights(*impl.context, impl.plan, impl.local_experts, source, staged);
+    fill_weights(*impl.context, impl.plan, source, staged);
     impl.weights = std::move(staged);
   } else {
     impl.weights_complete.store(false, std::memory_order_release);
-    fill_weights(*impl.context, impl.plan, impl.local_experts, source, impl.weights);
+    fill_weights(*impl.context, impl.plan, source, impl.weights);
   }
   impl.weights_complete.store(true, std::memory_order_release);
 }

@@ -3,164 +3,93 @@
 #include "core/checked.h"
 #include "core/layer_roles.h"
 #include "cpu/parallel.h"
+#include "layer/mlp_roles.h"
+#include "layer/weight_block.h"
 
 #include "conclave/error.h"
 
 #include <atomic>
-#include <optional>
+#include <string>
 #include <utility>
 
 namespace conclave::inline v0 {
 namespace {
 
-// One matrix in memory: the source's own where it offers one, else a copy that lives here.
-class LoadedMatrix {
- public:
-  LoadedMatrix(const WeightSource& source, WeightRole role, int64_t expert)
-      : view_(source.view(role, expert)) {
-    if (!view_.empty()) return;
-    const WeightInfo info = source.describe(role);
-    copy_ = Tensor(info.dtype, {info.rows, info.cols});
-    source.read(role, expert,
-                {.row_begin = 0, .row_end = info.rows, .col_begin = 0, .col_end = info.cols},
-                {copy_.as<std::byte>(), copy_.size_bytes()});
-    view_ = copy_.const_view();
-  }
-  LoadedMatrix(const LoadedMatrix&) = delete;
-  LoadedMatrix& operator=(const LoadedMatrix&) = delete;
-
-  const ConstTensorView& view() const { return view_; }
-
- private:
-  Tensor copy_;
-  ConstTensorView view_;
-};
-
-// A role that the source may not have.
-class OptionalMatrix {
- public:
-  OptionalMatrix(const WeightSource& source, WeightRole role, int64_t expert, bool wanted) {
-    if (wanted) matrix_.emplace(source, role, expert);
-  }
-  ConstTensorView view() const { return matrix_ ? matrix_->view() : ConstTensorView{}; }
-
- private:
-  std::optional<LoadedMatrix> matrix_;
-};
-
-struct MlpRoles {
-  WeightRole gate;
-  WeightRole up;
-  WeightRole down;
-  WeightRole gate_bias;
-  WeightRole up_bias;
-  WeightRole down_bias;
-};
-constexpr MlpRoles kRouted = {WeightRole::kGate,     WeightRole::kUp,     WeightRole::kDown,
-                              WeightRole::kGateBias, WeightRole::kUpBias, WeightRole::kDownBias};
-constexpr MlpRoles kShared = {WeightRole::kSharedGate,   WeightRole::kSharedUp,
-                              WeightRole::kSharedDown,   WeightRole::kSharedGateBias,
-                              WeightRole::kSharedUpBias, WeightRole::kSharedDownBias};
-// Without biases: those of the routed experts stand for none.
-constexpr MlpRoles kResidual = {WeightRole::kResidualGate, WeightRole::kResidualUp,
-                                WeightRole::kResidualDown, WeightRole::kGateBias,
-                                WeightRole::kUpBias,       WeightRole::kDownBias};
-
-// One kind of MLP: which roles it reads, and which of them there are.
-struct MlpKind {
+// Experts of one kind: where they come from, which columns of them this rank holds, where they go.
+struct MlpWeights {
   const experts::ExpertsKernel& kernel;
-  MlpRoles roles;
+  const MlpRoles& roles;
+  TensorSlice inner;
   bool gated = true;
   bool has_bias = false;
+  bool adds_down_bias = true;
+  cpu::Buffer& gate_up;
+  cpu::Buffer& down;
 };
 
-void pack_expert(const MlpKind& kind, const WeightSource& source, int64_t source_expert,
-                 std::byte* gate_up_slab, std::byte* down_slab) {
-  const auto load = [&](WeightRole role, bool wanted) {
-    return OptionalMatrix(source, role, source_expert, wanted);
-  };
-  const OptionalMatrix gate = load(kind.roles.gate, kind.gated);
-  const OptionalMatrix up = load(kind.roles.up, true);
-  const OptionalMatrix down = load(kind.roles.down, true);
-  const OptionalMatrix gate_bias = load(kind.roles.gate_bias, kind.gated && kind.has_bias);
-  const OptionalMatrix up_bias = load(kind.roles.up_bias, kind.has_bias);
-  const OptionalMatrix down_bias = load(kind.roles.down_bias, kind.has_bias);
-  kind.kernel.pack({.gate = gate.view(),
-                    .up = up.view(),
-                    .down = down.view(),
-                    .gate_bias = gate_bias.view(),
-                    .up_bias = up_bias.view(),
-                    .down_bias = down_bias.view()},
-                   gate_up_slab, down_slab);
-}
-
-MlpKind routed_kind(const LayerPlan& plan) {
+MlpWeights routed_experts(const LayerPlan& plan, PackedWeights& weights) {
   return {.kernel = *plan.experts,
-          .roles = kRouted,
+          .roles = kRoutedRoles,
+          .inner = plan.part.inner,
           .gated = is_gated(plan.spec.activation),
-          .has_bias = plan.spec.has_bias};
+          .has_bias = plan.spec.has_bias,
+          .adds_down_bias = plan.part.adds_down_bias,
+          .gate_up = weights.gate_up,
+          .down = weights.down};
 }
 
-// Shared experts and the residual MLP: few, packed one after another.
-void fill_dense_mlps(const LayerPlan& plan, const WeightSource& source, PackedWeights& weights) {
-  const MoeSpec& spec = plan.spec;
-  if (plan.shared) {
-    const MlpKind kind{.kernel = *plan.shared,
-                       .roles = kShared,
-                       .gated = is_gated(activation_or_routed(spec.shared.activation, spec)),
-                       .has_bias = spec.shared.has_bias};
-    const experts::SlabBytes slab = plan.shared->slab_bytes();
-    for (int64_t expert = 0; expert < spec.shared.count; ++expert) {
-      const auto index = static_cast<size_t>(expert);
-      pack_expert(kind, source, expert, weights.shared_gate_up.data() + index * slab.gate_up,
-                  weights.shared_down.data() + index * slab.down);
+MlpWeights shared_experts(const LayerPlan& plan, PackedWeights& weights) {
+  return {.kernel = *plan.shared,
+          .roles = kSharedRoles,
+          .inner = plan.part.shared_inner,
+          .gated = is_gated(activation_or_routed(plan.spec.shared.activation, plan.spec)),
+          .has_bias = plan.spec.shared.has_bias,
+          .adds_down_bias = plan.part.adds_down_bias,
+          .gate_up = weights.shared_gate_up,
+          .down = weights.shared_down};
+}
+
+MlpWeights residual_mlp(const LayerPlan& plan, PackedWeights& weights) {
+  return {.kernel = *plan.residual,
+          .roles = kResidualRoles,
+          .inner = plan.part.residual_inner,
+          .gated = is_gated(activation_or_routed(plan.spec.residual.activation, plan.spec)),
+          .gate_up = weights.residual_gate_up,
+          .down = weights.residual_down};
+}
+
+// Reads this rank's slice of source expert `expert` and packs it as local expert `local`.
+void pack_expert(const MlpWeights& mlp, const WeightSource& source, int64_t expert, size_t local) {
+  const WeightInfo down_info = source.describe(mlp.roles.down);
+  const int64_t hidden = down_info.rows;
+  const TensorSlice inner = mlp.inner;
+  const auto rows = [&](WeightRole role) {
+    return LoadedBlock(source, role, expert, {inner.begin, inner.end, 0, hidden});
+  };
+  const auto inner_bias = [&](WeightRole role) {
+    return LoadedBlock(source, role, expert, {0, 1, inner.begin, inner.end});
+  };
+  const LoadedBlock gate = mlp.gated ? rows(mlp.roles.gate) : LoadedBlock();
+  const LoadedBlock up = rows(mlp.roles.up);
+  const LoadedBlock down(source, mlp.roles.down, expert, {0, hidden, inner.begin, inner.end});
+  LoadedBlock gate_bias;
+  LoadedBlock up_bias;
+  LoadedBlock down_bias;
+  if (mlp.has_bias) {
+    if (mlp.gated) gate_bias = inner_bias(mlp.roles.gate_bias);
+    up_bias = inner_bias(mlp.roles.up_bias);
+    if (mlp.adds_down_bias) {
+      down_bias = LoadedBlock(source, mlp.roles.down_bias, expert, {0, 1, 0, hidden});
     }
   }
-  if (plan.residual) {
-    const MlpKind kind{.kernel = *plan.residual,
-                       .roles = kResidual,
-                       .gated = is_gated(activation_or_routed(spec.residual.activation, spec))};
-    pack_expert(kind, source, 0, weights.residual_gate_up.data(), weights.residual_down.data());
-  }
-}
-
-// One row of any float type, widened.
-std::vector<float> load_vector(const WeightSource& source, WeightRole role) {
-  const LoadedMatrix matrix(source, role, 0);
-  std::vector<float> values(static_cast<size_t>(matrix.view().shape[1]));
-  convert(matrix.view(),
-          {.data = values.data(), .dtype = DType::kF32, .shape = matrix.view().shape});
-  return values;
-}
-
-// The small weights, built whole before any of them is replaced: a failed read leaves the old ones.
-struct DenseWeights {
-  std::unique_ptr<gemm::DenseProduct> gate, shared_gate, mix_gate, latent_down, latent_up;
-  std::vector<float> mix_gate_bias, latent_norm, output_bias;
-};
-
-DenseWeights load_dense(const Context& context, const LayerPlan& plan, const WeightSource& source) {
-  const MoeSpec& spec = plan.spec;
-  const auto product = [&](WeightRole role, bool wanted) -> std::unique_ptr<gemm::DenseProduct> {
-    if (!wanted) return nullptr;
-    const LoadedMatrix matrix(source, role, 0);
-    return gemm::make_dense_product(matrix.view(), plan.isa, context.host_allocator());
-  };
-  const auto vector = [&](WeightRole role, bool wanted) {
-    return wanted ? load_vector(source, role) : std::vector<float>();
-  };
-  const bool softmax_mix = spec.shared.mode == SharedMode::kSoftmaxMix;
-  const bool latent = spec.latent.size != 0;
-  const bool mix_bias = softmax_mix && source.describe(WeightRole::kMixGateBias).count != 0;
-  return {.gate = product(WeightRole::kRouter, spec.has_gate),
-          .shared_gate =
-              product(WeightRole::kSharedExpertGate, spec.shared.mode == SharedMode::kSigmoidGate),
-          .mix_gate = product(WeightRole::kMixGate, softmax_mix),
-          .latent_down = product(WeightRole::kLatentDown, latent),
-          .latent_up = product(WeightRole::kLatentUp, latent),
-          .mix_gate_bias = vector(WeightRole::kMixGateBias, mix_bias),
-          .latent_norm = vector(WeightRole::kLatentNorm, spec.latent.has_norm),
-          .output_bias = vector(WeightRole::kOutputBias, spec.has_output_bias)};
+  const experts::SlabBytes slab = mlp.kernel.slab_bytes();
+  mlp.kernel.pack({.gate = gate.view(),
+                   .up = up.view(),
+                   .down = down.view(),
+                   .gate_bias = gate_bias.view(),
+                   .up_bias = up_bias.view(),
+                   .down_bias = down_bias.view()},
+                  mlp.gate_up.data() + local * slab.gate_up, mlp.down.data() + local * slab.down);
 }
 
 cpu::Buffer allocate_slabs(const Context& context, size_t slab_bytes, int64_t count) {
@@ -169,46 +98,79 @@ cpu::Buffer allocate_slabs(const Context& context, size_t slab_bytes, int64_t co
   return cpu::Buffer(context.host_allocator(), *bytes);
 }
 
+// The dense products and vectors. All are built before any is replaced: a failed read leaves the
+// old ones in place.
+struct DenseWeights {
+  std::unique_ptr<gemm::DenseProduct> gate, shared_gate, mix_gate, latent_down, latent_up;
+  std::vector<float> mix_gate_bias, latent_norm, output_bias;
+};
+
+DenseWeights load_dense(const Context& context, const LayerPlan& plan, const WeightSource& source) {
+  const MoeSpec& spec = plan.spec;
+  const auto product = [&](bool wanted, WeightRole role) -> std::unique_ptr<gemm::DenseProduct> {
+    if (!wanted) return nullptr;
+    const LoadedBlock matrix(source, role, 0, whole_block(source.describe(role)));
+    return gemm::make_dense_product(matrix.view(), plan.isa, context.host_allocator());
+  };
+  const auto vector = [&](bool wanted, WeightRole role) -> std::vector<float> {
+    if (!wanted) return {};
+    return load_vector(source, role);
+  };
+  const bool has_latent = spec.latent.size != 0;
+  const bool mixes = spec.shared.mode == SharedMode::kSoftmaxMix;
+  const bool has_mix_bias = mixes && source.describe(WeightRole::kMixGateBias).count != 0;
+  const bool has_shared_gate = plan.shared && spec.shared.mode == SharedMode::kSigmoidGate;
+  return {.gate = product(spec.has_gate, WeightRole::kRouter),
+          .shared_gate = product(has_shared_gate, WeightRole::kSharedExpertGate),
+          .mix_gate = product(mixes, WeightRole::kMixGate),
+          .latent_down = product(has_latent, WeightRole::kLatentDown),
+          .latent_up = product(has_latent, WeightRole::kLatentUp),
+          .mix_gate_bias = vector(has_mix_bias, WeightRole::kMixGateBias),
+          .latent_norm = vector(has_latent && spec.latent.has_norm, WeightRole::kLatentNorm),
+          .output_bias = vector(spec.has_output_bias, WeightRole::kOutputBias)};
+}
+
 }  // namespace
 
 PackedWeights allocate_weights(const Context& context, const LayerPlan& plan) {
-  const int64_t local_experts = plan.dispatcher->num_local_experts();
-  const experts::SlabBytes slab = plan.experts->slab_bytes();
+  const auto allocate = [&](const experts::ExpertsKernel* kernel, int64_t count,
+                            cpu::Buffer& gate_up, cpu::Buffer& down) {
+    if (kernel == nullptr) return;
+    const experts::SlabBytes slab = kernel->slab_bytes();
+    gate_up = allocate_slabs(context, slab.gate_up, count);
+    down = allocate_slabs(context, slab.down, count);
+  };
   PackedWeights weights;
-  weights.gate_up = allocate_slabs(context, slab.gate_up, local_experts);
-  weights.down = allocate_slabs(context, slab.down, local_experts);
-  if (plan.shared) {
-    const int64_t count = plan.spec.shared.count;
-    weights.shared_gate_up = allocate_slabs(context, plan.shared->slab_bytes().gate_up, count);
-    weights.shared_down = allocate_slabs(context, plan.shared->slab_bytes().down, count);
-  }
-  if (plan.residual) {
-    weights.residual_gate_up = allocate_slabs(context, plan.residual->slab_bytes().gate_up, 1);
-    weights.residual_down = allocate_slabs(context, plan.residual->slab_bytes().down, 1);
-  }
+  allocate(plan.experts.get(), plan.dispatcher->num_local_experts(), weights.gate_up, weights.down);
+  allocate(plan.shared.get(), plan.spec.shared.count, weights.shared_gate_up, weights.shared_down);
+  allocate(plan.residual.get(), 1, weights.residual_gate_up, weights.residual_down);
   return weights;
 }
 
-void fill_weights(const Context& context, const LayerPlan& plan,
-                  std::span<const int32_t> local_experts, const WeightSource& source,
+void fill_weights(const Context& context, const LayerPlan& plan, const WeightSource& source,
                   PackedWeights& weights) {
+  const std::vector<int32_t>& local_experts = plan.part.local_experts;
   const auto num_local = static_cast<int64_t>(local_experts.size());
-  const experts::SlabBytes slab = plan.experts->slab_bytes();
+  const MlpWeights routed = routed_experts(plan, weights);
+  const experts::SlabBytes slab = routed.kernel.slab_bytes();
   const auto expert_bytes = static_cast<int64_t>(slab.gate_up + slab.down);
-  const MlpKind kind = routed_kind(plan);
   std::atomic<int64_t> experts_done{0};
   cpu::parallel_for_throwing(
       context.executor(), num_local, 1, [&](int64_t begin, int64_t end, int32_t) {
         for (int64_t local = begin; local < end; ++local) {
           const auto index = static_cast<size_t>(local);
-          pack_expert(kind, source, local_experts[index],
-                      weights.gate_up.data() + index * slab.gate_up,
-                      weights.down.data() + index * slab.down);
+          pack_expert(routed, source, local_experts[index], index);
           context.progress("packing experts", (experts_done.fetch_add(1) + 1) * expert_bytes,
                            num_local * expert_bytes);
         }
       });
-  fill_dense_mlps(plan, source, weights);
+  if (plan.shared) {
+    const MlpWeights shared = shared_experts(plan, weights);
+    for (int64_t expert = 0; expert < plan.spec.shared.count; ++expert) {
+      pack_expert(shared, source, expert, static_cast<size_t>(expert));
+    }
+  }
+  if (plan.residual) pack_expert(residual_mlp(plan, weights), source, 0, 0);
   DenseWeights dense = load_dense(context, plan, source);
   weights.gate = std::move(dense.gate);
   weights.shared_gate = std::move(dense.shared_gate);

@@ -1,4 +1,5 @@
-// Pulls a rank's experts from a WeightSource into the plan's packed layout, in parallel.
+// Pulls a rank's experts, or its slices of them, from a WeightSource into the plan's packed layout,
+// in parallel.
 #pragma once
 
 #include "cpu/memory.h"
@@ -40,8 +41,7 @@ void check_source(const MoeSpec& spec, const WeightSource& source);
 PackedWeights allocate_weights(const Context& context, const LayerPlan& plan);
 
 // Fills every slab; `weights` is complete only if this returns. Reports progress.
-void fill_weights(const Context& context, const LayerPlan& plan,
-                  std::span<const int32_t> local_experts, const WeightSource& source,
+void fill_weights(const Context& context, const LayerPlan& plan, const WeightSource& source,
                   PackedWeights& weights);
 
 }  // namespace conclave::inline v0

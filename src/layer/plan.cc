@@ -6,7 +6,6 @@
 #include "routing/router.h"
 
 #include "conclave/error.h"
-#include "conclave/placement.h"
 
 #include <algorithm>
 #include <string>
@@ -65,7 +64,7 @@ void check_options(const LayerOptions& options) {
 }
 
 // What the types can say and this version cannot run yet.
-void refuse_unsupported(const MoeSpec& spec, const ParallelSpec& parallel) {
+void refuse_unsupported(const MoeSpec& spec) {
   const auto refuse = [](bool asked, const char* feature) {
     if (!asked) return;
     throw Error(ErrorCode::kUnsupported, {.what = std::string(feature) + " cannot be run yet"});
@@ -79,10 +78,6 @@ void refuse_unsupported(const MoeSpec& spec, const ParallelSpec& parallel) {
          "this router");
   refuse(spec.shared.mode == SharedMode::kRouterWeight, "SharedMode::kRouterWeight");
   refuse(spec.num_zero_experts != 0, "zero experts");
-  refuse(parallel.num_redundant_experts != 0, "redundant experts");
-  refuse(parallel.tp_size != 1, "tensor parallelism");
-  refuse(parallel.reduce != Reduce::kFull, "Reduce::kPartial");
-  refuse(parallel.placement == PlacementStrategy::kCustom, "a custom placement");
 }
 
 cpu::Arithmetic native_arithmetic(cpu::Isa isa) {
@@ -122,7 +117,8 @@ std::unique_ptr<Router> make_router(const Context& context, const MoeSpec& spec,
 
 std::string determinism(const LayerPlan& plan) {
   const bool sums_at_home =
-      plan.parallel.ep_size == 1 || plan.options.ep_combine == EpCombine::kUnreduced;
+      plan.parallel.ep_size == 1 ||
+      (plan.options.ep_combine == EpCombine::kUnreduced && plan.parallel.reduce == Reduce::kFull);
   return sums_at_home ? "D1 D2 D3" : "D1 D2";
 }
 
@@ -138,21 +134,21 @@ void make_kernels(LayerPlan& plan, const experts::KernelRow& row,
                  .found = support.reason()});
   };
   plan.experts = make(routed, "experts");
-  if (spec.shared.mode != SharedMode::kNone) {
+  if (spec.shared.mode != SharedMode::kNone && plan.part.holds_dense) {
     experts::ExpertsProblem shared = routed;
     shared.num_local_experts = spec.shared.count;
     shared.hidden_size = spec.hidden_size;
-    shared.intermediate_size = spec.shared.intermediate_size;
+    shared.intermediate_size = plan.part.shared_inner.size();
     shared.has_bias = spec.shared.has_bias;
     shared.activation =
         activation::parse_activation(activation_or_routed(spec.shared.activation, spec));
     plan.shared = make(shared, "shared experts");
   }
-  if (spec.residual.intermediate_size != 0) {
+  if (spec.residual.intermediate_size != 0 && plan.part.holds_dense) {
     experts::ExpertsProblem residual = routed;
     residual.num_local_experts = 1;
     residual.hidden_size = spec.hidden_size;
-    residual.intermediate_size = spec.residual.intermediate_size;
+    residual.intermediate_size = plan.part.residual_inner.size();
     residual.has_bias = false;
     residual.activation =
         activation::parse_activation(activation_or_routed(spec.residual.activation, spec));
@@ -187,7 +183,7 @@ void fill_plan(LayerPlan& plan, const Context& context) {
   validate(spec);
   validate(parallel);
   check_options(options);
-  refuse_unsupported(spec, parallel);
+  refuse_unsupported(spec);
 
   plan.isa = context.isa().empty() ? cpu::best_isa() : cpu::parse_isa(context.isa());
   plan.arithmetic = choose_arithmetic(context, spec, options, plan.isa);
@@ -199,12 +195,11 @@ void fill_plan(LayerPlan& plan, const Context& context) {
   plan.gate_row_bytes = round_up(spec.hidden_size * int64_t{sizeof(float)}, kRowAlignment);
   plan.router = make_router(context, spec, plan.summary.rows);
 
-  const ExpertPlacement placement = make_placement(spec.num_experts, parallel);
+  plan.part = plan_rank_part(context, spec, parallel);
   const experts::ExpertsProblem problem{
-      .num_local_experts =
-          static_cast<int64_t>(placement.experts_of[static_cast<size_t>(parallel.ep_rank)].size()),
+      .num_local_experts = static_cast<int64_t>(plan.part.local_experts.size()),
       .hidden_size = expert_width(spec),
-      .intermediate_size = spec.intermediate_size,
+      .intermediate_size = plan.part.inner.size(),
       .weight_dtype = spec.weight_dtype,
       .activation = activation::parse_activation(spec.activation),
       .has_bias = spec.has_bias,
@@ -219,13 +214,15 @@ void fill_plan(LayerPlan& plan, const Context& context) {
   const experts::BatchRequirements rows = plan.experts->requirements();
   const dispatch::DispatchProblem exchange{.max_tokens = options.max_tokens,
                                            .top_k = spec.top_k,
-                                           .num_experts = spec.num_experts,
+                                           .num_experts = plan.part.placement.num_physical(),
                                            .hidden_size = expert_width(spec),
                                            .row_bytes = rows.row_bytes,
                                            .row_dtype = rows.row_dtype,
                                            .ep_size = parallel.ep_size,
                                            .ep_rank = parallel.ep_rank,
                                            .placement = parallel.placement,
+                                           .rank_of = parallel.rank_of,
+                                           .reduce = parallel.reduce,
                                            .transport = options.transport,
                                            .combine = options.ep_combine,
                                            .communicator = context.communicator()};

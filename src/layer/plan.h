@@ -5,6 +5,7 @@
 #include "cpu/isa.h"
 #include "dispatch/dispatcher.h"
 #include "experts/experts_kernel.h"
+#include "layer/rank_part.h"
 
 #include "conclave/context.h"
 #include "conclave/layer.h"
@@ -22,6 +23,7 @@ struct LayerSlices {
   WorkspaceSlice logits;        // [T, E] f32
   WorkspaceSlice topk_ids;      // [T, k] int32
   WorkspaceSlice topk_weights;  // [T, k] f32
+  WorkspaceSlice physical_ids;  // [T, k] int32, of a layer with redundant experts
   WorkspaceSlice rows;          // RowBundle for the experts
   WorkspaceSlice gate_rows;     // float32 RowBundle for gate products, where the format differs
   WorkspaceSlice dispatch;
@@ -43,6 +45,9 @@ struct LayerSlices {
   WorkspaceSlice residual_rows;     // [T, H] f32
   WorkspaceSlice routed_sum;        // [T, routed_sum_stride] f32, where combine does not finish
   WorkspaceSlice projected;         // [T, H] f32: routed_sum after the latent up projection
+  WorkspaceSlice reduced_sum;       // as routed_sum, shared_rows of one expert and residual_rows:
+  WorkspaceSlice reduced_shared;    // their sums over tensor-parallel ranks
+  WorkspaceSlice reduced_residual;
 };
 
 // What a layer does beside its routed experts' plain weighted sum.
@@ -62,12 +67,13 @@ struct LayerPlan {
   LayerOptions options;
   cpu::Isa isa = cpu::Isa::kScalar;
   cpu::Arithmetic arithmetic = cpu::Arithmetic::kF32Fma;
+  RankPart part;
 
   std::unique_ptr<Router> router;
   std::unique_ptr<dispatch::Dispatcher> dispatcher;
   std::unique_ptr<experts::ExpertsKernel> experts;
-  std::unique_ptr<experts::ExpertsKernel> shared;    // S experts; null without shared experts
-  std::unique_ptr<experts::ExpertsKernel> residual;  // one expert; null without a residual MLP
+  std::unique_ptr<experts::ExpertsKernel> shared;    // S experts; null without shared experts here
+  std::unique_ptr<experts::ExpertsKernel> residual;  // one expert; null without a residual MLP here
 
   StagePlan stages;
   LayerSlices slices;

@@ -1,48 +1,93 @@
 #include "layer/rank_agreement.h"
 
+#include "core/checked.h"
+
 #include "conclave/error.h"
 
 #include <array>
+#include <span>
 #include <string>
 #include <vector>
 
 namespace conclave::inline v0 {
 namespace {
 
-constexpr std::array kFieldNames = {"the library version", "num_experts",       "top_k",
-                                    "hidden_size",         "intermediate_size", "weight_dtype",
-                                    "max_tokens",          "arithmetic",        "transport",
-                                    "ep_combine",          "placement",         "ep_size"};
+constexpr const char* kPhase = "create: agree on the plan";
+
+constexpr std::array kFieldNames = {"the library version",
+                                    "num_experts",
+                                    "top_k",
+                                    "hidden_size",
+                                    "intermediate_size",
+                                    "weight_dtype",
+                                    "shared.mode",
+                                    "shared.intermediate_size",
+                                    "shared.count",
+                                    "latent.size",
+                                    "residual.intermediate_size",
+                                    "num_zero_experts",
+                                    "max_tokens",
+                                    "arithmetic",
+                                    "transport",
+                                    "ep_combine",
+                                    "placement",
+                                    "rank_of or replica_of",
+                                    "num_redundant_experts",
+                                    "reduce",
+                                    "ep_size",
+                                    "tp_size",
+                                    "the rank in the other group"};
 using Fingerprint = std::array<int64_t, kFieldNames.size()>;
 
-Fingerprint fingerprint(const LayerPlan& plan) {
+// FNV-1a over the lists that say where experts lie.
+int64_t hash_of_lists(const ParallelSpec& parallel) {
+  uint64_t hash = 0xCBF29CE484222325;
+  const auto add = [&hash](int64_t value) {
+    hash = (hash ^ static_cast<uint64_t>(value)) * 0x100000001B3;
+  };
+  for (const std::vector<int32_t>* list : {&parallel.rank_of, &parallel.replica_of}) {
+    add(static_cast<int64_t>(list->size()));
+    for (const int32_t entry : *list) add(entry);
+  }
+  return static_cast<int64_t>(hash);
+}
+
+Fingerprint fingerprint(const LayerPlan& plan, int32_t rank_in_other_group) {
+  const MoeSpec& spec = plan.spec;
+  const ParallelSpec& parallel = plan.parallel;
   return {CONCLAVE_VERSION_MAJOR * 10000 + CONCLAVE_VERSION_MINOR * 100 + CONCLAVE_VERSION_PATCH,
-          plan.spec.num_experts,
-          plan.spec.top_k,
-          plan.spec.hidden_size,
-          plan.spec.intermediate_size,
-          static_cast<int64_t>(plan.spec.weight_dtype),
+          spec.num_experts,
+          spec.top_k,
+          spec.hidden_size,
+          spec.intermediate_size,
+          static_cast<int64_t>(spec.weight_dtype),
+          static_cast<int64_t>(spec.shared.mode),
+          spec.shared.intermediate_size,
+          spec.shared.count,
+          spec.latent.size,
+          spec.residual.intermediate_size,
+          spec.num_zero_experts,
           plan.options.max_tokens,
           static_cast<int64_t>(plan.arithmetic),
           static_cast<int64_t>(plan.options.transport),
           static_cast<int64_t>(plan.options.ep_combine),
-          static_cast<int64_t>(plan.parallel.placement),
-          plan.parallel.ep_size};
+          static_cast<int64_t>(parallel.placement),
+          hash_of_lists(parallel),
+          parallel.num_redundant_experts,
+          static_cast<int64_t>(parallel.reduce),
+          parallel.ep_size,
+          parallel.tp_size,
+          rank_in_other_group};
 }
 
-}  // namespace
-
-void check_ranks_agree(const LayerPlan& plan, Communicator* communicator) {
-  if (plan.parallel.ep_size == 1) return;
-  const Fingerprint mine = fingerprint(plan);
-  std::vector<Fingerprint> all(static_cast<size_t>(communicator->size()));
-  communicator->all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)),
-                           "create: agree on the plan");
+void check_group(const Fingerprint& mine, Communicator& communicator) {
+  std::vector<Fingerprint> all(static_cast<size_t>(communicator.size()));
+  communicator.all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)),
+                          kPhase);
   for (size_t rank = 0; rank < all.size(); ++rank) {
     for (size_t field = 0; field < mine.size(); ++field) {
       if (all[rank][field] == mine[field]) continue;
-      throw CommError(ErrorCode::kCommMismatch, static_cast<int32_t>(rank),
-                      "create: agree on the plan",
+      throw CommError(ErrorCode::kCommMismatch, static_cast<int32_t>(rank), kPhase,
                       std::string("ranks differ in ") + kFieldNames[field] + ": " +
                           std::to_string(all[rank][field]) + " there, " +
                           std::to_string(mine[field]) + " here");
@@ -50,8 +95,47 @@ void check_ranks_agree(const LayerPlan& plan, Communicator* communicator) {
   }
 }
 
-int64_t agree_on_chunks(int64_t chunks, const LayerPlan& plan, Communicator* communicator) {
-  if (plan.parallel.ep_size == 1) return chunks;
+bool exchanges_tokens(const LayerPlan& plan) {
+  return plan.parallel.ep_size > 1 && plan.parallel.reduce == Reduce::kFull;
+}
+
+// One exchange says whether all have the same number: the largest, and the smallest negated.
+void check_same_tokens(int64_t tokens, const RankPart& part) {
+  const std::array<int64_t, 2> mine = {tokens, -tokens};
+  std::array<int64_t, 2> largest{};
+  constexpr const char* kTokensPhase = "forward: agree on the tokens";
+  part.tensor_communicator->all_reduce(std::as_bytes(std::span(mine)),
+                                       std::as_writable_bytes(std::span(largest)), DType::kI64,
+                                       ReduceOp::kMax, kTokensPhase);
+  if (largest[0] == -largest[1]) return;
+  throw CommError(ErrorCode::kCommMismatch, -1, kTokensPhase,
+                  "tensor-parallel ranks were given " + std::to_string(-largest[1]) + " to " +
+                      std::to_string(largest[0]) + " tokens; they must have the same ones");
+}
+
+}  // namespace
+
+void check_ranks_agree(const LayerPlan& plan, Communicator* communicator) {
+  if (exchanges_tokens(plan)) {
+    check_group(fingerprint(plan, plan.parallel.tp_rank), *communicator);
+  }
+  if (plan.part.reduces()) {
+    check_group(fingerprint(plan, plan.parallel.ep_rank), *plan.part.tensor_communicator);
+  }
+}
+
+int64_t agree_on_chunks(int64_t tokens, const LayerPlan& plan, Communicator* communicator) {
+  if (plan.part.reduces()) {
+    try {
+      check_same_tokens(tokens, plan.part);
+    } catch (const CommError& error) {
+      // The ranks of the other group have not seen it: they are told, or they would wait for us.
+      if (exchanges_tokens(plan)) communicator->abort(error.what());
+      throw;
+    }
+  }
+  const int64_t chunks = ceil_div(tokens, plan.options.max_tokens);
+  if (!exchanges_tokens(plan)) return chunks;
   int64_t largest = 0;
   communicator->all_reduce(std::as_bytes(std::span(&chunks, 1)),
                            std::as_writable_bytes(std::span(&largest, 1)), DType::kI64,

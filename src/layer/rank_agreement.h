@@ -9,11 +9,13 @@
 
 namespace conclave::inline v0 {
 
-// Collective when ep_size > 1. Throws CommError(kCommMismatch) naming a rank and the first field
-// that differs: on every rank, instead of a hang or a wrong result later.
+// Collective over `communicator` where experts lie on several ranks, and over the plan's tensor
+// communicator; nothing where the caller reduces. Throws CommError(kCommMismatch) naming a rank and
+// the first field that differs: on every rank, instead of a hang or a wrong result later.
 void check_ranks_agree(const LayerPlan& plan, Communicator* communicator);
 
-// The largest chunk count of all ranks: each takes part in every exchange.
-int64_t agree_on_chunks(int64_t chunks, const LayerPlan& plan, Communicator* communicator);
+// The largest chunk count of all expert-parallel ranks: each takes part in every exchange.
+// Tensor-parallel ranks must bring the same number of tokens: CommError(kCommMismatch) on each.
+int64_t agree_on_chunks(int64_t tokens, const LayerPlan& plan, Communicator* communicator);
 
 }  // namespace conclave::inline v0

@@ -114,7 +114,11 @@ void weigh_rows(const PipelineArgs& args, const SharedFactors& factors, float* r
 
 const float* run_shared_experts(const PipelineArgs& args, const RowBundle& hidden_rows) {
   const LayerPlan& plan = args.plan;
-  if (plan.shared == nullptr) return nullptr;
+  if (plan.shared == nullptr) {
+    // Where another rank adds the shared rows, the routed part still needs its factor.
+    if (plan.stages.mixes) static_cast<void>(factors(args, hidden_rows));
+    return nullptr;
+  }
   auto* rows = slice_as<float>(args.workspace, plan.slices.shared_rows);
   run_on_every_row(args,
                    {.kernel = *plan.shared,

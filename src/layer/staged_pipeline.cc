@@ -2,10 +2,12 @@
 #include "layer/finish_stage.h"
 #include "layer/input_stage.h"
 #include "layer/pipeline.h"
+#include "layer/rank_stage.h"
 #include "layer/route_stage.h"
 #include "layer/shared_stage.h"
 
 #include <chrono>
+#include <cstring>
 
 namespace conclave::inline v0 {
 namespace {
@@ -37,14 +39,36 @@ std::span<std::byte> sub_workspace(const PipelineArgs& args, const WorkspaceSlic
   return args.workspace.subspan(slice.offset, slice.bytes);
 }
 
-// Shared rows go to the caller's own tensor where asked for; then the sum takes none.
+// Zero of every activation type is zero bytes.
+void fill_zero(const TensorView& rows) {
+  const int64_t stride = rows.row_stride != 0 ? rows.row_stride : rows.shape[1];
+  const int64_t element = byte_size(rows.dtype);
+  for (int64_t row = 0; row < rows.shape[0]; ++row) {
+    std::memset(static_cast<std::byte*>(rows.data) + row * stride * element, 0,
+                static_cast<size_t>(rows.shape[1] * element));
+  }
+}
+
+// Shared rows go to the caller's own tensor where asked for; then the sum takes none. They are
+// zeros where they count on another rank.
 const float* hand_out_shared(const PipelineArgs& args, const float* shared) {
-  if (args.args.shared_out.empty() || shared == nullptr) return shared;
+  if (args.args.shared_out.empty()) return shared;
+  const TensorView destination = chunk_rows(args.args.shared_out, args.chunk);
+  if (shared == nullptr) {
+    fill_zero(destination);
+    return nullptr;
+  }
   convert({.data = shared,
            .dtype = DType::kF32,
            .shape = {args.chunk.count, args.plan.spec.hidden_size}},
-          chunk_rows(args.args.shared_out, args.chunk));
+          destination);
   return nullptr;
+}
+
+// [count, H] float32, or null without shared experts.
+const float* run_shared(const PipelineArgs& args, const RowBundle& hidden_rows) {
+  return sum_over_tensor_ranks(args, run_shared_experts(args, hidden_rows),
+                               args.plan.spec.hidden_size, args.plan.slices.reduced_shared);
 }
 
 // [count, H] float32, or null without a residual MLP.
@@ -56,7 +80,8 @@ const float* run_residual(const PipelineArgs& args, const RowBundle& hidden_rows
                     .weights = {.gate_up = args.weights.residual_gate_up.data(),
                                 .down = args.weights.residual_down.data()}},
                    residual_rows(args, hidden_rows), rows);
-  return rows;
+  return sum_over_tensor_ranks(args, rows, args.plan.spec.hidden_size,
+                               args.plan.slices.reduced_residual);
 }
 
 }  // namespace
@@ -77,8 +102,8 @@ void StagedPipeline::run(const PipelineArgs& args, ForwardCounters& counters) co
   {
     const StageTimer timer(timings, &StageTimings::dispatch_ns);
     input = make_expert_input(args, hidden_rows, parts.routing);
-    parts.dispatched = input.routing;
-    batch = plan.dispatcher->dispatch(input.routing, input.rows,
+    parts.dispatched = route_to_replicas(args, input.routing);
+    batch = plan.dispatcher->dispatch(parts.dispatched, input.rows,
                                       sub_workspace(args, plan.slices.dispatch), args.executor);
   }
   parts.output = {.tag = OutputTag::kPerRow,
@@ -92,7 +117,7 @@ void StagedPipeline::run(const PipelineArgs& args, ForwardCounters& counters) co
   }
   {
     const StageTimer timer(timings, &StageTimings::shared_ns);
-    parts.shared = hand_out_shared(args, run_shared_experts(args, hidden_rows));
+    parts.shared = hand_out_shared(args, run_shared(args, hidden_rows));
     parts.residual = run_residual(args, hidden_rows);
   }
   const StageTimer timer(timings, &StageTimings::combine_ns);

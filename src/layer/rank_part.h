@@ -1,0 +1,38 @@
+// What of a layer one rank holds and adds: its experts, its slices, its share of the rest.
+#pragma once
+
+#include "conclave/context.h"
+#include "conclave/placement.h"
+#include "conclave/spec.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace conclave::inline v0 {
+
+struct RankPart {
+  ExpertPlacement placement;
+  std::vector<int32_t> local_experts;  // logical expert of each local one
+  ReplicaMap replicas;                 // of a layer with redundant experts
+
+  // Intermediate columns of routed experts, shared experts and the residual MLP.
+  TensorSlice inner;
+  TensorSlice shared_inner;
+  TensorSlice residual_inner;
+
+  // Of a partial result, what is not split counts once: on the rank that holds it.
+  bool holds_dense = true;  // shared experts and residual MLP, or their slice
+  bool adds_rest = true;    // output bias and zero experts
+  bool adds_down_bias = true;
+  // Adds up the slices' sums; null where there are none, or where the caller does.
+  Communicator* tensor_communicator = nullptr;
+
+  bool has_replicas() const { return placement.num_physical() > placement.num_experts; }
+  bool reduces() const { return tensor_communicator != nullptr; }
+};
+
+// `parallel` is valid. Throws Error(kInvalidArgument) where the placement does not fit the experts,
+// Error(kUnsupported) where tensor parallelism lacks its communicator.
+RankPart plan_rank_part(const Context& context, const MoeSpec& spec, const ParallelSpec& parallel);
+
+}  // namespace conclave::inline v0

@@ -1,0 +1,127 @@
+// Replicas change where an expert runs, and no bit of a result.
+
+#include "support/layer_fixture.h"
+#include "support/rank_grid.h"
+
+#include "conclave/placement.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+namespace conclave {
+namespace {
+
+using testing::GridRank;
+using testing::make_layer;
+using testing::make_spec;
+using testing::on_grid;
+using testing::OwnedLayer;
+using testing::random_tensor;
+using testing::run_layer;
+using testing::same_bits;
+
+struct ReplicaCase {
+  int32_t ep_size;
+  int32_t replicas;
+  int64_t experts;
+  EpTransport transport;
+  bool all_of_one;  // every replica is of the same expert
+};
+
+std::string name_of(const ::testing::TestParamInfo<ReplicaCase>& info) {
+  const ReplicaCase& c = info.param;
+  return "Ep" + std::to_string(c.ep_size) + "R" + std::to_string(c.replicas) + "E" +
+         std::to_string(c.experts) +
+         (c.transport == EpTransport::kVariable ? "Variable" : "Fixed") +
+         (c.all_of_one ? "OneExpert" : "");
+}
+
+std::vector<ReplicaCase> all_cases() {
+  std::vector<ReplicaCase> cases;
+  for (const int32_t ranks : {1, 2, 3, 4}) {
+    for (const auto transport : {EpTransport::kVariable, EpTransport::kFixedSlots}) {
+      if (ranks == 1 && transport == EpTransport::kFixedSlots) continue;
+      for (const int64_t experts : {8, 7, 3}) {
+        cases.push_back({ranks, 0, experts, transport, false});
+        cases.push_back({ranks, 3, experts, transport, false});
+        cases.push_back({ranks, 3, experts, transport, true});
+      }
+    }
+  }
+  return cases;
+}
+
+class RedundantExperts : public ::testing::TestWithParam<ReplicaCase> {};
+
+TEST_P(RedundantExperts, AnyReplicas_GiveTheBitsAndIdsOfNone) {
+  const ReplicaCase& c = GetParam();
+  MoeSpec spec = make_spec(c.experts, 3, 40, 24, DType::kBF16);
+  spec.shared = {.mode = SharedMode::kAdd, .intermediate_size = 16};
+  const Tensor hidden = random_tensor(DType::kBF16, 29, 40, 1);
+  const OwnedLayer one = make_layer(spec);
+  std::vector<int64_t> expected_load(static_cast<size_t>(c.experts), 0);
+  const auto expected =
+      run_layer(one.layer, hidden.view(), DType::kBF16, {.expert_load = expected_load});
+  ParallelSpec parallel{.ep_size = c.ep_size, .num_redundant_experts = c.replicas};
+  if (c.all_of_one) parallel.replica_of.assign(static_cast<size_t>(c.replicas), 1);
+  on_grid(c.ep_size, 1, [&](const GridRank& rank) {
+    const Context context(rank.context_options());
+    const MoeLayer layer = MoeLayer::create(
+        context, spec, *one.source, {.max_tokens = 8, .transport = c.transport}, rank.in(parallel));
+    std::vector<int64_t> load(static_cast<size_t>(c.experts), 0);
+    const auto output = run_layer(layer, hidden.view(), DType::kBF16, {.expert_load = load});
+    EXPECT_TRUE(same_bits(output.out, expected.out));
+    EXPECT_TRUE(same_bits(output.ids, expected.ids));
+    EXPECT_EQ(load, expected_load);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Splits, RedundantExperts, ::testing::ValuesIn(all_cases()), name_of);
+
+// Two replicas of the one expert in use, on two ranks that each compute their part: which rank
+// answers for a token shows the replica chosen, by the token's number in the call.
+TEST(RedundantExpertChoice, TokenNumber_CountsOverChunksAndPaddingStaysOut) {
+  const MoeSpec spec = make_spec(1, 1, 16, 8, DType::kF32);
+  const int64_t tokens = 37;
+  const Tensor hidden = random_tensor(DType::kF32, tokens, 16, 2);
+  const auto source = make_synthetic_source(spec, 5);
+  const Context context({.num_threads = 1});
+  Tensor ids(DType::kI32, {tokens, 1});
+  Tensor weights(DType::kF32, {tokens, 1});
+  for (int64_t t = 0; t < tokens; ++t) {
+    ids.as<int32_t>()[t] = t % 5 == 4 ? -1 : 0;
+    weights.as<float>()[t] = 1.0F;
+  }
+  for (int32_t rank = 0; rank < 2; ++rank) {
+    const MoeLayer layer = MoeLayer::create(
+        context, spec, *source, {.max_tokens = 6},
+        {.ep_size = 2, .ep_rank = rank, .num_redundant_experts = 1, .reduce = Reduce::kPartial});
+    const auto output =
+        run_layer(layer, hidden.view(), DType::kF32,
+                  {.topk_ids = ids.const_view(), .topk_weights = weights.const_view()});
+    for (int64_t t = 0; t < tokens; ++t) {
+      const float* row = output.out.as<float>() + t * 16;
+      const bool zero = std::all_of(row, row + 16, [](float value) { return value == 0.0F; });
+      const bool mine = t % 5 != 4 && static_cast<int32_t>(replica_hash(t) % 2) == rank;
+      EXPECT_EQ(zero, !mine) << "rank " << rank << ", token " << t;
+    }
+  }
+}
+
+TEST(RedundantExpertErrors, ReplicaOfNoExpert_IsAnInvalidArgument) {
+  const MoeSpec spec = make_spec(4, 2, 16, 8, DType::kF32);
+  const auto source = make_synthetic_source(spec, 5);
+  const Context context({.num_threads = 1});
+  const auto code = [&](const ParallelSpec& parallel) {
+    return testing::code_of([&] { MoeLayer::create(context, spec, *source, {}, parallel); });
+  };
+  EXPECT_EQ(code({.num_redundant_experts = 1, .replica_of = {4}}), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(code({.num_redundant_experts = 2, .replica_of = {1}}), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(code({.num_redundant_experts = -2}), ErrorCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace conclave

@@ -1,0 +1,181 @@
+// Tensor-parallel slices over 1, 2, 3, 4 and 8 thread ranks, alone and with expert parallelism.
+
+#include "support/layer_fixture.h"
+#include "support/rank_grid.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace conclave {
+namespace {
+
+using testing::GridRank;
+using testing::make_spec;
+using testing::on_grid;
+using testing::random_tensor;
+using testing::run_grid;
+using testing::run_layer;
+using testing::same_bits;
+
+struct TpCase {
+  int32_t ep_size;
+  int32_t tp_size;
+  int64_t inner;
+  DType dtype;
+  SharedMode shared;
+};
+
+std::string name_of(const ::testing::TestParamInfo<TpCase>& info) {
+  const TpCase& c = info.param;
+  return "Ep" + std::to_string(c.ep_size) + "Tp" + std::to_string(c.tp_size) + "I" +
+         std::to_string(c.inner) + (c.dtype == DType::kF32 ? "F32" : "BF16") +
+         (c.shared == SharedMode::kNone ? "" : "Shared");
+}
+
+std::vector<TpCase> all_cases() {
+  std::vector<TpCase> cases;
+  for (const auto& [ep, tp] : std::vector<std::pair<int32_t, int32_t>>{
+           {1, 1}, {1, 2}, {1, 3}, {1, 4}, {1, 8}, {2, 2}, {2, 3}, {3, 2}}) {
+    // 45 divides by none of the sizes but 3; of 5 columns some of 8 ranks have none.
+    for (const int64_t inner : {45, 5}) {
+      for (const DType dtype : {DType::kF32, DType::kBF16}) {
+        cases.push_back({ep, tp, inner, dtype, SharedMode::kNone});
+        cases.push_back({ep, tp, inner, dtype, SharedMode::kSigmoidGate});
+      }
+    }
+  }
+  return cases;
+}
+
+MoeSpec spec_of(const TpCase& c) {
+  MoeSpec spec = make_spec(5, 3, 40, c.inner, c.dtype);
+  if (c.shared != SharedMode::kNone) {
+    spec.shared = {.mode = c.shared, .intermediate_size = c.inner + 2};
+  }
+  return spec;
+}
+
+class TensorParallel : public ::testing::TestWithParam<TpCase> {};
+
+TEST_P(TensorParallel, Slices_AddUpToTheWholeWithinTheBarAndInTheSameBits) {
+  const TpCase& c = GetParam();
+  const MoeSpec spec = spec_of(c);
+  const int64_t tokens = 13;
+  const auto source = make_synthetic_source(spec, 11);
+  const Context plain({.num_threads = 1});
+  // One output per rank; each expert-parallel rank has tokens of its own.
+  std::vector<Tensor> outputs(static_cast<size_t>(c.ep_size * c.tp_size));
+  on_grid(c.ep_size, c.tp_size, [&](const GridRank& rank) {
+    const Tensor hidden =
+        random_tensor(c.dtype, tokens, 40, 1 + static_cast<uint64_t>(rank.ep_rank));
+    const Context context(rank.context_options());
+    const MoeLayer layer = MoeLayer::create(context, spec, *source, {.max_tokens = 4},
+                                            rank.in({.ep_size = c.ep_size, .tp_size = c.tp_size}));
+    outputs[static_cast<size_t>(rank.ep_rank * c.tp_size + rank.tp_rank)] =
+        run_layer(layer, hidden.view(), c.dtype).out;
+  });
+  for (int32_t ep = 0; ep < c.ep_size; ++ep) {
+    const Tensor& first = outputs[static_cast<size_t>(ep * c.tp_size)];
+    for (int32_t tp = 1; tp < c.tp_size; ++tp) {
+      EXPECT_TRUE(same_bits(first, outputs[static_cast<size_t>(ep * c.tp_size + tp)])) << tp;
+    }
+    const Tensor hidden = random_tensor(c.dtype, tokens, 40, 1 + static_cast<uint64_t>(ep));
+    const ReferenceResult reference =
+        reference_forward(plain, spec, *source, {.hidden = hidden.view()});
+    EXPECT_LE(worst(token_errors(first.view(), reference.output)), accuracy_bar(c.dtype, c.dtype));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Splits, TensorParallel, ::testing::ValuesIn(all_cases()), name_of);
+
+TEST(TensorParallelCalls, NoTokensAndSharedOutput_WorkOnEveryRank) {
+  const MoeSpec spec = spec_of({1, 3, 7, DType::kF32, SharedMode::kAdd});
+  const auto source = make_synthetic_source(spec, 3);
+  const Context plain({.num_threads = 1});
+  const MoeLayer whole = MoeLayer::create(plain, spec, *source, {.max_tokens = 4});
+  const Tensor hidden = random_tensor(DType::kF32, 6, 40, 1);
+  Tensor expected_shared(DType::kF32, {6, 40});
+  const auto expected =
+      run_layer(whole, hidden.view(), DType::kF32, {.shared_out = expected_shared.view()});
+  on_grid(1, 3, [&](const GridRank& rank) {
+    const Context context(rank.context_options());
+    const MoeLayer layer =
+        MoeLayer::create(context, spec, *source, {.max_tokens = 4}, rank.in({.tp_size = 3}));
+    const Tensor none(DType::kF32, {0, 40});
+    EXPECT_EQ(run_layer(layer, none.view(), DType::kF32).out.shape()[0], 0);
+    Tensor shared(DType::kF32, {6, 40});
+    const auto output = run_layer(layer, hidden.view(), DType::kF32, {.shared_out = shared.view()});
+    for (const auto& [a, b] :
+         {std::pair{&output.out, &expected.out}, {&shared, &expected_shared}}) {
+      for (int64_t i = 0; i < 6 * 40; ++i) {
+        EXPECT_NEAR(a->as<float>()[i], b->as<float>()[i], 1e-5);
+      }
+    }
+  });
+}
+
+ErrorCode code_of(const std::exception_ptr& error) {
+  if (!error) return ErrorCode{0};
+  return testing::code_of([&] { std::rethrow_exception(error); });
+}
+
+TEST(TensorParallelErrors, RanksWithOtherTokens_AllGetAMismatch) {
+  const MoeSpec spec = make_spec(4, 2, 16, 9, DType::kF32);
+  const auto source = make_synthetic_source(spec, 1);
+  for (const auto& [ep, tp] : {std::pair{1, 3}, {2, 2}}) {
+    const auto errors = run_grid(ep, tp, [&](const GridRank& rank) {
+      const Context context(rank.context_options());
+      const MoeLayer layer =
+          MoeLayer::create(context, spec, *source, {}, rank.in({.ep_size = ep, .tp_size = tp}));
+      const Tensor hidden = random_tensor(DType::kF32, rank.tp_rank == 1 ? 5 : 4, 16, 1);
+      run_layer(layer, hidden.view(), DType::kF32);
+    });
+    for (const auto& error : errors) EXPECT_EQ(code_of(error), ErrorCode::kCommMismatch);
+  }
+}
+
+TEST(TensorParallelErrors, RanksWithOtherPlans_AllGetAMismatch) {
+  const auto errors = run_grid(1, 3, [&](const GridRank& rank) {
+    const MoeSpec spec = make_spec(4, 2, 16, 9, DType::kF32);
+    const auto source = make_synthetic_source(spec, 1);
+    const Context context(rank.context_options());
+    MoeLayer::create(context, spec, *source, {.max_tokens = rank.tp_rank == 2 ? 8 : 4},
+                     rank.in({.tp_size = 3}));
+  });
+  for (const auto& error : errors) EXPECT_EQ(code_of(error), ErrorCode::kCommMismatch);
+}
+
+TEST(TensorParallelErrors, MissingOrOtherCommunicator_IsUnsupportedByName) {
+  const MoeSpec spec = make_spec(4, 2, 16, 9, DType::kF32);
+  const auto source = make_synthetic_source(spec, 1);
+  const auto message = [&](Communicator* communicator) {
+    const Context context({.num_threads = 1, .tensor_communicator = communicator});
+    try {
+      MoeLayer::create(context, spec, *source, {}, {.tp_size = 2, .tp_rank = 1});
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  EXPECT_NE(message(nullptr).find("tensor_communicator"), std::string::npos);
+  const auto group = make_local_group({.num_ranks = 3});
+  EXPECT_NE(message(group[1].get()).find("rank 1 of 3"), std::string::npos);
+}
+
+TEST(TensorParallelErrors, RankOutsideItsGroup_IsAnInvalidArgument) {
+  const MoeSpec spec = make_spec(4, 2, 16, 9, DType::kF32);
+  const auto source = make_synthetic_source(spec, 1);
+  const Context context({.num_threads = 1});
+  for (const auto& [size, rank] : {std::pair{0, 0}, {2, 2}, {2, -1}, {-3, 0}}) {
+    EXPECT_EQ(testing::code_of([&] {
+                MoeLayer::create(context, spec, *source, {}, {.tp_size = size, .tp_rank = rank});
+              }),
+              ErrorCode::kInvalidArgument);
+  }
+}
+
+}  // namespace
+}  // namespace conclave
