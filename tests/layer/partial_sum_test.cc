@@ -1,5 +1,6 @@
 // Reduce::kPartial: each rank's part, without a communicator; the parts add up to the whole.
 
+#include "layer/split_specs.h"
 #include "support/layer_fixture.h"
 
 #include "conclave/placement.h"
@@ -34,9 +35,12 @@ Tensor sum_of_parts(const MoeSpec& spec, const WeightSource& source, ParallelSpe
       std::fill_n(shared.as<float>(), kTokens * kHidden, 99.0F);
       ForwardArgs args;
       if (shared_sum != nullptr) args.shared_out = shared.view();
-      const auto part = run_layer(layer, hidden, DType::kF32, args);
+      Tensor part(DType::kF32, {kTokens, kHidden});
+      args.hidden = hidden;
+      args.out = part.view();
+      layer.forward(args);
       for (int64_t i = 0; i < kTokens * kHidden; ++i) {
-        sum.as<float>()[i] += part.out.as<float>()[i];
+        sum.as<float>()[i] += part.as<float>()[i];
         if (shared_sum != nullptr) shared_sum->as<float>()[i] += shared.as<float>()[i];
       }
     }
@@ -55,8 +59,8 @@ std::vector<PartialCase> all_cases() {
       {"Ep1", {}},
       {"Ep3", {.ep_size = 3}},
       {"Ep9RoundRobin", {.ep_size = 9, .placement = PlacementStrategy::kRoundRobin}},
-      {"Ep2Custom", {.ep_size = 2, .placement = kCustom, .rank_of = {1, 0, 0, 1, 1, 1, 0}}},
-      {"Ep3Idle", {.ep_size = 3, .placement = kCustom, .rank_of = {2, 2, 2, 2, 2, 2, 2}}},
+      {"Ep2Custom", {.ep_size = 2, .placement = kCustom, .rank_of = {1, 0, 0, 1, 1}}},
+      {"Ep3Idle", {.ep_size = 3, .placement = kCustom, .rank_of = {2, 2, 2, 2, 2}}},
       {"Ep3Replicas", {.ep_size = 3, .num_redundant_experts = 4}},
       {"Tp3", {.tp_size = 3}},
       {"Tp8", {.tp_size = 8}},
@@ -67,9 +71,8 @@ std::vector<PartialCase> all_cases() {
 class PartialSums : public ::testing::TestWithParam<PartialCase> {};
 
 TEST_P(PartialSums, EveryRanksPart_AddUpToTheWhole) {
-  for (const SharedMode mode : {SharedMode::kNone, SharedMode::kAdd, SharedMode::kSigmoidGate}) {
-    MoeSpec spec = make_spec(7, 3, kHidden, 13, DType::kF32);
-    if (mode != SharedMode::kNone) spec.shared = {.mode = mode, .intermediate_size = 11};
+  for (const auto& [name, spec] : testing::split_specs(13, DType::kF32)) {
+    SCOPED_TRACE(name);
     const auto source = make_synthetic_source(spec, 7);
     const Tensor hidden = random_tensor(DType::kF32, kTokens, kHidden, 3);
     const Context context({.num_threads = 1});
@@ -82,7 +85,7 @@ TEST_P(PartialSums, EveryRanksPart_AddUpToTheWhole) {
 }
 
 TEST_P(PartialSums, SharedOutputsOfAllRanks_AddUpToTheSharedExperts) {
-  MoeSpec spec = make_spec(7, 3, kHidden, 13, DType::kF32);
+  MoeSpec spec = make_spec(5, 3, kHidden, 13, DType::kF32);
   spec.shared = {.mode = SharedMode::kAdd, .intermediate_size = 11};
   const auto source = make_synthetic_source(spec, 7);
   const Tensor hidden = random_tensor(DType::kF32, kTokens, kHidden, 3);

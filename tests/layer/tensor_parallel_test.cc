@@ -1,5 +1,6 @@
 // Tensor-parallel slices over 1, 2, 3, 4 and 8 thread ranks, alone and with expert parallelism.
 
+#include "layer/split_specs.h"
 #include "support/layer_fixture.h"
 #include "support/rank_grid.h"
 
@@ -24,14 +25,12 @@ struct TpCase {
   int32_t tp_size;
   int64_t inner;
   DType dtype;
-  SharedMode shared;
 };
 
 std::string name_of(const ::testing::TestParamInfo<TpCase>& info) {
   const TpCase& c = info.param;
   return "Ep" + std::to_string(c.ep_size) + "Tp" + std::to_string(c.tp_size) + "I" +
-         std::to_string(c.inner) + (c.dtype == DType::kF32 ? "F32" : "BF16") +
-         (c.shared == SharedMode::kNone ? "" : "Shared");
+         std::to_string(c.inner) + (c.dtype == DType::kF32 ? "F32" : "BF16");
 }
 
 std::vector<TpCase> all_cases() {
@@ -40,58 +39,56 @@ std::vector<TpCase> all_cases() {
            {1, 1}, {1, 2}, {1, 3}, {1, 4}, {1, 8}, {2, 2}, {2, 3}, {3, 2}}) {
     // 45 divides by none of the sizes but 3; of 5 columns some of 8 ranks have none.
     for (const int64_t inner : {45, 5}) {
-      for (const DType dtype : {DType::kF32, DType::kBF16}) {
-        cases.push_back({ep, tp, inner, dtype, SharedMode::kNone});
-        cases.push_back({ep, tp, inner, dtype, SharedMode::kSigmoidGate});
-      }
+      for (const DType dtype : {DType::kF32, DType::kBF16}) cases.push_back({ep, tp, inner, dtype});
     }
   }
   return cases;
 }
 
-MoeSpec spec_of(const TpCase& c) {
-  MoeSpec spec = make_spec(5, 3, 40, c.inner, c.dtype);
-  if (c.shared != SharedMode::kNone) {
-    spec.shared = {.mode = c.shared, .intermediate_size = c.inner + 2};
-  }
-  return spec;
-}
-
-class TensorParallel : public ::testing::TestWithParam<TpCase> {};
-
-TEST_P(TensorParallel, Slices_AddUpToTheWholeWithinTheBarAndInTheSameBits) {
-  const TpCase& c = GetParam();
-  const MoeSpec spec = spec_of(c);
+void expect_whole(const TpCase& c, const MoeSpec& spec) {
   const int64_t tokens = 13;
   const auto source = make_synthetic_source(spec, 11);
-  const Context plain({.num_threads = 1});
   // One output per rank; each expert-parallel rank has tokens of its own.
+  const auto hidden_of = [&](int32_t ep_rank) {
+    return random_tensor(c.dtype, tokens, 40, 1 + static_cast<uint64_t>(ep_rank));
+  };
   std::vector<Tensor> outputs(static_cast<size_t>(c.ep_size * c.tp_size));
   on_grid(c.ep_size, c.tp_size, [&](const GridRank& rank) {
-    const Tensor hidden =
-        random_tensor(c.dtype, tokens, 40, 1 + static_cast<uint64_t>(rank.ep_rank));
+    const Tensor hidden = hidden_of(rank.ep_rank);
     const Context context(rank.context_options());
     const MoeLayer layer = MoeLayer::create(context, spec, *source, {.max_tokens = 4},
                                             rank.in({.ep_size = c.ep_size, .tp_size = c.tp_size}));
-    outputs[static_cast<size_t>(rank.ep_rank * c.tp_size + rank.tp_rank)] =
-        run_layer(layer, hidden.view(), c.dtype).out;
+    Tensor out(c.dtype, {tokens, 40});
+    layer.forward({.hidden = hidden.view(), .out = out.view()});
+    outputs[static_cast<size_t>(rank.ep_rank * c.tp_size + rank.tp_rank)] = std::move(out);
   });
+  const Context plain({.num_threads = 1});
   for (int32_t ep = 0; ep < c.ep_size; ++ep) {
     const Tensor& first = outputs[static_cast<size_t>(ep * c.tp_size)];
     for (int32_t tp = 1; tp < c.tp_size; ++tp) {
       EXPECT_TRUE(same_bits(first, outputs[static_cast<size_t>(ep * c.tp_size + tp)])) << tp;
     }
-    const Tensor hidden = random_tensor(c.dtype, tokens, 40, 1 + static_cast<uint64_t>(ep));
+    const Tensor hidden = hidden_of(ep);
     const ReferenceResult reference =
         reference_forward(plain, spec, *source, {.hidden = hidden.view()});
     EXPECT_LE(worst(token_errors(first.view(), reference.output)), accuracy_bar(c.dtype, c.dtype));
   }
 }
 
+class TensorParallel : public ::testing::TestWithParam<TpCase> {};
+
+TEST_P(TensorParallel, Slices_AddUpToTheWholeWithinTheBarAndInTheSameBits) {
+  for (const auto& [name, spec] : testing::split_specs(GetParam().inner, GetParam().dtype)) {
+    SCOPED_TRACE(name);
+    expect_whole(GetParam(), spec);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Splits, TensorParallel, ::testing::ValuesIn(all_cases()), name_of);
 
 TEST(TensorParallelCalls, NoTokensAndSharedOutput_WorkOnEveryRank) {
-  const MoeSpec spec = spec_of({1, 3, 7, DType::kF32, SharedMode::kAdd});
+  MoeSpec spec = make_spec(5, 3, 40, 7, DType::kF32);
+  spec.shared = {.mode = SharedMode::kAdd, .intermediate_size = 9};
   const auto source = make_synthetic_source(spec, 3);
   const Context plain({.num_threads = 1});
   const MoeLayer whole = MoeLayer::create(plain, spec, *source, {.max_tokens = 4});
