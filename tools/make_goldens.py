@@ -4,6 +4,7 @@
     python3 tools/make_goldens.py                     remake all
     python3 tools/make_goldens.py --name deepseek_v3  remake one (may be given several times)
     python3 tools/make_goldens.py --check dots1       remake it aside and compare with the committed one
+    python3 tools/make_goldens.py --check all         the same for all
     python3 tools/make_goldens.py --list              names, one per line
     python3 tools/make_goldens.py --models-md         write docs/models.md from the families' facts
 """
@@ -51,6 +52,8 @@ def main() -> int:
     options = parser.parse_args()
 
     known = all_families()
+    if options.check == ["all"]:
+        options.check = list(known)
     unknown = set((options.name or []) + (options.check or [])) - known.keys()
     if unknown:
         raise SystemExit(f"no such family: {', '.join(sorted(unknown))}")

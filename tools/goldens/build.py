@@ -1,6 +1,5 @@
 """Makes one golden folder: saves the model, records transformers, recomputes, compares, writes."""
 
-import dataclasses
 import json
 import pathlib
 import re
@@ -12,6 +11,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from goldens import sensitivity
 from goldens.disk import Disk
 from goldens.family import Family
 from goldens.oracle import Block
@@ -86,11 +86,7 @@ def load_model(family: Family, directory: pathlib.Path, dtype: torch.dtype) -> t
     lost = sorted(info["missing_keys"]) + sorted(info["unexpected_keys"]) + sorted(map(str, info["mismatched_keys"]))
     if lost:
         raise GoldenError(f"{family.name}: {family.made_by} does not find or want {lost[:5]}")
-    model.to(dtype)
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if family.run_float32 and re.search(family.run_float32, name):
-            tensor.data = tensor.data.float()
-    return model.eval()
+    return model.to(dtype).eval()
 
 
 def moe_layers(family: Family, model: torch.nn.Module) -> list[int]:
@@ -125,17 +121,6 @@ def survives_noise(family: Family, block: Block, logits: np.ndarray, run: str, t
         moved = logits + signs * relative * np.maximum(np.abs(logits), 0.1)
         kept &= (block.router.decisions(moved, token_ids) == decisions).all(axis=1)
     return kept
-
-
-def check_sensitivity(family: Family, block: Block, result: "Run") -> None:
-    """A golden that survives dropping the selection bias or the groups would test neither."""
-    router = block.router
-    neutral = {"select_bias": 0.0, "n_group": 1}
-    for field, value in neutral.items():
-        if np.any(np.asarray(getattr(router, field)) != value):
-            other = dataclasses.replace(router, **{field: value}).select(result.logits, result.token_ids)
-            if np.array_equal(other, result.ids):
-                raise GoldenError(f"{result.label}: {field} changes no selection; take another seed")
 
 
 class Run:
@@ -231,7 +216,9 @@ def record(family: Family, directory: pathlib.Path) -> dict:
             for key, value in result.results().items():
                 tensors[f"layers.{layer}.{run}.{key}"] = value.contiguous()
             errors[f"layers.{layer}.{run}"] = result.errors
-            check_sensitivity(family, block, result)
+            lost = sensitivity.invisible(block, result)
+            if lost:
+                raise GoldenError(f"{result.label}: dropping {', '.join(lost)} changes nothing; take another seed")
     provenance = {
         "made_by": family.made_by,
         "torch": torch.__version__,

@@ -40,7 +40,6 @@ class Family:
     model_class: str | None = None  # instead of auto_class
     dtype: torch.dtype = torch.bfloat16
     keep_float32: str = r"(e_score_correction_bias|expert_bias)$"  # names stored as f32 all the same
-    run_float32: str = ""  # names that stay f32 in the bf16 run
     fill: dict[str, Callable] = dataclasses.field(default_factory=dict)  # name regex -> values(standard normal)
     record: Callable[..., Recorded] = record_block  # (model, path, hidden_states, extra) -> Recorded
     router_path: str = "gate"  # below the block, for record_block

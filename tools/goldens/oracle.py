@@ -62,17 +62,29 @@ def swiglu_oai(alpha: float, limit: float) -> Callable[[Array, Array], Array]:
         gate = np.minimum(gate, limit)
         return (np.clip(up, -limit, limit) + 1.0) * gate * sigmoid(alpha * gate)
 
+    if np.isfinite(limit):
+        act.unlimited = swiglu_oai(alpha, np.inf)
     return act
 
 
 def swiglu_clamped(limit: float) -> Callable[[Array, Array], Array]:
     """silu(min(g, limit)) * clamp(u): clamps before the activation."""
-    return lambda gate, up: silu(np.minimum(gate, limit)) * np.clip(up, -limit, limit)
+
+    def act(gate: Array, up: Array) -> Array:
+        return silu(np.minimum(gate, limit)) * np.clip(up, -limit, limit)
+
+    act.unlimited = swiglu
+    return act
 
 
 def swiglu_clamped_after(limit: float) -> Callable[[Array, Array], Array]:
     """min(silu(g), limit) * clamp(u): clamps after the activation."""
-    return lambda gate, up: np.minimum(silu(gate), limit) * np.clip(up, -limit, limit)
+
+    def act(gate: Array, up: Array) -> Array:
+        return np.minimum(silu(gate), limit) * np.clip(up, -limit, limit)
+
+    act.unlimited = swiglu
+    return act
 
 
 @dataclasses.dataclass

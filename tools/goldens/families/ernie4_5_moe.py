@@ -21,7 +21,7 @@ FAMILIES = [
         config=lambda: config(
             "Ernie4_5_MoeConfig", **SMALL, hidden_size=56, intermediate_size=44, moe_intermediate_size=36,
             num_hidden_layers=3, moe_num_experts=10, moe_k=3, moe_num_shared_experts=2, moe_layer_start_index=1,
-            moe_layer_end_index=1, moe_layer_interval=2, moe_norm_min=0.5,
+            moe_layer_end_index=1, moe_layer_interval=2, moe_norm_min=0.95,
         ),
         layers=[1],
         module="model.layers.{}.mlp",

@@ -39,7 +39,7 @@ def record_half(vision: bool):
 
 TEXT = SMALL | dict(
     hidden_size=40, intermediate_size=44, moe_intermediate_size=[28, 20], num_hidden_layers=2, moe_num_experts=6,
-    moe_k=3, moe_num_shared_experts=2, moe_norm_min=0.5, mlp_layer_types=["dense", "sparse"],
+    moe_k=3, moe_num_shared_experts=2, moe_norm_min=0.95, mlp_layer_types=["dense", "sparse"],
     rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [3, 3, 4]},
 )  # fmt: skip
 VISION = dict(depth=1, hidden_size=8, num_heads=2, patch_size=2, spatial_merge_size=1, intermediate_size=8,
