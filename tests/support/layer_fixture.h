@@ -54,9 +54,9 @@ inline LayerOutput run_layer(const MoeLayer& layer, const ConstTensorView& hidde
   const MoeSpec& spec = layer.spec();
   const int64_t tokens = hidden.shape[0];
   LayerOutput output{.out = Tensor(out_dtype, {tokens, spec.hidden_size}),
-                     .logits = Tensor(DType::kF32, {tokens, spec.num_experts}),
-                     .ids = Tensor(DType::kI32, {tokens, spec.top_k}),
-                     .weights = Tensor(DType::kF32, {tokens, spec.top_k})};
+                     .logits = Tensor(DType::kF32, {tokens, num_logits(spec)}),
+                     .ids = Tensor(DType::kI32, {tokens, num_slots(spec)}),
+                     .weights = Tensor(DType::kF32, {tokens, num_slots(spec)})};
   args.hidden = hidden;
   args.out = output.out.view();
   if (args.topk_ids.empty()) args.captured_logits = output.logits.view();
