@@ -1,24 +1,14 @@
-import dataclasses
-
 from goldens.common import SMALL, config
 from goldens.disk import Disk
 from goldens.family import Facts, Family
-from goldens.oracle import Array, Block, Router, sigmoid
-
-
-@dataclasses.dataclass
-class BiasedLogits(Router):
-    """Top-k of logit + bias; weights are sigmoids of the logits."""
-
-    def choice_scores(self, logits: Array) -> Array:
-        return logits + self.select_bias
+from goldens.oracle import Block, LogitChoice, sigmoid
 
 
 def read(disk: Disk, prefix: str) -> Block:
     fields = disk.config
     bias = disk[f"{prefix.removesuffix('mlp')}moe.router.expert_bias"]
     return Block(
-        BiasedLogits(fields["num_experts_per_tok"], sigmoid, select_bias=bias, renormalise=fields["norm_topk_prob"]),
+        LogitChoice(fields["num_experts_per_tok"], sigmoid, select_bias=bias, renormalise=fields["norm_topk_prob"]),
         disk[f"{prefix}.gate.weight"],
         disk.experts(f"{prefix}.experts"),
         shared=disk.mlp(f"{prefix}.shared_experts"),
