@@ -1,5 +1,6 @@
 #include "checkpoint/layer_assignment.h"
 
+#include "checkpoint/generic_names.h"
 #include "checkpoint/tensor_name.h"
 
 #include <fmt/format.h>
@@ -12,21 +13,12 @@
 namespace conclave::inline v0::checkpoint {
 namespace {
 
-constexpr std::array kExpertRoles = {WeightRole::kGate, WeightRole::kUp, WeightRole::kDown};
-constexpr std::array kSharedRoles = {WeightRole::kSharedGate, WeightRole::kSharedUp,
-                                     WeightRole::kSharedDown};
-
-// The matrices that a tensor holds, one below the other.
-std::span<const WeightRole> roles_of(Part part) {
-  static constexpr std::array kRoles = {WeightRole::kGate,       WeightRole::kUp,
-                                        WeightRole::kDown,       WeightRole::kGate,
-                                        WeightRole::kUp,         WeightRole::kRouter,
-                                        WeightRole::kSharedGate, WeightRole::kSharedUp,
-                                        WeightRole::kSharedDown, WeightRole::kSharedExpertGate};
-  const auto index = static_cast<size_t>(part);
-  if (part == Part::kGateUp) return std::span(kRoles).subspan(index, 2);
-  return std::span(kRoles).subspan(part > Part::kGateUp ? index + 1 : index, 1);
-}
+constexpr std::array kExpertRoles = {WeightRole::kGate,   WeightRole::kUp,
+                                     WeightRole::kDown,   WeightRole::kGateBias,
+                                     WeightRole::kUpBias, WeightRole::kDownBias};
+constexpr std::array kExpertMatrices = {WeightRole::kGate, WeightRole::kUp, WeightRole::kDown};
+constexpr std::array kSharedMatrices = {WeightRole::kSharedGate, WeightRole::kSharedUp,
+                                        WeightRole::kSharedDown};
 
 bool is_stack(const NamePattern& pattern) {
   return is_expert_part(pattern.part) && !has_expert_placeholder(pattern.text);
@@ -51,196 +43,199 @@ int64_t number_in(std::string_view text) {
   return 0;
 }
 
-bool is_weight_type(DType dtype) {
+bool is_float_type(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
+}
+
+bool is_type_of(WeightRole role, DType dtype) {
+  if (role != WeightRole::kHashTable) return is_float_type(dtype);
+  return dtype == DType::kI32 || dtype == DType::kI64;
+}
+
+AxisOrder axes_of_stack(StackOrder order) {
+  return order == StackOrder::kColsFirst ? AxisOrder::kColsFirst : AxisOrder::kRowsFirst;
 }
 
 }  // namespace
 
-LayerAssignment::LayerAssignment(const ModelConfig& config, const ShardSet& shards,
+LayerAssignment::LayerAssignment(const ModelConfig& config, const TensorTable& table,
                                  const LayerTensors& tensors, const LayerConfig& layer,
-                                 const ExpertForm& usual_form)
+                                 const LayerNaming& usual)
     : config_(config),
-      shards_(shards),
+      table_(table),
       layer_(layer),
-      stack_order_(config.architecture->ambiguous_stack),
+      axes_(axes_of_stack(config.architecture->ambiguous_stack)),
       prefix_(fmt::format("{}{}.{}.", tensors.trunk, config.architecture->layers, layer.index)) {
-  const std::vector<Match> matches = match_names(tensors.layers[static_cast<size_t>(layer.index)]);
-  choose_form(matches, usual_form);
-  choose_stack_order(matches);
-  for (const Match& match : matches) {
-    if (is_stack(*match.pattern)) {
-      place_stack(match);
-    } else {
-      place(match);
-    }
-    bytes_ += stored(match.tensor).info->bytes;
+  for (size_t i = 0; i < kNumRoles; ++i) {
+    shapes_[i] = role_shape(layer.spec, static_cast<WeightRole>(i));
   }
+  const std::vector<Match> matches = match_names(tensors.layers[static_cast<size_t>(layer.index)]);
+  choose_naming(matches, usual);
+  choose_axes(matches);
+  for (const Match& match : matches) {
+    bytes_ += table_.info(match.tensor).bytes;
+    if (match.name.pattern->part != Part::kNotRead) place(match);
+  }
+}
+
+// Whether the layer has every role of the pattern: the same name means other things elsewhere.
+bool LayerAssignment::is_wanted(const NamePattern& pattern) const {
+  const auto roles = roles_of(pattern.part);
+  return std::all_of(roles.begin(), roles.end(),
+                     [&](WeightRole role) { return shape_of(role).count > 0; });
 }
 
 std::vector<LayerAssignment::Match> LayerAssignment::match_names(
     std::span<const LayerTensor> items) {
   const Architecture& architecture = *config_.architecture;
-  const auto find = [&](const LayerTensor& item) -> std::optional<Match> {
-    if (!item.canonical) return std::nullopt;
-    for (const ExpertForm& form : architecture.expert_forms) {
-      for (const NamePattern& pattern : form.patterns) {
-        if (const auto expert = match_pattern(pattern.text, item.rest)) {
-          return Match{&pattern, &form, item.tensor, *expert};
-        }
-      }
-    }
-    for (const NamePattern& pattern : architecture.once) {
-      if (match_pattern(pattern.text, item.rest)) return Match{&pattern, nullptr, item.tensor, 0};
-    }
-    return std::nullopt;
-  };
+  const auto wanted = [this](const NamePattern& pattern) { return is_wanted(pattern); };
   std::vector<Match> matches;
   for (const LayerTensor& item : items) {
-    const std::optional<Match> match = find(item);
-    if (match) {
-      matches.push_back(*match);
+    const std::optional<NameMatch> name =
+        item.canonical ? match_name(architecture, item.rest, wanted) : std::nullopt;
+    if (name) {
+      matches.push_back({*name, item.tensor});
     } else if (in_moe_block(architecture, item.rest)) {
       if (first_stray_ < 0) first_stray_ = item.tensor;
-      strays_.push_back(stored(item.tensor).info->name);
+      strays_.push_back(table_.info(item.tensor).name);
     }
   }
   return matches;
 }
 
-void LayerAssignment::choose_form(std::span<const Match> matches, const ExpertForm& usual_form) {
-  int64_t most = 0;
-  form_ = &usual_form;
-  for (const ExpertForm& form : config_.architecture->expert_forms) {
-    const int64_t count = std::count_if(matches.begin(), matches.end(),
-                                        [&](const Match& match) { return match.form == &form; });
+bool LayerAssignment::covers_experts(const ExpertForm& form) const {
+  return std::all_of(kExpertRoles.begin(), kExpertRoles.end(), [&](WeightRole role) {
+    if (shape_of(role).count == 0) return true;
+    return std::any_of(form.patterns.begin(), form.patterns.end(), [&](const NamePattern& pattern) {
+      const auto roles = roles_of(pattern.part);
+      return is_wanted(pattern) && std::find(roles.begin(), roles.end(), role) != roles.end();
+    });
+  });
+}
+
+void LayerAssignment::choose_naming(std::span<const Match> matches, const LayerNaming& usual) {
+  naming_ = usual;
+  int64_t most = -1;
+  for_each_form(*config_.architecture, [&](const ExpertForm& form) {
+    const int64_t count = std::count_if(matches.begin(), matches.end(), [&](const Match& match) {
+      return match.name.form == &form;
+    });
     expert_tensors_ += count;
-    if (count <= most) continue;
+    const bool better = count > most && (count > 0 || naming_.form == nullptr);
+    if (!better || !covers_experts(form)) return;
     most = count;
-    form_ = &form;
+    naming_.form = &form;
+  });
+  std::vector<int64_t> bases(config_.architecture->bases.size());
+  for (const Match& match : matches) ++bases[static_cast<size_t>(match.name.base)];
+  const auto base = std::max_element(bases.begin(), bases.end());
+  if (base != bases.end() && *base > 0) {
+    naming_.base = static_cast<int32_t>(base - bases.begin());
   }
 }
 
-void LayerAssignment::choose_stack_order(std::span<const Match> matches) {
+// One stack whose shape fits in one way only decides for all of the layer.
+void LayerAssignment::choose_axes(std::span<const Match> matches) {
   for (const Match& match : matches) {
-    const std::vector<int64_t>& shape = stored(match.tensor).info->shape;
-    if (!is_stack(*match.pattern) || shape.size() != 3) continue;
-    const auto [rows, cols] = extent(match.pattern->part);
-    const bool rows_first = shape[1] == rows && shape[2] == cols;
-    const bool cols_first = shape[1] == cols && shape[2] == rows;
+    const NamePattern& pattern = *match.name.pattern;
+    const TensorBlock block = block_of(pattern);
+    if (!block.is_stack || block.is_vector || pattern.axes != AxisOrder::kByShape) continue;
+    const std::vector<int64_t>& shape = table_.info(match.tensor).shape;
+    const bool rows_first = fits(shape, block, pattern, AxisOrder::kRowsFirst);
+    const bool cols_first = fits(shape, block, pattern, AxisOrder::kColsFirst);
     if (rows_first == cols_first) continue;
-    stack_order_ = rows_first ? StackOrder::kRowsFirst : StackOrder::kColsFirst;
+    axes_ = rows_first ? AxisOrder::kRowsFirst : AxisOrder::kColsFirst;
     return;
   }
 }
 
-void LayerAssignment::place(const Match& match) {
-  const auto [rows, cols] = extent(match.pattern->part);
-  const TensorInfo& info = *stored(match.tensor).info;
-  const bool expert_exists =
-      !is_expert_part(match.pattern->part) || match.expert < layer_.spec.num_experts;
-  if (!expert_exists) {
-    throw Error(ErrorCode::kTensorUnexpected,
-                {.what = "an expert beyond the number that config.json gives",
-                 .file = file_of(match.tensor),
-                 .tensor = info.name,
-                 .found = "expert " + std::to_string(match.expert),
-                 .limit = fmt::format("{} experts, 0 to {}", layer_.spec.num_experts,
-                                      layer_.spec.num_experts - 1),
-                 .hint = "config.json and weights belong to different models"});
+TensorBlock LayerAssignment::block_of(const NamePattern& pattern) const {
+  TensorBlock block;
+  for (WeightRole role : roles_of(pattern.part)) {
+    const RoleShape shape = shape_of(role);
+    block.count = shape.count;
+    block.is_vector = shape.is_vector;
+    block.rows += shape.is_vector ? shape.cols : shape.rows;
+    block.cols = shape.is_vector ? 1 : shape.cols;
   }
-  if (info.shape != std::vector<int64_t>{rows, cols}) {
-    throw Error(ErrorCode::kTensorShape, {.what = "the shape does not fit config.json",
-                                          .file = file_of(match.tensor),
-                                          .tensor = info.name,
-                                          .expected = expected_shape(*match.pattern),
-                                          .found = render_shape(info.shape)});
-  }
-  const WeightRole role = roles_of(match.pattern->part).front();
-  fill(role, match.expert,
-       {.tensor = match.tensor, .offset = 0, .row_stride = cols, .col_stride = 1});
+  const bool shared_stack = !is_expert_part(pattern.part) && layer_.spec.shared.count > 1 &&
+                            block.count == layer_.spec.shared.count;
+  block.is_stack = is_stack(pattern) || shared_stack;
+  if (is_stack(pattern)) block.surplus = layer_.spec.num_zero_experts;
+  return block;
 }
 
-void LayerAssignment::place_stack(const Match& match) {
-  const auto [rows, cols] = extent(match.pattern->part);
-  const bool rows_first = stack_order_ == StackOrder::kRowsFirst;
+AxisOrder LayerAssignment::axes_of(const NamePattern& pattern) const {
+  if (pattern.axes != AxisOrder::kByShape) return pattern.axes;
+  const TensorBlock block = block_of(pattern);
+  return block.is_stack && !block.is_vector ? axes_ : AxisOrder::kRowsFirst;
+}
+
+bool LayerAssignment::is_surplus(const Match& match) const {
   const int64_t experts = layer_.spec.num_experts;
-  const TensorInfo& info = *stored(match.tensor).info;
-  const std::vector<int64_t> expected = rows_first ? std::vector<int64_t>{experts, rows, cols}
-                                                   : std::vector<int64_t>{experts, cols, rows};
-  if (info.shape != expected) {
+  const int64_t surplus =
+      layer_.spec.num_zero_experts + (config_.architecture->second_expert_set ? experts : 0);
+  return match.name.expert >= experts && match.name.expert < experts + surplus;
+}
+
+void LayerAssignment::reject_expert(const Match& match) const {
+  throw Error(ErrorCode::kTensorUnexpected,
+              {.what = "an expert beyond the number that config.json gives",
+               .file = table_.path_of(match.tensor),
+               .tensor = table_.info(match.tensor).name,
+               .found = "expert " + std::to_string(match.name.expert),
+               .limit = fmt::format("{} experts, 0 to {}", layer_.spec.num_experts,
+                                    layer_.spec.num_experts - 1),
+               .hint = "config.json and weights belong to different models"});
+}
+
+void LayerAssignment::place(const Match& match) {
+  const NamePattern& pattern = *match.name.pattern;
+  if (is_surplus(match)) return;
+  if (is_expert_part(pattern.part) && match.name.expert >= layer_.spec.num_experts) {
+    reject_expert(match);
+  }
+  const TensorBlock block = block_of(pattern);
+  const AxisOrder axes = axes_of(pattern);
+  const TensorInfo& info = table_.info(match.tensor);
+  if (!fits(info.shape, block, pattern, axes)) {
     throw Error(ErrorCode::kTensorShape, {.what = "the shape does not fit config.json",
-                                          .file = file_of(match.tensor),
+                                          .file = table_.path_of(match.tensor),
                                           .tensor = info.name,
-                                          .expected = expected_shape(*match.pattern),
+                                          .expected = expected_shape(pattern),
                                           .found = render_shape(info.shape)});
   }
-  int64_t first_row = 0;
-  for (WeightRole role : roles_of(match.pattern->part)) {
-    const int64_t row_stride = rows_first ? cols : 1;
-    for (int64_t expert = 0; expert < experts; ++expert) {
-      fill(role, expert,
-           {.tensor = match.tensor,
-            .offset = expert * rows * cols + first_row * row_stride,
-            .row_stride = row_stride,
-            .col_stride = rows_first ? 1 : rows});
+  if (is_expert_part(pattern.part) && axes == AxisOrder::kColsFirst) transposed_ = true;
+  const auto roles = roles_of(pattern.part);
+  RoleShare share{.parts = static_cast<int64_t>(roles.size())};
+  for (WeightRole role : roles) {
+    for (share.index = 0; share.index < (block.is_stack ? block.count : 1); ++share.index) {
+      fill(role, block.is_stack ? share.index : match.name.expert,
+           locate(block, pattern, axes, share, match.tensor));
     }
-    first_row += matrix_extent(role).rows;
+    ++share.part;
+    share.rows_before += block.is_vector ? shape_of(role).cols : shape_of(role).rows;
   }
 }
 
 void LayerAssignment::fill(WeightRole role, int64_t expert, const MatrixLocation& location) {
   std::vector<MatrixLocation>& slots = slots_[static_cast<size_t>(role)];
-  if (slots.empty()) {
-    const bool expert_role = role <= WeightRole::kDown;
-    slots.resize(static_cast<size_t>(expert_role ? layer_.spec.num_experts : 1));
-  }
+  if (slots.empty()) slots.resize(static_cast<size_t>(shape_of(role).count));
   MatrixLocation& slot = slots[static_cast<size_t>(expert)];
   if (slot.tensor >= 0) {
     const std::string expert_name =
-        role <= WeightRole::kDown ? fmt::format(" of expert {}", expert) : "";
-    throw Error(
-        ErrorCode::kTensorDuplicate,
-        {.what = fmt::format("two tensors hold the {} matrix{} of layer {}", to_string(role),
-                             expert_name, layer_.index),
-         .file = file_of(location.tensor),
-         .tensor = stored(location.tensor).info->name,
-         .expected = "one tensor for each matrix",
-         .found = fmt::format("{} in {} too", stored(slot.tensor).info->name,
-                              shards_.names[static_cast<size_t>(stored(slot.tensor).shard)]),
-         .hint = "the file mixes two layouts or two saves of the model"});
+        shape_of(role).count > 1 ? fmt::format(" of expert {}", expert) : "";
+    throw Error(ErrorCode::kTensorDuplicate,
+                {.what = fmt::format("two tensors hold the {} matrix{} of layer {}",
+                                     to_string(role), expert_name, layer_.index),
+                 .file = table_.path_of(location.tensor),
+                 .tensor = table_.info(location.tensor).name,
+                 .expected = "one tensor for each matrix",
+                 .found = fmt::format("{} in {} too", table_.info(slot.tensor).name,
+                                      table_.name_of(slot.tensor)),
+                 .hint = "the file mixes two layouts or two saves of the model"});
   }
   slot = location;
-}
-
-LayerAssignment::Extent LayerAssignment::matrix_extent(WeightRole role) const {
-  const MoeSpec& spec = layer_.spec;
-  switch (role) {
-    case WeightRole::kGate:
-    case WeightRole::kUp:
-      return {spec.intermediate_size, spec.hidden_size};
-    case WeightRole::kDown:
-      return {spec.hidden_size, spec.intermediate_size};
-    case WeightRole::kRouter:
-      return {spec.num_experts, spec.hidden_size};
-    case WeightRole::kSharedGate:
-    case WeightRole::kSharedUp:
-      return {spec.shared.intermediate_size, spec.hidden_size};
-    case WeightRole::kSharedDown:
-      return {spec.hidden_size, spec.shared.intermediate_size};
-    case WeightRole::kSharedExpertGate:
-      return {1, spec.hidden_size};
-  }
-  return {0, 0};
-}
-
-LayerAssignment::Extent LayerAssignment::extent(Part part) const {
-  Extent sum{0, 0};
-  for (WeightRole role : roles_of(part)) {
-    const Extent matrix = matrix_extent(role);
-    sum = {sum.rows + matrix.rows, matrix.cols};
-  }
-  return sum;
 }
 
 bool LayerAssignment::is_filled(Part part, int64_t expert) const {
@@ -251,62 +246,64 @@ bool LayerAssignment::is_filled(Part part, int64_t expert) const {
   });
 }
 
+// Parts that several patterns may fill are asked for by the first. A fused part is only asked for
+// where the layer has one of its roles in that tensor.
 std::vector<NamePattern> LayerAssignment::expected_once() const {
-  const std::string_view block = first_component(form_->patterns.front().text);
   std::vector<NamePattern> expected;
-  for (const NamePattern& pattern : config_.architecture->once) {
-    const auto same_part =
-        std::find_if(expected.begin(), expected.end(),
-                     [&](const NamePattern& p) { return p.part == pattern.part; });
-    if (same_part == expected.end()) {
-      expected.push_back(pattern);
-    } else if (first_component(same_part->text) != block &&
-               first_component(pattern.text) == block) {
-      *same_part = pattern;
+  std::array<bool, kNumRoles> covered{};
+  for_each_once(*config_.architecture, [&](const NamePattern& pattern) {
+    const auto roles = roles_of(pattern.part);
+    const auto is_covered = [&](WeightRole role) { return covered[static_cast<size_t>(role)]; };
+    const auto is_optional = [&](WeightRole role) { return shape_of(role).is_optional; };
+    if (roles.empty() || !is_wanted(pattern) ||
+        std::any_of(roles.begin(), roles.end(), is_covered) ||
+        std::all_of(roles.begin(), roles.end(), is_optional)) {
+      return;
     }
-  }
+    for (WeightRole role : roles) covered[static_cast<size_t>(role)] = true;
+    expected.push_back(pattern);
+  });
   return expected;
+}
+
+template <class Visit>
+void LayerAssignment::for_each_expected(Visit visit) const {
+  for (const NamePattern& pattern : expected_once()) visit(pattern, int64_t{1});
+  for (const NamePattern& pattern : naming_.form->patterns) {
+    if (is_wanted(pattern)) visit(pattern, is_stack(pattern) ? 1 : layer_.spec.num_experts);
+  }
 }
 
 int64_t LayerAssignment::missing_count() const {
   int64_t count = 0;
-  for (const NamePattern& pattern : form_->patterns) {
-    const int64_t copies = is_stack(pattern) ? 1 : layer_.spec.num_experts;
+  for_each_expected([&](const NamePattern& pattern, int64_t copies) {
     // A config may claim far more experts and layers than there are tensors.
     if (slots_[static_cast<size_t>(roles_of(pattern.part).front())].empty()) {
       count += copies;
-      continue;
+      return;
     }
     for (int64_t expert = 0; expert < copies; ++expert) {
       if (!is_filled(pattern.part, expert)) ++count;
     }
-  }
-  for (const NamePattern& pattern : expected_once()) {
-    if (!is_filled(pattern.part, 0)) ++count;
-  }
+  });
   return count;
 }
 
 std::vector<std::string> LayerAssignment::missing(size_t limit) const {
   std::vector<std::string> names;
-  const auto check = [&](const NamePattern& pattern, int64_t expert) {
-    if (names.size() >= limit || is_filled(pattern.part, expert)) return;
-    names.push_back(full_name(pattern, expert) + " " + expected_shape(pattern));
-  };
-  for (const NamePattern& pattern : expected_once()) check(pattern, 0);
-  for (const NamePattern& pattern : form_->patterns) {
-    const int64_t copies = is_stack(pattern) ? 1 : layer_.spec.num_experts;
+  for_each_expected([&](const NamePattern& pattern, int64_t copies) {
     for (int64_t expert = 0; expert < copies && names.size() < limit; ++expert) {
-      check(pattern, expert);
+      if (is_filled(pattern.part, expert)) continue;
+      names.push_back(full_name(pattern, expert) + " " + expected_shape(pattern));
     }
-  }
+  });
   return names;
 }
 
 std::string LayerAssignment::summary() const {
   int64_t expected = 0;
-  for (const NamePattern& pattern : form_->patterns) {
-    expected += is_stack(pattern) ? 1 : layer_.spec.num_experts;
+  for (const NamePattern& pattern : naming_.form->patterns) {
+    if (is_wanted(pattern)) expected += is_stack(pattern) ? 1 : layer_.spec.num_experts;
   }
   return fmt::format("{} of {} expert tensors of layer {}", expert_tensors_, expected,
                      layer_.index);
@@ -314,17 +311,18 @@ std::string LayerAssignment::summary() const {
 
 void LayerAssignment::check_strays() const {
   if (first_stray_ < 0) return;
-  const TensorInfo& info = *stored(first_stray_).info;
+  const TensorInfo& info = table_.info(first_stray_);
   const std::string_view rest =
       std::string_view(info.name).substr(std::min(info.name.size(), prefix_.size()));
   const int64_t expert = std::clamp<int64_t>(number_in(rest), 0, layer_.spec.num_experts - 1);
   std::vector<std::string> known;
-  for (const ExpertForm& form : config_.architecture->expert_forms) {
-    for (const NamePattern& pattern : form.patterns) known.push_back(full_name(pattern, expert));
-  }
-  for (const NamePattern& pattern : config_.architecture->once) {
-    known.push_back(full_name(pattern, 0));
-  }
+  const auto add = [&](const NamePattern& pattern) {
+    if (is_wanted(pattern)) known.push_back(full_name(pattern, expert));
+  };
+  for_each_form(*config_.architecture, [&](const ExpertForm& form) {
+    std::for_each(form.patterns.begin(), form.patterns.end(), add);
+  });
+  for_each_once(*config_.architecture, add);
   const std::optional<std::string> nearest = nearest_name(info.name, known);
   throw Error(ErrorCode::kTensorUnexpected,
               {.what = strays_.size() == 1
@@ -332,7 +330,7 @@ void LayerAssignment::check_strays() const {
                            : fmt::format("this and {} more tensors of a MoE block have names of no "
                                          "known meaning",
                                          strays_.size() - 1),
-               .file = file_of(first_stray_),
+               .file = table_.path_of(first_stray_),
                .tensor = info.name,
                .expected = fmt::format("names of the {} family", config_.architecture->name),
                .found = render_shape(info.shape),
@@ -342,76 +340,81 @@ void LayerAssignment::check_strays() const {
 LayerMap LayerAssignment::finish() {
   LayerMap map;
   map.index = layer_.index;
-  map.prefix = fmt::format("{}{}.", prefix_, first_component(form_->patterns.front().text));
-  map.layout = form_->name;
-  const bool stacked = is_stack(form_->patterns.front());
-  if (stacked && stack_order_ == StackOrder::kColsFirst) map.layout += "_transposed";
+  map.prefix =
+      prefix_ + std::string(config_.architecture->bases[static_cast<size_t>(naming_.base)]);
+  map.layout = naming_.form->name;
+  if (transposed_ && map.layout.starts_with("stacked")) map.layout += "_transposed";
   map.bytes = bytes_;
   map.support = config_.support;
+  check_types();
   for (size_t i = 0; i < kNumRoles; ++i) {
     if (slots_[i].empty()) continue;
-    const auto role = static_cast<WeightRole>(i);
-    const auto [rows, cols] = matrix_extent(role);
     map.roles[i].info = {.count = static_cast<int64_t>(slots_[i].size()),
-                         .rows = rows,
-                         .cols = cols,
-                         .dtype = stored(slots_[i].front().tensor).info->dtype};
+                         .rows = shapes_[i].rows,
+                         .cols = shapes_[i].cols,
+                         .dtype = table_.info(slots_[i].front().tensor).dtype};
+    map.roles[i].matrices = std::move(slots_[i]);
   }
-  check_same_type(kExpertRoles);
-  if (layer_.spec.shared.mode != SharedMode::kNone) check_same_type(kSharedRoles);
-  for (size_t i = 0; i < kNumRoles; ++i) map.roles[i].matrices = std::move(slots_[i]);
   if (map.support) map.support = type_support(map);
   return map;
 }
 
+void LayerAssignment::check_types() const {
+  for (const auto& slots : slots_) {
+    const auto role = static_cast<WeightRole>(&slots - slots_.data());
+    if (slots.size() > 1) check_same_type(std::span(&role, 1));
+  }
+  check_same_type(kExpertMatrices);
+  check_same_type(kSharedMatrices);
+}
+
 Support LayerAssignment::type_support(const LayerMap& map) const {
-  for (const RoleMatrices& role : map.roles) {
-    if (role.info.count == 0 || is_weight_type(role.info.dtype)) continue;
+  for (size_t i = 0; i < kNumRoles; ++i) {
+    const RoleMatrices& role = map.roles[i];
+    if (role.info.count == 0 || is_type_of(static_cast<WeightRole>(i), role.info.dtype)) continue;
     return Support::no(fmt::format("{} is stored as {}; this version runs F32, F16 and BF16",
-                                   stored(role.matrices.front().tensor).info->name,
+                                   table_.info(role.matrices.front().tensor).name,
                                    to_string(role.info.dtype)));
   }
-  const RoleMatrices& shared = map.role(WeightRole::kSharedGate);
-  const DType expert_type = map.role(WeightRole::kGate).info.dtype;
+  const RoleMatrices& shared = map.role(WeightRole::kSharedDown);
+  const DType expert_type = map.role(WeightRole::kDown).info.dtype;
   if (shared.info.count == 0 || shared.info.dtype == expert_type) return Support::yes();
   return Support::no(fmt::format("the shared expert is stored as {}, the routed experts as {}",
                                  to_string(shared.info.dtype), to_string(expert_type)));
 }
 
 void LayerAssignment::check_same_type(std::span<const WeightRole> roles) const {
-  const MatrixLocation& first = slots_[static_cast<size_t>(roles.front())].front();
-  const TensorInfo& reference = *stored(first.tensor).info;
+  const TensorInfo* reference = nullptr;
   for (WeightRole role : roles) {
     for (const MatrixLocation& matrix : slots_[static_cast<size_t>(role)]) {
-      const TensorInfo& info = *stored(matrix.tensor).info;
-      if (info.dtype == reference.dtype) continue;
-      throw Error(ErrorCode::kTensorDType,
-                  {.what = "weights that are used together are stored in different types",
-                   .file = file_of(matrix.tensor),
-                   .tensor = info.name,
-                   .expected = fmt::format("{}, as {}", to_string(reference.dtype), reference.name),
-                   .found = std::string(to_string(info.dtype))});
+      const TensorInfo& info = table_.info(matrix.tensor);
+      if (reference == nullptr) reference = &info;
+      if (info.dtype == reference->dtype) continue;
+      throw Error(
+          ErrorCode::kTensorDType,
+          {.what = "weights that are used together are stored in different types",
+           .file = table_.path_of(matrix.tensor),
+           .tensor = info.name,
+           .expected = fmt::format("{}, as {}", to_string(reference->dtype), reference->name),
+           .found = std::string(to_string(info.dtype))});
     }
   }
 }
 
 std::string LayerAssignment::full_name(const NamePattern& pattern, int64_t expert) const {
-  return prefix_ + render_pattern(pattern.text, expert);
+  const auto base = config_.architecture->bases[static_cast<size_t>(naming_.base)];
+  return prefix_ + render_name(pattern, base, expert);
 }
 
 std::string LayerAssignment::expected_shape(const NamePattern& pattern) const {
-  const auto [rows, cols] = extent(pattern.part);
-  if (!is_stack(pattern)) return fmt::format("[{}, {}]", rows, cols);
-  const int64_t experts = layer_.spec.num_experts;
-  return fmt::format("[{}, {}, {}] or [{}, {}, {}]", experts, rows, cols, experts, cols, rows);
-}
-
-const StoredTensor& LayerAssignment::stored(int32_t tensor) const {
-  return shards_.tensors[static_cast<size_t>(tensor)];
-}
-
-std::string LayerAssignment::file_of(int32_t tensor) const {
-  return shards_.files[static_cast<size_t>(stored(tensor).shard)].path().string();
+  const TensorBlock block = block_of(pattern);
+  const bool by_shape = pattern.axes == AxisOrder::kByShape && block.is_stack && !block.is_vector;
+  const AxisOrder axes = by_shape ? AxisOrder::kRowsFirst : axes_of(pattern);
+  std::string text = render_shape(accepted_shapes(block, pattern, axes).front());
+  if (by_shape) {
+    text += " or " + render_shape(accepted_shapes(block, pattern, AxisOrder::kColsFirst).front());
+  }
+  return text;
 }
 
 }  // namespace conclave::inline v0::checkpoint

@@ -1,7 +1,9 @@
 // The tensors of one MoE layer given to its matrices, each to exactly one.
 #pragma once
 
+#include "checkpoint/layer_names.h"
 #include "checkpoint/role_map.h"
+#include "checkpoint/role_shape.h"
 
 #include <cstdint>
 #include <span>
@@ -10,15 +12,21 @@
 
 namespace conclave::inline v0::checkpoint {
 
+// How the tensors of a layer are named, most of them.
+struct LayerNaming {
+  const ExpertForm* form = nullptr;
+  int32_t base = 0;
+};
+
 class LayerAssignment {
  public:
-  // Assigns all it can. `usual_form` names what is missing in a layer without any expert tensor.
-  // Throws Error(kTensorDuplicate, kTensorShape, kTensorUnexpected for an expert number >= E).
-  // Everything given must outlive the assignment.
-  LayerAssignment(const ModelConfig& config, const ShardSet& shards, const LayerTensors& tensors,
-                  const LayerConfig& layer, const ExpertForm& usual_form);
+  // Assigns all it can. `usual` names what is missing in a layer without any expert tensor; its
+  // form may be null. Throws Error(kTensorDuplicate, kTensorShape, kTensorUnexpected for an expert
+  // number >= E). Everything given must outlive the assignment.
+  LayerAssignment(const ModelConfig& config, const TensorTable& table, const LayerTensors& tensors,
+                  const LayerConfig& layer, const LayerNaming& usual);
 
-  const ExpertForm& form() const { return *form_; }  // the one most tensors are named by
+  const LayerNaming& naming() const { return naming_; }
   int64_t missing_count() const;
   std::vector<std::string> missing(size_t limit) const;  // "NAME [rows, cols]"
   std::span<const std::string> stray_names() const { return strays_; }
@@ -31,40 +39,42 @@ class LayerAssignment {
 
  private:
   struct Match {
-    const NamePattern* pattern;
-    const ExpertForm* form;  // null for parts that exist once
+    NameMatch name;
     int32_t tensor;
-    int64_t expert;
-  };
-  struct Extent {
-    int64_t rows;
-    int64_t cols;
   };
 
   std::vector<Match> match_names(std::span<const LayerTensor> items);
-  void choose_form(std::span<const Match> matches, const ExpertForm& usual_form);
-  void choose_stack_order(std::span<const Match> matches);
+  void choose_naming(std::span<const Match> matches, const LayerNaming& usual);
+  void choose_axes(std::span<const Match> matches);
   void place(const Match& match);
-  void place_stack(const Match& match);
   void fill(WeightRole role, int64_t expert, const MatrixLocation& location);
+  bool is_surplus(const Match& match) const;
+  [[noreturn]] void reject_expert(const Match& match) const;
 
-  Extent extent(Part part) const;  // of one expert's share, both halves of kGateUp together
-  Extent matrix_extent(WeightRole role) const;
+  RoleShape shape_of(WeightRole role) const { return shapes_[static_cast<size_t>(role)]; }
+  bool is_wanted(const NamePattern& pattern) const;
+  bool covers_experts(const ExpertForm& form) const;
+  TensorBlock block_of(const NamePattern& pattern) const;
+  AxisOrder axes_of(const NamePattern& pattern) const;
   bool is_filled(Part part, int64_t expert) const;
   std::vector<NamePattern> expected_once() const;  // one pattern a part
+  // Calls visit(pattern, number of tensors) for all that the layer must have.
+  template <class Visit>
+  void for_each_expected(Visit visit) const;
   std::string full_name(const NamePattern& pattern, int64_t expert) const;
   std::string expected_shape(const NamePattern& pattern) const;
-  const StoredTensor& stored(int32_t tensor) const;
-  std::string file_of(int32_t tensor) const;
   Support type_support(const LayerMap& map) const;
   void check_same_type(std::span<const WeightRole> roles) const;
+  void check_types() const;
 
   const ModelConfig& config_;
-  const ShardSet& shards_;
+  const TensorTable& table_;
   const LayerConfig& layer_;
-  const ExpertForm* form_ = nullptr;
-  StackOrder stack_order_;
-  std::string prefix_;  // "model.layers.0."
+  std::array<RoleShape, kNumRoles> shapes_;
+  LayerNaming naming_;
+  AxisOrder axes_ = AxisOrder::kRowsFirst;  // of stacks whose pattern leaves it open
+  bool transposed_ = false;                 // whether an expert tensor lies columns first
+  std::string prefix_;                      // "model.layers.0."
   std::array<std::vector<MatrixLocation>, kNumRoles> slots_;
   std::vector<std::string> strays_;
   int32_t first_stray_ = -1;

@@ -3,7 +3,8 @@
 
 #include "checkpoint/manifest.h"
 #include "checkpoint/role_map.h"
-#include "checkpoint/shard_index.h"
+#include "checkpoint/tensor_data.h"
+#include "checkpoint/tensor_table.h"
 
 #include "conclave/weights.h"
 
@@ -11,18 +12,12 @@
 
 namespace conclave::inline v0::checkpoint {
 
-// A tensor in its file.
-struct FileRange {
-  const SafetensorsFile& file;
-  const TensorInfo& tensor;
-  size_t element_bytes;
-};
-
 class LayerSource final : public WeightSource {
  public:
   // `verifier` may be null. All must outlive the source.
-  LayerSource(const ShardSet& shards, const LayerMap& layer, const Verifier* verifier)
-      : shards_(shards), layer_(layer), verifier_(verifier) {}
+  LayerSource(const TensorTable& table, const TensorData& data, const LayerMap& layer,
+              const Verifier* verifier)
+      : table_(table), data_(data), layer_(layer), verifier_(verifier) {}
 
   WeightInfo describe(WeightRole role) const override { return layer_.role(role).info; }
   void read(WeightRole role, int64_t expert, const WeightBlock& block,
@@ -33,10 +28,10 @@ class LayerSource final : public WeightSource {
  private:
   const MatrixLocation& matrix_of(WeightRole role, int64_t expert) const;
   void verify(const MatrixLocation& matrix, DType dtype) const;
-  void read_verified(const FileRange& from, int64_t first, int32_t tensor,
-                     std::span<std::byte> destination) const;
+  void read_verified(int32_t tensor, uint64_t offset, std::span<std::byte> destination) const;
 
-  const ShardSet& shards_;
+  const TensorTable& table_;
+  const TensorData& data_;
   const LayerMap& layer_;
   const Verifier* verifier_;
 };

@@ -1,5 +1,6 @@
 #include "checkpoint/layer_tensors.h"
 
+#include "checkpoint/layer_names.h"
 #include "checkpoint/name_list.h"
 #include "checkpoint/tensor_name.h"
 
@@ -16,14 +17,10 @@ namespace conclave::inline v0::checkpoint {
 namespace {
 
 // Trunks seen in published models, the most usual first.
-constexpr std::array<std::string_view, 8> kKnownTrunks = {"model.",
-                                                          "model.language_model.",
-                                                          "language_model.model.",
-                                                          "language_model.",
-                                                          "thinker.model.",
-                                                          "model.llm.",
-                                                          "backbone.",
-                                                          ""};
+constexpr std::array<std::string_view, 9> kKnownTrunks = {
+    "model.",          "model.language_model.", "language_model.model.",
+    "language_model.", "thinker.model.",        "model.llm.",
+    "backbone.",       "transformer.",          ""};
 
 // Fragments of the names of everything around the MoE blocks, in any family.
 constexpr std::array<std::string_view, 20> kOtherParts = {
@@ -40,6 +37,11 @@ bool is_known_part(std::string_view name) {
 // Multi-token-prediction heads hold layers of their own that no forward pass of the model needs.
 bool is_prediction_head(std::string_view name) {
   return name.starts_with("mtp.") || name.find(".mtp.") != std::string_view::npos;
+}
+
+bool is_other_part(const Architecture& architecture, std::string_view name) {
+  return std::any_of(architecture.skipped.begin(), architecture.skipped.end(),
+                     [&](std::string_view start) { return name.starts_with(start); });
 }
 
 using TrunkCounts = std::map<std::string_view, int64_t>;
@@ -60,6 +62,7 @@ std::string choose_trunk(const TrunkCounts& experts, const TrunkCounts& layers) 
 struct Skipped {
   int64_t prediction_head = 0;
   int64_t beyond_layers = 0;
+  int64_t other_part = 0;
   std::vector<std::string> unknown;
 
   std::vector<std::string> notes(int64_t num_hidden_layers) const {
@@ -73,6 +76,11 @@ struct Skipped {
           fmt::format("{} tensors of layers from num_hidden_layers = {} on are not read",
                       beyond_layers, num_hidden_layers));
     }
+    if (other_part > 0) {
+      texts.push_back(fmt::format(
+          "{} tensors of a part with experts and a configuration of its own are not read",
+          other_part));
+    }
     if (!unknown.empty()) {
       texts.push_back(fmt::format("{} tensors outside the MoE blocks belong to no known part: {}",
                                   unknown.size(), first_few(unknown, 3)));
@@ -81,46 +89,29 @@ struct Skipped {
   }
 };
 
-[[noreturn]] void reject_second_trunk(const ShardSet& shards, const StoredTensor& tensor,
+[[noreturn]] void reject_second_trunk(const TensorTable& table, int32_t tensor,
                                       const std::string& trunk, std::string_view layers,
                                       const LayerName& name) {
   throw Error(ErrorCode::kTensorUnexpected,
               {.what = "expert weights lie outside the model's own layers",
-               .file = shards.files[static_cast<size_t>(tensor.shard)].path().string(),
-               .tensor = tensor.info->name,
+               .file = table.path_of(tensor),
+               .tensor = table.info(tensor).name,
                .expected = fmt::format("a name that starts with {}{}.", trunk, layers),
                .found = fmt::format("one that starts with {}{}.", name.trunk, layers)});
 }
 
 }  // namespace
 
-bool looks_like_expert(const Architecture& architecture, std::string_view rest) {
-  for (const ExpertForm& form : architecture.expert_forms) {
-    for (const NamePattern& pattern : form.patterns) {
-      if (rest.starts_with(pattern.text.substr(0, pattern.text.find(kExpertPlaceholder))))
-        return true;
-    }
-  }
-  return false;
-}
-
-bool in_moe_block(const Architecture& architecture, std::string_view rest) {
-  return std::any_of(
-      architecture.blocks.begin(), architecture.blocks.end(), [&](std::string_view block) {
-        return rest.size() > block.size() && rest.starts_with(block) && rest[block.size()] == '.';
-      });
-}
-
-LayerTensors group_by_layer(const ModelConfig& config, const ShardSet& shards) {
+LayerTensors group_by_layer(const ModelConfig& config, const TensorTable& table) {
   const Architecture& architecture = *config.architecture;
   std::vector<std::optional<LayerName>> names;
-  names.reserve(shards.tensors.size());
+  names.reserve(table.tensors.size());
   TrunkCounts expert_trunks;
   TrunkCounts layer_trunks;
-  for (const StoredTensor& tensor : shards.tensors) {
+  for (const StoredTensor& tensor : table.tensors) {
     const std::string_view name = tensor.info->name;
-    names.push_back(is_prediction_head(name) ? std::nullopt
-                                             : split_layer_name(name, architecture.layers));
+    const bool apart = is_prediction_head(name) || is_other_part(architecture, name);
+    names.push_back(apart ? std::nullopt : split_layer_name(name, architecture.layers));
     if (!names.back()) continue;
     ++layer_trunks[names.back()->trunk];
     if (looks_like_expert(architecture, names.back()->rest)) ++expert_trunks[names.back()->trunk];
@@ -131,7 +122,7 @@ LayerTensors group_by_layer(const ModelConfig& config, const ShardSet& shards) {
   groups.layers.resize(static_cast<size_t>(config.num_hidden_layers));
   Skipped skipped;
   for (size_t i = 0; i < names.size(); ++i) {
-    const StoredTensor& tensor = shards.tensors[i];
+    const StoredTensor& tensor = table.tensors[i];
     const std::optional<LayerName>& name = names[i];
     const bool in_trunk = name && name->trunk == groups.trunk;
     if (in_trunk && name->layer < config.num_hidden_layers) {
@@ -142,9 +133,12 @@ LayerTensors group_by_layer(const ModelConfig& config, const ShardSet& shards) {
       ++skipped.beyond_layers;
       continue;
     } else if (name && looks_like_expert(architecture, name->rest)) {
-      reject_second_trunk(shards, tensor, groups.trunk, architecture.layers, *name);
+      reject_second_trunk(table, static_cast<int32_t>(i), groups.trunk, architecture.layers, *name);
     } else if (is_prediction_head(tensor.info->name)) {
       ++skipped.prediction_head;
+      continue;
+    } else if (is_other_part(architecture, tensor.info->name)) {
+      ++skipped.other_part;
       continue;
     }
     if (!is_known_part(tensor.info->name)) skipped.unknown.push_back(tensor.info->name);

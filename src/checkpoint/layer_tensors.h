@@ -2,7 +2,7 @@
 #pragma once
 
 #include "checkpoint/model_config.h"
-#include "checkpoint/shard_index.h"
+#include "checkpoint/tensor_table.h"
 
 #include <cstdint>
 #include <string>
@@ -12,7 +12,7 @@
 namespace conclave::inline v0::checkpoint {
 
 struct LayerTensor {
-  int32_t tensor = 0;     // index into ShardSet::tensors
+  int32_t tensor = 0;     // index into TensorTable::tensors
   std::string_view rest;  // its name after "layers.N."
   bool canonical = true;  // false where N is written with leading zeros
 };
@@ -25,11 +25,6 @@ struct LayerTensors {
 
 // The trunk is inferred from the names of expert tensors. Throws Error(kTensorUnexpected) if
 // experts lie under two trunks.
-LayerTensors group_by_layer(const ModelConfig& config, const ShardSet& shards);
-
-// Whether `rest` starts like an expert tensor of the family, whatever it ends in.
-bool looks_like_expert(const Architecture& architecture, std::string_view rest);
-// Whether `rest` lies in a part of the layer in which every name must be known.
-bool in_moe_block(const Architecture& architecture, std::string_view rest);
+LayerTensors group_by_layer(const ModelConfig& config, const TensorTable& table);
 
 }  // namespace conclave::inline v0::checkpoint

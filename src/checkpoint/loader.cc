@@ -60,11 +60,11 @@ CheckpointLayer describe_layer(const ModelConfig& config, const LayerConfig& lay
   result.spec = layer.spec;
   result.bytes = map.bytes;
   result.support = map.support;
-  const WeightInfo& gate = map.role(WeightRole::kGate).info;
-  if (gate.count > 0 && is_float(gate.dtype)) result.spec.weight_dtype = gate.dtype;
+  const WeightInfo& down = map.role(WeightRole::kDown).info;
+  if (down.count > 0 && is_float(down.dtype)) result.spec.weight_dtype = down.dtype;
   const WeightInfo& router = map.role(WeightRole::kRouter).info;
-  if (!config.dtype && router.count > 0 && is_float(router.dtype)) {
-    result.spec.router.logits_dtype = router.dtype;
+  if (router.count > 0 && is_float(router.dtype)) {
+    checkpoint::set_stored_rounding(config, router.dtype, result.spec.router);
   }
   result.parameters = count_parameters(result.spec);
   return result;
@@ -95,6 +95,7 @@ struct Checkpoint::Impl {
   ShardSet shards;
   std::vector<LayerMap> maps;  // as layers
   std::vector<CheckpointLayer> layers;
+  std::unique_ptr<checkpoint::TensorData> data;
   std::unique_ptr<checkpoint::Verifier> verifier;
   std::vector<std::string> notes;
   uint64_t total_bytes = 0;
@@ -135,6 +136,7 @@ Checkpoint Checkpoint::open(const std::filesystem::path& path, const CheckpointO
   impl->config = read_config(directory);
   impl->architecture = impl->config.architecture->name;
   impl->shards = checkpoint::open_shards(directory, options.access);
+  impl->data = std::make_unique<checkpoint::ShardData>(impl->shards);
   const checkpoint::LayerTensors tensors = checkpoint::group_by_layer(impl->config, impl->shards);
   impl->add_layers(impl->config.quantization.empty()
                        ? checkpoint::map_roles(impl->config, impl->shards, tensors)
@@ -188,8 +190,8 @@ std::unique_ptr<WeightSource> Checkpoint::layer_source(int64_t index) const {
          .expected = "a model without quantization_config",
          .found = impl_->config.quantization});
   }
-  return std::make_unique<checkpoint::LayerSource>(impl_->shards, impl_->maps[position],
-                                                   impl_->verifier.get());
+  return std::make_unique<checkpoint::LayerSource>(impl_->shards, *impl_->data,
+                                                   impl_->maps[position], impl_->verifier.get());
 }
 
 void Checkpoint::write_manifest(const std::filesystem::path& path) {

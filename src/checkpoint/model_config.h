@@ -2,6 +2,8 @@
 #pragma once
 
 #include "checkpoint/architecture.h"
+#include "checkpoint/layer_rule.h"
+#include "checkpoint/spec_reader.h"
 #include "io/json.h"
 
 #include "conclave/dtype.h"
@@ -15,12 +17,6 @@
 #include <vector>
 
 namespace conclave::inline v0::checkpoint {
-
-// Beyond any model there is; they keep products of sizes far inside 63 bits and the work on a
-// hostile config small.
-inline constexpr int64_t kMaxHiddenLayers = 4096;
-inline constexpr int64_t kMaxExperts = 16384;
-inline constexpr int64_t kMaxWidth = int64_t{1} << 20;
 
 struct LayerConfig {
   int64_t index = 0;
@@ -41,6 +37,9 @@ struct ModelConfig {
 // Throws Error(kConfigMissingKey, kConfigValue, kJsonType, kUnknownArchitecture) naming file, key,
 // value and limit.
 ModelConfig read_model_config(const io::JsonValue& root);
+
+// Completes the router's rounding types where the type that its matrix is stored in decides.
+void set_stored_rounding(const ModelConfig& config, DType stored, RouterSpec& router);
 
 // "quantised with fp8: ..." for Support and for Error(kUnsupportedQuantization).
 std::string quantization_reason(std::string_view method);

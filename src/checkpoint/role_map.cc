@@ -2,7 +2,6 @@
 
 #include "checkpoint/layer_assignment.h"
 #include "checkpoint/name_list.h"
-#include "checkpoint/tensor_name.h"
 
 #include <fmt/format.h>
 
@@ -32,9 +31,9 @@ void collect_missing(const LayerAssignment& layer, Missing& missing) {
   for (const std::string& name : layer.stray_names()) missing.strays.push_back(name);
 }
 
-[[noreturn]] void reject_missing(const ShardSet& shards, const Missing& missing) {
+[[noreturn]] void reject_missing(const TensorTable& table, const Missing& missing) {
   ErrorDetail detail;
-  detail.file = shards.listing;
+  detail.file = table.listing;
   const std::string& first = missing.names.front();
   detail.tensor = first.substr(0, first.find(' '));
   if (missing.count == 1) {
@@ -56,23 +55,19 @@ void collect_missing(const LayerAssignment& layer, Missing& missing) {
   throw Error(ErrorCode::kTensorMissing, std::move(detail));
 }
 
-void check_dense_layer(const ModelConfig& config, const ShardSet& shards, int64_t layer,
+void check_dense_layer(const ModelConfig& config, const TensorTable& table, int64_t layer,
                        std::span<const LayerTensor> tensors) {
   for (const LayerTensor& item : tensors) {
-    const auto& once = config.architecture->once;
-    const bool moe = looks_like_expert(*config.architecture, item.rest) ||
-                     std::any_of(once.begin(), once.end(), [&](const NamePattern& pattern) {
-                       return match_pattern(pattern.text, item.rest).has_value();
-                     });
-    if (!moe) continue;
-    const StoredTensor& tensor = shards.tensors[static_cast<size_t>(item.tensor)];
+    const Architecture& architecture = *config.architecture;
+    if (!looks_like_expert(architecture, item.rest) && !is_router(architecture, item.rest))
+      continue;
     std::vector<int64_t> moe_layers;
     for (const LayerConfig& moe_layer : config.layers) moe_layers.push_back(moe_layer.index);
     throw Error(
         ErrorCode::kTensorUnexpected,
         {.what = fmt::format("MoE weights in layer {}, which config.json makes dense", layer),
-         .file = shards.files[static_cast<size_t>(tensor.shard)].path().string(),
-         .tensor = tensor.info->name,
+         .file = table.path_of(item.tensor),
+         .tensor = table.info(item.tensor).name,
          .expected = "experts only in the layers " + render_ranges(moe_layers),
          .hint = "config.json and weights belong to different models"});
   }
@@ -93,43 +88,43 @@ void for_each_layer(const ModelConfig& config, Dense dense, Moe moe) {
 
 }  // namespace
 
-std::vector<LayerMap> map_roles(const ModelConfig& config, const ShardSet& shards,
+std::vector<LayerMap> map_roles(const ModelConfig& config, const TensorTable& table,
                                 const LayerTensors& tensors) {
   std::vector<LayerMap> maps;
   maps.reserve(config.layers.size());
   Missing missing;
-  const ExpertForm* usual_form = &config.architecture->expert_forms.front();
+  LayerNaming usual;
   for_each_layer(
       config,
       [&](int64_t layer) {
-        check_dense_layer(config, shards, layer, tensors.layers[static_cast<size_t>(layer)]);
+        check_dense_layer(config, table, layer, tensors.layers[static_cast<size_t>(layer)]);
       },
       [&](const LayerConfig& layer) {
-        LayerAssignment assignment(config, shards, tensors, layer, *usual_form);
+        LayerAssignment assignment(config, table, tensors, layer, usual);
         collect_missing(assignment, missing);
         // An unknown name is news only where nothing is missing: otherwise it is the hint.
         if (missing.count == 0) {
           assignment.check_strays();
           maps.push_back(assignment.finish());
         }
-        usual_form = &assignment.form();
+        usual = assignment.naming();
       });
-  if (missing.count > 0) reject_missing(shards, missing);
+  if (missing.count > 0) reject_missing(table, missing);
   return maps;
 }
 
-std::vector<LayerMap> survey_layers(const ModelConfig& config, const ShardSet& shards,
+std::vector<LayerMap> survey_layers(const ModelConfig& config, const TensorTable& table,
                                     const LayerTensors& tensors) {
   std::vector<LayerMap> maps;
   for (const LayerConfig& layer : config.layers) {
     LayerMap map;
     map.index = layer.index;
     map.layout = "quantised";
-    map.prefix = fmt::format("{}{}.{}.{}.", tensors.trunk, config.architecture->layers, layer.index,
-                             config.architecture->blocks.front());
+    map.prefix = fmt::format("{}{}.{}.{}", tensors.trunk, config.architecture->layers, layer.index,
+                             config.architecture->bases.front());
     for (const LayerTensor& item : tensors.layers[static_cast<size_t>(layer.index)]) {
       if (!in_moe_block(*config.architecture, item.rest)) continue;
-      map.bytes += shards.tensors[static_cast<size_t>(item.tensor)].info->bytes;
+      map.bytes += table.info(item.tensor).bytes;
     }
     map.support = config.support;
     maps.push_back(std::move(map));

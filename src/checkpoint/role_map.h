@@ -3,7 +3,8 @@
 
 #include "checkpoint/layer_tensors.h"
 #include "checkpoint/model_config.h"
-#include "checkpoint/shard_index.h"
+#include "checkpoint/placement.h"
+#include "checkpoint/tensor_table.h"
 
 #include "conclave/error.h"
 #include "conclave/weights.h"
@@ -17,15 +18,6 @@ namespace conclave::inline v0::checkpoint {
 
 inline constexpr size_t kNumRoles = kNumWeightRoles;
 
-// Element (row, col) of the matrix is element offset + row * row_stride + col * col_stride of the
-// tensor. One of the strides is 1.
-struct MatrixLocation {
-  int32_t tensor = -1;  // index into ShardSet::tensors; -1: not found
-  int64_t offset = 0;
-  int64_t row_stride = 0;
-  int64_t col_stride = 0;
-};
-
 struct RoleMatrices {
   WeightInfo info;
   std::vector<MatrixLocation> matrices;  // info.count of them
@@ -34,7 +26,7 @@ struct RoleMatrices {
 struct LayerMap {
   int64_t index = 0;
   std::string prefix;  // "model.layers.0.mlp."
-  std::string layout;  // "per_expert", "stacked", "stacked_transposed"
+  std::string layout;  // "per_expert", "stacked", "stacked_transposed", ...
   std::array<RoleMatrices, kNumRoles> roles;
   uint64_t bytes = 0;  // of the tensors used
   Support support = Support::yes();
@@ -45,11 +37,11 @@ struct LayerMap {
 // One entry a MoE layer of `config`, in its order. Every matrix has exactly one tensor of the right
 // shape, and no tensor of a MoE block is left over. Throws Error(kTensorMissing, kTensorUnexpected,
 // kTensorDuplicate, kTensorShape, kTensorDType).
-std::vector<LayerMap> map_roles(const ModelConfig& config, const ShardSet& shards,
+std::vector<LayerMap> map_roles(const ModelConfig& config, const TensorTable& table,
                                 const LayerTensors& tensors);
 
 // The same without roles, for weights whose names and shapes belong to a quantisation method.
-std::vector<LayerMap> survey_layers(const ModelConfig& config, const ShardSet& shards,
+std::vector<LayerMap> survey_layers(const ModelConfig& config, const TensorTable& table,
                                     const LayerTensors& tensors);
 
 }  // namespace conclave::inline v0::checkpoint

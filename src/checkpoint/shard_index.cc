@@ -145,6 +145,7 @@ ShardSet open_indexed(const io::Directory& directory, FileAccess access) {
   shards.tensors.reserve(map.tensors.size());
   for (const std::string& name : map.shards) {
     shards.files.push_back(open_shard(directory, map, name, access));
+    shards.paths.push_back(shards.files.back().path().string());
     const auto shard = static_cast<int32_t>(shards.files.size() - 1);
     for (const TensorInfo& tensor : shards.files.back().tensors()) {
       const auto line = map.tensors.find(tensor.name);
@@ -165,6 +166,7 @@ ShardSet open_single(const io::Directory& directory, FileAccess access) {
   shards.files.push_back(
       io::open_safetensors(directory.open_file(kSingleFile, {.access = access})));
   shards.listing = shards.files.front().path().string();
+  shards.paths.push_back(shards.listing);
   for (const TensorInfo& tensor : shards.files.front().tensors()) {
     shards.tensors.push_back({.info = &tensor, .shard = 0});
   }

@@ -2,27 +2,19 @@
 // model.safetensors.index.json lists. Index and shards must agree exactly.
 #pragma once
 
+#include "checkpoint/tensor_table.h"
 #include "io/directory.h"
 
 #include "conclave/safetensors.h"
 
-#include <cstdint>
 #include <string>
 #include <vector>
 
 namespace conclave::inline v0::checkpoint {
 
-// A tensor and the shard that holds it.
-struct StoredTensor {
-  const TensorInfo* info = nullptr;
-  int32_t shard = 0;
-};
-
-struct ShardSet {
+// The tensors lie shard by shard.
+struct ShardSet : TensorTable {
   std::vector<SafetensorsFile> files;
-  std::vector<std::string> names;     // of the files, in the directory
-  std::vector<StoredTensor> tensors;  // of all shards, shard by shard; names are unique
-  std::string listing;                // the file that says which tensors there are: for messages
   std::vector<std::string> notes;
 };
 

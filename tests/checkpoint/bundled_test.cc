@@ -89,6 +89,8 @@ std::string disk_name(const std::string& family, int64_t layer, WeightRole role,
       return block + "shared_expert.down_proj.weight";
     case WeightRole::kSharedExpertGate:
       return block + "shared_expert_gate.weight";
+    default:
+      break;
   }
   return "";
 }

@@ -12,11 +12,12 @@ namespace conclave::inline v0 {
 namespace checkpoint {
 namespace {
 
-constexpr std::array<const Architecture*, 4> kArchitectures = {
-    &kMixtral,
-    &kQwen2Moe,
-    &kQwen3Moe,
-    &kOlmoe,
+constexpr std::array kArchitectures = {
+    &kMixtral,    &kOlmoe,      &kJamba,        &kGraniteMoe,  &kGptOss,   &kOpenaiPrivacyFilter,
+    &kLlama4,     &kQwen2Moe,   &kQwen3Next,    &kQwen35Moe,   &kQwen3Moe, &kQwen3OmniMoe,
+    &kQwen3VlMoe, &kDeepseekV2, &kUnlimitedOcr, &kDeepseekV3,  &kAxk1,     &kAxk2,
+    &kDots1,      &kDots3Note,  &kSolarOpen,    &kMimoV2Flash, &kGlm4Moe,  &kGlm4MoeLite,
+    &kGlmMoeDsa,  &kGlm5Next,   &kHyV4,
 };
 
 }  // namespace

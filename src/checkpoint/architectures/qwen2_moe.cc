@@ -1,35 +1,36 @@
-// Qwen1.5-MoE and Qwen2-MoE: dense layers by list or step, a shared expert behind a sigmoid gate,
-// weights renormalised only if the config says so.
-#include "checkpoint/architectures/common_names.h"
+// Qwen1.5-MoE, Qwen2-MoE, Qwen3-Next, Qwen3.5 and Qwen4: dense layers by list or step, a shared
+// expert behind a sigmoid gate. They differ in when weights are renormalised.
+#include "checkpoint/architectures/qwen_table.h"
 #include "checkpoint/architectures/tables.h"
 
 namespace conclave::inline v0::checkpoint {
 namespace {
 
-constexpr std::array<std::string_view, 1> kModelTypes = {"qwen2_moe"};
+constexpr std::array<std::string_view, 1> kQwen2Types = {"qwen2_moe"};
+constexpr std::array<std::string_view, 3> kNextTypes = {"qwen3_next", "qwen4_exp",
+                                                        "qwen4_exp_text"};
+constexpr std::array<std::string_view, 2> kQwen35Types = {"qwen3_5_moe", "qwen3_5_moe_text"};
+
 constexpr std::array kOnce = {
-    NamePattern{"mlp.gate.weight", Part::kRouter},
-    NamePattern{"mlp.shared_expert.gate_proj.weight", Part::kSharedGate},
-    NamePattern{"mlp.shared_expert.up_proj.weight", Part::kSharedUp},
-    NamePattern{"mlp.shared_expert.down_proj.weight", Part::kSharedDown},
-    NamePattern{"mlp.shared_expert_gate.weight", Part::kSharedExpertGate},
+    NamePattern{"{base}shared_expert.gate_proj.weight", Part::kSharedGate},
+    NamePattern{"{base}shared_expert.up_proj.weight", Part::kSharedUp},
+    NamePattern{"{base}shared_expert.down_proj.weight", Part::kSharedDown},
 };
+
+constexpr Architecture with_shared(Architecture table) {
+  table.shared = {.mode = SharedMode::kSigmoidGate,
+                  .size = {.key = "shared_expert_intermediate_size"}};
+  table.once = kOnce;
+  return table;
+}
 
 }  // namespace
 
-constinit const Architecture kQwen2Moe = {
-    .name = "qwen2_moe",
-    .model_types = kModelTypes,
-    .blocks = kMlpBlock,
-    .sizes = {.num_experts = {"num_experts", "num_local_experts"},
-              .top_k = "num_experts_per_tok",
-              .intermediate_size = "moe_intermediate_size",
-              .shared_intermediate_size = "shared_expert_intermediate_size"},
-    .layer_rule = {.dense_layers = "mlp_only_layers", .sparse_step = "decoder_sparse_step"},
-    .router = {.renormalize_key = "norm_topk_prob", .renormalize_default = false},
-    .shared = SharedMode::kSigmoidGate,
-    .expert_forms = kProjForms,
-    .once = kOnce,
-};
+constinit const Architecture kQwen2Moe =
+    with_shared(qwen_table("qwen2_moe", kQwen2Types, {"norm_topk_prob", false}));
+constinit const Architecture kQwen3Next =
+    with_shared(qwen_table("qwen3_next", kNextTypes, {"norm_topk_prob", true}));
+constinit const Architecture kQwen35Moe =
+    with_shared(qwen_table("qwen3_5_moe", kQwen35Types, {.otherwise = true}));
 
 }  // namespace conclave::inline v0::checkpoint

@@ -1,26 +1,31 @@
-// Qwen3-MoE: as Qwen2-MoE without the shared expert. Released checkpoints set norm_topk_prob; the
-// published default is off.
-#include "checkpoint/architectures/common_names.h"
+// Qwen3-MoE and its multimodal forms, Mellum: as Qwen2-MoE without the shared expert. Released
+// checkpoints of Qwen3-MoE set norm_topk_prob; the published default is off.
+#include "checkpoint/architectures/qwen_table.h"
 #include "checkpoint/architectures/tables.h"
 
 namespace conclave::inline v0::checkpoint {
 namespace {
 
-constexpr std::array<std::string_view, 1> kModelTypes = {"qwen3_moe"};
+constexpr std::array<std::string_view, 1> kQwen3Types = {"qwen3_moe"};
+constexpr std::array<std::string_view, 4> kOmniTypes = {"qwen3_omni_moe", "qwen3_omni_moe_thinker",
+                                                        "qwen3_omni_moe_text", "mellum"};
+constexpr std::array<std::string_view, 2> kVlTypes = {"qwen3_vl_moe", "qwen3_vl_moe_text"};
+// The speech part has experts of its own, under another configuration.
+constexpr std::array<std::string_view, 1> kOmniSkipped = {"talker."};
+
+constexpr Architecture omni_table() {
+  Architecture table = qwen_table("qwen3_omni_moe", kOmniTypes, {"norm_topk_prob", true});
+  table.skipped = kOmniSkipped;
+  return table;
+}
 
 }  // namespace
 
-constinit const Architecture kQwen3Moe = {
-    .name = "qwen3_moe",
-    .model_types = kModelTypes,
-    .blocks = kMlpBlock,
-    .sizes = {.num_experts = {"num_experts", "num_local_experts"},
-              .top_k = "num_experts_per_tok",
-              .intermediate_size = "moe_intermediate_size"},
-    .layer_rule = {.dense_layers = "mlp_only_layers", .sparse_step = "decoder_sparse_step"},
-    .router = {.renormalize_key = "norm_topk_prob", .renormalize_default = false},
-    .expert_forms = kProjForms,
-    .once = kMlpGate,
-};
+constinit const Architecture kQwen3Moe =
+    qwen_table("qwen3_moe", kQwen3Types, {"norm_topk_prob", false});
+constinit const Architecture kQwen3OmniMoe = omni_table();
+// Weights are always renormalised; released files hold stacks columns first.
+constinit const Architecture kQwen3VlMoe =
+    qwen_table("qwen3_vl_moe", kVlTypes, {.otherwise = true});
 
 }  // namespace conclave::inline v0::checkpoint

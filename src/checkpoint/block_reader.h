@@ -1,0 +1,19 @@
+// A block of a matrix out of its tensor, whatever the strides.
+#pragma once
+
+#include "checkpoint/placement.h"
+#include "checkpoint/tensor_data.h"
+
+#include "conclave/weights.h"
+
+#include <cstddef>
+#include <span>
+
+namespace conclave::inline v0::checkpoint {
+
+// Writes the block, dense and row-major, to `destination`, which has exactly its size and is not
+// empty. Reads no element of the tensor twice, and few beside those of the block.
+void read_block(const TensorData& data, const MatrixLocation& matrix, const WeightBlock& block,
+                size_t element_bytes, std::span<std::byte> destination);
+
+}  // namespace conclave::inline v0::checkpoint

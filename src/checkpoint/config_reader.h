@@ -1,0 +1,58 @@
+// Typed, bounded access to the keys of config.json: every value out of range, of the wrong type or
+// absent is an Error that names file, key, value and limit.
+#pragma once
+
+#include "checkpoint/architecture.h"
+#include "io/json.h"
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace conclave::inline v0::checkpoint {
+
+struct SizeRange {
+  int64_t low = 0;
+  int64_t high = 0;
+  std::string_view why = {};  // ", the number of experts"
+};
+
+class ConfigReader {
+ public:
+  // `config` is the object that holds the sizes of the language model.
+  ConfigReader(io::JsonValue config, SizeKeys::Lists lists) : config_(config), lists_(lists) {}
+
+  const io::JsonValue& object() const { return config_; }
+  // Without the keys that are null.
+  std::optional<io::JsonValue> find(const KeyNames& key) const;
+  // Whether a spelling is there, null or not.
+  bool has(const KeyNames& key) const;
+
+  // The value, the element of the layer where it is a list, or `otherwise`. Throws
+  // Error(kConfigMissingKey, kConfigValue, kJsonType).
+  int64_t size(const SizeKey& key, const SizeRange& range, int64_t layer = 0) const;
+  // Finite and from 0 to 1e30.
+  double number(const NumberKey& key, int64_t layer = 0) const;
+  bool flag(const FlagKey& key) const;
+  std::string text(const KeyNames& key, std::string_view otherwise) const;
+
+  // The list at `key`, read once. At least `length` long.
+  const std::vector<io::JsonValue>& list(const io::JsonValue& value, int64_t length) const;
+
+ private:
+  std::optional<io::JsonValue> find_at(const KeyNames& key, int64_t layer) const;
+
+  io::JsonValue config_;
+  SizeKeys::Lists lists_;
+  // Elements of a list have no index of their own. By path.
+  mutable std::map<std::string, std::vector<io::JsonValue>> cache_;
+};
+
+std::string render(const io::JsonValue& value);
+[[noreturn]] void reject_value(const io::JsonValue& value, std::string fault, std::string limit);
+int64_t checked_size(const io::JsonValue& value, const SizeRange& range);
+
+}  // namespace conclave::inline v0::checkpoint

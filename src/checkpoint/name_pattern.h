@@ -1,0 +1,79 @@
+// What a tensor of a MoE layer holds, and the names by which it is known.
+#pragma once
+
+#include "conclave/weights.h"
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace conclave::inline v0::checkpoint {
+
+// What a tensor holds. Parts from kRouter on exist once a layer.
+enum class Part : uint8_t {
+  kGate,
+  kUp,
+  kDown,
+  kGateUp,
+  kGateBias,
+  kUpBias,
+  kDownBias,
+  kGateUpBias,
+  kRouter,
+  kRouterBias,
+  kSelectionBias,
+  kExpertScale,
+  kGlobalScale,
+  kRouterInputScale,
+  kHashTable,
+  kSharedGate,
+  kSharedUp,
+  kSharedDown,
+  kSharedGateUp,
+  kSharedGateBias,
+  kSharedUpBias,
+  kSharedDownBias,
+  kSharedExpertGate,
+  kMixGate,
+  kMixGateBias,
+  kLatentDown,
+  kLatentNorm,
+  kLatentUp,
+  kOutputBias,
+  kResidualGate,
+  kResidualUp,
+  kResidualDown,
+  kNotRead,  // known, and no part of what a layer computes
+};
+constexpr bool is_expert_part(Part part) { return part < Part::kRouter; }
+
+// The roles that a tensor fills, one after the other; empty for kNotRead.
+std::span<const WeightRole> roles_of(Part part);
+
+// How rows of a matrix lie in its tensor.
+enum class RowOrder : uint8_t {
+  kConcatenated,  // gate rows, then up rows
+  kInterleaved,   // gate 0, up 0, gate 1, up 1, ...
+};
+// Which axis comes first. kByShape: rows, unless the shape of a stack says otherwise.
+enum class AxisOrder : uint8_t { kByShape, kRowsFirst, kColsFirst };
+
+// A tensor name after "layers.N.". {base} is one of the family's bases. With {expert} (a decimal
+// number) the tensor is one matrix [rows, cols]; an expert part without it is a stack
+// [E, rows, cols] or [E, cols, rows], also with its first two axes merged.
+struct NamePattern {
+  std::string_view text;
+  Part part;
+  RowOrder rows = RowOrder::kConcatenated;
+  AxisOrder axes = AxisOrder::kByShape;
+  // A vector that is row 0 of a tensor of this many rows (further modalities have the others).
+  int64_t rows_beside = 1;
+};
+
+// One way of storing the routed experts. A layer uses exactly one.
+struct ExpertForm {
+  std::string_view name;  // "per_expert", "stacked"
+  std::span<const NamePattern> patterns;
+};
+
+}  // namespace conclave::inline v0::checkpoint

@@ -1,0 +1,52 @@
+// Where a matrix lies in its tensor, for every layout that a family may store.
+#pragma once
+
+#include "checkpoint/name_pattern.h"
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace conclave::inline v0::checkpoint {
+
+// What a tensor holds: `count` blocks (experts, shared experts or one) of `rows` x `cols`; several
+// roles share the rows. A vector is a block of one column.
+struct TensorBlock {
+  int64_t count = 1;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  bool is_stack = false;  // the blocks have an axis
+  bool is_vector = false;
+  int64_t surplus = 0;  // blocks that the stack may hold beyond `count`, which mean nothing
+};
+
+// The shapes in which a tensor may hold the block, the usual one first.
+std::vector<std::vector<int64_t>> accepted_shapes(const TensorBlock& block,
+                                                  const NamePattern& pattern, AxisOrder axes);
+
+// Whether the shape is one of them in that order of axes (kRowsFirst or kColsFirst).
+bool fits(std::span<const int64_t> shape, const TensorBlock& block, const NamePattern& pattern,
+          AxisOrder axes);
+
+// Element (row, col) of the matrix is element offset + row * row_stride + col * col_stride of the
+// tensor.
+struct MatrixLocation {
+  int32_t tensor = -1;  // index into TensorTable::tensors; -1: not found
+  int64_t offset = 0;
+  int64_t row_stride = 0;
+  int64_t col_stride = 0;
+};
+
+// The share of one role: `rows` of the block's rows, the role being number `part` of `parts` and
+// `rows_before` rows lying before it. `index` is the expert.
+struct RoleShare {
+  int64_t index = 0;
+  int64_t part = 0;
+  int64_t parts = 1;
+  int64_t rows_before = 0;
+};
+MatrixLocation locate(const TensorBlock& block, const NamePattern& pattern, AxisOrder axes,
+                      const RoleShare& share, int32_t tensor);
+
+}  // namespace conclave::inline v0::checkpoint

@@ -1,0 +1,137 @@
+#include "checkpoint/role_shape.h"
+
+namespace conclave::inline v0::checkpoint {
+namespace {
+
+RoleShape matrix(int64_t count, int64_t rows, int64_t cols) {
+  return {.count = count, .rows = rows, .cols = cols};
+}
+
+RoleShape vector_if(bool present, int64_t size, int64_t count = 1) {
+  return {.count = present ? count : 0, .rows = 1, .cols = size, .is_vector = true};
+}
+
+RoleShape matrix_if(bool present, int64_t rows, int64_t cols) {
+  return matrix(present ? 1 : 0, rows, cols);
+}
+
+RoleShape expert_shape(const MoeSpec& spec, WeightRole role) {
+  const int64_t experts = spec.num_experts;
+  const int64_t width = expert_width(spec);
+  const bool gated = is_gated(spec.activation);
+  switch (role) {
+    case WeightRole::kGate:
+      return matrix(gated ? experts : 0, spec.intermediate_size, width);
+    case WeightRole::kUp:
+      return matrix(experts, spec.intermediate_size, width);
+    case WeightRole::kDown:
+      return matrix(experts, width, spec.intermediate_size);
+    case WeightRole::kGateBias:
+      return vector_if(spec.has_bias && gated, spec.intermediate_size, experts);
+    case WeightRole::kUpBias:
+      return vector_if(spec.has_bias, spec.intermediate_size, experts);
+    default:
+      return vector_if(spec.has_bias, width, experts);
+  }
+}
+
+RoleShape shared_shape(const MoeSpec& spec, WeightRole role) {
+  const SharedExpertSpec& shared = spec.shared;
+  if (shared.mode == SharedMode::kNone) return {};
+  const int64_t size = shared.intermediate_size;
+  const bool gated = is_gated(shared.activation.name.empty() ? spec.activation : shared.activation);
+  switch (role) {
+    case WeightRole::kSharedGate:
+      return matrix(gated ? shared.count : 0, size, spec.hidden_size);
+    case WeightRole::kSharedUp:
+      return matrix(shared.count, size, spec.hidden_size);
+    case WeightRole::kSharedDown:
+      return matrix(shared.count, spec.hidden_size, size);
+    case WeightRole::kSharedGateBias:
+      return vector_if(shared.has_bias && gated, size, shared.count);
+    case WeightRole::kSharedUpBias:
+      return vector_if(shared.has_bias, size, shared.count);
+    default:
+      return vector_if(shared.has_bias, spec.hidden_size, shared.count);
+  }
+}
+
+RoleShape router_shape(const MoeSpec& spec, WeightRole role) {
+  const RouterSpec& router = spec.router;
+  switch (role) {
+    case WeightRole::kRouter:
+      return matrix(1, num_logits(spec), spec.hidden_size);
+    case WeightRole::kRouterBias:
+      return vector_if(router.has_logit_bias, num_logits(spec));
+    case WeightRole::kSelectionBias:
+      return vector_if(router.has_selection_bias, spec.num_experts + spec.num_zero_experts);
+    case WeightRole::kExpertScale:
+      return vector_if(router.has_expert_scale, spec.num_experts);
+    case WeightRole::kGlobalScale:
+      return vector_if(router.has_global_scale, 1);
+    case WeightRole::kRouterInputScale:
+      return vector_if(router.input_norm.enabled, spec.hidden_size);
+    default:
+      return matrix_if(router.name == "hash", router.vocab_size, spec.top_k);
+  }
+}
+
+}  // namespace
+
+RoleShape role_shape(const MoeSpec& spec, WeightRole role) {
+  const int64_t hidden = spec.hidden_size;
+  const int64_t residual = spec.residual.intermediate_size;
+  const ActivationSpec& residual_activation =
+      spec.residual.activation.name.empty() ? spec.activation : spec.residual.activation;
+  const bool mixed = spec.shared.mode == SharedMode::kSoftmaxMix;
+  switch (role) {
+    case WeightRole::kGate:
+    case WeightRole::kUp:
+    case WeightRole::kDown:
+    case WeightRole::kGateBias:
+    case WeightRole::kUpBias:
+    case WeightRole::kDownBias:
+      return expert_shape(spec, role);
+    case WeightRole::kSharedGate:
+    case WeightRole::kSharedUp:
+    case WeightRole::kSharedDown:
+    case WeightRole::kSharedGateBias:
+    case WeightRole::kSharedUpBias:
+    case WeightRole::kSharedDownBias:
+      return shared_shape(spec, role);
+    case WeightRole::kRouter:
+    case WeightRole::kRouterBias:
+    case WeightRole::kSelectionBias:
+    case WeightRole::kExpertScale:
+    case WeightRole::kGlobalScale:
+    case WeightRole::kRouterInputScale:
+    case WeightRole::kHashTable:
+      return router_shape(spec, role);
+    case WeightRole::kSharedExpertGate:
+      return matrix_if(spec.shared.mode == SharedMode::kSigmoidGate, 1, hidden);
+    case WeightRole::kMixGate:
+      return matrix_if(mixed, 2, hidden);
+    case WeightRole::kMixGateBias: {
+      RoleShape shape = vector_if(mixed, 2);
+      shape.is_optional = true;
+      return shape;
+    }
+    case WeightRole::kLatentDown:
+      return matrix_if(spec.latent.size > 0, spec.latent.size, hidden);
+    case WeightRole::kLatentNorm:
+      return vector_if(spec.latent.size > 0 && spec.latent.has_norm, spec.latent.size);
+    case WeightRole::kLatentUp:
+      return matrix_if(spec.latent.size > 0, hidden, spec.latent.size);
+    case WeightRole::kOutputBias:
+      return vector_if(spec.has_output_bias, hidden);
+    case WeightRole::kResidualGate:
+      return matrix_if(residual > 0 && is_gated(residual_activation), residual, hidden);
+    case WeightRole::kResidualUp:
+      return matrix_if(residual > 0, residual, hidden);
+    case WeightRole::kResidualDown:
+      return matrix_if(residual > 0, hidden, residual);
+  }
+  return {};
+}
+
+}  // namespace conclave::inline v0::checkpoint

@@ -1,0 +1,23 @@
+// A MoeSpec from config.json by a family's table.
+#pragma once
+
+#include "checkpoint/config_reader.h"
+
+#include "conclave/error.h"
+#include "conclave/spec.h"
+
+#include <cstdint>
+
+namespace conclave::inline v0::checkpoint {
+
+// Beyond any model there is; they keep products of sizes far inside 63 bits and the work on a
+// hostile config small.
+inline constexpr int64_t kMaxExperts = 16384;
+inline constexpr int64_t kMaxWidth = int64_t{1} << 20;
+
+// weight_dtype and the router's rounding types are left as they are by default. `support` gets the
+// reason where the layer cannot run. Throws Error(kConfigMissingKey, kConfigValue, kJsonType).
+MoeSpec read_spec(const ConfigReader& config, const Architecture& architecture, int64_t layer,
+                  Support& support);
+
+}  // namespace conclave::inline v0::checkpoint

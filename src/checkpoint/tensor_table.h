@@ -1,0 +1,35 @@
+// Names, types and shapes of tensors, wherever their data are.
+#pragma once
+
+#include "conclave/safetensors.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace conclave::inline v0::checkpoint {
+
+// A tensor and the file that holds it.
+struct StoredTensor {
+  const TensorInfo* info = nullptr;
+  int32_t shard = 0;
+};
+
+struct TensorTable {
+  std::vector<std::string> names;     // of the files, in the directory
+  std::vector<std::string> paths;     // of the same, for messages
+  std::vector<StoredTensor> tensors;  // names are unique
+  std::string listing;                // what says which tensors there are: for messages
+
+  const TensorInfo& info(int32_t tensor) const {
+    return *tensors[static_cast<size_t>(tensor)].info;
+  }
+  const std::string& path_of(int32_t tensor) const {
+    return paths[static_cast<size_t>(tensors[static_cast<size_t>(tensor)].shard)];
+  }
+  const std::string& name_of(int32_t tensor) const {
+    return names[static_cast<size_t>(tensors[static_cast<size_t>(tensor)].shard)];
+  }
+};
+
+}  // namespace conclave::inline v0::checkpoint

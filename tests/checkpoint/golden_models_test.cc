@@ -1,0 +1,90 @@
+// Every model of testdata/models opens: each tensor of a MoE block has a meaning, each role a
+// tensor.
+#include "checkpoint/tiny_model.h"
+
+#include "conclave/checkpoint.h"
+#include "conclave/safetensors.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace conclave::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::vector<std::string> golden_names() {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator("testdata/models")) {
+    if (entry.is_directory()) names.push_back(entry.path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+class GoldenModel : public ::testing::TestWithParam<std::string> {
+ protected:
+  fs::path directory() const { return fs::path("testdata/models") / GetParam(); }
+};
+
+INSTANTIATE_TEST_SUITE_P(Models, GoldenModel, ::testing::ValuesIn(golden_names()),
+                         [](const auto& test) {
+                           std::string name = test.param;
+                           std::replace_if(
+                               name.begin(), name.end(), [](char c) { return !std::isalnum(c); },
+                               '_');
+                           return name;
+                         });
+
+TEST_P(GoldenModel, Opened_HasALayerForEachRecordedOne) {
+  const Checkpoint checkpoint = Checkpoint::open(directory());
+  const SafetensorsFile golden = SafetensorsFile::open(directory() / "golden.safetensors");
+  std::set<int64_t> recorded;
+  for (const TensorInfo& info : golden.tensors()) {
+    recorded.insert(std::stoll(info.name.substr(info.name.find('.') + 1)));
+  }
+  std::set<int64_t> found;
+  for (const CheckpointLayer& layer : checkpoint.layers()) found.insert(layer.index);
+  EXPECT_EQ(found, recorded);
+}
+
+TEST_P(GoldenModel, Layers_HaveTheRecordedSizes) {
+  const Checkpoint checkpoint = Checkpoint::open(directory());
+  const SafetensorsFile golden = SafetensorsFile::open(directory() / "golden.safetensors");
+  for (const CheckpointLayer& layer : checkpoint.layers()) {
+    const std::string start = "layers." + std::to_string(layer.index) + ".f32.";
+    const auto columns = [&](const char* name) {
+      const TensorInfo* info = golden.find(start + name);
+      return info == nullptr ? int64_t{-1} : info->shape.back();
+    };
+    EXPECT_EQ(columns("router_logits"), num_logits(layer.spec));
+    EXPECT_EQ(columns("hidden_states"), layer.spec.hidden_size);
+    EXPECT_EQ(golden.find(start + "token_ids") != nullptr, layer.spec.router.name == "hash");
+    EXPECT_EQ(golden.find(start + "residual_input") != nullptr,
+              layer.spec.residual.intermediate_size > 0);
+    EXPECT_TRUE(layer.support) << layer.support.reason();
+  }
+}
+
+TEST_P(GoldenModel, EveryMatrix_IsRead) {
+  const Checkpoint checkpoint = Checkpoint::open(directory());
+  for (const CheckpointLayer& layer : checkpoint.layers()) {
+    const auto source = checkpoint.layer_source(layer.index);
+    EXPECT_EQ(source->describe(WeightRole::kDown).count, layer.spec.num_experts);
+    for (size_t i = 0; i < kNumWeightRoles; ++i) {
+      const auto role = static_cast<WeightRole>(i);
+      const WeightInfo info = source->describe(role);
+      for (int64_t expert = 0; expert < info.count; ++expert) {
+        EXPECT_FALSE(read_matrix(*source, role, expert).empty()) << to_string(role);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace conclave::testing
