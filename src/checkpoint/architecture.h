@@ -109,6 +109,7 @@ struct RouterRule {
   RouterPrecision scores = RouterPrecision::kF32;
   FlagKey logit_bias = {};
   FlagKey selection_bias = {};
+  bool selection_bias_by_file = false;  // there where the file has one
   NumberKey soft_cap = {};
 
   SizeKey num_groups = {.otherwise = 1};

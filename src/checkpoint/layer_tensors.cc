@@ -147,4 +147,18 @@ LayerTensors group_by_layer(const ModelConfig& config, const TensorTable& table)
   return groups;
 }
 
+void settle_by_file(const LayerTensors& tensors, ModelConfig& config) {
+  if (!config.architecture->router.selection_bias_by_file) return;
+  const auto is_bias = [&](const LayerTensor& item) {
+    const auto match = match_name(*config.architecture, item.rest, [](const NamePattern& pattern) {
+      return pattern.part == Part::kSelectionBias;
+    });
+    return match.has_value();
+  };
+  for (LayerConfig& layer : config.layers) {
+    const auto& items = tensors.layers[static_cast<size_t>(layer.index)];
+    layer.spec.router.has_selection_bias = std::any_of(items.begin(), items.end(), is_bias);
+  }
+}
+
 }  // namespace conclave::inline v0::checkpoint

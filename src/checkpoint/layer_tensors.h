@@ -27,4 +27,7 @@ struct LayerTensors {
 // experts lie under two trunks.
 LayerTensors group_by_layer(const ModelConfig& config, const TensorTable& table);
 
+// Settles what the family leaves to the file: whether a layer has a selection bias.
+void settle_by_file(const LayerTensors& tensors, ModelConfig& config);
+
 }  // namespace conclave::inline v0::checkpoint

@@ -138,6 +138,7 @@ Checkpoint Checkpoint::open(const std::filesystem::path& path, const CheckpointO
   impl->shards = checkpoint::open_shards(directory, options.access);
   impl->data = std::make_unique<checkpoint::ShardData>(impl->shards);
   const checkpoint::LayerTensors tensors = checkpoint::group_by_layer(impl->config, impl->shards);
+  checkpoint::settle_by_file(tensors, impl->config);
   impl->add_layers(impl->config.quantization.empty()
                        ? checkpoint::map_roles(impl->config, impl->shards, tensors)
                        : checkpoint::survey_layers(impl->config, impl->shards, tensors));

@@ -31,6 +31,14 @@ constexpr Architecture v3_table() {
   return table;
 }
 
+// transformers goes without the bias where the file has none, as in the release.
+constexpr Architecture axk1_table() {
+  Architecture table = deepseek_v3_table(
+      "axk1", kAxk1Types, {.first_moe = 1, .scale = 2.5, .num_groups = 8, .topk_groups = 4});
+  table.router.selection_bias_by_file = true;
+  return table;
+}
+
 constexpr Architecture axk2_table() {
   Architecture table = deepseek_v3_table("axk2", kAxk2Types, {.first_moe = 1, .scale = 2.5});
   table.router.group_mask = GroupMask::kZero;
@@ -47,8 +55,7 @@ constexpr Architecture dots3_table() {
 }  // namespace
 
 constinit const Architecture kDeepseekV3 = v3_table();
-constinit const Architecture kAxk1 = deepseek_v3_table(
-    "axk1", kAxk1Types, {.first_moe = 1, .scale = 2.5, .num_groups = 8, .topk_groups = 4});
+constinit const Architecture kAxk1 = axk1_table();
 constinit const Architecture kAxk2 = axk2_table();
 constinit const Architecture kDots1 =
     deepseek_v3_table("dots1", kDots1Types, {.normalise = false, .shared_experts = 0});
