@@ -44,7 +44,7 @@ def row(variants: list[Family], models: pathlib.Path) -> str:
         f"`{variants[0].model_type}`", facts.fields, facts.layer_rule, facts.router, facts.names, facts.quirks,
         ", ".join(f"`{family.name}`" for family in variants), ", ".join(sorted(made_by)),
         f"{worst['f32']:.1e}", f"{worst['bf16']:.1e}",
-    ]  # fmt: skip
+    ]
     if any("|" in cell for cell in cells):
         raise SystemExit(f"{variants[0].name}: a fact contains a pipe")
     return "| " + " | ".join(cell or "-" for cell in cells) + " |\n"

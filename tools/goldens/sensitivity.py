@@ -48,7 +48,7 @@ def without_parts(block: Block) -> Iterator[tuple[str, Block]]:
     neutral = {
         "router_bias": 0.0, "router_norm": identity, "weight_on_input": False, "output_scale": 1.0,
         "output_bias": 0.0,
-    }  # fmt: skip
+    }
     for name, value in neutral.items():
         if is_set(getattr(block, name), value):
             yield name, dataclasses.replace(block, **{name: value})

@@ -66,7 +66,7 @@ CONFIG = dict(
     moe_layer_frequency=2, parallel_attn_mlp_res=True, use_residual=True, moe_token_dropping=False,
     moe_train_capacity_factor=1, moe_eval_capacity_factor=1, moe_min_capacity=0, router_aux_loss_coef=0.001,
     enable_expert_tensor_parallelism=False, tie_word_embeddings=False, torch_dtype="bfloat16",
-)  # fmt: skip
+)
 
 FAMILIES = [
     FormulaFamily(

@@ -17,11 +17,11 @@ def read(disk: Disk, prefix: str) -> Block:
 TEXT = SMALL | dict(
     head_dim=8, hidden_size=56, intermediate_size=36, num_hidden_layers=1, moe_num_experts=6, moe_topk=3,
     moe_num_shared_experts=2, pad_token_id=0,
-)  # fmt: skip
+)
 VISION = dict(
     model_type="idefics3_vision", hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
     image_size=4, patch_size=2,
-)  # fmt: skip
+)
 FACTS = Facts(
     fields="`moe_num_experts`, `moe_topk`, `intermediate_size`; in `text_config` for `aria`",
     layer_rule="all",

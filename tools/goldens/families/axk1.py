@@ -57,4 +57,4 @@ FAMILIES = [
             "`post_mlp_layernorm`, of the block's output is outside the block",
         ),
     )
-]  # fmt: skip
+]

@@ -35,7 +35,8 @@ FAMILIES = [
             router="as `deepseek_v3`",
             names="as `deepseek_v3`, but `mlp.gate.expert_bias`",
             quirks="transformers 5 writes `num_experts_per_token`, `num_expert_group` and `moe_renormalize` instead of "
-            "`num_experts_per_tok`, `n_group` and `norm_topk_prob`; shared expert is `moe_intermediate_size * num_shared_experts` wide",
+            "`num_experts_per_tok`, `n_group` and `norm_topk_prob`; shared expert is `moe_intermediate_size * "
+            "num_shared_experts` wide",
         ),
     )
 ]

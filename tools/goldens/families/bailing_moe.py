@@ -71,18 +71,18 @@ COMMON = dict(
     hidden_act="silu", rms_norm_eps=1e-06, rope_theta=600000.0, rope_scaling=None, tie_word_embeddings=False,
     use_bias=False, use_qkv_bias=False, embedding_dropout=0.0, output_dropout=0.0, norm_head=False, norm_softmax=False,
     norm_topk_prob=True, torch_dtype="bfloat16",
-)  # fmt: skip
+)
 V1 = COMMON | dict(
     architectures=["BailingMoeForCausalLM"], model_type="bailing_moe", num_hidden_layers=1, first_k_dense_replace=0,
     intermediate_size=20, moe_intermediate_size=20, num_experts=10, num_experts_per_tok=3, num_shared_experts=2,
-)  # fmt: skip
+)
 V2 = COMMON | dict(
     architectures=["BailingMoeV2ForCausalLM"], model_type="bailing_moe_v2", num_hidden_layers=2,
     first_k_dense_replace=1, intermediate_size=44, moe_intermediate_size=20, moe_shared_expert_intermediate_size=28,
     num_experts=12, num_experts_per_tok=4, num_shared_experts=1, n_group=4, topk_group=2, routed_scaling_factor=2.5,
     score_function="sigmoid", moe_router_enable_expert_bias=True, router_dtype="fp32", use_qk_norm=True,
     num_nextn_predict_layers=0, use_rmsnorm=True, head_dim=28, partial_rotary_factor=0.5,
-)  # fmt: skip
+)
 NAMES = (
     "`mlp.gate.weight`, `mlp.experts.e.{gate,up,down}_proj.weight`, `mlp.shared_experts.{gate,up,down}_proj.weight`"
 )

@@ -40,4 +40,4 @@ FAMILIES = [
             quirks="`routed_scaling_factor` multiplies the routed sum; silu(g) * u in f32; no shared expert",
         ),
     )
-]  # fmt: skip
+]

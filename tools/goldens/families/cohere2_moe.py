@@ -62,4 +62,4 @@ FAMILIES = [
         "cohere2_moe-unnormalised", 1041, num_experts=6, num_experts_per_tok=2, num_shared_experts=0,
         expert_selection_fn="sigmoid", norm_topk_prob=False,
     ),
-]  # fmt: skip
+]

@@ -63,7 +63,7 @@ def family(name: str, seed: int, power: float | None) -> Family:
             "each [E * I, H]",
             quirks="w1 gate, v1 up; w2 holds [I, H] per expert, the transpose of a down projection",
         ),
-    )  # fmt: skip
+    )
 
 
 FAMILIES = [family("dbrx", 1024, 2.0), family("dbrx-unnormalised", 1025, None)]

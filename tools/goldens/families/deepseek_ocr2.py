@@ -16,17 +16,17 @@ def read(disk: Disk, prefix: str) -> Block:
         disk[f"{prefix}.gate.weight"],
         disk.experts(f"{prefix}.experts"),
         shared=disk.mlp(f"{prefix}.shared_experts"),
-    )  # fmt: skip
+    )
 
 
 TEXT = SMALL | dict(
     hidden_size=40, intermediate_size=44, moe_intermediate_size=20, num_hidden_layers=2, n_shared_experts=2,
     mlp_layer_types=["dense", "sparse"],
-)  # fmt: skip
+)
 SAM = dict(
     hidden_size=8, output_channels=4, num_hidden_layers=1, num_attention_heads=2, image_size=32, patch_size=16,
     window_size=2, global_attn_indexes=[0], mlp_dim=8, downsample_channels=[4, 8],
-)  # fmt: skip
+)
 QWEN = dict(
     hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, vocab_size=8
 )
@@ -54,7 +54,7 @@ def family(name: str, seed: int, kind: str, encoder: dict, **fields) -> Family:
             names="as `deepseek_v2`, prefix `model.`",
             quirks="shared expert is `moe_intermediate_size * n_shared_experts` wide",
         ),
-    )  # fmt: skip
+    )
 
 
 FAMILIES = [
@@ -66,4 +66,4 @@ FAMILIES = [
         "unlimited_ocr", 2039, "UnlimitedOcr", CLIP, n_routed_experts=12, num_experts_per_tok=4, n_group=4,
         topk_group=2, topk_method="group_limited_greedy", routed_scaling_factor=1.5,
     ),
-]  # fmt: skip
+]

@@ -22,7 +22,7 @@ def read(disk: Disk, prefix: str) -> Block:
 SIZES = SMALL_MLA | dict(
     hidden_size=56, intermediate_size=44, moe_intermediate_size=20, num_hidden_layers=2, n_shared_experts=2,
     first_k_dense_replace=1,
-)  # fmt: skip
+)
 FACTS = Facts(
     fields="`n_routed_experts`, `num_experts_per_tok`, `moe_intermediate_size`",
     layer_rule="N >= `first_k_dense_replace`",
@@ -55,4 +55,4 @@ FAMILIES = [
         "deepseek_v2-greedy", 1008, n_routed_experts=10, num_experts_per_tok=4, n_group=1, topk_group=1,
         topk_method="greedy", routed_scaling_factor=1.0,
     ),
-]  # fmt: skip
+]

@@ -17,7 +17,8 @@ FAMILIES = [
         facts=Facts(
             fields="`n_routed_experts`, `num_experts_per_tok`, `moe_intermediate_size`",
             layer_rule="N >= `first_k_dense_replace`",
-            router="f32 product; sigmoid; selection bias; `n_group` groups scored by their two best, `topk_group` kept, "
+            router="f32 product; sigmoid; selection bias; `n_group` groups scored by their two best, `topk_group` "
+            "kept, "
             "others -inf; `norm_topk_prob`: / (sum + 1e-20); * `routed_scaling_factor`",
             names="`mlp.gate.{weight,e_score_correction_bias}`, `mlp.experts.e.{gate,up,down}_proj.weight`, "
             "`mlp.shared_experts.{gate,up,down}_proj.weight`",

@@ -98,7 +98,8 @@ FAMILIES = [
             names="`layers.N.ffn.{gate.weight, gate.bias or gate.tid2eid [vocabulary, k], "
             "experts.e.{w1,w3,w2}.weight, shared_experts.{w1,w3,w2}.weight}`",
             quirks="silu(min(g, L)) * clamp(u), L = `swiglu_limit`, shared expert too; shared expert "
-            "`moe_intermediate_size` wide whatever `n_shared_experts` says; a model saved by transformers 5 has the prefix `model.`",
+            "`moe_intermediate_size` wide whatever `n_shared_experts` says; a model saved by transformers 5 has the "
+            "prefix `model.`",
         ),
     )
 ]

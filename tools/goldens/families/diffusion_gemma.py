@@ -7,7 +7,7 @@ from goldens.family import Family
 TEXT = SMALL | dict(
     head_dim=8, global_head_dim=8, hidden_size=40, intermediate_size=44, moe_intermediate_size=28, num_hidden_layers=1,
     num_experts=10, top_k_experts=4, layer_types=["full_attention"],
-)  # fmt: skip
+)
 
 FAMILIES = [
     Family(
@@ -36,4 +36,4 @@ FAMILIES = [
             quirks=gemma4.FACTS.quirks + "; the encoder shares the decoder's weights",
         ),
     )
-]  # fmt: skip
+]

@@ -16,7 +16,8 @@ FAMILIES = [
         read=read_deepseek_v3,
         seed=2033,
         facts=Facts(
-            fields="`n_routed_experts`, `num_experts_per_tok`, `moe_intermediate_size`; at the top level also where the "
+            fields="`n_routed_experts`, `num_experts_per_tok`, `moe_intermediate_size`; at the top level also where "
+            "the "
             "type is `dots3_note`",
             layer_rule="`mlp_layer_types[N]` is `sparse`; null: N >= `first_k_dense_replace` and N % `moe_layer_freq` "
             "== 0",
@@ -26,4 +27,4 @@ FAMILIES = [
             "own experts are not covered",
         ),
     )
-]  # fmt: skip
+]

@@ -41,9 +41,9 @@ TEXT = SMALL | dict(
     hidden_size=40, intermediate_size=44, moe_intermediate_size=[28, 20], num_hidden_layers=2, moe_num_experts=6,
     moe_k=3, moe_num_shared_experts=2, moe_norm_min=0.95, mlp_layer_types=["dense", "sparse"],
     rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [3, 3, 4]},
-)  # fmt: skip
+)
 VISION = dict(depth=1, hidden_size=8, num_heads=2, patch_size=2, spatial_merge_size=1, intermediate_size=8,
-              temporal_merge_size=1)  # fmt: skip
+              temporal_merge_size=1)
 
 
 def family(name: str, vision: bool, seed: int) -> Family:
@@ -65,12 +65,14 @@ def family(name: str, vision: bool, seed: int) -> Family:
         unread=(f".{other}", *(f".experts.{e}." for e in unread)),
         block=f"routed experts of {'vision' if vision else 'text'} tokens and shared experts",
         facts=Facts(
-            fields="`text_config`: `moe_num_experts` for text and again for vision, `moe_k`, `moe_intermediate_size` [2]",
+            fields="`text_config`: `moe_num_experts` for text and again for vision, `moe_k`, "
+            "`moe_intermediate_size` [2]",
             layer_rule="`mlp_layer_types[N]` is `sparse`; releases: as `ernie4_5_moe` with lists",
             router="as `ernie4_5_moe`",
             names="`mlp.gate.weight` and `mlp.gate.weight_1` [H, E], `mlp.moe_statics.e_score_correction_bias` [2, E], "
             "`mlp.experts.e.{gate,up,down}_proj.weight`, `mlp.shared_experts.*_proj.weight`",
-            quirks="text tokens: gate.weight, bias row 0, experts 0 to E - 1; vision tokens: gate.weight_1, bias row 1, "
+            quirks="text tokens: gate.weight, bias row 0, experts 0 to E - 1; vision tokens: gate.weight_1, bias "
+            "row 1, "
             "experts E to 2E - 1; gates transposed; shared expert for both, `moe_intermediate_size[0] * "
             "moe_num_shared_experts` wide",
         ),

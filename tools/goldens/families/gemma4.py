@@ -47,11 +47,11 @@ TEXT = SMALL | dict(
     head_dim=8, global_head_dim=8, hidden_size=40, intermediate_size=44, moe_intermediate_size=36, num_hidden_layers=2,
     enable_moe_block=True, num_experts=8, top_k_experts=3, hidden_size_per_layer_input=0, vocab_size_per_layer_input=96,
     layer_types=["sliding_attention", "full_attention"],
-)  # fmt: skip
+)
 VISION = dict(
     hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=4,
     patch_size=2, position_embedding_size=4,
-)  # fmt: skip
+)
 FACTS = Facts(
     fields="`text_config`: `num_experts`, `top_k_experts`, `moe_intermediate_size`",
     layer_rule="all, if `enable_moe_block`",
@@ -96,4 +96,4 @@ FAMILIES = [
         ),
         module="model.layers.{}", disk="model.layers.{}",
     ),
-]  # fmt: skip
+]

@@ -7,11 +7,11 @@ TEXT = SMALL | dict(
     routed_scaling_factor=1.5, first_k_dense_replace=1, head_dim=8,
     rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1],
                      "partial_rotary_factor": 1.0},
-)  # fmt: skip
+)
 VISION = dict(
     depth=1, hidden_size=8, num_heads=2, image_size=4, patch_size=2, spatial_merge_size=1, temporal_patch_size=1,
     out_hidden_size=40, intermediate_size=8,
-)  # fmt: skip
+)
 
 FAMILIES = [
     Family(

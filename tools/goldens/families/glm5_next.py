@@ -20,11 +20,11 @@ TEXT = SMALL_MLA | dict(
     n_routed_experts=12, num_experts_per_tok=4, n_shared_experts=2, n_group=4, topk_group=2, norm_topk_prob=True,
     routed_scaling_factor=2.5, mlp_layer_types=["dense", "sparse"], index_head_dim=8, index_n_heads=1,
     swiglu_limit=1.25, linear_head_dim=8, linear_num_heads=2, hc_mult=2, layer_types=["linear_attention"] * 2,
-)  # fmt: skip
+)
 VISION = dict(
     hidden_size=8, depth=1, num_heads=2, image_size=4, patch_size=2, temporal_patch_size=1, out_hidden_size=8,
     intermediate_size=8, projection_intermediate_size=8,
-)  # fmt: skip
+)
 
 FAMILIES = [
     Family(

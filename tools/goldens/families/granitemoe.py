@@ -18,12 +18,12 @@ FIELDS = "`num_local_experts`, `num_experts_per_tok`, `intermediate_size`"
 
 def read(disk: Disk, prefix: str) -> Block:
     shared = prefix.removesuffix("block_sparse_moe") + "shared_mlp"
-    has_shared = f"{shared}.input_linear.weight" in disk
+    names = (f"{shared}.input_linear.weight", f"{shared}.output_linear.weight")
     return Block(
         ChosenSoftmax(disk.config["num_experts_per_tok"]),
         disk[f"{prefix}.router.layer.weight"],
         disk.stacked(f"{prefix}.input_linear.weight", f"{prefix}.output_linear.weight"),
-        shared=disk.fused_mlp(f"{shared}.input_linear.weight", f"{shared}.output_linear.weight") if has_shared else None,
+        shared=disk.fused_mlp(names[0], names[1]) if names[0] in disk else None,
     )
 
 

@@ -57,7 +57,7 @@ CONFIG = dict(
     embedding_multiplier_scale=78.38367176906169, output_multiplier_scale=0.5773502691896257, max_attn_value=30.0,
     max_position_embeddings=64, rms_norm_eps=1e-05, num_experts=6, num_experts_per_tok=2, tie_word_embeddings=True,
     router_aux_loss_coef=0.001, output_router_logits=False, torch_dtype="bfloat16",
-)  # fmt: skip
+)
 
 FAMILIES = [
     FormulaFamily(

@@ -29,7 +29,7 @@ def read(disk: Disk, prefix: str) -> Block:
             f"{prefix}.experts.w13_weight", f"{prefix}.experts.w2_weight", interleaved=True,
             act=capped_swiglu(fields["mlp_gate_softcap"], fields["mlp_up_softcap"]),
         ),
-    )  # fmt: skip
+    )
 
 
 def record(model, family, path: str, hidden_states: torch.Tensor, extra: dict) -> Recorded:
@@ -43,11 +43,11 @@ TEXT = {key: value for key, value in SMALL.items() if key != "tie_word_embedding
     hidden_size=40, moe_intermediate_size=28, num_hidden_layers=1, n_routed_experts=10, num_experts_per_tok=3,
     route_scale=2.5, d_rel=4, rel_extent=8, conv_kernel_size=2, sliding_window_size=8, n_layers_per_attn_res_block=1,
     mlp_gate_softcap=2.0, mlp_up_softcap=3.0,
-)  # fmt: skip
+)
 VISION = dict(
     text_hidden_size=40, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, patch_size=2, posemb_grid_size=2,
     projection_hidden_dim=8,
-)  # fmt: skip
+)
 FACTS = Facts(
     fields="`text_config`: `n_routed_experts`, `num_experts_per_tok`, `moe_intermediate_size`",
     layer_rule="all",
@@ -83,4 +83,4 @@ FAMILIES = [
         model_class="Inkling2ForConditionalGeneration",
     ),
     family("inkling2_text", 2035, "model.layers.{}.mlp", lambda: config("Inkling2TextConfig", **TEXT)),
-]  # fmt: skip
+]

@@ -68,7 +68,7 @@ TEXT = SMALL | dict(
     intermediate_size=44, moe_intermediate_size=28, num_hidden_layers=2, n_routed_experts=10, num_experts_per_tok=3,
     n_shared_experts=2, route_scale=2.5, d_rel=4, rel_extent=8, conv_kernel_size=2, sliding_window_size=8,
     mlp_layer_types=["dense", "sparse"], layer_types=["hybrid_sliding", "hybrid"],
-)  # fmt: skip
+)
 AUDIO = dict(n_mel_bins=2, mel_vocab_size=4, text_hidden_size=40)
 VISION = dict(text_hidden_size=40, patch_size=2, temporal_patch_size=2, hidden_size=8, num_hidden_layers=1)
 
@@ -91,7 +91,8 @@ FAMILIES = [
             fields="`text_config`: `n_routed_experts`, `num_experts_per_tok`, `moe_intermediate_size`; "
             "`n_shared_experts`",
             layer_rule="`mlp_layer_types[N]` is `sparse`; null: N >= `dense_mlp_idx`",
-            router="f32 product of E + S rows; sigmoid; selection bias; weights: softmax over log sigmoid of the k chosen "
+            router="f32 product of E + S rows; sigmoid; selection bias; weights: softmax over log sigmoid of the k "
+            "chosen "
             "and the S shared logits, * `route_scale` * `gate.global_scale`, rounded to the model's type",
             names="`model.llm.layers.N.mlp.{gate.weight [E + S, H], gate.bias [E], gate.global_scale [1], "
             "experts.w13_weight [E, 2I, H], experts.w2_weight [E, H, I], shared_experts.shared_w13_weight, "

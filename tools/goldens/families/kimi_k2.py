@@ -37,7 +37,7 @@ CONFIG = dict(
     topk_group=1, n_routed_experts=14, n_shared_experts=1, norm_topk_prob=True, num_experts_per_tok=5,
     num_nextn_predict_layers=0, routed_scaling_factor=2.827, scoring_func="sigmoid", topk_method="noaux_tc",
     seq_aux=True, aux_loss_alpha=0.001, pretraining_tp=1, tie_word_embeddings=False, torch_dtype="bfloat16",
-)  # fmt: skip
+)
 
 FAMILIES = [
     FormulaFamily(

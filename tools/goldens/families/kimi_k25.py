@@ -7,11 +7,11 @@ TEXT = SMALL_MLA | dict(
     model_type="kimi_k2", hidden_size=40, intermediate_size=44, moe_intermediate_size=20, num_hidden_layers=2,
     n_routed_experts=14, num_experts_per_tok=5, n_shared_experts=1, n_group=1, topk_group=1, norm_topk_prob=True,
     routed_scaling_factor=2.827, first_k_dense_replace=1,
-)  # fmt: skip
+)
 VISION = dict(
     hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, patch_size=2, pos_emb_height=2,
     pos_emb_width=2, pos_emb_time=1,
-)  # fmt: skip
+)
 
 
 def release_names(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -88,7 +88,7 @@ TEXT = dict(
     num_experts_per_token=5, num_shared_experts=2, moe_renormalize=True, moe_router_activation_func="sigmoid",
     use_grouped_topk=True, num_expert_group=1, topk_group=1, routed_scaling_factor=1.5, num_nextn_predict_layers=0,
     tie_word_embeddings=False,
-)  # fmt: skip
+)
 CONFIG = dict(
     architectures=["KimiK3ForConditionalGeneration"], model_type="kimi_k3", text_config=TEXT, torch_dtype="bfloat16"
 )

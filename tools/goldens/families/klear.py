@@ -64,7 +64,7 @@ CONFIG = dict(
     hidden_act="silu", rms_norm_eps=1e-06, rope_theta=500000.0, max_position_embeddings=64, mlp_only_layers=[0],
     decoder_sparse_step=1, num_experts=10, num_experts_per_tok=3, n_shared_experts=2, norm_topk_prob=True,
     routed_scaling_factor=2.5, moe_aux_loss_coeff=0.0001, tie_word_embeddings=False, dtype="bfloat16",
-)  # fmt: skip
+)
 
 FAMILIES = [
     FormulaFamily(

@@ -38,7 +38,7 @@ def family(name: str, seed: int, **fields) -> Family:
             "`mlp.experts.e.{gate,up,down}_proj.weight`, `mlp.shared_experts.*_proj.weight`",
             quirks="the bias is added to logits, not to scores; shared expert `shared_expert_intermediate_size` wide",
         ),
-    )  # fmt: skip
+    )
 
 
 FAMILIES = [

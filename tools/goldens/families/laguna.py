@@ -67,4 +67,4 @@ FAMILIES = [
         moe_router_logit_softcapping=1.5,
     ),
     family("laguna-uncapped", 1044, num_experts=8, num_experts_per_tok=2, moe_routed_scaling_factor=1.0),
-]  # fmt: skip
+]

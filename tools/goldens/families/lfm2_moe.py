@@ -45,6 +45,8 @@ def family(name: str, seed: int, **fields) -> Family:
 
 
 FAMILIES = [
-    family("lfm2_moe", 1028, num_experts_per_tok=4, use_expert_bias=True, norm_topk_prob=True, routed_scaling_factor=1.5),
+    family(
+        "lfm2_moe", 1028, num_experts_per_tok=4, use_expert_bias=True, norm_topk_prob=True, routed_scaling_factor=1.5,
+    ),
     family("lfm2_moe-unbiased", 1029, num_experts_per_tok=2, use_expert_bias=False, norm_topk_prob=False),
 ]

@@ -32,11 +32,11 @@ def record(model, family, path: str, hidden_states: torch.Tensor, extra: dict) -
 TEXT = SMALL | dict(
     head_dim=8, hidden_size=56, intermediate_size=36, intermediate_size_mlp=44, num_hidden_layers=2,
     num_local_experts=6, num_experts_per_tok=1, interleave_moe_layer_step=2,
-)  # fmt: skip
+)
 VISION = dict(
     hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, vision_output_dim=8, image_size=4,
     patch_size=2, projector_input_dim=8, projector_output_dim=8, pixel_shuffle_ratio=0.5,
-)  # fmt: skip
+)
 FACTS = Facts(
     fields="`num_local_experts`, `num_experts_per_tok`, `intermediate_size`; in `text_config` for `llama4`",
     layer_rule="N in `moe_layers`; null: (N + 1) % `interleave_moe_layer_step` == 0",

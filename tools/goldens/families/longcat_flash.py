@@ -19,7 +19,7 @@ def read(disk: Disk, prefix: str) -> Block:
 
 SIZES = {key: value for key, value in SMALL.items() if key != "num_key_value_heads"} | dict(
     q_lora_rank=8, kv_lora_rank=8, qk_nope_head_dim=4, qk_rope_head_dim=4, head_dim=4, v_head_dim=4,
-)  # fmt: skip
+)
 
 FAMILIES = [
     Family(
@@ -43,7 +43,8 @@ FAMILIES = [
             router="f32 product; softmax over all E + Z; selection bias; not renormalised; * `routed_scaling_factor`",
             names="`mlp.router.classifier.weight` [E + Z, H], `mlp.router.e_score_correction_bias`, "
             "`mlp.experts.e.{gate,up,down}_proj.weight`",
-            quirks="ids from E on are identity experts, for which transformers saves unused gate and up projections; the block runs beside the second attention",
+            quirks="ids from E on are identity experts, for which transformers saves unused gate and up "
+            "projections; the block runs beside the second attention",
         ),
     )
 ]

@@ -41,7 +41,7 @@ CONFIG = dict(
     layernorm_mlp_alpha=3.5565588200778455, layernorm_mlp_beta=1.0, max_position_embeddings=64, num_local_experts=10,
     num_experts_per_tok=2, router_aux_loss_coef=0.001, router_jitter_noise=0.0, shared_intermediate_size=0,
     shared_moe_mode="sigmoid", output_router_logits=False, tie_word_embeddings=False, torch_dtype="bfloat16",
-)  # fmt: skip
+)
 
 FAMILIES = [
     FormulaFamily(

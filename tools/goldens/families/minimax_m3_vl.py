@@ -22,11 +22,11 @@ TEXT = SMALL | dict(
     num_hidden_layers=2, num_local_experts=10, num_experts_per_tok=4, routed_scaling_factor=2.5, swiglu_alpha=1.5,
     swiglu_limit=1.25, mlp_layer_types=["dense", "sparse"], layer_types=["full_attention", "full_attention"],
     rotary_dim=4, index_n_heads=1, index_head_dim=8,
-)  # fmt: skip
+)
 VISION = dict(
     hidden_size=12, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=4, patch_size=2,
     temporal_patch_size=1, spatial_merge_size=1,
-)  # fmt: skip
+)
 
 FAMILIES = [
     Family(

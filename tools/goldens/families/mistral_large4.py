@@ -22,11 +22,11 @@ TEXT = SIZES | dict(
     hidden_size=40, intermediate_size=44, moe_intermediate_size=28, num_hidden_layers=2, n_routed_experts=8,
     num_experts_per_tok=3, n_shared_experts=1, n_group=4, topk_group=2, routed_scaling_factor=1.5,
     mlp_layer_types=["dense", "sparse"], index_topk=4, index_head_dim=8, index_n_heads=1,
-)  # fmt: skip
+)
 VISION = dict(
     model_type="pixtral", hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=4,
     patch_size=2, head_dim=4,
-)  # fmt: skip
+)
 
 FAMILIES = [
     Family(

@@ -52,15 +52,15 @@ TEXT = SMALL | dict(
     head_dim=8, hidden_size=40, intermediate_size=44, moe_intermediate_size=36, moe_hidden_size=28,
     num_hidden_layers=2, num_local_experts=8, num_experts_per_tok=3, routed_scaling_factor=1.5,
     output_multiplier=0.6, mlp_layer_types=["dense", "sparse"], sliding_window=8,
-)  # fmt: skip
+)
 VISION = dict(
     patch_size=2, pos_emb_height=2, pos_emb_width=2, num_attention_heads=2, num_hidden_layers=1, hidden_size=8,
     intermediate_size=8, patch_temporal=1, merge_size=1,
-)  # fmt: skip
+)
 AUDIO = dict(
     patch_sizes=[2], hidden_sizes=[8], depths=[1], num_hidden_layers=1, mlp_ratio=1.0, conv_kernel_size=3,
     out_hidden_size=40,
-)  # fmt: skip
+)
 
 FAMILIES = [
     Family(

@@ -23,7 +23,7 @@ SIZES = SMALL | dict(
     moe_shared_expert_intermediate_size=45, layers_block_type=["linear_attention", "moe", "full_attention", "mlp"],
     num_hidden_layers=4, mamba_num_heads=2, mamba_head_dim=4, n_groups=1, ssm_state_size=4, chunk_size=8,
     use_mamba_kernels=False,
-)  # fmt: skip
+)
 
 
 def family(name: str, seed: int, **fields) -> Family:
@@ -39,9 +39,11 @@ def family(name: str, seed: int, **fields) -> Family:
             fields="`n_routed_experts`, `num_experts_per_tok`, `moe_intermediate_size`",
             layer_rule="`layers_block_type[N]` is `moe` (E in `hybrid_override_pattern`)",
             router="as `deepseek_v3`",
-            names="`backbone.layers.N.mixer.{gate.weight, gate.e_score_correction_bias, experts.e.{up,down}_proj.weight, "
+            names="`backbone.layers.N.mixer.{gate.weight, gate.e_score_correction_bias, "
+            "experts.e.{up,down}_proj.weight, "
             "shared_experts.{up,down}_proj.weight, fc1_latent_proj.weight, fc2_latent_proj.weight}`",
-            quirks="relu(x)^2, not gated, shared expert too; `moe_latent_size`: experts between fc1 and fc2, router and "
+            quirks="relu(x)^2, not gated, shared expert too; `moe_latent_size`: experts between fc1 and fc2, router "
+            "and "
             "shared expert on H; shared `moe_shared_expert_intermediate_size` wide",
         ),
     )
@@ -56,4 +58,4 @@ FAMILIES = [
         "nemotron_h-latent", 1032, n_routed_experts=12, num_experts_per_tok=5, n_group=1, topk_group=1,
         norm_topk_prob=False, routed_scaling_factor=1.5, moe_latent_size=28,
     ),
-]  # fmt: skip
+]

@@ -10,11 +10,11 @@ from goldens.oracle import Block
 TEXT = nemotron_h.SIZES | dict(
     model_type="nemotron_h", hidden_size=40, n_routed_experts=10, num_experts_per_tok=3, n_group=1, topk_group=1,
     norm_topk_prob=True, routed_scaling_factor=2.5, moe_latent_size=28,
-)  # fmt: skip
+)
 VISION = dict(
     hidden_size=8, num_hidden_layers=1, num_attention_heads=2, mlp_ratio=1.0, patch_size=4, image_size=8,
     max_img_size=8, num_registers=1, num_cls_tokens=1, video_temporal_patch_size=2,
-)  # fmt: skip
+)
 
 
 def read(disk: Disk, prefix: str) -> Block:
@@ -44,4 +44,4 @@ FAMILIES = [
             names=FACTS.names.replace("`backbone.", "`language_model.backbone."),
         ),
     )
-]  # fmt: skip
+]

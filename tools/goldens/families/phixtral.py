@@ -46,7 +46,7 @@ CONFIG = dict(
     n_positions=64, n_embd=40, n_head=2, n_head_kv=None, n_inner=None, n_layer=1, rotary_dim=8, num_local_experts=4,
     num_experts_per_tok=2, layer_norm_epsilon=1e-05, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.1, flash_attn=False,
     flash_rotary=False, fused_dense=False, img_processor=None, tie_word_embeddings=False, torch_dtype="bfloat16",
-)  # fmt: skip
+)
 
 
 def family(name: str, seed: int, **fields) -> FormulaFamily:

@@ -22,11 +22,11 @@ TEXT = SMALL | dict(
     linear_key_head_dim=4, linear_value_head_dim=4, linear_num_key_heads=2, linear_num_value_heads=2,
     rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1],
                      "partial_rotary_factor": 1.0},
-)  # fmt: skip
+)
 VISION = dict(
     depth=1, hidden_size=8, intermediate_size=8, num_heads=2, out_hidden_size=40, patch_size=2, temporal_patch_size=1,
     spatial_merge_size=1, num_position_embeddings=4,
-)  # fmt: skip
+)
 
 FACTS = Facts(
     fields="`text_config`: `num_experts`, `num_experts_per_tok`, `moe_intermediate_size`",
@@ -34,7 +34,8 @@ FACTS = Facts(
     router="softmax over all in f32; always / sum; weights rounded to the model's type",
     names="`model.language_model.layers.N.mlp.{gate.weight, experts.gate_up_proj [E, 2I, H], experts.down_proj "
     "[E, H, I], shared_expert.*_proj.weight, shared_expert_gate.weight}`",
-    quirks="shared expert, `shared_expert_intermediate_size` wide, times sigmoid of its gate; MTP in `mtp.*`; a model saved by "
+    quirks="shared expert, `shared_expert_intermediate_size` wide, times sigmoid of its gate; MTP in `mtp.*`; a "
+    "model saved by "
     "transformers 5 has `experts.e.{gate,up,down}_proj.weight` instead (`qwen3_5_moe_text`)",
 )
 
@@ -54,7 +55,9 @@ FAMILIES = [
     ),
     Family(
         name="qwen3_5_moe_text",
-        config=lambda: config("Qwen3_5MoeTextConfig", **TEXT | {"num_hidden_layers": 1, "layer_types": ["full_attention"]}),
+        config=lambda: config(
+            "Qwen3_5MoeTextConfig", **TEXT | {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
+        ),
         layers=[0],
         module="model.layers.{}.mlp",
         disk="model.layers.{}.mlp",

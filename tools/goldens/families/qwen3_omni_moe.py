@@ -27,7 +27,7 @@ THINKER = dict(
         num_mel_bins=8, encoder_layers=1, encoder_attention_heads=2, encoder_ffn_dim=8, d_model=8,
         max_source_positions=4, n_window=2, output_dim=40, downsample_hidden_size=2,
     ),
-)  # fmt: skip
+)
 
 FAMILIES = [
     Family(

@@ -17,11 +17,11 @@ TEXT = SMALL | dict(
     head_dim=8, hidden_size=56, intermediate_size=44, moe_intermediate_size=36, num_hidden_layers=2, num_experts=10,
     num_experts_per_tok=3, mlp_only_layers=[0],
     rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]},
-)  # fmt: skip
+)
 VISION = dict(
     depth=1, hidden_size=8, intermediate_size=8, num_heads=2, out_hidden_size=56, patch_size=2, temporal_patch_size=1,
     spatial_merge_size=1, num_position_embeddings=4, deepstack_visual_indexes=[],
-)  # fmt: skip
+)
 
 FACTS = Facts(
     fields="`text_config`: `num_experts`, `num_experts_per_tok`, `moe_intermediate_size`",

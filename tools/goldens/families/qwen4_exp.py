@@ -38,7 +38,7 @@ def family(name: str, seed: int, **fields) -> Family:
             "`mlp.shared_expert_gate.weight`; prefix `model.language_model.` in `qwen4_exp`",
             quirks="shared expert, `shared_expert_intermediate_size` wide, times sigmoid of its gate; MTP in `mtp.*`",
         ),
-    )  # fmt: skip
+    )
 
 
 FAMILIES = [

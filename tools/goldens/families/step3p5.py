@@ -23,7 +23,7 @@ def read(disk: Disk, prefix: str) -> Block:
         disk[f"{prefix}.gate.weight"],
         [Mlp(u, d, g, act=act) for g, u, d in zip(gate, up, down, strict=True)],
         shared=disk.mlp(f"{above}.share_expert", act=limited(fields["swiglu_limits_shared"], layer)),
-    )  # fmt: skip
+    )
 
 
 def clamped(limit: float | None):
@@ -73,7 +73,7 @@ CONFIG = dict(
     moe_router_scaling_factor=3.0, use_moe_router_bias=True, need_fp32_gate=True, norm_expert_weight=True,
     swiglu_limits=[0.0, 0.0, 0.5, 0.0], swiglu_limits_shared=[0.0, 0.0, 0.75, 0.0], num_nextn_predict_layers=1,
     tie_word_embeddings=False, torch_dtype="bfloat16",
-)  # fmt: skip
+)
 
 FAMILIES = [
     FormulaFamily(

@@ -24,14 +24,14 @@ def read(disk: Disk, prefix: str) -> Block:
         [Mlp(u, d, g, act=act) for g, u, d in zip(gate, up, down, strict=True)],
         shared=disk.mlp(f"{above}.share_expert", act=limited(fields["swiglu_limits_shared"], layer)),
         output_scale=fields["moe_router_scaling_factor"],
-    )  # fmt: skip
+    )
 
 
 TEXT = {key: value for key, value in SMALL.items() if key != "pad_token_id"} | dict(
     pad_token_id=1, head_dim=8, hidden_size=40, intermediate_size=44, moe_intermediate_size=20, num_hidden_layers=3,
     n_routed_experts=10, num_experts_per_tok=3, share_expert_dim=28, mlp_layer_types=["dense", "sparse", "sparse"],
     moe_router_scaling_factor=3.0, swiglu_limits=[0.0, 0.0, 0.5], swiglu_limits_shared=[0.0, 0.0, 0.75],
-)  # fmt: skip
+)
 VISION = dict(
     hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=4, patch_size=2
 )
