@@ -53,6 +53,15 @@ struct SlabBytes {
   size_t down = 0;
 };
 
+// The rows of gate and up, and those of down, that fill one panel, and the panel's bytes: an expert
+// can be packed in parts of whole granules.
+struct PackGranule {
+  int64_t inner_rows = 0;
+  int64_t hidden_rows = 0;
+  size_t gate_up_bytes = 0;
+  size_t down_bytes = 0;
+};
+
 // All local experts: expert e at base + e * stride.
 struct PackedExperts {
   const std::byte* gate_up = nullptr;
@@ -68,7 +77,10 @@ class ExpertsKernel {
   virtual SlabBytes slab_bytes() const = 0;  // multiples of 64; also the strides between experts
   virtual std::string packed_layout() const = 0;  // "panel64.k2.v1"
   virtual std::string tile() const = 0;           // "6x64"
-  // Slabs are 64-byte aligned; every byte of them is written.
+  virtual PackGranule pack_granule() const = 0;
+  // Slabs are 64-byte aligned; every byte of the panels that the given rows fill is written. A part
+  // of an expert is given as its rows, beginning at a whole granule, with the slabs advanced to its
+  // panels; matrices that are empty are passed over.
   virtual void pack(const ExpertMatrices& expert, std::byte* gate_up_slab,
                     std::byte* down_slab) const = 0;
   // For at most `max_slots` occupied slots, in any distribution over the experts.

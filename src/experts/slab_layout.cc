@@ -79,7 +79,7 @@ void SlabLayout::pack(const ExpertMatrices& expert, std::byte* gate_up_slab,
     if (has_bias) std::memcpy(panel + layout.panel_bytes(), sources.biases.data(), kBiasBytes);
   };
   const int64_t width = gate_up_columns();
-  for (int64_t panel = 0; panel < gate_up_panels(); ++panel) {
+  for (int64_t panel = 0; panel < ceil_div(expert.up.shape[0], width); ++panel) {
     PanelSources sources;
     const int64_t first = panel * width;
     const int64_t up_column = gated ? width : 0;
@@ -87,7 +87,7 @@ void SlabLayout::pack(const ExpertMatrices& expert, std::byte* gate_up_slab,
     take_rows(expert.up, expert.up_bias, {first, width, up_column}, sources);
     write(gate_up, sources, gate_up_slab + static_cast<size_t>(panel) * stride(gate_up));
   }
-  for (int64_t panel = 0; panel < down_panels(); ++panel) {
+  for (int64_t panel = 0; panel < ceil_div(expert.down.shape[0], gemm::kPanelColumns); ++panel) {
     PanelSources sources;
     take_rows(expert.down, expert.down_bias, {panel * gemm::kPanelColumns, gemm::kPanelColumns, 0},
               sources);

@@ -32,6 +32,12 @@ struct SlabLayout {
     return panel.panel_bytes() + (has_bias ? kBiasBytes : 0);
   }
   SlabBytes bytes() const;
+  PackGranule granule() const {
+    return {.inner_rows = gate_up_columns(),
+            .hidden_rows = gemm::kPanelColumns,
+            .gate_up_bytes = stride(gate_up),
+            .down_bytes = stride(down)};
+  }
   std::string name() const;  // "panel64.k2.v1"; "panel64.k2.single.bias.v1" without gate, with bias
 
   void pack(const ExpertMatrices& expert, std::byte* gate_up_slab, std::byte* down_slab) const;

@@ -2,30 +2,16 @@
 
 #include "core/checked.h"
 #include "core/layer_roles.h"
-#include "cpu/parallel.h"
-#include "layer/mlp_roles.h"
+#include "layer/pack_mlp.h"
 #include "layer/weight_block.h"
 
 #include "conclave/error.h"
 
-#include <atomic>
-#include <string>
+#include <numeric>
 #include <utility>
 
 namespace conclave::inline v0 {
 namespace {
-
-// Experts of one kind: where they come from, which columns of them this rank holds, where they go.
-struct MlpWeights {
-  const experts::ExpertsKernel& kernel;
-  const MlpRoles& roles;
-  TensorSlice inner;
-  bool gated = true;
-  bool has_bias = false;
-  bool adds_down_bias = true;
-  cpu::Buffer& gate_up;
-  cpu::Buffer& down;
-};
 
 MlpWeights routed_experts(const LayerPlan& plan, PackedWeights& weights) {
   return {.kernel = *plan.experts,
@@ -35,7 +21,8 @@ MlpWeights routed_experts(const LayerPlan& plan, PackedWeights& weights) {
           .has_bias = plan.spec.has_bias,
           .adds_down_bias = plan.part.adds_down_bias,
           .gate_up = weights.gate_up,
-          .down = weights.down};
+          .down = weights.down,
+          .progress_phase = "packing experts"};
 }
 
 MlpWeights shared_experts(const LayerPlan& plan, PackedWeights& weights) {
@@ -58,40 +45,6 @@ MlpWeights residual_mlp(const LayerPlan& plan, PackedWeights& weights) {
           .down = weights.residual_down};
 }
 
-// Reads this rank's slice of source expert `expert` and packs it as local expert `local`.
-void pack_expert(const MlpWeights& mlp, const WeightSource& source, int64_t expert, size_t local) {
-  const WeightInfo down_info = source.describe(mlp.roles.down);
-  const int64_t hidden = down_info.rows;
-  const TensorSlice inner = mlp.inner;
-  const auto rows = [&](WeightRole role) {
-    return LoadedBlock(source, role, expert, {inner.begin, inner.end, 0, hidden});
-  };
-  const auto inner_bias = [&](WeightRole role) {
-    return LoadedBlock(source, role, expert, {0, 1, inner.begin, inner.end});
-  };
-  const LoadedBlock gate = mlp.gated ? rows(mlp.roles.gate) : LoadedBlock();
-  const LoadedBlock up = rows(mlp.roles.up);
-  const LoadedBlock down(source, mlp.roles.down, expert, {0, hidden, inner.begin, inner.end});
-  LoadedBlock gate_bias;
-  LoadedBlock up_bias;
-  LoadedBlock down_bias;
-  if (mlp.has_bias) {
-    if (mlp.gated) gate_bias = inner_bias(mlp.roles.gate_bias);
-    up_bias = inner_bias(mlp.roles.up_bias);
-    if (mlp.adds_down_bias) {
-      down_bias = LoadedBlock(source, mlp.roles.down_bias, expert, {0, 1, 0, hidden});
-    }
-  }
-  const experts::SlabBytes slab = mlp.kernel.slab_bytes();
-  mlp.kernel.pack({.gate = gate.view(),
-                   .up = up.view(),
-                   .down = down.view(),
-                   .gate_bias = gate_bias.view(),
-                   .up_bias = up_bias.view(),
-                   .down_bias = down_bias.view()},
-                  mlp.gate_up.data() + local * slab.gate_up, mlp.down.data() + local * slab.down);
-}
-
 cpu::Buffer allocate_slabs(const Context& context, size_t slab_bytes, int64_t count) {
   const auto bytes = checked_mul(slab_bytes, static_cast<size_t>(count));
   if (!bytes) throw Error(ErrorCode::kSizeOverflow, "packed weights do not fit 64 bits");
@@ -107,10 +60,10 @@ struct DenseWeights {
 
 DenseWeights load_dense(const Context& context, const LayerPlan& plan, const WeightSource& source) {
   const MoeSpec& spec = plan.spec;
+  BlockLoader loader(source);
   const auto product = [&](bool wanted, WeightRole role) -> std::unique_ptr<gemm::DenseProduct> {
     if (!wanted) return nullptr;
-    const LoadedBlock matrix(source, role, 0, whole_block(source.describe(role)));
-    return gemm::make_dense_product(matrix.view(), plan.isa, context.host_allocator());
+    return gemm::make_dense_product(loader.load(role, 0), plan.isa, context.host_allocator());
   };
   const auto vector = [&](bool wanted, WeightRole role) -> std::vector<float> {
     if (!wanted) return {};
@@ -149,28 +102,20 @@ PackedWeights allocate_weights(const Context& context, const LayerPlan& plan) {
 
 void fill_weights(const Context& context, const LayerPlan& plan, const WeightSource& source,
                   PackedWeights& weights) {
-  const std::vector<int32_t>& local_experts = plan.part.local_experts;
-  const auto num_local = static_cast<int64_t>(local_experts.size());
-  const MlpWeights routed = routed_experts(plan, weights);
-  const experts::SlabBytes slab = routed.kernel.slab_bytes();
-  const auto expert_bytes = static_cast<int64_t>(slab.gate_up + slab.down);
-  std::atomic<int64_t> experts_done{0};
-  cpu::parallel_for_throwing(
-      context.executor(), num_local, 1, [&](int64_t begin, int64_t end, int32_t) {
-        for (int64_t local = begin; local < end; ++local) {
-          const auto index = static_cast<size_t>(local);
-          pack_expert(routed, source, local_experts[index], index);
-          context.progress("packing experts", (experts_done.fetch_add(1) + 1) * expert_bytes,
-                           num_local * expert_bytes);
-        }
-      });
+  const experts::SlabBytes slab = plan.experts->slab_bytes();
+  // Of the tenth and one expert that are promised; the rest is for pages, stacks and small weights.
+  const size_t scratch_bytes = plan.summary.packed_bytes / 16 + (slab.gate_up + slab.down) / 2;
+  pack_experts(context, routed_experts(plan, weights), source, plan.part.local_experts,
+               scratch_bytes);
   if (plan.shared) {
-    const MlpWeights shared = shared_experts(plan, weights);
-    for (int64_t expert = 0; expert < plan.spec.shared.count; ++expert) {
-      pack_expert(shared, source, expert, static_cast<size_t>(expert));
-    }
+    std::vector<int32_t> experts(static_cast<size_t>(plan.spec.shared.count));
+    std::iota(experts.begin(), experts.end(), 0);
+    pack_experts(context, shared_experts(plan, weights), source, experts, scratch_bytes);
   }
-  if (plan.residual) pack_expert(residual_mlp(plan, weights), source, 0, 0);
+  if (plan.residual) {
+    const int32_t only = 0;
+    pack_experts(context, residual_mlp(plan, weights), source, {&only, 1}, scratch_bytes);
+  }
   DenseWeights dense = load_dense(context, plan, source);
   weights.gate = std::move(dense.gate);
   weights.shared_gate = std::move(dense.shared_gate);

@@ -1,39 +1,75 @@
 #include "layer/weight_block.h"
 
+#include "core/checked.h"
+
 #include <cstddef>
 
 namespace conclave::inline v0 {
+namespace {
 
-LoadedBlock::LoadedBlock(const WeightSource& source, WeightRole role, int64_t expert,
-                         const WeightBlock& block) {
-  const Shape shape{block.row_end - block.row_begin, block.col_end - block.col_begin};
-  const ConstTensorView whole = source.view(role, expert);
-  if (!whole.empty()) {
-    const int64_t stride = whole.row_stride != 0 ? whole.row_stride : whole.shape[1];
-    const int64_t first = block.row_begin * stride + block.col_begin;
-    view_ = {.data = static_cast<const std::byte*>(whole.data) + first * byte_size(whole.dtype),
-             .dtype = whole.dtype,
-             .shape = shape,
-             .row_stride = stride};
-    return;
-  }
-  copy_ = Tensor(source.describe(role).dtype, shape);
-  if (copy_.size_bytes() != 0) {
-    source.read(role, expert, block, {copy_.as<std::byte>(), copy_.size_bytes()});
-  }
-  view_ = copy_.const_view();
+// Copies begin at whole vectors.
+constexpr int64_t kCopyAlignment = 64;
+
+Shape shape_of(const WeightBlock& block) {
+  return {block.row_end - block.row_begin, block.col_end - block.col_begin};
 }
 
-WeightBlock whole_block(const WeightInfo& info) {
-  return {.row_begin = 0, .row_end = info.rows, .col_begin = 0, .col_end = info.cols};
+ConstTensorView block_of_view(const ConstTensorView& whole, const WeightBlock& block) {
+  const int64_t stride = whole.row_stride != 0 ? whole.row_stride : whole.shape[1];
+  const int64_t first = block.row_begin * stride + block.col_begin;
+  return {.data = static_cast<const std::byte*>(whole.data) + first * byte_size(whole.dtype),
+          .dtype = whole.dtype,
+          .shape = shape_of(block),
+          .row_stride = stride};
+}
+
+}  // namespace
+
+void BlockLoader::load(std::span<const BlockRequest> requests, std::span<ConstTensorView> views) {
+  // First what needs a copy, so that memory is found once.
+  int64_t copied_bytes = 0;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const BlockRequest& request = requests[i];
+    views[i] = {};
+    if (!request.wanted) continue;
+    const ConstTensorView whole = source_.view(request.role, request.expert);
+    if (!whole.empty()) {
+      views[i] = block_of_view(whole, request.block);
+      continue;
+    }
+    const DType dtype = source_.describe(request.role).dtype;
+    views[i] = {.dtype = dtype, .shape = shape_of(request.block)};
+    const auto bytes = static_cast<int64_t>(dense_bytes(dtype, views[i].shape));
+    copied_bytes += round_up(bytes, kCopyAlignment);
+  }
+  if (static_cast<int64_t>(memory_.size_bytes()) < copied_bytes) {
+    memory_ = Tensor();
+    memory_ = Tensor(DType::kU8, {copied_bytes});
+  }
+  std::byte* next = memory_.as<std::byte>();
+  for (size_t i = 0; i < requests.size(); ++i) {
+    if (!requests[i].wanted || !views[i].empty()) continue;
+    const size_t bytes = dense_bytes(views[i].dtype, views[i].shape);
+    if (bytes == 0) continue;
+    source_.read(requests[i].role, requests[i].expert, requests[i].block, {next, bytes});
+    views[i].data = next;
+    next += round_up(static_cast<int64_t>(bytes), kCopyAlignment);
+  }
+}
+
+ConstTensorView BlockLoader::load(WeightRole role, int64_t expert) {
+  const WeightInfo info = source_.describe(role);
+  const BlockRequest request{.role = role, .expert = expert, .block = {0, info.rows, 0, info.cols}};
+  ConstTensorView view;
+  load({&request, 1}, {&view, 1});
+  return view;
 }
 
 std::vector<float> load_vector(const WeightSource& source, WeightRole role) {
-  const WeightInfo info = source.describe(role);
-  const LoadedBlock block(source, role, 0, whole_block(info));
-  std::vector<float> values(static_cast<size_t>(info.rows * info.cols));
-  convert(block.view(),
-          {.data = values.data(), .dtype = DType::kF32, .shape = {info.rows, info.cols}});
+  BlockLoader loader(source);
+  const ConstTensorView vector = loader.load(role, 0);
+  std::vector<float> values(static_cast<size_t>(vector.shape[0] * vector.shape[1]));
+  convert(vector, {.data = values.data(), .dtype = DType::kF32, .shape = vector.shape});
   return values;
 }
 

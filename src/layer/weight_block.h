@@ -1,34 +1,36 @@
-// A block of a source's matrix in memory: the source's own where it offers one, else a copy.
+// Blocks of a source's matrices in memory: the source's own where it offers them, else copies.
 #pragma once
 
 #include "conclave/tensor.h"
 #include "conclave/weights.h"
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace conclave::inline v0 {
 
-class LoadedBlock {
- public:
-  LoadedBlock() = default;  // an empty view
-  LoadedBlock(const WeightSource& source, WeightRole role, int64_t expert,
-              const WeightBlock& block);
-  LoadedBlock(const LoadedBlock&) = delete;
-  LoadedBlock& operator=(const LoadedBlock&) = delete;
-  LoadedBlock(LoadedBlock&&) noexcept = default;
-  LoadedBlock& operator=(LoadedBlock&&) noexcept = default;
-
-  // [rows, cols] of the block, rows maybe strided. Lives as long as this and the source.
-  const ConstTensorView& view() const { return view_; }
-
- private:
-  Tensor copy_;
-  ConstTensorView view_;
+struct BlockRequest {
+  WeightRole role = WeightRole::kGate;
+  int64_t expert = 0;
+  WeightBlock block;
+  bool wanted = true;  // false: an empty view
 };
 
-// The whole matrix.
-WeightBlock whole_block(const WeightInfo& info);
+// One worker's memory for the blocks it works on. It grows to the largest set of copies asked for.
+class BlockLoader {
+ public:
+  explicit BlockLoader(const WeightSource& source) : source_(source) {}
+
+  // views[i] is [rows, cols] of requests[i], rows maybe strided; valid until the next load.
+  void load(std::span<const BlockRequest> requests, std::span<ConstTensorView> views);
+  // The whole matrix.
+  ConstTensorView load(WeightRole role, int64_t expert);
+
+ private:
+  const WeightSource& source_;
+  Tensor memory_;
+};
 
 // A vector of the source, widened to float32.
 std::vector<float> load_vector(const WeightSource& source, WeightRole role);

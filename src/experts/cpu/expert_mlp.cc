@@ -89,6 +89,7 @@ class ExpertMlp final : public ExpertsKernel {
   SlabBytes slab_bytes() const override { return layout_.bytes(); }
   std::string packed_layout() const override { return layout_.name(); }
   std::string tile() const override { return config_.tile; }
+  PackGranule pack_granule() const override { return layout_.granule(); }
   void pack(const ExpertMatrices& expert, std::byte* gate_up_slab,
             std::byte* down_slab) const override {
     layout_.pack(expert, gate_up_slab, down_slab);

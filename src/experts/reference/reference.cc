@@ -23,6 +23,7 @@ class ReferenceKernel final : public ExpertsKernel {
   SlabBytes slab_bytes() const override { return layout_.bytes(); }
   std::string packed_layout() const override { return layout_.name(); }
   std::string tile() const override { return "1x1"; }
+  PackGranule pack_granule() const override { return layout_.granule(); }
   void pack(const ExpertMatrices& expert, std::byte* gate_up_slab,
             std::byte* down_slab) const override {
     layout_.pack(expert, gate_up_slab, down_slab);

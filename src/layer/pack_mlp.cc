@@ -1,0 +1,135 @@
+#include "layer/pack_mlp.h"
+
+#include "cpu/parallel.h"
+#include "layer/weight_block.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <vector>
+
+namespace conclave::inline v0 {
+namespace {
+
+// A part stays in the cache between its read and its packing.
+constexpr int64_t kMostPartBytes = int64_t{8} << 20;
+
+// Rows of one expert that are read and packed together: of gate and up, counted from the rank's
+// first, or of down.
+struct ExpertPart {
+  int64_t inner_begin = 0;
+  int64_t inner_end = 0;
+  int64_t hidden_begin = 0;
+  int64_t hidden_end = 0;
+};
+
+struct MlpSizes {
+  int64_t hidden = 0;
+  int64_t inner = 0;            // of this rank
+  int64_t inner_row_bytes = 0;  // of gate and up together
+  int64_t down_row_bytes = 0;
+};
+
+MlpSizes sizes_of(const MlpWeights& mlp, const WeightSource& source) {
+  const WeightInfo down = source.describe(mlp.roles.down);
+  const int64_t element = byte_size(down.dtype);
+  return {.hidden = down.rows,
+          .inner = mlp.inner.size(),
+          .inner_row_bytes = (mlp.gated ? 2 : 1) * down.rows * element,
+          .down_row_bytes = mlp.inner.size() * element};
+}
+
+// As many whole granules of rows as fit, at least one.
+int64_t rows_per_part(int64_t row_bytes, int64_t granule, int64_t part_bytes) {
+  const int64_t fitting = part_bytes / std::max<int64_t>(row_bytes, 1);
+  return std::max<int64_t>(fitting / granule, 1) * granule;
+}
+
+std::vector<ExpertPart> cut_expert(const MlpSizes& sizes, const experts::PackGranule& granule,
+                                   int64_t part_bytes) {
+  std::vector<ExpertPart> parts;
+  const int64_t inner_rows = rows_per_part(sizes.inner_row_bytes, granule.inner_rows, part_bytes);
+  for (int64_t row = 0; row < sizes.inner; row += inner_rows) {
+    parts.push_back({.inner_begin = row, .inner_end = std::min(row + inner_rows, sizes.inner)});
+  }
+  const int64_t hidden_rows = rows_per_part(sizes.down_row_bytes, granule.hidden_rows, part_bytes);
+  for (int64_t row = 0; row < sizes.hidden; row += hidden_rows) {
+    parts.push_back({.hidden_begin = row, .hidden_end = std::min(row + hidden_rows, sizes.hidden)});
+  }
+  return parts;
+}
+
+void pack_part(const MlpWeights& mlp, const ExpertPart& part, int64_t source_expert, size_t local,
+               const MlpSizes& sizes, BlockLoader& loader) {
+  const int64_t first = mlp.inner.begin + part.inner_begin;
+  const int64_t last = mlp.inner.begin + part.inner_end;
+  const bool has_inner = part.inner_begin < part.inner_end;
+  const bool has_hidden = part.hidden_begin < part.hidden_end;
+  const WeightBlock inner_rows{first, last, 0, sizes.hidden};
+  const WeightBlock down_rows{part.hidden_begin, part.hidden_end, mlp.inner.begin, mlp.inner.end};
+  const WeightBlock inner_bias{0, 1, first, last};
+  const WeightBlock down_bias{0, 1, part.hidden_begin, part.hidden_end};
+  const bool has_inner_bias = has_inner && mlp.has_bias;
+  const bool has_down_bias = has_hidden && mlp.has_bias && mlp.adds_down_bias;
+  const std::array requests = {
+      BlockRequest{mlp.roles.gate, source_expert, inner_rows, has_inner && mlp.gated},
+      BlockRequest{mlp.roles.up, source_expert, inner_rows, has_inner},
+      BlockRequest{mlp.roles.down, source_expert, down_rows, has_hidden},
+      BlockRequest{mlp.roles.gate_bias, source_expert, inner_bias, has_inner_bias && mlp.gated},
+      BlockRequest{mlp.roles.up_bias, source_expert, inner_bias, has_inner_bias},
+      BlockRequest{mlp.roles.down_bias, source_expert, down_bias, has_down_bias}};
+  std::array<ConstTensorView, requests.size()> views;
+  loader.load(requests, views);
+
+  const experts::SlabBytes slab = mlp.kernel.slab_bytes();
+  const experts::PackGranule granule = mlp.kernel.pack_granule();
+  const auto gate_up_panel = static_cast<size_t>(part.inner_begin / granule.inner_rows);
+  const auto down_panel = static_cast<size_t>(part.hidden_begin / granule.hidden_rows);
+  mlp.kernel.pack({.gate = views[0],
+                   .up = views[1],
+                   .down = views[2],
+                   .gate_bias = views[3],
+                   .up_bias = views[4],
+                   .down_bias = views[5]},
+                  mlp.gate_up.data() + local * slab.gate_up + gate_up_panel * granule.gate_up_bytes,
+                  mlp.down.data() + local * slab.down + down_panel * granule.down_bytes);
+}
+
+}  // namespace
+
+void pack_experts(const Context& context, const MlpWeights& mlp, const WeightSource& source,
+                  std::span<const int32_t> source_experts, size_t scratch_bytes) {
+  const int32_t workers = context.executor().concurrency();
+  const MlpSizes sizes = sizes_of(mlp, source);
+  const int64_t part_bytes =
+      std::min(kMostPartBytes, static_cast<int64_t>(scratch_bytes) / workers);
+  const std::vector<ExpertPart> parts = cut_expert(sizes, mlp.kernel.pack_granule(), part_bytes);
+  std::vector<BlockLoader> loaders;
+  loaders.reserve(static_cast<size_t>(workers));
+  for (int32_t worker = 0; worker < workers; ++worker) loaders.emplace_back(source);
+
+  const auto num_parts = static_cast<int64_t>(parts.size());
+  const int64_t total = num_parts * static_cast<int64_t>(source_experts.size());
+  const auto part_total_bytes = [&](const ExpertPart& part) {
+    return (part.inner_end - part.inner_begin) * sizes.inner_row_bytes +
+           (part.hidden_end - part.hidden_begin) * sizes.down_row_bytes;
+  };
+  const int64_t total_bytes =
+      static_cast<int64_t>(source_experts.size()) *
+      (sizes.inner * sizes.inner_row_bytes + sizes.hidden * sizes.down_row_bytes);
+  std::atomic<int64_t> bytes_done{0};
+  cpu::parallel_for_throwing(
+      context.executor(), total, 1, [&](int64_t begin, int64_t end, int32_t worker) {
+        for (int64_t item = begin; item < end; ++item) {
+          const auto local = static_cast<size_t>(item / num_parts);
+          const ExpertPart& part = parts[static_cast<size_t>(item % num_parts)];
+          pack_part(mlp, part, source_experts[local], local, sizes,
+                    loaders[static_cast<size_t>(worker)]);
+          if (mlp.progress_phase.empty()) continue;
+          const int64_t bytes = part_total_bytes(part);
+          context.progress(mlp.progress_phase, bytes_done.fetch_add(bytes) + bytes, total_bytes);
+        }
+      });
+}
+
+}  // namespace conclave::inline v0

@@ -1,0 +1,38 @@
+// Reads the experts of one kind and packs them: part by part, in parallel, in bounded memory.
+#pragma once
+
+#include "cpu/memory.h"
+#include "experts/experts_kernel.h"
+#include "layer/mlp_roles.h"
+
+#include "conclave/context.h"
+#include "conclave/placement.h"
+#include "conclave/weights.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace conclave::inline v0 {
+
+// Experts of one kind: where they come from, which columns of them this rank holds, where they go.
+struct MlpWeights {
+  const experts::ExpertsKernel& kernel;
+  const MlpRoles& roles;
+  TensorSlice inner;
+  bool gated = true;
+  bool has_bias = false;
+  bool adds_down_bias = true;
+  cpu::Buffer& gate_up;
+  cpu::Buffer& down;
+  std::string_view progress_phase = {};  // empty: not reported
+};
+
+// Packs source expert source_experts[i] as local expert i. All workers together copy at most
+// `scratch_bytes` at a time, or a panel each where that is more; nothing where the source has
+// views.
+void pack_experts(const Context& context, const MlpWeights& mlp, const WeightSource& source,
+                  std::span<const int32_t> source_experts, size_t scratch_bytes);
+
+}  // namespace conclave::inline v0
