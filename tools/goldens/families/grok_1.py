@@ -71,8 +71,8 @@ FAMILIES = [
         evaluate=evaluate,
         seed=2001,
         block="routed experts",
-        # Logits of some tens, where the cap tells.
-        fill={r"gate\.weight$": lambda values: 20.0 * values / np.sqrt(values.shape[-1])},
+        # Logits up to some tens, where the cap tells, and close enough for the sum of the chosen to tell too.
+        fill={r"gate\.weight$": lambda values: 9.0 * values / np.sqrt(values.shape[-1])},
         facts=Facts(
             fields="`num_experts`, `num_experts_per_tok`, `intermediate_size`",
             layer_rule="all",
