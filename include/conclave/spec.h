@@ -148,11 +148,13 @@ struct SharedExpertSpec {
   double slot_weight = 1;                    // of kFusedSlots
 };
 
-// Routed experts work on a projection: x -> down [Hl, H] -> (rms norm) -> experts on Hl -> weighted
-// sum -> up [H, Hl]. Router and shared experts read the full x.
+// Routed experts work on a projection: x -> down [Hl, H] -> experts on Hl -> weighted sum -> (rms
+// norm) -> up [H, Hl]. Router and shared experts read the full x.
 struct LatentSpec {
-  int64_t size = 0;       // Hl; 0: no projection
-  bool has_norm = false;  // RMS norm with WeightRole::kLatentNorm [Hl] after the down projection
+  int64_t size = 0;  // Hl; 0: no projection
+  // RMS norm with WeightRole::kLatentNorm [Hl] of the weighted sum (Kimi-K3). It needs the whole
+  // sum: not with Reduce::kPartial over several ranks.
+  bool has_norm = false;
   double norm_epsilon = 1e-6;
 };
 

@@ -1,14 +1,42 @@
 #include "layer/finish_stage.h"
 
+#include "cpu/parallel.h"
 #include "dispatch/finish.h"
 #include "dispatch/unpermute_reduce.h"
 #include "layer/rank_stage.h"
 #include "layer/route_stage.h"
 
 #include <algorithm>
+#include <cmath>
+#include <vector>
 
 namespace conclave::inline v0 {
 namespace {
+
+constexpr int64_t kRowsPerTask = 16;
+
+// to = from / sqrt(mean(from^2) + epsilon) * weight, in float32 but for the sum of squares. `to`
+// may be `from`.
+void rms_norm(const float* from, const std::vector<float>& weight, double epsilon, float* to) {
+  double squares = 0;
+  const size_t columns = weight.size();
+  for (size_t col = 0; col < columns; ++col) squares += double{from[col]} * double{from[col]};
+  const double mean = squares / static_cast<double>(columns);
+  const auto factor = static_cast<float>(1.0 / std::sqrt(mean + epsilon));
+  for (size_t col = 0; col < columns; ++col) to[col] = from[col] * factor * weight[col];
+}
+
+// Rows of routed_sum_stride elements.
+void norm_rows(const PipelineArgs& args, const float* from, float* to) {
+  const int64_t stride = args.plan.stages.routed_sum_stride;
+  cpu::parallel_for(args.executor, args.chunk.count, kRowsPerTask,
+                    [&](int64_t begin, int64_t end, int32_t) noexcept {
+                      for (int64_t row = begin; row < end; ++row) {
+                        rms_norm(from + row * stride, args.weights.latent_norm,
+                                 args.plan.spec.latent.norm_epsilon, to + row * stride);
+                      }
+                    });
+}
 
 // [count]: the weights of each token's zero experts, added in the order of its slots.
 const float* sum_identity_weights(const PipelineArgs& args, const Routing& routing) {
@@ -52,8 +80,8 @@ std::span<std::byte> dispatch_workspace(const PipelineArgs& args) {
   return args.workspace.subspan(args.plan.slices.dispatch.offset, args.plan.slices.dispatch.bytes);
 }
 
-// The weighted sums over slots, [count, W] float32 in rows of routed_sum_stride, zero padded: a
-// RowBundle for the projection.
+// The weighted sums over slots, normed where the spec says so, [count, W] float32 in rows of
+// routed_sum_stride, zero padded: a RowBundle for the projection.
 RowBundle combine_routed(const PipelineArgs& args, const FinishInputs& inputs) {
   const int64_t width = expert_width(args.plan.spec);
   const int64_t stride = args.plan.stages.routed_sum_stride;
@@ -69,6 +97,10 @@ RowBundle combine_routed(const PipelineArgs& args, const FinishInputs& inputs) {
     std::fill(sums + row * stride + width, sums + (row + 1) * stride, 0.0F);
   }
   const float* total = sum_over_tensor_ranks(args, sums, stride, args.plan.slices.reduced_sum);
+  if (args.plan.spec.latent.has_norm) {
+    norm_rows(args, total, sums);
+    total = sums;
+  }
   return {.rows = static_cast<const std::byte*>(static_cast<const void*>(total)),
           .num_rows = args.chunk.count,
           .row_bytes = stride * int64_t{sizeof(float)},

@@ -1,41 +1,18 @@
 #include "layer/input_stage.h"
 
-#include "cpu/parallel.h"
 #include "experts/quantize_rows.h"
 #include "layer/route_stage.h"
 
 #include <algorithm>
-#include <cmath>
 
 namespace conclave::inline v0 {
 namespace {
-
-constexpr int64_t kRowsPerTask = 16;
-
-// row / sqrt(mean(row^2) + epsilon) * weight, in float32 but for the sum of squares.
-void rms_norm(float* row, const std::vector<float>& weight, double epsilon) {
-  double squares = 0;
-  const size_t columns = weight.size();
-  for (size_t col = 0; col < columns; ++col) squares += double{row[col]} * double{row[col]};
-  const double mean = squares / static_cast<double>(columns);
-  const auto factor = static_cast<float>(1.0 / std::sqrt(mean + epsilon));
-  for (size_t col = 0; col < columns; ++col) row[col] = row[col] * factor * weight[col];
-}
 
 // [count, Hl] float32, dense.
 ConstTensorView project(const PipelineArgs& args, const RowBundle& hidden_rows) {
   const LatentSpec& latent = args.plan.spec.latent;
   auto* rows = slice_as<float>(args.workspace, args.plan.slices.latent);
   args.weights.latent_down->run(float_rows(args, hidden_rows), rows, DType::kF32, args.executor);
-  if (latent.has_norm) {
-    cpu::parallel_for(args.executor, args.chunk.count, kRowsPerTask,
-                      [&](int64_t begin, int64_t end, int32_t) noexcept {
-                        for (int64_t row = begin; row < end; ++row) {
-                          rms_norm(rows + row * latent.size, args.weights.latent_norm,
-                                   latent.norm_epsilon);
-                        }
-                      });
-  }
   return {.data = rows, .dtype = DType::kF32, .shape = {args.chunk.count, latent.size}};
 }
 

@@ -45,6 +45,15 @@ RankPart plan_rank_part(const Context& context, const MoeSpec& spec, const Paral
   part.shared_inner = slice(spec.shared.intermediate_size);
   part.residual_inner = slice(spec.residual.intermediate_size);
   part.adds_down_bias = parallel.tp_rank == 0;
+  const bool is_part =
+      parallel.reduce == Reduce::kPartial && (parallel.ep_size > 1 || parallel.tp_size > 1 ||
+                                              parallel.placement == PlacementStrategy::kCustom);
+  if (is_part && spec.latent.has_norm) {
+    throw Error(ErrorCode::kUnsupported,
+                {.what = "LatentSpec.has_norm needs the whole sum of a token",
+                 .found = "ParallelSpec.reduce = Reduce::kPartial",
+                 .hint = "use Reduce::kFull"});
+  }
   if (parallel.reduce == Reduce::kPartial) {
     part.holds_dense = parallel.ep_rank == 0;
     part.adds_rest = parallel.ep_rank == 0 && parallel.tp_rank == 0;

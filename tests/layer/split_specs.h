@@ -34,8 +34,13 @@ inline std::vector<NamedSpec> split_specs(int64_t inner, DType dtype) {
     s.shared.has_bias = true;
   });
   add("Residual", [&](MoeSpec& s) { s.residual.intermediate_size = inner + 1; });
+  // The norm leaves no part of a token out of the error: over a handful of columns the roundings of
+  // bf16 rows do not average out (docs/numerics.md).
+  if (inner > 8) {
+    add("LatentNorm", [&](MoeSpec& s) { s.latent = {.size = 24, .has_norm = true}; });
+  }
   add("Latent", [&](MoeSpec& s) {
-    s.latent = {.size = 24, .has_norm = true};
+    s.latent = {.size = 24};
     s.has_bias = true;
     s.shared = shared(SharedMode::kAdd);
   });

@@ -40,8 +40,11 @@ Float64Matrix multiply(const Float64Matrix& matrix, const Float64Matrix& rows) {
 Float64Matrix expert_rows(const MoeSpec& spec, const WeightSource& source,
                           const Float64Matrix& hidden) {
   if (spec.latent.size == 0) return hidden;
-  Float64Matrix rows = multiply(read_float64(source, WeightRole::kLatentDown, 0), hidden);
-  if (!spec.latent.has_norm) return rows;
+  return multiply(read_float64(source, WeightRole::kLatentDown, 0), hidden);
+}
+
+// The norm of the combined latent rows, in place.
+void norm_latent(const MoeSpec& spec, const WeightSource& source, Float64Matrix& rows) {
   const Float64Matrix weight = read_float64(source, WeightRole::kLatentNorm, 0);
   for (int64_t row = 0; row < rows.rows; ++row) {
     double* x = rows.row(row);
@@ -49,7 +52,6 @@ Float64Matrix expert_rows(const MoeSpec& spec, const WeightSource& source,
     const double root = std::sqrt(mean + spec.latent.norm_epsilon);
     for (int64_t col = 0; col < rows.cols; ++col) x[col] *= weight.row(0)[col] / root;
   }
-  return rows;
 }
 
 // One weighted row for each slot, [T * slots, W]; zero where no routed expert is.
@@ -130,6 +132,7 @@ void run_routed(const Context& context, const MoeSpec& spec, const WeightSource&
       sum[col] += slot_rows[static_cast<size_t>(index * rows.cols + col)];
     }
   }
+  if (spec.latent.has_norm) norm_latent(spec, source, sums);
   for (double& value : sums.values) value *= spec.output_scale;
   if (spec.latent.size != 0) {
     sums = multiply(read_float64(source, WeightRole::kLatentUp, 0), sums);
