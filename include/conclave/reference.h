@@ -28,6 +28,8 @@ struct ReferenceResult {
 };
 
 // Routing is recomputed from hidden through the gate, unless logits, or ids and weights, are given.
+// Ids alone are weighed, as in ForwardArgs. With ids and weights, logits serve only to weigh shared
+// experts (SharedMode::kRouterWeight).
 struct ReferenceArgs {
   ConstTensorView hidden = {};         // [T, H] f32, f16, bf16, f64
   ConstTensorView router_logits = {};  // [T, num_logits(spec)]

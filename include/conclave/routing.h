@@ -4,8 +4,10 @@
 #include "conclave/spec.h"
 #include "conclave/version.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -19,6 +21,7 @@ struct Routing {
   int64_t top_k = 0;
   const int32_t* topk_ids = nullptr;
   const float* topk_weights = nullptr;
+  const float* shared_weights = nullptr;  // [T, S] of SharedMode::kRouterWeight; null else
 };
 
 // The router's own weights, widened; null where the spec has none.
@@ -33,11 +36,12 @@ struct RouterInput {
   int64_t num_tokens = 0;
   int64_t num_experts = 0;             // E
   int64_t num_logits = 0;              // columns of logits: E, zero experts, shared sinks
-  const float* logits = nullptr;       // [T, num_logits]
+  const float* logits = nullptr;       // [T, num_logits]; null where there are none (simulated)
   const int32_t* token_ids = nullptr;  // [T], in [0, vocab), of router "hash"
   const int32_t* given_ids = nullptr;  // [T, k]: choices to weigh instead of choosing; -1 none
   int64_t first_token = 0;             // number of row 0 in the call (chunked inputs)
   RouterWeights weights = {};
+  std::span<std::byte> scratch = {};  // scratch_bytes() of it, aligned to 64 bytes; one call's own
 };
 
 // Destination of a route call, [T, k] each.
@@ -53,12 +57,22 @@ struct RouterStats {
 
 // A rule from logits to ids and weights. Ids written must lie in [0, E + Z) or be -1; the layer
 // checks them under IdPolicy::kStrict. Thread rule: concurrent forwards call route concurrently; it
-// may use the executor. It must not allocate after its first call with the largest T.
+// may use the executor. It must not allocate after its first call with the largest T: what it needs
+// beside its outputs it asks for with scratch_bytes.
 class CONCLAVE_API Router {
  public:
   virtual ~Router() = default;
+  // Bytes of RouterInput::scratch for an executor of `workers` workers.
+  virtual size_t scratch_bytes(int32_t workers) const;
   virtual RouterStats route(const RouterInput& input, const RouterOutput& output,
                             Executor& executor) const = 0;
 };
+
+// The RouterSpec of a routing method of vLLM (its RoutingMethodType), by name: "Default",
+// "Renormalize", "DeepSeekV3", "Llama4", "RenormalizeNaive", "TopK", "SigmoidRenorm", "MiniMax2",
+// "Sigmoid", "DeepseekV4", "Simulated". Sizes (groups), scales and the vocabulary stay at their
+// defaults: set them from the model. docs/routing.md has the formulas.
+// Throws Error(kUnknownName) listing the names.
+CONCLAVE_API RouterSpec routing_method(std::string_view name);
 
 }  // namespace conclave::inline v0

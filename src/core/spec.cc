@@ -3,6 +3,7 @@
 #include "core/checked.h"
 #include "core/layer_roles.h"
 #include "core/part_spec.h"
+#include "core/router_spec.h"
 
 #include "conclave/error.h"
 
@@ -50,12 +51,7 @@ void validate(const MoeSpec& spec) {
                                     .expected = "F32, F16 or BF16",
                                     .found = std::string(to_string(dtype))});
   }
-  const DType rounding = spec.router.logits_dtype;
-  if (rounding != DType::kF32 && rounding != DType::kF16 && rounding != DType::kBF16) {
-    throw Error(ErrorCode::kDType, {.what = "RouterSpec.logits_dtype is not a rounding type",
-                                    .expected = "F32, F16 or BF16",
-                                    .found = std::string(to_string(rounding))});
-  }
+  validate_router(spec);
 }
 
 ParameterCount count_parameters(const MoeSpec& spec) {

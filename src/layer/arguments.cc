@@ -1,10 +1,12 @@
 #include "layer/arguments.h"
 
+#include "core/router_rule.h"
 #include "core/workspace_layout.h"
 
 #include "conclave/error.h"
 
 #include <initializer_list>
+#include <limits>
 #include <string>
 #include <string_view>
 
@@ -85,38 +87,97 @@ bool same_rows(const ConstTensorView& a, const ConstTensorView& b) {
   return a.data == b.data && a.dtype == b.dtype && row_stride(a) == row_stride(b);
 }
 
+[[noreturn]] void refuse(const char* tensor, const std::string& what) {
+  throw Error(ErrorCode::kInvalidArgument, {.what = what, .tensor = tensor});
+}
+
+// What a call brings and a layer needs of routing.
+struct RoutingSource {
+  bool has_ids;
+  bool has_weights;
+  bool has_logits;
+  bool has_gate;
+  RouterRule rule;
+  bool runs_router;  // weights are not given: they are all that a router adds to ids
+
+  RoutingSource(const ForwardArgs& args, const MoeSpec& spec)
+      : has_ids(!args.topk_ids.empty()),
+        has_weights(!args.topk_weights.empty()),
+        has_logits(!args.router_logits.empty()),
+        has_gate(spec.has_gate),
+        rule(router_rule(spec.router.name)),
+        runs_router(!has_weights) {}
+};
+
 void check_routing_source(const ForwardArgs& args, const MoeSpec& spec, int64_t tokens) {
-  const bool has_ids = !args.topk_ids.empty();
-  const bool has_weights = !args.topk_weights.empty();
-  const bool has_logits = !args.router_logits.empty();
   if (tokens == 0) return;
-  if (has_ids != has_weights) {
-    throw Error(ErrorCode::kInvalidArgument,
-                {.what = "topk_ids and topk_weights must be given together",
-                 .tensor = has_ids ? "topk_weights" : "topk_ids"});
+  const RoutingSource source(args, spec);
+  if (source.has_weights && !source.has_ids) {
+    refuse("topk_ids", "topk_weights need topk_ids");
   }
-  if (has_ids && has_logits) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "router_logits and topk_ids were both given: give one source of routing");
+  if (source.has_weights && spec.shared.mode == SharedMode::kRouterWeight) {
+    refuse("topk_weights",
+           "the router weighs this layer's shared experts: give topk_ids without weights to replay "
+           "choices");
   }
-  if (!has_ids && !has_logits && !spec.has_gate) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "this layer has no gate: give router_logits, or topk_ids with topk_weights");
+  if (source.has_weights && source.has_logits) {
+    refuse("router_logits",
+           "router_logits and topk_weights were both given: give one source of routing");
   }
-  if (has_weights && spec.shared.mode == SharedMode::kRouterWeight) {
-    throw Error(ErrorCode::kInvalidArgument,
-                {.what = "the router weighs this layer's shared experts: give topk_ids without "
-                         "weights to replay choices",
-                 .tensor = "topk_weights"});
+  const bool needs_logits = source.runs_router && source.rule != RouterRule::kSimulated;
+  if (needs_logits && !source.has_logits && !source.has_gate) {
+    refuse("router_logits",
+           source.has_ids ? "this layer has no gate: topk_ids need topk_weights or router_logits"
+                          : "this layer has no gate: give router_logits, or topk_ids with "
+                            "topk_weights");
   }
-  if (!args.router_input.empty() && (has_ids || has_logits)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                {.what = "router_input feeds the gate, but the routing was given",
-                 .tensor = "router_input"});
+  if (!args.router_input.empty() && (source.has_logits || !source.runs_router)) {
+    refuse("router_input", "router_input feeds the gate, but the routing was given");
   }
-  if (has_ids && !args.captured_logits.empty()) {
-    throw Error(ErrorCode::kInvalidArgument, {.what = "no logits to capture: the routing was given",
-                                              .tensor = "captured_logits"});
+  const bool makes_logits = source.runs_router && (source.has_logits || source.has_gate);
+  if (!makes_logits && !args.captured_logits.empty()) {
+    refuse("captured_logits", "no logits to capture: the routing was given");
+  }
+  if (source.rule == RouterRule::kHash && !source.has_ids && args.token_ids.empty()) {
+    refuse("token_ids", "router hash chooses by token ids: give them, or topk_ids");
+  }
+}
+
+void check_vector(const char* name, const ConstTensorView& tensor, int64_t size,
+                  std::initializer_list<DType> dtypes) {
+  check_dtype(name, tensor.dtype, dtypes);
+  if (tensor.shape != Shape{size}) {
+    throw Error(ErrorCode::kShape, {.what = "an argument has the wrong shape",
+                                    .tensor = name,
+                                    .expected = Shape{size}.to_string(),
+                                    .found = tensor.shape.to_string()});
+  }
+  const auto alignment = static_cast<uintptr_t>(byte_size(tensor.dtype));
+  if (reinterpret_cast<uintptr_t>(tensor.data) % alignment != 0) {
+    throw Error(ErrorCode::kMisaligned, {.what = "an argument is not aligned to its element",
+                                         .tensor = name,
+                                         .expected = "a multiple of " + std::to_string(alignment)});
+  }
+}
+
+// In range wherever a router reads them: rows of the hash table, or for a router of the
+// application what int32 holds. Padding has no id that counts.
+void check_token_ids(const ForwardArgs& args, const MoeSpec& spec, int64_t num_tokens) {
+  if (args.token_ids.empty()) return;
+  const RouterRule rule = router_rule(spec.router.name);
+  if (rule != RouterRule::kHash && rule != RouterRule::kCustom) return;
+  const int64_t limit = rule == RouterRule::kHash ? spec.router.vocab_size - 1
+                                                  : int64_t{std::numeric_limits<int32_t>::max()};
+  const auto* mask = static_cast<const uint8_t*>(args.padding_mask.data);
+  for (int64_t token = 0; token < num_tokens; ++token) {
+    if (!args.padding_mask.empty() && mask[token] == 0) continue;
+    const int64_t id = load_token_id(args.token_ids, token);
+    if (id >= 0 && id <= limit) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                {.what = "a token id is out of range at token " + std::to_string(token),
+                 .tensor = "token_ids",
+                 .found = std::to_string(id),
+                 .limit = "0 to " + std::to_string(limit)});
   }
 }
 
@@ -196,14 +257,9 @@ int64_t check_arguments(const ForwardArgs& args, const MoeSpec& spec) {
                 {.what = "this layer has no residual MLP", .tensor = "residual_input"});
   }
   if (!args.padding_mask.empty()) {
-    check_dtype("padding_mask", args.padding_mask.dtype, {DType::kBool});
-    if (args.padding_mask.shape != Shape{tokens}) {
-      throw Error(ErrorCode::kShape, {.what = "an argument has the wrong shape",
-                                      .tensor = "padding_mask",
-                                      .expected = Shape{tokens}.to_string(),
-                                      .found = args.padding_mask.shape.to_string()});
-    }
+    check_vector("padding_mask", args.padding_mask, tokens, {DType::kBool});
   }
+  if (!args.token_ids.empty()) check_vector("token_ids", args.token_ids, tokens, kIds);
   if (!args.expert_load.empty() &&
       static_cast<int64_t>(args.expert_load.size()) != spec.num_experts) {
     throw Error(ErrorCode::kShape, {.what = "an argument has the wrong shape",
@@ -212,7 +268,9 @@ int64_t check_arguments(const ForwardArgs& args, const MoeSpec& spec) {
                                     .found = std::to_string(args.expert_load.size())});
   }
   check_overlaps(args);
-  return count_tokens(args, tokens);
+  const int64_t counted = count_tokens(args, tokens);
+  check_token_ids(args, spec, counted);
+  return counted;
 }
 
 int64_t load_id(const ConstTensorView& ids, int64_t token, int64_t slot) {
@@ -220,6 +278,11 @@ int64_t load_id(const ConstTensorView& ids, int64_t token, int64_t slot) {
   const int64_t index = token * stride + slot;
   if (ids.dtype == DType::kI64) return static_cast<const int64_t*>(ids.data)[index];
   return static_cast<const int32_t*>(ids.data)[index];
+}
+
+int64_t load_token_id(const ConstTensorView& token_ids, int64_t token) {
+  if (token_ids.dtype == DType::kI64) return static_cast<const int64_t*>(token_ids.data)[token];
+  return static_cast<const int32_t*>(token_ids.data)[token];
 }
 
 bool is_slot_id(const MoeSpec& spec, int64_t slot, int64_t id) {

@@ -11,7 +11,8 @@ namespace conclave::inline v0 {
 // count: T, or *num_tokens where given.
 int64_t check_arguments(const ForwardArgs& args, const MoeSpec& spec);
 
-// Checks the caller's ids under IdPolicy::kStrict. Throws Error(kExpertId) naming token and slot.
+// Checks the caller's ids under IdPolicy::kStrict: -1, [0, E + Z) in the first k slots, E + i in
+// slot k + i of SharedMode::kFusedSlots. Throws Error(kExpertId) naming token and slot.
 void check_ids_strict(const ConstTensorView& topk_ids, int64_t num_tokens, const MoeSpec& spec);
 
 // Whether slot `slot` of a token may hold `id`: an expert, a zero expert, or in the slots from k on
@@ -20,5 +21,6 @@ bool is_slot_id(const MoeSpec& spec, int64_t slot, int64_t id);
 
 // One id, read from an int32 or int64 tensor.
 int64_t load_id(const ConstTensorView& ids, int64_t token, int64_t slot);
+int64_t load_token_id(const ConstTensorView& token_ids, int64_t token);
 
 }  // namespace conclave::inline v0

@@ -102,6 +102,8 @@ PackedWeights allocate_weights(const Context& context, const LayerPlan& plan) {
 
 void fill_weights(const Context& context, const LayerPlan& plan, const WeightSource& source,
                   PackedWeights& weights) {
+  // First, since values are checked in it: nothing is overwritten when they are refused.
+  RouterVectors router = read_router_vectors(plan.spec, source);
   const experts::SlabBytes slab = plan.experts->slab_bytes();
   // Of the tenth and one expert that are promised; the rest is for pages, stacks and small weights.
   const size_t scratch_bytes = plan.summary.packed_bytes / 16 + (slab.gate_up + slab.down) / 2;
@@ -125,6 +127,7 @@ void fill_weights(const Context& context, const LayerPlan& plan, const WeightSou
   weights.mix_gate_bias = std::move(dense.mix_gate_bias);
   weights.latent_norm = std::move(dense.latent_norm);
   weights.output_bias = std::move(dense.output_bias);
+  weights.router = std::move(router);
 }
 
 }  // namespace conclave::inline v0

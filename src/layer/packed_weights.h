@@ -5,6 +5,7 @@
 #include "cpu/memory.h"
 #include "gemm/gate_product.h"
 #include "layer/plan.h"
+#include "layer/router_vectors.h"
 
 #include "conclave/context.h"
 #include "conclave/weights.h"
@@ -31,6 +32,7 @@ struct PackedWeights {
   std::vector<float> mix_gate_bias;  // [2]
   std::vector<float> latent_norm;    // [Hl]
   std::vector<float> output_bias;    // [H]
+  RouterVectors router;
 };
 
 // Checks that `source` holds every role of the spec in its shape and type; reads nothing.

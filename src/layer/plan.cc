@@ -2,6 +2,7 @@
 
 #include "core/checked.h"
 #include "core/layer_roles.h"
+#include "core/router_rule.h"
 #include "layer/book_workspace.h"
 #include "routing/router.h"
 
@@ -61,23 +62,6 @@ void check_options(const LayerOptions& options) {
                                               .found = std::to_string(options.max_tokens),
                                               .limit = "1 to " + std::to_string(kMaxTokens)});
   }
-}
-
-// What the types can say and this version cannot run yet.
-void refuse_unsupported(const MoeSpec& spec) {
-  const auto refuse = [](bool asked, const char* feature) {
-    if (!asked) return;
-    throw Error(ErrorCode::kUnsupported, {.what = std::string(feature) + " cannot be run yet"});
-  };
-  const RouterSpec& router = spec.router;
-  refuse(router.score != RouterScore::kSoftmax || router.order != RouterOrder::kScoreThenTopk ||
-             router.num_groups != 1 || router.has_logit_bias || router.has_selection_bias ||
-             router.soft_cap != 0 || router.scale != 1 || router.has_expert_scale ||
-             router.has_global_scale || router.input_norm.enabled || router.epsilon != 0 ||
-             (router.renormalize != Renormalize::kNone && router.renormalize != Renormalize::kSum),
-         "this router");
-  refuse(spec.shared.mode == SharedMode::kRouterWeight, "SharedMode::kRouterWeight");
-  refuse(spec.num_zero_experts != 0, "zero experts");
 }
 
 cpu::Arithmetic native_arithmetic(cpu::Isa isa) {
@@ -183,7 +167,6 @@ void fill_plan(LayerPlan& plan, const Context& context) {
   validate(spec);
   validate(parallel);
   check_options(options);
-  refuse_unsupported(spec);
 
   plan.isa = context.isa().empty() ? cpu::best_isa() : cpu::parse_isa(context.isa());
   plan.arithmetic = choose_arithmetic(context, spec, options, plan.isa);
@@ -194,6 +177,9 @@ void fill_plan(LayerPlan& plan, const Context& context) {
   plan.summary.max_tokens = options.max_tokens;
   plan.gate_row_bytes = round_up(spec.hidden_size * int64_t{sizeof(float)}, kRowAlignment);
   plan.router = make_router(context, spec, plan.summary.rows);
+  plan.router_scratch_bytes = plan.router->scratch_bytes(context.executor().concurrency());
+  const RouterRule rule = router_rule(spec.router.name);
+  plan.router_reads_token_ids = rule == RouterRule::kHash || rule == RouterRule::kCustom;
 
   plan.part = plan_rank_part(context, spec, parallel);
   const experts::ExpertsProblem problem{

@@ -24,8 +24,11 @@ struct LayerSlices {
   WorkspaceSlice topk_ids;      // [T, k] int32
   WorkspaceSlice topk_weights;  // [T, k] f32
   WorkspaceSlice physical_ids;  // [T, k] int32, of a layer with redundant experts
-  WorkspaceSlice rows;          // RowBundle for the experts
-  WorkspaceSlice gate_rows;     // float32 RowBundle for gate products, where the format differs
+  WorkspaceSlice given_ids;     // [T, k] int32: choices that the router only weighs
+  WorkspaceSlice token_ids;     // [T] int32, where the router may read them
+  WorkspaceSlice router_scratch;
+  WorkspaceSlice rows;       // RowBundle for the experts
+  WorkspaceSlice gate_rows;  // float32 RowBundle for gate products, where the format differs
   WorkspaceSlice dispatch;
   WorkspaceSlice experts;           // shared by all kernels, one after the other
   WorkspaceSlice expert_rows;       // [slots, W] f32, W = expert_width(spec)
@@ -76,6 +79,8 @@ struct LayerPlan {
   std::unique_ptr<experts::ExpertsKernel> residual;  // one expert; null without a residual MLP here
 
   StagePlan stages;
+  size_t router_scratch_bytes = 0;
+  bool router_reads_token_ids = false;
   LayerSlices slices;
   size_t workspace_bytes = 0;
   int64_t gate_row_bytes = 0;  // of a float32 row, zero padded

@@ -1,8 +1,9 @@
 #include "layer/route_stage.h"
 
-#include "core/float_convert.h"
 #include "experts/quantize_rows.h"
 #include "layer/arguments.h"
+#include "layer/gate_stage.h"
+#include "layer/given_routing.h"
 
 #include "conclave/error.h"
 
@@ -20,76 +21,30 @@ void* row_address(const void* data, int64_t elements, DType dtype) {
   return const_cast<std::byte*>(static_cast<const std::byte*>(data)) + elements * byte_size(dtype);
 }
 
-float load_float(const ConstTensorView& tensor, int64_t row, int64_t col) {
-  const int64_t index = row * row_stride(tensor) + col;
-  if (tensor.dtype == DType::kF32) return static_cast<const float*>(tensor.data)[index];
-  const uint16_t bits = static_cast<const uint16_t*>(tensor.data)[index];
-  return tensor.dtype == DType::kBF16 ? bf16_to_float(bits) : f16_to_float(bits);
-}
-
-// The weights of the shared experts' slots, [T, S]: null where shared experts have no slots.
-float* fused_weights(const PipelineArgs& args) {
-  if (args.plan.spec.shared.mode != SharedMode::kFusedSlots) return nullptr;
-  return slice_as<float>(args.workspace, args.plan.slices.shared_weights);
-}
-
-// Copies a dense chunk into the caller's rows, where the caller asked for them.
+// Copies a dense chunk into the caller's rows from column `first` on, where the caller asked.
 template <class T>
-void capture(const TensorView& destination, const TokenChunk& chunk, const T* source,
-             int64_t cols) {
+void capture(const TensorView& destination, const TokenChunk& chunk, const T* source, int64_t cols,
+             int64_t first = 0) {
   if (destination.empty()) return;
   const TensorView rows = chunk_rows(destination, chunk);
   for (int64_t row = 0; row < chunk.count; ++row) {
-    std::copy_n(source + row * cols, cols, static_cast<T*>(rows.data) + row * row_stride(rows));
+    std::copy_n(source + row * cols, cols,
+                static_cast<T*>(rows.data) + row * row_stride(rows) + first);
   }
 }
 
-// [T, E] float32: the caller's logits widened, or the gate's product.
-const float* logits_of_chunk(const PipelineArgs& args, const RowBundle& rows) {
-  const LayerPlan& plan = args.plan;
-  const int64_t experts = num_logits(plan.spec);
-  float* logits = slice_as<float>(args.workspace, plan.slices.logits);
-  if (args.args.router_logits.empty()) {
-    const bool own_input = !args.args.router_input.empty();
-    const RowBundle input =
-        own_input
-            ? experts::quantize_rows(
-                  chunk_rows(args.args.router_input, args.chunk), DType::kF32, plan.gate_row_bytes,
-                  slice_as<std::byte>(args.workspace, plan.slices.gate_rows), args.executor)
-            : float_rows(args, rows);
-    args.weights.gate->run(input, logits, plan.spec.router.logits_dtype, args.executor);
-    return logits;
-  }
-  const ConstTensorView given = chunk_rows(args.args.router_logits, args.chunk);
-  for (int64_t token = 0; token < args.chunk.count; ++token) {
-    for (int64_t expert = 0; expert < experts; ++expert) {
-      logits[token * experts + expert] = load_float(given, token, expert);
-    }
-  }
-  return logits;
-}
-
-void load_given_routing(const PipelineArgs& args, int32_t* ids, float* weights,
-                        ForwardCounters& counters) {
+// The slots of SharedMode::kFusedSlots in the captures, after those of the router.
+void capture_fused(const PipelineArgs& args, const float* shared_weights) {
   const MoeSpec& spec = args.plan.spec;
-  const int64_t top_k = spec.top_k;
-  const int64_t slots = num_slots(spec);
-  float* fused = fused_weights(args);
-  const ConstTensorView given_ids = chunk_rows(args.args.topk_ids, args.chunk);
-  const ConstTensorView given_weights = chunk_rows(args.args.topk_weights, args.chunk);
+  const int64_t num_shared = spec.shared.count;
+  capture(args.args.captured_weights, args.chunk, shared_weights, num_shared, spec.top_k);
+  if (args.args.captured_ids.empty()) return;
+  const TensorView rows = chunk_rows(args.args.captured_ids, args.chunk);
   for (int64_t token = 0; token < args.chunk.count; ++token) {
-    for (int64_t slot = 0; slot < slots; ++slot) {
-      // In 64 bits: an int64 id must not become valid by truncation.
-      const int64_t id = load_id(given_ids, token, slot);
-      const bool valid = is_slot_id(spec, slot, id);
-      if (!valid && id != -1) ++counters.skipped_ids;
-      const float weight = load_float(given_weights, token, slot);
-      if (slot >= top_k) {
-        fused[token * (slots - top_k) + slot - top_k] = valid ? weight : 0.0F;
-        continue;
-      }
-      ids[token * top_k + slot] = valid ? static_cast<int32_t>(id) : -1;
-      weights[token * top_k + slot] = weight;
+    int32_t* ids = static_cast<int32_t*>(rows.data) + token * row_stride(rows) + spec.top_k;
+    for (int64_t i = 0; i < num_shared; ++i) {
+      const bool used = is_token(args, token) && shared_weights[token * num_shared + i] != 0.0F;
+      ids[i] = used ? static_cast<int32_t>(spec.num_experts + i) : -1;
     }
   }
 }
@@ -122,28 +77,67 @@ void drop_padding(const PipelineArgs& args, int32_t* ids) {
   }
 }
 
-// Shared experts that are slots: their ids and weights behind the k routed ones.
-void capture_fused(const PipelineArgs& args) {
-  const float* fused = fused_weights(args);
-  if (fused == nullptr) return;
+// Where the stage's results of a chunk lie.
+struct RouteBuffers {
+  int32_t* ids;
+  float* weights;
+  float* shared_weights;  // null but for kRouterWeight and kFusedSlots
+};
+
+void run_router(const PipelineArgs& args, const RowBundle& rows, const RouteBuffers& buffers,
+                ForwardCounters& counters) {
+  const LayerPlan& plan = args.plan;
+  const MoeSpec& spec = plan.spec;
+  const float* logits = logits_of_chunk(args, rows);
+  RouterInput input{.num_tokens = args.chunk.count,
+                    .num_experts = spec.num_experts,
+                    .num_logits = num_logits(spec),
+                    .logits = logits,
+                    .first_token = args.chunk.begin,
+                    .weights = args.weights.router.view(),
+                    .scratch = args.workspace.subspan(plan.slices.router_scratch.offset,
+                                                      plan.slices.router_scratch.bytes)};
+  if (!args.args.topk_ids.empty()) {
+    auto* given = slice_as<int32_t>(args.workspace, plan.slices.given_ids);
+    load_given_ids(args, given, counters);
+    input.given_ids = given;
+  }
+  if (!args.args.token_ids.empty() && plan.router_reads_token_ids) {
+    auto* token_ids = slice_as<int32_t>(args.workspace, plan.slices.token_ids);
+    load_token_ids(args, token_ids);
+    input.token_ids = token_ids;
+  }
+  const RouterStats stats = plan.router->route(input,
+                                               {.topk_ids = buffers.ids,
+                                                .topk_weights = buffers.weights,
+                                                .shared_weights = buffers.shared_weights},
+                                               args.executor);
+  counters.tokens_without_finite_logit += stats.tokens_without_finite_logit;
+  check_router_ids(args, buffers.ids, counters);
+  if (logits != nullptr) {
+    capture(args.args.captured_logits, args.chunk, logits, input.num_logits);
+  }
+}
+
+void weigh_fused_slots(const PipelineArgs& args, const RouteBuffers& buffers,
+                       ForwardCounters& counters) {
+  const SharedExpertSpec& shared = args.plan.spec.shared;
+  if (!args.args.topk_weights.empty()) {
+    load_fused_weights(args, buffers.shared_weights, counters);
+  } else {
+    std::fill_n(buffers.shared_weights, args.chunk.count * shared.count,
+                static_cast<float>(shared.slot_weight));
+  }
+  capture_fused(args, buffers.shared_weights);
+}
+
+void add_load(const PipelineArgs& args, const int32_t* ids) {
+  if (args.args.expert_load.empty()) return;
   const MoeSpec& spec = args.plan.spec;
-  const int64_t shared = spec.shared.count;
-  const auto each = [&](const TensorView& destination, const auto& write) {
-    if (destination.empty()) return;
-    const TensorView rows = chunk_rows(destination, args.chunk);
-    for (int64_t token = 0; token < args.chunk.count; ++token) {
-      for (int64_t i = 0; i < shared; ++i) {
-        write(rows.data, token * row_stride(rows) + spec.top_k + i, token, i);
-      }
-    }
-  };
-  each(args.args.captured_ids, [&](void* data, int64_t at, int64_t token, int64_t i) {
-    const bool used = is_token(args, token) && fused[token * shared + i] != 0.0F;
-    static_cast<int32_t*>(data)[at] = used ? static_cast<int32_t>(spec.num_experts + i) : -1;
-  });
-  each(args.args.captured_weights, [&](void* data, int64_t at, int64_t token, int64_t i) {
-    static_cast<float*>(data)[at] = fused[token * shared + i];
-  });
+  for (int64_t index = 0; index < args.chunk.count * spec.top_k; ++index) {
+    const bool is_expert = ids[index] >= 0 && ids[index] < spec.num_experts;
+    if (is_expert) ++args.args.expert_load[static_cast<size_t>(ids[index])];
+  }
 }
 
 }  // namespace
@@ -179,41 +173,34 @@ RowBundle float_rows(const PipelineArgs& args, const RowBundle& rows) {
 
 Routing route_chunk(const PipelineArgs& args, const RowBundle& rows, ForwardCounters& counters) {
   const MoeSpec& spec = args.plan.spec;
-  auto* ids = slice_as<int32_t>(args.workspace, args.plan.slices.topk_ids);
-  auto* weights = slice_as<float>(args.workspace, args.plan.slices.topk_weights);
-  if (!args.args.topk_ids.empty()) {
-    load_given_routing(args, ids, weights, counters);
-  } else if (args.chunk.count > 0) {
-    const float* logits = logits_of_chunk(args, rows);
-    const RouterStats stats =
-        args.plan.router->route({.num_tokens = args.chunk.count,
-                                 .num_experts = spec.num_experts,
-                                 .num_logits = num_logits(spec),
-                                 .logits = logits,
-                                 .first_token = args.chunk.begin},
-                                {.topk_ids = ids, .topk_weights = weights}, args.executor);
-    counters.tokens_without_finite_logit += stats.tokens_without_finite_logit;
-    check_router_ids(args, ids, counters);
-    if (float* fused = fused_weights(args)) {
-      std::fill_n(fused, args.chunk.count * spec.shared.count,
-                  static_cast<float>(spec.shared.slot_weight));
+  const bool router_weighs_shared = spec.shared.mode == SharedMode::kRouterWeight;
+  const bool has_fused_slots = spec.shared.mode == SharedMode::kFusedSlots;
+  const LayerSlices& slices = args.plan.slices;
+  const RouteBuffers buffers{
+      .ids = slice_as<int32_t>(args.workspace, slices.topk_ids),
+      .weights = slice_as<float>(args.workspace, slices.topk_weights),
+      .shared_weights = router_weighs_shared || has_fused_slots
+                            ? slice_as<float>(args.workspace, slices.shared_weights)
+                            : nullptr};
+  const bool has_weights = !args.args.topk_weights.empty();
+  if (args.chunk.count > 0) {
+    if (has_weights) {
+      load_given_ids(args, buffers.ids, counters);
+      load_given_weights(args, buffers.weights);
+    } else {
+      run_router(args, rows, buffers, counters);
     }
-    capture(args.args.captured_logits, args.chunk, logits, num_logits(spec));
+    if (has_fused_slots) weigh_fused_slots(args, buffers, counters);
   }
-  drop_padding(args, ids);
-  capture(args.args.captured_ids, args.chunk, ids, spec.top_k);
-  capture(args.args.captured_weights, args.chunk, weights, spec.top_k);
-  capture_fused(args);
-  if (!args.args.expert_load.empty()) {
-    for (int64_t index = 0; index < args.chunk.count * spec.top_k; ++index) {
-      const bool routed = ids[index] >= 0 && ids[index] < spec.num_experts;
-      if (routed) ++args.args.expert_load[static_cast<size_t>(ids[index])];
-    }
-  }
+  drop_padding(args, buffers.ids);
+  capture(args.args.captured_ids, args.chunk, buffers.ids, spec.top_k);
+  capture(args.args.captured_weights, args.chunk, buffers.weights, spec.top_k);
+  add_load(args, buffers.ids);
   return {.num_tokens = args.chunk.count,
           .top_k = spec.top_k,
-          .topk_ids = ids,
-          .topk_weights = weights};
+          .topk_ids = buffers.ids,
+          .topk_weights = buffers.weights,
+          .shared_weights = buffers.shared_weights};
 }
 
 }  // namespace conclave::inline v0

@@ -5,9 +5,11 @@
 
 namespace conclave::inline v0 {
 
-// Ids in the result lie in [0, E) or are -1; padding tokens have only -1. Fills the captures and
-// adds to the expert load. `rows` are the chunk's hidden rows in the kernel's format.
-// Throws Error(kExpertId) where a custom router breaks its contract under IdPolicy::kStrict.
+// Ids in the result lie in [0, E + Z) or are -1; padding tokens have only -1. Weights of shared
+// experts are there for SharedMode::kRouterWeight and kFusedSlots. Given ids without weights are
+// weighed by the router. Fills the captures and adds to the expert load. `rows` are the chunk's
+// hidden rows in the kernel's format. Throws Error(kExpertId) where a custom router breaks its
+// contract under IdPolicy::kStrict.
 Routing route_chunk(const PipelineArgs& args, const RowBundle& rows, ForwardCounters& counters);
 
 // Float32 rows for a gate product: `rows` themselves where they already are, else converted.

@@ -1,4 +1,4 @@
-// The router catalog: names to Router objects.
+// The router catalog: names to Router objects; and the oracle.
 #pragma once
 
 #include "core/catalog.h"
@@ -7,8 +7,10 @@
 #include "conclave/routing.h"
 #include "conclave/spec.h"
 
+#include <cstdint>
 #include <memory>
 #include <string_view>
+#include <vector>
 
 namespace conclave::inline v0::routing {
 
@@ -19,9 +21,22 @@ struct RouterRow {
 };
 Catalog<RouterRow> router_catalog();
 
-// The same rule in float64 for one token, for the oracle. `logits` [E]; NaN compares as -inf.
-// Writes k ids and weights. Returns false where the row has no finite logit (ids 0..k-1, weight 0).
-bool route_reference(const MoeSpec& spec, const double* logits, int32_t* topk_ids,
-                     double* topk_weights);
+// One token for the oracle.
+struct ReferenceToken {
+  const double* logits = nullptr;      // [num_logits(spec)]; NaN compares as -inf
+  const int32_t* given_ids = nullptr;  // [k]: weigh these instead of choosing
+  int64_t token_id = 0;                // of router "hash"
+  int64_t number = 0;                  // in the call, of router "simulated"
+  RouterWeights weights = {};
+};
+struct ReferenceChoice {
+  std::vector<int32_t> ids;            // [k]
+  std::vector<double> weights;         // [k]
+  std::vector<double> shared_weights;  // [S], of router "sink_softmax"
+  bool usable = true;                  // false where no logit is finite or +Inf
+};
+// The rules of RouterSpec in float64, plain and apart from the routers' code. The name must be
+// that of a catalog row.
+ReferenceChoice route_reference(const MoeSpec& spec, const ReferenceToken& token);
 
 }  // namespace conclave::inline v0::routing

@@ -5,6 +5,7 @@
 #include "dispatch/dispatcher.h"
 #include "experts/experts_kernel.h"
 #include "routing/router.h"
+#include "routing/routing_problem.h"
 #include "support/layer_fixture.h"
 
 #include <gtest/gtest.h>
@@ -71,16 +72,23 @@ TEST(KernelCatalog, ARejection_AlwaysHasAReason) {
 
 TEST(RouterCatalog, EveryRow_RunsInALayer) {
   for (const auto& row : routing::router_catalog().rows()) {
-    MoeSpec spec = testing::make_spec(8, 2, 32, 16, DType::kF32);
-    spec.router.name = row.name;
+    MoeSpec spec = testing::spec_of_row(row.name);
+    spec.hidden_size = 32;
+    spec.intermediate_size = 16;
+    spec.weight_dtype = DType::kF32;
     for (const Renormalize renormalize : {Renormalize::kNone, Renormalize::kSum}) {
       spec.router.renormalize = renormalize;
       const auto owned = testing::make_layer(spec);
       const Tensor hidden = testing::random_tensor(DType::kF32, 11, 32, 1);
-      const auto output = testing::run_layer(owned.layer, hidden.view(), DType::kF32);
-      const StageCheck check = check_against_reference(*owned.context, spec, *owned.source,
-                                                       output.result(hidden.view()));
+      Tensor token_ids(DType::kI64, {11});
+      for (int64_t token = 0; token < 11; ++token) token_ids.as<int64_t>()[token] = 4 * token;
+      const auto output = testing::run_layer(owned.layer, hidden.view(), DType::kF32,
+                                             {.token_ids = token_ids.view()});
+      LayerResult result = output.result(hidden.view());
+      result.token_ids = token_ids.view();
+      const StageCheck check = check_against_reference(*owned.context, spec, *owned.source, result);
       EXPECT_EQ(check.routing_mismatches, 0) << row.name;
+      EXPECT_LE(check.worst_weight_error, 1e-6) << row.name;
       EXPECT_LE(check.worst_token_error, accuracy_bar(DType::kF32, DType::kF32)) << row.name;
     }
   }

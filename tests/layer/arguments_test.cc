@@ -123,7 +123,7 @@ TEST_F(Arguments, MisalignedOrOverlapping_AreRejected) {
 }
 
 TEST_F(Arguments, RoutingGivenTwiceOrHalf_IsRejected) {
-  EXPECT_EQ(rejection([&](ForwardArgs& a) { a.topk_ids = ids_.view(); }),
+  EXPECT_EQ(rejection([&](ForwardArgs& a) { a.topk_weights = weights_.view(); }),
             ErrorCode::kInvalidArgument);
   EXPECT_EQ(rejection([&](ForwardArgs& a) {
               a.topk_ids = ids_.view();

@@ -13,20 +13,8 @@ namespace {
 
 using testing::RoutingResult;
 
-// Bar N6: ids equal, weights within 2 units of the last place of float32.
-constexpr int64_t kMaxUlp = 2;
-
 void expect_equals_oracle(const MoeSpec& spec, const std::vector<float>& logits) {
-  SCOPED_TRACE(testing::describe(spec));
-  const RoutingResult actual = testing::route(spec, logits);
-  const RoutingResult expected = testing::oracle(spec, logits);
-  ASSERT_EQ(actual.ids, expected.ids);
-  EXPECT_EQ(actual.without_finite_logit, expected.without_finite_logit);
-  int64_t worst = 0;
-  for (size_t i = 0; i < actual.weights.size(); ++i) {
-    worst = std::max(worst, testing::ulp_distance(actual.weights[i], expected.weights[i]));
-  }
-  EXPECT_LE(worst, kMaxUlp);
+  testing::expect_equals_oracle({.spec = spec, .logits = logits});
 }
 
 TEST(Topk, FieldShapes_EqualTheReference) {

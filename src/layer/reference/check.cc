@@ -1,7 +1,9 @@
 // Judging a layer's results per token and stage by stage.
 
+#include "core/router_rule.h"
+#include "layer/arguments.h"
 #include "layer/reference/float64_matrix.h"
-#include "routing/router.h"
+#include "layer/reference/routing.h"
 
 #include "conclave/error.h"
 #include "conclave/reference.h"
@@ -19,16 +21,22 @@ constexpr double kNormFloor = 1e-30;
 
 double norm(const double* values, int64_t count) { return std::sqrt(dot(values, values, count)); }
 
-// |logit - x . w| / (|x| |w|): scale-free, and independent of cancellation in the product.
-double worst_logit_error(const WeightSource& source, const Float64Matrix& hidden,
+// |logit - (x . w + b)| / (|x| |w| + |b|), x as the gate reads it: scale-free, and independent of
+// cancellation in the product.
+double worst_logit_error(const MoeSpec& spec, const WeightSource& source, const LayerResult& result,
                          const Float64Matrix& logits) {
+  const Float64Matrix input =
+      reference_gate_input(spec, source, result.hidden, result.router_input);
   const Float64Matrix gate = read_float64(source, WeightRole::kRouter, 0);
+  const Float64Matrix bias = reference_logit_bias(spec, source);
   double worst_error = 0;
-  for (int64_t token = 0; token < hidden.rows; ++token) {
-    const double x_norm = norm(hidden.row(token), hidden.cols);
+  for (int64_t token = 0; token < input.rows; ++token) {
+    const double x_norm = norm(input.row(token), input.cols);
     for (int64_t expert = 0; expert < gate.rows; ++expert) {
-      const double exact = dot(gate.row(expert), hidden.row(token), gate.cols);
-      const double scale = std::max(x_norm * norm(gate.row(expert), gate.cols), kNormFloor);
+      const double addend = bias.row(0)[expert];
+      const double exact = dot(gate.row(expert), input.row(token), gate.cols) + addend;
+      const double product_scale = x_norm * norm(gate.row(expert), gate.cols);
+      const double scale = std::max(product_scale + std::abs(addend), kNormFloor);
       const double error = std::abs(logits.row(token)[expert] - exact) / scale;
       if (!(error <= worst_error)) worst_error = error;
     }
@@ -36,25 +44,35 @@ double worst_logit_error(const WeightSource& source, const Float64Matrix& hidden
   return worst_error;
 }
 
-void check_routing(const MoeSpec& spec, const Float64Matrix& logits, const LayerResult& result,
+// Compares the k slots that the router fills. An expert that differs is not compared by weight.
+void check_routing(const MoeSpec& spec, const LayerResult& result, const ReferenceResult& expected,
                    StageCheck& check) {
-  std::vector<int32_t> ids(static_cast<size_t>(spec.top_k));
-  std::vector<double> weights(static_cast<size_t>(spec.top_k));
   const Float64Matrix actual_weights = to_float64(result.topk_weights);
-  const auto* actual_ids = static_cast<const int32_t*>(result.topk_ids.data);
-  for (int64_t token = 0; token < logits.rows; ++token) {
-    routing::route_reference(spec, logits.row(token), ids.data(), weights.data());
+  for (int64_t token = 0; token < actual_weights.rows; ++token) {
     for (int64_t slot = 0; slot < spec.top_k; ++slot) {
-      const auto index = static_cast<size_t>(slot);
-      if (actual_ids[token * num_slots(spec) + slot] != ids[index]) {
+      const auto index = static_cast<size_t>(token * num_slots(spec) + slot);
+      if (load_id(result.topk_ids, token, slot) != expected.topk_ids[index]) {
         ++check.routing_mismatches;
         continue;
       }
-      const double difference = std::abs(actual_weights.row(token)[slot] - weights[index]);
-      const double error = difference / std::max(weights[index], kNormFloor);
+      const double weight = expected.topk_weights[index];
+      const double difference = std::abs(actual_weights.row(token)[slot] - weight);
+      const double error = difference / std::max(std::abs(weight), kNormFloor);
       if (difference != 0 && !(error <= check.worst_weight_error)) check.worst_weight_error = error;
     }
   }
+}
+
+// Only where there is a rule to compare with: an application's router has none here.
+void check_routing(const MoeSpec& spec, const WeightSource& source, const LayerResult& result,
+                   StageCheck& check) {
+  if (router_rule(spec.router.name) == RouterRule::kCustom) return;
+  ReferenceResult expected;
+  reference_routing(
+      spec, source,
+      {.hidden = result.hidden, .router_logits = result.logits, .token_ids = result.token_ids},
+      expected);
+  check_routing(spec, result, expected, check);
 }
 
 }  // namespace
@@ -98,17 +116,22 @@ StageCheck check_against_reference(const Context& context, const MoeSpec& spec,
                                    const WeightSource& source, const LayerResult& result) {
   StageCheck check;
   if (!result.logits.empty()) {
-    const Float64Matrix logits = to_float64(result.logits);
     if (spec.has_gate) {
-      check.worst_logit_error = worst_logit_error(source, to_float64(result.hidden), logits);
+      check.worst_logit_error = worst_logit_error(spec, source, result, to_float64(result.logits));
     }
-    check_routing(spec, logits, result, check);
+    check_routing(spec, source, result, check);
   }
-  const ReferenceResult reference = reference_forward(context, spec, source,
-                                                      {.hidden = result.hidden,
-                                                       .topk_ids = result.topk_ids,
-                                                       .topk_weights = result.topk_weights,
-                                                       .residual_input = result.residual_input});
+  // Weights of shared experts are no part of a result: the oracle takes them from the logits.
+  const bool router_weighs_shared = spec.shared.mode == SharedMode::kRouterWeight;
+  const ReferenceResult reference =
+      reference_forward(context, spec, source,
+                        {.hidden = result.hidden,
+                         .router_logits = router_weighs_shared ? result.logits : ConstTensorView{},
+                         .topk_ids = result.topk_ids,
+                         .topk_weights = result.topk_weights,
+                         .router_input = result.router_input,
+                         .residual_input = result.residual_input,
+                         .token_ids = result.token_ids});
   check.token_errors = token_errors(result.output, reference.output);
   check.worst_token_error = worst(check.token_errors);
   return check;

@@ -1,0 +1,87 @@
+#include "layer/gate_stage.h"
+
+#include "core/float_convert.h"
+#include "cpu/parallel.h"
+#include "experts/quantize_rows.h"
+#include "layer/route_stage.h"
+
+#include <cmath>
+
+namespace conclave::inline v0 {
+namespace {
+
+constexpr int64_t kRowsPerTask = 16;
+
+float rounded(float value, DType dtype) {
+  if (dtype == DType::kBF16) return bf16_to_float(float_to_bf16(value));
+  if (dtype == DType::kF16) return f16_to_float(float_to_f16(value));
+  return value;
+}
+
+// x / sqrt(mean(x^2) + epsilon) * weight * H^-0.5, one rounding an element.
+void norm_row(float* row, const std::vector<float>& weight, double epsilon) {
+  const size_t columns = weight.size();
+  double squares = 0;
+  for (size_t col = 0; col < columns; ++col) squares += double{row[col]} * double{row[col]};
+  const auto width = static_cast<double>(columns);
+  const double factor = 1.0 / (std::sqrt(squares / width + epsilon) * std::sqrt(width));
+  for (size_t col = 0; col < columns; ++col) {
+    row[col] = static_cast<float>(double{row[col]} * factor * double{weight[col]});
+  }
+}
+
+// Always a copy where rows are normed: hidden itself must stay what it is.
+RowBundle gate_rows(const PipelineArgs& args, const RowBundle& rows) {
+  const bool has_norm = args.plan.spec.router.input_norm.enabled;
+  if (args.args.router_input.empty() && !has_norm) return float_rows(args, rows);
+  const ConstTensorView source =
+      args.args.router_input.empty() ? args.args.hidden : args.args.router_input;
+  auto* copy = slice_as<std::byte>(args.workspace, args.plan.slices.gate_rows);
+  const RowBundle input = experts::quantize_rows(chunk_rows(source, args.chunk), DType::kF32,
+                                                 args.plan.gate_row_bytes, copy, args.executor);
+  if (!has_norm) return input;
+  const auto norm = [&](int64_t begin, int64_t end, int32_t) noexcept {
+    for (int64_t row = begin; row < end; ++row) {
+      norm_row(static_cast<float*>(static_cast<void*>(copy + row * args.plan.gate_row_bytes)),
+               args.weights.router.input_scale, args.plan.spec.router.input_norm.epsilon);
+    }
+  };
+  cpu::parallel_for(args.executor, args.chunk.count, kRowsPerTask, norm);
+  return input;
+}
+
+void add_bias(const PipelineArgs& args, float* logits) {
+  const std::vector<float>& bias = args.weights.router.logit_bias;
+  const DType dtype = args.plan.spec.router.logits_dtype;
+  for (int64_t token = 0; token < args.chunk.count; ++token) {
+    for (const float addend : bias) {
+      *logits = rounded(*logits + addend, dtype);
+      ++logits;
+    }
+  }
+}
+
+void run_gate(const PipelineArgs& args, const RowBundle& rows, float* logits) {
+  const bool has_bias = args.plan.spec.router.has_logit_bias;
+  const DType round_to = has_bias ? DType::kF32 : args.plan.spec.router.logits_dtype;
+  args.weights.gate->run(gate_rows(args, rows), logits, round_to, args.executor);
+  if (has_bias) add_bias(args, logits);
+}
+
+}  // namespace
+
+const float* logits_of_chunk(const PipelineArgs& args, const RowBundle& rows) {
+  const LayerPlan& plan = args.plan;
+  float* logits = slice_as<float>(args.workspace, plan.slices.logits);
+  if (!args.args.router_logits.empty()) {
+    convert(
+        chunk_rows(args.args.router_logits, args.chunk),
+        {.data = logits, .dtype = DType::kF32, .shape = {args.chunk.count, num_logits(plan.spec)}});
+    return logits;
+  }
+  if (!plan.spec.has_gate) return nullptr;
+  run_gate(args, rows, logits);
+  return logits;
+}
+
+}  // namespace conclave::inline v0

@@ -1,0 +1,30 @@
+// The router's own weights beside the gate matrix: biases, scales, the hash table.
+#pragma once
+
+#include "conclave/routing.h"
+#include "conclave/weights.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace conclave::inline v0 {
+
+// Widened to float32; empty where the spec has none.
+struct RouterVectors {
+  std::vector<float> logit_bias;      // [num_logits]
+  std::vector<float> input_scale;     // [H]
+  std::vector<float> selection_bias;  // [E + Z]
+  std::vector<float> expert_scale;    // [E]
+  std::vector<float> global_scale;    // [1]
+  std::vector<int32_t> hash_table;    // [vocab, k]
+
+  // Valid as long as this lives unchanged.
+  RouterWeights view() const;
+};
+
+// From a source that check_source has accepted. Throws Error(kInvalidArgument) for a NaN in the
+// selection bias, which could not be ordered, and Error(kExpertId) naming row and value for a table
+// entry outside [0, E).
+RouterVectors read_router_vectors(const MoeSpec& spec, const WeightSource& source);
+
+}  // namespace conclave::inline v0

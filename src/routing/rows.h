@@ -1,0 +1,54 @@
+// Rows of a route call over the executor's workers, each with scratch of its own.
+#pragma once
+
+#include "cpu/parallel.h"
+
+#include "conclave/routing.h"
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace conclave::inline v0::routing {
+
+// Rows handed to a worker at once: about 10 us of work.
+inline constexpr int64_t kRowGrain = 32;
+
+// Doubles of one worker, rounded up to whole cache lines.
+inline int64_t scratch_stride(int64_t doubles) { return (doubles + 7) / 8 * 8; }
+
+inline size_t scratch_bytes_of(int64_t doubles, int32_t workers) {
+  return static_cast<size_t>(scratch_stride(doubles)) * sizeof(double) *
+         static_cast<size_t>(workers);
+}
+
+// Calls row(token, scratch) for every token; it returns whether the token had a usable logit.
+// `doubles` is the scratch of one worker, as booked with scratch_bytes_of.
+template <class Row>
+RouterStats route_rows(const RouterInput& input, int64_t doubles, Executor& executor,
+                       const Row& row) {
+  std::atomic<int64_t> unusable{0};
+  auto* scratch = static_cast<double*>(static_cast<void*>(input.scratch.data()));
+  const int64_t stride = scratch_stride(doubles);
+  cpu::parallel_for(executor, input.num_tokens, kRowGrain,
+                    [&](int64_t begin, int64_t end, int32_t worker) {
+                      double* own = stride == 0 ? nullptr : scratch + worker * stride;
+                      int64_t count = 0;
+                      for (int64_t token = begin; token < end; ++token) {
+                        count += row(token, own) ? 0 : 1;
+                      }
+                      if (count != 0) unusable.fetch_add(count, std::memory_order_relaxed);
+                    });
+  return {.tokens_without_finite_logit = unusable.load(std::memory_order_relaxed)};
+}
+
+// What a row without a finite logit gets.
+inline bool give_first_ids(int64_t top_k, int32_t* ids, float* weights) {
+  for (int64_t j = 0; j < top_k; ++j) {
+    ids[j] = static_cast<int32_t>(j);
+    weights[j] = 0;
+  }
+  return false;
+}
+
+}  // namespace conclave::inline v0::routing

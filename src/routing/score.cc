@@ -1,0 +1,160 @@
+#include "routing/score.h"
+
+#include "core/float_convert.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace conclave::inline v0::routing {
+namespace {
+
+double score_alone(RouterScore score, double logit) {
+  switch (score) {
+    case RouterScore::kSigmoid:
+      return sigmoid(logit);
+    case RouterScore::kSqrtSoftplus:
+      return sqrt_softplus(logit);
+    case RouterScore::kSoftmax:
+    case RouterScore::kNone:
+      break;
+  }
+  return logit;
+}
+
+double score_present(const ScoreRule& rule, double logit) {
+  if (!is_present(logit)) return kAbsent;
+  return rounded(score_alone(rule.score, logit), rule.dtype);
+}
+
+double softmax_present(const ScoreRule& rule, const SoftmaxSum& sum, double logit) {
+  return is_present(logit) ? rounded(sum.weight(logit), rule.dtype) : kAbsent;
+}
+
+// Keeps the exponentials, so that each is formed once.
+void softmax_row(const ScoreRule& rule, const float* logits, int64_t count, double* scores) {
+  double max = kAbsent;
+  for (int64_t i = 0; i < count; ++i) {
+    scores[i] = capped(logits[i], rule.soft_cap);
+    max = std::max(max, scores[i]);
+  }
+  if (max == kInfinity || !is_present(max)) {
+    const SoftmaxSum sum = softmax_sum(scores, count);
+    for (int64_t i = 0; i < count; ++i) scores[i] = softmax_present(rule, sum, scores[i]);
+    return;
+  }
+  double sum = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    if (!is_present(scores[i])) continue;
+    scores[i] = std::exp(scores[i] - max);
+    sum += scores[i];
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    if (is_present(scores[i])) scores[i] = rounded(scores[i] / sum, rule.dtype);
+  }
+}
+
+}  // namespace
+
+bool has_present(const float* logits, int64_t count) {
+  return std::any_of(logits, logits + count, [](float logit) { return is_present(logit); });
+}
+
+double capped(float logit, double soft_cap) {
+  if (!is_present(logit)) return kAbsent;
+  const auto value = static_cast<double>(logit);
+  return soft_cap > 0 ? soft_cap * std::tanh(value / soft_cap) : value;
+}
+
+double sigmoid(double logit) { return 1.0 / (1.0 + std::exp(-logit)); }
+
+double log_sigmoid(double logit) {
+  return std::min(logit, 0.0) - std::log1p(std::exp(-std::abs(logit)));
+}
+
+double sqrt_softplus(double logit) {
+  return std::sqrt(std::max(logit, 0.0) + std::log1p(std::exp(-std::abs(logit))));
+}
+
+double rounded(double score, DType dtype) {
+  if (dtype == DType::kBF16) return static_cast<double>(bf16_to_float(double_to_bf16(score)));
+  if (dtype == DType::kF16) return static_cast<double>(f16_to_float(double_to_f16(score)));
+  return score;
+}
+
+double SoftmaxSum::weight(double logit) const {
+  if (infinite != 0) return logit == kInfinity ? 1.0 / static_cast<double>(infinite) : 0.0;
+  return is_present(logit) ? std::exp(logit - max) / sum : 0.0;
+}
+
+SoftmaxSum softmax_sum(const float* logits, int64_t count, double soft_cap) {
+  SoftmaxSum result;
+  for (int64_t i = 0; i < count; ++i) {
+    const double logit = capped(logits[i], soft_cap);
+    result.max = std::max(result.max, logit);
+    result.infinite += logit == kInfinity ? 1 : 0;
+  }
+  if (result.infinite != 0) return result;
+  for (int64_t i = 0; i < count; ++i) {
+    const double logit = capped(logits[i], soft_cap);
+    if (is_present(logit)) result.sum += std::exp(logit - result.max);
+  }
+  return result;
+}
+
+SoftmaxSum softmax_sum(const double* logits, int64_t count) {
+  SoftmaxSum result;
+  for (int64_t i = 0; i < count; ++i) {
+    result.max = std::max(result.max, logits[i]);
+    result.infinite += logits[i] == kInfinity ? 1 : 0;
+  }
+  if (result.infinite != 0) return result;
+  for (int64_t i = 0; i < count; ++i) {
+    if (is_present(logits[i])) result.sum += std::exp(logits[i] - result.max);
+  }
+  return result;
+}
+
+ScoreRule ScoreRule::of(const RouterSpec& router) {
+  return {.score = router.score,
+          .order = router.order,
+          .soft_cap = router.soft_cap,
+          .dtype = router.score_dtype};
+}
+
+void score_row(const ScoreRule& rule, const float* logits, int64_t count, double* scores) {
+  if (rule.order == RouterOrder::kTopkThenScore) {
+    for (int64_t i = 0; i < count; ++i) scores[i] = capped(logits[i], rule.soft_cap);
+  } else if (rule.score == RouterScore::kSoftmax) {
+    softmax_row(rule, logits, count, scores);
+  } else {
+    for (int64_t i = 0; i < count; ++i) {
+      scores[i] = score_present(rule, capped(logits[i], rule.soft_cap));
+    }
+  }
+}
+
+void score_ids(const ScoreRule& rule, const float* logits, int64_t count, const int32_t* ids,
+               int64_t num_ids, double* scores) {
+  for (int64_t j = 0; j < num_ids; ++j) {
+    const bool valid = ids[j] >= 0 && ids[j] < count;
+    scores[j] = valid ? capped(logits[ids[j]], rule.soft_cap) : kAbsent;
+  }
+  if (rule.order == RouterOrder::kTopkThenScore) return;
+  if (rule.score == RouterScore::kSoftmax) {
+    const SoftmaxSum sum = softmax_sum(logits, count, rule.soft_cap);
+    for (int64_t j = 0; j < num_ids; ++j) scores[j] = softmax_present(rule, sum, scores[j]);
+    return;
+  }
+  for (int64_t j = 0; j < num_ids; ++j) scores[j] = score_present(rule, scores[j]);
+}
+
+void score_chosen(const ScoreRule& rule, int64_t count, double* chosen) {
+  if (rule.score == RouterScore::kSoftmax) {
+    const SoftmaxSum sum = softmax_sum(chosen, count);
+    for (int64_t j = 0; j < count; ++j) chosen[j] = softmax_present(rule, sum, chosen[j]);
+    return;
+  }
+  for (int64_t j = 0; j < count; ++j) chosen[j] = score_present(rule, chosen[j]);
+}
+
+}  // namespace conclave::inline v0::routing

@@ -1,0 +1,110 @@
+#include "routing/sparse_mixer/sparse_mixer.h"
+
+#include "routing/rows.h"
+#include "routing/score.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+namespace conclave::inline v0::routing {
+namespace {
+
+constexpr int64_t kTopK = 2;
+
+// One round over a row: `excluded` (-1: none) was chosen before.
+class Round {
+ public:
+  Round(const float* logits, int64_t count, int32_t excluded, double epsilon)
+      : logits_(logits), count_(count), excluded_(excluded), epsilon_(epsilon) {
+    for (int32_t i = 0; i < count_; ++i) {
+      if (i == excluded_) continue;
+      const double logit = at(i);
+      // The first in range where all are absent: ids stay distinct.
+      if (best_ < 0 || logit > max_) {
+        best_ = i;
+        max_ = logit;
+      }
+    }
+  }
+
+  int32_t best() const { return best_; }
+
+  // Of `id` in the softmax over the logits close enough to the maximum.
+  double weight(int32_t id) const {
+    if (id < 0 || id >= count_ || !is_present(max_) || is_masked(id)) return 0;
+    if (max_ == kInfinity) return at(id) == kInfinity ? 1.0 / static_cast<double>(infinite()) : 0.0;
+    double sum = 0;
+    for (int32_t i = 0; i < count_; ++i) {
+      if (!is_masked(i)) sum += std::exp(at(i) - max_);
+    }
+    return std::exp(at(id) - max_) / sum;
+  }
+
+ private:
+  double at(int32_t id) const { return capped(logits_[id], 0); }
+
+  // (m - l) / max(|l|, m) > 2 epsilon. Comparing with `>` keeps 0 / 0, as the published code does.
+  bool is_masked(int32_t id) const {
+    const double logit = at(id);
+    if (id == excluded_ || !is_present(logit)) return true;
+    return (max_ - logit) / std::max(std::abs(logit), max_) > 2 * epsilon_;
+  }
+
+  int64_t infinite() const {
+    int64_t found = 0;
+    for (int32_t i = 0; i < count_; ++i) found += i != excluded_ && at(i) == kInfinity ? 1 : 0;
+    return found;
+  }
+
+  const float* logits_;
+  int64_t count_;
+  int32_t excluded_;
+  double epsilon_;
+  int32_t best_ = -1;
+  double max_ = kAbsent;
+};
+
+class SparseMixerRouter final : public Router {
+ public:
+  explicit SparseMixerRouter(const MoeSpec& spec)
+      : num_experts_(spec.num_experts), epsilon_(spec.router.jitter_epsilon) {}
+
+  RouterStats route(const RouterInput& input, const RouterOutput& output,
+                    Executor& executor) const override {
+    return route_rows(input, 0, executor, [&](int64_t token, double*) {
+      const int32_t* given = input.given_ids != nullptr ? input.given_ids + token * kTopK : nullptr;
+      return route_row(input.logits + token * input.num_logits, given,
+                       output.topk_ids + token * kTopK, output.topk_weights + token * kTopK);
+    });
+  }
+
+ private:
+  bool route_row(const float* logits, const int32_t* given, int32_t* ids, float* weights) const {
+    const bool usable = has_present(logits, num_experts_);
+    const Round first(logits, num_experts_, -1, epsilon_);
+    ids[0] = given != nullptr ? given[0] : first.best();
+    weights[0] = static_cast<float>(first.weight(ids[0]));
+    const Round second(logits, num_experts_, ids[0], epsilon_);
+    ids[1] = given != nullptr ? given[1] : second.best();
+    weights[1] = static_cast<float>(second.weight(ids[1]));
+    return usable;
+  }
+
+  int64_t num_experts_;
+  double epsilon_;
+};
+
+}  // namespace
+
+Support sparse_mixer_supports(const MoeSpec& spec) {
+  if (spec.top_k == kTopK && spec.num_experts >= kTopK) return Support::yes();
+  return Support::no("it chooses two experts, not " + std::to_string(spec.top_k) + " of " +
+                     std::to_string(spec.num_experts));
+}
+
+std::unique_ptr<Router> make_sparse_mixer_router(const MoeSpec& spec) {
+  return std::make_unique<SparseMixerRouter>(spec);
+}
+
+}  // namespace conclave::inline v0::routing

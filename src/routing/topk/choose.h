@@ -1,0 +1,33 @@
+// Which experts a row chooses: selection bias, group limit, the k best.
+#pragma once
+
+#include "conclave/spec.h"
+
+#include <cstdint>
+
+namespace conclave::inline v0::routing {
+
+struct ChooseRule {
+  int64_t num_columns = 0;  // E and zero experts
+  int64_t top_k = 0;
+  int64_t num_groups = 1;
+  int64_t topk_groups = 1;
+  GroupScore group_score = GroupScore::kTop2Sum;
+  GroupMask group_mask = GroupMask::kNegInf;
+  // Scores rise with logits. Where nothing is added to them or rounded, logits are compared: they
+  // make no ties where a score saturates or underflows.
+  bool by_logit = true;
+
+  static ChooseRule of(const MoeSpec& spec);
+  bool has_groups() const { return num_groups > 1; }
+  int64_t scratch_doubles() const;
+};
+
+// `scores` [columns] as score_row gives them, `bias` [columns] or null. Writes k ids and what they
+// were compared by; -inf there means that nothing better was left. Scratch: scratch_doubles().
+// An absent logit compares as -inf and a logit of +Inf before every finite score, whatever their
+// bias.
+void choose_row(const ChooseRule& rule, const float* logits, const double* scores,
+                const float* bias, double* scratch, int32_t* ids, double* best);
+
+}  // namespace conclave::inline v0::routing
