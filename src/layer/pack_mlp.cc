@@ -11,8 +11,8 @@
 namespace conclave::inline v0 {
 namespace {
 
-// A part stays in the cache between its read and its packing.
-constexpr int64_t kMostPartBytes = int64_t{8} << 20;
+// Most matrices fit: a source that holds them transposed reads its lines once for each part.
+constexpr int64_t kMostPartBytes = int64_t{32} << 20;
 
 // Rows of one expert that are read and packed together: of gate and up, counted from the rank's
 // first, or of down.
