@@ -58,6 +58,7 @@ nlohmann::ordered_json plan_json(const Subject& subject, const Plan& plan) {
                                  {"arithmetic", plan.arithmetic},
                                  {"determinism", plan.determinism},
                                  {"tile", plan.tile},
+                                 {"stages", plan.stages},
                                  {"router", plan.router},
                                  {"dispatcher", plan.dispatcher},
                                  {"max_tokens", plan.max_tokens},

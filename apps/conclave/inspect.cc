@@ -2,6 +2,7 @@
 #include "commands.h"
 #include "input/machine_options.h"
 #include "output/numbers.h"
+#include "spec_text.h"
 
 #include "conclave/checkpoint.h"
 
@@ -20,35 +21,6 @@ struct InspectOptions {
   OutputOptions printing;
 };
 
-std::string shared_text(const SharedExpertSpec& shared) {
-  switch (shared.mode) {
-    case SharedMode::kNone:
-      return "-";
-    case SharedMode::kAdd:
-      return fmt::format("{}", shared.intermediate_size);
-    case SharedMode::kSigmoidGate:
-      return fmt::format("{} gated", shared.intermediate_size);
-  }
-  return "-";
-}
-
-std::string_view shared_mode_name(SharedMode mode) {
-  switch (mode) {
-    case SharedMode::kNone:
-      return "none";
-    case SharedMode::kAdd:
-      return "add";
-    case SharedMode::kSigmoidGate:
-      return "sigmoid_gate";
-  }
-  return "none";
-}
-
-std::string router_text(const RouterSpec& router) {
-  return fmt::format("{} softmax{}", router.name,
-                     router.renormalize == Renormalize::kSum ? " renorm" : "");
-}
-
 std::vector<Column> columns() {
   return {{"layer", "layer", 5, Align::kRight},
           {"num_experts", "E", 4, Align::kRight},
@@ -62,6 +34,15 @@ std::vector<Column> columns() {
           {"activation", "act", 4, Align::kLeft},
           {"shared_mode", "", 0, Align::kLeft},
           {"shared_size", "shared", 11, Align::kRight},
+          {"shared_count", "", 0, Align::kLeft},
+          {"num_zero_experts", "", 0, Align::kLeft},
+          {"latent_size", "", 0, Align::kLeft},
+          {"residual_size", "", 0, Align::kLeft},
+          {"has_bias", "", 0, Align::kLeft},
+          {"has_output_bias", "", 0, Align::kLeft},
+          {"weight_on", "", 0, Align::kLeft},
+          {"output_scale", "", 0, Align::kLeft},
+          {"", "parts", 5, Align::kLeft},
           {"layout", "layout", 10, Align::kLeft},
           {"bytes", "bytes", 8, Align::kRight},
           {"parameters", "params", 7, Align::kRight},
@@ -81,11 +62,20 @@ std::vector<Cell> cells(const CheckpointLayer& layer) {
           integer_cell(spec.intermediate_size),
           text_cell(std::string(to_string(spec.weight_dtype))),
           {spec.router.name, router_text(spec.router)},
-          text_cell(spec.router.renormalize == Renormalize::kSum ? "sum" : "none"),
+          text_cell(std::string(renormalize_name(spec.router.renormalize))),
           text_cell(std::string(to_string(spec.router.logits_dtype))),
           text_cell(spec.activation.name),
           text_cell(std::string(shared_mode_name(spec.shared.mode))),
           {spec.shared.intermediate_size, shared_text(spec.shared)},
+          integer_cell(spec.shared.count),
+          integer_cell(spec.num_zero_experts),
+          integer_cell(spec.latent.size),
+          integer_cell(spec.residual.intermediate_size),
+          {spec.has_bias, spec.has_bias ? "yes" : "no"},
+          {spec.has_output_bias, spec.has_output_bias ? "yes" : "no"},
+          text_cell(spec.weight_on == WeightOn::kInput ? "input" : "output"),
+          {spec.output_scale, fmt::format("{:g}", spec.output_scale)},
+          text_cell(parts_text(spec)),
           text_cell(layer.layout),
           {layer.bytes, bytes_text(layer.bytes)},
           {layer.parameters.total, count_text(static_cast<uint64_t>(layer.parameters.total))},

@@ -28,7 +28,8 @@ struct VerifyOptions {
 
 LayerRow verify_layer(const Context& context, const Checkpoint& checkpoint,
                       const CheckpointLayer& info, const VerifyOptions& options) {
-  const BatchSource batches({.input = "", .random_tokens = options.tokens, .seed = options.seed});
+  const BatchSource batches(
+      {.input = "", .record = "", .random_tokens = options.tokens, .seed = options.seed});
   const Batch batch = batches.load(info.index, info.spec);
   const std::unique_ptr<WeightSource> source = checkpoint.layer_source(info.index);
   const MoeLayer layer =

@@ -83,11 +83,14 @@ struct ForwardArgs {
   ConstTensorView padding_mask = {};    // [T] bool; false: the token is padding, its output is 0
   const int64_t* num_tokens = nullptr;  // if given: only the first *num_tokens <= T rows count
 
-  TensorView out = {};               // [T, H]
-  TensorView shared_out = {};        // [T, H]; if given, shared experts are written here, not added
-  TensorView captured_logits = {};   // [T, num_logits(spec)] f32: what the router saw
-  TensorView captured_ids = {};      // [T, num_slots(spec)] int32, logical ids
-  TensorView captured_weights = {};  // [T, num_slots(spec)] f32
+  TensorView out = {};  // [T, H]
+  // [T, H]; if given, the shared part is written here and out lacks it: their sum is what out would
+  // have been, up to rounding. Gates, slot weights and the factors of kAverage and kSoftmaxMix are
+  // in both parts.
+  TensorView shared_out = {};
+  TensorView captured_logits = {};      // [T, num_logits(spec)] f32: what the router saw
+  TensorView captured_ids = {};         // [T, num_slots(spec)] int32, logical ids
+  TensorView captured_weights = {};     // [T, num_slots(spec)] f32
   std::span<int64_t> expert_load = {};  // [E]; this call's rows per expert are added
 
   Workspace* workspace = nullptr;  // null: the layer's own (then one forward at a time)
@@ -118,6 +121,7 @@ struct Plan {
   std::string tile;         // "6x64, panels of 64 columns"
   std::string router;
   std::string dispatcher;
+  std::vector<std::string> stages;  // of a forward, in order: "latent down 1024, rms norm"
   int64_t max_tokens = 0;
   int64_t num_local_experts = 0;
   size_t workspace_bytes = 0;

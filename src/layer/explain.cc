@@ -1,6 +1,7 @@
 #include "conclave/layer.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <string>
@@ -33,6 +34,7 @@ std::string explain(const Plan& plan) {
   line("router", plan.router);
   line("dispatcher", plan.dispatcher);
   line("tile", plan.tile);
+  line("stages", fmt::format("{}", fmt::join(plan.stages, " > ")));
   line("packed layout", plan.packed_layout);
   line("packed bytes", format_bytes(plan.packed_bytes));
   line("workspace",

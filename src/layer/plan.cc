@@ -4,6 +4,7 @@
 #include "core/layer_roles.h"
 #include "core/router_rule.h"
 #include "layer/book_workspace.h"
+#include "layer/describe_stages.h"
 #include "routing/router.h"
 
 #include "conclave/error.h"
@@ -153,6 +154,7 @@ void summarise(LayerPlan& plan, const dispatch::DispatcherRow& dispatcher) {
   add(plan.residual.get(), 1);
   Plan& summary = plan.summary;
   summary.tile = plan.experts->tile();
+  summary.stages = describe_stages(plan);
   summary.dispatcher = dispatcher.name;
   summary.num_local_experts = plan.dispatcher->num_local_experts();
   summary.workspace_bytes = plan.workspace_bytes;

@@ -127,6 +127,12 @@ std::string shape_text(const MoeSpec& spec) {
                                  spec.hidden_size, spec.intermediate_size);
   if (spec.shared.mode != SharedMode::kNone) {
     text += fmt::format(" shared={}", spec.shared.intermediate_size);
+    if (spec.shared.count != 1) text += fmt::format("x{}", spec.shared.count);
+  }
+  if (spec.num_zero_experts != 0) text += fmt::format(" Z={}", spec.num_zero_experts);
+  if (spec.latent.size != 0) text += fmt::format(" latent={}", spec.latent.size);
+  if (spec.residual.intermediate_size != 0) {
+    text += fmt::format(" residual={}", spec.residual.intermediate_size);
   }
   return text + " " + std::string(to_string(spec.weight_dtype));
 }

@@ -1,0 +1,111 @@
+#include "spec_text.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <vector>
+
+namespace conclave::tool {
+namespace {
+
+std::string_view score_name(RouterScore score) {
+  switch (score) {
+    case RouterScore::kSoftmax:
+      return "softmax";
+    case RouterScore::kSigmoid:
+      return "sigmoid";
+    case RouterScore::kSqrtSoftplus:
+      return "sqrtsoftplus";
+    case RouterScore::kNone:
+      return "logit";
+  }
+  return "";
+}
+
+// How the mode looks behind the size.
+std::string_view shared_mode_word(SharedMode mode) {
+  switch (mode) {
+    case SharedMode::kNone:
+    case SharedMode::kAdd:
+      return "";
+    case SharedMode::kSigmoidGate:
+      return " gated";
+    case SharedMode::kAverage:
+      return " average";
+    case SharedMode::kSoftmaxMix:
+      return " mix";
+    case SharedMode::kRouterWeight:
+      return " routed";
+    case SharedMode::kFusedSlots:
+      return " slots";
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string shared_text(const SharedExpertSpec& shared) {
+  if (shared.mode == SharedMode::kNone) return "-";
+  const std::string size = shared.count == 1
+                               ? fmt::format("{}", shared.intermediate_size)
+                               : fmt::format("{} x {}", shared.count, shared.intermediate_size);
+  return size + std::string(shared_mode_word(shared.mode));
+}
+
+std::string_view shared_mode_name(SharedMode mode) {
+  switch (mode) {
+    case SharedMode::kNone:
+      return "none";
+    case SharedMode::kAdd:
+      return "add";
+    case SharedMode::kSigmoidGate:
+      return "sigmoid_gate";
+    case SharedMode::kAverage:
+      return "average";
+    case SharedMode::kSoftmaxMix:
+      return "softmax_mix";
+    case SharedMode::kRouterWeight:
+      return "router_weight";
+    case SharedMode::kFusedSlots:
+      return "fused_slots";
+  }
+  return "none";
+}
+
+std::string_view renormalize_name(Renormalize renormalize) {
+  switch (renormalize) {
+    case Renormalize::kNone:
+      return "none";
+    case Renormalize::kSum:
+      return "sum";
+    case Renormalize::kPNorm:
+      return "pnorm";
+    case Renormalize::kSoftmax:
+      return "softmax";
+  }
+  return "none";
+}
+
+std::string router_text(const RouterSpec& router) {
+  std::string text = fmt::format("{} {}", router.name, score_name(router.score));
+  if (router.num_groups > 1) text += fmt::format(" {}/{}", router.topk_groups, router.num_groups);
+  if (router.has_selection_bias) text += " bias";
+  if (router.renormalize != Renormalize::kNone) text += " renorm";
+  return text;
+}
+
+std::string parts_text(const MoeSpec& spec) {
+  std::vector<std::string> parts;
+  if (spec.latent.size != 0) parts.push_back(fmt::format("latent {}", spec.latent.size));
+  if (spec.residual.intermediate_size != 0) {
+    parts.push_back(fmt::format("residual {}", spec.residual.intermediate_size));
+  }
+  if (spec.num_zero_experts != 0) parts.push_back(fmt::format("{} zero", spec.num_zero_experts));
+  if (spec.has_bias) parts.emplace_back("bias");
+  if (spec.has_output_bias) parts.emplace_back("out bias");
+  if (spec.weight_on == WeightOn::kInput) parts.emplace_back("weight on input");
+  if (spec.output_scale != 1) parts.push_back(fmt::format("scale {:g}", spec.output_scale));
+  return parts.empty() ? "-" : fmt::format("{}", fmt::join(parts, ", "));
+}
+
+}  // namespace conclave::tool

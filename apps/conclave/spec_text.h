@@ -1,0 +1,23 @@
+// What a layer is in words: for tables and JSON.
+#pragma once
+
+#include "conclave/spec.h"
+
+#include <string>
+#include <string_view>
+
+namespace conclave::tool {
+
+// "5632 gated", "2 x 512 slots"; "-" without shared experts.
+std::string shared_text(const SharedExpertSpec& shared);
+// "sigmoid_gate"
+std::string_view shared_mode_name(SharedMode mode);
+// "topk sigmoid groups 4/8 renorm"
+std::string router_text(const RouterSpec& router);
+// "sum", "pnorm"
+std::string_view renormalize_name(Renormalize renormalize);
+// What the layer has beside experts, router and shared experts: "latent 1024, bias"; "-" if
+// nothing.
+std::string parts_text(const MoeSpec& spec);
+
+}  // namespace conclave::tool
