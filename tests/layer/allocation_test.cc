@@ -74,19 +74,22 @@ TEST(Forward, AfterWarmUp_AllocatesNothing) {
   }
 }
 
-TEST(Forward, OverRanks_AllocatesNothingAfterWarmUp) {
+// Heap calls of 200 forwards of two ranks that split the layer as `parallel` says.
+int64_t heap_calls_over_ranks(ParallelSpec parallel) {
   auto group = make_local_group({.num_ranks = 2});
   std::vector<std::thread> threads;
   std::atomic<int> ready{0};
   std::atomic<int> finished{0};
   AllocationCounts counts;
   for (int32_t rank = 0; rank < 2; ++rank) {
-    threads.emplace_back([&, rank] {
+    threads.emplace_back([&, rank, parallel]() mutable {
+      (parallel.tp_size > 1 ? parallel.tp_rank : parallel.ep_rank) = rank;
       Communicator& communicator = *group[static_cast<size_t>(rank)];
-      const Context context({.num_threads = 1, .communicator = &communicator});
+      const Context context(
+          {.num_threads = 1, .communicator = &communicator, .tensor_communicator = &communicator});
       const auto source = make_synthetic_source(spec_of(), 1);
-      const MoeLayer layer = MoeLayer::create(context, spec_of(), *source, {.max_tokens = 16},
-                                              {.ep_size = 2, .ep_rank = rank});
+      const MoeLayer layer =
+          MoeLayer::create(context, spec_of(), *source, {.max_tokens = 16}, parallel);
       const Tensor hidden = random_tensor(DType::kBF16, 16, 48, 1);
       Tensor out(DType::kBF16, {16, 48});
       const ForwardArgs args{.hidden = hidden.view(), .out = out.view()};
@@ -105,7 +108,13 @@ TEST(Forward, OverRanks_AllocatesNothingAfterWarmUp) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(finished.load(), 2);
-  EXPECT_EQ(counts.heap, 0);
+  return counts.heap;
+}
+
+TEST(Forward, OverRanks_AllocatesNothingAfterWarmUp) {
+  EXPECT_EQ(heap_calls_over_ranks({.ep_size = 2}), 0);
+  EXPECT_EQ(heap_calls_over_ranks({.ep_size = 2, .num_redundant_experts = 3}), 0);
+  EXPECT_EQ(heap_calls_over_ranks({.tp_size = 2}), 0);
 }
 
 // Fails the n-th operator new for every n: create either works or throws Error(kOutOfMemory) or

@@ -1,5 +1,6 @@
 // Replicas change where an expert runs, and no bit of a result.
 
+#include "layer/split_specs.h"
 #include "support/layer_fixture.h"
 #include "support/rank_grid.h"
 
@@ -80,6 +81,36 @@ TEST_P(RedundantExperts, AnyReplicas_GiveTheBitsAndIdsOfNone) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Splits, RedundantExperts, ::testing::ValuesIn(all_cases()), name_of);
+
+// Every kind of layer, with replicas and with experts where the caller wants them.
+TEST(RedundantExpertParts, EveryPartAndCustomRanks_GiveTheBitsOfOneRank) {
+  constexpr auto kCustom = PlacementStrategy::kCustom;
+  const std::vector<ParallelSpec> splits = {
+      {.ep_size = 2, .num_redundant_experts = 3},
+      {.ep_size = 3, .placement = kCustom, .rank_of = {2, 0, 0, 2, 0}},
+      {.ep_size = 2,
+       .placement = kCustom,
+       .rank_of = {1, 0, 0, 1, 1, 0, 0},
+       .num_redundant_experts = 2,
+       .replica_of = {4, 0}}};
+  for (const auto& [name, spec] : testing::split_specs(24, DType::kBF16)) {
+    const Tensor hidden = random_tensor(DType::kBF16, 19, 40, 1);
+    const OwnedLayer one = make_layer(spec);
+    Tensor expected(DType::kBF16, {19, 40});
+    one.layer.forward({.hidden = hidden.view(), .out = expected.view()});
+    for (size_t split = 0; split < splits.size(); ++split) {
+      SCOPED_TRACE(name + ", split " + std::to_string(split));
+      on_grid(splits[split].ep_size, 1, [&](const GridRank& rank) {
+        const Context context(rank.context_options());
+        const MoeLayer layer =
+            MoeLayer::create(context, spec, *one.source, {.max_tokens = 8}, rank.in(splits[split]));
+        Tensor out(DType::kBF16, {19, 40});
+        layer.forward({.hidden = hidden.view(), .out = out.view()});
+        EXPECT_TRUE(same_bits(out, expected)) << "rank " << rank.ep_rank;
+      });
+    }
+  }
+}
 
 // Two replicas of the one expert in use, on two ranks that each compute their part: which rank
 // answers for a token shows the replica chosen, by the token's number in the call.

@@ -44,6 +44,15 @@ inline std::vector<NamedSpec> split_specs(int64_t inner, DType dtype) {
     s.has_bias = true;
     s.shared = shared(SharedMode::kAdd);
   });
+  add("Zero", [&](MoeSpec& s) {
+    s.num_zero_experts = 2;
+    s.has_output_bias = true;
+  });
+  add("Sinks", [&](MoeSpec& s) {
+    s.router.name = "sink_softmax";
+    s.router.has_selection_bias = true;
+    s.shared = shared(SharedMode::kRouterWeight, 2);
+  });
   add("NoGate", [&](MoeSpec& s) { s.activation.name = "relu2_no_mul"; });
   return specs;
 }
