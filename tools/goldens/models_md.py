@@ -20,6 +20,15 @@ weights and activations.
 |---|---|---|---|---|---|---|---|---|---|
 """
 
+TAIL = """
+## Not covered
+
+Model types of transformers 5.23 whose blocks `MoeSpec` does not describe: `zaya` (the router is an MLP
+with state from the layer before), `muse_spark` (an RMS norm of each expert's output), `switch_transformers`
+and `nllb_moe` (experts with a capacity that drops tokens), `doge` (product keys). Of covered types: the
+talker of `qwen3_omni_moe`, the vision experts of `dots3_note`, and MTP layers.
+"""
+
 
 def page(families: Iterable[Family], models: pathlib.Path) -> str:
     """One row per model type; its variants share the first one's facts."""
@@ -27,7 +36,7 @@ def page(families: Iterable[Family], models: pathlib.Path) -> str:
     for family in families:
         if (models / family.name).is_dir():
             by_type.setdefault(family.model_type, []).append(family)
-    return HEAD + "".join(row(by_type[model_type], models) for model_type in sorted(by_type))
+    return HEAD + "".join(row(by_type[model_type], models) for model_type in sorted(by_type)) + TAIL
 
 
 def row(variants: list[Family], models: pathlib.Path) -> str:

@@ -50,7 +50,7 @@ FACTS = Facts(
 FAMILIES = [
     Family(
         name="llama4_text",
-        config=lambda: config("Llama4TextConfig", **TEXT | {"num_experts_per_tok": 2, "hidden_size": 40}),
+        config=lambda: config("Llama4TextConfig", **TEXT | {"num_local_experts": 10, "hidden_size": 40}),
         layers=[1],
         module="model.layers.{}.feed_forward",
         disk="model.layers.{}.feed_forward",
