@@ -91,8 +91,8 @@ float read(const std::vector<std::byte>& out, DType rows, int64_t index) {
 }
 
 // Rows of `columns` outputs each, of which `valid` exist.
-void expect_equal(const Epilogue& epilogue, const Activation& formula,
-                  const std::vector<float>& sums, int64_t valid) {
+void expect_equal(const Epilogue& epilogue, const Activation& formula, std::vector<float>& sums,
+                  int64_t valid) {
   const int64_t columns = formula.gated ? 32 : 64;
   const int64_t element = byte_size(epilogue.rows);
   const auto parameters = activation::formula_parameters(formula);
@@ -120,7 +120,7 @@ void expect_equal(const Epilogue& epilogue, const Activation& formula,
 TEST(Epilogues, EveryFormulaOnEveryInstructionSet_EqualsTheScalarOne) {
   for (const ActivationSpec& spec : all_activations()) {
     const Activation formula = activation::parse_activation(spec);
-    const std::vector<float> sums = make_sums(17);
+    std::vector<float> sums = make_sums(17);
     for (const Epilogue& epilogue : epilogues(formula)) {
       for (const int64_t valid : {1, 8, 19, 32, 64}) {
         if (valid > 32 && formula.gated) continue;

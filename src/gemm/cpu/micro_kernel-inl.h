@@ -2,6 +2,7 @@
 #pragma once
 
 #include "gemm/cpu/ahead-inl.h"
+#include "gemm/cpu/finish-inl.h"
 #include "gemm/cpu/weights-inl.h"
 
 namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
@@ -18,38 +19,6 @@ inline constexpr int kTileVectors = Vec::kLanes == 16 ? 4
                                     : kRows <= 3      ? 4
                                                       : 2;
 
-// float32 rows that take finished sums.
-struct SumRows {
-  std::byte* first = nullptr;
-  int64_t row_bytes = 0;
-  int64_t valid_columns = 0;
-};
-
-// Adds the task's bias and writes the columns of one pass.
-template <int kRows, int kVectors>
-CONCLAVE_KERNEL_INLINE void store_sums(Tile<kRows, kVectors>& tile, const PanelTask& task,
-                                       const SumRows& rows, int pass) {
-#pragma GCC unroll 8
-  for (int j = 0; j < kVectors; ++j) {
-    const int column = column_of<kVectors>(pass, j);
-    const int64_t valid = rows.valid_columns - column;
-    if (task.bias != nullptr) {
-      const Vec bias = Vec::load(task.bias + column);
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) tile.sum[r][j] = Vec::add(tile.sum[r][j], bias);
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      std::byte* out = rows.first + r * rows.row_bytes + column * 4;
-      if (valid >= Vec::kLanes) {
-        tile.sum[r][j].store(out);
-      } else if (valid > 0) {
-        tile.sum[r][j].store_first(out, valid);
-      }
-    }
-  }
-}
-
 template <class Weights, int kRows>
 void compute_tile(const PanelTask& task, int64_t first_row, Ahead& ahead) {
   using Activation = typename Weights::Activation;
@@ -64,12 +33,7 @@ void compute_tile(const PanelTask& task, int64_t first_row, Ahead& ahead) {
     rows[r] = reinterpret_cast<const Activation*>(task.rows + row * task.row_bytes);
   }
   const int64_t steps = (task.k + Weights::kStepK - 1) / Weights::kStepK;
-  std::byte* out = task.out + first_row * task.out_row_bytes;
-  alignas(64) float scratch[kRows][64];
-  SumRows target{out, task.out_row_bytes, task.valid_columns};
-  if (task.epilogue != nullptr) {
-    target = {reinterpret_cast<std::byte*>(scratch), sizeof(scratch[0]), 64};
-  }
+  alignas(64) float sums[kRows][64];
   for (int pass = 0; pass < kPasses; ++pass) {
     Tile<kRows, kVectors> tile;
     tile.clear();
@@ -83,15 +47,18 @@ void compute_tile(const PanelTask& task, int64_t first_row, Ahead& ahead) {
                                                 pass);
       }
     }
-    store_sums(tile, task, target, pass);
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+      for (int j = 0; j < kVectors; ++j) {
+        tile.sum[r][j].store(sums[r] + column_of<kVectors>(pass, j));
+      }
+    }
   }
-  if (task.epilogue != nullptr) {
-    task.epilogue(task, {.sums = scratch[0],
-                         .num_rows = kRows,
-                         .out = out,
-                         .out_row_bytes = task.out_row_bytes,
-                         .out_block_bytes = task.out_block_bytes});
-  }
+  finish_tile(task, {.sums = sums[0],
+                     .num_rows = kRows,
+                     .out = task.out + first_row * task.out_row_bytes,
+                     .out_row_bytes = task.out_row_bytes,
+                     .out_block_bytes = task.out_block_bytes});
 }
 
 // A PanelFunction. Rows are spread evenly over the fewest tiles.

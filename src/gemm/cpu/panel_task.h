@@ -10,7 +10,7 @@ struct PanelTask;
 
 // Finished sums of some rows of a task, and where their output rows lie.
 struct FinishedTile {
-  const float* sums = nullptr;  // [num_rows, 64]
+  float* sums = nullptr;  // [num_rows, 64]; scratch of the product
   int64_t num_rows = 0;
   // Output column c of row r is in the 32 columns at
   // out + r * out_row_bytes + c / 32 * out_block_bytes: rows, or groups of interleaved rows.

@@ -40,6 +40,11 @@ struct Vec {
   static CONCLAVE_KERNEL_INLINE Vec fma(Vec a, Vec b, Vec c) {
     return {_mm256_fmadd_ps(a.value, b.value, c.value)};
   }
+  // *this = a * b + *this. The instruction is spelled out because GCC otherwise lets an accumulator
+  // change its register within a step, which costs copies and, with a full register file, stores.
+  CONCLAVE_KERNEL_INLINE void accumulate(Vec a, Vec b) {
+    __asm__("vfmadd231ps %2, %1, %0" : "+x"(value) : "x"(a.value), "x"(b.value));
+  }
   static CONCLAVE_KERNEL_INLINE Vec negative_magnitude(Vec a) {
     return {_mm256_or_ps(a.value, _mm256_set1_ps(-0.0F))};
   }

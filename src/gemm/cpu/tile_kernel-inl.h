@@ -2,6 +2,7 @@
 #pragma once
 
 #include "gemm/cpu/ahead-inl.h"
+#include "gemm/cpu/finish-inl.h"
 #include "gemm/cpu/tiles-inl.h"
 
 namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
@@ -11,35 +12,15 @@ struct alignas(64) GroupSums {
   float value[kTileRows][64];
 };
 
-CONCLAVE_KERNEL_INLINE void add_bias(const float* bias, int64_t num_rows, GroupSums& sums) {
-  for (int64_t r = 0; r < num_rows; ++r) {
-    for (int64_t c = 0; c < 64; c += Vec::kLanes) {
-      Vec::add(Vec::load(sums.value[r] + c), Vec::load(bias + c)).store(sums.value[r] + c);
-    }
-  }
-}
-
-// Adds the bias and writes a group's rows, as float32 or by the epilogue.
 CONCLAVE_KERNEL_INLINE void finish_group(const PanelTask& task, int64_t group, int64_t num_rows,
                                          GroupSums& sums) {
-  if (task.bias != nullptr) add_bias(task.bias, num_rows, sums);
-  std::byte* out = task.out + group * kTileRows * task.out_row_bytes;
-  if (task.epilogue != nullptr) {
-    task.epilogue(task, {.sums = sums.value[0],
-                         .num_rows = num_rows,
-                         .out = out,
-                         .out_row_bytes = kTileRowBytes,
-                         .out_block_bytes = task.out_block_bytes});
-    return;
-  }
-  for (int64_t r = 0; r < num_rows; ++r) {
-    for (int64_t c = 0; c < task.valid_columns; c += Vec::kLanes) {
-      const int64_t rest = task.valid_columns - c;
-      Vec::load(sums.value[r] + c)
-          .store_first(out + r * task.out_row_bytes + c * 4,
-                       rest < Vec::kLanes ? rest : Vec::kLanes);
-    }
-  }
+  // Activated rows are a group again; float32 rows stand alone.
+  const bool grouped = task.epilogue != nullptr;
+  finish_tile(task, {.sums = sums.value[0],
+                     .num_rows = num_rows,
+                     .out = task.out + group * kTileRows * task.out_row_bytes,
+                     .out_row_bytes = grouped ? kTileRowBytes : task.out_row_bytes,
+                     .out_block_bytes = task.out_block_bytes});
 }
 
 // One group: all 64 columns in one pass, four accumulators per activation tile.

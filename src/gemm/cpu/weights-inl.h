@@ -29,55 +29,72 @@ struct Tile {
     }
   }
 
-  // One k: row r's activation times the weights of all vectors.
+  // One k: row r's activation times the weights of all vectors. The fewer operands are held, the
+  // others come one by one: 16 registers take no more than that beside the sums.
+  template <class Load>
   CONCLAVE_KERNEL_INLINE void multiply_add(const float* const (&rows)[kRows], int64_t k,
-                                           const Vec (&weights)[kVectors]) {
+                                           const std::byte* panel_row, int pass) {
+    if constexpr (kRows < kVectors) {
+      Vec x[kRows];
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      const Vec x = Vec::broadcast(rows[r][k]);
+      for (int r = 0; r < kRows; ++r) x[r] = Vec::broadcast(rows[r][k]);
 #pragma GCC unroll 8
-      for (int j = 0; j < kVectors; ++j) sum[r][j] = Vec::fma(x, weights[j], sum[r][j]);
+      for (int j = 0; j < kVectors; ++j) {
+        const Vec w = Load::load(panel_row + column_of<kVectors>(pass, j) * Load::kLaneBytes);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) sum[r][j].accumulate(x[r], w);
+      }
+    } else {
+      Vec w[kVectors];
+#pragma GCC unroll 8
+      for (int j = 0; j < kVectors; ++j) {
+        w[j] = Load::load(panel_row + column_of<kVectors>(pass, j) * Load::kLaneBytes);
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        const Vec x = Vec::broadcast(rows[r][k]);
+#pragma GCC unroll 8
+        for (int j = 0; j < kVectors; ++j) sum[r][j].accumulate(x, w[j]);
+      }
     }
   }
 };
 
-struct F32Weights {
-  using Activation = float;
-  static constexpr int kStepK = 1;
+struct LoadF32 {
   static constexpr int kLaneBytes = 4;
-
-  template <int kRows, int kVectors>
-  static CONCLAVE_KERNEL_INLINE void step(Tile<kRows, kVectors>& tile,
-                                          const float* const (&rows)[kRows], int64_t k,
-                                          const std::byte* panel_row, int pass) {
-    Vec w[kVectors];
-#pragma GCC unroll 8
-    for (int j = 0; j < kVectors; ++j) {
-      w[j] = Vec::load(panel_row + column_of<kVectors>(pass, j) * kLaneBytes);
-    }
-    tile.multiply_add(rows, k, w);
-  }
+  static CONCLAVE_KERNEL_INLINE Vec load(const std::byte* p) { return Vec::load(p); }
+};
+struct LoadF16 {
+  static constexpr int kLaneBytes = 2;
+  static CONCLAVE_KERNEL_INLINE Vec load(const std::byte* p) { return Vec::load_f16(p); }
+};
+struct LoadFirstBf16 {
+  static constexpr int kLaneBytes = 4;
+  static CONCLAVE_KERNEL_INLINE Vec load(const std::byte* p) { return Vec::load_bf16_first(p); }
+};
+struct LoadSecondBf16 {
+  static constexpr int kLaneBytes = 4;
+  static CONCLAVE_KERNEL_INLINE Vec load(const std::byte* p) { return Vec::load_bf16_second(p); }
 };
 
-struct F16Weights {
+// One weight a lane, widened by Load.
+template <class Load>
+struct WidenedWeights {
   using Activation = float;
   static constexpr int kStepK = 1;
-  static constexpr int kLaneBytes = 2;
+  static constexpr int kLaneBytes = Load::kLaneBytes;
 
   template <int kRows, int kVectors>
   static CONCLAVE_KERNEL_INLINE void step(Tile<kRows, kVectors>& tile,
                                           const float* const (&rows)[kRows], int64_t k,
                                           const std::byte* panel_row, int pass) {
-    Vec w[kVectors];
-#pragma GCC unroll 8
-    for (int j = 0; j < kVectors; ++j) {
-      w[j] = Vec::load_f16(panel_row + column_of<kVectors>(pass, j) * kLaneBytes);
-    }
-    tile.multiply_add(rows, k, w);
+    tile.template multiply_add<Load>(rows, k, panel_row, pass);
   }
 };
+using F32Weights = WidenedWeights<LoadF32>;
+using F16Weights = WidenedWeights<LoadF16>;
 
-// bf16 widened to float32.
+// Pairs of neighbouring k in a lane.
 struct Bf16Weights {
   using Activation = float;
   static constexpr int kStepK = 2;
@@ -87,17 +104,8 @@ struct Bf16Weights {
   static CONCLAVE_KERNEL_INLINE void step(Tile<kRows, kVectors>& tile,
                                           const float* const (&rows)[kRows], int64_t k,
                                           const std::byte* panel_row, int pass) {
-    Vec w[kVectors];
-#pragma GCC unroll 8
-    for (int j = 0; j < kVectors; ++j) {
-      w[j] = Vec::load_bf16_first(panel_row + column_of<kVectors>(pass, j) * kLaneBytes);
-    }
-    tile.multiply_add(rows, k, w);
-#pragma GCC unroll 8
-    for (int j = 0; j < kVectors; ++j) {
-      w[j] = Vec::load_bf16_second(panel_row + column_of<kVectors>(pass, j) * kLaneBytes);
-    }
-    tile.multiply_add(rows, k + 1, w);
+    tile.template multiply_add<LoadFirstBf16>(rows, k, panel_row, pass);
+    tile.template multiply_add<LoadSecondBf16>(rows, k + 1, panel_row, pass);
   }
 };
 
