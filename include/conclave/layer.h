@@ -121,7 +121,7 @@ struct Plan {
   std::string tile;         // "6x64, panels of 64 columns"
   std::string router;
   std::string dispatcher;
-  std::vector<std::string> stages;  // of a forward, in order: "latent down 1024, rms norm"
+  std::vector<std::string> stages;  // of a forward, in order: "route", "latent down 1024"
   int64_t max_tokens = 0;
   int64_t num_local_experts = 0;
   size_t workspace_bytes = 0;

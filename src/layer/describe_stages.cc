@@ -9,10 +9,7 @@ namespace {
 
 std::string input_text(const MoeSpec& spec) {
   std::string text;
-  if (spec.latent.size != 0) {
-    text =
-        fmt::format("latent down {}{}", spec.latent.size, spec.latent.has_norm ? ", rms norm" : "");
-  }
+  if (spec.latent.size != 0) text = fmt::format("latent down {}", spec.latent.size);
   if (spec.weight_on == WeightOn::kInput) {
     text += text.empty() ? "weight rows" : ", weight rows";
   }
@@ -73,6 +70,7 @@ std::vector<std::string> describe_stages(const LayerPlan& plan) {
   }
   stages.emplace_back("combine");
   if (plan.part.reduces()) stages.emplace_back("sum over tensor ranks");
+  if (spec.latent.has_norm) stages.emplace_back("rms norm");
   if (spec.latent.size != 0) stages.push_back(fmt::format("latent up {}", spec.hidden_size));
   stages.push_back(finish);
   return stages;

@@ -30,6 +30,31 @@ MoeSpec spec_of() {
   return spec;
 }
 
+// Every part of a layer in one of two.
+MoeSpec mixed_spec() {
+  MoeSpec spec = make_spec(8, 3, 48, 40, DType::kBF16);
+  spec.shared = {.mode = SharedMode::kSoftmaxMix, .intermediate_size = 24, .has_bias = true};
+  spec.has_bias = true;
+  spec.has_output_bias = true;
+  spec.num_zero_experts = 3;
+  spec.output_scale = 1.5;
+  spec.latent = {.size = 20, .has_norm = true};
+  spec.residual = {.intermediate_size = 12};
+  return spec;
+}
+MoeSpec slotted_spec() {
+  MoeSpec spec = make_spec(8, 1, 48, 40, DType::kBF16);
+  spec.activation.name = "relu2_no_mul";
+  spec.shared = {.mode = SharedMode::kFusedSlots, .intermediate_size = 24, .count = 2};
+  return spec;
+}
+MoeSpec weighted_spec() {
+  MoeSpec spec = make_spec(8, 1, 48, 40, DType::kF32);
+  spec.weight_on = WeightOn::kInput;
+  spec.shared = {.mode = SharedMode::kAverage, .intermediate_size = 24};
+  return spec;
+}
+
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr bool kSanitized = true;
 #else
@@ -71,6 +96,36 @@ TEST(Forward, AfterWarmUp_AllocatesNothing) {
   // The kernel counts pages lazily: allow it 64 of them. A sanitizer's shadow grows by itself.
   if (!kSanitized) {
     EXPECT_LE(resident_pages() - pages_before, 64);
+  }
+}
+
+TEST(Forward, WithEveryPart_AllocatesNothing) {
+  for (const MoeSpec& spec : {mixed_spec(), slotted_spec(), weighted_spec()}) {
+    const OwnedLayer owned = make_layer(spec, {.max_tokens = 16});
+    const Tensor hidden = random_tensor(DType::kBF16, 40, 48, 1);
+    const Tensor residual = random_tensor(DType::kF32, 40, 48, 2);
+    Tensor out(DType::kBF16, {40, 48});
+    Tensor shared(DType::kF32, {40, 48});
+    Tensor ids(DType::kI32, {40, num_slots(spec)});
+    Tensor mask(DType::kBool, {40});
+    for (int i = 0; i < 40; ++i) mask.as<uint8_t>()[i] = i % 5 != 0;
+    ForwardArgs args{.hidden = hidden.view(), .out = out.view()};
+    ForwardArgs apart{.hidden = hidden.view(),
+                      .padding_mask = mask.view(),
+                      .out = out.view(),
+                      .shared_out = shared.view(),
+                      .captured_ids = ids.view()};
+    if (spec.residual.intermediate_size != 0) apart.residual_input = residual.view();
+    owned.layer.forward(args);
+    owned.layer.forward(apart);
+    arm_allocation_counter();
+    for (int step = 0; step < 500; ++step) {
+      owned.layer.forward(args);
+      owned.layer.forward(apart);
+    }
+    const AllocationCounts counts = disarm_allocation_counter();
+    EXPECT_EQ(counts.heap, 0);
+    EXPECT_EQ(counts.mappings, 0);
   }
 }
 

@@ -173,15 +173,16 @@ TEST(Explain, Stages_AreInTheOrderOfAForward) {
   const Context context({.num_threads = 1});
   const Plan plan = make_plan(context, spec);
   const std::vector<std::string> expected = {"route",
-                                             "latent down 24, rms norm",
+                                             "latent down 24",
                                              "dispatch",
                                              "experts silu",
                                              "1 shared of 24 silu, averaged",
                                              "combine",
+                                             "rms norm",
                                              "latent up 48",
                                              "finish, output bias"};
   EXPECT_EQ(plan.stages, expected);
-  EXPECT_NE(explain(plan).find("combine > latent up 48"), std::string::npos);
+  EXPECT_NE(explain(plan).find("rms norm > latent up 48"), std::string::npos);
 }
 
 }  // namespace

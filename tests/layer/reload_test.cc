@@ -17,20 +17,29 @@ using testing::random_tensor;
 using testing::run_layer;
 using testing::same_bits;
 
+// Every kind of weight but those of other shared modes.
 MoeSpec spec_of() {
   MoeSpec spec = make_spec(6, 2, 40, 24, DType::kBF16);
-  spec.shared = {.mode = SharedMode::kSigmoidGate, .intermediate_size = 16};
+  spec.shared = {.mode = SharedMode::kSoftmaxMix,
+                 .intermediate_size = 16,
+                 .activation = {.name = "gelu"},
+                 .has_bias = true};
+  spec.has_bias = true;
+  spec.has_output_bias = true;
+  spec.latent = {.size = 28, .has_norm = true};
+  spec.residual = {.intermediate_size = 12};
   return spec;
 }
 
-// Fails on one expert's down matrix.
+// Fails on one matrix, by default of a routed expert.
 class FailingSource final : public WeightSource {
  public:
-  FailingSource(const WeightSource& inner, int64_t expert) : inner_(inner), expert_(expert) {}
+  FailingSource(const WeightSource& inner, int64_t expert, WeightRole role = WeightRole::kDown)
+      : inner_(inner), expert_(expert), role_(role) {}
   WeightInfo describe(WeightRole role) const override { return inner_.describe(role); }
   void read(WeightRole role, int64_t expert, const WeightBlock& block,
             std::span<std::byte> destination) const override {
-    if (role == WeightRole::kDown && expert == expert_) {
+    if (role == role_ && expert == expert_) {
       throw Error(ErrorCode::kFileRead, {.what = "disk gone", .tensor = locate(role, expert)});
     }
     inner_.read(role, expert, block, destination);
@@ -39,6 +48,7 @@ class FailingSource final : public WeightSource {
  private:
   const WeightSource& inner_;
   int64_t expert_;
+  WeightRole role_;
 };
 
 class Reload : public ::testing::TestWithParam<ReloadMode> {
@@ -77,6 +87,25 @@ TEST_P(Reload, ReadFailsMidway_NeverGivesAMixture) {
   } else {
     EXPECT_EQ(code_of([&] { run_layer(owned_.layer, hidden_.view(), DType::kF32); }),
               ErrorCode::kState);
+  }
+  owned_.layer.reload(*other_, GetParam());
+  EXPECT_TRUE(same_bits(run_layer(owned_.layer, hidden_.view(), DType::kF32).out, expected_.out));
+}
+
+TEST_P(Reload, AnySmallWeightFails_NeverGivesAMixture) {
+  for (const WeightRole role :
+       {WeightRole::kRouter, WeightRole::kSharedUp, WeightRole::kSharedDownBias,
+        WeightRole::kMixGate, WeightRole::kLatentUp, WeightRole::kLatentNorm,
+        WeightRole::kOutputBias, WeightRole::kResidualDown}) {
+    SCOPED_TRACE(to_string(role));
+    const FailingSource failing(*other_, 0, role);
+    EXPECT_EQ(code_of([&] { owned_.layer.reload(failing, GetParam()); }), ErrorCode::kFileRead);
+    if (GetParam() == ReloadMode::kStaged) {
+      EXPECT_TRUE(same_bits(run_layer(owned_.layer, hidden_.view(), DType::kF32).out, before_.out));
+    } else {
+      EXPECT_EQ(code_of([&] { run_layer(owned_.layer, hidden_.view(), DType::kF32); }),
+                ErrorCode::kState);
+    }
   }
   owned_.layer.reload(*other_, GetParam());
   EXPECT_TRUE(same_bits(run_layer(owned_.layer, hidden_.view(), DType::kF32).out, expected_.out));

@@ -36,6 +36,7 @@ class SpecDraw {
     spec.has_bias = chance(2);
     spec.has_output_bias = chance(3);
     if (chance(3)) spec.output_scale = 2.5;
+    if (chance(4)) spec.num_zero_experts = number(1, 5);
     if (chance(3)) spec.latent = {.size = number(25, 56), .has_norm = chance(2)};
     if (chance(3)) spec.residual = {.intermediate_size = number(17, 56)};
     if (spec.residual.intermediate_size != 0 && chance(2)) spec.residual.activation = activation();
@@ -65,9 +66,10 @@ class SpecDraw {
   void draw_shared(MoeSpec& spec) {
     constexpr std::array kModes = {SharedMode::kNone,        SharedMode::kAdd,
                                    SharedMode::kSigmoidGate, SharedMode::kAverage,
-                                   SharedMode::kSoftmaxMix,  SharedMode::kFusedSlots};
+                                   SharedMode::kSoftmaxMix,  SharedMode::kFusedSlots,
+                                   SharedMode::kRouterWeight};
     SharedExpertSpec& shared = spec.shared;
-    shared.mode = kModes[static_cast<size_t>(number(0, 5))];
+    shared.mode = kModes[static_cast<size_t>(number(0, 6))];
     if (shared.mode == SharedMode::kNone) return;
     shared.intermediate_size = number(17, 56);
     shared.has_bias = chance(2);
@@ -75,7 +77,21 @@ class SpecDraw {
     if (shared.mode == SharedMode::kFusedSlots) {
       shared.count = number(1, 3);
       shared.slot_weight = 0.75;
+      spec.num_zero_experts = 0;
     }
+    if (shared.mode == SharedMode::kRouterWeight) {
+      shared.count = number(1, 3);
+      spec.num_zero_experts = 0;
+      spec.router = sink_softmax();
+    }
+  }
+
+  static RouterSpec sink_softmax() {
+    RouterSpec router;
+    router.name = "sink_softmax";
+    router.score = RouterScore::kSigmoid;
+    router.has_selection_bias = true;
+    return router;
   }
 
   std::mt19937 random_;
