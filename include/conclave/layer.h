@@ -138,17 +138,18 @@ enum class ReloadMode : uint8_t {
 // Immutable after create, but for reload. Concurrent forwards are allowed with distinct workspaces.
 class CONCLAVE_API MoeLayer {
  public:
-  // Validates, plans, and packs this rank's experts. Collective over the communicator if
-  // parallel.ep_size > 1. `context` must outlive the layer; `source` only this call.
-  // Throws Error naming the field or tensor.
+  // Validates, plans, and packs this rank's experts or slices. Collective over the context's
+  // communicators that `parallel` needs: none with Reduce::kPartial. `context` must outlive the
+  // layer; `source` only this call. Throws Error naming the field or tensor.
   static MoeLayer create(const Context& context, const MoeSpec& spec, const WeightSource& source,
                          const LayerOptions& options = {}, const ParallelSpec& parallel = {});
   MoeLayer(MoeLayer&&) noexcept;
   MoeLayer& operator=(MoeLayer&&) noexcept;
   ~MoeLayer();
 
-  // Throws Error before anything is written if an argument is wrong. Any T from 0. With ep_size > 1
-  // collective: every rank calls it, with its own T.
+  // Throws Error before anything is written if an argument is wrong. Any T from 0. Collective
+  // as create: expert-parallel ranks each with their own T, tensor-parallel ranks with the same
+  // tokens.
   void forward(const ForwardArgs& args) const;
 
   // Not concurrent with forward.
