@@ -195,6 +195,8 @@ struct Architecture {
   // What no field above can say; runs on the finished spec of each layer. May set `support`.
   void (*adjust)(const ConfigReader& config, int64_t layer, MoeSpec& spec,
                  Support& support) = nullptr;
+  // Another table, for configurations of the same model_type that mean something else; or null.
+  const Architecture* (*choose)(const ConfigReader& config) = nullptr;
 };
 
 // All tables, in the order in which they are listed to the user.

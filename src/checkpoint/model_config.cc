@@ -159,8 +159,13 @@ ModelConfig read_model_config(const io::JsonValue& root) {
   }
   const std::vector<io::JsonValue> chain = config_chain(root);
   FamilyMatch family = match_family(chain);
+  const io::JsonValue& config = sized_config(chain, *family.architecture);
+  if (family.architecture->choose != nullptr) {
+    const Architecture* other = family.architecture->choose(ConfigReader(config, {}));
+    if (other != nullptr) family.architecture = other;
+  }
   const Architecture& architecture = *family.architecture;
-  const ConfigReader reader(sized_config(chain, architecture), architecture.sizes.lists);
+  const ConfigReader reader(config, architecture.sizes.lists);
 
   ModelConfig model;
   model.architecture = family.architecture;

@@ -13,11 +13,27 @@ namespace checkpoint {
 namespace {
 
 constexpr std::array kArchitectures = {
-    &kMixtral,    &kOlmoe,      &kJamba,        &kGraniteMoe,  &kGptOss,   &kOpenaiPrivacyFilter,
-    &kLlama4,     &kQwen2Moe,   &kQwen3Next,    &kQwen35Moe,   &kQwen3Moe, &kQwen3OmniMoe,
-    &kQwen3VlMoe, &kDeepseekV2, &kUnlimitedOcr, &kDeepseekV3,  &kAxk1,     &kAxk2,
-    &kDots1,      &kDots3Note,  &kSolarOpen,    &kMimoV2Flash, &kGlm4Moe,  &kGlm4MoeLite,
-    &kGlmMoeDsa,  &kGlm5Next,   &kHyV4,
+    &kMixtral,       &kOlmoe,        &kJamba,
+    &kGraniteMoe,    &kGptOss,       &kOpenaiPrivacyFilter,
+    &kLlama4,        &kQwen2Moe,     &kQwen3Next,
+    &kQwen35Moe,     &kQwen3Moe,     &kQwen3OmniMoe,
+    &kQwen3VlMoe,    &kDeepseekV2,   &kUnlimitedOcr,
+    &kDeepseekV3,    &kAxk1,         &kAxk2,
+    &kDots1,         &kDots3Note,    &kSolarOpen,
+    &kMimoV2Flash,   &kGlm4Moe,      &kGlm4MoeLite,
+    &kGlmMoeDsa,     &kGlm5Next,     &kHyV4,
+    &kJetMoe,        &kDbrx,         &kPhiMoe,
+    &kAria,          &kGrok1,        &kArctic,
+    &kCohere2Moe,    &kGemma4,       &kKlear,
+    &kPhixtral,      &kExaoneMoe,    &kKimiLinear,
+    &kAfmoe,         &kLfm2Moe,      &kLongcatFlash,
+    &kStep3p5,       &kLaguna,       &kDeepseekV4,
+    &kNemotronH,     &kHunyuanV1Moe, &kHyV3,
+    &kErnie45Moe,    &kErnie45VlMoe, &kMistral4,
+    &kMistralLarge4, &kBailingMoe,   &kBailingMoeV2,
+    &kBailingHybrid, &kMinimaxM2,    &kMinimaxM3,
+    &kInkling,       &kInkling2,     &kFlint,
+    &kBeam,          &kKolibri1,
 };
 
 }  // namespace

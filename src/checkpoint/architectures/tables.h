@@ -43,4 +43,43 @@ extern const Architecture kGlmMoeDsa;
 extern const Architecture kGlm5Next;
 extern const Architecture kHyV4;
 
+// a file each, by the name of the family
+extern const Architecture kJetMoe;
+extern const Architecture kDbrx;
+extern const Architecture kPhiMoe;
+extern const Architecture kAria;
+extern const Architecture kGrok1;
+extern const Architecture kArctic;
+extern const Architecture kCohere2Moe;
+extern const Architecture kCohere2MoeSigmoid;
+extern const Architecture kGemma4;
+extern const Architecture kKlear;
+extern const Architecture kPhixtral;
+extern const Architecture kExaoneMoe;
+extern const Architecture kKimiLinear;
+extern const Architecture kAfmoe;
+extern const Architecture kLfm2Moe;
+extern const Architecture kLongcatFlash;
+extern const Architecture kStep3p5;
+extern const Architecture kLaguna;
+extern const Architecture kDeepseekV4;
+extern const Architecture kNemotronH;
+// hunyuan.cc, ernie4_5_moe.cc, mistral4.cc, bailing_moe.cc, minimax_m2.cc, inkling.cc, flint.cc
+extern const Architecture kHunyuanV1Moe;
+extern const Architecture kHyV3;
+extern const Architecture kErnie45Moe;
+extern const Architecture kErnie45VlMoe;
+extern const Architecture kMistral4;
+extern const Architecture kMistralLarge4;
+extern const Architecture kBailingMoe;
+extern const Architecture kBailingMoeV2;
+extern const Architecture kBailingHybrid;
+extern const Architecture kMinimaxM2;
+extern const Architecture kMinimaxM3;
+extern const Architecture kInkling;
+extern const Architecture kInkling2;
+extern const Architecture kFlint;
+extern const Architecture kBeam;
+extern const Architecture kKolibri1;
+
 }  // namespace conclave::inline v0::checkpoint

@@ -1,0 +1,58 @@
+// ERNIE 4.5: softmax in float32, a bias that only chooses, the sum of the weights bounded from
+// below. The multimodal form has a second set of experts for images beside each text one.
+#include "checkpoint/architectures/tables.h"
+
+namespace conclave::inline v0::checkpoint {
+namespace {
+
+constexpr std::array<std::string_view, 1> kTextTypes = {"ernie4_5_moe"};
+constexpr std::array<std::string_view, 4> kVlTypes = {
+    "ernie4_5_vl_moe", "ernie4_5_vl_moe_text", "ernie4_5_moe_vl", "ernie4_5_vl_moe_text_model"};
+constexpr std::array kTextOnce = {
+    NamePattern{"{base}moe_statics.e_score_correction_bias", Part::kSelectionBias}};
+// Routers are stored [H, E]; both biases are one tensor.
+constexpr std::array kVlOnce = {
+    NamePattern{"{base}gate.weight", Part::kRouter, RowOrder::kConcatenated, AxisOrder::kColsFirst},
+    NamePattern{"{base}moe_statics.e_score_correction_bias", Part::kSelectionBias,
+                RowOrder::kConcatenated, AxisOrder::kByShape, 2},
+    NamePattern{"{base}gate.weight_1", Part::kNotRead},
+};
+
+constexpr Architecture text_table() {
+  return {
+      .name = "ernie4_5_moe",
+      .model_types = kTextTypes,
+      .bases = kMlpBase,
+      .sizes = {.num_experts = {"moe_num_experts", "num_experts"},
+                .top_k = {"moe_k", "num_experts_per_tok"},
+                .intermediate_size = "moe_intermediate_size"},
+      .layer_rule = {.sparse_step = {"moe_layer_interval", 1},
+                     .first_moe = {"moe_layer_start_index", 1},
+                     .last_moe = "moe_layer_end_index",
+                     .kinds = "mlp_layer_types"},
+      .router = {.logits = RouterPrecision::kF32,
+                 .selection_bias = {"moe_use_aux_free", true},
+                 .epsilon = {"moe_norm_min", 1e-12},
+                 .epsilon_mode = EpsilonMode::kClampMin},
+      .shared = {.mode = SharedMode::kAdd, .count = {"moe_num_shared_experts", 2}},
+      .shared_bias = {"use_bias", false},
+      .once = kTextOnce,
+  };
+}
+
+constexpr Architecture vl_table() {
+  Architecture table = text_table();
+  table.name = "ernie4_5_vl_moe";
+  table.model_types = kVlTypes;
+  table.sizes.lists = SizeKeys::Lists::kFirstIsText;
+  table.once = kVlOnce;
+  table.second_expert_set = true;
+  return table;
+}
+
+}  // namespace
+
+constinit const Architecture kErnie45Moe = text_table();
+constinit const Architecture kErnie45VlMoe = vl_table();
+
+}  // namespace conclave::inline v0::checkpoint
