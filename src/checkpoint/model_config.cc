@@ -126,16 +126,6 @@ std::string read_quantization(const std::vector<io::JsonValue>& chain) {
   return {};
 }
 
-// Types that the published code computes the router in; `dtype` is nothing where the config gives
-// none, and the router's own tensor then says.
-void set_rounding(const RouterRule& rule, std::optional<DType> dtype, RouterSpec& router) {
-  const auto type_of = [&](RouterPrecision precision) {
-    return precision == RouterPrecision::kF32 ? DType::kF32 : dtype.value_or(DType::kF32);
-  };
-  router.logits_dtype = type_of(rule.logits);
-  router.score_dtype = type_of(rule.scores);
-}
-
 }  // namespace
 
 void set_stored_rounding(const ModelConfig& config, DType stored, RouterSpec& router) {
@@ -174,8 +164,8 @@ ModelConfig read_model_config(const io::JsonValue& root) {
   model.dtype = read_dtype(chain, model.notes);
   for (int64_t layer : moe_layers(reader, architecture, model.num_hidden_layers)) {
     model.layers.push_back(
-        {.index = layer, .spec = read_spec(reader, architecture, layer, model.support)});
-    set_rounding(architecture.router, model.dtype, model.layers.back().spec.router);
+        {.index = layer,
+         .spec = read_spec(reader, architecture, layer, model.dtype, model.support)});
   }
   if (model.layers.empty()) model.notes.push_back("the configuration makes every layer dense");
   model.quantization = read_quantization(chain);

@@ -201,6 +201,14 @@ void read_sizes(const ConfigReader& config, const SizeKeys& keys, int64_t layer,
   if (spec.latent.has_norm) spec.latent.norm_epsilon = config.number({"rms_norm_eps", 1e-6});
 }
 
+void set_rounding(const RouterRule& rule, std::optional<DType> dtype, RouterSpec& router) {
+  const auto type_of = [&](RouterPrecision precision) {
+    return precision == RouterPrecision::kF32 ? DType::kF32 : dtype.value_or(DType::kF32);
+  };
+  router.logits_dtype = type_of(rule.logits);
+  router.score_dtype = type_of(rule.scores);
+}
+
 // What the rest of the library asks of a spec, told as a fault of the file.
 void check(const ConfigReader& config, const MoeSpec& spec) {
   try {
@@ -215,7 +223,7 @@ void check(const ConfigReader& config, const MoeSpec& spec) {
 }  // namespace
 
 MoeSpec read_spec(const ConfigReader& config, const Architecture& architecture, int64_t layer,
-                  Support& support) {
+                  std::optional<DType> dtype, Support& support) {
   MoeSpec spec;
   read_sizes(config, architecture.sizes, layer, spec);
   spec.router = read_router(config, architecture, spec, layer);
@@ -231,6 +239,7 @@ MoeSpec read_spec(const ConfigReader& config, const Architecture& architecture, 
     spec.residual.intermediate_size = config.size({.key = architecture.residual.size}, kWidth);
   }
   if (architecture.adjust != nullptr) architecture.adjust(config, layer, spec, support);
+  set_rounding(architecture.router, dtype, spec.router);
   if (support) check(config, spec);
   return spec;
 }

@@ -3,10 +3,12 @@
 
 #include "checkpoint/config_reader.h"
 
+#include "conclave/dtype.h"
 #include "conclave/error.h"
 #include "conclave/spec.h"
 
 #include <cstdint>
+#include <optional>
 
 namespace conclave::inline v0::checkpoint {
 
@@ -15,9 +17,11 @@ namespace conclave::inline v0::checkpoint {
 inline constexpr int64_t kMaxExperts = 16384;
 inline constexpr int64_t kMaxWidth = int64_t{1} << 20;
 
-// weight_dtype and the router's rounding types are left as they are by default. `support` gets the
-// reason where the layer cannot run. Throws Error(kConfigMissingKey, kConfigValue, kJsonType).
+// `dtype` is the model's arithmetic type, nothing where the config gives none: the router's own
+// tensor then says what its product is rounded to. weight_dtype is left for the tensors too.
+// `support` gets the reason where the layer cannot run. Throws Error(kConfigMissingKey,
+// kConfigValue, kJsonType).
 MoeSpec read_spec(const ConfigReader& config, const Architecture& architecture, int64_t layer,
-                  Support& support);
+                  std::optional<DType> dtype, Support& support);
 
 }  // namespace conclave::inline v0::checkpoint

@@ -23,7 +23,6 @@ constinit const Architecture kPhiMoe = {
               .top_k = "num_experts_per_tok",
               .intermediate_size = "intermediate_size"},
     .router = {.name = "sparse_mixer",
-               .scores = RouterPrecision::kModel,
                .renormalize = {.otherwise = false},
                .jitter = {"router_jitter_noise", 0.01}},
     .expert_forms = kForms,

@@ -53,6 +53,7 @@ extern const Architecture kArctic;
 extern const Architecture kCohere2Moe;
 extern const Architecture kCohere2MoeSigmoid;
 extern const Architecture kGemma4;
+extern const Architecture kDiffusionGemma;
 extern const Architecture kKlear;
 extern const Architecture kPhixtral;
 extern const Architecture kExaoneMoe;
