@@ -126,7 +126,7 @@ inline RoutingResult oracle(const RoutingProblem& problem) {
     const auto index = static_cast<size_t>(token);
     const routing::ReferenceChoice choice = routing::route_reference(
         spec,
-        {.logits = logits.data() + token * num_logits(spec),
+        {.logits = logits.empty() ? nullptr : logits.data() + token * num_logits(spec),
          .given_ids =
              problem.given_ids.empty() ? nullptr : problem.given_ids.data() + token * spec.top_k,
          .token_id = problem.token_ids.empty() ? 0 : problem.token_ids[index],

@@ -54,8 +54,10 @@ routing::ReferenceChoice route_token(const MoeSpec& spec, const RouterVectors& v
                                      const ReferenceResult& result) {
   std::vector<int32_t> ids;
   if (!args.topk_ids.empty()) ids = given_ids(spec, args, token);
+  const double* logits =
+      result.logits.empty() ? nullptr : result.logits.data() + token * num_logits(spec);
   routing::ReferenceChoice choice = routing::route_reference(
-      spec, {.logits = result.logits.data() + token * num_logits(spec),
+      spec, {.logits = logits,
              .given_ids = ids.empty() ? nullptr : ids.data(),
              .token_id = args.token_ids.empty() ? 0 : load_token_id(args.token_ids, token),
              .number = token,
