@@ -1,5 +1,7 @@
 // M4, M6: no allocation in forward after warm-up; a failing heap gives a typed error everywhere.
 
+#include "routing/router.h"
+#include "routing/routing_problem.h"
 #include "support/allocation_counter.h"
 #include "support/layer_fixture.h"
 
@@ -96,6 +98,36 @@ TEST(Forward, AfterWarmUp_AllocatesNothing) {
   // The kernel counts pages lazily: allow it 64 of them. A sanitizer's shadow grows by itself.
   if (!kSanitized) {
     EXPECT_LE(resident_pages() - pages_before, 64);
+  }
+}
+
+TEST(Forward, EveryRouter_AllocatesNothingAfterWarmUp) {
+  for (const auto& row : routing::router_catalog().rows()) {
+    MoeSpec spec = testing::spec_of_row(row.name);
+    spec.hidden_size = 48;
+    spec.intermediate_size = 40;
+    spec.router.has_logit_bias = true;
+    spec.router.input_norm.enabled = true;
+    if (row.name == "topk") {
+      spec.router.score = RouterScore::kSigmoid;
+      spec.router.has_selection_bias = true;
+      spec.router.num_groups = 4;
+      spec.router.topk_groups = 2;
+    }
+    const OwnedLayer owned = make_layer(spec, {.max_tokens = 16});
+    const Tensor hidden = random_tensor(DType::kBF16, 40, 48, 1);
+    Tensor out(DType::kBF16, {40, 48});
+    const std::vector<int32_t> token_ids(40, 7);
+    const auto forward = [&] {
+      owned.layer.forward(
+          {.hidden = hidden.view(),
+           .token_ids = {.data = token_ids.data(), .dtype = DType::kI32, .shape = {40}},
+           .out = out.view()});
+    };
+    forward();
+    arm_allocation_counter();
+    for (int step = 0; step < 50; ++step) forward();
+    EXPECT_EQ(disarm_allocation_counter().heap, 0) << row.name;
   }
 }
 
