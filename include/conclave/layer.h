@@ -122,8 +122,9 @@ struct Plan {
   std::string router;
   std::string dispatcher;
   std::vector<std::string> stages;  // of a forward, in order: "route", "latent down 1024"
+  std::string part;                 // "3 of 8 experts on rank 1 of 3": what this rank holds
   int64_t max_tokens = 0;
-  int64_t num_local_experts = 0;
+  int64_t num_local_experts = 0;  // physical ones
   size_t workspace_bytes = 0;
   size_t packed_bytes = 0;
   std::string packed_layout;  // "panel64.k2.v1"

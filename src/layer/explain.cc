@@ -39,7 +39,7 @@ std::string explain(const Plan& plan) {
   line("packed bytes", format_bytes(plan.packed_bytes));
   line("workspace",
        fmt::format("{} for {} tokens", format_bytes(plan.workspace_bytes), plan.max_tokens));
-  line("local experts", std::to_string(plan.num_local_experts));
+  line("part", plan.part);
   size_t table_width = 0;
   size_t name_width = 0;
   for (const PlanRow& row : plan.rows) {

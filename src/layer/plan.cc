@@ -155,11 +155,26 @@ void summarise(LayerPlan& plan, const dispatch::DispatcherRow& dispatcher) {
   Plan& summary = plan.summary;
   summary.tile = plan.experts->tile();
   summary.stages = describe_stages(plan);
+  summary.part = describe_part(plan.part, plan.spec, plan.parallel);
   summary.dispatcher = dispatcher.name;
   summary.num_local_experts = plan.dispatcher->num_local_experts();
   summary.workspace_bytes = plan.workspace_bytes;
   summary.packed_bytes = packed;
   summary.packed_layout = plan.experts->packed_layout();
+}
+
+// The one way there is to add up slices, where they are added up here.
+void choose_reduction(LayerPlan& plan, const Context& context) {
+  const ParallelSpec& parallel = plan.parallel;
+  if (parallel.tp_size == 1 || parallel.reduce == Reduce::kPartial) return;
+  const Support support = tensor_reduction_supports(context, parallel);
+  plan.summary.rows.push_back(
+      {.table = "reduction",
+       .name = "tensor.all_reduce",
+       .chosen = static_cast<bool>(support),
+       .reason = support ? "float32 sums over the tensor communicator" : support.reason()});
+  if (!support) throw_no_row("reduction", plan.summary.rows);
+  plan.part.tensor_communicator = context.tensor_communicator();
 }
 
 void fill_plan(LayerPlan& plan, const Context& context) {
@@ -183,7 +198,8 @@ void fill_plan(LayerPlan& plan, const Context& context) {
   const RouterRule rule = router_rule(spec.router.name);
   plan.router_reads_token_ids = rule == RouterRule::kHash || rule == RouterRule::kCustom;
 
-  plan.part = plan_rank_part(context, spec, parallel);
+  plan.part = plan_rank_part(spec, parallel);
+  choose_reduction(plan, context);
   const experts::ExpertsProblem problem{
       .num_local_experts = static_cast<int64_t>(plan.part.local_experts.size()),
       .hidden_size = expert_width(spec),

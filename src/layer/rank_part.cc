@@ -1,35 +1,26 @@
 #include "layer/rank_part.h"
 
-#include "conclave/error.h"
+#include <fmt/format.h>
 
 #include <string>
 
 namespace conclave::inline v0 {
-namespace {
 
-Communicator* require_tensor_communicator(const Context& context, const ParallelSpec& parallel) {
-  Communicator* const communicator = context.tensor_communicator();
+Support tensor_reduction_supports(const Context& context, const ParallelSpec& parallel) {
+  const Communicator* const communicator = context.tensor_communicator();
   if (communicator == nullptr) {
-    throw Error(ErrorCode::kUnsupported,
-                {.what = "tensor parallelism needs ContextOptions.tensor_communicator",
-                 .found = "none",
-                 .hint = "give one, or ask for Reduce::kPartial"});
+    return Support::no(
+        "ContextOptions.tensor_communicator is not given; Reduce::kPartial needs none");
   }
-  if (communicator->size() == parallel.tp_size && communicator->rank() == parallel.tp_rank) {
-    return communicator;
+  if (communicator->size() != parallel.tp_size || communicator->rank() != parallel.tp_rank) {
+    return Support::no(fmt::format(
+        "the tensor_communicator is rank {} of {}, the layer is planned as rank {} of {}",
+        communicator->rank(), communicator->size(), parallel.tp_rank, parallel.tp_size));
   }
-  const auto rank_of = [](int32_t rank, int32_t size) {
-    return "rank " + std::to_string(rank) + " of " + std::to_string(size);
-  };
-  throw Error(ErrorCode::kUnsupported,
-              {.what = "ContextOptions.tensor_communicator is of another group than the layer",
-               .expected = rank_of(parallel.tp_rank, parallel.tp_size),
-               .found = rank_of(communicator->rank(), communicator->size())});
+  return Support::yes();
 }
 
-}  // namespace
-
-RankPart plan_rank_part(const Context& context, const MoeSpec& spec, const ParallelSpec& parallel) {
+RankPart plan_rank_part(const MoeSpec& spec, const ParallelSpec& parallel) {
   RankPart part;
   part.placement = make_placement(spec.num_experts, parallel);
   for (const int32_t physical : part.placement.experts_of[static_cast<size_t>(parallel.ep_rank)]) {
@@ -57,10 +48,25 @@ RankPart plan_rank_part(const Context& context, const MoeSpec& spec, const Paral
   if (parallel.reduce == Reduce::kPartial) {
     part.holds_dense = parallel.ep_rank == 0;
     part.adds_rest = parallel.ep_rank == 0 && parallel.tp_rank == 0;
-  } else if (parallel.tp_size > 1) {
-    part.tensor_communicator = require_tensor_communicator(context, parallel);
   }
   return part;
+}
+
+std::string describe_part(const RankPart& part, const MoeSpec& spec, const ParallelSpec& parallel) {
+  const int64_t physical = part.placement.num_physical();
+  std::string text = fmt::format("{} of {} experts", part.local_experts.size(), physical);
+  if (part.has_replicas()) {
+    text += fmt::format(" ({} and {} replicas)", spec.num_experts, physical - spec.num_experts);
+  }
+  if (parallel.ep_size > 1) {
+    text += fmt::format(" on rank {} of {}", parallel.ep_rank, parallel.ep_size);
+  }
+  if (parallel.tp_size > 1) {
+    text += fmt::format("; columns {} to {} of {} on rank {} of {}", part.inner.begin,
+                        part.inner.end, spec.intermediate_size, parallel.tp_rank, parallel.tp_size);
+  }
+  if (parallel.reduce == Reduce::kPartial) text += "; the caller adds up";
+  return text;
 }
 
 }  // namespace conclave::inline v0

@@ -2,10 +2,12 @@
 #pragma once
 
 #include "conclave/context.h"
+#include "conclave/error.h"
 #include "conclave/placement.h"
 #include "conclave/spec.h"
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace conclave::inline v0 {
@@ -31,8 +33,14 @@ struct RankPart {
   bool reduces() const { return tensor_communicator != nullptr; }
 };
 
-// `parallel` is valid. Throws Error(kInvalidArgument) where the placement does not fit the experts,
-// Error(kUnsupported) where tensor parallelism lacks its communicator.
-RankPart plan_rank_part(const Context& context, const MoeSpec& spec, const ParallelSpec& parallel);
+// All but the communicator. `parallel` is valid. Throws Error(kInvalidArgument) where the placement
+// does not fit the experts.
+RankPart plan_rank_part(const MoeSpec& spec, const ParallelSpec& parallel);
+
+// Whether the context can add up the slices of tensor-parallel ranks.
+Support tensor_reduction_supports(const Context& context, const ParallelSpec& parallel);
+
+// "3 of 8 experts on rank 1 of 3; columns 0 to 22 of 45 on rank 0 of 2"
+std::string describe_part(const RankPart& part, const MoeSpec& spec, const ParallelSpec& parallel);
 
 }  // namespace conclave::inline v0

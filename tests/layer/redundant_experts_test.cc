@@ -142,6 +142,28 @@ TEST(RedundantExpertChoice, TokenNumber_CountsOverChunksAndPaddingStaysOut) {
   }
 }
 
+// vLLM counts the load of the tokens that are not padding; so do we, over logical experts.
+TEST(VllmMatrixReplicaLoad, PaddedTokens_AreNotCounted) {
+  const MoeSpec spec = make_spec(4, 2, 16, 8, DType::kF32);
+  const auto source = make_synthetic_source(spec, 5);
+  const Context context({.num_threads = 1});
+  const MoeLayer layer =
+      MoeLayer::create(context, spec, *source, {.max_tokens = 5}, {.num_redundant_experts = 5});
+  const int64_t tokens = 23;
+  const Tensor hidden = random_tensor(DType::kF32, tokens, 16, 2);
+  Tensor mask(DType::kBool, {tokens});
+  for (int64_t t = 0; t < tokens; ++t) mask.as<uint8_t>()[t] = t < 14 ? 1 : 0;
+  std::vector<int64_t> load(4, 0);
+  const auto output = run_layer(layer, hidden.view(), DType::kF32,
+                                {.padding_mask = mask.const_view(), .expert_load = load});
+  std::vector<int64_t> expected(4, 0);
+  for (int64_t i = 0; i < 14 * 2; ++i) {
+    ++expected[static_cast<size_t>(output.ids.as<int32_t>()[i])];
+  }
+  EXPECT_EQ(load, expected);
+  EXPECT_EQ(load[0] + load[1] + load[2] + load[3], 28);
+}
+
 TEST(RedundantExpertErrors, ReplicaOfNoExpert_IsAnInvalidArgument) {
   const MoeSpec spec = make_spec(4, 2, 16, 8, DType::kF32);
   const auto source = make_synthetic_source(spec, 5);

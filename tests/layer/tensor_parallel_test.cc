@@ -118,6 +118,49 @@ ErrorCode code_of(const std::exception_ptr& error) {
   return testing::code_of([&] { std::rethrow_exception(error); });
 }
 
+// The other exchanges of expert parallel, with slices.
+TEST(TensorParallelCalls, EveryExchangeOfExperts_AddsUpToTheWhole) {
+  const MoeSpec spec = make_spec(5, 3, 40, 9, DType::kF32);
+  const auto source = make_synthetic_source(spec, 3);
+  const Tensor hidden = random_tensor(DType::kF32, 11, 40, 1);
+  const Context plain({.num_threads = 1});
+  const ReferenceResult reference =
+      reference_forward(plain, spec, *source, {.hidden = hidden.view()});
+  for (const EpTransport transport : {EpTransport::kVariable, EpTransport::kFixedSlots}) {
+    for (const EpCombine combine : {EpCombine::kUnreduced, EpCombine::kReducedPerRank}) {
+      on_grid(2, 2, [&](const GridRank& rank) {
+        const Context context(rank.context_options());
+        const MoeLayer layer =
+            MoeLayer::create(context, spec, *source,
+                             {.max_tokens = 4, .transport = transport, .ep_combine = combine},
+                             rank.in({.ep_size = 2, .num_redundant_experts = 2, .tp_size = 2}));
+        const auto output = run_layer(layer, hidden.view(), DType::kF32);
+        EXPECT_LE(worst(token_errors(output.out.view(), reference.output)),
+                  accuracy_bar(DType::kF32, DType::kF32));
+      });
+    }
+  }
+}
+
+TEST(TensorParallelPlan, Explain_NamesThePartAndTheReduction) {
+  const MoeSpec spec = make_spec(5, 2, 16, 45, DType::kF32);
+  const auto group = make_local_group({.num_ranks = 2});
+  const Context context({.num_threads = 1, .tensor_communicator = group[0].get()});
+  const ParallelSpec slices{.num_redundant_experts = 3, .tp_size = 2};
+  const std::string text = explain(make_plan(context, spec, {}, slices));
+  EXPECT_NE(text.find("8 of 8 experts (5 and 3 replicas); columns 0 to 22 of 45 on rank 0 of 2"),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find("tensor.all_reduce"), std::string::npos) << text;
+  const Context alone({.num_threads = 1});
+  const Plan missing = make_plan(alone, spec, {}, slices);
+  EXPECT_EQ(missing.rows.back().name, "tensor.all_reduce");
+  EXPECT_FALSE(missing.rows.back().chosen);
+  const ParallelSpec part{.ep_size = 4, .ep_rank = 3, .reduce = Reduce::kPartial};
+  EXPECT_EQ(make_plan(alone, spec, {}, part).part,
+            "1 of 5 experts on rank 3 of 4; the caller adds up");
+}
+
 TEST(TensorParallelErrors, RanksWithOtherTokens_AllGetAMismatch) {
   const MoeSpec spec = make_spec(4, 2, 16, 9, DType::kF32);
   const auto source = make_synthetic_source(spec, 1);
@@ -128,6 +171,29 @@ TEST(TensorParallelErrors, RanksWithOtherTokens_AllGetAMismatch) {
           MoeLayer::create(context, spec, *source, {}, rank.in({.ep_size = ep, .tp_size = tp}));
       const Tensor hidden = random_tensor(DType::kF32, rank.tp_rank == 1 ? 5 : 4, 16, 1);
       run_layer(layer, hidden.view(), DType::kF32);
+    });
+    for (const auto& error : errors) EXPECT_EQ(code_of(error), ErrorCode::kCommMismatch);
+  }
+}
+
+// Each of these would send rows astray, or hang, later.
+TEST(ExpertParallelErrors, RanksWithOtherSplits_AllGetAMismatch) {
+  const MoeSpec spec = make_spec(4, 2, 16, 9, DType::kF32);
+  const auto source = make_synthetic_source(spec, 1);
+  constexpr auto kCustom = PlacementStrategy::kCustom;
+  const std::vector<std::pair<ParallelSpec, ParallelSpec>> pairs = {
+      {{.num_redundant_experts = 2}, {.num_redundant_experts = 3}},
+      {{.num_redundant_experts = 1, .replica_of = {2}},
+       {.num_redundant_experts = 1, .replica_of = {3}}},
+      {{.placement = kCustom, .rank_of = {0, 1, 0, 1}},
+       {.placement = kCustom, .rank_of = {1, 0, 0, 1}}},
+      {{.placement = PlacementStrategy::kLinear}, {.placement = PlacementStrategy::kRoundRobin}}};
+  for (const auto& [usual, other] : pairs) {
+    const auto errors = run_grid(2, 1, [&, usual = usual, other = other](const GridRank& rank) {
+      ParallelSpec parallel = rank.ep_rank == 1 ? other : usual;
+      parallel.ep_size = 2;
+      const Context context(rank.context_options());
+      MoeLayer::create(context, spec, *source, {.max_tokens = 4}, rank.in(parallel));
     });
     for (const auto& error : errors) EXPECT_EQ(code_of(error), ErrorCode::kCommMismatch);
   }
