@@ -1,4 +1,5 @@
 #include "experts/experts_kernel.h"
+#include "support/activations.h"
 
 #include "conclave/error.h"
 
@@ -55,6 +56,19 @@ TEST(KernelCatalog, EveryRefusal_SaysWhy) {
     EXPECT_NE(static_cast<bool>(support), !support.reason().empty()) << row.name;
   }
   EXPECT_EQ(catalog.rows().back().name, "cpu.reference");
+}
+
+TEST(KernelCatalog, EveryRow_TakesEveryActivationAndBiases) {
+  for (const auto& row : experts::kernel_catalog().rows()) {
+    for (const ActivationSpec& activation : all_activations()) {
+      auto asked = problem(DType::kBF16, cpu::Isa::kAmx, row.arithmetic);
+      asked.activation = activation::parse_activation(activation);
+      asked.has_bias = true;
+      asked.intermediate_size = 0;
+      const Support support = row.supports(asked);
+      EXPECT_TRUE(support) << row.name << " " << activation.name << ": " << support.reason();
+    }
+  }
 }
 
 TEST(KernelCatalog, IntegerWeights_NoRow) {
