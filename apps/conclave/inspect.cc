@@ -21,19 +21,36 @@ struct InspectOptions {
   OutputOptions printing;
 };
 
-std::vector<Column> columns() {
+// The width of a column of words: that of its longest text. All layers are known at the start.
+template <class Text>
+int widest(const Checkpoint& checkpoint, int least, const Text& text) {
+  int width = least;
+  for (const CheckpointLayer& layer : checkpoint.layers()) {
+    width = std::max(width, static_cast<int>(text(layer).size()));
+  }
+  return width;
+}
+
+std::vector<Column> columns(const Checkpoint& checkpoint) {
+  using Layer = CheckpointLayer;
+  const auto width = [&](int least, const auto& text) { return widest(checkpoint, least, text); };
+  const int router = width(6, [](const Layer& layer) { return router_text(layer.spec.router); });
+  const int activation = width(4, [](const Layer& layer) { return layer.spec.activation.name; });
+  const int shared = width(6, [](const Layer& layer) { return shared_text(layer.spec.shared); });
+  const int parts = width(5, [](const Layer& layer) { return parts_text(layer.spec); });
+  const int layout = width(10, [](const Layer& layer) { return layer.layout; });
   return {{"layer", "layer", 5, Align::kRight},
           {"num_experts", "E", 4, Align::kRight},
           {"top_k", "k", 3, Align::kRight},
           {"hidden_size", "H", 5, Align::kRight},
           {"intermediate_size", "I", 5, Align::kRight},
           {"weight_dtype", "type", 4, Align::kLeft},
-          {"router", "router", 19, Align::kLeft},
+          {"router", "router", router, Align::kLeft},
           {"renormalize", "", 0, Align::kLeft},
           {"logits_dtype", "logits", 6, Align::kLeft},
-          {"activation", "act", 4, Align::kLeft},
+          {"activation", "act", activation, Align::kLeft},
           {"shared_mode", "", 0, Align::kLeft},
-          {"shared_size", "shared", 11, Align::kRight},
+          {"shared_size", "shared", shared, Align::kRight},
           {"shared_count", "", 0, Align::kLeft},
           {"num_zero_experts", "", 0, Align::kLeft},
           {"latent_size", "", 0, Align::kLeft},
@@ -42,8 +59,8 @@ std::vector<Column> columns() {
           {"has_output_bias", "", 0, Align::kLeft},
           {"weight_on", "", 0, Align::kLeft},
           {"output_scale", "", 0, Align::kLeft},
-          {"", "parts", 5, Align::kLeft},
-          {"layout", "layout", 10, Align::kLeft},
+          {"", "parts", parts, Align::kLeft},
+          {"layout", "layout", layout, Align::kLeft},
           {"bytes", "bytes", 8, Align::kRight},
           {"parameters", "params", 7, Align::kRight},
           {"active_parameters", "active", 7, Align::kRight},
@@ -130,7 +147,7 @@ ExitCode run_inspect(const InspectOptions& options) {
       options.json ? OutputFormat::kJson : parse_output_format(options.printing.format);
   const Checkpoint checkpoint = Checkpoint::open(options.model_dir);
   const Totals totals = sum(checkpoint);
-  TableWriter table(stdout, format, columns());
+  TableWriter table(stdout, format, columns(checkpoint));
   table.header(facts(checkpoint, totals),
                {fmt::format("model: {}", checkpoint.directory().string()),
                 fmt::format("type: {}; {} layers, {} of them MoE", checkpoint.model_type(),
