@@ -111,20 +111,20 @@ struct RouterSpec {
 //   "swiglu_oai"        (clamp(u, -L, L) + beta) g' sigmoid(alpha g'), g' = min(g, L)
 //   "silu_clamp_before" silu(min(g, L)) clamp(u, -L, L)
 //   "silu_clamp_after"  min(silu(g), L) clamp(u, -L, L)
-//   "situ"              beta tanh(g / beta) sigmoid(g) * lb tanh(u / lb), lb = linear_beta; u
-//   itself
-//                       where linear_beta = 0
+//   "situ"              beta tanh(g / beta) sigmoid(g) u', u' = lb tanh(u / lb), lb = linear_beta;
+//                       u' = u where linear_beta = 0
 // and without a gate, h being the one product: "silu_no_mul", "gelu_no_mul", "gelu_tanh_no_mul",
 // "relu2_no_mul" = max(h, 0)^2.
-// A parameter that the formula does not have must keep its default: validate() refuses it.
+// Parameters are rounded to float32. Those of the formula lie in [0.001, 1e6], all others stay 0:
+// MoeLayer::create throws Error(kInvalidArgument) naming the field, the value and the limit.
 struct ActivationSpec {
   std::string name = "silu";
-  double limit = 0;        // L > 0 where the formula has one; 0 else
+  double limit = 0;        // L of the clamped formulas; of swiglu_oai also 0: no clamp
   double alpha = 0;        // of swiglu_oai: 1.702 as published
   double beta = 0;         // of swiglu_oai (1) and situ (4)
   double linear_beta = 0;  // of situ (25), or 0
 };
-// Whether the activation takes a gate and an up product, or one. Throws Error(kUnknownName).
+// Whether the activation takes a gate and an up product, or one: names that end in "_no_mul".
 CONCLAVE_API bool is_gated(const ActivationSpec& activation);
 
 enum class SharedMode : uint8_t {
