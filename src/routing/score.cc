@@ -30,13 +30,9 @@ double softmax_present(const ScoreRule& rule, const SoftmaxSum& sum, double logi
   return is_present(logit) ? rounded(sum.weight(logit), rule.dtype) : kAbsent;
 }
 
-// Keeps the exponentials, so that each is formed once.
-void softmax_row(const ScoreRule& rule, const float* logits, int64_t count, double* scores) {
-  double max = kAbsent;
-  for (int64_t i = 0; i < count; ++i) {
-    scores[i] = capped(logits[i], rule.soft_cap);
-    max = std::max(max, scores[i]);
-  }
+// Logits become scores in place. Each exponential is formed once.
+void softmax_in_place(const ScoreRule& rule, int64_t count, double* scores) {
+  const double max = *std::max_element(scores, scores + count);
   if (max == kInfinity || !is_present(max)) {
     const SoftmaxSum sum = softmax_sum(scores, count);
     for (int64_t i = 0; i < count; ++i) scores[i] = softmax_present(rule, sum, scores[i]);
@@ -122,15 +118,8 @@ ScoreRule ScoreRule::of(const RouterSpec& router) {
 }
 
 void score_row(const ScoreRule& rule, const float* logits, int64_t count, double* scores) {
-  if (rule.order == RouterOrder::kTopkThenScore) {
-    for (int64_t i = 0; i < count; ++i) scores[i] = capped(logits[i], rule.soft_cap);
-  } else if (rule.score == RouterScore::kSoftmax) {
-    softmax_row(rule, logits, count, scores);
-  } else {
-    for (int64_t i = 0; i < count; ++i) {
-      scores[i] = score_present(rule, capped(logits[i], rule.soft_cap));
-    }
-  }
+  for (int64_t i = 0; i < count; ++i) scores[i] = capped(logits[i], rule.soft_cap);
+  if (rule.order == RouterOrder::kScoreThenTopk) score_chosen(rule, count, scores);
 }
 
 void score_ids(const ScoreRule& rule, const float* logits, int64_t count, const int32_t* ids,
@@ -149,11 +138,7 @@ void score_ids(const ScoreRule& rule, const float* logits, int64_t count, const 
 }
 
 void score_chosen(const ScoreRule& rule, int64_t count, double* chosen) {
-  if (rule.score == RouterScore::kSoftmax) {
-    const SoftmaxSum sum = softmax_sum(chosen, count);
-    for (int64_t j = 0; j < count; ++j) chosen[j] = softmax_present(rule, sum, chosen[j]);
-    return;
-  }
+  if (rule.score == RouterScore::kSoftmax) return softmax_in_place(rule, count, chosen);
   for (int64_t j = 0; j < count; ++j) chosen[j] = score_present(rule, chosen[j]);
 }
 

@@ -39,21 +39,12 @@ void select_best(const Float* keys, int64_t count, int64_t k, int32_t* ids, Floa
   for (int64_t index = 0; index < k; ++index) {
     detail::insert(comparable(keys[index]), index, index, ids, best);
   }
-  // A block without a key above the worst held is passed over in one go; NaN is never above.
-  constexpr int64_t kBlock = 8;
-  int64_t index = k;
-  for (; index + kBlock <= count; index += kBlock) {
-    const Float worst = best[k - 1];
-    bool any = false;
-    for (int64_t lane = 0; lane < kBlock; ++lane) any |= keys[index + lane] > worst;
-    if (!any) continue;
-    for (int64_t lane = 0; lane < kBlock; ++lane) {
-      const Float key = keys[index + lane];
-      if (key > best[k - 1]) detail::insert(key, index + lane, k - 1, ids, best);
-    }
-  }
-  for (; index < count; ++index) {
-    if (keys[index] > best[k - 1]) detail::insert(keys[index], index, k - 1, ids, best);
+  // Kept in a register: most keys are only compared with it. NaN is never above.
+  Float worst = best[k - 1];
+  for (int64_t index = k; index < count; ++index) {
+    if (!(keys[index] > worst)) continue;
+    detail::insert(keys[index], index, k - 1, ids, best);
+    worst = best[k - 1];
   }
 }
 
