@@ -53,6 +53,7 @@ std::string layout_name(const PanelLayout& layout, const std::string& variant) {
 }
 
 void pack_panel(const PanelLayout& layout, const PanelColumns& columns, std::byte* panel) {
+  if (layout.k == 0) return;  // no bytes, and perhaps no memory
   switch (layout.dtype) {
     case DType::kBF16:
       transpose_lanes<uint32_t>(columns, layout.k / 2, panel);
