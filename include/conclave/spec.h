@@ -99,8 +99,9 @@ struct RouterSpec {
   // The layer's own gate rounds its float32 product (and the sum with the bias) to this type first,
   // as the model family's published code does; logits given by the caller are used as they are.
   DType logits_dtype = DType::kF32;
-  // Scores are rounded to this type before they are compared and weigh, where the published code
-  // computes them in it.
+  // Scores are rounded to this type before they are compared, where the published code computes
+  // them in it; what weighs is not rounded. Not used where logits choose
+  // (RouterOrder::kTopkThenScore).
   DType score_dtype = DType::kF32;
 };
 

@@ -73,7 +73,6 @@ Scores score(const RouterSpec& router, const Scores& logits) {
     if (!value) continue;
     if (router.score == RouterScore::kSigmoid) value = 1.0 / (1.0 + std::exp(-*value));
     if (router.score == RouterScore::kSqrtSoftplus) value = std::sqrt(softplus(*value));
-    value = round_score(*value, router.score_dtype);
   }
   return scores;
 }
@@ -86,9 +85,14 @@ Scores soft_capped(const RouterSpec& router, Scores logits) {
   return logits;
 }
 
+// For comparing only; logits that choose before they are scored are no scores.
+bool rounds_scores(const RouterSpec& router) {
+  return router.score_dtype != DType::kF32 && router.order == RouterOrder::kScoreThenTopk;
+}
+
 // Whether logits may be compared in place of scores that rise with them.
 bool logits_decide(const RouterSpec& router) {
-  if (router.has_selection_bias || router.score_dtype != DType::kF32) return false;
+  if (router.has_selection_bias || rounds_scores(router)) return false;
   if (router.num_groups == 1) return true;
   return router.group_score == GroupScore::kMax && router.group_mask == GroupMask::kNegInf;
 }
@@ -98,6 +102,7 @@ Scores keys_of(const RouterSpec& router, const Scores& logits, const Scores& sco
   Scores keys = logits_decide(router) ? logits : scores;
   for (size_t i = 0; i < keys.size(); ++i) {
     if (!keys[i]) continue;
+    if (rounds_scores(router)) keys[i] = round_score(*keys[i], router.score_dtype);
     if (bias != nullptr) keys[i] = *keys[i] + static_cast<double>(bias[i]);
     // Before every finite score, whatever its bias.
     if (logits[i] == kInf) keys[i] = kInf;

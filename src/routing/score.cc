@@ -1,7 +1,5 @@
 #include "routing/score.h"
 
-#include "core/float_convert.h"
-
 #include <algorithm>
 #include <cmath>
 
@@ -23,19 +21,19 @@ double score_alone(RouterScore score, double logit) {
 
 double score_present(const ScoreRule& rule, double logit) {
   if (!is_present(logit)) return kAbsent;
-  return rounded(score_alone(rule.score, logit), rule.dtype);
+  return score_alone(rule.score, logit);
 }
 
-double softmax_present(const ScoreRule& rule, const SoftmaxSum& sum, double logit) {
-  return is_present(logit) ? rounded(sum.weight(logit), rule.dtype) : kAbsent;
+double softmax_present(const SoftmaxSum& sum, double logit) {
+  return is_present(logit) ? sum.weight(logit) : kAbsent;
 }
 
 // Logits become scores in place. Each exponential is formed once.
-void softmax_in_place(const ScoreRule& rule, int64_t count, double* scores) {
+void softmax_in_place(int64_t count, double* scores) {
   const double max = *std::max_element(scores, scores + count);
   if (max == kInfinity || !is_present(max)) {
     const SoftmaxSum sum = softmax_sum(scores, count);
-    for (int64_t i = 0; i < count; ++i) scores[i] = softmax_present(rule, sum, scores[i]);
+    for (int64_t i = 0; i < count; ++i) scores[i] = softmax_present(sum, scores[i]);
     return;
   }
   double sum = 0;
@@ -45,7 +43,7 @@ void softmax_in_place(const ScoreRule& rule, int64_t count, double* scores) {
     sum += scores[i];
   }
   for (int64_t i = 0; i < count; ++i) {
-    if (is_present(scores[i])) scores[i] = rounded(scores[i] / sum, rule.dtype);
+    if (is_present(scores[i])) scores[i] /= sum;
   }
 }
 
@@ -69,12 +67,6 @@ double log_sigmoid(double logit) {
 
 double sqrt_softplus(double logit) {
   return std::sqrt(std::max(logit, 0.0) + std::log1p(std::exp(-std::abs(logit))));
-}
-
-double rounded(double score, DType dtype) {
-  if (dtype == DType::kBF16) return static_cast<double>(bf16_to_float(double_to_bf16(score)));
-  if (dtype == DType::kF16) return static_cast<double>(f16_to_float(double_to_f16(score)));
-  return score;
 }
 
 double SoftmaxSum::weight(double logit) const {
@@ -111,10 +103,7 @@ SoftmaxSum softmax_sum(const double* logits, int64_t count) {
 }
 
 ScoreRule ScoreRule::of(const RouterSpec& router) {
-  return {.score = router.score,
-          .order = router.order,
-          .soft_cap = router.soft_cap,
-          .dtype = router.score_dtype};
+  return {.score = router.score, .order = router.order, .soft_cap = router.soft_cap};
 }
 
 void score_row(const ScoreRule& rule, const float* logits, int64_t count, double* scores) {
@@ -131,14 +120,14 @@ void score_ids(const ScoreRule& rule, const float* logits, int64_t count, const 
   if (rule.order == RouterOrder::kTopkThenScore) return;
   if (rule.score == RouterScore::kSoftmax) {
     const SoftmaxSum sum = softmax_sum(logits, count, rule.soft_cap);
-    for (int64_t j = 0; j < num_ids; ++j) scores[j] = softmax_present(rule, sum, scores[j]);
+    for (int64_t j = 0; j < num_ids; ++j) scores[j] = softmax_present(sum, scores[j]);
     return;
   }
   for (int64_t j = 0; j < num_ids; ++j) scores[j] = score_present(rule, scores[j]);
 }
 
 void score_chosen(const ScoreRule& rule, int64_t count, double* chosen) {
-  if (rule.score == RouterScore::kSoftmax) return softmax_in_place(rule, count, chosen);
+  if (rule.score == RouterScore::kSoftmax) return softmax_in_place(count, chosen);
   for (int64_t j = 0; j < count; ++j) chosen[j] = score_present(rule, chosen[j]);
 }
 

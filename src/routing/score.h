@@ -5,7 +5,6 @@
 // entries are -inf here and weigh nothing.
 #pragma once
 
-#include "conclave/dtype.h"
 #include "conclave/spec.h"
 
 #include <cstdint>
@@ -30,9 +29,6 @@ double log_sigmoid(double logit);
 // sqrt(log(1 + exp(l)))
 double sqrt_softplus(double logit);
 
-// Rounded to nearest even in `dtype`; kF32 stands for "not rounded".
-double rounded(double score, DType dtype);
-
 // What a softmax over some logits divides by. +Inf weighs as the limit: those that have it share 1.
 struct SoftmaxSum {
   double max = kAbsent;
@@ -50,7 +46,6 @@ struct ScoreRule {
   RouterScore score = RouterScore::kSoftmax;
   RouterOrder order = RouterOrder::kScoreThenTopk;
   double soft_cap = 0;
-  DType dtype = DType::kF32;
 
   // Of a layer's spec.
   static ScoreRule of(const RouterSpec& router);

@@ -1,5 +1,6 @@
 #include "routing/topk/choose.h"
 
+#include "core/float_convert.h"
 #include "routing/score.h"
 #include "routing/select.h"
 
@@ -44,20 +45,30 @@ void mask_groups(const ChooseRule& rule, double* keys, double* scratch) {
   }
 }
 
+// kF32 stands for "not rounded".
+double rounded(double score, DType dtype) {
+  if (dtype == DType::kBF16) return static_cast<double>(bf16_to_float(double_to_bf16(score)));
+  if (dtype == DType::kF16) return static_cast<double>(f16_to_float(double_to_f16(score)));
+  return score;
+}
+
 }  // namespace
 
 ChooseRule ChooseRule::of(const MoeSpec& spec) {
   const RouterSpec& router = spec.router;
   const bool plain_groups = router.num_groups == 1 || (router.group_score == GroupScore::kMax &&
                                                        router.group_mask == GroupMask::kNegInf);
-  return {
-      .num_columns = spec.num_experts + spec.num_zero_experts,
-      .top_k = spec.top_k,
-      .num_groups = router.num_groups,
-      .topk_groups = router.topk_groups,
-      .group_score = router.group_score,
-      .group_mask = router.group_mask,
-      .by_logit = !router.has_selection_bias && router.score_dtype == DType::kF32 && plain_groups};
+  // Experts chosen by logits are chosen before there is a score to round.
+  const DType score_dtype =
+      router.order == RouterOrder::kTopkThenScore ? DType::kF32 : router.score_dtype;
+  return {.num_columns = spec.num_experts + spec.num_zero_experts,
+          .top_k = spec.top_k,
+          .num_groups = router.num_groups,
+          .topk_groups = router.topk_groups,
+          .group_score = router.group_score,
+          .group_mask = router.group_mask,
+          .by_logit = !router.has_selection_bias && score_dtype == DType::kF32 && plain_groups,
+          .score_dtype = score_dtype};
 }
 
 int64_t ChooseRule::scratch_doubles() const {
@@ -74,7 +85,8 @@ void choose_row(const ChooseRule& rule, const float* logits, const double* score
     } else if (rule.by_logit || logits[i] == std::numeric_limits<float>::infinity()) {
       keys[i] = static_cast<double>(logits[i]);
     } else {
-      keys[i] = bias != nullptr ? scores[i] + static_cast<double>(bias[i]) : scores[i];
+      keys[i] = rounded(scores[i], rule.score_dtype);
+      if (bias != nullptr) keys[i] += static_cast<double>(bias[i]);
     }
   }
   if (rule.has_groups()) mask_groups(rule, keys, keys + rule.num_columns);

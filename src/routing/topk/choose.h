@@ -17,6 +17,7 @@ struct ChooseRule {
   // Scores rise with logits. Where nothing is added to them or rounded, logits are compared: they
   // make no ties where a score saturates or underflows.
   bool by_logit = true;
+  DType score_dtype = DType::kF32;  // that scores are rounded to for the comparison
 
   static ChooseRule of(const MoeSpec& spec);
   bool has_groups() const { return num_groups > 1; }

@@ -17,7 +17,7 @@ namespace {
 bool is_softmax_of_chosen(const MoeSpec& spec) {
   const RouterSpec& router = spec.router;
   return router.score == RouterScore::kSoftmax && router.renormalize == Renormalize::kSum &&
-         router.epsilon == 0 && router.score_dtype == DType::kF32;
+         router.epsilon == 0;
 }
 
 class TopkRouter final : public Router {
