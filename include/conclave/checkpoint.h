@@ -5,6 +5,7 @@
 #include "conclave/error.h"
 #include "conclave/safetensors.h"
 #include "conclave/spec.h"
+#include "conclave/tensor.h"
 #include "conclave/version.h"
 #include "conclave/weights.h"
 
@@ -13,6 +14,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace conclave::inline v0 {
@@ -26,7 +28,9 @@ struct CheckpointOptions {
 struct CheckpointLayer {
   int64_t index = 0;   // N of model.layers.N
   std::string prefix;  // "model.layers.0.mlp."
-  std::string layout;  // "per_expert", "stacked", "stacked_transposed"
+  // How the experts are stored: "per_expert", "per_expert_fused", "stacked", "stacked_unfused",
+  // "stacked_interleaved", "flat"; "_transposed" follows where a stack lies columns first.
+  std::string layout;
   MoeSpec spec;
   uint64_t bytes = 0;  // of the layer's tensors in the files
   ParameterCount parameters;
@@ -64,6 +68,59 @@ class CONCLAVE_API Checkpoint {
 
  private:
   explicit Checkpoint(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// Who owns the memory of a tensor that is put.
+enum class FeedMemory : uint8_t {
+  kCopy,  // the feed, from then on
+  kKeep,  // the caller, until the feed and its sources are gone
+};
+
+// The weights of a model pushed tensor by tensor, in any order, from wherever they come: the names,
+// checks and errors are those of a Checkpoint. One thread at a time; a source may be read from
+// several threads as long as nothing is put.
+class CONCLAVE_API CheckpointFeed {
+ public:
+  // From the text of config.json. Throws as Checkpoint::open does for that file, and
+  // Error(kUnsupportedQuantization).
+  static CheckpointFeed from_config(std::string_view config_json);
+  // For layers of one spec, by the names of a family ("qwen3_moe"). Throws
+  // Error(kUnknownArchitecture), Error(kInvalidArgument) for a layer below 0 or above 4095, and as
+  // validate(spec).
+  static CheckpointFeed from_spec(const MoeSpec& spec, std::string_view model_type,
+                                  std::span<const int64_t> layers);
+  CheckpointFeed(CheckpointFeed&&) noexcept;
+  CheckpointFeed& operator=(CheckpointFeed&&) noexcept;
+  ~CheckpointFeed();
+
+  // Takes a tensor under its full name ("model.layers.0.mlp.gate.weight"). Returns whether a MoE
+  // layer has a use for it; others are forgotten. A tensor that is refused is not kept.
+  // Throws Error(kTensorDuplicate) for a name that came before, Error(kTensorShape,
+  // kTensorUnexpected, kNullPointer), and Error(kStride) for rows apart under kKeep. Two tensors
+  // for one matrix, and names of no meaning, are found by missing() and layer_source() too.
+  bool put(std::string_view name, const ConstTensorView& tensor,
+           FeedMemory memory = FeedMemory::kCopy);
+
+  std::span<const int64_t> layers() const noexcept;  // numbers of the MoE layers, ascending
+  // What has not come yet, "NAME [rows, cols]", at most `limit`; empty when complete. Looks at
+  // everything put. Throws Error(kTensorDuplicate), and Error(kTensorUnexpected) for expert weights
+  // of two models.
+  std::vector<std::string> missing(size_t limit = 10) const;
+  bool is_complete(int64_t layer) const;  // Throws Error(kLayerNotFound).
+
+  // Of a complete layer. Throw Error(kLayerNotFound, kTensorMissing, kTensorUnexpected,
+  // kTensorDType).
+  CheckpointLayer layer(int64_t index) const;
+  // Reads from what was put; the feed must outlive it.
+  std::unique_ptr<WeightSource> layer_source(int64_t index) const;
+  // Frees the copies of one layer, whose sources must be gone. It counts as missing again.
+  void release(int64_t layer);
+
+  struct Impl;
+
+ private:
+  explicit CheckpointFeed(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
 

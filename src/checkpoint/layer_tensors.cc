@@ -102,6 +102,11 @@ struct Skipped {
 
 }  // namespace
 
+std::optional<LayerName> split_model_name(const Architecture& architecture, std::string_view name) {
+  if (is_prediction_head(name) || is_other_part(architecture, name)) return std::nullopt;
+  return split_layer_name(name, architecture.layers);
+}
+
 LayerTensors group_by_layer(const ModelConfig& config, const TensorTable& table) {
   const Architecture& architecture = *config.architecture;
   std::vector<std::optional<LayerName>> names;
@@ -110,8 +115,7 @@ LayerTensors group_by_layer(const ModelConfig& config, const TensorTable& table)
   TrunkCounts layer_trunks;
   for (const StoredTensor& tensor : table.tensors) {
     const std::string_view name = tensor.info->name;
-    const bool apart = is_prediction_head(name) || is_other_part(architecture, name);
-    names.push_back(apart ? std::nullopt : split_layer_name(name, architecture.layers));
+    names.push_back(split_model_name(architecture, name));
     if (!names.back()) continue;
     ++layer_trunks[names.back()->trunk];
     if (looks_like_expert(architecture, names.back()->rest)) ++expert_trunks[names.back()->trunk];

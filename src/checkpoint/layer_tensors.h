@@ -2,9 +2,11 @@
 #pragma once
 
 #include "checkpoint/model_config.h"
+#include "checkpoint/tensor_name.h"
 #include "checkpoint/tensor_table.h"
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,6 +28,10 @@ struct LayerTensors {
 // The trunk is inferred from the names of expert tensors. Throws Error(kTensorUnexpected) if
 // experts lie under two trunks.
 LayerTensors group_by_layer(const ModelConfig& config, const TensorTable& table);
+
+// The name taken apart; nothing for names without a layer and for parts of the model that are not
+// read (multi-token prediction, parts with experts of their own).
+std::optional<LayerName> split_model_name(const Architecture& architecture, std::string_view name);
 
 // Settles what the family leaves to the file: whether a layer has a selection bias.
 void settle_by_file(const LayerTensors& tensors, ModelConfig& config);

@@ -1,3 +1,4 @@
+#include "checkpoint/describe_layer.h"
 #include "checkpoint/layer_source.h"
 #include "checkpoint/layer_tensors.h"
 #include "checkpoint/manifest.h"
@@ -18,7 +19,6 @@
 namespace conclave::inline v0 {
 namespace {
 
-using checkpoint::LayerConfig;
 using checkpoint::LayerMap;
 using checkpoint::ModelConfig;
 using checkpoint::ShardSet;
@@ -28,10 +28,6 @@ constexpr std::string_view kConfigFile = "config.json";
 // Older exports describe their quantisation beside config.json.
 constexpr std::array<std::string_view, 3> kQuantizationFiles = {
     "quantize_config.json", "quant_config.json", "hf_quant_config.json"};
-
-bool is_float(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
-}
 
 ModelConfig read_config(const io::Directory& directory) {
   if (!directory.contains(kConfigFile)) {
@@ -49,25 +45,6 @@ ModelConfig read_config(const io::Directory& directory) {
     config.support = Support::no(checkpoint::quantization_reason(config.quantization));
   }
   return config;
-}
-
-CheckpointLayer describe_layer(const ModelConfig& config, const LayerConfig& layer,
-                               const LayerMap& map) {
-  CheckpointLayer result;
-  result.index = layer.index;
-  result.prefix = map.prefix;
-  result.layout = map.layout;
-  result.spec = layer.spec;
-  result.bytes = map.bytes;
-  result.support = map.support;
-  const WeightInfo& down = map.role(WeightRole::kDown).info;
-  if (down.count > 0 && is_float(down.dtype)) result.spec.weight_dtype = down.dtype;
-  const WeightInfo& router = map.role(WeightRole::kRouter).info;
-  if (router.count > 0 && is_float(router.dtype)) {
-    checkpoint::set_stored_rounding(config, router.dtype, result.spec.router);
-  }
-  result.parameters = count_parameters(result.spec);
-  return result;
 }
 
 std::string render_indexes(std::span<const CheckpointLayer> layers) {
@@ -104,7 +81,7 @@ struct Checkpoint::Impl {
   void add_layers(std::vector<LayerMap> found) {
     maps = std::move(found);
     for (size_t i = 0; i < maps.size(); ++i) {
-      layers.push_back(describe_layer(config, config.layers[i], maps[i]));
+      layers.push_back(checkpoint::describe_layer(config, config.layers[i], maps[i]));
     }
   }
 

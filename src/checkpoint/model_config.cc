@@ -43,7 +43,7 @@ struct FamilyMatch {
   std::string model_type;
 };
 
-[[noreturn]] void reject_family(const io::JsonValue& root, std::span<const std::string> types) {
+[[noreturn]] void reject_family(std::string file, std::span<const std::string> types) {
   const std::vector<std::string> known = known_model_types();
   std::vector<std::string> shown;
   std::optional<std::string> nearest;
@@ -53,7 +53,7 @@ struct FamilyMatch {
   }
   throw Error(ErrorCode::kUnknownArchitecture,
               {.what = "model_type names no known architecture",
-               .file = root.file(),
+               .file = std::move(file),
                .expected = fmt::format("one of {}", fmt::join(known, ", ")),
                .found = first_few(shown),
                .hint = (nearest ? "the nearest known name is " + *nearest + "; " : "") +
@@ -83,7 +83,7 @@ FamilyMatch match_family(const std::vector<io::JsonValue>& chain) {
                  .expected = "the name of a model family",
                  .hint = "is this the config.json of a Hugging Face model?"});
   }
-  reject_family(root, found);
+  reject_family(root.file(), found);
 }
 
 // The part of the chain that holds the sizes.
@@ -127,6 +127,11 @@ std::string read_quantization(const std::vector<io::JsonValue>& chain) {
 }
 
 }  // namespace
+
+void reject_model_type(std::string_view model_type) {
+  const std::string type(model_type);
+  reject_family({}, std::span(&type, 1));
+}
 
 void set_stored_rounding(const ModelConfig& config, DType stored, RouterSpec& router) {
   const RouterRule& rule = config.architecture->router;

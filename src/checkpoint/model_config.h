@@ -38,6 +38,9 @@ struct ModelConfig {
 // value and limit.
 ModelConfig read_model_config(const io::JsonValue& root);
 
+// Throws Error(kUnknownArchitecture) with the types known and the nearest one.
+[[noreturn]] void reject_model_type(std::string_view model_type);
+
 // Completes the router's rounding types where the type that its matrix is stored in decides.
 void set_stored_rounding(const ModelConfig& config, DType stored, RouterSpec& router);
 

@@ -113,6 +113,22 @@ std::vector<LayerMap> map_roles(const ModelConfig& config, const TensorTable& ta
   return maps;
 }
 
+LayerMap map_layer(const ModelConfig& config, const TensorTable& table, const LayerTensors& tensors,
+                   const LayerConfig& layer) {
+  LayerAssignment assignment(config, table, tensors, layer, LayerNaming{});
+  Missing missing;
+  collect_missing(assignment, missing);
+  if (missing.count > 0) reject_missing(table, missing);
+  assignment.check_strays();
+  return assignment.finish();
+}
+
+std::vector<std::string> missing_tensors(const ModelConfig& config, const TensorTable& table,
+                                         const LayerTensors& tensors, const LayerConfig& layer,
+                                         size_t limit) {
+  return LayerAssignment(config, table, tensors, layer, LayerNaming{}).missing(limit);
+}
+
 std::vector<LayerMap> survey_layers(const ModelConfig& config, const TensorTable& table,
                                     const LayerTensors& tensors) {
   std::vector<LayerMap> maps;

@@ -40,6 +40,15 @@ struct LayerMap {
 std::vector<LayerMap> map_roles(const ModelConfig& config, const TensorTable& table,
                                 const LayerTensors& tensors);
 
+// The map of one layer of `config`; other layers may still be incomplete. Throws as map_roles.
+LayerMap map_layer(const ModelConfig& config, const TensorTable& table, const LayerTensors& tensors,
+                   const LayerConfig& layer);
+// What the layer lacks, "NAME [rows, cols]", at most `limit`. Throws Error(kTensorDuplicate,
+// kTensorShape, kTensorUnexpected).
+std::vector<std::string> missing_tensors(const ModelConfig& config, const TensorTable& table,
+                                         const LayerTensors& tensors, const LayerConfig& layer,
+                                         size_t limit);
+
 // The same without roles, for weights whose names and shapes belong to a quantisation method.
 std::vector<LayerMap> survey_layers(const ModelConfig& config, const TensorTable& table,
                                     const LayerTensors& tensors);

@@ -1,0 +1,15 @@
+// What an opened layer is, for the public list of layers.
+#pragma once
+
+#include "checkpoint/model_config.h"
+#include "checkpoint/role_map.h"
+
+#include "conclave/checkpoint.h"
+
+namespace conclave::inline v0::checkpoint {
+
+// The spec of the configuration, completed by what the tensors say.
+CheckpointLayer describe_layer(const ModelConfig& config, const LayerConfig& layer,
+                               const LayerMap& map);
+
+}  // namespace conclave::inline v0::checkpoint

@@ -1,0 +1,308 @@
+#include "checkpoint/describe_layer.h"
+#include "checkpoint/layer_assignment.h"
+#include "checkpoint/layer_source.h"
+#include "checkpoint/layer_tensors.h"
+#include "checkpoint/model_config.h"
+#include "checkpoint/name_list.h"
+#include "checkpoint/role_map.h"
+#include "checkpoint/tensor_data.h"
+#include "checkpoint/tensor_name.h"
+#include "io/text.h"
+
+#include "conclave/checkpoint.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <set>
+#include <unordered_map>
+
+namespace conclave::inline v0 {
+namespace {
+
+using checkpoint::LayerConfig;
+using checkpoint::LayerMap;
+using checkpoint::LayerTensors;
+using checkpoint::ModelConfig;
+
+constexpr std::string_view kConfigName = "config.json";
+constexpr const char* kFedName = "tensors put";
+
+// The bytes of what was put, by number of the tensor. Nothing for names that are only known.
+class FedData final : public checkpoint::TensorData {
+ public:
+  struct Bytes {
+    std::vector<std::byte> owned;
+    std::span<const std::byte> view;
+  };
+
+  void add(Bytes bytes) {
+    tensors_.push_back(std::move(bytes));
+    Bytes& added = tensors_.back();
+    if (!added.owned.empty()) added.view = added.owned;
+  }
+  void release(int32_t tensor) { tensors_[static_cast<size_t>(tensor)] = {}; }
+
+  void read(int32_t tensor, uint64_t offset, std::span<std::byte> destination) const override {
+    const auto from = mapped(tensor).subspan(static_cast<size_t>(offset), destination.size());
+    std::memcpy(destination.data(), from.data(), from.size());
+  }
+  std::span<const std::byte> mapped(int32_t tensor) const override {
+    return tensors_[static_cast<size_t>(tensor)].view;
+  }
+
+ private:
+  std::deque<Bytes> tensors_;
+};
+
+void check_tensor(const std::string& name, const ConstTensorView& tensor, FeedMemory memory) {
+  if (tensor.data == nullptr && tensor.shape.num_elements() > 0) {
+    throw Error(ErrorCode::kNullPointer, {.what = "a tensor without data", .tensor = name});
+  }
+  const bool dense =
+      tensor.row_stride == 0 ||
+      (tensor.shape.rank() > 0 && tensor.row_stride == tensor.shape[tensor.shape.rank() - 1]);
+  if (dense || (memory == FeedMemory::kCopy && tensor.shape.rank() == 2)) return;
+  throw Error(ErrorCode::kStride, {.what = "only dense tensors can be kept in place",
+                                   .tensor = name,
+                                   .expected = "row_stride 0",
+                                   .found = fmt::format("row_stride {}", tensor.row_stride)});
+}
+
+std::vector<std::byte> copy_dense(const ConstTensorView& tensor, size_t bytes) {
+  std::vector<std::byte> copy(bytes);
+  const auto* data = static_cast<const std::byte*>(tensor.data);
+  if (bytes == 0) return copy;
+  if (tensor.row_stride == 0) {
+    std::memcpy(copy.data(), data, bytes);
+    return copy;
+  }
+  const auto rows = static_cast<size_t>(tensor.shape[0]);
+  const size_t row_bytes = bytes / rows;
+  const size_t stride_bytes = static_cast<size_t>(tensor.row_stride * byte_size(tensor.dtype));
+  for (size_t row = 0; row < rows; ++row) {
+    std::memcpy(copy.data() + row * row_bytes, data + row * stride_bytes, row_bytes);
+  }
+  return copy;
+}
+
+}  // namespace
+
+struct CheckpointFeed::Impl {
+  ModelConfig config;
+  std::vector<int64_t> layers;
+  checkpoint::TensorTable table;
+  std::deque<TensorInfo> infos;  // what `table` points to
+  std::unordered_map<std::string, int32_t> by_name;
+  FedData data;
+  mutable std::unordered_map<int64_t, std::unique_ptr<LayerMap>> maps;  // of complete layers
+
+  explicit Impl(ModelConfig model) : config(std::move(model)) {
+    for (const LayerConfig& layer : config.layers) layers.push_back(layer.index);
+    table.names = {kFedName};
+    table.paths = {kFedName};
+    table.listing = kFedName;
+  }
+
+  LayerConfig* find_layer(int64_t index) {
+    const auto found = std::lower_bound(layers.begin(), layers.end(), index);
+    if (found == layers.end() || *found != index) return nullptr;
+    return &config.layers[static_cast<size_t>(found - layers.begin())];
+  }
+
+  const LayerConfig& layer(int64_t index) const {
+    const auto found = std::lower_bound(layers.begin(), layers.end(), index);
+    if (found != layers.end() && *found == index) {
+      return config.layers[static_cast<size_t>(found - layers.begin())];
+    }
+    throw Error(ErrorCode::kLayerNotFound,
+                {.what = fmt::format("the model has no MoE layer {}", index),
+                 .expected = "one of the MoE layers " + checkpoint::render_ranges(layers),
+                 .found = std::to_string(index)});
+  }
+
+  // Everything that was put, layer by layer.
+  LayerTensors grouped() const { return checkpoint::group_by_layer(config, table); }
+
+  // The last tensor alone in its layer: its shape, its expert and, where it is certain to be one of
+  // the model, its name are right or an Error.
+  void check_last(const checkpoint::LayerName& name, const LayerConfig& layer,
+                  bool is_known) const {
+    LayerTensors alone;
+    alone.trunk = name.trunk;
+    alone.layers.resize(static_cast<size_t>(config.num_hidden_layers));
+    alone.layers[static_cast<size_t>(layer.index)].push_back(
+        {.tensor = static_cast<int32_t>(table.tensors.size() - 1),
+         .rest = name.rest,
+         .canonical = name.canonical});
+    const checkpoint::LayerAssignment assignment(config, table, alone, layer, {});
+    if (!is_known && checkpoint::looks_like_expert(*config.architecture, name.rest)) {
+      assignment.check_strays();
+    }
+  }
+
+  void add(const std::string& name, const ConstTensorView& tensor) {
+    infos.push_back({.name = name,
+                     .dtype = tensor.dtype,
+                     .shape = {tensor.shape.dims().begin(), tensor.shape.dims().end()},
+                     .file_offset = 0,
+                     .bytes = dense_bytes(tensor.dtype, tensor.shape)});
+    table.tensors.push_back({.info = &infos.back(), .shard = 0});
+  }
+
+  void drop_last() {
+    table.tensors.pop_back();
+    infos.pop_back();
+  }
+
+  const LayerMap& map(int64_t index) const {
+    const LayerConfig& wanted = layer(index);
+    std::unique_ptr<LayerMap>& map = maps[index];
+    if (map == nullptr) {
+      try {
+        map = std::make_unique<LayerMap>(checkpoint::map_layer(config, table, grouped(), wanted));
+      } catch (...) {
+        maps.erase(index);
+        throw;
+      }
+    }
+    return *map;
+  }
+};
+
+CheckpointFeed::CheckpointFeed(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+CheckpointFeed::CheckpointFeed(CheckpointFeed&&) noexcept = default;
+CheckpointFeed& CheckpointFeed::operator=(CheckpointFeed&&) noexcept = default;
+CheckpointFeed::~CheckpointFeed() = default;
+
+CheckpointFeed CheckpointFeed::from_config(std::string_view config_json) {
+  const io::JsonDocument document = io::JsonDocument::parse(
+      std::string(config_json), std::string(kConfigName), io::kConfigLimits);
+  ModelConfig config = checkpoint::read_model_config(document.root());
+  if (!config.quantization.empty()) {
+    throw Error(ErrorCode::kUnsupportedQuantization,
+                {.what = "the weights are " + checkpoint::quantization_reason(config.quantization),
+                 .file = std::string(kConfigName),
+                 .expected = "a model without quantization_config",
+                 .found = config.quantization});
+  }
+  return CheckpointFeed(std::make_unique<Impl>(std::move(config)));
+}
+
+CheckpointFeed CheckpointFeed::from_spec(const MoeSpec& spec, std::string_view model_type,
+                                         std::span<const int64_t> layers) {
+  validate(spec);
+  ModelConfig config;
+  config.architecture = checkpoint::find_architecture(model_type);
+  if (config.architecture == nullptr) checkpoint::reject_model_type(model_type);
+  config.model_type = model_type;
+  config.dtype = spec.router.logits_dtype;
+  const std::set<int64_t> numbers(layers.begin(), layers.end());
+  for (const int64_t number : numbers) {
+    if (number < 0 || number >= checkpoint::kMaxHiddenLayers) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  {.what = "a layer number out of range",
+                   .found = std::to_string(number),
+                   .limit = fmt::format("0 to {}", checkpoint::kMaxHiddenLayers - 1)});
+    }
+    config.layers.push_back({.index = number, .spec = spec});
+    config.num_hidden_layers = number + 1;
+  }
+  return CheckpointFeed(std::make_unique<Impl>(std::move(config)));
+}
+
+bool CheckpointFeed::put(std::string_view name, const ConstTensorView& tensor, FeedMemory memory) {
+  Impl& impl = *impl_;
+  const checkpoint::Architecture& architecture = *impl.config.architecture;
+  const std::string full(name);
+  check_tensor(io::show_name(full), tensor, memory);
+  if (impl.by_name.contains(full)) {
+    throw Error(ErrorCode::kTensorDuplicate,
+                {.what = "a tensor of this name was put before", .tensor = io::show_name(full)});
+  }
+  const auto split = checkpoint::split_model_name(architecture, full);
+  LayerConfig* layer = split ? impl.find_layer(split->layer) : nullptr;
+  if (layer == nullptr) return false;
+
+  const bool by_file = architecture.router.selection_bias_by_file;
+  const auto pattern =
+      checkpoint::match_name(architecture, split->rest, [&](const checkpoint::NamePattern& known) {
+        if (by_file && known.part == checkpoint::Part::kSelectionBias) return true;
+        const auto roles = checkpoint::roles_of(known.part);
+        return std::all_of(roles.begin(), roles.end(), [&](WeightRole role) {
+          return checkpoint::role_shape(layer->spec, role).count > 0;
+        });
+      });
+  const bool is_known = pattern && split->canonical;
+  if (!is_known && !checkpoint::in_moe_block(architecture, split->rest)) return false;
+  if (is_known && pattern->pattern->part == checkpoint::Part::kSelectionBias) {
+    layer->spec.router.has_selection_bias = true;
+  }
+  impl.add(full, tensor);
+  try {
+    impl.check_last(*split, *layer, is_known);
+  } catch (...) {
+    impl.drop_last();
+    throw;
+  }
+  const size_t bytes = impl.infos.back().bytes;
+  FedData::Bytes data;
+  if (is_known && memory == FeedMemory::kCopy) {
+    data.owned = copy_dense(tensor, bytes);
+  } else if (is_known) {
+    data.view = {static_cast<const std::byte*>(tensor.data), bytes};
+  }
+  impl.data.add(std::move(data));
+  impl.by_name.emplace(full, static_cast<int32_t>(impl.table.tensors.size() - 1));
+  impl.maps.erase(layer->index);
+  return is_known;
+}
+
+std::span<const int64_t> CheckpointFeed::layers() const noexcept { return impl_->layers; }
+
+std::vector<std::string> CheckpointFeed::missing(size_t limit) const {
+  const LayerTensors tensors = impl_->grouped();
+  std::vector<std::string> names;
+  for (const LayerConfig& layer : impl_->config.layers) {
+    if (names.size() >= limit) break;
+    const auto more = checkpoint::missing_tensors(impl_->config, impl_->table, tensors, layer,
+                                                  limit - names.size());
+    names.insert(names.end(), more.begin(), more.end());
+  }
+  return names;
+}
+
+bool CheckpointFeed::is_complete(int64_t layer) const {
+  const LayerConfig& wanted = impl_->layer(layer);
+  return checkpoint::missing_tensors(impl_->config, impl_->table, impl_->grouped(), wanted, 1)
+      .empty();
+}
+
+CheckpointLayer CheckpointFeed::layer(int64_t index) const {
+  const LayerMap& map = impl_->map(index);
+  return checkpoint::describe_layer(impl_->config, impl_->layer(index), map);
+}
+
+void CheckpointFeed::release(int64_t layer) {
+  static const TensorInfo kGone;  // a name that no layer has
+  Impl& impl = *impl_;
+  const int64_t index = impl.layer(layer).index;
+  for (size_t i = 0; i < impl.table.tensors.size(); ++i) {
+    const TensorInfo*& info = impl.table.tensors[i].info;
+    const auto name = checkpoint::split_model_name(*impl.config.architecture, info->name);
+    if (!name || name->layer != index) continue;
+    impl.by_name.erase(info->name);
+    impl.data.release(static_cast<int32_t>(i));
+    info = &kGone;
+  }
+  impl.maps.erase(index);
+}
+
+std::unique_ptr<WeightSource> CheckpointFeed::layer_source(int64_t index) const {
+  return std::make_unique<checkpoint::LayerSource>(impl_->table, impl_->data, impl_->map(index),
+                                                   nullptr);
+}
+
+}  // namespace conclave::inline v0

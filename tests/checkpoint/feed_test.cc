@@ -1,0 +1,217 @@
+// Tensors pushed in any order give the layers that the same tensors give as a checkpoint.
+#include "checkpoint/tiny_model.h"
+
+#include "conclave/checkpoint.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace conclave::testing {
+namespace {
+
+ConstTensorView view_of(const TinyTensor& tensor) {
+  return {.data = tensor.bytes.data(), .dtype = tensor.dtype, .shape = Shape(tensor.shape)};
+}
+
+CheckpointFeed feed_of(const TinyModel& model) {
+  return CheckpointFeed::from_config(model.config.dump());
+}
+
+void put_all(CheckpointFeed& feed, const TinyModel& model, FeedMemory memory = FeedMemory::kCopy) {
+  for (const TinyTensor& tensor : model.tensors) feed.put(tensor.name, view_of(tensor), memory);
+}
+
+class FeedOfFamily : public ::testing::TestWithParam<std::string> {};
+
+INSTANTIATE_TEST_SUITE_P(Families, FeedOfFamily, ::testing::ValuesIn(kFamilies));
+
+TEST_P(FeedOfFamily, ShuffledTensors_GiveWhatTheCheckpointGives) {
+  for (Layout layout : {Layout::kPerExpert, Layout::kStacked, Layout::kStackedTransposed}) {
+    for (FeedMemory memory : {FeedMemory::kCopy, FeedMemory::kKeep}) {
+      TinyModel model = make_tiny_model({.family = GetParam(), .layout = layout});
+      std::mt19937 random(7);
+      std::shuffle(model.tensors.begin(), model.tensors.end(), random);
+      CheckpointFeed feed = feed_of(model);
+      put_all(feed, model, memory);
+      EXPECT_TRUE(feed.missing().empty());
+
+      const TempDir directory;
+      write_single(model, directory.path());
+      const Checkpoint checkpoint = Checkpoint::open(directory.path());
+      ASSERT_EQ(feed.layers().size(), checkpoint.layers().size());
+      for (const CheckpointLayer& layer : checkpoint.layers()) {
+        EXPECT_EQ(feed.layer(layer.index).layout, layer.layout);
+        EXPECT_EQ(feed.layer(layer.index).prefix, layer.prefix);
+        EXPECT_EQ(feed.layer(layer.index).bytes, layer.bytes);
+        const auto pushed = feed.layer_source(layer.index);
+        const auto read = checkpoint.layer_source(layer.index);
+        for (size_t i = 0; i < kNumWeightRoles; ++i) {
+          const auto role = static_cast<WeightRole>(i);
+          ASSERT_EQ(pushed->describe(role).count, read->describe(role).count) << to_string(role);
+          for (int64_t expert = 0; expert < read->describe(role).count; ++expert) {
+            EXPECT_EQ(read_matrix(*pushed, role, expert), read_matrix(*read, role, expert));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Feed, OtherTensors_AreNotTaken) {
+  const TinyModel model = make_tiny_model({});
+  CheckpointFeed feed = feed_of(model);
+  for (const TinyTensor& tensor : model.tensors) {
+    const bool moe = tensor.name.find(".experts.") != std::string::npos ||
+                     tensor.name.find("mlp.gate.weight") != std::string::npos;
+    EXPECT_EQ(feed.put(tensor.name, view_of(tensor)), moe) << tensor.name;
+  }
+}
+
+TEST(Feed, SameNameTwice_IsRejectedAndTheFirstStays) {
+  const TinyModel model = make_tiny_model({});
+  CheckpointFeed feed = feed_of(model);
+  put_all(feed, model);
+  TinyTensor again = model.tensors.back();
+  for (const TinyTensor& tensor : model.tensors) {
+    if (tensor.name.find(".experts.") == std::string::npos) continue;
+    const auto error = error_of([&] { feed.put(tensor.name, view_of(tensor)); });
+    ASSERT_TRUE(error) << tensor.name;
+    EXPECT_EQ(error->code(), ErrorCode::kTensorDuplicate);
+    EXPECT_EQ(error->detail().tensor, tensor.name);
+  }
+  EXPECT_TRUE(feed.missing().empty());
+}
+
+TEST(Feed, TwoLayouts_AreDuplicates) {
+  const TinyModel model = make_tiny_model({});
+  const TinyModel stacked = make_tiny_model({.layout = Layout::kStacked});
+  CheckpointFeed feed = feed_of(model);
+  put_all(feed, model);
+  for (const TinyTensor& tensor : stacked.tensors) {
+    if (tensor.name.find(".experts.") != std::string::npos) feed.put(tensor.name, view_of(tensor));
+  }
+  const auto error = error_of([&] { feed.layer_source(0); });
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->code(), ErrorCode::kTensorDuplicate) << error->what();
+}
+
+TEST(Feed, WrongTensors_AreRejectedAtOnceAndNotKept) {
+  const TinyModel model = make_tiny_model({});
+  CheckpointFeed feed = feed_of(model);
+  const std::vector<std::byte> bytes(4096);
+  const auto code_of = [&](const char* name, Shape shape) {
+    const auto error = error_of(
+        [&] { feed.put(name, {.data = bytes.data(), .dtype = DType::kBF16, .shape = shape}); });
+    return error ? error->code() : ErrorCode::kInternal;
+  };
+  EXPECT_EQ(code_of("model.layers.0.mlp.experts.1.up_proj.weight", {10, 6}),
+            ErrorCode::kTensorShape);
+  EXPECT_EQ(code_of("model.layers.0.mlp.experts.5.up_proj.weight", {6, 10}),
+            ErrorCode::kTensorUnexpected);
+  EXPECT_EQ(code_of("model.layers.0.mlp.experts.1.up_porj.weight", {6, 10}),
+            ErrorCode::kTensorUnexpected);
+  EXPECT_EQ(code_of("model.layers.0.mlp.gate.weight", {6, 10}), ErrorCode::kTensorShape);
+  const auto null = error_of([&] {
+    feed.put("model.layers.0.mlp.gate.weight", {.dtype = DType::kBF16, .shape = {5, 10}});
+  });
+  ASSERT_TRUE(null);
+  EXPECT_EQ(null->code(), ErrorCode::kNullPointer);
+  put_all(feed, model);
+  EXPECT_TRUE(feed.missing().empty());
+}
+
+TEST(Feed, Incomplete_NamesWhatIsMissing) {
+  const TinyModel model = make_tiny_model({});
+  CheckpointFeed feed = feed_of(model);
+  const std::string absent = "model.layers.2.mlp.experts.3.down_proj.weight";
+  for (const TinyTensor& tensor : model.tensors) {
+    if (tensor.name != absent) feed.put(tensor.name, view_of(tensor));
+  }
+  EXPECT_EQ(feed.missing(), std::vector<std::string>{absent + " [10, 6]"});
+  EXPECT_TRUE(feed.is_complete(0));
+  EXPECT_FALSE(feed.is_complete(2));
+  EXPECT_NO_THROW(feed.layer_source(0));
+  const auto error = error_of([&] { feed.layer_source(2); });
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->code(), ErrorCode::kTensorMissing);
+  EXPECT_EQ(error->detail().tensor, absent);
+  const auto dense = error_of([&] { feed.layer_source(1); });
+  ASSERT_TRUE(dense);
+  EXPECT_EQ(dense->code(), ErrorCode::kLayerNotFound);
+  EXPECT_EQ(feed_of(model).missing(3).size(), 3U);
+}
+
+TEST(Feed, StridedRows_AreCopiedDense) {
+  const TinyModel model = make_tiny_model({});
+  CheckpointFeed feed = feed_of(model);
+  const std::string name = "model.layers.0.mlp.gate.weight";
+  for (const TinyTensor& tensor : model.tensors) {
+    if (tensor.name != name) feed.put(tensor.name, view_of(tensor));
+  }
+  std::vector<uint16_t> wide(5 * 12);
+  std::vector<uint16_t> dense;
+  for (size_t i = 0; i < wide.size(); ++i) {
+    wide[i] = static_cast<uint16_t>(i);
+    if (i % 12 < 10) dense.push_back(wide[i]);
+  }
+  const ConstTensorView view{
+      .data = wide.data(), .dtype = DType::kBF16, .shape = {5, 10}, .row_stride = 12};
+  const auto kept = error_of([&] { feed.put(name, view, FeedMemory::kKeep); });
+  ASSERT_TRUE(kept);
+  EXPECT_EQ(kept->code(), ErrorCode::kStride);
+  feed.put(name, view);
+  const auto read = read_matrix(*feed.layer_source(0), WeightRole::kRouter, 0);
+  EXPECT_EQ(std::memcmp(read.data(), dense.data(), read.size()), 0);
+}
+
+TEST(Feed, ReleasedLayer_CanBePutAgain) {
+  const TinyModel model = make_tiny_model({});
+  CheckpointFeed feed = feed_of(model);
+  put_all(feed, model);
+  feed.release(2);
+  EXPECT_TRUE(feed.is_complete(0));
+  EXPECT_FALSE(feed.is_complete(2));
+  for (const TinyTensor& tensor : model.tensors) {
+    if (tensor.name.find("layers.2.mlp.") != std::string::npos) {
+      EXPECT_TRUE(feed.put(tensor.name, view_of(tensor)));
+    }
+  }
+  EXPECT_TRUE(feed.is_complete(2));
+}
+
+TEST(Feed, FromSpec_UsesTheNamesOfTheFamily) {
+  const TinyModel model = make_tiny_model({});
+  MoeSpec spec;
+  spec.num_experts = 5;
+  spec.top_k = 2;
+  spec.hidden_size = 10;
+  spec.intermediate_size = 6;
+  const std::vector<int64_t> layers = {2, 0};
+  CheckpointFeed feed = CheckpointFeed::from_spec(spec, "qwen3_moe", layers);
+  EXPECT_TRUE(
+      std::equal(feed.layers().begin(), feed.layers().end(), std::vector<int64_t>{0, 2}.begin()));
+  put_all(feed, model);
+  EXPECT_TRUE(feed.missing().empty());
+  const auto unknown = error_of([&] { CheckpointFeed::from_spec(spec, "qwen3_mo", layers); });
+  ASSERT_TRUE(unknown);
+  EXPECT_EQ(unknown->code(), ErrorCode::kUnknownArchitecture);
+  EXPECT_NE(unknown->detail().hint.find("qwen3_moe"), std::string::npos) << unknown->what();
+  const std::vector<int64_t> beyond = {5000};
+  EXPECT_TRUE(error_of([&] { CheckpointFeed::from_spec(spec, "qwen3_moe", beyond); }));
+}
+
+TEST(Feed, QuantisedConfig_IsRefused) {
+  TinyModel model = make_tiny_model({});
+  model.config["quantization_config"] = {{"quant_method", "fp8"}};
+  const auto error = error_of([&] { feed_of(model); });
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->code(), ErrorCode::kUnsupportedQuantization);
+}
+
+}  // namespace
+}  // namespace conclave::testing
