@@ -58,6 +58,8 @@ ActivationSpec read_activation(const ConfigReader& config, const ActivationRule&
   const double limit = config.number(rule.limit, layer);
   const double beta = config.number(rule.beta);
   if (rule.form == ActivationForm::kSwigluOai) {
+    const auto value = config.find(rule.limit.key);
+    if (value && limit == 0) reject_value(*value, "is out of range", "a number above 0");
     return {.name = "swiglu_oai", .limit = limit, .alpha = config.number(rule.alpha), .beta = beta};
   }
   ActivationSpec activation;
