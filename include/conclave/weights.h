@@ -79,7 +79,8 @@ class CONCLAVE_API WeightSource {
   virtual WeightInfo describe(WeightRole role) const = 0;
 
   // Writes the block, dense and row-major, in the role's dtype. destination.size() is exactly the
-  // block's bytes. Throws Error on a failed read.
+  // block's bytes. Throws Error on a failed read. A layer asks for the rows and columns that its
+  // rank holds and no others, large matrices in several blocks of rows.
   virtual void read(WeightRole role, int64_t expert, const WeightBlock& block,
                     std::span<std::byte> destination) const = 0;
 

@@ -99,6 +99,31 @@ TEST(Loading, EveryRank_ReadsItsOwnExpertsAndColumnsOnce) {
   }
 }
 
+TEST(Loading, SharedExpertsAndResidual_AreReadWhereTheyCount) {
+  MoeSpec spec = make_spec(4, 2, 64, 20, DType::kF32);
+  spec.shared = {.mode = SharedMode::kSigmoidGate, .intermediate_size = 11};
+  spec.residual.intermediate_size = 9;
+  const auto synthetic = make_synthetic_source(spec, 3);
+  const Context context({.num_threads = 2});
+  for (int32_t ep = 0; ep < 2; ++ep) {
+    for (int32_t tp = 0; tp < 2; ++tp) {
+      const RecordingSource source(*synthetic);
+      MoeLayer::create(
+          context, spec, source, {.max_tokens = 4},
+          {.ep_size = 2, .ep_rank = ep, .tp_size = 2, .tp_rank = tp, .reduce = Reduce::kPartial});
+      int64_t shared_rows = 0;
+      int64_t residual_rows = 0;
+      for (const Read& read : source.reads()) {
+        const int64_t rows = read.block.row_end - read.block.row_begin;
+        if (read.role == WeightRole::kSharedUp) shared_rows += rows;
+        if (read.role == WeightRole::kResidualUp) residual_rows += rows;
+      }
+      EXPECT_EQ(shared_rows, ep == 0 ? tensor_slice(11, tp, 2).size() : 0);
+      EXPECT_EQ(residual_rows, ep == 0 ? tensor_slice(9, tp, 2).size() : 0);
+    }
+  }
+}
+
 // The same weights as views of a caller's tensors.
 TEST(Loading, ViewsAndReads_GiveTheSameBitsOnEveryRank) {
   MoeSpec spec = make_spec(3, 2, 100, 77, DType::kBF16);

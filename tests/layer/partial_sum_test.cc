@@ -1,6 +1,7 @@
 // Reduce::kPartial: each rank's part, without a communicator; the parts add up to the whole.
 
 #include "layer/split_specs.h"
+#include "support/guarded_allocator.h"
 #include "support/layer_fixture.h"
 
 #include "conclave/placement.h"
@@ -14,6 +15,8 @@
 namespace conclave {
 namespace {
 
+using testing::GuardedAllocator;
+using testing::GuardSide;
 using testing::make_spec;
 using testing::random_tensor;
 using testing::run_layer;
@@ -146,6 +149,35 @@ TEST(PartialExpertMap, NoExpertHere_GivesTheSharedPartOrZeros) {
   const auto apart = run_layer(layer, hidden.view(), DType::kF32, {.shared_out = shared.view()});
   EXPECT_TRUE(same_bits(run_layer(layer, hidden.view(), DType::kF32).out, shared));
   for (int64_t i = 0; i < kTokens * kHidden; ++i) EXPECT_EQ(apart.out.as<float>()[i], 0.0F);
+}
+
+// Slices of no column and ranks of no expert, every buffer against an unmapped page.
+TEST(PartialMemory, NarrowAndEmptySlices_StayWithinTheirBuffers) {
+  for (const std::string& isa : testing::usable_isas()) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      for (const auto& [name, spec] : testing::split_specs(5, dtype)) {
+        if (spec.latent.has_norm) continue;
+        SCOPED_TRACE(isa + " " + name);
+        const auto source = make_synthetic_source(spec, 7);
+        const Tensor hidden = random_tensor(dtype, 7, kHidden, 3);
+        GuardedAllocator allocator(GuardSide::kEnd);
+        for (const ParallelSpec& split :
+             {ParallelSpec{.ep_size = 7, .ep_rank = 6, .tp_size = 8, .tp_rank = 0},
+              ParallelSpec{.ep_size = 2, .ep_rank = 0, .tp_size = 8, .tp_rank = 1},
+              ParallelSpec{.num_redundant_experts = 3, .tp_size = 8, .tp_rank = 0}}) {
+          ParallelSpec parallel = split;
+          parallel.reduce = Reduce::kPartial;
+          const Context context({.num_threads = 2, .isa = isa, .host_allocator = &allocator});
+          const MoeLayer layer =
+              MoeLayer::create(context, spec, *source, {.max_tokens = 5}, parallel);
+          Tensor out(DType::kF32, {7, kHidden});
+          layer.forward({.hidden = hidden.view(), .out = out.view()});
+        }
+        EXPECT_TRUE(allocator.gaps_intact());
+        EXPECT_EQ(allocator.live_blocks(), 0U);
+      }
+    }
+  }
 }
 
 TEST(PartialErrors, CustomPlacementsThatDoNotFit_AreInvalidArguments) {
