@@ -41,7 +41,8 @@ struct ReferenceArgs {
   ConstTensorView token_ids = {};       // [T]
 };
 
-// Reads only the experts that are hit; uses the context's threads. Throws as MoeLayer::forward.
+// Reads only the experts that are hit; uses the context's threads. Throws as MoeLayer::forward, and
+// Error(kUnsupported) for a router of the application's own, unless ids and weights are given.
 CONCLAVE_API ReferenceResult reference_forward(const Context& context, const MoeSpec& spec,
                                                const WeightSource& source,
                                                const ReferenceArgs& args);

@@ -72,6 +72,7 @@ void check_ranges(const RouterSpec& router) {
   check_not_negative("jitter_epsilon", router.jitter_epsilon);
   check_not_negative("input_norm.epsilon", router.input_norm.epsilon);
   check_finite("scale", router.scale);
+  check_range("vocab_size", router.vocab_size, 0, kMaxVocab);
   check_rounding("logits_dtype", router.logits_dtype);
   check_rounding("score_dtype", router.score_dtype);
 }
@@ -128,7 +129,6 @@ void check_simulated(const MoeSpec& spec) {
   const SimulatedRouting& simulated = spec.router.simulated;
   check_choice("simulated.distribution", simulated.distribution, SimulatedDistribution::kReplay);
   check_not_negative("simulated.zipf_exponent", simulated.zipf_exponent);
-  check_range("top_k of router simulated", spec.top_k, 1, spec.num_experts);
   const auto num_ids = static_cast<int64_t>(simulated.replay_ids.size());
   const auto num_weights = static_cast<int64_t>(simulated.replay_weights.size());
   if (simulated.distribution != SimulatedDistribution::kReplay) {
@@ -241,7 +241,11 @@ void check_sparse_mixer(const MoeSpec& spec) {
   const UnusedFields unused(router.name);
   unused.must_be("score", router.score, {RouterScore::kSoftmax});
   unused.must_be("renormalize", router.renormalize, {Renormalize::kSum, Renormalize::kNone});
-  if (spec.top_k != 2) refuse("top_k of router sparse_mixer", std::to_string(spec.top_k), "2");
+  if (spec.top_k == 2) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              {.what = "MoeSpec.top_k does not fit router sparse_mixer",
+               .found = std::to_string(spec.top_k),
+               .limit = "2"});
 }
 
 void check_sink_softmax(const MoeSpec& spec) {

@@ -160,14 +160,14 @@ void check_vector(const char* name, const ConstTensorView& tensor, int64_t size,
   }
 }
 
-// In range wherever a router reads them: rows of the hash table, or for a router of the
-// application what int32 holds. Padding has no id that counts.
+// In range wherever a router reads them: rows of the hash table, or without one what int32 holds.
+// Padding has no id that counts.
 void check_token_ids(const ForwardArgs& args, const MoeSpec& spec, int64_t num_tokens) {
   if (args.token_ids.empty()) return;
   const RouterRule rule = router_rule(spec.router.name);
   if (rule != RouterRule::kHash && rule != RouterRule::kCustom) return;
-  const int64_t limit = rule == RouterRule::kHash ? spec.router.vocab_size - 1
-                                                  : int64_t{std::numeric_limits<int32_t>::max()};
+  const int64_t limit = spec.router.vocab_size > 0 ? spec.router.vocab_size - 1
+                                                   : int64_t{std::numeric_limits<int32_t>::max()};
   const auto* mask = static_cast<const uint8_t*>(args.padding_mask.data);
   for (int64_t token = 0; token < num_tokens; ++token) {
     if (!args.padding_mask.empty() && mask[token] == 0) continue;

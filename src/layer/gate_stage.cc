@@ -53,12 +53,16 @@ RowBundle gate_rows(const PipelineArgs& args, const RowBundle& rows) {
 void add_bias(const PipelineArgs& args, float* logits) {
   const std::vector<float>& bias = args.weights.router.logit_bias;
   const DType dtype = args.plan.spec.router.logits_dtype;
-  for (int64_t token = 0; token < args.chunk.count; ++token) {
-    for (const float addend : bias) {
-      *logits = rounded(*logits + addend, dtype);
-      ++logits;
+  const auto columns = static_cast<int64_t>(bias.size());
+  const auto add = [&](int64_t begin, int64_t end, int32_t) noexcept {
+    for (int64_t token = begin; token < end; ++token) {
+      float* row = logits + token * columns;
+      for (int64_t i = 0; i < columns; ++i) {
+        row[i] = rounded(row[i] + bias[static_cast<size_t>(i)], dtype);
+      }
     }
-  }
+  };
+  cpu::parallel_for(args.executor, args.chunk.count, kRowsPerTask, add);
 }
 
 void run_gate(const PipelineArgs& args, const RowBundle& rows, float* logits) {
@@ -74,9 +78,13 @@ const float* logits_of_chunk(const PipelineArgs& args, const RowBundle& rows) {
   const LayerPlan& plan = args.plan;
   float* logits = slice_as<float>(args.workspace, plan.slices.logits);
   if (!args.args.router_logits.empty()) {
-    convert(
-        chunk_rows(args.args.router_logits, args.chunk),
-        {.data = logits, .dtype = DType::kF32, .shape = {args.chunk.count, num_logits(plan.spec)}});
+    const ConstTensorView given = chunk_rows(args.args.router_logits, args.chunk);
+    const int64_t columns = num_logits(plan.spec);
+    // Routers only read: rows that lie as they want them stay where they are.
+    if (given.dtype == DType::kF32 && given.row_stride == columns) {
+      return static_cast<const float*>(given.data);
+    }
+    convert(given, {.data = logits, .dtype = DType::kF32, .shape = {args.chunk.count, columns}});
     return logits;
   }
   if (!plan.spec.has_gate) return nullptr;

@@ -1,7 +1,5 @@
 #include "layer/router_vectors.h"
 
-#include "core/router_rule.h"
-
 #include "conclave/error.h"
 
 #include <cmath>
@@ -9,8 +7,6 @@
 
 namespace conclave::inline v0 {
 namespace {
-
-bool reads_table(const MoeSpec& spec) { return router_rule(spec.router.name) == RouterRule::kHash; }
 
 Tensor read_matrix(const WeightSource& source, WeightRole role) {
   const WeightInfo info = source.describe(role);
@@ -83,7 +79,7 @@ RouterVectors read_router_vectors(const MoeSpec& spec, const WeightSource& sourc
       .global_scale = floats(WeightRole::kGlobalScale, router.has_global_scale),
       .hash_table = {}};
   check_selection_bias(source, vectors.selection_bias);
-  if (reads_table(spec)) vectors.hash_table = read_table(spec, source);
+  if (router.vocab_size > 0) vectors.hash_table = read_table(spec, source);
   return vectors;
 }
 

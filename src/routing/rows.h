@@ -1,6 +1,7 @@
 // Rows of a route call over the executor's workers, each with scratch of its own.
 #pragma once
 
+#include "core/dcheck.h"
 #include "cpu/parallel.h"
 
 #include "conclave/routing.h"
@@ -30,6 +31,7 @@ RouterStats route_rows(const RouterInput& input, int64_t doubles, Executor& exec
   std::atomic<int64_t> unusable{0};
   auto* scratch = static_cast<double*>(static_cast<void*>(input.scratch.data()));
   const int64_t stride = scratch_stride(doubles);
+  CONCLAVE_DCHECK(input.scratch.size() >= scratch_bytes_of(doubles, executor.concurrency()));
   cpu::parallel_for(executor, input.num_tokens, kRowGrain,
                     [&](int64_t begin, int64_t end, int32_t worker) {
                       double* own = stride == 0 ? nullptr : scratch + worker * stride;

@@ -63,6 +63,7 @@ TEST(RouterSpec, NumbersOutOfRange_AreNamed) {
          {"score_dtype", [](MoeSpec& s) { s.router.score_dtype = DType::kI32; }},
          {"score", [](MoeSpec& s) { s.router.score = static_cast<RouterScore>(9); }},
          {"renormalize", [](MoeSpec& s) { s.router.renormalize = static_cast<Renormalize>(9); }},
+         {"vocab_size", [](MoeSpec& s) { s.router.vocab_size = -1; }},
          {"num_groups", [](MoeSpec& s) { s.router.num_groups = 0; }},
          {"num_groups", [](MoeSpec& s) { s.router.num_groups = 3; }},
          {"topk_groups", [](MoeSpec& s) { s.router.topk_groups = 2; }},

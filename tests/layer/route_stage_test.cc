@@ -225,6 +225,32 @@ TEST(RouteStage, CapturedIds_ReplayToTheSameBits) {
   }
 }
 
+TEST(RouteStage, GivenLogits_OfAnyTypeAndStrideRouteAlike) {
+  MoeSpec spec = small();
+  spec.router.score = RouterScore::kSigmoid;
+  const OwnedLayer owned = make_layer(spec, {.max_tokens = 4});
+  const Tensor hidden = random_tensor(DType::kF32, kTokens, kHidden, 5);
+  Tensor logits = random_tensor(DType::kBF16, kTokens, 10, 8);
+  Tensor wide(DType::kF32, {kTokens, 10});
+  convert(logits.view(), wide.view());
+  Tensor apart(DType::kF32, {kTokens, 13});
+  const ConstTensorView strided{
+      .data = apart.as<float>(), .dtype = DType::kF32, .shape = {kTokens, 10}, .row_stride = 13};
+  convert(
+      wide.view(),
+      {.data = apart.as<float>(), .dtype = DType::kF32, .shape = {kTokens, 10}, .row_stride = 13});
+  const auto forward = [&](const ConstTensorView& given) {
+    return run_layer(owned.layer, hidden.view(), DType::kF32, {.router_logits = given});
+  };
+  const LayerOutput dense = forward(wide.view());
+  EXPECT_TRUE(same_bits(dense.logits, wide));
+  for (const ConstTensorView& given : {ConstTensorView(logits.view()), strided}) {
+    const LayerOutput other = forward(given);
+    EXPECT_TRUE(same_bits(other.logits, dense.logits));
+    EXPECT_TRUE(same_bits(other.out, dense.out));
+  }
+}
+
 TEST(RouteStage, ReplayedIds_FollowTheIdPolicy) {
   const Tensor hidden = random_tensor(DType::kF32, 1, kHidden, 5);
   Tensor ids(DType::kI32, {1, 3});
