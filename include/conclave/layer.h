@@ -17,7 +17,9 @@
 
 namespace conclave::inline v0 {
 
-// What to do with an id outside [0, E) other than -1. -1 always contributes nothing.
+// What to do with an id other than -1 that its slot may not hold: outside [0, E + Z), and in the
+// slots of fused shared experts (SharedMode::kFusedSlots) anything but that expert's id. -1 always
+// contributes nothing.
 enum class IdPolicy : uint8_t {
   kStrict,  // Error(kExpertId) naming token and slot, before any output is written
   kSkip,    // contributes nothing (the sentinel of transformers' expert-parallel router)

@@ -44,12 +44,15 @@ void load_given_weights(const PipelineArgs& args, float* weights) {
   load_weights(args, 0, args.plan.spec.top_k, weights);
 }
 
-void load_fused_weights(const PipelineArgs& args, float* shared_weights,
-                        ForwardCounters& counters) {
+void load_fused_weights(const PipelineArgs& args, float* shared_weights) {
+  const MoeSpec& spec = args.plan.spec;
+  load_weights(args, spec.top_k, spec.shared.count, shared_weights);
+}
+
+void drop_unused_slots(const PipelineArgs& args, float* shared_weights, ForwardCounters& counters) {
   const MoeSpec& spec = args.plan.spec;
   const int64_t num_shared = spec.shared.count;
   const ConstTensorView given = chunk_rows(args.args.topk_ids, args.chunk);
-  load_weights(args, spec.top_k, num_shared, shared_weights);
   for (int64_t token = 0; token < args.chunk.count; ++token) {
     for (int64_t i = 0; i < num_shared; ++i) {
       const int64_t id = load_id(given, token, spec.top_k + i);

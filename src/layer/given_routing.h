@@ -13,9 +13,10 @@ void load_given_ids(const PipelineArgs& args, int32_t* ids, ForwardCounters& cou
 // Weights of the first k slots, [count, k].
 void load_given_weights(const PipelineArgs& args, float* weights);
 
-// SharedMode::kFusedSlots: weights of the shared experts' own slots, [count, S]. A slot counts for
-// the expert that its id E + i names.
-void load_fused_weights(const PipelineArgs& args, float* shared_weights, ForwardCounters& counters);
+// SharedMode::kFusedSlots: weights of the shared experts' own slots, [count, S].
+void load_fused_weights(const PipelineArgs& args, float* shared_weights);
+// Weight 0 for each of these slots whose given id is not that of its shared expert, E + i.
+void drop_unused_slots(const PipelineArgs& args, float* shared_weights, ForwardCounters& counters);
 
 // [count] as int32; 0 for padding, whose id says nothing.
 void load_token_ids(const PipelineArgs& args, int32_t* token_ids);

@@ -123,10 +123,13 @@ void weigh_fused_slots(const PipelineArgs& args, const RouteBuffers& buffers,
                        ForwardCounters& counters) {
   const SharedExpertSpec& shared = args.plan.spec.shared;
   if (!args.args.topk_weights.empty()) {
-    load_fused_weights(args, buffers.shared_weights, counters);
+    load_fused_weights(args, buffers.shared_weights);
   } else {
     std::fill_n(buffers.shared_weights, args.chunk.count * shared.count,
                 static_cast<float>(shared.slot_weight));
+  }
+  if (!args.args.topk_ids.empty()) {
+    drop_unused_slots(args, buffers.shared_weights, counters);
   }
   capture_fused(args, buffers.shared_weights);
 }

@@ -135,24 +135,26 @@ TEST_P(RandomSpec, SkippedIds_ContributeNothing) {
   const OwnedLayer owned = layer(8);
   LayerOutput given = run_layer(owned.layer, hidden_.view(), DType::kF32, args());
   for (int64_t i = 0; i < kTokens * num_slots(spec_); i += 3) given.ids.as<int32_t>()[i] = -1;
-  ForwardArgs replay = args();
-  ReferenceArgs expected{.hidden = hidden_.const_view(),
-                         .topk_ids = given.ids.const_view(),
-                         .residual_input = args().residual_input};
-  replay.topk_ids = given.ids.const_view();
-  // The router alone weighs its shared experts: then it weighs the given choices, too.
-  if (spec_.shared.mode == SharedMode::kRouterWeight) {
-    replay.router_logits = given.logits.const_view();
-    expected.router_logits = given.logits.const_view();
-  } else {
-    replay.topk_weights = given.weights.const_view();
-    expected.topk_weights = given.weights.const_view();
+  // With weights, and weighed by the router: it alone weighs shared experts of kRouterWeight.
+  for (const bool with_weights : {false, true}) {
+    if (with_weights && spec_.shared.mode == SharedMode::kRouterWeight) continue;
+    ForwardArgs replay = args();
+    ReferenceArgs expected{.hidden = hidden_.const_view(),
+                           .topk_ids = given.ids.const_view(),
+                           .residual_input = args().residual_input};
+    replay.topk_ids = expected.topk_ids;
+    if (with_weights) {
+      replay.topk_weights = expected.topk_weights = given.weights.const_view();
+    } else {
+      replay.router_logits = expected.router_logits = given.logits.const_view();
+    }
+    const LayerOutput output = run_layer(owned.layer, hidden_.view(), DType::kF32, replay);
+    const ReferenceResult reference =
+        reference_forward(*owned.context, spec_, *owned.source, expected);
+    EXPECT_LE(worst(token_errors(output.out.view(), reference.output)),
+              accuracy_bar(spec_.weight_dtype, DType::kF32));
+    EXPECT_TRUE(same_bits(output.ids, given.ids));
   }
-  const LayerOutput output = run_layer(owned.layer, hidden_.view(), DType::kF32, replay);
-  const ReferenceResult reference =
-      reference_forward(*owned.context, spec_, *owned.source, expected);
-  EXPECT_LE(worst(token_errors(output.out.view(), reference.output)),
-            accuracy_bar(spec_.weight_dtype, DType::kF32));
 }
 
 TEST_P(RandomSpec, NoTokensAndOneToken_Work) {

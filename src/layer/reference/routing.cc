@@ -62,9 +62,11 @@ routing::ReferenceChoice route_token(const MoeSpec& spec, const RouterVectors& v
              .token_id = args.token_ids.empty() ? 0 : load_token_id(args.token_ids, token),
              .number = token,
              .weights = vectors.view()});
-  // Shared experts that are slots, behind the k of the router.
+  // Shared experts that are slots, behind the k of the router; a replay may leave some out.
   for (int64_t slot = spec.top_k; slot < num_slots(spec); ++slot) {
-    choice.ids.push_back(static_cast<int32_t>(spec.num_experts + slot - spec.top_k));
+    const bool used = ids.empty() || ids[static_cast<size_t>(slot)] >= 0;
+    const int64_t id = spec.num_experts + slot - spec.top_k;
+    choice.ids.push_back(used ? static_cast<int32_t>(id) : -1);
     choice.weights.push_back(spec.shared.slot_weight);
   }
   return choice;

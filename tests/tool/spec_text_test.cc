@@ -1,0 +1,46 @@
+// Layers in words.
+
+#include "spec_text.h"
+
+#include <gtest/gtest.h>
+
+namespace conclave::tool {
+namespace {
+
+TEST(SharedText, EveryMode_IsTold) {
+  EXPECT_EQ(shared_text({}), "-");
+  EXPECT_EQ(shared_text({.mode = SharedMode::kAdd, .intermediate_size = 44}), "44");
+  EXPECT_EQ(shared_text({.mode = SharedMode::kSigmoidGate, .intermediate_size = 44}), "44 gated");
+  EXPECT_EQ(shared_text({.mode = SharedMode::kFusedSlots, .intermediate_size = 8, .count = 2}),
+            "2 x 8 slots");
+  EXPECT_EQ(shared_mode_name(SharedMode::kSoftmaxMix), "softmax_mix");
+  EXPECT_EQ(shared_mode_name(SharedMode::kRouterWeight), "router_weight");
+}
+
+TEST(RouterText, GroupsAndBias_AreTold) {
+  RouterSpec router;
+  EXPECT_EQ(router_text(router), "topk softmax renorm");
+  router.score = RouterScore::kSigmoid;
+  router.num_groups = 8;
+  router.topk_groups = 4;
+  router.has_selection_bias = true;
+  router.renormalize = Renormalize::kNone;
+  EXPECT_EQ(router_text(router), "topk sigmoid 4/8 bias");
+}
+
+TEST(PartsText, NothingOrEverything_IsTold) {
+  MoeSpec spec;
+  EXPECT_EQ(parts_text(spec), "-");
+  spec.latent.size = 16;
+  spec.residual.intermediate_size = 24;
+  spec.num_zero_experts = 2;
+  spec.has_bias = true;
+  spec.has_output_bias = true;
+  spec.weight_on = WeightOn::kInput;
+  spec.output_scale = 2.5;
+  EXPECT_EQ(parts_text(spec),
+            "latent 16, residual 24, 2 zero, bias, out bias, weight on input, scale 2.5");
+}
+
+}  // namespace
+}  // namespace conclave::tool
