@@ -188,6 +188,10 @@ CheckpointFeed CheckpointFeed::from_config(std::string_view config_json) {
                  .expected = "a model without quantization_config",
                  .found = config.quantization});
   }
+  if (config.architecture->router.selection_bias_by_file) {
+    // There once it is put.
+    for (LayerConfig& layer : config.layers) layer.spec.router.has_selection_bias = false;
+  }
   return CheckpointFeed(std::make_unique<Impl>(std::move(config)));
 }
 
