@@ -11,6 +11,9 @@ namespace {
 // The largest count of anything that validate(MoeSpec) accepts.
 constexpr int32_t kMaxRedundantExperts = int32_t{1} << 20;
 
+// Far above any cluster; each rank of a plan costs memory.
+constexpr int64_t kMaxRanks = int64_t{1} << 20;
+
 void check_range(const std::string& field, int64_t value, int64_t low, int64_t high) {
   if (value >= low && value <= high) return;
   throw Error(ErrorCode::kInvalidArgument,
@@ -55,6 +58,8 @@ void check_replicas(const ParallelSpec& parallel) {
 }  // namespace
 
 void validate(const ParallelSpec& parallel) {
+  check_range("ep_size", parallel.ep_size, 1, kMaxRanks);
+  check_range("tp_size", parallel.tp_size, 1, kMaxRanks);
   check_group("ep", parallel.ep_size, parallel.ep_rank);
   check_group("tp", parallel.tp_size, parallel.tp_rank);
   check_range("reduce", static_cast<int64_t>(parallel.reduce), 0,

@@ -34,6 +34,16 @@ void check_factor(const char* field, double value) {
                .limit = "finite in float32"});
 }
 
+template <class Choice>
+void check_choice(const char* field, Choice value, Choice last) {
+  const auto number = static_cast<int64_t>(value);
+  if (number >= 0 && number <= static_cast<int64_t>(last)) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              {.what = std::string("MoeSpec.") + field + " is out of range",
+               .found = std::to_string(number),
+               .limit = "0 to " + std::to_string(static_cast<int64_t>(last))});
+}
+
 void check_activation_default(const std::string& field, const ActivationSpec& activation) {
   if (activation.limit == 0 && activation.alpha == 0 && activation.beta == 0 &&
       activation.linear_beta == 0) {
@@ -116,6 +126,8 @@ void check_weight_on(const MoeSpec& spec) {
 }  // namespace
 
 void validate_parts(const MoeSpec& spec) {
+  check_choice("shared.mode", spec.shared.mode, SharedMode::kFusedSlots);
+  check_choice("weight_on", spec.weight_on, WeightOn::kInput);
   check_shared(spec);
   check_latent(spec.latent);
   check_residual(spec.residual);

@@ -9,6 +9,9 @@
 namespace conclave::inline v0 {
 namespace {
 
+// As validate(ParallelSpec) allows: each rank costs memory.
+constexpr int32_t kMaxRanks = int32_t{1} << 20;
+
 void check_sizes(int64_t num_experts, int64_t num_physical, int32_t num_ranks) {
   if (num_experts < 1 || num_physical > std::numeric_limits<int32_t>::max()) {
     throw Error(ErrorCode::kInvalidArgument, {.what = "cannot place this number of experts",
@@ -16,11 +19,12 @@ void check_sizes(int64_t num_experts, int64_t num_physical, int32_t num_ranks) {
                                               .expected = "between 1 and 2147483647",
                                               .found = std::to_string(num_experts)});
   }
-  if (num_ranks < 1) {
-    throw Error(ErrorCode::kInvalidArgument, {.what = "experts need at least one rank",
-                                              .tensor = "num_ranks",
-                                              .expected = "at least 1",
-                                              .found = std::to_string(num_ranks)});
+  if (num_ranks < 1 || num_ranks > kMaxRanks) {
+    throw Error(ErrorCode::kInvalidArgument,
+                {.what = "cannot place experts on this number of ranks",
+                 .tensor = "num_ranks",
+                 .found = std::to_string(num_ranks),
+                 .limit = "1 to " + std::to_string(kMaxRanks)});
   }
 }
 

@@ -42,6 +42,7 @@ TEST(ParallelSpecFields, EachOutOfRange_IsNamed) {
   expect_named({.ep_size = 0}, "ep_size");
   expect_named({.ep_size = 2, .ep_rank = 2}, "ep_rank");
   expect_named({.ep_size = 2, .ep_rank = -1}, "ep_rank");
+  expect_named({.ep_size = std::numeric_limits<int32_t>::max()}, "ep_size");
   expect_named({.tp_size = 0}, "tp_size");
   expect_named({.tp_size = 2, .tp_rank = 2}, "tp_rank");
   expect_named({.tp_rank = -1}, "tp_rank");

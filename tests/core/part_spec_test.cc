@@ -33,6 +33,9 @@ constexpr Refusal kRefusals[] = {
        s.num_zero_experts = 3;
        s.top_k = 8;
      }},
+    {"shared.mode", "99",
+     [](MoeSpec& s) { s.shared = {.mode = static_cast<SharedMode>(99), .intermediate_size = 3}; }},
+    {"weight_on", "7", [](MoeSpec& s) { s.weight_on = static_cast<WeightOn>(7); }},
     {"shared.intermediate_size", "default", [](MoeSpec& s) { s.shared.intermediate_size = 3; }},
     {"shared.count", "default", [](MoeSpec& s) { s.shared.count = 2; }},
     {"shared.has_bias", "default", [](MoeSpec& s) { s.shared.has_bias = true; }},
