@@ -1,5 +1,6 @@
 #include "layer/arguments.h"
 
+#include "core/checked.h"
 #include "core/router_rule.h"
 #include "core/workspace_layout.h"
 
@@ -7,6 +8,7 @@
 
 #include <initializer_list>
 #include <limits>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -23,6 +25,7 @@ int64_t row_stride(const ConstTensorView& tensor) {
 // Bytes from the first to one past the last element.
 int64_t extent_bytes(const ConstTensorView& tensor) {
   const int64_t rows = tensor.shape[0];
+  if (tensor.shape.rank() == 1) return rows * byte_size(tensor.dtype);
   if (rows == 0 || tensor.shape[1] == 0) return 0;
   return ((rows - 1) * row_stride(tensor) + tensor.shape[1]) * byte_size(tensor.dtype);
 }
@@ -37,35 +40,6 @@ void check_dtype(std::string_view name, DType dtype, std::initializer_list<DType
                                   .tensor = std::string(name),
                                   .expected = expected,
                                   .found = std::string(to_string(dtype))});
-}
-
-// Shape [rows, cols], an allowed type, alignment and a stride that keeps rows apart.
-void check_matrix(std::string_view name, const ConstTensorView& tensor, int64_t rows, int64_t cols,
-                  std::initializer_list<DType> dtypes) {
-  if (tensor.shape != Shape{rows, cols}) {
-    throw Error(ErrorCode::kShape, {.what = "an argument has the wrong shape",
-                                    .tensor = std::string(name),
-                                    .expected = Shape{rows, cols}.to_string(),
-                                    .found = tensor.shape.to_string()});
-  }
-  check_dtype(name, tensor.dtype, dtypes);
-  if (tensor.row_stride != 0 && tensor.row_stride < cols) {
-    throw Error(ErrorCode::kStride, {.what = "rows of an argument overlap each other",
-                                     .tensor = std::string(name),
-                                     .expected = "0 or at least " + std::to_string(cols),
-                                     .found = std::to_string(tensor.row_stride)});
-  }
-  if (rows == 0) return;
-  if (tensor.data == nullptr) {
-    throw Error(ErrorCode::kNullPointer,
-                {.what = "an argument has no data", .tensor = std::string(name)});
-  }
-  const auto alignment = static_cast<uintptr_t>(byte_size(tensor.dtype));
-  if (reinterpret_cast<uintptr_t>(tensor.data) % alignment != 0) {
-    throw Error(ErrorCode::kMisaligned, {.what = "an argument is not aligned to its element",
-                                         .tensor = std::string(name),
-                                         .expected = "a multiple of " + std::to_string(alignment)});
-  }
 }
 
 void check_disjoint(std::string_view output_name, const ConstTensorView& output,
@@ -143,23 +117,6 @@ void check_routing_source(const ForwardArgs& args, const MoeSpec& spec, int64_t 
   }
 }
 
-void check_vector(const char* name, const ConstTensorView& tensor, int64_t size,
-                  std::initializer_list<DType> dtypes) {
-  check_dtype(name, tensor.dtype, dtypes);
-  if (tensor.shape != Shape{size}) {
-    throw Error(ErrorCode::kShape, {.what = "an argument has the wrong shape",
-                                    .tensor = name,
-                                    .expected = Shape{size}.to_string(),
-                                    .found = tensor.shape.to_string()});
-  }
-  const auto alignment = static_cast<uintptr_t>(byte_size(tensor.dtype));
-  if (reinterpret_cast<uintptr_t>(tensor.data) % alignment != 0) {
-    throw Error(ErrorCode::kMisaligned, {.what = "an argument is not aligned to its element",
-                                         .tensor = name,
-                                         .expected = "a multiple of " + std::to_string(alignment)});
-  }
-}
-
 // In range wherever a router reads them: rows of the hash table, or without one what int32 holds.
 // Padding has no id that counts.
 void check_token_ids(const ForwardArgs& args, const MoeSpec& spec, int64_t num_tokens) {
@@ -186,18 +143,25 @@ struct NamedView {
   ConstTensorView view;
 };
 
+ConstTensorView load_view(std::span<const int64_t> load) {
+  return {.data = load.data(), .dtype = DType::kI64, .shape = {static_cast<int64_t>(load.size())}};
+}
+
 void check_overlaps(const ForwardArgs& args) {
   const NamedView inputs[] = {{"hidden", args.hidden},
                               {"router_logits", args.router_logits},
                               {"topk_ids", args.topk_ids},
                               {"topk_weights", args.topk_weights},
                               {"router_input", args.router_input},
-                              {"residual_input", args.residual_input}};
+                              {"residual_input", args.residual_input},
+                              {"token_ids", args.token_ids},
+                              {"padding_mask", args.padding_mask}};
   const NamedView outputs[] = {{"out", args.out},
                                {"shared_out", args.shared_out},
                                {"captured_logits", args.captured_logits},
                                {"captured_ids", args.captured_ids},
-                               {"captured_weights", args.captured_weights}};
+                               {"captured_weights", args.captured_weights},
+                               {"expert_load", load_view(args.expert_load)}};
   for (const NamedView& output : outputs) {
     for (const NamedView& input : inputs) {
       const bool in_place =
@@ -212,7 +176,7 @@ void check_overlaps(const ForwardArgs& args) {
 
 void check_optional(std::string_view name, const ConstTensorView& tensor, int64_t rows,
                     int64_t cols, std::initializer_list<DType> dtypes) {
-  if (!tensor.empty()) check_matrix(name, tensor, rows, cols, dtypes);
+  if (!tensor.empty()) check_matrix(name, tensor, {rows, cols}, dtypes);
 }
 
 int64_t count_tokens(const ForwardArgs& args, int64_t tokens) {
@@ -226,6 +190,60 @@ int64_t count_tokens(const ForwardArgs& args, int64_t tokens) {
 
 }  // namespace
 
+void check_matrix(std::string_view name, const ConstTensorView& tensor, const Shape& shape,
+                  std::initializer_list<DType> dtypes) {
+  const int64_t rows = shape[0];
+  const int64_t cols = shape[1];
+  if (tensor.shape != shape) {
+    throw Error(ErrorCode::kShape, {.what = "an argument has the wrong shape",
+                                    .tensor = std::string(name),
+                                    .expected = shape.to_string(),
+                                    .found = tensor.shape.to_string()});
+  }
+  check_dtype(name, tensor.dtype, dtypes);
+  if (tensor.row_stride != 0 && tensor.row_stride < cols) {
+    throw Error(ErrorCode::kStride, {.what = "rows of an argument overlap each other",
+                                     .tensor = std::string(name),
+                                     .expected = "0 or at least " + std::to_string(cols),
+                                     .found = std::to_string(tensor.row_stride)});
+  }
+  if (rows == 0) return;
+  const auto elements = checked_mul(rows, row_stride(tensor));
+  if (!elements || !checked_mul(*elements, byte_size(tensor.dtype))) {
+    throw Error(ErrorCode::kStride, {.what = "rows of an argument lie beyond any address",
+                                     .tensor = std::string(name),
+                                     .expected = "rows x row_stride within 63 bits",
+                                     .found = std::to_string(row_stride(tensor))});
+  }
+  if (tensor.data == nullptr) {
+    throw Error(ErrorCode::kNullPointer,
+                {.what = "an argument has no data", .tensor = std::string(name)});
+  }
+  const auto alignment = static_cast<uintptr_t>(byte_size(tensor.dtype));
+  if (reinterpret_cast<uintptr_t>(tensor.data) % alignment != 0) {
+    throw Error(ErrorCode::kMisaligned, {.what = "an argument is not aligned to its element",
+                                         .tensor = std::string(name),
+                                         .expected = "a multiple of " + std::to_string(alignment)});
+  }
+}
+
+void check_vector(std::string_view name, const ConstTensorView& tensor, int64_t size,
+                  std::initializer_list<DType> dtypes) {
+  check_dtype(name, tensor.dtype, dtypes);
+  if (tensor.shape != Shape{size}) {
+    throw Error(ErrorCode::kShape, {.what = "an argument has the wrong shape",
+                                    .tensor = std::string(name),
+                                    .expected = Shape{size}.to_string(),
+                                    .found = tensor.shape.to_string()});
+  }
+  const auto alignment = static_cast<uintptr_t>(byte_size(tensor.dtype));
+  if (reinterpret_cast<uintptr_t>(tensor.data) % alignment != 0) {
+    throw Error(ErrorCode::kMisaligned, {.what = "an argument is not aligned to its element",
+                                         .tensor = std::string(name),
+                                         .expected = "a multiple of " + std::to_string(alignment)});
+  }
+}
+
 int64_t check_arguments(const ForwardArgs& args, const MoeSpec& spec) {
   if (args.hidden.shape.rank() != 2) {
     throw Error(ErrorCode::kShape, {.what = "an argument has the wrong shape",
@@ -235,8 +253,8 @@ int64_t check_arguments(const ForwardArgs& args, const MoeSpec& spec) {
   }
   const int64_t tokens = args.hidden.shape[0];
   const int64_t hidden = spec.hidden_size;
-  check_matrix("hidden", args.hidden, tokens, hidden, kActivations);
-  check_matrix("out", args.out, tokens, hidden, kActivations);
+  check_matrix("hidden", args.hidden, {tokens, hidden}, kActivations);
+  check_matrix("out", args.out, {tokens, hidden}, kActivations);
   check_routing_source(args, spec, tokens);
   check_optional("router_logits", args.router_logits, tokens, num_logits(spec), kActivations);
   const int64_t slots = num_slots(spec);

@@ -4,6 +4,8 @@
 #include "conclave/layer.h"
 
 #include <cstdint>
+#include <initializer_list>
+#include <string_view>
 
 namespace conclave::inline v0 {
 
@@ -18,6 +20,14 @@ void check_ids_strict(const ConstTensorView& topk_ids, int64_t num_tokens, const
 // Whether slot `slot` of a token may hold `id`: an expert, a zero expert, or in the slots from k on
 // the shared expert of that slot. Other ids contribute nothing, -1 by right.
 bool is_slot_id(const MoeSpec& spec, int64_t slot, int64_t id);
+
+// A matrix [rows, cols] of an allowed type: aligned, and its stride keeps rows apart and in reach.
+// Throws Error naming it.
+void check_matrix(std::string_view name, const ConstTensorView& tensor, const Shape& shape,
+                  std::initializer_list<DType> dtypes);
+// Likewise a vector [size]; the caller knows that it has data.
+void check_vector(std::string_view name, const ConstTensorView& tensor, int64_t size,
+                  std::initializer_list<DType> dtypes);
 
 // One id, read from an int32 or int64 tensor.
 int64_t load_id(const ConstTensorView& ids, int64_t token, int64_t slot);

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -120,6 +121,34 @@ TEST_F(Arguments, MisalignedOrOverlapping_AreRejected) {
                   .data = out_.as<float>(), .dtype = DType::kF32, .shape = {kTokens, 2}};
             }),
             ErrorCode::kOverlap);
+}
+
+// Read after the first rows are written: by later chunks, and the mask by the last stage.
+TEST_F(Arguments, OutputOverTokenIdsMaskOrLoad_IsRejected) {
+  const auto at_out = [&](DType dtype) -> ConstTensorView {
+    return {.data = out_.as<float>() + 1, .dtype = dtype, .shape = {kTokens}};
+  };
+  EXPECT_EQ(rejection([&](ForwardArgs& a) { a.token_ids = at_out(DType::kI32); }),
+            ErrorCode::kOverlap);
+  EXPECT_EQ(rejection([&](ForwardArgs& a) { a.padding_mask = at_out(DType::kBool); }),
+            ErrorCode::kOverlap);
+  EXPECT_EQ(rejection([&](ForwardArgs& a) {
+              void* const data = out_.as<float>();
+              a.expert_load = {static_cast<int64_t*>(data), 5};
+            }),
+            ErrorCode::kOverlap);
+  EXPECT_EQ(rejection([&](ForwardArgs& a) {
+              void* const data = hidden_.as<float>();
+              a.expert_load = {static_cast<int64_t*>(data), 5};
+            }),
+            ErrorCode::kOverlap);
+}
+
+TEST_F(Arguments, StrideBeyondTheAddressSpace_IsRejected) {
+  for (const int64_t stride : {std::numeric_limits<int64_t>::max(), int64_t{1} << 61}) {
+    EXPECT_EQ(rejection([&](ForwardArgs& a) { a.hidden.row_stride = stride; }), ErrorCode::kStride);
+    EXPECT_EQ(rejection([&](ForwardArgs& a) { a.out.row_stride = stride; }), ErrorCode::kStride);
+  }
 }
 
 TEST_F(Arguments, RoutingGivenTwiceOrHalf_IsRejected) {
