@@ -2,6 +2,7 @@
 
 #include "core/router_rule.h"
 #include "layer/arguments.h"
+#include "layer/reference/arguments.h"
 #include "layer/reference/float64_matrix.h"
 #include "layer/reference/routing.h"
 
@@ -114,6 +115,15 @@ double accuracy_bar(DType weight_dtype, DType out_dtype) {
 
 StageCheck check_against_reference(const Context& context, const MoeSpec& spec,
                                    const WeightSource& source, const LayerResult& result) {
+  // The logits are read in two ways below, beside what the oracle is given.
+  ReferenceArgs given{.hidden = result.hidden,
+                      .router_logits = result.logits,
+                      .topk_ids = result.topk_ids,
+                      .topk_weights = result.topk_weights,
+                      .router_input = result.router_input,
+                      .residual_input = result.residual_input,
+                      .token_ids = result.token_ids};
+  check_reference_arguments(given, spec);
   StageCheck check;
   if (!result.logits.empty()) {
     if (spec.has_gate) {
@@ -123,15 +133,8 @@ StageCheck check_against_reference(const Context& context, const MoeSpec& spec,
   }
   // Weights of shared experts are no part of a result: the oracle takes them from the logits.
   const bool router_weighs_shared = spec.shared.mode == SharedMode::kRouterWeight;
-  const ReferenceResult reference =
-      reference_forward(context, spec, source,
-                        {.hidden = result.hidden,
-                         .router_logits = router_weighs_shared ? result.logits : ConstTensorView{},
-                         .topk_ids = result.topk_ids,
-                         .topk_weights = result.topk_weights,
-                         .router_input = result.router_input,
-                         .residual_input = result.residual_input,
-                         .token_ids = result.token_ids});
+  if (!router_weighs_shared) given.router_logits = {};
+  const ReferenceResult reference = reference_forward(context, spec, source, given);
   check.token_errors = token_errors(result.output, reference.output);
   check.worst_token_error = worst(check.token_errors);
   return check;

@@ -1,13 +1,11 @@
 #include "conclave/reference.h"
 
 #include "layer/packed_weights.h"
+#include "layer/reference/arguments.h"
 #include "layer/reference/float64_matrix.h"
 #include "layer/reference/parts.h"
 #include "layer/reference/routing.h"
 
-#include "conclave/error.h"
-
-#include <string>
 #include <vector>
 
 namespace conclave::inline v0 {
@@ -24,12 +22,7 @@ ReferenceResult reference_forward(const Context& context, const MoeSpec& spec,
                                   const WeightSource& source, const ReferenceArgs& args) {
   validate(spec);
   check_source(spec, source);
-  if (args.hidden.shape.rank() != 2 || args.hidden.shape[1] != spec.hidden_size) {
-    throw Error(ErrorCode::kShape, {.what = "an argument has the wrong shape",
-                                    .tensor = "hidden",
-                                    .expected = "[T, " + std::to_string(spec.hidden_size) + "]",
-                                    .found = args.hidden.shape.to_string()});
-  }
+  check_reference_arguments(args, spec);
   const Float64Matrix hidden = to_float64(args.hidden);
   ReferenceResult result;
   reference_routing(spec, source, args, result);

@@ -1,0 +1,63 @@
+#include "layer/reference/arguments.h"
+
+#include "core/router_rule.h"
+#include "layer/arguments.h"
+
+#include "conclave/error.h"
+
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+namespace conclave::inline v0 {
+namespace {
+
+constexpr std::initializer_list<DType> kFloats = {DType::kF32, DType::kF16, DType::kBF16,
+                                                  DType::kF64};
+constexpr std::initializer_list<DType> kIds = {DType::kI32, DType::kI64};
+
+[[noreturn]] void refuse(const char* tensor, const std::string& what) {
+  throw Error(ErrorCode::kInvalidArgument, {.what = what, .tensor = tensor});
+}
+
+void check_routing(const ReferenceArgs& args, const MoeSpec& spec) {
+  const RouterRule rule = router_rule(spec.router.name);
+  const bool has_ids = !args.topk_ids.empty();
+  const bool has_weights = !args.topk_weights.empty();
+  if (has_weights && !has_ids) refuse("topk_ids", "topk_weights need topk_ids");
+  const bool runs_router = !has_weights || spec.shared.mode == SharedMode::kRouterWeight;
+  if (!runs_router) return;
+  const bool has_logits = !args.router_logits.empty() || spec.has_gate;
+  if (!has_logits && rule != RouterRule::kSimulated) {
+    refuse("router_logits", "the router needs logits, and this layer has no gate");
+  }
+  if (rule == RouterRule::kHash && !has_ids && args.token_ids.empty()) {
+    refuse("token_ids", "router hash chooses by token ids: give them, or topk_ids");
+  }
+}
+
+}  // namespace
+
+void check_reference_arguments(const ReferenceArgs& args, const MoeSpec& spec) {
+  if (args.hidden.shape.rank() != 2) {
+    throw Error(ErrorCode::kShape, {.what = "an argument has the wrong shape",
+                                    .tensor = "hidden",
+                                    .expected = "[T, " + std::to_string(spec.hidden_size) + "]",
+                                    .found = args.hidden.shape.to_string()});
+  }
+  const int64_t tokens = args.hidden.shape[0];
+  const auto check = [tokens](std::string_view name, const ConstTensorView& tensor, int64_t cols,
+                              std::initializer_list<DType> dtypes) {
+    if (!tensor.empty()) check_matrix(name, tensor, {tokens, cols}, dtypes);
+  };
+  check_matrix("hidden", args.hidden, {tokens, spec.hidden_size}, kFloats);
+  check("router_logits", args.router_logits, num_logits(spec), kFloats);
+  check("topk_ids", args.topk_ids, num_slots(spec), kIds);
+  check("topk_weights", args.topk_weights, num_slots(spec), kFloats);
+  check("router_input", args.router_input, spec.hidden_size, kFloats);
+  check("residual_input", args.residual_input, spec.hidden_size, kFloats);
+  if (!args.token_ids.empty()) check_vector("token_ids", args.token_ids, tokens, kIds);
+  if (tokens != 0) check_routing(args, spec);
+}
+
+}  // namespace conclave::inline v0

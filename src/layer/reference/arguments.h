@@ -1,0 +1,13 @@
+// Checks of what the oracle is given: it reads nothing that is not there.
+#pragma once
+
+#include "conclave/reference.h"
+#include "conclave/spec.h"
+
+namespace conclave::inline v0 {
+
+// Shapes and types, and that there is something to route by. Throws as check_arguments of a layer;
+// float64 is allowed beside the layer's types.
+void check_reference_arguments(const ReferenceArgs& args, const MoeSpec& spec);
+
+}  // namespace conclave::inline v0
