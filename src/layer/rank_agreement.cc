@@ -5,8 +5,12 @@
 #include "conclave/error.h"
 
 #include <array>
+#include <bit>
+#include <concepts>
 #include <span>
 #include <string>
+#include <string_view>
+#include <type_traits>
 #include <vector>
 
 namespace conclave::inline v0 {
@@ -26,6 +30,9 @@ constexpr std::array kFieldNames = {"the library version",
                                     "latent.size",
                                     "residual.intermediate_size",
                                     "num_zero_experts",
+                                    "router",
+                                    "the activation of an expert",
+                                    "how parts are weighed and added",
                                     "max_tokens",
                                     "arithmetic",
                                     "transport",
@@ -39,17 +46,67 @@ constexpr std::array kFieldNames = {"the library version",
                                     "the rank in the other group"};
 using Fingerprint = std::array<int64_t, kFieldNames.size()>;
 
-// FNV-1a over the lists that say where experts lie.
-int64_t hash_of_lists(const ParallelSpec& parallel) {
-  uint64_t hash = 0xCBF29CE484222325;
-  const auto add = [&hash](int64_t value) {
-    hash = (hash ^ static_cast<uint64_t>(value)) * 0x100000001B3;
-  };
-  for (const std::vector<int32_t>* list : {&parallel.rank_of, &parallel.replica_of}) {
-    add(static_cast<int64_t>(list->size()));
-    for (const int32_t entry : *list) add(entry);
+// FNV-1a over 64-bit words.
+class Hash {
+ public:
+  void add(std::integral auto value) {
+    hash_ = (hash_ ^ static_cast<uint64_t>(value)) * 0x100000001B3;
   }
-  return static_cast<int64_t>(hash);
+  void add(double value) { add(std::bit_cast<uint64_t>(value)); }
+  template <class Choice>
+    requires std::is_enum_v<Choice>
+  void add(Choice value) {
+    add(static_cast<int64_t>(value));
+  }
+  void add(std::string_view text) {
+    add(text.size());
+    for (const char letter : text) add(letter);
+  }
+  template <class Entry>
+  void add(const std::vector<Entry>& list) {
+    add(list.size());
+    for (const Entry& entry : list) add(entry);
+  }
+  int64_t value() const { return static_cast<int64_t>(hash_); }
+
+ private:
+  uint64_t hash_ = 0xCBF29CE484222325;
+};
+
+template <class... Values>
+int64_t hash_of(const Values&... values) {
+  Hash hash;
+  (hash.add(values), ...);
+  return hash.value();
+}
+
+// The lists that say where experts lie.
+int64_t hash_of_lists(const ParallelSpec& parallel) {
+  return hash_of(parallel.rank_of, parallel.replica_of);
+}
+
+// Not what "simulated" draws from: ranks with tokens of their own may draw on their own.
+int64_t hash_of_router(const RouterSpec& r) {
+  return hash_of(std::string_view(r.name), r.score, r.order, r.has_logit_bias, r.soft_cap,
+                 r.has_selection_bias, r.num_groups, r.topk_groups, r.group_score, r.group_mask,
+                 r.renormalize, r.renormalize_p, r.epsilon, r.epsilon_mode, r.scale,
+                 r.has_expert_scale, r.has_global_scale, r.jitter_epsilon, r.vocab_size,
+                 r.input_norm.enabled, r.input_norm.epsilon, r.logits_dtype, r.score_dtype);
+}
+
+int64_t hash_of_activations(const MoeSpec& spec) {
+  Hash hash;
+  for (const ActivationSpec* a :
+       {&spec.activation, &spec.shared.activation, &spec.residual.activation}) {
+    hash.add(hash_of(std::string_view(a->name), a->limit, a->alpha, a->beta, a->linear_beta));
+  }
+  return hash.value();
+}
+
+int64_t hash_of_sums(const MoeSpec& spec) {
+  return hash_of(spec.has_bias, spec.has_output_bias, spec.weight_on, spec.output_scale,
+                 spec.shared.has_bias, spec.shared.slot_weight, spec.latent.has_norm,
+                 spec.latent.norm_epsilon);
 }
 
 Fingerprint fingerprint(const LayerPlan& plan, int32_t rank_in_other_group) {
@@ -67,6 +124,9 @@ Fingerprint fingerprint(const LayerPlan& plan, int32_t rank_in_other_group) {
           spec.latent.size,
           spec.residual.intermediate_size,
           spec.num_zero_experts,
+          hash_of_router(spec.router),
+          hash_of_activations(spec),
+          hash_of_sums(spec),
           plan.options.max_tokens,
           static_cast<int64_t>(plan.arithmetic),
           static_cast<int64_t>(plan.options.transport),

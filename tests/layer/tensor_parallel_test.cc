@@ -161,6 +161,38 @@ TEST(TensorParallelPlan, Explain_NamesThePartAndTheReduction) {
             "1 of 5 experts on rank 3 of 4; the caller adds up");
 }
 
+// Such ranks would exchange without a complaint and add up parts of different layers.
+TEST(TensorParallelErrors, RanksWithAnotherRuleOrFormula_AllGetAMismatchNamingIt) {
+  const struct {
+    const char* name;
+    void (*change)(MoeSpec& spec);
+  } cases[] = {{"router", [](MoeSpec& s) { s.router.scale = 2; }},
+               {"router", [](MoeSpec& s) { s.router.renormalize = Renormalize::kNone; }},
+               {"activation", [](MoeSpec& s) { s.activation.name = "gelu"; }},
+               {"weigh", [](MoeSpec& s) { s.output_scale = 2; }},
+               {"weigh", [](MoeSpec& s) { s.has_output_bias = true; }},
+               {"weigh", [](MoeSpec& s) { s.weight_on = WeightOn::kInput; }}};
+  for (const auto& c : cases) {
+    MoeSpec spec = make_spec(4, 1, 16, 9, DType::kF32);
+    MoeSpec other = spec;
+    c.change(other);
+    const auto errors = run_grid(1, 2, [&](const GridRank& rank) {
+      const MoeSpec& mine = rank.tp_rank == 1 ? other : spec;
+      const auto source = make_synthetic_source(mine, 1);
+      const Context context(rank.context_options());
+      MoeLayer::create(context, mine, *source, {}, rank.in({.tp_size = 2}));
+    });
+    for (const auto& error : errors) {
+      ASSERT_EQ(code_of(error), ErrorCode::kCommMismatch) << c.name;
+      try {
+        std::rethrow_exception(error);
+      } catch (const Error& mismatch) {
+        EXPECT_NE(std::string(mismatch.what()).find(c.name), std::string::npos) << mismatch.what();
+      }
+    }
+  }
+}
+
 TEST(TensorParallelErrors, RanksWithOtherTokens_AllGetAMismatch) {
   const MoeSpec spec = make_spec(4, 2, 16, 9, DType::kF32);
   const auto source = make_synthetic_source(spec, 1);
