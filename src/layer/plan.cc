@@ -104,7 +104,9 @@ std::string determinism(const LayerPlan& plan) {
   const bool sums_at_home =
       plan.parallel.ep_size == 1 ||
       (plan.options.ep_combine == EpCombine::kUnreduced && plan.parallel.reduce == Reduce::kFull);
-  return sums_at_home ? "D1 D2 D3" : "D1 D2";
+  if (sums_at_home) return "D1 D2 D3";
+  // The replica, and with it the rank that adds a row to its others, follows the token's number.
+  return plan.parallel.num_redundant_experts > 0 ? "D1" : "D1 D2";
 }
 
 // The routed experts' kernel row serves the shared experts and the residual MLP too.

@@ -142,6 +142,18 @@ TEST(RedundantExpertChoice, TokenNumber_CountsOverChunksAndPaddingStaysOut) {
   }
 }
 
+// Which replica serves a token depends on its number: per-rank sums then group its experts by it.
+TEST(RedundantExpertPlan, PerRankSumsOfReplicas_AreNotCalledIndependentOfTheBatch) {
+  const MoeSpec spec = make_spec(5, 3, 16, 8, DType::kF32);
+  const auto group = make_local_group({.num_ranks = 2});
+  const Context context({.num_threads = 1, .communicator = group[0].get()});
+  const LayerOptions reduced{.ep_combine = EpCombine::kReducedPerRank};
+  const ParallelSpec replicas{.ep_size = 2, .num_redundant_experts = 2};
+  EXPECT_EQ(make_plan(context, spec, {}, replicas).determinism, "D1 D2 D3");
+  EXPECT_EQ(make_plan(context, spec, reduced, {.ep_size = 2}).determinism, "D1 D2");
+  EXPECT_EQ(make_plan(context, spec, reduced, replicas).determinism, "D1");
+}
+
 // vLLM counts the load of the tokens that are not padding; so do we, over logical experts.
 TEST(VllmMatrixReplicaLoad, PaddedTokens_AreNotCounted) {
   const MoeSpec spec = make_spec(4, 2, 16, 8, DType::kF32);
