@@ -67,9 +67,10 @@ dispatch::FinishArgs finish_args(const PipelineArgs& args, const FinishInputs& i
   if (args.plan.stages.mixes) {
     finish.mix = slice_as<float>(args.workspace, args.plan.slices.mix);
   }
-  // Shared rows and slots of padding are zero already; its bias, residual row and mix are not.
-  const bool reaches_padding =
-      spec.has_output_bias || inputs.residual != nullptr || args.plan.stages.mixes;
+  // Shared rows and slots of padding are zero already; its bias, residual row and mix are not, and
+  // a norm or a projection may turn its zeros into NaN.
+  const bool reaches_padding = spec.has_output_bias || inputs.residual != nullptr ||
+                               args.plan.stages.mixes || spec.latent.size != 0;
   if (reaches_padding && !args.args.padding_mask.empty()) {
     finish.active = static_cast<const uint8_t*>(args.args.padding_mask.data) + args.chunk.begin;
   }

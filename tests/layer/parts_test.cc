@@ -112,6 +112,46 @@ TEST(FusedSlots, GivenWeightsAndSkippedSlots_Count) {
             accuracy_bar(DType::kF32, DType::kF32));
 }
 
+// Ids without weights are weighed by the router, and an empty slot stays empty.
+TEST(FusedSlots, ReplayedIds_KeepEmptySlotsEmpty) {
+  const MoeSpec spec = fused_spec();
+  const OwnedLayer owned = make_layer(spec, {.max_tokens = 4});
+  const Tensor hidden = random_tensor(DType::kF32, kTokens, kHidden, 1);
+  auto given = run_layer(owned.layer, hidden.view(), DType::kF32);
+  for (int64_t token = 0; token < kTokens; token += 2) {
+    given.ids.as<int32_t>()[token * 4 + 2] = -1;
+    given.weights.as<float>()[token * 4 + 2] = 0;
+  }
+  const auto expected =
+      run_layer(owned.layer, hidden.view(), DType::kF32,
+                {.topk_ids = given.ids.view(), .topk_weights = given.weights.view()});
+  const auto replayed =
+      run_layer(owned.layer, hidden.view(), DType::kF32, {.topk_ids = given.ids.view()});
+  EXPECT_TRUE(same_bits(replayed.out, expected.out));
+  EXPECT_TRUE(same_bits(replayed.ids, given.ids));
+  const ReferenceResult reference = reference_forward(
+      *owned.context, spec, *owned.source, {.hidden = hidden.view(), .topk_ids = given.ids.view()});
+  EXPECT_LE(worst(token_errors(replayed.out.view(), reference.output)),
+            accuracy_bar(DType::kF32, DType::kF32));
+}
+
+// The norm of a row of zeros is 0 / 0 without an epsilon.
+TEST(LatentNorm, PaddingWithoutEpsilon_IsZero) {
+  MoeSpec spec = spec_of();
+  spec.latent = {.size = 20, .has_norm = true, .norm_epsilon = 0};
+  const OwnedLayer owned = make_layer(spec, {.max_tokens = 4});
+  const Tensor hidden = random_tensor(DType::kF32, kTokens, kHidden, 1);
+  Tensor mask(DType::kBool, {kTokens});
+  for (int64_t token = 0; token < kTokens; ++token) mask.as<uint8_t>()[token] = token % 3 != 1;
+  const auto whole = run_layer(owned.layer, hidden.view(), DType::kF32);
+  const auto masked =
+      run_layer(owned.layer, hidden.view(), DType::kF32, {.padding_mask = mask.const_view()});
+  for (int64_t i = 0; i < kTokens * kHidden; ++i) {
+    const bool padding = i / kHidden % 3 == 1;
+    EXPECT_EQ(masked.out.as<float>()[i], padding ? 0.0F : whole.out.as<float>()[i]) << i;
+  }
+}
+
 TEST(FusedSlots, AnotherIdInTheSlot_IsAnErrorOrSkipped) {
   const Tensor hidden = random_tensor(DType::kF32, 1, kHidden, 1);
   Tensor ids(DType::kI32, {1, 4});
