@@ -19,8 +19,13 @@
 
 namespace conclave::inline v0 {
 
+// Which experts of a layer that has one set for text and another for images (ERNIE 4.5 VL).
+enum class ExpertSet : uint8_t { kText, kVision };
+
 struct CheckpointOptions {
   FileAccess access = FileAccess::kAuto;
+  // kVision: Error(kInvalidArgument) for families with one set.
+  ExpertSet experts = ExpertSet::kText;
   // Checks tensor data against conclave.manifest.json while reading; Error(kChecksum) on a flip.
   bool verify_manifest = false;
 };

@@ -65,8 +65,8 @@ struct SizeKeys {
   SizeKey zero_experts = {};  // Z
   KeyNames latent_size = {};  // Hl
   FlagKey latent_norm = {};
-  // What a list in place of a number means.
-  enum class Lists : uint8_t { kPerLayer, kFirstIsText } lists = Lists::kPerLayer;
+  // What a list in place of a number means: a value a layer, or one for text and one for images.
+  enum class Lists : uint8_t { kPerLayer, kText, kVision } lists = Lists::kPerLayer;
 };
 
 // A layer is MoE when every condition that is stated holds; none stated: every layer is. A list of
@@ -190,8 +190,10 @@ struct Architecture {
   std::span<const ExpertForm> expert_forms = {};
   std::span<const NamePattern> once = {};
   StackOrder ambiguous_stack = StackOrder::kRowsFirst;
-  // Experts E to 2E-1 belong to another modality and are not read.
-  bool second_expert_set = false;
+  // Layers with 2E experts for two modalities: which E are read. The other table, where there is
+  // one.
+  enum class Modality : uint8_t { kOnly, kFirst, kSecond } modality = Modality::kOnly;
+  const Architecture* vision = nullptr;
   // What no field above can say; runs on the finished spec of each layer. May set `support`.
   void (*adjust)(const ConfigReader& config, int64_t layer, MoeSpec& spec,
                  Support& support) = nullptr;

@@ -104,7 +104,9 @@ const std::vector<io::JsonValue>& ConfigReader::list(const io::JsonValue& value,
 std::optional<io::JsonValue> ConfigReader::find_at(const KeyNames& key, int64_t layer) const {
   const auto value = find(key);
   if (!value || !value->is_array()) return value;
-  const int64_t index = lists_ == SizeKeys::Lists::kPerLayer ? layer : 0;
+  const int64_t index = lists_ == SizeKeys::Lists::kPerLayer ? layer
+                        : lists_ == SizeKeys::Lists::kVision ? 1
+                                                             : 0;
   const io::JsonValue item = list(*value, index + 1)[static_cast<size_t>(index)];
   return item.is_null() ? std::nullopt : std::optional(item);
 }

@@ -171,11 +171,21 @@ AxisOrder LayerAssignment::axes_of(const NamePattern& pattern) const {
   return block.is_stack && !block.is_vector ? axes_ : AxisOrder::kRowsFirst;
 }
 
+int64_t LayerAssignment::first_expert() const {
+  const bool second = config_.architecture->modality == Architecture::Modality::kSecond;
+  return second ? layer_.spec.num_experts : 0;
+}
+
+// Zero experts, and those of another modality.
 bool LayerAssignment::is_surplus(const Match& match) const {
+  const NamePattern& pattern = *match.name.pattern;
+  if (!is_expert_part(pattern.part) || !has_expert_placeholder(pattern.text)) return false;
   const int64_t experts = layer_.spec.num_experts;
-  const int64_t surplus =
-      layer_.spec.num_zero_experts + (config_.architecture->second_expert_set ? experts : 0);
-  return match.name.expert >= experts && match.name.expert < experts + surplus;
+  const bool two_sets = config_.architecture->modality != Architecture::Modality::kOnly;
+  const int64_t known = experts + layer_.spec.num_zero_experts + (two_sets ? experts : 0);
+  const int64_t expert = match.name.expert;
+  const bool own = expert >= first_expert() && expert < first_expert() + experts;
+  return !own && expert < known;
 }
 
 void LayerAssignment::reject_expert(const Match& match) const {
@@ -192,9 +202,9 @@ void LayerAssignment::reject_expert(const Match& match) const {
 void LayerAssignment::place(const Match& match) {
   const NamePattern& pattern = *match.name.pattern;
   if (is_surplus(match)) return;
-  if (is_expert_part(pattern.part) && match.name.expert >= layer_.spec.num_experts) {
-    reject_expert(match);
-  }
+  const int64_t expert =
+      has_expert_placeholder(pattern.text) ? match.name.expert - first_expert() : 0;
+  if (expert >= layer_.spec.num_experts) reject_expert(match);
   const TensorBlock block = block_of(pattern);
   const AxisOrder axes = axes_of(pattern);
   const TensorInfo& info = table_.info(match.tensor);
@@ -210,7 +220,7 @@ void LayerAssignment::place(const Match& match) {
   RoleShare share{.parts = static_cast<int64_t>(roles.size())};
   for (WeightRole role : roles) {
     for (share.index = 0; share.index < (block.is_stack ? block.count : 1); ++share.index) {
-      fill(role, block.is_stack ? share.index : match.name.expert,
+      fill(role, block.is_stack ? share.index : expert,
            locate(block, pattern, axes, share, match.tensor));
     }
     ++share.part;
@@ -403,7 +413,7 @@ void LayerAssignment::check_same_type(std::span<const WeightRole> roles) const {
 
 std::string LayerAssignment::full_name(const NamePattern& pattern, int64_t expert) const {
   const auto base = config_.architecture->bases[static_cast<size_t>(naming_.base)];
-  return prefix_ + render_name(pattern, base, expert);
+  return prefix_ + render_name(pattern, base, expert + first_expert());
 }
 
 std::string LayerAssignment::expected_shape(const NamePattern& pattern) const {

@@ -49,6 +49,7 @@ class LayerAssignment {
   void place(const Match& match);
   void fill(WeightRole role, int64_t expert, const MatrixLocation& location);
   bool is_surplus(const Match& match) const;
+  int64_t first_expert() const;  // number of the layer's expert 0 in names
   [[noreturn]] void reject_expert(const Match& match) const;
 
   RoleShape shape_of(WeightRole role) const { return shapes_[static_cast<size_t>(role)]; }

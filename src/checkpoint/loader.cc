@@ -29,7 +29,7 @@ constexpr std::string_view kConfigFile = "config.json";
 constexpr std::array<std::string_view, 3> kQuantizationFiles = {
     "quantize_config.json", "quant_config.json", "hf_quant_config.json"};
 
-ModelConfig read_config(const io::Directory& directory) {
+ModelConfig read_config(const io::Directory& directory, ExpertSet experts) {
   if (!directory.contains(kConfigFile)) {
     throw Error(ErrorCode::kFileNotFound,
                 {.what = "the directory has no model configuration",
@@ -38,7 +38,7 @@ ModelConfig read_config(const io::Directory& directory) {
                          ".safetensors files"});
   }
   const io::JsonDocument document = directory.read_json(kConfigFile);
-  ModelConfig config = checkpoint::read_model_config(document.root());
+  ModelConfig config = checkpoint::read_model_config(document.root(), experts);
   for (std::string_view name : kQuantizationFiles) {
     if (!config.quantization.empty() || !directory.contains(name)) continue;
     config.quantization = fmt::format("the method of {}", name);
@@ -110,7 +110,7 @@ Checkpoint Checkpoint::open(const std::filesystem::path& path, const CheckpointO
   const io::Directory directory = io::Directory::open(path);
   auto impl = std::make_unique<Impl>();
   impl->directory = path;
-  impl->config = read_config(directory);
+  impl->config = read_config(directory, options.experts);
   impl->architecture = impl->config.architecture->name;
   impl->shards = checkpoint::open_shards(directory, options.access);
   impl->data = std::make_unique<checkpoint::ShardData>(impl->shards);

@@ -60,21 +60,18 @@ struct FamilyMatch {
                        "docs/adding-an-architecture.md shows how to add a table for a family"});
 }
 
-// The innermost known type is the one of the language model; the outermost is the model's name.
+// The outermost known type decides: it may differ from the language model in it.
 FamilyMatch match_family(const std::vector<io::JsonValue>& chain) {
-  FamilyMatch match;
   std::vector<std::string> found;
   for (const io::JsonValue& config : chain) {
     const auto value = config.find_set("model_type");
     if (!value) continue;
     std::string type(value->as_string());
     if (const Architecture* architecture = find_architecture(type)) {
-      if (match.architecture == nullptr) match.model_type = type;
-      match.architecture = architecture;
+      return {.architecture = architecture, .model_type = std::move(type)};
     }
     found.push_back(std::move(type));
   }
-  if (match.architecture != nullptr) return match;
   const io::JsonValue& root = chain.front();
   if (found.empty()) {
     throw Error(ErrorCode::kConfigMissingKey,
@@ -148,7 +145,7 @@ std::string quantization_reason(std::string_view method) {
                      method);
 }
 
-ModelConfig read_model_config(const io::JsonValue& root) {
+ModelConfig read_model_config(const io::JsonValue& root, ExpertSet experts) {
   if (!root.is_object()) {
     root.reject(ErrorCode::kJsonType, "a model configuration has the wrong type", "an object");
   }
@@ -158,6 +155,16 @@ ModelConfig read_model_config(const io::JsonValue& root) {
   if (family.architecture->choose != nullptr) {
     const Architecture* other = family.architecture->choose(ConfigReader(config, {}));
     if (other != nullptr) family.architecture = other;
+  }
+  if (experts == ExpertSet::kVision) {
+    if (family.architecture->vision == nullptr) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  {.what = "layers of this family have one set of experts",
+                   .file = root.file(),
+                   .expected = "CheckpointOptions.experts = ExpertSet::kText",
+                   .found = "ExpertSet::kVision"});
+    }
+    family.architecture = family.architecture->vision;
   }
   const Architecture& architecture = *family.architecture;
   const ConfigReader reader(config, architecture.sizes.lists);

@@ -6,6 +6,7 @@
 #include "checkpoint/spec_reader.h"
 #include "io/json.h"
 
+#include "conclave/checkpoint.h"
 #include "conclave/dtype.h"
 #include "conclave/error.h"
 #include "conclave/spec.h"
@@ -36,7 +37,7 @@ struct ModelConfig {
 
 // Throws Error(kConfigMissingKey, kConfigValue, kJsonType, kUnknownArchitecture) naming file, key,
 // value and limit.
-ModelConfig read_model_config(const io::JsonValue& root);
+ModelConfig read_model_config(const io::JsonValue& root, ExpertSet experts = ExpertSet::kText);
 
 // Throws Error(kUnknownArchitecture) with the types known and the nearest one.
 [[noreturn]] void reject_model_type(std::string_view model_type);

@@ -66,8 +66,9 @@ struct NamePattern {
   Part part;
   RowOrder rows = RowOrder::kConcatenated;
   AxisOrder axes = AxisOrder::kByShape;
-  // A vector that is row 0 of a tensor of this many rows (further modalities have the others).
+  // A vector that is one row of a tensor of this many rows: other modalities have the others.
   int64_t rows_beside = 1;
+  int64_t row = 0;
 };
 
 // One way of storing the routed experts. A layer uses exactly one.

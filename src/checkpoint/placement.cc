@@ -74,7 +74,7 @@ MatrixLocation locate(const TensorBlock& block, const NamePattern& pattern, Axis
   if (!block.is_vector) return matrix;
   // Its entries are the columns of a single row.
   return {.tensor = tensor,
-          .offset = matrix.offset,
+          .offset = matrix.offset + pattern.row * block.rows,
           .row_stride = block.rows,
           .col_stride = matrix.row_stride};
 }

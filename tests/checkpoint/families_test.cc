@@ -210,8 +210,8 @@ const std::vector<Family> kReleased = {
      3,
      [](const MoeSpec& spec) {
        expect_sizes(spec, 288, 8, 4096, 1280, 1280);
-       EXPECT_EQ(spec.output_scale, 3.0);
-       EXPECT_EQ(spec.router.scale, 1.0);
+       EXPECT_EQ(spec.output_scale, 1.0);
+       EXPECT_EQ(spec.router.scale, 3.0);
        EXPECT_EQ(spec.activation.name, "silu_clamp_after");
        EXPECT_EQ(spec.activation.limit, 7.0);
        EXPECT_EQ(spec.shared.activation.name, "silu");

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <set>
 #include <string>
@@ -72,6 +73,33 @@ TEST_P(GoldenModel, Layers_HaveTheRecordedSizes) {
               layer.spec.residual.intermediate_size > 0);
     EXPECT_TRUE(layer.support) << layer.support.reason();
   }
+}
+
+TEST(GoldenModels, VisionExperts_AreOpenedByOption) {
+  const fs::path directory = "testdata/models/ernie4_5_vl_moe-vision";
+  const Checkpoint text = Checkpoint::open(directory);
+  const Checkpoint vision = Checkpoint::open(directory, {.experts = ExpertSet::kVision});
+  const CheckpointLayer& layer = vision.layers()[0];
+  EXPECT_EQ(text.layers()[0].spec.intermediate_size, 28);
+  EXPECT_EQ(layer.spec.intermediate_size, 20);
+  EXPECT_EQ(layer.spec.shared.intermediate_size, 56);
+  const SafetensorsFile file = SafetensorsFile::open(directory / "model.safetensors");
+  const auto source = vision.layer_source(layer.index);
+  const std::string start = layer.prefix + "experts.";
+  for (int64_t expert = 0; expert < layer.spec.num_experts; ++expert) {
+    const Tensor stored =
+        file.load(start + std::to_string(layer.spec.num_experts + expert) + ".up_proj.weight");
+    const auto read = read_matrix(*source, WeightRole::kUp, expert);
+    ASSERT_EQ(read.size(), stored.size_bytes());
+    EXPECT_EQ(std::memcmp(read.data(), stored.view().data, read.size()), 0) << expert;
+  }
+  const Tensor biases = file.load(layer.prefix + "moe_statics.e_score_correction_bias");
+  const auto bias = read_matrix(*source, WeightRole::kSelectionBias, 0);
+  EXPECT_EQ(std::memcmp(bias.data(), biases.as<float>() + layer.spec.num_experts, bias.size()), 0);
+  const auto error = error_of(
+      [] { Checkpoint::open("testdata/models/mixtral", {.experts = ExpertSet::kVision}); });
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->code(), ErrorCode::kInvalidArgument);
 }
 
 TEST_P(GoldenModel, EveryMatrix_IsRead) {

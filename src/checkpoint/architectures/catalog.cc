@@ -58,6 +58,7 @@ constexpr std::array kArchitectures = {
     &kLfm2Moe,
     &kLongcatFlash,
     &kStep3p5,
+    &kStep3p7,
     &kLaguna,
     &kDeepseekV4,
     &kNemotronH,

@@ -1,6 +1,7 @@
 // ERNIE 4.5: softmax in float32, a bias that only chooses, the sum of the weights bounded from
 // below. The multimodal form has a second set of experts for images beside each text one.
 #include "checkpoint/architectures/tables.h"
+#include "checkpoint/spec_reader.h"
 
 namespace conclave::inline v0::checkpoint {
 namespace {
@@ -16,6 +17,14 @@ constexpr std::array kVlOnce = {
     NamePattern{"{base}moe_statics.e_score_correction_bias", Part::kSelectionBias,
                 RowOrder::kConcatenated, AxisOrder::kByShape, 2},
     NamePattern{"{base}gate.weight_1", Part::kNotRead},
+};
+
+constexpr std::array kVisionOnce = {
+    NamePattern{"{base}gate.weight_1", Part::kRouter, RowOrder::kConcatenated,
+                AxisOrder::kColsFirst},
+    NamePattern{"{base}moe_statics.e_score_correction_bias", Part::kSelectionBias,
+                RowOrder::kConcatenated, AxisOrder::kByShape, 2, 1},
+    NamePattern{"{base}gate.weight", Part::kNotRead},
 };
 
 constexpr Architecture text_table() {
@@ -44,9 +53,30 @@ constexpr Architecture vl_table() {
   Architecture table = text_table();
   table.name = "ernie4_5_vl_moe";
   table.model_types = kVlTypes;
-  table.sizes.lists = SizeKeys::Lists::kFirstIsText;
+  table.sizes.lists = SizeKeys::Lists::kText;
   table.once = kVlOnce;
-  table.second_expert_set = true;
+  table.modality = Architecture::Modality::kFirst;
+  table.vision = &kErnie45VlMoeVision;
+  return table;
+}
+
+// Shared experts are those of the text.
+void read_shared_width(const ConfigReader& config, int64_t, MoeSpec& spec, Support&) {
+  const auto widths = config.find("moe_intermediate_size");
+  if (spec.shared.mode == SharedMode::kNone || !widths || !widths->is_array()) return;
+  const int64_t text_width =
+      checked_size(config.list(*widths, 1).front(), {.low = 1, .high = kMaxWidth});
+  const int64_t count = spec.shared.intermediate_size / spec.intermediate_size;
+  spec.shared.intermediate_size = text_width * count;
+}
+
+constexpr Architecture vision_table() {
+  Architecture table = vl_table();
+  table.sizes.lists = SizeKeys::Lists::kVision;
+  table.once = kVisionOnce;
+  table.modality = Architecture::Modality::kSecond;
+  table.vision = nullptr;
+  table.adjust = read_shared_width;
   return table;
 }
 
@@ -54,5 +84,6 @@ constexpr Architecture vl_table() {
 
 constinit const Architecture kErnie45Moe = text_table();
 constinit const Architecture kErnie45VlMoe = vl_table();
+constinit const Architecture kErnie45VlMoeVision = vision_table();
 
 }  // namespace conclave::inline v0::checkpoint

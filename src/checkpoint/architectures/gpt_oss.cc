@@ -44,9 +44,16 @@ constexpr Architecture gpt_oss_table() {
   return result;
 }
 
+// Weights are divided by k, and the sum of the experts multiplied by it.
+void share_weights(const ConfigReader&, int64_t, MoeSpec& spec, Support&) {
+  spec.router.scale = 1.0 / static_cast<double>(spec.top_k);
+  spec.output_scale = static_cast<double>(spec.top_k);
+}
+
 constexpr Architecture filter_table() {
   Architecture result = table("openai_privacy_filter", kFilterTypes);
   result.router.logits = RouterPrecision::kF32;
+  result.adjust = share_weights;
   return result;
 }
 
