@@ -37,6 +37,9 @@ Tensor random_token_ids(int64_t num_tokens, int64_t vocab_size, uint64_t seed) {
   return ids;
 }
 
+// Where the router also weighs the shared experts, ids and weights do not say everything.
+bool takes_ids(const MoeSpec& spec) { return spec.shared.mode != SharedMode::kRouterWeight; }
+
 }  // namespace
 
 LayerInput Batch::view() const {
@@ -64,7 +67,8 @@ BatchShape BatchSource::check(int64_t layer, const MoeSpec& spec) const {
   const TensorInfo& hidden = file_->find_hidden_states(layer, spec);
   return {.num_tokens = hidden.shape[0],
           .dtype = hidden.dtype,
-          .gives_ids = options_.routing == RoutingFrom::kFile && file_->has(layer, "topk_ids")};
+          .gives_ids = options_.routing == RoutingFrom::kFile && takes_ids(spec) &&
+                       file_->has(layer, "topk_ids")};
 }
 
 Batch BatchSource::load(int64_t layer, const MoeSpec& spec) const {
@@ -100,7 +104,7 @@ void BatchSource::load_inputs(int64_t layer, const MoeSpec& spec, Batch& batch) 
 
 void BatchSource::load_routing(int64_t layer, const MoeSpec& spec, Batch& batch) const {
   const int64_t num_tokens = batch.hidden.shape()[0];
-  batch.topk_ids = file_->topk_ids(layer, spec, num_tokens);
+  if (takes_ids(spec)) batch.topk_ids = file_->topk_ids(layer, spec, num_tokens);
   if (batch.topk_ids) {
     batch.topk_weights = file_->topk_weights(layer, spec, num_tokens);
     if (!batch.topk_weights) file_->missing(layer, "topk_weights", "topk_ids are there without");

@@ -1,0 +1,214 @@
+// Every golden checkpoint of testdata/models: a family's own files, what its published code
+// computed in them, and float64 recomputations, against the library.
+
+#include "support/layer_fixture.h"
+
+#include "conclave/checkpoint.h"
+#include "conclave/safetensors.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace conclave {
+namespace {
+
+const std::filesystem::path kModels = "testdata/models";
+
+std::vector<std::string> model_directories() {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(kModels)) {
+    if (entry.is_directory()) names.push_back(entry.path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::vector<double> as_doubles(const Tensor& tensor) {
+  std::vector<double> values(static_cast<size_t>(tensor.shape().num_elements()));
+  convert(tensor.view(), {.data = values.data(), .dtype = DType::kF64, .shape = tensor.shape()});
+  return values;
+}
+
+// One layer's records of one run.
+struct Record {
+  Tensor hidden;          // [T, H]
+  Tensor router_input;    // [T, H] or empty
+  Tensor residual_input;  // [T, H] or empty
+  Tensor token_ids;       // [T] or empty
+  Tensor logits;          // [T, num_logits] f32
+  Tensor ids;             // [T, slots] i32
+  Tensor weights;         // [T, slots] f32, the published code's
+  std::vector<double> exact_weights;
+  std::vector<double> exact_output;
+
+  bool has_logits() const { return logits.size_bytes() != 0; }
+
+  ForwardArgs inputs() const {
+    ForwardArgs args;
+    if (router_input.size_bytes() != 0) args.router_input = router_input.view();
+    if (residual_input.size_bytes() != 0) args.residual_input = residual_input.view();
+    if (token_ids.size_bytes() != 0) args.token_ids = token_ids.view();
+    return args;
+  }
+};
+
+Record load_record(const SafetensorsFile& file, int64_t layer, const std::string& run) {
+  const std::string prefix = "layers." + std::to_string(layer) + "." + run + ".";
+  const auto optional = [&](const std::string& key) {
+    return file.find(prefix + key) != nullptr ? file.load(prefix + key) : Tensor();
+  };
+  return {.hidden = file.load(prefix + "hidden_states"),
+          .router_input = optional("router_input"),
+          .residual_input = optional("residual_input"),
+          .token_ids = optional("token_ids"),
+          .logits = optional("router_logits"),
+          .ids = file.load(prefix + "topk_ids"),
+          .weights = file.load(prefix + "topk_weights"),
+          .exact_weights = as_doubles(file.load(prefix + "float64.topk_weights")),
+          .exact_output = as_doubles(file.load(prefix + "float64.output"))};
+}
+
+struct Output {
+  Tensor out;
+  Tensor logits;
+  Tensor ids;
+  Tensor weights;
+};
+
+Output run(const MoeLayer& layer, const Record& record, ForwardArgs args) {
+  const MoeSpec& spec = layer.spec();
+  const int64_t tokens = record.hidden.shape()[0];
+  Output output{.out = Tensor(record.hidden.dtype(), {tokens, spec.hidden_size}),
+                .logits = Tensor(DType::kF32, {tokens, num_logits(spec)}),
+                .ids = Tensor(DType::kI32, {tokens, num_slots(spec)}),
+                .weights = Tensor(DType::kF32, {tokens, num_slots(spec)})};
+  args.hidden = record.hidden.view();
+  args.out = output.out.view();
+  if (args.topk_ids.empty()) args.captured_logits = output.logits.view();
+  args.captured_ids = output.ids.view();
+  args.captured_weights = output.weights.view();
+  layer.forward(args);
+  return output;
+}
+
+LayerResult result_of(const Record& record, const Output& output) {
+  const ForwardArgs inputs = record.inputs();
+  return {.hidden = record.hidden.view(),
+          .logits = output.logits.view(),
+          .topk_ids = output.ids.view(),
+          .topk_weights = output.weights.view(),
+          .output = output.out.view(),
+          .router_input = inputs.router_input,
+          .residual_input = inputs.residual_input,
+          .token_ids = inputs.token_ids};
+}
+
+double worst_relative(const Tensor& actual, const std::vector<double>& expected) {
+  double worst_error = 0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const auto value = static_cast<double>(actual.as<float>()[i]);
+    const double scale = std::max(std::abs(expected[i]), 1e-30);
+    worst_error = std::max(worst_error, std::abs(value - expected[i]) / scale);
+  }
+  return worst_error;
+}
+
+// Tokens whose ids differ from the record.
+int64_t differing_tokens(const Tensor& actual, const Tensor& expected) {
+  int64_t differing = 0;
+  for (int64_t row = 0; row < expected.shape()[0]; ++row) {
+    if (testing::row_bytes(actual, row) != testing::row_bytes(expected, row)) ++differing;
+  }
+  return differing;
+}
+
+class Family : public ::testing::TestWithParam<std::tuple<std::string, std::string>> {
+ protected:
+  static bool is_float_run() { return std::get<1>(GetParam()) == "f32"; }
+
+  // The bar of the run: float32 throughout, or rows, weights and products in bf16.
+  static double bar() { return is_float_run() ? 5e-6 : 6e-3; }
+
+  // A float32 run is that of a model loaded in float32: nothing is rounded on the way.
+  static MoeSpec spec_of_run(MoeSpec spec) {
+    if (is_float_run()) spec.router.logits_dtype = spec.router.score_dtype = DType::kF32;
+    return spec;
+  }
+  // Kept in the test's record: the worst token of all layers.
+  void note_worst(double error) {
+    worst_error_ = std::max(worst_error_, error);
+    RecordProperty("worst_token_error", fmt::format("{:.3g}", worst_error_));
+  }
+  double worst_error_ = 0;
+
+  static LayerOptions options_of_run() {
+    return {.max_tokens = 8, .arithmetic = is_float_run() ? "f32_fma" : ""};
+  }
+};
+
+TEST_P(Family, EveryLayer_MatchesTheRecords) {
+  const auto& [model, run_name] = GetParam();
+  const Checkpoint checkpoint = Checkpoint::open(kModels / model);
+  const SafetensorsFile golden = SafetensorsFile::open(kModels / model / "golden.safetensors");
+  const Context context({.num_threads = 2});
+  ASSERT_FALSE(checkpoint.layers().empty());
+  for (const CheckpointLayer& entry : checkpoint.layers()) {
+    SCOPED_TRACE("layer " + std::to_string(entry.index));
+    ASSERT_TRUE(entry.support) << entry.support.reason();
+    const Record record = load_record(golden, entry.index, run_name);
+    const auto source = checkpoint.layer_source(entry.index);
+    const MoeSpec spec = spec_of_run(entry.spec);
+    const MoeLayer layer = MoeLayer::create(context, spec, *source, options_of_run());
+
+    if (record.has_logits()) {
+      // Routing alone, from the logits that the published code saw.
+      ForwardArgs from_logits = record.inputs();
+      from_logits.router_input = {};
+      from_logits.router_logits = record.logits.view();
+      const Output routed = run(layer, record, from_logits);
+      EXPECT_EQ(differing_tokens(routed.ids, record.ids), 0);
+      EXPECT_LE(worst_relative(routed.weights, record.exact_weights), 1e-6);
+      const double error = worst(token_errors(routed.out.view(), record.exact_output));
+      EXPECT_LE(error, bar());
+      note_worst(error);
+    }
+
+    // The whole layer through its own gate; the records hold decisive tokens only. Its bf16 logits
+    // may round to the neighbour of the recorded ones, so it is judged on its own logits.
+    if (spec.has_gate) {
+      const Output whole = run(layer, record, record.inputs());
+      EXPECT_EQ(differing_tokens(whole.ids, record.ids), 0);
+      const StageCheck check =
+          check_against_reference(context, spec, *source, result_of(record, whole));
+      EXPECT_EQ(check.routing_mismatches, 0);
+      EXPECT_LE(check.worst_weight_error, 1e-6);
+      EXPECT_LE(check.worst_token_error, bar());
+      note_worst(check.worst_token_error);
+      if (is_float_run()) {
+        EXPECT_LE(worst(token_errors(whole.out.view(), record.exact_output)), bar());
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Golden, Family,
+                         ::testing::Combine(::testing::ValuesIn(model_directories()),
+                                            ::testing::Values("f32", "bf16")),
+                         [](const auto& row) {
+                           std::string name = std::get<0>(row.param) + "_" + std::get<1>(row.param);
+                           std::replace_if(
+                               name.begin(), name.end(),
+                               [](char c) { return !std::isalnum(static_cast<unsigned char>(c)); },
+                               '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace conclave

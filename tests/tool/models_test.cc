@@ -1,0 +1,63 @@
+// inspect, run and verify on every golden checkpoint of testdata/models.
+#include "tool_process.h"
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cctype>
+#include <filesystem>
+
+namespace conclave::testing {
+namespace {
+
+using Json = nlohmann::json;
+
+std::vector<std::string> model_directories() {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator("testdata/models")) {
+    if (entry.is_directory()) names.push_back(entry.path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+class GoldenModel : public ::testing::TestWithParam<std::string> {
+ protected:
+  static std::string directory() { return "testdata/models/" + GetParam(); }
+};
+
+TEST_P(GoldenModel, Inspect_NamesItsLayers) {
+  const ToolResult result = run_tool({"inspect", directory(), "--format", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_FALSE(Json::parse(result.out)["layers"].empty());
+}
+
+TEST_P(GoldenModel, Run_IsWithinToleranceOfFloat64) {
+  const std::string golden = directory() + "/golden.safetensors";
+  const ToolResult result =
+      run_tool({"run", directory(), "--input", golden, "--reference", golden, "--record", "bf16",
+                "--routing", "file", "--repetitions", "1", "--format", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err << result.out;
+  EXPECT_TRUE(Json::parse(result.out)["total"]["ok"]);
+}
+
+TEST_P(GoldenModel, Verify_PassesEveryStage) {
+  const ToolResult result = run_tool({"verify", directory(), "--tokens", "16", "--format", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err << result.out;
+  for (const Json& layer : Json::parse(result.out)["layers"]) {
+    EXPECT_TRUE(layer["ok"]) << layer;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, GoldenModel, ::testing::ValuesIn(model_directories()),
+                         [](const auto& instance) {
+                           std::string name = instance.param;
+                           std::replace_if(
+                               name.begin(), name.end(),
+                               [](unsigned char c) { return !std::isalnum(c); }, '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace conclave::testing
