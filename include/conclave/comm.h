@@ -1,5 +1,5 @@
-// The Communicator seam: how ranks exchange rows. Every wait has a deadline; a lost or late peer is
-// a CommError naming peer and phase, never a hang.
+// The Communicator seam: how ranks exchange rows and sums. Every wait has a deadline; a lost or
+// late peer is a CommError naming peer and phase, never a hang.
 #pragma once
 
 #include "conclave/dtype.h"

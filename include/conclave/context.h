@@ -70,7 +70,7 @@ struct ContextOptions {
   Executor* executor = nullptr;
   HostAllocator* host_allocator = nullptr;
   LogSink* log = nullptr;
-  Communicator* communicator = nullptr;         // needed when ParallelSpec::ep_size > 1
+  Communicator* communicator = nullptr;         // needed when ep_size > 1 and Reduce::kFull
   Communicator* tensor_communicator = nullptr;  // needed when tp_size > 1 and Reduce::kFull
 };
 

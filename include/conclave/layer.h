@@ -42,11 +42,12 @@ struct LayerOptions {
   EpCombine ep_combine = EpCombine::kUnreduced;
 };
 
+// Nanoseconds; a forward adds to them, over all its chunks.
 struct StageTimings {
-  int64_t route_ns = 0;
+  int64_t route_ns = 0;  // gate product included
   int64_t dispatch_ns = 0;
   int64_t experts_ns = 0;
-  int64_t shared_ns = 0;
+  int64_t shared_ns = 0;  // and the residual MLP
   int64_t combine_ns = 0;
   int64_t total_ns = 0;
 };
@@ -73,37 +74,42 @@ class CONCLAVE_API Workspace {
 // Give exactly one source of routing: router_logits, or topk_ids with topk_weights, or none of them
 // when the layer has a gate. topk_ids alone (with logits or a gate) replays recorded choices: the
 // router then only weighs them. hidden and out: f32, f16 or bf16, independent of each other and of
-// the weights. out may be hidden itself (in place) but must not overlap it otherwise.
+// the weights. out may be hidden itself (in place, same type and stride); nothing else that is
+// written may overlap anything. All views are read or written until forward returns, in host
+// memory, aligned to their elements; rows may be apart (row_stride).
 struct ForwardArgs {
   ConstTensorView hidden = {};          // [T, H]
   ConstTensorView router_logits = {};   // [T, num_logits(spec)] f32, f16 or bf16
   ConstTensorView topk_ids = {};        // [T, num_slots(spec)] int32 or int64
   ConstTensorView topk_weights = {};    // [T, num_slots(spec)] f32, f16 or bf16
-  ConstTensorView router_input = {};    // [T, H] the gate reads instead of hidden
+  ConstTensorView router_input = {};    // [T, H] the gate reads instead of hidden; only if it runs
   ConstTensorView residual_input = {};  // [T, H] the residual MLP reads instead of hidden
-  ConstTensorView token_ids = {};       // [T] int32 or int64, of router "hash"
+  ConstTensorView token_ids = {};       // [T] int32 or int64, of router "hash": rows of its table
   ConstTensorView padding_mask = {};    // [T] bool; false: the token is padding, its output is 0
-  const int64_t* num_tokens = nullptr;  // if given: only the first *num_tokens <= T rows count
+  const int64_t* num_tokens = nullptr;  // if given: only the first *num_tokens <= T rows count;
+                                        // the others of out are not written
 
   TensorView out = {};  // [T, H]
   // [T, H]; if given, the shared part is written here and out lacks it: their sum is what out would
   // have been, up to rounding. Gates, slot weights and the factors of kAverage and kSoftmaxMix are
   // in both parts.
   TensorView shared_out = {};
-  TensorView captured_logits = {};      // [T, num_logits(spec)] f32: what the router saw
-  TensorView captured_ids = {};         // [T, num_slots(spec)] int32, logical ids
-  TensorView captured_weights = {};     // [T, num_slots(spec)] f32
-  std::span<int64_t> expert_load = {};  // [E]; this call's rows per expert are added
+  TensorView captured_logits = {};   // [T, num_logits(spec)] f32: what the router saw
+  TensorView captured_ids = {};      // [T, num_slots(spec)] int32, logical ids; -1: skipped
+  TensorView captured_weights = {};  // [T, num_slots(spec)] f32
+  // [E] logical; this call's rows per expert are added. Padding, zero and shared experts are not
+  // counted.
+  std::span<int64_t> expert_load = {};
 
   Workspace* workspace = nullptr;  // null: the layer's own (then one forward at a time)
   StageTimings* timings = nullptr;
 };
 
-// Sticky counters since create.
+// Sticky counters since create, of this rank.
 struct LayerStatus {
   int64_t forwards = 0;
   int64_t tokens = 0;
-  int64_t skipped_ids = 0;  // ids dropped by IdPolicy::kSkip
+  int64_t skipped_ids = 0;  // ids other than -1 dropped by IdPolicy::kSkip
   int64_t tokens_without_finite_logit = 0;
 };
 
@@ -143,7 +149,10 @@ class CONCLAVE_API MoeLayer {
  public:
   // Validates, plans, and packs this rank's experts or slices. Collective over the context's
   // communicators that `parallel` needs: none with Reduce::kPartial. `context` must outlive the
-  // layer; `source` only this call. Throws Error naming the field or tensor.
+  // layer; `source` only this call. Throws Error naming the field or tensor: kInvalidArgument,
+  // kUnknownName, kUnsupported with the reason of every row, kTensorMissing, kTensorShape,
+  // kTensorDType, kExpertId (hash table), kOutOfMemory; CommError where ranks disagree; and what
+  // the source throws.
   static MoeLayer create(const Context& context, const MoeSpec& spec, const WeightSource& source,
                          const LayerOptions& options = {}, const ParallelSpec& parallel = {});
   MoeLayer(MoeLayer&&) noexcept;
@@ -152,10 +161,11 @@ class CONCLAVE_API MoeLayer {
 
   // Throws Error before anything is written if an argument is wrong. Any T from 0. Collective
   // as create: expert-parallel ranks each with their own T, tensor-parallel ranks with the same
-  // tokens.
+  // tokens. A CommError comes midway: out is then incomplete. docs/architecture.md has the formula.
   void forward(const ForwardArgs& args) const;
 
-  // Not concurrent with forward.
+  // New weights of the same shapes and types, on this rank alone. Not concurrent with forward.
+  // Throws as create does for a source.
   void reload(const WeightSource& source, ReloadMode mode);
 
   const MoeSpec& spec() const noexcept;

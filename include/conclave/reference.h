@@ -28,8 +28,9 @@ struct ReferenceResult {
 };
 
 // Routing is recomputed from hidden through the gate, unless logits, or ids and weights, are given.
-// Ids alone are weighed, as in ForwardArgs. With ids and weights, logits serve only to weigh shared
-// experts (SharedMode::kRouterWeight).
+// Ids alone are weighed, as in ForwardArgs. A router of the application has no float64 rule: give
+// ids and weights. With ids and weights, logits serve only to weigh shared experts
+// (SharedMode::kRouterWeight).
 struct ReferenceArgs {
   ConstTensorView hidden = {};         // [T, H] f32, f16, bf16, f64
   ConstTensorView router_logits = {};  // [T, num_logits(spec)]
@@ -48,7 +49,8 @@ CONCLAVE_API ReferenceResult reference_forward(const Context& context, const Moe
                                                const ReferenceArgs& args);
 
 // Relative L2 error of each token: |actual - expected| / max(|expected|, floor), with floor =
-// 1e-30. NaN where actual is not finite and expected is.
+// 1e-30. NaN where actual is not finite and expected is. `expected` [T, H] row-major. Throws
+// Error(kShape).
 CONCLAVE_API std::vector<double> token_errors(const ConstTensorView& actual,
                                               std::span<const double> expected);
 // The largest, counting NaN as infinity; 0 for no tokens.
@@ -62,8 +64,11 @@ CONCLAVE_API double accuracy_bar(DType weight_dtype, DType out_dtype);
 // ids and weights against its logits, its output against its ids and weights. So a near tie cannot
 // be mistaken for a wrong output, nor hide one.
 struct StageCheck {
-  double worst_logit_error = 0;      // max |difference| / (|x| |w|) over logits, before rounding
-  int64_t routing_mismatches = 0;    // ids that differ from float64 on the same logits
+  // max |logit - exact| / (|x| |w| + |bias|); a rounding to logits_dtype counts.
+  double worst_logit_error = 0;
+  // Ids that differ from float64 on the same logits. Not looked for with a router of the
+  // application, which has no float64 rule.
+  int64_t routing_mismatches = 0;
   double worst_weight_error = 0;     // relative, on the same logits
   std::vector<double> token_errors;  // on the same ids and weights
   double worst_token_error = 0;

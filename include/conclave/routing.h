@@ -15,7 +15,7 @@ namespace conclave::inline v0 {
 
 class Executor;
 
-// Which experts each token uses. Row-major [T, k]; -1 contributes nothing.
+// Which experts each token uses. Row-major [T, k]; -1 contributes nothing. Pointers are borrowed.
 struct Routing {
   int64_t num_tokens = 0;
   int64_t top_k = 0;
@@ -32,6 +32,7 @@ struct RouterWeights {
   const int32_t* hash_table = nullptr;    // [vocab, k], entries in [0, E)
 };
 
+// Valid during one call of route.
 struct RouterInput {
   int64_t num_tokens = 0;
   int64_t num_experts = 0;             // E
@@ -52,13 +53,14 @@ struct RouterOutput {
 };
 
 struct RouterStats {
-  int64_t tokens_without_finite_logit = 0;
+  int64_t tokens_without_finite_logit = 0;  // added to LayerStatus
 };
 
 // A rule from logits to ids and weights. Ids written must lie in [0, E + Z) or be -1; the layer
-// checks them under IdPolicy::kStrict. Thread rule: concurrent forwards call route concurrently; it
-// may use the executor. It must not allocate after its first call with the largest T: what it needs
-// beside its outputs it asks for with scratch_bytes.
+// checks them: Error(kExpertId) under IdPolicy::kStrict, skipped and counted under kSkip. Thread
+// rule: concurrent forwards call route concurrently; it may use the executor. It must not allocate
+// after its first call with the largest T: what it needs beside its outputs it asks for with
+// scratch_bytes.
 class CONCLAVE_API Router {
  public:
   virtual ~Router() = default;

@@ -1,6 +1,6 @@
 // What one MoE layer is: sizes, router, activation, shared experts, and how it is split over ranks.
-// Letters used in all docs: T tokens, E experts, Z zero experts, S shared experts, k choices per
-// token, H hidden, I intermediate.
+// Plain values: no call here keeps a pointer. Letters used in all docs: T tokens, E experts, Z zero
+// experts, S shared experts, k choices per token, H hidden, I intermediate.
 #pragma once
 
 #include "conclave/dtype.h"
@@ -57,15 +57,18 @@ struct SimulatedRouting {
   SimulatedDistribution distribution = SimulatedDistribution::kUniform;
   uint64_t seed = 0;
   double zipf_exponent = 1.0;
-  std::vector<int32_t> replay_ids = {};    // [N, k] row-major
+  std::vector<int32_t> replay_ids = {};    // [N, k] row-major, -1 to E - 1
   std::vector<float> replay_weights = {};  // [N, k], or empty
 };
 
-// The router, as values. `name` is a row of the router catalog (or of Context::add_router):
+// The router, as values; docs/routing.md has every formula. `name` is a row of the router catalog
+// (or of Context::add_router). A field that the rule does not read must keep its default.
 // - "topk": logits l = x W^T (+ bias), soft cap, score, selection bias, group limit, the k best,
-//   renormalise, scale. Every field below applies.
+//   renormalise, scale.
 // - "hash": ids = table[token id] (WeightRole::kHashTable); weights as "topk" gives at those ids.
-// - "sparse_mixer": two choices from separate masked softmaxes (PhiMoE); jitter_epsilon applies.
+//   Without selection bias and groups.
+// - "sparse_mixer": two choices from separate masked softmaxes (PhiMoE, arXiv 2409.12136); k = 2;
+//   jitter_epsilon applies.
 // - "sink_softmax": chosen by sigmoid(l) + selection bias; the weights are a softmax over
 //   log-sigmoid of the k chosen and the S shared logits; the last S weigh the shared experts
 //   (SharedMode::kRouterWeight); logits are [T, E + S].
@@ -78,9 +81,9 @@ struct RouterSpec {
   double soft_cap = 0;              // c > 0: l = c tanh(l / c)
   bool has_selection_bias = false;  // WeightRole::kSelectionBias: added for choosing, never weighs
 
-  int64_t num_groups = 1;   // E % num_groups == 0
+  int64_t num_groups = 1;   // E % num_groups == 0; above 1 only without zero experts
   int64_t topk_groups = 1;  // kept groups; k <= topk_groups * E / num_groups
-  GroupScore group_score = GroupScore::kTop2Sum;
+  GroupScore group_score = GroupScore::kTop2Sum;  // needs two experts in a group
   GroupMask group_mask = GroupMask::kNegInf;
 
   Renormalize renormalize = Renormalize::kSum;
@@ -135,7 +138,8 @@ enum class SharedMode : uint8_t {
   kAverage,       // out = (routed + shared(x)) / 2
   kSoftmaxMix,    // out = c0 routed + c1 shared(x), c = softmax(x W^T + b): WeightRole::kMixGate
   kRouterWeight,  // out = routed + sum_i w_i shared_i(x), w from router "sink_softmax"
-  kFusedSlots,    // shared expert i is slot k + i with id E + i and the weight `slot_weight`
+  kFusedSlots,    // shared expert i is slot k + i with id E + i and the weight `slot_weight`; not
+                  // with zero experts, which would have the same ids
 };
 
 struct SharedExpertSpec {
@@ -150,11 +154,13 @@ struct SharedExpertSpec {
 };
 
 // Routed experts work on a projection: x -> down [Hl, H] -> experts on Hl -> weighted sum -> (rms
-// norm) -> up [H, Hl]. Router and shared experts read the full x.
+// norm) -> up [H, Hl]. Router and shared experts read the full x. The projections are float32
+// products of WeightRole::kLatentDown and kLatentUp.
 struct LatentSpec {
   int64_t size = 0;  // Hl; 0: no projection
-  // RMS norm with WeightRole::kLatentNorm [Hl] of the weighted sum (Kimi-K3). It needs the whole
-  // sum: not with Reduce::kPartial over several ranks.
+  // Of the weighted sum z: z / sqrt(mean(z^2) + norm_epsilon) * weight, WeightRole::kLatentNorm
+  // [Hl] (Kimi-K3). It needs the whole sum: Error(kUnsupported) with Reduce::kPartial over several
+  // ranks.
   bool has_norm = false;
   double norm_epsilon = 1e-6;
 };
@@ -167,7 +173,7 @@ struct ResidualMlpSpec {
 
 enum class WeightOn : uint8_t {
   kOutput,
-  kInput,  // the expert reads w x; k = 1 only
+  kInput,  // the expert reads w x, its biases unscaled; k = 1 and no fused slots
 };
 
 struct MoeSpec {
@@ -218,12 +224,13 @@ struct ParallelSpec {
   int32_t ep_size = 1;
   int32_t ep_rank = 0;
   PlacementStrategy placement = PlacementStrategy::kLinear;
-  std::vector<int32_t> rank_of = {};  // [E] of kCustom: the rank of each expert; -1: on no rank,
-                                      // its slots contribute nothing (Reduce::kPartial only)
+  // [E + R] of kCustom: the rank of each physical expert; -1: on no rank, its slots contribute
+  // nothing (Reduce::kPartial only).
+  std::vector<int32_t> rank_of = {};
   // R more physical experts, replicas of logical ones: physical p < E is expert p, p >= E is
   // replica_of[p - E], by default (p - E) % E. Placement then counts physical experts.
   int32_t num_redundant_experts = 0;
-  std::vector<int32_t> replica_of = {};
+  std::vector<int32_t> replica_of = {};  // [R], or empty
   int32_t tp_size = 1;
   int32_t tp_rank = 0;
   Reduce reduce = Reduce::kFull;
@@ -238,22 +245,26 @@ struct ParallelSpec {
   };
   // The flattened size is dp * pcp * tp and the rank (dp_rank * pcp + pcp_rank) * tp + tp_rank; it
   // becomes ep with expert_parallel (where it exceeds 1), tp otherwise.
-  // Throws Error(kInvalidArgument) for a rank outside its group.
+  // Throws Error(kInvalidArgument) for a rank outside its group, Error(kSizeOverflow) for more than
+  // 2^31 - 1 ranks.
   CONCLAVE_API static ParallelSpec flatten(const Groups& groups);
 };
 // Whether ranks must exchange tokens: expert parallel, and tokens differ between ranks
-// (dp > 1, pcp > 1 or sequence parallel).
+// (dp > 1, pcp > 1 or sequence parallel). Throws as flatten.
 CONCLAVE_API bool needs_all_to_all(const ParallelSpec::Groups& groups);
 
-// Throws Error(kInvalidArgument or kShape) naming the field, the value and the limit.
+// Throw Error(kInvalidArgument; kDType for a type) naming the field, the value and the limit. Names
+// of routers and activations are looked up by MoeLayer::create.
 CONCLAVE_API void validate(const MoeSpec& spec);
 CONCLAVE_API void validate(const ParallelSpec& parallel);
 
-// Weight elements of one layer: all experts, shared expert and gate; and those one token uses.
+// Weight elements of one layer, over all ranks and in every role but the hash table and the bias of
+// the mix gate; and those that one token uses.
 struct ParameterCount {
   int64_t total = 0;
   int64_t active = 0;
 };
+// Throws as validate, and Error(kSizeOverflow).
 CONCLAVE_API ParameterCount count_parameters(const MoeSpec& spec);
 
 }  // namespace conclave::inline v0

@@ -18,7 +18,10 @@ namespace conclave::inline v0 {
 // Matrices are row-major [rows, cols] with cols the reduction axis. Roles "per expert" hold E
 // matrices, "per shared expert" S, all others one, of expert index 0. Routed experts of a layer
 // with a latent projection have Hl in place of H. Without a gate (ActivationSpec) kGate,
-// kSharedGate, kResidualGate and their biases are absent. Vectors are matrices of one row.
+// kSharedGate, kResidualGate and their biases are absent. Vectors are matrices of one row. Gate, up
+// and down of experts, shared experts and the residual MLP have the type MoeSpec::weight_dtype; all
+// others f32, f16 or bf16, each its own; the table integers. Ir, Is: widths of the residual MLP and
+// of a shared expert.
 enum class WeightRole : uint8_t {
   kGate,              // per expert [I, H]
   kUp,                // per expert [I, H]
