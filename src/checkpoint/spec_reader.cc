@@ -95,16 +95,22 @@ void read_groups(const ConfigReader& config, const RouterRule& rule, const MoeSp
   if (router.num_groups == 1) return;
   router.topk_groups = config.size(
       rule.topk_groups, {.low = 1, .high = router.num_groups, .why = ", the number of groups"});
-  const auto reject = [&](const KeyNames& key, const std::string& limit) {
-    reject_value(*config.find(key), "is out of range", limit);
+  // The number may be the default of a key that is absent.
+  const auto reject = [&](const SizeKey& key, const std::string& limit) {
+    if (const auto value = config.find(key.key)) reject_value(*value, "is out of range", limit);
+    throw Error(ErrorCode::kConfigValue,
+                {.what = "the default number of groups does not fit the experts",
+                 .file = config.object().file(),
+                 .found = std::to_string(router.num_groups),
+                 .limit = limit});
   };
   const int64_t in_group = spec.num_experts / router.num_groups;
   if (spec.num_experts % router.num_groups != 0) {
-    reject(rule.num_groups.key,
+    reject(rule.num_groups,
            fmt::format("a divisor of {}, the number of experts", spec.num_experts));
   }
   if (in_group < 2 && rule.group_score == GroupScore::kTop2Sum) {
-    reject(rule.num_groups.key, "at least two experts a group");
+    reject(rule.num_groups, "at least two experts a group");
   }
   if (spec.top_k > router.topk_groups * in_group) {
     throw Error(ErrorCode::kConfigValue,

@@ -501,6 +501,18 @@ TEST(FamilyConfig, ImpossibleValues_NameTheKey) {
   EXPECT_EQ(error->code(), ErrorCode::kConfigValue) << error->what();
 }
 
+TEST(FamilyConfig, DefaultGroupsThatDoNotFit_AreRejected) {
+  for (const int64_t experts : {4, 8, 12}) {
+    json config = family("DeepSeekV3");
+    config.erase("n_group");
+    config["n_routed_experts"] = experts;
+    config["num_experts_per_tok"] = 2;
+    const auto error = error_of([&] { read(config); });
+    ASSERT_TRUE(error) << experts;
+    EXPECT_EQ(error->code(), ErrorCode::kConfigValue) << error->what();
+  }
+}
+
 TEST(FamilyConfig, UnknownType_SuggestsTheNearest) {
   json config = family("DeepSeekV3");
   config["model_type"] = "deepseek_v33";
