@@ -1,5 +1,6 @@
 // conclave inspect: the geometry of every MoE layer of a checkpoint.
 #include "commands.h"
+#include "input/layer_selection.h"
 #include "input/machine_options.h"
 #include "output/numbers.h"
 #include "spec_text.h"
@@ -17,6 +18,7 @@ namespace {
 
 struct InspectOptions {
   std::string model_dir;
+  std::string experts = "text";
   bool json = false;
   OutputOptions printing;
 };
@@ -145,7 +147,8 @@ nlohmann::ordered_json facts(const Checkpoint& checkpoint, const Totals& totals)
 ExitCode run_inspect(const InspectOptions& options) {
   const OutputFormat format =
       options.json ? OutputFormat::kJson : parse_output_format(options.printing.format);
-  const Checkpoint checkpoint = Checkpoint::open(options.model_dir);
+  const Checkpoint checkpoint =
+      Checkpoint::open(options.model_dir, {.experts = parse_expert_set(options.experts)});
   const Totals totals = sum(checkpoint);
   TableWriter table(stdout, format, columns(checkpoint));
   table.header(facts(checkpoint, totals),
@@ -181,6 +184,7 @@ void add_inspect_command(CommandLine& line) {
       .positional(kModelDir, options->model_dir,
                   "Hugging Face model directory: config.json and safetensors")
       .required();
+  add_expert_set_option(command, options->experts);
   command.flag("--json", options->json, "The same as --format json");
   add_format_option(command, options->printing);
   command.footer(

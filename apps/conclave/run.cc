@@ -25,6 +25,7 @@ namespace {
 struct RunOptions {
   std::string model_dir;
   std::string layers;
+  std::string experts = "text";
   std::string input;
   std::string record;
   std::optional<int64_t> random_tokens;
@@ -48,7 +49,8 @@ class RunCommand {
       : options_(options),
         format_(parse_output_format(options.printing.format)),
         checkpoint_(
-            Checkpoint::open(options.model_dir, {.verify_manifest = options.check_manifest})),
+            Checkpoint::open(options.model_dir, {.verify_manifest = options.check_manifest,
+                                                 .experts = parse_expert_set(options.experts)})),
         layers_(select_layers(checkpoint_, options.layers)),
         batches_(batch_options(options)),
         console_(options.printing.progress()),
@@ -177,6 +179,7 @@ void add_run_command(CommandLine& line) {
                   "Hugging Face model directory: config.json and safetensors")
       .required();
   command.text("-l,--layers", "LIST", options->layers, "Layers such as 0-3,7 (default: all)");
+  add_expert_set_option(command, options->experts);
   const Option input =
       command.text("-i,--input", kFileValue, options->input,
                    "Hidden states: layers.N.hidden_states, or hidden_states for all");

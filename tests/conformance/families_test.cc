@@ -155,7 +155,8 @@ class Family : public ::testing::TestWithParam<std::tuple<std::string, std::stri
 
 TEST_P(Family, EveryLayer_MatchesTheRecords) {
   const auto& [model, run_name] = GetParam();
-  const Checkpoint checkpoint = Checkpoint::open(kModels / model);
+  const ExpertSet experts = model.ends_with("-vision") ? ExpertSet::kVision : ExpertSet::kText;
+  const Checkpoint checkpoint = Checkpoint::open(kModels / model, {.experts = experts});
   const SafetensorsFile golden = SafetensorsFile::open(kModels / model / "golden.safetensors");
   const Context context({.num_threads = 2});
   ASSERT_FALSE(checkpoint.layers().empty());

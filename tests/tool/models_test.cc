@@ -25,25 +25,28 @@ std::vector<std::string> model_directories() {
 class GoldenModel : public ::testing::TestWithParam<std::string> {
  protected:
   static std::string directory() { return "testdata/models/" + GetParam(); }
+  static std::string experts() { return GetParam().ends_with("-vision") ? "vision" : "text"; }
 };
 
 TEST_P(GoldenModel, Inspect_NamesItsLayers) {
-  const ToolResult result = run_tool({"inspect", directory(), "--format", "json"});
+  const ToolResult result =
+      run_tool({"inspect", directory(), "--experts", experts(), "--format", "json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_FALSE(Json::parse(result.out)["layers"].empty());
 }
 
 TEST_P(GoldenModel, Run_IsWithinToleranceOfFloat64) {
   const std::string golden = directory() + "/golden.safetensors";
-  const ToolResult result =
-      run_tool({"run", directory(), "--input", golden, "--reference", golden, "--record", "bf16",
-                "--routing", "file", "--repetitions", "1", "--format", "json"});
+  const ToolResult result = run_tool({"run", directory(), "--input", golden, "--reference", golden,
+                                      "--record", "bf16", "--routing", "file", "--experts",
+                                      experts(), "--repetitions", "1", "--format", "json"});
   ASSERT_EQ(result.exit_code, 0) << result.err << result.out;
   EXPECT_TRUE(Json::parse(result.out)["total"]["ok"]);
 }
 
 TEST_P(GoldenModel, Verify_PassesEveryStage) {
-  const ToolResult result = run_tool({"verify", directory(), "--tokens", "16", "--format", "json"});
+  const ToolResult result = run_tool(
+      {"verify", directory(), "--experts", experts(), "--tokens", "16", "--format", "json"});
   ASSERT_EQ(result.exit_code, 0) << result.err << result.out;
   for (const Json& layer : Json::parse(result.out)["layers"]) {
     EXPECT_TRUE(layer["ok"]) << layer;

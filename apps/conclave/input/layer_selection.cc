@@ -64,4 +64,13 @@ std::vector<const CheckpointLayer*> select_layers(const Checkpoint& checkpoint,
   return selected;
 }
 
+void add_expert_set_option(Command& command, std::string& experts) {
+  command.choice("--experts", experts, {"text", "vision"},
+                 "Which experts, where a model has a set for text and one for images");
+}
+
+ExpertSet parse_expert_set(const std::string& experts) {
+  return experts == "vision" ? ExpertSet::kVision : ExpertSet::kText;
+}
+
 }  // namespace conclave::tool

@@ -1,5 +1,7 @@
-// --layers: which MoE layers of a checkpoint.
+// --layers and --experts: which MoE layers of a checkpoint, and which of their experts.
 #pragma once
+
+#include "command_line.h"
 
 #include "conclave/checkpoint.h"
 
@@ -13,5 +15,10 @@ namespace conclave::tool {
 // Error(kLayerNotFound), and Error(kUnsupported) for a layer that cannot run.
 std::vector<const CheckpointLayer*> select_layers(const Checkpoint& checkpoint,
                                                   const std::string& layers);
+
+// For models whose layers have one set of experts for text and another for images.
+void add_expert_set_option(Command& command, std::string& experts);
+// "" and "text": kText.
+ExpertSet parse_expert_set(const std::string& experts);
 
 }  // namespace conclave::tool

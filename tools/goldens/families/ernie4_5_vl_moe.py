@@ -81,4 +81,5 @@ def family(name: str, vision: bool, seed: int) -> Family:
 
 FAMILIES = [
     family("ernie4_5_vl_moe", False, 1071),
+    family("ernie4_5_vl_moe-vision", True, 1072),
 ]
