@@ -76,7 +76,7 @@ TEST_P(GoldenModel, Layers_HaveTheRecordedSizes) {
 }
 
 TEST(GoldenModels, VisionExperts_AreOpenedByOption) {
-  const fs::path directory = "testdata/models/ernie4_5_vl_moe-vision";
+  const fs::path directory = "testdata/models/ernie4_5_vl_moe";
   const Checkpoint text = Checkpoint::open(directory);
   const Checkpoint vision = Checkpoint::open(directory, {.experts = ExpertSet::kVision});
   const CheckpointLayer& layer = vision.layers()[0];
