@@ -49,8 +49,8 @@ class RunCommand {
       : options_(options),
         format_(parse_output_format(options.printing.format)),
         checkpoint_(
-            Checkpoint::open(options.model_dir, {.verify_manifest = options.check_manifest,
-                                                 .experts = parse_expert_set(options.experts)})),
+            Checkpoint::open(options.model_dir, {.experts = parse_expert_set(options.experts),
+                                                 .verify_manifest = options.check_manifest})),
         layers_(select_layers(checkpoint_, options.layers)),
         batches_(batch_options(options)),
         console_(options.printing.progress()),

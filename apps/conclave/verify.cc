@@ -53,7 +53,7 @@ ExitCode run_verify(const VerifyOptions& options) {
                    LayerTable::Speeds::kHidden);
   const Checkpoint checkpoint = Checkpoint::open(
       options.model_dir,
-      {.verify_manifest = options.check_manifest, .experts = parse_expert_set(options.experts)});
+      {.experts = parse_expert_set(options.experts), .verify_manifest = options.check_manifest});
   const auto layers = select_layers(checkpoint, options.layers);
   Console console(options.printing.progress());
   const Context context = make_context(options.machine, &console);
