@@ -26,12 +26,17 @@ struct CheckpointOptions {
   FileAccess access = FileAccess::kAuto;
   // kVision: Error(kInvalidArgument) for families with one set.
   ExpertSet experts = ExpertSet::kText;
+  // Also lists the MoE layers beyond num_hidden_layers (N) that multi-token prediction stores:
+  // those named "<trunk>layers.{N + i}." keep their number, "mtp.layers.{i}." becomes N + i;
+  // i < 64. The tensors say which there are, whatever config.json counts: layers without experts
+  // and router are not listed. Lists with a value a layer go on with their last value.
+  bool extra_layers = false;
   // Checks tensor data against conclave.manifest.json while reading; Error(kChecksum) on a flip.
   bool verify_manifest = false;
 };
 
 struct CheckpointLayer {
-  int64_t index = 0;   // N of model.layers.N
+  int64_t index = 0;   // N of model.layers.N; num_hidden_layers + N of mtp.layers.N
   std::string prefix;  // "model.layers.0.mlp."
   // How the experts are stored: "per_expert", "per_expert_fused", "stacked", "stacked_unfused",
   // "stacked_interleaved", "flat"; "_transposed" follows where a stack lies columns first.
@@ -83,8 +88,8 @@ enum class FeedMemory : uint8_t {
 };
 
 // The weights of a model pushed tensor by tensor, in any order, from wherever they come: the names,
-// checks and errors are those of a Checkpoint. One thread at a time; a source may be read from
-// several threads as long as nothing is put.
+// checks and errors are those of a Checkpoint. Layers beyond num_hidden_layers are not taken. One
+// thread at a time; a source may be read from several threads as long as nothing is put.
 class CONCLAVE_API CheckpointFeed {
  public:
   // From the text of config.json. Throws as Checkpoint::open does for that file, and

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 namespace conclave::inline v0::checkpoint {
@@ -101,13 +102,18 @@ const std::vector<io::JsonValue>& ConfigReader::list(const io::JsonValue& value,
   return items;
 }
 
+io::JsonValue ConfigReader::entry(const io::JsonValue& list_value, int64_t layer) const {
+  const auto& items = list(list_value, layer < first_extra_ ? layer + 1 : 1);
+  return items[std::min(static_cast<size_t>(layer), items.size() - 1)];
+}
+
 std::optional<io::JsonValue> ConfigReader::find_at(const KeyNames& key, int64_t layer) const {
   const auto value = find(key);
   if (!value || !value->is_array()) return value;
   const int64_t index = lists_ == SizeKeys::Lists::kPerLayer ? layer
                         : lists_ == SizeKeys::Lists::kVision ? 1
                                                              : 0;
-  const io::JsonValue item = list(*value, index + 1)[static_cast<size_t>(index)];
+  const io::JsonValue item = entry(*value, index);
   return item.is_null() ? std::nullopt : std::optional(item);
 }
 

@@ -6,6 +6,7 @@
 #include "io/json.h"
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <optional>
 #include <string>
@@ -22,8 +23,11 @@ struct SizeRange {
 
 class ConfigReader {
  public:
-  // `config` is the object that holds the sizes of the language model.
-  ConfigReader(io::JsonValue config, SizeKeys::Lists lists) : config_(config), lists_(lists) {}
+  // `config` is the object that holds the sizes of the language model. Layers from `first_extra` on
+  // are beyond those that it describes.
+  ConfigReader(io::JsonValue config, SizeKeys::Lists lists,
+               int64_t first_extra = std::numeric_limits<int64_t>::max())
+      : config_(config), lists_(lists), first_extra_(first_extra) {}
 
   const io::JsonValue& object() const { return config_; }
   // Without the keys that are null.
@@ -41,12 +45,15 @@ class ConfigReader {
 
   // The list at `key`, read once. At least `length` long.
   const std::vector<io::JsonValue>& list(const io::JsonValue& value, int64_t length) const;
+  // The value of a layer; for an extra layer, the last one of a list that is too short.
+  io::JsonValue entry(const io::JsonValue& list, int64_t layer) const;
 
  private:
   std::optional<io::JsonValue> find_at(const KeyNames& key, int64_t layer) const;
 
   io::JsonValue config_;
   SizeKeys::Lists lists_;
+  int64_t first_extra_;
   // Elements of a list have no index of their own. By path.
   mutable std::map<std::string, std::vector<io::JsonValue>> cache_;
 };

@@ -65,7 +65,7 @@ LayerAssignment::LayerAssignment(const ModelConfig& config, const TensorTable& t
       table_(table),
       layer_(layer),
       axes_(axes_of_stack(config.architecture->ambiguous_stack)),
-      prefix_(fmt::format("{}{}.{}.", tensors.trunk, config.architecture->layers, layer.index)) {
+      prefix_(tensors.layer_start(*config.architecture, layer.index)) {
   for (size_t i = 0; i < kNumRoles; ++i) {
     shapes_[i] = role_shape(layer.spec, static_cast<WeightRole>(i));
   }

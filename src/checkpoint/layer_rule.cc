@@ -157,7 +157,7 @@ std::vector<int64_t> moe_layers(const ConfigReader& config, const Architecture& 
 bool is_hash_layer(const ConfigReader& config, const Architecture& architecture, int64_t layer) {
   if (architecture.router.hash.first_layers.empty()) return false;
   if (const auto kinds = config.find(architecture.layer_rule.kinds)) {
-    return config.list(*kinds, layer + 1)[static_cast<size_t>(layer)].as_string() == kHashKind;
+    return config.entry(*kinds, layer).as_string() == kHashKind;
   }
   const HashRule& rule = architecture.router.hash;
   return layer < config.size({rule.first_layers, rule.otherwise}, kLayerNumber);

@@ -22,6 +22,9 @@ constexpr std::array<std::string_view, 9> kKnownTrunks = {
     "language_model.", "thinker.model.",        "model.llm.",
     "backbone.",       "transformer.",          ""};
 
+// Beyond any model there is; keeps the work on hostile names small.
+constexpr int64_t kMaxExtraLayers = 64;
+
 // Fragments of the names of everything around the MoE blocks, in any family.
 constexpr std::array<std::string_view, 20> kOtherParts = {
     "attn",    "attention",   "norm", "embed",      "lm_head", "mlp",     "feed_forward",
@@ -89,6 +92,38 @@ struct Skipped {
   }
 };
 
+// The tensor's extra layer, if it has one. A head numbers its layers from 0.
+struct ExtraName {
+  int64_t layer = 0;  // num_hidden_layers or more
+  LayerName name;
+};
+
+std::optional<ExtraName> split_extra_name(const ModelConfig& config, std::string_view trunk,
+                                          std::string_view tensor) {
+  const Architecture& architecture = *config.architecture;
+  if (is_other_part(architecture, tensor)) return std::nullopt;
+  const std::optional<LayerName> name = split_layer_name(tensor, architecture.layers);
+  if (!name) return std::nullopt;
+  const bool in_head = is_prediction_head(tensor);
+  if (in_head ? !name->trunk.ends_with("mtp.") : name->trunk != trunk) return std::nullopt;
+  const int64_t number = in_head ? name->layer : name->layer - config.num_hidden_layers;
+  if (number < 0 || number >= kMaxExtraLayers) return std::nullopt;
+  return ExtraName{.layer = config.num_hidden_layers + number, .name = *name};
+}
+
+void add_extra(const Architecture& architecture, const ExtraName& extra, int32_t tensor,
+               LayerTensors& groups) {
+  const LayerName& name = extra.name;
+  const auto layer = static_cast<size_t>(extra.layer);
+  if (groups.layers.size() <= layer) groups.layers.resize(layer + 1);
+  groups.layers[layer].push_back(
+      {.tensor = tensor, .rest = name.rest, .canonical = name.canonical});
+  if (looks_like_expert(architecture, name.rest) || is_router(architecture, name.rest)) {
+    groups.extra.emplace(extra.layer,
+                         fmt::format("{}{}.{}.", name.trunk, architecture.layers, name.layer));
+  }
+}
+
 [[noreturn]] void reject_second_trunk(const TensorTable& table, int32_t tensor,
                                       const std::string& trunk, std::string_view layers,
                                       const LayerName& name) {
@@ -107,7 +142,20 @@ std::optional<LayerName> split_model_name(const Architecture& architecture, std:
   return split_layer_name(name, architecture.layers);
 }
 
-LayerTensors group_by_layer(const ModelConfig& config, const TensorTable& table) {
+std::vector<int64_t> LayerTensors::extra_layers() const {
+  std::vector<int64_t> numbers;
+  for (const auto& [layer, start] : extra) numbers.push_back(layer);
+  return numbers;
+}
+
+std::string LayerTensors::layer_start(const Architecture& architecture, int64_t layer) const {
+  const auto found = extra.find(layer);
+  if (found != extra.end()) return found->second;
+  return fmt::format("{}{}.{}.", trunk, architecture.layers, layer);
+}
+
+LayerTensors group_by_layer(const ModelConfig& config, const TensorTable& table,
+                            ExtraLayers extra) {
   const Architecture& architecture = *config.architecture;
   std::vector<std::optional<LayerName>> names;
   names.reserve(table.tensors.size());
@@ -129,7 +177,13 @@ LayerTensors group_by_layer(const ModelConfig& config, const TensorTable& table)
     const StoredTensor& tensor = table.tensors[i];
     const std::optional<LayerName>& name = names[i];
     const bool in_trunk = name && name->trunk == groups.trunk;
-    if (in_trunk && name->layer < config.num_hidden_layers) {
+    const auto extra_name = extra == ExtraLayers::kRead
+                                ? split_extra_name(config, groups.trunk, tensor.info->name)
+                                : std::nullopt;
+    if (extra_name) {
+      add_extra(architecture, *extra_name, static_cast<int32_t>(i), groups);
+      if (in_moe_block(architecture, extra_name->name.rest)) continue;
+    } else if (in_trunk && name->layer < config.num_hidden_layers) {
       groups.layers[static_cast<size_t>(name->layer)].push_back(
           {.tensor = static_cast<int32_t>(i), .rest = name->rest, .canonical = name->canonical});
       if (in_moe_block(architecture, name->rest)) continue;
@@ -148,6 +202,10 @@ LayerTensors group_by_layer(const ModelConfig& config, const TensorTable& table)
     if (!is_known_part(tensor.info->name)) skipped.unknown.push_back(tensor.info->name);
   }
   groups.notes = skipped.notes(config.num_hidden_layers);
+  if (extra == ExtraLayers::kRead && groups.extra.empty()) {
+    groups.notes.push_back(fmt::format("no MoE layers beyond num_hidden_layers = {} are stored",
+                                       config.num_hidden_layers));
+  }
   return groups;
 }
 

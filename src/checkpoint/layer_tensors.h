@@ -6,6 +6,7 @@
 #include "checkpoint/tensor_table.h"
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -21,13 +22,23 @@ struct LayerTensor {
 
 struct LayerTensors {
   std::string trunk;                             // "model.", "language_model.model.", or empty
-  std::vector<std::vector<LayerTensor>> layers;  // by layer number, num_hidden_layers of them
-  std::vector<std::string> notes;                // parts that are not read, names of no known part
+  std::vector<std::vector<LayerTensor>> layers;  // by layer number, num_hidden_layers or more
+  // Extra layers that hold experts or a router, and how their names start: "mtp.layers.0.".
+  std::map<int64_t, std::string> extra;
+  std::vector<std::string> notes;  // parts that are not read, names of no known part
+
+  std::vector<int64_t> extra_layers() const;  // ascending
+  // How the names of a layer start: "model.layers.0.".
+  std::string layer_start(const Architecture& architecture, int64_t layer) const;
 };
+
+// Layers beyond num_hidden_layers and those of a head for multi-token prediction.
+enum class ExtraLayers : uint8_t { kSkip, kRead };
 
 // The trunk is inferred from the names of expert tensors. Throws Error(kTensorUnexpected) if
 // experts lie under two trunks.
-LayerTensors group_by_layer(const ModelConfig& config, const TensorTable& table);
+LayerTensors group_by_layer(const ModelConfig& config, const TensorTable& table,
+                            ExtraLayers extra = ExtraLayers::kSkip);
 
 // The name taken apart; nothing for names without a layer and for parts of the model that are not
 // read (multi-token prediction, parts with experts of their own).

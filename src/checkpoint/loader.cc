@@ -29,7 +29,7 @@ constexpr std::string_view kConfigFile = "config.json";
 constexpr std::array<std::string_view, 3> kQuantizationFiles = {
     "quantize_config.json", "quant_config.json", "hf_quant_config.json"};
 
-ModelConfig read_config(const io::Directory& directory, ExpertSet experts) {
+io::JsonDocument read_config_file(const io::Directory& directory) {
   if (!directory.contains(kConfigFile)) {
     throw Error(ErrorCode::kFileNotFound,
                 {.what = "the directory has no model configuration",
@@ -37,7 +37,11 @@ ModelConfig read_config(const io::Directory& directory, ExpertSet experts) {
                  .hint = "give the directory of a Hugging Face model: config.json beside its "
                          ".safetensors files"});
   }
-  const io::JsonDocument document = directory.read_json(kConfigFile);
+  return directory.read_json(kConfigFile);
+}
+
+ModelConfig read_config(const io::Directory& directory, const io::JsonDocument& document,
+                        ExpertSet experts) {
   ModelConfig config = checkpoint::read_model_config(document.root(), experts);
   for (std::string_view name : kQuantizationFiles) {
     if (!config.quantization.empty() || !directory.contains(name)) continue;
@@ -110,11 +114,15 @@ Checkpoint Checkpoint::open(const std::filesystem::path& path, const CheckpointO
   const io::Directory directory = io::Directory::open(path);
   auto impl = std::make_unique<Impl>();
   impl->directory = path;
-  impl->config = read_config(directory, options.experts);
+  const io::JsonDocument document = read_config_file(directory);
+  impl->config = read_config(directory, document, options.experts);
   impl->architecture = impl->config.architecture->name;
   impl->shards = checkpoint::open_shards(directory, options.access);
   impl->data = std::make_unique<checkpoint::ShardData>(impl->shards);
-  const checkpoint::LayerTensors tensors = checkpoint::group_by_layer(impl->config, impl->shards);
+  const checkpoint::LayerTensors tensors = checkpoint::group_by_layer(
+      impl->config, impl->shards,
+      options.extra_layers ? checkpoint::ExtraLayers::kRead : checkpoint::ExtraLayers::kSkip);
+  checkpoint::add_extra_layers(document.root(), tensors.extra_layers(), impl->config);
   checkpoint::settle_by_file(tensors, impl->config);
   impl->add_layers(impl->config.quantization.empty()
                        ? checkpoint::map_roles(impl->config, impl->shards, tensors)

@@ -11,7 +11,6 @@
 
 #include <array>
 #include <optional>
-#include <span>
 
 namespace conclave::inline v0::checkpoint {
 namespace {
@@ -185,6 +184,18 @@ ModelConfig read_model_config(const io::JsonValue& root, ExpertSet experts) {
     model.support = Support::no(quantization_reason(model.quantization));
   }
   return model;
+}
+
+void add_extra_layers(const io::JsonValue& root, std::span<const int64_t> layers,
+                      ModelConfig& model) {
+  const Architecture& architecture = *model.architecture;
+  const ConfigReader reader(sized_config(config_chain(root), architecture),
+                            architecture.sizes.lists, model.num_hidden_layers);
+  for (int64_t layer : layers) {
+    model.layers.push_back(
+        {.index = layer,
+         .spec = read_spec(reader, architecture, layer, model.dtype, model.support)});
+  }
 }
 
 }  // namespace conclave::inline v0::checkpoint

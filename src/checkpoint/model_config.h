@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -38,6 +39,11 @@ struct ModelConfig {
 // Throws Error(kConfigMissingKey, kConfigValue, kJsonType, kUnknownArchitecture) naming file, key,
 // value and limit.
 ModelConfig read_model_config(const io::JsonValue& root, ExpertSet experts = ExpertSet::kText);
+
+// Adds MoE layers beyond num_hidden_layers to the model read from `root`, whatever its rule for
+// dense layers says of them. Throws as read_model_config.
+void add_extra_layers(const io::JsonValue& root, std::span<const int64_t> layers,
+                      ModelConfig& model);
 
 // Throws Error(kUnknownArchitecture) with the types known and the nearest one.
 [[noreturn]] void reject_model_type(std::string_view model_type);

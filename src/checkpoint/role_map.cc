@@ -73,11 +73,11 @@ void check_dense_layer(const ModelConfig& config, const TensorTable& table, int6
   }
 }
 
-// Calls `dense` or `moe` for each layer in order.
+// Calls `dense` or `moe` for each of `count` layers in order.
 template <class Dense, class Moe>
-void for_each_layer(const ModelConfig& config, Dense dense, Moe moe) {
+void for_each_layer(const ModelConfig& config, size_t count, Dense dense, Moe moe) {
   auto next = config.layers.begin();
-  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
+  for (int64_t layer = 0; layer < static_cast<int64_t>(count); ++layer) {
     if (next != config.layers.end() && next->index == layer) {
       moe(*next++);
     } else {
@@ -95,7 +95,7 @@ std::vector<LayerMap> map_roles(const ModelConfig& config, const TensorTable& ta
   Missing missing;
   LayerNaming usual;
   for_each_layer(
-      config,
+      config, tensors.layers.size(),
       [&](int64_t layer) {
         check_dense_layer(config, table, layer, tensors.layers[static_cast<size_t>(layer)]);
       },
@@ -136,7 +136,7 @@ std::vector<LayerMap> survey_layers(const ModelConfig& config, const TensorTable
     LayerMap map;
     map.index = layer.index;
     map.layout = "quantised";
-    map.prefix = fmt::format("{}{}.{}.{}", tensors.trunk, config.architecture->layers, layer.index,
+    map.prefix = fmt::format("{}{}", tensors.layer_start(*config.architecture, layer.index),
                              config.architecture->bases.front());
     for (const LayerTensor& item : tensors.layers[static_cast<size_t>(layer.index)]) {
       if (!in_moe_block(*config.architecture, item.rest)) continue;

@@ -26,7 +26,7 @@ TAIL = """
 Model types of transformers 5.23 whose blocks `MoeSpec` does not describe: `zaya` (the router is an MLP
 with state from the layer before), `muse_spark` (an RMS norm of each expert's output), `switch_transformers`
 and `nllb_moe` (experts with a capacity that drops tokens), `doge` (product keys). Of covered types: the
-talker of `qwen3_omni_moe`, the vision experts of `dots3_note`, and MTP layers.
+talker of `qwen3_omni_moe` and the vision experts of `dots3_note`. Goldens do not cover MTP layers.
 """
 
 
