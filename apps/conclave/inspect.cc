@@ -19,6 +19,7 @@ namespace {
 struct InspectOptions {
   std::string model_dir;
   std::string experts = "text";
+  bool extra_layers = false;
   bool json = false;
   OutputOptions printing;
 };
@@ -127,6 +128,17 @@ uint64_t active_parameters(const Checkpoint& checkpoint, const Totals& totals) {
   return rest + totals.moe_active;
 }
 
+// "61 layers and 1 extra"
+std::string layers_text(const Checkpoint& checkpoint) {
+  const auto layers = checkpoint.layers();
+  const int64_t count = checkpoint.num_hidden_layers();
+  const auto extra = std::count_if(layers.begin(), layers.end(), [&](const CheckpointLayer& layer) {
+    return layer.index >= count;
+  });
+  return extra == 0 ? fmt::format("{} layers", count)
+                    : fmt::format("{} layers and {} extra", count, extra);
+}
+
 nlohmann::ordered_json facts(const Checkpoint& checkpoint, const Totals& totals) {
   nlohmann::ordered_json json = {{"model", checkpoint.directory().string()},
                                  {"model_type", checkpoint.model_type()},
@@ -147,14 +159,15 @@ nlohmann::ordered_json facts(const Checkpoint& checkpoint, const Totals& totals)
 ExitCode run_inspect(const InspectOptions& options) {
   const OutputFormat format =
       options.json ? OutputFormat::kJson : parse_output_format(options.printing.format);
-  const Checkpoint checkpoint =
-      Checkpoint::open(options.model_dir, {.experts = parse_expert_set(options.experts)});
+  const Checkpoint checkpoint = Checkpoint::open(
+      options.model_dir,
+      {.experts = parse_expert_set(options.experts), .extra_layers = options.extra_layers});
   const Totals totals = sum(checkpoint);
   TableWriter table(stdout, format, columns(checkpoint));
   table.header(facts(checkpoint, totals),
                {fmt::format("model: {}", checkpoint.directory().string()),
-                fmt::format("type: {}; {} layers, {} of them MoE", checkpoint.model_type(),
-                            checkpoint.num_hidden_layers(), checkpoint.layers().size()),
+                fmt::format("type: {}; {}, {} of them MoE", checkpoint.model_type(),
+                            layers_text(checkpoint), checkpoint.layers().size()),
                 fmt::format("parameters: {} in all, {} active per token; {} on disk",
                             count_text(checkpoint.total_parameters()),
                             count_text(active_parameters(checkpoint, totals)),
@@ -185,6 +198,7 @@ void add_inspect_command(CommandLine& line) {
                   "Hugging Face model directory: config.json and safetensors")
       .required();
   add_expert_set_option(command, options->experts);
+  add_extra_layers_option(command, options->extra_layers);
   command.flag("--json", options->json, "The same as --format json");
   add_format_option(command, options->printing);
   command.footer(

@@ -26,6 +26,7 @@ struct RunOptions {
   std::string model_dir;
   std::string layers;
   std::string experts = "text";
+  bool extra_layers = false;
   std::string input;
   std::string record;
   std::optional<int64_t> random_tokens;
@@ -50,6 +51,7 @@ class RunCommand {
         format_(parse_output_format(options.printing.format)),
         checkpoint_(
             Checkpoint::open(options.model_dir, {.experts = parse_expert_set(options.experts),
+                                                 .extra_layers = options.extra_layers,
                                                  .verify_manifest = options.check_manifest})),
         layers_(select_layers(checkpoint_, options.layers)),
         batches_(batch_options(options)),
@@ -180,6 +182,7 @@ void add_run_command(CommandLine& line) {
       .required();
   command.text("-l,--layers", "LIST", options->layers, "Layers such as 0-3,7 (default: all)");
   add_expert_set_option(command, options->experts);
+  add_extra_layers_option(command, options->extra_layers);
   const Option input =
       command.text("-i,--input", kFileValue, options->input,
                    "Hidden states: layers.N.hidden_states, or hidden_states for all");

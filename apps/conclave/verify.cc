@@ -20,6 +20,7 @@ struct VerifyOptions {
   std::string model_dir;
   std::string layers;
   std::string experts = "text";
+  bool extra_layers = false;
   int64_t tokens = 32;
   uint64_t seed = 0;
   bool check_manifest = false;
@@ -51,9 +52,10 @@ LayerRow verify_layer(const Context& context, const Checkpoint& checkpoint,
 ExitCode run_verify(const VerifyOptions& options) {
   LayerTable table(stdout, parse_output_format(options.printing.format),
                    LayerTable::Speeds::kHidden);
-  const Checkpoint checkpoint = Checkpoint::open(
-      options.model_dir,
-      {.experts = parse_expert_set(options.experts), .verify_manifest = options.check_manifest});
+  const Checkpoint checkpoint =
+      Checkpoint::open(options.model_dir, {.experts = parse_expert_set(options.experts),
+                                           .extra_layers = options.extra_layers,
+                                           .verify_manifest = options.check_manifest});
   const auto layers = select_layers(checkpoint, options.layers);
   Console console(options.printing.progress());
   const Context context = make_context(options.machine, &console);
@@ -93,6 +95,7 @@ void add_verify_command(CommandLine& line) {
       .required();
   command.text("-l,--layers", "LIST", options->layers, "Layers such as 0-3,7 (default: all)");
   add_expert_set_option(command, options->experts);
+  add_extra_layers_option(command, options->extra_layers);
   command
       .number("--tokens", "N", options->tokens, {1, 1 << 20},
               "Random tokens per layer, all of them checked")

@@ -64,6 +64,11 @@ std::vector<const CheckpointLayer*> select_layers(const Checkpoint& checkpoint,
   return selected;
 }
 
+void add_extra_layers_option(Command& command, bool& extra_layers) {
+  command.flag("--extra-layers", extra_layers,
+               "Also the MoE layers beyond num_hidden_layers, for multi-token prediction");
+}
+
 void add_expert_set_option(Command& command, std::string& experts) {
   command.choice("--experts", experts, {"text", "vision"},
                  "Which experts, where a model has a set for text and one for images");

@@ -1,4 +1,4 @@
-// --layers and --experts: which MoE layers of a checkpoint, and which of their experts.
+// --layers, --extra-layers and --experts: which MoE layers of a checkpoint, and which experts.
 #pragma once
 
 #include "command_line.h"
@@ -15,6 +15,9 @@ namespace conclave::tool {
 // Error(kLayerNotFound), and Error(kUnsupported) for a layer that cannot run.
 std::vector<const CheckpointLayer*> select_layers(const Checkpoint& checkpoint,
                                                   const std::string& layers);
+
+// For MoE layers that serve multi-token prediction.
+void add_extra_layers_option(Command& command, bool& extra_layers);
 
 // For models whose layers have one set of experts for text and another for images.
 void add_expert_set_option(Command& command, std::string& experts);
