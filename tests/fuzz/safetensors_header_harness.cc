@@ -12,15 +12,17 @@
 namespace conclave::testing {
 namespace {
 
+__extension__ using Uint128 = unsigned __int128;
+
 // Bytes of a tensor in wider arithmetic than the reader's own; nothing beyond 2^126.
-std::optional<unsigned __int128> wide_bytes(const TensorInfo& tensor) {
-  unsigned __int128 bits = static_cast<unsigned __int128>(bit_size(tensor.dtype));
+std::optional<Uint128> wide_bytes(const TensorInfo& tensor) {
+  Uint128 bits = static_cast<Uint128>(bit_size(tensor.dtype));
   for (const int64_t dim : tensor.shape) {
     if (dim == 0) return 0;
   }
   for (const int64_t dim : tensor.shape) {
     if (bits >> 63 != 0) return std::nullopt;
-    bits *= static_cast<unsigned __int128>(dim);
+    bits *= static_cast<Uint128>(dim);
   }
   return bits / 8;
 }

@@ -23,7 +23,7 @@ class HashRouter final : public Router {
 
   RouterStats route(const RouterInput& input, const RouterOutput& output,
                     Executor& executor) const override {
-    CONCLAVE_DCHECK(input.given_ids != nullptr ||
+    CONCLAVE_DCHECK(input.num_tokens == 0 || input.given_ids != nullptr ||
                     (input.token_ids != nullptr && input.weights.hash_table != nullptr));
     return route_rows(input, top_k_, executor, [&](int64_t token, double* scratch) {
       const float* logits = input.logits + token * input.num_logits;
