@@ -193,6 +193,18 @@ TEST(TensorParallelErrors, RanksWithAnotherRuleOrFormula_AllGetAMismatchNamingIt
   }
 }
 
+// Every rank sees the mismatch, unless another one saw it first and took the communicator down.
+void expect_mismatch(const std::vector<std::exception_ptr>& errors) {
+  int mismatches = 0;
+  for (const auto& error : errors) {
+    const ErrorCode code = code_of(error);
+    mismatches += code == ErrorCode::kCommMismatch ? 1 : 0;
+    EXPECT_TRUE(code == ErrorCode::kCommMismatch || code == ErrorCode::kCommAborted)
+        << static_cast<int>(code);
+  }
+  EXPECT_GE(mismatches, 1);
+}
+
 TEST(TensorParallelErrors, RanksWithOtherTokens_AllGetAMismatch) {
   const MoeSpec spec = make_spec(4, 2, 16, 9, DType::kF32);
   const auto source = make_synthetic_source(spec, 1);
@@ -204,7 +216,7 @@ TEST(TensorParallelErrors, RanksWithOtherTokens_AllGetAMismatch) {
       const Tensor hidden = random_tensor(DType::kF32, rank.tp_rank == 1 ? 5 : 4, 16, 1);
       run_layer(layer, hidden.view(), DType::kF32);
     });
-    for (const auto& error : errors) EXPECT_EQ(code_of(error), ErrorCode::kCommMismatch);
+    expect_mismatch(errors);
   }
 }
 
@@ -227,7 +239,7 @@ TEST(ExpertParallelErrors, RanksWithOtherSplits_AllGetAMismatch) {
       const Context context(rank.context_options());
       MoeLayer::create(context, spec, *source, {.max_tokens = 4}, rank.in(parallel));
     });
-    for (const auto& error : errors) EXPECT_EQ(code_of(error), ErrorCode::kCommMismatch);
+    expect_mismatch(errors);
   }
 }
 
@@ -239,7 +251,7 @@ TEST(TensorParallelErrors, RanksWithOtherPlans_AllGetAMismatch) {
     MoeLayer::create(context, spec, *source, {.max_tokens = rank.tp_rank == 2 ? 8 : 4},
                      rank.in({.tp_size = 3}));
   });
-  for (const auto& error : errors) EXPECT_EQ(code_of(error), ErrorCode::kCommMismatch);
+  expect_mismatch(errors);
 }
 
 TEST(TensorParallelErrors, MissingOrOtherCommunicator_IsUnsupportedByName) {

@@ -48,9 +48,8 @@ TEST_P(GoldenModel, Verify_PassesEveryStage) {
   const ToolResult result = run_tool(
       {"verify", directory(), "--experts", experts(), "--tokens", "16", "--format", "json"});
   ASSERT_EQ(result.exit_code, 0) << result.err << result.out;
-  for (const Json& layer : Json::parse(result.out)["layers"]) {
-    EXPECT_TRUE(layer["ok"]) << layer;
-  }
+  const Json report = Json::parse(result.out);
+  for (const Json& layer : report["layers"]) EXPECT_TRUE(layer["ok"]) << layer;
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, GoldenModel, ::testing::ValuesIn(model_directories()),
