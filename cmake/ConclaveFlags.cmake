@@ -1,21 +1,26 @@
 # Interface targets with the compile flags of the project's own code.
 
 add_library(conclave_warnings INTERFACE)
+set(warnings
+    -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wnon-virtual-dtor -Woverloaded-virtual
+    -Wcast-align -Wimplicit-fallthrough -Wextra-semi
+    $<$<BOOL:${CONCLAVE_WARNINGS_AS_ERRORS}>:-Werror>)
+# nvcc's host half is full of code of its own: it gets the few that do not fire on that.
 target_compile_options(
-  conclave_warnings
-  INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wnon-virtual-dtor -Woverloaded-virtual
-            -Wcast-align -Wimplicit-fallthrough -Wextra-semi
-            $<$<BOOL:${CONCLAVE_WARNINGS_AS_ERRORS}>:-Werror>)
+  conclave_warnings INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${warnings}>"
+                              "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra>")
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # GCC 12 reports false positives of these three from inlined standard containers.
-  target_compile_options(
-    conclave_warnings INTERFACE -Wno-array-bounds -Wno-stringop-overflow -Wno-restrict)
+  set(false_positives -Wno-array-bounds -Wno-stringop-overflow -Wno-restrict)
+  target_compile_options(conclave_warnings
+                         INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${false_positives}>")
 endif()
 
 # Scalar code rounds alike on every instruction set: no silent fusing of a product and a sum.
 # Kernels that want a fused multiply-add say so with an intrinsic or std::fma.
 add_library(conclave_scalar_rounding INTERFACE)
-target_compile_options(conclave_scalar_rounding INTERFACE -ffp-contract=off)
+target_compile_options(conclave_scalar_rounding
+                       INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>")
 
 # Instrumentation has to cover everything that is linked together, so it is directory-wide.
 if(CONCLAVE_SANITIZE)

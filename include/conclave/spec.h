@@ -171,6 +171,32 @@ struct ResidualMlpSpec {
   ActivationSpec activation = {.name = ""};  // no name: as the routed experts
 };
 
+// What shares a scale in e4m3 weights: w = code * scale.
+enum class WeightScale : uint8_t {
+  kNone,     // plain types: no scales
+  kTensor,   // one a matrix (gate, up, down of an expert each its own)
+  kChannel,  // one a row of a matrix
+  kBlock,    // one for block_rows x block_cols of a matrix; blocks at its ends may be partial
+};
+// In which type an expert's products read their input rows.
+enum class ActivationScale : uint8_t {
+  kNone,          // as they are: only the weights are quantised
+  kTensorStatic,  // e4m3 codes of x / s, s from WeightRole::kGateInputScale and so on: the largest
+                  // over gate, up and the experts; likewise for the intermediate rows
+  kToken,         // e4m3, s = amax of the row / 448
+  kGroup,         // e4m3, s = amax of each 128 columns of the row / 448
+};
+// Quantisation of the routed and shared experts' matrices, of weight_dtype kF8E4M3. A row of zeros
+// has the scale 1. Checkpoints that say "per tensor, dynamic" are kToken: a scale over the batch
+// would make a token's result depend on the others.
+struct QuantSpec {
+  WeightScale weights = WeightScale::kNone;
+  int64_t block_rows = 128;
+  int64_t block_cols = 128;
+  ActivationScale activations = ActivationScale::kNone;
+  bool power_of_two_scales = false;  // dynamic scales rounded up to a power of two ("ue8m0")
+};
+
 enum class WeightOn : uint8_t {
   kOutput,
   kInput,  // the expert reads w x, its biases unscaled; k = 1 and no fused slots
@@ -182,6 +208,7 @@ struct MoeSpec {
   int64_t hidden_size = 0;        // H
   int64_t intermediate_size = 0;  // I
   DType weight_dtype = DType::kBF16;
+  QuantSpec quant;  // of weight_dtype kF8E4M3
   RouterSpec router;
   ActivationSpec activation;
   SharedExpertSpec shared;

@@ -1,0 +1,49 @@
+// flow.h for the GPU: what device stages hand to each other. All pointers are device pointers into
+// the workspace, the weights or the caller's tensors; nothing here owns.
+#pragma once
+
+#include "conclave/dtype.h"
+
+#include <cstdint>
+
+namespace conclave::inline v0 {
+
+// Rows of activations. 16-bit rows have no scales. e4m3 rows have a float32 scale a row, or one for
+// every 128 columns: row r, group g at scales[r * scale_stride + g].
+struct DeviceRows {
+  const void* data = nullptr;
+  int64_t num_rows = 0;
+  int64_t row_stride = 0;  // elements; a multiple of 16 bytes
+  DType dtype = DType::kBF16;
+  const float* scales = nullptr;
+  int64_t scale_stride = 0;  // 1 for a scale a row
+};
+
+// A tile of rows of one expert: sorted rows [begin, begin + count).
+struct TokenTile {
+  int32_t expert = 0;
+  int32_t begin = 0;
+  int32_t count = 0;  // 1 to the tile size
+  int32_t reserved = 0;
+};
+
+// Slots (token t, choice s; flat number t * k + s) sorted by local expert, stably: token, then
+// choice. Slots that go to no local expert are not among them.
+struct GroupedRows {
+  const int32_t* expert_begin = nullptr;  // [E_local + 1] sorted rows
+  const int32_t* row_slot = nullptr;      // [rows] flat slot of each sorted row
+  const TokenTile* tiles = nullptr;       // [num_tiles], experts ascending
+  const int32_t* num_tiles = nullptr;     // [1], on the device: the host does not know it
+  int64_t max_rows = 0;                   // host bound: T * min(k, E_local)
+  int64_t max_tiles = 0;                  // host bound
+  int32_t tile_tokens = 0;                // rows of a full tile
+  int32_t top_k = 0;
+};
+
+// Most tiles that `rows` rows over `experts` experts can make.
+constexpr int64_t max_token_tiles(int64_t rows, int64_t experts, int64_t tile_tokens) {
+  const int64_t full = (rows + tile_tokens - 1) / tile_tokens;
+  return full + (experts < rows ? experts : rows);
+}
+
+}  // namespace conclave::inline v0

@@ -1,0 +1,93 @@
+// Copies by ordinary threads: cp.async, matrix stores and loads of shared memory, streaming loads.
+#pragma once
+
+#include "cuda/device/barrier.cuh"
+
+#include <cstdint>
+
+namespace conclave::inline v0::cuda::device {
+
+// 16 bytes of global memory to shared memory through L2 only; zeros instead where `valid` is false
+// (the source is then not read).
+__device__ __forceinline__ void cp_async_16(uint32_t destination, const void* source, bool valid) {
+  const int bytes = valid ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(destination),
+               "l"(source), "r"(bytes)
+               : "memory");
+}
+// The first `bytes` (0 to 16) of them, then zeros.
+__device__ __forceinline__ void cp_async_16_part(uint32_t destination, const void* source,
+                                                 int32_t bytes) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(destination),
+               "l"(source), "r"(bytes)
+               : "memory");
+}
+// 4 bytes, or zeros.
+__device__ __forceinline__ void cp_async_4(uint32_t destination, const void* source, bool valid) {
+  const int bytes = valid ? 4 : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(destination), "l"(source),
+               "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void cp_async_commit_group() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait_group() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// Four 8x8 matrices of 16-bit elements. Lane l gives the address of row l % 8 of matrix l / 8 and
+// holds elements 2 (l % 4), + 1 of row l / 4 of each; transposed: of column l / 4.
+__device__ __forceinline__ void stmatrix_x4(uint32_t address, uint32_t r0, uint32_t r1, uint32_t r2,
+                                            uint32_t r3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(r0), "r"(r1), "r"(r2), "r"(r3)
+               : "memory");
+}
+__device__ __forceinline__ void stmatrix_x4_trans(uint32_t address, uint32_t r0, uint32_t r1,
+                                                  uint32_t r2, uint32_t r3) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+      "r"(r0), "r"(r1), "r"(r2), "r"(r3)
+      : "memory");
+}
+__device__ __forceinline__ void stmatrix_x2(uint32_t address, uint32_t r0, uint32_t r1) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(r0),
+               "r"(r1)
+               : "memory");
+}
+__device__ __forceinline__ void stmatrix_x2_trans(uint32_t address, uint32_t r0, uint32_t r1) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address),
+               "r"(r0), "r"(r1)
+               : "memory");
+}
+
+// 16 bytes that nobody else will read: past L1, first out of L2.
+__device__ __forceinline__ uint4 load_streaming(const void* source) {
+  uint4 value;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(source));
+  return value;
+}
+
+// Flags between blocks of one grid.
+__device__ __forceinline__ uint32_t load_acquire(const uint32_t* flag) {
+  uint32_t value = 0;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
+  return value;
+}
+__device__ __forceinline__ void store_release(uint32_t* flag, uint32_t value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+}
+__device__ __forceinline__ uint32_t add_release(uint32_t* counter, uint32_t value) {
+  uint32_t before = 0;
+  asm volatile("atom.add.release.gpu.global.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(counter), "r"(value)
+               : "memory");
+  return before;
+}
+
+}  // namespace conclave::inline v0::cuda::device

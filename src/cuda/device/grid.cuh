@@ -1,0 +1,42 @@
+// Between kernels: programmatic dependent launch. Within one: registers moved between warpgroups.
+#pragma once
+
+#include <cstdint>
+
+namespace conclave::inline v0::cuda::device {
+
+// Waits until the kernels before this one on the stream have finished and their writes are visible.
+// A no-op where the launch has no overlap.
+__device__ __forceinline__ void grid_dependency_wait() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// Lets the next kernel on the stream begin (its own wait still waits for all of this one).
+__device__ __forceinline__ void grid_launch_dependents() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+// Registers a thread of this warpgroup: a multiple of 8, 24 to 240.
+template <uint32_t kRegisters>
+__device__ __forceinline__ void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <uint32_t kRegisters>
+__device__ __forceinline__ void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// One thread of a converged warp.
+__device__ __forceinline__ bool elect_one() {
+  uint32_t elected = 0;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}\n"
+      : "=r"(elected));
+  return elected != 0;
+}
+
+}  // namespace conclave::inline v0::cuda::device

@@ -1,0 +1,44 @@
+// What a GPU is. Plain values, so that tile choice is a function any machine can test.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace conclave::inline v0::cuda {
+
+struct DeviceInfo {
+  std::string name;  // "NVIDIA H200"
+  int32_t ordinal = 0;
+  int32_t compute_major = 0;
+  int32_t compute_minor = 0;
+  int32_t multiprocessors = 0;
+  int64_t l2_bytes = 0;
+  int64_t memory_bytes = 0;
+  int64_t shared_bytes_per_block = 0;  // with the opt-in: 227 KiB on Hopper
+
+  bool is_hopper() const { return compute_major == 9 && compute_minor == 0; }
+};
+
+// Throws Error(kDevice) with the driver's reason, or naming the number of devices there are.
+DeviceInfo device_info(int32_t ordinal);
+// 0 with the reason where no driver or no device can be used.
+struct DeviceCount {
+  int32_t count = 0;
+  std::string reason;
+};
+DeviceCount count_devices() noexcept;
+
+// Makes `ordinal` current for its life, then what was current before.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int32_t ordinal);
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+  ~DeviceGuard();
+
+ private:
+  int previous_ = 0;
+};
+
+}  // namespace conclave::inline v0::cuda

@@ -1,0 +1,34 @@
+#include "cuda/launch.h"
+
+namespace conclave::inline v0::cuda {
+
+void allow_shared_bytes(const void* kernel, size_t bytes) {
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(bytes)),
+        "cudaFuncSetAttribute(MaxDynamicSharedMemorySize)");
+}
+
+namespace detail {
+
+unsigned fill_attributes(const LaunchShape& shape, cudaLaunchAttribute* attributes) {
+  unsigned count = 0;
+  if (shape.overlap == Overlap::kWithPrevious) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (shape.cluster > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count].val.clusterDim.x = static_cast<unsigned>(shape.cluster);
+    attributes[count].val.clusterDim.y = 1;
+    attributes[count++].val.clusterDim.z = 1;
+  }
+  if (shape.residency == Residency::kCooperative) {
+    attributes[count].id = cudaLaunchAttributeCooperative;
+    attributes[count++].val.cooperative = 1;
+  }
+  return count;
+}
+
+}  // namespace detail
+
+}  // namespace conclave::inline v0::cuda

@@ -1,0 +1,52 @@
+// A checked kernel launch with Hopper's launch attributes.
+#pragma once
+
+#include "cuda/check.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <cuda_runtime_api.h>
+#include <string_view>
+
+namespace conclave::inline v0::cuda {
+
+// Whether a kernel may begin while the one before it on the stream still runs. Such a kernel calls
+// griddepcontrol.wait before it reads what an earlier kernel wrote.
+enum class Overlap : uint8_t { kNone, kWithPrevious };
+// Cooperative: all blocks are resident at once, or the launch fails. Needed to wait grid-wide.
+enum class Residency : uint8_t { kAny, kCooperative };
+
+struct LaunchShape {
+  int64_t blocks = 1;
+  int32_t threads = 128;
+  size_t shared_bytes = 0;
+  int32_t cluster = 1;  // blocks of a cluster along x
+  Overlap overlap = Overlap::kWithPrevious;
+  Residency residency = Residency::kAny;
+  cudaStream_t stream = nullptr;
+};
+
+// Raises a kernel's shared memory limit where it needs more than 48 KiB. Once, at create.
+void allow_shared_bytes(const void* kernel, size_t bytes);
+
+namespace detail {
+// Fills attributes of `shape`; returns their number (at most 3).
+unsigned fill_attributes(const LaunchShape& shape, cudaLaunchAttribute* attributes);
+}  // namespace detail
+
+// Throws Error(kDevice) naming the kernel.
+template <class... Parameters, class... Arguments>
+void launch(std::string_view name, void (*kernel)(Parameters...), const LaunchShape& shape,
+            const Arguments&... arguments) {
+  cudaLaunchAttribute attributes[3];
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
+  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = shape.stream;
+  config.attrs = attributes;
+  config.numAttrs = detail::fill_attributes(shape, attributes);
+  check(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), name);
+}
+
+}  // namespace conclave::inline v0::cuda

@@ -1,0 +1,51 @@
+// Expert rows to output rows, on the device: the weighted sum over slots 0 to k-1 in float32, what
+// is added to it, one rounding.
+#pragma once
+
+#include "conclave/dtype.h"
+
+#include <cstdint>
+
+struct CUstream_st;
+
+namespace conclave::inline v0::dispatch {
+
+// out[t] = round(a * output_scale * sum_s w_s y_s + identity_t x_t + output_bias
+//                + sum_i b_ti z_i), in this order, left to right.
+struct DeviceCombineArgs {
+  const void* expert_rows = nullptr;  // [T * k, expert_row_stride] kBF16 or kF16
+  DType expert_dtype = DType::kBF16;
+  int64_t expert_row_stride = 0;
+  const int32_t* topk_ids = nullptr;      // as for device_group: slots that go nowhere are not read
+  const float* topk_weights = nullptr;    // [T, k]; null: all 1 (the input was weighted)
+  const int32_t* local_expert = nullptr;  // as for device_group
+  int32_t num_experts = 0;
+  int64_t num_tokens = 0;
+  const int64_t* live_tokens = nullptr;  // device, or null
+  int32_t top_k = 0;
+  int64_t hidden_size = 0;
+  float output_scale = 1;
+  float routed_factor = 1;          // a
+  const float* identity = nullptr;  // [T] summed weights of zero experts, or null
+  const void* hidden = nullptr;     // [T, hidden_stride], read where identity is
+  DType hidden_dtype = DType::kBF16;
+  int64_t hidden_stride = 0;
+  const float* output_bias = nullptr;  // [H], or null
+  const void* shared_rows = nullptr;   // [S * T, shared_row_stride], S blocks of T rows, or null
+  DType shared_dtype = DType::kBF16;
+  int64_t shared_row_stride = 0;
+  int32_t num_shared = 0;
+  const float* shared_factor = nullptr;  // [T, S], or null: shared_constant
+  float shared_constant = 1;
+  const bool* padding_mask = nullptr;  // [T], or null; false: the row becomes 0
+  void* out = nullptr;                 // [T, out_stride]
+  DType out_dtype = DType::kBF16;
+  int64_t out_stride = 0;
+  void* shared_out = nullptr;  // or null; then the shared sum goes here and not into out
+  DType shared_out_dtype = DType::kBF16;
+  int64_t shared_out_stride = 0;
+};
+
+void device_combine(const DeviceCombineArgs& args, CUstream_st* stream);
+
+}  // namespace conclave::inline v0::dispatch

@@ -1,0 +1,33 @@
+// Ids to GroupedRows, on the device.
+#pragma once
+
+#include "core/device_flow.h"
+
+#include <cstddef>
+#include <cstdint>
+
+struct CUstream_st;
+
+namespace conclave::inline v0::dispatch {
+
+struct DeviceGroupArgs {
+  // [T, k] logical ids: int32, already sanitised by routing or by sanitize_ids. Negative: nowhere.
+  const int32_t* topk_ids = nullptr;
+  int64_t num_tokens = 0;                // T of the call
+  const int64_t* live_tokens = nullptr;  // device, or null: only the first *live_tokens rows count
+  int32_t top_k = 0;
+  const int32_t* local_expert = nullptr;  // [num_experts] local expert or -1; null: the id itself
+  int32_t num_experts = 0;
+  int32_t num_local_experts = 0;
+  int32_t tile_tokens = 0;
+  void* workspace = nullptr;
+};
+
+// For at most max_tokens tokens.
+size_t device_group_workspace_bytes(int64_t max_tokens, int64_t top_k, int64_t num_local_experts,
+                                    int64_t tile_tokens);
+// Enqueues one launch for few slots, a fixed number for many; the result lies in the workspace. The
+// order is stable and the same in every run.
+GroupedRows device_group(const DeviceGroupArgs& args, CUstream_st* stream);
+
+}  // namespace conclave::inline v0::dispatch

@@ -1,0 +1,50 @@
+// The whole of a small forward in one launch: routing given, experts, weighted sum.
+#pragma once
+
+#include "core/device_flow.h"
+#include "experts/cuda/device_experts.h"
+
+#include "conclave/dtype.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace conclave::inline v0::experts {
+
+struct DeviceDecodeCall {
+  const void* hidden = nullptr;  // [T, H] in `hidden_dtype`, not quantised
+  DType hidden_dtype = DType::kBF16;
+  int64_t hidden_stride = 0;
+  int64_t num_tokens = 0;                // T of the call: the grid and loops are sized by it
+  const int64_t* live_tokens = nullptr;  // on the device, or null: only the first *live_tokens
+                                         // count, rows of `out` beyond are not written
+  const int32_t* topk_ids = nullptr;      // [T, k] logical; negative: contributes nothing
+  const float* topk_weights = nullptr;    // [T, k]
+  const int32_t* local_expert = nullptr;  // [E] local expert or -1; null: the id itself
+  int64_t num_experts = 0;                // ids at or above contribute nothing
+  bool weight_on_input = false;
+  float output_scale = 1;
+  void* workspace = nullptr;
+  void* out = nullptr;  // [T, H] in `out_dtype`
+  DType out_dtype = DType::kBF16;
+  int64_t out_stride = 0;
+};
+
+class DeviceDecodeKernel {
+ public:
+  virtual ~DeviceDecodeKernel() = default;
+  virtual int64_t max_tokens() const = 0;
+  virtual size_t workspace_bytes() const = 0;
+  virtual std::string describe() const = 0;
+  // One cooperative launch. The workspace's first 256 bytes are zero before its first use and are
+  // left so that the next call needs nothing.
+  virtual void run(const DeviceDecodeCall& call, CUstream_st* stream) const = 0;
+};
+
+Support decode_supports(const DeviceExpertsProblem& problem);
+std::unique_ptr<DeviceDecodeKernel> make_decode(const DeviceExpertsProblem& problem,
+                                                const DeviceExperts& weights);
+
+}  // namespace conclave::inline v0::experts

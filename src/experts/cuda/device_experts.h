@@ -1,0 +1,106 @@
+// The experts seam on the GPU: weights as they lie in device memory, one call's tensors, and the
+// abstract kernel. No CUDA header, so that planning code compiles everywhere.
+#pragma once
+
+#include "activation/activations.h"
+#include "core/device_flow.h"
+#include "cuda/device_info.h"
+
+#include "conclave/error.h"
+#include "conclave/spec.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+struct CUstream_st;
+
+namespace conclave::inline v0::experts {
+
+struct DeviceExpertsProblem {
+  int64_t num_local_experts = 0;
+  int64_t hidden_size = 0;        // H: width of the rows the experts read and write
+  int64_t intermediate_size = 0;  // I
+  int64_t top_k = 0;
+  int64_t max_tokens = 0;
+  DType weight_dtype = DType::kBF16;  // kBF16, kF16, kF8E4M3; the reference also kF32
+  QuantSpec quant;                    // of kF8E4M3
+  activation::Activation activation = {};
+  bool has_bias = false;
+  cuda::DeviceInfo device;
+};
+
+// The canonical layout, read in place: no kernel packs. Row strides are in elements and multiples
+// of 16 bytes; columns beyond H (gate_up) or I (down) are never used. Without a gate, gate_up has I
+// rows.
+struct DeviceExperts {
+  const void* gate_up = nullptr;  // [E, 2I, gate_up_stride]: I gate rows, then I up rows
+  int64_t gate_up_stride = 0;
+  const void* down = nullptr;  // [E, H, down_stride]
+  int64_t down_stride = 0;
+  const float* gate_up_bias = nullptr;  // [E, 2I], or null
+  const float* down_bias = nullptr;     // [E, H], or null
+  // e4m3 weights, WeightScale::kBlock: [E, 2, ceil(I/128), ceil(H/128)] and
+  // [E, ceil(H/128), ceil(I/128)]; otherwise (kTensor is widened at create) a scale a row:
+  // [E, 2I] and [E, H].
+  const float* gate_up_scale = nullptr;
+  const float* down_scale = nullptr;
+  // Of ActivationScale::kTensorStatic: [1] each, the quantisation step of input and intermediate.
+  const float* input_scale = nullptr;
+  const float* intermediate_scale = nullptr;
+};
+
+// One forward's expert MLPs. Row r of the grouping reads token row_slot[r] / top_k of `input` and
+// writes its result to row row_slot[r] of `output`; other rows of `output` are not written.
+struct DeviceExpertsCall {
+  DeviceRows input;
+  GroupedRows groups;
+  // Per slot [T * k], or null: times the row of `input` (WeightOn::kInput), applied to the gate and
+  // up products before their bias.
+  const float* input_weights = nullptr;
+  void* workspace = nullptr;  // workspace_bytes(); 256-byte aligned
+  void* output = nullptr;     // [T * k, output_stride] kBF16 (kF16 for kF16 weights)
+  int64_t output_stride = 0;  // elements
+};
+
+// How a kernel cuts its products. Plain numbers: printable, comparable, tunable.
+struct DeviceTile {
+  int32_t tokens = 0;    // rows of a token tile
+  int32_t features = 0;  // weight rows of a tile
+  int32_t depth = 0;     // bytes of K a stage
+  int32_t stages = 0;    // of the shared-memory ring
+  int32_t cluster = 1;   // blocks that share weights
+  int32_t blocks_per_sm = 1;
+  friend bool operator==(const DeviceTile&, const DeviceTile&) = default;
+};
+std::string to_string(const DeviceTile& tile);  // "128x256x128B, 4 stages, cluster 2"
+
+// Immutable after make; run may be called for several streams at once with distinct workspaces.
+class DeviceExpertsKernel {
+ public:
+  virtual ~DeviceExpertsKernel() = default;
+  virtual int32_t tile_tokens() const = 0;  // what GroupedRows must be cut for
+  virtual size_t workspace_bytes(int64_t max_tokens) const = 0;
+  virtual std::string describe() const = 0;  // "cuda.stream_sm90 32x128x128B, 6 stages"
+  // Enqueues gate/up, activation, down. Two launches that overlap with what precedes them; no
+  // allocation, no synchronisation. The result of a row depends only on that row and its expert's
+  // weights, whatever the tile it falls into.
+  virtual void run(const DeviceExpertsCall& call, CUstream_st* stream) const = 0;
+};
+
+// A rung of the ladder over tokens: docs/architecture.md. Rows in order of preference at equal
+// tokens; "cuda.reference" last, supporting everything.
+struct DeviceKernelRow {
+  std::string_view name;  // "cuda.stream_sm90"
+  Support (*supports)(const DeviceExpertsProblem& problem);
+  // The tiles that it has, best guess for few tokens first; make takes any of them.
+  std::span<const DeviceTile> (*tiles)(const DeviceExpertsProblem& problem);
+  std::unique_ptr<DeviceExpertsKernel> (*make)(const DeviceExpertsProblem& problem,
+                                               const DeviceExperts& weights,
+                                               const DeviceTile& tile);
+};
+
+}  // namespace conclave::inline v0::experts

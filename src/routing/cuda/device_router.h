@@ -1,0 +1,38 @@
+// Logits to ids and weights, on the device, for routers that have values only.
+#pragma once
+
+#include "conclave/dtype.h"
+#include "conclave/error.h"
+#include "conclave/spec.h"
+
+#include <cstdint>
+
+struct CUstream_st;
+
+namespace conclave::inline v0::routing {
+
+struct DeviceRouteArgs {
+  const void* logits = nullptr;  // [T, logits_stride] kF32, kBF16 or kF16: E + Z columns
+  DType logits_dtype = DType::kF32;
+  int64_t logits_stride = 0;
+  int64_t num_tokens = 0;
+  const int64_t* live_tokens = nullptr;   // device, or null; rows beyond get ids -1
+  const bool* padding_mask = nullptr;     // [T], or null; false: ids -1, weights 0
+  const float* selection_bias = nullptr;  // [E + Z], of RouterSpec::has_selection_bias
+  const float* expert_scale = nullptr;    // [E], of has_expert_scale
+  const float* global_scale = nullptr;    // [1], of has_global_scale
+  const int32_t* given_ids = nullptr;     // [T, k]: recorded choices that are only weighed, or null
+  int32_t* topk_ids = nullptr;            // [T, k] out: expert id, or -1 for a zero expert or none
+  float* topk_weights = nullptr;          // [T, k] out
+  float* identity = nullptr;              // [T] out: summed weights of zero experts, or null
+  int32_t* captured_ids = nullptr;        // [T, k] out: ids as chosen, zero experts too, or null
+  float* captured_weights = nullptr;      // [T, k] out, or null
+  uint64_t* tokens_without_finite_logit = nullptr;  // device counter, added to
+};
+
+// Reason why the device cannot: a router that is no topk, E + Z > 1024, k > 32.
+Support device_router_supports(const MoeSpec& spec);
+// One launch. Same choices as the host router for the same logits; weights within 2 ulp.
+void device_route(const MoeSpec& spec, const DeviceRouteArgs& args, CUstream_st* stream);
+
+}  // namespace conclave::inline v0::routing
