@@ -14,6 +14,10 @@ namespace {
 
 constexpr size_t kMaxDimensions = 5;
 
+// Not 256 bytes: with boxes of 128-byte rows that costs 6 to 10 % of a weight stream on an H200
+// (bench/results/h200/LOG.md).
+constexpr CUtensorMapL2promotion kPromotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
+
 using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*,
                                  const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
                                  const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
@@ -64,11 +68,10 @@ CUtensorMap make_tensor_map(const TensorMapSpec& spec) {
     if (i > 0) strides[i - 1] = spec.dimensions[i].stride_bytes;
   }
   CUtensorMap map{};
-  const CUresult status =
-      encode_tiled(&map, spec.type, static_cast<cuuint32_t>(rank), const_cast<void*>(spec.data),
-                   sizes.data(), strides.data(), box.data(), steps.data(),
-                   CU_TENSOR_MAP_INTERLEAVE_NONE, to_driver(spec.swizzle),
-                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult status = encode_tiled(
+      &map, spec.type, static_cast<cuuint32_t>(rank), const_cast<void*>(spec.data), sizes.data(),
+      strides.data(), box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
+      to_driver(spec.swizzle), kPromotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
     std::string shape;
     for (size_t i = 0; i < rank; ++i) {
