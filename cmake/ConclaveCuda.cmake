@@ -31,8 +31,8 @@ if(NOT CONCLAVE_CUDA STREQUAL "OFF")
   endif()
 endif()
 
-# wgmma and setmaxnreg exist for 90a only.
-set(CONCLAVE_CUDA_FLAGS -gencode=arch=compute_90a,code=sm_90a --expt-relaxed-constexpr
+# wgmma and setmaxnreg exist for 90a only. The standard is a flag for the same reason as there.
+set(CONCLAVE_CUDA_FLAGS -std=c++20 -gencode=arch=compute_90a,code=sm_90a --expt-relaxed-constexpr
                         --extended-lambda -lineinfo -Xptxas=--warn-on-spills -Xcudafe=--diag_suppress=186)
 
 # conclave_cuda_sources(<target> <file>...): device code; nothing without CUDA.
