@@ -1,5 +1,5 @@
-// Everything a layer needs from its surroundings: threads, memory, log, communicator, routers.
-// Passed by reference; there is no global state.
+// Everything a layer needs from its surroundings: device, threads, memory, log, communicator,
+// routers. Passed by reference; there is no global state.
 #pragma once
 
 #include "conclave/comm.h"
@@ -50,6 +50,27 @@ class CONCLAVE_API HostAllocator {
   virtual void deallocate(void* data, size_t bytes) noexcept = 0;
 };
 
+// A queue of work of a device, as its own library names it: conclave/interop/cuda.h converts.
+// Never owned. A null handle is no stream: on "cpu" there are none, a CUDA call without one is
+// refused.
+struct Stream {
+  void* handle = nullptr;
+  friend bool operator==(const Stream&, const Stream&) = default;
+};
+
+// Where an application's own device memory comes from, such as a framework's caching allocator.
+// Called in create, reload, Workspace and DeviceQueue, never in forward.
+class CONCLAVE_API DeviceAllocator {
+ public:
+  virtual ~DeviceAllocator() = default;
+  // Memory of the context's device that work enqueued on `stream` from now on may use; without a
+  // stream, work of any stream. Returns
+  // null, or throws std::bad_alloc, when there is none. `alignment` is a power of two, at most 512.
+  virtual void* allocate(size_t bytes, size_t alignment, Stream stream) = 0;
+  // Work that `stream` holds already may still use the memory; without a stream none does.
+  virtual void deallocate(void* data, size_t bytes, Stream stream) noexcept = 0;
+};
+
 enum class LogLevel : uint8_t { kDebug, kInfo, kWarning, kError };
 
 // Receives the library's messages and the progress of long work (loading, packing).
@@ -64,11 +85,13 @@ class CONCLAVE_API LogSink {
 
 // Null members mean the library's own. Given objects must outlive the context.
 struct ContextOptions {
+  std::string device = {};  // "cpu", "cuda" or "cuda:1"; empty: "cpu"
   int32_t num_threads = 0;  // for the own pool; ignored with an executor
   bool pin_threads = false;
   std::string isa = {};  // "scalar", "avx2", "avx512", "avx512_bf16", "amx"; empty: best
   Executor* executor = nullptr;
   HostAllocator* host_allocator = nullptr;
+  DeviceAllocator* device_allocator = nullptr;  // ignored on "cpu"
   LogSink* log = nullptr;
   Communicator* communicator = nullptr;         // needed when ep_size > 1 and Reduce::kFull
   Communicator* tensor_communicator = nullptr;  // needed when tp_size > 1 and Reduce::kFull
@@ -81,16 +104,23 @@ using RouterFactory = std::function<std::unique_ptr<Router>(const MoeSpec& spec)
 // executor take turns region by region.
 class CONCLAVE_API Context {
  public:
+  // Throws Error: kInvalidArgument or kUnknownName naming the field; kUnsupported for an
+  // instruction set or a device that this build or machine lacks; kDevice where the driver refuses.
   explicit Context(ContextOptions options = {});
-  // Reads CONCLAVE_NUM_THREADS (else OMP_NUM_THREADS), CONCLAVE_ISA and CONCLAVE_PIN_THREADS.
+  // Reads CONCLAVE_DEVICE, CONCLAVE_NUM_THREADS (else OMP_NUM_THREADS), CONCLAVE_ISA and
+  // CONCLAVE_PIN_THREADS; what `options` say comes first.
   // The only place of the library that reads the environment.
   static Context from_environment(ContextOptions options = {});
   Context(Context&&) noexcept;
   Context& operator=(Context&&) noexcept;
   ~Context();
 
+  // "cpu", or "cuda:0" with its number.
+  const std::string& device() const noexcept;
   Executor& executor() const noexcept;
   HostAllocator& host_allocator() const noexcept;
+  // The given one, or the library's own; null on "cpu".
+  DeviceAllocator* device_allocator() const noexcept;
   Communicator* communicator() const noexcept;
   Communicator* tensor_communicator() const noexcept;
   // The forced instruction set; empty: the best usable one is chosen.

@@ -83,6 +83,9 @@ enum class ErrorCode : int32_t {
   kUnknownArchitecture = 422,
   kUnsupportedQuantization = 423,
 
+  kTuningSyntax = 430,   // a line of a tuning table
+  kTuningVersion = 431,  // written by another version
+
   // 5xx: model content
   kTensorMissing = 500,
   kTensorUnexpected = 501,

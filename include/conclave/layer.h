@@ -33,6 +33,16 @@ enum class EpTransport : uint8_t { kVariable, kFixedSlots };
 // not depend on the number of ranks (D3). Per-rank sums move less data but are not D3.
 enum class EpCombine : uint8_t { kUnreduced, kReducedPerRank };
 
+// Which results have the same bits, on CUDA. The CPU always gives kBatchInvariant.
+enum class Determinism : uint8_t {
+  kRepeatable,      // D1: the same call gives the same bits, run after run
+  kBatchInvariant,  // D1 and D2: neither the other tokens of a call nor their number changes a
+                    // token's bits. One arithmetic for every T: no single-launch kernel for few
+                    // tokens, which costs up to half of the time below 16 tokens; docs/numerics.md
+};
+
+class TuningTable;
+
 struct LayerOptions {
   int64_t max_tokens = 4096;  // tokens planned for; forward takes more in chunks of this size
   IdPolicy id_policy = IdPolicy::kStrict;
@@ -40,6 +50,9 @@ struct LayerOptions {
   std::string arithmetic = {};  // "f32_fma", "dpbf16", "amx_bf16"; empty: by the CPU table
   EpTransport transport = EpTransport::kVariable;
   EpCombine ep_combine = EpCombine::kUnreduced;
+  Determinism determinism = Determinism::kRepeatable;
+  // Measured choices that come before the built-in ones, on CUDA; null: none. Kept by the layer.
+  std::shared_ptr<const TuningTable> tuning = {};
 };
 
 // Nanoseconds; a forward adds to them, over all its chunks.
@@ -53,21 +66,31 @@ struct StageTimings {
 };
 
 // Scratch memory of a forward. One workspace may serve several layers used one after another;
-// concurrent forwards need distinct ones.
+// concurrent forwards need distinct ones. On a device its first 256 bytes hold the counters by
+// which blocks of a launch wait for each other: cleared here, zero again after every forward, and
+// nobody else's to write as long as the workspace lives.
 class CONCLAVE_API Workspace {
  public:
-  // Owned memory from the context's allocator. Throws Error(kOutOfMemory).
-  Workspace(const Context& context, size_t bytes);
-  // Caller's memory, 64-byte aligned. Throws Error(kMisaligned, kNullPointer).
+  // Owned memory of the context's device, from its allocator. With a stream it is for work on that
+  // stream; without, it is ready on return. Throws Error(kOutOfMemory, kDevice).
+  Workspace(const Context& context, size_t bytes, Stream stream = {});
+  // Caller's host memory, 64-byte aligned. Throws Error(kMisaligned, kNullPointer).
   explicit Workspace(std::span<std::byte> memory);
+  // Caller's memory of the context's device, 256-byte aligned (64 on "cpu"), which must outlive the
+  // work that uses it. Clears the first 256 bytes on `stream`; without one it waits for that.
+  Workspace(const Context& context, std::span<std::byte> memory, Stream stream = {});
   Workspace(Workspace&&) noexcept;
   Workspace& operator=(Workspace&&) noexcept;
   ~Workspace();
 
   std::span<std::byte> memory() const noexcept { return memory_; }
+  MemoryKind kind() const noexcept { return kind_; }
 
  private:
   HostAllocator* allocator_ = nullptr;
+  DeviceAllocator* device_allocator_ = nullptr;
+  Stream stream_;
+  MemoryKind kind_ = MemoryKind::kHost;
   std::span<std::byte> memory_;
 };
 
@@ -75,8 +98,13 @@ class CONCLAVE_API Workspace {
 // when the layer has a gate. topk_ids alone (with logits or a gate) replays recorded choices: the
 // router then only weighs them. hidden and out: f32, f16 or bf16, independent of each other and of
 // the weights. out may be hidden itself (in place, same type and stride); nothing else that is
-// written may overlap anything. All views are read or written until forward returns, in host
-// memory, aligned to their elements; rows may be apart (row_stride).
+// written may overlap anything. All views are aligned to their elements; rows may be apart
+// (row_stride).
+// On "cpu" all memory is host memory, read or written until forward returns. On CUDA every pointer
+// here, num_tokens and expert_load too, is memory of the context's device; forward enqueues on
+// `stream` and returns, and what it was given must live until the stream has passed. A forward
+// neither allocates nor waits: it may be captured into a graph, which replays with the same
+// pointers, T and whatever they then hold.
 struct ForwardArgs {
   ConstTensorView hidden = {};          // [T, H]
   ConstTensorView router_logits = {};   // [T, num_logits(spec)] f32, f16 or bf16
@@ -86,8 +114,9 @@ struct ForwardArgs {
   ConstTensorView residual_input = {};  // [T, H] the residual MLP reads instead of hidden
   ConstTensorView token_ids = {};       // [T] int32 or int64, of router "hash": rows of its table
   ConstTensorView padding_mask = {};    // [T] bool; false: the token is padding, its output is 0
-  const int64_t* num_tokens = nullptr;  // if given: only the first *num_tokens <= T rows count;
-                                        // the others of out are not written
+  // If given: only the first *num_tokens <= T rows count; the others of out are not written. On
+  // CUDA it is read when the work runs; more than T counts as T, fewer than 0 as 0.
+  const int64_t* num_tokens = nullptr;
 
   TensorView out = {};  // [T, H]
   // [T, H]; if given, the shared part is written here and out lacks it: their sum is what out would
@@ -101,15 +130,19 @@ struct ForwardArgs {
   // counted.
   std::span<int64_t> expert_load = {};
 
-  Workspace* workspace = nullptr;  // null: the layer's own (then one forward at a time)
-  StageTimings* timings = nullptr;
+  Workspace* workspace = nullptr;   // null: the layer's own (then one forward at a time)
+  Stream stream = {};               // needed on CUDA, unused on "cpu"
+  StageTimings* timings = nullptr;  // on "cpu"; Error(kUnsupported) on CUDA, where stages overlap
 };
 
-// Sticky counters since create, of this rank.
+// Sticky counters since create, of this rank. On CUDA forwards and tokens count calls of forward, a
+// replayed graph's not, with T for what num_tokens would say; the others count on the device.
 struct LayerStatus {
   int64_t forwards = 0;
   int64_t tokens = 0;
-  int64_t skipped_ids = 0;  // ids other than -1 dropped by IdPolicy::kSkip
+  // Ids other than -1 dropped by IdPolicy::kSkip, and on CUDA, where forward cannot see them, by
+  // kStrict as well.
+  int64_t skipped_ids = 0;
   int64_t tokens_without_finite_logit = 0;
 };
 
@@ -121,8 +154,20 @@ struct PlanRow {
   std::string reason;  // why rejected; for the chosen row, why it came first
 };
 
+// What runs for calls of `first_tokens` to `last_tokens` tokens, on CUDA.
+struct PlanRung {
+  int64_t first_tokens = 0;
+  int64_t last_tokens = 0;
+  std::string kernel;  // "cuda.stream_sm90"
+  std::string tile;    // "16x128x128B, 6 stages"
+  std::string reason;  // "fewest weight bytes a token tile", "tuning table"
+  size_t workspace_bytes = 0;
+};
+
 struct Plan {
   std::vector<PlanRow> rows;
+  std::string device;            // "cpu"; "cuda:0 NVIDIA H200, 132 multiprocessors"
+  std::vector<PlanRung> ladder;  // ascending, without gaps, from 1 to max_tokens; empty on "cpu"
   std::string isa;
   std::string arithmetic;   // one for every row count: fixed for the layer's life
   std::string determinism;  // "D1 D2 D3"
@@ -144,7 +189,9 @@ enum class ReloadMode : uint8_t {
              // forward throws Error(kState) until a reload completes
 };
 
-// Immutable after create, but for reload. Concurrent forwards are allowed with distinct workspaces.
+// Immutable after create, but for reload. Concurrent forwards are allowed with distinct workspaces,
+// and on CUDA distinct streams. Destruction waits for nothing that a stream still holds:
+// synchronise it first.
 class CONCLAVE_API MoeLayer {
  public:
   // Validates, plans, and packs this rank's experts or slices. Collective over the context's
@@ -153,6 +200,10 @@ class CONCLAVE_API MoeLayer {
   // kUnknownName, kUnsupported with the reason of every row, kTensorMissing, kTensorShape,
   // kTensorDType, kExpertId (hash table), kOutOfMemory; CommError where ranks disagree; and what
   // the source throws.
+  // On CUDA weights are copied expert by expert through pinned memory; those of a source of device
+  // memory (WeightSource::memory) whose matrices lie as MoeLayer keeps them are used where they
+  // are: then they must outlive the layer. docs/architecture.md has the layout. kDevice: the device
+  // failed.
   static MoeLayer create(const Context& context, const MoeSpec& spec, const WeightSource& source,
                          const LayerOptions& options = {}, const ParallelSpec& parallel = {});
   MoeLayer(MoeLayer&&) noexcept;
@@ -162,17 +213,22 @@ class CONCLAVE_API MoeLayer {
   // Throws Error before anything is written if an argument is wrong. Any T from 0. Collective
   // as create: expert-parallel ranks each with their own T, tensor-parallel ranks with the same
   // tokens. A CommError comes midway: out is then incomplete. docs/architecture.md has the formula.
+  // On CUDA values in device memory are not looked at: ids out of range are skipped and counted
+  // (LayerStatus::skipped_ids), whatever the IdPolicy.
   void forward(const ForwardArgs& args) const;
 
-  // New weights of the same shapes and types, on this rank alone. Not concurrent with forward.
-  // Throws as create does for a source.
+  // New weights of the same shapes and types, on this rank alone. Not concurrent with forward; on
+  // CUDA no stream may still hold one. Throws as create does for a source. Addresses of weights
+  // stay with kInPlace; kStaged moves them, which graphs captured before do not follow.
   void reload(const WeightSource& source, ReloadMode mode);
 
   const MoeSpec& spec() const noexcept;
   const ParallelSpec& parallel() const noexcept;
   const Plan& plan() const noexcept;
   size_t workspace_bytes() const noexcept;
-  LayerStatus status() const noexcept;
+  // On CUDA waits for a copy of the counters, not for work that streams hold. Throws Error(kDevice)
+  // where work enqueued earlier made the device fail.
+  LayerStatus status() const;
 
  private:
   struct Impl;

@@ -87,9 +87,13 @@ class CONCLAVE_API WeightSource {
   virtual void read(WeightRole role, int64_t expert, const WeightBlock& block,
                     std::span<std::byte> destination) const = 0;
 
-  // The whole matrix [rows, cols] in place, where the source has it in memory in that layout;
-  // an empty view otherwise. Valid as long as the source.
+  // The whole matrix [rows, cols] in place, where the source has it in memory() in that layout,
+  // rows maybe apart; an empty view otherwise. Valid as long as the source.
   virtual ConstTensorView view(WeightRole role, int64_t expert) const;
+
+  // Where views lie: kHost unless overridden. A layer on the same device copies or uses views of
+  // kDevice; matrices without a view are then refused, and layers on "cpu" refuse such a source.
+  virtual MemoryKind memory() const;
 
   // "model-00001-of-00003.safetensors: model.layers.0.mlp..." for error texts.
   virtual std::string locate(WeightRole role, int64_t expert) const;
@@ -132,6 +136,10 @@ struct ExpertWeights {
   ConstTensorView residual_gate_up = {};                  // [2*Ir, H], or [Ir, H]
   GateUpOrder residual_order = GateUpOrder::kConcatenated;
   ConstTensorView residual_down = {};  // [H, Ir]
+  // Of all tensors above. On a device: gate_up [E, 2*I, H] or [E, I, H] and down of 16-byte aligned
+  // rows, dense and concatenated, I a multiple of 8, are used in place by a layer that holds all
+  // experts or a contiguous range of them, and by no copy; others are copied.
+  MemoryKind memory = MemoryKind::kHost;
 };
 
 // A source over raw pointers. The views' memory must outlive the source. Throws Error(kShape,

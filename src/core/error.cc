@@ -74,6 +74,8 @@ constexpr std::array kCodeNames = {
     CodeName{ErrorCode::kConfigValue, "kConfigValue"},
     CodeName{ErrorCode::kUnknownArchitecture, "kUnknownArchitecture"},
     CodeName{ErrorCode::kUnsupportedQuantization, "kUnsupportedQuantization"},
+    CodeName{ErrorCode::kTuningSyntax, "kTuningSyntax"},
+    CodeName{ErrorCode::kTuningVersion, "kTuningVersion"},
     CodeName{ErrorCode::kTensorMissing, "kTensorMissing"},
     CodeName{ErrorCode::kTensorUnexpected, "kTensorUnexpected"},
     CodeName{ErrorCode::kTensorDuplicate, "kTensorDuplicate"},

@@ -16,8 +16,6 @@ struct RoleView {
   int64_t matrix_stride = 0;
   int64_t row_stride = 0;
   int64_t col_stride = 1;
-
-  bool dense() const { return row_stride == info.cols && col_stride == 1; }
 };
 
 const std::byte* offset_by(const void* data, int64_t elements, DType dtype) {
@@ -93,7 +91,7 @@ void check_same(const char* name, const char* what, int64_t expected, int64_t fo
 
 class PointerSource final : public WeightSource {
  public:
-  explicit PointerSource(const ExpertWeights& weights) {
+  explicit PointerSource(const ExpertWeights& weights) : memory_(weights.memory) {
     add_mlp({{"gate_up", weights.gate_up},
              {"down", weights.down},
              {"gate_up_bias", weights.gate_up_bias},
@@ -128,15 +126,19 @@ class PointerSource final : public WeightSource {
 
   ConstTensorView view(WeightRole role, int64_t expert) const override {
     const RoleView& matrix = checked_at(role, expert);
-    if (!matrix.dense()) return {};
+    if (matrix.col_stride != 1) return {};
     return {.data = offset_by(matrix.data, expert * matrix.matrix_stride, matrix.info.dtype),
             .dtype = matrix.info.dtype,
-            .shape = {matrix.info.rows, matrix.info.cols}};
+            .shape = {matrix.info.rows, matrix.info.cols},
+            .row_stride = matrix.row_stride == matrix.info.cols ? 0 : matrix.row_stride};
   }
+
+  MemoryKind memory() const override { return memory_; }
 
   void read(WeightRole role, int64_t expert, const WeightBlock& block,
             std::span<std::byte> destination) const override {
     const RoleView& matrix = checked_at(role, expert);
+    if (memory_ == MemoryKind::kDevice) refuse_read(role, expert);
     const auto element = static_cast<size_t>(byte_size(matrix.info.dtype));
     const auto cols = static_cast<size_t>(block.col_end - block.col_begin);
     std::byte* out = destination.data();
@@ -166,6 +168,13 @@ class PointerSource final : public WeightSource {
                                               .tensor = locate(role, expert),
                                               .found = std::to_string(expert),
                                               .limit = std::to_string(matrix.info.count - 1)});
+  }
+
+  [[noreturn]] void refuse_read(WeightRole role, int64_t expert) const {
+    throw Error(ErrorCode::kDevice,
+                {.what = "weights in device memory are not read by the host",
+                 .tensor = locate(role, expert),
+                 .hint = "columns that lie apart, as of interleaved biases, need host memory"});
   }
 
   void set(WeightRole role, const RoleView& view) { roles_[static_cast<size_t>(role)] = view; }
@@ -293,6 +302,7 @@ class PointerSource final : public WeightSource {
             true);
   }
 
+  MemoryKind memory_;
   std::array<RoleView, kNumWeightRoles> roles_;
 };
 

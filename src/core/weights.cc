@@ -46,6 +46,8 @@ std::string_view to_string(WeightRole role) noexcept {
 
 ConstTensorView WeightSource::view(WeightRole, int64_t) const { return {}; }
 
+MemoryKind WeightSource::memory() const { return MemoryKind::kHost; }
+
 std::string WeightSource::locate(WeightRole role, int64_t expert) const {
   return std::string(to_string(role)) + " of expert " + std::to_string(expert);
 }

@@ -10,6 +10,9 @@ namespace conclave::inline v0 {
 // One cache line; also the widest vector store.
 inline constexpr size_t kWorkspaceAlignment = 64;
 
+// At the head of a workspace of a device: zero between forwards.
+inline constexpr size_t kWorkspaceCounterBytes = 256;
+
 // Offsets are a pure function of the order of calls.
 struct WorkspaceSlice {
   size_t offset = 0;

@@ -2,6 +2,7 @@
 
 #include "cpu/isa.h"
 #include "cpu/memory.h"
+#include "layer/engine.h"
 
 #include "conclave/error.h"
 
@@ -32,6 +33,13 @@ int32_t parse_thread_count(const char* variable, std::string_view text) {
   return value;
 }
 
+void check_device(const Device& device, const EngineRow& row) {
+  const Support support = row.usable(device.ordinal);
+  if (support) return;
+  throw Error(ErrorCode::kDevice, {.what = "the device " + to_string(device) + " cannot be used",
+                                   .found = support.reason()});
+}
+
 }  // namespace
 
 void LogSink::progress(std::string_view, int64_t, int64_t) {}
@@ -39,8 +47,10 @@ void LogSink::progress(std::string_view, int64_t, int64_t) {}
 struct Context::Impl {
   ContextOptions options;
   std::unique_ptr<Executor> owned_executor;
+  std::string device;
   Executor* executor = nullptr;
   HostAllocator* allocator = nullptr;
+  DeviceAllocator* device_allocator = nullptr;
   std::map<std::string, RouterFactory, std::less<>> routers;
   mutable std::shared_mutex routers_mutex;
 };
@@ -70,6 +80,14 @@ Context::Context(ContextOptions options) : impl_(std::make_unique<Impl>()) {
   }
   impl_->allocator =
       options.host_allocator != nullptr ? options.host_allocator : &cpu::default_allocator();
+  const Device device = parse_device(options.device);
+  const EngineRow& engine = engine_row(device);
+  check_device(device, engine);
+  impl_->device = to_string(device);
+  if (const DeviceRuntime* runtime = engine.runtime(device.ordinal)) {
+    impl_->device_allocator =
+        options.device_allocator != nullptr ? options.device_allocator : &runtime->allocator();
+  }
   impl_->options = std::move(options);
 }
 
@@ -81,6 +99,10 @@ Context Context::from_environment(ContextOptions options) {
       options.num_threads = parse_thread_count(variable, text);
       break;
     }
+  }
+  if (const char* device = std::getenv("CONCLAVE_DEVICE");
+      device != nullptr && options.device.empty()) {
+    options.device = device;
   }
   if (const char* isa = std::getenv("CONCLAVE_ISA"); isa != nullptr && options.isa.empty()) {
     options.isa = isa;
@@ -99,6 +121,10 @@ Context::~Context() = default;
 Executor& Context::executor() const noexcept { return *impl_->executor; }
 
 HostAllocator& Context::host_allocator() const noexcept { return *impl_->allocator; }
+
+const std::string& Context::device() const noexcept { return impl_->device; }
+
+DeviceAllocator* Context::device_allocator() const noexcept { return impl_->device_allocator; }
 
 Communicator* Context::communicator() const noexcept { return impl_->options.communicator; }
 

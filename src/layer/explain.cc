@@ -21,6 +21,28 @@ std::string format_bytes(size_t bytes) {
   return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.2f} {}", value, kUnits[unit]);
 }
 
+// "tokens 17 to 64", the kernel and tile that serve them, why, and the memory they need.
+void append_ladder(const Plan& plan, std::string& text) {
+  size_t range_width = 0;
+  size_t kernel_width = 0;
+  size_t tile_width = 0;
+  const auto range = [](const PlanRung& rung) {
+    if (rung.first_tokens == rung.last_tokens) return fmt::format("{}", rung.last_tokens);
+    return fmt::format("{} to {}", rung.first_tokens, rung.last_tokens);
+  };
+  for (const PlanRung& rung : plan.ladder) {
+    range_width = std::max(range_width, range(rung).size());
+    kernel_width = std::max(kernel_width, rung.kernel.size());
+    tile_width = std::max(tile_width, rung.tile.size());
+  }
+  for (const PlanRung& rung : plan.ladder) {
+    text += fmt::format("{:<15}{:<{}}  {:<{}}  {:<{}}  {:>10}  {}\n",
+                        &rung == plan.ladder.data() ? "tokens" : "", range(rung), range_width,
+                        rung.kernel, kernel_width, rung.tile, tile_width,
+                        format_bytes(rung.workspace_bytes), rung.reason);
+  }
+}
+
 }  // namespace
 
 std::string explain(const Plan& plan) {
@@ -28,7 +50,8 @@ std::string explain(const Plan& plan) {
   const auto line = [&text](const char* label, const std::string& value) {
     text += fmt::format("{:<15}{}\n", label, value.empty() ? "none fits" : value);
   };
-  line("isa", plan.isa);
+  line("device", plan.device);
+  if (!plan.isa.empty()) line("isa", plan.isa);
   line("arithmetic", plan.arithmetic);
   line("determinism", plan.determinism);
   line("router", plan.router);
@@ -40,6 +63,7 @@ std::string explain(const Plan& plan) {
   line("workspace",
        fmt::format("{} for {} tokens", format_bytes(plan.workspace_bytes), plan.max_tokens));
   line("part", plan.part);
+  append_ladder(plan, text);
   size_t table_width = 0;
   size_t name_width = 0;
   for (const PlanRow& row : plan.rows) {

@@ -189,6 +189,7 @@ void fill_plan(LayerPlan& plan, const Context& context) {
 
   plan.isa = context.isa().empty() ? cpu::best_isa() : cpu::parse_isa(context.isa());
   plan.arithmetic = choose_arithmetic(context, spec, options, plan.isa);
+  plan.summary.device = context.device();
   plan.summary.isa = cpu::to_string(plan.isa);
   plan.summary.arithmetic = cpu::to_string(plan.arithmetic);
   plan.summary.determinism = determinism(plan);
@@ -254,8 +255,8 @@ LayerPlan plan_layer(const Context& context, const MoeSpec& spec, const LayerOpt
   return plan;
 }
 
-Plan make_plan(const Context& context, const MoeSpec& spec, const LayerOptions& options,
-               const ParallelSpec& parallel) {
+Plan summarise_plan(const Context& context, const MoeSpec& spec, const LayerOptions& options,
+                    const ParallelSpec& parallel) {
   LayerPlan plan;
   plan.spec = spec;
   plan.parallel = parallel;

@@ -91,5 +91,8 @@ struct LayerPlan {
 // errors of validate().
 LayerPlan plan_layer(const Context& context, const MoeSpec& spec, const LayerOptions& options,
                      const ParallelSpec& parallel);
+// The plan in words; where no row of a table fits, as far as it came.
+Plan summarise_plan(const Context& context, const MoeSpec& spec, const LayerOptions& options,
+                    const ParallelSpec& parallel);
 
 }  // namespace conclave::inline v0

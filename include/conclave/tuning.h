@@ -1,0 +1,64 @@
+// Measured choices of kernels, as data: `conclave bench --tune` writes them, LayerOptions::tuning
+// hands them to a layer, whose built-in rule serves wherever the table has no entry.
+#pragma once
+
+#include "conclave/dtype.h"
+#include "conclave/spec.h"
+#include "conclave/version.h"
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace conclave::inline v0 {
+
+// What a choice was measured for. num_experts, intermediate_size: of one rank.
+struct TuningKey {
+  std::string device;  // as the driver names it: "NVIDIA H200"
+  std::string format;  // "bf16", "f16", "e4m3.block", "e4m3.channel", "e4m3.tensor"
+  int64_t num_experts = 0;
+  int64_t hidden_size = 0;
+  int64_t intermediate_size = 0;
+  int64_t top_k = 0;
+  friend bool operator==(const TuningKey&, const TuningKey&) = default;
+};
+// The format's name in a key.
+CONCLAVE_API std::string tuning_format(DType weight_dtype, const QuantSpec& quant);
+
+// "For calls of up to `tokens` tokens, down to the next smaller entry of the same key, use this."
+struct TuningEntry {
+  TuningKey key;
+  int64_t tokens = 0;
+  std::string kernel;  // row of the kernel table: "cuda.stream_sm90"
+  std::string tile;    // as `conclave explain` prints it; empty for kernels without tiles
+  double microseconds = 0;
+};
+
+// One line an entry, after a line that names the version:
+//   conclave-tuning 1
+//   NVIDIA H200 | bf16 | E 128 H 2048 I 768 k 8 | T 64 | cuda.stream_sm90 | 16x128x128B, 6 stages
+//   | 71.5
+// Empty lines and lines that begin with # are passed over. Immutable once handed to a layer.
+class CONCLAVE_API TuningTable {
+ public:
+  // `name` stands for the text in messages. Throws Error(kTuningSyntax) naming the line,
+  // Error(kTuningVersion) for a table of another version.
+  static TuningTable parse(std::string_view text, std::string_view name = "tuning table");
+  // Throws as parse, and Error(kFileNotFound, kFileAccess, kFileNotRegular, kFileRead).
+  static TuningTable load(const std::filesystem::path& path);
+
+  std::string to_text() const;
+  // Replaces the entry of the same key and tokens.
+  void set(TuningEntry entry);
+  // The entry for a call of `tokens` tokens: that of the smallest T >= tokens; null where there is
+  // none.
+  const TuningEntry* find(const TuningKey& key, int64_t tokens) const noexcept;
+  const std::vector<TuningEntry>& entries() const noexcept { return entries_; }
+
+ private:
+  std::vector<TuningEntry> entries_;  // by key, then tokens
+};
+
+}  // namespace conclave::inline v0

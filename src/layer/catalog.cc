@@ -1,0 +1,36 @@
+// The engines of this build. The only file of the folder that looks at what was built.
+#include "layer/engine.h"
+#include "layer/host_engine.h"
+
+#include "conclave/error.h"
+
+#include <array>
+#include <string>
+
+namespace conclave::inline v0 {
+namespace {
+
+Support host_usable(int32_t) { return Support::yes(); }
+const DeviceRuntime* no_runtime(int32_t) { return nullptr; }
+
+constexpr std::array kEngines = {EngineRow{"cpu", DeviceKind::kCpu, host_usable, make_host_engine,
+                                           plan_host_engine, no_runtime}};
+
+}  // namespace
+
+const EngineRow& engine_row(const Device& device) {
+  for (const EngineRow& row : kEngines) {
+    if (row.device == device.kind) return row;
+  }
+  throw Error(ErrorCode::kUnsupported,
+              {.what = "this build has no CUDA support",
+               .found = to_string(device),
+               .hint = "configure with CONCLAVE_CUDA=ON where nvcc 12.4 or newer is"});
+}
+
+const DeviceRuntime* device_runtime(const Context& context) {
+  const Device device = parse_device(context.device());
+  return engine_row(device).runtime(device.ordinal);
+}
+
+}  // namespace conclave::inline v0

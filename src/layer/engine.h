@@ -1,0 +1,56 @@
+// The seam between a layer and the kind of device that runs it.
+#pragma once
+
+#include "core/device.h"
+#include "layer/device_runtime.h"
+
+#include "conclave/error.h"
+#include "conclave/layer.h"
+
+#include <memory>
+#include <string_view>
+
+namespace conclave::inline v0 {
+
+// One layer's plan and weights on its device: what MoeLayer promises, MoeLayer's methods hand on.
+class Engine {
+ public:
+  virtual ~Engine() = default;
+  virtual void forward(const ForwardArgs& args) = 0;
+  virtual void reload(const WeightSource& source, ReloadMode mode) = 0;
+  virtual const MoeSpec& spec() const noexcept = 0;
+  virtual const ParallelSpec& parallel() const noexcept = 0;
+  virtual const Plan& plan() const noexcept = 0;
+  virtual LayerStatus status() const = 0;
+};
+
+// What create and make_plan are given.
+struct EngineRequest {
+  const Context& context;
+  const MoeSpec& spec;
+  const LayerOptions& options;
+  const ParallelSpec& parallel;
+};
+
+struct EngineRow {
+  std::string_view name;
+  DeviceKind device = DeviceKind::kCpu;
+  // Whether this machine has the device, or why not.
+  Support (*usable)(int32_t ordinal);
+  // Throws as MoeLayer::create.
+  std::unique_ptr<Engine> (*make)(const EngineRequest& request, const WeightSource& source);
+  // As make_plan.
+  Plan (*plan)(const EngineRequest& request);
+  // Null for host memory.
+  const DeviceRuntime* (*runtime)(int32_t ordinal);
+};
+
+// The row of a device. Throws Error(kUnsupported) where this build has none.
+const EngineRow& engine_row(const Device& device);
+inline const EngineRow& engine_row(const Context& context) {
+  return engine_row(parse_device(context.device()));
+}
+// The runtime of the context's device; null on "cpu".
+const DeviceRuntime* device_runtime(const Context& context);
+
+}  // namespace conclave::inline v0

@@ -1,0 +1,177 @@
+#include "layer/host_engine.h"
+
+#include "layer/arguments.h"
+#include "layer/packed_weights.h"
+#include "layer/pipeline.h"
+#include "layer/rank_agreement.h"
+
+#include "conclave/error.h"
+#include "conclave/layer.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace conclave::inline v0 {
+
+namespace {
+
+void check_workspace(std::span<const std::byte> memory, size_t needed) {
+  if (memory.size() >= needed) return;
+  throw Error(ErrorCode::kWorkspaceTooSmall, {.what = "the workspace is too small for this layer",
+                                              .tensor = "workspace",
+                                              .expected = std::to_string(needed) + " bytes",
+                                              .found = std::to_string(memory.size())});
+}
+
+void check_memory(const ForwardArgs& args) {
+  if (args.workspace == nullptr || args.workspace->kind() == MemoryKind::kHost) return;
+  throw Error(
+      ErrorCode::kDevice,
+      {.what = "the workspace lies in device memory, the layer is on cpu", .tensor = "workspace"});
+}
+
+void check_source_memory(const WeightSource& source) {
+  if (source.memory() == MemoryKind::kHost) return;
+  throw Error(ErrorCode::kDevice, {.what = "the weights lie in device memory, the layer is on cpu",
+                                   .hint = "give the context that device"});
+}
+
+class HostEngine final : public Engine {
+ public:
+  HostEngine(const EngineRequest& request, const WeightSource& source);
+
+  void forward(const ForwardArgs& args) override;
+  void reload(const WeightSource& source, ReloadMode mode) override;
+  const MoeSpec& spec() const noexcept override { return plan_.spec; }
+  const ParallelSpec& parallel() const noexcept override { return plan_.parallel; }
+  const Plan& plan() const noexcept override { return plan_.summary; }
+  LayerStatus status() const override;
+
+ private:
+  const Context& context_;
+  Executor& executor_;
+  Communicator* communicator_;
+  LayerPlan plan_;
+  PackedWeights weights_;
+  StagedPipeline pipeline_;
+
+  // False from the first byte an in-place reload overwrites until it completes.
+  std::atomic<bool> weights_complete_{true};
+
+  // The layer's own workspace: made by the first forward that brings none.
+  std::mutex own_workspace_mutex_;
+  std::optional<Workspace> own_workspace_;
+
+  std::atomic<int64_t> forwards_{0};
+  std::atomic<int64_t> tokens_{0};
+  std::atomic<int64_t> skipped_ids_{0};
+  std::atomic<int64_t> tokens_without_finite_logit_{0};
+};
+
+HostEngine::HostEngine(const EngineRequest& request, const WeightSource& source)
+    : context_(request.context),
+      executor_(request.context.executor()),
+      communicator_(request.context.communicator()),
+      plan_(plan_layer(request.context, request.spec, request.options, request.parallel)) {
+  check_ranks_agree(plan_, communicator_);
+  check_source_memory(source);
+  check_source(request.spec, source);
+  weights_ = allocate_weights(context_, plan_);
+  fill_weights(context_, plan_, source, weights_);
+}
+
+void HostEngine::forward(const ForwardArgs& args) {
+  const auto begin = std::chrono::steady_clock::now();
+  if (!weights_complete_.load(std::memory_order_acquire)) {
+    throw Error(ErrorCode::kState,
+                {.what = "an in-place reload failed midway: this layer has no complete weights",
+                 .hint = "reload again"});
+  }
+  check_memory(args);
+  const int64_t tokens = check_arguments(args, plan_.spec);
+  if (!args.topk_ids.empty() && plan_.options.id_policy == IdPolicy::kStrict) {
+    check_ids_strict(args.topk_ids, tokens, plan_.spec);
+  }
+
+  std::unique_lock<std::mutex> own_lock(own_workspace_mutex_, std::defer_lock);
+  std::span<std::byte> workspace;
+  if (args.workspace != nullptr) {
+    workspace = args.workspace->memory();
+    check_workspace(workspace, plan_.workspace_bytes);
+  } else {
+    if (!own_lock.try_lock()) {
+      throw Error(ErrorCode::kState, {.what = "another forward is using this layer's own workspace",
+                                      .hint = "give each concurrent forward a Workspace"});
+    }
+    if (!own_workspace_) {
+      own_workspace_.emplace(context_, plan_.workspace_bytes);
+    }
+    workspace = own_workspace_->memory();
+  }
+
+  const int64_t chunk_tokens = plan_.options.max_tokens;
+  const int64_t chunks = agree_on_chunks(tokens, plan_, communicator_);
+  ForwardCounters counters;
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    const int64_t first = std::min(chunk * chunk_tokens, tokens);
+    const TokenChunk range{.begin = first, .count = std::min(chunk_tokens, tokens - first)};
+    pipeline_.run({.plan = plan_,
+                   .weights = weights_,
+                   .args = args,
+                   .chunk = range,
+                   .workspace = workspace,
+                   .executor = executor_},
+                  counters);
+  }
+
+  constexpr auto kRelaxed = std::memory_order_relaxed;
+  forwards_.fetch_add(1, kRelaxed);
+  tokens_.fetch_add(tokens, kRelaxed);
+  skipped_ids_.fetch_add(counters.skipped_ids, kRelaxed);
+  tokens_without_finite_logit_.fetch_add(counters.tokens_without_finite_logit, kRelaxed);
+  if (args.timings != nullptr) {
+    args.timings->total_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                  std::chrono::steady_clock::now() - begin)
+                                  .count();
+  }
+}
+
+void HostEngine::reload(const WeightSource& source, ReloadMode mode) {
+  check_source_memory(source);
+  check_source(plan_.spec, source);
+  if (mode == ReloadMode::kStaged) {
+    PackedWeights staged = allocate_weights(context_, plan_);
+    fill_weights(context_, plan_, source, staged);
+    weights_ = std::move(staged);
+  } else {
+    weights_complete_.store(false, std::memory_order_release);
+    fill_weights(context_, plan_, source, weights_);
+  }
+  weights_complete_.store(true, std::memory_order_release);
+}
+
+LayerStatus HostEngine::status() const {
+  constexpr auto kRelaxed = std::memory_order_relaxed;
+  return {.forwards = forwards_.load(kRelaxed),
+          .tokens = tokens_.load(kRelaxed),
+          .skipped_ids = skipped_ids_.load(kRelaxed),
+          .tokens_without_finite_logit = tokens_without_finite_logit_.load(kRelaxed)};
+}
+
+}  // namespace
+
+std::unique_ptr<Engine> make_host_engine(const EngineRequest& request, const WeightSource& source) {
+  return std::make_unique<HostEngine>(request, source);
+}
+
+Plan plan_host_engine(const EngineRequest& request) {
+  return summarise_plan(request.context, request.spec, request.options, request.parallel);
+}
+
+}  // namespace conclave::inline v0

@@ -1,0 +1,11 @@
+// A layer on the CPU: plan, packed weights, pipeline.
+#pragma once
+
+#include "layer/engine.h"
+
+namespace conclave::inline v0 {
+
+std::unique_ptr<Engine> make_host_engine(const EngineRequest& request, const WeightSource& source);
+Plan plan_host_engine(const EngineRequest& request);
+
+}  // namespace conclave::inline v0
