@@ -1,0 +1,117 @@
+// One layer's experts on the GPU with random weights, rows and routings: what kernels are tested
+// and timed on. Needs a device.
+#pragma once
+
+#include "core/device_flow.h"
+#include "cuda/device_info.h"
+#include "cuda/memory.h"
+#include "experts/cuda/device_experts.h"
+#include "support/cuda/device_oracle.h"
+#include "support/cuda/routings.h"
+
+#include "conclave/dtype.h"
+#include "conclave/spec.h"
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <vector>
+
+namespace conclave::testing {
+
+// 128x128 weight blocks with a scale per row and 128 columns of activations; a scale a weight row
+// and one an activation row (dynamic, or static); only the weights quantised.
+QuantSpec fp8_block_quant();
+QuantSpec fp8_channel_quant();
+QuantSpec fp8_static_quant();
+
+struct CudaProblemOptions {
+  int64_t num_experts = 8;  // local ones; ids are local
+  int64_t top_k = 2;
+  int64_t hidden_size = 256;
+  int64_t intermediate_size = 128;
+  int64_t num_tokens = 16;
+  DType weight_dtype = DType::kBF16;  // kBF16, kF16, kF32, kF8E4M3
+  QuantSpec quant = {};               // of kF8E4M3
+  ActivationSpec activation = {};
+  bool has_bias = false;
+  bool weight_on_input = false;
+  RoutingKind routing = RoutingKind::kUniform;
+  int32_t routings = 1;       // differently routed batches of the same rows
+  int32_t weight_copies = 1;  // of other numbers: where the active weights fit into L2
+  uint64_t seed = 1;
+};
+
+class CudaProblem {
+ public:
+  // Fills everything on the current device. Throws Error where it lacks memory.
+  explicit CudaProblem(const CudaProblemOptions& options);
+
+  const CudaProblemOptions& options() const { return options_; }
+  experts::DeviceExpertsProblem sizes() const;
+  experts::DeviceExperts weights(int32_t copy = 0) const;
+  // [T, H] in the output's type, bf16 or f16.
+  DeviceRows hidden() const { return hidden_; }
+  // What experts read: hidden, or its codes and scales.
+  DeviceRows input() const { return codes_.data == nullptr ? hidden_ : codes_; }
+
+  std::span<const int32_t> host_ids(int32_t routing) const;
+  std::span<const float> host_weights(int32_t routing) const;
+  const int32_t* topk_ids(int32_t routing = 0) const;    // on the device, [T, k]
+  const float* topk_weights(int32_t routing = 0) const;  // on the device, [T, k]
+  // Made and uploaded at the first call for a tile size: call it before capturing a graph.
+  const GroupedRows& groups(int32_t tile_tokens, int32_t routing = 0);
+
+  DType row_dtype() const;  // of expert rows: kF16 for kF16 weights, kBF16 otherwise
+  int64_t row_stride() const;
+  int64_t output_bytes() const;  // of [T * k, row_stride()]
+  // A call on groups(tile_tokens, routing) that writes rows of row_stride().
+  experts::DeviceExpertsCall call(int32_t tile_tokens, int32_t routing, void* workspace,
+                                  void* output);
+
+  // Expert rows [T * k, row_stride()] after a call, all of them or as many as float64 does in some
+  // 50 ms: random ones and those at the ends of tiles. `output` was poisoned before the call.
+  RowErrors check_rows(const void* output, int32_t routing = 0, int32_t copy = 0) const;
+  // Whole tokens: the weighted sum of a token's rows, with the layer's output_scale.
+  RowErrors check_tokens(const OutputRows& output, double output_scale = 1, int32_t routing = 0,
+                         int32_t copy = 0) const;
+
+  int64_t active_experts(int32_t routing = 0) const;
+  int64_t active_weight_bytes(int32_t routing = 0) const;  // codes and scales
+  double flops(int32_t routing = 0) const;
+
+ private:
+  struct Weights {
+    cuda::DeviceBuffer gate_up, down, gate_up_bias, down_bias, gate_up_scale, down_scale;
+  };
+  struct Routing {
+    HostRouting host;
+    cuda::DeviceBuffer ids, weights;
+  };
+  struct Groups {
+    cuda::DeviceBuffer expert_begin, row_slot, tiles, num_tiles;
+    GroupedRows rows;
+  };
+
+  int64_t gate_up_rows() const;
+  int64_t affordable_rows() const;
+  void make_weights(int32_t copy);
+  void make_scales(Weights& weights, uint64_t seed);
+  void make_rows();
+  void make_routing_of(int32_t routing);
+  OracleProblem oracle_problem(int32_t routing, int32_t copy) const;
+
+  CudaProblemOptions options_;
+  activation::Activation activation_;
+  cuda::DeviceInfo device_;
+  int64_t gate_up_stride_;
+  int64_t down_stride_;
+  std::vector<Weights> weights_;
+  std::vector<Routing> routings_;
+  std::map<std::pair<int32_t, int32_t>, Groups> groups_;  // by tile size and routing
+  cuda::DeviceBuffer hidden_data_, code_data_, code_scales_, static_steps_;
+  DeviceRows hidden_;
+  DeviceRows codes_;
+};
+
+}  // namespace conclave::testing

@@ -1,0 +1,43 @@
+// Random tensors made on the device: weights of tens of gigabytes are never uploaded.
+#pragma once
+
+#include "core/device_flow.h"
+
+#include "conclave/dtype.h"
+#include "conclave/spec.h"
+
+#include <cstddef>
+#include <cstdint>
+
+struct CUstream_st;
+
+namespace conclave::testing {
+
+// [rows, stride] of `dtype` (kF32, kBF16, kF16, kF8E4M3): columns below `cols` are normal with the
+// given deviation, those beyond are NaN.
+struct NormalMatrix {
+  void* data = nullptr;
+  DType dtype = DType::kBF16;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t stride = 0;
+  float deviation = 1;
+  uint64_t seed = 1;
+};
+void fill_normal(const NormalMatrix& matrix, CUstream_st* stream);
+
+// base * 2^u, u uniform in [-1/2, 1/2].
+void fill_scales(float* scales, int64_t count, float base, uint64_t seed, CUstream_st* stream);
+
+// kBF16 or kF16 rows to e4m3 codes and scales, by the rule that `quant` names. Of kTensorStatic the
+// step is read from `static_step`. `codes.data` and `codes.scales` are written.
+struct QuantizeArgs {
+  DeviceRows rows;
+  int64_t cols = 0;
+  DeviceRows codes;
+  QuantSpec quant;
+  const float* static_step = nullptr;
+};
+void quantize_rows(const QuantizeArgs& args, CUstream_st* stream);
+
+}  // namespace conclave::testing

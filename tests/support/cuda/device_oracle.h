@@ -1,0 +1,73 @@
+// Expert MLPs in float64 on the device, from the stored codes and scales: what kernels are held to.
+#pragma once
+
+#include "activation/activations.h"
+#include "core/device_flow.h"
+#include "experts/cuda/device_experts.h"
+
+#include "conclave/dtype.h"
+#include "conclave/spec.h"
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace conclave::testing {
+
+// Relative L2 errors of rows. A NaN or infinity on one side only counts as infinite.
+struct RowErrors {
+  double worst = 0;
+  double p999 = 0;  // 99.9 % of the checked rows are at most this far off
+  int64_t worst_row = -1;
+  int64_t checked = 0;
+  int64_t stray = 0;  // elements written outside what the call may write
+  std::string describe() const;
+};
+// No stray write, and every checked row within `tolerance`.
+bool within(const RowErrors& errors, double tolerance);
+
+struct OracleProblem {
+  experts::DeviceExpertsProblem sizes;
+  experts::DeviceExperts weights;
+  DeviceRows input;
+  const float* input_weights = nullptr;  // per slot on the device, or null
+};
+
+// Rows of one slot each: which input row goes through which expert. Slots with expert -1 give
+// zeros.
+struct OracleSlot {
+  int64_t slot = 0;
+  int32_t token = 0;
+  int32_t expert = -1;
+};
+
+// Output tensor of the code under test, on the device, poisoned with 0xff before the call.
+struct OutputRows {
+  const void* data = nullptr;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t stride = 0;
+  DType dtype = DType::kBF16;
+};
+
+// Row slot of `output` against the oracle's row of each of `slots`.
+RowErrors compare_slots(const OracleProblem& problem, std::span<const OracleSlot> slots,
+                        const OutputRows& output);
+
+// Row token of `output` against scale * sum over its `top_k` slots of weight * row. `slots` holds
+// top_k neighbours a token, `slot_weights` a weight for each.
+struct TokenSum {
+  std::span<const OracleSlot> slots;
+  std::span<const float> slot_weights;
+  int64_t top_k = 1;
+  double scale = 1;
+};
+RowErrors compare_tokens(const OracleProblem& problem, const TokenSum& sum,
+                         const OutputRows& output);
+
+// Elements that are no longer poison though they may not be written: all of a row where
+// may_write[row] is 0, the columns from `cols` on elsewhere.
+int64_t count_stray(const OutputRows& output, std::span<const uint8_t> may_write);
+
+}  // namespace conclave::testing

@@ -1,0 +1,263 @@
+#include "support/cuda/experts_bench.h"
+
+#include "cuda/check.h"
+#include "support/cuda/cuda_problem.h"
+#include "support/cuda/graph_timer.h"
+#include "support/cuda/guarded_device.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace conclave::testing {
+
+namespace {
+
+constexpr double kTolerance = 6e-3;
+constexpr double kReadBytesPerMicrosecond = 4.8e6;
+constexpr double kBf16FlopsPerMicrosecond = 989e6;
+
+struct Case {
+  std::string name;
+  int64_t experts, top_k, hidden, intermediate;
+  std::string format;
+  bool oai = false;  // biases and swiglu_oai
+};
+
+const Case kCases[] = {
+    {"tiny", 8, 2, 256, 192, "bf16"},
+    {"mixtral-8x7b", 8, 2, 4096, 14336, "bf16"},
+    {"qwen3-30b", 128, 8, 2048, 768, "bf16"},
+    {"qwen3-235b", 128, 8, 4096, 1536, "bf16"},
+    {"olmoe", 64, 8, 2048, 1024, "bf16"},
+    {"gpt-oss-20b", 32, 4, 2880, 2880, "bf16", true},
+    {"deepseek-v3", 256, 8, 7168, 2048, "bf16"},
+    {"dsv3-ep8", 32, 1, 7168, 2048, "bf16"},
+    {"tiny-fp8", 8, 2, 256, 384, "fp8block"},
+    {"qwen3-30b-fp8", 128, 8, 2048, 768, "fp8block"},
+    {"qwen3-235b-fp8", 128, 8, 4096, 1536, "fp8block"},
+    {"deepseek-v3-fp8", 256, 8, 7168, 2048, "fp8block"},
+    {"dsv3-ep8-fp8", 32, 1, 7168, 2048, "fp8block"},
+};
+
+std::vector<std::string> split(std::string_view text) {
+  std::vector<std::string> parts;
+  while (!text.empty()) {
+    const size_t comma = text.find(',');
+    parts.emplace_back(text.substr(0, comma));
+    text.remove_prefix(comma == std::string_view::npos ? text.size() : comma + 1);
+  }
+  return parts;
+}
+
+class Arguments {
+ public:
+  Arguments(int argc, char** argv) {
+    for (int i = 1; i + 1 < argc; i += 2) {
+      const std::string_view name = argv[i];
+      if (name.substr(0, 2) != "--")
+        throw std::runtime_error("not an option: " + std::string(name));
+      values_[std::string(name.substr(2))] = argv[i + 1];
+    }
+  }
+  std::string get(const std::string& name, const std::string& fallback) const {
+    const auto found = values_.find(name);
+    return found == values_.end() ? fallback : found->second;
+  }
+  int number(const std::string& name, int fallback) const {
+    return std::stoi(get(name, std::to_string(fallback)));
+  }
+
+ private:
+  std::map<std::string, std::string> values_;
+};
+
+Case find_case(const std::string& name, const Arguments& arguments) {
+  const std::vector<std::string> custom = split(arguments.get("custom", ""));
+  if (custom.size() == 5) {
+    return {"custom",
+            std::stoll(custom[0]),
+            std::stoll(custom[1]),
+            std::stoll(custom[2]),
+            std::stoll(custom[3]),
+            custom[4]};
+  }
+  for (const Case& c : kCases) {
+    if (c.name == name) return c;
+  }
+  throw std::runtime_error("no case " + name);
+}
+
+RoutingKind routing_kind(const std::string& name) {
+  if (name == "zipf") return RoutingKind::kZipf;
+  if (name == "onehot") return RoutingKind::kOneHot;
+  if (name == "holes") return RoutingKind::kHoles;
+  return RoutingKind::kUniform;
+}
+
+CudaProblemOptions options_of(const Case& c, int64_t tokens, const Arguments& arguments) {
+  CudaProblemOptions o{.num_experts = c.experts,
+                       .top_k = c.top_k,
+                       .hidden_size = c.hidden,
+                       .intermediate_size = c.intermediate,
+                       .num_tokens = tokens,
+                       .routing = routing_kind(arguments.get("routing", "uniform")),
+                       .routings = tokens <= 64     ? 8
+                                   : tokens <= 1024 ? 3
+                                                    : 1};
+  if (c.format == "f16") o.weight_dtype = DType::kF16;
+  if (c.format.starts_with("fp8")) o.weight_dtype = DType::kF8E4M3;
+  if (c.format == "fp8block") o.quant = fp8_block_quant();
+  if (c.format == "fp8channel") o.quant = fp8_channel_quant();
+  if (c.format == "fp8static") o.quant = fp8_static_quant();
+  if (c.oai) {
+    o.has_bias = true;
+    o.activation = {.name = "swiglu_oai", .limit = 7, .alpha = 1.702, .beta = 1};
+  }
+  o.activation.name = arguments.get("activation", o.activation.name);
+  return o;
+}
+
+struct Outcome {
+  RowErrors errors;
+  int64_t damage = 0;
+  double microseconds = 0;
+};
+
+class Subject {
+ public:
+  Subject(CudaProblem& problem, const experts::DeviceKernelRow& row,
+          const experts::DeviceTile& tile)
+      : problem_(problem),
+        kernel_(row.make(problem.sizes(), problem.weights(), tile)),
+        workspace_(kernel_->workspace_bytes(problem.options().num_tokens)),
+        output_(static_cast<size_t>(problem.output_bytes())) {
+    for (int32_t i = 0; i < problem_.options().routings; ++i) {
+      problem_.groups(kernel_->tile_tokens(), i);
+    }
+  }
+
+  Outcome measure(const Arguments& arguments) {
+    Outcome outcome;
+    if (arguments.number("time", 1) != 0) {
+      const GraphTiming timing{.inputs = problem_.options().routings,
+                               .replays = arguments.number("replays", 5)};
+      outcome.microseconds =
+          time_graph(timing, [&](int32_t input, CUstream_st* stream) { enqueue(input, stream); });
+    }
+    if (arguments.number("check", 1) == 0) return outcome;
+    workspace_.poison(nullptr);
+    output_.poison(nullptr);
+    enqueue(0, nullptr);
+    outcome.damage = workspace_.damage() + output_.damage();
+    outcome.errors = problem_.check_rows(output_.data());
+    return outcome;
+  }
+
+  std::string describe() const { return kernel_->describe(); }
+
+ private:
+  void enqueue(int32_t routing, CUstream_st* stream) {
+    kernel_->run(problem_.call(kernel_->tile_tokens(), routing, workspace_.data(), output_.data()),
+                 stream);
+  }
+
+  CudaProblem& problem_;
+  std::unique_ptr<experts::DeviceExpertsKernel> kernel_;
+  GuardedDevice workspace_;
+  GuardedDevice output_;
+};
+
+double mean_active_bytes(const CudaProblem& problem) {
+  double sum = 0;
+  for (int32_t i = 0; i < problem.options().routings; ++i) {
+    sum += static_cast<double>(problem.active_weight_bytes(i));
+  }
+  return sum / problem.options().routings;
+}
+
+// True where the check passed.
+bool print_outcome(const CudaProblem& problem, const std::string& kernel, const Outcome& outcome) {
+  const double bytes = mean_active_bytes(problem);
+  const double flops = problem.flops();
+  const bool fp8_math = problem.input().dtype == DType::kF8E4M3;
+  const double floor = std::max(bytes / kReadBytesPerMicrosecond,
+                                flops / (kBf16FlopsPerMicrosecond * (fp8_math ? 2 : 1)));
+  const double us = std::max(outcome.microseconds, 1e-3);
+  const bool good = outcome.damage == 0 && within(outcome.errors, kTolerance);
+  std::printf("  %-58s %9.1f us %5.2f TB/s %6.1f TFLOP/s floor %8.1f share %4.2f | %s%s\n",
+              kernel.c_str(), outcome.microseconds, bytes / us * 1e-6, flops / us * 1e-6, floor,
+              floor / us, outcome.errors.describe().c_str(), good ? "" : " FAILED");
+  if (outcome.damage != 0) {
+    std::printf("    canary damage: %lld bytes\n", static_cast<long long>(outcome.damage));
+  }
+  std::fflush(stdout);
+  return good;
+}
+
+std::vector<experts::DeviceTile> chosen_tiles(std::span<const experts::DeviceTile> tiles,
+                                              const std::string& which) {
+  if (which == "all") return {tiles.begin(), tiles.end()};
+  std::vector<experts::DeviceTile> chosen;
+  for (const std::string& index : split(which)) {
+    if (std::stoul(index) < tiles.size()) chosen.push_back(tiles[std::stoul(index)]);
+  }
+  return chosen;
+}
+
+bool run_row(CudaProblem& problem, const experts::DeviceKernelRow& row,
+             const Arguments& arguments) {
+  if (const Support support = row.supports(problem.sizes()); !support) {
+    std::printf("  %s: %s\n", std::string(row.name).c_str(), std::string(support.reason()).c_str());
+    return true;
+  }
+  bool good = true;
+  for (const experts::DeviceTile& tile :
+       chosen_tiles(row.tiles(problem.sizes()), arguments.get("tile", "0"))) {
+    Subject subject(problem, row, tile);
+    good &= print_outcome(problem, subject.describe(), subject.measure(arguments));
+  }
+  return good;
+}
+
+int run(std::span<const experts::DeviceKernelRow> rows, const Arguments& arguments) {
+  bool good = true;
+  const std::vector<std::string> names = split(arguments.get("row", ""));
+  for (const std::string& name : split(arguments.get("case", "tiny"))) {
+    const Case c = find_case(name, arguments);
+    for (const std::string& tokens : split(arguments.get("T", "16"))) {
+      CudaProblem problem(options_of(c, std::stoll(tokens), arguments));
+      std::printf("%s T=%s E=%lld k=%lld H=%lld I=%lld %s, %lld experts active\n", c.name.c_str(),
+                  tokens.c_str(), static_cast<long long>(c.experts),
+                  static_cast<long long>(c.top_k), static_cast<long long>(c.hidden),
+                  static_cast<long long>(c.intermediate), c.format.c_str(),
+                  static_cast<long long>(problem.active_experts()));
+      for (const experts::DeviceKernelRow& row : rows) {
+        if (!names.empty() && std::find(names.begin(), names.end(), row.name) == names.end()) {
+          continue;
+        }
+        good &= run_row(problem, row, arguments);
+      }
+    }
+  }
+  return good ? 0 : 1;
+}
+
+}  // namespace
+
+int run_experts_bench(std::span<const experts::DeviceKernelRow> rows, int argc, char** argv) {
+  try {
+    return run(rows, Arguments(argc, argv));
+  } catch (const std::exception& error) {
+    std::printf("%s\n", error.what());
+    return 2;
+  }
+}
+
+}  // namespace conclave::testing
