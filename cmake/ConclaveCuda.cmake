@@ -46,3 +46,11 @@ function(conclave_cuda_sources target)
                                 PROPERTIES LANGUAGE CUDA COMPILE_OPTIONS "${CONCLAVE_CUDA_FLAGS}")
   endforeach()
 endfunction()
+
+# conclave_cuda_program(<name> <file>...): a program of one file that runs on any machine with a
+# driver: nothing of it is shared but libc.
+function(conclave_cuda_program name)
+  add_executable(${name} ${ARGN})
+  target_link_libraries(${name} PRIVATE conclave_cuda_test_support conclave_warnings)
+  target_link_options(${name} PRIVATE -static-libstdc++ -static-libgcc -Wl,--gc-sections -s)
+endfunction()

@@ -67,6 +67,20 @@ CudaProblem::CudaProblem(const CudaProblemOptions& options)
   cuda::check(cudaGetDevice(&ordinal), "cudaGetDevice");
   device_ = cuda::device_info(ordinal);
   for (int32_t copy = 0; copy < options_.weight_copies; ++copy) make_weights(copy);
+  make_batch();
+}
+
+void CudaProblem::set_batch(const Batch& batch) {
+  options_.num_tokens = batch.num_tokens;
+  options_.routing = batch.routing;
+  options_.routings = batch.routings;
+  options_.seed = batch.seed;
+  make_batch();
+}
+
+void CudaProblem::make_batch() {
+  groups_.clear();
+  routings_.clear();
   make_rows();
   for (int32_t i = 0; i < options_.routings; ++i) make_routing_of(i);
   cuda::check(cudaDeviceSynchronize(), "CudaProblem");

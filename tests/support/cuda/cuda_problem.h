@@ -47,6 +47,16 @@ class CudaProblem {
   // Fills everything on the current device. Throws Error where it lacks memory.
   explicit CudaProblem(const CudaProblemOptions& options);
 
+  // Other rows and routings through the same weights, which stay where they are. What the old ones
+  // gave (rows, ids, groups) is gone.
+  struct Batch {
+    int64_t num_tokens = 0;
+    RoutingKind routing = RoutingKind::kUniform;
+    int32_t routings = 1;
+    uint64_t seed = 1;
+  };
+  void set_batch(const Batch& batch);
+
   const CudaProblemOptions& options() const { return options_; }
   experts::DeviceExpertsProblem sizes() const;
   experts::DeviceExperts weights(int32_t copy = 0) const;
@@ -97,6 +107,7 @@ class CudaProblem {
   int64_t affordable_rows() const;
   void make_weights(int32_t copy);
   void make_scales(Weights& weights, uint64_t seed);
+  void make_batch();
   void make_rows();
   void make_routing_of(int32_t routing);
   OracleProblem oracle_problem(int32_t routing, int32_t copy) const;

@@ -1,6 +1,7 @@
 #include "support/cuda/experts_bench.h"
 
 #include "cuda/check.h"
+#include "support/cuda/cases.h"
 #include "support/cuda/cuda_problem.h"
 #include "support/cuda/graph_timer.h"
 #include "support/cuda/guarded_device.h"
@@ -22,29 +23,6 @@ namespace {
 constexpr double kTolerance = 6e-3;
 constexpr double kReadBytesPerMicrosecond = 4.8e6;
 constexpr double kBf16FlopsPerMicrosecond = 989e6;
-
-struct Case {
-  std::string name;
-  int64_t experts, top_k, hidden, intermediate;
-  std::string format;
-  bool oai = false;  // biases and swiglu_oai
-};
-
-const Case kCases[] = {
-    {"tiny", 8, 2, 256, 192, "bf16"},
-    {"mixtral-8x7b", 8, 2, 4096, 14336, "bf16"},
-    {"qwen3-30b", 128, 8, 2048, 768, "bf16"},
-    {"qwen3-235b", 128, 8, 4096, 1536, "bf16"},
-    {"olmoe", 64, 8, 2048, 1024, "bf16"},
-    {"gpt-oss-20b", 32, 4, 2880, 2880, "bf16", true},
-    {"deepseek-v3", 256, 8, 7168, 2048, "bf16"},
-    {"dsv3-ep8", 32, 1, 7168, 2048, "bf16"},
-    {"tiny-fp8", 8, 2, 256, 384, "fp8block"},
-    {"qwen3-30b-fp8", 128, 8, 2048, 768, "fp8block"},
-    {"qwen3-235b-fp8", 128, 8, 4096, 1536, "fp8block"},
-    {"deepseek-v3-fp8", 256, 8, 7168, 2048, "fp8block"},
-    {"dsv3-ep8-fp8", 32, 1, 7168, 2048, "fp8block"},
-};
 
 std::vector<std::string> split(std::string_view text) {
   std::vector<std::string> parts;
@@ -78,20 +56,15 @@ class Arguments {
   std::map<std::string, std::string> values_;
 };
 
-Case find_case(const std::string& name, const Arguments& arguments) {
+LayerCase case_of(const std::string& name, const Arguments& arguments) {
   const std::vector<std::string> custom = split(arguments.get("custom", ""));
-  if (custom.size() == 5) {
-    return {"custom",
-            std::stoll(custom[0]),
-            std::stoll(custom[1]),
-            std::stoll(custom[2]),
-            std::stoll(custom[3]),
-            custom[4]};
-  }
-  for (const Case& c : kCases) {
-    if (c.name == name) return c;
-  }
-  throw std::runtime_error("no case " + name);
+  if (custom.size() != 5) return find_case(name);
+  return {.name = "custom",
+          .experts = std::stoll(custom[0]),
+          .top_k = std::stoll(custom[1]),
+          .hidden = std::stoll(custom[2]),
+          .intermediate = std::stoll(custom[3]),
+          .format = custom[4]};
 }
 
 RoutingKind routing_kind(const std::string& name) {
@@ -101,25 +74,11 @@ RoutingKind routing_kind(const std::string& name) {
   return RoutingKind::kUniform;
 }
 
-CudaProblemOptions options_of(const Case& c, int64_t tokens, const Arguments& arguments) {
-  CudaProblemOptions o{.num_experts = c.experts,
-                       .top_k = c.top_k,
-                       .hidden_size = c.hidden,
-                       .intermediate_size = c.intermediate,
-                       .num_tokens = tokens,
-                       .routing = routing_kind(arguments.get("routing", "uniform")),
-                       .routings = tokens <= 64     ? 8
-                                   : tokens <= 1024 ? 3
-                                                    : 1};
-  if (c.format == "f16") o.weight_dtype = DType::kF16;
-  if (c.format.starts_with("fp8")) o.weight_dtype = DType::kF8E4M3;
-  if (c.format == "fp8block") o.quant = fp8_block_quant();
-  if (c.format == "fp8channel") o.quant = fp8_channel_quant();
-  if (c.format == "fp8static") o.quant = fp8_static_quant();
-  if (c.oai) {
-    o.has_bias = true;
-    o.activation = {.name = "swiglu_oai", .limit = 7, .alpha = 1.702, .beta = 1};
-  }
+CudaProblemOptions options_of(const LayerCase& c, int64_t tokens, const Arguments& arguments) {
+  CudaProblemOptions o = problem_options(c);
+  o.num_tokens = tokens;
+  o.routing = routing_kind(arguments.get("routing", "uniform"));
+  o.routings = routings_per_graph(tokens);
   o.activation.name = arguments.get("activation", o.activation.name);
   return o;
 }
@@ -230,7 +189,7 @@ int run(std::span<const experts::DeviceKernelRow> rows, const Arguments& argumen
   bool good = true;
   const std::vector<std::string> names = split(arguments.get("row", ""));
   for (const std::string& name : split(arguments.get("case", "tiny"))) {
-    const Case c = find_case(name, arguments);
+    const LayerCase c = case_of(name, arguments);
     for (const std::string& tokens : split(arguments.get("T", "16"))) {
       CudaProblem problem(options_of(c, std::stoll(tokens), arguments));
       std::printf("%s T=%s E=%lld k=%lld H=%lld I=%lld %s, %lld experts active\n", c.name.c_str(),
