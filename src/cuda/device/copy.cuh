@@ -63,6 +63,15 @@ __device__ __forceinline__ void stmatrix_x2_trans(uint32_t address, uint32_t r0,
                : "memory");
 }
 
+// 16 bytes of shared memory.
+__device__ __forceinline__ uint4 load_shared(uint32_t address) {
+  uint4 value;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(address));
+  return value;
+}
+
 // 16 bytes that nobody else will read: past L1, first out of L2.
 __device__ __forceinline__ uint4 load_streaming(const void* source) {
   uint4 value;
