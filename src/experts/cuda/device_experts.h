@@ -62,7 +62,8 @@ struct DeviceExpertsCall {
   // up products before their bias.
   const float* input_weights = nullptr;
   void* workspace = nullptr;  // workspace_bytes(); 256-byte aligned
-  void* output = nullptr;     // [T * k, output_stride] kBF16 (kF16 for kF16 weights)
+  // [T * k, output_stride] kBF16; kF16 for kF16 weights, kF32 for kF32 weights.
+  void* output = nullptr;
   int64_t output_stride = 0;  // elements
 };
 
@@ -101,6 +102,9 @@ struct DeviceKernelRow {
   std::unique_ptr<DeviceExpertsKernel> (*make)(const DeviceExpertsProblem& problem,
                                                const DeviceExperts& weights,
                                                const DeviceTile& tile);
+  // What D2 needs: rows of the table with the same text give an expert's result of a row the same
+  // bits, whichever tile it falls into. Empty: nothing is promised beyond the row's own tiles.
+  std::string_view arithmetic = {};
 };
 
 }  // namespace conclave::inline v0::experts

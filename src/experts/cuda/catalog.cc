@@ -1,0 +1,21 @@
+// Rows in order of preference at equal tokens; the reference last, which supports everything.
+#include "experts/cuda/catalog.h"
+
+#include "experts/cuda/reference_sm90.h"
+
+#include <array>
+
+namespace conclave::inline v0::experts {
+namespace {
+
+constexpr std::array kRows = {DeviceKernelRow{.name = "cuda.reference",
+                                              .supports = reference_supports,
+                                              .tiles = reference_tiles,
+                                              .make = make_reference,
+                                              .arithmetic = "reference"}};
+
+}  // namespace
+
+Catalog<DeviceKernelRow> device_kernel_catalog() { return Catalog<DeviceKernelRow>(kRows); }
+
+}  // namespace conclave::inline v0::experts

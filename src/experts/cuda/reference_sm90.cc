@@ -1,0 +1,59 @@
+#include "experts/cuda/reference_sm90.h"
+
+#include "core/checked.h"
+
+#include <array>
+
+namespace conclave::inline v0::experts {
+namespace {
+
+// It walks rows, not tiles: any cut serves.
+constexpr std::array kTiles = {DeviceTile{.tokens = 64, .features = 1, .depth = 0, .stages = 1}};
+
+class ReferenceKernel final : public DeviceExpertsKernel {
+ public:
+  ReferenceKernel(const DeviceExpertsProblem& problem, const DeviceExperts& weights,
+                  const DeviceTile& tile)
+      : problem_(problem), weights_(weights), tile_(tile) {}
+
+  int32_t tile_tokens() const override { return tile_.tokens; }
+
+  size_t workspace_bytes(int64_t max_tokens) const override {
+    // The intermediate rows, float32.
+    return static_cast<size_t>(max_tokens) * static_cast<size_t>(problem_.top_k) *
+           static_cast<size_t>(problem_.intermediate_size) * sizeof(float);
+  }
+
+  std::string describe() const override { return "cuda.reference, a warp an element"; }
+
+  void run(const DeviceExpertsCall& call, CUstream_st* stream) const override {
+    detail::run_reference(problem_, weights_, call, stream);
+  }
+
+ private:
+  DeviceExpertsProblem problem_;
+  DeviceExperts weights_;
+  DeviceTile tile_;
+};
+
+}  // namespace
+
+Support reference_supports(const DeviceExpertsProblem& problem) {
+  const DType dtype = problem.weight_dtype;
+  if (dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32 ||
+      dtype == DType::kF8E4M3) {
+    return Support::yes();
+  }
+  return Support::no("takes BF16, F16, F32 or F8_E4M3 weights; found " +
+                     std::string(conclave::to_string(dtype)));
+}
+
+std::span<const DeviceTile> reference_tiles(const DeviceExpertsProblem&) { return kTiles; }
+
+std::unique_ptr<DeviceExpertsKernel> make_reference(const DeviceExpertsProblem& problem,
+                                                    const DeviceExperts& weights,
+                                                    const DeviceTile& tile) {
+  return std::make_unique<ReferenceKernel>(problem, weights, tile);
+}
+
+}  // namespace conclave::inline v0::experts
