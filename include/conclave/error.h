@@ -94,6 +94,7 @@ enum class ErrorCode : int32_t {
   kTensorDType = 504,
   kLayerNotFound = 505,
   kChecksum = 506,
+  kTensorValue = 507,  // a scale that is not finite, or negative
 
   // 7xx: communication
   kCommPeerLost = 700,

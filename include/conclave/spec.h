@@ -7,6 +7,7 @@
 #include "conclave/version.h"
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -151,6 +152,9 @@ struct SharedExpertSpec {
   ActivationSpec activation = {.name = ""};  // no name: as the routed experts
   bool has_bias = false;                     // WeightRole::kSharedGateBias, ...UpBias, ...DownBias
   double slot_weight = 1;                    // of kFusedSlots
+  // Of the shared matrices; none: MoeSpec::weight_dtype. A checkpoint of e4m3 experts may leave the
+  // shared ones in f32, f16 or bf16. e4m3 only where the routed experts have it, by the same rule.
+  std::optional<DType> weight_dtype = std::nullopt;
 };
 
 // Routed experts work on a projection: x -> down [Hl, H] -> experts on Hl -> weighted sum -> (rms
@@ -169,9 +173,12 @@ struct LatentSpec {
 struct ResidualMlpSpec {
   int64_t intermediate_size = 0;             // 0: none
   ActivationSpec activation = {.name = ""};  // no name: as the routed experts
+  // f32, f16 or bf16; none: MoeSpec::weight_dtype, which then is one of these.
+  std::optional<DType> weight_dtype = std::nullopt;
 };
 
-// What shares a scale in e4m3 weights: w = code * scale.
+// What shares a scale in e4m3 weights: w = code * scale. Scales are weights of their own:
+// WeightRole::kGateScale and so on. docs/quantisation.md has the arithmetic.
 enum class WeightScale : uint8_t {
   kNone,     // plain types: no scales
   kTensor,   // one a matrix (gate, up, down of an expert each its own)
@@ -228,6 +235,11 @@ struct MoeSpec {
 CONCLAVE_API int64_t num_logits(const MoeSpec& spec);
 // Slots of a token in ids and weights as captured: k, and S more for SharedMode::kFusedSlots.
 CONCLAVE_API int64_t num_slots(const MoeSpec& spec);
+// The type of the shared experts' matrices.
+CONCLAVE_API DType shared_weight_dtype(const MoeSpec& spec);
+// The type that a model with these weights has its activations in: that of the weights, bf16 beside
+// e4m3.
+CONCLAVE_API DType natural_row_dtype(const MoeSpec& spec);
 // The width that routed experts work on: H, or the latent size.
 CONCLAVE_API int64_t expert_width(const MoeSpec& spec);
 
@@ -285,8 +297,8 @@ CONCLAVE_API bool needs_all_to_all(const ParallelSpec::Groups& groups);
 CONCLAVE_API void validate(const MoeSpec& spec);
 CONCLAVE_API void validate(const ParallelSpec& parallel);
 
-// Weight elements of one layer, over all ranks and in every role but the hash table and the bias of
-// the mix gate; and those that one token uses.
+// Weight elements of one layer, over all ranks and in every role but the hash table, the bias of
+// the mix gate and the scales of quantised matrices; and those that one token uses.
 struct ParameterCount {
   int64_t total = 0;
   int64_t active = 0;

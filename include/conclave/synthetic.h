@@ -24,7 +24,8 @@ CONCLAVE_API std::span<const ModelPreset> model_presets();
 CONCLAVE_API const ModelPreset* find_preset(std::string_view name) noexcept;
 
 // Every role that the spec has. Matrices: normal-like values of standard deviation 1/sqrt(cols),
-// never zeros; biases of deviation 0.25; scales and norms around 1; tables of distinct experts. A
+// never zeros; e4m3 ones as codes and float32 scales whose products have that deviation; biases of
+// deviation 0.25; scales and norms around 1; tables of distinct experts. A
 // pure function of (seed, role, expert, element): any block in any order gives the same bytes.
 // Thread-safe. Throws as validate.
 CONCLAVE_API std::unique_ptr<WeightSource> make_synthetic_source(const MoeSpec& spec,

@@ -19,9 +19,14 @@ namespace conclave::inline v0 {
 // matrices, "per shared expert" S, all others one, of expert index 0. Routed experts of a layer
 // with a latent projection have Hl in place of H. Without a gate (ActivationSpec) kGate,
 // kSharedGate, kResidualGate and their biases are absent. Vectors are matrices of one row. Gate, up
-// and down of experts, shared experts and the residual MLP have the type MoeSpec::weight_dtype; all
-// others f32, f16 or bf16, each its own; the table integers. Ir, Is: widths of the residual MLP and
-// of a shared expert.
+// and down of experts have the type MoeSpec::weight_dtype, those of shared experts and the residual
+// MLP theirs; all others f32, f16 or bf16, each its own; the table integers. Ir, Is: widths of the
+// residual MLP and of a shared expert.
+//
+// e4m3 matrices [rows, cols] have scales [scale rows, scale cols]: [1, 1] of WeightScale::kTensor,
+// [rows, 1] of kChannel, [ceil(rows / block_rows), ceil(cols / block_cols)] of kBlock; f32, f16,
+// bf16 or e8m0, finite and not negative. Input scales, of ActivationScale::kTensorStatic only, are
+// [1, 1] and positive: x is read as e4m3 codes of x / scale.
 enum class WeightRole : uint8_t {
   kGate,              // per expert [I, H]
   kUp,                // per expert [I, H]
@@ -52,8 +57,22 @@ enum class WeightRole : uint8_t {
   kResidualGate,      // [Ir, H]
   kResidualUp,        // [Ir, H]
   kResidualDown,      // [H, Ir]
+
+  kGateScale,             // per expert, of kGate
+  kUpScale,               // per expert, of kUp
+  kDownScale,             // per expert, of kDown
+  kGateInputScale,        // per expert [1, 1]: of the rows that kGate multiplies
+  kUpInputScale,          // per expert [1, 1]
+  kDownInputScale,        // per expert [1, 1]: of the activated rows
+  kSharedGateScale,       // per shared expert, and so on
+  kSharedUpScale,         // per shared expert
+  kSharedDownScale,       // per shared expert
+  kSharedGateInputScale,  // per shared expert [1, 1]
+  kSharedUpInputScale,    // per shared expert [1, 1]
+  kSharedDownInputScale,  // per shared expert [1, 1]
 };
-inline constexpr size_t kNumWeightRoles = static_cast<size_t>(WeightRole::kResidualDown) + 1;
+inline constexpr size_t kNumWeightRoles =
+    static_cast<size_t>(WeightRole::kSharedDownInputScale) + 1;
 CONCLAVE_API std::string_view to_string(WeightRole role) noexcept;
 
 // What a source holds in a role. `count` matrices of `rows` x `cols` elements of `dtype`;
@@ -136,6 +155,17 @@ struct ExpertWeights {
   ConstTensorView residual_gate_up = {};                  // [2*Ir, H], or [Ir, H]
   GateUpOrder residual_order = GateUpOrder::kConcatenated;
   ConstTensorView residual_down = {};  // [H, Ir]
+  // Of e4m3 matrices: [E, scale rows of gate, then of up, scale cols], so [E, 2, 1] of
+  // WeightScale::kTensor and [E, 2*I, 1] of kChannel, these in the order of gate_up; without a gate
+  // one half. [E, 1, 1]: one scale for gate and up. Blocks must not hold rows of both gate and up.
+  ConstTensorView gate_up_scale = {};
+  ConstTensorView down_scale = {};            // [E, scale rows, scale cols]
+  ConstTensorView gate_up_input_scale = {};   // [E]: of gate and up
+  ConstTensorView down_input_scale = {};      // [E]
+  ConstTensorView shared_gate_up_scale = {};  // [S, scale rows, scale cols], S left out for one
+  ConstTensorView shared_down_scale = {};     // likewise
+  ConstTensorView shared_gate_up_input_scale = {};  // [S]
+  ConstTensorView shared_down_input_scale = {};     // [S]
   // Of all tensors above. On a device: gate_up [E, 2*I, H] or [E, I, H] and down of 16-byte aligned
   // rows, dense and concatenated, I a multiple of 8, are used in place by a layer that holds all
   // experts or a contiguous range of them, and by no copy; others are copied.

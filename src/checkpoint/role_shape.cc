@@ -1,5 +1,7 @@
 #include "checkpoint/role_shape.h"
 
+#include "core/layer_roles.h"
+
 namespace conclave::inline v0::checkpoint {
 namespace {
 
@@ -76,6 +78,50 @@ RoleShape router_shape(const MoeSpec& spec, WeightRole role) {
   }
 }
 
+// Of the scales of a matrix: none of a plain one.
+RoleShape scale_shape_of(const MoeSpec& spec, WeightRole matrix, DType dtype) {
+  if (dtype != DType::kF8E4M3) return {};
+  const RoleShape of = role_shape(spec, matrix);
+  const ScaleShape scales = scale_shape(spec.quant, of.rows, of.cols);
+  return {.count = of.count, .rows = scales.rows, .cols = scales.cols};
+}
+
+RoleShape input_scale_shape(const MoeSpec& spec, WeightRole matrix, DType dtype) {
+  const bool is_static = spec.quant.activations == ActivationScale::kTensorStatic;
+  if (dtype != DType::kF8E4M3 || !is_static) return {};
+  return {.count = role_shape(spec, matrix).count, .rows = 1, .cols = 1};
+}
+
+RoleShape quant_shape(const MoeSpec& spec, WeightRole role) {
+  const DType shared = shared_weight_dtype(spec);
+  switch (role) {
+    case WeightRole::kGateScale:
+      return scale_shape_of(spec, WeightRole::kGate, spec.weight_dtype);
+    case WeightRole::kUpScale:
+      return scale_shape_of(spec, WeightRole::kUp, spec.weight_dtype);
+    case WeightRole::kDownScale:
+      return scale_shape_of(spec, WeightRole::kDown, spec.weight_dtype);
+    case WeightRole::kGateInputScale:
+      return input_scale_shape(spec, WeightRole::kGate, spec.weight_dtype);
+    case WeightRole::kUpInputScale:
+      return input_scale_shape(spec, WeightRole::kUp, spec.weight_dtype);
+    case WeightRole::kDownInputScale:
+      return input_scale_shape(spec, WeightRole::kDown, spec.weight_dtype);
+    case WeightRole::kSharedGateScale:
+      return scale_shape_of(spec, WeightRole::kSharedGate, shared);
+    case WeightRole::kSharedUpScale:
+      return scale_shape_of(spec, WeightRole::kSharedUp, shared);
+    case WeightRole::kSharedDownScale:
+      return scale_shape_of(spec, WeightRole::kSharedDown, shared);
+    case WeightRole::kSharedGateInputScale:
+      return input_scale_shape(spec, WeightRole::kSharedGate, shared);
+    case WeightRole::kSharedUpInputScale:
+      return input_scale_shape(spec, WeightRole::kSharedUp, shared);
+    default:
+      return input_scale_shape(spec, WeightRole::kSharedDown, shared);
+  }
+}
+
 }  // namespace
 
 RoleShape role_shape(const MoeSpec& spec, WeightRole role) {
@@ -130,6 +176,19 @@ RoleShape role_shape(const MoeSpec& spec, WeightRole role) {
       return matrix_if(residual > 0, residual, hidden);
     case WeightRole::kResidualDown:
       return matrix_if(residual > 0, hidden, residual);
+    case WeightRole::kGateScale:
+    case WeightRole::kUpScale:
+    case WeightRole::kDownScale:
+    case WeightRole::kGateInputScale:
+    case WeightRole::kUpInputScale:
+    case WeightRole::kDownInputScale:
+    case WeightRole::kSharedGateScale:
+    case WeightRole::kSharedUpScale:
+    case WeightRole::kSharedDownScale:
+    case WeightRole::kSharedGateInputScale:
+    case WeightRole::kSharedUpInputScale:
+    case WeightRole::kSharedDownInputScale:
+      return quant_shape(spec, role);
   }
   return {};
 }

@@ -83,6 +83,7 @@ constexpr std::array kCodeNames = {
     CodeName{ErrorCode::kTensorDType, "kTensorDType"},
     CodeName{ErrorCode::kLayerNotFound, "kLayerNotFound"},
     CodeName{ErrorCode::kChecksum, "kChecksum"},
+    CodeName{ErrorCode::kTensorValue, "kTensorValue"},
     CodeName{ErrorCode::kCommPeerLost, "kCommPeerLost"},
     CodeName{ErrorCode::kCommTimeout, "kCommTimeout"},
     CodeName{ErrorCode::kCommMismatch, "kCommMismatch"},

@@ -1,5 +1,8 @@
 #include "core/layer_roles.h"
 
+#include "core/checked.h"
+#include "core/dcheck.h"
+
 #include <algorithm>
 #include <utility>
 
@@ -21,9 +24,10 @@ class RoleList {
     const int64_t width = expert_width(spec_);
     const int64_t inner = spec_.intermediate_size;
     const bool gated = is_gated(spec_.activation);
-    if (gated) matrix(WeightRole::kGate, experts, inner, width);
-    matrix(WeightRole::kUp, experts, inner, width);
-    matrix(WeightRole::kDown, experts, width, inner);
+    const DType dtype = spec_.weight_dtype;
+    if (gated) matrix(WeightRole::kGate, experts, inner, width, dtype);
+    matrix(WeightRole::kUp, experts, inner, width, dtype);
+    matrix(WeightRole::kDown, experts, width, inner, dtype);
     if (!spec_.has_bias) return;
     if (gated) vector(WeightRole::kGateBias, inner, experts);
     vector(WeightRole::kUpBias, inner, experts);
@@ -59,9 +63,10 @@ class RoleList {
     const int64_t hidden = spec_.hidden_size;
     const int64_t inner = shared.intermediate_size;
     const bool gated = is_gated(activation_or_routed(shared.activation, spec_));
-    if (gated) matrix(WeightRole::kSharedGate, shared.count, inner, hidden);
-    matrix(WeightRole::kSharedUp, shared.count, inner, hidden);
-    matrix(WeightRole::kSharedDown, shared.count, hidden, inner);
+    const DType dtype = shared_weight_dtype(spec_);
+    if (gated) matrix(WeightRole::kSharedGate, shared.count, inner, hidden, dtype);
+    matrix(WeightRole::kSharedUp, shared.count, inner, hidden, dtype);
+    matrix(WeightRole::kSharedDown, shared.count, hidden, inner, dtype);
     if (shared.has_bias) {
       if (gated) vector(WeightRole::kSharedGateBias, inner, shared.count);
       vector(WeightRole::kSharedUpBias, inner, shared.count);
@@ -86,17 +91,37 @@ class RoleList {
     if (spec_.has_output_bias) vector(WeightRole::kOutputBias, hidden);
     const int64_t inner = spec_.residual.intermediate_size;
     if (inner == 0) return;
+    const DType dtype = spec_.residual.weight_dtype.value_or(spec_.weight_dtype);
     if (is_gated(activation_or_routed(spec_.residual.activation, spec_))) {
-      matrix(WeightRole::kResidualGate, 1, inner, hidden);
+      matrix(WeightRole::kResidualGate, 1, inner, hidden, dtype);
     }
-    matrix(WeightRole::kResidualUp, 1, inner, hidden);
-    matrix(WeightRole::kResidualDown, 1, hidden, inner);
+    matrix(WeightRole::kResidualUp, 1, inner, hidden, dtype);
+    matrix(WeightRole::kResidualDown, 1, hidden, inner, dtype);
   }
 
  private:
-  void matrix(WeightRole role, int64_t count, int64_t rows, int64_t cols) {
-    roles_.push_back(
-        {.role = role, .count = count, .rows = rows, .cols = cols, .dtype = RoleDType::kWeight});
+  void matrix(WeightRole role, int64_t count, int64_t rows, int64_t cols, DType dtype) {
+    roles_.push_back({.role = role,
+                      .count = count,
+                      .rows = rows,
+                      .cols = cols,
+                      .dtype = RoleDType::kWeight,
+                      .weight_dtype = dtype});
+    if (dtype == DType::kF8E4M3) scales_of(role, count, rows, cols);
+  }
+  void scales_of(WeightRole role, int64_t count, int64_t rows, int64_t cols) {
+    const QuantRoles roles = quant_roles(role);
+    const ScaleShape shape = scale_shape(spec_.quant, rows, cols);
+    scale(roles.scale, count, shape);
+    if (spec_.quant.activations != ActivationScale::kTensorStatic) return;
+    scale(roles.input_scale, count, {.rows = 1, .cols = 1});
+  }
+  void scale(WeightRole role, int64_t count, const ScaleShape& shape) {
+    roles_.push_back({.role = role,
+                      .count = count,
+                      .rows = shape.rows,
+                      .cols = shape.cols,
+                      .dtype = RoleDType::kScale});
   }
   void dense(WeightRole role, int64_t rows, int64_t cols) {
     roles_.push_back({.role = role, .count = 1, .rows = rows, .cols = cols});
@@ -118,6 +143,37 @@ std::vector<LayerRole> layer_roles(const MoeSpec& spec) {
   list.add_shared();
   list.add_projections();
   return list.take();
+}
+
+ScaleShape scale_shape(const QuantSpec& quant, int64_t rows, int64_t cols) {
+  switch (quant.weights) {
+    case WeightScale::kChannel:
+      return {.rows = rows, .cols = 1};
+    case WeightScale::kBlock:
+      return {.rows = ceil_div(rows, quant.block_rows), .cols = ceil_div(cols, quant.block_cols)};
+    case WeightScale::kNone:
+    case WeightScale::kTensor:
+      break;
+  }
+  return {.rows = 1, .cols = 1};
+}
+
+QuantRoles quant_roles(WeightRole matrix) {
+  switch (matrix) {
+    case WeightRole::kGate:
+      return {WeightRole::kGateScale, WeightRole::kGateInputScale};
+    case WeightRole::kUp:
+      return {WeightRole::kUpScale, WeightRole::kUpInputScale};
+    case WeightRole::kDown:
+      return {WeightRole::kDownScale, WeightRole::kDownInputScale};
+    case WeightRole::kSharedGate:
+      return {WeightRole::kSharedGateScale, WeightRole::kSharedGateInputScale};
+    case WeightRole::kSharedUp:
+      return {WeightRole::kSharedUpScale, WeightRole::kSharedUpInputScale};
+    default:
+      CONCLAVE_DCHECK(matrix == WeightRole::kSharedDown);
+      return {WeightRole::kSharedDownScale, WeightRole::kSharedDownInputScale};
+  }
 }
 
 const ActivationSpec& activation_or_routed(const ActivationSpec& own, const MoeSpec& spec) {

@@ -9,8 +9,9 @@
 namespace conclave::inline v0 {
 
 enum class RoleDType : uint8_t {
-  kWeight,    // MoeSpec::weight_dtype: packed by a kernel
+  kWeight,    // LayerRole::weight_dtype: packed by a kernel
   kAnyFloat,  // f32, f16 or bf16
+  kScale,     // of a quantised matrix: f32, f16, bf16 or e8m0
   kIndex,     // int32 or int64
 };
 
@@ -21,16 +22,32 @@ struct LayerRole {
   int64_t cols = 0;
   RoleDType dtype = RoleDType::kAnyFloat;
   bool optional = false;
+  DType weight_dtype = DType::kF32;  // of kWeight
 };
 
 // Whether a role holds a matrix for each routed expert.
 constexpr bool is_per_expert(WeightRole role) {
   return role <= WeightRole::kDown ||
-         (role >= WeightRole::kGateBias && role <= WeightRole::kDownBias);
+         (role >= WeightRole::kGateBias && role <= WeightRole::kDownBias) ||
+         (role >= WeightRole::kGateScale && role <= WeightRole::kDownInputScale);
 }
 
 // In the order of WeightRole.
 std::vector<LayerRole> layer_roles(const MoeSpec& spec);
+
+// Rows and columns of the scales of an e4m3 matrix [rows, cols].
+struct ScaleShape {
+  int64_t rows = 0;
+  int64_t cols = 0;
+};
+ScaleShape scale_shape(const QuantSpec& quant, int64_t rows, int64_t cols);
+
+// The scales of an expert's or shared expert's matrix, and of the rows that it multiplies.
+struct QuantRoles {
+  WeightRole scale;
+  WeightRole input_scale;
+};
+QuantRoles quant_roles(WeightRole matrix);
 
 // The activation of the shared experts and of the residual MLP: `own`, or where it has no name the
 // routed experts'.

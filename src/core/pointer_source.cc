@@ -106,6 +106,7 @@ class PointerSource final : public WeightSource {
             false);
     add_shared(weights);
     add_residual(weights);
+    add_scales(weights);
     add_matrix(WeightRole::kRouter, "router", weights.router);
     add_matrix(WeightRole::kSharedExpertGate, "shared_expert_gate", weights.shared_expert_gate);
     add_matrix(WeightRole::kHashTable, "hash_table", weights.hash_table);
@@ -266,6 +267,74 @@ class PointerSource final : public WeightSource {
       check_same(mlp.down_bias.name, "another size than down", down.rows, bias.cols);
       set_dense(mlp.down_bias_role, bias);
     }
+  }
+
+  // Scales of gate, then of up: halves of the rows, or one row for both.
+  void add_gate_up_scale(WeightRole gate, WeightRole up, const Named& named, GateUpOrder order,
+                         bool may_be_one) {
+    if (named.tensor.empty()) return;
+    const Stack scales = stack_of(named, 3, may_be_one);
+    if (scales.rows == 1 && order != GateUpOrder::kSingle) {
+      set_dense(gate, scales);
+      return set_dense(up, scales);
+    }
+    if (order != GateUpOrder::kSingle && scales.rows % 2 != 0) {
+      throw Error(ErrorCode::kShape,
+                  {.what = "scales of gate and up must be as many rows of each",
+                   .tensor = named.name,
+                   .expected = "an even number of rows, or one",
+                   .found = std::to_string(scales.rows),
+                   .hint = "blocks that hold rows of both gate and up cannot be told apart"});
+    }
+    // Rows are interleaved only where there is one scale a row.
+    const bool per_row = scales.rows == 2 * at(up).info.rows;
+    const bool interleaved = order == GateUpOrder::kInterleaved && per_row;
+    if (order == GateUpOrder::kInterleaved && !per_row && scales.rows != 2) {
+      throw Error(ErrorCode::kShape, {.what = "interleaved rows of gate and up have no blocks",
+                                      .tensor = named.name,
+                                      .expected = "one row of scales a row, or one a matrix",
+                                      .found = std::to_string(scales.rows)});
+    }
+    set_halves(gate, up, scales,
+               order == GateUpOrder::kSingle ? order
+               : interleaved                 ? GateUpOrder::kInterleaved
+                                             : GateUpOrder::kConcatenated);
+  }
+
+  void add_scale(WeightRole role, const Named& named, bool may_be_one) {
+    if (!named.tensor.empty()) set_dense(role, stack_of(named, 3, may_be_one));
+  }
+
+  // [n]: one number for each expert.
+  void add_input_scale(WeightRole role, const Named& named) {
+    if (named.tensor.empty()) return;
+    check_tensor(named.name, named.tensor, 1);
+    set_dense(role, {.data = static_cast<const std::byte*>(named.tensor.data),
+                     .dtype = named.tensor.dtype,
+                     .count = named.tensor.shape[0],
+                     .rows = 1,
+                     .cols = 1});
+  }
+
+  void add_scales(const ExpertWeights& weights) {
+    add_gate_up_scale(WeightRole::kGateScale, WeightRole::kUpScale,
+                      {"gate_up_scale", weights.gate_up_scale}, weights.order, false);
+    add_scale(WeightRole::kDownScale, {"down_scale", weights.down_scale}, false);
+    add_gate_up_scale(WeightRole::kSharedGateScale, WeightRole::kSharedUpScale,
+                      {"shared_gate_up_scale", weights.shared_gate_up_scale}, weights.shared_order,
+                      true);
+    add_scale(WeightRole::kSharedDownScale, {"shared_down_scale", weights.shared_down_scale}, true);
+    const Named input{"gate_up_input_scale", weights.gate_up_input_scale};
+    const Named shared_input{"shared_gate_up_input_scale", weights.shared_gate_up_input_scale};
+    if (weights.order != GateUpOrder::kSingle) add_input_scale(WeightRole::kGateInputScale, input);
+    add_input_scale(WeightRole::kUpInputScale, input);
+    add_input_scale(WeightRole::kDownInputScale, {"down_input_scale", weights.down_input_scale});
+    if (weights.shared_order != GateUpOrder::kSingle) {
+      add_input_scale(WeightRole::kSharedGateInputScale, shared_input);
+    }
+    add_input_scale(WeightRole::kSharedUpInputScale, shared_input);
+    add_input_scale(WeightRole::kSharedDownInputScale,
+                    {"shared_down_input_scale", weights.shared_down_input_scale});
   }
 
   void add_shared(const ExpertWeights& weights) {

@@ -3,6 +3,7 @@
 #include "core/checked.h"
 #include "core/layer_roles.h"
 #include "core/part_spec.h"
+#include "core/quant_spec.h"
 #include "core/router_spec.h"
 
 #include "conclave/error.h"
@@ -34,6 +35,14 @@ int64_t num_slots(const MoeSpec& spec) {
   return spec.top_k + (spec.shared.mode == SharedMode::kFusedSlots ? spec.shared.count : 0);
 }
 
+DType shared_weight_dtype(const MoeSpec& spec) {
+  return spec.shared.weight_dtype.value_or(spec.weight_dtype);
+}
+
+DType natural_row_dtype(const MoeSpec& spec) {
+  return spec.weight_dtype == DType::kF8E4M3 ? DType::kBF16 : spec.weight_dtype;
+}
+
 int64_t expert_width(const MoeSpec& spec) {
   return spec.latent.size != 0 ? spec.latent.size : spec.hidden_size;
 }
@@ -45,12 +54,7 @@ void validate(const MoeSpec& spec) {
   check_range("hidden_size", spec.hidden_size, 1, kMaxSpecSize);
   check_range("intermediate_size", spec.intermediate_size, 1, kMaxSpecSize);
   validate_parts(spec);
-  const DType dtype = spec.weight_dtype;
-  if (dtype != DType::kF32 && dtype != DType::kF16 && dtype != DType::kBF16) {
-    throw Error(ErrorCode::kDType, {.what = "MoeSpec.weight_dtype is not a weight type",
-                                    .expected = "F32, F16 or BF16",
-                                    .found = std::string(to_string(dtype))});
-  }
+  validate_quant(spec);
   validate_router(spec);
 }
 
@@ -62,7 +66,8 @@ ParameterCount count_parameters(const MoeSpec& spec) {
   };
   ParameterCount parameters;
   for (const LayerRole& role : layer_roles(spec)) {
-    if (role.optional || role.dtype == RoleDType::kIndex) continue;
+    const bool counts = role.dtype != RoleDType::kIndex && role.dtype != RoleDType::kScale;
+    if (role.optional || !counts) continue;
     const int64_t each = times(role.rows, role.cols);
     parameters.total += times(role.count, each);
     // Zero experts have no weights; a token may use as many experts as there are at most.

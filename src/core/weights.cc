@@ -34,7 +34,19 @@ constexpr std::array kRoleNames = {"gate",
                                    "output_bias",
                                    "residual_gate",
                                    "residual_up",
-                                   "residual_down"};
+                                   "residual_down",
+                                   "gate_scale",
+                                   "up_scale",
+                                   "down_scale",
+                                   "gate_input_scale",
+                                   "up_input_scale",
+                                   "down_input_scale",
+                                   "shared_gate_scale",
+                                   "shared_up_scale",
+                                   "shared_down_scale",
+                                   "shared_gate_input_scale",
+                                   "shared_up_input_scale",
+                                   "shared_down_input_scale"};
 static_assert(kRoleNames.size() == kNumWeightRoles);
 
 }  // namespace

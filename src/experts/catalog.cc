@@ -1,5 +1,6 @@
 #include "experts/cpu/expert_mlp.h"
 #include "experts/experts_kernel.h"
+#include "experts/reference/e4m3_reference.h"
 #include "experts/reference/reference.h"
 
 #include <array>
@@ -17,6 +18,12 @@ Support needs_float_weights(const ExpertsProblem& problem) {
   const DType dtype = problem.weight_dtype;
   if (dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16) return Support::yes();
   return Support::no("takes F32, F16 or BF16 weights; found " + std::string(to_string(dtype)));
+}
+
+Support needs_known_weights(const ExpertsProblem& problem) {
+  if (problem.weight_dtype != DType::kF8E4M3) return needs_float_weights(problem);
+  if (problem.quant.weights != WeightScale::kNone) return Support::yes();
+  return Support::no("F8_E4M3 weights need scales");
 }
 
 // The chosen arithmetic is that of bf16 products; other weights are always widened.
@@ -111,8 +118,12 @@ constexpr std::array kRows = {
     // Takes every problem, also where another arithmetic was asked for: it always computes f32_fma.
     KernelRow{
         .name = "cpu.reference",
-        .supports = [](const ExpertsProblem& problem) { return needs_float_weights(problem); },
-        .make = [](const ExpertsProblem& problem) { return make_reference_kernel(problem); },
+        .supports = [](const ExpertsProblem& problem) { return needs_known_weights(problem); },
+        .make =
+            [](const ExpertsProblem& problem) {
+              return problem.weight_dtype == DType::kF8E4M3 ? make_e4m3_reference_kernel(problem)
+                                                            : make_reference_kernel(problem);
+            },
         .arithmetic = cpu::Arithmetic::kF32Fma},
 };
 

@@ -8,6 +8,7 @@
 
 #include "conclave/context.h"
 #include "conclave/error.h"
+#include "conclave/spec.h"
 #include "conclave/tensor.h"
 
 #include <cstddef>
@@ -24,6 +25,7 @@ struct ExpertsProblem {
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;
   DType weight_dtype = DType::kBF16;
+  QuantSpec quant = {};  // of weight_dtype kF8E4M3
   activation::Activation activation = {};
   bool has_bias = false;
   cpu::Isa isa = cpu::Isa::kScalar;                       // the best allowed
@@ -37,14 +39,18 @@ struct BatchRequirements {
 };
 
 // One expert's matrices, dense row-major, in the problem's weight dtype. Biases are f32, f16 or
-// bf16; empty ones are zeros.
+// bf16; empty ones are zeros. Scales of e4m3 matrices are float32, a row of them for each row of
+// the matrix: one, or one for each QuantSpec::block_cols columns.
 struct ExpertMatrices {
-  ConstTensorView gate;            // [I, H]; empty where the activation has no gate
-  ConstTensorView up;              // [I, H]
-  ConstTensorView down;            // [H, I]
-  ConstTensorView gate_bias = {};  // [1, I]
-  ConstTensorView up_bias = {};    // [1, I]
-  ConstTensorView down_bias = {};  // [1, H]
+  ConstTensorView gate;             // [I, H]; empty where the activation has no gate
+  ConstTensorView up;               // [I, H]
+  ConstTensorView down;             // [H, I]
+  ConstTensorView gate_bias = {};   // [1, I]
+  ConstTensorView up_bias = {};     // [1, I]
+  ConstTensorView down_bias = {};   // [1, H]
+  ConstTensorView gate_scale = {};  // [I, scales]
+  ConstTensorView up_scale = {};    // [I, scales]
+  ConstTensorView down_scale = {};  // [H, scales]
 };
 
 // Sizes of what `pack` writes for one expert: one contiguous slab per matrix.
@@ -66,6 +72,9 @@ struct PackGranule {
 struct PackedExperts {
   const std::byte* gate_up = nullptr;
   const std::byte* down = nullptr;
+  // Of ActivationScale::kTensorStatic: the steps of input rows and of activated rows.
+  float input_scale = 1;
+  float intermediate_scale = 1;
 };
 
 // Immutable after make; every member is safe to call from several threads.

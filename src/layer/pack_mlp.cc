@@ -1,6 +1,7 @@
 #include "layer/pack_mlp.h"
 
 #include "cpu/parallel.h"
+#include "layer/quant_scales.h"
 #include "layer/weight_block.h"
 
 #include <algorithm>
@@ -59,8 +60,24 @@ std::vector<ExpertPart> cut_expert(const MlpSizes& sizes, const experts::PackGra
   return parts;
 }
 
+// Scales of a block's rows and the view of them; empty for matrices that are plain or not asked
+// for.
+struct BlockScales {
+  BlockScales(const MlpWeights& mlp, const WeightSource& source, const BlockRequest& request) {
+    if (mlp.quant == nullptr || !request.wanted) return;
+    values = load_row_scales(*mlp.quant, source, request.role, request.expert, request.block);
+    const int64_t rows = request.block.row_end - request.block.row_begin;
+    if (rows == 0) return;
+    view = {.data = values.data(),
+            .dtype = DType::kF32,
+            .shape = {rows, static_cast<int64_t>(values.size()) / rows}};
+  }
+  std::vector<float> values;
+  ConstTensorView view = {};
+};
+
 void pack_part(const MlpWeights& mlp, const ExpertPart& part, int64_t source_expert, size_t local,
-               const MlpSizes& sizes, BlockLoader& loader) {
+               const MlpSizes& sizes, const WeightSource& source, BlockLoader& loader) {
   const int64_t first = mlp.inner.begin + part.inner_begin;
   const int64_t last = mlp.inner.begin + part.inner_end;
   const bool has_inner = part.inner_begin < part.inner_end;
@@ -80,6 +97,9 @@ void pack_part(const MlpWeights& mlp, const ExpertPart& part, int64_t source_exp
       BlockRequest{mlp.roles.down_bias, source_expert, down_bias, has_down_bias}};
   std::array<ConstTensorView, requests.size()> views;
   loader.load(requests, views);
+  const BlockScales gate_scales(mlp, source, requests[0]);
+  const BlockScales up_scales(mlp, source, requests[1]);
+  const BlockScales down_scales(mlp, source, requests[2]);
 
   const experts::SlabBytes slab = mlp.kernel.slab_bytes();
   const experts::PackGranule granule = mlp.kernel.pack_granule();
@@ -90,7 +110,10 @@ void pack_part(const MlpWeights& mlp, const ExpertPart& part, int64_t source_exp
                    .down = views[2],
                    .gate_bias = views[3],
                    .up_bias = views[4],
-                   .down_bias = views[5]},
+                   .down_bias = views[5],
+                   .gate_scale = gate_scales.view,
+                   .up_scale = up_scales.view,
+                   .down_scale = down_scales.view},
                   mlp.gate_up.data() + local * slab.gate_up + gate_up_panel * granule.gate_up_bytes,
                   mlp.down.data() + local * slab.down + down_panel * granule.down_bytes);
 }
@@ -123,7 +146,7 @@ void pack_experts(const Context& context, const MlpWeights& mlp, const WeightSou
         for (int64_t item = begin; item < end; ++item) {
           const auto local = static_cast<size_t>(item / num_parts);
           const ExpertPart& part = parts[static_cast<size_t>(item % num_parts)];
-          pack_part(mlp, part, source_experts[local], local, sizes,
+          pack_part(mlp, part, source_experts[local], local, sizes, source,
                     loaders[static_cast<size_t>(worker)]);
           if (mlp.progress_phase.empty()) continue;
           const int64_t bytes = part_total_bytes(part);

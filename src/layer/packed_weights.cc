@@ -13,6 +13,10 @@
 namespace conclave::inline v0 {
 namespace {
 
+const QuantSpec* quant_of(const LayerPlan& plan, DType dtype) {
+  return dtype == DType::kF8E4M3 ? &plan.spec.quant : nullptr;
+}
+
 MlpWeights routed_experts(const LayerPlan& plan, PackedWeights& weights) {
   return {.kernel = *plan.experts,
           .roles = kRoutedRoles,
@@ -20,6 +24,7 @@ MlpWeights routed_experts(const LayerPlan& plan, PackedWeights& weights) {
           .gated = is_gated(plan.spec.activation),
           .has_bias = plan.spec.has_bias,
           .adds_down_bias = plan.part.adds_down_bias,
+          .quant = quant_of(plan, plan.spec.weight_dtype),
           .gate_up = weights.gate_up,
           .down = weights.down,
           .progress_phase = "packing experts"};
@@ -32,6 +37,7 @@ MlpWeights shared_experts(const LayerPlan& plan, PackedWeights& weights) {
           .gated = is_gated(activation_or_routed(plan.spec.shared.activation, plan.spec)),
           .has_bias = plan.spec.shared.has_bias,
           .adds_down_bias = plan.part.adds_down_bias,
+          .quant = quant_of(plan, shared_weight_dtype(plan.spec)),
           .gate_up = weights.shared_gate_up,
           .down = weights.shared_down};
 }
@@ -104,6 +110,14 @@ void fill_weights(const Context& context, const LayerPlan& plan, const WeightSou
                   PackedWeights& weights) {
   // First, since values are checked in it: nothing is overwritten when they are refused.
   RouterVectors router = read_router_vectors(plan.spec, source);
+  const auto static_scales = [&](bool there, const MlpRoles& roles) {
+    const bool is_static = plan.spec.quant.activations == ActivationScale::kTensorStatic;
+    return there && is_static ? load_static_scales(source, roles) : StaticScales{};
+  };
+  const StaticScales routed_scales = static_scales(true, kRoutedRoles);
+  const bool shared_quantised = shared_weight_dtype(plan.spec) == DType::kF8E4M3;
+  const StaticScales shared_scales =
+      static_scales(plan.shared != nullptr && shared_quantised, kSharedRoles);
   const experts::SlabBytes slab = plan.experts->slab_bytes();
   // Of the tenth and one expert that are promised; the rest is for pages, stacks and small weights.
   const size_t scratch_bytes = plan.summary.packed_bytes / 16 + (slab.gate_up + slab.down) / 2;
@@ -128,6 +142,8 @@ void fill_weights(const Context& context, const LayerPlan& plan, const WeightSou
   weights.latent_norm = std::move(dense.latent_norm);
   weights.output_bias = std::move(dense.output_bias);
   weights.router = std::move(router);
+  weights.static_scales = routed_scales;
+  weights.shared_static_scales = shared_scales;
 }
 
 }  // namespace conclave::inline v0

@@ -5,6 +5,7 @@
 #include "cpu/memory.h"
 #include "gemm/gate_product.h"
 #include "layer/plan.h"
+#include "layer/quant_scales.h"
 #include "layer/router_vectors.h"
 
 #include "conclave/context.h"
@@ -33,6 +34,9 @@ struct PackedWeights {
   std::vector<float> latent_norm;    // [Hl]
   std::vector<float> output_bias;    // [H]
   RouterVectors router;
+  // Of ActivationScale::kTensorStatic.
+  StaticScales static_scales;
+  StaticScales shared_static_scales;
 };
 
 // Checks that `source` holds every role of the spec in its shape and type; reads nothing.

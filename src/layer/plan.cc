@@ -5,6 +5,7 @@
 #include "core/router_rule.h"
 #include "layer/book_workspace.h"
 #include "layer/describe_stages.h"
+#include "layer/quant_scales.h"
 #include "routing/router.h"
 
 #include "conclave/error.h"
@@ -126,6 +127,7 @@ void make_kernels(LayerPlan& plan, const experts::KernelRow& row,
     shared.num_local_experts = spec.shared.count;
     shared.hidden_size = spec.hidden_size;
     shared.intermediate_size = plan.part.shared_inner.size();
+    shared.weight_dtype = shared_weight_dtype(spec);
     shared.has_bias = spec.shared.has_bias;
     shared.activation =
         activation::parse_activation(activation_or_routed(spec.shared.activation, spec));
@@ -136,6 +138,7 @@ void make_kernels(LayerPlan& plan, const experts::KernelRow& row,
     residual.num_local_experts = 1;
     residual.hidden_size = spec.hidden_size;
     residual.intermediate_size = plan.part.residual_inner.size();
+    residual.weight_dtype = spec.residual.weight_dtype.value_or(spec.weight_dtype);
     residual.has_bias = false;
     residual.activation =
         activation::parse_activation(activation_or_routed(spec.residual.activation, spec));
@@ -179,6 +182,21 @@ void choose_reduction(LayerPlan& plan, const Context& context) {
   plan.part.tensor_communicator = context.tensor_communicator();
 }
 
+void check_slices(const MoeSpec& spec, const ParallelSpec& parallel) {
+  const auto check = [&](DType dtype, int64_t inner, const char* part) {
+    if (dtype != DType::kF8E4M3) return;
+    const Support support = tensor_slices_support(spec.quant, inner, parallel.tp_size);
+    if (support) return;
+    throw Error(ErrorCode::kUnsupported, {.what = std::string("the quantised matrices of ") + part +
+                                                  " cannot be cut for tensor-parallel ranks",
+                                          .found = support.reason(),
+                                          .hint = "split by experts: ParallelSpec::ep_size"});
+  };
+  check(spec.weight_dtype, spec.intermediate_size, "the experts");
+  if (spec.shared.mode == SharedMode::kNone) return;
+  check(shared_weight_dtype(spec), spec.shared.intermediate_size, "the shared experts");
+}
+
 void fill_plan(LayerPlan& plan, const Context& context) {
   const MoeSpec& spec = plan.spec;
   const ParallelSpec& parallel = plan.parallel;
@@ -201,6 +219,7 @@ void fill_plan(LayerPlan& plan, const Context& context) {
   const RouterRule rule = router_rule(spec.router.name);
   plan.router_reads_token_ids = rule == RouterRule::kHash || rule == RouterRule::kCustom;
 
+  check_slices(spec, parallel);
   plan.part = plan_rank_part(spec, parallel);
   choose_reduction(plan, context);
   const experts::ExpertsProblem problem{
@@ -208,6 +227,7 @@ void fill_plan(LayerPlan& plan, const Context& context) {
       .hidden_size = expert_width(spec),
       .intermediate_size = plan.part.inner.size(),
       .weight_dtype = spec.weight_dtype,
+      .quant = spec.quant,
       .activation = activation::parse_activation(spec.activation),
       .has_bias = spec.has_bias,
       .isa = plan.isa,

@@ -24,6 +24,7 @@ constexpr std::array kFieldNames = {"the library version",
                                     "hidden_size",
                                     "intermediate_size",
                                     "weight_dtype",
+                                    "quant, shared.weight_dtype or residual.weight_dtype",
                                     "shared.mode",
                                     "shared.intermediate_size",
                                     "shared.count",
@@ -109,6 +110,13 @@ int64_t hash_of_sums(const MoeSpec& spec) {
                  spec.latent.norm_epsilon);
 }
 
+int64_t hash_of_quant(const MoeSpec& spec) {
+  const QuantSpec& quant = spec.quant;
+  return hash_of(quant.weights, quant.block_rows, quant.block_cols, quant.activations,
+                 quant.power_of_two_scales, shared_weight_dtype(spec),
+                 spec.residual.weight_dtype.value_or(spec.weight_dtype));
+}
+
 Fingerprint fingerprint(const LayerPlan& plan, int32_t rank_in_other_group) {
   const MoeSpec& spec = plan.spec;
   const ParallelSpec& parallel = plan.parallel;
@@ -118,6 +126,7 @@ Fingerprint fingerprint(const LayerPlan& plan, int32_t rank_in_other_group) {
           spec.hidden_size,
           spec.intermediate_size,
           static_cast<int64_t>(spec.weight_dtype),
+          hash_of_quant(spec),
           static_cast<int64_t>(spec.shared.mode),
           spec.shared.intermediate_size,
           spec.shared.count,

@@ -120,12 +120,15 @@ const float* run_shared_experts(const PipelineArgs& args, const RowBundle& hidde
     return nullptr;
   }
   auto* rows = slice_as<float>(args.workspace, plan.slices.shared_rows);
-  run_on_every_row(args,
-                   {.kernel = *plan.shared,
-                    .weights = {.gate_up = args.weights.shared_gate_up.data(),
-                                .down = args.weights.shared_down.data()},
-                    .num_experts = plan.spec.shared.count},
-                   hidden_rows, rows);
+  run_on_every_row(
+      args,
+      {.kernel = *plan.shared,
+       .weights = {.gate_up = args.weights.shared_gate_up.data(),
+                   .down = args.weights.shared_down.data(),
+                   .input_scale = args.weights.shared_static_scales.input,
+                   .intermediate_scale = args.weights.shared_static_scales.intermediate},
+       .num_experts = plan.spec.shared.count},
+      hidden_rows, rows);
   const SharedFactors weights = factors(args, hidden_rows);
   if (weights.of_token != nullptr || !args.args.padding_mask.empty()) {
     weigh_rows(args, weights, rows);

@@ -112,7 +112,10 @@ void StagedPipeline::run(const PipelineArgs& args, ForwardCounters& counters) co
   {
     const StageTimer timer(timings, &StageTimings::experts_ns);
     plan.experts->run(batch,
-                      {.gate_up = args.weights.gate_up.data(), .down = args.weights.down.data()},
+                      {.gate_up = args.weights.gate_up.data(),
+                       .down = args.weights.down.data(),
+                       .input_scale = args.weights.static_scales.input,
+                       .intermediate_scale = args.weights.static_scales.intermediate},
                       parts.output, sub_workspace(args, plan.slices.experts), args.executor);
   }
   {

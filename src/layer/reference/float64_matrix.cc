@@ -1,5 +1,12 @@
 #include "layer/reference/float64_matrix.h"
 
+#include "core/checked.h"
+#include "core/float8.h"
+#include "core/layer_roles.h"
+#include "layer/quant_scales.h"
+
+#include <span>
+
 namespace conclave::inline v0 {
 
 Float64Matrix to_float64(const ConstTensorView& tensor) {
@@ -18,6 +25,29 @@ Float64Matrix read_float64(const WeightSource& source, WeightRole role, int64_t 
               {.row_begin = 0, .row_end = info.rows, .col_begin = 0, .col_end = info.cols},
               {copy.as<std::byte>(), copy.size_bytes()});
   return to_float64(copy.const_view());
+}
+
+Float64Matrix read_scaled(const QuantSpec& quant, const WeightSource& source, WeightRole role,
+                          int64_t expert) {
+  const WeightInfo info = source.describe(role);
+  const WeightBlock whole{0, info.rows, 0, info.cols};
+  const std::vector<float> scales = load_scales(source, quant_roles(role).scale, expert);
+  const ScaleShape shape = scale_shape(quant, info.rows, info.cols);
+  const bool in_blocks = quant.weights == WeightScale::kBlock;
+  const int64_t block_rows = in_blocks ? quant.block_rows : ceil_div(info.rows, shape.rows);
+  const int64_t block_cols = in_blocks ? quant.block_cols : info.cols;
+  std::vector<uint8_t> codes(static_cast<size_t>(info.rows * info.cols));
+  source.read(role, expert, whole, std::as_writable_bytes(std::span(codes)));
+  Float64Matrix matrix{.rows = info.rows, .cols = info.cols, .values = {}};
+  matrix.values.reserve(codes.size());
+  for (int64_t row = 0; row < info.rows; ++row) {
+    for (int64_t col = 0; col < info.cols; ++col) {
+      const double code = e4m3_to_float(codes[static_cast<size_t>(row * info.cols + col)]);
+      const int64_t scale = row / block_rows * shape.cols + col / block_cols;
+      matrix.values.push_back(code * static_cast<double>(scales[static_cast<size_t>(scale)]));
+    }
+  }
+  return matrix;
 }
 
 double dot(const double* a, const double* b, int64_t count) {

@@ -23,6 +23,10 @@ Float64Matrix to_float64(const ConstTensorView& tensor);
 // One matrix of a source.
 Float64Matrix read_float64(const WeightSource& source, WeightRole role, int64_t expert);
 
+// One e4m3 matrix of a source: each code times its scale, exactly.
+Float64Matrix read_scaled(const QuantSpec& quant, const WeightSource& source, WeightRole role,
+                          int64_t expert);
+
 double dot(const double* a, const double* b, int64_t count);
 
 }  // namespace conclave::inline v0

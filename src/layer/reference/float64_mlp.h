@@ -3,6 +3,7 @@
 
 #include "activation/activations.h"
 #include "layer/reference/float64_matrix.h"
+#include "quant/activation_rows.h"
 
 #include "conclave/weights.h"
 
@@ -18,6 +19,9 @@ struct Float64Mlp {
   Float64Matrix gate_bias;
   Float64Matrix up_bias;
   Float64Matrix down_bias;
+  // How the rows that gate, up and down multiply are quantised.
+  quant::ActivationRule input_rule;
+  quant::ActivationRule inner_rule;
 };
 
 enum class MlpPart : uint8_t { kRouted, kShared, kResidual };
@@ -26,6 +30,8 @@ enum class MlpPart : uint8_t { kRouted, kShared, kResidual };
 activation::Activation activation_of(const MoeSpec& spec, MlpPart part);
 Float64Mlp read_mlp(const MoeSpec& spec, const WeightSource& source, MlpPart part, int64_t expert);
 
+// Where the matrices are e4m3 and their rows quantised, x and the activated row are rounded to
+// float32, then to codes, by the kernels' rule; all else is float64.
 // out = down . act(gate . x + gate_bias, up . x + up_bias) + down_bias
 void run_mlp(const Float64Mlp& mlp, const activation::Activation& activation, const double* x,
              double* out);

@@ -1,4 +1,5 @@
 #include "core/checked.h"
+#include "core/float8.h"
 #include "core/float_convert.h"
 #include "core/layer_roles.h"
 
@@ -37,6 +38,7 @@ float normal_like(uint64_t stream, uint64_t index) {
 void store(std::byte* destination, DType dtype, float value) {
   const auto put = [destination](auto bits) { std::memcpy(destination, &bits, sizeof(bits)); };
   if (dtype == DType::kF32) return put(value);
+  if (dtype == DType::kF8E4M3) return put(float_to_e4m3(value));
   put(dtype == DType::kBF16 ? float_to_bf16(value) : float_to_f16(value));
 }
 
@@ -47,8 +49,32 @@ struct Distribution {
   float deviation = 0;
 };
 
-Distribution distribution_of(WeightRole role, const WeightInfo& info) {
+// Codes of quantised matrices have this deviation: the largest in a block comes near 448.
+constexpr float kCodeDeviation = 96.0F;
+
+// Scales lie around `mean`, an eighth of it apart.
+Distribution around(float mean) { return {.mean = mean, .deviation = mean / 8}; }
+
+// `cols` is the reduction axis of the matrix that a scale is of.
+Distribution distribution_of(WeightRole role, const WeightInfo& info, int64_t cols) {
+  if (info.dtype == DType::kF8E4M3) return {.deviation = kCodeDeviation};
   switch (role) {
+    case WeightRole::kGateScale:
+    case WeightRole::kUpScale:
+    case WeightRole::kDownScale:
+    case WeightRole::kSharedGateScale:
+    case WeightRole::kSharedUpScale:
+    case WeightRole::kSharedDownScale:
+      return around(1.0F / (kCodeDeviation * std::sqrt(static_cast<float>(cols))));
+    // Steps that rows of deviation 1 and their activated products use most of.
+    case WeightRole::kGateInputScale:
+    case WeightRole::kUpInputScale:
+    case WeightRole::kSharedGateInputScale:
+    case WeightRole::kSharedUpInputScale:
+      return around(4.0F / kLargestE4m3);
+    case WeightRole::kDownInputScale:
+    case WeightRole::kSharedDownInputScale:
+      return around(3.0F / kLargestE4m3);
     case WeightRole::kExpertScale:
     case WeightRole::kGlobalScale:
     case WeightRole::kRouterInputScale:
@@ -74,8 +100,10 @@ class RandomSource final : public WeightSource {
  public:
   RandomSource(const MoeSpec& spec, uint64_t seed) : seed_(seed), num_experts_(spec.num_experts) {
     for (const LayerRole& role : layer_roles(spec)) {
-      const DType dtype = role.dtype == RoleDType::kIndex ? DType::kI32 : spec.weight_dtype;
-      roles_[static_cast<size_t>(role.role)] = {role.count, role.rows, role.cols, dtype};
+      roles_[static_cast<size_t>(role.role)] = {role.count, role.rows, role.cols,
+                                                dtype_of(role, spec)};
+      if (role.dtype != RoleDType::kWeight || role.weight_dtype != DType::kF8E4M3) continue;
+      scaled_cols_[static_cast<size_t>(quant_roles(role.role).scale)] = role.cols;
     }
   }
 
@@ -92,7 +120,8 @@ class RandomSource final : public WeightSource {
     const uint64_t stream =
         mix(seed_ ^ mix(static_cast<uint64_t>(role) << 32 | static_cast<uint64_t>(expert)));
     if (info.dtype == DType::kI32) return read_ids(info, stream, block, destination);
-    const Distribution values = distribution_of(role, info);
+    const Distribution values =
+        distribution_of(role, info, scaled_cols_[static_cast<size_t>(role)]);
     const auto step = static_cast<size_t>(byte_size(info.dtype));
     std::byte* out = destination.data();
     for (int64_t row = block.row_begin; row < block.row_end; ++row) {
@@ -104,6 +133,20 @@ class RandomSource final : public WeightSource {
   }
 
  private:
+  static DType dtype_of(const LayerRole& role, const MoeSpec& spec) {
+    switch (role.dtype) {
+      case RoleDType::kWeight:
+        return role.weight_dtype;
+      case RoleDType::kScale:
+        return DType::kF32;
+      case RoleDType::kIndex:
+        return DType::kI32;
+      case RoleDType::kAnyFloat:
+        break;
+    }
+    return natural_row_dtype(spec);
+  }
+
   // Distinct experts in each row: a start and a stride that k steps do not bring around.
   void read_ids(const WeightInfo& info, uint64_t stream, const WeightBlock& block,
                 std::span<std::byte> destination) const {
@@ -124,6 +167,7 @@ class RandomSource final : public WeightSource {
   uint64_t seed_;
   int64_t num_experts_;
   std::array<WeightInfo, kNumWeightRoles> roles_{};
+  std::array<int64_t, kNumWeightRoles> scaled_cols_{};  // of the roles of scales
 };
 
 }  // namespace

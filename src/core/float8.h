@@ -1,0 +1,46 @@
+// Scalar conversions of the 8-bit float types that weights and activations are stored in: e4m3
+// (sign, 4 exponent bits of bias 7, 3 mantissa bits; no infinity, NaN 0x7f and 0xff, largest 448)
+// and the exponent-only e8m0. OCP 8-bit Floating Point Specification 1.0, OCP Microscaling
+// Formats 1.0.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <limits>
+
+namespace conclave::inline v0 {
+
+inline constexpr float kLargestE4m3 = 448.0F;
+
+inline float e4m3_to_float(uint8_t code) {
+  const uint32_t sign = uint32_t{code & 0x80U} << 24;
+  const uint32_t magnitude = code & 0x7fU;
+  if (magnitude == 0x7fU) return std::bit_cast<float>(sign | 0x7fc00000U);
+  // Mantissa and exponent in place, the exponent 120 too small: exact for subnormal codes as well.
+  const float scaled = std::bit_cast<float>(magnitude << 20) * 0x1p120F;
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(scaled) | sign);
+}
+
+// To nearest, ties to even; a finite value beyond 448 becomes 448, infinity and NaN become NaN.
+inline uint8_t float_to_e4m3(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const auto sign = static_cast<uint8_t>((bits >> 24) & 0x80U);
+  const uint32_t magnitude = bits & 0x7fffffffU;
+  if (magnitude >= 0x7f800000U) return static_cast<uint8_t>(sign | 0x7fU);
+  if (magnitude >= 0x43e00000U) return static_cast<uint8_t>(sign | 0x7eU);  // 448 and above
+  if (magnitude < 0x3c800000U) {
+    // Below 2^-6: adding 2^14 puts the unit of the last place at 2^-9, so the FPU rounds for us.
+    const float shifted = std::bit_cast<float>(magnitude) + 0x1p14F;
+    return static_cast<uint8_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x46800000U));
+  }
+  const uint32_t rounding = 0x7ffffU + ((magnitude >> 20) & 1U);
+  return static_cast<uint8_t>(sign | ((magnitude + rounding - 0x3c000000U) >> 20));
+}
+
+// 2^(code - 127); 255 is NaN.
+inline float e8m0_to_float(uint8_t code) {
+  if (code == 0xffU) return std::numeric_limits<float>::quiet_NaN();
+  return std::bit_cast<float>(code == 0 ? 0x00400000U : uint32_t{code} << 23);
+}
+
+}  // namespace conclave::inline v0

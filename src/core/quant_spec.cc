@@ -1,0 +1,93 @@
+#include "core/quant_spec.h"
+
+#include "core/part_spec.h"
+
+#include "conclave/error.h"
+
+#include <string>
+
+namespace conclave::inline v0 {
+namespace {
+
+[[noreturn]] void refuse(const char* field, std::string found, std::string limit) {
+  throw Error(ErrorCode::kInvalidArgument,
+              {.what = std::string("MoeSpec.") + field + " does not fit the layer",
+               .found = std::move(found),
+               .limit = std::move(limit)});
+}
+
+[[noreturn]] void refuse_type(const char* field, DType dtype, const char* expected) {
+  throw Error(ErrorCode::kDType, {.what = std::string("MoeSpec.") + field + " is not a weight type",
+                                  .expected = expected,
+                                  .found = std::string(to_string(dtype))});
+}
+
+bool is_plain(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
+}
+
+template <class Choice>
+void check_choice(const char* field, Choice value, Choice last) {
+  if (value <= last) return;
+  refuse(field, std::to_string(static_cast<int>(value)),
+         "0 to " + std::to_string(static_cast<int>(last)));
+}
+
+void check_block(const char* field, int64_t size, bool in_blocks) {
+  if (!in_blocks && size != QuantSpec{}.block_rows) {
+    refuse(field, std::to_string(size), "128 but for WeightScale::kBlock");
+  }
+  if (size >= 1 && size <= kMaxSpecSize) return;
+  refuse(field, std::to_string(size), "1 to " + std::to_string(kMaxSpecSize));
+}
+
+void check_types(const MoeSpec& spec) {
+  const bool quantised = spec.weight_dtype == DType::kF8E4M3;
+  if (!quantised && !is_plain(spec.weight_dtype)) {
+    refuse_type("weight_dtype", spec.weight_dtype, "F32, F16, BF16 or F8_E4M3");
+  }
+  const DType shared = shared_weight_dtype(spec);
+  if (!is_plain(shared) && !(quantised && shared == DType::kF8E4M3)) {
+    refuse_type("shared.weight_dtype", shared,
+                quantised ? "F32, F16, BF16 or F8_E4M3"
+                          : "F32, F16 or BF16 beside experts that are not quantised");
+  }
+  if (spec.shared.mode == SharedMode::kNone && spec.shared.weight_dtype) {
+    refuse("shared.weight_dtype", std::string(to_string(shared)), "none without shared experts");
+  }
+  if (spec.residual.intermediate_size == 0) {
+    if (!spec.residual.weight_dtype) return;
+    refuse("residual.weight_dtype", std::string(to_string(*spec.residual.weight_dtype)),
+           "none where residual.intermediate_size is 0");
+  }
+  const DType residual = spec.residual.weight_dtype.value_or(spec.weight_dtype);
+  if (!is_plain(residual)) refuse_type("residual.weight_dtype", residual, "F32, F16 or BF16");
+}
+
+}  // namespace
+
+void validate_quant(const MoeSpec& spec) {
+  check_types(spec);
+  const QuantSpec& quant = spec.quant;
+  check_choice("quant.weights", quant.weights, WeightScale::kBlock);
+  check_choice("quant.activations", quant.activations, ActivationScale::kGroup);
+  const bool quantised = spec.weight_dtype == DType::kF8E4M3;
+  if (quantised != (quant.weights != WeightScale::kNone)) {
+    refuse("quant.weights", quantised ? "kNone" : "scales",
+           quantised ? "kTensor, kChannel or kBlock: F8_E4M3 weights have scales"
+                     : "kNone but for weight_dtype F8_E4M3");
+  }
+  if (!quantised && quant.activations != ActivationScale::kNone) {
+    refuse("quant.activations", "a scale", "kNone but for weight_dtype F8_E4M3");
+  }
+  const bool in_blocks = quant.weights == WeightScale::kBlock;
+  check_block("quant.block_rows", quant.block_rows, in_blocks);
+  check_block("quant.block_cols", quant.block_cols, in_blocks);
+  const bool dynamic =
+      quant.activations == ActivationScale::kToken || quant.activations == ActivationScale::kGroup;
+  if (quant.power_of_two_scales && !dynamic) {
+    refuse("quant.power_of_two_scales", "true", "false but for scales made of each row");
+  }
+}
+
+}  // namespace conclave::inline v0

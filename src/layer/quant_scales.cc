@@ -1,0 +1,133 @@
+#include "layer/quant_scales.h"
+
+#include "core/checked.h"
+#include "core/float8.h"
+#include "core/layer_roles.h"
+#include "layer/weight_block.h"
+#include "quant/activation_rows.h"
+
+#include "conclave/placement.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace conclave::inline v0 {
+namespace {
+
+std::vector<float> widen(const ConstTensorView& scales) {
+  const int64_t rows = scales.shape[0];
+  const int64_t cols = scales.shape[1];
+  std::vector<float> values(static_cast<size_t>(rows * cols));
+  if (scales.dtype != DType::kF8E8M0) {
+    convert(scales, {.data = values.data(), .dtype = DType::kF32, .shape = scales.shape});
+    return values;
+  }
+  const int64_t stride = scales.row_stride != 0 ? scales.row_stride : cols;
+  const auto* codes = static_cast<const uint8_t*>(scales.data);
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t col = 0; col < cols; ++col) {
+      values[static_cast<size_t>(row * cols + col)] = e8m0_to_float(codes[row * stride + col]);
+    }
+  }
+  return values;
+}
+
+[[noreturn]] void refuse(const WeightSource& source, WeightRole role, int64_t expert, float value,
+                         const char* expected) {
+  throw Error(ErrorCode::kTensorValue, {.what = "a scale has no meaning",
+                                        .tensor = source.locate(role, expert),
+                                        .expected = expected,
+                                        .found = fmt::format("{}", value)});
+}
+
+WeightBlock whole(const WeightInfo& info) { return {0, info.rows, 0, info.cols}; }
+
+void take_largest(const WeightSource& source, WeightRole matrix, float& largest) {
+  const WeightRole role = quant_roles(matrix).input_scale;
+  const int64_t count = source.describe(role).count;
+  for (int64_t expert = 0; expert < count; ++expert) {
+    const float value = load_scales(source, role, expert).front();
+    if (!(value > 0)) refuse(source, role, expert, value, "finite and positive");
+    largest = std::max(largest, value);
+  }
+}
+
+}  // namespace
+
+std::vector<float> load_scales(const WeightSource& source, WeightRole role, int64_t expert,
+                               const WeightBlock& block) {
+  BlockLoader loader(source);
+  const BlockRequest request{.role = role, .expert = expert, .block = block};
+  ConstTensorView view;
+  loader.load({&request, 1}, {&view, 1});
+  std::vector<float> scales = widen(view);
+  for (const float value : scales) {
+    if (!std::isfinite(value) || value < 0) {
+      refuse(source, role, expert, value, "finite and not negative");
+    }
+  }
+  return scales;
+}
+
+std::vector<float> load_scales(const WeightSource& source, WeightRole role, int64_t expert) {
+  return load_scales(source, role, expert, whole(source.describe(role)));
+}
+
+std::vector<float> load_row_scales(const QuantSpec& quant, const WeightSource& source,
+                                   WeightRole matrix, int64_t expert, const WeightBlock& block) {
+  const WeightRole role = quant_roles(matrix).scale;
+  const bool in_blocks = quant.weights == WeightScale::kBlock;
+  const int64_t row_step = in_blocks                                ? quant.block_rows
+                           : quant.weights == WeightScale::kChannel ? 1
+                                                                    : block.row_end;
+  WeightBlock scales{block.row_begin / row_step, ceil_div(block.row_end, row_step), 0, 1};
+  if (in_blocks) {
+    scales.col_begin = block.col_begin / quant.block_cols;
+    scales.col_end = ceil_div(block.col_end, quant.block_cols);
+  }
+  const std::vector<float> loaded = load_scales(source, role, expert, scales);
+  const auto cols = scales.col_end - scales.col_begin;
+  std::vector<float> of_rows;
+  of_rows.reserve(static_cast<size_t>((block.row_end - block.row_begin) * cols));
+  for (int64_t row = block.row_begin; row < block.row_end; ++row) {
+    const auto first = loaded.begin() + (row / row_step - scales.row_begin) * cols;
+    of_rows.insert(of_rows.end(), first, first + cols);
+  }
+  return of_rows;
+}
+
+StaticScales load_static_scales(const WeightSource& source, const MlpRoles& roles) {
+  StaticScales scales{.input = 0, .intermediate = 0};
+  take_largest(source, roles.gate, scales.input);
+  take_largest(source, roles.up, scales.input);
+  take_largest(source, roles.down, scales.intermediate);
+  return scales;
+}
+
+Support tensor_slices_support(const QuantSpec& quant, int64_t intermediate_size, int32_t ranks) {
+  if (ranks == 1) return Support::yes();
+  if (quant.activations == ActivationScale::kToken) {
+    return Support::no(
+        "activated rows have one scale each, made of all their columns; tensor-parallel ranks hold "
+        "some of them");
+  }
+  const bool in_blocks = quant.weights == WeightScale::kBlock;
+  for (int32_t rank = 1; rank < ranks; ++rank) {
+    const int64_t begin = tensor_slice(intermediate_size, rank, ranks).begin;
+    const auto cuts = [begin](int64_t size) { return begin % size != 0; };
+    if (in_blocks && (cuts(quant.block_rows) || cuts(quant.block_cols))) {
+      return Support::no(fmt::format("rank {} would begin at column {}, inside a block of {}x{}",
+                                     rank, begin, quant.block_rows, quant.block_cols));
+    }
+    if (quant.activations == ActivationScale::kGroup && cuts(quant::kActivationGroup)) {
+      return Support::no(fmt::format("rank {} would begin at column {}, inside a group of {}", rank,
+                                     begin, quant::kActivationGroup));
+    }
+  }
+  return Support::yes();
+}
+
+}  // namespace conclave::inline v0

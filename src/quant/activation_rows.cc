@@ -1,0 +1,68 @@
+#include "quant/activation_rows.h"
+
+#include "core/checked.h"
+#include "core/float8.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+namespace conclave::inline v0::quant {
+namespace {
+
+// Passes over NaN: its own code is NaN, which is enough.
+float largest_magnitude(const float* values, int64_t count) {
+  float largest = 0;
+  for (int64_t i = 0; i < count; ++i) largest = std::max(largest, std::abs(values[i]));
+  return largest;
+}
+
+// At least 2^-126. A finite amax / 448 is far below the largest exponent.
+float next_power_of_two(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t exponent = (bits >> 23) + ((bits & 0x7fffffU) != 0 ? 1 : 0);
+  return std::bit_cast<float>(exponent << 23);
+}
+
+}  // namespace
+
+int64_t scale_width(ActivationScale form, int64_t columns) {
+  return form == ActivationScale::kGroup ? std::min(kActivationGroup, columns) : columns;
+}
+
+int64_t scales_per_row(ActivationScale form, int64_t columns) {
+  if (form == ActivationScale::kNone) return 0;
+  return form == ActivationScale::kGroup ? ceil_div(columns, kActivationGroup) : 1;
+}
+
+float dynamic_scale(float amax, bool power_of_two) {
+  const float step = amax / kLargestE4m3;
+  if (!std::isfinite(step)) return step;
+  if (step == 0) return 1;
+  return power_of_two ? next_power_of_two(step) : step;
+}
+
+uint8_t activation_code(float value, float scale) {
+  if (!std::isfinite(value)) return float_to_e4m3(value);
+  const float quotient = value / scale;
+  // Only here may a quotient be infinite: a finite value over a tiny step.
+  return float_to_e4m3(std::isinf(quotient) ? std::copysign(kLargestE4m3, quotient) : quotient);
+}
+
+float scale_of(const float* values, int64_t count, const ActivationRule& rule) {
+  if (rule.form == ActivationScale::kTensorStatic) return rule.static_scale;
+  return dynamic_scale(largest_magnitude(values, count), rule.power_of_two_scales);
+}
+
+void quantize_activations(const float* values, int64_t columns, const ActivationRule& rule,
+                          uint8_t* codes, float* scales) {
+  const int64_t width = scale_width(rule.form, columns);
+  for (int64_t begin = 0; begin < columns; begin += width) {
+    const int64_t count = std::min(width, columns - begin);
+    const float scale = scale_of(values + begin, count, rule);
+    *scales++ = scale;
+    for (int64_t i = begin; i < begin + count; ++i) codes[i] = activation_code(values[i], scale);
+  }
+}
+
+}  // namespace conclave::inline v0::quant

@@ -1,0 +1,149 @@
+#include "core/layer_roles.h"
+
+#include "conclave/error.h"
+#include "conclave/spec.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+
+namespace conclave {
+namespace {
+
+MoeSpec quantised(WeightScale weights, ActivationScale activations = ActivationScale::kNone) {
+  MoeSpec spec;
+  spec.num_experts = 4;
+  spec.top_k = 2;
+  spec.hidden_size = 300;
+  spec.intermediate_size = 130;
+  spec.weight_dtype = DType::kF8E4M3;
+  spec.quant = {.weights = weights, .activations = activations};
+  return spec;
+}
+
+void expect_refused(const MoeSpec& spec, ErrorCode code, const std::string& field) {
+  try {
+    validate(spec);
+    ADD_FAILURE() << field << " was accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code);
+    EXPECT_NE(error.detail().what.find(field), std::string::npos) << error.what();
+    EXPECT_FALSE(error.detail().found.empty());
+  }
+}
+
+LayerRole role_of(const MoeSpec& spec, WeightRole role) {
+  const std::vector<LayerRole> roles = layer_roles(spec);
+  const auto found = std::find_if(roles.begin(), roles.end(),
+                                  [&](const LayerRole& row) { return row.role == role; });
+  return found != roles.end() ? *found : LayerRole{};
+}
+
+TEST(QuantSpec, EveryForm_IsAccepted) {
+  for (const WeightScale weights :
+       {WeightScale::kTensor, WeightScale::kChannel, WeightScale::kBlock}) {
+    for (const ActivationScale activations :
+         {ActivationScale::kNone, ActivationScale::kTensorStatic, ActivationScale::kToken,
+          ActivationScale::kGroup}) {
+      EXPECT_NO_THROW(validate(quantised(weights, activations)));
+    }
+  }
+}
+
+TEST(QuantSpec, E4m3WithoutScales_IsRefused) {
+  expect_refused(quantised(WeightScale::kNone), ErrorCode::kInvalidArgument, "quant.weights");
+}
+
+TEST(QuantSpec, ScalesWithoutE4m3_AreRefused) {
+  MoeSpec spec = quantised(WeightScale::kBlock);
+  spec.weight_dtype = DType::kBF16;
+  expect_refused(spec, ErrorCode::kInvalidArgument, "quant.weights");
+  spec.quant = {.activations = ActivationScale::kToken};
+  expect_refused(spec, ErrorCode::kInvalidArgument, "quant.activations");
+}
+
+TEST(QuantSpec, ValuesOutOfRange_AreRefused) {
+  MoeSpec spec = quantised(WeightScale::kBlock);
+  spec.quant.block_rows = 0;
+  expect_refused(spec, ErrorCode::kInvalidArgument, "quant.block_rows");
+  spec.quant.block_rows = 128;
+  spec.quant.block_cols = -128;
+  expect_refused(spec, ErrorCode::kInvalidArgument, "quant.block_cols");
+  spec = quantised(WeightScale::kTensor);
+  spec.quant.block_cols = 64;
+  expect_refused(spec, ErrorCode::kInvalidArgument, "quant.block_cols");
+  spec = quantised(WeightScale::kTensor, ActivationScale::kTensorStatic);
+  spec.quant.power_of_two_scales = true;
+  expect_refused(spec, ErrorCode::kInvalidArgument, "quant.power_of_two_scales");
+  spec = quantised(WeightScale::kTensor);
+  spec.quant.weights = static_cast<WeightScale>(9);
+  expect_refused(spec, ErrorCode::kInvalidArgument, "quant.weights");
+}
+
+TEST(QuantSpec, OtherTypes_AreRefused) {
+  MoeSpec spec = quantised(WeightScale::kTensor);
+  spec.weight_dtype = DType::kF8E5M2;
+  expect_refused(spec, ErrorCode::kDType, "weight_dtype");
+  spec = quantised(WeightScale::kTensor);
+  spec.shared = {.mode = SharedMode::kAdd, .intermediate_size = 40};
+  spec.shared.weight_dtype = DType::kI8;
+  expect_refused(spec, ErrorCode::kDType, "shared.weight_dtype");
+  spec.shared.weight_dtype = DType::kBF16;
+  EXPECT_NO_THROW(validate(spec));
+  spec.weight_dtype = DType::kBF16;
+  spec.quant = {};
+  spec.shared.weight_dtype = DType::kF8E4M3;
+  expect_refused(spec, ErrorCode::kDType, "shared.weight_dtype");
+  spec = quantised(WeightScale::kTensor);
+  spec.residual.intermediate_size = 32;
+  expect_refused(spec, ErrorCode::kDType, "residual.weight_dtype");
+  spec.residual.weight_dtype = DType::kF16;
+  EXPECT_NO_THROW(validate(spec));
+}
+
+TEST(QuantSpec, TypeOfAbsentParts_IsRefused) {
+  MoeSpec spec = quantised(WeightScale::kTensor);
+  spec.shared.weight_dtype = DType::kBF16;
+  expect_refused(spec, ErrorCode::kInvalidArgument, "shared.weight_dtype");
+  spec = quantised(WeightScale::kTensor);
+  spec.residual.weight_dtype = DType::kBF16;
+  expect_refused(spec, ErrorCode::kInvalidArgument, "residual.weight_dtype");
+}
+
+TEST(LayerRoles, Scales_HaveTheShapeOfTheirForm) {
+  const LayerRole tensor = role_of(quantised(WeightScale::kTensor), WeightRole::kGateScale);
+  EXPECT_EQ(tensor.count, 4);
+  EXPECT_EQ(tensor.rows, 1);
+  EXPECT_EQ(tensor.cols, 1);
+  const LayerRole channel = role_of(quantised(WeightScale::kChannel), WeightRole::kDownScale);
+  EXPECT_EQ(channel.rows, 300);
+  EXPECT_EQ(channel.cols, 1);
+  const LayerRole block = role_of(quantised(WeightScale::kBlock), WeightRole::kUpScale);
+  EXPECT_EQ(block.rows, 2) << "130 rows";
+  EXPECT_EQ(block.cols, 3) << "300 columns";
+  EXPECT_EQ(block.dtype, RoleDType::kScale);
+  EXPECT_EQ(role_of(quantised(WeightScale::kBlock), WeightRole::kDownInputScale).count, 0);
+  const MoeSpec fixed = quantised(WeightScale::kTensor, ActivationScale::kTensorStatic);
+  EXPECT_EQ(role_of(fixed, WeightRole::kDownInputScale).count, 4);
+}
+
+TEST(LayerRoles, PlainSharedExperts_HaveNoScales) {
+  MoeSpec spec = quantised(WeightScale::kBlock);
+  spec.shared = {.mode = SharedMode::kAdd, .intermediate_size = 40};
+  EXPECT_EQ(role_of(spec, WeightRole::kSharedUpScale).count, 1);
+  spec.shared.weight_dtype = DType::kBF16;
+  EXPECT_EQ(role_of(spec, WeightRole::kSharedUpScale).count, 0);
+  EXPECT_EQ(role_of(spec, WeightRole::kSharedUp).weight_dtype, DType::kBF16);
+}
+
+TEST(CountParameters, Scales_AreNotCounted) {
+  MoeSpec plain = quantised(WeightScale::kBlock);
+  const int64_t quantised_count = count_parameters(plain).total;
+  plain.weight_dtype = DType::kBF16;
+  plain.quant = {};
+  EXPECT_EQ(quantised_count, count_parameters(plain).total);
+}
+
+}  // namespace
+}  // namespace conclave

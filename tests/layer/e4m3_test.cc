@@ -1,0 +1,314 @@
+// Layers with e4m3 weights in every form, against float64 on the same codes and scales.
+
+#include "support/layer_fixture.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <string>
+#include <vector>
+
+namespace conclave {
+namespace {
+
+using testing::make_layer;
+using testing::make_spec;
+using testing::OwnedLayer;
+using testing::random_tensor;
+using testing::row_bytes;
+using testing::run_layer;
+using testing::same_bits;
+
+MoeSpec e4m3_spec(int64_t experts, int64_t top_k, int64_t hidden, int64_t inner,
+                  const QuantSpec& quant) {
+  MoeSpec spec = make_spec(experts, top_k, hidden, inner, DType::kF8E4M3);
+  spec.quant = quant;
+  return spec;
+}
+
+void expect_accurate(const OwnedLayer& owned, const Tensor& hidden, DType out_dtype) {
+  const auto output = run_layer(owned.layer, hidden.view(), out_dtype);
+  const StageCheck check = check_against_reference(*owned.context, owned.layer.spec(),
+                                                   *owned.source, output.result(hidden.view()));
+  EXPECT_EQ(check.routing_mismatches, 0);
+  EXPECT_LE(check.worst_token_error, accuracy_bar(DType::kF8E4M3, out_dtype));
+}
+
+struct Form {
+  const char* name;
+  QuantSpec quant;
+};
+void PrintTo(const Form& form, std::ostream* out) { *out << form.name; }
+
+constexpr auto kTensor = WeightScale::kTensor;
+constexpr auto kChannel = WeightScale::kChannel;
+constexpr auto kBlock = WeightScale::kBlock;
+using enum ActivationScale;
+
+class E4m3Layer : public ::testing::TestWithParam<Form> {
+ protected:
+  MoeSpec spec(int64_t experts, int64_t top_k, int64_t hidden, int64_t inner) const {
+    return e4m3_spec(experts, top_k, hidden, inner, GetParam().quant);
+  }
+};
+
+TEST_P(E4m3Layer, EveryShape_IsWithinTheBar) {
+  struct Case {
+    int64_t experts, top_k, hidden, inner, tokens;
+  };
+  for (const Case& c :
+       {Case{8, 2, 256, 128, 17}, Case{6, 3, 300, 130, 9}, Case{10, 1, 127, 129, 33},
+        Case{60, 5, 96, 40, 21}, Case{1, 1, 1, 1, 3}, Case{3, 3, 65, 257, 1}}) {
+    SCOPED_TRACE(::testing::Message() << "E" << c.experts << " k" << c.top_k << " H" << c.hidden
+                                      << " I" << c.inner << " T" << c.tokens);
+    const OwnedLayer owned = make_layer(spec(c.experts, c.top_k, c.hidden, c.inner));
+    for (const DType dtype : {DType::kBF16, DType::kF32}) {
+      expect_accurate(owned, random_tensor(dtype, c.tokens, c.hidden, 3), dtype);
+    }
+  }
+}
+
+TEST_P(E4m3Layer, PartsOfALayer_AreWithinTheBar) {
+  MoeSpec with_shared = spec(6, 2, 136, 72);
+  with_shared.shared = {.mode = SharedMode::kSigmoidGate, .intermediate_size = 150};
+  MoeSpec with_plain_shared = with_shared;
+  with_plain_shared.shared.weight_dtype = DType::kBF16;
+  MoeSpec biased = spec(6, 2, 136, 72);
+  biased.has_bias = true;
+  biased.activation = {.name = "swiglu_oai", .limit = 7, .alpha = 1.702, .beta = 1};
+  MoeSpec single = spec(6, 2, 136, 72);
+  single.activation.name = "relu2_no_mul";
+  MoeSpec residual = spec(6, 2, 136, 72);
+  residual.residual = {.intermediate_size = 40, .weight_dtype = DType::kBF16};
+  MoeSpec on_input = spec(6, 1, 136, 72);
+  on_input.weight_on = WeightOn::kInput;
+  MoeSpec latent = spec(6, 2, 136, 72);
+  latent.latent.size = 130;
+  for (const MoeSpec& part :
+       {with_shared, with_plain_shared, biased, single, residual, on_input, latent}) {
+    const OwnedLayer owned = make_layer(part);
+    expect_accurate(owned, random_tensor(DType::kBF16, 19, 136, 4), DType::kBF16);
+  }
+}
+
+TEST_P(E4m3Layer, BatchAroundAToken_ChangesNoBit) {
+  const OwnedLayer owned = make_layer(spec(6, 3, 200, 136), {.max_tokens = 16});
+  const Tensor hidden = random_tensor(DType::kBF16, 40, 200, 5);
+  const auto all = run_layer(owned.layer, hidden.view(), DType::kBF16);
+  for (const int64_t token : {0, 17, 39}) {
+    const Tensor one = testing::gather_rows(hidden, {token});
+    const auto alone = run_layer(owned.layer, one.view(), DType::kBF16);
+    EXPECT_EQ(row_bytes(alone.out, 0), row_bytes(all.out, token)) << token;
+  }
+}
+
+TEST_P(E4m3Layer, NoTokens_IsLegal) {
+  const OwnedLayer owned = make_layer(spec(4, 2, 64, 32));
+  const Tensor hidden(DType::kBF16, {0, 64});
+  EXPECT_NO_THROW(run_layer(owned.layer, hidden.view(), DType::kBF16));
+}
+
+TEST_P(E4m3Layer, NotFiniteToken_TouchesNoOther) {
+  const OwnedLayer owned = make_layer(spec(4, 2, 200, 64));
+  Tensor hidden = random_tensor(DType::kF32, 5, 200, 6);
+  // Routing is given, so that the token still has experts.
+  std::vector<int32_t> ids = {0, 1, 1, 2, 0, 3, 2, 3, 1, 0};
+  std::vector<float> weights(ids.size(), 0.5F);
+  const ForwardArgs args{.topk_ids = {.data = ids.data(), .dtype = DType::kI32, .shape = {5, 2}},
+                         .topk_weights = {.data = weights.data(), .shape = {5, 2}}};
+  const auto clean = run_layer(owned.layer, hidden.view(), DType::kF32, args);
+  for (const float bad :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    hidden.as<float>()[2 * 200 + 130] = bad;
+    const auto output = run_layer(owned.layer, hidden.view(), DType::kF32, args);
+    for (const int64_t token : {0, 1, 3, 4}) {
+      EXPECT_EQ(row_bytes(output.out, token), row_bytes(clean.out, token)) << token;
+    }
+    const float* row = output.out.as<float>() + 2 * 200;
+    EXPECT_FALSE(std::isfinite(std::accumulate(row, row + 200, 0.0F))) << bad;
+  }
+}
+
+// The check must see one wrong code, wherever it is: scales of another block are a frequent fault.
+TEST_P(E4m3Layer, AnotherSourcesScales_AreSeen) {
+  const OwnedLayer owned = make_layer(spec(2, 2, 256, 256));
+  const Tensor hidden = random_tensor(DType::kBF16, 4, 256, 3);
+  const auto output = run_layer(owned.layer, hidden.view(), DType::kF32);
+  const auto other = make_synthetic_source(owned.layer.spec(), 12);
+  struct OtherScales final : WeightSource {
+    const WeightSource& base;
+    const WeightSource& scales;
+    OtherScales(const WeightSource& a, const WeightSource& b) : base(a), scales(b) {}
+    WeightInfo describe(WeightRole role) const override { return base.describe(role); }
+    void read(WeightRole role, int64_t expert, const WeightBlock& block,
+              std::span<std::byte> destination) const override {
+      (role == WeightRole::kDownScale ? scales : base).read(role, expert, block, destination);
+    }
+  } mixed(*owned.source, *other);
+  const StageCheck check = check_against_reference(*owned.context, owned.layer.spec(), mixed,
+                                                   output.result(hidden.view()));
+  EXPECT_GT(check.worst_token_error, accuracy_bar(DType::kF8E4M3, DType::kF32));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Forms, E4m3Layer,
+    ::testing::Values(
+        Form{"tensor", {.weights = kTensor}},
+        Form{"tensor_static", {.weights = kTensor, .activations = kTensorStatic}},
+        Form{"tensor_token", {.weights = kTensor, .activations = kToken}},
+        Form{"channel", {.weights = kChannel}},
+        Form{"channel_token", {.weights = kChannel, .activations = kToken}},
+        Form{"channel_static", {.weights = kChannel, .activations = kTensorStatic}},
+        Form{"block", {.weights = kBlock}},
+        Form{"block_group", {.weights = kBlock, .activations = kGroup}},
+        Form{"block_group_ue8m0",
+             {.weights = kBlock, .activations = kGroup, .power_of_two_scales = true}},
+        Form{"block_odd_group",
+             {.weights = kBlock, .block_rows = 24, .block_cols = 40, .activations = kGroup}},
+        Form{"block_token", {.weights = kBlock, .activations = kToken}}),
+    [](const auto& test) { return std::string(test.param.name); });
+
+// One scale changed to a bad value, in any role.
+class BadScale final : public WeightSource {
+ public:
+  BadScale(const WeightSource& base, WeightRole role, float value)
+      : base_(base), role_(role), value_(value) {}
+  WeightInfo describe(WeightRole role) const override { return base_.describe(role); }
+  void read(WeightRole role, int64_t expert, const WeightBlock& block,
+            std::span<std::byte> destination) const override {
+    base_.read(role, expert, block, destination);
+    if (role == role_ && expert == 1) std::memcpy(destination.data(), &value_, sizeof(value_));
+  }
+
+ private:
+  const WeightSource& base_;
+  WeightRole role_;
+  float value_;
+};
+
+TEST(E4m3Scales, BadValues_AreRefusedNamingTheTensor) {
+  const Context context({.num_threads = 1});
+  MoeSpec spec = e4m3_spec(4, 2, 64, 32, {.weights = kTensor, .activations = kTensorStatic});
+  const auto source = make_synthetic_source(spec, 3);
+  const auto refusal = [&](WeightRole role, float value) -> std::string {
+    try {
+      static_cast<void>(MoeLayer::create(context, spec, BadScale(*source, role, value)));
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kTensorValue) << error.what();
+      return error.detail().tensor;
+    }
+    return "accepted";
+  };
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float infinity = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(refusal(WeightRole::kGateScale, nan), "gate_scale of expert 1");
+  EXPECT_EQ(refusal(WeightRole::kUpScale, infinity), "up_scale of expert 1");
+  EXPECT_EQ(refusal(WeightRole::kDownScale, -0.5F), "down_scale of expert 1");
+  EXPECT_EQ(refusal(WeightRole::kDownScale, 0.0F), "accepted") << "a block of zeros";
+  EXPECT_EQ(refusal(WeightRole::kDownInputScale, 0.0F), "down_input_scale of expert 1");
+  EXPECT_EQ(refusal(WeightRole::kGateInputScale, nan), "gate_input_scale of expert 1");
+}
+
+TEST(E4m3Layer, FastRows_SayNoWithAReason) {
+  const Context context({.num_threads = 1});
+  const Plan plan = make_plan(context, e4m3_spec(4, 2, 64, 32, {.weights = kBlock}));
+  int refused = 0;
+  for (const PlanRow& row : plan.rows) {
+    if (row.table != "kernel") continue;
+    EXPECT_EQ(row.chosen, row.name == "cpu.reference") << row.name;
+    if (!row.chosen) refused += row.reason.find("F8_E4M3") != std::string::npos ? 1 : 0;
+  }
+  EXPECT_GE(refused, 4);
+}
+
+// Whole experts on ranks, and slices of whole blocks: partial sums add up to the layer.
+Tensor sum_of_parts(const Context& context, const MoeSpec& spec, const WeightSource& source,
+                    const Tensor& hidden, const std::vector<ParallelSpec>& parts) {
+  const int64_t tokens = hidden.shape()[0];
+  Tensor sum(DType::kF32, {tokens, spec.hidden_size});
+  for (const ParallelSpec& part : parts) {
+    const MoeLayer layer = MoeLayer::create(context, spec, source, {}, part);
+    const auto output = run_layer(layer, hidden.view(), DType::kF32);
+    for (int64_t i = 0; i < tokens * spec.hidden_size; ++i) {
+      sum.as<float>()[i] += output.out.as<float>()[i];
+    }
+  }
+  return sum;
+}
+
+void expect_sum_accurate(const MoeSpec& spec, const std::vector<ParallelSpec>& parts) {
+  const Context context({.num_threads = 2});
+  const auto source = make_synthetic_source(spec, 4);
+  const Tensor hidden = random_tensor(DType::kBF16, 7, spec.hidden_size, 9);
+  const Tensor sum = sum_of_parts(context, spec, *source, hidden, parts);
+  const ReferenceResult expected =
+      reference_forward(context, spec, *source, {.hidden = hidden.view()});
+  EXPECT_LE(worst(token_errors(sum.view(), expected.output)),
+            accuracy_bar(DType::kF8E4M3, DType::kF32));
+}
+
+TEST(E4m3Split, Slices_AddUp) {
+  const auto slices = [](int32_t ranks) {
+    std::vector<ParallelSpec> parts;
+    for (int32_t rank = 0; rank < ranks; ++rank) {
+      parts.push_back({.tp_size = ranks, .tp_rank = rank, .reduce = Reduce::kPartial});
+    }
+    return parts;
+  };
+  expect_sum_accurate(e4m3_spec(4, 2, 200, 256, {.weights = kBlock, .activations = kGroup}),
+                      slices(2));
+  expect_sum_accurate(e4m3_spec(4, 2, 200, 90, {.weights = kChannel}), slices(3));
+  expect_sum_accurate(e4m3_spec(4, 2, 200, 90, {.weights = kTensor, .activations = kTensorStatic}),
+                      slices(4));
+}
+
+TEST(E4m3Split, Experts_AddUp) {
+  std::vector<ParallelSpec> parts;
+  for (int32_t rank = 0; rank < 3; ++rank) {
+    parts.push_back({.ep_size = 3, .ep_rank = rank, .reduce = Reduce::kPartial});
+  }
+  expect_sum_accurate(e4m3_spec(7, 3, 200, 136, {.weights = kBlock, .activations = kGroup}), parts);
+  expect_sum_accurate(e4m3_spec(7, 3, 200, 136, {.weights = kTensor, .activations = kTensorStatic}),
+                      parts);
+}
+
+TEST(E4m3Split, SlicesInsideABlockOrOfARowScale_AreRefusedWithAReason) {
+  const Context context({.num_threads = 1});
+  const auto reason = [&](const MoeSpec& spec) -> std::string {
+    const auto source = make_synthetic_source(spec, 4);
+    try {
+      static_cast<void>(MoeLayer::create(context, spec, *source, {},
+                                         {.tp_size = 2, .tp_rank = 1, .reduce = Reduce::kPartial}));
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
+      return error.what();
+    }
+    return "accepted";
+  };
+  EXPECT_NE(reason(e4m3_spec(4, 2, 64, 384, {.weights = kBlock})).find("inside a block of 128x128"),
+            std::string::npos);
+  EXPECT_NE(reason(e4m3_spec(4, 2, 64, 96, {.weights = kChannel, .activations = kGroup}))
+                .find("inside a group of 128"),
+            std::string::npos);
+  EXPECT_NE(reason(e4m3_spec(4, 2, 64, 96, {.weights = kChannel, .activations = kToken}))
+                .find("one scale each"),
+            std::string::npos);
+  EXPECT_EQ(reason(e4m3_spec(4, 2, 64, 96, {.weights = kChannel})), "accepted");
+}
+
+TEST(E4m3Reload, SameWeights_SameBits) {
+  OwnedLayer owned =
+      make_layer(e4m3_spec(4, 2, 96, 64, {.weights = kTensor, .activations = kTensorStatic}));
+  const Tensor hidden = random_tensor(DType::kBF16, 5, 96, 2);
+  const auto before = run_layer(owned.layer, hidden.view(), DType::kBF16);
+  const auto other = make_synthetic_source(owned.layer.spec(), 99);
+  owned.layer.reload(*other, ReloadMode::kStaged);
+  EXPECT_FALSE(same_bits(run_layer(owned.layer, hidden.view(), DType::kBF16).out, before.out));
+  owned.layer.reload(*owned.source, ReloadMode::kStaged);
+  EXPECT_TRUE(same_bits(run_layer(owned.layer, hidden.view(), DType::kBF16).out, before.out));
+}
+
+}  // namespace
+}  // namespace conclave

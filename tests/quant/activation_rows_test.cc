@@ -1,0 +1,118 @@
+#include "quant/activation_rows.h"
+
+#include "core/float8.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+namespace conclave::quant {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+const float kNan = std::numeric_limits<float>::quiet_NaN();
+
+struct Quantised {
+  std::vector<uint8_t> codes;
+  std::vector<float> scales;
+};
+
+Quantised quantise(const std::vector<float>& row, const ActivationRule& rule) {
+  const auto columns = static_cast<int64_t>(row.size());
+  Quantised result{
+      .codes = std::vector<uint8_t>(row.size()),
+      .scales = std::vector<float>(static_cast<size_t>(scales_per_row(rule.form, columns)))};
+  quantize_activations(row.data(), columns, rule, result.codes.data(), result.scales.data());
+  return result;
+}
+
+std::vector<float> random_row(size_t columns, float size) {
+  std::mt19937 random(static_cast<unsigned>(columns));
+  std::normal_distribution<float> normal(0, size);
+  std::vector<float> row(columns);
+  for (float& value : row) value = normal(random);
+  return row;
+}
+
+TEST(DynamicScale, Amax_IsDividedBy448) {
+  EXPECT_EQ(dynamic_scale(448, false), 1.0F);
+  EXPECT_EQ(dynamic_scale(1, false), 1.0F / 448.0F);
+  EXPECT_EQ(dynamic_scale(0, false), 1.0F);
+  EXPECT_EQ(dynamic_scale(0x1p-149F, false), 1.0F) << "a quotient of 0";
+  EXPECT_EQ(dynamic_scale(kInfinity, false), kInfinity);
+  EXPECT_EQ(dynamic_scale(kInfinity, true), kInfinity);
+}
+
+TEST(DynamicScale, PowerOfTwo_IsTheNextAtLeastAsLarge) {
+  for (const float amax : {1.0F, 447.0F, 448.0F, 449.0F, 3e-5F, 0x1p-120F, 3e38F}) {
+    const float exact = amax / 448.0F;
+    const float power = dynamic_scale(amax, true);
+    int exponent = 0;
+    EXPECT_EQ(std::frexp(power, &exponent), 0.5F) << amax;
+    EXPECT_GE(power, exact);
+    EXPECT_TRUE(power / 2 < exact || power == 0x1p-126F) << amax;
+  }
+  EXPECT_EQ(dynamic_scale(448, true), 1.0F) << "a power of two stays";
+}
+
+TEST(QuantizeActivations, Groups_HaveTheirOwnScalesAndTheLastMayBePartial) {
+  std::vector<float> row = random_row(300, 1);
+  row[5] = 100;
+  row[130] = -20;
+  row[290] = 7;
+  const Quantised result = quantise(row, {.form = ActivationScale::kGroup});
+  ASSERT_EQ(result.scales.size(), 3U);
+  EXPECT_EQ(result.scales[0], 100.0F / 448.0F);
+  EXPECT_EQ(result.scales[1], 20.0F / 448.0F);
+  EXPECT_EQ(result.scales[2], 7.0F / 448.0F);
+  EXPECT_EQ(result.codes[5], 0x7e);
+  EXPECT_EQ(result.codes[130], 0xfe);
+  for (size_t i = 0; i < row.size(); ++i) {
+    EXPECT_EQ(result.codes[i], float_to_e4m3(row[i] / result.scales[i / 128])) << i;
+  }
+}
+
+TEST(QuantizeActivations, Token_HasOneScale) {
+  const std::vector<float> row = random_row(257, 3);
+  const Quantised result = quantise(row, {.form = ActivationScale::kToken});
+  ASSERT_EQ(result.scales.size(), 1U);
+  float largest = 0;
+  for (const float value : row) largest = std::max(largest, std::abs(value));
+  EXPECT_EQ(result.scales[0], largest / 448.0F);
+}
+
+TEST(QuantizeActivations, ZeroRow_HasScaleOneAndZeros) {
+  const Quantised result = quantise(std::vector<float>(130), {.form = ActivationScale::kGroup});
+  EXPECT_EQ(result.scales, (std::vector<float>{1, 1}));
+  EXPECT_EQ(result.codes, std::vector<uint8_t>(130));
+}
+
+TEST(QuantizeActivations, StaticScale_SaturatesFiniteValues) {
+  const ActivationRule rule{.form = ActivationScale::kTensorStatic, .static_scale = 0.5F};
+  const Quantised result = quantise({1.0F, 1e6F, -1e6F, 3e38F}, rule);
+  EXPECT_EQ(result.scales, std::vector<float>{0.5F});
+  EXPECT_EQ(result.codes, (std::vector<uint8_t>{0x40, 0x7e, 0xfe, 0x7e}));
+  const ActivationRule tiny{.form = ActivationScale::kTensorStatic, .static_scale = 1e-30F};
+  EXPECT_EQ(quantise({1e20F}, tiny).codes[0], 0x7e) << "the quotient is infinite, the value not";
+}
+
+TEST(QuantizeActivations, NotFinite_MakesTheRowNotFiniteAndNoOther) {
+  for (const ActivationScale form :
+       {ActivationScale::kTensorStatic, ActivationScale::kToken, ActivationScale::kGroup}) {
+    for (const float bad : {kNan, kInfinity, -kInfinity}) {
+      std::vector<float> row = random_row(200, 1);
+      row[150] = bad;
+      const Quantised result = quantise(row, {.form = form, .static_scale = 0.01F});
+      EXPECT_EQ(result.codes[150] & 0x7f, 0x7f) << bad;
+      if (form == ActivationScale::kGroup) {
+        EXPECT_TRUE(std::isfinite(result.scales[0])) << "the other group of the row";
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace conclave::quant
