@@ -1,0 +1,28 @@
+// The gated formulas that most models use, as one: g' sigmoid(alpha g') (clamp(u, -L, L) + beta),
+// g' = min(g, L). silu, swiglu_oai and silu_clamp_before differ in their numbers only, so that a
+// kernel needs one unrolled copy of it; the others are for a loop that is not unrolled.
+#pragma once
+
+#include "activation/device/formulas.cuh"
+
+namespace conclave::inline v0::activation::device {
+
+__device__ __forceinline__ bool is_swish(const DeviceActivation& activation) {
+  return activation.id == ActivationId::kSilu || activation.id == ActivationId::kSwigluOai ||
+         activation.id == ActivationId::kSiluClampBefore;
+}
+
+// Fields that a formula lacks leave its value alone, but for beta of those that do not add it.
+__device__ __forceinline__ float swish_beta(const DeviceActivation& activation) {
+  return activation.id == ActivationId::kSwigluOai ? activation.parameters.beta : 0.0F;
+}
+
+__device__ __forceinline__ float swish(float gate, float up, float limit, float alpha,
+                                       float beta) {
+  const float g = at_most(gate, limit);
+  const float x = alpha * g;
+  const float weighed = x < -110.0F ? -0.0F : times_sigmoid(g, x);
+  return weighed * (within(up, limit) + beta);
+}
+
+}  // namespace conclave::inline v0::activation::device

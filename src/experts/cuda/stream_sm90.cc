@@ -1,0 +1,40 @@
+#include "experts/cuda/stream_sm90.h"
+
+#include <array>
+#include <string>
+
+namespace conclave::inline v0::experts {
+namespace {
+
+// Stages fill the 227 KiB of shared memory that a block may have; stream_sm90.cu has a kernel for
+// each of these.
+constexpr std::array kTiles = {
+    DeviceTile{.tokens = 16, .features = 128, .depth = 256, .stages = 6},
+    DeviceTile{.tokens = 32, .features = 128, .depth = 256, .stages = 5},
+    DeviceTile{.tokens = 64, .features = 128, .depth = 256, .stages = 4},
+    DeviceTile{.tokens = 64, .features = 256, .depth = 128, .stages = 5},
+    DeviceTile{.tokens = 96, .features = 256, .depth = 128, .stages = 5},
+    DeviceTile{.tokens = 128, .features = 256, .depth = 128, .stages = 4},
+    DeviceTile{.tokens = 160, .features = 256, .depth = 128, .stages = 4},
+};
+
+}  // namespace
+
+Support stream_sm90_supports(const DeviceExpertsProblem& problem) {
+  if (!problem.device.is_hopper()) {
+    return Support::no("needs compute capability 9.0; found " +
+                       std::to_string(problem.device.compute_major) + "." +
+                       std::to_string(problem.device.compute_minor));
+  }
+  if (problem.weight_dtype != DType::kBF16 && problem.weight_dtype != DType::kF16) {
+    return Support::no("takes BF16 or F16 weights; found " +
+                       std::string(to_string(problem.weight_dtype)));
+  }
+  return Support::yes();
+}
+
+std::span<const DeviceTile> stream_sm90_tiles(const DeviceExpertsProblem& /*problem*/) {
+  return kTiles;
+}
+
+}  // namespace conclave::inline v0::experts
