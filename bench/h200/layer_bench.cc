@@ -1,0 +1,161 @@
+// Times whole layers on the GPU: from ids and weights, or from logits, to the output, through the
+// public interface. Prints JSON lines for report.py, and every output checked.
+#include "ceilings.h"
+#include "cuda/device_info.h"
+#include "layer_subject.h"
+#include "options.h"
+#include "support/cuda/cases.h"
+
+#include "conclave/version.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <map>
+#include <memory>
+#include <string>
+
+namespace {
+
+using namespace conclave;
+using namespace conclave::bench;
+using testing::CudaProblem;
+using testing::LayerCase;
+using testing::RoutingKind;
+
+// Of bf16 and quantised formats: docs/numerics.md.
+constexpr double kTolerance = 6e-3;
+constexpr int64_t kShardFromTokens = 256;
+
+struct Variant {
+  const char* name;
+  Determinism determinism;
+  RoutingInput input;
+  RoutingKind routing;
+};
+constexpr Variant kVariants[] = {
+    {"d1", Determinism::kRepeatable, RoutingInput::kIds, RoutingKind::kUniform},
+    {"d2", Determinism::kBatchInvariant, RoutingInput::kIds, RoutingKind::kUniform},
+    {"logits", Determinism::kRepeatable, RoutingInput::kLogits, RoutingKind::kUniform},
+    {"zipf", Determinism::kRepeatable, RoutingInput::kIds, RoutingKind::kZipf},
+};
+
+bool wants(const Options& options, const Variant& variant) {
+  return std::find(options.variants.begin(), options.variants.end(), variant.name) !=
+         options.variants.end();
+}
+
+std::string kernel_of(const Plan& plan, int64_t tokens) {
+  for (const PlanRung& rung : plan.ladder) {
+    if (tokens >= rung.first_tokens && tokens <= rung.last_tokens) {
+      return rung.kernel + " " + rung.tile;
+    }
+  }
+  return "unknown";
+}
+
+double mean_active_bytes(const CudaProblem& problem) {
+  double sum = 0;
+  for (int32_t i = 0; i < problem.options().routings; ++i) {
+    sum += static_cast<double>(problem.active_weight_bytes(i));
+  }
+  return sum / problem.options().routings;
+}
+
+class CaseBench {
+ public:
+  CaseBench(const Context& context, const LayerCase& c, const Options& options)
+      : context_(context), case_(c), options_(options), problem_(problem_options(c)) {}
+
+  // False where an output was wrong.
+  bool run() {
+    bool good = true;
+    for (const int64_t tokens : options_.tokens) {
+      if (case_.is_shard && tokens < kShardFromTokens) continue;
+      for (const Variant& variant : kVariants) {
+        if (wants(options_, variant)) good &= run_cell(variant, tokens);
+      }
+    }
+    if (options_.print_plans) {
+      for (const auto& [determinism, subject] : subjects_) {
+        std::fprintf(stderr, "%s\n%s\n", case_.name.c_str(), explain(subject->plan()).c_str());
+      }
+    }
+    return good;
+  }
+
+ private:
+  LayerSubject& subject(Determinism determinism) {
+    auto& entry = subjects_[determinism];
+    if (!entry) {
+      const int64_t most = *std::max_element(options_.tokens.begin(), options_.tokens.end());
+      entry = std::make_unique<LayerSubject>(context_, problem_, std::max<int64_t>(most, 16384),
+                                             determinism);
+    }
+    return *entry;
+  }
+
+  bool run_cell(const Variant& variant, int64_t tokens) {
+    problem_.set_batch({.num_tokens = tokens,
+                        .routing = variant.routing,
+                        .routings = testing::routings_per_graph(tokens),
+                        .seed = static_cast<uint64_t>(tokens) + 1});
+    try {
+      LayerSubject& layer = subject(variant.determinism);
+      const Measurement m = layer.measure(variant.input, options_.seconds_per_cell);
+      print(variant, tokens, kernel_of(layer.plan(), tokens), m);
+      return m.damage == 0 && within(m.errors, kTolerance);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kUnsupported) throw;
+      std::printf("{\"case\": \"%s\", \"variant\": \"%s\", \"tokens\": %lld, \"refused\": true}\n",
+                  case_.name.c_str(), variant.name, static_cast<long long>(tokens));
+      std::fprintf(stderr, "%s %s: %s\n", case_.name.c_str(), variant.name, error.what());
+      return true;
+    }
+  }
+
+  void print(const Variant& variant, int64_t tokens, const std::string& kernel,
+             const Measurement& m) const {
+    std::printf(
+        "{\"case\": \"%s\", \"format\": \"%s\", \"variant\": \"%s\", \"tokens\": %lld, "
+        "\"us\": %.2f, \"active_experts\": %lld, \"active_bytes\": %.0f, \"flops\": %.0f, "
+        "\"routings\": %d, \"replays\": %d, \"worst_error\": %.3e, \"p999_error\": %.3e, "
+        "\"checked\": %lld, \"stray\": %lld, \"damage\": %lld, \"kernel\": \"%s\"}\n",
+        case_.name.c_str(), case_.format.c_str(), variant.name, static_cast<long long>(tokens),
+        m.microseconds, static_cast<long long>(problem_.active_experts()),
+        mean_active_bytes(problem_), problem_.flops(), m.routings, m.replays,
+        std::min(m.errors.worst, 1e9), std::min(m.errors.p999, 1e9),
+        static_cast<long long>(m.errors.checked), static_cast<long long>(m.errors.stray),
+        static_cast<long long>(m.damage), kernel.c_str());
+    std::fflush(stdout);
+  }
+
+  const Context& context_;
+  const LayerCase& case_;
+  const Options& options_;
+  CudaProblem problem_;
+  std::map<Determinism, std::unique_ptr<LayerSubject>> subjects_;
+};
+
+int run(const Options& options) {
+  const cuda::DeviceInfo device = cuda::device_info(0);
+  std::printf("{\"device\": \"%s\", \"multiprocessors\": %d, \"read_tbps\": %.3f}\n",
+              device.name.c_str(), device.multiprocessors, read_stream_tbps());
+  const Context context({.device = "cuda:0"});
+  bool good = true;
+  for (const std::string& name : options.cases) {
+    good &= CaseBench(context, testing::find_case(name), options).run();
+  }
+  return good ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(parse_options(argc, argv));
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "layer_bench: %s\n", error.what());
+    return 2;
+  }
+}

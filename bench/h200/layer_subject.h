@@ -1,0 +1,51 @@
+// A public MoeLayer on the GPU over the weights of a test problem, and what is asked of it.
+#pragma once
+
+#include "support/cuda/cuda_problem.h"
+#include "support/cuda/guarded_device.h"
+
+#include "conclave/context.h"
+#include "conclave/layer.h"
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace conclave::bench {
+
+enum class RoutingInput : uint8_t { kIds, kLogits };
+
+struct Measurement {
+  double microseconds = 0;  // median forward
+  int32_t routings = 1;
+  int32_t replays = 0;
+  testing::RowErrors errors = {};
+  int64_t damage = 0;  // bytes of canaries around workspace and output
+};
+
+class LayerSubject {
+ public:
+  // Weights stay where `problem` has them; `max_tokens` for every T.
+  LayerSubject(const Context& context, testing::CudaProblem& problem, int64_t max_tokens,
+               Determinism determinism);
+
+  // The problem's present batch: timed in a graph, then run once more into poisoned memory and held
+  // to float64.
+  Measurement measure(RoutingInput input, double seconds);
+  const Plan& plan() const { return layer_.plan(); }
+  size_t workspace_bytes() const { return layer_.workspace_bytes(); }
+
+ private:
+  void make_logits();
+  void forward(RoutingInput input, int32_t routing, CUstream_st* stream);
+
+  testing::CudaProblem& problem_;
+  MoeLayer layer_;
+  testing::GuardedDevice workspace_memory_;
+  std::optional<Workspace> workspace_;
+  std::optional<testing::GuardedDevice> out_;
+  std::optional<cuda::DeviceBuffer> logits_;  // [routings, T, E]
+};
+
+}  // namespace conclave::bench
