@@ -183,6 +183,12 @@ void CudaProblem::make_rows() {
                 nullptr);
 }
 
+void CudaProblem::spoil_token(int64_t token) {
+  const auto bytes = static_cast<size_t>(byte_size(row_dtype()));
+  const size_t at = static_cast<size_t>(token * row_stride() + options_.hidden_size / 2) * bytes;
+  cuda::check(cudaMemset(hidden_data_.data() + at, 0xff, bytes), "cudaMemset");
+}
+
 void CudaProblem::make_routing_of(int32_t routing) {
   Routing made;
   made.host = make_routing({.num_tokens = options_.num_tokens,
@@ -258,7 +264,8 @@ const GroupedRows& CudaProblem::groups(int32_t tile_tokens, int32_t routing) {
 }
 
 DType CudaProblem::row_dtype() const {
-  return options_.weight_dtype == DType::kF16 ? DType::kF16 : DType::kBF16;
+  const DType dtype = options_.weight_dtype;
+  return dtype == DType::kF16 || dtype == DType::kF32 ? dtype : DType::kBF16;
 }
 int64_t CudaProblem::row_stride() const { return padded(options_.hidden_size, row_dtype()); }
 int64_t CudaProblem::output_bytes() const {

@@ -60,8 +60,10 @@ class CudaProblem {
   const CudaProblemOptions& options() const { return options_; }
   experts::DeviceExpertsProblem sizes() const;
   experts::DeviceExperts weights(int32_t copy = 0) const;
-  // [T, H] in the output's type, bf16 or f16.
+  // [T, H] in row_dtype().
   DeviceRows hidden() const { return hidden_; }
+  // Makes an element of the token's row NaN. Of rows that are not quantised.
+  void spoil_token(int64_t token);
   // What experts read: hidden, or its codes and scales.
   DeviceRows input() const { return codes_.data == nullptr ? hidden_ : codes_; }
 
@@ -72,7 +74,7 @@ class CudaProblem {
   // Made and uploaded at the first call for a tile size: call it before capturing a graph.
   const GroupedRows& groups(int32_t tile_tokens, int32_t routing = 0);
 
-  DType row_dtype() const;  // of expert rows: kF16 for kF16 weights, kBF16 otherwise
+  DType row_dtype() const;  // of expert rows: that of kF16 and kF32 weights, kBF16 otherwise
   int64_t row_stride() const;
   int64_t output_bytes() const;  // of [T * k, row_stride()]
   // A call on groups(tile_tokens, routing) that writes rows of row_stride().

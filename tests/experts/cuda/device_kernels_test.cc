@@ -1,0 +1,411 @@
+// Every row of the table of device kernels, in every tile it has, against the float64 oracle: each
+// format at sizes that do not fill tiles, each activation, each way tokens may fall on experts.
+#include "cuda/check.h"
+#include "experts/cuda/catalog.h"
+#include "support/cuda/cuda_problem.h"
+#include "support/cuda/guarded_device.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+namespace conclave::testing {
+
+namespace {
+
+using experts::DeviceExpertsKernel;
+using experts::DeviceKernelRow;
+using experts::DeviceTile;
+
+struct Format {
+  std::string name;
+  DType dtype = DType::kBF16;
+  QuantSpec quant = {};
+  double tolerance = 6e-3;
+};
+
+std::vector<Format> formats() {
+  QuantSpec power_of_two = fp8_block_quant();
+  power_of_two.power_of_two_scales = true;
+  return {{"bf16", DType::kBF16},
+          {"f16", DType::kF16},
+          {"f32", DType::kF32, {}, 5e-6},
+          {"fp8 block", DType::kF8E4M3, fp8_block_quant()},
+          {"fp8 block, powers of two", DType::kF8E4M3, power_of_two},
+          {"fp8 channel", DType::kF8E4M3, fp8_channel_quant()},
+          {"fp8 static", DType::kF8E4M3, fp8_static_quant()},
+          {"fp8 weights only", DType::kF8E4M3, {.weights = WeightScale::kChannel}}};
+}
+
+CudaProblemOptions with_format(CudaProblemOptions options, const Format& format) {
+  options.weight_dtype = format.dtype;
+  options.quant = format.quant;
+  return options;
+}
+
+std::string text_of(const CudaProblemOptions& o) {
+  return o.activation.name + " E=" + std::to_string(o.num_experts) +
+         " k=" + std::to_string(o.top_k) + " H=" + std::to_string(o.hidden_size) +
+         " I=" + std::to_string(o.intermediate_size) + " T=" + std::to_string(o.num_tokens) +
+         (o.has_bias ? " bias" : "") + " routing " + std::to_string(static_cast<int>(o.routing));
+}
+
+// One kernel with poisoned memory of its own.
+class Runner {
+ public:
+  Runner(CudaProblem& problem, const DeviceKernelRow& row, const DeviceTile& tile)
+      : problem_(problem),
+        kernel_(row.make(problem.sizes(), problem.weights(), tile)),
+        workspace_(kernel_->workspace_bytes(problem.options().num_tokens)),
+        output_(static_cast<size_t>(problem.output_bytes())) {}
+
+  void run() {
+    workspace_.poison(nullptr);
+    output_.poison(nullptr);
+    kernel_->run(problem_.call(kernel_->tile_tokens(), 0, workspace_.data(), output_.data()),
+                 nullptr);
+    cuda::check(cudaDeviceSynchronize(), "kernel");
+  }
+  const std::byte* output() const { return output_.data(); }
+  int64_t damage() const { return workspace_.damage() + output_.damage(); }
+
+  std::vector<std::byte> bits() const {
+    std::vector<std::byte> result(output_.bytes());
+    cuda::copy_to_host(output_.data(), result);
+    return result;
+  }
+
+ private:
+  CudaProblem& problem_;
+  std::unique_ptr<DeviceExpertsKernel> kernel_;
+  GuardedDevice workspace_;
+  GuardedDevice output_;
+};
+
+std::vector<DeviceTile> all_tiles(const DeviceKernelRow& row, const CudaProblem& problem) {
+  const auto tiles = row.tiles(problem.sizes());
+  return {tiles.begin(), tiles.end()};
+}
+
+// The size that tiles of `row` differ by one from, and the smallest.
+std::vector<int64_t> edge_counts(const DeviceKernelRow& row, const CudaProblem& problem) {
+  std::vector<int64_t> counts;
+  for (const DeviceTile& tile : row.tiles(problem.sizes())) {
+    for (const int64_t count : {tile.tokens - 1, tile.tokens, tile.tokens + 1}) {
+      if (count > 0 && std::find(counts.begin(), counts.end(), count) == counts.end()) {
+        counts.push_back(count);
+      }
+    }
+  }
+  return counts;
+}
+
+class DeviceKernels : public ::testing::TestWithParam<DeviceKernelRow> {
+ protected:
+  void SetUp() override {
+    const cuda::DeviceCount devices = cuda::count_devices();
+    if (devices.count == 0) GTEST_SKIP() << devices.reason;
+    if (!cuda::device_info(0).is_hopper()) GTEST_SKIP() << "cuda:0 is no Hopper GPU";
+  }
+
+  // All tiles of the row on one problem. False where the row does not support it.
+  bool check(const CudaProblemOptions& options, double tolerance) {
+    CudaProblem problem(options);
+    return check(problem, tolerance);
+  }
+  bool check(CudaProblem& problem, double tolerance) {
+    if (!GetParam().supports(problem.sizes())) return false;
+    for (const DeviceTile& tile : all_tiles(GetParam(), problem)) {
+      Runner runner(problem, GetParam(), tile);
+      runner.run();
+      const RowErrors errors = problem.check_rows(runner.output());
+      EXPECT_TRUE(within(errors, tolerance))
+          << GetParam().name << ' ' << to_string(tile) << ": " << text_of(problem.options()) << ": "
+          << errors.describe();
+      EXPECT_EQ(runner.damage(), 0) << GetParam().name << ' ' << to_string(tile);
+      worst_ = std::max(worst_, errors.worst);
+      ++checked_;
+    }
+    return true;
+  }
+
+  void TearDown() override {
+    if (checked_ == 0) return;
+    RecordProperty("checked", checked_);
+    RecordProperty("worst_error", std::to_string(worst_));
+  }
+
+ private:
+  int checked_ = 0;
+  double worst_ = 0;
+};
+
+TEST_P(DeviceKernels, EachFormat_OddSizes_MatchesOracle) {
+  const CudaProblemOptions shapes[] = {
+      {.num_experts = 6, .top_k = 1, .hidden_size = 200, .intermediate_size = 136, .num_tokens = 1},
+      {.num_experts = 10,
+       .top_k = 5,
+       .hidden_size = 264,
+       .intermediate_size = 328,
+       .num_tokens = 37},
+      {.num_experts = 6,
+       .top_k = 3,
+       .hidden_size = 1032,
+       .intermediate_size = 120,
+       .num_tokens = 70,
+       .routing = RoutingKind::kHoles},
+      {.num_experts = 60,
+       .top_k = 4,
+       .hidden_size = 256,
+       .intermediate_size = 384,
+       .num_tokens = 9},
+      {.num_experts = 2,
+       .top_k = 2,
+       .hidden_size = 512,
+       .intermediate_size = 256,
+       .num_tokens = 300},
+  };
+  for (const Format& format : formats()) {
+    for (const CudaProblemOptions& shape : shapes) {
+      SCOPED_TRACE(format.name);
+      check(with_format(shape, format), format.tolerance);
+    }
+  }
+}
+
+// Rows whose length is no multiple of 8: stored apart, as a layer pads them.
+TEST_P(DeviceKernels, EachFormat_SizesThatNothingDivides_MatchesOracle) {
+  for (const Format& format : formats()) {
+    SCOPED_TRACE(format.name);
+    for (const int64_t inner : {67, 129}) {
+      check(with_format({.num_experts = 5,
+                         .top_k = 2,
+                         .hidden_size = 131,
+                         .intermediate_size = inner,
+                         .num_tokens = 23},
+                        format),
+            format.tolerance);
+    }
+  }
+}
+
+TEST_P(DeviceKernels, EachActivation_WithAndWithoutBias_MatchesOracle) {
+  const ActivationSpec activations[] = {
+      {.name = "silu"},
+      {.name = "gelu"},
+      {.name = "gelu_tanh"},
+      {.name = "swiglu_oai", .limit = 7, .alpha = 1.702, .beta = 1},
+      {.name = "swiglu_oai", .limit = 0.5, .alpha = 1.702, .beta = 1},
+      {.name = "silu_clamp_before", .limit = 0.7},
+      {.name = "silu_clamp_after", .limit = 0.5},
+      {.name = "situ", .beta = 4, .linear_beta = 25},
+      {.name = "situ", .beta = 1},
+      {.name = "silu_no_mul"},
+      {.name = "gelu_no_mul"},
+      {.name = "gelu_tanh_no_mul"},
+      {.name = "relu2_no_mul"}};
+  for (const Format& format : formats()) {
+    SCOPED_TRACE(format.name);
+    for (const ActivationSpec& activation : activations) {
+      for (const bool bias : {false, true}) {
+        check(with_format({.num_experts = 4,
+                           .top_k = 2,
+                           .hidden_size = 264,
+                           .intermediate_size = 136,
+                           .num_tokens = 21,
+                           .activation = activation,
+                           .has_bias = bias},
+                          format),
+              format.tolerance);
+      }
+    }
+  }
+}
+
+TEST_P(DeviceKernels, OneHotExpert_TileSizesPlusMinusOne_MatchesOracle) {
+  for (const Format& format : formats()) {
+    SCOPED_TRACE(format.name);
+    CudaProblem problem(with_format({.num_experts = 4,
+                                     .top_k = 1,
+                                     .hidden_size = 136,
+                                     .intermediate_size = 264,
+                                     .num_tokens = 1,
+                                     .routing = RoutingKind::kOneHot},
+                                    format));
+    for (const int64_t count : edge_counts(GetParam(), problem)) {
+      problem.set_batch({.num_tokens = count, .routing = RoutingKind::kOneHot});
+      check(problem, format.tolerance);
+    }
+  }
+}
+
+TEST_P(DeviceKernels, WeightOnInput_MatchesOracle) {
+  for (const Format& format : formats()) {
+    SCOPED_TRACE(format.name);
+    check(with_format({.num_experts = 5,
+                       .top_k = 2,
+                       .hidden_size = 256,
+                       .intermediate_size = 192,
+                       .num_tokens = 33,
+                       .has_bias = true,
+                       .weight_on_input = true},
+                      format),
+          format.tolerance);
+  }
+}
+
+TEST_P(DeviceKernels, Zipf_ManyTokens_MatchesOracle) {
+  for (const Format& format : formats()) {
+    SCOPED_TRACE(format.name);
+    check(with_format({.num_experts = 32,
+                       .top_k = 4,
+                       .hidden_size = 512,
+                       .intermediate_size = 384,
+                       .num_tokens = 2000,
+                       .routing = RoutingKind::kZipf},
+                      format),
+          format.tolerance);
+  }
+}
+
+TEST_P(DeviceKernels, NoRows_WritesNothing) {
+  for (const Format& format : formats()) {
+    SCOPED_TRACE(format.name);
+    CudaProblem problem(with_format({.num_experts = 4, .top_k = 1, .num_tokens = 1}, format));
+    // One token, and its only id is -1.
+    uint64_t seed = 1;
+    while (problem.host_ids(0)[0] >= 0) {
+      problem.set_batch({.num_tokens = 1, .routing = RoutingKind::kHoles, .seed = ++seed});
+    }
+    check(problem, 0);
+  }
+}
+
+// The result of a row is the same bits in every run, tile and batch, and in every kernel of the
+// same arithmetic.
+TEST_P(DeviceKernels, EachTile_SameArithmetic_SameBits) {
+  const auto rows = experts::device_kernel_catalog().rows();
+  for (const Format& format : formats()) {
+    SCOPED_TRACE(format.name);
+    CudaProblem problem(with_format({.num_experts = 6,
+                                     .top_k = 2,
+                                     .hidden_size = 520,
+                                     .intermediate_size = 392,
+                                     .num_tokens = 300,
+                                     .has_bias = true,
+                                     .routing = RoutingKind::kZipf},
+                                    format));
+    if (!GetParam().supports(problem.sizes())) continue;
+    Runner first(problem, GetParam(), all_tiles(GetParam(), problem).front());
+    first.run();
+    const auto expected = first.bits();
+    for (const DeviceKernelRow& row : rows) {
+      const bool same = row.name == GetParam().name ||
+                        (!row.arithmetic.empty() && row.arithmetic == GetParam().arithmetic);
+      if (!same || !row.supports(problem.sizes())) continue;
+      for (const DeviceTile& tile : all_tiles(row, problem)) {
+        Runner runner(problem, row, tile);
+        runner.run();
+        EXPECT_TRUE(runner.bits() == expected)
+            << GetParam().name << " and " << row.name << ' ' << to_string(tile);
+      }
+    }
+  }
+}
+
+TEST_P(DeviceKernels, ThousandRuns_SameBits) {
+  for (const Format& format : formats()) {
+    SCOPED_TRACE(format.name);
+    CudaProblem problem(with_format({.num_experts = 8,
+                                     .top_k = 2,
+                                     .hidden_size = 256,
+                                     .intermediate_size = 192,
+                                     .num_tokens = 45},
+                                    format));
+    if (!GetParam().supports(problem.sizes())) continue;
+    const auto tiles = all_tiles(GetParam(), problem);
+    for (const DeviceTile& tile : {tiles.front(), tiles.back()}) {
+      Runner runner(problem, GetParam(), tile);
+      runner.run();
+      const auto expected = runner.bits();
+      int different = 0;
+      for (int repeat = 1; repeat < 1000; ++repeat) {
+        runner.run();
+        different += runner.bits() == expected ? 0 : 1;
+      }
+      EXPECT_EQ(different, 0) << to_string(tile);
+    }
+  }
+}
+
+// A token with a NaN: its rows are NaN throughout, all others keep their bits.
+TEST_P(DeviceKernels, NotANumberInOneToken_StaysInItsRows) {
+  constexpr int64_t kToken = 17;
+  for (const Format& format : formats()) {
+    // The codes of quantised rows are made by another stage.
+    if (format.quant.activations != ActivationScale::kNone) continue;
+    SCOPED_TRACE(format.name);
+    CudaProblem problem(with_format({.num_experts = 4,
+                                     .top_k = 2,
+                                     .hidden_size = 136,
+                                     .intermediate_size = 72,
+                                     .num_tokens = 50},
+                                    format));
+    if (!GetParam().supports(problem.sizes())) continue;
+    for (const DeviceTile& tile : all_tiles(GetParam(), problem)) {
+      problem.set_batch({.num_tokens = 50});
+      Runner runner(problem, GetParam(), tile);
+      runner.run();
+      const auto before = runner.bits();
+      problem.spoil_token(kToken);
+      runner.run();
+      const auto after = runner.bits();
+      const size_t row_bytes = before.size() / 100;
+      for (size_t slot = 0; slot < 100; ++slot) {
+        const bool own = static_cast<int64_t>(slot) / 2 == kToken;
+        const bool same = std::equal(before.begin() + static_cast<int64_t>(slot * row_bytes),
+                                     before.begin() + static_cast<int64_t>((slot + 1) * row_bytes),
+                                     after.begin() + static_cast<int64_t>(slot * row_bytes));
+        EXPECT_EQ(same, !own) << "slot " << slot << ' ' << to_string(tile);
+      }
+      const RowErrors errors = problem.check_rows(runner.output());
+      EXPECT_TRUE(within(errors, format.tolerance)) << errors.describe();
+    }
+  }
+}
+
+// More than 2^31 elements in a weight matrix, more than 2^32 bytes; the last experts are used.
+TEST_P(DeviceKernels, TensorsBeyondFourGigabytes_MatchesOracle) {
+  if (cuda::device_info(0).memory_bytes < int64_t{40} << 30) GTEST_SKIP() << "needs 40 GB";
+  for (const Format& format : {formats()[0], formats()[3]}) {
+    SCOPED_TRACE(format.name);
+    check(with_format({.num_experts = 40,
+                       .top_k = 2,
+                       .hidden_size = 8192,
+                       .intermediate_size = 4096,
+                       .num_tokens = 60},
+                      format),
+          format.tolerance);
+  }
+}
+
+std::string name_of(const ::testing::TestParamInfo<DeviceKernelRow>& info) {
+  std::string name(info.param.name);
+  std::replace(name.begin(), name.end(), '.', '_');
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Catalog, DeviceKernels,
+                         ::testing::ValuesIn(std::vector<DeviceKernelRow>(
+                             experts::device_kernel_catalog().rows().begin(),
+                             experts::device_kernel_catalog().rows().end())),
+                         name_of);
+
+}  // namespace
+
+}  // namespace conclave::testing
