@@ -3,22 +3,30 @@
 
 #include "experts/cuda/reference_sm90.h"
 #include "experts/cuda/stream_sm90.h"
+#include "experts/cuda/tile_sm90.h"
 
 #include <array>
 
 namespace conclave::inline v0::experts {
 namespace {
 
-constexpr std::array kRows = {DeviceKernelRow{.name = "cuda.stream_sm90",
-                                              .supports = stream_sm90_supports,
-                                              .tiles = stream_sm90_tiles,
-                                              .make = make_stream_sm90,
-                                              .arithmetic = "wgmma"},
-                              DeviceKernelRow{.name = "cuda.reference",
-                                              .supports = reference_supports,
-                                              .tiles = reference_tiles,
-                                              .make = make_reference,
-                                              .arithmetic = "reference"}};
+constexpr std::array kRows = {
+    DeviceKernelRow{.name = "cuda.stream_sm90",
+                    .supports = stream_sm90_supports,
+                    .tiles = stream_sm90_tiles,
+                    .make = make_stream_sm90,
+                    .arithmetic = "wgmma"},
+    DeviceKernelRow{.name = "cuda.tile_sm90",
+                    .supports = tile_sm90_supports,
+                    .tiles = tile_sm90_tiles,
+                    .make = make_tile_sm90,
+                    .arithmetic = "wgmma_m64"},
+    DeviceKernelRow{.name = "cuda.reference",
+                    .supports = reference_supports,
+                    .tiles = reference_tiles,
+                    .make = make_reference,
+                    .arithmetic = "reference"},
+};
 
 }  // namespace
 

@@ -1,0 +1,59 @@
+// "cuda.tile_sm90": experts with many rows each, in bf16 and f16. Tokens are the M side of wgmma.
+#pragma once
+
+#include "experts/cuda/device_experts.h"
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace conclave::inline v0::experts {
+
+// How the two consumer warpgroups of a block share its work: halves of one tile, or tiles in turn,
+// so that one stores while the other multiplies.
+enum class TileSchedule : uint8_t { kCooperative, kPingPong };
+
+// One of the two products.
+struct ProductTile {
+  int32_t features = 256;
+  int32_t stages = 4;
+  int32_t cluster = 1;
+  TileSchedule schedule = TileSchedule::kCooperative;
+  int32_t group = 0;  // token tiles that are walked together; 0: by group_tokens
+  friend bool operator==(const ProductTile&, const ProductTile&) = default;
+};
+struct TilePlan {
+  int32_t tokens = 128;
+  ProductTile up;
+  ProductTile down;
+};
+
+Support tile_sm90_supports(const DeviceExpertsProblem& problem);
+std::span<const DeviceTile> tile_sm90_tiles(const DeviceExpertsProblem& problem);
+// What a tile of the table means for both products of this problem.
+TilePlan tile_sm90_plan(const DeviceExpertsProblem& problem, const DeviceTile& tile);
+std::string to_string(const TilePlan& plan);
+// silu and swiglu_oai are in every kernel, the other activations in one of each type.
+bool tile_sm90_common(const activation::Activation& activation);
+
+// Token tiles that run at one time so that their rows and weights, of `depth` columns, are read
+// from L2 as often as possible.
+struct GroupShape {
+  int32_t tile_tokens = 0;
+  int32_t tile_features = 0;
+  int64_t depth_bytes = 0;
+};
+int32_t token_tiles_of_group(const GroupShape& shape, const cuda::DeviceInfo& device);
+
+// tile_sm90.cu: builds with CUDA only.
+std::unique_ptr<DeviceExpertsKernel> make_tile_sm90(const DeviceExpertsProblem& problem,
+                                                    const DeviceExperts& weights,
+                                                    const DeviceTile& tile);
+// For measurements: a plan that no tile stands for. Throws Error(kInvalidArgument) where no kernel
+// was built for it.
+std::unique_ptr<DeviceExpertsKernel> make_tile_sm90_plan(const DeviceExpertsProblem& problem,
+                                                         const DeviceExperts& weights,
+                                                         const TilePlan& plan);
+
+}  // namespace conclave::inline v0::experts

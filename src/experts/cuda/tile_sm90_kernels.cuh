@@ -1,0 +1,37 @@
+// The kernels that are built for a type of weights.
+#pragma once
+
+#include "experts/cuda/tile_sm90.cuh"
+
+#include <array>
+
+namespace conclave::inline v0::experts::tile_sm90 {
+
+template <class C>
+constexpr Kernel built() {
+  return {C::kProduct, C::kFormulas, C::kShape, tile_product<C>, sizeof(SharedStorage<C>),
+          C::kThreads};
+}
+
+// Four stages of 48 KiB, and 32 KiB of staging rows: 224 of 227 KiB.
+inline constexpr Shape kWide = {128, 256, 4, 1, Schedule::kCooperative};
+inline constexpr Shape kWidePair = {128, 256, 4, 2, Schedule::kCooperative};
+// For widths that 256 divides badly (2880).
+inline constexpr Shape kMedium = {128, 192, 4, 1, Schedule::kCooperative};
+inline constexpr Shape kMediumPair = {128, 192, 4, 2, Schedule::kCooperative};
+// For all formulas without a gate: with more sums a thread, the code of some spills.
+inline constexpr Shape kNarrow = {128, 128, 6, 1, Schedule::kCooperative};
+
+template <class T>
+inline constexpr std::array kKernelsOf = {
+    built<Config<T, Product::kUpGated, kWide>>(),
+    built<Config<T, Product::kUpGated, kWidePair>>(),
+    built<Config<T, Product::kUpGated, kWide, Formulas::kAll>>(),
+    built<Config<T, Product::kUp, kNarrow, Formulas::kAll>>(),
+    built<Config<T, Product::kDown, kWide>>(),
+    built<Config<T, Product::kDown, kWidePair>>(),
+    built<Config<T, Product::kDown, kMedium>>(),
+    built<Config<T, Product::kDown, kMediumPair>>(),
+};
+
+}  // namespace conclave::inline v0::experts::tile_sm90

@@ -1,0 +1,67 @@
+// What the host and the kernels of tile_sm90.cuh share.
+#pragma once
+
+#include "activation/device/device_activation.h"
+#include "core/device_flow.h"
+
+#include "conclave/dtype.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <cuda.h>
+#include <span>
+
+namespace conclave::inline v0::experts::tile_sm90 {
+
+enum class Product : uint8_t {
+  kUpGated,  // gathered token rows times gate and up rows, 8 by 8 in turn; activation
+  kUp,       // the same without a gate
+  kDown,     // sorted intermediate rows times down rows; bias; to the rows' slots
+};
+enum class Schedule : uint8_t { kCooperative, kPingPong };
+
+struct Shape {
+  int tokens;
+  int features;
+  int stages;
+  int cluster;  // blocks of a cluster; 2: two neighbouring token tiles share the loads of weights
+  Schedule schedule;
+};
+
+// Which activations a kernel can compute: each is code in every epilogue.
+enum class Formulas : uint8_t { kCommon, kAll };
+
+struct Params {
+  CUtensorMap weights;       // boxes of kFeatures / kCluster rows
+  CUtensorMap intermediate;  // of the down product: boxes of 64 rows
+  const void* input;         // of the up product: token rows
+  int64_t input_stride;      // elements
+  const float* input_weights;
+  const TokenTile* tiles;
+  const int32_t* num_tiles;
+  const int32_t* row_slot;
+  int32_t top_k;
+  int32_t depth;          // K
+  int32_t columns;        // of the result: I or H
+  int32_t feature_tiles;  // tiles that cover the weight rows
+  int32_t group;          // token tiles (pairs, in a cluster) that are walked together
+  const float* bias;      // [E, columns], gated [E, 2 columns]; or null
+  void* output;
+  int64_t output_stride;  // elements
+  bool whole_chunks;      // rows of `output` are 16-byte aligned
+  activation::DeviceActivation activation;
+};
+
+// A kernel that was built.
+struct Kernel {
+  Product product;
+  Formulas formulas;
+  Shape shape;
+  void (*function)(Params);
+  size_t shared_bytes;
+  int32_t threads;
+};
+std::span<const Kernel> kernels_bf16();
+std::span<const Kernel> kernels_f16();
+
+}  // namespace conclave::inline v0::experts::tile_sm90
