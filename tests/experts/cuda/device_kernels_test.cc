@@ -120,6 +120,8 @@ class DeviceKernels : public ::testing::TestWithParam<DeviceKernelRow> {
   }
   bool check(CudaProblem& problem, double tolerance) {
     if (!GetParam().supports(problem.sizes())) return false;
+    const bool sums_in_float32 = GetParam().arithmetic == "reference";
+    problem.set_ambiguity(sums_in_float32 ? kFloat32Ambiguity : kTensorCoreAmbiguity);
     for (const DeviceTile& tile : all_tiles(GetParam(), problem)) {
       Runner runner(problem, GetParam(), tile);
       runner.run();
@@ -270,6 +272,30 @@ TEST_P(DeviceKernels, Zipf_ManyTokens_MatchesOracle) {
                        .routing = RoutingKind::kZipf},
                       format),
           format.tolerance);
+  }
+}
+
+// Sizes of models: more tiles than multiprocessors, several waves of them.
+TEST_P(DeviceKernels, ModelSizes_FewAndManyTokens_MatchesOracle) {
+  for (const Format& format : formats()) {
+    SCOPED_TRACE(format.name);
+    for (const int64_t tokens : {1, 33, 600}) {
+      check(with_format({.num_experts = 32,
+                         .top_k = 4,
+                         .hidden_size = 2880,
+                         .intermediate_size = 2880,
+                         .num_tokens = tokens,
+                         .has_bias = true},
+                        format),
+            format.tolerance);
+      check(with_format({.num_experts = 128,
+                         .top_k = 8,
+                         .hidden_size = 2048,
+                         .intermediate_size = 768,
+                         .num_tokens = tokens},
+                        format),
+            format.tolerance);
+    }
   }
 }
 

@@ -286,7 +286,8 @@ OracleProblem CudaProblem::oracle_problem(int32_t routing, int32_t copy) const {
   return {.sizes = sizes(),
           .weights = weights(copy),
           .input = input(),
-          .input_weights = options_.weight_on_input ? topk_weights(routing) : nullptr};
+          .input_weights = options_.weight_on_input ? topk_weights(routing) : nullptr,
+          .ambiguity = ambiguity_};
 }
 
 // 2e10 products, a gigabyte of float64 rows.

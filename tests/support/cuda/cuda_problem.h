@@ -56,6 +56,8 @@ class CudaProblem {
     uint64_t seed = 1;
   };
   void set_batch(const Batch& batch);
+  // How exact the checked arithmetic is, of e4m3 activations; kTensorCoreAmbiguity unless set.
+  void set_ambiguity(double ambiguity) { ambiguity_ = ambiguity; }
 
   const CudaProblemOptions& options() const { return options_; }
   experts::DeviceExpertsProblem sizes() const;
@@ -115,6 +117,7 @@ class CudaProblem {
   OracleProblem oracle_problem(int32_t routing, int32_t copy) const;
 
   CudaProblemOptions options_;
+  double ambiguity_ = kTensorCoreAmbiguity;
   activation::Activation activation_;
   cuda::DeviceInfo device_;
   int64_t gate_up_stride_;

@@ -176,6 +176,7 @@ struct RequantizeArgs {
   int64_t group_columns = 0;
   bool power_of_two = false;
   const float* static_step = nullptr;
+  double ambiguity = 0;
 };
 
 // Not finite: NaN, also of a static step, where saturation would hide it.
@@ -208,7 +209,7 @@ __global__ void requantize_kernel(RequantizeArgs a) {
                             : device::quantization_step(partial[0], a.power_of_two);
     for (int64_t i = begin + threadIdx.x; i < end; i += kThreads) {
       const double q = row[i] / step;
-      const double move = code_value(q * (1 + kAmbiguity)) - code_value(q * (1 - kAmbiguity));
+      const double move = code_value(q * (1 + a.ambiguity)) - code_value(q * (1 - a.ambiguity));
       moves[i] = isfinite(move) ? move * step : 0.0;
       row[i] = code_value(q) * step;
     }
@@ -418,7 +419,8 @@ class ExpertRows {
         .cols = features_,
         .group_columns = quant.activations == ActivationScale::kGroup ? kBlock : features_,
         .power_of_two = quant.power_of_two_scales,
-        .static_step = is_static ? problem_.weights.intermediate_scale : nullptr};
+        .static_step = is_static ? problem_.weights.intermediate_scale : nullptr,
+        .ambiguity = problem_.ambiguity};
     cuda::launch("testing.requantize", requantize_kernel, shape(count_), args);
   }
 
@@ -463,6 +465,7 @@ RowErrors summarize(std::span<const RowSquares> rows, std::span<const int64_t> o
     errors.push_back(error);
     total.error += row.error;
     total.norm += row.norm;
+    result.ambiguous_rows += row.allowance > 0 ? 1.0 / static_cast<double>(rows.size()) : 0.0;
     result.excess = std::max(result.excess, error - std::sqrt(row.allowance) / norm);
     if (result.worst_row >= 0 && error <= result.worst) continue;
     result.worst = error;
@@ -509,12 +512,13 @@ cuda::DeviceBuffer token_sums(const ExpertRows& slots, const double* rows,
 }  // namespace
 
 std::string RowErrors::describe() const {
-  char text[200];
-  std::snprintf(text, sizeof text,
-                "worst %.2e (row %lld) excess %.2e p99.9 %.2e median %.2e all %.2e of %lld rows, "
-                "stray %lld",
-                worst, static_cast<long long>(worst_row), excess, p999, median, aggregate,
-                static_cast<long long>(checked), static_cast<long long>(stray));
+  char text[240];
+  std::snprintf(
+      text, sizeof text,
+      "worst %.2e (row %lld) excess %.2e p99.9 %.2e median %.2e all %.2e of %lld rows (%.0f %% "
+      "ambiguous), stray %lld",
+      worst, static_cast<long long>(worst_row), excess, p999, median, aggregate,
+      static_cast<long long>(checked), 100 * ambiguous_rows, static_cast<long long>(stray));
   return text;
 }
 

@@ -17,23 +17,28 @@ namespace conclave::testing {
 
 // Relative L2 errors of rows. A NaN or infinity on one side only counts as infinite.
 //
-// Of e4m3 activations: an intermediate value within kAmbiguity of the middle between two codes may
-// become either of them, in float32 arithmetic too, and the codes are 6 to 12 % apart. The row's
+// Of e4m3 activations: an intermediate value whose quotient lies as near the middle between two
+// codes as the arithmetic errs may become either of them; they are 6 to 12 % apart. The row's
 // allowance is the root of the summed squares of what such values move it by (columns of the down
 // matrix are nearly orthogonal). `excess` is the error beyond that: what the tolerance is for.
 struct RowErrors {
   double worst = 0;
   double excess = 0;  // the worst of error - allowance; without e4m3 activations, `worst`
   double median = 0;
-  double p999 = 0;       // 99.9 % of the checked rows are at most this far off
-  double aggregate = 0;  // of all checked rows taken as one vector
+  double p999 = 0;            // 99.9 % of the checked rows are at most this far off
+  double aggregate = 0;       // of all checked rows taken as one vector
+  double ambiguous_rows = 0;  // share of rows with an allowance
   int64_t worst_row = -1;
   int64_t checked = 0;
   int64_t stray = 0;  // elements written outside what the call may write
   std::string describe() const;
 };
-// e4m3 products of the tensor cores err by some 1e-4, the activation doubles that; four times more.
-inline constexpr double kAmbiguity = 2e-3;
+// How far the quotient of an intermediate value and its scale may be off, relatively:
+// docs/numerics.md. Tensor cores align e4m3 products to 14 bits: a product row errs by some 5e-4,
+// gate and up both reach the value, and the largest value of the group reaches the scale.
+inline constexpr double kTensorCoreAmbiguity = 2e-3;
+// Likewise with products summed in float32, rows of up to 8192.
+inline constexpr double kFloat32Ambiguity = 3e-5;
 // No stray write, every checked row within `tolerance` beyond its allowance, and of 64 rows or more
 // the whole within `tolerance` without any.
 bool within(const RowErrors& errors, double tolerance);
@@ -42,7 +47,8 @@ struct OracleProblem {
   experts::DeviceExpertsProblem sizes;
   experts::DeviceExperts weights;
   DeviceRows input;
-  const float* input_weights = nullptr;  // per slot on the device, or null
+  const float* input_weights = nullptr;     // per slot on the device, or null
+  double ambiguity = kTensorCoreAmbiguity;  // of e4m3 activations
 };
 
 // Rows of one slot each: which input row goes through which expert. Slots with expert -1 give

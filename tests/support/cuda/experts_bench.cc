@@ -176,6 +176,7 @@ bool run_row(CudaProblem& problem, const experts::DeviceKernelRow& row,
     std::printf("  %s: %s\n", std::string(row.name).c_str(), std::string(support.reason()).c_str());
     return true;
   }
+  problem.set_ambiguity(row.arithmetic == "reference" ? kFloat32Ambiguity : kTensorCoreAmbiguity);
   bool good = true;
   for (const experts::DeviceTile& tile :
        chosen_tiles(row.tiles(problem.sizes()), arguments.get("tile", "0"))) {

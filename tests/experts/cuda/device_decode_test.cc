@@ -1,0 +1,339 @@
+// The single-launch kernel of small forwards against the float64 oracle of whole tokens.
+#include "cuda/check.h"
+#include "experts/cuda/decode_call.h"
+#include "support/cuda/cuda_problem.h"
+#include "support/cuda/guarded_device.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace conclave::testing {
+
+namespace {
+
+constexpr size_t kCounterBytes = 256;
+
+struct Format {
+  std::string name;
+  DType dtype = DType::kBF16;
+  QuantSpec quant = {};
+};
+
+std::vector<Format> formats() {
+  return {{"bf16", DType::kBF16},
+          {"f16", DType::kF16},
+          {"fp8 block", DType::kF8E4M3, fp8_block_quant()},
+          {"fp8 channel", DType::kF8E4M3, fp8_channel_quant()},
+          {"fp8 static", DType::kF8E4M3, fp8_static_quant()}};
+}
+
+CudaProblemOptions with_format(CudaProblemOptions options, const Format& format) {
+  options.weight_dtype = format.dtype;
+  options.quant = format.quant;
+  return options;
+}
+
+std::string text_of(const CudaProblemOptions& o) {
+  return o.activation.name + " E=" + std::to_string(o.num_experts) +
+         " k=" + std::to_string(o.top_k) + " H=" + std::to_string(o.hidden_size) +
+         " I=" + std::to_string(o.intermediate_size) + " T=" + std::to_string(o.num_tokens);
+}
+
+// The kernel with poisoned memory of its own; only the counters start at zero, once.
+class Decoder {
+ public:
+  explicit Decoder(CudaProblem& problem)
+      : problem_(problem),
+        kernel_(experts::make_decode(problem.sizes(), problem.weights())),
+        workspace_(kernel_->workspace_bytes()),
+        output_(static_cast<size_t>(problem.options().num_tokens * problem.row_stride() *
+                                    byte_size(problem.row_dtype()))) {
+    workspace_.clear(kCounterBytes, nullptr);
+  }
+
+  experts::DeviceDecodeCall call() const {
+    const CudaProblemOptions& o = problem_.options();
+    return {.hidden = problem_.hidden().data,
+            .hidden_dtype = problem_.hidden().dtype,
+            .hidden_stride = problem_.hidden().row_stride,
+            .num_tokens = o.num_tokens,
+            .topk_ids = problem_.topk_ids(),
+            .topk_weights = problem_.topk_weights(),
+            .num_experts = o.num_experts,
+            .weight_on_input = o.weight_on_input,
+            .workspace = workspace_.data(),
+            .out = output_.data(),
+            .out_dtype = problem_.row_dtype(),
+            .out_stride = problem_.row_stride()};
+  }
+  void run(const experts::DeviceDecodeCall& call) {
+    output_.poison(nullptr);
+    kernel_->run(call, nullptr);
+    cuda::check(cudaDeviceSynchronize(), "decode");
+  }
+  OutputRows rows() const {
+    return {.data = output_.data(),
+            .rows = problem_.options().num_tokens,
+            .cols = problem_.options().hidden_size,
+            .stride = problem_.row_stride(),
+            .dtype = problem_.row_dtype()};
+  }
+  int64_t damage() const { return workspace_.damage() + output_.damage(); }
+  std::vector<std::byte> bits() const {
+    std::vector<std::byte> result(output_.bytes());
+    cuda::copy_to_host(output_.data(), result);
+    return result;
+  }
+
+ private:
+  CudaProblem& problem_;
+  std::unique_ptr<experts::DeviceDecodeKernel> kernel_;
+  GuardedDevice workspace_;
+  GuardedDevice output_;
+};
+
+class DeviceDecode : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const cuda::DeviceCount devices = cuda::count_devices();
+    if (devices.count == 0) GTEST_SKIP() << devices.reason;
+    if (!cuda::device_info(0).is_hopper()) GTEST_SKIP() << "cuda:0 is no Hopper GPU";
+  }
+
+  // Twice in the same workspace, since the second finds what the first left in it.
+  void check(const CudaProblemOptions& options, double tolerance = 6e-3) {
+    CudaProblem problem(options);
+    problem.set_ambiguity(kFloat32Ambiguity);
+    if (!experts::decode_supports(problem.sizes())) return;
+    Decoder decoder(problem);
+    for (int run = 0; run < 2; ++run) {
+      decoder.run(decoder.call());
+      const RowErrors errors = problem.check_tokens(decoder.rows());
+      EXPECT_TRUE(within(errors, tolerance)) << text_of(options) << ": " << errors.describe();
+      EXPECT_EQ(decoder.damage(), 0) << text_of(options);
+      worst_ = std::max(worst_, errors.worst);
+    }
+    ++checked_;
+  }
+
+  void TearDown() override {
+    if (checked_ == 0) return;
+    RecordProperty("checked", checked_);
+    RecordProperty("worst_error", std::to_string(worst_));
+  }
+
+  int checked_ = 0;
+  double worst_ = 0;
+};
+
+TEST_F(DeviceDecode, EachTokenCount_EachFormat_MatchesOracle) {
+  for (const Format& format : formats()) {
+    SCOPED_TRACE(format.name);
+    for (int64_t tokens = 1; tokens <= 8; ++tokens) {
+      check(with_format({.num_experts = 10,
+                         .top_k = 5,
+                         .hidden_size = 520,
+                         .intermediate_size = 392,
+                         .num_tokens = tokens},
+                        format));
+      check(with_format({.num_experts = 6,
+                         .top_k = 3,
+                         .hidden_size = 264,
+                         .intermediate_size = 136,
+                         .num_tokens = tokens,
+                         .has_bias = true,
+                         .routing = RoutingKind::kHoles},
+                        format));
+      check(with_format({.num_experts = 8,
+                         .top_k = 1,
+                         .hidden_size = 1024,
+                         .intermediate_size = 256,
+                         .num_tokens = tokens,
+                         .routing = RoutingKind::kOneHot},
+                        format));
+    }
+  }
+}
+
+TEST_F(DeviceDecode, SizesThatNothingDivides_MatchesOracle) {
+  for (const Format& format : formats()) {
+    SCOPED_TRACE(format.name);
+    for (const int64_t inner : {67, 129}) {
+      check(with_format({.num_experts = 5,
+                         .top_k = 2,
+                         .hidden_size = 131,
+                         .intermediate_size = inner,
+                         .num_tokens = 3},
+                        format));
+    }
+  }
+}
+
+TEST_F(DeviceDecode, EachActivation_MatchesOracle) {
+  const ActivationSpec activations[] = {
+      {.name = "silu"},
+      {.name = "gelu"},
+      {.name = "gelu_tanh"},
+      {.name = "silu_no_mul"},
+      {.name = "gelu_no_mul"},
+      {.name = "gelu_tanh_no_mul"},
+      {.name = "relu2_no_mul"},
+      {.name = "swiglu_oai", .limit = 1, .alpha = 1.702, .beta = 1},
+      {.name = "silu_clamp_before", .limit = 0.7},
+      {.name = "silu_clamp_after", .limit = 0.5},
+      {.name = "situ", .beta = 4, .linear_beta = 25}};
+  for (const Format& format : formats()) {
+    SCOPED_TRACE(format.name);
+    for (const ActivationSpec& activation : activations) {
+      for (const bool bias : {false, true}) {
+        check(with_format({.num_experts = 4,
+                           .top_k = 2,
+                           .hidden_size = 264,
+                           .intermediate_size = 136,
+                           .num_tokens = 2,
+                           .activation = activation,
+                           .has_bias = bias},
+                          format));
+      }
+    }
+  }
+}
+
+TEST_F(DeviceDecode, ModelSizes_MatchesOracle) {
+  for (const Format& format : formats()) {
+    SCOPED_TRACE(format.name);
+    for (const int64_t tokens : {1, 8}) {
+      check(with_format({.num_experts = 128,
+                         .top_k = 8,
+                         .hidden_size = 2048,
+                         .intermediate_size = 768,
+                         .num_tokens = tokens},
+                        format));
+      check(with_format({.num_experts = 32,
+                         .top_k = 4,
+                         .hidden_size = 2880,
+                         .intermediate_size = 2880,
+                         .num_tokens = tokens,
+                         .has_bias = true},
+                        format));
+      check(with_format({.num_experts = 8,
+                         .top_k = 2,
+                         .hidden_size = 4096,
+                         .intermediate_size = 14336,
+                         .num_tokens = tokens},
+                        format));
+    }
+  }
+}
+
+TEST_F(DeviceDecode, WeightOnInput_MatchesOracle) {
+  for (const Format& format : formats()) {
+    SCOPED_TRACE(format.name);
+    check(with_format({.num_experts = 5,
+                       .top_k = 1,
+                       .hidden_size = 256,
+                       .intermediate_size = 192,
+                       .num_tokens = 4,
+                       .has_bias = true,
+                       .weight_on_input = true},
+                      format));
+  }
+}
+
+// Rows beyond the live tokens keep their poison; ids at or above num_experts contribute nothing.
+TEST_F(DeviceDecode, LiveTokensAndStrangeIds_OthersUntouched) {
+  for (const Format& format : formats()) {
+    SCOPED_TRACE(format.name);
+    CudaProblem problem(with_format({.num_experts = 6,
+                                     .top_k = 2,
+                                     .hidden_size = 256,
+                                     .intermediate_size = 192,
+                                     .num_tokens = 5},
+                                    format));
+    if (!experts::decode_supports(problem.sizes())) continue;
+    Decoder decoder(problem);
+    const int64_t live = 3;
+    cuda::DeviceBuffer live_tokens(sizeof live);
+    cuda::upload(std::span(&live, 1), live_tokens.data());
+    auto call = decoder.call();
+    call.live_tokens = live_tokens.as<int64_t>();
+    decoder.run(call);
+    EXPECT_EQ(count_stray(decoder.rows(), std::vector<uint8_t>{1, 1, 1, 0, 0}), 0);
+
+    decoder.run(decoder.call());
+    const auto all = decoder.bits();
+    std::vector<int32_t> ids(problem.host_ids(0).begin(), problem.host_ids(0).end());
+    for (int32_t& id : ids) id = id == 0 ? 2'000'000'000 : id;
+    std::vector<int32_t> without = ids;
+    for (int32_t& id : without) id = id == 2'000'000'000 ? -1 : id;
+    cuda::DeviceBuffer strange(ids.size() * sizeof(int32_t));
+    std::vector<std::vector<std::byte>> results;
+    for (const auto* given : {&ids, &without}) {
+      cuda::upload(std::span<const int32_t>(*given), strange.data());
+      call = decoder.call();
+      call.topk_ids = strange.as<int32_t>();
+      decoder.run(call);
+      results.push_back(decoder.bits());
+    }
+    EXPECT_TRUE(results[0] == results[1]);
+  }
+}
+
+TEST_F(DeviceDecode, ThousandRuns_SameBits) {
+  for (const Format& format : formats()) {
+    SCOPED_TRACE(format.name);
+    CudaProblem problem(with_format({.num_experts = 16,
+                                     .top_k = 4,
+                                     .hidden_size = 512,
+                                     .intermediate_size = 384,
+                                     .num_tokens = 4},
+                                    format));
+    if (!experts::decode_supports(problem.sizes())) continue;
+    Decoder decoder(problem);
+    decoder.run(decoder.call());
+    const auto expected = decoder.bits();
+    int different = 0;
+    for (int run = 1; run < 1000; ++run) {
+      decoder.run(decoder.call());
+      different += decoder.bits() == expected ? 0 : 1;
+    }
+    EXPECT_EQ(different, 0);
+  }
+}
+
+// A NaN stays with its token.
+TEST_F(DeviceDecode, NotANumberInOneToken_OthersKeepTheirBits) {
+  for (const Format& format : formats()) {
+    SCOPED_TRACE(format.name);
+    CudaProblem problem(with_format({.num_experts = 4,
+                                     .top_k = 2,
+                                     .hidden_size = 256,
+                                     .intermediate_size = 128,
+                                     .num_tokens = 4},
+                                    format));
+    if (!experts::decode_supports(problem.sizes())) continue;
+    Decoder decoder(problem);
+    decoder.run(decoder.call());
+    const auto before = decoder.bits();
+    problem.spoil_token(2);
+    decoder.run(decoder.call());
+    const auto after = decoder.bits();
+    const auto row_bytes = static_cast<int64_t>(before.size() / 4);
+    for (int64_t token = 0; token < 4; ++token) {
+      const auto begin = token * row_bytes;
+      EXPECT_EQ(std::equal(before.begin() + begin, before.begin() + begin + row_bytes,
+                           after.begin() + begin),
+                token != 2)
+          << "token " << token;
+    }
+  }
+}
+
+}  // namespace
+
+}  // namespace conclave::testing
