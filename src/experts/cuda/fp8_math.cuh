@@ -1,0 +1,30 @@
+// Device arithmetic that fp8 kernels share: codes and scales.
+#pragma once
+
+#include <cstdint>
+#include <cuda_fp8.h>
+
+namespace conclave::inline v0::experts {
+
+// Two values to e4m3 codes, to nearest even, saturated at 448; NaN becomes 0x7F.
+__device__ __forceinline__ uint32_t pack_e4m3(float low, float high) {
+  uint16_t packed = 0;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+// Rounded up to a power of two, at least 2^-126.
+__device__ __forceinline__ float round_up_to_power_of_two(float scale) {
+  const uint32_t bits = __float_as_uint(scale);
+  const uint32_t exponent = (bits + 0x7FFFFF) & 0x7F800000;
+  return __uint_as_float(exponent == 0 ? 0x00800000u : exponent);
+}
+
+// The scale of a row or group with this largest magnitude.
+__device__ __forceinline__ float group_scale(float amax, bool power_of_two) {
+  const float quotient = __fdiv_rn(amax, 448.0F);
+  const float scale = quotient > 0 ? quotient : 1.0F;
+  return power_of_two ? round_up_to_power_of_two(scale) : scale;
+}
+
+}  // namespace conclave::inline v0::experts

@@ -1,0 +1,39 @@
+// Rows of float32, bf16 or f16 to e4m3 codes and scales, on the device, in one launch.
+//
+// The rule, bit for bit that of quant/activation_rows.h. Over a row or a group of 128 columns:
+// s = max|x| / 448, 1 where that is 0; with power_of_two rounded up to one, at least 2^-126. A code
+// is x / s, a float32 division, rounded to nearest even and saturated at 448. NaN has code 0x7F and
+// does not count for the largest magnitude; with an infinity s is infinite, and the infinity's code
+// is 0x7F. With a static step, every x that is not finite has code 0x7F.
+#pragma once
+
+#include "conclave/dtype.h"
+#include "conclave/spec.h"
+
+#include <cstdint>
+
+struct CUstream_st;
+
+namespace conclave::inline v0::experts {
+
+struct QuantizeRowsCuda {
+  const void* rows = nullptr;  // [num_rows, row_stride]
+  DType dtype = DType::kBF16;  // kF32, kBF16 or kF16
+  int64_t num_rows = 0;
+  const int32_t* live_rows = nullptr;  // on the device, or null: rows from *live_rows on are left
+  int64_t columns = 0;
+  int64_t row_stride = 0;                                // elements
+  ActivationScale activations = ActivationScale::kGroup;  // kGroup, kToken or kTensorStatic
+  bool power_of_two = false;                             // of dynamic scales
+  const float* static_scale = nullptr;                   // [1] on the device, of kTensorStatic
+  uint8_t* codes = nullptr;                              // [num_rows, code_stride]
+  int64_t code_stride = 0;                               // columns from `columns` on are not written
+  float* scales = nullptr;  // [num_rows, scale_stride]: 1 or ceil(columns / 128) of them; not
+                            // written for kTensorStatic
+  int64_t scale_stride = 0;
+};
+
+// Enqueues the one launch, which overlaps with what precedes it; nothing for no rows.
+void quantize_rows_cuda(const QuantizeRowsCuda& args, CUstream_st* stream);
+
+}  // namespace conclave::inline v0::experts
