@@ -2,6 +2,7 @@
 #include "experts/cuda/catalog.h"
 
 #include "experts/cuda/reference_sm90.h"
+#include "experts/cuda/stream_fp8_sm90.h"
 #include "experts/cuda/stream_sm90.h"
 #include "experts/cuda/tile_sm90.h"
 
@@ -16,6 +17,11 @@ constexpr std::array kRows = {
                     .tiles = stream_sm90_tiles,
                     .make = make_stream_sm90,
                     .arithmetic = "wgmma"},
+    DeviceKernelRow{.name = "cuda.stream_fp8_sm90",
+                    .supports = stream_fp8_supports,
+                    .tiles = stream_fp8_tiles,
+                    .make = make_stream_fp8,
+                    .arithmetic = "wgmma_e4m3"},
     DeviceKernelRow{.name = "cuda.tile_sm90",
                     .supports = tile_sm90_supports,
                     .tiles = tile_sm90_tiles,

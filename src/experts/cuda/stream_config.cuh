@@ -1,0 +1,182 @@
+// What the kernels that stream weights have in common: shapes, shared memory, parameters.
+#pragma once
+
+#include "activation/device/device_activation.h"
+#include "core/device_flow.h"
+
+#include <cstdint>
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+#include <type_traits>
+
+namespace conclave::inline v0::experts::stream {
+
+enum class Side : uint8_t { kUp, kDown };
+
+// Token rows that a kernel can multiply at once, fewest first: a tile takes the narrowest that
+// holds its rows.
+struct Widths {
+  int of[4];
+};
+constexpr Widths widths(int max_tokens) {
+  switch (max_tokens) {
+    case 16:
+      return {{8, 8, 16, 16}};
+    case 32:
+      return {{16, 16, 32, 32}};
+    case 96:
+      return {{32, 64, 80, 96}};
+    case 160:
+      return {{64, 96, 128, 160}};
+    default:
+      return {{max_tokens / 4, max_tokens / 2, max_tokens / 4 * 3, max_tokens}};
+  }
+}
+
+// How e4m3 products are scaled: a scale a 128x128 block of weights and one a row and 128 columns of
+// tokens, or one a row of each.
+enum class Scaling : uint8_t { kNone, kRow, kBlock };
+
+// A block a multiprocessor: two warpgroups multiply 64 or 128 weight rows each, a third fills the
+// ring. The ring is as deep as shared memory allows: a multiprocessor must keep 64 KiB of weights
+// in flight for its share of the memory's rate. With many rows an expert, what counts is how often
+// L2 hands out the same token: 256 weight rows a block halve that.
+struct Shape {
+  int max_tokens = 0;
+  int weight_rows = 128;
+  int atoms = 1;  // of 128 bytes of K, a stage
+  int stages = 4;
+  Scaling scaling = Scaling::kNone;
+};
+
+template <class Element_, Shape kShape>
+struct Config {
+  using Element = Element_;
+  using Output = std::conditional_t<std::is_same_v<Element, __half>, __half, __nv_bfloat16>;
+  static constexpr int kMaxTokens = kShape.max_tokens;
+  static constexpr Widths kWidths = widths(kMaxTokens);
+  static constexpr int kWeightRows = kShape.weight_rows;
+  static constexpr int kSlices = kWeightRows / 128;  // of 64 rows, a warpgroup
+  static constexpr Scaling kScaling = kShape.scaling;
+  static constexpr bool kIsFp8 = kScaling != Scaling::kNone;
+  static constexpr bool kBlockScales = kScaling == Scaling::kBlock;
+  static constexpr int kAtoms = kShape.atoms;
+  static constexpr int kStages = kShape.stages;
+  // Stages asked for at once: neighbours in memory then come from one page of it.
+  static constexpr int kBurst = kAtoms > 1 ? 1 : 2;
+  static constexpr int kAtomBytes = 128;
+  static constexpr int kAtomDepth = kAtomBytes / static_cast<int>(sizeof(Element));
+  static constexpr int kDepth = kAtoms * kAtomDepth;
+  static constexpr int kWeightBytes = kWeightRows * kAtomBytes;  // of an atom
+  static constexpr int kTokenBytes = kMaxTokens * kAtomBytes;
+  // Rows of a TMA box of tokens; a tile takes as many boxes as its rows need.
+  static constexpr int kTokenBox = kMaxTokens < 64 ? 16 : 32;
+  static constexpr int kConsumerWarps = 8;
+  static constexpr int kGatherWarps = 3;
+  static constexpr int kThreads = 32 * (kConsumerWarps + 1 + kGatherWarps);
+  // 384 threads have 168 registers each; accumulators beyond 112 need what the producers spare.
+  static constexpr bool kMovesRegisters = kMaxTokens / 2 * (kSlices + (kIsFp8 ? 1 : 0)) > 112;
+  static constexpr uint32_t kConsumerRegisters = 232;
+  static constexpr uint32_t kProducerRegisters = 40;
+  // Stages that a gather has issued before it reports one: their copies are in flight together.
+  static constexpr int kGatherLag = kStages > 4 ? 3 : kStages - 2;
+  static_assert(kMaxTokens % kTokenBox == 0 && kGatherLag > 0 && kWeightRows % 128 == 0);
+};
+
+// What the up product of e4m3 rows needs to turn its values into codes.
+template <class Config>
+struct CodeStaging {
+  static constexpr int kTokens = Config::kIsFp8 ? Config::kMaxTokens : 1;
+  // A row of codes and 16 bytes, so that lanes of a warp meet different banks.
+  alignas(16) uint8_t codes[kTokens][144];
+  float largest[Config::kConsumerWarps][kTokens];
+  float scales[kTokens];
+};
+
+template <class Config>
+struct SharedStorage {
+  // 1024: the atom of the 128-byte swizzle.
+  alignas(1024) uint8_t weights[Config::kStages][Config::kAtoms][Config::kWeightBytes];
+  alignas(1024) uint8_t tokens[Config::kStages][Config::kAtoms][Config::kTokenBytes];
+  alignas(16) float token_scales[Config::kStages][Config::kAtoms]
+                                [Config::kBlockScales ? Config::kMaxTokens : 4];
+  alignas(16) uint8_t scratch[Config::kConsumerWarps][512];
+  CodeStaging<Config> staging;
+  int32_t source_rows[Config::kGatherWarps][Config::kMaxTokens];
+  uint64_t full[Config::kStages];
+  uint64_t empty[Config::kStages];
+};
+
+// Of e4m3 products. Blocks are 128 columns of K.
+struct ScaleParams {
+  // Of token row r (up: of the input; down: sorted), block b: at r * row_stride + b * block_stride;
+  // or the same for all.
+  const float* tokens = nullptr;
+  int64_t row_stride = 1;
+  int64_t block_stride = 1;
+  const float* constant = nullptr;
+  // Of weights: a scale a block of rows and of columns, or a scale a row. The up rows' are
+  // half_stride behind the gate rows'.
+  const float* weights = nullptr;
+  int64_t expert_stride = 0;
+  int64_t half_stride = 0;
+  int32_t blocks = 0;  // of K
+  // Of the codes that up writes: made here a row and 128 features, at [feature / 128, row], or the
+  // same for all. Neither: up writes float32.
+  float* output = nullptr;
+  int64_t output_stride = 0;
+  const float* output_constant = nullptr;
+  bool power_of_two = false;
+};
+
+struct Params {
+  CUtensorMap weights;  // up with a gate: {K, 8, 2, I / 8, E}; else {K, rows, E}
+  CUtensorMap rows;     // down: the intermediate {I, rows}
+  const TokenTile* tiles = nullptr;
+  const int32_t* num_tiles = nullptr;
+  const int32_t* row_slot = nullptr;
+  int32_t top_k = 1;
+  const void* input = nullptr;  // up: token rows
+  int64_t input_stride = 0;     // elements
+  const float* bias = nullptr;  // [E, 2I], [E, I] or [E, H]; or null
+  const float* input_weights = nullptr;
+  void* output = nullptr;  // up: [sorted rows, stride]; down: [slots, stride]
+  int64_t output_stride = 0;
+  int32_t features = 0;  // of an output row: I or H
+  int32_t feature_tiles = 0;
+  int32_t depth = 0;         // K in elements
+  int32_t depth_stages = 0;  // K in stages
+  bool wide_stores = true;   // output rows are 16-byte aligned
+  activation::DeviceActivation activation;
+  ScaleParams scales;
+};
+
+struct RingPosition {
+  int32_t slot = 0;
+  uint32_t phase = 0;
+
+  template <int kStages>
+  __device__ __forceinline__ void advance() {
+    if (++slot == kStages) {
+      slot = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// Past L1: down may read this before its wait, when all of up's blocks have waited for the
+// grouping.
+__device__ __forceinline__ TokenTile read_tile(const Params& params, int32_t item, int32_t items) {
+  if (item >= items) return {};
+  const int4 tile =
+      __ldcg(reinterpret_cast<const int4*>(params.tiles) + item / params.feature_tiles);
+  return {.expert = tile.x, .begin = tile.y, .count = tile.z, .reserved = 0};
+}
+
+__device__ __forceinline__ int32_t count_items(const Params& params) {
+  return __ldcg(params.num_tiles) * params.feature_tiles;
+}
+
+}  // namespace conclave::inline v0::experts::stream

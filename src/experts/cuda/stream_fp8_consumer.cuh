@@ -1,0 +1,364 @@
+// The products of e4m3: wgmma's partial sum over 128 columns of K is added, times its scales, to
+// float32 sums, since wgmma alone adds e4m3 products with fewer bits.
+#pragma once
+
+#include "cuda/device/barrier.cuh"
+#include "cuda/device/wgmma.cuh"
+#include "experts/cuda/fp8_math.cuh"
+#include "experts/cuda/stream_rows.cuh"
+
+#include <cstdint>
+
+namespace conclave::inline v0::experts::stream {
+
+// With a gate, up has 256 weight rows a block and without 128: 128 features either way, the columns
+// that share a scale of the intermediate.
+template <class Config>
+struct Fp8Consumer : TileThread<Config> {
+  using Base = TileThread<Config>;
+  using Base::Base;
+  using Base::kSlices;
+  using Base::lane;
+  using Base::params;
+  using Base::release;
+  using Base::ring;
+  using Base::shared;
+  using Base::warp;
+  static constexpr bool kPaired = kSlices == 2;  // of up
+  static constexpr int kGroup = 128;
+  static constexpr uint32_t kConsumers = 32 * Config::kConsumerWarps;
+  static constexpr uint32_t kConsumerBarrier = 1;
+
+  // Block scales of the warpgroup's weight rows: of its gate rows, or all; and of its up rows.
+  struct BlockScales {
+    const float* low = nullptr;
+    const float* high = nullptr;
+  };
+
+  // A lane holds the scale of one block of K in 32.
+  struct LaneScales {
+    float low = 0.0F;
+    float high = 0.0F;
+  };
+
+  __device__ __forceinline__ LaneScales load_scales(const BlockScales& from, int32_t block) const {
+    const int32_t own = block + lane;
+    if (own >= params.scales.blocks) return {};
+    return {.low = from.low[own], .high = from.high[own]};
+  }
+
+  template <int N>
+  __device__ __forceinline__ void multiply_atom(float (&partial)[N / 2], int atom,
+                                                int slice) const {
+    const uint64_t a = cuda::device::wgmma_descriptor_128b(
+        cuda::device::shared_address(shared.weights[ring.slot][atom]) +
+        (warp / 4 * kSlices + slice) * (64 * Config::kAtomBytes));
+    const uint64_t b = cuda::device::wgmma_descriptor_128b(
+        cuda::device::shared_address(shared.tokens[ring.slot][atom]));
+    cuda::device::wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < Config::kAtomBytes / 32; ++k) {
+      cuda::device::Wgmma<__nv_fp8_e4m3, N>::mma(partial, a + 2 * k, b + 2 * k, k > 0);
+    }
+    cuda::device::wgmma_commit_group();
+    cuda::device::wgmma_wait_group<0>();
+#pragma unroll
+    for (float& value : partial) cuda::device::wgmma_fence_operand(value);
+  }
+
+  template <int N>
+  __device__ __forceinline__ void promote(const float (&partial)[N / 2], float (&d)[N / 2],
+                                          int atom, float low, float high) const {
+    const float* scales = shared.token_scales[ring.slot][atom] + lane % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < N / 8; ++j) {
+      if constexpr (Config::kBlockScales) {
+        const float2 token = *reinterpret_cast<const float2*>(scales + 8 * j);
+        d[4 * j] = fmaf(partial[4 * j], low * token.x, d[4 * j]);
+        d[4 * j + 1] = fmaf(partial[4 * j + 1], low * token.y, d[4 * j + 1]);
+        d[4 * j + 2] = fmaf(partial[4 * j + 2], high * token.x, d[4 * j + 2]);
+        d[4 * j + 3] = fmaf(partial[4 * j + 3], high * token.y, d[4 * j + 3]);
+      } else {
+#pragma unroll
+        for (int i = 4 * j; i < 4 * j + 4; ++i) d[i] += partial[i];
+      }
+    }
+  }
+
+  template <int N>
+  __device__ __forceinline__ void multiply(float (&d)[kSlices][N / 2], const BlockScales& scales) {
+    float partial[N / 2];
+#pragma unroll
+    for (int i = 0; i < kSlices * N / 2; ++i) d[i / (N / 2)][i % (N / 2)] = 0.0F;
+#pragma unroll
+    for (float& value : partial) value = 0.0F;
+    LaneScales lanes;
+    for (int32_t stage = 0; stage < params.depth_stages; ++stage) {
+      const int32_t block = stage * Config::kAtoms;
+      if (Config::kBlockScales && block % 32 == 0) lanes = load_scales(scales, block);
+      cuda::device::mbarrier_wait(&shared.full[ring.slot], ring.phase);
+#pragma unroll
+      for (int atom = 0; atom < Config::kAtoms; ++atom) {
+        const float low = __shfl_sync(0xffffffff, lanes.low, (block + atom) % 32);
+        const float high = __shfl_sync(0xffffffff, lanes.high, (block + atom) % 32);
+#pragma unroll
+        for (int slice = 0; slice < kSlices; ++slice) {
+          multiply_atom<N>(partial, atom, slice);
+          promote<N>(partial, d[slice], atom, low, high);
+        }
+      }
+      __syncwarp();
+      release(ring.slot);
+      ring.template advance<Config::kStages>();
+    }
+  }
+
+  // What a row of weights or of tokens still has to be multiplied by: scales a row, and the weight
+  // of the slot where it weighs the input.
+  template <Side kSide>
+  __device__ __forceinline__ float token_factor(const TokenTile& tile, int32_t token) const {
+    if (token >= tile.count) return 0.0F;
+    const int32_t row = tile.begin + token;
+    float factor = 1.0F;
+    if constexpr (!Config::kBlockScales) {
+      const ScaleParams& scales = params.scales;
+      if (scales.constant != nullptr) {
+        factor = *scales.constant;
+      } else {
+        const int64_t from = kSide == Side::kUp ? params.row_slot[row] / params.top_k : row;
+        factor = scales.tokens[from * scales.row_stride];
+      }
+    }
+    if (kSide == Side::kUp && params.input_weights != nullptr) {
+      factor *= params.input_weights[params.row_slot[row]];
+    }
+    return factor;
+  }
+
+  template <int N, Side kSide>
+  __device__ __forceinline__ void scale(float (&d)[N / 2], const TokenTile& tile, float low,
+                                        float high) const {
+    if constexpr (!(Config::kBlockScales && kSide == Side::kDown)) {
+      if (Config::kBlockScales && params.input_weights == nullptr) return;
+#pragma unroll
+      for (int i = 0; i < N / 4; ++i) {
+        const float factor = token_factor<kSide>(tile, i / 2 * 8 + lane % 4 * 2 + i % 2);
+        d[i / 2 * 4 + i % 2] *= low * factor;
+        d[i / 2 * 4 + i % 2 + 2] *= high * factor;
+      }
+    }
+  }
+
+  // The scale of a weight row, where each has one.
+  __device__ __forceinline__ float row_scale(int64_t index, int32_t feature) const {
+    if constexpr (Config::kBlockScales) return 1.0F;
+    return feature < params.features ? params.scales.weights[index] : 0.0F;
+  }
+
+  __device__ __forceinline__ BlockScales block_scales(const TokenTile& tile,
+                                                      int32_t row_block) const {
+    const ScaleParams& scales = params.scales;
+    if constexpr (!Config::kBlockScales) return {};
+    // Rows of a last tile that does not exist in full have no scale.
+    const int32_t last = (params.features + kGroup - 1) / kGroup - 1;
+    const float* low = scales.weights + tile.expert * scales.expert_stride +
+                       int64_t{min(row_block, last)} * scales.blocks;
+    return {.low = low, .high = low + scales.half_stride};
+  }
+
+  // Value v of token t of column group j: two features a thread, 32 (with a gate) or 8 apart.
+  template <int N>
+  static __device__ __forceinline__ float& value_of(float (&d)[kSlices][N / 2], int j, int v,
+                                                    int t) {
+    if constexpr (kPaired) return d[v][4 * j + t];
+    return d[0][4 * j + 2 * v + t];
+  }
+  // Of value 0 in the block's 128.
+  __device__ __forceinline__ int32_t own_feature() const {
+    return warp / 4 * 64 + warp % 4 * (kPaired ? 8 : 16) + lane / 4;
+  }
+  static constexpr int kFeatureStep = kPaired ? 32 : 8;
+
+  template <int N>
+  __device__ __forceinline__ void clear_beyond(float (&d)[kSlices][N / 2],
+                                               int32_t feature_tile) const {
+#pragma unroll
+    for (int v = 0; v < 2; ++v) {
+      if (feature_tile * kGroup + own_feature() + v * kFeatureStep < params.features) continue;
+#pragma unroll
+      for (int j = 0; j < N / 8; ++j) {
+        value_of<N>(d, j, v, 0) = 0.0F;
+        value_of<N>(d, j, v, 1) = 0.0F;
+      }
+    }
+  }
+
+  // The largest magnitude of each token over this warp's features.
+  template <int N>
+  __device__ __forceinline__ void find_largest(float (&d)[kSlices][N / 2]) {
+#pragma unroll
+    for (int i = 0; i < N / 4; ++i) {
+      float largest = fmaxf(0.0F, fabsf(value_of<N>(d, i / 2, 0, i % 2)));
+      largest = fmaxf(largest, fabsf(value_of<N>(d, i / 2, 1, i % 2)));
+#pragma unroll
+      for (int step = 4; step < 32; step *= 2) {
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, step));
+      }
+      if (lane < 4) shared.staging.largest[warp][i / 2 * 8 + lane * 2 + i % 2] = largest;
+    }
+  }
+
+  // The scale of each token's group, kept in memory too where it was found here.
+  __device__ __forceinline__ void make_scales(const TokenTile& tile, int32_t feature_tile) {
+    const auto token = static_cast<int32_t>(threadIdx.x);
+    if (token >= tile.count) return;
+    const ScaleParams& scales = params.scales;
+    if (scales.output_constant != nullptr) {
+      shared.staging.scales[token] = *scales.output_constant;
+      return;
+    }
+    float largest = 0.0F;
+#pragma unroll
+    for (int i = 0; i < Config::kConsumerWarps; ++i) {
+      largest = fmaxf(largest, shared.staging.largest[i][token]);
+    }
+    const float scale = group_scale(largest, scales.power_of_two);
+    shared.staging.scales[token] = scale;
+    scales.output[feature_tile * scales.output_stride + tile.begin + token] = scale;
+  }
+
+  // A value that is not finite is NaN as a code, whatever the scale.
+  static __device__ __forceinline__ float quotient(float value, float scale) {
+    return fabsf(value) < INFINITY ? __fdiv_rn(value, scale) : NAN;
+  }
+
+  template <int N>
+  __device__ __forceinline__ void stage_codes(float (&d)[kSlices][N / 2]) {
+#pragma unroll
+    for (int j = 0; j < N / 8; ++j) {
+      const int token = 8 * j + lane % 4 * 2;
+      const float first = shared.staging.scales[token];
+      const float second = shared.staging.scales[token + 1];
+#pragma unroll
+      for (int v = 0; v < 2; ++v) {
+        const uint32_t codes = pack_e4m3(quotient(value_of<N>(d, j, v, 0), first),
+                                         quotient(value_of<N>(d, j, v, 1), second));
+        const int32_t feature = own_feature() + v * kFeatureStep;
+        shared.staging.codes[token][feature] = static_cast<uint8_t>(codes);
+        shared.staging.codes[token + 1][feature] = static_cast<uint8_t>(codes >> 8);
+      }
+    }
+  }
+
+  // Whole rows of the group; the intermediate's rows are padded to 16 codes.
+  __device__ __forceinline__ void store_codes(const TokenTile& tile, int32_t feature_tile) const {
+    for (auto i = static_cast<int32_t>(threadIdx.x); i < tile.count * (kGroup / 16);
+         i += static_cast<int32_t>(kConsumers)) {
+      const int32_t token = i / (kGroup / 16);
+      const int32_t column = i % (kGroup / 16) * 16;
+      const int32_t feature = feature_tile * kGroup + column;
+      if (feature >= params.features) continue;
+      auto* row = static_cast<uint8_t*>(params.output) +
+                  (tile.begin + token) * params.output_stride + feature;
+      *reinterpret_cast<uint4*>(row) =
+          *reinterpret_cast<const uint4*>(&shared.staging.codes[token][column]);
+    }
+  }
+
+  template <int N>
+  __device__ __forceinline__ void store_values(float (&d)[kSlices][N / 2], const TokenTile& tile,
+                                               int32_t feature_tile) const {
+#pragma unroll
+    for (int i = 0; i < N / 4; ++i) {
+      const int32_t token = i / 2 * 8 + lane % 4 * 2 + i % 2;
+      if (token >= tile.count) continue;
+      float* row = static_cast<float*>(params.output) + (tile.begin + token) * params.output_stride;
+#pragma unroll
+      for (int v = 0; v < 2; ++v) {
+        const int32_t feature = feature_tile * kGroup + own_feature() + v * kFeatureStep;
+        if (feature < params.features) row[feature] = value_of<N>(d, i / 2, v, i % 2);
+      }
+    }
+  }
+
+  template <int N>
+  __device__ __forceinline__ void store_intermediate(float (&d)[kSlices][N / 2],
+                                                     const TokenTile& tile, int32_t feature_tile) {
+    if (!Config::kBlockScales && params.scales.output_constant == nullptr) {
+      store_values<N>(d, tile, feature_tile);
+      return;
+    }
+    clear_beyond<N>(d, feature_tile);
+    if constexpr (Config::kBlockScales) find_largest<N>(d);
+    cuda::device::named_barrier_sync(kConsumerBarrier, kConsumers);
+    make_scales(tile, feature_tile);
+    cuda::device::named_barrier_sync(kConsumerBarrier, kConsumers);
+    stage_codes<N>(d);
+    cuda::device::named_barrier_sync(kConsumerBarrier, kConsumers);
+    store_codes(tile, feature_tile);
+  }
+
+  template <int N>
+  __device__ __forceinline__ void run_gated(const TokenTile& tile, int32_t feature_tile) {
+    float gate_bias[kSlices];
+    float up_bias[kSlices];
+    float gate_scale[kSlices];
+    float up_scale[kSlices];
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) {
+      const int32_t own = Base::first_feature(feature_tile, slice, 8) + lane / 4;
+      const int64_t gate = int64_t{tile.expert} * 2 * params.features + own;
+      gate_bias[slice] = Base::bias_of(gate, own);
+      up_bias[slice] = Base::bias_of(gate + params.features, own);
+      gate_scale[slice] = row_scale(gate, own);
+      up_scale[slice] = row_scale(gate + params.features, own);
+    }
+    float d[kSlices][N / 2];
+    multiply<N>(d, block_scales(tile, feature_tile));
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) {
+      scale<N, Side::kUp>(d[slice], tile, gate_scale[slice], up_scale[slice]);
+      Base::template add_bias<N>(d[slice], gate_bias[slice], up_bias[slice]);
+      Base::template activate_gated<N>(d[slice]);
+    }
+    store_intermediate<N>(d, tile, feature_tile);
+  }
+
+  // Down, and up without a gate.
+  template <int N, Side kSide>
+  __device__ __forceinline__ void run_plain(const TokenTile& tile, int32_t feature_tile) {
+    const int32_t feature = Base::first_feature(feature_tile, 0, 16);
+    const int32_t own = feature + lane / 4;
+    const int64_t row = int64_t{tile.expert} * params.features + own;
+    const float low_bias = Base::bias_of(row, own);
+    const float high_bias = Base::bias_of(row + 8, own + 8);
+    const float low_scale = row_scale(row, own);
+    const float high_scale = row_scale(row + 8, own + 8);
+    int32_t slots[(N + 31) / 32];
+    Base::template find_slots<N, kSide>(tile, slots);
+    float d[1][N / 2];
+    BlockScales scales = block_scales(tile, feature_tile);
+    scales.high = scales.low;
+    multiply<N>(d, scales);
+    scale<N, kSide>(d[0], tile, low_scale, high_scale);
+    Base::template add_bias<N>(d[0], low_bias, high_bias);
+    if constexpr (kSide == Side::kUp) {
+      Base::template activate_plain<N>(d[0]);
+      store_intermediate<N>(d, tile, feature_tile);
+    } else {
+      Base::template store_plain<N>(d[0], tile.count, feature, slots);
+    }
+  }
+
+  template <int N, Side kSide>
+  __device__ __forceinline__ void run_tile(const TokenTile& tile, int32_t feature_tile) {
+    static_assert(kSide == Side::kUp || !kPaired, "down has 128 weight rows a block");
+    if constexpr (kPaired) {
+      run_gated<N>(tile, feature_tile);
+    } else {
+      run_plain<N, kSide>(tile, feature_tile);
+    }
+  }
+};
+
+}  // namespace conclave::inline v0::experts::stream

@@ -1,0 +1,77 @@
+#include "experts/cuda/stream_fp8_sm90.h"
+
+#include <array>
+#include <string>
+
+namespace conclave::inline v0::experts {
+namespace {
+
+constexpr int64_t kGroup = 128;
+
+// `features` and `stages` are those of the up product with a gate; stream_fp8_sm90.cu has a kernel
+// for each of these.
+constexpr std::array kTiles = {
+    DeviceTile{.tokens = 16, .features = 256, .depth = 128, .stages = 5},
+    DeviceTile{.tokens = 32, .features = 256, .depth = 128, .stages = 5},
+    DeviceTile{.tokens = 64, .features = 256, .depth = 128, .stages = 5},
+    DeviceTile{.tokens = 96, .features = 256, .depth = 128, .stages = 4},
+};
+
+size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+Support supports_scales(const QuantSpec& quant) {
+  if (quant.weights == WeightScale::kBlock) {
+    if (quant.block_rows != kGroup || quant.block_cols != kGroup) {
+      return Support::no("takes weight blocks of 128x128; found " +
+                         std::to_string(quant.block_rows) + "x" + std::to_string(quant.block_cols));
+    }
+    if (quant.activations != ActivationScale::kGroup) {
+      return Support::no("takes block weights with a scale a 128 columns of a row only");
+    }
+    return Support::yes();
+  }
+  if (quant.weights == WeightScale::kNone) return Support::no("takes weights with scales");
+  if (quant.activations != ActivationScale::kToken &&
+      quant.activations != ActivationScale::kTensorStatic) {
+    return Support::no("takes weights scaled by rows with one scale a row of activations only");
+  }
+  return Support::yes();
+}
+
+}  // namespace
+
+Support stream_fp8_supports(const DeviceExpertsProblem& problem) {
+  if (!problem.device.is_hopper()) {
+    return Support::no("needs compute capability 9.0; found " +
+                       std::to_string(problem.device.compute_major) + "." +
+                       std::to_string(problem.device.compute_minor));
+  }
+  if (problem.weight_dtype != DType::kF8E4M3) {
+    return Support::no("takes F8_E4M3 weights; found " +
+                       std::string(to_string(problem.weight_dtype)));
+  }
+  return supports_scales(problem.quant);
+}
+
+std::span<const DeviceTile> stream_fp8_tiles(const DeviceExpertsProblem& /*problem*/) {
+  return kTiles;
+}
+
+StreamFp8Workspace stream_fp8_workspace(const DeviceExpertsProblem& problem, int64_t rows) {
+  StreamFp8Workspace layout;
+  layout.stride = (problem.intermediate_size + 15) / 16 * 16;
+  int64_t scales = 0;
+  if (problem.quant.activations == ActivationScale::kGroup) {
+    scales = (problem.intermediate_size + kGroup - 1) / kGroup;
+  } else if (problem.quant.activations == ActivationScale::kToken) {
+    scales = 1;
+  }
+  const auto codes = static_cast<size_t>(rows * layout.stride);
+  layout.scales = aligned(codes);
+  layout.values = layout.scales + aligned(static_cast<size_t>(rows * scales) * sizeof(float));
+  layout.bytes = layout.values;
+  if (problem.quant.activations == ActivationScale::kToken) layout.bytes += codes * sizeof(float);
+  return layout;
+}
+
+}  // namespace conclave::inline v0::experts

@@ -1,0 +1,225 @@
+#include "cuda/launch.h"
+#include "experts/cuda/quantize_rows_cuda.h"
+#include "experts/cuda/stream_fp8_sm90.cuh"
+#include "experts/cuda/stream_fp8_sm90.h"
+#include "experts/cuda/stream_launch.h"
+#include "experts/cuda/stream_maps.h"
+
+#include "conclave/error.h"
+
+#include <cstddef>
+
+namespace conclave::inline v0::experts {
+namespace {
+
+using stream::divide_up;
+using stream::Kernel;
+using stream::Params;
+using stream::Scaling;
+using stream::Shape;
+using stream::Side;
+
+constexpr int64_t kGroup = 128;
+// A tile is 128 features of the intermediate, whose codes share scales.
+constexpr int kGatedRows = 256;
+constexpr int kPlainRows = 128;
+
+struct KernelPair {
+  Kernel up;
+  Kernel down;
+};
+
+template <Shape kShape, Side kSide>
+Kernel kernel() {
+  using Config = stream::Config<__nv_fp8_e4m3, kShape>;
+  return stream::describe_kernel<Config>(stream::stream_fp8_product<Config, kSide>);
+}
+
+template <int kTokens, int kStages, int kPlainStages, Scaling kScaling>
+KernelPair kernel_pair(bool gated) {
+  constexpr Shape kGated = {kTokens, kGatedRows, 1, kStages, kScaling};
+  constexpr Shape kPlain = {kTokens, kPlainRows, 2, kPlainStages, kScaling};
+  return {.up = gated ? kernel<kGated, Side::kUp>() : kernel<kPlain, Side::kUp>(),
+          .down = kernel<kPlain, Side::kDown>()};
+}
+
+template <Scaling kScaling>
+KernelPair find_kernels(const DeviceTile& tile, bool gated) {
+  switch (tile.tokens) {
+    case 16:
+      return kernel_pair<16, 5, 5, kScaling>(gated);
+    case 32:
+      return kernel_pair<32, 5, 4, kScaling>(gated);
+    case 64:
+      return kernel_pair<64, 5, 4, kScaling>(gated);
+    case 96:
+      return kernel_pair<96, 4, 3, kScaling>(gated);
+    default:
+      throw Error(ErrorCode::kUnsupported,
+                  {.what = "cuda.stream_fp8_sm90 has no such tile", .found = to_string(tile)});
+  }
+}
+
+class StreamFp8Kernel final : public DeviceExpertsKernel {
+ public:
+  StreamFp8Kernel(const DeviceExpertsProblem& problem, const DeviceExperts& weights,
+                  const DeviceTile& tile)
+      : problem_(problem), tile_(tile) {
+    const bool gated = problem.activation.gated;
+    kernels_ = block() ? find_kernels<Scaling::kBlock>(tile, gated)
+                       : find_kernels<Scaling::kRow>(tile, gated);
+    for (const Kernel& kernel : {kernels_.up, kernels_.down}) {
+      cuda::allow_shared_bytes(reinterpret_cast<const void*>(kernel.function), kernel.shared_bytes);
+    }
+    fill_up(weights);
+    fill_down(weights);
+  }
+
+  int32_t tile_tokens() const override { return tile_.tokens; }
+
+  size_t workspace_bytes(int64_t max_tokens) const override {
+    return stream_fp8_workspace(problem_, max_tokens * problem_.top_k).bytes;
+  }
+
+  std::string describe() const override { return "cuda.stream_fp8_sm90 " + to_string(tile_); }
+
+  void run(const DeviceExpertsCall& call, CUstream_st* stream) const override {
+    if (call.groups.max_rows == 0) return;
+    const Intermediate rows = place_intermediate(call);
+    run_up(call, rows, stream);
+    if (dynamic_rows()) quantize(call, rows, stream);
+    run_down(call, rows, stream);
+  }
+
+ private:
+  struct Intermediate {
+    int64_t stride = 0;
+    uint8_t* codes = nullptr;
+    float* scales = nullptr;
+    float* values = nullptr;
+  };
+
+  bool block() const { return problem_.quant.weights == WeightScale::kBlock; }
+  bool dynamic_rows() const { return problem_.quant.activations == ActivationScale::kToken; }
+
+  Intermediate place_intermediate(const DeviceExpertsCall& call) const {
+    const StreamFp8Workspace layout = stream_fp8_workspace(problem_, call.groups.max_rows);
+    auto* base = static_cast<std::byte*>(call.workspace);
+    return {.stride = layout.stride,
+            .codes = reinterpret_cast<uint8_t*>(base + layout.codes),
+            .scales = reinterpret_cast<float*>(base + layout.scales),
+            .values = reinterpret_cast<float*>(base + layout.values)};
+  }
+
+  void fill_up(const DeviceExperts& weights) {
+    const bool gated = problem_.activation.gated;
+    const int64_t width = problem_.intermediate_size;
+    const int32_t rows = kernels_.up.weight_rows;
+    up_.weights =
+        gated ? map_gated_weights(problem_, weights, rows)
+              : map_weights(problem_,
+                            {weights.gate_up, weights.gate_up_stride, width, problem_.hidden_size},
+                            rows);
+    up_.bias = weights.gate_up_bias;
+    up_.features = static_cast<int32_t>(width);
+    up_.feature_tiles = divide_up(width, kGroup);
+    up_.depth = static_cast<int32_t>(problem_.hidden_size);
+    up_.depth_stages = divide_up(problem_.hidden_size, kernels_.up.depth);
+    up_.activation = activation::device_activation(problem_.activation);
+    stream::ScaleParams& scales = up_.scales;
+    fill_weight_scales(scales, weights.gate_up_scale, width, problem_.hidden_size, gated ? 2 : 1);
+    scales.power_of_two = problem_.quant.power_of_two_scales;
+    if (problem_.quant.activations == ActivationScale::kTensorStatic) {
+      scales.constant = weights.input_scale;
+      scales.output_constant = weights.intermediate_scale;
+    }
+  }
+
+  void fill_down(const DeviceExperts& weights) {
+    const int64_t width = problem_.hidden_size;
+    down_.weights = map_weights(
+        problem_, {weights.down, weights.down_stride, width, problem_.intermediate_size},
+        kernels_.down.weight_rows);
+    down_.bias = weights.down_bias;
+    down_.features = static_cast<int32_t>(width);
+    down_.feature_tiles = divide_up(width, kPlainRows);
+    down_.depth = static_cast<int32_t>(problem_.intermediate_size);
+    down_.depth_stages = divide_up(problem_.intermediate_size, kernels_.down.depth);
+    fill_weight_scales(down_.scales, weights.down_scale, width, problem_.intermediate_size, 1);
+    if (problem_.quant.activations == ActivationScale::kTensorStatic) {
+      down_.scales.constant = weights.intermediate_scale;
+    }
+  }
+
+  // Of `parts` matrices [rows, depth] an expert.
+  void fill_weight_scales(stream::ScaleParams& scales, const float* data, int64_t rows,
+                          int64_t depth, int64_t parts) const {
+    scales.weights = data;
+    scales.blocks = divide_up(depth, kGroup);
+    scales.half_stride = block() ? int64_t{divide_up(rows, kGroup)} * scales.blocks : rows;
+    scales.expert_stride = parts * scales.half_stride;
+  }
+
+  void run_up(const DeviceExpertsCall& call, const Intermediate& rows, CUstream_st* stream) const {
+    Params params = with_groups(up_, call.groups);
+    params.input = call.input.data;
+    params.input_stride = call.input.row_stride;
+    params.input_weights = call.input_weights;
+    params.output = dynamic_rows() ? static_cast<void*>(rows.values) : rows.codes;
+    params.output_stride = rows.stride;
+    params.scales.tokens = call.input.scales;
+    params.scales.row_stride = call.input.scale_stride;
+    params.scales.output = rows.scales;
+    params.scales.output_stride = call.groups.max_rows;
+    stream::enqueue("experts.stream_fp8_sm90.up", kernels_.up, params, call.groups.max_tiles,
+                    problem_.device.multiprocessors, stream);
+  }
+
+  void quantize(const DeviceExpertsCall& call, const Intermediate& rows,
+                CUstream_st* stream) const {
+    quantize_rows_cuda({.rows = rows.values,
+                        .dtype = DType::kF32,
+                        .num_rows = call.groups.max_rows,
+                        .live_rows = call.groups.expert_begin + problem_.num_local_experts,
+                        .columns = problem_.intermediate_size,
+                        .row_stride = rows.stride,
+                        .activations = ActivationScale::kToken,
+                        .power_of_two = problem_.quant.power_of_two_scales,
+                        .codes = rows.codes,
+                        .code_stride = rows.stride,
+                        .scales = rows.scales,
+                        .scale_stride = 1},
+                       stream);
+  }
+
+  void run_down(const DeviceExpertsCall& call, const Intermediate& rows,
+                CUstream_st* stream) const {
+    Params params = with_groups(down_, call.groups);
+    params.rows = map_rows(
+        problem_, {rows.codes, rows.stride, call.groups.max_rows, problem_.intermediate_size},
+        kernels_.down.token_box);
+    params.scales.tokens = rows.scales;
+    params.scales.block_stride = call.groups.max_rows;
+    params.output = call.output;
+    params.output_stride = call.output_stride;
+    params.wide_stores = stream::has_wide_rows(call.output, call.output_stride);
+    stream::enqueue("experts.stream_fp8_sm90.down", kernels_.down, params, call.groups.max_tiles,
+                    problem_.device.multiprocessors, stream);
+  }
+
+  DeviceExpertsProblem problem_;
+  DeviceTile tile_;
+  KernelPair kernels_;
+  Params up_;
+  Params down_;
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceExpertsKernel> make_stream_fp8(const DeviceExpertsProblem& problem,
+                                                     const DeviceExperts& weights,
+                                                     const DeviceTile& tile) {
+  return std::make_unique<StreamFp8Kernel>(problem, weights, tile);
+}
+
+}  // namespace conclave::inline v0::experts

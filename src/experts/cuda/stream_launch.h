@@ -1,0 +1,62 @@
+// What the hosts of the kernels that stream weights share.
+#pragma once
+
+#include "cuda/launch.h"
+#include "experts/cuda/device_experts.h"
+#include "experts/cuda/stream_config.cuh"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace conclave::inline v0::experts::stream {
+
+// A kernel without its types.
+struct Kernel {
+  void (*function)(const Params) = nullptr;
+  size_t shared_bytes = 0;
+  int32_t threads = 0;
+  int32_t weight_rows = 0;
+  int32_t depth = 0;  // elements of K a stage
+  int32_t token_box = 0;
+};
+
+template <class Config>
+Kernel describe_kernel(void (*function)(const Params)) {
+  constexpr size_t kBytes = sizeof(SharedStorage<Config>);
+  static_assert(kBytes <= 232448, "a block has at most 227 KiB of shared memory");
+  return {.function = function,
+          .shared_bytes = kBytes,
+          .threads = Config::kThreads,
+          .weight_rows = Config::kWeightRows,
+          .depth = Config::kDepth,
+          .token_box = Config::kTokenBox};
+}
+
+inline int32_t divide_up(int64_t a, int64_t b) { return static_cast<int32_t>((a + b - 1) / b); }
+
+inline Params with_groups(Params params, const GroupedRows& groups) {
+  params.tiles = groups.tiles;
+  params.num_tiles = groups.num_tiles;
+  params.row_slot = groups.row_slot;
+  params.top_k = groups.top_k;
+  return params;
+}
+
+// Rows of 16-bit elements that 16-byte stores may write.
+inline bool has_wide_rows(const void* data, int64_t stride) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % 8 == 0;
+}
+
+inline void enqueue(std::string_view name, const Kernel& kernel, const Params& params,
+                    int64_t max_tiles, int32_t multiprocessors, CUstream_st* stream) {
+  cuda::launch(name, kernel.function,
+               {.blocks = std::min<int64_t>(max_tiles * params.feature_tiles, multiprocessors),
+                .threads = kernel.threads,
+                .shared_bytes = kernel.shared_bytes,
+                .stream = stream},
+               params);
+}
+
+}  // namespace conclave::inline v0::experts::stream

@@ -1,0 +1,36 @@
+// Tensor maps of the kernels that stream weights. Boxes are 128 bytes of K wide, 128-byte swizzled.
+#pragma once
+
+#include "experts/cuda/device_experts.h"
+
+#include <cstdint>
+#include <cuda.h>
+
+namespace conclave::inline v0::experts {
+
+// {K, 8 rows, gate and up, groups of 8 rows, E}: a box holds 8 gate rows, 8 up rows, 8 gate
+// rows..., `box_rows` in all, so that a thread's accumulators have gate and up of a feature. The
+// last group of rows may reach into what follows the gate; those features are not stored.
+CUtensorMap map_gated_weights(const DeviceExpertsProblem& sizes, const DeviceExperts& weights,
+                              int32_t box_rows);
+
+// {K, rows, E}; rows and columns beyond the sizes read as zeros.
+struct WeightMatrix {
+  const void* data = nullptr;
+  int64_t stride = 0;  // elements
+  int64_t rows = 0;
+  int64_t depth = 0;
+};
+CUtensorMap map_weights(const DeviceExpertsProblem& sizes, const WeightMatrix& matrix,
+                        int32_t box_rows);
+
+// {columns, rows} of the type of the weights.
+struct RowMatrix {
+  const void* data = nullptr;
+  int64_t stride = 0;  // elements
+  int64_t rows = 0;
+  int64_t columns = 0;
+};
+CUtensorMap map_rows(const DeviceExpertsProblem& sizes, const RowMatrix& matrix, int32_t box_rows);
+
+}  // namespace conclave::inline v0::experts

@@ -1,0 +1,238 @@
+// Fills the ring: weights and the rows of the intermediate by TMA, token rows by a gather.
+#pragma once
+
+#include "cuda/device/barrier.cuh"
+#include "cuda/device/copy.cuh"
+#include "cuda/device/grid.cuh"
+#include "cuda/device/tma.cuh"
+#include "experts/cuda/stream_config.cuh"
+
+namespace conclave::inline v0::experts::stream {
+
+// Weights, and for down the rows of the intermediate: by one thread.
+
+template <class Config, Side kSide>
+__device__ __forceinline__ void load_weights(const Params& params, SharedStorage<Config>& shared,
+                                             int32_t slot, int32_t expert, int32_t feature_tile,
+                                             int32_t stage) {
+#pragma unroll
+  for (int atom = 0; atom < Config::kAtoms; ++atom) {
+    const int32_t k = stage * Config::kDepth + atom * Config::kAtomDepth;
+    if (kSide == Side::kUp && params.activation.gated) {
+      cuda::device::tma_load_5d(&params.weights, &shared.full[slot], shared.weights[slot][atom], k,
+                                0, 0, feature_tile * (Config::kWeightRows / 16), expert,
+                                cuda::device::CacheHint::kEvictFirst);
+    } else {
+      cuda::device::tma_load_3d(&params.weights, &shared.full[slot], shared.weights[slot][atom], k,
+                                feature_tile * Config::kWeightRows, expert,
+                                cuda::device::CacheHint::kEvictFirst);
+    }
+  }
+}
+
+template <class Config>
+__device__ __forceinline__ int32_t token_boxes(int32_t count) {
+  return (count + Config::kTokenBox - 1) / Config::kTokenBox;
+}
+
+template <class Config, Side kSide>
+__device__ __forceinline__ void expect_stage(SharedStorage<Config>& shared, int32_t slot,
+                                             int32_t count) {
+  uint32_t bytes = Config::kAtoms * Config::kWeightBytes;
+  if constexpr (kSide == Side::kDown) {
+    bytes += token_boxes<Config>(count) * Config::kTokenBox * Config::kAtoms * Config::kAtomBytes;
+  }
+  cuda::device::mbarrier_arrive_expect_tx(&shared.full[slot], bytes);
+}
+
+template <class Config>
+__device__ __forceinline__ void load_rows(const Params& params, SharedStorage<Config>& shared,
+                                          int32_t slot, const TokenTile& tile, int32_t stage) {
+  constexpr int32_t kBoxBytes = Config::kTokenBox * Config::kAtomBytes;
+  for (int32_t box = 0; box < token_boxes<Config>(tile.count); ++box) {
+#pragma unroll
+    for (int atom = 0; atom < Config::kAtoms; ++atom) {
+      cuda::device::tma_load_2d(
+          &params.rows, &shared.full[slot], shared.tokens[slot][atom] + box * kBoxBytes,
+          stage * Config::kDepth + atom * Config::kAtomDepth, tile.begin + box * Config::kTokenBox,
+          cuda::device::CacheHint::kEvictLast);
+    }
+  }
+}
+
+// Waits until the ring has room for `stages` more.
+template <class Config>
+__device__ __forceinline__ void claim_stages(SharedStorage<Config>& shared, RingPosition ring,
+                                             int32_t stages) {
+  for (int32_t i = 0; i < stages; ++i) {
+    cuda::device::mbarrier_wait(&shared.empty[ring.slot], ring.phase ^ 1);
+    ring.template advance<Config::kStages>();
+  }
+}
+
+// The first tile's weights, as many as the ring takes; returns the number of stages.
+template <class Config, Side kSide>
+__device__ __forceinline__ int32_t load_ahead(const Params& params, SharedStorage<Config>& shared,
+                                              const TokenTile& tile, int32_t feature_tile) {
+  const int32_t stages = min(Config::kStages, params.depth_stages);
+  for (int32_t stage = 0; stage < stages; ++stage) {
+    expect_stage<Config, kSide>(shared, stage, tile.count);
+    load_weights<Config, kSide>(params, shared, stage, tile.expert, feature_tile, stage);
+  }
+  return stages;
+}
+
+template <class Config, Side kSide>
+__device__ __forceinline__ void produce(const Params& params, SharedStorage<Config>& shared) {
+  int32_t ahead = 0;
+  int32_t item = static_cast<int32_t>(blockIdx.x);
+  if constexpr (kSide == Side::kUp) cuda::device::grid_dependency_wait();
+  const int32_t items = count_items(params);
+  TokenTile tile = read_tile(params, item, items);
+  if constexpr (kSide == Side::kDown) {
+    // Weights do not depend on the up product: the ring fills while its last blocks still run.
+    if (item < items) {
+      ahead = load_ahead<Config, kSide>(params, shared, tile, item % params.feature_tiles);
+    }
+    cuda::device::grid_dependency_wait();
+  }
+  // Not before the wait: what may begin now relies on everything before this kernel being done.
+  cuda::device::grid_launch_dependents();
+  RingPosition ring;
+  while (item < items) {
+    const int32_t feature_tile = item % params.feature_tiles;
+    item += static_cast<int32_t>(gridDim.x);
+    const TokenTile next = read_tile(params, item, items);
+    for (int32_t first = 0; first < params.depth_stages; first += Config::kBurst) {
+      const int32_t end = min(first + Config::kBurst, params.depth_stages);
+      claim_stages(shared, ring, end - first);
+      for (int32_t stage = first; stage < end; ++stage) {
+        if (ahead > 0) {
+          --ahead;
+        } else {
+          expect_stage<Config, kSide>(shared, ring.slot, tile.count);
+          load_weights<Config, kSide>(params, shared, ring.slot, tile.expert, feature_tile, stage);
+        }
+        if constexpr (kSide == Side::kDown) {
+          load_rows<Config>(params, shared, ring.slot, tile, stage);
+        }
+        ring.template advance<Config::kStages>();
+      }
+    }
+    tile = next;
+  }
+}
+
+// The token rows of up, and block scales: by three warps.
+
+// Each warp keeps the source rows of the whole tile, so that warps need not wait for each other.
+template <class Config>
+__device__ __forceinline__ void find_source_rows(const Params& params, int32_t* source_rows,
+                                                 const TokenTile& tile) {
+  __syncwarp();
+  for (int32_t r = static_cast<int32_t>(threadIdx.x % 32); r < tile.count; r += 32) {
+    source_rows[r] = params.row_slot[tile.begin + r] / params.top_k;
+  }
+  __syncwarp();
+}
+
+// An atom of each row from column `column` on, swizzled as TMA would; zeros beyond the row's end.
+template <class Config>
+__device__ __forceinline__ void gather_atom(const Params& params, const int32_t* source_rows,
+                                            uint32_t destination, int32_t count, int32_t column,
+                                            int32_t first_row) {
+  using Element = typename Config::Element;
+  constexpr auto kSize = static_cast<int32_t>(sizeof(Element));
+  const int32_t chunk = static_cast<int32_t>(threadIdx.x % 8);
+  column += chunk * 16 / kSize;
+  const int32_t bytes = max(0, min(16, (params.depth - column) * kSize));
+  const auto* input = static_cast<const Element*>(params.input) + (bytes > 0 ? column : 0);
+  for (int32_t r = first_row; r < count; r += 4 * Config::kGatherWarps) {
+    const uint32_t address = destination + r * Config::kAtomBytes + ((chunk ^ (r & 7)) << 4);
+    cuda::device::cp_async_16_part(address, input + source_rows[r] * params.input_stride, bytes);
+  }
+}
+
+// Scales of the token rows of an atom: rows 32 i + lane, for every i of this warp.
+template <class Config, Side kSide>
+__device__ __forceinline__ void gather_scales(const Params& params, const int32_t* source_rows,
+                                              float* destination, const TokenTile& tile,
+                                              int32_t block, int32_t warp) {
+  constexpr int32_t kStep = kSide == Side::kUp ? 32 * Config::kGatherWarps : 32;
+  const ScaleParams& scales = params.scales;
+  const bool valid = block < scales.blocks;
+  const float* source = scales.tokens + (valid ? block * scales.block_stride : 0);
+  for (int32_t r = 32 * warp + static_cast<int32_t>(threadIdx.x % 32); r < tile.count; r += kStep) {
+    const int32_t row = kSide == Side::kUp ? source_rows[r] : tile.begin + r;
+    cuda::device::cp_async_4(cuda::device::shared_address(destination + r),
+                             source + row * scales.row_stride, valid);
+  }
+}
+
+template <class Config, Side kSide>
+__device__ __forceinline__ void gather_stage(const Params& params, const int32_t* source_rows,
+                                             SharedStorage<Config>& shared, int32_t slot,
+                                             const TokenTile& tile, int32_t stage, int32_t warp) {
+  const int32_t first_row = 4 * warp + static_cast<int32_t>(threadIdx.x % 32) / 8;
+#pragma unroll
+  for (int atom = 0; atom < Config::kAtoms; ++atom) {
+    if constexpr (kSide == Side::kUp) {
+      gather_atom<Config>(params, source_rows,
+                          cuda::device::shared_address(shared.tokens[slot][atom]), tile.count,
+                          stage * Config::kDepth + atom * Config::kAtomDepth, first_row);
+    }
+    if constexpr (Config::kBlockScales) {
+      gather_scales<Config, kSide>(params, source_rows, shared.token_scales[slot][atom], tile,
+                                   stage * Config::kAtoms + atom, warp);
+    }
+  }
+  cuda::device::cp_async_commit_group();
+}
+
+// The copies were made by ordinary stores: this thread's are handed to wgmma, then the warp
+// reports.
+__device__ __forceinline__ void report_gathered(uint64_t* full) {
+  cuda::device::fence_proxy_async_shared();
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) cuda::device::mbarrier_arrive(full);
+}
+
+// Warps that take part in the gather: down has only block scales to fetch.
+template <class Config, Side kSide>
+constexpr int gather_warps() {
+  if (kSide == Side::kUp) return Config::kGatherWarps;
+  return Config::kBlockScales ? 1 : 0;
+}
+
+template <class Config, Side kSide>
+__device__ __forceinline__ void gather(const Params& params, SharedStorage<Config>& shared,
+                                       int32_t warp) {
+  cuda::device::grid_dependency_wait();
+  const int32_t items = count_items(params);
+  int32_t* source_rows = shared.source_rows[warp];
+  RingPosition ring;
+  RingPosition reported;
+  int32_t pending = 0;
+  for (int32_t item = static_cast<int32_t>(blockIdx.x); item < items;
+       item += static_cast<int32_t>(gridDim.x)) {
+    const TokenTile tile = read_tile(params, item, items);
+    if constexpr (kSide == Side::kUp) find_source_rows<Config>(params, source_rows, tile);
+    for (int32_t stage = 0; stage < params.depth_stages; ++stage) {
+      cuda::device::mbarrier_wait(&shared.empty[ring.slot], ring.phase ^ 1);
+      gather_stage<Config, kSide>(params, source_rows, shared, ring.slot, tile, stage, warp);
+      ring.template advance<Config::kStages>();
+      if (++pending <= Config::kGatherLag) continue;
+      --pending;
+      cuda::device::cp_async_wait_group<Config::kGatherLag>();
+      report_gathered(&shared.full[reported.slot]);
+      reported.template advance<Config::kStages>();
+    }
+  }
+  cuda::device::cp_async_wait_group<0>();
+  for (; pending > 0; --pending) {
+    report_gathered(&shared.full[reported.slot]);
+    reported.template advance<Config::kStages>();
+  }
+}
+
+}  // namespace conclave::inline v0::experts::stream
