@@ -34,7 +34,7 @@ struct GroupedRows {
   const int32_t* row_slot = nullptr;      // [rows] flat slot of each sorted row
   const TokenTile* tiles = nullptr;       // [num_tiles], experts ascending
   const int32_t* num_tiles = nullptr;     // [1], on the device: the host does not know it
-  int64_t max_rows = 0;                   // host bound: T * min(k, E_local)
+  int64_t max_rows = 0;                   // host bound: T * k, one expert twice is two
   int64_t max_tiles = 0;                  // host bound
   int32_t tile_tokens = 0;                // rows of a full tile
   int32_t top_k = 0;

@@ -20,14 +20,16 @@ struct DeviceGroupArgs {
   int32_t num_experts = 0;
   int32_t num_local_experts = 0;
   int32_t tile_tokens = 0;
-  void* workspace = nullptr;
+  int64_t* expert_load = nullptr;  // [num_experts] device counters, or null: rows are added by id
+  void* workspace = nullptr;       // device_group_workspace_bytes, 256-byte aligned
 };
 
 // For at most max_tokens tokens.
 size_t device_group_workspace_bytes(int64_t max_tokens, int64_t top_k, int64_t num_local_experts,
                                     int64_t tile_tokens);
-// Enqueues one launch for few slots, a fixed number for many; the result lies in the workspace. The
-// order is stable and the same in every run.
+// Enqueues one launch: a block, or a cluster of blocks for many slots. The result lies in the
+// workspace. The order is stable and the same in every run. At most 1024 local experts and 2^31 - 1
+// slots: Error otherwise.
 GroupedRows device_group(const DeviceGroupArgs& args, CUstream_st* stream);
 
 }  // namespace conclave::inline v0::dispatch

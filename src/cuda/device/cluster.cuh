@@ -1,0 +1,26 @@
+// Shared memory of the other blocks of a cluster.
+#pragma once
+
+#include "cuda/device/barrier.cuh"
+
+#include <cstdint>
+
+namespace conclave::inline v0::cuda::device {
+
+// The word at the same offset as `word` in block `rank` of the cluster. Between two cluster_sync:
+// after the other block has written it, before that block ends.
+__device__ __forceinline__ uint32_t load_shared_cluster(const uint32_t* word, uint32_t rank) {
+  uint32_t value = 0;
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %1, %2;\n"
+      "ld.shared::cluster.u32 %0, [remote];\n"
+      "}\n"
+      : "=r"(value)
+      : "r"(shared_address(word)), "r"(rank)
+      : "memory");
+  return value;
+}
+
+}  // namespace conclave::inline v0::cuda::device

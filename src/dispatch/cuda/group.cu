@@ -1,0 +1,102 @@
+#include "cuda/device/grid.cuh"
+#include "cuda/launch.h"
+#include "dispatch/cuda/group_launch.h"
+#include "dispatch/cuda/group_shape.h"
+#include "dispatch/cuda/group_slots.cuh"
+
+#include <cstddef>
+
+namespace conclave::inline v0::dispatch {
+namespace {
+
+__global__ void __launch_bounds__(1024, 1)
+    group_kernel(const __grid_constant__ device::GroupParams params) {
+  extern __shared__ __align__(16) std::byte memory[];
+  const device::GroupShared shared = device::carve_group_shared(memory, params.num_local_experts);
+  device::clear_group_shared(shared, params.num_local_experts);
+  __syncthreads();
+  cuda::device::grid_dependency_wait();
+  cuda::device::grid_launch_dependents();
+  device::group_slots(params, shared, blockIdx.x, gridDim.x);
+}
+
+__global__ void __launch_bounds__(1024, 1)
+    count_kernel(const __grid_constant__ device::GroupParams params) {
+  __shared__ uint32_t counts[kMaxGroupExperts];
+  for (uint32_t e = threadIdx.x; e < kMaxGroupExperts; e += blockDim.x) counts[e] = 0;
+  __syncthreads();
+  cuda::device::grid_dependency_wait();
+  cuda::device::grid_launch_dependents();
+  device::count_block(params, counts);
+}
+
+constexpr size_t kDefaultSharedBytes = size_t{48} * 1024;
+
+}  // namespace
+
+GroupLaunch prepare_group(const DeviceGroupArgs& args) {
+  const GroupLayout layout =
+      group_layout(args.num_tokens, args.top_k, args.num_local_experts, args.tile_tokens);
+  auto* base = static_cast<std::byte*>(args.workspace);
+  const auto at = [base](size_t offset) { return static_cast<void*>(base + offset); };
+  GroupLaunch launch;
+  launch.params = {.topk_ids = args.topk_ids,
+                   .num_tokens = args.num_tokens,
+                   .live_tokens = args.live_tokens,
+                   .local_expert = args.local_expert,
+                   .expert_load = reinterpret_cast<unsigned long long*>(args.expert_load),
+                   .top_k = args.top_k,
+                   .num_experts = args.num_experts,
+                   .num_local_experts = args.num_local_experts,
+                   .tile_tokens = args.tile_tokens,
+                   .tile_shift = log2_or_minus_one(args.tile_tokens),
+                   .expert_bits = bits_below(args.num_local_experts),
+                   .expert_begin = static_cast<int32_t*>(at(layout.expert_begin)),
+                   .num_tiles = static_cast<int32_t*>(at(layout.num_tiles)),
+                   .row_slot = static_cast<int32_t*>(at(layout.row_slot)),
+                   .tiles = static_cast<TokenTile*>(at(layout.tiles)),
+                   .block_counts = static_cast<uint32_t*>(at(layout.block_counts))};
+  launch.rows = {.expert_begin = launch.params.expert_begin,
+                 .row_slot = launch.params.row_slot,
+                 .tiles = launch.params.tiles,
+                 .num_tiles = launch.params.num_tiles,
+                 .max_rows = layout.max_rows,
+                 .max_tiles = layout.max_tiles,
+                 .tile_tokens = args.tile_tokens,
+                 .top_k = args.top_k};
+  return launch;
+}
+
+void allow_group_shared(const void* kernel, const GroupShape& shape) {
+  if (shape.shared_bytes > kDefaultSharedBytes) {
+    cuda::allow_shared_bytes(kernel, shape.shared_bytes);
+  }
+}
+
+GroupedRows device_group(const DeviceGroupArgs& args, const GroupShape& shape,
+                         CUstream_st* stream) {
+  GroupLaunch group = prepare_group(args);
+  if (shape.counts_first()) {
+    cuda::launch("dispatch.count", count_kernel,
+                 {.blocks = shape.blocks, .threads = shape.threads, .stream = stream},
+                 group.params);
+  } else {
+    group.params.block_counts = nullptr;
+  }
+  allow_group_shared(reinterpret_cast<const void*>(group_kernel), shape);
+  cuda::launch("dispatch.group", group_kernel,
+               {.blocks = shape.blocks,
+                .threads = shape.threads,
+                .shared_bytes = shape.shared_bytes,
+                .cluster = shape.cluster,
+                .stream = stream},
+               group.params);
+  return group.rows;
+}
+
+GroupedRows device_group(const DeviceGroupArgs& args, CUstream_st* stream) {
+  return device_group(args, group_shape(args.num_tokens * args.top_k, args.num_local_experts),
+                      stream);
+}
+
+}  // namespace conclave::inline v0::dispatch

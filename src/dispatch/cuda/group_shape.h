@@ -1,0 +1,56 @@
+// How device_group is cut: blocks, shared memory, workspace. Plain numbers.
+#pragma once
+
+#include "dispatch/cuda/group.h"
+
+#include <cstddef>
+#include <cstdint>
+
+namespace conclave::inline v0::dispatch {
+
+inline constexpr int64_t kMaxGroupExperts = 1024;  // a thread an expert
+inline constexpr int32_t kGroupTables = 5;         // words an expert, besides a count a warp
+inline constexpr int32_t kGroupMaxBlocks = 64;     // of a shape that counts first
+
+// A block; or a cluster, whose blocks tell each other their counts; or more blocks than one cluster
+// holds, which a launch before it tells the counts of all.
+struct GroupShape {
+  int32_t blocks = 1;
+  int32_t threads = 128;
+  int32_t cluster = 1;  // blocks, or 1 of many
+  size_t shared_bytes = 0;
+
+  bool counts_first() const { return cluster < blocks; }
+};
+
+constexpr size_t group_shared_bytes(int32_t threads, int64_t num_local_experts) {
+  return (static_cast<size_t>(threads) / 32 + kGroupTables) *
+         static_cast<size_t>(num_local_experts) * sizeof(uint32_t);
+}
+// Rounded up, so that doubles may follow.
+constexpr size_t group_shared_bytes_aligned(int64_t warps, int64_t num_local_experts) {
+  return (group_shared_bytes(static_cast<int32_t>(warps * 32), num_local_experts) + 15) / 16 * 16;
+}
+GroupShape group_shape(int64_t slots, int64_t num_local_experts);
+
+// Offsets into the workspace.
+struct GroupLayout {
+  size_t expert_begin = 0;
+  size_t num_tiles = 0;
+  size_t row_slot = 0;
+  size_t tiles = 0;
+  size_t block_counts = 0;  // [E, blocks] of a shape that counts first
+  size_t bytes = 0;
+  int64_t max_rows = 0;
+  int64_t max_tiles = 0;
+};
+
+// Throws Error(kSizeOverflow) beyond 2^31 - 1 slots, which are numbered in 32 bits, and
+// Error(kInvalidArgument) beyond kMaxGroupExperts local experts.
+GroupLayout group_layout(int64_t num_tokens, int64_t top_k, int64_t num_local_experts,
+                         int64_t tile_tokens);
+
+// As device_group, cut as the caller says.
+GroupedRows device_group(const DeviceGroupArgs& args, const GroupShape& shape, CUstream_st* stream);
+
+}  // namespace conclave::inline v0::dispatch

@@ -1,0 +1,337 @@
+// Counting sort of slots by local expert, in one block or one cluster. The order is that of the
+// slots in every run: ranks come from ballots within a warp and from sums over warps and blocks,
+// not from who came first.
+#pragma once
+
+#include "core/device_flow.h"
+#include "cuda/device/cluster.cuh"
+
+#include <cstdint>
+
+namespace conclave::inline v0::dispatch::device {
+
+struct GroupParams {
+  const int32_t* topk_ids = nullptr;
+  int64_t num_tokens = 0;
+  const int64_t* live_tokens = nullptr;
+  const int32_t* local_expert = nullptr;
+  unsigned long long* expert_load = nullptr;  // [num_experts], added to; or null
+  int32_t top_k = 0;
+  int32_t num_experts = 0;
+  int32_t num_local_experts = 0;
+  int32_t tile_tokens = 1;
+  int32_t tile_shift = 0;   // log2 of tile_tokens; -1: no power of two
+  int32_t expert_bits = 0;  // that tell local experts apart
+  int32_t* expert_begin = nullptr;
+  int32_t* num_tiles = nullptr;
+  int32_t* row_slot = nullptr;
+  TokenTile* tiles = nullptr;
+  uint32_t* block_counts = nullptr;  // [E, blocks] where a launch has counted first, or null
+};
+
+// Where an expert's rows of this block go.
+struct alignas(16) ExpertPlace {
+  uint32_t begin = 0;   // its first sorted row
+  uint32_t before = 0;  // rows of it in earlier blocks
+  uint32_t count = 0;   // rows of it in all blocks
+  uint32_t first_tile = 0;
+};
+
+// Of group_shared_bytes(): places, totals, then a row of counts for each warp.
+struct GroupShared {
+  ExpertPlace* places;  // [E]
+  uint32_t* totals;     // [E]: of this block; read by the others
+  uint32_t* counts;     // [warps, E]
+};
+
+inline constexpr uint32_t kFullWarp = 0xffffffffU;
+inline constexpr int kSlotBatch = 4;  // loads in flight a lane
+
+__device__ __forceinline__ GroupShared carve_group_shared(void* memory, int32_t experts) {
+  auto* places = static_cast<ExpertPlace*>(memory);
+  auto* totals = reinterpret_cast<uint32_t*>(places + experts);
+  return {places, totals, totals + experts};
+}
+
+// The local expert of an id, or -1. An id is compared before it is used as an index.
+__device__ __forceinline__ int32_t local_expert_of(const GroupParams& params, int32_t id) {
+  if (id < 0 || id >= params.num_experts) return -1;
+  const int32_t local = params.local_expert == nullptr ? id : params.local_expert[id];
+  return local < params.num_local_experts ? local : -1;
+}
+
+__device__ __forceinline__ int64_t live_tokens_of(const GroupParams& params) {
+  if (params.live_tokens == nullptr) return params.num_tokens;
+  const int64_t live = *params.live_tokens;
+  return live < 0 ? 0 : (live < params.num_tokens ? live : params.num_tokens);
+}
+
+// A warp's share of the slots, in order.
+struct SlotRange {
+  int64_t begin;
+  int64_t end;
+};
+__device__ __forceinline__ SlotRange slots_of_warp(const GroupParams& params, uint32_t block,
+                                                   uint32_t blocks) {
+  const int64_t slots = live_tokens_of(params) * params.top_k;
+  const int64_t warps = int64_t{blocks} * (blockDim.x / 32);
+  const int64_t share = (slots + warps * 32 - 1) / (warps * 32) * 32;
+  const int64_t begin = (int64_t{block} * (blockDim.x / 32) + threadIdx.x / 32) * share;
+  return {begin, begin + share < slots ? begin + share : slots};
+}
+
+// visit(slot, id) for every lane of the warp at once; id is -1 beyond the end.
+template <class Visit>
+__device__ __forceinline__ void for_each_slot(const GroupParams& params, const SlotRange& range,
+                                              const Visit& visit) {
+  const int64_t lane = threadIdx.x % 32;
+  for (int64_t base = range.begin; base < range.end; base += 32 * kSlotBatch) {
+    int32_t ids[kSlotBatch];
+#pragma unroll
+    for (int i = 0; i < kSlotBatch; ++i) {
+      const int64_t slot = base + 32 * i + lane;
+      ids[i] = slot < range.end ? params.topk_ids[slot] : -1;
+    }
+#pragma unroll
+    for (int i = 0; i < kSlotBatch; ++i) {
+      if (base + 32 * i < range.end) visit(base + 32 * i + lane, ids[i]);
+    }
+  }
+}
+
+// Whole warps. One atomic an expert of the warp: a hot expert is met once, not 32 times.
+__device__ __forceinline__ void add_load(const GroupParams& params, int32_t id) {
+  const bool valid = id >= 0 && id < params.num_experts;
+  const uint32_t peers = __match_any_sync(kFullWarp, valid ? id : -1);
+  const bool leads = static_cast<int>(threadIdx.x % 32) == __ffs(static_cast<int>(peers)) - 1;
+  if (valid && leads) {
+    atomicAdd(params.expert_load + id, static_cast<unsigned long long>(__popc(peers)));
+  }
+}
+
+enum class Load : uint8_t { kIgnore, kAdd };
+
+// Sums of integers: any order gives the same counts.
+__device__ __forceinline__ void count_slots(const GroupParams& params, const SlotRange& range,
+                                            uint32_t* counts, Load load) {
+  for_each_slot(params, range, [&](int64_t, int32_t id) {
+    const int32_t expert = local_expert_of(params, id);
+    if (expert >= 0) atomicAdd(counts + expert, 1U);
+    if (load == Load::kAdd && params.expert_load != nullptr) add_load(params, id);
+  });
+}
+
+// Counts of each warp become the rows of earlier warps of the block.
+__device__ __forceinline__ void scan_warps(const GroupShared& shared, int32_t experts) {
+  const int warps = static_cast<int>(blockDim.x / 32);
+  for (int e = static_cast<int>(threadIdx.x); e < experts; e += static_cast<int>(blockDim.x)) {
+    uint32_t sum = 0;
+#pragma unroll 8
+    for (int w = 0; w < warps; ++w) {
+      const uint32_t count = shared.counts[w * experts + e];
+      shared.counts[w * experts + e] = sum;
+      sum += count;
+    }
+    shared.totals[e] = sum;
+  }
+}
+
+struct RowsAndTiles {
+  uint32_t rows;
+  uint32_t tiles;
+};
+
+// Sums over the threads before this one; `all` gets the sums over the block.
+__device__ __forceinline__ RowsAndTiles scan_block(RowsAndTiles own, RowsAndTiles* warp_sums,
+                                                   RowsAndTiles& all) {
+  const uint32_t lane = threadIdx.x % 32;
+  RowsAndTiles sum = own;
+#pragma unroll
+  for (uint32_t step = 1; step < 32; step *= 2) {
+    const uint32_t rows = __shfl_up_sync(kFullWarp, sum.rows, step);
+    const uint32_t tiles = __shfl_up_sync(kFullWarp, sum.tiles, step);
+    if (lane >= step) {
+      sum.rows += rows;
+      sum.tiles += tiles;
+    }
+  }
+  if (lane == 31) warp_sums[threadIdx.x / 32] = sum;
+  __syncthreads();
+  RowsAndTiles warp{0, 0};
+  if (lane < blockDim.x / 32) warp = warp_sums[lane];
+  const bool earlier = lane < threadIdx.x / 32;
+  const RowsAndTiles before{__reduce_add_sync(kFullWarp, earlier ? warp.rows : 0U),
+                            __reduce_add_sync(kFullWarp, earlier ? warp.tiles : 0U)};
+  all = {__reduce_add_sync(kFullWarp, warp.rows), __reduce_add_sync(kFullWarp, warp.tiles)};
+  return {before.rows + sum.rows - own.rows, before.tiles + sum.tiles - own.tiles};
+}
+
+// Sums over the blocks of a cluster, a thread an expert.
+__device__ __forceinline__ ExpertPlace sum_cluster(const GroupShared& shared, int32_t expert,
+                                                   uint32_t block, uint32_t blocks) {
+  ExpertPlace place;
+  for (uint32_t b = 0; b < blocks; ++b) {
+    const uint32_t total = cuda::device::load_shared_cluster(shared.totals + expert, b);
+    place.count += total;
+    place.before += b < block ? total : 0;
+  }
+  return place;
+}
+
+// Sums over the counts of an earlier launch, a warp an expert and four in flight; for all threads
+// to read after a barrier.
+__device__ __forceinline__ void sum_block_counts(const GroupParams& params,
+                                                 const GroupShared& shared, uint32_t block,
+                                                 uint32_t blocks) {
+  constexpr int32_t kBatch = 4;
+  const uint32_t lane = threadIdx.x % 32;
+  const auto warps = static_cast<int32_t>(blockDim.x / 32);
+  const auto warp = static_cast<int32_t>(threadIdx.x / 32);
+  for (int32_t first = warp; first < params.num_local_experts; first += kBatch * warps) {
+    uint32_t all[kBatch] = {};
+    uint32_t before[kBatch] = {};
+    for (uint32_t b = lane; b < blocks; b += 32) {
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int32_t expert = first + i * warps;
+        if (expert >= params.num_local_experts) continue;
+        const uint32_t count = params.block_counts[int64_t{expert} * blocks + b];
+        all[i] += count;
+        before[i] += b < block ? count : 0;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const uint32_t count = __reduce_add_sync(kFullWarp, all[i]);
+      const uint32_t earlier = __reduce_add_sync(kFullWarp, before[i]);
+      const int32_t expert = first + i * warps;
+      if (lane != 0 || expert >= params.num_local_experts) continue;
+      shared.places[expert].count = count;
+      shared.places[expert].before = earlier;
+    }
+  }
+}
+
+// Fills the places of this block from the totals of all.
+__device__ __forceinline__ void place_experts(const GroupParams& params, const GroupShared& shared,
+                                              uint32_t block, uint32_t blocks) {
+  __shared__ RowsAndTiles warp_sums[32];
+  const auto expert = static_cast<int32_t>(threadIdx.x);
+  const bool valid = expert < params.num_local_experts;
+  ExpertPlace place;
+  if (valid && blocks == 1) {
+    place.count = shared.totals[expert];
+  } else if (valid && params.block_counts != nullptr) {
+    place = shared.places[expert];
+  } else if (valid) {
+    place = sum_cluster(shared, expert, block, blocks);
+  }
+  const auto tile = static_cast<uint32_t>(params.tile_tokens);
+  RowsAndTiles all{};
+  const RowsAndTiles begin =
+      scan_block({place.count, (place.count + tile - 1) / tile}, warp_sums, all);
+  place.begin = begin.rows;
+  place.first_tile = begin.tiles;
+  if (valid) shared.places[expert] = place;
+  if (block != 0) return;
+  if (valid) params.expert_begin[expert] = static_cast<int32_t>(begin.rows);
+  if (threadIdx.x == 0) {
+    params.expert_begin[params.num_local_experts] = static_cast<int32_t>(all.rows);
+    *params.num_tiles = static_cast<int32_t>(all.tiles);
+  }
+}
+
+// The first row of a tile writes the tile.
+__device__ __forceinline__ void store_tile(const GroupParams& params, const ExpertPlace& place,
+                                           int32_t expert, uint32_t row) {
+  const auto tile = static_cast<uint32_t>(params.tile_tokens);
+  const bool shifts = params.tile_shift >= 0;
+  const uint32_t index = shifts ? row >> params.tile_shift : row / tile;
+  if (row != index * tile) return;
+  const uint32_t left = place.count - row;
+  const int4 value = make_int4(expert, static_cast<int>(place.begin + row),
+                               static_cast<int>(left < tile ? left : tile), 0);
+  *reinterpret_cast<int4*>(params.tiles + place.first_tile + index) = value;
+}
+
+// Lanes with the same expert; none for -1. A ballot a bit: match.any takes a turn for every value
+// in the warp, which is three times slower at 128 experts.
+__device__ __forceinline__ uint32_t lanes_of_expert(const GroupParams& params, int32_t expert) {
+  uint32_t peers = __ballot_sync(kFullWarp, expert >= 0);
+  for (int bit = 0; bit < params.expert_bits; ++bit) {
+    const bool set = ((expert >> bit) & 1) != 0;
+    const uint32_t lanes = __ballot_sync(kFullWarp, set);
+    peers &= set ? lanes : ~lanes;
+  }
+  return expert >= 0 ? peers : 0;
+}
+
+__device__ __forceinline__ void place_slots(const GroupParams& params, const SlotRange& range,
+                                            const GroupShared& shared) {
+  uint32_t* counts =
+      shared.counts + threadIdx.x / 32 * static_cast<uint32_t>(params.num_local_experts);
+  const uint32_t earlier_lanes = (1U << (threadIdx.x % 32)) - 1;
+  for_each_slot(params, range, [&](int64_t slot, int32_t id) {
+    const int32_t expert = local_expert_of(params, id);
+    const uint32_t peers = lanes_of_expert(params, expert);
+    const auto rank = static_cast<uint32_t>(__popc(peers & earlier_lanes));
+    const uint32_t first = expert >= 0 ? counts[expert] : 0;
+    __syncwarp();
+    if (expert >= 0 && rank == 0) counts[expert] = first + static_cast<uint32_t>(__popc(peers));
+    __syncwarp();
+    if (expert < 0) return;
+    const ExpertPlace place = shared.places[expert];
+    const uint32_t row = place.before + first + rank;
+    params.row_slot[place.begin + row] = static_cast<int32_t>(slot);
+    store_tile(params, place, expert, row);
+  });
+}
+
+// Needs nothing that an earlier kernel wrote.
+__device__ __forceinline__ void clear_group_shared(const GroupShared& shared, int32_t experts) {
+  const uint32_t words = blockDim.x / 32 * static_cast<uint32_t>(experts);
+  for (uint32_t i = threadIdx.x; i < words; i += blockDim.x) shared.counts[i] = 0;
+}
+
+// Totals of this block for the launch that places: counts [E] of shared memory, cleared.
+__device__ __forceinline__ void count_block(const GroupParams& params, uint32_t* counts) {
+  count_slots(params, slots_of_warp(params, blockIdx.x, gridDim.x), counts, Load::kIgnore);
+  __syncthreads();
+  for (auto e = static_cast<int32_t>(threadIdx.x); e < params.num_local_experts;
+       e += static_cast<int32_t>(blockDim.x)) {
+    params.block_counts[int64_t{e} * gridDim.x + blockIdx.x] = counts[e];
+  }
+}
+
+// Between writing ids and group_slots in one kernel of one block or one cluster.
+__device__ __forceinline__ void sync_group(uint32_t blocks) {
+  if (blocks > 1) {
+    cuda::device::cluster_sync();
+  } else {
+    __syncthreads();
+  }
+}
+
+// All threads of `blocks` blocks: one, a cluster, or those of a grid after count_block by as many.
+// After clear_group_shared and a barrier; needs at least as many threads a block as local experts.
+// Ids are visible to all.
+__device__ __forceinline__ void group_slots(const GroupParams& params, const GroupShared& shared,
+                                            uint32_t block, uint32_t blocks) {
+  const bool clustered = blocks > 1 && params.block_counts == nullptr;
+  const SlotRange range = slots_of_warp(params, block, blocks);
+  count_slots(params, range,
+              shared.counts + threadIdx.x / 32 * static_cast<uint32_t>(params.num_local_experts),
+              Load::kAdd);
+  if (params.block_counts != nullptr) sum_block_counts(params, shared, block, blocks);
+  __syncthreads();
+  scan_warps(shared, params.num_local_experts);
+  if (clustered) cuda::device::cluster_sync();
+  place_experts(params, shared, block, blocks);
+  __syncthreads();
+  // The others' totals have been read: blocks may end after the matching wait.
+  if (clustered) cuda::device::cluster_arrive();
+  place_slots(params, range, shared);
+  if (clustered) cuda::device::cluster_wait();
+}
+
+}  // namespace conclave::inline v0::dispatch::device
