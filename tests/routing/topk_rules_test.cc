@@ -1,5 +1,6 @@
 // The parts of router "topk" one by one, against values worked out by hand, then together against
 // the oracle in random combinations.
+#include "routing/random_spec.h"
 #include "routing/routing_problem.h"
 
 #include "conclave/error.h"
@@ -231,41 +232,10 @@ TEST(TopkZeroExperts, TakePartAndHaveNoScaleOfTheirOwn) {
   EXPECT_EQ(result.weights, (std::vector<float>{0.75F, 2.0F}));
 }
 
-// One random spec a seed, of everything that validate() accepts.
-MoeSpec random_spec(std::mt19937& generator) {
-  const auto pick = [&](uint32_t count) { return static_cast<int64_t>(generator() % count); };
-  const int64_t group_size = 2 + pick(6);
-  RouterSpec router{.score = static_cast<RouterScore>(pick(4)),
-                    .order = static_cast<RouterOrder>(pick(2)),
-                    .soft_cap = pick(4) == 0 ? 5.0 : 0.0,
-                    .has_selection_bias = pick(2) == 0,
-                    .num_groups = pick(2) == 0 ? 1 : 1 + pick(8),
-                    .group_score = static_cast<GroupScore>(pick(2)),
-                    .group_mask = static_cast<GroupMask>(pick(2)),
-                    .renormalize = static_cast<Renormalize>(pick(4)),
-                    .epsilon_mode = static_cast<EpsilonMode>(pick(2)),
-                    .scale = pick(2) == 0 ? 1.0 : 2.5,
-                    .has_expert_scale = pick(3) == 0,
-                    .has_global_scale = pick(3) == 0,
-                    .score_dtype = pick(4) == 0 ? DType::kBF16 : DType::kF32};
-  router.topk_groups = 1 + pick(static_cast<uint32_t>(router.num_groups));
-  if (router.renormalize == Renormalize::kPNorm)
-    router.renormalize_p = static_cast<double>(1 + pick(3));
-  const bool divides =
-      router.renormalize == Renormalize::kSum || router.renormalize == Renormalize::kPNorm;
-  if (divides && pick(2) == 0) router.epsilon = pick(2) == 0 ? 1e-20 : 1e-2;
-  const int64_t usable = router.topk_groups * group_size;
-  MoeSpec spec = testing::router_spec(router.num_groups * group_size,
-                                      1 + pick(static_cast<uint32_t>(usable)), Renormalize::kNone);
-  spec.router = router;
-  if (router.num_groups == 1 && pick(3) == 0) spec.num_zero_experts = 1 + pick(4);
-  return spec;
-}
-
 TEST(TopkProperty, RandomSpecs_EqualTheOracle) {
   for (uint32_t seed = 0; seed < 3000; ++seed) {
     std::mt19937 generator(seed);
-    const MoeSpec spec = random_spec(generator);
+    const MoeSpec spec = testing::random_topk_spec(generator);
     SCOPED_TRACE("seed " + std::to_string(seed));
     ASSERT_NO_THROW(validate(spec));
     const float spread = std::vector<float>{0.05F, 1.0F, 4.0F}[generator() % 3];
@@ -286,7 +256,7 @@ TEST(TopkProperty, RandomSpecs_SurviveSpecialValues) {
   const std::vector<float> values = {kNan, kInf, -kInf, 0.0F, -0.0F, 1.0F, -2.0F, 80.0F, -90.0F};
   for (uint32_t seed = 0; seed < 1500; ++seed) {
     std::mt19937 generator(seed);
-    MoeSpec spec = random_spec(generator);
+    MoeSpec spec = testing::random_topk_spec(generator);
     if (spec.router.score == RouterScore::kNone ||
         spec.router.score == RouterScore::kSqrtSoftplus) {
       // These weigh +Inf as +Inf where nothing divides by it.

@@ -27,12 +27,13 @@ struct DeviceRouteArgs {
   float* identity = nullptr;              // [T] out: summed weights of zero experts, or null
   int32_t* captured_ids = nullptr;        // [T, k] out: ids as chosen, zero experts too, or null
   float* captured_weights = nullptr;      // [T, k] out, or null
-  uint64_t* tokens_without_finite_logit = nullptr;  // device counter, added to
+  uint64_t* tokens_without_finite_logit = nullptr;  // device counter, added to; without padding
 };
 
 // Reason why the device cannot: a router that is no topk, E + Z > 1024, k > 32.
 Support device_router_supports(const MoeSpec& spec);
-// One launch. Same choices as the host router for the same logits; weights within 2 ulp.
+// One launch. Scores are formed in double, as on the host: the same choices for the same logits but
+// where two scores differ by less than 1e-15 of their size, weights within 2 ulp.
 void device_route(const MoeSpec& spec, const DeviceRouteArgs& args, CUstream_st* stream);
 
 }  // namespace conclave::inline v0::routing

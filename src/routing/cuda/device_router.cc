@@ -1,0 +1,70 @@
+#include "core/checked.h"
+#include "core/router_rule.h"
+#include "routing/cuda/route_rule.h"
+
+#include <bit>
+#include <string>
+
+namespace conclave::inline v0::routing {
+namespace {
+
+constexpr uint32_t kInverseBits = 20;
+
+// The softmax over all columns, then divided by the sum of the chosen, is one over the chosen: as
+// in topk.cc.
+bool is_softmax_of_chosen(const RouterSpec& router) {
+  return router.score == RouterScore::kSoftmax && router.renormalize == Renormalize::kSum &&
+         router.epsilon == 0;
+}
+
+void set_groups(DeviceRouteRule& rule) {
+  const auto groups = static_cast<int32_t>(rule.choose.num_groups);
+  rule.group_size = rule.num_columns / groups;
+  rule.group_stride = rule.group_size + (rule.group_size % 8 == 0 ? 4 : 0);
+  const auto size = static_cast<uint32_t>(rule.group_size);
+  rule.group_inverse = ((1U << kInverseBits) + size - 1) / size;
+  while (rule.lanes_a_group * 2 * groups <= 32) rule.lanes_a_group *= 2;
+}
+
+}  // namespace
+
+Support device_router_supports(const MoeSpec& spec) {
+  if (router_rule(spec.router.name) != RouterRule::kTopk) {
+    return Support::no("router " + spec.router.name + " runs on the host");
+  }
+  const int64_t columns = spec.num_experts + spec.num_zero_experts;
+  if (columns > kMaxDeviceColumns) {
+    return Support::no(std::to_string(columns) + " experts to choose from exceed " +
+                       std::to_string(kMaxDeviceColumns));
+  }
+  if (spec.top_k > kMaxDeviceTopK) {
+    return Support::no("top_k " + std::to_string(spec.top_k) + " exceeds " +
+                       std::to_string(kMaxDeviceTopK));
+  }
+  return Support::yes();
+}
+
+DeviceRouteRule device_route_rule(const MoeSpec& spec, Choices choices) {
+  DeviceRouteRule rule{.score = ScoreRule::of(spec.router),
+                       .weigh = WeighRule::of(spec),
+                       .choose = ChooseRule::of(spec)};
+  rule.num_columns = static_cast<int32_t>(rule.choose.num_columns);
+  rule.num_experts = static_cast<int32_t>(spec.num_experts);
+  rule.top_k = static_cast<int32_t>(spec.top_k);
+  rule.by_logit = rule.choose.by_logit && !rule.choose.has_groups();
+  rule.slot_lanes = static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(spec.top_k)));
+  if (rule.choose.has_groups()) set_groups(rule);
+  if (choices == Choices::kMade && rule.by_logit && is_softmax_of_chosen(spec.router)) {
+    rule.score.order = RouterOrder::kTopkThenScore;
+    rule.weigh.renormalize = Renormalize::kNone;
+  }
+  rule.softmax_all =
+      rule.score.score == RouterScore::kSoftmax && rule.score.order == RouterOrder::kScoreThenTopk;
+  return rule;
+}
+
+int32_t columns_a_lane(const DeviceRouteRule& rule) {
+  return static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(ceil_div(rule.num_columns, 32))));
+}
+
+}  // namespace conclave::inline v0::routing

@@ -1,0 +1,231 @@
+// One token's routing by one warp: column c of its logits in lane c % 32, then slot j in lane j.
+// The reference is the host's router "topk" (routing/topk/topk.cc).
+#pragma once
+
+#include "cuda/device/vector16.cuh"
+#include "routing/cuda/groups.cuh"
+#include "routing/cuda/weigh.cuh"
+
+#include <cstdint>
+
+namespace conclave::inline v0::routing::device {
+
+struct RouteParams {
+  DeviceRouteRule rule;
+  DeviceRouteArgs args;
+};
+
+template <class T, int kColumns>
+__device__ __forceinline__ void load_logits_as(const RouteParams& params, int64_t token,
+                                               float (&logits)[kColumns]) {
+  const T* row = static_cast<const T*>(params.args.logits) + token * params.args.logits_stride;
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) {
+    const int32_t column = i * 32 + lane_id();
+    const float logit =
+        column < params.rule.num_columns ? cuda::device::widen(row[column]) : -CUDART_INF_F;
+    logits[i] = logit > -CUDART_INF_F ? logit : -CUDART_INF_F;
+  }
+}
+// NaN and what lies beyond the row come as -inf.
+template <int kColumns>
+__device__ __forceinline__ void load_logits(const RouteParams& params, int64_t token,
+                                            float (&logits)[kColumns]) {
+  switch (params.args.logits_dtype) {
+    case DType::kF32:
+      return load_logits_as<float>(params, token, logits);
+    case DType::kF16:
+      return load_logits_as<__half>(params, token, logits);
+    default:
+      return load_logits_as<__nv_bfloat16>(params, token, logits);
+  }
+}
+// 0 where there is no bias. Requested with the logits: scoring then does not wait for it.
+template <int kColumns>
+__device__ __forceinline__ void load_bias(const RouteParams& params, float (&bias)[kColumns]) {
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) {
+    const int32_t column = i * 32 + lane_id();
+    const bool has = params.args.selection_bias != nullptr && column < params.rule.num_columns;
+    bias[i] = has ? params.args.selection_bias[column] : 0.0F;
+  }
+}
+
+// Of a column in range.
+__device__ __forceinline__ float load_logit(const RouteParams& params, int64_t token,
+                                            int32_t column) {
+  const int64_t at = token * params.args.logits_stride + column;
+  switch (params.args.logits_dtype) {
+    case DType::kF32:
+      return static_cast<const float*>(params.args.logits)[at];
+    case DType::kF16:
+      return cuda::device::widen(static_cast<const __half*>(params.args.logits)[at]);
+    default:
+      return cuda::device::widen(static_cast<const __nv_bfloat16*>(params.args.logits)[at]);
+  }
+}
+
+// What is compared: the logit, or the rounded score plus the selection bias.
+template <int kColumns>
+__device__ __forceinline__ void form_keys(const RouteParams& params, const Softmax& softmax,
+                                          const float (&logits)[kColumns],
+                                          const float (&bias)[kColumns], double (&keys)[kColumns]) {
+  const DeviceRouteRule& rule = params.rule;
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) {
+    keys[i] = rule.choose.by_logit ? static_cast<double>(logits[i])
+                                   : capped(logits[i], rule.score.soft_cap);
+  }
+  if (rule.choose.by_logit) return;
+  if (rule.score.order == RouterOrder::kScoreThenTopk) {
+    score_columns(rule.score.score, softmax, keys);
+  }
+  if (rule.choose.score_dtype != DType::kF32) {
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) keys[i] = rounded(keys[i], rule.choose.score_dtype);
+  }
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) {
+    // Absent plus a bias is absent, but for a bias of +Inf or NaN.
+    const double key = keys[i] + static_cast<double>(bias[i]);
+    const bool ordinary = present(logits[i]) && logits[i] != CUDART_INF_F;
+    keys[i] = ordinary ? key : static_cast<double>(logits[i]);
+  }
+}
+
+// A slot of the token in its lane: -1 beyond k or for no expert.
+struct Slot {
+  int32_t column;
+  bool present;
+};
+
+template <int kColumns>
+__device__ __forceinline__ Slot choose_by_logit(const RouteParams& params,
+                                                const float (&logits)[kColumns]) {
+  uint32_t keys[kColumns];
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) {
+    keys[i] = i * 32 + lane_id() < params.rule.num_columns ? ordered(logits[i]) : 0U;
+  }
+  const Chosen<uint32_t> chosen = select_best(keys, params.rule.top_k);
+  return {chosen.column, chosen.key > kOrderedAbsent32};
+}
+
+template <int kColumns>
+__device__ __forceinline__ Slot choose_by_score(const RouteParams& params, const Softmax& softmax,
+                                                const float (&logits)[kColumns],
+                                                const float (&bias)[kColumns], double* scratch) {
+  double scores[kColumns];
+  form_keys(params, softmax, logits, bias, scores);
+  if (params.rule.group_size != 0) mask_groups(params.rule, scratch, scores);
+  uint64_t keys[kColumns];
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) {
+    keys[i] = i * 32 + lane_id() < params.rule.num_columns ? ordered(scores[i]) : 0U;
+  }
+  const Chosen<uint64_t> chosen = select_best(keys, params.rule.top_k);
+  return {chosen.column, chosen.key > kOrderedAbsent64};
+}
+
+// Choices that were given; -1 for what is no column.
+__device__ __forceinline__ Slot given_slot(const RouteParams& params, int64_t token) {
+  if (lane_id() >= params.rule.top_k) return {-1, false};
+  const int32_t id = params.args.given_ids[token * params.rule.top_k + lane_id()];
+  const bool valid = id >= 0 && id < params.rule.num_columns;
+  return {valid ? id : -1, valid};
+}
+
+__device__ __forceinline__ float weigh_slot(const RouteParams& params, const Softmax& softmax,
+                                            int64_t token, const Slot& slot) {
+  const DeviceRouteRule& rule = params.rule;
+  double score = absent();
+  if (slot.present) {
+    const float logit = load_logit(params, token, slot.column);
+    score = present(logit) ? capped(logit, rule.score.soft_cap) : absent();
+  }
+  if (rule.score.order == RouterOrder::kTopkThenScore) {
+    score = chosen_score(rule, score);
+  } else if (rule.softmax_all) {
+    score = softmax.of(score);
+  } else if (present(score)) {
+    score = score_alone(rule.score.score, score);
+  }
+  score = renormalized(rule.weigh, score, rule.slot_lanes);
+  if (!present(score)) return 0;
+  double scale = rule.weigh.scale;
+  if (params.args.global_scale != nullptr) scale *= static_cast<double>(*params.args.global_scale);
+  double weight = score * scale;
+  if (params.args.expert_scale != nullptr && slot.column < rule.num_experts) {
+    weight *= static_cast<double>(params.args.expert_scale[slot.column]);
+  }
+  return static_cast<float>(weight);
+}
+
+// Weights of zero experts, added in the order of the slots.
+__device__ __forceinline__ float identity_weight(const RouteParams& params, int32_t column,
+                                                 float weight) {
+  uint32_t slots = __ballot_sync(kFullWarp, column >= params.rule.num_experts);
+  float sum = 0;
+  while (slots != 0) {
+    sum += __shfl_sync(kFullWarp, weight, __ffs(static_cast<int>(slots)) - 1);
+    slots &= slots - 1;
+  }
+  return sum;
+}
+
+// Lane j stores slot j; a column of -1 is no choice.
+__device__ __forceinline__ void store_token(const RouteParams& params, int64_t token,
+                                            int32_t column, float weight) {
+  const DeviceRouteArgs& args = params.args;
+  const int64_t at = token * params.rule.top_k + lane_id();
+  if (args.identity != nullptr) {
+    const float identity = identity_weight(params, column, weight);
+    if (lane_id() == 0) args.identity[token] = identity;
+  }
+  if (lane_id() >= params.rule.top_k) return;
+  args.topk_ids[at] = column < params.rule.num_experts ? column : -1;
+  args.topk_weights[at] = weight;
+  if (args.captured_ids != nullptr) args.captured_ids[at] = column;
+  if (args.captured_weights != nullptr) args.captured_weights[at] = weight;
+}
+
+// By one whole warp. `scratch`: route_scratch_doubles() of shared memory for this warp.
+template <int kColumns>
+__device__ __forceinline__ void route_token(const RouteParams& params, int64_t token,
+                                            double* scratch) {
+  const DeviceRouteRule& rule = params.rule;
+  const DeviceRouteArgs& args = params.args;
+  const bool counts = (args.live_tokens == nullptr || token < *args.live_tokens) &&
+                      (args.padding_mask == nullptr || args.padding_mask[token]);
+  if (!counts) return store_token(params, token, -1, 0);
+
+  float logits[kColumns];
+  load_logits(params, token, logits);
+  float bias[kColumns];
+  if (!rule.by_logit) load_bias(params, bias);
+  bool usable = false;
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) usable = usable || present(logits[i]);
+  usable = __any_sync(kFullWarp, usable);
+  if (!usable && args.tokens_without_finite_logit != nullptr && lane_id() == 0) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(args.tokens_without_finite_logit), 1ULL);
+  }
+  if (!usable && args.given_ids == nullptr) {
+    return store_token(params, token, lane_id() < rule.top_k ? lane_id() : -1, 0);
+  }
+
+  Softmax softmax{absent(), 0, 0};
+  if (rule.softmax_all) softmax = softmax_of_row(logits, rule.score.soft_cap);
+  Slot slot;
+  if (args.given_ids != nullptr) {
+    slot = given_slot(params, token);
+  } else if (rule.by_logit) {
+    slot = choose_by_logit(params, logits);
+  } else {
+    slot = choose_by_score(params, softmax, logits, bias, scratch);
+  }
+  const float weight = weigh_slot(params, softmax, token, slot);
+  store_token(params, token, slot.column, weight);
+}
+
+}  // namespace conclave::inline v0::routing::device

@@ -1,0 +1,91 @@
+// A warp's sums and orders. Sums add neighbours first, in every lane alike, so all lanes hold the
+// same bits.
+#pragma once
+
+#include <cstdint>
+
+namespace conclave::inline v0::routing::device {
+
+inline constexpr uint32_t kFullWarp = 0xffffffffU;
+
+__device__ __forceinline__ int32_t lane_id() { return static_cast<int32_t>(threadIdx.x % 32); }
+
+// Over aligned runs of `lanes` lanes, a power of two.
+__device__ __forceinline__ double warp_sum(double value, int32_t lanes = 32) {
+  for (int32_t step = 1; step < lanes; step *= 2) {
+    value += __shfl_xor_sync(kFullWarp, value, step);
+  }
+  return value;
+}
+__device__ __forceinline__ double warp_max(double value, int32_t lanes = 32) {
+  for (int32_t step = 1; step < lanes; step *= 2) {
+    const double other = __shfl_xor_sync(kFullWarp, value, step);
+    value = other > value ? other : value;
+  }
+  return value;
+}
+
+// Numbers that compare as the values do, -0 as 0; 0 is below all of them. No NaN.
+__device__ __forceinline__ uint32_t ordered(float value) {
+  const uint32_t bits = __float_as_uint(__fadd_rn(value, 0.0F));
+  return (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
+}
+__device__ __forceinline__ uint64_t ordered(double value) {
+  const auto bits = static_cast<uint64_t>(__double_as_longlong(__dadd_rn(value, 0.0)));
+  constexpr uint64_t kSign = uint64_t{1} << 63;
+  return (bits & kSign) != 0 ? ~bits : bits | kSign;
+}
+inline constexpr uint32_t kOrderedAbsent32 = 0x007fffffU;  // of -inf
+inline constexpr uint64_t kOrderedAbsent64 = 0x000fffffffffffffU;
+
+__device__ __forceinline__ uint32_t warp_max_key(uint32_t key) {
+  return __reduce_max_sync(kFullWarp, key);
+}
+__device__ __forceinline__ uint64_t warp_max_key(uint64_t key) {
+  const auto high = static_cast<uint32_t>(key >> 32);
+  const uint32_t top = __reduce_max_sync(kFullWarp, high);
+  const uint32_t low = __reduce_max_sync(kFullWarp, high == top ? static_cast<uint32_t>(key) : 0U);
+  return uint64_t{top} << 32 | low;
+}
+
+template <class Key>
+struct Chosen {
+  int32_t column;
+  Key key;
+};
+
+// The largest of keys [kBegin, kEnd), the lower column of equals: halves first, which takes fewer
+// steps one after another than going through them.
+template <int kBegin, int kEnd, class Key, int kColumns>
+__device__ __forceinline__ Chosen<Key> best_column(const Key (&keys)[kColumns]) {
+  if constexpr (kEnd - kBegin == 1) {
+    return {kBegin, keys[kBegin]};
+  } else {
+    constexpr int kMiddle = (kBegin + kEnd) / 2;
+    const Chosen<Key> left = best_column<kBegin, kMiddle>(keys);
+    const Chosen<Key> right = best_column<kMiddle, kEnd>(keys);
+    return right.key > left.key ? right : left;
+  }
+}
+
+// The k best of the warp's columns, lane j gets the j-th best, ties to the lower column. Lane l
+// holds columns l, l + 32 and so on; keys are used up. At least k of them are above 0.
+template <class Key, int kColumns>
+__device__ __forceinline__ Chosen<Key> select_best(Key (&keys)[kColumns], int32_t top_k) {
+  Chosen<Key> own{-1, 0};
+  for (int32_t slot = 0; slot < top_k; ++slot) {
+    const auto [at, best] = best_column<0, kColumns>(keys);
+    const Key top = warp_max_key(best);
+    const auto column = best == top ? static_cast<uint32_t>(at * 32 + lane_id()) : 0xffffffffU;
+    const uint32_t winner = __reduce_min_sync(kFullWarp, column);
+    if (lane_id() == slot) own = {static_cast<int32_t>(winner), top};
+    const int32_t used = column == winner ? at : -1;
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      if (i == used) keys[i] = 0;
+    }
+  }
+  return own;
+}
+
+}  // namespace conclave::inline v0::routing::device

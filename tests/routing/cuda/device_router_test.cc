@@ -1,0 +1,298 @@
+// Routing on the device against the host's router: the same ids, weights within 2 ulp.
+#include "routing/cuda/device_router.h"
+
+#include "core/float_convert.h"
+#include "routing/random_spec.h"
+#include "support/cuda/device_array.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace conclave {
+namespace {
+
+using testing::DeviceArray;
+using testing::RoutingProblem;
+using testing::RoutingResult;
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+// What the device writes, as the host's router and stages would.
+struct DeviceResult {
+  std::vector<int32_t> ids;
+  std::vector<float> weights;
+  std::vector<float> identity;
+  std::vector<int32_t> captured_ids;
+  std::vector<float> captured_weights;
+  uint64_t without_finite_logit = 0;
+};
+
+struct RouteCall {
+  DType logits_dtype = DType::kF32;
+  int64_t extra_stride = 0;
+  int64_t live = -1;
+  std::vector<uint8_t> padding_mask = {};
+};
+
+// Rounds the problem's logits to the type, in place; returns the device's bytes.
+std::vector<uint8_t> store_logits(RoutingProblem& problem, const RouteCall& call) {
+  const int64_t columns = num_logits(problem.spec);
+  const int64_t stride = columns + call.extra_stride;
+  std::vector<uint8_t> bytes(
+      static_cast<size_t>(problem.num_tokens() * stride * byte_size(call.logits_dtype)), 0xff);
+  auto* data = static_cast<void*>(bytes.data());
+  for (int64_t i = 0; i < problem.num_tokens() * columns; ++i) {
+    const auto at = static_cast<size_t>(i / columns * stride + i % columns);
+    float& logit = problem.logits[static_cast<size_t>(i)];
+    if (call.logits_dtype == DType::kF32) {
+      static_cast<float*>(data)[at] = logit;
+    } else if (call.logits_dtype == DType::kF16) {
+      static_cast<uint16_t*>(data)[at] = float_to_f16(logit);
+      logit = f16_to_float(float_to_f16(logit));
+    } else {
+      static_cast<uint16_t*>(data)[at] = float_to_bf16(logit);
+      logit = bf16_to_float(float_to_bf16(logit));
+    }
+  }
+  return bytes;
+}
+
+class DeviceRouter : public testing::DeviceTest {
+ protected:
+  DeviceResult run(RoutingProblem& problem, const RouteCall& call = {}) {
+    const MoeSpec& spec = problem.spec;
+    EXPECT_TRUE(routing::device_router_supports(spec)) << testing::describe(spec);
+    const DeviceArray<uint8_t> logits(store_logits(problem, call));
+    const DeviceArray<float> bias(problem.selection_bias);
+    const DeviceArray<float> expert_scale(problem.expert_scale);
+    const DeviceArray<float> global_scale(problem.global_scale);
+    const DeviceArray<int32_t> given(problem.given_ids);
+    const DeviceArray<uint8_t> mask(call.padding_mask);
+    const DeviceArray<int64_t> live(std::vector<int64_t>{call.live});
+    const DeviceArray<uint64_t> counter(std::vector<uint64_t>{0});
+    const auto tokens = static_cast<size_t>(problem.num_tokens());
+    const size_t slots = tokens * static_cast<size_t>(spec.top_k);
+    const DeviceArray<int32_t> ids(slots);
+    const DeviceArray<float> weights(slots);
+    const DeviceArray<float> identity(tokens);
+    const DeviceArray<int32_t> captured_ids(slots);
+    const DeviceArray<float> captured_weights(slots);
+    routing::device_route(
+        spec,
+        {.logits = logits.data(),
+         .logits_dtype = call.logits_dtype,
+         .logits_stride = num_logits(spec) + call.extra_stride,
+         .num_tokens = problem.num_tokens(),
+         .live_tokens = call.live < 0 ? nullptr : live.data(),
+         .padding_mask = static_cast<const bool*>(static_cast<void*>(or_null(mask))),
+         .selection_bias = or_null(bias),
+         .expert_scale = or_null(expert_scale),
+         .global_scale = or_null(global_scale),
+         .given_ids = or_null(given),
+         .topk_ids = ids.data(),
+         .topk_weights = weights.data(),
+         .identity = identity.data(),
+         .captured_ids = captured_ids.data(),
+         .captured_weights = captured_weights.data(),
+         .tokens_without_finite_logit = counter.data()},
+        stream());
+    wait();
+    for (const auto* array : {&ids, &captured_ids}) array->expect_guard_untouched();
+    for (const auto* array : {&weights, &identity, &captured_weights}) {
+      array->expect_guard_untouched();
+    }
+    return {ids.download(),          weights.download(),          identity.download(),
+            captured_ids.download(), captured_weights.download(), counter.download()[0]};
+  }
+
+  // Compares with the host's router on the same logits.
+  void expect_equals_host(RoutingProblem& problem, const RouteCall& call = {}) {
+    SCOPED_TRACE(testing::describe(problem.spec));
+    const DeviceResult actual = run(problem, call);
+    const RoutingResult wanted = testing::route(problem);
+    ASSERT_EQ(actual.captured_ids, wanted.ids);
+    ASSERT_EQ(actual.without_finite_logit, static_cast<uint64_t>(wanted.without_finite_logit));
+    testing::expect_weights(actual.weights, wanted.weights);
+    ASSERT_EQ(actual.captured_weights, actual.weights);
+    expect_identity(problem.spec, wanted, actual);
+  }
+
+ private:
+  static void expect_identity(const MoeSpec& spec, const RoutingResult& wanted,
+                              const DeviceResult& actual) {
+    const auto top_k = static_cast<size_t>(spec.top_k);
+    for (size_t token = 0; token < actual.identity.size(); ++token) {
+      float identity = 0;
+      for (size_t at = token * top_k; at < (token + 1) * top_k; ++at) {
+        const bool zero_expert = wanted.ids[at] >= spec.num_experts;
+        if (zero_expert) identity += actual.weights[at];
+        ASSERT_EQ(actual.ids[at], zero_expert ? -1 : wanted.ids[at]) << "at " << at;
+      }
+      ASSERT_EQ(actual.identity[token], identity) << "token " << token;
+    }
+  }
+};
+
+TEST_F(DeviceRouter, RandomSpecs_EqualTheHost) {
+  const std::vector<DType> types = {DType::kF32, DType::kBF16, DType::kF16};
+  int64_t tested = 0;
+  for (uint32_t seed = 0; seed < 900; ++seed) {
+    std::mt19937 generator(seed);
+    const MoeSpec spec = testing::random_topk_spec(generator);
+    if (spec.top_k > 32) continue;
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    const float spread = std::vector<float>{0.05F, 1.0F, 4.0F}[generator() % 3];
+    RoutingProblem problem = testing::random_problem(spec, 9, spread, seed);
+    const bool cancels =
+        spec.router.renormalize == Renormalize::kSum && spec.router.score == RouterScore::kNone;
+    if (cancels) {
+      for (float& logit : problem.logits) logit = std::abs(logit) + 0.1F;
+    }
+    ++tested;
+    expect_equals_host(
+        problem, {.logits_dtype = types[seed % 3], .extra_stride = static_cast<int64_t>(seed % 2)});
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(tested, 700);
+}
+
+TEST_F(DeviceRouter, RandomSpecs_SurviveSpecialValues) {
+  const std::vector<float> values = {kNan, kInf, -kInf, 0.0F, -0.0F, 1.0F, -2.0F, 80.0F, -90.0F};
+  for (uint32_t seed = 0; seed < 500; ++seed) {
+    std::mt19937 generator(seed);
+    MoeSpec spec = testing::random_topk_spec(generator);
+    if (spec.top_k > 32) continue;
+    const bool grows =
+        spec.router.score == RouterScore::kNone || spec.router.score == RouterScore::kSqrtSoftplus;
+    // These weigh +Inf as +Inf where nothing divides by it.
+    if (grows) spec.router.score = RouterScore::kSigmoid;
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    RoutingProblem problem = testing::random_problem(spec, 9, 1.0F, seed);
+    for (float& logit : problem.logits) logit = values[generator() % values.size()];
+    expect_equals_host(problem);
+    if (HasFailure()) return;
+  }
+}
+
+// Every number of columns a lane, with and without groups.
+TEST_F(DeviceRouter, ManyExperts_EqualTheHost) {
+  for (const int64_t experts :
+       {1, 2, 6, 10, 31, 32, 33, 60, 64, 65, 128, 160, 256, 384, 512, 1024}) {
+    for (const int64_t top_k : {1, 2, 3, 5, 8, 32}) {
+      if (top_k > experts) continue;
+      MoeSpec spec = testing::router_spec(experts, top_k, Renormalize::kSum);
+      RoutingProblem plain = testing::random_problem(spec, 5, 1.0F, 7);
+      expect_equals_host(plain);
+      spec.router.renormalize = Renormalize::kNone;
+      RoutingProblem softmax = testing::random_problem(spec, 5, 1.0F, 8);
+      expect_equals_host(softmax);
+      spec.router.score = RouterScore::kSigmoid;
+      spec.router.has_selection_bias = true;
+      RoutingProblem biased = testing::random_problem(spec, 5, 1.0F, 9);
+      expect_equals_host(biased);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST_F(DeviceRouter, GroupsOfManySizes_EqualTheHost) {
+  for (const auto& [experts, groups, kept] : std::vector<std::tuple<int64_t, int64_t, int64_t>>{
+           {256, 8, 4}, {160, 8, 3}, {1024, 512, 40}, {1024, 2, 1}, {66, 33, 9}, {96, 3, 2}}) {
+    for (const auto score : {GroupScore::kMax, GroupScore::kTop2Sum}) {
+      for (const auto mask : {GroupMask::kNegInf, GroupMask::kZero}) {
+        MoeSpec spec = testing::router_spec(experts, 8, Renormalize::kSum);
+        spec.router.score = RouterScore::kSigmoid;
+        spec.router.has_selection_bias = true;
+        spec.router.num_groups = groups;
+        spec.router.topk_groups = kept;
+        spec.router.group_score = score;
+        spec.router.group_mask = mask;
+        RoutingProblem problem = testing::random_problem(spec, 17, 1.0F, 3);
+        expect_equals_host(problem);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_F(DeviceRouter, AllColumnsChosen_EqualTheHost) {
+  MoeSpec spec = testing::router_spec(30, 32, Renormalize::kSum);
+  spec.num_zero_experts = 2;
+  RoutingProblem problem = testing::random_problem(spec, 40, 2.0F, 11);
+  expect_equals_host(problem);
+}
+
+TEST_F(DeviceRouter, TiedLogits_GoToTheLowerIds) {
+  const MoeSpec spec = testing::router_spec(256, 8, Renormalize::kSum);
+  RoutingProblem problem{.spec = spec, .logits = std::vector<float>(256 * 3, 0.25F)};
+  const DeviceResult result = run(problem);
+  for (size_t at = 0; at < result.ids.size(); ++at) {
+    EXPECT_EQ(result.ids[at], static_cast<int32_t>(at % 8));
+    EXPECT_EQ(result.weights[at], 0.125F);
+  }
+}
+
+TEST_F(DeviceRouter, GivenIds_AreWeighedAsTheHostWeighsThem) {
+  for (uint32_t seed = 0; seed < 200; ++seed) {
+    std::mt19937 generator(seed);
+    const MoeSpec spec = testing::random_topk_spec(generator);
+    if (spec.top_k > 32) continue;
+    const bool cancels =
+        spec.router.renormalize == Renormalize::kSum && spec.router.score == RouterScore::kNone;
+    if (cancels) continue;
+    RoutingProblem problem = testing::random_problem(spec, 6, 1.0F, seed);
+    const auto columns = static_cast<uint32_t>(num_logits(spec));
+    for (int64_t i = 0; i < 6 * spec.top_k; ++i) {
+      problem.given_ids.push_back(static_cast<int32_t>(generator() % (columns + 1)) - 1);
+    }
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    expect_equals_host(problem);
+    if (HasFailure()) return;
+  }
+}
+
+TEST_F(DeviceRouter, PaddingAndTokensBeyondLive_ChooseNothing) {
+  const MoeSpec spec = testing::router_spec(60, 4, Renormalize::kSum);
+  RoutingProblem problem = testing::random_problem(spec, 257, 1.0F, 5);
+  RouteCall call{.live = 200, .padding_mask = std::vector<uint8_t>(257, 1)};
+  for (size_t t = 0; t < 257; t += 7) call.padding_mask[t] = 0;
+  // Counts as padding does: not at all.
+  std::fill_n(problem.logits.begin() + 7 * 60, 60, kNan);
+  const DeviceResult result = run(problem, call);
+  const RoutingResult wanted = testing::route(problem);
+  EXPECT_EQ(result.without_finite_logit, 0U);
+  for (size_t at = 0; at < result.ids.size(); ++at) {
+    const size_t token = at / 4;
+    const bool counts = token < 200 && call.padding_mask[token] != 0;
+    ASSERT_EQ(result.ids[at], counts ? wanted.ids[at] : -1) << "at " << at;
+    ASSERT_EQ(result.captured_ids[at], result.ids[at]);
+    if (!counts) {
+      ASSERT_EQ(result.weights[at], 0.0F);
+    }
+  }
+}
+
+TEST_F(DeviceRouter, NoTokens_IsAnOrdinaryCall) {
+  RoutingProblem problem{.spec = testing::router_spec(8, 2, Renormalize::kSum)};
+  EXPECT_TRUE(run(problem).ids.empty());
+}
+
+TEST(DeviceRouterSupport, OtherRoutersAndSizes_SayWhy) {
+  MoeSpec spec = testing::router_spec(1025, 2, Renormalize::kSum);
+  EXPECT_FALSE(routing::device_router_supports(spec));
+  spec = testing::router_spec(64, 33, Renormalize::kSum);
+  EXPECT_FALSE(routing::device_router_supports(spec));
+  spec = testing::spec_of_row("sparse_mixer");
+  EXPECT_FALSE(routing::device_router_supports(spec));
+}
+
+}  // namespace
+}  // namespace conclave
