@@ -1,0 +1,132 @@
+// Routing and grouping in one launch against the two apart, bit for bit.
+#include "layer/cuda/route_and_group.h"
+
+#include "routing/random_spec.h"
+#include "support/cuda/device_array.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace conclave {
+namespace {
+
+using testing::DeviceArray;
+using testing::RoutingProblem;
+
+constexpr int32_t kTile = 16;
+
+struct Grouped {
+  std::vector<int32_t> ids = {};
+  std::vector<float> weights = {};
+  std::vector<int32_t> expert_begin = {};
+  std::vector<int32_t> row_slot = {};
+  std::vector<int32_t> tiles = {};
+  std::vector<int64_t> load = {};
+  friend bool operator==(const Grouped&, const Grouped&) = default;
+};
+
+enum class Launches : uint8_t { kOne, kTwo, kChosen };
+
+class RouteAndGroup : public testing::DeviceTest {
+ protected:
+  Grouped run(const RoutingProblem& problem, Launches launches,
+              dispatch::GroupShape shape = {.blocks = 0}) {
+    const MoeSpec& spec = problem.spec;
+    const int64_t tokens = problem.num_tokens();
+    const auto slots = static_cast<size_t>(tokens * spec.top_k);
+    const auto experts = static_cast<size_t>(spec.num_experts);
+    const DeviceArray<float> logits(problem.logits);
+    const DeviceArray<float> bias(problem.selection_bias);
+    const DeviceArray<float> expert_scale(problem.expert_scale);
+    const DeviceArray<float> global_scale(problem.global_scale);
+    const DeviceArray<int32_t> ids(slots);
+    const DeviceArray<float> weights(slots);
+    const DeviceArray<int64_t> load(std::vector<int64_t>(experts, 0));
+    const DeviceArray<uint8_t> workspace(
+        dispatch::device_group_workspace_bytes(tokens, spec.top_k, spec.num_experts, kTile));
+    const routing::DeviceRouteArgs route{.logits = logits.data(),
+                                         .logits_stride = num_logits(spec),
+                                         .num_tokens = tokens,
+                                         .selection_bias = or_null(bias),
+                                         .expert_scale = or_null(expert_scale),
+                                         .global_scale = or_null(global_scale),
+                                         .topk_ids = ids.data(),
+                                         .topk_weights = weights.data()};
+    dispatch::DeviceGroupArgs group{.num_experts = static_cast<int32_t>(spec.num_experts),
+                                    .num_local_experts = static_cast<int32_t>(spec.num_experts),
+                                    .tile_tokens = kTile,
+                                    .expert_load = load.data(),
+                                    .workspace = workspace.data()};
+    GroupedRows rows;
+    if (launches == Launches::kOne) {
+      rows = device_route_and_group(spec, route, group, shape, stream());
+    } else if (launches == Launches::kChosen) {
+      rows = device_route_and_group(spec, route, group, stream());
+    } else {
+      routing::device_route(spec, route, stream());
+      group.topk_ids = ids.data();
+      group.num_tokens = tokens;
+      group.top_k = static_cast<int32_t>(spec.top_k);
+      rows = dispatch::device_group(group, stream());
+    }
+    wait();
+    workspace.expect_guard_untouched();
+    Grouped result{.ids = ids.download(), .weights = weights.download()};
+    result.expert_begin = DeviceArray<int32_t>::download(rows.expert_begin, experts + 1);
+    const auto count = static_cast<size_t>(result.expert_begin.back());
+    EXPECT_LE(count, slots);
+    if (HasFailure()) return result;
+    result.row_slot = DeviceArray<int32_t>::download(rows.row_slot, count);
+    const auto tiles = static_cast<size_t>(DeviceArray<int32_t>::download(rows.num_tiles, 1)[0]);
+    const auto* words = static_cast<const int32_t*>(static_cast<const void*>(rows.tiles));
+    result.tiles = DeviceArray<int32_t>::download(words, tiles * 4);
+    result.load = load.download();
+    return result;
+  }
+};
+
+TEST_F(RouteAndGroup, RandomSpecs_EqualTwoLaunches) {
+  const std::vector<int64_t> tokens = {1, 2, 8, 9, 33, 200, 257, 512, 600};
+  for (uint32_t seed = 0; seed < 150; ++seed) {
+    std::mt19937 generator(seed);
+    const MoeSpec spec = testing::random_topk_spec(generator);
+    if (spec.top_k > 32) continue;
+    const RoutingProblem problem =
+        testing::random_problem(spec, tokens[seed % tokens.size()], 1.0F, seed);
+    ASSERT_EQ(run(problem, Launches::kChosen), run(problem, Launches::kTwo))
+        << "seed " << seed << ": " << testing::describe(spec);
+  }
+}
+
+TEST_F(RouteAndGroup, EveryShape_GivesTheSame) {
+  MoeSpec spec = testing::router_spec(256, 8, Renormalize::kSum);
+  spec.router.score = RouterScore::kSigmoid;
+  spec.router.has_selection_bias = true;
+  spec.router.num_groups = 8;
+  spec.router.topk_groups = 4;
+  const RoutingProblem problem = testing::random_problem(spec, 100, 1.0F, 3);
+  const Grouped wanted = run(problem, Launches::kTwo);
+  for (const int32_t blocks : {1, 2, 4, 8}) {
+    for (const int32_t threads : {256, 512}) {
+      ASSERT_EQ(
+          run(problem, Launches::kOne, {.blocks = blocks, .threads = threads, .cluster = blocks}),
+          wanted)
+          << blocks << " blocks of " << threads;
+    }
+  }
+}
+
+TEST_F(RouteAndGroup, ManyExperts_EqualTwoLaunches) {
+  for (const int64_t experts : {8, 64, 128, 384, 512, 513, 1024}) {
+    MoeSpec spec = testing::router_spec(experts, 8, Renormalize::kSum);
+    const RoutingProblem problem = testing::random_problem(spec, 64, 1.0F, 3);
+    ASSERT_EQ(run(problem, Launches::kChosen), run(problem, Launches::kTwo)) << experts;
+  }
+}
+
+}  // namespace
+}  // namespace conclave
