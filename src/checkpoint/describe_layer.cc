@@ -19,7 +19,8 @@ CheckpointLayer describe_layer(const ModelConfig& config, const LayerConfig& lay
   result.bytes = map.bytes;
   result.support = map.support;
   const WeightInfo& down = map.role(WeightRole::kDown).info;
-  if (down.count > 0 && is_float(down.dtype)) result.spec.weight_dtype = down.dtype;
+  const bool quantised = result.spec.weight_dtype == DType::kF8E4M3;
+  if (!quantised && down.count > 0 && is_float(down.dtype)) result.spec.weight_dtype = down.dtype;
   const WeightInfo& router = map.role(WeightRole::kRouter).info;
   if (router.count > 0 && is_float(router.dtype)) {
     set_stored_rounding(config, router.dtype, result.spec.router);

@@ -188,6 +188,15 @@ CheckpointFeed CheckpointFeed::from_config(std::string_view config_json) {
                  .expected = "a model without quantization_config",
                  .found = config.quantization});
   }
+  if (config.quant) {
+    // Which matrices the quantiser left out is known by their types only, and none has come.
+    throw Error(ErrorCode::kUnsupportedQuantization,
+                {.what = "the types of quantised weights are not known before they come",
+                 .file = std::string(kConfigName),
+                 .expected = "a model without quantization_config",
+                 .found = config.quant_method,
+                 .hint = "CheckpointFeed::from_spec takes the types with the spec"});
+  }
   if (config.architecture->router.selection_bias_by_file) {
     // There once it is put.
     for (LayerConfig& layer : config.layers) layer.spec.router.has_selection_bias = false;
@@ -239,9 +248,11 @@ bool CheckpointFeed::put(std::string_view name, const ConstTensorView& tensor, F
           return checkpoint::role_shape(layer->spec, role).count > 0;
         });
       });
-  const bool is_known = pattern && split->canonical;
+  const bool is_scale =
+      !pattern && checkpoint::match_scale_name(architecture, layer->spec, split->rest);
+  const bool is_known = (pattern || is_scale) && split->canonical;
   if (!is_known && !checkpoint::in_moe_block(architecture, split->rest)) return false;
-  if (is_known && pattern->pattern->part == checkpoint::Part::kSelectionBias) {
+  if (is_known && pattern && pattern->pattern->part == checkpoint::Part::kSelectionBias) {
     layer->spec.router.has_selection_bias = true;
   }
   impl.add(full, tensor);

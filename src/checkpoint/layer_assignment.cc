@@ -47,11 +47,6 @@ bool is_float_type(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
 }
 
-bool is_type_of(WeightRole role, DType dtype) {
-  if (role != WeightRole::kHashTable) return is_float_type(dtype);
-  return dtype == DType::kI32 || dtype == DType::kI64;
-}
-
 AxisOrder axes_of_stack(StackOrder order) {
   return order == StackOrder::kColsFirst ? AxisOrder::kColsFirst : AxisOrder::kRowsFirst;
 }
@@ -80,7 +75,10 @@ LayerAssignment::LayerAssignment(const ModelConfig& config, const TensorTable& t
 
 // Whether the layer has every role of the pattern: the same name means other things elsewhere.
 bool LayerAssignment::is_wanted(const NamePattern& pattern) const {
-  const auto roles = roles_of(pattern.part);
+  return has_roles(roles_of(pattern.part));
+}
+
+bool LayerAssignment::has_roles(std::span<const WeightRole> roles) const {
   return std::all_of(roles.begin(), roles.end(),
                      [&](WeightRole role) { return shape_of(role).count > 0; });
 }
@@ -95,7 +93,9 @@ std::vector<LayerAssignment::Match> LayerAssignment::match_names(
         item.canonical ? match_name(architecture, item.rest, wanted) : std::nullopt;
     if (name) {
       matches.push_back({*name, item.tensor});
-    } else if (in_moe_block(architecture, item.rest)) {
+    } else if (const std::optional<Match> scale = match_scale(item)) {
+      matches.push_back(*scale);
+    } else if (in_moe_block(architecture, item.rest) && !is_foreign_scale(item, items)) {
       if (first_stray_ < 0) first_stray_ = item.tensor;
       strays_.push_back(table_.info(item.tensor).name);
     }
@@ -118,7 +118,7 @@ void LayerAssignment::choose_naming(std::span<const Match> matches, const LayerN
   int64_t most = -1;
   for_each_form(*config_.architecture, [&](const ExpertForm& form) {
     const int64_t count = std::count_if(matches.begin(), matches.end(), [&](const Match& match) {
-      return match.name.form == &form;
+      return match.name.form == &form && match.kind == TensorKind::kPlain;
     });
     expert_tensors_ += count;
     const bool better = count > most && (count > 0 || naming_.form == nullptr);
@@ -140,6 +140,7 @@ void LayerAssignment::choose_axes(std::span<const Match> matches) {
     const NamePattern& pattern = *match.name.pattern;
     const TensorBlock block = block_of(pattern);
     if (!block.is_stack || block.is_vector || pattern.axes != AxisOrder::kByShape) continue;
+    if (match.kind != TensorKind::kPlain) continue;
     const std::vector<int64_t>& shape = table_.info(match.tensor).shape;
     const bool rows_first = fits(shape, block, pattern, AxisOrder::kRowsFirst);
     const bool cols_first = fits(shape, block, pattern, AxisOrder::kColsFirst);
@@ -205,6 +206,7 @@ void LayerAssignment::place(const Match& match) {
   const int64_t expert =
       has_expert_placeholder(pattern.text) ? match.name.expert - first_expert() : 0;
   if (expert >= layer_.spec.num_experts) reject_expert(match);
+  if (match.kind != TensorKind::kPlain) return place_scale(match, expert);
   const TensorBlock block = block_of(pattern);
   const AxisOrder axes = axes_of(pattern);
   const TensorInfo& info = table_.info(match.tensor);
@@ -248,8 +250,7 @@ void LayerAssignment::fill(WeightRole role, int64_t expert, const MatrixLocation
   slot = location;
 }
 
-bool LayerAssignment::is_filled(Part part, int64_t expert) const {
-  const auto roles = roles_of(part);
+bool LayerAssignment::is_filled(std::span<const WeightRole> roles, int64_t expert) const {
   return std::all_of(roles.begin(), roles.end(), [&](WeightRole role) {
     const std::vector<MatrixLocation>& slots = slots_[static_cast<size_t>(role)];
     return !slots.empty() && slots[static_cast<size_t>(expert)].tensor >= 0;
@@ -278,22 +279,30 @@ std::vector<NamePattern> LayerAssignment::expected_once() const {
 
 template <class Visit>
 void LayerAssignment::for_each_expected(Visit visit) const {
-  for (const NamePattern& pattern : expected_once()) visit(pattern, int64_t{1});
+  const auto visit_kinds = [&](const NamePattern& pattern, int64_t copies) {
+    visit(pattern, TensorKind::kPlain, copies);
+    if (!is_quantisable(pattern.part)) return;
+    for (const TensorKind kind : {TensorKind::kScale, TensorKind::kInputScale}) {
+      if (has_roles(roles_of(pattern.part, kind))) visit(pattern, kind, copies);
+    }
+  };
+  for (const NamePattern& pattern : expected_once()) visit_kinds(pattern, 1);
   for (const NamePattern& pattern : naming_.form->patterns) {
-    if (is_wanted(pattern)) visit(pattern, is_stack(pattern) ? 1 : layer_.spec.num_experts);
+    if (is_wanted(pattern)) visit_kinds(pattern, is_stack(pattern) ? 1 : layer_.spec.num_experts);
   }
 }
 
 int64_t LayerAssignment::missing_count() const {
   int64_t count = 0;
-  for_each_expected([&](const NamePattern& pattern, int64_t copies) {
+  for_each_expected([&](const NamePattern& pattern, TensorKind kind, int64_t copies) {
+    const std::vector<WeightRole> roles = roles_of(pattern.part, kind);
     // A config may claim far more experts and layers than there are tensors.
-    if (slots_[static_cast<size_t>(roles_of(pattern.part).front())].empty()) {
+    if (slots_[static_cast<size_t>(roles.front())].empty()) {
       count += copies;
       return;
     }
     for (int64_t expert = 0; expert < copies; ++expert) {
-      if (!is_filled(pattern.part, expert)) ++count;
+      if (!is_filled(roles, expert)) ++count;
     }
   });
   return count;
@@ -301,10 +310,11 @@ int64_t LayerAssignment::missing_count() const {
 
 std::vector<std::string> LayerAssignment::missing(size_t limit) const {
   std::vector<std::string> names;
-  for_each_expected([&](const NamePattern& pattern, int64_t copies) {
+  for_each_expected([&](const NamePattern& pattern, TensorKind kind, int64_t copies) {
+    const std::vector<WeightRole> roles = roles_of(pattern.part, kind);
     for (int64_t expert = 0; expert < copies && names.size() < limit; ++expert) {
-      if (is_filled(pattern.part, expert)) continue;
-      names.push_back(full_name(pattern, expert) + " " + expected_shape(pattern));
+      if (is_filled(roles, expert)) continue;
+      names.push_back(full_name(pattern, kind, expert) + " " + expected_shape(pattern, kind));
     }
   });
   return names;
@@ -376,9 +386,26 @@ void LayerAssignment::check_types() const {
   }
   check_same_type(kExpertMatrices);
   check_same_type(kSharedMatrices);
+  check_scale_types();
+}
+
+// e4m3 is a type of matrices that the spec says are quantised.
+bool LayerAssignment::is_type_of(WeightRole role, DType dtype) const {
+  if (role == WeightRole::kHashTable) return dtype == DType::kI32 || dtype == DType::kI64;
+  if (is_scale_role(role) || is_float_type(dtype)) return true;
+  const bool shared = role >= WeightRole::kSharedGate && role <= WeightRole::kSharedDown;
+  if (!shared && role > WeightRole::kDown) return false;
+  const MoeSpec& spec = layer_.spec;
+  return dtype == DType::kF8E4M3 &&
+         (shared ? shared_weight_dtype(spec) : spec.weight_dtype) == DType::kF8E4M3;
 }
 
 Support LayerAssignment::type_support(const LayerMap& map) const {
+  if (!foreign_.empty()) {
+    return Support::no(foreign_ +
+                       " is quantised; this version reads e4m3 matrices of experts and shared "
+                       "experts, and all others in F32, F16 or BF16");
+  }
   for (size_t i = 0; i < kNumRoles; ++i) {
     const RoleMatrices& role = map.roles[i];
     if (role.info.count == 0 || is_type_of(static_cast<WeightRole>(i), role.info.dtype)) continue;
@@ -389,6 +416,7 @@ Support LayerAssignment::type_support(const LayerMap& map) const {
   const RoleMatrices& shared = map.role(WeightRole::kSharedDown);
   const DType expert_type = map.role(WeightRole::kDown).info.dtype;
   if (shared.info.count == 0 || shared.info.dtype == expert_type) return Support::yes();
+  if (expert_type == DType::kF8E4M3) return Support::yes();
   return Support::no(fmt::format("the shared expert is stored as {}, the routed experts as {}",
                                  to_string(shared.info.dtype), to_string(expert_type)));
 }

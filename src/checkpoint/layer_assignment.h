@@ -4,10 +4,15 @@
 #include "checkpoint/layer_names.h"
 #include "checkpoint/role_map.h"
 #include "checkpoint/role_shape.h"
+#include "checkpoint/scale_names.h"
 
+#include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
+#include <unordered_map>
 #include <vector>
 
 namespace conclave::inline v0::checkpoint {
@@ -41,12 +46,18 @@ class LayerAssignment {
   struct Match {
     NameMatch name;
     int32_t tensor;
+    TensorKind kind = TensorKind::kPlain;
   };
 
   std::vector<Match> match_names(std::span<const LayerTensor> items);
   void choose_naming(std::span<const Match> matches, const LayerNaming& usual);
   void choose_axes(std::span<const Match> matches);
   void place(const Match& match);
+  void place_scale(const Match& match, int64_t expert);
+  // The scale that a name is, of a matrix that is quantised.
+  std::optional<Match> match_scale(const LayerTensor& item) const;
+  // Whether the name is that of a scale of a matrix stored in a form that is not read.
+  bool is_foreign_scale(const LayerTensor& item, std::span<const LayerTensor> items);
   void fill(WeightRole role, int64_t expert, const MatrixLocation& location);
   bool is_surplus(const Match& match) const;
   int64_t first_expert() const;  // number of the layer's expert 0 in names
@@ -54,18 +65,25 @@ class LayerAssignment {
 
   RoleShape shape_of(WeightRole role) const { return shapes_[static_cast<size_t>(role)]; }
   bool is_wanted(const NamePattern& pattern) const;
+  bool has_roles(std::span<const WeightRole> roles) const;
   bool covers_experts(const ExpertForm& form) const;
   TensorBlock block_of(const NamePattern& pattern) const;
+  TensorBlock scale_block(const NamePattern& pattern, TensorKind kind) const;
+  std::vector<std::vector<int64_t>> scale_shapes(const NamePattern& pattern, TensorKind kind) const;
   AxisOrder axes_of(const NamePattern& pattern) const;
-  bool is_filled(Part part, int64_t expert) const;
+  bool is_filled(std::span<const WeightRole> roles, int64_t expert) const;
   std::vector<NamePattern> expected_once() const;  // one pattern a part
-  // Calls visit(pattern, number of tensors) for all that the layer must have.
+  // Calls visit(pattern, kind, number of tensors) for all that the layer must have.
   template <class Visit>
   void for_each_expected(Visit visit) const;
   std::string full_name(const NamePattern& pattern, int64_t expert) const;
+  std::string full_name(const NamePattern& pattern, TensorKind kind, int64_t expert) const;
   std::string expected_shape(const NamePattern& pattern) const;
+  std::string expected_shape(const NamePattern& pattern, TensorKind kind) const;
   Support type_support(const LayerMap& map) const;
+  bool is_type_of(WeightRole role, DType dtype) const;
   void check_same_type(std::span<const WeightRole> roles) const;
+  void check_scale_types() const;
   void check_types() const;
 
   const ModelConfig& config_;
@@ -78,6 +96,8 @@ class LayerAssignment {
   std::string prefix_;                      // "model.layers.0."
   std::array<std::vector<MatrixLocation>, kNumRoles> slots_;
   std::vector<std::string> strays_;
+  std::unordered_map<std::string_view, int32_t> by_rest_;  // filled when first needed
+  std::string foreign_;  // a matrix that is quantised and may not be, or in a form that is not read
   int32_t first_stray_ = -1;
   int64_t expert_tensors_ = 0;
   uint64_t bytes_ = 0;

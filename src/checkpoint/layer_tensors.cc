@@ -223,4 +223,41 @@ void settle_by_file(const LayerTensors& tensors, ModelConfig& config) {
   }
 }
 
+namespace {
+
+// The type of the first tensor in `part`; nothing without one.
+std::optional<DType> stored_type(const Architecture& architecture, const TensorTable& table,
+                                 std::span<const LayerTensor> items, Part part) {
+  const auto wanted = [part](const NamePattern& pattern) { return pattern.part == part; };
+  for (const LayerTensor& item : items) {
+    if (match_name(architecture, item.rest, wanted)) return table.info(item.tensor).dtype;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+void settle_quantization(const LayerTensors& tensors, const TensorTable& table,
+                         ModelConfig& config) {
+  if (!config.quant) return;
+  for (LayerConfig& layer : config.layers) {
+    const auto& items = tensors.layers[static_cast<size_t>(layer.index)];
+    const auto type = [&](Part part) {
+      return stored_type(*config.architecture, table, items, part);
+    };
+    if (type(Part::kDown) != DType::kF8E4M3) continue;
+    MoeSpec& spec = layer.spec;
+    spec.weight_dtype = DType::kF8E4M3;
+    spec.quant = *config.quant;
+    if (spec.shared.mode != SharedMode::kNone) {
+      const auto shared = type(Part::kSharedDown);
+      if (shared && shared != DType::kF8E4M3) spec.shared.weight_dtype = shared;
+    }
+    if (spec.residual.intermediate_size != 0) {
+      const auto residual = type(Part::kResidualDown).value_or(DType::kBF16);
+      spec.residual.weight_dtype = residual == DType::kF8E4M3 ? DType::kBF16 : residual;
+    }
+  }
+}
+
 }  // namespace conclave::inline v0::checkpoint

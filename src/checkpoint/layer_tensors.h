@@ -47,4 +47,9 @@ std::optional<LayerName> split_model_name(const Architecture& architecture, std:
 // Settles what the family leaves to the file: whether a layer has a selection bias.
 void settle_by_file(const LayerTensors& tensors, ModelConfig& config);
 
+// Of a quantised model: which layers are, by the types of their matrices. Modules that the
+// quantiser left out are plain.
+void settle_quantization(const LayerTensors& tensors, const TensorTable& table,
+                         ModelConfig& config);
+
 }  // namespace conclave::inline v0::checkpoint

@@ -26,8 +26,9 @@ using checkpoint::StoredTensor;
 
 constexpr std::string_view kConfigFile = "config.json";
 // Older exports describe their quantisation beside config.json.
-constexpr std::array<std::string_view, 3> kQuantizationFiles = {
-    "quantize_config.json", "quant_config.json", "hf_quant_config.json"};
+constexpr std::string_view kModeloptFile = "hf_quant_config.json";
+constexpr std::array<std::string_view, 3> kQuantizationFiles = {"quantize_config.json",
+                                                                "quant_config.json", kModeloptFile};
 
 io::JsonDocument read_config_file(const io::Directory& directory) {
   if (!directory.contains(kConfigFile)) {
@@ -44,9 +45,14 @@ ModelConfig read_config(const io::Directory& directory, const io::JsonDocument& 
                         ExpertSet experts) {
   ModelConfig config = checkpoint::read_model_config(document.root(), experts);
   for (std::string_view name : kQuantizationFiles) {
-    if (!config.quantization.empty() || !directory.contains(name)) continue;
-    config.quantization = fmt::format("the method of {}", name);
-    config.support = Support::no(checkpoint::quantization_reason(config.quantization));
+    if (!config.quant_method.empty() || !directory.contains(name)) continue;
+    checkpoint::Quantization found;
+    found.method = fmt::format("the method of {}", name);
+    if (name == kModeloptFile) {
+      const io::JsonDocument described = directory.read_json(name);
+      found = checkpoint::read_modelopt(described.root());
+    }
+    checkpoint::set_quantization(found, config);
   }
   return config;
 }
@@ -97,7 +103,7 @@ struct Checkpoint::Impl {
   }
 
   void add_type_note() {
-    if (!config.dtype || layers.empty() || !config.quantization.empty()) return;
+    if (!config.dtype || layers.empty() || !config.quant_method.empty()) return;
     const DType stored = layers.front().spec.weight_dtype;
     if (stored == *config.dtype) return;
     notes.push_back(fmt::format("config.json gives the type {}, the experts are stored as {}",
@@ -124,6 +130,7 @@ Checkpoint Checkpoint::open(const std::filesystem::path& path, const CheckpointO
       options.extra_layers ? checkpoint::ExtraLayers::kRead : checkpoint::ExtraLayers::kSkip);
   checkpoint::add_extra_layers(document.root(), tensors.extra_layers(), impl->config);
   checkpoint::settle_by_file(tensors, impl->config);
+  checkpoint::settle_quantization(tensors, impl->shards, impl->config);
   impl->add_layers(impl->config.quantization.empty()
                        ? checkpoint::map_roles(impl->config, impl->shards, tensors)
                        : checkpoint::survey_layers(impl->config, impl->shards, tensors));

@@ -109,14 +109,11 @@ std::optional<DType> read_dtype(const std::vector<io::JsonValue>& chain,
   return std::nullopt;
 }
 
-std::string read_quantization(const std::vector<io::JsonValue>& chain) {
+Quantization find_quantization(const std::vector<io::JsonValue>& chain) {
   for (const io::JsonValue& config : chain) {
     for (std::string_view key : kQuantizationKeys) {
       const auto value = config.find_set(key);
-      if (!value) continue;
-      const auto method = value->find_set("quant_method");
-      return method ? io::show_name(method->as_string())
-                    : "a method that " + value->path() + " does not name";
+      if (value) return read_quantization(*value);
     }
   }
   return {};
@@ -140,8 +137,22 @@ void set_stored_rounding(const ModelConfig& config, DType stored, RouterSpec& ro
 }
 
 std::string quantization_reason(std::string_view method) {
-  return fmt::format("quantised with {}; this version runs unquantised f32, f16 and bf16 weights",
-                     method);
+  return fmt::format(
+      "quantised with {}; this version runs f32, f16 and bf16 weights, and e4m3 of "
+      "fp8, compressed-tensors and ModelOpt",
+      method);
+}
+
+void set_quantization(const Quantization& found, ModelConfig& model) {
+  if (found.method.empty()) return;
+  model.quant_method = found.method;
+  if (found.spec) {
+    model.quant = found.spec;
+    return;
+  }
+  model.quantization = found.method;
+  if (!found.reason.empty()) model.quantization += " (" + found.reason + ")";
+  model.support = Support::no(quantization_reason(model.quantization));
 }
 
 ModelConfig read_model_config(const io::JsonValue& root, ExpertSet experts) {
@@ -179,10 +190,7 @@ ModelConfig read_model_config(const io::JsonValue& root, ExpertSet experts) {
          .spec = read_spec(reader, architecture, layer, model.dtype, model.support)});
   }
   if (model.layers.empty()) model.notes.push_back("the configuration makes every layer dense");
-  model.quantization = read_quantization(chain);
-  if (!model.quantization.empty()) {
-    model.support = Support::no(quantization_reason(model.quantization));
-  }
+  set_quantization(find_quantization(chain), model);
   return model;
 }
 

@@ -3,6 +3,7 @@
 
 #include "checkpoint/architecture.h"
 #include "checkpoint/layer_rule.h"
+#include "checkpoint/quantization.h"
 #include "checkpoint/spec_reader.h"
 #include "io/json.h"
 
@@ -22,7 +23,7 @@ namespace conclave::inline v0::checkpoint {
 
 struct LayerConfig {
   int64_t index = 0;
-  MoeSpec spec;  // weight_dtype is left for the tensors to say
+  MoeSpec spec;  // types of matrices are left for the tensors to say
 };
 
 struct ModelConfig {
@@ -30,7 +31,9 @@ struct ModelConfig {
   std::string model_type;
   int64_t num_hidden_layers = 0;
   std::optional<DType> dtype;       // the model's arithmetic type, where the config gives one
-  std::string quantization;         // name of the method; empty: none
+  std::string quantization;         // name of a method that is not read; empty: none
+  std::optional<QuantSpec> quant;   // of e4m3 matrices, where their method is read
+  std::string quant_method;         // its name
   std::vector<LayerConfig> layers;  // MoE layers, ascending
   Support support = Support::yes();
   std::vector<std::string> notes;
@@ -51,7 +54,9 @@ void add_extra_layers(const io::JsonValue& root, std::span<const int64_t> layers
 // Completes the router's rounding types where the type that its matrix is stored in decides.
 void set_stored_rounding(const ModelConfig& config, DType stored, RouterSpec& router);
 
-// "quantised with fp8: ..." for Support and for Error(kUnsupportedQuantization).
+// Takes over what a file says of the weights' quantisation.
+void set_quantization(const Quantization& found, ModelConfig& model);
+// "quantised with gptq: ..." for Support and for Error(kUnsupportedQuantization).
 std::string quantization_reason(std::string_view method);
 
 }  // namespace conclave::inline v0::checkpoint

@@ -196,7 +196,7 @@ TEST(ExtraLayers, HugeNumbers_AreNotRead) {
 
 TEST(ExtraLayers, Quantised_AreSurveyed) {
   TinyModel model = model_with_extra(kForms[0]);
-  model.config["quantization_config"] = {{"quant_method", "fp8"}};
+  model.config["quantization_config"] = {{"quant_method", "gptq"}};
   const TempDir directory;
   write_single(model, directory.path());
   const Checkpoint checkpoint = Checkpoint::open(directory.path(), kAsked);
