@@ -40,6 +40,7 @@ std::vector<Column> columns(const Checkpoint& checkpoint) {
   const int router = width(6, [](const Layer& layer) { return router_text(layer.spec.router); });
   const int activation = width(4, [](const Layer& layer) { return layer.spec.activation.name; });
   const int shared = width(6, [](const Layer& layer) { return shared_text(layer.spec.shared); });
+  const int weights = width(4, [](const Layer& layer) { return weights_text(layer.spec); });
   const int parts = width(5, [](const Layer& layer) { return parts_text(layer.spec); });
   const int layout = width(10, [](const Layer& layer) { return layer.layout; });
   return {{"layer", "layer", 5, Align::kRight},
@@ -47,7 +48,8 @@ std::vector<Column> columns(const Checkpoint& checkpoint) {
           {"top_k", "k", 3, Align::kRight},
           {"hidden_size", "H", 5, Align::kRight},
           {"intermediate_size", "I", 5, Align::kRight},
-          {"weight_dtype", "type", 4, Align::kLeft},
+          {"weight_dtype", "", 0, Align::kLeft},
+          {"weights", "type", weights, Align::kLeft},
           {"router", "router", router, Align::kLeft},
           {"renormalize", "", 0, Align::kLeft},
           {"logits_dtype", "logits", 6, Align::kLeft},
@@ -81,6 +83,7 @@ std::vector<Cell> cells(const CheckpointLayer& layer) {
           integer_cell(spec.hidden_size),
           integer_cell(spec.intermediate_size),
           text_cell(std::string(to_string(spec.weight_dtype))),
+          text_cell(weights_text(spec)),
           {spec.router.name, router_text(spec.router)},
           text_cell(std::string(renormalize_name(spec.router.renormalize))),
           text_cell(std::string(to_string(spec.router.logits_dtype))),

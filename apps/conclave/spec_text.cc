@@ -22,6 +22,35 @@ std::string_view score_name(RouterScore score) {
   return "";
 }
 
+std::string_view weight_scale_name(WeightScale scale) {
+  switch (scale) {
+    case WeightScale::kNone:
+      return "none";
+    case WeightScale::kTensor:
+      return "tensor";
+    case WeightScale::kChannel:
+      return "channel";
+    case WeightScale::kBlock:
+      return "block";
+  }
+  return "";
+}
+
+// What shares a scale in rows, behind the weights.
+std::string_view activation_scale_words(ActivationScale scale) {
+  switch (scale) {
+    case ActivationScale::kNone:
+      return "";
+    case ActivationScale::kTensorStatic:
+      return ", rows static";
+    case ActivationScale::kToken:
+      return ", rows by token";
+    case ActivationScale::kGroup:
+      return ", rows by 128";
+  }
+  return "";
+}
+
 // How the mode looks behind the size.
 std::string_view shared_mode_word(SharedMode mode) {
   switch (mode) {
@@ -91,6 +120,19 @@ std::string router_text(const RouterSpec& router) {
   if (router.num_groups > 1) text += fmt::format(" {}/{}", router.topk_groups, router.num_groups);
   if (router.has_selection_bias) text += " bias";
   if (router.renormalize != Renormalize::kNone) text += " renorm";
+  return text;
+}
+
+std::string weights_text(const MoeSpec& spec) {
+  std::string text(to_string(spec.weight_dtype));
+  const QuantSpec& quant = spec.quant;
+  if (quant.weights == WeightScale::kNone) return text;
+  text += " " + std::string(weight_scale_name(quant.weights));
+  if (quant.weights == WeightScale::kBlock) {
+    text += fmt::format(" {}x{}", quant.block_rows, quant.block_cols);
+  }
+  text += std::string(activation_scale_words(quant.activations));
+  if (quant.power_of_two_scales) text += " ue8m0";
   return text;
 }
 

@@ -16,6 +16,8 @@ std::string_view shared_mode_name(SharedMode mode);
 std::string router_text(const RouterSpec& router);
 // "sum", "pnorm"
 std::string_view renormalize_name(Renormalize renormalize);
+// "BF16"; "F8_E4M3 block 128x128, rows by 128" with what shares a scale in weights and rows.
+std::string weights_text(const MoeSpec& spec);
 // What the layer has beside experts, router and shared experts: "latent 1024, bias"; "-" if
 // nothing.
 std::string parts_text(const MoeSpec& spec);

@@ -65,6 +65,22 @@ TEST(Synth, FullDirectory_IsRefusedUnlessForced) {
   EXPECT_EQ(read_text(scratch / "notes.txt"), "mine");
 }
 
+TEST(Synth, QuantisedModel_OpensAndAgreesWithFloat64) {
+  for (const char* type : {"fp8-block", "fp8-channel", "fp8-tensor", "fp8-static"}) {
+    const ScratchDirectory scratch;
+    const std::string model = (scratch / "model").string();
+    ASSERT_EQ(run_tool(synth_arguments(
+                           model, {"--dtype", type, "--shared", "9", "--model-type", "qwen2_moe"}))
+                  .exit_code,
+              0);
+    const ToolResult inspected = run_tool({"inspect", model});
+    EXPECT_EQ(inspected.exit_code, 0) << inspected.err;
+    EXPECT_NE(inspected.out.find("F8_E4M3"), std::string::npos) << inspected.out;
+    const ToolResult verified = run_tool({"verify", model});
+    EXPECT_EQ(verified.exit_code, 0) << type << verified.out << verified.err;
+  }
+}
+
 TEST(Synth, MissingRoom_IsSaidBeforeAnythingIsWritten) {
   const ScratchDirectory scratch;
   const std::string model = (scratch / "model").string();

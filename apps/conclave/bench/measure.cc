@@ -46,10 +46,10 @@ struct BenchLayers::Inputs {
     const int64_t count =
         std::clamp<int64_t>(kHiddenRows / std::max<int64_t>(num_tokens, 1), 1, kMostBatches);
     for (int64_t i = 0; i < count; ++i) {
-      hidden.emplace_back(spec.weight_dtype, Shape{num_tokens, spec.hidden_size});
+      hidden.emplace_back(natural_row_dtype(spec), Shape{num_tokens, spec.hidden_size});
       fill_random(hidden.back().view(), seed + static_cast<uint64_t>(i));
     }
-    out = Tensor(spec.weight_dtype, {num_tokens, spec.hidden_size});
+    out = Tensor(natural_row_dtype(spec), {num_tokens, spec.hidden_size});
   }
 
   const Tensor& next_hidden() { return hidden[turn++ % hidden.size()]; }

@@ -18,11 +18,12 @@ ConstTensorView view_or_empty(const std::optional<Tensor>& tensor) {
 }
 
 Tensor random_hidden(int64_t num_tokens, const MoeSpec& spec, uint64_t seed) {
-  const uint64_t row_bytes = static_cast<uint64_t>(spec.hidden_size * byte_size(spec.weight_dtype));
+  const uint64_t row_bytes =
+      static_cast<uint64_t>(spec.hidden_size * byte_size(natural_row_dtype(spec)));
   // Input and output rows.
   require_memory(2 * row_bytes * static_cast<uint64_t>(num_tokens), "the hidden states",
                  "ask for fewer tokens");
-  Tensor hidden(spec.weight_dtype, {num_tokens, spec.hidden_size});
+  Tensor hidden(natural_row_dtype(spec), {num_tokens, spec.hidden_size});
   if (num_tokens > 0) fill_random(hidden.view(), seed);
   return hidden;
 }
@@ -63,7 +64,7 @@ BatchSource::BatchSource(BatchOptions options) : options_(std::move(options)) {
 }
 
 BatchShape BatchSource::check(int64_t layer, const MoeSpec& spec) const {
-  if (!file_) return {.num_tokens = options_.random_tokens, .dtype = spec.weight_dtype};
+  if (!file_) return {.num_tokens = options_.random_tokens, .dtype = natural_row_dtype(spec)};
   const TensorInfo& hidden = file_->find_hidden_states(layer, spec);
   return {.num_tokens = hidden.shape[0],
           .dtype = hidden.dtype,

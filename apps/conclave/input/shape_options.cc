@@ -1,14 +1,41 @@
 #include "input/shape_options.h"
 
+#include "spec_text.h"
+
 #include "conclave/error.h"
 #include "conclave/synthetic.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <string_view>
 #include <utility>
 
 namespace conclave::tool {
 namespace {
+
+struct WeightType {
+  std::string_view name;
+  DType dtype;
+  QuantSpec quant = {};
+};
+constexpr WeightType kWeightTypes[] = {
+    {.name = "bf16", .dtype = DType::kBF16},
+    {.name = "f16", .dtype = DType::kF16},
+    {.name = "f32", .dtype = DType::kF32},
+    {.name = "fp8-block",
+     .dtype = DType::kF8E4M3,
+     .quant = {.weights = WeightScale::kBlock, .activations = ActivationScale::kGroup}},
+    {.name = "fp8-channel",
+     .dtype = DType::kF8E4M3,
+     .quant = {.weights = WeightScale::kChannel, .activations = ActivationScale::kToken}},
+    {.name = "fp8-tensor",
+     .dtype = DType::kF8E4M3,
+     .quant = {.weights = WeightScale::kTensor, .activations = ActivationScale::kToken}},
+    {.name = "fp8-static",
+     .dtype = DType::kF8E4M3,
+     .quant = {.weights = WeightScale::kTensor, .activations = ActivationScale::kTensorStatic}},
+};
 
 std::string preset_names() {
   std::string names;
@@ -80,7 +107,7 @@ void add_shape_options(Command& command, ShapeOptions& options) {
                  "Intermediate size of one expert");
   command.number("--shared", "N", options.shared_size, kSizes,
                  "Intermediate size of a shared expert");
-  command.choice("--dtype", options.dtype, {"bf16", "f16", "f32"},
+  command.choice("--dtype", options.dtype, weight_type_names(),
                  "Type of the weights (default: the preset's, or bf16)");
 }
 
@@ -102,7 +129,7 @@ std::vector<NamedShape> resolve_shapes(const ShapeOptions& options) {
     shapes.push_back(from_sizes(options));
   }
   for (NamedShape& shape : shapes) {
-    if (!options.dtype.empty()) shape.spec.weight_dtype = parse_weight_dtype(options.dtype);
+    if (!options.dtype.empty()) set_weight_type(options.dtype, shape.spec);
     if (options.shared_size != 0) {
       shape.spec.shared = {.mode = SharedMode::kSigmoidGate,
                            .intermediate_size = options.shared_size};
@@ -112,14 +139,24 @@ std::vector<NamedShape> resolve_shapes(const ShapeOptions& options) {
   return shapes;
 }
 
-DType parse_weight_dtype(const std::string& name) {
-  if (name == "bf16") return DType::kBF16;
-  if (name == "f16") return DType::kF16;
-  if (name == "f32") return DType::kF32;
-  throw Error(ErrorCode::kInvalidArgument, {.what = "unknown weight type",
-                                            .tensor = "--dtype",
-                                            .expected = "one of bf16, f16, f32",
-                                            .found = fmt::format("'{}'", name)});
+std::vector<std::string> weight_type_names() {
+  std::vector<std::string> names;
+  for (const WeightType& type : kWeightTypes) names.emplace_back(type.name);
+  return names;
+}
+
+void set_weight_type(const std::string& name, MoeSpec& spec) {
+  for (const WeightType& type : kWeightTypes) {
+    if (name != type.name) continue;
+    spec.weight_dtype = type.dtype;
+    spec.quant = type.quant;
+    return;
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              {.what = "unknown weight type",
+               .tensor = "--dtype",
+               .expected = fmt::format("one of {}", fmt::join(weight_type_names(), ", ")),
+               .found = fmt::format("'{}'", name)});
 }
 
 std::string shape_text(const MoeSpec& spec) {
@@ -134,7 +171,7 @@ std::string shape_text(const MoeSpec& spec) {
   if (spec.residual.intermediate_size != 0) {
     text += fmt::format(" residual={}", spec.residual.intermediate_size);
   }
-  return text + " " + std::string(to_string(spec.weight_dtype));
+  return text + " " + weights_text(spec);
 }
 
 }  // namespace conclave::tool

@@ -36,8 +36,10 @@ struct NamedShape {
 std::vector<NamedShape> resolve_shapes(const ShapeOptions& options);
 bool any_size_given(const ShapeOptions& options);
 
-// "bf16", "f16", "f32". Throws Error(kInvalidArgument).
-DType parse_weight_dtype(const std::string& name);
+// Names of weight types: "bf16", "f16", "f32", and e4m3 ones by what shares a scale.
+std::vector<std::string> weight_type_names();
+// Sets the type and, of e4m3, the quantisation. Throws Error(kInvalidArgument).
+void set_weight_type(const std::string& name, MoeSpec& spec);
 
 // "E=128 k=8 H=2048 I=768 BF16", with the shared expert where there is one.
 std::string shape_text(const MoeSpec& spec);

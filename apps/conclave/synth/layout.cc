@@ -1,11 +1,13 @@
 #include "synth/layout.h"
 
 #include "conclave/error.h"
+#include "conclave/synthetic.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 namespace conclave::tool {
@@ -60,53 +62,107 @@ std::string_view config_dtype(DType dtype) {
   }
 }
 
+// The method whose names and configuration a form of quantisation has.
+bool is_compressed_tensors(const QuantSpec& quant) {
+  return quant.weights == WeightScale::kChannel;
+}
+
+// A matrix, and the roles of its scales where it may have some.
+struct SynthMatrix {
+  WeightRole role;
+  WeightRole scale = WeightRole::kRouter;  // kRouter: none
+  WeightRole input_scale = WeightRole::kRouter;
+};
+
 class TensorList {
  public:
-  TensorList(const SynthModel& model, const Family& family) : model_(model), family_(family) {}
+  TensorList(const SynthModel& model, const Family& family)
+      : model_(model), family_(family), source_(make_synthetic_source(model.spec, 0)) {}
 
   std::vector<SynthTensor> build() {
+    using enum WeightRole;
     const MoeSpec& spec = model_.spec;
-    const int64_t hidden = spec.hidden_size;
-    const int64_t intermediate = spec.intermediate_size;
     for (layer_ = 0; layer_ < model_.num_layers; ++layer_) {
-      add("gate", WeightRole::kRouter, 0, {spec.num_experts, hidden});
+      add("gate", {kRouter}, 0);
       for (int64_t expert = 0; expert < spec.num_experts; ++expert) {
         const std::string prefix = fmt::format("experts.{}.", expert);
-        add(prefix + family_.gate, WeightRole::kGate, expert, {intermediate, hidden});
-        add(prefix + family_.up, WeightRole::kUp, expert, {intermediate, hidden});
-        add(prefix + family_.down, WeightRole::kDown, expert, {hidden, intermediate});
+        add(prefix + family_.gate, {kGate, kGateScale, kGateInputScale}, expert);
+        add(prefix + family_.up, {kUp, kUpScale, kUpInputScale}, expert);
+        add(prefix + family_.down, {kDown, kDownScale, kDownInputScale}, expert);
       }
-      if (spec.shared.mode != SharedMode::kNone) add_shared(spec.shared.intermediate_size);
+      if (spec.shared.mode != SharedMode::kNone) add_shared();
     }
     return std::move(tensors_);
   }
 
  private:
-  void add_shared(int64_t shared) {
-    const int64_t hidden = model_.spec.hidden_size;
-    add("shared_expert.gate_proj", WeightRole::kSharedGate, 0, {shared, hidden});
-    add("shared_expert.up_proj", WeightRole::kSharedUp, 0, {shared, hidden});
-    add("shared_expert.down_proj", WeightRole::kSharedDown, 0, {hidden, shared});
-    add("shared_expert_gate", WeightRole::kSharedExpertGate, 0, {1, hidden});
+  void add_shared() {
+    using enum WeightRole;
+    const std::string prefix = "shared_expert.";
+    add(prefix + "gate_proj", {kSharedGate, kSharedGateScale, kSharedGateInputScale}, 0);
+    add(prefix + "up_proj", {kSharedUp, kSharedUpScale, kSharedUpInputScale}, 0);
+    add(prefix + "down_proj", {kSharedDown, kSharedDownScale, kSharedDownInputScale}, 0);
+    add("shared_expert_gate", {kSharedExpertGate}, 0);
   }
 
-  void add(const std::string& part, WeightRole role, int64_t expert, std::vector<int64_t> shape) {
-    const uint64_t bytes =
-        static_cast<uint64_t>(shape[0] * shape[1] * byte_size(model_.spec.weight_dtype));
+  void add(const std::string& module, const SynthMatrix& matrix, int64_t expert) {
+    const std::string name = fmt::format("model.layers.{}.{}.{}.", layer_, family_.block, module);
+    add_tensor(name + "weight", matrix.role, expert);
+    if (matrix.scale == WeightRole::kRouter) return;
+    const bool compressed = is_compressed_tensors(model_.spec.quant);
+    add_tensor(name + (compressed ? "weight_scale" : "weight_scale_inv"), matrix.scale, expert);
+    add_tensor(name + (compressed ? "input_scale" : "activation_scale"), matrix.input_scale,
+               expert);
+  }
+
+  // Nothing where the layer has no such role.
+  void add_tensor(std::string name, WeightRole role, int64_t expert) {
+    const WeightInfo info = source_->describe(role);
+    if (info.count == 0) return;
     tensors_.push_back(
-        {.name = fmt::format("model.layers.{}.{}.{}.weight", layer_, family_.block, part),
+        {.name = std::move(name),
          .layer = layer_,
          .role = role,
          .expert = expert,
-         .shape = std::move(shape),
-         .bytes = bytes});
+         .dtype = info.dtype,
+         .shape = {info.rows, info.cols},
+         .bytes = static_cast<uint64_t>(info.rows * info.cols * byte_size(info.dtype))});
   }
 
   const SynthModel& model_;
   const Family& family_;
+  std::unique_ptr<WeightSource> source_;
   int64_t layer_ = 0;
   std::vector<SynthTensor> tensors_;
 };
+
+nlohmann::ordered_json fp8_config(const QuantSpec& quant) {
+  nlohmann::ordered_json config = {
+      {"quant_method", "fp8"},
+      {"fmt", "e4m3"},
+      {"activation_scheme",
+       quant.activations == ActivationScale::kTensorStatic ? "static" : "dynamic"},
+      {"weight_block_size", nullptr}};
+  if (quant.weights == WeightScale::kBlock) {
+    config["weight_block_size"] = {quant.block_rows, quant.block_cols};
+  }
+  if (quant.power_of_two_scales) config["scale_fmt"] = "ue8m0";
+  return config;
+}
+
+nlohmann::ordered_json compressed_tensors_config() {
+  const nlohmann::ordered_json weights = {
+      {"num_bits", 8}, {"type", "float"}, {"symmetric", true}, {"strategy", "channel"}};
+  nlohmann::ordered_json rows = weights;
+  rows["strategy"] = "token";
+  rows["dynamic"] = true;
+  return {
+      {"quant_method", "compressed-tensors"},
+      {"format", "float-quantized"},
+      {"config_groups",
+       {{"group_0", {{"targets", {"Linear"}}, {"weights", weights}, {"input_activations", rows}}}}},
+      {"ignore", {"re:.*gate$"}}};
+}
 
 }  // namespace
 
@@ -147,12 +203,15 @@ std::vector<SynthShard> plan_shards(const SynthModel& model, uint64_t shard_byte
 nlohmann::ordered_json make_config(const SynthModel& model) {
   const Family& family = find_family(model.model_type);
   const MoeSpec& spec = model.spec;
-  nlohmann::ordered_json config = {
-      {"architectures", {family.class_name}},     {"model_type", family.model_type},
-      {"dtype", config_dtype(spec.weight_dtype)}, {"hidden_act", spec.activation.name},
-      {"hidden_size", spec.hidden_size},          {family.intermediate_key, spec.intermediate_size},
-      {family.experts_key, spec.num_experts},     {"num_experts_per_tok", spec.top_k},
-      {"num_hidden_layers", model.num_layers}};
+  nlohmann::ordered_json config = {{"architectures", {family.class_name}},
+                                   {"model_type", family.model_type},
+                                   {"dtype", config_dtype(natural_row_dtype(spec))},
+                                   {"hidden_act", spec.activation.name},
+                                   {"hidden_size", spec.hidden_size},
+                                   {family.intermediate_key, spec.intermediate_size},
+                                   {family.experts_key, spec.num_experts},
+                                   {"num_experts_per_tok", spec.top_k},
+                                   {"num_hidden_layers", model.num_layers}};
   if (family.has_norm_topk_prob) {
     config["norm_topk_prob"] = spec.router.renormalize == Renormalize::kSum;
   }
@@ -164,6 +223,10 @@ nlohmann::ordered_json make_config(const SynthModel& model) {
   }
   if (spec.shared.mode != SharedMode::kNone) {
     config["shared_expert_intermediate_size"] = spec.shared.intermediate_size;
+  }
+  if (spec.quant.weights != WeightScale::kNone) {
+    config["quantization_config"] =
+        is_compressed_tensors(spec.quant) ? compressed_tensors_config() : fp8_config(spec.quant);
   }
   return config;
 }

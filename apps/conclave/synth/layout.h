@@ -18,6 +18,7 @@ struct SynthTensor {
   int64_t layer = 0;
   WeightRole role = WeightRole::kGate;
   int64_t expert = 0;
+  DType dtype = DType::kBF16;
   std::vector<int64_t> shape;
   uint64_t bytes = 0;
 };

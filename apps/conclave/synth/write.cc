@@ -79,7 +79,7 @@ void write_checkpoint(const Context& context, const SynthModel& model,
   for (const SynthShard& shard : shards) {
     SafetensorsWriter writer(directory / shard.file_name, {{"format", "pt"}});
     for (const SynthTensor& tensor : shard.tensors) {
-      writer.declare(tensor.name, model.spec.weight_dtype, tensor.shape);
+      writer.declare(tensor.name, tensor.dtype, tensor.shape);
     }
     for (size_t begin = 0; begin < shard.tensors.size(); begin += buffers.size()) {
       const size_t count = std::min(buffers.size(), shard.tensors.size() - begin);
