@@ -4,6 +4,7 @@
 #include "cuda/device_info.h"
 #include "layer_subject.h"
 #include "options.h"
+#include "routing_bench.h"
 #include "support/cuda/cases.h"
 
 #include "conclave/version.h"
@@ -26,6 +27,8 @@ using testing::RoutingKind;
 // Of bf16 and quantised formats: docs/numerics.md.
 constexpr double kTolerance = 6e-3;
 constexpr int64_t kShardFromTokens = 256;
+constexpr int64_t kRoutingToTokens = 256;
+constexpr int32_t kRoutingReplays = 20;
 
 struct Variant {
   const char* name;
@@ -40,8 +43,8 @@ constexpr Variant kVariants[] = {
     {"zipf", Determinism::kRepeatable, RoutingInput::kIds, RoutingKind::kZipf},
 };
 
-bool wants(const Options& options, const Variant& variant) {
-  return std::find(options.variants.begin(), options.variants.end(), variant.name) !=
+bool wants(const Options& options, const std::string& variant) {
+  return std::find(options.variants.begin(), options.variants.end(), variant) !=
          options.variants.end();
 }
 
@@ -73,8 +76,9 @@ class CaseBench {
     for (const int64_t tokens : options_.tokens) {
       if (case_.is_shard && tokens < kShardFromTokens) continue;
       for (const Variant& variant : kVariants) {
-        if (wants(options_, variant)) good &= run_cell(variant, tokens);
+        if (wants(options_, variant.name)) good &= run_cell(variant, tokens);
       }
+      if (wants(options_, "routing") && tokens <= kRoutingToTokens) good &= run_routing(tokens);
     }
     if (options_.print_plans) {
       for (const auto& [determinism, subject] : subjects_) {
@@ -112,6 +116,17 @@ class CaseBench {
       std::fprintf(stderr, "%s %s: %s\n", case_.name.c_str(), variant.name, error.what());
       return true;
     }
+  }
+
+  bool run_routing(int64_t tokens) {
+    problem_.set_batch({.num_tokens = tokens, .routings = testing::routings_per_graph(tokens)});
+    const RoutingMeasurement m = measure_routing(problem_, kRoutingReplays);
+    std::printf(
+        "{\"case\": \"%s\", \"variant\": \"routing\", \"tokens\": %lld, "
+        "\"us\": %.2f, \"right\": %s}\n",
+        case_.name.c_str(), static_cast<long long>(tokens), m.microseconds,
+        m.is_right ? "true" : "false");
+    return m.is_right;
   }
 
   void print(const Variant& variant, int64_t tokens, const std::string& kernel,

@@ -2,16 +2,14 @@
 
 #include "cuda/check.h"
 #include "cuda/stream.h"
+#include "logits.h"
 #include "support/cuda/graph_timer.h"
 
 #include "conclave/interop/cuda.h"
 #include "conclave/weights.h"
 
 #include <algorithm>
-#include <cmath>
-#include <random>
 #include <span>
-#include <vector>
 
 namespace conclave::bench {
 
@@ -66,30 +64,6 @@ LayerSubject::LayerSubject(const Context& context, testing::CudaProblem& problem
   workspace_.emplace(context, std::span(workspace_memory_.data(), workspace_memory_.bytes()));
 }
 
-// Logits whose softmax, renormalised over the chosen, gives the batch's own ids and weights: so one
-// oracle serves both inputs.
-void LayerSubject::make_logits() {
-  const testing::CudaProblemOptions& o = problem_.options();
-  const auto experts = static_cast<size_t>(o.num_experts);
-  const auto k = static_cast<size_t>(o.top_k);
-  std::mt19937 random(7);
-  std::vector<float> logits;
-  for (int32_t routing = 0; routing < o.routings; ++routing) {
-    const size_t begin = logits.size();
-    logits.resize(begin + static_cast<size_t>(o.num_tokens) * experts);
-    for (size_t at = begin; at < logits.size(); ++at) {
-      logits[at] = -12.0F + 4.0F * static_cast<float>(random() >> 8) * 0x1p-24F;
-    }
-    const auto ids = problem_.host_ids(routing);
-    const auto weights = problem_.host_weights(routing);
-    for (size_t slot = 0; slot < ids.size(); ++slot) {
-      logits[begin + slot / k * experts + static_cast<size_t>(ids[slot])] = std::log(weights[slot]);
-    }
-  }
-  logits_.emplace(logits.size() * sizeof(float));
-  cuda::upload(std::span<const float>(logits), logits_->data());
-}
-
 void LayerSubject::forward(RoutingInput input, int32_t routing, CUstream_st* stream) {
   const testing::CudaProblemOptions& o = problem_.options();
   const DeviceRows hidden = problem_.hidden();
@@ -100,7 +74,7 @@ void LayerSubject::forward(RoutingInput input, int32_t routing, CUstream_st* str
     args.topk_ids = {problem_.topk_ids(routing), DType::kI32, {t, o.top_k}};
     args.topk_weights = {problem_.topk_weights(routing), DType::kF32, {t, o.top_k}};
   } else {
-    args.router_logits = {logits_->as<float>() + int64_t{routing} * t * o.num_experts,
+    args.router_logits = {logits_.as<float>() + int64_t{routing} * t * o.num_experts,
                           DType::kF32,
                           {t, o.num_experts}};
   }
@@ -112,7 +86,7 @@ void LayerSubject::forward(RoutingInput input, int32_t routing, CUstream_st* str
 
 Measurement LayerSubject::measure(RoutingInput input, double seconds) {
   const testing::CudaProblemOptions& o = problem_.options();
-  if (input == RoutingInput::kLogits) make_logits();
+  if (input == RoutingInput::kLogits) logits_ = make_logits(problem_);
   const DType dtype = problem_.row_dtype();
   out_.emplace(static_cast<size_t>(o.num_tokens * problem_.row_stride() * byte_size(dtype)));
   const auto enqueue = [&](int32_t routing, CUstream_st* stream) {

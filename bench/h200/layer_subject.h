@@ -37,7 +37,6 @@ class LayerSubject {
   size_t workspace_bytes() const { return layer_.workspace_bytes(); }
 
  private:
-  void make_logits();
   void forward(RoutingInput input, int32_t routing, CUstream_st* stream);
 
   testing::CudaProblem& problem_;
@@ -45,7 +44,7 @@ class LayerSubject {
   testing::GuardedDevice workspace_memory_;
   std::optional<Workspace> workspace_;
   std::optional<testing::GuardedDevice> out_;
-  std::optional<cuda::DeviceBuffer> logits_;  // [routings, T, E]
+  cuda::DeviceBuffer logits_;  // [routings, T, E]
 };
 
 }  // namespace conclave::bench

@@ -26,7 +26,7 @@ Options parse_options(int argc, char** argv) {
   for (const testing::LayerCase& c : testing::layer_cases()) {
     if (!c.name.starts_with("tiny")) options.cases.push_back(c.name);
   }
-  options.variants = {"d1", "d2", "logits", "zipf"};
+  options.variants = {"d1", "d2", "logits", "zipf", "routing"};
   for (int i = 1; i < argc; i += 2) {
     const std::string name = argv[i];
     if (i + 1 == argc) throw std::runtime_error(name + " needs a value");

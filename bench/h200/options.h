@@ -10,7 +10,7 @@ namespace conclave::bench {
 struct Options {
   std::vector<std::string> cases;  // of tests/support/cuda/cases.h
   std::vector<int64_t> tokens = {1, 4, 16, 64, 256, 1024, 4096, 16384};
-  std::vector<std::string> variants;  // of Variant::name
+  std::vector<std::string> variants;  // of layer_bench.cc, and "routing"
   double seconds_per_cell = 0.05;     // of replays, at least three
   bool print_plans = false;
 };

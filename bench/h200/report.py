@@ -25,6 +25,7 @@ NO_GOAL_TOKENS = 4
 MEAN_OVER_VLLM = {"bf16": 1.28, "fp8block": 2.2}
 LEAST_TFLOPS = {"mixtral-8x7b": 620, "olmoe": 620, "qwen3-235b": 590, "qwen3-235b-fp8": 1000, "dsv3-ep8-fp8": 1000}
 D2_LIMIT = 1.10
+ROUTING_US = 6.0
 
 
 def read_lines(paths: list) -> tuple[dict, dict, dict]:
@@ -188,6 +189,19 @@ class Report:
         worst, above = max(ratios), sum(r[0] > D2_LIMIT for r in ratios)
         return [f"- D2 from T = 16: at most x{worst[0]:.2f} ({worst[1]}, T = {worst[2]}); {above} of {len(ratios)} cells above x{D2_LIMIT:.2f}"]
 
+    def routing_lines(self) -> list[str]:
+        cells = {(c["case"], c["tokens"]): c for c in self.ours.values() if c["variant"] == "routing"}
+        if not cells:
+            return []
+        tokens = sorted({t for _, t in cells})
+        lines = ["## Routing alone", "", f"Logits to ids, weights and permutation, microseconds; goal {ROUTING_US:.0f}.", ""]
+        lines += ["| case | " + " | ".join(f"T = {t}" for t in tokens) + " |", "|---|" + "---:|" * len(tokens)]
+        for case in dict.fromkeys(name for name, _ in cells):
+            row = [cells.get((case, t)) for t in tokens]
+            texts = ["-" if c is None else f"{c['us']:.1f}" + ("" if c["right"] else " WRONG") for c in row]
+            lines.append(f"| {case} | " + " | ".join(texts) + " |")
+        return [*lines, ""]
+
     def markdown(self, command: str, commit: str) -> str:
         tables = [line for case in self.cases for line in self.case_table(case)]
         facts = ", ".join(f"{key} {value}" for key, value in sorted(self.machine.items()))
@@ -215,7 +229,7 @@ class Report:
         if self.missed:
             lines += ["", "Not met, worst first:", ""]
             lines += [f"- {case}, T = {t}: {100 * (r - 1):.1f} % above {text}" for r, case, t, text in sorted(self.missed, reverse=True)]
-        return "\n".join([*lines, "", *tables]).rstrip() + "\n"
+        return "\n".join([*lines, "", *tables, *self.routing_lines()]).rstrip() + "\n"
 
     def plot(self, path: pathlib.Path) -> None:
         import matplotlib
