@@ -4,6 +4,7 @@
 #include "experts/cuda/reference_sm90.h"
 #include "experts/cuda/stream_fp8_sm90.h"
 #include "experts/cuda/stream_sm90.h"
+#include "experts/cuda/tile_fp8_sm90.h"
 #include "experts/cuda/tile_sm90.h"
 
 #include <array>
@@ -27,6 +28,11 @@ constexpr std::array kRows = {
                     .tiles = tile_sm90_tiles,
                     .make = make_tile_sm90,
                     .arithmetic = "wgmma_m64"},
+    DeviceKernelRow{.name = "cuda.tile_fp8_sm90",
+                    .supports = tile_fp8_supports,
+                    .tiles = tile_fp8_tiles,
+                    .make = make_tile_fp8,
+                    .arithmetic = "wgmma_e4m3_m64"},
     DeviceKernelRow{.name = "cuda.reference",
                     .supports = reference_supports,
                     .tiles = reference_tiles,
