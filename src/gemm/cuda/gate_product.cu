@@ -1,0 +1,207 @@
+#include "core/checked.h"
+#include "cuda/device/grid.cuh"
+#include "cuda/launch.h"
+#include "gemm/cuda/gate_product.h"
+#include "gemm/cuda/gate_tile.cuh"
+
+#include "conclave/error.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+namespace conclave::inline v0::gemm {
+namespace {
+
+using device::kSegments;
+using device::kTileLogits;
+using device::kTileTokens;
+
+// Few tokens: a block a tile, a warp a segment, so that the weights are read by many at once.
+template <class X, class W>
+__global__ void __launch_bounds__(kSegments * 32)
+    few_tokens_kernel(const __grid_constant__ device::GateParams<X, W> params,
+                      int64_t token_tiles) {
+  __shared__ float partial[kSegments][32][4];
+  cuda::device::grid_dependency_wait();
+  cuda::device::grid_launch_dependents();
+  const int64_t first_token = blockIdx.x % token_tiles * kTileTokens;
+  const int64_t first_logit = blockIdx.x / token_tiles * kTileLogits;
+  const auto segment = static_cast<int>(threadIdx.x / 32);
+  const auto sums = device::sum_segment<X, W, 1, 8>(params, first_token, first_logit, segment);
+  float4& own = *reinterpret_cast<float4*>(partial[segment][threadIdx.x % 32]);
+  own = make_float4(sums.values[0][0], sums.values[0][1], sums.values[0][2], sums.values[0][3]);
+  __syncthreads();
+  // Four warps, an element a thread, segments in ascending order.
+  if (segment >= 4) return;
+  float sum = 0;
+#pragma unroll
+  for (int s = 0; s < kSegments; ++s) sum += partial[s][threadIdx.x % 32][segment];
+  device::store_logit(params, device::token_of(first_token, segment),
+                      device::logit_of(first_logit, segment), sum);
+}
+
+constexpr int kManyWarps = 8;
+constexpr int kManyLogitTiles = 8;
+
+// Many tokens: a warp a tile of 16 tokens and 64 logits; the warps of a block share the weights
+// through L1.
+template <class X, class W>
+__global__ void __launch_bounds__(kManyWarps * 32)
+    many_tokens_kernel(const __grid_constant__ device::GateParams<X, W> params,
+                       int64_t token_blocks) {
+  cuda::device::grid_dependency_wait();
+  cuda::device::grid_launch_dependents();
+  const int64_t first_token =
+      (blockIdx.x % token_blocks * kManyWarps + threadIdx.x / 32) * kTileTokens;
+  const int64_t first_logit = blockIdx.x / token_blocks * (kManyLogitTiles * kTileLogits);
+  if (first_token >= params.rows.count) return;
+  device::Accumulators<kManyLogitTiles> total;
+  for (int segment = 0; segment < kSegments; ++segment) {
+    total.add(
+        device::sum_segment<X, W, kManyLogitTiles, 1>(params, first_token, first_logit, segment));
+  }
+#pragma unroll
+  for (int n = 0; n < kManyLogitTiles; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      device::store_logit(params, device::token_of(first_token, i),
+                          device::logit_of(first_logit + n * kTileLogits, i), total.values[n][i]);
+    }
+  }
+}
+
+constexpr int kNormThreads = 256;
+
+// One token a block: x / sqrt(mean(x^2) + epsilon) * weight * H^-0.5, one rounding an element.
+template <class X>
+__global__ void __launch_bounds__(kNormThreads)
+    norm_kernel(const __grid_constant__ device::Rows<X> rows, const float* weight, double epsilon,
+                float* out, int64_t out_stride) {
+  __shared__ double partial[kNormThreads];
+  cuda::device::grid_dependency_wait();
+  cuda::device::grid_launch_dependents();
+  const X* row = rows.data + blockIdx.x * rows.stride;
+  double squares = 0;
+  for (int64_t c = threadIdx.x; c < rows.columns; c += kNormThreads) {
+    const auto value = static_cast<double>(cuda::device::widen(row[c]));
+    squares += value * value;
+  }
+  partial[threadIdx.x] = squares;
+  __syncthreads();
+  for (unsigned half = kNormThreads / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half) partial[threadIdx.x] += partial[threadIdx.x + half];
+    __syncthreads();
+  }
+  const auto width = static_cast<double>(rows.columns);
+  const double factor = 1.0 / (sqrt(partial[0] / width + epsilon) * sqrt(width));
+  for (int64_t c = threadIdx.x; c < rows.columns; c += kNormThreads) {
+    const auto value = static_cast<double>(cuda::device::widen(row[c]));
+    out[blockIdx.x * out_stride + c] =
+        static_cast<float>(value * factor * static_cast<double>(weight[c]));
+  }
+}
+
+template <class T>
+device::Rows<T> rows_of(const void* data, int64_t stride, int64_t count, int64_t columns) {
+  const bool aligned = reinterpret_cast<uintptr_t>(data) % 16 == 0 &&
+                       stride * static_cast<int64_t>(sizeof(T)) % 16 == 0;
+  return {static_cast<const T*>(data), stride, count, columns, aligned};
+}
+
+template <class X, class W>
+void run(const DeviceGateArgs& args, const device::Rows<X>& rows, GateKernel kernel,
+         CUstream_st* stream) {
+  const device::GateParams<X, W> params{
+      .rows = rows,
+      .weights = rows_of<W>(args.weights, args.weights_stride, args.num_logits, args.hidden_size),
+      .bias = args.bias,
+      .logits_dtype = args.logits_dtype,
+      .logits = args.logits};
+  if (kernel == GateKernel::kFewTokens) {
+    const int64_t tiles = ceil_div(args.num_tokens, kTileTokens);
+    cuda::launch("gemm.gate_few_tokens", few_tokens_kernel<X, W>,
+                 {.blocks = tiles * ceil_div(args.num_logits, kTileLogits),
+                  .threads = kSegments * 32,
+                  .stream = stream},
+                 params, tiles);
+    return;
+  }
+  const int64_t blocks = ceil_div(args.num_tokens, kTileTokens * kManyWarps);
+  cuda::launch("gemm.gate_many_tokens", many_tokens_kernel<X, W>,
+               {.blocks = blocks * ceil_div(args.num_logits, kTileLogits * kManyLogitTiles),
+                .threads = kManyWarps * 32,
+                .stream = stream},
+               params, blocks);
+}
+
+template <class X>
+void run_rows(const DeviceGateArgs& args, const device::Rows<X>& rows, GateKernel kernel,
+              CUstream_st* stream) {
+  switch (args.weights_dtype) {
+    case DType::kF32:
+      return run<X, float>(args, rows, kernel, stream);
+    case DType::kF16:
+      return run<X, __half>(args, rows, kernel, stream);
+    default:
+      return run<X, __nv_bfloat16>(args, rows, kernel, stream);
+  }
+}
+
+int64_t normed_stride(int64_t hidden_size) { return round_up(hidden_size, 4); }
+
+template <class X>
+void norm_and_run(const DeviceGateArgs& args, GateKernel kernel, CUstream_st* stream) {
+  const auto rows = rows_of<X>(args.rows, args.rows_stride, args.num_tokens, args.hidden_size);
+  if (args.norm_weight == nullptr) return run_rows(args, rows, kernel, stream);
+  auto* normed = static_cast<float*>(args.workspace);
+  const int64_t stride = normed_stride(args.hidden_size);
+  cuda::launch("gemm.gate_norm", norm_kernel<X>,
+               {.blocks = args.num_tokens, .threads = kNormThreads, .stream = stream}, rows,
+               args.norm_weight, args.norm_epsilon, normed, stride);
+  run_rows(args, rows_of<float>(normed, stride, args.num_tokens, args.hidden_size), kernel, stream);
+}
+
+void check_type(const char* field, DType dtype) {
+  if (dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16) return;
+  throw Error(ErrorCode::kDType, {.what = "the gate product takes float types",
+                                  .tensor = field,
+                                  .expected = "F32, F16 or BF16",
+                                  .found = std::string(to_string(dtype))});
+}
+
+}  // namespace
+
+size_t device_gate_workspace_bytes(int64_t max_tokens, int64_t hidden_size, bool has_norm) {
+  if (!has_norm) return 0;
+  return static_cast<size_t>(max_tokens) * static_cast<size_t>(normed_stride(hidden_size)) *
+         sizeof(float);
+}
+
+GateKernel gate_kernel(const DeviceGateArgs& args) {
+  // Where blocks of the second kernel fill half of the multiprocessors.
+  const int64_t blocks = ceil_div(args.num_tokens, kTileTokens * kManyWarps) *
+                         ceil_div(args.num_logits, kTileLogits * kManyLogitTiles);
+  return blocks >= 64 ? GateKernel::kManyTokens : GateKernel::kFewTokens;
+}
+
+void device_gate_product(const DeviceGateArgs& args, GateKernel kernel, CUstream_st* stream) {
+  check_type("rows", args.rows_dtype);
+  check_type("weights", args.weights_dtype);
+  check_type("logits", args.logits_dtype);
+  if (args.num_tokens == 0 || args.num_logits == 0) return;
+  switch (args.rows_dtype) {
+    case DType::kF32:
+      return norm_and_run<float>(args, kernel, stream);
+    case DType::kF16:
+      return norm_and_run<__half>(args, kernel, stream);
+    default:
+      return norm_and_run<__nv_bfloat16>(args, kernel, stream);
+  }
+}
+
+void device_gate_product(const DeviceGateArgs& args, CUstream_st* stream) {
+  device_gate_product(args, gate_kernel(args), stream);
+}
+
+}  // namespace conclave::inline v0::gemm

@@ -1,0 +1,48 @@
+// The gate product of a router on the device: logits = x W^T (+ bias), rounded.
+#pragma once
+
+#include "conclave/dtype.h"
+
+#include <cstddef>
+#include <cstdint>
+
+struct CUstream_st;
+
+namespace conclave::inline v0::gemm {
+
+// Types are kF32, kF16 or kBF16. Rows may be apart and need no alignment beyond their elements; 16
+// bytes are faster.
+struct DeviceGateArgs {
+  const void* rows = nullptr;  // [T, rows_stride]
+  DType rows_dtype = DType::kBF16;
+  int64_t rows_stride = 0;
+  int64_t num_tokens = 0;
+  int64_t hidden_size = 0;
+  const void* weights = nullptr;  // [N, weights_stride]
+  DType weights_dtype = DType::kBF16;
+  int64_t weights_stride = 0;
+  int64_t num_logits = 0;            // N
+  const float* bias = nullptr;       // [N], or null
+  DType logits_dtype = DType::kF32;  // that product and bias together are rounded to
+  // Of RouterInputNorm: [H], or null. The gate then reads x / sqrt(mean(x^2) + epsilon) * weight
+  // * H^-0.5 from `workspace`.
+  const float* norm_weight = nullptr;
+  double norm_epsilon = 0;
+  void* workspace = nullptr;  // device_gate_workspace_bytes, 16-byte aligned; null without a norm
+  float* logits = nullptr;    // [T, N] dense out
+};
+
+// For at most max_tokens tokens: 0 without a norm.
+size_t device_gate_workspace_bytes(int64_t max_tokens, int64_t hidden_size, bool has_norm);
+
+// One launch, two with a norm. Products are formed exactly and accumulated in float32 by the tensor
+// cores, in one order for a token whatever the others are (D2): docs/numerics.md. A row with Inf
+// may have NaN where the exact logit is infinite.
+void device_gate_product(const DeviceGateArgs& args, CUstream_st* stream);
+
+// Which of the two kernels, for tests and tuning: they give the same bits.
+enum class GateKernel : uint8_t { kFewTokens, kManyTokens };
+GateKernel gate_kernel(const DeviceGateArgs& args);
+void device_gate_product(const DeviceGateArgs& args, GateKernel kernel, CUstream_st* stream);
+
+}  // namespace conclave::inline v0::gemm

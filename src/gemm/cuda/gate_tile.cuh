@@ -1,0 +1,120 @@
+// Tiles of 16 tokens and 8 logits by one warp, straight from memory: the sum is over columns in any
+// order that both operands share, so a lane takes 16 consecutive bytes of each.
+//
+// One order of additions for all kernels: the columns are cut into kSegments segments; a segment is
+// summed from zero in steps of 32 columns, and the segments are added in ascending order.
+#pragma once
+
+#include "cuda/device/mma.cuh"
+#include "gemm/cuda/gate_pieces.cuh"
+
+#include "conclave/dtype.h"
+
+#include <cstdint>
+
+namespace conclave::inline v0::gemm::device {
+
+inline constexpr int kSegments = 16;
+inline constexpr int kStepColumns = 32;  // 4 lanes x 8
+inline constexpr int kTileTokens = 16;
+inline constexpr int kTileLogits = 8;
+
+template <class X, class W>
+struct GateParams {
+  Rows<X> rows;
+  Rows<W> weights;
+  const float* bias;
+  DType logits_dtype;
+  float* logits;
+
+  // A multiple of the step.
+  __device__ __forceinline__ int64_t segment_columns() const {
+    const int64_t steps = (rows.columns + kStepColumns - 1) / kStepColumns;
+    return (steps + kSegments - 1) / kSegments * kStepColumns;
+  }
+};
+
+template <int kLogitTiles>
+struct Accumulators {
+  float values[kLogitTiles][4] = {};
+
+  __device__ __forceinline__ void add(const Accumulators& other) {
+#pragma unroll
+    for (int n = 0; n < kLogitTiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) values[n][i] += other.values[n][i];
+    }
+  }
+};
+
+// One step of columns: products of pieces whose orders sum to at most 2, the rest being below the
+// accumulator's last bit.
+template <class X, class W>
+__device__ __forceinline__ void multiply(const Pieces<kPieces<X>>& first,
+                                         const Pieces<kPieces<X>>& second,
+                                         const Pieces<kPieces<W>>& weight, float (&sums)[4]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int x = 0; x < kPieces<X>; ++x) {
+#pragma unroll
+      for (int w = 0; w < kPieces<W>; ++w) {
+        if (x + w > 2) continue;
+        cuda::device::mma_m16n8k16_bf16(sums, first.words[x][2 * half], second.words[x][2 * half],
+                                        first.words[x][2 * half + 1], second.words[x][2 * half + 1],
+                                        weight.words[w][2 * half], weight.words[w][2 * half + 1]);
+      }
+    }
+  }
+}
+
+// Segment `segment` of tokens [first_token, + 16) and logits [first_logit, + 8 kLogitTiles).
+template <class X, class W, int kLogitTiles, int kUnroll>
+__device__ __forceinline__ Accumulators<kLogitTiles> sum_segment(const GateParams<X, W>& params,
+                                                                 int64_t first_token,
+                                                                 int64_t first_logit, int segment) {
+  const auto lane = static_cast<int32_t>(threadIdx.x % 32);
+  const int64_t token = first_token + lane / 4;
+  const int64_t logit = first_logit + lane / 4;
+  const int64_t columns = params.segment_columns();
+  const int64_t begin = segment * columns;
+  const int64_t end = begin + columns < params.rows.columns ? begin + columns : params.rows.columns;
+  Accumulators<kLogitTiles> sums;
+#pragma unroll kUnroll
+  for (int64_t step = begin; step < end; step += kStepColumns) {
+    const int64_t column = step + lane % 4 * 8;
+    const auto first = params.rows.load(token, column);
+    const auto second = params.rows.load(token + 8, column);
+#pragma unroll
+    for (int n = 0; n < kLogitTiles; ++n) {
+      const auto weight = params.weights.load(logit + n * kTileLogits, column);
+      multiply<X, W>(first, second, weight, sums.values[n]);
+    }
+  }
+  return sums;
+}
+
+__device__ __forceinline__ float rounded(float value, DType dtype) {
+  if (dtype == DType::kBF16) return __bfloat162float(__float2bfloat16_rn(value));
+  if (dtype == DType::kF16) return __half2float(__float2half_rn(value));
+  return value;
+}
+
+template <class X, class W>
+__device__ __forceinline__ void store_logit(const GateParams<X, W>& params, int64_t token,
+                                            int64_t logit, float sum) {
+  const int64_t logits = params.weights.count;
+  if (token >= params.rows.count || logit >= logits) return;
+  if (params.bias != nullptr) sum += params.bias[logit];
+  params.logits[token * logits + logit] = rounded(sum, params.logits_dtype);
+}
+
+// Element i of a lane's four.
+__device__ __forceinline__ int64_t token_of(int64_t first_token, int i) {
+  return first_token + static_cast<int32_t>(threadIdx.x % 32) / 4 + i / 2 * 8;
+}
+__device__ __forceinline__ int64_t logit_of(int64_t first_logit, int i) {
+  return first_logit + static_cast<int32_t>(threadIdx.x % 4) * 2 + i % 2;
+}
+
+}  // namespace conclave::inline v0::gemm::device
