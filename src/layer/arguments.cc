@@ -244,7 +244,7 @@ void check_vector(std::string_view name, const ConstTensorView& tensor, int64_t 
   }
 }
 
-int64_t check_arguments(const ForwardArgs& args, const MoeSpec& spec) {
+void check_tensors(const ForwardArgs& args, const MoeSpec& spec) {
   if (args.hidden.shape.rank() != 2) {
     throw Error(ErrorCode::kShape, {.what = "an argument has the wrong shape",
                                     .tensor = "hidden",
@@ -286,6 +286,11 @@ int64_t check_arguments(const ForwardArgs& args, const MoeSpec& spec) {
                                     .found = std::to_string(args.expert_load.size())});
   }
   check_overlaps(args);
+}
+
+int64_t check_arguments(const ForwardArgs& args, const MoeSpec& spec) {
+  check_tensors(args, spec);
+  const int64_t tokens = args.hidden.shape[0];
   const int64_t counted = count_tokens(args, tokens);
   check_token_ids(args, spec, counted);
   return counted;

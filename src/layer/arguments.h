@@ -9,8 +9,12 @@
 
 namespace conclave::inline v0 {
 
-// Throws Error naming the argument, what was expected and what was found. Returns the tokens that
-// count: T, or *num_tokens where given.
+// Throws Error naming the argument, what was expected and what was found: shapes, types, strides,
+// overlaps, and that there is one source of routing. Reads nothing that a pointer points to.
+void check_tensors(const ForwardArgs& args, const MoeSpec& spec);
+
+// check_tensors, and the values in host memory. Returns the tokens that count: T, or *num_tokens
+// where given.
 int64_t check_arguments(const ForwardArgs& args, const MoeSpec& spec);
 
 // Checks the caller's ids under IdPolicy::kStrict: -1, [0, E + Z) in the first k slots, E + i in

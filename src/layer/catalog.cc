@@ -1,6 +1,10 @@
 // The engines of this build. The only file of the folder that looks at what was built.
+#include "core/build_config.h"
 #include "layer/engine.h"
 #include "layer/host_engine.h"
+#if CONCLAVE_BUILD_CUDA
+#include "layer/cuda/cuda_engine.h"
+#endif
 
 #include "conclave/error.h"
 
@@ -13,8 +17,13 @@ namespace {
 Support host_usable(int32_t) { return Support::yes(); }
 const DeviceRuntime* no_runtime(int32_t) { return nullptr; }
 
-constexpr std::array kEngines = {EngineRow{"cpu", DeviceKind::kCpu, host_usable, make_host_engine,
-                                           plan_host_engine, no_runtime}};
+constexpr std::array kEngines = {
+#if CONCLAVE_BUILD_CUDA
+    EngineRow{"cuda", DeviceKind::kCuda, cuda_usable, make_cuda_engine, plan_cuda_engine,
+              cuda_runtime},
+#endif
+    EngineRow{"cpu", DeviceKind::kCpu, host_usable, make_host_engine, plan_host_engine,
+              no_runtime}};
 
 }  // namespace
 

@@ -24,16 +24,6 @@ std::vector<float> read_floats(const WeightSource& source, WeightRole role) {
   return values;
 }
 
-void check_selection_bias(const WeightSource& source, const std::vector<float>& bias) {
-  for (size_t expert = 0; expert < bias.size(); ++expert) {
-    if (!std::isnan(bias[expert])) continue;
-    throw Error(ErrorCode::kInvalidArgument,
-                {.what = "the selection bias of expert " + std::to_string(expert) + " is NaN",
-                 .tensor = source.locate(WeightRole::kSelectionBias, 0),
-                 .expected = "a number: experts are ordered by it"});
-  }
-}
-
 std::vector<int32_t> read_table(const MoeSpec& spec, const WeightSource& source) {
   const Tensor stored = read_matrix(source, WeightRole::kHashTable);
   std::vector<int32_t> table(static_cast<size_t>(stored.shape().num_elements()));
@@ -56,6 +46,16 @@ std::vector<int32_t> read_table(const MoeSpec& spec, const WeightSource& source)
 }
 
 }  // namespace
+
+void check_selection_bias(const WeightSource& source, const std::vector<float>& bias) {
+  for (size_t expert = 0; expert < bias.size(); ++expert) {
+    if (!std::isnan(bias[expert])) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                {.what = "the selection bias of expert " + std::to_string(expert) + " is NaN",
+                 .tensor = source.locate(WeightRole::kSelectionBias, 0),
+                 .expected = "a number: experts are ordered by it"});
+  }
+}
 
 RouterWeights RouterVectors::view() const {
   const auto data = [](const auto& values) { return values.empty() ? nullptr : values.data(); };

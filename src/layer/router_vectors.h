@@ -22,6 +22,9 @@ struct RouterVectors {
   RouterWeights view() const;
 };
 
+// Throws Error(kInvalidArgument) for a NaN in the selection bias, which could not be ordered.
+void check_selection_bias(const WeightSource& source, const std::vector<float>& bias);
+
 // From a source that check_source has accepted. Throws Error(kInvalidArgument) for a NaN in the
 // selection bias, which could not be ordered, and Error(kExpertId) naming row and value for a table
 // entry outside [0, E).

@@ -1,0 +1,14 @@
+// Hop one of a forward on CUDA: every check that needs no look into device memory.
+#pragma once
+
+#include "conclave/layer.h"
+
+#include <cstdint>
+
+namespace conclave::inline v0 {
+
+// Throws as check_tensors; Error(kNullPointer) without a stream; Error(kUnsupported) for timings;
+// Error(kDevice) naming an argument that is not in memory of device `ordinal`.
+void check_cuda_arguments(const ForwardArgs& args, const MoeSpec& spec, int32_t ordinal);
+
+}  // namespace conclave::inline v0

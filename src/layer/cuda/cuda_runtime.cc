@@ -1,0 +1,130 @@
+#include "layer/cuda/cuda_runtime.h"
+
+#include "cuda/check.h"
+#include "cuda/device_info.h"
+#include "cuda/stream.h"
+
+#include "conclave/interop/cuda.h"
+
+#include <cuda_runtime_api.h>
+#include <map>
+#include <mutex>
+#include <string>
+
+namespace conclave::inline v0 {
+namespace {
+
+// cudaMalloc aligns to 256 bytes or more, whatever was asked for.
+class CudaAllocator final : public DeviceAllocator {
+ public:
+  explicit CudaAllocator(int32_t ordinal) : ordinal_(ordinal) {}
+
+  void* allocate(size_t bytes, size_t /*alignment*/, Stream /*stream*/) override {
+    const cuda::DeviceGuard guard(ordinal_);
+    void* data = nullptr;
+    if (cudaMalloc(&data, bytes) == cudaSuccess) return data;
+    static_cast<void>(cudaGetLastError());
+    return nullptr;
+  }
+
+  // cudaFree waits for the device, and with it for `stream`.
+  void deallocate(void* data, size_t /*bytes*/, Stream /*stream*/) noexcept override {
+    static_cast<void>(cudaFree(data));
+  }
+
+ private:
+  int32_t ordinal_;
+};
+
+class CudaRuntime final : public DeviceRuntime {
+ public:
+  explicit CudaRuntime(int32_t ordinal) : ordinal_(ordinal), allocator_(ordinal) {}
+
+  DeviceAllocator& allocator() const override { return allocator_; }
+
+  Stream make_stream() const override {
+    const cuda::DeviceGuard guard(ordinal_);
+    return to_stream(cuda::make_stream().release());
+  }
+
+  void destroy_stream(Stream stream) const noexcept override {
+    static_cast<void>(cudaStreamSynchronize(to_cuda(stream)));
+    static_cast<void>(cudaStreamDestroy(to_cuda(stream)));
+  }
+
+  void synchronize(Stream stream) const override {
+    cuda::check(cudaStreamSynchronize(to_cuda(stream)), "cudaStreamSynchronize");
+  }
+
+  void copy_to_device(const void* source, void* destination, size_t bytes,
+                      Stream stream) const override {
+    copy(source, destination, bytes, cudaMemcpyHostToDevice, stream);
+  }
+
+  void copy_to_host(const void* source, void* destination, size_t bytes,
+                    Stream stream) const override {
+    copy(source, destination, bytes, cudaMemcpyDeviceToHost, stream);
+  }
+
+  void fill(void* destination, int value, size_t bytes, Stream stream) const override {
+    if (bytes == 0) return;
+    const cuda::DeviceGuard guard(ordinal_);
+    cuda::check(cudaMemsetAsync(destination, value, bytes, to_cuda(stream)), "cudaMemsetAsync");
+  }
+
+  double time_replays(Stream stream, const std::function<void()>& enqueue,
+                      int32_t replays) const override {
+    const cuda::DeviceGuard guard(ordinal_);
+    cudaStream_t const queue = to_cuda(stream);
+    const cuda::OwnedGraph graph = cuda::capture(queue, enqueue);
+    const cuda::OwnedEvent begin = cuda::make_event(cuda::EventTiming::kOn);
+    const cuda::OwnedEvent end = cuda::make_event(cuda::EventTiming::kOn);
+    cuda::check(cudaGraphLaunch(graph.get(), queue), "cudaGraphLaunch");
+    cuda::check(cudaEventRecord(begin.get(), queue), "cudaEventRecord");
+    for (int32_t i = 0; i < replays; ++i) {
+      cuda::check(cudaGraphLaunch(graph.get(), queue), "cudaGraphLaunch");
+    }
+    cuda::check(cudaEventRecord(end.get(), queue), "cudaEventRecord");
+    cuda::check(cudaStreamSynchronize(queue), "cudaStreamSynchronize");
+    float milliseconds = 0;
+    cuda::check(cudaEventElapsedTime(&milliseconds, begin.get(), end.get()),
+                "cudaEventElapsedTime");
+    return replays > 0 ? static_cast<double>(milliseconds) / replays : 0;
+  }
+
+ private:
+  void copy(const void* source, void* destination, size_t bytes, cudaMemcpyKind kind,
+            Stream stream) const {
+    if (bytes == 0) return;
+    const cuda::DeviceGuard guard(ordinal_);
+    cuda::check(cudaMemcpyAsync(destination, source, bytes, kind, to_cuda(stream)),
+                "cudaMemcpyAsync");
+  }
+
+  int32_t ordinal_;
+  mutable CudaAllocator allocator_;
+};
+
+}  // namespace
+
+Support cuda_usable(int32_t ordinal) {
+  const cuda::DeviceCount devices = cuda::count_devices();
+  if (devices.count == 0) return Support::no(devices.reason);
+  if (ordinal >= devices.count) {
+    return Support::no("the driver has " + std::to_string(devices.count) + " devices");
+  }
+  const cuda::DeviceInfo info = cuda::device_info(ordinal);
+  if (info.is_hopper()) return Support::yes();
+  return Support::no(info.name + " has compute capability " + std::to_string(info.compute_major) +
+                     "." + std::to_string(info.compute_minor) + "; the kernels are for 9.0");
+}
+
+const DeviceRuntime* cuda_runtime(int32_t ordinal) {
+  static std::mutex mutex;
+  // Never destroyed: allocations may be given back while the process ends.
+  static auto& runtimes = *new std::map<int32_t, CudaRuntime>();
+  const std::scoped_lock lock(mutex);
+  return &runtimes.try_emplace(ordinal, ordinal).first->second;
+}
+
+}  // namespace conclave::inline v0

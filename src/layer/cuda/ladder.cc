@@ -1,0 +1,154 @@
+#include "layer/cuda/ladder.h"
+
+#include "experts/cuda/catalog.h"
+
+#include "conclave/error.h"
+
+#include <algorithm>
+#include <optional>
+
+namespace conclave::inline v0 {
+namespace {
+
+using experts::DeviceKernelRow;
+using experts::DeviceTile;
+using Candidates = std::vector<const DeviceKernelRow*>;
+
+// Bounds of the buckets of calls that are decided together: powers of two.
+std::vector<int64_t> bucket_ends(int64_t max_tokens) {
+  std::vector<int64_t> ends;
+  for (int64_t end = 1; end < max_tokens; end *= 2) ends.push_back(end);
+  ends.push_back(max_tokens);
+  return ends;
+}
+
+Candidates supporting_rows(const LadderRequest& request, std::vector<PlanRow>& verdicts) {
+  const Catalog<DeviceKernelRow> catalog = experts::device_kernel_catalog();
+  if (!request.kernel.empty()) static_cast<void>(catalog.find(request.kernel, "kernel"));
+  Candidates candidates;
+  for (const DeviceKernelRow& row : catalog.rows()) {
+    PlanRow verdict{.table = "kernel", .name = std::string(row.name), .reason = {}};
+    const Support support = row.supports(request.problem);
+    if (!support) {
+      verdict.reason = support.reason();
+    } else if (!request.kernel.empty() && row.name != request.kernel) {
+      verdict.reason = "LayerOptions ask for " + request.kernel;
+    } else if (!candidates.empty() && &row == &catalog.rows().back()) {
+      verdict.reason = "the reference, for where nothing else fits";
+    } else {
+      candidates.push_back(&row);
+      verdict.reason = "no bucket of tokens prefers it";
+    }
+    verdicts.push_back(std::move(verdict));
+  }
+  if (!candidates.empty()) return candidates;
+  std::string reasons;
+  for (const PlanRow& verdict : verdicts) {
+    reasons += (reasons.empty() ? "" : "; ") + verdict.name + ": " + verdict.reason;
+  }
+  throw Error(ErrorCode::kUnsupported, {.what = "no kernel can run this layer", .found = reasons});
+}
+
+struct Choice {
+  const DeviceKernelRow* row = nullptr;
+  DeviceTile tile;
+  std::string reason;
+};
+
+// The smallest tile that takes the rows an expert gets on average with half as many again, so that
+// most experts need one tile and few rows are computed in vain; the largest tile beyond that.
+Choice choose_by_rows(const experts::DeviceExpertsProblem& problem, const Candidates& rows,
+                      int64_t tokens) {
+  const int64_t slots = tokens * problem.top_k;
+  const int64_t experts = std::max<int64_t>(std::min(problem.num_local_experts, slots), 1);
+  const int64_t wanted = (3 * slots / experts + 1) / 2;
+  Choice best;
+  for (const DeviceKernelRow* row : rows) {
+    for (const DeviceTile& tile : row->tiles(problem)) {
+      const bool takes = tile.tokens >= wanted;
+      const bool best_takes = best.row != nullptr && best.tile.tokens >= wanted;
+      const bool better = best.row == nullptr || (takes && !best_takes) ||
+                          (takes && tile.tokens < best.tile.tokens) ||
+                          (!takes && !best_takes && tile.tokens > best.tile.tokens);
+      if (better) best = {.row = row, .tile = tile, .reason = "rows an expert gets on average"};
+    }
+  }
+  return best;
+}
+
+// The rows whose results have the same bits as those of the row that serves most tokens.
+Candidates same_arithmetic(const experts::DeviceExpertsProblem& problem, const Candidates& rows) {
+  const Choice most = choose_by_rows(problem, rows, problem.max_tokens);
+  Candidates same;
+  for (const DeviceKernelRow* row : rows) {
+    const bool alike = !row->arithmetic.empty() && row->arithmetic == most.row->arithmetic;
+    if (row == most.row || alike) same.push_back(row);
+  }
+  return same;
+}
+
+TuningKey key_of(const experts::DeviceExpertsProblem& problem) {
+  return {.device = problem.device.name,
+          .format = tuning_format(problem.weight_dtype, problem.quant),
+          .num_experts = problem.num_local_experts,
+          .hidden_size = problem.hidden_size,
+          .intermediate_size = problem.intermediate_size,
+          .top_k = problem.top_k};
+}
+
+// The entry's choice; nothing where it names a row that this problem or plan cannot take.
+std::optional<Choice> choose_by_table(const LadderRequest& request, const Candidates& rows,
+                                      int64_t tokens) {
+  if (request.tuning == nullptr) return std::nullopt;
+  const TuningEntry* const entry = request.tuning->find(key_of(request.problem), tokens);
+  if (entry == nullptr) return std::nullopt;
+  const auto row = std::find_if(rows.begin(), rows.end(), [&](const DeviceKernelRow* candidate) {
+    return candidate->name == entry->kernel;
+  });
+  if (row == rows.end()) return std::nullopt;
+  const DeviceTile tile = experts::parse_tile(entry->tile);
+  const auto tiles = (*row)->tiles(request.problem);
+  if (std::find(tiles.begin(), tiles.end(), tile) == tiles.end()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                {.what = "a tuning table names a tile that its kernel lacks",
+                 .tensor = "LayerOptions.tuning",
+                 .found = entry->kernel + " " + entry->tile});
+  }
+  return Choice{.row = *row, .tile = tile, .reason = "tuning table"};
+}
+
+void mark_chosen(const std::vector<LadderRung>& ladder, std::vector<PlanRow>& verdicts) {
+  for (PlanRow& verdict : verdicts) {
+    for (const LadderRung& rung : ladder) {
+      if (rung.row->name != verdict.name) continue;
+      verdict.chosen = true;
+      verdict.reason = "serves some numbers of tokens";
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<LadderRung> build_ladder(const LadderRequest& request, std::vector<PlanRow>& verdicts) {
+  Candidates candidates = supporting_rows(request, verdicts);
+  if (request.determinism == Determinism::kBatchInvariant) {
+    candidates = same_arithmetic(request.problem, candidates);
+  }
+  std::vector<LadderRung> ladder;
+  for (const int64_t end : bucket_ends(request.problem.max_tokens)) {
+    std::optional<Choice> choice = choose_by_table(request, candidates, end);
+    if (!choice) choice = choose_by_rows(request.problem, candidates, end);
+    if (!ladder.empty() && ladder.back().row == choice->row && ladder.back().tile == choice->tile) {
+      ladder.back().last_tokens = end;
+      continue;
+    }
+    ladder.push_back({.last_tokens = end,
+                      .row = choice->row,
+                      .tile = choice->tile,
+                      .reason = std::move(choice->reason)});
+  }
+  mark_chosen(ladder, verdicts);
+  return ladder;
+}
+
+}  // namespace conclave::inline v0

@@ -1,0 +1,60 @@
+// One chunk of tokens on CUDA: what is enqueued, in which order.
+#pragma once
+
+#include "experts/cuda/decode_call.h"
+#include "layer/cuda/book_workspace.h"
+#include "layer/cuda/plan.h"
+#include "layer/cuda/weights.h"
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace conclave::inline v0 {
+
+// A rung with its kernel, bound to the layer's weights.
+struct CudaRung {
+  int64_t last_tokens = 0;
+  const experts::DeviceExpertsKernel* kernel = nullptr;
+};
+
+// The kernels of a layer, made once beside its weights.
+struct CudaKernels {
+  std::vector<std::unique_ptr<experts::DeviceExpertsKernel>> owned;
+  std::vector<CudaRung> routed;
+  std::vector<CudaRung> shared;
+  std::unique_ptr<experts::DeviceDecodeKernel> decode;  // null where it cannot or must not serve
+};
+
+CudaKernels make_cuda_kernels(const CudaPlan& plan, const CudaWeights& weights);
+// What they need for calls of up to `tokens`.
+KernelBytes kernel_bytes(const CudaKernels& kernels, int64_t tokens);
+
+// Added to on the device.
+struct CudaCounters {
+  uint64_t skipped_ids = 0;
+  uint64_t tokens_without_finite_logit = 0;
+};
+
+struct CudaCall {
+  const CudaPlan& plan;
+  const CudaWeights& weights;
+  const CudaKernels& kernels;
+  const CudaSlices& slices;
+  const ForwardArgs& args;  // checked
+  int64_t begin = 0;        // of the chunk
+  int64_t count = 0;        // its tokens, at most plan.options.max_tokens
+  std::byte* workspace = nullptr;
+  CudaCounters* counters = nullptr;  // on the device
+  CUstream_st* stream = nullptr;
+
+  template <class T>
+  T* slice(const WorkspaceSlice& slice) const {
+    return static_cast<T*>(static_cast<void*>(workspace + slice.offset));
+  }
+};
+
+// Enqueues everything; allocates nothing and waits for nothing.
+void run_cuda_chunk(const CudaCall& call);
+
+}  // namespace conclave::inline v0

@@ -1,0 +1,39 @@
+// Stage one on CUDA: from the caller's routing, logits or hidden rows to ids and weights, and to
+// rows grouped by expert.
+#pragma once
+
+#include "dispatch/cuda/group.h"
+#include "layer/cuda/pipeline.h"
+
+#include <cstdint>
+
+namespace conclave::inline v0 {
+
+// Of a chunk, on the device.
+struct CudaRouting {
+  const int32_t* topk_ids = nullptr;     // [T, k] in [0, E), or negative: nowhere
+  const float* topk_weights = nullptr;   // [T, k]
+  const float* identity = nullptr;       // [T] summed weights of zero experts, or null
+  const int64_t* live_tokens = nullptr;  // [1], or null
+  const bool* padding_mask = nullptr;    // [T], or null
+  GroupedRows groups;                    // where they were asked for
+};
+
+// Enqueues what the call needs of gate product, router and checks of given ids; fills the captures.
+// `group`, if given, says how rows are grouped; its ids and tokens need not be set.
+CudaRouting enqueue_routing(const CudaCall& call, const dispatch::DeviceGroupArgs* group);
+
+// The rows of the call's chunk in one of its tensors.
+inline const void* chunk_data(const CudaCall& call, const ConstTensorView& view) {
+  const int64_t columns = view.shape.rank() == 2 ? view.shape[1] : 1;
+  const int64_t stride = view.row_stride != 0 ? view.row_stride : columns;
+  return static_cast<const std::byte*>(view.data) + call.begin * stride * byte_size(view.dtype);
+}
+inline void* chunk_data(const CudaCall& call, const TensorView& view) {
+  return const_cast<void*>(chunk_data(call, ConstTensorView(view)));
+}
+inline int64_t stride_of_rows(const ConstTensorView& view) {
+  return view.row_stride != 0 ? view.row_stride : view.shape[1];
+}
+
+}  // namespace conclave::inline v0

@@ -1,0 +1,147 @@
+#include "layer/cuda/weight_upload.h"
+
+#include "cuda/check.h"
+
+#include "conclave/error.h"
+
+#include <algorithm>
+#include <cstring>
+#include <cuda_runtime_api.h>
+
+namespace conclave::inline v0 {
+namespace {
+
+// Large enough that a copy's start does not count, small enough to pin at once.
+constexpr size_t kStagingBytes = size_t{16} << 20;
+
+int64_t rows_of(const WeightBlock& block) { return block.row_end - block.row_begin; }
+int64_t cols_of(const WeightBlock& block) { return block.col_end - block.col_begin; }
+
+int64_t row_stride_of(const ConstTensorView& view) {
+  return view.row_stride != 0 ? view.row_stride : view.shape[1];
+}
+
+void copy_rows(const void* source, size_t source_pitch, const DeviceMatrix& destination,
+               size_t row_bytes, int64_t rows, cudaMemcpyKind kind, cudaStream_t stream) {
+  cuda::check(
+      cudaMemcpy2DAsync(destination.data, static_cast<size_t>(destination.stride_bytes), source,
+                        source_pitch, row_bytes, static_cast<size_t>(rows), kind, stream),
+      "cudaMemcpy2DAsync");
+}
+
+}  // namespace
+
+void WeightUpload::PinnedDeleter::operator()(std::byte* data) const noexcept {
+  static_cast<void>(cudaFreeHost(data));
+}
+
+WeightUpload::WeightUpload(const WeightSource& source, cudaStream_t stream)
+    : source_(source), stream_(stream), loader_(source) {
+  for (Staging& staging : stagings_) {
+    void* data = nullptr;
+    cuda::check(cudaMallocHost(&data, kStagingBytes), "cudaMallocHost");
+    staging.memory.reset(static_cast<std::byte*>(data));
+    staging.passed = cuda::make_event();
+  }
+}
+
+WeightUpload::Staging& WeightUpload::next_staging() {
+  Staging& staging = stagings_[turn_++ % stagings_.size()];
+  cuda::check(cudaEventSynchronize(staging.passed.get()), "cudaEventSynchronize");
+  return staging;
+}
+
+ConstTensorView WeightUpload::device_block(const BlockRequest& request) const {
+  const ConstTensorView whole = source_.view(request.role, request.expert);
+  if (whole.empty()) {
+    throw Error(ErrorCode::kDevice,
+                {.what = "a source of device memory has no view of a matrix",
+                 .tensor = source_.locate(request.role, request.expert),
+                 .hint = "interleaved vectors and computed weights need host memory"});
+  }
+  const int64_t stride = row_stride_of(whole);
+  const int64_t first = request.block.row_begin * stride + request.block.col_begin;
+  return {.data = static_cast<const std::byte*>(whole.data) + first * byte_size(whole.dtype),
+          .dtype = whole.dtype,
+          .shape = {rows_of(request.block), cols_of(request.block)},
+          .row_stride = stride};
+}
+
+void WeightUpload::copy(const BlockRequest& request, const DeviceMatrix& destination) {
+  if (rows_of(request.block) == 0 || cols_of(request.block) == 0) return;
+  if (source_.memory() == MemoryKind::kHost) return copy_from_host(request, destination);
+  const ConstTensorView block = device_block(request);
+  const int64_t element = byte_size(block.dtype);
+  copy_rows(block.data, static_cast<size_t>(block.row_stride * element), destination,
+            static_cast<size_t>(block.shape[1] * element), block.shape[0], cudaMemcpyDeviceToDevice,
+            stream_);
+}
+
+void WeightUpload::copy_from_host(const BlockRequest& request, const DeviceMatrix& destination) {
+  const int64_t element = byte_size(source_.describe(request.role).dtype);
+  const auto row_bytes = static_cast<size_t>(cols_of(request.block) * element);
+  const int64_t most_rows = std::max<int64_t>(static_cast<int64_t>(kStagingBytes / row_bytes), 1);
+  for (int64_t row = request.block.row_begin; row < request.block.row_end; row += most_rows) {
+    BlockRequest part = request;
+    part.block.row_begin = row;
+    part.block.row_end = std::min(row + most_rows, request.block.row_end);
+    ConstTensorView view;
+    loader_.load({&part, 1}, {&view, 1});
+    const auto pitch = static_cast<size_t>(row_stride_of(view) * element);
+    Staging& staging = next_staging();
+    const int64_t rows = rows_of(part.block);
+    for (int64_t i = 0; i < rows; ++i) {
+      std::memcpy(staging.memory.get() + static_cast<size_t>(i) * row_bytes,
+                  static_cast<const std::byte*>(view.data) + static_cast<size_t>(i) * pitch,
+                  row_bytes);
+    }
+    const DeviceMatrix place{
+        .data = destination.data + (row - request.block.row_begin) * destination.stride_bytes,
+        .stride_bytes = destination.stride_bytes};
+    copy_rows(staging.memory.get(), row_bytes, place, row_bytes, rows, cudaMemcpyHostToDevice,
+              stream_);
+    cuda::check(cudaEventRecord(staging.passed.get(), stream_), "cudaEventRecord");
+  }
+}
+
+std::vector<float> WeightUpload::read_floats(const BlockRequest& request) {
+  ConstTensorView view;
+  Tensor copied;
+  if (source_.memory() == MemoryKind::kHost) {
+    loader_.load({&request, 1}, {&view, 1});
+  } else {
+    const ConstTensorView block = device_block(request);
+    copied = Tensor(block.dtype, block.shape);
+    const int64_t element = byte_size(block.dtype);
+    const auto row_bytes = static_cast<size_t>(block.shape[1] * element);
+    cuda::check(
+        cudaMemcpy2DAsync(copied.as<std::byte>(), row_bytes, block.data,
+                          static_cast<size_t>(block.row_stride * element), row_bytes,
+                          static_cast<size_t>(block.shape[0]), cudaMemcpyDeviceToHost, stream_),
+        "cudaMemcpy2DAsync");
+    cuda::check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+    view = copied.const_view();
+  }
+  std::vector<float> values(static_cast<size_t>(view.shape.num_elements()));
+  convert(view, {.data = values.data(), .dtype = DType::kF32, .shape = view.shape});
+  return values;
+}
+
+std::vector<float> WeightUpload::read_floats(WeightRole role, int64_t expert) {
+  const WeightInfo info = source_.describe(role);
+  return read_floats({.role = role, .expert = expert, .block = {0, info.rows, 0, info.cols}});
+}
+
+void WeightUpload::copy_floats(const std::vector<float>& values, float* destination) {
+  if (values.empty()) return;
+  // Pageable memory: it is read before the call returns.
+  cuda::check(cudaMemcpyAsync(destination, values.data(), values.size() * sizeof(float),
+                              cudaMemcpyHostToDevice, stream_),
+              "cudaMemcpyAsync");
+}
+
+void WeightUpload::finish() {
+  cuda::check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+}
+
+}  // namespace conclave::inline v0

@@ -1,0 +1,55 @@
+// The weights of a layer in device memory, in the canonical layout: [E, 2I, H] of gate rows, then
+// up rows, and [E, H, I], rows at multiples of 16 bytes.
+#pragma once
+
+#include "experts/cuda/device_experts.h"
+#include "layer/cuda/device_memory.h"
+#include "layer/cuda/plan.h"
+
+#include "conclave/weights.h"
+
+namespace conclave::inline v0 {
+
+// One MLP's experts: own memory, or the source's, which `view` then points into.
+struct CudaMlpWeights {
+  DeviceMemory gate_up;
+  DeviceMemory down;
+  DeviceMemory gate_up_bias;
+  DeviceMemory down_bias;
+  DeviceMemory gate_up_scale;
+  DeviceMemory down_scale;
+  DeviceMemory static_scales;  // [2]: input, intermediate
+  experts::DeviceExperts view;
+  bool in_place = false;
+};
+
+struct CudaWeights {
+  CudaMlpWeights routed;
+  CudaMlpWeights shared;
+  DeviceMemory gate;  // [logits, H] as stored
+  DType gate_dtype = DType::kF32;
+  DeviceMemory router_bias;     // [logits] f32
+  DeviceMemory selection_bias;  // [E + Z] f32
+  DeviceMemory expert_scale;    // [E] f32
+  DeviceMemory global_scale;    // [1] f32
+  DeviceMemory shared_gate;     // [1, H] as stored
+  DType shared_gate_dtype = DType::kF32;
+  DeviceMemory output_bias;   // [H] f32
+  DeviceMemory local_expert;  // [E] int32; none where every expert is here, in order
+  DeviceMemory zero_ids;      // [max_tokens] int32 zeros: what shared experts are chosen by
+};
+
+// Whether the routed or shared experts of a source of device memory can be used where they lie, as
+// [E, 2I, H] and [E, H, I]; the reason why not is for `explain`.
+Support usable_in_place(const CudaPlan& plan, const WeightSource& source);
+
+// Room for the plan's weights, cleared; none for matrices that `source` lends. Enqueued on
+// `stream`.
+CudaWeights allocate_cuda_weights(const Context& context, const CudaPlan& plan,
+                                  const WeightSource& source, Stream stream);
+
+// Fills it. Waits until the source is no longer needed. Throws as fill_weights.
+void fill_cuda_weights(const Context& context, const CudaPlan& plan, const WeightSource& source,
+                       Stream stream, CudaWeights& weights);
+
+}  // namespace conclave::inline v0

@@ -1,0 +1,179 @@
+// Layers on a GPU beside the same layer's source, and forwards from host tensors to host tensors.
+#pragma once
+
+#include "support/layer_fixture.h"
+
+#include "conclave/device_queue.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace conclave::testing {
+
+// Why this machine cannot run such tests; empty: it can.
+inline std::string no_gpu_reason() {
+  try {
+    const Context context({.device = "cuda:0", .num_threads = 1});
+    return {};
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+class CudaLayerTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string reason = no_gpu_reason();
+    if (!reason.empty()) GTEST_SKIP() << reason;
+  }
+};
+
+// Counts what is asked of it and hands it on.
+class CountingAllocator final : public DeviceAllocator {
+ public:
+  explicit CountingAllocator(DeviceAllocator& inner) : inner_(inner) {}
+  void* allocate(size_t bytes, size_t alignment, Stream stream) override {
+    ++calls;
+    return inner_.allocate(bytes, alignment, stream);
+  }
+  void deallocate(void* data, size_t bytes, Stream stream) noexcept override {
+    inner_.deallocate(data, bytes, stream);
+  }
+  int64_t calls = 0;
+
+ private:
+  DeviceAllocator& inner_;
+};
+
+struct DeviceLayer {
+  explicit DeviceLayer(const MoeSpec& spec, const LayerOptions& options = {},
+                       const ParallelSpec& parallel = {}, uint64_t seed = 11)
+      : context({.device = "cuda:0", .num_threads = 2}),
+        host({.device = "cpu", .num_threads = 2}),
+        source(make_synthetic_source(spec, seed)),
+        layer(MoeLayer::create(context, spec, *source, options, parallel)),
+        queue(context),
+        workspace(context, layer.workspace_bytes()) {}
+
+  Context context;
+  Context host;  // for references
+  std::unique_ptr<WeightSource> source;
+  MoeLayer layer;
+  DeviceQueue queue;
+  Workspace workspace;
+};
+
+// Device copies of a forward's host inputs, and its outputs.
+class DeviceForward {
+ public:
+  DeviceForward(DeviceLayer& owned, const ConstTensorView& hidden, DType out_dtype)
+      : owned_(owned), tokens_(hidden.shape[0]) {
+    const MoeSpec& spec = owned.layer.spec();
+    hidden_ = owned.queue.upload(hidden);
+    out_ = owned.queue.allocate(out_dtype, {tokens_, spec.hidden_size});
+    // Whatever is not written shows: NaN in every type.
+    owned.queue.fill(out_.view(), 0xFF);
+    args.hidden = hidden_.view();
+    args.out = out_.view();
+    args.workspace = &owned.workspace;
+    args.stream = owned.queue.stream();
+  }
+
+  // By given ids and weights, [T, k] each.
+  void route_by(const Tensor& ids, const Tensor& weights) {
+    ids_ = owned_.queue.upload(ids.view());
+    weights_ = owned_.queue.upload(weights.view());
+    args.topk_ids = ids_.const_view();
+    args.topk_weights = weights_.const_view();
+  }
+  void route_by_logits(const Tensor& logits) {
+    logits_ = owned_.queue.upload(logits.view());
+    args.router_logits = logits_.const_view();
+  }
+  void capture_routing() {
+    const MoeSpec& spec = owned_.layer.spec();
+    captured_ids_ = owned_.queue.allocate(DType::kI32, {tokens_, num_slots(spec)});
+    captured_weights_ = owned_.queue.allocate(DType::kF32, {tokens_, num_slots(spec)});
+    args.captured_ids = captured_ids_.view();
+    args.captured_weights = captured_weights_.view();
+    if (!args.topk_ids.empty()) return;
+    captured_logits_ = owned_.queue.allocate(DType::kF32, {tokens_, num_logits(spec)});
+    args.captured_logits = captured_logits_.view();
+  }
+
+  void enqueue() { owned_.layer.forward(args); }
+
+  // Everything as it is once the stream has passed.
+  LayerOutput output() {
+    return {.out = download(out_),
+            .logits = download(captured_logits_),
+            .ids = download(captured_ids_),
+            .weights = download(captured_weights_)};
+  }
+  Tensor out() { return download(out_); }
+
+  DeviceTensor& hidden() { return hidden_; }
+  DeviceTensor& ids() { return ids_; }
+
+  ForwardArgs args;
+
+ private:
+  Tensor download(const DeviceTensor& tensor) const {
+    const ConstTensorView view = tensor.const_view();
+    Tensor copy(view.dtype, view.shape);
+    if (view.data != nullptr) owned_.queue.download(view, copy.view());
+    return copy;
+  }
+
+  DeviceLayer& owned_;
+  int64_t tokens_;
+  DeviceTensor hidden_, out_, ids_, weights_, logits_;
+  DeviceTensor captured_ids_, captured_weights_, captured_logits_;
+};
+
+inline LayerOutput run_device_layer(DeviceLayer& owned, const ConstTensorView& hidden,
+                                    DType out_dtype) {
+  DeviceForward forward(owned, hidden, out_dtype);
+  forward.capture_routing();
+  forward.enqueue();
+  return forward.output();
+}
+
+// Random distinct experts with weights that add up to 1.
+struct GivenRouting {
+  Tensor ids;
+  Tensor weights;
+};
+inline GivenRouting random_routing(int64_t tokens, int64_t experts, int64_t top_k, uint64_t seed) {
+  GivenRouting routing{.ids = Tensor(DType::kI32, {tokens, top_k}),
+                       .weights = Tensor(DType::kF32, {tokens, top_k})};
+  uint64_t state = seed * 0x9E3779B97F4A7C15U + 1;
+  for (int64_t token = 0; token < tokens; ++token) {
+    state = state * 6364136223846793005U + 1442695040888963407U;
+    const auto first = static_cast<int64_t>((state >> 33) % static_cast<uint64_t>(experts));
+    for (int64_t slot = 0; slot < top_k; ++slot) {
+      routing.ids.as<int32_t>()[token * top_k + slot] =
+          static_cast<int32_t>((first + slot * 7 % experts + slot) % experts);
+      routing.weights.as<float>()[token * top_k + slot] = 1.0F / static_cast<float>(top_k);
+    }
+  }
+  return routing;
+}
+
+// Against float64 on the same routing.
+inline double worst_error(DeviceLayer& owned, const Tensor& hidden, const GivenRouting& routing,
+                          const Tensor& out) {
+  const ReferenceResult expected = reference_forward(owned.host, owned.layer.spec(), *owned.source,
+                                                     {.hidden = hidden.const_view(),
+                                                      .topk_ids = routing.ids.view(),
+                                                      .topk_weights = routing.weights.view()});
+  return worst(token_errors(out.view(), expected.output));
+}
+
+}  // namespace conclave::testing

@@ -1,0 +1,361 @@
+// Layers on a GPU against float64: every part they have, every rung of the ladder, odd sizes.
+
+#include "device_layer.h"
+#include "support/layer_parts.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+
+namespace conclave {
+namespace {
+
+using testing::CudaLayerTest;
+using testing::DeviceForward;
+using testing::DeviceLayer;
+using testing::GivenRouting;
+using testing::make_spec;
+using testing::random_routing;
+using testing::random_tensor;
+
+// By the layer's own gate, each stage against float64.
+void expect_accurate(DeviceLayer& owned, int64_t tokens, DType dtype) {
+  SCOPED_TRACE(::testing::Message() << "T" << tokens);
+  const MoeSpec& spec = owned.layer.spec();
+  const Tensor hidden = random_tensor(dtype, tokens, spec.hidden_size, 3);
+  const testing::LayerOutput output = testing::run_device_layer(owned, hidden.view(), dtype);
+  const StageCheck check =
+      check_against_reference(owned.host, spec, *owned.source, output.result(hidden.const_view()));
+  EXPECT_LE(check.worst_logit_error, static_cast<double>(spec.hidden_size) * 0x1p-24);
+  EXPECT_EQ(check.routing_mismatches, 0);
+  EXPECT_LE(check.worst_weight_error, 4 * 0x1p-23);
+  EXPECT_LE(check.worst_token_error, accuracy_bar(spec.weight_dtype, dtype));
+}
+
+constexpr int64_t kTokenCounts[] = {0, 1, 2, 8, 9, 33, 257};
+
+struct Case {
+  int64_t experts, top_k, hidden, intermediate;
+};
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << "E" << c.experts << " k" << c.top_k << " H" << c.hidden << " I" << c.intermediate;
+}
+
+class CudaShapes : public ::testing::WithParamInterface<Case>, public CudaLayerTest {};
+
+TEST_P(CudaShapes, EveryTokenCount_IsWithinTheBar) {
+  const auto& [experts, top_k, hidden, intermediate] = GetParam();
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    SCOPED_TRACE(std::string(to_string(dtype)));
+    DeviceLayer owned(make_spec(experts, top_k, hidden, intermediate, dtype), {.max_tokens = 300});
+    for (const int64_t tokens : kTokenCounts) expect_accurate(owned, tokens, dtype);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Odd, CudaShapes,
+                         ::testing::Values(Case{8, 2, 256, 192}, Case{6, 3, 136, 72},
+                                           Case{10, 5, 200, 100}, Case{60, 4, 88, 24},
+                                           Case{1, 1, 65, 63}, Case{128, 8, 512, 96}));
+
+class CudaForward : public CudaLayerTest {};
+
+TEST_F(CudaForward, E4m3WeightsOfPlainRows_AreWithinTheBar) {
+  for (const WeightScale scale :
+       {WeightScale::kTensor, WeightScale::kChannel, WeightScale::kBlock}) {
+    MoeSpec spec = make_spec(6, 2, 256, 128, DType::kF8E4M3);
+    spec.quant = {.weights = scale};
+    DeviceLayer owned(spec, {.max_tokens = 64});
+    for (const int64_t tokens : {1, 40}) expect_accurate(owned, tokens, DType::kBF16);
+  }
+}
+
+// Codes of the intermediate near the middle of two flip with the order of a sum: rows are compared
+// together. Single rows are the matter of tests/experts/cuda, whose oracle knows such codes.
+TEST_F(CudaForward, E4m3WeightsAndRows_AreWithinTheBarTogether) {
+  struct Form {
+    WeightScale weights;
+    ActivationScale activations;
+  };
+  for (const Form& form : {Form{WeightScale::kBlock, ActivationScale::kGroup},
+                           Form{WeightScale::kChannel, ActivationScale::kToken},
+                           Form{WeightScale::kTensor, ActivationScale::kTensorStatic}}) {
+    MoeSpec spec = make_spec(6, 2, 256, 128, DType::kF8E4M3);
+    spec.quant = {.weights = form.weights, .activations = form.activations};
+    spec.shared = {.mode = SharedMode::kAdd, .intermediate_size = 128};
+    DeviceLayer owned(spec, {.max_tokens = 300});
+    for (const int64_t tokens : {1, 40, 257}) {
+      const Tensor hidden = random_tensor(DType::kBF16, tokens, 256, 5);
+      const GivenRouting routing = random_routing(tokens, 6, 2, 9);
+      DeviceForward forward(owned, hidden.view(), DType::kF32);
+      forward.route_by(routing.ids, routing.weights);
+      forward.enqueue();
+      const Tensor out = forward.out();
+      const ReferenceResult expected = reference_forward(owned.host, spec, *owned.source,
+                                                         {.hidden = hidden.const_view(),
+                                                          .topk_ids = routing.ids.view(),
+                                                          .topk_weights = routing.weights.view()});
+      double squares = 0;
+      double norm = 0;
+      for (size_t i = 0; i < expected.output.size(); ++i) {
+        const double difference = out.as<float>()[i] - expected.output[i];
+        squares += difference * difference;
+        norm += expected.output[i] * expected.output[i];
+      }
+      // A single token may hold a flipped code or none.
+      const double bar = tokens == 1 ? 3e-2 : 6e-3;
+      EXPECT_LE(std::sqrt(squares / norm), bar) << tokens;
+    }
+  }
+}
+
+TEST_F(CudaForward, EveryActivationWithBiases_IsWithinTheBar) {
+  for (const ActivationSpec& activation : testing::all_activations()) {
+    SCOPED_TRACE(activation.name);
+    MoeSpec spec = make_spec(8, 2, 128, 96, DType::kBF16);
+    spec.activation = activation;
+    spec.has_bias = true;
+    DeviceLayer owned(spec, {.max_tokens = 64});
+    for (const int64_t tokens : {1, 5, 40}) expect_accurate(owned, tokens, DType::kBF16);
+  }
+}
+
+TEST_F(CudaForward, HiddenOfAnotherType_IsConverted) {
+  DeviceLayer owned(make_spec(8, 2, 100, 64, DType::kBF16), {.max_tokens = 64});
+  for (const DType dtype : {DType::kF32, DType::kF16}) {
+    for (const int64_t tokens : {3, 40}) expect_accurate(owned, tokens, dtype);
+  }
+}
+
+TEST_F(CudaForward, SharedExperts_AreAdded) {
+  for (const SharedMode mode : {SharedMode::kAdd, SharedMode::kSigmoidGate, SharedMode::kAverage}) {
+    MoeSpec spec = make_spec(10, 3, 136, 72, DType::kBF16);
+    spec.shared = {.mode = mode, .intermediate_size = 104};
+    DeviceLayer owned(spec, {.max_tokens = 64});
+    for (const int64_t tokens : {1, 8, 37}) expect_accurate(owned, tokens, DType::kBF16);
+  }
+}
+
+TEST_F(CudaForward, ZeroExpertsBiasAndScale_AreInTheSum) {
+  MoeSpec spec = make_spec(6, 3, 120, 64, DType::kBF16);
+  spec.num_zero_experts = 3;
+  spec.has_output_bias = true;
+  spec.output_scale = 2.5;
+  DeviceLayer owned(spec, {.max_tokens = 64});
+  for (const int64_t tokens : {1, 37}) expect_accurate(owned, tokens, DType::kBF16);
+}
+
+TEST_F(CudaForward, WeightOnInput_ScalesTheRows) {
+  MoeSpec spec = make_spec(6, 1, 128, 64, DType::kBF16);
+  spec.weight_on = WeightOn::kInput;
+  spec.router.renormalize = Renormalize::kNone;
+  DeviceLayer owned(spec, {.max_tokens = 64});
+  for (const int64_t tokens : {1, 37}) expect_accurate(owned, tokens, DType::kBF16);
+}
+
+TEST_F(CudaForward, EveryKernelByName_IsWithinTheBar) {
+  DeviceLayer any(make_spec(8, 2, 256, 128, DType::kBF16), {.max_tokens = 64});
+  for (const PlanRow& row : any.layer.plan().rows) {
+    if (row.table != "kernel" || row.name == "cuda.decode_sm90") continue;
+    SCOPED_TRACE(row.name);
+    try {
+      DeviceLayer owned(make_spec(8, 2, 256, 128, DType::kBF16),
+                        {.max_tokens = 64, .kernel = row.name});
+      for (const int64_t tokens : {1, 37}) expect_accurate(owned, tokens, DType::kBF16);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kUnsupported) << error.what();
+    }
+  }
+}
+
+TEST_F(CudaForward, MoreTokensThanPlanned_GoInChunks) {
+  DeviceLayer owned(make_spec(8, 2, 128, 64, DType::kBF16), {.max_tokens = 16});
+  for (const int64_t tokens : {17, 32, 100}) expect_accurate(owned, tokens, DType::kBF16);
+}
+
+TEST_F(CudaForward, GivenIdsOfBothTypes_AreUsed) {
+  DeviceLayer owned(make_spec(8, 2, 128, 64, DType::kBF16), {.max_tokens = 64});
+  for (const int64_t tokens : {1, 40}) {
+    const Tensor hidden = random_tensor(DType::kBF16, tokens, 128, 5);
+    const GivenRouting routing = random_routing(tokens, 8, 2, 9);
+    DeviceForward forward(owned, hidden.view(), DType::kBF16);
+    forward.route_by(routing.ids, routing.weights);
+    forward.enqueue();
+    EXPECT_LE(testing::worst_error(owned, hidden, routing, forward.out()), 6e-3);
+    Tensor wide(DType::kI64, {tokens, 2});
+    for (int64_t i = 0; i < tokens * 2; ++i) wide.as<int64_t>()[i] = routing.ids.as<int32_t>()[i];
+    DeviceForward again(owned, hidden.view(), DType::kBF16);
+    again.route_by(wide, routing.weights);
+    again.enqueue();
+    EXPECT_TRUE(testing::same_bits(forward.out(), again.out()));
+  }
+}
+
+TEST_F(CudaForward, IdsOutOfRange_ContributeNothingAndAreCounted) {
+  DeviceLayer owned(make_spec(8, 2, 128, 64, DType::kBF16), {.max_tokens = 64});
+  for (const int64_t tokens : {4, 40}) {
+    const Tensor hidden = random_tensor(DType::kBF16, tokens, 128, 5);
+    GivenRouting routing = random_routing(tokens, 8, 2, 9);
+    auto* const ids = routing.ids.as<int32_t>();
+    ids[0] = -1;
+    ids[3] = 8;
+    ids[5] = std::numeric_limits<int32_t>::max();
+    ids[6] = std::numeric_limits<int32_t>::min();
+    const int64_t before = owned.layer.status().skipped_ids;
+    DeviceForward forward(owned, hidden.view(), DType::kBF16);
+    forward.route_by(routing.ids, routing.weights);
+    forward.enqueue();
+    EXPECT_LE(testing::worst_error(owned, hidden, routing, forward.out()), 6e-3);
+    EXPECT_EQ(owned.layer.status().skipped_ids - before, 3);
+  }
+}
+
+TEST_F(CudaForward, NanInOneToken_StaysThere) {
+  DeviceLayer owned(make_spec(8, 2, 128, 64, DType::kBF16), {.max_tokens = 64});
+  for (const int64_t tokens : {4, 40}) {
+    Tensor hidden = random_tensor(DType::kBF16, tokens, 128, 5);
+    const GivenRouting routing = random_routing(tokens, 8, 2, 9);
+    DeviceForward clean(owned, hidden.view(), DType::kBF16);
+    clean.route_by(routing.ids, routing.weights);
+    clean.enqueue();
+    const Tensor expected = clean.out();
+    hidden.as<uint16_t>()[2 * 128 + 17] = 0x7FC0;
+    DeviceForward forward(owned, hidden.view(), DType::kBF16);
+    forward.route_by(routing.ids, routing.weights);
+    forward.enqueue();
+    const Tensor out = forward.out();
+    for (int64_t token = 0; token < tokens; ++token) {
+      const bool same = testing::row_bytes(out, token) == testing::row_bytes(expected, token);
+      EXPECT_EQ(same, token != 2) << token;
+    }
+  }
+}
+
+TEST_F(CudaForward, LiveTokensAndPadding_LeaveTheRestAlone) {
+  DeviceLayer owned(make_spec(8, 2, 128, 64, DType::kBF16), {.max_tokens = 16});
+  const int64_t tokens = 40;
+  const int64_t live = 21;
+  const Tensor hidden = random_tensor(DType::kBF16, tokens, 128, 5);
+  DeviceForward whole(owned, hidden.view(), DType::kBF16);
+  whole.enqueue();
+  const Tensor expected = whole.out();
+
+  Tensor count(DType::kI64, {1});
+  count.as<int64_t>()[0] = live;
+  const DeviceTensor live_tokens = owned.queue.upload(count.const_view());
+  Tensor mask(DType::kBool, {tokens});
+  for (int64_t token = 0; token < tokens; ++token) mask.as<uint8_t>()[token] = token != 3;
+  const DeviceTensor padding = owned.queue.upload(mask.const_view());
+  DeviceForward forward(owned, hidden.view(), DType::kBF16);
+  forward.args.num_tokens = static_cast<const int64_t*>(live_tokens.const_view().data);
+  forward.args.padding_mask = padding.const_view();
+  forward.enqueue();
+  const Tensor out = forward.out();
+  const std::vector<std::byte> poison(256, std::byte{0xFF});
+  const std::vector<std::byte> zeros(256, std::byte{0});
+  for (int64_t token = 0; token < tokens; ++token) {
+    const std::vector<std::byte> row = testing::row_bytes(out, token);
+    if (token == 3) {
+      EXPECT_EQ(row, zeros);
+    } else if (token < live) {
+      EXPECT_EQ(row, testing::row_bytes(expected, token)) << token;
+    } else {
+      EXPECT_EQ(row, poison) << token;
+    }
+  }
+}
+
+TEST_F(CudaForward, SharedOutAndLoad_AreWritten) {
+  MoeSpec spec = make_spec(8, 2, 128, 64, DType::kBF16);
+  spec.shared = {.mode = SharedMode::kAdd, .intermediate_size = 96};
+  DeviceLayer owned(spec, {.max_tokens = 64});
+  const int64_t tokens = 40;
+  const Tensor hidden = random_tensor(DType::kBF16, tokens, 128, 5);
+  const GivenRouting routing = random_routing(tokens, 8, 2, 9);
+  Tensor zero_load(DType::kI64, {8});
+  DeviceTensor load = owned.queue.upload(zero_load.const_view());
+  DeviceTensor shared = owned.queue.allocate(DType::kF32, {tokens, 128});
+  DeviceForward forward(owned, hidden.view(), DType::kF32);
+  forward.route_by(routing.ids, routing.weights);
+  forward.args.shared_out = shared.view();
+  forward.args.expert_load = {load.as<int64_t>(), 8};
+  forward.enqueue();
+  const Tensor out = forward.out();
+  Tensor shared_out(DType::kF32, {tokens, 128});
+  owned.queue.download(shared.const_view(), shared_out.view());
+  Tensor counted(DType::kI64, {8});
+  owned.queue.download(load.const_view(), counted.view());
+
+  const ReferenceResult expected = reference_forward(owned.host, spec, *owned.source,
+                                                     {.hidden = hidden.const_view(),
+                                                      .topk_ids = routing.ids.view(),
+                                                      .topk_weights = routing.weights.view()});
+  EXPECT_LE(worst(token_errors(shared_out.view(), expected.shared)), 6e-3);
+  EXPECT_LE(worst(token_errors(out.view(), expected.routed)), 6e-3);
+  std::vector<int64_t> rows(8, 0);
+  for (int64_t i = 0; i < tokens * 2; ++i)
+    ++rows[static_cast<size_t>(routing.ids.as<int32_t>()[i])];
+  for (size_t expert = 0; expert < 8; ++expert) {
+    EXPECT_EQ(counted.as<int64_t>()[expert], rows[expert]) << expert;
+  }
+}
+
+TEST_F(CudaForward, ThousandRepeats_AreBitIdentical) {
+  DeviceLayer owned(make_spec(8, 2, 128, 64, DType::kBF16), {.max_tokens = 64});
+  for (const int64_t tokens : {4, 40}) {
+    const Tensor hidden = random_tensor(DType::kBF16, tokens, 128, 5);
+    DeviceForward forward(owned, hidden.view(), DType::kBF16);
+    forward.enqueue();
+    const Tensor first = forward.out();
+    for (int repeat = 0; repeat < 1000; ++repeat) {
+      forward.enqueue();
+      if (repeat % 100 != 99) continue;
+      ASSERT_TRUE(testing::same_bits(first, forward.out())) << repeat;
+    }
+  }
+}
+
+TEST_F(CudaForward, BatchInvariant_GivesTheSameBitsForEveryBatch) {
+  DeviceLayer owned(make_spec(8, 2, 256, 128, DType::kBF16),
+                    {.max_tokens = 300, .determinism = Determinism::kBatchInvariant});
+  const Tensor hidden = random_tensor(DType::kBF16, 257, 256, 5);
+  DeviceForward all(owned, hidden.view(), DType::kBF16);
+  all.enqueue();
+  const Tensor whole = all.out();
+  for (const int64_t tokens : {1, 3, 9, 40, 130}) {
+    std::vector<int64_t> rows;
+    for (int64_t token = 0; token < tokens; ++token) rows.push_back((token * 37 + 11) % 257);
+    const Tensor some = testing::gather_rows(hidden, rows);
+    DeviceForward forward(owned, some.view(), DType::kBF16);
+    forward.enqueue();
+    EXPECT_TRUE(testing::same_bits(forward.out(), testing::gather_rows(whole, rows))) << tokens;
+  }
+}
+
+TEST_F(CudaForward, PartsOfRanks_AddUpToTheWhole) {
+  const MoeSpec spec = make_spec(10, 3, 136, 64, DType::kBF16);
+  const Tensor hidden = random_tensor(DType::kBF16, 37, 136, 5);
+  const GivenRouting routing = random_routing(37, 10, 3, 9);
+  for (const bool tensor_parallel : {false, true}) {
+    std::vector<float> sum(37 * 136, 0.0F);
+    std::unique_ptr<DeviceLayer> last;
+    for (int32_t rank = 0; rank < 3; ++rank) {
+      ParallelSpec parallel{.reduce = Reduce::kPartial};
+      (tensor_parallel ? parallel.tp_size : parallel.ep_size) = 3;
+      (tensor_parallel ? parallel.tp_rank : parallel.ep_rank) = rank;
+      last = std::make_unique<DeviceLayer>(spec, LayerOptions{.max_tokens = 64}, parallel);
+      DeviceForward forward(*last, hidden.view(), DType::kF32);
+      forward.route_by(routing.ids, routing.weights);
+      forward.enqueue();
+      const Tensor part = forward.out();
+      for (size_t i = 0; i < sum.size(); ++i) sum[i] += part.as<float>()[i];
+    }
+    Tensor total(DType::kF32, {37, 136});
+    std::copy(sum.begin(), sum.end(), total.as<float>());
+    EXPECT_LE(testing::worst_error(*last, hidden, routing, total), 6e-3) << tensor_parallel;
+  }
+}
+
+}  // namespace
+}  // namespace conclave

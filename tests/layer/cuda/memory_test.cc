@@ -1,0 +1,118 @@
+// Weights where they lie, reloads, and workspaces full of rubbish.
+
+#include "device_layer.h"
+
+#include <gtest/gtest.h>
+
+namespace conclave {
+namespace {
+
+using testing::code_of;
+using testing::CudaLayerTest;
+using testing::DeviceForward;
+using testing::DeviceLayer;
+using testing::make_spec;
+using testing::random_tensor;
+
+class CudaMemory : public CudaLayerTest {};
+
+// The layer's weights as a framework would hold them: two tensors in device memory.
+struct FrameworkWeights {
+  FrameworkWeights(const DeviceQueue& queue, const MoeSpec& spec, const WeightSource& source) {
+    const int64_t experts = spec.num_experts;
+    const int64_t inner = spec.intermediate_size;
+    const int64_t hidden = spec.hidden_size;
+    Tensor host_gate_up(spec.weight_dtype, {experts, 2 * inner, hidden});
+    Tensor host_down(spec.weight_dtype, {experts, hidden, inner});
+    const auto bytes = static_cast<size_t>(inner * hidden * byte_size(spec.weight_dtype));
+    for (int64_t expert = 0; expert < experts; ++expert) {
+      std::byte* const gate =
+          host_gate_up.as<std::byte>() + static_cast<size_t>(expert) * 2 * bytes;
+      source.read(WeightRole::kGate, expert, {0, inner, 0, hidden}, {gate, bytes});
+      source.read(WeightRole::kUp, expert, {0, inner, 0, hidden}, {gate + bytes, bytes});
+      source.read(WeightRole::kDown, expert, {0, hidden, 0, inner},
+                  {host_down.as<std::byte>() + static_cast<size_t>(expert) * bytes, bytes});
+    }
+    gate_up = queue.upload(host_gate_up.const_view());
+    down = queue.upload(host_down.const_view());
+  }
+  std::unique_ptr<WeightSource> source() const {
+    return make_pointer_source({.gate_up = gate_up.const_view(),
+                                .down = down.const_view(),
+                                .memory = MemoryKind::kDevice});
+  }
+  DeviceTensor gate_up, down;
+};
+
+TEST_F(CudaMemory, FrameworkTensors_AreUsedWithoutACopy) {
+  MoeSpec spec = make_spec(8, 2, 256, 128, DType::kBF16);
+  spec.has_gate = false;
+  DeviceLayer copied(spec, {.max_tokens = 64});
+  const FrameworkWeights weights(copied.queue, spec, *copied.source);
+  const auto source = weights.source();
+  testing::CountingAllocator counter(*copied.context.device_allocator());
+  const Context context({.device = "cuda:0", .num_threads = 1, .device_allocator = &counter});
+  MoeLayer layer = MoeLayer::create(context, spec, *source, {.max_tokens = 64});
+  // The counters and nothing else.
+  EXPECT_EQ(counter.calls, 1);
+  for (const int64_t tokens : {3, 40}) {
+    const Tensor hidden = random_tensor(DType::kBF16, tokens, 256, 5);
+    const testing::GivenRouting routing = testing::random_routing(tokens, 8, 2, 9);
+    DeviceForward forward(copied, hidden.view(), DType::kBF16);
+    forward.route_by(routing.ids, routing.weights);
+    forward.enqueue();
+    const Tensor expected = forward.out();
+    layer.forward(forward.args);
+    EXPECT_TRUE(testing::same_bits(forward.out(), expected));
+  }
+  EXPECT_EQ(code_of([&] { layer.reload(*copied.source, ReloadMode::kInPlace); }),
+            ErrorCode::kState);
+  EXPECT_EQ(code_of([&] {
+              const auto again = MoeLayer::create(copied.host, spec, *source, {.max_tokens = 64});
+            }),
+            ErrorCode::kDevice);
+}
+
+TEST_F(CudaMemory, Reload_BringsTheNewWeights) {
+  const MoeSpec spec = make_spec(8, 2, 128, 64, DType::kBF16);
+  const Tensor hidden = random_tensor(DType::kBF16, 40, 128, 5);
+  DeviceLayer other(spec, {.max_tokens = 64}, {}, 99);
+  DeviceForward wanted(other, hidden.view(), DType::kBF16);
+  wanted.enqueue();
+  const Tensor expected = wanted.out();
+  for (const ReloadMode mode : {ReloadMode::kStaged, ReloadMode::kInPlace}) {
+    DeviceLayer owned(spec, {.max_tokens = 64});
+    owned.layer.reload(*other.source, mode);
+    DeviceForward forward(owned, hidden.view(), DType::kBF16);
+    forward.enqueue();
+    EXPECT_TRUE(testing::same_bits(forward.out(), expected));
+  }
+}
+
+TEST_F(CudaMemory, PoisonedWorkspace_ChangesNothing) {
+  MoeSpec spec = make_spec(8, 2, 128, 64, DType::kBF16);
+  spec.shared = {.mode = SharedMode::kSigmoidGate, .intermediate_size = 96};
+  for (const bool with_shared : {false, true}) {
+    if (!with_shared) spec.shared = {};
+    DeviceLayer owned(spec, {.max_tokens = 64});
+    for (const int64_t tokens : {3, 40}) {
+      const Tensor hidden = random_tensor(DType::kBF16, tokens, 128, 5);
+      DeviceForward forward(owned, hidden.view(), DType::kBF16);
+      forward.enqueue();
+      const Tensor expected = forward.out();
+      // All but the counters at its head, which belong to the workspace.
+      const std::span<std::byte> memory = owned.workspace.memory().subspan(256);
+      for (const uint8_t poison : {uint8_t{0xFF}, uint8_t{0x7F}, uint8_t{0}}) {
+        owned.queue.fill({.data = memory.data(),
+                          .dtype = DType::kU8,
+                          .shape = {static_cast<int64_t>(memory.size())}},
+                         poison);
+        forward.enqueue();
+        EXPECT_TRUE(testing::same_bits(forward.out(), expected)) << tokens << " " << int{poison};
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace conclave

@@ -1,0 +1,165 @@
+// The plan of a layer on an H200, which any machine can make.
+
+#include "layer/cuda/plan.h"
+
+#include "experts/cuda/catalog.h"
+#include "support/layer_fixture.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+
+namespace conclave {
+namespace {
+
+using testing::code_of;
+using testing::make_spec;
+
+cuda::DeviceInfo h200() {
+  return {.name = "NVIDIA H200",
+          .compute_major = 9,
+          .compute_minor = 0,
+          .multiprocessors = 132,
+          .l2_bytes = int64_t{60} << 20,
+          .memory_bytes = int64_t{141} << 30,
+          .shared_bytes_per_block = int64_t{227} << 10};
+}
+
+CudaPlan plan(const MoeSpec& spec, const LayerOptions& options = {},
+              const ParallelSpec& parallel = {}) {
+  const cuda::DeviceInfo device = h200();
+  return plan_cuda_layer(
+      {.spec = spec, .options = options, .parallel = parallel, .device = device});
+}
+
+MoeSpec qwen3() { return find_preset("qwen3-30b-a3b")->spec; }
+
+TEST(CudaPlan, Ladder_CoversEveryNumberOfTokensOnce) {
+  for (const int64_t max_tokens : {1, 8, 9, 100, 16384}) {
+    const Plan summary = plan(qwen3(), {.max_tokens = max_tokens}).summary;
+    ASSERT_FALSE(summary.ladder.empty());
+    int64_t next = 1;
+    for (const PlanRung& rung : summary.ladder) {
+      EXPECT_EQ(rung.first_tokens, next);
+      EXPECT_GE(rung.last_tokens, rung.first_tokens);
+      EXPECT_FALSE(rung.kernel.empty());
+      EXPECT_FALSE(rung.reason.empty());
+      EXPECT_LE(rung.workspace_bytes, summary.workspace_bytes);
+      next = rung.last_tokens + 1;
+    }
+    EXPECT_EQ(next, max_tokens + 1);
+  }
+}
+
+TEST(CudaPlan, Explain_ShowsDeviceLadderAndVerdicts) {
+  const std::string text = explain(plan(qwen3(), {.max_tokens = 16384}).summary);
+  for (const char* word : {"cuda:0 NVIDIA H200", "tokens", "canonical.v1", "cuda.reference"}) {
+    EXPECT_NE(text.find(word), std::string::npos) << word << "\n" << text;
+  }
+}
+
+TEST(CudaPlan, Workspace_IsNearWhatIsNeeded) {
+  // Expert rows, intermediate rows and hidden rows of the largest call are what must be held.
+  const MoeSpec spec = qwen3();
+  const int64_t tokens = 16384;
+  const CudaPlan made = plan(spec, {.max_tokens = tokens});
+  const int64_t slots = tokens * spec.top_k;
+  const double needed =
+      static_cast<double>(slots * (spec.hidden_size + spec.intermediate_size) * 2);
+  EXPECT_LE(static_cast<double>(made.summary.workspace_bytes), 1.25 * needed);
+  EXPECT_GE(static_cast<double>(made.summary.workspace_bytes), needed);
+}
+
+TEST(CudaPlan, BatchInvariant_UsesOneArithmetic) {
+  const CudaPlan made =
+      plan(qwen3(), {.max_tokens = 16384, .determinism = Determinism::kBatchInvariant});
+  EXPECT_EQ(made.decode_tokens, 0);
+  EXPECT_EQ(made.summary.determinism, "D1 D2");
+  for (const LadderRung& rung : made.ladder) {
+    const bool same_row = rung.row == made.ladder.front().row;
+    EXPECT_TRUE(same_row || rung.row->arithmetic == made.ladder.front().row->arithmetic);
+  }
+}
+
+TEST(CudaPlan, TuningTable_ComesFirst) {
+  const MoeSpec spec = qwen3();
+  const auto key = [&](const std::string& device) {
+    return TuningKey{.device = device,
+                     .format = "bf16",
+                     .num_experts = spec.num_experts,
+                     .hidden_size = spec.hidden_size,
+                     .intermediate_size = spec.intermediate_size,
+                     .top_k = spec.top_k};
+  };
+  const CudaPlan plain = plan(spec, {.max_tokens = 1024});
+  const experts::DeviceKernelRow& reference = experts::device_kernel_catalog().rows().back();
+  const std::string tile = experts::to_string(reference.tiles(plain.routed).front());
+
+  const auto with_entry = [&](const TuningKey& of, const std::string& kernel,
+                              const std::string& of_tile) {
+    auto table = std::make_shared<TuningTable>();
+    table->set({.key = of, .tokens = 1024, .kernel = kernel, .tile = of_tile});
+    return plan(spec, {.max_tokens = 1024, .kernel = "cuda.reference", .tuning = table});
+  };
+  const CudaPlan tuned = with_entry(key("NVIDIA H200"), "cuda.reference", tile);
+  EXPECT_EQ(tuned.summary.ladder.back().reason, "tuning table");
+  const CudaPlan other = with_entry(key("NVIDIA H100"), "cuda.reference", tile);
+  EXPECT_NE(other.summary.ladder.back().reason, "tuning table");
+  EXPECT_EQ(code_of([&] { with_entry(key("NVIDIA H200"), "cuda.reference", "3x3x3B"); }),
+            ErrorCode::kInvalidArgument);
+}
+
+TEST(CudaPlan, WhatCudaLacks_IsListedAsRejectedRows) {
+  MoeSpec spec = make_spec(8, 2, 64, 32, DType::kBF16);
+  spec.latent = {.size = 16};
+  spec.residual = {.intermediate_size = 16};
+  EXPECT_EQ(code_of([&] { static_cast<void>(plan(spec)); }), ErrorCode::kUnsupported);
+  const cuda::DeviceInfo device = h200();
+  const LayerOptions options;
+  const ParallelSpec split{.ep_size = 2};
+  const Plan summary =
+      summarise_cuda_plan({.spec = spec, .options = options, .parallel = split, .device = device});
+  for (const char* part : {"latent", "residual", "reduction"}) {
+    const bool listed = std::any_of(summary.rows.begin(), summary.rows.end(), [&](const auto& row) {
+      return row.table == "part" && row.name == part && !row.chosen;
+    });
+    EXPECT_TRUE(listed) << part;
+  }
+}
+
+TEST(CudaPlan, UnknownKernelAndBadTokens_AreRefused) {
+  const MoeSpec spec = make_spec(8, 2, 64, 32, DType::kBF16);
+  EXPECT_EQ(code_of([&] { static_cast<void>(plan(spec, {.kernel = "cuda.nothing"})); }),
+            ErrorCode::kUnknownName);
+  EXPECT_EQ(code_of([&] { static_cast<void>(plan(spec, {.max_tokens = 0})); }),
+            ErrorCode::kInvalidArgument);
+}
+
+TEST(CudaPlan, RankWithoutExperts_HasNoLadder) {
+  const CudaPlan made = plan(make_spec(2, 1, 64, 32, DType::kBF16), {},
+                             {.ep_size = 3, .ep_rank = 2, .reduce = Reduce::kPartial});
+  EXPECT_TRUE(made.ladder.empty());
+  EXPECT_EQ(made.decode_tokens, 0);
+  EXPECT_GT(made.summary.workspace_bytes, 0U);
+}
+
+TEST(TileText, EveryTile_ReadsBack) {
+  const CudaPlan made = plan(qwen3());
+  for (const experts::DeviceKernelRow& row : experts::device_kernel_catalog().rows()) {
+    if (!row.supports(made.routed)) continue;
+    for (const experts::DeviceTile& tile : row.tiles(made.routed)) {
+      EXPECT_EQ(experts::parse_tile(experts::to_string(tile)), tile) << experts::to_string(tile);
+    }
+  }
+  for (const char* text : {"", "16", "16x128", "16x128x128", "16x128x128B,", "16x128x128B, 6",
+                           "16x128x128B, cluster", "ax1x1B", "1x1x1B, 2 blocks"}) {
+    EXPECT_EQ(code_of([&] { static_cast<void>(experts::parse_tile(text)); }),
+              ErrorCode::kInvalidArgument)
+        << text;
+  }
+}
+
+}  // namespace
+}  // namespace conclave
