@@ -18,6 +18,15 @@ install(
   DESTINATION ${CMAKE_INSTALL_DOCDIR}
   COMPONENT runtime)
 
+# A static library leaves its CUDA runtime to the link of what uses it.
+set(CONCLAVE_FIND_CUDA_RUNTIME "")
+set(conclave_pc_cuda_libraries "")
+if(CONCLAVE_HAS_CUDA AND NOT BUILD_SHARED_LIBS)
+  set(CONCLAVE_FIND_CUDA_RUNTIME "find_dependency(CUDAToolkit)")
+  get_target_property(cudart CUDA::cudart_static IMPORTED_LOCATION)
+  set(conclave_pc_cuda_libraries " ${cudart} -lrt -ldl")
+endif()
+
 set(conclave_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/conclave)
 install(
   EXPORT conclaveTargets
@@ -44,7 +53,7 @@ set(conclave_pc_static_flag "")
 set(conclave_pc_libraries "-lconclave")
 if(NOT BUILD_SHARED_LIBS)
   set(conclave_pc_static_flag " -DCONCLAVE_STATIC")
-  string(APPEND conclave_pc_libraries " -pthread")
+  string(APPEND conclave_pc_libraries "${conclave_pc_cuda_libraries} -pthread")
 endif()
 configure_file(${PROJECT_SOURCE_DIR}/cmake/conclave.pc.in ${CMAKE_CURRENT_BINARY_DIR}/conclave.pc
                @ONLY)

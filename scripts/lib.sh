@@ -95,3 +95,39 @@ run_logged() {
   wait "$child" || status=$?
   return "$status"
 }
+
+has_cuda_driver() { [[ -e /dev/nvidiactl ]] || command -v nvidia-smi >/dev/null; }
+
+# install_cuda_compiler: names an nvcc to CMake, from PATH or else from the wheels of
+# cuda-wheels.txt in build/cuda-toolkit. CONCLAVE_CUDA=OFF: none.
+install_cuda_compiler() {
+  export CONCLAVE_CUDA=${CONCLAVE_CUDA:-AUTO}
+  [[ $CONCLAVE_CUDA != OFF ]] || return 0
+  if [[ -n ${CUDACXX:-} ]] || command -v nvcc >/dev/null; then
+    note "CUDA compiler: ${CUDACXX:-$(command -v nvcc)}"
+    return
+  fi
+  local folder=$repo_root/build/cuda-toolkit log=$log_dir/cuda-toolkit.log root
+  local wanted=$repo_root/scripts/cuda-wheels.txt
+  if ! cmp -s "$wanted" "$folder/installed.txt"; then
+    note "no nvcc: installing the wheels of scripts/cuda-wheels.txt into build/cuda-toolkit"
+    mkdir -p "$log_dir"
+    rm -rf "$folder"
+    if ! { python3 -m venv "$folder" &&
+      "$folder/bin/pip" install --disable-pip-version-check -r "$wanted"; } >"$log" 2>&1; then
+      tail -n 15 "$log" >&2
+      die "pip failed (log: ${log#"$repo_root"/}). Check the network, put nvcc 12.4 or newer into PATH,
+    or leave the GPU out: CONCLAVE_CUDA=OFF $0"
+    fi
+    for root in "$folder"/lib/python3*/site-packages/nvidia/cu*; do
+      # What a toolkit's own folders have and the wheels leave out.
+      ln -sfn lib "$root/lib64"
+      (cd "$root/lib" && ln -sfn libcudart.so.* libcudart.so)
+    done
+    cp "$wanted" "$folder/installed.txt"
+  fi
+  root=$(dirname "$(dirname "$(echo "$folder"/lib/python3*/site-packages/nvidia/cu*/bin/nvcc)")")
+  [[ -x $root/bin/nvcc ]] || die "no nvcc among the wheels in ${folder#"$repo_root"/}"
+  export CUDACXX=$root/bin/nvcc CUDAToolkit_ROOT=$root
+  note "CUDA compiler: ${CUDACXX#"$repo_root"/}"
+}
