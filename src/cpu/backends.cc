@@ -56,9 +56,3 @@ std::vector<BackendInfo> describe_backends(const std::filesystem::path& root) {
 }
 
 }  // namespace conclave::inline v0::cpu
-
-namespace conclave::inline v0 {
-
-std::vector<BackendInfo> backends() { return cpu::describe_backends("/"); }
-
-}  // namespace conclave::inline v0

@@ -6,6 +6,7 @@
 #include "layer/cuda/cuda_engine.h"
 #endif
 
+#include "conclave/device.h"
 #include "conclave/error.h"
 
 #include <array>
@@ -14,18 +15,26 @@
 namespace conclave::inline v0 {
 namespace {
 
+std::string describe_host() { return cpu_info().brand; }
 Support host_usable(int32_t) { return Support::yes(); }
 const DeviceRuntime* no_runtime(int32_t) { return nullptr; }
 
 constexpr std::array kEngines = {
 #if CONCLAVE_BUILD_CUDA
-    EngineRow{"cuda", DeviceKind::kCuda, cuda_usable, make_cuda_engine, plan_cuda_engine,
-              cuda_runtime},
+    EngineRow{"cuda", DeviceKind::kCuda, describe_cuda, cuda_usable, make_cuda_engine,
+              plan_cuda_engine, cuda_runtime},
 #endif
-    EngineRow{"cpu", DeviceKind::kCpu, host_usable, make_host_engine, plan_host_engine,
-              no_runtime}};
+    EngineRow{"cpu", DeviceKind::kCpu, describe_host, host_usable, make_host_engine,
+              plan_host_engine, no_runtime}};
 
 }  // namespace
+
+const EngineRow* find_engine_row(std::string_view name) noexcept {
+  for (const EngineRow& row : kEngines) {
+    if (row.name == name) return &row;
+  }
+  return nullptr;
+}
 
 const EngineRow& engine_row(const Device& device) {
   for (const EngineRow& row : kEngines) {

@@ -8,6 +8,7 @@
 #include "conclave/layer.h"
 
 #include <memory>
+#include <string>
 #include <string_view>
 
 namespace conclave::inline v0 {
@@ -35,6 +36,8 @@ struct EngineRequest {
 struct EngineRow {
   std::string_view name;
   DeviceKind device = DeviceKind::kCpu;
+  // Its devices in words, where the first is usable: "cuda:0 NVIDIA H200, 139.8 GiB".
+  std::string (*describe)();
   // Whether this machine has the device, or why not.
   Support (*usable)(int32_t ordinal);
   // Throws as MoeLayer::create.
@@ -45,6 +48,8 @@ struct EngineRow {
   const DeviceRuntime* (*runtime)(int32_t ordinal);
 };
 
+// The row of this name, or null.
+const EngineRow* find_engine_row(std::string_view name) noexcept;
 // The row of a device. Throws Error(kUnsupported) where this build has none.
 const EngineRow& engine_row(const Device& device);
 inline const EngineRow& engine_row(const Context& context) {

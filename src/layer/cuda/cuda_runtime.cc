@@ -6,6 +6,8 @@
 
 #include "conclave/interop/cuda.h"
 
+#include <fmt/format.h>
+
 #include <cuda_runtime_api.h>
 #include <map>
 #include <mutex>
@@ -106,6 +108,17 @@ class CudaRuntime final : public DeviceRuntime {
 };
 
 }  // namespace
+
+std::string describe_cuda() {
+  std::string text;
+  for (int32_t ordinal = 0; ordinal < cuda::count_devices().count; ++ordinal) {
+    const cuda::DeviceInfo info = cuda::device_info(ordinal);
+    text += fmt::format("{}cuda:{} {}, {} multiprocessors, {:.1f} GiB", ordinal > 0 ? "; " : "",
+                        ordinal, info.name, info.multiprocessors,
+                        static_cast<double>(info.memory_bytes) / (int64_t{1} << 30));
+  }
+  return text;
+}
 
 Support cuda_usable(int32_t ordinal) {
   const cuda::DeviceCount devices = cuda::count_devices();

@@ -1,0 +1,22 @@
+#include "cpu/backends.h"
+
+#include "layer/engine.h"
+
+#include <string>
+
+namespace conclave::inline v0 {
+
+// What files tell, and of devices that this build has an engine for, what their driver says.
+std::vector<BackendInfo> backends() {
+  std::vector<BackendInfo> infos = cpu::describe_backends("/");
+  for (BackendInfo& info : infos) {
+    const EngineRow* const row = find_engine_row(info.name);
+    if (row == nullptr) continue;
+    const Support support = row->usable(0);
+    info.usable = static_cast<bool>(support);
+    info.reason = support ? row->describe() : support.reason();
+  }
+  return infos;
+}
+
+}  // namespace conclave::inline v0
