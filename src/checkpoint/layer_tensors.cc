@@ -235,6 +235,18 @@ std::optional<DType> stored_type(const Architecture& architecture, const TensorT
   return std::nullopt;
 }
 
+bool is_plain(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
+}
+
+// Codes whose names and shapes belong to another format, such as two fp4 a byte.
+void refuse_codes(DType stored, ModelConfig& config) {
+  Quantization found;
+  found.method = config.quant_method;
+  found.reason = fmt::format("experts stored as {}", to_string(stored));
+  set_quantization(found, config);
+}
+
 }  // namespace
 
 void settle_quantization(const LayerTensors& tensors, const TensorTable& table,
@@ -245,7 +257,10 @@ void settle_quantization(const LayerTensors& tensors, const TensorTable& table,
     const auto type = [&](Part part) {
       return stored_type(*config.architecture, table, items, part);
     };
-    if (type(Part::kDown) != DType::kF8E4M3) continue;
+    const std::optional<DType> routed = type(Part::kDown);
+    if (routed && *routed != DType::kF8E4M3 && !is_plain(*routed))
+      return refuse_codes(*routed, config);
+    if (routed != DType::kF8E4M3) continue;
     MoeSpec& spec = layer.spec;
     spec.weight_dtype = DType::kF8E4M3;
     spec.quant = *config.quant;

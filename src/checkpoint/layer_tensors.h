@@ -48,7 +48,8 @@ std::optional<LayerName> split_model_name(const Architecture& architecture, std:
 void settle_by_file(const LayerTensors& tensors, ModelConfig& config);
 
 // Of a quantised model: which layers are, by the types of their matrices. Modules that the
-// quantiser left out are plain.
+// quantiser left out are plain; experts in codes that are not read make the whole model one of a
+// method that is not.
 void settle_quantization(const LayerTensors& tensors, const TensorTable& table,
                          ModelConfig& config);
 

@@ -399,6 +399,23 @@ TEST(QuantisedCheckpoint, QuantisedRouter_IsUnsupportedWithReason) {
   EXPECT_TRUE(checkpoint.layer(2).support);
 }
 
+// Two fp4 a byte, as DeepSeek-V4 has them beside e4m3: known by the type, whatever the shape.
+TEST(QuantisedCheckpoint, OtherCodes_OpenButDoNotRun) {
+  TinyModel model = quantised_model();
+  for (const TinyTensor& tensor : std::vector<TinyTensor>(model.tensors)) {
+    if (!is_expert(tensor) || tensor.name.ends_with("_scale_inv")) continue;
+    model.drop(tensor.name);
+    model.add(tensor.name, DType::kI8, {tensor.shape[0], tensor.shape[1] / 2});
+  }
+  const TempDir directory;
+  const Checkpoint checkpoint = open(model, directory);
+  EXPECT_FALSE(checkpoint.layer(0).support);
+  EXPECT_NE(checkpoint.layer(0).support.reason().find("stored as I8"), std::string::npos);
+  const auto error = error_of([&] { static_cast<void>(checkpoint.layer_source(0)); });
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->code(), ErrorCode::kUnsupportedQuantization);
+}
+
 TEST(QuantisedCheckpoint, ModelOptFile_IsReadBesideTheConfiguration) {
   TinyModel model = quantised_model({}, "_scale");
   model.config.erase("quantization_config");

@@ -264,6 +264,18 @@ TEST(E4m3Split, Slices_AddUp) {
                       slices(4));
 }
 
+TEST(E4m3Split, SlicesWithoutColumns_AddUp) {
+  for (const QuantSpec& quant :
+       {QuantSpec{.weights = kBlock, .activations = kGroup}, QuantSpec{.weights = kChannel},
+        QuantSpec{.weights = kTensor, .activations = kTensorStatic}}) {
+    std::vector<ParallelSpec> parts;
+    for (int32_t rank = 0; rank < 2; ++rank) {
+      parts.push_back({.tp_size = 2, .tp_rank = rank, .reduce = Reduce::kPartial});
+    }
+    expect_sum_accurate(e4m3_spec(4, 2, 40, 1, quant), parts);
+  }
+}
+
 TEST(E4m3Split, Experts_AddUp) {
   std::vector<ParallelSpec> parts;
   for (int32_t rank = 0; rank < 3; ++rank) {

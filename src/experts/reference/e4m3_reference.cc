@@ -62,7 +62,7 @@ class E4m3Reference final : public ExpertsKernel {
 
   void pack(const ExpertMatrices& expert, std::byte* gate_up_slab,
             std::byte* down_slab) const override {
-    const int64_t inner_rows = expert.up.empty() ? 0 : expert.up.shape[0];
+    const int64_t inner_rows = expert.up.shape[0];
     for (int64_t row = 0; row < inner_rows; ++row, gate_up_slab += inner_bytes()) {
       std::byte* up = gate_up_slab;
       if (problem_.activation.gated) {
@@ -71,7 +71,7 @@ class E4m3Reference final : public ExpertsKernel {
       }
       pack_e4m3_row(gate_up_, expert.up, expert.up_scale, expert.up_bias, row, up);
     }
-    const int64_t hidden_rows = expert.down.empty() ? 0 : expert.down.shape[0];
+    const int64_t hidden_rows = expert.down.shape[0];
     for (int64_t row = 0; row < hidden_rows; ++row, down_slab += down_.bytes()) {
       pack_e4m3_row(down_, expert.down, expert.down_scale, expert.down_bias, row, down_slab);
     }

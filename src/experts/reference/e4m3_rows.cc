@@ -82,14 +82,17 @@ E4m3RowLayout e4m3_row_layout(const QuantSpec& quant, int64_t cols) {
 void pack_e4m3_row(const E4m3RowLayout& layout, const ConstTensorView& matrix,
                    const ConstTensorView& scales, const ConstTensorView& bias, int64_t row,
                    std::byte* packed) {
-  const int64_t stride = matrix.row_stride != 0 ? matrix.row_stride : matrix.shape[1];
   const auto groups = static_cast<size_t>(layout.num_groups());
   const size_t code_bytes = layout.code_bytes();
-  const auto cols = static_cast<size_t>(layout.cols);
   std::memset(packed, 0, layout.bytes());
-  std::memcpy(packed, static_cast<const std::byte*>(matrix.data) + row * stride, cols);
-  const auto* row_scales = static_cast<const float*>(scales.data) + row * layout.num_groups();
-  std::memcpy(packed + code_bytes, row_scales, groups * sizeof(float));
+  // A slice may have no columns, and then no memory.
+  if (layout.cols > 0) {
+    const int64_t stride = matrix.row_stride != 0 ? matrix.row_stride : matrix.shape[1];
+    const auto* codes = static_cast<const std::byte*>(matrix.data) + row * stride;
+    const auto* of_row = static_cast<const float*>(scales.data) + row * layout.num_groups();
+    std::memcpy(packed, codes, static_cast<size_t>(layout.cols));
+    std::memcpy(packed + code_bytes, of_row, groups * sizeof(float));
+  }
   const float offset = bias.empty() ? 0.0F : element(bias, row);
   std::memcpy(packed + code_bytes + groups * sizeof(float), &offset, sizeof(offset));
 }
