@@ -149,16 +149,18 @@ CheckResult check_against_float64(const Context& context, const MoeSpec& spec,
   // Logits that the caller gave are no result of the layer.
   const bool own_logits = run.has_logits() && input.router_logits.empty();
   const Tensor logits = run.has_logits() ? gather_rows(run.logits.view(), tokens) : Tensor();
-  const StageCheck check =
-      check_against_reference(context, spec, source,
-                              {.hidden = hidden.view(),
-                               .logits = run.has_logits() ? logits.view() : ConstTensorView{},
-                               .topk_ids = ids.view(),
-                               .topk_weights = weights.view(),
-                               .output = output.view(),
-                               .router_input = router_input.view(),
-                               .residual_input = residual_input.view(),
-                               .token_ids = token_ids.view()});
+  const StageCheck check = check_against_reference(
+      context, spec, source,
+      {.hidden = hidden.view(),
+       .logits = run.has_logits() ? logits.view() : ConstTensorView{},
+       .topk_ids = ids.view(),
+       .topk_weights = weights.view(),
+       .output = output.view(),
+       .router_input = router_input.view(),
+       .residual_input = residual_input.view(),
+       .token_ids = token_ids.view(),
+       .code_ambiguity = context.device().starts_with("cuda") ? kTensorCoreCodeAmbiguity
+                                                              : kFloat32CodeAmbiguity});
   judge_output(check.token_errors, tokens, result);
   if (run.has_logits()) {
     result.id_mismatches = check.routing_mismatches;

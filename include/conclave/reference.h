@@ -13,6 +13,11 @@
 
 namespace conclave::inline v0 {
 
+// How far an activated value may be off, relatively, before it is rounded to a code of e4m3: where
+// float32 sums products, and where tensor cores do. docs/quantisation.md derives both.
+inline constexpr double kFloat32CodeAmbiguity = 3e-5;
+inline constexpr double kTensorCoreCodeAmbiguity = 2e-3;
+
 // Row-major; T rows each.
 struct ReferenceResult {
   std::vector<double> logits;          // [T, num_logits(spec)]; empty where ids were given
@@ -25,6 +30,9 @@ struct ReferenceResult {
   std::vector<double> shared;    // [T, H]; empty without shared experts
   std::vector<double> residual;  // [T, H]; empty without a residual MLP
   std::vector<double> output;    // [T, H] = routed + shared + residual
+  // How far, in L2, the codes of activated rows that are ambiguous may move each token: [T]; zeros
+  // where rows are not quantised, and with ReferenceArgs::code_ambiguity = 0.
+  std::vector<double> allowance;
 };
 
 // Routing is recomputed from hidden through the gate, unless logits, or ids and weights, are given.
@@ -40,6 +48,8 @@ struct ReferenceArgs {
   ConstTensorView router_input = {};    // these three as in ForwardArgs
   ConstTensorView residual_input = {};  // [T, H]
   ConstTensorView token_ids = {};       // [T]
+  // Codes are ambiguous where a value off by this share would have another one.
+  double code_ambiguity = 0;
 };
 
 // Reads only the experts that are hit; uses the context's threads. Throws as MoeLayer::forward, and
@@ -69,9 +79,11 @@ struct StageCheck {
   // Ids that differ from float64 on the same logits. Not looked for with a router of the
   // application, which has no float64 rule.
   int64_t routing_mismatches = 0;
-  double worst_weight_error = 0;     // relative, on the same logits
-  std::vector<double> token_errors;  // on the same ids and weights
+  double worst_weight_error = 0;  // relative, on the same logits
+  // On the same ids and weights; of quantised rows without what ambiguous codes account for.
+  std::vector<double> token_errors;
   double worst_token_error = 0;
+  int64_t ambiguous_tokens = 0;  // tokens with such a code
 };
 struct LayerResult {
   ConstTensorView hidden = {};
@@ -83,6 +95,8 @@ struct LayerResult {
   ConstTensorView router_input = {};  // what the layer was given beside hidden
   ConstTensorView residual_input = {};
   ConstTensorView token_ids = {};
+  // Of what computed the result: kTensorCoreCodeAmbiguity on a GPU.
+  double code_ambiguity = kFloat32CodeAmbiguity;
 };
 CONCLAVE_API StageCheck check_against_reference(const Context& context, const MoeSpec& spec,
                                                 const WeightSource& source,

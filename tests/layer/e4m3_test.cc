@@ -211,6 +211,60 @@ TEST(E4m3Scales, BadValues_AreRefusedNamingTheTensor) {
   EXPECT_EQ(refusal(WeightRole::kGateInputScale, nan), "gate_input_scale of expert 1");
 }
 
+// Codes on a boundary: enough rows that float32 sums take another one somewhere.
+TEST(AmbiguousCodes, ManyTokens_AreWithinTheBarAndFewAreAllowedMore) {
+  const OwnedLayer owned =
+      make_layer(e4m3_spec(8, 2, 256, 128, {.weights = kBlock, .activations = kGroup}));
+  const Tensor hidden = random_tensor(DType::kF32, 1500, 256, 8);
+  const auto output = run_layer(owned.layer, hidden.view(), DType::kF32);
+  const StageCheck check = check_against_reference(*owned.context, owned.layer.spec(),
+                                                   *owned.source, output.result(hidden.view()));
+  EXPECT_LE(check.worst_token_error, accuracy_bar(DType::kF8E4M3, DType::kF32));
+  // 2 x 128 values a token, 2 d / 0.09 of them ambiguous.
+  EXPECT_GT(check.ambiguous_tokens, 0);
+  EXPECT_LT(check.ambiguous_tokens, 1500 / 2);
+}
+
+TEST(AmbiguousCodes, Allowance_GrowsWithTheAmbiguity) {
+  for (const QuantSpec& quant :
+       {QuantSpec{.weights = kChannel, .activations = kToken},
+        QuantSpec{.weights = kBlock, .activations = kGroup, .power_of_two_scales = true},
+        QuantSpec{.weights = kTensor, .activations = kTensorStatic}}) {
+    MoeSpec spec = e4m3_spec(4, 2, 128, 160, quant);
+    spec.shared = {.mode = SharedMode::kSigmoidGate, .intermediate_size = 70};
+    const Context context({.num_threads = 2});
+    const auto source = make_synthetic_source(spec, 5);
+    const Tensor hidden = random_tensor(DType::kBF16, 30, 128, 6);
+    const auto total = [&](double ambiguity) {
+      const ReferenceResult result = reference_forward(
+          context, spec, *source, {.hidden = hidden.view(), .code_ambiguity = ambiguity});
+      EXPECT_EQ(result.allowance.size(), 30U);
+      return std::accumulate(result.allowance.begin(), result.allowance.end(), 0.0);
+    };
+    EXPECT_EQ(total(0), 0);
+    const double tensor_core = total(kTensorCoreCodeAmbiguity);
+    EXPECT_GT(tensor_core, total(kFloat32CodeAmbiguity));
+    // A move of 0.09 for 4 % of the elements: a small part of the output.
+    double length = 0;
+    const ReferenceResult result =
+        reference_forward(context, spec, *source, {.hidden = hidden.view()});
+    for (const double value : result.output) length += value * value;
+    EXPECT_LT(tensor_core, 0.1 * std::sqrt(length * 30));
+  }
+}
+
+TEST(AmbiguousCodes, PlainRows_HaveNone) {
+  const Context context({.num_threads = 1});
+  for (const MoeSpec& spec :
+       {e4m3_spec(4, 2, 64, 40, {.weights = kBlock}), make_spec(4, 2, 64, 40, DType::kBF16)}) {
+    const auto source = make_synthetic_source(spec, 5);
+    const Tensor hidden = random_tensor(DType::kBF16, 3, 64, 6);
+    const ReferenceResult result =
+        reference_forward(context, spec, *source, {.hidden = hidden.view(), .code_ambiguity = 0.1});
+    EXPECT_EQ(result.allowance, std::vector<double>(3));
+  }
+}
+
 TEST(E4m3Layer, FastRows_SayNoWithAReason) {
   const Context context({.num_threads = 1});
   const Plan plan = make_plan(context, e4m3_spec(4, 2, 64, 32, {.weights = kBlock}));

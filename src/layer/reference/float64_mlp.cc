@@ -4,6 +4,8 @@
 #include "layer/mlp_roles.h"
 #include "layer/quant_scales.h"
 
+#include <algorithm>
+#include <cmath>
 #include <vector>
 
 namespace conclave::inline v0 {
@@ -40,6 +42,68 @@ std::vector<double> seen_row(const quant::ActivationRule& rule, const double* x,
     seen[i] = static_cast<double>(e4m3_to_float(codes[i])) * static_cast<double>(scales[i / width]);
   }
   return seen;
+}
+
+double code_value(double quotient) {
+  return e4m3_to_float(float_to_e4m3(static_cast<float>(quotient)));
+}
+
+// What one value may stand for instead: the other side of a rounding boundary, or, where the
+// group's largest value decides between two powers of two, a code of the other step.
+double move_of(double value, float step, float other_step, double ambiguity) {
+  const double quotient = value / static_cast<double>(step);
+  const double own =
+      (code_value(quotient * (1 + ambiguity)) - code_value(quotient * (1 - ambiguity))) *
+      static_cast<double>(step);
+  const double other = static_cast<double>(other_step);
+  const double changed =
+      code_value(value / other) * other - code_value(quotient) * static_cast<double>(step);
+  return std::max(std::abs(own), std::abs(changed));
+}
+
+// The step that a group would have if its largest value were off by `ambiguity`.
+float other_step(const quant::ActivationRule& rule, float largest, double ambiguity) {
+  const float step = quant::scale_of(&largest, 1, rule);
+  if (!rule.power_of_two_scales) return step;
+  for (const double factor : {1 - ambiguity, 1 + ambiguity}) {
+    const auto moved = static_cast<float>(static_cast<double>(largest) * factor);
+    const float other = quant::scale_of(&moved, 1, rule);
+    if (other != step) return other;
+  }
+  return step;
+}
+
+double allowed_square(const Float64Mlp& mlp, const std::vector<double>& inner, double ambiguity) {
+  const quant::ActivationRule& rule = mlp.inner_rule;
+  if (rule.form == ActivationScale::kNone || ambiguity <= 0) return 0;
+  const auto count = static_cast<int64_t>(inner.size());
+  const int64_t width = quant::scale_width(rule.form, count);
+  double squares = 0;
+  for (int64_t begin = 0; begin < count; begin += width) {
+    const auto first = static_cast<size_t>(begin);
+    const auto last = static_cast<size_t>(std::min(count, begin + width));
+    float largest = 0;
+    for (size_t i = first; i < last; ++i) {
+      largest = std::max(largest, std::abs(static_cast<float>(inner[i])));
+    }
+    const float step = quant::scale_of(&largest, 1, rule);
+    const float other = other_step(rule, largest, ambiguity);
+    for (size_t i = first; i < last; ++i) {
+      const double move = move_of(inner[i], step, other, ambiguity);
+      if (std::isfinite(move)) squares += move * move * mlp.down_squares[i];
+    }
+  }
+  return squares;
+}
+
+std::vector<double> column_squares(const Float64Matrix& matrix) {
+  std::vector<double> squares(static_cast<size_t>(matrix.cols));
+  for (int64_t row = 0; row < matrix.rows; ++row) {
+    for (int64_t col = 0; col < matrix.cols; ++col) {
+      squares[static_cast<size_t>(col)] += matrix.row(row)[col] * matrix.row(row)[col];
+    }
+  }
+  return squares;
 }
 
 bool has_bias(const MoeSpec& spec, MlpPart part) {
@@ -83,18 +147,21 @@ Float64Mlp read_mlp(const MoeSpec& spec, const WeightSource& source, MlpPart par
     own.static_scale = step;
     return own;
   };
-  return {.gate = matrix(roles.gate, gated),
-          .up = matrix(roles.up, true),
-          .down = matrix(roles.down, true),
-          .gate_bias = read(roles.gate_bias, gated && biased),
-          .up_bias = read(roles.up_bias, biased),
-          .down_bias = read(roles.down_bias, biased),
-          .input_rule = rule_of(steps.input),
-          .inner_rule = rule_of(steps.intermediate)};
+  Float64Mlp mlp{.gate = matrix(roles.gate, gated),
+                 .up = matrix(roles.up, true),
+                 .down = matrix(roles.down, true),
+                 .gate_bias = read(roles.gate_bias, gated && biased),
+                 .up_bias = read(roles.up_bias, biased),
+                 .down_bias = read(roles.down_bias, biased),
+                 .input_rule = rule_of(steps.input),
+                 .inner_rule = rule_of(steps.intermediate),
+                 .down_squares = {}};
+  if (rule.form != ActivationScale::kNone) mlp.down_squares = column_squares(mlp.down);
+  return mlp;
 }
 
-void run_mlp(const Float64Mlp& mlp, const activation::Activation& activation, const double* x,
-             double* out) {
+double run_mlp(const Float64Mlp& mlp, const activation::Activation& activation, const double* x,
+               double* out, double code_ambiguity) {
   const std::vector<double> row = seen_row(mlp.input_rule, x, mlp.up.cols);
   std::vector<double> inner;
   for (int64_t i = 0; i < mlp.up.rows; ++i) {
@@ -102,10 +169,12 @@ void run_mlp(const Float64Mlp& mlp, const activation::Activation& activation, co
                                                 product(mlp.gate, mlp.gate_bias, i, row.data()),
                                                 product(mlp.up, mlp.up_bias, i, row.data())));
   }
+  const double allowed = allowed_square(mlp, inner, code_ambiguity);
   inner = seen_row(mlp.inner_rule, inner.data(), mlp.up.rows);
   for (int64_t h = 0; h < mlp.down.rows; ++h) {
     out[h] = product(mlp.down, mlp.down_bias, h, inner.data());
   }
+  return allowed;
 }
 
 }  // namespace conclave::inline v0

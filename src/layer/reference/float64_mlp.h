@@ -8,6 +8,7 @@
 #include "conclave/weights.h"
 
 #include <cstdint>
+#include <vector>
 
 namespace conclave::inline v0 {
 
@@ -22,6 +23,7 @@ struct Float64Mlp {
   // How the rows that gate, up and down multiply are quantised.
   quant::ActivationRule input_rule;
   quant::ActivationRule inner_rule;
+  std::vector<double> down_squares;  // [I], of each column of down; of quantised rows only
 };
 
 enum class MlpPart : uint8_t { kRouted, kShared, kResidual };
@@ -33,7 +35,10 @@ Float64Mlp read_mlp(const MoeSpec& spec, const WeightSource& source, MlpPart par
 // Where the matrices are e4m3 and their rows quantised, x and the activated row are rounded to
 // float32, then to codes, by the kernels' rule; all else is float64.
 // out = down . act(gate . x + gate_bias, up . x + up_bias) + down_bias
-void run_mlp(const Float64Mlp& mlp, const activation::Activation& activation, const double* x,
-             double* out);
+// Returns the square of how far `out` may move in L2 where codes of the activated row are ambiguous
+// at the relative error `code_ambiguity`: the squares of their moves, each through its column of
+// down, added up as of columns that are orthogonal.
+double run_mlp(const Float64Mlp& mlp, const activation::Activation& activation, const double* x,
+               double* out, double code_ambiguity);
 
 }  // namespace conclave::inline v0

@@ -23,6 +23,14 @@ ExpertSlots slots_by_expert(const MoeSpec& spec, const ReferenceResult& result) 
   return {slots.begin(), slots.end()};
 }
 
+std::vector<double> row_squares(const Float64Matrix& rows) {
+  std::vector<double> squares;
+  for (int64_t row = 0; row < rows.rows; ++row) {
+    squares.push_back(dot(rows.row(row), rows.row(row), rows.cols));
+  }
+  return squares;
+}
+
 double sigmoid(double value) { return 1.0 / (1.0 + std::exp(-value)); }
 
 // y = matrix . x for every row x.
@@ -54,26 +62,35 @@ void norm_latent(const MoeSpec& spec, const WeightSource& source, Float64Matrix&
   }
 }
 
-// One weighted row for each slot, [T * slots, W]; zero where no routed expert is.
-std::vector<double> weighted_slot_rows(const Context& context, const MoeSpec& spec,
-                                       const WeightSource& source, const Float64Matrix& rows,
-                                       const ReferenceResult& result) {
+// One weighted row for each slot, [T * slots, W]; zero where no routed expert is. And the square of
+// what ambiguous codes may do to each.
+struct SlotRows {
+  std::vector<double> rows;
+  std::vector<double> allowed;
+};
+SlotRows weighted_slot_rows(const Context& context, const MoeSpec& spec, const WeightSource& source,
+                            const Float64Matrix& rows, const ReferenceResult& result,
+                            double code_ambiguity) {
   const int64_t width = rows.cols;
   const int64_t slots = num_slots(spec);
   const activation::Activation activation = activation_of(spec, MlpPart::kRouted);
   const bool weigh_input = spec.weight_on == WeightOn::kInput;
-  std::vector<double> slot_rows(result.topk_ids.size() * static_cast<size_t>(width));
+  SlotRows made;
+  made.rows.resize(result.topk_ids.size() * static_cast<size_t>(width));
+  made.allowed.resize(result.topk_ids.size());
   const ExpertSlots work = slots_by_expert(spec, result);
   const auto run_slot = [&](const Float64Mlp& mlp, int64_t slot) {
     const double weight = result.topk_weights[static_cast<size_t>(slot)];
     const double* x = rows.row(slot / slots);
-    double* out = slot_rows.data() + slot * width;
+    double* out = made.rows.data() + slot * width;
     std::vector<double> input(x, x + width);
     if (weigh_input) {
       for (double& value : input) value *= weight;
     }
-    run_mlp(mlp, activation, input.data(), out);
+    double& allowed = made.allowed[static_cast<size_t>(slot)];
+    allowed = run_mlp(mlp, activation, input.data(), out, code_ambiguity);
     if (weigh_input) return;
+    allowed *= weight * weight;
     for (int64_t col = 0; col < width; ++col) out[col] *= weight;
   };
   cpu::parallel_for_throwing(context.executor(), static_cast<int64_t>(work.size()), 1,
@@ -85,7 +102,7 @@ std::vector<double> weighted_slot_rows(const Context& context, const MoeSpec& sp
                                  for (const int64_t slot : its_slots) run_slot(mlp, slot);
                                }
                              });
-  return slot_rows;
+  return made;
 }
 
 // Zero experts hand their input on.
@@ -120,22 +137,32 @@ void scale(std::vector<double>& rows, int64_t row, int64_t cols, double factor) 
 }  // namespace
 
 void run_routed(const Context& context, const MoeSpec& spec, const WeightSource& source,
-                const Float64Matrix& hidden, ReferenceResult& result) {
+                const Float64Matrix& hidden, ReferenceResult& result, Allowances& allowances) {
   const Float64Matrix rows = expert_rows(spec, source, hidden);
-  const std::vector<double> slot_rows = weighted_slot_rows(context, spec, source, rows, result);
+  const SlotRows slot_rows =
+      weighted_slot_rows(context, spec, source, rows, result, allowances.code_ambiguity);
+  allowances.routed.assign(static_cast<size_t>(hidden.rows), 0.0);
   Float64Matrix sums{.rows = hidden.rows, .cols = rows.cols, .values = {}};
   sums.values.resize(static_cast<size_t>(hidden.rows * rows.cols));
   const int64_t slots = num_slots(spec);
   for (int64_t index = 0; index < hidden.rows * slots; ++index) {
     double* sum = sums.row(index / slots);
     for (int64_t col = 0; col < rows.cols; ++col) {
-      sum[col] += slot_rows[static_cast<size_t>(index * rows.cols + col)];
+      sum[col] += slot_rows.rows[static_cast<size_t>(index * rows.cols + col)];
     }
+    allowances.routed[static_cast<size_t>(index / slots)] +=
+        slot_rows.allowed[static_cast<size_t>(index)];
   }
+  const std::vector<double> before = row_squares(sums);
   if (spec.latent.has_norm) norm_latent(spec, source, sums);
   for (double& value : sums.values) value *= spec.output_scale;
   if (spec.latent.size != 0) {
     sums = multiply(read_float64(source, WeightRole::kLatentUp, 0), sums);
+  }
+  // What follows the sum stretches what it may be off by as it stretches the sum.
+  const std::vector<double> after = row_squares(sums);
+  for (size_t token = 0; token < after.size(); ++token) {
+    if (before[token] > 0) allowances.routed[token] *= after[token] / before[token];
   }
   result.routed = std::move(sums.values);
   add_zero_experts(spec, hidden, result);
@@ -147,23 +174,26 @@ void run_routed(const Context& context, const MoeSpec& spec, const WeightSource&
 }
 
 void run_shared(const Context& context, const MoeSpec& spec, const WeightSource& source,
-                const Float64Matrix& hidden, ReferenceResult& result) {
+                const Float64Matrix& hidden, ReferenceResult& result, Allowances& allowances) {
+  allowances.shared.assign(static_cast<size_t>(hidden.rows), 0.0);
   if (spec.shared.mode == SharedMode::kNone) return;
   const activation::Activation activation = activation_of(spec, MlpPart::kShared);
   result.shared.assign(static_cast<size_t>(hidden.rows * hidden.cols), 0.0);
   for (int64_t expert = 0; expert < spec.shared.count; ++expert) {
     const Float64Mlp mlp = read_mlp(spec, source, MlpPart::kShared, expert);
-    cpu::parallel_for_throwing(context.executor(), hidden.rows, 1,
-                               [&](int64_t begin, int64_t end, int32_t) {
-                                 std::vector<double> row(static_cast<size_t>(hidden.cols));
-                                 for (int64_t token = begin; token < end; ++token) {
-                                   run_mlp(mlp, activation, hidden.row(token), row.data());
-                                   const double weight = shared_weight(spec, result, token, expert);
-                                   double* sum = result.shared.data() + token * hidden.cols;
-                                   for (int64_t h = 0; h < hidden.cols; ++h)
-                                     sum[h] += weight * row[static_cast<size_t>(h)];
-                                 }
-                               });
+    cpu::parallel_for_throwing(
+        context.executor(), hidden.rows, 1, [&](int64_t begin, int64_t end, int32_t) {
+          std::vector<double> row(static_cast<size_t>(hidden.cols));
+          for (int64_t token = begin; token < end; ++token) {
+            const double allowed =
+                run_mlp(mlp, activation, hidden.row(token), row.data(), allowances.code_ambiguity);
+            const double weight = shared_weight(spec, result, token, expert);
+            allowances.shared[static_cast<size_t>(token)] += weight * weight * allowed;
+            double* sum = result.shared.data() + token * hidden.cols;
+            for (int64_t h = 0; h < hidden.cols; ++h)
+              sum[h] += weight * row[static_cast<size_t>(h)];
+          }
+        });
   }
 }
 
@@ -173,16 +203,18 @@ void run_residual(const Context& context, const MoeSpec& spec, const WeightSourc
   const activation::Activation activation = activation_of(spec, MlpPart::kResidual);
   const Float64Mlp mlp = read_mlp(spec, source, MlpPart::kResidual, 0);
   result.residual.assign(static_cast<size_t>(input.rows * input.cols), 0.0);
-  cpu::parallel_for_throwing(
-      context.executor(), input.rows, 1, [&](int64_t begin, int64_t end, int32_t) {
-        for (int64_t token = begin; token < end; ++token) {
-          run_mlp(mlp, activation, input.row(token), result.residual.data() + token * input.cols);
-        }
-      });
+  cpu::parallel_for_throwing(context.executor(), input.rows, 1,
+                             [&](int64_t begin, int64_t end, int32_t) {
+                               for (int64_t token = begin; token < end; ++token) {
+                                 // Never quantised: nothing is ambiguous.
+                                 run_mlp(mlp, activation, input.row(token),
+                                         result.residual.data() + token * input.cols, 0);
+                               }
+                             });
 }
 
 void mix_parts(const MoeSpec& spec, const WeightSource& source, const Float64Matrix& hidden,
-               ReferenceResult& result) {
+               ReferenceResult& result, Allowances& allowances) {
   const SharedMode mode = spec.shared.mode;
   Float64Matrix gate;
   Float64Matrix bias;
@@ -215,6 +247,8 @@ void mix_parts(const MoeSpec& spec, const WeightSource& source, const Float64Mat
     }
     scale(result.routed, token, hidden.cols, routed);
     scale(result.shared, token, hidden.cols, shared);
+    allowances.routed[static_cast<size_t>(token)] *= routed * routed;
+    allowances.shared[static_cast<size_t>(token)] *= shared * shared;
   }
 }
 

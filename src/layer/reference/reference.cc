@@ -6,6 +6,7 @@
 #include "layer/reference/parts.h"
 #include "layer/reference/routing.h"
 
+#include <cmath>
 #include <vector>
 
 namespace conclave::inline v0 {
@@ -26,14 +27,18 @@ ReferenceResult reference_forward(const Context& context, const MoeSpec& spec,
   const Float64Matrix hidden = to_float64(args.hidden);
   ReferenceResult result;
   reference_routing(spec, source, args, result);
-  run_routed(context, spec, source, hidden, result);
-  run_shared(context, spec, source, hidden, result);
-  mix_parts(spec, source, hidden, result);
+  Allowances allowances{.code_ambiguity = args.code_ambiguity, .routed = {}, .shared = {}};
+  run_routed(context, spec, source, hidden, result, allowances);
+  run_shared(context, spec, source, hidden, result, allowances);
+  mix_parts(spec, source, hidden, result, allowances);
   run_residual(context, spec, source,
                args.residual_input.empty() ? hidden : to_float64(args.residual_input), result);
   result.output = result.routed;
   add_rows(result.shared, result.output);
   add_rows(result.residual, result.output);
+  for (size_t token = 0; token < allowances.routed.size(); ++token) {
+    result.allowance.push_back(std::sqrt(allowances.routed[token] + allowances.shared[token]));
+  }
   return result;
 }
 
