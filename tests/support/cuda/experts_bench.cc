@@ -191,8 +191,11 @@ int run(std::span<const experts::DeviceKernelRow> rows, const Arguments& argumen
   const std::vector<std::string> names = split(arguments.get("row", ""));
   for (const std::string& name : split(arguments.get("case", "tiny"))) {
     const LayerCase c = case_of(name, arguments);
-    for (const std::string& tokens : split(arguments.get("T", "16"))) {
-      CudaProblem problem(options_of(c, std::stoll(tokens), arguments));
+    const std::vector<std::string> counts = split(arguments.get("T", "16"));
+    CudaProblem problem(options_of(c, std::stoll(counts.at(0)), arguments));
+    for (const std::string& tokens : counts) {
+      const CudaProblemOptions o = options_of(c, std::stoll(tokens), arguments);
+      problem.set_batch({.num_tokens = o.num_tokens, .routing = o.routing, .routings = o.routings});
       std::printf("%s T=%s E=%lld k=%lld H=%lld I=%lld %s, %lld experts active\n", c.name.c_str(),
                   tokens.c_str(), static_cast<long long>(c.experts),
                   static_cast<long long>(c.top_k), static_cast<long long>(c.hidden),

@@ -1,0 +1,9 @@
+// Rows of the GPU's kernel table alone, without router and sum: options in
+// tests/support/cuda/experts_bench.h.
+#include "experts/cuda/catalog.h"
+#include "support/cuda/experts_bench.h"
+
+int main(int argc, char** argv) {
+  return conclave::testing::run_experts_bench(conclave::experts::device_kernel_catalog().rows(),
+                                              argc, argv);
+}
