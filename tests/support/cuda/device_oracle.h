@@ -39,8 +39,8 @@ struct RowErrors {
 inline constexpr double kTensorCoreAmbiguity = 2e-3;
 // Likewise with products summed in float32, rows of up to 8192.
 inline constexpr double kFloat32Ambiguity = 3e-5;
-// No stray write, every checked row within `tolerance` beyond its allowance, and of 64 rows or more
-// the whole within `tolerance` without any.
+// No stray write; every checked row within `tolerance` beyond its allowance, and the whole
+// likewise; the whole of 2000 rows or more without any allowance.
 bool within(const RowErrors& errors, double tolerance);
 
 struct OracleProblem {
