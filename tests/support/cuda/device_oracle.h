@@ -25,9 +25,10 @@ struct RowErrors {
   double worst = 0;
   double excess = 0;  // the worst of error - allowance; without e4m3 activations, `worst`
   double median = 0;
-  double p999 = 0;            // 99.9 % of the checked rows are at most this far off
-  double aggregate = 0;       // of all checked rows taken as one vector
-  double ambiguous_rows = 0;  // share of rows with an allowance
+  double p999 = 0;              // 99.9 % of the checked rows are at most this far off
+  double aggregate = 0;         // of all checked rows taken as one vector
+  double aggregate_excess = 0;  // the same beyond its own allowance
+  double ambiguous_rows = 0;    // share of rows with an allowance
   int64_t worst_row = -1;
   int64_t checked = 0;
   int64_t stray = 0;  // elements written outside what the call may write
