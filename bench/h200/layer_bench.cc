@@ -57,6 +57,13 @@ std::string kernel_of(const Plan& plan, int64_t tokens) {
   return "unknown";
 }
 
+// The single launch and the reference sum in float32.
+double ambiguity_of(const std::string& kernel) {
+  const bool on_tensor_cores =
+      !kernel.starts_with("cuda.decode") && !kernel.starts_with("cuda.reference");
+  return on_tensor_cores ? testing::kTensorCoreAmbiguity : testing::kFloat32Ambiguity;
+}
+
 double mean_active_bytes(const CudaProblem& problem) {
   double sum = 0;
   for (int32_t i = 0; i < problem.options().routings; ++i) {
@@ -106,8 +113,10 @@ class CaseBench {
                         .seed = static_cast<uint64_t>(tokens) + 1});
     try {
       LayerSubject& layer = subject(variant.determinism);
+      const std::string kernel = kernel_of(layer.plan(), tokens);
+      problem_.set_ambiguity(ambiguity_of(kernel));
       const Measurement m = layer.measure(variant.input, options_.seconds_per_cell);
-      print(variant, tokens, kernel_of(layer.plan(), tokens), m);
+      print(variant, tokens, kernel, m);
       return m.damage == 0 && within(m.errors, kTolerance);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kUnsupported) throw;
