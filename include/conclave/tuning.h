@@ -61,4 +61,15 @@ class CONCLAVE_API TuningTable {
   std::vector<TuningEntry> entries_;  // by key, then tokens
 };
 
+class Context;
+struct LayerOptions;
+struct ParallelSpec;
+
+// Every choice that a layer could make for calls of `tokens` tokens, without times: what there is
+// to measure. Empty on "cpu". Throws as make_plan.
+CONCLAVE_API std::vector<TuningEntry> tuning_candidates(const Context& context, const MoeSpec& spec,
+                                                        const LayerOptions& options,
+                                                        const ParallelSpec& parallel,
+                                                        int64_t tokens);
+
 }  // namespace conclave::inline v0

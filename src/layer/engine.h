@@ -6,10 +6,12 @@
 
 #include "conclave/error.h"
 #include "conclave/layer.h"
+#include "conclave/tuning.h"
 
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace conclave::inline v0 {
 
@@ -44,6 +46,8 @@ struct EngineRow {
   std::unique_ptr<Engine> (*make)(const EngineRequest& request, const WeightSource& source);
   // As make_plan.
   Plan (*plan)(const EngineRequest& request);
+  // As tuning_candidates; null where there is nothing to tune.
+  std::vector<TuningEntry> (*candidates)(const EngineRequest& request, int64_t tokens);
   // Null for host memory.
   const DeviceRuntime* (*runtime)(int32_t ordinal);
 };

@@ -39,6 +39,15 @@ size_t MoeLayer::workspace_bytes() const noexcept { return impl_->engine->plan()
 
 LayerStatus MoeLayer::status() const { return impl_->engine->status(); }
 
+std::vector<TuningEntry> tuning_candidates(const Context& context, const MoeSpec& spec,
+                                           const LayerOptions& options,
+                                           const ParallelSpec& parallel, int64_t tokens) {
+  const EngineRow& row = engine_row(context);
+  if (row.candidates == nullptr) return {};
+  return row.candidates(
+      {.context = context, .spec = spec, .options = options, .parallel = parallel}, tokens);
+}
+
 Plan make_plan(const Context& context, const MoeSpec& spec, const LayerOptions& options,
                const ParallelSpec& parallel) {
   return engine_row(context).plan(

@@ -105,6 +105,9 @@ struct DeviceKernelRow {
   // What D2 needs: rows of the table with the same text give an expert's result of a row the same
   // bits, whichever tile it falls into. Empty: nothing is promised beyond the row's own tiles.
   std::string_view arithmetic = {};
+  // What it reaches with full tiles, and reading weights for few rows: for the choice between rows.
+  double teraflops = 1;
+  double terabytes_per_second = 1;
 };
 
 }  // namespace conclave::inline v0::experts

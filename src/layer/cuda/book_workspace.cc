@@ -2,6 +2,7 @@
 
 #include "core/checked.h"
 #include "dispatch/cuda/group.h"
+#include "gemm/cuda/gate_product.h"
 #include "layer/cuda/row_format.h"
 
 #include "conclave/error.h"
@@ -73,6 +74,10 @@ WorkspaceBooking book_workspace(const CudaPlan& plan, int64_t tokens, const Kern
   Booking booking;
   CudaSlices slices;
   slices.live_tokens = booking.book(1, sizeof(int64_t));
+  slices.gate =
+      booking.book(static_cast<int64_t>(gemm::device_gate_workspace_bytes(
+                       tokens, spec.hidden_size, spec.has_gate && spec.router.input_norm.enabled)),
+                   1);
   if (spec.has_gate) slices.logits = booking.book(tokens * num_logits(spec), sizeof(float));
   slices.topk_ids = booking.book(slots, sizeof(int32_t));
   slices.topk_weights = booking.book(slots, sizeof(float));

@@ -182,6 +182,11 @@ std::unique_ptr<Engine> make_cuda_engine(const EngineRequest& request, const Wei
   return std::make_unique<CudaEngine>(request, source);
 }
 
+std::vector<TuningEntry> cuda_candidates(const EngineRequest& request, int64_t tokens) {
+  return list_candidates(plan_cuda_layer(plan_request(request, device_of(request.context))),
+                         tokens);
+}
+
 Plan plan_cuda_engine(const EngineRequest& request) {
   return summarise_cuda_plan(plan_request(request, device_of(request.context)));
 }

@@ -8,6 +8,7 @@
 namespace conclave::inline v0 {
 
 std::unique_ptr<Engine> make_cuda_engine(const EngineRequest& request, const WeightSource& source);
+std::vector<TuningEntry> cuda_candidates(const EngineRequest& request, int64_t tokens);
 Plan plan_cuda_engine(const EngineRequest& request);
 
 }  // namespace conclave::inline v0

@@ -1,6 +1,7 @@
 #include "layer/cuda/ladder.h"
 
 #include "experts/cuda/catalog.h"
+#include "experts/cuda/tile_choice_sm90.h"
 
 #include "conclave/error.h"
 
@@ -55,30 +56,15 @@ struct Choice {
   std::string reason;
 };
 
-// The smallest tile that takes the rows an expert gets on average with half as many again, so that
-// most experts need one tile and few rows are computed in vain; the largest tile beyond that.
-Choice choose_by_rows(const experts::DeviceExpertsProblem& problem, const Candidates& rows,
+Choice choose_by_cost(const experts::DeviceExpertsProblem& problem, const Candidates& rows,
                       int64_t tokens) {
-  const int64_t slots = tokens * problem.top_k;
-  const int64_t experts = std::max<int64_t>(std::min(problem.num_local_experts, slots), 1);
-  const int64_t wanted = (3 * slots / experts + 1) / 2;
-  Choice best;
-  for (const DeviceKernelRow* row : rows) {
-    for (const DeviceTile& tile : row->tiles(problem)) {
-      const bool takes = tile.tokens >= wanted;
-      const bool best_takes = best.row != nullptr && best.tile.tokens >= wanted;
-      const bool better = best.row == nullptr || (takes && !best_takes) ||
-                          (takes && tile.tokens < best.tile.tokens) ||
-                          (!takes && !best_takes && tile.tokens > best.tile.tokens);
-      if (better) best = {.row = row, .tile = tile, .reason = "rows an expert gets on average"};
-    }
-  }
-  return best;
+  const experts::TileChoice choice = experts::choose_tile(problem, rows, tokens);
+  return {.row = choice.row, .tile = choice.tile, .reason = "least by the cost model"};
 }
 
 // The rows whose results have the same bits as those of the row that serves most tokens.
 Candidates same_arithmetic(const experts::DeviceExpertsProblem& problem, const Candidates& rows) {
-  const Choice most = choose_by_rows(problem, rows, problem.max_tokens);
+  const Choice most = choose_by_cost(problem, rows, problem.max_tokens);
   Candidates same;
   for (const DeviceKernelRow* row : rows) {
     const bool alike = !row->arithmetic.empty() && row->arithmetic == most.row->arithmetic;
@@ -87,20 +73,11 @@ Candidates same_arithmetic(const experts::DeviceExpertsProblem& problem, const C
   return same;
 }
 
-TuningKey key_of(const experts::DeviceExpertsProblem& problem) {
-  return {.device = problem.device.name,
-          .format = tuning_format(problem.weight_dtype, problem.quant),
-          .num_experts = problem.num_local_experts,
-          .hidden_size = problem.hidden_size,
-          .intermediate_size = problem.intermediate_size,
-          .top_k = problem.top_k};
-}
-
 // The entry's choice; nothing where it names a row that this problem or plan cannot take.
 std::optional<Choice> choose_by_table(const LadderRequest& request, const Candidates& rows,
                                       int64_t tokens) {
   if (request.tuning == nullptr) return std::nullopt;
-  const TuningEntry* const entry = request.tuning->find(key_of(request.problem), tokens);
+  const TuningEntry* const entry = request.tuning->find(tuning_key(request.problem), tokens);
   if (entry == nullptr) return std::nullopt;
   const auto row = std::find_if(rows.begin(), rows.end(), [&](const DeviceKernelRow* candidate) {
     return candidate->name == entry->kernel;
@@ -129,6 +106,15 @@ void mark_chosen(const std::vector<LadderRung>& ladder, std::vector<PlanRow>& ve
 
 }  // namespace
 
+TuningKey tuning_key(const experts::DeviceExpertsProblem& problem) {
+  return {.device = problem.device.name,
+          .format = tuning_format(problem.weight_dtype, problem.quant),
+          .num_experts = problem.num_local_experts,
+          .hidden_size = problem.hidden_size,
+          .intermediate_size = problem.intermediate_size,
+          .top_k = problem.top_k};
+}
+
 std::vector<LadderRung> build_ladder(const LadderRequest& request, std::vector<PlanRow>& verdicts) {
   Candidates candidates = supporting_rows(request, verdicts);
   if (request.determinism == Determinism::kBatchInvariant) {
@@ -137,7 +123,7 @@ std::vector<LadderRung> build_ladder(const LadderRequest& request, std::vector<P
   std::vector<LadderRung> ladder;
   for (const int64_t end : bucket_ends(request.problem.max_tokens)) {
     std::optional<Choice> choice = choose_by_table(request, candidates, end);
-    if (!choice) choice = choose_by_rows(request.problem, candidates, end);
+    if (!choice) choice = choose_by_cost(request.problem, candidates, end);
     if (!ladder.empty() && ladder.back().row == choice->row && ladder.back().tile == choice->tile) {
       ladder.back().last_tokens = end;
       continue;

@@ -33,6 +33,9 @@ struct LadderRequest {
 // Error(kInvalidArgument) for a tuning entry whose kernel lacks the tile.
 std::vector<LadderRung> build_ladder(const LadderRequest& request, std::vector<PlanRow>& verdicts);
 
+// The key of a problem's entries in tuning tables.
+TuningKey tuning_key(const experts::DeviceExpertsProblem& problem);
+
 // The rung for a call of `tokens`.
 template <class Rung>
 const Rung& rung_for(const std::vector<Rung>& ladder, int64_t tokens) {

@@ -4,7 +4,7 @@
 #include "dispatch/cuda/combine.h"
 #include "dispatch/cuda/group.h"
 #include "experts/cuda/quantize_rows_cuda.h"
-#include "layer/cuda/gate_product.h"
+#include "gemm/cuda/gate_product.h"
 #include "layer/cuda/prepare_rows.h"
 #include "layer/cuda/routing_stage.h"
 #include "layer/cuda/row_format.h"
@@ -148,18 +148,17 @@ void make_shared_factor(const CudaCall& call) {
   const int64_t columns = call.plan.spec.hidden_size;
   const DType weight_dtype = call.weights.shared_gate_dtype;
   auto* const factor = call.slice<float>(call.slices.shared_factor);
-  gate_product({.rows = chunk_data(call, hidden),
-                .dtype = hidden.dtype,
-                .row_stride = stride_of_rows(hidden),
-                .num_rows = call.count,
-                .columns = columns,
-                .weights = call.weights.shared_gate.as(),
-                .weight_dtype = weight_dtype,
-                .weight_stride = padded_row(columns, weight_dtype),
-                .num_logits = 1,
-                .out = factor,
-                .out_stride = 1},
-               call.stream);
+  gemm::device_gate_product({.rows = chunk_data(call, hidden),
+                             .rows_dtype = hidden.dtype,
+                             .rows_stride = stride_of_rows(hidden),
+                             .num_tokens = call.count,
+                             .hidden_size = columns,
+                             .weights = call.weights.shared_gate.as(),
+                             .weights_dtype = weight_dtype,
+                             .weights_stride = padded_row(columns, weight_dtype),
+                             .num_logits = 1,
+                             .logits = factor},
+                            call.stream);
   sigmoid_in_place(factor, call.count, call.stream);
 }
 

@@ -2,6 +2,7 @@
 
 #include "core/checked.h"
 #include "core/layer_roles.h"
+#include "experts/cuda/catalog.h"
 #include "experts/cuda/decode_call.h"
 #include "experts/cuda/decode_plan.h"
 #include "layer/cuda/book_workspace.h"
@@ -82,7 +83,6 @@ void check_parts(const CudaPlan& plan, PartChecks& checks, std::vector<PlanRow>&
               "float32: rows of experts have 16 bits here");
   checks.need(spec.latent.size == 0, "latent", "a latent projection");
   checks.need(spec.residual.intermediate_size == 0, "residual", "a residual MLP");
-  checks.need(!spec.router.input_norm.enabled || !spec.has_gate, "gate", "a norm of its input");
   checks.need(!plan.part.has_replicas(), "placement", "redundant experts");
   const bool is_split = parallel.ep_size > 1 || parallel.tp_size > 1;
   checks.need(!is_split || parallel.reduce == Reduce::kPartial, "reduction",
@@ -175,11 +175,22 @@ Support decode_fits(const CudaPlan& plan) {
   return experts::decode_supports(plan.routed);
 }
 
+// How far the single launch serves: to its own limit, or as far as measured entries prefer it.
+int64_t decode_reach(const CudaPlan& plan) {
+  const int64_t most = std::min<int64_t>(experts::kDecodeMaxTokens, plan.options.max_tokens);
+  if (plan.options.tuning == nullptr) return most;
+  const TuningKey key = tuning_key(plan.routed);
+  for (int64_t tokens = 1; tokens <= most; ++tokens) {
+    const TuningEntry* const entry = plan.options.tuning->find(key, tokens);
+    const bool measured = entry != nullptr && entry->tokens <= experts::kDecodeMaxTokens;
+    if (measured && std::string_view(entry->kernel) != kDecodeName) return tokens - 1;
+  }
+  return most;
+}
+
 void choose_decode(CudaPlan& plan) {
   const Support support = decode_fits(plan);
-  if (support) {
-    plan.decode_tokens = std::min<int64_t>(experts::kDecodeMaxTokens, plan.options.max_tokens);
-  }
+  if (support) plan.decode_tokens = decode_reach(plan);
   plan.summary.rows.push_back(
       {.table = "kernel",
        .name = kDecodeName,
@@ -282,6 +293,28 @@ void summarise_workspace(CudaPlan& plan,
     first = rung.last_tokens + 1;
   }
   summary.workspace_bytes = total(plan.options.max_tokens);
+}
+
+std::vector<TuningEntry> list_candidates(const CudaPlan& plan, int64_t tokens) {
+  std::vector<TuningEntry> entries;
+  const TuningKey key = tuning_key(plan.routed);
+  if (tokens <= experts::kDecodeMaxTokens && decode_fits(plan)) {
+    entries.push_back({.key = key, .tokens = tokens, .kernel = kDecodeName, .tile = ""});
+  }
+  const auto rows = experts::device_kernel_catalog().rows();
+  for (const experts::DeviceKernelRow& row : rows) {
+    const bool forced_out = !plan.options.kernel.empty() && row.name != plan.options.kernel;
+    // The reference is there for where nothing else fits.
+    const bool unneeded = &row == &rows.back() && !entries.empty();
+    if (forced_out || unneeded || !row.supports(plan.routed)) continue;
+    for (const experts::DeviceTile& tile : row.tiles(plan.routed)) {
+      entries.push_back({.key = key,
+                         .tokens = tokens,
+                         .kernel = std::string(row.name),
+                         .tile = experts::to_string(tile)});
+    }
+  }
+  return entries;
 }
 
 CudaPlan plan_cuda_layer(const CudaPlanRequest& request) {

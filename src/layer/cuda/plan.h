@@ -20,6 +20,7 @@ namespace conclave::inline v0 {
 // kernel for few tokens uses the front of the workspace, its counters included, and nothing else.
 struct CudaSlices {
   WorkspaceSlice live_tokens;    // [1] int64 of a chunk, where num_tokens is given
+  WorkspaceSlice gate;           // of a gate product whose input is normed
   WorkspaceSlice logits;         // [T, logits] f32
   WorkspaceSlice topk_ids;       // [T, k] int32
   WorkspaceSlice topk_weights;   // [T, k] f32
@@ -71,6 +72,8 @@ CudaPlan plan_cuda_layer(const CudaPlanRequest& request);
 // calls of up to that many tokens.
 void summarise_workspace(CudaPlan& plan,
                          const std::function<KernelBytes(int64_t tokens)>& bytes_for);
+// Every kernel and tile that could serve calls of `tokens` tokens.
+std::vector<TuningEntry> list_candidates(const CudaPlan& plan, int64_t tokens);
 // As far as it comes, with the reasons in its rows.
 Plan summarise_cuda_plan(const CudaPlanRequest& request);
 

@@ -1,7 +1,7 @@
 #include "layer/cuda/routing_stage.h"
 
 #include "dispatch/cuda/sanitize_ids.h"
-#include "layer/cuda/gate_product.h"
+#include "gemm/cuda/gate_product.h"
 #include "layer/cuda/prepare_rows.h"
 #include "layer/cuda/route_and_group.h"
 #include "layer/cuda/row_format.h"
@@ -22,54 +22,63 @@ struct Logits {
   int64_t stride = 0;
 };
 
-// The layer's own gate on the chunk: float32 logits, the bias added, rounded as the spec says.
-void enqueue_gate(const CudaCall& call, float* logits, int64_t stride) {
+// The layer's own gate on the chunk, dense float32 logits.
+void enqueue_gate(const CudaCall& call, float* logits) {
   const MoeSpec& spec = call.plan.spec;
+  const CudaWeights& weights = call.weights;
   const ConstTensorView& input =
       call.args.router_input.empty() ? call.args.hidden : call.args.router_input;
-  const DType weight_dtype = call.weights.gate_dtype;
-  gate_product({.rows = chunk_data(call, input),
-                .dtype = input.dtype,
-                .row_stride = stride_of_rows(input),
+  gemm::device_gate_product({.rows = chunk_data(call, input),
+                             .rows_dtype = input.dtype,
+                             .rows_stride = stride_of_rows(input),
+                             .num_tokens = call.count,
+                             .hidden_size = spec.hidden_size,
+                             .weights = weights.gate.as(),
+                             .weights_dtype = weights.gate_dtype,
+                             .weights_stride = padded_row(spec.hidden_size, weights.gate_dtype),
+                             .num_logits = num_logits(spec),
+                             .bias = weights.router_bias.as<float>(),
+                             .logits_dtype = spec.router.logits_dtype,
+                             .norm_weight = weights.router_input_scale.as<float>(),
+                             .norm_epsilon = spec.router.input_norm.epsilon,
+                             .workspace = call.slice<void>(call.slices.gate),
+                             .logits = logits},
+                            call.stream);
+}
+
+// A copy of the logits for the caller.
+void capture_logits(const CudaCall& call, const Logits& logits, float* captured) {
+  convert_rows({.rows = logits.data,
+                .dtype = logits.dtype,
+                .row_stride = logits.stride,
                 .num_rows = call.count,
-                .columns = spec.hidden_size,
-                .weights = call.weights.gate.as(),
-                .weight_dtype = weight_dtype,
-                .weight_stride = padded_row(spec.hidden_size, weight_dtype),
-                .num_logits = num_logits(spec),
-                .bias = call.weights.router_bias.as<float>(),
-                .rounded_to = spec.router.logits_dtype,
-                .out = logits,
-                .out_stride = stride},
+                .columns = num_logits(call.plan.spec),
+                .out = captured,
+                .out_dtype = DType::kF32,
+                .out_stride = stride_of_rows(call.args.captured_logits)},
                call.stream);
 }
 
-// The caller's, or the gate's product; copied to the capture where one is wanted.
+// The caller's, or the gate's product.
 Logits make_logits(const CudaCall& call) {
   const ForwardArgs& args = call.args;
   const int64_t columns = num_logits(call.plan.spec);
   auto* const captured = capture<float>(call, args.captured_logits);
+  Logits logits;
   if (args.router_logits.empty()) {
-    float* const logits = captured != nullptr ? captured : call.slice<float>(call.slices.logits);
-    const int64_t stride = captured != nullptr ? stride_of_rows(args.captured_logits) : columns;
-    enqueue_gate(call, logits, stride);
-    return {.data = logits, .dtype = DType::kF32, .stride = stride};
+    // Straight into the capture where it is dense, too.
+    const bool direct = captured != nullptr && stride_of_rows(args.captured_logits) == columns;
+    float* const product = direct ? captured : call.slice<float>(call.slices.logits);
+    enqueue_gate(call, product);
+    logits = {.data = product, .dtype = DType::kF32, .stride = columns};
+    if (direct) return logits;
+  } else {
+    logits = {.data = chunk_data(call, args.router_logits),
+              .dtype = args.router_logits.dtype,
+              .stride = stride_of_rows(args.router_logits)};
   }
-  const Logits given{.data = chunk_data(call, args.router_logits),
-                     .dtype = args.router_logits.dtype,
-                     .stride = stride_of_rows(args.router_logits)};
-  if (captured != nullptr) {
-    convert_rows({.rows = given.data,
-                  .dtype = given.dtype,
-                  .row_stride = given.stride,
-                  .num_rows = call.count,
-                  .columns = columns,
-                  .out = captured,
-                  .out_dtype = DType::kF32,
-                  .out_stride = stride_of_rows(args.captured_logits)},
-                 call.stream);
-  }
-  return given;
+  if (captured != nullptr) capture_logits(call, logits, captured);
+  return logits;
 }
 
 CudaRouting empty_routing(const CudaCall& call) {

@@ -376,6 +376,9 @@ void allocate_rest(const Allocator& allocator, const CudaPlan& plan, const Weigh
     if (spec.router.has_logit_bias) {
       weights.router_bias = allocator.floats(num_logits(spec), "router_bias");
     }
+    if (spec.router.input_norm.enabled) {
+      weights.router_input_scale = allocator.floats(hidden, "router_input_scale");
+    }
   }
   if (spec.router.has_selection_bias) {
     weights.selection_bias =
@@ -415,6 +418,7 @@ void fill_rest(const CudaPlan& plan, const WeightSource& source, WeightUpload& u
   dense(weights.gate, WeightRole::kRouter, weights.gate_dtype);
   dense(weights.shared_gate, WeightRole::kSharedExpertGate, weights.shared_gate_dtype);
   vector(weights.router_bias, WeightRole::kRouterBias);
+  vector(weights.router_input_scale, WeightRole::kRouterInputScale);
   vector(weights.expert_scale, WeightRole::kExpertScale);
   vector(weights.global_scale, WeightRole::kGlobalScale);
   vector(weights.output_bias, WeightRole::kOutputBias);

@@ -28,11 +28,12 @@ struct CudaWeights {
   CudaMlpWeights shared;
   DeviceMemory gate;  // [logits, H] as stored
   DType gate_dtype = DType::kF32;
-  DeviceMemory router_bias;     // [logits] f32
-  DeviceMemory selection_bias;  // [E + Z] f32
-  DeviceMemory expert_scale;    // [E] f32
-  DeviceMemory global_scale;    // [1] f32
-  DeviceMemory shared_gate;     // [1, H] as stored
+  DeviceMemory router_bias;         // [logits] f32
+  DeviceMemory router_input_scale;  // [H] f32
+  DeviceMemory selection_bias;      // [E + Z] f32
+  DeviceMemory expert_scale;        // [E] f32
+  DeviceMemory global_scale;        // [1] f32
+  DeviceMemory shared_gate;         // [1, H] as stored
   DType shared_gate_dtype = DType::kF32;
   DeviceMemory output_bias;   // [H] f32
   DeviceMemory local_expert;  // [E] int32; none where every expert is here, in order

@@ -154,6 +154,27 @@ TEST_F(CudaForward, WeightOnInput_ScalesTheRows) {
   for (const int64_t tokens : {1, 37}) expect_accurate(owned, tokens, DType::kBF16);
 }
 
+TEST_F(CudaForward, GateWithNormBiasAndCap_IsWithinTheBar) {
+  MoeSpec spec = make_spec(10, 3, 136, 64, DType::kBF16);
+  spec.router.input_norm.enabled = true;
+  spec.router.has_logit_bias = true;
+  spec.router.soft_cap = 5;
+  spec.router.has_expert_scale = true;
+  DeviceLayer owned(spec, {.max_tokens = 16});
+  for (const int64_t tokens : {1, 37}) expect_accurate(owned, tokens, DType::kBF16);
+}
+
+TEST_F(CudaForward, GroupsAndSelectionBias_ChooseAsFloat64) {
+  MoeSpec spec = make_spec(16, 4, 136, 64, DType::kBF16);
+  spec.router.score = RouterScore::kSigmoid;
+  spec.router.has_selection_bias = true;
+  spec.router.num_groups = 4;
+  spec.router.topk_groups = 2;
+  spec.router.scale = 2.5;
+  DeviceLayer owned(spec, {.max_tokens = 64});
+  for (const int64_t tokens : {1, 37}) expect_accurate(owned, tokens, DType::kBF16);
+}
+
 TEST_F(CudaForward, EveryKernelByName_IsWithinTheBar) {
   DeviceLayer any(make_spec(8, 2, 256, 128, DType::kBF16), {.max_tokens = 64});
   for (const PlanRow& row : any.layer.plan().rows) {

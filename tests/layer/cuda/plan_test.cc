@@ -53,6 +53,20 @@ TEST(CudaPlan, Ladder_CoversEveryNumberOfTokensOnce) {
   }
 }
 
+TEST(CudaPlan, FewRowsAreStreamed_ManyAreTiled) {
+  const auto kernel_at = [](const char* preset, int64_t tokens) {
+    const Plan summary = plan(find_preset(preset)->spec, {.max_tokens = 16384}).summary;
+    return rung_for(summary.ladder, tokens).kernel;
+  };
+  for (const char* preset : {"qwen3-30b-a3b", "mixtral-8x7b", "olmoe"}) {
+    EXPECT_EQ(kernel_at(preset, 1), "cuda.decode_sm90");
+    EXPECT_EQ(kernel_at(preset, 16), "cuda.stream_sm90");
+    EXPECT_EQ(kernel_at(preset, 64), "cuda.stream_sm90");
+    EXPECT_EQ(kernel_at(preset, 4096), "cuda.tile_sm90");
+    EXPECT_EQ(kernel_at(preset, 16384), "cuda.tile_sm90");
+  }
+}
+
 TEST(CudaPlan, Explain_ShowsDeviceLadderAndVerdicts) {
   const std::string text = explain(plan(qwen3(), {.max_tokens = 16384}).summary);
   for (const char* word : {"cuda:0 NVIDIA H200", "tokens", "canonical.v1", "cuda.reference"}) {
@@ -109,6 +123,22 @@ TEST(CudaPlan, TuningTable_ComesFirst) {
   EXPECT_NE(other.summary.ladder.back().reason, "tuning table");
   EXPECT_EQ(code_of([&] { with_entry(key("NVIDIA H200"), "cuda.reference", "3x3x3B"); }),
             ErrorCode::kInvalidArgument);
+}
+
+TEST(CudaPlan, Candidates_CanEachBeTabled) {
+  const MoeSpec spec = qwen3();
+  for (const int64_t tokens : {1, 64}) {
+    const std::vector<TuningEntry> candidates =
+        list_candidates(plan(spec, {.max_tokens = tokens}), tokens);
+    EXPECT_GE(candidates.size(), 2U);
+    for (const TuningEntry& entry : candidates) {
+      auto table = std::make_shared<TuningTable>();
+      table->set(entry);
+      const Plan made = plan(spec, {.max_tokens = tokens, .tuning = table}).summary;
+      EXPECT_EQ(made.ladder.back().kernel, entry.kernel);
+      EXPECT_EQ(made.ladder.back().tile, entry.tile);
+    }
+  }
 }
 
 TEST(CudaPlan, WhatCudaLacks_IsListedAsRejectedRows) {
