@@ -1,5 +1,7 @@
 #include "layer_run.h"
 
+#include "device_run.h"
+
 #include <algorithm>
 #include <chrono>
 #include <numeric>
@@ -44,17 +46,8 @@ double common_elements(const MoeSpec& spec) {
          2.0 * static_cast<double>(spec.latent.size) * static_cast<double>(spec.hidden_size);
 }
 
-}  // namespace
-
-LayerRun run_layer(const MoeLayer& layer, const LayerInput& input, int32_t repetitions) {
-  const MoeSpec& spec = layer.spec();
-  const int64_t num_tokens = input.num_tokens();
-  LayerRun run;
-  run.output = Tensor(input.hidden.dtype, {num_tokens, spec.hidden_size});
-  run.topk_ids = Tensor(DType::kI32, {num_tokens, num_slots(spec)});
-  run.topk_weights = Tensor(DType::kF32, {num_tokens, num_slots(spec)});
-  run.expert_load.assign(static_cast<size_t>(spec.num_experts), 0);
-
+void run_on_host(const MoeLayer& layer, const LayerInput& input, int32_t repetitions,
+                 LayerRun& run) {
   ForwardArgs args{.hidden = input.hidden,
                    .router_logits = input.router_logits,
                    .topk_ids = input.topk_ids,
@@ -64,23 +57,39 @@ LayerRun run_layer(const MoeLayer& layer, const LayerInput& input, int32_t repet
                    .token_ids = input.token_ids,
                    .out = run.output.view()};
   ForwardArgs capture = args;
-  if (input.topk_ids.empty()) {
-    run.logits = Tensor(DType::kF32, {num_tokens, num_logits(spec)});
-    capture.captured_logits = run.logits.view();
-  }
+  if (run.has_logits()) capture.captured_logits = run.logits.view();
   capture.captured_ids = run.topk_ids.view();
   capture.captured_weights = run.topk_weights.view();
   capture.expert_load = run.expert_load;
   layer.forward(capture);
 
   std::vector<double> times_ms;
-  for (int32_t i = 0; i < repetitions && num_tokens > 0; ++i) {
+  for (int32_t i = 0; i < repetitions && input.num_tokens() > 0; ++i) {
     const auto begin = std::chrono::steady_clock::now();
     layer.forward(args);
     const auto end = std::chrono::steady_clock::now();
     times_ms.push_back(std::chrono::duration<double, std::milli>(end - begin).count());
   }
   run.median_ms = median(std::move(times_ms));
+}
+
+}  // namespace
+
+LayerRun run_layer(const Context& context, const MoeLayer& layer, const LayerInput& input,
+                   int32_t repetitions) {
+  const MoeSpec& spec = layer.spec();
+  const int64_t num_tokens = input.num_tokens();
+  LayerRun run;
+  run.output = Tensor(input.hidden.dtype, {num_tokens, spec.hidden_size});
+  run.topk_ids = Tensor(DType::kI32, {num_tokens, num_slots(spec)});
+  run.topk_weights = Tensor(DType::kF32, {num_tokens, num_slots(spec)});
+  if (input.topk_ids.empty()) run.logits = Tensor(DType::kF32, {num_tokens, num_logits(spec)});
+  run.expert_load.assign(static_cast<size_t>(spec.num_experts), 0);
+  if (layer.plan().isa.empty()) {
+    run_on_device(context, layer, input, repetitions, run);
+  } else {
+    run_on_host(layer, input, repetitions, run);
+  }
   return run;
 }
 

@@ -1,6 +1,7 @@
 // One MoE layer on one batch: outputs, timings, and how much work that was.
 #pragma once
 
+#include "conclave/context.h"
 #include "conclave/layer.h"
 #include "conclave/spec.h"
 #include "conclave/tensor.h"
@@ -36,8 +37,10 @@ struct LayerRun {
   bool has_logits() const { return logits.size_bytes() > 0; }
 };
 
-// One untimed forward that captures everything, then `repetitions` timed ones.
-LayerRun run_layer(const MoeLayer& layer, const LayerInput& input, int32_t repetitions);
+// One untimed forward that captures everything, then `repetitions` timed ones. `context` is the
+// layer's: on a device the tensors go there and back, and a time is that of a replayed graph.
+LayerRun run_layer(const Context& context, const MoeLayer& layer, const LayerInput& input,
+                   int32_t repetitions);
 
 struct LayerWork {
   int64_t rows = 0;  // token-expert pairs computed

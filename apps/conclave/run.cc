@@ -110,6 +110,7 @@ class RunCommand {
     uint64_t bytes = 0;
     for (const CheckpointLayer* layer : layers_) bytes += layer->bytes;
     nlohmann::ordered_json facts = machine_facts(context_);
+    facts["device"] = plan.device;
     facts["isa"] = plan.isa;
     facts["arithmetic"] = plan.arithmetic;
     facts["model"] = options_.model_dir;
@@ -118,7 +119,7 @@ class RunCommand {
         reference_ ? fmt::format("every token against {}", options_.reference)
                    : fmt::format("up to {} tokens per layer against float64", options_.sample);
     table_.writer().header(
-        facts, {fmt::format("{}, {} {}", machine_line(context_), plan.isa, plan.arithmetic),
+        facts, {fmt::format("{}, {}", machine_line(context_), compute_text(plan)),
                 fmt::format("model: {}, {}, {} of {} MoE layers, {}, {}", options_.model_dir,
                             checkpoint_.model_type(), layers_.size(), checkpoint_.layers().size(),
                             shape_text(spec), bytes_text(bytes)),
@@ -133,7 +134,7 @@ class RunCommand {
     const int64_t planned = std::clamp<int64_t>(input.num_tokens(), 1, LayerOptions().max_tokens);
     const MoeLayer layer =
         MoeLayer::create(context_, info.spec, *source, layer_options(options_.machine, planned));
-    const LayerRun result = run_layer(layer, input, options_.repetitions);
+    const LayerRun result = run_layer(context_, layer, input, options_.repetitions);
     if (results_) results_->write(result);
 
     LayerRow row{.layer = info.index,

@@ -36,7 +36,7 @@ LayerRow verify_layer(const Context& context, const Checkpoint& checkpoint,
   const std::unique_ptr<WeightSource> source = checkpoint.layer_source(info.index);
   const MoeLayer layer =
       MoeLayer::create(context, info.spec, *source, layer_options(options.machine, options.tokens));
-  const LayerRun result = run_layer(layer, batch.view(), 0);
+  const LayerRun result = run_layer(context, layer, batch.view(), 0);
 
   LayerRow row;
   row.layer = info.index;
@@ -63,12 +63,13 @@ ExitCode run_verify(const VerifyOptions& options) {
   const MoeSpec& spec = layers.front()->spec;
   const Plan plan = make_plan(context, spec, layer_options(options.machine, 1));
   nlohmann::ordered_json facts = machine_facts(context);
+  facts["device"] = plan.device;
   facts["isa"] = plan.isa;
   facts["arithmetic"] = plan.arithmetic;
   facts["model"] = options.model_dir;
   facts["model_type"] = checkpoint.model_type();
   table.writer().header(
-      facts, {fmt::format("{}, {} {}", machine_line(context), plan.isa, plan.arithmetic),
+      facts, {fmt::format("{}, {}", machine_line(context), compute_text(plan)),
               fmt::format("model: {}, {}, {} of {} MoE layers, {}", options.model_dir,
                           checkpoint.model_type(), layers.size(), checkpoint.layers().size(),
                           shape_text(spec)),

@@ -4,10 +4,12 @@
 
 #include "conclave/device.h"
 #include "conclave/error.h"
+#include "conclave/tuning.h"
 #include "conclave/version.h"
 
 #include <fmt/format.h>
 
+#include <memory>
 #include <string_view>
 
 namespace conclave::tool {
@@ -25,6 +27,10 @@ void add_machine_options(Command& command, MachineOptions& options) {
 }
 
 void add_layer_options(Command& command, MachineOptions& options) {
+  command.text("--device", "NAME", options.device,
+               "Where layers run: cpu or cuda:N (default: CONCLAVE_DEVICE, or cpu)");
+  command.text("--tuning", kFileValue, options.tuning,
+               "Table of measured kernel choices for a GPU (see bench --tune)");
   command.text("--arithmetic", "NAME", options.arithmetic,
                "Force an arithmetic: f32_fma, dpbf16 or amx_bf16 (default: by the CPU table)");
   command.text("--kernel", "NAME", options.kernel, "Force a row of the kernel table (see explain)");
@@ -32,7 +38,8 @@ void add_layer_options(Command& command, MachineOptions& options) {
 }
 
 Context make_context(const MachineOptions& options, LogSink* log) {
-  return Context::from_environment({.num_threads = options.threads,
+  return Context::from_environment({.device = options.device,
+                                    .num_threads = options.threads,
                                     .pin_threads = options.pin_threads,
                                     .isa = options.isa,
                                     .log = log});
@@ -43,7 +50,15 @@ LayerOptions layer_options(const MachineOptions& options, int64_t max_tokens) {
   layer.max_tokens = max_tokens;
   layer.kernel = options.kernel;
   layer.arithmetic = options.arithmetic;
+  if (!options.tuning.empty()) {
+    layer.tuning = std::make_shared<TuningTable>(TuningTable::load(options.tuning));
+  }
   return layer;
+}
+
+std::string compute_text(const Plan& plan) {
+  if (plan.isa.empty()) return fmt::format("{}, {}", plan.device, plan.arithmetic);
+  return fmt::format("{} {}", plan.isa, plan.arithmetic);
 }
 
 std::string machine_line(const Context& context) {

@@ -15,21 +15,26 @@
 namespace conclave::tool {
 
 struct MachineOptions {
+  std::string device;  // "cpu", "cuda:0"; empty: CONCLAVE_DEVICE, or the CPU
   int32_t threads = 0;  // 0: CONCLAVE_NUM_THREADS, OMP_NUM_THREADS, or all usable CPUs
   std::string isa;
   std::string arithmetic;
   std::string kernel;
+  std::string tuning;  // file of measured choices
   bool pin_threads = false;
 };
 // -t,--threads.
 void add_threads_option(Command& command, MachineOptions& options);
 // --threads and --isa, then add_layer_options.
 void add_machine_options(Command& command, MachineOptions& options);
-// --arithmetic, --kernel, --pin-threads.
+// --device, --tuning, --arithmetic, --kernel, --pin-threads.
 void add_layer_options(Command& command, MachineOptions& options);
 
 Context make_context(const MachineOptions& options, LogSink* log);
 LayerOptions layer_options(const MachineOptions& options, int64_t max_tokens);
+
+// What computes: "avx512 f32_fma", or the device.
+std::string compute_text(const Plan& plan);
 
 // "conclave 0.1.0 (14cffc2): Intel Xeon Platinum 8581C, 2 threads".
 std::string machine_line(const Context& context);
