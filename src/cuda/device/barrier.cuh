@@ -103,6 +103,37 @@ __device__ __forceinline__ void named_barrier_arrive(uint32_t id, uint32_t threa
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// 4 bytes to shared memory of block `rank` of the cluster, at the offset of `destination`, and one
+// arrival on the barrier there at the offset of `barrier`: who waits on it with
+// mbarrier_wait_cluster sees them.
+__device__ __forceinline__ void publish_to_cluster(void* destination, uint32_t value,
+                                                   uint64_t* barrier, uint32_t rank) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 there, signal;\n"
+      "mapa.shared::cluster.u32 there, %0, %3;\n"
+      "mapa.shared::cluster.u32 signal, %2, %3;\n"
+      "st.shared::cluster.u32 [there], %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [signal];\n"
+      "}\n" ::"r"(shared_address(destination)),
+      "r"(value), "r"(shared_address(barrier)), "r"(rank)
+      : "memory");
+}
+__device__ __forceinline__ void mbarrier_wait_cluster(uint64_t* barrier, uint32_t parity) {
+  uint32_t done = 0;
+  while (done == 0) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}\n"
+        : "=r"(done)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+  }
+}
+
 __device__ __forceinline__ uint32_t cluster_rank() {
   uint32_t rank = 0;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));

@@ -99,4 +99,35 @@ __device__ __forceinline__ uint32_t add_release(uint32_t* counter, uint32_t valu
   return before;
 }
 
+__device__ __forceinline__ uint32_t add_relaxed(uint32_t* counter, uint32_t value) {
+  uint32_t before = 0;
+  asm volatile("atom.add.relaxed.gpu.global.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(counter), "r"(value)
+               : "memory");
+  return before;
+}
+
+// 16 bytes, aligned to 16: writes `value` where `expected` stands; returns what stood there.
+struct Word128 {
+  uint64_t low = 0;
+  uint64_t high = 0;
+};
+__device__ __forceinline__ Word128 compare_and_swap_128(void* address, Word128 expected,
+                                                        Word128 value) {
+  Word128 before;
+  asm volatile(
+      "{\n"
+      ".reg .b128 expected, value, before;\n"
+      "mov.b128 expected, {%3, %4};\n"
+      "mov.b128 value, {%5, %6};\n"
+      "atom.cas.relaxed.gpu.global.b128 before, [%2], expected, value;\n"
+      "mov.b128 {%0, %1}, before;\n"
+      "}\n"
+      : "=l"(before.low), "=l"(before.high)
+      : "l"(address), "l"(expected.low), "l"(expected.high), "l"(value.low), "l"(value.high)
+      : "memory");
+  return before;
+}
+
 }  // namespace conclave::inline v0::cuda::device

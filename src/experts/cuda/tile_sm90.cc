@@ -24,9 +24,8 @@ int32_t down_features(int64_t hidden_size, int32_t features) {
 }
 
 std::string to_string(const ProductTile& tile) {
-  return std::to_string(tile.features) + (tile.schedule == TileSchedule::kPingPong ? "pp" : "co") +
-         " s" + std::to_string(tile.stages) + " c" + std::to_string(tile.cluster) +
-         (tile.group > 0 ? " g" + std::to_string(tile.group) : "");
+  return std::to_string(tile.features) + " s" + std::to_string(tile.stages) + " c" +
+         std::to_string(tile.cluster) + (tile.group > 0 ? " g" + std::to_string(tile.group) : "");
 }
 
 }  // namespace

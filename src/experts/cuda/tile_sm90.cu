@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <string>
 
 namespace conclave::inline v0::experts {
@@ -16,13 +17,11 @@ using tile_sm90::Formulas;
 using tile_sm90::Kernel;
 using tile_sm90::Params;
 using tile_sm90::Product;
-using tile_sm90::Schedule;
 using tile_sm90::Shape;
 
 bool matches(const Shape& shape, int32_t tokens, const ProductTile& tile) {
   return shape.tokens == tokens && shape.features == tile.features && shape.stages == tile.stages &&
-         shape.cluster == tile.cluster &&
-         (shape.schedule == Schedule::kPingPong) == (tile.schedule == TileSchedule::kPingPong);
+         shape.cluster == tile.cluster;
 }
 
 struct KernelKey {
@@ -103,6 +102,10 @@ Formulas formulas_of(const DeviceExpertsProblem& problem, Product product) {
   return all ? Formulas::kAll : Formulas::kCommon;
 }
 
+// Before the intermediate: the queues of the two products, apart so that no line is shared.
+constexpr size_t kQueueBytes = 256;
+constexpr size_t kDownQueue = 128;
+
 // One of the two products, ready to be launched.
 struct PlannedProduct {
   const Kernel* kernel = nullptr;
@@ -133,8 +136,8 @@ class TileSm90 final : public DeviceExpertsKernel {
 
   int32_t tile_tokens() const override { return plan_.tokens; }
   size_t workspace_bytes(int64_t max_tokens) const override {
-    return static_cast<size_t>(max_tokens * problem_.top_k *
-                               intermediate_stride(problem_.intermediate_size) * 2);
+    return kQueueBytes + static_cast<size_t>(max_tokens * problem_.top_k *
+                                             intermediate_stride(problem_.intermediate_size) * 2);
   }
   std::string describe() const override { return "cuda.tile_sm90 " + to_string(plan_); }
 
@@ -145,12 +148,15 @@ class TileSm90 final : public DeviceExpertsKernel {
     up.params.input = call.input.data;
     up.params.input_stride = call.input.row_stride;
     up.params.input_weights = call.input_weights;
-    up.params.output = call.workspace;
+    auto* workspace = static_cast<std::byte*>(call.workspace);
+    up.params.queue = workspace;
+    up.params.output = workspace + kQueueBytes;
     launch("experts.tile_sm90.up", up, call.groups, stream);
 
     PlannedProduct down = down_;
     read_groups(call.groups, &down.params);
     down.params.intermediate = intermediate_map(call);
+    down.params.queue = workspace + kDownQueue;
     down.params.output = call.output;
     down.params.output_stride = call.output_stride;
     down.params.whole_chunks =
@@ -195,9 +201,10 @@ class TileSm90 final : public DeviceExpertsKernel {
          .stride_bytes = static_cast<uint64_t>(intermediate_stride(problem_.intermediate_size) * 2),
          .box = 64},
     }};
-    return cuda::make_tensor_map({.data = call.workspace,
-                                  .type = map_type(problem_.weight_dtype),
-                                  .dimensions = dimensions});
+    return cuda::make_tensor_map(
+        {.data = static_cast<const std::byte*>(call.workspace) + kQueueBytes,
+         .type = map_type(problem_.weight_dtype),
+         .dimensions = dimensions});
   }
 
   void launch(std::string_view name, const PlannedProduct& planned, const GroupedRows& groups,

@@ -1,9 +1,8 @@
 // Grouped products for many rows an expert: tokens are the M side of wgmma, weights the N side.
 //
-// A block is persistent: warpgroup 0 loads, warpgroups 1 and 2 multiply. Tile i of the walk is
-// `kTokens` sorted rows of one expert times `kFeatures` weight rows. Cooperative: both warpgroups
-// share a tile, one half of its rows each. Ping-pong: they take tiles in turn, so that one stores
-// while the other multiplies.
+// A block is persistent: warpgroup 0 loads, warpgroups 1 and 2 multiply half of a tile's rows each.
+// A tile is `kTokens` sorted rows of one expert times `kFeatures` weight rows. Tiles differ in
+// cost (a tile of at most half its rows needs one warpgroup), so blocks draw them from a queue.
 #pragma once
 
 #include "activation/device/formulas.cuh"
@@ -19,10 +18,14 @@
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <type_traits>
 
 namespace conclave::inline v0::experts::tile_sm90 {
 
 using namespace cuda::device;  // NOLINT: kernels only
+
+// 256 bytes and 16 more: rows 8 apart then begin in different banks.
+inline constexpr int kStagingRowBytes = 272;
 
 template <class ElementType, Product product, Shape shape, Formulas formulas = Formulas::kCommon>
 struct Config {
@@ -31,37 +34,36 @@ struct Config {
   static constexpr Shape kShape = shape;
   static constexpr Formulas kFormulas = formulas;
   static constexpr bool kUpProduct = product != Product::kDown;
-  static constexpr bool kPingPong = shape.schedule == Schedule::kPingPong;
   static constexpr int kTokens = shape.tokens;
   static constexpr int kFeatures = shape.features;
   static constexpr int kStages = shape.stages;
   static constexpr int kCluster = shape.cluster;
   static constexpr int kThreads = 384;
   static constexpr int kConsumerWarps = 8;
-  // wgmma's M is 64: blocks of 64 rows that one warpgroup has of a tile.
-  static constexpr int kRowBlocks = kTokens / (kPingPong ? 64 : 128);
   static constexpr int kAccumulators = kFeatures / 2;
   static constexpr int kDepth = 64;  // elements of K a stage: 128 bytes, the widest swizzle
   static constexpr int kRowBytes = 128;
   static constexpr int kTokenBytes = kTokens * kRowBytes;
   static constexpr int kFeatureBytes = kFeatures * kRowBytes;
   static constexpr int kStageBytes = kTokenBytes + kFeatureBytes;
-  // 16 rows of 256 bytes a warp, on their way from registers to whole lines of global memory.
-  static constexpr int kStagingBytes = 4096;
-  // Gathering keeps a pointer a row and thread; the consumers get the rest of 64 Ki registers.
-  static constexpr uint32_t kProducerRegisters = kUpProduct ? 56 : 24;
-  static constexpr uint32_t kConsumerRegisters = kUpProduct ? 224 : 240;
-  // Warps that release a stage: of one warpgroup or of both, in every block of the cluster.
-  static constexpr uint32_t kReleases = (kPingPong ? 4 : 8) * kCluster;
-  // The thread that starts copies, and the four warps that gather.
-  static constexpr uint32_t kFills = kUpProduct ? 5 : 1;
+  // A warp's 16 rows of a pass, on their way from registers to global memory.
+  static constexpr int kStagingBytes = 16 * kStagingRowBytes;
+  // Of the 168 that each of the 384 threads begins with.
+  static constexpr uint32_t kProducerRegisters = kUpProduct ? 72 : 40;
+  static constexpr uint32_t kConsumerRegisters = kUpProduct ? 216 : 232;
+  // Warps that release a stage, in every block of the cluster.
+  static constexpr uint32_t kReleases = kConsumerWarps * kCluster;
+  // Drawn tickets on their way, and who reads each: consumer warps, gathering warps or one thread.
+  static constexpr int kTickets = 4;
+  static constexpr uint32_t kTicketReaders = (kConsumerWarps + (kUpProduct ? 4 : 1)) * kCluster;
+  // The thread that starts copies, and the 128 that gather.
+  static constexpr uint32_t kFills = kUpProduct ? 129 : 1;
   // Output columns of a tile, and of one pass through the staging rows.
   static constexpr int kColumns = product == Product::kUpGated ? kFeatures / 2 : kFeatures;
   static constexpr int kPasses = kColumns > 128 ? 2 : 1;
   static constexpr int kPassColumns = kColumns / kPasses;
 
-  static_assert(kTokens % (kPingPong ? 64 : 128) == 0 && kFeatures % 64 == 0);
-  static_assert(kRowBlocks * kAccumulators <= 192, "accumulators of a thread");
+  static_assert(kTokens == 128, "two warpgroups of wgmma's 64 rows");
   static_assert(kFeatures % (16 * kCluster) == 0 && kPassColumns % 16 == 0);
 };
 
@@ -70,9 +72,12 @@ struct SharedStorage {
   // 1024: the period of the 128-byte swizzle.
   alignas(1024) uint8_t tokens[Config::kStages][Config::kTokenBytes];
   alignas(1024) uint8_t features[Config::kStages][Config::kFeatureBytes];
-  alignas(1024) uint8_t staging[Config::kConsumerWarps][Config::kStagingBytes];
+  alignas(16) uint8_t staging[Config::kConsumerWarps][Config::kStagingBytes];
   uint64_t full[Config::kStages];
   uint64_t empty[Config::kStages];
+  uint64_t ticket_full[Config::kTickets];
+  uint64_t ticket_empty[Config::kTickets];
+  uint32_t tickets[Config::kTickets];
 };
 
 // Position in the ring of stages; `phase` flips on every turn.
@@ -86,11 +91,6 @@ struct RingPosition {
       stage = 0;
       phase ^= 1;
     }
-  }
-  __device__ __forceinline__ void advance_by(int32_t count) {
-    const int32_t to = stage + count;
-    phase ^= static_cast<uint32_t>(to / kStages) & 1;
-    stage = to % kStages;
   }
 };
 
@@ -108,34 +108,29 @@ template <class Config>
 struct TileWalk {
   const Params& params;
   int32_t num_tiles;
-  int32_t index;  // of this block's (cluster's) work, in steps of the grid
-  int32_t step;
+  int32_t units;  // token tiles, or pairs of them
 
   __device__ explicit TileWalk(const Params& p)
       : params(p),
         num_tiles(*p.num_tiles),
-        index(static_cast<int32_t>(blockIdx.x) / Config::kCluster),
-        step(static_cast<int32_t>(gridDim.x) / Config::kCluster) {}
+        units((num_tiles + Config::kCluster - 1) / Config::kCluster) {}
 
-  __device__ __forceinline__ Work next() {
+  __device__ __forceinline__ Work at(uint32_t ticket) const {
     Work work;
-    const int32_t units = (num_tiles + Config::kCluster - 1) / Config::kCluster;
+    if (ticket >= static_cast<uint32_t>(units * params.feature_tiles)) return work;
+    work.valid = true;
+    const auto index = static_cast<int32_t>(ticket);
     const int32_t of_group = params.group * params.feature_tiles;
     const int32_t group = index / of_group;
     const int32_t first = group * params.group;
-    if (first >= units) return work;
     const int32_t width = min(params.group, units - first);
     const int32_t within = index - group * of_group;
     work.feature_tile = within / width;
-    if (work.feature_tile >= params.feature_tiles) return work;
-    work.valid = true;
     const int32_t unit = first + within - work.feature_tile * width;
-    index += step;
     if constexpr (Config::kCluster == 1) {
       work.tile = load(unit);
     } else {
-      const int32_t rank = static_cast<int32_t>(cluster_rank());
-      const int32_t mine = 2 * unit + rank;
+      const int32_t mine = 2 * unit + static_cast<int32_t>(cluster_rank());
       work.tile = load(min(mine, num_tiles - 1));
       const TokenTile other = load(min(mine ^ 1, num_tiles - 1));
       work.shared = work.tile.expert == other.expert;
@@ -147,6 +142,145 @@ struct TileWalk {
   __device__ __forceinline__ TokenTile load(int32_t position) const {
     const int4 raw = __ldg(reinterpret_cast<const int4*>(params.tiles) + position);
     return {raw.x, raw.y, raw.z, 0};
+  }
+};
+
+// ---- Queue ------------------------------------------------------------------------------------
+
+__device__ __forceinline__ uint32_t cluster_index(int cluster) {
+  return blockIdx.x / static_cast<uint32_t>(cluster);
+}
+__device__ __forceinline__ uint32_t num_clusters(int cluster) {
+  return gridDim.x / static_cast<uint32_t>(cluster);
+}
+
+// The counter of a launch, in 16 bytes of the workspace: a mark of 96 bits, then the number of
+// tickets drawn. Whoever finds no mark writes it with a count of 0, and who draws the last ticket
+// of a launch sets the count back: nothing need be cleared beforehand. Of one thread a cluster.
+struct TicketCounter {
+  static constexpr uint64_t kMarkHigh = 0x9D39C8B2E5A1F764;
+  static constexpr uint64_t kMarkLow = 0x5BD1E995;  // above the count
+
+  void* memory;
+  uint32_t clusters;
+  uint32_t tickets;  // of the launch
+  uint32_t drawn = 0;
+
+  __device__ __forceinline__ void mark() const {
+    const Word128 found = compare_and_swap_128(memory, {}, {});
+    if (found.high == kMarkHigh && found.low >> 32 == kMarkLow) return;
+    compare_and_swap_128(memory, found, {kMarkLow << 32, kMarkHigh});
+  }
+
+  // The first two tickets of a cluster are its own by position; the counter gives those beyond.
+  __device__ __forceinline__ void draw() {
+    drawn = 2 * clusters + add_relaxed(static_cast<uint32_t*>(memory), 1);
+  }
+
+  // Every cluster draws until it has one past the end.
+  __device__ __forceinline__ bool past_end() const { return drawn >= tickets; }
+  __device__ __forceinline__ void reset_if_last() const {
+    const uint32_t first_past_end = max(tickets, 2 * clusters);
+    if (drawn == first_past_end + clusters - 1) {
+      *static_cast<volatile uint32_t*>(memory) = 0;
+    }
+  }
+};
+
+// The thread that draws for a cluster and hands each ticket to both blocks.
+template <class Config>
+struct TicketGiver {
+  SharedStorage<Config>& shared;
+  TicketCounter counter;
+  RingPosition<Config::kTickets> position;
+
+  __device__ __forceinline__ void draw() {
+    counter.draw();
+    if (counter.past_end()) counter.reset_if_last();
+  }
+  // Gives the ticket drawn before and asks for the next one, which comes while a tile is computed.
+  __device__ __forceinline__ void give() {
+    mbarrier_wait(&shared.ticket_empty[position.stage], position.phase ^ 1);
+    uint32_t* slot = &shared.tickets[position.stage];
+    uint64_t* full = &shared.ticket_full[position.stage];
+    if constexpr (Config::kCluster == 1) {
+      *static_cast<volatile uint32_t*>(slot) = counter.drawn;
+      mbarrier_arrive(full);
+    } else {
+      for (uint32_t rank = 0; rank < Config::kCluster; ++rank) {
+        publish_to_cluster(slot, counter.drawn, full, rank);
+      }
+    }
+    position.advance();
+    if (!counter.past_end()) draw();
+  }
+};
+
+// A role's sequence of tickets; `single` where a lone thread reads and not a warp.
+template <class Config>
+struct TicketReader {
+  SharedStorage<Config>& shared;
+  bool single;
+  uint32_t order = 0;
+  RingPosition<Config::kTickets> position;
+
+  __device__ __forceinline__ uint32_t next() {
+    if (order < 2) {
+      return cluster_index(Config::kCluster) + order++ * num_clusters(Config::kCluster);
+    }
+    uint64_t* full = &shared.ticket_full[position.stage];
+    if constexpr (Config::kCluster == 1) {
+      mbarrier_wait(full, position.phase);
+    } else {
+      mbarrier_wait_cluster(full, position.phase);
+    }
+    const uint32_t ticket = *static_cast<volatile uint32_t*>(&shared.tickets[position.stage]);
+    if (!single) __syncwarp();
+    if (single || threadIdx.x % 32 == 0) {
+      uint64_t* empty = &shared.ticket_empty[position.stage];
+      if constexpr (Config::kCluster == 1) {
+        mbarrier_arrive(empty);
+      } else {
+        mbarrier_arrive_cluster(empty, 0);
+      }
+    }
+    position.advance();
+    return ticket;
+  }
+};
+
+// The producer's view: thread 0 of the cluster's first block also draws. It begins when the first
+// tile's loads are under way, so that nothing waits for the counter.
+template <class Config>
+struct TicketProducer {
+  TicketReader<Config> reader;
+  TicketGiver<Config> giver;
+  bool gives;
+  bool begun = false;
+
+  __device__ TicketProducer(const Params& params, SharedStorage<Config>& shared, int32_t units,
+                            bool single)
+      : reader{shared, single},
+        giver{shared,
+              {params.queue, num_clusters(Config::kCluster),
+               static_cast<uint32_t>(units * params.feature_tiles)}},
+        gives(threadIdx.x == 0 && (Config::kCluster == 1 || cluster_rank() == 0)) {}
+
+  __device__ __forceinline__ void begin() {
+    begun = true;
+    giver.counter.mark();
+    giver.draw();
+  }
+  __device__ __forceinline__ uint32_t next() {
+    if (gives && reader.order == 2) {
+      if (!begun) begin();
+      giver.give();
+    }
+    return reader.next();
+  }
+  // Every cluster draws, also one without tiles: the counter knows its last ticket by that.
+  __device__ __forceinline__ void finish() {
+    if (gives && !begun) begin();
   }
 };
 
@@ -188,84 +322,75 @@ __device__ __forceinline__ void load_features(const Params& params, SharedStorag
 }
 
 // The up product: four warps gather token rows by cp.async while one of their threads has the
-// weights copied. A stage's rows are announced when they have landed, a few stages later.
+// weights copied. Rows count on the stage's barrier when they have landed.
 template <class Config>
 struct GatherProducer {
   static constexpr int kRowsEach = Config::kTokens / 16;
-  static constexpr int kLag = 2;
-  static_assert(kLag < Config::kStages);
 
   const Params& params;
   SharedStorage<Config>& shared;
-  RingPosition<Config::kStages> position;
-  int32_t announced = 0;  // stage that is announced next
-  int32_t pending = 0;    // stages under way
+  int32_t first_row;  // of this thread; the others are 16 apart
+  int32_t chunk;      // of 16 bytes in a row's 128
 
-  __device__ __forceinline__ void announce() {
-    fence_proxy_async_shared();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(&shared.full[announced]);
-    announced = announced + 1 == Config::kStages ? 0 : announced + 1;
-    --pending;
+  // Slots of the rows, asked a tile ahead: loads that wait for one another would empty the ring.
+  __device__ __forceinline__ void read_slots(const Work& work, uint32_t (&slots)[kRowsEach]) const {
+    if (!work.valid) return;
+#pragma unroll
+    for (int i = 0; i < kRowsEach; ++i) {
+      const int32_t row = min(first_row + 16 * i, max(work.tile.count - 1, 0));
+      slots[i] = static_cast<uint32_t>(__ldg(params.row_slot + work.tile.begin + row));
+    }
   }
 
-  __device__ __forceinline__ void announce_all() {
-    cp_async_wait_group<0>();
-    while (pending > 0) announce();
+  // Rows beyond the tile are left as they are: their sums are not stored.
+  __device__ __forceinline__ void gather(const uint32_t (&tokens)[kRowsEach], int32_t count,
+                                         int32_t k, uint32_t destination) const {
+    const int32_t column = k + chunk * 8;
+    const int32_t bytes = 2 * max(0, min(8, params.depth - column));
+    const char* source = static_cast<const char*>(params.input) + (bytes > 0 ? 2 * column : 0);
+    const auto stride_bytes = static_cast<uint32_t>(2 * params.input_stride);
+#pragma unroll
+    for (int i = 0; i < kRowsEach; ++i) {
+      if (first_row + 16 * i < count) {
+        cp_async_16_part(destination + i * 16 * Config::kRowBytes,
+                         source + static_cast<uint64_t>(tokens[i]) * stride_bytes, bytes);
+      }
+    }
   }
 
-  __device__ __forceinline__ void wait_for_room() {
-    uint64_t* empty = &shared.empty[position.stage];
-    if (__all_sync(0xffffffff, mbarrier_try_wait(empty, position.phase ^ 1))) return;
-    announce_all();  // consumers may be waiting for these
-    mbarrier_wait(empty, position.phase ^ 1);
-  }
-
-  __device__ __forceinline__ void run() {
-    using Element = typename Config::Element;
-    const int32_t thread = static_cast<int32_t>(threadIdx.x);
-    const int32_t row0 = thread / 8;
-    const int32_t chunk = thread % 8;
+  __device__ __forceinline__ void run() const {
     // The swizzle: chunk c of row r lies at c ^ (r % 8); rows 16 apart have the same one.
-    const uint32_t offset =
-        static_cast<uint32_t>(row0 * Config::kRowBytes + ((chunk ^ (row0 % 8)) * 16));
+    const auto offset =
+        static_cast<uint32_t>(first_row * Config::kRowBytes + ((chunk ^ (first_row % 8)) * 16));
     const uint32_t base = shared_address(shared.tokens[0]) + offset;
-    TileWalk<Config> walk(params);
-    for (Work work = walk.next(); work.valid; work = walk.next()) {
-      const Element* rows[kRowsEach];
+    RingPosition<Config::kStages> position;
+    const TileWalk<Config> walk(params);
+    TicketProducer<Config> tickets(params, shared, walk.units, false);
+    Work work = walk.at(tickets.next());
+    uint32_t slots[kRowsEach];
+    read_slots(work, slots);
+    while (work.valid) {
+      uint32_t tokens[kRowsEach];
 #pragma unroll
       for (int i = 0; i < kRowsEach; ++i) {
-        const int32_t row = min(row0 + 16 * i, max(work.tile.count - 1, 0));
-        const auto slot = static_cast<uint32_t>(__ldg(params.row_slot + work.tile.begin + row));
-        const uint32_t token = slot / static_cast<uint32_t>(params.top_k);
-        rows[i] = static_cast<const Element*>(params.input) +
-                  static_cast<int64_t>(token) * params.input_stride + chunk * 8;
+        tokens[i] = slots[i] / static_cast<uint32_t>(params.top_k);
       }
+      const Work following = walk.at(tickets.next());
+      read_slots(following, slots);
       for (int32_t k = 0; k < params.depth; k += Config::kDepth) {
-        wait_for_room();
-        if (thread == 0) {
+        mbarrier_wait(&shared.empty[position.stage], position.phase ^ 1);
+        if (threadIdx.x == 0) {
           load_features<Config>(params, shared, position.stage, work, k, Config::kFeatureBytes);
         }
         __syncwarp();
-        const uint32_t to = base + static_cast<uint32_t>(position.stage * Config::kTokenBytes);
-        const int32_t left = max(0, min(8, params.depth - k - chunk * 8));
-#pragma unroll
-        for (int i = 0; i < kRowsEach; ++i) {
-          if (row0 + 16 * i < work.tile.count) {
-            cp_async_16_part(to + i * 16 * Config::kRowBytes, rows[i] + (left > 0 ? k : 0),
-                             left * 2);
-          }
-        }
-        cp_async_commit_group();
-        ++pending;
-        if (pending > kLag) {
-          cp_async_wait_group<kLag>();
-          announce();
-        }
+        gather(tokens, work.tile.count, k,
+               base + static_cast<uint32_t>(position.stage * Config::kTokenBytes));
+        cp_async_mbarrier_arrive_noinc(&shared.full[position.stage]);
         position.advance();
       }
+      work = following;
     }
-    announce_all();
+    tickets.finish();
   }
 };
 
@@ -273,8 +398,11 @@ struct GatherProducer {
 template <class Config>
 __device__ __forceinline__ void produce_down(const Params& params, SharedStorage<Config>& shared) {
   RingPosition<Config::kStages> position;
-  TileWalk<Config> walk(params);
-  for (Work work = walk.next(); work.valid; work = walk.next()) {
+  const TileWalk<Config> walk(params);
+  TicketProducer<Config> tickets(params, shared, walk.units, true);
+  Work work = walk.at(tickets.next());
+  while (work.valid) {
+    const Work following = walk.at(tickets.next());
     const int32_t boxes = (work.tile.count + 63) / 64;
     const auto bytes =
         static_cast<uint32_t>(Config::kFeatureBytes + boxes * 64 * Config::kRowBytes);
@@ -288,13 +416,12 @@ __device__ __forceinline__ void produce_down(const Params& params, SharedStorage
       }
       position.advance();
     }
+    work = following;
   }
+  tickets.finish();
 }
 
 // ---- Consumer ---------------------------------------------------------------------------------
-
-template <class Config>
-using Accumulators = float[Config::kRowBlocks][Config::kAccumulators];
 
 template <class Config>
 __device__ __forceinline__ void release(SharedStorage<Config>& shared, int32_t stage) {
@@ -306,31 +433,29 @@ __device__ __forceinline__ void release(SharedStorage<Config>& shared, int32_t s
   }
 }
 
-// The product of kBlocks blocks of 64 rows. One group of wgmma stays in flight; the stage before it
+// The product of 64 rows. One group of wgmma stays in flight; the stage before it
 // goes back to the producer.
-template <class Config, int kBlocks>
+template <class Config>
 __device__ __forceinline__ void multiply(SharedStorage<Config>& shared, int32_t first_row,
                                          int32_t num_stages,
                                          RingPosition<Config::kStages>& position,
-                                         Accumulators<Config>& sums) {
+                                         float (&sums)[Config::kAccumulators]) {
   const uint64_t tokens =
       wgmma_descriptor_128b(shared_address(shared.tokens[0]) + first_row * Config::kRowBytes);
   const uint64_t features = wgmma_descriptor_128b(shared_address(shared.features[0]));
-  constexpr uint64_t kBlockStep = 64 * Config::kRowBytes / 16;
   int32_t previous = 0;
   for (int32_t i = 0; i < num_stages; ++i) {
     mbarrier_wait(&shared.full[position.stage], position.phase);
+    // cp.async writes as ordinary stores do; wgmma reads as the copy engine does.
+    if constexpr (Config::kUpProduct) fence_proxy_async_shared();
     const uint64_t a = tokens + static_cast<uint32_t>(position.stage * (Config::kTokenBytes / 16));
     const uint64_t b =
         features + static_cast<uint32_t>(position.stage * (Config::kFeatureBytes / 16));
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-#pragma unroll
-      for (int block = 0; block < kBlocks; ++block) {
-        Wgmma<typename Config::Element, Config::kFeatures>::mma(
-            sums[block], a + block * kBlockStep + step * 2, b + step * 2, step > 0 || i > 0);
-      }
+      Wgmma<typename Config::Element, Config::kFeatures>::mma(sums, a + step * 2, b + step * 2,
+                                                              step > 0 || i > 0);
     }
     wgmma_commit_group();
     wgmma_wait_group<1>();
@@ -364,9 +489,8 @@ __device__ __forceinline__ uint32_t pack(__half /*type*/, float low, float high)
   return reinterpret_cast<const uint32_t&>(both);
 }
 
-// Staging rows of 256 bytes, chunks of 16 bytes swizzled against bank conflicts.
 __device__ __forceinline__ uint32_t staging_offset(int32_t row, int32_t chunk) {
-  return static_cast<uint32_t>(row * 256 + (chunk ^ (row % 8)) * 16);
+  return static_cast<uint32_t>(row * kStagingRowBytes + chunk * 16);
 }
 
 // Two neighbouring blocks of 8 columns of a warp's 16 rows: v[0], v[1] columns 2 q, + 1 of row g of
@@ -390,45 +514,88 @@ struct RowTarget {
   int32_t expert = 0;
 };
 
-// kPassColumns columns of staged rows to global memory, 16 bytes a lane.
-template <class Config>
-__device__ __forceinline__ void store_rows(const Params& params, uint32_t staging,
-                                           const RowTarget& target) {
-  using Element = typename Config::Element;
-  constexpr int kChunks = Config::kPassColumns / 8;
-  const auto lane = static_cast<int32_t>(threadIdx.x % 32);
-  Element* output = static_cast<Element*>(params.output);
+// Until the staging rows of this warp may be written again.
+__device__ __forceinline__ void await_staging() {
+  bulk_wait_group_read<0>();
   __syncwarp();
-#pragma unroll
-  for (int i = 0; i < kChunks / 2; ++i) {
-    const int32_t item = 32 * i + lane;
-    const int32_t row = item / kChunks;
-    const int32_t chunk = item % kChunks;
+}
+
+// A pass of staged rows by ordinary stores: the last columns of a width that is not a multiple of
+// 16 bytes.
+template <class Config>
+__device__ __noinline__ void store_ragged_rows(const Params& params, const uint8_t* staging,
+                                               RowTarget target) {
+  const auto lane = static_cast<int32_t>(threadIdx.x % 32);
+  auto* output = static_cast<uint16_t*>(params.output);
+  const int32_t columns = min(Config::kPassColumns, params.columns - target.column);
+  for (int32_t row = 0; row < target.rows; ++row) {
     const int32_t to = __shfl_sync(0xffffffff, target.row, row);
-    const int32_t column = target.column + chunk * 8;
-    uint4 value;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-                 : "r"(staging + staging_offset(row, chunk)));
-    const int32_t left = params.columns - column;
-    if (row >= target.rows || left <= 0) continue;
-    Element* destination = output + static_cast<int64_t>(to) * params.output_stride + column;
-    if (params.whole_chunks && (left >= 8 || Config::kUpProduct)) {
-      *reinterpret_cast<uint4*>(destination) = value;
-    } else {
-      const uint32_t words[4] = {value.x, value.y, value.z, value.w};
-#pragma unroll
-      for (int element = 0; element < 8; ++element) {
-        const auto bits = static_cast<uint16_t>(words[element / 2] >> (16 * (element % 2)));
-        if (element < left) reinterpret_cast<uint16_t*>(destination)[element] = bits;
-      }
-    }
+    const auto* from = reinterpret_cast<const uint16_t*>(staging + staging_offset(row, 0));
+    uint16_t* destination =
+        output + static_cast<int64_t>(to) * params.output_stride + target.column;
+    for (int32_t column = lane; column < columns; column += 32) destination[column] = from[column];
   }
   __syncwarp();
 }
 
+// kPassColumns columns of staged rows to global memory: a copy a row, which goes on while the warp
+// computes.
+template <class Config>
+__device__ __forceinline__ void store_rows(const Params& params, const uint8_t* staging,
+                                           const RowTarget& target) {
+  const int32_t left = params.columns - target.column;
+  if (left <= 0) return;
+  // The intermediate's rows have room for whole chunks.
+  const int32_t columns = min(Config::kPassColumns, Config::kUpProduct ? (left + 7) / 8 * 8 : left);
+  if (!params.whole_chunks || columns % 8 != 0) {
+    __syncwarp();
+    store_ragged_rows<Config>(params, staging, target);
+    return;
+  }
+  fence_proxy_async_shared();
+  __syncwarp();
+  const auto lane = static_cast<int32_t>(threadIdx.x % 32);
+  if (lane < target.rows) {
+    auto* output = static_cast<typename Config::Element*>(params.output);
+    bulk_store(output + static_cast<int64_t>(target.row) * params.output_stride + target.column,
+               staging + staging_offset(lane, 0), static_cast<uint32_t>(columns * 2));
+    bulk_commit_group();
+  }
+}
+
 __device__ __forceinline__ float bias_at(const float* bias, int32_t column, int32_t columns) {
   return column < columns ? __ldg(bias + column) : 0.0F;
+}
+
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// At least -110, NaN kept: -inf times a sigmoid of almost 0 stays almost 0.
+__device__ __forceinline__ float floor_gate(float x) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(-110.0F));
+  return y;
+}
+
+// silu(gate) * up of two features of one row with one reciprocal for both: the special function
+// unit would otherwise limit the epilogue. NaN and infinities go where formulas.cuh lets them go,
+// but for a row's neighbouring feature, which NaN never reaches: sigmoids stay finite.
+__device__ __forceinline__ void silu_pair(float gate0, float gate1, float up0, float up1,
+                                          float& result0, float& result1) {
+  constexpr float kLog2E = 1.44269504F;
+  // 2^60: their product stays finite; below -41 the sigmoid is 1e-18 instead of less.
+  const float d0 = 1.0F + exp2_approx(fminf(gate0 * -kLog2E, 60.0F));
+  const float d1 = 1.0F + exp2_approx(fminf(gate1 * -kLog2E, 60.0F));
+  const float inverse = reciprocal_approx(d0 * d1);
+  result0 = floor_gate(gate0) * up0 * (d1 * inverse);
+  result1 = floor_gate(gate1) * up1 * (d0 * inverse);
 }
 
 // The activation of 64 accumulator columns: 32 features of a gated product, 64 of another. `v` is
@@ -450,7 +617,11 @@ struct ActivateColumns {
       float result[8];
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        if constexpr (kGated) {
+        if constexpr (kGated && std::is_same_v<Formula, activation::device::Silu>) {
+          if (i % 2 == 1) continue;
+          const int at = first + (i / 4) * 8 + i % 4;
+          silu_pair(v[at], v[at + 1], v[at + 4], v[at + 5], result[i], result[i + 1]);
+        } else if constexpr (kGated) {
           const int at = first + (i / 4) * 8 + i % 4;
           result[i] = Formula::apply(v[at], v[at + 4], p);
         } else {
@@ -499,8 +670,8 @@ __device__ __forceinline__ void activate_columns(const ActivateColumns<Config>& 
 
 // 64 accumulator columns at a time.
 template <class Config>
-__device__ __forceinline__ void store_up(const Params& params, uint32_t staging, RowTarget target,
-                                         int32_t feature_tile,
+__device__ __forceinline__ void store_up(const Params& params, const uint8_t* staging,
+                                         RowTarget target, int32_t feature_tile,
                                          float (&sums)[Config::kAccumulators]) {
   constexpr int kParts = Config::kAccumulators / 32;
   constexpr int kChunksOfPart = Config::kProduct == Product::kUpGated ? 4 : 8;
@@ -524,7 +695,8 @@ __device__ __forceinline__ void store_up(const Params& params, uint32_t staging,
       weigh_and_bias<Config>(params, weights, target.expert, block, v);
     }
     const int32_t in_pass = part % kPartsOfPass;
-    activate_columns<Config>({params, v, staging, in_pass * kChunksOfPart});
+    if (in_pass == 0) await_staging();
+    activate_columns<Config>({params, v, shared_address(staging), in_pass * kChunksOfPart});
     if (in_pass == kPartsOfPass - 1) {
       target.column = feature_tile * Config::kColumns + part / kPartsOfPass * Config::kPassColumns;
       store_rows<Config>(params, staging, target);
@@ -533,14 +705,15 @@ __device__ __forceinline__ void store_up(const Params& params, uint32_t staging,
 }
 
 template <class Config>
-__device__ __forceinline__ void store_down(const Params& params, uint32_t staging, RowTarget target,
-                                           int32_t feature_tile,
+__device__ __forceinline__ void store_down(const Params& params, const uint8_t* staging,
+                                           RowTarget target, int32_t feature_tile,
                                            float (&sums)[Config::kAccumulators]) {
   const int32_t pair = 2 * static_cast<int32_t>(threadIdx.x % 4);
   constexpr int kBlocksOfPass = Config::kPassColumns / 8;
 #pragma unroll
   for (int pass = 0; pass < Config::kPasses; ++pass) {
     target.column = feature_tile * Config::kFeatures + pass * Config::kPassColumns;
+    await_staging();
 #pragma unroll
     for (int block = 0; block < kBlocksOfPass; block += 2) {
       const int at = (pass * kBlocksOfPass + block) * 4;
@@ -555,7 +728,7 @@ __device__ __forceinline__ void store_down(const Params& params, uint32_t stagin
           v[i] += bias_at(bias, column, params.columns);
         }
       }
-      stage_columns<typename Config::Element>(staging, block, v);
+      stage_columns<typename Config::Element>(shared_address(staging), block, v);
     }
     store_rows<Config>(params, staging, target);
   }
@@ -587,54 +760,33 @@ __device__ __forceinline__ void consume(const Params& params, SharedStorage<Conf
   const auto consumer_warp = static_cast<int32_t>(threadIdx.x / 32) - 4;
   const int32_t warpgroup = consumer_warp / 4;
   const int32_t num_stages = (params.depth + Config::kDepth - 1) / Config::kDepth;
-  const uint32_t staging = shared_address(shared.staging[consumer_warp]);
-  // Named barriers of ping-pong: 1 + w opens the tensor cores to warpgroup w.
-  constexpr uint32_t kTurn = 1;
+  const uint8_t* staging = shared.staging[consumer_warp];
+  const int32_t first_row = warpgroup * 64;
+  const int32_t warp_row = first_row + consumer_warp % 4 * 16;
   RingPosition<Config::kStages> position;
-  TileWalk<Config> walk(params);
-  if constexpr (Config::kPingPong) {
-    if (warpgroup == 1) {
-      walk.index += walk.step;
-      position.advance_by(num_stages);
-      named_barrier_arrive(kTurn, 256);  // warpgroup 0 begins
-    }
-    walk.step *= 2;
-  }
-  const int32_t tile_row = Config::kPingPong ? 0 : warpgroup * (Config::kTokens / 2);
-  Work work = walk.next();
+  const TileWalk<Config> walk(params);
+  TicketReader<Config> tickets{shared, false};
+  Work work = walk.at(tickets.next());
   while (work.valid) {
-    const Work following = walk.next();
-    Accumulators<Config> sums;  // of this tile only: nothing else may define wgmma's registers
-    RowTarget targets[Config::kRowBlocks];
-#pragma unroll
-    for (int block = 0; block < Config::kRowBlocks; ++block) {
-      targets[block] =
-          find_target<Config>(params, work, tile_row + block * 64 + consumer_warp % 4 * 16);
-    }
-    if constexpr (Config::kPingPong) named_barrier_sync(kTurn + warpgroup, 256);
-    const int32_t rows = work.tile.count - tile_row;
-    if (rows <= 0) {
-      pass_by<Config>(shared, num_stages, position);
-    } else if (Config::kRowBlocks == 2 && rows <= 64) {
-      multiply<Config, 1>(shared, tile_row, num_stages, position, sums);
+    const Work following = walk.at(tickets.next());
+    const RowTarget target = find_target<Config>(params, work, warp_row);
+    float sums[Config::kAccumulators];  // of this tile only: nothing else may define wgmma's
+                                        // registers
+    if (work.tile.count > first_row) {
+      multiply<Config>(shared, first_row, num_stages, position, sums);
     } else {
-      multiply<Config, Config::kRowBlocks>(shared, tile_row, num_stages, position, sums);
+      pass_by<Config>(shared, num_stages, position);
     }
-    if constexpr (Config::kPingPong) {
-      named_barrier_arrive(kTurn + (warpgroup ^ 1), 256);
-      position.advance_by(num_stages);
-    }
-#pragma unroll
-    for (int block = 0; block < Config::kRowBlocks; ++block) {
-      if (targets[block].rows == 0) continue;
+    if (target.rows > 0) {
       if constexpr (Config::kUpProduct) {
-        store_up<Config>(params, staging, targets[block], work.feature_tile, sums[block]);
+        store_up<Config>(params, staging, target, work.feature_tile, sums);
       } else {
-        store_down<Config>(params, staging, targets[block], work.feature_tile, sums[block]);
+        store_down<Config>(params, staging, target, work.feature_tile, sums);
       }
     }
     work = following;
   }
+  bulk_wait_group<0>();
 }
 
 // ---- Kernel -----------------------------------------------------------------------------------
@@ -651,6 +803,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       mbarrier_init(&shared.full[stage], Config::kFills);
       mbarrier_init(&shared.empty[stage], Config::kReleases);
     }
+    for (int ticket = 0; ticket < Config::kTickets; ++ticket) {
+      mbarrier_init(&shared.ticket_full[ticket], 1);
+      mbarrier_init(&shared.ticket_empty[ticket], Config::kTicketReaders);
+    }
     fence_mbarrier_init();
   }
   if constexpr (Config::kCluster > 1) {
@@ -663,7 +819,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (threadIdx.x < 128) {
     setmaxnreg_dec<Config::kProducerRegisters>();
     if constexpr (Config::kUpProduct) {
-      GatherProducer<Config>{params, shared, {}, 0, 0}.run();
+      const auto thread = static_cast<int32_t>(threadIdx.x);
+      GatherProducer<Config>{params, shared, thread / 8, thread % 8}.run();
     } else if (threadIdx.x == 0) {
       fence_proxy_async();  // the intermediate came by ordinary stores
       produce_down<Config>(params, shared);

@@ -10,16 +10,11 @@
 
 namespace conclave::inline v0::experts {
 
-// How the two consumer warpgroups of a block share its work: halves of one tile, or tiles in turn,
-// so that one stores while the other multiplies.
-enum class TileSchedule : uint8_t { kCooperative, kPingPong };
-
 // One of the two products.
 struct ProductTile {
   int32_t features = 256;
   int32_t stages = 4;
   int32_t cluster = 1;
-  TileSchedule schedule = TileSchedule::kCooperative;
   int32_t group = 0;  // token tiles that are walked together; 0: by group_tokens
   friend bool operator==(const ProductTile&, const ProductTile&) = default;
 };

@@ -14,13 +14,13 @@ constexpr Kernel built() {
 }
 
 // Four stages of 48 KiB, and 32 KiB of staging rows: 224 of 227 KiB.
-inline constexpr Shape kWide = {128, 256, 4, 1, Schedule::kCooperative};
-inline constexpr Shape kWidePair = {128, 256, 4, 2, Schedule::kCooperative};
+inline constexpr Shape kWide = {128, 256, 4, 1};
+inline constexpr Shape kWidePair = {128, 256, 4, 2};
 // For widths that 256 divides badly (2880).
-inline constexpr Shape kMedium = {128, 192, 4, 1, Schedule::kCooperative};
-inline constexpr Shape kMediumPair = {128, 192, 4, 2, Schedule::kCooperative};
+inline constexpr Shape kMedium = {128, 192, 4, 1};
+inline constexpr Shape kMediumPair = {128, 192, 4, 2};
 // For all formulas without a gate: with more sums a thread, the code of some spills.
-inline constexpr Shape kNarrow = {128, 128, 6, 1, Schedule::kCooperative};
+inline constexpr Shape kNarrow = {128, 128, 6, 1};
 
 template <class T>
 inline constexpr std::array kKernelsOf = {

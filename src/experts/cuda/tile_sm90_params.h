@@ -18,14 +18,11 @@ enum class Product : uint8_t {
   kUp,       // the same without a gate
   kDown,     // sorted intermediate rows times down rows; bias; to the rows' slots
 };
-enum class Schedule : uint8_t { kCooperative, kPingPong };
-
 struct Shape {
   int tokens;
   int features;
   int stages;
   int cluster;  // blocks of a cluster; 2: two neighbouring token tiles share the loads of weights
-  Schedule schedule;
 };
 
 // Which activations a kernel can compute: each is code in every epilogue.
@@ -39,6 +36,7 @@ struct Params {
   const float* input_weights;
   const TokenTile* tiles;
   const int32_t* num_tiles;
+  void* queue;  // 16 bytes, aligned to 16; of any content before the first use
   const int32_t* row_slot;
   int32_t top_k;
   int32_t depth;          // K
