@@ -2,11 +2,12 @@
 #include "cuda/device/grid.cuh"
 #include "cuda/launch.h"
 #include "gemm/cuda/gate_product.h"
+#include "gemm/cuda/gate_staged.cuh"
 #include "gemm/cuda/gate_tile.cuh"
 
 #include "conclave/error.h"
 
-#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -28,7 +29,7 @@ __global__ void __launch_bounds__(kSegments * 32)
   const int64_t first_token = blockIdx.x % token_tiles * kTileTokens;
   const int64_t first_logit = blockIdx.x / token_tiles * kTileLogits;
   const auto segment = static_cast<int>(threadIdx.x / 32);
-  const auto sums = device::sum_segment<X, W, 1, 8>(params, first_token, first_logit, segment);
+  const auto sums = device::sum_segment<X, W, 8>(params, first_token, first_logit, segment);
   float4& own = *reinterpret_cast<float4*>(partial[segment][threadIdx.x % 32]);
   own = make_float4(sums.values[0][0], sums.values[0][1], sums.values[0][2], sums.values[0][3]);
   __syncthreads();
@@ -41,32 +42,29 @@ __global__ void __launch_bounds__(kSegments * 32)
                       device::logit_of(first_logit, segment), sum);
 }
 
-constexpr int kManyWarps = 8;
-constexpr int kManyLogitTiles = 8;
-
-// Many tokens: a warp a tile of 16 tokens and 64 logits; the warps of a block share the weights
-// through L1.
 template <class X, class W>
-__global__ void __launch_bounds__(kManyWarps * 32)
+__global__ void __launch_bounds__(device::StagedTile<X, W>::kThreads)
     many_tokens_kernel(const __grid_constant__ device::GateParams<X, W> params,
                        int64_t token_blocks) {
+  using Config = device::StagedConfig<X, W>;
+  extern __shared__ __align__(128) std::byte memory[];
   cuda::device::grid_dependency_wait();
   cuda::device::grid_launch_dependents();
-  const int64_t first_token =
-      (blockIdx.x % token_blocks * kManyWarps + threadIdx.x / 32) * kTileTokens;
-  const int64_t first_logit = blockIdx.x / token_blocks * (kManyLogitTiles * kTileLogits);
-  if (first_token >= params.rows.count) return;
-  device::Accumulators<kManyLogitTiles> total;
-  for (int segment = 0; segment < kSegments; ++segment) {
-    total.add(
-        device::sum_segment<X, W, kManyLogitTiles, 1>(params, first_token, first_logit, segment));
-  }
+  const device::StagedTile<X, W> tile{params, memory, blockIdx.x % token_blocks * Config::kTokens,
+                                      blockIdx.x / token_blocks * Config::kLogits};
+  device::Accumulators<Config::kLogitTiles> totals[2];
+  tile.sum(totals);
+  const int64_t token = tile.first_token + threadIdx.x / 32 * (2 * kTileTokens);
 #pragma unroll
-  for (int n = 0; n < kManyLogitTiles; ++n) {
+  for (int m = 0; m < 2; ++m) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      device::store_logit(params, device::token_of(first_token, i),
-                          device::logit_of(first_logit + n * kTileLogits, i), total.values[n][i]);
+    for (int n = 0; n < Config::kLogitTiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        device::store_logit(params, device::token_of(token + m * kTileTokens, i),
+                            device::logit_of(tile.first_logit + n * kTileLogits, i),
+                            totals[m].values[n][i]);
+      }
     }
   }
 }
@@ -118,7 +116,8 @@ void run(const DeviceGateArgs& args, const device::Rows<X>& rows, GateKernel ker
       .bias = args.bias,
       .logits_dtype = args.logits_dtype,
       .logits = args.logits};
-  if (kernel == GateKernel::kFewTokens) {
+  // Copies of 16 bytes need rows that begin at multiples of them.
+  if (kernel == GateKernel::kFewTokens || !params.rows.aligned || !params.weights.aligned) {
     const int64_t tiles = ceil_div(args.num_tokens, kTileTokens);
     cuda::launch("gemm.gate_few_tokens", few_tokens_kernel<X, W>,
                  {.blocks = tiles * ceil_div(args.num_logits, kTileLogits),
@@ -127,10 +126,14 @@ void run(const DeviceGateArgs& args, const device::Rows<X>& rows, GateKernel ker
                  params, tiles);
     return;
   }
-  const int64_t blocks = ceil_div(args.num_tokens, kTileTokens * kManyWarps);
-  cuda::launch("gemm.gate_many_tokens", many_tokens_kernel<X, W>,
-               {.blocks = blocks * ceil_div(args.num_logits, kTileLogits * kManyLogitTiles),
-                .threads = kManyWarps * 32,
+  using Config = device::StagedConfig<X, W>;
+  const auto staged = many_tokens_kernel<X, W>;
+  const int64_t blocks = ceil_div(args.num_tokens, Config::kTokens);
+  cuda::allow_shared_bytes(reinterpret_cast<const void*>(staged), Config::kSharedBytes);
+  cuda::launch("gemm.gate_many_tokens", staged,
+               {.blocks = blocks * ceil_div(args.num_logits, Config::kLogits),
+                .threads = device::StagedTile<X, W>::kThreads,
+                .shared_bytes = Config::kSharedBytes,
                 .stream = stream},
                params, blocks);
 }
@@ -179,10 +182,9 @@ size_t device_gate_workspace_bytes(int64_t max_tokens, int64_t hidden_size, bool
 }
 
 GateKernel gate_kernel(const DeviceGateArgs& args) {
-  // Where blocks of the second kernel fill half of the multiprocessors.
-  const int64_t blocks = ceil_div(args.num_tokens, kTileTokens * kManyWarps) *
-                         ceil_div(args.num_logits, kTileLogits * kManyLogitTiles);
-  return blocks >= 64 ? GateKernel::kManyTokens : GateKernel::kFewTokens;
+  // Measured on an H200: few logits leave most of the second kernel's tile idle.
+  const bool many = args.num_logits >= 32 && args.num_tokens * args.num_logits >= 360'000;
+  return many ? GateKernel::kManyTokens : GateKernel::kFewTokens;
 }
 
 void device_gate_product(const DeviceGateArgs& args, GateKernel kernel, CUstream_st* stream) {

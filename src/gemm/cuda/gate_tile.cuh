@@ -47,12 +47,13 @@ struct Accumulators {
   }
 };
 
-// One step of columns: products of pieces whose orders sum to at most 2, the rest being below the
-// accumulator's last bit.
-template <class X, class W>
-__device__ __forceinline__ void multiply(const Pieces<kPieces<X>>& first,
-                                         const Pieces<kPieces<X>>& second,
-                                         const Pieces<kPieces<W>>& weight, float (&sums)[4]) {
+// One step of columns for kTokenTiles x kLogitTiles tiles: products of pieces whose orders sum to
+// at most 2, the rest being below the accumulator's last bit. Tiles are the inner loops: an
+// instruction does not wait for the one before it. `rows` holds rows g and g + 8 of each tile.
+template <class X, class W, int kTokenTiles, int kLogitTiles>
+__device__ __forceinline__ void multiply(const Pieces<kPieces<X>> (&rows)[2 * kTokenTiles],
+                                         const Pieces<kPieces<W>> (&weights)[kLogitTiles],
+                                         Accumulators<kLogitTiles> (&sums)[kTokenTiles]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -60,38 +61,44 @@ __device__ __forceinline__ void multiply(const Pieces<kPieces<X>>& first,
 #pragma unroll
       for (int w = 0; w < kPieces<W>; ++w) {
         if (x + w > 2) continue;
-        cuda::device::mma_m16n8k16_bf16(sums, first.words[x][2 * half], second.words[x][2 * half],
-                                        first.words[x][2 * half + 1], second.words[x][2 * half + 1],
-                                        weight.words[w][2 * half], weight.words[w][2 * half + 1]);
+#pragma unroll
+        for (int n = 0; n < kLogitTiles; ++n) {
+#pragma unroll
+          for (int m = 0; m < kTokenTiles; ++m) {
+            const uint32_t(&first)[4] = rows[2 * m].words[x];
+            const uint32_t(&second)[4] = rows[2 * m + 1].words[x];
+            const uint32_t(&weight)[4] = weights[n].words[w];
+            cuda::device::mma_m16n8k16_bf16(sums[m].values[n], first[2 * half], second[2 * half],
+                                            first[2 * half + 1], second[2 * half + 1],
+                                            weight[2 * half], weight[2 * half + 1]);
+          }
+        }
       }
     }
   }
 }
 
-// Segment `segment` of tokens [first_token, + 16) and logits [first_logit, + 8 kLogitTiles).
-template <class X, class W, int kLogitTiles, int kUnroll>
-__device__ __forceinline__ Accumulators<kLogitTiles> sum_segment(const GateParams<X, W>& params,
-                                                                 int64_t first_token,
-                                                                 int64_t first_logit, int segment) {
+// Segment `segment` of tokens [first_token, + 16) and logits [first_logit, + 8).
+template <class X, class W, int kUnroll>
+__device__ __forceinline__ Accumulators<1> sum_segment(const GateParams<X, W>& params,
+                                                       int64_t first_token, int64_t first_logit,
+                                                       int segment) {
   const auto lane = static_cast<int32_t>(threadIdx.x % 32);
   const int64_t token = first_token + lane / 4;
   const int64_t logit = first_logit + lane / 4;
   const int64_t columns = params.segment_columns();
   const int64_t begin = segment * columns;
   const int64_t end = begin + columns < params.rows.columns ? begin + columns : params.rows.columns;
-  Accumulators<kLogitTiles> sums;
+  Accumulators<1> sums[1];
 #pragma unroll kUnroll
   for (int64_t step = begin; step < end; step += kStepColumns) {
     const int64_t column = step + lane % 4 * 8;
-    const auto first = params.rows.load(token, column);
-    const auto second = params.rows.load(token + 8, column);
-#pragma unroll
-    for (int n = 0; n < kLogitTiles; ++n) {
-      const auto weight = params.weights.load(logit + n * kTileLogits, column);
-      multiply<X, W>(first, second, weight, sums.values[n]);
-    }
+    const Pieces<kPieces<X>> rows[2] = {params.rows.load(token, column),
+                                        params.rows.load(token + 8, column)};
+    const Pieces<kPieces<W>> weights[1] = {params.weights.load(logit, column)};
+    multiply<X, W, 1, 1>(rows, weights, sums);
   }
-  return sums;
+  return sums[0];
 }
 
 __device__ __forceinline__ float rounded(float value, DType dtype) {

@@ -2,6 +2,7 @@
 #include "core/router_rule.h"
 #include "routing/cuda/route_rule.h"
 
+#include <algorithm>
 #include <bit>
 #include <string>
 
@@ -9,6 +10,8 @@ namespace conclave::inline v0::routing {
 namespace {
 
 constexpr uint32_t kInverseBits = 20;
+// Beyond the k-th: it takes three neighbours closer than float32 resolves to leave a doubt.
+constexpr int32_t kSpareCandidates = 2;
 
 // The softmax over all columns, then divided by the sum of the chosen, is one over the chosen: as
 // in topk.cc.
@@ -24,6 +27,17 @@ void set_groups(DeviceRouteRule& rule) {
   const auto size = static_cast<uint32_t>(rule.group_size);
   rule.group_inverse = ((1U << kInverseBits) + size - 1) / size;
   while (rule.lanes_a_group * 2 * groups <= 32) rule.lanes_a_group *= 2;
+}
+
+void set_float_keys(DeviceRouteRule& rule) {
+  rule.num_candidates = std::min({rule.top_k + kSpareCandidates, rule.num_columns, 32});
+  const bool has_spare = rule.num_candidates > rule.top_k || rule.top_k == rule.num_columns;
+  // Rounded scores tie often; more groups than lanes have no family.
+  rule.float_keys =
+      rule.choose.score_dtype == DType::kF32 && rule.choose.num_groups <= 32 && has_spare;
+  const bool masked_is_a_key =
+      rule.choose.has_groups() && rule.choose.group_mask == GroupMask::kZero;
+  rule.resolves_close = !rule.softmax_all && !masked_is_a_key;
 }
 
 }  // namespace
@@ -60,6 +74,7 @@ DeviceRouteRule device_route_rule(const MoeSpec& spec, Choices choices) {
   }
   rule.softmax_all =
       rule.score.score == RouterScore::kSoftmax && rule.score.order == RouterOrder::kScoreThenTopk;
+  set_float_keys(rule);
   return rule;
 }
 

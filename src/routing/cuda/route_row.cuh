@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/device/vector16.cuh"
+#include "routing/cuda/choose_fast.cuh"
 #include "routing/cuda/groups.cuh"
 #include "routing/cuda/weigh.cuh"
 
@@ -89,7 +90,8 @@ __device__ __forceinline__ void form_keys(const RouteParams& params, const Softm
     // Absent plus a bias is absent, but for a bias of +Inf or NaN.
     const double key = keys[i] + static_cast<double>(bias[i]);
     const bool ordinary = present(logits[i]) && logits[i] != CUDART_INF_F;
-    keys[i] = ordinary ? key : static_cast<double>(logits[i]);
+    const double usable = key == key ? key : absent();
+    keys[i] = ordinary ? usable : static_cast<double>(logits[i]);
   }
 }
 
@@ -111,10 +113,17 @@ __device__ __forceinline__ Slot choose_by_logit(const RouteParams& params,
   return {chosen.column, chosen.key > kOrderedAbsent32};
 }
 
+// Needs no score of float32 to be right. Out of line and with loads of its own: it is rare, and the
+// code of the other path, which is met cold, is shorter without it.
 template <int kColumns>
-__device__ __forceinline__ Slot choose_by_score(const RouteParams& params, const Softmax& softmax,
-                                                const float (&logits)[kColumns],
-                                                const float (&bias)[kColumns], double* scratch) {
+__device__ __noinline__ Slot choose_by_score(const RouteParams& params, int64_t token,
+                                             double* scratch) {
+  float logits[kColumns];
+  load_logits(params, token, logits);
+  float bias[kColumns];
+  load_bias(params, bias);
+  Softmax softmax{absent(), 0, 0};
+  if (params.rule.softmax_all) softmax = softmax_of_row(logits, params.rule.score.soft_cap);
   double scores[kColumns];
   form_keys(params, softmax, logits, bias, scores);
   if (params.rule.group_size != 0) mask_groups(params.rule, scratch, scores);
@@ -125,6 +134,62 @@ __device__ __forceinline__ Slot choose_by_score(const RouteParams& params, const
   }
   const Chosen<uint64_t> chosen = select_best(keys, params.rule.top_k);
   return {chosen.column, chosen.key > kOrderedAbsent64};
+}
+
+// Key in double of a candidate that is present, without a softmax.
+static __device__ __noinline__ double key_of_candidate(const RouteParams& params, int64_t token,
+                                                       int32_t column) {
+  const DeviceRouteRule& rule = params.rule;
+  const float logit = load_logit(params, token, column);
+  if (rule.choose.by_logit || !present(logit) || logit == CUDART_INF_F) {
+    return static_cast<double>(logit);
+  }
+  double score = capped(logit, rule.score.soft_cap);
+  if (rule.score.order == RouterOrder::kScoreThenTopk) {
+    score = score_alone(rule.score.score, score);
+  }
+  const float* bias = params.args.selection_bias;
+  return bias == nullptr ? score : score + static_cast<double>(bias[column]);
+}
+
+struct FastChoice {
+  Slot slot;
+  bool known;
+};
+
+template <int kColumns>
+__device__ __forceinline__ FastChoice choose_fast(const RouteParams& params, int64_t token,
+                                                  const Softmax& softmax,
+                                                  const float (&logits)[kColumns],
+                                                  const float (&bias)[kColumns], double* scratch) {
+  const DeviceRouteRule& rule = params.rule;
+  constexpr FastChoice kUnknown{{-1, false}, false};
+  if (!rule.float_keys || softmax.infinite != 0) return kUnknown;
+  float keys[kColumns];
+  const float certain = form_float_keys(rule, softmax, logits, bias, keys);
+  if (rule.group_size != 0 &&
+      !mask_float_groups(rule, certain, reinterpret_cast<float*>(scratch), keys)) {
+    return kUnknown;
+  }
+  uint32_t ordered_keys[kColumns];
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) {
+    ordered_keys[i] = i * 32 + lane_id() < rule.num_columns ? ordered(keys[i]) : 0U;
+  }
+  const Chosen<uint32_t> chosen = select_best(ordered_keys, rule.num_candidates);
+  const Order order = order_of(rule, chosen.key, rule.num_candidates, certain);
+  int32_t column = chosen.column;
+  if (order == Order::kUnknown || (order == Order::kClose && !rule.resolves_close)) {
+    return kUnknown;
+  }
+  if (order == Order::kClose) {
+    // A masked expert stays the last.
+    const bool candidate = lane_id() < rule.num_candidates && chosen.key > kOrderedAbsent32;
+    const double key = candidate ? key_of_candidate(params, token, column) : absent();
+    column = reordered(column, key, rule.num_candidates);
+  }
+  const bool used = lane_id() < rule.top_k;
+  return {{used ? column : -1, used}, true};
 }
 
 // Choices that were given; -1 for what is no column.
@@ -215,14 +280,15 @@ __device__ __forceinline__ void route_token(const RouteParams& params, int64_t t
   }
 
   Softmax softmax{absent(), 0, 0};
-  if (rule.softmax_all) softmax = softmax_of_row(logits, rule.score.soft_cap);
+  if (rule.softmax_all) softmax = float_softmax_of_row(logits, rule.score.soft_cap);
   Slot slot;
   if (args.given_ids != nullptr) {
     slot = given_slot(params, token);
   } else if (rule.by_logit) {
     slot = choose_by_logit(params, logits);
   } else {
-    slot = choose_by_score(params, softmax, logits, bias, scratch);
+    const FastChoice fast = choose_fast(params, token, softmax, logits, bias, scratch);
+    slot = fast.known ? fast.slot : choose_by_score<kColumns>(params, token, scratch);
   }
   const float weight = weigh_slot(params, softmax, token, slot);
   store_token(params, token, slot.column, weight);

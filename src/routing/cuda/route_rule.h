@@ -26,12 +26,15 @@ struct DeviceRouteRule {
   int32_t num_columns = 0;  // E + Z
   int32_t num_experts = 0;
   int32_t top_k = 0;
-  bool by_logit = false;      // chosen by float32 logits alone, without groups
-  bool softmax_all = false;   // a softmax over all columns is part of the score
-  int32_t slot_lanes = 1;     // top_k rounded up to a power of two
-  int32_t group_size = 0;     // columns; 0: no groups
-  int32_t group_stride = 0;   // in shared memory: lanes of two groups read from different banks
-  int32_t lanes_a_group = 1;  // a power of two
+  bool by_logit = false;        // chosen by float32 logits alone, without groups
+  bool float_keys = false;      // else scores are compared in double from the start
+  bool resolves_close = false;  // close candidates can be compared one by one in double
+  int32_t num_candidates = 0;   // of choices by float32 keys: k and a few more
+  bool softmax_all = false;     // a softmax over all columns is part of the score
+  int32_t slot_lanes = 1;       // top_k rounded up to a power of two
+  int32_t group_size = 0;       // columns; 0: no groups
+  int32_t group_stride = 0;     // in shared memory: lanes of two groups read from different banks
+  int32_t lanes_a_group = 1;    // a power of two
   // c / group_size = (c * group_inverse) >> 20 for every column c.
   uint32_t group_inverse = 0;
 };

@@ -69,26 +69,29 @@ __device__ __forceinline__ Softmax softmax_of_lanes(double value, int32_t lanes)
   return softmax;
 }
 
-// Over all columns of a row.
+// Largest logit of a row and how many are +Inf; no sum yet.
 template <int kColumns>
-__device__ __forceinline__ Softmax softmax_of_row(const float (&logits)[kColumns],
-                                                  double soft_cap) {
+__device__ __forceinline__ Softmax max_of_row(const float (&logits)[kColumns], double soft_cap) {
   Softmax softmax{absent(), 0, 0};
   float max = logits[0];
 #pragma unroll
   for (int i = 1; i < kColumns; ++i) max = fmaxf(max, logits[i]);
   // Capping keeps the order.
-  const uint32_t top = warp_max_key(ordered(max));
-  max = __uint_as_float((top & 0x80000000U) != 0 ? top ^ 0x80000000U : ~top);
-  softmax.max = capped(max, soft_cap);
-  if (!present(softmax.max)) return softmax;
-  if (softmax.max == CUDART_INF) {
+  softmax.max = capped(value_of(warp_max_key(ordered(max))), soft_cap);
+  if (softmax.max != CUDART_INF) return softmax;
 #pragma unroll
-    for (int i = 0; i < kColumns; ++i) {
-      softmax.infinite += __popc(__ballot_sync(kFullWarp, logits[i] == CUDART_INF_F));
-    }
-    return softmax;
+  for (int i = 0; i < kColumns; ++i) {
+    softmax.infinite += __popc(__ballot_sync(kFullWarp, logits[i] == CUDART_INF_F));
   }
+  return softmax;
+}
+
+// Over all columns of a row.
+template <int kColumns>
+__device__ __forceinline__ Softmax softmax_of_row(const float (&logits)[kColumns],
+                                                  double soft_cap) {
+  Softmax softmax = max_of_row(logits, soft_cap);
+  if (!present(softmax.max) || softmax.infinite != 0) return softmax;
   double sum = 0;
 #pragma unroll
   for (int i = 0; i < kColumns; ++i) {

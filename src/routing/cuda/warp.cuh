@@ -30,6 +30,10 @@ __device__ __forceinline__ uint32_t ordered(float value) {
   const uint32_t bits = __float_as_uint(__fadd_rn(value, 0.0F));
   return (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
 }
+__device__ __forceinline__ float value_of(uint32_t ordered_key) {
+  const bool positive = (ordered_key & 0x80000000U) != 0;
+  return __uint_as_float(positive ? ordered_key ^ 0x80000000U : ~ordered_key);
+}
 __device__ __forceinline__ uint64_t ordered(double value) {
   const auto bits = static_cast<uint64_t>(__double_as_longlong(__dadd_rn(value, 0.0)));
   constexpr uint64_t kSign = uint64_t{1} << 63;

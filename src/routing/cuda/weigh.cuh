@@ -12,7 +12,7 @@ static __device__ __noinline__ double power(double base, double exponent) {
   return pow(base, exponent);
 }
 
-__device__ __forceinline__ double p_norm(double p, double score, int32_t lanes) {
+static __device__ __noinline__ double p_norm(double p, double score, int32_t lanes) {
   const double magnitude = present(score) ? fabs(score) : 0.0;
   const double largest = warp_max(magnitude, lanes);
   // No lane leaves early: all of them form the sum.

@@ -223,6 +223,39 @@ TEST_F(DeviceRouter, GroupsOfManySizes_EqualTheHost) {
   }
 }
 
+// Pairs of experts that float32 cannot tell apart, in any order, and rows where all are so close.
+TEST_F(DeviceRouter, ScoresCloserThanFloat32_AreOrderedAsInDouble) {
+  const std::vector<RouterScore> scores = {RouterScore::kSoftmax, RouterScore::kSigmoid,
+                                           RouterScore::kSqrtSoftplus, RouterScore::kNone};
+  for (uint32_t seed = 0; seed < 96; ++seed) {
+    std::mt19937 generator(seed);
+    const int64_t experts = std::vector<int64_t>{16, 64, 256, 384}[seed / 4 % 4];
+    MoeSpec spec =
+        testing::router_spec(experts, 1 + static_cast<int64_t>(generator() % 8), Renormalize::kSum);
+    spec.router.score = scores[seed % 4];
+    spec.router.has_selection_bias = true;
+    spec.router.epsilon = 1e-20;
+    if (seed % 3 == 0) {
+      spec.router.num_groups = 8;
+      spec.router.topk_groups = 4;
+    }
+    RoutingProblem problem = testing::random_problem(spec, 64, 1.0F, seed);
+    for (int64_t i = 0; i < 64 * experts; ++i) {
+      const bool pairs = i / experts % 2 == 0;
+      const auto step = static_cast<float>(pairs ? generator() % 64 / 2 : 0);
+      problem.logits[static_cast<size_t>(i)] =
+          1.0F + 0.01F * step + 1.2e-7F * static_cast<float>(generator() % 4);
+    }
+    // Biases are the same or a few units in the last place apart.
+    for (float& bias : problem.selection_bias) {
+      bias = seed % 2 == 0 ? 0.25F : 0.25F + 3e-8F * static_cast<float>(generator() % 3);
+    }
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    expect_equals_host(problem);
+    if (HasFailure()) return;
+  }
+}
+
 TEST_F(DeviceRouter, AllColumnsChosen_EqualTheHost) {
   MoeSpec spec = testing::router_spec(30, 32, Renormalize::kSum);
   spec.num_zero_experts = 2;

@@ -1,0 +1,192 @@
+// Choices by scores in float32 where these tell the experts apart: a few candidates more than k are
+// compared in double where they do not, and where even that leaves doubt, the caller chooses by
+// scores in double. So the choice is always that of double, at the cost of float32 for nearly every
+// token.
+#pragma once
+
+#include "routing/cuda/groups.cuh"
+#include "routing/cuda/route_rule.h"
+#include "routing/cuda/score.cuh"
+
+#include <cstdint>
+
+namespace conclave::inline v0::routing::device {
+
+// Keys that differ by more than this, times the largest of scores and keys, are in the right order:
+// twice the error of a float32 key (the score 4 units in the last place, cap and bias 1 each).
+inline constexpr float kResolution = 1.5e-6F;
+
+__device__ __forceinline__ float capped_float(float logit, float soft_cap) {
+  if (soft_cap <= 0 || !present(logit)) return logit;
+  return soft_cap * tanhf(logit / soft_cap);
+}
+
+// As softmax_of_row, with exponentials in float32: the sum errs by less than 2^-23 of itself. Not
+// so with a cap, whose error would go into the exponent.
+template <int kColumns>
+__device__ __forceinline__ Softmax float_softmax_of_row(const float (&logits)[kColumns],
+                                                        double soft_cap) {
+  if (soft_cap > 0) return softmax_of_row(logits, soft_cap);
+  Softmax softmax = max_of_row(logits, soft_cap);
+  if (!present(softmax.max) || softmax.infinite != 0) return softmax;
+  const auto max = static_cast<float>(softmax.max);
+  double sum = 0;
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) {
+    sum += static_cast<double>(expf(logits[i] - max));
+  }
+  softmax.sum = warp_sum(sum);
+  return softmax;
+}
+
+// In place; what is absent gives any number.
+template <int kColumns>
+__device__ __forceinline__ void score_floats(RouterScore score, const Softmax& softmax,
+                                             float (&values)[kColumns]) {
+  if (score == RouterScore::kSigmoid) {
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      values[i] = __fdividef(1.0F, 1.0F + __expf(-values[i]));
+    }
+  } else if (score == RouterScore::kSqrtSoftplus) {
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      values[i] = sqrtf(fmaxf(values[i], 0.0F) + log1pf(__expf(-fabsf(values[i]))));
+    }
+  } else if (score == RouterScore::kSoftmax) {
+    const auto max = static_cast<float>(softmax.max);
+    const auto share = static_cast<float>(1.0 / softmax.sum);
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) values[i] = expf(values[i] - max) * share;
+  }
+}
+
+// Keys of a lane's columns; returns what they are certain to.
+template <int kColumns>
+__device__ __forceinline__ float form_float_keys(const DeviceRouteRule& rule,
+                                                 const Softmax& softmax,
+                                                 const float (&logits)[kColumns],
+                                                 const float (&bias)[kColumns],
+                                                 float (&keys)[kColumns]) {
+  const auto cap = static_cast<float>(rule.score.soft_cap);
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) {
+    keys[i] = rule.choose.by_logit ? logits[i] : capped_float(logits[i], cap);
+  }
+  if (!rule.choose.by_logit && rule.score.order == RouterOrder::kScoreThenTopk) {
+    score_floats(rule.score.score, softmax, keys);
+  }
+  float largest = 0;
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) {
+    const float key = keys[i] + bias[i];
+    const bool ordinary = present(logits[i]) && logits[i] != CUDART_INF_F;
+    largest = fmaxf(largest, ordinary ? fabsf(keys[i]) + fabsf(key) : 0.0F);
+    keys[i] = !ordinary ? logits[i] : (key == key ? key : -CUDART_INF_F);
+  }
+  return kResolution * __uint_as_float(__reduce_max_sync(kFullWarp, __float_as_uint(largest)));
+}
+
+// Value of group lane / lanes_a_group in each of its lanes.
+__device__ __forceinline__ float float_group_value(const DeviceRouteRule& rule,
+                                                   const float* scratch) {
+  const int32_t lanes = rule.lanes_a_group;
+  const int32_t group = lane_id() / lanes;
+  float first = -CUDART_INF_F;
+  float second = -CUDART_INF_F;
+  if (group < rule.choose.num_groups) {
+#pragma unroll 4
+    for (int32_t i = lane_id() % lanes; i < rule.group_size; i += lanes) {
+      const float key = scratch[group * rule.group_stride + i];
+      second = fmaxf(second, fminf(first, key));
+      first = fmaxf(first, key);
+    }
+  }
+  for (int32_t step = 1; step < lanes; step *= 2) {
+    const float other = __shfl_xor_sync(kFullWarp, first, step);
+    const float other_second = __shfl_xor_sync(kFullWarp, second, step);
+    second = fmaxf(fmaxf(second, other_second), fminf(first, other));
+    first = fmaxf(first, other);
+  }
+  const bool sums = rule.choose.group_score == GroupScore::kTop2Sum && present(second);
+  return sums ? first + second : first;
+}
+
+// Masks the keys of groups that are not kept; at most 32 groups. False where kept and others are
+// too close to tell.
+template <int kColumns>
+__device__ __forceinline__ bool mask_float_groups(const DeviceRouteRule& rule, float certain,
+                                                  float* scratch, float (&keys)[kColumns]) {
+  const auto groups = static_cast<int32_t>(rule.choose.num_groups);
+  const int32_t lanes = rule.lanes_a_group;
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) {
+    const int32_t column = i * 32 + lane_id();
+    if (column < rule.num_columns) {
+      scratch[column + group_of(rule, column) * (rule.group_stride - rule.group_size)] = keys[i];
+    }
+  }
+  __syncwarp();
+  const float own = float_group_value(rule, scratch);
+  __syncwarp();
+  const int32_t group = lane_id() / lanes;
+  int32_t before = 0;
+#pragma unroll 4
+  for (int32_t other = 0; other < groups; ++other) {
+    const float value = __shfl_sync(kFullWarp, own, other * lanes);
+    before += value > own || (value == own && other < group) ? 1 : 0;
+  }
+  const bool kept = group < groups && before < rule.choose.topk_groups;
+  const uint32_t lanes_kept = __ballot_sync(kFullWarp, kept);
+  const uint32_t lowest = __reduce_min_sync(kFullWarp, kept ? ordered(own) : 0xffffffffU);
+  const bool left_out = group < groups && !kept;
+  const uint32_t highest = __reduce_max_sync(kFullWarp, left_out ? ordered(own) : 0U);
+  const float masked = rule.choose.group_mask == GroupMask::kZero ? 0.0F : -CUDART_INF_F;
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) {
+    const int32_t column = i * 32 + lane_id();
+    const bool keeps =
+        column < rule.num_columns && ((lanes_kept >> (group_of(rule, column) * lanes)) & 1U) != 0;
+    if (!keeps && present(keys[i])) keys[i] = masked;
+  }
+  return highest == 0 || value_of(lowest) - value_of(highest) > 2 * certain;
+}
+
+// Candidates in the order of their keys in double: lane j < count holds one, and gets the j-th.
+__device__ __forceinline__ int32_t reordered(int32_t column, double key, int32_t count) {
+  int32_t rank = 0;
+  for (int32_t i = 0; i < count; ++i) {
+    const double other = __shfl_sync(kFullWarp, key, i);
+    const int32_t other_column = __shfl_sync(kFullWarp, column, i);
+    rank += other > key || (other == key && other_column < column) ? 1 : 0;
+  }
+  int32_t result = -1;
+  for (int32_t i = 0; i < count; ++i) {
+    const int32_t place = __shfl_sync(kFullWarp, rank, i);
+    const int32_t other_column = __shfl_sync(kFullWarp, column, i);
+    if (lane_id() == place) result = other_column;
+  }
+  return lane_id() < count ? result : -1;
+}
+
+// How sure the candidates' order is.
+enum class Order : uint8_t { kCertain, kClose, kUnknown };
+
+// Lane j < count holds the j-th candidate's key.
+__device__ __forceinline__ Order order_of(const DeviceRouteRule& rule, uint32_t key, int32_t count,
+                                          float certain) {
+  const float value = value_of(key);
+  const bool chosen = lane_id() < rule.top_k;
+  if (__any_sync(kFullWarp, chosen && key <= kOrderedAbsent32)) return Order::kUnknown;
+  if (count < rule.num_columns) {
+    const float last_chosen = __shfl_sync(kFullWarp, value, rule.top_k - 1);
+    const float last = __shfl_sync(kFullWarp, value, count - 1);
+    if (count == rule.top_k || !(last_chosen - last > certain)) return Order::kUnknown;
+  }
+  const float next = __shfl_down_sync(kFullWarp, value, 1);
+  const bool compared = chosen && lane_id() + 1 < count;
+  const bool close = compared && !(value - next > certain);
+  return __any_sync(kFullWarp, close) ? Order::kClose : Order::kCertain;
+}
+
+}  // namespace conclave::inline v0::routing::device
