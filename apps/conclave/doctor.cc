@@ -24,8 +24,9 @@ struct DoctorOptions {
   OutputOptions printing;
 };
 
-constexpr const char* kVariables[] = {"CONCLAVE_NUM_THREADS", "CONCLAVE_ISA",
-                                      "CONCLAVE_PIN_THREADS", "OMP_NUM_THREADS", "NO_COLOR"};
+constexpr const char* kVariables[] = {"CONCLAVE_DEVICE", "CONCLAVE_NUM_THREADS",
+                                      "CONCLAVE_ISA",    "CONCLAVE_PIN_THREADS",
+                                      "OMP_NUM_THREADS", "NO_COLOR"};
 
 struct Report {
   CpuInfo cpu;
