@@ -18,28 +18,55 @@ using device::kSegments;
 using device::kTileLogits;
 using device::kTileTokens;
 
-// Few tokens: a block a tile, a warp a segment, so that the weights are read by many at once.
-template <class X, class W>
+// Few tokens: a block some tiles, a warp a segment, so that the weights are read by many at once.
+template <class X, class W, int kTokenTiles, int kLogitTiles, int kUnroll>
 __global__ void __launch_bounds__(kSegments * 32)
     few_tokens_kernel(const __grid_constant__ device::GateParams<X, W> params,
-                      int64_t token_tiles) {
-  __shared__ float partial[kSegments][32][4];
+                      int64_t token_blocks) {
+  constexpr int kNumbers = kTokenTiles * kLogitTiles * 4;  // of a lane
+  extern __shared__ float partial[];                       // [kSegments, kNumbers, 32]
   cuda::device::grid_dependency_wait();
   cuda::device::grid_launch_dependents();
-  const int64_t first_token = blockIdx.x % token_tiles * kTileTokens;
-  const int64_t first_logit = blockIdx.x / token_tiles * kTileLogits;
-  const auto segment = static_cast<int>(threadIdx.x / 32);
-  const auto sums = device::sum_segment<X, W, 8>(params, first_token, first_logit, segment);
-  float4& own = *reinterpret_cast<float4*>(partial[segment][threadIdx.x % 32]);
-  own = make_float4(sums.values[0][0], sums.values[0][1], sums.values[0][2], sums.values[0][3]);
-  __syncthreads();
-  // Four warps, an element a thread, segments in ascending order.
-  if (segment >= 4) return;
-  float sum = 0;
+  const int64_t first_token = blockIdx.x % token_blocks * (kTokenTiles * kTileTokens);
+  const int64_t first_logit = blockIdx.x / token_blocks * (kLogitTiles * kTileLogits);
+  const auto warp = static_cast<int>(threadIdx.x / 32);
+  const auto lane = static_cast<int>(threadIdx.x % 32);
+  device::Accumulators<kLogitTiles> sums[kTokenTiles];
+  device::sum_segment<X, W, kTokenTiles, kLogitTiles, kUnroll>(params, first_token, first_logit,
+                                                               warp, sums);
 #pragma unroll
-  for (int s = 0; s < kSegments; ++s) sum += partial[s][threadIdx.x % 32][segment];
-  device::store_logit(params, device::token_of(first_token, segment),
-                      device::logit_of(first_logit, segment), sum);
+  for (int number = 0; number < kNumbers; ++number) {
+    partial[(warp * kNumbers + number) * 32 + lane] =
+        sums[number / 4 / kLogitTiles].values[number / 4 % kLogitTiles][number % 4];
+  }
+  __syncthreads();
+  // A number a warp, segments in ascending order.
+  for (int number = warp; number < kNumbers; number += kSegments) {
+    float sum = 0;
+#pragma unroll
+    for (int s = 0; s < kSegments; ++s) sum += partial[(s * kNumbers + number) * 32 + lane];
+    const int tile = number / 4;
+    device::store_logit(
+        params, device::token_of(first_token + tile / kLogitTiles * kTileTokens, number % 4),
+        device::logit_of(first_logit + tile % kLogitTiles * kTileLogits, number % 4), sum);
+  }
+}
+
+template <class X, class W, int kTokenTiles, int kLogitTiles, int kUnroll>
+void run_few(const device::GateParams<X, W>& params, CUstream_st* stream) {
+  const auto kernel = few_tokens_kernel<X, W, kTokenTiles, kLogitTiles, kUnroll>;
+  const int64_t blocks = ceil_div(params.rows.count, kTokenTiles * kTileTokens);
+  constexpr size_t kBytes = size_t{kSegments} * kTokenTiles * kLogitTiles * 4 * 32 * sizeof(float);
+  constexpr size_t kDefaultBytes = size_t{48} * 1024;
+  if (kBytes > kDefaultBytes) {
+    cuda::allow_shared_bytes(reinterpret_cast<const void*>(kernel), kBytes);
+  }
+  cuda::launch("gemm.gate_few_tokens", kernel,
+               {.blocks = blocks * ceil_div(params.weights.count, kLogitTiles * kTileLogits),
+                .threads = kSegments * 32,
+                .shared_bytes = kBytes,
+                .stream = stream},
+               params, blocks);
 }
 
 template <class X, class W>
@@ -117,14 +144,11 @@ void run(const DeviceGateArgs& args, const device::Rows<X>& rows, GateKernel ker
       .logits_dtype = args.logits_dtype,
       .logits = args.logits};
   // Copies of 16 bytes need rows that begin at multiples of them.
-  if (kernel == GateKernel::kFewTokens || !params.rows.aligned || !params.weights.aligned) {
-    const int64_t tiles = ceil_div(args.num_tokens, kTileTokens);
-    cuda::launch("gemm.gate_few_tokens", few_tokens_kernel<X, W>,
-                 {.blocks = tiles * ceil_div(args.num_logits, kTileLogits),
-                  .threads = kSegments * 32,
-                  .stream = stream},
-                 params, tiles);
-    return;
+  const bool staged_fits = params.rows.aligned && params.weights.aligned;
+  if (kernel != GateKernel::kManyTokens || !staged_fits) {
+    if (kernel == GateKernel::kFewTokens) return run_few<X, W, 1, 1, 8>(params, stream);
+    constexpr int kLogitTiles = device::kPieces<X> == 1 && device::kPieces<W> == 1 ? 4 : 2;
+    return run_few<X, W, 2, kLogitTiles, 2>(params, stream);
   }
   using Config = device::StagedConfig<X, W>;
   const auto staged = many_tokens_kernel<X, W>;
@@ -182,9 +206,11 @@ size_t device_gate_workspace_bytes(int64_t max_tokens, int64_t hidden_size, bool
 }
 
 GateKernel gate_kernel(const DeviceGateArgs& args) {
-  // Measured on an H200: few logits leave most of the second kernel's tile idle.
-  const bool many = args.num_logits >= 32 && args.num_tokens * args.num_logits >= 360'000;
-  return many ? GateKernel::kManyTokens : GateKernel::kFewTokens;
+  // Measured on an H200: few logits leave most of the third kernel's tile idle.
+  const int64_t products = args.num_tokens * args.num_logits;
+  if (products <= 32'768) return GateKernel::kFewTokens;
+  const bool many = args.num_logits >= 32 && products >= 1'000'000;
+  return many ? GateKernel::kManyTokens : GateKernel::kSomeTokens;
 }
 
 void device_gate_product(const DeviceGateArgs& args, GateKernel kernel, CUstream_st* stream) {

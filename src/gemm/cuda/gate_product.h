@@ -40,8 +40,8 @@ size_t device_gate_workspace_bytes(int64_t max_tokens, int64_t hidden_size, bool
 // may have NaN where the exact logit is infinite.
 void device_gate_product(const DeviceGateArgs& args, CUstream_st* stream);
 
-// Which of the two kernels, for tests and tuning: they give the same bits.
-enum class GateKernel : uint8_t { kFewTokens, kManyTokens };
+// Which of the kernels, for tests and tuning: they give the same bits.
+enum class GateKernel : uint8_t { kFewTokens, kSomeTokens, kManyTokens };
 GateKernel gate_kernel(const DeviceGateArgs& args);
 void device_gate_product(const DeviceGateArgs& args, GateKernel kernel, CUstream_st* stream);
 

@@ -78,27 +78,30 @@ __device__ __forceinline__ void multiply(const Pieces<kPieces<X>> (&rows)[2 * kT
   }
 }
 
-// Segment `segment` of tokens [first_token, + 16) and logits [first_logit, + 8).
-template <class X, class W, int kUnroll>
-__device__ __forceinline__ Accumulators<1> sum_segment(const GateParams<X, W>& params,
-                                                       int64_t first_token, int64_t first_logit,
-                                                       int segment) {
+// Segment `segment` of kTokenTiles x kLogitTiles tiles from first_token and first_logit on.
+template <class X, class W, int kTokenTiles, int kLogitTiles, int kUnroll>
+__device__ __forceinline__ void sum_segment(const GateParams<X, W>& params, int64_t first_token,
+                                            int64_t first_logit, int segment,
+                                            Accumulators<kLogitTiles> (&sums)[kTokenTiles]) {
   const auto lane = static_cast<int32_t>(threadIdx.x % 32);
-  const int64_t token = first_token + lane / 4;
-  const int64_t logit = first_logit + lane / 4;
   const int64_t columns = params.segment_columns();
   const int64_t begin = segment * columns;
   const int64_t end = begin + columns < params.rows.columns ? begin + columns : params.rows.columns;
-  Accumulators<1> sums[1];
 #pragma unroll kUnroll
   for (int64_t step = begin; step < end; step += kStepColumns) {
     const int64_t column = step + lane % 4 * 8;
-    const Pieces<kPieces<X>> rows[2] = {params.rows.load(token, column),
-                                        params.rows.load(token + 8, column)};
-    const Pieces<kPieces<W>> weights[1] = {params.weights.load(logit, column)};
-    multiply<X, W, 1, 1>(rows, weights, sums);
+    Pieces<kPieces<X>> rows[2 * kTokenTiles];
+#pragma unroll
+    for (int m = 0; m < 2 * kTokenTiles; ++m) {
+      rows[m] = params.rows.load(first_token + m * 8 + lane / 4, column);
+    }
+    Pieces<kPieces<W>> weights[kLogitTiles];
+#pragma unroll
+    for (int n = 0; n < kLogitTiles; ++n) {
+      weights[n] = params.weights.load(first_logit + n * kTileLogits + lane / 4, column);
+    }
+    multiply<X, W, kTokenTiles, kLogitTiles>(rows, weights, sums);
   }
-  return sums[0];
 }
 
 __device__ __forceinline__ float rounded(float value, DType dtype) {
