@@ -152,7 +152,7 @@ def main() -> None:
         product_tflops=round(product_tflops(), 1),
     )
     torch.cuda.empty_cache()
-    for name in options.cases.split(","):
+    for name in filter(None, options.cases.split(",")):  # none: the machine alone
         run_case(name, [int(t) for t in options.tokens.split(",")])
         torch.cuda.empty_cache()
 
