@@ -1,6 +1,6 @@
+#include "experts/cpu/e4m3_mlp.h"
 #include "experts/cpu/expert_mlp.h"
 #include "experts/experts_kernel.h"
-#include "experts/reference/e4m3_reference.h"
 #include "experts/reference/reference.h"
 
 #include <array>
@@ -17,7 +17,8 @@ Support needs_isa(const ExpertsProblem& problem, cpu::Isa isa) {
 Support needs_float_weights(const ExpertsProblem& problem) {
   const DType dtype = problem.weight_dtype;
   if (dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16) return Support::yes();
-  return Support::no("takes F32, F16 or BF16 weights; found " + std::string(to_string(dtype)));
+  return Support::no("takes F32, F16, BF16 or F8_E4M3 weights; found " +
+                     std::string(to_string(dtype)));
 }
 
 Support needs_known_weights(const ExpertsProblem& problem) {
@@ -28,7 +29,7 @@ Support needs_known_weights(const ExpertsProblem& problem) {
 
 // The chosen arithmetic is that of bf16 products; other weights are always widened.
 Support needs_f32_arithmetic(const ExpertsProblem& problem, cpu::Isa isa) {
-  if (Support weights = needs_float_weights(problem); !weights) return weights;
+  if (Support weights = needs_known_weights(problem); !weights) return weights;
   if (problem.weight_dtype == DType::kBF16 && problem.arithmetic != cpu::Arithmetic::kF32Fma) {
     return Support::no("computes f32_fma; asked for " +
                        std::string(cpu::to_string(problem.arithmetic)));
@@ -94,6 +95,9 @@ constexpr std::array kRows = {
                   },
               .make =
                   [](const ExpertsProblem& problem) {
+                    if (problem.weight_dtype == DType::kF8E4M3) {
+                      return make_e4m3_mlp(problem, {e4m3_product_avx512, "4x64"});
+                    }
                     return make_expert_mlp(problem, {.functions = mlp_functions_avx512(
                                                          problem.weight_dtype, problem.activation),
                                                      .tiling = {.tile = 6},
@@ -108,6 +112,9 @@ constexpr std::array kRows = {
                   },
               .make =
                   [](const ExpertsProblem& problem) {
+                    if (problem.weight_dtype == DType::kF8E4M3) {
+                      return make_e4m3_mlp(problem, {e4m3_product_avx2, "2x32"});
+                    }
                     return make_expert_mlp(problem, {.functions = mlp_functions_avx2(
                                                          problem.weight_dtype, problem.activation),
                                                      .tiling = {.tile = 6},
@@ -121,7 +128,7 @@ constexpr std::array kRows = {
         .supports = [](const ExpertsProblem& problem) { return needs_known_weights(problem); },
         .make =
             [](const ExpertsProblem& problem) {
-              return problem.weight_dtype == DType::kF8E4M3 ? make_e4m3_reference_kernel(problem)
+              return problem.weight_dtype == DType::kF8E4M3 ? make_e4m3_mlp(problem, {})
                                                             : make_reference_kernel(problem);
             },
         .arithmetic = cpu::Arithmetic::kF32Fma},

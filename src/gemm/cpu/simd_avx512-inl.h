@@ -26,6 +26,17 @@ struct Vec {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};
   }
 
+  // Through f16, whose exponent is 8 larger: subnormal codes cost no more than others.
+  static CONCLAVE_KERNEL_INLINE Vec load_e4m3(const void* p) {
+    const __m256i code = _mm256_cvtepu8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+    const __m256i magnitude = _mm256_and_si256(code, _mm256_set1_epi16(0x7f));
+    const __m256i sign = _mm256_slli_epi16(_mm256_andnot_si256(_mm256_set1_epi16(0x7f), code), 8);
+    const __m256i nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f));
+    const __m256i bits = _mm256_or_si256(_mm256_or_si256(_mm256_slli_epi16(magnitude, 7), sign),
+                                         _mm256_and_si256(nan, _mm256_set1_epi16(0x7e00)));
+    return {_mm512_mul_ps(_mm512_cvtph_ps(bits), _mm512_set1_ps(256.0F))};
+  }
+
   static CONCLAVE_KERNEL_INLINE Vec add(Vec a, Vec b) { return {_mm512_add_ps(a.value, b.value)}; }
   static CONCLAVE_KERNEL_INLINE Vec sub(Vec a, Vec b) { return {_mm512_sub_ps(a.value, b.value)}; }
   static CONCLAVE_KERNEL_INLINE Vec mul(Vec a, Vec b) { return {_mm512_mul_ps(a.value, b.value)}; }

@@ -1,20 +1,21 @@
-#include "experts/reference/e4m3_reference.h"
+#include "experts/cpu/e4m3_mlp.h"
 
 #include "core/checked.h"
 #include "core/float8.h"
 #include "core/workspace_layout.h"
 #include "cpu/parallel.h"
-#include "experts/reference/e4m3_rows.h"
+#include "quant/activation_rows.h"
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 namespace conclave::inline v0::experts {
 namespace {
 
-// Weight rows of one task.
-constexpr int64_t kRowsPerTask = 8;
-constexpr int64_t kSlabAlignment = 64;
+// Rows of activations that a panel multiplies at a time: their products lie on the stack.
+constexpr int64_t kMostRows = 32;
+using Products = std::array<float, kMostRows * kE4m3PanelRows>;
 
 // What one occupied slot needs: its input row and its activated row, each with its scales.
 struct SlotLayout {
@@ -30,12 +31,13 @@ struct SlotLayout {
   }
 };
 
-class E4m3Reference final : public ExpertsKernel {
+class E4m3Mlp final : public ExpertsKernel {
  public:
-  explicit E4m3Reference(const ExpertsProblem& problem)
+  E4m3Mlp(const ExpertsProblem& problem, E4m3MlpConfig config)
       : problem_(problem),
-        gate_up_(e4m3_row_layout(problem.quant, problem.hidden_size)),
-        down_(e4m3_row_layout(problem.quant, problem.intermediate_size)),
+        config_(std::move(config)),
+        gate_up_(e4m3_panel_layout(problem.quant, problem.hidden_size)),
+        down_(e4m3_panel_layout(problem.quant, problem.intermediate_size)),
         slot_{problem.hidden_size, problem.intermediate_size, problem.quant.activations} {}
 
   BatchRequirements requirements() const override {
@@ -43,37 +45,36 @@ class E4m3Reference final : public ExpertsKernel {
             .row_bytes = round_up(problem_.hidden_size, 16) * int64_t{sizeof(float)}};
   }
   SlabBytes slab_bytes() const override {
-    const auto slab = [](int64_t rows, size_t bytes) {
-      return static_cast<size_t>(round_up(rows * static_cast<int64_t>(bytes), kSlabAlignment));
-    };
-    return {.gate_up = slab(problem_.intermediate_size, inner_bytes()),
-            .down = slab(problem_.hidden_size, down_.bytes())};
+    return {.gate_up = static_cast<size_t>(inner_panels()) * inner_bytes(),
+            .down = static_cast<size_t>(hidden_panels()) * down_.bytes()};
   }
   std::string packed_layout() const override {
-    return std::string("e4m3.rows") + (problem_.activation.gated ? "" : ".single") + ".v1";
+    return std::string("e4m3.panel64") + (problem_.activation.gated ? "" : ".single") + ".v1";
   }
-  std::string tile() const override { return "1x1"; }
+  std::string tile() const override { return config_.tile; }
   PackGranule pack_granule() const override {
-    return {.inner_rows = 1,
-            .hidden_rows = 1,
+    return {.inner_rows = kE4m3PanelRows,
+            .hidden_rows = kE4m3PanelRows,
             .gate_up_bytes = inner_bytes(),
             .down_bytes = down_.bytes()};
   }
 
   void pack(const ExpertMatrices& expert, std::byte* gate_up_slab,
             std::byte* down_slab) const override {
-    const int64_t inner_rows = expert.up.shape[0];
-    for (int64_t row = 0; row < inner_rows; ++row, gate_up_slab += inner_bytes()) {
-      std::byte* up = gate_up_slab;
+    const E4m3Rows gate{expert.gate, expert.gate_scale, expert.gate_bias};
+    const E4m3Rows up{expert.up, expert.up_scale, expert.up_bias};
+    const E4m3Rows down{expert.down, expert.down_scale, expert.down_bias};
+    for (int64_t row = 0; row < expert.up.shape[0]; row += kE4m3PanelRows) {
+      std::byte* panel = gate_up_slab + static_cast<size_t>(row / kE4m3PanelRows) * inner_bytes();
       if (problem_.activation.gated) {
-        pack_e4m3_row(gate_up_, expert.gate, expert.gate_scale, expert.gate_bias, row, up);
-        up += gate_up_.bytes();
+        pack_e4m3_panel(gate_up_, gate, row, panel);
+        panel += gate_up_.bytes();
       }
-      pack_e4m3_row(gate_up_, expert.up, expert.up_scale, expert.up_bias, row, up);
+      pack_e4m3_panel(gate_up_, up, row, panel);
     }
-    const int64_t hidden_rows = expert.down.shape[0];
-    for (int64_t row = 0; row < hidden_rows; ++row, down_slab += down_.bytes()) {
-      pack_e4m3_row(down_, expert.down, expert.down_scale, expert.down_bias, row, down_slab);
+    for (int64_t row = 0; row < expert.down.shape[0]; row += kE4m3PanelRows) {
+      pack_e4m3_panel(down_, down, row,
+                      down_slab + static_cast<size_t>(row / kE4m3PanelRows) * down_.bytes());
     }
   }
 
@@ -103,23 +104,23 @@ class E4m3Reference final : public ExpertsKernel {
         take_input(batch, batch.expert_begin[expert] + i, input, rows);
       }
     });
-    for_each_task(ceil_div(problem_.intermediate_size, kRowsPerTask),
-                  [&](int64_t expert, int64_t task, float* rows) {
-                    activate(batch, weights, expert, task, rows);
-                  });
+    for_each_task(inner_panels(), [&](int64_t expert, int64_t task, float* rows) {
+      activate(batch, weights, expert, task, rows);
+    });
     for_each_task(1, [&](int64_t expert, int64_t, float* rows) {
       for (int64_t i = 0; i < batch.expert_count[expert]; ++i, rows += slot_.floats()) {
         quantize(problem_.intermediate_size, inner, rows + slot_.inner(),
                  rows + slot_.inner_scales());
       }
     });
-    for_each_task(ceil_div(problem_.hidden_size, kRowsPerTask),
-                  [&](int64_t expert, int64_t task, float* rows) {
-                    multiply_down(batch, weights, expert, task, rows, output);
-                  });
+    for_each_task(hidden_panels(), [&](int64_t expert, int64_t task, float* rows) {
+      multiply_down(batch, weights, expert, task, rows, output);
+    });
   }
 
  private:
+  int64_t inner_panels() const { return ceil_div(problem_.intermediate_size, kE4m3PanelRows); }
+  int64_t hidden_panels() const { return ceil_div(problem_.hidden_size, kE4m3PanelRows); }
   size_t inner_bytes() const { return (problem_.activation.gated ? 2 : 1) * gate_up_.bytes(); }
 
   quant::ActivationRule rule(float static_scale) const {
@@ -162,56 +163,82 @@ class E4m3Reference final : public ExpertsKernel {
     quantize(problem_.hidden_size, rule, row, row + slot_.input_scales());
   }
 
-  ActivationRow row_at(const float* values, const float* scales) const {
+  // `count` slots' values at `values` and their scales at `scales`, floats from the slot's begin.
+  E4m3PanelTask task_of(const E4m3PanelLayout& layout, const float* rows, int64_t values,
+                        int64_t scales, int64_t count, Products& products) const {
     const bool plain = slot_.form == ActivationScale::kNone;
-    return {.values = values, .scales = plain ? nullptr : scales};
+    return {.layout = layout,
+            .values = rows + values,
+            .scales = plain ? nullptr : rows + scales,
+            .scale_width = quant::scale_width(slot_.form, layout.cols),
+            .stride = slot_.floats(),
+            .num_rows = count,
+            .out = products.data()};
   }
 
   void activate(const ExpertBatch& batch, const PackedExperts& weights, int64_t expert,
-                int64_t task, float* rows) const {
-    const int64_t first = task * kRowsPerTask;
-    const int64_t last = std::min(first + kRowsPerTask, problem_.intermediate_size);
-    const std::byte* slab = weights.gate_up + static_cast<size_t>(expert) * slab_bytes().gate_up;
-    const int64_t width = quant::scale_width(slot_.form, problem_.hidden_size);
-    for (int64_t i = 0; i < batch.expert_count[expert]; ++i, rows += slot_.floats()) {
-      const ActivationRow x = row_at(rows, rows + slot_.input_scales());
-      for (int64_t feature = first; feature < last; ++feature) {
-        const std::byte* packed = slab + static_cast<size_t>(feature) * inner_bytes();
-        const float gate = e4m3_product(gate_up_, packed, x, width);
-        // Without a gate both are the one product.
-        const float up = problem_.activation.gated
-                             ? e4m3_product(gate_up_, packed + gate_up_.bytes(), x, width)
-                             : gate;
-        rows[slot_.inner() + feature] = activation::apply_scalar(problem_.activation, gate, up);
+                int64_t panel, float* rows) const {
+    const std::byte* packed = weights.gate_up + static_cast<size_t>(expert) * slab_bytes().gate_up +
+                              static_cast<size_t>(panel) * inner_bytes();
+    const int64_t first = panel * kE4m3PanelRows;
+    const int64_t valid = std::min(kE4m3PanelRows, problem_.intermediate_size - first);
+    Products gate;
+    Products up;
+    for (int64_t i = 0; i < batch.expert_count[expert]; i += kMostRows) {
+      const int64_t count = std::min(kMostRows, batch.expert_count[expert] - i);
+      float* block = rows + i * slot_.floats();
+      E4m3PanelTask task = task_of(gate_up_, block, 0, slot_.input_scales(), count, gate);
+      set_panel(packed, task);
+      config_.product(task);
+      if (problem_.activation.gated) {
+        task.out = up.data();
+        set_panel(packed + gate_up_.bytes(), task);
+        config_.product(task);
+      }
+      // Without a gate both are the one product.
+      const Products& second = problem_.activation.gated ? up : gate;
+      for (int64_t row = 0; row < count; ++row) {
+        float* activated = block + row * slot_.floats() + slot_.inner() + first;
+        for (int64_t lane = 0; lane < valid; ++lane) {
+          const auto at = static_cast<size_t>(row * kE4m3PanelRows + lane);
+          activated[lane] = activation::apply_scalar(problem_.activation, gate[at], second[at]);
+        }
       }
     }
   }
 
   void multiply_down(const ExpertBatch& batch, const PackedExperts& weights, int64_t expert,
-                     int64_t task, const float* rows, const ExpertOutput& output) const {
-    const int64_t first = task * kRowsPerTask;
-    const int64_t last = std::min(first + kRowsPerTask, problem_.hidden_size);
-    const std::byte* slab = weights.down + static_cast<size_t>(expert) * slab_bytes().down;
-    const int64_t width = quant::scale_width(slot_.form, problem_.intermediate_size);
-    for (int64_t i = 0; i < batch.expert_count[expert]; ++i, rows += slot_.floats()) {
-      const ActivationRow h = row_at(rows + slot_.inner(), rows + slot_.inner_scales());
-      float* out = output.rows + (batch.expert_begin[expert] + i) * output.row_stride;
-      for (int64_t col = first; col < last; ++col) {
-        out[col] = e4m3_product(down_, slab + static_cast<size_t>(col) * down_.bytes(), h, width);
+                     int64_t panel, const float* rows, const ExpertOutput& output) const {
+    const std::byte* packed = weights.down + static_cast<size_t>(expert) * slab_bytes().down +
+                              static_cast<size_t>(panel) * down_.bytes();
+    const int64_t first = panel * kE4m3PanelRows;
+    const int64_t valid = std::min(kE4m3PanelRows, problem_.hidden_size - first);
+    Products products;
+    for (int64_t i = 0; i < batch.expert_count[expert]; i += kMostRows) {
+      const int64_t count = std::min(kMostRows, batch.expert_count[expert] - i);
+      E4m3PanelTask task = task_of(down_, rows + i * slot_.floats(), slot_.inner(),
+                                   slot_.inner_scales(), count, products);
+      set_panel(packed, task);
+      config_.product(task);
+      for (int64_t row = 0; row < count; ++row) {
+        const int64_t slot = batch.expert_begin[expert] + i + row;
+        std::copy_n(products.data() + row * kE4m3PanelRows, valid,
+                    output.rows + slot * output.row_stride + first);
       }
     }
   }
 
   ExpertsProblem problem_;
-  E4m3RowLayout gate_up_;
-  E4m3RowLayout down_;
+  E4m3MlpConfig config_;
+  E4m3PanelLayout gate_up_;
+  E4m3PanelLayout down_;
   SlotLayout slot_;
 };
 
 }  // namespace
 
-std::unique_ptr<ExpertsKernel> make_e4m3_reference_kernel(const ExpertsProblem& problem) {
-  return std::make_unique<E4m3Reference>(problem);
+std::unique_ptr<ExpertsKernel> make_e4m3_mlp(const ExpertsProblem& problem, E4m3MlpConfig config) {
+  return std::make_unique<E4m3Mlp>(problem, std::move(config));
 }
 
 }  // namespace conclave::inline v0::experts
