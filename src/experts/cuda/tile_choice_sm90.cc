@@ -33,6 +33,13 @@ double expected_tiles(double rows, int32_t tile_tokens) {
   return std::max(1.0, full + 0.5 * (1.0 - std::exp(-2.0 * full)));
 }
 
+// Rows that a tile computes at least: the blocks of a cluster take a half each of a tile of more
+// than 128 rows, and share the weight rows of one that has fewer.
+int32_t computed_tokens(const DeviceTile& tile) {
+  const bool halves = tile.cluster > 1 && tile.tokens > 128;
+  return halves ? tile.tokens / tile.cluster : tile.tokens;
+}
+
 double cost_seconds(const DeviceExpertsProblem& problem, const DeviceKernelRow& row,
                     const DeviceTile& tile, const Load& load) {
   const double matrices = problem.activation.gated ? 3.0 : 2.0;
@@ -43,7 +50,9 @@ double cost_seconds(const DeviceExpertsProblem& problem, const DeviceKernelRow& 
   const double memory =
       std::max(load.active_experts * expert_bytes / (row.terabytes_per_second * 1e12),
                tiles * expert_bytes / kCacheBytesPerSecond);
-  const double operations = tiles * tile.tokens * 2.0 * elements;
+  const int32_t computed = computed_tokens(tile);
+  const double operations =
+      load.active_experts * expected_tiles(load.rows_of_each, computed) * computed * 2.0 * elements;
   const double arithmetic = operations / (row.teraflops * 1e12);
   return std::max(memory, arithmetic) + kExposedShare * std::min(memory, arithmetic);
 }
