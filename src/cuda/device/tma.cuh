@@ -63,6 +63,15 @@ __device__ __forceinline__ void tma_load_5d(const CUtensorMap* map, uint64_t* ba
       : "memory");
 }
 
+// Asks L2 for a box.
+__device__ __forceinline__ void tma_prefetch_3d(const CUtensorMap* map, int32_t c0, int32_t c1,
+                                                int32_t c2) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(
+                   reinterpret_cast<uint64_t>(map)),
+               "r"(c0), "r"(c1), "r"(c2)
+               : "memory");
+}
+
 // The same box to the same offset of every block of the cluster in `blocks` (a bit each); each
 // block's barrier at this offset counts the bytes.
 __device__ __forceinline__ void tma_load_3d_multicast(const CUtensorMap* map, uint64_t* barrier,

@@ -3,6 +3,7 @@
 
 #include "activation/device/device_activation.h"
 #include "core/device_flow.h"
+#include "cuda/device/grid.cuh"
 
 #include <cstdint>
 #include <cuda.h>
@@ -26,6 +27,8 @@ constexpr Widths widths(int max_tokens) {
       return {{8, 8, 16, 16}};
     case 32:
       return {{16, 16, 32, 32}};
+    case 80:
+      return {{16, 48, 64, 80}};
     case 96:
       return {{32, 64, 80, 96}};
     case 160:
@@ -39,18 +42,21 @@ constexpr Widths widths(int max_tokens) {
 // tokens, or one a row of each.
 enum class Scaling : uint8_t { kNone, kRow, kBlock };
 
-// A block a multiprocessor: two warpgroups multiply 64 or 128 weight rows each, a third fills the
-// ring. The ring is as deep as shared memory allows: a multiprocessor must keep 64 KiB of weights
-// in flight for its share of the memory's rate. With many rows an expert, what counts is how often
-// L2 hands out the same token: 256 weight rows a block halve that.
+// What a kernel is compiled for. 256 weight rows: with many rows an expert, what counts is how
+// often L2 hands out the same token.
 struct Shape {
   int max_tokens = 0;
   int weight_rows = 128;
   int atoms = 1;  // of 128 bytes of K, a stage
   int stages = 4;
   Scaling scaling = Scaling::kNone;
+  // Stages asked for at once: neighbours in memory then come from one page of it.
+  int burst = 1;
 };
 
+// A block a multiprocessor: two warpgroups multiply 64 or 128 weight rows each, a third fills the
+// ring. The ring is as deep as shared memory allows: a multiprocessor must keep 64 KiB of weights
+// in flight for its share of the memory's rate.
 template <class Element_, Shape kShape>
 struct Config {
   using Element = Element_;
@@ -64,22 +70,23 @@ struct Config {
   static constexpr bool kBlockScales = kScaling == Scaling::kBlock;
   static constexpr int kAtoms = kShape.atoms;
   static constexpr int kStages = kShape.stages;
-  // Stages asked for at once: neighbours in memory then come from one page of it.
-  static constexpr int kBurst = kAtoms > 1 ? 1 : 2;
+  static constexpr int kBurst = kShape.burst;
   static constexpr int kAtomBytes = 128;
   static constexpr int kAtomDepth = kAtomBytes / static_cast<int>(sizeof(Element));
   static constexpr int kDepth = kAtoms * kAtomDepth;
   static constexpr int kWeightBytes = kWeightRows * kAtomBytes;  // of an atom
   static constexpr int kTokenBytes = kMaxTokens * kAtomBytes;
   // Rows of a TMA box of tokens; a tile takes as many boxes as its rows need.
-  static constexpr int kTokenBox = kMaxTokens < 64 ? 16 : 32;
+  static constexpr int kTokenBox = kMaxTokens % 32 == 0 ? 32 : 16;
   static constexpr int kConsumerWarps = 8;
   static constexpr int kGatherWarps = 3;
   static constexpr int kThreads = 32 * (kConsumerWarps + 1 + kGatherWarps);
   // 384 threads have 168 registers each; accumulators beyond 112 need what the producers spare.
   static constexpr bool kMovesRegisters = kMaxTokens / 2 * (kSlices + (kIsFp8 ? 1 : 0)) > 112;
-  static constexpr uint32_t kConsumerRegisters = 232;
-  static constexpr uint32_t kProducerRegisters = 40;
+  static constexpr uint32_t kConsumerRegisters = 224;
+  static constexpr uint32_t kProducerRegisters = 56;
+  // Of weights that down asks L2 for while it waits: 256 KiB a block.
+  static constexpr int kStagesAhead = (256 << 10) / (kAtoms * kWeightRows * 128);
   // Stages that a gather has issued before it reports one: their copies are in flight together.
   static constexpr int kGatherLag = kStages > 4 ? 3 : kStages - 2;
   static_assert(kMaxTokens % kTokenBox == 0 && kGatherLag > 0 && kWeightRows % 128 == 0);
@@ -92,7 +99,7 @@ struct CodeStaging {
   // A row of codes and 16 bytes, so that lanes of a warp meet different banks.
   alignas(16) uint8_t codes[kTokens][144];
   float largest[Config::kConsumerWarps][kTokens];
-  float scales[kTokens];
+  float inverse_scales[kTokens];
 };
 
 template <class Config>
@@ -102,8 +109,11 @@ struct SharedStorage {
   alignas(1024) uint8_t tokens[Config::kStages][Config::kAtoms][Config::kTokenBytes];
   alignas(16) float token_scales[Config::kStages][Config::kAtoms]
                                 [Config::kBlockScales ? Config::kMaxTokens : 4];
-  alignas(16) uint8_t scratch[Config::kConsumerWarps][512];
-  CodeStaging<Config> staging;
+  float weight_scales[Config::kStages][Config::kAtoms][2];
+  union {
+    alignas(16) uint8_t scratch[Config::kConsumerWarps][512];
+    CodeStaging<Config> staging;
+  };
   int32_t source_rows[Config::kGatherWarps][Config::kMaxTokens];
   uint64_t full[Config::kStages];
   uint64_t empty[Config::kStages];
@@ -177,6 +187,18 @@ __device__ __forceinline__ TokenTile read_tile(const Params& params, int32_t ite
 
 __device__ __forceinline__ int32_t count_items(const Params& params) {
   return __ldcg(params.num_tiles) * params.feature_tiles;
+}
+
+// Waits for the kernels before this one; returns the block's first tile. Down may read the tiles
+// before it waits: it begins when every block of up has waited for the grouping.
+template <Side kSide>
+__device__ __forceinline__ TokenTile begin_tiles(const Params& params, int32_t item,
+                                                 int32_t& items) {
+  if constexpr (kSide == Side::kUp) cuda::device::grid_dependency_wait();
+  items = count_items(params);
+  const TokenTile first = read_tile(params, item, items);
+  if constexpr (kSide == Side::kDown) cuda::device::grid_dependency_wait();
+  return first;
 }
 
 }  // namespace conclave::inline v0::experts::stream

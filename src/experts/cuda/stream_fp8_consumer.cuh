@@ -7,6 +7,7 @@
 #include "experts/cuda/fp8_math.cuh"
 #include "experts/cuda/stream_rows.cuh"
 
+#include <cfloat>
 #include <cstdint>
 
 namespace conclave::inline v0::experts::stream {
@@ -28,24 +29,6 @@ struct Fp8Consumer : TileThread<Config> {
   static constexpr int kGroup = 128;
   static constexpr uint32_t kConsumers = 32 * Config::kConsumerWarps;
   static constexpr uint32_t kConsumerBarrier = 1;
-
-  // Block scales of the warpgroup's weight rows: of its gate rows, or all; and of its up rows.
-  struct BlockScales {
-    const float* low = nullptr;
-    const float* high = nullptr;
-  };
-
-  // A lane holds the scale of one block of K in 32.
-  struct LaneScales {
-    float low = 0.0F;
-    float high = 0.0F;
-  };
-
-  __device__ __forceinline__ LaneScales load_scales(const BlockScales& from, int32_t block) const {
-    const int32_t own = block + lane;
-    if (own >= params.scales.blocks) return {};
-    return {.low = from.low[own], .high = from.high[own]};
-  }
 
   template <int N>
   __device__ __forceinline__ void multiply_atom(float (&partial)[N / 2], int atom,
@@ -85,26 +68,32 @@ struct Fp8Consumer : TileThread<Config> {
     }
   }
 
-  template <int N>
-  __device__ __forceinline__ void multiply(float (&d)[kSlices][N / 2], const BlockScales& scales) {
+  // Of the sums' weight rows lane / 4 and lane / 4 + 8: gate and up, or both of the warpgroup's.
+  template <Side kSide>
+  __device__ __forceinline__ float2 block_scales(int atom) const {
+    if constexpr (!Config::kBlockScales) return {};
+    const float* scales = shared.weight_scales[ring.slot][atom];
+    if (kSide == Side::kUp && kPaired) return {scales[0], scales[1]};
+    const float scale = scales[kPaired ? warp / 4 : 0];
+    return {scale, scale};
+  }
+
+  template <int N, Side kSide>
+  __device__ __forceinline__ void multiply(float (&d)[kSlices][N / 2]) {
     float partial[N / 2];
 #pragma unroll
     for (int i = 0; i < kSlices * N / 2; ++i) d[i / (N / 2)][i % (N / 2)] = 0.0F;
 #pragma unroll
     for (float& value : partial) value = 0.0F;
-    LaneScales lanes;
     for (int32_t stage = 0; stage < params.depth_stages; ++stage) {
-      const int32_t block = stage * Config::kAtoms;
-      if (Config::kBlockScales && block % 32 == 0) lanes = load_scales(scales, block);
       cuda::device::mbarrier_wait(&shared.full[ring.slot], ring.phase);
 #pragma unroll
       for (int atom = 0; atom < Config::kAtoms; ++atom) {
-        const float low = __shfl_sync(0xffffffff, lanes.low, (block + atom) % 32);
-        const float high = __shfl_sync(0xffffffff, lanes.high, (block + atom) % 32);
+        const float2 scales = block_scales<kSide>(atom);
 #pragma unroll
         for (int slice = 0; slice < kSlices; ++slice) {
           multiply_atom<N>(partial, atom, slice);
-          promote<N>(partial, d[slice], atom, low, high);
+          promote<N>(partial, d[slice], atom, scales.x, scales.y);
         }
       }
       __syncwarp();
@@ -155,17 +144,6 @@ struct Fp8Consumer : TileThread<Config> {
     return feature < params.features ? params.scales.weights[index] : 0.0F;
   }
 
-  __device__ __forceinline__ BlockScales block_scales(const TokenTile& tile,
-                                                      int32_t row_block) const {
-    const ScaleParams& scales = params.scales;
-    if constexpr (!Config::kBlockScales) return {};
-    // Rows of a last tile that does not exist in full have no scale.
-    const int32_t last = (params.features + kGroup - 1) / kGroup - 1;
-    const float* low = scales.weights + tile.expert * scales.expert_stride +
-                       int64_t{min(row_block, last)} * scales.blocks;
-    return {.low = low, .high = low + scales.half_stride};
-  }
-
   // Value v of token t of column group j: two features a thread, 32 (with a gate) or 8 apart.
   template <int N>
   static __device__ __forceinline__ float& value_of(float (&d)[kSlices][N / 2], int j, int v,
@@ -208,13 +186,18 @@ struct Fp8Consumer : TileThread<Config> {
     }
   }
 
+  // Finite, so that 0 stays 0 where a scale is subnormal.
+  static __device__ __forceinline__ float inverse(float scale) {
+    return fminf(__fdiv_rn(1.0F, scale), FLT_MAX);
+  }
+
   // The scale of each token's group, kept in memory too where it was found here.
   __device__ __forceinline__ void make_scales(const TokenTile& tile, int32_t feature_tile) {
     const auto token = static_cast<int32_t>(threadIdx.x);
     if (token >= tile.count) return;
     const ScaleParams& scales = params.scales;
     if (scales.output_constant != nullptr) {
-      shared.staging.scales[token] = *scales.output_constant;
+      shared.staging.inverse_scales[token] = inverse(*scales.output_constant);
       return;
     }
     float largest = 0.0F;
@@ -223,13 +206,13 @@ struct Fp8Consumer : TileThread<Config> {
       largest = fmaxf(largest, shared.staging.largest[i][token]);
     }
     const float scale = group_scale(largest, scales.power_of_two);
-    shared.staging.scales[token] = scale;
+    shared.staging.inverse_scales[token] = inverse(scale);
     scales.output[feature_tile * scales.output_stride + tile.begin + token] = scale;
   }
 
   // A value that is not finite is NaN as a code, whatever the scale.
-  static __device__ __forceinline__ float quotient(float value, float scale) {
-    return fabsf(value) < INFINITY ? __fdiv_rn(value, scale) : NAN;
+  static __device__ __forceinline__ float quotient(float value, float inverse_scale) {
+    return fabsf(value) < INFINITY ? value * inverse_scale : NAN;
   }
 
   template <int N>
@@ -237,8 +220,8 @@ struct Fp8Consumer : TileThread<Config> {
 #pragma unroll
     for (int j = 0; j < N / 8; ++j) {
       const int token = 8 * j + lane % 4 * 2;
-      const float first = shared.staging.scales[token];
-      const float second = shared.staging.scales[token + 1];
+      const float first = shared.staging.inverse_scales[token];
+      const float second = shared.staging.inverse_scales[token + 1];
 #pragma unroll
       for (int v = 0; v < 2; ++v) {
         const uint32_t codes = pack_e4m3(quotient(value_of<N>(d, j, v, 0), first),
@@ -306,7 +289,7 @@ struct Fp8Consumer : TileThread<Config> {
     float up_scale[kSlices];
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
-      const int32_t own = Base::first_feature(feature_tile, slice, 8) + lane / 4;
+      const int32_t own = feature_tile * kGroup + own_feature() + slice * kFeatureStep;
       const int64_t gate = int64_t{tile.expert} * 2 * params.features + own;
       gate_bias[slice] = Base::bias_of(gate, own);
       up_bias[slice] = Base::bias_of(gate + params.features, own);
@@ -314,7 +297,7 @@ struct Fp8Consumer : TileThread<Config> {
       up_scale[slice] = row_scale(gate + params.features, own);
     }
     float d[kSlices][N / 2];
-    multiply<N>(d, block_scales(tile, feature_tile));
+    multiply<N, Side::kUp>(d);
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
       scale<N, Side::kUp>(d[slice], tile, gate_scale[slice], up_scale[slice]);
@@ -327,33 +310,36 @@ struct Fp8Consumer : TileThread<Config> {
   // Down, and up without a gate.
   template <int N, Side kSide>
   __device__ __forceinline__ void run_plain(const TokenTile& tile, int32_t feature_tile) {
-    const int32_t feature = Base::first_feature(feature_tile, 0, 16);
-    const int32_t own = feature + lane / 4;
-    const int64_t row = int64_t{tile.expert} * params.features + own;
-    const float low_bias = Base::bias_of(row, own);
-    const float high_bias = Base::bias_of(row + 8, own + 8);
-    const float low_scale = row_scale(row, own);
-    const float high_scale = row_scale(row + 8, own + 8);
+    float bias[kSlices][2];
+    float scales[kSlices][2];
+#pragma unroll
+    for (int i = 0; i < 2 * kSlices; ++i) {
+      const int32_t own = Base::first_feature(feature_tile, i / 2, 16) + lane / 4 + i % 2 * 8;
+      const int64_t row = int64_t{tile.expert} * params.features + own;
+      bias[i / 2][i % 2] = Base::bias_of(row, own);
+      scales[i / 2][i % 2] = row_scale(row, own);
+    }
     int32_t slots[(N + 31) / 32];
     Base::template find_slots<N, kSide>(tile, slots);
-    float d[1][N / 2];
-    BlockScales scales = block_scales(tile, feature_tile);
-    scales.high = scales.low;
-    multiply<N>(d, scales);
-    scale<N, kSide>(d[0], tile, low_scale, high_scale);
-    Base::template add_bias<N>(d[0], low_bias, high_bias);
-    if constexpr (kSide == Side::kUp) {
-      Base::template activate_plain<N>(d[0]);
-      store_intermediate<N>(d, tile, feature_tile);
-    } else {
-      Base::template store_plain<N>(d[0], tile.count, feature, slots);
+    float d[kSlices][N / 2];
+    multiply<N, kSide>(d);
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) {
+      scale<N, kSide>(d[slice], tile, scales[slice][0], scales[slice][1]);
+      Base::template add_bias<N>(d[slice], bias[slice][0], bias[slice][1]);
+      if constexpr (kSide == Side::kUp) {
+        Base::template activate_plain<N>(d[slice]);
+      } else {
+        Base::template store_plain<N>(d[slice], tile.count,
+                                      Base::first_feature(feature_tile, slice, 16), slots);
+      }
     }
+    if constexpr (kSide == Side::kUp) store_intermediate<N>(d, tile, feature_tile);
   }
 
   template <int N, Side kSide>
   __device__ __forceinline__ void run_tile(const TokenTile& tile, int32_t feature_tile) {
-    static_assert(kSide == Side::kUp || !kPaired, "down has 128 weight rows a block");
-    if constexpr (kPaired) {
+    if constexpr (kPaired && kSide == Side::kUp) {
       run_gated<N>(tile, feature_tile);
     } else {
       run_plain<N, kSide>(tile, feature_tile);

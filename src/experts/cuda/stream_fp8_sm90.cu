@@ -19,10 +19,8 @@ using stream::Scaling;
 using stream::Shape;
 using stream::Side;
 
+// A tile of up is 128 features of the intermediate, whose codes share scales: 256 rows with a gate.
 constexpr int64_t kGroup = 128;
-// A tile is 128 features of the intermediate, whose codes share scales.
-constexpr int kGatedRows = 256;
-constexpr int kPlainRows = 128;
 
 struct KernelPair {
   Kernel up;
@@ -35,25 +33,23 @@ Kernel kernel() {
   return stream::describe_kernel<Config>(stream::stream_fp8_product<Config, kSide>);
 }
 
-template <int kTokens, int kStages, int kPlainStages, Scaling kScaling>
+// kWide: of up with a gate and of down; kNarrow: of up without.
+template <Shape kWide, Shape kNarrow>
 KernelPair kernel_pair(bool gated) {
-  constexpr Shape kGated = {kTokens, kGatedRows, 1, kStages, kScaling};
-  constexpr Shape kPlain = {kTokens, kPlainRows, 2, kPlainStages, kScaling};
-  return {.up = gated ? kernel<kGated, Side::kUp>() : kernel<kPlain, Side::kUp>(),
-          .down = kernel<kPlain, Side::kDown>()};
+  return {.up = gated ? kernel<kWide, Side::kUp>() : kernel<kNarrow, Side::kUp>(),
+          .down = kernel<kWide, Side::kDown>()};
 }
 
+// The kernels of stream_fp8_sm90.cc's tiles.
 template <Scaling kScaling>
 KernelPair find_kernels(const DeviceTile& tile, bool gated) {
   switch (tile.tokens) {
     case 16:
-      return kernel_pair<16, 5, 5, kScaling>(gated);
-    case 32:
-      return kernel_pair<32, 5, 4, kScaling>(gated);
+      return kernel_pair<Shape{16, 256, 1, 6, kScaling, 2}, Shape{16, 128, 2, 5, kScaling}>(gated);
     case 64:
-      return kernel_pair<64, 5, 4, kScaling>(gated);
-    case 96:
-      return kernel_pair<96, 4, 3, kScaling>(gated);
+      return kernel_pair<Shape{64, 256, 1, 5, kScaling, 2}, Shape{64, 128, 2, 4, kScaling}>(gated);
+    case 80:
+      return kernel_pair<Shape{80, 256, 1, 5, kScaling, 2}, Shape{80, 128, 2, 3, kScaling}>(gated);
     default:
       throw Error(ErrorCode::kUnsupported,
                   {.what = "cuda.stream_fp8_sm90 has no such tile", .found = to_string(tile)});
@@ -142,7 +138,7 @@ class StreamFp8Kernel final : public DeviceExpertsKernel {
         kernels_.down.weight_rows);
     down_.bias = weights.down_bias;
     down_.features = static_cast<int32_t>(width);
-    down_.feature_tiles = divide_up(width, kPlainRows);
+    down_.feature_tiles = divide_up(width, kernels_.down.weight_rows);
     down_.depth = static_cast<int32_t>(problem_.intermediate_size);
     down_.depth_stages = divide_up(problem_.intermediate_size, kernels_.down.depth);
     fill_weight_scales(down_.scales, weights.down_scale, width, problem_.intermediate_size, 1);

@@ -82,6 +82,28 @@ __device__ __forceinline__ int32_t load_ahead(const Params& params, SharedStorag
   return stages;
 }
 
+// Asks L2 for weights behind those of load_ahead: the memory would idle while up's last blocks end.
+template <class Config>
+__device__ __forceinline__ void prefetch_ahead(const Params& params, int32_t item, int32_t items,
+                                               int32_t loaded) {
+  int32_t stage = loaded;
+  for (int32_t left = Config::kStagesAhead; left > 0 && item < items; --left) {
+    if (stage >= params.depth_stages) {
+      stage = 0;
+      item += static_cast<int32_t>(gridDim.x);
+      if (item >= items) return;
+    }
+    const TokenTile tile = read_tile(params, item, items);
+#pragma unroll
+    for (int atom = 0; atom < Config::kAtoms; ++atom) {
+      cuda::device::tma_prefetch_3d(&params.weights,
+                                    stage * Config::kDepth + atom * Config::kAtomDepth,
+                                    item % params.feature_tiles * Config::kWeightRows, tile.expert);
+    }
+    ++stage;
+  }
+}
+
 template <class Config, Side kSide>
 __device__ __forceinline__ void produce(const Params& params, SharedStorage<Config>& shared) {
   int32_t ahead = 0;
@@ -93,6 +115,7 @@ __device__ __forceinline__ void produce(const Params& params, SharedStorage<Conf
     // Weights do not depend on the up product: the ring fills while its last blocks still run.
     if (item < items) {
       ahead = load_ahead<Config, kSide>(params, shared, tile, item % params.feature_tiles);
+      prefetch_ahead<Config>(params, item, items, ahead);
     }
     cuda::device::grid_dependency_wait();
   }
@@ -155,9 +178,10 @@ __device__ __forceinline__ void gather_atom(const Params& params, const int32_t*
 
 // Scales of the token rows of an atom: rows 32 i + lane, for every i of this warp.
 template <class Config, Side kSide>
-__device__ __forceinline__ void gather_scales(const Params& params, const int32_t* source_rows,
-                                              float* destination, const TokenTile& tile,
-                                              int32_t block, int32_t warp) {
+__device__ __forceinline__ void gather_token_scales(const Params& params,
+                                                    const int32_t* source_rows, float* destination,
+                                                    const TokenTile& tile, int32_t block,
+                                                    int32_t warp) {
   constexpr int32_t kStep = kSide == Side::kUp ? 32 * Config::kGatherWarps : 32;
   const ScaleParams& scales = params.scales;
   const bool valid = block < scales.blocks;
@@ -169,10 +193,37 @@ __device__ __forceinline__ void gather_scales(const Params& params, const int32_
   }
 }
 
+// Where the scales of a tile's weights begin: of its gate rows and its up rows, or of its first and
+// its second 128 rows. Rows of a last tile that has fewer take those of the last block.
+template <class Config, Side kSide>
+__device__ __forceinline__ const float* find_weight_scales(const Params& params,
+                                                           const TokenTile& tile,
+                                                           int32_t feature_tile, int32_t half) {
+  const ScaleParams& scales = params.scales;
+  const float* expert = scales.weights + tile.expert * scales.expert_stride;
+  if (kSide == Side::kUp && params.activation.gated) {
+    return expert + half * scales.half_stride + int64_t{feature_tile} * scales.blocks;
+  }
+  const int32_t last = (params.features + 127) / 128 - 1;
+  const int32_t block = min(feature_tile * Config::kSlices + half, last);
+  return expert + int64_t{block} * scales.blocks;
+}
+
+// Two lanes of one warp: from memory that nobody has touched, so as early as the tokens.
+__device__ __forceinline__ void gather_weight_scales(const Params& params, const float* source,
+                                                     float (&destination)[2], int32_t block,
+                                                     int32_t half) {
+  if (half > 1) return;
+  const bool valid = block < params.scales.blocks;
+  cuda::device::cp_async_4(cuda::device::shared_address(destination + half),
+                           source + (valid ? block : 0), valid);
+}
+
 template <class Config, Side kSide>
 __device__ __forceinline__ void gather_stage(const Params& params, const int32_t* source_rows,
                                              SharedStorage<Config>& shared, int32_t slot,
-                                             const TokenTile& tile, int32_t stage, int32_t warp) {
+                                             const TokenTile& tile, const float* weight_scales,
+                                             int32_t stage, int32_t warp) {
   const int32_t first_row = 4 * warp + static_cast<int32_t>(threadIdx.x % 32) / 8;
 #pragma unroll
   for (int atom = 0; atom < Config::kAtoms; ++atom) {
@@ -182,8 +233,13 @@ __device__ __forceinline__ void gather_stage(const Params& params, const int32_t
                           stage * Config::kDepth + atom * Config::kAtomDepth, first_row);
     }
     if constexpr (Config::kBlockScales) {
-      gather_scales<Config, kSide>(params, source_rows, shared.token_scales[slot][atom], tile,
-                                   stage * Config::kAtoms + atom, warp);
+      const int32_t block = stage * Config::kAtoms + atom;
+      gather_token_scales<Config, kSide>(params, source_rows, shared.token_scales[slot][atom], tile,
+                                         block, warp);
+      if (warp == 0) {
+        gather_weight_scales(params, weight_scales, shared.weight_scales[slot][atom], block,
+                             static_cast<int32_t>(threadIdx.x % 32));
+      }
     }
   }
   cuda::device::cp_async_commit_group();
@@ -207,19 +263,26 @@ constexpr int gather_warps() {
 template <class Config, Side kSide>
 __device__ __forceinline__ void gather(const Params& params, SharedStorage<Config>& shared,
                                        int32_t warp) {
-  cuda::device::grid_dependency_wait();
-  const int32_t items = count_items(params);
+  int32_t items = 0;
+  int32_t item = static_cast<int32_t>(blockIdx.x);
+  TokenTile next = begin_tiles<kSide>(params, item, items);
   int32_t* source_rows = shared.source_rows[warp];
   RingPosition ring;
   RingPosition reported;
   int32_t pending = 0;
-  for (int32_t item = static_cast<int32_t>(blockIdx.x); item < items;
-       item += static_cast<int32_t>(gridDim.x)) {
-    const TokenTile tile = read_tile(params, item, items);
+  for (; item < items; item += static_cast<int32_t>(gridDim.x)) {
+    const TokenTile tile = next;
+    next = read_tile(params, item + static_cast<int32_t>(gridDim.x), items);
     if constexpr (kSide == Side::kUp) find_source_rows<Config>(params, source_rows, tile);
+    const float* weight_scales = nullptr;
+    if constexpr (Config::kBlockScales) {
+      weight_scales = find_weight_scales<Config, kSide>(params, tile, item % params.feature_tiles,
+                                                        static_cast<int32_t>(threadIdx.x % 2));
+    }
     for (int32_t stage = 0; stage < params.depth_stages; ++stage) {
       cuda::device::mbarrier_wait(&shared.empty[ring.slot], ring.phase ^ 1);
-      gather_stage<Config, kSide>(params, source_rows, shared, ring.slot, tile, stage, warp);
+      gather_stage<Config, kSide>(params, source_rows, shared, ring.slot, tile, weight_scales,
+                                  stage, warp);
       ring.template advance<Config::kStages>();
       if (++pending <= Config::kGatherLag) continue;
       --pending;

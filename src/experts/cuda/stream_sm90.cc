@@ -13,7 +13,6 @@ constexpr std::array kTiles = {
     DeviceTile{.tokens = 32, .features = 128, .depth = 256, .stages = 5},
     DeviceTile{.tokens = 64, .features = 128, .depth = 256, .stages = 4},
     DeviceTile{.tokens = 96, .features = 256, .depth = 128, .stages = 5},
-    DeviceTile{.tokens = 128, .features = 256, .depth = 128, .stages = 4},
     DeviceTile{.tokens = 160, .features = 256, .depth = 128, .stages = 4},
 };
 

@@ -37,9 +37,8 @@ KernelPair find_kernels(const DeviceTile& tile) {
     case 64:
       return kernel_pair<stream::Config<Element, Shape{64, 128, 2, 4}>>();
     case 96:
-      return kernel_pair<stream::Config<Element, Shape{96, 256, 1, 5}>>();
-    case 128:
-      return kernel_pair<stream::Config<Element, Shape{128, 256, 1, 4}>>();
+      return kernel_pair<
+          stream::Config<Element, Shape{96, 256, 1, 5, stream::Scaling::kNone, 2}>>();
     case 160:
       return kernel_pair<stream::Config<Element, Shape{160, 256, 1, 4}>>();
     default:

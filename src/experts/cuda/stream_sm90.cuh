@@ -31,11 +31,10 @@ __device__ __forceinline__ void run_narrowest(Consumer& consumer, const TokenTil
 // Tiles of the block in the order in which the producers load them.
 template <class Config, Side kSide, class Consumer>
 __device__ __forceinline__ void consume(const Params& params, SharedStorage<Config>& shared) {
-  cuda::device::grid_dependency_wait();
   Consumer consumer(params, shared);
-  const int32_t items = count_items(params);
+  int32_t items = 0;
   int32_t item = static_cast<int32_t>(blockIdx.x);
-  TokenTile tile = read_tile(params, item, items);
+  TokenTile tile = begin_tiles<kSide>(params, item, items);
   while (item < items) {
     const int32_t feature_tile = item % params.feature_tiles;
     item += static_cast<int32_t>(gridDim.x);
