@@ -108,6 +108,7 @@ struct DeviceKernelRow {
   // What it reaches with full tiles, and reading weights for few rows: for the choice between rows.
   double teraflops = 1;
   double terabytes_per_second = 1;
+  int32_t row_step = 0;  // an expert's last rows are computed in steps of; 0: a quarter of a tile
 };
 
 }  // namespace conclave::inline v0::experts

@@ -3,6 +3,7 @@
 #include "conclave/dtype.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 namespace conclave::inline v0::experts {
@@ -11,33 +12,46 @@ namespace {
 // Of an H200's L2, where a tile reads the weights of its expert again.
 constexpr double kCacheBytesPerSecond = 5.5e12;
 // What of the lesser of memory and arithmetic time is not hidden behind the greater.
-constexpr double kExposedShare = 0.25;
+constexpr double kExposedShare = 0.15;
+// Middles of eight equally likely parts of a normal distribution.
+constexpr std::array kNormalParts = {-1.534, -0.887, -0.489, -0.157, 0.157, 0.489, 0.887, 1.534};
 
 struct Load {
   double active_experts = 0;
   double rows_of_each = 0;  // mean of the active ones
+  double deviation = 0;
 };
 
-// Of `tokens` tokens that draw top_k of the experts evenly.
+// Of `tokens` tokens that each choose top_k different experts, all equally likely.
 Load expected_load(const DeviceExpertsProblem& problem, int64_t tokens) {
   const auto experts = static_cast<double>(problem.num_local_experts);
   const double slots = static_cast<double>(tokens) * static_cast<double>(problem.top_k);
-  const double idle = std::pow(1.0 - 1.0 / experts, slots);
+  const double chance = std::min(static_cast<double>(problem.top_k) / experts, 1.0);
+  const double idle = std::pow(1.0 - chance, static_cast<double>(tokens));
   const double active = std::max(experts * (1.0 - idle), 1.0);
-  return {.active_experts = active, .rows_of_each = slots / active};
+  const double rows = slots / active;
+  return {.active_experts = active,
+          .rows_of_each = rows,
+          .deviation = std::sqrt(rows * (1.0 - chance))};
 }
 
-// Of one expert's rows: whole ones, and a last one that is half full where rows scatter.
-double expected_tiles(double rows, int32_t tile_tokens) {
-  const double full = rows / tile_tokens;
-  return std::max(1.0, full + 0.5 * (1.0 - std::exp(-2.0 * full)));
-}
+struct TileWork {
+  double tiles = 0;  // of one expert
+  double rows = 0;   // that are computed for it, with those beyond its own
+};
 
-// Rows that a tile computes at least: the blocks of a cluster take a half each of a tile of more
-// than 128 rows, and share the weight rows of one that has fewer.
-int32_t computed_tokens(const DeviceTile& tile) {
-  const bool halves = tile.cluster > 1 && tile.tokens > 128;
-  return halves ? tile.tokens / tile.cluster : tile.tokens;
+TileWork expected_work(const Load& load, const DeviceKernelRow& row, const DeviceTile& tile) {
+  const double step = row.row_step > 0 ? row.row_step : std::max(tile.tokens / 4, 8);
+  TileWork work;
+  for (const double part : kNormalParts) {
+    const double rows = std::max(1.0, load.rows_of_each + load.deviation * part);
+    const double tiles = std::ceil(rows / tile.tokens);
+    const double last = rows - (tiles - 1.0) * tile.tokens;
+    const double computed = std::min<double>(tile.tokens, std::ceil(last / step) * step);
+    work.tiles += tiles / kNormalParts.size();
+    work.rows += ((tiles - 1.0) * tile.tokens + computed) / kNormalParts.size();
+  }
+  return work;
 }
 
 double cost_seconds(const DeviceExpertsProblem& problem, const DeviceKernelRow& row,
@@ -45,14 +59,12 @@ double cost_seconds(const DeviceExpertsProblem& problem, const DeviceKernelRow& 
   const double matrices = problem.activation.gated ? 3.0 : 2.0;
   const double elements = matrices * static_cast<double>(problem.hidden_size) *
                           static_cast<double>(problem.intermediate_size);
-  const double expert_bytes = elements * static_cast<double>(byte_size(problem.weight_dtype));
-  const double tiles = load.active_experts * expected_tiles(load.rows_of_each, tile.tokens);
-  const double memory =
-      std::max(load.active_experts * expert_bytes / (row.terabytes_per_second * 1e12),
-               tiles * expert_bytes / kCacheBytesPerSecond);
-  const int32_t computed = computed_tokens(tile);
-  const double operations =
-      load.active_experts * expected_tiles(load.rows_of_each, computed) * computed * 2.0 * elements;
+  const double weight_bytes =
+      load.active_experts * elements * static_cast<double>(byte_size(problem.weight_dtype));
+  const TileWork work = expected_work(load, row, tile);
+  const double memory = std::max(weight_bytes / (row.terabytes_per_second * 1e12),
+                                 work.tiles * weight_bytes / kCacheBytesPerSecond);
+  const double operations = load.active_experts * work.rows * 2.0 * elements;
   const double arithmetic = operations / (row.teraflops * 1e12);
   return std::max(memory, arithmetic) + kExposedShare * std::min(memory, arithmetic);
 }

@@ -10,11 +10,15 @@ namespace {
 constexpr int32_t kTileTokens = 128;
 constexpr int32_t kDepthBytes = 128;
 
-constexpr std::array kTiles = {
-    DeviceTile{.tokens = kTileTokens, .features = 256, .depth = kDepthBytes, .stages = 4},
-    DeviceTile{
-        .tokens = kTileTokens, .features = 256, .depth = kDepthBytes, .stages = 4, .cluster = 2},
-};
+constexpr DeviceTile kSingle = {
+    .tokens = kTileTokens, .features = 256, .depth = kDepthBytes, .stages = 4};
+constexpr DeviceTile kPair = {
+    .tokens = kTileTokens, .features = 256, .depth = kDepthBytes, .stages = 4, .cluster = 2};
+// Pairs of blocks read weights from L2 once: up to 14 % faster where rows are long. Of short ones,
+// tiles are so short that waiting for one another costs more (1 to 2 %).
+constexpr int64_t kLongRows = 2560;
+constexpr std::array kPairsFirst = {kPair, kSingle};
+constexpr std::array kSinglesFirst = {kSingle, kPair};
 
 // 192 features a tile where 256 would leave more than a twentieth of all tiles' columns unused.
 int32_t down_features(int64_t hidden_size, int32_t features) {
@@ -53,8 +57,8 @@ Support tile_sm90_supports(const DeviceExpertsProblem& problem) {
   return Support::yes();
 }
 
-std::span<const DeviceTile> tile_sm90_tiles(const DeviceExpertsProblem& /*problem*/) {
-  return kTiles;
+std::span<const DeviceTile> tile_sm90_tiles(const DeviceExpertsProblem& problem) {
+  return problem.hidden_size >= kLongRows ? kPairsFirst : kSinglesFirst;
 }
 
 TilePlan tile_sm90_plan(const DeviceExpertsProblem& problem, const DeviceTile& tile) {

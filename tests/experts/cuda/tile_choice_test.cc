@@ -1,0 +1,118 @@
+// The ladder's cost model against what was measured on an H200: in each case the row named here was
+// the fastest, or within 3 % of it.
+#include "experts/cuda/catalog.h"
+#include "experts/cuda/tile_choice_sm90.h"
+#include "support/cuda/cuda_problem.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace conclave::experts {
+namespace {
+
+struct Sizes {
+  std::string_view name;
+  int64_t experts, top_k, hidden, intermediate;
+};
+constexpr Sizes kQwen30 = {"qwen3-30b", 128, 8, 2048, 768};
+constexpr Sizes kQwen235 = {"qwen3-235b", 128, 8, 4096, 1536};
+constexpr Sizes kMixtral = {"mixtral-8x7b", 8, 2, 4096, 14336};
+constexpr Sizes kOlmoe = {"olmoe", 64, 8, 2048, 1024};
+constexpr Sizes kGptOss = {"gpt-oss-20b", 32, 4, 2880, 2880};
+constexpr Sizes kShard = {"deepseek-v3 shard", 32, 1, 7168, 2048};
+
+DeviceExpertsProblem problem_of(const Sizes& sizes, DType dtype) {
+  DeviceExpertsProblem problem{.num_local_experts = sizes.experts,
+                               .hidden_size = sizes.hidden,
+                               .intermediate_size = sizes.intermediate,
+                               .top_k = sizes.top_k,
+                               .max_tokens = 16384,
+                               .weight_dtype = dtype};
+  if (dtype == DType::kF8E4M3) problem.quant = testing::fp8_block_quant();
+  problem.device = {.name = "NVIDIA H200",
+                    .compute_major = 9,
+                    .compute_minor = 0,
+                    .multiprocessors = 132,
+                    .l2_bytes = int64_t{60} << 20,
+                    .memory_bytes = int64_t{141} << 30,
+                    .shared_bytes_per_block = int64_t{227} << 10};
+  return problem;
+}
+
+TileChoice choice_for(const DeviceExpertsProblem& problem, int64_t tokens) {
+  std::vector<const DeviceKernelRow*> rows;
+  for (const DeviceKernelRow& row : device_kernel_catalog().rows()) {
+    if (row.name != "cuda.reference" && row.supports(problem)) rows.push_back(&row);
+  }
+  return choose_tile(problem, rows, tokens);
+}
+
+struct Measured {
+  Sizes sizes;
+  DType dtype;
+  int64_t tokens;
+  std::string_view row;
+  int32_t most_tokens;  // of the tile: wider ones were slower
+};
+constexpr std::array kMeasured = {
+    Measured{kQwen30, DType::kBF16, 16, "cuda.stream_sm90", 96},
+    Measured{kQwen30, DType::kBF16, 256, "cuda.stream_sm90", 96},
+    Measured{kQwen30, DType::kBF16, 2048, "cuda.tile_sm90", 128},
+    Measured{kQwen30, DType::kBF16, 16384, "cuda.tile_sm90", 128},
+    Measured{kQwen235, DType::kBF16, 512, "cuda.stream_sm90", 96},
+    Measured{kQwen235, DType::kBF16, 2048, "cuda.tile_sm90", 128},
+    Measured{kMixtral, DType::kBF16, 64, "cuda.stream_sm90", 96},
+    Measured{kMixtral, DType::kBF16, 1024, "cuda.tile_sm90", 128},
+    Measured{kMixtral, DType::kF16, 16384, "cuda.tile_sm90", 128},
+    Measured{kOlmoe, DType::kBF16, 256, "cuda.stream_sm90", 96},
+    Measured{kOlmoe, DType::kBF16, 1024, "cuda.tile_sm90", 128},
+    Measured{kGptOss, DType::kBF16, 256, "cuda.stream_sm90", 96},
+    Measured{kGptOss, DType::kBF16, 4096, "cuda.tile_sm90", 128},
+    Measured{kQwen30, DType::kF8E4M3, 64, "cuda.stream_fp8_sm90", 64},
+    Measured{kQwen30, DType::kF8E4M3, 1024, "cuda.tile_fp8_sm90", 256},
+    Measured{kQwen235, DType::kF8E4M3, 256, "cuda.stream_fp8_sm90", 96},
+    Measured{kQwen235, DType::kF8E4M3, 1024, "cuda.tile_fp8_sm90", 256},
+    Measured{kShard, DType::kF8E4M3, 512, "cuda.stream_fp8_sm90", 96},
+    Measured{kShard, DType::kF8E4M3, 2048, "cuda.tile_fp8_sm90", 256},
+};
+
+TEST(TileChoice, MeasuredCases_GetTheRowThatWasFastest) {
+  for (const Measured& measured : kMeasured) {
+    SCOPED_TRACE(std::string(measured.sizes.name) + " T=" + std::to_string(measured.tokens));
+    const TileChoice choice =
+        choice_for(problem_of(measured.sizes, measured.dtype), measured.tokens);
+    ASSERT_NE(choice.row, nullptr);
+    EXPECT_EQ(choice.row->name, measured.row) << to_string(choice.tile);
+    EXPECT_LE(choice.tile.tokens, measured.most_tokens);
+  }
+}
+
+TEST(TileChoice, MoreTokens_NeverTakeLess) {
+  const DeviceExpertsProblem problem = problem_of(kQwen30, DType::kBF16);
+  double before = 0;
+  for (int64_t tokens = 1; tokens <= 16384; tokens *= 2) {
+    const double now = choice_for(problem, tokens).microseconds;
+    EXPECT_GE(now, before) << tokens << " tokens";
+    before = now;
+  }
+}
+
+TEST(TileChoice, EdgeSizes_GetATile) {
+  for (const Sizes& sizes : {Sizes{"one expert", 1, 1, 8, 8}, Sizes{"all of them", 6, 6, 200, 104},
+                             Sizes{"more choices than experts", 2, 8, 64, 64}}) {
+    for (const int64_t tokens : {1, 127, 128, 129, 16384}) {
+      SCOPED_TRACE(std::string(sizes.name) + " T=" + std::to_string(tokens));
+      const TileChoice choice = choice_for(problem_of(sizes, DType::kBF16), tokens);
+      ASSERT_NE(choice.row, nullptr);
+      EXPECT_GT(choice.microseconds, 0);
+      EXPECT_LT(choice.microseconds, 1e9);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace conclave::experts
