@@ -1,4 +1,5 @@
 // conclave bench: random real-size layers in memory, against this machine's own ceilings.
+#include "bench/device_bench.h"
 #include "bench/measure.h"
 #include "commands.h"
 #include "input/machine_options.h"
@@ -29,6 +30,8 @@ struct BenchOptions {
   std::string routing = "uniform";
   MeasureOptions measure;
   bool no_ceilings = false;
+  bool tune = false;
+  TuneOptions tuning;
   MachineOptions machine;
   OutputOptions printing;
 };
@@ -90,6 +93,13 @@ class BenchCommand {
   }
 
   ExitCode run() {
+    const Context context = make_context(options_.machine, &console_);
+    if (context.device_allocator() != nullptr) return run_on_device(context);
+    if (options_.tune) {
+      throw Error(ErrorCode::kInvalidArgument, {.what = "kernels are tuned on a GPU",
+                                                .tensor = "--tune",
+                                                .hint = "name one: --device cuda:0"});
+    }
     for (const int64_t threads : threads_) {
       for (const std::string& isa : isas_) bench_machine(static_cast<int32_t>(threads), isa);
     }
@@ -100,6 +110,17 @@ class BenchCommand {
   }
 
  private:
+  ExitCode run_on_device(const Context& context) {
+    const DeviceBenchOptions device{.shapes = shapes_,
+                                    .tokens = tokens_,
+                                    .routing = options_.routing,
+                                    .measure = measure_,
+                                    .machine = options_.machine,
+                                    .format = options_.printing.format};
+    if (options_.tune) return run_device_tuning(context, device, options_.tuning, console_);
+    return run_device_bench(context, device, console_);
+  }
+
   static std::vector<NamedShape> resolve(ShapeOptions shape) {
     if (shape.models.empty() && !any_size_given(shape)) shape.models = "qwen3-30b-a3b";
     return resolve_shapes(shape);
@@ -261,6 +282,14 @@ void add_bench_command(CommandLine& line) {
   command.seed(options->measure.seed, "Seed of weights, inputs and routings");
   command.flag("--no-ceilings", options->no_ceilings,
                "Do not measure read bandwidth and multiply-add rate");
+  command.flag("--tune", options->tune,
+               "On a GPU: find the fastest kernels and write them to --out");
+  command
+      .number("--budget", "SECONDS", options->tuning.budget_seconds, {1, 1 << 20},
+              "Time for --tune; a later run goes on")
+      .with_default();
+  command.text("--out", kFileValue, options->tuning.out, "Tuning table to write or complete")
+      .with_default();
   add_format_option(command, options->printing);
   add_progress_option(command, options->printing);
   command.footer(
@@ -273,7 +302,9 @@ void add_bench_command(CommandLine& line) {
       "Examples:\n"
       "  conclave bench --model qwen3-30b-a3b --tokens 1,1024\n"
       "  conclave bench --model mixtral-8x7b,olmoe --tokens 1-256*4 --threads 1,2 --format md\n"
-      "  conclave bench -E 128 -k 8 -H 2048 -I 768 --isa avx2,avx512 --format jsonl");
+      "  conclave bench -E 128 -k 8 -H 2048 -I 768 --isa avx2,avx512 --format jsonl\n"
+      "  conclave bench --device cuda:0 --model olmoe --tokens 1,16,1024\n"
+      "  conclave bench --device cuda:0 --tune --budget 60 --out tuning.txt");
   command.on_run([options] { return BenchCommand(*options).run(); });
 }
 

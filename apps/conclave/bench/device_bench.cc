@@ -1,0 +1,244 @@
+#include "bench/device_bench.h"
+
+#include "layer_run.h"
+#include "output/numbers.h"
+#include "output/table.h"
+
+#include "conclave/device_queue.h"
+#include "conclave/error.h"
+#include "conclave/synthetic.h"
+#include "conclave/version.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+namespace conclave::tool {
+namespace {
+
+// Published peaks of a device: what a floor is made of.
+struct DevicePeaks {
+  double bytes_per_second = 0;
+  double operations_per_second = 0;  // 16-bit products; e4m3 ones twice as many
+};
+DevicePeaks peaks_of(const Plan& plan) {
+  constexpr double kHopperOperations = 989e12;
+  const bool is_h200 = plan.device.find("H200") != std::string::npos;
+  return {.bytes_per_second = is_h200 ? 4.8e12 : 3.35e12,
+          .operations_per_second = kHopperOperations};
+}
+
+// Forwards of one graph: many where one is short, since a replay has a cost of its own.
+int64_t forwards_of_graph(int64_t tokens, int64_t layers) {
+  const int64_t wanted = tokens <= 64 ? 8 : tokens <= 1024 ? 3 : 1;
+  return std::max(wanted, layers);
+}
+
+// One forward's inputs on the device.
+struct DeviceCall {
+  int64_t layer = 0;
+  int64_t experts_hit = 0;
+  DeviceTensor hidden, ids, weights;
+};
+
+class DeviceLayers {
+ public:
+  DeviceLayers(const Context& context, const NamedShape& shape, const LayerOptions& options,
+               const MeasureOptions& measure, Console& console)
+      : context_(context), spec_(shape.spec), measure_(measure), queue_(context) {
+    const double layer_bytes = static_cast<double>(spec_.num_experts) * expert_bytes(spec_);
+    const auto count = static_cast<int64_t>(
+        std::clamp(std::ceil(static_cast<double>(kReuseDistanceBytes) / layer_bytes), 1.0, 64.0));
+    size_t workspace_bytes = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      console.subject(fmt::format("{} {}/{}", shape.name, i + 1, count));
+      const auto source = make_synthetic_source(spec_, measure.seed + static_cast<uint64_t>(i));
+      layers_.push_back(MoeLayer::create(context, spec_, *source, options));
+      workspace_bytes = std::max(workspace_bytes, layers_.back().workspace_bytes());
+    }
+    workspace_.emplace_back(context, workspace_bytes);
+    console.subject("");
+    console.clear();
+  }
+
+  const Plan& plan() const { return layers_.front().plan(); }
+  int64_t size() const { return static_cast<int64_t>(layers_.size()); }
+
+  Measurement measure(int64_t tokens) {
+    const int64_t forwards = forwards_of_graph(tokens, size());
+    std::vector<DeviceCall> calls = make_calls(tokens, forwards);
+    DeviceTensor out = queue_.allocate(row_dtype(), {tokens, spec_.hidden_size});
+    const auto enqueue = [&] {
+      for (DeviceCall& call : calls) forward(call, out.view(), {});
+    };
+    count_hits(calls, out.view());
+    Measurement result;
+    std::vector<double> samples_ms;
+    for (int32_t i = -measure_.warmup; i < measure_.repetitions; ++i) {
+      constexpr int32_t kReplays = 5;
+      const double ms = queue_.time_ms(enqueue, kReplays) / static_cast<double>(forwards);
+      if (i < 0) continue;
+      samples_ms.push_back(ms);
+      result.calls += kReplays * forwards;
+    }
+    result.timing = summarise(samples_ms);
+    for (const DeviceCall& call : calls)
+      result.experts_hit += static_cast<double>(call.experts_hit);
+    result.experts_hit /= static_cast<double>(forwards);
+    const std::vector<int64_t> one_row_per_slot(1, tokens * spec_.top_k);
+    const LayerWork work = layer_work(spec_, tokens, one_row_per_slot);
+    result.flops = work.flops;
+    // layer_work saw one expert; its shared expert's bytes stay.
+    result.weight_bytes = work.weight_bytes + (result.experts_hit - 1) * expert_bytes(spec_);
+    return result;
+  }
+
+ private:
+  DType row_dtype() const { return spec_.weight_dtype == DType::kF16 ? DType::kF16 : DType::kBF16; }
+
+  std::vector<DeviceCall> make_calls(int64_t tokens, int64_t count) {
+    RoutingRing ring(spec_, size(), measure_.routing, measure_.seed);
+    std::vector<DeviceCall> calls;
+    const Shape slots{tokens, spec_.top_k};
+    Tensor hidden(row_dtype(), {tokens, spec_.hidden_size});
+    for (int64_t i = 0; i < count; ++i) {
+      BenchCall made = ring.next(tokens);
+      DeviceCall call;
+      call.layer = made.layer;
+      call.experts_hit = made.experts_hit;
+      fill_random(hidden.view(), measure_.seed + static_cast<uint64_t>(i));
+      call.hidden = queue_.upload(hidden.const_view());
+      if (!made.topk_ids.empty()) {
+        call.ids =
+            queue_.upload({.data = made.topk_ids.data(), .dtype = DType::kI32, .shape = slots});
+        call.weights =
+            queue_.upload({.data = made.topk_weights.data(), .dtype = DType::kF32, .shape = slots});
+      }
+      calls.push_back(std::move(call));
+    }
+    return calls;
+  }
+
+  void forward(const DeviceCall& call, const TensorView& out, std::span<int64_t> load) {
+    layers_[static_cast<size_t>(call.layer)].forward({.hidden = call.hidden.view(),
+                                                      .topk_ids = call.ids.view(),
+                                                      .topk_weights = call.weights.view(),
+                                                      .out = out,
+                                                      .expert_load = load,
+                                                      .workspace = workspace_.data(),
+                                                      .stream = queue_.stream()});
+  }
+
+  // Under the layers' own gates the experts hit are known only afterwards.
+  void count_hits(std::vector<DeviceCall>& calls, const TensorView& out) {
+    for (DeviceCall& call : calls) {
+      if (!call.ids.view().empty()) continue;
+      Tensor load(DType::kI64, {spec_.num_experts});
+      DeviceTensor counts = queue_.upload(load.const_view());
+      forward(call, out, {counts.as<int64_t>(), static_cast<size_t>(spec_.num_experts)});
+      queue_.download(counts.const_view(), load.view());
+      const int64_t* const rows = load.as<int64_t>();
+      call.experts_hit =
+          std::count_if(rows, rows + spec_.num_experts, [](int64_t n) { return n > 0; });
+    }
+  }
+
+  const Context& context_;
+  const MoeSpec spec_;
+  const MeasureOptions measure_;
+  const DeviceQueue queue_;
+  std::vector<MoeLayer> layers_;
+  std::vector<Workspace> workspace_;  // one
+};
+
+std::vector<Column> columns(size_t model_width) {
+  return {{"model", "model", static_cast<int>(model_width), Align::kLeft},
+          {"tokens", "tokens", 6, Align::kRight},
+          {"dtype", "", 0, Align::kLeft},
+          {"routing", "", 0, Align::kLeft},
+          {"", "us", 15, Align::kRight},
+          {"us_mean", "", 0, Align::kRight},
+          {"us_std", "", 0, Align::kRight},
+          {"us_min", "min", 8, Align::kRight},
+          {"experts_hit", "experts", 7, Align::kRight},
+          {"tokens_per_s", "tokens/s", 10, Align::kRight},
+          {"tflops", "TFLOP/s", 7, Align::kRight},
+          {"tbps", "TB/s", 5, Align::kRight},
+          {"floor_us", "floor us", 8, Align::kRight},
+          {"floor_share", "of floor", 8, Align::kRight},
+          {"kernel", "kernel", 24, Align::kLeft},
+          {"tile", "tile", 0, Align::kLeft},
+          {"calls", "", 0, Align::kRight},
+          {"commit", "", 0, Align::kLeft},
+          {"device", "", 0, Align::kLeft}};
+}
+
+const PlanRung& rung_of(const Plan& plan, int64_t tokens) {
+  for (const PlanRung& rung : plan.ladder) {
+    if (tokens <= rung.last_tokens) return rung;
+  }
+  return plan.ladder.back();
+}
+
+std::vector<Cell> cells(const DeviceBenchOptions& options, const NamedShape& shape,
+                        const Plan& plan, int64_t tokens, const Measurement& result) {
+  const DevicePeaks peaks = peaks_of(plan);
+  const bool is_e4m3 = shape.spec.weight_dtype == DType::kF8E4M3;
+  const double rate = peaks.operations_per_second * (is_e4m3 ? 2 : 1);
+  const double floor_us =
+      std::max(result.weight_bytes / peaks.bytes_per_second, result.flops / rate) * 1e6;
+  const double us = result.timing.mean_ms * 1e3;
+  const double std_us = result.timing.std_ms * 1e3;
+  const PlanRung& rung = rung_of(plan, tokens);
+  return {text_cell(shape.name),
+          integer_cell(tokens),
+          text_cell(std::string(to_string(shape.spec.weight_dtype))),
+          text_cell(options.routing),
+          {nullptr, fmt::format("{:.1f} ± {:.1f}", us, std_us)},
+          fixed_cell(us, 2),
+          fixed_cell(std_us, 2),
+          fixed_cell(result.timing.min_ms * 1e3, 1),
+          fixed_cell(result.experts_hit, 1),
+          fixed_cell(static_cast<double>(tokens) / us * 1e6, 0),
+          fixed_cell(result.flops / us * 1e-6, 1),
+          fixed_cell(result.weight_bytes / us * 1e-6, 2),
+          fixed_cell(floor_us, 1),
+          share_cell(floor_us / us),
+          text_cell(rung.kernel),
+          text_cell(rung.tile),
+          integer_cell(result.calls),
+          text_cell(build_info().commit),
+          text_cell(plan.device)};
+}
+
+}  // namespace
+
+ExitCode run_device_bench(const Context& context, const DeviceBenchOptions& options,
+                          Console& console) {
+  size_t width = 0;
+  for (const NamedShape& shape : options.shapes) width = std::max(width, shape.name.size());
+  TableWriter table(stdout, parse_output_format(options.format), columns(width));
+  const int64_t most_tokens = *std::max_element(options.tokens.begin(), options.tokens.end());
+  bool header_written = false;
+  for (const NamedShape& shape : options.shapes) {
+    DeviceLayers layers(context, shape, layer_options(options.machine, most_tokens),
+                        options.measure, console);
+    if (!header_written) {
+      table.header(
+          nlohmann::ordered_json::object(),
+          {machine_line(context) + ", " + layers.plan().device,
+           fmt::format("{}: {}, {} layers; routing {}; forwards replayed in a graph", shape.name,
+                       shape_text(shape.spec), layers.size(), options.routing)});
+      header_written = true;
+    }
+    for (const int64_t tokens : options.tokens) {
+      table.row(cells(options, shape, layers.plan(), tokens, layers.measure(tokens)));
+    }
+  }
+  table.finish("results");
+  return ExitCode::kOk;
+}
+
+}  // namespace conclave::tool

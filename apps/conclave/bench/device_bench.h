@@ -1,0 +1,39 @@
+// conclave bench on a GPU: whole layers in graphs, and the search for the fastest kernels.
+#pragma once
+
+#include "bench/measure.h"
+#include "exit_code.h"
+#include "input/machine_options.h"
+#include "input/shape_options.h"
+
+#include "conclave/context.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace conclave::tool {
+
+struct DeviceBenchOptions {
+  std::vector<NamedShape> shapes;
+  std::vector<int64_t> tokens;
+  std::string routing;  // as given, for the table
+  MeasureOptions measure;
+  MachineOptions machine;
+  std::string format;
+};
+// A row for each shape and number of tokens.
+ExitCode run_device_bench(const Context& context, const DeviceBenchOptions& options,
+                          Console& console);
+
+struct TuneOptions {
+  int32_t budget_seconds = 120;
+  std::string out = "tuning.txt";
+};
+// Measures every choice for each shape and number of tokens that the table in `out` lacks, until
+// the budget is spent, and writes the table after each: a later run goes on where this one stopped.
+// Throws Error(kFileWrite).
+ExitCode run_device_tuning(const Context& context, const DeviceBenchOptions& options,
+                           const TuneOptions& tune, Console& console);
+
+}  // namespace conclave::tool

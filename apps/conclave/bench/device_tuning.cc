@@ -1,0 +1,162 @@
+#include "bench/device_bench.h"
+#include "bench/device_weights.h"
+
+#include "conclave/error.h"
+#include "conclave/synthetic.h"
+#include "conclave/tuning.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <memory>
+
+namespace conclave::tool {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Routed experts alone: what a table's key knows of a layer.
+MoeSpec experts_alone(MoeSpec spec) {
+  spec.has_gate = false;
+  spec.router = {};
+  spec.shared = {};
+  spec.latent = {};
+  spec.residual = {};
+  spec.num_zero_experts = 0;
+  spec.has_output_bias = false;
+  return spec;
+}
+
+TuningTable load_or_empty(const std::string& path) {
+  return std::filesystem::exists(path) ? TuningTable::load(path) : TuningTable();
+}
+
+// Beside the old file, then in its place: a stop midway leaves the old one.
+void save(const TuningTable& table, const std::string& path) {
+  const std::string part = path + ".part";
+  {
+    std::ofstream file(part, std::ios::binary);
+    file << table.to_text();
+    if (!file.flush()) {
+      throw Error(ErrorCode::kFileWrite, {.what = "cannot write a tuning table", .file = part});
+    }
+  }
+  std::error_code error;
+  std::filesystem::rename(part, path, error);
+  if (error) {
+    throw Error(ErrorCode::kFileWrite,
+                {.what = "cannot write a tuning table", .file = path, .found = error.message()});
+  }
+}
+
+// Layers over one copy of the weights, each with another choice of kernel.
+class ShapeTuner {
+ public:
+  ShapeTuner(const Context& context, const NamedShape& shape, const MeasureOptions& measure)
+      : context_(context),
+        spec_(experts_alone(shape.spec)),
+        measure_(measure),
+        queue_(context),
+        weights_(queue_, *make_synthetic_source(spec_, measure.seed)) {}
+
+  std::vector<TuningEntry> candidates(int64_t tokens) const {
+    return tuning_candidates(context_, spec_, {.max_tokens = tokens}, {}, tokens);
+  }
+
+  // Microseconds of a forward, the least of a few graphs.
+  double time(const TuningEntry& entry) {
+    auto table = std::make_shared<TuningTable>();
+    table->set(entry);
+    const MoeLayer layer =
+        MoeLayer::create(context_, spec_, weights_, {.max_tokens = entry.tokens, .tuning = table});
+    const Workspace workspace(context_, layer.workspace_bytes());
+    return time(layer, workspace, entry.tokens);
+  }
+
+ private:
+  double time(const MoeLayer& layer, const Workspace& workspace, int64_t tokens) {
+    constexpr int kRoutings = 4;
+    constexpr int kGraphs = 3;
+    constexpr int32_t kReplays = 4;
+    const DType dtype = spec_.weight_dtype == DType::kF16 ? DType::kF16 : DType::kBF16;
+    Tensor rows(dtype, {tokens, spec_.hidden_size});
+    fill_random(rows.view(), measure_.seed);
+    const DeviceTensor hidden = queue_.upload(rows.const_view());
+    DeviceTensor out = queue_.allocate(dtype, {tokens, spec_.hidden_size});
+    RoutingRing ring(spec_, 1, measure_.routing, measure_.seed);
+    std::vector<DeviceTensor> routings;
+    const Shape slots{tokens, spec_.top_k};
+    for (int i = 0; i < kRoutings; ++i) {
+      const BenchCall call = ring.next(tokens);
+      routings.push_back(
+          queue_.upload({.data = call.topk_ids.data(), .dtype = DType::kI32, .shape = slots}));
+      routings.push_back(
+          queue_.upload({.data = call.topk_weights.data(), .dtype = DType::kF32, .shape = slots}));
+    }
+    const auto enqueue = [&] {
+      for (size_t i = 0; i < routings.size(); i += 2) {
+        layer.forward({.hidden = hidden.const_view(),
+                       .topk_ids = routings[i].const_view(),
+                       .topk_weights = routings[i + 1].const_view(),
+                       .out = out.view(),
+                       .workspace = const_cast<Workspace*>(&workspace),
+                       .stream = queue_.stream()});
+      }
+    };
+    double best_ms = std::numeric_limits<double>::infinity();
+    for (int i = 0; i < kGraphs; ++i) {
+      best_ms = std::min(best_ms, queue_.time_ms(enqueue, kReplays));
+    }
+    return best_ms / kRoutings * 1e3;
+  }
+
+  const Context& context_;
+  const MoeSpec spec_;
+  const MeasureOptions measure_;
+  const DeviceQueue queue_;
+  const DeviceWeights weights_;
+};
+
+bool is_measured(const TuningTable& table, const TuningEntry& candidate) {
+  const TuningEntry* const entry = table.find(candidate.key, candidate.tokens);
+  return entry != nullptr && entry->tokens == candidate.tokens;
+}
+
+}  // namespace
+
+ExitCode run_device_tuning(const Context& context, const DeviceBenchOptions& options,
+                           const TuneOptions& tune, Console& console) {
+  TuningTable table = load_or_empty(tune.out);
+  const auto end = Clock::now() + std::chrono::seconds(tune.budget_seconds);
+  for (const NamedShape& shape : options.shapes) {
+    std::unique_ptr<ShapeTuner> tuner;
+    for (const int64_t tokens : options.tokens) {
+      if (Clock::now() >= end) {
+        fmt::print("the budget is spent; run again to go on\n");
+        return ExitCode::kOk;
+      }
+      console.subject(fmt::format("{} T={}", shape.name, tokens));
+      if (!tuner) tuner = std::make_unique<ShapeTuner>(context, shape, options.measure);
+      const std::vector<TuningEntry> candidates = tuner->candidates(tokens);
+      if (candidates.empty() || is_measured(table, candidates.front())) continue;
+      TuningEntry best;
+      best.microseconds = std::numeric_limits<double>::infinity();
+      for (TuningEntry candidate : candidates) {
+        candidate.microseconds = tuner->time(candidate);
+        if (candidate.microseconds < best.microseconds) best = candidate;
+      }
+      console.clear();
+      fmt::print("{} T={}: {:.1f} us, {} {} (of {})\n", shape.name, tokens, best.microseconds,
+                 best.kernel, best.tile, candidates.size());
+      table.set(best);
+      save(table, tune.out);
+    }
+  }
+  return ExitCode::kOk;
+}
+
+}  // namespace conclave::tool
