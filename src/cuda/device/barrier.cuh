@@ -29,9 +29,11 @@ __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async;" ::: "memory");
 }
 
+__device__ __forceinline__ void mbarrier_arrive(uint32_t address) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address) : "memory");
+}
 __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
-               : "memory");
+  mbarrier_arrive(shared_address(barrier));
 }
 
 // One arrival on the barrier at the same offset in block `rank` of the cluster.
@@ -46,17 +48,22 @@ __device__ __forceinline__ void mbarrier_arrive_cluster(uint64_t* barrier, uint3
       : "memory");
 }
 
-// The same where this thread has written nothing that the waiting ones read: without the fence over
-// the cluster, which waits for all stores in flight.
+// Where `address` of this block's shared memory lies in the window of block `rank` of the cluster.
+__device__ __forceinline__ uint32_t map_to_block(uint32_t address, uint32_t rank) {
+  uint32_t mapped = 0;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
+  return mapped;
+}
+// One arrival at a barrier of any block of the cluster, by map_to_block's address, where this
+// thread has written nothing that the waiting ones read: without the fence over the cluster, which
+// waits for all stores in flight.
+__device__ __forceinline__ void mbarrier_arrive_relaxed(uint32_t mapped) {
+  asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(mapped)
+               : "memory");
+}
+
 __device__ __forceinline__ void mbarrier_arrive_cluster_relaxed(uint64_t* barrier, uint32_t rank) {
-  asm volatile(
-      "{\n"
-      ".reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [remote];\n"
-      "}\n" ::"r"(shared_address(barrier)),
-      "r"(rank)
-      : "memory");
+  mbarrier_arrive_relaxed(map_to_block(shared_address(barrier), rank));
 }
 
 // One arrival, and `bytes` more to come from the copy engine.
@@ -74,7 +81,7 @@ __device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(uint64_t* barrier
                : "memory");
 }
 
-__device__ __forceinline__ bool mbarrier_try_wait(uint64_t* barrier, uint32_t parity) {
+__device__ __forceinline__ bool mbarrier_try_wait(uint32_t address, uint32_t parity) {
   uint32_t done = 0;
   asm volatile(
       "{\n"
@@ -83,15 +90,22 @@ __device__ __forceinline__ bool mbarrier_try_wait(uint64_t* barrier, uint32_t pa
       "selp.u32 %0, 1, 0, p;\n"
       "}\n"
       : "=r"(done)
-      : "r"(shared_address(barrier)), "r"(parity)
+      : "r"(address), "r"(parity)
       : "memory");
   return done != 0;
 }
 
+__device__ __forceinline__ bool mbarrier_try_wait(uint64_t* barrier, uint32_t parity) {
+  return mbarrier_try_wait(shared_address(barrier), parity);
+}
+
 // Until the phase of this parity has completed. A fresh barrier has completed parity 1.
-__device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
-  while (!mbarrier_try_wait(barrier, parity)) {
+__device__ __forceinline__ void mbarrier_wait(uint32_t address, uint32_t parity) {
+  while (!mbarrier_try_wait(address, parity)) {
   }
+}
+__device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
+  mbarrier_wait(shared_address(barrier), parity);
 }
 
 // Arrivals and waits of `threads` threads (a multiple of 32) on hardware barrier `id`, 1 to 15:

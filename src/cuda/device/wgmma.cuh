@@ -40,6 +40,17 @@ __device__ __forceinline__ uint64_t wgmma_descriptor_128b(uint32_t address) {
   return kSwizzle128 | kStrideBytes | kLeadingBytes | ((address & 0x3FFFF) >> 4);
 }
 
+// The same from its low word, address / 16 + 2^16: sums of low words need no carry.
+__device__ __forceinline__ uint32_t wgmma_descriptor_low(uint32_t address) {
+  return (uint32_t{1} << 16) | ((address & 0x3FFFF) >> 4);
+}
+__device__ __forceinline__ uint64_t wgmma_descriptor_of_low(uint32_t low) {
+  constexpr uint32_t kHigh = (uint32_t{1} << 30) | (1024 >> 4);
+  uint64_t descriptor = 0;
+  asm("mov.b64 %0, {%1, %2};" : "=l"(descriptor) : "r"(low), "r"(kHigh));
+  return descriptor;
+}
+
 // Wgmma<T, N>::mma(d, a, b, accumulate): D = A B + (accumulate ? D : 0).
 template <class T, int N>
 struct Wgmma;

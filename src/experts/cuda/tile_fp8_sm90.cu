@@ -22,6 +22,7 @@ constexpr uint32_t kClusterTokens = 256;
 constexpr uint32_t kBoxRows = 128;  // of tokens, and of weights
 constexpr int32_t kCluster = 2;
 constexpr uint32_t kDepth = 128;
+constexpr int64_t kStages = 4;
 constexpr uint64_t kInterleave = 8;  // gate rows, then as many up rows
 
 using cuda::MapDimension;
@@ -87,10 +88,19 @@ Instance instance() {
   return result;
 }
 
+// Whether a product over `depth` columns goes round the ring of stages without a rest.
+bool whole_rounds(int64_t depth) { return (depth + kDepth - 1) / kDepth % kStages == 0; }
+
+template <Product kProduct, Scaling kScaling>
+Instance instance_for(int64_t depth) {
+  return whole_rounds(depth) ? instance<Config<kProduct, kScaling, true>>()
+                             : instance<Config<kProduct, kScaling, false>>();
+}
+
 template <Scaling kScaling>
-Instance up_instance(const activation::Activation& activation) {
-  if (!activation.gated) return instance<Config<Product::kPlain, kScaling>>();
-  return instance<Config<Product::kGated, kScaling>>();
+Instance up_instance(const activation::Activation& activation, int64_t depth) {
+  if (!activation.gated) return instance_for<Product::kPlain, kScaling>(depth);
+  return instance_for<Product::kGated, kScaling>(depth);
 }
 
 class TileFp8 final : public DeviceExpertsKernel {
@@ -98,10 +108,10 @@ class TileFp8 final : public DeviceExpertsKernel {
   TileFp8(const DeviceExpertsProblem& problem, const DeviceExperts& weights, const DeviceTile& tile)
       : problem_(problem), weights_(weights), tile_(tile) {
     const bool block = problem.quant.weights == WeightScale::kBlock;
-    up_ = block ? up_instance<Scaling::kBlock>(problem.activation)
-                : up_instance<Scaling::kRow>(problem.activation);
-    down_ = block ? instance<Config<Product::kDown, Scaling::kBlock>>()
-                  : instance<Config<Product::kDown, Scaling::kRow>>();
+    up_ = block ? up_instance<Scaling::kBlock>(problem.activation, problem.hidden_size)
+                : up_instance<Scaling::kRow>(problem.activation, problem.hidden_size);
+    down_ = block ? instance_for<Product::kDown, Scaling::kBlock>(problem.intermediate_size)
+                  : instance_for<Product::kDown, Scaling::kRow>(problem.intermediate_size);
     up_map_ = problem.activation.gated
                   ? gated_weight_map(problem, weights)
                   : plain_weight_map(weights.gate_up, problem.num_local_experts,

@@ -1,0 +1,122 @@
+// Codes and scales from the device against the host's rule, bit for bit.
+#include "experts/cuda/quantize_rows_cuda.h"
+
+#include "quant/activation_rows.h"
+#include "support/cuda/device_array.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace conclave::testing {
+namespace {
+
+struct QuantizeCase {
+  int64_t rows = 1;
+  int64_t columns = 128;
+  int64_t row_stride = 128;
+  int64_t code_stride = 128;
+  quant::ActivationRule rule;
+};
+
+// Normal values over twelve orders of magnitude, rows of zeros, denormals, NaN and infinities.
+std::vector<float> make_values(const QuantizeCase& c, bool finite) {
+  std::mt19937 random(7);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(static_cast<size_t>(c.rows * c.row_stride), 1e30F);
+  for (int64_t r = 0; r < c.rows; ++r) {
+    const float size = r % 5 == 1 ? 0.0F : std::pow(10.0F, static_cast<float>(r % 13) - 6.0F);
+    for (int64_t i = 0; i < c.columns; ++i) {
+      float& value = values[static_cast<size_t>(r * c.row_stride + i)];
+      value = normal(random) * (r % 7 == 3 ? 1e-41F : size);
+      if (!finite && (r + i) % 97 == 0) value = std::numeric_limits<float>::quiet_NaN();
+      if (!finite && r % 3 == 2 && i == 5) value = std::numeric_limits<float>::infinity();
+    }
+  }
+  return values;
+}
+
+class QuantizeRowsCuda : public DeviceTest {
+ protected:
+  void check(const QuantizeCase& c, const std::vector<float>& values) {
+    const int64_t per_row = quant::scales_per_row(c.rule.form, c.columns);
+    const DeviceArray<float> rows(values);
+    const DeviceArray<float> step(std::vector<float>{c.rule.static_scale});
+    const DeviceArray<uint8_t> codes(static_cast<size_t>(c.rows * c.code_stride));
+    const DeviceArray<float> scales(static_cast<size_t>(c.rows * per_row));
+    experts::quantize_rows_cuda({.rows = rows.data(),
+                                 .dtype = DType::kF32,
+                                 .num_rows = c.rows,
+                                 .columns = c.columns,
+                                 .row_stride = c.row_stride,
+                                 .activations = c.rule.form,
+                                 .power_of_two = c.rule.power_of_two_scales,
+                                 .static_scale = step.data(),
+                                 .codes = codes.data(),
+                                 .code_stride = c.code_stride,
+                                 .scales = scales.data(),
+                                 .scale_stride = per_row},
+                                stream());
+    wait();
+    codes.expect_guard_untouched();
+    scales.expect_guard_untouched();
+    compare(c, values, codes.download(), scales.download(), per_row);
+  }
+
+ private:
+  static void compare(const QuantizeCase& c, const std::vector<float>& values,
+                      const std::vector<uint8_t>& codes, const std::vector<float>& scales,
+                      int64_t per_row) {
+    std::vector<uint8_t> expected(static_cast<size_t>(c.columns));
+    std::vector<float> expected_scales(static_cast<size_t>(per_row));
+    for (int64_t r = 0; r < c.rows; ++r) {
+      quant::quantize_activations(values.data() + r * c.row_stride, c.columns, c.rule,
+                                  expected.data(), expected_scales.data());
+      for (int64_t i = 0; i < c.code_stride; ++i) {
+        const uint8_t code = codes[static_cast<size_t>(r * c.code_stride + i)];
+        const uint8_t wanted = i < c.columns ? expected[static_cast<size_t>(i)] : kPoison;
+        const bool both_nan = i < c.columns && (code & 0x7F) == 0x7F && (wanted & 0x7F) == 0x7F;
+        ASSERT_TRUE(code == wanted || both_nan)
+            << "row " << r << " column " << i << ": " << int{code} << ", host " << int{wanted};
+      }
+      if (c.rule.form == ActivationScale::kTensorStatic) continue;
+      for (int64_t g = 0; g < per_row; ++g) {
+        ASSERT_EQ(scales[static_cast<size_t>(r * per_row + g)],
+                  expected_scales[static_cast<size_t>(g)])
+            << "row " << r << " group " << g;
+      }
+    }
+  }
+};
+
+TEST_F(QuantizeRowsCuda, EachForm_OddSizes_EqualsHostBitForBit) {
+  for (const ActivationScale form :
+       {ActivationScale::kGroup, ActivationScale::kToken, ActivationScale::kTensorStatic}) {
+    for (const bool power_of_two : {false, true}) {
+      for (const int64_t columns : {1, 15, 16, 127, 128, 129, 520, 4096, 9001}) {
+        // A stride that keeps 16-byte accesses aligned, and one that does not.
+        for (const int64_t slack : {0, 1}) {
+          QuantizeCase c{
+              .rows = 29,
+              .columns = columns,
+              .row_stride = (columns + 15) / 16 * 16 + slack,
+              .code_stride = (columns + 15) / 16 * 16 + slack,
+              .rule = {.form = form, .power_of_two_scales = power_of_two, .static_scale = 0.037F}};
+          SCOPED_TRACE("form " + std::to_string(static_cast<int>(form)) + " columns " +
+                       std::to_string(columns) + " slack " + std::to_string(slack));
+          check(c, make_values(c, true));
+          check(c, make_values(c, false));
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace conclave::testing
