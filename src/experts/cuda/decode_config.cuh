@@ -14,9 +14,12 @@ namespace conclave::inline v0::experts::decode {
 namespace ptx = cuda::device;
 
 inline constexpr int kUpBoxBytes = 16 * kDecodeBoxBytes;
-inline constexpr int kUpStageBoxes = kDecodeStageBytes / kUpBoxBytes;
-inline constexpr int kTiles = kDecodeMaxPassRows / 16;
-inline constexpr uint32_t kTileBytes = 16 * kDecodeBoxBytes;
+inline constexpr int kUpStageBoxes = kDecodeUpStageBoxes;
+inline constexpr int kMaxProducts = kDecodeMaxPassRows / 16;
+inline constexpr uint32_t kProductBytes = 16 * kDecodeBoxBytes;
+inline constexpr int kProducerWarp = kDecodeWarps;
+inline constexpr int kFinishWarp = kDecodeWarps + 1;
+inline constexpr int kNextTileWord = 32;  // of the workspace; the grid barrier is word 0
 
 template <DecodeElement kElement>
 struct Config {
@@ -25,8 +28,6 @@ struct Config {
   static constexpr bool kBlockScales = kElement == DecodeElement::kE4M3Block;
   static constexpr bool kRowScales = kElement == DecodeElement::kE4M3Row;
   static constexpr int kBoxElements = kIsE4M3 ? 128 : 64;
-  // Boxes whose intermediate values are loaded ahead: 16-bit ones are 8 registers, float32 are 32.
-  static constexpr int kAhead = kIsE4M3 ? 2 : 4;
 
   static __device__ __forceinline__ void multiply(float (&c)[4], uint32_t a0, uint32_t a1,
                                                   uint32_t a2, uint32_t a3, uint32_t b0,
@@ -45,11 +46,32 @@ struct Config {
 };
 
 struct Shared {
-  unsigned char* base;
+  unsigned char* ring;
+  uint64_t* full;   // a stage has arrived
+  uint64_t* empty;  // all warps have read it
+  uint64_t* tile_full;
+  uint64_t* tile_empty;
+  uint64_t* tables_ready;
+  uint64_t* intermediate_ready;  // of all blocks
+  float* stage_scales;           // two a box
   DecodeTables* tables;
-  float* row_scales;  // [up_boxes, 8]; with a scale a row only the first line
-  unsigned char* rows;
-  float* sums;  // [pair, slice, block row], over the rows
+  float* tiles;         // [buffer, warp, i, lane]; then sums [warp, token, row]
+  unsigned char* rows;  // of the input; then rounds of slices of the intermediate
+  float* row_scales;    // [row, box], or one a row at the first box
+
+  __device__ Shared(unsigned char* base, const DecodeShared& places)
+      : ring(base),
+        full(reinterpret_cast<uint64_t*>(base + places.barriers)),
+        empty(full + places.stages),
+        tile_full(empty + places.stages),
+        tile_empty(tile_full + kDecodeTileBuffers),
+        tables_ready(tile_empty + kDecodeTileBuffers),
+        intermediate_ready(tables_ready + 1),
+        stage_scales(reinterpret_cast<float*>(base + places.stage_scales)),
+        tables(reinterpret_cast<DecodeTables*>(base + places.tables)),
+        tiles(reinterpret_cast<float*>(base + places.tiles)),
+        rows(base + places.rows),
+        row_scales(reinterpret_cast<float*>(base + places.row_scales)) {}
 };
 
 struct Thread {
@@ -70,5 +92,86 @@ struct Thread {
         row((group >> 1) | ((group & 1) << 2)),
         fragment(static_cast<uint32_t>(row * kDecodeBoxBytes + ((quad ^ row) << 4))) {}
 };
+
+// The warps that multiply.
+__device__ __forceinline__ void consumer_sync() { ptx::named_barrier_sync(1, kDecodeConsumers); }
+
+// A place in a ring of barriers.
+struct Cursor {
+  int slot = 0;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ void advance(int slots) {
+    if (++slot == slots) {
+      slot = 0;
+      parity ^= 1U;
+    }
+  }
+};
+
+// What a block does: tiles of the up product, then its columns of the down product for all parts
+// (unit, slice). Three quarters of the tiles are shared out beforehand, the others go to whoever is
+// free: not all multiprocessors are equally near to the memory.
+struct Work {
+  int total_tiles = 0;
+  int own_tiles = 0;
+  int num_parts = 0;
+  int first_row = 0;  // column of the output where the block's begin
+  uint32_t* next_tile = nullptr;
+
+  __device__ Work(const DecodeParams& params, int units) {
+    const DecodePlan& plan = params.plan;
+    total_tiles = units * plan.feature_tiles;
+    own_tiles = total_tiles / static_cast<int>(gridDim.x) * 3 / 4;
+    first_row = static_cast<int>(blockIdx.x) * plan.passes * plan.pass_rows;
+    if (first_row < plan.hidden_size) num_parts = units * plan.k_slices;
+    next_tile = static_cast<uint32_t*>(params.call.workspace) + kNextTileWord;
+  }
+  // The block's i-th tile, at most once each; at or above total_tiles: there is none.
+  __device__ __forceinline__ int take(int i) const {
+    if (i < own_tiles) return static_cast<int>(blockIdx.x) * own_tiles + i;
+    return static_cast<int>(gridDim.x) * own_tiles + static_cast<int>(atomicAdd(next_tile, 1U));
+  }
+};
+
+inline constexpr int kNoTile = -1;
+inline constexpr int kTileUnknown = -2;
+
+// The block's i-th tile, as soon as the producer knows it.
+__device__ __forceinline__ int published_tile(const DecodeTables& tables, int i) {
+  const volatile int32_t* slot = &tables.tiles[i % kDecodeTileSlots];
+  int tile = *slot;
+  while (tile == kTileUnknown) tile = *slot;
+  return tile;
+}
+
+struct UpTile {
+  int unit;
+  int tile;
+};
+__device__ __forceinline__ UpTile up_tile(const DecodePlan& plan, int tile) {
+  const int unit = tile / plan.feature_tiles;
+  return {unit, tile - unit * plan.feature_tiles};
+}
+
+struct DownPart {
+  int unit;
+  int slice;
+  int begin;  // boxes
+  int end;
+};
+__device__ __forceinline__ DownPart down_part(const DecodePlan& plan, int index) {
+  const int unit = index / plan.k_slices;
+  const int slice = index - unit * plan.k_slices;
+  const int begin = plan.slice_boxes * slice;
+  return {unit, slice, begin, min(begin + plan.slice_boxes, plan.down_boxes)};
+}
+
+__device__ __forceinline__ DownPart next_part(const DecodePlan& plan, const DownPart& part) {
+  const bool same = part.end < plan.down_boxes;
+  const int begin = same ? part.end : 0;
+  return {same ? part.unit : part.unit + 1, same ? part.slice + 1 : 0, begin,
+          min(begin + plan.slice_boxes, plan.down_boxes)};
+}
 
 }  // namespace conclave::inline v0::experts::decode

@@ -1,239 +1,385 @@
-// The down product of the decode kernel: a block's columns of an expert, over a slice of I.
+// The down product of the decode kernel: a block's columns over all parts (unit, slice of I).
+// Slices of intermediate rows come to shared memory in rounds of as many as there is room for: one
+// round for few tokens. Weights keep arriving meanwhile.
 #pragma once
 
 #include "experts/cuda/decode_product.cuh"
-#include "experts/cuda/decode_ring.cuh"
 
 #include <cstdint>
 
 namespace conclave::inline v0::experts::decode {
 
-// Raw intermediate values of one box as they lie in memory.
-template <class C>
-struct RawBox {
-  static constexpr int kLoads = C::kIsE4M3 ? 8 : 2;
-  uint4 load[kLoads];
-};
-
-// `source` is null where the token does not go to the expert.
-template <class C>
-__device__ __forceinline__ void load_raw(RawBox<C>& raw, const char* source, int quad, int box,
-                                         int end, int width) {
-  constexpr int kPerHalf = RawBox<C>::kLoads / 2;
-  constexpr int kElements = C::kIsE4M3 ? 4 : 8;  // of a load
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-#pragma unroll
-    for (int i = 0; i < kPerHalf; ++i) {
-      const int column = box * C::kBoxElements + half * (C::kBoxElements / 2) +
-                         quad * (C::kBoxElements / 8) + i * kElements;
-      uint4 value = {};
-      if (source != nullptr && box < end && column < width)
-        value =
-            __ldcg(reinterpret_cast<const uint4*>(source + int64_t{column} * (C::kIsE4M3 ? 4 : 2)));
-      raw.load[half * kPerHalf + i] = value;
-    }
-  }
+// Part p's rows begin at number part_row(p).
+__device__ __forceinline__ int part_row(const DecodePlan& plan, const DecodeTables& tables,
+                                        int part) {
+  const int unit = part / plan.k_slices;
+  const int slice = part - unit * plan.k_slices;
+  return tables.unit_row[unit] * plan.k_slices + __popc(tables.unit_tokens[unit]) * slice;
 }
 
-// The rows' fragment of a box; quantises float32 values. `step` of the token in column `group`.
-template <class C>
-__device__ __forceinline__ Fragment make_fragment(const DecodeParams& params, const RawBox<C>& raw,
-                                                  Step& step) {
-  Fragment fragment;
-  if constexpr (!C::kIsE4M3) {
-    fragment.half[0] = raw.load[0];
-    fragment.half[1] = raw.load[1];
-  } else {
-    float values[32];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      values[4 * i] = __uint_as_float(raw.load[i].x);
-      values[4 * i + 1] = __uint_as_float(raw.load[i].y);
-      values[4 * i + 2] = __uint_as_float(raw.load[i].z);
-      values[4 * i + 3] = __uint_as_float(raw.load[i].w);
-    }
-    if constexpr (C::kBlockScales) {
-      float amax = 0;
-#pragma unroll
-      for (int i = 0; i < 32; ++i) amax = fmaxf(amax, fabsf(values[i]));
-      amax = fmaxf(amax, __shfl_xor_sync(0xffffffffU, amax, 1));
-      amax = fmaxf(amax, __shfl_xor_sync(0xffffffffU, amax, 2));
-      step = make_step(dynamic_scale(amax, params.power_of_two_scales));
-    }
-    uint32_t codes[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      codes[i] =
-          pack_e4m3(code_value(values[4 * i], step), code_value(values[4 * i + 1], step),
-                    code_value(values[4 * i + 2], step), code_value(values[4 * i + 3], step));
-    }
-    fragment.half[0] = {codes[0], codes[1], codes[2], codes[3]};
-    fragment.half[1] = {codes[4], codes[5], codes[6], codes[7]};
-  }
-  return fragment;
-}
-
-// With a scale a row of the intermediate: all blocks find it for themselves. Ends in a barrier.
-__device__ void find_pair_scales(const DecodeParams& params, const Shared& shared, const Thread& me,
-                                 int tokens) {
+// The end of the parts from `begin` on whose rows fit; those of the first always do.
+__device__ __forceinline__ int end_of_round(const DecodeParams& params, const DecodeTables& tables,
+                                            int begin, int parts) {
   const DecodePlan& plan = params.plan;
-  const int pairs = tokens * plan.top_k;
-  const int width = plan.intermediate_size;
-  for (int pair = me.warp; pair < pairs; pair += kDecodeWarps) {
-    if (shared.tables->pair_expert[pair] < 0 || shared.tables->pair_source[pair] != pair) continue;
+  const int first = part_row(plan, tables, begin);
+  const int last =
+      part_row(plan, tables, parts - 1) + __popc(tables.unit_tokens[(parts - 1) / plan.k_slices]);
+  if (last - first <= params.shared.down_rows) return parts;
+  int end = begin + 1;
+  while (end + 1 < parts && part_row(plan, tables, end + 1) - first <= params.shared.down_rows)
+    ++end;
+  return end;
+}
+
+__device__ __forceinline__ const char* intermediate_row(const DecodeParams& params, int pair) {
+  return static_cast<const char*>(params.call.workspace) + kDecodeBarrierBytes +
+         pair * params.plan.intermediate_stride * params.plan.intermediate_bytes;
+}
+
+// With a scale a row of the intermediate: all blocks find it for themselves.
+__device__ __forceinline__ void find_pair_scales(const DecodeParams& params, const Shared& shared,
+                                                 const Thread& me, int tokens) {
+  const DecodePlan& plan = params.plan;
+  const int width = (plan.intermediate_size + 7) / 8 * 8;
+  for (int pair = me.warp; pair < tokens * plan.top_k; pair += kDecodeWarps) {
+    if (shared.tables->pair_expert[pair] < 0) continue;
     float scale = 0;
     if (params.row_scale == RowScale::kStatic) {
       scale = params.weights.intermediate_scale[0];
     } else {
-      const float* row =
-          reinterpret_cast<const float*>(static_cast<const char*>(params.call.workspace) + 256) +
-          pair * plan.intermediate_stride;
+      // Of a token's second slot with an expert nothing was written, and nothing is used.
+      const auto* row = reinterpret_cast<const float*>(intermediate_row(params, pair));
       float amax = 0;
 #pragma unroll 8
-      for (int i = me.lane; i < width; i += 32) amax = fmaxf(amax, fabsf(__ldcg(row + i)));
-#pragma unroll
-      for (int step = 16; step > 0; step /= 2)
-        amax = fmaxf(amax, __shfl_xor_sync(0xffffffffU, amax, step));
-      scale = dynamic_scale(amax, params.power_of_two_scales);
+      for (int column = me.lane * 4; column < width; column += 128) {
+        const float4 x = __ldcg(reinterpret_cast<const float4*>(row + column));
+        amax = fmaxf(fmaxf(amax, fmaxf(fabsf(x.x), fabsf(x.y))), fmaxf(fabsf(x.z), fabsf(x.w)));
+      }
+      scale = dynamic_scale(warp_max<32>(amax), params.power_of_two_scales);
     }
     if (me.lane == 0) shared.tables->pair_scale[pair] = scale;
   }
-  __syncthreads();
+  consumer_sync();
 }
 
-// A lane's four rows of a pass.
-struct DownRows {
-  float bias[kTiles][2] = {};
-  float scale[kTiles][2];  // with a scale a row
-  bool second_block[kTiles][2];
+// One box of e4m3 codes from float32 values; returns the step.
+template <class C>
+__device__ __forceinline__ float quantize_box(const DecodeParams& params, const float4& x,
+                                              float scale, uint32_t* target) {
+  if constexpr (C::kBlockScales) {
+    const float amax = fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
+    scale = dynamic_scale(warp_max<32>(amax), params.power_of_two_scales);
+  }
+  const Step step = make_step(scale);
+  *target = pack_e4m3(divide<C::kRowScales>(x.x, step), divide<C::kRowScales>(x.y, step),
+                      divide<C::kRowScales>(x.z, step), divide<C::kRowScales>(x.w, step));
+  return scale;
+}
+
+// A warp's share of a round: four boxes of a row at a time.
+struct RowWalk {
+  static constexpr int kBoxes = 4;
+  const DecodePlan* plan;
+  const DecodeTables* tables;
+  int first_row;  // of the round
+  int index;      // part
+  int end;
+  DownPart part = {};
+  uint32_t tokens = 0;
+  int row = 0;
+  int box = 0;
+
+  __device__ RowWalk(const DecodePlan& p, const DecodeTables& t, int begin, int end_part, int warp)
+      : plan(&p), tables(&t), first_row(part_row(p, t, begin)), index(begin + warp), end(end_part) {
+    enter_part();
+  }
+  __device__ __forceinline__ bool done() const { return index >= end; }
+  __device__ __forceinline__ int pair() const {
+    const int token = __ffs(static_cast<int>(tokens)) - 1;
+    return token * plan->top_k + tables->unit_slot[part.unit][token];
+  }
+  __device__ __forceinline__ void advance() {
+    box += kBoxes;
+    if (box < part.end) return;
+    box = part.begin;
+    ++row;
+    tokens &= tokens - 1;
+    if (tokens != 0) return;
+    index += kDecodeWarps;
+    enter_part();
+  }
+
+ private:
+  __device__ __forceinline__ void enter_part() {
+    if (done()) return;
+    part = down_part(*plan, index);
+    tokens = tables->unit_tokens[part.unit];
+    row = part_row(*plan, *tables, index) - first_row;
+    box = part.begin;
+  }
 };
 
-template <class C>
-__device__ DownRows read_down_rows(const DecodeParams& params, const Thread& me, int expert,
-                                   int first_row, bool with_bias) {
-  const DecodePlan& plan = params.plan;
-  DownRows rows;
+__device__ __forceinline__ void load_boxes(const DecodeParams& params, const RowWalk& walk,
+                                           int lane, float4 (&x)[RowWalk::kBoxes]) {
+  const int width = (params.plan.intermediate_size + 7) / 8 * 8;
+  if (walk.done()) return;
+  const char* source = intermediate_row(params, walk.pair()) + lane * 16;
 #pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) {
+  for (int i = 0; i < RowWalk::kBoxes; ++i) {
+    const int box = walk.box + i;
+    x[i] = {};
+    if (box < walk.part.end && box * 128 + lane * 4 < width)
+      x[i] = __ldcg(reinterpret_cast<const float4*>(source + int64_t{box} * 512));
+  }
+}
+
+// Rows of a round as e4m3 codes, with a step for every box or one of the row. Loads run ahead.
+template <class C>
+__device__ __forceinline__ void quantize_round(const DecodeParams& params, const Shared& shared,
+                                               int lane, RowWalk walk) {
+  const DecodePlan& plan = params.plan;
+  const int slice_boxes = min(plan.slice_boxes, plan.down_boxes);
+  float4 x[RowWalk::kBoxes];
+  load_boxes(params, walk, lane, x);
+  while (!walk.done()) {
+    RowWalk next = walk;
+    next.advance();
+    float4 following[RowWalk::kBoxes];
+    load_boxes(params, next, lane, following);
+    const int in_slice = walk.box - walk.part.begin;
+    const int count = min(RowWalk::kBoxes, walk.part.end - walk.box);
+    unsigned char* target = shared.rows + walk.row * static_cast<int>(params.shared.down_pitch) +
+                            in_slice * 128 + lane * 4;
+    float* steps = shared.row_scales + walk.row * slice_boxes + in_slice;
+    const float row_scale = C::kRowScales ? shared.tables->pair_scale[walk.pair()] : 1.0F;
+#pragma unroll
+    for (int i = 0; i < RowWalk::kBoxes; ++i) {
+      if (i >= count) break;
+      const float step =
+          quantize_box<C>(params, x[i], row_scale, reinterpret_cast<uint32_t*>(target + i * 128));
+      if (lane == 0) steps[i] = step;
+    }
+#pragma unroll
+    for (int i = 0; i < RowWalk::kBoxes; ++i) x[i] = following[i];
+    walk = next;
+  }
+}
+
+// 16-bit rows of a round as they are.
+__device__ __forceinline__ void copy_round(const DecodeParams& params, const Shared& shared,
+                                           int lane, RowWalk walk) {
+  const uint32_t base = ptx::shared_address(shared.rows);
+  for (; !walk.done(); walk.advance()) {
+    const uint32_t target = base + static_cast<uint32_t>(walk.row) * params.shared.down_pitch +
+                            static_cast<uint32_t>((walk.box - walk.part.begin) * kDecodeBoxBytes);
+    const int first = walk.box * 8;  // 16 bytes each
+    const int chunks = min(RowWalk::kBoxes, walk.part.end - walk.box) * 8;
+    const char* source = intermediate_row(params, walk.pair());
+#pragma unroll
+    for (int i = 0; i < RowWalk::kBoxes * 8; i += 32) {
+      const int chunk = i + lane;
+      const bool inside = (first + chunk) * 8 < params.plan.intermediate_size;
+      if (chunk < chunks)
+        ptx::cp_async_16(target + static_cast<uint32_t>(chunk) * 16,
+                         source + (inside ? first + chunk : 0) * 16, inside);
+    }
+  }
+  ptx::cp_async_commit_group();
+  ptx::cp_async_wait_group<0>();
+}
+
+// Rows of parts [begin, end), by the consumers.
+template <class C>
+__device__ __forceinline__ void load_round(const DecodeParams& params, const Shared& shared,
+                                           const Thread& me, int begin, int end) {
+  const RowWalk walk(params.plan, *shared.tables, begin, end, me.warp);
+  if constexpr (C::kIsE4M3) {
+    quantize_round<C>(params, shared, me.lane, walk);
+  } else {
+    copy_round(params, shared, me.lane, walk);
+  }
+  consumer_sync();
+}
+
+// Weighted sums over units of this warp's boxes: [product][i] as in Sums.
+struct Output {
+  float sum[kMaxProducts][4] = {};
+};
+
+// Of a lane's rows of a pass; read before the products, which take longer.
+template <int kProducts>
+struct DownRows {
+  float bias[kProducts][2] = {};
+  float scale[kProducts][2] = {};  // with a scale a row
+};
+
+template <class C, int kProducts>
+__device__ __forceinline__ DownRows<kProducts> read_down_rows(const DecodeParams& params,
+                                                              const Thread& me, int expert,
+                                                              int first_row, bool with_bias) {
+  const DecodePlan& plan = params.plan;
+  DownRows<kProducts> rows;
+#pragma unroll
+  for (int p = 0; p < kProducts; ++p) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = first_row + tile * 16 + half * 8 + me.row;
-      const bool inside = row < plan.hidden_size;
+      const int in_pass = p * 16 + half * 8 + me.row;
+      const int row = first_row + in_pass;
+      if (in_pass >= plan.pass_rows || row >= plan.hidden_size) continue;
       const int64_t at = int64_t{expert} * plan.hidden_size + row;
-      rows.second_block[tile][half] = row / 128 != first_row / 128;
-      rows.scale[tile][half] = 1;
-      if constexpr (C::kRowScales) {
-        if (inside) rows.scale[tile][half] = params.weights.down_scale[at];
-      }
-      if (with_bias && inside && params.weights.down_bias != nullptr)
-        rows.bias[tile][half] = params.weights.down_bias[at];
+      if constexpr (C::kRowScales) rows.scale[p][half] = params.weights.down_scale[at];
+      if (with_bias) rows.bias[p][half] = params.weights.down_bias[at];
     }
   }
   return rows;
 }
 
+// Adds a part, weighted.
 template <class C, int kProducts>
-__device__ __forceinline__ void run_down_unit(const DecodeParams& params, const Shared& shared,
-                                              const Thread& me, const Work& work,
-                                              const DownUnit& unit, Ring<C>& ring,
-                                              Producer<C>& producer) {
-  const DecodePlan& plan = params.plan;
-  const int expert = shared.tables->unit_expert[unit.unit];
-  const int slot = shared.tables->unit_slot[unit.unit][me.group];
-  const int first_row = work.first_row + unit.pass * plan.pass_rows;
-  const DownRows rows = read_down_rows<C>(params, me, expert, first_row, unit.slice == 0);
-  const int pair = me.group * plan.top_k + slot;
-  const char* source = slot < 0 ? nullptr
-                                : static_cast<const char*>(params.call.workspace) + 256 +
-                                      pair * plan.intermediate_stride * plan.intermediate_bytes;
-  const int width = (plan.intermediate_size + 7) / 8 * 8;
-  const int end = slice_begin(plan, unit.slice + 1);
-  int box = slice_begin(plan, unit.slice);
-  Step step = make_step(1.0F);
-  if constexpr (C::kRowScales) {
-    if (slot >= 0) step = make_step(shared.tables->pair_scale[pair]);
-  }
-
-  Sums<C, kProducts> sums;
-  RawBox<C> raw[C::kAhead];
-#pragma unroll
-  for (int i = 0; i < C::kAhead; ++i) load_raw<C>(raw[i], source, me.quad, box + i, end, width);
-  int in_stage = 0;
-  while (box < end) {
-    RawBox<C> following[C::kAhead];
-#pragma unroll
-    for (int i = 0; i < C::kAhead; ++i)
-      load_raw<C>(following[i], source, me.quad, box + C::kAhead + i, end, width);
-#pragma unroll
-    for (int i = 0; i < C::kAhead; ++i) {
-      if (box + i >= end) break;
-      if (in_stage == 0) ring.wait();
-      const Fragment x = make_fragment<C>(params, raw[i], step);
-      BoxScales<kProducts> scales = {};
-      if constexpr (C::kBlockScales) {
-        const float first = ring.stage_scales()[2 * in_stage];
-        const float second = ring.stage_scales()[2 * in_stage + 1];
-#pragma unroll
-        for (int p = 0; p < kProducts; ++p) {
-          scales.rows[p][0] = rows.second_block[p][0] ? second : first;
-          scales.rows[p][1] = rows.second_block[p][1] ? second : first;
-        }
-        scales.tokens[0] = __shfl_sync(0xffffffffU, step.value, me.quad * 8);
-        scales.tokens[1] = __shfl_sync(0xffffffffU, step.value, me.quad * 8 + 4);
-      }
-      multiply_box<C, kProducts>(
-          ring.address() + static_cast<uint32_t>(in_stage * plan.down_box_bytes) + me.fragment, x,
-          scales, sums);
-      if (++in_stage == plan.down_stage_boxes || box + i + 1 == end) {
-        in_stage = 0;
-        __syncwarp();
-        producer.issue(ring, ring.slot);
-        ring.advance();
-      }
-    }
-    box += C::kAhead;
-#pragma unroll
-    for (int i = 0; i < C::kAhead; ++i) raw[i] = following[i];
-  }
-
-  float token_scale[2] = {1, 1};
-  if constexpr (C::kRowScales) {
-    token_scale[0] = __shfl_sync(0xffffffffU, step.value, me.quad * 8);
-    token_scale[1] = __shfl_sync(0xffffffffU, step.value, me.quad * 8 + 4);
-  }
+__device__ __forceinline__ void add_part(const DecodeParams& params, const Shared& shared,
+                                         const Thread& me, int unit,
+                                         const DownRows<kProducts>& rows, const Operand& operand,
+                                         const Sums<C, kProducts>& sums, Output& output) {
+  const DecodeTables& tables = *shared.tables;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int token = me.quad * 2 + i;
-    const int its_slot = shared.tables->unit_slot[unit.unit][token];
-    if (its_slot < 0) continue;
-    float* target =
-        shared.sums +
-        ((token * plan.top_k + its_slot) * plan.k_slices + unit.slice) * plan.block_rows() +
-        unit.pass * plan.pass_rows;
+    if ((tables.unit_tokens[unit] >> token & 1U) == 0) continue;
+    const float weight = params.call.weight_on_input ? 1.0F : tables.unit_weight[unit][token];
+    const float step = C::kRowScales ? operand.steps[i][0] : 1.0F;
 #pragma unroll
     for (int p = 0; p < kProducts; ++p) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int row = p * 16 + half * 8 + me.row;
-        float value = sums.get(p, i + 2 * half);
-        if constexpr (C::kRowScales) value *= rows.scale[p][half] * token_scale[i];
-        if (row < plan.pass_rows) target[row] = value + rows.bias[p][half];
+        const float value = sums.get(p, i + 2 * half);
+        const float factor = C::kRowScales ? rows.scale[p][half] * step : 1.0F;
+        float& sum = output.sum[p][i + 2 * half];
+        sum = fmaf(weight, fmaf(value, factor, rows.bias[p][half]), sum);
       }
     }
   }
 }
 
-template <class C>
-__device__ void run_down(const DecodeParams& params, const Shared& shared, const Thread& me,
-                         const Work& work, Ring<C>& ring, Producer<C>& producer) {
-  for (int i = 0; i < work.num_down; ++i) {
-    const DownUnit unit = work.down(params.plan, i);
-    if (params.plan.pass_rows <= 16) {
-      run_down_unit<C, 1>(params, shared, me, work, unit, ring, producer);
-    } else {
-      run_down_unit<C, 2>(params, shared, me, work, unit, ring, producer);
+template <class C, int kProducts>
+__device__ __forceinline__ void multiply_part(const DecodeParams& params, const Shared& shared,
+                                              const Thread& me, const DownPart& part,
+                                              uint32_t tokens, int row, int first_row,
+                                              Cursor& cursor, Output& output) {
+  const DecodePlan& plan = params.plan;
+  // Of tokens that do not take part any row will do.
+  const auto row_of = [&](int token) {
+    return (tokens >> token & 1U) != 0 ? row + __popc(tokens & ((1U << token) - 1U)) : row;
+  };
+  const int slice_boxes = min(plan.slice_boxes, plan.down_boxes);
+  Operand operand = {.begin = part.begin,
+                     .end = part.end,
+                     .stage_boxes = plan.down_stage_boxes,
+                     .box_bytes = static_cast<uint32_t>(plan.down_box_bytes),
+                     .products = (plan.pass_rows + 15) / 16,
+                     .present = (tokens >> me.group & 1U) != 0,
+                     .row = ptx::shared_address(shared.rows) +
+                            static_cast<uint32_t>(row_of(me.group)) * params.shared.down_pitch +
+                            static_cast<uint32_t>(me.quad * 16),
+                     .steps = {shared.row_scales + row_of(me.quad * 2) * slice_boxes,
+                               shared.row_scales + row_of(me.quad * 2 + 1) * slice_boxes},
+                     .second = 0};
+  if constexpr (C::kBlockScales) {
+#pragma unroll
+    for (int i = 0; i < 2 * kProducts; ++i) {
+      const bool second = (first_row + i * 8 + me.row) / 128 != first_row / 128;
+      operand.second |= second ? 1U << i : 0U;
     }
+  }
+  const bool adds_bias = params.weights.down_bias != nullptr && part.slice == 0 && me.warp == 0;
+  const DownRows<kProducts> rows = read_down_rows<C, kProducts>(
+      params, me, shared.tables->unit_expert[part.unit], first_row, adds_bias);
+  const Sums<C, kProducts> sums = run_boxes<C, kProducts>(operand, params, shared, me, cursor);
+  add_part<C, kProducts>(params, shared, me, part.unit, rows, operand, sums, output);
+}
+
+__device__ __forceinline__ void write_output(const DecodeParams& params, int64_t at, float value) {
+  switch (params.call.out_dtype) {
+    case DType::kF32:
+      static_cast<float*>(params.call.out)[at] = value;
+      return;
+    case DType::kF16:
+      static_cast<__half*>(params.call.out)[at] = __float2half_rn(value);
+      return;
+    default:
+      static_cast<__nv_bfloat16*>(params.call.out)[at] = __float2bfloat16_rn(value);
+  }
+}
+
+// The eight warps' sums in their order, rounded once.
+__device__ __forceinline__ void write_pass(const DecodeParams& params, const Shared& shared,
+                                           const Thread& me, int first_row, int tokens,
+                                           const Output& output) {
+  const DecodePlan& plan = params.plan;
+  const int pitch = plan.pass_rows;
+#pragma unroll
+  for (int p = 0; p < kMaxProducts; ++p) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = p * 16 + (i / 2) * 8 + me.row;
+      const int token = me.quad * 2 + i % 2;
+      if (row < pitch && token < tokens)
+        shared.tiles[(me.warp * tokens + token) * pitch + row] = output.sum[p][i];
+    }
+  }
+  consumer_sync();
+  const int rows = min(pitch, plan.hidden_size - first_row);
+  for (int i = static_cast<int>(threadIdx.x); i < tokens * rows; i += kDecodeConsumers) {
+    const int token = i / rows;
+    const int row = i - token * rows;
+    float sum = 0;
+#pragma unroll
+    for (int warp = 0; warp < kDecodeWarps; ++warp)
+      sum += shared.tiles[(warp * tokens + token) * pitch + row];
+    write_output(params, token * params.call.out_stride + first_row + row,
+                 sum * params.call.output_scale);
+  }
+  consumer_sync();
+}
+
+template <class C, int kProducts>
+__device__ __forceinline__ void multiply_parts(const DecodeParams& params, const Shared& shared,
+                                               const Thread& me, const Work& work, int first_row,
+                                               Cursor& cursor, Output& output) {
+  const DecodePlan& plan = params.plan;
+  const DecodeTables& tables = *shared.tables;
+  for (int begin = 0; begin < work.num_parts;) {
+    const int end = end_of_round(params, tables, begin, work.num_parts);
+    load_round<C>(params, shared, me, begin, end);
+    DownPart part = down_part(plan, begin);
+    int row = 0;
+    for (int index = begin; index < end; ++index) {
+      const uint32_t its_tokens = tables.unit_tokens[part.unit];
+      multiply_part<C, kProducts>(params, shared, me, part, its_tokens, row, first_row, cursor,
+                                  output);
+      row += __popc(its_tokens);
+      part = next_part(plan, part);
+    }
+    consumer_sync();
+    begin = end;
+  }
+}
+
+template <class C>
+__device__ __forceinline__ void run_down(const DecodeParams& params, const Shared& shared,
+                                         const Thread& me, const Work& work, int tokens,
+                                         Cursor& cursor) {
+  const DecodePlan& plan = params.plan;
+  if constexpr (C::kRowScales) find_pair_scales(params, shared, me, tokens);
+  for (int pass = 0; pass < plan.passes; ++pass) {
+    const int first_row = work.first_row + pass * plan.pass_rows;
+    if (first_row >= plan.hidden_size) return;
+    Output output;
+    if (plan.pass_rows <= 16) {
+      multiply_parts<C, 1>(params, shared, me, work, first_row, cursor, output);
+    } else {
+      multiply_parts<C, kMaxProducts>(params, shared, me, work, first_row, cursor, output);
+    }
+    write_pass(params, shared, me, first_row, tokens, output);
   }
 }
 

@@ -4,35 +4,17 @@
 #include "experts/cuda/decode_tables.h"
 
 #include <algorithm>
-#include <limits>
 #include <string>
 
 namespace conclave::inline v0::experts {
 namespace {
 
-constexpr int64_t kMaxStages = 8;
-constexpr int64_t kMinStages = 2;
+constexpr int64_t kMinStages = 3;
 constexpr int64_t kMaxWidth = int64_t{1} << 24;
 
 int64_t divide_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit; }
 int64_t round_up(int64_t value, int64_t unit) { return divide_up(value, unit) * unit; }
 int32_t narrow(int64_t value) { return static_cast<int32_t>(value); }
-
-// The number of slices at which one token's work divides best among the warps.
-int64_t choose_k_slices(int64_t units, int64_t boxes) {
-  int64_t best = 1;
-  double best_waste = std::numeric_limits<double>::max();
-  for (int64_t slices = 1; slices <= std::min<int64_t>(8, boxes); ++slices) {
-    const int64_t work = units * slices;
-    const double waste =
-        static_cast<double>(round_up(work, kDecodeWarps)) / static_cast<double>(work);
-    if (waste < best_waste - 0.02) {
-      best = slices;
-      best_waste = waste;
-    }
-  }
-  return best;
-}
 
 bool is_quantised(const DeviceExpertsProblem& problem) {
   return problem.weight_dtype == DType::kF8E4M3;
@@ -58,6 +40,24 @@ Support supports_quant(const QuantSpec& quant) {
   return Support::no("e4m3 weights without scales");
 }
 
+// Columns of the output to blocks and passes; rows of the intermediate to slices of which one for
+// each of the most tokens fits into a quarter of shared memory.
+void plan_down(const DeviceExpertsProblem& problem, DecodePlan& plan) {
+  const int64_t rows = divide_up(problem.hidden_size, plan.blocks);
+  plan.passes = narrow(divide_up(rows, kDecodeMaxPassRows));
+  // Whole groups of the swizzle: the boxes of one copy then lie side by side.
+  plan.pass_rows = narrow(round_up(divide_up(rows, plan.passes), 8));
+  plan.down_box_bytes = plan.pass_rows * kDecodeBoxBytes;
+  plan.down_stage_boxes = std::min(kDecodeStageBytes / plan.down_box_bytes, kDecodeWarps);
+  const bool whole = problem.intermediate_size % (kDecodeBoxBytes / plan.element_bytes) == 0;
+  plan.down_copy_boxes = whole ? plan.down_stage_boxes : 1;
+  const int64_t most =
+      problem.device.shared_bytes_per_block / 4 / kDecodeMaxTokens / kDecodeBoxBytes;
+  const int64_t slices = divide_up(plan.down_boxes, std::max<int64_t>(most, 8));
+  plan.slice_boxes = narrow(round_up(divide_up(plan.down_boxes, slices), kDecodeWarps));
+  plan.k_slices = narrow(divide_up(plan.down_boxes, plan.slice_boxes));
+}
+
 }  // namespace
 
 DecodePlan decode_plan(const DeviceExpertsProblem& problem) {
@@ -73,12 +73,9 @@ DecodePlan decode_plan(const DeviceExpertsProblem& problem) {
   plan.down_boxes = narrow(divide_up(problem.intermediate_size, box));
   plan.tile_features = problem.activation.gated ? 8 : 16;
   plan.feature_tiles = narrow(divide_up(problem.intermediate_size, plan.tile_features));
-  const int64_t rows = divide_up(problem.hidden_size, plan.blocks);
-  plan.passes = narrow(divide_up(rows, kDecodeMaxPassRows));
-  plan.pass_rows = narrow(divide_up(rows, plan.passes));
-  plan.k_slices = narrow(choose_k_slices(problem.top_k * plan.passes, plan.down_boxes));
-  plan.down_box_bytes = narrow(round_up(plan.pass_rows, 16) * kDecodeBoxBytes);
-  plan.down_stage_boxes = kDecodeStageBytes / plan.down_box_bytes;
+  // A copy of several boxes does not see where a row ends within its last one.
+  plan.up_copy_boxes = problem.hidden_size % box == 0 ? kDecodeUpStageBoxes : 1;
+  plan_down(problem, plan);
   plan.intermediate_bytes = is_quantised(problem) ? 4 : 2;
   plan.intermediate_stride = plan.down_boxes * box;
   for (int32_t tokens = 1; tokens <= kDecodeMaxTokens && tokens * problem.top_k <= kDecodeMaxPairs;
@@ -91,34 +88,46 @@ DecodePlan decode_plan(const DeviceExpertsProblem& problem) {
 
 DecodeShared decode_shared(const DecodePlan& plan, int64_t tokens, int64_t shared_bytes_per_block) {
   // 64 more than whole lines: rows of neighbouring tokens then lie in different banks.
-  const int64_t row_pitch = int64_t{plan.up_boxes} * kDecodeBoxBytes + 64;
-  const int64_t row_scales =
-      plan.element_bytes == 1 ? int64_t{plan.up_boxes} * kDecodeMaxTokens * 4 : 0;
-  // The sums of the down product take the place of the rows.
-  const int64_t sums = tokens * plan.top_k * plan.k_slices * plan.block_rows() * 4;
-  const int64_t rows = round_up(std::max(tokens * row_pitch, sums), 128);
-  const int64_t tables = round_up(sizeof(DecodeTables), 128);
-  const int64_t fixed = tables + round_up(row_scales, 128) + rows + 1024;
-
-  constexpr int64_t kStageScaleBytes = kDecodeStageBytes / 2048 * 2 * 4;
-  const int64_t a_stage = kDecodeWarps * (kDecodeStageBytes + 8 + kStageScaleBytes);
-  const int64_t stages = std::min(kMaxStages, (shared_bytes_per_block - fixed) / a_stage);
+  const int64_t slice_boxes = std::min(plan.slice_boxes, plan.down_boxes);
+  const int64_t up_pitch = int64_t{plan.up_boxes} * kDecodeBoxBytes + 64;
+  const int64_t down_pitch = slice_boxes * kDecodeBoxBytes + 64;
+  const int64_t down_rows = tokens * std::min(plan.top_k, plan.num_local_experts) * plan.k_slices;
+  // All slices of the intermediate rows at once where they take a third, otherwise in rounds.
+  const int64_t rows_bytes =
+      std::max({tokens * up_pitch, tokens * down_pitch,
+                std::min(down_rows * down_pitch, shared_bytes_per_block / 3)});
+  const int64_t rows_in = std::min(down_rows, rows_bytes / down_pitch);
+  const int64_t scales = plan.element_bytes == 1
+                             ? 4 * std::max<int64_t>(tokens * plan.up_boxes, rows_in * slice_boxes)
+                             : 0;
+  constexpr int64_t kTables = sizeof(DecodeTables);
+  constexpr int64_t kTiles = int64_t{kDecodeTileBuffers} * kDecodeTileBytes;
+  static_assert(kTiles >= int64_t{kDecodeWarps} * kDecodeMaxTokens * kDecodeMaxPassRows * 4);
+  constexpr int64_t kOtherBarriers = 2 * kDecodeTileBuffers + 2;
+  constexpr int64_t kStageScaleBytes = kDecodeUpStageBoxes * 2 * 4;
+  const int64_t fixed = kTables + kTiles + scales + rows_bytes + kOtherBarriers * 8 + 6 * 128;
+  constexpr int64_t kMaxStages = kDecodeTileSlots - kDecodeTileBuffers - 4;
+  const int64_t stages = std::min(
+      kMaxStages, (shared_bytes_per_block - fixed) / (kDecodeStageBytes + 16 + kStageScaleBytes));
   if (stages < kMinStages) return {};
+
   DecodeShared shared;
   shared.stages = narrow(stages);
-  const int64_t slots = kDecodeWarps * stages;
-  int64_t end = slots * kDecodeStageBytes;
+  int64_t end = stages * kDecodeStageBytes;
   const auto take = [&end](int64_t bytes) {
     const int64_t begin = end;
     end += round_up(bytes, 128);
     return static_cast<uint32_t>(begin);
   };
-  shared.barriers = take(slots * 8);
-  shared.stage_scales = take(slots * kStageScaleBytes);
-  shared.tables = take(tables);
-  shared.row_scales = take(row_scales);
-  shared.row_pitch = static_cast<uint32_t>(row_pitch);
-  shared.rows = take(rows);
+  shared.barriers = take((2 * stages + kOtherBarriers) * 8);
+  shared.stage_scales = take(stages * kStageScaleBytes);
+  shared.tables = take(kTables);
+  shared.tiles = take(kTiles);
+  shared.row_scales = take(scales);
+  shared.rows = take(rows_bytes);
+  shared.up_pitch = static_cast<uint32_t>(up_pitch);
+  shared.down_pitch = static_cast<uint32_t>(down_pitch);
+  shared.down_rows = narrow(rows_in);
   shared.total = static_cast<uint32_t>(end);
   return shared;
 }
@@ -135,7 +144,7 @@ Support decode_supports(const DeviceExpertsProblem& problem) {
   if (problem.num_local_experts < 1) return Support::no("no local experts");
   if (problem.hidden_size > kMaxWidth || problem.intermediate_size > kMaxWidth)
     return Support::no("rows wider than 2^24");
-  if (problem.top_k > kDecodeMaxPairs) return Support::no("more than 256 experts a token");
+  if (problem.top_k > kDecodeMaxPairs) return Support::no("more than 128 experts a token");
   if (decode_plan(problem).max_tokens == 0)
     return Support::no("a row of the hidden size leaves no shared memory for weights");
   return Support::yes();

@@ -12,7 +12,8 @@ namespace conclave::inline v0::experts::decode {
 
 inline constexpr float kE4M3Max = 448.0F;
 
-__device__ __forceinline__ float read_element(const void* row, DType dtype, int64_t column) {
+// Any type, any alignment.
+__device__ __noinline__ float read_element(const void* row, DType dtype, int64_t column) {
   switch (dtype) {
     case DType::kF32:
       return static_cast<const float*>(row)[column];
@@ -23,39 +24,18 @@ __device__ __forceinline__ float read_element(const void* row, DType dtype, int6
   }
 }
 
-// Columns [column, column + 8) of a row, zeros from `width` on.
-__device__ __forceinline__ void read_eight(const void* row, DType dtype, int32_t column,
-                                           int32_t width, float (&values)[8]) {
-  const size_t bytes = dtype == DType::kF32 ? 4 : 2;
-  const char* source = static_cast<const char*>(row) + static_cast<size_t>(column) * bytes;
-  if (column + 8 > width || reinterpret_cast<uintptr_t>(source) % 16 != 0) {
+// Eight 16-bit elements widened.
+__device__ __forceinline__ void widen(const uint4& raw, bool is_half, float (&values)[8]) {
+  const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
-      values[i] = column + i < width ? read_element(row, dtype, column + i) : 0.0F;
-    return;
-  }
-  const uint4 first = *reinterpret_cast<const uint4*>(source);
-  const uint32_t words[4] = {first.x, first.y, first.z, first.w};
-  if (dtype == DType::kF32) {
-    const uint4 second = *reinterpret_cast<const uint4*>(source + 16);
-    const uint32_t more[4] = {second.x, second.y, second.z, second.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      values[i] = __uint_as_float(words[i]);
-      values[i + 4] = __uint_as_float(more[i]);
-    }
-  } else if (dtype == DType::kF16) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < 4; ++i) {
+    if (is_half) {
       __half2 pair;
       memcpy(&pair, &words[i], 4);
       const float2 both = __half22float2(pair);
       values[2 * i] = both.x;
       values[2 * i + 1] = both.y;
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    } else {
       values[2 * i] = __uint_as_float(words[i] << 16);
       values[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000U);
     }
@@ -75,31 +55,68 @@ __device__ __forceinline__ uint32_t pack_f16(float low, float high) {
   return bits;
 }
 
-// A step between e4m3 codes, and what dividing by it needs.
+// A step between e4m3 codes, and what dividing by it needs: both operands times `factor`, a power
+// of two, have normal inverses.
 struct Step {
-  float value;
+  float scale;
+  float factor;
+  float divisor;
   float inverse;
-  bool inexact;  // the inverse is not normal: divide
 };
-__device__ __forceinline__ Step make_step(float value) {
-  return {value, 1.0F / value, !(value > 0x1p-100F && value < 0x1p100F)};
-}
-// amax / 448; 1 for a row of zeros.
-__device__ __forceinline__ float dynamic_scale(float amax, bool power_of_two) {
-  float scale = __fdiv_rn(amax, kE4M3Max);
-  if (power_of_two && scale > 0 && scale < INFINITY) {
-    const uint32_t bits = __float_as_uint(scale);
-    const uint32_t exponent = (bits >> 23) + ((bits & 0x7fffffU) != 0 ? 1U : 0U);
-    scale = __uint_as_float((exponent > 0 ? exponent : 1U) << 23);
-  }
-  return scale == 0 ? 1.0F : scale;
+
+// 1 / x for a normal x, within one unit in the last place.
+__device__ __forceinline__ float fast_inverse(float x) {
+  const float guess = __fdividef(1.0F, x);
+  return fmaf(fmaf(-x, guess, 1.0F), guess, guess);
 }
 
-// Correctly rounded for all but a few quotients: one Newton step from x * (1 / step).
+__device__ __forceinline__ Step make_step(float scale) {
+  const float factor = scale < 0x1p-60F ? 0x1p80F : scale > 0x1p60F ? 0x1p-80F : 1.0F;
+  const float divisor = scale * factor;
+  return {scale, factor, divisor, fast_inverse(divisor)};
+}
+
+// Of values whose quotient by 448 is not normal, and of infinity.
+__device__ __noinline__ float rare_scale(float amax) {
+  const float scale = __fdiv_rn(amax, kE4M3Max);
+  return scale == 0 ? 1.0F : scale;
+}
+__device__ __forceinline__ float to_power_of_two(float scale) {
+  if (!(scale < INFINITY)) return scale;
+  const uint32_t bits = __float_as_uint(scale);
+  const uint32_t exponent = (bits >> 23) + ((bits & 0x7fffffU) != 0 ? 1U : 0U);
+  return __uint_as_float((exponent > 0 ? exponent : 1U) << 23);
+}
+// amax / 448, rounded correctly; 1 for a row of zeros.
+__device__ __forceinline__ float dynamic_scale(float amax, bool power_of_two) {
+  float scale = 1;
+  if (amax > 0x1p-100F && amax < INFINITY) {
+    constexpr float kInverse = 1.0F / kE4M3Max;
+    const float quotient = amax * kInverse;
+    scale = fmaf(fmaf(-quotient, kE4M3Max, amax), kInverse, quotient);
+  } else if (amax != 0) {
+    scale = rare_scale(amax);
+  }
+  return power_of_two && amax > 0 ? to_power_of_two(scale) : scale;
+}
+
+// x / scale, rounded correctly. A constant scale may be too small for x: a quotient beyond float32
+// is infinite then, which saturates as a code, while that of an infinite x is NaN.
+template <bool kMayOverflow>
 __device__ __forceinline__ float divide(float x, const Step& step) {
-  if (step.inexact) return __fdiv_rn(x, step.value);
-  const float quotient = x * step.inverse;
-  return fmaf(fmaf(-quotient, step.value, x), step.inverse, quotient);
+  const float dividend = x * step.factor;
+  const float quotient = dividend * step.inverse;
+  const float exact = fmaf(fmaf(-quotient, step.divisor, dividend), step.inverse, quotient);
+  if constexpr (!kMayOverflow) return exact;
+  return fabsf(quotient) > 1024.0F ? quotient + (x - x) : exact;
+}
+
+template <int kLanes>
+__device__ __forceinline__ float warp_max(float value) {
+#pragma unroll
+  for (int step = kLanes / 2; step > 0; step /= 2)
+    value = fmaxf(value, __shfl_xor_sync(0xffffffffU, value, step));
+  return value;
 }
 
 __device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d) {
@@ -107,9 +124,4 @@ __device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d
   const uint32_t high = __nv_cvt_float2_to_fp8x2(make_float2(c, d), __NV_SATFINITE, __NV_E4M3);
   return low | (high << 16);
 }
-// Infinity saturates in the conversion: as a constant step leaves it, it must become NaN.
-__device__ __forceinline__ float code_value(float x, const Step& step) {
-  return isinf(x) ? NAN : divide(x, step);
-}
-
 }  // namespace conclave::inline v0::experts::decode

@@ -12,8 +12,6 @@
 namespace conclave::inline v0::experts {
 namespace {
 
-constexpr size_t kBarrierBytes = 256;
-
 DecodeElement element_of(const DeviceExpertsProblem& problem) {
   if (problem.weight_dtype == DType::kF16) return DecodeElement::kF16;
   if (problem.weight_dtype == DType::kBF16) return DecodeElement::kBF16;
@@ -43,37 +41,52 @@ CUtensorMapDataType map_type(DType dtype) {
   }
 }
 
-// [experts, rows, width], boxes of `box_rows` rows.
-CUtensorMap map_rows(const void* data, DType dtype, int64_t experts, int64_t rows, int64_t width,
-                     int64_t stride_bytes, int32_t box_rows, int32_t box_columns) {
-  const std::array<cuda::MapDimension, 3> dimensions = {{
-      {.size = static_cast<uint64_t>(width), .box = static_cast<uint32_t>(box_columns)},
-      {.size = static_cast<uint64_t>(rows),
-       .stride_bytes = static_cast<uint64_t>(stride_bytes),
-       .box = static_cast<uint32_t>(box_rows)},
-      {.size = static_cast<uint64_t>(experts),
-       .stride_bytes = static_cast<uint64_t>(rows * stride_bytes)},
-  }};
-  return cuda::make_tensor_map({.data = data, .type = map_type(dtype), .dimensions = dimensions});
+struct MatrixMap {
+  const void* data;
+  DType dtype;
+  int64_t matrices;  // two of an expert where gate and up are interleaved
+  int64_t rows;
+  int64_t width;
+  int64_t stride_bytes;
+  int32_t copy_boxes;  // of one copy, side by side
+};
+
+// The first and the fourth dimension: columns, or lines of a box and boxes.
+void fill_width(const MatrixMap& map, cuda::MapDimension& columns, cuda::MapDimension& boxes) {
+  const uint64_t line = kDecodeBoxBytes / static_cast<uint64_t>(byte_size(map.dtype));
+  const auto width = static_cast<uint64_t>(map.width);
+  columns = {.size = map.copy_boxes > 1 ? line : width, .box = static_cast<uint32_t>(line)};
+  boxes = {.size = map.copy_boxes > 1 ? width / line : 1,
+           .stride_bytes = kDecodeBoxBytes,
+           .box = static_cast<uint32_t>(map.copy_boxes)};
 }
 
-// Gate and up interleaved by the map: 8 gate rows, then the 8 up rows of the same features.
-CUtensorMap map_gate_up(const DeviceExperts& weights, const DeviceExpertsProblem& problem,
-                        const DecodePlan& plan) {
-  const int64_t row_bytes = weights.gate_up_stride * plan.element_bytes;
-  const int64_t features = problem.intermediate_size;
-  const auto columns = static_cast<uint32_t>(kDecodeBoxBytes / plan.element_bytes);
-  const std::array<cuda::MapDimension, 5> dimensions = {{
-      {.size = static_cast<uint64_t>(problem.hidden_size), .box = columns},
-      {.size = 8, .stride_bytes = static_cast<uint64_t>(row_bytes), .box = 8},
-      {.size = 2, .stride_bytes = static_cast<uint64_t>(features * row_bytes), .box = 2},
-      {.size = static_cast<uint64_t>(plan.feature_tiles),
-       .stride_bytes = static_cast<uint64_t>(8 * row_bytes)},
-      {.size = static_cast<uint64_t>(problem.num_local_experts),
-       .stride_bytes = static_cast<uint64_t>(2 * features * row_bytes)},
-  }};
+// Boxes of `box_rows` rows: column, row, matrix, box, nothing.
+CUtensorMap map_rows(const MatrixMap& map, int32_t box_rows) {
+  std::array<cuda::MapDimension, 5> dimensions;
+  fill_width(map, dimensions[0], dimensions[3]);
+  dimensions[1] = {.size = static_cast<uint64_t>(map.rows),
+                   .stride_bytes = static_cast<uint64_t>(map.stride_bytes),
+                   .box = static_cast<uint32_t>(box_rows)};
+  dimensions[2] = {.size = static_cast<uint64_t>(map.matrices),
+                   .stride_bytes = static_cast<uint64_t>(map.rows * map.stride_bytes)};
+  dimensions[4] = {.size = 1, .stride_bytes = kDecodeBoxBytes};
   return cuda::make_tensor_map(
-      {.data = weights.gate_up, .type = map_type(problem.weight_dtype), .dimensions = dimensions});
+      {.data = map.data, .type = map_type(map.dtype), .dimensions = dimensions});
+}
+
+// Gate and up interleaved by the map, 8 rows of each: column, row, gate or up, box, eight rows.
+CUtensorMap map_gate_up(const MatrixMap& map) {
+  std::array<cuda::MapDimension, 5> dimensions;
+  fill_width(map, dimensions[0], dimensions[3]);
+  dimensions[1] = {.size = 8, .stride_bytes = static_cast<uint64_t>(map.stride_bytes), .box = 8};
+  dimensions[2] = {.size = static_cast<uint64_t>(map.matrices),
+                   .stride_bytes = static_cast<uint64_t>(map.rows * map.stride_bytes),
+                   .box = 2};
+  dimensions[4] = {.size = static_cast<uint64_t>((map.rows + 7) / 8),
+                   .stride_bytes = static_cast<uint64_t>(8 * map.stride_bytes)};
+  return cuda::make_tensor_map(
+      {.data = map.data, .type = map_type(map.dtype), .dimensions = dimensions});
 }
 
 class DecodeSm90 final : public DeviceDecodeKernel {
@@ -86,30 +99,38 @@ class DecodeSm90 final : public DeviceDecodeKernel {
     params_.activation = activation::device_activation(problem.activation);
     params_.row_scale = row_scale_of(problem.quant);
     params_.power_of_two_scales = problem.quant.power_of_two_scales;
-    const int32_t columns = kDecodeBoxBytes / plan.element_bytes;
-    params_.up_map =
-        problem.activation.gated
-            ? map_gate_up(weights, problem, plan)
-            : map_rows(weights.gate_up, problem.weight_dtype, problem.num_local_experts,
-                       problem.intermediate_size, problem.hidden_size,
-                       weights.gate_up_stride * plan.element_bytes, 16, columns);
-    params_.down_map = map_rows(weights.down, problem.weight_dtype, problem.num_local_experts,
-                                problem.hidden_size, problem.intermediate_size,
-                                weights.down_stride * plan.element_bytes, plan.pass_rows, columns);
+    const bool gated = problem.activation.gated;
+    const MatrixMap gate_up = {.data = weights.gate_up,
+                               .dtype = problem.weight_dtype,
+                               .matrices = problem.num_local_experts * (gated ? 2 : 1),
+                               .rows = problem.intermediate_size,
+                               .width = problem.hidden_size,
+                               .stride_bytes = weights.gate_up_stride * plan.element_bytes,
+                               .copy_boxes = plan.up_copy_boxes};
+    params_.up_map = gated ? map_gate_up(gate_up) : map_rows(gate_up, 16);
+    params_.down_map = map_rows({.data = weights.down,
+                                 .dtype = problem.weight_dtype,
+                                 .matrices = problem.num_local_experts,
+                                 .rows = problem.hidden_size,
+                                 .width = problem.intermediate_size,
+                                 .stride_bytes = weights.down_stride * plan.element_bytes,
+                                 .copy_boxes = plan.down_copy_boxes},
+                                plan.pass_rows);
     prepare_decode(element_, static_cast<size_t>(shared_limit_));
   }
 
   int64_t max_tokens() const override { return params_.plan.max_tokens; }
   size_t workspace_bytes() const override {
     const DecodePlan& plan = params_.plan;
-    return kBarrierBytes + static_cast<size_t>(int64_t{plan.max_tokens} * plan.top_k *
-                                               plan.intermediate_stride * plan.intermediate_bytes);
+    return size_t{kDecodeBarrierBytes} +
+           static_cast<size_t>(int64_t{plan.max_tokens} * plan.top_k * plan.intermediate_stride *
+                               plan.intermediate_bytes);
   }
   std::string describe() const override {
     const DecodePlan& plan = params_.plan;
     return "cuda.decode_sm90 one launch of " + std::to_string(plan.blocks) + " blocks, " +
-           std::to_string(plan.block_rows()) + " columns each in " + std::to_string(plan.k_slices) +
-           " slices, up to " + std::to_string(plan.max_tokens) + " tokens";
+           std::to_string(plan.passes * plan.pass_rows) + " columns each, up to " +
+           std::to_string(plan.max_tokens) + " tokens";
   }
   void run(const DeviceDecodeCall& call, CUstream_st* stream) const override {
     CONCLAVE_DCHECK(call.num_tokens <= params_.plan.max_tokens);

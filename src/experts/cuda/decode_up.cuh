@@ -1,32 +1,64 @@
-// The up product of the decode kernel: a tile of features of an expert at a time.
+// The up product of the decode kernel: eight warps multiply a tile of features, a ninth adds up
+// their parts, applies the activation and stores.
 #pragma once
 
 #include "activation/device/formulas.cuh"
 #include "experts/cuda/decode_product.cuh"
-#include "experts/cuda/decode_ring.cuh"
 
 #include <cstdint>
-#include <type_traits>
 
 namespace conclave::inline v0::experts::decode {
 
-struct StoreIntermediate {
-  void* target;
-  int64_t stride;
-  bool is_float;
-  bool is_half;
-
-  __device__ void operator()(int pair, int feature, float value) const {
-    const int64_t at = pair * stride + feature;
-    if (is_float) {
-      static_cast<float*>(target)[at] = value;
-    } else if (is_half) {
-      static_cast<__half*>(target)[at] = __float2half_rn(value);
-    } else {
-      static_cast<__nv_bfloat16*>(target)[at] = __float2bfloat16_rn(value);
+template <class C>
+__device__ __forceinline__ void multiply_tiles(const DecodeParams& params, const Shared& shared,
+                                               const Thread& me, Cursor& cursor) {
+  const DecodePlan& plan = params.plan;
+  Operand operand = {.begin = 0,
+                     .end = plan.up_boxes,
+                     .stage_boxes = kUpStageBoxes,
+                     .box_bytes = kUpBoxBytes,
+                     .products = 1,
+                     .present = false,
+                     .row = ptx::shared_address(shared.rows) +
+                            static_cast<uint32_t>(me.group) * params.shared.up_pitch +
+                            static_cast<uint32_t>(me.quad * 16),
+                     .steps = {},
+                     .second = 2};
+  Cursor buffer;
+  for (int index = 0;; ++index) {
+    const int tile = published_tile(*shared.tables, index);
+    if (tile == kNoTile) return;
+    const uint32_t tokens = shared.tables->unit_tokens[up_tile(plan, tile).unit];
+    operand.present = (tokens >> me.group & 1U) != 0;
+    // Of tokens that do not take part any step will do, but there may be none of their number.
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const int token = me.quad * 2 + k;
+      operand.steps[k] =
+          shared.row_scales + ((tokens >> token & 1U) != 0 ? token : 0) * plan.up_boxes;
     }
+    const Sums<C, 1> sums = run_boxes<C, 1>(operand, params, shared, me, cursor);
+    ptx::mbarrier_wait(shared.tile_empty + buffer.slot, buffer.parity ^ 1U);
+    float* target = shared.tiles + ((buffer.slot * kDecodeWarps + me.warp) * 4) * 32 + me.lane;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) target[k * 32] = sums.get(0, k);
+    __syncwarp();
+    if (me.lane == 0) ptx::mbarrier_arrive(shared.tile_full + buffer.slot);
+    buffer.advance(kDecodeTileBuffers);
   }
-};
+}
+
+template <class C>
+__device__ __forceinline__ void store_intermediate(const DecodeParams& params, int pair,
+                                                   int feature, float value) {
+  void* target = static_cast<char*>(params.call.workspace) + kDecodeBarrierBytes;
+  const int64_t at = pair * params.plan.intermediate_stride + feature;
+  if constexpr (C::kIsE4M3) {
+    static_cast<float*>(target)[at] = value;
+  } else {
+    static_cast<uint16_t*>(target)[at] = static_cast<uint16_t>(C::pack(value, 0.0F));
+  }
+}
 
 // What turns a feature's product into a value of the intermediate.
 struct UpRow {
@@ -36,99 +68,84 @@ struct UpRow {
 };
 
 template <class C>
-__device__ UpRow read_up_row(const DecodeParams& params, int expert, int tile, int row,
-                             bool is_up) {
+__device__ __forceinline__ UpRow read_up_row(const DecodeParams& params, int expert, int tile,
+                                             int row, bool is_second) {
   const DecodePlan& plan = params.plan;
   const bool gated = plan.tile_features == 8;
   UpRow result;
-  result.feature = tile * plan.tile_features + row + (!gated && is_up ? 8 : 0);
+  result.feature = tile * plan.tile_features + row + (!gated && is_second ? 8 : 0);
   if (result.feature >= plan.intermediate_size) return result;
   const int64_t rows = int64_t{plan.intermediate_size} * (gated ? 2 : 1);
-  const int64_t at = expert * rows + (gated && is_up ? plan.intermediate_size : 0) + result.feature;
+  const int64_t at =
+      expert * rows + (gated && is_second ? plan.intermediate_size : 0) + result.feature;
   if (params.weights.gate_up_bias != nullptr) result.bias = params.weights.gate_up_bias[at];
   if constexpr (C::kRowScales) result.scale = params.weights.gate_up_scale[at];
   return result;
 }
 
+// One copy of all formulas: instructions are fetched anew in a launch of few microseconds.
+__device__ __noinline__ float activate(const activation::DeviceActivation& activation, float gate,
+                                       float up) {
+  return activation::device::apply(activation, gate, up);
+}
+
+// Features beyond I are stored as zeros: the down product reads groups of eight.
 template <class C>
-__device__ void finish_up_unit(const DecodeParams& params, const Shared& shared, const Thread& me,
-                               int unit, const UpRow (&rows)[2], const Sums<C, 1>& sums) {
+__device__ __forceinline__ void store_features(const DecodeParams& params, int pair,
+                                               const UpRow (&rows)[2], float first, float second) {
   const DecodePlan& plan = params.plan;
-  const StoreIntermediate store = {static_cast<char*>(params.call.workspace) + 256,
-                                   plan.intermediate_stride, C::kIsE4M3,
-                                   std::is_same_v<C, Config<DecodeElement::kF16>>};
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int token = me.quad * 2 + i;
-    const int slot = shared.tables->unit_slot[unit][token];
-    if (slot < 0) continue;
-    const int pair = token * plan.top_k + slot;
-    float value[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float product = sums.get(0, i + 2 * half);
-      if constexpr (C::kRowScales) product *= rows[half].scale * shared.row_scales[token];
-      if (params.call.weight_on_input && !C::kIsE4M3) product *= shared.tables->pair_weight[pair];
-      value[half] = product + rows[half].bias;
-    }
-    // Features beyond I are read as zeros by the down product's last group of eight.
-    const bool first = rows[0].feature < plan.intermediate_size;
-    if (plan.tile_features == 8) {
-      store(pair, rows[0].feature,
-            first ? activation::device::apply(params.activation, value[0], value[1]) : 0.0F);
-    } else {
-      store(pair, rows[0].feature,
-            first ? activation::device::apply(params.activation, 0.0F, value[0]) : 0.0F);
-      if (rows[1].feature < plan.intermediate_stride)
-        store(pair, rows[1].feature,
-              rows[1].feature < plan.intermediate_size
-                  ? activation::device::apply(params.activation, 0.0F, value[1])
-                  : 0.0F);
-    }
+  const bool gated = plan.tile_features == 8;
+#pragma unroll 1
+  for (int i = 0; i < (gated ? 1 : 2); ++i) {
+    const float up = gated || i == 1 ? second : first;
+    const float value = activate(params.activation, first, up);
+    const int feature = i == 0 ? rows[0].feature : rows[1].feature;
+    if (feature < plan.intermediate_stride)
+      store_intermediate<C>(params, pair, feature, feature < plan.intermediate_size ? value : 0.0F);
   }
 }
 
 template <class C>
-__device__ void run_up(const DecodeParams& params, const Shared& shared, const Thread& me,
-                       const Work& work, Ring<C>& ring, Producer<C>& producer) {
+__device__ __forceinline__ void finish_tiles(const DecodeParams& params, const Shared& shared,
+                                             const Thread& me) {
   const DecodePlan& plan = params.plan;
-  const uint32_t rows = ptx::shared_address(shared.rows) + me.group * params.shared.row_pitch +
-                        static_cast<uint32_t>(me.quad * 16);
-  for (int i = 0; i < work.num_up; ++i) {
-    const UpUnit unit = work.up(plan, i);
-    const int expert = shared.tables->unit_expert[unit.unit];
-    const bool present = shared.tables->unit_slot[unit.unit][me.group] >= 0;
-    const UpRow up_rows[2] = {read_up_row<C>(params, expert, unit.tile, me.row, false),
-                              read_up_row<C>(params, expert, unit.tile, me.row, true)};
-    Sums<C, 1> sums;
-    for (int box = 0; box < plan.up_boxes; box += kUpStageBoxes) {
-      ring.wait();
+  const DecodeTables& tables = *shared.tables;
+  Cursor buffer;
+  for (int index = 0;; ++index) {
+    const int published = published_tile(tables, index);
+    if (published == kNoTile) return;
+    const UpTile tile = up_tile(plan, published);
+    const int expert = tables.unit_expert[tile.unit];
+    const UpRow rows[2] = {read_up_row<C>(params, expert, tile.tile, me.row, false),
+                           read_up_row<C>(params, expert, tile.tile, me.row, true)};
+    const uint32_t tokens = tables.unit_tokens[tile.unit];
+    ptx::mbarrier_wait(shared.tile_full + buffer.slot, buffer.parity);
+    float sums[4] = {};
+    const float* source = shared.tiles + buffer.slot * kDecodeWarps * 4 * 32 + me.lane;
 #pragma unroll
-      for (int b = 0; b < kUpStageBoxes; ++b) {
-        if (box + b >= plan.up_boxes) break;
-        Fragment x = {};
-        if (present) {
-          const uint32_t place = rows + static_cast<uint32_t>((box + b) * kDecodeBoxBytes);
-          x.half[0] = ptx::load_shared(place);
-          x.half[1] = ptx::load_shared(place + 64);
-        }
-        BoxScales<1> scales = {};
-        if constexpr (C::kBlockScales) {
-          scales.rows[0][0] = ring.stage_scales()[2 * b];
-          scales.rows[0][1] = ring.stage_scales()[2 * b + 1];
-          const float2 pair = *reinterpret_cast<const float2*>(
-              shared.row_scales + (box + b) * kDecodeMaxTokens + me.quad * 2);
-          scales.tokens[0] = pair.x;
-          scales.tokens[1] = pair.y;
-        }
-        multiply_box<C, 1>(ring.address() + static_cast<uint32_t>(b * kUpBoxBytes) + me.fragment, x,
-                           scales, sums);
-      }
-      __syncwarp();
-      producer.issue(ring, ring.slot);
-      ring.advance();
+    for (int warp = 0; warp < kDecodeWarps; ++warp) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) sums[k] += source[(warp * 4 + k) * 32];
     }
-    finish_up_unit<C>(params, shared, me, unit.unit, up_rows, sums);
+    __syncwarp();
+    if (me.lane == 0) {
+      ptx::mbarrier_arrive(shared.tile_empty + buffer.slot);
+      shared.tables->tiles[index % kDecodeTileSlots] = kTileUnknown;
+    }
+    buffer.advance(kDecodeTileBuffers);
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const int token = me.quad * 2 + k;
+      if ((tokens >> token & 1U) == 0) continue;
+      const int pair = token * plan.top_k + tables.unit_slot[tile.unit][token];
+      float factor = 1;
+      if constexpr (C::kRowScales) factor = shared.row_scales[token * plan.up_boxes];
+      if constexpr (!C::kIsE4M3) {
+        if (params.call.weight_on_input) factor = tables.pair_weight[pair];
+      }
+      store_features<C>(params, pair, rows, fmaf(sums[k], factor * rows[0].scale, rows[0].bias),
+                        fmaf(sums[k + 2], factor * rows[1].scale, rows[1].bias));
+    }
   }
 }
 

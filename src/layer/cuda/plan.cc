@@ -177,7 +177,8 @@ Support decode_fits(const CudaPlan& plan) {
 
 // How far the single launch serves: to its own limit, or as far as measured entries prefer it.
 int64_t decode_reach(const CudaPlan& plan) {
-  const int64_t most = std::min<int64_t>(experts::kDecodeMaxTokens, plan.options.max_tokens);
+  const int64_t most =
+      std::min<int64_t>(experts::decode_plan(plan.routed).max_tokens, plan.options.max_tokens);
   if (plan.options.tuning == nullptr) return most;
   const TuningKey key = tuning_key(plan.routed);
   for (int64_t tokens = 1; tokens <= most; ++tokens) {
