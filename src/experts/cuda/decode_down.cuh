@@ -76,127 +76,73 @@ __device__ __forceinline__ float quantize_box(const DecodeParams& params, const 
   return scale;
 }
 
-// A warp's share of a round: four boxes of a row at a time.
-struct RowWalk {
-  static constexpr int kBoxes = 4;
-  const DecodePlan* plan;
-  const DecodeTables* tables;
-  int first_row;  // of the round
-  int index;      // part
-  int end;
-  DownPart part = {};
-  uint32_t tokens = 0;
-  int row = 0;
-  int box = 0;
-
-  __device__ RowWalk(const DecodePlan& p, const DecodeTables& t, int begin, int end_part, int warp)
-      : plan(&p), tables(&t), first_row(part_row(p, t, begin)), index(begin + warp), end(end_part) {
-    enter_part();
-  }
-  __device__ __forceinline__ bool done() const { return index >= end; }
-  __device__ __forceinline__ int pair() const {
-    const int token = __ffs(static_cast<int>(tokens)) - 1;
-    return token * plan->top_k + tables->unit_slot[part.unit][token];
-  }
-  __device__ __forceinline__ void advance() {
-    box += kBoxes;
-    if (box < part.end) return;
-    box = part.begin;
-    ++row;
-    tokens &= tokens - 1;
-    if (tokens != 0) return;
-    index += kDecodeWarps;
-    enter_part();
-  }
-
- private:
-  __device__ __forceinline__ void enter_part() {
-    if (done()) return;
-    part = down_part(*plan, index);
-    tokens = tables->unit_tokens[part.unit];
-    row = part_row(*plan, *tables, index) - first_row;
-    box = part.begin;
-  }
-};
-
-__device__ __forceinline__ void load_boxes(const DecodeParams& params, const RowWalk& walk,
-                                           int lane, float4 (&x)[RowWalk::kBoxes]) {
-  const int width = (params.plan.intermediate_size + 7) / 8 * 8;
-  if (walk.done()) return;
-  const char* source = intermediate_row(params, walk.pair()) + lane * 16;
-#pragma unroll
-  for (int i = 0; i < RowWalk::kBoxes; ++i) {
-    const int box = walk.box + i;
-    x[i] = {};
-    if (box < walk.part.end && box * 128 + lane * 4 < width)
-      x[i] = __ldcg(reinterpret_cast<const float4*>(source + int64_t{box} * 512));
+// A slice of one row to shared memory, by one warp: 16-bit values as they are.
+__device__ __forceinline__ void copy_slice(const DecodeParams& params, const Shared& shared,
+                                           int lane, int pair, const DownPart& part, int row) {
+  const uint32_t target =
+      ptx::shared_address(shared.rows) + static_cast<uint32_t>(row) * params.shared.down_pitch;
+  const char* source = intermediate_row(params, pair);
+  for (int chunk = part.begin * 8 + lane; chunk < part.end * 8; chunk += 32) {
+    const bool inside = chunk * 8 < params.plan.intermediate_size;
+    ptx::cp_async_16(target + static_cast<uint32_t>(chunk - part.begin * 8) * 16,
+                     source + (inside ? chunk : 0) * 16, inside);
   }
 }
 
-// Rows of a round as e4m3 codes, with a step for every box or one of the row. Loads run ahead.
+// A slice as e4m3 codes, with a step for every box or one of the row. The loop over boxes stays
+// short: most launches run it once, and instructions come from memory too.
 template <class C>
-__device__ __forceinline__ void quantize_round(const DecodeParams& params, const Shared& shared,
-                                               int lane, RowWalk walk) {
+__device__ __forceinline__ void quantize_slice(const DecodeParams& params, const Shared& shared,
+                                               int lane, int pair, const DownPart& part, int row) {
+  constexpr int kAhead = 8;
   const DecodePlan& plan = params.plan;
-  const int slice_boxes = min(plan.slice_boxes, plan.down_boxes);
-  float4 x[RowWalk::kBoxes];
-  load_boxes(params, walk, lane, x);
-  while (!walk.done()) {
-    RowWalk next = walk;
-    next.advance();
-    float4 following[RowWalk::kBoxes];
-    load_boxes(params, next, lane, following);
-    const int in_slice = walk.box - walk.part.begin;
-    const int count = min(RowWalk::kBoxes, walk.part.end - walk.box);
-    unsigned char* target = shared.rows + walk.row * static_cast<int>(params.shared.down_pitch) +
-                            in_slice * 128 + lane * 4;
-    float* steps = shared.row_scales + walk.row * slice_boxes + in_slice;
-    const float row_scale = C::kRowScales ? shared.tables->pair_scale[walk.pair()] : 1.0F;
+  unsigned char* target = shared.rows + row * static_cast<int>(params.shared.down_pitch) + lane * 4;
+  float* steps = shared.row_scales + row * min(plan.slice_boxes, plan.down_boxes);
+  const int width = (plan.intermediate_size + 7) / 8 * 8;
+  const char* source = intermediate_row(params, pair) + lane * 16;
+  const float row_scale = C::kRowScales ? shared.tables->pair_scale[pair] : 1.0F;
+  for (int first = part.begin; first < part.end; first += kAhead) {
+    float4 x[kAhead];
 #pragma unroll
-    for (int i = 0; i < RowWalk::kBoxes; ++i) {
-      if (i >= count) break;
-      const float step =
-          quantize_box<C>(params, x[i], row_scale, reinterpret_cast<uint32_t*>(target + i * 128));
-      if (lane == 0) steps[i] = step;
+    for (int i = 0; i < kAhead; ++i) {
+      x[i] = {};
+      if (first + i < part.end && (first + i) * 128 + lane * 4 < width)
+        x[i] = __ldcg(reinterpret_cast<const float4*>(source + int64_t{first + i} * 512));
     }
+#pragma unroll 2
+    for (int box = first; box < min(first + kAhead, part.end); ++box) {
+      const float step = quantize_box<C>(
+          params, x[0], row_scale, reinterpret_cast<uint32_t*>(target + (box - part.begin) * 128));
+      if (lane == 0) steps[box - part.begin] = step;
 #pragma unroll
-    for (int i = 0; i < RowWalk::kBoxes; ++i) x[i] = following[i];
-    walk = next;
-  }
-}
-
-// 16-bit rows of a round as they are.
-__device__ __forceinline__ void copy_round(const DecodeParams& params, const Shared& shared,
-                                           int lane, RowWalk walk) {
-  const uint32_t base = ptx::shared_address(shared.rows);
-  for (; !walk.done(); walk.advance()) {
-    const uint32_t target = base + static_cast<uint32_t>(walk.row) * params.shared.down_pitch +
-                            static_cast<uint32_t>((walk.box - walk.part.begin) * kDecodeBoxBytes);
-    const int first = walk.box * 8;  // 16 bytes each
-    const int chunks = min(RowWalk::kBoxes, walk.part.end - walk.box) * 8;
-    const char* source = intermediate_row(params, walk.pair());
-#pragma unroll
-    for (int i = 0; i < RowWalk::kBoxes * 8; i += 32) {
-      const int chunk = i + lane;
-      const bool inside = (first + chunk) * 8 < params.plan.intermediate_size;
-      if (chunk < chunks)
-        ptx::cp_async_16(target + static_cast<uint32_t>(chunk) * 16,
-                         source + (inside ? first + chunk : 0) * 16, inside);
+      for (int i = 0; i + 1 < kAhead; ++i) x[i] = x[i + 1];
     }
   }
-  ptx::cp_async_commit_group();
-  ptx::cp_async_wait_group<0>();
 }
 
 // Rows of parts [begin, end), by the consumers.
 template <class C>
 __device__ __forceinline__ void load_round(const DecodeParams& params, const Shared& shared,
                                            const Thread& me, int begin, int end) {
-  const RowWalk walk(params.plan, *shared.tables, begin, end, me.warp);
-  if constexpr (C::kIsE4M3) {
-    quantize_round<C>(params, shared, me.lane, walk);
-  } else {
-    copy_round(params, shared, me.lane, walk);
+  const DecodePlan& plan = params.plan;
+  const DecodeTables& tables = *shared.tables;
+  const int first_row = part_row(plan, tables, begin);
+  for (int index = begin + me.warp; index < end; index += kDecodeWarps) {
+    const DownPart part = down_part(plan, index);
+    int row = part_row(plan, tables, index) - first_row;
+    for (uint32_t tokens = tables.unit_tokens[part.unit]; tokens != 0; tokens &= tokens - 1) {
+      const int token = __ffs(static_cast<int>(tokens)) - 1;
+      const int pair = token * plan.top_k + tables.unit_slot[part.unit][token];
+      if constexpr (C::kIsE4M3) {
+        quantize_slice<C>(params, shared, me.lane, pair, part, row++);
+      } else {
+        copy_slice(params, shared, me.lane, pair, part, row++);
+      }
+    }
+  }
+  if constexpr (!C::kIsE4M3) {
+    ptx::cp_async_commit_group();
+    ptx::cp_async_wait_group<0>();
   }
   consumer_sync();
 }
