@@ -46,6 +46,8 @@ KernelPair find_kernels(const DeviceTile& tile, bool gated) {
   switch (tile.tokens) {
     case 16:
       return kernel_pair<Shape{16, 256, 1, 6, kScaling, 2}, Shape{16, 128, 2, 5, kScaling}>(gated);
+    case 32:
+      return kernel_pair<Shape{32, 256, 1, 6, kScaling, 2}, Shape{32, 128, 2, 5, kScaling}>(gated);
     case 64:
       return kernel_pair<Shape{64, 256, 1, 5, kScaling, 2}, Shape{64, 128, 2, 4, kScaling}>(gated);
     case 80:
