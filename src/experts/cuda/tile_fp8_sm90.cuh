@@ -242,13 +242,6 @@ __device__ __forceinline__ const float* weight_scale_row(const Params& p, int32_
   }
 }
 
-template <class C>
-__device__ __forceinline__ void signal_loaded(SharedStorage<C>& s, int32_t stage) {
-  dev::fence_proxy_async_shared();
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) dev::mbarrier_arrive(&s.full[stage]);
-}
-
 // Gathers this warp's 32 token rows: eight lanes a row, so eight copies of a thread a stage, whose
 // addresses are worked out once a tile.
 template <class C>
@@ -339,16 +332,16 @@ __device__ __forceinline__ void load_boxes(const CUtensorMap* token_map,
                                            int32_t rank) {
   constexpr uint32_t kWeightBytes = C::kWeightRows * C::kDepth;
   constexpr uint32_t kTokenBytes = C::kGathers ? 0 : C::kTokens * C::kDepth;
-  dev::mbarrier_arrive_expect_tx(&s.full[stage], kWeightBytes + kTokenBytes);
-  load_weights<C>(weight_map, s, stage, k, tile, rank);
-  if constexpr (!C::kGathers) {
-    dev::tma_load_2d(token_map, &s.full[stage], s.tokens[stage], k, tile.begin);
-  }
   StageInfo& info = s.info[stage];
   info.expert = tile.expert;
   info.begin = tile.begin;
   info.count = tile.count;
   info.feature_tile = tile.feature_tile;
+  dev::mbarrier_arrive_expect_tx(&s.full[stage], kWeightBytes + kTokenBytes);
+  load_weights<C>(weight_map, s, stage, k, tile, rank);
+  if constexpr (!C::kGathers) {
+    dev::tma_load_2d(token_map, &s.full[stage], s.tokens[stage], k, tile.begin);
+  }
 }
 
 template <class C>
@@ -362,7 +355,6 @@ __device__ void produce(const Params& p, const CUtensorMap* token_map,
   TileView tile;
   Phases phases;
   int32_t stage = 0;
-  int32_t unsignalled = -1;
   for (auto work = static_cast<int32_t>(blockIdx.x) / C::kCluster; finder.find(p, work, rank, tile);
        work += clusters) {
     int32_t token = tile.begin + thread;
@@ -386,25 +378,17 @@ __device__ void produce(const Params& p, const CUtensorMap* token_map,
         }
       }
       load_scales<C>(p, scales, s.info[stage], thread);
-      dev::cp_async_commit_group();
-      // A stage is signalled a step late, when its copies have long landed: what is in flight
-      // stays.
-      if (unsignalled >= 0) {
-        dev::cp_async_wait_group<1>();
-        signal_loaded(s, unsignalled);
-      }
-      unsignalled = stage;
+      // Counts when this thread's copies have landed; no later step is held up by them.
+      dev::cp_async_mbarrier_arrive_noinc(&s.full[stage]);
       stage = (stage + 1) % C::kStages;
     }
   }
-  dev::cp_async_wait_group<0>();
-  if (unsignalled >= 0) signal_loaded(s, unsignalled);
   dev::mbarrier_wait(&s.empty[stage], phases.of(stage) ^ 1);
   if (thread == 0) {
     s.info[stage].expert = -1;
     dev::mbarrier_arrive(&s.full[stage]);
   }
-  signal_loaded(s, stage);
+  dev::mbarrier_arrive(&s.full[stage]);
 }
 
 // Consumer -------------------------------------------------------------------------------------
@@ -489,6 +473,8 @@ __device__ __forceinline__ void multiply_stage(RingView<C>& ring, int stage, int
   const uint32_t weights = dev::wgmma_descriptor_low(dev::shared_address(ring.s.weights[stage]));
   float part[64];
   ring.wait(stage);
+  // cp.async writes as ordinary stores do; wgmma reads as the copy engine does.
+  if constexpr (C::kGathers) dev::fence_proxy_async_shared();
   start_chunk<C>(tokens, weights, part);
   float token_scale[2] = {1, 1};
   float weight_scale[2] = {1, 1};
@@ -947,7 +933,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   auto& s = *reinterpret_cast<SharedStorage<C>*>(shared_bytes);
   if (threadIdx.x == 0) {
     for (int i = 0; i < C::kStages; ++i) {
-      dev::mbarrier_init(&s.full[i], C::kLoadThreads / 32 + 1);
+      dev::mbarrier_init(&s.full[i], C::kLoadThreads + 1);
       dev::mbarrier_init(&s.empty[i], C::kCluster * C::kMathThreads / 32);
     }
     dev::fence_mbarrier_init();
