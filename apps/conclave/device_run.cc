@@ -63,9 +63,8 @@ void run_on_device(const Context& context, const MoeLayer& layer, const LayerInp
   queue.download(capture.captured_weights, run.topk_weights.view());
   if (run.has_logits()) queue.download(capture.captured_logits, run.logits.view());
   const ConstTensorView host_load = load_view(run.expert_load);
-  queue.download(load, {.data = run.expert_load.data(),
-                        .dtype = host_load.dtype,
-                        .shape = host_load.shape});
+  queue.download(
+      load, {.data = run.expert_load.data(), .dtype = host_load.dtype, .shape = host_load.shape});
   if (repetitions > 0) {
     run.median_ms = queue.time_ms([&] { layer.forward(args); }, repetitions);
   }

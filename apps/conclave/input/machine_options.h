@@ -15,7 +15,7 @@
 namespace conclave::tool {
 
 struct MachineOptions {
-  std::string device;  // "cpu", "cuda:0"; empty: CONCLAVE_DEVICE, or the CPU
+  std::string device;   // "cpu", "cuda:0"; empty: CONCLAVE_DEVICE, or the CPU
   int32_t threads = 0;  // 0: CONCLAVE_NUM_THREADS, OMP_NUM_THREADS, or all usable CPUs
   std::string isa;
   std::string arithmetic;

@@ -22,12 +22,12 @@ struct QuantizeRowsCuda {
   int64_t num_rows = 0;
   const int32_t* live_rows = nullptr;  // on the device, or null: rows from *live_rows on are left
   int64_t columns = 0;
-  int64_t row_stride = 0;                                // elements
+  int64_t row_stride = 0;                                 // elements
   ActivationScale activations = ActivationScale::kGroup;  // kGroup, kToken or kTensorStatic
-  bool power_of_two = false;                             // of dynamic scales
-  const float* static_scale = nullptr;                   // [1] on the device, of kTensorStatic
-  uint8_t* codes = nullptr;                              // [num_rows, code_stride]
-  int64_t code_stride = 0;                               // columns from `columns` on are not written
+  bool power_of_two = false;                              // of dynamic scales
+  const float* static_scale = nullptr;                    // [1] on the device, of kTensorStatic
+  uint8_t* codes = nullptr;                               // [num_rows, code_stride]
+  int64_t code_stride = 0;  // columns from `columns` on are not written
   float* scales = nullptr;  // [num_rows, scale_stride]: 1 or ceil(columns / 128) of them; not
                             // written for kTensorStatic
   int64_t scale_stride = 0;
