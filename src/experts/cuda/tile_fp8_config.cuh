@@ -1,0 +1,126 @@
+// Parameters, shared memory and pieces of work of tile_fp8_sm90.cuh.
+#pragma once
+
+#include "activation/device/formulas.cuh"
+#include "activation/device/swish.cuh"
+#include "core/device_flow.h"
+#include "cuda/device/barrier.cuh"
+#include "cuda/device/copy.cuh"
+#include "cuda/device/grid.cuh"
+#include "cuda/device/math.cuh"
+#include "cuda/device/tma.cuh"
+#include "cuda/device/wgmma.cuh"
+#include "experts/cuda/fp8_math.cuh"
+
+#include <cstddef>
+#include <cstdint>
+#include <cuda.h>
+#include <cuda_bf16.h>
+
+namespace conclave::inline v0::experts::tile_fp8 {
+
+namespace dev = cuda::device;
+
+enum class Product : uint8_t {
+  kGated,  // weight rows 8 gate, 8 up, 8 gate...
+  kPlain,  // an up product without a gate
+  kDown,
+};
+enum class Scaling : uint8_t {
+  kBlock,  // weights 128x128, tokens 1x128
+  kRow,    // a scale a weight row, one a token row
+};
+
+struct Params {
+  // Tokens. Gathered: row_slot[r] / top_k is a row of `rows`; otherwise sorted rows through a map.
+  const uint8_t* rows = nullptr;
+  int64_t row_stride = 0;  // bytes
+  const float* row_scales = nullptr;
+  int64_t row_scale_stride = 0;           // between token rows
+  int64_t group_scale_stride = 0;         // between groups of K
+  const float* constant_scale = nullptr;  // kRow: [1] of every token, instead of row_scales
+  int32_t depth = 0;                      // K
+  // Weights.
+  const float* weight_scales = nullptr;
+  int64_t expert_scale_stride = 0;
+  int64_t half_scale_stride = 0;  // gate to up
+  int32_t scale_blocks = 0;       // kBlock: along K
+  const float* bias = nullptr;    // [E, 2I], [E, I] or [E, H], or null
+  int32_t features = 0;           // I or H: rows of one half
+  // Rows and tiles.
+  const int32_t* row_slot = nullptr;
+  const TokenTile* tiles = nullptr;
+  const int32_t* num_tiles = nullptr;
+  int32_t top_k = 1;
+  int32_t feature_tiles = 0;
+  const float* input_weights = nullptr;  // per slot, of up products; or null
+  // Results. kDown: bf16 rows by slot. Else codes with scales, or float32 rows, by sorted row.
+  void* output = nullptr;
+  int64_t output_stride = 0;       // elements
+  float* output_scales = nullptr;  // [groups of I, output_scale_stride]
+  int64_t output_scale_stride = 0;
+  const float* output_constant_scale = nullptr;  // kRow: codes with this step; null: float32 rows
+  bool power_of_two = false;
+  activation::DeviceActivation activation;
+};
+
+template <Product kProductOf, Scaling kScalingOf, bool kWholeRoundsOf>
+struct Config {
+  static constexpr Product kProduct = kProductOf;
+  static constexpr Scaling kScaling = kScalingOf;
+  // K is a whole number of rounds over the ring: see multiply_tile.
+  static constexpr bool kWholeRounds = kWholeRoundsOf;
+  static constexpr bool kGathers = kProduct != Product::kDown;
+  static constexpr bool kBlockScales = kScaling == Scaling::kBlock;
+  static constexpr int kCluster = 2;
+  static constexpr int kTokens = 128;  // of a block
+  static constexpr int kWeightRows = 256;
+  static constexpr int kFeatures = kProduct == Product::kGated ? 128 : 256;
+  static constexpr int kDepth = 128;  // bytes and elements
+  static constexpr int kStages = 4;   // 4 x 48 KiB of the 227
+  static constexpr int kMathThreads = 256;
+  static constexpr int kLoadThreads = 128;
+  static constexpr int kThreads = kMathThreads + kLoadThreads;
+  // 256 x 224 + 128 x 56 = 64512 of 65536. 192 of 224 are sums and the running chunk.
+  static constexpr int kMathRegisters = 224;
+  static constexpr int kLoadRegisters = 56;
+  static_assert(kMathThreads * kMathRegisters + kLoadThreads * kLoadRegisters <= 65536);
+};
+
+struct StageInfo {
+  float token_scale[128];
+  float weight_scale[2];
+  int32_t expert;  // negative: there is no more work
+  int32_t begin;
+  int32_t count;
+  int32_t feature_tile;
+  int32_t padding[2];
+};
+
+template <class C>
+struct SharedStorage {
+  alignas(1024) uint8_t tokens[C::kStages][C::kTokens * C::kDepth];
+  alignas(1024) uint8_t weights[C::kStages][C::kWeightRows * C::kDepth];
+  StageInfo info[C::kStages];
+  float scratch[16][C::kMathThreads];  // of formulas that are not unrolled
+  uint64_t full[C::kStages];
+  uint64_t empty[C::kStages];
+};
+
+// The phase of each stage of the ring is a bit.
+struct Phases {
+  uint32_t bits = 0;
+  __device__ __forceinline__ uint32_t of(int32_t stage) const { return (bits >> stage) & 1; }
+  __device__ __forceinline__ void flip(int32_t stage) { bits ^= 1U << stage; }
+};
+
+// A block's part of a piece of work: what both of its sides agree on.
+struct TileView {
+  int32_t expert = 0;
+  int32_t begin = 0;
+  int32_t count = 0;  // 0: nothing, beside a block that has rows
+  int32_t feature_tile = 0;
+  bool shares_weights = false;  // with the other block of the cluster
+};
+
+}  // namespace conclave::inline v0::experts::tile_fp8
