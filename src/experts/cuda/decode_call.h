@@ -24,6 +24,8 @@ struct DeviceDecodeCall {
   const float* topk_weights = nullptr;    // [T, k]
   const int32_t* local_expert = nullptr;  // [E] local expert or -1; null: the id itself
   int64_t num_experts = 0;                // ids at or above contribute nothing
+  // On the device, or null: raised by the number of live ids below -1 or at or above num_experts.
+  uint64_t* skipped_ids = nullptr;
   bool weight_on_input = false;
   float output_scale = 1;
   void* workspace = nullptr;

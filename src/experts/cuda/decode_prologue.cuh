@@ -11,7 +11,11 @@ namespace conclave::inline v0::experts::decode {
 __device__ __forceinline__ int local_expert(const DecodeParams& params, int pair) {
   const DeviceDecodeCall& call = params.call;
   const int32_t id = call.topk_ids[pair];
-  if (id < 0 || id >= call.num_experts) return -1;
+  if (id < 0 || id >= call.num_experts) {
+    if (id != -1 && blockIdx.x == 0 && call.skipped_ids != nullptr)
+      atomicAdd(reinterpret_cast<unsigned long long*>(call.skipped_ids), 1ULL);
+    return -1;
+  }
   const int32_t local = call.local_expert != nullptr ? call.local_expert[id] : id;
   return local < params.plan.num_local_experts ? max(local, -1) : -1;
 }

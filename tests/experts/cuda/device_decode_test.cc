@@ -273,14 +273,20 @@ TEST_F(DeviceDecode, LiveTokensAndStrangeIds_OthersUntouched) {
     for (int32_t& id : without) id = id == 2'000'000'000 ? -1 : id;
     cuda::DeviceBuffer strange(ids.size() * sizeof(int32_t));
     std::vector<std::vector<std::byte>> results;
+    uint64_t skipped = 0;
+    cuda::DeviceBuffer counter(sizeof skipped);
+    cuda::upload(std::span<const uint64_t>(&skipped, 1), counter.data());
     for (const auto* given : {&ids, &without}) {
       cuda::upload(std::span<const int32_t>(*given), strange.data());
       call = decoder.call();
       call.topk_ids = strange.as<int32_t>();
+      call.skipped_ids = counter.as<uint64_t>();
       decoder.run(call);
       results.push_back(decoder.bits());
     }
     EXPECT_TRUE(results[0] == results[1]);
+    cuda::copy_to_host(counter.data(), std::as_writable_bytes(std::span(&skipped, 1)));
+    EXPECT_EQ(skipped, static_cast<uint64_t>(std::count(ids.begin(), ids.end(), 2'000'000'000)));
   }
 }
 
