@@ -217,25 +217,30 @@ bool fits_one_launch(const CudaCall& call) {
          call.args.padding_mask.empty();
 }
 
-void run_in_one_launch(const CudaCall& call, const CudaRouting& routing) {
+// Ids that no earlier launch has checked are counted by this one.
+enum class IdCheck : uint8_t { kDone, kInDecode };
+
+void run_in_one_launch(const CudaCall& call, const CudaRouting& routing, IdCheck check) {
   const MoeSpec& spec = call.plan.spec;
   const ForwardArgs& args = call.args;
-  call.kernels.decode->run({.hidden = chunk_data(call, args.hidden),
-                            .hidden_dtype = args.hidden.dtype,
-                            .hidden_stride = stride_of_rows(args.hidden),
-                            .num_tokens = call.count,
-                            .live_tokens = routing.live_tokens,
-                            .topk_ids = routing.topk_ids,
-                            .topk_weights = routing.topk_weights,
-                            .local_expert = call.weights.local_expert.as<int32_t>(),
-                            .num_experts = spec.num_experts,
-                            .weight_on_input = spec.weight_on == WeightOn::kInput,
-                            .output_scale = static_cast<float>(spec.output_scale),
-                            .workspace = call.workspace,
-                            .out = chunk_data(call, args.out),
-                            .out_dtype = args.out.dtype,
-                            .out_stride = stride_of_rows(args.out)},
-                           call.stream);
+  call.kernels.decode->run(
+      {.hidden = chunk_data(call, args.hidden),
+       .hidden_dtype = args.hidden.dtype,
+       .hidden_stride = stride_of_rows(args.hidden),
+       .num_tokens = call.count,
+       .live_tokens = routing.live_tokens,
+       .topk_ids = routing.topk_ids,
+       .topk_weights = routing.topk_weights,
+       .local_expert = call.weights.local_expert.as<int32_t>(),
+       .num_experts = spec.num_experts,
+       .skipped_ids = check == IdCheck::kInDecode ? &call.counters->skipped_ids : nullptr,
+       .weight_on_input = spec.weight_on == WeightOn::kInput,
+       .output_scale = static_cast<float>(spec.output_scale),
+       .workspace = call.workspace,
+       .out = chunk_data(call, args.out),
+       .out_dtype = args.out.dtype,
+       .out_stride = stride_of_rows(args.out)},
+      call.stream);
 }
 
 // One kernel for each row and tile that the ladder names.
@@ -295,7 +300,10 @@ KernelBytes kernel_bytes(const CudaKernels& kernels, int64_t tokens) {
 void run_cuda_chunk(const CudaCall& call) {
   if (call.count == 0) return;
   if (fits_one_launch(call)) {
-    return run_in_one_launch(call, enqueue_routing(call, nullptr));
+    if (const std::optional<CudaRouting> given = routing_in_place(call)) {
+      return run_in_one_launch(call, *given, IdCheck::kInDecode);
+    }
+    return run_in_one_launch(call, enqueue_routing(call, nullptr), IdCheck::kDone);
   }
   const bool has_experts = call.plan.routed.num_local_experts > 0;
   const dispatch::DeviceGroupArgs group = group_args(call);

@@ -159,7 +159,25 @@ routing::DeviceRouteArgs route_args(const CudaCall& call, const CudaRouting& rou
           .tokens_without_finite_logit = &call.counters->tokens_without_finite_logit};
 }
 
+bool is_dense(const ConstTensorView& view, DType dtype) {
+  return view.dtype == dtype && stride_of_rows(view) == view.shape[1];
+}
+
 }  // namespace
+
+std::optional<CudaRouting> routing_in_place(const CudaCall& call) {
+  const ForwardArgs& args = call.args;
+  if (args.topk_ids.empty() || args.topk_weights.empty()) return std::nullopt;
+  const bool dense =
+      is_dense(args.topk_ids, DType::kI32) && is_dense(args.topk_weights, DType::kF32);
+  const bool captured = !args.captured_ids.empty() || !args.captured_weights.empty();
+  if (!dense || captured || !args.padding_mask.empty()) return std::nullopt;
+  if (call.plan.spec.num_zero_experts > 0) return std::nullopt;
+  CudaRouting routing = empty_routing(call);
+  routing.topk_ids = static_cast<const int32_t*>(chunk_data(call, args.topk_ids));
+  routing.topk_weights = static_cast<const float*>(chunk_data(call, args.topk_weights));
+  return routing;
+}
 
 CudaRouting enqueue_routing(const CudaCall& call, const dispatch::DeviceGroupArgs* group) {
   CudaRouting routing = empty_routing(call);

@@ -6,6 +6,7 @@
 #include "layer/cuda/pipeline.h"
 
 #include <cstdint>
+#include <optional>
 
 namespace conclave::inline v0 {
 
@@ -18,6 +19,11 @@ struct CudaRouting {
   const bool* padding_mask = nullptr;    // [T], or null
   GroupedRows groups;                    // where they were asked for
 };
+
+// The caller's own ids and weights, where the decode kernel can read them as they are: dense int32
+// and float32, neither masked nor captured, without zero experts. Nothing is enqueued; ids are
+// checked where they are read.
+std::optional<CudaRouting> routing_in_place(const CudaCall& call);
 
 // Enqueues what the call needs of gate product, router and checks of given ids; fills the captures.
 // `group`, if given, says how rows are grouped; its ids and tokens need not be set.
