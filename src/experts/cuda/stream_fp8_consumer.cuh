@@ -132,8 +132,11 @@ struct Fp8Consumer : TileThread<Config> {
 #pragma unroll
       for (int i = 0; i < N / 4; ++i) {
         const float factor = token_factor<kSide>(tile, i / 2 * 8 + lane % 4 * 2 + i % 2);
-        d[i / 2 * 4 + i % 2] *= low * factor;
-        d[i / 2 * 4 + i % 2 + 2] *= high * factor;
+        // Spelt out: the compiler joins a product and the bias's sum in some widths of tile only.
+        float& first = d[i / 2 * 4 + i % 2];
+        float& second = d[i / 2 * 4 + i % 2 + 2];
+        first = __fmul_rn(first, __fmul_rn(low, factor));
+        second = __fmul_rn(second, __fmul_rn(high, factor));
       }
     }
   }
