@@ -63,7 +63,11 @@ GroupedRows device_sanitize_and_group(const DeviceSanitizeArgs& sanitize,
   args.live_tokens = sanitize.live_tokens;
   args.top_k = sanitize.top_k;
   const GroupShape shape = group_shape(args.num_tokens * args.top_k, args.num_local_experts);
-  if (shape.counts_first()) {
+  // A warp checks a token at a time, about a microsecond each: more than two turns cost more than
+  // a launch with a warp for every token.
+  constexpr int64_t kMaxTurns = 2;
+  const int64_t warps = int64_t{shape.blocks} * shape.threads / 32;
+  if (shape.counts_first() || args.num_tokens > kMaxTurns * warps) {
     device_sanitize_ids(sanitize, stream);
     return device_group(args, shape, stream);
   }
