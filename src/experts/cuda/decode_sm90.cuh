@@ -44,10 +44,11 @@ __device__ __forceinline__ void init_barriers(const DecodeParams& params, const 
     ptx::mbarrier_init(shared.empty + i, kDecodeWarps);
   }
   for (int i = 0; i < kDecodeTileBuffers; ++i) {
-    ptx::mbarrier_init(shared.tile_full + i, kDecodeWarps);
-    ptx::mbarrier_init(shared.tile_empty + i, 1);
+    // Every lane arrives for what it wrote or read itself: nothing rests on a warp's own order.
+    ptx::mbarrier_init(shared.tile_full + i, kDecodeWarps * 32);
+    ptx::mbarrier_init(shared.tile_empty + i, 32);
   }
-  ptx::mbarrier_init(shared.tables_ready, 1);
+  ptx::mbarrier_init(shared.tables_ready, 32);
   ptx::mbarrier_init(shared.intermediate_ready, 1);
   ptx::fence_mbarrier_init();
 }
@@ -74,8 +75,8 @@ __device__ __forceinline__ void produce(const DecodeParams& params, const Shared
                                         const Thread& me, int tokens) {
   if (tokens * params.plan.top_k <= 32)
     make_tables_in_warp(params, *shared.tables, me.lane, tokens);
+  ptx::mbarrier_arrive(shared.tables_ready);
   __syncwarp();
-  if (me.lane == 0) ptx::mbarrier_arrive(shared.tables_ready);
   const Work work(params, shared.tables->units);
   if (me.lane == 0) Producer<C>{params, shared}.run(work);
 }
