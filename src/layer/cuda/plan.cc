@@ -71,6 +71,12 @@ void check_shared(const MoeSpec& spec, PartChecks& checks) {
   checks.need(mode != SharedMode::kFusedSlots, "shared experts", "SharedMode::kFusedSlots");
 }
 
+// Kernels weigh products, not rows: the same only where a row's codes do not depend on its size.
+bool scales_follow_rows(const QuantSpec& quant) {
+  return quant.activations == ActivationScale::kNone ||
+         (quant.activations != ActivationScale::kTensorStatic && !quant.power_of_two_scales);
+}
+
 void check_parts(const CudaPlan& plan, PartChecks& checks, std::vector<PlanRow>& rows) {
   const MoeSpec& spec = plan.spec;
   const ParallelSpec& parallel = plan.parallel;
@@ -90,6 +96,8 @@ void check_parts(const CudaPlan& plan, PartChecks& checks, std::vector<PlanRow>&
   const Support slices =
       tensor_slices_support(spec.quant, spec.intermediate_size, parallel.tp_size);
   checks.need(static_cast<bool>(slices), "quantisation", slices.reason());
+  checks.need(spec.weight_on == WeightOn::kOutput || scales_follow_rows(spec.quant), "quantisation",
+              "weights on the input of rows with static or power-of-two scales");
   checks.need(plan.part.inner.size() > 0, "placement", "a slice of no intermediate columns");
 }
 

@@ -159,6 +159,17 @@ TEST(CudaPlan, WhatCudaLacks_IsListedAsRejectedRows) {
   }
 }
 
+TEST(CudaPlan, WeightOnE4m3Input_NeedsScalesThatFollowTheRow) {
+  MoeSpec spec = make_spec(8, 1, 256, 256, DType::kF8E4M3);
+  spec.weight_on = WeightOn::kInput;
+  spec.quant = {.weights = WeightScale::kBlock, .activations = ActivationScale::kGroup};
+  EXPECT_FALSE(plan(spec).ladder.empty());
+  spec.quant.power_of_two_scales = true;
+  EXPECT_EQ(code_of([&] { static_cast<void>(plan(spec)); }), ErrorCode::kUnsupported);
+  spec.quant = {.weights = WeightScale::kTensor, .activations = ActivationScale::kTensorStatic};
+  EXPECT_EQ(code_of([&] { static_cast<void>(plan(spec)); }), ErrorCode::kUnsupported);
+}
+
 TEST(CudaPlan, UnknownKernelAndBadTokens_AreRefused) {
   const MoeSpec spec = make_spec(8, 2, 64, 32, DType::kBF16);
   EXPECT_EQ(code_of([&] { static_cast<void>(plan(spec, {.kernel = "cuda.nothing"})); }),
