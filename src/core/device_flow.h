@@ -9,7 +9,7 @@
 namespace conclave::inline v0 {
 
 // Rows of activations. 16-bit rows have no scales. e4m3 rows have a float32 scale a row, or one for
-// every 128 columns: row r, group g at scales[r * scale_stride + g].
+// every 128 columns: row r, group g at scales[r * scale_stride + g * group_stride].
 struct DeviceRows {
   const void* data = nullptr;
   int64_t num_rows = 0;
@@ -17,6 +17,8 @@ struct DeviceRows {
   DType dtype = DType::kBF16;
   const float* scales = nullptr;
   int64_t scale_stride = 0;  // 1 for a scale a row
+  int64_t group_stride =
+      1;  // another only for kernels of sorted rows: rows of a group side by side
 };
 
 // A tile of rows of one expert: sorted rows [begin, begin + count).
@@ -32,6 +34,7 @@ struct TokenTile {
 struct GroupedRows {
   const int32_t* expert_begin = nullptr;  // [E_local + 1] sorted rows
   const int32_t* row_slot = nullptr;      // [rows] flat slot of each sorted row
+  const int32_t* slot_row = nullptr;      // [T * k] sorted row of each slot; -1: goes nowhere
   const TokenTile* tiles = nullptr;       // [num_tiles], experts ascending
   const int32_t* num_tiles = nullptr;     // [1], on the device: the host does not know it
   int64_t max_rows = 0;                   // host bound: T * k, one expert twice is two

@@ -54,10 +54,12 @@ GroupLaunch prepare_group(const DeviceGroupArgs& args) {
                    .expert_begin = static_cast<int32_t*>(at(layout.expert_begin)),
                    .num_tiles = static_cast<int32_t*>(at(layout.num_tiles)),
                    .row_slot = static_cast<int32_t*>(at(layout.row_slot)),
+                   .slot_row = static_cast<int32_t*>(at(layout.slot_row)),
                    .tiles = static_cast<TokenTile*>(at(layout.tiles)),
                    .block_counts = static_cast<uint32_t*>(at(layout.block_counts))};
   launch.rows = {.expert_begin = launch.params.expert_begin,
                  .row_slot = launch.params.row_slot,
+                 .slot_row = launch.params.slot_row,
                  .tiles = launch.params.tiles,
                  .num_tiles = launch.params.num_tiles,
                  .max_rows = layout.max_rows,

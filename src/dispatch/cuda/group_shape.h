@@ -38,6 +38,7 @@ struct GroupLayout {
   size_t expert_begin = 0;
   size_t num_tiles = 0;
   size_t row_slot = 0;
+  size_t slot_row = 0;
   size_t tiles = 0;
   size_t block_counts = 0;  // [E, blocks] of a shape that counts first
   size_t bytes = 0;

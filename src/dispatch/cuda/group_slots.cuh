@@ -25,6 +25,7 @@ struct GroupParams {
   int32_t* expert_begin = nullptr;
   int32_t* num_tiles = nullptr;
   int32_t* row_slot = nullptr;
+  int32_t* slot_row = nullptr;
   TokenTile* tiles = nullptr;
   uint32_t* block_counts = nullptr;  // [E, blocks] where a launch has counted first, or null
 };
@@ -279,12 +280,25 @@ __device__ __forceinline__ void place_slots(const GroupParams& params, const Slo
     __syncwarp();
     if (expert >= 0 && rank == 0) counts[expert] = first + static_cast<uint32_t>(__popc(peers));
     __syncwarp();
-    if (expert < 0) return;
+    if (expert < 0) {
+      if (slot < range.end) params.slot_row[slot] = -1;
+      return;
+    }
     const ExpertPlace place = shared.places[expert];
     const uint32_t row = place.before + first + rank;
+    params.slot_row[slot] = static_cast<int32_t>(place.begin + row);
     params.row_slot[place.begin + row] = static_cast<int32_t>(slot);
     store_tile(params, place, expert, row);
   });
+}
+
+// Slots of tokens that do not count.
+__device__ __forceinline__ void clear_dead_slots(const GroupParams& params, uint32_t block,
+                                                 uint32_t blocks) {
+  const int64_t slots = params.num_tokens * params.top_k;
+  const int64_t step = int64_t{blocks} * blockDim.x;
+  int64_t slot = live_tokens_of(params) * params.top_k + int64_t{block} * blockDim.x + threadIdx.x;
+  for (; slot < slots; slot += step) params.slot_row[slot] = -1;
 }
 
 // Needs nothing that an earlier kernel wrote.
@@ -331,6 +345,7 @@ __device__ __forceinline__ void group_slots(const GroupParams& params, const Gro
   // The others' totals have been read: blocks may end after the matching wait.
   if (clustered) cuda::device::cluster_arrive();
   place_slots(params, range, shared);
+  clear_dead_slots(params, block, blocks);
   if (clustered) cuda::device::cluster_wait();
 }
 

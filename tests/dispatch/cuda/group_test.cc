@@ -37,6 +37,7 @@ struct GroupProblem {
 struct Grouped {
   std::vector<int32_t> expert_begin = {};
   std::vector<int32_t> row_slot = {};
+  std::vector<int32_t> slot_row = {};
   std::vector<int32_t> tiles = {};  // four words each
   std::vector<int64_t> load = {};
   friend bool operator==(const Grouped&, const Grouped&) = default;
@@ -67,6 +68,10 @@ Grouped expected(const GroupProblem& problem) {
     }
   }
   result.expert_begin.push_back(static_cast<int32_t>(result.row_slot.size()));
+  result.slot_row.assign(static_cast<size_t>(problem.num_tokens * problem.top_k), -1);
+  for (size_t row = 0; row < result.row_slot.size(); ++row) {
+    result.slot_row[static_cast<size_t>(result.row_slot[row])] = static_cast<int32_t>(row);
+  }
   return result;
 }
 
@@ -114,6 +119,8 @@ class DeviceGroup : public testing::DeviceTest {
     EXPECT_TRUE(tiles >= 0 && tiles <= rows.max_tiles) << tiles;
     if (::testing::Test::HasFailure()) return result;
     result.row_slot = DeviceArray<int32_t>::download(rows.row_slot, static_cast<size_t>(count));
+    result.slot_row = DeviceArray<int32_t>::download(
+        rows.slot_row, static_cast<size_t>(problem.num_tokens * problem.top_k));
     static_assert(sizeof(TokenTile) == 4 * sizeof(int32_t));
     const auto* words = static_cast<const int32_t*>(static_cast<const void*>(rows.tiles));
     result.tiles = DeviceArray<int32_t>::download(words, static_cast<size_t>(tiles) * 4);

@@ -249,11 +249,13 @@ const GroupedRows& CudaProblem::groups(int32_t tile_tokens, int32_t routing) {
   const HostGroups host = group_rows(host_ids(routing), options_.num_experts, tile_tokens);
   groups.expert_begin = uploaded(host.expert_begin);
   groups.row_slot = uploaded(host.row_slot);
+  groups.slot_row = uploaded(host.slot_row);
   groups.tiles = uploaded(host.tiles);
   groups.num_tiles = uploaded(std::vector<int32_t>{static_cast<int32_t>(host.tiles.size())});
   const int64_t max_rows = options_.num_tokens * std::min(options_.top_k, options_.num_experts);
   groups.rows = {.expert_begin = groups.expert_begin.as<int32_t>(),
                  .row_slot = groups.row_slot.as<int32_t>(),
+                 .slot_row = groups.slot_row.as<int32_t>(),
                  .tiles = groups.tiles.as<TokenTile>(),
                  .num_tiles = groups.num_tiles.as<int32_t>(),
                  .max_rows = max_rows,

@@ -103,7 +103,7 @@ class CudaProblem {
     cuda::DeviceBuffer ids, weights;
   };
   struct Groups {
-    cuda::DeviceBuffer expert_begin, row_slot, tiles, num_tiles;
+    cuda::DeviceBuffer expert_begin, row_slot, slot_row, tiles, num_tiles;
     GroupedRows rows;
   };
 

@@ -86,10 +86,12 @@ HostGroups group_rows(std::span<const int32_t> ids, int64_t num_experts, int32_t
                    groups.expert_begin.begin());
   std::vector<int32_t> next(groups.expert_begin.begin(), groups.expert_begin.end() - 1);
   groups.row_slot.resize(static_cast<size_t>(groups.expert_begin.back()));
+  groups.slot_row.assign(ids.size(), -1);
   for (size_t slot = 0; slot < ids.size(); ++slot) {
     if (ids[slot] < 0 || ids[slot] >= num_experts) continue;
     const int32_t row = next[static_cast<size_t>(ids[slot])]++;
     groups.row_slot[static_cast<size_t>(row)] = static_cast<int32_t>(slot);
+    groups.slot_row[slot] = row;
   }
   for (int32_t expert = 0; expert < num_experts; ++expert) {
     const int32_t end = groups.expert_begin[static_cast<size_t>(expert) + 1];

@@ -34,6 +34,7 @@ HostRouting make_routing(const RoutingShape& shape);
 struct HostGroups {
   std::vector<int32_t> expert_begin;  // [E + 1]
   std::vector<int32_t> row_slot;
+  std::vector<int32_t> slot_row;  // -1: goes nowhere
   std::vector<TokenTile> tiles;
 };
 HostGroups group_rows(std::span<const int32_t> ids, int64_t num_experts, int32_t tile_tokens);
