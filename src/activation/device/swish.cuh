@@ -12,13 +12,13 @@ __device__ __forceinline__ bool is_swish(const DeviceActivation& activation) {
          activation.id == ActivationId::kSiluClampBefore;
 }
 
-// Fields that a formula lacks leave its value alone, but for beta of those that do not add it.
+// Fields that a formula lacks leave its value alone, but for beta of those that do not add it: -0
+// leaves even zeros as they are.
 __device__ __forceinline__ float swish_beta(const DeviceActivation& activation) {
-  return activation.id == ActivationId::kSwigluOai ? activation.parameters.beta : 0.0F;
+  return activation.id == ActivationId::kSwigluOai ? activation.parameters.beta : -0.0F;
 }
 
-__device__ __forceinline__ float swish(float gate, float up, float limit, float alpha,
-                                       float beta) {
+__device__ __forceinline__ float swish(float gate, float up, float limit, float alpha, float beta) {
   const float g = at_most(gate, limit);
   const float x = alpha * g;
   const float weighed = x < -110.0F ? -0.0F : times_sigmoid(g, x);

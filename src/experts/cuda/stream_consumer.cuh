@@ -79,8 +79,7 @@ struct Consumer : TileThread<Config> {
     multiply<N>(d);
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
-      if (params.input_weights != nullptr) Base::template weigh<N>(d[slice], tile);
-      Base::template add_bias<N>(d[slice], gate_bias[slice], up_bias[slice]);
+      Base::template weigh_and_bias<N>(d[slice], tile, gate_bias[slice], up_bias[slice]);
       Base::template activate_gated<N>(d[slice]);
       Base::template store_gated<N>(d[slice], tile, Base::first_feature(feature_tile, slice, 8));
     }
@@ -105,10 +104,11 @@ struct Consumer : TileThread<Config> {
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
       if constexpr (kSide == Side::kUp) {
-        if (params.input_weights != nullptr) Base::template weigh<N>(d[slice], tile);
+        Base::template weigh_and_bias<N>(d[slice], tile, low_bias[slice], high_bias[slice]);
+        Base::template activate_plain<N>(d[slice]);
+      } else {
+        Base::template add_bias<N>(d[slice], low_bias[slice], high_bias[slice]);
       }
-      Base::template add_bias<N>(d[slice], low_bias[slice], high_bias[slice]);
-      if constexpr (kSide == Side::kUp) Base::template activate_plain<N>(d[slice]);
       Base::template store_plain<N>(d[slice], tile.count,
                                     Base::first_feature(feature_tile, slice, 16), slots);
     }

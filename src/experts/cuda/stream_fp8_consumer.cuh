@@ -124,20 +124,24 @@ struct Fp8Consumer : TileThread<Config> {
     return factor;
   }
 
+  // Of the sums' two weight rows: what is left of their scales, and their bias.
+  struct RowPair {
+    float scale[2];
+    float bias[2];
+  };
+
+  // In one rounding: as tile_fp8_epilogue.cuh, to the bit.
   template <int N, Side kSide>
-  __device__ __forceinline__ void scale(float (&d)[N / 2], const TokenTile& tile, float low,
-                                        float high) const {
-    if constexpr (!(Config::kBlockScales && kSide == Side::kDown)) {
-      if (Config::kBlockScales && params.input_weights == nullptr) return;
+  __device__ __forceinline__ void scale_and_bias(float (&d)[N / 2], const TokenTile& tile,
+                                                 const RowPair& rows) const {
+    if (Config::kBlockScales && params.bias == nullptr && params.input_weights == nullptr) return;
 #pragma unroll
-      for (int i = 0; i < N / 4; ++i) {
-        const float factor = token_factor<kSide>(tile, i / 2 * 8 + lane % 4 * 2 + i % 2);
-        // Spelt out: the compiler joins a product and the bias's sum in some widths of tile only.
-        float& first = d[i / 2 * 4 + i % 2];
-        float& second = d[i / 2 * 4 + i % 2 + 2];
-        first = __fmul_rn(first, __fmul_rn(low, factor));
-        second = __fmul_rn(second, __fmul_rn(high, factor));
-      }
+    for (int i = 0; i < N / 4; ++i) {
+      const float factor = token_factor<kSide>(tile, i / 2 * 8 + lane % 4 * 2 + i % 2);
+      float& first = d[i / 2 * 4 + i % 2];
+      float& second = d[i / 2 * 4 + i % 2 + 2];
+      first = fmaf(first, factor * rows.scale[0], rows.bias[0]);
+      second = fmaf(second, factor * rows.scale[1], rows.bias[1]);
     }
   }
 
@@ -284,27 +288,27 @@ struct Fp8Consumer : TileThread<Config> {
     store_codes(tile, feature_tile);
   }
 
+  __device__ __forceinline__ void describe_row(RowPair& rows, int i, int64_t index,
+                                               int32_t feature) const {
+    rows.scale[i] = row_scale(index, feature);
+    rows.bias[i] = Base::bias_of(index, feature);
+  }
+
   template <int N>
   __device__ __forceinline__ void run_gated(const TokenTile& tile, int32_t feature_tile) {
-    float gate_bias[kSlices];
-    float up_bias[kSlices];
-    float gate_scale[kSlices];
-    float up_scale[kSlices];
+    RowPair rows[kSlices];
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
       const int32_t own = feature_tile * kGroup + own_feature() + slice * kFeatureStep;
       const int64_t gate = int64_t{tile.expert} * 2 * params.features + own;
-      gate_bias[slice] = Base::bias_of(gate, own);
-      up_bias[slice] = Base::bias_of(gate + params.features, own);
-      gate_scale[slice] = row_scale(gate, own);
-      up_scale[slice] = row_scale(gate + params.features, own);
+      describe_row(rows[slice], 0, gate, own);
+      describe_row(rows[slice], 1, gate + params.features, own);
     }
     float d[kSlices][N / 2];
     multiply<N, Side::kUp>(d);
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
-      scale<N, Side::kUp>(d[slice], tile, gate_scale[slice], up_scale[slice]);
-      Base::template add_bias<N>(d[slice], gate_bias[slice], up_bias[slice]);
+      scale_and_bias<N, Side::kUp>(d[slice], tile, rows[slice]);
       Base::template activate_gated<N>(d[slice]);
     }
     store_intermediate<N>(d, tile, feature_tile);
@@ -313,14 +317,11 @@ struct Fp8Consumer : TileThread<Config> {
   // Down, and up without a gate.
   template <int N, Side kSide>
   __device__ __forceinline__ void run_plain(const TokenTile& tile, int32_t feature_tile) {
-    float bias[kSlices][2];
-    float scales[kSlices][2];
+    RowPair rows[kSlices];
 #pragma unroll
     for (int i = 0; i < 2 * kSlices; ++i) {
       const int32_t own = Base::first_feature(feature_tile, i / 2, 16) + lane / 4 + i % 2 * 8;
-      const int64_t row = int64_t{tile.expert} * params.features + own;
-      bias[i / 2][i % 2] = Base::bias_of(row, own);
-      scales[i / 2][i % 2] = row_scale(row, own);
+      describe_row(rows[i / 2], i % 2, int64_t{tile.expert} * params.features + own, own);
     }
     int32_t slots[(N + 31) / 32];
     Base::template find_slots<N, kSide>(tile, slots);
@@ -328,8 +329,7 @@ struct Fp8Consumer : TileThread<Config> {
     multiply<N, kSide>(d);
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
-      scale<N, kSide>(d[slice], tile, scales[slice][0], scales[slice][1]);
-      Base::template add_bias<N>(d[slice], bias[slice][0], bias[slice][1]);
+      scale_and_bias<N, kSide>(d[slice], tile, rows[slice]);
       if constexpr (kSide == Side::kUp) {
         Base::template activate_plain<N>(d[slice]);
       } else {

@@ -4,6 +4,7 @@
 #include "activation/device/swish.cuh"
 #include "cuda/device/barrier.cuh"
 #include "cuda/device/copy.cuh"
+#include "experts/cuda/silu_pair.cuh"
 #include "experts/cuda/stream_config.cuh"
 
 namespace conclave::inline v0::experts::stream {
@@ -33,23 +34,28 @@ struct TileThread {
     if (lane == 0) cuda::device::mbarrier_arrive(&shared.empty[slot]);
   }
 
-  // Times the weight of the row's slot, in place.
+  // Times the weight of the row's slot, plus the bias, in one rounding: as tile_sm90.cuh, to the
+  // bit.
   template <int N>
-  __device__ __forceinline__ void weigh(float (&d)[N / 2], const TokenTile& tile) const {
+  __device__ __forceinline__ void weigh_and_bias(float (&d)[N / 2], const TokenTile& tile,
+                                                 float first, float second) const {
+    if (params.input_weights == nullptr && params.bias == nullptr) return;
 #pragma unroll
     for (int i = 0; i < N / 4; ++i) {
       const int32_t token = i / 2 * 8 + lane % 4 * 2 + i % 2;
-      float weight = 0.0F;
-      if (token < tile.count) {
+      float weight = 1.0F;
+      if (params.input_weights != nullptr && token < tile.count) {
         weight = params.input_weights[params.row_slot[tile.begin + token]];
       }
-      d[i / 2 * 4 + i % 2] *= weight;
-      d[i / 2 * 4 + i % 2 + 2] *= weight;
+      const int at = i / 2 * 4 + i % 2;
+      d[at] = fmaf(d[at], weight, first);
+      d[at + 2] = fmaf(d[at + 2], weight, second);
     }
   }
 
   template <int N>
   __device__ __forceinline__ void add_bias(float (&d)[N / 2], float first, float second) const {
+    if (params.bias == nullptr) return;
 #pragma unroll
     for (int j = 0; j < N / 8; ++j) {
       d[4 * j] += first;
@@ -59,11 +65,26 @@ struct TileThread {
     }
   }
 
+  // The neighbouring feature of a pair is four lanes away.
+  template <int N>
+  __device__ __forceinline__ void activate_silu(float (&d)[N / 2]) const {
+#pragma unroll
+    for (int i = 0; i < N / 4; ++i) {
+      const int at = i / 2 * 4 + i % 2;
+      const float own = silu_divisor(d[at]);
+      d[at] = silu_beside(d[at], d[at + 2], own, __shfl_xor_sync(0xffffffff, own, 4));
+    }
+  }
+
   // d[4j], d[4j + 1]: the activation of gate (there) and up (d[4j + 2], d[4j + 3]).
   template <int N>
   __device__ __forceinline__ void activate_gated(float (&d)[N / 2]) const {
     namespace device = activation::device;
     const activation::DeviceActivation& act = params.activation;
+    if (act.id == activation::ActivationId::kSilu) {
+      activate_silu<N>(d);
+      return;
+    }
     if (device::is_swish(act)) {
       const float limit = act.parameters.limit;
       const float alpha = act.parameters.alpha;

@@ -1,6 +1,7 @@
 // Sums to results: scales, bias, activation, codes, stores. Of tile_fp8_sm90.cuh.
 #pragma once
 
+#include "experts/cuda/silu_pair.cuh"
 #include "experts/cuda/tile_fp8_config.cuh"
 
 namespace conclave::inline v0::experts::tile_fp8 {
@@ -141,19 +142,6 @@ __device__ __forceinline__ void activate_any(const Params& p, float (&scratch)[1
       for (int n = 0; n < 16; ++n) sums[c][i + n] = scratch[n][threadIdx.x];
     }
   }
-}
-
-// silu(g) u of two gates with one reciprocal: 1/a = b / (a b). The MUFU pipe is what limits it.
-__device__ __forceinline__ void silu_pair(float& g0, float& g1, float u0, float u1) {
-  constexpr float kMinusLog2E = -1.44269504F;
-  // Below -43 the product of two divisors could overflow; the result is under 2^-56 u there.
-  g0 = dev::max_or_nan(g0, -43.0F);
-  g1 = dev::max_or_nan(g1, -43.0F);
-  const float a = 1.0F + dev::ex2(g0 * kMinusLog2E);
-  const float b = 1.0F + dev::ex2(g1 * kMinusLog2E);
-  const float inverse = dev::rcp(a * b);
-  g0 = g0 * (inverse * b) * u0;
-  g1 = g1 * (inverse * a) * u1;
 }
 
 __device__ __forceinline__ void activate_silu(float (&sums)[2][64]) {

@@ -12,6 +12,7 @@
 #include "cuda/device/grid.cuh"
 #include "cuda/device/tma.cuh"
 #include "cuda/device/wgmma.cuh"
+#include "experts/cuda/silu_pair.cuh"
 #include "experts/cuda/tile_sm90_params.h"
 
 #include <cstdint>
@@ -567,37 +568,6 @@ __device__ __forceinline__ float bias_at(const float* bias, int32_t column, int3
   return column < columns ? __ldg(bias + column) : 0.0F;
 }
 
-__device__ __forceinline__ float exp2_approx(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-__device__ __forceinline__ float reciprocal_approx(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-// At least -110, NaN kept: -inf times a sigmoid of almost 0 stays almost 0.
-__device__ __forceinline__ float floor_gate(float x) {
-  float y;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(-110.0F));
-  return y;
-}
-
-// silu(gate) * up of two features of one row with one reciprocal for both: the special function
-// unit would otherwise limit the epilogue. NaN and infinities go where formulas.cuh lets them go,
-// but for a row's neighbouring feature, which NaN never reaches: sigmoids stay finite.
-__device__ __forceinline__ void silu_pair(float gate0, float gate1, float up0, float up1,
-                                          float& result0, float& result1) {
-  constexpr float kLog2E = 1.44269504F;
-  // 2^60: their product stays finite; below -41 the sigmoid is 1e-18 instead of less.
-  const float d0 = 1.0F + exp2_approx(fminf(gate0 * -kLog2E, 60.0F));
-  const float d1 = 1.0F + exp2_approx(fminf(gate1 * -kLog2E, 60.0F));
-  const float inverse = reciprocal_approx(d0 * d1);
-  result0 = floor_gate(gate0) * up0 * (d1 * inverse);
-  result1 = floor_gate(gate1) * up1 * (d0 * inverse);
-}
-
 // The activation of 64 accumulator columns: 32 features of a gated product, 64 of another. `v` is
 // overwritten with the results in the order of stage_columns.
 template <class Config>
@@ -620,7 +590,9 @@ struct ActivateColumns {
         if constexpr (kGated && std::is_same_v<Formula, activation::device::Silu>) {
           if (i % 2 == 1) continue;
           const int at = first + (i / 4) * 8 + i % 4;
-          silu_pair(v[at], v[at + 1], v[at + 4], v[at + 5], result[i], result[i + 1]);
+          result[i] = v[at];
+          result[i + 1] = v[at + 1];
+          silu_pair(result[i], result[i + 1], v[at + 4], v[at + 5]);
         } else if constexpr (kGated) {
           const int at = first + (i / 4) * 8 + i % 4;
           result[i] = Formula::apply(v[at], v[at + 4], p);

@@ -42,6 +42,22 @@ std::vector<Format> formats() {
           {"fp8 weights only", DType::kF8E4M3, {.weights = WeightScale::kChannel}}};
 }
 
+std::vector<ActivationSpec> activations() {
+  return {{.name = "silu"},
+          {.name = "gelu"},
+          {.name = "gelu_tanh"},
+          {.name = "swiglu_oai", .limit = 7, .alpha = 1.702, .beta = 1},
+          {.name = "swiglu_oai", .limit = 0.5, .alpha = 1.702, .beta = 1},
+          {.name = "silu_clamp_before", .limit = 0.7},
+          {.name = "silu_clamp_after", .limit = 0.5},
+          {.name = "situ", .beta = 4, .linear_beta = 25},
+          {.name = "situ", .beta = 1},
+          {.name = "silu_no_mul"},
+          {.name = "gelu_no_mul"},
+          {.name = "gelu_tanh_no_mul"},
+          {.name = "relu2_no_mul"}};
+}
+
 CudaProblemOptions with_format(CudaProblemOptions options, const Format& format) {
   options.weight_dtype = format.dtype;
   options.quant = format.quant;
@@ -197,23 +213,9 @@ TEST_P(DeviceKernels, EachFormat_SizesThatNothingDivides_MatchesOracle) {
 }
 
 TEST_P(DeviceKernels, EachActivation_WithAndWithoutBias_MatchesOracle) {
-  const ActivationSpec activations[] = {
-      {.name = "silu"},
-      {.name = "gelu"},
-      {.name = "gelu_tanh"},
-      {.name = "swiglu_oai", .limit = 7, .alpha = 1.702, .beta = 1},
-      {.name = "swiglu_oai", .limit = 0.5, .alpha = 1.702, .beta = 1},
-      {.name = "silu_clamp_before", .limit = 0.7},
-      {.name = "silu_clamp_after", .limit = 0.5},
-      {.name = "situ", .beta = 4, .linear_beta = 25},
-      {.name = "situ", .beta = 1},
-      {.name = "silu_no_mul"},
-      {.name = "gelu_no_mul"},
-      {.name = "gelu_tanh_no_mul"},
-      {.name = "relu2_no_mul"}};
   for (const Format& format : formats()) {
     SCOPED_TRACE(format.name);
-    for (const ActivationSpec& activation : activations) {
+    for (const ActivationSpec& activation : activations()) {
       for (const bool bias : {false, true}) {
         check(with_format({.num_experts = 4,
                            .top_k = 2,
@@ -314,31 +316,58 @@ TEST_P(DeviceKernels, NoRows_WritesNothing) {
 
 // The result of a row is the same bits in every run, tile and batch, and in every kernel of the
 // same arithmetic.
+void expect_same_bits(const DeviceKernelRow& own, const CudaProblemOptions& options) {
+  CudaProblem problem(options);
+  if (!own.supports(problem.sizes())) return;
+  Runner first(problem, own, all_tiles(own, problem).front());
+  first.run();
+  const auto expected = first.bits();
+  for (const DeviceKernelRow& row : experts::device_kernel_catalog().rows()) {
+    const bool same =
+        row.name == own.name || (!row.arithmetic.empty() && row.arithmetic == own.arithmetic);
+    if (!same || !row.supports(problem.sizes())) continue;
+    for (const DeviceTile& tile : all_tiles(row, problem)) {
+      Runner runner(problem, row, tile);
+      runner.run();
+      EXPECT_TRUE(runner.bits() == expected)
+          << own.name << " and " << row.name << ' ' << to_string(tile) << ": " << text_of(options);
+    }
+  }
+}
+
 TEST_P(DeviceKernels, EachTile_SameArithmetic_SameBits) {
-  const auto rows = experts::device_kernel_catalog().rows();
   for (const Format& format : formats()) {
     SCOPED_TRACE(format.name);
-    CudaProblem problem(with_format({.num_experts = 6,
-                                     .top_k = 2,
-                                     .hidden_size = 520,
-                                     .intermediate_size = 392,
-                                     .num_tokens = 300,
-                                     .has_bias = true,
-                                     .routing = RoutingKind::kZipf},
-                                    format));
-    if (!GetParam().supports(problem.sizes())) continue;
-    Runner first(problem, GetParam(), all_tiles(GetParam(), problem).front());
-    first.run();
-    const auto expected = first.bits();
-    for (const DeviceKernelRow& row : rows) {
-      const bool same = row.name == GetParam().name ||
-                        (!row.arithmetic.empty() && row.arithmetic == GetParam().arithmetic);
-      if (!same || !row.supports(problem.sizes())) continue;
-      for (const DeviceTile& tile : all_tiles(row, problem)) {
-        Runner runner(problem, row, tile);
-        runner.run();
-        EXPECT_TRUE(runner.bits() == expected)
-            << GetParam().name << " and " << row.name << ' ' << to_string(tile);
+    for (const bool bias : {true, false}) {
+      for (const bool weight_on_input : {false, true}) {
+        expect_same_bits(GetParam(), with_format({.num_experts = 6,
+                                                  .top_k = 2,
+                                                  .hidden_size = 520,
+                                                  .intermediate_size = 392,
+                                                  .num_tokens = 300,
+                                                  .has_bias = bias,
+                                                  .weight_on_input = weight_on_input,
+                                                  .routing = RoutingKind::kZipf},
+                                                 format));
+      }
+    }
+  }
+}
+
+// An odd number of features: the last has no neighbour.
+TEST_P(DeviceKernels, EachActivation_SameArithmetic_SameBits) {
+  for (const Format& format : formats()) {
+    SCOPED_TRACE(format.name);
+    for (const ActivationSpec& activation : activations()) {
+      for (const bool bias : {true, false}) {
+        expect_same_bits(GetParam(), with_format({.num_experts = 3,
+                                                  .top_k = 2,
+                                                  .hidden_size = 264,
+                                                  .intermediate_size = 139,
+                                                  .num_tokens = 151,
+                                                  .activation = activation,
+                                                  .has_bias = bias},
+                                                 format));
       }
     }
   }

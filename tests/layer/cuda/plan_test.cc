@@ -95,6 +95,9 @@ TEST(CudaPlan, BatchInvariant_UsesOneArithmetic) {
     const bool same_row = rung.row == made.ladder.front().row;
     EXPECT_TRUE(same_row || rung.row->arithmetic == made.ladder.front().row->arithmetic);
   }
+  // The rows for few and for many tokens share their arithmetic: D2 costs neither.
+  EXPECT_EQ(made.ladder.front().row->name, "cuda.stream_sm90");
+  EXPECT_EQ(made.ladder.back().row->name, "cuda.tile_sm90");
 }
 
 TEST(CudaPlan, TuningTable_ComesFirst) {
