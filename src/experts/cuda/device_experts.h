@@ -53,8 +53,10 @@ struct DeviceExperts {
   const float* intermediate_scale = nullptr;
 };
 
-// One forward's expert MLPs. Row r of the grouping reads token row_slot[r] / top_k of `input` and
-// writes its result to row row_slot[r] of `output`; other rows of `output` are not written.
+// One forward's expert MLPs. Row r of the grouping reads token row_slot[r] / top_k of `input`, or
+// row r of it where the kernel's tile has sorted_input, and writes its result to row row_slot[r] of
+// `output`; other rows of `output` are not written. Sorted rows may lie where `output` does: they
+// are read before the first result is written.
 struct DeviceExpertsCall {
   DeviceRows input;
   GroupedRows groups;
@@ -75,6 +77,7 @@ struct DeviceTile {
   int32_t stages = 0;    // of the shared-memory ring
   int32_t cluster = 1;   // blocks that share weights
   int32_t blocks_per_sm = 1;
+  bool sorted_input = false;  // reads rows that were copied into sorted order
   friend bool operator==(const DeviceTile&, const DeviceTile&) = default;
 };
 std::string to_string(const DeviceTile& tile);  // "128x256x128B, 4 stages, cluster 2"

@@ -10,6 +10,8 @@
 namespace conclave::inline v0::experts {
 namespace {
 
+constexpr std::string_view kSortedRows = ", sorted rows";
+
 // A number at the front of `text`, which then begins behind it.
 std::optional<int32_t> take_number(std::string_view& text) {
   int32_t value = 0;
@@ -47,6 +49,7 @@ std::string to_string(const DeviceTile& tile) {
   if (tile.cluster > 1) text += fmt::format(", cluster {}", tile.cluster);
   if (tile.blocks_per_sm > 1)
     text += fmt::format(", {} blocks a multiprocessor", tile.blocks_per_sm);
+  if (tile.sorted_input) text += kSortedRows;
   return text;
 }
 
@@ -55,6 +58,10 @@ DeviceTile parse_tile(std::string_view text) {
   DeviceTile tile;
   bool good = take_sizes(text, tile);
   while (good && !text.empty()) {
+    if (text == kSortedRows) {
+      tile.sorted_input = true;
+      break;
+    }
     good = take(text, ", ");
     const bool is_cluster = good && take(text, "cluster ");
     const std::optional<int32_t> value = good ? take_number(text) : std::nullopt;

@@ -3,6 +3,7 @@
 #include "core/checked.h"
 #include "dispatch/cuda/combine.h"
 #include "dispatch/cuda/group.h"
+#include "dispatch/cuda/spread_rows.h"
 #include "experts/cuda/quantize_rows_cuda.h"
 #include "gemm/cuda/gate_product.h"
 #include "layer/cuda/prepare_rows.h"
@@ -84,8 +85,40 @@ DeviceRows expert_input(const CudaCall& call, const experts::DeviceExpertsProble
   return rows;
 }
 
-// A static scale is each kind's own.
-bool reads_same_rows(const CudaPlan& plan) {
+// The same rows in the order of the grouping, a copy for each row: where the down product, which
+// needs them no more, writes its own.
+DeviceRows sorted_input(const CudaCall& call, const CudaRouting& routing) {
+  const CudaPlan& plan = call.plan;
+  const ConstTensorView& hidden = call.args.hidden;
+  const DeviceRows rows{.data = call.slice<void>(call.slices.expert_rows),
+                        .num_rows = routing.groups.max_rows,
+                        .row_stride = plan.row_stride,
+                        .dtype = plan.row_dtype};
+  dispatch::spread_rows({.rows = chunk_data(call, hidden),
+                         .dtype = hidden.dtype,
+                         .row_stride = stride_of_rows(hidden),
+                         .num_rows = call.count,
+                         .live_rows = routing.live_tokens,
+                         .columns = plan.spec.hidden_size,
+                         .slot_row = routing.groups.slot_row,
+                         .top_k = routing.groups.top_k,
+                         .out = call.slice<void>(call.slices.expert_rows),
+                         .out_dtype = rows.dtype,
+                         .out_stride = rows.row_stride},
+                        call.stream);
+  return rows;
+}
+
+bool sorts_input(const CudaCall& call) {
+  return call.plan.routed.num_local_experts > 0 &&
+         rung_for(call.kernels.routed, call.count).sorted_input;
+}
+
+// Whether the shared expert may read what the routed ones do: rows of tokens, which for one expert
+// are sorted as they are. A static scale is each kind's own.
+bool reads_same_rows(const CudaCall& call) {
+  const CudaPlan& plan = call.plan;
+  if (sorts_input(call)) return false;
   return plan.routed.weight_dtype == plan.shared->weight_dtype &&
          !(is_quantised(plan.routed) &&
            plan.spec.quant.activations == ActivationScale::kTensorStatic);
@@ -122,7 +155,7 @@ void run_routed(const CudaCall& call, const CudaRouting& routing, const DeviceRo
 void run_shared(const CudaCall& call, const CudaRouting& routing, const DeviceRows& routed_rows) {
   const CudaPlan& plan = call.plan;
   const DeviceRows rows =
-      reads_same_rows(plan) ? routed_rows : expert_input(call, *plan.shared, call.weights.shared);
+      reads_same_rows(call) ? routed_rows : expert_input(call, *plan.shared, call.weights.shared);
   const experts::DeviceExpertsKernel& kernel = *rung_for(call.kernels.shared, call.count).kernel;
   const GroupedRows groups =
       dispatch::device_group({.topk_ids = call.weights.zero_ids.as<int32_t>(),
@@ -262,7 +295,9 @@ std::vector<CudaRung> make_rungs(const std::vector<LadderRung>& ladder,
       kernels.owned.push_back(rung.row->make(problem, weights, rung.tile));
       kernel = kernels.owned.back().get();
     }
-    rungs.push_back({.last_tokens = rung.last_tokens, .kernel = kernel});
+    rungs.push_back({.last_tokens = rung.last_tokens,
+                     .kernel = kernel,
+                     .sorted_input = rung.tile.sorted_input});
   }
   return rungs;
 }
@@ -308,7 +343,9 @@ void run_cuda_chunk(const CudaCall& call) {
   const bool has_experts = call.plan.routed.num_local_experts > 0;
   const dispatch::DeviceGroupArgs group = group_args(call);
   const CudaRouting routing = enqueue_routing(call, &group);
-  const DeviceRows rows = expert_input(call, call.plan.routed, call.weights.routed);
+  const DeviceRows rows = sorts_input(call)
+                              ? sorted_input(call, routing)
+                              : expert_input(call, call.plan.routed, call.weights.routed);
   if (has_experts) run_routed(call, routing, rows);
   if (call.plan.shared) run_shared(call, routing, rows);
   combine(call, routing);

@@ -16,6 +16,7 @@ namespace conclave::inline v0 {
 struct CudaRung {
   int64_t last_tokens = 0;
   const experts::DeviceExpertsKernel* kernel = nullptr;
+  bool sorted_input = false;  // of the kernel's tile
 };
 
 // The kernels of a layer, made once beside its weights.

@@ -76,6 +76,7 @@ class Runner {
  public:
   Runner(CudaProblem& problem, const DeviceKernelRow& row, const DeviceTile& tile)
       : problem_(problem),
+        tile_(tile),
         kernel_(row.make(problem.sizes(), problem.weights(), tile)),
         workspace_(kernel_->workspace_bytes(problem.options().num_tokens)),
         output_(static_cast<size_t>(problem.output_bytes())) {}
@@ -83,8 +84,12 @@ class Runner {
   void run() {
     workspace_.poison(nullptr);
     output_.poison(nullptr);
-    kernel_->run(problem_.call(kernel_->tile_tokens(), 0, workspace_.data(), output_.data()),
-                 nullptr);
+    experts::DeviceExpertsCall call =
+        problem_.call(kernel_->tile_tokens(), 0, workspace_.data(), output_.data());
+    if (tile_.sorted_input) {
+      call.input = problem_.sorted_input(kernel_->tile_tokens(), 0, nullptr);
+    }
+    kernel_->run(call, nullptr);
     cuda::check(cudaDeviceSynchronize(), "kernel");
   }
   const std::byte* output() const { return output_.data(); }
@@ -98,6 +103,7 @@ class Runner {
 
  private:
   CudaProblem& problem_;
+  DeviceTile tile_;
   std::unique_ptr<DeviceExpertsKernel> kernel_;
   GuardedDevice workspace_;
   GuardedDevice output_;

@@ -197,8 +197,17 @@ TEST(TileText, EveryTile_ReadsBack) {
       EXPECT_EQ(experts::parse_tile(experts::to_string(tile)), tile) << experts::to_string(tile);
     }
   }
-  for (const char* text : {"", "16", "16x128", "16x128x128", "16x128x128B,", "16x128x128B, 6",
-                           "16x128x128B, cluster", "ax1x1B", "1x1x1B, 2 blocks"}) {
+  const experts::DeviceTile sorted = {.tokens = 128,
+                                      .features = 256,
+                                      .depth = 128,
+                                      .stages = 4,
+                                      .cluster = 2,
+                                      .sorted_input = true};
+  EXPECT_EQ(experts::to_string(sorted), "128x256x128B, 4 stages, cluster 2, sorted rows");
+  EXPECT_EQ(experts::parse_tile(experts::to_string(sorted)), sorted);
+  for (const char* text :
+       {"", "16", "16x128", "16x128x128", "16x128x128B,", "16x128x128B, 6", "16x128x128B, cluster",
+        "ax1x1B", "1x1x1B, 2 blocks", "1x1x1B, sorted"}) {
     EXPECT_EQ(code_of([&] { static_cast<void>(experts::parse_tile(text)); }),
               ErrorCode::kInvalidArgument)
         << text;

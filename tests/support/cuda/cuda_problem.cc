@@ -284,6 +284,33 @@ experts::DeviceExpertsCall CudaProblem::call(int32_t tile_tokens, int32_t routin
           .output_stride = row_stride()};
 }
 
+DeviceRows CudaProblem::sorted_input(int32_t tile_tokens, int32_t routing, CUstream_st* stream) {
+  const GroupedRows& rows = groups(tile_tokens, routing);
+  Groups& own = groups_.at({tile_tokens, routing});
+  DeviceRows sorted = input();
+  const auto spread = [&](const void* from, int64_t row_bytes, cuda::DeviceBuffer& to) {
+    const auto bytes = static_cast<size_t>((rows.max_rows + 1) * row_bytes);
+    if (to.bytes() < bytes) to = cuda::DeviceBuffer(bytes);
+    gather_rows({.from = from,
+                 .row_bytes = row_bytes,
+                 .row_slot = rows.row_slot,
+                 .num_rows = rows.expert_begin + options_.num_experts,
+                 .max_rows = rows.max_rows,
+                 .top_k = rows.top_k,
+                 .to = to.data()},
+                stream);
+    return to.data();
+  };
+  sorted.num_rows = rows.max_rows;
+  sorted.data = spread(sorted.data, sorted.row_stride * byte_size(sorted.dtype), own.sorted);
+  if (sorted.scales != nullptr) {
+    const int64_t bytes = sorted.scale_stride * static_cast<int64_t>(sizeof(float));
+    spread(sorted.scales, bytes, own.sorted_scales);
+    sorted.scales = own.sorted_scales.as<float>();
+  }
+  return sorted;
+}
+
 OracleProblem CudaProblem::oracle_problem(int32_t routing, int32_t copy) const {
   return {.sizes = sizes(),
           .weights = weights(copy),

@@ -83,6 +83,10 @@ class CudaProblem {
   experts::DeviceExpertsCall call(int32_t tile_tokens, int32_t routing, void* workspace,
                                   void* output);
 
+  // The rows of input() in the order of groups(tile_tokens, routing): what kernels with
+  // DeviceTile::sorted_input read. Enqueues the copies. Make it once before capturing a graph.
+  DeviceRows sorted_input(int32_t tile_tokens, int32_t routing, CUstream_st* stream);
+
   // Expert rows [T * k, row_stride()] after a call, all of them or as many as float64 does in some
   // 50 ms: random ones and those at the ends of tiles. `output` was poisoned before the call.
   RowErrors check_rows(const void* output, int32_t routing = 0, int32_t copy = 0) const;
@@ -103,7 +107,7 @@ class CudaProblem {
     cuda::DeviceBuffer ids, weights;
   };
   struct Groups {
-    cuda::DeviceBuffer expert_begin, row_slot, slot_row, tiles, num_tiles;
+    cuda::DeviceBuffer expert_begin, row_slot, slot_row, tiles, num_tiles, sorted, sorted_scales;
     GroupedRows rows;
   };
 

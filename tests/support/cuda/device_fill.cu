@@ -76,6 +76,15 @@ __global__ void quantize_kernel(QuantizeArgs a, int64_t group_columns) {
   }
 }
 
+__global__ void gather_kernel(GatherArgs args) {
+  for (int64_t row = blockIdx.x; row < *args.num_rows; row += gridDim.x) {
+    const int64_t token = args.row_slot[row] / args.top_k;
+    const auto* from = static_cast<const uint8_t*>(args.from) + token * args.row_bytes;
+    auto* to = static_cast<uint8_t*>(args.to) + row * args.row_bytes;
+    for (int64_t i = threadIdx.x; i < args.row_bytes; i += blockDim.x) to[i] = from[i];
+  }
+}
+
 cuda::LaunchShape shape(int64_t blocks, CUstream_st* stream) {
   return {.blocks = std::clamp<int64_t>(blocks, 1, 1 << 20),
           .threads = kThreads,
@@ -84,6 +93,11 @@ cuda::LaunchShape shape(int64_t blocks, CUstream_st* stream) {
 }
 
 }  // namespace
+
+void gather_rows(const GatherArgs& args, CUstream_st* stream) {
+  if (args.max_rows == 0) return;
+  cuda::launch("testing.gather_rows", gather_kernel, shape(args.max_rows, stream), args);
+}
 
 void fill_normal(const NormalMatrix& matrix, CUstream_st* stream) {
   const auto fill = [&](auto kernel) {

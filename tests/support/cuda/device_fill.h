@@ -40,4 +40,16 @@ struct QuantizeArgs {
 };
 void quantize_rows(const QuantizeArgs& args, CUstream_st* stream);
 
+// Row r of `to` becomes row row_slot[r] / top_k of `from`, for r below *num_rows.
+struct GatherArgs {
+  const void* from = nullptr;
+  int64_t row_bytes = 0;
+  const int32_t* row_slot = nullptr;
+  const int32_t* num_rows = nullptr;  // on the device
+  int64_t max_rows = 0;
+  int32_t top_k = 1;
+  void* to = nullptr;
+};
+void gather_rows(const GatherArgs& args, CUstream_st* stream);
+
 }  // namespace conclave::testing

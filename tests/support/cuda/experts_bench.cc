@@ -1,6 +1,7 @@
 #include "support/cuda/experts_bench.h"
 
 #include "cuda/check.h"
+#include "dispatch/cuda/spread_rows.h"
 #include "support/cuda/cases.h"
 #include "support/cuda/cuda_problem.h"
 #include "support/cuda/graph_timer.h"
@@ -94,11 +95,15 @@ class Subject {
   Subject(CudaProblem& problem, const experts::DeviceKernelRow& row,
           const experts::DeviceTile& tile)
       : problem_(problem),
+        tile_(tile),
         kernel_(row.make(problem.sizes(), problem.weights(), tile)),
         workspace_(kernel_->workspace_bytes(problem.options().num_tokens)),
         output_(static_cast<size_t>(problem.output_bytes())) {
     for (int32_t i = 0; i < problem_.options().routings; ++i) {
       problem_.groups(kernel_->tile_tokens(), i);
+      if (tile_.sorted_input && is_quantised()) {
+        problem_.sorted_input(kernel_->tile_tokens(), i, nullptr);
+      }
     }
   }
 
@@ -123,11 +128,39 @@ class Subject {
 
  private:
   void enqueue(int32_t routing, CUstream_st* stream) {
-    kernel_->run(problem_.call(kernel_->tile_tokens(), routing, workspace_.data(), output_.data()),
-                 stream);
+    experts::DeviceExpertsCall call =
+        problem_.call(kernel_->tile_tokens(), routing, workspace_.data(), output_.data());
+    if (tile_.sorted_input) call.input = sorted_input(call, routing, stream);
+    kernel_->run(call, stream);
+  }
+
+  bool is_quantised() const { return problem_.input().dtype == DType::kF8E4M3; }
+
+  // As a layer does: 16-bit rows are copied to where the results will lie. Codes are sorted by the
+  // kernel that makes them.
+  DeviceRows sorted_input(const experts::DeviceExpertsCall& call, int32_t routing,
+                          CUstream_st* stream) {
+    if (is_quantised()) return problem_.sorted_input(kernel_->tile_tokens(), routing, stream);
+    DeviceRows rows = call.input;
+    dispatch::spread_rows({.rows = rows.data,
+                           .dtype = rows.dtype,
+                           .row_stride = rows.row_stride,
+                           .num_rows = rows.num_rows,
+                           .columns = problem_.options().hidden_size,
+                           .slot_row = call.groups.slot_row,
+                           .top_k = call.groups.top_k,
+                           .out = call.output,
+                           .out_dtype = rows.dtype,
+                           .out_stride = call.output_stride},
+                          stream);
+    rows.data = call.output;
+    rows.num_rows = call.groups.max_rows;
+    rows.row_stride = call.output_stride;
+    return rows;
   }
 
   CudaProblem& problem_;
+  experts::DeviceTile tile_;
   std::unique_ptr<experts::DeviceExpertsKernel> kernel_;
   GuardedDevice workspace_;
   GuardedDevice output_;
