@@ -1,0 +1,85 @@
+// How a kernel of tile_sm90 is cut, and its shared memory.
+#pragma once
+
+#include "cuda/device/barrier.cuh"
+#include "cuda/device/copy.cuh"
+#include "cuda/device/grid.cuh"
+#include "experts/cuda/tile_sm90_params.h"
+
+#include <cstdint>
+
+namespace conclave::inline v0::experts::tile_sm90 {
+
+using namespace cuda::device;  // NOLINT: kernels only
+
+// 256 bytes and 16 more: rows 8 apart then begin in different banks.
+inline constexpr int kStagingRowBytes = 272;
+
+template <class ElementType, Product product, Shape shape, Formulas formulas = Formulas::kCommon>
+struct Config {
+  using Element = ElementType;
+  static constexpr Product kProduct = product;
+  static constexpr Shape kShape = shape;
+  static constexpr Formulas kFormulas = formulas;
+  static constexpr bool kUpProduct = product != Product::kDown;
+  static constexpr int kTokens = shape.tokens;
+  static constexpr int kFeatures = shape.features;
+  static constexpr int kStages = shape.stages;
+  static constexpr int kCluster = shape.cluster;
+  static constexpr int kThreads = 384;
+  static constexpr int kConsumerWarps = 8;
+  static constexpr int kAccumulators = kFeatures / 2;
+  static constexpr int kDepth = 64;  // elements of K a stage: 128 bytes, the widest swizzle
+  static constexpr int kRowBytes = 128;
+  static constexpr int kTokenBytes = kTokens * kRowBytes;
+  static constexpr int kFeatureBytes = kFeatures * kRowBytes;
+  static constexpr int kStageBytes = kTokenBytes + kFeatureBytes;
+  // A warp's 16 rows of a pass, on their way from registers to global memory.
+  static constexpr int kStagingBytes = 16 * kStagingRowBytes;
+  // Of the 168 that each of the 384 threads begins with.
+  static constexpr uint32_t kProducerRegisters = kUpProduct ? 72 : 40;
+  static constexpr uint32_t kConsumerRegisters = kUpProduct ? 216 : 232;
+  // Warps that release a stage, in every block of the cluster.
+  static constexpr uint32_t kReleases = kConsumerWarps * kCluster;
+  // Drawn tickets on their way, and who reads each: consumer warps, gathering warps or one thread.
+  static constexpr int kTickets = 4;
+  static constexpr uint32_t kTicketReaders = (kConsumerWarps + (kUpProduct ? 4 : 1)) * kCluster;
+  // The thread that starts copies, and the 128 that gather.
+  static constexpr uint32_t kFills = kUpProduct ? 129 : 1;
+  // Output columns of a tile, and of one pass through the staging rows.
+  static constexpr int kColumns = product == Product::kUpGated ? kFeatures / 2 : kFeatures;
+  static constexpr int kPasses = kColumns > 128 ? 2 : 1;
+  static constexpr int kPassColumns = kColumns / kPasses;
+
+  static_assert(kTokens == 128, "two warpgroups of wgmma's 64 rows");
+  static_assert(kFeatures % (16 * kCluster) == 0 && kPassColumns % 16 == 0);
+};
+
+template <class Config>
+struct SharedStorage {
+  // 1024: the period of the 128-byte swizzle.
+  alignas(1024) uint8_t tokens[Config::kStages][Config::kTokenBytes];
+  alignas(1024) uint8_t features[Config::kStages][Config::kFeatureBytes];
+  alignas(16) uint8_t staging[Config::kConsumerWarps][Config::kStagingBytes];
+  uint64_t full[Config::kStages];
+  uint64_t empty[Config::kStages];
+  uint64_t ticket_full[Config::kTickets];
+  uint64_t ticket_empty[Config::kTickets];
+  uint32_t tickets[Config::kTickets];
+};
+
+// Position in the ring of stages; `phase` flips on every turn.
+template <int kStages>
+struct RingPosition {
+  int32_t stage = 0;
+  uint32_t phase = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+}  // namespace conclave::inline v0::experts::tile_sm90

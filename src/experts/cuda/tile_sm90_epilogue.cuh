@@ -1,0 +1,262 @@
+// Sums of tile_sm90 to results in memory: bias, activation, rounding, whole rows.
+#pragma once
+
+#include "activation/device/formulas.cuh"
+#include "cuda/device/tma.cuh"
+#include "experts/cuda/silu_pair.cuh"
+#include "experts/cuda/tile_sm90_queue.cuh"
+
+#include <cstdint>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <type_traits>
+
+namespace conclave::inline v0::experts::tile_sm90 {
+
+__device__ __forceinline__ uint32_t pack(__nv_bfloat16 /*type*/, float low, float high) {
+  const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(both);
+}
+__device__ __forceinline__ uint32_t pack(__half /*type*/, float low, float high) {
+  const __half2 both = __floats2half2_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(both);
+}
+
+__device__ __forceinline__ uint32_t staging_offset(int32_t row, int32_t chunk) {
+  return static_cast<uint32_t>(row * kStagingRowBytes + chunk * 16);
+}
+
+// Two neighbouring blocks of 8 columns of a warp's 16 rows: v[0], v[1] columns 2 q, + 1 of row g of
+// the first, v[2], v[3] of row g + 8, v[4..7] the second; lane = 4 g + q.
+template <class Element>
+__device__ __forceinline__ void stage_columns(uint32_t staging, int32_t chunk,
+                                              const float (&v)[8]) {
+  const auto lane = static_cast<int32_t>(threadIdx.x % 32);
+  const int32_t row = lane % 16;
+  const uint32_t address = staging + staging_offset(row, chunk + lane / 16);
+  stmatrix_x4(address, pack(Element{}, v[0], v[1]), pack(Element{}, v[2], v[3]),
+              pack(Element{}, v[4], v[5]), pack(Element{}, v[6], v[7]));
+}
+
+// What a warp stores of its 16 rows.
+struct RowTarget {
+  int32_t rows = 0;    // that exist, 0 to 16
+  int32_t row = 0;     // lane l < 16: where row l goes
+  int32_t column = 0;  // first column of the pass
+  int32_t weigh = 0;   // lane l < 16: slot of row l
+  int32_t expert = 0;
+};
+
+// Until the staging rows of this warp may be written again.
+__device__ __forceinline__ void await_staging() {
+  bulk_wait_group_read<0>();
+  __syncwarp();
+}
+
+// A pass of staged rows by ordinary stores: the last columns of a width that is not a multiple of
+// 16 bytes.
+template <class Config>
+__device__ __noinline__ void store_ragged_rows(const Params& params, const uint8_t* staging,
+                                               RowTarget target) {
+  const auto lane = static_cast<int32_t>(threadIdx.x % 32);
+  auto* output = static_cast<uint16_t*>(params.output);
+  const int32_t columns = min(Config::kPassColumns, params.columns - target.column);
+  for (int32_t row = 0; row < target.rows; ++row) {
+    const int32_t to = __shfl_sync(0xffffffff, target.row, row);
+    const auto* from = reinterpret_cast<const uint16_t*>(staging + staging_offset(row, 0));
+    uint16_t* destination =
+        output + static_cast<int64_t>(to) * params.output_stride + target.column;
+    for (int32_t column = lane; column < columns; column += 32) destination[column] = from[column];
+  }
+  __syncwarp();
+}
+
+// kPassColumns columns of staged rows to global memory: a copy a row, which goes on while the warp
+// computes.
+template <class Config>
+__device__ __forceinline__ void store_rows(const Params& params, const uint8_t* staging,
+                                           const RowTarget& target) {
+  const int32_t left = params.columns - target.column;
+  if (left <= 0) return;
+  // The intermediate's rows have room for whole chunks.
+  const int32_t columns = min(Config::kPassColumns, Config::kUpProduct ? (left + 7) / 8 * 8 : left);
+  if (!params.whole_chunks || columns % 8 != 0) {
+    __syncwarp();
+    store_ragged_rows<Config>(params, staging, target);
+    return;
+  }
+  fence_proxy_async_shared();
+  __syncwarp();
+  const auto lane = static_cast<int32_t>(threadIdx.x % 32);
+  if (lane < target.rows) {
+    auto* output = static_cast<typename Config::Element*>(params.output);
+    bulk_store(output + static_cast<int64_t>(target.row) * params.output_stride + target.column,
+               staging + staging_offset(lane, 0), static_cast<uint32_t>(columns * 2));
+    bulk_commit_group();
+  }
+}
+
+__device__ __forceinline__ float bias_at(const float* bias, int32_t column, int32_t columns) {
+  return column < columns ? __ldg(bias + column) : 0.0F;
+}
+
+// The activation of 64 accumulator columns: 32 features of a gated product, 64 of another. `v` is
+// overwritten with the results in the order of stage_columns.
+template <class Config>
+struct ActivateColumns {
+  static constexpr bool kGated = Config::kProduct == Product::kUpGated;
+  const Params& params;
+  float (&v)[32];
+  uint32_t staging;
+  int32_t chunk;  // of the first result
+
+  template <class Formula>
+  __device__ __forceinline__ void visit() const {
+    const activation::FormulaParameters& p = params.activation.parameters;
+    constexpr int kStep = kGated ? 16 : 8;
+#pragma unroll
+    for (int first = 0; first < 32; first += kStep) {
+      float result[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if constexpr (kGated && std::is_same_v<Formula, activation::device::Silu>) {
+          if (i % 2 == 1) continue;
+          const int at = first + (i / 4) * 8 + i % 4;
+          result[i] = v[at];
+          result[i + 1] = v[at + 1];
+          silu_pair(result[i], result[i + 1], v[at + 4], v[at + 5]);
+        } else if constexpr (kGated) {
+          const int at = first + (i / 4) * 8 + i % 4;
+          result[i] = Formula::apply(v[at], v[at + 4], p);
+        } else {
+          result[i] = Formula::apply(0.0F, v[first + i], p);
+        }
+      }
+      stage_columns<typename Config::Element>(staging, chunk + 2 * first / kStep, result);
+    }
+  }
+};
+
+// Router weight of the input and bias of 64 accumulator columns, of which the first is
+// weight row 8 * `block`.
+template <class Config>
+__device__ __forceinline__ void weigh_and_bias(const Params& params, const float (&weights)[2],
+                                               int32_t expert, int32_t block, float (&v)[32]) {
+  constexpr bool kGated = Config::kProduct == Product::kUpGated;
+  const int32_t pair = 2 * static_cast<int32_t>(threadIdx.x % 4);
+  const int64_t width = kGated ? 2 * static_cast<int64_t>(params.columns) : params.columns;
+  const float* bias = params.bias == nullptr ? nullptr : params.bias + expert * width;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    float add[2] = {0.0F, 0.0F};
+    if (bias != nullptr) {
+      const float* part = kGated && j % 2 == 1 ? bias + params.columns : bias;
+      const int32_t column = (kGated ? (block + j) / 2 : block + j) * 8 + pair;
+      add[0] = bias_at(part, column, params.columns);
+      add[1] = bias_at(part, column + 1, params.columns);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[4 * j + i] = fmaf(v[4 * j + i], weights[i / 2], add[i % 2]);
+  }
+}
+
+template <class Config>
+__device__ __forceinline__ void activate_columns(const ActivateColumns<Config>& columns) {
+  const activation::DeviceActivation& activation = columns.params.activation;
+  if constexpr (Config::kFormulas == Formulas::kAll) {
+    activation::device::with_formula(activation, columns);
+  } else if (activation.id == activation::ActivationId::kSwigluOai) {
+    columns.template visit<activation::device::SwigluOai>();
+  } else {
+    columns.template visit<activation::device::Silu>();
+  }
+}
+
+// 64 accumulator columns at a time.
+template <class Config>
+__device__ __forceinline__ void store_up(const Params& params, const uint8_t* staging,
+                                         RowTarget target, int32_t feature_tile,
+                                         float (&sums)[Config::kAccumulators]) {
+  constexpr int kParts = Config::kAccumulators / 32;
+  constexpr int kChunksOfPart = Config::kProduct == Product::kUpGated ? 4 : 8;
+  constexpr int kPartsOfPass = Config::kPassColumns / 8 / kChunksOfPart;
+  const int32_t row = static_cast<int32_t>(threadIdx.x % 32) / 4;
+  float weights[2] = {1.0F, 1.0F};
+  if (params.input_weights != nullptr) {
+    const int32_t low = __shfl_sync(0xffffffff, target.weigh, row);
+    const int32_t high = __shfl_sync(0xffffffff, target.weigh, row + 8);
+    weights[0] = __ldg(params.input_weights + low);
+    weights[1] = __ldg(params.input_weights + high);
+  }
+  const bool plain = params.bias == nullptr && params.input_weights == nullptr;
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    float v[32];
+#pragma unroll
+    for (int i = 0; i < 32; ++i) v[i] = sums[part * 32 + i];
+    if (!plain) {
+      const int32_t block = feature_tile * (Config::kFeatures / 8) + 8 * part;
+      weigh_and_bias<Config>(params, weights, target.expert, block, v);
+    }
+    const int32_t in_pass = part % kPartsOfPass;
+    if (in_pass == 0) await_staging();
+    activate_columns<Config>({params, v, shared_address(staging), in_pass * kChunksOfPart});
+    if (in_pass == kPartsOfPass - 1) {
+      target.column = feature_tile * Config::kColumns + part / kPartsOfPass * Config::kPassColumns;
+      store_rows<Config>(params, staging, target);
+    }
+  }
+}
+
+template <class Config>
+__device__ __forceinline__ void store_down(const Params& params, const uint8_t* staging,
+                                           RowTarget target, int32_t feature_tile,
+                                           float (&sums)[Config::kAccumulators]) {
+  const int32_t pair = 2 * static_cast<int32_t>(threadIdx.x % 4);
+  constexpr int kBlocksOfPass = Config::kPassColumns / 8;
+#pragma unroll
+  for (int pass = 0; pass < Config::kPasses; ++pass) {
+    target.column = feature_tile * Config::kFeatures + pass * Config::kPassColumns;
+    await_staging();
+#pragma unroll
+    for (int block = 0; block < kBlocksOfPass; block += 2) {
+      const int at = (pass * kBlocksOfPass + block) * 4;
+      float v[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) v[i] = sums[at + i];
+      if (params.bias != nullptr) {
+        const float* bias = params.bias + static_cast<int64_t>(target.expert) * params.columns;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          const int32_t column = target.column + (block + i / 4) * 8 + pair + i % 2;
+          v[i] += bias_at(bias, column, params.columns);
+        }
+      }
+      stage_columns<typename Config::Element>(shared_address(staging), block, v);
+    }
+    store_rows<Config>(params, staging, target);
+  }
+}
+
+// Where a warp's 16 rows of a tile go. Asked before the product, so that its loads are hidden.
+template <class Config>
+__device__ __forceinline__ RowTarget find_target(const Params& params, const Work& work,
+                                                 int32_t first_row) {
+  const auto lane = static_cast<int32_t>(threadIdx.x % 32);
+  RowTarget target;
+  target.rows = max(0, min(16, work.tile.count - first_row));
+  target.expert = work.tile.expert;
+  const int32_t row = first_row + lane;
+  const bool exists = lane < target.rows;
+  if (Config::kUpProduct) {
+    target.row = work.tile.begin + row;
+    if (params.input_weights != nullptr && exists) {
+      target.weigh = __ldg(params.row_slot + work.tile.begin + row);
+    }
+  } else if (exists) {
+    target.row = __ldg(params.row_slot + work.tile.begin + row);
+  }
+  return target;
+}
+
+}  // namespace conclave::inline v0::experts::tile_sm90

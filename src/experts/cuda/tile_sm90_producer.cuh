@@ -1,0 +1,146 @@
+// Loads of tile_sm90: weights by the copy engine, rows by it or gathered.
+#pragma once
+
+#include "cuda/device/tma.cuh"
+#include "experts/cuda/tile_sm90_queue.cuh"
+
+#include <cstdint>
+
+namespace conclave::inline v0::experts::tile_sm90 {
+
+// One thread: the weights of a stage. `stage_bytes` is all that will land in this block.
+template <class Config>
+__device__ __forceinline__ void load_features(const Params& params, SharedStorage<Config>& shared,
+                                              int32_t stage, const Work& work, int32_t k,
+                                              uint32_t stage_bytes) {
+  uint64_t* full = &shared.full[stage];
+  mbarrier_arrive_expect_tx(full, stage_bytes);
+  constexpr int32_t kBoxRows = Config::kFeatures / Config::kCluster;
+  const int32_t row = work.feature_tile * Config::kFeatures;
+  const auto load = [&](int32_t part, auto... multicast) {
+    uint8_t* destination = shared.features[stage] + part * kBoxRows * Config::kRowBytes;
+    const int32_t first = row + part * kBoxRows;
+    if constexpr (sizeof...(multicast) > 0) {
+      if constexpr (Config::kProduct == Product::kUpGated) {
+        tma_load_5d_multicast(&params.weights, full, destination, 3, k, 0, 0, first / 16,
+                              work.tile.expert);
+      } else {
+        tma_load_3d_multicast(&params.weights, full, destination, 3, k, first, work.tile.expert);
+      }
+    } else if constexpr (Config::kProduct == Product::kUpGated) {
+      tma_load_5d(&params.weights, full, destination, k, 0, 0, first / 16, work.tile.expert);
+    } else {
+      tma_load_3d(&params.weights, full, destination, k, first, work.tile.expert);
+    }
+  };
+  if constexpr (Config::kCluster == 1) {
+    load(0);
+  } else if (work.shared) {
+    load(static_cast<int32_t>(cluster_rank()), true);
+  } else {
+    load(0);
+    load(1);
+  }
+}
+
+// The up product: four warps gather token rows by cp.async while one of their threads has the
+// weights copied. Rows count on the stage's barrier when they have landed.
+template <class Config>
+struct GatherProducer {
+  static constexpr int kRowsEach = Config::kTokens / 16;
+
+  const Params& params;
+  SharedStorage<Config>& shared;
+  int32_t first_row;  // of this thread; the others are 16 apart
+  int32_t chunk;      // of 16 bytes in a row's 128
+
+  // Slots of the rows, asked a tile ahead: loads that wait for one another would empty the ring.
+  __device__ __forceinline__ void read_slots(const Work& work, uint32_t (&slots)[kRowsEach]) const {
+    if (!work.valid) return;
+#pragma unroll
+    for (int i = 0; i < kRowsEach; ++i) {
+      const int32_t row = min(first_row + 16 * i, max(work.tile.count - 1, 0));
+      slots[i] = static_cast<uint32_t>(__ldg(params.row_slot + work.tile.begin + row));
+    }
+  }
+
+  // Rows beyond the tile are left as they are: their sums are not stored.
+  __device__ __forceinline__ void gather(const uint32_t (&tokens)[kRowsEach], int32_t count,
+                                         int32_t k, uint32_t destination) const {
+    const int32_t column = k + chunk * 8;
+    const int32_t bytes = 2 * max(0, min(8, params.depth - column));
+    const char* source = static_cast<const char*>(params.input) + (bytes > 0 ? 2 * column : 0);
+    const auto stride_bytes = static_cast<uint32_t>(2 * params.input_stride);
+#pragma unroll
+    for (int i = 0; i < kRowsEach; ++i) {
+      if (first_row + 16 * i < count) {
+        cp_async_16_part(destination + i * 16 * Config::kRowBytes,
+                         source + static_cast<uint64_t>(tokens[i]) * stride_bytes, bytes);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void run() const {
+    // The swizzle: chunk c of row r lies at c ^ (r % 8); rows 16 apart have the same one.
+    const auto offset =
+        static_cast<uint32_t>(first_row * Config::kRowBytes + ((chunk ^ (first_row % 8)) * 16));
+    const uint32_t base = shared_address(shared.tokens[0]) + offset;
+    RingPosition<Config::kStages> position;
+    const TileWalk<Config> walk(params);
+    TicketProducer<Config> tickets(params, shared, walk.units, false);
+    Work work = walk.at(tickets.next());
+    uint32_t slots[kRowsEach];
+    read_slots(work, slots);
+    while (work.valid) {
+      uint32_t tokens[kRowsEach];
+#pragma unroll
+      for (int i = 0; i < kRowsEach; ++i) {
+        tokens[i] = slots[i] / static_cast<uint32_t>(params.top_k);
+      }
+      const Work following = walk.at(tickets.next());
+      read_slots(following, slots);
+      for (int32_t k = 0; k < params.depth; k += Config::kDepth) {
+        mbarrier_wait(&shared.empty[position.stage], position.phase ^ 1);
+        if (threadIdx.x == 0) {
+          load_features<Config>(params, shared, position.stage, work, k, Config::kFeatureBytes);
+        }
+        __syncwarp();
+        gather(tokens, work.tile.count, k,
+               base + static_cast<uint32_t>(position.stage * Config::kTokenBytes));
+        cp_async_mbarrier_arrive_noinc(&shared.full[position.stage]);
+        position.advance();
+      }
+      work = following;
+    }
+    tickets.finish();
+  }
+};
+
+// The down product: one thread has both operands copied.
+template <class Config>
+__device__ __forceinline__ void produce_down(const Params& params, SharedStorage<Config>& shared) {
+  RingPosition<Config::kStages> position;
+  const TileWalk<Config> walk(params);
+  TicketProducer<Config> tickets(params, shared, walk.units, true);
+  Work work = walk.at(tickets.next());
+  while (work.valid) {
+    const Work following = walk.at(tickets.next());
+    const int32_t boxes = (work.tile.count + 63) / 64;
+    const auto bytes =
+        static_cast<uint32_t>(Config::kFeatureBytes + boxes * 64 * Config::kRowBytes);
+    for (int32_t k = 0; k < params.depth; k += Config::kDepth) {
+      mbarrier_wait(&shared.empty[position.stage], position.phase ^ 1);
+      load_features<Config>(params, shared, position.stage, work, k, bytes);
+      for (int32_t box = 0; box < boxes; ++box) {
+        tma_load_2d(&params.intermediate, &shared.full[position.stage],
+                    shared.tokens[position.stage] + box * 64 * Config::kRowBytes, k,
+                    work.tile.begin + box * 64);
+      }
+      position.advance();
+    }
+    work = following;
+  }
+  tickets.finish();
+}
+
+}  // namespace conclave::inline v0::experts::tile_sm90
