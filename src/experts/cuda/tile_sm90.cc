@@ -17,8 +17,12 @@ constexpr DeviceTile kPair = {
 // Pairs of blocks read weights from L2 once: up to 14 % faster where rows are long. Of short ones,
 // tiles are so short that waiting for one another costs more (1 to 2 %).
 constexpr int64_t kLongRows = 2560;
-constexpr std::array kPairsFirst = {kPair, kSingle};
-constexpr std::array kSinglesFirst = {kSingle, kPair};
+constexpr DeviceTile sorted(DeviceTile tile) {
+  tile.sorted_input = true;
+  return tile;
+}
+constexpr std::array kPairsFirst = {sorted(kPair), sorted(kSingle), kPair, kSingle};
+constexpr std::array kSinglesFirst = {sorted(kSingle), sorted(kPair), kSingle, kPair};
 
 // 192 features a tile where 256 would leave more than a twentieth of all tiles' columns unused.
 int32_t down_features(int64_t hidden_size, int32_t features) {
@@ -29,7 +33,8 @@ int32_t down_features(int64_t hidden_size, int32_t features) {
 
 std::string to_string(const ProductTile& tile) {
   return std::to_string(tile.features) + " s" + std::to_string(tile.stages) + " c" +
-         std::to_string(tile.cluster) + (tile.group > 0 ? " g" + std::to_string(tile.group) : "");
+         std::to_string(tile.cluster) + (tile.group > 0 ? " g" + std::to_string(tile.group) : "") +
+         (tile.gathers ? " gathered" : "");
 }
 
 }  // namespace
@@ -58,16 +63,19 @@ Support tile_sm90_supports(const DeviceExpertsProblem& problem) {
 }
 
 std::span<const DeviceTile> tile_sm90_tiles(const DeviceExpertsProblem& problem) {
-  return problem.hidden_size >= kLongRows ? kPairsFirst : kSinglesFirst;
+  const std::span<const DeviceTile> tiles =
+      problem.hidden_size >= kLongRows ? kPairsFirst : kSinglesFirst;
+  return tile_sm90_common(problem.activation) ? tiles : tiles.last(2);
 }
 
 TilePlan tile_sm90_plan(const DeviceExpertsProblem& problem, const DeviceTile& tile) {
   ProductTile up = {.features = tile.features, .stages = tile.stages, .cluster = tile.cluster};
   ProductTile down = up;
+  up.gathers = !tile.sorted_input;
   down.features = down_features(problem.hidden_size, tile.features);
   // Kernels with all activations were built for single blocks only.
   if (!tile_sm90_common(problem.activation)) up.cluster = 1;
-  if (!problem.activation.gated) up = {.features = 128, .stages = 6};
+  if (!problem.activation.gated) up = {.features = 128, .stages = 6, .gathers = true};
   return {.tokens = tile.tokens, .up = up, .down = down};
 }
 

@@ -21,7 +21,7 @@ using tile_sm90::Shape;
 
 bool matches(const Shape& shape, int32_t tokens, const ProductTile& tile) {
   return shape.tokens == tokens && shape.features == tile.features && shape.stages == tile.stages &&
-         shape.cluster == tile.cluster;
+         shape.cluster == tile.cluster && shape.gathers == tile.gathers;
 }
 
 struct KernelKey {
@@ -145,8 +145,15 @@ class TileSm90 final : public DeviceExpertsKernel {
     if (call.groups.max_rows == 0) return;
     PlannedProduct up = up_;
     read_groups(call.groups, &up.params);
-    up.params.input = call.input.data;
-    up.params.input_stride = call.input.row_stride;
+    if (plan_.up.gathers) {
+      up.params.input = call.input.data;
+      up.params.input_stride = call.input.row_stride;
+    } else {
+      up.params.rows = rows_map({.data = call.input.data,
+                                 .rows = call.input.num_rows,
+                                 .columns = problem_.hidden_size,
+                                 .stride = call.input.row_stride});
+    }
     up.params.input_weights = call.input_weights;
     auto* workspace = static_cast<std::byte*>(call.workspace);
     up.params.queue = workspace;
@@ -155,7 +162,10 @@ class TileSm90 final : public DeviceExpertsKernel {
 
     PlannedProduct down = down_;
     read_groups(call.groups, &down.params);
-    down.params.intermediate = intermediate_map(call);
+    down.params.rows = rows_map({.data = up.params.output,
+                                 .rows = call.groups.max_rows,
+                                 .columns = problem_.intermediate_size,
+                                 .stride = up.params.output_stride});
     down.params.queue = workspace + kDownQueue;
     down.params.output = call.output;
     down.params.output_stride = call.output_stride;
@@ -194,17 +204,21 @@ class TileSm90 final : public DeviceExpertsKernel {
     params->top_k = groups.top_k;
   }
 
-  CUtensorMap intermediate_map(const DeviceExpertsCall& call) const {
+  struct SortedRows {
+    const void* data;
+    int64_t rows;
+    int64_t columns;
+    int64_t stride;  // elements
+  };
+  CUtensorMap rows_map(const SortedRows& rows) const {
     const std::array<cuda::MapDimension, 2> dimensions = {{
-        {.size = static_cast<uint64_t>(problem_.intermediate_size), .box = 64},
-        {.size = static_cast<uint64_t>(call.groups.max_rows),
-         .stride_bytes = static_cast<uint64_t>(intermediate_stride(problem_.intermediate_size) * 2),
+        {.size = static_cast<uint64_t>(rows.columns), .box = 64},
+        {.size = static_cast<uint64_t>(rows.rows),
+         .stride_bytes = static_cast<uint64_t>(rows.stride * 2),
          .box = 64},
     }};
     return cuda::make_tensor_map(
-        {.data = static_cast<const std::byte*>(call.workspace) + kQueueBytes,
-         .type = map_type(problem_.weight_dtype),
-         .dimensions = dimensions});
+        {.data = rows.data, .type = map_type(problem_.weight_dtype), .dimensions = dimensions});
   }
 
   void launch(std::string_view name, const PlannedProduct& planned, const GroupedRows& groups,

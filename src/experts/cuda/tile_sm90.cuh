@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(raw_shared);
   if (threadIdx.x == 0) {
     prefetch_tensor_map(&params.weights);
-    if constexpr (!Config::kUpProduct) prefetch_tensor_map(&params.intermediate);
+    if constexpr (!Config::kGathers) prefetch_tensor_map(&params.rows);
     for (int stage = 0; stage < Config::kStages; ++stage) {
       mbarrier_init(&shared.full[stage], Config::kFills);
       mbarrier_init(&shared.empty[stage], Config::kReleases);
@@ -74,12 +74,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   grid_launch_dependents();
   if (threadIdx.x < 128) {
     setmaxnreg_dec<Config::kProducerRegisters>();
-    if constexpr (Config::kUpProduct) {
+    if constexpr (Config::kGathers) {
       const auto thread = static_cast<int32_t>(threadIdx.x);
       GatherProducer<Config>{params, shared, thread / 8, thread % 8}.run();
     } else if (threadIdx.x == 0) {
-      fence_proxy_async();  // the intermediate came by ordinary stores
-      produce_down<Config>(params, shared);
+      fence_proxy_async();  // the rows came by ordinary stores
+      produce_sorted<Config>(params, shared);
     }
   } else {
     setmaxnreg_inc<Config::kConsumerRegisters>();

@@ -15,7 +15,8 @@ struct ProductTile {
   int32_t features = 256;
   int32_t stages = 4;
   int32_t cluster = 1;
-  int32_t group = 0;  // token tiles that are walked together; 0: by group_tokens
+  int32_t group = 0;     // token tiles that are walked together; 0: by group_tokens
+  bool gathers = false;  // an up product whose rows lie in the order of tokens
   friend bool operator==(const ProductTile&, const ProductTile&) = default;
 };
 struct TilePlan {

@@ -22,6 +22,7 @@ struct Config {
   static constexpr Shape kShape = shape;
   static constexpr Formulas kFormulas = formulas;
   static constexpr bool kUpProduct = product != Product::kDown;
+  static constexpr bool kGathers = shape.gathers;
   static constexpr int kTokens = shape.tokens;
   static constexpr int kFeatures = shape.features;
   static constexpr int kStages = shape.stages;
@@ -37,15 +38,15 @@ struct Config {
   // A warp's 16 rows of a pass, on their way from registers to global memory.
   static constexpr int kStagingBytes = 16 * kStagingRowBytes;
   // Of the 168 that each of the 384 threads begins with.
-  static constexpr uint32_t kProducerRegisters = kUpProduct ? 72 : 40;
-  static constexpr uint32_t kConsumerRegisters = kUpProduct ? 216 : 232;
+  static constexpr uint32_t kProducerRegisters = kGathers ? 72 : 40;
+  static constexpr uint32_t kConsumerRegisters = kGathers ? 216 : 232;
   // Warps that release a stage, in every block of the cluster.
   static constexpr uint32_t kReleases = kConsumerWarps * kCluster;
   // Drawn tickets on their way, and who reads each: consumer warps, gathering warps or one thread.
   static constexpr int kTickets = 4;
-  static constexpr uint32_t kTicketReaders = (kConsumerWarps + (kUpProduct ? 4 : 1)) * kCluster;
+  static constexpr uint32_t kTicketReaders = (kConsumerWarps + (kGathers ? 4 : 1)) * kCluster;
   // The thread that starts copies, and the 128 that gather.
-  static constexpr uint32_t kFills = kUpProduct ? 129 : 1;
+  static constexpr uint32_t kFills = kGathers ? 129 : 1;
   // Output columns of a tile, and of one pass through the staging rows.
   static constexpr int kColumns = product == Product::kUpGated ? kFeatures / 2 : kFeatures;
   static constexpr int kPasses = kColumns > 128 ? 2 : 1;

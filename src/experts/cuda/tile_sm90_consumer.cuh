@@ -32,7 +32,7 @@ __device__ __forceinline__ void multiply(SharedStorage<Config>& shared, int32_t 
   for (int32_t i = 0; i < num_stages; ++i) {
     mbarrier_wait(&shared.full[position.stage], position.phase);
     // cp.async writes as ordinary stores do; wgmma reads as the copy engine does.
-    if constexpr (Config::kUpProduct) fence_proxy_async_shared();
+    if constexpr (Config::kGathers) fence_proxy_async_shared();
     const uint64_t a = tokens + static_cast<uint32_t>(position.stage * (Config::kTokenBytes / 16));
     const uint64_t b =
         features + static_cast<uint32_t>(position.stage * (Config::kFeatureBytes / 16));

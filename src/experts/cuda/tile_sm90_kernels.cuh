@@ -16,17 +16,21 @@ constexpr Kernel built() {
 // Four stages of 48 KiB, and 32 KiB of staging rows: 224 of 227 KiB.
 inline constexpr Shape kWide = {128, 256, 4, 1};
 inline constexpr Shape kWidePair = {128, 256, 4, 2};
+inline constexpr Shape kWideGather = {128, 256, 4, 1, true};
+inline constexpr Shape kWidePairGather = {128, 256, 4, 2, true};
 // For widths that 256 divides badly (2880).
 inline constexpr Shape kMedium = {128, 192, 4, 1};
 inline constexpr Shape kMediumPair = {128, 192, 4, 2};
 // For all formulas without a gate: with more sums a thread, the code of some spills.
-inline constexpr Shape kNarrow = {128, 128, 6, 1};
+inline constexpr Shape kNarrow = {128, 128, 6, 1, true};
 
 template <class T>
 inline constexpr std::array kKernelsOf = {
     built<Config<T, Product::kUpGated, kWide>>(),
     built<Config<T, Product::kUpGated, kWidePair>>(),
-    built<Config<T, Product::kUpGated, kWide, Formulas::kAll>>(),
+    built<Config<T, Product::kUpGated, kWideGather>>(),
+    built<Config<T, Product::kUpGated, kWidePairGather>>(),
+    built<Config<T, Product::kUpGated, kWideGather, Formulas::kAll>>(),
     built<Config<T, Product::kUp, kNarrow, Formulas::kAll>>(),
     built<Config<T, Product::kDown, kWide>>(),
     built<Config<T, Product::kDown, kWidePair>>(),

@@ -14,7 +14,7 @@
 namespace conclave::inline v0::experts::tile_sm90 {
 
 enum class Product : uint8_t {
-  kUpGated,  // gathered token rows times gate and up rows, 8 by 8 in turn; activation
+  kUpGated,  // token rows times gate and up rows, 8 by 8 in turn; activation
   kUp,       // the same without a gate
   kDown,     // sorted intermediate rows times down rows; bias; to the rows' slots
 };
@@ -23,16 +23,17 @@ struct Shape {
   int features;
   int stages;
   int cluster;  // blocks of a cluster; 2: two neighbouring token tiles share the loads of weights
+  bool gathers = false;  // an up product whose rows lie in the order of tokens
 };
 
 // Which activations a kernel can compute: each is code in every epilogue.
 enum class Formulas : uint8_t { kCommon, kAll };
 
 struct Params {
-  CUtensorMap weights;       // boxes of kFeatures / kCluster rows
-  CUtensorMap intermediate;  // of the down product: boxes of 64 rows
-  const void* input;         // of the up product: token rows
-  int64_t input_stride;      // elements
+  CUtensorMap weights;   // boxes of kFeatures / kCluster rows
+  CUtensorMap rows;      // sorted rows: boxes of 64
+  const void* input;     // token rows of a kernel that gathers
+  int64_t input_stride;  // elements
   const float* input_weights;
   const TokenTile* tiles;
   const int32_t* num_tiles;

@@ -43,8 +43,8 @@ __device__ __forceinline__ void load_features(const Params& params, SharedStorag
   }
 }
 
-// The up product: four warps gather token rows by cp.async while one of their threads has the
-// weights copied. Rows count on the stage's barrier when they have landed.
+// Rows in the order of tokens: four warps gather token rows by cp.async while one of their threads
+// has the weights copied. Rows count on the stage's barrier when they have landed.
 template <class Config>
 struct GatherProducer {
   static constexpr int kRowsEach = Config::kTokens / 16;
@@ -116,9 +116,10 @@ struct GatherProducer {
   }
 };
 
-// The down product: one thread has both operands copied.
+// Sorted rows: one thread has both operands copied.
 template <class Config>
-__device__ __forceinline__ void produce_down(const Params& params, SharedStorage<Config>& shared) {
+__device__ __forceinline__ void produce_sorted(const Params& params,
+                                               SharedStorage<Config>& shared) {
   RingPosition<Config::kStages> position;
   const TileWalk<Config> walk(params);
   TicketProducer<Config> tickets(params, shared, walk.units, true);
@@ -132,7 +133,7 @@ __device__ __forceinline__ void produce_down(const Params& params, SharedStorage
       mbarrier_wait(&shared.empty[position.stage], position.phase ^ 1);
       load_features<Config>(params, shared, position.stage, work, k, bytes);
       for (int32_t box = 0; box < boxes; ++box) {
-        tma_load_2d(&params.intermediate, &shared.full[position.stage],
+        tma_load_2d(&params.rows, &shared.full[position.stage],
                     shared.tokens[position.stage] + box * 64 * Config::kRowBytes, k,
                     work.tile.begin + box * 64);
       }
