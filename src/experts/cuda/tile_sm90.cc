@@ -21,8 +21,8 @@ constexpr DeviceTile sorted(DeviceTile tile) {
   tile.sorted_input = true;
   return tile;
 }
-constexpr std::array kPairsFirst = {sorted(kPair), sorted(kSingle), kPair, kSingle};
-constexpr std::array kSinglesFirst = {sorted(kSingle), sorted(kPair), kSingle, kPair};
+constexpr std::array kPairsFirst = {kPair, kSingle, sorted(kPair), sorted(kSingle)};
+constexpr std::array kSinglesFirst = {kSingle, kPair, sorted(kSingle), sorted(kPair)};
 
 // 192 features a tile where 256 would leave more than a twentieth of all tiles' columns unused.
 int32_t down_features(int64_t hidden_size, int32_t features) {
@@ -65,7 +65,7 @@ Support tile_sm90_supports(const DeviceExpertsProblem& problem) {
 std::span<const DeviceTile> tile_sm90_tiles(const DeviceExpertsProblem& problem) {
   const std::span<const DeviceTile> tiles =
       problem.hidden_size >= kLongRows ? kPairsFirst : kSinglesFirst;
-  return tile_sm90_common(problem.activation) ? tiles : tiles.last(2);
+  return tile_sm90_common(problem.activation) ? tiles : tiles.first(2);
 }
 
 TilePlan tile_sm90_plan(const DeviceExpertsProblem& problem, const DeviceTile& tile) {
