@@ -1,7 +1,9 @@
 #include "core/checked.h"
+#include "cuda/device/cluster.cuh"
 #include "cuda/device/grid.cuh"
 #include "cuda/launch.h"
 #include "dispatch/cuda/group_launch.h"
+#include "dispatch/cuda/group_tokens.cuh"
 #include "layer/cuda/route_and_group.h"
 #include "routing/cuda/route_row.cuh"
 
@@ -12,37 +14,66 @@
 namespace conclave::inline v0 {
 namespace {
 
-// 128 registers a thread; routing with 16 columns a lane takes about 100.
-constexpr int32_t kMaxThreads = 512;
-constexpr int32_t kMaxColumnsALane = 16;
-// A warp a token in one block. With more blocks the barrier of a cluster costs more than a second
-// launch, which overlaps with the first: measured on an H200.
-constexpr int64_t kMaxTokens = 8;
 constexpr size_t kMaxSharedBytes = size_t{160} * 1024;
+constexpr int32_t kMaxColumnsALane = 16;
+// Measured on an H200: a block routes so many tokens at once before more blocks pay for their
+// barrier.
+constexpr int64_t kBlockTokens = 8;
+// Of one cluster that every device that has clusters can hold.
+constexpr int64_t kMaxBlocks = 8;
 
-template <int kColumns>
-__global__ void __launch_bounds__(kMaxThreads, 1)
-    route_and_group_kernel(const __grid_constant__ routing::device::RouteParams route,
-                           const __grid_constant__ dispatch::device::GroupParams group) {
-  extern __shared__ __align__(16) std::byte memory[];
-  const auto shared = dispatch::device::carve_group_shared(memory, group.num_local_experts);
-  const auto warps = static_cast<int64_t>(blockDim.x / 32);
-  const auto warp = static_cast<int64_t>(threadIdx.x / 32);
-  auto* scratch = reinterpret_cast<double*>(
-      memory + dispatch::group_shared_bytes_aligned(warps, group.num_local_experts));
-  dispatch::device::clear_group_shared(shared, group.num_local_experts);
-  cuda::device::grid_dependency_wait();
-  cuda::device::grid_launch_dependents();
-  for (int64_t token = blockIdx.x + warp * gridDim.x; token < route.args.num_tokens;
-       token += gridDim.x * warps) {
-    routing::device::route_token<kColumns>(
-        route, token, scratch + warp * routing::route_scratch_doubles(route.rule));
-  }
-  dispatch::device::sync_group(gridDim.x);
-  dispatch::device::group_slots(group, shared, blockIdx.x, gridDim.x);
+// A warp a token, so that a block's tokens have a bit each in a word; 64 registers a thread at most
+// where a lane holds few columns.
+constexpr int32_t max_warps(int32_t columns_a_lane) { return columns_a_lane <= 8 ? 32 : 16; }
+// More tokens a block take longer than a launch that spreads them over the GPU.
+constexpr int64_t kMaxBlockTokens = 16;
+
+// Rounded up, so that doubles may follow.
+constexpr size_t token_shared_bytes(int64_t num_local_experts) {
+  return (static_cast<size_t>(num_local_experts) * 2 * sizeof(uint32_t) + 15) / 16 * 16;
 }
 
-using Kernel = void (*)(routing::device::RouteParams, dispatch::device::GroupParams);
+template <int kColumns>
+__global__ void __launch_bounds__(max_warps(kColumns) * 32, 1)
+    route_and_group_kernel(const __grid_constant__ routing::device::RouteParams route,
+                           const __grid_constant__ dispatch::device::GroupParams group,
+                           int32_t block_tokens) {
+  extern __shared__ __align__(16) std::byte memory[];
+  const auto shared = dispatch::device::carve_token_shared(memory, group.num_local_experts);
+  const auto warp = static_cast<int32_t>(threadIdx.x / 32);
+  auto* scratch = reinterpret_cast<double*>(memory + token_shared_bytes(group.num_local_experts)) +
+                  warp * routing::route_scratch_doubles(route.rule);
+  dispatch::device::clear_token_shared(shared, group.num_local_experts);
+  __syncthreads();
+  cuda::device::grid_dependency_wait();
+  cuda::device::grid_launch_dependents();
+  const int64_t token = int64_t{blockIdx.x} * block_tokens + warp;
+  const uint32_t bit = warp < block_tokens ? 1U << warp : 0U;
+  const bool routes = bit != 0 && token < route.args.num_tokens;
+  routing::device::TokenChoice choice;
+  int32_t expert = -1;
+  if (routes) {
+    choice = routing::device::choose_token<kColumns>(route, token, scratch);
+    expert = dispatch::device::add_choice(group, shared, bit, choice.slot.column);
+  }
+  // Nothing has been stored to global memory yet, so that the barrier waits for nothing but bits;
+  // weights are formed meanwhile.
+  __syncwarp();
+  cuda::device::cluster_arrive();
+  if (routes) routing::device::weigh_token(route, token, choice);
+  __syncwarp();
+  cuda::device::cluster_wait();
+  dispatch::device::place_choices(group, shared, blockIdx.x, gridDim.x);
+  __syncwarp();
+  // The others' bits have been read: blocks may end after the matching wait.
+  cuda::device::cluster_arrive();
+  const auto slot = static_cast<int32_t>(token * route.rule.top_k) + routing::device::lane_id();
+  if (routes) dispatch::device::store_choice(group, shared, bit, expert, slot);
+  __syncwarp();
+  cuda::device::cluster_wait();
+}
+
+using Kernel = void (*)(routing::device::RouteParams, dispatch::device::GroupParams, int32_t);
 
 Kernel kernel_of(int32_t columns_a_lane) {
   switch (columns_a_lane) {
@@ -59,12 +90,6 @@ Kernel kernel_of(int32_t columns_a_lane) {
   }
 }
 
-routing::DeviceRouteRule rule_of(const MoeSpec& spec, const routing::DeviceRouteArgs& route) {
-  const bool given = route.given_ids != nullptr;
-  return routing::device_route_rule(spec,
-                                    given ? routing::Choices::kGiven : routing::Choices::kMade);
-}
-
 dispatch::DeviceGroupArgs group_of(const MoeSpec& spec, const routing::DeviceRouteArgs& route,
                                    const dispatch::DeviceGroupArgs& group) {
   dispatch::DeviceGroupArgs args = group;
@@ -78,7 +103,7 @@ dispatch::DeviceGroupArgs group_of(const MoeSpec& spec, const routing::DeviceRou
 size_t shared_bytes(const routing::DeviceRouteRule& rule, int32_t threads,
                     int64_t num_local_experts) {
   const auto warps = static_cast<size_t>(threads / 32);
-  return dispatch::group_shared_bytes_aligned(threads / 32, num_local_experts) +
+  return token_shared_bytes(num_local_experts) +
          warps * static_cast<size_t>(routing::route_scratch_doubles(rule)) * sizeof(double);
 }
 
@@ -86,35 +111,39 @@ size_t shared_bytes(const routing::DeviceRouteRule& rule, int32_t threads,
 
 dispatch::GroupShape route_and_group_shape(const MoeSpec& spec, int64_t num_tokens,
                                            int64_t num_local_experts) {
+  constexpr dispatch::GroupShape kNone{.blocks = 0};
   const auto rule = routing::device_route_rule(spec, routing::Choices::kMade);
-  const bool fits = num_tokens <= kMaxTokens && num_local_experts <= kMaxThreads &&
-                    routing::columns_a_lane(rule) <= kMaxColumnsALane;
-  if (!fits) return {.blocks = 0};
-  dispatch::GroupShape shape = dispatch::group_shape(num_tokens * spec.top_k, num_local_experts);
-  const auto threads = std::max<int64_t>(shape.threads, round_up(num_tokens, 4) * 32);
-  shape.threads = static_cast<int32_t>(threads);
+  const int32_t columns = routing::columns_a_lane(rule);
+  if (columns > kMaxColumnsALane) return kNone;
+  const int64_t most_warps = max_warps(columns);
+  dispatch::GroupShape shape;
+  while (shape.blocks < kMaxBlocks && num_tokens > shape.blocks * kBlockTokens) shape.blocks *= 2;
+  const int64_t tokens = ceil_div(num_tokens, shape.blocks);
+  if (tokens > kMaxBlockTokens || num_local_experts > most_warps * 32) return kNone;
+  shape.cluster = shape.blocks;
+  shape.threads = static_cast<int32_t>(std::max(tokens, ceil_div(num_local_experts, 32)) * 32);
   shape.shared_bytes = shared_bytes(rule, shape.threads, num_local_experts);
-  if (shape.shared_bytes > kMaxSharedBytes) return {.blocks = 0};
-  return shape;
+  return shape.shared_bytes <= kMaxSharedBytes ? shape : kNone;
 }
 
 GroupedRows device_route_and_group(const MoeSpec& spec, const routing::DeviceRouteArgs& route,
                                    const dispatch::DeviceGroupArgs& group,
                                    const dispatch::GroupShape& shape, CUstream_st* stream) {
-  const routing::device::RouteParams params{rule_of(spec, route), route};
+  const routing::device::RouteParams params{
+      routing::device_route_rule(spec, routing::Choices::kMade), route};
   dispatch::GroupLaunch launch = dispatch::prepare_group(group_of(spec, route, group));
-  launch.params.block_counts = nullptr;
+  const Kernel kernel = kernel_of(routing::columns_a_lane(params.rule));
   dispatch::GroupShape sized = shape;
   sized.shared_bytes = shared_bytes(params.rule, shape.threads, group.num_local_experts);
-  const Kernel kernel = kernel_of(routing::columns_a_lane(params.rule));
   dispatch::allow_group_shared(reinterpret_cast<const void*>(kernel), sized);
   cuda::launch("layer.route_and_group", kernel,
-               {.blocks = sized.blocks,
-                .threads = sized.threads,
+               {.blocks = shape.blocks,
+                .threads = shape.threads,
                 .shared_bytes = sized.shared_bytes,
-                .cluster = sized.cluster,
+                .cluster = shape.cluster,
                 .stream = stream},
-               params, launch.params);
+               params, launch.params,
+               static_cast<int32_t>(ceil_div(route.num_tokens, int64_t{shape.blocks})));
   return launch.rows;
 }
 
@@ -122,7 +151,10 @@ GroupedRows device_route_and_group(const MoeSpec& spec, const routing::DeviceRou
                                    const dispatch::DeviceGroupArgs& group, CUstream_st* stream) {
   const dispatch::GroupShape shape =
       route_and_group_shape(spec, route.num_tokens, group.num_local_experts);
-  if (shape.blocks != 0) return device_route_and_group(spec, route, group, shape, stream);
+  // Given ids may name an expert twice.
+  if (shape.blocks != 0 && route.given_ids == nullptr) {
+    return device_route_and_group(spec, route, group, shape, stream);
+  }
   routing::device_route(spec, route, stream);
   return dispatch::device_group(group_of(spec, route, group), stream);
 }

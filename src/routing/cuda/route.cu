@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32)
   double* own = scratch + warp * route_scratch_doubles(params.rule);
   const int64_t step = gridDim.x * warps;
   for (int64_t token = blockIdx.x * warps + warp; token < params.args.num_tokens; token += step) {
-    device::route_token<kColumns>(params, token, own);
+    device::weigh_token(params, token, device::choose_token<kColumns>(params, token, own));
   }
 }
 

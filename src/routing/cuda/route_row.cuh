@@ -254,15 +254,23 @@ __device__ __forceinline__ void store_token(const RouteParams& params, int64_t t
   if (args.captured_weights != nullptr) args.captured_weights[at] = weight;
 }
 
+// A token's choices, not yet weighed: slot j in lane j. Where `weighs` is false all weights are 0.
+struct TokenChoice {
+  Slot slot = {-1, false};
+  Softmax softmax = {absent(), 0, 0};
+  bool weighs = false;
+};
+
 // By one whole warp. `scratch`: route_scratch_doubles() of shared memory for this warp.
 template <int kColumns>
-__device__ __forceinline__ void route_token(const RouteParams& params, int64_t token,
-                                            double* scratch) {
+__device__ __forceinline__ TokenChoice choose_token(const RouteParams& params, int64_t token,
+                                                    double* scratch) {
   const DeviceRouteRule& rule = params.rule;
   const DeviceRouteArgs& args = params.args;
+  TokenChoice choice;
   const bool counts = (args.live_tokens == nullptr || token < *args.live_tokens) &&
                       (args.padding_mask == nullptr || args.padding_mask[token]);
-  if (!counts) return store_token(params, token, -1, 0);
+  if (!counts) return choice;
 
   float logits[kColumns];
   load_logits(params, token, logits);
@@ -276,22 +284,29 @@ __device__ __forceinline__ void route_token(const RouteParams& params, int64_t t
     atomicAdd(reinterpret_cast<unsigned long long*>(args.tokens_without_finite_logit), 1ULL);
   }
   if (!usable && args.given_ids == nullptr) {
-    return store_token(params, token, lane_id() < rule.top_k ? lane_id() : -1, 0);
+    choice.slot.column = lane_id() < rule.top_k ? lane_id() : -1;
+    return choice;
   }
 
-  Softmax softmax{absent(), 0, 0};
-  if (rule.softmax_all) softmax = float_softmax_of_row(logits, rule.score.soft_cap);
-  Slot slot;
+  choice.weighs = true;
+  if (rule.softmax_all) choice.softmax = float_softmax_of_row(logits, rule.score.soft_cap);
   if (args.given_ids != nullptr) {
-    slot = given_slot(params, token);
+    choice.slot = given_slot(params, token);
   } else if (rule.by_logit) {
-    slot = choose_by_logit(params, logits);
+    choice.slot = choose_by_logit(params, logits);
   } else {
-    const FastChoice fast = choose_fast(params, token, softmax, logits, bias, scratch);
-    slot = fast.known ? fast.slot : choose_by_score<kColumns>(params, token, scratch);
+    const FastChoice fast = choose_fast(params, token, choice.softmax, logits, bias, scratch);
+    choice.slot = fast.known ? fast.slot : choose_by_score<kColumns>(params, token, scratch);
   }
-  const float weight = weigh_slot(params, softmax, token, slot);
-  store_token(params, token, slot.column, weight);
+  return choice;
+}
+
+// By the same warp.
+__device__ __forceinline__ void weigh_token(const RouteParams& params, int64_t token,
+                                            const TokenChoice& choice) {
+  const float weight =
+      choice.weighs ? weigh_slot(params, choice.softmax, token, choice.slot) : 0.0F;
+  store_token(params, token, choice.slot.column, weight);
 }
 
 }  // namespace conclave::inline v0::routing::device

@@ -108,15 +108,32 @@ TEST_F(RouteAndGroup, EveryShape_GivesTheSame) {
   spec.router.has_selection_bias = true;
   spec.router.num_groups = 8;
   spec.router.topk_groups = 4;
-  const RoutingProblem problem = testing::random_problem(spec, 100, 1.0F, 3);
-  const Grouped wanted = run(problem, Launches::kTwo);
-  for (const int32_t blocks : {1, 2, 4, 8}) {
-    for (const int32_t threads : {256, 512}) {
-      ASSERT_EQ(
-          run(problem, Launches::kOne, {.blocks = blocks, .threads = threads, .cluster = blocks}),
-          wanted)
-          << blocks << " blocks of " << threads;
+  for (const int64_t tokens : {1, 7, 31, 32}) {
+    const RoutingProblem problem = testing::random_problem(spec, tokens, 1.0F, 3);
+    const Grouped wanted = run(problem, Launches::kTwo);
+    for (const int32_t blocks : {1, 2, 4, 8}) {
+      const dispatch::GroupShape shape = {.blocks = blocks, .threads = 1024, .cluster = blocks};
+      ASSERT_EQ(run(problem, Launches::kOne, shape), wanted) << blocks << " blocks, T " << tokens;
     }
+  }
+}
+
+TEST_F(RouteAndGroup, TokensAroundWholeBlocks_EqualTwoLaunches) {
+  const MoeSpec spec = testing::router_spec(60, 5, Renormalize::kSum);
+  for (const int64_t tokens : {8, 9, 63, 64, 65, 127, 128, 129, 255, 256, 257}) {
+    const RoutingProblem problem = testing::random_problem(spec, tokens, 1.0F, 3);
+    ASSERT_EQ(run(problem, Launches::kChosen), run(problem, Launches::kTwo)) << tokens;
+  }
+}
+
+TEST_F(RouteAndGroup, EveryTokenOnTheSameExperts_FillsWholeTiles) {
+  const MoeSpec spec = testing::router_spec(64, 8, Renormalize::kSum);
+  for (const int64_t tokens : {15, 17, 256}) {
+    RoutingProblem problem = testing::random_problem(spec, tokens, 1.0F, 3);
+    for (size_t i = 0; i < problem.logits.size(); ++i) {
+      problem.logits[i] = i % 64 < 8 ? 9.0F + static_cast<float>(i % 64) : 0.0F;
+    }
+    ASSERT_EQ(run(problem, Launches::kChosen), run(problem, Launches::kTwo)) << tokens;
   }
 }
 

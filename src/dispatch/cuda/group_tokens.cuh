@@ -1,0 +1,106 @@
+// Grouping of few tokens in the kernel that has chosen their experts, which differ within a token:
+// a bit a token says who chose an expert, and the bits give counts and ranks. One block, or one
+// cluster, of up to 32 tokens each.
+#pragma once
+
+#include "dispatch/cuda/group_slots.cuh"
+
+#include <cstdint>
+
+namespace conclave::inline v0::dispatch::device {
+
+// Of group_tokens_shared_bytes().
+struct TokenShared {
+  uint32_t* tokens;  // [E]: a bit each of this block's tokens; read by the others
+  uint32_t* rows;    // [E]: where this block's rows begin
+};
+
+__device__ __forceinline__ TokenShared carve_token_shared(void* memory, int32_t experts) {
+  auto* words = static_cast<uint32_t*>(memory);
+  return {words, words + experts};
+}
+__device__ __forceinline__ void clear_token_shared(const TokenShared& shared, int32_t experts) {
+  for (auto e = static_cast<int32_t>(threadIdx.x); e < experts;
+       e += static_cast<int32_t>(blockDim.x)) {
+    shared.tokens[e] = 0;
+  }
+}
+
+// One choice of the block's token; returns its local expert, or -1.
+__device__ __forceinline__ int32_t add_choice(const GroupParams& params, const TokenShared& shared,
+                                              uint32_t token_bit, int32_t id) {
+  const int32_t expert = local_expert_of(params, id);
+  if (expert >= 0) atomicOr(shared.tokens + expert, token_bit);
+  if (params.expert_load != nullptr && id >= 0 && id < params.num_experts) {
+    atomicAdd(params.expert_load + id, 1ULL);
+  }
+  return expert;
+}
+
+// Rows in the low half of a word, tiles in the high one: a scan of both at once.
+inline constexpr uint32_t kTileUnit = 1U << 16;
+inline constexpr int64_t kMaxPackedRows = kTileUnit - 1;
+
+// Sum over the threads before this one; `all` gets that of the block.
+__device__ __forceinline__ uint32_t scan_packed(uint32_t own, uint32_t* warp_sums, uint32_t& all) {
+  const uint32_t lane = threadIdx.x % 32;
+  uint32_t sum = own;
+#pragma unroll
+  for (uint32_t step = 1; step < 32; step *= 2) {
+    const uint32_t other = __shfl_up_sync(kFullWarp, sum, step);
+    if (lane >= step) sum += other;
+  }
+  if (lane == 31) warp_sums[threadIdx.x / 32] = sum;
+  __syncthreads();
+  const uint32_t warp = lane < blockDim.x / 32 ? warp_sums[lane] : 0;
+  const uint32_t before = __reduce_add_sync(kFullWarp, lane < threadIdx.x / 32 ? warp : 0U);
+  all = __reduce_add_sync(kFullWarp, warp);
+  return before + sum - own;
+}
+
+// A thread an expert, after all blocks have added their choices: where its rows begin. Ends in a
+// barrier.
+__device__ __forceinline__ void place_choices(const GroupParams& params, const TokenShared& shared,
+                                              uint32_t block, uint32_t blocks) {
+  __shared__ uint32_t warp_sums[32];
+  const auto expert = static_cast<int32_t>(threadIdx.x);
+  const bool valid = expert < params.num_local_experts;
+  uint32_t count = 0;
+  uint32_t before = 0;
+  for (uint32_t b = 0; valid && b < blocks; ++b) {
+    const uint32_t bits = blocks == 1
+                              ? shared.tokens[expert]
+                              : cuda::device::load_shared_cluster(shared.tokens + expert, b);
+    count += static_cast<uint32_t>(__popc(bits));
+    before += b < block ? static_cast<uint32_t>(__popc(bits)) : 0;
+  }
+  const auto tile = static_cast<uint32_t>(params.tile_tokens);
+  const uint32_t tiles =
+      params.tile_shift >= 0 ? (count + tile - 1) >> params.tile_shift : (count + tile - 1) / tile;
+  uint32_t all = 0;
+  const uint32_t sum = scan_packed(count + tiles * kTileUnit, warp_sums, all);
+  const uint32_t begin = sum % kTileUnit;
+  if (valid) shared.rows[expert] = begin + before;
+  __syncthreads();
+  if (!valid) return;
+  for (uint32_t t = block; t < tiles; t += blocks) {
+    const uint32_t left = count - t * tile;
+    const int4 value = make_int4(expert, static_cast<int>(begin + t * tile),
+                                 static_cast<int>(left < tile ? left : tile), 0);
+    *reinterpret_cast<int4*>(params.tiles + sum / kTileUnit + t) = value;
+  }
+  if (block != 0) return;
+  params.expert_begin[expert] = static_cast<int32_t>(begin);
+  if (threadIdx.x != 0) return;
+  params.expert_begin[params.num_local_experts] = static_cast<int32_t>(all % kTileUnit);
+  *params.num_tiles = static_cast<int32_t>(all / kTileUnit);
+}
+
+__device__ __forceinline__ void store_choice(const GroupParams& params, const TokenShared& shared,
+                                             uint32_t token_bit, int32_t expert, int32_t slot) {
+  if (expert < 0) return;
+  const uint32_t earlier = shared.tokens[expert] & (token_bit - 1);
+  params.row_slot[shared.rows[expert] + static_cast<uint32_t>(__popc(earlier))] = slot;
+}
+
+}  // namespace conclave::inline v0::dispatch::device
