@@ -41,6 +41,9 @@ GroupLaunch prepare_group(const DeviceGroupArgs& args) {
   const auto at = [base](size_t offset) { return static_cast<void*>(base + offset); };
   GroupLaunch launch;
   launch.params = {.topk_ids = args.topk_ids,
+                   .wide_ids = args.wide_ids,
+                   .narrow_ids = args.narrow_ids,
+                   .skipped_ids = reinterpret_cast<unsigned long long*>(args.skipped_ids),
                    .num_tokens = args.num_tokens,
                    .live_tokens = args.live_tokens,
                    .local_expert = args.local_expert,

@@ -11,8 +11,13 @@ struct CUstream_st;
 namespace conclave::inline v0::dispatch {
 
 struct DeviceGroupArgs {
-  // [T, k] logical ids: int32, already sanitised by routing or by sanitize_ids. Negative: nowhere.
+  // [T, k] logical ids: routing's, sanitize_ids' or the caller's own. Outside [0, num_experts):
+  // nowhere.
   const int32_t* topk_ids = nullptr;
+  // [T, k] in the place of topk_ids, or null: the caller's int64 ids. narrow_ids [T, k] gets them
+  // as int32, -1 for what goes nowhere; rows beyond the live ones are not written.
+  const int64_t* wide_ids = nullptr;
+  int32_t* narrow_ids = nullptr;
   int64_t num_tokens = 0;                // T of the call
   const int64_t* live_tokens = nullptr;  // device, or null: only the first *live_tokens rows count
   int32_t top_k = 0;
@@ -20,8 +25,9 @@ struct DeviceGroupArgs {
   int32_t num_experts = 0;
   int32_t num_local_experts = 0;
   int32_t tile_tokens = 0;
-  int64_t* expert_load = nullptr;  // [num_experts] device counters, or null: rows are added by id
-  void* workspace = nullptr;       // device_group_workspace_bytes, 256-byte aligned
+  int64_t* expert_load = nullptr;   // [num_experts] device counters, or null: rows are added by id
+  uint64_t* skipped_ids = nullptr;  // device counter, or null: ids that go nowhere, but for -1
+  void* workspace = nullptr;        // device_group_workspace_bytes, 256-byte aligned
 };
 
 // For at most max_tokens tokens.

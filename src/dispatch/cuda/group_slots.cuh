@@ -12,6 +12,9 @@ namespace conclave::inline v0::dispatch::device {
 
 struct GroupParams {
   const int32_t* topk_ids = nullptr;
+  const int64_t* wide_ids = nullptr;
+  int32_t* narrow_ids = nullptr;
+  unsigned long long* skipped_ids = nullptr;
   int64_t num_tokens = 0;
   const int64_t* live_tokens = nullptr;
   const int32_t* local_expert = nullptr;
@@ -67,6 +70,14 @@ __device__ __forceinline__ int64_t live_tokens_of(const GroupParams& params) {
   return live < 0 ? 0 : (live < params.num_tokens ? live : params.num_tokens);
 }
 
+// An id that is no int32 goes nowhere, and not as -1 does.
+__device__ __forceinline__ int32_t id_of_slot(const GroupParams& params, int64_t slot) {
+  if (params.wide_ids == nullptr) return params.topk_ids[slot];
+  const int64_t id = params.wide_ids[slot];
+  const auto narrow = static_cast<int32_t>(id);
+  return narrow == id ? narrow : INT32_MIN;
+}
+
 // A warp's share of the slots, in order.
 struct SlotRange {
   int64_t begin;
@@ -91,7 +102,7 @@ __device__ __forceinline__ void for_each_slot(const GroupParams& params, const S
 #pragma unroll
     for (int i = 0; i < kSlotBatch; ++i) {
       const int64_t slot = base + 32 * i + lane;
-      ids[i] = slot < range.end ? params.topk_ids[slot] : -1;
+      ids[i] = slot < range.end ? id_of_slot(params, slot) : -1;
     }
 #pragma unroll
     for (int i = 0; i < kSlotBatch; ++i) {
@@ -110,15 +121,34 @@ __device__ __forceinline__ void add_load(const GroupParams& params, int32_t id) 
   }
 }
 
-enum class Load : uint8_t { kIgnore, kAdd };
+// Whole warps. One addition a warp at most.
+__device__ __forceinline__ void count_skipped(const GroupParams& params, int32_t id) {
+  const bool skipped = id < -1 || id >= params.num_experts;
+  const uint32_t lanes = __ballot_sync(kFullWarp, skipped);
+  if (lanes != 0 && threadIdx.x % 32 == 0) {
+    atomicAdd(params.skipped_ids, static_cast<unsigned long long>(__popc(lanes)));
+  }
+}
+
+// Of an id met for the first time: what else a caller wants of it.
+__device__ __forceinline__ void note_slot(const GroupParams& params, const SlotRange& range,
+                                          int64_t slot, int32_t id) {
+  if (params.expert_load != nullptr) add_load(params, id);
+  if (params.skipped_ids != nullptr) count_skipped(params, id);
+  if (params.narrow_ids != nullptr && slot < range.end) {
+    params.narrow_ids[slot] = id >= 0 && id < params.num_experts ? id : -1;
+  }
+}
+
+enum class Notes : uint8_t { kNone, kAll };
 
 // Sums of integers: any order gives the same counts.
 __device__ __forceinline__ void count_slots(const GroupParams& params, const SlotRange& range,
-                                            uint32_t* counts, Load load) {
-  for_each_slot(params, range, [&](int64_t, int32_t id) {
+                                            uint32_t* counts, Notes notes) {
+  for_each_slot(params, range, [&](int64_t slot, int32_t id) {
     const int32_t expert = local_expert_of(params, id);
     if (expert >= 0) atomicAdd(counts + expert, 1U);
-    if (load == Load::kAdd && params.expert_load != nullptr) add_load(params, id);
+    if (notes == Notes::kAll) note_slot(params, range, slot, id);
   });
 }
 
@@ -309,7 +339,7 @@ __device__ __forceinline__ void clear_group_shared(const GroupShared& shared, in
 
 // Totals of this block for the launch that places: counts [E] of shared memory, cleared.
 __device__ __forceinline__ void count_block(const GroupParams& params, uint32_t* counts) {
-  count_slots(params, slots_of_warp(params, blockIdx.x, gridDim.x), counts, Load::kIgnore);
+  count_slots(params, slots_of_warp(params, blockIdx.x, gridDim.x), counts, Notes::kNone);
   __syncthreads();
   for (auto e = static_cast<int32_t>(threadIdx.x); e < params.num_local_experts;
        e += static_cast<int32_t>(blockDim.x)) {
@@ -335,7 +365,7 @@ __device__ __forceinline__ void group_slots(const GroupParams& params, const Gro
   const SlotRange range = slots_of_warp(params, block, blocks);
   count_slots(params, range,
               shared.counts + threadIdx.x / 32 * static_cast<uint32_t>(params.num_local_experts),
-              Load::kAdd);
+              Notes::kAll);
   if (params.block_counts != nullptr) sum_block_counts(params, shared, block, blocks);
   __syncthreads();
   scan_warps(shared, params.num_local_experts);

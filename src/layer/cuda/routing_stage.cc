@@ -159,29 +159,57 @@ routing::DeviceRouteArgs route_args(const CudaCall& call, const CudaRouting& rou
           .tokens_without_finite_logit = &call.counters->tokens_without_finite_logit};
 }
 
-bool is_dense(const ConstTensorView& view, DType dtype) {
-  return view.dtype == dtype && stride_of_rows(view) == view.shape[1];
+bool is_dense(const ConstTensorView& view) { return stride_of_rows(view) == view.shape[1]; }
+
+// The caller's ids and weights can be read as they are, but for the type of the ids.
+bool has_plain_routing(const CudaCall& call) {
+  const ForwardArgs& args = call.args;
+  if (args.topk_ids.empty() || args.topk_weights.empty()) return false;
+  const bool dense = is_dense(args.topk_ids) && is_dense(args.topk_weights) &&
+                     args.topk_weights.dtype == DType::kF32;
+  const bool captured = !args.captured_ids.empty() || !args.captured_weights.empty();
+  return dense && !captured && args.padding_mask.empty() && call.plan.spec.num_zero_experts == 0;
+}
+
+// Groups the caller's own ids, which are checked and counted on the way.
+void group_in_place(const CudaCall& call, const dispatch::DeviceGroupArgs& group,
+                    CudaRouting& routing) {
+  const ForwardArgs& args = call.args;
+  dispatch::DeviceGroupArgs in_place = group;
+  in_place.num_tokens = call.count;
+  in_place.live_tokens = routing.live_tokens;
+  in_place.top_k = static_cast<int32_t>(call.plan.spec.top_k);
+  in_place.skipped_ids = &call.counters->skipped_ids;
+  const void* const ids = chunk_data(call, args.topk_ids);
+  if (args.topk_ids.dtype == DType::kI64) {
+    in_place.wide_ids = static_cast<const int64_t*>(ids);
+    in_place.narrow_ids = call.slice<int32_t>(call.slices.topk_ids);
+    routing.topk_ids = in_place.narrow_ids;
+  } else {
+    in_place.topk_ids = static_cast<const int32_t*>(ids);
+    routing.topk_ids = in_place.topk_ids;
+  }
+  routing.topk_weights = static_cast<const float*>(chunk_data(call, args.topk_weights));
+  routing.groups = dispatch::device_group(in_place, call.stream);
 }
 
 }  // namespace
 
 std::optional<CudaRouting> routing_in_place(const CudaCall& call) {
-  const ForwardArgs& args = call.args;
-  if (args.topk_ids.empty() || args.topk_weights.empty()) return std::nullopt;
-  const bool dense =
-      is_dense(args.topk_ids, DType::kI32) && is_dense(args.topk_weights, DType::kF32);
-  const bool captured = !args.captured_ids.empty() || !args.captured_weights.empty();
-  if (!dense || captured || !args.padding_mask.empty()) return std::nullopt;
-  if (call.plan.spec.num_zero_experts > 0) return std::nullopt;
+  if (!has_plain_routing(call) || call.args.topk_ids.dtype != DType::kI32) return std::nullopt;
   CudaRouting routing = empty_routing(call);
-  routing.topk_ids = static_cast<const int32_t*>(chunk_data(call, args.topk_ids));
-  routing.topk_weights = static_cast<const float*>(chunk_data(call, args.topk_weights));
+  routing.topk_ids = static_cast<const int32_t*>(chunk_data(call, call.args.topk_ids));
+  routing.topk_weights = static_cast<const float*>(chunk_data(call, call.args.topk_weights));
   return routing;
 }
 
 CudaRouting enqueue_routing(const CudaCall& call, const dispatch::DeviceGroupArgs* group) {
   CudaRouting routing = empty_routing(call);
   const MoeSpec& spec = call.plan.spec;
+  if (group != nullptr && has_plain_routing(call)) {
+    group_in_place(call, *group, routing);
+    return routing;
+  }
   if (!call.args.topk_weights.empty()) {
     const dispatch::DeviceSanitizeArgs given = given_routing(call, routing);
     if (group == nullptr) {

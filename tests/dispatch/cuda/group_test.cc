@@ -27,6 +27,7 @@ struct GroupProblem {
   int64_t live = -1;  // tokens that count; -1: no counter
   std::vector<int32_t> ids = {};
   std::vector<int32_t> local_expert = {};  // empty: the id itself
+  std::vector<int64_t> wide_ids = {};      // in the place of ids, where there are any
 
   int32_t num_local() const {
     if (local_expert.empty()) return num_experts;
@@ -40,6 +41,7 @@ struct Grouped {
   std::vector<int32_t> slot_row = {};
   std::vector<int32_t> tiles = {};  // four words each
   std::vector<int64_t> load = {};
+  uint64_t skipped = 0;
   friend bool operator==(const Grouped&, const Grouped&) = default;
 };
 
@@ -50,8 +52,13 @@ Grouped expected(const GroupProblem& problem) {
   result.load.assign(static_cast<size_t>(problem.num_experts), 0);
   const int64_t live = problem.live < 0 ? problem.num_tokens : problem.live;
   for (int64_t slot = 0; slot < live * problem.top_k; ++slot) {
-    const int32_t id = problem.ids[static_cast<size_t>(slot)];
-    if (id < 0 || id >= problem.num_experts) continue;
+    const auto at = static_cast<size_t>(slot);
+    const int64_t given = problem.wide_ids.empty() ? problem.ids[at] : problem.wide_ids[at];
+    if (given < 0 || given >= problem.num_experts) {
+      result.skipped += given != -1 ? 1 : 0;
+      continue;
+    }
+    const auto id = static_cast<int32_t>(given);
     ++result.load[static_cast<size_t>(id)];
     const int32_t local =
         problem.local_expert.empty() ? id : problem.local_expert[static_cast<size_t>(id)];
@@ -83,11 +90,16 @@ class DeviceGroup : public testing::DeviceTest {
                                                       problem.num_local(), problem.tile_tokens);
     const DeviceArray<uint8_t> workspace(bytes);
     const DeviceArray<int32_t> ids(problem.ids);
+    const DeviceArray<int64_t> wide_ids(problem.wide_ids);
+    const DeviceArray<int32_t> narrow_ids(problem.wide_ids.size());
+    const DeviceArray<uint64_t> skipped(std::vector<uint64_t>{0});
     const DeviceArray<int32_t> map(problem.local_expert);
     const DeviceArray<int64_t> live(std::vector<int64_t>{problem.live});
     const DeviceArray<int64_t> load(
         std::vector<int64_t>(static_cast<size_t>(problem.num_experts), 0));
-    const DeviceGroupArgs args{.topk_ids = ids.data(),
+    const DeviceGroupArgs args{.topk_ids = or_null(ids),
+                               .wide_ids = or_null(wide_ids),
+                               .narrow_ids = or_null(narrow_ids),
                                .num_tokens = problem.num_tokens,
                                .live_tokens = problem.live < 0 ? nullptr : live.data(),
                                .top_k = problem.top_k,
@@ -96,6 +108,7 @@ class DeviceGroup : public testing::DeviceTest {
                                .num_local_experts = problem.num_local(),
                                .tile_tokens = problem.tile_tokens,
                                .expert_load = load.data(),
+                               .skipped_ids = skipped.data(),
                                .workspace = workspace.data()};
     if (shape.threads != 0) {
       shape.shared_bytes = group_shared_bytes(shape.threads, problem.num_local());
@@ -104,10 +117,23 @@ class DeviceGroup : public testing::DeviceTest {
         shape.threads == 0 ? device_group(args, stream()) : device_group(args, shape, stream());
     wait();
     workspace.expect_guard_untouched();
-    return fetch(rows, problem, load.download());
+    expect_narrowed(problem, narrow_ids);
+    Grouped result = fetch(rows, problem, load.download());
+    result.skipped = skipped.download()[0];
+    return result;
   }
 
  private:
+  static void expect_narrowed(const GroupProblem& problem, const DeviceArray<int32_t>& ids) {
+    const int64_t live = problem.live < 0 ? problem.num_tokens : problem.live;
+    ids.expect_guard_untouched();
+    const std::vector<int32_t> narrowed = ids.download();
+    for (size_t i = 0; i < narrowed.size() && i < static_cast<size_t>(live * problem.top_k); ++i) {
+      const int64_t given = problem.wide_ids[i];
+      ASSERT_EQ(narrowed[i], given >= 0 && given < problem.num_experts ? given : -1) << i;
+    }
+  }
+
   static Grouped fetch(const GroupedRows& rows, const GroupProblem& problem,
                        std::vector<int64_t> load) {
     const auto experts = static_cast<size_t>(problem.num_local());
@@ -184,6 +210,19 @@ TEST_F(DeviceGroup, RandomProblems_EqualAStableSort) {
       ++seed;
       ASSERT_EQ(run(problem), expected(problem)) << describe(problem) << ", seed " << seed - 1;
     }
+  }
+}
+
+TEST_F(DeviceGroup, WideIds_AreComparedIn64Bits) {
+  for (const int64_t tokens : {1, 33, 300, 4000}) {
+    GroupProblem problem = random_problem(tokens, 6, 40, static_cast<uint32_t>(tokens));
+    for (size_t i = 0; i < problem.ids.size(); ++i) {
+      // Valid once truncated.
+      const int64_t high = i % 7 == 0 ? int64_t{1} << (32 + i % 31) : 0;
+      problem.wide_ids.push_back(problem.ids[i] + high);
+    }
+    problem.ids.clear();
+    ASSERT_EQ(run(problem), expected(problem)) << describe(problem);
   }
 }
 
