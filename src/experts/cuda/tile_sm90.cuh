@@ -13,37 +13,58 @@
 
 namespace conclave::inline v0::experts::tile_sm90 {
 
+// The product of a tile. The results of the tile before are stored while its first stages are
+// multiplied.
+template <class Config>
+__device__ __forceinline__ void multiply_and_store(const Params& params, int32_t num_stages,
+                                                   const uint8_t* staging,
+                                                   const Results<Config>& results,
+                                                   Multiplier<Config>& multiplier,
+                                                   float (&sums)[Config::kAccumulators]) {
+  multiplier.start(true, sums);
+  store_results<Config, 0>(params, staging, results);
+  multiplier.follow(sums);
+  store_results<Config, 1>(params, staging, results);
+  for (int32_t i = 2; i < num_stages; ++i) multiplier.follow(sums);
+  multiplier.finish();
+}
+
+template <class Config>
+__device__ __forceinline__ void store_all(const Params& params, const uint8_t* staging,
+                                          Results<Config>& results) {
+  store_results<Config, 0>(params, staging, results);
+  store_results<Config, 1>(params, staging, results);
+  results.target.rows = 0;
+}
+
 template <class Config>
 __device__ __forceinline__ void consume(const Params& params, SharedStorage<Config>& shared) {
   const auto consumer_warp = static_cast<int32_t>(threadIdx.x / 32) - 4;
   const int32_t warpgroup = consumer_warp / 4;
-  const int32_t num_stages = (params.depth + Config::kDepth - 1) / Config::kDepth;
+  const int32_t num_stages = stages_of_tile<Config>(params);
   const uint8_t* staging = shared.staging[consumer_warp];
   const int32_t first_row = warpgroup * 64;
   const int32_t warp_row = first_row + consumer_warp % 4 * 16;
-  RingPosition<Config::kStages> position;
+  Multiplier<Config> multiplier(shared, first_row);
   const TileWalk<Config> walk(params);
   TicketReader<Config> tickets{shared, false};
+  Results<Config> results;
   Work work = walk.at(tickets.next());
   while (work.valid) {
     const Work following = walk.at(tickets.next());
     const RowTarget target = find_target<Config>(params, work, warp_row);
-    float sums[Config::kAccumulators];  // of this tile only: nothing else may define wgmma's
-                                        // registers
     if (work.tile.count > first_row) {
-      multiply<Config>(shared, first_row, num_stages, position, sums);
+      float sums[Config::kAccumulators];  // of this tile only: nothing else may define wgmma's
+                                          // registers
+      multiply_and_store<Config>(params, num_stages, staging, results, multiplier, sums);
+      finish_sums<Config>(params, target, work.feature_tile, sums, results);
     } else {
-      pass_by<Config>(shared, num_stages, position);
-    }
-    if (target.rows > 0) {
-      if constexpr (Config::kUpProduct) {
-        store_up<Config>(params, staging, target, work.feature_tile, sums);
-      } else {
-        store_down<Config>(params, staging, target, work.feature_tile, sums);
-      }
+      store_all<Config>(params, staging, results);
+      pass_by<Config>(shared, num_stages, multiplier.position);
     }
     work = following;
   }
+  store_all<Config>(params, staging, results);
   bulk_wait_group<0>();
 }
 

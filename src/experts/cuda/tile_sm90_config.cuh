@@ -51,6 +51,8 @@ struct Config {
   static constexpr int kColumns = product == Product::kUpGated ? kFeatures / 2 : kFeatures;
   static constexpr int kPasses = kColumns > 128 ? 2 : 1;
   static constexpr int kPassColumns = kColumns / kPasses;
+  // Registers of a thread's rounded results, two to each.
+  static constexpr int kResults = kColumns / 4;
 
   static_assert(kTokens == 128, "two warpgroups of wgmma's 64 rows");
   static_assert(kFeatures % (16 * kCluster) == 0 && kPassColumns % 16 == 0);
@@ -68,6 +70,12 @@ struct SharedStorage {
   uint64_t ticket_empty[Config::kTickets];
   uint32_t tickets[Config::kTickets];
 };
+
+// At least two, of which the second may be zeros: results of the tile before are stored in between.
+template <class Config>
+__device__ __forceinline__ int32_t stages_of_tile(const Params& params) {
+  return max(2, (params.depth + Config::kDepth - 1) / Config::kDepth);
+}
 
 // Position in the ring of stages; `phase` flips on every turn.
 template <int kStages>

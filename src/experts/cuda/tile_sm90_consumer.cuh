@@ -21,15 +21,20 @@ __device__ __forceinline__ void release(SharedStorage<Config>& shared, int32_t s
 // The product of 64 rows. One group of wgmma stays in flight; the stage before it
 // goes back to the producer.
 template <class Config>
-__device__ __forceinline__ void multiply(SharedStorage<Config>& shared, int32_t first_row,
-                                         int32_t num_stages,
-                                         RingPosition<Config::kStages>& position,
-                                         float (&sums)[Config::kAccumulators]) {
-  const uint64_t tokens =
-      wgmma_descriptor_128b(shared_address(shared.tokens[0]) + first_row * Config::kRowBytes);
-  const uint64_t features = wgmma_descriptor_128b(shared_address(shared.features[0]));
-  int32_t previous = 0;
-  for (int32_t i = 0; i < num_stages; ++i) {
+struct Multiplier {
+  SharedStorage<Config>& shared;
+  uint64_t tokens;
+  uint64_t features;
+  RingPosition<Config::kStages> position;
+
+  __device__ Multiplier(SharedStorage<Config>& storage, int32_t first_row)
+      : shared(storage),
+        tokens(wgmma_descriptor_128b(shared_address(storage.tokens[0]) +
+                                     first_row * Config::kRowBytes)),
+        features(wgmma_descriptor_128b(shared_address(storage.features[0]))) {}
+
+  // Starts the products of the next stage.
+  __device__ __forceinline__ void start(bool is_first, float (&sums)[Config::kAccumulators]) const {
     mbarrier_wait(&shared.full[position.stage], position.phase);
     // cp.async writes as ordinary stores do; wgmma reads as the copy engine does.
     if constexpr (Config::kGathers) fence_proxy_async_shared();
@@ -40,17 +45,24 @@ __device__ __forceinline__ void multiply(SharedStorage<Config>& shared, int32_t 
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
       Wgmma<typename Config::Element, Config::kFeatures>::mma(sums, a + step * 2, b + step * 2,
-                                                              step > 0 || i > 0);
+                                                              step > 0 || !is_first);
     }
     wgmma_commit_group();
+  }
+  // Starts the next stage and hands the one before it back.
+  __device__ __forceinline__ void follow(float (&sums)[Config::kAccumulators]) {
+    const int32_t previous = position.stage;
+    position.advance();
+    start(false, sums);
     wgmma_wait_group<1>();
-    if (i > 0) release<Config>(shared, previous);
-    previous = position.stage;
+    release<Config>(shared, previous);
+  }
+  __device__ __forceinline__ void finish() {
+    wgmma_wait_group<0>();
+    release<Config>(shared, position.stage);
     position.advance();
   }
-  wgmma_wait_group<0>();
-  release<Config>(shared, previous);
-}
+};
 
 // A warpgroup without rows in this tile only hands the stages back.
 template <class Config>

@@ -27,15 +27,11 @@ __device__ __forceinline__ uint32_t staging_offset(int32_t row, int32_t chunk) {
 }
 
 // Two neighbouring blocks of 8 columns of a warp's 16 rows: v[0], v[1] columns 2 q, + 1 of row g of
-// the first, v[2], v[3] of row g + 8, v[4..7] the second; lane = 4 g + q.
+// the first, v[2], v[3] of row g + 8, v[4..7] the second; lane = 4 g + q. `results` are theirs.
 template <class Element>
-__device__ __forceinline__ void stage_columns(uint32_t staging, int32_t chunk,
-                                              const float (&v)[8]) {
-  const auto lane = static_cast<int32_t>(threadIdx.x % 32);
-  const int32_t row = lane % 16;
-  const uint32_t address = staging + staging_offset(row, chunk + lane / 16);
-  stmatrix_x4(address, pack(Element{}, v[0], v[1]), pack(Element{}, v[2], v[3]),
-              pack(Element{}, v[4], v[5]), pack(Element{}, v[6], v[7]));
+__device__ __forceinline__ void round_columns(const float (&v)[8], uint32_t* results) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) results[i] = pack(Element{}, v[2 * i], v[2 * i + 1]);
 }
 
 // What a warp stores of its 16 rows.
@@ -56,8 +52,8 @@ __device__ __forceinline__ void await_staging() {
 // A pass of staged rows by ordinary stores: the last columns of a width that is not a multiple of
 // 16 bytes.
 template <class Config>
-__device__ __noinline__ void store_ragged_rows(const Params& params, const uint8_t* staging,
-                                               RowTarget target) {
+__device__ __forceinline__ void store_ragged_rows(const Params& params, const uint8_t* staging,
+                                                  const RowTarget& target) {
   const auto lane = static_cast<int32_t>(threadIdx.x % 32);
   auto* output = static_cast<uint16_t*>(params.output);
   const int32_t columns = min(Config::kPassColumns, params.columns - target.column);
@@ -100,15 +96,13 @@ __device__ __forceinline__ float bias_at(const float* bias, int32_t column, int3
   return column < columns ? __ldg(bias + column) : 0.0F;
 }
 
-// The activation of 64 accumulator columns: 32 features of a gated product, 64 of another. `v` is
-// overwritten with the results in the order of stage_columns.
+// The activation of 64 accumulator columns: 32 features of a gated product, 64 of another.
 template <class Config>
 struct ActivateColumns {
   static constexpr bool kGated = Config::kProduct == Product::kUpGated;
   const Params& params;
   float (&v)[32];
-  uint32_t staging;
-  int32_t chunk;  // of the first result
+  uint32_t* results;
 
   template <class Formula>
   __device__ __forceinline__ void visit() const {
@@ -132,7 +126,7 @@ struct ActivateColumns {
           result[i] = Formula::apply(0.0F, v[first + i], p);
         }
       }
-      stage_columns<typename Config::Element>(staging, chunk + 2 * first / kStep, result);
+      round_columns<typename Config::Element>(result, results + 4 * (first / kStep));
     }
   }
 };
@@ -172,14 +166,20 @@ __device__ __forceinline__ void activate_columns(const ActivateColumns<Config>& 
   }
 }
 
+// A warp's 16 rows of a tile, rounded, on their way to memory.
+template <class Config>
+struct Results {
+  RowTarget target;
+  uint32_t values[Config::kResults];
+};
+
 // 64 accumulator columns at a time.
 template <class Config>
-__device__ __forceinline__ void store_up(const Params& params, const uint8_t* staging,
-                                         RowTarget target, int32_t feature_tile,
-                                         float (&sums)[Config::kAccumulators]) {
+__device__ __forceinline__ void finish_up(const Params& params, int32_t feature_tile,
+                                          const float (&sums)[Config::kAccumulators],
+                                          Results<Config>& results) {
   constexpr int kParts = Config::kAccumulators / 32;
-  constexpr int kChunksOfPart = Config::kProduct == Product::kUpGated ? 4 : 8;
-  constexpr int kPartsOfPass = Config::kPassColumns / 8 / kChunksOfPart;
+  const RowTarget& target = results.target;
   const int32_t row = static_cast<int32_t>(threadIdx.x % 32) / 4;
   float weights[2] = {1.0F, 1.0F};
   if (params.input_weights != nullptr) {
@@ -198,41 +198,65 @@ __device__ __forceinline__ void store_up(const Params& params, const uint8_t* st
       const int32_t block = feature_tile * (Config::kFeatures / 8) + 8 * part;
       weigh_and_bias<Config>(params, weights, target.expert, block, v);
     }
-    const int32_t in_pass = part % kPartsOfPass;
-    if (in_pass == 0) await_staging();
-    activate_columns<Config>({params, v, shared_address(staging), in_pass * kChunksOfPart});
-    if (in_pass == kPartsOfPass - 1) {
-      target.column = feature_tile * Config::kColumns + part / kPartsOfPass * Config::kPassColumns;
-      store_rows<Config>(params, staging, target);
-    }
+    activate_columns<Config>({params, v, results.values + part * (Config::kResults / kParts)});
   }
 }
 
 template <class Config>
-__device__ __forceinline__ void store_down(const Params& params, const uint8_t* staging,
-                                           RowTarget target, int32_t feature_tile,
-                                           float (&sums)[Config::kAccumulators]) {
+__device__ __forceinline__ void finish_down(const Params& params, int32_t feature_tile,
+                                            const float (&sums)[Config::kAccumulators],
+                                            Results<Config>& results) {
   const int32_t pair = 2 * static_cast<int32_t>(threadIdx.x % 4);
-  constexpr int kBlocksOfPass = Config::kPassColumns / 8;
+  const int32_t first = feature_tile * Config::kFeatures;
+  const float* bias = params.bias;
+  if (bias != nullptr) bias += static_cast<int64_t>(results.target.expert) * params.columns;
 #pragma unroll
-  for (int pass = 0; pass < Config::kPasses; ++pass) {
-    target.column = feature_tile * Config::kFeatures + pass * Config::kPassColumns;
-    await_staging();
+  for (int block = 0; block < Config::kFeatures / 8; block += 2) {
+    float v[8];
 #pragma unroll
-    for (int block = 0; block < kBlocksOfPass; block += 2) {
-      const int at = (pass * kBlocksOfPass + block) * 4;
-      float v[8];
+    for (int i = 0; i < 8; ++i) v[i] = sums[block * 4 + i];
+    if (bias != nullptr) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) v[i] = sums[at + i];
-      if (params.bias != nullptr) {
-        const float* bias = params.bias + static_cast<int64_t>(target.expert) * params.columns;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          const int32_t column = target.column + (block + i / 4) * 8 + pair + i % 2;
-          v[i] += bias_at(bias, column, params.columns);
-        }
+      for (int i = 0; i < 8; ++i) {
+        const int32_t column = first + (block + i / 4) * 8 + pair + i % 2;
+        v[i] += bias_at(bias, column, params.columns);
       }
-      stage_columns<typename Config::Element>(shared_address(staging), block, v);
+    }
+    round_columns<typename Config::Element>(v, results.values + 2 * block);
+  }
+}
+
+// Sums of a tile to results. Nothing of them is in memory before store_results.
+template <class Config>
+__device__ __forceinline__ void finish_sums(const Params& params, const RowTarget& target,
+                                            int32_t feature_tile,
+                                            const float (&sums)[Config::kAccumulators],
+                                            Results<Config>& results) {
+  results.target = target;
+  results.target.column = feature_tile * Config::kColumns;
+  if (target.rows == 0) return;
+  if constexpr (Config::kUpProduct) {
+    finish_up<Config>(params, feature_tile, sums, results);
+  } else {
+    finish_down<Config>(params, feature_tile, sums, results);
+  }
+}
+
+// A pass of a tile's results, where it has any.
+template <class Config, int kPass>
+__device__ __forceinline__ void store_results(const Params& params, const uint8_t* staging,
+                                              const Results<Config>& results) {
+  if constexpr (kPass < Config::kPasses) {
+    RowTarget target = results.target;
+    if (target.rows == 0) return;
+    target.column += kPass * Config::kPassColumns;
+    await_staging();
+    const auto lane = static_cast<int32_t>(threadIdx.x % 32);
+    const uint32_t address = shared_address(staging) + staging_offset(lane % 16, lane / 16);
+#pragma unroll
+    for (int chunk = 0; chunk < Config::kPassColumns / 8; chunk += 2) {
+      const uint32_t* v = results.values + (kPass * Config::kPassColumns / 8 + chunk) * 2;
+      stmatrix_x4(address + chunk * 16, v[0], v[1], v[2], v[3]);
     }
     store_rows<Config>(params, staging, target);
   }

@@ -89,6 +89,7 @@ struct GatherProducer {
     const TileWalk<Config> walk(params);
     TicketProducer<Config> tickets(params, shared, walk.units, false);
     Work work = walk.at(tickets.next());
+    const int32_t depth = stages_of_tile<Config>(params) * Config::kDepth;
     uint32_t slots[kRowsEach];
     read_slots(work, slots);
     while (work.valid) {
@@ -99,7 +100,7 @@ struct GatherProducer {
       }
       const Work following = walk.at(tickets.next());
       read_slots(following, slots);
-      for (int32_t k = 0; k < params.depth; k += Config::kDepth) {
+      for (int32_t k = 0; k < depth; k += Config::kDepth) {
         mbarrier_wait(&shared.empty[position.stage], position.phase ^ 1);
         if (threadIdx.x == 0) {
           load_features<Config>(params, shared, position.stage, work, k, Config::kFeatureBytes);
@@ -123,13 +124,14 @@ __device__ __forceinline__ void produce_sorted(const Params& params,
   RingPosition<Config::kStages> position;
   const TileWalk<Config> walk(params);
   TicketProducer<Config> tickets(params, shared, walk.units, true);
+  const int32_t depth = stages_of_tile<Config>(params) * Config::kDepth;
   Work work = walk.at(tickets.next());
   while (work.valid) {
     const Work following = walk.at(tickets.next());
     const int32_t boxes = (work.tile.count + 63) / 64;
     const auto bytes =
         static_cast<uint32_t>(Config::kFeatureBytes + boxes * 64 * Config::kRowBytes);
-    for (int32_t k = 0; k < params.depth; k += Config::kDepth) {
+    for (int32_t k = 0; k < depth; k += Config::kDepth) {
       mbarrier_wait(&shared.empty[position.stage], position.phase ^ 1);
       load_features<Config>(params, shared, position.stage, work, k, bytes);
       for (int32_t box = 0; box < boxes; ++box) {
