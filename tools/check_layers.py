@@ -18,7 +18,7 @@ ALLOWED = {
     "cuda": {"core"},
     "comm": {"core", "cuda"},
     "io": {"core"},
-    "activation": {"core"},
+    "activation": {"core", "cuda"},
     "quant": {"core"},
     "placement": {"core"},
     "gemm": {"core", "cpu", "cuda", "quant"},

@@ -3,19 +3,30 @@
 #pragma once
 
 #include "activation/device/device_activation.h"
+#include "cuda/device/math.cuh"
 
 namespace conclave::inline v0::activation::device {
 
 // Clamps that let NaN through.
-__device__ __forceinline__ float at_most(float x, float limit) { return x > limit ? limit : x; }
-__device__ __forceinline__ float at_least(float x, float limit) { return x < limit ? limit : x; }
+__device__ __forceinline__ float at_most(float x, float limit) {
+  return cuda::device::min_or_nan(x, limit);
+}
+__device__ __forceinline__ float at_least(float x, float limit) {
+  return cuda::device::max_or_nan(x, limit);
+}
 __device__ __forceinline__ float within(float x, float limit) {
   return at_least(at_most(x, limit), -limit);
 }
 
 // factor * sigmoid(x). A divisor above 2^126 gives 0: x is then below -87.
 __device__ __forceinline__ float times_sigmoid(float factor, float x) {
-  return __fdividef(factor, 1.0F + __expf(-x));
+  constexpr float kMinusLog2E = -1.44269504F;
+  return factor * cuda::device::rcp(1.0F + cuda::device::ex2(x * kMinusLog2E));
+}
+
+// The gate of swiglu_oai: g * sigmoid(alpha * g). The floor keeps -inf * 0 out.
+__device__ __forceinline__ float swish_gate(float g, float alpha) {
+  return times_sigmoid(at_least(g, -0x1p127F), alpha * g);
 }
 
 __device__ __forceinline__ float silu(float x) {
@@ -59,11 +70,7 @@ struct GeluTanh {
 };
 struct SwigluOai {
   static __device__ __forceinline__ float apply(float gate, float up, const FormulaParameters& p) {
-    const float g = at_most(gate, p.limit);
-    const float x = p.alpha * g;
-    // At x = -110 the sigmoid is 0 and keeps a factor of any size.
-    const float weighed = x < -110.0F ? -0.0F : times_sigmoid(g, x);
-    return weighed * (within(up, p.limit) + p.beta);
+    return swish_gate(at_most(gate, p.limit), p.alpha) * (within(up, p.limit) + p.beta);
   }
 };
 struct SiluClampBefore {

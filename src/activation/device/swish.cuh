@@ -19,10 +19,7 @@ __device__ __forceinline__ float swish_beta(const DeviceActivation& activation) 
 }
 
 __device__ __forceinline__ float swish(float gate, float up, float limit, float alpha, float beta) {
-  const float g = at_most(gate, limit);
-  const float x = alpha * g;
-  const float weighed = x < -110.0F ? -0.0F : times_sigmoid(g, x);
-  return weighed * (within(up, limit) + beta);
+  return swish_gate(at_most(gate, limit), alpha) * (within(up, limit) + beta);
 }
 
 }  // namespace conclave::inline v0::activation::device

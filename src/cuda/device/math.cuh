@@ -1,4 +1,4 @@
-// Fast float32 functions of the MUFU pipe, denormals flushed, and a maximum that lets NaN through.
+// Fast float32 functions of the MUFU pipe, denormals flushed, and bounds that let NaN through.
 #pragma once
 
 namespace conclave::inline v0::cuda::device {
@@ -13,6 +13,11 @@ __device__ __forceinline__ float ex2(float x) {
 __device__ __forceinline__ float rcp(float x) {
   float result = 0;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+__device__ __forceinline__ float min_or_nan(float a, float b) {
+  float result = 0;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
   return result;
 }
 __device__ __forceinline__ float max_or_nan(float a, float b) {

@@ -13,22 +13,6 @@
 
 namespace conclave::inline v0::experts::tile_sm90 {
 
-// The product of a tile. The results of the tile before are stored while its first stages are
-// multiplied.
-template <class Config>
-__device__ __forceinline__ void multiply_and_store(const Params& params, int32_t num_stages,
-                                                   const uint8_t* staging,
-                                                   const Results<Config>& results,
-                                                   Multiplier<Config>& multiplier,
-                                                   float (&sums)[Config::kAccumulators]) {
-  multiplier.start(true, sums);
-  store_results<Config, 0>(params, staging, results);
-  multiplier.follow(sums);
-  store_results<Config, 1>(params, staging, results);
-  for (int32_t i = 2; i < num_stages; ++i) multiplier.follow(sums);
-  multiplier.finish();
-}
-
 template <class Config>
 __device__ __forceinline__ void store_all(const Params& params, const uint8_t* staging,
                                           Results<Config>& results) {
@@ -51,21 +35,28 @@ __device__ __forceinline__ void consume(const Params& params, SharedStorage<Conf
   Results<Config> results;
   Work work = walk.at(tickets.next());
   while (work.valid) {
-    const Work following = walk.at(tickets.next());
-    const RowTarget target = find_target<Config>(params, work, warp_row);
+    Work following;
     if (work.tile.count > first_row) {
       float sums[Config::kAccumulators];  // of this tile only: nothing else may define wgmma's
                                           // registers
-      multiply_and_store<Config>(params, num_stages, staging, results, multiplier, sums);
+      multiplier.start(true, sums);
+      // While the first stages are multiplied: the next tile, and the results of the one before.
+      following = walk.at(tickets.next());
+      const RowTarget target = find_target<Config>(params, work, warp_row);
+      store_results<Config, 0>(params, staging, results);
+      multiplier.follow(sums);
+      store_results<Config, 1>(params, staging, results);
+      for (int32_t i = 2; i < num_stages; ++i) multiplier.follow(sums);
+      multiplier.finish();
       finish_sums<Config>(params, target, work.feature_tile, sums, results);
     } else {
+      following = walk.at(tickets.next());
       store_all<Config>(params, staging, results);
       pass_by<Config>(shared, num_stages, multiplier.position);
     }
     work = following;
   }
   store_all<Config>(params, staging, results);
-  bulk_wait_group<0>();
 }
 
 template <class Config>

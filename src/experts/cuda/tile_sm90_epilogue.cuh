@@ -2,7 +2,6 @@
 #pragma once
 
 #include "activation/device/formulas.cuh"
-#include "cuda/device/tma.cuh"
 #include "experts/cuda/silu_pair.cuh"
 #include "experts/cuda/tile_sm90_queue.cuh"
 
@@ -43,13 +42,7 @@ struct RowTarget {
   int32_t expert = 0;
 };
 
-// Until the staging rows of this warp may be written again.
-__device__ __forceinline__ void await_staging() {
-  bulk_wait_group_read<0>();
-  __syncwarp();
-}
-
-// A pass of staged rows by ordinary stores: the last columns of a width that is not a multiple of
+// A pass of staged rows an element at a time: the last columns of a width that is not a multiple of
 // 16 bytes.
 template <class Config>
 __device__ __forceinline__ void store_ragged_rows(const Params& params, const uint8_t* staging,
@@ -64,36 +57,39 @@ __device__ __forceinline__ void store_ragged_rows(const Params& params, const ui
         output + static_cast<int64_t>(to) * params.output_stride + target.column;
     for (int32_t column = lane; column < columns; column += 32) destination[column] = from[column];
   }
-  __syncwarp();
 }
 
-// kPassColumns columns of staged rows to global memory: a copy a row, which goes on while the warp
-// computes.
+// kPassColumns columns of staged rows to global memory, 16 bytes a lane. A bulk copy a row would
+// take longer: the lanes' copies are issued one by one.
 template <class Config>
 __device__ __forceinline__ void store_rows(const Params& params, const uint8_t* staging,
                                            const RowTarget& target) {
   const int32_t left = params.columns - target.column;
   if (left <= 0) return;
   // The intermediate's rows have room for whole chunks.
-  const int32_t columns = min(Config::kPassColumns, Config::kUpProduct ? (left + 7) / 8 * 8 : left);
-  if (!params.whole_chunks || columns % 8 != 0) {
-    __syncwarp();
+  if (!params.whole_chunks || (!Config::kUpProduct && left % 8 != 0)) {
     store_ragged_rows<Config>(params, staging, target);
     return;
   }
-  fence_proxy_async_shared();
-  __syncwarp();
+  constexpr int32_t kChunks = Config::kPassColumns / 8;  // of a row
   const auto lane = static_cast<int32_t>(threadIdx.x % 32);
-  if (lane < target.rows) {
-    auto* output = static_cast<typename Config::Element*>(params.output);
-    bulk_store(output + static_cast<int64_t>(target.row) * params.output_stride + target.column,
-               staging + staging_offset(lane, 0), static_cast<uint32_t>(columns * 2));
-    bulk_commit_group();
+  auto* output = static_cast<typename Config::Element*>(params.output) + target.column;
+#pragma unroll
+  for (int32_t i = 0; i < kChunks / 2; ++i) {
+    const int32_t row = (32 * i + lane) / kChunks;
+    const int32_t chunk = (32 * i + lane) % kChunks;
+    const int32_t to = __shfl_sync(0xffffffff, target.row, row);
+    if (row < target.rows && chunk * 8 < left) {
+      auto* destination = output + static_cast<int64_t>(to) * params.output_stride + chunk * 8;
+      *reinterpret_cast<uint4*>(destination) =
+          load_shared(shared_address(staging) + staging_offset(row, chunk));
+    }
   }
 }
 
+// Of a column that does not exist, any: its result is not stored.
 __device__ __forceinline__ float bias_at(const float* bias, int32_t column, int32_t columns) {
-  return column < columns ? __ldg(bias + column) : 0.0F;
+  return __ldg(bias + min(column, columns - 1));
 }
 
 // The activation of 64 accumulator columns: 32 features of a gated product, 64 of another.
@@ -250,7 +246,7 @@ __device__ __forceinline__ void store_results(const Params& params, const uint8_
     RowTarget target = results.target;
     if (target.rows == 0) return;
     target.column += kPass * Config::kPassColumns;
-    await_staging();
+    __syncwarp();  // the pass before has been read
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);
     const uint32_t address = shared_address(staging) + staging_offset(lane % 16, lane / 16);
 #pragma unroll
@@ -258,6 +254,7 @@ __device__ __forceinline__ void store_results(const Params& params, const uint8_
       const uint32_t* v = results.values + (kPass * Config::kPassColumns / 8 + chunk) * 2;
       stmatrix_x4(address + chunk * 16, v[0], v[1], v[2], v[3]);
     }
+    __syncwarp();
     store_rows<Config>(params, staging, target);
   }
 }
