@@ -37,6 +37,15 @@ bool is_quantised(const MoeSpec& spec) {
   return spec.weight_dtype == DType::kF8E4M3 && spec.quant.activations != ActivationScale::kNone;
 }
 
+// Of one hidden row as experts read it: codes, and in its place a plain row for shared experts that
+// are not quantised.
+int64_t hidden_row_bytes(const CudaPlan& plan) {
+  const int64_t plain = plan.row_stride * byte_size(plan.row_dtype);
+  if (!is_quantised(plan.spec)) return plain;
+  const bool has_plain_reader = plan.shared && plan.shared->weight_dtype != DType::kF8E4M3;
+  return has_plain_reader ? plain : padded_row(plan.spec.hidden_size, DType::kF8E4M3);
+}
+
 // Of the grouping, over every rung that serves at most `tokens`.
 int64_t group_bytes(const std::vector<LadderRung>& ladder,
                     const experts::DeviceExpertsProblem& problem, int64_t tokens) {
@@ -83,7 +92,7 @@ WorkspaceBooking book_workspace(const CudaPlan& plan, int64_t tokens, const Kern
   slices.topk_weights = booking.book(slots, sizeof(float));
   slices.given_ids = booking.book(slots, sizeof(int32_t));
   if (spec.num_zero_experts > 0) slices.identity = booking.book(tokens, sizeof(float));
-  slices.hidden_rows = booking.book(tokens, row_bytes);
+  slices.hidden_rows = booking.book(tokens, hidden_row_bytes(plan));
   if (is_quantised(spec)) {
     const bool grouped = spec.quant.activations == ActivationScale::kGroup;
     slices.hidden_scales = booking.book(
