@@ -78,6 +78,7 @@ class CONCLAVE_API Workspace {
   explicit Workspace(std::span<std::byte> memory);
   // Caller's memory of the context's device, 256-byte aligned (64 on "cpu"), which must outlive the
   // work that uses it. Clears the first 256 bytes on `stream`; without one it waits for that.
+  // Throws Error(kMisaligned, kNullPointer), and kDevice where it is not memory of that device.
   Workspace(const Context& context, std::span<std::byte> memory, Stream stream = {});
   Workspace(Workspace&&) noexcept;
   Workspace& operator=(Workspace&&) noexcept;
@@ -203,7 +204,7 @@ class CONCLAVE_API MoeLayer {
   // On CUDA weights are copied expert by expert through pinned memory; those of a source of device
   // memory (WeightSource::memory) whose matrices lie as MoeLayer keeps them are used where they
   // are: then they must outlive the layer. docs/architecture.md has the layout. kDevice: the device
-  // failed.
+  // failed, or a tensor said to be in its memory is not.
   static MoeLayer create(const Context& context, const MoeSpec& spec, const WeightSource& source,
                          const LayerOptions& options = {}, const ParallelSpec& parallel = {});
   MoeLayer(MoeLayer&&) noexcept;

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <string_view>
 
 namespace conclave::inline v0 {
 
@@ -24,6 +25,8 @@ class DeviceRuntime {
   virtual void copy_to_host(const void* source, void* destination, size_t bytes,
                             Stream stream) const = 0;
   virtual void fill(void* destination, int value, size_t bytes, Stream stream) const = 0;
+  // Throws Error(kDevice) naming `name` where `data` is not memory of this device.
+  virtual void check_place(std::string_view name, const void* data) const = 0;
   // Captures what `enqueue` puts on the stream into a graph, replays it once untimed and then
   // `replays` times; the mean milliseconds of one. Waits.
   virtual double time_replays(Stream stream, const std::function<void()>& enqueue,

@@ -92,7 +92,9 @@ Workspace::Workspace(const Context& context, std::span<std::byte> memory, Stream
   const DeviceRuntime* const runtime = device_runtime(context);
   kind_ = runtime != nullptr ? MemoryKind::kDevice : MemoryKind::kHost;
   check_memory(memory, runtime != nullptr ? kDeviceAlignment : kWorkspaceAlignment);
-  if (runtime != nullptr) clear_counters(*runtime, memory, stream);
+  if (runtime == nullptr) return;
+  runtime->check_place("workspace", memory.data());
+  clear_counters(*runtime, memory, stream);
 }
 
 Workspace::Workspace(Workspace&& other) noexcept { *this = std::move(other); }

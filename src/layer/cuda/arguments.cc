@@ -1,39 +1,11 @@
 #include "layer/cuda/arguments.h"
 
-#include "cuda/check.h"
 #include "layer/arguments.h"
+#include "layer/cuda/memory_place.h"
 
 #include "conclave/error.h"
 
-#include <cuda_runtime_api.h>
-#include <string>
-
 namespace conclave::inline v0 {
-namespace {
-
-std::string place_of(const cudaPointerAttributes& attributes) {
-  if (attributes.type == cudaMemoryTypeDevice) {
-    return "memory of cuda:" + std::to_string(attributes.device);
-  }
-  return attributes.type == cudaMemoryTypeHost ? "pinned host memory" : "host memory";
-}
-
-// Managed memory is of every device.
-void check_place(const char* name, const void* data, int32_t ordinal) {
-  if (data == nullptr) return;
-  cudaPointerAttributes attributes{};
-  cuda::check(cudaPointerGetAttributes(&attributes, data), "cudaPointerGetAttributes");
-  const bool is_here = attributes.type == cudaMemoryTypeManaged ||
-                       (attributes.type == cudaMemoryTypeDevice && attributes.device == ordinal);
-  if (is_here) return;
-  throw Error(ErrorCode::kDevice, {.what = "an argument is not in memory of the layer's device",
-                                   .tensor = name,
-                                   .expected = "memory of cuda:" + std::to_string(ordinal),
-                                   .found = place_of(attributes)});
-}
-
-}  // namespace
-
 void check_cuda_arguments(const ForwardArgs& args, const MoeSpec& spec, int32_t ordinal) {
   if (args.stream.handle == nullptr) {
     throw Error(ErrorCode::kNullPointer,

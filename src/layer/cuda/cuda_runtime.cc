@@ -3,6 +3,7 @@
 #include "cuda/check.h"
 #include "cuda/device_info.h"
 #include "cuda/stream.h"
+#include "layer/cuda/memory_place.h"
 
 #include "conclave/interop/cuda.h"
 
@@ -72,6 +73,10 @@ class CudaRuntime final : public DeviceRuntime {
     if (bytes == 0) return;
     const cuda::DeviceGuard guard(ordinal_);
     cuda::check(cudaMemsetAsync(destination, value, bytes, to_cuda(stream)), "cudaMemsetAsync");
+  }
+
+  void check_place(std::string_view name, const void* data) const override {
+    conclave::check_place(name, data, ordinal_);
   }
 
   double time_replays(Stream stream, const std::function<void()>& enqueue,

@@ -29,14 +29,44 @@ void copy_rows(const void* source, size_t source_pitch, const DeviceMatrix& dest
       "cudaMemcpy2DAsync");
 }
 
+// In device memory.
+ConstTensorView device_block(const WeightSource& source, const BlockRequest& request) {
+  const ConstTensorView whole = source.view(request.role, request.expert);
+  if (whole.empty()) {
+    throw Error(ErrorCode::kDevice,
+                {.what = "a source of device memory has no view of a matrix",
+                 .tensor = source.locate(request.role, request.expert),
+                 .hint = "interleaved vectors and computed weights need host memory"});
+  }
+  const int64_t stride = row_stride_of(whole);
+  const int64_t first = request.block.row_begin * stride + request.block.col_begin;
+  return {.data = static_cast<const std::byte*>(whole.data) + first * byte_size(whole.dtype),
+          .dtype = whole.dtype,
+          .shape = {rows_of(request.block), cols_of(request.block)},
+          .row_stride = stride};
+}
+
 }  // namespace
+
+void HostReads::read(WeightRole role, int64_t expert, const WeightBlock& block,
+                     std::span<std::byte> destination) const {
+  const ConstTensorView view =
+      device_block(source_, {.role = role, .expert = expert, .block = block});
+  const auto rows = static_cast<size_t>(view.shape[0]);
+  const size_t row_bytes = destination.size() / std::max<size_t>(rows, 1);
+  cuda::check(cudaMemcpy2DAsync(destination.data(), row_bytes, view.data,
+                                static_cast<size_t>(view.row_stride * byte_size(view.dtype)),
+                                row_bytes, rows, cudaMemcpyDeviceToHost, stream_),
+              "cudaMemcpy2DAsync");
+  cuda::check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+}
 
 void WeightUpload::PinnedDeleter::operator()(std::byte* data) const noexcept {
   static_cast<void>(cudaFreeHost(data));
 }
 
 WeightUpload::WeightUpload(const WeightSource& source, cudaStream_t stream)
-    : source_(source), stream_(stream), loader_(source) {
+    : source_(source), host_reads_(source, stream), stream_(stream), loader_(on_host()) {
   for (Staging& staging : stagings_) {
     void* data = nullptr;
     cuda::check(cudaMallocHost(&data, kStagingBytes), "cudaMallocHost");
@@ -51,26 +81,10 @@ WeightUpload::Staging& WeightUpload::next_staging() {
   return staging;
 }
 
-ConstTensorView WeightUpload::device_block(const BlockRequest& request) const {
-  const ConstTensorView whole = source_.view(request.role, request.expert);
-  if (whole.empty()) {
-    throw Error(ErrorCode::kDevice,
-                {.what = "a source of device memory has no view of a matrix",
-                 .tensor = source_.locate(request.role, request.expert),
-                 .hint = "interleaved vectors and computed weights need host memory"});
-  }
-  const int64_t stride = row_stride_of(whole);
-  const int64_t first = request.block.row_begin * stride + request.block.col_begin;
-  return {.data = static_cast<const std::byte*>(whole.data) + first * byte_size(whole.dtype),
-          .dtype = whole.dtype,
-          .shape = {rows_of(request.block), cols_of(request.block)},
-          .row_stride = stride};
-}
-
 void WeightUpload::copy(const BlockRequest& request, const DeviceMatrix& destination) {
   if (rows_of(request.block) == 0 || cols_of(request.block) == 0) return;
   if (source_.memory() == MemoryKind::kHost) return copy_from_host(request, destination);
-  const ConstTensorView block = device_block(request);
+  const ConstTensorView block = device_block(source_, request);
   const int64_t element = byte_size(block.dtype);
   copy_rows(block.data, static_cast<size_t>(block.row_stride * element), destination,
             static_cast<size_t>(block.shape[1] * element), block.shape[0], cudaMemcpyDeviceToDevice,
@@ -106,22 +120,7 @@ void WeightUpload::copy_from_host(const BlockRequest& request, const DeviceMatri
 
 std::vector<float> WeightUpload::read_floats(const BlockRequest& request) {
   ConstTensorView view;
-  Tensor copied;
-  if (source_.memory() == MemoryKind::kHost) {
-    loader_.load({&request, 1}, {&view, 1});
-  } else {
-    const ConstTensorView block = device_block(request);
-    copied = Tensor(block.dtype, block.shape);
-    const int64_t element = byte_size(block.dtype);
-    const auto row_bytes = static_cast<size_t>(block.shape[1] * element);
-    cuda::check(
-        cudaMemcpy2DAsync(copied.as<std::byte>(), row_bytes, block.data,
-                          static_cast<size_t>(block.row_stride * element), row_bytes,
-                          static_cast<size_t>(block.shape[0]), cudaMemcpyDeviceToHost, stream_),
-        "cudaMemcpy2DAsync");
-    cuda::check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
-    view = copied.const_view();
-  }
+  loader_.load({&request, 1}, {&view, 1});
   std::vector<float> values(static_cast<size_t>(view.shape.num_elements()));
   convert(view, {.data = values.data(), .dtype = DType::kF32, .shape = view.shape});
   return values;

@@ -11,6 +11,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <string>
 #include <vector>
 
 namespace conclave::inline v0 {
@@ -21,10 +23,33 @@ struct DeviceMatrix {
   int64_t stride_bytes = 0;
 };
 
+// A source of device memory as one of host memory, for what is looked at before it is used: scales.
+// Every read waits for its copy.
+class HostReads final : public WeightSource {
+ public:
+  HostReads(const WeightSource& source, cudaStream_t stream) : source_(source), stream_(stream) {}
+
+  WeightInfo describe(WeightRole role) const override { return source_.describe(role); }
+  void read(WeightRole role, int64_t expert, const WeightBlock& block,
+            std::span<std::byte> destination) const override;
+  std::string locate(WeightRole role, int64_t expert) const override {
+    return source_.locate(role, expert);
+  }
+
+ private:
+  const WeightSource& source_;
+  cudaStream_t stream_;
+};
+
 // One thread's. The copies of a call may still run when it returns; finish waits for all.
 class WeightUpload {
  public:
   WeightUpload(const WeightSource& source, cudaStream_t stream);
+
+  // The source, readable by the host.
+  const WeightSource& on_host() const {
+    return source_.memory() == MemoryKind::kHost ? source_ : host_reads_;
+  }
 
   // A block of a matrix to the front of `destination`, in the role's own type. Throws
   // Error(kDevice) where a source of device memory has no view.
@@ -47,12 +72,12 @@ class WeightUpload {
 
   // A staging buffer whose last copy has passed.
   Staging& next_staging();
-  ConstTensorView device_block(const BlockRequest& request) const;
   void copy_from_host(const BlockRequest& request, const DeviceMatrix& destination);
 
   const WeightSource& source_;
+  const HostReads host_reads_;
   cudaStream_t stream_;
-  BlockLoader loader_;
+  BlockLoader loader_;  // of on_host()
   std::array<Staging, 2> stagings_;
   size_t turn_ = 0;
 };

@@ -3,6 +3,7 @@
 #include "core/checked.h"
 #include "core/layer_roles.h"
 #include "cuda/check.h"
+#include "layer/cuda/memory_place.h"
 #include "layer/cuda/row_format.h"
 #include "layer/cuda/weight_upload.h"
 #include "layer/mlp_roles.h"
@@ -113,6 +114,19 @@ Support find_layout(const MlpSource& mlp, const WeightSource& source, InPlaceLay
     if (!good) return Support::no("gate, up and experts do not follow each other");
   }
   return Support::yes();
+}
+
+// A kernel that read a host pointer would take the whole device context down with it.
+void check_source_place(const WeightSource& source, int32_t ordinal) {
+  if (source.memory() == MemoryKind::kHost) return;
+  for (size_t i = 0; i < kNumWeightRoles; ++i) {
+    const auto role = static_cast<WeightRole>(i);
+    const int64_t count = source.describe(role).count;
+    for (int64_t expert = 0; expert < count; ++expert) {
+      const ConstTensorView view = source.view(role, expert);
+      if (!view.empty()) check_place(source.locate(role, expert), view.data, ordinal);
+    }
+  }
 }
 
 class Allocator {
@@ -255,8 +269,8 @@ void fill_biases(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& wei
 // Scales of e4m3 matrices as kernels read them: of blocks as stored, else one a row.
 class ScaleReader {
  public:
-  ScaleReader(const MlpSource& mlp, const WeightSource& source, WeightUpload& upload)
-      : mlp_(mlp), source_(source), upload_(upload) {}
+  // `source` in host memory.
+  ScaleReader(const MlpSource& mlp, const WeightSource& source) : mlp_(mlp), source_(source) {}
 
   // Of the rows and columns of a matrix that this rank holds.
   std::vector<float> read(WeightRole matrix, int32_t expert, const WeightBlock& block) const {
@@ -274,37 +288,20 @@ class ScaleReader {
     return std::vector<float>(static_cast<size_t>(block.row_end - block.row_begin), one);
   }
 
-  StaticScales read_static() const {
-    if (source_.memory() == MemoryKind::kHost) return load_static_scales(source_, mlp_.roles);
-    const float gate = mlp_.problem.activation.gated ? largest(mlp_.roles.gate) : 0.0F;
-    return {.input = std::max(gate, largest(mlp_.roles.up)),
-            .intermediate = largest(mlp_.roles.down)};
-  }
+  StaticScales read_static() const { return load_static_scales(source_, mlp_.roles); }
 
  private:
   std::vector<float> load(WeightRole role, int32_t expert, const WeightBlock& block) const {
-    if (source_.memory() == MemoryKind::kHost) return load_scales(source_, role, expert, block);
-    return upload_.read_floats({.role = role, .expert = expert, .block = block});
-  }
-
-  float largest(WeightRole matrix) const {
-    const WeightRole role = quant_roles(matrix).input_scale;
-    float most = 0;
-    for (int64_t expert = 0; expert < source_.describe(role).count; ++expert) {
-      most = std::max(most, upload_.read_floats(role, expert).front());
-    }
-    return most;
+    return load_scales(source_, role, expert, block);
   }
 
   const MlpSource& mlp_;
   const WeightSource& source_;
-  WeightUpload& upload_;
 };
 
-void fill_scales(const MlpSource& mlp, const WeightSource& source, WeightUpload& upload,
-                 CudaMlpWeights& weights) {
+void fill_scales(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& weights) {
   if (mlp.problem.weight_dtype != DType::kF8E4M3) return;
-  const ScaleReader reader(mlp, source, upload);
+  const ScaleReader reader(mlp, upload.on_host());
   const int64_t hidden = mlp.problem.hidden_size;
   const WeightBlock rows{mlp.inner.begin, mlp.inner.end, 0, hidden};
   const WeightBlock columns{0, hidden, mlp.inner.begin, mlp.inner.end};
@@ -342,7 +339,7 @@ void fill_mlp(const MlpSource& mlp, const WeightSource& source, WeightUpload& up
     fill_matrices(mlp, upload, weights, context);
   }
   fill_biases(mlp, upload, weights);
-  fill_scales(mlp, source, upload, weights);
+  fill_scales(mlp, upload, weights);
 }
 
 bool is_identity(const CudaPlan& plan) {
@@ -444,6 +441,7 @@ Support usable_in_place(const CudaPlan& plan, const WeightSource& source) {
 
 CudaWeights allocate_cuda_weights(const Context& context, const CudaPlan& plan,
                                   const WeightSource& source, Stream stream) {
+  check_source_place(source, plan.device.ordinal);
   const Allocator allocator(context, stream);
   CudaWeights weights;
   weights.routed = allocate_mlp(allocator, routed_source(plan), source);
