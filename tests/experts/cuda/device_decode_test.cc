@@ -1,14 +1,11 @@
 // The single-launch kernel of small forwards against the float64 oracle of whole tokens.
-#include "cuda/check.h"
 #include "experts/cuda/decode_call.h"
-#include "support/cuda/cuda_problem.h"
-#include "support/cuda/guarded_device.h"
+#include "kernel_fixture.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,32 +14,6 @@ namespace conclave::testing {
 namespace {
 
 constexpr size_t kCounterBytes = 256;
-
-struct Format {
-  std::string name;
-  DType dtype = DType::kBF16;
-  QuantSpec quant = {};
-};
-
-std::vector<Format> formats() {
-  return {{"bf16", DType::kBF16},
-          {"f16", DType::kF16},
-          {"fp8 block", DType::kF8E4M3, fp8_block_quant()},
-          {"fp8 channel", DType::kF8E4M3, fp8_channel_quant()},
-          {"fp8 static", DType::kF8E4M3, fp8_static_quant()}};
-}
-
-CudaProblemOptions with_format(CudaProblemOptions options, const Format& format) {
-  options.weight_dtype = format.dtype;
-  options.quant = format.quant;
-  return options;
-}
-
-std::string text_of(const CudaProblemOptions& o) {
-  return o.activation.name + " E=" + std::to_string(o.num_experts) +
-         " k=" + std::to_string(o.top_k) + " H=" + std::to_string(o.hidden_size) +
-         " I=" + std::to_string(o.intermediate_size) + " T=" + std::to_string(o.num_tokens);
-}
 
 // The kernel with poisoned memory of its own; only the counters start at zero, once.
 class Decoder {
@@ -84,11 +55,7 @@ class Decoder {
             .dtype = problem_.row_dtype()};
   }
   int64_t damage() const { return workspace_.damage() + output_.damage(); }
-  std::vector<std::byte> bits() const {
-    std::vector<std::byte> result(output_.bytes());
-    cuda::copy_to_host(output_.data(), result);
-    return result;
-  }
+  std::vector<std::byte> bits() const { return bits_of(output_); }
 
  private:
   CudaProblem& problem_;
@@ -97,12 +64,11 @@ class Decoder {
   GuardedDevice output_;
 };
 
-class DeviceDecode : public ::testing::Test {
+class DeviceDecode : public HopperFixture, public ::testing::Test {
  protected:
   void SetUp() override {
-    const cuda::DeviceCount devices = cuda::count_devices();
-    if (devices.count == 0) GTEST_SKIP() << devices.reason;
-    if (!cuda::device_info(0).is_hopper()) GTEST_SKIP() << "cuda:0 is no Hopper GPU";
+    const std::string reason = reason_to_skip();
+    if (!reason.empty()) GTEST_SKIP() << reason;
   }
 
   // Twice in the same workspace, since the second finds what the first left in it.
@@ -116,23 +82,15 @@ class DeviceDecode : public ::testing::Test {
       const RowErrors errors = problem.check_tokens(decoder.rows());
       EXPECT_TRUE(within(errors, tolerance)) << text_of(options) << ": " << errors.describe();
       EXPECT_EQ(decoder.damage(), 0) << text_of(options);
-      worst_ = std::max(worst_, errors.worst);
+      note(errors);
     }
-    ++checked_;
   }
 
-  void TearDown() override {
-    if (checked_ == 0) return;
-    RecordProperty("checked", checked_);
-    RecordProperty("worst_error", std::to_string(worst_));
-  }
-
-  int checked_ = 0;
-  double worst_ = 0;
+  void TearDown() override { record(); }
 };
 
 TEST_F(DeviceDecode, EachTokenCount_EachFormat_MatchesOracle) {
-  for (const Format& format : formats()) {
+  for (const KernelFormat& format : kernel_formats()) {
     SCOPED_TRACE(format.name);
     for (int64_t tokens = 1; tokens <= 8; ++tokens) {
       check(with_format({.num_experts = 10,
@@ -160,8 +118,18 @@ TEST_F(DeviceDecode, EachTokenCount_EachFormat_MatchesOracle) {
   }
 }
 
+TEST_F(DeviceDecode, EachFormat_SmallShapes_MatchesOracle) {
+  for (const KernelFormat& format : kernel_formats()) {
+    SCOPED_TRACE(format.name);
+    for (CudaProblemOptions shape : small_shapes()) {
+      shape.num_tokens = std::min<int64_t>(shape.num_tokens, 8);
+      check(with_format(shape, format));
+    }
+  }
+}
+
 TEST_F(DeviceDecode, SizesThatNothingDivides_MatchesOracle) {
-  for (const Format& format : formats()) {
+  for (const KernelFormat& format : kernel_formats()) {
     SCOPED_TRACE(format.name);
     for (const int64_t inner : {67, 129}) {
       check(with_format({.num_experts = 5,
@@ -175,21 +143,9 @@ TEST_F(DeviceDecode, SizesThatNothingDivides_MatchesOracle) {
 }
 
 TEST_F(DeviceDecode, EachActivation_MatchesOracle) {
-  const ActivationSpec activations[] = {
-      {.name = "silu"},
-      {.name = "gelu"},
-      {.name = "gelu_tanh"},
-      {.name = "silu_no_mul"},
-      {.name = "gelu_no_mul"},
-      {.name = "gelu_tanh_no_mul"},
-      {.name = "relu2_no_mul"},
-      {.name = "swiglu_oai", .limit = 1, .alpha = 1.702, .beta = 1},
-      {.name = "silu_clamp_before", .limit = 0.7},
-      {.name = "silu_clamp_after", .limit = 0.5},
-      {.name = "situ", .beta = 4, .linear_beta = 25}};
-  for (const Format& format : formats()) {
+  for (const KernelFormat& format : kernel_formats()) {
     SCOPED_TRACE(format.name);
-    for (const ActivationSpec& activation : activations) {
+    for (const ActivationSpec& activation : kernel_activations()) {
       for (const bool bias : {false, true}) {
         check(with_format({.num_experts = 4,
                            .top_k = 2,
@@ -205,7 +161,7 @@ TEST_F(DeviceDecode, EachActivation_MatchesOracle) {
 }
 
 TEST_F(DeviceDecode, ModelSizes_MatchesOracle) {
-  for (const Format& format : formats()) {
+  for (const KernelFormat& format : kernel_formats()) {
     SCOPED_TRACE(format.name);
     for (const int64_t tokens : {1, 8}) {
       check(with_format({.num_experts = 128,
@@ -232,7 +188,7 @@ TEST_F(DeviceDecode, ModelSizes_MatchesOracle) {
 }
 
 TEST_F(DeviceDecode, WeightOnInput_MatchesOracle) {
-  for (const Format& format : formats()) {
+  for (const KernelFormat& format : kernel_formats()) {
     SCOPED_TRACE(format.name);
     check(with_format({.num_experts = 5,
                        .top_k = 1,
@@ -247,7 +203,7 @@ TEST_F(DeviceDecode, WeightOnInput_MatchesOracle) {
 
 // Rows beyond the live tokens keep their poison; ids at or above num_experts contribute nothing.
 TEST_F(DeviceDecode, LiveTokensAndStrangeIds_OthersUntouched) {
-  for (const Format& format : formats()) {
+  for (const KernelFormat& format : kernel_formats()) {
     SCOPED_TRACE(format.name);
     CudaProblem problem(with_format({.num_experts = 6,
                                      .top_k = 2,
@@ -291,7 +247,7 @@ TEST_F(DeviceDecode, LiveTokensAndStrangeIds_OthersUntouched) {
 }
 
 TEST_F(DeviceDecode, ThousandRuns_SameBits) {
-  for (const Format& format : formats()) {
+  for (const KernelFormat& format : kernel_formats()) {
     SCOPED_TRACE(format.name);
     CudaProblem problem(with_format({.num_experts = 16,
                                      .top_k = 4,
@@ -314,7 +270,7 @@ TEST_F(DeviceDecode, ThousandRuns_SameBits) {
 
 // A NaN stays with its token.
 TEST_F(DeviceDecode, NotANumberInOneToken_OthersKeepTheirBits) {
-  for (const Format& format : formats()) {
+  for (const KernelFormat& format : kernel_formats()) {
     SCOPED_TRACE(format.name);
     CudaProblem problem(with_format({.num_experts = 4,
                                      .top_k = 2,

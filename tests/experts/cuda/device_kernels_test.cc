@@ -1,16 +1,12 @@
 // Every row of the table of device kernels, in every tile it has, against the float64 oracle: each
 // format at sizes that do not fill tiles, each activation, each way tokens may fall on experts.
-#include "cuda/check.h"
 #include "experts/cuda/catalog.h"
-#include "support/cuda/cuda_problem.h"
-#include "support/cuda/guarded_device.h"
+#include "kernel_fixture.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <limits>
 #include <memory>
-#include <ostream>
 #include <string>
 #include <vector>
 
@@ -21,55 +17,6 @@ namespace {
 using experts::DeviceExpertsKernel;
 using experts::DeviceKernelRow;
 using experts::DeviceTile;
-
-struct Format {
-  std::string name;
-  DType dtype = DType::kBF16;
-  QuantSpec quant = {};
-  double tolerance = 6e-3;
-};
-
-std::vector<Format> formats() {
-  QuantSpec power_of_two = fp8_block_quant();
-  power_of_two.power_of_two_scales = true;
-  return {{"bf16", DType::kBF16},
-          {"f16", DType::kF16},
-          {"f32", DType::kF32, {}, 5e-6},
-          {"fp8 block", DType::kF8E4M3, fp8_block_quant()},
-          {"fp8 block, powers of two", DType::kF8E4M3, power_of_two},
-          {"fp8 channel", DType::kF8E4M3, fp8_channel_quant()},
-          {"fp8 static", DType::kF8E4M3, fp8_static_quant()},
-          {"fp8 weights only", DType::kF8E4M3, {.weights = WeightScale::kChannel}}};
-}
-
-std::vector<ActivationSpec> activations() {
-  return {{.name = "silu"},
-          {.name = "gelu"},
-          {.name = "gelu_tanh"},
-          {.name = "swiglu_oai", .limit = 7, .alpha = 1.702, .beta = 1},
-          {.name = "swiglu_oai", .limit = 0.5, .alpha = 1.702, .beta = 1},
-          {.name = "silu_clamp_before", .limit = 0.7},
-          {.name = "silu_clamp_after", .limit = 0.5},
-          {.name = "situ", .beta = 4, .linear_beta = 25},
-          {.name = "situ", .beta = 1},
-          {.name = "silu_no_mul"},
-          {.name = "gelu_no_mul"},
-          {.name = "gelu_tanh_no_mul"},
-          {.name = "relu2_no_mul"}};
-}
-
-CudaProblemOptions with_format(CudaProblemOptions options, const Format& format) {
-  options.weight_dtype = format.dtype;
-  options.quant = format.quant;
-  return options;
-}
-
-std::string text_of(const CudaProblemOptions& o) {
-  return o.activation.name + " E=" + std::to_string(o.num_experts) +
-         " k=" + std::to_string(o.top_k) + " H=" + std::to_string(o.hidden_size) +
-         " I=" + std::to_string(o.intermediate_size) + " T=" + std::to_string(o.num_tokens) +
-         (o.has_bias ? " bias" : "") + " routing " + std::to_string(static_cast<int>(o.routing));
-}
 
 // One kernel with poisoned memory of its own.
 class Runner {
@@ -95,11 +42,7 @@ class Runner {
   const std::byte* output() const { return output_.data(); }
   int64_t damage() const { return workspace_.damage() + output_.damage(); }
 
-  std::vector<std::byte> bits() const {
-    std::vector<std::byte> result(output_.bytes());
-    cuda::copy_to_host(output_.data(), result);
-    return result;
-  }
+  std::vector<std::byte> bits() const { return bits_of(output_); }
 
  private:
   CudaProblem& problem_;
@@ -127,12 +70,11 @@ std::vector<int64_t> edge_counts(const DeviceKernelRow& row, const CudaProblem& 
   return counts;
 }
 
-class DeviceKernels : public ::testing::TestWithParam<DeviceKernelRow> {
+class DeviceKernels : public HopperFixture, public ::testing::TestWithParam<DeviceKernelRow> {
  protected:
   void SetUp() override {
-    const cuda::DeviceCount devices = cuda::count_devices();
-    if (devices.count == 0) GTEST_SKIP() << devices.reason;
-    if (!cuda::device_info(0).is_hopper()) GTEST_SKIP() << "cuda:0 is no Hopper GPU";
+    const std::string reason = reason_to_skip();
+    if (!reason.empty()) GTEST_SKIP() << reason;
   }
 
   // All tiles of the row on one problem. False where the row does not support it.
@@ -142,31 +84,25 @@ class DeviceKernels : public ::testing::TestWithParam<DeviceKernelRow> {
   }
   bool check(CudaProblem& problem, double tolerance) {
     if (!GetParam().supports(problem.sizes())) return false;
-    const bool sums_in_float32 = GetParam().arithmetic == "reference";
-    problem.set_ambiguity(sums_in_float32 ? kFloat32Ambiguity : kTensorCoreAmbiguity);
     for (const DeviceTile& tile : all_tiles(GetParam(), problem)) {
-      Runner runner(problem, GetParam(), tile);
-      runner.run();
-      const RowErrors errors = problem.check_rows(runner.output());
-      EXPECT_TRUE(within(errors, tolerance))
-          << GetParam().name << ' ' << to_string(tile) << ": " << text_of(problem.options()) << ": "
-          << errors.describe();
-      EXPECT_EQ(runner.damage(), 0) << GetParam().name << ' ' << to_string(tile);
-      worst_ = std::max(worst_, errors.worst);
-      ++checked_;
+      check_tile(problem, tile, tolerance);
     }
     return true;
   }
-
-  void TearDown() override {
-    if (checked_ == 0) return;
-    RecordProperty("checked", checked_);
-    RecordProperty("worst_error", std::to_string(worst_));
+  void check_tile(CudaProblem& problem, const DeviceTile& tile, double tolerance) {
+    const bool sums_in_float32 = GetParam().arithmetic == "reference";
+    problem.set_ambiguity(sums_in_float32 ? kFloat32Ambiguity : kTensorCoreAmbiguity);
+    Runner runner(problem, GetParam(), tile);
+    runner.run();
+    const RowErrors errors = problem.check_rows(runner.output());
+    EXPECT_TRUE(within(errors, tolerance))
+        << GetParam().name << ' ' << to_string(tile) << ": " << text_of(problem.options()) << ": "
+        << errors.describe();
+    EXPECT_EQ(runner.damage(), 0) << GetParam().name << ' ' << to_string(tile);
+    note(errors);
   }
 
- private:
-  int checked_ = 0;
-  double worst_ = 0;
+  void TearDown() override { record(); }
 };
 
 TEST_P(DeviceKernels, EachFormat_OddSizes_MatchesOracle) {
@@ -194,7 +130,7 @@ TEST_P(DeviceKernels, EachFormat_OddSizes_MatchesOracle) {
        .intermediate_size = 256,
        .num_tokens = 300},
   };
-  for (const Format& format : formats()) {
+  for (const KernelFormat& format : kernel_formats()) {
     for (const CudaProblemOptions& shape : shapes) {
       SCOPED_TRACE(format.name);
       check(with_format(shape, format), format.tolerance);
@@ -202,9 +138,23 @@ TEST_P(DeviceKernels, EachFormat_OddSizes_MatchesOracle) {
   }
 }
 
+// Each shape in another tile, so that all tiles have their turn.
+TEST_P(DeviceKernels, EachFormat_SmallShapes_MatchesOracle) {
+  for (const KernelFormat& format : kernel_formats()) {
+    SCOPED_TRACE(format.name);
+    size_t turn = 0;
+    for (const CudaProblemOptions& shape : small_shapes()) {
+      CudaProblem problem(with_format(shape, format));
+      if (!GetParam().supports(problem.sizes())) continue;
+      const std::vector<DeviceTile> tiles = all_tiles(GetParam(), problem);
+      check_tile(problem, tiles[turn++ % tiles.size()], format.tolerance);
+    }
+  }
+}
+
 // Rows whose length is no multiple of 8: stored apart, as a layer pads them.
 TEST_P(DeviceKernels, EachFormat_SizesThatNothingDivides_MatchesOracle) {
-  for (const Format& format : formats()) {
+  for (const KernelFormat& format : kernel_formats()) {
     SCOPED_TRACE(format.name);
     for (const int64_t inner : {67, 129}) {
       check(with_format({.num_experts = 5,
@@ -219,9 +169,9 @@ TEST_P(DeviceKernels, EachFormat_SizesThatNothingDivides_MatchesOracle) {
 }
 
 TEST_P(DeviceKernels, EachActivation_WithAndWithoutBias_MatchesOracle) {
-  for (const Format& format : formats()) {
+  for (const KernelFormat& format : kernel_formats()) {
     SCOPED_TRACE(format.name);
-    for (const ActivationSpec& activation : activations()) {
+    for (const ActivationSpec& activation : kernel_activations()) {
       for (const bool bias : {false, true}) {
         check(with_format({.num_experts = 4,
                            .top_k = 2,
@@ -238,7 +188,7 @@ TEST_P(DeviceKernels, EachActivation_WithAndWithoutBias_MatchesOracle) {
 }
 
 TEST_P(DeviceKernels, OneHotExpert_TileSizesPlusMinusOne_MatchesOracle) {
-  for (const Format& format : formats()) {
+  for (const KernelFormat& format : kernel_formats()) {
     SCOPED_TRACE(format.name);
     CudaProblem problem(with_format({.num_experts = 4,
                                      .top_k = 1,
@@ -255,7 +205,7 @@ TEST_P(DeviceKernels, OneHotExpert_TileSizesPlusMinusOne_MatchesOracle) {
 }
 
 TEST_P(DeviceKernels, WeightOnInput_MatchesOracle) {
-  for (const Format& format : formats()) {
+  for (const KernelFormat& format : kernel_formats()) {
     SCOPED_TRACE(format.name);
     check(with_format({.num_experts = 5,
                        .top_k = 2,
@@ -270,7 +220,7 @@ TEST_P(DeviceKernels, WeightOnInput_MatchesOracle) {
 }
 
 TEST_P(DeviceKernels, Zipf_ManyTokens_MatchesOracle) {
-  for (const Format& format : formats()) {
+  for (const KernelFormat& format : kernel_formats()) {
     SCOPED_TRACE(format.name);
     check(with_format({.num_experts = 32,
                        .top_k = 4,
@@ -285,7 +235,7 @@ TEST_P(DeviceKernels, Zipf_ManyTokens_MatchesOracle) {
 
 // Sizes of models: more tiles than multiprocessors, several waves of them.
 TEST_P(DeviceKernels, ModelSizes_FewAndManyTokens_MatchesOracle) {
-  for (const Format& format : formats()) {
+  for (const KernelFormat& format : kernel_formats()) {
     SCOPED_TRACE(format.name);
     for (const int64_t tokens : {1, 33, 600}) {
       check(with_format({.num_experts = 32,
@@ -308,7 +258,7 @@ TEST_P(DeviceKernels, ModelSizes_FewAndManyTokens_MatchesOracle) {
 }
 
 TEST_P(DeviceKernels, NoRows_WritesNothing) {
-  for (const Format& format : formats()) {
+  for (const KernelFormat& format : kernel_formats()) {
     SCOPED_TRACE(format.name);
     CudaProblem problem(with_format({.num_experts = 4, .top_k = 1, .num_tokens = 1}, format));
     // One token, and its only id is -1.
@@ -342,7 +292,7 @@ void expect_same_bits(const DeviceKernelRow& own, const CudaProblemOptions& opti
 }
 
 TEST_P(DeviceKernels, EachTile_SameArithmetic_SameBits) {
-  for (const Format& format : formats()) {
+  for (const KernelFormat& format : kernel_formats()) {
     SCOPED_TRACE(format.name);
     for (const bool bias : {true, false}) {
       for (const bool weight_on_input : {false, true}) {
@@ -362,9 +312,9 @@ TEST_P(DeviceKernels, EachTile_SameArithmetic_SameBits) {
 
 // An odd number of features: the last has no neighbour.
 TEST_P(DeviceKernels, EachActivation_SameArithmetic_SameBits) {
-  for (const Format& format : formats()) {
+  for (const KernelFormat& format : kernel_formats()) {
     SCOPED_TRACE(format.name);
-    for (const ActivationSpec& activation : activations()) {
+    for (const ActivationSpec& activation : kernel_activations()) {
       for (const bool bias : {true, false}) {
         expect_same_bits(GetParam(), with_format({.num_experts = 3,
                                                   .top_k = 2,
@@ -380,7 +330,7 @@ TEST_P(DeviceKernels, EachActivation_SameArithmetic_SameBits) {
 }
 
 TEST_P(DeviceKernels, ThousandRuns_SameBits) {
-  for (const Format& format : formats()) {
+  for (const KernelFormat& format : kernel_formats()) {
     SCOPED_TRACE(format.name);
     CudaProblem problem(with_format({.num_experts = 8,
                                      .top_k = 2,
@@ -407,7 +357,7 @@ TEST_P(DeviceKernels, ThousandRuns_SameBits) {
 // A token with a NaN: its rows are NaN throughout, all others keep their bits.
 TEST_P(DeviceKernels, NotANumberInOneToken_StaysInItsRows) {
   constexpr int64_t kToken = 17;
-  for (const Format& format : formats()) {
+  for (const KernelFormat& format : kernel_formats()) {
     // The codes of quantised rows are made by another stage.
     if (format.quant.activations != ActivationScale::kNone) continue;
     SCOPED_TRACE(format.name);
@@ -443,7 +393,7 @@ TEST_P(DeviceKernels, NotANumberInOneToken_StaysInItsRows) {
 // More than 2^31 elements in a weight matrix, more than 2^32 bytes; the last experts are used.
 TEST_P(DeviceKernels, TensorsBeyondFourGigabytes_MatchesOracle) {
   if (cuda::device_info(0).memory_bytes < int64_t{40} << 30) GTEST_SKIP() << "needs 40 GB";
-  for (const Format& format : {formats()[0], formats()[3]}) {
+  for (const KernelFormat& format : {kernel_formats()[0], kernel_formats()[3]}) {
     SCOPED_TRACE(format.name);
     check(with_format({.num_experts = 40,
                        .top_k = 2,

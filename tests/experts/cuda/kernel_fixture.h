@@ -1,0 +1,123 @@
+// What tests of device kernels share: formats, texts for failures, a fixture that needs a Hopper
+// GPU and reports the worst error.
+#pragma once
+
+#include "cuda/check.h"
+#include "cuda/device_info.h"
+#include "support/cuda/cuda_problem.h"
+#include "support/cuda/guarded_device.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+namespace conclave::testing {
+
+struct KernelFormat {
+  std::string name;
+  DType dtype = DType::kBF16;
+  QuantSpec quant = {};
+  double tolerance = 6e-3;
+};
+
+// Every format a kernel may support; float32 is the reference's alone.
+inline std::vector<KernelFormat> kernel_formats() {
+  QuantSpec power_of_two = fp8_block_quant();
+  power_of_two.power_of_two_scales = true;
+  return {{"bf16", DType::kBF16},
+          {"f16", DType::kF16},
+          {"f32", DType::kF32, {}, 5e-6},
+          {"fp8 block", DType::kF8E4M3, fp8_block_quant()},
+          {"fp8 block, powers of two", DType::kF8E4M3, power_of_two},
+          {"fp8 channel", DType::kF8E4M3, fp8_channel_quant()},
+          {"fp8 static", DType::kF8E4M3, fp8_static_quant()},
+          {"fp8 weights only", DType::kF8E4M3, {.weights = WeightScale::kChannel}}};
+}
+
+inline CudaProblemOptions with_format(CudaProblemOptions options, const KernelFormat& format) {
+  options.weight_dtype = format.dtype;
+  options.quant = format.quant;
+  return options;
+}
+
+inline std::string text_of(const CudaProblemOptions& o) {
+  return o.activation.name + " E=" + std::to_string(o.num_experts) +
+         " k=" + std::to_string(o.top_k) + " H=" + std::to_string(o.hidden_size) +
+         " I=" + std::to_string(o.intermediate_size) + " T=" + std::to_string(o.num_tokens) +
+         (o.has_bias ? " bias" : "") + " routing " + std::to_string(static_cast<int>(o.routing));
+}
+
+// All activations with parameters that make a difference in rows of deviation 1.
+inline std::vector<ActivationSpec> kernel_activations() {
+  return {{.name = "silu"},
+          {.name = "gelu"},
+          {.name = "gelu_tanh"},
+          {.name = "swiglu_oai", .limit = 7, .alpha = 1.702, .beta = 1},
+          {.name = "swiglu_oai", .limit = 0.5, .alpha = 1.702, .beta = 1},
+          {.name = "silu_clamp_before", .limit = 0.7},
+          {.name = "silu_clamp_after", .limit = 0.5},
+          {.name = "situ", .beta = 4, .linear_beta = 25},
+          {.name = "situ", .beta = 1},
+          {.name = "silu_no_mul"},
+          {.name = "gelu_no_mul"},
+          {.name = "gelu_tanh_no_mul"},
+          {.name = "relu2_no_mul"}};
+}
+
+// Odd and even sizes, few and many tokens, every way tokens may fall on experts: small enough to be
+// run under compute-sanitizer.
+inline std::vector<CudaProblemOptions> small_shapes() {
+  const int64_t hidden[] = {64, 72, 131, 200, 264, 40};
+  const int64_t inner[] = {32, 67, 136, 96, 24};
+  const int64_t tokens[] = {1, 2, 7, 8, 9, 17, 33, 70};
+  const RoutingKind kinds[] = {RoutingKind::kUniform, RoutingKind::kZipf, RoutingKind::kOneHot,
+                               RoutingKind::kHoles};
+  std::vector<CudaProblemOptions> shapes;
+  for (size_t i = 0; i < 32; ++i) {
+    const auto experts = static_cast<int64_t>(1 + i * 7 % 10);
+    shapes.push_back({.num_experts = experts,
+                      .top_k = std::min(experts, static_cast<int64_t>(1 + i % 5)),
+                      .hidden_size = hidden[i % 6],
+                      .intermediate_size = inner[i % 5],
+                      .num_tokens = tokens[i % 8],
+                      .activation = kernel_activations()[i % 13],
+                      .has_bias = i % 3 == 0,
+                      .routing = kinds[i % 4],
+                      .seed = i + 1});
+  }
+  return shapes;
+}
+
+inline std::vector<std::byte> bits_of(const GuardedDevice& memory) {
+  std::vector<std::byte> result(memory.bytes());
+  cuda::copy_to_host(memory.data(), result);
+  return result;
+}
+
+// Beside a test class of its own, which brings ::testing::Test.
+class HopperFixture {
+ protected:
+  // Empty where the machine can run such tests.
+  static std::string reason_to_skip() {
+    const cuda::DeviceCount devices = cuda::count_devices();
+    if (devices.count == 0) return devices.reason;
+    return cuda::device_info(0).is_hopper() ? "" : "cuda:0 is no Hopper GPU";
+  }
+  void note(const RowErrors& errors) {
+    worst_ = std::max(worst_, errors.worst);
+    ++checked_;
+  }
+  void record() const {
+    if (checked_ == 0) return;
+    ::testing::Test::RecordProperty("checked", checked_);
+    ::testing::Test::RecordProperty("worst_error", std::to_string(worst_));
+  }
+
+ private:
+  int checked_ = 0;
+  double worst_ = 0;
+};
+
+}  // namespace conclave::testing
