@@ -4,9 +4,9 @@
 #include "cuda/stream.h"
 #include "logits.h"
 #include "support/cuda/graph_timer.h"
+#include "support/cuda/problem_layer.h"
 
 #include "conclave/interop/cuda.h"
-#include "conclave/weights.h"
 
 #include <algorithm>
 #include <span>
@@ -17,48 +17,13 @@ namespace {
 
 constexpr size_t kCounterBytes = 256;  // what a workspace starts with
 
-MoeSpec spec_of(const testing::CudaProblemOptions& o) {
-  MoeSpec spec;
-  spec.num_experts = o.num_experts;
-  spec.top_k = o.top_k;
-  spec.hidden_size = o.hidden_size;
-  spec.intermediate_size = o.intermediate_size;
-  spec.weight_dtype = o.weight_dtype;
-  spec.quant = o.quant;
-  spec.activation = o.activation;
-  spec.has_bias = o.has_bias;
-  spec.has_gate = false;
-  return spec;
-}
-
-int64_t blocks(int64_t n) { return (n + 127) / 128; }
-
-std::unique_ptr<WeightSource> source_of(const testing::CudaProblem& problem) {
-  const testing::CudaProblemOptions& o = problem.options();
-  const experts::DeviceExperts w = problem.weights();
-  const int64_t e = o.num_experts;
-  const int64_t h = o.hidden_size;
-  const int64_t i = o.intermediate_size;
-  ExpertWeights weights{.gate_up = {w.gate_up, o.weight_dtype, {e, 2 * i, h}},
-                        .down = {w.down, o.weight_dtype, {e, h, i}}};
-  weights.memory = MemoryKind::kDevice;
-  if (o.has_bias) {
-    weights.gate_up_bias = {w.gate_up_bias, DType::kF32, {e, 2 * i}};
-    weights.down_bias = {w.down_bias, DType::kF32, {e, h}};
-  }
-  if (o.quant.weights == WeightScale::kBlock) {
-    weights.gate_up_scale = {w.gate_up_scale, DType::kF32, {e, 2 * blocks(i), blocks(h)}};
-    weights.down_scale = {w.down_scale, DType::kF32, {e, blocks(h), blocks(i)}};
-  }
-  return make_pointer_source(weights);
-}
-
 }  // namespace
 
 LayerSubject::LayerSubject(const Context& context, testing::CudaProblem& problem,
                            int64_t max_tokens, Determinism determinism)
     : problem_(problem),
-      layer_(MoeLayer::create(context, spec_of(problem.options()), *source_of(problem),
+      layer_(MoeLayer::create(context, testing::layer_spec(problem.options()),
+                              *testing::layer_source(problem),
                               {.max_tokens = max_tokens, .determinism = determinism})),
       workspace_memory_(layer_.workspace_bytes()) {
   workspace_.emplace(context, std::span(workspace_memory_.data(), workspace_memory_.bytes()));

@@ -11,12 +11,16 @@ namespace {
 
 std::atomic<bool> armed{false};
 std::atomic<int64_t> heap_count{0};
+thread_local bool is_own_thread = false;
+std::atomic<int64_t> own_heap_count{0};
 std::atomic<int64_t> mapping_count{0};
 std::atomic<int64_t> allocations_left{-1};
 std::atomic<bool> has_failed{false};
 
 void count_heap() {
-  if (armed.load(std::memory_order_relaxed)) heap_count.fetch_add(1, std::memory_order_relaxed);
+  if (!armed.load(std::memory_order_relaxed)) return;
+  heap_count.fetch_add(1, std::memory_order_relaxed);
+  if (is_own_thread) own_heap_count.fetch_add(1, std::memory_order_relaxed);
 }
 
 bool must_fail() {
@@ -99,13 +103,16 @@ namespace conclave::testing {
 
 void arm_allocation_counter() {
   heap_count = 0;
+  own_heap_count = 0;
   mapping_count = 0;
+  is_own_thread = true;
   armed = true;
 }
 
 AllocationCounts disarm_allocation_counter() {
   armed = false;
-  return {.heap = heap_count, .mappings = mapping_count};
+  is_own_thread = false;
+  return {.heap = heap_count, .own_heap = own_heap_count, .mappings = mapping_count};
 }
 
 void fail_heap_allocation(int64_t n) {

@@ -8,6 +8,7 @@ namespace conclave::testing {
 
 struct AllocationCounts {
   int64_t heap = 0;
+  int64_t own_heap = 0;  // by the thread that armed: a GPU's driver has threads that allocate
   int64_t mappings = 0;
 };
 

@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <string>
+#include <vector>
 
 namespace conclave {
 namespace {
@@ -35,6 +37,181 @@ TEST_F(CudaArguments, MissingStreamTimingsAndHostMemory_AreRefused) {
   EXPECT_EQ(refusal([&](ForwardArgs& args) { args.workspace = &host_workspace; }),
             ErrorCode::kDevice);
   EXPECT_EQ(refusal([](ForwardArgs& args) { args.hidden.shape = {4, 127}; }), ErrorCode::kShape);
+}
+
+// Each argument as host memory, one at a time: refused by name, nothing is written.
+TEST_F(CudaArguments, EachHostPointer_IsRefusedByName) {
+  MoeSpec spec = make_spec(8, 2, 128, 64, DType::kBF16);
+  spec.shared = {.mode = SharedMode::kAdd, .intermediate_size = 64};
+  DeviceLayer owned(spec, {.max_tokens = 64});
+  const Tensor hidden = random_tensor(DType::kBF16, 4, 128, 5);
+  const Tensor logits = random_tensor(DType::kF32, 4, 8, 5);
+  testing::GivenRouting routing = testing::random_routing(4, 8, 2, 9);
+  Tensor mask(DType::kBool, {4});
+  Tensor rows(DType::kF32, {4, 128});
+  Tensor wide(DType::kF32, {4, 8});
+  Tensor slots(DType::kF32, {4, 2});
+  Tensor ids(DType::kI32, {4, 2});
+  Tensor bf16_rows(DType::kBF16, {4, 128});
+  std::vector<int64_t> load(8);
+  const int64_t count = 4;
+  const auto check = [&](const char* name, bool given, const auto& change) {
+    DeviceForward forward(owned, hidden.view(), DType::kBF16);
+    if (given) forward.route_by(routing.ids, routing.weights);
+    change(forward.args);
+    try {
+      forward.enqueue();
+      ADD_FAILURE() << name << " was taken";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kDevice) << error.what();
+      EXPECT_NE(std::string(error.what()).find(name), std::string::npos) << error.what();
+    }
+    const Tensor out = forward.out();
+    const std::vector<std::byte> poison(out.size_bytes(), std::byte{0xFF});
+    EXPECT_EQ(std::memcmp(out.as<std::byte>(), poison.data(), poison.size()), 0) << name;
+  };
+  using Args = ForwardArgs;
+  check("hidden", false, [&](Args& args) { args.hidden = hidden.const_view(); });
+  check("router_logits", false, [&](Args& args) { args.router_logits = logits.const_view(); });
+  check("topk_ids", true, [&](Args& args) { args.topk_ids = routing.ids.const_view(); });
+  check("topk_weights", true,
+        [&](Args& args) { args.topk_weights = routing.weights.const_view(); });
+  check("router_input", false, [&](Args& args) { args.router_input = hidden.const_view(); });
+  check("padding_mask", false, [&](Args& args) { args.padding_mask = mask.const_view(); });
+  check("num_tokens", false, [&](Args& args) { args.num_tokens = &count; });
+  check("out", false, [&](Args& args) { args.out = bf16_rows.view(); });
+  check("shared_out", false, [&](Args& args) { args.shared_out = rows.view(); });
+  check("captured_logits", false, [&](Args& args) { args.captured_logits = wide.view(); });
+  check("captured_ids", false, [&](Args& args) { args.captured_ids = ids.view(); });
+  check("captured_weights", false, [&](Args& args) { args.captured_weights = slots.view(); });
+  check("expert_load", false, [&](Args& args) { args.expert_load = load; });
+}
+
+TEST_F(CudaArguments, HostMemoryAsWorkspaceOrWeights_IsRefused) {
+  const Context context({.device = "cuda:0", .num_threads = 1});
+  std::vector<std::byte> memory(8192);
+  auto* const aligned =
+      reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(memory.data()) + 255) / 256 * 256);
+  EXPECT_EQ(code_of([&] {
+              const Workspace workspace(context, {aligned, 4096});
+            }),
+            ErrorCode::kDevice);
+
+  MoeSpec spec = make_spec(4, 2, 128, 64, DType::kBF16);
+  spec.has_gate = false;
+  const Tensor gate_up(DType::kBF16, {4, 128, 128});
+  const Tensor down(DType::kBF16, {4, 128, 64});
+  const DeviceQueue queue(context);
+  const DeviceTensor device_gate_up = queue.upload(gate_up.view());
+  const auto source = make_pointer_source({.gate_up = device_gate_up.const_view(),
+                                           .down = down.const_view(),
+                                           .memory = MemoryKind::kDevice});
+  try {
+    const MoeLayer layer = MoeLayer::create(context, spec, *source, {.max_tokens = 64});
+    ADD_FAILURE() << "host memory was taken for device memory";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kDevice) << error.what();
+    EXPECT_NE(std::string(error.what()).find("down"), std::string::npos) << error.what();
+  }
+}
+
+// Rows at any multiple of an element and any distance; what lies between them stays.
+TEST_F(CudaArguments, OddStridesAndAddresses_GiveTheSameBits) {
+  for (const testing::NumberForm& form : testing::number_forms()) {
+    const MoeSpec spec = testing::with_form(make_spec(8, 2, 136, 72, form.dtype), form);
+    DeviceLayer owned(spec, {.max_tokens = 64});
+    const DType dtype = testing::row_dtype(form);
+    for (const int64_t tokens : {1, 5, 40, 100}) {
+      SCOPED_TRACE(::testing::Message() << form.name << " T" << tokens);
+      const Tensor hidden = random_tensor(dtype, tokens, 136, 5);
+      const testing::GivenRouting routing = testing::random_routing(tokens, 8, 2, 9);
+      DeviceForward dense(owned, hidden.view(), dtype);
+      dense.route_by(routing.ids, routing.weights);
+      dense.enqueue();
+      const Tensor expected = dense.out();
+
+      // One element in, rows 139 elements apart.
+      constexpr int64_t kStride = 139;
+      Tensor apart(dtype, {tokens, kStride});
+      for (int64_t row = 0; row < tokens; ++row) {
+        std::memcpy(apart.as<uint16_t>() + row * kStride + 1, hidden.as<uint16_t>() + row * 136,
+                    136 * sizeof(uint16_t));
+      }
+      const DeviceTensor rows = owned.queue.upload(apart.view());
+      DeviceTensor out = owned.queue.allocate(dtype, {tokens, kStride});
+      owned.queue.fill(out.view(), 0xFF);
+      dense.args.hidden = {
+          static_cast<const uint16_t*>(rows.const_view().data) + 1, dtype, {tokens, 136}, kStride};
+      dense.args.out = {out.as<uint16_t>() + 1, dtype, {tokens, 136}, kStride};
+      dense.enqueue();
+      Tensor written(dtype, {tokens, kStride});
+      owned.queue.download(out.const_view(), written.view());
+      for (int64_t row = 0; row < tokens; ++row) {
+        const uint16_t* const begin = written.as<uint16_t>() + row * kStride;
+        EXPECT_EQ(std::memcmp(begin + 1, expected.as<uint16_t>() + row * 136, 272), 0) << row;
+        for (const int64_t col : {0, 137, 138}) EXPECT_EQ(begin[col], 0xFFFF) << row << " " << col;
+      }
+    }
+  }
+}
+
+TEST_F(CudaArguments, AddressesBetweenElements_AreRefused) {
+  DeviceLayer owned(make_spec(8, 2, 128, 64, DType::kBF16), {.max_tokens = 64});
+  const Tensor hidden = random_tensor(DType::kBF16, 4, 128, 5);
+  DeviceForward forward(owned, hidden.view(), DType::kBF16);
+  forward.args.hidden.data = static_cast<const std::byte*>(forward.args.hidden.data) + 1;
+  EXPECT_EQ(code_of([&] { forward.enqueue(); }), ErrorCode::kMisaligned);
+}
+
+// The rows of out may be those of hidden, in every rung.
+TEST_F(CudaArguments, InPlace_GivesTheSameBits) {
+  for (const testing::NumberForm& form : testing::number_forms()) {
+    MoeSpec spec = testing::with_form(make_spec(8, 2, 520, 136, form.dtype), form);
+    for (const bool with_shared : {false, true}) {
+      if (with_shared) spec.shared = {.mode = SharedMode::kSigmoidGate, .intermediate_size = 128};
+      DeviceLayer owned(spec, {.max_tokens = 300});
+      const DType dtype = testing::row_dtype(form);
+      for (const int64_t tokens : {1, 8, 40, 300, 310}) {
+        SCOPED_TRACE(::testing::Message() << form.name << " T" << tokens);
+        const Tensor hidden = random_tensor(dtype, tokens, 520, 5);
+        DeviceForward forward(owned, hidden.view(), dtype);
+        forward.enqueue();
+        const Tensor expected = forward.out();
+        forward.args.out = forward.hidden().view();
+        forward.enqueue();
+        Tensor written(dtype, {tokens, 520});
+        owned.queue.download(forward.hidden().const_view(), written.view());
+        EXPECT_TRUE(testing::same_bits(written, expected));
+      }
+    }
+  }
+}
+
+// No token, one, as many as planned, and one more: that one goes in a chunk of its own.
+TEST_F(CudaArguments, TokensAroundThePlannedNumber_AreTaken) {
+  DeviceLayer owned(make_spec(8, 2, 128, 64, DType::kBF16), {.max_tokens = 64});
+  for (const int64_t tokens : {0, 1, 63, 64, 65}) {
+    const Tensor hidden = random_tensor(DType::kBF16, tokens, 128, 5);
+    const testing::GivenRouting routing = testing::random_routing(tokens, 8, 2, 9);
+    DeviceForward forward(owned, hidden.view(), DType::kBF16);
+    if (tokens > 0) forward.route_by(routing.ids, routing.weights);
+    forward.enqueue();
+    if (tokens > 0) {
+      EXPECT_LE(testing::worst_error(owned, hidden, routing, forward.out()), 6e-3) << tokens;
+    }
+  }
+}
+
+TEST_F(CudaArguments, WorkspaceOfHalfTheBytes_IsRefusedBeforeAnythingIsWritten) {
+  DeviceLayer owned(make_spec(8, 2, 128, 64, DType::kBF16), {.max_tokens = 64});
+  const Tensor hidden = random_tensor(DType::kBF16, 40, 128, 5);
+  DeviceForward forward(owned, hidden.view(), DType::kBF16);
+  Workspace small(owned.context, owned.layer.workspace_bytes() / 2);
+  forward.args.workspace = &small;
+  EXPECT_EQ(code_of([&] { forward.enqueue(); }), ErrorCode::kWorkspaceTooSmall);
+  const Tensor out = forward.out();
+  const std::vector<std::byte> poison(out.size_bytes(), std::byte{0xFF});
+  EXPECT_EQ(std::memcmp(out.as<std::byte>(), poison.data(), poison.size()), 0);
 }
 
 TEST_F(CudaArguments, WorkspaceOfOneByteLess_IsRefused) {

@@ -373,6 +373,17 @@ RowErrors CudaProblem::check_tokens(const OutputRows& output, double output_scal
       tokens.insert(static_cast<int64_t>(random() % static_cast<uint64_t>(options_.num_tokens)));
     }
   }
+  RowErrors errors = check_these_tokens(output, std::vector<int64_t>(tokens.begin(), tokens.end()),
+                                        output_scale, routing, copy);
+  errors.stray =
+      count_stray(output, std::vector<uint8_t>(static_cast<size_t>(output.rows), uint8_t{1}));
+  return errors;
+}
+
+RowErrors CudaProblem::check_these_tokens(const OutputRows& output, std::span<const int64_t> tokens,
+                                          double output_scale, int32_t routing,
+                                          int32_t copy) const {
+  const int64_t k = options_.top_k;
   std::vector<OracleSlot> slots;
   std::vector<float> slot_weights;
   for (const int64_t token : tokens) {
@@ -384,12 +395,9 @@ RowErrors CudaProblem::check_tokens(const OutputRows& output, double output_scal
           options_.weight_on_input ? 1.0F : host_weights(routing)[static_cast<size_t>(slot)]);
     }
   }
-  RowErrors errors = compare_tokens(
+  return compare_tokens(
       oracle_problem(routing, copy),
       {.slots = slots, .slot_weights = slot_weights, .top_k = k, .scale = output_scale}, output);
-  errors.stray =
-      count_stray(output, std::vector<uint8_t>(static_cast<size_t>(output.rows), uint8_t{1}));
-  return errors;
 }
 
 int64_t CudaProblem::active_experts(int32_t routing) const {

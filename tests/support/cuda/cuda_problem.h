@@ -94,6 +94,11 @@ class CudaProblem {
   RowErrors check_tokens(const OutputRows& output, double output_scale = 1, int32_t routing = 0,
                          int32_t copy = 0) const;
 
+  // The same of these tokens; elements between the rows are not looked at.
+  RowErrors check_these_tokens(const OutputRows& output, std::span<const int64_t> tokens,
+                               double output_scale = 1, int32_t routing = 0,
+                               int32_t copy = 0) const;
+
   int64_t active_experts(int32_t routing = 0) const;
   int64_t active_weight_bytes(int32_t routing = 0) const;  // codes and scales
   double flops(int32_t routing = 0) const;
