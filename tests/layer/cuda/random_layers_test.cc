@@ -46,6 +46,7 @@ class CudaRandomLayer : public ::testing::WithParamInterface<uint32_t>,
         mode == SharedMode::kFusedSlots) {
       spec_.shared.mode = SharedMode::kAdd;
       spec_.shared.count = 1;
+      spec_.shared.slot_weight = 1;
       spec_.router = {};
     }
     if (spec_.shared.mode == SharedMode::kAverage) {

@@ -1,0 +1,301 @@
+#!/usr/bin/env python3
+"""Runs the GPU tests, plainly or under compute-sanitizer, and writes what came of it.
+
+    device_tests.py run --bin build/release/tests --out results.jsonl [--log tests.log]
+    device_tests.py sanitize --bin build/release/tests --out results.jsonl [--tool racecheck]
+                             [--part 2/4] [--limit 60]
+    device_tests.py report results.jsonl... > 2026-11-20-tests.md
+
+`--bin` is searched for the executables by name; one that is missing is reported, not passed over.
+Under the sanitizer only tests on small shapes run: see SANITIZED. Each run ends within --limit
+seconds, and a run that did not finish says so. --part I/N takes every N-th run, for machines that
+are lent by the minute.
+"""
+
+import argparse
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+
+EXECUTABLES = [
+    "cuda_support_selftest",
+    "dispatch_cuda_test",
+    "routing_cuda_test",
+    "gemm_cuda_test",
+    "layer_cuda_routing_test",
+    "cuda_layer_test",
+    "cuda_large_test",
+    "device_kernels_test",
+]
+
+TOOLS = ["memcheck", "racecheck", "synccheck", "initcheck"]
+
+# Tests on small shapes that between them launch every kernel of the library. Poisoning fills what
+# the library should have written, which blinds initcheck: there the layers matter, whose
+# workspaces nobody fills.
+SANITIZED = [
+    ("device_kernels_test", "*EachFormat_SmallShapes*cuda_stream_sm90"),
+    ("device_kernels_test", "*EachFormat_SmallShapes*cuda_stream_fp8_sm90"),
+    ("device_kernels_test", "*EachFormat_SmallShapes*cuda_tile_sm90"),
+    ("device_kernels_test", "*EachFormat_SmallShapes*cuda_tile_fp8_sm90"),
+    ("device_kernels_test", "*EachFormat_SmallShapes*cuda_reference"),
+    ("device_kernels_test", "DeviceDecode.EachFormat_SmallShapes*"),
+    ("device_kernels_test", "QuantizeRowsCuda.*"),
+    ("cuda_layer_test", "*CudaRandomLayer.Output*"),
+    ("cuda_layer_test", "CudaReplay.OtherRowsThroughTheGate*"),
+    ("cuda_layer_test", "CudaForward.*-*Thousand*:*EveryKernel*"),
+    ("dispatch_cuda_test", "*-*Thousand*"),
+    ("routing_cuda_test", "*-*Thousand*"),
+    ("gemm_cuda_test", "*-*Thousand*"),
+    ("layer_cuda_routing_test", "*-*Thousand*"),
+]
+
+# The oracles of the tests are no part of the library, and slow under a tool.
+NOT_OURS = "kns=testing"
+
+
+def find(root: str, name: str) -> str | None:
+    for path in sorted(pathlib.Path(root).rglob(name)):
+        if path.is_file():
+            return str(path)
+    return None
+
+
+def run_limited(command: list[str], limit: float) -> tuple[int | None, str]:
+    """The exit status, None where it ran out of time, and everything that it printed."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    )
+    try:
+        text, _ = process.communicate(timeout=limit)
+        return process.returncode, text
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        try:
+            text, _ = process.communicate(timeout=5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            text, _ = process.communicate()
+        return None, text
+
+
+def numbers_of_case(case: dict) -> dict:
+    """What a case recorded: worst errors, ratios, counts."""
+    known = {"name", "file", "line", "status", "result", "timestamp", "time", "classname"}
+    known |= {"value_param", "type_param", "failures", "skipped"}
+    return {key: value for key, value in case.items() if key not in known}
+
+
+def read_cases(path: str) -> list[dict]:
+    try:
+        document = json.loads(pathlib.Path(path).read_text())
+    except (OSError, ValueError):
+        return []
+    cases = []
+    for suite in document["testsuites"]:
+        for case in suite["testsuite"]:
+            if case["status"] != "RUN":
+                continue
+            failed = "failures" in case
+            skipped = case.get("result") == "SKIPPED"
+            cases.append(
+                {
+                    "case": f"{suite['name']}.{case['name']}",
+                    "outcome": "failed" if failed else "skipped" if skipped else "passed",
+                    "seconds": float(case["time"].rstrip("s")),
+                    "recorded": numbers_of_case(case),
+                }
+            )
+    return cases
+
+
+def run_plainly(name: str, path: str, limit: float) -> tuple[dict, str]:
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        output = f"{folder}/cases.json"
+        status, text = run_limited([path, f"--gtest_output=json:{output}"], limit)
+        cases = read_cases(output)
+    if not cases:  # no GoogleTest: a line for each case, the last word its verdict
+        lines = [line.rstrip() for line in text.splitlines()]
+        lines = [
+            line for line in lines if line != "all good" and re.search(r" (good|FAILED)$", line)
+        ]
+        cases = [
+            {
+                "case": f"{name}.{line.split('  ')[0].strip()}",
+                "outcome": "passed" if line.endswith("good") else "failed",
+            }
+            for line in lines
+        ]
+    result = {
+        "executable": name,
+        "status": status,
+        "seconds": round(time.monotonic() - begin, 1),
+        "cases": cases,
+    }
+    return result, text
+
+
+def run_under(tool: str, name: str, path: str, test_filter: str, limit: float) -> tuple[dict, str]:
+    begin = time.monotonic()
+    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "99"]
+    command += ["--kernel-name-exclude", NOT_OURS, path, f"--gtest_filter={test_filter}"]
+    status, text = run_limited(command, limit)
+    summary = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)", text)
+    passed = re.search(r"\[  PASSED  \] (\d+) test", text)
+    reports = [line for line in text.splitlines() if re.match(r"=+ (Error|Warning|Invalid)", line)]
+    result = {
+        "executable": name,
+        "tool": tool,
+        "filter": test_filter,
+        "finished": status is not None,
+        "errors": int(summary.group(1)) if summary else None,
+        "passed": int(passed.group(1)) if passed else 0,
+        "seconds": round(time.monotonic() - begin, 1),
+        "first": reports[:3],
+    }
+    return result, text
+
+
+def append(path: str, result: dict) -> None:
+    with open(path, "a", encoding="utf-8") as out:
+        out.write(json.dumps(result) + "\n")
+
+
+def log(path: str | None, text: str) -> None:
+    if path:
+        with open(path, "a", encoding="utf-8") as out:
+            out.write(text)
+
+
+def command_run(options: argparse.Namespace) -> bool:
+    good = True
+    for name in options.only or EXECUTABLES:
+        path = find(options.bin, name)
+        if path is None:
+            append(options.out, {"executable": name, "status": "missing", "cases": []})
+            good = False
+            continue
+        result, text = run_plainly(name, path, options.limit)
+        append(options.out, result)
+        log(options.log, "".join(line for line in text.splitlines(True) if "[ RUN" not in line))
+        failed = [case["case"] for case in result["cases"] if case["outcome"] == "failed"]
+        print(f"{name}: {len(result['cases'])} cases, {len(failed)} failed, {result['seconds']} s")
+        for case in failed:
+            print(f"  {case}")
+        good = good and result["status"] == 0
+    return good
+
+
+def command_sanitize(options: argparse.Namespace) -> bool:
+    index, of = (int(text) for text in options.part.split("/"))
+    runs = [(tool, *entry) for tool in options.tool or TOOLS for entry in SANITIZED]
+    good = True
+    for tool, name, test_filter in runs[index - 1 :: of]:
+        if options.only and name not in options.only:
+            continue
+        path = find(options.bin, name)
+        if path is None:
+            continue
+        result, text = run_under(tool, name, path, test_filter, options.limit)
+        append(options.out, result)
+        log(options.log, f"{tool} {name} {test_filter}\n{text[-4000:]}\n")
+        print(
+            f"{tool:10} {name} {test_filter}: {result['errors']} errors, {result['passed']} passed, "
+            f"{result['seconds']} s{'' if result['finished'] else ', NOT FINISHED'}",
+            *result["first"],
+            sep="\n  ",
+            flush=True,
+        )
+        good = good and result["errors"] == 0 and result["finished"]
+    return good
+
+
+def report_cases(results: list[dict]) -> list[str]:
+    lines = [
+        "| executable | cases | passed | skipped | failed | s |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for result in results:
+        outcomes = [case["outcome"] for case in result["cases"]]
+        lines.append(
+            f"| `{result['executable']}` | {len(outcomes)} | {outcomes.count('passed')} "
+            f"| {outcomes.count('skipped')} | {outcomes.count('failed')} | {result.get('seconds', 0)} |"
+        )
+        if result["status"] != 0:
+            lines[-1] += f" ended with {result['status']}"
+    return lines
+
+
+def report_recorded(results: list[dict]) -> list[str]:
+    rows = [
+        (case["case"], key, value)
+        for result in results
+        for case in result["cases"]
+        for key, value in case.get("recorded", {}).items()
+    ]
+    if not rows:
+        return []
+    lines = ["", "What the cases recorded:", "", "| case | figure | value |", "|---|---|---:|"]
+    return lines + [f"| {case} | {key} | {value} |" for case, key, value in rows]
+
+
+def report_tools(results: list[dict]) -> list[str]:
+    if not results:
+        return []
+    lines = ["", "compute-sanitizer, on the small shapes of each test:", ""]
+    tools = [tool for tool in TOOLS if any(result["tool"] == tool for result in results)]
+    lines += [f"| test | {' | '.join(tools)} |", "|---|" + "---:|" * len(tools)]
+    for name, test_filter in SANITIZED:
+        row = []
+        for tool in tools:
+            key = (tool, name, test_filter)
+            found = [r for r in results if (r["tool"], r["executable"], r["filter"]) == key]
+            if not found:
+                row.append("not run")
+            elif not found[-1]["finished"]:
+                row.append(f"unfinished in {found[-1]['seconds']:.0f} s")
+            else:
+                row.append(f"{found[-1]['errors']}")
+        lines.append(f"| `{name}` `{test_filter}` | {' | '.join(row)} |")
+    return lines
+
+
+def command_report(options: argparse.Namespace) -> bool:
+    lines = [
+        text for path in options.results for text in pathlib.Path(path).read_text().splitlines()
+    ]
+    results = [json.loads(line) for line in lines]
+    plain = [result for result in results if "tool" not in result]
+    print("\n".join(report_cases(plain)))
+    print("\n".join(report_tools([result for result in results if "tool" in result])))
+    print("\n".join(report_recorded(plain)))
+    return True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run")
+    sanitize = commands.add_parser("sanitize")
+    for command in (run, sanitize):
+        command.add_argument("--bin", required=True)
+        command.add_argument("--out", required=True)
+        command.add_argument("--log")
+        command.add_argument("--limit", type=float, default=60, help="seconds for each run")
+        command.add_argument("--only", action="append", help="an executable")
+    sanitize.add_argument("--tool", action="append", choices=TOOLS)
+    sanitize.add_argument("--part", default="1/1")
+    report = commands.add_parser("report")
+    report.add_argument("results", nargs="+")
+    options = parser.parse_args()
+    do = {"run": command_run, "sanitize": command_sanitize, "report": command_report}
+    return 0 if do[options.command](options) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
