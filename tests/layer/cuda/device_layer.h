@@ -4,10 +4,12 @@
 #include "support/layer_fixture.h"
 
 #include "conclave/device_queue.h"
+#include "conclave/tuning.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -211,6 +213,20 @@ inline double code_ambiguity(const DeviceLayer& owned, int64_t tokens) {
   return in_float32 ? kFloat32CodeAmbiguity : kTensorCoreCodeAmbiguity;
 }
 
+// Keeps the worst error of each format for the report of the test that runs.
+inline void note_error(const MoeSpec& spec, double error) {
+  static std::string test;
+  static std::map<std::string, double> worst;
+  const ::testing::TestInfo* const info = ::testing::UnitTest::GetInstance()->current_test_info();
+  const std::string name = info == nullptr ? "" : info->name();
+  if (name != test) worst.clear();
+  test = name;
+  double& most = worst[tuning_format(spec.weight_dtype, spec.quant)];
+  most = std::max(most, error);
+  ::testing::Test::RecordProperty("worst " + tuning_format(spec.weight_dtype, spec.quant),
+                                  std::to_string(most));
+}
+
 // The worst token against float64 on the same routing, without what ambiguous codes account for.
 inline double worst_error(DeviceLayer& owned, const Tensor& hidden, const GivenRouting& routing,
                           const Tensor& out) {
@@ -221,6 +237,7 @@ inline double worst_error(DeviceLayer& owned, const Tensor& hidden, const GivenR
                                .topk_weights = routing.weights.view(),
                                .output = out.view(),
                                .code_ambiguity = code_ambiguity(owned, hidden.shape()[0])});
+  note_error(owned.layer.spec(), check.worst_token_error);
   return check.worst_token_error;
 }
 

@@ -32,6 +32,7 @@ void expect_accurate(DeviceLayer& owned, int64_t tokens, DType dtype) {
   EXPECT_EQ(check.routing_mismatches, 0);
   EXPECT_LE(check.worst_weight_error, 4 * 0x1p-23);
   EXPECT_LE(check.worst_token_error, accuracy_bar(spec.weight_dtype, dtype));
+  testing::note_error(spec, check.worst_token_error);
 }
 
 constexpr int64_t kTokenCounts[] = {0, 1, 2, 8, 9, 33, 257};
