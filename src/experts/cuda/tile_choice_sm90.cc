@@ -16,6 +16,12 @@ constexpr double kExposedShare = 0.15;
 // Middles of eight equally likely parts of a normal distribution.
 constexpr std::array kNormalParts = {-1.534, -0.887, -0.489, -0.157, 0.157, 0.489, 0.887, 1.534};
 
+// Of the copy of rows into sorted order: each token read once, each row written and read again.
+constexpr double kCopyBytesPerSecond = 3.2e12;
+constexpr double kLaunchSeconds = 2e-6;
+// What gathering rows in the load of the up product costs of both products.
+constexpr double kGatherShare = 0.05;
+
 struct Load {
   double active_experts = 0;
   double rows_of_each = 0;  // mean of the active ones
@@ -54,8 +60,16 @@ TileWork expected_work(const Load& load, const DeviceKernelRow& row, const Devic
   return work;
 }
 
+double copy_seconds(const DeviceExpertsProblem& problem, int64_t tokens) {
+  const double rows = static_cast<double>(tokens) * static_cast<double>(1 + 2 * problem.top_k);
+  const double row_bytes =
+      static_cast<double>(problem.hidden_size * byte_size(problem.weight_dtype));
+  return kLaunchSeconds + rows * row_bytes / kCopyBytesPerSecond;
+}
+
 double cost_seconds(const DeviceExpertsProblem& problem, const DeviceKernelRow& row,
-                    const DeviceTile& tile, const Load& load) {
+                    const DeviceTile& tile, int64_t tokens) {
+  const Load load = expected_load(problem, tokens);
   const double matrices = problem.activation.gated ? 3.0 : 2.0;
   const double elements = matrices * static_cast<double>(problem.hidden_size) *
                           static_cast<double>(problem.intermediate_size);
@@ -65,19 +79,25 @@ double cost_seconds(const DeviceExpertsProblem& problem, const DeviceKernelRow& 
   const double memory = std::max(weight_bytes / (row.terabytes_per_second * 1e12),
                                  work.tiles * weight_bytes / kCacheBytesPerSecond);
   const double operations = load.active_experts * work.rows * 2.0 * elements;
-  const double arithmetic = operations / (row.teraflops * 1e12);
-  return std::max(memory, arithmetic) + kExposedShare * std::min(memory, arithmetic);
+  double arithmetic = operations / (row.teraflops * 1e12);
+  double before = 0;
+  if (tile.sorted_input) {
+    arithmetic *= 1.0 - kGatherShare;
+    // One expert's rows are in order already.
+    const bool in_order = problem.num_local_experts == 1 && problem.top_k == 1;
+    if (!in_order) before = copy_seconds(problem, tokens);
+  }
+  return before + std::max(memory, arithmetic) + kExposedShare * std::min(memory, arithmetic);
 }
 
 }  // namespace
 
 TileChoice choose_tile(const DeviceExpertsProblem& problem,
                        std::span<const DeviceKernelRow* const> rows, int64_t tokens) {
-  const Load load = expected_load(problem, tokens);
   TileChoice best;
   for (const DeviceKernelRow* row : rows) {
     for (const DeviceTile& tile : row->tiles(problem)) {
-      const double cost = cost_seconds(problem, *row, tile, load) * 1e6;
+      const double cost = cost_seconds(problem, *row, tile, tokens) * 1e6;
       if (best.row != nullptr && cost >= best.microseconds) continue;
       best = {.row = row, .tile = tile, .microseconds = cost};
     }

@@ -91,6 +91,19 @@ TEST(TileChoice, MeasuredCases_GetTheRowThatWasFastest) {
   }
 }
 
+// A copy costs each row three passes over its elements and saves a share of its products.
+TEST(TileChoice, RowsAreSorted_WhereProductsAreLongAndChoicesFew) {
+  for (const int64_t tokens : {1024, 4096, 16384}) {
+    EXPECT_TRUE(choice_for(problem_of(kMixtral, DType::kBF16), tokens).tile.sorted_input) << tokens;
+    for (const Sizes& sizes : {kQwen30, kOlmoe, kQwen235}) {
+      EXPECT_FALSE(choice_for(problem_of(sizes, DType::kBF16), tokens).tile.sorted_input)
+          << sizes.name << ' ' << tokens;
+    }
+  }
+  const Sizes shared{"shared expert", 1, 1, 2048, 512};
+  EXPECT_TRUE(choice_for(problem_of(shared, DType::kBF16), 4096).tile.sorted_input);
+}
+
 TEST(TileChoice, MoreTokens_NeverTakeLess) {
   const DeviceExpertsProblem problem = problem_of(kQwen30, DType::kBF16);
   double before = 0;
