@@ -72,6 +72,12 @@ __device__ __forceinline__ uint4 load_shared(uint32_t address) {
   return value;
 }
 
+__device__ __forceinline__ float load_shared_f32(uint32_t address) {
+  float value = 0;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address));
+  return value;
+}
+
 // 16 bytes that nobody else will read: past L1, first out of L2.
 __device__ __forceinline__ uint4 load_streaming(const void* source) {
   uint4 value;
@@ -79,6 +85,11 @@ __device__ __forceinline__ uint4 load_streaming(const void* source) {
                : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
                : "l"(source));
   return value;
+}
+
+// Asks L1 for the 128 bytes around an address.
+__device__ __forceinline__ void prefetch_l1(const void* address) {
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(address));
 }
 
 // Flags between blocks of one grid.

@@ -1,9 +1,9 @@
-#include "experts/cuda/quantize_rows_cuda.h"
-
 #include "cuda/device/grid.cuh"
 #include "cuda/launch.h"
 #include "experts/cuda/fp8_math.cuh"
+#include "experts/cuda/quantize_rows_cuda.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -58,34 +58,87 @@ __device__ __forceinline__ float largest(const float (&x)[kPart]) {
   return amax;
 }
 
-template <Vectors kVectors>
-__device__ __forceinline__ void encode_part(const float (&x)[kPart], float scale, uint8_t* target,
-                                            int32_t count) {
-  uint32_t words[kPart / 4];
+// x / scale, rounded as IEEE 754 says, for quotients up to some 2^30 and scales within
+// kPlainScales: `inverse` is the scale's, correctly rounded, and so is the quotient after two
+// corrections (Markstein 1990). Half the work of __fdiv_rn. Signs of zeros are kept by the order of
+// the operands.
+constexpr float kLeastPlainScale = 8.0779357e-28F;    // 2^-90
+constexpr float kGreatestPlainScale = 1.2379400e27F;  // 2^90
+__device__ __forceinline__ float divide(float x, float scale, float inverse) {
+  float quotient = x * inverse;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    quotient = __fmaf_rn(-__fmaf_rn(quotient, scale, -x), inverse, quotient);
+  }
+  return quotient;
+}
+
+using Words = uint32_t[kPart / 4];
+
+template <class Divide>
+__device__ __forceinline__ void encode_with(const float (&x)[kPart], Words& words,
+                                            const Divide& by_scale) {
 #pragma unroll
   for (int i = 0; i < kPart / 4; ++i) {
-    const uint32_t low = pack_e4m3(__fdiv_rn(x[4 * i], scale), __fdiv_rn(x[4 * i + 1], scale));
-    const uint32_t high = pack_e4m3(__fdiv_rn(x[4 * i + 2], scale), __fdiv_rn(x[4 * i + 3], scale));
+    const uint32_t low = pack_e4m3(by_scale(x[4 * i]), by_scale(x[4 * i + 1]));
+    const uint32_t high = pack_e4m3(by_scale(x[4 * i + 2]), by_scale(x[4 * i + 3]));
     words[i] = low | high << 16;
   }
-  store_part<kVectors>(target, count, words);
+}
+
+enum class Scale : uint8_t { kDynamic, kStatic };
+
+// With a static scale quotients may overflow.
+template <Scale kScale>
+__device__ __forceinline__ void encode(const float (&x)[kPart], float scale, Words& words) {
+  if (kScale == Scale::kDynamic && scale >= kLeastPlainScale && scale <= kGreatestPlainScale) {
+    const float inverse = __frcp_rn(scale);
+    encode_with(x, words, [=](float value) { return divide(value, scale, inverse); });
+  } else {
+    encode_with(x, words, [=](float value) { return __fdiv_rn(value, scale); });
+  }
+}
+
+// visit(row) for every row that row `row` of the input goes to.
+template <class Visit>
+__device__ __forceinline__ void for_each_target(const QuantizeRowsCuda& args, int64_t row,
+                                                const Visit& visit) {
+  if (args.slot_row == nullptr) return visit(row);
+  const int32_t* targets = args.slot_row + row * args.top_k;
+  for (int32_t slot = 0; slot < args.top_k; ++slot) {
+    const int32_t target = __ldg(targets + slot);
+    if (target >= 0) visit(int64_t{target});
+  }
 }
 
 __device__ __forceinline__ int64_t live_rows(const QuantizeRowsCuda& args) {
   return args.live_rows == nullptr ? args.num_rows : min(args.num_rows, int64_t{*args.live_rows});
 }
 
+// How groups of 128 columns are cut into blocks of kGroupsOfBlock.
+constexpr uint32_t kGroupsOfBlock = kThreads / kGroupParts;
+struct GroupGrid {
+  uint32_t groups = 1;  // of a row
+  uint32_t rows_of_block = 1;
+  uint32_t blocks_of_row = 1;  // 1 where a block has several rows
+};
+
 // A thread for every 16 columns; eight neighbours share a group.
-template <class T, Vectors kVectors, bool kStatic>
-__global__ void __launch_bounds__(kThreads) quantize_groups(const QuantizeRowsCuda args) {
+template <class T, Vectors kVectors, Scale kScale>
+__global__ void __launch_bounds__(kThreads)
+    quantize_groups(const QuantizeRowsCuda args, const GroupGrid grid) {
+  const uint32_t unit = threadIdx.x / kGroupParts;
+  const uint32_t block_row = blockIdx.x / grid.blocks_of_row;
+  const uint32_t row_of_block = grid.blocks_of_row > 1 ? 0 : unit / grid.groups;
+  const uint32_t group = grid.blocks_of_row > 1
+                             ? blockIdx.x % grid.blocks_of_row * kGroupsOfBlock + unit
+                             : unit % grid.groups;
+  const int64_t row = int64_t{block_row} * grid.rows_of_block + row_of_block;
   cuda::device::grid_dependency_wait();
   cuda::device::grid_launch_dependents();
-  const int64_t groups = (args.columns + 127) / 128;
-  const int64_t unit = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kGroupParts;
-  const int64_t row = unit / groups;
-  const int64_t group = unit % groups;
-  const bool live = row < live_rows(args);
-  const int64_t column = group * 128 + threadIdx.x % kGroupParts * kPart;
+  const bool live =
+      row_of_block < grid.rows_of_block && group < grid.groups && row < live_rows(args);
+  const int64_t column = int64_t{group} * 128 + threadIdx.x % kGroupParts * kPart;
   const int32_t count =
       live ? static_cast<int32_t>(max(int64_t{0}, min(int64_t{kPart}, args.columns - column))) : 0;
   float x[kPart] = {};
@@ -94,7 +147,7 @@ __global__ void __launch_bounds__(kThreads) quantize_groups(const QuantizeRowsCu
                            x);
   }
   float scale = 1;
-  if constexpr (kStatic) {
+  if constexpr (kScale == Scale::kStatic) {
     scale = *args.static_scale;
 #pragma unroll
     for (int i = 0; i < kPart; ++i) {
@@ -107,9 +160,17 @@ __global__ void __launch_bounds__(kThreads) quantize_groups(const QuantizeRowsCu
       amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, distance));
     }
     scale = group_scale(amax, args.power_of_two);
-    if (live && threadIdx.x % kGroupParts == 0) args.scales[row * args.scale_stride + group] = scale;
   }
-  if (count > 0) encode_part<kVectors>(x, scale, args.codes + row * args.code_stride + column, count);
+  if (!live) return;
+  Words words;
+  encode<kScale>(x, scale, words);
+  const bool stores_scale = kScale == Scale::kDynamic && threadIdx.x % kGroupParts == 0;
+  for_each_target(args, row, [&](int64_t target) {
+    if (stores_scale) args.scales[target * args.scale_stride + group * args.group_stride] = scale;
+    if (count > 0) {
+      store_part<kVectors>(args.codes + target * args.code_stride + column, count, words);
+    }
+  });
 }
 
 __device__ __forceinline__ float block_amax(float amax) {
@@ -138,7 +199,6 @@ __global__ void __launch_bounds__(kThreads) quantize_whole_rows(const QuantizeRo
   const int64_t row = blockIdx.x;
   if (row >= live_rows(args)) return;
   const T* source = static_cast<const T*>(args.rows) + row * args.row_stride;
-  uint8_t* target = args.codes + row * args.code_stride;
   const int64_t first = int64_t{threadIdx.x} * kPart;
   const auto columns_left = [&](int64_t column) {
     return static_cast<int32_t>(max(int64_t{0}, min(int64_t{kPart}, args.columns - column)));
@@ -157,17 +217,23 @@ __global__ void __launch_bounds__(kThreads) quantize_whole_rows(const QuantizeRo
     amax = fmaxf(amax, largest(x));
   }
   const float scale = group_scale(block_amax(amax), args.power_of_two);
-  if (threadIdx.x == 0) args.scales[row * args.scale_stride] = scale;
+  const auto store = [&](int64_t column, const float(&values)[kPart]) {
+    Words words;
+    encode<Scale::kDynamic>(values, scale, words);
+    for_each_target(args, row, [&](int64_t target) {
+      if (column == 0) args.scales[target * args.scale_stride] = scale;
+      store_part<kVectors>(args.codes + target * args.code_stride + column, columns_left(column),
+                           words);
+    });
+  };
 #pragma unroll
   for (int h = 0; h < kHeld; ++h) {
     const int64_t column = first + h * kStep;
-    if (column < args.columns) {
-      encode_part<kVectors>(held[h], scale, target + column, columns_left(column));
-    }
+    if (column < args.columns) store(column, held[h]);
   }
   for (int64_t column = first + kHeld * kStep; column < args.columns; column += kStep) {
     load_part<T, kVectors>(source + column, columns_left(column), x);
-    encode_part<kVectors>(x, scale, target + column, columns_left(column));
+    store(column, x);
   }
 }
 
@@ -178,14 +244,19 @@ void enqueue(const QuantizeRowsCuda& args, CUstream_st* stream) {
                  {.blocks = args.num_rows, .threads = kThreads, .stream = stream}, args);
     return;
   }
-  const int64_t units = args.num_rows * ((args.columns + 127) / 128);
-  const cuda::LaunchShape shape{.blocks = (units * kGroupParts + kThreads - 1) / kThreads,
-                                .threads = kThreads,
-                                .stream = stream};
+  const auto groups = static_cast<uint32_t>((args.columns + 127) / 128);
+  const GroupGrid grid{.groups = groups,
+                       .rows_of_block = std::max(kGroupsOfBlock / groups, 1U),
+                       .blocks_of_row = (groups + kGroupsOfBlock - 1) / kGroupsOfBlock};
+  const int64_t row_blocks = (args.num_rows + grid.rows_of_block - 1) / grid.rows_of_block;
+  const cuda::LaunchShape shape{
+      .blocks = row_blocks * grid.blocks_of_row, .threads = kThreads, .stream = stream};
   if (args.activations == ActivationScale::kTensorStatic) {
-    cuda::launch("experts.quantize_static", &quantize_groups<T, kVectors, true>, shape, args);
+    cuda::launch("experts.quantize_static", &quantize_groups<T, kVectors, Scale::kStatic>, shape,
+                 args, grid);
   } else {
-    cuda::launch("experts.quantize_groups", &quantize_groups<T, kVectors, false>, shape, args);
+    cuda::launch("experts.quantize_groups", &quantize_groups<T, kVectors, Scale::kDynamic>, shape,
+                 args, grid);
   }
 }
 

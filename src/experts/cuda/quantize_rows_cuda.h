@@ -28,9 +28,15 @@ struct QuantizeRowsCuda {
   const float* static_scale = nullptr;                    // [1] on the device, of kTensorStatic
   uint8_t* codes = nullptr;                               // [num_rows, code_stride]
   int64_t code_stride = 0;  // columns from `columns` on are not written
-  float* scales = nullptr;  // [num_rows, scale_stride]: 1 or ceil(columns / 128) of them; not
-                            // written for kTensorStatic
+  // Of row r and group g at r * scale_stride + g * group_stride: 1 or ceil(columns / 128) groups;
+  // not written for kTensorStatic.
+  float* scales = nullptr;
   int64_t scale_stride = 0;
+  int64_t group_stride = 1;
+  // [num_rows, top_k], or null: where codes and scales of a row go, as often as there are rows that
+  // are not negative.
+  const int32_t* slot_row = nullptr;
+  int32_t top_k = 1;
 };
 
 // Enqueues the one launch, which overlaps with what precedes it; nothing for no rows.

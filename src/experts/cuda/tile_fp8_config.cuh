@@ -32,12 +32,10 @@ enum class Scaling : uint8_t {
 };
 
 struct Params {
-  // Tokens. Gathered: row_slot[r] / top_k is a row of `rows`; otherwise sorted rows through a map.
-  const uint8_t* rows = nullptr;
-  int64_t row_stride = 0;  // bytes
+  // Sorted rows, whose codes a map describes. kBlock: scales [groups of K, group_scale_stride],
+  // both a multiple of 16 bytes; kRow: [rows].
   const float* row_scales = nullptr;
-  int64_t row_scale_stride = 0;           // between token rows
-  int64_t group_scale_stride = 0;         // between groups of K
+  int64_t group_scale_stride = 0;
   const float* constant_scale = nullptr;  // kRow: [1] of every token, instead of row_scales
   int32_t depth = 0;                      // K
   // Weights.
@@ -51,7 +49,7 @@ struct Params {
   const int32_t* row_slot = nullptr;
   const TokenTile* tiles = nullptr;
   const int32_t* num_tiles = nullptr;
-  int32_t top_k = 1;
+  void* tickets = nullptr;  // TicketCounter
   int32_t feature_tiles = 0;
   const float* input_weights = nullptr;  // per slot, of up products; or null
   // Results. kDown: bf16 rows by slot. Else codes with scales, or float32 rows, by sorted row.
@@ -70,7 +68,6 @@ struct Config {
   static constexpr Scaling kScaling = kScalingOf;
   // K is a whole number of rounds over the ring: see multiply_tile.
   static constexpr bool kWholeRounds = kWholeRoundsOf;
-  static constexpr bool kGathers = kProduct != Product::kDown;
   static constexpr bool kBlockScales = kScaling == Scaling::kBlock;
   static constexpr int kCluster = 2;
   static constexpr int kTokens = 128;  // of a block
@@ -81,20 +78,27 @@ struct Config {
   static constexpr int kMathThreads = 256;
   static constexpr int kLoadThreads = 128;
   static constexpr int kThreads = kMathThreads + kLoadThreads;
-  // 256 x 224 + 128 x 56 = 64512 of 65536. 192 of 224 are sums and the running chunk.
+  // 256 x 232 + 128 x 40 = 64512 of 65536. 192 of 232 are sums and the running chunk.
   static constexpr int kMathRegisters = 224;
   static constexpr int kLoadRegisters = 56;
+  static constexpr int kBoxTokens = 64;  // of a copy of token rows
+  static constexpr int kTickets = 8;     // see ClusterQueue
   static_assert(kMathThreads * kMathRegisters + kLoadThreads * kLoadRegisters <= 65536);
 };
 
-struct StageInfo {
-  float token_scale[128];
+// A block's part of a piece of work.
+struct TileView {
+  int32_t expert = 0;  // negative: there is no more work
+  int32_t begin = 0;
+  int32_t count = 0;  // 0: nothing, beside a block that has rows
+  int32_t feature_tile = 0;
+  bool shares_weights = false;  // with the other block of the cluster
+};
+
+struct alignas(16) StageInfo {
+  float token_scale[132];  // from the row begin / 4 * 4 on: copies begin at multiples of 16 bytes
   float weight_scale[2];
-  int32_t expert;  // negative: there is no more work
-  int32_t begin;
-  int32_t count;
-  int32_t feature_tile;
-  int32_t padding[2];
+  TileView tile;
 };
 
 template <class C>
@@ -105,6 +109,11 @@ struct SharedStorage {
   float scratch[16][C::kMathThreads];  // of formulas that are not unrolled
   uint64_t full[C::kStages];
   uint64_t empty[C::kStages];
+  uint64_t ticket_full[C::kTickets];
+  uint32_t tickets[C::kTickets];
+  uint64_t next_full;
+  uint64_t next_empty;
+  TileView next;  // from the warp that finds tiles to the one that loads them
 };
 
 // The phase of each stage of the ring is a bit.
@@ -112,15 +121,6 @@ struct Phases {
   uint32_t bits = 0;
   __device__ __forceinline__ uint32_t of(int32_t stage) const { return (bits >> stage) & 1; }
   __device__ __forceinline__ void flip(int32_t stage) { bits ^= 1U << stage; }
-};
-
-// A block's part of a piece of work: what both of its sides agree on.
-struct TileView {
-  int32_t expert = 0;
-  int32_t begin = 0;
-  int32_t count = 0;  // 0: nothing, beside a block that has rows
-  int32_t feature_tile = 0;
-  bool shares_weights = false;  // with the other block of the cluster
 };
 
 }  // namespace conclave::inline v0::experts::tile_fp8

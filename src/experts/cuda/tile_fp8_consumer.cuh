@@ -76,7 +76,7 @@ __device__ __forceinline__ void finish_chunk(float (&part)[64]) {
 }
 
 template <class C, int kWarpgroup>
-__device__ __forceinline__ void multiply_stage(RingView<C>& ring, int stage, int32_t row,
+__device__ __forceinline__ void multiply_stage(RingView<C>& ring, int stage, uint32_t token_scales,
                                                float (&sums)[2][64]) {
   constexpr bool kGated = C::kProduct == Product::kGated;
   constexpr int32_t kChunk = 128 * C::kDepth / 16;
@@ -85,15 +85,14 @@ __device__ __forceinline__ void multiply_stage(RingView<C>& ring, int stage, int
   const uint32_t weights = dev::wgmma_descriptor_low(dev::shared_address(ring.s.weights[stage]));
   float part[64];
   ring.wait(stage);
-  // cp.async writes as ordinary stores do; wgmma reads as the copy engine does.
-  if constexpr (C::kGathers) dev::fence_proxy_async_shared();
   start_chunk<C>(tokens, weights, part);
   float token_scale[2] = {1, 1};
   float weight_scale[2] = {1, 1};
   if constexpr (C::kBlockScales) {
     const StageInfo& info = ring.s.info[stage];
-    token_scale[0] = info.token_scale[row];
-    token_scale[1] = info.token_scale[row + 8];
+    const uint32_t scales = token_scales + static_cast<uint32_t>(stage * sizeof(StageInfo));
+    token_scale[0] = dev::load_shared_f32(scales);
+    token_scale[1] = dev::load_shared_f32(scales + 32);
     weight_scale[0] = info.weight_scale[0];
     weight_scale[1] = info.weight_scale[1];
   }

@@ -314,51 +314,57 @@ __device__ __forceinline__ void store_up(const Params& p, const TileView& tile,
   }
 }
 
-// The two rows of a math thread; negative: none. Slots are fetched before the main loop, which
-// hides their latency.
-struct RowsOfThread {
-  int32_t sorted[2] = {-1, -1};
+// The first of the two rows of a math thread; the other is 8 below. Worked out anew where it is
+// used: the main loop has no register for it.
+__device__ __forceinline__ int32_t row_of_thread() {
+  auto thread = static_cast<int32_t>(threadIdx.x);
+  forget(thread);
+  return thread / 32 * 16 + thread % 32 / 4;
+}
+
+// Of the two rows of a math thread, `row` and 8 more in the tile; negative: none. Those of down
+// products are fetched before the main loop, which hides the latency.
+struct SlotsOfThread {
   int32_t slot[2] = {-1, -1};
 };
 
 template <class C>
-__device__ __forceinline__ RowsOfThread rows_of_thread(const Params& p, const TileView& tile,
-                                                       int32_t row) {
-  constexpr bool kDown = C::kProduct == Product::kDown;
-  RowsOfThread rows;
+__device__ __forceinline__ SlotsOfThread slots_of_thread(const Params& p, const TileView& tile,
+                                                         int32_t row) {
+  SlotsOfThread slots;
+  if constexpr (C::kProduct == Product::kDown) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    if (row + 8 * half >= tile.count) continue;
-    rows.sorted[half] = tile.begin + row + 8 * half;
-    if (kDown || !C::kBlockScales || p.input_weights != nullptr) {
-      rows.slot[half] = p.row_slot[rows.sorted[half]];
+    for (int half = 0; half < 2; ++half) {
+      if (row + 8 * half < tile.count) slots.slot[half] = p.row_slot[tile.begin + row + 8 * half];
     }
   }
-  return rows;
+  return slots;
 }
 
 template <class C>
 __device__ __forceinline__ void finish_tile(const Params& p, const TileView& tile,
-                                            const RowsOfThread& rows, float (&scratch)[16][256],
+                                            const SlotsOfThread& slots, float (&scratch)[16][256],
                                             float (&sums)[2][64]) {
+  const int32_t row = row_of_thread();
   float row_factor[2] = {1, 1};
+  int32_t sorted_row[2] = {-1, -1};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    if (rows.sorted[half] < 0) continue;
+    if (row + 8 * half >= tile.count) continue;
+    sorted_row[half] = tile.begin + row + 8 * half;
     if constexpr (!C::kBlockScales) {
-      const int32_t token = C::kGathers ? rows.slot[half] / p.top_k : rows.sorted[half];
-      row_factor[half] = p.constant_scale != nullptr ? *p.constant_scale
-                                                     : p.row_scales[token * p.row_scale_stride];
+      row_factor[half] =
+          p.constant_scale != nullptr ? *p.constant_scale : p.row_scales[sorted_row[half]];
     }
     if (C::kProduct != Product::kDown && p.input_weights != nullptr) {
-      row_factor[half] *= p.input_weights[rows.slot[half]];
+      row_factor[half] *= p.input_weights[p.row_slot[sorted_row[half]]];
     }
   }
   scale_and_bias<C>(p, tile, row_factor, sums);
   if constexpr (C::kProduct == Product::kDown) {
-    store_down<C>(p, tile, rows.slot, sums);
+    store_down<C>(p, tile, slots.slot, sums);
   } else {
-    store_up<C>(p, tile, rows.sorted, scratch, sums);
+    store_up<C>(p, tile, sorted_row, scratch, sums);
   }
 }
 

@@ -1,6 +1,7 @@
-// The loading warpgroup of tile_fp8_sm90.cuh.
+// The warps of tile_fp8_sm90.cuh that find tiles and load them.
 #pragma once
 
+#include "experts/cuda/ticket_counter.cuh"
 #include "experts/cuda/tile_fp8_config.cuh"
 
 namespace conclave::inline v0::experts::tile_fp8 {
@@ -111,153 +112,175 @@ __device__ __forceinline__ const float* weight_scale_row(const Params& p, int32_
   }
 }
 
-// Gathers this warp's 32 token rows: eight lanes a row, so eight copies of a thread a stage, whose
-// addresses are worked out once a tile.
+// Asks L1 for the scales of a tile's weights, which the loading warp reads one by one.
 template <class C>
-struct Gather {
-  static constexpr int kCopies = 8;
-  static constexpr int kRowsOfCopy = 4;
-  const uint8_t* source[kCopies];
-  uint32_t even = 0;  // offset in a stage of copy 0, and of copy 1 less its rows: the swizzle
-  uint32_t odd = 0;   // repeats every second copy
-  int32_t copies = 0;
+__device__ __forceinline__ void prefetch_weight_scales(const Params& p, const TileView& tile,
+                                                       int32_t lane) {
+  if constexpr (C::kBlockScales) {
+    constexpr int32_t kLine = 32;  // floats
+    const float* row = weight_scale_row<C>(p, tile.expert, tile.feature_tile, lane % 2);
+    for (int32_t at = lane / 2 * kLine; at < p.scale_blocks; at += 16 * kLine) {
+      dev::prefetch_l1(row + at);
+    }
+  }
+}
 
-  // `token` is that of row `lane` of the warp.
-  __device__ __forceinline__ void start(const Params& p, int32_t warp, int32_t token,
-                                        int32_t count) {
-    const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
-    const int32_t chunk = lane % 8;
-    const int32_t row = lane / 8;
-    even = static_cast<uint32_t>((warp * 32 + row) * C::kDepth + (chunk ^ row) * 16);
-    odd = even ^ 64;
-    copies = max(0, min(kCopies, (count - warp * 32 + kRowsOfCopy - 1) / kRowsOfCopy));
-#pragma unroll
-    for (int i = 0; i < kCopies; ++i) {
-      const int32_t from = __shfl_sync(0xffffffffu, token, kRowsOfCopy * i + row);
-      source[i] = p.rows + from * p.row_stride + chunk * 16;
-    }
-  }
-  __device__ __forceinline__ uint32_t target(uint32_t stage, int i) const {
-    return stage + (i % 2 == 0 ? even : odd) + i * kRowsOfCopy * C::kDepth;
-  }
-  __device__ __forceinline__ void load(uint32_t stage) {
-#pragma unroll
-    for (int i = 0; i < kCopies; ++i) {
-      if (i < copies) dev::cp_async_16(target(stage, i), source[i], true);
-      source[i] += C::kDepth;
-    }
-  }
-  // The last `columns` columns of K, zeros beyond.
-  __device__ __forceinline__ void load_tail(const Params& p, uint32_t stage, int32_t columns) {
-    const int32_t bytes = max(0, min(16, columns - static_cast<int32_t>(threadIdx.x) % 8 * 16));
-#pragma unroll
-    for (int i = 0; i < kCopies; ++i) {
-      if (i < copies) {
-        dev::cp_async_16_part(target(stage, i), bytes > 0 ? source[i] : p.rows, bytes);
+// Pieces of work of a cluster: the first by its position, the others drawn from a counter by the
+// first block, which tells the second. A ring of kTickets needs no signal that a slot is free: the
+// blocks share the ring of stages, and a ticket is drawn when the tile before it is begun.
+template <class C>
+struct ClusterQueue {
+  SharedStorage<C>& s;
+  TicketCounter counter;
+  int32_t rank;
+  uint32_t drawn = 0;
+  uint32_t order = 0;
+
+  // By a whole warp.
+  __device__ __forceinline__ int32_t next() {
+    const auto slot = static_cast<int32_t>(order % C::kTickets);
+    const uint32_t phase = order / C::kTickets % 2;
+    if (rank == 0) {
+      if (threadIdx.x % 32 == 0) {
+        if (order == 0) counter.mark();
+        drawn = counter.draw();
+        dev::publish_to_cluster(&s.tickets[slot], drawn, &s.ticket_full[slot], 1);
       }
+      drawn = __shfl_sync(0xffffffffu, drawn, 0);
+    } else {
+      dev::mbarrier_wait_cluster(&s.ticket_full[slot], phase);
+      drawn = *static_cast<volatile uint32_t*>(&s.tickets[slot]);
+    }
+    ++order;
+    return static_cast<int32_t>(gridDim.x / C::kCluster + drawn);
+  }
+  // Every piece draws one ticket: of `pieces`, the last one drawn is the counter's last.
+  __device__ __forceinline__ void finish(int32_t pieces) const {
+    if (order > 0 && rank == 0 && threadIdx.x % 32 == 0 &&
+        drawn + 1 == static_cast<uint32_t>(pieces)) {
+      counter.reset();
     }
   }
 };
 
-// Where a producer thread finds the scales of its tile: of its token row, and of one of two weight
-// blocks where it is one of the first two threads.
-struct ScaleSource {
-  const float* token = nullptr;
-  const float* weight = nullptr;
-};
-
+// One warp: finds the tiles of this block, one ahead of the warp that loads them.
 template <class C>
-__device__ __forceinline__ ScaleSource find_scales(const Params& p, const TileView& tile,
-                                                   int32_t thread, int32_t token) {
-  ScaleSource source;
-  if constexpr (C::kBlockScales) {
-    if (thread < tile.count) source.token = p.row_scales + token * p.row_scale_stride;
-    if (thread < 2 && tile.count > 0) {
-      source.weight = weight_scale_row<C>(p, tile.expert, tile.feature_tile, thread);
-    }
-  }
-  return source;
-}
-
-template <class C>
-__device__ __forceinline__ void load_scales(const Params& p, ScaleSource& source, StageInfo& info,
-                                            int32_t thread) {
-  if constexpr (C::kBlockScales) {
-    if (source.token != nullptr) {
-      dev::cp_async_4(dev::shared_address(&info.token_scale[thread]), source.token, true);
-      source.token += p.group_scale_stride;
-    }
-    if (source.weight != nullptr) {
-      dev::cp_async_4(dev::shared_address(&info.weight_scale[thread]), source.weight++, true);
-    }
-  }
-}
-
-// By one thread: what the copy engine brings.
-template <class C>
-__device__ __forceinline__ void load_boxes(const CUtensorMap* token_map,
-                                           const CUtensorMap* weight_map, SharedStorage<C>& s,
-                                           int32_t stage, int32_t k, const TileView& tile,
-                                           int32_t rank) {
-  constexpr uint32_t kWeightBytes = C::kWeightRows * C::kDepth;
-  constexpr uint32_t kTokenBytes = C::kGathers ? 0 : C::kTokens * C::kDepth;
-  StageInfo& info = s.info[stage];
-  info.expert = tile.expert;
-  info.begin = tile.begin;
-  info.count = tile.count;
-  info.feature_tile = tile.feature_tile;
-  dev::mbarrier_arrive_expect_tx(&s.full[stage], kWeightBytes + kTokenBytes);
-  load_weights<C>(weight_map, s, stage, k, tile, rank);
-  if constexpr (!C::kGathers) {
-    dev::tma_load_2d(token_map, &s.full[stage], s.tokens[stage], k, tile.begin);
-  }
-}
-
-template <class C>
-__device__ void produce(const Params& p, const CUtensorMap* token_map,
-                        const CUtensorMap* weight_map, SharedStorage<C>& s) {
-  const int32_t thread = static_cast<int32_t>(threadIdx.x) - C::kMathThreads;
+__device__ void find_tiles(const Params& p, SharedStorage<C>& s) {
   const auto rank = static_cast<int32_t>(dev::cluster_rank());
-  const int32_t steps = (p.depth + C::kDepth - 1) / C::kDepth;
-  const auto clusters = static_cast<int32_t>(gridDim.x) / C::kCluster;
+  const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
   WorkFinder<C> finder{.tiles = *p.num_tiles};
-  TileView tile;
-  Phases phases;
-  int32_t stage = 0;
-  for (auto work = static_cast<int32_t>(blockIdx.x) / C::kCluster; finder.find(p, work, rank, tile);
-       work += clusters) {
-    int32_t token = tile.begin + thread;
-    if constexpr (C::kGathers) {
-      token = thread < tile.count ? p.row_slot[token] / p.top_k : 0;
+  ClusterQueue<C> queue{s, {p.tickets}, rank};
+  auto work = static_cast<int32_t>(blockIdx.x) / C::kCluster;
+  uint32_t phase = 0;
+  bool found = true;
+  while (found) {
+    TileView tile;
+    found = finder.find(p, work, rank, tile);
+    if (found) {
+      prefetch_weight_scales<C>(p, tile, lane);
+    } else {
+      tile.expert = -1;
     }
-    ScaleSource scales = find_scales<C>(p, tile, thread, token);
-    Gather<C> gather;
-    if constexpr (C::kGathers) gather.start(p, thread / 32, token, tile.count);
+    if (lane == 0) {
+      s.next = tile;
+      dev::mbarrier_arrive(&s.next_full);
+    }
+    if (!found) break;
+    dev::mbarrier_wait(&s.next_empty, phase);
+    phase ^= 1;
+    work = queue.next();
+  }
+  queue.finish(finder.end);
+}
+
+// The loading warp's place in the ring.
+template <class C>
+struct StageLoader {
+  const Params& p;
+  const CUtensorMap* token_map;
+  const CUtensorMap* weight_map;
+  SharedStorage<C>& s;
+  int32_t rank;
+  int32_t lane;
+  int32_t stage = 0;
+  Phases phases;
+
+  __device__ __forceinline__ void await_stage() {
+    dev::mbarrier_wait(&s.empty[stage], phases.of(stage) ^ 1);
+    phases.flip(stage);
+  }
+  // By one thread: the boxes, and the scales of the token rows.
+  __device__ __forceinline__ void load_boxes(const TileView& tile, int32_t step) const {
+    constexpr uint32_t kWeightBytes = C::kWeightRows * C::kDepth;
+    uint64_t* full = &s.full[stage];
+    const int32_t k = step * C::kDepth;
+    const int32_t boxes = (tile.count + C::kBoxTokens - 1) / C::kBoxTokens;
+    const int32_t before = tile.begin % 4;
+    const auto scale_bytes = static_cast<uint32_t>(
+        C::kBlockScales && tile.count > 0 ? (before + tile.count + 3) / 4 * 16 : 0);
+    const auto token_bytes = static_cast<uint32_t>(boxes * C::kBoxTokens * C::kDepth);
+    dev::mbarrier_expect_tx(full, kWeightBytes + token_bytes + scale_bytes);
+    load_weights<C>(weight_map, s, stage, k, tile, rank);
+#pragma unroll
+    for (int32_t box = 0; box < C::kTokens / C::kBoxTokens; ++box) {
+      const int32_t row = box * C::kBoxTokens;
+      if (box >= boxes) continue;
+      dev::tma_load_2d(token_map, full, s.tokens[stage] + row * C::kDepth, k, tile.begin + row);
+    }
+    if (scale_bytes > 0) {
+      dev::bulk_load(s.info[stage].token_scale,
+                     p.row_scales + step * p.group_scale_stride + (tile.begin - before),
+                     scale_bytes, full);
+    }
+  }
+  // By the warp. Two lanes bring the scales of the weights, a step ahead.
+  __device__ __forceinline__ void load_tile(const TileView& tile, int32_t steps) {
+    const float* weight_scales = nullptr;
+    if (C::kBlockScales && lane < 2 && tile.count > 0) {
+      weight_scales = weight_scale_row<C>(p, tile.expert, tile.feature_tile, lane);
+    }
+    float ahead = weight_scales == nullptr ? 1 : __ldg(weight_scales);
     for (int32_t step = 0; step < steps; ++step) {
-      const int32_t k = step * C::kDepth;
-      dev::mbarrier_wait(&s.empty[stage], phases.of(stage) ^ 1);
-      phases.flip(stage);
-      if (thread == 0) load_boxes<C>(token_map, weight_map, s, stage, k, tile, rank);
-      if constexpr (C::kGathers) {
-        const uint32_t target = dev::shared_address(s.tokens[stage]);
-        if (k + C::kDepth <= p.depth) {
-          gather.load(target);
-        } else {
-          gather.load_tail(p, target, p.depth - k);
-        }
+      await_stage();
+      StageInfo& info = s.info[stage];
+      if (lane == 0) {
+        load_boxes(tile, step);
+        info.tile = tile;
       }
-      load_scales<C>(p, scales, s.info[stage], thread);
-      // Counts when this thread's copies have landed; no later step is held up by them.
-      dev::cp_async_mbarrier_arrive_noinc(&s.full[stage]);
+      if (lane < 2) info.weight_scale[lane] = ahead;
+      if (weight_scales != nullptr) ahead = __ldg(weight_scales + min(step + 1, steps - 1));
+      __syncwarp();
+      if (lane == 0) dev::mbarrier_arrive(&s.full[stage]);
       stage = (stage + 1) % C::kStages;
     }
   }
-  dev::mbarrier_wait(&s.empty[stage], phases.of(stage) ^ 1);
-  if (thread == 0) {
-    s.info[stage].expert = -1;
-    dev::mbarrier_arrive(&s.full[stage]);
+};
+
+// One warp: loads the tiles that find_tiles gives.
+template <class C>
+__device__ void load_tiles(const Params& p, const CUtensorMap* token_map,
+                           const CUtensorMap* weight_map, SharedStorage<C>& s) {
+  const int32_t steps = (p.depth + C::kDepth - 1) / C::kDepth;
+  StageLoader<C> loader{.p = p,
+                        .token_map = token_map,
+                        .weight_map = weight_map,
+                        .s = s,
+                        .rank = static_cast<int32_t>(dev::cluster_rank()),
+                        .lane = static_cast<int32_t>(threadIdx.x) % 32};
+  uint32_t phase = 0;
+  for (;;) {
+    dev::mbarrier_wait(&s.next_full, phase);
+    phase ^= 1;
+    const TileView tile = s.next;
+    __syncwarp();
+    if (tile.expert < 0) break;
+    if (loader.lane == 0) dev::mbarrier_arrive(&s.next_empty);
+    loader.load_tile(tile, steps);
   }
-  dev::mbarrier_arrive(&s.full[stage]);
+  loader.await_stage();
+  if (loader.lane != 0) return;
+  s.info[loader.stage].tile.expert = -1;
+  dev::mbarrier_arrive(&s.full[loader.stage]);
 }
 
 }  // namespace conclave::inline v0::experts::tile_fp8

@@ -9,7 +9,12 @@ namespace {
 constexpr int64_t kAlignment = 256;
 constexpr int64_t kGroup = 128;
 constexpr std::array kTiles = {
-    DeviceTile{.tokens = 256, .features = 256, .depth = 128, .stages = 4, .cluster = 2},
+    DeviceTile{.tokens = 256,
+               .features = 256,
+               .depth = 128,
+               .stages = 4,
+               .cluster = 2,
+               .sorted_input = true},
 };
 
 int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
@@ -65,9 +70,11 @@ TileFp8Workspace tile_fp8_workspace(const DeviceExpertsProblem& problem, int64_t
   } else if (problem.quant.activations == ActivationScale::kToken) {
     layout.scale_groups = 1;
   }
-  int64_t end = round_up(rows * layout.code_stride, kAlignment);
+  layout.scale_stride = round_up(rows, 4);
+  layout.codes = static_cast<size_t>(kAlignment);
+  int64_t end = kAlignment + round_up(rows * layout.code_stride, kAlignment);
   layout.scales = static_cast<size_t>(end);
-  end += round_up(rows * layout.scale_groups * int64_t{sizeof(float)}, kAlignment);
+  end += round_up(layout.scale_stride * layout.scale_groups * int64_t{sizeof(float)}, kAlignment);
   layout.values = static_cast<size_t>(end);
   if (problem.quant.activations == ActivationScale::kToken) {
     end += rows * layout.code_stride * int64_t{sizeof(float)};

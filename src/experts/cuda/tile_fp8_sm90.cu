@@ -19,7 +19,8 @@ using tile_fp8::Product;
 using tile_fp8::Scaling;
 
 constexpr uint32_t kClusterTokens = 256;
-constexpr uint32_t kBoxRows = 128;  // of tokens, and of weights
+constexpr uint32_t kBoxRows = 128;  // of weights
+constexpr uint32_t kBoxTokens = 64;
 constexpr int32_t kCluster = 2;
 constexpr uint32_t kDepth = 128;
 constexpr int64_t kStages = 4;
@@ -60,13 +61,13 @@ CUtensorMap gated_weight_map(const DeviceExpertsProblem& problem, const DeviceEx
   return code_map(weights.gate_up, dimensions);
 }
 
-// Sorted rows of the intermediate.
+// Sorted rows, of the input and of the intermediate.
 CUtensorMap row_map(const void* codes, int64_t rows, int64_t columns, int64_t stride) {
   const std::array dimensions = {
       MapDimension{.size = static_cast<uint64_t>(columns), .box = kDepth},
       MapDimension{.size = static_cast<uint64_t>(rows),
                    .stride_bytes = static_cast<uint64_t>(stride),
-                   .box = kBoxRows}};
+                   .box = kBoxTokens}};
   return code_map(codes, dimensions);
 }
 
@@ -140,8 +141,12 @@ class TileFp8 final : public DeviceExpertsKernel {
     up.output = quantize_after ? static_cast<void*>(values) : codes;
     up.output_stride = layout.code_stride;
     up.output_scales = scales;
-    up.output_scale_stride = call.groups.max_rows;
-    enqueue("experts.tile_fp8_sm90.up", up_, up_map_, up_map_, up, call.groups, stream);
+    up.output_scale_stride = layout.scale_stride;
+    up.tickets = workspace + layout.tickets;
+    enqueue(
+        "experts.tile_fp8_sm90.up", up_,
+        row_map(call.input.data, call.groups.max_rows, problem_.hidden_size, call.input.row_stride),
+        up_map_, up, call.groups, stream);
     if (quantize_after) {
       quantize_rows_cuda({.rows = values,
                           .dtype = DType::kF32,
@@ -158,8 +163,9 @@ class TileFp8 final : public DeviceExpertsKernel {
                          stream);
     }
     Params down = down_params(call);
-    down.rows = codes;
     down.row_scales = scales;
+    down.group_scale_stride = layout.scale_stride;
+    down.tickets = workspace + layout.tickets;
     enqueue("experts.tile_fp8_sm90.down", down_,
             row_map(codes, call.groups.max_rows, problem_.intermediate_size, layout.code_stride),
             down_map_, down, call.groups, stream);
@@ -179,7 +185,6 @@ class TileFp8 final : public DeviceExpertsKernel {
     p.row_slot = call.groups.row_slot;
     p.tiles = call.groups.tiles;
     p.num_tiles = call.groups.num_tiles;
-    p.top_k = call.groups.top_k;
     p.activation = activation::device_activation(problem_.activation);
     p.power_of_two = problem_.quant.power_of_two_scales;
     return p;
@@ -187,11 +192,8 @@ class TileFp8 final : public DeviceExpertsKernel {
 
   Params up_params(const DeviceExpertsCall& call) const {
     Params p = common(call, up_, problem_.hidden_size, problem_.intermediate_size);
-    p.rows = static_cast<const uint8_t*>(call.input.data);
-    p.row_stride = call.input.row_stride;
     p.row_scales = call.input.scales;
-    p.row_scale_stride = call.input.scale_stride;
-    p.group_scale_stride = 1;
+    p.group_scale_stride = call.input.group_stride;
     if (is_static()) {
       p.constant_scale = weights_.input_scale;
       p.output_constant_scale = weights_.intermediate_scale;
@@ -207,8 +209,6 @@ class TileFp8 final : public DeviceExpertsKernel {
 
   Params down_params(const DeviceExpertsCall& call) const {
     Params p = common(call, down_, problem_.intermediate_size, problem_.hidden_size);
-    p.row_scale_stride = 1;
-    p.group_scale_stride = call.groups.max_rows;
     if (is_static()) p.constant_scale = weights_.intermediate_scale;
     p.weight_scales = weights_.down_scale;
     const int64_t row_blocks = (problem_.hidden_size + kDepth - 1) / kDepth;

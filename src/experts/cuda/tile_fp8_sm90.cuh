@@ -5,8 +5,7 @@
 // chunk fill 64 registers over 128 columns of K, then are promoted into the chunk's 64 float32
 // sums, so that 256 weight rows need 192 registers. A gated tile is 128 features: exactly one block
 // of weight scales each for gate and up, and one group of the intermediate's scales.
-// A third warpgroup loads: tokens by cp.async through the permutation (or a TMA box where rows are
-// dense), weights by TMA, scales by cp.async.
+// Two warps of a third warpgroup find tiles and have everything copied: rows are sorted and dense.
 // Two blocks form a cluster and take a token tile of up to 256 rows: of more than 128 each takes a
 // half, and each loads half of the weights for both; of fewer both take all rows, and each has
 // other weight rows. L2 feeds 32 KiB a stage and block then, not 48.
@@ -23,19 +22,19 @@ namespace conclave::inline v0::experts::tile_fp8 {
 // chunk are issued back to back. 4 % faster than the other loop.
 template <class C, int kWarpgroup>
 __device__ __forceinline__ void multiply_tile(RingView<C>& ring, int32_t first, int32_t steps,
-                                              int32_t row, float (&sums)[2][64]) {
+                                              uint32_t token_scales, float (&sums)[2][64]) {
 #pragma unroll
   for (int i = 0; i < 128; ++i) sums[i / 64][i % 64] = 0;
   if constexpr (C::kWholeRounds) {
     for (int32_t round = 0; round < steps; round += C::kStages) {
 #pragma unroll
       for (int stage = 0; stage < C::kStages; ++stage) {
-        multiply_stage<C, kWarpgroup>(ring, stage, row, sums);
+        multiply_stage<C, kWarpgroup>(ring, stage, token_scales, sums);
       }
     }
   } else {
     for (int32_t step = 0; step < steps; ++step) {
-      multiply_stage<C, kWarpgroup>(ring, (first + step) % C::kStages, row, sums);
+      multiply_stage<C, kWarpgroup>(ring, (first + step) % C::kStages, token_scales, sums);
     }
   }
 }
@@ -44,18 +43,12 @@ template <class C>
 __device__ void consume(const Params& p, SharedStorage<C>& s) {
   // The shuffle tells the compiler that it is the same for a warp.
   const int32_t warpgroup = __shfl_sync(0xffffffffu, static_cast<int32_t>(threadIdx.x) / 128, 0);
-  const int32_t row =
-      static_cast<int32_t>(threadIdx.x) / 32 * 16 + static_cast<int32_t>(threadIdx.x) % 32 / 4;
   const int32_t steps = (p.depth + C::kDepth - 1) / C::kDepth;
   RingView<C> ring(s);
   int32_t first = 0;
   for (;; first = (first + steps) % C::kStages) {
     ring.wait(first);
-    const StageInfo& info = s.info[first];
-    const TileView tile{.expert = info.expert,
-                        .begin = info.begin,
-                        .count = info.count,
-                        .feature_tile = info.feature_tile};
+    const TileView tile = s.info[first].tile;
     if (tile.expert < 0) return;
     if (warpgroup * 64 >= tile.count) {  // no row of this tile is in this half
       for (int32_t step = 0; step < steps; ++step) {
@@ -65,14 +58,16 @@ __device__ void consume(const Params& p, SharedStorage<C>& s) {
       }
       continue;
     }
-    const RowsOfThread rows = rows_of_thread<C>(p, tile, row);
+    const int32_t row = row_of_thread();
+    const SlotsOfThread slots = slots_of_thread<C>(p, tile, row);
     float sums[2][64];
+    const uint32_t token_scales = dev::shared_address(&s.info[0].token_scale[tile.begin % 4 + row]);
     if (warpgroup == 0) {
-      multiply_tile<C, 0>(ring, first, steps, row, sums);
+      multiply_tile<C, 0>(ring, first, steps, token_scales, sums);
     } else {
-      multiply_tile<C, 1>(ring, first, steps, row, sums);
+      multiply_tile<C, 1>(ring, first, steps, token_scales, sums);
     }
-    finish_tile<C>(p, tile, rows, s.scratch, sums);
+    finish_tile<C>(p, tile, slots, s.scratch, sums);
   }
 }
 
@@ -85,20 +80,25 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   auto& s = *reinterpret_cast<SharedStorage<C>*>(shared_bytes);
   if (threadIdx.x == 0) {
     for (int i = 0; i < C::kStages; ++i) {
-      dev::mbarrier_init(&s.full[i], C::kLoadThreads + 1);
+      dev::mbarrier_init(&s.full[i], 1);
       dev::mbarrier_init(&s.empty[i], C::kCluster * C::kMathThreads / 32);
     }
+    for (uint64_t& full : s.ticket_full) dev::mbarrier_init(&full, 1);
+    dev::mbarrier_init(&s.next_full, 1);
+    dev::mbarrier_init(&s.next_empty, 1);
     dev::fence_mbarrier_init();
     dev::prefetch_tensor_map(&weight_map);
-    if constexpr (!C::kGathers) dev::prefetch_tensor_map(&token_map);
+    dev::prefetch_tensor_map(&token_map);
   }
   dev::cluster_sync();
   dev::grid_dependency_wait();
   dev::grid_launch_dependents();
   if (threadIdx.x >= C::kMathThreads) {
     dev::setmaxnreg_dec<C::kLoadRegisters>();
-    if constexpr (!C::kGathers) dev::fence_proxy_async();
-    produce<C>(p, &token_map, &weight_map, s);
+    dev::fence_proxy_async();
+    const int32_t warp = (static_cast<int32_t>(threadIdx.x) - C::kMathThreads) / 32;
+    if (warp == 0) load_tiles<C>(p, &token_map, &weight_map, s);
+    if (warp == 1) find_tiles<C>(p, s);
   } else {
     dev::setmaxnreg_inc<C::kMathRegisters>();
     consume<C>(p, s);

@@ -14,8 +14,6 @@ namespace {
 
 // Of slices of device memory: whole lines of every kind of copy.
 constexpr int64_t kSliceBytes = 256;
-// A scale serves this many columns of an e4m3 row.
-constexpr int64_t kScaleColumns = 128;
 
 // Slices at whole multiples of 256 bytes, behind the counters.
 class Booking {
@@ -96,7 +94,8 @@ WorkspaceBooking book_workspace(const CudaPlan& plan, int64_t tokens, const Kern
   if (is_quantised(spec)) {
     const bool grouped = spec.quant.activations == ActivationScale::kGroup;
     slices.hidden_scales = booking.book(
-        tokens * (grouped ? ceil_div(spec.hidden_size, kScaleColumns) : 1), sizeof(float));
+        padded_row(tokens, DType::kF32) * (grouped ? ceil_div(spec.hidden_size, kScaleColumns) : 1),
+        sizeof(float));
   }
   int64_t grouping = std::max(group_bytes(plan.ladder, plan.routed, tokens),
                               static_cast<int64_t>(dispatch::device_group_workspace_bytes(
@@ -107,7 +106,11 @@ WorkspaceBooking book_workspace(const CudaPlan& plan, int64_t tokens, const Kern
   slices.group = booking.book(grouping, 1);
   // Routed and shared experts run one after the other.
   slices.experts = booking.book(static_cast<int64_t>(std::max(kernels.routed, kernels.shared)), 1);
-  slices.expert_rows = booking.book(slots, row_bytes);
+  // Where sorted codes lie until the down product writes its rows.
+  slices.expert_rows = booking.book(
+      std::max(slots * row_bytes,
+               is_quantised(spec) ? sorted_codes(slots, spec.hidden_size).bytes : int64_t{0}),
+      1);
   if (plan.shared) slices.shared_rows = booking.book(tokens, row_bytes);
   if (spec.shared.mode == SharedMode::kSigmoidGate) {
     slices.shared_factor = booking.book(tokens, sizeof(float));

@@ -16,8 +16,6 @@
 namespace conclave::inline v0 {
 namespace {
 
-constexpr int64_t kScaleColumns = 128;
-
 bool is_quantised(const experts::DeviceExpertsProblem& problem) {
   return problem.weight_dtype == DType::kF8E4M3 &&
          problem.quant.activations != ActivationScale::kNone;
@@ -55,34 +53,59 @@ DeviceRows plain_rows(const CudaCall& call) {
   return rows;
 }
 
-// What the experts read: plain rows, or their e4m3 codes and scales.
-DeviceRows expert_input(const CudaCall& call, const experts::DeviceExpertsProblem& problem,
-                        const CudaMlpWeights& weights) {
-  if (!is_quantised(problem)) return plain_rows(call);
+// Where codes and scales go. Sorted: the scales of a group side by side, and with a grouping a copy
+// of every row for each of its slots.
+struct CodePlace {
+  uint8_t* codes = nullptr;
+  float* scales = nullptr;
+  int64_t num_rows = 0;
+  bool sorted = false;
+  const GroupedRows* groups = nullptr;
+};
+
+DeviceRows quantised_rows(const CudaCall& call, const experts::DeviceExpertsProblem& problem,
+                          const CudaMlpWeights& weights, const CodePlace& place) {
   const QuantSpec& quant = problem.quant;
   const ConstTensorView& hidden = call.args.hidden;
   const int64_t columns = problem.hidden_size;
   const bool grouped = quant.activations == ActivationScale::kGroup;
-  DeviceRows rows{.data = call.slice<void>(call.slices.hidden_rows),
-                  .num_rows = call.count,
-                  .row_stride = padded_row(columns, DType::kF8E4M3),
+  const SortedCodes sorted = sorted_codes(place.num_rows, columns);
+  DeviceRows rows{.data = place.codes,
+                  .num_rows = place.num_rows,
+                  .row_stride = sorted.row_stride,
                   .dtype = DType::kF8E4M3,
-                  .scales = call.slice<float>(call.slices.hidden_scales),
-                  .scale_stride = grouped ? ceil_div(columns, kScaleColumns) : 1};
-  experts::quantize_rows_cuda({.rows = chunk_data(call, hidden),
-                               .dtype = hidden.dtype,
-                               .num_rows = call.count,
-                               .columns = columns,
-                               .row_stride = stride_of_rows(hidden),
-                               .activations = quant.activations,
-                               .power_of_two = quant.power_of_two_scales,
-                               .static_scale = weights.view.input_scale,
-                               .codes = call.slice<uint8_t>(call.slices.hidden_rows),
-                               .code_stride = rows.row_stride,
-                               .scales = call.slice<float>(call.slices.hidden_scales),
-                               .scale_stride = rows.scale_stride},
-                              call.stream);
+                  .scales = place.scales,
+                  .scale_stride = grouped && !place.sorted ? ceil_div(columns, kScaleColumns) : 1,
+                  .group_stride = place.sorted ? sorted.group_stride : 1};
+  experts::quantize_rows_cuda(
+      {.rows = chunk_data(call, hidden),
+       .dtype = hidden.dtype,
+       .num_rows = call.count,
+       .columns = columns,
+       .row_stride = stride_of_rows(hidden),
+       .activations = quant.activations,
+       .power_of_two = quant.power_of_two_scales,
+       .static_scale = weights.view.input_scale,
+       .codes = place.codes,
+       .code_stride = rows.row_stride,
+       .scales = place.scales,
+       .scale_stride = rows.scale_stride,
+       .group_stride = rows.group_stride,
+       .slot_row = place.groups == nullptr ? nullptr : place.groups->slot_row,
+       .top_k = place.groups == nullptr ? 1 : place.groups->top_k},
+      call.stream);
   return rows;
+}
+
+// What the experts read: plain rows, or their e4m3 codes and scales, in the order of the tokens.
+DeviceRows expert_input(const CudaCall& call, const experts::DeviceExpertsProblem& problem,
+                        const CudaMlpWeights& weights, const CudaRung& rung) {
+  if (!is_quantised(problem)) return plain_rows(call);
+  return quantised_rows(call, problem, weights,
+                        {.codes = call.slice<uint8_t>(call.slices.hidden_rows),
+                         .scales = call.slice<float>(call.slices.hidden_scales),
+                         .num_rows = call.count,
+                         .sorted = rung.sorted_input});
 }
 
 // The same rows in the order of the grouping, a copy for each row: where the down product, which
@@ -90,6 +113,17 @@ DeviceRows expert_input(const CudaCall& call, const experts::DeviceExpertsProble
 DeviceRows sorted_input(const CudaCall& call, const CudaRouting& routing) {
   const CudaPlan& plan = call.plan;
   const ConstTensorView& hidden = call.args.hidden;
+  if (is_quantised(plan.routed)) {
+    const int64_t num_rows = routing.groups.max_rows;
+    auto* const codes = call.slice<uint8_t>(call.slices.expert_rows);
+    auto* const scales = codes + sorted_codes(num_rows, plan.spec.hidden_size).scales;
+    return quantised_rows(call, plan.routed, call.weights.routed,
+                          {.codes = codes,
+                           .scales = reinterpret_cast<float*>(scales),
+                           .num_rows = num_rows,
+                           .sorted = true,
+                           .groups = &routing.groups});
+  }
   const DeviceRows rows{.data = call.slice<void>(call.slices.expert_rows),
                         .num_rows = routing.groups.max_rows,
                         .row_stride = plan.row_stride,
@@ -119,6 +153,9 @@ bool sorts_input(const CudaCall& call) {
 bool reads_same_rows(const CudaCall& call) {
   const CudaPlan& plan = call.plan;
   if (sorts_input(call)) return false;
+  const bool sorts_codes =
+      is_quantised(*plan.shared) && rung_for(call.kernels.shared, call.count).sorted_input;
+  if (sorts_codes) return false;
   return plan.routed.weight_dtype == plan.shared->weight_dtype &&
          !(is_quantised(plan.routed) &&
            plan.spec.quant.activations == ActivationScale::kTensorStatic);
@@ -154,9 +191,11 @@ void run_routed(const CudaCall& call, const CudaRouting& routing, const DeviceRo
 // Every row through the one shared expert.
 void run_shared(const CudaCall& call, const CudaRouting& routing, const DeviceRows& routed_rows) {
   const CudaPlan& plan = call.plan;
-  const DeviceRows rows =
-      reads_same_rows(call) ? routed_rows : expert_input(call, *plan.shared, call.weights.shared);
-  const experts::DeviceExpertsKernel& kernel = *rung_for(call.kernels.shared, call.count).kernel;
+  const CudaRung& rung = rung_for(call.kernels.shared, call.count);
+  const DeviceRows rows = reads_same_rows(call)
+                              ? routed_rows
+                              : expert_input(call, *plan.shared, call.weights.shared, rung);
+  const experts::DeviceExpertsKernel& kernel = *rung.kernel;
   const GroupedRows groups =
       dispatch::device_group({.topk_ids = call.weights.zero_ids.as<int32_t>(),
                               .num_tokens = call.count,
@@ -341,11 +380,12 @@ void run_cuda_chunk(const CudaCall& call) {
     return run_in_one_launch(call, enqueue_routing(call, nullptr), IdCheck::kDone);
   }
   const bool has_experts = call.plan.routed.num_local_experts > 0;
+  const CudaRung rung = has_experts ? rung_for(call.kernels.routed, call.count) : CudaRung{};
   const dispatch::DeviceGroupArgs group = group_args(call);
   const CudaRouting routing = enqueue_routing(call, &group);
-  const DeviceRows rows = sorts_input(call)
+  const DeviceRows rows = rung.sorted_input
                               ? sorted_input(call, routing)
-                              : expert_input(call, call.plan.routed, call.weights.routed);
+                              : expert_input(call, call.plan.routed, call.weights.routed, rung);
   if (has_experts) run_routed(call, routing, rows);
   if (call.plan.shared) run_shared(call, routing, rows);
   combine(call, routing);

@@ -16,4 +16,25 @@ inline int64_t padded_row(int64_t columns, DType dtype) {
   return round_up(columns * byte_size(dtype), kRowAlignmentBytes) / byte_size(dtype);
 }
 
+// A scale serves this many columns of an e4m3 row.
+inline constexpr int64_t kScaleColumns = 128;
+
+// e4m3 rows for kernels of sorted rows: codes, then scales, those of a group of columns side by
+// side.
+struct SortedCodes {
+  int64_t row_stride = 0;    // bytes
+  int64_t group_stride = 0;  // elements: whole 16 bytes
+  int64_t scales = 0;        // where they begin, bytes
+  int64_t bytes = 0;
+};
+inline SortedCodes sorted_codes(int64_t rows, int64_t columns) {
+  SortedCodes layout;
+  layout.row_stride = padded_row(columns, DType::kF8E4M3);
+  layout.group_stride = padded_row(rows, DType::kF32);
+  layout.scales = round_up(rows * layout.row_stride, kRowAlignmentBytes);
+  layout.bytes = layout.scales + ceil_div(columns, kScaleColumns) * layout.group_stride *
+                                     static_cast<int64_t>(sizeof(float));
+  return layout;
+}
+
 }  // namespace conclave::inline v0

@@ -6,11 +6,15 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace conclave::testing {
@@ -113,6 +117,70 @@ TEST_F(QuantizeRowsCuda, EachForm_OddSizes_EqualsHostBitForBit) {
           check(c, make_values(c, false));
           if (HasFatalFailure()) return;
         }
+      }
+    }
+  }
+}
+
+// Every slot of a row gets the codes and scales that the row has in order; the others stay.
+TEST_F(QuantizeRowsCuda, RowsOfSlots_EqualRowsInOrder) {
+  constexpr int64_t kRows = 41;
+  constexpr int32_t kTopK = 3;
+  constexpr int64_t kSorted = kRows * kTopK;
+  constexpr int64_t kGroupStride = kSorted + 1;
+  std::vector<int32_t> slot_row(static_cast<size_t>(kSorted));
+  std::iota(slot_row.begin(), slot_row.end(), 0);
+  std::shuffle(slot_row.begin(), slot_row.end(), std::mt19937(3));
+  for (int32_t& row : slot_row) row = row % 7 == 2 ? -1 : row;
+  const DeviceArray<int32_t> targets(slot_row);
+  for (const ActivationScale form : {ActivationScale::kGroup, ActivationScale::kToken}) {
+    for (const int64_t columns : {136, 4096, 9001}) {
+      const int64_t stride = (columns + 15) / 16 * 16;
+      const QuantizeCase c{.rows = kRows, .columns = columns, .row_stride = stride};
+      const DeviceArray<float> rows(make_values(c, true));
+      const int64_t groups = quant::scales_per_row(form, columns);
+      const auto quantize = [&](const int32_t* slots, int64_t num_rows) {
+        const DeviceArray<uint8_t> codes(static_cast<size_t>(num_rows * stride));
+        const DeviceArray<float> scales(static_cast<size_t>(groups * kGroupStride));
+        experts::quantize_rows_cuda({.rows = rows.data(),
+                                     .dtype = DType::kF32,
+                                     .num_rows = kRows,
+                                     .columns = columns,
+                                     .row_stride = stride,
+                                     .activations = form,
+                                     .codes = codes.data(),
+                                     .code_stride = stride,
+                                     .scales = scales.data(),
+                                     .scale_stride = 1,
+                                     .group_stride = kGroupStride,
+                                     .slot_row = slots,
+                                     .top_k = slots == nullptr ? 1 : kTopK},
+                                    stream());
+        wait();
+        codes.expect_guard_untouched();
+        scales.expect_guard_untouched();
+        return std::pair(codes.download(), scales.download());
+      };
+      const auto [codes, scales] = quantize(nullptr, kRows);
+      const auto [sorted_codes, sorted_scales] = quantize(targets.data(), kSorted);
+      const auto row_of = [&](const std::vector<uint8_t>& from, int64_t row) {
+        const auto begin = from.begin() + static_cast<std::ptrdiff_t>(row * stride);
+        return std::vector<uint8_t>(begin, begin + static_cast<std::ptrdiff_t>(columns));
+      };
+      std::vector<bool> written(static_cast<size_t>(kSorted), false);
+      for (int64_t slot = 0; slot < kSorted; ++slot) {
+        const int32_t row = slot_row[static_cast<size_t>(slot)];
+        if (row < 0) continue;
+        written[static_cast<size_t>(row)] = true;
+        ASSERT_EQ(row_of(sorted_codes, row), row_of(codes, slot / kTopK)) << "slot " << slot;
+        for (int64_t g = 0; g < groups; ++g) {
+          ASSERT_EQ(sorted_scales[static_cast<size_t>(g * kGroupStride + row)],
+                    scales[static_cast<size_t>(g * kGroupStride + slot / kTopK)]);
+        }
+      }
+      const std::vector<uint8_t> poison(static_cast<size_t>(columns), kPoison);
+      for (int64_t row = 0; row < kSorted; ++row) {
+        if (!written[static_cast<size_t>(row)]) ASSERT_EQ(row_of(sorted_codes, row), poison);
       }
     }
   }

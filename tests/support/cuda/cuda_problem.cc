@@ -288,11 +288,13 @@ DeviceRows CudaProblem::sorted_input(int32_t tile_tokens, int32_t routing, CUstr
   const GroupedRows& rows = groups(tile_tokens, routing);
   Groups& own = groups_.at({tile_tokens, routing});
   DeviceRows sorted = input();
-  const auto spread = [&](const void* from, int64_t row_bytes, cuda::DeviceBuffer& to) {
-    const auto bytes = static_cast<size_t>((rows.max_rows + 1) * row_bytes);
+  const auto spread = [&](const void* from, int64_t row_bytes, int64_t group_stride,
+                          cuda::DeviceBuffer& to) {
+    const auto bytes = static_cast<size_t>((rows.max_rows + 4) * row_bytes);
     if (to.bytes() < bytes) to = cuda::DeviceBuffer(bytes);
     gather_rows({.from = from,
                  .row_bytes = row_bytes,
+                 .group_stride = group_stride,
                  .row_slot = rows.row_slot,
                  .num_rows = rows.expert_begin + options_.num_experts,
                  .max_rows = rows.max_rows,
@@ -302,10 +304,12 @@ DeviceRows CudaProblem::sorted_input(int32_t tile_tokens, int32_t routing, CUstr
     return to.data();
   };
   sorted.num_rows = rows.max_rows;
-  sorted.data = spread(sorted.data, sorted.row_stride * byte_size(sorted.dtype), own.sorted);
+  sorted.data = spread(sorted.data, sorted.row_stride * byte_size(sorted.dtype), 0, own.sorted);
   if (sorted.scales != nullptr) {
     const int64_t bytes = sorted.scale_stride * static_cast<int64_t>(sizeof(float));
-    spread(sorted.scales, bytes, own.sorted_scales);
+    sorted.scale_stride = 1;
+    sorted.group_stride = (rows.max_rows + 3) / 4 * 4;
+    spread(sorted.scales, bytes, sorted.group_stride, own.sorted_scales);
     sorted.scales = own.sorted_scales.as<float>();
   }
   return sorted;

@@ -80,6 +80,14 @@ __global__ void gather_kernel(GatherArgs args) {
   for (int64_t row = blockIdx.x; row < *args.num_rows; row += gridDim.x) {
     const int64_t token = args.row_slot[row] / args.top_k;
     const auto* from = static_cast<const uint8_t*>(args.from) + token * args.row_bytes;
+    if (args.group_stride > 0) {
+      const auto* scales = reinterpret_cast<const float*>(from);
+      auto* to = static_cast<float*>(args.to) + row;
+      for (int64_t g = threadIdx.x; g < args.row_bytes / 4; g += blockDim.x) {
+        to[g * args.group_stride] = scales[g];
+      }
+      continue;
+    }
     auto* to = static_cast<uint8_t*>(args.to) + row * args.row_bytes;
     for (int64_t i = threadIdx.x; i < args.row_bytes; i += blockDim.x) to[i] = from[i];
   }

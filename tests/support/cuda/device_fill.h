@@ -40,10 +40,12 @@ struct QuantizeArgs {
 };
 void quantize_rows(const QuantizeArgs& args, CUstream_st* stream);
 
-// Row r of `to` becomes row row_slot[r] / top_k of `from`, for r below *num_rows.
+// Row r of `to` becomes row row_slot[r] / top_k of `from`, for r below *num_rows. With group_stride
+// rows are float32 scales, and number g of row r goes to r + g * group_stride.
 struct GatherArgs {
   const void* from = nullptr;
   int64_t row_bytes = 0;
+  int64_t group_stride = 0;
   const int32_t* row_slot = nullptr;
   const int32_t* num_rows = nullptr;  // on the device
   int64_t max_rows = 0;

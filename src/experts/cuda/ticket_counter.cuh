@@ -1,0 +1,31 @@
+// A counter that blocks of one launch draw pieces of work from, without being cleared beforehand.
+#pragma once
+
+#include "cuda/device/copy.cuh"
+
+#include <cstdint>
+
+namespace conclave::inline v0::experts {
+
+// 16 bytes of a workspace, aligned to 16: a mark of 96 bits, then how many were drawn. Whoever
+// finds no mark writes it with a count of 0; who draws a launch's last ticket sets the count back.
+struct TicketCounter {
+  static constexpr uint64_t kMarkHigh = 0x9D39C8B2E5A1F764;
+  static constexpr uint64_t kMarkLow = 0x5BD1E995;  // above the count
+
+  void* memory = nullptr;
+
+  // Before the first draw of a thread, after what used the workspace before has ended.
+  __device__ __forceinline__ void mark() const {
+    using namespace cuda::device;
+    const Word128 found = compare_and_swap_128(memory, {}, {});
+    if (found.high == kMarkHigh && found.low >> 32 == kMarkLow) return;
+    compare_and_swap_128(memory, found, {kMarkLow << 32, kMarkHigh});
+  }
+  __device__ __forceinline__ uint32_t draw() const {
+    return cuda::device::add_relaxed(static_cast<uint32_t*>(memory), 1);
+  }
+  __device__ __forceinline__ void reset() const { *static_cast<volatile uint32_t*>(memory) = 0; }
+};
+
+}  // namespace conclave::inline v0::experts
