@@ -15,6 +15,12 @@ __device__ __forceinline__ float rcp(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
 }
+// 1 / x within 2^-20, 0 or infinite where that leaves the normal numbers.
+__device__ __forceinline__ double rcp_near(double x) {
+  double result = 0;
+  asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(result) : "d"(x));
+  return result;
+}
 __device__ __forceinline__ float min_or_nan(float a, float b) {
   float result = 0;
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));

@@ -4,6 +4,8 @@
 // token.
 #pragma once
 
+#include "cuda/device/math.cuh"
+#include "routing/cuda/candidates.cuh"
 #include "routing/cuda/groups.cuh"
 #include "routing/cuda/route_rule.h"
 #include "routing/cuda/score.cuh"
@@ -16,9 +18,16 @@ namespace conclave::inline v0::routing::device {
 // twice the error of a float32 key (the score 4 units in the last place, cap and bias 1 each).
 inline constexpr float kResolution = 1.5e-6F;
 
-__device__ __forceinline__ float capped_float(float logit, float soft_cap) {
-  if (soft_cap <= 0 || !present(logit)) return logit;
-  return soft_cap * tanhf(logit / soft_cap);
+template <int kColumns>
+__device__ __forceinline__ void cap_floats(float soft_cap, float (&values)[kColumns]) {
+#pragma unroll 1
+  for (int turn = 0; turn < kColumns; ++turn) {
+    // Turns the values around, so that the long formula is there once.
+    const float value = values[0];
+#pragma unroll
+    for (int i = 0; i + 1 < kColumns; ++i) values[i] = values[i + 1];
+    values[kColumns - 1] = present(value) ? soft_cap * tanhf(value / soft_cap) : value;
+  }
 }
 
 // As softmax_of_row, with exponentials in float32: the sum errs by less than 2^-23 of itself. Not
@@ -46,7 +55,7 @@ __device__ __forceinline__ void score_floats(RouterScore score, const Softmax& s
   if (score == RouterScore::kSigmoid) {
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
-      values[i] = __fdividef(1.0F, 1.0F + __expf(-values[i]));
+      values[i] = cuda::device::rcp(1.0F + __expf(-values[i]));
     }
   } else if (score == RouterScore::kSqrtSoftplus) {
 #pragma unroll
@@ -68,23 +77,45 @@ __device__ __forceinline__ float form_float_keys(const DeviceRouteRule& rule,
                                                  const float (&logits)[kColumns],
                                                  const float (&bias)[kColumns],
                                                  float (&keys)[kColumns]) {
-  const auto cap = static_cast<float>(rule.score.soft_cap);
 #pragma unroll
-  for (int i = 0; i < kColumns; ++i) {
-    keys[i] = rule.choose.by_logit ? logits[i] : capped_float(logits[i], cap);
-  }
-  if (!rule.choose.by_logit && rule.score.order == RouterOrder::kScoreThenTopk) {
-    score_floats(rule.score.score, softmax, keys);
+  for (int i = 0; i < kColumns; ++i) keys[i] = logits[i];
+  if (!rule.choose.by_logit) {
+    if (rule.score.soft_cap > 0) cap_floats(static_cast<float>(rule.score.soft_cap), keys);
+    if (rule.score.order == RouterOrder::kScoreThenTopk) {
+      score_floats(rule.score.score, softmax, keys);
+    }
   }
   float largest = 0;
 #pragma unroll
   for (int i = 0; i < kColumns; ++i) {
-    const float key = keys[i] + bias[i];
-    const bool ordinary = present(logits[i]) && logits[i] != CUDART_INF_F;
-    largest = fmaxf(largest, ordinary ? fabsf(keys[i]) + fabsf(key) : 0.0F);
-    keys[i] = !ordinary ? logits[i] : (key == key ? key : -CUDART_INF_F);
+    // A NaN of the bias is absent.
+    const float key = fmaxf(keys[i] + bias[i], -CUDART_INF_F);
+    const bool ordinary = fabsf(logits[i]) < CUDART_INF_F;
+    if (ordinary) largest = fmaxf(largest, fabsf(keys[i]) + fabsf(key));
+    keys[i] = ordinary ? key : logits[i];
   }
   return kResolution * __uint_as_float(__reduce_max_sync(kFullWarp, __float_as_uint(largest)));
+}
+
+// Of a group whose columns are those of `lanes` lanes side by side, in each of them.
+template <int kColumns>
+__device__ __forceinline__ float group_value_of_lanes(const DeviceRouteRule& rule, int32_t lanes,
+                                                      const float (&keys)[kColumns]) {
+  float first = keys[0];
+  float second = -CUDART_INF_F;
+#pragma unroll
+  for (int i = 1; i < kColumns; ++i) {
+    second = fmaxf(second, fminf(first, keys[i]));
+    first = fmaxf(first, keys[i]);
+  }
+  for (int32_t step = 1; step < lanes; step *= 2) {
+    const float other = __shfl_xor_sync(kFullWarp, first, step);
+    const float other_second = __shfl_xor_sync(kFullWarp, second, step);
+    second = fmaxf(fmaxf(second, other_second), fminf(first, other));
+    first = fmaxf(first, other);
+  }
+  const bool sums = rule.choose.group_score == GroupScore::kTop2Sum && present(second);
+  return sums ? first + second : first;
 }
 
 // Value of group lane / lanes_a_group in each of its lanes.
@@ -112,23 +143,33 @@ __device__ __forceinline__ float float_group_value(const DeviceRouteRule& rule,
   return sums ? first + second : first;
 }
 
+// By way of shared memory.
+template <int kColumns>
+__device__ __forceinline__ float scattered_group_value(const DeviceRouteRule& rule, float* scratch,
+                                                       const float (&keys)[kColumns]) {
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) {
+    const int32_t column = column_of<kColumns>(i);
+    if (column < rule.num_columns) {
+      scratch[column + group_of(rule, column) * (rule.group_stride - rule.group_size)] = keys[i];
+    }
+  }
+  __syncwarp();
+  const float value = float_group_value(rule, scratch);
+  __syncwarp();
+  return value;
+}
+
 // Masks the keys of groups that are not kept; at most 32 groups. False where kept and others are
 // too close to tell.
 template <int kColumns>
 __device__ __forceinline__ bool mask_float_groups(const DeviceRouteRule& rule, float certain,
                                                   float* scratch, float (&keys)[kColumns]) {
   const auto groups = static_cast<int32_t>(rule.choose.num_groups);
-  const int32_t lanes = rule.lanes_a_group;
-#pragma unroll
-  for (int i = 0; i < kColumns; ++i) {
-    const int32_t column = i * 32 + lane_id();
-    if (column < rule.num_columns) {
-      scratch[column + group_of(rule, column) * (rule.group_stride - rule.group_size)] = keys[i];
-    }
-  }
-  __syncwarp();
-  const float own = float_group_value(rule, scratch);
-  __syncwarp();
+  const bool by_lanes = rule.group_lanes != 0;
+  const int32_t lanes = by_lanes ? rule.group_lanes : rule.lanes_a_group;
+  const float own = by_lanes ? group_value_of_lanes(rule, lanes, keys)
+                             : scattered_group_value(rule, scratch, keys);
   const int32_t group = lane_id() / lanes;
   int32_t before = 0;
 #pragma unroll 4
@@ -142,12 +183,19 @@ __device__ __forceinline__ bool mask_float_groups(const DeviceRouteRule& rule, f
   const bool left_out = group < groups && !kept;
   const uint32_t highest = __reduce_max_sync(kFullWarp, left_out ? ordered(own) : 0U);
   const float masked = rule.choose.group_mask == GroupMask::kZero ? 0.0F : -CUDART_INF_F;
+  if (by_lanes) {
 #pragma unroll
-  for (int i = 0; i < kColumns; ++i) {
-    const int32_t column = i * 32 + lane_id();
-    const bool keeps =
-        column < rule.num_columns && ((lanes_kept >> (group_of(rule, column) * lanes)) & 1U) != 0;
-    if (!keeps && present(keys[i])) keys[i] = masked;
+    for (int i = 0; i < kColumns; ++i) {
+      if (!kept && present(keys[i])) keys[i] = masked;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      const int32_t column = column_of<kColumns>(i);
+      const bool keeps =
+          column < rule.num_columns && ((lanes_kept >> (group_of(rule, column) * lanes)) & 1U) != 0;
+      if (!keeps && present(keys[i])) keys[i] = masked;
+    }
   }
   return highest == 0 || value_of(lowest) - value_of(highest) > 2 * certain;
 }

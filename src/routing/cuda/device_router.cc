@@ -29,6 +29,14 @@ void set_groups(DeviceRouteRule& rule) {
   while (rule.lanes_a_group * 2 * groups <= 32) rule.lanes_a_group *= 2;
 }
 
+// Lanes hold columns_a_lane columns side by side.
+void set_group_lanes(DeviceRouteRule& rule) {
+  const int32_t columns = columns_a_lane(rule);
+  const int32_t lanes = rule.group_size / columns;
+  const bool whole = rule.group_size % columns == 0 && lanes <= 32;
+  if (whole && std::has_single_bit(static_cast<uint32_t>(lanes))) rule.group_lanes = lanes;
+}
+
 void set_float_keys(DeviceRouteRule& rule) {
   rule.num_candidates = std::min({rule.top_k + kSpareCandidates, rule.num_columns, 32});
   const bool has_spare = rule.num_candidates > rule.top_k || rule.top_k == rule.num_columns;
@@ -75,6 +83,7 @@ DeviceRouteRule device_route_rule(const MoeSpec& spec, Choices choices) {
   rule.softmax_all =
       rule.score.score == RouterScore::kSoftmax && rule.score.order == RouterOrder::kScoreThenTopk;
   set_float_keys(rule);
+  if (rule.group_size != 0) set_group_lanes(rule);
   return rule;
 }
 

@@ -2,6 +2,8 @@
 // library's take a branch for each, one column after the other. Within 2 units in the last place.
 #pragma once
 
+#include "cuda/device/math.cuh"
+
 #include <cstdint>
 
 namespace conclave::inline v0::routing::device {
@@ -55,6 +57,32 @@ __device__ __forceinline__ double sigmoid(double x) {
   const double r = reciprocal_of_1_to_2(1.0 + e);
   const double value = x < 0 ? e * r : r;
   return x < -709.782712893384 ? 0.0 : value;
+}
+
+// For weights, which are rounded to float32: within 2^-31, x up to 1. By Taylor's series to
+// r^8 / 8!, whose rest is below 2^-32, and pairs of terms, which wait less for one another.
+__device__ __forceinline__ double exp_to_weigh(double x) {
+  constexpr double kLog2E = 1.4426950408889634;
+  constexpr double kLn2 = 0.6931471805599453;
+  constexpr double kShift = 6755399441055744.0;  // 1.5 x 2^52: its sum has n in the low bits
+  const double shifted = __fma_rn(x, kLog2E, kShift);
+  const double r = __fma_rn(shifted - kShift, -kLn2, x);
+  const double r2 = r * r;
+  const double low = __fma_rn(__fma_rn(r, 1.0 / 6.0, 0.5), r2, 1.0 + r);
+  const double middle =
+      __fma_rn(__fma_rn(r, 1.0 / 5040.0, 1.0 / 720.0), r2, __fma_rn(r, 1.0 / 120.0, 1.0 / 24.0));
+  const double r4 = r2 * r2;
+  const double sum = __fma_rn(__fma_rn(r4, 1.0 / 40320.0, middle), r4, low);
+  // Below, results have no power of two of their own.
+  return x < -708.0 ? 0.0 : sum * power_of_two(__double2loint(shifted));
+}
+
+// value / divisor to the precision of a weight, where the divisor and its inverse are ordinary.
+__device__ __forceinline__ double divided(double value, double divisor) {
+  if (!(fabs(divisor) > 1e-280 && fabs(divisor) < 1e280)) return value / divisor;
+  const double y = cuda::device::rcp_near(divisor);
+  const double better = __fma_rn(y, __fma_rn(-divisor, y, 1.0), y);
+  return value * __fma_rn(better, __fma_rn(-divisor, better, 1.0), better);
 }
 
 }  // namespace conclave::inline v0::routing::device

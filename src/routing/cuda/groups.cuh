@@ -84,7 +84,7 @@ __device__ __forceinline__ void mask_groups(const DeviceRouteRule& rule, double*
   const GroupScratch scratch(rule, memory);
 #pragma unroll
   for (int i = 0; i < kColumns; ++i) {
-    const int32_t column = i * 32 + lane_id();
+    const int32_t column = column_of<kColumns>(i);
     if (column < rule.num_columns) {
       const int32_t group = group_of(rule, column);
       scratch.keys[column + group * (rule.group_stride - rule.group_size)] = keys[i];
@@ -98,7 +98,7 @@ __device__ __forceinline__ void mask_groups(const DeviceRouteRule& rule, double*
   const double masked = rule.choose.group_mask == GroupMask::kZero ? 0.0 : absent();
 #pragma unroll
   for (int i = 0; i < kColumns; ++i) {
-    const int32_t column = i * 32 + lane_id();
+    const int32_t column = column_of<kColumns>(i);
     if (column >= rule.num_columns || !present(keys[i])) continue;
     if (scratch.kept[group_of(rule, column)] == 0.0) keys[i] = masked;
   }

@@ -52,8 +52,7 @@ Kernel kernel_of(int32_t columns_a_lane) {
 
 void device_route(const MoeSpec& spec, const DeviceRouteArgs& args, CUstream_st* stream) {
   if (args.num_tokens == 0) return;
-  const auto choices = args.given_ids != nullptr ? Choices::kGiven : Choices::kMade;
-  const device::RouteParams params{device_route_rule(spec, choices), args};
+  const device::RouteParams params = device::route_params(spec, args);
   constexpr int64_t kMaxBlocks = int64_t{1} << 30;
   const int64_t scratch_bytes = route_scratch_doubles(params.rule) * int64_t{sizeof(double)};
   // 512 groups of two take 16 KiB a warp.

@@ -1,4 +1,4 @@
-// One token's routing by one warp: column c of its logits in lane c % 32, then slot j in lane j.
+// One token's routing by one warp: each lane some columns side by side, then slot j in lane j.
 // The reference is the host's router "topk" (routing/topk/topk.cc).
 #pragma once
 
@@ -14,42 +14,76 @@ namespace conclave::inline v0::routing::device {
 struct RouteParams {
   DeviceRouteRule rule;
   DeviceRouteArgs args;
+  bool whole_logits = false;  // a lane's columns of a row can be loaded at once
+  bool whole_bias = false;
 };
+
+inline RouteParams route_params(const MoeSpec& spec, const DeviceRouteArgs& args) {
+  const auto choices = args.given_ids != nullptr ? Choices::kGiven : Choices::kMade;
+  RouteParams params{device_route_rule(spec, choices), args};
+  const int32_t columns = columns_a_lane(params.rule);
+  const bool full = params.rule.num_columns == 32 * columns;
+  const auto aligned = [](const void* data) {
+    return reinterpret_cast<uintptr_t>(data) % sizeof(uint4) == 0;
+  };
+  const int64_t stride_bytes = args.logits_stride * byte_size(args.logits_dtype);
+  params.whole_logits =
+      full && aligned(args.logits) && stride_bytes % static_cast<int64_t>(sizeof(uint4)) == 0;
+  params.whole_bias = full && aligned(args.selection_bias);
+  return params;
+}
+
+// `whole`: at once. Elements beyond `count` are not read.
+template <class T, int kColumns>
+__device__ __forceinline__ void load_columns(const T* row, int32_t count, bool whole, float beyond,
+                                             float (&values)[kColumns]) {
+  constexpr size_t kBytes = kColumns * sizeof(T);
+  struct alignas(kBytes < sizeof(uint4) ? kBytes : sizeof(uint4)) Run {
+    T of[kColumns];
+  };
+  Run run;
+  if (whole) {
+    run = *reinterpret_cast<const Run*>(row + column_of<kColumns>(0));
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) values[i] = cuda::device::widen(run.of[i]);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) {
+    const int32_t column = column_of<kColumns>(i);
+    values[i] = column < count ? cuda::device::widen(row[column]) : beyond;
+  }
+}
 
 template <class T, int kColumns>
 __device__ __forceinline__ void load_logits_as(const RouteParams& params, int64_t token,
                                                float (&logits)[kColumns]) {
   const T* row = static_cast<const T*>(params.args.logits) + token * params.args.logits_stride;
-#pragma unroll
-  for (int i = 0; i < kColumns; ++i) {
-    const int32_t column = i * 32 + lane_id();
-    const float logit =
-        column < params.rule.num_columns ? cuda::device::widen(row[column]) : -CUDART_INF_F;
-    logits[i] = logit > -CUDART_INF_F ? logit : -CUDART_INF_F;
-  }
+  load_columns(row, params.rule.num_columns, params.whole_logits, -CUDART_INF_F, logits);
 }
 // NaN and what lies beyond the row come as -inf.
 template <int kColumns>
 __device__ __forceinline__ void load_logits(const RouteParams& params, int64_t token,
                                             float (&logits)[kColumns]) {
-  switch (params.args.logits_dtype) {
-    case DType::kF32:
-      return load_logits_as<float>(params, token, logits);
-    case DType::kF16:
-      return load_logits_as<__half>(params, token, logits);
-    default:
-      return load_logits_as<__nv_bfloat16>(params, token, logits);
+  if (params.args.logits_dtype == DType::kF32) {
+    load_logits_as<float>(params, token, logits);
+  } else if (params.args.logits_dtype == DType::kF16) {
+    load_logits_as<__half>(params, token, logits);
+  } else {
+    load_logits_as<__nv_bfloat16>(params, token, logits);
   }
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) logits[i] = fmaxf(logits[i], -CUDART_INF_F);
 }
 // 0 where there is no bias. Requested with the logits: scoring then does not wait for it.
 template <int kColumns>
 __device__ __forceinline__ void load_bias(const RouteParams& params, float (&bias)[kColumns]) {
+  if (params.args.selection_bias == nullptr) {
 #pragma unroll
-  for (int i = 0; i < kColumns; ++i) {
-    const int32_t column = i * 32 + lane_id();
-    const bool has = params.args.selection_bias != nullptr && column < params.rule.num_columns;
-    bias[i] = has ? params.args.selection_bias[column] : 0.0F;
+    for (int i = 0; i < kColumns; ++i) bias[i] = 0;
+    return;
   }
+  load_columns(params.args.selection_bias, params.rule.num_columns, params.whole_bias, 0.0F, bias);
 }
 
 // Of a column in range.
@@ -102,15 +136,25 @@ struct Slot {
 };
 
 template <int kColumns>
-__device__ __forceinline__ Slot choose_by_logit(const RouteParams& params,
-                                                const float (&logits)[kColumns]) {
-  uint32_t keys[kColumns];
+__device__ __forceinline__ void order_keys(int32_t num_columns, const float (&values)[kColumns],
+                                           ExactKeys<kColumns>& keys) {
 #pragma unroll
   for (int i = 0; i < kColumns; ++i) {
-    keys[i] = i * 32 + lane_id() < params.rule.num_columns ? ordered(logits[i]) : 0U;
+    keys.of[i] = column_of<kColumns>(i) < num_columns ? ordered(values[i]) : 0U;
   }
-  const Chosen<uint32_t> chosen = select_best(keys, params.rule.top_k);
-  return {chosen.column, chosen.key > kOrderedAbsent32};
+}
+
+template <int kColumns>
+__device__ __forceinline__ Slot choose_by_logit(const RouteParams& params,
+                                                const float (&logits)[kColumns]) {
+  const DeviceRouteRule& rule = params.rule;
+  ExactKeys<kColumns> keys;
+  order_keys(rule.num_columns, logits, keys);
+  // One more than k, to know that it is not among them.
+  const int32_t count = min(min(rule.top_k + 1, rule.num_columns), 32);
+  const Chosen<uint32_t> chosen = select_candidates(keys, rule.top_k, count, rule.num_columns);
+  const bool used = lane_id() < rule.top_k;
+  return {used ? chosen.column : -1, used && chosen.key > kOrderedAbsent32};
 }
 
 // Needs no score of float32 to be right. Out of line and with loads of its own: it is rare, and the
@@ -130,7 +174,7 @@ __device__ __noinline__ Slot choose_by_score(const RouteParams& params, int64_t 
   uint64_t keys[kColumns];
 #pragma unroll
   for (int i = 0; i < kColumns; ++i) {
-    keys[i] = i * 32 + lane_id() < params.rule.num_columns ? ordered(scores[i]) : 0U;
+    keys[i] = column_of<kColumns>(i) < params.rule.num_columns ? ordered(scores[i]) : 0U;
   }
   const Chosen<uint64_t> chosen = select_best(keys, params.rule.top_k);
   return {chosen.column, chosen.key > kOrderedAbsent64};
@@ -171,12 +215,10 @@ __device__ __forceinline__ FastChoice choose_fast(const RouteParams& params, int
       !mask_float_groups(rule, certain, reinterpret_cast<float*>(scratch), keys)) {
     return kUnknown;
   }
-  uint32_t ordered_keys[kColumns];
-#pragma unroll
-  for (int i = 0; i < kColumns; ++i) {
-    ordered_keys[i] = i * 32 + lane_id() < rule.num_columns ? ordered(keys[i]) : 0U;
-  }
-  const Chosen<uint32_t> chosen = select_best(ordered_keys, rule.num_candidates);
+  ExactKeys<kColumns> ordered_keys;
+  order_keys(rule.num_columns, keys, ordered_keys);
+  const Chosen<uint32_t> chosen =
+      select_candidates(ordered_keys, rule.top_k, rule.num_candidates, rule.num_columns);
   const Order order = order_of(rule, chosen.key, rule.num_candidates, certain);
   int32_t column = chosen.column;
   if (order == Order::kUnknown || (order == Order::kClose && !rule.resolves_close)) {
@@ -211,9 +253,9 @@ __device__ __forceinline__ float weigh_slot(const RouteParams& params, const Sof
   if (rule.score.order == RouterOrder::kTopkThenScore) {
     score = chosen_score(rule, score);
   } else if (rule.softmax_all) {
-    score = softmax.of(score);
+    score = softmax.weight_of(score);
   } else if (present(score)) {
-    score = score_alone(rule.score.score, score);
+    score = score_to_weigh(rule.score.score, score);
   }
   score = renormalized(rule.weigh, score, rule.slot_lanes);
   if (!present(score)) return 0;

@@ -35,6 +35,7 @@ struct DeviceRouteRule {
   int32_t group_size = 0;       // columns; 0: no groups
   int32_t group_stride = 0;     // in shared memory: lanes of two groups read from different banks
   int32_t lanes_a_group = 1;    // a power of two
+  int32_t group_lanes = 0;      // that hold a group's columns and no others, a power of two; or 0
   // c / group_size = (c * group_inverse) >> 20 for every column c.
   uint32_t group_inverse = 0;
 };

@@ -39,6 +39,13 @@ __device__ __forceinline__ double score_alone(RouterScore score, double logit) {
   return logit;
 }
 
+// The same to the precision of a weight.
+__device__ __forceinline__ double score_to_weigh(RouterScore score, double logit) {
+  if (score != RouterScore::kSigmoid) return score_alone(score, logit);
+  const double e = exp_to_weigh(-fabs(logit));
+  return divided(logit < 0 ? e : 1.0, 1.0 + e);
+}
+
 // exp(logit - max), 0 for an absent logit; max is finite.
 __device__ __forceinline__ double exp_of_difference(double logit, double max) {
   return exp_below_709(fmax(logit - max, -1000.0));
@@ -56,17 +63,26 @@ struct Softmax {
     if (infinite != 0) return logit == CUDART_INF ? 1.0 / infinite : 0.0;
     return exp_of_difference(logit, max) / sum;
   }
+  // The same to the precision of a weight.
+  __device__ __forceinline__ double weight_of(double logit) const {
+    if (infinite != 0 || !present(logit)) return of(logit);
+    return divided(exp_to_weigh(logit - max), sum);
+  }
 };
 
-// Over the first `lanes` lanes, a power of two; one value each.
-__device__ __forceinline__ Softmax softmax_of_lanes(double value, int32_t lanes) {
-  Softmax softmax;
-  softmax.max = warp_max(value, lanes);
-  const uint32_t infinite = __ballot_sync(kFullWarp, value == CUDART_INF);
-  softmax.infinite = __popc(lanes == 32 ? infinite : infinite & ((1U << lanes) - 1));
-  const bool finite = present(value) && softmax.infinite == 0;
-  softmax.sum = warp_sum(finite ? exp_of_difference(value, softmax.max) : 0.0, lanes);
-  return softmax;
+// Softmax over the first `lanes` lanes, a power of two, one value each; the other lanes hold none.
+__device__ __forceinline__ double softmax_weight(double value, int32_t lanes) {
+  // Any number near the largest will do.
+  const float near = __double2float_rn(value);
+  const auto max = static_cast<double>(value_of(warp_max_key(ordered(near))));
+  const uint32_t infinite = __ballot_sync(kFullWarp, near == CUDART_INF_F);
+  if (infinite != 0) {
+    if (!present(value)) return absent();
+    return near == CUDART_INF_F ? 1.0 / __popc(infinite) : 0.0;
+  }
+  const double part = present(value) ? exp_to_weigh(value - max) : 0.0;
+  const double sum = warp_sum(part, lanes);
+  return present(value) ? divided(part, sum) : absent();
 }
 
 // Largest logit of a row and how many are +Inf; no sum yet.

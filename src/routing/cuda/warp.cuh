@@ -72,15 +72,21 @@ __device__ __forceinline__ Chosen<Key> best_column(const Key (&keys)[kColumns]) 
   }
 }
 
-// The k best of the warp's columns, lane j gets the j-th best, ties to the lower column. Lane l
-// holds columns l, l + 32 and so on; keys are used up. At least k of them are above 0.
+// A lane's columns lie side by side, so that it loads them at once.
+template <int kColumns>
+__device__ __forceinline__ int32_t column_of(int i) {
+  return lane_id() * kColumns + i;
+}
+
+// The k best of the warp's columns, lane j gets the j-th best, ties to the lower column. Keys are
+// used up. At least k of them are above 0.
 template <class Key, int kColumns>
 __device__ __forceinline__ Chosen<Key> select_best(Key (&keys)[kColumns], int32_t top_k) {
   Chosen<Key> own{-1, 0};
   for (int32_t slot = 0; slot < top_k; ++slot) {
     const auto [at, best] = best_column<0, kColumns>(keys);
     const Key top = warp_max_key(best);
-    const auto column = best == top ? static_cast<uint32_t>(at * 32 + lane_id()) : 0xffffffffU;
+    const auto column = best == top ? static_cast<uint32_t>(column_of<kColumns>(at)) : 0xffffffffU;
     const uint32_t winner = __reduce_min_sync(kFullWarp, column);
     if (lane_id() == slot) own = {static_cast<int32_t>(winner), top};
     const int32_t used = column == winner ? at : -1;
@@ -90,6 +96,28 @@ __device__ __forceinline__ Chosen<Key> select_best(Key (&keys)[kColumns], int32_
     }
   }
   return own;
+}
+
+// Descending, by Batcher's exchanges; kCount is a power of two.
+template <int kCount>
+__device__ __forceinline__ void sort_descending(uint32_t (&values)[kCount]) {
+#pragma unroll
+  for (int size = 1; size < kCount; size *= 2) {
+#pragma unroll
+    for (int step = size; step > 0; step /= 2) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const int other = i + step;
+        const int start = step == size ? 0 : step;
+        const bool paired = i >= start && other < kCount && (i - start) % (2 * step) < step &&
+                            i / (2 * size) == other / (2 * size);
+        if (!paired) continue;
+        const uint32_t high = max(values[i], values[other]);
+        values[other] = min(values[i], values[other]);
+        values[i] = high;
+      }
+    }
+  }
 }
 
 }  // namespace conclave::inline v0::routing::device

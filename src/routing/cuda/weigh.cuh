@@ -35,7 +35,7 @@ __device__ __forceinline__ double divided_by_norm(const WeighRule& rule, double 
   double divisor =
       rule.epsilon_mode == EpsilonMode::kAdd ? norm + rule.epsilon : fmax(norm, rule.epsilon);
   if (divisor == 0) divisor = 1;
-  return score / divisor;
+  return divided(score, divisor);
 }
 
 // Lane j < k: score of slot j, absent() for none; other lanes: absent(). `lanes` is k rounded up to
@@ -46,7 +46,7 @@ __device__ __forceinline__ double renormalized(const WeighRule& rule, double sco
     case Renormalize::kPNorm:
       return divided_by_norm(rule, score, lanes);
     case Renormalize::kSoftmax:
-      return softmax_of_lanes(score, lanes).of(score);
+      return softmax_weight(score, lanes);
     default:
       return score;
   }
@@ -55,9 +55,9 @@ __device__ __forceinline__ double renormalized(const WeighRule& rule, double sco
 // Half of RouterOrder::kTopkThenScore: the chosen logits become scores.
 __device__ __forceinline__ double chosen_score(const DeviceRouteRule& rule, double logit) {
   if (rule.score.score == RouterScore::kSoftmax) {
-    return softmax_of_lanes(logit, rule.slot_lanes).of(logit);
+    return softmax_weight(logit, rule.slot_lanes);
   }
-  return present(logit) ? score_alone(rule.score.score, logit) : absent();
+  return present(logit) ? score_to_weigh(rule.score.score, logit) : absent();
 }
 
 }  // namespace conclave::inline v0::routing::device
