@@ -8,6 +8,22 @@ void allow_shared_bytes(const void* kernel, size_t bytes) {
         "cudaFuncSetAttribute(MaxDynamicSharedMemorySize)");
 }
 
+bool allow_large_cluster(const void* kernel, const LaunchShape& shape) {
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+        "cudaFuncSetAttribute(NonPortableClusterSizeAllowed)");
+  cudaLaunchAttribute attributes[3];
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
+  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.attrs = attributes;
+  config.numAttrs = detail::fill_attributes(shape, attributes);
+  int clusters = 0;
+  check(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config),
+        "cudaOccupancyMaxActiveClusters");
+  return clusters > 0;
+}
+
 namespace detail {
 
 unsigned fill_attributes(const LaunchShape& shape, cudaLaunchAttribute* attributes) {

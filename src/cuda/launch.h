@@ -29,6 +29,11 @@ struct LaunchShape {
 // Raises a kernel's shared memory limit where it needs more than 48 KiB. Once, at create.
 void allow_shared_bytes(const void* kernel, size_t bytes);
 
+// What every device that has clusters holds; above it a kernel must ask.
+inline constexpr int32_t kPortableCluster = 8;
+// Asks, and says whether the device holds one cluster of this shape at least.
+bool allow_large_cluster(const void* kernel, const LaunchShape& shape);
+
 namespace detail {
 // Fills attributes of `shape`; returns their number (at most 3).
 unsigned fill_attributes(const LaunchShape& shape, cudaLaunchAttribute* attributes);

@@ -23,4 +23,18 @@ __device__ __forceinline__ uint32_t load_shared_cluster(const uint32_t* word, ui
   return value;
 }
 
+// To the word at the same offset as `word` in block `rank` of the cluster, which has begun (a
+// cluster_sync before) and sees it after the next one.
+__device__ __forceinline__ void store_shared_cluster(uint32_t* word, uint32_t value,
+                                                     uint32_t rank) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "st.shared::cluster.u32 [remote], %2;\n"
+      "}\n" ::"r"(shared_address(word)),
+      "r"(rank), "r"(value)
+      : "memory");
+}
+
 }  // namespace conclave::inline v0::cuda::device

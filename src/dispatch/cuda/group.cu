@@ -9,6 +9,7 @@
 namespace conclave::inline v0::dispatch {
 namespace {
 
+template <device::Ids kIds>
 __global__ void __launch_bounds__(1024, 1)
     group_kernel(const __grid_constant__ device::GroupParams params) {
   extern __shared__ __align__(16) std::byte memory[];
@@ -17,9 +18,10 @@ __global__ void __launch_bounds__(1024, 1)
   __syncthreads();
   cuda::device::grid_dependency_wait();
   cuda::device::grid_launch_dependents();
-  device::group_slots(params, shared, blockIdx.x, gridDim.x);
+  device::group_slots<kIds>(params, shared, blockIdx.x, gridDim.x);
 }
 
+template <device::Ids kIds>
 __global__ void __launch_bounds__(1024, 1)
     count_kernel(const __grid_constant__ device::GroupParams params) {
   __shared__ uint32_t counts[kMaxGroupExperts];
@@ -27,10 +29,31 @@ __global__ void __launch_bounds__(1024, 1)
   __syncthreads();
   cuda::device::grid_dependency_wait();
   cuda::device::grid_launch_dependents();
-  device::count_block(params, counts);
+  device::count_block<kIds>(params, counts);
 }
 
 constexpr size_t kDefaultSharedBytes = size_t{48} * 1024;
+
+template <device::Ids kIds>
+GroupedRows run_group(const DeviceGroupArgs& args, const GroupShape& shape, CUstream_st* stream) {
+  GroupLaunch group = prepare_group(args);
+  if (shape.counts_first()) {
+    cuda::launch("dispatch.count", count_kernel<kIds>,
+                 {.blocks = shape.blocks, .threads = shape.threads, .stream = stream},
+                 group.params);
+  } else {
+    group.params.block_counts = nullptr;
+  }
+  allow_group_shared(reinterpret_cast<const void*>(group_kernel<kIds>), shape);
+  cuda::launch("dispatch.group", group_kernel<kIds>,
+               {.blocks = shape.blocks,
+                .threads = shape.threads,
+                .shared_bytes = shape.shared_bytes,
+                .cluster = shape.cluster,
+                .stream = stream},
+               group.params);
+  return group.rows;
+}
 
 }  // namespace
 
@@ -80,23 +103,10 @@ void allow_group_shared(const void* kernel, const GroupShape& shape) {
 
 GroupedRows device_group(const DeviceGroupArgs& args, const GroupShape& shape,
                          CUstream_st* stream) {
-  GroupLaunch group = prepare_group(args);
-  if (shape.counts_first()) {
-    cuda::launch("dispatch.count", count_kernel,
-                 {.blocks = shape.blocks, .threads = shape.threads, .stream = stream},
-                 group.params);
-  } else {
-    group.params.block_counts = nullptr;
-  }
-  allow_group_shared(reinterpret_cast<const void*>(group_kernel), shape);
-  cuda::launch("dispatch.group", group_kernel,
-               {.blocks = shape.blocks,
-                .threads = shape.threads,
-                .shared_bytes = shape.shared_bytes,
-                .cluster = shape.cluster,
-                .stream = stream},
-               group.params);
-  return group.rows;
+  const bool given = args.wide_ids != nullptr || args.narrow_ids != nullptr ||
+                     args.skipped_ids != nullptr || args.expert_load != nullptr;
+  return given ? run_group<device::Ids::kGiven>(args, shape, stream)
+               : run_group<device::Ids::kPlain>(args, shape, stream);
 }
 
 GroupedRows device_group(const DeviceGroupArgs& args, CUstream_st* stream) {

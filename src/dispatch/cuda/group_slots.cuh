@@ -70,9 +70,15 @@ __device__ __forceinline__ int64_t live_tokens_of(const GroupParams& params) {
   return live < 0 ? 0 : (live < params.num_tokens ? live : params.num_tokens);
 }
 
-// An id that is no int32 goes nowhere, and not as -1 does.
+// What ids are: made by a stage before, or the caller's, which may be wide and are counted.
+enum class Ids : uint8_t { kPlain, kGiven };
+// Whether a visit counts them: each id is visited twice.
+enum class Notes : uint8_t { kNone, kTaken };
+
+// A wide id that is no int32 goes nowhere, and not as -1 does.
+template <Ids kIds>
 __device__ __forceinline__ int32_t id_of_slot(const GroupParams& params, int64_t slot) {
-  if (params.wide_ids == nullptr) return params.topk_ids[slot];
+  if (kIds == Ids::kPlain || params.wide_ids == nullptr) return params.topk_ids[slot];
   const int64_t id = params.wide_ids[slot];
   const auto narrow = static_cast<int32_t>(id);
   return narrow == id ? narrow : INT32_MIN;
@@ -93,7 +99,7 @@ __device__ __forceinline__ SlotRange slots_of_warp(const GroupParams& params, ui
 }
 
 // visit(slot, id) for every lane of the warp at once; id is -1 beyond the end.
-template <class Visit>
+template <Ids kIds, class Visit>
 __device__ __forceinline__ void for_each_slot(const GroupParams& params, const SlotRange& range,
                                               const Visit& visit) {
   const int64_t lane = threadIdx.x % 32;
@@ -102,7 +108,7 @@ __device__ __forceinline__ void for_each_slot(const GroupParams& params, const S
 #pragma unroll
     for (int i = 0; i < kSlotBatch; ++i) {
       const int64_t slot = base + 32 * i + lane;
-      ids[i] = slot < range.end ? id_of_slot(params, slot) : -1;
+      ids[i] = slot < range.end ? id_of_slot<kIds>(params, slot) : -1;
     }
 #pragma unroll
     for (int i = 0; i < kSlotBatch; ++i) {
@@ -140,15 +146,14 @@ __device__ __forceinline__ void note_slot(const GroupParams& params, const SlotR
   }
 }
 
-enum class Notes : uint8_t { kNone, kAll };
-
 // Sums of integers: any order gives the same counts.
+template <Ids kIds, Notes kNotes>
 __device__ __forceinline__ void count_slots(const GroupParams& params, const SlotRange& range,
-                                            uint32_t* counts, Notes notes) {
-  for_each_slot(params, range, [&](int64_t slot, int32_t id) {
+                                            uint32_t* counts) {
+  for_each_slot<kIds>(params, range, [&](int64_t slot, int32_t id) {
     const int32_t expert = local_expert_of(params, id);
     if (expert >= 0) atomicAdd(counts + expert, 1U);
-    if (notes == Notes::kAll) note_slot(params, range, slot, id);
+    if constexpr (kNotes == Notes::kTaken) note_slot(params, range, slot, id);
   });
 }
 
@@ -200,11 +205,22 @@ __device__ __forceinline__ RowsAndTiles scan_block(RowsAndTiles own, RowsAndTile
 // Sums over the blocks of a cluster, a thread an expert.
 __device__ __forceinline__ ExpertPlace sum_cluster(const GroupShared& shared, int32_t expert,
                                                    uint32_t block, uint32_t blocks) {
+  // In flight together: each takes some 200 cycles.
+  constexpr uint32_t kBatch = 8;
   ExpertPlace place;
-  for (uint32_t b = 0; b < blocks; ++b) {
-    const uint32_t total = cuda::device::load_shared_cluster(shared.totals + expert, b);
-    place.count += total;
-    place.before += b < block ? total : 0;
+  for (uint32_t first = 0; first < blocks; first += kBatch) {
+    uint32_t totals[kBatch];
+#pragma unroll
+    for (uint32_t i = 0; i < kBatch; ++i) {
+      totals[i] = 0;
+      if (first + i < blocks)
+        totals[i] = cuda::device::load_shared_cluster(shared.totals + expert, first + i);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kBatch; ++i) {
+      place.count += totals[i];
+      place.before += first + i < block ? totals[i] : 0;
+    }
   }
   return place;
 }
@@ -297,12 +313,13 @@ __device__ __forceinline__ uint32_t lanes_of_expert(const GroupParams& params, i
   return expert >= 0 ? peers : 0;
 }
 
+template <Ids kIds>
 __device__ __forceinline__ void place_slots(const GroupParams& params, const SlotRange& range,
                                             const GroupShared& shared) {
   uint32_t* counts =
       shared.counts + threadIdx.x / 32 * static_cast<uint32_t>(params.num_local_experts);
   const uint32_t earlier_lanes = (1U << (threadIdx.x % 32)) - 1;
-  for_each_slot(params, range, [&](int64_t slot, int32_t id) {
+  for_each_slot<kIds>(params, range, [&](int64_t slot, int32_t id) {
     const int32_t expert = local_expert_of(params, id);
     const uint32_t peers = lanes_of_expert(params, expert);
     const auto rank = static_cast<uint32_t>(__popc(peers & earlier_lanes));
@@ -338,8 +355,9 @@ __device__ __forceinline__ void clear_group_shared(const GroupShared& shared, in
 }
 
 // Totals of this block for the launch that places: counts [E] of shared memory, cleared.
+template <Ids kIds>
 __device__ __forceinline__ void count_block(const GroupParams& params, uint32_t* counts) {
-  count_slots(params, slots_of_warp(params, blockIdx.x, gridDim.x), counts, Notes::kNone);
+  count_slots<kIds, Notes::kNone>(params, slots_of_warp(params, blockIdx.x, gridDim.x), counts);
   __syncthreads();
   for (auto e = static_cast<int32_t>(threadIdx.x); e < params.num_local_experts;
        e += static_cast<int32_t>(blockDim.x)) {
@@ -359,13 +377,15 @@ __device__ __forceinline__ void sync_group(uint32_t blocks) {
 // All threads of `blocks` blocks: one, a cluster, or those of a grid after count_block by as many.
 // After clear_group_shared and a barrier; needs at least as many threads a block as local experts.
 // Ids are visible to all.
+template <Ids kIds>
 __device__ __forceinline__ void group_slots(const GroupParams& params, const GroupShared& shared,
                                             uint32_t block, uint32_t blocks) {
   const bool clustered = blocks > 1 && params.block_counts == nullptr;
   const SlotRange range = slots_of_warp(params, block, blocks);
-  count_slots(params, range,
-              shared.counts + threadIdx.x / 32 * static_cast<uint32_t>(params.num_local_experts),
-              Notes::kAll);
+  constexpr Notes kNotes = kIds == Ids::kGiven ? Notes::kTaken : Notes::kNone;
+  count_slots<kIds, kNotes>(
+      params, range,
+      shared.counts + threadIdx.x / 32 * static_cast<uint32_t>(params.num_local_experts));
   if (params.block_counts != nullptr) sum_block_counts(params, shared, block, blocks);
   __syncthreads();
   scan_warps(shared, params.num_local_experts);
@@ -374,7 +394,7 @@ __device__ __forceinline__ void group_slots(const GroupParams& params, const Gro
   __syncthreads();
   // The others' totals have been read: blocks may end after the matching wait.
   if (clustered) cuda::device::cluster_arrive();
-  place_slots(params, range, shared);
+  place_slots<kIds>(params, range, shared);
   clear_dead_slots(params, block, blocks);
   if (clustered) cuda::device::cluster_wait();
 }

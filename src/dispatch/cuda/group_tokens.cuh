@@ -11,30 +11,49 @@ namespace conclave::inline v0::dispatch::device {
 
 // Of group_tokens_shared_bytes().
 struct TokenShared {
-  uint32_t* tokens;  // [E]: a bit each of this block's tokens; read by the others
+  uint32_t* tokens;  // [blocks, E]: a bit each of a block's tokens, written by that block
   uint32_t* rows;    // [E]: where this block's rows begin
 };
 
-__device__ __forceinline__ TokenShared carve_token_shared(void* memory, int32_t experts) {
+__device__ __forceinline__ TokenShared carve_token_shared(void* memory, int32_t experts,
+                                                          uint32_t blocks) {
   auto* words = static_cast<uint32_t*>(memory);
-  return {words, words + experts};
+  return {words, words + blocks * static_cast<uint32_t>(experts)};
 }
-__device__ __forceinline__ void clear_token_shared(const TokenShared& shared, int32_t experts) {
-  for (auto e = static_cast<int32_t>(threadIdx.x); e < experts;
-       e += static_cast<int32_t>(blockDim.x)) {
-    shared.tokens[e] = 0;
-  }
+// Before a barrier of the cluster.
+__device__ __forceinline__ void clear_token_shared(const TokenShared& shared, int32_t experts,
+                                                   uint32_t blocks) {
+  const uint32_t words = blocks * static_cast<uint32_t>(experts);
+  for (uint32_t i = threadIdx.x; i < words; i += blockDim.x) shared.tokens[i] = 0;
 }
 
-// One choice of the block's token; returns its local expert, or -1.
+__device__ __forceinline__ uint32_t* own_tokens(const GroupParams& params,
+                                                const TokenShared& shared) {
+  return shared.tokens + blockIdx.x * static_cast<uint32_t>(params.num_local_experts);
+}
+
+// One choice of a token; returns its local expert, or -1.
 __device__ __forceinline__ int32_t add_choice(const GroupParams& params, const TokenShared& shared,
                                               uint32_t token_bit, int32_t id) {
   const int32_t expert = local_expert_of(params, id);
-  if (expert >= 0) atomicOr(shared.tokens + expert, token_bit);
+  if (expert >= 0) atomicOr(own_tokens(params, shared) + expert, token_bit);
   if (params.expert_load != nullptr && id >= 0 && id < params.num_experts) {
     atomicAdd(params.expert_load + id, 1ULL);
   }
   return expert;
+}
+
+// Tells the other blocks of the cluster; after a barrier of the block, before one of the cluster.
+__device__ __forceinline__ void tell_choices(const GroupParams& params, const TokenShared& shared) {
+  uint32_t* own = own_tokens(params, shared);
+  for (auto e = static_cast<int32_t>(threadIdx.x); e < params.num_local_experts;
+       e += static_cast<int32_t>(blockDim.x)) {
+    const uint32_t tokens = own[e];
+#pragma unroll 4
+    for (uint32_t b = 0; b < gridDim.x; ++b) {
+      if (b != blockIdx.x) cuda::device::store_shared_cluster(own + e, tokens, b);
+    }
+  }
 }
 
 // Rows in the low half of a word, tiles in the high one: a scan of both at once.
@@ -58,7 +77,7 @@ __device__ __forceinline__ uint32_t scan_packed(uint32_t own, uint32_t* warp_sum
   return before + sum - own;
 }
 
-// A thread an expert, after all blocks have added their choices: where its rows begin. Ends in a
+// A thread an expert, after all have added their choices: where its rows begin. Ends in a
 // barrier.
 __device__ __forceinline__ void place_choices(const GroupParams& params, const TokenShared& shared,
                                               uint32_t block, uint32_t blocks) {
@@ -67,10 +86,10 @@ __device__ __forceinline__ void place_choices(const GroupParams& params, const T
   const bool valid = expert < params.num_local_experts;
   uint32_t count = 0;
   uint32_t before = 0;
-  for (uint32_t b = 0; valid && b < blocks; ++b) {
-    const uint32_t bits = blocks == 1
-                              ? shared.tokens[expert]
-                              : cuda::device::load_shared_cluster(shared.tokens + expert, b);
+#pragma unroll 8
+  for (uint32_t b = 0; b < blocks; ++b) {
+    const uint32_t at = b * static_cast<uint32_t>(params.num_local_experts) + threadIdx.x;
+    const uint32_t bits = valid ? shared.tokens[at] : 0;
     count += static_cast<uint32_t>(__popc(bits));
     before += b < block ? static_cast<uint32_t>(__popc(bits)) : 0;
   }
@@ -99,7 +118,7 @@ __device__ __forceinline__ void place_choices(const GroupParams& params, const T
 __device__ __forceinline__ void store_choice(const GroupParams& params, const TokenShared& shared,
                                              uint32_t token_bit, int32_t expert, int32_t slot) {
   if (expert < 0) return;
-  const uint32_t earlier = shared.tokens[expert] & (token_bit - 1);
+  const uint32_t earlier = own_tokens(params, shared)[expert] & (token_bit - 1);
   params.row_slot[shared.rows[expert] + static_cast<uint32_t>(__popc(earlier))] = slot;
 }
 

@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(1024, 1)
     device::sanitize_token(args, token);
   }
   device::sync_group(gridDim.x);
-  device::group_slots(group, shared, blockIdx.x, gridDim.x);
+  device::group_slots<device::Ids::kGiven>(group, shared, blockIdx.x, gridDim.x);
 }
 
 }  // namespace

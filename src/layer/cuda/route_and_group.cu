@@ -19,32 +19,33 @@ constexpr int32_t kMaxColumnsALane = 16;
 // Measured on an H200: a block routes so many tokens at once before more blocks pay for their
 // barrier.
 constexpr int64_t kBlockTokens = 8;
-// Of one cluster that every device that has clusters can hold.
-constexpr int64_t kMaxBlocks = 8;
+constexpr int64_t kMaxBlocks = 16;
 
-// A warp a token, so that a block's tokens have a bit each in a word; 64 registers a thread at most
-// where a lane holds few columns.
-constexpr int32_t max_warps(int32_t columns_a_lane) { return columns_a_lane <= 8 ? 32 : 16; }
-// More tokens a block take longer than a launch that spreads them over the GPU.
+// A warp a token, so that a block's tokens have a bit each in a word. More of them take longer than
+// a launch that spreads them over the GPU.
 constexpr int64_t kMaxBlockTokens = 16;
+constexpr int32_t kMaxThreads = 512;
 
 // Rounded up, so that doubles may follow.
-constexpr size_t token_shared_bytes(int64_t num_local_experts) {
-  return (static_cast<size_t>(num_local_experts) * 2 * sizeof(uint32_t) + 15) / 16 * 16;
+__host__ __device__ constexpr size_t token_shared_bytes(int64_t num_local_experts, int64_t blocks) {
+  const auto words = static_cast<size_t>(num_local_experts * (blocks + 1));
+  return (words * sizeof(uint32_t) + 15) / 16 * 16;
 }
 
 template <int kColumns>
-__global__ void __launch_bounds__(max_warps(kColumns) * 32, 1)
+__global__ void __launch_bounds__(kMaxThreads, 1)
     route_and_group_kernel(const __grid_constant__ routing::device::RouteParams route,
                            const __grid_constant__ dispatch::device::GroupParams group,
                            int32_t block_tokens) {
   extern __shared__ __align__(16) std::byte memory[];
-  const auto shared = dispatch::device::carve_token_shared(memory, group.num_local_experts);
+  const auto shared =
+      dispatch::device::carve_token_shared(memory, group.num_local_experts, gridDim.x);
   const auto warp = static_cast<int32_t>(threadIdx.x / 32);
-  auto* scratch = reinterpret_cast<double*>(memory + token_shared_bytes(group.num_local_experts)) +
-                  warp * routing::route_scratch_doubles(route.rule);
-  dispatch::device::clear_token_shared(shared, group.num_local_experts);
-  __syncthreads();
+  auto* scratch =
+      reinterpret_cast<double*>(memory + token_shared_bytes(group.num_local_experts, gridDim.x)) +
+      warp * routing::route_scratch_doubles(route.rule);
+  dispatch::device::clear_token_shared(shared, group.num_local_experts, gridDim.x);
+  dispatch::device::sync_group(gridDim.x);
   cuda::device::grid_dependency_wait();
   cuda::device::grid_launch_dependents();
   const int64_t token = int64_t{blockIdx.x} * block_tokens + warp;
@@ -56,21 +57,21 @@ __global__ void __launch_bounds__(max_warps(kColumns) * 32, 1)
     choice = routing::device::choose_token<kColumns>(route, token, scratch);
     expert = dispatch::device::add_choice(group, shared, bit, choice.slot.column);
   }
-  // Nothing has been stored to global memory yet, so that the barrier waits for nothing but bits;
+  __syncthreads();
+  // Nothing has been stored to global memory yet, so that the barrier waits for a few words only;
   // weights are formed meanwhile.
-  __syncwarp();
-  cuda::device::cluster_arrive();
+  if (gridDim.x > 1) {
+    dispatch::device::tell_choices(group, shared);
+    __syncwarp();
+    cuda::device::cluster_arrive();
+  }
   if (routes) routing::device::weigh_token(route, token, choice);
   __syncwarp();
-  cuda::device::cluster_wait();
+  if (gridDim.x > 1) cuda::device::cluster_wait();
   dispatch::device::place_choices(group, shared, blockIdx.x, gridDim.x);
   __syncwarp();
-  // The others' bits have been read: blocks may end after the matching wait.
-  cuda::device::cluster_arrive();
   const auto slot = static_cast<int32_t>(token * route.rule.top_k) + routing::device::lane_id();
   if (routes) dispatch::device::store_choice(group, shared, bit, expert, slot);
-  __syncwarp();
-  cuda::device::cluster_wait();
 }
 
 using Kernel = void (*)(routing::device::RouteParams, dispatch::device::GroupParams, int32_t);
@@ -100,11 +101,23 @@ dispatch::DeviceGroupArgs group_of(const MoeSpec& spec, const routing::DeviceRou
   return args;
 }
 
-size_t shared_bytes(const routing::DeviceRouteRule& rule, int32_t threads,
+size_t shared_bytes(const routing::DeviceRouteRule& rule, const dispatch::GroupShape& shape,
                     int64_t num_local_experts) {
-  const auto warps = static_cast<size_t>(threads / 32);
-  return token_shared_bytes(num_local_experts) +
+  const auto warps = static_cast<size_t>(shape.threads / 32);
+  return token_shared_bytes(num_local_experts, shape.blocks) +
          warps * static_cast<size_t>(routing::route_scratch_doubles(rule)) * sizeof(double);
+}
+
+// Not every device has room for a cluster of more than eight blocks.
+bool device_holds(const MoeSpec& spec, const dispatch::GroupShape& shape) {
+  if (shape.cluster <= cuda::kPortableCluster) return true;
+  const auto rule = routing::device_route_rule(spec, routing::Choices::kMade);
+  const auto* kernel = reinterpret_cast<const void*>(kernel_of(routing::columns_a_lane(rule)));
+  dispatch::allow_group_shared(kernel, shape);
+  return cuda::allow_large_cluster(kernel, {.blocks = shape.blocks,
+                                            .threads = shape.threads,
+                                            .shared_bytes = shape.shared_bytes,
+                                            .cluster = shape.cluster});
 }
 
 }  // namespace
@@ -115,26 +128,24 @@ dispatch::GroupShape route_and_group_shape(const MoeSpec& spec, int64_t num_toke
   const auto rule = routing::device_route_rule(spec, routing::Choices::kMade);
   const int32_t columns = routing::columns_a_lane(rule);
   if (columns > kMaxColumnsALane) return kNone;
-  const int64_t most_warps = max_warps(columns);
   dispatch::GroupShape shape;
   while (shape.blocks < kMaxBlocks && num_tokens > shape.blocks * kBlockTokens) shape.blocks *= 2;
   const int64_t tokens = ceil_div(num_tokens, shape.blocks);
-  if (tokens > kMaxBlockTokens || num_local_experts > most_warps * 32) return kNone;
+  if (tokens > kMaxBlockTokens || num_local_experts > kMaxThreads) return kNone;
   shape.cluster = shape.blocks;
   shape.threads = static_cast<int32_t>(std::max(tokens, ceil_div(num_local_experts, 32)) * 32);
-  shape.shared_bytes = shared_bytes(rule, shape.threads, num_local_experts);
+  shape.shared_bytes = shared_bytes(rule, shape, num_local_experts);
   return shape.shared_bytes <= kMaxSharedBytes ? shape : kNone;
 }
 
 GroupedRows device_route_and_group(const MoeSpec& spec, const routing::DeviceRouteArgs& route,
                                    const dispatch::DeviceGroupArgs& group,
                                    const dispatch::GroupShape& shape, CUstream_st* stream) {
-  const routing::device::RouteParams params{
-      routing::device_route_rule(spec, routing::Choices::kMade), route};
+  const auto params = routing::device::route_params(spec, route);
   dispatch::GroupLaunch launch = dispatch::prepare_group(group_of(spec, route, group));
   const Kernel kernel = kernel_of(routing::columns_a_lane(params.rule));
   dispatch::GroupShape sized = shape;
-  sized.shared_bytes = shared_bytes(params.rule, shape.threads, group.num_local_experts);
+  sized.shared_bytes = shared_bytes(params.rule, shape, group.num_local_experts);
   dispatch::allow_group_shared(reinterpret_cast<const void*>(kernel), sized);
   cuda::launch("layer.route_and_group", kernel,
                {.blocks = shape.blocks,
@@ -152,7 +163,7 @@ GroupedRows device_route_and_group(const MoeSpec& spec, const routing::DeviceRou
   const dispatch::GroupShape shape =
       route_and_group_shape(spec, route.num_tokens, group.num_local_experts);
   // Given ids may name an expert twice.
-  if (shape.blocks != 0 && route.given_ids == nullptr) {
+  if (shape.blocks != 0 && route.given_ids == nullptr && device_holds(spec, shape)) {
     return device_route_and_group(spec, route, group, shape, stream);
   }
   routing::device_route(spec, route, stream);
