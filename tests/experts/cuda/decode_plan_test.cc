@@ -1,0 +1,196 @@
+// How the decode kernel cuts a layer: plain numbers, on any machine.
+#include "experts/cuda/decode_plan.h"
+
+#include "experts/cuda/decode_call.h"
+#include "experts/cuda/decode_tables.h"
+#include "support/cuda/cuda_problem.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+namespace conclave::experts {
+namespace {
+
+constexpr int64_t kSharedBytes = int64_t{227} << 10;
+
+struct Sizes {
+  int64_t experts, top_k, hidden, intermediate;
+  DType dtype;
+};
+
+DeviceExpertsProblem problem_of(const Sizes& sizes) {
+  DeviceExpertsProblem problem{.num_local_experts = sizes.experts,
+                               .hidden_size = sizes.hidden,
+                               .intermediate_size = sizes.intermediate,
+                               .top_k = sizes.top_k,
+                               .max_tokens = 8,
+                               .weight_dtype = sizes.dtype};
+  if (sizes.dtype == DType::kF8E4M3) problem.quant = testing::fp8_block_quant();
+  problem.device = {.name = "NVIDIA H200",
+                    .compute_major = 9,
+                    .compute_minor = 0,
+                    .multiprocessors = 132,
+                    .shared_bytes_per_block = kSharedBytes};
+  return problem;
+}
+
+const std::vector<Sizes> kModels = {
+    {8, 2, 4096, 14336, DType::kBF16},    {128, 8, 2048, 768, DType::kBF16},
+    {64, 8, 2048, 1024, DType::kF16},     {32, 4, 2880, 2880, DType::kBF16},
+    {128, 8, 4096, 1536, DType::kF8E4M3}, {256, 8, 7168, 2048, DType::kF8E4M3}};
+// Sizes that no box, tile or pass divides.
+const std::vector<Sizes> kOdd = {{6, 3, 1000, 136, DType::kBF16},
+                                 {60, 5, 520, 72, DType::kF8E4M3},
+                                 {10, 1, 8, 8, DType::kF16},
+                                 {3, 3, 136, 1000, DType::kBF16}};
+
+std::vector<Sizes> all_sizes() {
+  std::vector<Sizes> all = kModels;
+  all.insert(all.end(), kOdd.begin(), kOdd.end());
+  return all;
+}
+
+std::string text_of(const Sizes& s) {
+  return "E " + std::to_string(s.experts) + ", k " + std::to_string(s.top_k) + ", H " +
+         std::to_string(s.hidden) + ", I " + std::to_string(s.intermediate);
+}
+
+TEST(DecodePlan, Qwen3_HasTheseNumbers) {
+  const DecodePlan plan = decode_plan(problem_of(kModels[1]));
+  EXPECT_EQ(plan.blocks, 132);
+  EXPECT_EQ(plan.up_boxes, 32);    // 2048 bf16 of 64 a box
+  EXPECT_EQ(plan.down_boxes, 12);  // 768 of 64
+  EXPECT_EQ(plan.tile_features, 8);
+  EXPECT_EQ(plan.feature_tiles, 96);
+  EXPECT_EQ(plan.passes, 1);
+  EXPECT_EQ(plan.pass_rows, 16);  // 2048 columns over 132 blocks
+  EXPECT_EQ(plan.k_slices, 1);
+  EXPECT_EQ(plan.up_copy_boxes, kDecodeUpStageBoxes);
+  EXPECT_EQ(plan.max_tokens, kDecodeMaxTokens);
+}
+
+TEST(DecodePlan, EveryModel_ServesEightTokens) {
+  for (const Sizes& sizes : kModels) {
+    EXPECT_TRUE(decode_supports(problem_of(sizes))) << text_of(sizes);
+    EXPECT_EQ(decode_plan(problem_of(sizes)).max_tokens, kDecodeMaxTokens) << text_of(sizes);
+  }
+}
+
+TEST(DecodePlan, EverySize_IsCovered) {
+  for (const Sizes& sizes : all_sizes()) {
+    SCOPED_TRACE(text_of(sizes));
+    const DecodePlan plan = decode_plan(problem_of(sizes));
+    const int64_t box = kDecodeBoxBytes / plan.element_bytes;
+    EXPECT_GE(plan.up_boxes * box, sizes.hidden);
+    EXPECT_LT((plan.up_boxes - 1) * box, sizes.hidden);
+    EXPECT_GE(plan.down_boxes * box, sizes.intermediate);
+    EXPECT_GE(plan.feature_tiles * plan.tile_features, sizes.intermediate);
+    EXPECT_GE(int64_t{plan.blocks} * plan.passes * plan.pass_rows, sizes.hidden);
+    EXPECT_GE(plan.intermediate_stride, sizes.intermediate);
+    EXPECT_LE(plan.pass_rows, kDecodeMaxPassRows);
+    EXPECT_EQ(plan.pass_rows % 8, 0);
+    EXPECT_GE(plan.k_slices * plan.slice_boxes, plan.down_boxes);
+    EXPECT_LT((plan.k_slices - 1) * plan.slice_boxes, plan.down_boxes);
+    EXPECT_GE(plan.down_stage_boxes, 1);
+    EXPECT_LE(plan.down_stage_boxes * plan.down_box_bytes, kDecodeStageBytes);
+    // A copy of several boxes does not see where a row ends.
+    EXPECT_TRUE(plan.up_copy_boxes == 1 || sizes.hidden % box == 0);
+    EXPECT_TRUE(plan.down_copy_boxes == 1 || sizes.intermediate % box == 0);
+  }
+}
+
+TEST(DecodePlan, SharedMemory_FitsForEveryNumberOfTokens) {
+  for (const Sizes& sizes : all_sizes()) {
+    const DecodePlan plan = decode_plan(problem_of(sizes));
+    int32_t stages = kDecodeTileSlots;
+    for (int32_t tokens = 1; tokens <= plan.max_tokens; ++tokens) {
+      SCOPED_TRACE(text_of(sizes) + ", T " + std::to_string(tokens));
+      const DecodeShared shared = decode_shared(plan, tokens, kSharedBytes);
+      EXPECT_LE(shared.total, kSharedBytes);
+      EXPECT_GE(shared.stages, 3);
+      EXPECT_LE(shared.stages, stages);  // more tokens never leave more for weights
+      stages = shared.stages;
+      // A published tile stays until the last warp has read it.
+      EXPECT_LT(shared.stages + kDecodeTileBuffers, kDecodeTileSlots);
+      const std::vector<uint32_t> begins = {
+          static_cast<uint32_t>(shared.stages * kDecodeStageBytes),
+          shared.barriers,
+          shared.stage_scales,
+          shared.tables,
+          shared.tiles,
+          shared.row_scales,
+          shared.rows,
+          shared.total};
+      EXPECT_TRUE(std::is_sorted(begins.begin(), begins.end()));
+      EXPECT_GE(shared.tiles - shared.tables, sizeof(DecodeTables));
+      EXPECT_GE(shared.total - shared.rows, static_cast<uint32_t>(tokens) * shared.up_pitch);
+      EXPECT_GE(shared.total - shared.rows,
+                static_cast<uint32_t>(shared.down_rows) * shared.down_pitch);
+      EXPECT_GE(shared.down_rows, tokens);  // one slice of each token's row at least
+      EXPECT_GE(shared.up_pitch, static_cast<uint32_t>(plan.up_boxes) * kDecodeBoxBytes);
+    }
+  }
+}
+
+TEST(DecodePlan, ManyChoices_LowerTheTokens) {
+  // 128 pairs at most.
+  EXPECT_EQ(decode_plan(problem_of({64, 16, 2048, 768, DType::kBF16})).max_tokens, 8);
+  EXPECT_EQ(decode_plan(problem_of({64, 24, 2048, 768, DType::kBF16})).max_tokens, 5);
+  EXPECT_EQ(decode_plan(problem_of({128, 128, 2048, 768, DType::kBF16})).max_tokens, 1);
+}
+
+TEST(DecodePlan, WideRows_LowerTheTokensThenRefuse) {
+  const DeviceExpertsProblem wide = problem_of({8, 2, 32768, 1024, DType::kBF16});
+  const DecodePlan plan = decode_plan(wide);
+  EXPECT_GE(plan.max_tokens, 1);
+  EXPECT_LT(plan.max_tokens, kDecodeMaxTokens);
+  EXPECT_EQ(decode_shared(plan, plan.max_tokens + 1, kSharedBytes).stages, 0);
+  const Support support = decode_supports(problem_of({8, 2, 131072, 1024, DType::kBF16}));
+  EXPECT_FALSE(support);
+  EXPECT_NE(support.reason().find("shared memory"), std::string::npos) << support.reason();
+}
+
+TEST(DecodeSupport, WhatItCannotDo_IsNamed) {
+  const auto reason = [](const DeviceExpertsProblem& problem) {
+    const Support support = decode_supports(problem);
+    EXPECT_FALSE(support);
+    return std::string(support.reason());
+  };
+  DeviceExpertsProblem problem = problem_of(kModels[1]);
+  problem.device.compute_major = 8;
+  EXPECT_NE(reason(problem).find("9.0"), std::string::npos);
+  problem = problem_of(kModels[1]);
+  problem.weight_dtype = DType::kF32;
+  EXPECT_NE(reason(problem).find("bf16"), std::string::npos);
+  problem = problem_of(kModels[1]);
+  problem.num_local_experts = 0;
+  EXPECT_NE(reason(problem).find("local experts"), std::string::npos);
+  problem = problem_of(kModels[1]);
+  problem.top_k = 129;
+  EXPECT_NE(reason(problem).find("128 experts"), std::string::npos);
+  problem = problem_of(kModels[1]);
+  problem.intermediate_size = (int64_t{1} << 24) + 8;
+  EXPECT_NE(reason(problem).find("2^24"), std::string::npos);
+}
+
+TEST(DecodeSupport, ScalesItCannotUse_AreNamed) {
+  DeviceExpertsProblem problem = problem_of(kModels[4]);
+  ASSERT_TRUE(decode_supports(problem));
+  problem.quant.block_cols = 64;
+  EXPECT_NE(decode_supports(problem).reason().find("128x128"), std::string::npos);
+  problem = problem_of(kModels[4]);
+  problem.quant.activations = ActivationScale::kToken;
+  EXPECT_NE(decode_supports(problem).reason().find("groups"), std::string::npos);
+  problem.quant.weights = WeightScale::kChannel;
+  EXPECT_TRUE(decode_supports(problem));
+  problem.quant.activations = ActivationScale::kGroup;
+  EXPECT_NE(decode_supports(problem).reason().find("row"), std::string::npos);
+  problem.quant.weights = WeightScale::kNone;
+  EXPECT_NE(decode_supports(problem).reason().find("without scales"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace conclave::experts
