@@ -21,14 +21,28 @@ constexpr DeviceTile sorted(DeviceTile tile) {
   tile.sorted_input = true;
   return tile;
 }
-constexpr std::array kPairsFirst = {kPair, kSingle, sorted(kPair), sorted(kSingle)};
-constexpr std::array kSinglesFirst = {kSingle, kPair, sorted(kSingle), sorted(kPair)};
+// Three quarters of the width and half as many tokens again: slower (12 %) where the last of an
+// expert's tiles is mostly empty, but 3 % faster than 256 features where those divide badly.
+constexpr DeviceTile tall(DeviceTile tile) {
+  tile.tokens = 192;
+  tile.features = 192;
+  return sorted(tile);
+}
+constexpr std::array kPairsFirst = {tall(kPair), tall(kSingle), kPair,
+                                    kSingle,     sorted(kPair), sorted(kSingle)};
+constexpr std::array kSinglesFirst = {tall(kSingle), tall(kPair),     kSingle,
+                                      kPair,         sorted(kSingle), sorted(kPair)};
+constexpr size_t kTallTiles = 2;
+constexpr size_t kGatheringTiles = 2;
 
 // 192 features a tile where 256 would leave more than a twentieth of all tiles' columns unused.
-int32_t down_features(int64_t hidden_size, int32_t features) {
+bool divides_badly(int64_t width, int32_t features) {
   constexpr int32_t kMedium = 192;
-  const auto covered = [&](int64_t width) { return (hidden_size + width - 1) / width * width; };
-  return covered(kMedium) * 20 < covered(features) * 19 ? kMedium : features;
+  const auto covered = [&](int64_t step) { return (width + step - 1) / step * step; };
+  return covered(kMedium) * 20 < covered(features) * 19;
+}
+int32_t down_features(int64_t hidden_size, int32_t features) {
+  return divides_badly(hidden_size, features) ? 192 : features;
 }
 
 std::string to_string(const ProductTile& tile) {
@@ -63,9 +77,10 @@ Support tile_sm90_supports(const DeviceExpertsProblem& problem) {
 }
 
 std::span<const DeviceTile> tile_sm90_tiles(const DeviceExpertsProblem& problem) {
-  const std::span<const DeviceTile> tiles =
+  const std::span<const DeviceTile> all =
       problem.hidden_size >= kLongRows ? kPairsFirst : kSinglesFirst;
-  return tile_sm90_common(problem.activation) ? tiles : tiles.first(2);
+  if (!tile_sm90_common(problem.activation)) return all.subspan(kTallTiles, kGatheringTiles);
+  return divides_badly(problem.hidden_size, kSingle.features) ? all : all.subspan(kTallTiles);
 }
 
 TilePlan tile_sm90_plan(const DeviceExpertsProblem& problem, const DeviceTile& tile) {

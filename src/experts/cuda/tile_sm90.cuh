@@ -1,8 +1,8 @@
 // Grouped products for many rows an expert: tokens are the M side of wgmma, weights the N side.
 //
-// A block is persistent: warpgroup 0 loads, warpgroups 1 and 2 multiply half of a tile's rows each.
+// A block is persistent: warpgroup 0 loads, the others multiply 64 of a tile's rows each.
 // A tile is `kTokens` sorted rows of one expert times `kFeatures` weight rows. Tiles differ in
-// cost (a tile of at most half its rows needs one warpgroup), so blocks draw them from a queue.
+// cost (a warpgroup without rows multiplies nothing), so blocks draw them from a queue.
 #pragma once
 
 #include "experts/cuda/tile_sm90_consumer.cuh"
@@ -16,8 +16,7 @@ namespace conclave::inline v0::experts::tile_sm90 {
 template <class Config>
 __device__ __forceinline__ void store_all(const Params& params, const uint8_t* staging,
                                           Results<Config>& results) {
-  store_results<Config, 0>(params, staging, results);
-  store_results<Config, 1>(params, staging, results);
+  store_results<Config, 0, Config::kPasses>(params, staging, results);
   results.target.rows = 0;
 }
 
@@ -43,20 +42,23 @@ __device__ __forceinline__ void consume(const Params& params, SharedStorage<Conf
       // While the first stages are multiplied: the next tile, and the results of the one before.
       following = walk.at(tickets.next());
       const RowTarget target = find_target<Config>(params, work, warp_row);
-      store_results<Config, 0>(params, staging, results);
+      store_results<Config, 0, Config::kFirstPasses>(params, staging, results);
       multiplier.follow(sums);
-      store_results<Config, 1>(params, staging, results);
+      if constexpr (Config::kDefers) {
+        store_results<Config, Config::kFirstPasses, Config::kPasses>(params, staging, results);
+      }
       for (int32_t i = 2; i < num_stages; ++i) multiplier.follow(sums);
       multiplier.finish();
       finish_sums<Config>(params, target, work.feature_tile, sums, results);
+      if constexpr (!Config::kDefers) store_all<Config>(params, staging, results);
     } else {
       following = walk.at(tickets.next());
-      store_all<Config>(params, staging, results);
+      if constexpr (Config::kDefers) store_all<Config>(params, staging, results);
       pass_by<Config>(shared, num_stages, multiplier.position);
     }
     work = following;
   }
-  store_all<Config>(params, staging, results);
+  if constexpr (Config::kDefers) store_all<Config>(params, staging, results);
 }
 
 template <class Config>

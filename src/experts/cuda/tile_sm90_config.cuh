@@ -12,9 +12,6 @@ namespace conclave::inline v0::experts::tile_sm90 {
 
 using namespace cuda::device;  // NOLINT: kernels only
 
-// 256 bytes and 16 more: rows 8 apart then begin in different banks.
-inline constexpr int kStagingRowBytes = 272;
-
 template <class ElementType, Product product, Shape shape, Formulas formulas = Formulas::kCommon>
 struct Config {
   using Element = ElementType;
@@ -27,19 +24,19 @@ struct Config {
   static constexpr int kFeatures = shape.features;
   static constexpr int kStages = shape.stages;
   static constexpr int kCluster = shape.cluster;
-  static constexpr int kThreads = 384;
-  static constexpr int kConsumerWarps = 8;
+  static constexpr int kWarpgroups = kTokens / 64;  // that multiply
+  static constexpr int kThreads = 128 * (1 + kWarpgroups);
+  static constexpr int kConsumerWarps = 4 * kWarpgroups;
   static constexpr int kAccumulators = kFeatures / 2;
   static constexpr int kDepth = 64;  // elements of K a stage: 128 bytes, the widest swizzle
   static constexpr int kRowBytes = 128;
   static constexpr int kTokenBytes = kTokens * kRowBytes;
   static constexpr int kFeatureBytes = kFeatures * kRowBytes;
   static constexpr int kStageBytes = kTokenBytes + kFeatureBytes;
-  // A warp's 16 rows of a pass, on their way from registers to global memory.
-  static constexpr int kStagingBytes = 16 * kStagingRowBytes;
-  // Of the 168 that each of the 384 threads begins with.
-  static constexpr uint32_t kProducerRegisters = kGathers ? 72 : 40;
-  static constexpr uint32_t kConsumerRegisters = kGathers ? 216 : 232;
+  // Of the 168 that each of 384 threads begins with, or the 128 of 512.
+  static constexpr bool kTall = kWarpgroups > 2;
+  static constexpr uint32_t kProducerRegisters = kTall ? 32 : kGathers ? 72 : 40;
+  static constexpr uint32_t kConsumerRegisters = kTall ? 160 : kGathers ? 216 : 232;
   // Warps that release a stage, in every block of the cluster.
   static constexpr uint32_t kReleases = kConsumerWarps * kCluster;
   // Drawn tickets on their way, and who reads each: consumer warps, gathering warps or one thread.
@@ -49,12 +46,21 @@ struct Config {
   static constexpr uint32_t kFills = kGathers ? 129 : 1;
   // Output columns of a tile, and of one pass through the staging rows.
   static constexpr int kColumns = product == Product::kUpGated ? kFeatures / 2 : kFeatures;
-  static constexpr int kPasses = kColumns > 128 ? 2 : 1;
-  static constexpr int kPassColumns = kColumns / kPasses;
+  static constexpr int kPassColumns = kTall ? 48 : kColumns > 128 ? kColumns / 2 : kColumns;
+  static constexpr int kPasses = kColumns / kPassColumns;
+  // A warp's 16 rows of a pass, on their way from registers to global memory. 16 bytes more than
+  // their columns: neighbouring rows then begin in different banks.
+  static constexpr int kStagingRowBytes = 2 * kPassColumns + 16;
+  static constexpr int kStagingBytes = 16 * kStagingRowBytes;
+  // Whether a tile's results wait in registers for the next tile's products, to be stored under
+  // them; and the passes that its first stage hides.
+  static constexpr bool kDefers = !kTall || kUpProduct;
+  static constexpr int kFirstPasses = kDefers ? (kPasses + 1) / 2 : 0;
   // Registers of a thread's rounded results, two to each.
   static constexpr int kResults = kColumns / 4;
 
-  static_assert(kTokens == 128, "two warpgroups of wgmma's 64 rows");
+  static_assert(kTokens % 64 == 0, "a warpgroup for each of wgmma's 64 rows");
+  static_assert(!(kTall && kGathers), "gathering takes registers");
   static_assert(kFeatures % (16 * kCluster) == 0 && kPassColumns % 16 == 0);
 };
 

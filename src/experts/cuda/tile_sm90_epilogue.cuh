@@ -21,8 +21,9 @@ __device__ __forceinline__ uint32_t pack(__half /*type*/, float low, float high)
   return reinterpret_cast<const uint32_t&>(both);
 }
 
+template <class Config>
 __device__ __forceinline__ uint32_t staging_offset(int32_t row, int32_t chunk) {
-  return static_cast<uint32_t>(row * kStagingRowBytes + chunk * 16);
+  return static_cast<uint32_t>(row * Config::kStagingRowBytes + chunk * 16);
 }
 
 // Two neighbouring blocks of 8 columns of a warp's 16 rows: v[0], v[1] columns 2 q, + 1 of row g of
@@ -52,7 +53,7 @@ __device__ __forceinline__ void store_ragged_rows(const Params& params, const ui
   const int32_t columns = min(Config::kPassColumns, params.columns - target.column);
   for (int32_t row = 0; row < target.rows; ++row) {
     const int32_t to = __shfl_sync(0xffffffff, target.row, row);
-    const auto* from = reinterpret_cast<const uint16_t*>(staging + staging_offset(row, 0));
+    const auto* from = reinterpret_cast<const uint16_t*>(staging + staging_offset<Config>(row, 0));
     uint16_t* destination =
         output + static_cast<int64_t>(to) * params.output_stride + target.column;
     for (int32_t column = lane; column < columns; column += 32) destination[column] = from[column];
@@ -82,7 +83,7 @@ __device__ __forceinline__ void store_rows(const Params& params, const uint8_t* 
     if (row < target.rows && chunk * 8 < left) {
       auto* destination = output + static_cast<int64_t>(to) * params.output_stride + chunk * 8;
       *reinterpret_cast<uint4*>(destination) =
-          load_shared(shared_address(staging) + staging_offset(row, chunk));
+          load_shared(shared_address(staging) + staging_offset<Config>(row, chunk));
     }
   }
 }
@@ -238,24 +239,32 @@ __device__ __forceinline__ void finish_sums(const Params& params, const RowTarge
   }
 }
 
-// A pass of a tile's results, where it has any.
+// A pass of a tile's results.
 template <class Config, int kPass>
+__device__ __forceinline__ void store_pass(const Params& params, const uint8_t* staging,
+                                           const Results<Config>& results) {
+  RowTarget target = results.target;
+  target.column += kPass * Config::kPassColumns;
+  __syncwarp();  // the pass before has been read
+  const auto lane = static_cast<int32_t>(threadIdx.x % 32);
+  const uint32_t address = shared_address(staging) + staging_offset<Config>(lane % 16, lane / 16);
+#pragma unroll
+  for (int chunk = 0; chunk < Config::kPassColumns / 8; chunk += 2) {
+    const uint32_t* v = results.values + (kPass * Config::kPassColumns / 8 + chunk) * 2;
+    stmatrix_x4(address + chunk * 16, v[0], v[1], v[2], v[3]);
+  }
+  __syncwarp();
+  store_rows<Config>(params, staging, target);
+}
+
+// Passes kBegin to kEnd - 1 of a tile's results, where it has any.
+template <class Config, int kBegin, int kEnd>
 __device__ __forceinline__ void store_results(const Params& params, const uint8_t* staging,
                                               const Results<Config>& results) {
-  if constexpr (kPass < Config::kPasses) {
-    RowTarget target = results.target;
-    if (target.rows == 0) return;
-    target.column += kPass * Config::kPassColumns;
-    __syncwarp();  // the pass before has been read
-    const auto lane = static_cast<int32_t>(threadIdx.x % 32);
-    const uint32_t address = shared_address(staging) + staging_offset(lane % 16, lane / 16);
-#pragma unroll
-    for (int chunk = 0; chunk < Config::kPassColumns / 8; chunk += 2) {
-      const uint32_t* v = results.values + (kPass * Config::kPassColumns / 8 + chunk) * 2;
-      stmatrix_x4(address + chunk * 16, v[0], v[1], v[2], v[3]);
-    }
-    __syncwarp();
-    store_rows<Config>(params, staging, target);
+  if constexpr (kBegin < kEnd) {
+    if (results.target.rows == 0) return;
+    store_pass<Config, kBegin>(params, staging, results);
+    store_results<Config, kBegin + 1, kEnd>(params, staging, results);
   }
 }
 

@@ -71,7 +71,7 @@ constexpr std::array kMeasured = {
     Measured{kOlmoe, DType::kBF16, 256, "cuda.stream_sm90", 96},
     Measured{kOlmoe, DType::kBF16, 1024, "cuda.tile_sm90", 128},
     Measured{kGptOss, DType::kBF16, 256, "cuda.stream_sm90", 96},
-    Measured{kGptOss, DType::kBF16, 4096, "cuda.tile_sm90", 128},
+    Measured{kGptOss, DType::kBF16, 4096, "cuda.tile_sm90", 192},
     Measured{kQwen30, DType::kF8E4M3, 64, "cuda.stream_fp8_sm90", 64},
     Measured{kQwen30, DType::kF8E4M3, 1024, "cuda.tile_fp8_sm90", 256},
     Measured{kQwen235, DType::kF8E4M3, 256, "cuda.stream_fp8_sm90", 96},
@@ -102,6 +102,14 @@ TEST(TileChoice, RowsAreSorted_WhereProductsAreLongAndChoicesFew) {
   }
   const Sizes shared{"shared expert", 1, 1, 2048, 512};
   EXPECT_TRUE(choice_for(problem_of(shared, DType::kBF16), 4096).tile.sorted_input);
+}
+
+// 2880 columns are 15 tiles of 192 and 11.25 of 256.
+TEST(TileChoice, WidthsThat256DividesBadly_GetTallTiles) {
+  for (const int64_t tokens : {1024, 4096, 16384}) {
+    EXPECT_EQ(choice_for(problem_of(kGptOss, DType::kBF16), tokens).tile.tokens, 192) << tokens;
+    EXPECT_EQ(choice_for(problem_of(kOlmoe, DType::kBF16), tokens).tile.tokens, 128) << tokens;
+  }
 }
 
 TEST(TileChoice, MoreTokens_NeverTakeLess) {
