@@ -129,7 +129,7 @@ class CaseBench {
 
   bool run_routing(int64_t tokens) {
     problem_.set_batch({.num_tokens = tokens, .routings = testing::routings_per_graph(tokens)});
-    const RoutingMeasurement m = measure_routing(problem_, kRoutingReplays);
+    const RoutingMeasurement m = measure_routing(case_.name, problem_.options(), kRoutingReplays);
     std::printf(
         "{\"case\": \"%s\", \"variant\": \"routing\", \"tokens\": %lld, "
         "\"us\": %.2f, \"right\": %s}\n",

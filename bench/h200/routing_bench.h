@@ -3,12 +3,23 @@
 
 #include "support/cuda/cuda_problem.h"
 
+#include "conclave/spec.h"
+
+#include <cstdint>
+#include <string>
+
 namespace conclave::bench {
+
+// The router of the model family that a case is named after.
+RouterSpec router_of(const std::string& case_name);
 
 struct RoutingMeasurement {
   double microseconds = 0;
-  bool is_right = false;  // every token chose the batch's experts, every expert has its rows
+  bool is_right = false;  // ids and their order as the host's router has them, rows by expert
 };
-RoutingMeasurement measure_routing(const testing::CudaProblem& problem, int32_t replays);
+// Of the case's experts and tokens, on random logits. Median over graphs of many launches, so that
+// the start of a graph does not count.
+RoutingMeasurement measure_routing(const std::string& case_name,
+                                   const testing::CudaProblemOptions& options, int32_t replays);
 
 }  // namespace conclave::bench
