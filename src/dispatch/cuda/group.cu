@@ -16,6 +16,7 @@ __global__ void __launch_bounds__(1024, 1)
   const device::GroupShared shared = device::carve_group_shared(memory, params.num_local_experts);
   device::clear_group_shared(shared, params.num_local_experts);
   __syncthreads();
+  device::touch_parameters(params);
   cuda::device::grid_dependency_wait();
   cuda::device::grid_launch_dependents();
   device::group_slots<kIds>(params, shared, blockIdx.x, gridDim.x);

@@ -33,6 +33,13 @@ struct GroupParams {
   uint32_t* block_counts = nullptr;  // [E, blocks] where a launch has counted first, or null
 };
 
+// Reads what grouping will, so that it need not wait for the constants' cache: before the kernel
+// waits for an earlier one.
+__device__ __forceinline__ void touch_parameters(const GroupParams& params) {
+  asm volatile("" ::"l"(params.topk_ids), "l"(params.local_expert), "r"(params.num_local_experts),
+               "l"(params.expert_begin), "l"(params.tiles));
+}
+
 // Where an expert's rows of this block go.
 struct alignas(16) ExpertPlace {
   uint32_t begin = 0;   // its first sorted row

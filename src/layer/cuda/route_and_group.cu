@@ -46,6 +46,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
       warp * routing::route_scratch_doubles(route.rule);
   dispatch::device::clear_token_shared(shared, group.num_local_experts, gridDim.x);
   dispatch::device::sync_group(gridDim.x);
+  routing::device::touch_parameters(route);
+  dispatch::device::touch_parameters(group);
   cuda::device::grid_dependency_wait();
   cuda::device::grid_launch_dependents();
   const int64_t token = int64_t{blockIdx.x} * block_tokens + warp;

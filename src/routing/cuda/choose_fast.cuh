@@ -122,12 +122,12 @@ __device__ __forceinline__ float group_value_of_lanes(const DeviceRouteRule& rul
 __device__ __forceinline__ float float_group_value(const DeviceRouteRule& rule,
                                                    const float* scratch) {
   const int32_t lanes = rule.lanes_a_group;
-  const int32_t group = lane_id() / lanes;
+  const int32_t group = run_of_lanes(lanes);
   float first = -CUDART_INF_F;
   float second = -CUDART_INF_F;
   if (group < rule.choose.num_groups) {
 #pragma unroll 4
-    for (int32_t i = lane_id() % lanes; i < rule.group_size; i += lanes) {
+    for (int32_t i = lane_id() & (lanes - 1); i < rule.group_size; i += lanes) {
       const float key = scratch[group * rule.group_stride + i];
       second = fmaxf(second, fminf(first, key));
       first = fmaxf(first, key);
@@ -170,18 +170,20 @@ __device__ __forceinline__ bool mask_float_groups(const DeviceRouteRule& rule, f
   const int32_t lanes = by_lanes ? rule.group_lanes : rule.lanes_a_group;
   const float own = by_lanes ? group_value_of_lanes(rule, lanes, keys)
                              : scattered_group_value(rule, scratch, keys);
-  const int32_t group = lane_id() / lanes;
+  const int32_t group = run_of_lanes(lanes);
+  const uint32_t own_key = ordered(own);
   int32_t before = 0;
 #pragma unroll 4
   for (int32_t other = 0; other < groups; ++other) {
-    const float value = __shfl_sync(kFullWarp, own, other * lanes);
-    before += value > own || (value == own && other < group) ? 1 : 0;
+    // Of equal groups the lower comes first.
+    const uint32_t key = __shfl_sync(kFullWarp, own_key, other * lanes);
+    before += key + (other < group ? 1U : 0U) > own_key ? 1 : 0;
   }
   const bool kept = group < groups && before < rule.choose.topk_groups;
   const uint32_t lanes_kept = __ballot_sync(kFullWarp, kept);
-  const uint32_t lowest = __reduce_min_sync(kFullWarp, kept ? ordered(own) : 0xffffffffU);
+  const uint32_t lowest = __reduce_min_sync(kFullWarp, kept ? own_key : 0xffffffffU);
   const bool left_out = group < groups && !kept;
-  const uint32_t highest = __reduce_max_sync(kFullWarp, left_out ? ordered(own) : 0U);
+  const uint32_t highest = __reduce_max_sync(kFullWarp, left_out ? own_key : 0U);
   const float masked = rule.choose.group_mask == GroupMask::kZero ? 0.0F : -CUDART_INF_F;
   if (by_lanes) {
 #pragma unroll

@@ -42,9 +42,9 @@ __device__ __forceinline__ void value_groups(const DeviceRouteRule& rule,
                                              const GroupScratch& scratch) {
   const int32_t lanes = rule.lanes_a_group;
   const auto groups = static_cast<int32_t>(rule.choose.num_groups);
-  const int32_t part = lane_id() % lanes;
+  const int32_t part = lane_id() & (lanes - 1);
   for (int32_t base = 0; base < groups; base += 32 / lanes) {
-    const int32_t group = base + lane_id() / lanes;
+    const int32_t group = base + run_of_lanes(lanes);
     BestTwo best{absent(), absent()};
 #pragma unroll 4
     for (int32_t i = part; i < rule.group_size && group < groups; i += lanes) {

@@ -18,6 +18,7 @@ template <int kColumns>
 __global__ void __launch_bounds__(kMaxWarps * 32)
     route_kernel(const __grid_constant__ device::RouteParams params) {
   extern __shared__ __align__(16) double scratch[];
+  device::touch_parameters(params);
   cuda::device::grid_dependency_wait();
   cuda::device::grid_launch_dependents();
   const auto warp = static_cast<int64_t>(threadIdx.x / 32);

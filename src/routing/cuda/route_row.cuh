@@ -133,6 +133,8 @@ __device__ __forceinline__ void form_keys(const RouteParams& params, const Softm
 struct Slot {
   int32_t column;
   bool present;
+  float logit = 0;  // where `knows_logit`
+  bool knows_logit = false;
 };
 
 template <int kColumns>
@@ -154,7 +156,8 @@ __device__ __forceinline__ Slot choose_by_logit(const RouteParams& params,
   const int32_t count = min(min(rule.top_k + 1, rule.num_columns), 32);
   const Chosen<uint32_t> chosen = select_candidates(keys, rule.top_k, count, rule.num_columns);
   const bool used = lane_id() < rule.top_k;
-  return {used ? chosen.column : -1, used && chosen.key > kOrderedAbsent32};
+  return {used ? chosen.column : -1, used && chosen.key > kOrderedAbsent32, value_of(chosen.key),
+          true};
 }
 
 // Needs no score of float32 to be right. Out of line and with loads of its own: it is rare, and the
@@ -247,7 +250,7 @@ __device__ __forceinline__ float weigh_slot(const RouteParams& params, const Sof
   const DeviceRouteRule& rule = params.rule;
   double score = absent();
   if (slot.present) {
-    const float logit = load_logit(params, token, slot.column);
+    const float logit = slot.knows_logit ? slot.logit : load_logit(params, token, slot.column);
     score = present(logit) ? capped(logit, rule.score.soft_cap) : absent();
   }
   if (rule.score.order == RouterOrder::kTopkThenScore) {
@@ -294,6 +297,16 @@ __device__ __forceinline__ void store_token(const RouteParams& params, int64_t t
   args.topk_weights[at] = weight;
   if (args.captured_ids != nullptr) args.captured_ids[at] = column;
   if (args.captured_weights != nullptr) args.captured_weights[at] = weight;
+}
+
+// Reads what routing will, so that it need not wait for the constants' cache: before the kernel
+// waits for an earlier one.
+__device__ __forceinline__ void touch_parameters(const RouteParams& params) {
+  asm volatile("" ::"d"(params.rule.score.soft_cap), "d"(params.rule.weigh.scale),
+               "r"(params.rule.num_columns), "r"(params.rule.group_lanes),
+               "l"(params.rule.choose.num_groups), "l"(params.args.logits),
+               "l"(params.args.selection_bias), "l"(params.args.topk_ids),
+               "l"(params.args.captured_weights));
 }
 
 // A token's choices, not yet weighed: slot j in lane j. Where `weighs` is false all weights are 0.

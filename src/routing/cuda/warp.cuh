@@ -10,6 +10,11 @@ inline constexpr uint32_t kFullWarp = 0xffffffffU;
 
 __device__ __forceinline__ int32_t lane_id() { return static_cast<int32_t>(threadIdx.x % 32); }
 
+// lane_id() / lanes, a power of two; a division by what is no constant takes a hundred cycles.
+__device__ __forceinline__ int32_t run_of_lanes(int32_t lanes) {
+  return lane_id() >> (31 - __clz(lanes));
+}
+
 // Over aligned runs of `lanes` lanes, a power of two.
 __device__ __forceinline__ double warp_sum(double value, int32_t lanes = 32) {
   for (int32_t step = 1; step < lanes; step *= 2) {
