@@ -41,6 +41,7 @@ constexpr Variant kVariants[] = {
     {"d2", Determinism::kBatchInvariant, RoutingInput::kIds, RoutingKind::kUniform},
     {"logits", Determinism::kRepeatable, RoutingInput::kLogits, RoutingKind::kUniform},
     {"zipf", Determinism::kRepeatable, RoutingInput::kIds, RoutingKind::kZipf},
+    {"onehot", Determinism::kRepeatable, RoutingInput::kIds, RoutingKind::kOneHot},
 };
 
 bool wants(const Options& options, const std::string& variant) {

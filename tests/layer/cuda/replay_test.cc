@@ -164,6 +164,29 @@ TEST_F(CudaReplay, OtherRowsThroughTheGate_GiveTheBitsOfAPlainCall) {
   }
 }
 
+TEST_F(CudaReplay, OneLayerOnTwoStreams_ForwardsDoNotDisturbEachOther) {
+  DeviceLayer owned(make_spec(16, 4, 256, 128, DType::kBF16), {.max_tokens = 64});
+  const DeviceQueue other_queue(owned.context);
+  Workspace other_workspace(owned.context, owned.layer.workspace_bytes());
+  const Tensor a = random_tensor(DType::kBF16, 40, 256, 5);
+  const Tensor b = random_tensor(DType::kBF16, 7, 256, 6);
+  DeviceForward forward_a(owned, a.view(), DType::kBF16);
+  DeviceForward forward_b(owned, b.view(), DType::kBF16);
+  forward_a.enqueue();
+  forward_b.enqueue();
+  const Tensor expected_a = forward_a.out();
+  const Tensor expected_b = forward_b.out();
+  forward_b.args.stream = other_queue.stream();
+  forward_b.args.workspace = &other_workspace;
+  for (int round = 0; round < 50; ++round) {
+    forward_a.enqueue();
+    forward_b.enqueue();
+  }
+  other_queue.synchronize();
+  EXPECT_TRUE(testing::same_bits(forward_a.out(), expected_a));
+  EXPECT_TRUE(testing::same_bits(forward_b.out(), expected_b));
+}
+
 // A layer's forwards of several sizes, each with the bits that it has alone.
 class Lane {
  public:

@@ -20,6 +20,8 @@ const LayerCase kCases[] = {
     {"qwen3-235b-fp8", 128, 8, 4096, 1536, "fp8block"},
     {"deepseek-v3-fp8", 256, 8, 7168, 2048, "fp8block"},
     {"dsv3-ep8-fp8", 32, 1, 7168, 2048, "fp8block", false, true},
+    {"qwen3-30b-f16", 128, 8, 2048, 768, "f16"},
+    {"qwen3-30b-channel", 128, 8, 2048, 768, "fp8channel"},
 };
 
 }  // namespace
