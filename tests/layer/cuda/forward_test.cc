@@ -7,6 +7,7 @@
 
 #include <limits>
 #include <string>
+#include <utility>
 
 namespace conclave {
 namespace {
@@ -201,6 +202,30 @@ TEST_F(CudaForward, IdsOutOfRange_ContributeNothingAndAreCounted) {
     const int64_t before = owned.layer.status().skipped_ids;
     DeviceForward forward(owned, hidden.view(), DType::kBF16);
     forward.route_by(routing.ids, routing.weights);
+    forward.enqueue();
+    EXPECT_LE(testing::worst_error(owned, hidden, routing, forward.out()), 6e-3);
+    EXPECT_EQ(owned.layer.status().skipped_ids - before, 3);
+  }
+}
+
+// Ids of 64 bits whose lower half names an expert name none.
+TEST_F(CudaForward, WideIdsBeyond32Bits_ContributeNothing) {
+  DeviceLayer owned(make_spec(8, 2, 128, 64, DType::kBF16), {.max_tokens = 64});
+  for (const int64_t tokens : {4, 40}) {
+    const Tensor hidden = random_tensor(DType::kBF16, tokens, 128, 5);
+    GivenRouting routing = random_routing(tokens, 8, 2, 9);
+    Tensor wide(DType::kI64, {tokens, 2});
+    for (int64_t i = 0; i < tokens * 2; ++i) wide.as<int64_t>()[i] = routing.ids.as<int32_t>()[i];
+    constexpr int64_t kBeyond = int64_t{1} << 32;
+    for (const auto& [slot, id] : {std::pair<int64_t, int64_t>{1, kBeyond + 3},
+                                   {4, -kBeyond},
+                                   {7, std::numeric_limits<int64_t>::min()}}) {
+      wide.as<int64_t>()[slot] = id;
+      routing.ids.as<int32_t>()[slot] = -1;
+    }
+    const int64_t before = owned.layer.status().skipped_ids;
+    DeviceForward forward(owned, hidden.view(), DType::kBF16);
+    forward.route_by(wide, routing.weights);
     forward.enqueue();
     EXPECT_LE(testing::worst_error(owned, hidden, routing, forward.out()), 6e-3);
     EXPECT_EQ(owned.layer.status().skipped_ids - before, 3);

@@ -73,6 +73,50 @@ TEST_F(CudaMemory, FrameworkTensors_AreUsedWithoutACopy) {
             ErrorCode::kDevice);
 }
 
+// Fails at one call, and knows what has not been given back.
+class FailingAllocator final : public DeviceAllocator {
+ public:
+  FailingAllocator(DeviceAllocator& inner, int64_t failing_call)
+      : inner_(inner), failing_call_(failing_call) {}
+  void* allocate(size_t bytes, size_t alignment, Stream stream) override {
+    if (calls++ == failing_call_) return nullptr;
+    ++outstanding;
+    return inner_.allocate(bytes, alignment, stream);
+  }
+  void deallocate(void* data, size_t bytes, Stream stream) noexcept override {
+    --outstanding;
+    inner_.deallocate(data, bytes, stream);
+  }
+  int64_t calls = 0;
+  int64_t outstanding = 0;
+
+ private:
+  DeviceAllocator& inner_;
+  int64_t failing_call_;
+};
+
+TEST_F(CudaMemory, EachAllocationThatFails_IsATypedErrorAndLeaksNothing) {
+  const Context plain({.device = "cuda:0", .num_threads = 1});
+  MoeSpec spec = make_spec(8, 2, 256, 128, DType::kF8E4M3);
+  spec.quant = {.weights = WeightScale::kBlock, .activations = ActivationScale::kGroup};
+  spec.has_bias = true;
+  spec.shared = {.mode = SharedMode::kSigmoidGate, .intermediate_size = 128};
+  const auto source = make_synthetic_source(spec, 3);
+  int64_t points = 0;
+  for (bool failed = true; failed; ++points) {
+    FailingAllocator allocator(*plain.device_allocator(), points);
+    const Context context({.device = "cuda:0", .num_threads = 1, .device_allocator = &allocator});
+    const ErrorCode code = code_of([&] {
+      const MoeLayer layer = MoeLayer::create(context, spec, *source, {.max_tokens = 64});
+      const Workspace workspace(context, layer.workspace_bytes());
+    });
+    failed = allocator.calls > points;
+    EXPECT_EQ(code, failed ? ErrorCode::kOutOfMemory : ErrorCode{0}) << "allocation " << points;
+    EXPECT_EQ(allocator.outstanding, 0) << "allocation " << points;
+  }
+  EXPECT_GT(points, 8);
+}
+
 TEST_F(CudaMemory, Reload_BringsTheNewWeights) {
   const MoeSpec spec = make_spec(8, 2, 128, 64, DType::kBF16);
   const Tensor hidden = random_tensor(DType::kBF16, 40, 128, 5);

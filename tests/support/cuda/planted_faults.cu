@@ -22,7 +22,7 @@ __global__ void race(int* output) {
 
 // A barrier that half of the warp passes by.
 __global__ void part_of_a_barrier(int* output) {
-  if (threadIdx.x % 2 == 0) __syncwarp(0xFFFFFFFFU);
+  if (threadIdx.x % 2 == 0) __syncthreads();
   output[threadIdx.x] = 1;
 }
 
