@@ -261,7 +261,8 @@ __device__ __forceinline__ float weigh_slot(const RouteParams& params, const Sof
     score = score_to_weigh(rule.score.score, score);
   }
   score = renormalized(rule.weigh, score, rule.slot_lanes);
-  if (!present(score)) return 0;
+  // A softmax makes 0 of an absent score: lanes without a slot must not look up their column, -1.
+  if (!slot.present || !present(score)) return 0;
   double scale = rule.weigh.scale;
   if (params.args.global_scale != nullptr) scale *= static_cast<double>(*params.args.global_scale);
   double weight = score * scale;

@@ -173,6 +173,12 @@ TEST_F(CudaGuard, LayersThatCopyTheirWeights_NothingFaults) {
     for (const NumberForm& form : testing::number_forms()) {
       MoeSpec spec = testing::with_form(make_spec(5, 3, 131, 67, form.dtype), form);
       spec.has_bias = true;
+      spec.has_output_bias = true;
+      spec.num_zero_experts = 2;
+      spec.router.has_expert_scale = true;
+      spec.router.has_selection_bias = true;
+      spec.router.has_logit_bias = true;
+      spec.router.input_norm.enabled = true;
       spec.shared = {.mode = SharedMode::kSigmoidGate, .intermediate_size = 77};
       DeviceLayer plain(spec, {.max_tokens = 100});
       const Context context({.device = "cuda:0", .num_threads = 1, .device_allocator = &allocator});
