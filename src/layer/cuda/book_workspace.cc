@@ -44,6 +44,18 @@ int64_t hidden_row_bytes(const CudaPlan& plan) {
   return has_plain_reader ? plain : padded_row(plan.spec.hidden_size, DType::kF8E4M3);
 }
 
+// The most tokens whose rows are converted or quantised in their own order: kernels of sorted rows
+// have theirs where the expert rows go.
+int64_t tokens_in_order(const CudaPlan& plan, int64_t tokens) {
+  if (plan.shared || plan.ladder.empty()) return tokens;
+  int64_t most = 0;
+  for (const LadderRung& rung : plan.ladder) {
+    if (!rung.tile.sorted_input) most = std::min(rung.last_tokens, tokens);
+    if (rung.last_tokens >= tokens) break;
+  }
+  return most;
+}
+
 // Of the grouping, over every rung that serves at most `tokens`.
 int64_t group_bytes(const std::vector<LadderRung>& ladder,
                     const experts::DeviceExpertsProblem& problem, int64_t tokens) {
@@ -90,12 +102,14 @@ WorkspaceBooking book_workspace(const CudaPlan& plan, int64_t tokens, const Kern
   slices.topk_weights = booking.book(slots, sizeof(float));
   slices.given_ids = booking.book(slots, sizeof(int32_t));
   if (spec.num_zero_experts > 0) slices.identity = booking.book(tokens, sizeof(float));
-  slices.hidden_rows = booking.book(tokens, hidden_row_bytes(plan));
+  const int64_t in_order = tokens_in_order(plan, tokens);
+  slices.hidden_rows = booking.book(in_order, hidden_row_bytes(plan));
   if (is_quantised(spec)) {
     const bool grouped = spec.quant.activations == ActivationScale::kGroup;
-    slices.hidden_scales = booking.book(
-        padded_row(tokens, DType::kF32) * (grouped ? ceil_div(spec.hidden_size, kScaleColumns) : 1),
-        sizeof(float));
+    slices.hidden_scales =
+        booking.book(padded_row(in_order, DType::kF32) *
+                         (grouped ? ceil_div(spec.hidden_size, kScaleColumns) : 1),
+                     sizeof(float));
   }
   int64_t grouping = std::max(group_bytes(plan.ladder, plan.routed, tokens),
                               static_cast<int64_t>(dispatch::device_group_workspace_bytes(

@@ -8,6 +8,8 @@
 #include "routing/cuda/route_row.cuh"
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -110,16 +112,29 @@ size_t shared_bytes(const routing::DeviceRouteRule& rule, const dispatch::GroupS
          warps * static_cast<size_t>(routing::route_scratch_doubles(rule)) * sizeof(double);
 }
 
-// Not every device has room for a cluster of more than eight blocks.
+// Not every device has room for a cluster of more than eight blocks. Asked once a device and
+// kernel, for the largest shape, since the answer takes longer than a launch and allocates.
 bool device_holds(const MoeSpec& spec, const dispatch::GroupShape& shape) {
   if (shape.cluster <= cuda::kPortableCluster) return true;
-  const auto rule = routing::device_route_rule(spec, routing::Choices::kMade);
-  const auto* kernel = reinterpret_cast<const void*>(kernel_of(routing::columns_a_lane(rule)));
-  dispatch::allow_group_shared(kernel, shape);
-  return cuda::allow_large_cluster(kernel, {.blocks = shape.blocks,
-                                            .threads = shape.threads,
-                                            .shared_bytes = shape.shared_bytes,
-                                            .cluster = shape.cluster});
+  enum class Answer : int8_t { kUnknown, kNo, kYes };
+  constexpr int kDevices = 64;
+  static std::array<std::array<std::atomic<Answer>, kMaxColumnsALane + 1>, kDevices> answers;
+  int device = 0;
+  cuda::check(cudaGetDevice(&device), "cudaGetDevice");
+  if (device >= kDevices) return false;
+  const int32_t columns =
+      routing::columns_a_lane(routing::device_route_rule(spec, routing::Choices::kMade));
+  std::atomic<Answer>& answer = answers[static_cast<size_t>(device)][static_cast<size_t>(columns)];
+  if (answer.load(std::memory_order_relaxed) == Answer::kUnknown) {
+    const auto* kernel = reinterpret_cast<const void*>(kernel_of(columns));
+    cuda::allow_shared_bytes(kernel, kMaxSharedBytes);
+    const bool holds = cuda::allow_large_cluster(kernel, {.blocks = kMaxBlocks,
+                                                          .threads = kMaxThreads,
+                                                          .shared_bytes = kMaxSharedBytes,
+                                                          .cluster = kMaxBlocks});
+    answer.store(holds ? Answer::kYes : Answer::kNo, std::memory_order_relaxed);
+  }
+  return answer.load(std::memory_order_relaxed) == Answer::kYes;
 }
 
 }  // namespace
