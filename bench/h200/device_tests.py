@@ -193,7 +193,18 @@ def log(path: str | None, text: str) -> None:
             out.write(text)
 
 
+def describe_machine() -> str:
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown GPU"
+    name, driver = lines.splitlines()[0].split(", ")
+    return f"{name}, driver {driver}"
+
+
 def command_run(options: argparse.Namespace) -> bool:
+    append(options.out, {"machine": describe_machine(), "date": time.strftime("%Y-%m-%d")})
     good = True
     for name in options.only or EXECUTABLES:
         path = find(options.bin, name)
@@ -264,16 +275,23 @@ def report_cases(results: list[dict]) -> list[str]:
 
 
 def report_recorded(results: list[dict]) -> list[str]:
-    rows = [
-        (case["case"], key, value)
-        for result in results
-        for case in result["cases"]
-        for key, value in case.get("recorded", {}).items()
-    ]
-    if not rows:
+    """By suite, and by kernel where a suite runs once for each: sums of counts, the largest else."""
+    figures: dict[tuple[str, str], float] = {}
+    for result in results:
+        for case in result["cases"]:
+            suite = re.sub(r"^\w+/", "", case["case"]).split(".")[0]
+            kernel = re.search(r"/(cuda_\w+)$", case["case"])
+            subject = f"{suite} {kernel.group(1)}" if kernel else suite
+            for key, value in case.get("recorded", {}).items():
+                before = figures.get((subject, key), 0.0)
+                is_count = key in ("checked", "candidates")
+                number = float(value)
+                figures[subject, key] = before + number if is_count else max(before, number)
+    if not figures:
         return []
-    lines = ["", "What the cases recorded:", "", "| case | figure | value |", "|---|---|---:|"]
-    return lines + [f"| {case} | {key} | {value} |" for case, key, value in rows]
+    lines = ["", "What the cases recorded: sums of counts, the largest of all else.", ""]
+    lines += ["| suite | figure | value |", "|---|---|---:|"]
+    return lines + [f"| `{name}` | {key} | {value:g} |" for (name, key), value in figures.items()]
 
 
 def report_tools(all_results: list[dict]) -> list[str]:
@@ -308,6 +326,13 @@ def command_report(options: argparse.Namespace) -> bool:
     ]
     results = [json.loads(line) for line in lines]
     plain = [result for result in results if "cases" in result]
+    for result in results:
+        if "machine" in result:
+            print(f"# GPU tests, {result['date']}\n\n{result['machine']}; the executables behind")
+            print(
+                "`ctest -L cuda`, built in Release. The log of every case lies beside this file.\n"
+            )
+            break
     print("\n".join(report_cases(plain)))
     print("\n".join(report_tools(results)))
     print("\n".join(report_recorded(plain)))

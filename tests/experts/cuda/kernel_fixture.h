@@ -107,17 +107,20 @@ class HopperFixture {
   }
   void note(const RowErrors& errors) {
     worst_ = std::max(worst_, errors.worst);
+    excess_ = std::max(excess_, errors.excess);
     ++checked_;
   }
   void record() const {
     if (checked_ == 0) return;
     ::testing::Test::RecordProperty("checked", checked_);
-    ::testing::Test::RecordProperty("worst_error", std::to_string(worst_));
+    ::testing::Test::RecordProperty("worst row", std::to_string(worst_));
+    ::testing::Test::RecordProperty("beyond ambiguous codes", std::to_string(excess_));
   }
 
  private:
   int checked_ = 0;
   double worst_ = 0;
+  double excess_ = 0;
 };
 
 }  // namespace conclave::testing

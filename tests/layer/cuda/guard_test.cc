@@ -319,6 +319,7 @@ TEST_F(CudaGuard, Workspace_IsAtMostAQuarterMoreThanWhatIsWritten) {
   struct Size {
     int64_t experts, top_k, hidden, inner, tokens;
   };
+  double worst = 0;
   for (const NumberForm& form : testing::number_forms()) {
     for (const Size& size : {Size{16, 4, 512, 256, 512}, Size{8, 2, 256, 512, 700},
                              Size{32, 8, 512, 128, 300}, Size{8, 1, 512, 512, 1000}}) {
@@ -333,9 +334,10 @@ TEST_F(CudaGuard, Workspace_IsAtMostAQuarterMoreThanWhatIsWritten) {
       EXPECT_LE(ratio, 1.25) << form.name << " E" << size.experts << " k" << size.top_k << " T"
                              << size.tokens << ": " << written << " bytes written";
       EXPECT_EQ(owned.layer.workspace_bytes(), owned.layer.plan().workspace_bytes);
-      RecordProperty(form.name + " k" + std::to_string(size.top_k), std::to_string(ratio));
+      worst = std::max(worst, ratio);
     }
   }
+  RecordProperty("booked over written", std::to_string(worst));
 }
 
 }  // namespace

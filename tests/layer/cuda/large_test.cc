@@ -93,8 +93,7 @@ class LargeLayer {
         problem_.check_these_tokens(rows, tokens_to_check(o.num_tokens, row_elements));
     EXPECT_TRUE(within(errors, 6e-3)) << errors.describe();
     EXPECT_EQ(out.damage(), 0);
-    ::testing::Test::RecordProperty("worst_T" + std::to_string(o.num_tokens),
-                                    std::to_string(errors.worst));
+    testing::note_error(layer_.spec(), errors.excess);
   }
   const MoeLayer& layer() const { return layer_; }
   const DeviceQueue& queue() const { return queue_; }
