@@ -53,6 +53,14 @@ struct DeviceExperts {
   const float* intermediate_scale = nullptr;
 };
 
+// Results as combine makes them of a token's only row: rounded, weighted, scaled, rounded again.
+// Of kernels that finish_rows.
+struct OutputWeights {
+  bool apply = false;
+  const float* weights = nullptr;  // per slot; null: all 1
+  float scale = 1;
+};
+
 // One forward's expert MLPs. Row r of the grouping reads token row_slot[r] / top_k of `input`, or
 // row r of it where the kernel's tile has sorted_input, and writes its result to row row_slot[r] of
 // `output`; other rows of `output` are not written. Sorted rows may lie where `output` does: they
@@ -67,6 +75,7 @@ struct DeviceExpertsCall {
   // [T * k, output_stride] kBF16; kF16 for kF16 weights, kF32 for kF32 weights.
   void* output = nullptr;
   int64_t output_stride = 0;  // elements
+  OutputWeights finish;
 };
 
 // How a kernel cuts its products. Plain numbers: printable, comparable, tunable.
@@ -88,6 +97,8 @@ class DeviceExpertsKernel {
   virtual ~DeviceExpertsKernel() = default;
   virtual int32_t tile_tokens() const = 0;  // what GroupedRows must be cut for
   virtual size_t workspace_bytes(int64_t max_tokens) const = 0;
+  // Whether it takes DeviceExpertsCall::finish.
+  virtual bool finishes_rows() const { return false; }
   virtual std::string describe() const = 0;  // "cuda.stream_sm90 32x128x128B, 6 stages"
   // Enqueues gate/up, activation, down. Two launches that overlap with what precedes them; no
   // allocation, no synchronisation. The result of a row depends only on that row and its expert's

@@ -58,19 +58,34 @@ __device__ __forceinline__ float largest(const float (&x)[kPart]) {
   return amax;
 }
 
-// x / scale, rounded as IEEE 754 says, for quotients up to some 2^30 and scales within
-// kPlainScales: `inverse` is the scale's, correctly rounded, and so is the quotient after two
-// corrections (Markstein 1990). Half the work of __fdiv_rn. Signs of zeros are kept by the order of
-// the operands.
-constexpr float kLeastPlainScale = 8.0779357e-28F;    // 2^-90
-constexpr float kGreatestPlainScale = 1.2379400e27F;  // 2^90
-__device__ __forceinline__ float divide(float x, float scale, float inverse) {
-  float quotient = x * inverse;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    quotient = __fmaf_rn(-__fmaf_rn(quotient, scale, -x), inverse, quotient);
+// x / scale of a 16-bit x from a reciprocal in two parts, with an error below 2^-46. Its code is
+// that of the quotient rounded as IEEE 754 says: so it is for every x and every scale that brings
+// it near a boundary between codes, but scales of all ones (of float32 x, two of 1e9 differ). A
+// quarter of the work of __fdiv_rn. The first part is rounded down, the second thus not negative:
+// signs of zeros are kept.
+struct Reciprocal {
+  float high;
+  float low;
+};
+__device__ __forceinline__ Reciprocal reciprocal_of(float scale) {
+  Reciprocal result;
+  result.high = __frcp_rn(scale);
+  if (__fmaf_rn(scale, result.high, -1.0F) > 0) {
+    result.high = __uint_as_float(__float_as_uint(result.high) - 1);
   }
-  return quotient;
+  result.low = __fmul_rn(__fmaf_rn(-scale, result.high, 1.0F), result.high);
+  return result;
+}
+__device__ __forceinline__ float times(float x, const Reciprocal& reciprocal) {
+  return __fmaf_rn(x, reciprocal.high, __fmul_rn(x, reciprocal.low));
+}
+
+// Whose quotients neither overflow nor lose bits: 2^-90 to 2^90, and not all ones.
+__device__ __forceinline__ bool is_plain(float scale) {
+  constexpr float kLeast = 8.0779357e-28F;
+  constexpr float kGreatest = 1.2379400e27F;
+  constexpr uint32_t kMantissa = 0x7FFFFF;
+  return scale >= kLeast && scale <= kGreatest && (__float_as_uint(scale) & kMantissa) != kMantissa;
 }
 
 using Words = uint32_t[kPart / 4];
@@ -89,11 +104,11 @@ __device__ __forceinline__ void encode_with(const float (&x)[kPart], Words& word
 enum class Scale : uint8_t { kDynamic, kStatic };
 
 // With a static scale quotients may overflow.
-template <Scale kScale>
+template <class T, Scale kScale>
 __device__ __forceinline__ void encode(const float (&x)[kPart], float scale, Words& words) {
-  if (kScale == Scale::kDynamic && scale >= kLeastPlainScale && scale <= kGreatestPlainScale) {
-    const float inverse = __frcp_rn(scale);
-    encode_with(x, words, [=](float value) { return divide(value, scale, inverse); });
+  if (sizeof(T) == 2 && kScale == Scale::kDynamic && is_plain(scale)) {
+    const Reciprocal reciprocal = reciprocal_of(scale);
+    encode_with(x, words, [=](float value) { return times(value, reciprocal); });
   } else {
     encode_with(x, words, [=](float value) { return __fdiv_rn(value, scale); });
   }
@@ -134,8 +149,10 @@ __global__ void __launch_bounds__(kThreads)
                              ? blockIdx.x % grid.blocks_of_row * kGroupsOfBlock + unit
                              : unit % grid.groups;
   const int64_t row = int64_t{block_row} * grid.rows_of_block + row_of_block;
-  cuda::device::grid_dependency_wait();
-  cuda::device::grid_launch_dependents();
+  // Rows that go to slots were there before the grouping, which has waited for them: they need not
+  // wait for it.
+  const bool waits_first = args.slot_row == nullptr;
+  if (waits_first) cuda::device::grid_dependency_wait();
   const bool live =
       row_of_block < grid.rows_of_block && group < grid.groups && row < live_rows(args);
   const int64_t column = int64_t{group} * 128 + threadIdx.x % kGroupParts * kPart;
@@ -146,6 +163,8 @@ __global__ void __launch_bounds__(kThreads)
     load_part<T, kVectors>(static_cast<const T*>(args.rows) + row * args.row_stride + column, count,
                            x);
   }
+  if (!waits_first) cuda::device::grid_dependency_wait();
+  cuda::device::grid_launch_dependents();
   float scale = 1;
   if constexpr (kScale == Scale::kStatic) {
     scale = *args.static_scale;
@@ -163,7 +182,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   if (!live) return;
   Words words;
-  encode<kScale>(x, scale, words);
+  encode<T, kScale>(x, scale, words);
   const bool stores_scale = kScale == Scale::kDynamic && threadIdx.x % kGroupParts == 0;
   for_each_target(args, row, [&](int64_t target) {
     if (stores_scale) args.scales[target * args.scale_stride + group * args.group_stride] = scale;
@@ -219,7 +238,7 @@ __global__ void __launch_bounds__(kThreads) quantize_whole_rows(const QuantizeRo
   const float scale = group_scale(block_amax(amax), args.power_of_two);
   const auto store = [&](int64_t column, const float(&values)[kPart]) {
     Words words;
-    encode<Scale::kDynamic>(values, scale, words);
+    encode<T, Scale::kDynamic>(values, scale, words);
     for_each_target(args, row, [&](int64_t target) {
       if (column == 0) args.scales[target * args.scale_stride] = scale;
       store_part<kVectors>(args.codes + target * args.code_stride + column, columns_left(column),

@@ -59,6 +59,9 @@ struct Params {
   int64_t output_scale_stride = 0;
   const float* output_constant_scale = nullptr;  // kRow: codes with this step; null: float32 rows
   bool power_of_two = false;
+  bool finishes_rows = false;             // kDown
+  const float* finish_weights = nullptr;  // per slot, or null
+  float finish_scale = 1;
   activation::DeviceActivation activation;
 };
 

@@ -99,6 +99,23 @@ __device__ __forceinline__ void store_bf16_row(__nv_bfloat16* row, int32_t colum
   }
 }
 
+// Rows that are the only ones of their tokens, step by step as combine has it: they are rounded,
+// and its sums begin at 0.
+__device__ __forceinline__ void finish_rows(const Params& p, const int32_t (&slot)[2],
+                                            float (&sums)[2][64]) {
+  float weight[2] = {1, 1};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (p.finish_weights != nullptr && slot[half] >= 0) weight[half] = p.finish_weights[slot[half]];
+  }
+#pragma unroll
+  for (int i = 0; i < 128; ++i) {
+    float& sum = sums[i / 64][i % 64];
+    const float row = __bfloat162float(__float2bfloat16_rn(sum));
+    sum = __fmul_rn(__fadd_rn(0.0F, __fmul_rn(weight[i / 2 % 2], row)), p.finish_scale);
+  }
+}
+
 template <class C>
 __device__ __forceinline__ void store_down(const Params& p, const TileView& tile,
                                            const int32_t (&slot)[2], float (&sums)[2][64]) {
@@ -362,6 +379,7 @@ __device__ __forceinline__ void finish_tile(const Params& p, const TileView& til
   }
   scale_and_bias<C>(p, tile, row_factor, sums);
   if constexpr (C::kProduct == Product::kDown) {
+    if (p.finishes_rows) finish_rows(p, slots.slot, sums);
     store_down<C>(p, tile, slots.slot, sums);
   } else {
     store_up<C>(p, tile, sorted_row, scratch, sums);

@@ -126,6 +126,7 @@ class TileFp8 final : public DeviceExpertsKernel {
   size_t workspace_bytes(int64_t max_tokens) const override {
     return tile_fp8_workspace(problem_, max_tokens * problem_.top_k).bytes;
   }
+  bool finishes_rows() const override { return true; }
   std::string describe() const override { return "cuda.tile_fp8_sm90 " + to_string(tile_); }
 
   void run(const DeviceExpertsCall& call, CUstream_st* stream) const override {
@@ -216,6 +217,9 @@ class TileFp8 final : public DeviceExpertsKernel {
     p.bias = weights_.down_bias;
     p.output = call.output;
     p.output_stride = call.output_stride;
+    p.finishes_rows = call.finish.apply;
+    p.finish_weights = call.finish.weights;
+    p.finish_scale = call.finish.scale;
     return p;
   }
 

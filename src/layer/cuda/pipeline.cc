@@ -1,6 +1,7 @@
 #include "layer/cuda/pipeline.h"
 
 #include "core/checked.h"
+#include "dispatch/cuda/clear_rows.h"
 #include "dispatch/cuda/combine.h"
 #include "dispatch/cuda/group.h"
 #include "dispatch/cuda/spread_rows.h"
@@ -186,6 +187,44 @@ void run_routed(const CudaCall& call, const CudaRouting& routing, const DeviceRo
                     .output = call.slice<void>(call.slices.expert_rows),
                     .output_stride = plan.row_stride},
                    call.stream);
+}
+
+// Whether the experts' only row of a token, weighted, is all of its output: combine has nothing to
+// add then.
+bool rows_are_output(const CudaCall& call, const CudaRung& rung, const CudaRouting& routing) {
+  const CudaPlan& plan = call.plan;
+  return plan.spec.top_k == 1 && rung.kernel != nullptr && rung.kernel->finishes_rows() &&
+         !plan.shared && routing.identity == nullptr && routing.padding_mask == nullptr &&
+         call.weights.output_bias.as<float>() == nullptr && call.args.shared_out.empty() &&
+         plan.spec.shared.mode != SharedMode::kAverage && call.args.out.dtype == plan.row_dtype;
+}
+
+// The output by the down product itself.
+void run_routed_to_output(const CudaCall& call, const CudaRouting& routing,
+                          const DeviceRows& rows) {
+  const MoeSpec& spec = call.plan.spec;
+  const bool weighs_input = spec.weight_on == WeightOn::kInput;
+  void* const out = chunk_data(call, call.args.out);
+  const int64_t stride = stride_of_rows(call.args.out);
+  rung_for(call.kernels.routed, call.count)
+      .kernel->run({.input = rows,
+                    .groups = routing.groups,
+                    .input_weights = weighs_input ? routing.topk_weights : nullptr,
+                    .workspace = call.slice<void>(call.slices.experts),
+                    .output = out,
+                    .output_stride = stride,
+                    .finish = {.apply = true,
+                               .weights = weighs_input ? nullptr : routing.topk_weights,
+                               .scale = static_cast<float>(spec.output_scale)}},
+                   call.stream);
+  const int64_t element = byte_size(call.args.out.dtype);
+  dispatch::clear_rows({.slot_row = routing.groups.slot_row,
+                        .num_tokens = call.count,
+                        .live_tokens = routing.live_tokens,
+                        .row_bytes = spec.hidden_size * element,
+                        .out = out,
+                        .out_stride_bytes = stride * element},
+                       call.stream);
 }
 
 // Every row through the one shared expert.
@@ -386,6 +425,7 @@ void run_cuda_chunk(const CudaCall& call) {
   const DeviceRows rows = rung.sorted_input
                               ? sorted_input(call, routing)
                               : expert_input(call, call.plan.routed, call.weights.routed, rung);
+  if (rows_are_output(call, rung, routing)) return run_routed_to_output(call, routing, rows);
   if (has_experts) run_routed(call, routing, rows);
   if (call.plan.shared) run_shared(call, routing, rows);
   combine(call, routing);

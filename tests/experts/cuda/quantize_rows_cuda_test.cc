@@ -1,6 +1,7 @@
 // Codes and scales from the device against the host's rule, bit for bit.
 #include "experts/cuda/quantize_rows_cuda.h"
 
+#include "core/float_convert.h"
 #include "quant/activation_rows.h"
 #include "support/cuda/device_array.h"
 
@@ -119,6 +120,47 @@ TEST_F(QuantizeRowsCuda, EachForm_OddSizes_EqualsHostBitForBit) {
         }
       }
     }
+  }
+}
+
+// 16-bit rows are divided in another way than float32 rows. Groups of multiples of every mantissa
+// of the type, so that quotients come near and onto the boundaries between codes.
+TEST_F(QuantizeRowsCuda, SixteenBitRows_EqualFloat32Rows) {
+  constexpr int64_t kRows = 4096;
+  constexpr int64_t kColumns = 512;
+  std::mt19937 random(11);
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    std::vector<uint16_t> bits(static_cast<size_t>(kRows * kColumns));
+    std::vector<float> values(bits.size());
+    for (size_t i = 0; i < bits.size(); ++i) {
+      const bool small = random() % 4 == 0;
+      const float value = std::ldexp(1.0F + static_cast<float>(random() % 1024) / 1024.0F,
+                                     small ? -static_cast<int>(random() % 9) : 0) *
+                          (random() % 2 == 0 ? 1.0F : -1.0F);
+      bits[i] = random() % 32 == 0      ? static_cast<uint16_t>(random() % 2 == 0 ? 0 : 0x8000)
+                : dtype == DType::kBF16 ? float_to_bf16(value)
+                                        : float_to_f16(value);
+      values[i] = dtype == DType::kBF16 ? bf16_to_float(bits[i]) : f16_to_float(bits[i]);
+    }
+    const auto quantize = [&](const void* rows, DType of) {
+      const DeviceArray<uint8_t> codes(bits.size());
+      const DeviceArray<float> scales(static_cast<size_t>(kRows * kColumns / 128));
+      experts::quantize_rows_cuda({.rows = rows,
+                                   .dtype = of,
+                                   .num_rows = kRows,
+                                   .columns = kColumns,
+                                   .row_stride = kColumns,
+                                   .codes = codes.data(),
+                                   .code_stride = kColumns,
+                                   .scales = scales.data(),
+                                   .scale_stride = kColumns / 128},
+                                  stream());
+      wait();
+      return codes.download();
+    };
+    const DeviceArray<uint16_t> narrow(bits);
+    const DeviceArray<float> wide(values);
+    EXPECT_EQ(quantize(narrow.data(), dtype), quantize(wide.data(), DType::kF32));
   }
 }
 

@@ -266,6 +266,47 @@ TEST_F(CudaForward, LiveTokensAndPadding_LeaveTheRestAlone) {
   }
 }
 
+// The down product of e4m3 tiles writes the output of tokens with one choice; a padding mask sends
+// the same rows through the sum over slots.
+TEST_F(CudaForward, OneChoiceOfE4m3_SameBitsWithAndWithoutTheSum) {
+  constexpr int64_t kTokens = 300;
+  constexpr int64_t kLive = 283;
+  MoeSpec spec = make_spec(5, 1, 264, 136, DType::kF8E4M3);
+  spec.quant = {.weights = WeightScale::kBlock, .activations = ActivationScale::kGroup};
+  spec.output_scale = 1.7;
+  DeviceLayer owned(spec, {.max_tokens = kTokens, .kernel = "cuda.tile_fp8_sm90"});
+  const Tensor hidden = random_tensor(DType::kBF16, kTokens, 264, 5);
+  GivenRouting routing = random_routing(kTokens, 5, 1, 9);
+  for (int64_t token = 0; token < kTokens; ++token) {
+    if (token % 11 == 4) routing.ids.as<int32_t>()[token] = -1;
+    routing.weights.as<float>()[token] = 0.25F + static_cast<float>(token % 7) / 9.0F;
+  }
+  const auto run = [&](bool masked, bool all_live) {
+    Tensor mask(DType::kBool, {kTokens});
+    std::fill_n(mask.as<uint8_t>(), kTokens, uint8_t{1});
+    const DeviceTensor padding = owned.queue.upload(mask.const_view());
+    Tensor count(DType::kI64, {1});
+    count.as<int64_t>()[0] = kLive;
+    const DeviceTensor live = owned.queue.upload(count.const_view());
+    DeviceForward forward(owned, hidden.view(), DType::kBF16);
+    forward.route_by(routing.ids, routing.weights);
+    if (masked) forward.args.padding_mask = padding.const_view();
+    if (!all_live) forward.args.num_tokens = static_cast<const int64_t*>(live.const_view().data);
+    forward.enqueue();
+    return forward.out();
+  };
+  const Tensor whole = run(false, true);
+  EXPECT_LE(testing::worst_error(owned, hidden, routing, whole), 6e-3);
+  EXPECT_TRUE(testing::same_bits(whole, run(true, true)));
+  const Tensor part = run(false, false);
+  EXPECT_TRUE(testing::same_bits(part, run(true, false)));
+  const std::vector<std::byte> poison(264 * 2, std::byte{0xFF});
+  const std::vector<std::byte> zeros(264 * 2, std::byte{0});
+  EXPECT_EQ(testing::row_bytes(whole, 4), zeros);
+  EXPECT_EQ(testing::row_bytes(part, kLive), poison);
+  EXPECT_EQ(testing::row_bytes(part, kLive - 1), testing::row_bytes(whole, kLive - 1));
+}
+
 TEST_F(CudaForward, SharedOutAndLoad_AreWritten) {
   MoeSpec spec = make_spec(8, 2, 128, 64, DType::kBF16);
   spec.shared = {.mode = SharedMode::kAdd, .intermediate_size = 96};
