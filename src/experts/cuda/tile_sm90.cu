@@ -179,7 +179,7 @@ class TileSm90 final : public DeviceExpertsKernel {
                     PlannedProduct* planned) {
     planned->kernel = &find_kernel(
         {problem_.weight_dtype, product, formulas_of(problem_, product), plan_.tokens}, tile);
-    const int32_t box_rows = tile.features / tile.cluster;
+    const int32_t box_rows = planned->kernel->box_features;
     Params& params = planned->params;
     params.weights = product == Product::kUpGated
                          ? interleaved_map(matrix, problem_.weight_dtype, box_rows)

@@ -20,43 +20,64 @@ __device__ __forceinline__ void store_all(const Params& params, const uint8_t* s
   results.target.rows = 0;
 }
 
+// What a consumer warp keeps from tile to tile.
+template <class Config>
+struct Consumer {
+  const Params& params;
+  const TileWalk<Config>& walk;
+  TicketReader<Config>& tickets;
+  Multiplier<Config>& multiplier;
+  Results<Config>& results;
+  const uint8_t* staging;
+  int32_t warp_row;
+  int32_t num_stages;
+
+  // The product of kSums * 2 features. While its first stages are multiplied, the next tile is
+  // asked for, and the results of the one before are stored.
+  template <int kSums>
+  __device__ __forceinline__ Work multiply(const Work& work) const {
+    float sums[kSums];  // of this tile only: nothing else may define wgmma's registers
+    multiplier.start(true, sums);
+    const Work following = walk.at(tickets.next());
+    const RowTarget target = find_target<Config>(params, work, warp_row);
+    store_results<Config, 0, Config::kFirstPasses>(params, staging, results);
+    multiplier.follow(sums);
+    if constexpr (Config::kDefers) {
+      store_results<Config, Config::kFirstPasses, Config::kPasses>(params, staging, results);
+    }
+    for (int32_t i = 2; i < num_stages; ++i) multiplier.follow(sums);
+    multiplier.finish();
+    finish_sums<Config>(params, target, work.first_feature, sums, results);
+    if constexpr (!Config::kDefers) store_all<Config>(params, staging, results);
+    return following;
+  }
+};
+
 template <class Config>
 __device__ __forceinline__ void consume(const Params& params, SharedStorage<Config>& shared) {
   const auto consumer_warp = static_cast<int32_t>(threadIdx.x / 32) - 4;
-  const int32_t warpgroup = consumer_warp / 4;
+  const int32_t first_row = consumer_warp / 4 * 64;
   const int32_t num_stages = stages_of_tile<Config>(params);
   const uint8_t* staging = shared.staging[consumer_warp];
-  const int32_t first_row = warpgroup * 64;
-  const int32_t warp_row = first_row + consumer_warp % 4 * 16;
   Multiplier<Config> multiplier(shared, first_row);
   const TileWalk<Config> walk(params);
   TicketReader<Config> tickets{shared, false};
   Results<Config> results;
+  const Consumer<Config> consumer{
+      params,    walk, tickets, multiplier, results, staging, first_row + consumer_warp % 4 * 16,
+      num_stages};
   Work work = walk.at(tickets.next());
   while (work.valid) {
-    Work following;
-    if (work.tile.count > first_row) {
-      float sums[Config::kAccumulators];  // of this tile only: nothing else may define wgmma's
-                                          // registers
-      multiplier.start(true, sums);
-      // While the first stages are multiplied: the next tile, and the results of the one before.
-      following = walk.at(tickets.next());
-      const RowTarget target = find_target<Config>(params, work, warp_row);
-      store_results<Config, 0, Config::kFirstPasses>(params, staging, results);
-      multiplier.follow(sums);
-      if constexpr (Config::kDefers) {
-        store_results<Config, Config::kFirstPasses, Config::kPasses>(params, staging, results);
-      }
-      for (int32_t i = 2; i < num_stages; ++i) multiplier.follow(sums);
-      multiplier.finish();
-      finish_sums<Config>(params, target, work.feature_tile, sums, results);
-      if constexpr (!Config::kDefers) store_all<Config>(params, staging, results);
-    } else {
-      following = walk.at(tickets.next());
+    if (work.tile.count <= first_row) {
+      const Work following = walk.at(tickets.next());
       if constexpr (Config::kDefers) store_all<Config>(params, staging, results);
       pass_by<Config>(shared, num_stages, multiplier.position);
+      work = following;
+    } else if (!work.half) {
+      work = consumer.template multiply<Config::kAccumulators>(work);
+    } else if constexpr (Config::kHalves) {
+      work = consumer.template multiply<Config::kAccumulators / 2>(work);
     }
-    work = following;
   }
   if constexpr (Config::kDefers) store_all<Config>(params, staging, results);
 }

@@ -37,6 +37,10 @@ struct Config {
   static constexpr bool kTall = kWarpgroups > 2;
   static constexpr uint32_t kProducerRegisters = kTall ? 32 : kGathers ? 72 : 40;
   static constexpr uint32_t kConsumerRegisters = kTall ? 160 : kGathers ? 216 : 232;
+  // Whether tiles of the last round may be cut into halves of their features, and the rows of a
+  // copy of weights. Single blocks lose more by smaller copies (1 to 2 %) than they gain.
+  static constexpr bool kHalves = kFeatures == 256 && kCluster == 2;
+  static constexpr int kBoxFeatures = kFeatures / kCluster;
   // Warps that release a stage, in every block of the cluster.
   static constexpr uint32_t kReleases = kConsumerWarps * kCluster;
   // Drawn tickets on their way, and who reads each: consumer warps, gathering warps or one thread.

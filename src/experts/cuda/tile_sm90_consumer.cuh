@@ -34,7 +34,8 @@ struct Multiplier {
         features(wgmma_descriptor_128b(shared_address(storage.features[0]))) {}
 
   // Starts the products of the next stage.
-  __device__ __forceinline__ void start(bool is_first, float (&sums)[Config::kAccumulators]) const {
+  template <int kSums>
+  __device__ __forceinline__ void start(bool is_first, float (&sums)[kSums]) const {
     mbarrier_wait(&shared.full[position.stage], position.phase);
     // cp.async writes as ordinary stores do; wgmma reads as the copy engine does.
     if constexpr (Config::kGathers) fence_proxy_async_shared();
@@ -44,13 +45,14 @@ struct Multiplier {
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      Wgmma<typename Config::Element, Config::kFeatures>::mma(sums, a + step * 2, b + step * 2,
-                                                              step > 0 || !is_first);
+      Wgmma<typename Config::Element, 2 * kSums>::mma(sums, a + step * 2, b + step * 2,
+                                                      step > 0 || !is_first);
     }
     wgmma_commit_group();
   }
   // Starts the next stage and hands the one before it back.
-  __device__ __forceinline__ void follow(float (&sums)[Config::kAccumulators]) {
+  template <int kSums>
+  __device__ __forceinline__ void follow(float (&sums)[kSums]) {
     const int32_t previous = position.stage;
     position.advance();
     start(false, sums);

@@ -39,6 +39,7 @@ struct RowTarget {
   int32_t rows = 0;    // that exist, 0 to 16
   int32_t row = 0;     // lane l < 16: where row l goes
   int32_t column = 0;  // first column of the pass
+  int32_t end = 0;     // columns end there
   int32_t weigh = 0;   // lane l < 16: slot of row l
   int32_t expert = 0;
 };
@@ -50,7 +51,8 @@ __device__ __forceinline__ void store_ragged_rows(const Params& params, const ui
                                                   const RowTarget& target) {
   const auto lane = static_cast<int32_t>(threadIdx.x % 32);
   auto* output = static_cast<uint16_t*>(params.output);
-  const int32_t columns = min(Config::kPassColumns, params.columns - target.column);
+  const int32_t columns =
+      min(Config::kPassColumns, min(params.columns, target.end) - target.column);
   for (int32_t row = 0; row < target.rows; ++row) {
     const int32_t to = __shfl_sync(0xffffffff, target.row, row);
     const auto* from = reinterpret_cast<const uint16_t*>(staging + staging_offset<Config>(row, 0));
@@ -65,7 +67,7 @@ __device__ __forceinline__ void store_ragged_rows(const Params& params, const ui
 template <class Config>
 __device__ __forceinline__ void store_rows(const Params& params, const uint8_t* staging,
                                            const RowTarget& target) {
-  const int32_t left = params.columns - target.column;
+  const int32_t left = min(params.columns, target.end) - target.column;
   if (left <= 0) return;
   // The intermediate's rows have room for whole chunks.
   if (!params.whole_chunks || (!Config::kUpProduct && left % 8 != 0)) {
@@ -171,11 +173,10 @@ struct Results {
 };
 
 // 64 accumulator columns at a time.
-template <class Config>
-__device__ __forceinline__ void finish_up(const Params& params, int32_t feature_tile,
-                                          const float (&sums)[Config::kAccumulators],
-                                          Results<Config>& results) {
-  constexpr int kParts = Config::kAccumulators / 32;
+template <class Config, int kSums>
+__device__ __forceinline__ void finish_up(const Params& params, int32_t first_feature,
+                                          const float (&sums)[kSums], Results<Config>& results) {
+  constexpr int kParts = kSums / 32;
   const RowTarget& target = results.target;
   const int32_t row = static_cast<int32_t>(threadIdx.x % 32) / 4;
   float weights[2] = {1.0F, 1.0F};
@@ -192,30 +193,29 @@ __device__ __forceinline__ void finish_up(const Params& params, int32_t feature_
 #pragma unroll
     for (int i = 0; i < 32; ++i) v[i] = sums[part * 32 + i];
     if (!plain) {
-      const int32_t block = feature_tile * (Config::kFeatures / 8) + 8 * part;
+      const int32_t block = first_feature / 8 + 8 * part;
       weigh_and_bias<Config>(params, weights, target.expert, block, v);
     }
-    activate_columns<Config>({params, v, results.values + part * (Config::kResults / kParts)});
+    activate_columns<Config>(
+        {params, v, results.values + part * (Config::kResults * 32 / Config::kAccumulators)});
   }
 }
 
-template <class Config>
-__device__ __forceinline__ void finish_down(const Params& params, int32_t feature_tile,
-                                            const float (&sums)[Config::kAccumulators],
-                                            Results<Config>& results) {
+template <class Config, int kSums>
+__device__ __forceinline__ void finish_down(const Params& params, int32_t first_feature,
+                                            const float (&sums)[kSums], Results<Config>& results) {
   const int32_t pair = 2 * static_cast<int32_t>(threadIdx.x % 4);
-  const int32_t first = feature_tile * Config::kFeatures;
   const float* bias = params.bias;
   if (bias != nullptr) bias += static_cast<int64_t>(results.target.expert) * params.columns;
 #pragma unroll
-  for (int block = 0; block < Config::kFeatures / 8; block += 2) {
+  for (int block = 0; block < kSums / 4; block += 2) {
     float v[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) v[i] = sums[block * 4 + i];
     if (bias != nullptr) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        const int32_t column = first + (block + i / 4) * 8 + pair + i % 2;
+        const int32_t column = first_feature + (block + i / 4) * 8 + pair + i % 2;
         v[i] += bias_at(bias, column, params.columns);
       }
     }
@@ -224,18 +224,19 @@ __device__ __forceinline__ void finish_down(const Params& params, int32_t featur
 }
 
 // Sums of a tile to results. Nothing of them is in memory before store_results.
-template <class Config>
+template <class Config, int kSums>
 __device__ __forceinline__ void finish_sums(const Params& params, const RowTarget& target,
-                                            int32_t feature_tile,
-                                            const float (&sums)[Config::kAccumulators],
+                                            int32_t first_feature, const float (&sums)[kSums],
                                             Results<Config>& results) {
+  constexpr int kFeaturesOfColumn = Config::kFeatures / Config::kColumns;
   results.target = target;
-  results.target.column = feature_tile * Config::kColumns;
+  results.target.column = first_feature / kFeaturesOfColumn;
+  results.target.end = results.target.column + 2 * kSums / kFeaturesOfColumn;
   if (target.rows == 0) return;
   if constexpr (Config::kUpProduct) {
-    finish_up<Config>(params, feature_tile, sums, results);
+    finish_up<Config>(params, first_feature, sums, results);
   } else {
-    finish_down<Config>(params, feature_tile, sums, results);
+    finish_down<Config>(params, first_feature, sums, results);
   }
 }
 

@@ -9,8 +9,8 @@ namespace conclave::inline v0::experts::tile_sm90 {
 
 template <class C>
 constexpr Kernel built() {
-  return {C::kProduct, C::kFormulas, C::kShape, tile_product<C>, sizeof(SharedStorage<C>),
-          C::kThreads};
+  return {C::kProduct, C::kFormulas,   C::kShape, tile_product<C>, sizeof(SharedStorage<C>),
+          C::kThreads, C::kBoxFeatures};
 }
 
 // Four stages of 48 KiB, and 32 KiB of staging rows: 224 of 227 KiB.

@@ -59,6 +59,7 @@ struct Kernel {
   void (*function)(Params);
   size_t shared_bytes;
   int32_t threads;
+  int32_t box_features;
 };
 std::span<const Kernel> kernels_bf16();
 std::span<const Kernel> kernels_f16();

@@ -15,11 +15,10 @@ __device__ __forceinline__ void load_features(const Params& params, SharedStorag
                                               uint32_t stage_bytes) {
   uint64_t* full = &shared.full[stage];
   mbarrier_arrive_expect_tx(full, stage_bytes);
-  constexpr int32_t kBoxRows = Config::kFeatures / Config::kCluster;
-  const int32_t row = work.feature_tile * Config::kFeatures;
+  constexpr int32_t kBoxRows = Config::kBoxFeatures;
   const auto load = [&](int32_t part, auto... multicast) {
     uint8_t* destination = shared.features[stage] + part * kBoxRows * Config::kRowBytes;
-    const int32_t first = row + part * kBoxRows;
+    const int32_t first = work.first_feature + part * kBoxRows;
     if constexpr (sizeof...(multicast) > 0) {
       if constexpr (Config::kProduct == Product::kUpGated) {
         tma_load_5d_multicast(&params.weights, full, destination, 3, k, 0, 0, first / 16,
@@ -33,14 +32,19 @@ __device__ __forceinline__ void load_features(const Params& params, SharedStorag
       tma_load_3d(&params.weights, full, destination, k, first, work.tile.expert);
     }
   };
-  if constexpr (Config::kCluster == 1) {
-    load(0);
-  } else if (work.shared) {
-    load(static_cast<int32_t>(cluster_rank()), true);
-  } else {
-    load(0);
-    load(1);
+  if constexpr (Config::kCluster > 1) {
+    if (work.shared) {
+      load(static_cast<int32_t>(cluster_rank()), true);
+      return;
+    }
   }
+  load(0);
+  if (Config::kBoxFeatures < Config::kFeatures && !work.half) load(1);
+}
+
+template <class Config>
+__device__ __forceinline__ uint32_t feature_bytes(const Work& work) {
+  return static_cast<uint32_t>(work.half ? Config::kFeatureBytes / 2 : Config::kFeatureBytes);
 }
 
 // Rows in the order of tokens: four warps gather token rows by cp.async while one of their threads
@@ -87,7 +91,7 @@ struct GatherProducer {
     const uint32_t base = shared_address(shared.tokens[0]) + offset;
     RingPosition<Config::kStages> position;
     const TileWalk<Config> walk(params);
-    TicketProducer<Config> tickets(params, shared, walk.units, false);
+    TicketProducer<Config> tickets(params, shared, walk.tickets, false);
     Work work = walk.at(tickets.next());
     const int32_t depth = stages_of_tile<Config>(params) * Config::kDepth;
     uint32_t slots[kRowsEach];
@@ -103,7 +107,8 @@ struct GatherProducer {
       for (int32_t k = 0; k < depth; k += Config::kDepth) {
         mbarrier_wait(&shared.empty[position.stage], position.phase ^ 1);
         if (threadIdx.x == 0) {
-          load_features<Config>(params, shared, position.stage, work, k, Config::kFeatureBytes);
+          load_features<Config>(params, shared, position.stage, work, k,
+                                feature_bytes<Config>(work));
         }
         __syncwarp();
         gather(tokens, work.tile.count, k,
@@ -123,14 +128,14 @@ __device__ __forceinline__ void produce_sorted(const Params& params,
                                                SharedStorage<Config>& shared) {
   RingPosition<Config::kStages> position;
   const TileWalk<Config> walk(params);
-  TicketProducer<Config> tickets(params, shared, walk.units, true);
+  TicketProducer<Config> tickets(params, shared, walk.tickets, true);
   const int32_t depth = stages_of_tile<Config>(params) * Config::kDepth;
   Work work = walk.at(tickets.next());
   while (work.valid) {
     const Work following = walk.at(tickets.next());
     const int32_t boxes = (work.tile.count + 63) / 64;
-    const auto bytes =
-        static_cast<uint32_t>(Config::kFeatureBytes + boxes * 64 * Config::kRowBytes);
+    const uint32_t bytes =
+        feature_bytes<Config>(work) + static_cast<uint32_t>(boxes * 64 * Config::kRowBytes);
     for (int32_t k = 0; k < depth; k += Config::kDepth) {
       mbarrier_wait(&shared.empty[position.stage], position.phase ^ 1);
       load_features<Config>(params, shared, position.stage, work, k, bytes);

@@ -8,10 +8,18 @@
 
 namespace conclave::inline v0::experts::tile_sm90 {
 
+__device__ __forceinline__ uint32_t cluster_index(int cluster) {
+  return blockIdx.x / static_cast<uint32_t>(cluster);
+}
+__device__ __forceinline__ uint32_t num_clusters(int cluster) {
+  return gridDim.x / static_cast<uint32_t>(cluster);
+}
+
 struct Work {
   TokenTile tile;
-  int32_t feature_tile = 0;
-  bool shared = false;  // the other block of the cluster multiplies the same weights
+  int32_t first_feature = 0;  // weight row
+  bool half = false;          // of the features only
+  bool shared = false;        // the other block of the cluster multiplies the same weights
   bool valid = false;
 };
 
@@ -23,31 +31,49 @@ struct TileWalk {
   const Params& params;
   int32_t num_tiles;
   int32_t units;  // token tiles, or pairs of them
+  int32_t whole;  // tickets of whole tiles: the first ones
+  int32_t tickets;
 
   __device__ explicit TileWalk(const Params& p)
       : params(p),
         num_tiles(*p.num_tiles),
-        units((num_tiles + Config::kCluster - 1) / Config::kCluster) {}
+        units((num_tiles + Config::kCluster - 1) / Config::kCluster) {
+    const auto clusters = static_cast<int32_t>(num_clusters(Config::kCluster));
+    whole = tickets = units * p.feature_tiles;
+    // A last round that leaves half of the blocks idle: as halves it takes half the time.
+    const int32_t last = whole % clusters;
+    if (Config::kHalves && 2 * last <= clusters) {
+      whole -= last;
+      tickets += last;
+    }
+  }
 
   __device__ __forceinline__ Work at(uint32_t ticket) const {
     Work work;
-    if (ticket >= static_cast<uint32_t>(units * params.feature_tiles)) return work;
+    if (ticket >= static_cast<uint32_t>(tickets)) return work;
     work.valid = true;
-    const auto index = static_cast<int32_t>(ticket);
+    auto index = static_cast<int32_t>(ticket);
+    int32_t second = 0;
+    if (Config::kHalves && index >= whole) {
+      work.half = true;
+      second = (index - whole) % 2;
+      index = whole + (index - whole) / 2;
+    }
     const int32_t of_group = params.group * params.feature_tiles;
     const int32_t group = index / of_group;
     const int32_t first = group * params.group;
     const int32_t width = min(params.group, units - first);
     const int32_t within = index - group * of_group;
-    work.feature_tile = within / width;
-    const int32_t unit = first + within - work.feature_tile * width;
+    const int32_t feature_tile = within / width;
+    const int32_t unit = first + within - feature_tile * width;
+    work.first_feature = feature_tile * Config::kFeatures + second * (Config::kFeatures / 2);
     if constexpr (Config::kCluster == 1) {
       work.tile = load(unit);
     } else {
       const int32_t mine = 2 * unit + static_cast<int32_t>(cluster_rank());
       work.tile = load(min(mine, num_tiles - 1));
       const TokenTile other = load(min(mine ^ 1, num_tiles - 1));
-      work.shared = work.tile.expert == other.expert;
+      work.shared = work.tile.expert == other.expert && !work.half;
       if (mine >= num_tiles) work.tile.count = 0;  // only keeps its partner company
     }
     return work;
@@ -58,13 +84,6 @@ struct TileWalk {
     return {raw.x, raw.y, raw.z, 0};
   }
 };
-
-__device__ __forceinline__ uint32_t cluster_index(int cluster) {
-  return blockIdx.x / static_cast<uint32_t>(cluster);
-}
-__device__ __forceinline__ uint32_t num_clusters(int cluster) {
-  return gridDim.x / static_cast<uint32_t>(cluster);
-}
 
 // The counter of a launch, in 16 bytes of the workspace: a mark of 96 bits, then the number of
 // tickets drawn. Whoever finds no mark writes it with a count of 0, and who draws the last ticket
@@ -170,12 +189,11 @@ struct TicketProducer {
   bool gives;
   bool begun = false;
 
-  __device__ TicketProducer(const Params& params, SharedStorage<Config>& shared, int32_t units,
+  __device__ TicketProducer(const Params& params, SharedStorage<Config>& shared, int32_t tickets,
                             bool single)
       : reader{shared, single},
         giver{shared,
-              {params.queue, num_clusters(Config::kCluster),
-               static_cast<uint32_t>(units * params.feature_tiles)}},
+              {params.queue, num_clusters(Config::kCluster), static_cast<uint32_t>(tickets)}},
         gives(threadIdx.x == 0 && (Config::kCluster == 1 || cluster_rank() == 0)) {}
 
   __device__ __forceinline__ void begin() {
