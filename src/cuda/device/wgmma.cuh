@@ -111,6 +111,15 @@ struct Wgmma;
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55}"
+#define CONCLAVE_D_120(d) \
+  CONCLAVE_D4(d, 0), CONCLAVE_D4(d, 4), CONCLAVE_D4(d, 8), CONCLAVE_D4(d, 12), CONCLAVE_D4(d, 16), \
+  CONCLAVE_D4(d, 20), CONCLAVE_D4(d, 24), CONCLAVE_D4(d, 28), CONCLAVE_D4(d, 32), CONCLAVE_D4(d, 36), \
+  CONCLAVE_D4(d, 40), CONCLAVE_D4(d, 44), CONCLAVE_D4(d, 48), CONCLAVE_D4(d, 52), CONCLAVE_D4(d, 56)
+#define CONCLAVE_R_120 \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59}"
 #define CONCLAVE_D_128(d) \
   CONCLAVE_D4(d, 0), CONCLAVE_D4(d, 4), CONCLAVE_D4(d, 8), CONCLAVE_D4(d, 12), CONCLAVE_D4(d, 16), \
   CONCLAVE_D4(d, 20), CONCLAVE_D4(d, 24), CONCLAVE_D4(d, 28), CONCLAVE_D4(d, 32), CONCLAVE_D4(d, 36), \
@@ -121,6 +130,28 @@ struct Wgmma;
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
+#define CONCLAVE_D_136(d) \
+  CONCLAVE_D4(d, 0), CONCLAVE_D4(d, 4), CONCLAVE_D4(d, 8), CONCLAVE_D4(d, 12), CONCLAVE_D4(d, 16), \
+  CONCLAVE_D4(d, 20), CONCLAVE_D4(d, 24), CONCLAVE_D4(d, 28), CONCLAVE_D4(d, 32), CONCLAVE_D4(d, 36), \
+  CONCLAVE_D4(d, 40), CONCLAVE_D4(d, 44), CONCLAVE_D4(d, 48), CONCLAVE_D4(d, 52), CONCLAVE_D4(d, 56), \
+  CONCLAVE_D4(d, 60), CONCLAVE_D4(d, 64)
+#define CONCLAVE_R_136 \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
+  "%64, %65, %66, %67}"
+#define CONCLAVE_D_144(d) \
+  CONCLAVE_D4(d, 0), CONCLAVE_D4(d, 4), CONCLAVE_D4(d, 8), CONCLAVE_D4(d, 12), CONCLAVE_D4(d, 16), \
+  CONCLAVE_D4(d, 20), CONCLAVE_D4(d, 24), CONCLAVE_D4(d, 28), CONCLAVE_D4(d, 32), CONCLAVE_D4(d, 36), \
+  CONCLAVE_D4(d, 40), CONCLAVE_D4(d, 44), CONCLAVE_D4(d, 48), CONCLAVE_D4(d, 52), CONCLAVE_D4(d, 56), \
+  CONCLAVE_D4(d, 60), CONCLAVE_D4(d, 64), CONCLAVE_D4(d, 68)
+#define CONCLAVE_R_144 \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
+  "%64, %65, %66, %67, %68, %69, %70, %71}"
 #define CONCLAVE_D_160(d) \
   CONCLAVE_D4(d, 0), CONCLAVE_D4(d, 4), CONCLAVE_D4(d, 8), CONCLAVE_D4(d, 12), CONCLAVE_D4(d, 16), \
   CONCLAVE_D4(d, 20), CONCLAVE_D4(d, 24), CONCLAVE_D4(d, 28), CONCLAVE_D4(d, 32), CONCLAVE_D4(d, 36), \
@@ -278,6 +309,17 @@ struct Wgmma<__nv_bfloat16, 112> {
   }
 };
 template <>
+struct Wgmma<__nv_bfloat16, 120> {
+  static __device__ __forceinline__ void mma(float (&d)[60], uint64_t a, uint64_t b, bool accumulate) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %62, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n120k16.f32.bf16.bf16 " CONCLAVE_R_120
+        ", %60, %61, p, 1, 1, 0, 0;\n}\n"
+        : CONCLAVE_D_120(d)
+        : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
+  }
+};
+template <>
 struct Wgmma<__nv_bfloat16, 128> {
   static __device__ __forceinline__ void mma(float (&d)[64], uint64_t a, uint64_t b, bool accumulate) {
     asm volatile(
@@ -285,6 +327,28 @@ struct Wgmma<__nv_bfloat16, 128> {
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " CONCLAVE_R_128
         ", %64, %65, p, 1, 1, 0, 0;\n}\n"
         : CONCLAVE_D_128(d)
+        : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
+  }
+};
+template <>
+struct Wgmma<__nv_bfloat16, 136> {
+  static __device__ __forceinline__ void mma(float (&d)[68], uint64_t a, uint64_t b, bool accumulate) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %70, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n136k16.f32.bf16.bf16 " CONCLAVE_R_136
+        ", %68, %69, p, 1, 1, 0, 0;\n}\n"
+        : CONCLAVE_D_136(d)
+        : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
+  }
+};
+template <>
+struct Wgmma<__nv_bfloat16, 144> {
+  static __device__ __forceinline__ void mma(float (&d)[72], uint64_t a, uint64_t b, bool accumulate) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %74, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n144k16.f32.bf16.bf16 " CONCLAVE_R_144
+        ", %72, %73, p, 1, 1, 0, 0;\n}\n"
+        : CONCLAVE_D_144(d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -432,6 +496,17 @@ struct Wgmma<__half, 112> {
   }
 };
 template <>
+struct Wgmma<__half, 120> {
+  static __device__ __forceinline__ void mma(float (&d)[60], uint64_t a, uint64_t b, bool accumulate) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %62, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n120k16.f32.f16.f16 " CONCLAVE_R_120
+        ", %60, %61, p, 1, 1, 0, 0;\n}\n"
+        : CONCLAVE_D_120(d)
+        : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
+  }
+};
+template <>
 struct Wgmma<__half, 128> {
   static __device__ __forceinline__ void mma(float (&d)[64], uint64_t a, uint64_t b, bool accumulate) {
     asm volatile(
@@ -439,6 +514,28 @@ struct Wgmma<__half, 128> {
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " CONCLAVE_R_128
         ", %64, %65, p, 1, 1, 0, 0;\n}\n"
         : CONCLAVE_D_128(d)
+        : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
+  }
+};
+template <>
+struct Wgmma<__half, 136> {
+  static __device__ __forceinline__ void mma(float (&d)[68], uint64_t a, uint64_t b, bool accumulate) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %70, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n136k16.f32.f16.f16 " CONCLAVE_R_136
+        ", %68, %69, p, 1, 1, 0, 0;\n}\n"
+        : CONCLAVE_D_136(d)
+        : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
+  }
+};
+template <>
+struct Wgmma<__half, 144> {
+  static __device__ __forceinline__ void mma(float (&d)[72], uint64_t a, uint64_t b, bool accumulate) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %74, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n144k16.f32.f16.f16 " CONCLAVE_R_144
+        ", %72, %73, p, 1, 1, 0, 0;\n}\n"
+        : CONCLAVE_D_144(d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -658,8 +755,14 @@ struct Wgmma<__nv_fp8_e4m3, 256> {
 #undef CONCLAVE_R_96
 #undef CONCLAVE_D_112
 #undef CONCLAVE_R_112
+#undef CONCLAVE_D_120
+#undef CONCLAVE_R_120
 #undef CONCLAVE_D_128
 #undef CONCLAVE_R_128
+#undef CONCLAVE_D_136
+#undef CONCLAVE_R_136
+#undef CONCLAVE_D_144
+#undef CONCLAVE_R_144
 #undef CONCLAVE_D_160
 #undef CONCLAVE_R_160
 #undef CONCLAVE_D_192

@@ -17,24 +17,26 @@ namespace conclave::inline v0::experts::stream {
 enum class Side : uint8_t { kUp, kDown };
 
 // Token rows that a kernel can multiply at once, fewest first: a tile takes the narrowest that
-// holds its rows.
+// holds its rows. Each is code of its own; where tensor time counts they are 8 apart.
+constexpr int kMostWidths = 8;
 struct Widths {
-  int of[4];
+  int of[kMostWidths] = {};
+  int count = 0;
 };
 constexpr Widths widths(int max_tokens) {
   switch (max_tokens) {
     case 16:
-      return {{8, 8, 16, 16}};
+      return {{8, 16}, 2};
     case 32:
-      return {{16, 16, 32, 32}};
+      return {{16, 32}, 2};
     case 80:
-      return {{16, 48, 64, 80}};
+      return {{16, 48, 64, 80}, 4};
     case 96:
-      return {{32, 64, 80, 96}};
+      return {{32, 64, 80, 96}, 4};
     case 160:
-      return {{64, 96, 128, 160}};
+      return {{64, 96, 112, 120, 128, 136, 144, 160}, 8};
     default:
-      return {{max_tokens / 4, max_tokens / 2, max_tokens / 4 * 3, max_tokens}};
+      return {{16, 32, 48, 64}, 4};
   }
 }
 
@@ -52,6 +54,9 @@ struct Shape {
   Scaling scaling = Scaling::kNone;
   // Stages asked for at once: neighbours in memory then come from one page of it.
   int burst = 1;
+  // Up reads rows that were copied into sorted order, by the copy engine as down does: gathering
+  // them costs a quarter of a product that is not limited by memory.
+  bool sorted = false;
 };
 
 // A block a multiprocessor: two warpgroups multiply 64 or 128 weight rows each, a third fills the
@@ -71,6 +76,9 @@ struct Config {
   static constexpr int kAtoms = kShape.atoms;
   static constexpr int kStages = kShape.stages;
   static constexpr int kBurst = kShape.burst;
+  static constexpr bool kSorted = kShape.sorted;
+  // Results leave as lines of 128 bytes or more, gathered from the warps of a warpgroup.
+  static constexpr bool kWholeLines = kShape.sorted && kSlices == 2 && !kIsFp8;
   static constexpr int kAtomBytes = 128;
   static constexpr int kAtomDepth = kAtomBytes / static_cast<int>(sizeof(Element));
   static constexpr int kDepth = kAtoms * kAtomDepth;
@@ -87,9 +95,11 @@ struct Config {
   static constexpr uint32_t kProducerRegisters = 56;
   // Of weights that down asks L2 for while it waits: 256 KiB a block.
   static constexpr int kStagesAhead = (256 << 10) / (kAtoms * kWeightRows * 128);
-  // Stages that a gather has issued before it reports one: their copies are in flight together.
-  static constexpr int kGatherLag = kStages > 4 ? 3 : kStages - 2;
-  static_assert(kMaxTokens % kTokenBox == 0 && kGatherLag > 0 && kWeightRows % 128 == 0);
+  // Experts with more rows than a tile holds are cut evenly: a last tile of few rows would read all
+  // weights for them. With few rows an expert that is rare, and what it costs to know is not.
+  static constexpr bool kCutsEvenly = kMaxTokens > 96;
+  static_assert(kMaxTokens % kTokenBox == 0 && kMaxTokens % 8 == 0 && kWeightRows % 128 == 0);
+  static_assert(kWidths.of[kWidths.count - 1] == kMaxTokens);
 };
 
 // What the up product of e4m3 rows needs to turn its values into codes.
@@ -100,6 +110,15 @@ struct CodeStaging {
   alignas(16) uint8_t codes[kTokens][144];
   float largest[Config::kConsumerWarps][kTokens];
   float inverse_scales[kTokens];
+};
+
+// Rows of results on their way out, of each warpgroup: one half is filled while the other is
+// stored. 32 rows of 128 bytes or 16 of 256, and 16 bytes after each, so that 8 rows begin in
+// different banks.
+template <class Config>
+struct LineStaging {
+  static constexpr int kBytes = Config::kWholeLines ? 32 * (128 + 16) : 16;
+  alignas(16) uint8_t halves[2][2][kBytes];
 };
 
 template <class Config>
@@ -113,8 +132,9 @@ struct SharedStorage {
   union {
     alignas(16) uint8_t scratch[Config::kConsumerWarps][512];
     CodeStaging<Config> staging;
+    LineStaging<Config> lines;
   };
-  int32_t source_rows[Config::kGatherWarps][Config::kMaxTokens];
+  int32_t source_rows[Config::kGatherWarps][Config::kSorted ? 1 : Config::kMaxTokens];
   uint64_t full[Config::kStages];
   uint64_t empty[Config::kStages];
 };
@@ -143,9 +163,11 @@ struct ScaleParams {
 
 struct Params {
   CUtensorMap weights;  // up with a gate: {K, 8, 2, I / 8, E}; else {K, rows, E}
-  CUtensorMap rows;     // down: the intermediate {I, rows}
+  CUtensorMap rows;     // the intermediate {I, rows}; of up: sorted rows {H, rows}
   const TokenTile* tiles = nullptr;
   const int32_t* num_tiles = nullptr;
+  const int32_t* expert_begin = nullptr;
+  int32_t tile_tokens = 0;  // of a full tile as grouped
   const int32_t* row_slot = nullptr;
   int32_t top_k = 1;
   const void* input = nullptr;  // up: token rows
@@ -163,6 +185,10 @@ struct Params {
   ScaleParams scales;
 };
 
+// Whether token rows come by the copy engine and not by a gather.
+template <class Config, Side kSide>
+inline constexpr bool kRowsInOrder = kSide == Side::kDown || Config::kSorted;
+
 struct RingPosition {
   int32_t slot = 0;
   uint32_t phase = 0;
@@ -176,29 +202,53 @@ struct RingPosition {
   }
 };
 
-// Past L1: down may read this before its wait, when all of up's blocks have waited for the
-// grouping.
-__device__ __forceinline__ TokenTile read_tile(const Params& params, int32_t item, int32_t items) {
-  if (item >= items) return {};
-  const int4 tile =
-      __ldcg(reinterpret_cast<const int4*>(params.tiles) + item / params.feature_tiles);
-  return {.expert = tile.x, .begin = tile.y, .count = tile.z, .reserved = 0};
+// What a block works on at a time: a token tile times a tile of weight rows. Without rows: nothing.
+struct Item {
+  TokenTile tile;
+  int32_t feature_tile = 0;
+};
+
+// All but equal parts of an expert's rows, in steps of 8, instead of full tiles and a rest.
+__device__ __forceinline__ void cut_evenly(const Params& params, TokenTile& tile) {
+  const int32_t begin = __ldcg(params.expert_begin + tile.expert);
+  const int32_t rows = __ldcg(params.expert_begin + tile.expert + 1) - begin;
+  const int32_t tiles = (rows + params.tile_tokens - 1) / params.tile_tokens;
+  const int32_t share = ((rows + tiles - 1) / tiles + 7) / 8 * 8;
+  const int32_t first = (tile.begin - begin) / params.tile_tokens * share;
+  tile.begin = begin + first;
+  tile.count = min(share, rows - first);
 }
 
-__device__ __forceinline__ int32_t count_items(const Params& params) {
-  return __ldcg(params.num_tiles) * params.feature_tiles;
-}
+// Token tiles that are walked together.
+inline constexpr int32_t kTilesOfGroup = 4;
 
-// Waits for the kernels before this one; returns the block's first tile. Down may read the tiles
-// before it waits: it begins when every block of up has waited for the grouping.
-template <Side kSide>
-__device__ __forceinline__ TokenTile begin_tiles(const Params& params, int32_t item,
-                                                 int32_t& items) {
-  if constexpr (kSide == Side::kUp) cuda::device::grid_dependency_wait();
-  items = count_items(params);
-  const TokenTile first = read_tile(params, item, items);
-  if constexpr (kSide == Side::kDown) cuda::device::grid_dependency_wait();
-  return first;
-}
+// The blocks' walk over items: groups of token tiles; in a group all token tiles of a feature tile,
+// then the next feature tile. Tiles of one expert then read their weights at the same time, from
+// memory once.
+template <class Config>
+struct Walk {
+  const Params& params;
+  int32_t num_tiles = 0;
+  int32_t items = 0;
+
+  // Past L1, here and below: down reads this before its wait, when all of up's blocks have waited
+  // for the grouping.
+  __device__ __forceinline__ explicit Walk(const Params& p)
+      : params(p), num_tiles(__ldcg(p.num_tiles)), items(num_tiles * p.feature_tiles) {}
+
+  __device__ __forceinline__ Item at(int32_t index) const {
+    Item item;
+    if (index >= items) return item;
+    const int32_t first = index / (kTilesOfGroup * params.feature_tiles) * kTilesOfGroup;
+    const int32_t width = min(kTilesOfGroup, num_tiles - first);
+    const int32_t within = index - first * params.feature_tiles;
+    item.feature_tile = within / width;
+    const int32_t at = first + within - item.feature_tile * width;
+    const int4 tile = __ldcg(reinterpret_cast<const int4*>(params.tiles) + at);
+    item.tile = {.expert = tile.x, .begin = tile.y, .count = tile.z, .reserved = 0};
+    if constexpr (Config::kCutsEvenly) cut_evenly(params, item.tile);
+    return item;
+  }
+};
 
 }  // namespace conclave::inline v0::experts::stream

@@ -38,13 +38,15 @@ struct Consumer : TileThread<Config> {
   }
 
   // d = the weight rows of this warpgroup, 64 a slice, times N tokens, over all of K.
-  template <int N>
+  template <int N, Side kSide>
   __device__ __forceinline__ void multiply(float (&d)[kSlices][N / 2]) {
 #pragma unroll
     for (int i = 0; i < kSlices * N / 2; ++i) d[i / (N / 2)][i % (N / 2)] = 0.0F;
     int32_t previous = 0;
     for (int32_t stage = 0; stage < params.depth_stages; ++stage) {
       cuda::device::mbarrier_wait(&shared.full[ring.slot], ring.phase);
+      // cp.async writes as ordinary stores do; wgmma reads as the copy engine does.
+      if constexpr (!kRowsInOrder<Config, kSide>) cuda::device::fence_proxy_async_shared();
       cuda::device::wgmma_fence();
 #pragma unroll
       for (int atom = 0; atom < Config::kAtoms; ++atom) multiply_atom<N>(d, atom);
@@ -76,12 +78,17 @@ struct Consumer : TileThread<Config> {
       up_bias[slice] = Base::bias_of(gate + params.features, own);
     }
     float d[kSlices][N / 2];
-    multiply<N>(d);
+    multiply<N, Side::kUp>(d);
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
       Base::template weigh_and_bias<N>(d[slice], tile, gate_bias[slice], up_bias[slice]);
       Base::template activate_gated<N>(d[slice]);
-      Base::template store_gated<N>(d[slice], tile, Base::first_feature(feature_tile, slice, 8));
+      if constexpr (!Config::kWholeLines) {
+        Base::template store_gated<N>(d[slice], tile, Base::first_feature(feature_tile, slice, 8));
+      }
+    }
+    if constexpr (Config::kWholeLines) {
+      Base::template store_gated_lines<N>(d, tile, Base::first_of_group(feature_tile, 8));
     }
   }
 
@@ -100,7 +107,7 @@ struct Consumer : TileThread<Config> {
     int32_t slots[(N + 31) / 32];
     Base::template find_slots<N, kSide>(tile, slots);
     float d[kSlices][N / 2];
-    multiply<N>(d);
+    multiply<N, kSide>(d);
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
       if constexpr (kSide == Side::kUp) {
@@ -109,8 +116,14 @@ struct Consumer : TileThread<Config> {
       } else {
         Base::template add_bias<N>(d[slice], low_bias[slice], high_bias[slice]);
       }
-      Base::template store_plain<N>(d[slice], tile.count,
-                                    Base::first_feature(feature_tile, slice, 16), slots);
+      if constexpr (!Config::kWholeLines) {
+        Base::template store_plain<N>(d[slice], tile.count,
+                                      Base::first_feature(feature_tile, slice, 16), slots);
+      }
+    }
+    if constexpr (Config::kWholeLines) {
+      Base::template store_plain_lines<N>(d, tile.count, Base::first_of_group(feature_tile, 16),
+                                          slots);
     }
   }
 

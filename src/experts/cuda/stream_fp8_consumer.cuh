@@ -87,6 +87,8 @@ struct Fp8Consumer : TileThread<Config> {
     for (float& value : partial) value = 0.0F;
     for (int32_t stage = 0; stage < params.depth_stages; ++stage) {
       cuda::device::mbarrier_wait(&shared.full[ring.slot], ring.phase);
+      // cp.async writes as ordinary stores do; wgmma reads as the copy engine does.
+      if constexpr (!kRowsInOrder<Config, kSide>) cuda::device::fence_proxy_async_shared();
 #pragma unroll
       for (int atom = 0; atom < Config::kAtoms; ++atom) {
         const float2 scales = block_scales<kSide>(atom);
@@ -114,7 +116,8 @@ struct Fp8Consumer : TileThread<Config> {
       if (scales.constant != nullptr) {
         factor = *scales.constant;
       } else {
-        const int64_t from = kSide == Side::kUp ? params.row_slot[row] / params.top_k : row;
+        const int64_t from =
+            kRowsInOrder<Config, kSide> ? row : params.row_slot[row] / params.top_k;
         factor = scales.tokens[from * scales.row_stride];
       }
     }

@@ -39,6 +39,8 @@ inline int32_t divide_up(int64_t a, int64_t b) { return static_cast<int32_t>((a 
 inline Params with_groups(Params params, const GroupedRows& groups) {
   params.tiles = groups.tiles;
   params.num_tiles = groups.num_tiles;
+  params.expert_begin = groups.expert_begin;
+  params.tile_tokens = groups.tile_tokens;
   params.row_slot = groups.row_slot;
   params.top_k = groups.top_k;
   return params;

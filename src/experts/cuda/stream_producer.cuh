@@ -39,7 +39,7 @@ template <class Config, Side kSide>
 __device__ __forceinline__ void expect_stage(SharedStorage<Config>& shared, int32_t slot,
                                              int32_t count) {
   uint32_t bytes = Config::kAtoms * Config::kWeightBytes;
-  if constexpr (kSide == Side::kDown) {
+  if constexpr (kRowsInOrder<Config, kSide>) {
     bytes += token_boxes<Config>(count) * Config::kTokenBox * Config::kAtoms * Config::kAtomBytes;
   }
   cuda::device::mbarrier_arrive_expect_tx(&shared.full[slot], bytes);
@@ -84,21 +84,23 @@ __device__ __forceinline__ int32_t load_ahead(const Params& params, SharedStorag
 
 // Asks L2 for weights behind those of load_ahead: the memory would idle while up's last blocks end.
 template <class Config>
-__device__ __forceinline__ void prefetch_ahead(const Params& params, int32_t item, int32_t items,
+__device__ __forceinline__ void prefetch_ahead(const Walk<Config>& walk, int32_t index,
                                                int32_t loaded) {
+  const Params& params = walk.params;
+  Item item = walk.at(index);
   int32_t stage = loaded;
-  for (int32_t left = Config::kStagesAhead; left > 0 && item < items; --left) {
+  for (int32_t left = Config::kStagesAhead; left > 0; --left) {
     if (stage >= params.depth_stages) {
       stage = 0;
-      item += static_cast<int32_t>(gridDim.x);
-      if (item >= items) return;
+      index += static_cast<int32_t>(gridDim.x);
+      if (index >= walk.items) return;
+      item = walk.at(index);
     }
-    const TokenTile tile = read_tile(params, item, items);
 #pragma unroll
     for (int atom = 0; atom < Config::kAtoms; ++atom) {
       cuda::device::tma_prefetch_3d(&params.weights,
                                     stage * Config::kDepth + atom * Config::kAtomDepth,
-                                    item % params.feature_tiles * Config::kWeightRows, tile.expert);
+                                    item.feature_tile * Config::kWeightRows, item.tile.expert);
     }
     ++stage;
   }
@@ -107,25 +109,24 @@ __device__ __forceinline__ void prefetch_ahead(const Params& params, int32_t ite
 template <class Config, Side kSide>
 __device__ __forceinline__ void produce(const Params& params, SharedStorage<Config>& shared) {
   int32_t ahead = 0;
-  int32_t item = static_cast<int32_t>(blockIdx.x);
+  auto index = static_cast<int32_t>(blockIdx.x);
   if constexpr (kSide == Side::kUp) cuda::device::grid_dependency_wait();
-  const int32_t items = count_items(params);
-  TokenTile tile = read_tile(params, item, items);
+  const Walk<Config> walk(params);
+  Item item = walk.at(index);
   if constexpr (kSide == Side::kDown) {
     // Weights do not depend on the up product: the ring fills while its last blocks still run.
-    if (item < items) {
-      ahead = load_ahead<Config, kSide>(params, shared, tile, item % params.feature_tiles);
-      prefetch_ahead<Config>(params, item, items, ahead);
+    if (index < walk.items) {
+      ahead = load_ahead<Config, kSide>(params, shared, item.tile, item.feature_tile);
+      prefetch_ahead(walk, index, ahead);
     }
     cuda::device::grid_dependency_wait();
   }
   // Not before the wait: what may begin now relies on everything before this kernel being done.
   cuda::device::grid_launch_dependents();
   RingPosition ring;
-  while (item < items) {
-    const int32_t feature_tile = item % params.feature_tiles;
-    item += static_cast<int32_t>(gridDim.x);
-    const TokenTile next = read_tile(params, item, items);
+  while (index < walk.items) {
+    index += static_cast<int32_t>(gridDim.x);
+    const Item next = walk.at(index);
     for (int32_t first = 0; first < params.depth_stages; first += Config::kBurst) {
       const int32_t end = min(first + Config::kBurst, params.depth_stages);
       claim_stages(shared, ring, end - first);
@@ -133,20 +134,28 @@ __device__ __forceinline__ void produce(const Params& params, SharedStorage<Conf
         if (ahead > 0) {
           --ahead;
         } else {
-          expect_stage<Config, kSide>(shared, ring.slot, tile.count);
-          load_weights<Config, kSide>(params, shared, ring.slot, tile.expert, feature_tile, stage);
+          expect_stage<Config, kSide>(shared, ring.slot, item.tile.count);
+          load_weights<Config, kSide>(params, shared, ring.slot, item.tile.expert,
+                                      item.feature_tile, stage);
         }
-        if constexpr (kSide == Side::kDown) {
-          load_rows<Config>(params, shared, ring.slot, tile, stage);
+        if constexpr (kRowsInOrder<Config, kSide>) {
+          load_rows<Config>(params, shared, ring.slot, item.tile, stage);
         }
         ring.template advance<Config::kStages>();
       }
     }
-    tile = next;
+    item = next;
   }
 }
 
 // The token rows of up, and block scales: by three warps.
+
+// Warps that take part in the gather: where rows are in order there are only block scales to fetch.
+template <class Config, Side kSide>
+constexpr int gather_warps() {
+  if (!kRowsInOrder<Config, kSide>) return Config::kGatherWarps;
+  return Config::kBlockScales ? 1 : 0;
+}
 
 // Each warp keeps the source rows of the whole tile, so that warps need not wait for each other.
 template <class Config>
@@ -182,12 +191,12 @@ __device__ __forceinline__ void gather_token_scales(const Params& params,
                                                     const int32_t* source_rows, float* destination,
                                                     const TokenTile& tile, int32_t block,
                                                     int32_t warp) {
-  constexpr int32_t kStep = kSide == Side::kUp ? 32 * Config::kGatherWarps : 32;
+  constexpr int32_t kStep = 32 * gather_warps<Config, kSide>();
   const ScaleParams& scales = params.scales;
   const bool valid = block < scales.blocks;
   const float* source = scales.tokens + (valid ? block * scales.block_stride : 0);
   for (int32_t r = 32 * warp + static_cast<int32_t>(threadIdx.x % 32); r < tile.count; r += kStep) {
-    const int32_t row = kSide == Side::kUp ? source_rows[r] : tile.begin + r;
+    const int32_t row = kRowsInOrder<Config, kSide> ? tile.begin + r : source_rows[r];
     cuda::device::cp_async_4(cuda::device::shared_address(destination + r),
                              source + row * scales.row_stride, valid);
   }
@@ -227,7 +236,7 @@ __device__ __forceinline__ void gather_stage(const Params& params, const int32_t
   const int32_t first_row = 4 * warp + static_cast<int32_t>(threadIdx.x % 32) / 8;
 #pragma unroll
   for (int atom = 0; atom < Config::kAtoms; ++atom) {
-    if constexpr (kSide == Side::kUp) {
+    if constexpr (!kRowsInOrder<Config, kSide>) {
       gather_atom<Config>(params, source_rows,
                           cuda::device::shared_address(shared.tokens[slot][atom]), tile.count,
                           stage * Config::kDepth + atom * Config::kAtomDepth, first_row);
@@ -242,60 +251,39 @@ __device__ __forceinline__ void gather_stage(const Params& params, const int32_t
       }
     }
   }
-  cuda::device::cp_async_commit_group();
+  cuda::device::cp_async_mbarrier_arrive_noinc(&shared.full[slot]);
 }
 
-// The copies were made by ordinary stores: this thread's are handed to wgmma, then the warp
-// reports.
-__device__ __forceinline__ void report_gathered(uint64_t* full) {
-  cuda::device::fence_proxy_async_shared();
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) cuda::device::mbarrier_arrive(full);
-}
-
-// Warps that take part in the gather: down has only block scales to fetch.
-template <class Config, Side kSide>
-constexpr int gather_warps() {
-  if (kSide == Side::kUp) return Config::kGatherWarps;
-  return Config::kBlockScales ? 1 : 0;
-}
-
+// Every thread's copies count on the stage's barrier when they have landed.
 template <class Config, Side kSide>
 __device__ __forceinline__ void gather(const Params& params, SharedStorage<Config>& shared,
                                        int32_t warp) {
-  int32_t items = 0;
-  int32_t item = static_cast<int32_t>(blockIdx.x);
-  TokenTile next = begin_tiles<kSide>(params, item, items);
+  if constexpr (kSide == Side::kUp) cuda::device::grid_dependency_wait();
+  const Walk<Config> walk(params);
+  auto index = static_cast<int32_t>(blockIdx.x);
+  Item next = walk.at(index);
+  if constexpr (kSide == Side::kDown) cuda::device::grid_dependency_wait();
   int32_t* source_rows = shared.source_rows[warp];
   RingPosition ring;
-  RingPosition reported;
-  int32_t pending = 0;
-  for (; item < items; item += static_cast<int32_t>(gridDim.x)) {
-    const TokenTile tile = next;
-    next = read_tile(params, item + static_cast<int32_t>(gridDim.x), items);
-    if constexpr (kSide == Side::kUp) find_source_rows<Config>(params, source_rows, tile);
+  for (; index < walk.items; index += static_cast<int32_t>(gridDim.x)) {
+    const Item item = next;
+    next = walk.at(index + static_cast<int32_t>(gridDim.x));
+    if constexpr (!kRowsInOrder<Config, kSide>) {
+      find_source_rows<Config>(params, source_rows, item.tile);
+    }
     const float* weight_scales = nullptr;
     if constexpr (Config::kBlockScales) {
-      weight_scales = find_weight_scales<Config, kSide>(params, tile, item % params.feature_tiles,
+      weight_scales = find_weight_scales<Config, kSide>(params, item.tile, item.feature_tile,
                                                         static_cast<int32_t>(threadIdx.x % 2));
     }
     for (int32_t stage = 0; stage < params.depth_stages; ++stage) {
       cuda::device::mbarrier_wait(&shared.empty[ring.slot], ring.phase ^ 1);
-      gather_stage<Config, kSide>(params, source_rows, shared, ring.slot, tile, weight_scales,
+      gather_stage<Config, kSide>(params, source_rows, shared, ring.slot, item.tile, weight_scales,
                                   stage, warp);
       ring.template advance<Config::kStages>();
-      if (++pending <= Config::kGatherLag) continue;
-      --pending;
-      cuda::device::cp_async_wait_group<Config::kGatherLag>();
-      report_gathered(&shared.full[reported.slot]);
-      reported.template advance<Config::kStages>();
     }
   }
   cuda::device::cp_async_wait_group<0>();
-  for (; pending > 0; --pending) {
-    report_gathered(&shared.full[reported.slot]);
-    reported.template advance<Config::kStages>();
-  }
 }
 
 }  // namespace conclave::inline v0::experts::stream

@@ -23,6 +23,7 @@ struct TileThread {
   RingPosition ring;
   int32_t warp;  // of the consumers
   int32_t lane;
+  int32_t line_half = 0;
 
   __device__ __forceinline__ TileThread(const Params& p, SharedStorage<Config>& s)
       : params(p),
@@ -203,6 +204,87 @@ struct TileThread {
     }
   }
 
+  static constexpr int kWarpgroup = 128;
+
+  // The half of its warpgroup's lines that this warp may write: the other one's readers have met
+  // the barrier since.
+  __device__ __forceinline__ uint8_t* next_lines() {
+    line_half ^= 1;
+    return shared.lines.halves[warp / 4][line_half];
+  }
+  __device__ __forceinline__ void meet_warpgroup() const {
+    cuda::device::named_barrier_sync(1 + warp / 4, kWarpgroup);
+  }
+
+  // 64 features of each row of the intermediate, 32 rows at a time.
+  template <int N>
+  __device__ __forceinline__ void store_gated_lines(const float (&d)[kSlices][N / 2],
+                                                    const TokenTile& tile, int32_t feature) {
+    constexpr int kRowBytes = 128 + 16;
+#pragma unroll
+    for (int first = 0; first < N; first += 32) {
+      uint8_t* lines = next_lines();
+#pragma unroll
+      for (int slice = 0; slice < kSlices; ++slice) {
+        uint32_t packed[4] = {};
+#pragma unroll
+        for (int j = 0; j < 4 && first + 8 * j < N; ++j) {
+          packed[j] = pack(d[slice][first / 2 + 4 * j], d[slice][first / 2 + 4 * j + 1]);
+        }
+        cuda::device::stmatrix_x4_trans(
+            cuda::device::shared_address(lines) + lane * kRowBytes + (slice * 4 + warp % 4) * 16,
+            packed[0], packed[1], packed[2], packed[3]);
+      }
+      meet_warpgroup();
+      const auto thread = static_cast<int32_t>(threadIdx.x % kWarpgroup);
+#pragma unroll
+      for (int32_t row = thread / 8; row < 32; row += 16) {
+        const int32_t column = thread % 8 * 8;
+        if (first + row >= tile.count || feature + column >= params.features) continue;
+        const uint4 values = *reinterpret_cast<const uint4*>(lines + row * kRowBytes + column * 2);
+        store_eight(tile.begin + first + row, feature + column, values);
+      }
+    }
+  }
+
+  // 128 features of each row, 16 rows at a time.
+  template <int N>
+  __device__ __forceinline__ void store_plain_lines(const float (&d)[kSlices][N / 2], int32_t count,
+                                                    int32_t feature,
+                                                    const int32_t (&slots)[(N + 31) / 32]) {
+    constexpr int kRowBytes = 256 + 16;
+#pragma unroll
+    for (int first = 0; first < N; first += 16) {
+      uint8_t* lines = next_lines();
+#pragma unroll
+      for (int slice = 0; slice < kSlices; ++slice) {
+        const int i = first / 2;
+        uint32_t packed[4] = {};
+        packed[0] = pack(d[slice][i], d[slice][i + 1]);
+        packed[1] = pack(d[slice][i + 2], d[slice][i + 3]);
+        if (first + 8 < N) {
+          packed[2] = pack(d[slice][i + 4], d[slice][i + 5]);
+          packed[3] = pack(d[slice][i + 6], d[slice][i + 7]);
+        }
+        cuda::device::stmatrix_x4_trans(cuda::device::shared_address(lines) +
+                                            (lane / 16 * 8 + lane % 8) * kRowBytes +
+                                            (slice * 8 + warp % 4 * 2 + lane / 8 % 2) * 16,
+                                        packed[0], packed[1], packed[2], packed[3]);
+      }
+      meet_warpgroup();
+      const auto thread = static_cast<int32_t>(threadIdx.x % kWarpgroup);
+      const int32_t column = thread % 16 * 8;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int32_t row = thread / 16 + 8 * half;
+        const int32_t slot = __shfl_sync(0xffffffff, slots[first / 32], first % 32 + row);
+        if (first + row >= count || feature + column >= params.features) continue;
+        const uint4 values = *reinterpret_cast<const uint4*>(lines + row * kRowBytes + column * 2);
+        store_eight(slot, feature + column, values);
+      }
+    }
+  }
+
   __device__ __forceinline__ float bias_of(int64_t index, int32_t feature) const {
     return params.bias != nullptr && feature < params.features ? params.bias[index] : 0.0F;
   }
@@ -213,6 +295,12 @@ struct TileThread {
     const int32_t slices = 2 * kSlices;
     const int32_t warps = (feature_tile * slices + warp / 4 * kSlices + slice) * 4 + warp % 4;
     return warps * features_of_warp;
+  }
+
+  // Of this warpgroup's, with whole lines.
+  __device__ __forceinline__ int32_t first_of_group(int32_t feature_tile,
+                                                    int32_t features_of_warp) const {
+    return (feature_tile * 2 + warp / 4) * kSlices * 4 * features_of_warp;
   }
 
   // The output row of token 32 i + lane.

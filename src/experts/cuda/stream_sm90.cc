@@ -1,5 +1,7 @@
 #include "experts/cuda/stream_sm90.h"
 
+#include "experts/cuda/hopper_support.h"
+
 #include <array>
 #include <string>
 
@@ -13,22 +15,13 @@ constexpr std::array kTiles = {
     DeviceTile{.tokens = 32, .features = 128, .depth = 256, .stages = 5},
     DeviceTile{.tokens = 64, .features = 128, .depth = 256, .stages = 4},
     DeviceTile{.tokens = 96, .features = 256, .depth = 128, .stages = 5},
-    DeviceTile{.tokens = 160, .features = 256, .depth = 128, .stages = 4},
+    DeviceTile{.tokens = 160, .features = 256, .depth = 128, .stages = 4, .sorted_input = true},
 };
 
 }  // namespace
 
 Support stream_sm90_supports(const DeviceExpertsProblem& problem) {
-  if (!problem.device.is_hopper()) {
-    return Support::no("needs compute capability 9.0; found " +
-                       std::to_string(problem.device.compute_major) + "." +
-                       std::to_string(problem.device.compute_minor));
-  }
-  if (problem.weight_dtype != DType::kBF16 && problem.weight_dtype != DType::kF16) {
-    return Support::no("takes BF16 or F16 weights; found " +
-                       std::string(to_string(problem.weight_dtype)));
-  }
-  return Support::yes();
+  return supports_on_hopper(problem, {DType::kBF16, DType::kF16});
 }
 
 std::span<const DeviceTile> stream_sm90_tiles(const DeviceExpertsProblem& /*problem*/) {

@@ -29,6 +29,7 @@ KernelPair kernel_pair() {
 // The kernels of stream_sm90.cc's tiles.
 template <class Element>
 KernelPair find_kernels(const DeviceTile& tile) {
+  constexpr auto kNone = stream::Scaling::kNone;
   switch (tile.tokens) {
     case 16:
       return kernel_pair<stream::Config<Element, Shape{16, 128, 2, 6}>>();
@@ -37,10 +38,9 @@ KernelPair find_kernels(const DeviceTile& tile) {
     case 64:
       return kernel_pair<stream::Config<Element, Shape{64, 128, 2, 4}>>();
     case 96:
-      return kernel_pair<
-          stream::Config<Element, Shape{96, 256, 1, 5, stream::Scaling::kNone, 2}>>();
+      return kernel_pair<stream::Config<Element, Shape{96, 256, 1, 5, kNone, 2}>>();
     case 160:
-      return kernel_pair<stream::Config<Element, Shape{160, 256, 1, 4}>>();
+      return kernel_pair<stream::Config<Element, Shape{160, 256, 1, 4, kNone, 1, true}>>();
     default:
       throw Error(ErrorCode::kUnsupported,
                   {.what = "cuda.stream_sm90 has no such tile", .found = to_string(tile)});
@@ -115,6 +115,12 @@ class StreamKernel final : public DeviceExpertsKernel {
     Params params = with_groups(up_, call.groups);
     params.input = call.input.data;
     params.input_stride = call.input.row_stride;
+    if (tile_.sorted_input) {
+      params.rows = map_rows(
+          problem_,
+          {call.input.data, call.input.row_stride, call.input.num_rows, problem_.hidden_size},
+          kernels_.up.token_box);
+    }
     params.input_weights = call.input_weights;
     params.output = call.workspace;
     stream::enqueue("experts.stream_sm90.up", kernels_.up, params, call.groups.max_tiles,

@@ -13,34 +13,34 @@
 namespace conclave::inline v0::experts::stream {
 
 // A tile by the narrowest product that holds its rows.
-template <class Config, Side kSide, class Consumer>
-__device__ __forceinline__ void run_narrowest(Consumer& consumer, const TokenTile& tile,
-                                              int32_t feature_tile) {
+template <class Config, Side kSide, int kWidth, class Consumer>
+__device__ __forceinline__ void run_narrowest(Consumer& consumer, const Item& item) {
   constexpr Widths kWidths = Config::kWidths;
-  if (tile.count <= kWidths.of[0]) {
-    consumer.template run_tile<kWidths.of[0], kSide>(tile, feature_tile);
-  } else if (kWidths.of[1] > kWidths.of[0] && tile.count <= kWidths.of[1]) {
-    consumer.template run_tile<kWidths.of[1], kSide>(tile, feature_tile);
-  } else if (kWidths.of[3] > kWidths.of[2] && tile.count <= kWidths.of[2]) {
-    consumer.template run_tile<kWidths.of[2], kSide>(tile, feature_tile);
-  } else {
-    consumer.template run_tile<kWidths.of[3], kSide>(tile, feature_tile);
+  if constexpr (kWidth + 1 < kWidths.count) {
+    if (item.tile.count > kWidths.of[kWidth]) {
+      run_narrowest<Config, kSide, kWidth + 1>(consumer, item);
+      return;
+    }
   }
+  consumer.template run_tile<kWidths.of[kWidth], kSide>(item.tile, item.feature_tile);
 }
 
 // Tiles of the block in the order in which the producers load them.
 template <class Config, Side kSide, class Consumer>
 __device__ __forceinline__ void consume(const Params& params, SharedStorage<Config>& shared) {
   Consumer consumer(params, shared);
-  int32_t items = 0;
-  int32_t item = static_cast<int32_t>(blockIdx.x);
-  TokenTile tile = begin_tiles<kSide>(params, item, items);
-  while (item < items) {
-    const int32_t feature_tile = item % params.feature_tiles;
-    item += static_cast<int32_t>(gridDim.x);
-    const TokenTile next = read_tile(params, item, items);
-    run_narrowest<Config, kSide>(consumer, tile, feature_tile);
-    tile = next;
+  // Down may read the tiles before it waits: it begins when every block of up has waited for the
+  // grouping.
+  if constexpr (kSide == Side::kUp) cuda::device::grid_dependency_wait();
+  const Walk<Config> walk(params);
+  auto index = static_cast<int32_t>(blockIdx.x);
+  Item item = walk.at(index);
+  if constexpr (kSide == Side::kDown) cuda::device::grid_dependency_wait();
+  while (index < walk.items) {
+    index += static_cast<int32_t>(gridDim.x);
+    const Item next = walk.at(index);
+    run_narrowest<Config, kSide, 0>(consumer, item);
+    item = next;
   }
 }
 
@@ -48,9 +48,9 @@ template <class Config, Side kSide>
 __device__ __forceinline__ void prepare(const Params& params, SharedStorage<Config>& shared) {
   if (threadIdx.x == 0) {
     cuda::device::prefetch_tensor_map(&params.weights);
-    if constexpr (kSide == Side::kDown) cuda::device::prefetch_tensor_map(&params.rows);
+    if constexpr (kRowsInOrder<Config, kSide>) cuda::device::prefetch_tensor_map(&params.rows);
     for (int32_t stage = 0; stage < Config::kStages; ++stage) {
-      cuda::device::mbarrier_init(&shared.full[stage], 1 + gather_warps<Config, kSide>());
+      cuda::device::mbarrier_init(&shared.full[stage], 1 + 32 * gather_warps<Config, kSide>());
       cuda::device::mbarrier_init(&shared.empty[stage], Config::kConsumerWarps);
     }
     cuda::device::fence_mbarrier_init();

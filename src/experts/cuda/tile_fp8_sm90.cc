@@ -1,5 +1,7 @@
 #include "experts/cuda/tile_fp8_sm90.h"
 
+#include "experts/cuda/hopper_support.h"
+
 #include <array>
 #include <string>
 
@@ -46,15 +48,8 @@ Support supports_quant(const QuantSpec& quant) {
 }  // namespace
 
 Support tile_fp8_supports(const DeviceExpertsProblem& problem) {
-  if (!problem.device.is_hopper()) {
-    return Support::no("needs compute capability 9.0; found " +
-                       std::to_string(problem.device.compute_major) + "." +
-                       std::to_string(problem.device.compute_minor));
-  }
-  if (problem.weight_dtype != DType::kF8E4M3) {
-    return Support::no("takes F8_E4M3 weights; found " +
-                       std::string(to_string(problem.weight_dtype)));
-  }
+  Support support = supports_on_hopper(problem, {DType::kF8E4M3});
+  if (!support) return support;
   return supports_quant(problem.quant);
 }
 

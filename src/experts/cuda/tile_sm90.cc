@@ -1,5 +1,7 @@
 #include "experts/cuda/tile_sm90.h"
 
+#include "experts/cuda/hopper_support.h"
+
 #include <algorithm>
 #include <array>
 #include <limits>
@@ -54,15 +56,8 @@ std::string to_string(const ProductTile& tile) {
 }  // namespace
 
 Support tile_sm90_supports(const DeviceExpertsProblem& problem) {
-  if (!problem.device.is_hopper()) {
-    return Support::no("needs compute capability 9.0; the device has " +
-                       std::to_string(problem.device.compute_major) + "." +
-                       std::to_string(problem.device.compute_minor));
-  }
-  if (problem.weight_dtype != DType::kBF16 && problem.weight_dtype != DType::kF16) {
-    return Support::no("takes BF16 or F16 weights; found " +
-                       std::string(to_string(problem.weight_dtype)));
-  }
+  Support support = supports_on_hopper(problem, {DType::kBF16, DType::kF16});
+  if (!support) return support;
   // The walk over tiles counts in 32 bits.
   const int64_t token_tiles =
       max_token_tiles(problem.max_tokens * problem.top_k, problem.num_local_experts, kTileTokens);

@@ -1,0 +1,136 @@
+// What the kernels that stream weights say of a problem before there is a GPU: support, tiles,
+// workspace.
+#include "experts/cuda/hopper_support.h"
+#include "experts/cuda/stream_fp8_sm90.h"
+#include "experts/cuda/stream_sm90.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace conclave::experts {
+namespace {
+
+constexpr QuantSpec kBlockQuant = {.weights = WeightScale::kBlock,
+                                   .block_rows = 128,
+                                   .block_cols = 128,
+                                   .activations = ActivationScale::kGroup};
+constexpr QuantSpec kChannelQuant = {.weights = WeightScale::kChannel,
+                                     .activations = ActivationScale::kToken};
+
+DeviceExpertsProblem problem(DType dtype, const QuantSpec& quant = {}) {
+  DeviceExpertsProblem result{.num_local_experts = 8,
+                              .hidden_size = 256,
+                              .intermediate_size = 200,
+                              .top_k = 2,
+                              .max_tokens = 64,
+                              .weight_dtype = dtype,
+                              .quant = quant};
+  result.device.compute_major = 9;
+  return result;
+}
+
+std::string reason_of(const Support& support) {
+  return support ? std::string() : std::string(support.reason());
+}
+
+TEST(StreamPlan, OtherDevices_AreNamed) {
+  DeviceExpertsProblem older = problem(DType::kBF16);
+  older.device.compute_major = 8;
+  older.device.compute_minor = 6;
+  EXPECT_NE(reason_of(stream_sm90_supports(older)).find("found 8.6"), std::string::npos);
+  older.weight_dtype = DType::kF8E4M3;
+  EXPECT_NE(reason_of(stream_fp8_supports(older)).find("found 8.6"), std::string::npos);
+}
+
+TEST(StreamPlan, WeightTypes_GoToOneRow) {
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    EXPECT_TRUE(stream_sm90_supports(problem(dtype)));
+    EXPECT_FALSE(stream_fp8_supports(problem(dtype, kBlockQuant)));
+  }
+  EXPECT_FALSE(stream_sm90_supports(problem(DType::kF8E4M3, kBlockQuant)));
+  EXPECT_EQ(reason_of(stream_sm90_supports(problem(DType::kF32))),
+            "takes BF16 or F16 weights; found F32");
+  EXPECT_EQ(reason_of(supports_on_hopper(problem(DType::kF32), {DType::kF8E4M3})),
+            "takes F8_E4M3 weights; found F32");
+}
+
+TEST(StreamPlan, ScalesOfE4m3_AreChecked) {
+  const auto supports = [](const QuantSpec& quant) {
+    return stream_fp8_supports(problem(DType::kF8E4M3, quant));
+  };
+  EXPECT_TRUE(supports(kBlockQuant));
+  EXPECT_TRUE(supports(kChannelQuant));
+  QuantSpec changed = kBlockQuant;
+  changed.block_rows = 64;
+  EXPECT_NE(reason_of(supports(changed)).find("found 64x128"), std::string::npos);
+  changed = kBlockQuant;
+  changed.activations = ActivationScale::kToken;
+  EXPECT_FALSE(supports(changed));
+  changed = kChannelQuant;
+  changed.activations = ActivationScale::kGroup;
+  EXPECT_FALSE(supports(changed));
+  changed.activations = ActivationScale::kTensorStatic;
+  EXPECT_TRUE(supports(changed));
+  EXPECT_FALSE(supports({}));
+}
+
+void expect_tiles_fit(std::span<const DeviceTile> tiles) {
+  constexpr int64_t kSharedBytes = int64_t{227} << 10;
+  ASSERT_FALSE(tiles.empty());
+  for (size_t i = 0; i < tiles.size(); ++i) {
+    const DeviceTile& tile = tiles[i];
+    SCOPED_TRACE(std::to_string(tile.tokens) + " tokens, " + std::to_string(tile.features));
+    EXPECT_LT(int64_t{tile.tokens + tile.features} * tile.depth * tile.stages, kSharedBytes);
+    EXPECT_EQ(tile.tokens % 16, 0);
+    EXPECT_EQ(tile.features % 128, 0);
+    EXPECT_EQ(tile.depth % 128, 0);
+    EXPECT_GE(tile.stages, 3);
+    EXPECT_EQ(std::count(tiles.begin(), tiles.end(), tile), 1);
+    if (i > 0) EXPECT_GE(tile.tokens, tiles[i - 1].tokens) << "fewest rows first";
+  }
+}
+
+TEST(StreamPlan, Tiles_FitIntoSharedMemory) {
+  expect_tiles_fit(stream_sm90_tiles(problem(DType::kBF16)));
+  expect_tiles_fit(stream_fp8_tiles(problem(DType::kF8E4M3, kBlockQuant)));
+}
+
+TEST(StreamPlan, WorkspaceOfE4m3_PartsHoldTheirRows) {
+  for (const QuantSpec& quant : {kBlockQuant, kChannelQuant}) {
+    for (const int64_t width : {1, 15, 128, 129, 200}) {
+      for (const int64_t rows : {0, 1, 17, 4096}) {
+        SCOPED_TRACE("I=" + std::to_string(width) + " rows=" + std::to_string(rows));
+        DeviceExpertsProblem sizes = problem(DType::kF8E4M3, quant);
+        sizes.intermediate_size = width;
+        const StreamFp8Workspace layout = stream_fp8_workspace(sizes, rows);
+        const bool grouped = quant.activations == ActivationScale::kGroup;
+        const int64_t scales = grouped ? (width + 127) / 128 : 1;
+        EXPECT_EQ(layout.stride % 16, 0);
+        EXPECT_GE(layout.stride, width);
+        for (const size_t at : {layout.codes, layout.scales, layout.values}) {
+          EXPECT_EQ(at % 256, 0);
+        }
+        EXPECT_GE(layout.scales - layout.codes, static_cast<size_t>(rows * layout.stride));
+        EXPECT_GE(layout.values - layout.scales, static_cast<size_t>(rows * scales) * 4);
+        const auto values = grouped ? 0 : static_cast<size_t>(rows * layout.stride) * 4;
+        EXPECT_EQ(layout.bytes - layout.values, values);
+      }
+    }
+  }
+}
+
+// Offsets beyond 2^31: as many rows as 16384 tokens of 8 experts make, of the widest models.
+TEST(StreamPlan, WorkspaceOfE4m3_CountsInSixtyFourBits) {
+  DeviceExpertsProblem sizes = problem(DType::kF8E4M3, kChannelQuant);
+  sizes.intermediate_size = 28672;
+  const int64_t rows = 131072;
+  EXPECT_GE(stream_fp8_workspace(sizes, rows).bytes, static_cast<size_t>(rows * 28672 * 5));
+}
+
+}  // namespace
+}  // namespace conclave::experts
