@@ -123,6 +123,10 @@ struct DeviceKernelRow {
   double teraflops = 1;
   double terabytes_per_second = 1;
   int32_t row_step = 0;  // an expert's last rows are computed in steps of; 0: a quarter of a tile
+  // The same of tiles with sorted_input, where they are kernels of another shape; else 0.
+  double sorted_teraflops = 0;
+  double sorted_terabytes_per_second = 0;
+  int32_t sorted_row_step = 0;
 };
 
 }  // namespace conclave::inline v0::experts

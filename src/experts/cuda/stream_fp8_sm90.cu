@@ -14,6 +14,7 @@ namespace {
 
 using stream::divide_up;
 using stream::Kernel;
+using stream::KernelPair;
 using stream::Params;
 using stream::Scaling;
 using stream::Shape;
@@ -21,11 +22,6 @@ using stream::Side;
 
 // A tile of up is 128 features of the intermediate, whose codes share scales: 256 rows with a gate.
 constexpr int64_t kGroup = 128;
-
-struct KernelPair {
-  Kernel up;
-  Kernel down;
-};
 
 template <Shape kShape, Side kSide>
 Kernel kernel() {
@@ -66,11 +62,11 @@ class StreamFp8Kernel final : public DeviceExpertsKernel {
     const bool gated = problem.activation.gated;
     kernels_ = block() ? find_kernels<Scaling::kBlock>(tile, gated)
                        : find_kernels<Scaling::kRow>(tile, gated);
-    for (const Kernel& kernel : {kernels_.up, kernels_.down}) {
-      cuda::allow_shared_bytes(reinterpret_cast<const void*>(kernel.function), kernel.shared_bytes);
-    }
-    fill_up(weights);
-    fill_down(weights);
+    stream::allow_shared_bytes(kernels_);
+    up_ = stream::up_params(problem, weights, kernels_.up);
+    down_ = stream::down_params(problem, weights, kernels_.down);
+    fill_up_scales(weights);
+    fill_down_scales(weights);
   }
 
   int32_t tile_tokens() const override { return tile_.tokens; }
@@ -109,23 +105,10 @@ class StreamFp8Kernel final : public DeviceExpertsKernel {
             .values = reinterpret_cast<float*>(base + layout.values)};
   }
 
-  void fill_up(const DeviceExperts& weights) {
-    const bool gated = problem_.activation.gated;
-    const int64_t width = problem_.intermediate_size;
-    const int32_t rows = kernels_.up.weight_rows;
-    up_.weights =
-        gated ? map_gated_weights(problem_, weights, rows)
-              : map_weights(problem_,
-                            {weights.gate_up, weights.gate_up_stride, width, problem_.hidden_size},
-                            rows);
-    up_.bias = weights.gate_up_bias;
-    up_.features = static_cast<int32_t>(width);
-    up_.feature_tiles = divide_up(width, kGroup);
-    up_.depth = static_cast<int32_t>(problem_.hidden_size);
-    up_.depth_stages = divide_up(problem_.hidden_size, kernels_.up.depth);
-    up_.activation = activation::device_activation(problem_.activation);
+  void fill_up_scales(const DeviceExperts& weights) {
     stream::ScaleParams& scales = up_.scales;
-    fill_weight_scales(scales, weights.gate_up_scale, width, problem_.hidden_size, gated ? 2 : 1);
+    fill_weight_scales(scales, weights.gate_up_scale, problem_.intermediate_size,
+                       problem_.hidden_size, problem_.activation.gated ? 2 : 1);
     scales.power_of_two = problem_.quant.power_of_two_scales;
     if (problem_.quant.activations == ActivationScale::kTensorStatic) {
       scales.constant = weights.input_scale;
@@ -133,17 +116,9 @@ class StreamFp8Kernel final : public DeviceExpertsKernel {
     }
   }
 
-  void fill_down(const DeviceExperts& weights) {
-    const int64_t width = problem_.hidden_size;
-    down_.weights = map_weights(
-        problem_, {weights.down, weights.down_stride, width, problem_.intermediate_size},
-        kernels_.down.weight_rows);
-    down_.bias = weights.down_bias;
-    down_.features = static_cast<int32_t>(width);
-    down_.feature_tiles = divide_up(width, kernels_.down.weight_rows);
-    down_.depth = static_cast<int32_t>(problem_.intermediate_size);
-    down_.depth_stages = divide_up(problem_.intermediate_size, kernels_.down.depth);
-    fill_weight_scales(down_.scales, weights.down_scale, width, problem_.intermediate_size, 1);
+  void fill_down_scales(const DeviceExperts& weights) {
+    fill_weight_scales(down_.scales, weights.down_scale, problem_.hidden_size,
+                       problem_.intermediate_size, 1);
     if (problem_.quant.activations == ActivationScale::kTensorStatic) {
       down_.scales.constant = weights.intermediate_scale;
     }
@@ -198,9 +173,7 @@ class StreamFp8Kernel final : public DeviceExpertsKernel {
         kernels_.down.token_box);
     params.scales.tokens = rows.scales;
     params.scales.block_stride = call.groups.max_rows;
-    params.output = call.output;
-    params.output_stride = call.output_stride;
-    params.wide_stores = stream::has_wide_rows(call.output, call.output_stride);
+    set_output(params, call);
     stream::enqueue("experts.stream_fp8_sm90.down", kernels_.down, params, call.groups.max_tiles,
                     problem_.device.multiprocessors, stream);
   }

@@ -4,6 +4,7 @@
 #include "cuda/launch.h"
 #include "experts/cuda/device_experts.h"
 #include "experts/cuda/stream_config.cuh"
+#include "experts/cuda/stream_maps.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -22,6 +23,11 @@ struct Kernel {
   int32_t token_box = 0;
 };
 
+struct KernelPair {
+  Kernel up;
+  Kernel down;
+};
+
 template <class Config>
 Kernel describe_kernel(void (*function)(const Params)) {
   constexpr size_t kBytes = sizeof(SharedStorage<Config>);
@@ -36,6 +42,49 @@ Kernel describe_kernel(void (*function)(const Params)) {
 
 inline int32_t divide_up(int64_t a, int64_t b) { return static_cast<int32_t>((a + b - 1) / b); }
 
+inline void allow_shared_bytes(const KernelPair& kernels) {
+  for (const Kernel& kernel : {kernels.up, kernels.down}) {
+    cuda::allow_shared_bytes(reinterpret_cast<const void*>(kernel.function), kernel.shared_bytes);
+  }
+}
+
+// What both products of a layer need to know before a call: scales and the stride of the
+// intermediate are the caller's to add.
+inline Params up_params(const DeviceExpertsProblem& problem, const DeviceExperts& weights,
+                        const Kernel& kernel) {
+  const bool gated = problem.activation.gated;
+  const int64_t width = problem.intermediate_size;
+  const int32_t rows = kernel.weight_rows;
+  Params params;
+  params.weights =
+      gated ? map_gated_weights(problem, weights, rows)
+            : map_weights(problem,
+                          {weights.gate_up, weights.gate_up_stride, width, problem.hidden_size},
+                          rows);
+  params.bias = weights.gate_up_bias;
+  params.features = static_cast<int32_t>(width);
+  params.feature_tiles = divide_up(gated ? 2 * width : width, rows);
+  params.depth = static_cast<int32_t>(problem.hidden_size);
+  params.depth_stages = divide_up(problem.hidden_size, kernel.depth);
+  params.activation = activation::device_activation(problem.activation);
+  return params;
+}
+
+inline Params down_params(const DeviceExpertsProblem& problem, const DeviceExperts& weights,
+                          const Kernel& kernel) {
+  const int64_t width = problem.hidden_size;
+  const int64_t depth = problem.intermediate_size;
+  Params params;
+  params.weights =
+      map_weights(problem, {weights.down, weights.down_stride, width, depth}, kernel.weight_rows);
+  params.bias = weights.down_bias;
+  params.features = static_cast<int32_t>(width);
+  params.feature_tiles = divide_up(width, kernel.weight_rows);
+  params.depth = static_cast<int32_t>(depth);
+  params.depth_stages = divide_up(depth, kernel.depth);
+  return params;
+}
+
 inline Params with_groups(Params params, const GroupedRows& groups) {
   params.tiles = groups.tiles;
   params.num_tiles = groups.num_tiles;
@@ -49,6 +98,12 @@ inline Params with_groups(Params params, const GroupedRows& groups) {
 // Rows of 16-bit elements that 16-byte stores may write.
 inline bool has_wide_rows(const void* data, int64_t stride) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % 8 == 0;
+}
+
+inline void set_output(Params& params, const DeviceExpertsCall& call) {
+  params.output = call.output;
+  params.output_stride = call.output_stride;
+  params.wide_stores = has_wide_rows(call.output, call.output_stride);
 }
 
 inline void enqueue(std::string_view name, const Kernel& kernel, const Params& params,

@@ -121,6 +121,8 @@ __device__ __forceinline__ void produce(const Params& params, SharedStorage<Conf
     }
     cuda::device::grid_dependency_wait();
   }
+  // Rows came by ordinary stores of earlier kernels.
+  cuda::device::fence_proxy_async();
   // Not before the wait: what may begin now relies on everything before this kernel being done.
   cuda::device::grid_launch_dependents();
   RingPosition ring;

@@ -9,16 +9,10 @@
 namespace conclave::inline v0::experts {
 namespace {
 
-using stream::divide_up;
-using stream::Kernel;
+using stream::KernelPair;
 using stream::Params;
 using stream::Shape;
 using stream::Side;
-
-struct KernelPair {
-  Kernel up;
-  Kernel down;
-};
 
 template <class Config>
 KernelPair kernel_pair() {
@@ -56,11 +50,10 @@ class StreamKernel final : public DeviceExpertsKernel {
       : problem_(problem), tile_(tile) {
     kernels_ = problem.weight_dtype == DType::kF16 ? find_kernels<__half>(tile)
                                                    : find_kernels<__nv_bfloat16>(tile);
-    for (const Kernel& kernel : {kernels_.up, kernels_.down}) {
-      cuda::allow_shared_bytes(reinterpret_cast<const void*>(kernel.function), kernel.shared_bytes);
-    }
-    fill_up(weights);
-    fill_down(weights);
+    stream::allow_shared_bytes(kernels_);
+    up_ = stream::up_params(problem, weights, kernels_.up);
+    up_.output_stride = intermediate_stride();
+    down_ = stream::down_params(problem, weights, kernels_.down);
   }
 
   int32_t tile_tokens() const override { return tile_.tokens; }
@@ -80,36 +73,6 @@ class StreamKernel final : public DeviceExpertsKernel {
  private:
   // TMA needs rows at multiples of 16 bytes.
   int64_t intermediate_stride() const { return (problem_.intermediate_size + 7) / 8 * 8; }
-
-  void fill_up(const DeviceExperts& weights) {
-    const bool gated = problem_.activation.gated;
-    const int64_t width = problem_.intermediate_size;
-    const int32_t rows = kernels_.up.weight_rows;
-    up_.weights =
-        gated ? map_gated_weights(problem_, weights, rows)
-              : map_weights(problem_,
-                            {weights.gate_up, weights.gate_up_stride, width, problem_.hidden_size},
-                            rows);
-    up_.bias = weights.gate_up_bias;
-    up_.features = static_cast<int32_t>(width);
-    up_.feature_tiles = divide_up(gated ? 2 * width : width, rows);
-    up_.depth = static_cast<int32_t>(problem_.hidden_size);
-    up_.depth_stages = divide_up(problem_.hidden_size, kernels_.up.depth);
-    up_.activation = activation::device_activation(problem_.activation);
-    up_.output_stride = intermediate_stride();
-  }
-
-  void fill_down(const DeviceExperts& weights) {
-    const int64_t width = problem_.hidden_size;
-    const int32_t rows = kernels_.down.weight_rows;
-    down_.weights = map_weights(
-        problem_, {weights.down, weights.down_stride, width, problem_.intermediate_size}, rows);
-    down_.bias = weights.down_bias;
-    down_.features = static_cast<int32_t>(width);
-    down_.feature_tiles = divide_up(width, rows);
-    down_.depth = static_cast<int32_t>(problem_.intermediate_size);
-    down_.depth_stages = divide_up(problem_.intermediate_size, kernels_.down.depth);
-  }
 
   void run_up(const DeviceExpertsCall& call, CUstream_st* stream) const {
     Params params = with_groups(up_, call.groups);
@@ -133,9 +96,7 @@ class StreamKernel final : public DeviceExpertsKernel {
         problem_,
         {call.workspace, intermediate_stride(), call.groups.max_rows, problem_.intermediate_size},
         kernels_.down.token_box);
-    params.output = call.output;
-    params.output_stride = call.output_stride;
-    params.wide_stores = stream::has_wide_rows(call.output, call.output_stride);
+    set_output(params, call);
     stream::enqueue("experts.stream_sm90.down", kernels_.down, params, call.groups.max_tiles,
                     problem_.device.multiprocessors, stream);
   }

@@ -46,8 +46,26 @@ struct TileWork {
   double rows = 0;   // that are computed for it, with those beyond its own
 };
 
-TileWork expected_work(const Load& load, const DeviceKernelRow& row, const DeviceTile& tile) {
-  const double step = row.row_step > 0 ? row.row_step : std::max(tile.tokens / 4, 8);
+// What a tile of a row reaches.
+struct Rates {
+  double flops = 0;  // a second
+  double bytes = 0;
+  double row_step = 0;
+};
+
+Rates rates_of(const DeviceKernelRow& row, const DeviceTile& tile) {
+  if (tile.sorted_input && row.sorted_teraflops > 0) {
+    return {.flops = row.sorted_teraflops * 1e12,
+            .bytes = row.sorted_terabytes_per_second * 1e12,
+            .row_step = static_cast<double>(row.sorted_row_step)};
+  }
+  const double share = tile.sorted_input ? 1.0 - kGatherShare : 1.0;
+  return {.flops = row.teraflops * 1e12 / share,
+          .bytes = row.terabytes_per_second * 1e12,
+          .row_step = row.row_step > 0 ? row.row_step : std::max(tile.tokens / 4, 8)};
+}
+
+TileWork expected_work(const Load& load, const DeviceTile& tile, double step) {
   TileWork work;
   for (const double part : kNormalParts) {
     const double rows = std::max(1.0, load.rows_of_each + load.deviation * part);
@@ -75,14 +93,14 @@ double cost_seconds(const DeviceExpertsProblem& problem, const DeviceKernelRow& 
                           static_cast<double>(problem.intermediate_size);
   const double weight_bytes =
       load.active_experts * elements * static_cast<double>(byte_size(problem.weight_dtype));
-  const TileWork work = expected_work(load, row, tile);
-  const double memory = std::max(weight_bytes / (row.terabytes_per_second * 1e12),
-                                 work.tiles * weight_bytes / kCacheBytesPerSecond);
+  const Rates rates = rates_of(row, tile);
+  const TileWork work = expected_work(load, tile, rates.row_step);
+  const double memory =
+      std::max(weight_bytes / rates.bytes, work.tiles * weight_bytes / kCacheBytesPerSecond);
   const double operations = load.active_experts * work.rows * 2.0 * elements;
-  double arithmetic = operations / (row.teraflops * 1e12);
+  const double arithmetic = operations / rates.flops;
   double before = 0;
   if (tile.sorted_input) {
-    arithmetic *= 1.0 - kGatherShare;
     // One expert's rows are in order already.
     const bool in_order = problem.num_local_experts == 1 && problem.top_k == 1;
     if (!in_order) before = copy_seconds(problem, tokens);
