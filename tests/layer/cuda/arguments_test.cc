@@ -6,6 +6,7 @@
 
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace conclave {
@@ -118,13 +119,19 @@ TEST_F(CudaArguments, HostMemoryAsWorkspaceOrWeights_IsRefused) {
 // Rows at any multiple of an element and any distance; what lies between them stays.
 TEST_F(CudaArguments, OddStridesAndAddresses_GiveTheSameBits) {
   for (const testing::NumberForm& form : testing::number_forms()) {
-    const MoeSpec spec = testing::with_form(make_spec(8, 2, 136, 72, form.dtype), form);
-    DeviceLayer owned(spec, {.max_tokens = 64});
-    const DType dtype = testing::row_dtype(form);
-    for (const int64_t tokens : {1, 5, 40, 100}) {
-      SCOPED_TRACE(::testing::Message() << form.name << " T" << tokens);
+    for (const auto& [top_k, tokens] : {std::pair<int64_t, int64_t>{2, 1},
+                                        {2, 5},
+                                        {2, 40},
+                                        {2, 100},
+                                        {1, 3},
+                                        {1, 60},
+                                        {1, 900}}) {
+      const MoeSpec spec = testing::with_form(make_spec(8, top_k, 136, 72, form.dtype), form);
+      DeviceLayer owned(spec, {.max_tokens = tokens == 100 ? 64 : 900});
+      const DType dtype = testing::row_dtype(form);
+      SCOPED_TRACE(::testing::Message() << form.name << " k" << top_k << " T" << tokens);
       const Tensor hidden = random_tensor(dtype, tokens, 136, 5);
-      const testing::GivenRouting routing = testing::random_routing(tokens, 8, 2, 9);
+      const testing::GivenRouting routing = testing::random_routing(tokens, 8, top_k, 9);
       DeviceForward dense(owned, hidden.view(), dtype);
       dense.route_by(routing.ids, routing.weights);
       dense.enqueue();
@@ -166,13 +173,14 @@ TEST_F(CudaArguments, AddressesBetweenElements_AreRefused) {
 // The rows of out may be those of hidden, in every rung.
 TEST_F(CudaArguments, InPlace_GivesTheSameBits) {
   for (const testing::NumberForm& form : testing::number_forms()) {
-    MoeSpec spec = testing::with_form(make_spec(8, 2, 520, 136, form.dtype), form);
-    for (const bool with_shared : {false, true}) {
+    for (const auto& [top_k, with_shared] :
+         {std::pair<int64_t, bool>{2, false}, {2, true}, {1, false}}) {
+      MoeSpec spec = testing::with_form(make_spec(8, top_k, 520, 136, form.dtype), form);
       if (with_shared) spec.shared = {.mode = SharedMode::kSigmoidGate, .intermediate_size = 128};
-      DeviceLayer owned(spec, {.max_tokens = 300});
+      DeviceLayer owned(spec, {.max_tokens = 900});
       const DType dtype = testing::row_dtype(form);
-      for (const int64_t tokens : {1, 8, 40, 300, 310}) {
-        SCOPED_TRACE(::testing::Message() << form.name << " T" << tokens);
+      for (const int64_t tokens : {1, 8, 40, 900, 910}) {
+        SCOPED_TRACE(::testing::Message() << form.name << " k" << top_k << " T" << tokens);
         const Tensor hidden = random_tensor(dtype, tokens, 520, 5);
         DeviceForward forward(owned, hidden.view(), dtype);
         forward.enqueue();

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <utility>
 #include <vector>
 
 namespace conclave {
@@ -26,16 +27,16 @@ using testing::random_tensor;
 
 class CudaReplay : public testing::CudaLayerTest {};
 
-MoeSpec small_spec(const NumberForm& form) {
-  return testing::with_form(make_spec(10, 3, 264, 136, form.dtype), form);
+MoeSpec small_spec(const NumberForm& form, int64_t top_k = 3) {
+  return testing::with_form(make_spec(10, top_k, 264, 136, form.dtype), form);
 }
 
 // Ids of which some are -1 and some of no expert; weights that differ.
-GivenRouting hostile_routing(int64_t tokens, uint64_t seed) {
-  GivenRouting routing = testing::random_routing(tokens, 10, 3, seed);
+GivenRouting hostile_routing(int64_t tokens, int64_t top_k, uint64_t seed) {
+  GivenRouting routing = testing::random_routing(tokens, 10, top_k, seed);
   auto* const ids = routing.ids.as<int32_t>();
   auto* const weights = routing.weights.as<float>();
-  for (int64_t i = 0; i < tokens * 3; ++i) {
+  for (int64_t i = 0; i < tokens * top_k; ++i) {
     const uint64_t draw = (static_cast<uint64_t>(i) + 1) * (seed * 2 + 1) * 0x9E3779B97F4A7C15U;
     weights[i] = 0.05F + static_cast<float>(draw >> 40) * 0x1p-24F;
     if (draw % 11 == 0) ids[i] = -1;
@@ -74,7 +75,7 @@ class Replayed {
         live_(owned.queue.upload(Tensor(DType::kI64, {1}).view())),
         forward_(owned, random_tensor(dtype, capacity, owned.layer.spec().hidden_size, 1).view(),
                  dtype) {
-    const GivenRouting routing = hostile_routing(capacity, 1);
+    const GivenRouting routing = hostile_routing(capacity, owned.layer.spec().top_k, 1);
     forward_.route_by(routing.ids, routing.weights);
     forward_.args.num_tokens = static_cast<const int64_t*>(live_.const_view().data);
     graph_ = cuda::capture(stream(), [&] { forward_.enqueue(); });
@@ -107,18 +108,19 @@ class Replayed {
 TEST_F(CudaReplay, OtherRowsIdsWeightsAndTokens_EachReplayMatchesFloat64) {
   for (const NumberForm& form : testing::number_forms()) {
     SCOPED_TRACE(form.name);
-    const MoeSpec spec = small_spec(form);
-    DeviceLayer owned(spec, {.max_tokens = 300});
-    const DType dtype = testing::row_dtype(form);
-    for (const int64_t capacity : {8, 40, 300}) {
+    for (const auto& [top_k, capacity] :
+         {std::pair<int64_t, int64_t>{3, 8}, {3, 40}, {3, 300}, {1, 40}, {1, 900}}) {
+      const MoeSpec spec = small_spec(form, top_k);
+      DeviceLayer owned(spec, {.max_tokens = 900});
+      const DType dtype = testing::row_dtype(form);
       Replayed replayed(owned, capacity, dtype);
       uint64_t seed = 20;
       for (const int64_t live : {capacity, int64_t{1}, capacity / 2, int64_t{0}, capacity + 7,
                                  int64_t{-3}, capacity - 1}) {
-        SCOPED_TRACE(::testing::Message() << live << " of " << capacity);
+        SCOPED_TRACE(::testing::Message() << live << " of " << capacity << ", k " << top_k);
         ++seed;
         const Tensor hidden = random_tensor(dtype, capacity, spec.hidden_size, seed);
-        const GivenRouting routing = hostile_routing(capacity, seed);
+        const GivenRouting routing = hostile_routing(capacity, top_k, seed);
         const Tensor out = replayed.replay(hidden, routing, live);
         const int64_t count = std::clamp<int64_t>(live, 0, capacity);
         expect_untouched_from(out, count);
