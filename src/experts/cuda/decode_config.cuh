@@ -110,9 +110,11 @@ struct Cursor {
 };
 
 // What a block does: tiles of the up product, then its columns of the down product for all parts
-// (unit, slice). Three quarters of the tiles are shared out beforehand, the others go to whoever is
-// free: not all multiprocessors are equally near to the memory.
+// (unit, slice). Half of the tiles are shared out beforehand, a quarter where there are many; the
+// others go to whoever is free: not all multiprocessors are equally near to the memory, and what is
+// handed out costs a trip to the counter, which few tiles do not hide.
 struct Work {
+  static constexpr int kManyTiles = 16;  // of a block
   int total_tiles = 0;
   int own_tiles = 0;
   int num_parts = 0;
@@ -122,7 +124,8 @@ struct Work {
   __device__ Work(const DecodeParams& params, int units) {
     const DecodePlan& plan = params.plan;
     total_tiles = units * plan.feature_tiles;
-    own_tiles = total_tiles / static_cast<int>(gridDim.x) * 3 / 4;
+    const int share = total_tiles / static_cast<int>(gridDim.x);
+    own_tiles = share < kManyTiles ? share / 2 : share / 4;
     first_row = static_cast<int>(blockIdx.x) * plan.passes * plan.pass_rows;
     if (first_row < plan.hidden_size) num_parts = units * plan.k_slices;
     next_tile = static_cast<uint32_t*>(params.call.workspace) + kNextTileWord;
