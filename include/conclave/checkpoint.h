@@ -92,8 +92,9 @@ enum class FeedMemory : uint8_t {
 // thread at a time; a source may be read from several threads as long as nothing is put.
 class CONCLAVE_API CheckpointFeed {
  public:
-  // From the text of config.json. Throws as Checkpoint::open does for that file, and
-  // Error(kUnsupportedQuantization).
+  // From the text of config.json. Of a quantised model a layer's experts are taken to be so until
+  // one comes that is not. Throws as Checkpoint::open does for that file, and
+  // Error(kUnsupportedQuantization) for methods that are not read.
   static CheckpointFeed from_config(std::string_view config_json);
   // For layers of one spec, by the names of a family ("qwen3_moe"). Throws
   // Error(kUnknownArchitecture), Error(kInvalidArgument) for a layer below 0 or above 4095, and as

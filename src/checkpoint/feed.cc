@@ -5,6 +5,7 @@
 #include "checkpoint/model_config.h"
 #include "checkpoint/name_list.h"
 #include "checkpoint/role_map.h"
+#include "checkpoint/scale_names.h"
 #include "checkpoint/tensor_data.h"
 #include "checkpoint/tensor_name.h"
 #include "io/text.h"
@@ -98,12 +99,47 @@ struct CheckpointFeed::Impl {
   std::unordered_map<std::string, int32_t> by_name;
   FedData data;
   mutable std::unordered_map<int64_t, std::unique_ptr<LayerMap>> maps;  // of complete layers
+  // Of a quantised model, whose matrices are quantised until one comes that is not: the layers'
+  // specs without quantisation.
+  std::unordered_map<int64_t, MoeSpec> plain_specs;
 
   explicit Impl(ModelConfig model) : config(std::move(model)) {
     for (const LayerConfig& layer : config.layers) layers.push_back(layer.index);
     table.names = {kFedName};
     table.paths = {kFedName};
     table.listing = kFedName;
+  }
+
+  void assume_quantised() {
+    if (!config.quant) return;
+    for (LayerConfig& layer : config.layers) {
+      plain_specs.emplace(layer.index, layer.spec);
+      checkpoint::quantise(*config.quant, layer.spec);
+    }
+  }
+
+  // What the type of a tensor says of the part that it belongs to. The quantiser leaves out whole
+  // modules.
+  void settle(LayerConfig& layer, checkpoint::Part part, const std::string& name, DType dtype) {
+    const auto plain = plain_specs.find(layer.index);
+    if (plain == plain_specs.end()) return;
+    if (part == checkpoint::Part::kResidualDown) layer.spec.residual.weight_dtype = dtype;
+    if (!checkpoint::is_quantisable(part)) return;
+    if (dtype != DType::kF8E4M3 && !checkpoint::is_plain(dtype)) {
+      throw Error(ErrorCode::kUnsupportedQuantization,
+                  {.what = "weights in codes that are not read",
+                   .tensor = name,
+                   .expected = "F8_E4M3, F32, F16 or BF16",
+                   .found = std::string(to_string(dtype))});
+    }
+    if (dtype == DType::kF8E4M3 || layer.spec.weight_dtype != DType::kF8E4M3) return;
+    if (part == checkpoint::Part::kSharedDown) {
+      layer.spec.shared.weight_dtype = dtype;
+    } else if (part == checkpoint::Part::kDown) {
+      MoeSpec unquantised = plain->second;
+      unquantised.router.has_selection_bias = layer.spec.router.has_selection_bias;
+      layer.spec = unquantised;
+    }
   }
 
   LayerConfig* find_layer(int64_t index) {
@@ -188,20 +224,13 @@ CheckpointFeed CheckpointFeed::from_config(std::string_view config_json) {
                  .expected = "a model without quantization_config",
                  .found = config.quantization});
   }
-  if (config.quant) {
-    // Which matrices the quantiser left out is known by their types only, and none has come.
-    throw Error(ErrorCode::kUnsupportedQuantization,
-                {.what = "the types of quantised weights are not known before they come",
-                 .file = std::string(kConfigName),
-                 .expected = "a model without quantization_config",
-                 .found = config.quant_method,
-                 .hint = "CheckpointFeed::from_spec takes the types with the spec"});
-  }
   if (config.architecture->router.selection_bias_by_file) {
     // There once it is put.
     for (LayerConfig& layer : config.layers) layer.spec.router.has_selection_bias = false;
   }
-  return CheckpointFeed(std::make_unique<Impl>(std::move(config)));
+  auto impl = std::make_unique<Impl>(std::move(config));
+  impl->assume_quantised();
+  return CheckpointFeed(std::move(impl));
 }
 
 CheckpointFeed CheckpointFeed::from_spec(const MoeSpec& spec, std::string_view model_type,
@@ -258,6 +287,9 @@ bool CheckpointFeed::put(std::string_view name, const ConstTensorView& tensor, F
   impl.add(full, tensor);
   try {
     impl.check_last(*split, *layer, is_known);
+    if (is_known && pattern) {
+      impl.settle(*layer, pattern->pattern->part, io::show_name(full), tensor.dtype);
+    }
   } catch (...) {
     impl.drop_last();
     throw;

@@ -235,10 +235,6 @@ std::optional<DType> stored_type(const Architecture& architecture, const TensorT
   return std::nullopt;
 }
 
-bool is_plain(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
-}
-
 // Codes whose names and shapes belong to another format, such as two fp4 a byte.
 void refuse_codes(DType stored, ModelConfig& config) {
   Quantization found;
@@ -248,6 +244,16 @@ void refuse_codes(DType stored, ModelConfig& config) {
 }
 
 }  // namespace
+
+bool is_plain(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
+}
+
+void quantise(const QuantSpec& quant, MoeSpec& spec) {
+  spec.weight_dtype = DType::kF8E4M3;
+  spec.quant = quant;
+  if (spec.residual.intermediate_size != 0) spec.residual.weight_dtype = DType::kBF16;
+}
 
 void settle_quantization(const LayerTensors& tensors, const TensorTable& table,
                          ModelConfig& config) {
@@ -262,8 +268,7 @@ void settle_quantization(const LayerTensors& tensors, const TensorTable& table,
       return refuse_codes(*routed, config);
     if (routed != DType::kF8E4M3) continue;
     MoeSpec& spec = layer.spec;
-    spec.weight_dtype = DType::kF8E4M3;
-    spec.quant = *config.quant;
+    quantise(*config.quant, spec);
     if (spec.shared.mode != SharedMode::kNone) {
       const auto shared = type(Part::kSharedDown);
       if (shared && shared != DType::kF8E4M3) spec.shared.weight_dtype = shared;

@@ -47,6 +47,11 @@ std::optional<LayerName> split_model_name(const Architecture& architecture, std:
 // Settles what the family leaves to the file: whether a layer has a selection bias.
 void settle_by_file(const LayerTensors& tensors, ModelConfig& config);
 
+// f32, f16 or bf16.
+bool is_plain(DType dtype);
+// The spec of a layer whose experts, and with them its shared ones, are quantised.
+void quantise(const QuantSpec& quant, MoeSpec& spec);
+
 // Of a quantised model: which layers are, by the types of their matrices. Modules that the
 // quantiser left out are plain; experts in codes that are not read make the whole model one of a
 // method that is not.

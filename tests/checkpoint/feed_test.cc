@@ -205,9 +205,9 @@ TEST(Feed, FromSpec_UsesTheNamesOfTheFamily) {
   EXPECT_TRUE(error_of([&] { CheckpointFeed::from_spec(spec, "qwen3_moe", beyond); }));
 }
 
-TEST(Feed, QuantisedConfig_IsRefused) {
+TEST(Feed, UnreadQuantisation_IsRefused) {
   TinyModel model = make_tiny_model({});
-  model.config["quantization_config"] = {{"quant_method", "fp8"}};
+  model.config["quantization_config"] = {{"quant_method", "gptq"}};
   const auto error = error_of([&] { feed_of(model); });
   ASSERT_TRUE(error);
   EXPECT_EQ(error->code(), ErrorCode::kUnsupportedQuantization);

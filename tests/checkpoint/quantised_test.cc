@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <string>
@@ -458,12 +459,41 @@ TEST(QuantisedFeed, FromSpec_TakesCodesAndScales) {
       static_cast<void>(MoeLayer::create(context, feed.layer(0).spec, *feed.layer_source(0))));
 }
 
-TEST(QuantisedFeed, FromConfig_IsRefusedWithAHint) {
-  const auto error = error_of(
-      [] { static_cast<void>(CheckpointFeed::from_config(quantised_model().config.dump())); });
-  ASSERT_TRUE(error);
-  EXPECT_EQ(error->code(), ErrorCode::kUnsupportedQuantization);
-  EXPECT_NE(error->detail().hint.find("from_spec"), std::string::npos);
+// The types come with the tensors: layers and modules that the quantiser left out are plain.
+TEST(QuantisedFeed, FromConfig_SettlesTypesAsTensorsCome) {
+  for (const bool reversed : {false, true}) {
+    TinyModel model = quantised_model();
+    const TempDir directory;
+    const MoeSpec expected = open(model, directory).layer(0).spec;
+    if (reversed) std::reverse(model.tensors.begin(), model.tensors.end());
+    CheckpointFeed feed = CheckpointFeed::from_config(model.config.dump());
+    for (const TinyTensor& tensor : model.tensors) {
+      static_cast<void>(feed.put(tensor.name, {.data = tensor.bytes.data(),
+                                               .dtype = tensor.dtype,
+                                               .shape = Shape(std::span(tensor.shape))}));
+    }
+    ASSERT_TRUE(feed.missing().empty()) << feed.missing().front();
+    const MoeSpec spec = feed.layer(0).spec;
+    EXPECT_EQ(spec.weight_dtype, DType::kF8E4M3);
+    EXPECT_EQ(spec.quant.weights, expected.quant.weights);
+    EXPECT_EQ(spec.quant.activations, expected.quant.activations);
+    const Context context({.num_threads = 1});
+    EXPECT_NO_THROW(static_cast<void>(MoeLayer::create(context, spec, *feed.layer_source(0))));
+  }
+}
+
+TEST(QuantisedFeed, PlainExpertsOfAQuantisedModel_AreTakenAsTheyAre) {
+  TinyModel model = make_tiny_model({});
+  model.config["quantization_config"] = fp8();
+  CheckpointFeed feed = CheckpointFeed::from_config(model.config.dump());
+  for (const TinyTensor& tensor : model.tensors) {
+    static_cast<void>(feed.put(tensor.name, {.data = tensor.bytes.data(),
+                                             .dtype = tensor.dtype,
+                                             .shape = Shape(std::span(tensor.shape))}));
+  }
+  ASSERT_TRUE(feed.missing().empty()) << feed.missing().front();
+  EXPECT_NE(feed.layer(feed.layers()[0]).spec.weight_dtype, DType::kF8E4M3);
+  EXPECT_EQ(feed.layer(feed.layers()[0]).spec.quant.weights, WeightScale::kNone);
 }
 
 }  // namespace
