@@ -43,6 +43,19 @@ struct GroupedRows {
   int32_t top_k = 0;
 };
 
+// Shared experts that run as experts of the grouping: after its k routed slots a token has `count`
+// more, slot k + i with the id first_id + i and the weight factor[t * factors + i / slices], or
+// `constant`.
+struct SharedSlots {
+  int32_t count = 0;
+  int32_t first_id = 0;
+  const float* factor = nullptr;  // [T, factors], or null
+  float constant = 1;
+  int32_t factors = 1;
+  int32_t slices = 1;     // an expert's columns lie in so many slots
+  bool is_logit = false;  // the weight is the sigmoid of the factor
+};
+
 // Most tiles that `rows` rows over `experts` experts can make.
 constexpr int64_t max_token_tiles(int64_t rows, int64_t experts, int64_t tile_tokens) {
   const int64_t full = (rows + tile_tokens - 1) / tile_tokens;

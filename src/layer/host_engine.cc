@@ -1,6 +1,7 @@
 #include "layer/host_engine.h"
 
 #include "layer/arguments.h"
+#include "layer/own_workspace.h"
 #include "layer/packed_weights.h"
 #include "layer/pipeline.h"
 #include "layer/rank_agreement.h"
@@ -11,23 +12,12 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <mutex>
-#include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
 namespace conclave::inline v0 {
 
 namespace {
-
-void check_workspace(std::span<const std::byte> memory, size_t needed) {
-  if (memory.size() >= needed) return;
-  throw Error(ErrorCode::kWorkspaceTooSmall, {.what = "the workspace is too small for this layer",
-                                              .tensor = "workspace",
-                                              .expected = std::to_string(needed) + " bytes",
-                                              .found = std::to_string(memory.size())});
-}
 
 void check_memory(const ForwardArgs& args) {
   if (args.workspace == nullptr || args.workspace->kind() == MemoryKind::kHost) return;
@@ -64,9 +54,7 @@ class HostEngine final : public Engine {
   // False from the first byte an in-place reload overwrites until it completes.
   std::atomic<bool> weights_complete_{true};
 
-  // The layer's own workspace: made by the first forward that brings none.
-  std::mutex own_workspace_mutex_;
-  std::optional<Workspace> own_workspace_;
+  OwnWorkspace own_workspace_;
 
   std::atomic<int64_t> forwards_{0};
   std::atomic<int64_t> tokens_{0};
@@ -99,20 +87,14 @@ void HostEngine::forward(const ForwardArgs& args) {
     check_ids_strict(args.topk_ids, tokens, plan_.spec);
   }
 
-  std::unique_lock<std::mutex> own_lock(own_workspace_mutex_, std::defer_lock);
+  OwnWorkspace::Claim own;
   std::span<std::byte> workspace;
   if (args.workspace != nullptr) {
     workspace = args.workspace->memory();
-    check_workspace(workspace, plan_.workspace_bytes);
+    check_workspace_size(workspace, plan_.workspace_bytes);
   } else {
-    if (!own_lock.try_lock()) {
-      throw Error(ErrorCode::kState, {.what = "another forward is using this layer's own workspace",
-                                      .hint = "give each concurrent forward a Workspace"});
-    }
-    if (!own_workspace_) {
-      own_workspace_.emplace(context_, plan_.workspace_bytes);
-    }
-    workspace = own_workspace_->memory();
+    own = own_workspace_.claim(context_, plan_.workspace_bytes);
+    workspace = own.memory;
   }
 
   const int64_t chunk_tokens = plan_.options.max_tokens;

@@ -24,8 +24,10 @@ std::vector<float> read_floats(const WeightSource& source, WeightRole role) {
   return values;
 }
 
-std::vector<int32_t> read_table(const MoeSpec& spec, const WeightSource& source) {
-  const Tensor stored = read_matrix(source, WeightRole::kHashTable);
+}  // namespace
+
+std::vector<int32_t> check_hash_table(const MoeSpec& spec, const WeightSource& source,
+                                      const Tensor& stored) {
   std::vector<int32_t> table(static_cast<size_t>(stored.shape().num_elements()));
   for (size_t index = 0; index < table.size(); ++index) {
     const int64_t id =
@@ -44,8 +46,6 @@ std::vector<int32_t> read_table(const MoeSpec& spec, const WeightSource& source)
   }
   return table;
 }
-
-}  // namespace
 
 void check_selection_bias(const WeightSource& source, const std::vector<float>& bias) {
   for (size_t expert = 0; expert < bias.size(); ++expert) {
@@ -79,7 +79,10 @@ RouterVectors read_router_vectors(const MoeSpec& spec, const WeightSource& sourc
       .global_scale = floats(WeightRole::kGlobalScale, router.has_global_scale),
       .hash_table = {}};
   check_selection_bias(source, vectors.selection_bias);
-  if (router.vocab_size > 0) vectors.hash_table = read_table(spec, source);
+  if (router.vocab_size > 0) {
+    vectors.hash_table =
+        check_hash_table(spec, source, read_matrix(source, WeightRole::kHashTable));
+  }
   return vectors;
 }
 

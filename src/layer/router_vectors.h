@@ -2,6 +2,7 @@
 #pragma once
 
 #include "conclave/routing.h"
+#include "conclave/tensor.h"
 #include "conclave/weights.h"
 
 #include <cstdint>
@@ -24,6 +25,11 @@ struct RouterVectors {
 
 // Throws Error(kInvalidArgument) for a NaN in the selection bias, which could not be ordered.
 void check_selection_bias(const WeightSource& source, const std::vector<float>& bias);
+
+// The entries of the hash table as stored, int32 or int64. Throws Error(kExpertId) naming row and
+// value for an entry outside [0, E).
+std::vector<int32_t> check_hash_table(const MoeSpec& spec, const WeightSource& source,
+                                      const Tensor& stored);
 
 // From a source that check_source has accepted. Throws Error(kInvalidArgument) for a NaN in the
 // selection bias, which could not be ordered, and Error(kExpertId) naming row and value for a table

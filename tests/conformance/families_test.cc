@@ -1,10 +1,7 @@
 // Every golden checkpoint of testdata/models: a family's own files, what its published code
 // computed in them, and float64 recomputations, against the library.
 
-#include "support/layer_fixture.h"
-
-#include "conclave/checkpoint.h"
-#include "conclave/safetensors.h"
+#include "support/golden_record.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -19,61 +16,12 @@
 namespace conclave {
 namespace {
 
-const std::filesystem::path kModels = "testdata/models";
-
-std::vector<std::string> model_directories() {
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(kModels)) {
-    if (entry.is_directory()) names.push_back(entry.path().filename().string());
-  }
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
-std::vector<double> as_doubles(const Tensor& tensor) {
-  std::vector<double> values(static_cast<size_t>(tensor.shape().num_elements()));
-  convert(tensor.view(), {.data = values.data(), .dtype = DType::kF64, .shape = tensor.shape()});
-  return values;
-}
-
-// One layer's records of one run.
-struct Record {
-  Tensor hidden;          // [T, H]
-  Tensor router_input;    // [T, H] or empty
-  Tensor residual_input;  // [T, H] or empty
-  Tensor token_ids;       // [T] or empty
-  Tensor logits;          // [T, num_logits] f32
-  Tensor ids;             // [T, slots] i32
-  Tensor weights;         // [T, slots] f32, the published code's
-  std::vector<double> exact_weights;
-  std::vector<double> exact_output;
-
-  bool has_logits() const { return logits.size_bytes() != 0; }
-
-  ForwardArgs inputs() const {
-    ForwardArgs args;
-    if (router_input.size_bytes() != 0) args.router_input = router_input.view();
-    if (residual_input.size_bytes() != 0) args.residual_input = residual_input.view();
-    if (token_ids.size_bytes() != 0) args.token_ids = token_ids.view();
-    return args;
-  }
-};
-
-Record load_record(const SafetensorsFile& file, int64_t layer, const std::string& run) {
-  const std::string prefix = "layers." + std::to_string(layer) + "." + run + ".";
-  const auto optional = [&](const std::string& key) {
-    return file.find(prefix + key) != nullptr ? file.load(prefix + key) : Tensor();
-  };
-  return {.hidden = file.load(prefix + "hidden_states"),
-          .router_input = optional("router_input"),
-          .residual_input = optional("residual_input"),
-          .token_ids = optional("token_ids"),
-          .logits = optional("router_logits"),
-          .ids = file.load(prefix + "topk_ids"),
-          .weights = file.load(prefix + "topk_weights"),
-          .exact_weights = as_doubles(file.load(prefix + "float64.topk_weights")),
-          .exact_output = as_doubles(file.load(prefix + "float64.output"))};
-}
+using testing::differing_tokens;
+using testing::kModels;
+using testing::load_record;
+using testing::model_directories;
+using testing::Record;
+using testing::worst_relative;
 
 struct Output {
   Tensor out;
@@ -108,25 +56,6 @@ LayerResult result_of(const Record& record, const Output& output) {
           .router_input = inputs.router_input,
           .residual_input = inputs.residual_input,
           .token_ids = inputs.token_ids};
-}
-
-double worst_relative(const Tensor& actual, const std::vector<double>& expected) {
-  double worst_error = 0;
-  for (size_t i = 0; i < expected.size(); ++i) {
-    const auto value = static_cast<double>(actual.as<float>()[i]);
-    const double scale = std::max(std::abs(expected[i]), 1e-30);
-    worst_error = std::max(worst_error, std::abs(value - expected[i]) / scale);
-  }
-  return worst_error;
-}
-
-// Tokens whose ids differ from the record.
-int64_t differing_tokens(const Tensor& actual, const Tensor& expected) {
-  int64_t differing = 0;
-  for (int64_t row = 0; row < expected.shape()[0]; ++row) {
-    if (testing::row_bytes(actual, row) != testing::row_bytes(expected, row)) ++differing;
-  }
-  return differing;
 }
 
 class Family : public ::testing::TestWithParam<std::tuple<std::string, std::string>> {

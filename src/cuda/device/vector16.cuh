@@ -56,6 +56,31 @@ __device__ __forceinline__ void widen_8<__half>(const uint4& bits, float (&value
   }
 }
 
+// Eight elements as they lie in memory, read once; the address is a multiple of 16 bytes.
+template <class T>
+struct Raw8 {
+  uint4 words[sizeof(T) / 2];
+
+  __device__ __forceinline__ void load_once(const T* source) {
+#pragma unroll
+    for (size_t i = 0; i < sizeof(T) / 2; ++i)
+      words[i] = load_once_16(source + i * (16 / sizeof(T)));
+  }
+  __device__ __forceinline__ void widen_to(float (&values)[8]) const {
+    if constexpr (sizeof(T) == 2) {
+      widen_8<T>(words[0], values);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        values[4 * i] = __uint_as_float(words[i].x);
+        values[4 * i + 1] = __uint_as_float(words[i].y);
+        values[4 * i + 2] = __uint_as_float(words[i].z);
+        values[4 * i + 3] = __uint_as_float(words[i].w);
+      }
+    }
+  }
+};
+
 // Addresses are multiples of 16 bytes.
 template <class T>
 __device__ __forceinline__ void load_8(const T* source, float (&values)[8]) {

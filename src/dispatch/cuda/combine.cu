@@ -45,6 +45,7 @@ struct CombineShape {
 };
 template <class Row>
 CombineShape shape_of(const DeviceCombineArgs& args) {
+  if constexpr (sizeof(Row) == 4) return {combine_kernel<Row, 4, 1, 6>, 1};
   // Below it there are too few warps for the device: each takes one part.
   constexpr int64_t kManyColumns = int64_t{1} << 20;
   const bool many = args.num_tokens * args.hidden_size >= kManyColumns;
@@ -52,6 +53,17 @@ CombineShape shape_of(const DeviceCombineArgs& args) {
   if (args.top_k > 2) return {combine_kernel<Row, 4, 2, 6>, 2};
   if (args.top_k > 1) return {combine_kernel<Row, 2, 4, 6>, 4};
   return {combine_kernel<Row, 1, 4, 8>, 4};
+}
+
+CombineShape shape_for(const DeviceCombineArgs& args) {
+  switch (args.expert_dtype) {
+    case DType::kF32:
+      return shape_of<float>(args);
+    case DType::kF16:
+      return shape_of<__half>(args);
+    default:
+      return shape_of<__nv_bfloat16>(args);
+  }
 }
 
 // Many: warps then request a unit's slots while they sum the one before. Few: all run at once.
@@ -85,18 +97,23 @@ device::CombineParams params_of(const DeviceCombineArgs& args, int parts) {
           .local_expert = args.local_expert,
           .num_experts = args.num_experts,
           .top_k = args.top_k,
+          .routed_slots = args.top_k - args.shared_slots,
           .num_tokens = args.num_tokens,
           .live_tokens = args.live_tokens,
           .hidden_size = args.hidden_size,
           .units_per_row = ceil_div(args.hidden_size, int64_t{parts} * device::kPartColumns),
-          .scale = args.routed_factor * args.output_scale,
+          .routed = tensor(args.routed_rows, args.routed_row_stride, DType::kF32),
+          .scale = args.output_scale,
           .identity_weights = args.identity,
           .hidden = tensor(args.hidden, args.hidden_stride, args.hidden_dtype),
           .output_bias = args.output_bias,
+          .mix = args.routed_factors,
+          .constant_mix = args.routed_factor,
           .shared = tensor(args.shared_rows, args.shared_row_stride, args.shared_dtype),
           .num_shared = args.num_shared,
           .shared_factor = args.shared_factor,
           .shared_constant = args.shared_constant,
+          .residual = tensor(args.residual_rows, args.residual_row_stride, args.residual_dtype),
           .padding_mask = args.padding_mask,
           .out = tensor(args.out, args.out_stride, args.out_dtype),
           .shared_out = tensor(args.shared_out, args.shared_out_stride, args.shared_out_dtype)};
@@ -107,8 +124,7 @@ device::CombineParams params_of(const DeviceCombineArgs& args, int parts) {
 void device_combine(const DeviceCombineArgs& args, CUstream_st* stream) {
   if (args.num_tokens == 0 || args.hidden_size == 0) return;
   check_args(args);
-  const bool is_f16 = args.expert_dtype == DType::kF16;
-  const CombineShape shape = is_f16 ? shape_of<__half>(args) : shape_of<__nv_bfloat16>(args);
+  const CombineShape shape = shape_for(args);
   const device::CombineParams params = params_of(args, shape.parts);
   constexpr int64_t kMaxBlocks = int64_t{1} << 30;
   const int64_t units = args.num_tokens * params.units_per_row;

@@ -10,10 +10,11 @@ struct CUstream_st;
 
 namespace conclave::inline v0::dispatch {
 
-// out[t] = round(a * output_scale * sum_s w_s y_s + identity_t x_t + output_bias
-//                + sum_i b_ti z_i), in this order, left to right.
+// out[t] = round(a_t * (output_scale * (u_t + sum_s w_s y_s) + identity_t x_t + output_bias)
+//                + sum_i b_ti z_i + r_t), in this order, left to right. The z are the rows of the
+// last shared_slots of a token's top_k slots, then those of shared_rows. What is null is left out.
 struct DeviceCombineArgs {
-  const void* expert_rows = nullptr;  // [T * k, expert_row_stride] kBF16 or kF16
+  const void* expert_rows = nullptr;  // [T * k, expert_row_stride] kBF16, kF16 or kF32
   DType expert_dtype = DType::kBF16;
   int64_t expert_row_stride = 0;
   const int32_t* topk_ids = nullptr;      // as for device_group: slots that go nowhere are not read
@@ -23,20 +24,27 @@ struct DeviceCombineArgs {
   int64_t num_tokens = 0;
   const int64_t* live_tokens = nullptr;  // device, or null
   int32_t top_k = 0;
+  int32_t shared_slots = 0;
+  const float* routed_rows = nullptr;  // u [T, routed_row_stride], or null
+  int64_t routed_row_stride = 0;
   int64_t hidden_size = 0;
   float output_scale = 1;
-  float routed_factor = 1;          // a
-  const float* identity = nullptr;  // [T] summed weights of zero experts, or null
-  const void* hidden = nullptr;     // [T, hidden_stride], read where identity is
+  float routed_factor = 1;                // a, where routed_factors is null
+  const float* routed_factors = nullptr;  // [T]
+  const float* identity = nullptr;        // [T] summed weights of zero experts, or null
+  const void* hidden = nullptr;           // [T, hidden_stride], read where identity is
   DType hidden_dtype = DType::kBF16;
   int64_t hidden_stride = 0;
   const float* output_bias = nullptr;  // [H], or null
-  const void* shared_rows = nullptr;   // [S * T, shared_row_stride], S blocks of T rows, or null
+  const void* shared_rows = nullptr;   // [T * S, shared_row_stride]: S rows a token, or null
   DType shared_dtype = DType::kBF16;
   int64_t shared_row_stride = 0;
-  int32_t num_shared = 0;
-  const float* shared_factor = nullptr;  // [T, S], or null: shared_constant
+  int32_t num_shared = 0;                // S
+  const float* shared_factor = nullptr;  // [T, S], or null: shared_constant; 0: the row is not read
   float shared_constant = 1;
+  const void* residual_rows = nullptr;  // [T, residual_row_stride], or null
+  DType residual_dtype = DType::kBF16;
+  int64_t residual_row_stride = 0;
   const bool* padding_mask = nullptr;  // [T], or null; false: the row becomes 0
   void* out = nullptr;                 // [T, out_stride]
   DType out_dtype = DType::kBF16;

@@ -30,18 +30,23 @@ struct CombineParams {
   const int32_t* local_expert = nullptr;
   int32_t num_experts = 0;
   int32_t top_k = 0;
+  int32_t routed_slots = 0;  // of top_k; the rest are shared experts
   int64_t num_tokens = 0;
   const int64_t* live_tokens = nullptr;
   int64_t hidden_size = 0;
   int64_t units_per_row = 0;
+  DeviceTensor routed;  // float32 rows that the sums begin with, or null
   float scale = 1;
   const float* identity_weights = nullptr;
   DeviceTensor hidden;
   const float* output_bias = nullptr;
+  const float* mix = nullptr;
+  float constant_mix = 1;
   DeviceTensor shared;
   int32_t num_shared = 0;
   const float* shared_factor = nullptr;
   float shared_constant = 1;
+  DeviceTensor residual;
   const bool* padding_mask = nullptr;
   DeviceTensor out;
   DeviceTensor shared_out;
@@ -119,7 +124,8 @@ __device__ __forceinline__ void add_product(float weight, const Sums& values, Su
   for (int c = 0; c < kLaneColumns; ++c) sum[c] = __fadd_rn(sum[c], __fmul_rn(weight, values[c]));
 }
 
-// Whether slot `slot` has a row, and its weight. One slot a lane.
+// Whether slot `slot` has a row, and its weight. One slot a lane. A shared expert of weight 0 has
+// none: what is not finite in it stays out.
 struct LaneSlot {
   bool present;
   float weight;
@@ -128,9 +134,10 @@ __device__ __forceinline__ LaneSlot read_slot(const CombineParams& params, int64
                                               int32_t slot) {
   if (slot >= params.top_k) return {false, 0};
   const int64_t at = token * params.top_k + slot;
-  const int32_t id = params.topk_ids[at];
   const float weight = params.topk_weights == nullptr ? 1.0F : params.topk_weights[at];
+  const int32_t id = params.topk_ids[at];
   if (id < 0 || id >= params.num_experts) return {false, 0};
+  if (slot >= params.routed_slots && weight == 0.0F) return {false, 0};
   const bool local = params.local_expert == nullptr || params.local_expert[id] >= 0;
   return {local, weight};
 }
@@ -138,7 +145,7 @@ __device__ __forceinline__ LaneSlot read_slot(const CombineParams& params, int64
 // kRows rows of a token, kParts parts of each, requested together.
 template <class Row, int kRows, int kParts>
 struct RowBatch {
-  uint4 values[kRows][kParts];
+  cuda::device::Raw8<Row> values[kRows][kParts];
 
   // Rows `rows`, + stride and so on of which `present` has a bit.
   __device__ __forceinline__ void load(const Row* rows, int64_t stride, uint32_t present,
@@ -148,7 +155,7 @@ struct RowBatch {
 #pragma unroll
       for (int p = 0; p < kParts; ++p) {
         const bool used = ((present >> i) & 1U) != 0 && tiles[p].columns > 0;
-        if (used) values[i][p] = cuda::device::load_once_16(rows + i * stride + p * kPartColumns);
+        if (used) values[i][p].load_once(rows + i * stride + p * kPartColumns);
       }
     }
   }
@@ -160,43 +167,28 @@ struct RowBatch {
       const float factor = __shfl_sync(0xffffffffU, weight, first + i);
       if (((present >> i) & 1U) == 0) continue;
       Sums row;
-      cuda::device::widen_8<Row>(values[i][part], row);
+      values[i][part].widen_to(row);
       add_product(factor, row, sum);
     }
   }
 };
 
-// Slots first to first + 31, in order, kRows at a time.
-template <class Row, int kRows>
-__device__ __forceinline__ void add_slots(const CombineParams& params, const LaneTile (&tile)[1],
-                                          int32_t first, const LaneSlot& own, Sums& sum) {
-  const uint32_t present = __ballot_sync(0xffffffffU, own.present);
-  const Row* rows = static_cast<const Row*>(params.expert_rows) +
-                    (tile[0].token * params.top_k + first) * params.expert_row_stride +
-                    tile[0].column;
-#pragma unroll 1
-  for (int batch = 0; batch < 32 && (present >> batch) != 0; batch += kRows) {
-    RowBatch<Row, kRows, 1> values;
-    values.load(rows + batch * params.expert_row_stride, params.expert_row_stride, present >> batch,
-                tile);
-    values.add_to(0, present >> batch, own.weight, batch, sum);
-  }
-}
-
 __device__ __forceinline__ void add_shared(const CombineParams& params, const LaneTile& tile,
                                            Sums& sum) {
   for (int32_t i = 0; i < params.num_shared; ++i) {
-    const float factor = params.shared_factor == nullptr
-                             ? params.shared_constant
-                             : params.shared_factor[tile.token * params.num_shared + i];
+    const int64_t at = tile.token * params.num_shared + i;
+    const float factor =
+        params.shared_factor == nullptr ? params.shared_constant : params.shared_factor[at];
+    if (factor == 0.0F) continue;
     Sums row;
-    load_row(params.shared, i * params.num_tokens + tile.token, tile, row);
+    load_row(params.shared, at, tile, row);
     add_product(factor, row, sum);
   }
 }
 
-__device__ __forceinline__ void finish_sum(const CombineParams& params, const LaneTile& tile,
-                                           Sums& sum) {
+// From the sum over routed slots to the routed part.
+__device__ __forceinline__ void finish_routed(const CombineParams& params, const LaneTile& tile,
+                                              Sums& sum) {
   if (params.scale != 1.0F) {
 #pragma unroll
     for (int c = 0; c < kLaneColumns; ++c) sum[c] = __fmul_rn(sum[c], params.scale);
@@ -212,25 +204,63 @@ __device__ __forceinline__ void finish_sum(const CombineParams& params, const La
       if (c < tile.columns) sum[c] = __fadd_rn(sum[c], params.output_bias[tile.column + c]);
     }
   }
-  if (params.shared.data != nullptr && params.shared_out.data == nullptr) {
-    add_shared(params, tile, sum);
-  }
+  if (params.mix == nullptr && params.constant_mix == 1.0F) return;
+  const float mix = params.mix == nullptr ? params.constant_mix : params.mix[tile.token];
+#pragma unroll
+  for (int c = 0; c < kLaneColumns; ++c) sum[c] = __fmul_rn(sum[c], mix);
 }
 
-__device__ __forceinline__ void store_sums(const CombineParams& params, const LaneTile& tile,
-                                           bool active, Sums& sum) {
+// What follows the routed slots of a token's part, stores included. `add_slots` adds the rows of
+// its shared slots to a sum; all lanes call it.
+template <class AddSlots>
+__device__ __forceinline__ void finish_part(const CombineParams& params, const LaneTile& tile,
+                                            bool active, Sums& sum, const AddSlots& add_slots) {
+  const bool used = active && tile.columns > 0;
+  const bool apart = params.shared_out.data != nullptr;
+  if (used) finish_routed(params, tile, sum);
+  Sums routed;
+  if (apart) {
+#pragma unroll
+    for (int c = 0; c < kLaneColumns; ++c) {
+      routed[c] = sum[c];
+      sum[c] = 0;
+    }
+  }
+  if (params.routed_slots < params.top_k) add_slots(sum);
+  if (used && params.shared.data != nullptr) add_shared(params, tile, sum);
   if (tile.columns <= 0) return;
-  if (active) finish_sum(params, tile, sum);
+  if (apart) {
+    store_row(params.shared_out, tile, sum);
+#pragma unroll
+    for (int c = 0; c < kLaneColumns; ++c) sum[c] = routed[c];
+  }
+  if (used && params.residual.data != nullptr) {
+    Sums row;
+    load_row(params.residual, tile.token, tile, row);
+#pragma unroll
+    for (int c = 0; c < kLaneColumns; ++c) sum[c] = __fadd_rn(sum[c], row[c]);
+  }
   store_row(params.out, tile, sum);
-  if (params.shared_out.data == nullptr) return;
-  Sums apart = {};
-  if (active && params.shared.data != nullptr) add_shared(params, tile, apart);
-  store_row(params.shared_out, tile, apart);
+}
+
+// Bits of slots [first, first + 32) that lie below `end`.
+__device__ __forceinline__ uint32_t slots_below(int32_t first, int32_t end) {
+  const int32_t count = end - first;
+  return count <= 0 ? 0U : count >= 32 ? 0xffffffffU : (1U << count) - 1U;
 }
 
 // The first slots of a unit's token, requested before the unit's turn.
 __device__ __forceinline__ LaneSlot read_slots_ahead(const CombineParams& params, int64_t unit) {
   return read_slot(params, unit / params.units_per_row, static_cast<int32_t>(threadIdx.x % 32));
+}
+
+// What a part's sum begins with.
+__device__ __forceinline__ void begin_sum(const CombineParams& params, const LaneTile& tile,
+                                          bool active, Sums& sum) {
+#pragma unroll
+  for (int c = 0; c < kLaneColumns; ++c) sum[c] = 0;
+  if (params.routed.data == nullptr || !active || tile.columns <= 0) return;
+  load_row(params.routed, tile.token, tile, sum);
 }
 
 // Parts of unit `unit % units_per_row` of row `unit / units_per_row`.
@@ -261,36 +291,68 @@ __device__ __forceinline__ void combine_unit(const CombineParams& params, int64_
   const int64_t token = tiles[0].token;
   const bool active = is_active(params, token);
   const uint32_t present = active ? __ballot_sync(0xffffffffU, slots.present) : 0;
+  const uint32_t routed = slots_below(0, params.routed_slots);
   const Row* rows = static_cast<const Row*>(params.expert_rows) +
                     token * params.top_k * params.expert_row_stride + tiles[0].column;
   RowBatch<Row, kRows, kParts> values;
   values.load(rows, params.expert_row_stride, present, tiles);
 #pragma unroll
   for (int p = 0; p < kParts; ++p) {
-    Sums sum = {};
-    values.add_to(p, present, slots.weight, 0, sum);
-    store_sums(params, tiles[p], active, sum);
+    Sums sum;
+    begin_sum(params, tiles[p], active, sum);
+    values.add_to(p, present & routed, slots.weight, 0, sum);
+    finish_part(params, tiles[p], active, sum, [&](Sums& shared) {
+      values.add_to(p, present & ~routed, slots.weight, 0, shared);
+    });
   }
 }
 
-// A unit of one part, any number of slots.
+// The slots of a unit of one part, any number of them, in order, kRows at a time. Lane l has slot l
+// in `first_slots`.
+template <class Row, int kRows>
+struct SlotRows {
+  const CombineParams& params;
+  const LaneTile (&tile)[1];
+  const LaneSlot& first_slots;
+
+  // Slots [begin, end).
+  __device__ __forceinline__ void add(int32_t begin, int32_t end, Sums& sum) const {
+    const auto lane = static_cast<int32_t>(threadIdx.x % 32);
+#pragma unroll 1
+    for (int32_t first = begin / 32 * 32; first < end; first += 32) {
+      const LaneSlot slots =
+          first == 0 ? first_slots : read_slot(params, tile[0].token, first + lane);
+      const uint32_t wanted = slots_below(first, end) & ~slots_below(first, begin);
+      const uint32_t present = __ballot_sync(0xffffffffU, slots.present) & wanted;
+      const Row* rows = static_cast<const Row*>(params.expert_rows) +
+                        (tile[0].token * params.top_k + first) * params.expert_row_stride +
+                        tile[0].column;
+      const int32_t skipped = begin > first ? begin - first : 0;
+#pragma unroll 1
+      for (int32_t batch = skipped; batch < 32 && (present >> batch) != 0; batch += kRows) {
+        RowBatch<Row, kRows, 1> values;
+        values.load(rows + batch * params.expert_row_stride, params.expert_row_stride,
+                    present >> batch, tile);
+        values.add_to(0, present >> batch, slots.weight, batch, sum);
+      }
+    }
+  }
+};
+
+// A unit of one part.
 template <class Row, int kRows>
 __device__ __forceinline__ void combine_part(const CombineParams& params, int64_t unit,
                                              const LaneSlot& first_slots) {
   LaneTile tile[1];
   lay_tiles(params, unit, tile);
   const bool active = is_active(params, tile[0].token);
-  Sums sum = {};
-  if (active) {
-    LaneSlot slots = first_slots;
-#pragma unroll 1
-    for (int32_t first = 0; first < params.top_k; first += 32) {
-      const auto slot = first + static_cast<int32_t>(threadIdx.x % 32);
-      if (first != 0) slots = read_slot(params, tile[0].token, slot);
-      add_slots<Row, kRows>(params, tile, first, slots, sum);
-    }
-  }
-  store_sums(params, tile[0], active, sum);
+  const SlotRows<Row, kRows> slots{params, tile, first_slots};
+  Sums sum;
+  begin_sum(params, tile[0], active, sum);
+  if (active) slots.add(0, params.routed_slots, sum);
+  finish_part(params, tile[0], active, sum, [&](Sums& shared) {
+    if (active) slots.add(params.routed_slots, params.top_k, shared);
+  });
 }
 
 }  // namespace conclave::inline v0::dispatch::device

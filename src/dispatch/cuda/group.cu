@@ -72,6 +72,7 @@ GroupLaunch prepare_group(const DeviceGroupArgs& args) {
                    .live_tokens = args.live_tokens,
                    .local_expert = args.local_expert,
                    .expert_load = reinterpret_cast<unsigned long long*>(args.expert_load),
+                   .num_counted = args.num_counted == 0 ? args.num_experts : args.num_counted,
                    .top_k = args.top_k,
                    .num_experts = args.num_experts,
                    .num_local_experts = args.num_local_experts,

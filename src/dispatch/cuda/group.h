@@ -25,7 +25,8 @@ struct DeviceGroupArgs {
   int32_t num_experts = 0;
   int32_t num_local_experts = 0;
   int32_t tile_tokens = 0;
-  int64_t* expert_load = nullptr;   // [num_experts] device counters, or null: rows are added by id
+  int64_t* expert_load = nullptr;   // device counters, or null: rows are added by id
+  int32_t num_counted = 0;          // ids that expert_load has; 0: num_experts
   uint64_t* skipped_ids = nullptr;  // device counter, or null: ids that go nowhere, but for -1
   void* workspace = nullptr;        // device_group_workspace_bytes, 256-byte aligned
 };

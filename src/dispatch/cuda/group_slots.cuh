@@ -18,7 +18,8 @@ struct GroupParams {
   int64_t num_tokens = 0;
   const int64_t* live_tokens = nullptr;
   const int32_t* local_expert = nullptr;
-  unsigned long long* expert_load = nullptr;  // [num_experts], added to; or null
+  unsigned long long* expert_load = nullptr;  // [num_counted], added to; or null
+  int32_t num_counted = 0;
   int32_t top_k = 0;
   int32_t num_experts = 0;
   int32_t num_local_experts = 0;
@@ -126,7 +127,7 @@ __device__ __forceinline__ void for_each_slot(const GroupParams& params, const S
 
 // Whole warps. One atomic an expert of the warp: a hot expert is met once, not 32 times.
 __device__ __forceinline__ void add_load(const GroupParams& params, int32_t id) {
-  const bool valid = id >= 0 && id < params.num_experts;
+  const bool valid = id >= 0 && id < params.num_counted;
   const uint32_t peers = __match_any_sync(kFullWarp, valid ? id : -1);
   const bool leads = static_cast<int>(threadIdx.x % 32) == __ffs(static_cast<int>(peers)) - 1;
   if (valid && leads) {

@@ -37,7 +37,7 @@ __device__ __forceinline__ int32_t add_choice(const GroupParams& params, const T
                                               uint32_t token_bit, int32_t id) {
   const int32_t expert = local_expert_of(params, id);
   if (expert >= 0) atomicOr(own_tokens(params, shared) + expert, token_bit);
-  if (params.expert_load != nullptr && id >= 0 && id < params.num_experts) {
+  if (params.expert_load != nullptr && id >= 0 && id < params.num_counted) {
     atomicAdd(params.expert_load + id, 1ULL);
   }
   return expert;
@@ -117,9 +117,14 @@ __device__ __forceinline__ void place_choices(const GroupParams& params, const T
 
 __device__ __forceinline__ void store_choice(const GroupParams& params, const TokenShared& shared,
                                              uint32_t token_bit, int32_t expert, int32_t slot) {
-  if (expert < 0) return;
+  if (expert < 0) {
+    params.slot_row[slot] = -1;
+    return;
+  }
   const uint32_t earlier = own_tokens(params, shared)[expert] & (token_bit - 1);
-  params.row_slot[shared.rows[expert] + static_cast<uint32_t>(__popc(earlier))] = slot;
+  const uint32_t row = shared.rows[expert] + static_cast<uint32_t>(__popc(earlier));
+  params.row_slot[row] = slot;
+  params.slot_row[slot] = static_cast<int32_t>(row);
 }
 
 }  // namespace conclave::inline v0::dispatch::device

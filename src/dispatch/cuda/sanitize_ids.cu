@@ -61,7 +61,7 @@ GroupedRows device_sanitize_and_group(const DeviceSanitizeArgs& sanitize,
   args.topk_ids = sanitize.topk_ids;
   args.num_tokens = sanitize.num_tokens;
   args.live_tokens = sanitize.live_tokens;
-  args.top_k = sanitize.top_k;
+  args.top_k = sanitize.top_k + sanitize.shared.count;
   const GroupShape shape = group_shape(args.num_tokens * args.top_k, args.num_local_experts);
   // A warp checks a token at a time, about a microsecond each: more than two turns cost more than
   // a launch with a warp for every token.

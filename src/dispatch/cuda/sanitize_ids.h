@@ -27,20 +27,24 @@ struct DeviceSanitizeArgs {
   int32_t top_k = 0;
   int32_t num_experts = 0;            // E
   int32_t num_zero_experts = 0;       // Z
-  int32_t* topk_ids = nullptr;        // [T, k] out: the expert, or -1; or null
-  float* topk_weights = nullptr;      // [T, k] out; null without given weights
+  SharedSlots shared = {};            // appended to topk_ids and topk_weights
+  int32_t* topk_ids = nullptr;        // [T, k + shared] out: the expert, or -1; or null
+  float* topk_weights = nullptr;      // [T, k + shared] out; null without given weights
   float* identity = nullptr;          // [T] out: weights of zero experts, in slot order; or null
   int32_t* captured_ids = nullptr;    // [T, k] out: zero experts too; or null. What device_route
                                       // takes as given_ids
   float* captured_weights = nullptr;  // [T, k] out, or null
-  uint64_t* skipped_ids = nullptr;    // device counter: ids that go nowhere, but for -1; or null
+  int64_t captured_ids_stride = 0;    // elements; 0: k
+  int64_t captured_weights_stride = 0;
+  uint64_t* skipped_ids = nullptr;  // device counter: ids that go nowhere, but for -1; or null
 };
 
 // One launch.
 void device_sanitize_ids(const DeviceSanitizeArgs& args, CUstream_st* stream);
 
 // Sanitises, then groups sanitize.topk_ids: in one launch where slots are few. group.topk_ids,
-// num_tokens, live_tokens and top_k are those of `sanitize` and need not be set.
+// num_tokens, live_tokens and top_k (with the shared slots) are those of `sanitize` and need not be
+// set.
 GroupedRows device_sanitize_and_group(const DeviceSanitizeArgs& sanitize,
                                       const DeviceGroupArgs& group, CUstream_st* stream);
 

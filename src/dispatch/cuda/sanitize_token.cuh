@@ -1,6 +1,7 @@
 // One token's ids and weights by one warp, a slot a lane. As layer/given_routing.cc.
 #pragma once
 
+#include "cuda/device/shared_slot.cuh"
 #include "cuda/device/vector16.cuh"
 #include "dispatch/cuda/sanitize_ids.h"
 
@@ -34,12 +35,36 @@ struct GivenSlot {
   float weight = 0;
 };
 
-__device__ __forceinline__ void store_slot(const DeviceSanitizeArgs& args, int64_t at,
-                                           const GivenSlot& slot) {
+// Elements between rows of a capture.
+__device__ __forceinline__ int64_t capture_at(int64_t stride, int32_t top_k, int64_t token,
+                                              int32_t slot) {
+  return token * (stride == 0 ? top_k : stride) + slot;
+}
+
+__device__ __forceinline__ void store_slot(const DeviceSanitizeArgs& args, int64_t token,
+                                           int32_t index, const GivenSlot& slot) {
+  const int64_t at = token * (args.top_k + args.shared.count) + index;
   if (args.topk_ids != nullptr) args.topk_ids[at] = slot.id < args.num_experts ? slot.id : -1;
   if (args.topk_weights != nullptr) args.topk_weights[at] = slot.weight;
-  if (args.captured_ids != nullptr) args.captured_ids[at] = slot.id;
-  if (args.captured_weights != nullptr) args.captured_weights[at] = slot.weight;
+  if (args.captured_ids != nullptr) {
+    args.captured_ids[capture_at(args.captured_ids_stride, args.top_k, token, index)] = slot.id;
+  }
+  if (args.captured_weights != nullptr) {
+    args.captured_weights[capture_at(args.captured_weights_stride, args.top_k, token, index)] =
+        slot.weight;
+  }
+}
+
+// The slots behind the given ones. A whole warp.
+__device__ __forceinline__ void store_shared_slots(const DeviceSanitizeArgs& args, int64_t token,
+                                                   bool counts) {
+  for (auto i = static_cast<int32_t>(threadIdx.x % 32); i < args.shared.count; i += 32) {
+    cuda::device::SharedSlot slot{-1, 0};
+    if (counts) slot = cuda::device::shared_slot(args.shared, token, i);
+    const int64_t at = token * (args.top_k + args.shared.count) + args.top_k + i;
+    if (args.topk_ids != nullptr) args.topk_ids[at] = slot.id;
+    if (args.topk_weights != nullptr) args.topk_weights[at] = slot.weight;
+  }
 }
 
 // A whole warp. The counter gets one addition a warp at most.
@@ -59,13 +84,14 @@ __device__ __forceinline__ void sanitize_token(const DeviceSanitizeArgs& args, i
       bad = !valid && id != -1;
       slot = {valid ? static_cast<int32_t>(id) : -1, given_weight(args, token, index)};
     }
-    if (index < args.top_k) store_slot(args, token * args.top_k + index, slot);
+    if (index < args.top_k) store_slot(args, token, index, slot);
     skipped += __popc(__ballot_sync(0xffffffffU, bad));
     uint32_t zeros = __ballot_sync(0xffffffffU, slot.id >= args.num_experts);
     for (; zeros != 0; zeros &= zeros - 1) {
       identity += __shfl_sync(0xffffffffU, slot.weight, __ffs(static_cast<int>(zeros)) - 1);
     }
   }
+  store_shared_slots(args, token, counts);
   if (lane != 0) return;
   if (args.identity != nullptr) args.identity[token] = identity;
   if (skipped != 0 && args.skipped_ids != nullptr) {

@@ -20,6 +20,9 @@ struct DeviceDecodeCall {
   int64_t num_tokens = 0;                 // T of the call: the grid and loops are sized by it
   const int64_t* live_tokens = nullptr;   // on the device, or null: only the first *live_tokens
                                           // count, rows of `out` beyond are not written
+  // Slots that every token has behind those of topk_ids and topk_weights, which then are [T, k -
+  // shared.count].
+  SharedSlots shared = {};
   const int32_t* topk_ids = nullptr;      // [T, k] logical; negative: contributes nothing
   const float* topk_weights = nullptr;    // [T, k]
   const int32_t* local_expert = nullptr;  // [E] local expert or -1; null: the id itself

@@ -1,16 +1,29 @@
 // What every block repeats before its products: tables of experts, conversion of the rows.
 #pragma once
 
+#include "cuda/device/shared_slot.cuh"
 #include "experts/cuda/decode_config.cuh"
 
 #include <cstdint>
 
 namespace conclave::inline v0::experts::decode {
 
-// -1: contributes nothing.
-__device__ __forceinline__ int local_expert(const DecodeParams& params, int pair) {
+// A pair's id and weight, as given or of a shared expert.
+__device__ __forceinline__ cuda::device::SharedSlot given_slot(const DecodeParams& params,
+                                                               int pair) {
   const DeviceDecodeCall& call = params.call;
-  const int32_t id = call.topk_ids[pair];
+  if (call.shared.count == 0) return {call.topk_ids[pair], call.topk_weights[pair]};
+  const int token = pair / params.plan.top_k;
+  const int slot = pair - token * params.plan.top_k;
+  const int given = params.plan.top_k - call.shared.count;
+  if (slot >= given) return cuda::device::shared_slot(call.shared, token, slot - given);
+  const int at = token * given + slot;
+  return {call.topk_ids[at], call.topk_weights[at]};
+}
+
+// -1: contributes nothing.
+__device__ __forceinline__ int local_expert(const DecodeParams& params, int32_t id) {
+  const DeviceDecodeCall& call = params.call;
   if (id < 0 || id >= call.num_experts) {
     if (id != -1 && blockIdx.x == 0 && call.skipped_ids != nullptr)
       atomicAdd(reinterpret_cast<unsigned long long*>(call.skipped_ids), 1ULL);
@@ -50,9 +63,11 @@ __device__ __forceinline__ void make_tables_in_warp(const DecodeParams& params,
   constexpr uint32_t kAll = 0xffffffffU;
   const int top_k = params.plan.top_k;
   const bool inside = lane < tokens * top_k;
-  const float weight = inside ? params.call.topk_weights[lane] : 0.0F;
+  cuda::device::SharedSlot given{-1, 0.0F};
+  if (inside) given = given_slot(params, lane);
+  const float weight = given.weight;
   Entry entry;
-  if (inside) entry.expert = local_expert(params, lane);
+  if (inside) entry.expert = local_expert(params, given.id);
   tables.pair_expert[lane] = entry.expert;
   tables.pair_weight[lane] = weight;
   const uint32_t same = __match_any_sync(kAll, entry.expert);
@@ -97,9 +112,13 @@ __device__ __forceinline__ void make_tables_in_block(const DecodeParams& params,
   const int token = pair / top_k;
   Entry entry;
   if (pair < kDecodeMaxPairs) {
-    if (pair < pairs) entry.expert = local_expert(params, pair);
+    cuda::device::SharedSlot given{-1, 0.0F};
+    if (pair < pairs) {
+      given = given_slot(params, pair);
+      entry.expert = local_expert(params, given.id);
+    }
     tables.pair_expert[pair] = entry.expert;
-    tables.pair_weight[pair] = pair < pairs ? params.call.topk_weights[pair] : 0.0F;
+    tables.pair_weight[pair] = given.weight;
     tables.pair_tokens[pair] = 0;
   }
   if (pair == 0) tables.units = 0;

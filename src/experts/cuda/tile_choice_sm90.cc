@@ -28,11 +28,12 @@ struct Load {
   double deviation = 0;
 };
 
-// Of `tokens` tokens that each choose top_k different experts, all equally likely.
-Load expected_load(const DeviceExpertsProblem& problem, int64_t tokens) {
-  const auto experts = static_cast<double>(problem.num_local_experts);
-  const double slots = static_cast<double>(tokens) * static_cast<double>(problem.top_k);
-  const double chance = std::min(static_cast<double>(problem.top_k) / experts, 1.0);
+// Of `tokens` tokens that each choose `top_k` different ones of `num_experts`, all equally likely.
+Load expected_load(int64_t num_experts, int64_t top_k, int64_t tokens) {
+  if (num_experts == 0 || top_k == 0) return {};
+  const auto experts = static_cast<double>(num_experts);
+  const double slots = static_cast<double>(tokens) * static_cast<double>(top_k);
+  const double chance = std::min(static_cast<double>(top_k) / experts, 1.0);
   const double idle = std::pow(1.0 - chance, static_cast<double>(tokens));
   const double active = std::max(experts * (1.0 - idle), 1.0);
   const double rows = slots / active;
@@ -85,19 +86,27 @@ double copy_seconds(const DeviceExpertsProblem& problem, int64_t tokens) {
   return kLaunchSeconds + rows * row_bytes / kCopyBytesPerSecond;
 }
 
+// Routed experts, and shared ones that every token uses.
+using Loads = std::array<Load, 2>;
+
 double cost_seconds(const DeviceExpertsProblem& problem, const DeviceKernelRow& row,
-                    const DeviceTile& tile, int64_t tokens) {
-  const Load load = expected_load(problem, tokens);
+                    const DeviceTile& tile, const Loads& loads, int64_t tokens) {
   const double matrices = problem.activation.gated ? 3.0 : 2.0;
   const double elements = matrices * static_cast<double>(problem.hidden_size) *
                           static_cast<double>(problem.intermediate_size);
-  const double weight_bytes =
-      load.active_experts * elements * static_cast<double>(byte_size(problem.weight_dtype));
+  const double expert_bytes = elements * static_cast<double>(byte_size(problem.weight_dtype));
   const Rates rates = rates_of(row, tile);
-  const TileWork work = expected_work(load, tile, rates.row_step);
-  const double memory =
-      std::max(weight_bytes / rates.bytes, work.tiles * weight_bytes / kCacheBytesPerSecond);
-  const double operations = load.active_experts * work.rows * 2.0 * elements;
+  double bytes = 0;
+  double cache_bytes = 0;
+  double operations = 0;
+  for (const Load& load : loads) {
+    if (load.active_experts == 0) continue;
+    const TileWork work = expected_work(load, tile, rates.row_step);
+    bytes += load.active_experts * expert_bytes;
+    cache_bytes += load.active_experts * work.tiles * expert_bytes;
+    operations += load.active_experts * work.rows * 2.0 * elements;
+  }
+  const double memory = std::max(bytes / rates.bytes, cache_bytes / kCacheBytesPerSecond);
   const double arithmetic = operations / rates.flops;
   double before = 0;
   if (tile.sorted_input) {
@@ -111,11 +120,15 @@ double cost_seconds(const DeviceExpertsProblem& problem, const DeviceKernelRow& 
 }  // namespace
 
 TileChoice choose_tile(const DeviceExpertsProblem& problem,
-                       std::span<const DeviceKernelRow* const> rows, int64_t tokens) {
+                       std::span<const DeviceKernelRow* const> rows, int64_t tokens,
+                       int64_t shared_experts) {
+  const Loads loads = {expected_load(problem.num_local_experts - shared_experts,
+                                     problem.top_k - shared_experts, tokens),
+                       expected_load(shared_experts, shared_experts, tokens)};
   TileChoice best;
   for (const DeviceKernelRow* row : rows) {
     for (const DeviceTile& tile : row->tiles(problem)) {
-      const double cost = cost_seconds(problem, *row, tile, tokens) * 1e6;
+      const double cost = cost_seconds(problem, *row, tile, loads, tokens) * 1e6;
       if (best.row != nullptr && cost >= best.microseconds) continue;
       best = {.row = row, .tile = tile, .microseconds = cost};
     }

@@ -16,8 +16,10 @@ struct TileChoice {
 };
 
 // The cheapest of the tiles of `rows`, of which each supports the problem; at equal cost the one
-// named first. Tokens are taken to choose experts evenly.
+// named first. Tokens are taken to choose experts evenly; `shared_experts` of the problem's experts
+// and choices are those of every token.
 TileChoice choose_tile(const DeviceExpertsProblem& problem,
-                       std::span<const DeviceKernelRow* const> rows, int64_t tokens);
+                       std::span<const DeviceKernelRow* const> rows, int64_t tokens,
+                       int64_t shared_experts = 0);
 
 }  // namespace conclave::inline v0::experts

@@ -26,6 +26,8 @@ void check_cuda_arguments(const ForwardArgs& args, const MoeSpec& spec, int32_t 
   check("topk_ids", args.topk_ids.data);
   check("topk_weights", args.topk_weights.data);
   check("router_input", args.router_input.data);
+  check("residual_input", args.residual_input.data);
+  check("token_ids", args.token_ids.data);
   check("padding_mask", args.padding_mask.data);
   check("num_tokens", args.num_tokens);
   check("out", args.out.data);

@@ -1,6 +1,7 @@
 #include "layer/cuda/book_workspace.h"
 
 #include "core/checked.h"
+#include "core/router_rule.h"
 #include "dispatch/cuda/group.h"
 #include "gemm/cuda/gate_product.h"
 #include "layer/cuda/row_format.h"
@@ -31,39 +32,13 @@ class Booking {
   WorkspaceLayout layout_;
 };
 
-bool is_quantised(const MoeSpec& spec) {
-  return spec.weight_dtype == DType::kF8E4M3 && spec.quant.activations != ActivationScale::kNone;
-}
-
-// Of one hidden row as experts read it: codes, and in its place a plain row for shared experts that
-// are not quantised.
-int64_t hidden_row_bytes(const CudaPlan& plan) {
-  const int64_t plain = plan.row_stride * byte_size(plan.row_dtype);
-  if (!is_quantised(plan.spec)) return plain;
-  const bool has_plain_reader = plan.shared && plan.shared->weight_dtype != DType::kF8E4M3;
-  return has_plain_reader ? plain : padded_row(plan.spec.hidden_size, DType::kF8E4M3);
-}
-
-// The most tokens whose rows are converted or quantised in their own order: kernels of sorted rows
-// have theirs where the expert rows go.
-int64_t tokens_in_order(const CudaPlan& plan, int64_t tokens) {
-  if (plan.shared || plan.ladder.empty()) return tokens;
-  int64_t most = 0;
-  for (const LadderRung& rung : plan.ladder) {
-    if (!rung.tile.sorted_input) most = std::min(rung.last_tokens, tokens);
-    if (rung.last_tokens >= tokens) break;
-  }
-  return most;
-}
-
 // Of the grouping, over every rung that serves at most `tokens`.
-int64_t group_bytes(const std::vector<LadderRung>& ladder,
-                    const experts::DeviceExpertsProblem& problem, int64_t tokens) {
+int64_t group_bytes(const CudaMlpPlan& part, int64_t tokens) {
   size_t bytes = 0;
-  for (const LadderRung& rung : ladder) {
+  for (const LadderRung& rung : part.ladder) {
     bytes = std::max(bytes, dispatch::device_group_workspace_bytes(
-                                std::min(rung.last_tokens, tokens), problem.top_k,
-                                problem.num_local_experts, rung.tile.tokens));
+                                std::min(rung.last_tokens, tokens), part.problem.top_k,
+                                part.problem.num_local_experts, rung.tile.tokens));
     if (rung.last_tokens >= tokens) break;
   }
   return static_cast<int64_t>(bytes);
@@ -79,55 +54,101 @@ size_t intermediate_bytes(const experts::DeviceExpertsProblem& problem, int64_t 
   return static_cast<size_t>(rows * (row + scales));
 }
 
+// Most tokens whose rows are not copied into sorted order. Those that every row uses may be one
+// expert, whose rows are in order as they are.
+int64_t unsorted_tokens(const CudaMlpPlan& part, int64_t tokens) {
+  if (part.problem.top_k == part.problem.num_local_experts) return tokens;
+  int64_t most = 0;
+  for (const LadderRung& rung : part.ladder) {
+    if (!rung.tile.sorted_input) most = std::min(rung.last_tokens, tokens);
+    if (rung.last_tokens >= tokens) break;
+  }
+  return most;
+}
+
+MlpSlices book_mlp(Booking& booking, const CudaMlpPlan& part, int64_t tokens) {
+  const experts::DeviceExpertsProblem& problem = part.problem;
+  const int64_t row_bytes = part.row_stride * byte_size(part.row_dtype);
+  const int64_t slots = tokens * problem.top_k;
+  const int64_t unsorted = unsorted_tokens(part, tokens);
+  if (!part.quantises()) {
+    return {.rows = booking.book(unsorted, row_bytes), .output = booking.book(slots, row_bytes)};
+  }
+  const bool grouped = problem.quant.activations == ActivationScale::kGroup;
+  const int64_t scales = grouped ? ceil_div(problem.hidden_size, kScaleColumns) : 1;
+  // Sorted codes lie where the down product writes its rows, until it does.
+  const int64_t output =
+      std::max(slots * row_bytes, sorted_codes(slots, problem.hidden_size).bytes);
+  return {.rows = booking.book(unsorted, padded_row(problem.hidden_size, DType::kF8E4M3)),
+          .scales = booking.book(padded_row(unsorted, DType::kF32) * scales, sizeof(float)),
+          .output = booking.book(output, 1)};
+}
+
+void book_routing(Booking& booking, const CudaPlan& plan, int64_t tokens, CudaSlices& slices) {
+  const MoeSpec& spec = plan.spec;
+  const int64_t choices = tokens * spec.top_k;
+  const int64_t slots = tokens * plan.num_slots();
+  const bool normed = spec.has_gate && spec.router.input_norm.enabled;
+  slices.live_tokens = booking.book(1, sizeof(int64_t));
+  slices.gate = booking.book(
+      static_cast<int64_t>(gemm::device_gate_workspace_bytes(tokens, spec.hidden_size, normed)), 1);
+  if (spec.has_gate) slices.logits = booking.book(tokens * num_logits(spec), sizeof(float));
+  slices.topk_ids = booking.book(slots, sizeof(int32_t));
+  slices.topk_weights = booking.book(slots, sizeof(float));
+  slices.given_ids = booking.book(choices, sizeof(int32_t));
+  if (plan.part.has_replicas()) slices.physical_ids = booking.book(choices, sizeof(int32_t));
+  if (router_rule(spec.router.name) != RouterRule::kTopk) {
+    slices.router_ids = booking.book(choices, sizeof(int32_t));
+    slices.router_weights = booking.book(choices, sizeof(float));
+  }
+  if (spec.num_zero_experts > 0) slices.identity = booking.book(tokens, sizeof(float));
+}
+
+void book_factors(Booking& booking, const MoeSpec& spec, int64_t tokens, CudaSlices& slices) {
+  const SharedMode mode = spec.shared.mode;
+  if (mode == SharedMode::kNone || mode == SharedMode::kAdd) return;
+  slices.shared_factor = booking.book(tokens * spec.shared.count, sizeof(float));
+  if (mode != SharedMode::kSoftmaxMix) return;
+  slices.mix_logits = booking.book(tokens * 2, sizeof(float));
+  slices.mix = booking.book(tokens, sizeof(float));
+}
+
 }  // namespace
 
 KernelBytes estimated_kernel_bytes(const CudaPlan& plan, int64_t tokens) {
-  return {.routed = plan.ladder.empty() ? 0 : intermediate_bytes(plan.routed, tokens),
-          .shared = plan.shared ? intermediate_bytes(*plan.shared, tokens) : 0};
+  size_t most = 0;
+  const auto add = [&](const CudaMlpPlan& part) {
+    if (!part.ladder.empty()) most = std::max(most, intermediate_bytes(part.problem, tokens));
+  };
+  add(plan.routed);
+  if (plan.shared) add(*plan.shared);
+  if (plan.residual) add(*plan.residual);
+  return {.experts = most};
 }
 
 WorkspaceBooking book_workspace(const CudaPlan& plan, int64_t tokens, const KernelBytes& kernels) {
   const MoeSpec& spec = plan.spec;
-  const int64_t slots = tokens * spec.top_k;
-  const int64_t row_bytes = plan.row_stride * byte_size(plan.row_dtype);
   Booking booking;
   CudaSlices slices;
-  slices.live_tokens = booking.book(1, sizeof(int64_t));
-  slices.gate =
-      booking.book(static_cast<int64_t>(gemm::device_gate_workspace_bytes(
-                       tokens, spec.hidden_size, spec.has_gate && spec.router.input_norm.enabled)),
-                   1);
-  if (spec.has_gate) slices.logits = booking.book(tokens * num_logits(spec), sizeof(float));
-  slices.topk_ids = booking.book(slots, sizeof(int32_t));
-  slices.topk_weights = booking.book(slots, sizeof(float));
-  slices.given_ids = booking.book(slots, sizeof(int32_t));
-  if (spec.num_zero_experts > 0) slices.identity = booking.book(tokens, sizeof(float));
-  const int64_t in_order = tokens_in_order(plan, tokens);
-  slices.hidden_rows = booking.book(in_order, hidden_row_bytes(plan));
-  if (is_quantised(spec)) {
-    const bool grouped = spec.quant.activations == ActivationScale::kGroup;
-    slices.hidden_scales =
-        booking.book(padded_row(in_order, DType::kF32) *
-                         (grouped ? ceil_div(spec.hidden_size, kScaleColumns) : 1),
-                     sizeof(float));
-  }
-  int64_t grouping = std::max(group_bytes(plan.ladder, plan.routed, tokens),
+  book_routing(booking, plan, tokens, slices);
+  book_factors(booking, spec, tokens, slices);
+  int64_t grouping = std::max(group_bytes(plan.routed, tokens),
                               static_cast<int64_t>(dispatch::device_group_workspace_bytes(
-                                  tokens, spec.top_k, 1, kLeastGroupTile)));
-  if (plan.shared) {
-    grouping = std::max(grouping, group_bytes(plan.shared_ladder, *plan.shared, tokens));
-  }
+                                  tokens, plan.num_slots(), 1, kLeastGroupTile)));
+  if (plan.shared) grouping = std::max(grouping, group_bytes(*plan.shared, tokens));
+  if (plan.residual) grouping = std::max(grouping, group_bytes(*plan.residual, tokens));
   slices.group = booking.book(grouping, 1);
-  // Routed and shared experts run one after the other.
-  slices.experts = booking.book(static_cast<int64_t>(std::max(kernels.routed, kernels.shared)), 1);
-  // Where sorted codes lie until the down product writes its rows.
-  slices.expert_rows = booking.book(
-      std::max(slots * row_bytes,
-               is_quantised(spec) ? sorted_codes(slots, spec.hidden_size).bytes : int64_t{0}),
-      1);
-  if (plan.shared) slices.shared_rows = booking.book(tokens, row_bytes);
-  if (spec.shared.mode == SharedMode::kSigmoidGate) {
-    slices.shared_factor = booking.book(tokens, sizeof(float));
+  // Kinds of experts run one after the other.
+  slices.experts = booking.book(static_cast<int64_t>(kernels.experts), 1);
+  slices.routed = book_mlp(booking, plan.routed, tokens);
+  if (plan.shared) slices.shared = book_mlp(booking, *plan.shared, tokens);
+  if (plan.residual) slices.residual = book_mlp(booking, *plan.residual, tokens);
+  if (plan.weighs_rows) {
+    slices.weighted = booking.book(tokens * expert_width(spec), sizeof(float));
+  }
+  if (spec.latent.size != 0) {
+    slices.latent = booking.book(tokens * spec.latent.size, sizeof(float));
+    slices.projected = booking.book(tokens * spec.hidden_size, sizeof(float));
   }
   return {.slices = slices, .total_bytes = std::max(booking.total_bytes(), kernels.decode)};
 }

@@ -5,6 +5,7 @@
 #include "cuda/stream.h"
 #include "layer/cuda/arguments.h"
 #include "layer/cuda/pipeline.h"
+#include "layer/own_workspace.h"
 #include "layer/packed_weights.h"
 
 #include "conclave/error.h"
@@ -13,9 +14,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cuda_runtime_api.h>
-#include <mutex>
-#include <optional>
-#include <string>
 #include <utility>
 
 namespace conclave::inline v0 {
@@ -30,6 +28,19 @@ CudaPlanRequest plan_request(const EngineRequest& request, const cuda::DeviceInf
 
 cuda::DeviceInfo device_of(const Context& context) {
   return cuda::device_info(parse_device(context.device()).ordinal);
+}
+
+// Shared experts join the launches of the routed ones, but not where these would have to be copied
+// for it.
+CudaPlan plan_for(const EngineRequest& request, const WeightSource& source) {
+  const cuda::DeviceInfo device = device_of(request.context);
+  CudaPlanRequest plan_wanted = plan_request(request, device);
+  CudaPlan plan = plan_cuda_layer(plan_wanted);
+  if (plan.fused.slots() == 0 || source.memory() == MemoryKind::kHost) return plan;
+  check_source(request.spec, source);
+  plan_wanted.shared = SharedForm::kSeparate;
+  CudaPlan separate = plan_cuda_layer(plan_wanted);
+  return usable_in_place(separate, source) ? std::move(separate) : std::move(plan);
 }
 
 // Weights and what is bound to their addresses.
@@ -51,7 +62,7 @@ class CudaEngine final : public Engine {
 
  private:
   BoundWeights load(const WeightSource& source) const;
-  std::byte* workspace_for(const ForwardArgs& args);
+  std::byte* workspace_of_caller(const Workspace& workspace) const;
 
   const Context& context_;
   const int32_t ordinal_;
@@ -64,9 +75,7 @@ class CudaEngine final : public Engine {
 
   // False from the first byte an in-place reload overwrites until it completes.
   std::atomic<bool> weights_complete_{true};
-  // The layer's own workspace: made by the first forward that brings none.
-  std::mutex own_workspace_mutex_;
-  std::optional<Workspace> own_workspace_;
+  OwnWorkspace own_workspace_;
 
   std::atomic<int64_t> forwards_{0};
   std::atomic<int64_t> tokens_{0};
@@ -80,7 +89,7 @@ cuda::OwnedStream make_stream_on(int32_t ordinal) {
 CudaEngine::CudaEngine(const EngineRequest& request, const WeightSource& source)
     : context_(request.context),
       ordinal_(parse_device(request.context.device()).ordinal),
-      plan_(plan_cuda_layer(plan_request(request, device_of(request.context)))),
+      plan_(plan_for(request, source)),
       stream_(make_stream_on(ordinal_)) {
   const cuda::DeviceGuard guard(ordinal_);
   check_source(request.spec, source);
@@ -103,24 +112,14 @@ BoundWeights CudaEngine::load(const WeightSource& source) const {
   return bound;
 }
 
-std::byte* CudaEngine::workspace_for(const ForwardArgs& args) {
-  if (args.workspace == nullptr) {
-    const std::scoped_lock lock(own_workspace_mutex_);
-    if (!own_workspace_) own_workspace_.emplace(context_, booking_.total_bytes, args.stream);
-    return own_workspace_->memory().data();
-  }
-  if (args.workspace->kind() != MemoryKind::kDevice) {
+std::byte* CudaEngine::workspace_of_caller(const Workspace& workspace) const {
+  if (workspace.kind() != MemoryKind::kDevice) {
     throw Error(ErrorCode::kDevice, {.what = "the workspace lies in host memory",
                                      .tensor = "workspace",
                                      .hint = "make it with the layer's context"});
   }
-  const std::span<std::byte> memory = args.workspace->memory();
-  if (memory.size() >= booking_.total_bytes) return memory.data();
-  throw Error(ErrorCode::kWorkspaceTooSmall,
-              {.what = "the workspace is too small for this layer",
-               .tensor = "workspace",
-               .expected = std::to_string(booking_.total_bytes) + " bytes",
-               .found = std::to_string(memory.size())});
+  check_workspace_size(workspace.memory(), booking_.total_bytes);
+  return workspace.memory().data();
 }
 
 void CudaEngine::forward(const ForwardArgs& args) {
@@ -132,7 +131,14 @@ void CudaEngine::forward(const ForwardArgs& args) {
   check_cuda_arguments(args, plan_.spec, ordinal_);
   const int64_t tokens = args.hidden.shape[0];
   const cuda::DeviceGuard guard(ordinal_);
-  std::byte* const workspace = workspace_for(args);
+  OwnWorkspace::Claim own;
+  std::byte* workspace = nullptr;
+  if (args.workspace != nullptr) {
+    workspace = workspace_of_caller(*args.workspace);
+  } else {
+    own = own_workspace_.claim(context_, booking_.total_bytes, args.stream);
+    workspace = own.memory.data();
+  }
   const int64_t most = plan_.options.max_tokens;
   for (int64_t begin = 0; begin < tokens; begin += most) {
     run_cuda_chunk({.plan = plan_,

@@ -56,15 +56,15 @@ struct Choice {
   std::string reason;
 };
 
-Choice choose_by_cost(const experts::DeviceExpertsProblem& problem, const Candidates& rows,
-                      int64_t tokens) {
-  const experts::TileChoice choice = experts::choose_tile(problem, rows, tokens);
+Choice choose_by_cost(const LadderRequest& request, const Candidates& rows, int64_t tokens) {
+  const experts::TileChoice choice =
+      experts::choose_tile(request.problem, rows, tokens, request.shared_experts);
   return {.row = choice.row, .tile = choice.tile, .reason = "least by the cost model"};
 }
 
 // The rows whose results have the same bits as those of the row that serves most tokens.
-Candidates same_arithmetic(const experts::DeviceExpertsProblem& problem, const Candidates& rows) {
-  const Choice most = choose_by_cost(problem, rows, problem.max_tokens);
+Candidates same_arithmetic(const LadderRequest& request, const Candidates& rows) {
+  const Choice most = choose_by_cost(request, rows, request.problem.max_tokens);
   Candidates same;
   for (const DeviceKernelRow* row : rows) {
     const bool alike = !row->arithmetic.empty() && row->arithmetic == most.row->arithmetic;
@@ -118,12 +118,12 @@ TuningKey tuning_key(const experts::DeviceExpertsProblem& problem) {
 std::vector<LadderRung> build_ladder(const LadderRequest& request, std::vector<PlanRow>& verdicts) {
   Candidates candidates = supporting_rows(request, verdicts);
   if (request.determinism == Determinism::kBatchInvariant) {
-    candidates = same_arithmetic(request.problem, candidates);
+    candidates = same_arithmetic(request, candidates);
   }
   std::vector<LadderRung> ladder;
   for (const int64_t end : bucket_ends(request.problem.max_tokens)) {
     std::optional<Choice> choice = choose_by_table(request, candidates, end);
-    if (!choice) choice = choose_by_cost(request.problem, candidates, end);
+    if (!choice) choice = choose_by_cost(request, candidates, end);
     if (!ladder.empty() && ladder.back().row == choice->row && ladder.back().tile == choice->tile) {
       ladder.back().last_tokens = end;
       continue;

@@ -25,6 +25,7 @@ struct LadderRequest {
   Determinism determinism = Determinism::kRepeatable;
   std::string kernel = {};              // row to force; empty: by rule
   const TuningTable* tuning = nullptr;  // or null
+  int32_t shared_experts = 0;           // of the problem's, which every token uses
 };
 
 // Ascending, the last for problem.max_tokens; one rung where neighbours agree. `verdicts`, empty

@@ -24,6 +24,7 @@ struct CudaKernels {
   std::vector<std::unique_ptr<experts::DeviceExpertsKernel>> owned;
   std::vector<CudaRung> routed;
   std::vector<CudaRung> shared;
+  std::vector<CudaRung> residual;
   std::unique_ptr<experts::DeviceDecodeKernel> decode;  // null where it cannot or must not serve
 };
 

@@ -2,6 +2,7 @@
 
 #include "core/checked.h"
 #include "core/layer_roles.h"
+#include "core/router_rule.h"
 #include "experts/cuda/catalog.h"
 #include "experts/cuda/decode_call.h"
 #include "experts/cuda/decode_plan.h"
@@ -9,6 +10,7 @@
 #include "layer/cuda/row_format.h"
 #include "layer/quant_scales.h"
 #include "routing/cuda/device_router.h"
+#include "routing/cuda/device_rules.h"
 
 #include "conclave/error.h"
 
@@ -64,47 +66,51 @@ void check_router(const MoeSpec& spec, PartChecks& checks, std::vector<PlanRow>&
   }
 }
 
-void check_shared(const MoeSpec& spec, PartChecks& checks) {
-  const SharedMode mode = spec.shared.mode;
-  checks.need(mode != SharedMode::kSoftmaxMix, "shared experts", "SharedMode::kSoftmaxMix");
-  checks.need(mode != SharedMode::kRouterWeight, "shared experts", "SharedMode::kRouterWeight");
-  checks.need(mode != SharedMode::kFusedSlots, "shared experts", "SharedMode::kFusedSlots");
-}
-
 // Kernels weigh products, not rows: the same only where a row's codes do not depend on its size.
 bool scales_follow_rows(const QuantSpec& quant) {
   return quant.activations == ActivationScale::kNone ||
          (quant.activations != ActivationScale::kTensorStatic && !quant.power_of_two_scales);
 }
 
-void check_parts(const CudaPlan& plan, PartChecks& checks, std::vector<PlanRow>& rows) {
+void check_slices(const CudaPlan& plan, PartChecks& checks) {
   const MoeSpec& spec = plan.spec;
+  const auto check = [&](DType dtype, int64_t size, const TensorSlice& slice) {
+    const Support slices = tensor_slices_support(spec.quant, size, plan.parallel.tp_size);
+    checks.need(dtype != DType::kF8E4M3 || slices, "quantisation", slices.reason());
+    checks.need(size == 0 || slice.size() > 0, "placement", "a slice of no intermediate columns");
+  };
+  check(spec.weight_dtype, spec.intermediate_size, plan.part.inner);
+  if (spec.shared.mode != SharedMode::kNone) {
+    check(shared_weight_dtype(spec), spec.shared.intermediate_size, plan.part.shared_inner);
+  }
+  check(DType::kBF16, spec.residual.intermediate_size, plan.part.residual_inner);
+}
+
+void check_parts(const CudaPlan& plan, PartChecks& checks, std::vector<PlanRow>& rows) {
   const ParallelSpec& parallel = plan.parallel;
-  check_router(spec, checks, rows);
-  check_shared(spec, checks);
-  const bool average = spec.shared.mode == SharedMode::kAverage;
-  checks.need(!average || (spec.num_zero_experts == 0 && !spec.has_output_bias), "shared experts",
-              "SharedMode::kAverage with zero experts or an output bias");
-  checks.need(spec.weight_dtype != DType::kF32, "weights",
-              "float32: rows of experts have 16 bits here");
-  checks.need(spec.latent.size == 0, "latent", "a latent projection");
-  checks.need(spec.residual.intermediate_size == 0, "residual", "a residual MLP");
-  checks.need(!plan.part.has_replicas(), "placement", "redundant experts");
+  check_router(plan.spec, checks, rows);
   const bool is_split = parallel.ep_size > 1 || parallel.tp_size > 1;
   checks.need(!is_split || parallel.reduce == Reduce::kPartial, "reduction",
               "Reduce::kFull over several ranks; Reduce::kPartial is there");
-  const Support slices =
-      tensor_slices_support(spec.quant, spec.intermediate_size, parallel.tp_size);
-  checks.need(static_cast<bool>(slices), "quantisation", slices.reason());
-  checks.need(spec.weight_on == WeightOn::kOutput || scales_follow_rows(spec.quant), "quantisation",
-              "weights on the input of rows with static or power-of-two scales");
-  checks.need(plan.part.inner.size() > 0, "placement", "a slice of no intermediate columns");
+  check_slices(plan, checks);
+}
+
+DType row_dtype_of(DType weight_dtype) {
+  return weight_dtype == DType::kF8E4M3 ? DType::kBF16 : weight_dtype;
+}
+
+CudaMlpPlan mlp_plan(const experts::DeviceExpertsProblem& problem) {
+  const DType dtype = row_dtype_of(problem.weight_dtype);
+  return {.problem = problem,
+          .ladder = {},
+          .row_dtype = dtype,
+          .row_stride = padded_row(problem.hidden_size, dtype)};
 }
 
 experts::DeviceExpertsProblem routed_problem(const CudaPlan& plan) {
   const MoeSpec& spec = plan.spec;
   return {.num_local_experts = static_cast<int64_t>(plan.part.local_experts.size()),
-          .hidden_size = spec.hidden_size,
+          .hidden_size = expert_width(spec),
           .intermediate_size = plan.part.inner.size(),
           .top_k = spec.top_k,
           .max_tokens = plan.options.max_tokens,
@@ -115,19 +121,119 @@ experts::DeviceExpertsProblem routed_problem(const CudaPlan& plan) {
           .device = plan.device};
 }
 
-// Shared experts as one expert that every row chooses.
-std::optional<experts::DeviceExpertsProblem> shared_problem(const CudaPlan& plan) {
+bool holds_shared(const CudaPlan& plan) {
+  return plan.spec.shared.mode != SharedMode::kNone && plan.part.holds_dense;
+}
+
+// Experts that every row chooses.
+experts::DeviceExpertsProblem shared_problem(const CudaPlan& plan) {
   const MoeSpec& spec = plan.spec;
-  if (spec.shared.mode == SharedMode::kNone || !plan.part.holds_dense) return std::nullopt;
   experts::DeviceExpertsProblem shared = routed_problem(plan);
-  shared.num_local_experts = 1;
-  shared.top_k = 1;
+  shared.num_local_experts = spec.shared.count;
+  shared.top_k = spec.shared.count;
+  shared.hidden_size = spec.hidden_size;
   shared.intermediate_size = plan.part.shared_inner.size();
   shared.weight_dtype = shared_weight_dtype(spec);
   shared.has_bias = spec.shared.has_bias;
   shared.activation =
       activation::parse_activation(activation_or_routed(spec.shared.activation, spec));
   return shared;
+}
+
+experts::DeviceExpertsProblem residual_problem(const CudaPlan& plan) {
+  const MoeSpec& spec = plan.spec;
+  experts::DeviceExpertsProblem residual = routed_problem(plan);
+  residual.num_local_experts = 1;
+  residual.top_k = 1;
+  residual.hidden_size = spec.hidden_size;
+  residual.intermediate_size = plan.part.residual_inner.size();
+  residual.weight_dtype = spec.residual.weight_dtype.value_or(spec.weight_dtype);
+  residual.has_bias = false;
+  residual.activation =
+      activation::parse_activation(activation_or_routed(spec.residual.activation, spec));
+  return residual;
+}
+
+bool same_formula(const ActivationSpec& a, const ActivationSpec& b) {
+  return a.name == b.name && a.limit == b.limit && a.alpha == b.alpha && a.beta == b.beta &&
+         a.linear_beta == b.linear_beta;
+}
+
+// Whether the intermediate rows of a shared expert may be cut every `columns` columns: scales of
+// whole rows are made of all of them.
+bool can_slice(const QuantSpec& quant, int64_t columns) {
+  constexpr int64_t kGroupColumns = 128;
+  if (quant.weights == WeightScale::kNone) return true;
+  const bool whole_blocks = quant.weights != WeightScale::kBlock ||
+                            (columns % quant.block_rows == 0 && columns % quant.block_cols == 0);
+  const bool whole_scales =
+      quant.activations == ActivationScale::kNone ||
+      (quant.activations == ActivationScale::kGroup && columns % kGroupColumns == 0);
+  return whole_blocks && whole_scales;
+}
+
+// Whether shared experts can be further experts of the routed ones' launches.
+Support fused_support(const CudaPlan& plan, SharedForm form) {
+  // A lane of the router a slot; sums of more rows cost more than launches of their own.
+  constexpr int64_t kMaxSlots = 32;
+  constexpr int64_t kMaxShared = 8;
+  constexpr int64_t kMaxExperts = 1024;
+  const MoeSpec& spec = plan.spec;
+  const experts::DeviceExpertsProblem& routed = plan.routed.problem;
+  const experts::DeviceExpertsProblem shared = shared_problem(plan);
+  if (form == SharedForm::kSeparate) return Support::no("the weights are used where they lie");
+  if (routed.num_local_experts == 0) return Support::no("no routed experts are here");
+  if (shared.weight_dtype != routed.weight_dtype) return Support::no("weights of another type");
+  if (!same_formula(activation_or_routed(spec.shared.activation, spec), spec.activation)) {
+    return Support::no("another activation");
+  }
+  if (shared.has_bias && !routed.has_bias) return Support::no("biases of their own");
+  if (shared.hidden_size != routed.hidden_size) return Support::no("another width of rows");
+  if (plan.part.has_replicas()) return Support::no("the layer has redundant experts");
+  if (spec.quant.activations == ActivationScale::kTensorStatic) {
+    return Support::no("static scales of their own");
+  }
+  if (spec.weight_on == WeightOn::kInput &&
+      (spec.shared.mode != SharedMode::kAdd || plan.weighs_rows)) {
+    return Support::no("routed weights are on the input");
+  }
+  const int64_t width = shared.intermediate_size;
+  const int64_t slices = width / routed.intermediate_size;
+  if (slices * routed.intermediate_size != width) {
+    return Support::no("their width is no multiple of the routed experts'");
+  }
+  if (slices > 1 && !can_slice(spec.quant, routed.intermediate_size)) {
+    return Support::no("scales of whole rows");
+  }
+  const int64_t slots = spec.shared.count * slices;
+  if (slots > kMaxShared || routed.top_k + slots > kMaxSlots ||
+      routed.num_local_experts + slots > kMaxExperts) {
+    return Support::no(fmt::format("{} slots more a token", slots));
+  }
+  return Support::yes();
+}
+
+void place_shared(CudaPlan& plan, SharedForm form) {
+  if (!holds_shared(plan)) return;
+  const Support fused = fused_support(plan, form);
+  plan.summary.rows.push_back({.table = "shared experts",
+                               .name = "cuda.same_launches",
+                               .chosen = static_cast<bool>(fused),
+                               .reason = fused ? "as further experts" : fused.reason()});
+  plan.summary.rows.push_back({.table = "shared experts",
+                               .name = "cuda.own_launches",
+                               .chosen = !fused,
+                               .reason = fused ? "the row before fits" : "fits always"});
+  if (!fused) {
+    plan.shared = mlp_plan(shared_problem(plan));
+    return;
+  }
+  experts::DeviceExpertsProblem& routed = plan.routed.problem;
+  const int64_t slices = plan.part.shared_inner.size() / routed.intermediate_size;
+  plan.fused = {.count = static_cast<int32_t>(plan.spec.shared.count),
+                .slices = static_cast<int32_t>(slices)};
+  routed.num_local_experts += plan.fused.slots();
+  routed.top_k += plan.fused.slots();
 }
 
 std::string arithmetic_text(const MoeSpec& spec) {
@@ -141,15 +247,26 @@ std::string arithmetic_text(const MoeSpec& spec) {
 std::vector<std::string> stage_names(const CudaPlan& plan) {
   const MoeSpec& spec = plan.spec;
   std::vector<std::string> stages;
+  const bool projects = spec.latent.size != 0;
   if (spec.has_gate) stages.push_back(fmt::format("gate product [{}]", num_logits(spec)));
   stages.push_back("route");
-  const bool quantised =
-      spec.weight_dtype == DType::kF8E4M3 && spec.quant.activations != ActivationScale::kNone;
-  if (quantised) stages.push_back("quantise");
   stages.push_back("group");
-  stages.push_back("experts");
-  if (plan.shared) stages.push_back(fmt::format("shared {}", plan.shared->intermediate_size));
+  if (projects) stages.push_back(fmt::format("latent down {}", spec.latent.size));
+  if (plan.routed.quantises()) stages.push_back("quantise");
+  stages.push_back(plan.fused.slots() == 0
+                       ? "experts"
+                       : fmt::format("experts, {} slots of shared ones", plan.fused.slots()));
+  if (plan.shared) {
+    const auto& shared = plan.shared->problem;
+    stages.push_back(
+        fmt::format("{} shared of {}", shared.num_local_experts, shared.intermediate_size));
+  }
+  if (plan.residual) {
+    stages.push_back(fmt::format("residual MLP {}", plan.residual->problem.intermediate_size));
+  }
   stages.push_back("combine");
+  if (projects && spec.latent.has_norm) stages.push_back("rms norm");
+  if (projects) stages.push_back(fmt::format("latent up {}, finish", spec.hidden_size));
   return stages;
 }
 
@@ -162,33 +279,39 @@ size_t weight_bytes(const experts::DeviceExpertsProblem& problem) {
   return static_cast<size_t>(problem.num_local_experts * (gate_up + down) * byte_size(dtype));
 }
 
-bool needs_only_routed_experts(const CudaPlan& plan) {
+// Slots of fused shared experts are slots like any other where nothing is done to the routed sum.
+bool sums_only_slots(const CudaPlan& plan) {
   const MoeSpec& spec = plan.spec;
-  return spec.shared.mode == SharedMode::kNone && spec.num_zero_experts == 0 &&
-         !spec.has_output_bias;
+  const SharedMode mode = spec.shared.mode;
+  const bool mixes = mode == SharedMode::kAverage || mode == SharedMode::kSoftmaxMix;
+  const bool plain_slots =
+      plan.fused.slots() == 0 || (spec.output_scale == 1 && spec.weight_on == WeightOn::kOutput);
+  return !plan.shared && !mixes && plain_slots && spec.num_zero_experts == 0 &&
+         !spec.has_output_bias && !plan.residual && spec.latent.size == 0 &&
+         !plan.part.has_replicas() && !plan.weighs_rows;
 }
 
 // The whole forward in one launch, for few tokens.
 Support decode_fits(const CudaPlan& plan) {
-  if (plan.routed.num_local_experts == 0) return Support::no("no experts are here");
+  if (plan.routed.problem.num_local_experts == 0) return Support::no("no experts are here");
   if (plan.options.determinism == Determinism::kBatchInvariant) {
     return Support::no("its sums run in another order; LayerOptions ask for batch invariance");
   }
   if (!plan.options.kernel.empty()) {
     return Support::no("LayerOptions ask for " + plan.options.kernel);
   }
-  if (!needs_only_routed_experts(plan)) {
-    return Support::no("the layer has more than routed experts");
+  if (!sums_only_slots(plan)) {
+    return Support::no("the layer does more than a weighted sum of its slots");
   }
-  return experts::decode_supports(plan.routed);
+  return experts::decode_supports(plan.routed.problem);
 }
 
 // How far the single launch serves: to its own limit, or as far as measured entries prefer it.
 int64_t decode_reach(const CudaPlan& plan) {
-  const int64_t most =
-      std::min<int64_t>(experts::decode_plan(plan.routed).max_tokens, plan.options.max_tokens);
+  const int64_t most = std::min<int64_t>(experts::decode_plan(plan.routed.problem).max_tokens,
+                                         plan.options.max_tokens);
   if (plan.options.tuning == nullptr) return most;
-  const TuningKey key = tuning_key(plan.routed);
+  const TuningKey key = tuning_key(plan.routed.problem);
   for (int64_t tokens = 1; tokens <= most; ++tokens) {
     const TuningEntry* const entry = plan.options.tuning->find(key, tokens);
     const bool measured = entry != nullptr && entry->tokens <= experts::kDecodeMaxTokens;
@@ -207,23 +330,38 @@ void choose_decode(CudaPlan& plan) {
        .reason = support ? "serves few tokens in one launch" : support.reason()});
 }
 
-std::vector<LadderRung> choose_ladder(CudaPlan& plan) {
+LadderRequest ladder_request(const CudaPlan& plan, const experts::DeviceExpertsProblem& problem) {
+  return {.problem = problem,
+          .determinism = plan.options.determinism,
+          .kernel = plan.options.kernel,
+          .tuning = plan.options.tuning.get()};
+}
+
+void choose_routed_ladder(CudaPlan& plan) {
   std::vector<PlanRow> verdicts;
   const auto keep = [&] {
     plan.summary.rows.insert(plan.summary.rows.end(), verdicts.begin(), verdicts.end());
   };
   try {
-    std::vector<LadderRung> ladder = build_ladder({.problem = plan.routed,
-                                                   .determinism = plan.options.determinism,
-                                                   .kernel = plan.options.kernel,
-                                                   .tuning = plan.options.tuning.get()},
-                                                  verdicts);
+    LadderRequest request = ladder_request(plan, plan.routed.problem);
+    request.shared_experts = plan.fused.slots();
+    plan.routed.ladder = build_ladder(request, verdicts);
     keep();
-    return ladder;
   } catch (const Error&) {
     keep();
     throw;
   }
+}
+
+// A forced kernel is that of the routed experts; parts that it cannot run have another.
+void choose_other_ladder(const CudaPlan& plan, CudaMlpPlan& part) {
+  LadderRequest request = ladder_request(plan, part.problem);
+  if (!request.kernel.empty()) {
+    const auto& row = experts::device_kernel_catalog().find(request.kernel, "kernel");
+    if (!row.supports(part.problem)) request.kernel.clear();
+  }
+  std::vector<PlanRow> verdicts;
+  part.ladder = build_ladder(request, verdicts);
 }
 
 void summarise(CudaPlan& plan) {
@@ -237,14 +375,17 @@ void summarise(CudaPlan& plan) {
   summary.stages = stage_names(plan);
   summary.part = describe_part(plan.part, spec, plan.parallel);
   summary.max_tokens = plan.options.max_tokens;
-  summary.num_local_experts = plan.routed.num_local_experts;
+  summary.num_local_experts = static_cast<int64_t>(plan.part.local_experts.size());
   summary.packed_layout = "canonical.v1";
-  summary.packed_bytes = weight_bytes(plan.routed) + (plan.shared ? weight_bytes(*plan.shared) : 0);
+  summary.packed_bytes = weight_bytes(plan.routed.problem);
+  for (const std::optional<CudaMlpPlan>* part : {&plan.shared, &plan.residual}) {
+    if (*part) summary.packed_bytes += weight_bytes((*part)->problem);
+  }
   summarise_workspace(plan, [&](int64_t tokens) { return estimated_kernel_bytes(plan, tokens); });
   if (!plan.summary.ladder.empty()) summary.tile = plan.summary.ladder.back().tile;
 }
 
-void fill_plan(CudaPlan& plan) {
+void fill_plan(CudaPlan& plan, SharedForm form) {
   const MoeSpec& spec = plan.spec;
   validate(spec);
   validate(plan.parallel);
@@ -255,24 +396,34 @@ void fill_plan(CudaPlan& plan) {
   PartChecks checks(plan.summary.rows);
   check_parts(plan, checks, plan.summary.rows);
   checks.throw_if_any();
-  plan.row_dtype = spec.weight_dtype == DType::kF8E4M3 ? DType::kBF16 : spec.weight_dtype;
-  plan.row_stride = padded_row(spec.hidden_size, plan.row_dtype);
-  plan.routed = routed_problem(plan);
-  plan.shared = shared_problem(plan);
-  choose_decode(plan);
-  if (plan.routed.num_local_experts > 0) plan.ladder = choose_ladder(plan);
-  if (plan.shared) {
-    std::vector<PlanRow> verdicts;
-    plan.shared_ladder = build_ladder({.problem = *plan.shared,
-                                       .determinism = plan.options.determinism,
-                                       .kernel = plan.options.kernel,
-                                       .tuning = plan.options.tuning.get()},
-                                      verdicts);
+  plan.weighs_rows = spec.weight_on == WeightOn::kInput && spec.weight_dtype == DType::kF8E4M3 &&
+                     !scales_follow_rows(spec.quant);
+  if (router_rule(spec.router.name) == RouterRule::kSinkSoftmax) {
+    plan.choice = routing::sink_choice_spec(spec);
   }
+  plan.routed = mlp_plan(routed_problem(plan));
+  place_shared(plan, form);
+  if (spec.residual.intermediate_size != 0 && plan.part.holds_dense) {
+    plan.residual = mlp_plan(residual_problem(plan));
+  }
+  choose_decode(plan);
+  if (plan.routed.problem.num_local_experts > 0) choose_routed_ladder(plan);
+  if (plan.shared) choose_other_ladder(plan, *plan.shared);
+  if (plan.residual) choose_other_ladder(plan, *plan.residual);
   summarise(plan);
 }
 
 }  // namespace
+
+bool CudaMlpPlan::quantises() const {
+  return problem.weight_dtype == DType::kF8E4M3 &&
+         problem.quant.activations != ActivationScale::kNone;
+}
+
+int32_t CudaPlan::num_ids() const {
+  const int64_t routed_ids = part.has_replicas() ? part.placement.num_physical() : spec.num_experts;
+  return static_cast<int32_t>(routed_ids) + fused.slots();
+}
 
 void summarise_workspace(CudaPlan& plan,
                          const std::function<KernelBytes(int64_t tokens)>& bytes_for) {
@@ -291,7 +442,7 @@ void summarise_workspace(CudaPlan& plan,
                               .workspace_bytes = total(plan.decode_tokens)});
     first = plan.decode_tokens + 1;
   }
-  for (const LadderRung& rung : plan.ladder) {
+  for (const LadderRung& rung : plan.routed.ladder) {
     if (rung.last_tokens < first) continue;
     summary.ladder.push_back({.first_tokens = first,
                               .last_tokens = rung.last_tokens,
@@ -306,7 +457,7 @@ void summarise_workspace(CudaPlan& plan,
 
 std::vector<TuningEntry> list_candidates(const CudaPlan& plan, int64_t tokens) {
   std::vector<TuningEntry> entries;
-  const TuningKey key = tuning_key(plan.routed);
+  const TuningKey key = tuning_key(plan.routed.problem);
   if (tokens <= experts::kDecodeMaxTokens && decode_fits(plan)) {
     entries.push_back({.key = key, .tokens = tokens, .kernel = kDecodeName, .tile = ""});
   }
@@ -315,8 +466,8 @@ std::vector<TuningEntry> list_candidates(const CudaPlan& plan, int64_t tokens) {
     const bool forced_out = !plan.options.kernel.empty() && row.name != plan.options.kernel;
     // The reference is there for where nothing else fits.
     const bool unneeded = &row == &rows.back() && !entries.empty();
-    if (forced_out || unneeded || !row.supports(plan.routed)) continue;
-    for (const experts::DeviceTile& tile : row.tiles(plan.routed)) {
+    if (forced_out || unneeded || !row.supports(plan.routed.problem)) continue;
+    for (const experts::DeviceTile& tile : row.tiles(plan.routed.problem)) {
       entries.push_back({.key = key,
                          .tokens = tokens,
                          .kernel = std::string(row.name),
@@ -332,7 +483,7 @@ CudaPlan plan_cuda_layer(const CudaPlanRequest& request) {
   plan.parallel = request.parallel;
   plan.options = request.options;
   plan.device = request.device;
-  fill_plan(plan);
+  fill_plan(plan, request.shared);
   return plan;
 }
 
@@ -343,7 +494,7 @@ Plan summarise_cuda_plan(const CudaPlanRequest& request) {
   plan.options = request.options;
   plan.device = request.device;
   try {
-    fill_plan(plan);
+    fill_plan(plan, request.shared);
   } catch (const Error& error) {
     // The rows gathered so far already say why nothing fits.
     if (error.code() != ErrorCode::kUnsupported) throw;

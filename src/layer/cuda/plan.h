@@ -18,29 +18,59 @@ namespace conclave::inline v0 {
 
 // Where each stage finds its scratch memory; offsets are multiples of 256 bytes. The single-launch
 // kernel for few tokens uses the front of the workspace, its counters included, and nothing else.
+struct MlpSlices {
+  WorkspaceSlice rows;    // of the input, where it is not the caller's own or the routed experts'
+  WorkspaceSlice scales;  // of e4m3 rows
+  WorkspaceSlice output;  // [T * k, H]
+};
 struct CudaSlices {
-  WorkspaceSlice live_tokens;    // [1] int64 of a chunk, where num_tokens is given
-  WorkspaceSlice gate;           // of a gate product whose input is normed
-  WorkspaceSlice logits;         // [T, logits] f32
-  WorkspaceSlice topk_ids;       // [T, k] int32
-  WorkspaceSlice topk_weights;   // [T, k] f32
-  WorkspaceSlice given_ids;      // [T, k] int32: choices that the router only weighs
-  WorkspaceSlice identity;       // [T] f32: weights of zero experts
-  WorkspaceSlice hidden_rows;    // [T, H] in the experts' type, where hidden has another
-  WorkspaceSlice hidden_scales;  // of e4m3 rows
+  WorkspaceSlice live_tokens;     // [1] int64 of a chunk, where num_tokens is given
+  WorkspaceSlice gate;            // of a gate product whose input is normed
+  WorkspaceSlice logits;          // [T, logits] f32
+  WorkspaceSlice topk_ids;        // [T, slots] int32
+  WorkspaceSlice topk_weights;    // [T, slots] f32
+  WorkspaceSlice physical_ids;    // [T, k] int32, of a layer with redundant experts
+  WorkspaceSlice given_ids;       // [T, k] int32: choices that the router only weighs
+  WorkspaceSlice router_ids;      // [T, k] int32, of routers beside "topk"
+  WorkspaceSlice router_weights;  // [T, k] f32, likewise
+  WorkspaceSlice identity;        // [T] f32: weights of zero experts
   WorkspaceSlice group;
-  WorkspaceSlice experts;
-  WorkspaceSlice expert_rows;    // [T * k, H]
-  WorkspaceSlice shared_rows;    // [T, H]
-  WorkspaceSlice shared_factor;  // [T] f32
+  WorkspaceSlice experts;  // of all kinds, one after the other
+  MlpSlices routed;
+  MlpSlices shared;
+  MlpSlices residual;
+  WorkspaceSlice shared_factor;  // [T, S] f32
+  WorkspaceSlice mix_logits;     // [T, 2] f32, of SharedMode::kSoftmaxMix
+  WorkspaceSlice mix;            // [T] f32: factor of the routed part
+  WorkspaceSlice weighted;       // [T, H] f32: rows times their weights
+  WorkspaceSlice latent;         // [T, Hl] f32: projected rows, then the sums of experts
+  WorkspaceSlice projected;      // [T, H] f32: sums projected up
 };
 
 // What the kernels of the ladder need of the workspace.
 struct KernelBytes {
-  size_t routed = 0;
-  size_t shared = 0;
-  size_t decode = 0;  // with the counters at its front
+  size_t experts = 0;  // the most of any kind
+  size_t decode = 0;   // with the counters at its front
 };
+
+// Experts of one kind: routed, shared, or the residual MLP.
+struct CudaMlpPlan {
+  experts::DeviceExpertsProblem problem;
+  std::vector<LadderRung> ladder;
+  DType row_dtype = DType::kBF16;  // of output rows, and of input rows that are not quantised
+  int64_t row_stride = 0;          // elements of a row, a multiple of 16 bytes
+
+  bool quantises() const;  // its input is e4m3
+};
+
+// Shared experts that run as further experts of the routed ones' launches: each in slices as wide
+// as a routed expert, every slice a slot of every token.
+struct FusedShared {
+  int32_t count = 0;   // S
+  int32_t slices = 1;  // of each
+  int32_t slots() const { return count * slices; }
+};
+enum class SharedForm : uint8_t { kFused, kSeparate };
 
 struct CudaPlan {
   MoeSpec spec;
@@ -48,15 +78,19 @@ struct CudaPlan {
   LayerOptions options;
   cuda::DeviceInfo device;
   RankPart part;
-  experts::DeviceExpertsProblem routed;
-  std::optional<experts::DeviceExpertsProblem> shared;  // one expert that every row uses
-  std::vector<LadderRung> ladder;
-  std::vector<LadderRung> shared_ladder;
+  CudaMlpPlan routed;                   // with the fused shared experts
+  FusedShared fused;                    // none: slots() is 0
+  std::optional<CudaMlpPlan> shared;    // S experts that every row uses, launched apart
+  std::optional<CudaMlpPlan> residual;  // one expert that every row uses
+  MoeSpec choice;                       // the choosing half of router "sink_softmax"
   int64_t decode_tokens = 0;  // calls up to here take the single launch, where what they ask for
                               // lets them; 0: none does
-  int64_t row_stride = 0;     // elements of a 16-bit row of H, a multiple of 16 bytes
-  DType row_dtype = DType::kBF16;  // of expert rows, and of hidden rows that are not quantised
+  bool weighs_rows = false;   // weights on the input change its codes: rows are weighed first
   Plan summary;
+
+  // Routed experts that ids name after replicas are chosen, and shared ones behind them.
+  int32_t num_ids() const;
+  int32_t num_slots() const { return static_cast<int32_t>(routed.problem.top_k); }
 };
 
 struct CudaPlanRequest {
@@ -64,6 +98,7 @@ struct CudaPlanRequest {
   const LayerOptions& options;
   const ParallelSpec& parallel;
   const cuda::DeviceInfo& device;
+  SharedForm shared = SharedForm::kFused;  // where they can be
 };
 
 // Throws as plan_layer; Error(kUnsupported) lists every part of the layer that CUDA lacks.

@@ -28,6 +28,33 @@ void convert_rows(const ConvertRows& args, CUstream_st* stream);
 void chunk_live_tokens(const int64_t* live, int64_t begin, int64_t count, int64_t* out,
                        CUstream_st* stream);
 
+// As convert_rows, row t times weights[t], in float32.
+void weigh_rows(const ConvertRows& args, const float* weights, CUstream_st* stream);
+
+// rows[t] = rows[t] / sqrt(mean(rows[t]^2) + epsilon) * weight, in place.
+void rms_norm_rows(float* rows, int64_t num_rows, int64_t columns, const float* weight,
+                   double epsilon, CUstream_st* stream);
+
+// The softmax over two logits a token: routed[t] = c0, shared[t] = c1.
+void mix_factors(const float* logits, int64_t num_tokens, float* routed, float* shared,
+                 CUstream_st* stream);
+
+// physical[t, s] is the replica of expert ids[t, s] that serves token first_token + t, as
+// placement/replicas.cc; a negative id stays. expert_load [E], if given, counts the ids of live
+// tokens.
+struct ChooseReplicas {
+  const int32_t* ids = nullptr;  // [T, k]
+  int64_t num_tokens = 0;
+  const int64_t* live_tokens = nullptr;  // or null
+  int32_t top_k = 0;
+  int64_t first_token = 0;
+  const int32_t* first = nullptr;     // [E + 1]
+  const int32_t* replicas = nullptr;  // [P]
+  int32_t* physical = nullptr;        // [T, k]
+  int64_t* expert_load = nullptr;
+};
+void choose_replicas(const ChooseReplicas& args, CUstream_st* stream);
+
 // values[i] = 1 / (1 + exp(-values[i]))
 void sigmoid_in_place(float* values, int64_t count, CUstream_st* stream);
 

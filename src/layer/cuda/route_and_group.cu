@@ -59,7 +59,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   int32_t expert = -1;
   if (routes) {
     choice = routing::device::choose_token<kColumns>(route, token, scratch);
-    expert = dispatch::device::add_choice(group, shared, bit, choice.slot.column);
+    expert =
+        dispatch::device::add_choice(group, shared, bit, routing::device::slot_id(route, choice));
   }
   __syncthreads();
   // Nothing has been stored to global memory yet, so that the barrier waits for a few words only;
@@ -74,8 +75,11 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   if (gridDim.x > 1) cuda::device::cluster_wait();
   dispatch::device::place_choices(group, shared, blockIdx.x, gridDim.x);
   __syncwarp();
-  const auto slot = static_cast<int32_t>(token * route.rule.top_k) + routing::device::lane_id();
-  if (routes) dispatch::device::store_choice(group, shared, bit, expert, slot);
+  const int32_t slots = route.rule.top_k + route.args.shared.count;
+  const auto slot = static_cast<int32_t>(token * slots) + routing::device::lane_id();
+  if (routes && routing::device::lane_id() < slots) {
+    dispatch::device::store_choice(group, shared, bit, expert, slot);
+  }
 }
 
 using Kernel = void (*)(routing::device::RouteParams, dispatch::device::GroupParams, int32_t);
@@ -101,7 +105,7 @@ dispatch::DeviceGroupArgs group_of(const MoeSpec& spec, const routing::DeviceRou
   args.topk_ids = route.topk_ids;
   args.num_tokens = route.num_tokens;
   args.live_tokens = route.live_tokens;
-  args.top_k = static_cast<int32_t>(spec.top_k);
+  args.top_k = static_cast<int32_t>(spec.top_k) + route.shared.count;
   return args;
 }
 

@@ -12,8 +12,8 @@
 namespace conclave::inline v0 {
 
 // Routes, then groups route.topk_ids: in one launch where slots are few, else device_route and
-// device_group. group.topk_ids, num_tokens, live_tokens and top_k are those of `route` and need not
-// be set.
+// device_group. group.topk_ids, num_tokens, live_tokens and top_k (with the shared slots) are those
+// of `route` and need not be set.
 GroupedRows device_route_and_group(const MoeSpec& spec, const routing::DeviceRouteArgs& route,
                                    const dispatch::DeviceGroupArgs& group, CUstream_st* stream);
 

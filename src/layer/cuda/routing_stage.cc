@@ -1,11 +1,14 @@
 #include "layer/cuda/routing_stage.h"
 
+#include "core/router_rule.h"
 #include "dispatch/cuda/sanitize_ids.h"
 #include "gemm/cuda/gate_product.h"
+#include "layer/cuda/factor_stage.h"
 #include "layer/cuda/prepare_rows.h"
 #include "layer/cuda/route_and_group.h"
 #include "layer/cuda/row_format.h"
 #include "routing/cuda/device_router.h"
+#include "routing/cuda/device_rules.h"
 
 namespace conclave::inline v0 {
 namespace {
@@ -15,6 +18,8 @@ template <class T>
 T* capture(const CudaCall& call, const TensorView& view) {
   return view.empty() ? nullptr : static_cast<T*>(chunk_data(call, view));
 }
+
+int64_t capture_stride(const TensorView& view) { return view.empty() ? 0 : stride_of_rows(view); }
 
 struct Logits {
   const void* data = nullptr;
@@ -103,44 +108,64 @@ CudaRouting empty_routing(const CudaCall& call) {
   return routing;
 }
 
+// What sanitising brings ids and weights to, whoever made them.
+dispatch::DeviceSanitizeArgs sanitize_args(const CudaCall& call, const CudaRouting& routing) {
+  const MoeSpec& spec = call.plan.spec;
+  return {.num_tokens = call.count,
+          .live_tokens = routing.live_tokens,
+          .padding_mask = routing.padding_mask,
+          .top_k = static_cast<int32_t>(spec.top_k),
+          .num_experts = static_cast<int32_t>(spec.num_experts),
+          .num_zero_experts = static_cast<int32_t>(spec.num_zero_experts),
+          .shared = shared_slots(call),
+          .topk_ids = call.slice<int32_t>(call.slices.topk_ids),
+          .topk_weights = call.slice<float>(call.slices.topk_weights),
+          .identity = const_cast<float*>(routing.identity),
+          .captured_ids = capture<int32_t>(call, call.args.captured_ids),
+          .captured_weights = capture<float>(call, call.args.captured_weights),
+          .captured_ids_stride = capture_stride(call.args.captured_ids),
+          .captured_weights_stride = capture_stride(call.args.captured_weights),
+          .skipped_ids = &call.counters->skipped_ids};
+}
+
+// The caller's ids and weights.
 dispatch::DeviceSanitizeArgs given_routing(const CudaCall& call, const CudaRouting& routing) {
   const ForwardArgs& args = call.args;
-  const MoeSpec& spec = call.plan.spec;
-  dispatch::DeviceSanitizeArgs given{
-      .given_ids = chunk_data(call, args.topk_ids),
-      .ids_dtype = args.topk_ids.dtype,
-      .ids_stride = stride_of_rows(args.topk_ids),
-      .num_tokens = call.count,
-      .live_tokens = routing.live_tokens,
-      .padding_mask = routing.padding_mask,
-      .top_k = static_cast<int32_t>(spec.top_k),
-      .num_experts = static_cast<int32_t>(spec.num_experts),
-      .num_zero_experts = static_cast<int32_t>(spec.num_zero_experts),
-      .skipped_ids = &call.counters->skipped_ids};
-  if (args.topk_weights.empty()) return given;
+  dispatch::DeviceSanitizeArgs given = sanitize_args(call, routing);
+  given.given_ids = chunk_data(call, args.topk_ids);
+  given.ids_dtype = args.topk_ids.dtype;
+  given.ids_stride = stride_of_rows(args.topk_ids);
   given.given_weights = chunk_data(call, args.topk_weights);
   given.weights_dtype = args.topk_weights.dtype;
   given.weights_stride = stride_of_rows(args.topk_weights);
-  given.topk_ids = call.slice<int32_t>(call.slices.topk_ids);
-  given.topk_weights = call.slice<float>(call.slices.topk_weights);
-  given.identity = const_cast<float*>(routing.identity);
-  given.captured_ids = capture<int32_t>(call, args.captured_ids);
-  given.captured_weights = capture<float>(call, args.captured_weights);
   return given;
 }
 
 // Ids without weights: checked, then weighed by the router.
 const int32_t* choices_to_weigh(const CudaCall& call, const CudaRouting& routing) {
-  if (call.args.topk_ids.empty()) return nullptr;
-  dispatch::DeviceSanitizeArgs given = given_routing(call, routing);
-  given.captured_ids = call.slice<int32_t>(call.slices.given_ids);
-  dispatch::device_sanitize_ids(given, call.stream);
-  return given.captured_ids;
+  const ConstTensorView& ids = call.args.topk_ids;
+  if (ids.empty()) return nullptr;
+  const MoeSpec& spec = call.plan.spec;
+  auto* const checked = call.slice<int32_t>(call.slices.given_ids);
+  dispatch::device_sanitize_ids({.given_ids = chunk_data(call, ids),
+                                 .ids_dtype = ids.dtype,
+                                 .ids_stride = stride_of_rows(ids),
+                                 .num_tokens = call.count,
+                                 .live_tokens = routing.live_tokens,
+                                 .padding_mask = routing.padding_mask,
+                                 .top_k = static_cast<int32_t>(spec.top_k),
+                                 .num_experts = static_cast<int32_t>(spec.num_experts),
+                                 .num_zero_experts = static_cast<int32_t>(spec.num_zero_experts),
+                                 .captured_ids = checked,
+                                 .skipped_ids = &call.counters->skipped_ids},
+                                call.stream);
+  return checked;
 }
 
-routing::DeviceRouteArgs route_args(const CudaCall& call, const CudaRouting& routing) {
+routing::DeviceRouteArgs route_args(const CudaCall& call, const CudaRouting& routing,
+                                    const Logits& logits, const int32_t* choices) {
   const CudaWeights& weights = call.weights;
-  const Logits logits = make_logits(call);
+  const ForwardArgs& args = call.args;
   return {.logits = logits.data,
           .logits_dtype = logits.dtype,
           .logits_stride = logits.stride,
@@ -150,13 +175,122 @@ routing::DeviceRouteArgs route_args(const CudaCall& call, const CudaRouting& rou
           .selection_bias = weights.selection_bias.as<float>(),
           .expert_scale = weights.expert_scale.as<float>(),
           .global_scale = weights.global_scale.as<float>(),
-          .given_ids = choices_to_weigh(call, routing),
+          .given_ids = choices,
+          .shared = shared_slots(call),
           .topk_ids = call.slice<int32_t>(call.slices.topk_ids),
           .topk_weights = call.slice<float>(call.slices.topk_weights),
           .identity = const_cast<float*>(routing.identity),
-          .captured_ids = capture<int32_t>(call, call.args.captured_ids),
-          .captured_weights = capture<float>(call, call.args.captured_weights),
+          .captured_ids = capture<int32_t>(call, args.captured_ids),
+          .captured_weights = capture<float>(call, args.captured_weights),
+          .captured_ids_stride = capture_stride(args.captured_ids),
+          .captured_weights_stride = capture_stride(args.captured_weights),
           .tokens_without_finite_logit = &call.counters->tokens_without_finite_logit};
+}
+
+// Ids and weights that an earlier step has made, [T, k] dense.
+CudaRouting enqueue_made(const CudaCall& call, const dispatch::DeviceSanitizeArgs& made,
+                         const dispatch::DeviceGroupArgs* group, CudaRouting routing) {
+  if (group == nullptr) {
+    dispatch::device_sanitize_ids(made, call.stream);
+  } else {
+    routing.groups = dispatch::device_sanitize_and_group(made, *group, call.stream);
+  }
+  return routing;
+}
+
+// Router "topk", or what it adds to `choices`.
+CudaRouting enqueue_topk(const CudaCall& call, const dispatch::DeviceGroupArgs* group,
+                         CudaRouting routing, const Logits& logits, const int32_t* choices) {
+  const MoeSpec& spec = call.plan.spec;
+  const routing::DeviceRouteArgs args = route_args(call, routing, logits, choices);
+  if (group == nullptr) {
+    routing::device_route(spec, args, call.stream);
+  } else {
+    routing.groups = device_route_and_group(spec, args, *group, call.stream);
+  }
+  return routing;
+}
+
+routing::DeviceRuleArgs rule_args(const CudaCall& call, const CudaRouting& routing,
+                                  const Logits& logits, const int32_t* choices) {
+  const CudaWeights& weights = call.weights;
+  const ConstTensorView& token_ids = call.args.token_ids;
+  return {.logits = logits.data,
+          .logits_dtype = logits.dtype,
+          .logits_stride = logits.stride,
+          .num_tokens = call.count,
+          .first_token = call.begin,
+          .live_tokens = routing.live_tokens,
+          .padding_mask = routing.padding_mask,
+          .given_ids = choices,
+          .token_ids = token_ids.empty() ? nullptr : chunk_data(call, token_ids),
+          .token_ids_dtype = token_ids.dtype,
+          .hash_table = weights.hash_table.as<int32_t>(),
+          .replay_ids = weights.replay_ids.as<int32_t>(),
+          .replay_weights = weights.replay_weights.as<float>(),
+          .selection_bias = weights.selection_bias.as<float>(),
+          .global_scale = weights.global_scale.as<float>(),
+          .ids = call.slice<int32_t>(call.slices.router_ids),
+          .weights = call.slice<float>(call.slices.router_weights),
+          .shared_weights = call.slice<float>(call.slices.shared_factor),
+          .tokens_without_finite_logit = &call.counters->tokens_without_finite_logit,
+          .skipped_ids = &call.counters->skipped_ids};
+}
+
+// The choosing half of "sink_softmax": into the rule's ids.
+void enqueue_sink_choice(const CudaCall& call, const routing::DeviceRuleArgs& rule) {
+  routing::device_route(call.plan.choice,
+                        {.logits = rule.logits,
+                         .logits_dtype = rule.logits_dtype,
+                         .logits_stride = rule.logits_stride,
+                         .num_tokens = rule.num_tokens,
+                         .live_tokens = rule.live_tokens,
+                         .padding_mask = rule.padding_mask,
+                         .selection_bias = rule.selection_bias,
+                         .topk_ids = rule.ids,
+                         .topk_weights = rule.weights,
+                         .tokens_without_finite_logit = rule.tokens_without_finite_logit},
+                        call.stream);
+}
+
+// Runs the layer's router. Grouped by the rule's own last launch.
+CudaRouting enqueue_router(const CudaCall& call, const dispatch::DeviceGroupArgs* group,
+                           const CudaRouting& routing) {
+  const MoeSpec& spec = call.plan.spec;
+  const RouterRule rule = router_rule(spec.router.name);
+  // The one router that reads no logits.
+  const bool reads_logits =
+      rule != RouterRule::kSimulated || (spec.has_gate && !call.args.captured_logits.empty());
+  const Logits logits = reads_logits ? make_logits(call) : Logits();
+  const int32_t* const choices = choices_to_weigh(call, routing);
+  if (rule == RouterRule::kTopk) return enqueue_topk(call, group, routing, logits, choices);
+  routing::DeviceRuleArgs args = rule_args(call, routing, logits, choices);
+  switch (rule) {
+    case RouterRule::kHash:
+      if (choices == nullptr) routing::device_look_up(spec, args, call.stream);
+      return enqueue_topk(call, group, routing, logits, choices != nullptr ? choices : args.ids);
+    case RouterRule::kSparseMixer:
+      routing::device_sparse_mixer(spec, args, call.stream);
+      break;
+    case RouterRule::kSimulated:
+      routing::device_simulate(spec, args, call.stream);
+      break;
+    default:
+      if (choices == nullptr) {
+        enqueue_sink_choice(call, args);
+      } else {
+        args.ids = const_cast<int32_t*>(choices);
+      }
+      routing::device_weigh_with_sinks(spec, args, call.stream);
+  }
+  dispatch::DeviceSanitizeArgs made = sanitize_args(call, routing);
+  made.given_ids = args.ids;
+  made.ids_dtype = DType::kI32;
+  made.ids_stride = spec.top_k;
+  made.given_weights = args.weights;
+  made.weights_dtype = DType::kF32;
+  made.weights_stride = spec.top_k;
+  return enqueue_made(call, made, group, routing);
 }
 
 bool is_dense(const ConstTensorView& view) { return stride_of_rows(view) == view.shape[1]; }
@@ -168,7 +302,8 @@ bool has_plain_routing(const CudaCall& call) {
   const bool dense = is_dense(args.topk_ids) && is_dense(args.topk_weights) &&
                      args.topk_weights.dtype == DType::kF32;
   const bool captured = !args.captured_ids.empty() || !args.captured_weights.empty();
-  return dense && !captured && args.padding_mask.empty() && call.plan.spec.num_zero_experts == 0;
+  return dense && !captured && args.padding_mask.empty() && call.plan.spec.num_zero_experts == 0 &&
+         call.plan.spec.shared.mode != SharedMode::kFusedSlots;
 }
 
 // Groups the caller's own ids, which are checked and counted on the way.
@@ -193,39 +328,62 @@ void group_in_place(const CudaCall& call, const dispatch::DeviceGroupArgs& group
   routing.groups = dispatch::device_group(in_place, call.stream);
 }
 
+CudaRouting enqueue_choices(const CudaCall& call, const dispatch::DeviceGroupArgs* group,
+                            const CudaRouting& routing) {
+  if (call.args.topk_weights.empty()) return enqueue_router(call, group, routing);
+  // Grouping in place has no slots to append.
+  const bool in_place_fits = call.plan.fused.slots() == 0 && has_plain_routing(call);
+  if (group == nullptr || !in_place_fits) {
+    return enqueue_made(call, given_routing(call, routing), group, routing);
+  }
+  CudaRouting in_place = routing;
+  group_in_place(call, *group, in_place);
+  return in_place;
+}
+
+// Logical experts are chosen, then the physical ones that serve them; these are grouped.
+CudaRouting enqueue_with_replicas(const CudaCall& call, const dispatch::DeviceGroupArgs* group,
+                                  const CudaRouting& routing) {
+  CudaRouting physical = enqueue_choices(call, nullptr, routing);
+  auto* const ids = call.slice<int32_t>(call.slices.physical_ids);
+  choose_replicas({.ids = physical.topk_ids,
+                   .num_tokens = call.count,
+                   .live_tokens = routing.live_tokens,
+                   .top_k = static_cast<int32_t>(call.plan.spec.top_k),
+                   .first_token = call.begin,
+                   .first = call.weights.replica_first.as<int32_t>(),
+                   .replicas = call.weights.replicas.as<int32_t>(),
+                   .physical = ids,
+                   .expert_load = call.args.expert_load.data()},
+                  call.stream);
+  physical.topk_ids = ids;
+  if (group == nullptr) return physical;
+  dispatch::DeviceGroupArgs args = *group;
+  args.topk_ids = ids;
+  args.num_tokens = call.count;
+  args.live_tokens = routing.live_tokens;
+  args.top_k = static_cast<int32_t>(call.plan.spec.top_k);
+  args.expert_load = nullptr;
+  physical.groups = dispatch::device_group(args, call.stream);
+  return physical;
+}
+
 }  // namespace
 
 std::optional<CudaRouting> routing_in_place(const CudaCall& call) {
   if (!has_plain_routing(call) || call.args.topk_ids.dtype != DType::kI32) return std::nullopt;
   CudaRouting routing = empty_routing(call);
+  enqueue_factors(call, routing.live_tokens, routing.padding_mask);
   routing.topk_ids = static_cast<const int32_t*>(chunk_data(call, call.args.topk_ids));
   routing.topk_weights = static_cast<const float*>(chunk_data(call, call.args.topk_weights));
   return routing;
 }
 
 CudaRouting enqueue_routing(const CudaCall& call, const dispatch::DeviceGroupArgs* group) {
-  CudaRouting routing = empty_routing(call);
-  const MoeSpec& spec = call.plan.spec;
-  if (group != nullptr && has_plain_routing(call)) {
-    group_in_place(call, *group, routing);
-    return routing;
-  }
-  if (!call.args.topk_weights.empty()) {
-    const dispatch::DeviceSanitizeArgs given = given_routing(call, routing);
-    if (group == nullptr) {
-      dispatch::device_sanitize_ids(given, call.stream);
-    } else {
-      routing.groups = dispatch::device_sanitize_and_group(given, *group, call.stream);
-    }
-    return routing;
-  }
-  const routing::DeviceRouteArgs args = route_args(call, routing);
-  if (group == nullptr) {
-    routing::device_route(spec, args, call.stream);
-  } else {
-    routing.groups = device_route_and_group(spec, args, *group, call.stream);
-  }
-  return routing;
+  const CudaRouting routing = empty_routing(call);
+  enqueue_factors(call, routing.live_tokens, routing.padding_mask);
+  if (call.plan.part.has_replicas()) return enqueue_with_replicas(call, group, routing);
+  return enqueue_choices(call, group, routing);
 }
 
 }  // namespace conclave::inline v0

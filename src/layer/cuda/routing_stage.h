@@ -12,8 +12,9 @@ namespace conclave::inline v0 {
 
 // Of a chunk, on the device.
 struct CudaRouting {
-  const int32_t* topk_ids = nullptr;     // [T, k] in [0, E), or negative: nowhere
-  const float* topk_weights = nullptr;   // [T, k]
+  const int32_t* topk_ids = nullptr;     // [T, slots], or negative: nowhere. Physical experts where
+                                         // some are replicas; shared ones in the last slots
+  const float* topk_weights = nullptr;   // [T, slots]
   const float* identity = nullptr;       // [T] summed weights of zero experts, or null
   const int64_t* live_tokens = nullptr;  // [1], or null
   const bool* padding_mask = nullptr;    // [T], or null
@@ -21,12 +22,13 @@ struct CudaRouting {
 };
 
 // The caller's own ids and weights, where the decode kernel can read them as they are: dense int32
-// and float32, neither masked nor captured, without zero experts. Nothing is enqueued; ids are
-// checked where they are read.
+// and float32, neither masked nor captured, without zero experts. Nothing but what shared experts
+// weigh is enqueued; ids are checked where they are read.
 std::optional<CudaRouting> routing_in_place(const CudaCall& call);
 
 // Enqueues what the call needs of gate product, router and checks of given ids; fills the captures.
-// `group`, if given, says how rows are grouped; its ids and tokens need not be set.
+// Fills what shared experts weigh, too. `group`, if given, says how rows are grouped; its ids and
+// tokens need not be set.
 CudaRouting enqueue_routing(const CudaCall& call, const dispatch::DeviceGroupArgs* group);
 
 // The rows of the call's chunk in one of its tensors.

@@ -118,6 +118,19 @@ void WeightUpload::copy_from_host(const BlockRequest& request, const DeviceMatri
   }
 }
 
+Tensor WeightUpload::read_block(const BlockRequest& request) {
+  ConstTensorView view;
+  loader_.load({&request, 1}, {&view, 1});
+  Tensor block(view.dtype, view.shape);
+  const auto row_bytes = static_cast<size_t>(view.shape[1] * byte_size(view.dtype));
+  const auto pitch = static_cast<size_t>(row_stride_of(view) * byte_size(view.dtype));
+  for (size_t row = 0; row < static_cast<size_t>(view.shape[0]); ++row) {
+    std::memcpy(block.as<std::byte>() + row * row_bytes,
+                static_cast<const std::byte*>(view.data) + row * pitch, row_bytes);
+  }
+  return block;
+}
+
 std::vector<float> WeightUpload::read_floats(const BlockRequest& request) {
   ConstTensorView view;
   loader_.load({&request, 1}, {&view, 1});
@@ -131,12 +144,22 @@ std::vector<float> WeightUpload::read_floats(WeightRole role, int64_t expert) {
   return read_floats({.role = role, .expert = expert, .block = {0, info.rows, 0, info.cols}});
 }
 
-void WeightUpload::copy_floats(const std::vector<float>& values, float* destination) {
-  if (values.empty()) return;
+Tensor WeightUpload::read_matrix(WeightRole role) {
+  const WeightInfo info = source_.describe(role);
+  return read_block({.role = role, .block = {0, info.rows, 0, info.cols}});
+}
+
+void WeightUpload::copy_bytes(const void* values, size_t bytes, void* destination) {
+  if (bytes == 0) return;
   // Pageable memory: it is read before the call returns.
-  cuda::check(cudaMemcpyAsync(destination, values.data(), values.size() * sizeof(float),
-                              cudaMemcpyHostToDevice, stream_),
+  cuda::check(cudaMemcpyAsync(destination, values, bytes, cudaMemcpyHostToDevice, stream_),
               "cudaMemcpyAsync");
+}
+void WeightUpload::copy_floats(const std::vector<float>& values, float* destination) {
+  copy_bytes(values.data(), values.size() * sizeof(float), destination);
+}
+void WeightUpload::copy_ints(const std::vector<int32_t>& values, int32_t* destination) {
+  copy_bytes(values.data(), values.size() * sizeof(int32_t), destination);
 }
 
 void WeightUpload::finish() {

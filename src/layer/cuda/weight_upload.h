@@ -5,6 +5,7 @@
 #include "cuda/stream.h"
 #include "layer/weight_block.h"
 
+#include "conclave/tensor.h"
 #include "conclave/weights.h"
 
 #include <array>
@@ -57,8 +58,11 @@ class WeightUpload {
   // The same as float32 values on the host. Waits.
   std::vector<float> read_floats(const BlockRequest& request);
   std::vector<float> read_floats(WeightRole role, int64_t expert = 0);
-  // float32 values to device memory.
+  // A whole matrix on the host, as stored. Waits.
+  Tensor read_matrix(WeightRole role);
+  // Values to device memory.
   void copy_floats(const std::vector<float>& values, float* destination);
+  void copy_ints(const std::vector<int32_t>& values, int32_t* destination);
   void finish();
 
  private:
@@ -72,6 +76,9 @@ class WeightUpload {
 
   // A staging buffer whose last copy has passed.
   Staging& next_staging();
+  // A block on the host, in the role's own type. Waits.
+  Tensor read_block(const BlockRequest& request);
+  void copy_bytes(const void* values, size_t bytes, void* destination);
   void copy_from_host(const BlockRequest& request, const DeviceMatrix& destination);
 
   const WeightSource& source_;

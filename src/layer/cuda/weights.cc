@@ -27,33 +27,66 @@ constexpr int64_t kSlackRows = 64;
 // end would reach beyond memory that is not ours.
 constexpr int64_t kRowGroup = 8;
 
-// Experts of one kind: what they are called, and which of them and which columns are here.
+// An expert of a kernel: where the source has it, and which of its columns are here.
+struct LocalExpert {
+  const MlpRoles* roles = nullptr;
+  int32_t expert = 0;
+  TensorSlice inner;
+  bool has_bias = false;
+  bool has_down_bias = false;  // of an expert in slices, which are added up, the first
+};
+
+// Experts that one kernel runs.
 struct MlpSource {
   const experts::DeviceExpertsProblem& problem;
-  const MlpRoles& roles;
-  std::span<const int32_t> experts;  // source expert of each local one
-  TensorSlice inner;
+  std::vector<LocalExpert> experts;
   bool adds_down_bias = true;
 
   int64_t halves() const { return problem.activation.gated ? 2 : 1; }
   int64_t gate_up_rows() const { return halves() * problem.intermediate_size; }
+  int64_t count() const { return static_cast<int64_t>(experts.size()); }
 };
 
 MlpSource routed_source(const CudaPlan& plan) {
-  return {.problem = plan.routed,
-          .roles = kRoutedRoles,
-          .experts = plan.part.local_experts,
-          .inner = plan.part.inner,
-          .adds_down_bias = plan.part.adds_down_bias};
+  MlpSource mlp{
+      .problem = plan.routed.problem, .experts = {}, .adds_down_bias = plan.part.adds_down_bias};
+  for (const int32_t expert : plan.part.local_experts) {
+    mlp.experts.push_back({.roles = &kRoutedRoles,
+                           .expert = expert,
+                           .inner = plan.part.inner,
+                           .has_bias = plan.spec.has_bias,
+                           .has_down_bias = plan.spec.has_bias});
+  }
+  const int64_t width = plan.part.inner.size();
+  for (int32_t slot = 0; slot < plan.fused.slots(); ++slot) {
+    const int32_t slice = slot % plan.fused.slices;
+    const int64_t begin = plan.part.shared_inner.begin + slice * width;
+    mlp.experts.push_back({.roles = &kSharedRoles,
+                           .expert = slot / plan.fused.slices,
+                           .inner = {.begin = begin, .end = begin + width},
+                           .has_bias = plan.spec.shared.has_bias,
+                           .has_down_bias = plan.spec.shared.has_bias && slice == 0});
+  }
+  return mlp;
 }
 
+MlpSource every_row_source(const CudaPlan& plan, const CudaMlpPlan& part, const MlpRoles& roles,
+                           const TensorSlice& inner) {
+  MlpSource mlp{.problem = part.problem, .experts = {}, .adds_down_bias = plan.part.adds_down_bias};
+  for (int64_t expert = 0; expert < part.problem.num_local_experts; ++expert) {
+    mlp.experts.push_back({.roles = &roles,
+                           .expert = static_cast<int32_t>(expert),
+                           .inner = inner,
+                           .has_bias = part.problem.has_bias,
+                           .has_down_bias = part.problem.has_bias});
+  }
+  return mlp;
+}
 MlpSource shared_source(const CudaPlan& plan) {
-  static constexpr int32_t kOnly = 0;
-  return {.problem = *plan.shared,
-          .roles = kSharedRoles,
-          .experts = {&kOnly, 1},
-          .inner = plan.part.shared_inner,
-          .adds_down_bias = plan.part.adds_down_bias};
+  return every_row_source(plan, *plan.shared, kSharedRoles, plan.part.shared_inner);
+}
+MlpSource residual_source(const CudaPlan& plan) {
+  return every_row_source(plan, *plan.residual, kResidualRoles, plan.part.residual_inner);
 }
 
 // Where each matrix must lie for the whole to be one tensor.
@@ -77,16 +110,20 @@ Support find_layout(const MlpSource& mlp, const WeightSource& source, InPlaceLay
   if (source.memory() == MemoryKind::kHost) return Support::no("the weights are in host memory");
   if (mlp.experts.empty()) return Support::no("there are no experts");
   const experts::DeviceExpertsProblem& problem = mlp.problem;
-  if (mlp.inner.size() != source.describe(mlp.roles.down).cols) {
-    return Support::no("only a slice of the columns is used");
+  const MlpRoles& roles = *mlp.experts.front().roles;
+  for (const LocalExpert& local : mlp.experts) {
+    if (local.roles != &roles) return Support::no("shared experts run with the routed ones");
+    if (local.inner.size() != source.describe(roles.down).cols) {
+      return Support::no("only a slice of the columns is used");
+    }
   }
   if (problem.intermediate_size % kRowGroup != 0) {
     return Support::no("the intermediate size is no multiple of 8");
   }
   const int64_t element = byte_size(problem.weight_dtype);
-  const WeightRole first_role = problem.activation.gated ? mlp.roles.gate : mlp.roles.up;
-  const ConstTensorView first = source.view(first_role, mlp.experts.front());
-  const ConstTensorView down = source.view(mlp.roles.down, mlp.experts.front());
+  const WeightRole first_role = problem.activation.gated ? roles.gate : roles.up;
+  const ConstTensorView first = source.view(first_role, mlp.experts.front().expert);
+  const ConstTensorView down = source.view(roles.down, mlp.experts.front().expert);
   if (first.empty() || down.empty()) return Support::no("a matrix has no view");
   layout = {.gate_up = static_cast<const std::byte*>(first.data),
             .gate_up_stride = stride_of(first),
@@ -105,12 +142,12 @@ Support find_layout(const MlpSource& mlp, const WeightSource& source, InPlaceLay
   for (size_t i = 0; i < mlp.experts.size(); ++i) {
     const auto index = static_cast<int64_t>(i);
     const std::byte* const place = layout.gate_up + index * mlp.halves() * half_bytes;
-    const bool good =
-        lies_at(source.view(first_role, mlp.experts[i]), place, layout.gate_up_stride) &&
-        lies_at(source.view(mlp.roles.up, mlp.experts[i]), place + (mlp.halves() - 1) * half_bytes,
-                layout.gate_up_stride) &&
-        lies_at(source.view(mlp.roles.down, mlp.experts[i]), layout.down + index * down_bytes,
-                layout.down_stride);
+    const int32_t expert = mlp.experts[i].expert;
+    const bool good = lies_at(source.view(first_role, expert), place, layout.gate_up_stride) &&
+                      lies_at(source.view(roles.up, expert),
+                              place + (mlp.halves() - 1) * half_bytes, layout.gate_up_stride) &&
+                      lies_at(source.view(roles.down, expert), layout.down + index * down_bytes,
+                              layout.down_stride);
     if (!good) return Support::no("gate, up and experts do not follow each other");
   }
   return Support::yes();
@@ -155,7 +192,7 @@ class Allocator {
 CudaMlpWeights allocate_mlp(const Allocator& allocator, const MlpSource& mlp,
                             const WeightSource& source) {
   const experts::DeviceExpertsProblem& problem = mlp.problem;
-  const auto count = static_cast<int64_t>(mlp.experts.size());
+  const int64_t count = mlp.count();
   CudaMlpWeights weights;
   InPlaceLayout layout;
   weights.in_place = static_cast<bool>(find_layout(mlp, source, layout));
@@ -198,7 +235,7 @@ int64_t scale_count(const QuantSpec& quant, int64_t rows, int64_t cols) {
 void allocate_scales(const Allocator& allocator, const MlpSource& mlp, CudaMlpWeights& weights) {
   const experts::DeviceExpertsProblem& problem = mlp.problem;
   if (problem.weight_dtype != DType::kF8E4M3) return;
-  const auto count = static_cast<int64_t>(mlp.experts.size());
+  const int64_t count = mlp.count();
   const int64_t hidden = problem.hidden_size;
   const int64_t inner = problem.intermediate_size;
   weights.gate_up_scale = allocator.floats(
@@ -221,22 +258,25 @@ void fill_matrices(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& w
   const int64_t inner = problem.intermediate_size;
   const int64_t gate_up_pitch = weights.view.gate_up_stride * element;
   const int64_t down_pitch = weights.view.down_stride * element;
-  const WeightBlock rows{mlp.inner.begin, mlp.inner.end, 0, hidden};
-  const WeightBlock columns{0, hidden, mlp.inner.begin, mlp.inner.end};
-  const auto count = static_cast<int64_t>(mlp.experts.size());
+  const int64_t count = mlp.count();
   const int64_t expert_bytes = (mlp.gate_up_rows() * hidden + hidden * inner) * element;
   for (int64_t local = 0; local < count; ++local) {
-    const int32_t expert = mlp.experts[static_cast<size_t>(local)];
+    const LocalExpert& placed = mlp.experts[static_cast<size_t>(local)];
+    const MlpRoles* const roles = placed.roles;
+    const int32_t expert = placed.expert;
+    const TensorSlice& slice = placed.inner;
+    const WeightBlock rows{slice.begin, slice.end, 0, hidden};
+    const WeightBlock columns{0, hidden, slice.begin, slice.end};
     std::byte* const gate_up = weights.gate_up.as() + local * mlp.gate_up_rows() * gate_up_pitch;
     std::byte* const up = gate_up + (mlp.halves() - 1) * inner * gate_up_pitch;
     if (problem.activation.gated) {
-      upload.copy({.role = mlp.roles.gate, .expert = expert, .block = rows},
+      upload.copy({.role = roles->gate, .expert = expert, .block = rows},
                   {.data = gate_up, .stride_bytes = gate_up_pitch});
     }
-    upload.copy({.role = mlp.roles.up, .expert = expert, .block = rows},
+    upload.copy({.role = roles->up, .expert = expert, .block = rows},
                 {.data = up, .stride_bytes = gate_up_pitch});
     upload.copy(
-        {.role = mlp.roles.down, .expert = expert, .block = columns},
+        {.role = roles->down, .expert = expert, .block = columns},
         {.data = weights.down.as() + local * hidden * down_pitch, .stride_bytes = down_pitch});
     context.progress("uploading experts", (local + 1) * expert_bytes, count * expert_bytes);
   }
@@ -246,22 +286,23 @@ void fill_biases(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& wei
   const experts::DeviceExpertsProblem& problem = mlp.problem;
   if (!problem.has_bias) return;
   const int64_t inner = problem.intermediate_size;
-  const WeightBlock slice{0, 1, mlp.inner.begin, mlp.inner.end};
   for (size_t i = 0; i < mlp.experts.size(); ++i) {
-    const int32_t expert = mlp.experts[i];
+    const auto& [roles, expert, columns, has_bias, has_down_bias] = mlp.experts[i];
+    if (!has_bias) continue;
+    const WeightBlock slice{0, 1, columns.begin, columns.end};
     float* const gate_up =
         weights.gate_up_bias.as<float>() + static_cast<int64_t>(i) * mlp.gate_up_rows();
     if (problem.activation.gated) {
       upload.copy_floats(
-          upload.read_floats({.role = mlp.roles.gate_bias, .expert = expert, .block = slice}),
+          upload.read_floats({.role = roles->gate_bias, .expert = expert, .block = slice}),
           gate_up);
     }
     upload.copy_floats(
-        upload.read_floats({.role = mlp.roles.up_bias, .expert = expert, .block = slice}),
+        upload.read_floats({.role = roles->up_bias, .expert = expert, .block = slice}),
         gate_up + (mlp.halves() - 1) * inner);
-    if (!mlp.adds_down_bias) continue;
+    if (!mlp.adds_down_bias || !has_down_bias) continue;
     upload.copy_floats(
-        upload.read_floats(mlp.roles.down_bias, expert),
+        upload.read_floats(roles->down_bias, expert),
         weights.down_bias.as<float>() + static_cast<int64_t>(i) * problem.hidden_size);
   }
 }
@@ -288,7 +329,9 @@ class ScaleReader {
     return std::vector<float>(static_cast<size_t>(block.row_end - block.row_begin), one);
   }
 
-  StaticScales read_static() const { return load_static_scales(source_, mlp_.roles); }
+  StaticScales read_static() const {
+    return load_static_scales(source_, *mlp_.experts.front().roles);
+  }
 
  private:
   std::vector<float> load(WeightRole role, int32_t expert, const WeightBlock& block) const {
@@ -303,20 +346,23 @@ void fill_scales(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& wei
   if (mlp.problem.weight_dtype != DType::kF8E4M3) return;
   const ScaleReader reader(mlp, upload.on_host());
   const int64_t hidden = mlp.problem.hidden_size;
-  const WeightBlock rows{mlp.inner.begin, mlp.inner.end, 0, hidden};
-  const WeightBlock columns{0, hidden, mlp.inner.begin, mlp.inner.end};
   float* gate_up = weights.gate_up_scale.as<float>();
   float* down = weights.down_scale.as<float>();
   const auto append = [&](const std::vector<float>& scales, float*& place) {
     upload.copy_floats(scales, place);
     place += scales.size();
   };
-  for (const int32_t expert : mlp.experts) {
-    if (mlp.problem.activation.gated) append(reader.read(mlp.roles.gate, expert, rows), gate_up);
-    append(reader.read(mlp.roles.up, expert, rows), gate_up);
-    append(reader.read(mlp.roles.down, expert, columns), down);
+  for (const LocalExpert& placed : mlp.experts) {
+    const MlpRoles* const roles = placed.roles;
+    const int32_t expert = placed.expert;
+    const TensorSlice& slice = placed.inner;
+    const WeightBlock rows{slice.begin, slice.end, 0, hidden};
+    const WeightBlock columns{0, hidden, slice.begin, slice.end};
+    if (mlp.problem.activation.gated) append(reader.read(roles->gate, expert, rows), gate_up);
+    append(reader.read(roles->up, expert, rows), gate_up);
+    append(reader.read(roles->down, expert, columns), down);
   }
-  if (mlp.problem.quant.activations == ActivationScale::kTensorStatic) {
+  if (!mlp.experts.empty() && mlp.problem.quant.activations == ActivationScale::kTensorStatic) {
     const StaticScales steps = reader.read_static();
     upload.copy_floats({steps.input, steps.intermediate}, weights.static_scales.as<float>());
   }
@@ -342,66 +388,125 @@ void fill_mlp(const MlpSource& mlp, const WeightSource& source, WeightUpload& up
   fill_scales(mlp, upload, weights);
 }
 
-bool is_identity(const CudaPlan& plan) {
-  const std::vector<int32_t>& local = plan.part.local_experts;
-  if (static_cast<int64_t>(local.size()) != plan.spec.num_experts) return false;
-  for (size_t i = 0; i < local.size(); ++i) {
-    if (local[i] != static_cast<int32_t>(i)) return false;
+// Local expert of each id: physical experts, then fused shared ones; -1 where it is not here.
+std::vector<int32_t> local_expert_map(const CudaPlan& plan) {
+  const std::vector<int32_t> routed = plan.part.placement.expert_map(plan.parallel.ep_rank);
+  std::vector<int32_t> map(routed.begin(), routed.end());
+  const auto local = static_cast<int32_t>(plan.part.local_experts.size());
+  for (int32_t slot = 0; slot < plan.fused.slots(); ++slot) map.push_back(local + slot);
+  return map;
+}
+
+bool is_identity(const std::vector<int32_t>& map) {
+  for (size_t i = 0; i < map.size(); ++i) {
+    if (map[i] != static_cast<int32_t>(i)) return false;
   }
   return true;
 }
 
-// Local expert of each logical one; -1 where it is not here.
-std::vector<int32_t> local_expert_map(const CudaPlan& plan) {
-  std::vector<int32_t> map(static_cast<size_t>(plan.spec.num_experts), -1);
-  for (size_t i = 0; i < plan.part.local_experts.size(); ++i) {
-    map[static_cast<size_t>(plan.part.local_experts[i])] = static_cast<int32_t>(i);
-  }
-  return map;
+DeviceMemory allocate_every_row(const Allocator& allocator, const CudaPlan& plan,
+                                const CudaMlpPlan& part) {
+  return allocator.make(plan.options.max_tokens * part.problem.top_k * int64_t{sizeof(int32_t)},
+                        "ids of every row");
 }
 
-void allocate_rest(const Allocator& allocator, const CudaPlan& plan, const WeightSource& source,
-                   CudaWeights& weights) {
-  const MoeSpec& spec = plan.spec;
-  const int64_t hidden = spec.hidden_size;
-  const auto dense = [&](WeightRole role, int64_t rows, DType& dtype) {
-    dtype = source.describe(role).dtype;
-    return allocator.make(rows * padded_row(hidden, dtype) * byte_size(dtype), "gate");
-  };
+void fill_every_row(WeightUpload& upload, const DeviceMemory& memory, int64_t experts) {
+  std::vector<int32_t> ids(memory.bytes() / sizeof(int32_t));
+  for (size_t i = 0; i < ids.size(); ++i) {
+    ids[i] = static_cast<int32_t>(static_cast<int64_t>(i) % experts);
+  }
+  upload.copy_ints(ids, memory.as<int32_t>());
+}
+
+class RestAllocator {
+ public:
+  RestAllocator(const Allocator& allocator, const WeightSource& source)
+      : allocator_(allocator), source_(source) {}
+
+  // Rows at multiples of 16 bytes, of the role's own type, which goes to `dtype`.
+  DeviceMemory dense(WeightRole role, DType& dtype) const {
+    const WeightInfo info = source_.describe(role);
+    dtype = info.dtype;
+    return allocator_.make(info.rows * padded_row(info.cols, dtype) * byte_size(dtype), "gate");
+  }
+  DeviceMemory floats(bool wanted, int64_t count, const char* what) const {
+    return wanted ? allocator_.floats(count, what) : DeviceMemory();
+  }
+  DeviceMemory ints(size_t count, const char* what) const {
+    return allocator_.make(static_cast<int64_t>(count * sizeof(int32_t)), what);
+  }
+
+ private:
+  const Allocator& allocator_;
+  const WeightSource& source_;
+};
+
+void allocate_router(const RestAllocator& allocator, const MoeSpec& spec, CudaWeights& weights) {
+  const RouterSpec& router = spec.router;
   if (spec.has_gate) {
-    weights.gate = dense(WeightRole::kRouter, num_logits(spec), weights.gate_dtype);
-    if (spec.router.has_logit_bias) {
-      weights.router_bias = allocator.floats(num_logits(spec), "router_bias");
-    }
-    if (spec.router.input_norm.enabled) {
-      weights.router_input_scale = allocator.floats(hidden, "router_input_scale");
-    }
+    weights.gate = allocator.dense(WeightRole::kRouter, weights.gate_dtype);
+    weights.router_bias = allocator.floats(router.has_logit_bias, num_logits(spec), "router_bias");
+    weights.router_input_scale =
+        allocator.floats(router.input_norm.enabled, spec.hidden_size, "router_input_scale");
   }
-  if (spec.router.has_selection_bias) {
-    weights.selection_bias =
-        allocator.floats(spec.num_experts + spec.num_zero_experts, "selection_bias");
+  weights.selection_bias = allocator.floats(
+      router.has_selection_bias, spec.num_experts + spec.num_zero_experts, "selection_bias");
+  weights.expert_scale =
+      allocator.floats(router.has_expert_scale, spec.num_experts, "expert_scale");
+  weights.global_scale = allocator.floats(router.has_global_scale, 1, "global_scale");
+  if (router.vocab_size > 0) {
+    weights.hash_table =
+        allocator.ints(static_cast<size_t>(router.vocab_size * spec.top_k), "hash_table");
   }
-  if (spec.router.has_expert_scale) {
-    weights.expert_scale = allocator.floats(spec.num_experts, "expert_scale");
+  weights.replay_ids = allocator.ints(router.simulated.replay_ids.size(), "replay ids");
+  weights.replay_weights = allocator.ints(router.simulated.replay_weights.size(), "replay weights");
+}
+
+void allocate_rest(const RestAllocator& allocator, const CudaPlan& plan,
+                   const std::vector<int32_t>& map, CudaWeights& weights) {
+  const MoeSpec& spec = plan.spec;
+  allocate_router(allocator, spec, weights);
+  const bool shared_here = plan.shared || plan.fused.slots() > 0;
+  if (shared_here && spec.shared.mode == SharedMode::kSigmoidGate) {
+    weights.shared_gate = allocator.dense(WeightRole::kSharedExpertGate, weights.shared_gate_dtype);
   }
-  if (spec.router.has_global_scale) weights.global_scale = allocator.floats(1, "global_scale");
-  if (plan.shared && spec.shared.mode == SharedMode::kSigmoidGate) {
-    weights.shared_gate = dense(WeightRole::kSharedExpertGate, 1, weights.shared_gate_dtype);
+  if (spec.shared.mode == SharedMode::kSoftmaxMix) {
+    weights.mix_gate = allocator.dense(WeightRole::kMixGate, weights.mix_gate_dtype);
+    weights.mix_gate_bias = allocator.floats(true, 2, "mix_gate_bias");
   }
-  if (spec.has_output_bias) weights.output_bias = allocator.floats(hidden, "output_bias");
-  if (!is_identity(plan)) {
-    weights.local_expert =
-        allocator.make(spec.num_experts * int64_t{sizeof(int32_t)}, "local_expert");
+  if (spec.latent.size != 0) {
+    weights.latent_down = allocator.dense(WeightRole::kLatentDown, weights.latent_down_dtype);
+    weights.latent_norm = allocator.floats(spec.latent.has_norm, spec.latent.size, "latent_norm");
+    weights.latent_up = allocator.dense(WeightRole::kLatentUp, weights.latent_up_dtype);
   }
-  if (plan.shared) {
-    weights.zero_ids =
-        allocator.make(plan.options.max_tokens * int64_t{sizeof(int32_t)}, "shared ids");
+  weights.output_bias = allocator.floats(spec.has_output_bias, spec.hidden_size, "output_bias");
+  if (!is_identity(map)) weights.local_expert = allocator.ints(map.size(), "local_expert");
+  if (plan.part.has_replicas()) {
+    weights.replica_first = allocator.ints(plan.part.replicas.first.size(), "replicas");
+    weights.replicas = allocator.ints(plan.part.replicas.physical.size(), "replicas");
   }
+}
+
+// A NaN in the selection bias could not be ordered; ids of a table must be experts.
+void fill_checked_router(const CudaPlan& plan, const WeightSource& source, WeightUpload& upload,
+                         CudaWeights& weights) {
+  const RouterSpec& router = plan.spec.router;
+  if (router.has_selection_bias) {
+    const std::vector<float> bias = upload.read_floats(WeightRole::kSelectionBias);
+    check_selection_bias(source, bias);
+    upload.copy_floats(bias, weights.selection_bias.as<float>());
+  }
+  if (router.vocab_size > 0) {
+    const std::vector<int32_t> table =
+        check_hash_table(plan.spec, source, upload.read_matrix(WeightRole::kHashTable));
+    upload.copy_ints(table, weights.hash_table.as<int32_t>());
+  }
+  upload.copy_ints(router.simulated.replay_ids, weights.replay_ids.as<int32_t>());
+  upload.copy_floats(router.simulated.replay_weights, weights.replay_weights.as<float>());
 }
 
 void fill_rest(const CudaPlan& plan, const WeightSource& source, WeightUpload& upload,
-               CudaWeights& weights, cudaStream_t stream) {
-  const MoeSpec& spec = plan.spec;
+               CudaWeights& weights) {
   const auto dense = [&](const DeviceMemory& memory, WeightRole role, DType dtype) {
     if (memory.empty()) return;
     const WeightInfo info = source.describe(role);
@@ -414,21 +519,26 @@ void fill_rest(const CudaPlan& plan, const WeightSource& source, WeightUpload& u
   };
   dense(weights.gate, WeightRole::kRouter, weights.gate_dtype);
   dense(weights.shared_gate, WeightRole::kSharedExpertGate, weights.shared_gate_dtype);
+  dense(weights.mix_gate, WeightRole::kMixGate, weights.mix_gate_dtype);
+  dense(weights.latent_down, WeightRole::kLatentDown, weights.latent_down_dtype);
+  dense(weights.latent_up, WeightRole::kLatentUp, weights.latent_up_dtype);
   vector(weights.router_bias, WeightRole::kRouterBias);
   vector(weights.router_input_scale, WeightRole::kRouterInputScale);
   vector(weights.expert_scale, WeightRole::kExpertScale);
   vector(weights.global_scale, WeightRole::kGlobalScale);
+  vector(weights.latent_norm, WeightRole::kLatentNorm);
   vector(weights.output_bias, WeightRole::kOutputBias);
-  if (spec.router.has_selection_bias) {
-    const std::vector<float> bias = upload.read_floats(WeightRole::kSelectionBias);
-    check_selection_bias(source, bias);
-    upload.copy_floats(bias, weights.selection_bias.as<float>());
+  // Optional; without one the memory stays cleared.
+  if (source.describe(WeightRole::kMixGateBias).count > 0) {
+    vector(weights.mix_gate_bias, WeightRole::kMixGateBias);
   }
+  fill_checked_router(plan, source, upload, weights);
   if (!weights.local_expert.empty()) {
-    const std::vector<int32_t> map = local_expert_map(plan);
-    cuda::check(cudaMemcpyAsync(weights.local_expert.as(), map.data(), map.size() * sizeof(int32_t),
-                                cudaMemcpyHostToDevice, stream),
-                "cudaMemcpyAsync");
+    upload.copy_ints(local_expert_map(plan), weights.local_expert.as<int32_t>());
+  }
+  if (plan.part.has_replicas()) {
+    upload.copy_ints(plan.part.replicas.first, weights.replica_first.as<int32_t>());
+    upload.copy_ints(plan.part.replicas.physical, weights.replicas.as<int32_t>());
   }
 }
 
@@ -444,22 +554,36 @@ CudaWeights allocate_cuda_weights(const Context& context, const CudaPlan& plan,
   check_source_place(source, plan.device.ordinal);
   const Allocator allocator(context, stream);
   CudaWeights weights;
-  weights.routed = allocate_mlp(allocator, routed_source(plan), source);
-  allocate_scales(allocator, routed_source(plan), weights.routed);
+  const auto allocate = [&](const MlpSource& mlp, CudaMlpWeights& part) {
+    part = allocate_mlp(allocator, mlp, source);
+    allocate_scales(allocator, mlp, part);
+  };
+  allocate(routed_source(plan), weights.routed);
   if (plan.shared) {
-    weights.shared = allocate_mlp(allocator, shared_source(plan), source);
-    allocate_scales(allocator, shared_source(plan), weights.shared);
+    allocate(shared_source(plan), weights.shared);
+    weights.shared.every_row = allocate_every_row(allocator, plan, *plan.shared);
   }
-  allocate_rest(allocator, plan, source, weights);
+  if (plan.residual) {
+    allocate(residual_source(plan), weights.residual);
+    weights.residual.every_row = allocate_every_row(allocator, plan, *plan.residual);
+  }
+  allocate_rest(RestAllocator(allocator, source), plan, local_expert_map(plan), weights);
   return weights;
 }
 
 void fill_cuda_weights(const Context& context, const CudaPlan& plan, const WeightSource& source,
                        Stream stream, CudaWeights& weights) {
   WeightUpload upload(source, to_cuda(stream));
-  fill_rest(plan, source, upload, weights, to_cuda(stream));
+  fill_rest(plan, source, upload, weights);
   fill_mlp(routed_source(plan), source, upload, weights.routed, context);
-  if (plan.shared) fill_mlp(shared_source(plan), source, upload, weights.shared, context);
+  if (plan.shared) {
+    fill_mlp(shared_source(plan), source, upload, weights.shared, context);
+    fill_every_row(upload, weights.shared.every_row, plan.shared->problem.top_k);
+  }
+  if (plan.residual) {
+    fill_mlp(residual_source(plan), source, upload, weights.residual, context);
+    fill_every_row(upload, weights.residual.every_row, 1);
+  }
   upload.finish();
 }
 

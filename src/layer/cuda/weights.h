@@ -19,6 +19,7 @@ struct CudaMlpWeights {
   DeviceMemory gate_up_scale;
   DeviceMemory down_scale;
   DeviceMemory static_scales;  // [2]: input, intermediate
+  DeviceMemory every_row;      // [max_tokens, S] int32: 0 to S - 1, of experts that every row uses
   experts::DeviceExperts view;
   bool in_place = false;
 };
@@ -26,6 +27,7 @@ struct CudaMlpWeights {
 struct CudaWeights {
   CudaMlpWeights routed;
   CudaMlpWeights shared;
+  CudaMlpWeights residual;
   DeviceMemory gate;  // [logits, H] as stored
   DType gate_dtype = DType::kF32;
   DeviceMemory router_bias;         // [logits] f32
@@ -33,14 +35,26 @@ struct CudaWeights {
   DeviceMemory selection_bias;      // [E + Z] f32
   DeviceMemory expert_scale;        // [E] f32
   DeviceMemory global_scale;        // [1] f32
+  DeviceMemory hash_table;          // [vocab, k] int32
+  DeviceMemory replay_ids;          // [N, k] int32, of router "simulated"
+  DeviceMemory replay_weights;      // [N, k] f32
   DeviceMemory shared_gate;         // [1, H] as stored
   DType shared_gate_dtype = DType::kF32;
-  DeviceMemory output_bias;   // [H] f32
-  DeviceMemory local_expert;  // [E] int32; none where every expert is here, in order
-  DeviceMemory zero_ids;      // [max_tokens] int32 zeros: what shared experts are chosen by
+  DeviceMemory mix_gate;  // [2, H] as stored
+  DType mix_gate_dtype = DType::kF32;
+  DeviceMemory mix_gate_bias;  // [2] f32
+  DeviceMemory latent_down;    // [Hl, H] as stored
+  DType latent_down_dtype = DType::kF32;
+  DeviceMemory latent_norm;  // [Hl] f32
+  DeviceMemory latent_up;    // [H, Hl] as stored
+  DType latent_up_dtype = DType::kF32;
+  DeviceMemory output_bias;    // [H] f32
+  DeviceMemory local_expert;   // [ids] int32; none where every expert is here, in order
+  DeviceMemory replica_first;  // [E + 1] int32, of a layer with redundant experts
+  DeviceMemory replicas;       // [P] int32: physical experts of each logical one
 };
 
-// Whether the routed or shared experts of a source of device memory can be used where they lie, as
+// Whether the routed experts of a source of device memory can be used where they lie, as
 // [E, 2I, H] and [E, H, I]; the reason why not is for `explain`.
 Support usable_in_place(const CudaPlan& plan, const WeightSource& source);
 

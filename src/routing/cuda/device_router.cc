@@ -1,6 +1,11 @@
 #include "core/checked.h"
 #include "core/router_rule.h"
+#include "routing/cuda/device_rules.h"
 #include "routing/cuda/route_rule.h"
+#include "routing/hash/hash.h"
+#include "routing/simulated/simulated.h"
+#include "routing/sink_softmax/sink_softmax.h"
+#include "routing/sparse_mixer/sparse_mixer.h"
 
 #include <algorithm>
 #include <bit>
@@ -51,19 +56,44 @@ void set_float_keys(DeviceRouteRule& rule) {
 }  // namespace
 
 Support device_router_supports(const MoeSpec& spec) {
-  if (router_rule(spec.router.name) != RouterRule::kTopk) {
-    return Support::no("router " + spec.router.name + " runs on the host");
-  }
   const int64_t columns = spec.num_experts + spec.num_zero_experts;
-  if (columns > kMaxDeviceColumns) {
-    return Support::no(std::to_string(columns) + " experts to choose from exceed " +
-                       std::to_string(kMaxDeviceColumns));
+  const auto at_most = [](const char* what, int64_t found, int64_t limit) {
+    if (found <= limit) return Support::yes();
+    return Support::no(std::string(what) + " " + std::to_string(found) + " exceeds " +
+                       std::to_string(limit));
+  };
+  switch (router_rule(spec.router.name)) {
+    case RouterRule::kCustom:
+      return Support::no("router " + spec.router.name + " is code of the host");
+    case RouterRule::kSparseMixer:
+      return sparse_mixer_supports(spec);
+    case RouterRule::kSimulated:
+      if (Support support = simulated_supports(spec); !support) return support;
+      return at_most("num_experts", spec.num_experts, kMaxSimulatedExperts);
+    case RouterRule::kHash:
+      if (Support support = hash_supports(spec); !support) return support;
+      break;
+    case RouterRule::kSinkSoftmax:
+      if (Support support = sink_softmax_supports(spec); !support) return support;
+      if (spec.top_k + spec.shared.count > kMaxSinkTerms) {
+        return at_most("top_k with shared experts", spec.top_k + spec.shared.count, kMaxSinkTerms);
+      }
+      break;
+    case RouterRule::kTopk:
+      break;
   }
-  if (spec.top_k > kMaxDeviceTopK) {
-    return Support::no("top_k " + std::to_string(spec.top_k) + " exceeds " +
-                       std::to_string(kMaxDeviceTopK));
-  }
-  return Support::yes();
+  if (columns > kMaxDeviceColumns)
+    return at_most("experts to choose from:", columns, kMaxDeviceColumns);
+  return at_most("top_k", spec.top_k, kMaxDeviceTopK);
+}
+
+MoeSpec sink_choice_spec(const MoeSpec& spec) {
+  MoeSpec choice = spec;
+  choice.router.name = "topk";
+  choice.router.score = RouterScore::kSigmoid;
+  choice.router.order = RouterOrder::kScoreThenTopk;
+  choice.router.renormalize = Renormalize::kNone;
+  return choice;
 }
 
 DeviceRouteRule device_route_rule(const MoeSpec& spec, Choices choices) {

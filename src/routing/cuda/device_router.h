@@ -1,5 +1,7 @@
-// Logits to ids and weights, on the device, for routers that have values only.
+// Logits to ids and weights, on the device: router "topk", and what others share with it.
 #pragma once
+
+#include "core/device_flow.h"
 
 #include "conclave/dtype.h"
 #include "conclave/error.h"
@@ -22,18 +24,22 @@ struct DeviceRouteArgs {
   const float* expert_scale = nullptr;    // [E], of has_expert_scale
   const float* global_scale = nullptr;    // [1], of has_global_scale
   const int32_t* given_ids = nullptr;     // [T, k]: recorded choices that are only weighed, or null
-  int32_t* topk_ids = nullptr;            // [T, k] out: expert id, or -1 for a zero expert or none
-  float* topk_weights = nullptr;          // [T, k] out
+  SharedSlots shared = {};                // appended to topk_ids and topk_weights; k + shared <= 32
+  int32_t* topk_ids = nullptr;            // [T, k + shared] out: expert id; -1: a zero expert, none
+  float* topk_weights = nullptr;          // [T, k + shared] out
   float* identity = nullptr;              // [T] out: summed weights of zero experts, or null
   int32_t* captured_ids = nullptr;        // [T, k] out: ids as chosen, zero experts too, or null
   float* captured_weights = nullptr;      // [T, k] out, or null
+  int64_t captured_ids_stride = 0;        // elements; 0: k
+  int64_t captured_weights_stride = 0;
   uint64_t* tokens_without_finite_logit = nullptr;  // device counter, added to; without padding
 };
 
-// Reason why the device cannot: a router that is no topk, E + Z > 1024, k > 32.
+// Reason why the device cannot: a router of the application's own, E + Z > 1024, k > 32.
 Support device_router_supports(const MoeSpec& spec);
-// One launch. Scores are formed in double, as on the host: the same choices for the same logits but
-// where two scores differ by less than 1e-15 of their size, weights within 2 ulp.
+// Router "topk", and with given_ids the weights of "hash". One launch. Scores are formed in double,
+// as on the host: the same choices for the same logits but where two scores differ by less than
+// 1e-15 of their size, weights within 2 ulp.
 void device_route(const MoeSpec& spec, const DeviceRouteArgs& args, CUstream_st* stream);
 
 }  // namespace conclave::inline v0::routing

@@ -2,6 +2,7 @@
 // The reference is the host's router "topk" (routing/topk/topk.cc).
 #pragma once
 
+#include "cuda/device/shared_slot.cuh"
 #include "cuda/device/vector16.cuh"
 #include "routing/cuda/choose_fast.cuh"
 #include "routing/cuda/groups.cuh"
@@ -284,20 +285,34 @@ __device__ __forceinline__ float identity_weight(const RouteParams& params, int3
   return sum;
 }
 
-// Lane j stores slot j; a column of -1 is no choice.
+// Lane j stores slot j; a column of -1 is no choice. Lanes behind the k-th store shared slots.
 __device__ __forceinline__ void store_token(const RouteParams& params, int64_t token,
-                                            int32_t column, float weight) {
+                                            int32_t column, float weight, bool counts) {
   const DeviceRouteArgs& args = params.args;
-  const int64_t at = token * params.rule.top_k + lane_id();
+  const int32_t top_k = params.rule.top_k;
+  const int64_t at = token * (top_k + args.shared.count) + lane_id();
   if (args.identity != nullptr) {
     const float identity = identity_weight(params, column, weight);
     if (lane_id() == 0) args.identity[token] = identity;
   }
-  if (lane_id() >= params.rule.top_k) return;
+  if (lane_id() >= top_k + args.shared.count) return;
+  if (lane_id() >= top_k) {
+    cuda::device::SharedSlot slot{-1, 0};
+    if (counts) slot = cuda::device::shared_slot(args.shared, token, lane_id() - top_k);
+    args.topk_ids[at] = slot.id;
+    args.topk_weights[at] = slot.weight;
+    return;
+  }
   args.topk_ids[at] = column < params.rule.num_experts ? column : -1;
   args.topk_weights[at] = weight;
-  if (args.captured_ids != nullptr) args.captured_ids[at] = column;
-  if (args.captured_weights != nullptr) args.captured_weights[at] = weight;
+  const auto capture_at = [&](int64_t stride) {
+    return token * (stride == 0 ? top_k : stride) + lane_id();
+  };
+  if (args.captured_ids != nullptr)
+    args.captured_ids[capture_at(args.captured_ids_stride)] = column;
+  if (args.captured_weights != nullptr) {
+    args.captured_weights[capture_at(args.captured_weights_stride)] = weight;
+  }
 }
 
 // Reads what routing will, so that it need not wait for the constants' cache: before the kernel
@@ -315,6 +330,7 @@ struct TokenChoice {
   Slot slot = {-1, false};
   Softmax softmax = {absent(), 0, 0};
   bool weighs = false;
+  bool counts = false;  // no padding
 };
 
 // By one whole warp. `scratch`: route_scratch_doubles() of shared memory for this warp.
@@ -327,6 +343,7 @@ __device__ __forceinline__ TokenChoice choose_token(const RouteParams& params, i
   const bool counts = (args.live_tokens == nullptr || token < *args.live_tokens) &&
                       (args.padding_mask == nullptr || args.padding_mask[token]);
   if (!counts) return choice;
+  choice.counts = true;
 
   float logits[kColumns];
   load_logits(params, token, logits);
@@ -357,12 +374,20 @@ __device__ __forceinline__ TokenChoice choose_token(const RouteParams& params, i
   return choice;
 }
 
+// The id of the lane's slot as it is stored in topk_ids; -1 beyond the shared slots, too.
+__device__ __forceinline__ int32_t slot_id(const RouteParams& params, const TokenChoice& choice) {
+  const int32_t shared = lane_id() - params.rule.top_k;
+  if (shared < 0) return choice.slot.column < params.rule.num_experts ? choice.slot.column : -1;
+  return choice.counts && shared < params.args.shared.count ? params.args.shared.first_id + shared
+                                                            : -1;
+}
+
 // By the same warp.
 __device__ __forceinline__ void weigh_token(const RouteParams& params, int64_t token,
                                             const TokenChoice& choice) {
   const float weight =
       choice.weighs ? weigh_slot(params, choice.softmax, token, choice.slot) : 0.0F;
-  store_token(params, token, choice.slot.column, weight);
+  store_token(params, token, choice.slot.column, weight, choice.counts);
 }
 
 }  // namespace conclave::inline v0::routing::device

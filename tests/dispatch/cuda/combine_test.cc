@@ -83,6 +83,10 @@ struct CombineProblem {
   int32_t num_shared = 0;
   bool shared_factors = false;
   bool shared_apart = false;
+  int32_t shared_slots = 0;  // of top_k
+  bool has_mix = false;
+  bool has_routed = false;
+  bool has_residual = false;
   float output_scale = 1;
 };
 
@@ -93,10 +97,13 @@ struct CombineData {
   std::vector<float> identity;
   std::vector<float> bias;
   std::vector<float> factors;
+  std::vector<float> mix;
+  std::vector<float> routed;
   std::vector<uint8_t> mask;
   Matrix experts;
   Matrix hidden;
   Matrix shared;
+  Matrix residual;
 };
 
 std::vector<float> random_floats(int64_t count, std::mt19937& generator) {
@@ -116,6 +123,9 @@ CombineData make_data(const CombineProblem& problem, uint32_t seed) {
     data.ids.push_back(static_cast<int32_t>(generator() % 10) - 1);  // -1, 8 and 9 go nowhere
   }
   data.weights = random_floats(slots, generator);
+  for (size_t i = 0; i < data.weights.size(); i += 7) data.weights[i] = 0;
+  if (problem.has_routed) data.routed = random_floats(tokens * problem.hidden_size, generator);
+  if (problem.has_mix) data.mix = random_floats(tokens, generator);
   if (problem.has_map) data.map = {0, -1, 1, 2, -1, 3, 4, 5};
   if (problem.has_identity) {
     data.identity = random_floats(tokens, generator);
@@ -131,6 +141,13 @@ CombineData make_data(const CombineProblem& problem, uint32_t seed) {
   data.hidden = random_matrix(problem.other_dtype, tokens, problem.hidden_size, stride, generator);
   data.shared = random_matrix(problem.other_dtype, tokens * problem.num_shared, problem.hidden_size,
                               stride, generator);
+  if (problem.shared_factors && problem.num_shared > 0 && tokens > 0) {
+    // A factor of 0 keeps out what is not finite.
+    data.factors[0] = 0;
+    data.shared.set(0, 0, std::numeric_limits<float>::infinity());
+  }
+  data.residual = random_matrix(problem.other_dtype, problem.has_residual ? tokens : 0,
+                                problem.hidden_size, stride, generator);
   return data;
 }
 
@@ -156,24 +173,33 @@ Combined expected(const CombineProblem& problem, const CombineData& data) {
     const auto token = static_cast<size_t>(t);
     const bool active = data.mask.empty() || data.mask[token] != 0;
     for (int64_t c = 0; c < problem.hidden_size; ++c) {
-      float sum = 0;
+      float sum =
+          problem.has_routed ? data.routed[static_cast<size_t>(t * problem.hidden_size + c)] : 0.0F;
       float shared = 0;
-      for (int32_t s = 0; s < problem.top_k; ++s) {
-        const auto slot = static_cast<size_t>(t * problem.top_k + s);
-        if (!goes_somewhere(problem, data, slot)) continue;
-        const float weight = problem.weighted ? data.weights[slot] : 1.0F;
-        sum += weight * data.experts.at(static_cast<int64_t>(slot), c);
-      }
+      const auto add_slots = [&](int32_t begin, int32_t end, float& to) {
+        for (int32_t s = begin; s < end; ++s) {
+          const auto slot = static_cast<size_t>(t * problem.top_k + s);
+          if (!goes_somewhere(problem, data, slot)) continue;
+          const float weight = problem.weighted ? data.weights[slot] : 1.0F;
+          if (weight == 0.0F && begin > 0) continue;
+          to += weight * data.experts.at(static_cast<int64_t>(slot), c);
+        }
+      };
+      add_slots(0, problem.top_k - problem.shared_slots, sum);
       sum *= problem.output_scale;
       if (problem.has_identity) sum += data.identity[token] * data.hidden.at(t, c);
       if (problem.has_bias) sum += data.bias[static_cast<size_t>(c)];
-      for (int32_t i = 0; i < problem.num_shared; ++i) {
-        const float factor = problem.shared_factors
-                                 ? data.factors[static_cast<size_t>(t * problem.num_shared + i)]
-                                 : 0.5F;
-        float& to = problem.shared_apart ? shared : sum;
-        to += factor * data.shared.at(i * tokens + t, c);
+      if (problem.has_mix) sum *= data.mix[token];
+      float& to = problem.shared_apart ? shared : sum;
+      if (problem.shared_slots > 0) {
+        add_slots(problem.top_k - problem.shared_slots, problem.top_k, to);
       }
+      for (int32_t i = 0; i < problem.num_shared; ++i) {
+        const int64_t row = t * problem.num_shared + i;
+        const float factor = problem.shared_factors ? data.factors[static_cast<size_t>(row)] : 0.5F;
+        if (factor != 0.0F) to += factor * data.shared.at(row, c);
+      }
+      if (problem.has_residual) sum += data.residual.at(t, c);
       result.out.set(t, c, active ? sum : 0.0F);
       if (problem.shared_apart) result.shared_out.set(t, c, active ? shared : 0.0F);
     }
@@ -194,6 +220,9 @@ class DeviceCombine : public testing::DeviceTest {
     const DeviceArray<float> identity(data.identity);
     const DeviceArray<float> bias(data.bias);
     const DeviceArray<float> factors(data.factors);
+    const DeviceArray<float> mix(data.mix);
+    const DeviceArray<float> routed(data.routed);
+    const DeviceArray<uint8_t> residual(data.residual.bytes);
     const DeviceArray<uint8_t> mask(data.mask);
     const DeviceArray<uint8_t> experts(data.experts.bytes);
     const DeviceArray<uint8_t> hidden(data.hidden.bytes);
@@ -211,8 +240,12 @@ class DeviceCombine : public testing::DeviceTest {
                     .num_tokens = problem.num_tokens,
                     .live_tokens = problem.live < 0 ? nullptr : live.data(),
                     .top_k = problem.top_k,
+                    .shared_slots = problem.shared_slots,
+                    .routed_rows = or_null(routed),
+                    .routed_row_stride = problem.hidden_size,
                     .hidden_size = problem.hidden_size,
                     .output_scale = problem.output_scale,
+                    .routed_factors = or_null(mix),
                     .identity = or_null(identity),
                     .hidden = hidden.data(),
                     .hidden_dtype = problem.other_dtype,
@@ -224,6 +257,9 @@ class DeviceCombine : public testing::DeviceTest {
                     .num_shared = problem.num_shared,
                     .shared_factor = or_null(factors),
                     .shared_constant = 0.5F,
+                    .residual_rows = problem.has_residual ? residual.data() : nullptr,
+                    .residual_dtype = problem.other_dtype,
+                    .residual_row_stride = data.residual.stride,
                     .padding_mask = static_cast<const bool*>(static_cast<void*>(or_null(mask))),
                     .out = out.data(),
                     .out_dtype = problem.other_dtype,
@@ -256,7 +292,7 @@ TEST_F(DeviceCombine, RandomProblems_HaveTheBitsOfTheHost) {
     CombineProblem problem{.num_tokens = std::vector<int64_t>{0, 1, 2, 5, 33, 65}[seed % 6],
                            .top_k = choices[generator() % choices.size()],
                            .hidden_size = widths[generator() % widths.size()],
-                           .expert_dtype = flip() ? DType::kBF16 : DType::kF16,
+                           .expert_dtype = types[generator() % 3],
                            .other_dtype = types[generator() % 3],
                            .extra_stride = std::vector<int64_t>{0, 8, 3}[generator() % 3],
                            .weighted = generator() % 8 != 0,
@@ -267,7 +303,11 @@ TEST_F(DeviceCombine, RandomProblems_HaveTheBitsOfTheHost) {
                            .num_shared = static_cast<int32_t>(generator() % 3),
                            .shared_factors = flip(),
                            .shared_apart = flip(),
+                           .has_mix = flip(),
+                           .has_routed = flip(),
+                           .has_residual = flip(),
                            .output_scale = flip() ? 1.0F : 1.7F};
+    if (problem.top_k > 1 && flip()) problem.shared_slots = 1 + problem.top_k / 3;
     if (flip()) problem.live = problem.num_tokens / 2;
     if (problem.num_shared == 0) problem.shared_factors = false;
     const CombineData data = make_data(problem, seed);
@@ -282,7 +322,7 @@ TEST_F(DeviceCombine, RandomProblems_HaveTheBitsOfTheHost) {
 // Enough columns for the shapes that take several parts of a row at once.
 TEST_F(DeviceCombine, ManyTokens_HaveTheBitsOfTheHost) {
   for (const int32_t top_k : {1, 2, 3, 4, 6}) {
-    for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
       CombineProblem problem{.num_tokens = 1033,
                              .top_k = top_k,
                              .hidden_size = 1030,
@@ -291,7 +331,9 @@ TEST_F(DeviceCombine, ManyTokens_HaveTheBitsOfTheHost) {
                              .has_bias = true,
                              .has_mask = true,
                              .num_shared = 1,
-                             .shared_apart = top_k == 2};
+                             .shared_apart = top_k == 2,
+                             .shared_slots = top_k / 3,
+                             .has_residual = top_k == 4};
       if (top_k == 3) problem.live = 1000;
       const CombineData data = make_data(problem, 4);
       const Combined wanted = expected(problem, data);

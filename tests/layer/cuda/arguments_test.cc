@@ -231,23 +231,16 @@ TEST_F(CudaArguments, WorkspaceOfOneByteLess_IsRefused) {
   EXPECT_EQ(code_of([&] { forward.enqueue(); }), ErrorCode::kWorkspaceTooSmall);
 }
 
-TEST_F(CudaArguments, Float32Weights_AreRefusedWithTheReason) {
-  EXPECT_EQ(code_of([] { const DeviceLayer owned(make_spec(6, 2, 72, 40, DType::kF32)); }),
-            ErrorCode::kUnsupported);
-}
-
 TEST_F(CudaArguments, PartsThatCudaLacks_AreNamedTogether) {
-  MoeSpec spec = make_spec(8, 2, 128, 64, DType::kBF16);
-  spec.latent = {.size = 32};
-  spec.residual = {.intermediate_size = 32};
+  const MoeSpec spec = make_spec(64, 33, 128, 64, DType::kBF16);
   try {
-    const DeviceLayer owned(spec);
+    const DeviceLayer owned(spec, {}, {.ep_size = 2});
     ADD_FAILURE() << "was created";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
     const std::string text = error.what();
-    EXPECT_NE(text.find("latent"), std::string::npos) << text;
-    EXPECT_NE(text.find("residual"), std::string::npos) << text;
+    EXPECT_NE(text.find("router"), std::string::npos) << text;
+    EXPECT_NE(text.find("reduction"), std::string::npos) << text;
   }
 }
 

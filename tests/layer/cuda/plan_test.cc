@@ -91,13 +91,13 @@ TEST(CudaPlan, BatchInvariant_UsesOneArithmetic) {
       plan(qwen3(), {.max_tokens = 16384, .determinism = Determinism::kBatchInvariant});
   EXPECT_EQ(made.decode_tokens, 0);
   EXPECT_EQ(made.summary.determinism, "D1 D2");
-  for (const LadderRung& rung : made.ladder) {
-    const bool same_row = rung.row == made.ladder.front().row;
-    EXPECT_TRUE(same_row || rung.row->arithmetic == made.ladder.front().row->arithmetic);
+  for (const LadderRung& rung : made.routed.ladder) {
+    const bool same_row = rung.row == made.routed.ladder.front().row;
+    EXPECT_TRUE(same_row || rung.row->arithmetic == made.routed.ladder.front().row->arithmetic);
   }
   // The rows for few and for many tokens share their arithmetic: D2 costs neither.
-  EXPECT_EQ(made.ladder.front().row->name, "cuda.stream_sm90");
-  EXPECT_EQ(made.ladder.back().row->name, "cuda.tile_sm90");
+  EXPECT_EQ(made.routed.ladder.front().row->name, "cuda.stream_sm90");
+  EXPECT_EQ(made.routed.ladder.back().row->name, "cuda.tile_sm90");
 }
 
 TEST(CudaPlan, TuningTable_ComesFirst) {
@@ -112,7 +112,7 @@ TEST(CudaPlan, TuningTable_ComesFirst) {
   };
   const CudaPlan plain = plan(spec, {.max_tokens = 1024});
   const experts::DeviceKernelRow& reference = experts::device_kernel_catalog().rows().back();
-  const std::string tile = experts::to_string(reference.tiles(plain.routed).front());
+  const std::string tile = experts::to_string(reference.tiles(plain.routed.problem).front());
 
   const auto with_entry = [&](const TuningKey& of, const std::string& kernel,
                               const std::string& of_tile) {
@@ -146,15 +146,14 @@ TEST(CudaPlan, Candidates_CanEachBeTabled) {
 
 TEST(CudaPlan, WhatCudaLacks_IsListedAsRejectedRows) {
   MoeSpec spec = make_spec(8, 2, 64, 32, DType::kBF16);
-  spec.latent = {.size = 16};
-  spec.residual = {.intermediate_size = 16};
+  spec.router.name = "an_applications_own";
   EXPECT_EQ(code_of([&] { static_cast<void>(plan(spec)); }), ErrorCode::kUnsupported);
   const cuda::DeviceInfo device = h200();
   const LayerOptions options;
   const ParallelSpec split{.ep_size = 2};
   const Plan summary =
       summarise_cuda_plan({.spec = spec, .options = options, .parallel = split, .device = device});
-  for (const char* part : {"latent", "residual", "reduction"}) {
+  for (const char* part : {"router", "reduction"}) {
     const bool listed = std::any_of(summary.rows.begin(), summary.rows.end(), [&](const auto& row) {
       return row.table == "part" && row.name == part && !row.chosen;
     });
@@ -162,15 +161,50 @@ TEST(CudaPlan, WhatCudaLacks_IsListedAsRejectedRows) {
   }
 }
 
-TEST(CudaPlan, WeightOnE4m3Input_NeedsScalesThatFollowTheRow) {
+TEST(CudaPlan, WeightOnE4m3Input_WeighsRowsWhoseScalesDoNotFollow) {
   MoeSpec spec = make_spec(8, 1, 256, 256, DType::kF8E4M3);
   spec.weight_on = WeightOn::kInput;
   spec.quant = {.weights = WeightScale::kBlock, .activations = ActivationScale::kGroup};
-  EXPECT_FALSE(plan(spec).ladder.empty());
+  EXPECT_FALSE(plan(spec).weighs_rows);
   spec.quant.power_of_two_scales = true;
-  EXPECT_EQ(code_of([&] { static_cast<void>(plan(spec)); }), ErrorCode::kUnsupported);
+  EXPECT_TRUE(plan(spec).weighs_rows);
+  EXPECT_EQ(plan(spec).decode_tokens, 0);
   spec.quant = {.weights = WeightScale::kTensor, .activations = ActivationScale::kTensorStatic};
-  EXPECT_EQ(code_of([&] { static_cast<void>(plan(spec)); }), ErrorCode::kUnsupported);
+  EXPECT_TRUE(plan(spec).weighs_rows);
+}
+
+TEST(CudaPlan, SharedExperts_JoinTheLaunchesWhereTheyFit) {
+  const auto with_shared = [](int64_t width) {
+    MoeSpec spec = qwen3();
+    spec.shared = {.mode = SharedMode::kSigmoidGate, .intermediate_size = width};
+    return spec;
+  };
+  const CudaPlan whole = plan(with_shared(768));
+  EXPECT_EQ(whole.fused.slots(), 1);
+  EXPECT_FALSE(whole.shared);
+  EXPECT_EQ(whole.routed.problem.num_local_experts, 129);
+  EXPECT_EQ(whole.routed.problem.top_k, 9);
+  EXPECT_EQ(whole.summary.num_local_experts, 128);
+  EXPECT_GT(whole.decode_tokens, 0);
+  EXPECT_EQ(plan(with_shared(4 * 768)).fused.slices, 4);
+  const CudaPlan other_width = plan(with_shared(512));
+  EXPECT_EQ(other_width.fused.slots(), 0);
+  EXPECT_TRUE(other_width.shared);
+  EXPECT_EQ(other_width.decode_tokens, 0);
+  MoeSpec scaled = with_shared(768);
+  scaled.output_scale = 2.5;
+  EXPECT_EQ(plan(scaled).fused.slots(), 1);
+  EXPECT_EQ(plan(scaled).decode_tokens, 0);
+  MoeSpec other_formula = with_shared(768);
+  other_formula.shared.activation = {.name = "gelu"};
+  EXPECT_TRUE(plan(other_formula).shared);
+  // A scale of a whole intermediate row is made of all slices.
+  MoeSpec rows = with_shared(2 * 768);
+  rows.weight_dtype = DType::kF8E4M3;
+  rows.quant = {.weights = WeightScale::kChannel, .activations = ActivationScale::kToken};
+  EXPECT_TRUE(plan(rows).shared);
+  rows.quant = {.weights = WeightScale::kBlock, .activations = ActivationScale::kGroup};
+  EXPECT_EQ(plan(rows).fused.slots(), 2);
 }
 
 TEST(CudaPlan, UnknownKernelAndBadTokens_AreRefused) {
@@ -184,7 +218,7 @@ TEST(CudaPlan, UnknownKernelAndBadTokens_AreRefused) {
 TEST(CudaPlan, RankWithoutExperts_HasNoLadder) {
   const CudaPlan made = plan(make_spec(2, 1, 64, 32, DType::kBF16), {},
                              {.ep_size = 3, .ep_rank = 2, .reduce = Reduce::kPartial});
-  EXPECT_TRUE(made.ladder.empty());
+  EXPECT_TRUE(made.routed.ladder.empty());
   EXPECT_EQ(made.decode_tokens, 0);
   EXPECT_GT(made.summary.workspace_bytes, 0U);
 }
@@ -192,8 +226,8 @@ TEST(CudaPlan, RankWithoutExperts_HasNoLadder) {
 TEST(TileText, EveryTile_ReadsBack) {
   const CudaPlan made = plan(qwen3());
   for (const experts::DeviceKernelRow& row : experts::device_kernel_catalog().rows()) {
-    if (!row.supports(made.routed)) continue;
-    for (const experts::DeviceTile& tile : row.tiles(made.routed)) {
+    if (!row.supports(made.routed.problem)) continue;
+    for (const experts::DeviceTile& tile : row.tiles(made.routed.problem)) {
       EXPECT_EQ(experts::parse_tile(experts::to_string(tile)), tile) << experts::to_string(tile);
     }
   }

@@ -1,0 +1,273 @@
+#include "layer/cuda/mlp_stage.h"
+
+#include "core/checked.h"
+#include "dispatch/cuda/clear_rows.h"
+#include "dispatch/cuda/group.h"
+#include "dispatch/cuda/spread_rows.h"
+#include "experts/cuda/quantize_rows_cuda.h"
+#include "gemm/cuda/gate_product.h"
+#include "layer/cuda/prepare_rows.h"
+#include "layer/cuda/row_format.h"
+
+namespace conclave::inline v0 {
+namespace {
+
+bool is_aligned(const void* data, int64_t stride_bytes) {
+  return reinterpret_cast<uintptr_t>(data) % kRowAlignmentBytes == 0 &&
+         stride_bytes % kRowAlignmentBytes == 0;
+}
+
+// Rows that are not quantised: the caller's own where they will do.
+DeviceRows plain_rows(const CudaCall& call, const CudaMlp& mlp, const SourceRows& source) {
+  const CudaMlpPlan& plan = mlp.plan;
+  DeviceRows rows{.data = source.data,
+                  .num_rows = call.count,
+                  .row_stride = source.stride,
+                  .dtype = source.dtype};
+  if (source.dtype == plan.row_dtype &&
+      is_aligned(source.data, source.stride * byte_size(source.dtype))) {
+    return rows;
+  }
+  void* const converted = call.slice<void>(mlp.slices.rows);
+  convert_rows({.rows = source.data,
+                .dtype = source.dtype,
+                .row_stride = source.stride,
+                .num_rows = call.count,
+                .columns = plan.problem.hidden_size,
+                .out = converted,
+                .out_dtype = plan.row_dtype,
+                .out_stride = plan.row_stride},
+               call.stream);
+  rows.data = converted;
+  rows.row_stride = plan.row_stride;
+  rows.dtype = plan.row_dtype;
+  return rows;
+}
+
+// Where codes and scales go. Sorted: the scales of a group side by side, and with a grouping a copy
+// of every row for each of its slots.
+struct CodePlace {
+  uint8_t* codes = nullptr;
+  float* scales = nullptr;
+  int64_t num_rows = 0;
+  bool sorted = false;
+  const GroupedRows* groups = nullptr;
+};
+
+DeviceRows quantised_rows(const CudaCall& call, const CudaMlp& mlp, const SourceRows& source,
+                          const CodePlace& place) {
+  const experts::DeviceExpertsProblem& problem = mlp.plan.problem;
+  const QuantSpec& quant = problem.quant;
+  const int64_t columns = problem.hidden_size;
+  const bool grouped = quant.activations == ActivationScale::kGroup;
+  const SortedCodes sorted = sorted_codes(place.num_rows, columns);
+  const DeviceRows rows{
+      .data = place.codes,
+      .num_rows = place.num_rows,
+      .row_stride = sorted.row_stride,
+      .dtype = DType::kF8E4M3,
+      .scales = place.scales,
+      .scale_stride = grouped && !place.sorted ? ceil_div(columns, kScaleColumns) : 1,
+      .group_stride = place.sorted ? sorted.group_stride : 1};
+  experts::quantize_rows_cuda(
+      {.rows = source.data,
+       .dtype = source.dtype,
+       .num_rows = call.count,
+       .columns = columns,
+       .row_stride = source.stride,
+       .activations = quant.activations,
+       .power_of_two = quant.power_of_two_scales,
+       .static_scale = mlp.weights.view.input_scale,
+       .codes = place.codes,
+       .code_stride = rows.row_stride,
+       .scales = place.scales,
+       .scale_stride = rows.scale_stride,
+       .group_stride = rows.group_stride,
+       .slot_row = place.groups == nullptr ? nullptr : place.groups->slot_row,
+       .top_k = place.groups == nullptr ? 1 : place.groups->top_k},
+      call.stream);
+  return rows;
+}
+
+// A row a token: plain rows, or their e4m3 codes and scales.
+DeviceRows token_rows(const CudaCall& call, const CudaMlp& mlp, const SourceRows& source) {
+  if (!mlp.plan.quantises()) return plain_rows(call, mlp, source);
+  return quantised_rows(call, mlp, source,
+                        {.codes = call.slice<uint8_t>(mlp.slices.rows),
+                         .scales = call.slice<float>(mlp.slices.scales),
+                         .num_rows = call.count,
+                         .sorted = rung_for(mlp.rungs, call.count).sorted_input});
+}
+
+// The same rows in the order of the grouping, a copy for each row: where the down product, which
+// needs them no more, writes its own.
+DeviceRows sorted_rows(const CudaCall& call, const CudaMlp& mlp, const GroupedRows& groups,
+                       const int64_t* live_tokens, const SourceRows& source) {
+  const int64_t columns = mlp.plan.problem.hidden_size;
+  if (mlp.plan.quantises()) {
+    auto* const codes = call.slice<uint8_t>(mlp.slices.output);
+    auto* const scales = codes + sorted_codes(groups.max_rows, columns).scales;
+    return quantised_rows(call, mlp, source,
+                          {.codes = codes,
+                           .scales = reinterpret_cast<float*>(scales),
+                           .num_rows = groups.max_rows,
+                           .sorted = true,
+                           .groups = &groups});
+  }
+  const DeviceRows rows{.data = call.slice<void>(mlp.slices.output),
+                        .num_rows = groups.max_rows,
+                        .row_stride = mlp.plan.row_stride,
+                        .dtype = mlp.plan.row_dtype};
+  dispatch::spread_rows({.rows = source.data,
+                         .dtype = source.dtype,
+                         .row_stride = source.stride,
+                         .num_rows = call.count,
+                         .live_rows = live_tokens,
+                         .columns = columns,
+                         .slot_row = groups.slot_row,
+                         .top_k = groups.top_k,
+                         .out = call.slice<void>(mlp.slices.output),
+                         .out_dtype = rows.dtype,
+                         .out_stride = rows.row_stride},
+                        call.stream);
+  return rows;
+}
+
+bool wants_sorted(const CudaMlp& mlp, int64_t tokens) {
+  return rung_for(mlp.rungs, tokens).sorted_input;
+}
+
+// [count, Hl] float32: hidden times the latent down projection.
+SourceRows projected_rows(const CudaCall& call) {
+  const MoeSpec& spec = call.plan.spec;
+  const SourceRows hidden = source_rows(call, call.args.hidden);
+  const DType dtype = call.weights.latent_down_dtype;
+  auto* const rows = call.slice<float>(call.slices.latent);
+  gemm::device_gate_product({.rows = hidden.data,
+                             .rows_dtype = hidden.dtype,
+                             .rows_stride = hidden.stride,
+                             .num_tokens = call.count,
+                             .hidden_size = spec.hidden_size,
+                             .weights = call.weights.latent_down.as(),
+                             .weights_dtype = dtype,
+                             .weights_stride = padded_row(spec.hidden_size, dtype),
+                             .num_logits = spec.latent.size,
+                             .logits = rows},
+                            call.stream);
+  return {.data = rows, .dtype = DType::kF32, .stride = spec.latent.size};
+}
+
+// Float32 rows times the weight of their one slot.
+SourceRows weighed_rows(const CudaCall& call, const SourceRows& source, const float* weights) {
+  const int64_t columns = call.plan.routed.problem.hidden_size;
+  auto* const rows = call.slice<float>(call.slices.weighted);
+  weigh_rows({.rows = source.data,
+              .dtype = source.dtype,
+              .row_stride = source.stride,
+              .num_rows = call.count,
+              .columns = columns,
+              .out = rows,
+              .out_dtype = DType::kF32,
+              .out_stride = columns},
+             weights, call.stream);
+  return {.data = rows, .dtype = DType::kF32, .stride = columns};
+}
+
+experts::DeviceExpertsCall experts_call(const CudaCall& call, const CudaMlp& mlp,
+                                        const GroupedRows& groups, const DeviceRows& rows) {
+  return {.input = rows,
+          .groups = groups,
+          .workspace = call.slice<void>(call.slices.experts),
+          .output = call.slice<void>(mlp.slices.output),
+          .output_stride = mlp.plan.row_stride};
+}
+
+// Whether the experts' only row of a token, weighted, is all of its output: combine has nothing to
+// add then.
+bool rows_are_output(const CudaCall& call, const CudaRung& rung, const CudaRouting& routing) {
+  const CudaPlan& plan = call.plan;
+  const SharedMode mode = plan.spec.shared.mode;
+  const bool mixes = mode == SharedMode::kAverage || mode == SharedMode::kSoftmaxMix;
+  return plan.num_slots() == 1 && rung.kernel->finishes_rows() && !plan.shared && !plan.residual &&
+         plan.spec.latent.size == 0 && !mixes && routing.identity == nullptr &&
+         routing.padding_mask == nullptr && call.weights.output_bias.empty() &&
+         call.args.shared_out.empty() && call.args.out.dtype == plan.routed.row_dtype;
+}
+
+// The output by the down product itself.
+void finish_rows(const CudaCall& call, const CudaRung& rung, const CudaRouting& routing,
+                 experts::DeviceExpertsCall experts) {
+  const MoeSpec& spec = call.plan.spec;
+  const bool weighted = spec.weight_on == WeightOn::kOutput;
+  experts.output = chunk_data(call, call.args.out);
+  experts.output_stride = stride_of_rows(call.args.out);
+  experts.finish = {.apply = true,
+                    .weights = weighted ? routing.topk_weights : nullptr,
+                    .scale = static_cast<float>(spec.output_scale)};
+  rung.kernel->run(experts, call.stream);
+  const int64_t element = byte_size(call.args.out.dtype);
+  dispatch::clear_rows({.slot_row = routing.groups.slot_row,
+                        .num_tokens = call.count,
+                        .live_tokens = routing.live_tokens,
+                        .row_bytes = spec.hidden_size * element,
+                        .out = experts.output,
+                        .out_stride_bytes = experts.output_stride * element},
+                       call.stream);
+}
+
+}  // namespace
+
+CudaMlp routed_mlp(const CudaCall& call) {
+  return {call.plan.routed, call.weights.routed, call.kernels.routed, call.slices.routed};
+}
+CudaMlp shared_mlp(const CudaCall& call) {
+  return {*call.plan.shared, call.weights.shared, call.kernels.shared, call.slices.shared};
+}
+CudaMlp residual_mlp(const CudaCall& call) {
+  return {*call.plan.residual, call.weights.residual, call.kernels.residual, call.slices.residual};
+}
+
+RoutedRows run_routed(const CudaCall& call, const CudaRouting& routing) {
+  const CudaPlan& plan = call.plan;
+  if (plan.routed.problem.num_local_experts == 0) return RoutedRows::kAwaitSum;
+  const CudaMlp mlp = routed_mlp(call);
+  SourceRows source =
+      plan.spec.latent.size != 0 ? projected_rows(call) : source_rows(call, call.args.hidden);
+  if (plan.weighs_rows) source = weighed_rows(call, source, routing.topk_weights);
+  const DeviceRows rows = wants_sorted(mlp, call.count)
+                              ? sorted_rows(call, mlp, routing.groups, routing.live_tokens, source)
+                              : token_rows(call, mlp, source);
+  const bool weighs_products = plan.spec.weight_on == WeightOn::kInput && !plan.weighs_rows;
+  experts::DeviceExpertsCall experts = experts_call(call, mlp, routing.groups, rows);
+  if (weighs_products) experts.input_weights = routing.topk_weights;
+  const CudaRung& rung = rung_for(mlp.rungs, call.count);
+  if (rows_are_output(call, rung, routing)) {
+    finish_rows(call, rung, routing, experts);
+    return RoutedRows::kAreOutput;
+  }
+  rung.kernel->run(experts, call.stream);
+  return RoutedRows::kAwaitSum;
+}
+
+void run_on_every_row(const CudaCall& call, const CudaMlp& mlp, const CudaRouting& routing,
+                      const SourceRows& source) {
+  const experts::DeviceExpertsProblem& problem = mlp.plan.problem;
+  const auto experts = static_cast<int32_t>(problem.num_local_experts);
+  const GroupedRows groups =
+      dispatch::device_group({.topk_ids = mlp.weights.every_row.as<int32_t>(),
+                              .num_tokens = call.count,
+                              .live_tokens = routing.live_tokens,
+                              .top_k = experts,
+                              .num_experts = experts,
+                              .num_local_experts = experts,
+                              .tile_tokens = rung_for(mlp.rungs, call.count).kernel->tile_tokens(),
+                              .workspace = call.slice<void>(call.slices.group)},
+                             call.stream);
+  // Every row on one expert: sorted as they are.
+  const DeviceRows rows = experts > 1 && wants_sorted(mlp, call.count)
+                              ? sorted_rows(call, mlp, groups, routing.live_tokens, source)
+                              : token_rows(call, mlp, source);
+  rung_for(mlp.rungs, call.count).kernel->run(experts_call(call, mlp, groups, rows), call.stream);
+}
+
+}  // namespace conclave::inline v0

@@ -1,0 +1,44 @@
+// Experts of one kind on CUDA: the rows they read, their products.
+#pragma once
+
+#include "layer/cuda/pipeline.h"
+#include "layer/cuda/routing_stage.h"
+
+#include <cstdint>
+
+namespace conclave::inline v0 {
+
+// Experts of one kind, and where theirs is.
+struct CudaMlp {
+  const CudaMlpPlan& plan;
+  const CudaMlpWeights& weights;
+  const std::vector<CudaRung>& rungs;
+  const MlpSlices& slices;
+};
+CudaMlp routed_mlp(const CudaCall& call);
+CudaMlp shared_mlp(const CudaCall& call);    // of a plan that has it
+CudaMlp residual_mlp(const CudaCall& call);  // likewise
+
+// Rows of any float type, [count, columns].
+struct SourceRows {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t stride = 0;  // elements
+};
+
+// Those of the call's chunk.
+inline SourceRows source_rows(const CudaCall& call, const ConstTensorView& rows) {
+  return {.data = chunk_data(call, rows), .dtype = rows.dtype, .stride = stride_of_rows(rows)};
+}
+
+// Whether rows of slots wait for their sum, or the output is there: of one slot a token to which
+// nothing is added.
+enum class RoutedRows : uint8_t { kAwaitSum, kAreOutput };
+
+// Enqueues the routed experts on the grouped rows; none on a rank without experts.
+RoutedRows run_routed(const CudaCall& call, const CudaRouting& routing);
+// Enqueues shared experts or the residual MLP on every row, slot t * S + i for expert i.
+void run_on_every_row(const CudaCall& call, const CudaMlp& mlp, const CudaRouting& routing,
+                      const SourceRows& source);
+
+}  // namespace conclave::inline v0

@@ -1,0 +1,31 @@
+// The workspace of a layer whose caller brings none: made by the first such forward.
+#pragma once
+
+#include "conclave/layer.h"
+
+#include <cstddef>
+#include <mutex>
+#include <optional>
+#include <span>
+
+namespace conclave::inline v0 {
+
+class OwnWorkspace {
+ public:
+  // Memory that one forward at a time may use, as long as the claim lives.
+  struct Claim {
+    std::unique_lock<std::mutex> lock;
+    std::span<std::byte> memory;
+  };
+  // Throws Error(kState) while another claim lives, Error(kOutOfMemory, kDevice).
+  Claim claim(const Context& context, size_t bytes, Stream stream = {});
+
+ private:
+  std::mutex mutex_;
+  std::optional<Workspace> workspace_;
+};
+
+// Throws Error(kWorkspaceTooSmall).
+void check_workspace_size(std::span<const std::byte> workspace, size_t bytes);
+
+}  // namespace conclave::inline v0
