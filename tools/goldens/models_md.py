@@ -14,7 +14,8 @@ One row per model type that has a golden checkpoint below `testdata/models/`. Th
 E experts, k experts per token, H hidden size, I intermediate size of an expert, N layer number. Tensor
 names are those on disk, `e` an expert's number. The last two columns give the worst per-token relative
 L2 distance of the maker's own block output from float64 in a run with float32 and with bfloat16
-weights and activations.
+weights and activations. All of them run on the CPU and on NVIDIA Hopper GPUs: `tests/conformance/families_test.cc` and
+`tests/layer/cuda/families_test.cc` hold both to the same bars.
 
 | model type | E / k / I fields | MoE layers | router | tensors | quirks | golden | made by | f32 | bf16 |
 |---|---|---|---|---|---|---|---|---|---|
