@@ -126,8 +126,8 @@ TEST_F(QuantizeRowsCuda, EachForm_OddSizes_EqualsHostBitForBit) {
 // 16-bit rows are divided in another way than float32 rows. Groups of multiples of every mantissa
 // of the type, so that quotients come near and onto the boundaries between codes.
 TEST_F(QuantizeRowsCuda, SixteenBitRows_EqualFloat32Rows) {
-  constexpr int64_t kRows = 4096;
-  constexpr int64_t kColumns = 512;
+  constexpr int64_t kRows = 8193;
+  constexpr int64_t kColumns = 384;
   std::mt19937 random(11);
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
     std::vector<uint16_t> bits(static_cast<size_t>(kRows * kColumns));
