@@ -176,11 +176,10 @@ __device__ void find_tiles(const Params& p, SharedStorage<C>& s) {
   while (found) {
     TileView tile;
     found = finder.find(p, work, rank, tile);
-    if (found) {
+    if (found && tile.count > 0) {
       prefetch_weight_scales<C>(p, tile, lane);
-    } else {
-      tile.expert = -1;
     }
+    if (!found) tile.expert = -1;
     if (lane == 0) {
       s.next = tile;
       dev::mbarrier_arrive(&s.next_full);
