@@ -24,6 +24,7 @@ struct Grouped {
   std::vector<float> weights = {};
   std::vector<int32_t> expert_begin = {};
   std::vector<int32_t> row_slot = {};
+  std::vector<int32_t> slot_row = {};
   std::vector<int32_t> tiles = {};
   std::vector<int64_t> load = {};
   friend bool operator==(const Grouped&, const Grouped&) = default;
@@ -81,6 +82,7 @@ class RouteAndGroup : public testing::DeviceTest {
     EXPECT_LE(count, slots);
     if (HasFailure()) return result;
     result.row_slot = DeviceArray<int32_t>::download(rows.row_slot, count);
+    result.slot_row = DeviceArray<int32_t>::download(rows.slot_row, slots);
     const auto tiles = static_cast<size_t>(DeviceArray<int32_t>::download(rows.num_tiles, 1)[0]);
     const auto* words = static_cast<const int32_t*>(static_cast<const void*>(rows.tiles));
     result.tiles = DeviceArray<int32_t>::download(words, tiles * 4);
