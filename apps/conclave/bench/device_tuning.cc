@@ -13,6 +13,7 @@
 #include <fstream>
 #include <limits>
 #include <memory>
+#include <vector>
 
 namespace conclave::tool {
 namespace {
@@ -53,15 +54,30 @@ void save(const TuningTable& table, const std::string& path) {
   }
 }
 
-// Layers over one copy of the weights, each with another choice of kernel.
+// Bytes of weights that `tokens` tokens read, at most.
+int64_t active_bytes(const MoeSpec& spec, int64_t tokens) {
+  const int64_t matrices = is_gated(spec.activation) ? 3 : 2;
+  const int64_t expert = matrices * spec.hidden_size * spec.intermediate_size;
+  const int64_t active = std::min(spec.num_experts, tokens * spec.top_k);
+  return active * expert * byte_size(spec.weight_dtype);
+}
+
+int64_t divide_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit; }
+
+// Layers over copies of the weights, each with another choice of kernel. So many copies, and so
+// many routings of a graph, that a weight is read again only after kReuseDistanceBytes of others.
 class ShapeTuner {
  public:
   ShapeTuner(const Context& context, const NamedShape& shape, const MeasureOptions& measure)
-      : context_(context),
-        spec_(experts_alone(shape.spec)),
-        measure_(measure),
-        queue_(context),
-        weights_(queue_, *make_synthetic_source(spec_, measure.seed)) {}
+      : context_(context), spec_(experts_alone(shape.spec)), measure_(measure), queue_(context) {
+    constexpr int64_t kMaxCopies = 32;
+    const int64_t all = active_bytes(spec_, spec_.num_experts);
+    const int64_t copies = std::clamp<int64_t>(divide_up(kReuseDistanceBytes, all), 1, kMaxCopies);
+    const auto source = make_synthetic_source(spec_, measure.seed);
+    for (int64_t i = 0; i < copies; ++i) {
+      copies_.push_back(std::make_unique<DeviceWeights>(queue_, *source));
+    }
+  }
 
   std::vector<TuningEntry> candidates(int64_t tokens) const {
     return tuning_candidates(context_, spec_, {.max_tokens = tokens}, {}, tokens);
@@ -71,15 +87,20 @@ class ShapeTuner {
   double time(const TuningEntry& entry) {
     auto table = std::make_shared<TuningTable>();
     table->set(entry);
-    const MoeLayer layer =
-        MoeLayer::create(context_, spec_, weights_, {.max_tokens = entry.tokens, .tuning = table});
-    const Workspace workspace(context_, layer.workspace_bytes());
-    return time(layer, workspace, entry.tokens);
+    std::vector<MoeLayer> layers;
+    for (const auto& weights : copies_) {
+      layers.push_back(MoeLayer::create(context_, spec_, *weights,
+                                        {.max_tokens = entry.tokens, .tuning = table}));
+    }
+    Workspace workspace(context_, layers.front().workspace_bytes());
+    return time(layers, workspace, entry.tokens);
   }
 
  private:
-  double time(const MoeLayer& layer, const Workspace& workspace, int64_t tokens) {
-    constexpr int kRoutings = 4;
+  double time(const std::vector<MoeLayer>& layers, Workspace& workspace, int64_t tokens) {
+    constexpr int64_t kMaxRoutings = 256;
+    const int64_t round = divide_up(kReuseDistanceBytes, active_bytes(spec_, tokens));
+    const int64_t num_routings = std::clamp<int64_t>(round, 4, kMaxRoutings);
     constexpr int kGraphs = 3;
     constexpr int32_t kReplays = 4;
     const DType dtype = spec_.weight_dtype == DType::kF16 ? DType::kF16 : DType::kBF16;
@@ -90,7 +111,7 @@ class ShapeTuner {
     RoutingRing ring(spec_, 1, measure_.routing, measure_.seed);
     std::vector<DeviceTensor> routings;
     const Shape slots{tokens, spec_.top_k};
-    for (int i = 0; i < kRoutings; ++i) {
+    for (int64_t i = 0; i < num_routings; ++i) {
       const BenchCall call = ring.next(tokens);
       routings.push_back(
           queue_.upload({.data = call.topk_ids.data(), .dtype = DType::kI32, .shape = slots}));
@@ -99,11 +120,12 @@ class ShapeTuner {
     }
     const auto enqueue = [&] {
       for (size_t i = 0; i < routings.size(); i += 2) {
+        const MoeLayer& layer = layers[i / 2 % layers.size()];
         layer.forward({.hidden = hidden.const_view(),
                        .topk_ids = routings[i].const_view(),
                        .topk_weights = routings[i + 1].const_view(),
                        .out = out.view(),
-                       .workspace = const_cast<Workspace*>(&workspace),
+                       .workspace = &workspace,
                        .stream = queue_.stream()});
       }
     };
@@ -111,14 +133,14 @@ class ShapeTuner {
     for (int i = 0; i < kGraphs; ++i) {
       best_ms = std::min(best_ms, queue_.time_ms(enqueue, kReplays));
     }
-    return best_ms / kRoutings * 1e3;
+    return best_ms / static_cast<double>(num_routings) * 1e3;
   }
 
   const Context& context_;
   const MoeSpec spec_;
   const MeasureOptions measure_;
   const DeviceQueue queue_;
-  const DeviceWeights weights_;
+  std::vector<std::unique_ptr<DeviceWeights>> copies_;
 };
 
 bool is_measured(const TuningTable& table, const TuningEntry& candidate) {
