@@ -13,10 +13,12 @@
 namespace conclave::inline v0::dispatch {
 namespace {
 
+using device::Terms;
+
 constexpr int32_t kThreads = 128;
 
 // A warp a unit, or a few one after another.
-template <class Row, int kRows, int kParts, int kBlocksPerSm>
+template <class Row, int kRows, int kParts, int kBlocksPerSm, Terms kTerms = Terms::kCommon>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     combine_kernel(const __grid_constant__ device::CombineParams params) {
   cuda::device::grid_dependency_wait();
@@ -32,7 +34,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     if constexpr (kParts > 1) {
       device::combine_unit<Row, kRows, kParts>(params, unit, slots);
     } else {
-      device::combine_part<Row, kRows>(params, unit, slots);
+      device::combine_part<Row, kRows, kTerms>(params, unit, slots);
     }
   }
 }
@@ -44,8 +46,7 @@ struct CombineShape {
   int parts;
 };
 template <class Row>
-CombineShape shape_of(const DeviceCombineArgs& args) {
-  if constexpr (sizeof(Row) == 4) return {combine_kernel<Row, 4, 1, 6>, 1};
+CombineShape common_shape(const DeviceCombineArgs& args) {
   // Below it there are too few warps for the device: each takes one part.
   constexpr int64_t kManyColumns = int64_t{1} << 20;
   const bool many = args.num_tokens * args.hidden_size >= kManyColumns;
@@ -53,6 +54,24 @@ CombineShape shape_of(const DeviceCombineArgs& args) {
   if (args.top_k > 2) return {combine_kernel<Row, 4, 2, 6>, 2};
   if (args.top_k > 1) return {combine_kernel<Row, 2, 4, 6>, 4};
   return {combine_kernel<Row, 1, 4, 8>, 4};
+}
+
+// All: what asks for a term that the common kernels lack.
+Terms terms_of(const DeviceCombineArgs& args) {
+  const bool common = args.routed_rows == nullptr && args.shared_slots == 0 &&
+                      args.routed_factors == nullptr && args.routed_factor == 1.0F &&
+                      args.residual_rows == nullptr;
+  return common ? Terms::kCommon : Terms::kAll;
+}
+
+template <class Row>
+CombineShape shape_of(const DeviceCombineArgs& args) {
+  if constexpr (sizeof(Row) == 4) {
+    return {combine_kernel<Row, 4, 1, 4, Terms::kAll>, 1};
+  } else {
+    if (terms_of(args) == Terms::kAll) return {combine_kernel<Row, 8, 1, 4, Terms::kAll>, 1};
+    return common_shape<Row>(args);
+  }
 }
 
 CombineShape shape_for(const DeviceCombineArgs& args) {

@@ -52,6 +52,13 @@ struct CombineParams {
   DeviceTensor shared_out;
 };
 
+// Which terms a kernel knows: those of most layers, or all. What few layers have costs registers in
+// every layer that goes through the same kernel.
+enum class Terms : uint8_t {
+  kCommon,  // routed slots, identity, output bias, rows of shared experts
+  kAll,     // also float32 rows to begin with, slots of shared experts, factors a token, residual
+};
+
 // Eight columns of a token in the registers of a lane.
 struct LaneTile {
   int64_t token;
@@ -187,6 +194,7 @@ __device__ __forceinline__ void add_shared(const CombineParams& params, const La
 }
 
 // From the sum over routed slots to the routed part.
+template <Terms kTerms>
 __device__ __forceinline__ void finish_routed(const CombineParams& params, const LaneTile& tile,
                                               Sums& sum) {
   if (params.scale != 1.0F) {
@@ -204,20 +212,37 @@ __device__ __forceinline__ void finish_routed(const CombineParams& params, const
       if (c < tile.columns) sum[c] = __fadd_rn(sum[c], params.output_bias[tile.column + c]);
     }
   }
-  if (params.mix == nullptr && params.constant_mix == 1.0F) return;
-  const float mix = params.mix == nullptr ? params.constant_mix : params.mix[tile.token];
+  if constexpr (kTerms == Terms::kAll) {
+    if (params.mix == nullptr && params.constant_mix == 1.0F) return;
+    const float mix = params.mix == nullptr ? params.constant_mix : params.mix[tile.token];
 #pragma unroll
-  for (int c = 0; c < kLaneColumns; ++c) sum[c] = __fmul_rn(sum[c], mix);
+    for (int c = 0; c < kLaneColumns; ++c) sum[c] = __fmul_rn(sum[c], mix);
+  }
 }
 
-// What follows the routed slots of a token's part, stores included. `add_slots` adds the rows of
-// its shared slots to a sum; all lanes call it.
+// What follows the routed slots of a token's part, stores included, where no slot is shared.
+__device__ __forceinline__ void finish_common(const CombineParams& params, const LaneTile& tile,
+                                              bool active, Sums& sum) {
+  if (tile.columns <= 0) return;
+  const bool apart = params.shared_out.data != nullptr;
+  const bool shared = active && params.shared.data != nullptr;
+  if (active) finish_routed<Terms::kCommon>(params, tile, sum);
+  if (shared && !apart) add_shared(params, tile, sum);
+  store_row(params.out, tile, sum);
+  if (!apart) return;
+  Sums rest = {};
+  if (shared) add_shared(params, tile, rest);
+  store_row(params.shared_out, tile, rest);
+}
+
+// The same with every term. `add_slots` adds the rows of a token's shared slots to a sum; all lanes
+// call it.
 template <class AddSlots>
-__device__ __forceinline__ void finish_part(const CombineParams& params, const LaneTile& tile,
-                                            bool active, Sums& sum, const AddSlots& add_slots) {
+__device__ __forceinline__ void finish_all(const CombineParams& params, const LaneTile& tile,
+                                           bool active, Sums& sum, const AddSlots& add_slots) {
   const bool used = active && tile.columns > 0;
   const bool apart = params.shared_out.data != nullptr;
-  if (used) finish_routed(params, tile, sum);
+  if (used) finish_routed<Terms::kAll>(params, tile, sum);
   Sums routed;
   if (apart) {
 #pragma unroll
@@ -257,8 +282,6 @@ __device__ __forceinline__ LaneSlot read_slots_ahead(const CombineParams& params
 // What a part's sum begins with.
 __device__ __forceinline__ void begin_sum(const CombineParams& params, const LaneTile& tile,
                                           bool active, Sums& sum) {
-#pragma unroll
-  for (int c = 0; c < kLaneColumns; ++c) sum[c] = 0;
   if (params.routed.data == nullptr || !active || tile.columns <= 0) return;
   load_row(params.routed, tile.token, tile, sum);
 }
@@ -282,7 +305,8 @@ __device__ __forceinline__ bool is_active(const CombineParams& params, int64_t t
   return params.padding_mask == nullptr || params.padding_mask[token];
 }
 
-// A unit of several parts by one warp: at most kRows slots, all loads before the first sum.
+// A unit of several parts by one warp, of common terms: at most kRows slots, all loads before the
+// first sum.
 template <class Row, int kRows, int kParts>
 __device__ __forceinline__ void combine_unit(const CombineParams& params, int64_t unit,
                                              const LaneSlot& slots) {
@@ -291,19 +315,15 @@ __device__ __forceinline__ void combine_unit(const CombineParams& params, int64_
   const int64_t token = tiles[0].token;
   const bool active = is_active(params, token);
   const uint32_t present = active ? __ballot_sync(0xffffffffU, slots.present) : 0;
-  const uint32_t routed = slots_below(0, params.routed_slots);
   const Row* rows = static_cast<const Row*>(params.expert_rows) +
                     token * params.top_k * params.expert_row_stride + tiles[0].column;
   RowBatch<Row, kRows, kParts> values;
   values.load(rows, params.expert_row_stride, present, tiles);
 #pragma unroll
   for (int p = 0; p < kParts; ++p) {
-    Sums sum;
-    begin_sum(params, tiles[p], active, sum);
-    values.add_to(p, present & routed, slots.weight, 0, sum);
-    finish_part(params, tiles[p], active, sum, [&](Sums& shared) {
-      values.add_to(p, present & ~routed, slots.weight, 0, shared);
-    });
+    Sums sum = {};
+    values.add_to(p, present, slots.weight, 0, sum);
+    finish_common(params, tiles[p], active, sum);
   }
 }
 
@@ -340,19 +360,24 @@ struct SlotRows {
 };
 
 // A unit of one part.
-template <class Row, int kRows>
+template <class Row, int kRows, Terms kTerms>
 __device__ __forceinline__ void combine_part(const CombineParams& params, int64_t unit,
                                              const LaneSlot& first_slots) {
   LaneTile tile[1];
   lay_tiles(params, unit, tile);
   const bool active = is_active(params, tile[0].token);
   const SlotRows<Row, kRows> slots{params, tile, first_slots};
-  Sums sum;
-  begin_sum(params, tile[0], active, sum);
-  if (active) slots.add(0, params.routed_slots, sum);
-  finish_part(params, tile[0], active, sum, [&](Sums& shared) {
-    if (active) slots.add(params.routed_slots, params.top_k, shared);
-  });
+  Sums sum = {};
+  if constexpr (kTerms == Terms::kCommon) {
+    if (active) slots.add(0, params.top_k, sum);
+    finish_common(params, tile[0], active, sum);
+  } else {
+    begin_sum(params, tile[0], active, sum);
+    if (active) slots.add(0, params.routed_slots, sum);
+    finish_all(params, tile[0], active, sum, [&](Sums& shared) {
+      if (active) slots.add(params.routed_slots, params.top_k, shared);
+    });
+  }
 }
 
 }  // namespace conclave::inline v0::dispatch::device
