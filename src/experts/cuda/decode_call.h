@@ -17,9 +17,9 @@ struct DeviceDecodeCall {
   const void* hidden = nullptr;  // [T, H] in `hidden_dtype`, not quantised
   DType hidden_dtype = DType::kBF16;
   int64_t hidden_stride = 0;
-  int64_t num_tokens = 0;                 // T of the call: the grid and loops are sized by it
-  const int64_t* live_tokens = nullptr;   // on the device, or null: only the first *live_tokens
-                                          // count, rows of `out` beyond are not written
+  int64_t num_tokens = 0;                // T of the call: the grid and loops are sized by it
+  const int64_t* live_tokens = nullptr;  // on the device, or null: only the first *live_tokens
+                                         // count, rows of `out` beyond are not written
   // Slots that every token has behind those of topk_ids and topk_weights, which then are [T, k -
   // shared.count].
   SharedSlots shared = {};
