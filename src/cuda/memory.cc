@@ -21,6 +21,9 @@ void copy_to_device(std::span<const std::byte> source, void* destination) {
   if (source.empty()) return;
   check(cudaMemcpy(destination, source.data(), source.size(), cudaMemcpyHostToDevice),
         "cudaMemcpy to the device");
+  // It may return while small copies are still on their way, and streams that do not wait for the
+  // legacy one would overtake them.
+  check(cudaStreamSynchronize(cudaStreamLegacy), "cudaStreamSynchronize");
 }
 
 void copy_to_host(const void* source, std::span<std::byte> destination) {

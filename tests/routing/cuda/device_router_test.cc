@@ -323,8 +323,10 @@ TEST(DeviceRouterSupport, OtherRoutersAndSizes_SayWhy) {
   EXPECT_FALSE(routing::device_router_supports(spec));
   spec = testing::router_spec(64, 33, Renormalize::kSum);
   EXPECT_FALSE(routing::device_router_supports(spec));
-  spec = testing::spec_of_row("sparse_mixer");
+  spec = testing::router_spec(64, 2, Renormalize::kSum);
+  spec.router.name = "of_the_application";
   EXPECT_FALSE(routing::device_router_supports(spec));
+  EXPECT_TRUE(routing::device_router_supports(testing::spec_of_row("sparse_mixer")));
 }
 
 }  // namespace
