@@ -1,0 +1,118 @@
+"""The array libraries that callers bring. None is imported: what is not loaded is not in use."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from conclave.errors import ConclaveTypeError, ConclaveValueError
+
+_TORCH: Any = None
+
+
+def torch() -> Any:
+    """The module, once `import torch` has finished; else None."""
+    global _TORCH
+    if _TORCH is None:
+        module = sys.modules.get("torch")
+        if module is not None and hasattr(module, "get_num_threads"):
+            _TORCH = module
+    return _TORCH
+
+
+def is_torch(array: Any) -> bool:
+    module = torch()
+    return module is not None and isinstance(array, module.Tensor)
+
+
+def _library(array: Any) -> str:
+    return type(array).__module__.partition(".")[0]
+
+
+def device_of(array: Any) -> str:
+    """Where an array lies, as a context's device: "cpu", "cuda:0"."""
+    if is_torch(array):
+        device = array.device
+        if device.type != "cuda":
+            return "cpu"
+        return f"cuda:{device.index or 0}"
+    dlpack_device = getattr(array, "__dlpack_device__", None)
+    if dlpack_device is not None:
+        kind, index = dlpack_device()
+        if int(kind) in (2, 13):
+            return f"cuda:{int(index)}"
+    return "cpu"
+
+
+def dtype_name(array: Any) -> str:
+    """The type of an array's elements: "bfloat16"."""
+    dtype = array.dtype
+    return getattr(dtype, "name", None) or str(dtype).removeprefix("torch.")
+
+
+def empty_like(reference: Any, shape: Sequence[int], dtype: str | None, argument: str) -> Any:
+    """Uninitialised memory from the library that made `reference`, on its device.
+
+    `dtype` None: that of the reference. Libraries whose arrays cannot be written, and unknown ones,
+    get numpy's memory on the CPU; on a GPU the caller must give `argument`.
+    """
+    if is_torch(reference):
+        module = torch()
+        kind = reference.dtype if dtype is None else getattr(module, dtype)
+        return module.empty(tuple(shape), dtype=kind, device=reference.device)
+    if _library(reference) == "cupy":
+        return sys.modules["cupy"].empty(tuple(shape), dtype=dtype or reference.dtype)
+    if device_of(reference) != "cpu":
+        raise ConclaveTypeError(
+            f"{argument}: memory of {_library(reference)} on a GPU cannot be made here; "
+            f"give the array to be written"
+        )
+    import numpy
+
+    if dtype is not None:
+        return numpy.empty(tuple(shape), dtype=dtype)
+    return numpy.empty(tuple(shape), dtype=getattr(reference, "dtype", None) or "float32")
+
+
+def stream_of(reference: Any, stream: Any) -> int:
+    """The CUDA stream of a call as a number; 0 on the CPU, and for the legacy default stream.
+
+    `stream` is a number, or an object of torch or cupy; None is the current stream of the library
+    that made `reference`.
+    """
+    if stream is not None:
+        for name in ("cuda_stream", "ptr"):
+            handle = getattr(stream, name, None)
+            if handle is not None:
+                return int(handle)
+        return int(stream)
+    if is_torch(reference):
+        if not reference.is_cuda:
+            return 0
+        return int(torch().cuda.current_stream(reference.device).cuda_stream)
+    if _library(reference) == "cupy":
+        return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
+    return 0
+
+
+def capture_workspace(reference: Any, num_bytes: int) -> Any:
+    """Scratch memory of the graph that is being captured; None where none is.
+
+    A graph keeps what it was captured with, so it must not share with calls outside of it.
+    """
+    if not is_torch(reference) or not reference.is_cuda:
+        return None
+    module = torch()
+    if not module.cuda.is_current_stream_capturing():
+        return None
+    return module.empty(num_bytes, dtype=module.uint8, device=reference.device)
+
+
+def refuse_gradients(array: Any, argument: str) -> None:
+    """Raises where autograd would expect a graph that these functions do not record."""
+    if is_torch(array) and array.requires_grad and torch().is_grad_enabled():
+        raise ConclaveValueError(
+            f"{argument}: it requires gradients, which are not computed here; "
+            f"use torch.no_grad() or {argument}.detach()"
+        )

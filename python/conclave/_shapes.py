@@ -1,0 +1,47 @@
+"""Sizes of a layer from the shapes of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from conclave import _frameworks
+
+
+def _experts_and_matrix(array: Any) -> tuple[int, int, int] | None:
+    """[E, rows, cols] of a stack, or of a list of matrices."""
+    if isinstance(array, (list, tuple)):
+        if not array or len(getattr(array[0], "shape", ())) != 2:
+            return None
+        return (len(array), *array[0].shape)
+    shape = tuple(getattr(array, "shape", ()))
+    return shape if len(shape) == 3 else None  # type: ignore[return-value]
+
+
+def complete_spec(
+    spec: dict[str, Any],
+    weights: Mapping[str, Any],
+    transposed: bool,
+    expert_map: Sequence[int] | None,
+) -> dict[str, Any]:
+    """The spec with the sizes, the type and has_gate that it left out.
+
+    What is wrong with the arrays is for the extension module to say.
+    """
+    down = weights.get("down")
+    sizes = _experts_and_matrix(down)
+    if sizes is not None:
+        experts, rows, cols = sizes
+        hidden, inner = (cols, rows) if transposed else (rows, cols)
+        if not spec.get("num_experts"):
+            spec["num_experts"] = len(expert_map) if expert_map is not None else int(experts)
+        if not spec.get("hidden_size"):
+            spec["hidden_size"] = int(hidden)
+        if not spec.get("intermediate_size"):
+            spec["intermediate_size"] = int(inner)
+        if "weight_dtype" not in spec:
+            first = down[0] if isinstance(down, (list, tuple)) else down
+            spec["weight_dtype"] = _frameworks.dtype_name(first)
+    if "has_gate" not in spec:
+        spec["has_gate"] = weights.get("router") is not None
+    return spec

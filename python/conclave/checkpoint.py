@@ -1,0 +1,100 @@
+"""Model directories: config.json with model.safetensors or its shards."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+from conclave import _conclave
+from conclave.spec import MoeSpec, from_dict
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerInfo:
+    """A MoE layer of a checkpoint, described without reading its data."""
+
+    index: int  # N of model.layers.N
+    prefix: str  # "model.layers.0.mlp."
+    layout: str  # how experts are stored: "per_expert", "stacked", ...
+    spec: MoeSpec
+    bytes: int
+    total_parameters: int
+    active_parameters: int
+    supported: bool
+    reason: str  # why not supported
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointInfo:
+    """A checkpoint, described without reading its data."""
+
+    directory: str
+    model_type: str
+    architecture: str
+    num_hidden_layers: int
+    total_bytes: int
+    total_parameters: int
+    notes: tuple[str, ...]
+    layers: tuple[LayerInfo, ...]
+
+    def layer(self, index: int) -> LayerInfo:
+        """The MoE layer of that number. Raises KeyError."""
+        for layer in self.layers:
+            if layer.index == index:
+                return layer
+        raise KeyError(f"layer {index}: this checkpoint's are {[x.index for x in self.layers]}")
+
+
+def layer_info(values: dict[str, Any]) -> LayerInfo:
+    """From the dictionary of the extension module."""
+    return LayerInfo(**{**values, "spec": from_dict(MoeSpec, values["spec"])})
+
+
+class Checkpoint:
+    """An open model directory: its headers were read and are consistent.
+
+    Args:
+        directory: a folder with config.json and safetensors files.
+        experts: "text", or "vision" for models with two sets of experts.
+        extra_layers: also list the MoE layers of multi-token prediction.
+        verify: check data against conclave.manifest.json while it is read.
+
+    Raises:
+        ConclaveFileError, ConclaveCheckpointError: naming file, tensor, expected and found.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        experts: str = "text",
+        extra_layers: bool = False,
+        verify: bool = False,
+    ) -> None:
+        self._core = _conclave.Checkpoint.open(os.fspath(directory), experts, extra_layers, verify)
+
+    @property
+    def info(self) -> CheckpointInfo:
+        core = self._core
+        return CheckpointInfo(
+            directory=core.directory,
+            model_type=core.model_type,
+            architecture=core.architecture,
+            num_hidden_layers=core.num_hidden_layers,
+            total_bytes=core.total_bytes,
+            total_parameters=core.total_parameters,
+            notes=tuple(core.notes()),
+            layers=tuple(layer_info(layer) for layer in core.layers()),
+        )
+
+
+def inspect(
+    directory: str | os.PathLike[str], *, experts: str = "text", extra_layers: bool = False
+) -> CheckpointInfo:
+    """Describes a model directory and its MoE layers; reads headers only.
+
+    >>> conclave.inspect("Qwen3-30B-A3B").layers[0].spec.num_experts
+    128
+    """
+    return Checkpoint(directory, experts=experts, extra_layers=extra_layers).info

@@ -1,0 +1,311 @@
+"""One MoE layer as a Python object."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from conclave import _conclave, _frameworks, _runtime
+from conclave._shapes import complete_spec
+from conclave.checkpoint import Checkpoint
+from conclave.spec import LayerOptions, MoeSpec, ParallelSpec, from_dict, to_dict
+
+Array = Any  # numpy, torch, or anything with __dlpack__
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerStats:
+    """Counters of a layer since it was made, or since `Layer.reset_stats`.
+
+    The first four are of the layer's whole life. On a GPU they and `expert_load` do not wait for
+    work that streams still hold.
+    """
+
+    forwards: int
+    tokens: int
+    skipped_ids: int
+    tokens_without_finite_logit: int
+    expert_load: tuple[int, ...] | None  # rows of each expert [E]; None if they are not counted
+    timings_ns: dict[str, int] | None  # route, dispatch, experts, shared, combine, total; CPU only
+
+    @property
+    def balance(self) -> float | None:
+        """The largest load over the mean: 1 is even, E is one expert alone. None without load."""
+        if not self.expert_load or not any(self.expert_load):
+            return None
+        return max(self.expert_load) * len(self.expert_load) / sum(self.expert_load)
+
+
+class Layer:
+    """A MoE layer, planned and packed once, run for any number of tokens.
+
+    Make one with `from_checkpoint` or `from_tensors`. Forwards may run from several threads at
+    once; the GIL is released meanwhile.
+    """
+
+    def __init__(self, core: _conclave.Layer) -> None:
+        self._core = core
+        self._on_cpu = core.device == "cpu"
+        self._workspace_bytes = core.workspace_bytes
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        checkpoint: Checkpoint | str | os.PathLike[str],
+        layer: int,
+        *,
+        device: str | None = None,
+        isa: str | None = None,
+        options: LayerOptions | Mapping[str, Any] | None = None,
+        parallel: ParallelSpec | Mapping[str, Any] | None = None,
+        count: bool | None = None,
+    ) -> Layer:
+        """A layer of a model directory.
+
+        Args:
+            checkpoint: the directory, or one that is open already.
+            layer: N of model.layers.N.
+            device: "cpu" or "cuda:0"; by default CONCLAVE_DEVICE, else "cpu".
+            isa: an instruction set to force, such as "avx2".
+            options, parallel: how it runs, and which part of it.
+            count: whether `stats` counts rows by expert; by default on the CPU only, where it
+                costs nothing.
+
+        Raises:
+            Error: naming the file, tensor or field; KeyboardInterrupt stops a load.
+        """
+        if not isinstance(checkpoint, Checkpoint):
+            checkpoint = Checkpoint(checkpoint)
+        context = _runtime.context(device, isa)
+        return cls(
+            _conclave.Layer.from_checkpoint(
+                context,
+                checkpoint._core,
+                layer,
+                to_dict(options or {}),
+                to_dict(parallel or {}),
+                context.device == "cpu" if count is None else count,
+            )
+        )
+
+    @classmethod
+    def from_tensors(
+        cls,
+        spec: MoeSpec | Mapping[str, Any],
+        *,
+        device: str | None = None,
+        isa: str | None = None,
+        options: LayerOptions | Mapping[str, Any] | None = None,
+        parallel: ParallelSpec | Mapping[str, Any] | None = None,
+        gate_up_order: str = "concatenated",
+        shared_gate_up_order: str = "concatenated",
+        transposed: bool = False,
+        expert_map: Sequence[int] | None = None,
+        count: bool | None = None,
+        **weights: Array | Sequence[Array] | None,
+    ) -> Layer:
+        """A layer of arrays. On the CPU they are packed and may go; on a GPU they are used in place
+        and kept where they are dense and concatenated.
+
+        Args:
+            spec: what the layer computes. Sizes, the weights' type and has_gate may be left out.
+            gate_up_order: of the rows of gate_up and its bias: "concatenated" (all gate rows, then
+                all up rows) or "interleaved" (gate 0, up 0, gate 1, ...).
+            transposed: gate_up and down are [E, H, 2I] and [E, I, H].
+            expert_map: [num_experts], the index in the arrays of each expert, -1 for none; for
+                layers that hold a part of the experts (`parallel`).
+            weights: by name, those that the spec needs: ``gate_up`` [E, 2I, H] ([E, I, H] without a
+                gate) or ``gate`` and ``up`` [E, I, H] apart; ``down`` [E, H, I]; ``router`` [E, H];
+                ``gate_up_bias`` [E, 2I], ``down_bias`` [E, H]; ``selection_bias`` [E];
+                ``shared_gate_up``, ``shared_down``, ``shared_expert_gate``; ``gate_up_scale``,
+                ``down_scale``; and the others of ExpertWeights in the C++ interface. Instead of a
+                stack, gate_up, gate, up and down may be lists of one matrix an expert.
+
+        Raises:
+            Error: naming the argument, with what was expected and found.
+        """
+        given = {name: value for name, value in weights.items() if value is not None}
+        fields = complete_spec(to_dict(spec), given, transposed, expert_map)
+        context = _runtime.context(device or _device_of(given), isa)
+        return cls(
+            _conclave.Layer.from_arrays(
+                context,
+                fields,
+                given,
+                to_dict(options or {}),
+                to_dict(parallel or {}),
+                gate_up_order,
+                shared_gate_up_order,
+                transposed,
+                list(expert_map) if expert_map is not None else [],
+                context.device == "cpu" if count is None else count,
+            )
+        )
+
+    def forward(
+        self,
+        hidden: Array,
+        *,
+        router_logits: Array | None = None,
+        topk_ids: Array | None = None,
+        topk_weights: Array | None = None,
+        router_input: Array | None = None,
+        residual_input: Array | None = None,
+        token_ids: Array | None = None,
+        padding_mask: Array | None = None,
+        num_tokens: int | Array | None = None,
+        out: Array | None = None,
+        shared_out: Array | None = None,
+        captured_logits: Array | None = None,
+        captured_ids: Array | None = None,
+        captured_weights: Array | None = None,
+        stream: Any = None,
+    ) -> Array:
+        """Runs the layer on T tokens. Give one source of routing: logits, or ids with weights, or
+        nothing where the layer has a gate.
+
+        Args:
+            hidden: [T, H] float32, float16 or bfloat16, on the layer's device; rows may be apart.
+            router_logits: [T, E] of the same kinds of type.
+            topk_ids: [T, k] int32 or int64, -1 for none. topk_weights: [T, k].
+            router_input, residual_input: [T, H], read instead of hidden.
+            token_ids: [T] integers, of router "hash".
+            padding_mask: [T] bool; False: the token is padding, its output is 0.
+            num_tokens: only that many rows count; on a GPU an int64 tensor of one element.
+            out: [T, H] to write to, maybe hidden itself. By default new memory of the library that
+                made hidden, with its type.
+            shared_out: [T, H] that gets the shared experts' part, which out then lacks.
+            captured_logits [T, E] float32, captured_ids [T, k] int32, captured_weights [T, k]
+                float32: to be filled with what was routed.
+            stream: of CUDA, where the work is enqueued; by default torch's current one.
+
+        Returns:
+            out.
+
+        Raises:
+            Error: naming the argument, with what was expected and found.
+        """
+        _frameworks.refuse_gradients(hidden, "hidden")
+        if out is None:
+            out = _frameworks.empty_like(hidden, hidden.shape, None, "out")
+        handle, workspace = 0, None
+        if self._on_cpu:
+            _runtime.follow_threads()
+        else:
+            handle = _frameworks.stream_of(hidden, stream)
+            workspace = _frameworks.capture_workspace(hidden, self._workspace_bytes)
+        self._core.forward(
+            hidden,
+            out,
+            router_logits,
+            topk_ids,
+            topk_weights,
+            router_input,
+            residual_input,
+            token_ids,
+            padding_mask,
+            num_tokens,
+            shared_out,
+            captured_logits,
+            captured_ids,
+            captured_weights,
+            workspace,
+            handle,
+        )
+        return out
+
+    __call__ = forward
+
+    def reload(
+        self,
+        checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
+        layer: int | None = None,
+        *,
+        mode: str = "staged",
+        gate_up_order: str = "concatenated",
+        shared_gate_up_order: str = "concatenated",
+        transposed: bool = False,
+        expert_map: Sequence[int] | None = None,
+        **weights: Array | Sequence[Array] | None,
+    ) -> None:
+        """New weights of the same shapes and types, from a checkpoint or from arrays.
+
+        Waits for forwards of other threads; on a GPU synchronise first. `mode` "staged" packs a
+        second copy and swaps; "in_place" overwrites, and a read that fails midway leaves a layer
+        that refuses to run until a reload completes. Other arguments as in `from_tensors`.
+        """
+        if checkpoint is not None:
+            if not isinstance(checkpoint, Checkpoint):
+                checkpoint = Checkpoint(checkpoint)
+            if layer is None:
+                raise TypeError("reload: give the number of the checkpoint's layer")
+            self._core.reload_from_checkpoint(checkpoint._core, layer, mode)
+            return
+        given = {name: value for name, value in weights.items() if value is not None}
+        self._core.reload_from_arrays(
+            given,
+            mode,
+            gate_up_order,
+            shared_gate_up_order,
+            transposed,
+            list(expert_map) if expert_map is not None else [],
+        )
+
+    @property
+    def spec(self) -> MoeSpec:
+        """What the layer computes."""
+        return from_dict(MoeSpec, self._core.spec())
+
+    @property
+    def parallel(self) -> ParallelSpec:
+        """Which part of it this layer holds."""
+        return from_dict(ParallelSpec, self._core.parallel())
+
+    @property
+    def device(self) -> str:
+        """ "cpu" or "cuda:0"."""
+        return self._core.device
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """Every decision made for the layer, as `explain` prints them."""
+        return self._core.plan()
+
+    def explain(self) -> str:
+        """The plan as text: kernels, those not taken and why, sizes."""
+        return self._core.explain()
+
+    def stats(self) -> LayerStats:
+        """Expert load, balance, timings and counters."""
+        values = self._core.stats()
+        timings = values.pop("timings")
+        load = values.pop("expert_load")
+        return LayerStats(
+            expert_load=tuple(load) if load is not None else None, timings_ns=timings, **values
+        )
+
+    def reset_stats(self) -> None:
+        """Sets expert load and timings to zero. Not while a forward runs."""
+        self._core.reset_stats()
+
+    def __repr__(self) -> str:
+        spec = self._core.spec()
+        return (
+            f"<conclave.Layer {spec['num_experts']} experts, top {spec['top_k']}, "
+            f"{spec['hidden_size']} x {spec['intermediate_size']}, {spec['weight_dtype']}, "
+            f"{self._core.device}>"
+        )
+
+
+def _device_of(weights: Mapping[str, Any]) -> str | None:
+    """Where the experts' matrices lie."""
+    for name in ("gate_up", "up", "down"):
+        array = weights.get(name)
+        if isinstance(array, (list, tuple)):
+            array = array[0] if array else None
+        if array is not None:
+            device = _frameworks.device_of(array)
+            return device if device != "cpu" else None
+    return None

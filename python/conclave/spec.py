@@ -1,0 +1,211 @@
+"""What a layer computes, as values: the fields and meanings of `MoeSpec` in the C++ interface.
+
+Letters: T tokens, E experts, k choices per token, H hidden size, I intermediate size, Z zero
+experts, S shared experts. Types are given by name (``"bfloat16"``) or as a dtype of torch or numpy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from conclave import _conclave
+
+DTypeLike = Any  # "bfloat16", torch.bfloat16, numpy.float32
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SimulatedRouting:
+    """Routing for load tests, of router ``"simulated"``."""
+
+    distribution: str = "uniform"  # normal, zipf, replay
+    seed: int = 0
+    zipf_exponent: float = 1.0
+    replay_ids: Sequence[int] = ()  # [N * k]
+    replay_weights: Sequence[float] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RouterInputNorm:
+    """An RMS norm of the row that the gate reads."""
+
+    enabled: bool = False
+    epsilon: float = 1e-6
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RouterSpec:
+    """From logits to ids and weights; docs/routing.md has every formula."""
+
+    name: str = "topk"  # hash, sparse_mixer, sink_softmax, simulated
+    score: str = "softmax"  # sigmoid, sqrtsoftplus, none
+    order: str = "score_then_topk"  # topk_then_score
+    has_logit_bias: bool = False
+    soft_cap: float = 0.0
+    has_selection_bias: bool = False
+    num_groups: int = 1
+    topk_groups: int = 1
+    group_score: str = "top2_sum"  # max
+    group_mask: str = "neg_inf"  # zero
+    renormalize: str = "sum"  # none, p_norm, softmax
+    renormalize_p: float = 1.0
+    epsilon: float = 0.0
+    epsilon_mode: str = "add"  # clamp_min
+    scale: float = 1.0
+    has_expert_scale: bool = False
+    has_global_scale: bool = False
+    jitter_epsilon: float = 0.0
+    vocab_size: int = 0
+    simulated: SimulatedRouting = SimulatedRouting()
+    input_norm: RouterInputNorm = RouterInputNorm()
+    logits_dtype: DTypeLike = "float32"
+    score_dtype: DTypeLike = "float32"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ActivationSpec:
+    """A row of the activation list and its parameters; ``*_no_mul`` take no gate."""
+
+    name: str = "silu"
+    limit: float = 0.0
+    alpha: float = 0.0
+    beta: float = 0.0
+    linear_beta: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SharedExpertSpec:
+    """Experts that every token uses."""
+
+    mode: str = "none"  # add, sigmoid_gate, average, softmax_mix, router_weight, fused_slots
+    intermediate_size: int = 0
+    count: int = 1
+    activation: ActivationSpec | str = ActivationSpec(name="")  # no name: as the routed experts
+    has_bias: bool = False
+    slot_weight: float = 1.0
+    weight_dtype: DTypeLike | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LatentSpec:
+    """A projection that the routed experts work on."""
+
+    size: int = 0
+    has_norm: bool = False
+    norm_epsilon: float = 1e-6
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ResidualMlpSpec:
+    """A dense MLP beside the experts."""
+
+    intermediate_size: int = 0
+    activation: ActivationSpec | str = ActivationSpec(name="")
+    weight_dtype: DTypeLike | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QuantSpec:
+    """Quantisation of e4m3 weights and of the rows they multiply."""
+
+    weights: str = "none"  # tensor, channel, block
+    block_rows: int = 128
+    block_cols: int = 128
+    activations: str = "none"  # tensor_static, token, group
+    power_of_two_scales: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MoeSpec:
+    """A whole layer. `Layer.from_tensors` fills sizes and the type that are left out."""
+
+    num_experts: int = 0
+    top_k: int = 0
+    hidden_size: int = 0
+    intermediate_size: int = 0
+    weight_dtype: DTypeLike | None = None
+    quant: QuantSpec = QuantSpec()
+    router: RouterSpec = RouterSpec()
+    activation: ActivationSpec | str = ActivationSpec()
+    shared: SharedExpertSpec = SharedExpertSpec()
+    has_gate: bool | None = None
+    has_bias: bool = False
+    has_output_bias: bool = False
+    num_zero_experts: int = 0
+    weight_on: str = "output"  # input
+    output_scale: float = 1.0
+    latent: LatentSpec = LatentSpec()
+    residual: ResidualMlpSpec = ResidualMlpSpec()
+
+    def count_parameters(self) -> tuple[int, int]:
+        """Weight elements of the layer: all, and those that one token uses."""
+        return _conclave.count_parameters(to_dict(self))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ParallelSpec:
+    """Which part of a layer this process holds. Sums over ranks are the caller's: ``partial``."""
+
+    ep_size: int = 1
+    ep_rank: int = 0
+    placement: str = "linear"  # round_robin, custom
+    rank_of: Sequence[int] = ()
+    num_redundant_experts: int = 0
+    replica_of: Sequence[int] = ()
+    tp_size: int = 1
+    tp_rank: int = 0
+    reduce: str = "full"  # partial
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerOptions:
+    """How a layer runs; the result's meaning does not depend on it."""
+
+    max_tokens: int = 4096  # planned for; forward takes more in chunks of this size
+    id_policy: str = "strict"  # skip
+    kernel: str = ""
+    arithmetic: str = ""
+    determinism: str = "repeatable"  # batch_invariant
+
+
+_Record = TypeVar("_Record")
+
+
+def to_dict(record: Any) -> dict[str, Any]:
+    """The dictionary that the extension module takes: a record, or a mapping as it is.
+
+    Fields that are None are left out, which gives them their default.
+    """
+    if dataclasses.is_dataclass(record) and not isinstance(record, type):
+        items: Any = ((f.name, getattr(record, f.name)) for f in dataclasses.fields(record))
+    else:
+        items = record.items()
+    return {name: _plain(value) for name, value in items if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping) or dataclasses.is_dataclass(value):
+        return to_dict(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+_NESTED: dict[str, type] = {
+    "simulated": SimulatedRouting,
+    "input_norm": RouterInputNorm,
+    "quant": QuantSpec,
+    "router": RouterSpec,
+    "activation": ActivationSpec,
+    "shared": SharedExpertSpec,
+    "latent": LatentSpec,
+    "residual": ResidualMlpSpec,
+}
+
+
+def from_dict(kind: type[_Record], values: Mapping[str, Any]) -> _Record:
+    """The record of a dictionary that the extension module returned."""
+    fields = {
+        name: from_dict(_NESTED[name], value) if isinstance(value, Mapping) else value
+        for name, value in values.items()
+    }
+    return kind(**fields)

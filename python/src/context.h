@@ -1,0 +1,66 @@
+// A context of the library with the process' threads and workspaces that its layers share.
+#pragma once
+
+#include "arrays.h"
+#include "executor.h"
+#include "load_scope.h"
+
+#include "conclave/context.h"
+#include "conclave/layer.h"
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace conclave::python {
+
+class PyContext;
+
+// A workspace for one forward, given back when the lease ends. On CUDA it belongs to the stream and
+// the lease keeps other threads from enqueuing there meanwhile.
+class WorkspaceLease {
+ public:
+  WorkspaceLease(PyContext& context, size_t bytes, Stream stream);
+  ~WorkspaceLease();
+  WorkspaceLease(const WorkspaceLease&) = delete;
+  WorkspaceLease& operator=(const WorkspaceLease&) = delete;
+
+  Workspace& workspace() noexcept { return *workspace_; }
+
+ private:
+  PyContext& context_;
+  std::unique_ptr<Workspace> own_;  // on "cpu"
+  Workspace* workspace_ = nullptr;
+  std::unique_lock<std::mutex> stream_lock_;
+};
+
+class PyContext {
+ public:
+  PyContext(const std::string& device, const std::string& isa);
+
+  const Context& context() const noexcept { return context_; }
+  SharedExecutor& executor() const noexcept { return *executor_; }
+  const ArrayDevice& device() const noexcept { return device_; }
+
+ private:
+  friend class WorkspaceLease;
+  struct StreamWorkspace {
+    std::mutex mutex;
+    // The last is in use; graphs captured before it grew may still use the others.
+    std::vector<std::unique_ptr<Workspace>> grown;
+  };
+
+  std::shared_ptr<SharedExecutor> executor_;
+  SignalSink sink_;
+  Context context_;
+  ArrayDevice device_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Workspace>> idle_;            // on "cpu"
+  std::map<void*, std::unique_ptr<StreamWorkspace>> used_;  // on CUDA, by stream
+};
+
+void bind_context(nb::module_& module);
+
+}  // namespace conclave::python

@@ -1,0 +1,37 @@
+#include "errors.h"
+
+#include <exception>
+#include <string>
+
+namespace conclave::python {
+namespace {
+
+// With the GIL held. Leaves a Python exception set, its own failure too.
+void set_python_error(const Error& error) {
+  try {
+    const ErrorDetail& detail = error.detail();
+    const nb::object exception =
+        nb::module_::import_("conclave.errors")
+            .attr("from_code")(static_cast<int32_t>(error.code()),
+                               std::string(to_string(error.code())).c_str(), error.what(),
+                               detail.file.c_str(), detail.tensor.c_str(), detail.expected.c_str(),
+                               detail.found.c_str(), detail.limit.c_str(), detail.hint.c_str());
+    PyErr_SetObject(exception.type().ptr(), exception.ptr());
+  } catch (nb::python_error& failure) {
+    failure.restore();
+  }
+}
+
+}  // namespace
+
+void register_error_translator() {
+  nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
+    try {
+      std::rethrow_exception(pointer);
+    } catch (const Error& error) {
+      set_python_error(error);
+    }
+  });
+}
+
+}  // namespace conclave::python

@@ -1,0 +1,80 @@
+// conclave._conclave.Layer: a MoeLayer with what a Python object has to add, that is threads,
+// device checks and the life of memory.
+#pragma once
+
+#include "array_source.h"
+#include "context.h"
+
+#include "conclave/checkpoint.h"
+#include "conclave/device_queue.h"
+#include "conclave/layer.h"
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <shared_mutex>
+#include <vector>
+
+namespace conclave::python {
+
+// Whether calls count rows by expert and take times.
+enum class Counting : uint8_t { kOff, kOn };
+
+struct LayerRequest {
+  std::shared_ptr<PyContext> context;
+  MoeSpec spec;
+  LayerOptions options;
+  ParallelSpec parallel;
+  Counting counting = Counting::kOff;
+};
+
+// The tensors of a call; None where it has none.
+struct CallArrays {
+  nb::handle hidden, out, router_logits, topk_ids, topk_weights, router_input, residual_input,
+      token_ids, padding_mask, num_tokens, shared_out, captured_logits, captured_ids,
+      captured_weights, workspace;
+};
+
+class PyLayer {
+ public:
+  // `kept`: a source whose memory the layer goes on using (weights on a device); may be null.
+  PyLayer(const LayerRequest& request, const WeightSource& source,
+          std::shared_ptr<const WeightSource> kept);
+
+  // With the GIL held; releases it while the layer runs. Safe from several threads.
+  void forward(const CallArrays& call, uintptr_t stream);
+  void reload(const WeightSource& source, ReloadMode mode,
+              std::shared_ptr<const WeightSource> kept);
+
+  const MoeLayer& layer() const noexcept { return *layer_; }
+  const PyContext& context() const noexcept { return *context_; }
+  // Rows of each expert and nanoseconds of each stage, over all calls since the last reset.
+  nb::dict stats();
+  void reset_stats();
+
+ private:
+  // Of one call at a time.
+  struct Counters {
+    std::vector<int64_t> load;
+    StageTimings timings;
+  };
+  class CountersLease;
+
+  nb::dict timings_of(const StageTimings& total) const;
+  std::vector<int64_t> total_load(StageTimings& timings);
+
+  std::shared_ptr<PyContext> context_;
+  std::shared_ptr<const WeightSource> kept_;
+  std::optional<MoeLayer> layer_;
+  bool counts_;
+  std::shared_mutex weights_mutex_;  // shared by forwards, exclusive for reload
+  std::mutex counters_mutex_;
+  std::vector<std::unique_ptr<Counters>> counters_;
+  std::vector<Counters*> idle_counters_;
+  std::optional<DeviceQueue> queue_;  // on CUDA, with device_load_
+  DeviceTensor device_load_;          // [E] int64
+};
+
+void bind_layer(nb::module_& module);
+
+}  // namespace conclave::python

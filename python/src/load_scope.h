@@ -1,0 +1,45 @@
+// Ctrl-C during long work: the thread that waits for it asks Python now and then.
+#pragma once
+
+#include "binding.h"
+
+#include "conclave/context.h"
+
+#include <string_view>
+
+namespace conclave::python {
+
+// Thrown through the library; run_interruptible turns it into the Python exception behind it.
+struct Interrupted {};
+
+// Log sink of every context made here. Progress comes from any thread; the one inside
+// run_interruptible looks for signals.
+class SignalSink final : public LogSink {
+ public:
+  void log(LogLevel, std::string_view) override {}
+  void progress(std::string_view phase, int64_t done, int64_t total) override;
+};
+
+// Marks this thread as one whose progress may be interrupted. With the GIL released.
+class LoadScope {
+ public:
+  LoadScope();
+  ~LoadScope();
+  LoadScope(const LoadScope&) = delete;
+  LoadScope& operator=(const LoadScope&) = delete;
+};
+
+// Runs `work` without the GIL. Throws what it throws, KeyboardInterrupt among it.
+template <class Work>
+auto run_interruptible(const Work& work) {
+  try {
+    const nb::gil_scoped_release released;
+    const LoadScope scope;
+    return work();
+  } catch (const Interrupted&) {
+    // The signal handler's exception is set in this thread.
+    throw nb::python_error();
+  }
+}
+
+}  // namespace conclave::python

@@ -1,0 +1,15 @@
+#include "binding.h"
+#include "checkpoint.h"
+#include "context.h"
+#include "errors.h"
+#include "layer.h"
+#include "tool.h"
+
+NB_MODULE(_conclave, module) {
+  module.doc() = "The compiled part of conclave. Use the functions of the package instead.";
+  conclave::python::register_error_translator();
+  conclave::python::bind_context(module);
+  conclave::python::bind_checkpoint(module);
+  conclave::python::bind_layer(module);
+  conclave::python::bind_tool(module);
+}
