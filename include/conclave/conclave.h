@@ -17,6 +17,7 @@
 #include "conclave/spec.h"
 #include "conclave/synthetic.h"
 #include "conclave/tensor.h"
+#include "conclave/token_router.h"
 #include "conclave/tuning.h"
 #include "conclave/version.h"
 #include "conclave/weights.h"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from conclave import _conclave
 from conclave._runtime import get_num_threads, set_num_threads
-from conclave.checkpoint import Checkpoint, CheckpointInfo, LayerInfo, inspect
+from conclave.checkpoint import Checkpoint, CheckpointInfo, Feed, LayerInfo, inspect
 from conclave.errors import (
     ConclaveCheckpointError,
     ConclaveCommError,
@@ -22,6 +22,21 @@ from conclave.errors import (
     Error,
 )
 from conclave.layer import Layer, LayerStats
+from conclave.permute import moe_align_block_size, moe_permute, moe_unpermute
+from conclave.placement import (
+    determine_expert_map,
+    determine_expert_placement_strategy,
+    get_compressed_expert_map,
+    round_robin_routing_tables,
+)
+from conclave.routing import (
+    RoutingMethodType,
+    fused_topk,
+    fused_topk_bias,
+    get_routing_method_type,
+    grouped_topk,
+    route,
+)
 from conclave.spec import (
     ActivationSpec,
     LatentSpec,
@@ -52,6 +67,7 @@ __all__ = [
     "ConclaveUnsupportedError",
     "ConclaveValueError",
     "Error",
+    "Feed",
     "LatentSpec",
     "Layer",
     "LayerInfo",
@@ -63,9 +79,22 @@ __all__ = [
     "ResidualMlpSpec",
     "RouterInputNorm",
     "RouterSpec",
+    "RoutingMethodType",
     "SharedExpertSpec",
     "SimulatedRouting",
+    "determine_expert_map",
+    "determine_expert_placement_strategy",
+    "fused_topk",
+    "fused_topk_bias",
+    "get_compressed_expert_map",
     "get_num_threads",
+    "get_routing_method_type",
+    "grouped_topk",
     "inspect",
+    "moe_align_block_size",
+    "moe_permute",
+    "moe_unpermute",
+    "round_robin_routing_tables",
+    "route",
     "set_num_threads",
 ]

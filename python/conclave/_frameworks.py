@@ -45,6 +45,17 @@ def device_of(array: Any) -> str:
     return "cpu"
 
 
+def shape_of(array: Any, argument: str) -> tuple[int, ...]:
+    """An array's shape. What has none is refused."""
+    shape = getattr(array, "shape", None)
+    if shape is None:
+        raise ConclaveTypeError(
+            f"{argument}: an argument is no array; expected numpy, torch, or anything with "
+            f"__dlpack__; found {type(array).__name__}"
+        )
+    return tuple(shape)
+
+
 def dtype_name(array: Any) -> str:
     """The type of an array's elements: "bfloat16"."""
     dtype = array.dtype

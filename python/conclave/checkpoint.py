@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from conclave import _conclave
-from conclave.spec import MoeSpec, from_dict
+from conclave.spec import MoeSpec, from_dict, to_dict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +88,59 @@ class Checkpoint:
             notes=tuple(core.notes()),
             layers=tuple(layer_info(layer) for layer in core.layers()),
         )
+
+
+class Feed:
+    """Weights of a model pushed tensor by tensor, in any order; names, checks and errors are those
+    of a `Checkpoint`. Tensors are copied. One thread at a time.
+
+    Args:
+        config_json: the text of config.json; or
+        spec, model_type, layers: layers of one spec, by the names of a family ("qwen3_moe").
+    """
+
+    def __init__(
+        self,
+        config_json: str | None = None,
+        *,
+        spec: MoeSpec | Mapping[str, Any] | None = None,
+        model_type: str = "",
+        layers: Sequence[int] = (),
+    ) -> None:
+        if (config_json is None) == (spec is None):
+            raise TypeError("Feed: give config_json, or spec with model_type and layers")
+        if config_json is not None:
+            self._core = _conclave.Feed.from_config(config_json)
+        else:
+            self._core = _conclave.Feed.from_spec(to_dict(spec), model_type, list(layers))
+
+    def put(self, name: str, tensor: Any) -> bool:
+        """Takes a dense CPU tensor under its full name ("model.layers.0.mlp.gate.weight").
+
+        Returns whether a MoE layer has a use for it; others are forgotten.
+        """
+        return self._core.put(name, tensor)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Numbers of the MoE layers, ascending."""
+        return tuple(self._core.layers())
+
+    def missing(self, limit: int = 10) -> list[str]:
+        """What has not come yet, "NAME [rows, cols]"; empty when complete."""
+        return self._core.missing(limit)
+
+    def is_complete(self, layer: int) -> bool:
+        """Whether every weight of a layer has come."""
+        return self._core.is_complete(layer)
+
+    def layer(self, index: int) -> LayerInfo:
+        """A complete layer."""
+        return layer_info(self._core.layer(index))
+
+    def release(self, layer: int) -> None:
+        """Frees the copies of one layer; it counts as missing again."""
+        self._core.release(layer)
 
 
 def inspect(

@@ -9,7 +9,7 @@ from typing import Any
 
 from conclave import _conclave, _frameworks, _runtime
 from conclave._shapes import complete_spec
-from conclave.checkpoint import Checkpoint
+from conclave.checkpoint import Checkpoint, Feed
 from conclave.spec import LayerOptions, MoeSpec, ParallelSpec, from_dict, to_dict
 
 Array = Any  # numpy, torch, or anything with __dlpack__
@@ -53,7 +53,7 @@ class Layer:
     @classmethod
     def from_checkpoint(
         cls,
-        checkpoint: Checkpoint | str | os.PathLike[str],
+        checkpoint: Checkpoint | Feed | str | os.PathLike[str],
         layer: int,
         *,
         device: str | None = None,
@@ -65,7 +65,7 @@ class Layer:
         """A layer of a model directory.
 
         Args:
-            checkpoint: the directory, or one that is open already.
+            checkpoint: the directory, one that is open already, or a `Feed` that has the layer.
             layer: N of model.layers.N.
             device: "cpu" or "cuda:0"; by default CONCLAVE_DEVICE, else "cpu".
             isa: an instruction set to force, such as "avx2".
@@ -76,11 +76,13 @@ class Layer:
         Raises:
             Error: naming the file, tensor or field; KeyboardInterrupt stops a load.
         """
-        if not isinstance(checkpoint, Checkpoint):
+        if not isinstance(checkpoint, (Checkpoint, Feed)):
             checkpoint = Checkpoint(checkpoint)
         context = _runtime.context(device, isa)
+        is_feed = isinstance(checkpoint, Feed)
+        make = _conclave.Layer.from_feed if is_feed else _conclave.Layer.from_checkpoint
         return cls(
-            _conclave.Layer.from_checkpoint(
+            make(
                 context,
                 checkpoint._core,
                 layer,
@@ -189,7 +191,9 @@ class Layer:
         """
         _frameworks.refuse_gradients(hidden, "hidden")
         if out is None:
-            out = _frameworks.empty_like(hidden, hidden.shape, None, "out")
+            out = _frameworks.empty_like(
+                hidden, _frameworks.shape_of(hidden, "hidden"), None, "out"
+            )
         handle, workspace = 0, None
         if self._on_cpu:
             _runtime.follow_threads()
@@ -220,7 +224,7 @@ class Layer:
 
     def reload(
         self,
-        checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
+        checkpoint: Checkpoint | Feed | str | os.PathLike[str] | None = None,
         layer: int | None = None,
         *,
         mode: str = "staged",
@@ -237,10 +241,13 @@ class Layer:
         that refuses to run until a reload completes. Other arguments as in `from_tensors`.
         """
         if checkpoint is not None:
-            if not isinstance(checkpoint, Checkpoint):
-                checkpoint = Checkpoint(checkpoint)
             if layer is None:
                 raise TypeError("reload: give the number of the checkpoint's layer")
+            if isinstance(checkpoint, Feed):
+                self._core.reload_from_feed(checkpoint._core, layer, mode)
+                return
+            if not isinstance(checkpoint, Checkpoint):
+                checkpoint = Checkpoint(checkpoint)
             self._core.reload_from_checkpoint(checkpoint._core, layer, mode)
             return
         given = {name: value for name, value in weights.items() if value is not None}

@@ -204,8 +204,10 @@ _NESTED: dict[str, type] = {
 
 def from_dict(kind: type[_Record], values: Mapping[str, Any]) -> _Record:
     """The record of a dictionary that the extension module returned."""
-    fields = {
-        name: from_dict(_NESTED[name], value) if isinstance(value, Mapping) else value
-        for name, value in values.items()
-    }
-    return kind(**fields)
+    return kind(**{name: _record(name, value) for name, value in values.items()})
+
+
+def _record(name: str, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return from_dict(_NESTED[name], value)
+    return tuple(value) if isinstance(value, list) else value

@@ -311,6 +311,26 @@ void bind_making(nb::class_<PyLayer>& layer) {
       },
       nb::arg("context"), nb::arg("checkpoint"), nb::arg("index"), nb::arg("options"),
       nb::arg("parallel"), nb::arg("count") = true, "Plans and packs a layer of a checkpoint.");
+  layer.def_static(
+      "from_feed",
+      [](const std::shared_ptr<PyContext>& context, const CheckpointFeed& feed, int64_t index,
+         const nb::dict& options, const nb::dict& parallel, bool count) {
+        const LayerRequest request =
+            request_of(context, feed.layer(index).spec, options, parallel, count);
+        const std::unique_ptr<WeightSource> source = feed.layer_source(index);
+        return std::make_unique<PyLayer>(request, *source, nullptr);
+      },
+      nb::arg("context"), nb::arg("feed"), nb::arg("index"), nb::arg("options"),
+      nb::arg("parallel"), nb::arg("count") = true,
+      "Plans and packs a complete layer of a feed, which may release it then.");
+  layer.def(
+      "reload_from_feed",
+      [](PyLayer& self, const CheckpointFeed& feed, int64_t index, const std::string& mode) {
+        const std::unique_ptr<WeightSource> source = feed.layer_source(index);
+        self.reload(*source, parse_word<ReloadMode>("mode", mode), nullptr);
+      },
+      nb::arg("feed"), nb::arg("index"), nb::arg("mode"),
+      "New weights of the same shapes and types.");
   layer.def("reload_from_arrays", &reload_from_arrays, nb::arg("weights"), nb::arg("mode"),
             nb::arg("gate_up_order") = "concatenated",
             nb::arg("shared_gate_up_order") = "concatenated", nb::arg("transposed") = false,

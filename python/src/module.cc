@@ -3,6 +3,8 @@
 #include "context.h"
 #include "errors.h"
 #include "layer.h"
+#include "permute.h"
+#include "routing.h"
 #include "tool.h"
 
 NB_MODULE(_conclave, module) {
@@ -11,5 +13,8 @@ NB_MODULE(_conclave, module) {
   conclave::python::bind_context(module);
   conclave::python::bind_checkpoint(module);
   conclave::python::bind_layer(module);
+  conclave::python::bind_routing(module);
+  conclave::python::bind_permute(module);
+  conclave::python::bind_placement(module);
   conclave::python::bind_tool(module);
 }

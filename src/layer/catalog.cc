@@ -4,6 +4,7 @@
 #include "layer/host_engine.h"
 #if CONCLAVE_BUILD_CUDA
 #include "layer/cuda/cuda_engine.h"
+#include "layer/cuda/token_route.h"
 #endif
 
 #include "conclave/device.h"
@@ -22,10 +23,10 @@ const DeviceRuntime* no_runtime(int32_t) { return nullptr; }
 constexpr std::array kEngines = {
 #if CONCLAVE_BUILD_CUDA
     EngineRow{"cuda", DeviceKind::kCuda, describe_cuda, cuda_usable, make_cuda_engine,
-              plan_cuda_engine, cuda_candidates, cuda_runtime},
+              plan_cuda_engine, cuda_candidates, cuda_runtime, cuda_routes, cuda_route},
 #endif
     EngineRow{"cpu", DeviceKind::kCpu, describe_host, host_usable, make_host_engine,
-              plan_host_engine, nullptr, no_runtime}};
+              plan_host_engine, nullptr, no_runtime, nullptr, nullptr}};
 
 }  // namespace
 

@@ -6,6 +6,7 @@
 
 #include "conclave/error.h"
 #include "conclave/layer.h"
+#include "conclave/token_router.h"
 #include "conclave/tuning.h"
 
 #include <memory>
@@ -50,6 +51,9 @@ struct EngineRow {
   std::vector<TuningEntry> (*candidates)(const EngineRequest& request, int64_t tokens);
   // Null for host memory.
   const DeviceRuntime* (*runtime)(int32_t ordinal);
+  // Of TokenRouter; null where it runs routers of the catalog.
+  Support (*routes)(const MoeSpec& spec);
+  void (*route)(const MoeSpec& spec, const RouteArgs& args);
 };
 
 // The row of this name, or null.

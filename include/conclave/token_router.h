@@ -1,0 +1,56 @@
+// Routing on its own, for engines with expert kernels of their own: logits to ids and weights by
+// any rule of docs/routing.md. MoeLayer does not need it: it routes by itself.
+#pragma once
+
+#include "conclave/context.h"
+#include "conclave/spec.h"
+#include "conclave/tensor.h"
+#include "conclave/version.h"
+
+#include <memory>
+
+namespace conclave::inline v0 {
+
+// One call, T tokens. On "cpu" all memory is host memory; on CUDA it is memory of the context's
+// device, which must live until the stream has passed.
+struct RouteArgs {
+  ConstTensorView logits = {};     // [T, num_logits(spec)] f32, f16 or bf16; rows may be apart
+  ConstTensorView token_ids = {};  // [T] int32 or int64, of router "hash"
+  // Of a spec that has them; f32, f16 or bf16 on "cpu", f32 on CUDA. The table int32.
+  ConstTensorView selection_bias = {};  // [E + Z]
+  ConstTensorView expert_scale = {};    // [E]
+  ConstTensorView global_scale = {};    // [1]
+  ConstTensorView hash_table = {};      // [vocab, k]
+
+  TensorView topk_ids = {};        // [T, k] int32, dense
+  TensorView topk_weights = {};    // [T, k] f32, dense
+  TensorView shared_weights = {};  // [T, S] f32, dense, of router "sink_softmax"
+
+  Stream stream = {};  // needed on CUDA
+};
+
+// A router by values. Immutable; calls may run at the same time.
+class CONCLAVE_API TokenRouter {
+ public:
+  // Of `spec` only what routing needs is read: num_experts, top_k, num_zero_experts, router, and
+  // shared.count of "sink_softmax"; sizes of matrices may be 0. `context` must outlive the router.
+  // Throws Error(kInvalidArgument, kUnknownName) naming the field; kUnsupported with the reason: on
+  // CUDA it is "topk" alone, up to 1024 columns and k = 32, without zero experts.
+  TokenRouter(const Context& context, const MoeSpec& spec);
+  TokenRouter(TokenRouter&&) noexcept;
+  TokenRouter& operator=(TokenRouter&&) noexcept;
+  ~TokenRouter();
+
+  // Ids lie in [0, E + Z). Throws Error(kShape, kDType, kStride, kNullPointer) naming the argument,
+  // Error(kInvalidArgument) for a token id outside the table and a NaN in the selection bias,
+  // Error(kExpertId) for an entry of the table. On "cpu" it allocates its scratch memory.
+  void route(const RouteArgs& args) const;
+
+  const MoeSpec& spec() const noexcept;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace conclave::inline v0

@@ -1,0 +1,322 @@
+"""Logits to expert ids and weights: vLLM's calls, with its argument names and meanings.
+
+Scores are formed in float64 and rounded once; of equal scores the lower id comes first. NaN logits
+compare as -inf; a row without a finite logit gets ids 0..k-1 with weight 0.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from typing import Any
+
+from conclave import _conclave, _frameworks, _runtime
+from conclave.errors import ConclaveTypeError, ConclaveUnsupportedError, ConclaveValueError
+from conclave.spec import RouterSpec, from_dict, to_dict
+
+Array = Any
+
+_SCORES = ("softmax", "sigmoid", "sqrtsoftplus")
+_PUBLISHED_EPSILON = 1e-20
+
+
+class RoutingMethodType(enum.IntEnum):
+    """vLLM's routing methods; docs/coming-from-vllm.md has the rule of each."""
+
+    Default = 0
+    Renormalize = 1
+    DeepSeekV3 = 2
+    Llama4 = 3
+    RenormalizeNaive = 4
+    TopK = 5
+    SigmoidRenorm = 6
+    MiniMax2 = 7
+    Sigmoid = 8
+    Unspecified = 9
+    DeepseekV4 = 100
+    Custom = 101
+    Simulated = 102
+
+    def router_spec(self) -> RouterSpec:
+        """The rule as a `RouterSpec`, without sizes and scales.
+
+        Raises ConclaveUnsupportedError for Unspecified and Custom, which name no rule.
+        """
+        if self in (RoutingMethodType.Unspecified, RoutingMethodType.Custom):
+            raise ConclaveUnsupportedError(
+                f"RoutingMethodType.{self.name} names no rule: say it by the fields of RouterSpec"
+            )
+        return from_dict(RouterSpec, _conclave.routing_method(self.name))
+
+
+def get_routing_method_type(
+    scoring_func: str,
+    top_k: int,
+    renormalize: bool,
+    num_expert_group: int | None = None,
+    has_e_score_bias: bool = False,
+    routed_scaling_factor: float | None = 1.0,
+) -> RoutingMethodType:
+    """The routing method that a layer's arguments amount to."""
+    kinds = RoutingMethodType
+    if scoring_func == "sqrtsoftplus":
+        return kinds.DeepseekV4 if renormalize else kinds.Unspecified
+    if has_e_score_bias:
+        if scoring_func != "sigmoid" or not renormalize:
+            return kinds.Unspecified
+        if (num_expert_group or 0) > 0:
+            return kinds.DeepSeekV3
+        return kinds.MiniMax2 if routed_scaling_factor in (None, 1.0) else kinds.Unspecified
+    if scoring_func == "sigmoid":
+        if top_k == 1:
+            return kinds.Llama4
+        return kinds.SigmoidRenorm if renormalize else kinds.Sigmoid
+    if scoring_func == "softmax":
+        return kinds.RenormalizeNaive if renormalize else kinds.Default
+    return kinds.Unspecified
+
+
+@functools.lru_cache(maxsize=256)
+def _router(device: str, num_experts: int, top_k: int, router: RouterSpec) -> _conclave.Router:
+    spec = {"num_experts": num_experts, "top_k": top_k, "router": to_dict(router)}
+    return _conclave.Router(_runtime.context(device), spec)
+
+
+# Made once for each set of arguments: a router is found by its rule, which is quick to look up if
+# it is the same object.
+_rule = functools.lru_cache(maxsize=256)(RouterSpec)
+
+
+def _check_pair(hidden_states: Array | None, gating_output: Array) -> None:
+    shape = getattr(gating_output, "shape", None)
+    if shape is None or len(shape) != 2:
+        found = type(gating_output).__name__ if shape is None else list(shape)
+        raise ConclaveValueError(f"gating_output: expected shape [T, num_experts], found {found}")
+    dtype = _frameworks.dtype_name(gating_output)
+    if dtype not in ("float32", "float16", "bfloat16"):
+        raise ConclaveTypeError(
+            f"gating_output: expected float32, float16 or bfloat16, found {dtype}"
+        )
+    if hidden_states is not None and hidden_states.shape[0] != shape[0]:
+        raise ConclaveValueError(
+            f"gating_output: number of tokens mismatch: expected {hidden_states.shape[0]} rows as "
+            f"in hidden_states, found {shape[0]}"
+        )
+
+
+def _check_topk(topk: int, num_experts: int) -> None:
+    if not 1 <= topk <= num_experts:
+        raise ConclaveValueError(f"topk: expected 1 to {num_experts}, found {topk}")
+
+
+def _check_score(scoring_func: str) -> None:
+    if scoring_func not in _SCORES:
+        raise ConclaveValueError(
+            f"scoring_func: expected one of {', '.join(_SCORES)}, found {scoring_func!r}"
+        )
+
+
+def _float_vector(values: Array, argument: str) -> Array:
+    """A bias as the device reads it: float32 there."""
+    if _frameworks.is_torch(values) and values.is_cuda:
+        return values.float().contiguous()
+    if not hasattr(values, "shape"):
+        raise ConclaveTypeError(f"{argument}: expected an array, found {type(values).__name__}")
+    return values
+
+
+def route(
+    gating_output: Array,
+    topk: int,
+    router: RouterSpec,
+    *,
+    selection_bias: Array | None = None,
+    expert_scale: Array | None = None,
+    global_scale: Array | None = None,
+    token_ids: Array | None = None,
+    hash_table: Array | None = None,
+    stream: Any = None,
+) -> tuple[Array, Array]:
+    """Routes by any rule that `RouterSpec` can say.
+
+    Args:
+        gating_output: logits [T, E], float32, float16 or bfloat16; rows may be apart.
+        topk: k.
+        router: the rule; docs/routing.md has its formulas. Its lists, if any, as tuples.
+        selection_bias: [E], of has_selection_bias. expert_scale: [E]. global_scale: [1].
+        token_ids: [T] integers and hash_table: [vocab, k] int32, of router "hash".
+        stream: of CUDA; by default torch's current one.
+
+    Returns:
+        topk_weights [T, k] float32 and topk_ids [T, k] int32, of gating_output's library.
+
+    Raises:
+        Error: naming the argument or field. On CUDA only router "topk" runs, up to 1024 experts
+        and k = 32: ConclaveUnsupportedError otherwise.
+    """
+    _check_pair(None, gating_output)
+    tokens, num_experts = (int(n) for n in gating_output.shape)
+    _check_topk(topk, num_experts)
+    device = _frameworks.device_of(gating_output)
+    ids = _frameworks.empty_like(gating_output, (tokens, topk), "int32", "topk_ids")
+    weights = _frameworks.empty_like(gating_output, (tokens, topk), "float32", "topk_weights")
+    if device == "cpu":
+        _runtime.follow_threads()
+    _router(device, num_experts, topk, router).route(
+        gating_output,
+        ids,
+        weights,
+        token_ids,
+        selection_bias,
+        expert_scale,
+        global_scale,
+        hash_table,
+        None,
+        _frameworks.stream_of(gating_output, stream),
+    )
+    return weights, ids
+
+
+def _cast_ids(ids: Array, indices_type: Any) -> Array:
+    if indices_type is None:
+        return ids
+    if _frameworks.is_torch(ids):
+        return ids.to(indices_type)
+    return ids.astype(indices_type)
+
+
+def _token_expert_indices(ids: Array) -> Array:
+    """[T, k] int32: j * T + i."""
+    tokens, topk = (int(n) for n in ids.shape)
+    if _frameworks.is_torch(ids):
+        torch = _frameworks.torch()
+        flat = torch.arange(tokens * topk, dtype=torch.int32, device=ids.device)
+    else:
+        import numpy
+
+        flat = numpy.arange(tokens * topk, dtype="int32")
+    return flat.reshape(topk, tokens).T
+
+
+def fused_topk(
+    hidden_states: Array | None,
+    gating_output: Array,
+    topk: int,
+    renormalize: bool,
+    indices_type: Any = None,
+    scoring_func: str = "softmax",
+) -> tuple[Array, Array, Array]:
+    """The k best experts of each token by softmax or sigmoid of the logits.
+
+    Args:
+        hidden_states: [T, H]; only its number of rows is looked at, and it may be None.
+        gating_output: logits [T, E] float32, float16 or bfloat16.
+        renormalize: divide the weights by their sum.
+        indices_type: dtype of the ids; int32 by default.
+        scoring_func: "softmax", "sigmoid" or "sqrtsoftplus".
+
+    Returns:
+        topk_weights [T, k] float32, topk_ids [T, k], token_expert_indices [T, k] int32 with
+        j * T + i at [i, j].
+    """
+    _check_pair(hidden_states, gating_output)
+    _check_score(scoring_func)
+    weights, ids = route(
+        gating_output,
+        topk,
+        _rule(score=scoring_func, renormalize="sum" if renormalize else "none"),
+    )
+    return weights, _cast_ids(ids, indices_type), _token_expert_indices(ids)
+
+
+def fused_topk_bias(
+    hidden_states: Array | None,
+    gating_output: Array,
+    e_score_correction_bias: Array | None,
+    topk: int,
+    renormalize: bool,
+    scoring_func: str = "softmax",
+    indices_type: Any = None,
+    input_tokens: Array | None = None,
+    hash_indices_table: Array | None = None,
+    routed_scaling_factor: float = 1.0,
+) -> tuple[Array, Array]:
+    """As `fused_topk`, with a bias that chooses and never weighs, or with ids from a hash table.
+
+    Args:
+        e_score_correction_bias: [E], added to the scores for choosing; or None.
+        input_tokens: [T] token ids and hash_indices_table: [vocab, k] int32: ids are the table's
+            rows, weights the scores at them.
+        routed_scaling_factor: times the weights, after renormalising.
+
+    Returns:
+        topk_weights [T, k] float32 and topk_ids [T, k].
+    """
+    _check_pair(hidden_states, gating_output)
+    _check_score(scoring_func)
+    hashed = hash_indices_table is not None
+    biased = e_score_correction_bias is not None and not hashed
+    router = _rule(
+        name="hash" if hashed else "topk",
+        score=scoring_func,
+        has_selection_bias=biased,
+        renormalize="sum" if renormalize else "none",
+        epsilon=_PUBLISHED_EPSILON if renormalize else 0.0,
+        scale=routed_scaling_factor,
+        vocab_size=int(hash_indices_table.shape[0]) if hashed else 0,
+    )
+    bias = _float_vector(e_score_correction_bias, "e_score_correction_bias") if biased else None
+    weights, ids = route(
+        gating_output,
+        topk,
+        router,
+        selection_bias=bias,
+        token_ids=input_tokens if hashed else None,
+        hash_table=hash_indices_table,
+    )
+    return weights, _cast_ids(ids, indices_type)
+
+
+def grouped_topk(
+    hidden_states: Array | None,
+    gating_output: Array,
+    topk: int,
+    renormalize: bool,
+    num_expert_group: int = 0,
+    topk_group: int = 0,
+    scoring_func: str = "softmax",
+    routed_scaling_factor: float = 1.0,
+    e_score_correction_bias: Array | None = None,
+) -> tuple[Array, Array]:
+    """The k best experts out of the best groups of experts (DeepSeek).
+
+    Without a bias a group is as good as its best expert, with one as the sum of its two best. The
+    scale is applied whatever the number of groups; 0 or 1 group is plain top-k.
+
+    Args:
+        num_expert_group: E must divide by it. topk_group: groups that stay.
+        e_score_correction_bias: [E], added to the scores for choosing.
+
+    Returns:
+        topk_weights [T, k] float32 and topk_ids [T, k] int32.
+
+    Raises:
+        ConclaveValueError: for groups that do not divide the experts, and for fewer experts in the
+        kept groups than k.
+    """
+    _check_pair(hidden_states, gating_output)
+    _check_score(scoring_func)
+    biased = e_score_correction_bias is not None
+    grouped = num_expert_group > 1
+    router = _rule(
+        score=scoring_func,
+        has_selection_bias=biased,
+        num_groups=num_expert_group if grouped else 1,
+        topk_groups=topk_group if grouped else 1,
+        group_score="top2_sum" if biased or not grouped else "max",
+        renormalize="sum" if renormalize else "none",
+        epsilon=_PUBLISHED_EPSILON if renormalize else 0.0,
+        scale=routed_scaling_factor,
+    )
+    bias = _float_vector(e_score_correction_bias, "e_score_correction_bias") if biased else None
+    return route(gating_output, topk, router, selection_bias=bias)

@@ -1,0 +1,11 @@
+// conclave._conclave: rows grouped by expert, and which rank holds which expert.
+#pragma once
+
+#include "binding.h"
+
+namespace conclave::python {
+
+void bind_permute(nb::module_& module);
+void bind_placement(nb::module_& module);
+
+}  // namespace conclave::python

@@ -1,0 +1,14 @@
+// TokenRouter on CUDA.
+#pragma once
+
+#include "conclave/error.h"
+#include "conclave/spec.h"
+#include "conclave/token_router.h"
+
+namespace conclave::inline v0 {
+
+Support cuda_routes(const MoeSpec& spec);
+// Arguments are checked but for what their memory holds. One launch on the call's stream.
+void cuda_route(const MoeSpec& spec, const RouteArgs& args);
+
+}  // namespace conclave::inline v0
