@@ -176,6 +176,8 @@ bool Array::take_torch(nb::handle object) {
   if (torch == nullptr || !nb::isinstance(object, torch->tensor_type)) return false;
   try {
     take_capsule(torch->to_dlpack(object));
+    // The capsule keeps the tensor, which another thread may give other memory meanwhile.
+    storage_ = object.attr("untyped_storage")();
     return true;
   } catch (nb::python_error& error) {
     // Types that this version of PyTorch does not export are tried as bytes.
@@ -226,6 +228,7 @@ bool Array::take_relabelled(nb::handle object, uintptr_t stream) {
                      : object.attr("view")(letters);
     if (is_torch) {
       take_capsule(torch->to_dlpack(bytes));
+      storage_ = bytes.attr("untyped_storage")();
     } else if (!take_dlpack(bytes, stream) && !take_buffer(bytes)) {
       return false;
     }

@@ -68,7 +68,8 @@ class Array {
   bool read_only_ = false;
   std::vector<int64_t> shape_;
   std::vector<int64_t> strides_;
-  // What keeps the memory: a managed tensor, or a buffer.
+  // What keeps the memory: a managed tensor, or a buffer; and of torch the tensor's storage.
+  nb::object storage_;
   std::unique_ptr<void, void (*)(void*)> keeper_{nullptr, nullptr};
 };
 

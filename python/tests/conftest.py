@@ -1,0 +1,59 @@
+"""What the tests share: problems, a float64 oracle of their own, and the bars of docs/numerics.md."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+
+import numpy
+import pytest
+
+from support.problems import Problem, make_problem
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def testdata() -> pathlib.Path:
+    return ROOT / "testdata"
+
+
+@pytest.fixture
+def problem() -> Problem:
+    """A small layer of odd sizes, and tokens for it."""
+    return make_problem(numpy.random.default_rng(7))
+
+
+@pytest.fixture
+def make() -> Callable[..., Problem]:
+    return make_problem
+
+
+@pytest.fixture(scope="session")
+def torch():
+    return pytest.importorskip("torch", reason="torch is not installed")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reason = no_cuda_reason()
+    if reason is None:
+        return
+    for item in items:
+        if "cuda" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def no_cuda_reason() -> str | None:
+    """Why tests on a GPU cannot run here."""
+    try:
+        import torch
+    except ImportError:
+        return "torch is not installed"
+    if not torch.cuda.is_available():
+        return "torch sees no GPU"
+    import conclave
+
+    for backend in conclave._conclave.backends():
+        if backend["name"] == "cuda" and not backend["usable"]:
+            return f"conclave: {backend['reason']}"
+    return None
