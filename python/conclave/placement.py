@@ -26,6 +26,8 @@ def _int32(values: list[int]) -> Array:
 def _split(ep_size: int, ep_rank: int, strategy: str) -> dict[str, Any]:
     if ep_size < 1:
         raise AssertionError(f"ep_size: expected 1 or more, found {ep_size}")
+    if not 0 <= ep_rank < ep_size:
+        raise ConclaveValueError(f"ep_rank: expected 0 to {ep_size - 1}, found {ep_rank}")
     if strategy not in _STRATEGIES:
         raise ConclaveValueError(
             f"expert_placement_strategy: expected one of {', '.join(_STRATEGIES)}, "

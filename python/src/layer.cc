@@ -375,7 +375,7 @@ void forward_of(PyLayer& self, nb::handle hidden, nb::handle out, nb::handle rou
 void bind_layer(nb::module_& module) {
   nb::class_<PyLayer> layer(module, "Layer", "One MoE layer: planned, packed and ready to run.");
   bind_making(layer);
-  layer.def("forward", &forward_of, nb::arg("hidden"), nb::arg("out"),
+  layer.def("forward", &forward_of, nb::arg("hidden").none(), nb::arg("out").none(),
             nb::arg("router_logits") = nb::none(), nb::arg("topk_ids") = nb::none(),
             nb::arg("topk_weights") = nb::none(), nb::arg("router_input") = nb::none(),
             nb::arg("residual_input") = nb::none(), nb::arg("token_ids") = nb::none(),

@@ -1,4 +1,4 @@
-"""What the tests share: problems, a float64 oracle of their own, and the bars of docs/numerics.md."""
+"""What the tests share."""
 
 from __future__ import annotations
 

@@ -1,0 +1,200 @@
+"""CUDA tensors: the current stream, graphs, several streams, weights in place."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy
+import pytest
+
+import conclave
+from conclave.errors import ConclaveTypeError, ConclaveValueError
+from support.problems import HALF_BAR, expected_output, make_problem, worst_error
+
+pytestmark = pytest.mark.cuda
+
+
+class Case:
+    """A bf16 layer on the GPU, its tokens there, and the float64 result."""
+
+    def __init__(self, torch) -> None:
+        problem = make_problem(
+            numpy.random.default_rng(0), experts=16, top_k=4, hidden=256, inner=128, tokens=48
+        )
+        self.problem = problem
+        self.weights = {n: torch.tensor(w).bfloat16().cuda() for n, w in problem.weights.items()}
+        self.hidden = torch.tensor(problem.hidden).bfloat16().cuda()
+        self.ids = torch.tensor(problem.topk_ids).cuda()
+        self.routing = {
+            "topk_ids": self.ids,
+            "topk_weights": torch.tensor(problem.topk_weights).cuda(),
+        }
+        self.expected = expected_output(
+            self.hidden.cpu().double(),
+            self.weights["gate_up"].cpu().double(),
+            self.weights["down"].cpu().double(),
+            problem.topk_ids,
+            problem.topk_weights,
+        )
+
+    def layer(self, **arguments):
+        return conclave.Layer.from_tensors(self.problem.spec, **self.weights, **arguments)
+
+
+@pytest.fixture
+def case(torch):
+    return Case(torch)
+
+
+def test_matches_float64(case, torch):
+    layer = case.layer()
+    assert layer.device == "cuda:0"
+    out = layer(case.hidden, **case.routing)
+    assert out.device == case.hidden.device and out.dtype == torch.bfloat16
+    assert worst_error(out, case.expected) <= HALF_BAR
+    for tokens in (0, 1, 7, 48):
+        part = layer(case.hidden[:tokens], **{n: t[:tokens] for n, t in case.routing.items()})
+        assert worst_error(part, case.expected[:tokens]) <= HALF_BAR
+
+
+def test_weights_are_used_in_place(case, torch):
+    before = torch.cuda.mem_get_info()[0]
+    layer = case.layer()
+    used = before - torch.cuda.mem_get_info()[0]
+    total = sum(w.numel() * 2 for w in case.weights.values())
+    assert used < 64 << 20 and total > 0
+    case.weights = {}
+    gc.collect()
+    torch.cuda.empty_cache()
+    junk = torch.full((total,), 7.0, device="cuda")
+    out = layer(case.hidden, **case.routing)
+    assert worst_error(out, case.expected) <= HALF_BAR
+    del junk
+
+
+def test_runs_on_the_current_stream(case, torch):
+    layer = case.layer()
+    layer(case.hidden, **case.routing)
+    side = torch.cuda.Stream()
+    hidden = torch.zeros_like(case.hidden)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(50_000_000)
+        hidden.copy_(case.hidden)
+        out = layer(hidden, **case.routing)
+        result = out.clone()
+    side.synchronize()
+    assert worst_error(result, case.expected) <= HALF_BAR
+
+
+def test_two_streams_at_once(case, torch):
+    layer = case.layer()
+    expected = layer(case.hidden, **case.routing)
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    outputs = []
+    for _ in range(50):
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                outputs.append(layer(case.hidden, **case.routing))
+    torch.cuda.synchronize()
+    for out in outputs:
+        assert torch.equal(out, expected)
+
+
+def test_graphs_replay(case, torch):
+    layer = case.layer()
+    hidden = case.hidden.clone()
+    layer(hidden, **case.routing)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = layer(hidden, **case.routing)
+    for scale in (1.0, 0.5):
+        hidden.copy_(case.hidden * scale)
+        graph.replay()
+        # Calls outside of the graph do not disturb it.
+        again = layer(hidden, **case.routing)
+        torch.cuda.synchronize()
+        assert torch.equal(out, again)
+
+
+def test_host_weights_run_there_too(case):
+    weights = {n: w.cpu() for n, w in case.weights.items()}
+    layer = conclave.Layer.from_tensors(case.problem.spec, **weights, device="cuda")
+    out = layer(case.hidden, **case.routing)
+    assert worst_error(out, case.expected) <= HALF_BAR
+
+
+def test_stats_are_counted_where_asked(case, torch):
+    layer = case.layer(count=True)
+    layer(case.hidden, **case.routing)
+    torch.cuda.synchronize()
+    load = torch.bincount(case.ids.reshape(-1).long(), minlength=16).tolist()
+    assert list(layer.stats().expert_load) == load
+    assert case.layer().stats().expert_load is None
+
+
+def test_devices_are_not_mixed(case):
+    layer = case.layer()
+    with pytest.raises(ConclaveValueError, match=r"topk_ids.*cuda:0.*cpu"):
+        layer(case.hidden, topk_ids=case.ids.cpu(), topk_weights=case.routing["topk_weights"])
+    with pytest.raises(ConclaveValueError, match=r"hidden.*cuda:0.*cpu"):
+        layer(case.hidden.cpu(), **case.routing)
+    host = case.problem.layer()
+    with pytest.raises(ConclaveValueError, match=r"hidden.*cpu.*cuda:0"):
+        host(case.hidden, **case.routing)
+    with pytest.raises(ConclaveValueError, match="down"):
+        conclave.Layer.from_tensors(
+            case.problem.spec, gate_up=case.weights["gate_up"], down=case.weights["down"].cpu()
+        )
+    with pytest.raises((ConclaveValueError, ConclaveTypeError), match="num_tokens"):
+        layer(case.hidden, **case.routing, num_tokens=3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_routing_equals_the_cpu(torch, dtype):
+    logits = torch.randn(200, 128).to(getattr(torch, dtype))
+    bias = torch.randn(128)
+    on_gpu = conclave.fused_topk(None, logits.cuda(), 8, True)
+    on_cpu = conclave.fused_topk(None, logits, 8, True)
+    assert torch.equal(on_gpu[1].cpu(), on_cpu[1]) and torch.equal(on_gpu[2].cpu(), on_cpu[2])
+    assert torch.allclose(on_gpu[0].cpu(), on_cpu[0], rtol=1e-6)
+    arguments = (8, True, 8, 4, "sigmoid", 2.5)
+    weights, ids = conclave.grouped_topk(
+        None, logits.cuda(), *arguments, e_score_correction_bias=bias.cuda()
+    )
+    expected = conclave.grouped_topk(None, logits, *arguments, e_score_correction_bias=bias)
+    assert torch.equal(ids.cpu(), expected[1])
+    assert torch.allclose(weights.cpu(), expected[0], rtol=1e-6)
+
+
+def test_permutation_equals_the_cpu(torch):
+    ids = torch.randint(-1, 17, (100, 4))
+    hidden = torch.randn(100, 32)
+    for a, b in zip(
+        conclave.moe_align_block_size(ids, 16, 16),
+        conclave.moe_align_block_size(ids.cuda(), 16, 16),
+        strict=True,
+    ):
+        assert torch.equal(a, b.cpu())
+    host = conclave.moe_permute(hidden, None, ids, 16)
+    device = conclave.moe_permute(hidden.cuda(), None, ids.cuda(), 16)
+    for a, b in zip(host, device, strict=True):
+        assert a is b is None or torch.equal(a, b.cpu())
+    weights = torch.rand(100, 4)
+    out, other = torch.empty(100, 32), torch.empty(100, 32, device="cuda")
+    conclave.moe_unpermute(out, host[0], weights, host[3], host[2])
+    conclave.moe_unpermute(other, device[0], weights.cuda(), device[3], device[2])
+    assert torch.allclose(out, other.cpu(), rtol=1e-6, atol=1e-6)
+
+
+def test_ten_thousand_calls_do_not_grow(case, torch):
+    layer = case.layer()
+    for _ in range(100):
+        layer(case.hidden, **case.routing)
+    torch.cuda.synchronize()
+    before = torch.cuda.mem_get_info()[0]
+    for _ in range(10_000):
+        layer(case.hidden, **case.routing)
+    torch.cuda.synchronize()
+    assert before - torch.cuda.mem_get_info()[0] < 1 << 20

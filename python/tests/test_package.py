@@ -1,0 +1,109 @@
+"""The package itself: what it imports, its tool, its types."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import conclave
+
+PACKAGE = pathlib.Path(conclave.__file__).parent
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_import_brings_nothing_heavy():
+    code = (
+        "import sys, conclave; "
+        "print(*sorted({'torch', 'transformers', 'numpy'} & sys.modules.keys()))"
+    )
+    done = run("-c", code)
+    assert done.stdout.strip() == "" and done.returncode == 0, done.stderr
+
+
+def test_one_library_holds_every_instruction_set():
+    assert "avx2" in conclave._conclave.build_info()["features"]
+    plan = conclave._conclave.make_plan(
+        conclave._runtime.context("cpu"),
+        {"num_experts": 8, "top_k": 2, "hidden_size": 64, "intermediate_size": 64},
+        {},
+        {},
+    )
+    kernels = {row["name"] for row in plan["rows"] if row["table"] == "kernel"}
+    assert {"cpu.amx", "cpu.avx512", "cpu.avx2", "cpu.reference"} <= kernels
+
+
+def test_version_is_the_librarys():
+    assert conclave.__version__ == conclave._conclave.build_info()["version"]
+    for name in conclave.__all__:
+        assert hasattr(conclave, name), name
+
+
+def test_every_public_object_has_a_docstring():
+    for name in conclave.__all__:
+        found = getattr(conclave, name)
+        assert found.__doc__, name
+        if isinstance(found, type) and found.__module__.startswith("conclave"):
+            for method, value in vars(found).items():
+                if callable(value) and not method.startswith("_"):
+                    assert value.__doc__, f"{name}.{method}"
+
+
+def test_module_is_the_tool(testdata):
+    done = run("-m", "conclave", "inspect", str(testdata / "mixtral-tiny"))
+    assert done.returncode == 0 and "mixtral" in done.stdout
+    assert run("-m", "conclave", "--version").stdout.startswith(f"conclave {conclave.__version__}")
+    done = run("-m", "conclave", "inspect", "/does/not/exist")
+    assert done.returncode not in (0, 1) and "kFileNotFound" in done.stderr
+    done = run("-m", "conclave", "doctor", "--help")
+    assert done.returncode == 0 and "doctor" in done.stdout
+
+
+def test_tool_runs_a_model(testdata):
+    model = testdata / "qwen2-moe-tiny"
+    done = run(
+        "-m",
+        "conclave",
+        "run",
+        str(model),
+        "--input",
+        str(model / "reference.safetensors"),
+        "--reference",
+        str(model / "reference.safetensors"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_types_are_installed():
+    assert (PACKAGE / "py.typed").is_file()
+    stub = (PACKAGE / "_conclave.pyi").read_text()
+    for name in ("class Layer", "class Router", "class Checkpoint", "def align_block_size"):
+        assert name in stub
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="mypy is not installed")
+def test_types_are_consistent(tmp_path):
+    use = tmp_path / "use.py"
+    use.write_text(
+        "import conclave\n"
+        "layer: conclave.Layer = conclave.Layer.from_checkpoint('x', 0)\n"
+        "load: tuple[int, ...] | None = layer.stats().expert_load\n"
+        "experts: int = conclave.inspect('x').layers[0].spec.num_experts\n"
+        "conclave.fused_topk(None, None, '4', True)\n"
+    )
+    done = run("-m", "mypy", "--ignore-missing-imports", "--cache-dir", str(tmp_path), str(use))
+    errors = [line for line in done.stdout.splitlines() if ": error:" in line]
+    assert len(errors) == 1 and "use.py:5" in errors[0], done.stdout
