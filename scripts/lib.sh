@@ -96,6 +96,31 @@ run_logged() {
   return "$status"
 }
 
+# install_python: python3's virtual environment in build/python, with the packages of [pip]. It sees
+# what is installed beside it: torch and transformers are taken from there where they are. CONCLAVE_PIP:
+# more for pip to install.
+install_python() {
+  local folder=$repo_root/build/python log=$log_dir/python-packages.log packages more
+  mapfile -t packages < <(packages_in pip)
+  read -ra more <<<"${CONCLAVE_PIP:-}"
+  packages+=("${more[@]}")
+  export CONCLAVE_PYTHON=$folder/bin/python
+  if [[ $(cat "$folder/installed.txt" 2>/dev/null) == "${packages[*]}" ]] && "$CONCLAVE_PYTHON" -c ''; then
+    note "Python: ${folder#"$repo_root"/} has every package of PyPI"
+    return
+  fi
+  note "installing from PyPI into build/python: ${packages[*]}"
+  mkdir -p "$log_dir"
+  rm -rf "$folder"
+  if ! { python3 -m venv --system-site-packages "$folder" &&
+    "$CONCLAVE_PYTHON" -m pip install --disable-pip-version-check "${packages[@]}"; } >"$log" 2>&1; then
+    tail -n 15 "$log" >&2
+    die "pip failed (log: ${log#"$repo_root"/}). Check the network, or leave the Python package out with
+    --only for the other steps"
+  fi
+  echo "${packages[*]}" >"$folder/installed.txt"
+}
+
 has_cuda_driver() { [[ -e /dev/nvidiactl ]] || command -v nvidia-smi >/dev/null; }
 
 # install_cuda_compiler: names an nvcc to CMake, from PATH or else from the wheels of
