@@ -76,21 +76,18 @@ class Layer:
         Raises:
             Error: naming the file, tensor or field; KeyboardInterrupt stops a load.
         """
-        if not isinstance(checkpoint, (Checkpoint, Feed)):
-            checkpoint = Checkpoint(checkpoint)
         context = _runtime.context(device, isa)
-        is_feed = isinstance(checkpoint, Feed)
-        make = _conclave.Layer.from_feed if is_feed else _conclave.Layer.from_checkpoint
-        return cls(
-            make(
-                context,
-                checkpoint._core,
-                layer,
-                to_dict(options or {}),
-                to_dict(parallel or {}),
-                context.device == "cpu" if count is None else count,
-            )
+        arguments = (
+            layer,
+            to_dict(options or {}),
+            to_dict(parallel or {}),
+            context.device == "cpu" if count is None else count,
         )
+        if isinstance(checkpoint, Feed):
+            return cls(_conclave.Layer.from_feed(context, checkpoint._core, *arguments))
+        if not isinstance(checkpoint, Checkpoint):
+            checkpoint = Checkpoint(checkpoint)
+        return cls(_conclave.Layer.from_checkpoint(context, checkpoint._core, *arguments))
 
     @classmethod
     def from_tensors(

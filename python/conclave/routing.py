@@ -255,6 +255,7 @@ def fused_topk_bias(
     _check_pair(hidden_states, gating_output)
     _check_score(scoring_func)
     hashed = hash_indices_table is not None
+    rows = int(hash_indices_table.shape[0]) if hash_indices_table is not None else 0
     biased = e_score_correction_bias is not None and not hashed
     router = _rule(
         name="hash" if hashed else "topk",
@@ -263,7 +264,7 @@ def fused_topk_bias(
         renormalize="sum" if renormalize else "none",
         epsilon=_PUBLISHED_EPSILON if renormalize else 0.0,
         scale=routed_scaling_factor,
-        vocab_size=int(hash_indices_table.shape[0]) if hashed else 0,
+        vocab_size=rows,
     )
     bias = _float_vector(e_score_correction_bias, "e_score_correction_bias") if biased else None
     weights, ids = route(

@@ -77,7 +77,7 @@ void bind_routing(nb::module_& module) {
       [](const std::string& name) {
         MoeSpec spec;
         spec.router = routing_method(name);
-        return nb::object(spec_to_dict(spec)["router"]);
+        return nb::cast<nb::dict>(spec_to_dict(spec)["router"]);
       },
       nb::arg("name"), "The router of a routing method of vLLM, as a dictionary.");
 }

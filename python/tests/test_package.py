@@ -107,3 +107,5 @@ def test_types_are_consistent(tmp_path):
     done = run("-m", "mypy", "--ignore-missing-imports", "--cache-dir", str(tmp_path), str(use))
     errors = [line for line in done.stdout.splitlines() if ": error:" in line]
     assert len(errors) == 1 and "use.py:5" in errors[0], done.stdout
+    done = run("-m", "mypy", "--ignore-missing-imports", "--cache-dir", str(tmp_path), str(PACKAGE))
+    assert done.returncode == 0, done.stdout
