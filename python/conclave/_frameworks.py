@@ -107,6 +107,14 @@ def stream_of(reference: Any, stream: Any) -> int:
     return 0
 
 
+def synchronize(array: Any) -> None:
+    """Waits for the work that makes an array on a GPU: loading reads it on streams of its own."""
+    if is_torch(array) and array.is_cuda:
+        torch().cuda.current_stream(array.device).synchronize()
+    elif _library(array) == "cupy":
+        sys.modules["cupy"].cuda.get_current_stream().synchronize()
+
+
 def capture_workspace(reference: Any, num_bytes: int) -> Any:
     """Scratch memory of the graph that is being captured; None where none is.
 

@@ -80,6 +80,7 @@ def context(device: str | None = None, isa: str | None = None) -> _conclave.Cont
     Defaults are CONCLAVE_DEVICE, else "cpu", and CONCLAVE_ISA, else the best one.
     """
     device = device or os.environ.get("CONCLAVE_DEVICE") or "cpu"
+    device = "cuda:0" if device == "cuda" else device
     isa = isa or os.environ.get("CONCLAVE_ISA") or ""
     follow_threads()
     with _lock:

@@ -125,7 +125,7 @@ class Layer:
         Raises:
             Error: naming the argument, with what was expected and found.
         """
-        given = {name: value for name, value in weights.items() if value is not None}
+        given = _given(weights)
         fields = complete_spec(to_dict(spec), given, transposed, expert_map)
         context = _runtime.context(device or _device_of(given), isa)
         return cls(
@@ -247,9 +247,8 @@ class Layer:
                 checkpoint = Checkpoint(checkpoint)
             self._core.reload_from_checkpoint(checkpoint._core, layer, mode)
             return
-        given = {name: value for name, value in weights.items() if value is not None}
         self._core.reload_from_arrays(
-            given,
+            _given(weights),
             mode,
             gate_up_order,
             shared_gate_up_order,
@@ -301,6 +300,15 @@ class Layer:
             f"{spec['hidden_size']} x {spec['intermediate_size']}, {spec['weight_dtype']}, "
             f"{self._core.device}>"
         )
+
+
+def _given(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """The weights that there are, finished on their device."""
+    given = {name: value for name, value in weights.items() if value is not None}
+    for value in given.values():
+        first = value[0] if isinstance(value, (list, tuple)) and value else value
+        _frameworks.synchronize(first)
+    return given
 
 
 def _device_of(weights: Mapping[str, Any]) -> str | None:

@@ -15,15 +15,18 @@ from conclave.errors import ConclaveValueError
 Array = Any
 
 
-def _local_of(expert_map: Array | Sequence[int] | None, num_experts: int) -> list[int]:
+def _check_map(expert_map: Array | Sequence[int] | None, num_experts: int) -> None:
+    if expert_map is not None and len(expert_map) != num_experts:
+        raise ConclaveValueError(
+            f"expert_map: expected {num_experts} entries, found {len(expert_map)}"
+        )
+
+
+def _local_of(expert_map: Array | Sequence[int] | None) -> list[int]:
     if expert_map is None:
         return []
-    entries = expert_map.tolist() if hasattr(expert_map, "tolist") else list(expert_map)
-    if len(entries) != num_experts:
-        raise ConclaveValueError(
-            f"expert_map: expected {num_experts} entries, found {len(entries)}"
-        )
-    return entries
+    entries = expert_map.tolist() if hasattr(expert_map, "tolist") else expert_map
+    return list(entries)
 
 
 def _check_ids(topk_ids: Array) -> tuple[int, int]:
@@ -67,6 +70,7 @@ def moe_align_block_size(
         most T k blocks.
     """
     tokens, top_k = _check_ids(topk_ids)
+    _check_map(expert_map, num_experts)
     if block_size < 1:
         raise ConclaveValueError(f"block_size: expected 1 or more, found {block_size}")
     slots = tokens * top_k
@@ -79,7 +83,7 @@ def moe_align_block_size(
         return _device_permute.align_block_size(
             topk_ids, block_size, num_experts, expert_map, ignore_invalid_experts, padded, blocks
         )
-    local_of = _local_of(expert_map, num_experts)
+    local_of = _local_of(expert_map)
     sorted_ids = _frameworks.empty_like(topk_ids, (padded,), "int32", "sorted_token_ids")
     expert_ids = _frameworks.empty_like(topk_ids, (blocks,), "int32", "expert_ids")
     end = _frameworks.empty_like(topk_ids, (1,), "int32", "num_tokens_post_padded")
@@ -120,15 +124,19 @@ def moe_permute(
         permuted_idx [T * k] int32: the slot of each row, T * k where there is none.
     """
     tokens, top_k = _check_ids(topk_ids)
+    _check_map(expert_map, n_expert)
     slots = tokens * top_k
-    local_of = _local_of(expert_map, n_expert)
-    num_local = _num_local(n_expert, n_local_expert, local_of)
+    on_device = _frameworks.device_of(topk_ids) != "cpu"
+    # A map in the device's memory is read by the host only where its size is not said.
+    unread = on_device and n_local_expert >= 0
+    local_of = [] if unread else _local_of(expert_map)
+    num_local = n_local_expert if unread else _num_local(n_expert, n_local_expert, local_of)
     rows = permuted_hidden_states
     if rows is None:
         rows = _frameworks.empty_like(
             hidden_states, (slots, hidden_states.shape[1]), None, "permuted_hidden_states"
         )
-    if _frameworks.device_of(topk_ids) != "cpu":
+    if on_device:
         return _device_permute.permute(
             hidden_states, a1q_scale, topk_ids, n_expert, num_local, expert_map, rows
         )

@@ -53,7 +53,7 @@ struct EngineRow {
   const DeviceRuntime* (*runtime)(int32_t ordinal);
   // Of TokenRouter; null where it runs routers of the catalog.
   Support (*routes)(const MoeSpec& spec);
-  void (*route)(const MoeSpec& spec, const RouteArgs& args);
+  void (*route)(int32_t ordinal, const MoeSpec& spec, const RouteArgs& args);
 };
 
 // The row of this name, or null.

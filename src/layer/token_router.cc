@@ -221,7 +221,7 @@ void TokenRouter::route(const RouteArgs& args) const {
   check_call(impl_->spec, args);
   if (args.topk_ids.shape[0] == 0) return;
   if (impl_->host) return route_on_host(impl_->context, impl_->spec, *impl_->host, args);
-  impl_->engine.route(impl_->spec, args);
+  impl_->engine.route(parse_device(impl_->context.device()).ordinal, impl_->spec, args);
 }
 
 }  // namespace conclave::inline v0

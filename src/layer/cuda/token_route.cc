@@ -1,9 +1,12 @@
 #include "layer/cuda/token_route.h"
 
+#include "cuda/device_info.h"
 #include "layer/cuda/routing_stage.h"
 #include "routing/cuda/device_router.h"
 
 #include "conclave/interop/cuda.h"
+
+#include <string>
 
 namespace conclave::inline v0 {
 namespace {
@@ -23,10 +26,11 @@ Support cuda_routes(const MoeSpec& spec) {
   return routing::device_router_supports(spec);
 }
 
-void cuda_route(const MoeSpec& spec, const RouteArgs& args) {
+void cuda_route(int32_t ordinal, const MoeSpec& spec, const RouteArgs& args) {
   if (args.stream.handle == nullptr) {
     throw Error(ErrorCode::kDevice, {.what = "a call on CUDA needs a stream", .tensor = "stream"});
   }
+  const cuda::DeviceGuard guard(ordinal);
   routing::device_route(spec,
                         {.logits = args.logits.data,
                          .logits_dtype = args.logits.dtype,

@@ -5,10 +5,12 @@
 #include "conclave/spec.h"
 #include "conclave/token_router.h"
 
+#include <cstdint>
+
 namespace conclave::inline v0 {
 
 Support cuda_routes(const MoeSpec& spec);
 // Arguments are checked but for what their memory holds. One launch on the call's stream.
-void cuda_route(const MoeSpec& spec, const RouteArgs& args);
+void cuda_route(int32_t ordinal, const MoeSpec& spec, const RouteArgs& args);
 
 }  // namespace conclave::inline v0
