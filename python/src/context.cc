@@ -27,11 +27,12 @@ PyContext::PyContext(const std::string& device, const std::string& isa)
 
 WorkspaceLease::WorkspaceLease(PyContext& context, size_t bytes, Stream stream)
     : context_(context) {
+  PyContext::Workspaces& all = context.workspaces_.get();
   if (context.device_.is_cuda) {
     PyContext::StreamWorkspace* slot = nullptr;
     {
-      const std::lock_guard lock(context.mutex_);
-      auto& entry = context.used_[stream.handle];
+      const std::lock_guard lock(all.mutex);
+      auto& entry = all.of_stream[stream.handle];
       if (!entry) entry = std::make_unique<PyContext::StreamWorkspace>();
       slot = entry.get();
     }
@@ -43,13 +44,13 @@ WorkspaceLease::WorkspaceLease(PyContext& context, size_t bytes, Stream stream)
     return;
   }
   {
-    const std::lock_guard lock(context.mutex_);
-    const auto found =
-        std::find_if(context.idle_.begin(), context.idle_.end(),
-                     [&](const auto& workspace) { return workspace->memory().size() >= bytes; });
-    if (found != context.idle_.end()) {
+    const std::lock_guard lock(all.mutex);
+    const auto found = std::find_if(all.idle.begin(), all.idle.end(), [&](const auto& workspace) {
+      return workspace->memory().size() >= bytes;
+    });
+    if (found != all.idle.end()) {
       own_ = std::move(*found);
-      context.idle_.erase(found);
+      all.idle.erase(found);
     }
   }
   if (!own_) own_ = std::make_unique<Workspace>(context.context_, bytes);
@@ -58,8 +59,9 @@ WorkspaceLease::WorkspaceLease(PyContext& context, size_t bytes, Stream stream)
 
 WorkspaceLease::~WorkspaceLease() {
   if (!own_) return;
-  const std::lock_guard lock(context_.mutex_);
-  auto& idle = context_.idle_;
+  PyContext::Workspaces& all = context_.workspaces_.get();
+  const std::lock_guard lock(all.mutex);
+  auto& idle = all.idle;
   const auto place = std::find_if(idle.begin(), idle.end(), [&](const auto& other) {
     return other->memory().size() >= own_->memory().size();
   });

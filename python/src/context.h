@@ -4,6 +4,7 @@
 #include "arrays.h"
 #include "executor.h"
 #include "load_scope.h"
+#include "per_process.h"
 
 #include "conclave/context.h"
 #include "conclave/layer.h"
@@ -52,13 +53,17 @@ class PyContext {
     std::vector<std::unique_ptr<Workspace>> grown;
   };
 
+  struct Workspaces {
+    std::mutex mutex;
+    std::vector<std::unique_ptr<Workspace>> idle;                 // on "cpu", smallest first
+    std::map<void*, std::unique_ptr<StreamWorkspace>> of_stream;  // on CUDA
+  };
+
   std::shared_ptr<SharedExecutor> executor_;
   SignalSink sink_;
   Context context_;
   ArrayDevice device_;
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<Workspace>> idle_;            // on "cpu"
-  std::map<void*, std::unique_ptr<StreamWorkspace>> used_;  // on CUDA, by stream
+  PerProcess<Workspaces> workspaces_;
 };
 
 void bind_context(nb::module_& module);

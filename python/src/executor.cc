@@ -1,5 +1,7 @@
 #include "executor.h"
 
+#include "per_process.h"
+
 #include <algorithm>
 #include <mutex>
 #include <pthread.h>
@@ -42,15 +44,19 @@ void run_spread(void* state, int32_t worker) noexcept {
 
 }  // namespace
 
+uint64_t fork_count() noexcept {
+  follow_forks();
+  return forks.load(std::memory_order_relaxed);
+}
+
 struct SharedExecutor::Pool {
   std::unique_ptr<Executor> executor;
   uint64_t fork;
 };
 
 SharedExecutor::SharedExecutor(int32_t max_threads) {
-  follow_forks();
   pool_ = std::make_shared<Pool>(
-      Pool{.executor = make_thread_pool({.num_threads = max_threads}), .fork = forks.load()});
+      Pool{.executor = make_thread_pool({.num_threads = max_threads}), .fork = fork_count()});
   concurrency_ = pool_->executor->concurrency();
   wanted_ = concurrency_;
 }
@@ -65,11 +71,11 @@ std::shared_ptr<SharedExecutor::Pool> SharedExecutor::current_pool() {
   const int32_t wanted = num_threads();
   std::shared_ptr<Pool> replaced;
   const std::lock_guard lock(pools_mutex());
-  const bool is_forked = pool_->fork != forks.load();
+  const bool is_forked = pool_->fork != fork_count();
   if (!is_forked && pool_->executor->concurrency() == wanted) return pool_;
   replaced = std::exchange(
       pool_, std::make_shared<Pool>(Pool{.executor = make_thread_pool({.num_threads = wanted}),
-                                         .fork = forks.load()}));
+                                         .fork = fork_count()}));
   // Its threads stayed in the parent: there is nothing to join, and its locks may be held for ever.
   if (is_forked) new std::shared_ptr<Pool>(std::move(replaced));
   return pool_;

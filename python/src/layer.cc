@@ -117,21 +117,21 @@ void add(StageTimings& total, const StageTimings& part) {
 // Counters for one call, made once for each number of calls at a time.
 class PyLayer::CountersLease {
  public:
-  explicit CountersLease(PyLayer& layer) : layer_(layer) {
+  explicit CountersLease(PyLayer& layer) : state_(layer.state_.get()) {
     if (!layer.counts_) return;
-    const std::lock_guard lock(layer.counters_mutex_);
-    if (layer.idle_counters_.empty()) {
-      layer.counters_.push_back(std::make_unique<Counters>());
-      layer.counters_.back()->load.resize(static_cast<size_t>(layer.layer_->spec().num_experts));
-      layer.idle_counters_.push_back(layer.counters_.back().get());
+    const std::lock_guard lock(state_.counters_mutex);
+    if (state_.idle.empty()) {
+      state_.counters.push_back(std::make_unique<Counters>());
+      state_.counters.back()->load.resize(static_cast<size_t>(layer.layer_->spec().num_experts));
+      state_.idle.push_back(state_.counters.back().get());
     }
-    counters_ = layer.idle_counters_.back();
-    layer.idle_counters_.pop_back();
+    counters_ = state_.idle.back();
+    state_.idle.pop_back();
   }
   ~CountersLease() {
     if (counters_ == nullptr) return;
-    const std::lock_guard lock(layer_.counters_mutex_);
-    layer_.idle_counters_.push_back(counters_);
+    const std::lock_guard lock(state_.counters_mutex);
+    state_.idle.push_back(counters_);
   }
   CountersLease(const CountersLease&) = delete;
   CountersLease& operator=(const CountersLease&) = delete;
@@ -143,7 +143,7 @@ class PyLayer::CountersLease {
   }
 
  private:
-  PyLayer& layer_;
+  State& state_;
   Counters* counters_ = nullptr;
 };
 
@@ -168,7 +168,7 @@ void PyLayer::forward(const CallArrays& call, uintptr_t stream) {
   ForwardArgs& args = views.args;
   const bool is_cuda = context_->device().is_cuda;
   const nb::gil_scoped_release released;
-  const std::shared_lock weights(weights_mutex_);
+  const std::shared_lock weights(state_.get().weights_mutex);
   std::optional<CountersLease> counters;
   if (is_cuda && counts_) {
     args.expert_load = {device_load_.as<int64_t>(),
@@ -191,7 +191,7 @@ void PyLayer::forward(const CallArrays& call, uintptr_t stream) {
 void PyLayer::reload(const WeightSource& source, ReloadMode mode,
                      std::shared_ptr<const WeightSource> kept) {
   run_interruptible([&] {
-    const std::unique_lock weights(weights_mutex_);
+    const std::unique_lock weights(state_.get().weights_mutex);
     layer_->reload(source, mode);
   });
   kept_ = std::move(kept);
@@ -204,8 +204,9 @@ std::vector<int64_t> PyLayer::total_load(StageTimings& timings) {
                      {load.data(), DType::kI64, {layer_->spec().num_experts}});
     return load;
   }
-  const std::lock_guard lock(counters_mutex_);
-  for (const auto& counters : counters_) {
+  State& state = state_.get();
+  const std::lock_guard lock(state.counters_mutex);
+  for (const auto& counters : state.counters) {
     for (size_t expert = 0; expert < load.size(); ++expert) load[expert] += counters->load[expert];
     add(timings, counters->timings);
   }
@@ -242,8 +243,9 @@ void PyLayer::reset_stats() {
     queue_->fill(device_load_.view(), 0);
     queue_->synchronize();
   }
-  const std::lock_guard lock(counters_mutex_);
-  for (const auto& counters : counters_) {
+  State& state = state_.get();
+  const std::lock_guard lock(state.counters_mutex);
+  for (const auto& counters : state.counters) {
     std::fill(counters->load.begin(), counters->load.end(), 0);
     counters->timings = {};
   }

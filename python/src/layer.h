@@ -4,6 +4,7 @@
 
 #include "array_source.h"
 #include "context.h"
+#include "per_process.h"
 
 #include "conclave/checkpoint.h"
 #include "conclave/device_queue.h"
@@ -58,6 +59,12 @@ class PyLayer {
     std::vector<int64_t> load;
     StageTimings timings;
   };
+  struct State {
+    std::shared_mutex weights_mutex;  // shared by forwards, exclusive for reload
+    std::mutex counters_mutex;
+    std::vector<std::unique_ptr<Counters>> counters;
+    std::vector<Counters*> idle;
+  };
   class CountersLease;
 
   nb::dict timings_of(const StageTimings& total) const;
@@ -67,10 +74,7 @@ class PyLayer {
   std::shared_ptr<const WeightSource> kept_;
   std::optional<MoeLayer> layer_;
   bool counts_;
-  std::shared_mutex weights_mutex_;  // shared by forwards, exclusive for reload
-  std::mutex counters_mutex_;
-  std::vector<std::unique_ptr<Counters>> counters_;
-  std::vector<Counters*> idle_counters_;
+  PerProcess<State> state_;
   std::optional<DeviceQueue> queue_;  // on CUDA, with device_load_
   DeviceTensor device_load_;          // [E] int64
 };

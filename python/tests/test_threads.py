@@ -158,9 +158,10 @@ def test_layers_work_in_forked_children(big):
     numpy.testing.assert_array_equal(layer(big.hidden, **big.routing), expected)
 
 
-def test_layers_can_be_made_in_a_child_of_a_busy_parent(big):
+def test_children_of_a_busy_parent(big):
     """Other threads are inside of forwards, with every lock there is, when the process forks."""
     layer = big.layer()
+    expected = layer(big.hidden, **big.routing)
     stop = threading.Event()
 
     def work():
@@ -177,7 +178,10 @@ def test_layers_can_be_made_in_a_child_of_a_busy_parent(big):
                 status = 1
                 try:
                     big.layer()(big.hidden, **big.routing)
-                    status = 0
+                    layer(big.hidden, **big.routing)
+                    layer.reload(mode="in_place", **big.weights)
+                    out = layer(big.hidden, **big.routing)
+                    status = 0 if numpy.array_equal(out, expected) else 2
                 finally:
                     os._exit(status)
             deadline = time.monotonic() + 60
