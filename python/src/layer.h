@@ -3,6 +3,7 @@
 #pragma once
 
 #include "array_source.h"
+#include "call_views.h"
 #include "context.h"
 #include "per_process.h"
 
@@ -27,13 +28,6 @@ struct LayerRequest {
   LayerOptions options;
   ParallelSpec parallel;
   Counting counting = Counting::kOff;
-};
-
-// The tensors of a call; None where it has none.
-struct CallArrays {
-  nb::handle hidden, out, router_logits, topk_ids, topk_weights, router_input, residual_input,
-      token_ids, padding_mask, num_tokens, shared_out, captured_logits, captured_ids,
-      captured_weights, workspace;
 };
 
 class PyLayer {

@@ -1,0 +1,197 @@
+#include "fields.h"
+#include "layer.h"
+#include "names.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace conclave::python {
+namespace {
+
+LayerRequest request_of(std::shared_ptr<PyContext> context, MoeSpec spec, const nb::dict& options,
+                        const nb::dict& parallel, bool count) {
+  return {.context = std::move(context),
+          .spec = std::move(spec),
+          .options = options_from_dict(options),
+          .parallel = parallel_from_dict(parallel),
+          .counting = count ? Counting::kOn : Counting::kOff};
+}
+
+ArrayLayout layout_of(const std::string& order, const std::string& shared_order, bool transposed,
+                      std::vector<int32_t> local_of) {
+  return {.order = parse_word<GateUpOrder>("gate_up_order", order),
+          .shared_order = parse_word<GateUpOrder>("shared_gate_up_order", shared_order),
+          .transposed = transposed,
+          .local_of = std::move(local_of)};
+}
+
+std::unique_ptr<PyLayer> layer_from_arrays(const std::shared_ptr<PyContext>& context,
+                                           const nb::dict& spec, const nb::dict& weights,
+                                           const nb::dict& options, const nb::dict& parallel,
+                                           const std::string& order,
+                                           const std::string& shared_order, bool transposed,
+                                           std::vector<int32_t> local_of, bool count) {
+  const LayerRequest request = request_of(context, spec_from_dict(spec), options, parallel, count);
+  validate(request.spec);
+  const auto source = std::make_shared<ArraySource>(
+      weights, request.spec, layout_of(order, shared_order, transposed, std::move(local_of)));
+  // Device memory may be used where it lies; host memory is packed and let go.
+  const bool keeps = source->memory() == MemoryKind::kDevice;
+  return std::make_unique<PyLayer>(request, *source, keeps ? source : nullptr);
+}
+
+void reload_from_arrays(PyLayer& self, const nb::dict& weights, const std::string& mode,
+                        const std::string& order, const std::string& shared_order, bool transposed,
+                        std::vector<int32_t> local_of) {
+  const auto source = std::make_shared<ArraySource>(
+      weights, self.layer().spec(),
+      layout_of(order, shared_order, transposed, std::move(local_of)));
+  const bool keeps = source->memory() == MemoryKind::kDevice;
+  self.reload(*source, parse_word<ReloadMode>("mode", mode), keeps ? source : nullptr);
+}
+
+void bind_making(nb::class_<PyLayer>& layer) {
+  layer.def_static("from_arrays", &layer_from_arrays, nb::arg("context"), nb::arg("spec"),
+                   nb::arg("weights"), nb::arg("options"), nb::arg("parallel"),
+                   nb::arg("gate_up_order") = "concatenated",
+                   nb::arg("shared_gate_up_order") = "concatenated", nb::arg("transposed") = false,
+                   nb::arg("local_of") = std::vector<int32_t>(), nb::arg("count") = true,
+                   "Plans and packs a layer of a spec from arrays, by the names of its weights.");
+  layer.def_static(
+      "from_checkpoint",
+      [](const std::shared_ptr<PyContext>& context, const Checkpoint& checkpoint, int64_t index,
+         const nb::dict& options, const nb::dict& parallel, bool count) {
+        const LayerRequest request =
+            request_of(context, checkpoint.layer(index).spec, options, parallel, count);
+        const std::unique_ptr<WeightSource> source = checkpoint.layer_source(index);
+        return std::make_unique<PyLayer>(request, *source, nullptr);
+      },
+      nb::arg("context"), nb::arg("checkpoint"), nb::arg("index"), nb::arg("options"),
+      nb::arg("parallel"), nb::arg("count") = true, "Plans and packs a layer of a checkpoint.");
+  layer.def_static(
+      "from_feed",
+      [](const std::shared_ptr<PyContext>& context, const CheckpointFeed& feed, int64_t index,
+         const nb::dict& options, const nb::dict& parallel, bool count) {
+        const LayerRequest request =
+            request_of(context, feed.layer(index).spec, options, parallel, count);
+        const std::unique_ptr<WeightSource> source = feed.layer_source(index);
+        return std::make_unique<PyLayer>(request, *source, nullptr);
+      },
+      nb::arg("context"), nb::arg("feed"), nb::arg("index"), nb::arg("options"),
+      nb::arg("parallel"), nb::arg("count") = true,
+      "Plans and packs a complete layer of a feed, which may release it then.");
+  layer.def(
+      "reload_from_feed",
+      [](PyLayer& self, const CheckpointFeed& feed, int64_t index, const std::string& mode) {
+        const std::unique_ptr<WeightSource> source = feed.layer_source(index);
+        self.reload(*source, parse_word<ReloadMode>("mode", mode), nullptr);
+      },
+      nb::arg("feed"), nb::arg("index"), nb::arg("mode"),
+      "New weights of the same shapes and types.");
+  layer.def("reload_from_arrays", &reload_from_arrays, nb::arg("weights"), nb::arg("mode"),
+            nb::arg("gate_up_order") = "concatenated",
+            nb::arg("shared_gate_up_order") = "concatenated", nb::arg("transposed") = false,
+            nb::arg("local_of") = std::vector<int32_t>(),
+            "New weights of the same shapes and types.");
+  layer.def(
+      "reload_from_checkpoint",
+      [](PyLayer& self, const Checkpoint& checkpoint, int64_t index, const std::string& mode) {
+        const std::unique_ptr<WeightSource> source = checkpoint.layer_source(index);
+        self.reload(*source, parse_word<ReloadMode>("mode", mode), nullptr);
+      },
+      nb::arg("checkpoint"), nb::arg("index"), nb::arg("mode"),
+      "New weights of the same shapes and types.");
+}
+
+void forward_of(PyLayer& self, nb::handle hidden, nb::handle out, nb::handle router_logits,
+                nb::handle topk_ids, nb::handle topk_weights, nb::handle router_input,
+                nb::handle residual_input, nb::handle token_ids, nb::handle padding_mask,
+                nb::handle num_tokens, nb::handle shared_out, nb::handle captured_logits,
+                nb::handle captured_ids, nb::handle captured_weights, nb::handle workspace,
+                uintptr_t stream) {
+  self.forward({.hidden = hidden,
+                .out = out,
+                .router_logits = router_logits,
+                .topk_ids = topk_ids,
+                .topk_weights = topk_weights,
+                .router_input = router_input,
+                .residual_input = residual_input,
+                .token_ids = token_ids,
+                .padding_mask = padding_mask,
+                .num_tokens = num_tokens,
+                .shared_out = shared_out,
+                .captured_logits = captured_logits,
+                .captured_ids = captured_ids,
+                .captured_weights = captured_weights,
+                .workspace = workspace},
+               stream);
+}
+
+}  // namespace
+
+void bind_layer(nb::module_& module) {
+  nb::class_<PyLayer> layer(module, "Layer", "One MoE layer: planned, packed and ready to run.");
+  bind_making(layer);
+  layer.def("forward", &forward_of, nb::arg("hidden").none(), nb::arg("out").none(),
+            nb::arg("router_logits") = nb::none(), nb::arg("topk_ids") = nb::none(),
+            nb::arg("topk_weights") = nb::none(), nb::arg("router_input") = nb::none(),
+            nb::arg("residual_input") = nb::none(), nb::arg("token_ids") = nb::none(),
+            nb::arg("padding_mask") = nb::none(), nb::arg("num_tokens") = nb::none(),
+            nb::arg("shared_out") = nb::none(), nb::arg("captured_logits") = nb::none(),
+            nb::arg("captured_ids") = nb::none(), nb::arg("captured_weights") = nb::none(),
+            nb::arg("workspace") = nb::none(), nb::arg("stream") = 0,
+            "Writes [T, hidden_size] to out. See conclave.Layer.forward.");
+  layer.def(
+      "spec", [](const PyLayer& self) { return spec_to_dict(self.layer().spec()); },
+      "The spec as a dictionary.");
+  layer.def(
+      "parallel", [](const PyLayer& self) { return parallel_to_dict(self.layer().parallel()); },
+      "The split as a dictionary.");
+  layer.def(
+      "plan", [](const PyLayer& self) { return plan_to_dict(self.layer().plan()); },
+      "The plan as a dictionary.");
+  layer.def(
+      "explain", [](const PyLayer& self) { return explain(self.layer().plan()); },
+      "The plan as text.");
+  layer.def("stats", &PyLayer::stats, "Counters since the layer was made.");
+  layer.def("reset_stats", &PyLayer::reset_stats, "Sets expert_load and timings to zero.");
+  layer.def_prop_ro("device",
+                    [](const PyLayer& self) { return self.context().context().device(); });
+  layer.def_prop_ro("workspace_bytes",
+                    [](const PyLayer& self) { return self.layer().workspace_bytes(); });
+  module.def(
+      "make_plan",
+      [](const PyContext& context, const nb::dict& spec, const nb::dict& options,
+         const nb::dict& parallel) {
+        const Plan plan = make_plan(context.context(), spec_from_dict(spec),
+                                    options_from_dict(options), parallel_from_dict(parallel));
+        nb::dict dict = plan_to_dict(plan);
+        dict["text"] = explain(plan);
+        return dict;
+      },
+      nb::arg("context"), nb::arg("spec"), nb::arg("options"), nb::arg("parallel"),
+      "The plan that a layer of this spec would have, without weights.");
+  module.def(
+      "default_spec", [] { return spec_to_dict(MoeSpec{}); },
+      "Every field of a spec with its default.");
+  module.def(
+      "default_options", [] { return options_to_dict(LayerOptions{}); },
+      "Every option of a layer with its default.");
+  module.def(
+      "default_parallel", [] { return parallel_to_dict(ParallelSpec{}); },
+      "Every field of a split with its default.");
+  module.def(
+      "check_spec", [](const nb::dict& spec) { validate(spec_from_dict(spec)); }, nb::arg("spec"),
+      "Raises where a spec is not valid, naming the field.");
+  module.def(
+      "count_parameters",
+      [](const nb::dict& spec) {
+        const ParameterCount count = count_parameters(spec_from_dict(spec));
+        return std::pair(count.total, count.active);
+      },
+      nb::arg("spec"), "Weight elements of a layer: all, and those that a token uses.");
+}
+
+}  // namespace conclave::python
