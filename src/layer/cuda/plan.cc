@@ -306,12 +306,20 @@ Support decode_fits(const CudaPlan& plan) {
   return experts::decode_supports(plan.routed.problem);
 }
 
+// Every block of the single launch quantises the intermediate of all its tokens again: at 4 tokens
+// streamed kernels are 3 to 18 % faster (bench/results/h200/LOG.md).
+constexpr int64_t kDecodeTokensQuantised = 2;
+
 // How far the single launch serves: to its own limit, or as far as measured entries prefer it.
 int64_t decode_reach(const CudaPlan& plan) {
-  const int64_t most = std::min<int64_t>(experts::decode_plan(plan.routed.problem).max_tokens,
-                                         plan.options.max_tokens);
+  const experts::DeviceExpertsProblem& problem = plan.routed.problem;
+  const bool quantised =
+      problem.weight_dtype == DType::kF8E4M3 && problem.quant.activations != ActivationScale::kNone;
+  const int64_t most =
+      std::min({int64_t{experts::decode_plan(problem).max_tokens}, plan.options.max_tokens,
+                quantised ? kDecodeTokensQuantised : int64_t{experts::kDecodeMaxTokens}});
   if (plan.options.tuning == nullptr) return most;
-  const TuningKey key = tuning_key(plan.routed.problem);
+  const TuningKey key = tuning_key(problem);
   for (int64_t tokens = 1; tokens <= most; ++tokens) {
     const TuningEntry* const entry = plan.options.tuning->find(key, tokens);
     const bool measured = entry != nullptr && entry->tokens <= experts::kDecodeMaxTokens;

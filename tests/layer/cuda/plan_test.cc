@@ -67,6 +67,16 @@ TEST(CudaPlan, FewRowsAreStreamed_ManyAreTiled) {
   }
 }
 
+TEST(CudaPlan, QuantisedRows_LeaveTheOneLaunchAfterTwoTokens) {
+  MoeSpec spec = qwen3();
+  EXPECT_EQ(plan(spec).decode_tokens, 8);
+  spec.weight_dtype = DType::kF8E4M3;
+  spec.quant = {.weights = WeightScale::kBlock, .activations = ActivationScale::kGroup};
+  EXPECT_EQ(plan(spec).decode_tokens, 2);
+  spec.quant.activations = ActivationScale::kNone;
+  EXPECT_NE(plan(spec).decode_tokens, 2);
+}
+
 TEST(CudaPlan, Explain_ShowsDeviceLadderAndVerdicts) {
   const std::string text = explain(plan(qwen3(), {.max_tokens = 16384}).summary);
   for (const char* word : {"cuda:0 NVIDIA H200", "tokens", "canonical.v1", "cuda.reference"}) {
