@@ -1,4 +1,4 @@
-# Install rules: library, public headers, CMake package, pkg-config file.
+# Install rules: library, public headers, tuning tables, CMake package, pkg-config file.
 include(CMakePackageConfigHelpers)
 
 install(
@@ -16,6 +16,11 @@ install(
 install(
   FILES ${PROJECT_SOURCE_DIR}/LICENSE
   DESTINATION ${CMAKE_INSTALL_DOCDIR}
+  COMPONENT runtime)
+# For --tuning and TuningTable::load.
+install(
+  FILES ${PROJECT_SOURCE_DIR}/share/tuning/nvidia-h200.txt
+  DESTINATION ${CMAKE_INSTALL_DATADIR}/conclave/tuning
   COMPONENT runtime)
 
 # A static library leaves its CUDA runtime to the link of what uses it.

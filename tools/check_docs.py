@@ -13,8 +13,8 @@ import pathlib
 import re
 import sys
 
-TOP_FOLDERS = ("apps", "bench", "cmake", "docs", "examples", "include", "scripts", "src", "testdata",
-               "tests", "tools")
+TOP_FOLDERS = ("apps", "bench", "cmake", "docs", "examples", "include", "scripts", "share", "src",
+               "testdata", "tests", "tools")
 DOCUMENTS = ("*.md", "docs/**/*.md", "testdata/*.md", "bench/**/*.md", "examples/*.md")
 
 ENUMERATOR = re.compile(r"^\s*(k\w+) = (\d+),", re.MULTILINE)

@@ -3,6 +3,7 @@
 #include "layer/cuda/plan.h"
 
 #include "experts/cuda/catalog.h"
+#include "layer/cuda/h200_plan.h"
 #include "support/layer_fixture.h"
 
 #include <gtest/gtest.h>
@@ -15,24 +16,9 @@ namespace conclave {
 namespace {
 
 using testing::code_of;
+using testing::h200;
 using testing::make_spec;
-
-cuda::DeviceInfo h200() {
-  return {.name = "NVIDIA H200",
-          .compute_major = 9,
-          .compute_minor = 0,
-          .multiprocessors = 132,
-          .l2_bytes = int64_t{60} << 20,
-          .memory_bytes = int64_t{141} << 30,
-          .shared_bytes_per_block = int64_t{227} << 10};
-}
-
-CudaPlan plan(const MoeSpec& spec, const LayerOptions& options = {},
-              const ParallelSpec& parallel = {}) {
-  const cuda::DeviceInfo device = h200();
-  return plan_cuda_layer(
-      {.spec = spec, .options = options, .parallel = parallel, .device = device});
-}
+using testing::plan;
 
 MoeSpec qwen3() { return find_preset("qwen3-30b-a3b")->spec; }
 
