@@ -9,7 +9,7 @@
 
 The fastest of each case and number of tokens; what the plan has where that is within a hundredth of it.
 A whole layer takes longer than its experts, so its time bounds that of the kernel and tile it used. The
-first timing of a case is of a chip that wakes up (up to 13 % slow): it loses only where a layer bounds it.
+first timing of a case reads up to 16 % above that bound: it loses only where a layer's time confirms it.
 """
 
 import argparse
@@ -147,13 +147,14 @@ def comment(arguments: argparse.Namespace) -> str:
 # {arguments.replays} replays of each streaming and tiled kernel with each of its tiles.
 # Measured are the experts alone: the copy of 16-bit rows into order is in the times where a tile
 # wants sorted rows; quantising rows, routing and the weighted sum are not. Weights are cold.
-# Where a whole layer with the same kernel and tile was faster than that, its time is the one here.
-# A case's first timing is of a cold chip: where only that speaks against the cost model's choice,
-# there is no entry.
-# Where the cost model's choice is within 1 % of the fastest it is the one named.
+# Where a whole layer with the same kernel and tile was faster than that, its time is the one here;
+# only choices of the cost model have such times.
+# The first timing of a case reads high: where only that speaks against the cost model's choice,
+# there is no entry. Where that choice is within 1 % of the fastest it is the one named.
 # An entry serves calls of up to its number of tokens, down to the entry before. Only these numbers
-# were measured; between 256 and 1024 a smaller tile may be the better one. Nothing is here above {MOST_TOKENS} tokens: from 4096 the chip lowers its clock as it warms,
-# which so few replays cannot tell from a better tile; there the cost model decides.
+# were measured; from 257 to 512 tokens a smaller tile may be the better one. Nothing is here above
+# {MOST_TOKENS} tokens: from 4096 the chip lowers its clock as it warms, which so few replays cannot tell
+# from a better tile; there the cost model decides.
 """
 
 
