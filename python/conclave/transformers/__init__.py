@@ -1,0 +1,33 @@
+"""Conclave inside transformers: an experts backend, and whole MoE blocks.
+
+>>> import conclave.transformers
+>>> model = AutoModelForCausalLM.from_pretrained(directory, experts_implementation="conclave")
+
+The import registers the backend ``"conclave"`` for plain and for float8 experts. `patch` goes
+further and replaces whole MoE blocks of a loaded model, routing and shared experts included. See
+docs/python-transformers.md.
+"""
+
+from __future__ import annotations
+
+from conclave.transformers import _block, _experts
+from conclave.transformers._experts import experts_forward
+from conclave.transformers._packed import forget
+from conclave.transformers._patch import PatchedModule, PatchReport, patch, unpatch
+from conclave.transformers._register import IMPLEMENTATION, register, set_implementation
+
+_experts.define_operator()
+_block.define_operator()
+register()
+
+__all__ = [
+    "IMPLEMENTATION",
+    "PatchReport",
+    "PatchedModule",
+    "experts_forward",
+    "forget",
+    "patch",
+    "register",
+    "set_implementation",
+    "unpatch",
+]

@@ -1,0 +1,277 @@
+"""A MoE block of a model, computed by the library."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import threading
+import weakref
+from typing import Any
+
+import torch
+
+from conclave.layer import Layer
+from conclave.transformers._experts import logger
+from conclave.transformers._feed import make_layer
+from conclave.transformers._find import Candidate, router_of
+from conclave.transformers._probe import (
+    TOKENS,
+    bar_of,
+    call_original,
+    differ_by,
+    probe_hidden,
+    require_equal,
+)
+from conclave.transformers._traits import NotOurs
+
+_blocks: weakref.WeakValueDictionary[int, PatchedBlock] = weakref.WeakValueDictionary()
+_keys = itertools.count(1)
+
+
+def _zero_of_input(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """In place of a shared expert that the block has added already."""
+    hidden = next(itertools.chain(args, kwargs.values()))
+    return hidden.new_zeros(()).expand_as(hidden)
+
+
+class PatchedBlock:
+    """Stands in for the forward of one block, on that instance."""
+
+    def __init__(self, model: Any, candidate: Candidate) -> None:
+        self.path = candidate.path
+        self.released_bytes = 0
+        self._model = weakref.ref(model)
+        self._module = weakref.ref(candidate.block)
+        self._original = candidate.block.forward
+        self._parameters = list(inspect.signature(self._original).parameters)
+        self._router = router_of(candidate.block)
+        self._lock = threading.Lock()
+        self._former: dict[str, Any] = {}
+        weights = next(candidate.block.parameters())
+        self._norm: torch.nn.Module | None = None
+        self._pack(weights.device)
+        self._second = self._probe(candidate)
+        self.key = next(_keys)
+        _blocks[self.key] = self
+
+    # Weights
+
+    def _tensors(self) -> list[torch.Tensor]:
+        paths = [self.path, *self.siblings]
+        modules = [self._model().get_submodule(path) for path in paths]
+        found = [t for m in modules for t in (*m.parameters(), *m.buffers())]
+        return found
+
+    def _state(self) -> list[tuple[Any, ...]]:
+        return [(t._version, t.data_ptr()) for t in self._watched]
+
+    def _pack(self, device: torch.device) -> None:
+        made = make_layer(self._model(), [self.path], device)
+        self.layer: Layer = made.layer
+        self.siblings = made.parts[1:]
+        self._watched = self._tensors()
+        self._packed_state = self._state()
+        self._is_hashed = self.layer.spec.router.name == "hash"
+
+    def _fresh_layer(self, hidden: torch.Tensor) -> Layer:
+        """The layer, packed again where the model's weights have changed since."""
+        if self.released_bytes or self._state() == self._packed_state:
+            return self.layer
+        with self._lock:
+            if self._state() != self._packed_state:
+                self._pack(hidden.device)
+        return self.layer
+
+    # Against the original
+
+    def _probe(self, candidate: Candidate) -> str | None:
+        """Compares with the original on a few tokens; the name of what it returns as well."""
+        hidden = probe_hidden(candidate.block, self.layer.spec.hidden_size)
+        extra = {}
+        if self._is_hashed:
+            token_ids = torch.arange(TOKENS, device=hidden.device)
+            extra["input_ids"] = (token_ids % self.layer.spec.router.vocab_size)[None]
+        with torch.no_grad():
+            expected = call_original(self._original, hidden, **extra)
+            first = expected[0] if isinstance(expected, tuple) else expected
+            for path in self.siblings:
+                first = first + self._model().get_submodule(path)(hidden)
+            actual, seen = self._run(hidden, extra.get("input_ids"))
+            self._find_norm(candidate.block, actual, first)
+        name = self._name_second(expected, seen, bar_of(hidden))
+        self.second_width = 0 if name is None else seen[name].shape[-1]
+        return name
+
+    def _find_norm(
+        self, block: torch.nn.Module, actual: torch.Tensor, expected: torch.Tensor
+    ) -> None:
+        """Some blocks end with a norm that is not the layer's; it stays the framework's."""
+        norms = [m for name, m in block.named_children() if "post" in name and "norm" in name]
+        if len(norms) == 1 and differ_by(norms[0](actual), expected) <= bar_of(expected):
+            self._norm = norms[0]
+            return
+        require_equal(actual, expected)
+
+    @staticmethod
+    def _name_second(expected: Any, seen: dict[str, torch.Tensor], bar: float) -> str | None:
+        """What the second result is, by comparison; None where there is none."""
+        if not isinstance(expected, tuple):
+            return None
+        if len(expected) == 2 and isinstance(expected[1], torch.Tensor):
+            second = expected[1].double().reshape(TOKENS, -1)
+            for name, tensor in seen.items():
+                if second.shape == tensor.shape and (second - tensor).abs().median() <= bar:
+                    return name
+        raise NotOurs("the block returns more than hidden states and router scores")
+
+    # Running
+
+    def _run(
+        self, hidden: torch.Tensor, token_ids: torch.Tensor | None, wants: bool = True
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        rows = hidden.detach().reshape(-1, hidden.shape[-1])
+        layer = self._fresh_layer(rows)
+        seen: dict[str, torch.Tensor] = {}
+        arguments: dict[str, Any] = {}
+        if wants:
+            spec = layer.spec
+            count, make = rows.shape[0], rows.new_empty
+            width = spec.num_experts + spec.num_zero_experts
+            if spec.router.name == "sink_softmax":
+                width += spec.shared.count
+            seen["logits"] = make(count, width, dtype=torch.float32)
+            seen["ids"] = make(count, spec.top_k, dtype=torch.int32)
+            seen["weights"] = make(count, spec.top_k, dtype=torch.float32)
+            arguments = {f"captured_{name}": tensor for name, tensor in seen.items()}
+        if self._is_hashed and token_ids is not None:
+            arguments["token_ids"] = token_ids.reshape(-1)
+        out = layer.forward(rows.contiguous(), **arguments)
+        if wants:
+            scores = torch.zeros_like(seen["logits"])
+            seen["scores"] = scores.scatter_(1, seen.pop("ids").long(), seen["weights"])
+        out = out.view(hidden.shape)
+        return out if self._norm is None else self._norm(out), seen
+
+    def _wants_gradients(self, hidden: torch.Tensor) -> bool:
+        if not torch.is_grad_enabled():
+            return False
+        return hidden.requires_grad or any(t.requires_grad for t in self._watched)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """With the arguments and the results of the original."""
+        if torch.compiler.is_compiling():
+            return _forward_in_graph(self, args, kwargs)
+        given = dict(zip(self._parameters, args, strict=False)) | kwargs
+        hidden, *others = given.values()
+        token_ids = given.get("input_ids")
+        if self._wants_gradients(hidden):
+            return self._eager("gradients are required, which are not computed here", args, kwargs)
+        if any(o is not None and o is not token_ids and _says_something(o) for o in others):
+            return self._eager("the block was called with further arguments", args, kwargs)
+        self._record(hidden)
+        out, seen = self._run(hidden, token_ids, self._second is not None)
+        return out if self._second is None else (out, seen[self._second].to(hidden.dtype))
+
+    def _record(self, hidden: torch.Tensor) -> None:
+        """Calls the router where transformers listens to it, for output_router_logits."""
+        router = self._router
+        if router is not None and (router._forward_hooks or "forward" in router.__dict__):
+            router(hidden.reshape(-1, hidden.shape[-1]))
+
+    def _eager(self, reason: str, args: Any, kwargs: Any) -> Any:
+        if self.released_bytes:
+            raise NotOurs(f"{self.path}: {reason}, and the model's own weights were released")
+        if reason not in _warned:
+            _warned.add(reason)
+            logger.warning("MoE blocks run eagerly: %s", reason)
+        # The shared expert beside the block was replaced by zeros; here it has to count.
+        out = self._original(*args, **kwargs)
+        if not self.siblings:
+            return out
+        hidden = args[0] if args else next(iter(kwargs.values()))
+        for path in self.siblings:
+            out = out + type(self._model().get_submodule(path)).forward(
+                self._model().get_submodule(path), hidden
+            )
+        return out
+
+    # Placing
+
+    def install(self) -> None:
+        """From now on the model calls this block."""
+        for path in (self.path, *self.siblings):
+            module = self._model().get_submodule(path)
+            self._former[path] = module.__dict__.get("forward")
+            module.forward = self.forward if path == self.path else _zero_of_input
+
+    def remove(self) -> None:
+        """The model calls what it called before."""
+        for path, former in self._former.items():
+            module = self._model().get_submodule(path)
+            if former is None:
+                module.__dict__.pop("forward", None)
+            else:
+                module.forward = former
+
+    def release(self) -> int:
+        """Frees the model's copy of what was packed, except a router that may be listened to."""
+        router = set(self._router.parameters()) if self._router is not None else set()
+        for tensor in self._watched:
+            if isinstance(tensor, torch.nn.Parameter) and tensor not in router:
+                self.released_bytes += tensor.numel() * tensor.element_size()
+                tensor.data = tensor.data.new_empty(0)
+        return self.released_bytes
+
+    def packed_bytes(self) -> int:
+        return int(self.layer.plan["packed_bytes"])
+
+
+_warned: set[str] = set()
+
+
+def _says_something(argument: Any) -> bool:
+    """Whether an argument beside the hidden states asks for more than the usual."""
+    if isinstance(argument, torch.Tensor):
+        return bool(argument.any())
+    return argument is not None and argument is not False
+
+
+def _forward_in_graph(block: PatchedBlock, args: Any, kwargs: Any) -> Any:
+    given = dict(zip(block._parameters, args)) | kwargs  # noqa: B905
+    hidden = next(iter(given.values()))
+    if torch.is_grad_enabled() and hidden.requires_grad:
+        return block._original(*args, **kwargs)
+    out, second = torch.ops.conclave.block(hidden, given.get("input_ids"), block.key)
+    return out if block._second is None else (out, second)
+
+
+def _operator(
+    hidden_states: torch.Tensor, input_ids: torch.Tensor | None, key: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    block = _blocks[key]
+    with torch.no_grad():
+        out, seen = block._run(hidden_states, input_ids, wants=block._second is not None)
+    if block._second is None:
+        return out, hidden_states.new_empty(0)
+    return out, seen[block._second].to(hidden_states.dtype)
+
+
+def _fake(
+    hidden_states: torch.Tensor, input_ids: torch.Tensor | None, key: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    block = _blocks[key]
+    rows = hidden_states.numel() // hidden_states.shape[-1]
+    shape = [0] if block._second is None else [rows, block.second_width]
+    out = torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
+    return out, hidden_states.new_empty(shape)
+
+
+def define_operator() -> None:
+    """torch.ops.conclave.block with its shapes; once a process."""
+    torch.library.custom_op(
+        "conclave::block",
+        _operator,
+        mutates_args=(),
+        schema="(Tensor hidden_states, Tensor? input_ids, int key) -> (Tensor, Tensor)",
+    )
+    torch.library.register_fake("conclave::block", _fake)

@@ -1,0 +1,40 @@
+"""A model's tensors under the names of its published checkpoints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+
+def config_text(model: Any) -> str:
+    """config.json of a model, with the fields that it would leave out."""
+    return model.config.to_json_string(use_diff=False)
+
+
+def layer_number(path: str) -> int | None:
+    """N of "model.layers.N.mlp": the last number in a module's path."""
+    numbers = re.findall(r"(?:^|\.)(\d+)(?=\.|$)", path)
+    return int(numbers[-1]) if numbers else None
+
+
+def tensors_below(model: torch.nn.Module, path: str) -> dict[str, torch.Tensor]:
+    """Parameters and buffers of a module by their full names."""
+    module = model.get_submodule(path)
+    return {f"{path}.{name}": tensor.detach() for name, tensor in module.state_dict().items()}
+
+
+def published(model: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors as `save_pretrained` would name and shape them."""
+    try:
+        from transformers.core_model_loading import revert_weight_conversion
+    except ImportError:  # a version that keeps the published names in memory
+        return dict(tensors)
+    return revert_weight_conversion(model, dict(tensors))
+
+
+def in_memory(model: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors by the names that they have here, which some families are published with."""
+    return dict(tensors)

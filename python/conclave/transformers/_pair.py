@@ -1,0 +1,106 @@
+"""Router and experts that a decoder layer calls one after the other, the router on another input.
+
+The router's stand-in hands its input on in the place of ids and weights; that of the experts has then
+both inputs, and does all of the work.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+from conclave.transformers._experts import experts_forward, logger
+from conclave.transformers._feed import make_layer
+from conclave.transformers._find import Candidate, router_of
+from conclave.transformers._probe import call_original, probe_hidden, require_equal
+from conclave.transformers._traits import NotOurs
+
+
+class PatchedPair:
+    """Stands in for the forwards of a router and of an experts module."""
+
+    released_bytes = 0  # the model keeps its weights
+
+    def __init__(self, model: Any, candidate: Candidate) -> None:
+        router = router_of(candidate.block)
+        if router is None:
+            raise NotOurs("no router stands beside the experts")
+        self._router = weakref.ref(router)
+        self._experts = weakref.ref(candidate.experts)
+        self._model = weakref.ref(model)
+        self._route, self._mix = router.forward, candidate.experts.forward
+        names = {module: name for name, module in candidate.block.named_children()}
+        self._parts = [f"{candidate.path}.{names[m]}" for m in (router, candidate.experts)]
+        self._warned = False
+        self._pack()
+        self._probe(candidate)
+
+    def _pack(self) -> None:
+        experts = self._experts()
+        self._watched = [*self._router().parameters(), *experts.parameters()]
+        self._packed_state = self._state()
+        device = self._watched[-1].device
+        self.layer = make_layer(self._model(), self._parts, device, with_siblings=False).layer
+
+    def _state(self) -> list[tuple[int, int]]:
+        return [(t._version, t.data_ptr()) for t in self._watched]
+
+    def _probe(self, candidate: Candidate) -> None:
+        size = self.layer.spec.hidden_size
+        raw = probe_hidden(candidate.experts, size)[0]
+        hidden = probe_hidden(candidate.experts, size, seed=6)[0]
+        with torch.no_grad():
+            routed = call_original(self._route, raw)
+            if not isinstance(routed, tuple) or len(routed) != 3:
+                raise NotOurs("the router does not return scores, weights and ids")
+            expected = call_original(self._mix, hidden, routed[2], routed[1])
+            require_equal(self._run(hidden, raw), expected)
+
+    def _run(self, hidden: torch.Tensor, router_input: torch.Tensor) -> torch.Tensor:
+        if self._state() != self._packed_state:
+            self._pack()
+        rows = hidden.detach().reshape(-1, hidden.shape[-1]).contiguous()
+        raw = router_input.detach().reshape(-1, hidden.shape[-1]).contiguous()
+        return self.layer.forward(rows, router_input=raw).view(hidden.shape)
+
+    def _is_simple(self, hidden: torch.Tensor) -> bool:
+        """Whether nothing but the result is wanted: no gradients, no graph, nobody listening."""
+        if torch.compiler.is_compiling() or self._router()._forward_hooks:
+            return False
+        if not torch.is_grad_enabled():
+            return True
+        wanted = hidden.requires_grad or any(t.requires_grad for t in self._watched)
+        if wanted and not self._warned:
+            self._warned = True
+            logger.warning("MoE blocks run eagerly: gradients are required, which are not computed")
+        return not wanted
+
+    def route(self, hidden_states: torch.Tensor) -> Any:
+        """In place of the router."""
+        if self._is_simple(hidden_states):
+            return hidden_states, hidden_states, hidden_states
+        return self._route(hidden_states)
+
+    def mix(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """In place of the experts."""
+        if not top_k_index.is_floating_point():
+            return experts_forward(self._experts(), hidden_states, top_k_index, top_k_weights)
+        return self._run(hidden_states, top_k_index)
+
+    def install(self) -> None:
+        self._router().forward = self.route
+        self._experts().forward = self.mix
+
+    def remove(self) -> None:
+        for module in (self._router(), self._experts()):
+            module.__dict__.pop("forward", None)
+
+    def release(self) -> int:
+        return 0
+
+    def packed_bytes(self) -> int:
+        return int(self.layer.plan["packed_bytes"])

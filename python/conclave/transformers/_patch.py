@@ -1,0 +1,195 @@
+"""Whole MoE blocks of a loaded model, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import weakref
+from typing import Any
+
+import torch
+
+from conclave.errors import ConclaveValueError, Error
+from conclave.transformers._block import PatchedBlock
+from conclave.transformers._experts import experts_forward
+from conclave.transformers._find import Candidate, find_candidates
+from conclave.transformers._pair import PatchedPair
+from conclave.transformers._packed import forget, packed_experts
+from conclave.transformers._traits import NotOurs
+
+_patches: weakref.WeakKeyDictionary[torch.nn.Module, list[Any]] = weakref.WeakKeyDictionary()
+
+
+@dataclasses.dataclass(frozen=True)
+class PatchedModule:
+    """One module of a model and what became of it."""
+
+    path: str  # "model.layers.0.mlp"
+    module: str  # the name of its class
+    replaced: str  # "block"; "experts": the framework goes on routing; "": not replaced
+    reason: str  # why not the whole block
+
+
+@dataclasses.dataclass(frozen=True)
+class PatchReport:
+    """What `patch` did. Sizes in bytes."""
+
+    modules: tuple[PatchedModule, ...]
+    model_bytes_before: int  # parameters and buffers
+    model_bytes_after: int
+    packed_bytes: int  # of the layers that were made
+    resident_before: int  # memory of the process; 0 where the system does not say
+    resident_after: int
+
+    @property
+    def replaced(self) -> tuple[PatchedModule, ...]:
+        return tuple(m for m in self.modules if m.replaced)
+
+    @property
+    def not_replaced(self) -> tuple[PatchedModule, ...]:
+        return tuple(m for m in self.modules if not m.replaced)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{m.path}  {m.module}  {m.replaced or 'not replaced'}"
+            + (f": {m.reason}" if m.reason else "")
+            for m in self.modules
+        ]
+        mib = 1 / 2**20
+        lines.append(
+            f"model {self.model_bytes_before * mib:.1f} -> {self.model_bytes_after * mib:.1f} MiB, "
+            f"packed {self.packed_bytes * mib:.1f} MiB, process "
+            f"{self.resident_before * mib:.1f} -> {self.resident_after * mib:.1f} MiB"
+        )
+        return "\n".join(lines)
+
+
+class _PatchedExperts:
+    """An experts module whose forward is the backend's, whatever the configuration says."""
+
+    def __init__(self, module: torch.nn.Module, hidden_size: int) -> None:
+        if not hasattr(type(module).forward, "__wrapped__"):
+            raise NotOurs(f"{type(module).__name__} has no exchangeable forward")
+        packed_experts(module, hidden_size)
+        self._module = weakref.ref(module)
+        self.released_bytes = 0
+
+    def install(self) -> None:
+        module = self._module()
+        module.forward = types.MethodType(experts_forward, module)
+
+    def remove(self) -> None:
+        module = self._module()
+        module.__dict__.pop("forward", None)
+        forget(module)
+
+    def release(self) -> int:
+        return 0
+
+    def packed_bytes(self) -> int:
+        return 0  # packed at the first call
+
+
+def _bytes_of(model: torch.nn.Module) -> int:
+    tensors = {t.data_ptr(): t for t in (*model.parameters(), *model.buffers())}
+    return sum(t.numel() * t.element_size() for t in tensors.values())
+
+
+def _resident_bytes() -> int:
+    try:
+        with open("/proc/self/statm") as file:
+            pages = int(file.read().split()[1])
+    except OSError:
+        return 0
+    import mmap
+
+    return pages * mmap.PAGESIZE
+
+
+def _hidden_size(model: Any) -> int:
+    config = model.config
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return int(text.hidden_size)
+
+
+def _is_sharded(module: torch.nn.Module) -> bool:
+    return any(hasattr(p, "to_local") for p in module.parameters())
+
+
+def _replace(model: Any, candidate: Candidate) -> tuple[Any, PatchedModule]:
+    """The best replacement that computes the same, and what there is to say about it."""
+    try:
+        if candidate.is_attention:
+            raise NotOurs("a mixture of attention heads is not a MoE block")
+        if _is_sharded(candidate.block):
+            raise NotOurs("the block is sharded over processes")
+        kind = PatchedPair if candidate.in_layer else PatchedBlock
+        block = kind(model, candidate)
+        found = PatchedModule(candidate.path, type(candidate.block).__name__, "block", "")
+        return block, found
+    except (NotOurs, Error) as error:
+        reason = str(error)
+    name = type(candidate.block).__name__
+    try:
+        experts = _PatchedExperts(candidate.experts, _hidden_size(model))
+        return experts, PatchedModule(candidate.path, name, "experts", reason)
+    except (NotOurs, Error) as error:
+        both = f"{reason}; experts alone: {error}"
+        return None, PatchedModule(candidate.path, name, "", both)
+
+
+def patch(model: Any, release: bool = False) -> PatchReport:
+    """Replaces the MoE blocks of a loaded model by layers of the library, in place.
+
+    A block is routing, experts, shared experts and what transforms stand around them. Each
+    replacement is compared with the original on a few tokens first; where the results differ, or the
+    family is none that the library knows, the experts alone are replaced, or nothing is. Weights
+    that change later are packed again.
+
+    Args:
+        model: a model of transformers.
+        release: frees the model's own copy of packed weights. It then has no weights to train, save,
+            move or `unpatch`.
+
+    Returns:
+        What was replaced and what was not, with reasons and sizes.
+
+    Raises:
+        ConclaveValueError: the model is patched already.
+    """
+    if model in _patches:
+        raise ConclaveValueError("model: it is patched; unpatch it first")
+    before, resident = _bytes_of(model), _resident_bytes()
+    modules, replacements = [], []
+    for candidate in find_candidates(model):
+        replacement, found = _replace(model, candidate)
+        modules.append(found)
+        if replacement is None:
+            continue
+        replacement.install()
+        replacements.append(replacement)
+        if release:
+            replacement.release()
+    _patches[model] = replacements
+    return PatchReport(
+        modules=tuple(modules),
+        model_bytes_before=before,
+        model_bytes_after=_bytes_of(model),
+        packed_bytes=sum(r.packed_bytes() for r in replacements),
+        resident_before=resident,
+        resident_after=_resident_bytes(),
+    )
+
+
+def unpatch(model: Any) -> None:
+    """Gives a model its own blocks back; nothing happens to one that is not patched.
+
+    Raises:
+        ConclaveValueError: its weights were released.
+    """
+    replacements = _patches.get(model, [])
+    if any(r.released_bytes for r in replacements):
+        raise ConclaveValueError("model: its weights were released; load it again")
+    for replacement in replacements:
+        replacement.remove()
+    _patches.pop(model, None)

@@ -1,0 +1,77 @@
+"""The backend's name in transformers, by whatever way its version has."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from conclave.transformers._experts import experts_forward
+
+IMPLEMENTATION = "conclave"
+
+
+def _registries() -> list[Any]:
+    """Where this version of transformers looks functions up: 5.0 has one registry, later ones two."""
+    found = []
+    for module, name in (
+        ("transformers.integrations.moe", "ALL_EXPERTS_FUNCTIONS"),
+        ("transformers.integrations.finegrained_fp8", "ALL_FP8_EXPERTS_FUNCTIONS"),
+    ):
+        try:
+            registry = getattr(importlib.import_module(module), name, None)
+        except ImportError:
+            continue
+        if registry is not None:
+            found.append(registry)
+    return found
+
+
+def register() -> None:
+    """Makes "conclave" known to transformers. Importing the package does it.
+
+    Raises ImportError for a transformers without an experts interface: 5.0 is the first with one.
+    """
+    registries = _registries()
+    if not registries:
+        import transformers
+
+        raise ImportError(
+            f"transformers {transformers.__version__} has no experts interface; 5.0 or newer has"
+        )
+    for registry in registries:
+        registry.register(IMPLEMENTATION, experts_forward)
+    _allow_name()
+
+
+def _allow_name() -> None:
+    """Versions before 5.7 compare the name with a list that is written into the code."""
+    from transformers import PreTrainedModel
+
+    check = getattr(PreTrainedModel, "get_correct_experts_implementation", None)
+    if check is None or getattr(check, "_conclave", False) or _reads_registry(check):
+        return
+
+    def get_correct_experts_implementation(self: Any, requested: str | None) -> str:
+        return IMPLEMENTATION if requested == IMPLEMENTATION else check(self, requested)
+
+    get_correct_experts_implementation._conclave = True  # type: ignore[attr-defined]
+    PreTrainedModel.get_correct_experts_implementation = get_correct_experts_implementation
+
+
+def _reads_registry(check: Any) -> bool:
+    return "ALL_EXPERTS_FUNCTIONS" in check.__code__.co_names
+
+
+def set_implementation(model: Any, name: str = IMPLEMENTATION) -> None:
+    """Selects the experts backend of a loaded model, in every version of transformers.
+
+    Models whose experts do not dispatch stay as they are: use `patch` for them.
+    """
+    setter = getattr(model, "set_experts_implementation", None)
+    if setter is not None:
+        setter(name)
+        return
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config is not None and hasattr(config, "_experts_implementation"):
+            config._experts_implementation = name

@@ -1,0 +1,154 @@
+"""What an experts module of transformers computes and how its weights lie.
+
+Read from the module's attributes as they are there, since the set of attributes has grown with the
+versions: 5.0 has no has_gate and no is_concatenated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from conclave.spec import ActivationSpec, QuantSpec
+from conclave.transformers import _activation
+
+
+class NotOurs(Exception):
+    """A module that the library does not compute; the text says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertsTraits:
+    """One module's computation. `weights` maps the library's argument names to attributes."""
+
+    weights: dict[str, str]
+    activation: ActivationSpec
+    order: str
+    transposed: bool
+    has_bias: bool
+    quant: QuantSpec | None
+    weight_dtype: str
+
+    def tensors(self, module: torch.nn.Module) -> list[torch.Tensor]:
+        """The weights in the order of `weights`, each the part that this process holds."""
+        return [local_part(getattr(module, name)) for name in self.weights.values()]
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """A DTensor's shard; any other tensor as it is."""
+    to_local = getattr(tensor, "to_local", None)
+    return to_local() if to_local is not None else tensor
+
+
+def _first_name(module: torch.nn.Module, *names: str) -> str | None:
+    for name in names:
+        if getattr(module, name, None) is not None:
+            return name
+    return None
+
+
+def _needed(module: torch.nn.Module, *names: str) -> str:
+    name = _first_name(module, *names)
+    if name is None:
+        raise NotOurs(f"{type(module).__name__} has no {' or '.join(names)}")
+    return name
+
+
+def _is_transposed(module: torch.nn.Module, down: torch.Tensor, hidden_size: int) -> bool:
+    """Whether down is [E, I, H]; the shape tells, unless I equals H."""
+    rows, cols = down.shape[-2:]
+    if rows != cols:
+        return bool(cols == hidden_size)
+    for name in ("is_transposed", "experts_are_transposed"):
+        if hasattr(module, name):
+            return bool(getattr(module, name))
+    return False
+
+
+def _activation_of(module: torch.nn.Module, has_gate: bool, device: torch.device) -> Any:
+    act_fn = getattr(module, "act_fn", None) or getattr(module, "activation_fn", None)
+    if has_gate:
+        apply = getattr(module, "_apply_gate", None)
+        if apply is None and act_fn is not None:
+
+            def apply(both: torch.Tensor) -> torch.Tensor:
+                gate, up = both.chunk(2, dim=-1)
+                return act_fn(gate) * up
+
+        config = getattr(module, "config", None)
+        found = apply and _activation.identify_gated(apply, device, module, act_fn, config)
+    else:
+        found = act_fn and _activation.identify_plain(act_fn, device)
+    if not found:
+        raise NotOurs(f"the activation of {type(module).__name__} is none of the library's")
+    return found
+
+
+def _scale_weights(module: torch.nn.Module, gate_up: str, down: str) -> dict[str, str]:
+    weights = {
+        "gate_up_scale": _needed(module, f"{gate_up}_scale_inv"),
+        "down_scale": _needed(module, f"{down}_scale_inv"),
+    }
+    if getattr(module, "activation_scheme", "dynamic") == "static":
+        weights["gate_up_input_scale"] = _needed(module, f"{gate_up}_activation_scale")
+        weights["down_input_scale"] = _needed(module, f"{down}_activation_scale")
+    return weights
+
+
+def _quant_of(module: torch.nn.Module, scale: torch.Tensor) -> QuantSpec:
+    """How float8 weights and the rows that they multiply are scaled."""
+    static = getattr(module, "activation_scheme", "dynamic") == "static"
+    block = getattr(module, "block_size", None)
+    powers = scale.dtype != torch.float32 and "e8m0" in str(scale.dtype)
+    if block is None:
+        return QuantSpec(weights="tensor", activations="tensor_static" if static else "token")
+    if static:
+        activations = "tensor_static"
+    else:
+        activations = "group"
+    return QuantSpec(
+        weights="block",
+        block_rows=int(block[0]),
+        block_cols=int(block[1]),
+        activations=activations,
+        power_of_two_scales=powers,
+    )
+
+
+def read_traits(module: torch.nn.Module, hidden_size: int) -> ExpertsTraits:
+    """Raises NotOurs, with the reason."""
+    if getattr(module, "has_post_expert_norm", False):
+        raise NotOurs(f"{type(module).__name__} normalises the output of each expert")
+    gated = _first_name(module, "gate_up_proj")
+    gate_up = gated or _needed(module, "up_proj")
+    down = _needed(module, "down_proj")
+    tensor, down_tensor = local_part(getattr(module, gate_up)), local_part(getattr(module, down))
+    if tensor.dim() != 3 or down_tensor.dim() != 3:
+        raise NotOurs(f"{type(module).__name__}.{gate_up} has {tensor.dim()} dimensions, not 3")
+    found = _activation_of(module, gated is not None, tensor.device)
+    weights = {"gate_up": gate_up, "down": down}
+    has_bias = bool(getattr(module, "has_bias", False)) or _has_bias(module, gate_up, down)
+    if has_bias:
+        weights["gate_up_bias"] = _needed(module, f"{gate_up}_bias")
+        weights["down_bias"] = _needed(module, f"{down}_bias")
+    quant = None
+    if tensor.dtype == torch.float8_e4m3fn:
+        weights |= _scale_weights(module, gate_up, down)
+        quant = _quant_of(module, getattr(module, weights["gate_up_scale"]))
+    elif tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise NotOurs(f"weights are {str(tensor.dtype).removeprefix('torch.')}")
+    return ExpertsTraits(
+        weights=weights,
+        activation=found.activation,
+        order=found.order,
+        transposed=_is_transposed(module, down_tensor, hidden_size),
+        has_bias=has_bias,
+        quant=quant,
+        weight_dtype=str(tensor.dtype).removeprefix("torch."),
+    )
+
+
+def _has_bias(module: torch.nn.Module, gate_up: str, down: str) -> bool:
+    return all(getattr(module, f"{name}_bias", None) is not None for name in (gate_up, down))
