@@ -69,7 +69,9 @@ def follow_threads() -> None:
     if threads == _threads_seen:
         return
     _threads_seen = threads
-    if torch is None:
+    if torch is not None:
+        _conclave.use_openmp()  # torch's own threads: two pools on the same cores are slow
+    else:
         threads = _threads_of_environment() or _conclave.max_threads()
     _conclave.set_num_threads(threads)
 

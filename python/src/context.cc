@@ -80,6 +80,12 @@ void bind_context(nb::module_& module) {
       "set_num_threads", [](int32_t threads) { process_executor()->set_num_threads(threads); },
       nb::arg("num_threads"), "CPU threads of all layers from now on, cut to max_threads().");
   module.def(
+      "use_openmp", [] { process_executor()->use_openmp(); },
+      "From now on layers run on the threads of the OpenMP runtime that is loaded, if any is.");
+  module.def(
+      "uses_openmp", [] { return process_executor()->uses_openmp(); },
+      "Whether layers run on the threads of an OpenMP runtime.");
+  module.def(
       "num_threads", [] { return process_executor()->num_threads(); }, "CPU threads in use.");
   module.def(
       "max_threads", [] { return process_executor()->concurrency(); },

@@ -1,5 +1,6 @@
 #include "executor.h"
 
+#include "openmp.h"
 #include "per_process.h"
 
 #include <algorithm>
@@ -81,7 +82,17 @@ std::shared_ptr<SharedExecutor::Pool> SharedExecutor::current_pool() {
   return pool_;
 }
 
+void SharedExecutor::use_openmp() {
+  const OpenMpThreads* threads = OpenMpThreads::find();
+  openmp_.store(threads, std::memory_order_release);
+}
+
 void SharedExecutor::run(ParallelTask task) {
+  const OpenMpThreads* const openmp = openmp_.load(std::memory_order_acquire);
+  // That runtime does not work in a forked child whose parent has used it.
+  if (openmp != nullptr && fork_count() == 0) {
+    return openmp->run(task, concurrency_, num_threads());
+  }
   const std::shared_ptr<Pool> pool = current_pool();
   const int32_t threads = pool->executor->concurrency();
   if (threads == concurrency_) return pool->executor->run(task);

@@ -10,6 +10,8 @@
 
 namespace conclave::python {
 
+class OpenMpThreads;
+
 // Layers plan for concurrency(), which is constant; fewer threads share its workers out among
 // themselves. So the number may change while layers live, and results do not change with it.
 class SharedExecutor final : public Executor {
@@ -24,6 +26,9 @@ class SharedExecutor final : public Executor {
   // 1 to concurrency(): more threads than that are cut to it.
   void set_num_threads(int32_t num_threads);
   int32_t num_threads() const noexcept { return wanted_.load(std::memory_order_relaxed); }
+  // From now on runs on the threads of the OpenMP runtime that is loaded, if there is one.
+  void use_openmp();
+  bool uses_openmp() const noexcept { return openmp_.load() != nullptr; }
 
  private:
   struct Pool;
@@ -31,6 +36,7 @@ class SharedExecutor final : public Executor {
 
   int32_t concurrency_;
   std::atomic<int32_t> wanted_;
+  std::atomic<const OpenMpThreads*> openmp_{nullptr};
   std::shared_ptr<Pool> pool_;
 };
 
