@@ -41,6 +41,32 @@ Checkpoint open(const std::string& directory, const std::string& experts, bool e
   return run_interruptible([&] { return Checkpoint::open(directory, options); });
 }
 
+bool put_tensor(CheckpointFeed& feed, const std::string& name, nb::handle tensor,
+                FeedMemory memory) {
+  const Array array(tensor, "tensor");
+  array.require_device({});
+  if (array.rank() > kMaxRank) {
+    throw Error(ErrorCode::kShape, {.what = "a tensor has too many dimensions",
+                                    .tensor = name,
+                                    .found = array.shape_text()});
+  }
+  int64_t dense = 1;
+  for (size_t axis = array.shape().size(); axis-- > 0;) {
+    const int64_t size = array.shape()[axis];
+    if (size > 1 && array.strides()[axis] != dense) {
+      throw Error(ErrorCode::kStride, {.what = "a tensor is not dense",
+                                       .tensor = name,
+                                       .hint = "pass a contiguous copy"});
+    }
+    dense *= size;
+  }
+  return feed.put(name,
+                  {.data = array.data(),
+                   .dtype = array.dtype(),
+                   .shape = Shape(std::span<const int64_t>(array.shape()))},
+                  memory);
+}
+
 void bind_feed(nb::module_& module) {
   nb::class_<CheckpointFeed> feed(module, "Feed",
                                   "Weights of a model pushed tensor by tensor, in any order.");
@@ -57,29 +83,17 @@ void bind_feed(nb::module_& module) {
   feed.def(
       "put",
       [](CheckpointFeed& self, const std::string& name, nb::handle tensor) {
-        const Array array(tensor, "tensor");
-        array.require_device({});
-        if (array.rank() > kMaxRank) {
-          throw Error(ErrorCode::kShape, {.what = "a tensor has too many dimensions",
-                                          .tensor = name,
-                                          .found = array.shape_text()});
-        }
-        int64_t dense = 1;
-        for (size_t axis = array.shape().size(); axis-- > 0;) {
-          const int64_t size = array.shape()[axis];
-          if (size > 1 && array.strides()[axis] != dense) {
-            throw Error(ErrorCode::kStride, {.what = "a tensor is not dense",
-                                             .tensor = name,
-                                             .hint = "pass a contiguous copy"});
-          }
-          dense *= size;
-        }
-        return self.put(name, {.data = array.data(),
-                               .dtype = array.dtype(),
-                               .shape = Shape(std::span<const int64_t>(array.shape()))});
+        return put_tensor(self, name, tensor, FeedMemory::kCopy);
       },
       nb::arg("name"), nb::arg("tensor"),
       "Takes a copy of a tensor under its full name. True if a MoE layer has a use for it.");
+  feed.def(
+      "put_in_place",
+      [](CheckpointFeed& self, const std::string& name, nb::handle tensor) {
+        return put_tensor(self, name, tensor, FeedMemory::kKeep);
+      },
+      nb::arg("name"), nb::arg("tensor"),
+      "As put, without a copy: the tensor must live and stay as it is until layers are made.");
   feed.def(
       "layers",
       [](const CheckpointFeed& self) {

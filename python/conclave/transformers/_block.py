@@ -6,13 +6,14 @@ import inspect
 import itertools
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from conclave.layer import Layer
 from conclave.transformers._experts import logger
-from conclave.transformers._feed import make_layer
+from conclave.transformers._feed import first_that_fits, make_layer
 from conclave.transformers._find import Candidate, router_of
 from conclave.transformers._probe import (
     TOKENS,
@@ -49,8 +50,7 @@ class PatchedBlock:
         self._former: dict[str, Any] = {}
         weights = next(candidate.block.parameters())
         self._norm: torch.nn.Module | None = None
-        self._pack(weights.device)
-        self._second = self._probe(candidate)
+        self._second = first_that_fits(lambda names: self._try(names, candidate, weights.device))
         self.key = next(_keys)
         _blocks[self.key] = self
 
@@ -65,8 +65,13 @@ class PatchedBlock:
     def _state(self) -> list[tuple[Any, ...]]:
         return [(t._version, t.data_ptr()) for t in self._watched]
 
+    def _try(self, names: Callable, candidate: Candidate, device: torch.device) -> str | None:
+        self._names = names
+        self._pack(device)
+        return self._probe(candidate)
+
     def _pack(self, device: torch.device) -> None:
-        made = make_layer(self._model(), [self.path], device)
+        made = make_layer(self._model(), [self.path], device, self._names)
         self.layer: Layer = made.layer
         self.siblings = made.parts[1:]
         self._watched = self._tensors()

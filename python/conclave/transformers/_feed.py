@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from conclave import _conclave, _runtime
+from conclave.errors import Error
 from conclave.layer import Layer
 from conclave.spec import LayerOptions, to_dict
 from conclave.transformers._names import (
@@ -21,6 +22,8 @@ from conclave.transformers._names import (
 from conclave.transformers._packed import MAX_TOKENS
 from conclave.transformers._traits import NotOurs
 
+_Result = TypeVar("_Result")
+
 
 @dataclasses.dataclass(frozen=True)
 class BlockLayer:
@@ -30,11 +33,12 @@ class BlockLayer:
     parts: tuple[str, ...]  # paths: the block's, and shared experts that the decoder layer calls
 
 
-def _put(feed: Any, tensors: dict[str, torch.Tensor]) -> None:
+def _put(feed: Any, tensors: dict[str, torch.Tensor], kept: list[torch.Tensor]) -> None:
     for name, tensor in tensors.items():
         if tensor.is_meta:
             raise NotOurs(f"{name} is on the meta device: its data is not in memory")
-        feed.put(name, tensor.detach().cpu().contiguous())
+        kept.append(tensor.detach().cpu().contiguous())
+        feed.put_in_place(name, kept[-1])
 
 
 def _siblings(model: Any, path: str) -> list[str]:
@@ -49,42 +53,57 @@ def _siblings(model: Any, path: str) -> list[str]:
 
 
 def _fill(
-    model: Any, number: int, parts: Sequence[str], further: Sequence[str], names: Callable
-) -> tuple[Any, tuple[str, ...]]:
-    """A feed with a complete layer, and what it took. Raises NotOurs, naming what is missing."""
-    feed = _conclave.Feed.from_config(config_text(model))
-    if number not in feed.layers():
-        raise NotOurs(f"layer {number} is no MoE layer by the model's configuration")
-    taken = list(parts)
-    for part in parts:
-        _put(feed, names(model, tensors_below(model, part)))
-    for part in further:
-        if feed.is_complete(number):
+    feed: Any,
+    model: Any,
+    parts: Sequence[str],
+    further: Sequence[str],
+    number: int,
+    names: Callable,
+) -> tuple[tuple[str, ...], list[torch.Tensor]]:
+    """Completes the feed's layer: what it took, and tensors that must live as long as the feed.
+
+    Raises NotOurs, naming what is missing.
+    """
+    kept: list[torch.Tensor] = []
+    taken = []
+    for part in (*parts, *further):
+        if part in further and feed.is_complete(number):
             break
-        _put(feed, names(model, tensors_below(model, part)))
+        _put(feed, names(model, tensors_below(model, part)), kept)
         taken.append(part)
     if not feed.is_complete(number):
         lacking = [name for name in feed.missing(4096) if f".{number}." in name]
         raise NotOurs(f"{parts[0]} lacks {', '.join(lacking[:3]) or 'tensors'}")
-    return feed, tuple(taken)
+    return tuple(taken), kept
 
 
 def make_layer(
-    model: Any, parts: Sequence[str], device: torch.device, with_siblings: bool = True
+    model: Any, parts: Sequence[str], device: torch.device, names: Callable, alone: bool = False
 ) -> BlockLayer:
-    """Packs a block that lies at one path or several. Raises NotOurs or conclave.Error."""
+    """Packs a block that lies at one path or several. Raises NotOurs or conclave.Error.
+
+    `names` gives tensors their names on disk. Weights beside the block, which the decoder layer adds,
+    belong to it unless it is `alone`.
+    """
     number = layer_number(parts[0])
     if number is None:
         raise NotOurs(f"{parts[0]} has no layer number")
-    further = _siblings(model, parts[0]) if with_siblings else []
-    try:
-        feed, taken = _fill(model, number, parts, further, published)
-    except NotOurs as error:
-        try:
-            feed, taken = _fill(model, number, parts, further, in_memory)
-        except NotOurs:
-            raise error from None
+    further = [] if alone else _siblings(model, parts[0])
+    feed = _conclave.Feed.from_config(config_text(model))
+    if number not in feed.layers():
+        raise NotOurs(f"layer {number} is no MoE layer by the model's configuration")
+    taken, kept = _fill(feed, model, parts, further, number, names)
     context = _runtime.context("cpu" if device.type == "cpu" else f"cuda:{device.index or 0}")
     options = to_dict(LayerOptions(max_tokens=MAX_TOKENS))
     core = _conclave.Layer.from_feed(context, feed, number, options, {}, device.type == "cpu")
+    del feed, kept
     return BlockLayer(Layer(core), taken)
+
+
+def first_that_fits(attempt: Callable[[Callable], _Result]) -> _Result:
+    """Tries a model's own names first, whose tensors lie ready, then the published ones, whose
+    stacks may have to be cut up. Raises what the last attempt raises."""
+    try:
+        return attempt(in_memory)
+    except (NotOurs, Error):
+        return attempt(published)

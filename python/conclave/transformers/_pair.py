@@ -7,12 +7,13 @@ both inputs, and does all of the work.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from conclave.transformers._experts import experts_forward, logger
-from conclave.transformers._feed import make_layer
+from conclave.transformers._feed import first_that_fits, make_layer
 from conclave.transformers._find import Candidate, router_of
 from conclave.transformers._probe import call_original, probe_hidden, require_equal
 from conclave.transformers._traits import NotOurs
@@ -34,6 +35,10 @@ class PatchedPair:
         names = {module: name for name, module in candidate.block.named_children()}
         self._parts = [f"{candidate.path}.{names[m]}" for m in (router, candidate.experts)]
         self._warned = False
+        first_that_fits(lambda names: self._try(names, candidate))
+
+    def _try(self, names: Callable, candidate: Candidate) -> None:
+        self._names = names
         self._pack()
         self._probe(candidate)
 
@@ -42,7 +47,8 @@ class PatchedPair:
         self._watched = [*self._router().parameters(), *experts.parameters()]
         self._packed_state = self._state()
         device = self._watched[-1].device
-        self.layer = make_layer(self._model(), self._parts, device, with_siblings=False).layer
+        made = make_layer(self._model(), self._parts, device, self._names, alone=True)
+        self.layer = made.layer
 
     def _state(self) -> list[tuple[int, int]]:
         return [(t._version, t.data_ptr()) for t in self._watched]

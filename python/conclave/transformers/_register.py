@@ -70,8 +70,7 @@ def set_implementation(model: Any, name: str = IMPLEMENTATION) -> None:
     setter = getattr(model, "set_experts_implementation", None)
     if setter is not None:
         setter(name)
-        return
-    for module in model.modules():
+    for module in model.modules():  # some layers hold a copy of the configuration
         config = getattr(module, "config", None)
-        if config is not None and hasattr(config, "_experts_implementation"):
+        if getattr(config, "_experts_implementation", name) != name:
             config._experts_implementation = name

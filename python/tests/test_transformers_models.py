@@ -1,0 +1,96 @@
+"""Every model family of testdata that transformers has: eager against the library, logits to logits.
+
+Two ways in: the experts backend, and whole blocks by `patch`. docs/python-models.md is the list that
+this makes; tools/python_models.py writes it with the same functions.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+transformers = pytest.importorskip("transformers", "5.0", reason="transformers 5 is not installed")
+
+from support import models  # noqa: E402
+
+import conclave.transformers  # noqa: E402
+from conclave.transformers import _block, _experts  # noqa: E402
+
+BAR = 2e-5  # float32, through two or three layers: the layer's own bar is 5e-6
+
+# The version that testdata was made with, in which every block is as the library knows it. In older
+# ones some families have other formulas; there results must be equal, by whatever way.
+IS_NEWEST = tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 20)
+
+EAGER_IS_WRONG = {"hunyuan_v1_moe"}  # 5.0: weights [T, E] are indexed by slot; grouped_mm is right
+
+
+def dispatches(model: object) -> bool:
+    """Whether a model's experts have a forward that transformers exchanges."""
+    wrapped = (hasattr(type(module).forward, "__wrapped__") for module in model.modules())
+    held = (hasattr(module, "down_proj") for module in model.modules())
+    stacked = (
+        getattr(getattr(module, "down_proj", None), "ndim", 0) == 3 for module in model.modules()
+    )
+    return any(all(traits) for traits in zip(wrapped, held, stacked, strict=True))
+
+
+@pytest.fixture(scope="module", params=models.folders())
+def family(request: pytest.FixtureRequest) -> tuple[str, object, models.Run]:
+    """A folder, its model, and what that does by itself."""
+    try:
+        model = models.load(request.param)
+    except models.NoClass as error:
+        pytest.skip(f"transformers {transformers.__version__}: {error}")
+    if not IS_NEWEST and request.param in EAGER_IS_WRONG:
+        pytest.skip("eager experts of this version read the wrong routing weights")
+    try:
+        expected = models.run(model, models.prompt())
+    except (AttributeError, RuntimeError) as error:
+        pytest.skip(f"transformers {transformers.__version__} does not run it: {error}")
+    return request.param, model, expected
+
+
+def check(model: object, expected: models.Run) -> None:
+    _experts._warned.clear()
+    _block._warned.clear()
+    actual = models.run(model, models.prompt())
+    assert actual.tokens == expected.tokens
+    assert models.worst_difference(actual, expected) <= BAR
+    assert not _experts._warned and not _block._warned  # nothing ran eagerly
+
+
+def test_model_with_experts_backend_has_eager_logits(family: tuple) -> None:
+    _, model, expected = family
+    conclave.transformers.set_implementation(model)
+    try:
+        packed = conclave.transformers._packed._packed
+        before = len(packed)
+        check(model, expected)
+        assert (len(packed) > before) == dispatches(model)
+    finally:
+        conclave.transformers.set_implementation(model, "eager")
+
+
+def test_model_with_patched_blocks_has_eager_logits(family: tuple) -> None:
+    _, model, expected = family
+    report = conclave.transformers.patch(model)
+    try:
+        assert report.replaced or not IS_NEWEST
+        if IS_NEWEST:
+            assert {m.replaced for m in report.replaced} == {"block"}, str(report)
+            assert all("attention" in m.reason for m in report.not_replaced)
+        check(model, expected)
+    finally:
+        conclave.transformers.unpatch(model)
+
+
+def test_families_are_at_least_25() -> None:
+    known = 0
+    for name in models.folders():
+        try:
+            models.config_of(name)
+            known += 1
+        except models.NoClass:
+            continue
+    assert known >= 25
