@@ -23,6 +23,9 @@ BAR = 2e-5  # float32, through two or three layers: the layer's own bar is 5e-6
 IS_NEWEST = tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 20)
 
 EAGER_IS_WRONG = {"hunyuan_v1_moe"}  # 5.0: weights [T, E] are indexed by slot; grouped_mm is right
+# 5.0 scores masked groups 0, not -inf: that differs for a token in thousands, all of whose biased
+# scores are negative. The library goes by the published formula, which later versions have too.
+MASKS_WITH_ZERO = {"solar_open"}
 
 
 def dispatches(model: object) -> bool:
@@ -73,7 +76,9 @@ def test_model_with_experts_backend_has_eager_logits(family: tuple) -> None:
 
 
 def test_model_with_patched_blocks_has_eager_logits(family: tuple) -> None:
-    _, model, expected = family
+    name, model, expected = family
+    if not IS_NEWEST and name in MASKS_WITH_ZERO:
+        pytest.skip("this version of transformers masks groups with 0")
     report = conclave.transformers.patch(model)
     try:
         assert report.replaced or not IS_NEWEST

@@ -74,7 +74,7 @@ def run_experts(
     ids, weights = local_part(top_k_index), local_part(top_k_weights).detach()
     if weights.shape != ids.shape:
         weights = weights.gather(1, ids)
-    layer = packed.layer_for(packed.traits.tensors(module), ids.shape[-1])
+    layer = packed.layer_for(module, ids.shape[-1])
     return layer.forward(_dense(hidden), topk_ids=_dense(ids), topk_weights=_dense(weights))
 
 

@@ -33,21 +33,23 @@ class PackedExperts:
     """The layer of one experts module."""
 
     def __init__(self, module: torch.nn.Module, hidden_size: int) -> None:
+        self._hidden_size = hidden_size
         self.traits: ExpertsTraits = read_traits(module, hidden_size)
         self.layer: Layer | None = None
         self._top_k = 0
         self._state: list[tuple[Any, ...]] = []
         self._lock = threading.Lock()
 
-    def layer_for(self, tensors: list[torch.Tensor], top_k: int) -> Layer:
-        """The layer of these weights, packed again if they are not those that were packed."""
+    def layer_for(self, module: torch.nn.Module, top_k: int) -> Layer:
+        """The layer of the module's weights, packed again if they are not those that were packed."""
+        tensors = self.traits.tensors(module)
         state = [_state_of(tensor) for tensor in tensors]
         layer = self.layer
         if layer is not None and state == self._state and top_k == self._top_k:
             return layer
         with self._lock:
             if self.layer is None or state != self._state or top_k != self._top_k:
-                self._pack(tensors, state, top_k)
+                self._pack(module, state, top_k)
             return self.layer  # type: ignore[return-value]
 
     def _arrays(self, tensors: list[torch.Tensor]) -> dict[str, Any]:
@@ -63,15 +65,18 @@ class PackedExperts:
         transposed = self.traits.transposed and not tensors[0].is_cuda
         return {"gate_up_order": self.traits.order, "transposed": transposed}
 
-    def _pack(self, tensors: list[torch.Tensor], state: list[Any], top_k: int) -> None:
+    def _pack(self, module: torch.nn.Module, state: list[Any], top_k: int) -> None:
         same_place = [s[2:4] for s in state] == [s[2:4] for s in self._state]
         if self.layer is not None and same_place and top_k == self._top_k:
+            tensors = self.traits.tensors(module)
             self._state = []  # until the reload is complete
             self.layer.reload(
                 mode="in_place", **self._layout(tensors), **self._arrays(tensors)
             )
         else:
             self.layer = None  # its memory goes before the new layer's comes
+            self.traits = read_traits(module, self._hidden_size)
+            tensors = self.traits.tensors(module)
             spec = MoeSpec(
                 top_k=top_k,
                 activation=self.traits.activation,

@@ -9,7 +9,7 @@ import torch
 
 from conclave.transformers._traits import NotOurs
 
-TOKENS = 32
+TOKENS = 64
 # Of one token's output.
 _ERROR = {torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 6e-2}
 # Share of the tokens that may be further off: where scores are rounded to 8 bits, two are often as
@@ -23,6 +23,7 @@ def probe_hidden(module: torch.nn.Module, hidden_size: int, seed: int = 5) -> to
     dtype = weights.dtype if weights.dtype in _ERROR else torch.bfloat16
     numbers = torch.Generator().manual_seed(seed)
     hidden = torch.randn(1, TOKENS, hidden_size, generator=numbers)
+    hidden *= torch.logspace(-1, 1, TOKENS)[:, None]  # small and large, as residuals are
     return hidden.to(dtype).to(weights.device)
 
 

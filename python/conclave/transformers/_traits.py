@@ -15,6 +15,9 @@ from conclave.spec import ActivationSpec, QuantSpec
 from conclave.transformers import _activation
 
 
+_GROUP_COLS = 128  # of a row that shares a scale, QuantSpec.activations "group"
+
+
 class NotOurs(Exception):
     """A module that the library does not compute; the text says why."""
 
@@ -104,15 +107,13 @@ def _quant_of(module: torch.nn.Module, scale: torch.Tensor) -> QuantSpec:
     powers = scale.dtype != torch.float32 and "e8m0" in str(scale.dtype)
     if block is None:
         return QuantSpec(weights="tensor", activations="tensor_static" if static else "token")
-    if static:
-        activations = "tensor_static"
-    else:
-        activations = "group"
+    if not static and block[1] != _GROUP_COLS:
+        raise NotOurs(f"rows are quantised in groups of {block[1]} columns, not {_GROUP_COLS}")
     return QuantSpec(
         weights="block",
         block_rows=int(block[0]),
         block_cols=int(block[1]),
-        activations=activations,
+        activations="tensor_static" if static else "group",
         power_of_two_scales=powers,
     )
 
