@@ -18,10 +18,6 @@ from conclave.transformers import _block, _experts  # noqa: E402
 
 BAR = 2e-5  # float32, through two or three layers: the layer's own bar is 5e-6
 
-# The version that testdata was made with, in which every block is as the library knows it. In older
-# ones some families have other formulas; there results must be equal, by whatever way.
-IS_NEWEST = tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 20)
-
 EAGER_IS_WRONG = {"hunyuan_v1_moe"}  # 5.0: weights [T, E] are indexed by slot; grouped_mm is right
 # 5.0 scores masked groups 0, not -inf: that differs for a token in thousands, all of whose biased
 # scores are negative. The library goes by the published formula, which later versions have too.
@@ -45,7 +41,7 @@ def family(request: pytest.FixtureRequest) -> tuple[str, object, models.Run]:
         model = models.load(request.param)
     except models.NoClass as error:
         pytest.skip(f"transformers {transformers.__version__}: {error}")
-    if not IS_NEWEST and request.param in EAGER_IS_WRONG:
+    if not models.IS_NEWEST and request.param in EAGER_IS_WRONG:
         pytest.skip("eager experts of this version read the wrong routing weights")
     try:
         expected = models.run(model, models.prompt())
@@ -77,12 +73,12 @@ def test_model_with_experts_backend_has_eager_logits(family: tuple) -> None:
 
 def test_model_with_patched_blocks_has_eager_logits(family: tuple) -> None:
     name, model, expected = family
-    if not IS_NEWEST and name in MASKS_WITH_ZERO:
+    if not models.IS_NEWEST and name in MASKS_WITH_ZERO:
         pytest.skip("this version of transformers masks groups with 0")
     report = conclave.transformers.patch(model)
     try:
-        assert report.replaced or not IS_NEWEST
-        if IS_NEWEST:
+        assert report.replaced or not models.IS_NEWEST
+        if models.IS_NEWEST:
             assert {m.replaced for m in report.replaced} == {"block"}, str(report)
             assert all("attention" in m.reason for m in report.not_replaced)
         check(model, expected)

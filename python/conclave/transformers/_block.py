@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from conclave.errors import ConclaveRuntimeError
 from conclave.layer import Layer
 from conclave.transformers._experts import logger
 from conclave.transformers._feed import first_that_fits, make_layer
@@ -185,7 +186,7 @@ class PatchedBlock:
 
     def _eager(self, reason: str, args: Any, kwargs: Any) -> Any:
         if self.released_bytes:
-            raise NotOurs(f"{self.path}: {reason}, and the model's own weights were released")
+            raise ConclaveRuntimeError(f"{self.path}: {reason}, and its weights were released")
         if reason not in _warned:
             _warned.add(reason)
             logger.warning("MoE blocks run eagerly: %s", reason)
