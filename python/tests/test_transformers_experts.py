@@ -1,4 +1,4 @@
-"""The experts backend on single modules: layouts, types, ids, updates of weights, ways around it."""
+"""The experts backend on single modules: layouts, types, ids, updates of weights."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ transformers = pytest.importorskip("transformers", "5.0", reason="transformers 5
 
 from transformers.integrations.moe import use_experts_implementation  # noqa: E402
 
-import conclave.transformers  # noqa: E402
 from conclave.transformers import _experts, _packed, _traits  # noqa: E402
 from conclave.transformers._activation import identify_gated, identify_plain  # noqa: E402
 
-E, K, H, I, T = 6, 3, 40, 28, 11
+E, K, H, INNER, T = 6, 3, 40, 28, 11
 BARS = {torch.float32: 5e-6, torch.float16: 6e-3, torch.bfloat16: 6e-3}
 
 
@@ -56,8 +55,8 @@ class Plain(torch.nn.Module):
         super().__init__()
         self.num_experts = E
         self.act_fn = torch.nn.SiLU()
-        self.gate_up_proj = parameter(dtype, E, 2 * I, H)
-        self.down_proj = parameter(dtype, E, H, I)
+        self.gate_up_proj = parameter(dtype, E, 2 * INNER, H)
+        self.down_proj = parameter(dtype, E, H, INNER)
 
     def expert(self, e: int, x: Any) -> Any:
         return self._apply_gate(x @ self.gate_up_proj[e].double().T) @ self.down_proj[e].double().T
@@ -79,9 +78,9 @@ class Interleaved(Plain):
     def __init__(self, config: Any, dtype: Any = torch.float32) -> None:
         super().__init__(config, dtype)
         self.alpha, self.limit = 1.702, 1.5
-        self.gate_up_proj = parameter(dtype, E, H, 2 * I)
-        self.down_proj = parameter(dtype, E, I, H)
-        self.gate_up_proj_bias = parameter(dtype, E, 2 * I)
+        self.gate_up_proj = parameter(dtype, E, H, 2 * INNER)
+        self.down_proj = parameter(dtype, E, INNER, H)
+        self.gate_up_proj_bias = parameter(dtype, E, 2 * INNER)
         self.down_proj_bias = parameter(dtype, E, H)
 
     def _apply_gate(self, both: Any) -> Any:
@@ -99,8 +98,8 @@ class Transposed(Plain):
 
     def __init__(self, config: Any, dtype: Any = torch.float32) -> None:
         super().__init__(config, dtype)
-        self.gate_up_proj = parameter(dtype, E, H, 2 * I)
-        self.down_proj = parameter(dtype, E, I, H)
+        self.gate_up_proj = parameter(dtype, E, H, 2 * INNER)
+        self.down_proj = parameter(dtype, E, INNER, H)
 
     def expert(self, e: int, x: Any) -> Any:
         return self._apply_gate(x @ self.gate_up_proj[e].double()) @ self.down_proj[e].double()
@@ -117,7 +116,7 @@ class NonGated(Plain):
     def __init__(self, config: Any, dtype: Any = torch.float32) -> None:
         super().__init__(config, dtype)
         del self.gate_up_proj
-        self.up_proj = parameter(dtype, E, I, H)
+        self.up_proj = parameter(dtype, E, INNER, H)
         self.act_fn = Squared()
 
     def expert(self, e: int, x: Any) -> Any:
@@ -243,7 +242,7 @@ def test_cast_makes_another_layer(module: Any) -> None:
     check(module, call(), BARS[torch.float32])
     module.to(torch.bfloat16)
     check(module, call(torch.bfloat16), BARS[torch.bfloat16])
-    module.gate_up_proj = parameter(torch.bfloat16, E, 2 * I, H)
+    module.gate_up_proj = parameter(torch.bfloat16, E, 2 * INNER, H)
     check(module, call(torch.bfloat16), BARS[torch.bfloat16])
 
 

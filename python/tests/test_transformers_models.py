@@ -1,7 +1,7 @@
-"""Every model family of testdata that transformers has: eager against the library, logits to logits.
+"""Every model family of testdata that transformers has: eager against the library, by logits.
 
-Two ways in: the experts backend, and whole blocks by `patch`. docs/python-models.md is the list that
-this makes; tools/python_models.py writes it with the same functions.
+Two ways in: the experts backend, and whole blocks by `patch`. tools/python_models.py writes the
+list of outcomes, docs/python-models.md, with the same functions.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", "5.0", reason="transformers 5 is not installed")
 
-from support import models  # noqa: E402
-
 import conclave.transformers  # noqa: E402
 from conclave.transformers import _block, _experts  # noqa: E402
+from support import models  # noqa: E402
 
 BAR = 2e-5  # float32, through two or three layers: the layer's own bar is 5e-6
 

@@ -14,11 +14,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", "5.0", reason="transformers 5 is not installed")
 
-from support import models  # noqa: E402
-
 import conclave.transformers  # noqa: E402
 from conclave.errors import ConclaveRuntimeError, ConclaveValueError  # noqa: E402
 from conclave.transformers import _block, _experts, _packed, _patch  # noqa: E402
+from support import models  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

@@ -42,8 +42,8 @@ def experts_forward(
     Args:
         self: the experts module of transformers.
         hidden_states: [T, H] float32, bfloat16 or float16.
-        top_k_index: [T, k] integers. Ids of num_experts and above contribute nothing: they are those
-            of other ranks.
+        top_k_index: [T, k] integers. Ids of num_experts and above contribute nothing: they are
+            those of other ranks.
         top_k_weights: [T, k], or [T, E] of which the chosen ones are taken.
         kwargs: of other backends; the module's own forward gets them where it has to serve.
 
@@ -108,7 +108,9 @@ def _eager(
         _warned.add(reason)
         logger.warning("experts run eagerly: %s", reason)
     original = inspect.unwrap(type(module).forward)
-    return original(module, hidden_states, top_k_index, top_k_weights, **_accepted(original, kwargs))
+    return original(
+        module, hidden_states, top_k_index, top_k_weights, **_accepted(original, kwargs)
+    )
 
 
 def _accepted(function: Callable, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -183,9 +185,7 @@ def _fake(
     weights: list[torch.Tensor],
     module_id: int,
 ) -> torch.Tensor:
-    return torch.empty(
-        hidden_states.shape, dtype=hidden_states.dtype, device=hidden_states.device
-    )
+    return torch.empty(hidden_states.shape, dtype=hidden_states.dtype, device=hidden_states.device)
 
 
 def define_operator() -> None:

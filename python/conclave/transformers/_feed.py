@@ -82,8 +82,8 @@ def make_layer(
 ) -> BlockLayer:
     """Packs a block that lies at one path or several. Raises NotOurs or conclave.Error.
 
-    `names` gives tensors their names on disk. Weights beside the block, which the decoder layer adds,
-    belong to it unless it is `alone`.
+    `names` gives tensors their names on disk. Weights beside the block, which the decoder layer
+    adds, belong to it unless it is `alone`.
     """
     number = layer_number(parts[0])
     if number is None:

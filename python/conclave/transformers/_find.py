@@ -33,8 +33,10 @@ def _holds_experts(module: torch.nn.Module) -> bool:
     """Whether a module's weights are stacks of experts: by now, or flat in a child (DBRX)."""
     if any(p.dim() == 3 for p in module.parameters(recurse=False)):
         return True
-    return hasattr(module, "num_experts") or hasattr(module, "moe_num_experts") or any(
-        hasattr(child, "moe_num_experts") for child in module.children()
+    return (
+        hasattr(module, "num_experts")
+        or hasattr(module, "moe_num_experts")
+        or any(hasattr(child, "moe_num_experts") for child in module.children())
     )
 
 

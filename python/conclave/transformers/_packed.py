@@ -1,9 +1,9 @@
 """Packed layers of modules, and when they are no longer what the module holds.
 
-A layer is made from a module's weights at its first call and kept as long as the module lives. Every
-call compares where the weights lie, their version counters, shapes and types with what was packed: an
-update in place, `load_state_dict` and an optimiser's step count the version up and are packed again
-into the same memory; `.to()` and a new parameter change the rest and make a new layer.
+A layer is made from a module's weights at its first call and kept as long as the module lives.
+Every call compares where the weights lie, their version counters, shapes and types with what was
+packed: an update in place, `load_state_dict` and an optimiser's step count the version up and are
+packed again into the same memory; `.to()` and a new parameter change the rest and make a new layer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PackedExperts:
         self._lock = threading.Lock()
 
     def layer_for(self, module: torch.nn.Module, top_k: int) -> Layer:
-        """The layer of the module's weights, packed again if they are not those that were packed."""
+        """The layer of the module's weights, packed again if they are others than before."""
         tensors = self.traits.tensors(module)
         state = [_state_of(tensor) for tensor in tensors]
         layer = self.layer
@@ -70,9 +70,7 @@ class PackedExperts:
         if self.layer is not None and same_place and top_k == self._top_k:
             tensors = self.traits.tensors(module)
             self._state = []  # until the reload is complete
-            self.layer.reload(
-                mode="in_place", **self._layout(tensors), **self._arrays(tensors)
-            )
+            self.layer.reload(mode="in_place", **self._layout(tensors), **self._arrays(tensors))
         else:
             self.layer = None  # its memory goes before the new layer's comes
             self.traits = read_traits(module, self._hidden_size)

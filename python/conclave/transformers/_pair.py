@@ -1,7 +1,7 @@
 """Router and experts that a decoder layer calls one after the other, the router on another input.
 
-The router's stand-in hands its input on in the place of ids and weights; that of the experts has then
-both inputs, and does all of the work.
+The router's stand-in hands its input on in the place of ids and weights; that of the experts has
+then both inputs, and does all of the work.
 """
 
 from __future__ import annotations

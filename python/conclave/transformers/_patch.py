@@ -13,8 +13,8 @@ from conclave.errors import ConclaveValueError, Error
 from conclave.transformers._block import PatchedBlock
 from conclave.transformers._experts import experts_forward
 from conclave.transformers._find import Candidate, find_candidates
-from conclave.transformers._pair import PatchedPair
 from conclave.transformers._packed import forget, packed_experts
+from conclave.transformers._pair import PatchedPair
 from conclave.transformers._traits import NotOurs
 
 _patches: weakref.WeakKeyDictionary[torch.nn.Module, list[Any]] = weakref.WeakKeyDictionary()
@@ -142,14 +142,14 @@ def patch(model: Any, release: bool = False) -> PatchReport:
     """Replaces the MoE blocks of a loaded model by layers of the library, in place.
 
     A block is routing, experts, shared experts and what transforms stand around them. Each
-    replacement is compared with the original on a few tokens first; where the results differ, or the
-    family is none that the library knows, the experts alone are replaced, or nothing is. Weights
-    that change later are packed again.
+    replacement is compared with the original on a few tokens first; where the results differ, or
+    the family is none that the library knows, the experts alone are replaced, or nothing is.
+    Weights that change later are packed again.
 
     Args:
         model: a model of transformers.
-        release: frees the model's own copy of packed weights. It then has no weights to train, save,
-            move or `unpatch`.
+        release: frees the model's own copy of packed weights, of whole blocks. It then has none
+            to train, save, move or `unpatch`.
 
     Returns:
         What was replaced and what was not, with reasons and sizes.

@@ -11,7 +11,7 @@ IMPLEMENTATION = "conclave"
 
 
 def _registries() -> list[Any]:
-    """Where this version of transformers looks functions up: 5.0 has one registry, later ones two."""
+    """Where this version of transformers looks functions up: in one place, or in two."""
     found = []
     for module, name in (
         ("transformers.integrations.moe", "ALL_EXPERTS_FUNCTIONS"),

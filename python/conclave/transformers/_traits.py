@@ -14,7 +14,6 @@ import torch
 from conclave.spec import ActivationSpec, QuantSpec
 from conclave.transformers import _activation
 
-
 _GROUP_COLS = 128  # of a row that shares a scale, QuantSpec.activations "group"
 
 
