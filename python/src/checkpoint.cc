@@ -46,17 +46,17 @@ bool put_tensor(CheckpointFeed& feed, const std::string& name, nb::handle tensor
   const Array array(tensor, "tensor");
   array.require_device({});
   if (array.rank() > kMaxRank) {
-    throw Error(ErrorCode::kShape, {.what = "a tensor has too many dimensions",
-                                    .tensor = name,
-                                    .found = array.shape_text()});
+    throw Error(
+        ErrorCode::kShape,
+        {.what = "a tensor has too many dimensions", .tensor = name, .found = array.shape_text()});
   }
   int64_t dense = 1;
   for (size_t axis = array.shape().size(); axis-- > 0;) {
     const int64_t size = array.shape()[axis];
     if (size > 1 && array.strides()[axis] != dense) {
-      throw Error(ErrorCode::kStride, {.what = "a tensor is not dense",
-                                       .tensor = name,
-                                       .hint = "pass a contiguous copy"});
+      throw Error(
+          ErrorCode::kStride,
+          {.what = "a tensor is not dense", .tensor = name, .hint = "pass a contiguous copy"});
     }
     dense *= size;
   }

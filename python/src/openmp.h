@@ -1,6 +1,6 @@
 // The threads of the OpenMP runtime that PyTorch computes with. Where there are as many threads as
-// cores, two pools are slower than one by far: each waits for its tasks by spinning, on the core that
-// the other needs.
+// cores, two pools are slower than one by far: each waits for its tasks by spinning, on the core
+// that the other needs.
 #pragma once
 
 #include "conclave/context.h"
@@ -9,8 +9,8 @@
 
 namespace conclave::python {
 
-// GNU's runtime, found among the libraries of the process by name and used through its entry points,
-// so that nothing links to it.
+// GNU's runtime, found among the libraries of the process by name and used through its entry
+// points, so that nothing links to it.
 class OpenMpThreads {
  public:
   // The runtime that is loaded, PyTorch's own copy before others; null where there is none. Looks

@@ -42,8 +42,8 @@ class PatchedBlock:
     def __init__(self, model: Any, candidate: Candidate) -> None:
         self.path = candidate.path
         self.released_bytes = 0
-        self._model = weakref.ref(model)
-        self._module = weakref.ref(candidate.block)
+        self._model: Any = weakref.ref(model)
+        self._module: Any = weakref.ref(candidate.block)
         self._original = candidate.block.forward
         self._parameters = list(inspect.signature(self._original).parameters)
         self._router = router_of(candidate.block)

@@ -139,7 +139,7 @@ def _compiled(
     if torch.is_grad_enabled() and (
         hidden_states.requires_grad or any(w.requires_grad for w in weights)
     ):
-        original = type(module).forward.__wrapped__
+        original = type(module).forward.__wrapped__  # type: ignore[attr-defined]
         return original(module, hidden_states, top_k_index, top_k_weights, **kwargs)
     return torch.ops.conclave.experts(
         hidden_states, top_k_index, top_k_weights, weights, id(module)

@@ -28,9 +28,9 @@ class PatchedPair:
         router = router_of(candidate.block)
         if router is None:
             raise NotOurs("no router stands beside the experts")
-        self._router = weakref.ref(router)
-        self._experts = weakref.ref(candidate.experts)
-        self._model = weakref.ref(model)
+        self._router: Any = weakref.ref(router)
+        self._experts: Any = weakref.ref(candidate.experts)
+        self._model: Any = weakref.ref(model)
         self._route, self._mix = router.forward, candidate.experts.forward
         names = {module: name for name, module in candidate.block.named_children()}
         self._parts = [f"{candidate.path}.{names[m]}" for m in (router, candidate.experts)]

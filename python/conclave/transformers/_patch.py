@@ -71,7 +71,7 @@ class _PatchedExperts:
         if not hasattr(type(module).forward, "__wrapped__"):
             raise NotOurs(f"{type(module).__name__} has no exchangeable forward")
         packed_experts(module, hidden_size)
-        self._module = weakref.ref(module)
+        self._module: Any = weakref.ref(module)
         self.released_bytes = 0
 
     def install(self) -> None:

@@ -51,11 +51,13 @@ def _allow_name() -> None:
     if check is None or getattr(check, "_conclave", False) or _reads_registry(check):
         return
 
-    def get_correct_experts_implementation(self: Any, requested: str | None) -> str:
-        return IMPLEMENTATION if requested == IMPLEMENTATION else check(self, requested)
+    def with_ours(self: Any, requested_experts: str | None) -> str:
+        if requested_experts == IMPLEMENTATION:
+            return IMPLEMENTATION
+        return check(self, requested_experts)
 
-    get_correct_experts_implementation._conclave = True  # type: ignore[attr-defined]
-    PreTrainedModel.get_correct_experts_implementation = get_correct_experts_implementation
+    with_ours._conclave = True  # type: ignore[attr-defined]
+    PreTrainedModel.get_correct_experts_implementation = with_ours  # type: ignore
 
 
 def _reads_registry(check: Any) -> bool:
@@ -71,6 +73,6 @@ def set_implementation(model: Any, name: str = IMPLEMENTATION) -> None:
     if setter is not None:
         setter(name)
     for module in model.modules():  # some layers hold a copy of the configuration
-        config = getattr(module, "config", None)
+        config: Any = getattr(module, "config", None)
         if getattr(config, "_experts_implementation", name) != name:
             config._experts_implementation = name
