@@ -1,0 +1,181 @@
+"""Ranks and sizes of a layer in vLLM's words."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from conclave import _conclave
+from conclave.errors import ConclaveUnsupportedError, ConclaveValueError
+from conclave.routing import RoutingMethodType
+from conclave.vllm.activation import MoEActivation
+
+_LOW_LATENCY = ("deepep_low_latency", "nixl_ep")
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedMoEParallelConfig:
+    """Which rank this is. TP, DP and PCP ranks are flattened into one group, which splits either
+    the columns of every expert (TP) or the experts (EP)."""
+
+    tp_size: int = 1
+    dp_size: int = 1
+    ep_size: int = 1
+    tp_rank: int = 0
+    dp_rank: int = 0
+    ep_rank: int = 0
+    use_ep: bool = False
+    pcp_size: int = 1
+    pcp_rank: int = 0
+    sp_size: int = 1
+    all2all_backend: str = "allgather_reducescatter"
+    enable_eplb: bool = False
+
+    def __post_init__(self) -> None:
+        for axis in ("tp", "dp", "ep", "pcp"):
+            size, rank = getattr(self, f"{axis}_size"), getattr(self, f"{axis}_rank")
+            if size < 1:
+                raise ConclaveValueError(f"{axis}_size: expected 1 or more, found {size}")
+            if not 0 <= rank < size:
+                raise ConclaveValueError(f"{axis}_rank: expected 0 to {size - 1}, found {rank}")
+
+    @property
+    def is_sequence_parallel(self) -> bool:
+        return self.sp_size > 1
+
+    @property
+    def use_all2all_kernels(self) -> bool:
+        """Whether tokens have to change ranks; the caller's engine moves them."""
+        return self.use_ep and (self.dp_size > 1 or self.pcp_size > 1 or self.sp_size > 1)
+
+    def _uses(self, *backends: str) -> bool:
+        return self.use_all2all_kernels and self.all2all_backend in backends
+
+    @property
+    def use_pplx_kernels(self) -> bool:
+        return self._uses("pplx")
+
+    @property
+    def use_deepep_ht_kernels(self) -> bool:
+        return self._uses("deepep_high_throughput")
+
+    @property
+    def use_deepep_ll_kernels(self) -> bool:
+        return self._uses("deepep_low_latency")
+
+    @property
+    def permits_round_robin(self) -> bool:
+        """Whether what moves the tokens addresses experts by position."""
+        return not self.use_all2all_kernels or self._uses(*_LOW_LATENCY)
+
+    @staticmethod
+    def make(
+        tp_size_: int = 1,
+        dp_size_: int = 1,
+        vllm_parallel_config: Any = None,
+        *,
+        pcp_size_: int = 1,
+        sp_size_: int = 1,
+        tp_rank: int = 0,
+        dp_rank: int | None = None,
+        pcp_rank: int = 0,
+        enable_expert_parallel: bool | None = None,
+    ) -> FusedMoEParallelConfig:
+        """The split of MoE layers from an engine's groups.
+
+        Args:
+            tp_size_, dp_size_, pcp_size_: sizes of the engine's groups; sp_size_: tp_size_ if a
+                sequence is split, else 1.
+            vllm_parallel_config: read if given: enable_expert_parallel, all2all_backend,
+                enable_eplb, data_parallel_rank.
+            tp_rank, dp_rank, pcp_rank: of this process in its groups; vLLM asks its process groups.
+        """
+        read = vllm_parallel_config
+        if enable_expert_parallel is None:
+            enable_expert_parallel = bool(getattr(read, "enable_expert_parallel", False))
+        if dp_rank is None:
+            dp_rank = int(getattr(read, "data_parallel_rank", 0) or 0)
+        world = tp_size_ * dp_size_ * pcp_size_
+        use_ep = enable_expert_parallel and world > 1
+        split = _conclave.flatten_groups(
+            tp_size=tp_size_,
+            tp_rank=tp_rank if tp_size_ > 1 else 0,
+            pcp_size=pcp_size_,
+            pcp_rank=pcp_rank if pcp_size_ > 1 else 0,
+            dp_size=dp_size_,
+            dp_rank=dp_rank if dp_size_ > 1 else 0,
+            expert_parallel=use_ep,
+            sequence_parallel=sp_size_ > 1,
+        )
+        return FusedMoEParallelConfig(
+            tp_size=split["tp_size"],
+            tp_rank=split["tp_rank"],
+            ep_size=split["ep_size"],
+            ep_rank=split["ep_rank"],
+            dp_size=dp_size_,
+            dp_rank=dp_rank if dp_size_ > 1 else 0,
+            pcp_size=pcp_size_,
+            pcp_rank=pcp_rank if pcp_size_ > 1 else 0,
+            sp_size=sp_size_,
+            use_ep=use_ep,
+            all2all_backend=getattr(read, "all2all_backend", None) or "allgather_reducescatter",
+            enable_eplb=bool(getattr(read, "enable_eplb", False)),
+        )
+
+    @staticmethod
+    def make_no_parallel() -> FusedMoEParallelConfig:
+        return FusedMoEParallelConfig()
+
+
+@dataclasses.dataclass
+class FusedMoEConfig:
+    """Sizes and types of a layer. hidden_dim is H, experts_per_token is k."""
+
+    num_experts: int
+    experts_per_token: int
+    hidden_dim: int
+    num_local_experts: int
+    moe_parallel_config: FusedMoEParallelConfig
+    in_dtype: Any
+    max_num_tokens: int = 256
+    has_bias: bool = False
+    intermediate_size: int | None = None
+    num_logical_experts: int | None = None
+    activation: MoEActivation = MoEActivation.SILU
+    routing_method: RoutingMethodType = RoutingMethodType.Unspecified
+    router_logits_dtype: Any = None
+    swiglu_limit: float | None = None
+    moe_backend: str = "auto"
+    device: Any = None
+    is_lora_enabled: bool = False
+    disable_inplace: bool = False
+    max_capture_size: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_num_tokens < 1:
+            raise ConclaveValueError(
+                f"max_num_tokens: expected 1 or more, found {self.max_num_tokens}"
+            )
+        if self.is_lora_enabled:
+            raise ConclaveUnsupportedError("is_lora_enabled: adapters on experts do not run")
+        if self.moe_backend != "auto":
+            raise ConclaveUnsupportedError(
+                f"moe_backend: {self.moe_backend!r} names a kernel of vLLM; "
+                "LayerOptions.kernel names ours"
+            )
+
+    @property
+    def is_act_and_mul(self) -> bool:
+        return self.activation.is_gated
+
+
+def _of(name: str) -> Any:
+    return property(lambda self: getattr(self.moe_parallel_config, name))
+
+
+for _name in (
+    *("tp_size", "dp_size", "ep_size", "pcp_size", "tp_rank", "dp_rank", "ep_rank", "pcp_rank"),
+    *("use_ep", "sp_size", "is_sequence_parallel", "use_all2all_kernels", "use_pplx_kernels"),
+    *("use_deepep_ht_kernels", "use_deepep_ll_kernels", "all2all_backend"),
+):
+    setattr(FusedMoEConfig, _name, _of(_name))
