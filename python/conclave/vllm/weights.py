@@ -1,0 +1,168 @@
+"""Checkpoint tensors into the parameters of a `FusedMoE`, each cut to what this rank holds.
+
+A parameter says by its attributes what it is: `is_transposed` (stored [in, out]), `shard_dim`,
+`load_full_w2`, and for scales `quant_method`, a value of `FusedMoeWeightScaleSupported`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from conclave.errors import ConclaveTypeError, ConclaveValueError
+from conclave.vllm.mapping import FusedMoeWeightScaleSupported
+
+_SHARDS = {"w1": 0, "w2": 1, "w3": 0}  # the axis of a matrix that tensor parallelism cuts
+_KINDS = FusedMoeWeightScaleSupported
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """One tensor on its way into a parameter."""
+
+    name: str
+    which: str  # w1, w2, w3
+    tp_rank: int
+    gated: bool
+
+
+def load_parameter(param: torch.nn.Parameter, source: Any, shard: Shard, expert: int) -> bool:
+    """Copies what belongs to this rank. False: the name says no kind of parameter that is known.
+
+    Args:
+        source: the tensor of one expert, or of all of them, which has one axis more.
+        expert: the local index.
+    """
+    if shard.which not in _SHARDS:
+        raise ConclaveValueError(f"shard_id: expected one of w1, w2, w3, found {shard.which!r}")
+    source = _tensor_of(source, param)
+    whole = source.ndim == 3
+    with torch.no_grad():
+        target = param if whole else param[expert]
+        axis = _axis(param, shard, whole)
+        if "input_scale" in shard.name or "weight_shape" in shard.name:
+            target.copy_(_scalar_like(source, target, shard.name))
+        elif "g_idx" in shard.name:
+            _copy(target, _cut(source, 0, target, shard) if shard.which == "w2" else source, shard)
+        elif "scale" in shard.name or "zero" in shard.name or "offset" in shard.name:
+            _load_scale(param, target, source, shard, axis)
+        elif "bias" in shard.name:
+            _load_bias(target, source, shard)
+        elif "weight" in shard.name:
+            _load_matrix(target, source, shard, axis)
+        else:
+            return False
+    return True
+
+
+def _tensor_of(source: Any, param: torch.nn.Parameter) -> torch.Tensor:
+    if not isinstance(source, torch.Tensor):
+        source = torch.as_tensor(source)
+    fp8 = torch.float8_e4m3fn
+    if param.dtype == fp8 and source.dtype not in (fp8, torch.uint8, torch.int8):
+        raise ConclaveTypeError(f"loaded_weight: expected float8_e4m3fn, found {source.dtype}")
+    if param.dtype == fp8 and source.dtype != fp8:
+        source = source.view(fp8)
+    return source.detach()
+
+
+def _axis(param: torch.nn.Parameter, shard: Shard, whole: bool) -> int:
+    axis = _SHARDS[shard.which]
+    if getattr(param, "is_transposed", False):
+        axis = 1 - axis
+    forced = getattr(param, "shard_dim", None)
+    axis = axis if forced is None else forced
+    return axis + 1 if whole else axis
+
+
+def _scalar_like(source: torch.Tensor, target: torch.Tensor, name: str) -> torch.Tensor:
+    if source.numel() != target.numel():
+        raise ConclaveValueError(
+            f"{name}: expected {target.numel()} numbers, found {source.numel()}"
+        )
+    return source.reshape(target.shape)
+
+
+def _load_scale(
+    param: torch.nn.Parameter, target: torch.Tensor, source: torch.Tensor, shard: Shard, axis: int
+) -> None:
+    kind = getattr(param, "quant_method", None)
+    if kind == _KINDS.TENSOR.value:
+        _load_one_scale(target, source, shard)
+    elif kind == _KINDS.CHANNEL.value:
+        # Channels of w2 are columns of the output: every rank has all of them.
+        if shard.which == "w2":
+            _copy(target, _channel(source, target), shard)
+        else:
+            _load_matrix(target, _channel(source, target), shard, axis)
+    elif kind in (_KINDS.GROUP.value, _KINDS.BLOCK.value):
+        full = shard.which == "w2" and getattr(param, "load_full_w2", False)
+        if full:
+            _copy(target, source, shard)
+        else:
+            _load_matrix(target, source, shard, axis)
+    else:
+        allowed = ", ".join(member.value for member in _KINDS)
+        raise ConclaveValueError(
+            f"quant method must be one of {allowed}: {shard.name} has {kind!r}"
+        )
+
+
+def _channel(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Scales [rows] as [rows, 1]."""
+    return source.unsqueeze(-1) if source.ndim == target.ndim - 1 else source
+
+
+def _load_one_scale(target: torch.Tensor, source: torch.Tensor, shard: Shard) -> None:
+    """w1 and w3 have a scale of their own each, where target has two."""
+    if target.ndim and target.shape[-1] == 2 and shard.which != "w2":
+        if source.numel() == 2:
+            target.copy_(source.reshape(2))  # both of a fused tensor
+            return
+        target = target[0 if shard.which == "w1" else 1]
+    target.copy_(_scalar_like(source, target, shard.name))
+
+
+def _load_bias(target: torch.Tensor, source: torch.Tensor, shard: Shard) -> None:
+    """That of w13 is cut as its rows are; that of w2 is added by one rank and whole."""
+    if shard.which == "w2":
+        _copy(target, source, shard)
+    else:
+        _load_matrix(target, source, shard, source.ndim - 1)
+
+
+def _load_matrix(target: torch.Tensor, source: torch.Tensor, shard: Shard, axis: int) -> None:
+    if source.ndim == 0:
+        _copy(target, source.expand(target.shape), shard)
+        return
+    if shard.which != "w2" and shard.gated:
+        half = target.shape[axis] // 2
+        target = target.narrow(axis, 0 if shard.which == "w1" else half, half)
+    elif shard.which == "w3":
+        raise ConclaveValueError(
+            f"shard_id: the activation has no gate, so that {shard.name} has w1 and w2 only"
+        )
+    _copy(target, _cut(source, axis, target, shard), shard)
+
+
+def _cut(source: torch.Tensor, axis: int, target: torch.Tensor, shard: Shard) -> torch.Tensor:
+    """This rank's part of a whole tensor."""
+    size = target.shape[axis]
+    start = size * shard.tp_rank
+    if start + size > source.shape[axis]:
+        raise ConclaveValueError(
+            f"{shard.name}: tensor-parallel rank {shard.tp_rank} reads {start} to {start + size} "
+            f"of axis {axis}, found shape {list(source.shape)}"
+        )
+    return source.narrow(axis, start, size)
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor, shard: Shard) -> None:
+    if tuple(target.shape) != tuple(source.shape):
+        raise ConclaveValueError(
+            f"{shard.name}: {shard.which} expected shape {list(target.shape)}, "
+            f"found {list(source.shape)}"
+        )
+    target.copy_(source)
