@@ -387,3 +387,35 @@ def test_fp8_weights_need_scales():
     config = conclave.fp8_w8a8_moe_quant_config(torch.ones(6), None)
     with pytest.raises(ConclaveValueError, match="w2_scale"):
         conclave.fused_experts(hidden, *codes, weights, ids, quant_config=config)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda w: {"w1": w[0].to_sparse()}, "w1"),
+        (lambda w: {"w2": w[1].to("meta")}, "w2"),
+        (lambda w: {"quant_config": biased(w[0][:, :79, 0], None)}, "w1_bias"),
+        (lambda w: {"quant_config": biased(None, w[1][:, 1:, 0])}, "w2_bias"),
+        (lambda w: {"quant_config": biased(w[0][:, :, 0].int(), None)}, "w1_bias"),
+    ],
+    ids=["sparse", "meta", "w1_bias", "w2_bias", "type"],
+)
+def test_errors_of_packing_name_the_argument(change, name):
+    hidden, w1, w2, weights, ids = random_case(2, 9, 40, 48, 6, 2, torch.float32)
+    arguments = {"w1": w1, "w2": w2, **change((w1, w2))}
+    with pytest.raises(Error, match=rf"\b{name}\b"):
+        conclave.fused_experts(hidden, topk_weights=weights, topk_ids=ids, **arguments)
+
+
+def test_scales_of_a_wrong_shape_are_named():
+    hidden, w1, w2, weights, ids = random_case(2, 9, 128, 128, 6, 2, torch.float32)
+    codes = [w.to(torch.float8_e4m3fn) for w in (w1, w2)]
+    config = conclave.fp8_w8a8_moe_quant_config(
+        torch.ones(6, 2, 2), torch.ones(6, 1, 1), block_shape=[128, 128]
+    )
+    with pytest.raises(Error, match=r"\bw1_scale\b"):
+        conclave.fused_experts(hidden, *codes, weights, ids, quant_config=config)
+
+
+def biased(w1_bias, w2_bias):
+    return conclave.biased_moe_quant_config(w1_bias, w2_bias)

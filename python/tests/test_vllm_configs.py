@@ -275,7 +275,7 @@ def test_activation_names():
     assert kinds.SILU.without_mul() is kinds.SILU_NO_MUL
     assert kinds.RELU2_NO_MUL.without_mul() is kinds.RELU2_NO_MUL
     assert kinds.SWIGLUOAI.is_gated and not kinds.GELU_NO_MUL.is_gated
-    with pytest.raises(ConclaveValueError, match="activation.*silu"):
+    with pytest.raises(ConclaveValueError, match=r"activation.*silu"):
         kinds.from_str("swish")
 
 

@@ -206,6 +206,7 @@ def test_gate_shared_experts_and_transforms():
         assert layer.is_internal_router and layer.gate is gate
         apart = filled(**modules, return_shared_apart=True)
         shared_rows, routed_rows = apart(hidden)
+        assert shared_rows.shape == hidden.shape
     check(routed_rows, routed.double(), 1e-5)
     assert len(layer.get_expert_weights()) == 2  # none of the modules'
 
@@ -549,3 +550,55 @@ def test_state_dict_round_trip():
     other.load_state_dict(one.state_dict())
     assert torch.equal(one(hidden, logits), other(hidden, logits))
     assert set(one.state_dict()) == {"w13_weight", "w2_weight"}
+
+
+def test_sums_over_ranks_by_the_default_group(monkeypatch):
+    dist = torch.distributed
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor: tensor.mul_(2))
+    split = vllm.FusedMoEParallelConfig(tp_size=2, tp_rank=0)
+    alone = filled(moe_parallel_config=split)
+    layer = filled(moe_parallel_config=split, reduce_results=True)
+    assert torch.equal(layer(*tokens()), 2 * alone(*tokens()))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "limit"),
+    [(torch.float32, 1e-5), (torch.float16, HALF_BAR), (torch.bfloat16, 2e-2)],
+    ids=["f32", "f16", "bf16"],
+)
+def test_mixtral_block_of_transformers(dtype, limit):
+    """vLLM's test: 64 tokens through the model's own block, in the block's own arithmetic."""
+    mixtral = pytest.importorskip(
+        "transformers.models.mixtral.modeling_mixtral", reason="transformers is not installed"
+    )
+    from transformers import MixtralConfig
+
+    torch.manual_seed(0)
+    config = MixtralConfig(
+        hidden_size=48, intermediate_size=40, num_local_experts=8, num_experts_per_tok=2
+    )
+    config._experts_implementation = "eager"
+    block = mixtral.MixtralSparseMoeBlock(config)
+    for param in block.parameters():
+        torch.nn.init.normal_(param, std=0.2)
+    block = block.to(dtype).eval()
+    stacked = dict(block.named_parameters())
+    if "experts.gate_up_proj" not in stacked:
+        pytest.skip("this transformers keeps experts apart")
+    layer = filled(params_dtype=dtype)
+    layer.weight_loader(
+        layer.w13_weight, stacked["experts.gate_up_proj"][:, :40], "weight", "w1", 0
+    )
+    layer.weight_loader(
+        layer.w13_weight, stacked["experts.gate_up_proj"][:, 40:], "weight", "w3", 0
+    )
+    layer.weight_loader(layer.w2_weight, stacked["experts.down_proj"], "weight", "w2", 0)
+    hidden = torch.randn(1, 64, 48).to(dtype)
+    with torch.no_grad():
+        logits = hidden[0] @ stacked["gate.weight"].T
+        expected = block(hidden)
+        expected = expected[0] if isinstance(expected, tuple) else expected
+        out = layer(hidden[0], logits)
+    assert worst_error(out, expected.reshape(64, 48).double().numpy()) <= limit

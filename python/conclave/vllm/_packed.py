@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from conclave import _frameworks
+from conclave.errors import ConclaveTypeError
 from conclave.layer import Layer
 
 Weights = dict[str, Any]
@@ -33,8 +34,15 @@ def _versioned(tensor: Any) -> bool:
     return _frameworks.is_torch(tensor) and not tensor.is_inference()
 
 
-def _place_of(tensor: Any) -> tuple[Any, ...]:
-    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device
+def _place_of(name: str, tensor: Any) -> tuple[Any, ...]:
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError as error:
+        raise ConclaveTypeError(
+            f"{name}: expected a dense tensor, found one without memory of its own "
+            f"({tensor.layout})"
+        ) from error
+    return address, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device
 
 
 def _owner_of(tensor: Any, dies: Callable[[Any], None]) -> weakref.ref[Any]:
@@ -54,7 +62,7 @@ def packed_layer(
     if not all(_versioned(tensor) for tensor in tensors):
         return make()
     names = tuple(name for name, tensor in weights.items() if tensor is not None)
-    key = (rule, names, *(_place_of(tensor) for tensor in tensors))
+    key = (rule, names, *map(_place_of, names, tensors))
     versions = tuple(tensor._version for tensor in tensors)
     found = _entries.get(key)
     if found is not None and found.versions == versions:

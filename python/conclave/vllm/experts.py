@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from conclave import _frameworks
-from conclave.errors import ConclaveTypeError, ConclaveUnsupportedError, ConclaveValueError
+from conclave.errors import ConclaveTypeError, ConclaveUnsupportedError, ConclaveValueError, Error
 from conclave.layer import Layer
 from conclave.spec import MoeSpec, ParallelSpec
 from conclave.vllm._arithmetic import quant_spec, weight_arguments
@@ -137,12 +139,14 @@ def experts_layer(
         return {name: borrowed(array) for name, array in given.items()}
 
     def make() -> Layer:
-        return Layer.from_tensors(
-            spec, parallel=_parallel(local_of), expert_map=local_of, **layout, **arrays()
-        )
+        with _names_of_vllm():
+            return Layer.from_tensors(
+                spec, parallel=_parallel(local_of), expert_map=local_of, **layout, **arrays()
+            )
 
     def reload(layer: Layer) -> None:
-        layer.reload(mode="in_place", expert_map=local_of, **layout, **arrays())
+        with _names_of_vllm():
+            layer.reload(mode="in_place", expert_map=local_of, **layout, **arrays())
 
     static = (config.a1_scale, config.a2_scale)
     numbers = tuple(scale for scale in static if isinstance(scale, (int, float)))
@@ -178,6 +182,31 @@ def _spec(
         weight_on="input" if weight_on_input else "output",
         quant=quant,
     )
+
+
+_NAMES = {
+    "gate_up": "w1",
+    "down": "w2",
+    "gate_up_scale": "w1_scale",
+    "down_scale": "w2_scale",
+    "gate_up_bias": "w1_bias",
+    "down_bias": "w2_bias",
+    "gate_up_input_scale": "a1_scale",
+    "down_input_scale": "a2_scale",
+}
+
+
+@contextlib.contextmanager
+def _names_of_vllm() -> Iterator[None]:
+    """Errors of a layer's weights name the arguments that they came from."""
+    try:
+        yield
+    except Error as error:
+        ours = re.match(r"\w*", error.tensor)[0]  # type: ignore[index]
+        if ours in _NAMES:
+            error.args = (str(error).replace(ours, _NAMES[ours], 1),)
+            error.tensor = error.tensor.replace(ours, _NAMES[ours], 1)
+        raise
 
 
 def _parallel(local_of: tuple[int, ...] | None) -> ParallelSpec | None:

@@ -1,0 +1,133 @@
+"""The parameters of a `FusedMoE` and how they are filled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from conclave.errors import ConclaveUnsupportedError, ConclaveValueError
+from conclave.vllm.activation import MoEActivation
+from conclave.vllm.expert_maps import ExpertMapManager
+from conclave.vllm.mapping import Row, expert_params_mapping
+from conclave.vllm.scheme import Scheme
+from conclave.vllm.weights import Shard, load_parameter
+
+_OTHERS = ("_shared_experts.", "_gate.", "_shared_expert_gate.", "_input_", "_output_")
+
+
+class ExpertParameters(torch.nn.Module):
+    """w13_weight, w2_weight, their biases and scales. The class that derives says the sizes."""
+
+    layer_name: str
+    activation: MoEActivation
+    params_dtype: torch.dtype
+    hidden_size: int
+    intermediate_size_per_partition: int
+    local_num_experts: int
+    has_bias: bool
+    tp_rank: int
+    expert_mapping: list[Row] | None
+    _scheme: Scheme
+    _experts: ExpertMapManager
+
+    def _create_weights(self) -> None:
+        experts, inner = self.local_num_experts, self.intermediate_size_per_partition
+        rows = 2 * inner if self.activation.is_gated else inner
+        scheme: Scheme = self._scheme
+        if scheme.block is not None and (inner % scheme.block[0] or inner % scheme.block[1]):
+            raise ConclaveUnsupportedError(
+                f"intermediate_size: a rank's {inner} columns are no whole blocks of "
+                f"{list(scheme.block)}"
+            )
+        dtype = torch.float8_e4m3fn if scheme.is_fp8 else self.params_dtype
+        self._add("w13_weight", (experts, rows, self.hidden_size), dtype)
+        self._add("w2_weight", (experts, self.hidden_size, inner), dtype)
+        if self.has_bias:
+            self._add("w13_bias", (experts, rows), self.params_dtype)
+            self._add("w2_bias", (experts, self.hidden_size), self.params_dtype)
+        for name, (shape, kind) in scheme.shapes(experts, rows, inner, self.hidden_size).items():
+            self._add(name, shape, torch.float32)
+            getattr(self, name).quant_method = kind
+
+    def _add(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        param = torch.nn.Parameter(torch.zeros(shape, dtype=dtype), requires_grad=False)
+        param.weight_loader = self.weight_loader
+        self.register_parameter(name, param)
+
+    def weight_loader(
+        self,
+        param: torch.nn.Parameter,
+        loaded_weight: torch.Tensor,
+        weight_name: str,
+        shard_id: str,
+        expert_id: int,
+        return_success: bool = False,
+    ) -> bool | None:
+        """Copies a tensor of the checkpoint into a parameter, cut to this rank.
+
+        Args:
+            weight_name: the parameter's full name, which says what it is.
+            shard_id: "w1" (gate), "w2" (down) or "w3" (up).
+            expert_id: among all of the layer, copies included.
+
+        Returns:
+            With return_success whether it belongs to this rank and was taken; else None.
+        """
+        local = self._map_global_expert_id_to_local_expert_id(expert_id)
+        loaded = local >= 0
+        if loaded:
+            shard = Shard(weight_name, shard_id, self.tp_rank, self.activation.is_gated)
+            loaded = load_parameter(param, loaded_weight, shard, local)
+        return loaded if return_success else None
+
+    weight_loader.supports_moe_loading = True  # type: ignore[attr-defined]
+
+    def _map_global_expert_id_to_local_expert_id(self, expert_id: int) -> int:
+        return self._experts.map_global_to_local(expert_id)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
+        """Loads (name, tensor) pairs by `expert_mapping`; names are relative to this layer.
+
+        Returns the parameters that took a tensor, one entry for each. Done when it returns.
+        """
+        if self.expert_mapping is None:
+            raise ConclaveValueError("expert_mapping: load_weights needs it, found None")
+        taken = []
+        for name, tensor in weights:
+            full = f"{self.layer_name}.{name}"
+            for param_name, weight_name, expert_id, shard_id in self.expert_mapping:
+                at = f".{full}".find(f".{weight_name}")
+                if at < 0:
+                    continue
+                mapped = full[:at] + param_name + full[at + len(weight_name) :]
+                mapped = mapped.removeprefix(f"{self.layer_name}.")
+                param: Any = self
+                for part in mapped.split("."):
+                    param = getattr(param, part)
+                if self.weight_loader(param, tensor, mapped, shard_id, expert_id, True):
+                    taken.append(mapped)
+        return taken
+
+    def get_expert_weights(self) -> list[torch.Tensor]:
+        """Views [E, -1] of every parameter of the experts, for whoever moves experts about."""
+        return [
+            param.view(self.local_num_experts, -1)
+            for name, param in self.named_parameters()
+            if not name.startswith(_OTHERS) and param.ndim > 0
+        ]
+
+    @classmethod
+    def make_expert_params_mapping(
+        cls,
+        model: torch.nn.Module | None,
+        ckpt_gate_proj_name: str,
+        ckpt_down_proj_name: str,
+        ckpt_up_proj_name: str,
+        num_experts: int,
+        num_redundant_experts: int = 0,
+    ) -> list[Row]:
+        """Rows (parameter, part of a weight's name, expert, shard) for `load_weights`."""
+        names = (ckpt_gate_proj_name, ckpt_down_proj_name, ckpt_up_proj_name)
+        return expert_params_mapping(model, names, num_experts, num_redundant_experts, "experts.")
