@@ -146,7 +146,9 @@ def experts_layer(
 
     def reload(layer: Layer) -> None:
         with _names_of_vllm():
-            layer.reload(mode="in_place", expert_map=local_of, **layout, **arrays())
+            # On a GPU a layer that uses its weights in place cannot be written to.
+            mode = "in_place" if layer.device == "cpu" else "staged"
+            layer.reload(mode=mode, expert_map=local_of, **layout, **arrays())
 
     static = (config.a1_scale, config.a2_scale)
     numbers = tuple(scale for scale in static if isinstance(scale, (int, float)))
