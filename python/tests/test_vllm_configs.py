@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy
 import pytest
 
@@ -300,3 +302,16 @@ def test_configurations_need_no_torch():
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_every_public_name_is_described():
+    pytest.importorskip("torch", reason="torch is not installed")
+    for name in (*vllm.__all__, *vllm._TORCH_NAMES):
+        found = getattr(vllm, name)
+        if not callable(found):
+            continue
+        assert inspect.getdoc(found), name
+        if isinstance(found, type):
+            for method, value in vars(found).items():
+                if callable(value) and not method.startswith("_"):
+                    assert inspect.getdoc(getattr(found, method)), f"{name}.{method}"

@@ -167,6 +167,14 @@ def test_asynchronous_halves_equal_the_whole(with_hook):
     assert seen == expected[: len(expected) // 2]  # shared experts run before the second wait
 
 
+def test_a_kernel_is_a_module():
+    case = random_case(3, 9, 40, 48, 8, 3, torch.bfloat16)
+    made = kernel("whole", shared_experts=torch.nn.Linear(48, 48)).to(torch.bfloat16).eval()
+    with torch.no_grad():
+        shared, routed = made(*case)
+    assert shared.dtype == torch.bfloat16 and torch.equal(routed, kernel("whole")(*case))
+
+
 def test_pieces_must_fit():
     with pytest.raises(ConclaveValueError, match="prepare_finalize"):
         vllm.FusedMoEModularKernel(

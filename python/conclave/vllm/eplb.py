@@ -16,10 +16,10 @@ _GOLDEN = 0x9E3779B9  # 2^32 over the golden ratio: neighbouring tokens take dif
 class EplbLayerState:
     """One layer's rows of a balancer's tensors. They are the balancer's memory, not copies."""
 
-    expert_load_view: Tensor | None = None  # [physical], counts
-    logical_to_physical_map: Tensor | None = None  # [logical, most replicas], -1 padded
-    logical_replica_count: Tensor | None = None  # [logical]
-    should_record_tensor: Tensor | None = None  # one bool; None: always
+    expert_load_view: Any = None  # [physical], counts
+    logical_to_physical_map: Any = None  # [logical, most replicas], -1 padded
+    logical_replica_count: Any = None  # [logical]
+    should_record_tensor: Any = None  # one bool; None: always
 
     def check(self) -> None:
         """Raises ConclaveValueError naming what is not set."""

@@ -60,9 +60,11 @@ class ExpertMapManager:
         return expert if self.expert_map is None else int(self.expert_map[expert])
 
     def is_local_expert(self, expert: int) -> bool:
+        """Whether this rank holds it."""
         return self.map_global_to_local(expert) >= 0
 
     def get_local_expert_ids(self) -> list[int]:
+        """The experts of this rank, ascending."""
         experts = range(self.global_num_experts)
         return [expert for expert in experts if self.is_local_expert(expert)]
 

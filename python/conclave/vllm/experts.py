@@ -132,7 +132,7 @@ def experts_layer(
         quant_spec(config),
         config.w1_bias is not None or config.w2_bias is not None,
     )
-    layout = {"gate_up_order": "interleaved"} if kind.is_interleaved else {}
+    order = "interleaved" if kind.is_interleaved else "concatenated"
 
     def arrays() -> dict[str, Any]:
         given = {"gate_up": w1, "down": w2, **weight_arguments(config, w1, w2)}
@@ -141,14 +141,18 @@ def experts_layer(
     def make() -> Layer:
         with _names_of_vllm():
             return Layer.from_tensors(
-                spec, parallel=_parallel(local_of), expert_map=local_of, **layout, **arrays()
+                spec,
+                parallel=_parallel(local_of),
+                gate_up_order=order,
+                expert_map=local_of,
+                **arrays(),
             )
 
     def reload(layer: Layer) -> None:
         with _names_of_vllm():
             # On a GPU a layer that uses its weights in place cannot be written to.
             mode = "in_place" if layer.device == "cpu" else "staged"
-            layer.reload(mode=mode, expert_map=local_of, **layout, **arrays())
+            layer.reload(mode=mode, gate_up_order=order, expert_map=local_of, **arrays())
 
     static = (config.a1_scale, config.a2_scale)
     numbers = tuple(scale for scale in static if isinstance(scale, (int, float)))
@@ -246,7 +250,7 @@ def _local_of(
 _maps: dict[int, tuple[Any, int, tuple[int, ...]]] = {}
 
 
-def _map_entries(expert_map: Array | Sequence[int]) -> tuple[int, ...]:
+def _map_entries(expert_map: Any) -> tuple[int, ...]:
     """The map's entries. Those of a tensor on a GPU are read once for each version of it."""
     if not _frameworks.is_torch(expert_map) or not expert_map.is_cuda:
         values = expert_map.tolist() if hasattr(expert_map, "tolist") else expert_map

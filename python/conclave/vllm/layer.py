@@ -273,7 +273,8 @@ class FusedMoE(ExpertParameters):
     @property
     def expert_map(self) -> torch.Tensor | None:
         """[num_experts + redundant] int32, -1 for other ranks' experts; None: all are here."""
-        return self._expert_map
+        found: torch.Tensor | None = self._expert_map  # type: ignore[assignment]
+        return found
 
     @property
     def moe_quant_config(self) -> FusedMoEQuantConfig:

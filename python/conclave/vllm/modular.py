@@ -19,6 +19,8 @@ from conclave.vllm.quant import FusedMoEQuantConfig
 
 
 class FusedMoEActivationFormat(enum.Enum):
+    """How rows lie."""
+
     Standard = "standard"  # [tokens, H]
     BatchedExperts = "batched_experts"  # [experts, most tokens of one, H]
 
@@ -34,6 +36,7 @@ class ExpertTokensMetadata:
     def make_from_list(
         expert_num_tokens_list: list[int], device: str | torch.device
     ) -> ExpertTokensMetadata:
+        """Counts [E] as a tensor on the CPU, and a copy on the device that may still be under way."""
         counts = torch.tensor(expert_num_tokens_list, dtype=torch.int32, device="cpu")
         return ExpertTokensMetadata(counts.to(device, non_blocking=True), counts)
 

@@ -101,8 +101,18 @@ class UnreducedConclaveExperts(ConclaveExperts):
     """Rows [T, H] to the unweighed rows of all choices [T, k, H], 0 where no expert is local."""
 
     def workspace_shapes(
-        self, a: torch.Tensor, aq: torch.Tensor, M: int, N: int, K: int, topk: int, *rest: Any
+        self,
+        a: torch.Tensor,
+        aq: torch.Tensor,
+        M: int,
+        N: int,
+        K: int,
+        topk: int,
+        global_num_experts: int,
+        local_num_experts: int,
+        expert_tokens_meta: ExpertTokensMetadata | None,
     ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], torch.dtype]:
+        """No workspace; output [M, topk, K]."""
         return (), (), (M, topk, K), a.dtype
 
     def finalize_weight_and_reduce_impl(self) -> TopKWeightAndReduce:

@@ -96,7 +96,7 @@ class FusedMoEModularKernel(torch.nn.Module):
         global_num_experts: int = -1,
         expert_map: torch.Tensor | None = None,
         apply_router_weight_on_input: bool = False,
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    ) -> Any:
         """The weighed sum of each token's experts [T, H]; arguments as of `fused_experts`.
 
         With shared experts inplace has no effect, since they read hidden_states afterwards.
@@ -182,9 +182,17 @@ class FusedMoEModularKernel(torch.nn.Module):
     ) -> torch.Tensor:
         experts, (weights, ids) = self.fused_experts, routing
         local, tokens, n, k, top_k = moe_problem_size(rows, *matrices, ids)
-        sizes = (n, k, top_k, rest["global_num_experts"], local)
-        *_, shape, dtype = experts.workspace_shapes(hidden, rows, tokens, *sizes, counts)
-        fused = self._buffers_of.fused_out.get(shape, rows.device, dtype)
+        sizes = {
+            "N": n,
+            "K": k,
+            "topk": top_k,
+            "global_num_experts": rest["global_num_experts"],
+            "local_num_experts": local,
+        }
+        *_, shape, dtype = experts.workspace_shapes(
+            hidden, rows, tokens, expert_tokens_meta=counts, **sizes
+        )
+        fused: Any = self._buffers_of.fused_out.get(shape, rows.device, dtype)
         step = self.chunk_size if experts.supports_chunking() else max(tokens, 1)
         if step < tokens and shape[0] % tokens != 0:
             raise ConclaveRuntimeError(
@@ -195,7 +203,7 @@ class FusedMoEModularKernel(torch.nn.Module):
             whole = end - start == tokens
             factor = shape[0] // tokens
             part = slice(start, end)
-            self._apply(
+            self._run_part(
                 fused if whole else fused[start * factor : end * factor],
                 hidden,
                 rows if whole else rows[part],
@@ -211,20 +219,20 @@ class FusedMoEModularKernel(torch.nn.Module):
             )
         return fused
 
-    def _apply(
+    def _run_part(
         self,
         fused: torch.Tensor,
         hidden: torch.Tensor,
         rows: torch.Tensor,
         matrices: tuple[torch.Tensor, torch.Tensor],
         routing: tuple[torch.Tensor, torch.Tensor],
-        sizes: tuple[int, ...],
+        sizes: dict[str, int],
         **rest: Any,
     ) -> None:
         tokens = rows.shape[0] if rows.ndim == 2 else rows.shape[1]
         counts = rest["expert_tokens_meta"]
         shape13, shape2, shape, dtype = self.fused_experts.workspace_shapes(
-            hidden, rows, tokens, *sizes, counts
+            hidden, rows, tokens, expert_tokens_meta=counts, **sizes
         )
         if tuple(fused.shape) != tuple(shape):
             raise ConclaveRuntimeError(

@@ -124,6 +124,7 @@ class FusedMoEParallelConfig:
 
     @staticmethod
     def make_no_parallel() -> FusedMoEParallelConfig:
+        """One rank."""
         return FusedMoEParallelConfig()
 
 

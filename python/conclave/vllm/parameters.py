@@ -27,10 +27,14 @@ class ExpertParameters(torch.nn.Module):
     intermediate_size_per_partition: int
     local_num_experts: int
     has_bias: bool
-    tp_rank: int
     expert_mapping: list[Row] | None
     _scheme: Scheme
     _experts: ExpertMapManager
+
+    @property
+    def tp_rank(self) -> int:
+        """The tensor-parallel rank, which reads its slice of a tensor."""
+        raise NotImplementedError
 
     def _create_weights(self) -> None:
         experts, inner = self.local_num_experts, self.intermediate_size_per_partition
@@ -53,7 +57,7 @@ class ExpertParameters(torch.nn.Module):
 
     def _add(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         param = torch.nn.Parameter(torch.zeros(shape, dtype=dtype), requires_grad=False)
-        param.weight_loader = self.weight_loader
+        param.weight_loader = self.weight_loader  # type: ignore[attr-defined]
         self.register_parameter(name, param)
 
     def weight_loader(

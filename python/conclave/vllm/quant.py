@@ -33,15 +33,19 @@ class GroupShape(_Shape):
     PER_CHANNEL: ClassVar[GroupShape]
 
     def is_per_tensor(self) -> bool:
+        """One scale for all."""
         return tuple(self) == (-1, -1)
 
     def is_per_token(self) -> bool:
+        """One for each row."""
         return tuple(self) == (1, -1)
 
     def is_per_channel(self) -> bool:
+        """One for each column."""
         return tuple(self) == (-1, 1)
 
     def is_per_group(self) -> bool:
+        """One for some columns of a row."""
         return self.row == 1 and self.col > 1
 
 

@@ -41,7 +41,7 @@ def fp8_w8a8_moe_quant_config(
     a2_gscale: Array | None = None,
     g1_alphas: Array | None = None,
     g2_alphas: Array | None = None,
-    **parameters: float | None,
+    **parameters: Any,
 ) -> Config:
     """e4m3 weights and rows. Scales of w1 [E], [E, 2N], or one a block; a1_scale: static."""
     return Config.make(
@@ -200,7 +200,7 @@ def mxfp4_w4a16_moe_quant_config(
     w2_scale: Array,
     w1_bias: Array | None = None,
     w2_bias: Array | None = None,
-    **parameters: float | None,
+    **parameters: Any,
 ) -> Config:
     """mxfp4 weights, rows as they are."""
     return _mxfp4(None, (w1_scale, w2_scale), (w1_bias, w2_bias), parameters)
@@ -211,7 +211,7 @@ def mxfp4_mxfp8_moe_quant_config(
     w2_scale: Array,
     w1_bias: Array | None = None,
     w2_bias: Array | None = None,
-    **parameters: float | None,
+    **parameters: Any,
 ) -> Config:
     """mxfp4 weights, mxfp8 rows."""
     return _mxfp4("mxfp8", (w1_scale, w2_scale), (w1_bias, w2_bias), parameters)
@@ -222,7 +222,7 @@ def mxfp4_w4a8_moe_quant_config(
     w2_scale: Array,
     w1_bias: Array | None = None,
     w2_bias: Array | None = None,
-    **parameters: float | None,
+    **parameters: Any,
 ) -> Config:
     """mxfp4 weights, e4m3 rows."""
     return _mxfp4(named_dtype(FP8), (w1_scale, w2_scale), (w1_bias, w2_bias), parameters)
@@ -238,7 +238,7 @@ def ocp_mx_moe_quant_config(
     w1_bias: Array | None = None,
     w2_bias: Array | None = None,
     block_shape: list[int] | None = None,
-    **parameters: float | None,
+    **parameters: Any,
 ) -> Config:
     """Types of the OCP's microscaling formats."""
     if dtype_text(quant_dtype) not in MX_TYPES:
@@ -269,7 +269,7 @@ def nvfp4_moe_quant_config(
     w1_bias: Array | None = None,
     w2_bias: Array | None = None,
     is_scale_swizzled: bool = True,
-    **parameters: float | None,
+    **parameters: Any,
 ) -> Config:
     """nvfp4 weights and rows."""
     return Config.make(

@@ -33,6 +33,9 @@ class Scheme:
 
     def shapes(self, experts: int, rows: int, inner: int, hidden: int) -> dict[str, Any]:
         """Parameters of scales: name to shape and kind. rows: of w13; inner: columns of w2."""
+        w13: tuple[int, ...]
+        w2: tuple[int, ...]
+        found: dict[str, tuple[tuple[int, ...], str]]
         if self.fixed is not None or not self.is_fp8:
             return {}
         if self.block is not None:
