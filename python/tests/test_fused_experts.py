@@ -297,6 +297,50 @@ def test_an_entry_dies_with_its_weights():
     assert vllm.packed_layers() == 0
 
 
+def test_other_memory_at_the_same_place_is_not_taken_for_the_same():
+    """Tensors over memory that is not torch's, which two storages may share."""
+    vllm.forget_packed_layers()
+    case = list(random_case(2, 9, 40, 48, 6, 2, torch.float32))
+    memory = case[2].numpy().copy()
+    case[2] = torch.from_numpy(memory)
+    first = conclave.fused_experts(*case)
+    memory *= 2  # unseen by the first tensor's version
+    kept, case[2] = case[2], torch.from_numpy(memory)
+    assert torch.equal(conclave.fused_experts(*case), 2 * first)
+    assert kept.data_ptr() == case[2].data_ptr()
+
+
+def test_a_parameter_with_new_data_is_new():
+    case = list(random_case(2, 9, 40, 48, 6, 2, torch.float32))
+    case[2] = torch.nn.Parameter(case[2], requires_grad=False)
+    first = conclave.fused_experts(*case)
+    case[2].data = case[2].data * 2
+    assert torch.equal(conclave.fused_experts(*case), 2 * first)
+
+
+def test_calls_of_several_threads():
+    import threading
+
+    case = random_case(2, 9, 40, 48, 6, 2, torch.float32)
+    expected = conclave.fused_experts(*case)
+    vllm.forget_packed_layers()
+    found, lock = [], threading.Lock()
+
+    def work():
+        for _ in range(50):
+            same = torch.equal(conclave.fused_experts(*case), expected)
+            with lock:
+                found.append(same)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 200 and all(found)
+    assert vllm.packed_layers() == 1
+
+
 def test_inference_tensors_are_read_at_every_call():
     vllm.forget_packed_layers()
     with torch.inference_mode():

@@ -51,6 +51,16 @@ def _owner_of(tensor: Any, dies: Callable[[Any], None]) -> weakref.ref[Any]:
     return owner if owner() is not None else weakref.ref(tensor, dies)
 
 
+def _same_owners(entry: _Entry, tensors: list[Any]) -> bool:
+    """Whether the memory is still that of the storages that were packed: one that was resized has
+    left its place to others."""
+    for owner, tensor in zip(entry.owners, tensors, strict=True):
+        held = owner()
+        if held is not tensor and held is not tensor.untyped_storage():
+            return False
+    return True
+
+
 def packed_layer(
     weights: Weights,
     rule: tuple[Any, ...],
@@ -65,11 +75,11 @@ def packed_layer(
     key = (rule, names, *map(_place_of, names, tensors))
     versions = tuple(tensor._version for tensor in tensors)
     found = _entries.get(key)
-    if found is not None and found.versions == versions:
+    if found is not None and found.versions == versions and _same_owners(found, tensors):
         return found.layer
     with _lock:
         found = _entries.get(key)
-        if found is None:
+        if found is None or not _same_owners(found, tensors):
             return _insert(key, tensors, versions, make())
         if found.versions != versions:
             found.versions = ()  # until the reload is complete

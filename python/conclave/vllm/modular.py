@@ -36,7 +36,7 @@ class ExpertTokensMetadata:
     def make_from_list(
         expert_num_tokens_list: list[int], device: str | torch.device
     ) -> ExpertTokensMetadata:
-        """Counts [E] as a tensor on the CPU, and a copy on the device that may still be under way."""
+        """Counts [E] on the CPU, and a copy on the device that may still be under way."""
         counts = torch.tensor(expert_num_tokens_list, dtype=torch.int32, device="cpu")
         return ExpertTokensMetadata(counts.to(device, non_blocking=True), counts)
 
