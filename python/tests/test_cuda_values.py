@@ -1,0 +1,175 @@
+"""Values of layers on a GPU, against float64 on some of their tokens."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import conclave  # noqa: E402
+from conclave.errors import ConclaveRuntimeError  # noqa: E402
+from support.device import make_device_problem, token_errors  # noqa: E402
+from support.problems import FLOAT32_BAR, HALF_BAR  # noqa: E402
+
+pytestmark = pytest.mark.cuda
+
+BLOCK = conclave.QuantSpec(weights="block", activations="group")
+CHANNEL = conclave.QuantSpec(weights="channel", activations="token")
+
+SIZES = {
+    "small": {},
+    "odd": {"experts": 10, "top_k": 3, "hidden": 136, "inner": 72, "tokens": 65},
+    "one": {"experts": 60, "top_k": 5, "hidden": 512, "inner": 256, "tokens": 1},
+    "unaligned": {"experts": 6, "top_k": 1, "hidden": 100, "inner": 36, "tokens": 17},
+    "large": {"experts": 64, "top_k": 8, "hidden": 2048, "inner": 768, "tokens": 2000},
+}
+
+
+def some_tokens(count: int, wanted: int = 24) -> list[int]:
+    """The first, the last and some between."""
+    step = max(1, count // wanted)
+    return sorted({*range(0, count, step), count - 1})
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
+@pytest.mark.parametrize("size", SIZES)
+def test_half_precision(dtype: torch.dtype, size: str) -> None:
+    problem = make_device_problem(dtype=dtype, **SIZES[size])
+    out = problem.layer()(problem.hidden, **problem.routing)
+    assert out.dtype == dtype and out.device == problem.hidden.device
+    assert token_errors(problem, out, some_tokens(len(out))).max() <= HALF_BAR
+
+
+@pytest.mark.parametrize("size", ["small", "odd", "unaligned"])
+def test_float32(size: str) -> None:
+    problem = make_device_problem(dtype=torch.float32, **SIZES[size])
+    out = problem.layer()(problem.hidden, **problem.routing)
+    assert out.dtype == torch.float32
+    assert token_errors(problem, out, some_tokens(len(out))).max() <= FLOAT32_BAR
+
+
+@pytest.mark.parametrize("quant", [BLOCK, CHANNEL], ids=["block", "channel"])
+@pytest.mark.parametrize("size", ["small", "one", "large"])
+def test_float8(quant: conclave.QuantSpec, size: str) -> None:
+    problem = make_device_problem(quant=quant, **SIZES[size])
+    layer = problem.layer()
+    assert layer.spec.weight_dtype == "float8_e4m3fn"
+    out = layer(problem.hidden, **problem.routing)
+    assert out.dtype == torch.bfloat16
+    assert token_errors(problem, out, some_tokens(len(out))).max() <= HALF_BAR
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 8, 9, 16, 33, 48])
+def test_every_number_of_tokens(tokens: int) -> None:
+    problem = make_device_problem()
+    hidden, routing = problem.first(tokens)
+    out = problem.layer()(hidden, **routing)
+    assert token_errors(problem, out, list(range(tokens))).max() <= HALF_BAR
+
+
+@pytest.mark.parametrize("out_dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rows_of_other_types_than_the_weights(out_dtype: torch.dtype) -> None:
+    problem = make_device_problem()
+    layer = problem.layer()
+    problem.hidden = problem.hidden.to(out_dtype)
+    out = layer(problem.hidden, **problem.routing)
+    assert out.dtype == out_dtype
+    assert token_errors(problem, out, some_tokens(len(out))).max() <= HALF_BAR
+
+
+def test_rows_that_lie_apart_and_outputs_that_are_given() -> None:
+    problem = make_device_problem()
+    layer = problem.layer()
+    expected = layer(problem.hidden, **problem.routing)
+    wide = torch.full((48, 512), 3.0, dtype=torch.bfloat16, device="cuda")
+    wide[:, :256] = problem.hidden
+    target = torch.full((48, 512), 5.0, dtype=torch.bfloat16, device="cuda")
+    out = layer(wide[:, :256], **problem.routing, out=target[:, 256:])
+    assert out.data_ptr() == target[:, 256:].data_ptr()
+    assert torch.equal(out, expected) and (target[:, :256] == 5).all()
+    long = {"topk_ids": problem.topk_ids.long(), "topk_weights": problem.topk_weights}
+    assert torch.equal(layer(problem.hidden, **long), expected)
+    same = problem.hidden.clone()
+    assert layer(same, **problem.routing, out=same) is same and torch.equal(same, expected)
+
+
+def test_a_gate_routes_and_padding_is_zero() -> None:
+    problem = make_device_problem()
+    router = torch.randn(16, 256, device="cuda").bfloat16()
+    layer = problem.layer(router=router)
+    ids = torch.empty(48, 4, dtype=torch.int32, device="cuda")
+    weights = torch.empty(48, 4, device="cuda")
+    logits = torch.empty(48, 16, device="cuda")
+    captured = {"captured_ids": ids, "captured_weights": weights, "captured_logits": logits}
+    out = layer(problem.hidden, **captured)
+    expected = problem.hidden.double() @ router.double().T
+    assert torch.allclose(logits.double(), expected, rtol=1e-4, atol=1e-4)
+    problem.topk_ids, problem.topk_weights = ids, weights
+    assert token_errors(problem, out, some_tokens(48)).max() <= HALF_BAR
+    assert torch.allclose(weights.sum(1), torch.ones(48, device="cuda"), atol=1e-6)
+    again = problem.layer()(problem.hidden, router_logits=logits)
+    assert token_errors(problem, again, some_tokens(48)).max() <= HALF_BAR
+    mask = torch.arange(48, device="cuda") % 3 != 0
+    masked = layer(problem.hidden, padding_mask=mask)
+    assert (masked[~mask] == 0).all() and torch.equal(masked[mask], out[mask])
+    live = torch.tensor([20], device="cuda")
+    part = layer(problem.hidden, num_tokens=live)
+    assert torch.equal(part[:20], out[:20])
+
+
+def test_ids_of_other_ranks_contribute_nothing() -> None:
+    problem = make_device_problem()
+    layer = problem.layer(options={"id_policy": "skip"})
+    keep = torch.rand(48, 4, device="cuda") < 0.5
+    dropped = torch.where(keep, problem.topk_ids, 16)
+    garbage = torch.where(keep, problem.topk_weights, 9.0)
+    problem.topk_weights = torch.where(keep, problem.topk_weights, 0.0)
+    clean = layer(problem.hidden, topk_ids=dropped, topk_weights=problem.topk_weights)
+    assert torch.equal(layer(problem.hidden, topk_ids=dropped, topk_weights=garbage), clean)
+    some = [t for t in range(48) if keep[t].any()]
+    assert token_errors(problem, clean, some).max() <= HALF_BAR
+    empty = [t for t in range(48) if not keep[t].any()]
+    assert (clean[empty] == 0).all()
+
+
+def test_weights_that_change_in_place_are_read() -> None:
+    problem = make_device_problem()
+    layer = problem.layer()
+    problem.weights["down"].mul_(2)
+    out = layer(problem.hidden, **problem.routing)
+    assert token_errors(problem, out, some_tokens(48)).max() <= HALF_BAR
+    layer.reload(mode="in_place", **problem.weights)
+    assert torch.equal(layer(problem.hidden, **problem.routing), out)
+    others = {name: weight.flip(0).clone() for name, weight in problem.weights.items()}
+    with pytest.raises(ConclaveRuntimeError, match="in-place"):
+        layer.reload(mode="in_place", **others)
+
+
+def test_other_weights_are_staged() -> None:
+    problem = make_device_problem()
+    layer = problem.layer()
+    layer(problem.hidden, **problem.routing)
+    torch.cuda.synchronize()
+    problem.weights = {n: w.flip(0).contiguous() for n, w in problem.weights.items()}
+    layer.reload(mode="staged", **problem.weights)
+    out = layer(problem.hidden, **problem.routing)
+    assert token_errors(problem, out, some_tokens(48)).max() <= HALF_BAR
+
+
+@pytest.mark.parametrize("layout", ["apart", "lists", "interleaved"])
+def test_layouts_that_are_copied(layout: str) -> None:
+    problem = make_device_problem()
+    expected = problem.layer()(problem.hidden, **problem.routing)
+    gate_up, down = problem.weights["gate_up"], problem.weights["down"]
+    gate, up = (half.contiguous() for half in gate_up.chunk(2, dim=1))
+    arguments = {}
+    if layout == "apart":
+        weights = {"gate": gate, "up": up, "down": down}
+    elif layout == "lists":
+        weights = {"gate_up": list(gate_up.unbind()), "down": list(down.unbind())}
+    else:
+        mixed = torch.stack([gate, up], dim=2).reshape(gate_up.shape)
+        weights = {"gate_up": mixed, "down": down}
+        arguments = {"gate_up_order": "interleaved"}
+    layer = conclave.Layer.from_tensors(problem.spec, **weights, **arguments)
+    assert torch.equal(layer(problem.hidden, **problem.routing), expected)
