@@ -198,6 +198,24 @@ def test_layers_give_their_memory_back() -> None:
     assert free - torch.cuda.mem_get_info()[0] < 4 << 20
 
 
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_layer_may_go_before_its_work_is_done(in_place: bool) -> None:
+    problem = make_device_problem()
+    weights = dict(problem.weights)
+    if not in_place:
+        weights = {name: weight.cpu() for name, weight in weights.items()}
+    layer = conclave.Layer.from_tensors(problem.spec, **weights, device="cuda")
+    expected = layer(problem.hidden, **problem.routing).clone()
+    torch.cuda.synchronize()
+    torch.cuda._sleep(50_000_000)
+    out = layer(problem.hidden, **problem.routing)
+    del layer, weights
+    problem.weights.clear()
+    junk = [torch.full((16, 256, 256), 9.0, device="cuda").bfloat16() for _ in range(4)]
+    assert torch.equal(out, expected)
+    assert len(junk) == 4
+
+
 def bad_calls(problem):
     """name: (arguments, what the error names, what was found)."""
     good = {"hidden": problem.hidden, **problem.routing}
