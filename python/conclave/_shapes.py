@@ -45,3 +45,33 @@ def complete_spec(
     if "has_gate" not in spec:
         spec["has_gate"] = weights.get("router") is not None
     return spec
+
+
+def _every_other(array: Any, first: int, axis: int) -> Any:
+    """Views of the gate's (first 0) or of up's (1) rows of interleaved matrices."""
+    if isinstance(array, (list, tuple)):
+        return [_every_other(matrix, first, axis - 1) for matrix in array]
+    return array[(slice(None),) * axis + (slice(first, None, 2),)]
+
+
+def separate_rows(
+    weights: Mapping[str, Any], transposed: bool, channel_scales: bool
+) -> dict[str, Any]:
+    """Torch weights with interleaved gate and up, in concatenated order.
+
+    Matrices become two views. Vectors, whose elements a GPU's loader needs side by side, are small
+    and copied. Scales of blocks are in that order already.
+    """
+    torch = _frameworks.torch()
+    separate = dict(weights)
+    matrices = separate.pop("gate_up", None)
+    if matrices is not None:
+        axis = 2 if transposed else 1
+        separate["gate"] = _every_other(matrices, 0, axis)
+        separate["up"] = _every_other(matrices, 1, axis)
+    for name in ("gate_up_bias", "gate_up_scale"):
+        vectors = separate.get(name)
+        if vectors is None or (name == "gate_up_scale" and not channel_scales):
+            continue
+        separate[name] = torch.cat([vectors[:, 0::2], vectors[:, 1::2]], dim=1)
+    return separate

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from conclave import _conclave, _frameworks, _runtime
-from conclave._shapes import complete_spec
+from conclave._shapes import complete_spec, separate_rows
 from conclave.checkpoint import Checkpoint, Feed
 from conclave.spec import LayerOptions, MoeSpec, ParallelSpec, from_dict, to_dict
 
@@ -127,6 +127,8 @@ class Layer:
         """
         given = _given(weights)
         fields = complete_spec(to_dict(spec), given, transposed, expert_map)
+        quant = fields.get("quant", {}).get("weights", "none")
+        given, gate_up_order = _as_loaded(given, gate_up_order, transposed, quant)
         context = _runtime.context(device or _device_of(given), isa)
         return cls(
             _conclave.Layer.from_arrays(
@@ -247,8 +249,10 @@ class Layer:
                 checkpoint = Checkpoint(checkpoint)
             self._core.reload_from_checkpoint(checkpoint._core, layer, mode)
             return
+        quant = self._core.spec()["quant"]["weights"]
+        given, gate_up_order = _as_loaded(_given(weights), gate_up_order, transposed, quant)
         self._core.reload_from_arrays(
-            _given(weights),
+            given,
             mode,
             gate_up_order,
             shared_gate_up_order,
@@ -309,6 +313,18 @@ def _given(weights: Mapping[str, Any]) -> dict[str, Any]:
         first = value[0] if isinstance(value, (list, tuple)) and value else value
         _frameworks.synchronize(first)
     return given
+
+
+def _as_loaded(
+    weights: dict[str, Any], order: str, transposed: bool, quant: str
+) -> tuple[dict[str, Any], str]:
+    """Weights and the order of their rows, as they can be loaded from where they lie."""
+    first: Any = weights.get("gate_up")
+    if isinstance(first, (list, tuple)):
+        first = first[0] if first else None
+    if order != "interleaved" or not _frameworks.is_torch(first) or not first.is_cuda:
+        return weights, order
+    return separate_rows(weights, transposed, quant == "channel"), "concatenated"
 
 
 def _device_of(weights: Mapping[str, Any]) -> str | None:

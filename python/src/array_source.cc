@@ -46,17 +46,22 @@ ArraySource::ArraySource(const nb::dict& arrays, const MoeSpec& spec, const Arra
   for (const Array& array : weights_.kept) array.require_device(device_);
 }
 
+bool ArraySource::is_here(WeightRole role, int64_t expert) const {
+  const std::vector<const std::byte*>& matrices = at(role).matrices;
+  return expert >= 0 && expert < static_cast<int64_t>(matrices.size()) &&
+         matrices[static_cast<size_t>(expert)] != nullptr;
+}
+
 const std::byte* ArraySource::matrix(WeightRole role, int64_t expert) const {
-  const RoleArrays& arrays = at(role);
-  const bool is_there = expert >= 0 && expert < static_cast<int64_t>(arrays.matrices.size()) &&
-                        arrays.matrices[static_cast<size_t>(expert)] != nullptr;
-  if (is_there) return arrays.matrices[static_cast<size_t>(expert)];
+  if (is_here(role, expert)) return at(role).matrices[static_cast<size_t>(expert)];
   throw Error(ErrorCode::kTensorMissing, {.what = "an expert has no weights here",
                                           .tensor = locate(role, expert),
                                           .found = std::to_string(expert)});
 }
 
 ConstTensorView ArraySource::view(WeightRole role, int64_t expert) const {
+  // Other ranks' experts are asked for too: whoever needs one of them is told by read().
+  if (!is_here(role, expert)) return {};
   const RoleArrays& arrays = at(role);
   const std::byte* data = matrix(role, expert);
   const WeightInfo& info = arrays.info;

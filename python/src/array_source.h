@@ -31,6 +31,7 @@ class ArraySource final : public WeightSource {
 
  private:
   const RoleArrays& at(WeightRole role) const { return weights_.roles[static_cast<size_t>(role)]; }
+  bool is_here(WeightRole role, int64_t expert) const;
   const std::byte* matrix(WeightRole role, int64_t expert) const;
 
   WeightArrays weights_;

@@ -173,3 +173,38 @@ def test_layouts_that_are_copied(layout: str) -> None:
         arguments = {"gate_up_order": "interleaved"}
     layer = conclave.Layer.from_tensors(problem.spec, **weights, **arguments)
     assert torch.equal(layer(problem.hidden, **problem.routing), expected)
+
+
+def test_interleaved_biases_of_gated_experts() -> None:
+    problem = make_device_problem()
+    gate_up, bias = problem.weights["gate_up"], torch.randn(16, 256, device="cuda").bfloat16()
+    spec = conclave.MoeSpec(top_k=4, has_bias=True)
+    others = {"down": problem.weights["down"], "down_bias": bias.flip(0)}
+    layer = conclave.Layer.from_tensors(spec, gate_up=gate_up, gate_up_bias=bias, **others)
+    mixed = torch.stack(gate_up.chunk(2, dim=1), dim=2).reshape(gate_up.shape)
+    mixed_bias = torch.stack(bias.chunk(2, dim=1), dim=2).reshape(bias.shape)
+    other = conclave.Layer.from_tensors(
+        spec, gate_up=mixed, gate_up_bias=mixed_bias, gate_up_order="interleaved", **others
+    )
+    expected = layer(problem.hidden, **problem.routing)
+    assert torch.equal(other(problem.hidden, **problem.routing), expected)
+
+
+def test_a_part_of_the_experts() -> None:
+    problem = make_device_problem()
+    whole = problem.layer()(problem.hidden, **problem.routing).float()
+    total = torch.zeros_like(whole)
+    for first in (0, 8):
+        held = range(first, first + 8)
+        layer = conclave.Layer.from_tensors(
+            problem.spec,
+            **{name: weight[first : first + 8] for name, weight in problem.weights.items()},
+            expert_map=[e - first if e in held else -1 for e in range(16)],
+            parallel={
+                "placement": "custom",
+                "rank_of": [0 if e in held else -1 for e in range(16)],
+                "reduce": "partial",
+            },
+        )
+        total += layer(problem.hidden, **problem.routing).float()
+    assert torch.allclose(total, whole, rtol=2e-2, atol=2e-2)

@@ -392,3 +392,20 @@ def test_parameters_are_counted(problem):
     total, active = spec.count_parameters()
     assert total == 6 * 3 * 40 * 28
     assert active == 3 * 3 * 40 * 28
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_interleaved_weights_can_be_separated(problem, torch, as_list):
+    from conclave._shapes import separate_rows
+
+    random = numpy.random.default_rng(5)
+    weights = {name: torch.tensor(w) for name, w in problem.weights.items()}
+    weights["gate_up_bias"] = torch.tensor(random.standard_normal((6, 56)).astype("float32"))
+    weights["down_bias"] = torch.tensor(random.standard_normal((6, 40)).astype("float32"))
+    if as_list:
+        weights["gate_up"] = list(weights["gate_up"])
+    spec = conclave.MoeSpec(top_k=3, has_bias=True)
+    one = conclave.Layer.from_tensors(spec, **weights, gate_up_order="interleaved")
+    other = conclave.Layer.from_tensors(spec, **separate_rows(weights, False, False))
+    expected = one(problem.hidden, **problem.routing)
+    numpy.testing.assert_array_equal(other(problem.hidden, **problem.routing), expected)
