@@ -70,7 +70,9 @@ class PackedExperts:
         if self.layer is not None and same_place and top_k == self._top_k:
             tensors = self.traits.tensors(module)
             self._state = []  # until the reload is complete
-            self.layer.reload(mode="in_place", **self._layout(tensors), **self._arrays(tensors))
+            # Transposed weights reach a GPU as a new copy, which a layer in place cannot move to.
+            mode = "staged" if tensors[0].is_cuda and self.traits.transposed else "in_place"
+            self.layer.reload(mode=mode, **self._layout(tensors), **self._arrays(tensors))
         else:
             self.layer = None  # its memory goes before the new layer's comes
             self.traits = read_traits(module, self._hidden_size)
