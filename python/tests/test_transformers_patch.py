@@ -201,6 +201,7 @@ def test_dense_model_is_left_alone() -> None:
 def test_forgotten_model_frees_its_patch() -> None:
     model = load("mixtral")
     conclave.transformers.patch(model)
+    gc.collect()  # models of other tests
     count = len(_patch._patches)
     del model
     gc.collect()

@@ -12,9 +12,9 @@ from conclave.transformers._traits import NotOurs
 TOKENS = 64
 # Of one token's output.
 _ERROR = {torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 6e-2}
-# Share of the tokens that may be further off: where scores are rounded to 8 bits, two are often as
-# good as equal, and other experts are chosen.
-_FLIPS = {torch.float32: 0.0, torch.float16: 0.1, torch.bfloat16: 0.2}
+# Share of the tokens that may be further off: where scores are rounded to 8 bits, or sigmoids of
+# large hidden states are all 1, experts tie, and which of them torch chooses is not defined.
+_FLIPS = {torch.float32: 0.1, torch.float16: 0.1, torch.bfloat16: 0.2}
 
 
 def probe_hidden(module: torch.nn.Module, hidden_size: int, seed: int = 5) -> torch.Tensor:
