@@ -41,9 +41,10 @@ class CONCLAVE_API TokenRouter {
   TokenRouter& operator=(TokenRouter&&) noexcept;
   ~TokenRouter();
 
-  // Ids lie in [0, E + Z). Throws Error(kShape, kDType, kStride, kNullPointer) naming the argument,
-  // Error(kInvalidArgument) for a token id outside the table and a NaN in the selection bias,
-  // Error(kExpertId) for an entry of the table. On "cpu" it allocates its scratch memory.
+  // Ids lie in [0, E + Z). Throws Error(kShape, kDType, kStride, kNullPointer) naming the argument.
+  // On "cpu": Error(kInvalidArgument) for a token id outside the table and a NaN in the selection
+  // bias, Error(kExpertId) for an entry of the table; it allocates its scratch memory. On CUDA:
+  // Error(kDevice) for memory of another place, and a column of a NaN bias is chosen last.
   void route(const RouteArgs& args) const;
 
   const MoeSpec& spec() const noexcept;
