@@ -310,20 +310,24 @@ Support decode_fits(const CudaPlan& plan) {
 // streamed kernels are 3 to 18 % faster (bench/results/h200/LOG.md).
 constexpr int64_t kDecodeTokensQuantised = 2;
 
-// How far the single launch serves: to its own limit, or as far as measured entries prefer it.
+// The single launch's own limit.
+int64_t decode_limit(const CudaPlan& plan) {
+  return std::min<int64_t>(experts::decode_plan(plan.routed.problem).max_tokens,
+                           plan.options.max_tokens);
+}
+
+// How far it serves: by rule, or as far as measured entries prefer it.
 int64_t decode_reach(const CudaPlan& plan) {
-  const experts::DeviceExpertsProblem& problem = plan.routed.problem;
-  const bool quantised =
-      problem.weight_dtype == DType::kF8E4M3 && problem.quant.activations != ActivationScale::kNone;
-  const int64_t most =
-      std::min({int64_t{experts::decode_plan(problem).max_tokens}, plan.options.max_tokens,
-                quantised ? kDecodeTokensQuantised : int64_t{experts::kDecodeMaxTokens}});
-  if (plan.options.tuning == nullptr) return most;
-  const TuningKey key = tuning_key(problem);
+  const int64_t most = decode_limit(plan);
+  const int64_t by_rule = plan.routed.quantises() ? std::min(most, kDecodeTokensQuantised) : most;
+  if (plan.options.tuning == nullptr) return by_rule;
+  const TuningKey key = tuning_key(plan.routed.problem);
   for (int64_t tokens = 1; tokens <= most; ++tokens) {
     const TuningEntry* const entry = plan.options.tuning->find(key, tokens);
     const bool measured = entry != nullptr && entry->tokens <= experts::kDecodeMaxTokens;
-    if (measured && std::string_view(entry->kernel) != kDecodeName) return tokens - 1;
+    const bool serves =
+        measured ? std::string_view(entry->kernel) == kDecodeName : tokens <= by_rule;
+    if (!serves) return tokens - 1;
   }
   return most;
 }
@@ -466,7 +470,7 @@ void summarise_workspace(CudaPlan& plan,
 std::vector<TuningEntry> list_candidates(const CudaPlan& plan, int64_t tokens) {
   std::vector<TuningEntry> entries;
   const TuningKey key = tuning_key(plan.routed.problem);
-  if (tokens <= experts::kDecodeMaxTokens && decode_fits(plan)) {
+  if (decode_fits(plan) && tokens <= decode_limit(plan)) {
     entries.push_back({.key = key, .tokens = tokens, .kernel = kDecodeName, .tile = ""});
   }
   const auto rows = experts::device_kernel_catalog().rows();

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <string_view>
 
 namespace conclave {
 namespace {
@@ -61,6 +62,24 @@ TEST(CudaPlan, QuantisedRows_LeaveTheOneLaunchAfterTwoTokens) {
   EXPECT_EQ(plan(spec).decode_tokens, 2);
   spec.quant.activations = ActivationScale::kNone;
   EXPECT_NE(plan(spec).decode_tokens, 2);
+}
+
+TEST(CudaPlan, OneLaunch_ServesAsFarAsMeasuredEntriesNameIt) {
+  MoeSpec spec = qwen3();
+  spec.weight_dtype = DType::kF8E4M3;
+  spec.quant = {.weights = WeightScale::kBlock, .activations = ActivationScale::kGroup};
+  const auto reach = [&](int64_t tokens, std::string_view kernel) {
+    auto table = std::make_shared<TuningTable>();
+    for (TuningEntry entry : list_candidates(plan(spec, {.max_tokens = 8}), 8)) {
+      entry.tokens = tokens;
+      if (entry.kernel == kernel) table->set(entry);
+    }
+    return plan(spec, {.max_tokens = 8, .tuning = table}).decode_tokens;
+  };
+  EXPECT_EQ(reach(8, "cuda.decode_sm90"), 8);
+  EXPECT_EQ(reach(5, "cuda.decode_sm90"), 5);
+  EXPECT_EQ(reach(2, "cuda.stream_fp8_sm90"), 0);
+  EXPECT_EQ(reach(64, "cuda.stream_fp8_sm90"), 2);  // measured for other calls
 }
 
 TEST(CudaPlan, Explain_ShowsDeviceLadderAndVerdicts) {
