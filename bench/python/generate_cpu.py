@@ -20,7 +20,8 @@ import subprocess
 import sys
 import time
 
-IMPLEMENTATIONS = ("eager", "grouped_mm", "batched_mm", "conclave", "patch")
+IMPLEMENTATIONS = ("eager", "grouped_mm", "batched_mm", "conclave", "release", "patch")
+OURS = ("conclave", "release", "patch")
 RELEASED = {"layers": 48, "vocab": 151936}
 
 
@@ -97,8 +98,11 @@ def select(model, name: str) -> str:
         import conclave.transformers
 
         return str(conclave.transformers.patch(model, release=True))
-    if name == "conclave":
-        import conclave.transformers  # noqa: F401
+    if name in OURS:
+        import conclave.transformers
+
+        conclave.transformers.set_implementation(model, release=name == "release")
+        return ""
     model.set_experts_implementation(name)
     return ""
 
@@ -195,7 +199,7 @@ def report(options: argparse.Namespace, results: dict[str, dict]) -> str:
     import torch
     import transformers
 
-    others = [n for n in results if n not in ("conclave", "patch")]
+    others = [n for n in results if n not in OURS]
     best = {k: max((results[n][k] for n in others), default=0.0) for k in ("prefill", "decode")}
     threads = next(iter(results.values()))["threads"]
     lines = [
@@ -215,7 +219,10 @@ def report(options: argparse.Namespace, results: dict[str, dict]) -> str:
             else "out of memory"
             for k in ("prefill", "decode")
         ]
-        label = {"patch": "conclave, `patch(release=True)`"}.get(name, name)
+        label = {
+            "release": "conclave, `set_implementation(release=True)`",
+            "patch": "conclave, `patch(release=True)`",
+        }.get(name, name)
         lines.append(
             f"| {label} | {cells[0]} | {cells[1]} | {r['peak_gib']:.2f} | {r['first_call_s']:.1f} |"
         )

@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 
+from conclave._watched import Watched
 from conclave.errors import ConclaveRuntimeError
 from conclave.layer import Layer
 from conclave.transformers._experts import logger
 from conclave.transformers._feed import first_that_fits, make_layer
 from conclave.transformers._find import Candidate, router_of
+from conclave.transformers._packed import require_countable
 from conclave.transformers._probe import (
     TOKENS,
     bar_of,
@@ -24,6 +26,8 @@ from conclave.transformers._probe import (
     probe_hidden,
     require_equal,
 )
+from conclave.transformers._release import free, modules_with_tied_weights, require_weights
+from conclave.transformers._slots import Slots
 from conclave.transformers._traits import NotOurs
 
 _blocks: weakref.WeakValueDictionary[int, PatchedBlock] = weakref.WeakValueDictionary()
@@ -57,14 +61,9 @@ class PatchedBlock:
 
     # Weights
 
-    def _tensors(self) -> list[torch.Tensor]:
-        paths = [self.path, *self.siblings]
-        modules = [self._model().get_submodule(path) for path in paths]
-        found = [t for m in modules for t in (*m.parameters(), *m.buffers())]
-        return found
-
-    def _state(self) -> list[tuple[Any, ...]]:
-        return [(t._version, t.data_ptr()) for t in self._watched]
+    def _modules(self) -> list[torch.nn.Module]:
+        roots = [self._model().get_submodule(path) for path in (self.path, *self.siblings)]
+        return [module for root in roots for module in root.modules()]
 
     def _try(self, names: Callable, candidate: Candidate, device: torch.device) -> str | None:
         self._names = names
@@ -75,17 +74,23 @@ class PatchedBlock:
         made = make_layer(self._model(), [self.path], device, self._names)
         self.layer: Layer = made.layer
         self.siblings = made.parts[1:]
-        self._watched = self._tensors()
-        self._packed_state = self._state()
+        self._slots = Slots(self._modules())
+        tensors = self._slots.tensors()
+        require_countable(tensors)
+        self._watched = Watched(tensors)
         self._is_hashed = self.layer.spec.router.name == "hash"
 
     def _fresh_layer(self, hidden: torch.Tensor) -> Layer:
         """The layer, packed again where the model's weights have changed since."""
-        if self.released_bytes or self._state() == self._packed_state:
+        if self._watched.is_current(self._slots.tensors()):
             return self.layer
         with self._lock:
-            if self._state() != self._packed_state:
+            if not self._watched.is_current(self._slots.tensors()):
+                for module in self._modules():
+                    require_weights(module)
                 self._pack(hidden.device)
+                if self.released_bytes:
+                    self.release()
         return self.layer
 
     # Against the original
@@ -161,7 +166,7 @@ class PatchedBlock:
     def _wants_gradients(self, hidden: torch.Tensor) -> bool:
         if not torch.is_grad_enabled():
             return False
-        return hidden.requires_grad or any(t.requires_grad for t in self._watched)
+        return hidden.requires_grad or any(t.requires_grad for t in self._slots.tensors())
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """With the arguments and the results of the original."""
@@ -220,12 +225,15 @@ class PatchedBlock:
                 module.forward = former
 
     def release(self) -> int:
-        """Frees the model's copy of what was packed, except a router that may be listened to."""
-        router = set(self._router.parameters()) if self._router is not None else set()
-        for tensor in self._watched:
-            if isinstance(tensor, torch.nn.Parameter) and tensor not in router:
-                self.released_bytes += tensor.numel() * tensor.element_size()
-                tensor.data = tensor.data.new_empty(0)
+        """Frees the model's copy of what was packed, except what others hold too and what the
+        framework goes on calling: a router that may be listened to, a norm behind the block."""
+        kept = modules_with_tied_weights(self._model())
+        kept |= {
+            m for part in (self._router, self._norm) if part is not None for m in part.modules()
+        }
+        freed = [free(m, list(m._parameters)) for m in self._modules() if m not in kept]
+        self.released_bytes = sum(freed)
+        self._watched = Watched(self._slots.tensors())
         return self.released_bytes
 
     def packed_bytes(self) -> int:

@@ -13,6 +13,7 @@ import torch
 
 from conclave.errors import ConclaveUnsupportedError
 from conclave.transformers._packed import packed_experts
+from conclave.transformers._release import require_weights
 from conclave.transformers._traits import NotOurs, local_part
 
 logger = logging.getLogger("conclave.transformers")
@@ -91,6 +92,11 @@ def _why_not(module: torch.nn.Module, hidden_states: torch.Tensor) -> str:
     return _refused.get(module, "") if _refused else ""
 
 
+def ask_again(module: torch.nn.Module) -> None:
+    """A module that was refused may be another by now."""
+    _refused.pop(module, None)
+
+
 def _weights_of(module: torch.nn.Module) -> list[torch.Tensor]:
     return [w for name, w in module._parameters.items() if name in _WEIGHTS and w is not None]
 
@@ -104,6 +110,7 @@ def _eager(
     kwargs: dict[str, Any],
 ) -> torch.Tensor:
     """The module's own forward, with one warning for each reason."""
+    require_weights(module)
     if reason not in _warned:
         _warned.add(reason)
         logger.warning("experts run eagerly: %s", reason)

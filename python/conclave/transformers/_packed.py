@@ -1,9 +1,8 @@
-"""Packed layers of modules, and when they are no longer what the module holds.
+"""Packed layers of modules.
 
-A layer is made from a module's weights at its first call and kept as long as the module lives.
-Every call compares where the weights lie, their version counters, shapes and types with what was
-packed: an update in place, `load_state_dict` and an optimiser's step count the version up and are
-packed again into the same memory; `.to()` and a new parameter change the rest and make a new layer.
+A layer is made from a module's weights at its first call and kept as long as the module lives. At
+every call `conclave._watched` says whether the weights are still those: contents that changed are
+packed again into the same memory, other tensors make a new layer.
 """
 
 from __future__ import annotations
@@ -14,19 +13,26 @@ from typing import Any
 
 import torch
 
+from conclave._watched import Watched, is_countable
 from conclave.layer import Layer
 from conclave.spec import LayerOptions, MoeSpec, QuantSpec
-from conclave.transformers._traits import ExpertsTraits, local_part, read_traits
+from conclave.transformers._release import free, require_weights
+from conclave.transformers._traits import ExpertsTraits, NotOurs, read_traits
 
 MAX_TOKENS = 2048  # planned for; longer prompts run in chunks of this size
 
 _packed: weakref.WeakKeyDictionary[torch.nn.Module, PackedExperts] = weakref.WeakKeyDictionary()
+_releasing: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 _lock = threading.Lock()
 
 
-def _state_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    version = 0 if tensor.is_inference() else tensor._version
-    return version, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+def require_countable(tensors: list[torch.Tensor]) -> None:
+    """Raises NotOurs for weights that may change unseen."""
+    if not is_countable(tensors):
+        raise NotOurs(
+            "the weights were made in torch.inference_mode(), where writes to them cannot be seen; "
+            "load the model outside of it"
+        )
 
 
 class PackedExperts:
@@ -37,19 +43,27 @@ class PackedExperts:
         self.traits: ExpertsTraits = read_traits(module, hidden_size)
         self.layer: Layer | None = None
         self._top_k = 0
-        self._state: list[tuple[Any, ...]] = []
+        self._watched: Watched | None = None  # None: nothing is packed, or not completely
         self._lock = threading.Lock()
+
+    def adopt(self, module: torch.nn.Module, layer: Layer) -> int:
+        """Takes a layer that was packed elsewhere, and frees the module's copy; its bytes."""
+        count = free(module, self.traits.weights.values())
+        self.layer, self._top_k = layer, layer.spec.top_k
+        self._watched = Watched(self.traits.tensors(module))
+        return count
 
     def layer_for(self, module: torch.nn.Module, top_k: int) -> Layer:
         """The layer of the module's weights, packed again if they are others than before."""
-        tensors = self.traits.tensors(module)
-        state = [_state_of(tensor) for tensor in tensors]
-        layer = self.layer
-        if layer is not None and state == self._state and top_k == self._top_k:
-            return layer
+        layer, watched = self.layer, self._watched
+        if layer is not None and watched is not None and top_k == self._top_k:
+            if watched.is_current(self.traits.tensors(module)):
+                return layer
         with self._lock:
-            if self.layer is None or state != self._state or top_k != self._top_k:
-                self._pack(module, state, top_k)
+            tensors = self.traits.tensors(module)
+            known = self._watched is not None and self._watched.is_current(tensors)
+            if self.layer is None or not known or top_k != self._top_k:
+                self._pack(module, top_k)
             return self.layer  # type: ignore[return-value]
 
     def _arrays(self, tensors: list[torch.Tensor]) -> dict[str, Any]:
@@ -65,32 +79,48 @@ class PackedExperts:
         transposed = self.traits.transposed and not tensors[0].is_cuda
         return {"gate_up_order": self.traits.order, "transposed": transposed}
 
-    def _pack(self, module: torch.nn.Module, state: list[Any], top_k: int) -> None:
-        same_place = [s[2:4] for s in state] == [s[2:4] for s in self._state]
-        if self.layer is not None and same_place and top_k == self._top_k:
-            tensors = self.traits.tensors(module)
-            self._state = []  # until the reload is complete
-            # Transposed weights reach a GPU as a new copy, which a layer in place cannot move to.
-            mode = "staged" if tensors[0].is_cuda and self.traits.transposed else "in_place"
-            self.layer.reload(mode=mode, **self._layout(tensors), **self._arrays(tensors))
+    def _pack(self, module: torch.nn.Module, top_k: int) -> None:
+        require_weights(module)
+        tensors = self.traits.tensors(module)
+        releases = module in _releasing and self._is_copied(tensors[0])
+        if not releases:
+            require_countable(tensors)
+        former, self._watched = self._watched, None
+        watched = Watched(tensors)
+        if former is not None and former.same_place(tensors) and top_k == self._top_k:
+            self._reload(tensors)
         else:
-            self.layer = None  # its memory goes before the new layer's comes
-            self.traits = read_traits(module, self._hidden_size)
-            tensors = self.traits.tensors(module)
-            spec = MoeSpec(
-                top_k=top_k,
-                activation=self.traits.activation,
-                has_bias=self.traits.has_bias,
-                has_gate=False,
-                quant=self.traits.quant or QuantSpec(),
-                weight_dtype=self.traits.weight_dtype,
-            )
-            options = LayerOptions(max_tokens=MAX_TOKENS, id_policy="skip")
-            self.layer = Layer.from_tensors(
-                spec, options=options, **self._layout(tensors), **self._arrays(tensors)
-            )
-        self._top_k = top_k
-        self._state = state
+            self._make(module, top_k)
+        if releases:
+            free(module, self.traits.weights.values())
+            watched = Watched(self.traits.tensors(module))
+        self._top_k, self._watched = top_k, watched
+
+    def _is_copied(self, weights: torch.Tensor) -> bool:
+        """Whether packed weights are other memory than the module's."""
+        return not weights.is_cuda or self.traits.transposed or self.traits.order == "interleaved"
+
+    def _reload(self, tensors: list[torch.Tensor]) -> None:
+        # Transposed weights reach a GPU as a new copy, which a layer in place cannot move to.
+        mode = "staged" if tensors[0].is_cuda and self.traits.transposed else "in_place"
+        self.layer.reload(mode=mode, **self._layout(tensors), **self._arrays(tensors))  # type: ignore[union-attr]
+
+    def _make(self, module: torch.nn.Module, top_k: int) -> None:
+        self.layer = None  # its memory goes before the new layer's comes
+        self.traits = read_traits(module, self._hidden_size)
+        tensors = self.traits.tensors(module)
+        spec = MoeSpec(
+            top_k=top_k,
+            activation=self.traits.activation,
+            has_bias=self.traits.has_bias,
+            has_gate=False,
+            quant=self.traits.quant or QuantSpec(),
+            weight_dtype=self.traits.weight_dtype,
+        )
+        options = LayerOptions(max_tokens=MAX_TOKENS, id_policy="skip")
+        self.layer = Layer.from_tensors(
+            spec, options=options, **self._layout(tensors), **self._arrays(tensors)
+        )
 
 
 def packed_experts(module: torch.nn.Module, hidden_size: int) -> PackedExperts:
@@ -100,14 +130,24 @@ def packed_experts(module: torch.nn.Module, hidden_size: int) -> PackedExperts:
         with _lock:
             found = _packed.get(module)
             if found is None:
+                require_weights(module)
                 found = PackedExperts(module, hidden_size)
                 _packed[module] = found
     return found
 
 
+def release_when_packed(module: torch.nn.Module, releases: bool) -> None:
+    """Whether the module's own copy is freed as soon as its weights are packed."""
+    if releases:
+        _releasing.add(module)
+    else:
+        _releasing.discard(module)
+
+
 def forget(module: torch.nn.Module) -> None:
-    """Frees the packed layer of a module; its next call makes another."""
+    """Frees the packed layer of a module; its next call makes another.
+
+    Raises ConclaveRuntimeError if it is all there is of the weights.
+    """
+    require_weights(module)
     _packed.pop(module, None)
-
-
-__all__ = ["MAX_TOKENS", "PackedExperts", "forget", "local_part", "packed_experts"]

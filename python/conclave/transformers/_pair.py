@@ -12,17 +12,19 @@ from typing import Any
 
 import torch
 
+from conclave._watched import Watched
 from conclave.transformers._experts import experts_forward, logger
 from conclave.transformers._feed import first_that_fits, make_layer
 from conclave.transformers._find import Candidate, router_of
+from conclave.transformers._packed import packed_experts, require_countable
 from conclave.transformers._probe import call_original, probe_hidden, require_equal
+from conclave.transformers._release import modules_with_tied_weights, require_weights
+from conclave.transformers._slots import Slots
 from conclave.transformers._traits import NotOurs
 
 
 class PatchedPair:
     """Stands in for the forwards of a router and of an experts module."""
-
-    released_bytes = 0  # the model keeps its weights
 
     def __init__(self, model: Any, candidate: Candidate) -> None:
         router = router_of(candidate.block)
@@ -35,6 +37,7 @@ class PatchedPair:
         names = {module: name for name, module in candidate.block.named_children()}
         self._parts = [f"{candidate.path}.{names[m]}" for m in (router, candidate.experts)]
         self._warned = False
+        self.released_bytes = 0
         first_that_fits(lambda names: self._try(names, candidate))
 
     def _try(self, names: Callable, candidate: Candidate) -> None:
@@ -44,14 +47,13 @@ class PatchedPair:
 
     def _pack(self) -> None:
         experts = self._experts()
-        self._watched = [*self._router().parameters(), *experts.parameters()]
-        self._packed_state = self._state()
-        device = self._watched[-1].device
+        self._slots = Slots((*self._router().modules(), *experts.modules()))
+        tensors = self._slots.tensors()
+        require_countable(tensors)
+        self._watched = Watched(tensors)
+        device = next(experts.parameters()).device
         made = make_layer(self._model(), self._parts, device, self._names, alone=True)
         self.layer = made.layer
-
-    def _state(self) -> list[tuple[int, int]]:
-        return [(t._version, t.data_ptr()) for t in self._watched]
 
     def _probe(self, candidate: Candidate) -> None:
         size = self.layer.spec.hidden_size
@@ -65,8 +67,11 @@ class PatchedPair:
             require_equal(self._run(hidden, raw), expected)
 
     def _run(self, hidden: torch.Tensor, router_input: torch.Tensor) -> torch.Tensor:
-        if self._state() != self._packed_state:
+        if not self._watched.is_current(self._slots.tensors()):
+            require_weights(self._experts())
             self._pack()
+            if self.released_bytes:
+                self.release()
         rows = hidden.detach().reshape(-1, hidden.shape[-1]).contiguous()
         raw = router_input.detach().reshape(-1, hidden.shape[-1]).contiguous()
         return self.layer.forward(rows, router_input=raw).view(hidden.shape)
@@ -77,7 +82,7 @@ class PatchedPair:
             return False
         if not torch.is_grad_enabled():
             return True
-        wanted = hidden.requires_grad or any(t.requires_grad for t in self._watched)
+        wanted = hidden.requires_grad or any(t.requires_grad for t in self._slots.tensors())
         if wanted and not self._warned:
             self._warned = True
             logger.warning("MoE blocks run eagerly: gradients are required, which are not computed")
@@ -106,7 +111,18 @@ class PatchedPair:
             module.__dict__.pop("forward", None)
 
     def release(self) -> int:
-        return 0
+        """Frees the experts' own copy. Where they are called without the pair's router, they run on
+        this layer too."""
+        experts = self._experts()
+        if experts in modules_with_tied_weights(self._model()):
+            return 0
+        try:
+            packed = packed_experts(experts, self.layer.spec.hidden_size)
+        except NotOurs:
+            return 0
+        self.released_bytes = packed.adopt(experts, self.layer)
+        self._watched = Watched(self._slots.tensors())
+        return self.released_bytes
 
     def packed_bytes(self) -> int:
         return int(self.layer.plan["packed_bytes"])

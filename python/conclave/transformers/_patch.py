@@ -13,8 +13,14 @@ from conclave.errors import ConclaveValueError, Error
 from conclave.transformers._block import PatchedBlock
 from conclave.transformers._experts import experts_forward
 from conclave.transformers._find import Candidate, find_candidates
-from conclave.transformers._packed import forget, packed_experts
+from conclave.transformers._packed import (
+    forget,
+    packed_experts,
+    release_when_packed,
+    require_countable,
+)
 from conclave.transformers._pair import PatchedPair
+from conclave.transformers._release import freed_of, modules_with_tied_weights
 from conclave.transformers._traits import NotOurs
 
 _patches: weakref.WeakKeyDictionary[torch.nn.Module, list[Any]] = weakref.WeakKeyDictionary()
@@ -67,12 +73,17 @@ class PatchReport:
 class _PatchedExperts:
     """An experts module whose forward is the backend's, whatever the configuration says."""
 
-    def __init__(self, module: torch.nn.Module, hidden_size: int) -> None:
+    def __init__(self, module: torch.nn.Module, hidden_size: int, is_tied: bool) -> None:
         if not hasattr(type(module).forward, "__wrapped__"):
             raise NotOurs(f"{type(module).__name__} has no exchangeable forward")
-        packed_experts(module, hidden_size)
+        require_countable(packed_experts(module, hidden_size).traits.tensors(module))
         self._module: Any = weakref.ref(module)
-        self.released_bytes = 0
+        self._is_tied = is_tied
+
+    @property
+    def released_bytes(self) -> int:
+        freed = freed_of(self._module()).values()
+        return sum(shape.numel() * dtype.itemsize for shape, dtype, _ in freed)
 
     def install(self) -> None:
         module = self._module()
@@ -84,6 +95,8 @@ class _PatchedExperts:
         forget(module)
 
     def release(self) -> int:
+        """Its own copy is freed when it is packed, at the first call."""
+        release_when_packed(self._module(), not self._is_tied)
         return 0
 
     def packed_bytes(self) -> int:
@@ -131,7 +144,8 @@ def _replace(model: Any, candidate: Candidate) -> tuple[Any, PatchedModule]:
         reason = str(error)
     name = type(candidate.block).__name__
     try:
-        experts = _PatchedExperts(candidate.experts, _hidden_size(model))
+        is_tied = candidate.experts in modules_with_tied_weights(model)
+        experts = _PatchedExperts(candidate.experts, _hidden_size(model), is_tied)
         return experts, PatchedModule(candidate.path, name, "experts", reason)
     except (NotOurs, Error) as error:
         both = f"{reason}; experts alone: {error}"
@@ -148,8 +162,9 @@ def patch(model: Any, release: bool = False) -> PatchReport:
 
     Args:
         model: a model of transformers.
-        release: frees the model's own copy of packed weights, of whole blocks. It then has none
-            to train, save, move or `unpatch`.
+        release: frees the model's own copy of packed weights, where the experts alone are
+            replaced at their first call. It then has none to train, save, move or `unpatch`;
+            `load_state_dict` brings new ones.
 
     Returns:
         What was replaced and what was not, with reasons and sizes.

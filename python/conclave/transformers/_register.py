@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from conclave.transformers._experts import experts_forward
+from conclave.errors import ConclaveValueError
+from conclave.transformers._experts import ask_again, experts_forward
+from conclave.transformers._packed import release_when_packed
+from conclave.transformers._release import modules_with_tied_weights, require_weights
 
 IMPLEMENTATION = "conclave"
 
@@ -64,11 +67,31 @@ def _reads_registry(check: Any) -> bool:
     return "ALL_EXPERTS_FUNCTIONS" in check.__code__.co_names
 
 
-def set_implementation(model: Any, name: str = IMPLEMENTATION) -> None:
+def set_implementation(model: Any, name: str = IMPLEMENTATION, release: bool = False) -> None:
     """Selects the experts backend of a loaded model, in every version of transformers.
 
     Models whose experts do not dispatch stay as they are: use `patch` for them.
+
+    Args:
+        model: a model of transformers.
+        name: "conclave", or a backend of transformers.
+        release: frees a module's own copy of the experts as soon as they are packed, at its first
+            call, unless other modules hold the same parameters. The model cannot be trained, saved,
+            moved or given another backend then; `load_state_dict` brings new weights.
+
+    Raises:
+        ConclaveValueError: `release` with another backend than "conclave".
+        ConclaveRuntimeError: another backend for a model whose weights were released.
     """
+    if name != IMPLEMENTATION:
+        if release:
+            raise ConclaveValueError(f"release: {name} reads the weights of the model")
+        for module in model.modules():
+            require_weights(module)
+    tied = modules_with_tied_weights(model) if release else ()
+    for module in model.modules():
+        release_when_packed(module, release and module not in tied)
+        ask_again(module)
     setter = getattr(model, "set_experts_implementation", None)
     if setter is not None:
         setter(name)

@@ -1,19 +1,19 @@
 """Layers packed from weights that callers keep, found again by where those lie.
 
-An entry belongs to the storages of its weights and dies with the first of them. Updates in place
-count a tensor's version up; the next call then packs again, into the same memory. What has no
-version (numpy, inference tensors) is packed at every call, since a change could not be seen.
+An entry belongs to the storages of its weights and dies with the first of them. Whether weights
+have changed is `conclave._watched`'s to say: those that were written to are packed again, into the
+same memory, and those whose writes nobody counts (numpy, inference tensors) at every call.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import threading
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 from conclave import _frameworks
+from conclave._watched import Watched, is_countable, place_of, version_of
 from conclave.errors import ConclaveTypeError
 from conclave.layer import Layer
 
@@ -26,39 +26,18 @@ _entries: dict[tuple[Any, ...], _Entry] = {}
 @dataclasses.dataclass
 class _Entry:
     layer: Layer
-    versions: tuple[int, ...]
-    owners: list[weakref.ref[Any]]
-
-
-def _versioned(tensor: Any) -> bool:
-    return _frameworks.is_torch(tensor) and not tensor.is_inference()
+    watched: Watched
+    is_complete: bool = True  # False while a reload runs, and after one that failed
 
 
 def _place_of(name: str, tensor: Any) -> tuple[Any, ...]:
     try:
-        address = tensor.data_ptr()
+        return place_of(tensor)
     except RuntimeError as error:
         raise ConclaveTypeError(
             f"{name}: expected a dense tensor, found one without memory of its own "
             f"({tensor.layout})"
         ) from error
-    return address, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device
-
-
-def _owner_of(tensor: Any, dies: Callable[[Any], None]) -> weakref.ref[Any]:
-    """The storage, which views and detached tensors share; the tensor, where torch cannot say."""
-    owner = weakref.ref(tensor.untyped_storage(), dies)
-    return owner if owner() is not None else weakref.ref(tensor, dies)
-
-
-def _same_owners(entry: _Entry, tensors: list[Any]) -> bool:
-    """Whether the memory is still that of the storages that were packed: one that was resized has
-    left its place to others."""
-    for owner, tensor in zip(entry.owners, tensors, strict=True):
-        held = owner()
-        if held is not tensor and held is not tensor.untyped_storage():
-            return False
-    return True
 
 
 def packed_layer(
@@ -69,22 +48,26 @@ def packed_layer(
 ) -> Layer:
     """The layer of these weights and of `rule`, which says all else that it depends on."""
     tensors = [tensor for tensor in weights.values() if tensor is not None]
-    if not all(_versioned(tensor) for tensor in tensors):
+    if not is_countable(tensors):
         return make()
     names = tuple(name for name, tensor in weights.items() if tensor is not None)
     key = (rule, names, *map(_place_of, names, tensors))
-    versions = tuple(tensor._version for tensor in tensors)
     found = _entries.get(key)
-    if found is not None and found.versions == versions and _same_owners(found, tensors):
+    if found is not None and found.is_complete and found.watched.is_current(tensors):
         return found.layer
     with _lock:
         found = _entries.get(key)
-        if found is None or not _same_owners(found, tensors):
-            return _insert(key, tensors, versions, make())
-        if found.versions != versions:
-            found.versions = ()  # until the reload is complete
+
+        def dies(_: Any) -> None:
+            _entries.pop(key, None)
+
+        watched = Watched(tensors, dies)
+        if found is None or not found.watched.same_place(tensors):
+            found = _entries[key] = _Entry(make(), watched)
+        elif not found.is_complete or not found.watched.is_current(tensors):
+            found.is_complete = False
             reload(found.layer)
-            found.versions = versions
+            found.watched, found.is_complete = watched, True
         return found.layer
 
 
@@ -106,18 +89,10 @@ def borrowed(tensor: Any) -> Any:
     if tensor is None or not _frameworks.is_torch(tensor):
         return tensor
     tensor = tensor.detach()
-    if not tensor.is_cuda or not _versioned(tensor) or tensor.numel() == 0:
+    if not tensor.is_cuda or version_of(tensor) is None or tensor.numel() == 0:
         return tensor
     flat = _frameworks.torch().as_tensor(_Bytes(tensor), device=tensor.device).view(tensor.dtype)
     return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-
-
-def _insert(key: Any, tensors: list[Any], versions: tuple[int, ...], layer: Layer) -> Layer:
-    def dies(_: Any) -> None:
-        _entries.pop(key, None)
-
-    _entries[key] = _Entry(layer, versions, [_owner_of(tensor, dies) for tensor in tensors])
-    return layer
 
 
 def packed_layers() -> int:
