@@ -104,8 +104,9 @@ def test_types_are_consistent(tmp_path):
         "experts: int = conclave.inspect('x').layers[0].spec.num_experts\n"
         "conclave.fused_topk(None, None, '4', True)\n"
     )
-    done = run("-m", "mypy", "--ignore-missing-imports", "--cache-dir", str(tmp_path), str(use))
+    mypy = ("-m", "mypy", "--ignore-missing-imports", "--cache-dir", str(tmp_path))
+    done = run(*mypy, str(use))
     errors = [line for line in done.stdout.splitlines() if ": error:" in line]
     assert len(errors) == 1 and "use.py:5" in errors[0], done.stdout
-    done = run("-m", "mypy", "--ignore-missing-imports", "--cache-dir", str(tmp_path), str(PACKAGE))
+    done = run(*mypy, "-p", "conclave")
     assert done.returncode == 0, done.stdout

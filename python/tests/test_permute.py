@@ -83,7 +83,7 @@ def test_align_leaves_out_ids_that_are_none():
 
 @pytest.mark.parametrize("tokens", [0, 1, 33, 500])
 @pytest.mark.parametrize(("experts", "top_k"), [(16, 2), (64, 6), (256, 8)])
-@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("ranks", [1, 4, 16])
 def test_permute_and_back(tokens, experts, top_k, ranks):
     random = numpy.random.default_rng(tokens)
     hidden = random.standard_normal((tokens, 24)).astype("float32")
@@ -114,6 +114,29 @@ def test_permute_and_back(tokens, experts, top_k, ranks):
         total += out
     expected = 2 * hidden * weights.sum(axis=1, keepdims=True)
     numpy.testing.assert_allclose(total, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("expert_map", [None, [-1, 0, -1, 1]])
+@pytest.mark.parametrize("ids", [HOLES, [[0], [-1], [1], [4], [2]]], ids=["top2", "top1"])
+def test_permute_leaves_out_ids_that_are_none(ids, expert_map):
+    ids = numpy.array(ids, "int32")
+    tokens, top_k = ids.shape
+    local = 4 if expert_map is None else 2
+    mapped = numpy.arange(4) if expert_map is None else numpy.array(expert_map)
+    hidden = numpy.arange(1, 8 * tokens + 1, dtype="float32").reshape(tokens, 8)
+    rows, _, first, inverse, index = conclave.moe_permute(
+        hidden, None, ids, 4, local, None if expert_map is None else mapped
+    )
+    flat = [mapped[e] if 0 <= e < 4 else -1 for e in ids.reshape(-1)]
+    held = [slot for expert in range(local) for slot, e in enumerate(flat) if e == expert]
+    assert first.tolist() == numpy.cumsum([0] + [flat.count(e) for e in range(local)]).tolist()
+    assert index[: len(held)].tolist() == held and not rows[len(held) :].any()
+    numpy.testing.assert_array_equal(rows[: len(held)], hidden[[s // top_k for s in held]])
+    weights = numpy.full((tokens, top_k), 0.5, "float32")
+    out = numpy.full_like(hidden, numpy.nan)
+    conclave.moe_unpermute(out, rows, weights, inverse, first)
+    counts = [sum(e >= 0 for e in flat[t * top_k : (t + 1) * top_k]) for t in range(tokens)]
+    numpy.testing.assert_allclose(out, 0.5 * hidden * numpy.array(counts)[:, None], rtol=1e-6)
 
 
 def test_unpermute_of_half_precision(torch):

@@ -17,6 +17,7 @@ from transformers.integrations.moe import use_experts_implementation  # noqa: E4
 
 from conclave.transformers import _experts, _packed, _traits  # noqa: E402
 from conclave.transformers._activation import identify_gated, identify_plain  # noqa: E402
+from support import compilers  # noqa: E402
 
 E, K, H, INNER, T = 6, 3, 40, 28, 11
 BARS = {torch.float32: 5e-6, torch.float16: 6e-3, torch.bfloat16: 6e-3}
@@ -316,14 +317,16 @@ def test_shards_of_dtensors_are_used() -> None:
         distributed.destroy_process_group()
 
 
-def test_compiled_module_is_one_graph() -> None:
+@pytest.mark.parametrize("backend", compilers.BACKENDS)
+def test_compiled_module_is_one_graph(backend: str) -> None:
     module = LAYOUTS["interleaved"](config())
     hidden, ids, weights = call()
     with torch.no_grad():
         expected = module(hidden, ids, weights)
         fresh = LAYOUTS["interleaved"](config())  # its first call is traced
-        compiled = torch.compile(fresh, fullgraph=True, backend="aot_eager")
+        compiled = torch.compile(fresh, fullgraph=True, backend=backend)
         assert torch.equal(compiled(hidden, ids, weights), expected)
+        assert torch.equal(compiled(*call(tokens=5)), module(*call(tokens=5)))  # another length
         fresh.down_proj.mul_(2.0)
         fresh.down_proj_bias.mul_(2.0)
         doubled = compiled(hidden, ids, weights)

@@ -17,7 +17,7 @@ transformers = pytest.importorskip("transformers", "5.0", reason="transformers 5
 import conclave.transformers  # noqa: E402
 from conclave.errors import ConclaveRuntimeError, ConclaveValueError  # noqa: E402
 from conclave.transformers import _block, _experts, _packed, _patch  # noqa: E402
-from support import models  # noqa: E402
+from support import compilers, models  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -70,21 +70,23 @@ def test_name_of_the_backend_is_reported(model: Any) -> None:
     assert model.config._experts_implementation == "conclave"
 
 
+@pytest.mark.parametrize("backend", compilers.BACKENDS)
 @pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])
-def test_compiled_model_with_backend_has_equal_logits(name: str) -> None:
+def test_compiled_model_with_backend_has_equal_logits(name: str, backend: str) -> None:
     model = load(name)
     expected = logits(model)
     conclave.transformers.set_implementation(model)
-    compiled = torch.compile(model, backend="aot_eager")
+    compiled = torch.compile(model, backend=backend)
     assert torch.allclose(logits(compiled), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("backend", compilers.BACKENDS)
 @pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])
-def test_compiled_model_with_patched_blocks_has_equal_logits(name: str) -> None:
+def test_compiled_model_with_patched_blocks_has_equal_logits(name: str, backend: str) -> None:
     model = load(name)
     expected = logits(model)
     assert len(conclave.transformers.patch(model).replaced) == 2
-    compiled = torch.compile(model, backend="aot_eager")
+    compiled = torch.compile(model, backend=backend)
     assert torch.allclose(logits(compiled), expected, rtol=1e-4, atol=1e-4)
 
 
