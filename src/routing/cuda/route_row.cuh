@@ -105,7 +105,7 @@ __device__ __forceinline__ float load_logit(const RouteParams& params, int64_t t
 template <int kColumns>
 __device__ __forceinline__ void form_keys(const RouteParams& params, const Softmax& softmax,
                                           const float (&logits)[kColumns],
-                                          const float (&bias)[kColumns], double (&keys)[kColumns]) {
+                                          double (&keys)[kColumns]) {
   const DeviceRouteRule& rule = params.rule;
 #pragma unroll
   for (int i = 0; i < kColumns; ++i) {
@@ -113,6 +113,14 @@ __device__ __forceinline__ void form_keys(const RouteParams& params, const Softm
                                    : capped(logits[i], rule.score.soft_cap);
   }
   if (rule.choose.by_logit) return;
+  // Two bits a column instead of its logit: registers.
+  uint32_t absents = 0;
+  uint32_t infinite = 0;
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) {
+    absents |= present(logits[i]) ? 0U : 1U << i;
+    infinite |= logits[i] == CUDART_INF_F ? 1U << i : 0U;
+  }
   if (rule.score.order == RouterOrder::kScoreThenTopk) {
     score_columns(rule.score.score, softmax, keys);
   }
@@ -120,13 +128,15 @@ __device__ __forceinline__ void form_keys(const RouteParams& params, const Softm
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) keys[i] = rounded(keys[i], rule.choose.score_dtype);
   }
+  float bias[kColumns];
+  load_bias(params, bias);
 #pragma unroll
   for (int i = 0; i < kColumns; ++i) {
     // Absent plus a bias is absent, but for a bias of +Inf or NaN.
     const double key = keys[i] + static_cast<double>(bias[i]);
-    const bool ordinary = present(logits[i]) && logits[i] != CUDART_INF_F;
-    const double usable = key == key ? key : absent();
-    keys[i] = ordinary ? usable : static_cast<double>(logits[i]);
+    keys[i] = key == key ? key : absent();
+    if (((absents >> i) & 1U) != 0) keys[i] = absent();
+    if (((infinite >> i) & 1U) != 0) keys[i] = CUDART_INF;
   }
 }
 
@@ -168,12 +178,10 @@ __device__ __noinline__ Slot choose_by_score(const RouteParams& params, int64_t 
                                              double* scratch) {
   float logits[kColumns];
   load_logits(params, token, logits);
-  float bias[kColumns];
-  load_bias(params, bias);
   Softmax softmax{absent(), 0, 0};
   if (params.rule.softmax_all) softmax = softmax_of_row(logits, params.rule.score.soft_cap);
   double scores[kColumns];
-  form_keys(params, softmax, logits, bias, scores);
+  form_keys(params, softmax, logits, scores);
   if (params.rule.group_size != 0) mask_groups(params.rule, scratch, scores);
   uint64_t keys[kColumns];
 #pragma unroll
