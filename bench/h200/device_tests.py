@@ -3,16 +3,19 @@
 
     device_tests.py run --bin build/release/tests --out results.jsonl [--log tests.log]
     device_tests.py sanitize --bin build/release/tests --out results.jsonl [--tool racecheck]
-                             [--part 2/4] [--limit 60]
+                             [--family routing] [--launches 80] [--jobs 4] [--limit 60]
     device_tests.py report results.jsonl... > 2026-11-20-tests.md
 
 `--bin` is searched for the executables by name; one that is missing is reported, not passed over.
 Under the sanitizer only tests on small shapes run: see SANITIZED. Each run ends within --limit
-seconds, and a run that did not finish says so. --part I/N takes every N-th run, for machines that
-are lent by the minute.
+seconds, and a run that did not finish says so. --jobs runs several at once, which helps little
+under racecheck: there they take turns on the GPU. --launches has a tool look at the first launches
+of each run only.
 """
 
 import argparse
+import collections
+import concurrent.futures
 import json
 import pathlib
 import re
@@ -34,23 +37,26 @@ EXECUTABLES = [
 
 TOOLS = ["memcheck", "racecheck", "synccheck", "initcheck"]
 
-# Tests on small shapes that between them launch every kernel of the library.
+# Tests on small shapes that between them launch every kernel of the library, by what they are for.
 SANITIZED = [
-    ("device_kernels_test", "*EachFormat_SmallShapes*cuda_stream_sm90"),
-    ("device_kernels_test", "*EachFormat_SmallShapes*cuda_stream_fp8_sm90"),
-    ("device_kernels_test", "*EachFormat_SmallShapes*cuda_tile_sm90"),
-    ("device_kernels_test", "*EachFormat_SmallShapes*cuda_tile_fp8_sm90"),
-    ("device_kernels_test", "*EachFormat_SmallShapes*cuda_reference"),
-    ("device_kernels_test", "DeviceDecode.EachFormat_SmallShapes*"),
-    ("device_kernels_test", "QuantizeRowsCuda.*"),
-    ("cuda_layer_test", "*CudaRandomLayer.Output*"),
-    ("cuda_layer_test", "CudaReplay.OtherRowsThroughTheGate*"),
-    ("cuda_layer_test", "CudaForward.*-*Thousand*:*EveryKernel*"),
-    ("dispatch_cuda_test", "DeviceCombine.*:DeviceSpread.*-*Thousand*"),
-    ("dispatch_cuda_test", "DeviceGroup.*:DeviceSanitize*-*Thousand*"),
-    ("routing_cuda_test", "DeviceRouter.*-*Thousand*"),
-    ("gemm_cuda_test", "DeviceGate.*-*Thousand*"),
-    ("layer_cuda_routing_test", "RouteAndGroup.*-*Thousand*"),
+    ("stream", "device_kernels_test", "*EachFormat_SmallShapes*cuda_stream_sm90"),
+    ("stream, e4m3", "device_kernels_test", "*EachFormat_SmallShapes*cuda_stream_fp8_sm90"),
+    ("tile", "device_kernels_test", "*EachFormat_SmallShapes*cuda_tile_sm90"),
+    ("tile, e4m3", "device_kernels_test", "*EachFormat_SmallShapes*cuda_tile_fp8_sm90"),
+    ("reference", "device_kernels_test", "*EachFormat_SmallShapes*cuda_reference"),
+    ("single launch", "device_kernels_test", "DeviceDecode.EachFormat_SmallShapes*"),
+    ("quantise", "device_kernels_test", "QuantizeRowsCuda.*"),
+    ("combine", "dispatch_cuda_test", "DeviceCombine.*-*ManyTokens*:*TwoToThe31*"),
+    ("sorted rows", "dispatch_cuda_test", "DeviceSpread.*"),
+    ("group, sanitise", "dispatch_cuda_test", "DeviceGroup.*:DeviceSanitize*-*Thousand*"),
+    ("routing", "routing_cuda_test", "DeviceRouter.*"),
+    ("route and group", "layer_cuda_routing_test", "RouteAndGroup.*"),
+    ("gate", "gemm_cuda_test", "DeviceGate.*"),
+    ("other routers", "cuda_layer_test", "CudaRouters.*:CudaTokenRouter.*-*SizesOfModels*"),
+    ("layer, by parts", "cuda_layer_test", "CudaForward.*:CudaLayerTest.*:CudaMemory.*-*EachAll*"),
+    ("layer, replayed", "cuda_layer_test", "CudaReplay.OtherRowsThroughTheGate*"),
+    ("layer, drawn", "cuda_layer_test", "*CudaRandomLayer.*/?:*CudaRandomLayer.*/1?"),
+    ("layer, any part", "cuda_layer_test", "*CudaRandomSpec.*/?:*CudaRandomSpec.*/1?"),
 ]
 
 # Tests that fill memory before a kernel is to write it blind initcheck: it runs on the others.
@@ -147,23 +153,46 @@ def run_plainly(name: str, path: str, limit: float) -> tuple[dict, str]:
     return result, text
 
 
-def run_under(tool: str, name: str, path: str, test_filter: str, limit: float) -> tuple[dict, str]:
+def short(name: str) -> str:
+    """Without namespaces, template arguments and parameters."""
+    return re.sub(r"[<(].*", "", name.replace("(anonymous namespace)::", "")).split("::")[-1]
+
+
+def sites_of(text: str) -> dict[str, int]:
+    """What a tool reported, by place: the lines that met, and the kernel where it is said."""
+    sites: collections.Counter[str] = collections.Counter()
+    for block in re.split(r"^=+ *$", text, flags=re.MULTILINE):
+        places = re.findall(r"\bat (.+?)\+0x[0-9a-f]+ in (\S+:\d+)", block)
+        if not places:
+            continue
+        frames = re.findall(r"Device Frame: *(?:void )?(.+?)\+0x", block)
+        where = " and ".join(f"{short(name)} {line}" for name, line in places)
+        sites[f"{where} in {short(frames[-1])}" if frames else where] += 1
+    return dict(sites.most_common(20))
+
+
+def run_under(tool: str, entry: tuple, path: str, options: argparse.Namespace) -> tuple[dict, str]:
+    family, name, test_filter = entry
     begin = time.monotonic()
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "99"]
+    command += ["--show-backtrace", "device", "--print-limit", "400"]
+    if options.launches:
+        command += ["--launch-count", str(options.launches)]
     command += ["--kernel-name-exclude", NOT_OURS, path, f"--gtest_filter={test_filter}"]
-    status, text = run_limited(command, limit)
+    status, text = run_limited(command, options.limit)
     summary = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)", text)
     passed = re.search(r"\[  PASSED  \] (\d+) test", text)
-    reports = [line for line in text.splitlines() if re.match(r"=+ (Error|Warning|Invalid)", line)]
     result = {
         "executable": name,
         "tool": tool,
+        "family": family,
         "filter": test_filter,
+        "launches": options.launches,
         "finished": status is not None,
         "errors": int(summary.group(1)) if summary else None,
         "passed": int(passed.group(1)) if passed else 0,
         "seconds": round(time.monotonic() - begin, 1),
-        "first": reports[:3],
+        "sites": sites_of(text),
     }
     return result, text
 
@@ -203,6 +232,12 @@ def describe_machine() -> str:
     return f"{name}, driver {driver}"
 
 
+def describe_sanitizer() -> str:
+    text = run_limited(["compute-sanitizer", "--version"], 20)[1]
+    version = re.search(r"[Vv]ersion ([0-9.]+)", text)
+    return version.group(1) if version else "of an unknown version"
+
+
 def command_run(options: argparse.Namespace) -> bool:
     append(options.out, {"machine": describe_machine(), "date": time.strftime("%Y-%m-%d")})
     good = True
@@ -223,14 +258,22 @@ def command_run(options: argparse.Namespace) -> bool:
     return good
 
 
+def planned_runs(options: argparse.Namespace) -> list[tuple]:
+    """In the order in which tools and families are named."""
+    entries = {entry[0]: entry for entry in SANITIZED}
+    runs = []
+    for tool in options.tool or TOOLS:
+        for family in options.family or entries:
+            name = entries[family][1]
+            path = find(options.bin, name)
+            if path is None or (tool == "initcheck" and name in POISONED):
+                continue
+            runs.append((tool, entries[family], path, options))
+    return runs
+
+
 def command_sanitize(options: argparse.Namespace) -> bool:
-    index, of = (int(text) for text in options.part.split("/"))
-    runs = [
-        (tool, *entry)
-        for tool in options.tool or TOOLS
-        for entry in SANITIZED
-        if tool != "initcheck" or entry[0] not in POISONED
-    ]
+    append(options.out, {"sanitizer": describe_sanitizer()})
     good = True
     planted = find(options.bin, "planted_faults")
     for tool in options.tool or TOOLS if planted else []:
@@ -238,23 +281,25 @@ def command_sanitize(options: argparse.Namespace) -> bool:
         append(options.out, control)
         print(f"{tool:10} finds {control['found']} planted faults, {control['seconds']} s")
         good = good and control["found"] > 0
-    for tool, name, test_filter in runs[index - 1 :: of]:
-        if options.only and name not in options.only:
-            continue
-        path = find(options.bin, name)
-        if path is None:
-            continue
-        result, text = run_under(tool, name, path, test_filter, options.limit)
-        append(options.out, result)
-        log(options.log, f"{tool} {name} {test_filter}\n{text[:6000]}\n...\n{text[-2000:]}\n")
-        print(
-            f"{tool:10} {name} {test_filter}: {result['errors']} errors, {result['passed']} passed, "
-            f"{result['seconds']} s{'' if result['finished'] else ', NOT FINISHED'}",
-            *result["first"],
-            sep="\n  ",
-            flush=True,
-        )
-        good = good and result["errors"] == 0 and result["finished"]
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        waiting = [pool.submit(run_under, *run) for run in planned_runs(options)]
+        for done in concurrent.futures.as_completed(waiting):
+            result, text = done.result()
+            append(options.out, result)
+            log(
+                options.log,
+                f"{result['tool']} {result['executable']} {result['filter']}\n"
+                f"{text[:6000]}\n...\n{text[-2000:]}\n",
+            )
+            print(
+                f"{result['tool']:10} {result['family']}: {result['errors']} errors, "
+                f"{result['passed']} passed, {result['seconds']} s"
+                f"{'' if result['finished'] else ', NOT FINISHED'}",
+                *(f"{count} x {site}" for site, count in result["sites"].items()),
+                sep="\n  ",
+                flush=True,
+            )
+            good = good and result["errors"] == 0 and result["finished"]
     return good
 
 
@@ -267,7 +312,8 @@ def report_cases(results: list[dict]) -> list[str]:
         outcomes = [case["outcome"] for case in result["cases"]]
         lines.append(
             f"| `{result['executable']}` | {len(outcomes)} | {outcomes.count('passed')} "
-            f"| {outcomes.count('skipped')} | {outcomes.count('failed')} | {result.get('seconds', 0)} |"
+            f"| {outcomes.count('skipped')} | {outcomes.count('failed')} "
+            f"| {result.get('seconds', 0)} |"
         )
         if result["status"] != 0:
             lines[-1] += f" ended with {result['status']}"
@@ -275,7 +321,7 @@ def report_cases(results: list[dict]) -> list[str]:
 
 
 def report_recorded(results: list[dict]) -> list[str]:
-    """By suite, and by kernel where a suite runs once for each: sums of counts, the largest else."""
+    """By suite, and by kernel where a suite runs once for each: sums of counts, else the most."""
     figures: dict[tuple[str, str], float] = {}
     for result in results:
         for case in result["cases"]:
@@ -298,25 +344,28 @@ def report_tools(all_results: list[dict]) -> list[str]:
     results = [result for result in all_results if "tool" in result]
     if not results:
         return []
-    lines = ["", "Errors by compute-sanitizer, on the small shapes of each test:", ""]
+    versions = {result["sanitizer"] for result in all_results if "sanitizer" in result}
+    name = " ".join(["compute-sanitizer", *sorted(versions)])
+    lines = ["", f"Errors by {name}, on the small shapes of each test:", ""]
     tools = [tool for tool in TOOLS if any(result["tool"] == tool for result in results)]
-    lines += [f"| test | {' | '.join(tools)} |", "|---|" + "---:|" * len(tools)]
-    for name, test_filter in SANITIZED:
+    lines += [f"| kernels | tests | {' | '.join(tools)} |", "|---|---|" + "---:|" * len(tools)]
+    for family, name, test_filter in SANITIZED:
         row = []
         for tool in tools:
-            key = (tool, name, test_filter)
-            found = [r for r in results if (r["tool"], r["executable"], r["filter"]) == key]
+            found = [r for r in results if (r["tool"], r.get("family")) == (tool, family)]
             if not found:
-                row.append("-" if tool == "initcheck" and name in POISONED else "not run")
+                row.append("poison" if tool == "initcheck" and name in POISONED else "not run")
             elif not found[-1]["finished"]:
                 row.append(f"unfinished in {found[-1]['seconds']:.0f} s")
             else:
-                row.append(f"{found[-1]['errors']}")
-        lines.append(f"| `{name}` `{test_filter}` | {' | '.join(row)} |")
+                launches = found[-1].get("launches")
+                first = f" (first {launches} launches)" if launches else ""
+                row.append(f"{found[-1]['errors']}{first}")
+        lines.append(f"| {family} | `{name}` `{test_filter}` | {' | '.join(row)} |")
     controls = {result["control"]: result["found"] for result in all_results if "control" in result}
     if controls:
         row = [str(controls.get(tool, "not run")) for tool in tools]
-        lines.append(f"| `planted_faults`, which each tool must find | {' | '.join(row)} |")
+        lines.append(f"| planted, must be found | `planted_faults` | {' | '.join(row)} |")
     return lines
 
 
@@ -349,9 +398,11 @@ def main() -> int:
         command.add_argument("--out", required=True)
         command.add_argument("--log")
         command.add_argument("--limit", type=float, default=60, help="seconds for each run")
-        command.add_argument("--only", action="append", help="an executable")
+    run.add_argument("--only", action="append", help="an executable")
     sanitize.add_argument("--tool", action="append", choices=TOOLS)
-    sanitize.add_argument("--part", default="1/1")
+    sanitize.add_argument("--family", action="append", help="as the first column of the report")
+    sanitize.add_argument("--launches", type=int, help="as many are looked at, the first")
+    sanitize.add_argument("--jobs", type=int, default=1)
     report = commands.add_parser("report")
     report.add_argument("results", nargs="+")
     options = parser.parse_args()
