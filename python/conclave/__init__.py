@@ -7,6 +7,7 @@ NVIDIA Hopper GPUs. See docs/python.md.
 from __future__ import annotations
 
 from conclave import _conclave
+from conclave._conclave import TuningTable
 from conclave._runtime import get_num_threads, set_num_threads
 from conclave.checkpoint import Checkpoint, CheckpointInfo, Feed, LayerInfo, inspect
 from conclave.errors import (
@@ -104,6 +105,7 @@ __all__ = [
     "RoutingMethodType",
     "SharedExpertSpec",
     "SimulatedRouting",
+    "TuningTable",
     "biased_moe_quant_config",
     "determine_expert_map",
     "determine_expert_placement_strategy",

@@ -86,6 +86,13 @@ def empty_like(reference: Any, shape: Sequence[int], dtype: str | None, argument
     return numpy.empty(tuple(shape), dtype=getattr(reference, "dtype", None) or "float32")
 
 
+def concatenate(arrays: Sequence[Any], axis: int) -> Any:
+    """A copy of arrays of torch, cupy or numpy, one behind the other."""
+    if is_torch(arrays[0]):
+        return torch().cat(list(arrays), dim=axis)
+    return sys.modules[_library(arrays[0])].concatenate(list(arrays), axis=axis)
+
+
 def stream_of(reference: Any, stream: Any) -> int:
     """The CUDA stream of a call as a number; 0 on the CPU, and for the legacy default stream.
 

@@ -50,28 +50,42 @@ def complete_spec(
 def _every_other(array: Any, first: int, axis: int) -> Any:
     """Views of the gate's (first 0) or of up's (1) rows of interleaved matrices."""
     if isinstance(array, (list, tuple)):
-        return [_every_other(matrix, first, axis - 1) for matrix in array]
-    return array[(slice(None),) * axis + (slice(first, None, 2),)]
+        return [_every_other(matrix, first, axis) for matrix in array]
+    index = [slice(None)] * len(array.shape)
+    index[axis] = slice(first, None, 2)
+    return array[tuple(index)]
+
+
+def _vectors_separated(vectors: Any, rows: int) -> Any:
+    """Vectors of one number a row, all of the gate before all of up."""
+    shape = tuple(vectors.shape)
+    if rows not in shape:
+        return vectors  # one scale for all; or wrong, which the extension module says
+    axis = 1 if len(shape) > 1 and shape[1] == rows else shape.index(rows)
+    halves = [_every_other(vectors, first, axis) for first in (0, 1)]
+    return _frameworks.concatenate(halves, axis)
 
 
 def separate_rows(
-    weights: Mapping[str, Any], transposed: bool, channel_scales: bool
+    weights: Mapping[str, Any], prefix: str, transposed: bool, channel_scales: bool
 ) -> dict[str, Any]:
-    """Torch weights with interleaved gate and up, in concatenated order.
+    """Weights with interleaved gate and up, in concatenated order. `prefix`: "" or "shared_".
 
     Matrices become two views. Vectors, whose elements a GPU's loader needs side by side, are small
     and copied. Scales of blocks are in that order already.
     """
-    torch = _frameworks.torch()
     separate = dict(weights)
-    matrices = separate.pop("gate_up", None)
+    matrices = separate.pop(f"{prefix}gate_up", None)
+    rows = 0
     if matrices is not None:
-        axis = 2 if transposed else 1
-        separate["gate"] = _every_other(matrices, 0, axis)
-        separate["up"] = _every_other(matrices, 1, axis)
-    for name in ("gate_up_bias", "gate_up_scale"):
+        axis = -1 if transposed else -2
+        first = matrices[0] if isinstance(matrices, (list, tuple)) else matrices
+        rows = first.shape[axis]
+        separate[f"{prefix}gate"] = _every_other(matrices, 0, axis)
+        separate[f"{prefix}up"] = _every_other(matrices, 1, axis)
+    for name in (f"{prefix}gate_up_bias", f"{prefix}gate_up_scale"):
         vectors = separate.get(name)
-        if vectors is None or (name == "gate_up_scale" and not channel_scales):
+        if vectors is None or (name.endswith("scale") and not channel_scales):
             continue
-        separate[name] = torch.cat([vectors[:, 0::2], vectors[:, 1::2]], dim=1)
+        separate[name] = _vectors_separated(vectors, rows or vectors.shape[-1])
     return separate

@@ -128,7 +128,7 @@ class Layer:
         given = _given(weights)
         fields = complete_spec(to_dict(spec), given, transposed, expert_map)
         quant = fields.get("quant", {}).get("weights", "none")
-        given, gate_up_order = _as_loaded(given, gate_up_order, transposed, quant)
+        given, orders = _as_loaded(given, (gate_up_order, shared_gate_up_order), transposed, quant)
         context = _runtime.context(device or _device_of(given), isa)
         return cls(
             _conclave.Layer.from_arrays(
@@ -137,8 +137,7 @@ class Layer:
                 given,
                 to_dict(options or {}),
                 to_dict(parallel or {}),
-                gate_up_order,
-                shared_gate_up_order,
+                *orders,
                 transposed,
                 list(expert_map) if expert_map is not None else [],
                 context.device == "cpu" if count is None else count,
@@ -250,12 +249,12 @@ class Layer:
             self._core.reload_from_checkpoint(checkpoint._core, layer, mode)
             return
         quant = self._core.spec()["quant"]["weights"]
-        given, gate_up_order = _as_loaded(_given(weights), gate_up_order, transposed, quant)
+        orders = (gate_up_order, shared_gate_up_order)
+        given, orders = _as_loaded(_given(weights), orders, transposed, quant)
         self._core.reload_from_arrays(
             given,
             mode,
-            gate_up_order,
-            shared_gate_up_order,
+            *orders,
             transposed,
             list(expert_map) if expert_map is not None else [],
         )
@@ -316,15 +315,28 @@ def _given(weights: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_loaded(
-    weights: dict[str, Any], order: str, transposed: bool, quant: str
-) -> tuple[dict[str, Any], str]:
-    """Weights and the order of their rows, as they can be loaded from where they lie."""
-    first: Any = weights.get("gate_up")
-    if isinstance(first, (list, tuple)):
-        first = first[0] if first else None
-    if order != "interleaved" or not _frameworks.is_torch(first) or not first.is_cuda:
-        return weights, order
-    return separate_rows(weights, transposed, quant == "channel"), "concatenated"
+    weights: dict[str, Any], orders: tuple[str, str], transposed: bool, quant: str
+) -> tuple[dict[str, Any], tuple[str, str]]:
+    """Weights and the orders of their rows, of routed and shared experts, as they can be loaded
+    from where they lie."""
+    found = list(orders)
+    for i, prefix in enumerate(("", "shared_")):
+        if orders[i] == "interleaved" and _are_on_a_gpu(weights, prefix):
+            turned = transposed and not prefix
+            weights = separate_rows(weights, prefix, turned, quant == "channel")
+            found[i] = "concatenated"
+    return weights, (found[0], found[1])
+
+
+def _are_on_a_gpu(weights: Mapping[str, Any], prefix: str) -> bool:
+    """Whether the gate and up rows of these experts are memory of a GPU."""
+    for name in ("gate_up", "gate_up_bias", "gate_up_scale"):
+        array = weights.get(prefix + name)
+        if isinstance(array, (list, tuple)):
+            array = array[0] if array else None
+        if array is not None:
+            return _frameworks.device_of(array) != "cpu"
+    return False
 
 
 def _device_of(weights: Mapping[str, Any]) -> str | None:

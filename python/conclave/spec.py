@@ -7,10 +7,12 @@ experts, S shared experts. Types are given by name (``"bfloat16"``) or as a dtyp
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from conclave import _conclave
+from conclave._conclave import TuningTable
 
 DTypeLike = Any  # "bfloat16", torch.bfloat16, numpy.float32
 
@@ -166,7 +168,10 @@ class LayerOptions:
     id_policy: str = "strict"  # skip
     kernel: str = ""
     arithmetic: str = ""
+    transport: str = "variable"  # fixed_slots; between ranks of a layer that exchanges rows itself
+    ep_combine: str = "unreduced"  # reduced_per_rank
     determinism: str = "repeatable"  # batch_invariant
+    tuning: TuningTable | str | os.PathLike[str] | None = None  # measured choices, on CUDA
 
 
 _Record = TypeVar("_Record")

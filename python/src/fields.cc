@@ -2,9 +2,11 @@
 
 #include "arrays.h"
 #include "names.h"
+#include "tuning.h"
 
 #include "conclave/error.h"
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -127,7 +129,10 @@ void visit(LayerOptions& value, Visitor& fields) {
   fields("id_policy", value.id_policy);
   fields("kernel", value.kernel);
   fields("arithmetic", value.arithmetic);
+  fields("transport", value.transport);
+  fields("ep_combine", value.ep_combine);
   fields("determinism", value.determinism);
+  fields("tuning", value.tuning);
 }
 
 template <class Visitor>
@@ -143,11 +148,13 @@ void visit(ParallelSpec& value, Visitor& fields) {
   fields("reduce", value.reduce);
 }
 
+using Tuning = std::shared_ptr<const TuningTable>;
+
 template <class T>
 constexpr bool is_struct =
     std::is_class_v<T> && !std::is_same_v<T, std::string> &&
     !std::is_same_v<T, std::vector<int32_t>> && !std::is_same_v<T, std::vector<float>> &&
-    !std::is_same_v<T, std::optional<DType>>;
+    !std::is_same_v<T, std::optional<DType>> && !std::is_same_v<T, Tuning>;
 
 class Reader {
  public:
@@ -179,6 +186,8 @@ class Reader {
       value = dtype_from_python(object, field.c_str());
     } else if constexpr (std::is_same_v<T, std::optional<DType>>) {
       if (!object.is_none()) value = dtype_from_python(object, field.c_str());
+    } else if constexpr (std::is_same_v<T, Tuning>) {
+      value = tuning_from_python(field, object);
     } else if constexpr (std::is_enum_v<T>) {
       value = parse_word<T>(field, cast<std::string>(field, object));
     } else if constexpr (is_struct<T>) {
@@ -230,6 +239,8 @@ class Writer {
       dict_[name] = dtype_to_python(field);
     } else if constexpr (std::is_same_v<T, std::optional<DType>>) {
       dict_[name] = field ? nb::cast(dtype_to_python(*field)) : nb::none();
+    } else if constexpr (std::is_same_v<T, Tuning>) {
+      if (field != nullptr) dict_[name] = *field;
     } else if constexpr (std::is_enum_v<T>) {
       dict_[name] = word_of(field);
     } else if constexpr (is_struct<T>) {

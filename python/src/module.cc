@@ -6,6 +6,7 @@
 #include "permute.h"
 #include "routing.h"
 #include "tool.h"
+#include "tuning.h"
 
 NB_MODULE(_conclave, module) {
   module.doc() = "The compiled part of conclave. Use the functions of the package instead.";
@@ -14,6 +15,7 @@ NB_MODULE(_conclave, module) {
   conclave::python::register_error_translator();
   conclave::python::bind_context(module);
   conclave::python::bind_checkpoint(module);
+  conclave::python::bind_tuning(module);
   conclave::python::bind_layer(module);
   conclave::python::bind_routing(module);
   conclave::python::bind_permute(module);

@@ -49,6 +49,10 @@ constexpr Word<PlacementStrategy> kPlacements[] = {{"linear", PlacementStrategy:
                                                    {"custom", PlacementStrategy::kCustom}};
 constexpr Word<Reduce> kReduces[] = {{"full", Reduce::kFull}, {"partial", Reduce::kPartial}};
 constexpr Word<IdPolicy> kIdPolicies[] = {{"strict", IdPolicy::kStrict}, {"skip", IdPolicy::kSkip}};
+constexpr Word<EpTransport> kTransports[] = {{"variable", EpTransport::kVariable},
+                                             {"fixed_slots", EpTransport::kFixedSlots}};
+constexpr Word<EpCombine> kCombines[] = {{"unreduced", EpCombine::kUnreduced},
+                                         {"reduced_per_rank", EpCombine::kReducedPerRank}};
 constexpr Word<Determinism> kDeterminisms[] = {{"repeatable", Determinism::kRepeatable},
                                                {"batch_invariant", Determinism::kBatchInvariant}};
 constexpr Word<GateUpOrder> kGateUpOrders[] = {{"concatenated", GateUpOrder::kConcatenated},
@@ -73,6 +77,8 @@ std::span<const Word<WeightOn>> words(WeightOn) { return kWeightOns; }
 std::span<const Word<PlacementStrategy>> words(PlacementStrategy) { return kPlacements; }
 std::span<const Word<Reduce>> words(Reduce) { return kReduces; }
 std::span<const Word<IdPolicy>> words(IdPolicy) { return kIdPolicies; }
+std::span<const Word<EpTransport>> words(EpTransport) { return kTransports; }
+std::span<const Word<EpCombine>> words(EpCombine) { return kCombines; }
 std::span<const Word<Determinism>> words(Determinism) { return kDeterminisms; }
 std::span<const Word<GateUpOrder>> words(GateUpOrder) { return kGateUpOrders; }
 std::span<const Word<ReloadMode>> words(ReloadMode) { return kReloadModes; }

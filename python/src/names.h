@@ -32,6 +32,8 @@ std::span<const Word<WeightOn>> words(WeightOn of);
 std::span<const Word<PlacementStrategy>> words(PlacementStrategy of);
 std::span<const Word<Reduce>> words(Reduce of);
 std::span<const Word<IdPolicy>> words(IdPolicy of);
+std::span<const Word<EpTransport>> words(EpTransport of);
+std::span<const Word<EpCombine>> words(EpCombine of);
 std::span<const Word<Determinism>> words(Determinism of);
 std::span<const Word<GateUpOrder>> words(GateUpOrder of);
 std::span<const Word<ReloadMode>> words(ReloadMode of);

@@ -395,17 +395,54 @@ def test_parameters_are_counted(problem):
 
 
 @pytest.mark.parametrize("as_list", [False, True])
-def test_interleaved_weights_can_be_separated(problem, torch, as_list):
+@pytest.mark.parametrize("prefix", ["", "shared_"])
+def test_interleaved_weights_can_be_separated(problem, torch, as_list, prefix):
     from conclave._shapes import separate_rows
 
     random = numpy.random.default_rng(5)
+
+    def normal(*shape):
+        return torch.tensor(random.standard_normal(shape).astype("float32"))
+
     weights = {name: torch.tensor(w) for name, w in problem.weights.items()}
-    weights["gate_up_bias"] = torch.tensor(random.standard_normal((6, 56)).astype("float32"))
-    weights["down_bias"] = torch.tensor(random.standard_normal((6, 40)).astype("float32"))
+    weights |= {"gate_up_bias": normal(6, 56), "down_bias": normal(6, 40)}
+    weights |= {"shared_gate_up": normal(1, 48, 40), "shared_down": normal(1, 40, 24)}
+    weights |= {"shared_gate_up_bias": normal(48), "shared_down_bias": normal(40)}
     if as_list:
-        weights["gate_up"] = list(weights["gate_up"])
-    spec = conclave.MoeSpec(top_k=3, has_bias=True)
-    one = conclave.Layer.from_tensors(spec, **weights, gate_up_order="interleaved")
-    other = conclave.Layer.from_tensors(spec, **separate_rows(weights, False, False))
+        weights[f"{prefix}gate_up"] = list(weights[f"{prefix}gate_up"])
+    shared = conclave.SharedExpertSpec(mode="add", intermediate_size=24, has_bias=True)
+    spec = conclave.MoeSpec(top_k=3, has_bias=True, shared=shared)
+    order = {f"{prefix}gate_up_order": "interleaved"}
+    one = conclave.Layer.from_tensors(spec, **weights, **order)
+    other = conclave.Layer.from_tensors(spec, **separate_rows(weights, prefix, False, False))
     expected = one(problem.hidden, **problem.routing)
     numpy.testing.assert_array_equal(other(problem.hidden, **problem.routing), expected)
+
+
+def test_options_reach_the_layer(problem, tmp_path):
+    text = (
+        "conclave-tuning 1\n"
+        "NVIDIA H200 | bf16 | E 128 H 2048 I 768 k 8 | T 64 | cuda.stream_sm90 | "
+        "16x128x128B, 6 stages | 71.5\n"
+    )
+    table = conclave.TuningTable.parse(text)
+    assert len(table) == 1 and conclave.TuningTable.parse(table.to_text()).entries == table.entries
+    assert table.entries[0]["kernel"] == "cuda.stream_sm90" and table.entries[0]["tokens"] == 64
+    path = tmp_path / "table.txt"
+    path.write_text(text)
+    expected = problem.layer()(problem.hidden, **problem.routing)
+    for tuning in (table, path, str(path)):
+        options = conclave.LayerOptions(
+            tuning=tuning, transport="fixed_slots", ep_combine="reduced_per_rank"
+        )
+        out = problem.layer(options=options)(problem.hidden, **problem.routing)
+        numpy.testing.assert_array_equal(out, expected)
+    for options, name in (
+        ({"tuning": tmp_path / "none"}, "none"),
+        ({"tuning": 3}, "tuning"),
+        ({"transport": "pigeon"}, "transport.*fixed_slots"),
+    ):
+        with pytest.raises(conclave.Error, match=name):
+            problem.layer(options=options)
+    with pytest.raises(conclave.Error, match="line 2"):
+        conclave.TuningTable.parse("conclave-tuning 1\nnothing\n")
