@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy
 import pytest
 
+from support.devices import DEVICES
 from support.problems import Problem, make_problem
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -32,6 +33,15 @@ def make() -> Callable[..., Problem]:
 @pytest.fixture(scope="session")
 def torch():
     return pytest.importorskip("torch", reason="torch is not installed")
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Where torch makes tensors that are not told where."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    torch.set_default_device(request.param)
+    yield request.param
+    torch.set_default_device(None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import resource
 
 import numpy
 import pytest
@@ -189,12 +190,21 @@ def test_permutation_equals_the_cpu(torch):
 
 
 def test_ten_thousand_calls_do_not_grow(case, torch):
+    from support.device import growth
+
     layer = case.layer()
-    for _ in range(100):
-        layer(case.hidden, **case.routing)
-    torch.cuda.synchronize()
-    before = torch.cuda.mem_get_info()[0]
-    for _ in range(10_000):
-        layer(case.hidden, **case.routing)
-    torch.cuda.synchronize()
-    assert before - torch.cuda.mem_get_info()[0] < 1 << 20
+
+    def calls(count=10_000):
+        for _ in range(count):
+            layer(case.hidden, **case.routing)
+        torch.cuda.synchronize()
+
+    calls(1000)
+    resident = resident_bytes()
+    assert growth(calls) < 1 << 20
+    assert resident_bytes() - resident < 1 << 20
+
+
+def resident_bytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()

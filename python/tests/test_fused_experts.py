@@ -18,6 +18,7 @@ from conclave.errors import (  # noqa: E402
     ConclaveValueError,
     Error,
 )
+from support.devices import host_only, seeded  # noqa: E402
 from support.problems import FLOAT32_BAR, HALF_BAR, make_problem, worst_error  # noqa: E402
 from support.vllm_reference import (  # noqa: E402
     experts_reference,
@@ -26,6 +27,8 @@ from support.vllm_reference import (  # noqa: E402
     quantise_weights,
     random_case,
 )
+
+pytestmark = pytest.mark.usefixtures("device")
 
 HALF = {torch.bfloat16, torch.float16}
 GATED = ["silu", "gelu", "gelu_tanh", "swigluoai", "swigluoai_uninterleave", "swiglustep", "situ"]
@@ -38,7 +41,7 @@ def bar(dtype):
 
 def check(actual, expected, dtype):
     assert actual.dtype == dtype
-    assert worst_error(actual, expected.numpy()) <= bar(dtype)
+    assert worst_error(actual, expected) <= bar(dtype)
 
 
 # vLLM's test_moe.py: (M, N, K); its largest cases are cut to the same remainders.
@@ -70,7 +73,7 @@ def test_expert_maps_sum_to_the_whole(ep_size, strategy, dtype):
         check(out, expected, dtype)
         assert (out[expected.abs().sum(1) == 0] == 0).all()
         total += expected
-    assert worst_error(total, experts_reference(hidden, w1, w2, weights, ids).numpy()) < 1e-12
+    assert worst_error(total, experts_reference(hidden, w1, w2, weights, ids)) < 1e-12
 
 
 @pytest.mark.parametrize("activation", GATED + PLAIN)
@@ -81,7 +84,7 @@ def test_activations_and_biases(activation, bias, dtype):
     case[1].mul_(8)  # values at which the clamps and curves matter
     biases, config = {}, None
     if bias:
-        generator = torch.Generator().manual_seed(1)
+        generator = seeded(1)
         biases = {
             "w1_bias": torch.randn(case[1].shape[:2], generator=generator).to(dtype),
             "w2_bias": torch.randn(case[2].shape[:2], generator=generator).to(dtype),
@@ -196,7 +199,7 @@ def test_fp8_scales_of_gate_and_up_apart():
     out = conclave.fused_experts(hidden, codes1, codes2, weights, ids, quant_config=config)
     exact1 = torch.cat([h[2] for h in halves], 1)
     expected = experts_reference(hidden, exact1, exact2, weights, ids)
-    assert worst_error(out, expected.numpy()) <= HALF_BAR
+    assert worst_error(out, expected) <= HALF_BAR
 
 
 # Ids, tokens, memory.
@@ -229,6 +232,7 @@ def test_inplace_and_out():
     assert torch.equal(case[0], expected)
 
 
+@host_only
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_numpy(dtype):
     problem = make_problem(numpy.random.default_rng(3))
@@ -238,9 +242,10 @@ def test_numpy(dtype):
     expected = experts_reference(
         *(torch.from_numpy(a) for a in (*arrays, problem.topk_weights, problem.topk_ids))
     )
-    assert worst_error(out, expected.numpy()) <= (FLOAT32_BAR if dtype == "float32" else HALF_BAR)
+    assert worst_error(out, expected) <= (FLOAT32_BAR if dtype == "float32" else HALF_BAR)
 
 
+@host_only
 def test_numpy_weights_are_read_at_every_call():
     problem = make_problem(numpy.random.default_rng(3))
     arguments = (problem.hidden, problem.gate_up, problem.down)
@@ -297,6 +302,7 @@ def test_an_entry_dies_with_its_weights():
     assert vllm.packed_layers() == 0
 
 
+@host_only
 def test_other_memory_at_the_same_place_is_not_taken_for_the_same():
     """Tensors over memory that is not torch's, which two storages may share."""
     vllm.forget_packed_layers()
@@ -351,6 +357,7 @@ def test_inference_tensors_are_read_at_every_call():
     assert vllm.packed_layers() == 0
 
 
+@host_only
 def test_ten_thousand_calls_do_not_grow():
     case = random_case(2, 1, 16, 16, 4, 2, torch.float32)
     for _ in range(1000):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -18,6 +19,9 @@ from transformers.integrations.moe import use_experts_implementation  # noqa: E4
 from conclave.transformers import _experts, _packed, _traits  # noqa: E402
 from conclave.transformers._activation import identify_gated, identify_plain  # noqa: E402
 from support import compilers  # noqa: E402
+from support.devices import seeded  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("device")
 
 E, K, H, INNER, T = 6, 3, 40, 28, 11
 BARS = {torch.float32: 5e-6, torch.float16: 6e-3, torch.bfloat16: 6e-3}
@@ -66,7 +70,7 @@ class Plain(torch.nn.Module):
         """The definition, in float64."""
         x = hidden_states.double()
         out = torch.zeros_like(x)
-        for t, slot in torch.cartesian_prod(torch.arange(len(x)), torch.arange(K)).tolist():
+        for t, slot in itertools.product(range(len(x)), range(K)):
             e = int(top_k_index[t, slot])
             if 0 <= e < self.num_experts:
                 out[t] += top_k_weights[t, slot].double() * self.expert(e, x[t])
@@ -133,12 +137,12 @@ LAYOUTS = {
 
 
 def parameter(dtype: Any, *shape: int) -> Any:
-    numbers = torch.Generator().manual_seed(sum(shape))
+    numbers = seeded(sum(shape))
     return torch.nn.Parameter((torch.randn(*shape, generator=numbers) * 0.3).to(dtype))
 
 
 def call(dtype: Any = torch.float32, tokens: int = T, seed: int = 3) -> tuple[Any, Any, Any]:
-    numbers = torch.Generator().manual_seed(seed)
+    numbers = seeded(seed)
     hidden = torch.randn(tokens, H, generator=numbers).to(dtype)
     ids = torch.stack([torch.randperm(E, generator=numbers)[:K] for _ in range(tokens)] or [])
     return hidden, ids, torch.rand(tokens, K, generator=numbers)
@@ -163,7 +167,7 @@ def forget_warnings() -> Iterator[None]:
 
 
 @pytest.fixture
-def module() -> Any:
+def module(device: str) -> Any:
     return LAYOUTS["plain"](config())
 
 
@@ -295,7 +299,7 @@ def test_unknown_activation_falls_back_with_its_reason(module: Any, caplog: Any)
     assert "activation" in caplog.text
 
 
-def test_shards_of_dtensors_are_used() -> None:
+def test_shards_of_dtensors_are_used(device: str) -> None:
     distributed = pytest.importorskip("torch.distributed", reason="torch has no distributed")
     if not distributed.is_available():
         pytest.skip("torch has no distributed")
@@ -303,9 +307,10 @@ def test_shards_of_dtensors_are_used() -> None:
     from torch.distributed.tensor import Shard, distribute_tensor
 
     store = distributed.HashStore()
-    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    backend = "nccl" if device == "cuda" else "gloo"
+    distributed.init_process_group(backend, store=store, rank=0, world_size=1)
     try:
-        mesh = init_device_mesh("cpu", (1,))
+        mesh = init_device_mesh(device, (1,))
         module = LAYOUTS["plain"](config())
         whole = copy.deepcopy(module)
         for name in ("gate_up_proj", "down_proj"):
@@ -356,7 +361,7 @@ def test_activations_with_limits_are_told_apart(limit: float) -> None:
         gate, up = both.chunk(2, dim=-1)
         return silu(gate).clamp(max=limit) * up.clamp(-limit, limit)
 
-    device = torch.device("cpu")
+    device = torch.get_default_device()
     assert identify_gated(before, device, owner).activation.name == "silu_clamp_before"
     assert identify_gated(after, device, owner).activation.name == "silu_clamp_after"
     assert identify_gated(before, device, owner).activation.limit == limit
@@ -379,7 +384,7 @@ def test_float8_experts_equal_their_dequantised_weights() -> None:
         hidden_activation="silu",
     )
     module = fp8.FP8Experts(fields, block_size=(rows, cols))
-    numbers = torch.Generator().manual_seed(2)
+    numbers = seeded(2)
     with torch.no_grad():
         for name in ("gate_up_proj", "down_proj"):
             weight, scale = getattr(module, name), getattr(module, f"{name}_scale_inv")

@@ -6,6 +6,8 @@ list of outcomes, docs/python-models.md, with the same functions.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -14,6 +16,7 @@ transformers = pytest.importorskip("transformers", "5.0", reason="transformers 5
 import conclave.transformers  # noqa: E402
 from conclave.transformers import _block, _experts  # noqa: E402
 from support import models  # noqa: E402
+from support.devices import DEVICES  # noqa: E402
 
 BAR = 2e-5  # float32, through two or three layers: the layer's own bar is 5e-6
 
@@ -33,8 +36,16 @@ def dispatches(model: object) -> bool:
     return any(all(traits) for traits in zip(wrapped, held, stacked, strict=True))
 
 
+@pytest.fixture(scope="module", params=DEVICES)
+def place(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The device of the models."""
+    torch.set_default_device(request.param)
+    yield request.param
+    torch.set_default_device(None)
+
+
 @pytest.fixture(scope="module", params=models.folders())
-def family(request: pytest.FixtureRequest) -> tuple[str, object, models.Run]:
+def family(request: pytest.FixtureRequest, place: str) -> tuple[str, object, models.Run]:
     """A folder, its model, and what that does by itself."""
     try:
         model = models.load(request.param)
@@ -49,28 +60,35 @@ def family(request: pytest.FixtureRequest) -> tuple[str, object, models.Run]:
     return request.param, model, expected
 
 
-def check(model: object, expected: models.Run) -> None:
+def check(model: object, expected: models.Run, record: Callable) -> None:
     _experts._warned.clear()
     _block._warned.clear()
     actual = models.run(model, models.prompt())
+    distance = models.worst_difference(actual, expected)
+    record("class", type(model).__name__)
+    record("distance", distance)
     assert actual.tokens == expected.tokens
-    assert models.worst_difference(actual, expected) <= BAR
+    assert distance <= BAR
     assert not _experts._warned and not _block._warned  # nothing ran eagerly
 
 
-def test_model_with_experts_backend_has_eager_logits(family: tuple) -> None:
+def test_model_with_experts_backend_has_eager_logits(
+    family: tuple, record_property: Callable
+) -> None:
     _, model, expected = family
     conclave.transformers.set_implementation(model)
     try:
         packed = conclave.transformers._packed._packed
         before = len(packed)
-        check(model, expected)
+        check(model, expected, record_property)
         assert (len(packed) > before) == dispatches(model)
     finally:
         conclave.transformers.set_implementation(model, "eager")
 
 
-def test_model_with_patched_blocks_has_eager_logits(family: tuple) -> None:
+def test_model_with_patched_blocks_has_eager_logits(
+    family: tuple, record_property: Callable
+) -> None:
     name, model, expected = family
     if not models.IS_NEWEST and name in MASKS_WITH_ZERO:
         pytest.skip("this version of transformers masks groups with 0")
@@ -80,7 +98,8 @@ def test_model_with_patched_blocks_has_eager_logits(family: tuple) -> None:
         if models.IS_NEWEST:
             assert {m.replaced for m in report.replaced} == {"block"}, str(report)
             assert all("attention" in m.reason for m in report.not_replaced)
-        check(model, expected)
+        record_property("replaced", ",".join(sorted({m.replaced for m in report.replaced})))
+        check(model, expected, record_property)
     finally:
         conclave.transformers.unpatch(model)
 

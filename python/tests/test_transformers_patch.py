@@ -18,6 +18,9 @@ import conclave.transformers  # noqa: E402
 from conclave.errors import ConclaveRuntimeError, ConclaveValueError  # noqa: E402
 from conclave.transformers import _block, _experts, _packed, _patch  # noqa: E402
 from support import compilers, models  # noqa: E402
+from support.devices import host_only  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("device")
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +51,7 @@ def logits(model: Any) -> Any:
 
 
 @pytest.fixture
-def model() -> Any:
+def model(device: str) -> Any:
     return load("mixtral")
 
 
@@ -60,6 +63,7 @@ def test_from_pretrained_takes_the_name() -> None:
     assert len(_packed._packed) == before + 2  # generate() kept the name, in prefill and in decode
 
 
+@host_only
 def test_unknown_name_is_still_refused(model: Any) -> None:
     with pytest.raises((ValueError, KeyError)):
         model.set_experts_implementation("conclav")
@@ -191,6 +195,7 @@ def test_model_of_an_unknown_family_keeps_its_routing(model: Any) -> None:
     assert torch.allclose(logits(model), expected, rtol=1e-4, atol=1e-4)
 
 
+@host_only
 def test_dense_model_is_left_alone() -> None:
     fields = transformers.LlamaConfig(
         vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
@@ -210,10 +215,11 @@ def test_forgotten_model_frees_its_patch() -> None:
     assert len(_patch._patches) == count - 1
 
 
-def test_example_generates_the_same_tokens() -> None:
+def test_example_generates_the_same_tokens(device: str) -> None:
     load("qwen3_moe")  # or this version cannot read it
     example = models.ROOT / "examples" / "generate.py"
-    done = subprocess.run([sys.executable, example], capture_output=True, text=True, timeout=300)
+    command = [sys.executable, example, "--device", device]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "16 of 16 greedy tokens" in done.stdout
     assert done.stdout.count("tokens/s") == 4

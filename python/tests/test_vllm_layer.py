@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from conclave import vllm  # noqa: E402
 from conclave.errors import ConclaveUnsupportedError, ConclaveValueError, Error  # noqa: E402
+from support.devices import seeded  # noqa: E402
 from support.problems import FLOAT32_BAR, HALF_BAR, worst_error  # noqa: E402
 from support.vllm_reference import (  # noqa: E402
     experts_reference,
@@ -16,13 +17,15 @@ from support.vllm_reference import (  # noqa: E402
     random_case,
 )
 
+pytestmark = pytest.mark.usefixtures("device")
+
 SIZES = {"num_experts": 8, "top_k": 2, "hidden_size": 48, "intermediate_size": 40}
 
 
 def filled(seed=0, **arguments):
     """A layer with random weights."""
     layer = vllm.FusedMoE(**{**SIZES, **arguments})
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     for param in layer.parameters():
         if param.dtype.is_floating_point and param.dtype != torch.float8_e4m3fn:
             param.data.copy_(torch.randn(param.shape, generator=generator) / 4)
@@ -30,7 +33,7 @@ def filled(seed=0, **arguments):
 
 
 def tokens(seed=1, count=11, dtype=torch.float32, experts=8):
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     hidden = torch.randn(count, 48, generator=generator).to(dtype)
     return hidden, torch.randn(count, experts, generator=generator).to(dtype)
 
@@ -42,7 +45,7 @@ def reference(layer, hidden, weights, ids, **more):
 
 
 def check(actual, expected, limit=FLOAT32_BAR):
-    assert worst_error(actual, expected.numpy()) <= limit
+    assert worst_error(actual, expected) <= limit
 
 
 def plain_topk(logits, top_k, renormalize, score=torch.softmax, bias=None, scale=1.0):
@@ -239,7 +242,7 @@ MAPPING = vllm.FusedMoE.make_expert_params_mapping(None, "w1", "w2", "w3", 8)
 
 def test_load_weights():
     layer = filled(prefix="model.layers.3.experts", expert_mapping=MAPPING)
-    found, w13, w2 = mixtral(layer.layer_name, torch.Generator().manual_seed(5))
+    found, w13, w2 = mixtral(layer.layer_name, seeded(5))
     hidden, logits = tokens()
     layer(hidden, logits)
     taken = layer.load_weights([*found.items(), ("0.other.weight", torch.zeros(1))])
@@ -253,7 +256,7 @@ def test_load_weights():
 def test_load_by_the_newer_prefix():
     rows = vllm.fused_moe_make_expert_params_mapping(None, "w1", "w2", "w3", 8)
     layer = filled(prefix="model.layers.4.experts", expert_mapping=rows)
-    found, w13, _ = mixtral(layer.layer_name, torch.Generator().manual_seed(5))
+    found, w13, _ = mixtral(layer.layer_name, seeded(5))
     assert len(layer.load_weights(found.items())) == 24
     assert torch.equal(layer.w13_weight, w13)
 
@@ -269,7 +272,7 @@ def test_loading_needs_a_mapping_and_names_do_not_repeat():
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("tp_size", [2, 4])
 def test_tensor_parallel_ranks_sum_to_the_whole(gated, tp_size):
-    generator = torch.Generator().manual_seed(5)
+    generator = seeded(5)
     activation = "silu" if gated else "relu2_no_mul"
     found, w13, w2 = mixtral("x", generator, gated)
     bias1, bias2 = torch.randn(8, w13.shape[1]), torch.randn(8, 48)
@@ -300,7 +303,7 @@ def test_tensor_parallel_ranks_sum_to_the_whole(gated, tp_size):
 
 @pytest.mark.parametrize("strategy", ["linear", "round_robin"])
 def test_expert_parallel_ranks_sum_to_the_whole(strategy):
-    found, w13, w2 = mixtral("x", torch.Generator().manual_seed(5))
+    found, w13, w2 = mixtral("x", seeded(5))
     hidden, logits = tokens()
     total = torch.zeros(hidden.shape, dtype=torch.float64)
     for rank in range(3):
@@ -601,4 +604,4 @@ def test_mixtral_block_of_transformers(dtype, limit):
         expected = block(hidden)
         expected = expected[0] if isinstance(expected, tuple) else expected
         out = layer(hidden[0], logits)
-    assert worst_error(out, expected.reshape(64, 48).double().numpy()) <= limit
+    assert worst_error(out, expected.reshape(64, 48).double()) <= limit

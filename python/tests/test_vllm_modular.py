@@ -13,6 +13,7 @@ from conclave.errors import (  # noqa: E402
     ConclaveUnsupportedError,
     ConclaveValueError,
 )
+from support.devices import seeded  # noqa: E402
 from support.problems import FLOAT32_BAR, HALF_BAR, worst_error  # noqa: E402
 from support.vllm_reference import (  # noqa: E402
     experts_reference,
@@ -20,6 +21,8 @@ from support.vllm_reference import (  # noqa: E402
     quantise_weights,
     random_case,
 )
+
+pytestmark = pytest.mark.usefixtures("device")
 
 PLAIN = vllm.FUSED_MOE_UNQUANTIZED_CONFIG
 EXPERTS = {
@@ -37,9 +40,7 @@ def kernel(kind, config=PLAIN, experts=8, most=64, **arguments):
 
 def check(actual, expected, dtype):
     assert actual.dtype == dtype
-    assert worst_error(actual, expected.numpy()) <= (
-        FLOAT32_BAR if dtype == torch.float32 else HALF_BAR
-    )
+    assert worst_error(actual, expected) <= (FLOAT32_BAR if dtype == torch.float32 else HALF_BAR)
 
 
 @pytest.mark.parametrize("kind", EXPERTS)
@@ -69,7 +70,7 @@ def test_combinations_with_fp8(kind, weights):
     expected = experts_reference(
         hidden, exact1, exact2, topk_weights, ids, quantise=lambda rows: fp8_rows(rows, 128)
     )
-    assert worst_error(out, expected.numpy()) <= HALF_BAR
+    assert worst_error(out, expected) <= HALF_BAR
 
 
 @pytest.mark.parametrize("kind", EXPERTS)
@@ -321,7 +322,7 @@ def state(counts, replicas):
 )
 def test_replica_map(counts):
     held, _ = state(counts, 4)
-    ids = torch.randint(0, len(counts), (40, 2), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(0, len(counts), (40, 2), generator=seeded(1))
     found = vllm.map_to_physical(ids, held)
     table = held.logical_to_physical_map
     expected = torch.empty_like(ids)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -82,6 +84,23 @@ def _quantised(
     scale = blocks.abs().amax((2, 4)) / E4M3_MAX
     codes = (blocks / scale[:, :, None, :, None]).view_as(padded)[:, :rows, :cols]
     return codes.contiguous().to(torch.float8_e4m3fn), scale
+
+
+def growth(work: Callable[[], None], attempts: int = 3) -> int:
+    """Bytes of the GPU's memory that the work takes and keeps. Other processes use that memory
+    too, so the least of several attempts counts: what is lost is lost every time."""
+    found = []
+    for _ in range(attempts):
+        gc.collect()
+        torch.cuda.synchronize()
+        before = torch.cuda.mem_get_info()[0]
+        work()
+        gc.collect()
+        torch.cuda.synchronize()
+        found.append(before - torch.cuda.mem_get_info()[0])
+        if found[-1] < 1 << 20:
+            break
+    return min(found)
 
 
 def _full_weight(problem: DeviceProblem, name: str, expert: int) -> torch.Tensor:

@@ -70,6 +70,8 @@ def load(name: str, dtype: torch.dtype = torch.float32, experts: str = "eager") 
     """A model with the weights of testdata. Raises NoClass."""
     cls, config = config_of(name)
     _TWEAKS.get(name, lambda config: None)(config)
+    device = torch.get_default_device()
+    torch.set_default_device("cpu")  # buffers that a model computes: the same on every device
     try:
         model, info = cls.from_pretrained(
             MODELS / name,
@@ -81,9 +83,11 @@ def load(name: str, dtype: torch.dtype = torch.float32, experts: str = "eager") 
         )
     except (RuntimeError, AttributeError) as error:  # other shapes than this version has
         raise NoClass(f"{cls.__name__} of this version cannot load the weights") from error
+    finally:
+        torch.set_default_device(device)
     if info["missing_keys"]:
         raise NoClass(f"{cls.__name__} of this version does not find {min(info['missing_keys'])}")
-    model = model.eval()
+    model = model.to(device).eval()
     return getattr(model, _PARTS[name]) if name in _PARTS else model
 
 
@@ -101,7 +105,9 @@ def _logits(out: Any) -> torch.Tensor:
 
 
 def prompt(seed: int = 1) -> torch.Tensor:
-    return torch.randint(1, 60, PROMPT, generator=torch.Generator().manual_seed(seed))
+    numbers = torch.Generator("cpu").manual_seed(seed)
+    ids = torch.randint(1, 60, PROMPT, generator=numbers, device="cpu")
+    return ids.to(torch.get_default_device())
 
 
 def _forward(model: Any, ids: torch.Tensor, **kwargs: Any) -> Any:

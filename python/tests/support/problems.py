@@ -115,11 +115,15 @@ def expected_output(
     return total
 
 
-def worst_error(actual: Any, expected: numpy.ndarray) -> float:
+def _float64(array: Any) -> numpy.ndarray:
+    if hasattr(array, "detach"):
+        array = array.detach().cpu().double().numpy()
+    return numpy.asarray(array).astype("float64")
+
+
+def worst_error(actual: Any, expected: Any) -> float:
     """The largest relative L2 error of a token."""
-    if hasattr(actual, "detach"):
-        actual = actual.detach().cpu().double().numpy()
-    actual = numpy.asarray(actual).astype("float64")
+    actual, expected = _float64(actual), _float64(expected)
     assert actual.shape == expected.shape
     if expected.size == 0:
         return 0.0

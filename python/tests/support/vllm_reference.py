@@ -6,6 +6,8 @@ import math
 
 import torch
 
+from support.devices import seeded
+
 FP8_MAX = 448.0
 
 
@@ -120,7 +122,7 @@ def quantise_weights(weights: torch.Tensor, kind: str, block=(128, 128)):
 
 def random_case(seed, tokens, inner, hidden, experts, top_k, dtype, gated=True):
     """hidden, w1, w2, weights, ids: randn / 10 as vLLM's tests have them, routing by softmax."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
 
     def normal(*shape):
         return torch.randn(*shape, generator=generator) / 10

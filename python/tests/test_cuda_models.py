@@ -1,0 +1,68 @@
+"""Every model family of testdata in bfloat16 on a GPU; test_transformers_models.py has float32.
+
+Routers choose by rounded scores, so that two good implementations part at near ties. Both are held
+against the same weights in float32, and the library must be as near to that as eager experts are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+transformers = pytest.importorskip("transformers", "5.0", reason="transformers 5 is not installed")
+
+import conclave.transformers  # noqa: E402
+from conclave.transformers import _block, _experts  # noqa: E402
+from support import models  # noqa: E402
+
+pytestmark = pytest.mark.cuda
+
+FLOOR = 1e-2  # a median below is rounding alone: 8 bits, three times a layer
+
+
+@pytest.fixture(autouse=True)
+def on_the_gpu() -> Iterator[None]:
+    torch.set_default_device("cuda")
+    yield
+    torch.set_default_device(None)
+
+
+def logits(model: object) -> torch.Tensor:
+    return models.run(model, models.prompt(), new_tokens=0).prefill.double()
+
+
+def median_distance(actual: torch.Tensor, exact: torch.Tensor) -> float:
+    return float(((actual - exact).norm(dim=-1) / exact.norm(dim=-1).clamp(min=1e-30)).median())
+
+
+def holds(actual: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> float:
+    found = median_distance(actual, exact)
+    assert found <= max(FLOOR, 1.25 * median_distance(eager, exact))
+    return found
+
+
+@pytest.mark.parametrize("name", models.folders())
+def test_bfloat16_model_is_as_near_to_float32_as_eager(
+    name: str, record_property: Callable
+) -> None:
+    try:
+        model = models.load(name, dtype=torch.bfloat16)
+        eager = logits(model)
+    except models.NoClass as error:
+        pytest.skip(f"transformers {transformers.__version__}: {error}")
+    except (AttributeError, RuntimeError) as error:
+        pytest.skip(f"transformers {transformers.__version__} does not run it: {error}")
+    exact = logits(models.load(name, dtype=torch.bfloat16).float())
+    _experts._warned.clear()
+    _block._warned.clear()
+    conclave.transformers.set_implementation(model)
+    found = [holds(logits(model), eager, exact)]
+    conclave.transformers.set_implementation(model, "eager")
+    conclave.transformers.patch(model)
+    found.append(holds(logits(model), eager, exact))
+    record_property("class", type(model).__name__)
+    record_property("distance", max(found))
+    record_property("eager", median_distance(eager, exact))
+    assert not _experts._warned and not _block._warned
