@@ -35,7 +35,7 @@ class CONCLAVE_API TokenRouter {
   // Of `spec` only what routing needs is read: num_experts, top_k, num_zero_experts, router, and
   // shared.count of "sink_softmax"; sizes of matrices may be 0. `context` must outlive the router.
   // Throws Error(kInvalidArgument, kUnknownName) naming the field; kUnsupported with the reason: on
-  // CUDA it is "topk" alone, up to 1024 columns and k = 32, without zero experts.
+  // CUDA there are up to 1024 columns and k = 32, no zero experts and no recorded ids to replay.
   TokenRouter(const Context& context, const MoeSpec& spec);
   TokenRouter(TokenRouter&&) noexcept;
   TokenRouter& operator=(TokenRouter&&) noexcept;

@@ -5,6 +5,7 @@
 #include "layer/cuda/memory_place.h"
 #include "layer/cuda/routing_stage.h"
 #include "routing/cuda/device_router.h"
+#include "routing/cuda/device_rules.h"
 
 #include "conclave/interop/cuda.h"
 
@@ -28,16 +29,64 @@ void check_places(const RouteArgs& args, int32_t ordinal) {
   check_place("global_scale", args.global_scale.data, ordinal);
   check_place("topk_ids", args.topk_ids.data, ordinal);
   check_place("topk_weights", args.topk_weights.data, ordinal);
+  check_place("token_ids", args.token_ids.data, ordinal);
+  check_place("hash_table", args.hash_table.data, ordinal);
+  check_place("shared_weights", args.shared_weights.data, ordinal);
+}
+
+routing::DeviceRouteArgs route_args(const RouteArgs& args) {
+  return {.logits = args.logits.data,
+          .logits_dtype = args.logits.dtype,
+          .logits_stride = args.logits.empty() ? 0 : stride_of_rows(args.logits),
+          .num_tokens = args.topk_ids.shape[0],
+          .selection_bias = floats("selection_bias", args.selection_bias),
+          .expert_scale = floats("expert_scale", args.expert_scale),
+          .global_scale = floats("global_scale", args.global_scale),
+          .topk_ids = static_cast<int32_t*>(args.topk_ids.data),
+          .topk_weights = static_cast<float*>(args.topk_weights.data)};
+}
+
+routing::DeviceRuleArgs rule_args(const RouteArgs& args) {
+  return {.logits = args.logits.data,
+          .logits_dtype = args.logits.dtype,
+          .logits_stride = args.logits.empty() ? 0 : stride_of_rows(args.logits),
+          .num_tokens = args.topk_ids.shape[0],
+          .token_ids = args.token_ids.data,
+          .token_ids_dtype = args.token_ids.dtype,
+          .hash_table = static_cast<const int32_t*>(args.hash_table.data),
+          .selection_bias = floats("selection_bias", args.selection_bias),
+          .global_scale = floats("global_scale", args.global_scale),
+          .ids = static_cast<int32_t*>(args.topk_ids.data),
+          .weights = static_cast<float*>(args.topk_weights.data),
+          .shared_weights = static_cast<float*>(args.shared_weights.data)};
+}
+
+void enqueue(const MoeSpec& spec, routing::DeviceRouteArgs route,
+             const routing::DeviceRuleArgs& rule, CUstream_st* stream) {
+  switch (router_rule(spec.router.name)) {
+    case RouterRule::kHash:
+      routing::device_look_up(spec, rule, stream);
+      route.given_ids = route.topk_ids;  // a slot is read before it is written
+      return routing::device_route(spec, route, stream);
+    case RouterRule::kSparseMixer:
+      return routing::device_sparse_mixer(spec, rule, stream);
+    case RouterRule::kSimulated:
+      return routing::device_simulate(spec, rule, stream);
+    case RouterRule::kSinkSoftmax:
+      routing::device_route(routing::sink_choice_spec(spec), route, stream);
+      return routing::device_weigh_with_sinks(spec, rule, stream);
+    default:
+      return routing::device_route(spec, route, stream);
+  }
 }
 
 }  // namespace
 
-// The device's other rules need steps and counters that only a layer has.
 Support cuda_routes(const MoeSpec& spec) {
-  if (router_rule(spec.router.name) != RouterRule::kTopk) {
-    return Support::no("router " + spec.router.name + " on its own runs on the host");
-  }
   if (spec.num_zero_experts > 0) return Support::no("zero experts are routed on the host");
+  const bool replays = router_rule(spec.router.name) == RouterRule::kSimulated &&
+                       spec.router.simulated.distribution == SimulatedDistribution::kReplay;
+  if (replays) return Support::no("recorded ids to replay lie in host memory");
   return routing::device_router_supports(spec);
 }
 
@@ -50,17 +99,7 @@ void cuda_route(int32_t ordinal, const MoeSpec& spec, const RouteArgs& args) {
   }
   check_places(args, ordinal);
   const cuda::DeviceGuard guard(ordinal);
-  routing::device_route(spec,
-                        {.logits = args.logits.data,
-                         .logits_dtype = args.logits.dtype,
-                         .logits_stride = stride_of_rows(args.logits),
-                         .num_tokens = args.logits.shape[0],
-                         .selection_bias = floats("selection_bias", args.selection_bias),
-                         .expert_scale = floats("expert_scale", args.expert_scale),
-                         .global_scale = floats("global_scale", args.global_scale),
-                         .topk_ids = static_cast<int32_t*>(args.topk_ids.data),
-                         .topk_weights = static_cast<float*>(args.topk_weights.data)},
-                        to_cuda(args.stream));
+  enqueue(spec, route_args(args), rule_args(args), to_cuda(args.stream));
 }
 
 }  // namespace conclave::inline v0

@@ -44,6 +44,11 @@ class DeviceCall {
     bias_ = upload(problem.selection_bias);
     expert_scale_ = upload(problem.expert_scale);
     global_scale_ = upload(problem.global_scale);
+    token_ids_ = upload(problem.token_ids, DType::kI32, {tokens});
+    hash_table_ = upload(problem.hash_table, DType::kI32, {spec.router.vocab_size, spec.top_k});
+    if (testing::num_sinks(spec) > 0) {
+      shared_weights_ = queue.allocate(DType::kF32, {tokens, testing::num_sinks(spec)});
+    }
     ids_ = queue.allocate(DType::kI32, {tokens, spec.top_k});
     weights_ = queue.allocate(DType::kF32, {tokens, spec.top_k});
     queue.fill(ids_.view(), 0xFF);
@@ -52,11 +57,14 @@ class DeviceCall {
                        .dtype = logits_dtype,
                        .shape = {tokens, columns},
                        .row_stride = columns + gap},
+            .token_ids = token_ids_.const_view(),
             .selection_bias = bias_.const_view(),
             .expert_scale = expert_scale_.const_view(),
             .global_scale = global_scale_.const_view(),
+            .hash_table = hash_table_.const_view(),
             .topk_ids = ids_.view(),
             .topk_weights = weights_.view(),
+            .shared_weights = shared_weights_.view(),
             .stream = queue.stream()};
   }
 
@@ -65,17 +73,25 @@ class DeviceCall {
     Tensor weights(DType::kF32, ids_.view().shape);
     queue_.download(ids_.view(), ids.view());
     queue_.download(weights_.view(), weights.view());
-    return {.ids = values_of<int32_t>(ids, slots_), .weights = values_of<float>(weights, slots_)};
+    RoutingResult found{.ids = values_of<int32_t>(ids, slots_),
+                        .weights = values_of<float>(weights, slots_)};
+    if (shared_weights_.view().data == nullptr) return found;
+    Tensor shared(DType::kF32, shared_weights_.view().shape);
+    queue_.download(shared_weights_.view(), shared.view());
+    found.shared_weights = values_of<float>(shared, shared.view().shape.num_elements());
+    return found;
   }
 
   RouteArgs args;
 
  private:
-  DeviceTensor upload(const std::vector<float>& values) const {
+  template <class T>
+  DeviceTensor upload(const std::vector<T>& values, DType dtype, const Shape& shape) const {
     if (values.empty()) return {};
-    return queue_.upload(ConstTensorView{.data = values.data(),
-                                         .dtype = DType::kF32,
-                                         .shape = {static_cast<int64_t>(values.size())}});
+    return queue_.upload(ConstTensorView{.data = values.data(), .dtype = dtype, .shape = shape});
+  }
+  DeviceTensor upload(const std::vector<float>& values) const {
+    return upload(values, DType::kF32, {static_cast<int64_t>(values.size())});
   }
 
   // Rounds the problem's logits to the type, in place. Between rows lie values that are no numbers.
@@ -93,7 +109,8 @@ class DeviceCall {
 
   const DeviceQueue& queue_;
   int64_t slots_;
-  DeviceTensor logits_, bias_, expert_scale_, global_scale_, ids_, weights_;
+  DeviceTensor logits_, bias_, expert_scale_, global_scale_, token_ids_, hash_table_;
+  DeviceTensor ids_, weights_, shared_weights_;
 };
 
 class CudaTokenRouter : public testing::CudaLayerTest {
@@ -114,6 +131,7 @@ class CudaTokenRouter : public testing::CudaLayerTest {
     const RoutingResult wanted = testing::route(problem);
     ASSERT_EQ(actual.ids, wanted.ids);
     testing::expect_weights(actual.weights, wanted.weights);
+    testing::expect_weights(actual.shared_weights, wanted.shared_weights);
   }
 
   std::string refused(const MoeSpec& spec, const RouteArgs& args) const {
@@ -233,11 +251,21 @@ TEST_F(CudaTokenRouter, WrongArguments_AreNamedAndNothingIsWritten) {
   EXPECT_EQ(call.result().ids, std::vector<int32_t>(8, -1));
 }
 
-TEST_F(CudaTokenRouter, RulesOfTheHost_AreRefusedWithAReason) {
+TEST_F(CudaTokenRouter, OtherRules_EqualTheHost) {
   for (const char* name : {"hash", "sparse_mixer", "sink_softmax", "simulated"}) {
-    const std::string reason = refused_to_make(testing::spec_of_row(name));
-    EXPECT_NE(reason.find(std::string("router ") + name), std::string::npos) << reason;
+    for (const int64_t tokens : {1, 300}) {
+      RoutingProblem problem =
+          testing::random_problem(testing::spec_of_row(name), tokens, 1.0F, 11);
+      expect_equals_host(problem);
+    }
   }
+}
+
+TEST_F(CudaTokenRouter, WhatTheDeviceLacks_IsRefusedWithAReason) {
+  MoeSpec recorded = testing::spec_of_row("simulated");
+  recorded.router.simulated.distribution = SimulatedDistribution::kReplay;
+  recorded.router.simulated.replay_ids.assign(static_cast<size_t>(2 * recorded.top_k), 0);
+  EXPECT_NE(refused_to_make(recorded).find("replay"), std::string::npos);
   MoeSpec zero_experts = router_spec(8, 2, Renormalize::kSum);
   zero_experts.num_zero_experts = 2;
   EXPECT_NE(refused_to_make(zero_experts), "");
