@@ -151,8 +151,9 @@ def route(
         topk_weights [T, k] float32 and topk_ids [T, k] int32, of gating_output's library.
 
     Raises:
-        Error: naming the argument or field. On CUDA only router "topk" runs, up to 1024 experts
-        and k = 32: ConclaveUnsupportedError otherwise.
+        Error: naming the argument or field. On CUDA up to 1024 experts and k = 32, and no recorded
+        ids: ConclaveUnsupportedError otherwise. There a token id that the hash table lacks chooses
+        nothing, -1.
     """
     _check_pair(None, gating_output)
     tokens, num_experts = (int(n) for n in gating_output.shape)

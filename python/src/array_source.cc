@@ -37,6 +37,16 @@ void gather(const std::byte* base, const RoleArrays& role, const WeightBlock& bl
   }
 }
 
+[[noreturn]] void refuse_strides(const RoleArrays& arrays) {
+  throw Error(ErrorCode::kStride,
+              {.what = "weights in device memory must have dense rows",
+               .tensor = arrays.argument,
+               .expected = "columns side by side, rows ascending",
+               .found = "strides " + std::to_string(arrays.row_stride) + ", " +
+                        std::to_string(arrays.col_stride),
+               .hint = "pass a contiguous copy in the order [experts, rows, columns]"});
+}
+
 }  // namespace
 
 ArraySource::ArraySource(const nb::dict& arrays, const MoeSpec& spec, const ArrayLayout& layout) {
@@ -67,7 +77,10 @@ ConstTensorView ArraySource::view(WeightRole role, int64_t expert) const {
   const WeightInfo& info = arrays.info;
   const bool rows_are_dense = arrays.col_stride == 1 || info.cols <= 1;
   const bool rows_ascend = info.rows <= 1 || arrays.row_stride >= info.cols;
-  if (!rows_are_dense || !rows_ascend) return {};
+  if (!rows_are_dense || !rows_ascend) {
+    if (device_.is_cuda) refuse_strides(arrays);
+    return {};
+  }
   const bool is_dense = info.rows <= 1 || arrays.row_stride == info.cols;
   return {.data = data,
           .dtype = info.dtype,
@@ -79,12 +92,7 @@ void ArraySource::read(WeightRole role, int64_t expert, const WeightBlock& block
                        std::span<std::byte> destination) const {
   const RoleArrays& arrays = at(role);
   const std::byte* base = matrix(role, expert);
-  if (device_.is_cuda) {
-    throw Error(ErrorCode::kStride,
-                {.what = "weights in device memory must have dense rows",
-                 .tensor = arrays.argument,
-                 .hint = "pass a contiguous copy in the order [experts, rows, columns]"});
-  }
+  if (device_.is_cuda) refuse_strides(arrays);
   switch (byte_size(arrays.info.dtype)) {
     case 1:
       return gather<uint8_t>(base, arrays, block, destination.data());

@@ -21,9 +21,10 @@ def probe_hidden(module: torch.nn.Module, hidden_size: int, seed: int = 5) -> to
     """[1, TOKENS, H] of the type and on the device of a module's weights."""
     weights = next(module.parameters())
     dtype = weights.dtype if weights.dtype in _ERROR else torch.bfloat16
-    numbers = torch.Generator().manual_seed(seed)
-    hidden = torch.randn(1, TOKENS, hidden_size, generator=numbers)
-    hidden *= torch.logspace(-1, 1, TOKENS)[:, None]  # small and large, as residuals are
+    numbers = torch.Generator("cpu").manual_seed(seed)
+    hidden = torch.randn(1, TOKENS, hidden_size, generator=numbers, device="cpu")
+    # Small and large, as residuals are.
+    hidden *= torch.logspace(-1, 1, TOKENS, device="cpu")[:, None]
     return hidden.to(dtype).to(weights.device)
 
 
