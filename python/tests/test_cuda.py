@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 import conclave
-from conclave.errors import ConclaveTypeError, ConclaveValueError
+from conclave.errors import ConclaveTypeError, ConclaveUnsupportedError, ConclaveValueError
 from support.problems import HALF_BAR, expected_output, make_problem, worst_error
 
 pytestmark = pytest.mark.cuda
@@ -167,6 +167,51 @@ def test_routing_equals_the_cpu(torch, dtype):
     expected = conclave.grouped_topk(None, logits, *arguments, e_score_correction_bias=bias)
     assert torch.equal(ids.cpu(), expected[1])
     assert torch.allclose(weights.cpu(), expected[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["hash", "sparse_mixer", "simulated"])
+def test_other_routers_equal_the_cpu(torch, name):
+    logits = torch.randn(33, 16)
+    table = torch.stack([torch.randperm(16)[:2] for _ in range(30)]).int()
+    words = torch.randint(0, 30, (33,))
+    router = {
+        "hash": conclave.RouterSpec(name="hash", score="sqrtsoftplus", vocab_size=30),
+        "sparse_mixer": conclave.RouterSpec(name="sparse_mixer", jitter_epsilon=0.1),
+        "simulated": conclave.RouterSpec(
+            name="simulated", simulated=conclave.SimulatedRouting(distribution="zipf", seed=5)
+        ),
+    }[name]
+    more = {"token_ids": words, "hash_table": table} if name == "hash" else {}
+    expected = conclave.route(logits, 2, router, **more)
+    found = conclave.route(logits.cuda(), 2, router, **{n: t.cuda() for n, t in more.items()})
+    assert torch.equal(found[1].cpu(), expected[1])
+    assert torch.allclose(found[0].cpu(), expected[0], rtol=1e-6)
+    if name == "hash":
+        more["token_ids"] = torch.full_like(words, 30)  # no row of the table
+        ids = conclave.route(logits.cuda(), 2, router, **{n: t.cuda() for n, t in more.items()})[1]
+        assert (ids == -1).all()
+
+
+def test_recorded_routing_is_not_replayed(torch):
+    recorded = conclave.SimulatedRouting(distribution="replay", replay_ids=(0, 1, 2, 3))
+    router = conclave.RouterSpec(name="simulated", simulated=recorded)
+    with pytest.raises(ConclaveUnsupportedError, match="replay"):
+        conclave.route(torch.randn(3, 16, device="cuda"), 2, router)
+
+
+def test_tuning_tables_choose_kernels(case, torch):
+    rung = case.layer().plan["ladder"][-1]
+    name = torch.cuda.get_device_name()
+    text = (
+        f"conclave-tuning 1\n{name} | bf16 | E 16 H 256 I 128 k 4 | T 4096 | {rung['kernel']} | "
+        f"{rung['tile']} | 1.0\n"
+    )
+    layer = case.layer(options=conclave.LayerOptions(tuning=conclave.TuningTable.parse(text)))
+    # The kernel of one launch for a few tokens has no tile to choose.
+    ladder = [r for r in layer.plan["ladder"] if r["tile"]]
+    assert {(r["kernel"], r["tile"]) for r in ladder} == {(rung["kernel"], rung["tile"])}
+    assert all("tuning" in r["reason"] for r in ladder)
+    assert worst_error(layer(case.hidden, **case.routing), case.expected) <= HALF_BAR
 
 
 def test_permutation_equals_the_cpu(torch):

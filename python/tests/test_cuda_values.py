@@ -190,6 +190,38 @@ def test_interleaved_biases_of_gated_experts() -> None:
     assert torch.equal(other(problem.hidden, **problem.routing), expected)
 
 
+@pytest.mark.parametrize("order", ["concatenated", "interleaved"])
+def test_biases_of_shared_experts(order: str) -> None:
+    problem = make_device_problem()
+    generator = torch.Generator("cuda").manual_seed(9)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device="cuda") / 8
+
+    gate_up, down = normal(192, 256).bfloat16(), normal(256, 96).bfloat16()
+    bias, down_bias = normal(192).bfloat16(), normal(256).bfloat16()
+    gate, up = (problem.hidden.double() @ gate_up.double().T + bias.double()).chunk(2, dim=1)
+    inner = torch.nn.functional.silu(gate) * up
+    exact = inner @ down.double().T + down_bias.double()
+    if order == "interleaved":
+        gate_up = torch.stack(gate_up.chunk(2), dim=1).reshape(gate_up.shape)
+        bias = torch.stack(bias.chunk(2), dim=1).reshape(bias.shape)
+    shared = conclave.SharedExpertSpec(mode="add", intermediate_size=96, has_bias=True)
+    layer = conclave.Layer.from_tensors(
+        conclave.MoeSpec(top_k=4, shared=shared),
+        **problem.weights,
+        shared_gate_up=gate_up,
+        shared_down=down,
+        shared_gate_up_bias=bias,
+        shared_down_bias=down_bias,
+        shared_gate_up_order=order,
+    )
+    part = torch.empty_like(problem.hidden)
+    layer(problem.hidden, **problem.routing, shared_out=part)
+    error = (part.double() - exact).norm(dim=1) / exact.norm(dim=1)
+    assert error.max() <= HALF_BAR
+
+
 def test_a_part_of_the_experts() -> None:
     problem = make_device_problem()
     whole = problem.layer()(problem.hidden, **problem.routing).float()

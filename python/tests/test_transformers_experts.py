@@ -20,6 +20,7 @@ from conclave.transformers import _experts, _packed, _traits  # noqa: E402
 from conclave.transformers._activation import identify_gated, identify_plain  # noqa: E402
 from support import compilers  # noqa: E402
 from support.devices import seeded  # noqa: E402
+from support.vllm_reference import fp8_rows, worst_quantised_error  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -395,31 +396,14 @@ def test_float8_experts_equal_their_dequantised_weights() -> None:
     weights = torch.rand(T, K, generator=numbers)
     with torch.no_grad():
         actual = fp8.ALL_FP8_EXPERTS_FUNCTIONS["conclave"](module, hidden, ids, weights)
-    expected = float8_reference(module, hidden, ids, weights, rows, cols)
-    error = (actual.double() - expected).norm(dim=1) / expected.norm(dim=1)
-    assert float(error.max()) <= 6e-3
+    exact = [dequantised(module, name, rows, cols) for name in ("gate_up_proj", "down_proj")]
+    rule = {"quantise": lambda r: fp8_rows(r, cols)}
+    assert worst_quantised_error(actual, hidden, *exact, weights, ids, **rule) <= 6e-3
 
 
-def quantised_rows(x: Any, cols: int) -> Any:
-    """A row as e4m3 codes with a scale for every `cols` columns, in float64."""
-    parts = []
-    for group in x.float().split(cols, dim=-1):
-        scale = (group.abs().amax() / 448.0).clamp(min=1e-12)
-        parts.append((group / scale).to(torch.float8_e4m3fn).double() * scale.double())
-    return torch.cat(parts)
-
-
-def float8_reference(module: Any, hidden: Any, ids: Any, weights: Any, rows: int, cols: int) -> Any:
-    def matrix(name: str, e: int) -> Any:
-        weight = getattr(module, name)[e].detach().double()
-        scale = getattr(module, f"{name}_scale_inv")[e].detach().double()
-        scale = scale.repeat_interleave(rows, 0).repeat_interleave(cols, 1)
-        return weight * scale[: weight.shape[0], : weight.shape[1]]
-
-    out = torch.zeros(hidden.shape, dtype=torch.float64)
-    for t in range(len(hidden)):
-        for e, w in zip(ids[t].tolist(), weights[t].tolist(), strict=True):
-            gate, up = (quantised_rows(hidden[t], cols) @ matrix("gate_up_proj", e).T).chunk(2)
-            inner = quantised_rows(torch.nn.functional.silu(gate) * up, cols)
-            out[t] += w * (inner @ matrix("down_proj", e).T)
-    return out
+def dequantised(module: Any, name: str, rows: int, cols: int) -> Any:
+    """[E, R, C] float64 of blocks with a scale each."""
+    weight = getattr(module, name).detach().double()
+    scale = getattr(module, f"{name}_scale_inv").detach().double()
+    scale = scale.repeat_interleave(rows, 1).repeat_interleave(cols, 2)
+    return weight * scale[:, : weight.shape[1], : weight.shape[2]]

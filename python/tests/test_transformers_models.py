@@ -55,7 +55,7 @@ def family(request: pytest.FixtureRequest, place: str) -> tuple[str, object, mod
         pytest.skip("eager experts of this version read the wrong routing weights")
     try:
         expected = models.run(model, models.prompt())
-    except (AttributeError, RuntimeError) as error:
+    except (AttributeError, RuntimeError, TypeError) as error:
         pytest.skip(f"transformers {transformers.__version__} does not run it: {error}")
     return request.param, model, expected
 
@@ -78,10 +78,9 @@ def test_model_with_experts_backend_has_eager_logits(
     _, model, expected = family
     conclave.transformers.set_implementation(model)
     try:
-        packed = conclave.transformers._packed._packed
-        before = len(packed)
         check(model, expected, record_property)
-        assert (len(packed) > before) == dispatches(model)
+        packed = conclave.transformers._packed._packed
+        assert any(module in packed for module in model.modules()) == dispatches(model)
     finally:
         conclave.transformers.set_implementation(model, "eager")
 

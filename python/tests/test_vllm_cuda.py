@@ -17,6 +17,7 @@ from support.vllm_reference import (  # noqa: E402
     fp8_rows,
     quantise_weights,
     random_case,
+    worst_quantised_error,
 )
 
 pytestmark = pytest.mark.cuda
@@ -56,10 +57,12 @@ def test_block_fp8():
     out = conclave.fused_experts(
         *on_gpu((hidden, codes1, codes2, weights, ids)), quant_config=config
     )
-    expected = experts_reference(
-        hidden, exact1, exact2, weights, ids, quantise=lambda rows: fp8_rows(rows, 128)
-    )
-    check(out, expected)
+    case = on_gpu((hidden, exact1, exact2, weights, ids))
+    torch.set_default_device("cuda")
+    try:
+        assert worst_quantised_error(out, *case, quantise=lambda r: fp8_rows(r, 128)) <= HALF_BAR
+    finally:
+        torch.set_default_device(None)
 
 
 def test_expert_map_on_the_gpu():

@@ -15,6 +15,7 @@ from support.vllm_reference import (  # noqa: E402
     fp8_rows,
     quantise_weights,
     random_case,
+    worst_quantised_error,
 )
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -148,7 +149,7 @@ def test_hash_table():
 
 def test_zero_experts_return_the_token():
     bias = torch.zeros(11)
-    bias[8:] = 0.4
+    bias[8:] = 0.2
     layer = filled(zero_expert_type="identity", e_score_correction_bias=bias, renormalize=False)
     hidden, logits = tokens(experts=11)
     weights, ids = plain_topk(logits, 2, False, bias=bias)
@@ -453,14 +454,10 @@ def test_fp8_layers_load_and_run(kind):
     assert len(layer.load_weights(tensors.items())) == 24
     hidden, logits = torch.randn(9, 128), torch.randn(9, 4)
     group = 128
-    expected = experts_reference(
-        hidden,
-        torch.cat([exact["w1"], exact["w3"]], 1),
-        exact["w2"],
-        *plain_topk(logits, 2, True),
-        quantise=lambda rows: fp8_rows(rows, group),
-    )
-    check(layer(hidden, logits), expected, HALF_BAR)
+    w13 = torch.cat([exact["w1"], exact["w3"]], 1)
+    case = (hidden, w13, exact["w2"], *plain_topk(logits, 2, True))
+    out = layer(hidden, logits)
+    assert worst_quantised_error(out, *case, quantise=lambda r: fp8_rows(r, group)) <= HALF_BAR
 
 
 def test_ignored_layers_are_plain():

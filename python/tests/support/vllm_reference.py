@@ -6,9 +6,10 @@ import math
 
 import torch
 
-from support.devices import seeded
+from support.devices import is_on_gpu, seeded
 
 FP8_MAX = 448.0
+CODE_AMBIGUITY = 2e-3  # docs/quantisation.md: sums by tensor cores
 
 
 def activate(name: str, rows: torch.Tensor) -> torch.Tensor:
@@ -53,8 +54,13 @@ def experts_reference(
     weight_on_input=False,
     quantise=None,
     quantise_inner=None,
+    moved=None,
 ):
-    """[T, H] float64. w1, w2: dequantised. quantise: of rows, to what their codes stand for."""
+    """[T, H] float64. w1, w2: dequantised. quantise: of rows, to what their codes stand for.
+
+    moved: [T] float64, to which is added what ambiguous codes of the inner rows may add to the
+    square of each token's error (docs/quantisation.md): sums of tensor cores are not exact.
+    """
     total = torch.zeros(hidden.shape, dtype=torch.float64)
     plain = quantise is None
     for expert in range(len(w1) if expert_map is None else len(expert_map)):
@@ -69,12 +75,42 @@ def experts_reference(
         if w1_bias is not None:
             product = product + w1_bias[local].double()
         inner = activate(activation, product)
-        inner = inner if plain else (quantise_inner or quantise)(inner)
+        if not plain:
+            rule = quantise_inner or quantise
+            if moved is not None:
+                spread = _spread_of_codes(inner, rule) * w2[local].double().norm(dim=0)
+                moved.index_add_(0, tokens, (spread * share).square().sum(1))
+            inner = rule(inner)
         rows = inner @ w2[local].double().T
         if w2_bias is not None:
             rows = rows + w2_bias[local].double()
         total.index_add_(0, tokens, rows * (1 if weight_on_input else share))
     return total
+
+
+def _spread_of_codes(rows, rule):
+    """How far each value's code may move if the value is off by CODE_AMBIGUITY. The largest of a
+    group, which makes its scale, stays: its code is the last one."""
+    peaks = torch.zeros_like(rows, dtype=torch.bool)
+    for start in range(0, rows.shape[1], 128):
+        part = rows[:, start : start + 128].abs()
+        peaks[:, start : start + 128] = part == part.amax(dim=1, keepdim=True)
+    up, down = (
+        rule(torch.where(peaks, rows, rows * (1 + share)))
+        for share in (CODE_AMBIGUITY, -CODE_AMBIGUITY)
+    )
+    return (up - down).abs()
+
+
+def worst_quantised_error(out, *case, **rules):
+    """The largest relative error of a token, on a GPU beyond what ambiguous codes account for.
+    Arguments as of experts_reference, whose weights are dequantised."""
+    moved = torch.zeros(len(out), dtype=torch.float64)
+    expected = experts_reference(*case, **rules, moved=moved)
+    error = (out.double() - expected).norm(dim=1)
+    if is_on_gpu():
+        error = (error - moved.sqrt()).clamp(min=0)
+    return float((error / expected.norm(dim=1).clamp(min=1e-30)).max()) if len(out) else 0.0
 
 
 def fp8_rows(rows: torch.Tensor, group: int) -> torch.Tensor:
@@ -83,7 +119,9 @@ def fp8_rows(rows: torch.Tensor, group: int) -> torch.Tensor:
     out = torch.empty_like(rows, dtype=torch.float64)
     for start in range(0, rows.shape[1], group):
         part = rows[:, start : start + group]
-        scale = part.abs().amax(dim=1, keepdim=True) / FP8_MAX
+        peak = part.abs().amax(dim=1, keepdim=True)
+        # By a tensor: torch on a GPU multiplies by the reciprocal of a number.
+        scale = peak / torch.full_like(peak, FP8_MAX)
         scale = torch.where(scale == 0, torch.ones_like(scale), scale)
         out[:, start : start + group] = _codes(part / scale) * scale.double()
     return out
