@@ -58,7 +58,7 @@ def test_fused_moe_matrix(size, experts, top_k, dtype):
     check(conclave.fused_experts(*case), experts_reference(*case), dtype)
 
 
-@pytest.mark.parametrize("ep_size", [2, 4, 5])
+@pytest.mark.parametrize("ep_size", [2, 4, 5, 16])
 @pytest.mark.parametrize("strategy", ["linear", "round_robin"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "f32"])
 def test_expert_maps_sum_to_the_whole(ep_size, strategy, dtype):
