@@ -62,11 +62,10 @@ def try_model(name: str) -> tuple[str, str, list[float], bool]:
     """The row of a model, its class, distances, and whether all went well."""
     model = models.load(name)
     expected = models.run(model, models.prompt())
-    before = len(_packed._packed)
     conclave.transformers.set_implementation(model)
     backend, worst, good = outcome(model, expected)
     distances = [worst]
-    if len(_packed._packed) == before:
+    if not any(module in _packed._packed for module in model.modules()):
         backend = "-"
     conclave.transformers.set_implementation(model, "eager")
     report = conclave.transformers.patch(model)

@@ -18,6 +18,7 @@ std::mutex& pools_mutex() {
   return mutex;
 }
 std::atomic<uint64_t> forks{0};
+thread_local bool runs_alone = false;
 
 void follow_forks() {
   static const int registered =
@@ -44,6 +45,12 @@ void run_spread(void* state, int32_t worker) noexcept {
 }
 
 }  // namespace
+
+AloneScope::AloneScope(bool applies) noexcept : former_(runs_alone) {
+  runs_alone = runs_alone || applies;
+}
+
+AloneScope::~AloneScope() { runs_alone = former_; }
 
 uint64_t fork_count() noexcept {
   follow_forks();
@@ -88,6 +95,10 @@ void SharedExecutor::use_openmp() {
 }
 
 void SharedExecutor::run(ParallelTask task) {
+  if (runs_alone) {
+    for (int32_t worker = 0; worker < concurrency_; ++worker) task.invoke(task.state, worker);
+    return;
+  }
   const OpenMpThreads* const openmp = openmp_.load(std::memory_order_acquire);
   // That runtime does not work in a forked child whose parent has used it.
   if (openmp != nullptr && fork_count() == 0) {

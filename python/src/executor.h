@@ -12,6 +12,19 @@ namespace conclave::python {
 
 class OpenMpThreads;
 
+// While one that `applies` lives, tasks of its thread run there, one worker after the other: for
+// calls so short that waking other threads takes longer, and on a busy machine far longer.
+class AloneScope {
+ public:
+  explicit AloneScope(bool applies) noexcept;
+  ~AloneScope();
+  AloneScope(const AloneScope&) = delete;
+  AloneScope& operator=(const AloneScope&) = delete;
+
+ private:
+  bool former_;
+};
+
 // Layers plan for concurrency(), which is constant; fewer threads share its workers out among
 // themselves. So the number may change while layers live, and results do not change with it.
 class SharedExecutor final : public Executor {

@@ -6,6 +6,9 @@
 namespace conclave::python {
 namespace {
 
+// Of one thread, in a few microseconds: what the threads of a call take to meet.
+constexpr int64_t kMaxProductsAlone = 200'000;
+
 void add(StageTimings& total, const StageTimings& part) {
   total.route_ns += part.route_ns;
   total.dispatch_ns += part.dispatch_ns;
@@ -58,6 +61,8 @@ PyLayer::PyLayer(const LayerRequest& request, const WeightSource& source,
   run_interruptible([&] {
     layer_.emplace(MoeLayer::create(context_->context(), request.spec, source, request.options,
                                     request.parallel));
+    const int64_t products = count_parameters(layer_->spec()).active;
+    max_tokens_alone_ = kMaxProductsAlone / std::max<int64_t>(products, 1);
     if (!counts_ || !context_->device().is_cuda) return;
     queue_.emplace(context_->context());
     device_load_ = queue_->allocate(DType::kI64, {request.spec.num_experts});
@@ -70,6 +75,8 @@ void PyLayer::forward(const CallArrays& call, uintptr_t stream) {
   CallViews views(call, context_->device(), stream);
   ForwardArgs& args = views.args;
   const bool is_cuda = context_->device().is_cuda;
+  const AloneScope alone(args.hidden.shape.rank() == 2 &&
+                         args.hidden.shape[0] <= max_tokens_alone_);
   const nb::gil_scoped_release released;
   const std::shared_lock weights(state_.get().weights_mutex);
   std::optional<CountersLease> counters;

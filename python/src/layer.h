@@ -68,6 +68,7 @@ class PyLayer {
   std::shared_ptr<const WeightSource> kept_;
   std::optional<MoeLayer> layer_;
   bool counts_;
+  int64_t max_tokens_alone_ = 0;  // that many tokens are no work for several threads
   PerProcess<State> state_;
   std::optional<DeviceQueue> queue_;  // on CUDA, with device_load_
   DeviceTensor device_load_;          // [E] int64

@@ -94,6 +94,25 @@ def test_number_of_threads_does_not_change_bits(big):
         numpy.testing.assert_array_equal(out, outputs[0])
 
 
+def test_calls_of_one_thread_alone_have_the_same_bits(big):
+    """A few tokens run on the caller's thread, many on all."""
+    layer = big.layer()
+    expected = layer(big.hidden, **big.routing)
+    for tokens in (1, 2, 3, 17):
+        part = slice(tokens, 2 * tokens)
+        routing = {name: array[part] for name, array in big.routing.items()}
+        numpy.testing.assert_array_equal(layer(big.hidden[part], **routing), expected[part])
+    small = make_problem(
+        numpy.random.default_rng(4), experts=4, top_k=1, hidden=8, inner=8, tokens=8
+    )
+    layer = small.layer()
+    alone = layer(small.hidden, **small.routing)
+    tiled = {name: numpy.tile(array, (300, 1)) for name, array in small.routing.items()}
+    many = layer(numpy.tile(small.hidden, (300, 1)), **tiled)
+    numpy.testing.assert_array_equal(many, numpy.tile(alone, (300, 1)))
+    assert sum(layer.stats().expert_load) == 301 * 8
+
+
 def test_too_many_threads_are_cut():
     conclave.set_num_threads(100_000)
     assert conclave.get_num_threads() == conclave._conclave.max_threads()
