@@ -161,8 +161,10 @@ Array::Array(nb::handle object, const char* name, uintptr_t stream) : name_(name
   }
   if (data_ == nullptr) {
     if (!is_empty(shape_)) {
-      refuse(ErrorCode::kNullPointer, name_, "an array has no memory", "memory that can be read",
-             "a null address", "meta and distributed tensors: hand over the local tensor");
+      refuse(
+          ErrorCode::kNullPointer, name_, "an array has no memory", "memory that can be read",
+          "a null address",
+          "the storage was freed; or it is a meta or distributed tensor: hand over the local one");
     }
     data_ = somewhere();
   }

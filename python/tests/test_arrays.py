@@ -252,6 +252,20 @@ def test_errors_carry_code_and_parts(problem):
         problem.layer(options=conclave.LayerOptions(kernel="cpu.amx"))
 
 
+@pytest.mark.parametrize("name", ["hidden", "topk_ids", "topk_weights", "out", "gate_up", "down"])
+def test_freed_tensors_are_named(problem, torch, name):
+    arrays = {"hidden": problem.hidden, **problem.routing, **problem.weights}
+    tensors = {key: torch.tensor(array) for key, array in arrays.items()}
+    tensors["out"] = torch.empty_like(tensors["hidden"])
+    layer = problem.layer()
+    tensors[name].untyped_storage().resize_(0)
+    weights = {key: tensors.pop(key) for key in problem.weights}
+    with pytest.raises(ConclaveValueError, match=f"^{name}: .*memory"):
+        if name in weights:
+            conclave.Layer.from_tensors(problem.spec, **weights)
+        layer(tensors.pop("hidden"), **tensors)
+
+
 def test_meta_tensors_are_refused(problem, torch):
     hidden = torch.empty(9, 40, device="meta")
     with pytest.raises(ConclaveValueError, match="hidden"):
