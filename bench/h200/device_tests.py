@@ -164,11 +164,12 @@ def sites_of(text: str) -> dict[str, int]:
     for block in re.split(r"^=+ *$", text, flags=re.MULTILINE):
         places = re.findall(r"\bat (.+?)\+0x[0-9a-f]+ in (\S+:\d+)", block)
         if not places:
+            sites["a copy by the host"] += "Host API memory access" in block
             continue
         frames = re.findall(r"Device Frame: *(?:void )?(.+?)\+0x", block)
         where = " and ".join(f"{short(name)} {line}" for name, line in places)
         sites[f"{where} in {short(frames[-1])}" if frames else where] += 1
-    return dict(sites.most_common(20))
+    return {site: count for site, count in sites.most_common(20) if count > 0}
 
 
 def run_under(tool: str, entry: tuple, path: str, options: argparse.Namespace) -> tuple[dict, str]:

@@ -134,10 +134,13 @@ class DeviceForward {
     const MoeSpec& spec = owned_.layer.spec();
     captured_ids_ = owned_.queue.allocate(DType::kI32, {tokens_, num_slots(spec)});
     captured_weights_ = owned_.queue.allocate(DType::kF32, {tokens_, num_slots(spec)});
+    owned_.queue.fill(captured_ids_.view(), 0xFF);
+    owned_.queue.fill(captured_weights_.view(), 0xFF);
     args.captured_ids = captured_ids_.view();
     args.captured_weights = captured_weights_.view();
     if (!args.topk_ids.empty()) return;
     captured_logits_ = owned_.queue.allocate(DType::kF32, {tokens_, num_logits(spec)});
+    owned_.queue.fill(captured_logits_.view(), 0xFF);
     args.captured_logits = captured_logits_.view();
   }
 
