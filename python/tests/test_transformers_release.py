@@ -123,6 +123,17 @@ def experts_shape(model: Any) -> tuple[int, int, int]:
     return config.num_local_experts, config.hidden_size, config.intermediate_size
 
 
+def test_experts_alone_are_released_at_their_first_call() -> None:
+    model = load("mixtral")
+    expected, before = logits(model), weight_bytes(model)
+    model.config.__class__ = type("Other", (type(model.config),), {"model_type": "unheard_of"})
+    report = conclave.transformers.patch(model, release=True)
+    assert {m.replaced for m in report.replaced} == {"experts"}
+    assert close(logits(model), expected) and weight_bytes(model) < 0.8 * before
+    with pytest.raises(ConclaveValueError, match="released"):
+        conclave.transformers.unpatch(model)
+
+
 def test_released_model_compiles() -> None:
     model = load("mixtral")
     expected = logits(model)

@@ -53,12 +53,13 @@ def modules_with_tied_weights(model: torch.nn.Module) -> set[torch.nn.Module]:
 
 def require_weights(module: torch.nn.Module) -> None:
     """Raises ConclaveRuntimeError for a module without its weights."""
-    lacking = [name for name in freed_of(module) if module._parameters[name].numel() == 0]  # type: ignore[union-attr]
-    if lacking:
-        raise ConclaveRuntimeError(
-            f"{type(module).__name__}: {lacking[0]} was released after packing; "
-            "load_state_dict brings it back"
-        )
+    for name in freed_of(module):
+        weights = module._parameters.get(name)
+        if weights is not None and weights.numel() == 0:
+            raise ConclaveRuntimeError(
+                f"{type(module).__name__}: {name} was released after packing; "
+                "load_state_dict brings it back"
+            )
 
 
 def _refuse_state(module: torch.nn.Module, prefix: str, keep_vars: bool) -> None:
@@ -68,7 +69,9 @@ def _refuse_state(module: torch.nn.Module, prefix: str, keep_vars: bool) -> None
 def _restore(module: torch.nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """Memory for the values that are about to be copied."""
     for name, (shape, dtype, device) in freed_of(module).items():
-        weights: Any = module._parameters[name]
+        weights = module._parameters.get(name)
         values = state.get(prefix + name)
-        if weights.numel() == 0 and values is not None and values.shape == shape:
+        if weights is None or weights.numel() > 0 or values is None:
+            continue
+        if values.shape == shape:
             weights.data = torch.empty(shape, dtype=dtype, device=device)
