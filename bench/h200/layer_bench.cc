@@ -39,6 +39,7 @@ struct Variant {
 constexpr Variant kVariants[] = {
     {"d1", Determinism::kRepeatable, RoutingInput::kIds, RoutingKind::kUniform},
     {"d2", Determinism::kBatchInvariant, RoutingInput::kIds, RoutingKind::kUniform},
+    {"unordered", Determinism::kUnordered, RoutingInput::kIds, RoutingKind::kUniform},
     {"logits", Determinism::kRepeatable, RoutingInput::kLogits, RoutingKind::kUniform},
     {"zipf", Determinism::kRepeatable, RoutingInput::kIds, RoutingKind::kZipf},
     {"onehot", Determinism::kRepeatable, RoutingInput::kIds, RoutingKind::kOneHot},

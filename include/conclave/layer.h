@@ -39,6 +39,9 @@ enum class Determinism : uint8_t {
   kBatchInvariant,  // D1 and D2: neither the other tokens of a call nor their number changes a
                     // token's bits. One arithmetic for every T: no single-launch kernel for few
                     // tokens, which costs up to half of the time below 16 tokens; docs/numerics.md
+  kUnordered,       // neither: where a kernel can, a token's expert rows are added up as they come,
+                    // else as kRepeatable (Plan::rows says). As little as half the workspace, but 1
+                    // to 22 % more time as measured: docs/numerics.md
 };
 
 class TuningTable;

@@ -170,7 +170,7 @@ class LayerOptions:
     arithmetic: str = ""
     transport: str = "variable"  # fixed_slots; between ranks of a layer that exchanges rows itself
     ep_combine: str = "unreduced"  # reduced_per_rank
-    determinism: str = "repeatable"  # batch_invariant
+    determinism: str = "repeatable"  # batch_invariant, unordered
     tuning: TuningTable | str | os.PathLike[str] | None = None  # measured choices, on CUDA
 
 

@@ -54,7 +54,8 @@ constexpr Word<EpTransport> kTransports[] = {{"variable", EpTransport::kVariable
 constexpr Word<EpCombine> kCombines[] = {{"unreduced", EpCombine::kUnreduced},
                                          {"reduced_per_rank", EpCombine::kReducedPerRank}};
 constexpr Word<Determinism> kDeterminisms[] = {{"repeatable", Determinism::kRepeatable},
-                                               {"batch_invariant", Determinism::kBatchInvariant}};
+                                               {"batch_invariant", Determinism::kBatchInvariant},
+                                               {"unordered", Determinism::kUnordered}};
 constexpr Word<GateUpOrder> kGateUpOrders[] = {{"concatenated", GateUpOrder::kConcatenated},
                                                {"interleaved", GateUpOrder::kInterleaved},
                                                {"single", GateUpOrder::kSingle}};

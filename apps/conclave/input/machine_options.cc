@@ -13,6 +13,30 @@
 #include <string_view>
 
 namespace conclave::tool {
+namespace {
+
+struct DeterminismName {
+  const char* name;
+  Determinism value;
+};
+constexpr DeterminismName kDeterminisms[] = {{"repeatable", Determinism::kRepeatable},
+                                             {"batch-invariant", Determinism::kBatchInvariant},
+                                             {"unordered", Determinism::kUnordered}};
+
+std::vector<std::string> determinism_names() {
+  std::vector<std::string> names;
+  for (const DeterminismName& known : kDeterminisms) names.emplace_back(known.name);
+  return names;
+}
+
+Determinism parse_determinism(std::string_view name) {
+  for (const DeterminismName& known : kDeterminisms) {
+    if (name == known.name) return known.value;
+  }
+  return Determinism::kRepeatable;  // the command line has refused all others
+}
+
+}  // namespace
 
 void add_threads_option(Command& command, MachineOptions& options) {
   command.number("-t,--threads", "N", options.threads, {1, 4096},
@@ -31,6 +55,8 @@ void add_layer_options(Command& command, MachineOptions& options) {
                "Where layers run: cpu or cuda:N (default: CONCLAVE_DEVICE, or cpu)");
   command.text("--tuning", kFileValue, options.tuning,
                "Table of measured kernel choices for a GPU (see bench --tune)");
+  command.choice("--determinism", options.determinism, determinism_names(),
+                 "Which results on a GPU have the same bits; unordered: may add in any order");
   command.text("--arithmetic", "NAME", options.arithmetic,
                "Force an arithmetic: f32_fma, dpbf16 or amx_bf16 (default: by the CPU table)");
   command.text("--kernel", "NAME", options.kernel, "Force a row of the kernel table (see explain)");
@@ -50,6 +76,7 @@ LayerOptions layer_options(const MachineOptions& options, int64_t max_tokens) {
   layer.max_tokens = max_tokens;
   layer.kernel = options.kernel;
   layer.arithmetic = options.arithmetic;
+  layer.determinism = parse_determinism(options.determinism);
   if (!options.tuning.empty()) {
     layer.tuning = std::make_shared<TuningTable>(TuningTable::load(options.tuning));
   }

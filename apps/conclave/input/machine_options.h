@@ -21,13 +21,14 @@ struct MachineOptions {
   std::string arithmetic;
   std::string kernel;
   std::string tuning;  // file of measured choices
+  std::string determinism = "repeatable";
   bool pin_threads = false;
 };
 // -t,--threads.
 void add_threads_option(Command& command, MachineOptions& options);
 // --threads and --isa, then add_layer_options.
 void add_machine_options(Command& command, MachineOptions& options);
-// --device, --tuning, --arithmetic, --kernel, --pin-threads.
+// --device, --tuning, --determinism, --arithmetic, --kernel, --pin-threads.
 void add_layer_options(Command& command, MachineOptions& options);
 
 Context make_context(const MachineOptions& options, LogSink* log);

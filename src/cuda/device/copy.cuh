@@ -78,6 +78,20 @@ __device__ __forceinline__ float load_shared_f32(uint32_t address) {
   return value;
 }
 
+// 8 bytes of shared memory.
+__device__ __forceinline__ uint2 load_shared_8(uint32_t address) {
+  uint2 value;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "r"(address));
+  return value;
+}
+
+// Four float32 added to memory at a multiple of 16 bytes, by L2, in no order with other such sums.
+__device__ __forceinline__ void red_add_f32_4(float* sums, const float (&values)[4]) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(sums),
+               "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3])
+               : "memory");
+}
+
 // 16 bytes that nobody else will read: past L1, first out of L2.
 __device__ __forceinline__ uint4 load_streaming(const void* source) {
   uint4 value;

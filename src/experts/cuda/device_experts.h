@@ -61,6 +61,14 @@ struct OutputWeights {
   float scale = 1;
 };
 
+// Where rows are added up instead of stored: that of slot s, rounded as it would be stored and
+// times its weight, to row s / top_k, in any order. Of kernel rows with adds_rows.
+struct RowSums {
+  float* rows = nullptr;           // [T, stride], zeros before; null: rows are stored
+  int64_t stride = 0;              // elements; a multiple of 16 bytes
+  const float* weights = nullptr;  // per slot; null: all 1
+};
+
 // One forward's expert MLPs. Row r of the grouping reads token row_slot[r] / top_k of `input`, or
 // row r of it where the kernel's tile has sorted_input, and writes its result to row row_slot[r] of
 // `output`; other rows of `output` are not written. Sorted rows may lie where `output` does: they
@@ -75,7 +83,8 @@ struct DeviceExpertsCall {
   // [T * k, output_stride] kBF16; kF16 for kF16 weights, kF32 for kF32 weights.
   void* output = nullptr;
   int64_t output_stride = 0;  // elements
-  OutputWeights finish;
+  OutputWeights finish = {};
+  RowSums sums = {};  // if given, `output` gets no results
 };
 
 // How a kernel cuts its products. Plain numbers: printable, comparable, tunable.
@@ -127,6 +136,7 @@ struct DeviceKernelRow {
   double sorted_teraflops = 0;
   double sorted_terabytes_per_second = 0;
   int32_t sorted_row_step = 0;
+  bool adds_rows = false;  // takes DeviceExpertsCall::sums, with all of its tiles
 };
 
 }  // namespace conclave::inline v0::experts

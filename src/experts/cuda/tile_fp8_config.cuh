@@ -62,6 +62,8 @@ struct Params {
   bool finishes_rows = false;             // kDown
   const float* finish_weights = nullptr;  // per slot, or null
   float finish_scale = 1;
+  bool adds_rows = false;  // kDown: weighted by finish_weights, to float32 rows of tokens
+  int32_t top_k = 1;       // then
   activation::DeviceActivation activation;
 };
 

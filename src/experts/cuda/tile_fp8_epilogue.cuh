@@ -136,6 +136,38 @@ __device__ __forceinline__ void store_down(const Params& p, const TileView& tile
   }
 }
 
+// Rows of several a token: rounded, weighted and added to float32 rows, as combine would but in any
+// order. Lanes of a pair trade columns, so that each adds four neighbours and a quad 64 bytes.
+template <class C>
+__device__ __forceinline__ void add_down(const Params& p, const TileView& tile,
+                                         const int32_t (&slot)[2], float (&sums)[2][64]) {
+  const bool odd = threadIdx.x % 2 != 0;
+  const int32_t first =
+      tile.feature_tile * 256 + (odd ? 8 : 0) + static_cast<int32_t>(threadIdx.x) % 4 / 2 * 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const bool exists = slot[half] >= 0;
+    const float weight =
+        exists && p.finish_weights != nullptr ? p.finish_weights[slot[half]] : 1.0F;
+    float* row = static_cast<float*>(p.output) + int64_t{slot[half] / p.top_k} * p.output_stride;
+#pragma unroll
+    for (int j = 0; j < 32; j += 2) {
+      const float* low = &sums[j / 16][4 * (j % 16) + 2 * half];
+      const uint32_t pairs[2] = {pack_bf16(low[0], low[1]), pack_bf16(low[4], low[5])};
+      const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? pairs[0] : pairs[1], 1);
+      const uint32_t words[2] = {odd ? other : pairs[0], odd ? pairs[1] : other};
+      float values[4];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        values[2 * i] = __fmul_rn(weight, __uint_as_float(words[i] << 16));
+        values[2 * i + 1] = __fmul_rn(weight, __uint_as_float(words[i] & 0xffff0000u));
+      }
+      const int32_t column = first + 8 * j;
+      if (exists && column < p.features) dev::red_add_f32_4(row + column, values);
+    }
+  }
+}
+
 // Formulas other than swish: 16 sums at a time through shared memory, so that one copy of each
 // formula does for all registers.
 template <class C>
@@ -379,6 +411,10 @@ __device__ __forceinline__ void finish_tile(const Params& p, const TileView& til
   }
   scale_and_bias<C>(p, tile, row_factor, sums);
   if constexpr (C::kProduct == Product::kDown) {
+    if (p.adds_rows) {
+      add_down<C>(p, tile, slots.slot, sums);
+      return;
+    }
     if (p.finishes_rows) finish_rows(p, slots.slot, sums);
     store_down<C>(p, tile, slots.slot, sums);
   } else {

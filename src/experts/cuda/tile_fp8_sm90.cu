@@ -220,6 +220,13 @@ class TileFp8 final : public DeviceExpertsKernel {
     p.finishes_rows = call.finish.apply;
     p.finish_weights = call.finish.weights;
     p.finish_scale = call.finish.scale;
+    if (call.sums.rows != nullptr) {
+      p.adds_rows = true;
+      p.top_k = call.groups.top_k;
+      p.finish_weights = call.sums.weights;
+      p.output = call.sums.rows;
+      p.output_stride = call.sums.stride;
+    }
     return p;
   }
 

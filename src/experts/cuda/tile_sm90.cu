@@ -171,6 +171,7 @@ class TileSm90 final : public DeviceExpertsKernel {
     down.params.output_stride = call.output_stride;
     down.params.whole_chunks =
         call.output_stride % 8 == 0 && reinterpret_cast<uintptr_t>(call.output) % 16 == 0;
+    if (call.sums.rows != nullptr) add_to(call.sums, &down.params);
     launch("experts.tile_sm90.down", down, call.groups, stream);
   }
 
@@ -195,6 +196,13 @@ class TileSm90 final : public DeviceExpertsKernel {
     params.activation = activation::device_activation(problem_.activation);
     cuda::allow_shared_bytes(reinterpret_cast<const void*>(planned->kernel->function),
                              planned->kernel->shared_bytes);
+  }
+
+  static void add_to(const RowSums& sums, Params* params) {
+    params->adds_rows = true;
+    params->sum_weights = sums.weights;
+    params->output = sums.rows;
+    params->output_stride = sums.stride;
   }
 
   static void read_groups(const GroupedRows& groups, Params* params) {

@@ -40,7 +40,7 @@ struct RowTarget {
   int32_t row = 0;     // lane l < 16: where row l goes
   int32_t column = 0;  // first column of the pass
   int32_t end = 0;     // columns end there
-  int32_t weigh = 0;   // lane l < 16: slot of row l
+  int32_t weigh = 0;   // lane l < 16: slot of row l; of rows that are added, bits of the weight
   int32_t expert = 0;
 };
 
@@ -62,6 +62,51 @@ __device__ __forceinline__ void store_ragged_rows(const Params& params, const ui
   }
 }
 
+// Four columns of two bits each to float32, times a weight: as combine widens and weighs.
+__device__ __forceinline__ void weigh_four(__nv_bfloat16 /*type*/, uint2 bits, float weight,
+                                           float (&values)[4]) {
+  const uint32_t words[2] = {bits.x, bits.y};
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    values[2 * i] = __fmul_rn(weight, __uint_as_float(words[i] << 16));
+    values[2 * i + 1] = __fmul_rn(weight, __uint_as_float(words[i] & 0xffff0000U));
+  }
+}
+__device__ __forceinline__ void weigh_four(__half /*type*/, uint2 bits, float weight,
+                                           float (&values)[4]) {
+  const uint32_t words[2] = {bits.x, bits.y};
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float2 pair = __half22float2(reinterpret_cast<const __half2&>(words[i]));
+    values[2 * i] = __fmul_rn(weight, pair.x);
+    values[2 * i + 1] = __fmul_rn(weight, pair.y);
+  }
+}
+
+// A pass of staged rows added to those of their tokens, 16 bytes a lane: a warp's request is of
+// whole sectors. Rows of sums have room for whole requests.
+template <class Config>
+__device__ __forceinline__ void add_rows(const Params& params, const uint8_t* staging,
+                                         const RowTarget& target, int32_t left) {
+  constexpr int32_t kParts = Config::kPassColumns / 4;  // of a row
+  const auto lane = static_cast<int32_t>(threadIdx.x % 32);
+  auto* sums = static_cast<float*>(params.output) + target.column;
+#pragma unroll 4
+  for (int32_t i = 0; i < kParts / 2; ++i) {
+    const int32_t row = (32 * i + lane) / kParts;
+    const int32_t part = (32 * i + lane) % kParts;
+    const int32_t to = __shfl_sync(0xffffffff, target.row, row);
+    const float weight = __int_as_float(__shfl_sync(0xffffffff, target.weigh, row));
+    if (row < target.rows && part * 4 < left) {
+      float values[4];
+      weigh_four(typename Config::Element{},
+                 load_shared_8(shared_address(staging) + staging_offset<Config>(row, 0) + part * 8),
+                 weight, values);
+      red_add_f32_4(sums + static_cast<int64_t>(to) * params.output_stride + part * 4, values);
+    }
+  }
+}
+
 // kPassColumns columns of staged rows to global memory, 16 bytes a lane. A bulk copy a row would
 // take longer: the lanes' copies are issued one by one.
 template <class Config>
@@ -69,6 +114,12 @@ __device__ __forceinline__ void store_rows(const Params& params, const uint8_t* 
                                            const RowTarget& target) {
   const int32_t left = min(params.columns, target.end) - target.column;
   if (left <= 0) return;
+  if constexpr (!Config::kUpProduct) {
+    if (params.adds_rows) {
+      add_rows<Config>(params, staging, target, left);
+      return;
+    }
+  }
   // The intermediate's rows have room for whole chunks.
   if (!params.whole_chunks || (!Config::kUpProduct && left % 8 != 0)) {
     store_ragged_rows<Config>(params, staging, target);
@@ -286,6 +337,11 @@ __device__ __forceinline__ RowTarget find_target(const Params& params, const Wor
     }
   } else if (exists) {
     target.row = __ldg(params.row_slot + work.tile.begin + row);
+    if (params.adds_rows) {
+      const float* weights = params.sum_weights;
+      target.weigh = __float_as_int(weights == nullptr ? 1.0F : __ldg(weights + target.row));
+      target.row /= params.top_k;
+    }
   }
   return target;
 }

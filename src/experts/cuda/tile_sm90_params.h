@@ -46,8 +46,10 @@ struct Params {
   int32_t group;          // token tiles (pairs, in a cluster) that are walked together
   const float* bias;      // [E, columns], gated [E, 2 columns]; or null
   void* output;
-  int64_t output_stride;  // elements
-  bool whole_chunks;      // rows of `output` are 16-byte aligned
+  int64_t output_stride;     // elements
+  bool whole_chunks;         // rows of `output` are 16-byte aligned
+  bool adds_rows;            // kDown: weighted, to float32 rows of tokens
+  const float* sum_weights;  // then: per slot, or null
   activation::DeviceActivation activation;
 };
 

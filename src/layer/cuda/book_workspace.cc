@@ -66,22 +66,45 @@ int64_t unsorted_tokens(const CudaMlpPlan& part, int64_t tokens) {
   return most;
 }
 
+// Of the rows of slots: results, and before them sorted rows or their codes in the same place. Rows
+// that are added up have no results.
+int64_t output_bytes(const CudaMlpPlan& part, int64_t tokens) {
+  const int64_t top_k = part.problem.top_k;
+  const int64_t row_bytes = part.row_stride * byte_size(part.row_dtype);
+  const auto of_sorted = [&](int64_t slots) {
+    return part.quantises() ? sorted_codes(slots, part.problem.hidden_size).bytes
+                            : slots * row_bytes;
+  };
+  const int64_t all = tokens * top_k;
+  const int64_t codes = part.quantises() ? of_sorted(all) : 0;
+  if (tokens_added(part.ladder, tokens) == 0) return std::max(all * row_bytes, codes);
+  int64_t most = 0;
+  for (const LadderRung& rung : part.ladder) {
+    const int64_t slots = std::min(rung.last_tokens, tokens) * top_k;
+    if (rung.tile.sorted_input) most = std::max(most, of_sorted(slots));
+    if (!rung.adds_rows) most = std::max(most, slots * row_bytes);
+    if (rung.last_tokens >= tokens) break;
+  }
+  return most;
+}
+
 MlpSlices book_mlp(Booking& booking, const CudaMlpPlan& part, int64_t tokens) {
   const experts::DeviceExpertsProblem& problem = part.problem;
-  const int64_t row_bytes = part.row_stride * byte_size(part.row_dtype);
-  const int64_t slots = tokens * problem.top_k;
   const int64_t unsorted = unsorted_tokens(part, tokens);
+  const int64_t sums =
+      tokens_added(part.ladder, tokens) * padded_row(problem.hidden_size, DType::kF32);
   if (!part.quantises()) {
-    return {.rows = booking.book(unsorted, row_bytes), .output = booking.book(slots, row_bytes)};
+    return {.rows = booking.book(unsorted, part.row_stride * byte_size(part.row_dtype)),
+            .scales = {},
+            .output = booking.book(output_bytes(part, tokens), 1),
+            .sums = booking.book(sums, sizeof(float))};
   }
   const bool grouped = problem.quant.activations == ActivationScale::kGroup;
   const int64_t scales = grouped ? ceil_div(problem.hidden_size, kScaleColumns) : 1;
-  // Sorted codes lie where the down product writes its rows, until it does.
-  const int64_t output =
-      std::max(slots * row_bytes, sorted_codes(slots, problem.hidden_size).bytes);
   return {.rows = booking.book(unsorted, padded_row(problem.hidden_size, DType::kF8E4M3)),
           .scales = booking.book(padded_row(unsorted, DType::kF32) * scales, sizeof(float)),
-          .output = booking.book(output, 1)};
+          .output = booking.book(output_bytes(part, tokens), 1),
+          .sums = booking.book(sums, sizeof(float))};
 }
 
 void book_routing(Booking& booking, const CudaPlan& plan, int64_t tokens, CudaSlices& slices) {

@@ -1,6 +1,7 @@
 #include "layer/cuda/finish_stage.h"
 
 #include "dispatch/cuda/combine.h"
+#include "dispatch/cuda/sum_rows.h"
 #include "gemm/cuda/gate_product.h"
 #include "layer/cuda/factor_stage.h"
 #include "layer/cuda/prepare_rows.h"
@@ -9,8 +10,21 @@
 namespace conclave::inline v0 {
 namespace {
 
+// Sums that the down product made, in the place of slots.
+dispatch::DeviceCombineArgs ready_sums(const CudaCall& call, const CudaRouting& routing) {
+  const experts::RowSums sums = routed_sums(call);
+  return {.num_tokens = call.count,
+          .live_tokens = routing.live_tokens,
+          .routed_rows = sums.rows,
+          .routed_row_stride = sums.stride,
+          .hidden_size = call.plan.routed.problem.hidden_size,
+          .padding_mask = routing.padding_mask};
+}
+
 // The weighted sum over the routed slots, [count, W].
-dispatch::DeviceCombineArgs slot_sums(const CudaCall& call, const CudaRouting& routing) {
+dispatch::DeviceCombineArgs slot_sums(const CudaCall& call, const CudaRouting& routing,
+                                      RoutedRows rows) {
+  if (rows == RoutedRows::kAreSums) return ready_sums(call, routing);
   const CudaPlan& plan = call.plan;
   const bool weighted = plan.spec.weight_on == WeightOn::kOutput;
   return {.expert_rows = call.slice<void>(call.slices.routed.output),
@@ -29,11 +43,11 @@ dispatch::DeviceCombineArgs slot_sums(const CudaCall& call, const CudaRouting& r
 }
 
 // The sums over slots, projected up: [count, H] float32.
-void enqueue_projection(const CudaCall& call, const CudaRouting& routing) {
+void enqueue_projection(const CudaCall& call, const CudaRouting& routing, RoutedRows rows) {
   const MoeSpec& spec = call.plan.spec;
   const LatentSpec& latent = spec.latent;
   auto* const sums = call.slice<float>(call.slices.latent);
-  dispatch::DeviceCombineArgs combine = slot_sums(call, routing);
+  dispatch::DeviceCombineArgs combine = slot_sums(call, routing, rows);
   combine.out = sums;
   combine.out_dtype = DType::kF32;
   combine.out_stride = latent.size;
@@ -117,17 +131,21 @@ void set_outputs(const CudaCall& call, dispatch::DeviceCombineArgs& combine) {
 
 }  // namespace
 
-void combine_and_finish(const CudaCall& call, const CudaRouting& routing) {
+void combine_and_finish(const CudaCall& call, const CudaRouting& routing, RoutedRows rows) {
   const bool projects = call.plan.spec.latent.size != 0;
-  if (projects) enqueue_projection(call, routing);
+  if (projects) enqueue_projection(call, routing, rows);
   dispatch::DeviceCombineArgs combine =
-      projects ? projected_sums(call, routing) : slot_sums(call, routing);
+      projects ? projected_sums(call, routing) : slot_sums(call, routing, rows);
   combine.output_scale = static_cast<float>(call.plan.spec.output_scale);
   add_rest(call, routing, combine);
   mix(call, combine);
   add_other_rows(call, combine);
   set_outputs(call, combine);
-  dispatch::device_combine(combine, call.stream);
+  if (dispatch::only_rounds(combine)) {
+    dispatch::round_sums(combine, call.stream);
+  } else {
+    dispatch::device_combine(combine, call.stream);
+  }
 }
 
 }  // namespace conclave::inline v0

@@ -1,11 +1,12 @@
 // The end of a chunk on CUDA: the weighted sum and what joins it before it is rounded.
 #pragma once
 
+#include "layer/cuda/mlp_stage.h"
 #include "layer/cuda/pipeline.h"
 #include "layer/cuda/routing_stage.h"
 
 namespace conclave::inline v0 {
 
-void combine_and_finish(const CudaCall& call, const CudaRouting& routing);
+void combine_and_finish(const CudaCall& call, const CudaRouting& routing, RoutedRows rows);
 
 }  // namespace conclave::inline v0

@@ -106,6 +106,15 @@ void mark_chosen(const std::vector<LadderRung>& ladder, std::vector<PlanRow>& ve
 
 }  // namespace
 
+int64_t tokens_added(const std::vector<LadderRung>& ladder, int64_t tokens) {
+  int64_t most = 0;
+  for (const LadderRung& rung : ladder) {
+    if (rung.adds_rows) most = std::min(rung.last_tokens, tokens);
+    if (rung.last_tokens >= tokens) break;
+  }
+  return most;
+}
+
 TuningKey tuning_key(const experts::DeviceExpertsProblem& problem) {
   return {.device = problem.device.name,
           .format = tuning_format(problem.weight_dtype, problem.quant),

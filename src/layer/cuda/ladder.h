@@ -18,6 +18,7 @@ struct LadderRung {
   const experts::DeviceKernelRow* row = nullptr;
   experts::DeviceTile tile;
   std::string reason;
+  bool adds_rows = false;  // of a token, in any order
 };
 
 struct LadderRequest {
@@ -33,6 +34,9 @@ struct LadderRequest {
 // with the reasons where none fits, Error(kUnknownName) for a forced row that does not exist,
 // Error(kInvalidArgument) for a tuning entry whose kernel lacks the tile.
 std::vector<LadderRung> build_ladder(const LadderRequest& request, std::vector<PlanRow>& verdicts);
+
+// The most of up to `tokens` tokens that a rung serves which adds rows; 0: none does.
+int64_t tokens_added(const std::vector<LadderRung>& ladder, int64_t tokens);
 
 // The key of a problem's entries in tuning tables.
 TuningKey tuning_key(const experts::DeviceExpertsProblem& problem);

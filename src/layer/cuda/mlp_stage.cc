@@ -4,6 +4,7 @@
 #include "dispatch/cuda/clear_rows.h"
 #include "dispatch/cuda/group.h"
 #include "dispatch/cuda/spread_rows.h"
+#include "dispatch/cuda/sum_rows.h"
 #include "experts/cuda/quantize_rows_cuda.h"
 #include "gemm/cuda/gate_product.h"
 #include "layer/cuda/prepare_rows.h"
@@ -215,6 +216,18 @@ void finish_rows(const CudaCall& call, const CudaRung& rung, const CudaRouting& 
                        call.stream);
 }
 
+// Rows weighted and added up by the down product itself.
+void add_rows(const CudaCall& call, const CudaRung& rung, const CudaRouting& routing,
+              experts::DeviceExpertsCall experts) {
+  const bool weighted = call.plan.spec.weight_on == WeightOn::kOutput;
+  const experts::RowSums sums = routed_sums(call);
+  experts.sums = {.rows = sums.rows,
+                  .stride = sums.stride,
+                  .weights = weighted ? routing.topk_weights : nullptr};
+  dispatch::clear_sums(sums.rows, call.count * sums.stride, call.stream);
+  rung.kernel->run(experts, call.stream);
+}
+
 }  // namespace
 
 CudaMlp routed_mlp(const CudaCall& call) {
@@ -245,8 +258,18 @@ RoutedRows run_routed(const CudaCall& call, const CudaRouting& routing) {
     finish_rows(call, rung, routing, experts);
     return RoutedRows::kAreOutput;
   }
+  if (rung.adds_rows) {
+    add_rows(call, rung, routing, experts);
+    return RoutedRows::kAreSums;
+  }
   rung.kernel->run(experts, call.stream);
   return RoutedRows::kAwaitSum;
+}
+
+experts::RowSums routed_sums(const CudaCall& call) {
+  const int64_t columns = call.plan.routed.problem.hidden_size;
+  return {.rows = call.slice<float>(call.slices.routed.sums),
+          .stride = padded_row(columns, DType::kF32)};
 }
 
 void run_on_every_row(const CudaCall& call, const CudaMlp& mlp, const CudaRouting& routing,

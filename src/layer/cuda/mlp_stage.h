@@ -31,12 +31,14 @@ inline SourceRows source_rows(const CudaCall& call, const ConstTensorView& rows)
   return {.data = chunk_data(call, rows), .dtype = rows.dtype, .stride = stride_of_rows(rows)};
 }
 
-// Whether rows of slots wait for their sum, or the output is there: of one slot a token to which
-// nothing is added.
-enum class RoutedRows : uint8_t { kAwaitSum, kAreOutput };
+// Whether rows of slots wait for their sum, are added up already, or the output is there: of one
+// slot a token to which nothing is added.
+enum class RoutedRows : uint8_t { kAwaitSum, kAreSums, kAreOutput };
 
 // Enqueues the routed experts on the grouped rows; none on a rank without experts.
 RoutedRows run_routed(const CudaCall& call, const CudaRouting& routing);
+// Where kAreSums has them.
+experts::RowSums routed_sums(const CudaCall& call);
 // Enqueues shared experts or the residual MLP on every row, slot t * S + i for expert i.
 void run_on_every_row(const CudaCall& call, const CudaMlp& mlp, const CudaRouting& routing,
                       const SourceRows& source);

@@ -82,7 +82,8 @@ std::vector<CudaRung> make_rungs(const std::vector<LadderRung>& ladder,
     }
     rungs.push_back({.last_tokens = rung.last_tokens,
                      .kernel = kernel,
-                     .sorted_input = rung.tile.sorted_input});
+                     .sorted_input = rung.tile.sorted_input,
+                     .adds_rows = rung.adds_rows});
   }
   return rungs;
 }
@@ -130,7 +131,8 @@ void run_cuda_chunk(const CudaCall& call) {
   }
   const dispatch::DeviceGroupArgs group = group_args(call);
   const CudaRouting routing = enqueue_routing(call, &group);
-  if (run_routed(call, routing) == RoutedRows::kAreOutput) return;
+  const RoutedRows rows = run_routed(call, routing);
+  if (rows == RoutedRows::kAreOutput) return;
   if (call.plan.shared) {
     run_on_every_row(call, shared_mlp(call), routing, source_rows(call, call.args.hidden));
   }
@@ -139,7 +141,7 @@ void run_cuda_chunk(const CudaCall& call) {
     run_on_every_row(call, residual_mlp(call), routing,
                      source_rows(call, given.empty() ? call.args.hidden : given));
   }
-  combine_and_finish(call, routing);
+  combine_and_finish(call, routing, rows);
 }
 
 }  // namespace conclave::inline v0

@@ -17,6 +17,7 @@ struct CudaRung {
   int64_t last_tokens = 0;
   const experts::DeviceExpertsKernel* kernel = nullptr;
   bool sorted_input = false;  // of the kernel's tile
+  bool adds_rows = false;     // to slices.sums, in any order
 };
 
 // The kernels of a layer, made once beside its weights.

@@ -349,6 +349,34 @@ LadderRequest ladder_request(const CudaPlan& plan, const experts::DeviceExpertsP
           .tuning = plan.options.tuning.get()};
 }
 
+// Whether a token's rows may be added up by the down product, in any order.
+Support any_order_fits(const CudaPlan& plan) {
+  if (plan.num_slots() == 1) return Support::no("one row a token: nothing to add");
+  if (plan.fused.slots() > 0) return Support::no("shared experts have slots of their own");
+  return Support::yes();
+}
+
+void add_in_any_order(CudaPlan& plan) {
+  const Support support = any_order_fits(plan);
+  bool some = false;
+  bool all = true;
+  for (LadderRung& rung : plan.routed.ladder) {
+    rung.adds_rows = support && rung.row->adds_rows;
+    if (rung.adds_rows) rung.reason += ", adds rows in any order";
+    some |= rung.adds_rows;
+    all &= rung.adds_rows;
+  }
+  const std::string why = !support ? support.reason()
+                          : some   ? "the down product of some rungs adds up a token's rows"
+                                   : "no kernel of the ladder adds rows";
+  plan.summary.rows.push_back(
+      {.table = "sum", .name = "cuda.any_order", .chosen = some, .reason = why});
+  plan.summary.rows.push_back({.table = "sum",
+                               .name = "cuda.in_order",
+                               .chosen = !all,
+                               .reason = all ? "the row before serves all" : "for all others"});
+}
+
 void choose_routed_ladder(CudaPlan& plan) {
   std::vector<PlanRow> verdicts;
   const auto keep = [&] {
@@ -359,6 +387,7 @@ void choose_routed_ladder(CudaPlan& plan) {
     request.shared_experts = plan.fused.slots();
     plan.routed.ladder = build_ladder(request, verdicts);
     keep();
+    if (plan.options.determinism == Determinism::kUnordered) add_in_any_order(plan);
   } catch (const Error&) {
     keep();
     throw;
@@ -376,12 +405,17 @@ void choose_other_ladder(const CudaPlan& plan, CudaMlpPlan& part) {
   part.ladder = build_ladder(request, verdicts);
 }
 
+// D1 needs every sum to have an order.
+std::string determinism_text(const CudaPlan& plan) {
+  if (plan.options.determinism == Determinism::kBatchInvariant) return "D1 D2";
+  return tokens_added(plan.routed.ladder, plan.options.max_tokens) > 0 ? "none" : "D1";
+}
+
 void summarise(CudaPlan& plan) {
   Plan& summary = plan.summary;
   const MoeSpec& spec = plan.spec;
   summary.arithmetic = arithmetic_text(spec);
-  const bool invariant = plan.options.determinism == Determinism::kBatchInvariant;
-  summary.determinism = invariant ? "D1 D2" : "D1";
+  summary.determinism = determinism_text(plan);
   summary.router = spec.router.name;
   summary.dispatcher = "cuda.local";
   summary.stages = stage_names(plan);

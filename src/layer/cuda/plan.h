@@ -22,6 +22,7 @@ struct MlpSlices {
   WorkspaceSlice rows;    // of the input, where it is not the caller's own or the routed experts'
   WorkspaceSlice scales;  // of e4m3 rows
   WorkspaceSlice output;  // [T * k, H]
+  WorkspaceSlice sums;    // [T, H] f32, of rungs that add rows
 };
 struct CudaSlices {
   WorkspaceSlice live_tokens;     // [1] int64 of a chunk, where num_tokens is given

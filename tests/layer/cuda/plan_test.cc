@@ -115,6 +115,36 @@ TEST(CudaPlan, BatchInvariant_UsesOneArithmetic) {
   EXPECT_EQ(made.routed.ladder.back().row->name, "cuda.tile_sm90");
 }
 
+bool adds(const CudaPlan& made) {
+  return std::any_of(made.routed.ladder.begin(), made.routed.ladder.end(),
+                     [](const LadderRung& rung) { return rung.adds_rows; });
+}
+
+TEST(CudaPlan, RowsAreAddedInAnyOrder_OnlyWhereAskedFor) {
+  for (const Determinism determinism : {Determinism::kRepeatable, Determinism::kBatchInvariant}) {
+    const CudaPlan made = plan(qwen3(), {.max_tokens = 16384, .determinism = determinism});
+    EXPECT_FALSE(adds(made));
+    EXPECT_EQ(explain(made.summary).find("any_order"), std::string::npos);
+  }
+  EXPECT_EQ(LayerOptions().determinism, Determinism::kRepeatable);
+  const CudaPlan ordered = plan(qwen3(), {.max_tokens = 16384});
+  const CudaPlan made =
+      plan(qwen3(), {.max_tokens = 16384, .determinism = Determinism::kUnordered});
+  EXPECT_TRUE(adds(made));
+  EXPECT_EQ(made.summary.determinism, "none");
+  EXPECT_EQ(made.decode_tokens, ordered.decode_tokens);
+  EXPECT_NE(explain(made.summary).find("adds rows in any order"), std::string::npos);
+  // [T, H] sums in the place of [T * k, H] rows.
+  EXPECT_LT(made.summary.workspace_bytes, ordered.summary.workspace_bytes * 6 / 10);
+  for (const LadderRung& rung : made.routed.ladder) {
+    EXPECT_EQ(rung.adds_rows, rung.row->name == "cuda.tile_sm90");
+  }
+  // No tiled kernel serves so few: nothing adds, and what is promised is what is kept.
+  const CudaPlan few = plan(qwen3(), {.max_tokens = 64, .determinism = Determinism::kUnordered});
+  EXPECT_FALSE(adds(few));
+  EXPECT_EQ(few.summary.determinism, "D1");
+}
+
 TEST(CudaPlan, TuningTable_ComesFirst) {
   const MoeSpec spec = qwen3();
   const auto key = [&](const std::string& device) {
