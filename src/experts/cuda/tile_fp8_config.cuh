@@ -25,6 +25,7 @@ enum class Product : uint8_t {
   kGated,  // weight rows 8 gate, 8 up, 8 gate...
   kPlain,  // an up product without a gate
   kDown,
+  kDownSums,  // the same, weighted and added to float32 rows of the tokens
 };
 enum class Scaling : uint8_t {
   kBlock,  // weights 128x128, tokens 1x128
@@ -62,8 +63,7 @@ struct Params {
   bool finishes_rows = false;             // kDown
   const float* finish_weights = nullptr;  // per slot, or null
   float finish_scale = 1;
-  bool adds_rows = false;  // kDown: weighted by finish_weights, to float32 rows of tokens
-  int32_t top_k = 1;       // then
+  int32_t top_k = 1;  // kDownSums: float32 rows of tokens, weighted by finish_weights
   activation::DeviceActivation activation;
 };
 
@@ -71,6 +71,8 @@ template <Product kProductOf, Scaling kScalingOf, bool kWholeRoundsOf>
 struct Config {
   static constexpr Product kProduct = kProductOf;
   static constexpr Scaling kScaling = kScalingOf;
+  static constexpr bool kAddsRows = kProduct == Product::kDownSums;
+  static constexpr bool kIsDown = kProduct == Product::kDown || kAddsRows;
   // K is a whole number of rounds over the ring: see multiply_tile.
   static constexpr bool kWholeRounds = kWholeRoundsOf;
   static constexpr bool kBlockScales = kScaling == Scaling::kBlock;

@@ -381,7 +381,7 @@ template <class C>
 __device__ __forceinline__ SlotsOfThread slots_of_thread(const Params& p, const TileView& tile,
                                                          int32_t row) {
   SlotsOfThread slots;
-  if constexpr (C::kProduct == Product::kDown) {
+  if constexpr (C::kIsDown) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (row + 8 * half < tile.count) slots.slot[half] = p.row_slot[tile.begin + row + 8 * half];
@@ -405,16 +405,14 @@ __device__ __forceinline__ void finish_tile(const Params& p, const TileView& til
       row_factor[half] =
           p.constant_scale != nullptr ? *p.constant_scale : p.row_scales[sorted_row[half]];
     }
-    if (C::kProduct != Product::kDown && p.input_weights != nullptr) {
+    if (!C::kIsDown && p.input_weights != nullptr) {
       row_factor[half] *= p.input_weights[p.row_slot[sorted_row[half]]];
     }
   }
   scale_and_bias<C>(p, tile, row_factor, sums);
-  if constexpr (C::kProduct == Product::kDown) {
-    if (p.adds_rows) {
-      add_down<C>(p, tile, slots.slot, sums);
-      return;
-    }
+  if constexpr (C::kAddsRows) {
+    add_down<C>(p, tile, slots.slot, sums);
+  } else if constexpr (C::kIsDown) {
     if (p.finishes_rows) finish_rows(p, slots.slot, sums);
     store_down<C>(p, tile, slots.slot, sums);
   } else {

@@ -113,6 +113,8 @@ class TileFp8 final : public DeviceExpertsKernel {
                 : up_instance<Scaling::kRow>(problem.activation, problem.hidden_size);
     down_ = block ? instance_for<Product::kDown, Scaling::kBlock>(problem.intermediate_size)
                   : instance_for<Product::kDown, Scaling::kRow>(problem.intermediate_size);
+    adding_ = block ? instance_for<Product::kDownSums, Scaling::kBlock>(problem.intermediate_size)
+                    : instance_for<Product::kDownSums, Scaling::kRow>(problem.intermediate_size);
     up_map_ = problem.activation.gated
                   ? gated_weight_map(problem, weights)
                   : plain_weight_map(weights.gate_up, problem.num_local_experts,
@@ -167,7 +169,7 @@ class TileFp8 final : public DeviceExpertsKernel {
     down.row_scales = scales;
     down.group_scale_stride = layout.scale_stride;
     down.tickets = workspace + layout.tickets;
-    enqueue("experts.tile_fp8_sm90.down", down_,
+    enqueue("experts.tile_fp8_sm90.down", call.sums.rows != nullptr ? adding_ : down_,
             row_map(codes, call.groups.max_rows, problem_.intermediate_size, layout.code_stride),
             down_map_, down, call.groups, stream);
   }
@@ -221,7 +223,6 @@ class TileFp8 final : public DeviceExpertsKernel {
     p.finish_weights = call.finish.weights;
     p.finish_scale = call.finish.scale;
     if (call.sums.rows != nullptr) {
-      p.adds_rows = true;
       p.top_k = call.groups.top_k;
       p.finish_weights = call.sums.weights;
       p.output = call.sums.rows;
@@ -248,6 +249,7 @@ class TileFp8 final : public DeviceExpertsKernel {
   DeviceTile tile_;
   Instance up_;
   Instance down_;
+  Instance adding_;  // in the place of down_, where rows are added
   CUtensorMap up_map_;
   CUtensorMap down_map_;
 };

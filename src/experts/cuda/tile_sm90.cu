@@ -132,6 +132,9 @@ class TileSm90 final : public DeviceExpertsKernel {
                  &down_);
     down_.params.columns = static_cast<int32_t>(problem.hidden_size);
     down_.params.bias = weights.down_bias;
+    adding_ = &find_kernel(
+        {problem.weight_dtype, Product::kDownSums, Formulas::kCommon, plan.tokens}, plan.down);
+    allow_shared_bytes(*adding_);
   }
 
   int32_t tile_tokens() const override { return plan_.tokens; }
@@ -171,7 +174,7 @@ class TileSm90 final : public DeviceExpertsKernel {
     down.params.output_stride = call.output_stride;
     down.params.whole_chunks =
         call.output_stride % 8 == 0 && reinterpret_cast<uintptr_t>(call.output) % 16 == 0;
-    if (call.sums.rows != nullptr) add_to(call.sums, &down.params);
+    if (call.sums.rows != nullptr) add_to(call.sums, &down);
     launch("experts.tile_sm90.down", down, call.groups, stream);
   }
 
@@ -194,15 +197,17 @@ class TileSm90 final : public DeviceExpertsKernel {
                                                                 problem_.device);
     params.group = std::max(1, group / tile.cluster);
     params.activation = activation::device_activation(problem_.activation);
-    cuda::allow_shared_bytes(reinterpret_cast<const void*>(planned->kernel->function),
-                             planned->kernel->shared_bytes);
+    allow_shared_bytes(*planned->kernel);
+  }
+  static void allow_shared_bytes(const Kernel& kernel) {
+    cuda::allow_shared_bytes(reinterpret_cast<const void*>(kernel.function), kernel.shared_bytes);
   }
 
-  static void add_to(const RowSums& sums, Params* params) {
-    params->adds_rows = true;
-    params->sum_weights = sums.weights;
-    params->output = sums.rows;
-    params->output_stride = sums.stride;
+  void add_to(const RowSums& sums, PlannedProduct* down) const {
+    down->kernel = adding_;
+    down->params.sum_weights = sums.weights;
+    down->params.output = sums.rows;
+    down->params.output_stride = sums.stride;
   }
 
   static void read_groups(const GroupedRows& groups, Params* params) {
@@ -247,6 +252,7 @@ class TileSm90 final : public DeviceExpertsKernel {
   TilePlan plan_;
   PlannedProduct up_;
   PlannedProduct down_;
+  const Kernel* adding_ = nullptr;  // in the place of down's, where rows are added
 };
 
 }  // namespace

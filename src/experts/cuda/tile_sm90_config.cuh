@@ -18,7 +18,8 @@ struct Config {
   static constexpr Product kProduct = product;
   static constexpr Shape kShape = shape;
   static constexpr Formulas kFormulas = formulas;
-  static constexpr bool kUpProduct = product != Product::kDown;
+  static constexpr bool kAddsRows = product == Product::kDownSums;
+  static constexpr bool kUpProduct = product != Product::kDown && !kAddsRows;
   static constexpr bool kGathers = shape.gathers;
   static constexpr int kTokens = shape.tokens;
   static constexpr int kFeatures = shape.features;

@@ -114,11 +114,9 @@ __device__ __forceinline__ void store_rows(const Params& params, const uint8_t* 
                                            const RowTarget& target) {
   const int32_t left = min(params.columns, target.end) - target.column;
   if (left <= 0) return;
-  if constexpr (!Config::kUpProduct) {
-    if (params.adds_rows) {
-      add_rows<Config>(params, staging, target, left);
-      return;
-    }
+  if constexpr (Config::kAddsRows) {
+    add_rows<Config>(params, staging, target, left);
+    return;
   }
   // The intermediate's rows have room for whole chunks.
   if (!params.whole_chunks || (!Config::kUpProduct && left % 8 != 0)) {
@@ -337,7 +335,7 @@ __device__ __forceinline__ RowTarget find_target(const Params& params, const Wor
     }
   } else if (exists) {
     target.row = __ldg(params.row_slot + work.tile.begin + row);
-    if (params.adds_rows) {
+    if constexpr (Config::kAddsRows) {
       const float* weights = params.sum_weights;
       target.weigh = __float_as_int(weights == nullptr ? 1.0F : __ldg(weights + target.row));
       target.row /= params.top_k;

@@ -43,6 +43,12 @@ inline constexpr std::array kKernelsOf = {
     built<Config<T, Product::kDown, kWidePair>>(),
     built<Config<T, Product::kDown, kMedium>>(),
     built<Config<T, Product::kDown, kMediumPair>>(),
+    built<Config<T, Product::kDownSums, kTall>>(),
+    built<Config<T, Product::kDownSums, kTallPair>>(),
+    built<Config<T, Product::kDownSums, kWide>>(),
+    built<Config<T, Product::kDownSums, kWidePair>>(),
+    built<Config<T, Product::kDownSums, kMedium>>(),
+    built<Config<T, Product::kDownSums, kMediumPair>>(),
 };
 
 }  // namespace conclave::inline v0::experts::tile_sm90

@@ -14,9 +14,10 @@
 namespace conclave::inline v0::experts::tile_sm90 {
 
 enum class Product : uint8_t {
-  kUpGated,  // token rows times gate and up rows, 8 by 8 in turn; activation
-  kUp,       // the same without a gate
-  kDown,     // sorted intermediate rows times down rows; bias; to the rows' slots
+  kUpGated,   // token rows times gate and up rows, 8 by 8 in turn; activation
+  kUp,        // the same without a gate
+  kDown,      // sorted intermediate rows times down rows; bias; to the rows' slots
+  kDownSums,  // the same, weighted and added to float32 rows of the slots' tokens
 };
 struct Shape {
   int tokens;
@@ -48,8 +49,7 @@ struct Params {
   void* output;
   int64_t output_stride;     // elements
   bool whole_chunks;         // rows of `output` are 16-byte aligned
-  bool adds_rows;            // kDown: weighted, to float32 rows of tokens
-  const float* sum_weights;  // then: per slot, or null
+  const float* sum_weights;  // kDownSums: per slot, or null
   activation::DeviceActivation activation;
 };
 
