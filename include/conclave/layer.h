@@ -40,7 +40,7 @@ enum class Determinism : uint8_t {
                     // token's bits. One arithmetic for every T: no single-launch kernel for few
                     // tokens, which costs up to half of the time below 16 tokens; docs/numerics.md
   kUnordered,       // neither: where a kernel can, a token's expert rows are added up as they come,
-                    // else as kRepeatable (Plan::rows says). As little as half the workspace, but 1
+                    // else as kRepeatable (Plan::rows says). As little as half the workspace, but 2
                     // to 22 % more time as measured: docs/numerics.md
 };
 
