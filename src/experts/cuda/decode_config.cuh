@@ -141,9 +141,9 @@ inline constexpr int kNoTile = -1;
 inline constexpr int kTileUnknown = -2;
 
 // The block's i-th tile, as soon as the producer knows it. The word is polled while another warp
-// writes it, with no barrier in between, which compute-sanitizer's racecheck names (and nothing
-// else here): it is one aligned word that says all there is to know, what it refers to (the tables)
-// came by a barrier before, and a slot is not used again before the ring has come round.
+// writes it, with no barrier in between, which compute-sanitizer's racecheck names: it is one
+// aligned word that says all there is to know, what it refers to (the tables) came by a barrier
+// before, and a slot is not used again before the ring has come round.
 __device__ __forceinline__ int published_tile(const DecodeTables& tables, int i) {
   const volatile int32_t* slot = &tables.tiles[i % kDecodeTileSlots];
   int tile = *slot;

@@ -86,6 +86,8 @@ __device__ __forceinline__ void finish(const DecodeParams& params, const Shared&
                                        const Thread& me) {
   ptx::mbarrier_wait(shared.tables_ready, 0);
   finish_tiles<C>(params, shared, me);
+  // Orders the other lanes' reads of the tiles before lane 0's arrival, which racecheck does not
+  // follow; were all to arrive, a launch would take 0.1 to 0.3 us more.
   __syncwarp();
   if (me.lane == 0) {
     auto* words = static_cast<uint32_t*>(params.call.workspace);
