@@ -58,6 +58,7 @@ SANITIZED = [
     ("layer, each kernel", "cuda_layer_test", "CudaForward.EveryKernel*:CudaForward.OneChoice*"),
     ("layer, e4m3", "cuda_layer_test", "CudaForward.E4m3*"),
     ("layer, by parts", "cuda_layer_test", PARTS),
+    ("sums in any order", "cuda_layer_test", "CudaUnordered.*-*Tile_*:*Workspace*"),
     ("layer, replayed", "cuda_layer_test", "CudaReplay.OtherRowsThroughTheGate*"),
     ("layer, drawn", "cuda_layer_test", "*CudaRandomLayer.*/?"),
     ("layer, any part", "cuda_layer_test", "*CudaRandomSpec.*/?"),
@@ -171,7 +172,7 @@ def sites_of(text: str) -> dict[str, int]:
             sites["a copy by the host"] += "Host API memory access" in block
             continue
         frames = re.findall(r"Device Frame: *(?:void )?(.+?)\+0x", block)
-        where = " and ".join(f"{short(name)} {line}" for name, line in places)
+        where = " and ".join(dict.fromkeys(f"{short(name)} {line}" for name, line in places))
         sites[f"{where} in {short(frames[-1])}" if frames else where] += 1
     return {site: count for site, count in sites.most_common(20) if count > 0}
 
@@ -371,6 +372,13 @@ def report_tools(all_results: list[dict]) -> list[str]:
     if controls:
         row = [str(controls.get(tool, "not run")) for tool in tools]
         lines.append(f"| planted, must be found | `planted_faults` | {' | '.join(row)} |")
+    sites = [
+        f"- {result['tool']}, {result['family']}: {count} of {site}"
+        for result in results
+        for site, count in result.get("sites", {}).items()
+    ]
+    if sites:
+        lines += ["", "What was printed, by place:", "", *sites]
     return lines
 
 
