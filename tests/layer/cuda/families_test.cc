@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -97,6 +98,12 @@ testing::LayerOutput run(const MoeLayer& layer, DeviceQueue& queue, ForwardArgs 
 class CudaFamily : public testing::CudaLayerTest,
                    public ::testing::WithParamInterface<std::tuple<std::string, std::string>> {
  protected:
+  void SetUp() override {
+    testing::CudaLayerTest::SetUp();
+    if (IsSkipped() || std::filesystem::is_directory(testing::kModels)) return;
+    GTEST_SKIP() << testing::kModels << " is not here: run from where the sources are";
+  }
+
   static bool is_float_run() { return std::get<1>(GetParam()) == "f32"; }
   static double bar() { return is_float_run() ? 5e-6 : 6e-3; }
 
