@@ -41,7 +41,18 @@ struct GroupedRows {
   int64_t max_tiles = 0;                  // host bound
   int32_t tile_tokens = 0;                // rows of a full tile
   int32_t top_k = 0;
+  // Where `tiles` were cut for another kernel, because choices are skewed: [1] their number, and
+  // num_tiles is 0; else 0. Null: never.
+  const int32_t* num_skewed_tiles = nullptr;
+  int32_t skewed_tile_tokens = 0;
 };
+
+// The same rows for the kernel that runs where choices are skewed.
+constexpr GroupedRows skewed_rows(GroupedRows groups) {
+  groups.num_tiles = groups.num_skewed_tiles;
+  groups.tile_tokens = groups.skewed_tile_tokens;
+  return groups;
+}
 
 // Shared experts that run as experts of the grouping: after its k routed slots a token has `count`
 // more, slot k + i with the id first_id + i and the weight factor[t * factors + i / slices], or

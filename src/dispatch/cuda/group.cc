@@ -65,7 +65,7 @@ GroupLayout group_layout(int64_t num_tokens, int64_t top_k, int64_t num_local_ex
   layout.max_rows = *slots;
   layout.max_tiles = max_token_tiles(*slots, num_local_experts, tile_tokens);
   layout.expert_begin = piece(num_local_experts + 1, sizeof(int32_t), layout.bytes);
-  layout.num_tiles = piece(1, sizeof(int32_t), layout.bytes);
+  layout.num_tiles = piece(2, sizeof(int32_t), layout.bytes);
   layout.row_slot = piece(layout.max_rows, sizeof(int32_t), layout.bytes);
   layout.slot_row = piece(layout.max_rows, sizeof(int32_t), layout.bytes);
   layout.tiles = piece(layout.max_tiles, sizeof(TokenTile), layout.bytes);

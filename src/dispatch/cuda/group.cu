@@ -4,7 +4,9 @@
 #include "dispatch/cuda/group_shape.h"
 #include "dispatch/cuda/group_slots.cuh"
 
+#include <algorithm>
 #include <cstddef>
+#include <limits>
 
 namespace conclave::inline v0::dispatch {
 namespace {
@@ -59,8 +61,12 @@ GroupedRows run_group(const DeviceGroupArgs& args, const GroupShape& shape, CUst
 }  // namespace
 
 GroupLaunch prepare_group(const DeviceGroupArgs& args) {
+  const int32_t skewed_tile = args.skewed_tile_tokens;
+  const int32_t least_tile =
+      skewed_tile == 0 ? args.tile_tokens : std::min(args.tile_tokens, skewed_tile);
   const GroupLayout layout =
-      group_layout(args.num_tokens, args.top_k, args.num_local_experts, args.tile_tokens);
+      group_layout(args.num_tokens, args.top_k, args.num_local_experts, least_tile);
+  constexpr int64_t kMostTiles = std::numeric_limits<uint32_t>::max();
   auto* base = static_cast<std::byte*>(args.workspace);
   const auto at = [base](size_t offset) { return static_cast<void*>(base + offset); };
   GroupLaunch launch;
@@ -78,6 +84,9 @@ GroupLaunch prepare_group(const DeviceGroupArgs& args) {
                    .num_local_experts = args.num_local_experts,
                    .tile_tokens = args.tile_tokens,
                    .tile_shift = log2_or_minus_one(args.tile_tokens),
+                   .skewed_tile_tokens = skewed_tile,
+                   .skewed_tile_shift = log2_or_minus_one(skewed_tile),
+                   .skewed_from = static_cast<uint32_t>(std::min(args.skewed_from, kMostTiles)),
                    .expert_bits = bits_below(args.num_local_experts),
                    .expert_begin = static_cast<int32_t*>(at(layout.expert_begin)),
                    .num_tiles = static_cast<int32_t*>(at(layout.num_tiles)),
@@ -93,7 +102,9 @@ GroupLaunch prepare_group(const DeviceGroupArgs& args) {
                  .max_rows = layout.max_rows,
                  .max_tiles = layout.max_tiles,
                  .tile_tokens = args.tile_tokens,
-                 .top_k = args.top_k};
+                 .top_k = args.top_k,
+                 .num_skewed_tiles = skewed_tile == 0 ? nullptr : launch.params.num_tiles + 1,
+                 .skewed_tile_tokens = skewed_tile};
   return launch;
 }
 

@@ -29,9 +29,13 @@ struct DeviceGroupArgs {
   int32_t num_counted = 0;          // ids that expert_load has; 0: num_experts
   uint64_t* skipped_ids = nullptr;  // device counter, or null: ids that go nowhere, but for -1
   void* workspace = nullptr;        // device_group_workspace_bytes, 256-byte aligned
+  // Where there would be more than skewed_from tiles of tile_tokens rows, these cut them instead,
+  // for another kernel: GroupedRows::num_skewed_tiles. 0: never.
+  int32_t skewed_tile_tokens = 0;
+  int64_t skewed_from = 0;
 };
 
-// For at most max_tokens tokens.
+// For at most max_tokens tokens and the smaller of both tiles.
 size_t device_group_workspace_bytes(int64_t max_tokens, int64_t top_k, int64_t num_local_experts,
                                     int64_t tile_tokens);
 // Enqueues one launch: a block, or a cluster of blocks for many slots. The result lies in the

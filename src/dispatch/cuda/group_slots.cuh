@@ -24,7 +24,10 @@ struct GroupParams {
   int32_t num_experts = 0;
   int32_t num_local_experts = 0;
   int32_t tile_tokens = 1;
-  int32_t tile_shift = 0;   // log2 of tile_tokens; -1: no power of two
+  int32_t tile_shift = 0;          // log2 of tile_tokens; -1: no power of two
+  int32_t skewed_tile_tokens = 0;  // of more than skewed_from tiles; 0: none are
+  int32_t skewed_tile_shift = 0;
+  uint32_t skewed_from = 0;
   int32_t expert_bits = 0;  // that tell local experts apart
   int32_t* expert_begin = nullptr;
   int32_t* num_tiles = nullptr;
@@ -39,6 +42,36 @@ struct GroupParams {
 __device__ __forceinline__ void touch_parameters(const GroupParams& params) {
   asm volatile("" ::"l"(params.topk_ids), "l"(params.local_expert), "r"(params.num_local_experts),
                "l"(params.expert_begin), "l"(params.tiles));
+}
+
+// How rows are cut into tiles.
+struct TileCut {
+  uint32_t tokens;
+  int32_t shift;
+  bool skewed = false;
+
+  __device__ __forceinline__ uint32_t whole(uint32_t rows) const {
+    return shift >= 0 ? rows >> shift : rows / tokens;
+  }
+  __device__ __forceinline__ uint32_t tiles(uint32_t rows) const {
+    return whole(rows + tokens - 1);
+  }
+};
+__device__ __forceinline__ TileCut plain_cut(const GroupParams& params) {
+  return {static_cast<uint32_t>(params.tile_tokens), params.tile_shift};
+}
+__device__ __forceinline__ TileCut skewed_cut(const GroupParams& params) {
+  return {static_cast<uint32_t>(params.skewed_tile_tokens), params.skewed_tile_shift, true};
+}
+// The same in all threads of all blocks, which know the number of plain tiles.
+__device__ __forceinline__ bool is_skewed(const GroupParams& params, uint32_t plain_tiles) {
+  return params.skewed_tile_tokens > 0 && plain_tiles > params.skewed_from;
+}
+// By one thread. One of both numbers is 0: its kernel has nothing to do.
+__device__ __forceinline__ void store_tile_numbers(const GroupParams& params, const TileCut& cut,
+                                                   uint32_t tiles) {
+  params.num_tiles[0] = cut.skewed ? 0 : static_cast<int32_t>(tiles);
+  params.num_tiles[1] = cut.skewed ? static_cast<int32_t>(tiles) : 0;
 }
 
 // Where an expert's rows of this block go.
@@ -267,9 +300,10 @@ __device__ __forceinline__ void sum_block_counts(const GroupParams& params,
   }
 }
 
-// Fills the places of this block from the totals of all.
-__device__ __forceinline__ void place_experts(const GroupParams& params, const GroupShared& shared,
-                                              uint32_t block, uint32_t blocks) {
+// Fills the places of this block from the totals of all; returns how tiles are cut.
+__device__ __forceinline__ TileCut place_experts(const GroupParams& params,
+                                                 const GroupShared& shared, uint32_t block,
+                                                 uint32_t blocks) {
   __shared__ RowsAndTiles warp_sums[32];
   const auto expert = static_cast<int32_t>(threadIdx.x);
   const bool valid = expert < params.num_local_experts;
@@ -281,31 +315,34 @@ __device__ __forceinline__ void place_experts(const GroupParams& params, const G
   } else if (valid) {
     place = sum_cluster(shared, expert, block, blocks);
   }
-  const auto tile = static_cast<uint32_t>(params.tile_tokens);
+  TileCut cut = plain_cut(params);
   RowsAndTiles all{};
-  const RowsAndTiles begin =
-      scan_block({place.count, (place.count + tile - 1) / tile}, warp_sums, all);
+  RowsAndTiles begin = scan_block({place.count, cut.tiles(place.count)}, warp_sums, all);
+  if (is_skewed(params, all.tiles)) {
+    cut = skewed_cut(params);
+    __syncthreads();  // the sums of warps have been read
+    begin = scan_block({place.count, cut.tiles(place.count)}, warp_sums, all);
+  }
   place.begin = begin.rows;
   place.first_tile = begin.tiles;
   if (valid) shared.places[expert] = place;
-  if (block != 0) return;
+  if (block != 0) return cut;
   if (valid) params.expert_begin[expert] = static_cast<int32_t>(begin.rows);
   if (threadIdx.x == 0) {
     params.expert_begin[params.num_local_experts] = static_cast<int32_t>(all.rows);
-    *params.num_tiles = static_cast<int32_t>(all.tiles);
+    store_tile_numbers(params, cut, all.tiles);
   }
+  return cut;
 }
 
 // The first row of a tile writes the tile.
-__device__ __forceinline__ void store_tile(const GroupParams& params, const ExpertPlace& place,
-                                           int32_t expert, uint32_t row) {
-  const auto tile = static_cast<uint32_t>(params.tile_tokens);
-  const bool shifts = params.tile_shift >= 0;
-  const uint32_t index = shifts ? row >> params.tile_shift : row / tile;
-  if (row != index * tile) return;
+__device__ __forceinline__ void store_tile(const GroupParams& params, const TileCut& cut,
+                                           const ExpertPlace& place, int32_t expert, uint32_t row) {
+  const uint32_t index = cut.whole(row);
+  if (row != index * cut.tokens) return;
   const uint32_t left = place.count - row;
   const int4 value = make_int4(expert, static_cast<int>(place.begin + row),
-                               static_cast<int>(left < tile ? left : tile), 0);
+                               static_cast<int>(left < cut.tokens ? left : cut.tokens), 0);
   *reinterpret_cast<int4*>(params.tiles + place.first_tile + index) = value;
 }
 
@@ -323,7 +360,7 @@ __device__ __forceinline__ uint32_t lanes_of_expert(const GroupParams& params, i
 
 template <Ids kIds>
 __device__ __forceinline__ void place_slots(const GroupParams& params, const SlotRange& range,
-                                            const GroupShared& shared) {
+                                            const GroupShared& shared, const TileCut& cut) {
   uint32_t* counts =
       shared.counts + threadIdx.x / 32 * static_cast<uint32_t>(params.num_local_experts);
   const uint32_t earlier_lanes = (1U << (threadIdx.x % 32)) - 1;
@@ -343,7 +380,7 @@ __device__ __forceinline__ void place_slots(const GroupParams& params, const Slo
     const uint32_t row = place.before + first + rank;
     params.slot_row[slot] = static_cast<int32_t>(place.begin + row);
     params.row_slot[place.begin + row] = static_cast<int32_t>(slot);
-    store_tile(params, place, expert, row);
+    store_tile(params, cut, place, expert, row);
   });
 }
 
@@ -398,11 +435,11 @@ __device__ __forceinline__ void group_slots(const GroupParams& params, const Gro
   __syncthreads();
   scan_warps(shared, params.num_local_experts);
   if (clustered) cuda::device::cluster_sync();
-  place_experts(params, shared, block, blocks);
+  const TileCut cut = place_experts(params, shared, block, blocks);
   __syncthreads();
   // The others' totals have been read: blocks may end after the matching wait.
   if (clustered) cuda::device::cluster_arrive();
-  place_slots<kIds>(params, range, shared);
+  place_slots<kIds>(params, range, shared, cut);
   clear_dead_slots(params, block, blocks);
   if (clustered) cuda::device::cluster_wait();
 }

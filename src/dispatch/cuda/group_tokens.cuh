@@ -93,11 +93,17 @@ __device__ __forceinline__ void place_choices(const GroupParams& params, const T
     count += static_cast<uint32_t>(__popc(bits));
     before += b < block ? static_cast<uint32_t>(__popc(bits)) : 0;
   }
-  const auto tile = static_cast<uint32_t>(params.tile_tokens);
-  const uint32_t tiles =
-      params.tile_shift >= 0 ? (count + tile - 1) >> params.tile_shift : (count + tile - 1) / tile;
+  TileCut cut = plain_cut(params);
+  uint32_t tiles = cut.tiles(count);
   uint32_t all = 0;
-  const uint32_t sum = scan_packed(count + tiles * kTileUnit, warp_sums, all);
+  uint32_t sum = scan_packed(count + tiles * kTileUnit, warp_sums, all);
+  if (is_skewed(params, all / kTileUnit)) {
+    cut = skewed_cut(params);
+    tiles = cut.tiles(count);
+    __syncthreads();  // the sums of warps have been read
+    sum = scan_packed(count + tiles * kTileUnit, warp_sums, all);
+  }
+  const uint32_t tile = cut.tokens;
   const uint32_t begin = sum % kTileUnit;
   if (valid) shared.rows[expert] = begin + before;
   __syncthreads();
@@ -112,7 +118,7 @@ __device__ __forceinline__ void place_choices(const GroupParams& params, const T
   params.expert_begin[expert] = static_cast<int32_t>(begin);
   if (threadIdx.x != 0) return;
   params.expert_begin[params.num_local_experts] = static_cast<int32_t>(all % kTileUnit);
-  *params.num_tiles = static_cast<int32_t>(all / kTileUnit);
+  store_tile_numbers(params, cut, all / kTileUnit);
 }
 
 __device__ __forceinline__ void store_choice(const GroupParams& params, const TokenShared& shared,

@@ -117,14 +117,18 @@ double cost_seconds(const DeviceExpertsProblem& problem, const DeviceKernelRow& 
   return before + std::max(memory, arithmetic) + kExposedShare * std::min(memory, arithmetic);
 }
 
+Loads expected_loads(const DeviceExpertsProblem& problem, int64_t tokens, int64_t shared_experts) {
+  return {expected_load(problem.num_local_experts - shared_experts, problem.top_k - shared_experts,
+                        tokens),
+          expected_load(shared_experts, shared_experts, tokens)};
+}
+
 }  // namespace
 
 TileChoice choose_tile(const DeviceExpertsProblem& problem,
                        std::span<const DeviceKernelRow* const> rows, int64_t tokens,
                        int64_t shared_experts) {
-  const Loads loads = {expected_load(problem.num_local_experts - shared_experts,
-                                     problem.top_k - shared_experts, tokens),
-                       expected_load(shared_experts, shared_experts, tokens)};
+  const Loads loads = expected_loads(problem, tokens, shared_experts);
   TileChoice best;
   for (const DeviceKernelRow* row : rows) {
     for (const DeviceTile& tile : row->tiles(problem)) {
@@ -134,6 +138,48 @@ TileChoice choose_tile(const DeviceExpertsProblem& problem,
     }
   }
   return best;
+}
+
+TileChoice choose_skewed_tile(const DeviceExpertsProblem& problem,
+                              std::span<const DeviceKernelRow* const> rows, const TileChoice& usual,
+                              int64_t tokens, int64_t shared_experts) {
+  // Two launches without work take 4 to 8 us: where few rows make few hot tiles, only long calls
+  // can bear them.
+  constexpr double kManyRows = 48;
+  constexpr double kLeastMicroseconds = 600;
+  constexpr double kLeastOfFewRows = 2000;
+  // Fewer have few hot tiles.
+  constexpr int64_t kLeastTokens = 128;
+  // What it may lose where choices are even by chance.
+  constexpr double kMostLoss = 1.25;
+  if (tokens < kLeastTokens || problem.top_k >= problem.num_local_experts) return {};
+  const Loads loads = expected_loads(problem, tokens, shared_experts);
+  const double cost = cost_seconds(problem, *usual.row, usual.tile, loads, tokens) * 1e6;
+  const bool many = loads[0].rows_of_each >= kManyRows;
+  if (cost < (many ? kLeastMicroseconds : kLeastOfFewRows)) return {};
+  if (usual.row->arithmetic.empty()) return {};
+  TileChoice best;
+  for (const DeviceKernelRow* row : rows) {
+    const bool for_more = row->teraflops > usual.row->teraflops;
+    if (!for_more || row->arithmetic != usual.row->arithmetic) continue;
+    for (const DeviceTile& tile : row->tiles(problem)) {
+      if (tile.sorted_input != usual.tile.sorted_input) continue;
+      const double own = cost_seconds(problem, *row, tile, loads, tokens) * 1e6;
+      if (own > cost * kMostLoss || (best.row != nullptr && own >= best.microseconds)) continue;
+      best = {.row = row, .tile = tile, .microseconds = own};
+    }
+  }
+  return best;
+}
+
+double expected_tiles(const DeviceExpertsProblem& problem, int32_t tile_tokens, int64_t tokens,
+                      int64_t shared_experts) {
+  double tiles = 0;
+  for (const Load& load : expected_loads(problem, tokens, shared_experts)) {
+    if (load.active_experts == 0) continue;
+    tiles += load.active_experts * expected_work(load, {.tokens = tile_tokens}, 8).tiles;
+  }
+  return tiles;
 }
 
 }  // namespace conclave::inline v0::experts

@@ -36,9 +36,12 @@ class Booking {
 int64_t group_bytes(const CudaMlpPlan& part, int64_t tokens) {
   size_t bytes = 0;
   for (const LadderRung& rung : part.ladder) {
+    const int32_t tile = rung.skewed_row == nullptr
+                             ? rung.tile.tokens
+                             : std::min(rung.tile.tokens, rung.skewed_tile.tokens);
     bytes = std::max(bytes, dispatch::device_group_workspace_bytes(
                                 std::min(rung.last_tokens, tokens), part.problem.top_k,
-                                part.problem.num_local_experts, rung.tile.tokens));
+                                part.problem.num_local_experts, tile));
     if (rung.last_tokens >= tokens) break;
   }
   return static_cast<int64_t>(bytes);

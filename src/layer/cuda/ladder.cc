@@ -54,6 +54,7 @@ struct Choice {
   const DeviceKernelRow* row = nullptr;
   DeviceTile tile;
   std::string reason;
+  experts::TileChoice skewed = {};
 };
 
 Choice choose_by_cost(const LadderRequest& request, const Candidates& rows, int64_t tokens) {
@@ -94,10 +95,27 @@ std::optional<Choice> choose_by_table(const LadderRequest& request, const Candid
   return Choice{.row = *row, .tile = tile, .reason = "tuning table"};
 }
 
+void choose_for_skew(const LadderRequest& request, const Candidates& rows, int64_t tokens,
+                     Choice& choice) {
+  choice.skewed =
+      experts::choose_skewed_tile(request.problem, rows, {.row = choice.row, .tile = choice.tile},
+                                  tokens, request.shared_experts);
+  if (choice.skewed.row == nullptr) return;
+  choice.reason += "; skewed choices: " + std::string(choice.skewed.row->name) + " " +
+                   experts::to_string(choice.skewed.tile);
+}
+
+bool serves_on(const LadderRung& rung, const Choice& choice) {
+  return rung.row == choice.row && rung.tile == choice.tile &&
+         rung.skewed_row == choice.skewed.row && rung.skewed_tile == choice.skewed.tile;
+}
+
 void mark_chosen(const std::vector<LadderRung>& ladder, std::vector<PlanRow>& verdicts) {
   for (PlanRow& verdict : verdicts) {
     for (const LadderRung& rung : ladder) {
-      if (rung.row->name != verdict.name) continue;
+      const bool serves = rung.row->name == verdict.name;
+      const bool skewed = rung.skewed_row != nullptr && rung.skewed_row->name == verdict.name;
+      if (!serves && !skewed) continue;
       verdict.chosen = true;
       verdict.reason = "serves some numbers of tokens";
     }
@@ -113,6 +131,13 @@ int64_t tokens_added(const std::vector<LadderRung>& ladder, int64_t tokens) {
     if (rung.last_tokens >= tokens) break;
   }
   return most;
+}
+
+int64_t even_tiles(const LadderRung& rung, const experts::DeviceExpertsProblem& problem,
+                   int64_t tokens, int64_t shared_experts) {
+  constexpr double kSpread = 1.1;
+  return static_cast<int64_t>(
+      kSpread * experts::expected_tiles(problem, rung.tile.tokens, tokens, shared_experts));
 }
 
 TuningKey tuning_key(const experts::DeviceExpertsProblem& problem) {
@@ -133,14 +158,17 @@ std::vector<LadderRung> build_ladder(const LadderRequest& request, std::vector<P
   for (const int64_t end : bucket_ends(request.problem.max_tokens)) {
     std::optional<Choice> choice = choose_by_table(request, candidates, end);
     if (!choice) choice = choose_by_cost(request, candidates, end);
-    if (!ladder.empty() && ladder.back().row == choice->row && ladder.back().tile == choice->tile) {
+    choose_for_skew(request, candidates, end, *choice);
+    if (!ladder.empty() && serves_on(ladder.back(), *choice)) {
       ladder.back().last_tokens = end;
       continue;
     }
     ladder.push_back({.last_tokens = end,
                       .row = choice->row,
                       .tile = choice->tile,
-                      .reason = std::move(choice->reason)});
+                      .reason = std::move(choice->reason),
+                      .skewed_row = choice->skewed.row,
+                      .skewed_tile = choice->skewed.tile});
   }
   mark_chosen(ladder, verdicts);
   return ladder;

@@ -19,6 +19,9 @@ struct LadderRung {
   experts::DeviceTile tile;
   std::string reason;
   bool adds_rows = false;  // of a token, in any order
+  // Runs instead where the counts of a call's experts say that choices are skewed; or null.
+  const experts::DeviceKernelRow* skewed_row = nullptr;
+  experts::DeviceTile skewed_tile = {};
 };
 
 struct LadderRequest {
@@ -37,6 +40,10 @@ std::vector<LadderRung> build_ladder(const LadderRequest& request, std::vector<P
 
 // The most of up to `tokens` tokens that a rung serves which adds rows; 0: none does.
 int64_t tokens_added(const std::vector<LadderRung>& ladder, int64_t tokens);
+
+// More tiles than this are more than evenly chosen experts make: what skewed_row is for.
+int64_t even_tiles(const LadderRung& rung, const experts::DeviceExpertsProblem& problem,
+                   int64_t tokens, int64_t shared_experts);
 
 // The key of a problem's entries in tuning tables.
 TuningKey tuning_key(const experts::DeviceExpertsProblem& problem);

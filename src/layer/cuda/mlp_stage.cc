@@ -263,6 +263,10 @@ RoutedRows run_routed(const CudaCall& call, const CudaRouting& routing) {
     return RoutedRows::kAreSums;
   }
   rung.kernel->run(experts, call.stream);
+  if (rung.skewed != nullptr) {
+    experts.groups = skewed_rows(experts.groups);
+    rung.skewed->run(experts, call.stream);
+  }
   return RoutedRows::kAwaitSum;
 }
 

@@ -12,10 +12,24 @@
 namespace conclave::inline v0 {
 namespace {
 
+// When rows are cut for the rung's other kernel.
+struct SkewRule {
+  int32_t tile_tokens = 0;  // 0: never
+  int64_t from = 0;
+};
+SkewRule skew_rule(const CudaCall& call) {
+  const CudaPlan& plan = call.plan;
+  const LadderRung& rung = rung_for(plan.routed.ladder, call.count);
+  if (rung.skewed_row == nullptr) return {};
+  return {.tile_tokens = rung_for(call.kernels.routed, call.count).skewed->tile_tokens(),
+          .from = even_tiles(rung, plan.routed.problem, call.count, plan.fused.slots())};
+}
+
 // A rank without experts groups nothing, and counts the load all the same.
 dispatch::DeviceGroupArgs group_args(const CudaCall& call) {
   const CudaPlan& plan = call.plan;
   const int64_t local = plan.routed.problem.num_local_experts;
+  const SkewRule skew = local == 0 ? SkewRule() : skew_rule(call);
   return {.local_expert = call.weights.local_expert.as<int32_t>(),
           .num_experts = plan.num_ids(),
           .num_local_experts = static_cast<int32_t>(std::max<int64_t>(local, 1)),
@@ -24,7 +38,9 @@ dispatch::DeviceGroupArgs group_args(const CudaCall& call) {
                              : rung_for(call.kernels.routed, call.count).kernel->tile_tokens(),
           .expert_load = call.args.expert_load.data(),
           .num_counted = static_cast<int32_t>(plan.spec.num_experts),
-          .workspace = call.slice<void>(call.slices.group)};
+          .workspace = call.slice<void>(call.slices.group),
+          .skewed_tile_tokens = skew.tile_tokens,
+          .skewed_from = skew.from};
 }
 
 // The one launch does the weighted sum over slots and nothing else.
@@ -61,29 +77,44 @@ void run_in_one_launch(const CudaCall& call, const CudaRouting& routing, IdCheck
       call.stream);
 }
 
-// One kernel for each row and tile that the ladder names.
-std::vector<CudaRung> make_rungs(const std::vector<LadderRung>& ladder,
-                                 const experts::DeviceExpertsProblem& problem,
-                                 const experts::DeviceExperts& weights, CudaKernels& kernels) {
-  std::vector<CudaRung> rungs;
-  for (size_t i = 0; i < ladder.size(); ++i) {
-    const LadderRung& rung = ladder[i];
-    const auto same = std::find_if(ladder.begin(), ladder.begin() + static_cast<std::ptrdiff_t>(i),
-                                   [&](const LadderRung& earlier) {
-                                     return earlier.row == rung.row && earlier.tile == rung.tile;
-                                   });
-    const auto index = static_cast<size_t>(same - ladder.begin());
-    const experts::DeviceExpertsKernel* kernel = nullptr;
-    if (index < i) {
-      kernel = rungs[index].kernel;
-    } else {
-      kernels.owned.push_back(rung.row->make(problem, weights, rung.tile));
-      kernel = kernels.owned.back().get();
+// One kernel for each row and tile that a ladder names.
+class KernelMaker {
+ public:
+  KernelMaker(const experts::DeviceExpertsProblem& problem, const experts::DeviceExperts& weights,
+              CudaKernels& kernels)
+      : problem_(problem), weights_(weights), kernels_(kernels) {}
+
+  const experts::DeviceExpertsKernel* kernel(const experts::DeviceKernelRow* row,
+                                             const experts::DeviceTile& tile) {
+    if (row == nullptr) return nullptr;
+    for (const Made& made : made_) {
+      if (made.row == row && made.tile == tile) return made.kernel;
     }
+    kernels_.owned.push_back(row->make(problem_, weights_, tile));
+    made_.push_back({row, tile, kernels_.owned.back().get()});
+    return made_.back().kernel;
+  }
+
+ private:
+  struct Made {
+    const experts::DeviceKernelRow* row;
+    experts::DeviceTile tile;
+    const experts::DeviceExpertsKernel* kernel;
+  };
+  const experts::DeviceExpertsProblem& problem_;
+  const experts::DeviceExperts& weights_;
+  CudaKernels& kernels_;
+  std::vector<Made> made_;
+};
+
+std::vector<CudaRung> make_rungs(const std::vector<LadderRung>& ladder, KernelMaker maker) {
+  std::vector<CudaRung> rungs;
+  for (const LadderRung& rung : ladder) {
     rungs.push_back({.last_tokens = rung.last_tokens,
-                     .kernel = kernel,
+                     .kernel = maker.kernel(rung.row, rung.tile),
                      .sorted_input = rung.tile.sorted_input,
-                     .adds_rows = rung.adds_rows});
+                     .adds_rows = rung.adds_rows,
+                     .skewed = maker.kernel(rung.skewed_row, rung.skewed_tile)});
   }
   return rungs;
 }
@@ -92,7 +123,9 @@ std::vector<CudaRung> make_rungs(const std::vector<LadderRung>& ladder,
 size_t most_bytes(const std::vector<CudaRung>& rungs, int64_t tokens) {
   size_t bytes = 0;
   for (const CudaRung& rung : rungs) {
-    bytes = std::max(bytes, rung.kernel->workspace_bytes(std::min(rung.last_tokens, tokens)));
+    const int64_t most = std::min(rung.last_tokens, tokens);
+    bytes = std::max(bytes, rung.kernel->workspace_bytes(most));
+    if (rung.skewed != nullptr) bytes = std::max(bytes, rung.skewed->workspace_bytes(most));
     if (rung.last_tokens >= tokens) break;
   }
   return bytes;
@@ -103,7 +136,7 @@ size_t most_bytes(const std::vector<CudaRung>& rungs, int64_t tokens) {
 CudaKernels make_cuda_kernels(const CudaPlan& plan, const CudaWeights& weights) {
   CudaKernels kernels;
   const auto make = [&](const CudaMlpPlan& part, const CudaMlpWeights& own) {
-    return make_rungs(part.ladder, part.problem, own.view, kernels);
+    return make_rungs(part.ladder, KernelMaker(part.problem, own.view, kernels));
   };
   kernels.routed = make(plan.routed, weights.routed);
   if (plan.shared) kernels.shared = make(*plan.shared, weights.shared);

@@ -18,6 +18,8 @@ struct CudaRung {
   const experts::DeviceExpertsKernel* kernel = nullptr;
   bool sorted_input = false;  // of the kernel's tile
   bool adds_rows = false;     // to slices.sums, in any order
+  // Beside it, on the tiles that skewed choices are cut into; or null.
+  const experts::DeviceExpertsKernel* skewed = nullptr;
 };
 
 // The kernels of a layer, made once beside its weights.

@@ -28,6 +28,8 @@ struct GroupProblem {
   std::vector<int32_t> ids = {};
   std::vector<int32_t> local_expert = {};  // empty: the id itself
   std::vector<int64_t> wide_ids = {};      // in the place of ids, where there are any
+  int32_t skewed_tile_tokens = 0;          // of more than skewed_from tiles
+  int64_t skewed_from = 0;
 
   int32_t num_local() const {
     if (local_expert.empty()) return num_experts;
@@ -42,6 +44,7 @@ struct Grouped {
   std::vector<int32_t> tiles = {};  // four words each
   std::vector<int64_t> load = {};
   uint64_t skipped = 0;
+  bool is_skewed = false;
   friend bool operator==(const Grouped&, const Grouped&) = default;
 };
 
@@ -64,14 +67,21 @@ Grouped expected(const GroupProblem& problem) {
         problem.local_expert.empty() ? id : problem.local_expert[static_cast<size_t>(id)];
     if (local >= 0) slots[static_cast<size_t>(local)].push_back(static_cast<int32_t>(slot));
   }
+  int64_t plain_tiles = 0;
+  for (const std::vector<int32_t>& of_expert : slots) {
+    const auto count = static_cast<int64_t>(of_expert.size());
+    plain_tiles += (count + problem.tile_tokens - 1) / problem.tile_tokens;
+  }
+  result.is_skewed = problem.skewed_tile_tokens > 0 && plain_tiles > problem.skewed_from;
+  const int32_t tile = result.is_skewed ? problem.skewed_tile_tokens : problem.tile_tokens;
   for (size_t e = 0; e < experts; ++e) {
     const auto begin = static_cast<int32_t>(result.row_slot.size());
     const auto count = static_cast<int32_t>(slots[e].size());
     result.expert_begin.push_back(begin);
     result.row_slot.insert(result.row_slot.end(), slots[e].begin(), slots[e].end());
-    for (int32_t at = 0; at < count; at += problem.tile_tokens) {
-      result.tiles.insert(result.tiles.end(), {static_cast<int32_t>(e), begin + at,
-                                               std::min(problem.tile_tokens, count - at), 0});
+    for (int32_t at = 0; at < count; at += tile) {
+      result.tiles.insert(result.tiles.end(),
+                          {static_cast<int32_t>(e), begin + at, std::min(tile, count - at), 0});
     }
   }
   result.expert_begin.push_back(static_cast<int32_t>(result.row_slot.size()));
@@ -86,8 +96,11 @@ class DeviceGroup : public testing::DeviceTest {
  protected:
   // Threads 0: as device_group cuts it.
   Grouped run(const GroupProblem& problem, GroupShape shape = {.blocks = 0, .threads = 0}) {
+    const int32_t least_tile = problem.skewed_tile_tokens == 0
+                                   ? problem.tile_tokens
+                                   : std::min(problem.tile_tokens, problem.skewed_tile_tokens);
     const size_t bytes = device_group_workspace_bytes(problem.num_tokens, problem.top_k,
-                                                      problem.num_local(), problem.tile_tokens);
+                                                      problem.num_local(), least_tile);
     const DeviceArray<uint8_t> workspace(bytes);
     const DeviceArray<int32_t> ids(problem.ids);
     const DeviceArray<int64_t> wide_ids(problem.wide_ids);
@@ -109,7 +122,9 @@ class DeviceGroup : public testing::DeviceTest {
                                .tile_tokens = problem.tile_tokens,
                                .expert_load = load.data(),
                                .skipped_ids = skipped.data(),
-                               .workspace = workspace.data()};
+                               .workspace = workspace.data(),
+                               .skewed_tile_tokens = problem.skewed_tile_tokens,
+                               .skewed_from = problem.skewed_from};
     if (shape.threads != 0) {
       shape.shared_bytes = group_shared_bytes(shape.threads, problem.num_local());
     }
@@ -140,7 +155,13 @@ class DeviceGroup : public testing::DeviceTest {
     Grouped result{.load = std::move(load)};
     result.expert_begin = DeviceArray<int32_t>::download(rows.expert_begin, experts + 1);
     const int32_t count = result.expert_begin.back();
-    const int32_t tiles = DeviceArray<int32_t>::download(rows.num_tiles, 1)[0];
+    int32_t tiles = DeviceArray<int32_t>::download(rows.num_tiles, 1)[0];
+    if (problem.skewed_tile_tokens > 0) {
+      const int32_t skewed = DeviceArray<int32_t>::download(rows.num_skewed_tiles, 1)[0];
+      EXPECT_TRUE(tiles == 0 || skewed == 0) << tiles << " and " << skewed;
+      result.is_skewed = skewed > 0;
+      tiles += skewed;
+    }
     EXPECT_TRUE(count >= 0 && count <= rows.max_rows) << count;
     EXPECT_TRUE(tiles >= 0 && tiles <= rows.max_tiles) << tiles;
     if (::testing::Test::HasFailure()) return result;
@@ -211,6 +232,31 @@ TEST_F(DeviceGroup, RandomProblems_EqualAStableSort) {
       ASSERT_EQ(run(problem), expected(problem)) << describe(problem) << ", seed " << seed - 1;
     }
   }
+}
+
+// Every shape: a block, a cluster, counts first; both sides of the limit, and on it.
+TEST_F(DeviceGroup, MoreTilesThanEvenChoicesMake_AreCutForTheOtherKernel) {
+  int skewed = 0;
+  int plain = 0;
+  for (const auto& [tokens, top_k, experts] : std::vector<std::tuple<int64_t, int32_t, int32_t>>{
+           {1, 1, 1}, {40, 3, 6}, {300, 8, 60}, {2000, 6, 128}, {9000, 4, 256}, {16384, 8, 10}}) {
+    for (const auto& [tile, other] :
+         std::vector<std::pair<int32_t, int32_t>>{{16, 128}, {96, 128}, {160, 128}, {64, 24}}) {
+      GroupProblem problem = random_problem(tokens, top_k, experts, 7);
+      problem.tile_tokens = tile;
+      const auto tiles = static_cast<int64_t>(expected(problem).tiles.size() / 4);
+      problem.skewed_tile_tokens = other;
+      for (const int64_t from : {int64_t{0}, tiles - 1, tiles, tiles + 1}) {
+        problem.skewed_from = std::max<int64_t>(from, 0);
+        const Grouped wanted = expected(problem);
+        ASSERT_EQ(run(problem), wanted)
+            << describe(problem) << ", other " << other << ", from " << from;
+        (wanted.is_skewed ? skewed : plain) += 1;
+      }
+    }
+  }
+  EXPECT_GT(skewed, 20);
+  EXPECT_GT(plain, 20);
 }
 
 TEST_F(DeviceGroup, WideIds_AreComparedIn64Bits) {

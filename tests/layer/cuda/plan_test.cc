@@ -145,6 +145,26 @@ TEST(CudaPlan, RowsAreAddedInAnyOrder_OnlyWhereAskedFor) {
   EXPECT_EQ(few.summary.determinism, "D1");
 }
 
+TEST(CudaPlan, SkewedChoices_HaveAnotherKernelBesideStreamedWeights) {
+  const MoeSpec spec = find_preset("mixtral-8x7b")->spec;
+  const CudaPlan made = plan(spec, {.max_tokens = 16384});
+  const LadderRung& streamed = rung_for(made.routed.ladder, 256);
+  EXPECT_EQ(streamed.row->name, "cuda.stream_sm90");
+  ASSERT_NE(streamed.skewed_row, nullptr);
+  EXPECT_EQ(streamed.skewed_row->name, "cuda.tile_sm90");
+  EXPECT_EQ(streamed.skewed_row->arithmetic, streamed.row->arithmetic);
+  EXPECT_EQ(streamed.skewed_tile.sorted_input, streamed.tile.sorted_input);
+  EXPECT_NE(streamed.reason.find("skewed choices: cuda.tile_sm90"), std::string::npos);
+  // Eight experts of 64 rows each are a tile of 96 each.
+  EXPECT_EQ(even_tiles(streamed, made.routed.problem, 256, 0), 8);
+  EXPECT_EQ(rung_for(made.routed.ladder, 4096).skewed_row, nullptr);
+  EXPECT_EQ(rung_for(made.routed.ladder, 16).skewed_row, nullptr);
+  // Two idle launches would be felt; a forced kernel is the only one.
+  EXPECT_EQ(rung_for(plan(qwen3(), {.max_tokens = 256}).routed.ladder, 256).skewed_row, nullptr);
+  const CudaPlan forced = plan(spec, {.max_tokens = 256, .kernel = "cuda.stream_sm90"});
+  for (const LadderRung& rung : forced.routed.ladder) EXPECT_EQ(rung.skewed_row, nullptr);
+}
+
 TEST(CudaPlan, TuningTable_ComesFirst) {
   const MoeSpec spec = qwen3();
   const auto key = [&](const std::string& device) {

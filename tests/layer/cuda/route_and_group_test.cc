@@ -18,6 +18,8 @@ using testing::DeviceArray;
 using testing::RoutingProblem;
 
 constexpr int32_t kTile = 16;
+// Of batches with more tiles than experts.
+constexpr int32_t kSkewedTile = 24;
 
 struct Grouped {
   std::vector<int32_t> ids = {};
@@ -27,6 +29,8 @@ struct Grouped {
   std::vector<int32_t> slot_row = {};
   std::vector<int32_t> tiles = {};
   std::vector<int64_t> load = {};
+  int32_t num_tiles = 0;
+  int32_t num_skewed_tiles = 0;
   friend bool operator==(const Grouped&, const Grouped&) = default;
 };
 
@@ -61,7 +65,9 @@ class RouteAndGroup : public testing::DeviceTest {
                                     .num_local_experts = static_cast<int32_t>(spec.num_experts),
                                     .tile_tokens = kTile,
                                     .expert_load = load.data(),
-                                    .workspace = workspace.data()};
+                                    .workspace = workspace.data(),
+                                    .skewed_tile_tokens = kSkewedTile,
+                                    .skewed_from = spec.num_experts};
     GroupedRows rows;
     if (launches == Launches::kOne) {
       rows = device_route_and_group(spec, route, group, shape, stream());
@@ -83,7 +89,10 @@ class RouteAndGroup : public testing::DeviceTest {
     if (HasFailure()) return result;
     result.row_slot = DeviceArray<int32_t>::download(rows.row_slot, count);
     result.slot_row = DeviceArray<int32_t>::download(rows.slot_row, slots);
-    const auto tiles = static_cast<size_t>(DeviceArray<int32_t>::download(rows.num_tiles, 1)[0]);
+    result.num_tiles = DeviceArray<int32_t>::download(rows.num_tiles, 1)[0];
+    result.num_skewed_tiles = DeviceArray<int32_t>::download(rows.num_skewed_tiles, 1)[0];
+    EXPECT_TRUE(result.num_tiles == 0 || result.num_skewed_tiles == 0);
+    const auto tiles = static_cast<size_t>(result.num_tiles + result.num_skewed_tiles);
     const auto* words = static_cast<const int32_t*>(static_cast<const void*>(rows.tiles));
     result.tiles = DeviceArray<int32_t>::download(words, tiles * 4);
     result.load = load.download();

@@ -83,7 +83,8 @@ TEST(ShippedTuning, PresetsOfThoseSizes_AreServed) {
     const MoeSpec& spec = find_preset(preset)->spec;
     const Plan summary = plan(spec, {.max_tokens = 16384, .tuning = table}).summary;
     for (const int64_t tokens : {16, 64, 256, 1024}) {
-      EXPECT_EQ(rung_for(summary.ladder, tokens).reason, "tuning table") << preset << " " << tokens;
+      const std::string& reason = rung_for(summary.ladder, tokens).reason;
+      EXPECT_TRUE(reason.starts_with("tuning table")) << preset << " " << tokens << ": " << reason;
     }
     EXPECT_EQ(rung_for(summary.ladder, 1).kernel, "cuda.decode_sm90") << preset;
   }
