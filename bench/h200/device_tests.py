@@ -59,6 +59,7 @@ SANITIZED = [
     ("layer, e4m3", "cuda_layer_test", "CudaForward.E4m3*"),
     ("layer, by parts", "cuda_layer_test", PARTS),
     ("sums in any order", "cuda_layer_test", "CudaUnordered.*-*Tile_*:*Workspace*"),
+    ("skewed choices", "cuda_layer_test", "CudaSkew.*"),
     ("layer, replayed", "cuda_layer_test", "CudaReplay.OtherRowsThroughTheGate*"),
     ("layer, drawn", "cuda_layer_test", "*CudaRandomLayer.*/?"),
     ("layer, any part", "cuda_layer_test", "*CudaRandomSpec.*/?"),
