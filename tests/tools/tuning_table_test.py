@@ -59,10 +59,17 @@ class TuningTableTest(unittest.TestCase):
                     "T 1024 | cuda.tile_sm90 | 128x256x128B, 4 stages | 8.000")
 
     def test_plan_wins_a_tie_and_only_that(self):
-        self.expect(cell(16, (WIDE, 100.0), (STREAM, 101.0)),
-                    "T 16 | cuda.stream_sm90 | 16x128x256B, 6 stages | 101.000")
-        self.expect(cell(16, (WIDE, 100.0), (STREAM, 101.1)),
+        self.expect(cell(16, (WIDE, 100.0), (STREAM, 103.0)),
+                    "T 16 | cuda.stream_sm90 | 16x128x256B, 6 stages | 103.000")
+        self.expect(cell(16, (WIDE, 100.0), (STREAM, 103.1)),
                     "T 16 | cuda.stream_sm90 | 32x128x256B, 5 stages | 100.000")
+
+    def test_median_of_repeated_sweeps_counts(self):
+        lucky = cell(16, (STREAM, 100.0), (WIDE, 80.0))
+        again = cell(16, (STREAM, 100.0), (WIDE, 110.0))
+        self.expect(lucky + again + again, "T 16 | cuda.stream_sm90 | 16x128x256B, 6 stages | 100.000")
+        self.expect(lucky + lucky + again, "T 16 | cuda.stream_sm90 | 32x128x256B, 5 stages | 80.000",
+                    layers=layer(16, STREAM, 110.0))
 
     def test_many_tokens_are_left_out(self):
         self.expect(cell(64, (STREAM, 5.0)) + cell(4096, (STREAM, 50.0)),
