@@ -52,7 +52,7 @@ def fill(tensor, pattern) -> None:
     flat[whole:].copy_(pattern[: flat.numel() - whole])
 
 
-def build(options: argparse.Namespace):
+def build(options: argparse.Namespace, device: str = "cpu"):
     import torch
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -74,9 +74,9 @@ def build(options: argparse.Namespace):
     with torch.device("meta"):
         model = Qwen3MoeForCausalLM(config)
     rotary = model.model.rotary_emb
-    model = model.to(getattr(torch, options.dtype)).to_empty(device="cpu").eval()
-    model.model.rotary_emb = type(rotary)(config)
-    numbers = torch.randn(1 << 20, generator=torch.Generator().manual_seed(7))
+    model = model.to(getattr(torch, options.dtype)).to_empty(device=device).eval()
+    model.model.rotary_emb = type(rotary)(config).to(device)
+    numbers = torch.randn(1 << 20, generator=torch.Generator().manual_seed(7)).to(device)
     with torch.no_grad():
         for name, weights in model.named_parameters():
             scale = 1.0 if "norm" in name else 0.02

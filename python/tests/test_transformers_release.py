@@ -15,6 +15,9 @@ import conclave.transformers  # noqa: E402
 from conclave.errors import ConclaveRuntimeError, ConclaveValueError  # noqa: E402
 from conclave.transformers import _experts  # noqa: E402
 from support import models  # noqa: E402
+from support.devices import host_only, is_on_gpu  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("device")
 
 
 def load(name: str) -> Any:
@@ -37,6 +40,11 @@ WAYS = pytest.mark.parametrize("release", [with_backend, with_patch])
 NAMES = pytest.mark.parametrize("name", ["mixtral", "gpt_oss", "gemma4_text"])
 
 
+def require_a_copy(name: str, release: Callable) -> None:
+    if is_on_gpu() and release is with_backend and name != "gpt_oss":
+        pytest.skip("a GPU reads these weights where the model has them: nothing can be freed")
+
+
 def logits(model: Any) -> Any:
     with torch.no_grad():
         return model(input_ids=models.prompt()).logits
@@ -57,6 +65,7 @@ def close(actual: Any, expected: Any) -> bool:
 @NAMES
 @WAYS
 def test_released_model_is_smaller_and_is_not_saved(name: str, release: Callable) -> None:
+    require_a_copy(name, release)
     model = load(name)
     expected, before = logits(model), weight_bytes(model)
     release(model)
@@ -71,6 +80,7 @@ def test_released_model_is_smaller_and_is_not_saved(name: str, release: Callable
 @NAMES
 @WAYS
 def test_released_model_takes_new_weights(name: str, release: Callable) -> None:
+    require_a_copy(name, release)
     model = load(name)
     state = state_of(model)
     changed = {n: t * 1.25 if "experts" in n else t for n, t in state.items()}
@@ -94,6 +104,7 @@ def released_module() -> Any:
     return model
 
 
+@host_only
 def test_released_weights_are_not_read() -> None:
     model = released_module()
     experts = model.model.layers[0].mlp.experts
@@ -109,6 +120,7 @@ def test_released_weights_are_not_read() -> None:
         conclave.transformers.set_implementation(model, "eager", release=True)
 
 
+@host_only
 def test_a_part_of_the_weights_is_not_enough() -> None:
     model = released_module()
     experts = model.model.layers[0].mlp.experts
@@ -123,6 +135,7 @@ def experts_shape(model: Any) -> tuple[int, int, int]:
     return config.num_local_experts, config.hidden_size, config.intermediate_size
 
 
+@host_only
 def test_experts_alone_are_released_at_their_first_call() -> None:
     model = load("mixtral")
     expected, before = logits(model), weight_bytes(model)
@@ -134,6 +147,7 @@ def test_experts_alone_are_released_at_their_first_call() -> None:
         conclave.transformers.unpatch(model)
 
 
+@host_only
 def test_released_model_compiles() -> None:
     model = load("mixtral")
     expected = logits(model)
@@ -144,6 +158,7 @@ def test_released_model_compiles() -> None:
     assert model.model.layers[0].mlp.experts.down_proj.numel() == 0
 
 
+@host_only
 def test_tied_weights_are_kept() -> None:
     model = load("mixtral")
     first, second = (layer.mlp.experts for layer in model.model.layers)
@@ -175,6 +190,7 @@ def test_another_parameter_is_seen(patched: bool) -> None:
     assert close(logits(model), expected)
 
 
+@host_only
 def test_other_memory_at_the_same_address_is_seen() -> None:
     """A parameter that was freed may leave its address, and its version, to the next one."""
     model = load("mixtral")
@@ -204,6 +220,7 @@ def inference_model() -> Any:
     return model
 
 
+@host_only
 def test_weights_of_inference_mode_run_eagerly_unless_released(caplog: Any) -> None:
     model = inference_model()
     expected = logits(model)

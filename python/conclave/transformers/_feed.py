@@ -19,7 +19,7 @@ from conclave.transformers._names import (
     published,
     tensors_below,
 )
-from conclave.transformers._packed import MAX_TOKENS
+from conclave.transformers._packed import max_tokens
 from conclave.transformers._traits import NotOurs
 
 _Result = TypeVar("_Result")
@@ -94,7 +94,7 @@ def make_layer(
         raise NotOurs(f"layer {number} is no MoE layer by the model's configuration")
     taken, kept = _fill(feed, model, parts, further, number, names)
     context = _runtime.context("cpu" if device.type == "cpu" else f"cuda:{device.index or 0}")
-    options = to_dict(LayerOptions(max_tokens=MAX_TOKENS))
+    options = to_dict(LayerOptions(max_tokens=max_tokens(device)))
     core = _conclave.Layer.from_feed(context, feed, number, options, {}, device.type == "cpu")
     del feed, kept
     return BlockLayer(Layer(core), taken)

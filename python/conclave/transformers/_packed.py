@@ -19,7 +19,12 @@ from conclave.spec import LayerOptions, MoeSpec, QuantSpec
 from conclave.transformers._release import free, require_weights
 from conclave.transformers._traits import ExpertsTraits, NotOurs, read_traits
 
-MAX_TOKENS = 2048  # planned for; longer prompts run in chunks of this size
+
+def max_tokens(device: torch.device) -> int:
+    """Tokens planned for; longer prompts run in chunks of this size. Every chunk reads the weights
+    again, which a GPU feels longer than a CPU."""
+    return 2048 if device.type == "cpu" else 8192
+
 
 _packed: weakref.WeakKeyDictionary[torch.nn.Module, PackedExperts] = weakref.WeakKeyDictionary()
 _releasing: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -117,7 +122,7 @@ class PackedExperts:
             quant=self.traits.quant or QuantSpec(),
             weight_dtype=self.traits.weight_dtype,
         )
-        options = LayerOptions(max_tokens=MAX_TOKENS, id_policy="skip")
+        options = LayerOptions(max_tokens=max_tokens(tensors[0].device), id_policy="skip")
         self.layer = Layer.from_tensors(
             spec, options=options, **self._layout(tensors), **self._arrays(tensors)
         )

@@ -1,0 +1,177 @@
+#!/usr/bin/env python3
+"""Tokens per second of a Qwen3-MoE cut to a few layers on a GPU: transformers' experts and ours.
+
+One model, whose implementation is exchanged, all of them in turn, several rounds; the best of each
+counts. Layers have the released sizes, as in generate_cpu.py. Weights are random: tokens are
+meaningless, their cost is not. Everything but the experts is transformers' own and the same for all.
+
+    PYTHONPATH=build/release/python python3 bench/python/generate_cuda.py --markdown results.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import sys
+import time
+
+import torch
+import transformers
+from generate_cpu import IMPLEMENTATIONS, OURS, RELEASED, build, select
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--vocab", type=int, default=0, help="0: cut as the layers are")
+    parser.add_argument("--prompts", type=int, nargs="*", default=[512, 4096])
+    parser.add_argument("--batches", type=int, nargs="*", default=[1, 32], help="in decode")
+    parser.add_argument("--context", type=int, default=128, help="tokens before a decode")
+    parser.add_argument("--new", type=int, default=32, help="tokens decoded")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="*", default=list(IMPLEMENTATIONS))
+    parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--markdown", type=pathlib.Path)
+    options = parser.parse_args()
+    if not options.vocab:
+        options.vocab = -(-RELEASED["vocab"] * options.layers // RELEASED["layers"] // 64) * 64
+    return options
+
+
+def random_ids(options: argparse.Namespace, batch: int, tokens: int) -> torch.Tensor:
+    numbers = torch.Generator().manual_seed(3)
+    return torch.randint(0, options.vocab, (batch, tokens), generator=numbers).cuda()
+
+
+def prefill(model, ids: torch.Tensor) -> tuple[float, torch.Tensor]:
+    """Seconds, and the logits of the last token."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    out = model(ids, use_cache=True, logits_to_keep=1)
+    torch.cuda.synchronize()
+    return time.perf_counter() - start, out.logits[:, -1].float()
+
+
+def decode(model, ids: torch.Tensor, steps: int) -> float:
+    """Seconds of a greedy step, whose token stays on the GPU."""
+    out = model(ids, use_cache=True, logits_to_keep=1)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(steps):
+        token = out.logits[:, -1:].argmax(-1)
+        out = model(token, past_key_values=out.past_key_values, use_cache=True)
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) / steps
+
+
+class Measured:
+    """The best rates of each implementation by workload, and what else there is to say of it."""
+
+    def __init__(self) -> None:
+        self.rates: dict[str, dict[str, float]] = {}
+        self.peaks: dict[str, float] = {}
+        self.distances: dict[str, float] = {}
+        self._logits: torch.Tensor | None = None
+
+    def add(self, name: str, workload: str, rate: float) -> None:
+        rates = self.rates.setdefault(name, {})
+        rates[workload] = max(rates.get(workload, 0.0), rate)
+
+    def compare(self, name: str, logits: torch.Tensor) -> None:
+        """With those of the first implementation."""
+        if self._logits is None:
+            self._logits = logits
+        distance = (logits - self._logits).norm() / self._logits.norm()
+        self.distances[name] = float(distance)
+
+
+def measure(model, name: str, options: argparse.Namespace, found: Measured) -> None:
+    torch.cuda.reset_peak_memory_stats()
+    for i, tokens in enumerate(options.prompts):
+        ids = random_ids(options, 1, tokens)
+        try:
+            best, logits = min((prefill(model, ids) for _ in range(3)), key=lambda pair: pair[0])
+        except torch.OutOfMemoryError:
+            found.add(name, f"prefill {tokens}", 0.0)
+            torch.cuda.empty_cache()
+            continue
+        found.add(name, f"prefill {tokens}", tokens / best)
+        if i == 0:
+            found.compare(name, logits)
+    for batch in options.batches:
+        ids = random_ids(options, batch, options.context)
+        if name == "batched_mm":  # a prefill that fits, one decode behind it
+            ids = ids[:, :1]
+        try:
+            decode(model, ids, 2)
+            found.add(name, f"decode {batch}", batch / decode(model, ids, options.new))
+        except torch.OutOfMemoryError:
+            found.add(name, f"decode {batch}", 0.0)
+            torch.cuda.empty_cache()
+    found.peaks[name] = torch.cuda.max_memory_allocated() / 2**30
+
+
+def run(options: argparse.Namespace) -> Measured:
+    found = Measured()
+    with torch.no_grad():
+        model = build(options, "cuda")
+        # `patch` frees the model's own weights, so it comes last; the backend has none to free,
+        # since kernels on a GPU read them where the model has them.
+        names = [n for n in options.only if n not in ("patch", "release")]
+        for _ in range(options.rounds):
+            for name in names:
+                select(model, name)
+                measure(model, name, options, found)
+        if "patch" in options.only:
+            model.set_experts_implementation("eager")
+            select(model, "patch")
+            for _ in range(options.rounds):
+                measure(model, "patch", options, found)
+    return found
+
+
+def report(options: argparse.Namespace, found: Measured) -> str:
+    others = [n for n in found.rates if n not in OURS]
+    workloads = [f"prefill {t}" for t in options.prompts] + [f"decode {b}" for b in options.batches]
+    best = {w: max((found.rates[n].get(w, 0.0) for n in others), default=0.0) for w in workloads}
+    heads = [f"prefill, {t} tokens" for t in options.prompts]
+    heads += [f"decode, {b} at once" for b in options.batches]
+    lines = [
+        f"Qwen3-MoE, {options.layers} layers of E=128, k=8, H=2048, I=768, {options.dtype}, vocabulary "
+        f"{options.vocab}, {torch.cuda.get_device_name()}, torch {torch.__version__}, transformers "
+        f"{transformers.__version__}. Tokens per second, the best of {options.rounds} rounds; in "
+        f"brackets the factor over the best of {', '.join(others)}. Decode: {options.new} greedy "
+        f"tokens behind {options.context} (batched_mm: behind 1).",
+        "",
+        f"| experts | {' | '.join(heads)} | peak memory, GiB | distance of logits |",
+        "|---|" + "---:|" * (len(heads) + 2),
+    ]
+    for name, rates in found.rates.items():
+        cells = []
+        for workload in workloads:
+            rate = rates.get(workload, 0.0)
+            factor = f" ({rate / best[workload]:.2f}x)" if best[workload] else ""
+            cells.append(f"{rate:.0f}{factor}" if rate else "out of memory")
+        label = {"patch": "conclave, `patch(release=True)`"}.get(name, name)
+        lines.append(
+            f"| {label} | {' | '.join(cells)} | {found.peaks[name]:.2f} | "
+            f"{found.distances.get(name, float('nan')):.1e} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    options = arguments()
+    found = run(options)
+    text = report(options, found)
+    print(text)
+    if options.markdown:
+        options.markdown.write_text(text)
+    if options.json:
+        options.json.write_text(json.dumps(vars(found) | {"_logits": None}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
