@@ -20,6 +20,8 @@ import torch
 import transformers
 from generate_cpu import IMPLEMENTATIONS, OURS, RELEASED, build, select
 
+LABELS = {"patch": "conclave, `patch(release=True)`"}
+
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -27,6 +29,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--vocab", type=int, default=0, help="0: cut as the layers are")
     parser.add_argument("--prompts", type=int, nargs="*", default=[512, 4096])
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 32], help="in decode")
+    parser.add_argument(
+        "--tokens", type=int, nargs="*", default=[1, 32, 512, 4096], help="of a block alone"
+    )
     parser.add_argument("--context", type=int, default=128, help="tokens before a decode")
     parser.add_argument("--new", type=int, default=32, help="tokens decoded")
     parser.add_argument("--dtype", default="bfloat16")
@@ -66,6 +71,39 @@ def decode(model, ids: torch.Tensor, steps: int) -> float:
     return (time.perf_counter() - start) / steps
 
 
+def block_seconds(model, tokens: int, captured: bool) -> float:
+    """Seconds of one MoE block, all of them in turn, without the time that Python takes to launch
+    them where they can be captured into a graph."""
+    blocks = [layer.mlp for layer in model.model.layers]
+    hidden = torch.randn(1, tokens, 2048, device="cuda", dtype=model.dtype)
+
+    def work() -> None:
+        for block in blocks:
+            block(hidden)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        work()
+    torch.cuda.current_stream().wait_stream(side)
+    replay = work
+    if captured:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+        replay = graph.replay
+    best = float("inf")
+    for _ in range(5):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(4):
+            replay()
+        end.record()
+        end.synchronize()
+        best = min(best, start.elapsed_time(end) / 4e3)
+    return best / len(blocks)
+
+
 class Measured:
     """The best rates of each implementation by workload, and what else there is to say of it."""
 
@@ -73,11 +111,16 @@ class Measured:
         self.rates: dict[str, dict[str, float]] = {}
         self.peaks: dict[str, float] = {}
         self.distances: dict[str, float] = {}
+        self.blocks: dict[str, dict[int, float]] = {}  # seconds
         self._logits: torch.Tensor | None = None
 
     def add(self, name: str, workload: str, rate: float) -> None:
         rates = self.rates.setdefault(name, {})
         rates[workload] = max(rates.get(workload, 0.0), rate)
+
+    def add_block(self, name: str, tokens: int, seconds: float) -> None:
+        blocks = self.blocks.setdefault(name, {})
+        blocks[tokens] = min(blocks.get(tokens, float("inf")), seconds)
 
     def compare(self, name: str, logits: torch.Tensor) -> None:
         """With those of the first implementation."""
@@ -110,6 +153,14 @@ def measure(model, name: str, options: argparse.Namespace, found: Measured) -> N
         except torch.OutOfMemoryError:
             found.add(name, f"decode {batch}", 0.0)
             torch.cuda.empty_cache()
+    for tokens in options.tokens:
+        try:
+            # Eager experts ask the GPU which experts were chosen.
+            seconds = block_seconds(model, tokens, captured=name != "eager")
+        except torch.OutOfMemoryError:
+            seconds = float("inf")
+            torch.cuda.empty_cache()
+        found.add_block(name, tokens, seconds)
     found.peaks[name] = torch.cuda.max_memory_allocated() / 2**30
 
 
@@ -154,12 +205,32 @@ def report(options: argparse.Namespace, found: Measured) -> str:
             rate = rates.get(workload, 0.0)
             factor = f" ({rate / best[workload]:.2f}x)" if best[workload] else ""
             cells.append(f"{rate:.0f}{factor}" if rate else "out of memory")
-        label = {"patch": "conclave, `patch(release=True)`"}.get(name, name)
         lines.append(
-            f"| {label} | {' | '.join(cells)} | {found.peaks[name]:.2f} | "
+            f"| {LABELS.get(name, name)} | {' | '.join(cells)} | {found.peaks[name]:.2f} | "
             f"{found.distances.get(name, float('nan')):.1e} |"
         )
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *report_blocks(options, found)]) + "\n"
+
+
+def report_blocks(options: argparse.Namespace, found: Measured) -> list[str]:
+    others = [n for n in found.blocks if n not in OURS]
+    best = {t: min(found.blocks[n][t] for n in others) for t in options.tokens} if others else {}
+    heads = " | ".join(f"{t} tokens" for t in options.tokens)
+    lines = [
+        "One MoE block alone, microseconds: all layers in turn, captured into a CUDA graph but for eager "
+        "experts, which cannot be. In brackets the factor over the best of the others.",
+        "",
+        f"| experts | {heads} |",
+        "|---|" + "---:|" * len(options.tokens),
+    ]
+    for name, blocks in found.blocks.items():
+        cells = []
+        for tokens in options.tokens:
+            seconds = blocks[tokens]
+            factor = f" ({best[tokens] / seconds:.2f}x)" if best else ""
+            cells.append(f"{seconds * 1e6:.0f}{factor}" if seconds < 1e6 else "out of memory")
+        lines.append(f"| {LABELS.get(name, name)} | {' | '.join(cells)} |")
+    return lines
 
 
 def main() -> None:
