@@ -8,6 +8,7 @@ set -uo pipefail
 package=$(realpath "${1:?the folder that holds conclave/}")
 record=$(realpath "${2:?the record to write, without .md and .log}")
 cd "$(dirname "$0")/../.." || exit
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}  # the processes below share the cores
 export PYTHONPATH=$package PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT

@@ -19,7 +19,7 @@ from support import models  # noqa: E402
 
 pytestmark = pytest.mark.cuda
 
-FLOOR = 1e-2  # a median below is rounding alone: 8 bits, three times a layer
+BAR = 1.1  # times the distance of eager experts
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,9 @@ def on_the_gpu() -> Iterator[None]:
 
 
 def logits(model: object) -> torch.Tensor:
-    return models.run(model, models.prompt(), new_tokens=0).prefill.double()
+    """Of enough tokens for a median that one choice of experts does not move."""
+    prompts = (models.prompt(seed) for seed in range(6))
+    return torch.cat([models.run(model, ids, new_tokens=0).prefill.double() for ids in prompts])
 
 
 def median_distance(actual: torch.Tensor, exact: torch.Tensor) -> float:
@@ -39,7 +41,7 @@ def median_distance(actual: torch.Tensor, exact: torch.Tensor) -> float:
 
 def holds(actual: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> float:
     found = median_distance(actual, exact)
-    assert found <= max(FLOOR, 1.25 * median_distance(eager, exact))
+    assert found <= BAR * median_distance(eager, exact)
     return found
 
 

@@ -22,8 +22,8 @@ from conclave.transformers._traits import ExpertsTraits, NotOurs, read_traits
 
 def max_tokens(device: torch.device) -> int:
     """Tokens planned for; longer prompts run in chunks of this size. Every chunk reads the weights
-    again, which a GPU feels longer than a CPU."""
-    return 2048 if device.type == "cpu" else 8192
+    again, which a GPU feels longer than a CPU; scratch memory grows with the size."""
+    return 2048 if device.type == "cpu" else 4096
 
 
 _packed: weakref.WeakKeyDictionary[torch.nn.Module, PackedExperts] = weakref.WeakKeyDictionary()
