@@ -141,6 +141,21 @@ __device__ __forceinline__ void publish_to_cluster(void* destination, uint32_t v
       "r"(value), "r"(shared_address(barrier)), "r"(rank)
       : "memory");
 }
+// The same of 16 bytes, aligned to 16.
+__device__ __forceinline__ void publish_to_cluster(void* destination, int4 value, uint64_t* barrier,
+                                                   uint32_t rank) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 there, signal;\n"
+      "mapa.shared::cluster.u32 there, %0, %6;\n"
+      "mapa.shared::cluster.u32 signal, %5, %6;\n"
+      "st.shared::cluster.v4.b32 [there], {%1, %2, %3, %4};\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [signal];\n"
+      "}\n" ::"r"(shared_address(destination)),
+      "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "r"(shared_address(barrier)),
+      "r"(rank)
+      : "memory");
+}
 __device__ __forceinline__ void mbarrier_wait_cluster(uint64_t* barrier, uint32_t parity) {
   uint32_t done = 0;
   while (done == 0) {

@@ -136,7 +136,8 @@ struct DeviceKernelRow {
   double sorted_teraflops = 0;
   double sorted_terabytes_per_second = 0;
   int32_t sorted_row_step = 0;
-  bool adds_rows = false;  // takes DeviceExpertsCall::sums, with all of its tiles
+  int32_t sorted_end_depth = 0;  // elements of K whose time the end of a product takes
+  bool adds_rows = false;        // takes DeviceExpertsCall::sums, with all of its tiles
 };
 
 }  // namespace conclave::inline v0::experts

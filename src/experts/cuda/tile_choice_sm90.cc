@@ -9,7 +9,7 @@
 namespace conclave::inline v0::experts {
 namespace {
 
-// Of an H200's L2, where a tile reads the weights of its expert again.
+// Of an H200's L2, where a tile (or a cluster of them) reads the weights of its expert again.
 constexpr double kCacheBytesPerSecond = 5.5e12;
 // What of the lesser of memory and arithmetic time is not hidden behind the greater.
 constexpr double kExposedShare = 0.15;
@@ -20,7 +20,7 @@ constexpr std::array kNormalParts = {-1.534, -0.887, -0.489, -0.157, 0.157, 0.48
 constexpr double kCopyBytesPerSecond = 3.2e12;
 constexpr double kLaunchSeconds = 2e-6;
 // What gathering rows in the load of the up product costs of both products.
-constexpr double kGatherShare = 0.05;
+constexpr double kGatherShare = 0.03;
 
 struct Load {
   double active_experts = 0;
@@ -52,18 +52,21 @@ struct Rates {
   double flops = 0;  // a second
   double bytes = 0;
   double row_step = 0;
+  double end_depth = 0;
 };
 
 Rates rates_of(const DeviceKernelRow& row, const DeviceTile& tile) {
   if (tile.sorted_input && row.sorted_teraflops > 0) {
     return {.flops = row.sorted_teraflops * 1e12,
             .bytes = row.sorted_terabytes_per_second * 1e12,
-            .row_step = static_cast<double>(row.sorted_row_step)};
+            .row_step = static_cast<double>(row.sorted_row_step),
+            .end_depth = static_cast<double>(row.sorted_end_depth)};
   }
   const double share = tile.sorted_input ? 1.0 - kGatherShare : 1.0;
   return {.flops = row.teraflops * 1e12 / share,
           .bytes = row.terabytes_per_second * 1e12,
-          .row_step = row.row_step > 0 ? row.row_step : std::max(tile.tokens / 4, 8)};
+          .row_step =
+              static_cast<double>(row.row_step > 0 ? row.row_step : std::max(tile.tokens / 4, 8))};
 }
 
 TileWork expected_work(const Load& load, const DeviceTile& tile, double step) {
@@ -86,6 +89,14 @@ double copy_seconds(const DeviceExpertsProblem& problem, int64_t tokens) {
   return kLaunchSeconds + rows * row_bytes / kCopyBytesPerSecond;
 }
 
+// Of the two products' time, what their ends add.
+double end_share(const DeviceExpertsProblem& problem, double end_depth) {
+  const double up = problem.activation.gated ? 2.0 : 1.0;
+  const double ends = up / static_cast<double>(problem.hidden_size) +
+                      1.0 / static_cast<double>(problem.intermediate_size);
+  return end_depth * ends / (up + 1.0);
+}
+
 // Routed experts, and shared ones that every token uses.
 using Loads = std::array<Load, 2>;
 
@@ -103,11 +114,11 @@ double cost_seconds(const DeviceExpertsProblem& problem, const DeviceKernelRow& 
     if (load.active_experts == 0) continue;
     const TileWork work = expected_work(load, tile, rates.row_step);
     bytes += load.active_experts * expert_bytes;
-    cache_bytes += load.active_experts * work.tiles * expert_bytes;
+    cache_bytes += load.active_experts * work.tiles * expert_bytes / tile.cluster;
     operations += load.active_experts * work.rows * 2.0 * elements;
   }
   const double memory = std::max(bytes / rates.bytes, cache_bytes / kCacheBytesPerSecond);
-  const double arithmetic = operations / rates.flops;
+  const double arithmetic = operations / rates.flops * (1.0 + end_share(problem, rates.end_depth));
   double before = 0;
   if (tile.sorted_input) {
     // One expert's rows are in order already.

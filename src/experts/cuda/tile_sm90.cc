@@ -16,35 +16,19 @@ constexpr DeviceTile kSingle = {
     .tokens = kTileTokens, .features = 256, .depth = kDepthBytes, .stages = 4};
 constexpr DeviceTile kPair = {
     .tokens = kTileTokens, .features = 256, .depth = kDepthBytes, .stages = 4, .cluster = 2};
-// Pairs of blocks read weights from L2 once: up to 14 % faster where rows are long. Of short ones,
-// tiles are so short that waiting for one another costs more (1 to 2 %).
-constexpr int64_t kLongRows = 2560;
 constexpr DeviceTile sorted(DeviceTile tile) {
   tile.sorted_input = true;
   return tile;
 }
-// Three quarters of the width and half as many tokens again: slower (12 %) where the last of an
-// expert's tiles is mostly empty, but 3 % faster than 256 features where those divide badly.
-constexpr DeviceTile tall(DeviceTile tile) {
-  tile.tokens = 192;
-  tile.features = 192;
-  return sorted(tile);
-}
-constexpr std::array kPairsFirst = {tall(kPair), tall(kSingle), kPair,
-                                    kSingle,     sorted(kPair), sorted(kSingle)};
-constexpr std::array kSinglesFirst = {tall(kSingle), tall(kPair),     kSingle,
-                                      kPair,         sorted(kSingle), sorted(kPair)};
-constexpr size_t kTallTiles = 2;
-constexpr size_t kGatheringTiles = 2;
+// Pairs of blocks read weights from L2 once and wait for one another: better where rows are long
+// and not too many. Pairs that gathered would wait most: there are none.
+constexpr std::array kTiles = {kSingle, sorted(kSingle), sorted(kPair)};
 
 // 192 features a tile where 256 would leave more than a twentieth of all tiles' columns unused.
-bool divides_badly(int64_t width, int32_t features) {
-  constexpr int32_t kMedium = 192;
-  const auto covered = [&](int64_t step) { return (width + step - 1) / step * step; };
-  return covered(kMedium) * 20 < covered(features) * 19;
-}
 int32_t down_features(int64_t hidden_size, int32_t features) {
-  return divides_badly(hidden_size, features) ? 192 : features;
+  constexpr int32_t kMedium = 192;
+  const auto covered = [&](int64_t step) { return (hidden_size + step - 1) / step * step; };
+  return covered(kMedium) * 20 < covered(features) * 19 ? kMedium : features;
 }
 
 std::string to_string(const ProductTile& tile) {
@@ -72,10 +56,9 @@ Support tile_sm90_supports(const DeviceExpertsProblem& problem) {
 }
 
 std::span<const DeviceTile> tile_sm90_tiles(const DeviceExpertsProblem& problem) {
-  const std::span<const DeviceTile> all =
-      problem.hidden_size >= kLongRows ? kPairsFirst : kSinglesFirst;
-  if (!tile_sm90_common(problem.activation)) return all.subspan(kTallTiles, kGatheringTiles);
-  return divides_badly(problem.hidden_size, kSingle.features) ? all : all.subspan(kTallTiles);
+  // The other formulas are in kernels that gather.
+  if (!tile_sm90_common(problem.activation)) return std::span(kTiles).first(1);
+  return kTiles;
 }
 
 TilePlan tile_sm90_plan(const DeviceExpertsProblem& problem, const DeviceTile& tile) {
@@ -83,15 +66,13 @@ TilePlan tile_sm90_plan(const DeviceExpertsProblem& problem, const DeviceTile& t
   ProductTile down = up;
   up.gathers = !tile.sorted_input;
   down.features = down_features(problem.hidden_size, tile.features);
-  // Kernels with all activations were built for single blocks only.
-  if (!tile_sm90_common(problem.activation)) up.cluster = 1;
   if (!problem.activation.gated) up = {.features = 128, .stages = 6, .gathers = true};
   return {.tokens = tile.tokens, .up = up, .down = down};
 }
 
 bool tile_sm90_common(const activation::Activation& activation) {
-  return activation.id == activation::ActivationId::kSilu ||
-         activation.id == activation::ActivationId::kSwigluOai;
+  return activation.gated && (activation.id == activation::ActivationId::kSilu ||
+                              activation.id == activation::ActivationId::kSwigluOai);
 }
 
 std::string to_string(const TilePlan& plan) {

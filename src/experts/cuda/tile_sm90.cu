@@ -213,6 +213,7 @@ class TileSm90 final : public DeviceExpertsKernel {
   static void read_groups(const GroupedRows& groups, Params* params) {
     params->tiles = groups.tiles;
     params->num_tiles = groups.num_tiles;
+    params->expert_begin = groups.expert_begin;
     params->row_slot = groups.row_slot;
     params->top_k = groups.top_k;
   }

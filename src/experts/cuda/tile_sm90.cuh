@@ -24,8 +24,7 @@ __device__ __forceinline__ void store_all(const Params& params, const uint8_t* s
 template <class Config>
 struct Consumer {
   const Params& params;
-  const TileWalk<Config>& walk;
-  TicketReader<Config>& tickets;
+  OrderReader<Config>& orders;
   Multiplier<Config>& multiplier;
   Results<Config>& results;
   const uint8_t* staging;
@@ -38,17 +37,14 @@ struct Consumer {
   __device__ __forceinline__ Work multiply(const Work& work) const {
     float sums[kSums];  // of this tile only: nothing else may define wgmma's registers
     multiplier.start(true, sums);
-    const Work following = walk.at(tickets.next());
+    const Work following = orders.next();
     const RowTarget target = find_target<Config>(params, work, warp_row);
     store_results<Config, 0, Config::kFirstPasses>(params, staging, results);
     multiplier.follow(sums);
-    if constexpr (Config::kDefers) {
-      store_results<Config, Config::kFirstPasses, Config::kPasses>(params, staging, results);
-    }
+    store_results<Config, Config::kFirstPasses, Config::kPasses>(params, staging, results);
     for (int32_t i = 2; i < num_stages; ++i) multiplier.follow(sums);
     multiplier.finish();
     finish_sums<Config>(params, target, work.first_feature, sums, results);
-    if constexpr (!Config::kDefers) store_all<Config>(params, staging, results);
     return following;
   }
 };
@@ -61,16 +57,15 @@ __device__ __forceinline__ void consume(const Params& params, SharedStorage<Conf
   const uint8_t* staging = shared.staging[consumer_warp];
   Multiplier<Config> multiplier(shared, first_row);
   const TileWalk<Config> walk(params);
-  TicketReader<Config> tickets{shared, false};
+  OrderReader<Config> orders{walk, shared, false};
   Results<Config> results;
   const Consumer<Config> consumer{
-      params,    walk, tickets, multiplier, results, staging, first_row + consumer_warp % 4 * 16,
-      num_stages};
-  Work work = walk.at(tickets.next());
+      params, orders, multiplier, results, staging, first_row + consumer_warp % 4 * 16, num_stages};
+  Work work = orders.first();
   while (work.valid) {
     if (work.tile.count <= first_row) {
-      const Work following = walk.at(tickets.next());
-      if constexpr (Config::kDefers) store_all<Config>(params, staging, results);
+      const Work following = orders.next();
+      store_all<Config>(params, staging, results);
       pass_by<Config>(shared, num_stages, multiplier.position);
       work = following;
     } else if (!work.half) {
@@ -79,7 +74,7 @@ __device__ __forceinline__ void consume(const Params& params, SharedStorage<Conf
       work = consumer.template multiply<Config::kAccumulators / 2>(work);
     }
   }
-  if constexpr (Config::kDefers) store_all<Config>(params, staging, results);
+  store_all<Config>(params, staging, results);
 }
 
 template <class Config>
@@ -94,9 +89,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       mbarrier_init(&shared.full[stage], Config::kFills);
       mbarrier_init(&shared.empty[stage], Config::kReleases);
     }
-    for (int ticket = 0; ticket < Config::kTickets; ++ticket) {
-      mbarrier_init(&shared.ticket_full[ticket], 1);
-      mbarrier_init(&shared.ticket_empty[ticket], Config::kTicketReaders);
+    for (int order = 0; order < Config::kOrders; ++order) {
+      mbarrier_init(&shared.order_full[order], 1);
+      mbarrier_init(&shared.order_empty[order], Config::kOrderReaders);
     }
     fence_mbarrier_init();
   }
@@ -115,6 +110,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     } else if (threadIdx.x == 0) {
       fence_proxy_async();  // the rows came by ordinary stores
       produce_sorted<Config>(params, shared);
+    } else if (threadIdx.x == 32 && gives_orders<Config>()) {
+      give_orders<Config>(params, shared);
     }
   } else {
     setmaxnreg_inc<Config::kConsumerRegisters>();

@@ -30,7 +30,7 @@ std::span<const DeviceTile> tile_sm90_tiles(const DeviceExpertsProblem& problem)
 // What a tile of the table means for both products of this problem.
 TilePlan tile_sm90_plan(const DeviceExpertsProblem& problem, const DeviceTile& tile);
 std::string to_string(const TilePlan& plan);
-// silu and swiglu_oai are in every kernel, the other activations in one of each type.
+// Gated silu and swiglu_oai are in every kernel, the other activations in one of each type.
 bool tile_sm90_common(const activation::Activation& activation);
 
 // Token tiles that run at one time so that their rows and weights, of `depth` columns, are read

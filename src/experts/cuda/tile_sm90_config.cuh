@@ -34,38 +34,35 @@ struct Config {
   static constexpr int kTokenBytes = kTokens * kRowBytes;
   static constexpr int kFeatureBytes = kFeatures * kRowBytes;
   static constexpr int kStageBytes = kTokenBytes + kFeatureBytes;
-  // Of the 168 that each of 384 threads begins with, or the 128 of 512.
-  static constexpr bool kTall = kWarpgroups > 2;
-  static constexpr uint32_t kProducerRegisters = kTall ? 32 : kGathers ? 72 : 40;
-  static constexpr uint32_t kConsumerRegisters = kTall ? 160 : kGathers ? 216 : 232;
+  // Of the 168 that each of 384 threads begins with. The down product keeps twice the results.
+  static constexpr uint32_t kProducerRegisters = kGathers ? 72 : kUpProduct ? 56 : 40;
+  static constexpr uint32_t kConsumerRegisters = kGathers ? 216 : kUpProduct ? 224 : 232;
   // Whether tiles of the last round may be cut into halves of their features, and the rows of a
   // copy of weights. Single blocks lose more by smaller copies (1 to 2 %) than they gain.
   static constexpr bool kHalves = kFeatures == 256 && kCluster == 2;
   static constexpr int kBoxFeatures = kFeatures / kCluster;
   // Warps that release a stage, in every block of the cluster.
   static constexpr uint32_t kReleases = kConsumerWarps * kCluster;
-  // Drawn tickets on their way, and who reads each: consumer warps, gathering warps or one thread.
-  static constexpr int kTickets = 4;
-  static constexpr uint32_t kTicketReaders = (kConsumerWarps + (kGathers ? 4 : 1)) * kCluster;
+  // Orders on their way, and who reads each: consumer warps, gathering warps or one thread.
+  static constexpr int kOrders = 2;
+  static constexpr uint32_t kOrderReaders = (kConsumerWarps + (kGathers ? 4 : 1)) * kCluster;
   // The thread that starts copies, and the 128 that gather.
   static constexpr uint32_t kFills = kGathers ? 129 : 1;
   // Output columns of a tile, and of one pass through the staging rows.
   static constexpr int kColumns = product == Product::kUpGated ? kFeatures / 2 : kFeatures;
-  static constexpr int kPassColumns = kTall ? 48 : kColumns > 128 ? kColumns / 2 : kColumns;
+  static constexpr int kPassColumns = kColumns > 128 ? kColumns / 2 : kColumns;
   static constexpr int kPasses = kColumns / kPassColumns;
   // A warp's 16 rows of a pass, on their way from registers to global memory. 16 bytes more than
   // their columns: neighbouring rows then begin in different banks.
   static constexpr int kStagingRowBytes = 2 * kPassColumns + 16;
   static constexpr int kStagingBytes = 16 * kStagingRowBytes;
-  // Whether a tile's results wait in registers for the next tile's products, to be stored under
-  // them; and the passes that its first stage hides.
-  static constexpr bool kDefers = !kTall || kUpProduct;
-  static constexpr int kFirstPasses = kDefers ? (kPasses + 1) / 2 : 0;
+  // A tile's results wait in registers, to be stored under the next tile's products: so many
+  // passes under its first stage, the others under the second.
+  static constexpr int kFirstPasses = (kPasses + 1) / 2;
   // Registers of a thread's rounded results, two to each.
   static constexpr int kResults = kColumns / 4;
 
   static_assert(kTokens % 64 == 0, "a warpgroup for each of wgmma's 64 rows");
-  static_assert(!(kTall && kGathers), "gathering takes registers");
   static_assert(kFeatures % (16 * kCluster) == 0 && kPassColumns % 16 == 0);
 };
 
@@ -77,9 +74,9 @@ struct SharedStorage {
   alignas(16) uint8_t staging[Config::kConsumerWarps][Config::kStagingBytes];
   uint64_t full[Config::kStages];
   uint64_t empty[Config::kStages];
-  uint64_t ticket_full[Config::kTickets];
-  uint64_t ticket_empty[Config::kTickets];
-  uint32_t tickets[Config::kTickets];
+  alignas(16) int4 orders[Config::kOrders];
+  uint64_t order_full[Config::kOrders];
+  uint64_t order_empty[Config::kOrders];
 };
 
 // At least two, of which the second may be zeros: results of the tile before are stored in between.

@@ -17,10 +17,6 @@ constexpr Kernel built() {
 inline constexpr Shape kWide = {128, 256, 4, 1};
 inline constexpr Shape kWidePair = {128, 256, 4, 2};
 inline constexpr Shape kWideGather = {128, 256, 4, 1, true};
-inline constexpr Shape kWidePairGather = {128, 256, 4, 2, true};
-// Three warpgroups: experts of 129 to 192 rows then load their weights once.
-inline constexpr Shape kTall = {192, 192, 4, 1};
-inline constexpr Shape kTallPair = {192, 192, 4, 2};
 // For widths that 256 divides badly (2880).
 inline constexpr Shape kMedium = {128, 192, 4, 1};
 inline constexpr Shape kMediumPair = {128, 192, 4, 2};
@@ -32,19 +28,12 @@ inline constexpr std::array kKernelsOf = {
     built<Config<T, Product::kUpGated, kWide>>(),
     built<Config<T, Product::kUpGated, kWidePair>>(),
     built<Config<T, Product::kUpGated, kWideGather>>(),
-    built<Config<T, Product::kUpGated, kWidePairGather>>(),
     built<Config<T, Product::kUpGated, kWideGather, Formulas::kAll>>(),
     built<Config<T, Product::kUp, kNarrow, Formulas::kAll>>(),
-    built<Config<T, Product::kUpGated, kTall>>(),
-    built<Config<T, Product::kUpGated, kTallPair>>(),
-    built<Config<T, Product::kDown, kTall>>(),
-    built<Config<T, Product::kDown, kTallPair>>(),
     built<Config<T, Product::kDown, kWide>>(),
     built<Config<T, Product::kDown, kWidePair>>(),
     built<Config<T, Product::kDown, kMedium>>(),
     built<Config<T, Product::kDown, kMediumPair>>(),
-    built<Config<T, Product::kDownSums, kTall>>(),
-    built<Config<T, Product::kDownSums, kTallPair>>(),
     built<Config<T, Product::kDownSums, kWide>>(),
     built<Config<T, Product::kDownSums, kWidePair>>(),
     built<Config<T, Product::kDownSums, kMedium>>(),

@@ -38,13 +38,14 @@ struct Params {
   const float* input_weights;
   const TokenTile* tiles;
   const int32_t* num_tiles;
+  const int32_t* expert_begin;
   void* queue;  // 16 bytes, aligned to 16; of any content before the first use
   const int32_t* row_slot;
   int32_t top_k;
   int32_t depth;          // K
   int32_t columns;        // of the result: I or H
   int32_t feature_tiles;  // tiles that cover the weight rows
-  int32_t group;          // token tiles (pairs, in a cluster) that are walked together
+  int32_t group;          // token tiles (pairs, in a cluster) of an expert, walked together
   const float* bias;      // [E, columns], gated [E, 2 columns]; or null
   void* output;
   int64_t output_stride;     // elements

@@ -8,6 +8,12 @@
 
 namespace conclave::inline v0::experts::tile_sm90 {
 
+// Of a block: whether one of its threads tells its cluster what to do.
+template <class Config>
+__device__ __forceinline__ bool gives_orders() {
+  return Config::kCluster == 1 || cluster_rank() == 0;
+}
+
 // One thread: the weights of a stage. `stage_bytes` is all that will land in this block.
 template <class Config>
 __device__ __forceinline__ void load_features(const Params& params, SharedStorage<Config>& shared,
@@ -91,18 +97,22 @@ struct GatherProducer {
     const uint32_t base = shared_address(shared.tokens[0]) + offset;
     RingPosition<Config::kStages> position;
     const TileWalk<Config> walk(params);
-    TicketProducer<Config> tickets(params, shared, walk.tickets, false);
-    Work work = walk.at(tickets.next());
+    OrderReader<Config> orders{walk, shared, false};
+    OrderGiver<Config> giver(params, walk, shared);
+    const bool gives = threadIdx.x == 0 && gives_orders<Config>();
+    Work work = orders.first();
     const int32_t depth = stages_of_tile<Config>(params) * Config::kDepth;
     uint32_t slots[kRowsEach];
     read_slots(work, slots);
+    if (gives) giver.begin();
     while (work.valid) {
       uint32_t tokens[kRowsEach];
 #pragma unroll
       for (int i = 0; i < kRowsEach; ++i) {
         tokens[i] = slots[i] / static_cast<uint32_t>(params.top_k);
       }
-      const Work following = walk.at(tickets.next());
+      if (gives) giver.give();
+      const Work following = orders.next();
       read_slots(following, slots);
       for (int32_t k = 0; k < depth; k += Config::kDepth) {
         mbarrier_wait(&shared.empty[position.stage], position.phase ^ 1);
@@ -118,7 +128,6 @@ struct GatherProducer {
       }
       work = following;
     }
-    tickets.finish();
   }
 };
 
@@ -128,11 +137,10 @@ __device__ __forceinline__ void produce_sorted(const Params& params,
                                                SharedStorage<Config>& shared) {
   RingPosition<Config::kStages> position;
   const TileWalk<Config> walk(params);
-  TicketProducer<Config> tickets(params, shared, walk.tickets, true);
+  OrderReader<Config> orders{walk, shared, true};
   const int32_t depth = stages_of_tile<Config>(params) * Config::kDepth;
-  Work work = walk.at(tickets.next());
+  Work work = orders.first();
   while (work.valid) {
-    const Work following = walk.at(tickets.next());
     const int32_t boxes = (work.tile.count + 63) / 64;
     const uint32_t bytes =
         feature_bytes<Config>(work) + static_cast<uint32_t>(boxes * 64 * Config::kRowBytes);
@@ -146,9 +154,18 @@ __device__ __forceinline__ void produce_sorted(const Params& params,
       }
       position.advance();
     }
-    work = following;
+    work = orders.next();
   }
-  tickets.finish();
+}
+
+// Beside it another thread draws.
+template <class Config>
+__device__ __forceinline__ void give_orders(const Params& params, SharedStorage<Config>& shared) {
+  const TileWalk<Config> walk(params);
+  OrderGiver<Config> giver(params, walk, shared);
+  giver.begin();
+  while (giver.give()) {
+  }
 }
 
 }  // namespace conclave::inline v0::experts::tile_sm90

@@ -23,23 +23,36 @@ struct Work {
   bool valid = false;
 };
 
-// The order of tiles: groups of token tiles; in a group all token tiles of a feature tile, then the
-// next feature tile. What runs at one time then shares its rows and its weights in L2. A cluster
-// takes pairs of neighbouring token tiles.
+// What a ticket stands for, as the blocks of a cluster are told.
+struct Order {
+  int32_t expert = 0;
+  int32_t begin = 0;   // sorted row of the first block's tile
+  int32_t end = 0;     // the expert's rows end there
+  uint32_t where = 0;  // half feature tile, then kBesides, kHalf, kValid; 0: no work
+  static constexpr uint32_t kValid = 1;
+  static constexpr uint32_t kHalf = 2;
+  static constexpr uint32_t kBesides = 4;  // the blocks take the same rows, neighbouring features
+  static constexpr int kFlagBits = 3;
+};
+
+// The order of tiles: expert by expert, in it group by group of its token tiles; of a group all
+// token tiles of a feature tile, then of the next. What runs at one time then shares its rows and
+// its weights in L2. A cluster takes pairs of an expert's token tiles; an odd last one it takes
+// with two feature tiles at once, a block each.
+//
+// An expert has as many tickets as it has token tiles, times `each`: the token tile at
+// ticket / each is of the right expert, and nothing need be searched.
 template <class Config>
 struct TileWalk {
   const Params& params;
-  int32_t num_tiles;
-  int32_t units;  // token tiles, or pairs of them
+  int32_t each;   // tickets of a token tile
   int32_t whole;  // tickets of whole tiles: the first ones
   int32_t tickets;
 
   __device__ explicit TileWalk(const Params& p)
-      : params(p),
-        num_tiles(*p.num_tiles),
-        units((num_tiles + Config::kCluster - 1) / Config::kCluster) {
+      : params(p), each((p.feature_tiles + Config::kCluster - 1) / Config::kCluster) {
     const auto clusters = static_cast<int32_t>(num_clusters(Config::kCluster));
-    whole = tickets = units * p.feature_tiles;
+    whole = tickets = *p.num_tiles * each;
     // A last round that leaves half of the blocks idle: as halves it takes half the time.
     const int32_t last = whole % clusters;
     if (Config::kHalves && 2 * last <= clusters) {
@@ -48,40 +61,85 @@ struct TileWalk {
     }
   }
 
-  __device__ __forceinline__ Work at(uint32_t ticket) const {
-    Work work;
-    if (ticket >= static_cast<uint32_t>(tickets)) return work;
-    work.valid = true;
+  __device__ __forceinline__ Order at(uint32_t ticket) const {
+    if (ticket >= static_cast<uint32_t>(tickets)) return {};
     auto index = static_cast<int32_t>(ticket);
-    int32_t second = 0;
-    if (Config::kHalves && index >= whole) {
-      work.half = true;
-      second = (index - whole) % 2;
+    uint32_t second = 0;
+    const bool half = Config::kHalves && index >= whole;
+    if (half) {
+      second = static_cast<uint32_t>(index - whole) % 2;
       index = whole + (index - whole) / 2;
     }
-    const int32_t of_group = params.group * params.feature_tiles;
-    const int32_t group = index / of_group;
-    const int32_t first = group * params.group;
-    const int32_t width = min(params.group, units - first);
-    const int32_t within = index - group * of_group;
-    const int32_t feature_tile = within / width;
-    const int32_t unit = first + within - feature_tile * width;
-    work.first_feature = feature_tile * Config::kFeatures + second * (Config::kFeatures / 2);
-    if constexpr (Config::kCluster == 1) {
-      work.tile = load(unit);
-    } else {
-      const int32_t mine = 2 * unit + static_cast<int32_t>(cluster_rank());
-      work.tile = load(min(mine, num_tiles - 1));
-      const TokenTile other = load(min(mine ^ 1, num_tiles - 1));
-      work.shared = work.tile.expert == other.expert && !work.half;
-      if (mine >= num_tiles) work.tile.count = 0;  // only keeps its partner company
+    const int32_t position = index / each;
+    const int4 tile = __ldg(reinterpret_cast<const int4*>(params.tiles) + position);
+    const int32_t* begin = params.expert_begin + tile.x;
+    const int32_t first_row = __ldg(begin);
+    Order order = {.expert = tile.x, .begin = first_row, .end = __ldg(begin + 1)};
+    const int32_t first_tile = position - (tile.y - first_row) / Config::kTokens;
+    const Place place = find(order, index - first_tile * each);
+    order.begin += place.tile * Config::kTokens;
+    order.where = (2 * static_cast<uint32_t>(place.features) + second) << Order::kFlagBits |
+                  (place.besides ? Order::kBesides : 0) | (half ? Order::kHalf : 0) | Order::kValid;
+    return order;
+  }
+
+  // The share of this block.
+  __device__ __forceinline__ Work mine(const Order& order) const {
+    constexpr int32_t kHalfTile = Config::kFeatures / 2;
+    Work work;
+    work.valid = order.where != 0;
+    work.half = (order.where & Order::kHalf) != 0;
+    work.tile = {order.expert, order.begin, 0, 0};
+    work.first_feature = static_cast<int32_t>(order.where >> Order::kFlagBits) * kHalfTile;
+    if constexpr (Config::kCluster > 1) {
+      const auto rank = static_cast<int32_t>(cluster_rank());
+      const bool besides = (order.where & Order::kBesides) != 0;
+      work.shared = !besides && !work.half;
+      (besides ? work.first_feature : work.tile.begin) +=
+          rank * (besides ? Config::kFeatures : Config::kTokens);
+      // Beyond the last feature tile a block only keeps its partner company.
+      if (work.first_feature >= params.feature_tiles * Config::kFeatures) return work;
     }
+    work.tile.count = min(Config::kTokens, order.end - work.tile.begin);
     return work;
   }
 
-  __device__ __forceinline__ TokenTile load(int32_t position) const {
-    const int4 raw = __ldg(reinterpret_cast<const int4*>(params.tiles) + position);
-    return {raw.x, raw.y, raw.z, 0};
+  // Rounded up to pairs, a width has tickets without any work.
+  __device__ __forceinline__ bool is_empty(const Order& order) const {
+    return Config::kCluster > 1 &&
+           static_cast<int32_t>(order.where >> Order::kFlagBits) >= 2 * params.feature_tiles;
+  }
+
+ private:
+  struct Place {
+    int32_t tile;  // of the expert: the first of a pair
+    int32_t features;
+    bool besides;
+  };
+
+  // Ticket `index` of an expert.
+  __device__ __forceinline__ Place find(const Order& expert, int32_t index) const {
+    const int32_t kept = each * Config::kCluster;  // feature tiles, with what rounds them up
+    const int32_t tiles = (expert.end - expert.begin + Config::kTokens - 1) / Config::kTokens;
+    const int32_t units = tiles / Config::kCluster;
+    // The last group takes what is left: half to one and a half of the others.
+    const int32_t groups = max(1, (units + params.group / 2) / params.group);
+    const int32_t group = min(index / (params.group * kept), groups - 1);
+    const int32_t first = group * params.group;
+    const bool is_last = group == groups - 1;
+    const int32_t width = is_last ? units - first : params.group;
+    const int32_t within = index - first * kept;
+    if constexpr (Config::kCluster == 1) {
+      const int32_t features = within / width;
+      return {first + within - features * width, features, false};
+    } else {
+      const int32_t turn = 2 * width + (is_last ? tiles % 2 : 0);  // tickets of two feature tiles
+      const int32_t two = within / turn;
+      const int32_t of_turn = within - two * turn;
+      if (of_turn >= 2 * width) return {tiles - 1, 2 * two, true};
+      const int32_t odd = of_turn >= width ? 1 : 0;
+      return {2 * (first + of_turn - odd * width), 2 * two + odd, false};
+    }
   }
 };
 
@@ -118,57 +176,84 @@ struct TicketCounter {
   }
 };
 
-// The thread that draws for a cluster and hands each ticket to both blocks.
+// The thread that draws for a cluster and tells both blocks what to do, one order ahead: neither
+// its draw nor its look-ups are waited for.
 template <class Config>
-struct TicketGiver {
+struct OrderGiver {
+  const TileWalk<Config>& walk;
   SharedStorage<Config>& shared;
   TicketCounter counter;
-  RingPosition<Config::kTickets> position;
+  Order next;
+  RingPosition<Config::kOrders> position;
 
+  __device__ OrderGiver(const Params& params, const TileWalk<Config>& tiles,
+                        SharedStorage<Config>& storage)
+      : walk(tiles),
+        shared(storage),
+        counter{params.queue, num_clusters(Config::kCluster),
+                static_cast<uint32_t>(tiles.tickets)} {}
+
+  __device__ __forceinline__ void begin() {
+    counter.mark();
+    draw();
+    next = walk.at(cluster_index(Config::kCluster) + num_clusters(Config::kCluster));
+    if (walk.is_empty(next)) look_up();
+  }
+  // False when what it gave was that nothing is left.
+  __device__ __forceinline__ bool give() {
+    mbarrier_wait(&shared.order_empty[position.stage], position.phase ^ 1);
+    uint64_t* full = &shared.order_full[position.stage];
+    const int4 words = {next.expert, next.begin, next.end, static_cast<int32_t>(next.where)};
+    if constexpr (Config::kCluster == 1) {
+      shared.orders[position.stage] = words;
+      mbarrier_arrive(full);
+    } else {
+      for (uint32_t rank = 0; rank < Config::kCluster; ++rank) {
+        publish_to_cluster(&shared.orders[position.stage], words, full, rank);
+      }
+    }
+    position.advance();
+    const bool more = next.where != 0;
+    if (more) look_up();
+    return more;
+  }
+
+ private:
   __device__ __forceinline__ void draw() {
     counter.draw();
     if (counter.past_end()) counter.reset_if_last();
   }
-  // Gives the ticket drawn before and asks for the next one, which comes while a tile is computed.
-  __device__ __forceinline__ void give() {
-    mbarrier_wait(&shared.ticket_empty[position.stage], position.phase ^ 1);
-    uint32_t* slot = &shared.tickets[position.stage];
-    uint64_t* full = &shared.ticket_full[position.stage];
-    if constexpr (Config::kCluster == 1) {
-      *static_cast<volatile uint32_t*>(slot) = counter.drawn;
-      mbarrier_arrive(full);
-    } else {
-      for (uint32_t rank = 0; rank < Config::kCluster; ++rank) {
-        publish_to_cluster(slot, counter.drawn, full, rank);
-      }
-    }
-    position.advance();
-    if (!counter.past_end()) draw();
+  __device__ __forceinline__ void look_up() {
+    do {
+      next = walk.at(counter.drawn);
+      if (!counter.past_end()) draw();
+    } while (walk.is_empty(next));
   }
 };
 
-// A role's sequence of tickets; `single` where a lone thread reads and not a warp.
+// A role's sequence of tiles; `single` where a lone thread reads and not a warp.
 template <class Config>
-struct TicketReader {
+struct OrderReader {
+  const TileWalk<Config>& walk;
   SharedStorage<Config>& shared;
   bool single;
-  uint32_t order = 0;
-  RingPosition<Config::kTickets> position;
+  RingPosition<Config::kOrders> position;
 
-  __device__ __forceinline__ uint32_t next() {
-    if (order < 2) {
-      return cluster_index(Config::kCluster) + order++ * num_clusters(Config::kCluster);
-    }
-    uint64_t* full = &shared.ticket_full[position.stage];
+  // Known by the cluster's position: nobody waits for the counter. It may be one without rows.
+  __device__ __forceinline__ Work first() const {
+    return walk.mine(walk.at(cluster_index(Config::kCluster)));
+  }
+  __device__ __forceinline__ Work next() {
+    uint64_t* full = &shared.order_full[position.stage];
     if constexpr (Config::kCluster == 1) {
       mbarrier_wait(full, position.phase);
     } else {
       mbarrier_wait_cluster(full, position.phase);
     }
-    const uint32_t ticket = *static_cast<volatile uint32_t*>(&shared.tickets[position.stage]);
+    const uint4 words = load_shared(shared_address(&shared.orders[position.stage]));
     if (!single) __syncwarp();
     if (single || threadIdx.x % 32 == 0) {
-      uint64_t* empty = &shared.ticket_empty[position.stage];
+      uint64_t* empty = &shared.order_empty[position.stage];
       if constexpr (Config::kCluster == 1) {
         mbarrier_arrive(empty);
       } else {
@@ -176,41 +261,8 @@ struct TicketReader {
       }
     }
     position.advance();
-    return ticket;
-  }
-};
-
-// The producer's view: thread 0 of the cluster's first block also draws. It begins when the first
-// tile's loads are under way, so that nothing waits for the counter.
-template <class Config>
-struct TicketProducer {
-  TicketReader<Config> reader;
-  TicketGiver<Config> giver;
-  bool gives;
-  bool begun = false;
-
-  __device__ TicketProducer(const Params& params, SharedStorage<Config>& shared, int32_t tickets,
-                            bool single)
-      : reader{shared, single},
-        giver{shared,
-              {params.queue, num_clusters(Config::kCluster), static_cast<uint32_t>(tickets)}},
-        gives(threadIdx.x == 0 && (Config::kCluster == 1 || cluster_rank() == 0)) {}
-
-  __device__ __forceinline__ void begin() {
-    begun = true;
-    giver.counter.mark();
-    giver.draw();
-  }
-  __device__ __forceinline__ uint32_t next() {
-    if (gives && reader.order == 2) {
-      if (!begun) begin();
-      giver.give();
-    }
-    return reader.next();
-  }
-  // Every cluster draws, also one without tiles: the counter knows its last ticket by that.
-  __device__ __forceinline__ void finish() {
-    if (gives && !begun) begin();
+    return walk.mine({static_cast<int32_t>(words.x), static_cast<int32_t>(words.y),
+                      static_cast<int32_t>(words.z), words.w});
   }
 };
 
