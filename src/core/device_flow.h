@@ -26,7 +26,9 @@ struct TokenTile {
   int32_t expert = 0;
   int32_t begin = 0;
   int32_t count = 0;  // 1 to the tile size
-  int32_t reserved = 0;
+  // For kernels whose second product begins where the first is done: parts of it that are done. 0
+  // from the grouping on and between launches.
+  uint32_t done = 0;
 };
 
 // Slots (token t, choice s; flat number t * k + s) sorted by local expert, stably: token, then
@@ -35,7 +37,7 @@ struct GroupedRows {
   const int32_t* expert_begin = nullptr;  // [E_local + 1] sorted rows
   const int32_t* row_slot = nullptr;      // [rows] flat slot of each sorted row
   const int32_t* slot_row = nullptr;      // [T * k] sorted row of each slot; -1: goes nowhere
-  const TokenTile* tiles = nullptr;       // [num_tiles], experts ascending
+  TokenTile* tiles = nullptr;             // [num_tiles], experts ascending
   const int32_t* num_tiles = nullptr;     // [1], on the device: the host does not know it
   int64_t max_rows = 0;                   // host bound: T * k, one expert twice is two
   int64_t max_tiles = 0;                  // host bound

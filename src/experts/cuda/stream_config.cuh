@@ -3,6 +3,7 @@
 
 #include "activation/device/device_activation.h"
 #include "core/device_flow.h"
+#include "cuda/device/barrier.cuh"
 #include "cuda/device/grid.cuh"
 
 #include <cstdint>
@@ -98,8 +99,19 @@ struct Config {
   // Experts with more rows than a tile holds are cut evenly: a last tile of few rows would read all
   // weights for them. With few rows an expert that is rare, and what it costs to know is not.
   static constexpr bool kCutsEvenly = kMaxTokens > 96;
+  // Items of down are drawn from a counter by the thread that loads weights, which tells the other
+  // warps through a ring. It needs no signal that a place is free: an item has at least a stage of
+  // the ring of stages, and one is drawn ahead.
+  static constexpr int kItems = kIsFp8 ? kStages + 3 : 1;
   static_assert(kMaxTokens % kTokenBox == 0 && kMaxTokens % 8 == 0 && kWeightRows % 128 == 0);
   static_assert(kWidths.of[kWidths.count - 1] == kMaxTokens);
+};
+
+// What a block works on at a time: a token tile times a tile of weight rows. Without rows: nothing.
+struct Item {
+  TokenTile tile;
+  int32_t feature_tile = 0;
+  int32_t tile_index = 0;
 };
 
 // What the up product of e4m3 rows needs to turn its values into codes.
@@ -135,6 +147,8 @@ struct SharedStorage {
     LineStaging<Config> lines;
   };
   int32_t source_rows[Config::kGatherWarps][Config::kSorted ? 1 : Config::kMaxTokens];
+  Item items[Config::kItems];
+  uint64_t item_full[Config::kItems];
   uint64_t full[Config::kStages];
   uint64_t empty[Config::kStages];
 };
@@ -161,10 +175,16 @@ struct ScaleParams {
   bool power_of_two = false;
 };
 
+// What the two products of a call tell each other; in the workspace.
+struct HandOver {
+  uint32_t drawn = 0;  // items of down, beyond the first of each block
+  uint32_t ended = 0;  // blocks of down
+};
+
 struct Params {
   CUtensorMap weights;  // up with a gate: {K, 8, 2, I / 8, E}; else {K, rows, E}
   CUtensorMap rows;     // the intermediate {I, rows}; of up: sorted rows {H, rows}
-  const TokenTile* tiles = nullptr;
+  TokenTile* tiles = nullptr;
   const int32_t* num_tiles = nullptr;
   const int32_t* expert_begin = nullptr;
   int32_t tile_tokens = 0;  // of a full tile as grouped
@@ -183,7 +203,22 @@ struct Params {
   bool wide_stores = true;   // output rows are 16-byte aligned
   activation::DeviceActivation activation;
   ScaleParams scales;
+  HandOver* hand_over = nullptr;  // of kernels that draw items
+  // Down begins a tile when so many items of up are done with it; 0: when all of up is done. Of up:
+  // whether it counts them.
+  uint32_t items_before = 0;
+  // Up: the kernel before it has waited for the grouping, so that its tiles can be read before the
+  // wait.
+  bool groups_are_done = false;
+  // Down: results as combine makes them of a token's only row.
+  bool finishes_rows = false;
+  const float* finish_weights = nullptr;  // per slot, or null
+  float finish_scale = 1;
 };
+
+// Whether the items of a block are drawn from a counter, and not fixed turns.
+template <class Config, Side kSide>
+inline constexpr bool kDraws = kSide == Side::kDown && Config::kIsFp8;
 
 // Whether token rows come by the copy engine and not by a gather.
 template <class Config, Side kSide>
@@ -202,12 +237,6 @@ struct RingPosition {
   }
 };
 
-// What a block works on at a time: a token tile times a tile of weight rows. Without rows: nothing.
-struct Item {
-  TokenTile tile;
-  int32_t feature_tile = 0;
-};
-
 // All but equal parts of an expert's rows, in steps of 8, instead of full tiles and a rest.
 __device__ __forceinline__ void cut_evenly(const Params& params, TokenTile& tile) {
   const int32_t begin = __ldcg(params.expert_begin + tile.expert);
@@ -221,6 +250,21 @@ __device__ __forceinline__ void cut_evenly(const Params& params, TokenTile& tile
 
 // Token tiles that are walked together.
 inline constexpr int32_t kTilesOfGroup = 4;
+
+// An item that the drawing thread told this block's warps.
+template <class Config>
+__device__ __forceinline__ Item await_item(SharedStorage<Config>& shared, uint32_t order) {
+  const uint32_t slot = order % Config::kItems;
+  cuda::device::mbarrier_wait(&shared.item_full[slot], order / Config::kItems % 2);
+  return shared.items[slot];
+}
+template <class Config>
+__device__ __forceinline__ void tell_item(SharedStorage<Config>& shared, uint32_t order,
+                                          const Item& item) {
+  const uint32_t slot = order % Config::kItems;
+  shared.items[slot] = item;
+  cuda::device::mbarrier_arrive(&shared.item_full[slot]);
+}
 
 // The blocks' walk over items: groups of token tiles; in a group all token tiles of a feature tile,
 // then the next feature tile. Tiles of one expert then read their weights at the same time, from
@@ -245,7 +289,8 @@ struct Walk {
     item.feature_tile = within / width;
     const int32_t at = first + within - item.feature_tile * width;
     const int4 tile = __ldcg(reinterpret_cast<const int4*>(params.tiles) + at);
-    item.tile = {.expert = tile.x, .begin = tile.y, .count = tile.z, .reserved = 0};
+    item.tile = {.expert = tile.x, .begin = tile.y, .count = tile.z};
+    item.tile_index = at;
     if constexpr (Config::kCutsEvenly) cut_evenly(params, item.tile);
     return item;
   }

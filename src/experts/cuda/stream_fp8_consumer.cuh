@@ -317,6 +317,26 @@ struct Fp8Consumer : TileThread<Config> {
     store_intermediate<N>(d, tile, feature_tile);
   }
 
+  // As tile_fp8_epilogue.cuh: rounded, weighted, scaled, as combine makes them.
+  template <int N>
+  __device__ __forceinline__ void finish_rows(float (&d)[N / 2], int32_t count,
+                                              const int32_t (&slots)[(N + 31) / 32]) const {
+    if (!params.finishes_rows) return;
+#pragma unroll
+    for (int i = 0; i < N / 4; ++i) {
+      const int32_t token = i / 2 * 8 + lane % 4 * 2 + i % 2;
+      const int32_t slot = __shfl_sync(0xffffffff, slots[i / 8], token % 32);
+      float weight = 1.0F;
+      if (params.finish_weights != nullptr && token < count) weight = params.finish_weights[slot];
+#pragma unroll
+      for (int v = 0; v < 2; ++v) {
+        float& sum = d[i / 2 * 4 + i % 2 + 2 * v];
+        const float row = __bfloat162float(__float2bfloat16_rn(sum));
+        sum = __fmul_rn(__fadd_rn(0.0F, __fmul_rn(weight, row)), params.finish_scale);
+      }
+    }
+  }
+
   // Down, and up without a gate.
   template <int N, Side kSide>
   __device__ __forceinline__ void run_plain(const TokenTile& tile, int32_t feature_tile) {
@@ -336,11 +356,21 @@ struct Fp8Consumer : TileThread<Config> {
       if constexpr (kSide == Side::kUp) {
         Base::template activate_plain<N>(d[slice]);
       } else {
+        finish_rows<N>(d[slice], tile.count, slots);
         Base::template store_plain<N>(d[slice], tile.count,
                                       Base::first_feature(feature_tile, slice, 16), slots);
       }
     }
     if constexpr (kSide == Side::kUp) store_intermediate<N>(d, tile, feature_tile);
+  }
+
+  // Tells down that this item of up has been stored.
+  __device__ __forceinline__ void count_item(const Item& item) {
+    if (params.items_before == 0) return;
+    cuda::device::named_barrier_sync(kConsumerBarrier, kConsumers);
+    if (threadIdx.x != 0) return;
+    __threadfence();
+    cuda::device::add_release(&params.tiles[item.tile_index].done, 1);
   }
 
   template <int N, Side kSide>

@@ -18,7 +18,8 @@ constexpr std::array kTiles = {
     DeviceTile{.tokens = 80, .features = 256, .depth = 128, .stages = 5},
 };
 
-size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
+constexpr size_t kAlignment = 256;
+size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 Support supports_scales(const QuantSpec& quant) {
   if (quant.weights == WeightScale::kBlock) {
@@ -61,7 +62,8 @@ StreamFp8Workspace stream_fp8_workspace(const DeviceExpertsProblem& problem, int
     scales = 1;
   }
   const auto codes = static_cast<size_t>(rows * layout.stride);
-  layout.scales = aligned(codes);
+  layout.codes = kAlignment;
+  layout.scales = layout.codes + aligned(codes);
   layout.values = layout.scales + aligned(static_cast<size_t>(rows * scales) * sizeof(float));
   layout.bytes = layout.values;
   if (problem.quant.activations == ActivationScale::kToken) layout.bytes += codes * sizeof(float);

@@ -75,6 +75,7 @@ class StreamFp8Kernel final : public DeviceExpertsKernel {
     return stream_fp8_workspace(problem_, max_tokens * problem_.top_k).bytes;
   }
 
+  bool finishes_rows() const override { return true; }
   std::string describe() const override { return "cuda.stream_fp8_sm90 " + to_string(tile_); }
 
   void run(const DeviceExpertsCall& call, CUstream_st* stream) const override {
@@ -88,6 +89,7 @@ class StreamFp8Kernel final : public DeviceExpertsKernel {
  private:
   struct Intermediate {
     int64_t stride = 0;
+    stream::HandOver* hand_over = nullptr;
     uint8_t* codes = nullptr;
     float* scales = nullptr;
     float* values = nullptr;
@@ -96,10 +98,16 @@ class StreamFp8Kernel final : public DeviceExpertsKernel {
   bool block() const { return problem_.quant.weights == WeightScale::kBlock; }
   bool dynamic_rows() const { return problem_.quant.activations == ActivationScale::kToken; }
 
+  // Of up, before down may begin a tile; a launch between the two makes down await all of up.
+  uint32_t items_before() const {
+    return dynamic_rows() ? 0 : static_cast<uint32_t>(up_.feature_tiles);
+  }
+
   Intermediate place_intermediate(const DeviceExpertsCall& call) const {
     const StreamFp8Workspace layout = stream_fp8_workspace(problem_, call.groups.max_rows);
     auto* base = static_cast<std::byte*>(call.workspace);
     return {.stride = layout.stride,
+            .hand_over = reinterpret_cast<stream::HandOver*>(base + layout.hand_over),
             .codes = reinterpret_cast<uint8_t*>(base + layout.codes),
             .scales = reinterpret_cast<float*>(base + layout.scales),
             .values = reinterpret_cast<float*>(base + layout.values)};
@@ -144,6 +152,9 @@ class StreamFp8Kernel final : public DeviceExpertsKernel {
     params.scales.row_stride = call.input.scale_stride;
     params.scales.output = rows.scales;
     params.scales.output_stride = call.groups.max_rows;
+    params.hand_over = rows.hand_over;
+    params.items_before = items_before();
+    params.groups_are_done = true;
     stream::enqueue("experts.stream_fp8_sm90.up", kernels_.up, params, call.groups.max_tiles,
                     problem_.device.multiprocessors, stream);
   }
@@ -173,6 +184,11 @@ class StreamFp8Kernel final : public DeviceExpertsKernel {
         kernels_.down.token_box);
     params.scales.tokens = rows.scales;
     params.scales.block_stride = call.groups.max_rows;
+    params.hand_over = rows.hand_over;
+    params.items_before = items_before();
+    params.finishes_rows = call.finish.apply;
+    params.finish_weights = call.finish.weights;
+    params.finish_scale = call.finish.scale;
     set_output(params, call);
     stream::enqueue("experts.stream_fp8_sm90.down", kernels_.down, params, call.groups.max_tiles,
                     problem_.device.multiprocessors, stream);

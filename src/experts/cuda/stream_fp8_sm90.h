@@ -20,10 +20,11 @@ std::unique_ptr<DeviceExpertsKernel> make_stream_fp8(const DeviceExpertsProblem&
 
 // Where the intermediate lies in a workspace, in bytes; each part is 256-byte aligned.
 struct StreamFp8Workspace {
-  int64_t stride = 0;  // codes of a row, and float32 values: I rounded up to 16
-  size_t codes = 0;    // [rows, stride] e4m3
-  size_t scales = 0;   // [ceil(I / 128), rows] float32 of block scales; [rows] of dynamic row ones
-  size_t values = 0;   // [rows, stride] float32, of dynamic row scales only
+  int64_t stride = 0;    // codes of a row, and float32 values: I rounded up to 16
+  size_t hand_over = 0;  // what up and down tell each other
+  size_t codes = 0;      // [rows, stride] e4m3
+  size_t scales = 0;  // [ceil(I / 128), rows] float32 of block scales; [rows] of dynamic row ones
+  size_t values = 0;  // [rows, stride] float32, of dynamic row scales only
   size_t bytes = 0;
 };
 StreamFp8Workspace stream_fp8_workspace(const DeviceExpertsProblem& problem, int64_t rows);

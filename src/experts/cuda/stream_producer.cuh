@@ -60,12 +60,13 @@ __device__ __forceinline__ void load_rows(const Params& params, SharedStorage<Co
   }
 }
 
-// Waits until the ring has room for `stages` more.
+// Waits until the ring has room for `stages` more, of which the first `ahead` are loaded: these may
+// have been given back since.
 template <class Config>
 __device__ __forceinline__ void claim_stages(SharedStorage<Config>& shared, RingPosition ring,
-                                             int32_t stages) {
+                                             int32_t ahead, int32_t stages) {
   for (int32_t i = 0; i < stages; ++i) {
-    cuda::device::mbarrier_wait(&shared.empty[ring.slot], ring.phase ^ 1);
+    if (i >= ahead) cuda::device::mbarrier_wait(&shared.empty[ring.slot], ring.phase ^ 1);
     ring.template advance<Config::kStages>();
   }
 }
@@ -106,20 +107,90 @@ __device__ __forceinline__ void prefetch_ahead(const Walk<Config>& walk, int32_t
   }
 }
 
+// Down of a tile reads what up's items of it have stored.
+template <class Config>
+__device__ __forceinline__ bool is_ready(const Params& params, const Item& item) {
+  return item.tile.count == 0 || params.items_before == 0 ||
+         cuda::device::load_acquire(&params.tiles[item.tile_index].done) >= params.items_before;
+}
+template <class Config>
+__device__ __forceinline__ void await_tile(const Params& params, const Item& item) {
+  while (!is_ready<Config>(params, item)) __nanosleep(64);
+  // Rows came by ordinary stores of other blocks.
+  cuda::device::fence_proxy_async();
+}
+
+// The last block of down to have begun its last item leaves the tiles' counts as it found them.
+template <class Config>
+__device__ __forceinline__ void end_drawing(const Params& params, int32_t num_tiles) {
+  if (cuda::device::add_relaxed(&params.hand_over->ended, 1) + 1 != gridDim.x) return;
+  for (int32_t i = 0; i < num_tiles; ++i) params.tiles[i].done = 0;
+}
+
+// produce() where items are drawn.
+template <class Config>
+__device__ __forceinline__ void produce_drawn(const Params& params, SharedStorage<Config>& shared) {
+  constexpr Side kSide = Side::kDown;
+  const Walk<Config> walk(params);
+  auto index = static_cast<int32_t>(blockIdx.x);
+  Item item = walk.at(index);
+  int32_t ahead = 0;
+  if (index < walk.items) {
+    // Weights do not depend on the up product: the ring fills while its last blocks still run.
+    ahead = load_ahead<Config, kSide>(params, shared, item.tile, item.feature_tile);
+    if (params.items_before == 0 || !is_ready<Config>(params, item)) {
+      prefetch_ahead(walk, index, ahead);
+    }
+  }
+  if (params.items_before == 0) cuda::device::grid_dependency_wait();
+  await_tile<Config>(params, item);
+  uint32_t order = 0;
+  tell_item(shared, order, item);
+  RingPosition ring;
+  while (item.tile.count > 0) {
+    const uint32_t drawn = cuda::device::add_relaxed(&params.hand_over->drawn, 1);
+    for (int32_t first = 0; first < params.depth_stages; first += Config::kBurst) {
+      const int32_t end = min(first + Config::kBurst, params.depth_stages);
+      claim_stages(shared, ring, ahead, end - first);
+      for (int32_t stage = first; stage < end; ++stage) {
+        if (ahead > 0) {
+          --ahead;
+        } else {
+          expect_stage<Config, kSide>(shared, ring.slot, item.tile.count);
+          load_weights<Config, kSide>(params, shared, ring.slot, item.tile.expert,
+                                      item.feature_tile, stage);
+        }
+        load_rows<Config>(params, shared, ring.slot, item.tile, stage);
+        ring.template advance<Config::kStages>();
+      }
+    }
+    item = walk.at(static_cast<int32_t>(gridDim.x + drawn));
+    await_tile<Config>(params, item);
+    tell_item(shared, ++order, item);
+  }
+  // What begins now relies on everything before this kernel being done.
+  cuda::device::grid_dependency_wait();
+  cuda::device::grid_launch_dependents();
+  end_drawing<Config>(params, walk.num_tiles);
+}
+
 template <class Config, Side kSide>
 __device__ __forceinline__ void produce(const Params& params, SharedStorage<Config>& shared) {
   int32_t ahead = 0;
   auto index = static_cast<int32_t>(blockIdx.x);
-  if constexpr (kSide == Side::kUp) cuda::device::grid_dependency_wait();
+  if (kSide == Side::kUp && !params.groups_are_done) cuda::device::grid_dependency_wait();
   const Walk<Config> walk(params);
   Item item = walk.at(index);
-  if constexpr (kSide == Side::kDown) {
-    // Weights do not depend on the up product: the ring fills while its last blocks still run.
-    if (index < walk.items) {
-      ahead = load_ahead<Config, kSide>(params, shared, item.tile, item.feature_tile);
-      prefetch_ahead(walk, index, ahead);
-    }
-    cuda::device::grid_dependency_wait();
+  if (index < walk.items && (kSide == Side::kDown || params.groups_are_done)) {
+    // Weights depend on no earlier kernel: the ring fills while its last blocks still run.
+    ahead = load_ahead<Config, kSide>(params, shared, item.tile, item.feature_tile);
+    if constexpr (kSide == Side::kDown) prefetch_ahead(walk, index, ahead);
+  }
+  cuda::device::grid_dependency_wait();
+  if (Config::kIsFp8 && blockIdx.x == 0) {
+    // Down draws when all blocks of this kernel have let it begin.
+    *params.hand_over = HandOver();
+    __threadfence();
   }
   // Rows came by ordinary stores of earlier kernels.
   cuda::device::fence_proxy_async();
@@ -131,7 +202,7 @@ __device__ __forceinline__ void produce(const Params& params, SharedStorage<Conf
     const Item next = walk.at(index);
     for (int32_t first = 0; first < params.depth_stages; first += Config::kBurst) {
       const int32_t end = min(first + Config::kBurst, params.depth_stages);
-      claim_stages(shared, ring, end - first);
+      claim_stages(shared, ring, ahead, end - first);
       for (int32_t stage = first; stage < end; ++stage) {
         if (ahead > 0) {
           --ahead;
@@ -260,19 +331,9 @@ __device__ __forceinline__ void gather_stage(const Params& params, const int32_t
 template <class Config, Side kSide>
 __device__ __forceinline__ void gather(const Params& params, SharedStorage<Config>& shared,
                                        int32_t warp) {
-  if constexpr (kSide == Side::kUp) cuda::device::grid_dependency_wait();
-  const Walk<Config> walk(params);
-  auto index = static_cast<int32_t>(blockIdx.x);
-  Item next = walk.at(index);
-  if constexpr (kSide == Side::kDown) cuda::device::grid_dependency_wait();
   int32_t* source_rows = shared.source_rows[warp];
   RingPosition ring;
-  for (; index < walk.items; index += static_cast<int32_t>(gridDim.x)) {
-    const Item item = next;
-    next = walk.at(index + static_cast<int32_t>(gridDim.x));
-    if constexpr (!kRowsInOrder<Config, kSide>) {
-      find_source_rows<Config>(params, source_rows, item.tile);
-    }
+  const auto gather_item = [&](const Item& item) {
     const float* weight_scales = nullptr;
     if constexpr (Config::kBlockScales) {
       weight_scales = find_weight_scales<Config, kSide>(params, item.tile, item.feature_tile,
@@ -283,6 +344,32 @@ __device__ __forceinline__ void gather(const Params& params, SharedStorage<Confi
       gather_stage<Config, kSide>(params, source_rows, shared, ring.slot, item.tile, weight_scales,
                                   stage, warp);
       ring.template advance<Config::kStages>();
+    }
+  };
+  if constexpr (kDraws<Config, kSide>) {
+    uint32_t order = 0;
+    for (Item item = await_item(shared, order); item.tile.count > 0;
+         item = await_item(shared, ++order)) {
+      gather_item(item);
+    }
+  } else {
+    bool waits = true;
+    const auto wait = [&] {
+      if (waits) cuda::device::grid_dependency_wait();
+      waits = false;
+    };
+    if (kSide == Side::kUp && !params.groups_are_done) wait();
+    const Walk<Config> walk(params);
+    auto index = static_cast<int32_t>(blockIdx.x);
+    Item next = walk.at(index);
+    for (; index < walk.items; index += static_cast<int32_t>(gridDim.x)) {
+      const Item item = next;
+      next = walk.at(index + static_cast<int32_t>(gridDim.x));
+      if constexpr (!kRowsInOrder<Config, kSide>) {
+        find_source_rows<Config>(params, source_rows, item.tile);
+      }
+      wait();
+      gather_item(item);
     }
   }
   cuda::device::cp_async_wait_group<0>();

@@ -25,21 +25,33 @@ __device__ __forceinline__ void run_narrowest(Consumer& consumer, const Item& it
   consumer.template run_tile<kWidths.of[kWidth], kSide>(item.tile, item.feature_tile);
 }
 
+// Items of the block as the producer tells them.
+template <class Config, Side kSide, class Consumer>
+__device__ __forceinline__ void consume_drawn(const Params& params, SharedStorage<Config>& shared) {
+  Consumer consumer(params, shared);
+  uint32_t order = 0;
+  for (Item item = await_item(shared, order); item.tile.count > 0;
+       item = await_item(shared, ++order)) {
+    run_narrowest<Config, kSide, 0>(consumer, item);
+  }
+}
+
 // Tiles of the block in the order in which the producers load them.
 template <class Config, Side kSide, class Consumer>
 __device__ __forceinline__ void consume(const Params& params, SharedStorage<Config>& shared) {
   Consumer consumer(params, shared);
   // Down may read the tiles before it waits: it begins when every block of up has waited for the
   // grouping.
-  if constexpr (kSide == Side::kUp) cuda::device::grid_dependency_wait();
+  if (kSide == Side::kUp && !params.groups_are_done) cuda::device::grid_dependency_wait();
   const Walk<Config> walk(params);
   auto index = static_cast<int32_t>(blockIdx.x);
   Item item = walk.at(index);
-  if constexpr (kSide == Side::kDown) cuda::device::grid_dependency_wait();
+  cuda::device::grid_dependency_wait();
   while (index < walk.items) {
     index += static_cast<int32_t>(gridDim.x);
     const Item next = walk.at(index);
     run_narrowest<Config, kSide, 0>(consumer, item);
+    if constexpr (kSide == Side::kUp && Config::kIsFp8) consumer.count_item(item);
     item = next;
   }
 }
@@ -53,6 +65,7 @@ __device__ __forceinline__ void prepare(const Params& params, SharedStorage<Conf
       cuda::device::mbarrier_init(&shared.full[stage], 1 + 32 * gather_warps<Config, kSide>());
       cuda::device::mbarrier_init(&shared.empty[stage], Config::kConsumerWarps);
     }
+    for (uint64_t& full : shared.item_full) cuda::device::mbarrier_init(&full, 1);
     cuda::device::fence_mbarrier_init();
   }
   __syncthreads();
@@ -66,7 +79,11 @@ __device__ __forceinline__ void run_block(const Params& params, SharedStorage<Co
     if constexpr (Config::kMovesRegisters) {
       cuda::device::setmaxnreg_inc<Config::kConsumerRegisters>();
     }
-    consume<Config, kSide, Consumer>(params, shared);
+    if constexpr (kDraws<Config, kSide>) {
+      consume_drawn<Config, kSide, Consumer>(params, shared);
+    } else {
+      consume<Config, kSide, Consumer>(params, shared);
+    }
     return;
   }
   if constexpr (Config::kMovesRegisters) {
@@ -74,7 +91,12 @@ __device__ __forceinline__ void run_block(const Params& params, SharedStorage<Co
   }
   const int32_t helper = warp - Config::kConsumerWarps - 1;
   if (helper < 0) {
-    if (cuda::device::elect_one()) produce<Config, kSide>(params, shared);
+    if (!cuda::device::elect_one()) return;
+    if constexpr (kDraws<Config, kSide>) {
+      produce_drawn(params, shared);
+    } else {
+      produce<Config, kSide>(params, shared);
+    }
   } else if (helper < gather_warps<Config, kSide>()) {
     gather<Config, kSide>(params, shared, helper);
   }

@@ -268,13 +268,14 @@ TEST_F(CudaForward, LiveTokensAndPadding_LeaveTheRestAlone) {
 
 // The down product of e4m3 tiles writes the output of tokens with one choice; a padding mask sends
 // the same rows through the sum over slots.
-TEST_F(CudaForward, OneChoiceOfE4m3_SameBitsWithAndWithoutTheSum) {
+void check_one_choice_of_e4m3(const std::string& kernel) {
+  SCOPED_TRACE(kernel);
   constexpr int64_t kTokens = 300;
   constexpr int64_t kLive = 283;
   MoeSpec spec = make_spec(5, 1, 264, 136, DType::kF8E4M3);
   spec.quant = {.weights = WeightScale::kBlock, .activations = ActivationScale::kGroup};
   spec.output_scale = 1.7;
-  DeviceLayer owned(spec, {.max_tokens = kTokens, .kernel = "cuda.tile_fp8_sm90"});
+  DeviceLayer owned(spec, {.max_tokens = kTokens, .kernel = kernel});
   const Tensor hidden = random_tensor(DType::kBF16, kTokens, 264, 5);
   GivenRouting routing = random_routing(kTokens, 5, 1, 9);
   for (int64_t token = 0; token < kTokens; ++token) {
@@ -305,6 +306,12 @@ TEST_F(CudaForward, OneChoiceOfE4m3_SameBitsWithAndWithoutTheSum) {
   EXPECT_EQ(testing::row_bytes(whole, 4), zeros);
   EXPECT_EQ(testing::row_bytes(part, kLive), poison);
   EXPECT_EQ(testing::row_bytes(part, kLive - 1), testing::row_bytes(whole, kLive - 1));
+}
+
+TEST_F(CudaForward, OneChoiceOfE4m3_SameBitsWithAndWithoutTheSum) {
+  for (const char* kernel : {"cuda.tile_fp8_sm90", "cuda.stream_fp8_sm90"}) {
+    check_one_choice_of_e4m3(kernel);
+  }
 }
 
 TEST_F(CudaForward, SharedOutAndLoad_AreWritten) {
