@@ -203,9 +203,8 @@ template <class T, Vectors kVectors, Scale kScale>
 __global__ void __launch_bounds__(kThreads)
     quantize_groups(const QuantizeRowsCuda args, const GroupGrid grid) {
   GroupPlace place = place_of_thread(args, grid);
-  // Rows that go to slots were there before the grouping, which has waited for them: they need not
-  // wait for it.
-  const bool waits_first = args.slot_row == nullptr;
+  // Rows that are ready are asked for before the grouping, which says where they go, has ended.
+  const bool waits_first = !args.rows_are_ready || args.slot_row == nullptr;
   if (waits_first) cuda::device::grid_dependency_wait();
   const int64_t rows = live_rows(args);
   const auto load = [&](int64_t row, Part<T>& part) {

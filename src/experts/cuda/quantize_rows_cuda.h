@@ -22,7 +22,9 @@ struct QuantizeRowsCuda {
   int64_t num_rows = 0;
   const int32_t* live_rows = nullptr;  // on the device, or null: rows from *live_rows on are left
   int64_t columns = 0;
-  int64_t row_stride = 0;                                 // elements
+  int64_t row_stride = 0;  // elements
+  // The launch before this one has waited for the rows: they may be read before it has ended.
+  bool rows_are_ready = false;
   ActivationScale activations = ActivationScale::kGroup;  // kGroup, kToken or kTensorStatic
   bool power_of_two = false;                              // of dynamic scales
   const float* static_scale = nullptr;                    // [1] on the device, of kTensorStatic

@@ -236,7 +236,8 @@ __device__ __forceinline__ void find_source_rows(const Params& params, int32_t* 
                                                  const TokenTile& tile) {
   __syncwarp();
   for (int32_t r = static_cast<int32_t>(threadIdx.x % 32); r < tile.count; r += 32) {
-    source_rows[r] = params.row_slot[tile.begin + r] / params.top_k;
+    // Past L1: perhaps before the wait.
+    source_rows[r] = __ldcg(params.row_slot + tile.begin + r) / params.top_k;
   }
   __syncwarp();
 }

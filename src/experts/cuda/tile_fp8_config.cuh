@@ -48,9 +48,14 @@ struct Params {
   int32_t features = 0;           // I or H: rows of one half
   // Rows and tiles.
   const int32_t* row_slot = nullptr;
-  const TokenTile* tiles = nullptr;
+  TokenTile* tiles = nullptr;
   const int32_t* num_tiles = nullptr;
   void* tickets = nullptr;  // TicketCounter
+  // Down begins a tile when up has stored it: up counts in the tiles. Else, or with a launch
+  // between the two, it awaits all of up.
+  bool hands_over_tiles = false;
+  uint32_t* ended = nullptr;     // blocks of down; cleared by up
+  int32_t up_feature_tiles = 0;  // of down
   int32_t feature_tiles = 0;
   const float* input_weights = nullptr;  // per slot, of up products; or null
   // Results. kDown: bf16 rows by slot. Else codes with scales, or float32 rows, by sorted row.
@@ -89,6 +94,7 @@ struct Config {
   static constexpr int kMathRegisters = 224;
   static constexpr int kLoadRegisters = 56;
   static constexpr int kBoxTokens = 64;  // of a copy of token rows
+  static constexpr int kStepsAhead = 8;  // whose weights down asks L2 for: 256 KiB a block
   static constexpr int kTickets = 8;     // see ClusterQueue
   static_assert(kMathThreads * kMathRegisters + kLoadThreads * kLoadRegisters <= 65536);
 };
@@ -99,6 +105,7 @@ struct TileView {
   int32_t begin = 0;
   int32_t count = 0;  // 0: nothing, beside a block that has rows
   int32_t feature_tile = 0;
+  int32_t tile_index = 0;
   bool shares_weights = false;  // with the other block of the cluster
 };
 

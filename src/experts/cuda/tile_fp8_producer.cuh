@@ -8,20 +8,22 @@ namespace conclave::inline v0::experts::tile_fp8 {
 
 // A tile that one block can hold all rows of is cut along the weight rows.
 template <class C>
-__device__ __forceinline__ TileView view_tile(const Params& p, const TokenTile& tile, int32_t part,
-                                              int32_t rank) {
+__device__ __forceinline__ TileView view_tile(const Params& p, const TokenTile& tile,
+                                              int32_t tile_index, int32_t part, int32_t rank) {
   if (tile.count > C::kTokens) {
     return {.expert = tile.expert,
             .begin = tile.begin + rank * C::kTokens,
             .count = rank == 0 ? C::kTokens : tile.count - C::kTokens,
             .feature_tile = part,
+            .tile_index = tile_index,
             .shares_weights = true};
   }
   const int32_t feature_tile = part * C::kCluster + rank;
   return {.expert = tile.expert,
           .begin = tile.begin,
           .count = feature_tile < p.feature_tiles ? tile.count : 0,
-          .feature_tile = feature_tile};
+          .feature_tile = feature_tile,
+          .tile_index = tile_index};
 }
 
 // Finds pieces of work by number; numbers must not fall. Lane i of a warp knows tile first + i.
@@ -42,20 +44,25 @@ struct WorkFinder {
     }
     const uint32_t ends_after = __ballot_sync(0xffffffffu, end_of_lane > work);
     const int32_t lane = __ffs(static_cast<int>(ends_after)) - 1;
-    const TokenTile tile = p.tiles[first + lane];
+    const TokenTile tile = tile_at(p, first + lane);
     const int32_t pieces = pieces_of(p, tile.count);
-    view =
-        view_tile<C>(p, tile, work - (__shfl_sync(0xffffffffu, end_of_lane, lane) - pieces), rank);
+    const int32_t part = work - (__shfl_sync(0xffffffffu, end_of_lane, lane) - pieces);
+    view = view_tile<C>(p, tile, first + lane, part, rank);
     return true;
   }
 
  private:
+  // Past L1, which may hold the tiles of an earlier call until the wait.
+  static __device__ __forceinline__ TokenTile tile_at(const Params& p, int32_t index) {
+    const int4 tile = __ldcg(reinterpret_cast<const int4*>(p.tiles) + index);
+    return {.expert = tile.x, .begin = tile.y, .count = tile.z};
+  }
   static __device__ __forceinline__ int32_t pieces_of(const Params& p, int32_t count) {
     return count > C::kTokens ? p.feature_tiles : (p.feature_tiles + C::kCluster - 1) / C::kCluster;
   }
   __device__ __forceinline__ void count_pieces(const Params& p) {
     const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
-    int32_t pieces = first + lane < tiles ? pieces_of(p, p.tiles[first + lane].count) : 0;
+    int32_t pieces = first + lane < tiles ? pieces_of(p, tile_at(p, first + lane).count) : 0;
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
       const int32_t before = __shfl_up_sync(0xffffffffu, pieces, distance);
@@ -163,16 +170,53 @@ struct ClusterQueue {
   }
 };
 
-// One warp: finds the tiles of this block, one ahead of the warp that loads them.
+// Whether this is a down product that awaits its rows tile by tile.
+template <class C>
+__device__ __forceinline__ bool awaits_tiles(const Params& p) {
+  return C::kIsDown && p.hands_over_tiles;
+}
+
+// When everything before this kernel is done, which what may begin then relies on.
+template <class C>
+__device__ __forceinline__ void begin_next_kernel(const Params& p, int32_t lane) {
+  dev::grid_dependency_wait();
+  if (!C::kIsDown && p.hands_over_tiles && blockIdx.x == 0 && lane == 0) {
+    *p.ended = 0;
+    __threadfence();
+  }
+  __syncwarp();
+  dev::grid_launch_dependents();
+}
+
+// Until up has stored all of a tile: kMathWarps of each block count for each of its pieces.
+template <class C>
+__device__ __forceinline__ void await_tile(const Params& p, const TileView& tile) {
+  const int32_t blocks = tile.shares_weights ? C::kCluster : 1;
+  const auto count = static_cast<uint32_t>(blocks * p.up_feature_tiles * (C::kMathThreads / 32));
+  while (dev::load_acquire(&p.tiles[tile.tile_index].done) < count) __nanosleep(64);
+  // Rows came by ordinary stores of other blocks.
+  dev::fence_proxy_async();
+}
+
+// The last block of down to await no more tiles leaves their counts as it found them.
+template <class C>
+__device__ __forceinline__ void end_awaiting(const Params& p) {
+  if (dev::add_relaxed(p.ended, 1) + 1 != gridDim.x) return;
+  for (int32_t i = 0; i < *p.num_tiles; ++i) p.tiles[i].done = 0;
+}
+
+// One warp: finds the tiles of this block, one ahead of the warp that loads them. Tiles may be read
+// before the wait: the kernel before this one has waited for the grouping.
 template <class C>
 __device__ void find_tiles(const Params& p, SharedStorage<C>& s) {
   const auto rank = static_cast<int32_t>(dev::cluster_rank());
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
-  WorkFinder<C> finder{.tiles = *p.num_tiles};
+  WorkFinder<C> finder{.tiles = __ldcg(p.num_tiles)};
   ClusterQueue<C> queue{s, {p.tickets}, rank};
   auto work = static_cast<int32_t>(blockIdx.x) / C::kCluster;
   uint32_t phase = 0;
   bool found = true;
+  bool first = true;
   while (found) {
     TileView tile;
     found = finder.find(p, work, rank, tile);
@@ -184,12 +228,17 @@ __device__ void find_tiles(const Params& p, SharedStorage<C>& s) {
       s.next = tile;
       dev::mbarrier_arrive(&s.next_full);
     }
+    if (first && !awaits_tiles<C>(p)) begin_next_kernel<C>(p, lane);
+    first = false;
     if (!found) break;
     dev::mbarrier_wait(&s.next_empty, phase);
     phase ^= 1;
     work = queue.next();
   }
   queue.finish(finder.end);
+  if (awaits_tiles<C>(p)) {
+    begin_next_kernel<C>(p, lane);
+  }
 }
 
 // The loading warp's place in the ring.
@@ -202,24 +251,34 @@ struct StageLoader {
   int32_t rank;
   int32_t lane;
   int32_t stage = 0;
+  int32_t loaded = 0;  // stages of the first tile whose weights are on their way
   Phases phases;
 
   __device__ __forceinline__ void await_stage() {
     dev::mbarrier_wait(&s.empty[stage], phases.of(stage) ^ 1);
     phases.flip(stage);
   }
-  // By one thread: the boxes, and the scales of the token rows.
-  __device__ __forceinline__ void load_boxes(const TileView& tile, int32_t step) const {
+  static __device__ __forceinline__ int32_t boxes_of(const TileView& tile) {
+    return (tile.count + C::kBoxTokens - 1) / C::kBoxTokens;
+  }
+  static __device__ __forceinline__ uint32_t scale_bytes_of(const TileView& tile) {
+    if (!C::kBlockScales || tile.count == 0) return 0;
+    return static_cast<uint32_t>((tile.begin % 4 + tile.count + 3) / 4 * 16);
+  }
+  // By one thread, as load_rows.
+  __device__ __forceinline__ void load_weight_boxes(const TileView& tile, int32_t step) const {
     constexpr uint32_t kWeightBytes = C::kWeightRows * C::kDepth;
+    const auto token_bytes = static_cast<uint32_t>(boxes_of(tile) * C::kBoxTokens * C::kDepth);
+    dev::mbarrier_expect_tx(&s.full[stage], kWeightBytes + token_bytes + scale_bytes_of(tile));
+    load_weights<C>(weight_map, s, stage, step * C::kDepth, tile, rank);
+  }
+  // And the scales of the token rows.
+  __device__ __forceinline__ void load_rows(const TileView& tile, int32_t step) const {
     uint64_t* full = &s.full[stage];
     const int32_t k = step * C::kDepth;
-    const int32_t boxes = (tile.count + C::kBoxTokens - 1) / C::kBoxTokens;
+    const int32_t boxes = boxes_of(tile);
     const int32_t before = tile.begin % 4;
-    const auto scale_bytes = static_cast<uint32_t>(
-        C::kBlockScales && tile.count > 0 ? (before + tile.count + 3) / 4 * 16 : 0);
-    const auto token_bytes = static_cast<uint32_t>(boxes * C::kBoxTokens * C::kDepth);
-    dev::mbarrier_expect_tx(full, kWeightBytes + token_bytes + scale_bytes);
-    load_weights<C>(weight_map, s, stage, k, tile, rank);
+    const uint32_t scale_bytes = scale_bytes_of(tile);
 #pragma unroll
     for (int32_t box = 0; box < C::kTokens / C::kBoxTokens; ++box) {
       const int32_t row = box * C::kBoxTokens;
@@ -232,6 +291,30 @@ struct StageLoader {
                      scale_bytes, full);
     }
   }
+  // By the warp: weights of the first tile, as many as the ring takes, which depend on no earlier
+  // kernel.
+  __device__ __forceinline__ void load_ahead(const TileView& tile, int32_t steps) {
+    loaded = min(C::kStages, steps);
+    for (stage = 0; stage < loaded; ++stage) {
+      await_stage();
+      if (lane == 0) load_weight_boxes(tile, stage);
+    }
+    if (C::kIsDown && lane == 0) prefetch_weights(tile, loaded, steps);
+    stage = 0;
+  }
+  // Of steps behind those of load_ahead, into L2: the memory would idle while up's last blocks end.
+  __device__ __forceinline__ void prefetch_weights(const TileView& tile, int32_t first,
+                                                   int32_t steps) const {
+    const int32_t end = min(steps, first + C::kStepsAhead);
+    for (int32_t step = first; step < end; ++step) {
+      for (int32_t half = 0; half < 2; ++half) {
+        if (tile.shares_weights && half != rank) continue;
+        dev::tma_prefetch_3d(weight_map, step * C::kDepth,
+                             tile.feature_tile * C::kFeatures + half * (C::kWeightRows / 2),
+                             tile.expert);
+      }
+    }
+  }
   // By the warp. Two lanes bring the scales of the weights, a step ahead.
   __device__ __forceinline__ void load_tile(const TileView& tile, int32_t steps) {
     const float* weight_scales = nullptr;
@@ -240,10 +323,16 @@ struct StageLoader {
     }
     float ahead = weight_scales == nullptr ? 1 : __ldg(weight_scales);
     for (int32_t step = 0; step < steps; ++step) {
-      await_stage();
+      const bool has_weights = loaded > 0;
+      if (has_weights) {
+        --loaded;
+      } else {
+        await_stage();
+      }
       StageInfo& info = s.info[stage];
       if (lane == 0) {
-        load_boxes(tile, step);
+        if (!has_weights) load_weight_boxes(tile, step);
+        load_rows(tile, step);
         info.tile = tile;
       }
       if (lane < 2) info.weight_scale[lane] = ahead;
@@ -267,15 +356,28 @@ __device__ void load_tiles(const Params& p, const CUtensorMap* token_map,
                         .rank = static_cast<int32_t>(dev::cluster_rank()),
                         .lane = static_cast<int32_t>(threadIdx.x) % 32};
   uint32_t phase = 0;
+  bool first = true;
   for (;;) {
     dev::mbarrier_wait(&s.next_full, phase);
     phase ^= 1;
     const TileView tile = s.next;
     __syncwarp();
+    if (first) {
+      if (tile.expert >= 0) loader.load_ahead(tile, steps);
+      if (!awaits_tiles<C>(p)) dev::grid_dependency_wait();
+      // Rows came by ordinary stores of earlier kernels.
+      dev::fence_proxy_async();
+      first = false;
+    }
     if (tile.expert < 0) break;
-    if (loader.lane == 0) dev::mbarrier_arrive(&s.next_empty);
+    if (loader.lane == 0) {
+      dev::mbarrier_arrive(&s.next_empty);
+      if (awaits_tiles<C>(p) && tile.count > 0) await_tile<C>(p, tile);
+    }
+    __syncwarp();
     loader.load_tile(tile, steps);
   }
+  if (awaits_tiles<C>(p) && loader.lane == 0) end_awaiting<C>(p);
   loader.await_stage();
   if (loader.lane != 0) return;
   s.info[loader.stage].tile.expert = -1;

@@ -66,6 +66,8 @@ TileFp8Workspace tile_fp8_workspace(const DeviceExpertsProblem& problem, int64_t
     layout.scale_groups = 1;
   }
   layout.scale_stride = round_up(rows, 4);
+  layout.down_tickets = layout.tickets + 16;
+  layout.ended = layout.down_tickets + 16;
   layout.codes = static_cast<size_t>(kAlignment);
   int64_t end = kAlignment + round_up(rows * layout.code_stride, kAlignment);
   layout.scales = static_cast<size_t>(end);

@@ -146,6 +146,8 @@ class TileFp8 final : public DeviceExpertsKernel {
     up.output_scales = scales;
     up.output_scale_stride = layout.scale_stride;
     up.tickets = workspace + layout.tickets;
+    up.hands_over_tiles = call.finish.apply && !quantize_after;
+    up.ended = reinterpret_cast<uint32_t*>(workspace + layout.ended);
     enqueue(
         "experts.tile_fp8_sm90.up", up_,
         row_map(call.input.data, call.groups.max_rows, problem_.hidden_size, call.input.row_stride),
@@ -168,7 +170,10 @@ class TileFp8 final : public DeviceExpertsKernel {
     Params down = down_params(call);
     down.row_scales = scales;
     down.group_scale_stride = layout.scale_stride;
-    down.tickets = workspace + layout.tickets;
+    down.tickets = workspace + layout.down_tickets;
+    down.hands_over_tiles = up.hands_over_tiles;
+    down.ended = up.ended;
+    down.up_feature_tiles = up.feature_tiles;
     enqueue("experts.tile_fp8_sm90.down", call.sums.rows != nullptr ? adding_ : down_,
             row_map(codes, call.groups.max_rows, problem_.intermediate_size, layout.code_stride),
             down_map_, down, call.groups, stream);

@@ -39,6 +39,16 @@ __device__ __forceinline__ void multiply_tile(RingView<C>& ring, int32_t first, 
   }
 }
 
+// Tells down that this warp has stored its part of a tile of up.
+template <class C>
+__device__ __forceinline__ void count_tile(const Params& p, const TileView& tile) {
+  if (C::kIsDown || !p.hands_over_tiles || tile.count == 0) return;
+  __syncwarp();
+  if (threadIdx.x % 32 != 0) return;
+  __threadfence();
+  dev::add_release(&p.tiles[tile.tile_index].done, 1);
+}
+
 template <class C>
 __device__ void consume(const Params& p, SharedStorage<C>& s) {
   // The shuffle tells the compiler that it is the same for a warp.
@@ -56,6 +66,7 @@ __device__ void consume(const Params& p, SharedStorage<C>& s) {
         ring.wait(stage);
         ring.release(stage);
       }
+      count_tile<C>(p, tile);
       continue;
     }
     const int32_t row = row_of_thread();
@@ -68,6 +79,7 @@ __device__ void consume(const Params& p, SharedStorage<C>& s) {
       multiply_tile<C, 1>(ring, first, steps, token_scales, sums);
     }
     finish_tile<C>(p, tile, slots, s.scratch, sums);
+    count_tile<C>(p, tile);
   }
 }
 
@@ -91,16 +103,14 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     dev::prefetch_tensor_map(&token_map);
   }
   dev::cluster_sync();
-  dev::grid_dependency_wait();
-  dev::grid_launch_dependents();
   if (threadIdx.x >= C::kMathThreads) {
     dev::setmaxnreg_dec<C::kLoadRegisters>();
-    dev::fence_proxy_async();
     const int32_t warp = (static_cast<int32_t>(threadIdx.x) - C::kMathThreads) / 32;
     if (warp == 0) load_tiles<C>(p, &token_map, &weight_map, s);
     if (warp == 1) find_tiles<C>(p, s);
   } else {
     dev::setmaxnreg_inc<C::kMathRegisters>();
+    if (!awaits_tiles<C>(p)) dev::grid_dependency_wait();
     consume<C>(p, s);
   }
   // The other block may still arrive at barriers of this one.

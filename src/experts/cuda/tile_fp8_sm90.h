@@ -16,7 +16,9 @@ struct TileFp8Workspace {
   int64_t code_stride = 0;   // bytes, and elements of a float32 row: I rounded up to 16
   int64_t scale_groups = 0;  // ceil(I / 128) of the block form, 1 of dynamic row scales, else 0
   int64_t scale_stride = 0;  // elements: rows rounded up to 16 bytes
-  size_t tickets = 0;        // of a counter that hands out tiles
+  size_t tickets = 0;        // of a counter that hands out tiles of up
+  size_t down_tickets = 0;   // of down
+  size_t ended = 0;          // of a count of blocks
   size_t codes = 0;          // [rows, code_stride] e4m3
   size_t scales = 0;         // [scale_groups, scale_stride] float32
   size_t values = 0;         // [rows, code_stride] float32, of dynamic row scales only

@@ -76,6 +76,8 @@ DeviceRows quantised_rows(const CudaCall& call, const CudaMlp& mlp, const Source
        .num_rows = call.count,
        .columns = columns,
        .row_stride = source.stride,
+       // The grouping, before this launch, has waited for the caller's.
+       .rows_are_ready = source.given,
        .activations = quant.activations,
        .power_of_two = quant.power_of_two_scales,
        .static_scale = mlp.weights.view.input_scale,

@@ -24,11 +24,15 @@ struct SourceRows {
   const void* data = nullptr;
   DType dtype = DType::kF32;
   int64_t stride = 0;  // elements
+  bool given = false;  // the caller's own: there before the call's first launch
 };
 
 // Those of the call's chunk.
 inline SourceRows source_rows(const CudaCall& call, const ConstTensorView& rows) {
-  return {.data = chunk_data(call, rows), .dtype = rows.dtype, .stride = stride_of_rows(rows)};
+  return {.data = chunk_data(call, rows),
+          .dtype = rows.dtype,
+          .stride = stride_of_rows(rows),
+          .given = true};
 }
 
 // Whether rows of slots wait for their sum, are added up already, or the output is there: of one
