@@ -15,6 +15,9 @@ COMPARISONS = {
 }
 
 
+NUMBERS = ("distance", "eager")
+
+
 def outcome(case):
     for kind in ("failure", "error", "skipped"):
         found = case.find(kind)
@@ -90,9 +93,14 @@ def table_of_families(cases):
             f"| {text} | {len(rows)} | {len({r[1]['class'] for r in rows})} | "
             f"{sum(r[3] == 'passed' for r in rows)} | {worst:.1e}{eager} | `{properties['class']}` |"
         )
-    blocks = [r for r in found[list(COMPARISONS)[1]] if r[1].get("replaced") == "block"]
-    lines += ["", f"`patch` replaced whole blocks in {len(blocks)} of these models."]
-    return lines
+    kinds = collections.Counter(r[1].get("replaced") for r in found[list(COMPARISONS)[1]])
+    return [
+        *lines,
+        "",
+        f"`patch` replaced whole blocks in {kinds['block']} of these models. Where this version of transformers",
+        f"computes something else than the published formula, it replaced the experts alone ({kinds['experts']}) or",
+        f"nothing ({kinds['']}), and said so.",
+    ]
 
 
 def table_of_reasons(cases):
@@ -103,6 +111,18 @@ def table_of_reasons(cases):
             reasons[found.get("message").replace("|", "\\|")] += 1
     lines = ["| skipped because | cases |", "|---|---:|"]
     return lines + [f"| {reason} | {count} |" for reason, count in reasons.most_common()]
+
+
+def log_of(cases):
+    """A line for each case, and what a failed one said."""
+    for case in sorted(cases, key=lambda c: (c.get("classname"), c.get("name"))):
+        kind, found = outcome(case)
+        numbers = {k: f"{float(v):.2e}" for k, v in properties_of(case).items() if k in NUMBERS}
+        more = "".join(f"  {name} {value}" for name, value in numbers.items())
+        file = case.get("classname").split(".")[-1]
+        yield f"{kind:8}{file}::{case.get('name')}  {float(case.get('time')):.2f} s{more}"
+        if kind == "failed":
+            yield from (f"        {line}" for line in (found.text or "").splitlines())
 
 
 def failures(cases):
@@ -116,11 +136,12 @@ def failures(cases):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", nargs="+", type=pathlib.Path)
-    parser.add_argument("--name", required=True)
+    parser.add_argument("--log", type=pathlib.Path, required=True, help="to write every case to")
     options = parser.parse_args()
     cases = list(cases_of(options.results))
     lines = ["# The Python package with CUDA tensors", "", machine()]
-    lines += [f"Run by `bench/h200/python_tests.sh`; every case is in `{options.name}.log`.", ""]
+    options.log.write_text("\n".join(log_of(cases)) + "\n")
+    lines += [f"Run by `bench/h200/python_tests.sh`; every case is in `{options.log.name}`.", ""]
     lines += table_of_files(cases) + [""]
     failed = failures(cases)
     if failed:

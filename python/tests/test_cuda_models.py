@@ -31,8 +31,8 @@ def on_the_gpu() -> Iterator[None]:
 
 def logits(model: object) -> torch.Tensor:
     """Of enough tokens for a median that one choice of experts does not move."""
-    prompts = (models.prompt(seed) for seed in range(6))
-    return torch.cat([models.run(model, ids, new_tokens=0).prefill.double() for ids in prompts])
+    prompts = torch.cat([models.prompt(seed) for seed in range(6)])
+    return models.run(model, prompts, new_tokens=0).prefill.double()
 
 
 def median_distance(actual: torch.Tensor, exact: torch.Tensor) -> float:
