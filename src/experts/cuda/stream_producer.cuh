@@ -71,11 +71,13 @@ __device__ __forceinline__ void claim_stages(SharedStorage<Config>& shared, Ring
   }
 }
 
-// The first tile's weights, as many as the ring takes; returns the number of stages.
+// The first tile's weights, of down as many as the ring takes; returns the number of stages.
 template <class Config, Side kSide>
 __device__ __forceinline__ int32_t load_ahead(const Params& params, SharedStorage<Config>& shared,
                                               const TokenTile& tile, int32_t feature_tile) {
-  const int32_t stages = min(Config::kStages, params.depth_stages);
+  // Of up, more would hold up the loads of the rows, which other warps ask for after the wait.
+  constexpr int32_t kMost = kSide == Side::kUp ? 2 : Config::kStages;
+  const int32_t stages = min(kMost, params.depth_stages);
   for (int32_t stage = 0; stage < stages; ++stage) {
     expect_stage<Config, kSide>(shared, stage, tile.count);
     load_weights<Config, kSide>(params, shared, stage, tile.expert, feature_tile, stage);
