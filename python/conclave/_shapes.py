@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from conclave import _frameworks
+from conclave.errors import ConclaveTypeError
 
 
 def _experts_and_matrix(array: Any) -> tuple[int, int, int] | None:
@@ -29,6 +30,8 @@ def complete_spec(
     What is wrong with the arrays is for the extension module to say.
     """
     down = weights.get("down")
+    if down is None and not spec.get("num_experts"):
+        raise ConclaveTypeError("down: expected [E, H, I], found nothing")
     sizes = _experts_and_matrix(down)
     if sizes is not None:
         experts, rows, cols = sizes

@@ -10,6 +10,7 @@ from typing import Any
 from conclave import _conclave, _frameworks, _runtime
 from conclave._shapes import complete_spec, separate_rows
 from conclave.checkpoint import Checkpoint, Feed
+from conclave.errors import ConclaveTypeError
 from conclave.spec import LayerOptions, MoeSpec, ParallelSpec, from_dict, to_dict
 
 Array = Any  # numpy, torch, or anything with __dlpack__
@@ -164,7 +165,8 @@ class Layer:
         stream: Any = None,
     ) -> Array:
         """Runs the layer on T tokens. Give one source of routing: logits, or ids with weights, or
-        nothing where the layer has a gate.
+        nothing where the layer has a gate. Ids without weights, with logits or a gate, replay
+        recorded choices: the router then only weighs them.
 
         Args:
             hidden: [T, H] float32, float16 or bfloat16, on the layer's device; rows may be apart.
@@ -240,7 +242,7 @@ class Layer:
         """
         if checkpoint is not None:
             if layer is None:
-                raise TypeError("reload: give the number of the checkpoint's layer")
+                raise ConclaveTypeError("layer: expected the number of a layer of the checkpoint, found None")
             if isinstance(checkpoint, Feed):
                 self._core.reload_from_feed(checkpoint._core, layer, mode)
                 return

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from conclave import _conclave
 from conclave._conclave import TuningTable
+from conclave.errors import ConclaveTypeError
 
 DTypeLike = Any  # "bfloat16", torch.bfloat16, numpy.float32
 
@@ -184,8 +185,12 @@ def to_dict(record: Any) -> dict[str, Any]:
     """
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
         items: Any = ((f.name, getattr(record, f.name)) for f in dataclasses.fields(record))
-    else:
+    elif isinstance(record, Mapping):
         items = record.items()
+    else:
+        raise ConclaveTypeError(
+            f"expected MoeSpec, LayerOptions, ParallelSpec or a mapping, found {type(record).__name__}"
+        )
     return {name: _plain(value) for name, value in items if value is not None}
 
 

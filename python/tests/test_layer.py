@@ -6,7 +6,7 @@ import numpy
 import pytest
 
 import conclave
-from conclave.errors import ConclaveValueError
+from conclave.errors import ConclaveTypeError, ConclaveValueError
 from support.problems import (
     FLOAT32_BAR,
     HALF_BAR,
@@ -446,3 +446,13 @@ def test_options_reach_the_layer(problem, tmp_path):
             problem.layer(options=options)
     with pytest.raises(conclave.Error, match="line 2"):
         conclave.TuningTable.parse("conclave-tuning 1\nnothing\n")
+
+
+def test_what_is_missing_or_of_another_kind_is_named(problem):
+    gate_up = problem.weights["gate_up"]
+    with pytest.raises(ConclaveTypeError, match="down: expected"):
+        conclave.Layer.from_tensors(conclave.MoeSpec(top_k=2), gate_up=gate_up)
+    with pytest.raises(ConclaveTypeError, match="expected MoeSpec.*found NoneType"):
+        conclave.Layer.from_tensors(None, **problem.weights)
+    with pytest.raises(ConclaveTypeError, match="layer: expected the number"):
+        problem.layer().reload("nowhere")

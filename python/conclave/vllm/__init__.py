@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from conclave.permute import moe_align_block_size, moe_permute, moe_unpermute
 from conclave.placement import determine_expert_map, get_compressed_expert_map
 from conclave.routing import RoutingMethodType, fused_topk, fused_topk_bias, grouped_topk
 from conclave.vllm._packed import forget_packed_layers, packed_layers
@@ -115,6 +116,9 @@ __all__ = [
     "int8_w8a8_moe_quant_config",
     "int8_w8a16_moe_quant_config",
     "maybe_roundup_hidden_size",
+    "moe_align_block_size",
+    "moe_permute",
+    "moe_unpermute",
     "mxfp4_mxfp8_moe_quant_config",
     "mxfp4_w4a8_moe_quant_config",
     "mxfp4_w4a16_moe_quant_config",
