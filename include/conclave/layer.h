@@ -174,7 +174,7 @@ struct Plan {
   std::vector<PlanRung> ladder;  // ascending, without gaps, from 1 to max_tokens; empty on "cpu"
   std::string isa;
   std::string arithmetic;   // one for every row count: fixed for the layer's life
-  std::string determinism;  // "D1 D2 D3"
+  std::string determinism;  // "D1 D2 D3"; "none" for sums in any order
   std::string tile;         // "6x64, panels of 64 columns"
   std::string router;
   std::string dispatcher;

@@ -44,7 +44,8 @@ class CONCLAVE_API TokenRouter {
   // Ids lie in [0, E + Z). Throws Error(kShape, kDType, kStride, kNullPointer) naming the argument.
   // On "cpu": Error(kInvalidArgument) for a token id outside the table and a NaN in the selection
   // bias, Error(kExpertId) for an entry of the table; it allocates its scratch memory. On CUDA:
-  // Error(kDevice) for memory of another place, and a column of a NaN bias is chosen last.
+  // Error(kDevice) for memory of another place; a column of a NaN bias is chosen last; a token id
+  // outside the table, or an entry of it that is no expert, chooses nothing: id -1.
   void route(const RouteArgs& args) const;
 
   const MoeSpec& spec() const noexcept;

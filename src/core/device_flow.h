@@ -27,7 +27,7 @@ struct TokenTile {
   int32_t begin = 0;
   int32_t count = 0;  // 1 to the tile size
   // For kernels whose second product begins where the first is done: parts of it that are done. 0
-  // from the grouping on and between launches.
+  // from the grouping on and after each call of the experts.
   uint32_t done = 0;
 };
 

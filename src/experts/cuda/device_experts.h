@@ -73,6 +73,8 @@ struct RowSums {
 // row r of it where the kernel's tile has sorted_input, and writes its result to row row_slot[r] of
 // `output`; other rows of `output` are not written. Sorted rows may lie where `output` does: they
 // are read before the first result is written.
+// Kernels may read `groups` before they wait for the launch in front of them, which must itself
+// have waited for the grouping (quantize_rows_cuda, clear_sums and spread_rows do).
 struct DeviceExpertsCall {
   DeviceRows input;
   GroupedRows groups;

@@ -97,6 +97,7 @@ std::optional<Choice> choose_by_table(const LadderRequest& request, const Candid
 
 void choose_for_skew(const LadderRequest& request, const Candidates& rows, int64_t tokens,
                      Choice& choice) {
+  if (!request.has_all_experts) return;
   choice.skewed =
       experts::choose_skewed_tile(request.problem, rows, {.row = choice.row, .tile = choice.tile},
                                   tokens, request.shared_experts);

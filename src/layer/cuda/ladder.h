@@ -30,6 +30,9 @@ struct LadderRequest {
   std::string kernel = {};              // row to force; empty: by rule
   const TuningTable* tuning = nullptr;  // or null
   int32_t shared_experts = 0;           // of the problem's, which every token uses
+  // Of a part of the experts it is not known how many of a token's choices lie here: what even
+  // choices make of so many tokens is not either, and no rung has a second kernel.
+  bool has_all_experts = true;
 };
 
 // Ascending, the last for problem.max_tokens; one rung where neighbours agree. `verdicts`, empty

@@ -1,6 +1,7 @@
 #include "layer/cuda/mlp_stage.h"
 
 #include "core/checked.h"
+#include "core/dcheck.h"
 #include "dispatch/cuda/clear_rows.h"
 #include "dispatch/cuda/group.h"
 #include "dispatch/cuda/spread_rows.h"
@@ -257,10 +258,12 @@ RoutedRows run_routed(const CudaCall& call, const CudaRouting& routing) {
   if (weighs_products) experts.input_weights = routing.topk_weights;
   const CudaRung& rung = rung_for(mlp.rungs, call.count);
   if (rows_are_output(call, rung, routing)) {
+    CONCLAVE_DCHECK(rung.skewed == nullptr);
     finish_rows(call, rung, routing, experts);
     return RoutedRows::kAreOutput;
   }
   if (rung.adds_rows) {
+    CONCLAVE_DCHECK(rung.skewed == nullptr);
     add_rows(call, rung, routing, experts);
     return RoutedRows::kAreSums;
   }

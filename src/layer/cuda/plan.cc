@@ -385,6 +385,7 @@ void choose_routed_ladder(CudaPlan& plan) {
   try {
     LadderRequest request = ladder_request(plan, plan.routed.problem);
     request.shared_experts = plan.fused.slots();
+    request.has_all_experts = plan.parallel.ep_size == 1;
     plan.routed.ladder = build_ladder(request, verdicts);
     keep();
     if (plan.options.determinism == Determinism::kUnordered) add_in_any_order(plan);

@@ -163,6 +163,10 @@ TEST(CudaPlan, SkewedChoices_HaveAnotherKernelBesideStreamedWeights) {
   EXPECT_EQ(rung_for(plan(qwen3(), {.max_tokens = 256}).routed.ladder, 256).skewed_row, nullptr);
   const CudaPlan forced = plan(spec, {.max_tokens = 256, .kernel = "cuda.stream_sm90"});
   for (const LadderRung& rung : forced.routed.ladder) EXPECT_EQ(rung.skewed_row, nullptr);
+  // How many choices even batches leave to a rank is not known.
+  const CudaPlan part =
+      plan(spec, {.max_tokens = 16384}, {.ep_size = 2, .reduce = Reduce::kPartial});
+  for (const LadderRung& rung : part.routed.ladder) EXPECT_EQ(rung.skewed_row, nullptr);
 }
 
 TEST(CudaPlan, TuningTable_ComesFirst) {
