@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -130,6 +131,80 @@ def test_a_part_of_the_weights_is_not_enough() -> None:
         logits(model)
 
 
+@host_only
+@WAYS
+def test_released_model_is_not_moved_copied_or_written(release: Callable) -> None:
+    model = load("mixtral")
+    state, expected = state_of(model), logits(model)
+    release(model)
+    logits(model)
+    for call in (
+        lambda: model.double(),
+        lambda: model.to("meta"),
+        lambda: model.model.layers[0].mlp.experts.half(),
+        lambda: model.share_memory(),
+        lambda: torch.save(model, io.BytesIO()),
+        lambda: torch.save(model.model.layers[0].mlp.experts, io.BytesIO()),
+        lambda: copy.deepcopy(model.model.layers[0].mlp.experts),
+    ):
+        with pytest.raises(ConclaveRuntimeError, match=r"released|patched"):
+            call()
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert {p.device.type for p in model.parameters()} == {"cpu"}  # nothing was half done
+    assert close(logits(model), expected)
+    model.load_state_dict(state)
+    model.bfloat16().load_state_dict(state)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}  # not what it was when freed
+    error = (logits(model).float() - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert float(error.median()) <= 3e-2
+
+
+@host_only
+def test_model_with_its_weights_back_is_copied_and_written() -> None:
+    model = released_module()
+    expected = logits(model)
+    model.load_state_dict(state_of(load("mixtral")))
+    conclave.transformers.set_implementation(model)  # stays in memory from now on
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        assert close(logits(other), expected)
+        assert other.double()._apply._module() is other and other.dtype == torch.float64
+    assert model.dtype == torch.float32
+
+
+@host_only
+@WAYS
+@pytest.mark.parametrize("kind", ["meta", "sparse"])
+def test_values_that_cannot_be_copied_leave_no_weights(release: Callable, kind: str) -> None:
+    model = load("mixtral")
+    state, expected = state_of(model), logits(model)
+    release(model)
+    logits(model)
+    name = "model.layers.0.mlp.experts.down_proj"
+    bad = state[name].to_sparse() if kind == "sparse" else state[name].to("meta")
+    with pytest.raises(RuntimeError, match="down_proj"):
+        model.load_state_dict(state | {name: bad})
+    assert model.get_parameter(name).numel() == 0
+    for call in (lambda: logits(model), model.state_dict):
+        with pytest.raises(ConclaveRuntimeError, match="released"):
+            call()
+    model.load_state_dict(state)
+    assert close(logits(model), expected)
+
+
+@host_only
+def test_backend_of_transformers_is_not_selected_without_weights() -> None:
+    model = released_module()
+    if not hasattr(model, "set_experts_implementation"):
+        pytest.skip(f"transformers {transformers.__version__} cannot select one")
+    with pytest.raises(ConclaveRuntimeError, match="released"):
+        model.set_experts_implementation("eager")
+    model.set_experts_implementation("conclave")
+    logits(model)
+
+
 def experts_shape(model: Any) -> tuple[int, int, int]:
     config = model.config
     return config.num_local_experts, config.hidden_size, config.intermediate_size
@@ -140,6 +215,11 @@ def test_experts_alone_are_released_at_their_first_call() -> None:
     model = load("mixtral")
     expected, before = logits(model), weight_bytes(model)
     model.config.__class__ = type("Other", (type(model.config),), {"model_type": "unheard_of"})
+    conclave.transformers.patch(model, release=True)
+    conclave.transformers.unpatch(model)  # not called yet
+    conclave.transformers.patch(model)
+    assert close(logits(model), expected) and weight_bytes(model) == before
+    conclave.transformers.unpatch(model)
     report = conclave.transformers.patch(model, release=True)
     assert {m.replaced for m in report.replaced} == {"experts"}
     assert close(logits(model), expected) and weight_bytes(model) < 0.8 * before

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from conclave.errors import ConclaveValueError, Error
+from conclave.errors import ConclaveRuntimeError, ConclaveValueError, Error
 from conclave.transformers._block import PatchedBlock
 from conclave.transformers._experts import experts_forward
 from conclave.transformers._find import Candidate, find_candidates
+from conclave.transformers._guard import guard, unguard
 from conclave.transformers._packed import (
     forget,
     packed_experts,
@@ -20,7 +21,11 @@ from conclave.transformers._packed import (
     require_countable,
 )
 from conclave.transformers._pair import PatchedPair
-from conclave.transformers._release import freed_of, modules_with_tied_weights
+from conclave.transformers._release import (
+    freed_of,
+    guard_released,
+    modules_with_tied_weights,
+)
 from conclave.transformers._traits import NotOurs
 
 _patches: weakref.WeakKeyDictionary[torch.nn.Module, list[Any]] = weakref.WeakKeyDictionary()
@@ -83,15 +88,17 @@ class _PatchedExperts:
     @property
     def released_bytes(self) -> int:
         freed = freed_of(self._module()).values()
-        return sum(shape.numel() * dtype.itemsize for shape, dtype, _ in freed)
+        return sum(shape.numel() * dtype.itemsize for shape, dtype in freed)
 
     def install(self) -> None:
         module = self._module()
         module.forward = types.MethodType(experts_forward, module)
+        release_when_packed(module, False)
 
     def remove(self) -> None:
         module = self._module()
         module.__dict__.pop("forward", None)
+        release_when_packed(module, False)
         forget(module)
 
     def release(self) -> int:
@@ -152,13 +159,26 @@ def _replace(model: Any, candidate: Candidate) -> tuple[Any, PatchedModule]:
         return None, PatchedModule(candidate.path, name, "", both)
 
 
+def _refuse_copy(module: torch.nn.Module, *_: Any) -> None:
+    raise ConclaveRuntimeError(
+        f"{type(module).__name__}: a patched model cannot be copied or pickled; unpatch it first"
+    )
+
+
+def _guard_copies(model: Any, candidate: Candidate, replacement: Any) -> None:
+    """A copy of what was replaced would call the layer of the original."""
+    parts = [model.get_submodule(path) for path in getattr(replacement, "siblings", ())]
+    for module in (model, *candidate.block.modules(), *parts):
+        guard(module, "__reduce_ex__", _refuse_copy)
+
+
 def patch(model: Any, release: bool = False) -> PatchReport:
     """Replaces the MoE blocks of a loaded model by layers of the library, in place.
 
     A block is routing, experts, shared experts and what transforms stand around them. Each
     replacement is compared with the original on a few tokens first; where the results differ, or
     the family is none that the library knows, the experts alone are replaced, or nothing is.
-    Weights that change later are packed again.
+    Weights that change later are packed again. A patched model cannot be copied or pickled.
 
     Args:
         model: a model of transformers.
@@ -182,9 +202,12 @@ def patch(model: Any, release: bool = False) -> PatchReport:
         if replacement is None:
             continue
         replacement.install()
+        _guard_copies(model, candidate, replacement)
         replacements.append(replacement)
         if release:
             replacement.release()
+    if release:
+        guard_released(model)
     _patches[model] = replacements
     return PatchReport(
         modules=tuple(modules),
@@ -207,4 +230,6 @@ def unpatch(model: Any) -> None:
         raise ConclaveValueError("model: its weights were released; load it again")
     for replacement in replacements:
         replacement.remove()
+    for module in model.modules():
+        unguard(module, "__reduce_ex__", _refuse_copy)
     _patches.pop(model, None)

@@ -7,8 +7,13 @@ from typing import Any
 
 from conclave.errors import ConclaveValueError
 from conclave.transformers._experts import ask_again, experts_forward
+from conclave.transformers._guard import guard
 from conclave.transformers._packed import release_when_packed
-from conclave.transformers._release import modules_with_tied_weights, require_weights
+from conclave.transformers._release import (
+    guard_released,
+    modules_with_tied_weights,
+    require_weights,
+)
 
 IMPLEMENTATION = "conclave"
 
@@ -67,6 +72,13 @@ def _reads_registry(check: Any) -> bool:
     return "ALL_EXPERTS_FUNCTIONS" in check.__code__.co_names
 
 
+def _require_weights_of(model: Any, name: Any = None, *_: Any, **__: Any) -> None:
+    """Before transformers selects a backend of its own: that would read released weights."""
+    if name != IMPLEMENTATION:
+        for module in model.modules():
+            require_weights(module)
+
+
 def set_implementation(model: Any, name: str = IMPLEMENTATION, release: bool = False) -> None:
     """Selects the experts backend of a loaded model, in every version of transformers.
 
@@ -76,8 +88,9 @@ def set_implementation(model: Any, name: str = IMPLEMENTATION, release: bool = F
         model: a model of transformers.
         name: "conclave", or a backend of transformers.
         release: frees a module's own copy of the experts as soon as they are packed, at its first
-            call, unless other modules hold the same parameters. The model cannot be trained, saved,
-            moved or given another backend then; `load_state_dict` brings new weights.
+            call, unless other modules of `model` hold the same parameters. The model cannot be
+            trained, saved, copied, moved or given another backend then; `load_state_dict` brings
+            new weights.
 
     Raises:
         ConclaveValueError: `release` with another backend than "conclave".
@@ -86,8 +99,7 @@ def set_implementation(model: Any, name: str = IMPLEMENTATION, release: bool = F
     if name != IMPLEMENTATION:
         if release:
             raise ConclaveValueError(f"release: {name} reads the weights of the model")
-        for module in model.modules():
-            require_weights(module)
+    _require_weights_of(model, name)
     tied = modules_with_tied_weights(model) if release else ()
     for module in model.modules():
         release_when_packed(module, release and module not in tied)
@@ -95,6 +107,10 @@ def set_implementation(model: Any, name: str = IMPLEMENTATION, release: bool = F
     setter = getattr(model, "set_experts_implementation", None)
     if setter is not None:
         setter(name)
+    if release:
+        guard_released(model)
+        if setter is not None:
+            guard(model, "set_experts_implementation", _require_weights_of)
     for module in model.modules():  # some layers hold a copy of the configuration
         config: Any = getattr(module, "config", None)
         if getattr(config, "_experts_implementation", name) != name:
