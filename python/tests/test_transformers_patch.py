@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import io
 import logging
 import subprocess
 import sys
@@ -143,6 +145,51 @@ def test_gradients_of_a_patched_model_are_the_models_own(model: Any, caplog: Any
             model(input_ids=models.prompt()).logits.sum().backward()
     assert model.model.layers[0].mlp.experts.down_proj.grad.abs().sum() > 0
     assert len(caplog.records) == 1
+
+
+@host_only
+@pytest.mark.parametrize("name", ["mixtral", "llama4_text"])
+def test_compiled_block_leaves_gradients_of_weights_to_the_model(name: str) -> None:
+    model = load(name)
+    paths = [m.path for m in conclave.transformers.patch(model).replaced if m.replaced == "block"]
+    block = model.get_submodule(paths[0])
+    hidden = torch.randn(1, 4, model.config.hidden_size)
+    compiled = torch.compile(block, backend="aot_eager")
+    for run in (block, compiled):
+        out = run(hidden)
+        out = out[0] if isinstance(out, tuple) else out
+        assert out.requires_grad
+        out.sum().backward()
+        assert block.experts.down_proj.grad.abs().sum() > 0
+        block.zero_grad()
+
+
+@host_only
+def test_compiled_released_block_refuses_gradients(model: Any) -> None:
+    hidden = torch.randn(1, 4, model.config.hidden_size)
+    block = model.model.layers[0].mlp
+    with torch.no_grad():
+        expected = block(hidden)
+    conclave.transformers.patch(model, release=True)
+    compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
+    with pytest.raises(ConclaveRuntimeError, match=r"gradients are required.*released"):
+        compiled(hidden.clone().requires_grad_())
+    with torch.no_grad():
+        assert torch.allclose(compiled(hidden), expected, rtol=1e-4, atol=1e-4)
+
+
+@host_only
+@pytest.mark.parametrize("name", ["mixtral", "gemma4_text"])
+def test_patched_model_is_not_copied(name: str) -> None:
+    model = load(name)
+    expected = logits(model)
+    report = conclave.transformers.patch(model)
+    for part in (model, model.get_submodule(report.replaced[0].path)):
+        for call in (copy.deepcopy, lambda part: torch.save(part, io.BytesIO())):
+            with pytest.raises(ConclaveRuntimeError, match="unpatch it first"):
+                call(part)
+    conclave.transformers.unpatch(model)
+    assert torch.equal(logits(copy.deepcopy(model)), expected)
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen2_moe"])

@@ -168,17 +168,29 @@ class PatchedBlock:
             return False
         return hidden.requires_grad or any(t.requires_grad for t in self._slots.tensors())
 
+    def _why_not(self, given: dict[str, Any]) -> str:
+        """Why a call is the original's; empty if it is the layer's."""
+        hidden, *others = given.values()
+        token_ids = given.get("input_ids")
+        if self._wants_gradients(hidden):
+            return "gradients are required, which are not computed here"
+        if any(o is not None and o is not token_ids and _says_something(o) for o in others):
+            return "the block was called with further arguments"
+        return ""
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """With the arguments and the results of the original."""
         if torch.compiler.is_compiling():
             return _forward_in_graph(self, args, kwargs)
         given = dict(zip(self._parameters, args, strict=False)) | kwargs
-        hidden, *others = given.values()
-        token_ids = given.get("input_ids")
-        if self._wants_gradients(hidden):
-            return self._eager("gradients are required, which are not computed here", args, kwargs)
-        if any(o is not None and o is not token_ids and _says_something(o) for o in others):
-            return self._eager("the block was called with further arguments", args, kwargs)
+        hidden, token_ids = next(iter(given.values())), given.get("input_ids")
+        reason = self._why_not(given)
+        if reason:
+            self._refuse_if_released(reason)
+            if reason not in _warned:
+                _warned.add(reason)
+                logger.warning("MoE blocks run eagerly: %s", reason)
+            return self._eager(args, kwargs)
         self._record(hidden)
         out, seen = self._run(hidden, token_ids, self._second is not None)
         return out if self._second is None else (out, seen[self._second].to(hidden.dtype))
@@ -189,12 +201,11 @@ class PatchedBlock:
         if router is not None and (router._forward_hooks or "forward" in router.__dict__):
             router(hidden.reshape(-1, hidden.shape[-1]))
 
-    def _eager(self, reason: str, args: Any, kwargs: Any) -> Any:
-        if self.released_bytes:
+    def _refuse_if_released(self, reason: str) -> None:
+        if reason and self.released_bytes:
             raise ConclaveRuntimeError(f"{self.path}: {reason}, and its weights were released")
-        if reason not in _warned:
-            _warned.add(reason)
-            logger.warning("MoE blocks run eagerly: %s", reason)
+
+    def _eager(self, args: Any, kwargs: Any) -> Any:
         # The shared expert beside the block was replaced by zeros; here it has to count.
         out = self._original(*args, **kwargs)
         if not self.siblings:
@@ -253,16 +264,21 @@ def _says_something(argument: Any) -> bool:
 def _forward_in_graph(block: PatchedBlock, args: Any, kwargs: Any) -> Any:
     given = dict(zip(block._parameters, args)) | kwargs  # noqa: B905
     hidden = next(iter(given.values()))
-    if torch.is_grad_enabled() and hidden.requires_grad:
-        return block._original(*args, **kwargs)
-    out, second = torch.ops.conclave.block(hidden, given.get("input_ids"), block.key)
+    reason = block._why_not(given)
+    if reason and not block.released_bytes:
+        return block._eager(args, kwargs)
+    # The operator raises for the reason: what is raised while a graph is made breaks the graph.
+    if reason:
+        hidden = hidden.detach()
+    out, second = torch.ops.conclave.block(hidden, given.get("input_ids"), block.key, reason)
     return out if block._second is None else (out, second)
 
 
 def _operator(
-    hidden_states: torch.Tensor, input_ids: torch.Tensor | None, key: int
+    hidden_states: torch.Tensor, input_ids: torch.Tensor | None, key: int, reason: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     block = _blocks[key]
+    block._refuse_if_released(reason)
     with torch.no_grad():
         out, seen = block._run(hidden_states, input_ids, wants=block._second is not None)
     if block._second is None:
@@ -271,7 +287,7 @@ def _operator(
 
 
 def _fake(
-    hidden_states: torch.Tensor, input_ids: torch.Tensor | None, key: int
+    hidden_states: torch.Tensor, input_ids: torch.Tensor | None, key: int, reason: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     block = _blocks[key]
     rows = hidden_states.numel() // hidden_states.shape[-1]
@@ -286,6 +302,6 @@ def define_operator() -> None:
         "conclave::block",
         _operator,
         mutates_args=(),
-        schema="(Tensor hidden_states, Tensor? input_ids, int key) -> (Tensor, Tensor)",
+        schema="(Tensor hidden_states, Tensor? input_ids, int key, str reason) -> (Tensor, Tensor)",
     )
     torch.library.register_fake("conclave::block", _fake)
