@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from conclave._locks import ForkSafeLock
 from conclave._watched import Watched
 from conclave.errors import ConclaveRuntimeError
 from conclave.layer import Layer
@@ -51,7 +51,8 @@ class PatchedBlock:
         self._original = candidate.block.forward
         self._parameters = list(inspect.signature(self._original).parameters)
         self._router = router_of(candidate.block)
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
+        self.siblings: tuple[str, ...] = ()
         self._former: dict[str, Any] = {}
         weights = next(candidate.block.parameters())
         self._norm: torch.nn.Module | None = None
@@ -61,9 +62,16 @@ class PatchedBlock:
 
     # Weights
 
-    def _modules(self) -> list[torch.nn.Module]:
-        roots = [self._model().get_submodule(path) for path in (self.path, *self.siblings)]
+    def _modules(self, siblings: tuple[str, ...] | None = None) -> list[torch.nn.Module]:
+        paths = (self.path, *(self.siblings if siblings is None else siblings))
+        roots = [self._model().get_submodule(path) for path in paths]
         return [module for root in roots for module in root.modules()]
+
+    def _watch(self, siblings: tuple[str, ...]) -> tuple[Slots, Watched]:
+        slots = Slots(self._modules(siblings))
+        tensors = slots.tensors()
+        require_countable(tensors)
+        return slots, Watched(tensors)
 
     def _try(self, names: Callable, candidate: Candidate, device: torch.device) -> str | None:
         self._names = names
@@ -71,20 +79,22 @@ class PatchedBlock:
         return self._probe(candidate)
 
     def _pack(self, device: torch.device) -> None:
+        # Before: what is written meanwhile is packed again.
+        slots, watched = self._watch(self.siblings)
         made = make_layer(self._model(), [self.path], device, self._names)
+        if made.parts[1:] != self.siblings:  # the first packing says which they are
+            slots, watched = self._watch(made.parts[1:])
         self.layer: Layer = made.layer
         self.siblings = made.parts[1:]
-        self._slots = Slots(self._modules())
-        tensors = self._slots.tensors()
-        require_countable(tensors)
-        self._watched = Watched(tensors)
         self._is_hashed = self.layer.spec.router.name == "hash"
+        self._slots = slots
+        self._watched = watched  # last: who finds it current finds its layer
 
     def _fresh_layer(self, hidden: torch.Tensor) -> Layer:
         """The layer, packed again where the model's weights have changed since."""
         if self._watched.is_current(self._slots.tensors()):
             return self.layer
-        with self._lock:
+        with self._lock.now:
             if not self._watched.is_current(self._slots.tensors()):
                 for module in self._modules():
                     require_weights(module)

@@ -7,12 +7,13 @@ packed again into the same memory, other tensors make a new layer.
 
 from __future__ import annotations
 
-import threading
+import dataclasses
 import weakref
 from typing import Any
 
 import torch
 
+from conclave._locks import ForkSafeLock
 from conclave._watched import Watched, is_countable
 from conclave.layer import Layer
 from conclave.spec import LayerOptions, MoeSpec, QuantSpec
@@ -28,7 +29,7 @@ def max_tokens(device: torch.device) -> int:
 
 _packed: weakref.WeakKeyDictionary[torch.nn.Module, PackedExperts] = weakref.WeakKeyDictionary()
 _releasing: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 
 
 def require_countable(tensors: list[torch.Tensor]) -> None:
@@ -40,6 +41,15 @@ def require_countable(tensors: list[torch.Tensor]) -> None:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class _Packed:
+    """A layer and what it was packed from, which threads read as one."""
+
+    layer: Layer
+    top_k: int
+    watched: Watched
+
+
 class PackedExperts:
     """The layer of one experts module."""
 
@@ -47,29 +57,29 @@ class PackedExperts:
         self._hidden_size = hidden_size
         self.traits: ExpertsTraits = read_traits(module, hidden_size)
         self.layer: Layer | None = None
-        self._top_k = 0
-        self._watched: Watched | None = None  # None: nothing is packed, or not completely
-        self._lock = threading.Lock()
+        self._packed: _Packed | None = None  # None: nothing is packed, or not completely
+        self._lock = ForkSafeLock()
 
     def adopt(self, module: torch.nn.Module, layer: Layer) -> int:
         """Takes a layer that was packed elsewhere, and frees the module's copy; its bytes."""
         count = free(module, self.traits.weights.values())
-        self.layer, self._top_k = layer, layer.spec.top_k
-        self._watched = Watched(self.traits.tensors(module))
+        self.layer = layer
+        self._packed = _Packed(layer, layer.spec.top_k, Watched(self.traits.tensors(module)))
         return count
 
     def layer_for(self, module: torch.nn.Module, top_k: int) -> Layer:
         """The layer of the module's weights, packed again if they are others than before."""
-        layer, watched = self.layer, self._watched
-        if layer is not None and watched is not None and top_k == self._top_k:
-            if watched.is_current(self.traits.tensors(module)):
-                return layer
-        with self._lock:
-            tensors = self.traits.tensors(module)
-            known = self._watched is not None and self._watched.is_current(tensors)
-            if self.layer is None or not known or top_k != self._top_k:
+        packed = self._packed
+        if packed is not None and self._serves(packed, module, top_k):
+            return packed.layer
+        del packed  # its memory goes before the new layer's comes
+        with self._lock.now:
+            if self._packed is None or not self._serves(self._packed, module, top_k):
                 self._pack(module, top_k)
-            return self.layer  # type: ignore[return-value]
+            return self._packed.layer  # type: ignore[union-attr]
+
+    def _serves(self, packed: _Packed, module: torch.nn.Module, top_k: int) -> bool:
+        return packed.top_k == top_k and packed.watched.is_current(self.traits.tensors(module))
 
     def _arrays(self, tensors: list[torch.Tensor]) -> dict[str, Any]:
         arrays = dict(zip(self.traits.weights, (t.detach() for t in tensors), strict=True))
@@ -90,16 +100,22 @@ class PackedExperts:
         releases = module in _releasing and self._is_copied(tensors[0])
         if not releases:
             require_countable(tensors)
-        former, self._watched = self._watched, None
+        is_known = self._is_known(tensors, top_k)
+        self._packed = None
         watched = Watched(tensors)
-        if former is not None and former.same_place(tensors) and top_k == self._top_k:
+        if is_known:
             self._reload(tensors)
         else:
             self._make(module, top_k)
         if releases:
             free(module, self.traits.weights.values())
             watched = Watched(self.traits.tensors(module))
-        self._top_k, self._watched = top_k, watched
+        self._packed = _Packed(self.layer, top_k, watched)  # type: ignore[arg-type]
+
+    def _is_known(self, tensors: list[torch.Tensor], top_k: int) -> bool:
+        """Whether the layer was packed from this memory, whatever that holds now."""
+        packed = self._packed
+        return packed is not None and packed.top_k == top_k and packed.watched.same_place(tensors)
 
     def _is_copied(self, weights: torch.Tensor) -> bool:
         """Whether packed weights are other memory than the module's."""
@@ -132,7 +148,7 @@ def packed_experts(module: torch.nn.Module, hidden_size: int) -> PackedExperts:
     """The module's packed layer, made at the first call. Raises NotOurs."""
     found = _packed.get(module)
     if found is None:
-        with _lock:
+        with _lock.now:
             found = _packed.get(module)
             if found is None:
                 require_weights(module)

@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
+from conclave._locks import ForkSafeLock
 from conclave._watched import Watched
+from conclave.layer import Layer
 from conclave.transformers._experts import experts_forward, logger
 from conclave.transformers._feed import first_that_fits, make_layer
 from conclave.transformers._find import Candidate, router_of
@@ -37,6 +39,7 @@ class PatchedPair:
         names = {module: name for name, module in candidate.block.named_children()}
         self._parts = [f"{candidate.path}.{names[m]}" for m in (router, candidate.experts)]
         self._warned = False
+        self._lock = ForkSafeLock()
         self.released_bytes = 0
         first_that_fits(lambda names: self._try(names, candidate))
 
@@ -47,13 +50,27 @@ class PatchedPair:
 
     def _pack(self) -> None:
         experts = self._experts()
-        self._slots = Slots((*self._router().modules(), *experts.modules()))
-        tensors = self._slots.tensors()
+        slots = Slots((*self._router().modules(), *experts.modules()))
+        tensors = slots.tensors()
         require_countable(tensors)
-        self._watched = Watched(tensors)
+        watched = Watched(tensors)  # before: what is written meanwhile is packed again
         device = next(experts.parameters()).device
         made = make_layer(self._model(), self._parts, device, self._names, alone=True)
-        self.layer = made.layer
+        self.layer: Layer = made.layer
+        self._slots = slots
+        self._watched = watched  # last: who finds it current finds its layer
+
+    def _fresh_layer(self) -> Layer:
+        """The layer, packed again where the model's weights have changed since."""
+        if self._watched.is_current(self._slots.tensors()):
+            return self.layer
+        with self._lock.now:
+            if not self._watched.is_current(self._slots.tensors()):
+                require_weights(self._experts())
+                self._pack()
+                if self.released_bytes:
+                    self.release()
+        return self.layer
 
     def _probe(self, candidate: Candidate) -> None:
         size = self.layer.spec.hidden_size
@@ -67,14 +84,10 @@ class PatchedPair:
             require_equal(self._run(hidden, raw), expected)
 
     def _run(self, hidden: torch.Tensor, router_input: torch.Tensor) -> torch.Tensor:
-        if not self._watched.is_current(self._slots.tensors()):
-            require_weights(self._experts())
-            self._pack()
-            if self.released_bytes:
-                self.release()
+        layer = self._fresh_layer()
         rows = hidden.detach().reshape(-1, hidden.shape[-1]).contiguous()
         raw = router_input.detach().reshape(-1, hidden.shape[-1]).contiguous()
-        return self.layer.forward(rows, router_input=raw).view(hidden.shape)
+        return layer.forward(rows, router_input=raw).view(hidden.shape)
 
     def _is_simple(self, hidden: torch.Tensor) -> bool:
         """Whether nothing but the result is wanted: no gradients, no graph, nobody listening."""

@@ -8,19 +8,22 @@ same memory, and those whose writes nobody counts (numpy, inference tensors) at 
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from conclave import _frameworks
+from conclave._locks import ForkSafeLock
 from conclave._watched import Watched, is_countable, place_of, version_of
 from conclave.errors import ConclaveTypeError
 from conclave.layer import Layer
 
 Weights = dict[str, Any]
 
-_lock = threading.RLock()
+_lock = ForkSafeLock(threading.RLock)
 _entries: dict[tuple[Any, ...], _Entry] = {}
+_left_half: list[_Entry] = []  # in a child: what another thread of the parent was writing to
 
 
 @dataclasses.dataclass
@@ -28,6 +31,17 @@ class _Entry:
     layer: Layer
     watched: Watched
     is_complete: bool = True  # False while a reload runs, and after one that failed
+
+
+def _drop_half_written() -> None:
+    """In a forked child nobody ends the reloads of other threads. Their layers are not freed
+    either, in the state that they are in."""
+    for key, entry in list(_entries.items()):
+        if not entry.is_complete:
+            _left_half.append(_entries.pop(key))
+
+
+os.register_at_fork(after_in_child=_drop_half_written)
 
 
 def _place_of(name: str, tensor: Any) -> tuple[Any, ...]:
@@ -55,7 +69,7 @@ def packed_layer(
     found = _entries.get(key)
     if found is not None and found.is_complete and found.watched.is_current(tensors):
         return found.layer
-    with _lock:
+    with _lock.now:
         found = _entries.get(key)
 
         def dies(_: Any) -> None:
@@ -102,5 +116,5 @@ def packed_layers() -> int:
 
 def forget_packed_layers() -> None:
     """Frees all of them; the next call with each of their weights packs again."""
-    with _lock:
+    with _lock.now:
         _entries.clear()
