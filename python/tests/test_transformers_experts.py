@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -256,6 +257,62 @@ def test_float8_groups_of_another_size_are_not_ours() -> None:
     module = SimpleNamespace(block_size=(64, 64), activation_scheme="dynamic")
     with pytest.raises(_traits.NotOurs, match="64 columns"):
         _traits._quant_of(module, torch.ones(1))
+
+
+def test_refusal_ends_with_the_weights_that_it_was_for(module: Any, caplog: Any) -> None:
+    with caplog.at_level(logging.WARNING, logger="conclave.transformers"), torch.no_grad():
+        hidden, ids, weights = call()
+        module.double()(hidden.double(), ids, weights)
+        assert len(caplog.records) == 1  # float64 is not ours
+        assert _experts._why_refused(module)
+        module.float()
+        check(module, (hidden, ids, weights), BARS[torch.float32])
+    assert not _experts._why_refused(module)
+    assert _packed.packed_experts(module, H).layer is not None
+
+
+def test_thread_between_does_not_bring_the_former_layer(module: Any, monkeypatch: Any) -> None:
+    """Another thread packs new weights between two reads of a call that has begun."""
+    check(module, call(), BARS[torch.float32])
+    packed = _packed.packed_experts(module, H)
+    former, serves, moved = packed.layer, packed._serves, []
+
+    def packs_new_weights(*arguments: Any) -> bool:
+        if not moved and threading.current_thread() is threading.main_thread():
+            moved.append(True)
+            module.down_proj = torch.nn.Parameter(module.down_proj.detach() * 2)
+            other = threading.Thread(target=packed.layer_for, args=(module, K))
+            other.start()
+            other.join()
+        return serves(*arguments)
+
+    monkeypatch.setattr(packed, "_serves", packs_new_weights)
+    assert packed.layer_for(module, K) is packed.layer is not former
+
+
+def test_layer_of_another_top_k_is_not_taken_for_this(module: Any) -> None:
+    hidden, ids, weights = call()
+    check(module, (hidden, ids, weights), BARS[torch.float32])
+    packed = _packed.packed_experts(module, H)
+    assert packed.layer_for(module, K - 1).spec.top_k == K - 1
+    assert packed.layer_for(module, K).spec.top_k == K
+
+
+def test_layer_that_could_not_be_packed_is_not_served(module: Any, monkeypatch: Any) -> None:
+    check(module, call(), BARS[torch.float32])
+
+    def fails(*_: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as context:
+        context.setattr(_packed.PackedExperts, "_reload", fails)
+        with torch.no_grad():
+            module.down_proj.mul_(2.0)
+            for _ in range(2):
+                with pytest.raises(MemoryError):
+                    module(*call())
+                context.setattr(_packed.PackedExperts, "_make", fails)
+    check(module, call(), BARS[torch.float32])
 
 
 def test_unchanged_weights_are_packed_once(module: Any, monkeypatch: Any) -> None:

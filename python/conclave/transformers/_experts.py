@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import inspect
 import logging
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+from conclave._watched import version_of
 from conclave.errors import ConclaveUnsupportedError
 from conclave.transformers._packed import packed_experts
 from conclave.transformers._release import require_weights
@@ -26,7 +28,17 @@ _WEIGHTS = (
     "up_proj_bias",
     "down_proj_bias",
 )
-_refused: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Refusal:
+    """Why a module runs eagerly, as long as its weights are of these kinds."""
+
+    reason: str
+    kinds: list[tuple[Any, ...]]
+
+
+_refused: weakref.WeakKeyDictionary[torch.nn.Module, _Refusal] = weakref.WeakKeyDictionary()
 _warned: set[str] = set()
 _modules_by_id: weakref.WeakValueDictionary[int, torch.nn.Module] = weakref.WeakValueDictionary()
 
@@ -59,7 +71,7 @@ def experts_forward(
     try:
         return run_experts(self, hidden_states, top_k_index, top_k_weights)
     except (NotOurs, ConclaveUnsupportedError) as error:
-        _refused[self] = str(error)
+        _refuse(self, str(error))
         return _eager(self, str(error), hidden_states, top_k_index, top_k_weights, kwargs)
 
 
@@ -89,7 +101,28 @@ def _why_not(module: torch.nn.Module, hidden_states: torch.Tensor) -> str:
         hidden_states.requires_grad or any(w.requires_grad for w in _weights_of(module))
     ):
         return "gradients are required, which are not computed here; use torch.no_grad()"
-    return _refused.get(module, "") if _refused else ""
+    return _why_refused(module)
+
+
+def _kinds_of(module: torch.nn.Module) -> list[tuple[Any, ...]]:
+    """Which weights a module has, as far as a refusal depends on it."""
+    weights = _weights_of(module)
+    return [(id(w), w.dtype, w.shape, w.device, version_of(w) is None) for w in weights]
+
+
+def _refuse(module: torch.nn.Module, reason: str) -> None:
+    _refused[module] = _Refusal(reason, _kinds_of(module))
+
+
+def _why_refused(module: torch.nn.Module) -> str:
+    """The reason of a refusal; empty for a module with other weights than it had then."""
+    found = _refused.get(module) if _refused else None
+    if found is None:
+        return ""
+    if found.kinds != _kinds_of(module):
+        ask_again(module)
+        return ""
+    return found.reason
 
 
 def ask_again(module: torch.nn.Module) -> None:
@@ -175,13 +208,14 @@ def _operator(
     module_id: int,
 ) -> torch.Tensor:
     module = _module_of(module_id)
-    reason = _refused.get(module, "") if _refused else ""
+    reason = _why_refused(module)
     with torch.no_grad():
         if not reason:
             try:
                 return run_experts(module, hidden_states, top_k_index, top_k_weights)
             except (NotOurs, ConclaveUnsupportedError) as error:
-                reason = _refused[module] = str(error)
+                reason = str(error)
+                _refuse(module, reason)
         return _eager(module, reason, hidden_states, top_k_index, top_k_weights, {})
 
 
