@@ -7,11 +7,14 @@ cast, a move and a new parameter change the rest. Tensors that were made in infe
 counter, and arrays of other libraries neither: writes to them could not be seen, so that no layer
 of them is kept while their owner may write to them (`is_countable`).
 
-Nothing can see a write that goes around the counter: through `tensor.data`, or through numpy.
+Fused optimisers write around the counter, so that their steps are counted here (`_count_steps`).
+Nothing else can see such a write: through `tensor.data`, `untyped_storage()` or numpy, or by a
+collective of torch.distributed (`broadcast`, `recv`, `all_reduce`, `scatter`).
 """
 
 from __future__ import annotations
 
+import importlib
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -45,6 +48,33 @@ def _owner_of(tensor: Any, dies: Callable[[Any], None] | None) -> weakref.ref[An
     return owner if owner() is not None else weakref.ref(tensor, dies)
 
 
+_counts_steps = False
+
+
+def _count_steps() -> None:
+    """Counts what optimisers write from now on, with `fused=True` too; once a process."""
+    global _counts_steps
+    torch = _frameworks.torch()
+    if _counts_steps or torch is None:
+        return
+    module = importlib.import_module("torch.optim.optimizer")  # no attribute of torch.optim
+    register = getattr(module, "register_optimizer_step_post_hook", None)
+    if register is not None and hasattr(torch.autograd.graph, "increment_version"):
+        register(_count_step)
+    _counts_steps = True
+
+
+def _count_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    increment = _frameworks.torch().autograd.graph.increment_version
+    for group in optimizer.param_groups:
+        for tensor in group["params"]:
+            if tensor.grad is None or version_of(tensor) is None:
+                continue
+            increment(tensor)
+            if hasattr(tensor, "to_local"):  # a shard counts for itself
+                increment(tensor.to_local())
+
+
 class Watched:
     """Tensors of torch as they were at a time. It does not keep them.
 
@@ -54,6 +84,7 @@ class Watched:
     __slots__ = ("_owners", "_places", "_versions")
 
     def __init__(self, tensors: Sequence[Any], dies: Callable[[Any], None] | None = None) -> None:
+        _count_steps()
         self._places = [place_of(tensor) for tensor in tensors]
         self._owners = [_owner_of(tensor, dies) for tensor in tensors]
         self._versions: list[int | None] = [version_of(tensor) for tensor in tensors]

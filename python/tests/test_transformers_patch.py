@@ -8,6 +8,7 @@ import io
 import logging
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,10 +18,12 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", "5.0", reason="transformers 5 is not installed")
 
 import conclave.transformers  # noqa: E402
+from conclave import _locks  # noqa: E402
 from conclave.errors import ConclaveRuntimeError, ConclaveValueError  # noqa: E402
-from conclave.transformers import _block, _experts, _packed, _patch  # noqa: E402
+from conclave.transformers import _block, _experts, _packed, _pair, _patch  # noqa: E402
 from support import compilers, models  # noqa: E402
 from support.devices import host_only  # noqa: E402
+from support.optimisers import FUSED, fused_step  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -136,6 +139,119 @@ def test_update_of_a_patched_model_is_seen(model: Any) -> None:
     actual = logits(model)
     conclave.transformers.unpatch(model)
     assert torch.allclose(actual, logits(model), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("way", ["set_implementation", "patch"])
+def test_fused_step_is_seen(model: Any, way: str, name: str) -> None:
+    before = logits(model)
+    getattr(conclave.transformers, way)(model)
+    logits(model)
+    model(input_ids=models.prompt(), labels=models.prompt()).loss.backward()
+    fused_step(name, list(model.parameters()))
+    actual = logits(model)
+    model.set_experts_implementation("eager")
+    conclave.transformers.unpatch(model)
+    assert torch.allclose(actual, logits(model), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(actual, before, rtol=1e-2, atol=1e-2)
+
+
+def patched(name: str, kind: type) -> tuple[Any, Any]:
+    """A model and the first of its replacements."""
+    model = load(name)
+    conclave.transformers.patch(model)
+    found = [r for r in _patch._patches[model] if isinstance(r, kind)]
+    if not found:
+        pytest.skip(f"this version has no {kind.__name__} in {name}")
+    return model, found[0]
+
+
+KINDS = {"mixtral": _block.PatchedBlock, "gemma4_text": _pair.PatchedPair}
+
+
+def change_experts(model: Any) -> None:
+    with torch.no_grad():
+        for name, weights in model.named_parameters():
+            if "experts" in name and "down_proj" in name:
+                # Not another size, which a norm behind would take away.
+                weights.copy_(weights.roll(1, dims=1))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_block_that_could_not_be_packed_is_not_served(name: str, monkeypatch: Any) -> None:
+    model, block = patched(name, KINDS[name])
+    change_experts(model)
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as context:
+        context.setattr(sys.modules[type(block).__module__], "make_layer", fails)
+        for _ in range(2):
+            with pytest.raises(MemoryError):
+                logits(model)
+    actual = logits(model)
+    conclave.transformers.unpatch(model)
+    assert torch.allclose(actual, logits(model), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_write_while_a_block_is_packed_is_seen(name: str, monkeypatch: Any) -> None:
+    model, block = patched(name, KINDS[name])
+    module = sys.modules[type(block).__module__]
+    make = module.make_layer
+
+    def late(*arguments: Any, **named: Any) -> Any:
+        made = make(*arguments, **named)
+        change_experts(model)
+        return made
+
+    change_experts(model)
+    with monkeypatch.context() as context:
+        context.setattr(module, "make_layer", late)
+        logits(model)
+    actual = logits(model)
+    conclave.transformers.unpatch(model)
+    assert torch.allclose(actual, logits(model), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_second_thread_waits_for_the_new_layer(name: str, monkeypatch: Any) -> None:
+    model, block = patched(name, KINDS[name])
+    module, rows = sys.modules[type(block).__module__], torch.zeros(1, 1)
+    make, arguments = module.make_layer, (rows,) if KINDS[name] is _block.PatchedBlock else ()
+    former, packs, found, threads = block.layer, threading.Event(), [], []
+
+    def second() -> None:
+        packs.wait(60)
+        found.append(block._fresh_layer(*arguments))
+
+    def slow(*given: Any, **named: Any) -> Any:
+        packs.set()
+        threads[0].join(0.2)  # it must not have got a layer by now
+        assert not found
+        return make(*given, **named)
+
+    change_experts(model)
+    monkeypatch.setattr(module, "make_layer", slow)
+    threads.append(threading.Thread(target=second))
+    threads[0].start()
+    first = block._fresh_layer(*arguments)
+    threads[0].join()
+    assert found == [first] and first is not former
+
+
+@host_only
+@pytest.mark.parametrize("name", KINDS)
+def test_locks_of_a_patched_model_are_free_in_a_child(name: str) -> None:
+    """Without a fork, after which torch may not work: test_watched.py has some."""
+    _, block = patched(name, KINDS[name])
+    held = [block._lock, _packed._lock]
+    for lock in held:
+        before = lock.now
+        with lock.now:
+            _locks._renew_in_child()
+            assert lock.now is not before and not lock.now.locked()
 
 
 def test_gradients_of_a_patched_model_are_the_models_own(model: Any, caplog: Any) -> None:

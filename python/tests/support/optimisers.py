@@ -1,0 +1,19 @@
+"""Optimisers whose kernels write weights without counting it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+FUSED = ("AdamW", "SGD", "Adagrad")
+
+
+def fused_step(name: str, parameters: Sequence[torch.nn.Parameter]) -> None:
+    """One step by the gradients that are there. Skips where this torch has no fused kernel."""
+    try:
+        optimiser = getattr(torch.optim, name)(parameters, lr=0.05, fused=True)
+    except (RuntimeError, TypeError) as error:
+        pytest.skip(f"torch {torch.__version__}: {error}")
+    optimiser.step()
