@@ -242,7 +242,7 @@ class Layer:
         """
         if checkpoint is not None:
             if layer is None:
-                raise ConclaveTypeError("layer: expected the number of a layer of the checkpoint, found None")
+                raise ConclaveTypeError("layer: expected a layer's number, found None")
             if isinstance(checkpoint, Feed):
                 self._core.reload_from_feed(checkpoint._core, layer, mode)
                 return

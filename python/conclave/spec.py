@@ -189,7 +189,8 @@ def to_dict(record: Any) -> dict[str, Any]:
         items = record.items()
     else:
         raise ConclaveTypeError(
-            f"expected MoeSpec, LayerOptions, ParallelSpec or a mapping, found {type(record).__name__}"
+            f"expected MoeSpec, LayerOptions or another record, or a mapping, "
+            f"found {type(record).__name__}"
         )
     return {name: _plain(value) for name, value in items if value is not None}
 
