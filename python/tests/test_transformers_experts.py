@@ -401,7 +401,7 @@ def test_operator_passes_checks_of_torch(module: Any) -> None:
     weights = [module.gate_up_proj, module.down_proj]
     torch.library.opcheck(
         torch.ops.conclave.experts,
-        (*call(), weights, id(module)),
+        (*call(), weights, id(module), False),
         test_utils=("test_schema", "test_faketensor"),
     )
 

@@ -239,6 +239,18 @@ def test_released_model_compiles() -> None:
 
 
 @host_only
+def test_compiled_gradients_of_released_weights_are_refused() -> None:
+    model = load("mixtral")
+    with_backend(model)
+    expected = logits(model)
+    compiled = torch.compile(model, backend="aot_eager")
+    ids = torch.zeros((1, 4), dtype=torch.int64, device=model.device)
+    with torch.enable_grad(), pytest.raises(ConclaveRuntimeError, match="was released"):
+        compiled(ids)
+    assert close(logits(compiled), expected)
+
+
+@host_only
 def test_tied_weights_are_kept() -> None:
     model = load("mixtral")
     first, second = (layer.mlp.experts for layer in model.model.layers)

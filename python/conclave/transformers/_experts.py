@@ -176,13 +176,20 @@ def _compiled(
     kwargs: dict[str, Any],
 ) -> torch.Tensor:
     weights = [w for name, w in module._parameters.items() if name in _WEIGHTS and w is not None]
-    if torch.is_grad_enabled() and (
+    needs_weights = torch.is_grad_enabled() and (
         hidden_states.requires_grad or any(w.requires_grad for w in weights)
-    ):
+    )
+    # Of released weights the operator complains when it runs; an error while tracing would stay.
+    if needs_weights and all(w.numel() != 0 for w in weights):
         original = type(module).forward.__wrapped__  # type: ignore[attr-defined]
         return original(module, hidden_states, top_k_index, top_k_weights, **kwargs)
     return torch.ops.conclave.experts(
-        hidden_states, top_k_index, top_k_weights, weights, id(module)
+        hidden_states.detach(),
+        top_k_index,
+        top_k_weights.detach(),
+        [w.detach() for w in weights],
+        id(module),
+        needs_weights,
     )
 
 
@@ -206,8 +213,11 @@ def _operator(
     top_k_weights: torch.Tensor,
     weights: list[torch.Tensor],
     module_id: int,
+    needs_weights: bool,
 ) -> torch.Tensor:
     module = _module_of(module_id)
+    if needs_weights:
+        require_weights(module)
     reason = _why_refused(module)
     with torch.no_grad():
         if not reason:
@@ -225,6 +235,7 @@ def _fake(
     top_k_weights: torch.Tensor,
     weights: list[torch.Tensor],
     module_id: int,
+    needs_weights: bool,
 ) -> torch.Tensor:
     return torch.empty(hidden_states.shape, dtype=hidden_states.dtype, device=hidden_states.device)
 
@@ -236,6 +247,6 @@ def define_operator() -> None:
         _operator,
         mutates_args=(),
         schema="(Tensor hidden_states, Tensor top_k_index, Tensor top_k_weights, "
-        "Tensor[] weights, int module_id) -> Tensor",
+        "Tensor[] weights, int module_id, bool needs_weights) -> Tensor",
     )
     torch.library.register_fake("conclave::experts", _fake)
