@@ -1,0 +1,1 @@
+"""Our layer and other engines timed in pairs: one process, random order, hot and cool."""

@@ -1,0 +1,80 @@
+"""What is timed: sizes of published models, a few odd ones, and the order that a short run takes."""
+
+import dataclasses
+
+TOKENS = (1, 16, 64, 256, 1024, 4096, 16384)
+# Where time may run out, the cells that tell most come first.
+TOKENS_BY_WEIGHT = (1024, 16384, 64, 1, 4096, 256, 16)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    name: str
+    experts: int
+    top_k: int
+    hidden: int
+    inner: int
+    format: str  # bf16, e4m3 (blocks of 128 x 128, rows by 1 x 128), int4 (groups of 128), mxfp4
+
+    @property
+    def weight_bits(self) -> float:
+        """Of one weight, scales included."""
+        return {"bf16": 16.0, "e4m3": 8.0, "int4": 4 + 16 / 128, "mxfp4": 4 + 8 / 32}[self.format]
+
+    def flops(self, tokens: int) -> int:
+        return 6 * tokens * self.top_k * self.hidden * self.inner
+
+
+_SIZES = {
+    "qwen3-30b": (128, 8, 2048, 768),
+    "mixtral-8x7b": (8, 2, 4096, 14336),
+    "qwen3-235b": (128, 8, 4096, 1536),
+    "olmoe": (64, 8, 2048, 1024),
+    "gpt-oss-20b": (32, 4, 2880, 2880),
+    "dsv3-ep8": (32, 1, 7168, 2048),
+    "deepseek-v3": (256, 8, 7168, 2048),
+    "deepseek-v2": (160, 6, 5120, 1536),
+    "granite-3b": (40, 8, 1536, 512),
+    "qwen1.5-moe": (60, 4, 2048, 1408),
+}
+# No e4m3: 2880 is no multiple of the block; the odd sizes are run in 16 bits alone.
+_FORMATS = {
+    "bf16": tuple(_SIZES),
+    "e4m3": ("qwen3-30b", "mixtral-8x7b", "qwen3-235b", "olmoe", "dsv3-ep8", "deepseek-v3", "deepseek-v2"),
+    "int4": ("qwen3-30b", "mixtral-8x7b", "qwen3-235b", "dsv3-ep8"),
+    "mxfp4": ("qwen3-30b", "mixtral-8x7b", "qwen3-235b", "gpt-oss-20b", "dsv3-ep8"),
+}
+_SUFFIX = {"bf16": "", "e4m3": "-fp8", "int4": "-int4", "mxfp4": "-mxfp4"}
+
+CASES = {
+    name + _SUFFIX[form]: Case(name + _SUFFIX[form], *_SIZES[name], form)
+    for form, names in _FORMATS.items()
+    for name in names
+}
+# The README's layers first.
+DEFAULT_CASES = (
+    "qwen3-30b", "qwen3-235b-fp8", "mixtral-8x7b", "deepseek-v3-fp8", "qwen3-30b-fp8", "qwen3-235b",
+    "mixtral-8x7b-fp8", "gpt-oss-20b", "olmoe", "dsv3-ep8-fp8", "dsv3-ep8",
+)
+
+
+def parse_case(text: str) -> Case:
+    """A case by name, or ExkxHxI[:format] for sizes of one's own: 48x6x1792x640:e4m3."""
+    if text in CASES:
+        return CASES[text]
+    sizes, _, form = text.partition(":")
+    numbers = sizes.split("x")
+    if len(numbers) != 4 or not all(n.isdigit() and int(n) > 0 for n in numbers) or (form or "bf16") not in _SUFFIX:
+        raise ValueError(f"unknown case {text!r}: expected one of {', '.join(CASES)}, or ExkxHxI[:format]")
+    return Case(text, *map(int, numbers), form or "bf16")
+
+
+def routings_per_graph(tokens: int) -> int:
+    """So many that a replay reads more than four times the L2 cache."""
+    return 8 if tokens <= 64 else 3 if tokens <= 1024 else 1
+
+
+def cells_in_order(cases: list, tokens: list) -> list:
+    """(case, its tokens in order of weight). Weights are made once a case, so cases are not interleaved."""
+    ranked = [t for t in TOKENS_BY_WEIGHT if t in tokens]
+    return [(case, ranked + [t for t in tokens if t not in ranked]) for case in cases]

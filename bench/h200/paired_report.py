@@ -1,0 +1,34 @@
+#!/usr/bin/env python3
+"""Makes tables of what paired_bench.py printed.
+
+    python3 bench/h200/paired_report.py paired.jsonl --markdown bench/results/h200/DATE-paired.md
+    python3 bench/h200/paired_report.py paired.jsonl --readme
+"""
+
+import argparse
+import datetime
+import pathlib
+
+from paired import report
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="+")
+    parser.add_argument("--markdown", help="file to write; else the table is printed")
+    parser.add_argument("--readme", action="store_true", help="print the README's table instead")
+    parser.add_argument("--peer", default="vllm_triton", help="whose ratio the README's table has")
+    parser.add_argument("--date", default=datetime.date.today().isoformat())
+    parser.add_argument("--command", default="python3 bench/h200/paired_bench.py")
+    options = parser.parse_args()
+    results = report.read(options.results)
+    if options.readme:
+        print(report.readme_table(results, options.peer))
+    elif options.markdown:
+        pathlib.Path(options.markdown).write_text(report.markdown(results, options.date, options.command), encoding="utf-8")
+    else:
+        print(report.markdown(results, options.date, options.command))
+
+
+if __name__ == "__main__":
+    main()

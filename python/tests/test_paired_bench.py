@@ -1,0 +1,167 @@
+"""The bench of pairs without a GPU: alternation, spread, reports, plug-ins and its float64 layer."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import random
+import sys
+
+import pytest
+
+BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench" / "h200"
+sys.path.insert(0, str(BENCH))
+
+from paired import alternation, cases, plugin, report, statistics  # noqa: E402
+
+
+class FakeDevice:
+    """Replays take `us[name]`; under load for `warm_after` seconds they take twice that."""
+
+    def __init__(self, us: dict, warm_after: float = 0.0) -> None:
+        self.us, self.warm_after = us, warm_after
+        self.clock, self.busy_until, self.log, self.outstanding = 0.0, 0.0, [], 0
+
+    def now(self) -> float:
+        return self.clock
+
+    def sleep(self, seconds: float) -> None:
+        assert self.outstanding == 0
+        self.log.append("sleep")
+        self.clock += seconds
+
+    def enqueue(self, names: list) -> list:
+        self.outstanding += 1
+        begun = max(self.clock, self.busy_until)
+        factor = 1 if begun >= self.warm_after else 0.5
+        times = [self.us[name] * factor for name in names]
+        self.busy_until = begun + sum(times) * 1e-6
+        self.log += names
+        self.clock += 1e-6 * len(names)
+        return [self.busy_until, times]
+
+    def collect(self, ticket: list) -> list:
+        self.outstanding -= 1
+        self.clock = max(self.clock, ticket[0])
+        return ticket[1]
+
+
+def test_hot_times_leave_out_the_warming_share() -> None:
+    device = FakeDevice({"a": 100.0, "b": 300.0}, warm_after=0.9)
+    times = alternation.time_hot(device, ["a", "b"], 2.0, random.Random(1))
+    assert set(times["a"]) == {100.0} and set(times["b"]) == {300.0}
+    assert len(times["a"]) == len(times["b"]) > 1000
+    assert device.outstanding == 0 and device.clock == pytest.approx(2.0, abs=0.05)
+
+
+def test_hot_order_is_random_and_even() -> None:
+    device = FakeDevice({"a": 1000.0, "b": 1000.0, "c": 1000.0})
+    alternation.time_hot(device, ["a", "b", "c"], 1.0, random.Random(1))
+    rounds = [tuple(device.log[i : i + 3]) for i in range(0, len(device.log), 3)]
+    assert all(sorted(r) == ["a", "b", "c"] for r in rounds)
+    assert len(set(rounds)) == 6
+
+
+def test_hot_keeps_the_device_busy_between_batches() -> None:
+    device = FakeDevice({"a": 50.0})
+    waits = []
+    enqueue = device.enqueue
+    device.enqueue = lambda names: (waits.append(device.clock - device.busy_until), enqueue(names))[1]
+    alternation.time_hot(device, ["a"], 0.5, random.Random(1))
+    assert max(waits[2:]) <= 0  # the queue was never empty when more was asked for
+
+
+def test_hot_times_long_replays_often_enough_but_not_for_ever() -> None:
+    times = alternation.time_hot(FakeDevice({"a": 2e5}), ["a"], 1.0, random.Random(1))
+    assert len(times["a"]) >= alternation.LEAST_REPLAYS
+    device = FakeDevice({"a": 5e6})
+    assert len(alternation.time_hot(device, ["a"], 1.0, random.Random(1))["a"]) >= 1
+    assert device.clock < 30
+
+
+def test_cool_rests_before_every_replay() -> None:
+    device = FakeDevice({"a": 10.0, "b": 20.0})
+    times = alternation.time_cool(device, ["a", "b"], 3, 0.25, random.Random(1))
+    assert times == {"a": [10.0] * 3, "b": [20.0] * 3}
+    assert device.log[::2] == ["sleep"] * 6
+
+
+def test_spread_of_known_values() -> None:
+    row = statistics.spread([4.0, 1.0, 3.0, 2.0, 5.0]).as_row()
+    assert row == {"us": 3.0, "q1": 2.0, "q3": 4.0, "n": 5}
+    assert statistics.spread([7.0]).as_row() == {"us": 7.0, "q1": 7.0, "q3": 7.0, "n": 1}
+    with pytest.raises(ValueError, match="no times"):
+        statistics.spread([])
+
+
+def test_cases_are_parsed_and_ordered_by_weight() -> None:
+    odd = cases.parse_case("48x6x1792x640:e4m3")
+    assert (odd.experts, odd.top_k, odd.hidden, odd.inner, odd.format) == (48, 6, 1792, 640, "e4m3")
+    with pytest.raises(ValueError, match="unknown case"):
+        cases.parse_case("48x6x1792")
+    assert all(name in cases.CASES for name in cases.DEFAULT_CASES)
+    ((_, tokens),) = cases.cells_in_order([odd], [1, 48, 1024])
+    assert tokens == [1024, 1, 48]
+
+
+def test_a_missing_or_broken_plugin_says_why(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text("TITLE = WHAT = 'x'\nFORMATS = ('bf16',)\ndef open():\n    raise OSError('no such thing')\n")
+    peer = plugin.find(str(path))
+    assert peer.candidates is None and peer.reason == "OSError: no such thing"
+    with pytest.raises(ValueError, match="unknown peer"):
+        plugin.find("nothing")
+    assert {"ours", "grouped_mm", "cublas", "deepgemm", "vllm_triton"} <= set(plugin.known_names())
+
+
+def lines_of_a_run() -> list:
+    cell = {"kind": "cell", "case": "qwen3-30b", "format": "bf16", "tokens": 1024, "error": 0.004, "label": "x",
+            "active_bytes": 1e9, "flops": 1e10}
+    hot = {"us": 200.0, "q1": 198.0, "q3": 204.0, "n": 90}
+    return [json.dumps(row) for row in (
+        {"kind": "machine", "device": "NVIDIA H200", "commit": "abc"},
+        {"kind": "peer", "peer": "ours", "title": "Conclave", "what": "layer", "absent": ""},
+        {"kind": "peer", "peer": "vllm_triton", "title": "vLLM Triton", "what": "layer", "absent": ""},
+        {"kind": "peer", "peer": "deepgemm", "title": "DeepGEMM", "what": "products", "absent": "no module"},
+        {**cell, "peer": "ours", "hot": hot, "cool": {**hot, "us": 180.0}},
+        {**cell, "peer": "vllm_triton", "hot": {**hot, "us": 300.0}, "cool": {**hot, "us": 216.0}},
+        {"kind": "absent", "peer": "deepgemm", "case": "qwen3-30b", "tokens": 1024, "reason": "no module"},
+    )]
+
+
+def test_report_has_ratios_spread_and_what_is_absent() -> None:
+    text = report.markdown(report.Results(lines_of_a_run()), "2026-11-22", "cmd")
+    assert "| 1024 | 200.0 | 3.0 % (90) | 180.0 | 1.50 / 1.20 | - | 1.04 | 4.0e-03 |" in text
+    assert "- deepgemm: no module (1 cells, first qwen3-30b 1024)" in text
+    table = report.readme_table(report.Results(lines_of_a_run()))
+    assert "| Qwen3-30B-A3B, bf16 | - | - | 200 (1.50 / 1.20) | - |" in table
+
+
+@pytest.mark.parametrize("form", ["bf16", "e4m3"])
+def test_the_reference_accepts_our_layer_and_refuses_another(torch, form: str) -> None:
+    import conclave
+    from paired.peers import ours
+    from paired.problem import LIMITS, Problem, Weights
+
+    case = cases.Case("small", 6, 2, 256, 128, form)
+    weights = Weights(case, device="cpu")
+    problem = Problem(case, 9, weights, device="cpu")
+    run = ours.forward_of(ours.make_layer(conclave, weights, 9), problem)
+    outputs = [run(index).clone() for index in range(problem.routings)]
+    assert problem.layer_error(outputs) < LIMITS[form]
+    outputs[0][8, :8] = 0
+    assert problem.layer_error(outputs) > LIMITS[form]
+    outputs[0][8, 0] = float("nan")
+    assert problem.layer_error(outputs) == float("inf")
+
+
+def test_sorting_by_torch_pads_every_expert(torch) -> None:
+    from paired.peers._vllm_align import agree, align_by_torch
+
+    ids = torch.tensor([[2, 0], [2, 4], [0, 2]], dtype=torch.int32)
+    order, owners, padded = align_by_torch(ids, 2, 5)
+    assert padded.tolist() == [8]
+    assert owners.tolist()[:4] == [0, 2, 2, 4]
+    assert order.tolist()[:8] == [1, 4, 0, 2, 5, 6, 3, 6]
+    assert agree((order, owners, padded), (order, owners, padded), 2)
+    assert not agree((order, owners.flip(0), padded), (order, owners, padded), 2)
