@@ -1,5 +1,6 @@
 #include "command_line.h"
 
+#include "nearest_word.h"
 #include "output/report_error.h"
 
 #include <CLI/CLI.hpp>
@@ -62,6 +63,17 @@ CommandOutline outline_command(const CLI::App& command) {
 
 Action finished(ExitCode code) {
   return [code] { return code; };
+}
+
+// The first word is the command; the parser itself would call it an argument too many.
+Action refuse_command(const std::string& word, const ToolOutline& outline) {
+  std::vector<std::string> names;
+  for (const CommandOutline& command : outline.commands) names.push_back(command.name);
+  const std::string nearest = nearest_word(word, names);
+  const std::string meant =
+      nearest.empty() ? "" : fmt::format("did you mean 'conclave {}'? ", nearest);
+  report_usage_error(fmt::format("unknown command '{}'", word), meant + "see conclave --help");
+  return finished(ExitCode::kUsage);
 }
 
 }  // namespace
@@ -172,6 +184,14 @@ ToolOutline CommandLine::outline() const {
 }
 
 Action CommandLine::parse(int argc, const char* const* argv) {
+  const std::string first = argc > 1 ? argv[1] : "";
+  const CLI::App& app = *app_;
+  const bool is_command =
+      !app.get_subcommands([&](const CLI::App* command) { return command->get_name() == first; })
+           .empty();
+  if (!first.empty() && first.front() != '-' && !is_command) {
+    return refuse_command(first, outline());
+  }
   try {
     app_->parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -42,6 +42,26 @@ TEST(Usage, NoCommand_PrintsHelpAndFails) {
   EXPECT_NE(result.out.find("Subcommands:"), std::string::npos);
 }
 
+TEST(Usage, MistypedCommand_NamesTheNearest) {
+  const std::pair<const char*, const char*> meant[] = {
+      {"rum", "run"}, {"inspekt", "inspect"}, {"bnech", "bench"}, {"verfiy", "verify"}};
+  for (const auto& [given, nearest] : meant) {
+    const ToolResult result = run_tool({given, "testdata/mixtral-tiny"});
+    EXPECT_NE(result.err.find("did you mean 'conclave " + std::string(nearest) + "'?"),
+              std::string::npos)
+        << result.err;
+  }
+}
+
+TEST(Usage, CommandLikeNone_SuggestsNothing) {
+  for (const char* given : {"frob", "x", "help-me-please"}) {
+    const ToolResult result = run_tool({given});
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_EQ(result.err.find("did you mean"), std::string::npos) << result.err;
+    EXPECT_NE(result.err.find("see conclave --help"), std::string::npos) << result.err;
+  }
+}
+
 struct WrongUsage {
   const char* name;
   std::vector<std::string> arguments;
@@ -64,8 +84,10 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         WrongUsage{"UnknownCommand",
                    {"frob"},
-                   "conclave: error [kInvalidArgument]: The following argument was not expected: "
-                   "frob"},
+                   "conclave: error [kInvalidArgument]: unknown command 'frob'"},
+        WrongUsage{"MistypedCommand",
+                   {"rum"},
+                   "conclave: error [kInvalidArgument]: unknown command 'rum'"},
         WrongUsage{"UnknownOption",
                    {"run", kModel, "--bogus"},
                    "conclave: error [kInvalidArgument]: The following argument was not expected: "
