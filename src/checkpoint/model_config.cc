@@ -9,7 +9,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
+#include <cctype>
 #include <optional>
 
 namespace conclave::inline v0::checkpoint {
@@ -59,6 +61,33 @@ struct FamilyMatch {
                        "docs/adding-an-architecture.md shows how to add a table for a family"});
 }
 
+// Whether some key, at any depth, speaks of experts: "num_local_experts", "moe_layers".
+bool names_experts(const io::JsonValue& config) {
+  if (!config.is_object()) return false;
+  for (const io::JsonMember& member : config.members()) {
+    std::string key(member.key);
+    std::transform(key.begin(), key.end(), key.begin(),
+                   [](unsigned char letter) { return static_cast<char>(std::tolower(letter)); });
+    if (key.find("expert") != std::string::npos || key.find("moe") != std::string::npos)
+      return true;
+    if (names_experts(member.value)) return true;
+  }
+  return false;
+}
+
+[[noreturn]] void reject_dense_model(const io::JsonValue& root,
+                                     std::span<const std::string> types) {
+  std::vector<std::string> shown;
+  for (const std::string& type : types) shown.push_back(io::show_text(type));
+  throw Error(
+      ErrorCode::kUnknownArchitecture,
+      {.what = "the model has no MoE layers: no key of its configuration speaks of experts",
+       .file = root.file(),
+       .expected = "a Mixture-of-Experts model",
+       .found = fmt::format("model_type {}", first_few(shown)),
+       .hint = "there is nothing to run in a dense model; docs/models.md lists the families"});
+}
+
 // The outermost known type decides: it may differ from the language model in it.
 FamilyMatch match_family(const std::vector<io::JsonValue>& chain) {
   std::vector<std::string> found;
@@ -79,6 +108,7 @@ FamilyMatch match_family(const std::vector<io::JsonValue>& chain) {
                  .expected = "the name of a model family",
                  .hint = "is this the config.json of a Hugging Face model?"});
   }
+  if (!names_experts(root)) reject_dense_model(root, found);
   reject_family(root.file(), found);
 }
 

@@ -7,7 +7,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
+#include <cctype>
 #include <cerrno>
 #include <climits>
 #include <fcntl.h>
@@ -39,6 +41,34 @@ std::string cache_prefix(const std::filesystem::path& directory) {
   const std::string repository = snapshots.parent_path().filename().string();
   if (snapshots.filename() != "snapshots" || !repository.starts_with("models--")) return {};
   return "snapshots/" + directory.filename().string() + '/';
+}
+
+// Whether a path that does not exist is spelled like a model's name on a hub, "ORG/NAME", and its
+// first part is no local directory either.
+bool looks_like_hub_name(const std::filesystem::path& path) {
+  const std::string text = path.string();
+  std::error_code ignored;
+  if (std::filesystem::exists(path.parent_path(), ignored)) return false;
+  const auto is_plain = [](unsigned char c) {
+    return std::isalnum(c) != 0 || c == '-' || c == '_' || c == '.';
+  };
+  const size_t slash = text.find('/');
+  if (slash == std::string::npos || slash == 0 || slash + 1 == text.size()) return false;
+  return text.front() != '.' && std::count(text.begin(), text.end(), '/') == 1 &&
+         std::all_of(text.begin(), text.end(),
+                     [&](char c) { return c == '/' || is_plain(static_cast<unsigned char>(c)); });
+}
+
+[[noreturn]] void refuse_path(int error_number, const std::filesystem::path& path) {
+  const bool absent = error_number == ENOENT || error_number == ENOTDIR;
+  if (!absent || !looks_like_hub_name(path)) throw_open_error(error_number, path.string());
+  throw Error(ErrorCode::kFileNotFound,
+              {.what = "no such directory",
+               .file = path.string(),
+               .expected = "the local directory of a model",
+               .hint = "this looks like a model's name on the Hugging Face hub: download it, for "
+                       "example with 'hf download " +
+                       path.string() + " --local-dir DIR', and name that directory"});
 }
 
 [[noreturn]] void refuse_name(std::string_view name, std::string_view file, std::string why) {
@@ -89,7 +119,7 @@ Directory::Directory(std::filesystem::path path, FileDescriptor root, std::strin
 
 Directory Directory::open(const std::filesystem::path& path, PathResolver resolver) {
   FileDescriptor directory(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
-  if (!directory) throw_open_error(errno, path.string());
+  if (!directory) refuse_path(errno, path);
   struct stat info {};
   if (fstat(directory.get(), &info) != 0) throw_open_error(errno, path.string());
   if (!S_ISDIR(info.st_mode)) {

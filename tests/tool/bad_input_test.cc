@@ -99,12 +99,36 @@ TEST_F(DamagedModel, BrokenConfig_IsASyntaxError) {
 }
 
 TEST_F(DamagedModel, UnknownFamily_ListsTheKnownOnes) {
-  write_text(model_ / "config.json", R"({"model_type": "gpt2", "num_hidden_layers": 2})");
+  write_text(model_ / "config.json", R"({"model_type": "gpt2_moe", "num_experts": 2})");
   const ToolResult result = run_tool({"inspect", model_.string()});
   EXPECT_EQ(result.exit_code, 3);
   EXPECT_NE(result.err.find("error [kUnknownArchitecture]"), std::string::npos) << result.err;
   for (const char* known : {"deepseek_v3", "gpt_oss", "mixtral", "qwen3_moe"}) {
     EXPECT_NE(result.err.find(known), std::string::npos) << known;
+  }
+}
+
+TEST_F(DamagedModel, DenseModel_HasNoMoeLayers) {
+  write_text(model_ / "config.json",
+             R"({"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 8})");
+  const ToolResult result = run_tool({"run", model_.string()});
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_EQ(result.err.substr(0, result.err.find('\n')),
+            "conclave: error [kUnknownArchitecture]: the model has no MoE layers: no key of its "
+            "configuration speaks of experts");
+  EXPECT_NE(result.err.find("found:    model_type \"llama\""), std::string::npos) << result.err;
+  EXPECT_EQ(result.err.find("nearest"), std::string::npos) << result.err;
+}
+
+TEST(BadInput, NameOnAHub_HintsAtALocalDirectory) {
+  const ToolResult result = run_tool({"run", "Qwen/Qwen3-30B-A3B"});
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_NE(result.err.find("error [kFileNotFound]: no such directory\n"), std::string::npos)
+      << result.err;
+  EXPECT_NE(result.err.find("Hugging Face hub: download it"), std::string::npos) << result.err;
+  for (const char* path : {"./none", "/none/none", "none", "testdata/none", "none/a/b"}) {
+    const std::string err = run_tool({"inspect", path}).err;
+    EXPECT_EQ(err.find("hub"), std::string::npos) << err;
   }
 }
 
