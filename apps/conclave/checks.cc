@@ -1,5 +1,6 @@
 #include "checks.h"
 
+#include "choices.h"
 #include "output/numbers.h"
 
 #include <fmt/format.h>
@@ -27,20 +28,6 @@ Tensor gather_rows(const ConstTensorView& tensor, const std::vector<int64_t>& ro
     to += row_bytes;
   }
   return gathered;
-}
-
-int64_t id_at(const Tensor& ids, int64_t index) {
-  return ids.dtype() == DType::kI64 ? ids.as<int64_t>()[index] : ids.as<int32_t>()[index];
-}
-
-void compare_ids(const Tensor& actual, const Tensor& expected, CheckResult& result) {
-  const int64_t slots = actual.shape().num_elements();
-  int64_t mismatches = 0;
-  for (int64_t i = 0; i < slots; ++i) {
-    if (id_at(actual, i) == id_at(expected, i)) continue;
-    if (mismatches++ == 0) result.mismatched_token = i / actual.shape()[1];
-  }
-  result.id_mismatches = mismatches;
 }
 
 // Largest |difference| of a row over the row's largest |expected| value; the worst row.
@@ -80,6 +67,33 @@ void fail(CheckResult& result, const std::string& reason) {
   result.reason += (result.reason.empty() ? "" : "; ") + reason;
 }
 
+// What the choices have to do with a failed output: nothing for tokens that fail with the file's
+// own experts.
+std::string choice_reason(const MoeSpec& spec, const LayerRun& run, std::span<const double> errors,
+                          double tolerance, const ChoiceDifferences& differences,
+                          const Tensor* file_logits, const Tensor& file_ids) {
+  const std::vector<int64_t>& others = differences.other_experts;
+  int64_t failed = 0;
+  bool all_near_ties = true;
+  for (size_t token = 0; token < errors.size(); ++token) {
+    if (errors[token] <= tolerance) continue;
+    ++failed;
+    const auto index = static_cast<int64_t>(token);
+    all_near_ties = all_near_ties && std::binary_search(others.begin(), others.end(), index) &&
+                    is_near_tie(spec, run, file_logits, file_ids, index);
+  }
+  if (all_near_ties) {
+    return fmt::format(
+        "; the gate's rounding explains it: {} outside tolerance chose other experts in a near tie "
+        "(first at token {}); --routing file takes the file's choice",
+        failed == 1 ? "the one token" : fmt::format("all {} tokens", failed), others.front());
+  }
+  return fmt::format(
+      "; {} chose other experts than the file, first token {}; --routing file takes "
+      "the file's choice",
+      others.size() == 1 ? "1 token" : fmt::format("{} tokens", others.size()), others.front());
+}
+
 }  // namespace
 
 std::vector<int64_t> sample_tokens(int64_t num_tokens, int64_t sample) {
@@ -108,23 +122,23 @@ CheckResult check_against_file(const LayerTensors& reference, int64_t layer, con
   CheckResult result;
   result.tolerance = tolerance;
   const int64_t num_tokens = run.output.shape()[0];
-  const std::vector<double> expected = reference.output(layer, spec, num_tokens);
-  judge_output(token_errors(run.output.view(), expected), sample_tokens(num_tokens, num_tokens),
-               result);
-  if (const auto ids = reference.topk_ids(layer, spec, num_tokens)) {
-    compare_ids(run.topk_ids, *ids, result);
-  }
+  const std::vector<double> errors =
+      token_errors(run.output.view(), reference.output(layer, spec, num_tokens));
+  judge_output(errors, sample_tokens(num_tokens, num_tokens), result);
   if (const auto weights = reference.topk_weights(layer, spec, num_tokens)) {
     result.weight_error = worst_relative_difference(run.topk_weights.view(), weights->view());
   }
-  if (run.has_logits()) {
-    if (const auto logits = reference.router_logits(layer, spec, num_tokens)) {
-      result.logit_error = worst_relative_difference(run.logits.view(), logits->view());
-    }
-  }
-  if (!result.ok && result.id_mismatches.value_or(0) > 0) {
-    result.reason += fmt::format("; {} expert choices differ from the file, first at token {}",
-                                 *result.id_mismatches, *result.mismatched_token);
+  std::optional<Tensor> logits;
+  if (run.has_logits()) logits = reference.router_logits(layer, spec, num_tokens);
+  if (logits) result.logit_error = worst_relative_difference(run.logits.view(), logits->view());
+  const auto ids = reference.topk_ids(layer, spec, num_tokens);
+  if (!ids) return result;
+  const ChoiceDifferences differences = compare_choices(run.topk_ids, *ids);
+  result.routing_mismatches = static_cast<int64_t>(differences.other_experts.size());
+  result.order_mismatches = differences.reordered;
+  if (!result.ok && !differences.other_experts.empty()) {
+    result.reason +=
+        choice_reason(spec, run, errors, tolerance, differences, logits ? &*logits : nullptr, *ids);
   }
   return result;
 }
@@ -163,7 +177,8 @@ CheckResult check_against_float64(const Context& context, const MoeSpec& spec,
                                                               : kFloat32CodeAmbiguity});
   judge_output(check.token_errors, tokens, result);
   if (run.has_logits()) {
-    result.id_mismatches = check.routing_mismatches;
+    result.routing_mismatches = check.mismatched_tokens;
+    result.order_mismatches = check.reordered_tokens;
     result.weight_error = check.worst_weight_error;
     if (check.routing_mismatches > 0) {
       fail(result, fmt::format("{} expert choices differ from float64", check.routing_mismatches));

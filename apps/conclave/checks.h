@@ -18,8 +18,8 @@ struct CheckResult {
   double worst_error = 0;  // relative L2 of the worst token
   int64_t worst_token = -1;
   double tolerance = 0;
-  std::optional<int64_t> id_mismatches;     // slots whose expert differs
-  std::optional<int64_t> mismatched_token;  // the first token with one
+  std::optional<int64_t> routing_mismatches;  // tokens whose set of experts differs
+  std::optional<int64_t> order_mismatches;    // tokens with the same experts in another order
   std::optional<double> logit_error;
   std::optional<double> weight_error;
   bool ok = false;
@@ -27,7 +27,8 @@ struct CheckResult {
 };
 
 // Against recorded outputs: every token. The recorded routing, where the file has it, is compared
-// and reported; the verdict is the output's.
+// and reported; the verdict is the output's. The reason says so where all tokens outside tolerance
+// chose other experts in a near tie of the gate.
 CheckResult check_against_file(const LayerTensors& reference, int64_t layer, const MoeSpec& spec,
                                const LayerRun& run, double tolerance);
 

@@ -24,7 +24,8 @@ std::vector<Column> columns(LayerTable::Speeds speeds) {
   list.push_back({"worst_error", "worst error", 11, Align::kRight});
   list.push_back({"worst_token", "", 0, Align::kRight});
   list.push_back({"tolerance", "", 0, Align::kRight});
-  list.push_back({"id_mismatches", "routing", 9, Align::kRight});
+  list.push_back({"routing_mismatches", "routing", 9, Align::kRight});
+  list.push_back({"order_mismatches", "", 0, Align::kRight});
   list.push_back({"logit_error", timed ? "" : "logits", 8, Align::kRight});
   list.push_back({"weight_error", timed ? "" : "weights", 8, Align::kRight});
   list.push_back({"ok", "check", 5, Align::kLeft});
@@ -66,7 +67,8 @@ void LayerTable::add(const LayerRow& row) {
   sum_.check.tokens += row.check.tokens;
   sum_.check.worst_error = std::max(sum_.check.worst_error, row.check.worst_error);
   sum_.check.tolerance = std::max(sum_.check.tolerance, row.check.tolerance);
-  add_optional(sum_.check.id_mismatches, row.check.id_mismatches);
+  add_optional(sum_.check.routing_mismatches, row.check.routing_mismatches);
+  add_optional(sum_.check.order_mismatches, row.check.order_mismatches);
   max_optional(sum_.check.logit_error, row.check.logit_error);
   max_optional(sum_.check.weight_error, row.check.weight_error);
   if (row.check.ok) return;
@@ -112,7 +114,8 @@ std::vector<Cell> LayerTable::cells(const LayerRow& row) const {
   cells.push_back(error_cell(check.worst_error));
   cells.push_back(check.worst_token < 0 ? absent_cell() : integer_cell(check.worst_token));
   cells.push_back(error_cell(check.tolerance));
-  cells.push_back(routing_cell(check.id_mismatches));
+  cells.push_back(routing_cell(check.routing_mismatches));
+  cells.push_back(check.order_mismatches ? integer_cell(*check.order_mismatches) : absent_cell());
   cells.push_back(optional_error_cell(check.logit_error));
   cells.push_back(optional_error_cell(check.weight_error));
   cells.push_back({check.ok, check.ok ? "ok" : "FAIL", check.ok ? Style::kGood : Style::kBad});

@@ -79,6 +79,9 @@ struct StageCheck {
   // Ids that differ from float64 on the same logits. Not looked for with a router of the
   // application, which has no float64 rule.
   int64_t routing_mismatches = 0;
+  // Tokens whose set of experts differs, and those with the same experts in another order.
+  int64_t mismatched_tokens = 0;
+  int64_t reordered_tokens = 0;
   double worst_weight_error = 0;  // relative, on the same logits
   // On the same ids and weights; of quantised rows without what ambiguous codes account for.
   std::vector<double> token_errors;

@@ -45,14 +45,27 @@ double worst_logit_error(const MoeSpec& spec, const WeightSource& source, const 
   return worst_error;
 }
 
+void count_token(std::vector<int64_t>& actual, std::vector<int64_t>& expected, StageCheck& check) {
+  if (actual == expected) return;
+  std::sort(actual.begin(), actual.end());
+  std::sort(expected.begin(), expected.end());
+  ++(actual == expected ? check.reordered_tokens : check.mismatched_tokens);
+}
+
 // Compares the k slots that the router fills. An expert that differs is not compared by weight.
 void check_routing(const MoeSpec& spec, const LayerResult& result, const ReferenceResult& expected,
                    StageCheck& check) {
   const Float64Matrix actual_weights = to_float64(result.topk_weights);
+  std::vector<int64_t> actual_ids;
+  std::vector<int64_t> expected_ids;
   for (int64_t token = 0; token < actual_weights.rows; ++token) {
+    actual_ids.clear();
+    expected_ids.clear();
     for (int64_t slot = 0; slot < spec.top_k; ++slot) {
       const auto index = static_cast<size_t>(token * num_slots(spec) + slot);
-      if (load_id(result.topk_ids, token, slot) != expected.topk_ids[index]) {
+      actual_ids.push_back(load_id(result.topk_ids, token, slot));
+      expected_ids.push_back(expected.topk_ids[index]);
+      if (actual_ids.back() != expected_ids.back()) {
         ++check.routing_mismatches;
         continue;
       }
@@ -61,6 +74,7 @@ void check_routing(const MoeSpec& spec, const LayerResult& result, const Referen
       const double error = difference / std::max(std::abs(weight), kNormFloor);
       if (difference != 0 && !(error <= check.worst_weight_error)) check.worst_weight_error = error;
     }
+    count_token(actual_ids, expected_ids, check);
   }
 }
 
