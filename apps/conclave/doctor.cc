@@ -1,6 +1,7 @@
 // conclave doctor: what this machine offers, measured, and whether the choices made for it fit.
 #include "commands.h"
 #include "input/machine_options.h"
+#include "machine_verdict.h"
 #include "output/numbers.h"
 
 #include "conclave/device.h"
@@ -35,6 +36,7 @@ struct Report {
   std::string isa;
   bool measured = false;
   Ceilings ceilings;
+  Judgement table;
   std::vector<std::string> advice;
 };
 
@@ -44,31 +46,6 @@ std::string isa_in_use(const CpuInfo& cpu, const Context& context) {
   const auto best =
       std::find_if(cpu.isas.begin(), cpu.isas.end(), [](const IsaInfo& isa) { return isa.usable; });
   return best == cpu.isas.end() ? "" : best->name;
-}
-
-const ArithmeticRate* find_rate(const Ceilings& ceilings, const std::string& arithmetic) {
-  const ArithmeticRate* best = nullptr;
-  for (const ArithmeticRate& rate : ceilings.rates) {
-    const bool better = best == nullptr || rate.gflops > best->gflops;
-    if (rate.arithmetic == arithmetic && better) best = &rate;
-  }
-  return best;
-}
-
-// The table is wrong where another arithmetic is faster by more than the measurement scatters.
-std::string table_verdict(const Report& report) {
-  constexpr double kScatter = 1.10;
-  const ArithmeticRate* chosen = find_rate(report.ceilings, report.cpu.arithmetic);
-  if (chosen == nullptr) return "not measured";
-  const auto fastest = std::max_element(
-      report.ceilings.rates.begin(), report.ceilings.rates.end(),
-      [](const ArithmeticRate& a, const ArithmeticRate& b) { return a.gflops < b.gflops; });
-  if (fastest->gflops <= kScatter * chosen->gflops) {
-    return fmt::format("fits: {} reaches {:.0f} GFLOP/s, none is faster", chosen->arithmetic,
-                       chosen->gflops);
-  }
-  return fmt::format("looks wrong: {} reaches {:.0f} GFLOP/s, {} reaches {:.0f}",
-                     chosen->arithmetic, chosen->gflops, fastest->arithmetic, fastest->gflops);
 }
 
 std::vector<std::string> advice(const Report& report) {
@@ -83,7 +60,11 @@ std::vector<std::string> advice(const Report& report) {
   if (!report.cpu.isas.empty() && report.isa == "scalar") {
     list.push_back("the scalar row is in use: it is meant for checking, not for speed");
   }
-  if (report.measured && table_verdict(report).starts_with("looks wrong")) {
+  if (report.table.verdict == TableVerdict::kBusy) {
+    list.push_back(
+        "the machine is busy, so that its rates say little: run doctor again when it is idle");
+  }
+  if (report.table.verdict == TableVerdict::kLooksWrong) {
     list.push_back(
         fmt::format("the arithmetic table looks wrong for this CPU (family {}, model {}): "
                     "try --arithmetic, and please report it",
@@ -133,7 +114,7 @@ nlohmann::ordered_json to_json(const Report& report) {
       json["rates"].push_back(
           {{"isa", rate.isa}, {"arithmetic", rate.arithmetic}, {"gflops", rate.gflops}});
     }
-    json["arithmetic_table"] = table_verdict(report);
+    json["arithmetic_table"] = report.table.text;
   }
   json["advice"] = report.advice;
   return json;
@@ -180,7 +161,7 @@ void print_measurements(const Report& report) {
     line(&rate == report.ceilings.rates.data() ? "multiply-add" : "",
          fmt::format("{:7.1f} GFLOP/s  {} {}", rate.gflops, rate.isa, rate.arithmetic));
   }
-  line("table", table_verdict(report));
+  line("table", report.table.text);
 }
 
 void print_report(const Report& report) {
@@ -210,7 +191,11 @@ ExitCode run_doctor(const DoctorOptions& options) {
   report.threads = context.executor().concurrency();
   report.isa = isa_in_use(report.cpu, context);
   report.measured = !options.quick;
-  if (report.measured) report.ceilings = measure_ceilings(context);
+  if (report.measured) {
+    const std::vector<Measurement> measurements = measure_machine(context, report.cpu.arithmetic);
+    report.ceilings = best_of(measurements);
+    report.table = judge_arithmetic(measurements, report.cpu.arithmetic);
+  }
   report.advice = advice(report);
   console.clear();
   if (options.json) {

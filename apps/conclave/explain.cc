@@ -2,6 +2,7 @@
 #include "commands.h"
 #include "input/layer_selection.h"
 #include "input/machine_options.h"
+#include "input/ranges.h"
 #include "input/shape_options.h"
 #include "output/numbers.h"
 
@@ -11,17 +12,23 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 namespace conclave::tool {
 namespace {
+
+constexpr int64_t kMostTokens = int64_t{1} << 32;
 
 struct ExplainOptions {
   std::string model_dir;
   std::string layers;
   ShapeOptions shape;
-  int64_t max_tokens = 4096;
+  std::optional<int64_t> max_tokens;
+  std::string tokens;
   bool json = false;
   MachineOptions machine;
 };
@@ -51,7 +58,48 @@ std::vector<Subject> subjects(const ExplainOptions& options) {
   return list;
 }
 
-nlohmann::ordered_json plan_json(const Subject& subject, const Plan& plan) {
+// What serves one call.
+struct CallPlan {
+  int64_t tokens = 0;
+  int64_t chunks = 0;
+  std::string kernel;
+  std::string tile;
+  size_t workspace_bytes = 0;
+};
+
+std::string chosen_kernel(const Plan& plan) {
+  const auto row = std::find_if(plan.rows.begin(), plan.rows.end(), [](const PlanRow& candidate) {
+    return candidate.table == "kernel" && candidate.chosen;
+  });
+  return row == plan.rows.end() ? "" : row->name;
+}
+
+// A longer call than the plan is for runs in equal chunks, so that the largest of them decides.
+CallPlan plan_of_call(const Plan& plan, int64_t tokens) {
+  CallPlan call{.tokens = tokens,
+                .chunks = (tokens + plan.max_tokens - 1) / plan.max_tokens,
+                .kernel = chosen_kernel(plan),
+                .tile = plan.tile,
+                .workspace_bytes = plan.workspace_bytes};
+  const int64_t largest = (tokens + call.chunks - 1) / call.chunks;
+  for (const PlanRung& rung : plan.ladder) {
+    if (largest < rung.first_tokens || largest > rung.last_tokens) continue;
+    call.kernel = rung.kernel;
+    call.tile = rung.tile;
+    call.workspace_bytes = rung.workspace_bytes;
+  }
+  return call;
+}
+
+std::string call_text(const CallPlan& call) {
+  const std::string tile = call.tile.empty() ? "" : fmt::format(", tile {}", call.tile);
+  const std::string cut = call.chunks == 1 ? "" : fmt::format(", in {} equal chunks", call.chunks);
+  return fmt::format("call of {}: {}{}, workspace {}{}\n", call.tokens, call.kernel, tile,
+                     binary_bytes_text(call.workspace_bytes), cut);
+}
+
+nlohmann::ordered_json plan_json(const Subject& subject, const Plan& plan,
+                                 const std::vector<int64_t>& tokens) {
   nlohmann::ordered_json json = {{"name", subject.name},
                                  {"shape", shape_text(subject.spec)},
                                  {"isa", plan.isa},
@@ -71,24 +119,46 @@ nlohmann::ordered_json plan_json(const Subject& subject, const Plan& plan) {
     json["rows"].push_back(
         {{"table", row.table}, {"name", row.name}, {"chosen", row.chosen}, {"reason", row.reason}});
   }
+  if (!tokens.empty()) json["calls"] = nlohmann::ordered_json::array();
+  for (const int64_t count : tokens) {
+    const CallPlan call = plan_of_call(plan, count);
+    json["calls"].push_back({{"tokens", call.tokens},
+                             {"chunks", call.chunks},
+                             {"kernel", call.kernel},
+                             {"tile", call.tile},
+                             {"workspace_bytes", call.workspace_bytes}});
+  }
   return json;
+}
+
+int64_t planned_tokens(const ExplainOptions& options, const std::vector<int64_t>& tokens) {
+  if (options.max_tokens) return *options.max_tokens;
+  int64_t most = LayerOptions().max_tokens;
+  for (const int64_t count : tokens) most = std::max(most, count);
+  return most;
 }
 
 ExitCode run_explain(const ExplainOptions& options) {
   const std::vector<Subject> list = subjects(options);
   const Context context = make_context(options.machine, nullptr);
-  const LayerOptions planned = layer_options(options.machine, options.max_tokens);
+  std::vector<int64_t> tokens;
+  if (!options.tokens.empty()) {
+    tokens = parse_number_list(options.tokens,
+                               {.option = "--tokens", .lowest = 1, .highest = kMostTokens});
+  }
+  const LayerOptions planned = layer_options(options.machine, planned_tokens(options, tokens));
   nlohmann::ordered_json document = nlohmann::ordered_json::array();
   if (!options.json) fmt::print("{}\n", machine_line(context));
   for (const Subject& subject : list) {
     const Plan plan = make_plan(context, subject.spec, planned);
     if (options.json) {
-      document.push_back(plan_json(subject, plan));
+      document.push_back(plan_json(subject, plan, tokens));
       continue;
     }
     const std::string text = explain(plan);
     fmt::print("\n{}: {}\n{}{}", subject.name, shape_text(subject.spec), text,
                text.ends_with('\n') ? "" : "\n");
+    for (const int64_t count : tokens) fmt::print("{}", call_text(plan_of_call(plan, count)));
   }
   if (options.json) fmt::print("{}\n", json_text(document, 2));
   return ExitCode::kOk;
@@ -106,9 +176,10 @@ void add_explain_command(CommandLine& line) {
       .needs(model_dir);
   add_model_option(command, options->shape, "");
   add_shape_options(command, options->shape);
-  command
-      .number("--max-tokens", "T", options->max_tokens, {1, int64_t{1} << 32}, "Tokens to plan for")
-      .with_default();
+  command.number("--max-tokens", "T", options->max_tokens, {1, kMostTokens},
+                 "Tokens to plan for (default: the largest of --tokens, at least 4096)");
+  command.text("--tokens", "LIST", options->tokens,
+               "Also what serves calls of so many tokens: 1,64,4096 or 1-4096*4");
   command.flag("--json", options->json, "Print JSON");
   add_machine_options(command, options->machine);
   command.footer(

@@ -66,6 +66,26 @@ TEST(Explain, ScalarInstructionSet_ChoosesTheReference) {
   EXPECT_NE(result.out.find("E=8 k=2 H=64 I=32 F16"), std::string::npos);
 }
 
+TEST(Explain, Tokens_SayWhatServesEachCall) {
+  const std::vector<std::string> arguments = {"explain", "-E", "8",  "-k",       "2",        "-H",
+                                              "64",      "-I", "32", "--tokens", "1,64,6000"};
+  const ToolResult text = run_tool(arguments);
+  ASSERT_EQ(text.exit_code, 0) << text.err;
+  for (const char* call : {"\ncall of 1: cpu.", "\ncall of 64: cpu.", "\ncall of 6000: cpu."}) {
+    EXPECT_NE(text.out.find(call), std::string::npos) << text.out;
+  }
+  EXPECT_NE(text.out.find("for 6000 tokens"), std::string::npos) << "planned for the largest";
+  std::vector<std::string> bounded = arguments;
+  bounded.insert(bounded.end(), {"--max-tokens", "2500", "--json"});
+  const ToolResult json = run_tool(bounded);
+  ASSERT_EQ(json.exit_code, 0) << json.err;
+  const Json calls = Json::parse(json.out)[0]["calls"];
+  ASSERT_EQ(calls.size(), 3U);
+  EXPECT_EQ(calls[1]["chunks"], 1);
+  EXPECT_EQ(calls[2]["chunks"], 3);
+  EXPECT_EQ(run_tool({"explain", "-E8", "-k2", "-H64", "-I32", "--tokens", "0"}).exit_code, 2);
+}
+
 TEST(Doctor, Quick_ReportsMachineWithoutMeasuring) {
   const ToolResult result = run_tool({"doctor", "--quick", "--json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
