@@ -1,0 +1,1 @@
+"""Faults planted on purpose, one at a time, and what finds them."""

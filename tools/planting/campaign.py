@@ -1,0 +1,249 @@
+"""Plants every fault of a list and looks for the test that sees it.
+
+Work is cut into small pieces (compile a fault, run one shard of one program) which workers take in
+order of their worth: all faults meet the programs of their own module before any meets the others,
+so that what a time limit cuts off is what would have found least.
+"""
+
+import dataclasses
+import heapq
+import itertools
+import pathlib
+import shutil
+import threading
+import time
+
+from .build_tree import BuildTree, Failed
+from .faults import Fault
+from .programs import Outcome, run_program
+
+SHARD_SECONDS = 20.0
+COMPILE_LIMIT = 400.0
+MEASURED_SHARDS = 6
+
+
+@dataclasses.dataclass
+class Result:
+    """`status`: found, survived, unfinished, or broken (it does not compile or link)."""
+
+    fault: Fault
+    status: str = "unfinished"
+    how: str = ""
+    program: str = ""
+    case: str = ""
+    seconds: float = 0.0
+    passed: list[str] = dataclasses.field(default_factory=list)
+    left: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Baseline:
+    """A program without a fault: its time, and the cases that fail all the same."""
+
+    seconds: float
+    failing: tuple[str, ...]
+
+
+class Campaign:
+    def __init__(self, tree: BuildTree, faults: list[Fault], work: pathlib.Path, *,
+                 jobs: int, gpu_jobs: int, deadline: float,
+                 passed: dict[str, list[str]] | None = None, say=print) -> None:
+        self.tree = tree
+        self.faults = faults
+        self.work = work
+        self.jobs = jobs
+        self.deadline = deadline
+        self.say = say
+        # Programs that an earlier campaign ran on the fault are not run again.
+        earlier = passed or {}
+        self.results = {id(fault): Result(fault, passed=list(earlier.get(fault.key, ())))
+                        for fault in faults}
+        self.baseline: dict[str, Baseline] = {}
+        self.gpu_jobs = gpu_jobs
+        self.gpu_busy = 0
+        self.lock = threading.Condition()
+        # Pieces for the processor, and pieces that need the GPU as well.
+        self.queues: tuple[list, list] = ([], [])
+        self.order = itertools.count()
+        self.running = 0
+
+    # The queue.
+
+    def put(self, worth: tuple, action, needs_gpu: bool = False) -> None:
+        with self.lock:
+            heapq.heappush(self.queues[needs_gpu], (worth, next(self.order), needs_gpu, action))
+            self.lock.notify()
+
+    def _take(self):
+        """The first piece whose needs are met; None when there is nothing left to wait for."""
+        with self.lock:
+            while True:
+                if time.monotonic() > self.deadline:
+                    return None
+                usable = [queue for queue in self.queues
+                          if queue and (queue is self.queues[0] or self.gpu_busy < self.gpu_jobs)]
+                if usable:
+                    piece = heapq.heappop(min(usable, key=lambda queue: queue[0]))
+                    self.running += 1
+                    self.gpu_busy += piece[2]
+                    return piece
+                if not any(self.queues) and self.running == 0:
+                    self.lock.notify_all()
+                    return None
+                self.lock.wait(timeout=1.0)
+
+    def _work(self) -> None:
+        while (piece := self._take()) is not None:
+            try:
+                piece[3]()
+            finally:
+                with self.lock:
+                    self.running -= 1
+                    self.gpu_busy -= piece[2]
+                    self.lock.notify_all()
+
+    def drain(self) -> None:
+        threads = [threading.Thread(target=self._work, daemon=True) for _ in range(self.jobs)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    # What is sound.
+
+    def measure(self, programs: list[str]) -> None:
+        """Runs each program as it is, in shards, for its time and for what fails without a fault."""
+        outcomes: dict[str, list[Outcome]] = {program: [] for program in programs}
+
+        def measure_shard(program: str, index: int) -> None:
+            outcome = run_program([str(self.tree.folder / program)], self.tree.root, 900.0,
+                                  (index, MEASURED_SHARDS), stop_early=False)
+            with self.lock:
+                outcomes[program].append(outcome)
+
+        for program, index in itertools.product(programs, range(MEASURED_SHARDS)):
+            self.put((0,), lambda program=program, index=index: measure_shard(program, index),
+                     uses_gpu(program))
+        self.drain()
+        for program, parts in outcomes.items():
+            failing = tuple(case for part in parts for case in part.cases)
+            ended = len(parts) == MEASURED_SHARDS and not any(
+                part.how in ("crashed", "timed out") for part in parts)
+            if ended:
+                self.baseline[program] = Baseline(sum(part.seconds for part in parts), failing)
+            if failing or not ended:
+                self.say(f"{program} without a fault: {'fails' if ended else 'does not end, left out'}"
+                         f" {', '.join(failing)}")
+
+    # A fault's way.
+
+    def run(self) -> list[Result]:
+        for fault in self.faults:
+            self.put((0,), lambda fault=fault: self._plant(fault))
+        self.drain()
+        for result in self.results.values():
+            if result.status == "unfinished" and result.left == 0 and result.passed:
+                result.status = "survived"
+        return [self.results[id(fault)] for fault in self.faults]
+
+    def _plant(self, fault: Fault) -> None:
+        result = self.results[id(fault)]
+        overlay = self.work / fault.key.replace(" ", "_").replace("/", "-")
+        shutil.rmtree(overlay, ignore_errors=True)
+        path = overlay / fault.file
+        path.parent.mkdir(parents=True)
+        begin = time.monotonic()
+        try:
+            path.write_text(fault.planted(self.tree.root))
+            library, own = self.tree.concerned(fault.file)
+            if not library and not any(own.values()):
+                raise Failed(f"no object of this build holds {fault.file}")
+            made = {name: self.tree.compile(name, overlay, fault.file, COMPILE_LIMIT)
+                    for name in library}
+        except (Failed, ValueError, OSError) as error:
+            result.status, result.how = "broken", str(error)[-600:]
+            self.say(f"broken    {fault.key}: {str(error)[-300:]}")
+            return
+        result.seconds += time.monotonic() - begin
+        programs = [program for program in self.baseline if program not in result.passed]
+        with self.lock:
+            result.left = len(programs)
+        for program in programs:
+            self._put_program(fault, program, overlay, made, own.get(program, []))
+
+    def _worth(self, fault: Fault, program: str) -> tuple:
+        module = fault.file.split("/")[1]
+        near = program.startswith(f"tests/{module}/")
+        neighbours = {"gemm": "experts", "quant": "experts", "activation": "experts",
+                      "core": "layer", "placement": "layer", "checkpoint": "conformance"}
+        beside = program.startswith(f"tests/{neighbours.get(module, 'layer')}/")
+        apart = fault.is_cuda != uses_gpu(program)
+        return (1 + (0 if near else 1 if beside else 2) + (2 if apart else 0),
+                self.baseline[program].seconds)
+
+    def _put_program(self, fault: Fault, program: str, overlay: pathlib.Path,
+                     made: dict[str, pathlib.Path], own: list[str]) -> None:
+        baseline = self.baseline[program]
+        shards = max(1, min(8, round(baseline.seconds / SHARD_SECONDS)))
+        target = overlay / program
+        linking = threading.Lock()
+        state = {"left": shards, "linked": False}
+
+        def linked() -> bool:
+            with linking:
+                if not state["linked"]:
+                    replaced = dict(made)
+                    for name in own:
+                        replaced[name] = self.tree.compile(name, overlay, fault.file, COMPILE_LIMIT)
+                    self.tree.link(program, replaced, target, COMPILE_LIMIT)
+                    state["linked"] = True
+                return True
+
+        def run_shard(index: int) -> None:
+            result = self.results[id(fault)]
+            if result.status == "unfinished":
+                begin = time.monotonic()
+                limit = min(5 * baseline.seconds / shards + 30,
+                            max(5.0, self.deadline - begin + 20))
+                try:
+                    linked()
+                    outcome = run_program([str(target)], self.tree.root, limit, (index, shards),
+                                          baseline.failing)
+                    if outcome.how == "timed out" and time.monotonic() > self.deadline:
+                        return
+                    self._judge(fault, program, outcome)
+                except Failed as error:
+                    result.status, result.how = "broken", str(error)[-600:]
+                    self.say(f"broken    {fault.key}: {str(error)[-300:]}")
+                result.seconds += time.monotonic() - begin
+            with self.lock:
+                state["left"] -= 1
+                if state["left"] == 0:
+                    result.left -= 1
+                    result.passed.append(program)
+                    target.unlink(missing_ok=True)
+                if result.left == 0:
+                    shutil.rmtree(overlay, ignore_errors=True)
+
+        for index in range(shards):
+            self.put(self._worth(fault, program), lambda index=index: run_shard(index),
+                     uses_gpu(program))
+
+    def _judge(self, fault: Fault, program: str, outcome: Outcome) -> None:
+        result = self.results[id(fault)]
+        if outcome.how == "passed":
+            return
+        with self.lock:
+            if result.status == "found":
+                return
+            result.status, result.how = "found", outcome.how
+            result.program, result.case = program, outcome.cases[0]
+        done = sum(1 for other in self.results.values() if other.status != "unfinished")
+        self.say(f"found     {fault.key}: {outcome.how} {outcome.cases[0]} "
+                 f"({pathlib.Path(program).name}; {done} of {len(self.faults)})")
+
+
+def uses_gpu(program: str) -> bool:
+    """By the names of the programs that launch kernels; the plans' tests need no GPU."""
+    name = pathlib.Path(program).name
+    return name != "cuda_plan_test" and ("cuda" in name or name.startswith("device_"))
