@@ -19,6 +19,7 @@ from .programs import Outcome, run_program
 
 SHARD_SECONDS = 20.0
 COMPILE_LIMIT = 400.0
+GRACE_SECONDS = 20.0  # what has begun may end
 MEASURED_SHARDS = 6
 
 
@@ -135,6 +136,10 @@ class Campaign:
                 self.say(f"{program} without a fault: {'fails' if ended else 'does not end, left out'}"
                          f" {', '.join(failing)}")
 
+    def _limit(self, seconds: float) -> float:
+        """At most `seconds`, and not long after the deadline."""
+        return min(seconds, max(1.0, self.deadline - time.monotonic()) + GRACE_SECONDS)
+
     # A fault's way.
 
     def run(self) -> list[Result]:
@@ -158,9 +163,11 @@ class Campaign:
             library, own = self.tree.concerned(fault.file)
             if not library and not any(own.values()):
                 raise Failed(f"no object of this build holds {fault.file}")
-            made = {name: self.tree.compile(name, overlay, fault.file, COMPILE_LIMIT)
+            made = {name: self.tree.compile(name, overlay, fault.file, self._limit(COMPILE_LIMIT))
                     for name in library}
         except (Failed, ValueError, OSError) as error:
+            if time.monotonic() > self.deadline:
+                return
             result.status, result.how = "broken", str(error)[-600:]
             self.say(f"broken    {fault.key}: {str(error)[-300:]}")
             return
@@ -194,8 +201,9 @@ class Campaign:
                 if not state["linked"]:
                     replaced = dict(made)
                     for name in own:
-                        replaced[name] = self.tree.compile(name, overlay, fault.file, COMPILE_LIMIT)
-                    self.tree.link(program, replaced, target, COMPILE_LIMIT)
+                        replaced[name] = self.tree.compile(name, overlay, fault.file,
+                                                           self._limit(COMPILE_LIMIT))
+                    self.tree.link(program, replaced, target, self._limit(COMPILE_LIMIT))
                     state["linked"] = True
                 return True
 
@@ -203,8 +211,7 @@ class Campaign:
             result = self.results[id(fault)]
             if result.status == "unfinished":
                 begin = time.monotonic()
-                limit = min(5 * baseline.seconds / shards + 30,
-                            max(5.0, self.deadline - begin + 20))
+                limit = self._limit(5 * baseline.seconds / shards + 30)
                 try:
                     linked()
                     outcome = run_program([str(target)], self.tree.root, limit, (index, shards),
@@ -213,6 +220,8 @@ class Campaign:
                         return
                     self._judge(fault, program, outcome)
                 except Failed as error:
+                    if time.monotonic() > self.deadline:
+                        return
                     result.status, result.how = "broken", str(error)[-600:]
                     self.say(f"broken    {fault.key}: {str(error)[-300:]}")
                 result.seconds += time.monotonic() - begin
