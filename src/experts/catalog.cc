@@ -65,11 +65,8 @@ constexpr std::array kRows = {
             },
         .make =
             [](const ExpertsProblem& problem) {
-              return make_expert_mlp(problem, {.functions = mlp_functions_amx(problem.activation),
-                                               .row_dtype = DType::kBF16,
-                                               .tiling = {.tile = 32, .group = 16},
-                                               .tile = "32x32",
-                                               .fetch_above_rows = fetch_above(16)});
+              return make_expert_mlp(
+                  problem, tile_mlp_config(mlp_functions_amx(problem.activation), fetch_above(16)));
             },
         .arithmetic = cpu::Arithmetic::kAmxBf16},
     KernelRow{.name = "cpu.avx512_bf16",

@@ -3,6 +3,7 @@
 
 #include "core/float_convert.h"
 #include "cpu/isa.h"
+#include "experts/emulated_row.h"
 #include "experts/experts_kernel.h"
 #include "experts/quantize_rows.h"
 #include "support/activations.h"
@@ -273,11 +274,11 @@ struct UsableRow {
 // Says on stdout, once, that a row was not tested and why.
 inline void report_untested(std::string_view row, const std::string& reason) {
   static std::set<std::string, std::less<>> reported;
-  if (reported.emplace(row).second)
-    std::cout << "not on this CPU: " << row << " (" << reason << ")\n";
+  if (reported.emplace(row).second) std::cout << "not run here: " << row << " (" << reason << ")\n";
 }
 
-// Every row of the catalog that takes the case's weights and that this CPU offers.
+// Every row of the catalog that takes the case's weights and that this CPU offers, and the row of
+// tiles over their emulation.
 inline std::vector<UsableRow> usable_rows(const ExpertCase& test_case) {
   std::vector<UsableRow> usable;
   const cpu::Isa best = cpu::best_isa();
@@ -290,6 +291,11 @@ inline std::vector<UsableRow> usable_rows(const ExpertCase& test_case) {
     } else if (row.supports(test_case.problem(cpu::Isa::kAmx, row.arithmetic))) {
       report_untested(row.name, here.reason());
     }
+  }
+  const auto tiles = test_case.problem(best, cpu::Arithmetic::kAmxBf16);
+  if (emulated_amx_row().supports(tiles)) {
+    // In front: the reference stays last.
+    usable.insert(usable.begin(), {&emulated_amx_row(), emulated_amx_row().make(tiles)});
   }
   return usable;
 }

@@ -19,6 +19,15 @@ struct ExpertMlpConfig {
   int64_t fetch_above_rows = 0;
 };
 
+// For products on tile registers: two groups of rows at a time, 32 columns of each.
+inline ExpertMlpConfig tile_mlp_config(const MlpFunctions& functions, int64_t fetch_above_rows) {
+  return {.functions = functions,
+          .row_dtype = DType::kBF16,
+          .tiling = {.tile = 32, .group = 16},
+          .tile = "32x32",
+          .fetch_above_rows = fetch_above_rows};
+}
+
 std::unique_ptr<ExpertsKernel> make_expert_mlp(const ExpertsProblem& problem,
                                                ExpertMlpConfig config);
 

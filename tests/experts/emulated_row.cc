@@ -1,0 +1,33 @@
+#define CONCLAVE_SIMD_EMULATED "experts/emulated_simd-inl.h"
+
+#include "experts/emulated_row.h"
+
+#include "experts/cpu/activate-inl.h"
+#include "experts/cpu/expert_mlp.h"
+#include "gemm/cpu/tile_kernel-inl.h"
+
+namespace conclave::testing {
+
+experts::MlpFunctions mlp_functions_emulated(const activation::Activation& activation) noexcept {
+  using namespace gemm::isa_emulated;
+  return {&compute_panel_on_tiles, choose_activate<AsBf16>(activation)};
+}
+
+const experts::KernelRow& emulated_amx_row() {
+  static constexpr experts::KernelRow kRow{
+      .name = "cpu.amx (emulated)",
+      .supports =
+          [](const experts::ExpertsProblem& problem) {
+            return problem.weight_dtype == DType::kBF16 ? Support::yes()
+                                                        : Support::no("takes BF16 weights");
+          },
+      .make =
+          [](const experts::ExpertsProblem& problem) {
+            return experts::make_expert_mlp(
+                problem, experts::tile_mlp_config(mlp_functions_emulated(problem.activation), 0));
+          },
+      .arithmetic = cpu::Arithmetic::kAmxBf16};
+  return kRow;
+}
+
+}  // namespace conclave::testing

@@ -1,0 +1,108 @@
+// 16 float32 lanes as AVX-512 has them and the tile instructions, in scalar code. Included by
+// gemm/cpu/simd-inl.h only.
+#pragma once
+
+#include "activation/scalar.h"
+#include "core/float_convert.h"
+#include "experts/emulated_tiles.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <immintrin.h>
+
+#undef _tile_loadconfig
+#undef _tile_release
+#undef _tile_zero
+#undef _tile_loadd
+#undef _tile_stored
+#undef _tile_dpbf16ps
+#define _tile_loadconfig(shape) testing::EmulatedTiles::of_thread().configure(shape)
+#define _tile_release() testing::EmulatedTiles::of_thread().release()
+#define _tile_zero(tile) testing::EmulatedTiles::of_thread().zero(tile)
+#define _tile_loadd(tile, from, stride) testing::EmulatedTiles::of_thread().load(tile, from, stride)
+#define _tile_stored(tile, to, stride) testing::EmulatedTiles::of_thread().store(tile, to, stride)
+#define _tile_dpbf16ps(sums, rows, weights) \
+  testing::EmulatedTiles::of_thread().multiply_bf16(sums, rows, weights)
+
+namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
+
+struct Vec {
+  static constexpr int kLanes = 16;
+  float value[kLanes];
+
+  template <class Function>
+  static Vec each(const Function& function) {
+    Vec result;
+    for (int i = 0; i < kLanes; ++i) result.value[i] = function(i);
+    return result;
+  }
+  // Lane by lane what the scalar path does.
+  template <class Function>
+  static Vec scalar(Vec a, Vec b, Vec c, const Function& function) {
+    using activation::ScalarFloat;
+    return each([&](int i) {
+      return function(ScalarFloat{a.value[i]}, ScalarFloat{b.value[i]}, ScalarFloat{c.value[i]})
+          .value;
+    });
+  }
+
+  static Vec zero() { return broadcast(0.0F); }
+  static Vec broadcast(float x) {
+    return each([&](int) { return x; });
+  }
+  static Vec load(const void* p) {
+    Vec result;
+    std::memcpy(result.value, p, sizeof(result.value));
+    return result;
+  }
+  static Vec add(Vec a, Vec b) {
+    return scalar(a, b, b, [](auto x, auto y, auto) { return decltype(x)::add(x, y); });
+  }
+  static Vec sub(Vec a, Vec b) {
+    return scalar(a, b, b, [](auto x, auto y, auto) { return decltype(x)::sub(x, y); });
+  }
+  static Vec mul(Vec a, Vec b) {
+    return scalar(a, b, b, [](auto x, auto y, auto) { return decltype(x)::mul(x, y); });
+  }
+  static Vec div(Vec a, Vec b) {
+    return scalar(a, b, b, [](auto x, auto y, auto) { return decltype(x)::div(x, y); });
+  }
+  static Vec max(Vec a, Vec b) {
+    return scalar(a, b, b, [](auto x, auto y, auto) { return decltype(x)::max(x, y); });
+  }
+  static Vec min(Vec a, Vec b) {
+    return scalar(a, b, b, [](auto x, auto y, auto) { return decltype(x)::min(x, y); });
+  }
+  static Vec fma(Vec a, Vec b, Vec c) {
+    return scalar(a, b, c, [](auto x, auto y, auto z) { return decltype(x)::fma(x, y, z); });
+  }
+  static Vec negative_magnitude(Vec a) {
+    return scalar(a, a, a, [](auto x, auto, auto) { return decltype(x)::negative_magnitude(x); });
+  }
+  static Vec power_of_two(Vec a) {
+    return scalar(a, a, a, [](auto x, auto, auto) { return decltype(x)::power_of_two(x); });
+  }
+  static Vec select_negative(Vec a, Vec b, Vec c) {
+    return scalar(a, b, c,
+                  [](auto x, auto y, auto z) { return decltype(x)::select_negative(x, y, z); });
+  }
+
+  Vec keep_first(int64_t count) const {
+    return each([&](int i) { return i < count ? value[i] : 0.0F; });
+  }
+  void store(void* p) const { std::memcpy(p, value, sizeof(value)); }
+  void store_first(void* p, int64_t count) const {
+    std::memcpy(p, value, static_cast<size_t>(count) * sizeof(float));
+  }
+  void store_bf16(void* p) const {
+    for (int i = 0; i < kLanes; ++i) {
+      const uint16_t bits = float_to_bf16(value[i]);
+      std::memcpy(static_cast<std::byte*>(p) + 2 * i, &bits, sizeof(bits));
+    }
+  }
+};
+
+inline void prefetch_line(const std::byte*) {}
+
+}  // namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE

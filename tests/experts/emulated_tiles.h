@@ -1,0 +1,47 @@
+// The tile registers of AMX in scalar code, to the bit: configuration, loads, stores and
+// TDPBF16PS as Intel's manual has them. What faults on a CPU fails the running test.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace conclave::testing {
+
+// As ldtilecfg reads it.
+struct TileConfigBytes {
+  uint8_t bytes[64];
+};
+
+// One thread's registers; each thread has its own.
+class EmulatedTiles {
+ public:
+  static EmulatedTiles& of_thread();
+
+  void configure(const void* shape);
+  void release();
+  void zero(int tile);
+  void load(int tile, const void* from, int64_t stride);
+  void store(int tile, void* to, int64_t stride) const;
+  // sums += rows * weights, of pairs of bf16.
+  void multiply_bf16(int sums, int rows, int weights);
+
+ private:
+  static constexpr int kTiles = 8;
+  static constexpr int kRows = 16;
+  static constexpr int kRowBytes = 64;
+  struct Tile {
+    int rows = 0;
+    int row_bytes = 0;
+    std::byte data[kRows][kRowBytes] = {};
+  };
+
+  bool exists(int tile, const char* instruction) const;
+  Tile tiles_[kTiles];
+};
+
+// sum + the products of the pairs of a row of 32 and of a column of 32, as one TDPBF16PS rounds:
+// even and odd k apart, each by fused multiply-adds, then their sum, then that and `sum`. Subnormal
+// values are taken and given as zeros.
+float tile_product(float sum, const uint16_t* row, const uint16_t* column, int64_t pairs);
+
+}  // namespace conclave::testing

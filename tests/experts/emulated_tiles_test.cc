@@ -1,0 +1,200 @@
+// The row of tiles on emulated registers against the arithmetic that its manual states, bit for
+// bit; and each row of the catalog once, so that one which cannot run here is named.
+#include "experts/emulated_tiles.h"
+
+#include "experts/expert_case.h"
+
+#include <gtest/gtest-spi.h>
+
+#include <bit>
+#include <cctype>
+
+namespace conclave::testing {
+namespace {
+
+uint16_t bf16(double value) { return float_to_bf16(static_cast<float>(value)); }
+
+TEST(TileProduct, EvenAndOddAreSummedBeforeTheyAreAdded) {
+  const uint16_t row[] = {bf16(0x1p-12), bf16(0x1p-12)};
+  // One after the other, each 2^-24 would be lost beside 1.
+  EXPECT_EQ(tile_product(1.0F, row, row, 1), 1.0F + 0x1p-23F);
+}
+
+TEST(TileProduct, TiesRoundToEven) {
+  const uint16_t row[] = {bf16(0x1p-12), 0};
+  EXPECT_EQ(tile_product(1.0F, row, row, 1), 1.0F);
+  EXPECT_EQ(tile_product(1.0F + 0x1p-23F, row, row, 1), 1.0F + 0x1p-22F);
+}
+
+TEST(TileProduct, SubnormalNumbersAreZeros) {
+  const uint16_t subnormal[] = {0x0001, 0x8001};
+  const uint16_t large[] = {bf16(0x1p100), bf16(0x1p100)};
+  EXPECT_EQ(tile_product(0.0F, subnormal, large, 1), 0.0F) << "of the operands";
+  const uint16_t small[] = {bf16(0x1p-70), 0};
+  EXPECT_EQ(tile_product(0.0F, small, small, 1), 0.0F) << "of a product";
+  const uint16_t zeros[] = {0, 0};
+  EXPECT_EQ(tile_product(0x1p-130F, zeros, zeros, 1), 0.0F) << "of the sum";
+}
+
+// Control: what faults on a CPU fails a test.
+TEST(EmulatedTiles, MisusedRegisters_AreNoticed) {
+  EmulatedTiles::of_thread().release();
+  EXPECT_NONFATAL_FAILURE(EmulatedTiles::of_thread().zero(0), "not configured");
+  static uint8_t sums[16 * 64];
+  EXPECT_NONFATAL_FAILURE(EmulatedTiles::of_thread().store(8, sums, 64), "not configured");
+  alignas(64) static uint8_t shape[64] = {1};
+  for (int tile = 0; tile < 3; ++tile) {
+    shape[16 + 2 * tile] = 64;
+    shape[48 + tile] = static_cast<uint8_t>(tile == 0 ? 15 : 16);
+  }
+  EmulatedTiles::of_thread().configure(shape);
+  EXPECT_NONFATAL_FAILURE(EmulatedTiles::of_thread().multiply_bf16(0, 1, 2), "rows of sums");
+  shape[2] = 1;
+  EXPECT_NONFATAL_FAILURE(EmulatedTiles::of_thread().configure(shape), "reserved byte 2");
+  EmulatedTiles::of_thread().release();
+}
+
+// x [k] times row `row` of a matrix [.., k]: steps of 32, each one tile instruction.
+float product_of_row(const std::vector<uint16_t>& x, const StoredMatrix& matrix, int64_t row) {
+  const int64_t k = matrix.cols();
+  float sum = 0;
+  for (int64_t begin = 0; begin < k; begin += 32) {
+    uint16_t values[32] = {};
+    uint16_t weights[32] = {};
+    for (int64_t i = begin; i < std::min(k, begin + 32); ++i) {
+      values[i - begin] = x[static_cast<size_t>(i)];
+      weights[i - begin] = bf16(matrix.at(row * k + i));
+    }
+    sum = tile_product(sum, values, weights, 16);
+  }
+  return sum;
+}
+
+std::vector<float> expected_row(ExpertCase& test_case, int64_t slot) {
+  const CaseShape& shape = test_case.shape();
+  const StoredExpert& stored = test_case.expert(test_case.expert_of_slot(slot));
+  const activation::Activation formula = test_case.activation();
+  const auto with_bias = [&](float sum, const StoredMatrix& bias, int64_t index) {
+    return shape.has_bias ? sum + static_cast<float>(bias.at(index)) : sum;
+  };
+  std::vector<uint16_t> x(static_cast<size_t>(shape.hidden_size));
+  const auto row = static_cast<size_t>(test_case.source_row()[static_cast<size_t>(slot)]);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = bf16(test_case.hidden()[row * x.size() + i]);
+  std::vector<uint16_t> activated(static_cast<size_t>(shape.intermediate_size));
+  for (int64_t i = 0; i < shape.intermediate_size; ++i) {
+    const float up = with_bias(product_of_row(x, stored.up, i), stored.up_bias, i);
+    const float gate =
+        formula.gated ? with_bias(product_of_row(x, stored.gate, i), stored.gate_bias, i) : up;
+    activated[static_cast<size_t>(i)] = float_to_bf16(activation::apply_scalar(formula, gate, up));
+  }
+  std::vector<float> out(static_cast<size_t>(shape.hidden_size));
+  for (int64_t c = 0; c < shape.hidden_size; ++c) {
+    out[static_cast<size_t>(c)] =
+        with_bias(product_of_row(activated, stored.down, c), stored.down_bias, c);
+  }
+  return out;
+}
+
+void expect_same_bits(std::span<const float> actual, std::span<const float> expected,
+                      const std::string& where) {
+  for (size_t i = 0; i < expected.size(); ++i) {
+    ASSERT_EQ(std::bit_cast<uint32_t>(actual[i]), std::bit_cast<uint32_t>(expected[i]))
+        << where << " column " << i << ": " << actual[i] << " and " << expected[i];
+  }
+}
+
+void expect_stated_arithmetic(const CaseShape& shape) {
+  ExpertCase test_case(shape);
+  SerialExecutor executor(2);
+  const auto problem = test_case.problem(cpu::best_isa(), cpu::Arithmetic::kAmxBf16);
+  const auto out = test_case.run(*emulated_amx_row().make(problem), executor);
+  const auto width = static_cast<size_t>(shape.hidden_size);
+  for (int64_t slot = 0; slot < test_case.num_slots(); ++slot) {
+    expect_same_bits(std::span(out).subspan(static_cast<size_t>(slot) * width, width),
+                     expected_row(test_case, slot),
+                     describe(shape) + " slot " + std::to_string(slot));
+  }
+}
+
+TEST(EmulatedRow, RowCountsAroundTiles_StatedArithmetic) {
+  for (const int64_t rows : {0, 1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 96, 97}) {
+    expect_stated_arithmetic(
+        {.hidden_size = 65, .intermediate_size = 33, .rows_per_expert = {rows, 0, 1}});
+  }
+}
+
+TEST(EmulatedRow, SizesAroundTiles_StatedArithmetic) {
+  for (const int64_t size : {1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 130}) {
+    expect_stated_arithmetic(
+        {.hidden_size = size, .intermediate_size = 40, .rows_per_expert = {1, 18}});
+    expect_stated_arithmetic(
+        {.hidden_size = 40, .intermediate_size = size, .rows_per_expert = {33}});
+  }
+}
+
+TEST(EmulatedRow, EveryActivationWithBiases_StatedArithmetic) {
+  for (const ActivationSpec& activation : all_activations()) {
+    expect_stated_arithmetic({.hidden_size = 70,
+                              .intermediate_size = 45,
+                              .rows_per_expert = {17, 3, 0, 40},
+                              .activation = activation,
+                              .has_bias = true});
+  }
+}
+
+// The emulation itself, where there is something to compare it with.
+TEST(EmulatedRow, OnACpuWithTiles_SameBitsAsTheirs) {
+  if (const Support amx = cpu::usable(cpu::Isa::kAmx); !amx) {
+    GTEST_SKIP() << "not run here: cpu.amx against its emulation (" << amx.reason() << ")";
+  }
+  const auto& row = experts::kernel_catalog().find("cpu.amx", "kernel");
+  for (const bool has_bias : {false, true}) {
+    for (const int64_t size : {1, 31, 33, 64, 130, 257}) {
+      const CaseShape shape{.hidden_size = size,
+                            .intermediate_size = 2 * size + 3,
+                            .rows_per_expert = {1, 0, 15, 16, 17, 33, 100},
+                            .has_bias = has_bias};
+      const ExpertCase test_case(shape);
+      const auto problem = test_case.problem(cpu::Isa::kAmx, cpu::Arithmetic::kAmxBf16);
+      SerialExecutor executor(2);
+      expect_same_bits(test_case.run(*row.make(problem), executor),
+                       test_case.run(*emulated_amx_row().make(problem), executor), describe(shape));
+    }
+  }
+}
+
+class RowRunsHere : public ::testing::TestWithParam<size_t> {};
+
+// A skipped case is listed by ctest, and scripts/test names the row.
+TEST_P(RowRunsHere, WithinBound) {
+  const auto catalog = experts::kernel_catalog();
+  const experts::KernelRow& row = catalog.rows()[GetParam()];
+  const CaseShape shape{.hidden_size = 65, .intermediate_size = 33, .rows_per_expert = {17, 0, 1}};
+  const ExpertCase test_case(shape);
+  const auto problem = test_case.problem(cpu::best_isa(), row.arithmetic);
+  if (const Support here = row.supports(problem); !here) {
+    GTEST_SKIP() << "not run here: " << row.name << " (" << here.reason() << ")";
+  }
+  SerialExecutor executor(2);
+  const auto kernel = row.make(problem);
+  const std::vector<float> out = test_case.run(*kernel, executor);
+  for (int64_t slot = 0; slot < test_case.num_slots(); ++slot) {
+    EXPECT_LE(relative_l2(out.data() + slot * shape.hidden_size, test_case.oracle(slot).data(),
+                          shape.hidden_size),
+              mlp_error(precision(shape, *kernel)));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Catalog, RowRunsHere,
+                         ::testing::Range(size_t{0}, experts::kernel_catalog().rows().size()),
+                         [](const auto& tested) {
+                           std::string name;
+                           const auto catalog = experts::kernel_catalog();
+                           for (const char c : catalog.rows()[tested.param].name) {
+                             name += std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
+                           }
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace conclave::testing
