@@ -64,6 +64,17 @@ TEST(Json, Escapes_DecodeInKeysAndValues) {
   EXPECT_EQ(document.root().at("next").as_string(), "x");
 }
 
+TEST(Json, SurrogatePairs_DecodeAtEveryEndOfTheirRanges) {
+  const JsonDocument document = parse(
+      R"(["\ud800\udc00","\ud800\udfff","\udbff\udc00","\udbff\udfff","\ud7ff","\ue000","\uffff"])");
+  const std::vector<std::string_view> expected = {
+      "\xF0\x90\x80\x80", "\xF0\x90\x8F\xBF", "\xF4\x8F\xB0\x80", "\xF4\x8F\xBF\xBF",
+      "\xED\x9F\xBF",     "\xEE\x80\x80",     "\xEF\xBF\xBF"};
+  std::vector<std::string_view> decoded;
+  for (const JsonValue item : document.root().items()) decoded.push_back(item.as_string());
+  EXPECT_EQ(decoded, expected);
+}
+
 TEST(Json, MovedDocument_KeepsItsValues) {
   JsonDocument first = parse(R"({"a":"short"})");
   const JsonValue value = first.root().at("a");
@@ -154,59 +165,16 @@ TEST(Json, CallersRule_CarriesPathAndValue) {
 }
 
 TEST(Json, Malformed_Refused) {
-  for (const std::string_view text : {"",
-                                      " ",
-                                      "{",
-                                      "}",
-                                      "[",
-                                      "]",
-                                      "[1",
-                                      "[1,",
-                                      "[1,]",
-                                      "[,1]",
-                                      "[1 2]",
-                                      "{\"a\"}",
-                                      "{\"a\":}",
-                                      "{\"a\":1,}",
-                                      "{\"a\" 1}",
-                                      "{a:1}",
-                                      "{'a':1}",
-                                      "[01]",
-                                      "[-]",
-                                      "[+1]",
-                                      "[.5]",
-                                      "[1.]",
-                                      "[1e]",
-                                      "[1e+]",
-                                      "[0x1]",
-                                      "[--1]",
-                                      "tru",
-                                      "truee",
-                                      "nul",
-                                      "nulll",
-                                      "None",
-                                      "\"a",
-                                      "\"\\",
-                                      "\"\\x\"",
-                                      "\"\\u12\"",
-                                      "\"\\u12g4\"",
-                                      "\"\\ud800\"",
-                                      "\"\\udc00\"",
-                                      "\"\\ud800\\u0041\"",
-                                      "\"\n\"",
-                                      "\"\x01\"",
-                                      "[1]x",
-                                      "[1][2]",
-                                      "1 2",
-                                      "//c\n1",
-                                      "/*c*/1",
-                                      "\f1",
-                                      "\xEF\xBB\xBF{}",
-                                      "\"\xC0\xAF\"",
-                                      "\"\x80\"",
-                                      "{}\xFF",
-                                      "[1}",
-                                      "{\"a\":1]"}) {
+  for (const std::string_view text :
+       {"", " ", "{", "}", "[", "]", "[1", "[1,", "[1,]", "[,1]", "[1 2]", "{\"a\"}", "{\"a\":}",
+        "{\"a\":1,}", "{\"a\" 1}", "{a:1}", "{'a':1}", "[01]", "[-]", "[+1]", "[.5]", "[1.]",
+        "[1e]", "[1e+]", "[0x1]", "[--1]", "tru", "truee", "nul", "nulll", "None", "\"a", "\"\\",
+        "\"\\x\"", "\"\\u12\"", "\"\\u12g4\"", "\"\\ud800\"", "\"\\udc00\"", "\"\\ud800\\u0041\"",
+        // One off either end of either half of a pair.
+        "\"\\udc00\\udc00\"", "\"\\udbff\\udbff\"", "\"\\ud800\\ue000\"", "\"\\udfff\\udfff\"",
+        "\"\\ud7ff\\udc00\"", "\"\\ue000\\udc00\"", "\"\n\"", "\"\x01\"", "[1]x", "[1][2]", "1 2",
+        "//c\n1", "/*c*/1", "\f1", "\xEF\xBB\xBF{}", "\"\xC0\xAF\"", "\"\x80\"", "{}\xFF", "[1}",
+        "{\"a\":1]"}) {
     EXPECT_EQ(code_for(std::string(text)), "kJsonSyntax") << text;
   }
   EXPECT_EQ(code_for(std::string("{}\0", 3)), "kJsonSyntax");
