@@ -47,7 +47,7 @@ enum class Determinism : uint8_t {
 class TuningTable;
 
 struct LayerOptions {
-  int64_t max_tokens = 4096;  // tokens planned for; forward takes more in chunks of this size
+  int64_t max_tokens = 4096;  // tokens planned for; forward takes more in equal chunks
   IdPolicy id_policy = IdPolicy::kStrict;
   std::string kernel = {};  // row of the kernel catalog to force, e.g. "cpu.avx2"; empty: first fit
   std::string arithmetic = {};  // "f32_fma", "dpbf16", "amx_bf16"; empty: by the CPU table

@@ -165,7 +165,7 @@ class ParallelSpec:
 class LayerOptions:
     """How a layer runs; the result's meaning does not depend on it."""
 
-    max_tokens: int = 4096  # planned for; forward takes more in chunks of this size
+    max_tokens: int = 4096  # planned for; forward takes more in equal chunks
     id_policy: str = "strict"  # skip
     kernel: str = ""
     arithmetic: str = ""

@@ -9,7 +9,6 @@
 #include "conclave/error.h"
 #include "conclave/layer.h"
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <utility>
@@ -97,16 +96,13 @@ void HostEngine::forward(const ForwardArgs& args) {
     workspace = own.memory;
   }
 
-  const int64_t chunk_tokens = plan_.options.max_tokens;
   const int64_t chunks = agree_on_chunks(tokens, plan_, communicator_);
   ForwardCounters counters;
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-    const int64_t first = std::min(chunk * chunk_tokens, tokens);
-    const TokenChunk range{.begin = first, .count = std::min(chunk_tokens, tokens - first)};
     pipeline_.run({.plan = plan_,
                    .weights = weights_,
                    .args = args,
-                   .chunk = range,
+                   .chunk = chunk_at(tokens, chunks, chunk),
                    .workspace = workspace,
                    .executor = executor_},
                   counters);

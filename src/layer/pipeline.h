@@ -1,6 +1,7 @@
 // The run-time seam: how the stages of one chunk of tokens follow each other.
 #pragma once
 
+#include "layer/chunks.h"
 #include "layer/packed_weights.h"
 #include "layer/plan.h"
 
@@ -16,12 +17,6 @@ namespace conclave::inline v0 {
 struct ForwardCounters {
   int64_t skipped_ids = 0;
   int64_t tokens_without_finite_logit = 0;
-};
-
-// Tokens [begin, begin + count) of the call.
-struct TokenChunk {
-  int64_t begin = 0;
-  int64_t count = 0;
 };
 
 struct PipelineArgs {

@@ -1,6 +1,6 @@
 #include "layer/rank_agreement.h"
 
-#include "core/checked.h"
+#include "layer/chunks.h"
 
 #include "conclave/error.h"
 
@@ -203,7 +203,7 @@ int64_t agree_on_chunks(int64_t tokens, const LayerPlan& plan, Communicator* com
       throw;
     }
   }
-  const int64_t chunks = ceil_div(tokens, plan.options.max_tokens);
+  const int64_t chunks = num_chunks(tokens, plan.options.max_tokens);
   if (!exchanges_tokens(plan)) return chunks;
   int64_t largest = 0;
   communicator->all_reduce(std::as_bytes(std::span(&chunks, 1)),

@@ -3,6 +3,7 @@
 #include "cuda/check.h"
 #include "cuda/device_info.h"
 #include "cuda/stream.h"
+#include "layer/chunks.h"
 #include "layer/cuda/arguments.h"
 #include "layer/cuda/pipeline.h"
 #include "layer/own_workspace.h"
@@ -11,7 +12,6 @@
 #include "conclave/error.h"
 #include "conclave/interop/cuda.h"
 
-#include <algorithm>
 #include <atomic>
 #include <cuda_runtime_api.h>
 #include <utility>
@@ -139,15 +139,16 @@ void CudaEngine::forward(const ForwardArgs& args) {
     own = own_workspace_.claim(context_, booking_.total_bytes, args.stream);
     workspace = own.memory.data();
   }
-  const int64_t most = plan_.options.max_tokens;
-  for (int64_t begin = 0; begin < tokens; begin += most) {
+  const int64_t chunks = num_chunks(tokens, plan_.options.max_tokens);
+  for (int64_t index = 0; index < chunks; ++index) {
+    const TokenChunk chunk = chunk_at(tokens, chunks, index);
     run_cuda_chunk({.plan = plan_,
                     .weights = bound_.weights,
                     .kernels = bound_.kernels,
                     .slices = booking_.slices,
                     .args = args,
-                    .begin = begin,
-                    .count = std::min(most, tokens - begin),
+                    .begin = chunk.begin,
+                    .count = chunk.count,
                     .workspace = workspace,
                     .counters = counters_.as<CudaCounters>(),
                     .stream = to_cuda(args.stream)});

@@ -11,7 +11,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <memory>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -164,6 +166,50 @@ TEST_F(CudaReplay, OtherRowsThroughTheGate_GiveTheBitsOfAPlainCall) {
       }
     }
   }
+}
+
+struct GraphDeleter {
+  void operator()(cudaGraph_t graph) const noexcept { static_cast<void>(cudaGraphDestroy(graph)); }
+};
+
+// A kernel with its grid, and how often a forward launches it.
+using Launch = std::tuple<void*, unsigned, unsigned, unsigned>;
+std::map<Launch, int> launches_of(DeviceForward& forward, cudaStream_t stream) {
+  cuda::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
+              "cudaStreamBeginCapture");
+  forward.enqueue();
+  cudaGraph_t captured = nullptr;
+  cuda::check(cudaStreamEndCapture(stream, &captured), "cudaStreamEndCapture");
+  const std::unique_ptr<CUgraph_st, GraphDeleter> graph(captured);
+  size_t count = 0;
+  cuda::check(cudaGraphGetNodes(graph.get(), nullptr, &count), "cudaGraphGetNodes");
+  std::vector<cudaGraphNode_t> nodes(count);
+  cuda::check(cudaGraphGetNodes(graph.get(), nodes.data(), &count), "cudaGraphGetNodes");
+  std::map<Launch, int> launches;
+  for (cudaGraphNode_t node : nodes) {
+    cudaGraphNodeType type = cudaGraphNodeTypeEmpty;
+    cuda::check(cudaGraphNodeGetType(node, &type), "cudaGraphNodeGetType");
+    if (type != cudaGraphNodeTypeKernel) continue;
+    cudaKernelNodeParams kernel = {};
+    cuda::check(cudaGraphKernelNodeGetParams(node, &kernel), "cudaGraphKernelNodeGetParams");
+    ++launches[{kernel.func, kernel.gridDim.x, kernel.gridDim.y, kernel.gridDim.z}];
+  }
+  return launches;
+}
+
+// 130 tokens of a plan for 100 are launched as 65 are, twice, and not as 100 and a rest of 30.
+TEST_F(CudaReplay, CallAboveThePlan_IsLaunchedAsEqualChunks) {
+  const MoeSpec spec = make_spec(10, 3, 264, 136, DType::kBF16);
+  DeviceLayer owned(spec, {.max_tokens = 100});
+  cudaStream_t const stream = to_cuda(owned.queue.stream());
+  const auto launches = [&](int64_t tokens) {
+    DeviceForward forward(owned, random_tensor(DType::kBF16, tokens, 264, 1).view(), DType::kBF16);
+    return launches_of(forward, stream);
+  };
+  std::map<Launch, int> twice = launches(65);
+  EXPECT_FALSE(twice.empty());
+  for (auto& [launch, count] : twice) count *= 2;
+  EXPECT_EQ(launches(130), twice);
 }
 
 TEST_F(CudaReplay, OneLayerOnTwoStreams_ForwardsDoNotDisturbEachOther) {

@@ -1,0 +1,32 @@
+// How a call of more tokens than were planned for is cut: into as few chunks as fit, of equal size,
+// so that no chunk is a small rest that runs at a small chunk's speed.
+#pragma once
+
+#include "core/checked.h"
+
+#include <algorithm>
+#include <cstdint>
+
+namespace conclave::inline v0 {
+
+// Tokens [begin, begin + count) of the call.
+struct TokenChunk {
+  int64_t begin = 0;
+  int64_t count = 0;
+};
+
+// The fewest chunks of at most `max_tokens` that hold `tokens`; none for no tokens.
+constexpr int64_t num_chunks(int64_t tokens, int64_t max_tokens) {
+  return ceil_div(tokens, max_tokens);
+}
+
+// Chunk `index` of `chunks`. Counts differ by at most one, the longer ones come first: where
+// `chunks` is num_chunks() or more, none is longer than max_tokens. With more chunks than tokens,
+// as a rank has that waits for others, the last ones are empty.
+constexpr TokenChunk chunk_at(int64_t tokens, int64_t chunks, int64_t index) {
+  const int64_t count = tokens / chunks;
+  const int64_t longer = tokens % chunks;
+  return {.begin = index * count + std::min(index, longer), .count = count + (index < longer)};
+}
+
+}  // namespace conclave::inline v0
