@@ -139,8 +139,9 @@ struct ForwardArgs {
   StageTimings* timings = nullptr;  // on "cpu"; Error(kUnsupported) on CUDA, where stages overlap
 };
 
-// Sticky counters since create, of this rank. On CUDA forwards and tokens count calls of forward, a
-// replayed graph's not, with T for what num_tokens would say; the others count on the device.
+// Sticky counters since create, of this rank and of all layers that share its weights. On CUDA
+// forwards and tokens count calls of forward, a replayed graph's not, with T for what num_tokens
+// would say; the others count on the device.
 struct LayerStatus {
   int64_t forwards = 0;
   int64_t tokens = 0;
@@ -221,6 +222,16 @@ class CONCLAVE_API MoeLayer {
   // (LayerStatus::skipped_ids), whatever the IdPolicy.
   void forward(const ForwardArgs& args) const;
 
+  // A layer planned for calls of up to `max_tokens` tokens on the same packed weights: nothing is
+  // packed or copied, addresses stay, and on the CPU no result changes by a bit. All that share
+  // weights share reload, which is then not concurrent with a forward of any, and status(); the
+  // weights live as long as the last. Collective as create. On CUDA what was captured from this
+  // layer stays right while both live, and up to kReplannedTokens, or what this layer plans for, no
+  // device memory is asked for, so that it may be called while a stream is captured. Throws as
+  // create does for options. Concurrent with forward, not with reload.
+  static constexpr int64_t kReplannedTokens = 16384;
+  MoeLayer with_max_tokens(int64_t max_tokens) const;
+
   // New weights of the same shapes and types, on this rank alone. Not concurrent with forward; on
   // CUDA no stream may still hold one. Throws as create does for a source. Addresses of weights
   // stay with kInPlace; kStaged moves them, which graphs captured before do not follow.
@@ -229,7 +240,11 @@ class CONCLAVE_API MoeLayer {
   const MoeSpec& spec() const noexcept;
   const ParallelSpec& parallel() const noexcept;
   const Plan& plan() const noexcept;
+  // Of calls of any number of tokens.
   size_t workspace_bytes() const noexcept;
+  // Of calls of up to `tokens` tokens, which forward takes as well; more than max_tokens count as
+  // that. On "cpu" the same as above.
+  size_t workspace_bytes(int64_t tokens) const;
   // On CUDA waits for a copy of the counters, not for work that streams hold. Throws Error(kDevice)
   // where work enqueued earlier made the device fail.
   LayerStatus status() const;

@@ -9,6 +9,8 @@
 #include "conclave/token_router.h"
 #include "conclave/tuning.h"
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -26,6 +28,8 @@ class Engine {
   virtual const ParallelSpec& parallel() const noexcept = 0;
   virtual const Plan& plan() const noexcept = 0;
   virtual LayerStatus status() const = 0;
+  virtual size_t workspace_bytes(int64_t tokens) const = 0;
+  virtual std::unique_ptr<Engine> with_max_tokens(int64_t max_tokens) const = 0;
 };
 
 // What create and make_plan are given.

@@ -11,6 +11,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -31,9 +32,22 @@ void check_source_memory(const WeightSource& source) {
                                    .hint = "give the context that device"});
 }
 
+// What layers of one set of weights have in common, whatever they plan for.
+struct SharedState {
+  PackedWeights weights;
+  // False from the first byte an in-place reload overwrites until it completes.
+  std::atomic<bool> weights_complete{true};
+  std::atomic<int64_t> forwards{0};
+  std::atomic<int64_t> tokens{0};
+  std::atomic<int64_t> skipped_ids{0};
+  std::atomic<int64_t> tokens_without_finite_logit{0};
+};
+
 class HostEngine final : public Engine {
  public:
   HostEngine(const EngineRequest& request, const WeightSource& source);
+  // On the weights of another layer of the same request but for the options.
+  HostEngine(const EngineRequest& request, std::shared_ptr<SharedState> shared);
 
   void forward(const ForwardArgs& args) override;
   void reload(const WeightSource& source, ReloadMode mode) override;
@@ -41,41 +55,48 @@ class HostEngine final : public Engine {
   const ParallelSpec& parallel() const noexcept override { return plan_.parallel; }
   const Plan& plan() const noexcept override { return plan_.summary; }
   LayerStatus status() const override;
+  size_t workspace_bytes(int64_t) const override { return plan_.workspace_bytes; }
+  std::unique_ptr<Engine> with_max_tokens(int64_t max_tokens) const override;
 
  private:
   const Context& context_;
   Executor& executor_;
   Communicator* communicator_;
   LayerPlan plan_;
-  PackedWeights weights_;
+  std::shared_ptr<SharedState> shared_;
   StagedPipeline pipeline_;
-
-  // False from the first byte an in-place reload overwrites until it completes.
-  std::atomic<bool> weights_complete_{true};
-
   OwnWorkspace own_workspace_;
-
-  std::atomic<int64_t> forwards_{0};
-  std::atomic<int64_t> tokens_{0};
-  std::atomic<int64_t> skipped_ids_{0};
-  std::atomic<int64_t> tokens_without_finite_logit_{0};
 };
 
-HostEngine::HostEngine(const EngineRequest& request, const WeightSource& source)
+HostEngine::HostEngine(const EngineRequest& request, std::shared_ptr<SharedState> shared)
     : context_(request.context),
       executor_(request.context.executor()),
       communicator_(request.context.communicator()),
-      plan_(plan_layer(request.context, request.spec, request.options, request.parallel)) {
+      plan_(plan_layer(request.context, request.spec, request.options, request.parallel)),
+      shared_(std::move(shared)) {
   check_ranks_agree(plan_, communicator_);
+}
+
+HostEngine::HostEngine(const EngineRequest& request, const WeightSource& source)
+    : HostEngine(request, std::make_shared<SharedState>()) {
   check_source_memory(source);
   check_source(request.spec, source);
-  weights_ = allocate_weights(context_, plan_);
-  fill_weights(context_, plan_, source, weights_);
+  shared_->weights = allocate_weights(context_, plan_);
+  fill_weights(context_, plan_, source, shared_->weights);
+}
+
+std::unique_ptr<Engine> HostEngine::with_max_tokens(int64_t max_tokens) const {
+  LayerOptions options = plan_.options;
+  options.max_tokens = max_tokens;
+  return std::make_unique<HostEngine>(
+      EngineRequest{
+          .context = context_, .spec = plan_.spec, .options = options, .parallel = plan_.parallel},
+      shared_);
 }
 
 void HostEngine::forward(const ForwardArgs& args) {
   const auto begin = std::chrono::steady_clock::now();
-  if (!weights_complete_.load(std::memory_order_acquire)) {
+  if (!shared_->weights_complete.load(std::memory_order_acquire)) {
     throw Error(ErrorCode::kState,
                 {.what = "an in-place reload failed midway: this layer has no complete weights",
                  .hint = "reload again"});
@@ -100,7 +121,7 @@ void HostEngine::forward(const ForwardArgs& args) {
   ForwardCounters counters;
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     pipeline_.run({.plan = plan_,
-                   .weights = weights_,
+                   .weights = shared_->weights,
                    .args = args,
                    .chunk = chunk_at(tokens, chunks, chunk),
                    .workspace = workspace,
@@ -109,10 +130,10 @@ void HostEngine::forward(const ForwardArgs& args) {
   }
 
   constexpr auto kRelaxed = std::memory_order_relaxed;
-  forwards_.fetch_add(1, kRelaxed);
-  tokens_.fetch_add(tokens, kRelaxed);
-  skipped_ids_.fetch_add(counters.skipped_ids, kRelaxed);
-  tokens_without_finite_logit_.fetch_add(counters.tokens_without_finite_logit, kRelaxed);
+  shared_->forwards.fetch_add(1, kRelaxed);
+  shared_->tokens.fetch_add(tokens, kRelaxed);
+  shared_->skipped_ids.fetch_add(counters.skipped_ids, kRelaxed);
+  shared_->tokens_without_finite_logit.fetch_add(counters.tokens_without_finite_logit, kRelaxed);
   if (args.timings != nullptr) {
     args.timings->total_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(
                                   std::chrono::steady_clock::now() - begin)
@@ -126,20 +147,20 @@ void HostEngine::reload(const WeightSource& source, ReloadMode mode) {
   if (mode == ReloadMode::kStaged) {
     PackedWeights staged = allocate_weights(context_, plan_);
     fill_weights(context_, plan_, source, staged);
-    weights_ = std::move(staged);
+    shared_->weights = std::move(staged);
   } else {
-    weights_complete_.store(false, std::memory_order_release);
-    fill_weights(context_, plan_, source, weights_);
+    shared_->weights_complete.store(false, std::memory_order_release);
+    fill_weights(context_, plan_, source, shared_->weights);
   }
-  weights_complete_.store(true, std::memory_order_release);
+  shared_->weights_complete.store(true, std::memory_order_release);
 }
 
 LayerStatus HostEngine::status() const {
   constexpr auto kRelaxed = std::memory_order_relaxed;
-  return {.forwards = forwards_.load(kRelaxed),
-          .tokens = tokens_.load(kRelaxed),
-          .skipped_ids = skipped_ids_.load(kRelaxed),
-          .tokens_without_finite_logit = tokens_without_finite_logit_.load(kRelaxed)};
+  return {.forwards = shared_->forwards.load(kRelaxed),
+          .tokens = shared_->tokens.load(kRelaxed),
+          .skipped_ids = shared_->skipped_ids.load(kRelaxed),
+          .tokens_without_finite_logit = shared_->tokens_without_finite_logit.load(kRelaxed)};
 }
 
 }  // namespace

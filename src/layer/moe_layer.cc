@@ -25,6 +25,12 @@ MoeLayer::~MoeLayer() = default;
 
 void MoeLayer::forward(const ForwardArgs& args) const { impl_->engine->forward(args); }
 
+MoeLayer MoeLayer::with_max_tokens(int64_t max_tokens) const {
+  auto impl = std::make_unique<Impl>();
+  impl->engine = impl_->engine->with_max_tokens(max_tokens);
+  return MoeLayer(std::move(impl));
+}
+
 void MoeLayer::reload(const WeightSource& source, ReloadMode mode) {
   impl_->engine->reload(source, mode);
 }
@@ -36,6 +42,10 @@ const ParallelSpec& MoeLayer::parallel() const noexcept { return impl_->engine->
 const Plan& MoeLayer::plan() const noexcept { return impl_->engine->plan(); }
 
 size_t MoeLayer::workspace_bytes() const noexcept { return impl_->engine->plan().workspace_bytes; }
+
+size_t MoeLayer::workspace_bytes(int64_t tokens) const {
+  return impl_->engine->workspace_bytes(tokens);
+}
 
 LayerStatus MoeLayer::status() const { return impl_->engine->status(); }
 

@@ -5,6 +5,7 @@
 #include "cuda/stream.h"
 #include "layer/chunks.h"
 #include "layer/cuda/arguments.h"
+#include "layer/cuda/every_row.h"
 #include "layer/cuda/pipeline.h"
 #include "layer/own_workspace.h"
 #include "layer/packed_weights.h"
@@ -12,9 +13,14 @@
 #include "conclave/error.h"
 #include "conclave/interop/cuda.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cuda_runtime_api.h>
+#include <memory>
+#include <mutex>
+#include <span>
 #include <utility>
+#include <vector>
 
 namespace conclave::inline v0 {
 namespace {
@@ -43,15 +49,34 @@ CudaPlan plan_for(const EngineRequest& request, const WeightSource& source) {
   return usable_in_place(separate, source) ? std::move(separate) : std::move(plan);
 }
 
-// Weights and what is bound to their addresses.
-struct BoundWeights {
+class CudaEngine;
+
+// What layers of one set of weights have in common, whatever they plan for.
+struct SharedState {
+  explicit SharedState(const EngineRequest& request);
+
+  // Of create, reload and status, never of a forward.
+  cuda::OwnedStream stream;
   CudaWeights weights;
-  CudaKernels kernels;
+  DeviceMemory counters;
+  // False from the first byte an in-place reload overwrites until it completes.
+  std::atomic<bool> weights_complete{true};
+  std::atomic<int64_t> forwards{0};
+  std::atomic<int64_t> tokens{0};
+
+  // Every layer that is bound to the weights' addresses, to be bound again where they move.
+  std::mutex mutex;
+  std::vector<CudaEngine*> users;
 };
 
 class CudaEngine final : public Engine {
  public:
   CudaEngine(const EngineRequest& request, const WeightSource& source);
+  // On the weights of `other`, for another number of tokens.
+  CudaEngine(const CudaEngine& other, CudaPlan plan);
+  CudaEngine(const CudaEngine&) = delete;
+  CudaEngine& operator=(const CudaEngine&) = delete;
+  ~CudaEngine() override;
 
   void forward(const ForwardArgs& args) override;
   void reload(const WeightSource& source, ReloadMode mode) override;
@@ -59,26 +84,24 @@ class CudaEngine final : public Engine {
   const ParallelSpec& parallel() const noexcept override { return plan_.parallel; }
   const Plan& plan() const noexcept override { return plan_.summary; }
   LayerStatus status() const override;
+  size_t workspace_bytes(int64_t tokens) const override;
+  std::unique_ptr<Engine> with_max_tokens(int64_t max_tokens) const override;
 
  private:
-  BoundWeights load(const WeightSource& source) const;
-  std::byte* workspace_of_caller(const Workspace& workspace) const;
+  CudaWeights load(const WeightSource& source) const;
+  void reload_staged(const WeightSource& source);
+  void bind();
+  WorkspaceBooking booking_for(int64_t tokens) const;
+  std::span<std::byte> workspace_of_caller(const Workspace& workspace) const;
 
   const Context& context_;
   const int32_t ordinal_;
   CudaPlan plan_;
-  // Of create, reload and status, never of a forward.
-  cuda::OwnedStream stream_;
-  BoundWeights bound_;
+  std::shared_ptr<SharedState> shared_;
+  std::shared_ptr<const EveryRowIds> every_row_;
+  CudaKernels kernels_;  // bound to the addresses of the shared weights
   WorkspaceBooking booking_;
-  DeviceMemory counters_;
-
-  // False from the first byte an in-place reload overwrites until it completes.
-  std::atomic<bool> weights_complete_{true};
   OwnWorkspace own_workspace_;
-
-  std::atomic<int64_t> forwards_{0};
-  std::atomic<int64_t> tokens_{0};
 };
 
 cuda::OwnedStream make_stream_on(int32_t ordinal) {
@@ -86,99 +109,171 @@ cuda::OwnedStream make_stream_on(int32_t ordinal) {
   return cuda::make_stream();
 }
 
+SharedState::SharedState(const EngineRequest& request)
+    : stream(make_stream_on(parse_device(request.context.device()).ordinal)) {}
+
 CudaEngine::CudaEngine(const EngineRequest& request, const WeightSource& source)
     : context_(request.context),
       ordinal_(parse_device(request.context.device()).ordinal),
       plan_(plan_for(request, source)),
-      stream_(make_stream_on(ordinal_)) {
+      shared_(std::make_shared<SharedState>(request)) {
   const cuda::DeviceGuard guard(ordinal_);
   check_source(request.spec, source);
-  counters_ = DeviceMemory(*context_.device_allocator(), sizeof(CudaCounters),
-                           to_stream(stream_.get()), "counters");
-  cuda::check(cudaMemsetAsync(counters_.as(), 0, sizeof(CudaCounters), stream_.get()),
-              "cudaMemsetAsync");
-  bound_ = load(source);
-  const int64_t tokens = plan_.options.max_tokens;
-  booking_ = book_workspace(plan_, tokens, kernel_bytes(bound_.kernels, tokens));
-  summarise_workspace(plan_, [&](int64_t most) { return kernel_bytes(bound_.kernels, most); });
+  const Stream stream = to_stream(shared_->stream.get());
+  shared_->counters =
+      DeviceMemory(*context_.device_allocator(), sizeof(CudaCounters), stream, "counters");
+  cuda::check(
+      cudaMemsetAsync(shared_->counters.as(), 0, sizeof(CudaCounters), shared_->stream.get()),
+      "cudaMemsetAsync");
+  shared_->weights = load(source);
+  every_row_ = std::make_shared<EveryRowIds>(make_every_row(context_, plan_, stream));
+  bind();
 }
 
-BoundWeights CudaEngine::load(const WeightSource& source) const {
-  const Stream stream = to_stream(stream_.get());
-  BoundWeights bound;
-  bound.weights = allocate_cuda_weights(context_, plan_, source, stream);
-  fill_cuda_weights(context_, plan_, source, stream, bound.weights);
-  bound.kernels = make_cuda_kernels(plan_, bound.weights);
-  return bound;
+CudaEngine::CudaEngine(const CudaEngine& other, CudaPlan plan)
+    : context_(other.context_),
+      ordinal_(other.ordinal_),
+      plan_(std::move(plan)),
+      shared_(other.shared_),
+      every_row_(other.every_row_) {
+  const cuda::DeviceGuard guard(ordinal_);
+  if (!serves(*every_row_, plan_)) {
+    every_row_ = std::make_shared<EveryRowIds>(
+        make_every_row(context_, plan_, to_stream(shared_->stream.get())));
+  }
+  bind();
 }
 
-std::byte* CudaEngine::workspace_of_caller(const Workspace& workspace) const {
+CudaEngine::~CudaEngine() {
+  const std::lock_guard lock(shared_->mutex);
+  std::erase(shared_->users, this);
+}
+
+std::unique_ptr<Engine> CudaEngine::with_max_tokens(int64_t max_tokens) const {
+  LayerOptions options = plan_.options;
+  options.max_tokens = max_tokens;
+  return std::make_unique<CudaEngine>(*this, plan_cuda_layer({.spec = plan_.spec,
+                                                              .options = options,
+                                                              .parallel = plan_.parallel,
+                                                              .device = plan_.device,
+                                                              .shared = plan_.shared_form}));
+}
+
+// Last in a constructor: from then on a reload of any layer that shares the weights finds this one.
+void CudaEngine::bind() {
+  const std::lock_guard lock(shared_->mutex);
+  kernels_ = make_cuda_kernels(plan_, shared_->weights);
+  booking_ = booking_for(plan_.options.max_tokens);
+  summarise_workspace(plan_, [&](int64_t most) { return kernel_bytes(kernels_, most); });
+  shared_->users.push_back(this);
+}
+
+CudaWeights CudaEngine::load(const WeightSource& source) const {
+  const Stream stream = to_stream(shared_->stream.get());
+  CudaWeights weights = allocate_cuda_weights(context_, plan_, source, stream);
+  fill_cuda_weights(context_, plan_, source, stream, weights);
+  return weights;
+}
+
+WorkspaceBooking CudaEngine::booking_for(int64_t tokens) const {
+  return book_workspace(plan_, tokens, kernel_bytes(kernels_, tokens));
+}
+
+size_t CudaEngine::workspace_bytes(int64_t tokens) const {
+  const int64_t most = plan_.options.max_tokens;
+  return tokens >= most ? booking_.total_bytes
+                        : booking_for(std::max<int64_t>(tokens, 1)).total_bytes;
+}
+
+std::span<std::byte> CudaEngine::workspace_of_caller(const Workspace& workspace) const {
   if (workspace.kind() != MemoryKind::kDevice) {
     throw Error(ErrorCode::kDevice, {.what = "the workspace lies in host memory",
                                      .tensor = "workspace",
                                      .hint = "make it with the layer's context"});
   }
-  check_workspace_size(workspace.memory(), booking_.total_bytes);
-  return workspace.memory().data();
+  return workspace.memory();
 }
 
 void CudaEngine::forward(const ForwardArgs& args) {
-  if (!weights_complete_.load(std::memory_order_acquire)) {
+  if (!shared_->weights_complete.load(std::memory_order_acquire)) {
     throw Error(ErrorCode::kState,
                 {.what = "an in-place reload failed midway: this layer has no complete weights",
                  .hint = "reload again"});
   }
   check_cuda_arguments(args, plan_.spec, ordinal_);
   const int64_t tokens = args.hidden.shape[0];
+  const int64_t most = plan_.options.max_tokens;
   const cuda::DeviceGuard guard(ordinal_);
   OwnWorkspace::Claim own;
-  std::byte* workspace = nullptr;
+  std::span<std::byte> workspace;
+  WorkspaceBooking smaller;
+  const WorkspaceBooking* booking = &booking_;
   if (args.workspace != nullptr) {
     workspace = workspace_of_caller(*args.workspace);
+    if (workspace.size() < booking_.total_bytes) {
+      smaller = booking_for(std::clamp<int64_t>(tokens, 1, most));
+      check_workspace_size(workspace, smaller.total_bytes);
+      booking = &smaller;
+    }
   } else {
     own = own_workspace_.claim(context_, booking_.total_bytes, args.stream);
-    workspace = own.memory.data();
+    workspace = own.memory;
   }
-  const int64_t chunks = num_chunks(tokens, plan_.options.max_tokens);
+  const int64_t chunks = num_chunks(tokens, most);
   for (int64_t index = 0; index < chunks; ++index) {
     const TokenChunk chunk = chunk_at(tokens, chunks, index);
     run_cuda_chunk({.plan = plan_,
-                    .weights = bound_.weights,
-                    .kernels = bound_.kernels,
-                    .slices = booking_.slices,
+                    .weights = shared_->weights,
+                    .every_row = *every_row_,
+                    .kernels = kernels_,
+                    .slices = booking->slices,
                     .args = args,
                     .begin = chunk.begin,
                     .count = chunk.count,
-                    .workspace = workspace,
-                    .counters = counters_.as<CudaCounters>(),
+                    .workspace = workspace.data(),
+                    .counters = shared_->counters.as<CudaCounters>(),
                     .stream = to_cuda(args.stream)});
   }
-  forwards_.fetch_add(1, std::memory_order_relaxed);
-  tokens_.fetch_add(tokens, std::memory_order_relaxed);
+  shared_->forwards.fetch_add(1, std::memory_order_relaxed);
+  shared_->tokens.fetch_add(tokens, std::memory_order_relaxed);
+}
+
+// New kernels for every layer that shares the weights before any of them changes.
+void CudaEngine::reload_staged(const WeightSource& source) {
+  CudaWeights weights = load(source);
+  const std::lock_guard lock(shared_->mutex);
+  std::vector<CudaKernels> kernels;
+  for (const CudaEngine* user : shared_->users) {
+    kernels.push_back(make_cuda_kernels(user->plan_, weights));
+  }
+  shared_->weights = std::move(weights);
+  for (size_t i = 0; i < kernels.size(); ++i) {
+    shared_->users[i]->kernels_ = std::move(kernels[i]);
+  }
 }
 
 void CudaEngine::reload(const WeightSource& source, ReloadMode mode) {
   check_source(plan_.spec, source);
   const cuda::DeviceGuard guard(ordinal_);
   if (mode == ReloadMode::kStaged) {
-    bound_ = load(source);
+    reload_staged(source);
   } else {
-    weights_complete_.store(false, std::memory_order_release);
-    fill_cuda_weights(context_, plan_, source, to_stream(stream_.get()), bound_.weights);
+    shared_->weights_complete.store(false, std::memory_order_release);
+    fill_cuda_weights(context_, plan_, source, to_stream(shared_->stream.get()), shared_->weights);
   }
-  weights_complete_.store(true, std::memory_order_release);
+  shared_->weights_complete.store(true, std::memory_order_release);
 }
 
 LayerStatus CudaEngine::status() const {
   const cuda::DeviceGuard guard(ordinal_);
   CudaCounters counters;
-  cuda::check(cudaMemcpyAsync(&counters, counters_.as(), sizeof(counters), cudaMemcpyDeviceToHost,
-                              stream_.get()),
+  cuda::check(cudaMemcpyAsync(&counters, shared_->counters.as(), sizeof(counters),
+                              cudaMemcpyDeviceToHost, shared_->stream.get()),
               "cudaMemcpyAsync");
-  cuda::check(cudaStreamSynchronize(stream_.get()), "cudaStreamSynchronize");
+  cuda::check(cudaStreamSynchronize(shared_->stream.get()), "cudaStreamSynchronize");
   return {
-      .forwards = forwards_.load(std::memory_order_relaxed),
-      .tokens = tokens_.load(std::memory_order_relaxed),
+      .forwards = shared_->forwards.load(std::memory_order_relaxed),
+      .tokens = shared_->tokens.load(std::memory_order_relaxed),
       .skipped_ids = static_cast<int64_t>(counters.skipped_ids),
       .tokens_without_finite_logit = static_cast<int64_t>(counters.tokens_without_finite_logit)};
 }

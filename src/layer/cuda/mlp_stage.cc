@@ -234,13 +234,15 @@ void add_rows(const CudaCall& call, const CudaRung& rung, const CudaRouting& rou
 }  // namespace
 
 CudaMlp routed_mlp(const CudaCall& call) {
-  return {call.plan.routed, call.weights.routed, call.kernels.routed, call.slices.routed};
+  return {call.plan.routed, call.weights.routed, call.kernels.routed, call.slices.routed, nullptr};
 }
 CudaMlp shared_mlp(const CudaCall& call) {
-  return {*call.plan.shared, call.weights.shared, call.kernels.shared, call.slices.shared};
+  return {*call.plan.shared, call.weights.shared, call.kernels.shared, call.slices.shared,
+          call.every_row.shared.as<int32_t>()};
 }
 CudaMlp residual_mlp(const CudaCall& call) {
-  return {*call.plan.residual, call.weights.residual, call.kernels.residual, call.slices.residual};
+  return {*call.plan.residual, call.weights.residual, call.kernels.residual, call.slices.residual,
+          call.every_row.residual.as<int32_t>()};
 }
 
 RoutedRows run_routed(const CudaCall& call, const CudaRouting& routing) {
@@ -286,7 +288,7 @@ void run_on_every_row(const CudaCall& call, const CudaMlp& mlp, const CudaRoutin
   const experts::DeviceExpertsProblem& problem = mlp.plan.problem;
   const auto experts = static_cast<int32_t>(problem.num_local_experts);
   const GroupedRows groups =
-      dispatch::device_group({.topk_ids = mlp.weights.every_row.as<int32_t>(),
+      dispatch::device_group({.topk_ids = mlp.every_row,
                               .num_tokens = call.count,
                               .live_tokens = routing.live_tokens,
                               .top_k = experts,

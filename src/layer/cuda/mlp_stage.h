@@ -14,6 +14,7 @@ struct CudaMlp {
   const CudaMlpWeights& weights;
   const std::vector<CudaRung>& rungs;
   const MlpSlices& slices;
+  const int32_t* every_row = nullptr;  // ids of experts that every row uses
 };
 CudaMlp routed_mlp(const CudaCall& call);
 CudaMlp shared_mlp(const CudaCall& call);    // of a plan that has it

@@ -3,6 +3,7 @@
 
 #include "experts/cuda/decode_call.h"
 #include "layer/cuda/book_workspace.h"
+#include "layer/cuda/every_row.h"
 #include "layer/cuda/plan.h"
 #include "layer/cuda/weights.h"
 
@@ -44,6 +45,7 @@ struct CudaCounters {
 struct CudaCall {
   const CudaPlan& plan;
   const CudaWeights& weights;
+  const EveryRowIds& every_row;
   const CudaKernels& kernels;
   const CudaSlices& slices;
   const ForwardArgs& args;  // checked

@@ -530,6 +530,7 @@ CudaPlan plan_cuda_layer(const CudaPlanRequest& request) {
   plan.parallel = request.parallel;
   plan.options = request.options;
   plan.device = request.device;
+  plan.shared_form = request.shared;
   fill_plan(plan, request.shared);
   return plan;
 }

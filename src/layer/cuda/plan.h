@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace conclave::inline v0 {
@@ -78,6 +79,7 @@ struct CudaPlan {
   ParallelSpec parallel;
   LayerOptions options;
   cuda::DeviceInfo device;
+  SharedForm shared_form = SharedForm::kFused;  // as asked for
   RankPart part;
   CudaMlpPlan routed;                   // with the fused shared experts
   FusedShared fused;                    // none: slots() is 0
@@ -86,7 +88,7 @@ struct CudaPlan {
   MoeSpec choice;                       // the choosing half of router "sink_softmax"
   int64_t decode_tokens = 0;  // calls up to here take the single launch, where what they ask for
                               // lets them; 0: none does
-  bool weighs_rows = false;   // weights on the input change its codes: rows are weighed first
+  bool weighs_rows = false;       // weights on the input change its codes: rows are weighed first
   Plan summary;
 
   // Routed experts that ids name after replicas are chosen, and shared ones behind them.

@@ -404,20 +404,6 @@ bool is_identity(const std::vector<int32_t>& map) {
   return true;
 }
 
-DeviceMemory allocate_every_row(const Allocator& allocator, const CudaPlan& plan,
-                                const CudaMlpPlan& part) {
-  return allocator.make(plan.options.max_tokens * part.problem.top_k * int64_t{sizeof(int32_t)},
-                        "ids of every row");
-}
-
-void fill_every_row(WeightUpload& upload, const DeviceMemory& memory, int64_t experts) {
-  std::vector<int32_t> ids(memory.bytes() / sizeof(int32_t));
-  for (size_t i = 0; i < ids.size(); ++i) {
-    ids[i] = static_cast<int32_t>(static_cast<int64_t>(i) % experts);
-  }
-  upload.copy_ints(ids, memory.as<int32_t>());
-}
-
 class RestAllocator {
  public:
   RestAllocator(const Allocator& allocator, const WeightSource& source)
@@ -559,14 +545,8 @@ CudaWeights allocate_cuda_weights(const Context& context, const CudaPlan& plan,
     allocate_scales(allocator, mlp, part);
   };
   allocate(routed_source(plan), weights.routed);
-  if (plan.shared) {
-    allocate(shared_source(plan), weights.shared);
-    weights.shared.every_row = allocate_every_row(allocator, plan, *plan.shared);
-  }
-  if (plan.residual) {
-    allocate(residual_source(plan), weights.residual);
-    weights.residual.every_row = allocate_every_row(allocator, plan, *plan.residual);
-  }
+  if (plan.shared) allocate(shared_source(plan), weights.shared);
+  if (plan.residual) allocate(residual_source(plan), weights.residual);
   allocate_rest(RestAllocator(allocator, source), plan, local_expert_map(plan), weights);
   return weights;
 }
@@ -576,14 +556,8 @@ void fill_cuda_weights(const Context& context, const CudaPlan& plan, const Weigh
   WeightUpload upload(source, to_cuda(stream));
   fill_rest(plan, source, upload, weights);
   fill_mlp(routed_source(plan), source, upload, weights.routed, context);
-  if (plan.shared) {
-    fill_mlp(shared_source(plan), source, upload, weights.shared, context);
-    fill_every_row(upload, weights.shared.every_row, plan.shared->problem.top_k);
-  }
-  if (plan.residual) {
-    fill_mlp(residual_source(plan), source, upload, weights.residual, context);
-    fill_every_row(upload, weights.residual.every_row, 1);
-  }
+  if (plan.shared) fill_mlp(shared_source(plan), source, upload, weights.shared, context);
+  if (plan.residual) fill_mlp(residual_source(plan), source, upload, weights.residual, context);
   upload.finish();
 }
 

@@ -19,7 +19,6 @@ struct CudaMlpWeights {
   DeviceMemory gate_up_scale;
   DeviceMemory down_scale;
   DeviceMemory static_scales;  // [2]: input, intermediate
-  DeviceMemory every_row;      // [max_tokens, S] int32: 0 to S - 1, of experts that every row uses
   experts::DeviceExperts view;
   bool in_place = false;
 };

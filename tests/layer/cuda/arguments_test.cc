@@ -226,7 +226,7 @@ TEST_F(CudaArguments, WorkspaceOfOneByteLess_IsRefused) {
   DeviceLayer owned(make_spec(8, 2, 128, 64, DType::kBF16), {.max_tokens = 64});
   const Tensor hidden = random_tensor(DType::kBF16, 40, 128, 5);
   DeviceForward forward(owned, hidden.view(), DType::kBF16);
-  Workspace small(owned.context, owned.layer.workspace_bytes() - 1);
+  Workspace small(owned.context, owned.layer.workspace_bytes(40) - 1);
   forward.args.workspace = &small;
   EXPECT_EQ(code_of([&] { forward.enqueue(); }), ErrorCode::kWorkspaceTooSmall);
 }

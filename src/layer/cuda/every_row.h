@@ -1,0 +1,22 @@
+// The ids of experts that every row uses: shared experts launched apart, and the residual MLP.
+#pragma once
+
+#include "layer/cuda/device_memory.h"
+#include "layer/cuda/plan.h"
+
+#include <cstdint>
+
+namespace conclave::inline v0 {
+
+struct EveryRowIds {
+  DeviceMemory shared;    // [tokens, S] int32: 0 to S - 1; none without such experts
+  DeviceMemory residual;  // [tokens, 1] int32: 0
+  int64_t tokens = 0;     // that they are enough for
+};
+
+// For the plan's tokens, at least MoeLayer::kReplannedTokens: what plans of that many share.
+EveryRowIds make_every_row(const Context& context, const CudaPlan& plan, Stream stream);
+// Whether they serve the plan's calls.
+bool serves(const EveryRowIds& ids, const CudaPlan& plan);
+
+}  // namespace conclave::inline v0
