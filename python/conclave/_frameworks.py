@@ -122,16 +122,27 @@ def synchronize(array: Any) -> None:
         sys.modules["cupy"].cuda.get_current_stream().synchronize()
 
 
-def capture_workspace(reference: Any, num_bytes: int) -> Any:
-    """Scratch memory of the graph that is being captured; None where none is.
+# Below it a call is so short that clearing the counters of borrowed memory would show: scratch is
+# the context's, which all layers share.
+_LEAST_BORROWED_BYTES = 8 << 20
 
-    A graph keeps what it was captured with, so it must not share with calls outside of it.
+
+def scratch(reference: Any, num_bytes: int, stream: int) -> Any:
+    """Scratch memory of a call from torch's allocator, to be let go as soon as the call is
+    enqueued; None where the library has to bring it.
+
+    Torch's memory is shared with everything else and can be freed. It belongs to torch's current
+    stream, so that no other stream gets it. A graph that is being captured must not share with
+    calls outside of it: it gets memory of its own pool, whatever the size.
     """
     if not is_torch(reference) or not reference.is_cuda:
         return None
     module = torch()
     if not module.cuda.is_current_stream_capturing():
-        return None
+        if num_bytes < _LEAST_BORROWED_BYTES:
+            return None
+        if stream != int(module.cuda.current_stream(reference.device).cuda_stream):
+            return None
     return module.empty(num_bytes, dtype=module.uint8, device=reference.device)
 
 

@@ -1,6 +1,7 @@
 #include "layer.h"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 namespace conclave::python {
@@ -8,6 +9,8 @@ namespace {
 
 // Of one thread, in a few microseconds: what the threads of a call take to meet.
 constexpr int64_t kMaxProductsAlone = 200'000;
+// Room for every power of two: a list that never moves is whole in a child forked meanwhile.
+constexpr size_t kMostPlans = 64;
 
 void add(StageTimings& total, const StageTimings& part) {
   total.route_ns += part.route_ns;
@@ -28,7 +31,7 @@ class PyLayer::CountersLease {
     const std::lock_guard lock(state_.counters_mutex);
     if (state_.idle.empty()) {
       state_.counters.push_back(std::make_unique<Counters>());
-      state_.counters.back()->load.resize(static_cast<size_t>(layer.layer_->spec().num_experts));
+      state_.counters.back()->load.resize(static_cast<size_t>(layer.layer().spec().num_experts));
       state_.idle.push_back(state_.counters.back().get());
     }
     counters_ = state_.idle.back();
@@ -59,9 +62,10 @@ PyLayer::PyLayer(const LayerRequest& request, const WeightSource& source,
       kept_(std::move(kept)),
       counts_(request.counting == Counting::kOn) {
   run_interruptible([&] {
-    layer_.emplace(MoeLayer::create(context_->context(), request.spec, source, request.options,
-                                    request.parallel));
-    const int64_t products = count_parameters(layer_->spec()).active;
+    plans_.reserve(kMostPlans);
+    adopt(MoeLayer::create(context_->context(), request.spec, source, request.options,
+                           request.parallel));
+    const int64_t products = count_parameters(layer().spec()).active;
     max_tokens_alone_ = kMaxProductsAlone / std::max<int64_t>(products, 1);
     if (!counts_ || !context_->device().is_cuda) return;
     queue_.emplace(context_->context());
@@ -71,18 +75,69 @@ PyLayer::PyLayer(const LayerRequest& request, const WeightSource& source,
   });
 }
 
+void PyLayer::adopt(MoeLayer layer) {
+  plans_.push_back(std::make_unique<MoeLayer>(std::move(layer)));
+  largest_.store(plans_.back().get(), std::memory_order_release);
+}
+
+void PyLayer::plan_for(int64_t max_tokens) {
+  const nb::gil_scoped_release released;
+  const std::shared_lock weights(state_.get().weights_mutex);
+  const std::lock_guard lock(state_.get().plans_mutex);
+  if (max_tokens > layer().plan().max_tokens) adopt(layer().with_max_tokens(max_tokens));
+}
+
+void PyLayer::grow_with_calls(const Growth& limits) noexcept {
+  grows_to_bytes_.store(limits.max_workspace_bytes);
+  grows_to_.store(limits.max_tokens);
+}
+
+const MoeLayer& PyLayer::layer_for(int64_t tokens) {
+  const MoeLayer& found = layer();
+  const int64_t planned = found.plan().max_tokens;
+  if (tokens <= planned || grows_to_.load(std::memory_order_relaxed) <= planned) return found;
+  return grown(tokens);
+}
+
+// The next power of two, or the most below it whose workspace is within the limit. What is too
+// large once is too large for good.
+const MoeLayer& PyLayer::grown(int64_t tokens) {
+  const std::lock_guard lock(state_.get().plans_mutex);
+  const int64_t planned = layer().plan().max_tokens;
+  const int64_t limit = grows_to_.load();
+  int64_t wanted = limit;
+  if (tokens < limit) {
+    wanted = std::min(limit, static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(tokens))));
+  }
+  for (; wanted > planned; wanted /= 2) {
+    MoeLayer larger = layer().with_max_tokens(wanted);
+    if (larger.workspace_bytes() <= grows_to_bytes_.load()) {
+      adopt(std::move(larger));
+      break;
+    }
+    grows_to_.store(wanted / 2);
+  }
+  return layer();
+}
+
+size_t PyLayer::workspace_bytes(int64_t tokens) {
+  const nb::gil_scoped_release released;
+  const std::shared_lock weights(state_.get().weights_mutex);
+  return layer_for(tokens).workspace_bytes(tokens);
+}
+
 void PyLayer::forward(const CallArrays& call, uintptr_t stream) {
   CallViews views(call, context_->device(), stream);
   ForwardArgs& args = views.args;
   const bool is_cuda = context_->device().is_cuda;
-  const AloneScope alone(args.hidden.shape.rank() == 2 &&
-                         args.hidden.shape[0] <= max_tokens_alone_);
+  const int64_t tokens = args.hidden.shape.rank() == 2 ? args.hidden.shape[0] : 0;
+  const AloneScope alone(args.hidden.shape.rank() == 2 && tokens <= max_tokens_alone_);
   const nb::gil_scoped_release released;
   const std::shared_lock weights(state_.get().weights_mutex);
+  const MoeLayer& layer = layer_for(tokens);
   std::optional<CountersLease> counters;
   if (is_cuda && counts_) {
-    args.expert_load = {device_load_.as<int64_t>(),
-                        static_cast<size_t>(layer_->spec().num_experts)};
+    args.expert_load = {device_load_.as<int64_t>(), static_cast<size_t>(layer.spec().num_experts)};
   } else if (!is_cuda) {
     counters.emplace(*this);
     counters->fill(args);
@@ -90,28 +145,28 @@ void PyLayer::forward(const CallArrays& call, uintptr_t stream) {
   if (views.workspace.data() != nullptr) {
     Workspace workspace(context_->context(), views.workspace, args.stream);
     args.workspace = &workspace;
-    layer_->forward(args);
+    layer.forward(args);
     return;
   }
-  WorkspaceLease lease(*context_, layer_->workspace_bytes(), args.stream);
+  WorkspaceLease lease(*context_, layer.workspace_bytes(tokens), args.stream);
   args.workspace = &lease.workspace();
-  layer_->forward(args);
+  layer.forward(args);
 }
 
 void PyLayer::reload(const WeightSource& source, ReloadMode mode,
                      std::shared_ptr<const WeightSource> kept) {
   run_interruptible([&] {
     const std::unique_lock weights(state_.get().weights_mutex);
-    layer_->reload(source, mode);
+    plans_.back()->reload(source, mode);
   });
   kept_ = std::move(kept);
 }
 
 std::vector<int64_t> PyLayer::total_load(StageTimings& timings) {
-  std::vector<int64_t> load(static_cast<size_t>(layer_->spec().num_experts));
+  std::vector<int64_t> load(static_cast<size_t>(layer().spec().num_experts));
   if (queue_) {
     queue_->download(device_load_.const_view(),
-                     {load.data(), DType::kI64, {layer_->spec().num_experts}});
+                     {load.data(), DType::kI64, {layer().spec().num_experts}});
     return load;
   }
   State& state = state_.get();
@@ -137,7 +192,7 @@ nb::dict PyLayer::timings_of(const StageTimings& total) const {
 nb::dict PyLayer::stats() {
   StageTimings timings;
   const std::vector<int64_t> load = total_load(timings);
-  const LayerStatus status = layer_->status();
+  const LayerStatus status = layer().status();
   nb::dict dict;
   dict["forwards"] = status.forwards;
   dict["tokens"] = status.tokens;

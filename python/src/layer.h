@@ -11,6 +11,9 @@
 #include "conclave/device_queue.h"
 #include "conclave/layer.h"
 
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -30,6 +33,12 @@ struct LayerRequest {
   Counting counting = Counting::kOff;
 };
 
+// How far a layer may plan for larger calls than it was made for, by itself.
+struct Growth {
+  int64_t max_tokens = 0;
+  size_t max_workspace_bytes = 0;
+};
+
 class PyLayer {
  public:
   // `kept`: a source whose memory the layer goes on using (weights on a device); may be null.
@@ -41,7 +50,16 @@ class PyLayer {
   void reload(const WeightSource& source, ReloadMode mode,
               std::shared_ptr<const WeightSource> kept);
 
-  const MoeLayer& layer() const noexcept { return *layer_; }
+  // Plans for calls of up to so many tokens from now on, on the weights packed already.
+  void plan_for(int64_t max_tokens);
+  // From now on a call of more tokens than are planned for plans anew first, for the next power of
+  // two of them, as far as the limits let it.
+  void grow_with_calls(const Growth& limits) noexcept;
+  // Scratch memory of a call of so many tokens, for which it is planned as forward would.
+  size_t workspace_bytes(int64_t tokens);
+
+  // That of the largest plan. The smaller ones live on: other threads may be in them.
+  const MoeLayer& layer() const noexcept { return *largest_.load(std::memory_order_acquire); }
   const PyContext& context() const noexcept { return *context_; }
   // Rows of each expert and nanoseconds of each stage, over all calls since the last reset.
   nb::dict stats();
@@ -55,6 +73,7 @@ class PyLayer {
   };
   struct State {
     std::shared_mutex weights_mutex;  // shared by forwards, exclusive for reload
+    std::mutex plans_mutex;           // of whoever makes a plan; within the one above
     std::mutex counters_mutex;
     std::vector<std::unique_ptr<Counters>> counters;
     std::vector<Counters*> idle;
@@ -63,10 +82,17 @@ class PyLayer {
 
   nb::dict timings_of(const StageTimings& total) const;
   std::vector<int64_t> total_load(StageTimings& timings);
+  // The layer for a call; with weights_mutex held.
+  const MoeLayer& layer_for(int64_t tokens);
+  const MoeLayer& grown(int64_t tokens);
+  void adopt(MoeLayer layer);
 
   std::shared_ptr<PyContext> context_;
   std::shared_ptr<const WeightSource> kept_;
-  std::optional<MoeLayer> layer_;
+  std::vector<std::unique_ptr<MoeLayer>> plans_;  // one set of weights, ever more tokens
+  std::atomic<const MoeLayer*> largest_ = nullptr;
+  std::atomic<int64_t> grows_to_ = 0;  // tokens; no more than are planned for: not at all
+  std::atomic<size_t> grows_to_bytes_ = 0;
   bool counts_;
   int64_t max_tokens_alone_ = 0;  // that many tokens are no work for several threads
   PerProcess<State> state_;

@@ -159,8 +159,18 @@ void bind_layer(nb::module_& module) {
   layer.def("reset_stats", &PyLayer::reset_stats, "Sets expert_load and timings to zero.");
   layer.def_prop_ro("device",
                     [](const PyLayer& self) { return self.context().context().device(); });
-  layer.def_prop_ro("workspace_bytes",
-                    [](const PyLayer& self) { return self.layer().workspace_bytes(); });
+  layer.def("workspace_bytes", &PyLayer::workspace_bytes, nb::arg("tokens"),
+            "Scratch memory of a call of so many tokens, which is planned for if it has to be.");
+  layer.def("plan_for", &PyLayer::plan_for, nb::arg("max_tokens"),
+            "Plans for calls of up to so many tokens, on the weights packed already.");
+  layer.def(
+      "grow_with_calls",
+      [](PyLayer& self, int64_t max_tokens, size_t max_workspace_bytes) {
+        self.grow_with_calls(
+            {.max_tokens = max_tokens, .max_workspace_bytes = max_workspace_bytes});
+      },
+      nb::arg("max_tokens"), nb::arg("max_workspace_bytes"),
+      "From now on calls of more tokens than are planned for plan anew, up to these limits.");
   module.def(
       "make_plan",
       [](const PyContext& context, const nb::dict& spec, const nb::dict& options,

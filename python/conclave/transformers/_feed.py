@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from conclave import _conclave, _runtime
+from conclave._growing import growing
 from conclave.errors import Error
 from conclave.layer import Layer
 from conclave.spec import LayerOptions, to_dict
@@ -97,7 +98,7 @@ def make_layer(
     options = to_dict(LayerOptions(max_tokens=max_tokens(device)))
     core = _conclave.Layer.from_feed(context, feed, number, options, {}, device.type == "cpu")
     del feed, kept
-    return BlockLayer(Layer(core), taken)
+    return BlockLayer(growing(Layer(core)), taken)
 
 
 def first_that_fits(attempt: Callable[[Callable], _Result]) -> _Result:

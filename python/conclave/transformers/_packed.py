@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from conclave._growing import growing
 from conclave._locks import ForkSafeLock
 from conclave._watched import Watched, is_countable
 from conclave.layer import Layer
@@ -22,8 +23,8 @@ from conclave.transformers._traits import ExpertsTraits, NotOurs, read_traits
 
 
 def max_tokens(device: torch.device) -> int:
-    """Tokens planned for; longer prompts run in chunks of this size. Every chunk reads the weights
-    again, which a GPU feels longer than a CPU; scratch memory grows with the size."""
+    """Tokens planned for at first: `conclave._growing` has what longer prompts are planned for.
+    Scratch memory of a CPU grows with the size."""
     return 2048 if device.type == "cpu" else 4096
 
 
@@ -139,8 +140,10 @@ class PackedExperts:
             weight_dtype=self.traits.weight_dtype,
         )
         options = LayerOptions(max_tokens=max_tokens(tensors[0].device), id_policy="skip")
-        self.layer = Layer.from_tensors(
-            spec, options=options, **self._layout(tensors), **self._arrays(tensors)
+        self.layer = growing(
+            Layer.from_tensors(
+                spec, options=options, **self._layout(tensors), **self._arrays(tensors)
+            )
         )
 
 

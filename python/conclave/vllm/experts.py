@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from conclave import _frameworks
+from conclave._growing import growing
 from conclave.errors import ConclaveTypeError, ConclaveUnsupportedError, ConclaveValueError, Error
 from conclave.layer import Layer
 from conclave.spec import MoeSpec, ParallelSpec
@@ -46,7 +47,8 @@ def fused_experts(
 
     Weights are packed at the first call and kept as long as w1 and w2 live; updates in place that
     count a tensor's version up are seen. What has no version, such as numpy, is packed at every
-    call: `Layer.from_tensors` is the way to keep it.
+    call: `Layer.from_tensors` is the way to keep it. A layer plans for the calls that it sees, up
+    to 16384 tokens (docs/python.md); longer ones run in equal chunks.
 
     Args:
         hidden_states: [T, H] float32, float16 or bfloat16; T may be 0, rows may be apart.
@@ -140,12 +142,14 @@ def experts_layer(
 
     def make() -> Layer:
         with _names_of_vllm():
-            return Layer.from_tensors(
-                spec,
-                parallel=_parallel(local_of),
-                gate_up_order=order,
-                expert_map=local_of,
-                **arrays(),
+            return growing(
+                Layer.from_tensors(
+                    spec,
+                    parallel=_parallel(local_of),
+                    gate_up_order=order,
+                    expert_map=local_of,
+                    **arrays(),
+                )
             )
 
     def reload(layer: Layer) -> None:
