@@ -69,9 +69,12 @@ from conclave.vllm import (
     ocp_mx_moe_quant_config,
 )
 
+# What pip and importlib.metadata call the package; the name `conclave` on PyPI is another's.
+DISTRIBUTION = "conclave-moe"
 __version__: str = _conclave.build_info()["version"]
 
 __all__ = [
+    "DISTRIBUTION",
     "ActivationSpec",
     "Checkpoint",
     "CheckpointInfo",

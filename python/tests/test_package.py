@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -13,6 +15,7 @@ import pytest
 import conclave
 
 PACKAGE = pathlib.Path(conclave.__file__).parent
+PROJECT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -50,6 +53,23 @@ def test_version_is_the_librarys():
     assert conclave.__version__ == conclave._conclave.build_info()["version"]
     for name in conclave.__all__:
         assert hasattr(conclave, name), name
+
+
+def test_distribution_is_the_projects():
+    """The import's name on PyPI is another package's."""
+    project = (PROJECT / "pyproject.toml").read_text().partition("[project]")[2]
+    name = re.search(r'^name = "(.+)"$', project, re.MULTILINE)
+    assert name is not None and conclave.DISTRIBUTION == name[1] == "conclave-moe"
+
+
+def test_installed_metadata_has_the_reported_name():
+    installed = importlib.metadata.packages_distributions().get("conclave")
+    if not installed:
+        pytest.skip("the package is not installed: it is imported from a build folder")
+    assert installed == [conclave.DISTRIBUTION]
+    found = importlib.metadata.distribution(conclave.DISTRIBUTION)
+    assert found.metadata["Name"] == conclave.DISTRIBUTION
+    assert found.version == conclave.__version__
 
 
 def test_every_public_object_has_a_docstring():
