@@ -1,4 +1,4 @@
-"""The bench of pairs without a GPU: alternation, spread, reports, plug-ins and its float64 layer."""
+"""The bench of pairs without a GPU: alternation, spread, reports, plug-ins, its float64 layer."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ def test_hot_keeps_the_device_busy_between_batches() -> None:
     device = FakeDevice({"a": 50.0})
     waits = []
     enqueue = device.enqueue
-    device.enqueue = lambda names: (waits.append(device.clock - device.busy_until), enqueue(names))[1]
+    device.enqueue = lambda names: (waits.append(device.clock - device.busy_until), enqueue(names))[
+        1
+    ]
     alternation.time_hot(device, ["a"], 0.5, random.Random(1))
     assert max(waits[2:]) <= 0  # the queue was never empty when more was asked for
 
@@ -106,7 +108,9 @@ def test_cases_are_parsed_and_ordered_by_weight() -> None:
 
 def test_a_missing_or_broken_plugin_says_why(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "broken.py"
-    path.write_text("TITLE = WHAT = 'x'\nFORMATS = ('bf16',)\ndef open():\n    raise OSError('no such thing')\n")
+    path.write_text(
+        "TITLE = WHAT = 'x'\nFORMATS = ('bf16',)\ndef open():\n    raise OSError('no such thing')\n"
+    )
     peer = plugin.find(str(path))
     assert peer.candidates is None and peer.reason == "OSError: no such thing"
     with pytest.raises(ValueError, match="unknown peer"):
@@ -115,18 +119,52 @@ def test_a_missing_or_broken_plugin_says_why(tmp_path: pathlib.Path) -> None:
 
 
 def lines_of_a_run() -> list:
-    cell = {"kind": "cell", "case": "qwen3-30b", "format": "bf16", "tokens": 1024, "error": 0.004, "label": "x",
-            "active_bytes": 1e9, "flops": 1e10}
+    cell = {
+        "kind": "cell",
+        "case": "qwen3-30b",
+        "format": "bf16",
+        "tokens": 1024,
+        "error": 0.004,
+        "label": "x",
+        "active_bytes": 1e9,
+        "flops": 1e10,
+    }
     hot = {"us": 200.0, "q1": 198.0, "q3": 204.0, "n": 90}
-    return [json.dumps(row) for row in (
-        {"kind": "machine", "device": "NVIDIA H200", "commit": "abc"},
-        {"kind": "peer", "peer": "ours", "title": "Conclave", "what": "layer", "absent": ""},
-        {"kind": "peer", "peer": "vllm_triton", "title": "vLLM Triton", "what": "layer", "absent": ""},
-        {"kind": "peer", "peer": "deepgemm", "title": "DeepGEMM", "what": "products", "absent": "no module"},
-        {**cell, "peer": "ours", "hot": hot, "cool": {**hot, "us": 180.0}},
-        {**cell, "peer": "vllm_triton", "hot": {**hot, "us": 300.0}, "cool": {**hot, "us": 216.0}},
-        {"kind": "absent", "peer": "deepgemm", "case": "qwen3-30b", "tokens": 1024, "reason": "no module"},
-    )]
+    return [
+        json.dumps(row)
+        for row in (
+            {"kind": "machine", "device": "NVIDIA H200", "commit": "abc"},
+            {"kind": "peer", "peer": "ours", "title": "Conclave", "what": "layer", "absent": ""},
+            {
+                "kind": "peer",
+                "peer": "vllm_triton",
+                "title": "vLLM Triton",
+                "what": "layer",
+                "absent": "",
+            },
+            {
+                "kind": "peer",
+                "peer": "deepgemm",
+                "title": "DeepGEMM",
+                "what": "products",
+                "absent": "no module",
+            },
+            {**cell, "peer": "ours", "hot": hot, "cool": {**hot, "us": 180.0}},
+            {
+                **cell,
+                "peer": "vllm_triton",
+                "hot": {**hot, "us": 300.0},
+                "cool": {**hot, "us": 216.0},
+            },
+            {
+                "kind": "absent",
+                "peer": "deepgemm",
+                "case": "qwen3-30b",
+                "tokens": 1024,
+                "reason": "no module",
+            },
+        )
+    ]
 
 
 def test_report_has_ratios_spread_and_what_is_absent() -> None:
@@ -139,9 +177,10 @@ def test_report_has_ratios_spread_and_what_is_absent() -> None:
 
 @pytest.mark.parametrize("form", ["bf16", "e4m3"])
 def test_the_reference_accepts_our_layer_and_refuses_another(torch, form: str) -> None:
-    import conclave
     from paired.peers import ours
     from paired.problem import LIMITS, Problem, Weights
+
+    import conclave
 
     case = cases.Case("small", 6, 2, 256, 128, form)
     weights = Weights(case, device="cpu")
