@@ -118,6 +118,48 @@ def test_a_missing_or_broken_plugin_says_why(tmp_path: pathlib.Path) -> None:
     assert {"ours", "grouped_mm", "cublas", "deepgemm", "vllm_triton"} <= set(plugin.known_names())
 
 
+def test_a_graph_keeps_what_its_replays_read(torch, monkeypatch: pytest.MonkeyPatch) -> None:
+    import contextlib
+    import gc
+    import types
+    import weakref
+
+    from paired import device
+
+    stream = types.SimpleNamespace(wait_stream=lambda other: None)
+    fake = types.SimpleNamespace(
+        Stream=lambda: stream,
+        current_stream=lambda: stream,
+        stream=lambda s: contextlib.nullcontext(),
+        synchronize=lambda: None,
+        CUDAGraph=object,
+        graph=lambda graph, stream: contextlib.nullcontext(),
+    )
+    monkeypatch.setattr(device.torch, "cuda", fake)
+    offsets = torch.arange(3)
+    alive = weakref.ref(offsets)
+    graph = device.Graph(lambda index, offsets=offsets: offsets + index, 2)
+    del offsets
+    gc.collect()
+    assert alive() is not None
+    del graph
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_run_goes_on_without_the_peer_that_lost_the_gpu(tmp_path: pathlib.Path) -> None:
+    from paired import bench
+
+    given = ["--peers", "ours,cublas,/a/b/mine.py", "--out", str(tmp_path / "o"), "--limit", "500"]
+    more = bench.arguments_without("mine", bench.parse(given), 99.0)
+    assert more is not None
+    options = bench.parse([*given, *more])
+    assert (options.peers, options.limit, options.skip) == ("ours,cublas", 99.0, [options.out])
+    assert bench.arguments_without("ours", options, 99.0) is None
+    assert bench.arguments_without("cublas", options, bench.CELL_SECONDS - 1) is None
+    assert bench.arguments_without("cublas", bench.parse(["--peers", "ours,cublas"]), 99.0) is None
+
+
 def lines_of_a_run() -> list:
     cell = {
         "kind": "cell",

@@ -13,6 +13,8 @@ from .cases import DEFAULT_CASES, TOKENS, cells_in_order, parse_case
 from .plugin import find
 
 DEFAULT_PEERS = "ours,vllm_triton,deepgemm,grouped_mm"
+OURS = "ours"
+SCRIPT = pathlib.Path(__file__).resolve().parent.parent / "paired_bench.py"
 CELL_SECONDS = 8.0  # none is begun with less left
 
 
@@ -59,10 +61,28 @@ def done_cells(paths: list) -> set:
     return done
 
 
+def arguments_without(peer: str, options, seconds: float) -> list | None:
+    """The command line of a process that goes on without a peer; None where nothing is left to compare."""
+    left = [name for name in options.peers.split(",") if pathlib.Path(name).stem != peer]
+    if not options.out or not left or peer == OURS or seconds < CELL_SECONDS:
+        return None
+    # What is said twice counts the second time; --skip adds up.
+    return ["--peers", ",".join(left), "--limit", f"{seconds:.1f}", "--precompile", "0", "--skip", options.out]
+
+
+def restart_without(peer: str, options, emit) -> None:
+    """Becomes a new process: this one's GPU is lost, and a faulty peer must not take the others' cells with it."""
+    more = arguments_without(peer, options, options.began + options.limit - time.time())
+    if more is None:
+        emit(kind="end", complete=False, reason=f"the GPU is lost to this process through {peer}")
+        sys.exit(1)
+    os.execv(sys.executable, [sys.executable, str(SCRIPT), *sys.argv[1:], *more])
+
+
 def run(options, emit) -> None:
     import torch
 
-    from .cell import is_fatal, run_cell
+    from .cell import GpuLost, is_fatal, run_cell
     from .plugin import one_line
     from .problem import Problem, Weights
 
@@ -86,6 +106,9 @@ def run(options, emit) -> None:
                 break
             try:
                 run_cell(peers, Problem(case, tokens, weights), options, emit, lambda: time.time() > end - CELL_SECONDS)
+            except GpuLost as error:
+                emit(kind="failed", peer=error.peer, case=case.name, tokens=tokens, reason=f"lost the GPU: {error}")
+                restart_without(error.peer, options, emit)
             except Exception as error:
                 emit(kind="failed", case=case.name, tokens=tokens, reason=one_line(error))
                 if is_fatal(error):
@@ -98,8 +121,7 @@ def run(options, emit) -> None:
 def compile_first(options) -> None:
     """Fills the caches of engines that compile at run time, by a process a case, all at once."""
     begun = time.time()
-    command = [sys.executable, str(pathlib.Path(__file__).resolve().parent.parent / "paired_bench.py"),
-               "--peers", options.peers, "--tokens", options.tokens, "--hot", "0.001", "--cool", "0",
+    command = [sys.executable, str(SCRIPT), "--peers", options.peers, "--tokens", options.tokens, "--hot", "0.001", "--cool", "0",
                "--limit", str(options.precompile), "--precompile", "0"]
     processes = []
     for case in options.cases.split(","):
@@ -133,7 +155,6 @@ def parse(arguments: list | None = None) -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
-    os.environ.setdefault("DG_JIT_USE_NVRTC", "1")
     if options.precompile:
         compile_first(options)
     emit = Sink(options.out)

@@ -15,6 +15,14 @@ from .statistics import spread
 CHOICE_REPLAYS = 5
 
 
+class GpuLost(Exception):
+    """This process can do nothing more on the GPU, through work of `peer`."""
+
+    def __init__(self, peer: str, error: Exception):
+        super().__init__(one_line(error))
+        self.peer = peer
+
+
 def choose(peer: Peer, problem: Problem, out_of_time) -> tuple:
     """(label, graph, error) of a peer's fastest right candidate, and what is to be said of the others."""
     best, notes = None, []
@@ -29,7 +37,7 @@ def choose(peer: Peer, problem: Problem, out_of_time) -> tuple:
             error = candidate.error(graph.replay_into_poison())
         except Exception as error:
             if is_fatal(error):
-                raise
+                raise GpuLost(peer.name, error) from error
             notes.append(one_line(error))
             torch.cuda.empty_cache()
             continue
@@ -55,6 +63,16 @@ def is_fatal(error: Exception) -> bool:
     return False
 
 
+def replay_each(chosen: dict) -> None:
+    """Every graph alone and twice, all others made: a fault in the alternation would not show whose it is."""
+    for name, graph in [*chosen.items(), *chosen.items()]:
+        try:
+            graph.replay()
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            raise GpuLost(name, error) from error
+
+
 def run_cell(peers: list, problem: Problem, options, emit, out_of_time) -> None:
     case, tokens = problem.case, problem.tokens
     begun = time.monotonic()
@@ -77,6 +95,7 @@ def run_cell(peers: list, problem: Problem, options, emit, out_of_time) -> None:
         about[peer.name] = {"label": label, "error": float(f"{error:.2e}")}
     if not chosen:
         return
+    replay_each(chosen)
     made = time.monotonic() - begun
     rng = random.Random(tokens)
     device = CudaDevice(chosen)

@@ -10,6 +10,9 @@ class Graph:
 
     def __init__(self, run, routings: int):
         self.routings = routings
+        # A replay reads memory that only `run` keeps: offsets, layouts, inputs, the layer and its scratch. Without this
+        # they are freed with the candidate, and other peers' tensors take their place before the timing.
+        self._run = run
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
