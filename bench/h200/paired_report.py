@@ -2,7 +2,7 @@
 """Makes tables of what paired_bench.py printed.
 
     python3 bench/h200/paired_report.py paired.jsonl --markdown bench/results/h200/DATE-paired.md
-    python3 bench/h200/paired_report.py paired.jsonl --readme
+    python3 bench/h200/paired_report.py paired.jsonl --readme README.md
 """
 
 import argparse
@@ -16,14 +16,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="+")
     parser.add_argument("--markdown", help="file to write; else the table is printed")
-    parser.add_argument("--readme", action="store_true", help="print the README's table instead")
+    parser.add_argument("--readme", nargs="?", const="-", metavar="FILE", help="the README's table instead, put between FILE's marks")
     parser.add_argument("--peer", default="vllm_triton", help="whose ratio the README's table has")
     parser.add_argument("--date", default=datetime.date.today().isoformat())
     parser.add_argument("--command", default="python3 bench/h200/paired_bench.py")
     options = parser.parse_args()
     results = report.read(options.results)
-    if options.readme:
-        print(report.readme_table(results, options.peer))
+    if options.readme == "-":
+        print(report.readme_text(results, options.peer))
+    elif options.readme:
+        page = pathlib.Path(options.readme)
+        text = report.readme_text(results, options.peer)
+        page.write_text(report.put_between_marks(page.read_text(encoding="utf-8"), text), encoding="utf-8")
     elif options.markdown:
         pathlib.Path(options.markdown).write_text(report.markdown(results, options.date, options.command), encoding="utf-8")
     else:

@@ -217,6 +217,18 @@ def test_report_has_ratios_spread_and_what_is_absent() -> None:
     assert "| Qwen3-30B-A3B, bf16 | - | - | 200 (1.50 / 1.20) | - |" in table
 
 
+def test_the_readme_is_remade_between_its_marks() -> None:
+    results = report.Results(lines_of_a_run())
+    page = (BENCH.parents[1] / "README.md").read_text(encoding="utf-8")
+    once = report.put_between_marks(page, report.readme_text(results))
+    assert "| Qwen3-30B-A3B, bf16 | - | - | 200 (1.50 / 1.20) | - |" in once
+    assert "apart. Commit abc" in once and "time of vLLM Triton over ours" in once
+    assert report.put_between_marks(once, report.readme_text(results)) == once
+    assert once.startswith("# Conclave") and once.endswith(page[-400:])
+    with pytest.raises(ValueError, match="the page needs one line"):
+        report.put_between_marks("no marks", "text")
+
+
 @pytest.mark.parametrize("form", ["bf16", "e4m3"])
 def test_the_reference_accepts_our_layer_and_refuses_another(torch, form: str) -> None:
     from paired.peers import ours

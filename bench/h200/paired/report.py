@@ -137,6 +137,33 @@ def readme_cell(results: Results, case: str, tokens: int, peer: str) -> str:
     return f"{text} ({hot:.2f} / {cool:.2f})" if cool is not None else f"{text} ({hot:.2f})"
 
 
+README_BEGIN, README_END = "<!-- paired_report.py --readme: begin -->", "<!-- end -->"
+
+
+def readme_text(results: Results, peer: str = "vllm_triton") -> str:
+    """The README's paragraphs and table of the GPU."""
+    machine = results.machine
+    spreads = [spread_percent(row["hot"]) for case in README_CELLS for tokens in README_TOKENS
+               for name, row in results.cells.get((case, tokens), {}).items() if name in (OURS, peer)]
+    return "\n".join([
+        f"On one {machine.get('device')}, microseconds of the whole layer from ids and weights to the output, hot: under continuous",
+        f"load. In brackets the time of {results.peers[peer]['title']} over ours, hot / cool (after a quarter of a second of rest), both in one",
+        "process, their replays in random order ([how](docs/benchmarking.md#in-pairs)):",
+        "",
+        readme_table(results, peer),
+        "",
+        f"Quartiles lie at most {max(spreads, default=0):.1f} % of the median apart. Commit {machine.get('commit')}, CUDA {machine.get('cuda')}, torch "
+        f"{machine.get('torch')}, Triton {machine.get('triton')}.",
+    ])
+
+
+def put_between_marks(page: str, text: str) -> str:
+    if page.count(README_BEGIN) != 1 or page.count(README_END) != 1:
+        raise ValueError(f"the page needs one line {README_BEGIN!r} and one {README_END!r}")
+    head, rest = page.split(README_BEGIN)
+    return f"{head}{README_BEGIN}\n{text}\n{README_END}{rest.split(README_END)[1]}"
+
+
 def readme_table(results: Results, peer: str = "vllm_triton") -> str:
     lines = ["| layer | " + " | ".join(f"T={t}" if i == 0 else str(t) for i, t in enumerate(README_TOKENS)) + " |",
              "|---|" + "---|" * len(README_TOKENS)]
