@@ -57,7 +57,12 @@ def get_routing_method_type(
     has_e_score_bias: bool = False,
     routed_scaling_factor: float | None = 1.0,
 ) -> RoutingMethodType:
-    """The routing method that a layer's arguments amount to."""
+    """The routing method that a layer's arguments amount to, as newest vLLM names it.
+
+    Llama4 is never the answer: it takes the logit of the best expert and then its sigmoid, so that
+    its weights and those of Sigmoid are the same, but with renormalize they are 1.
+    """
+    del top_k
     kinds = RoutingMethodType
     if scoring_func == "sqrtsoftplus":
         return kinds.DeepseekV4 if renormalize else kinds.Unspecified
@@ -68,8 +73,6 @@ def get_routing_method_type(
             return kinds.DeepSeekV3
         return kinds.MiniMax2 if routed_scaling_factor in (None, 1.0) else kinds.Unspecified
     if scoring_func == "sigmoid":
-        if top_k == 1:
-            return kinds.Llama4
         return kinds.SigmoidRenorm if renormalize else kinds.Sigmoid
     if scoring_func == "softmax":
         return kinds.RenormalizeNaive if renormalize else kinds.Default

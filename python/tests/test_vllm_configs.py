@@ -116,12 +116,53 @@ def test_what_formats_say_of_themselves():
     assert found["int4_w4a16"].config_name("bfloat16") == "int4_w4a16"
     assert found["mxfp4_w4a16"].use_mxfp4_w4a16
     assert found["mxfp4_w4a16"].ocp_mx_scheme == "w_mxfp4"
-    assert found["mxfp4_w4a8"].ocp_mx_scheme == "w_mxfp4_a_fp8"
+    assert found["mxfp4_w4a8"].ocp_mx_scheme is None  # rows of a real dtype
+    assert found["mxfp4_mxfp8"].ocp_mx_scheme is None
     assert found["ocp_mx"].ocp_mx_scheme == "w_mxfp4_a_mxfp6_e3m2"
     assert found["nvfp4"].use_nvfp4_w4a4 and found["nvfp4"].ocp_mx_scheme is None
     assert found["nvfp4_w4a16"].use_nvfp4_w4a16
     assert vllm.FUSED_MOE_UNQUANTIZED_CONFIG.config_name("float32") == "float32"
     assert vllm.FUSED_MOE_UNQUANTIZED_CONFIG.config_name("bfloat16") is None
+
+
+# Names of OCP schemes: the only pairs of weights and rows that there are.
+OCP_SCHEMES = {
+    ("mxfp4", None): "w_mxfp4",
+    ("mxfp4", "mxfp4"): "w_mxfp4_a_mxfp4",
+    ("mxfp4", "mxfp6_e3m2"): "w_mxfp4_a_mxfp6_e3m2",
+    ("mxfp4", "mxfp6_e2m3"): "w_mxfp4_a_mxfp6_e2m3",
+    ("mxfp6_e3m2", None): "w_mxfp6_e3m2",
+    ("mxfp6_e3m2", "mxfp6_e3m2"): "w_mxfp6_e3m2_a_mxfp6_e3m2",
+    ("mxfp6_e2m3", None): "w_mxfp6_e2m3",
+    ("mxfp6_e2m3", "mxfp6_e2m3"): "w_mxfp6_e2m3_a_mxfp6_e2m3",
+}
+OCP_ROWS = (None, "mxfp4", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp8", "nvfp4", "float8_e4m3fn")
+
+
+@pytest.mark.parametrize("rows", OCP_ROWS)
+@pytest.mark.parametrize("weights", ["mxfp4", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp8", "nvfp4"])
+def test_ocp_schemes_are_those_that_there_are(weights, rows):
+    descriptors = [vllm.FusedMoEQuantDesc(dtype) for dtype in (rows, rows, weights, weights)]
+    config = conclave.FusedMoEQuantConfig(*descriptors)
+    assert config.ocp_mx_scheme == OCP_SCHEMES.get((weights, rows))
+
+
+def test_flags_of_fp8_are_given_by_name():
+    """By position the fifth argument is another one in each version of vLLM."""
+    with pytest.raises(TypeError, match="positional"):
+        vllm.fp8_w8a8_moe_quant_config(SCALE, SCALE, None, None, True)
+    config = vllm.fp8_w8a8_moe_quant_config(SCALE, SCALE, None, None, per_act_token_quant=True)
+    assert config.per_act_token_quant and config.w1_bias is None
+
+
+def test_precision_objects_are_told_from_scales():
+    class PrecisionConfig:
+        pass
+
+    precision = PrecisionConfig()
+    config = vllm.mxfp4_w4a16_moe_quant_config(precision, SCALE)
+    assert config.w1_precision is precision and config.w2_precision is None
+    assert vllm.FUSED_MOE_UNQUANTIZED_CONFIG.w1_precision is None
 
 
 def test_fp8_groups_of_another_width_say_why():
@@ -189,6 +230,53 @@ def test_moe_config_delegates():
         conclave.FusedMoEConfig(8, 2, 64, 2, split, "bfloat16", max_num_tokens=0)
     with pytest.raises(ConclaveUnsupportedError, match="moe_backend"):
         conclave.FusedMoEConfig(8, 2, 64, 2, split, "bfloat16", moe_backend="triton")
+
+
+def test_moe_config_takes_the_older_keywords():
+    """Those that vLLM's class FusedMoE gives."""
+    split = conclave.FusedMoEParallelConfig(tp_size=2, tp_rank=1)
+    more = {"moe_parallel_config": split, "in_dtype": "bfloat16", "num_local_experts": 8}
+    config = conclave.FusedMoEConfig(
+        num_experts=8,
+        experts_per_token=2,
+        hidden_dim=64,
+        intermediate_size_per_partition=20,
+        num_logical_experts=8,
+        moe_backend="auto",
+        router_logits_dtype=None,
+        max_num_tokens=256,
+        has_bias=False,
+        is_act_and_mul=False,
+        is_lora_enabled=False,
+        activation="silu",
+        device="cpu",
+        routing_method=vllm.RoutingMethodType.Default,
+        disable_inplace=True,
+        **more,
+    )
+    assert (config.intermediate_size, config.intermediate_size_per_partition) == (40, 20)
+    assert config.activation is vllm.MoEActivation.SILU_NO_MUL and config.is_act_and_mul is False
+    assert not config.use_flashinfer_cutlass_kernels and not config.use_mori_kernels
+    newer = conclave.FusedMoEConfig(8, 2, 64, intermediate_size=40, **more)
+    assert newer.intermediate_size_per_partition == 20 and newer.is_act_and_mul
+    with pytest.raises(ConclaveValueError, match="intermediate_size_per_partition"):
+        conclave.FusedMoEConfig(
+            8, 2, 64, intermediate_size=40, intermediate_size_per_partition=40, **more
+        )
+    with pytest.raises(ConclaveValueError, match="is_act_and_mul"):
+        conclave.FusedMoEConfig(8, 2, 64, activation="silu_no_mul", is_act_and_mul=True, **more)
+
+
+def test_all2all_backends_by_name():
+    for backend, name in (
+        ("flashinfer_all2allv", "use_fi_all2allv_kernels"),
+        ("mori", "use_mori_kernels"),
+    ):
+        config = conclave.FusedMoEParallelConfig(
+            ep_size=2, dp_size=2, use_ep=True, all2all_backend=backend
+        )
+        assert getattr(config, name)
+        assert not getattr(conclave.FusedMoEParallelConfig(all2all_backend=backend), name)
 
 
 # Placement: vLLM's test_expert_placement.py.
@@ -290,6 +378,14 @@ def test_routing_methods_are_numbered_as_there():
         3,
     ]
     assert int(kinds.Custom) == 101 and int(kinds.Simulated) == 102
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+@pytest.mark.parametrize("renormalize", [False, True])
+def test_sigmoid_without_a_bias_is_named_by_its_renormalisation(top_k, renormalize):
+    kinds = vllm.RoutingMethodType
+    found = conclave.routing.get_routing_method_type("sigmoid", top_k, renormalize)
+    assert found is (kinds.SigmoidRenorm if renormalize else kinds.Sigmoid)
 
 
 def test_configurations_need_no_torch():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from conclave.errors import ConclaveValueError
+from conclave.errors import ConclaveUnsupportedError, ConclaveValueError
 from conclave.placement import determine_expert_map, get_compressed_expert_map
 from conclave.vllm.mapping import (
     determine_expert_placement_strategy,
@@ -14,7 +14,10 @@ from conclave.vllm.parallel import FusedMoEParallelConfig
 
 
 class ExpertMapManager:
-    """The map from experts to those of this rank; None where a rank holds all."""
+    """The map from experts to those of this rank; None where a rank holds all.
+
+    max_num_batched_tokens and top_k size a buffer of vLLM's and have no effect.
+    """
 
     def __init__(
         self,
@@ -24,7 +27,17 @@ class ExpertMapManager:
         num_expert_group: int | None = None,
         num_redundant_experts: int = 0,
         enable_eplb: bool = False,
+        *,
+        max_num_batched_tokens: int | None = None,
+        top_k: int | None = None,
+        num_fused_shared_experts: int = 0,
+        rocm_aiter_enabled: bool = False,
     ) -> None:
+        del max_num_batched_tokens, top_k
+        if num_fused_shared_experts or rocm_aiter_enabled:
+            raise ConclaveUnsupportedError(
+                "num_fused_shared_experts, rocm_aiter_enabled: belong to kernels for other GPUs"
+            )
         self.global_num_experts = global_num_experts
         self.moe_parallel_config = moe_parallel_config
         self.placement_strategy = placement_strategy

@@ -113,7 +113,14 @@ def ensure_round_robin_expert_routing_tables(
     return placed[0], placed[1], placed[2]
 
 
-def maybe_roundup_hidden_size(hidden_size: int, *args: Any, **kwargs: Any) -> int:
+def maybe_roundup_hidden_size(
+    hidden_size: int,
+    act_dtype: Any = None,
+    moe_parallel_config: FusedMoEParallelConfig | None = None,
+    is_lora_enabled: bool = False,
+    model_type: str | None = None,
+    is_mxfp4_quant: bool = False,
+) -> int:
     """The hidden size as it is: packing pads inside, for every size and type."""
-    del args, kwargs
+    del act_dtype, moe_parallel_config, is_lora_enabled, model_type, is_mxfp4_quant
     return hidden_size

@@ -8,7 +8,7 @@ from typing import Any
 from conclave import _conclave
 from conclave.errors import ConclaveUnsupportedError, ConclaveValueError
 from conclave.routing import RoutingMethodType
-from conclave.vllm.activation import MoEActivation
+from conclave.vllm.activation import MoEActivation, parse_activation
 
 _LOW_LATENCY = ("deepep_low_latency", "nixl_ep")
 
@@ -62,6 +62,14 @@ class FusedMoEParallelConfig:
     @property
     def use_deepep_ll_kernels(self) -> bool:
         return self._uses("deepep_low_latency")
+
+    @property
+    def use_fi_all2allv_kernels(self) -> bool:
+        return self._uses("flashinfer_all2allv")
+
+    @property
+    def use_mori_kernels(self) -> bool:
+        return self._uses("mori", "mori_high_throughput", "mori_low_latency")
 
     @property
     def permits_round_robin(self) -> bool:
@@ -130,7 +138,12 @@ class FusedMoEParallelConfig:
 
 @dataclasses.dataclass
 class FusedMoEConfig:
-    """Sizes and types of a layer. hidden_dim is H, experts_per_token is k."""
+    """Sizes and types of a layer. hidden_dim is H, experts_per_token is k.
+
+    intermediate_size is that of all tensor-parallel ranks, intermediate_size_per_partition this
+    rank's share: each follows from the other. is_act_and_mul follows from the activation, and False
+    takes its gate away.
+    """
 
     num_experts: int
     experts_per_token: int
@@ -151,6 +164,8 @@ class FusedMoEConfig:
     is_lora_enabled: bool = False
     disable_inplace: bool = False
     max_capture_size: int = 0
+    intermediate_size_per_partition: int | None = None
+    is_act_and_mul: bool | None = None
 
     def __post_init__(self) -> None:
         if self.max_num_tokens < 1:
@@ -164,10 +179,35 @@ class FusedMoEConfig:
                 f"moe_backend: {self.moe_backend!r} names a kernel of vLLM; "
                 "LayerOptions.kernel names ours"
             )
+        self._join_sizes()
+        self._join_activation()
+
+    def _join_sizes(self) -> None:
+        ranks, part = self.moe_parallel_config.tp_size, self.intermediate_size_per_partition
+        if self.intermediate_size is None:
+            self.intermediate_size = None if part is None else part * ranks
+        elif part is None:
+            self.intermediate_size_per_partition = self.intermediate_size // ranks
+        elif self.intermediate_size != part * ranks:
+            raise ConclaveValueError(
+                f"intermediate_size_per_partition: expected {self.intermediate_size} over "
+                f"tp_size {ranks}, found {part}"
+            )
+
+    def _join_activation(self) -> None:
+        self.activation = parse_activation(self.activation)
+        if self.is_act_and_mul is False:
+            self.activation = self.activation.without_mul()
+        elif self.is_act_and_mul and not self.activation.is_gated:
+            raise ConclaveValueError(
+                f"is_act_and_mul: expected False for {self.activation.value}, found True"
+            )
+        self.is_act_and_mul = self.activation.is_gated
 
     @property
-    def is_act_and_mul(self) -> bool:
-        return self.activation.is_gated
+    def use_flashinfer_cutlass_kernels(self) -> bool:
+        """Never: they are kernels of FlashInfer."""
+        return False
 
 
 def _of(name: str) -> Any:
@@ -178,5 +218,6 @@ for _name in (
     *("tp_size", "dp_size", "ep_size", "pcp_size", "tp_rank", "dp_rank", "ep_rank", "pcp_rank"),
     *("use_ep", "sp_size", "is_sequence_parallel", "use_all2all_kernels", "use_pplx_kernels"),
     *("use_deepep_ht_kernels", "use_deepep_ll_kernels", "all2all_backend"),
+    *("use_fi_all2allv_kernels", "use_mori_kernels"),
 ):
     setattr(FusedMoEConfig, _name, _of(_name))

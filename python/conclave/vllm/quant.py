@@ -16,6 +16,12 @@ Array = Any
 DType = Any  # of torch or numpy, or a name
 
 FP8 = "float8_e4m3fn"
+# Rows that a scheme of the OCP names beside each type of weights.
+_OCP_ROWS: dict[str | None, tuple[str | None, ...]] = {
+    "mxfp4": (None, "mxfp4", "mxfp6_e3m2", "mxfp6_e2m3"),
+    "mxfp6_e3m2": (None, "mxfp6_e3m2"),
+    "mxfp6_e2m3": (None, "mxfp6_e2m3"),
+}
 MX_TYPES = ("mxfp4", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp8")
 _NAMES = (*MX_TYPES, "nvfp4", "int4", "int8", FP8)
 
@@ -105,6 +111,12 @@ def _of(operand: str, field: str) -> Any:
     return property(lambda self: getattr(getattr(self, operand), field))
 
 
+def _precision(operand: FusedMoEQuantDesc) -> Any:
+    """What stands in the place of scales and is no array and no number."""
+    scale = operand.scale
+    return None if isinstance(scale, (int, float)) or hasattr(scale, "shape") else scale
+
+
 @dataclasses.dataclass
 class FusedMoEQuantConfig:
     """Descriptors of both products' rows (a1, a2) and weights (w1, w2).
@@ -135,6 +147,16 @@ class FusedMoEQuantConfig:
     w2_bias = _of("_w2", "bias")
     quant_dtype = _of("_a1", "dtype")
     weight_quant_dtype = _of("_w1", "dtype")
+
+    @property
+    def w1_precision(self) -> Any:
+        """The object given in place of w1's scales, such as Triton's PrecisionConfig; else None."""
+        return _precision(self._w1)
+
+    @property
+    def w2_precision(self) -> Any:
+        """The object given in place of w2's scales; else None."""
+        return _precision(self._w2)
 
     def __post_init__(self) -> None:
         if self.per_act_token_quant and self.block_shape is not None:
@@ -214,14 +236,12 @@ class FusedMoEQuantConfig:
 
     @property
     def ocp_mx_scheme(self) -> str | None:
-        """ "w_mxfp4_a_mxfp6_e3m2": types of the OCP, else None."""
+        """ "w_mxfp4_a_mxfp6_e3m2": a pair of types that the OCP's schemes name; None for any other,
+        such as one with rows of a real dtype."""
         weights, rows = self._pair()
-        if weights not in MX_TYPES or weights == "mxfp8":
+        if rows not in _OCP_ROWS.get(weights, ()):
             return None
-        if rows is None:
-            return f"w_{weights}"
-        rows = "fp8" if rows == FP8 else rows
-        return f"w_{weights}_a_{rows}" if rows == "fp8" or rows in MX_TYPES else None
+        return f"w_{weights}" if rows is None else f"w_{weights}_a_{rows}"
 
     @property
     def unsupported_reason(self) -> str | None:

@@ -32,18 +32,22 @@ def fp8_w8a8_moe_quant_config(
     w2_scale: Array,
     a1_scale: Array | None = None,
     a2_scale: Array | None = None,
-    w1_bias: Array | None = None,
-    w2_bias: Array | None = None,
+    *,
     per_act_token_quant: bool = False,
     per_out_ch_quant: bool = False,
     block_shape: list[int] | None = None,
+    w1_bias: Array | None = None,
+    w2_bias: Array | None = None,
     a1_gscale: Array | None = None,
     a2_gscale: Array | None = None,
     g1_alphas: Array | None = None,
     g2_alphas: Array | None = None,
     **parameters: Any,
 ) -> Config:
-    """e4m3 weights and rows. Scales of w1 [E], [E, 2N], or one a block; a1_scale: static."""
+    """e4m3 weights and rows. Scales of w1 [E], [E, 2N], or one a block; a1_scale: static.
+
+    Versions of vLLM disagree about what follows a2_scale by position, so that names are needed.
+    """
     return Config.make(
         named_dtype(FP8),
         w1_scale=w1_scale,
