@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import weakref
 from collections.abc import Callable
@@ -115,8 +116,7 @@ class FusedMoE(ExpertParameters):
             routed_experts_cls=routed_experts_cls,
             routed_experts_args=routed_experts_args,
         )
-        if prefix and prefix in _named:
-            raise ConclaveValueError(f"prefix: Duplicate layer name: {prefix}")
+        _check_name(prefix)
         kind = parse_activation(activation)
         self.activation = kind if is_act_and_mul or not kind.is_gated else kind.without_mul()
         self.moe_parallel_config = moe_parallel_config or _split_of(
@@ -173,7 +173,7 @@ class FusedMoE(ExpertParameters):
         self._shared_expert_gate = shared_expert_gate
         self._input_transform = routed_input_transform
         self._output_transform = routed_output_transform
-        self._scheme = read_scheme(quant_config, prefix)
+        self._scheme = read_scheme(quant_config, prefix, has_bias)
         self._create_weights()
         self.moe_config = FusedMoEConfig(
             num_experts=self.global_num_experts,
@@ -428,6 +428,15 @@ class FusedMoE(ExpertParameters):
             )
         dist.all_reduce(hidden)
         return hidden
+
+
+def _check_name(prefix: str) -> None:
+    if not prefix or prefix not in _named:
+        return
+    # Parameters refer to their layer, so that one that is gone waits for the collector.
+    gc.collect()
+    if prefix in _named:
+        raise ConclaveValueError(f"prefix: Duplicate layer name: {prefix}")
 
 
 def _refuse_classes(**given: Any) -> None:

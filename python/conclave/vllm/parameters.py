@@ -14,6 +14,7 @@ from conclave.vllm.mapping import Row, expert_params_mapping
 from conclave.vllm.scheme import Scheme
 from conclave.vllm.weights import Shard, load_parameter
 
+_SHOWN_NAMES = 2  # of those that an error shows
 _OTHERS = ("_shared_experts.", "_gate.", "_shared_expert_gate.", "_input_", "_output_")
 
 
@@ -34,6 +35,11 @@ class ExpertParameters(torch.nn.Module):
     @property
     def tp_rank(self) -> int:
         """The tensor-parallel rank, which reads its slice of a tensor."""
+        raise NotImplementedError
+
+    @property
+    def tp_size(self) -> int:
+        """Ranks that a tensor is cut for."""
         raise NotImplementedError
 
     def _create_weights(self) -> None:
@@ -82,7 +88,8 @@ class ExpertParameters(torch.nn.Module):
         local = self._map_global_expert_id_to_local_expert_id(expert_id)
         loaded = local >= 0
         if loaded:
-            shard = Shard(weight_name, shard_id, self.tp_rank, self.activation.is_gated)
+            gated = self.activation.is_gated
+            shard = Shard(weight_name, shard_id, self.tp_rank, self.tp_size, gated)
             loaded = load_parameter(param, loaded_weight, shard, local)
         return loaded if return_success else None
 
@@ -95,29 +102,66 @@ class ExpertParameters(torch.nn.Module):
         """Loads (name, tensor) pairs by `expert_mapping`; names are relative to this layer.
 
         Returns the parameters that took a tensor, one entry for each. Done when it returns.
+
+        Raises:
+            ConclaveValueError: if tensors were given and expert_mapping knows the name of none.
         """
         if self.expert_mapping is None:
             raise ConclaveValueError("expert_mapping: load_weights needs it, found None")
-        taken = []
+        taken, known, unknown = [], False, []
         for name, tensor in weights:
-            full = f"{self.layer_name}.{name}"
-            for param_name, weight_name, expert_id, shard_id in self.expert_mapping:
-                at = f".{full}".find(f".{weight_name}")
-                if at < 0:
-                    continue
-                mapped = full[:at] + param_name + full[at + len(weight_name) :]
-                mapped = mapped.removeprefix(f"{self.layer_name}.")
-                param: Any = self
-                for part in mapped.split("."):
-                    param = getattr(param, part)
+            rows = self._rows_of(name)
+            known = known or bool(rows)
+            if not rows and len(unknown) < _SHOWN_NAMES:
+                unknown.append(name)
+            for mapped, shard_id, expert_id in rows:
+                param = self._parameter_of(mapped, name)
                 if self.weight_loader(param, tensor, mapped, shard_id, expert_id, True):
                     taken.append(mapped)
+        if unknown and not known:
+            expected = [self._expected_name(row) for row in self.expert_mapping[:_SHOWN_NAMES]]
+            raise ConclaveValueError(
+                f"weights: none of the names is one of {self.layer_name!r}; expected names such as "
+                f"{', '.join(expected)}, found {', '.join(unknown)}"
+            )
         return taken
 
+    def _parameter_of(self, mapped: str, name: str) -> Any:
+        found: Any = self
+        for part in mapped.split("."):
+            found = getattr(found, part, None)
+        if found is None:
+            raise ConclaveValueError(
+                f"weights: {name} goes to {mapped}, which {self.layer_name!r} does not have"
+            )
+        return found
+
+    def _rows_of(self, name: str) -> list[tuple[str, str, int]]:
+        """Parameter, shard and expert of every row of the mapping that takes a name."""
+        full = f"{self.layer_name}.{name}"
+        found = []
+        for param_name, weight_name, expert_id, shard_id in self.expert_mapping or ():
+            at = f".{full}".find(f".{weight_name}")
+            if at >= 0:
+                mapped = full[:at] + param_name + full[at + len(weight_name) :]
+                found.append((mapped.removeprefix(f"{self.layer_name}."), shard_id, expert_id))
+        return found
+
+    def _expected_name(self, row: Row) -> str:
+        """A name of a weight that a row would take, relative to this layer."""
+        whole = f"{row[1]}weight"
+        parts = self.layer_name.split(".")
+        for start in range(len(parts)):
+            tail = ".".join(parts[start:]) + "."
+            if whole.startswith(tail):
+                return whole.removeprefix(tail)
+        return whole
+
     def get_expert_weights(self) -> list[torch.Tensor]:
-        """Views [E, -1] of every parameter of the experts, for whoever moves experts about."""
+        """Views [E, -1] of every parameter of the experts, for whoever moves experts about: of the
+        same memory, in its order, also where a scale is stored transposed."""
         return [
-            param.view(self.local_num_experts, -1)
+            _in_order(param).view(self.local_num_experts, -1)
             for name, param in self.named_parameters()
             if not name.startswith(_OTHERS) and param.ndim > 0
         ]
@@ -135,3 +179,10 @@ class ExpertParameters(torch.nn.Module):
         """Rows (parameter, part of a weight's name, expert, shard) for `load_weights`."""
         names = (ckpt_gate_proj_name, ckpt_down_proj_name, ckpt_up_proj_name)
         return expert_params_mapping(model, names, num_experts, num_redundant_experts, "experts.")
+
+
+def _in_order(param: torch.Tensor) -> torch.Tensor:
+    """A tensor whose last two axes are swapped in memory, seen in the order of memory."""
+    if param.ndim == 3 and not param.is_contiguous() and param.stride(1) == 1:
+        return param.detach().transpose(1, 2)
+    return param

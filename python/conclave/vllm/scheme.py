@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from conclave.errors import ConclaveTypeError, ConclaveUnsupportedError, ConclaveValueError
@@ -25,6 +26,7 @@ class Scheme:
     weights: str = "none"  # tensor, channel, block
     rows: str = "none"  # static, dynamic, token
     block: tuple[int, int] | None = None
+    suffix: str = "weight_scale"  # of the scales' names, as the checkpoint has them
     fixed: FusedMoEQuantConfig | None = None  # with scales and biases of its own
 
     @property
@@ -42,7 +44,7 @@ class Scheme:
             high, wide = self.block
             w13 = (experts, -(-rows // high), -(-hidden // wide))
             w2 = (experts, -(-hidden // high), -(-inner // wide))
-            return {"w13_weight_scale_inv": (w13, "block"), "w2_weight_scale_inv": (w2, "block")}
+            return {f"w13_{self.suffix}": (w13, "block"), f"w2_{self.suffix}": (w2, "block")}
         if self.weights == "channel":
             w13, w2 = (experts, rows, 1), (experts, hidden, 1)
             found = {"w13_weight_scale": (w13, "channel"), "w2_weight_scale": (w2, "channel")}
@@ -60,15 +62,14 @@ class Scheme:
 
     def quant_config(self, layer: Any, w2_bias: Any) -> FusedMoEQuantConfig:
         """The configuration with the layer's scales and biases."""
-        if self.fixed is not None:
-            return self.fixed
         w1_bias = getattr(layer, "w13_bias", None)
+        if self.fixed is not None:
+            return self.fixed if w1_bias is None else _with_biases(self.fixed, w1_bias, w2_bias)
         if not self.is_fp8:
             return biased_moe_quant_config(w1_bias, w2_bias)
-        suffix = "weight_scale_inv" if self.block is not None else "weight_scale"
         scales = {
-            "w1_scale": getattr(layer, f"w13_{suffix}"),
-            "w2_scale": getattr(layer, f"w2_{suffix}"),
+            "w1_scale": getattr(layer, f"w13_{self.suffix}"),
+            "w2_scale": getattr(layer, f"w2_{self.suffix}"),
             "block_shape": list(self.block) if self.block is not None else None,
             "per_out_ch_quant": self.weights == "channel",
             "w1_bias": w1_bias,
@@ -84,19 +85,34 @@ class Scheme:
         )
 
 
-def read_scheme(quant_config: Any, prefix: str) -> Scheme:
+def _with_biases(config: FusedMoEQuantConfig, w1_bias: Any, w2_bias: Any) -> FusedMoEQuantConfig:
+    """A copy of the configuration that has these biases too."""
+    return dataclasses.replace(
+        config,
+        _w1=dataclasses.replace(config._w1, bias=w1_bias),
+        _w2=dataclasses.replace(config._w2, bias=w2_bias),
+    )
+
+
+def read_scheme(quant_config: Any, prefix: str, has_bias: bool = False) -> Scheme:
     """The scheme of None, a `FusedMoEQuantConfig`, a mapping as in config.json, or an object of
-    vLLM's `QuantizationConfig` kind. Raises ConclaveUnsupportedError with the reason."""
+    vLLM's `QuantizationConfig` kind.
+
+    Raises ConclaveUnsupportedError with the reason, and ConclaveValueError for biases that both the
+    layer and the configuration would have.
+    """
     if quant_config is None:
         return Scheme()
     if isinstance(quant_config, FusedMoEQuantConfig):
         refuse_unsupported(quant_config)
+        if has_bias and not (quant_config.w1_bias is None and quant_config.w2_bias is None):
+            raise ConclaveValueError("has_bias: expected False, since quant_config has biases")
         fp8 = dtype_text(quant_config.weight_quant_dtype) == FP8
         return Scheme(weights="tensor" if fp8 else "none", fixed=quant_config)
     read = _reader(quant_config)
     name = str(read("quant_method") or _name_of(quant_config)).replace("_", "-")
     ignored = read("ignored_layers") or read("modules_to_not_convert") or read("ignore") or ()
-    if any(prefix == entry or prefix.startswith(f"{entry}.") for entry in ignored):
+    if is_ignored(prefix, ignored):
         return Scheme()
     if name == "fp8":
         return _fp8(read)
@@ -121,6 +137,48 @@ def _name_of(config: Any) -> str:
     return get_name()
 
 
+# Names of an expert's matrices in checkpoints: gate, up, down.
+_MEMBERS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+
+
+def is_ignored(prefix: str, entries: Iterable[str]) -> bool:
+    """Whether a configuration leaves a layer of experts as it is.
+
+    Args:
+        prefix: the layer's name, such as "model.layers.0.mlp.experts".
+        entries: names of modules, which hold for all beneath them, or "re:" and a pattern that a
+            name must begin with, as compressed-tensors has them; also of an expert's matrices.
+
+    Raises:
+        ConclaveUnsupportedError: for a part of an expert's matrices. ConclaveValueError: for what
+        is no pattern.
+    """
+    rules = [_rule(entry) for entry in entries]
+    if any(rule(prefix) for rule in rules):
+        return True
+    for members in _MEMBERS:
+        found = [any(rule(f"{prefix}.0.{name}") for rule in rules) for name in members]
+        if all(found):
+            return True
+        if any(found):
+            named = [name for name, hit in zip(members, found, strict=True) if hit]
+            raise ConclaveUnsupportedError(
+                f"quant_config: ignores {', '.join(named)} of the experts of {prefix!r} and "
+                "quantises the rest; all matrices of an expert have one scheme"
+            )
+    return False
+
+
+def _rule(entry: str) -> Callable[[str], bool]:
+    if not entry.startswith("re:"):
+        return lambda name: name == entry or name.startswith(f"{entry}.")
+    try:
+        pattern = re.compile(entry.removeprefix("re:"))
+    except re.error as error:
+        raise ConclaveValueError(f"ignore: {entry!r} is no pattern: {error}") from None
+    return lambda name: pattern.match(name) is not None
+
+
 def _fp8(read: Any) -> Scheme:
     block = read("weight_block_size")
     scheme = read("activation_scheme") or "dynamic"
@@ -132,15 +190,15 @@ def _fp8(read: Any) -> Scheme:
         raise ConclaveUnsupportedError(
             "activation_scheme: static scales do not go with weight_block_size"
         )
-    return _block(block)
+    return _block(block, "dynamic", "weight_scale_inv")
 
 
-def _block(block: Any) -> Scheme:
+def _block(block: Any, rows: str, suffix: str) -> Scheme:
     if len(block) != 2 or int(block[1]) != 128:
         raise ConclaveUnsupportedError(
             f"weight_block_size: rows are quantised in groups of 128 columns, found {list(block)}"
         )
-    return Scheme("block", "dynamic", (int(block[0]), int(block[1])))
+    return Scheme("block", rows, (int(block[0]), int(block[1])), suffix)
 
 
 def _compressed(groups: Any) -> Scheme:
@@ -155,7 +213,10 @@ def _compressed(groups: Any) -> Scheme:
         )
     strategy = weights.get("strategy")
     if strategy == "block":
-        return _block(weights.get("block_structure") or ())
+        if rows is not None and not rows.get("dynamic"):
+            raise ConclaveUnsupportedError("config_groups: static scales do not go with blocks")
+        kind = "none" if rows is None else "dynamic"
+        return _block(weights.get("block_structure") or (), kind, "weight_scale")
     if strategy not in ("tensor", "channel"):
         raise ConclaveUnsupportedError(f"config_groups: strategy {strategy!r} does not run yet")
     if rows is None:

@@ -25,6 +25,7 @@ class Shard:
     name: str
     which: str  # w1, w2, w3
     tp_rank: int
+    tp_size: int
     gated: bool
 
 
@@ -42,7 +43,9 @@ def load_parameter(param: torch.nn.Parameter, source: Any, shard: Shard, expert:
     with torch.no_grad():
         target = param if whole else param[expert]
         axis = _axis(param, shard, whole)
-        if "input_scale" in shard.name or "weight_shape" in shard.name:
+        if "input_scale" in shard.name:
+            _load_input_scale(param, target, source, shard, expert)
+        elif "weight_shape" in shard.name:
             target.copy_(_scalar_like(source, target, shard.name))
         elif "g_idx" in shard.name:
             _copy(target, _cut(source, 0, target, shard) if shard.which == "w2" else source, shard)
@@ -83,6 +86,20 @@ def _scalar_like(source: torch.Tensor, target: torch.Tensor, name: str) -> torch
             f"{name}: expected {target.numel()} numbers, found {source.numel()}"
         )
     return source.reshape(target.shape)
+
+
+def _load_input_scale(
+    param: torch.nn.Parameter, target: torch.Tensor, source: torch.Tensor, shard: Shard, expert: int
+) -> None:
+    """A static scale of rows. Where w1 and w3 share one number it is the larger of theirs,
+    whichever comes last: both read the same rows."""
+    if shard.which == "w2" or target.numel() != 1:
+        _load_one_scale(target, source, shard)
+        return
+    # Kept by shard, so that loading again replaces what was loaded before.
+    loaded = param.__dict__.setdefault("loaded_input_scales", {}).setdefault(expert, {})
+    loaded[shard.which] = _scalar_like(source, target, shard.name).to(target, copy=True)
+    target.copy_(torch.stack(list(loaded.values())).amax(dim=0))
 
 
 def _load_scale(
@@ -134,9 +151,6 @@ def _load_bias(target: torch.Tensor, source: torch.Tensor, shard: Shard) -> None
 
 
 def _load_matrix(target: torch.Tensor, source: torch.Tensor, shard: Shard, axis: int) -> None:
-    if source.ndim == 0:
-        _copy(target, source.expand(target.shape), shard)
-        return
     if shard.which != "w2" and shard.gated:
         half = target.shape[axis] // 2
         target = target.narrow(axis, 0 if shard.which == "w1" else half, half)
@@ -144,17 +158,19 @@ def _load_matrix(target: torch.Tensor, source: torch.Tensor, shard: Shard, axis:
         raise ConclaveValueError(
             f"shard_id: the activation has no gate, so that {shard.name} has w1 and w2 only"
         )
-    _copy(target, _cut(source, axis, target, shard), shard)
+    part = source.expand(target.shape) if source.ndim == 0 else _cut(source, axis, target, shard)
+    _copy(target, part, shard)
 
 
 def _cut(source: torch.Tensor, axis: int, target: torch.Tensor, shard: Shard) -> torch.Tensor:
-    """This rank's part of a whole tensor."""
+    """This rank's part of a whole tensor. What is larger than all ranks' parts is no such tensor:
+    cutting it would load a part of something else."""
     size = target.shape[axis]
-    start = size * shard.tp_rank
-    if start + size > source.shape[axis]:
+    start, whole = size * shard.tp_rank, size * shard.tp_size
+    if axis >= source.ndim or source.shape[axis] != whole:
         raise ConclaveValueError(
-            f"{shard.name}: tensor-parallel rank {shard.tp_rank} reads {start} to {start + size} "
-            f"of axis {axis}, found shape {list(source.shape)}"
+            f"{shard.name}: {shard.which} of tensor-parallel rank {shard.tp_rank} reads {start} to "
+            f"{start + size} of {whole} on axis {axis}, found shape {list(source.shape)}"
         )
     return source.narrow(axis, start, size)
 
