@@ -49,6 +49,7 @@ from conclave.vllm.quant_builders import (
 
 _TORCH_NAMES = {
     "FusedMoE": "layer",
+    "FusedMoEFactory": "factory",
     "ExpertMapManager": "expert_maps",
     "EplbLayerState": "eplb",
     "map_to_physical": "eplb",

@@ -31,11 +31,12 @@ class EplbLayerState:
 
 
 def map_to_physical(
-    topk_ids: Tensor, state: EplbLayerState, num_tokens: int | None = None
+    topk_ids: Tensor, state: EplbLayerState, num_tokens: int | Tensor | None = None
 ) -> Tensor:
     """Slots of experts [T, k], of the type of topk_ids: token t takes replica
     (t * 0x9E3779B9 mod 2^32) mod count. An id without a replica is -1. Counts of the first
-    num_tokens tokens (all by default) are added to expert_load_view."""
+    num_tokens tokens (all by default) are added to expert_load_view; a tensor of one number is not
+    waited for."""
     import torch
 
     state.check()
@@ -46,13 +47,16 @@ def map_to_physical(
     logical = torch.where(known, topk_ids, 0).long()
     replica = spread % counts.long()[logical].clamp(min=1)
     physical = torch.where(known, table.long()[logical, replica], -1)
-    _record(physical[:num_tokens], state)
+    counted = None if num_tokens is None else (tokens < num_tokens).unsqueeze(1)
+    _record(physical, counted, state)
     return physical.to(topk_ids.dtype)
 
 
-def _record(physical: Tensor, state: EplbLayerState) -> None:
+def _record(physical: Tensor, counted: Tensor | None, state: EplbLayerState) -> None:
     load = state.expert_load_view
     held = (physical >= 0) & (physical < load.shape[0])
+    if counted is not None:
+        held = held & counted
     ones = held.to(load.dtype)
     if state.should_record_tensor is not None:
         ones = ones * state.should_record_tensor.to(load.dtype)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
-import re
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from conclave import _gradients
 from conclave.errors import ConclaveUnsupportedError, ConclaveValueError
 from conclave.vllm.activation import MoEActivation, parse_activation
 from conclave.vllm.eplb import EplbLayerState, map_to_physical
@@ -17,22 +17,23 @@ from conclave.vllm.expert_maps import ExpertMapManager
 from conclave.vllm.experts import fused_experts
 from conclave.vllm.mapping import Row
 from conclave.vllm.parallel import FusedMoEConfig, FusedMoEParallelConfig
-from conclave.vllm.parameters import ExpertParameters
-from conclave.vllm.quant import FusedMoEQuantConfig
+from conclave.vllm.ranked import RankedExperts
 from conclave.vllm.scheme import read_scheme
 from conclave.vllm.select import Routing, split_zero_experts
 
 _named: weakref.WeakValueDictionary[str, FusedMoE] = weakref.WeakValueDictionary()
 
 
-class FusedMoE(ExpertParameters):
+class FusedMoE(RankedExperts):
     """Experts of one layer: w13_weight [E, 2N, H], gate rows first, and w2_weight [E, H, N], where
     E are this rank's experts and N this rank's columns.
 
     Args:
         num_experts: of the model. top_k: k. hidden_size: H. intermediate_size: of all ranks.
         params_dtype: of the weights; by default torch's.
-        reduce_results: sum over ranks in `forward`, by torch.distributed; else it is the caller's.
+        reduce_results: sum over ranks in `forward`, by torch.distributed: of routed and of shared
+            experts. By default forward returns this rank's partial sum, as vLLM's class does;
+            `FusedMoEFactory` sums.
         renormalize, use_grouped_topk, num_expert_group, topk_group, scoring_func,
         routed_scaling_factor, e_score_correction_bias, custom_routing_function, router,
         hash_indices_table, zero_expert_type: how tokens are routed.
@@ -48,8 +49,10 @@ class FusedMoE(ExpertParameters):
         n_shared_experts: names a fusion of vLLM's on other GPUs; no effect, as there without it.
         router_logits_dtype: what `gate` returns is rounded to it.
         gate, shared_experts, shared_expert_gate, routed_input_transform, routed_output_transform:
-            modules that forward calls.
-        apply_routed_scale_to_output: scale the routed sum instead of the weights.
+            modules that forward calls. With several tensor-parallel ranks shared_experts returns
+            this rank's part of the sum, as a row-parallel layer that does not reduce.
+        apply_routed_scale_to_output: scale the routed sum instead of the weights, before it is
+            rounded.
         runner_cls, runner_args, routed_experts_cls, routed_experts_args: replace classes of vLLM;
             refused.
         expert_placement_strategy: "linear" or "round_robin".
@@ -173,6 +176,8 @@ class FusedMoE(ExpertParameters):
         self._shared_expert_gate = shared_expert_gate
         self._input_transform = routed_input_transform
         self._output_transform = routed_output_transform
+        self._capture: Callable[[torch.Tensor], None] | None = None
+        self._check_shared_sum()
         self._scheme = read_scheme(quant_config, prefix, has_bias)
         self._create_weights()
         self.moe_config = FusedMoEConfig(
@@ -194,151 +199,41 @@ class FusedMoE(ExpertParameters):
         if prefix:
             _named[prefix] = self
 
-    def _columns(self, intermediate_size: int) -> int:
-        ranks = self.moe_parallel_config.tp_size
-        if intermediate_size % ranks != 0:
-            raise ConclaveValueError(
-                f"intermediate_size: expected a multiple of tp_size {ranks}, "
-                f"found {intermediate_size}"
-            )
-        return intermediate_size // ranks
-
-    def _check_replicas(self, redundant: int) -> None:
+    def _check_shared_sum(self) -> None:
         split = self.moe_parallel_config
-        if redundant and not self.enable_eplb:
-            raise ConclaveValueError(
-                f"num_redundant_experts: Redundant experts are only supported with EPLB, "
-                f"found {redundant}"
-            )
-        if self.enable_eplb and split.use_ep and self.global_num_experts % split.ep_size != 0:
-            raise ConclaveValueError(
-                "num_experts: EPLB currently only supports even distribution of experts across "
-                f"ranks. Got {self.global_num_experts} experts and {split.ep_size} EP ranks."
+        apart = max(split.dp_size, split.pcp_size, split.sp_size)
+        if self.reduce_results and self._shared_experts is not None and apart > 1:
+            raise ConclaveUnsupportedError(
+                "reduce_results: shared experts are split over tp ranks only, so that a sum over "
+                f"dp, pcp or sp ranks ({apart}) would count them more than once; sum what forward "
+                "returns"
             )
 
-    def _place(self) -> None:
-        self.local_num_experts = self._experts.local_num_experts
-        self.register_buffer("_expert_map", self._experts.expert_map, persistent=False)
-        self.register_buffer("expert_mask", self._experts.expert_mask, persistent=False)
-
-    # What the layer is.
-
-    @property
-    def tp_size(self) -> int:
-        return self.moe_parallel_config.tp_size
-
-    @property
-    def tp_rank(self) -> int:
-        return self.moe_parallel_config.tp_rank
-
-    @property
-    def ep_size(self) -> int:
-        return self.moe_parallel_config.ep_size
-
-    @property
-    def ep_rank(self) -> int:
-        return self.moe_parallel_config.ep_rank
-
-    @property
-    def use_ep(self) -> bool:
-        return self.moe_parallel_config.use_ep
-
-    @property
-    def layer_id(self) -> int:
-        """The number in the layer's name."""
-        numbers = re.findall(r"(?:^|\.)(\d+)(?=\.|$)", self.layer_name)
-        if len(numbers) != 1:
-            raise ConclaveValueError(
-                f"prefix: expected a name with one number, found {self.layer_name!r}"
-            )
-        return int(numbers[0])
-
-    @property
-    def gate(self) -> torch.nn.Module | None:
-        return self._gate
-
-    @property
-    def shared_experts(self) -> torch.nn.Module | None:
-        return self._shared_experts
-
-    @property
-    def is_internal_router(self) -> bool:
-        return self._gate is not None
-
-    @property
-    def routed_experts(self) -> FusedMoE:
-        """The owner of the experts' parameters, for code written for vLLM's runner: this."""
-        return self
-
-    @property
-    def expert_map(self) -> torch.Tensor | None:
-        """[num_experts + redundant] int32, -1 for other ranks' experts; None: all are here."""
-        found: torch.Tensor | None = self._expert_map  # type: ignore[assignment]
-        return found
-
-    @property
-    def moe_quant_config(self) -> FusedMoEQuantConfig:
-        """Scales and biases as `fused_experts` takes them. Of several tensor-parallel ranks the
-        first adds the bias of w2."""
-        w2_bias = getattr(self, "w2_bias", None)
-        return self._scheme.quant_config(self, w2_bias if self.tp_rank == 0 else None)
-
-    def ensure_moe_quant_config_init(self) -> None:
-        """Nothing: the configuration is read from the parameters."""
-
-    def maybe_init_modular_kernel(self) -> None:
-        """Nothing: a layer is whole when it is made."""
-
-    def extra_repr(self) -> str:
-        return (
-            f"global_num_experts={self.global_num_experts}, "
-            f"local_num_experts={self.local_num_experts}, top_k={self.top_k}, "
-            f"intermediate_size_per_partition={self.intermediate_size_per_partition}, "
-            f"tp_size={self.tp_size}, ep_size={self.ep_size}, "
-            f"reduce_results={self.reduce_results}"
-        )
-
-    # Placement.
-
-    def update_expert_map(self, moe_parallel_config: FusedMoEParallelConfig | None = None) -> None:
-        """Computes the map again after the number of ranks changed. Where that changes the number
-        of local experts, the caller gives parameters of the new size before the next forward."""
-        if self._expert_map is None:
-            raise ConclaveValueError("expert_map: there is none to update without EP")
-        if moe_parallel_config is not None:
-            self.moe_parallel_config = moe_parallel_config
-        self._experts.update(self.moe_parallel_config)
-        device = self._expert_map.device
-        self._place()
-        for name in ("_expert_map", "expert_mask"):
-            buffer = getattr(self, name)
-            setattr(self, name, None if buffer is None else buffer.to(device))
-
-    def set_eplb_state(
-        self,
-        moe_layer_idx: int,
-        expert_load_view: torch.Tensor,
-        logical_to_physical_map: torch.Tensor,
-        logical_replica_count: torch.Tensor,
-    ) -> None:
-        """Takes row moe_layer_idx of a balancer's tensors, as views: [layers, physical],
-        [layers, logical, replicas], [layers, logical]."""
-        self.eplb_state.expert_load_view = expert_load_view[moe_layer_idx]
-        self.eplb_state.logical_to_physical_map = logical_to_physical_map[moe_layer_idx]
-        self.eplb_state.logical_replica_count = logical_replica_count[moe_layer_idx]
-
-    # Running.
+    def set_capture_fn(self, capture_fn: Callable[[torch.Tensor], None] | None) -> None:
+        """Calls capture_fn with the ids [T, k] of every forward, before replicas are chosen: of
+        experts, and num_experts and above for zero experts. None: no longer."""
+        self._capture = capture_fn
 
     def select_experts(
         self,
         hidden_states: torch.Tensor,
         router_logits: torch.Tensor,
         input_ids: torch.Tensor | None = None,
+        *,
+        num_tokens: int | torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights [T, k] float32 and ids [T, k]: of physical experts with EPLB, else of experts."""
-        weights, ids = self._routing.select(hidden_states, router_logits, input_ids)
+        weights, ids = self._select(hidden_states, router_logits, input_ids)
         if self.enable_eplb:
-            ids = map_to_physical(ids, self.eplb_state)
+            ids = map_to_physical(ids, self.eplb_state, num_tokens)
+        return weights, ids
+
+    def _select(
+        self, hidden: torch.Tensor, logits: torch.Tensor, input_ids: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        weights, ids = self._routing.select(hidden, logits, input_ids)
+        if self._capture is not None:
+            self._capture(ids)
         return weights, ids
 
     def forward(
@@ -346,44 +241,89 @@ class FusedMoE(ExpertParameters):
         hidden_states: torch.Tensor,
         router_logits: torch.Tensor | None = None,
         input_ids: torch.Tensor | None = None,
+        *,
+        num_tokens: int | torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Routes [T, H] by router_logits [T, num_experts], or by the gate, and runs the experts.
 
-        Returns [T, H], or (shared, routed) with return_shared_apart and shared experts. Sums over
-        ranks are the caller's without reduce_results.
+        Args:
+            input_ids: [T], for hash_indices_table.
+            num_tokens: the tokens behind the first num_tokens are padding, which EPLB does not
+                count; an int, or a tensor of one number on the device.
+
+        Returns:
+            [T, H], or (shared, routed) with return_shared_apart and shared experts: without
+            reduce_results this rank's part of a sum that is the caller's.
+
+        Raises:
+            Error: naming the argument, also for one that requires gradients while torch records.
         """
+        _gradients.refuse(self._parameters)
         shared = self._run_shared(hidden_states)
         if router_logits is None or self._gate is not None:
             router_logits = self._run_gate(hidden_states)
         routed = hidden_states
         if self._input_transform is not None:
             routed = _first(self._input_transform(hidden_states))
-        weights, ids = self._routing.select(hidden_states, router_logits, input_ids)
-        own_share = None
+        weights, ids = self._select(hidden_states, router_logits, input_ids)
+        own_rows = None
         if self._routing.zero_expert_type is not None:
             ids, own_share = split_zero_experts(weights, ids, self.logical_num_experts)
+            own_rows = hidden_states * own_share
         if self.enable_eplb:
-            ids = map_to_physical(ids, self.eplb_state)
-        out = self._run_experts(routed, weights, ids)
-        if self.reduce_results:
-            out = self.maybe_all_reduce_tensor_model_parallel(out)
-        if self._output_scale != 1.0:
-            out = out * self._output_scale
+            ids = map_to_physical(ids, self.eplb_state, num_tokens)
+        joined = own_rows is not None or (shared is not None and not self.return_shared_apart)
+        wide = joined and self._output_transform is None
+        out = self._run_experts(routed, weights, ids, wide=wide)
+        return self._finish(out, routed.dtype, shared, own_rows)
+
+    def _finish(
+        self,
+        out: torch.Tensor,
+        dtype: torch.dtype,
+        shared: torch.Tensor | None,
+        own_rows: torch.Tensor | None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """What joins the routed sum, in float32 and rounded once, and the sums over ranks: before
+        an output transform, which need not be linear, else at the end."""
+        apart = shared is not None and self.return_shared_apart
+        is_whole = False
         if self._output_transform is not None:
+            out = self._reduced(out.to(dtype))
+            is_whole = self.reduce_results
             out = _first(self._output_transform(out))
-        if own_share is not None:
-            out = (out + hidden_states.float() * own_share).to(out.dtype)
-        if shared is None:
-            return out
-        return (shared, out) if self.return_shared_apart else shared + out
+            dtype = out.dtype
+        if shared is not None and (apart or is_whole):
+            shared = self._reduced(shared.clone())  # it may be the caller's memory
+        # Every rank has the token's own rows whole: one adds them to a sum that is to come.
+        if own_rows is not None and (is_whole or (self.tp_rank == 0 and self.ep_rank == 0)):
+            out = out + own_rows
+        if shared is not None and not apart:
+            out, dtype = out + shared, torch.promote_types(dtype, shared.dtype)
+        out = out.to(dtype)
+        if not is_whole:
+            out = self._reduced(out)
+        return out if shared is None or not apart else (shared, out)
+
+    def _reduced(self, rows: torch.Tensor) -> torch.Tensor:
+        """The sum over ranks with reduce_results; else the rows."""
+        if not self.reduce_results or self.tp_size * self.ep_size == 1:
+            return rows
+        _gradients.refuse({"shared_experts": rows})
+        return self.maybe_all_reduce_tensor_model_parallel(rows)
 
     forward_native = forward
     forward_cuda = forward
 
     def _run_experts(
-        self, hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor
+        self, hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, *, wide: bool
     ) -> torch.Tensor:
-        return fused_experts(
+        """The scaled sum [T, H]: of hidden's type, or float32 where something is to join it."""
+        scaled = self._output_scale != 1.0
+        out = None
+        if wide or scaled:
+            out = torch.empty(hidden.shape, dtype=torch.float32, device=hidden.device)
+        out = fused_experts(
             hidden,
             self.w13_weight,
             self.w2_weight,
@@ -395,7 +335,11 @@ class FusedMoE(ExpertParameters):
             expert_map=self._expert_map,
             quant_config=self.moe_quant_config,
             swiglu_limit=self.swiglu_limit,
+            out=out,
         )
+        if scaled:
+            out *= self._output_scale
+        return out if wide else out.to(hidden.dtype)
 
     def _run_gate(self, hidden: torch.Tensor) -> torch.Tensor:
         if self._gate is None:
@@ -415,19 +359,21 @@ class FusedMoE(ExpertParameters):
         """Whether routed rows are whole on every rank already, so that shared ones must be."""
         return self.moe_parallel_config.use_all2all_kernels
 
-    def maybe_all_reduce_tensor_model_parallel(self, hidden: torch.Tensor) -> torch.Tensor:
+    def maybe_all_reduce_tensor_model_parallel(
+        self, final_hidden_states: torch.Tensor
+    ) -> torch.Tensor:
         """The sum over all ranks of the split, by the default group of torch.distributed."""
         ranks = self.tp_size * self.ep_size
         if ranks == 1:
-            return hidden
+            return final_hidden_states
         dist = torch.distributed
         if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() == ranks):
             raise ConclaveUnsupportedError(
                 f"reduce_results: a sum over {ranks} ranks needs a default process group of that "
                 "size; or sum what forward returns"
             )
-        dist.all_reduce(hidden)
-        return hidden
+        dist.all_reduce(final_hidden_states)
+        return final_hidden_states
 
 
 def _check_name(prefix: str) -> None:

@@ -1,0 +1,193 @@
+"""Which part of a layer a rank holds, and what the layer says of itself."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from conclave.errors import ConclaveValueError
+from conclave.routing import RoutingMethodType
+from conclave.vllm.eplb import EplbLayerState
+from conclave.vllm.mapping import ensure_round_robin_expert_routing_tables
+from conclave.vllm.parallel import FusedMoEParallelConfig
+from conclave.vllm.parameters import ExpertParameters
+from conclave.vllm.quant import FusedMoEQuantConfig
+from conclave.vllm.select import Routing
+
+
+class RankedExperts(ExpertParameters):
+    """Experts of one rank. The class that derives makes them and runs them."""
+
+    moe_parallel_config: FusedMoEParallelConfig
+    global_num_experts: int
+    top_k: int
+    enable_eplb: bool
+    reduce_results: bool
+    eplb_state: EplbLayerState
+    _routing: Routing
+    _gate: torch.nn.Module | None
+    _shared_experts: torch.nn.Module | None
+
+    def _columns(self, intermediate_size: int) -> int:
+        ranks = self.moe_parallel_config.tp_size
+        if intermediate_size % ranks != 0:
+            raise ConclaveValueError(
+                f"intermediate_size: expected a multiple of tp_size {ranks}, "
+                f"found {intermediate_size}"
+            )
+        return intermediate_size // ranks
+
+    def _check_replicas(self, redundant: int) -> None:
+        split = self.moe_parallel_config
+        if redundant and not self.enable_eplb:
+            raise ConclaveValueError(
+                f"num_redundant_experts: Redundant experts are only supported with EPLB, "
+                f"found {redundant}"
+            )
+        if self.enable_eplb and split.use_ep and self.global_num_experts % split.ep_size != 0:
+            raise ConclaveValueError(
+                "num_experts: EPLB currently only supports even distribution of experts across "
+                f"ranks. Got {self.global_num_experts} experts and {split.ep_size} EP ranks."
+            )
+
+    def _place(self) -> None:
+        self.local_num_experts = self._experts.local_num_experts
+        self.register_buffer("_expert_map", self._experts.expert_map, persistent=False)
+        self.register_buffer("expert_mask", self._experts.expert_mask, persistent=False)
+
+    @property
+    def tp_size(self) -> int:
+        return self.moe_parallel_config.tp_size
+
+    @property
+    def tp_rank(self) -> int:
+        return self.moe_parallel_config.tp_rank
+
+    @property
+    def ep_size(self) -> int:
+        return self.moe_parallel_config.ep_size
+
+    @property
+    def ep_rank(self) -> int:
+        return self.moe_parallel_config.ep_rank
+
+    @property
+    def use_ep(self) -> bool:
+        return self.moe_parallel_config.use_ep
+
+    @property
+    def dp_size(self) -> int:
+        return self.moe_parallel_config.dp_size
+
+    @property
+    def pcp_size(self) -> int:
+        return self.moe_parallel_config.pcp_size
+
+    @property
+    def sp_size(self) -> int:
+        return self.moe_parallel_config.sp_size
+
+    @property
+    def is_sequence_parallel(self) -> bool:
+        return self.moe_parallel_config.is_sequence_parallel
+
+    @property
+    def routing_method_type(self) -> RoutingMethodType:
+        """The routing method that the layer's arguments amount to."""
+        return self._routing.method
+
+    @property
+    def layer_id(self) -> int:
+        """The number in the layer's name."""
+        numbers = re.findall(r"(?:^|\.)(\d+)(?=\.|$)", self.layer_name)
+        if len(numbers) != 1:
+            raise ConclaveValueError(
+                f"prefix: expected a name with one number, found {self.layer_name!r}"
+            )
+        return int(numbers[0])
+
+    @property
+    def gate(self) -> torch.nn.Module | None:
+        return self._gate
+
+    @property
+    def shared_experts(self) -> torch.nn.Module | None:
+        return self._shared_experts
+
+    @property
+    def is_internal_router(self) -> bool:
+        return self._gate is not None
+
+    @property
+    def routed_experts(self) -> RankedExperts:
+        """The owner of the experts' parameters, for code written for vLLM's runner: this."""
+        return self
+
+    @property
+    def expert_map(self) -> torch.Tensor | None:
+        """[num_experts + redundant] int32, -1 for other ranks' experts; None: all are here."""
+        found: torch.Tensor | None = self._expert_map  # type: ignore[assignment]
+        return found
+
+    @property
+    def moe_quant_config(self) -> FusedMoEQuantConfig:
+        """Scales and biases as `fused_experts` takes them. Of several tensor-parallel ranks the
+        first adds the bias of w2."""
+        w2_bias = getattr(self, "w2_bias", None)
+        return self._scheme.quant_config(self, w2_bias if self.tp_rank == 0 else None)
+
+    def ensure_moe_quant_config_init(self) -> None:
+        """Nothing: the configuration is read from the parameters."""
+
+    def maybe_init_modular_kernel(self) -> None:
+        """Nothing: a layer is whole when it is made."""
+
+    def extra_repr(self) -> str:
+        return (
+            f"global_num_experts={self.global_num_experts}, "
+            f"local_num_experts={self.local_num_experts}, top_k={self.top_k}, "
+            f"intermediate_size_per_partition={self.intermediate_size_per_partition}, "
+            f"tp_size={self.tp_size}, ep_size={self.ep_size}, "
+            f"reduce_results={self.reduce_results}"
+        )
+
+    @staticmethod
+    def ensure_round_robin_expert_routing_tables(
+        global_num_experts: int,
+        ep_size: int,
+        ep_rank: int,
+        local_num_experts: int,
+        device: torch.device | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Tables global to physical [E], physical to global [E], local to global, int64."""
+        return ensure_round_robin_expert_routing_tables(
+            global_num_experts, ep_size, ep_rank, local_num_experts, device
+        )
+
+    def update_expert_map(self, moe_parallel_config: FusedMoEParallelConfig | None = None) -> None:
+        """Computes the map again after the number of ranks changed. Where that changes the number
+        of local experts, the caller gives parameters of the new size before the next forward."""
+        if self._expert_map is None:
+            raise ConclaveValueError("expert_map: there is none to update without EP")
+        if moe_parallel_config is not None:
+            self.moe_parallel_config = moe_parallel_config
+        self._experts.update(self.moe_parallel_config)
+        device = self._expert_map.device
+        self._place()
+        for name in ("_expert_map", "expert_mask"):
+            buffer = getattr(self, name)
+            setattr(self, name, None if buffer is None else buffer.to(device))
+
+    def set_eplb_state(
+        self,
+        moe_layer_idx: int,
+        expert_load_view: torch.Tensor,
+        logical_to_physical_map: torch.Tensor,
+        logical_replica_count: torch.Tensor,
+    ) -> None:
+        """Takes row moe_layer_idx of a balancer's tensors, as views: [layers, physical],
+        [layers, logical, replicas], [layers, logical]."""
+        self.eplb_state.expert_load_view = expert_load_view[moe_layer_idx]
+        self.eplb_state.logical_to_physical_map = logical_to_physical_map[moe_layer_idx]
+        self.eplb_state.logical_replica_count = logical_replica_count[moe_layer_idx]
