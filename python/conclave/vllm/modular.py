@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from conclave.errors import ConclaveValueError
+from conclave.vllm._activate import activate
 from conclave.vllm.quant import FusedMoEQuantConfig
 
 
@@ -128,7 +129,14 @@ class FusedMoEPrepareAndFinalize(abc.ABC):
         return False
 
     def prepare_async(
-        self, *args: Any, **kwargs: Any
+        self,
+        a1: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        num_experts: int,
+        expert_map: torch.Tensor | None,
+        apply_router_weight_on_input: bool,
+        quant_config: FusedMoEQuantConfig,
     ) -> tuple[Callable[[], None], ReceiverType] | ReceiverType:
         """Starts `prepare`. Returns its second half, maybe with a hook to be called before it."""
         raise NotImplementedError
@@ -146,7 +154,13 @@ class FusedMoEPrepareAndFinalize(abc.ABC):
         """Writes [T, H] to output."""
 
     def finalize_async(
-        self, *args: Any, **kwargs: Any
+        self,
+        output: torch.Tensor,
+        fused_expert_output: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        apply_router_weight_on_input: bool,
+        weight_and_reduce_impl: TopKWeightAndReduce,
     ) -> tuple[Callable[[], None], Callable[[], None]] | Callable[[], None]:
         """Starts `finalize`. Returns its second half, maybe with a hook to be called before it."""
         raise NotImplementedError
@@ -196,6 +210,19 @@ class FusedMoEPermuteExpertsUnpermute(abc.ABC):
     g1_alphas = _of_config("g1_alphas")
     g2_alphas = _of_config("g2_alphas")
 
+    def activation(self, activation: str, output: torch.Tensor, input: torch.Tensor) -> None:
+        """Writes the activation of input to output, for experts that make their products
+        themselves: by any name of `MoEActivation`, with its published parameters.
+
+        Args:
+            output: [..., N]. input: [..., 2N], [..., N] for activations without a gate.
+        """
+        activate(activation, output, input)
+
+    def enable_chunking(self) -> bool:
+        """Whether tokens are cut: wherever the kernel supports it."""
+        return self.supports_chunking()
+
     @property
     @abc.abstractmethod
     def activation_formats(self) -> tuple[FusedMoEActivationFormat, FusedMoEActivationFormat]:
@@ -224,9 +251,9 @@ class FusedMoEPermuteExpertsUnpermute(abc.ABC):
     ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], torch.dtype]:
         """Shapes of workspace13, of workspace2 and of the output, and their type; () is none."""
 
-    @abc.abstractmethod
     def finalize_weight_and_reduce_impl(self) -> TopKWeightAndReduce:
-        """What is left to be done to the output."""
+        """What is left to be done to the output. Raises NotImplementedError unless overridden."""
+        raise NotImplementedError
 
     @abc.abstractmethod
     def apply(
