@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from conclave import _conclave, _device_permute, _frameworks
+from conclave import _conclave, _device_permute, _frameworks, _gradients
 from conclave.errors import ConclaveValueError
 
 Array = Any
@@ -125,6 +125,13 @@ def moe_permute(
     """
     tokens, top_k = _check_ids(topk_ids)
     _check_map(expert_map, n_expert)
+    _gradients.refuse(
+        {
+            "hidden_states": hidden_states,
+            "a1q_scale": a1q_scale,
+            "permuted_hidden_states": permuted_hidden_states,
+        }
+    )
     slots = tokens * top_k
     on_device = _frameworks.device_of(topk_ids) != "cpu"
     # A map in the device's memory is read by the host only where its size is not said.
@@ -172,6 +179,13 @@ def moe_unpermute(
         expert_first_token_offset: rows from its last entry on belong to no local expert and
             contribute nothing; None: all rows count.
     """
+    _gradients.refuse(
+        {
+            "out": out,
+            "permuted_hidden_states": permuted_hidden_states,
+            "topk_weights": topk_weights,
+        }
+    )
     if _frameworks.device_of(out) != "cpu":
         _device_permute.unpermute(
             out, permuted_hidden_states, topk_weights, inv_permuted_idx, expert_first_token_offset

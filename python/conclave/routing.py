@@ -10,7 +10,7 @@ import enum
 import functools
 from typing import Any
 
-from conclave import _conclave, _frameworks, _runtime
+from conclave import _conclave, _frameworks, _gradients, _runtime
 from conclave.errors import ConclaveTypeError, ConclaveUnsupportedError, ConclaveValueError
 from conclave.spec import RouterSpec, from_dict, to_dict
 
@@ -119,6 +119,10 @@ def _check_score(scoring_func: str) -> None:
         )
 
 
+def _refuse_gradients(gating_output: Array, bias: Array | None) -> None:
+    _gradients.refuse({"gating_output": gating_output, "e_score_correction_bias": bias})
+
+
 def _float_vector(values: Array, argument: str) -> Array:
     """A bias as the device reads it: float32 there."""
     if _frameworks.is_torch(values) and values.is_cuda:
@@ -154,11 +158,20 @@ def route(
         topk_weights [T, k] float32 and topk_ids [T, k] int32, of gating_output's library.
 
     Raises:
-        Error: naming the argument or field. On CUDA up to 1024 experts and k = 32, and no recorded
-        ids: ConclaveUnsupportedError otherwise. There a token id that the hash table lacks chooses
-        nothing, -1.
+        Error: naming the argument or field; also for one that requires gradients while torch
+        records, since none are computed here. On CUDA up to 1024 experts and k = 32, and no
+        recorded ids: ConclaveUnsupportedError otherwise. There a token id that the hash table lacks
+        chooses nothing, -1.
     """
     _check_pair(None, gating_output)
+    _gradients.refuse(
+        {
+            "gating_output": gating_output,
+            "selection_bias": selection_bias,
+            "expert_scale": expert_scale,
+            "global_scale": global_scale,
+        }
+    )
     tokens, num_experts = (int(n) for n in gating_output.shape)
     _check_topk(topk, num_experts)
     device = _frameworks.device_of(gating_output)
@@ -258,6 +271,7 @@ def fused_topk_bias(
     """
     _check_pair(hidden_states, gating_output)
     _check_score(scoring_func)
+    _refuse_gradients(gating_output, e_score_correction_bias)
     hashed = hash_indices_table is not None
     rows = int(hash_indices_table.shape[0]) if hash_indices_table is not None else 0
     biased = e_score_correction_bias is not None and not hashed
@@ -311,6 +325,7 @@ def grouped_topk(
     """
     _check_pair(hidden_states, gating_output)
     _check_score(scoring_func)
+    _refuse_gradients(gating_output, e_score_correction_bias)
     biased = e_score_correction_bias is not None
     grouped = num_expert_group > 1
     router = _rule(

@@ -79,6 +79,14 @@ def quant_spec(config: FusedMoEQuantConfig, power_of_two_scales: bool = False) -
     )
 
 
+_OPERANDS = ("w1_scale", "w2_scale", "a1_scale", "a2_scale", "w1_bias", "w2_bias")
+
+
+def scales_and_biases(config: FusedMoEQuantConfig | None) -> dict[str, Any]:
+    """The arrays of a configuration by name."""
+    return {} if config is None else {name: getattr(config, name, None) for name in _OPERANDS}
+
+
 def weight_arguments(config: FusedMoEQuantConfig, w1: Any, w2: Any) -> dict[str, Any]:
     """Biases and scales by the names of `Layer.from_tensors`. One bias alone brings zeros for the
     other."""

@@ -8,12 +8,12 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from conclave import _frameworks
+from conclave import _frameworks, _gradients
 from conclave._growing import growing
 from conclave.errors import ConclaveTypeError, ConclaveUnsupportedError, ConclaveValueError, Error
 from conclave.layer import Layer
 from conclave.spec import MoeSpec, ParallelSpec
-from conclave.vllm._arithmetic import quant_spec, weight_arguments
+from conclave.vllm._arithmetic import quant_spec, scales_and_biases, weight_arguments
 from conclave.vllm._packed import borrowed, packed_layer
 from conclave.vllm.activation import MoEActivation, activation_spec, parse_activation
 from conclave.vllm.quant import FP8, FUSED_MOE_UNQUANTIZED_CONFIG, FusedMoEQuantConfig, dtype_text
@@ -72,11 +72,22 @@ def fused_experts(
         [T, H] of hidden_states' library and type.
 
     Raises:
-        Error: naming the argument, with what was expected and found. ConclaveUnsupportedError
-        with the reason for a quant_config that does not run yet.
+        Error: naming the argument, with what was expected and found, also for one that requires
+        gradients while torch records. ConclaveUnsupportedError with the reason for a quant_config
+        that does not run yet.
     """
     del allow_deep_gemm, allow_cutlass_block_scaled_grouped_gemm
     top_k = _check_tokens(hidden_states, topk_weights, topk_ids)
+    _gradients.refuse(
+        {
+            "hidden_states": hidden_states,
+            "w1": w1,
+            "w2": w2,
+            "topk_weights": topk_weights,
+            "out": out,
+            **scales_and_biases(quant_config),
+        }
+    )
     _check_sizes(hidden_states, w1)
     if apply_router_weight_on_input and top_k != 1:
         raise ConclaveValueError(
@@ -306,7 +317,6 @@ def _check_tokens(hidden_states: Array, topk_weights: Array, topk_ids: Array) ->
         raise ConclaveValueError(
             f"topk_weights: expected shape {[rows, top_k]} as topk_ids, found {list(weights)}"
         )
-    _frameworks.refuse_gradients(hidden_states, "hidden_states")
     device = _frameworks.device_of(hidden_states)
     for argument, array in (("topk_weights", topk_weights), ("topk_ids", topk_ids)):
         _check_device(array, argument, device)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from conclave import _gradients
 from conclave.errors import ConclaveValueError
 from conclave.routing import (
     RoutingMethodType,
@@ -91,6 +92,8 @@ class Routing:
             return self._given(
                 self.router.select_experts(hidden_states=hidden, router_logits=logits), "router"
             )
+        if self.custom_routing_function is None:
+            _gradients.refuse({"router_logits": logits, "e_score_correction_bias": self.bias})
         if self.use_grouped_topk:
             return grouped_topk(
                 hidden,
