@@ -268,7 +268,8 @@ bool CheckpointFeed::put(std::string_view name, const ConstTensorView& tensor, F
   LayerConfig* layer = split ? impl.find_layer(split->layer) : nullptr;
   if (layer == nullptr) return false;
 
-  const bool by_file = architecture.router.selection_bias_by_file;
+  const bool by_file =
+      architecture.router.selection_bias_by_file && tensor.shape.num_elements() > 0;
   const auto pattern =
       checkpoint::match_name(architecture, split->rest, [&](const checkpoint::NamePattern& known) {
         if (by_file && known.part == checkpoint::Part::kSelectionBias) return true;
@@ -281,6 +282,7 @@ bool CheckpointFeed::put(std::string_view name, const ConstTensorView& tensor, F
       !pattern && checkpoint::match_scale_name(architecture, layer->spec, split->rest);
   const bool is_known = (pattern || is_scale) && split->canonical;
   if (!is_known && !checkpoint::in_moe_block(architecture, split->rest)) return false;
+  if (!is_known && tensor.shape.num_elements() == 0) return false;
   if (is_known && pattern && pattern->pattern->part == checkpoint::Part::kSelectionBias) {
     layer->spec.router.has_selection_bias = true;
   }

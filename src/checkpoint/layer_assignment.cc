@@ -95,12 +95,27 @@ std::vector<LayerAssignment::Match> LayerAssignment::match_names(
       matches.push_back({*name, item.tensor});
     } else if (const std::optional<Match> scale = match_scale(item)) {
       matches.push_back(*scale);
+    } else if (is_absent(item)) {
+      continue;
     } else if (in_moe_block(architecture, item.rest) && !is_foreign_scale(item, items)) {
       if (first_stray_ < 0) first_stray_ = item.tensor;
       strays_.push_back(table_.info(item.tensor).name);
     }
   }
   return matches;
+}
+
+// Without shared experts their tensors are there with a width of 0, which is to say that they are
+// not, and the gate of their sum weighs nothing.
+bool LayerAssignment::is_absent(const LayerTensor& item) const {
+  if (is_empty(table_.info(item.tensor))) return true;
+  const Architecture& architecture = *config_.architecture;
+  if (architecture.shared.mode != SharedMode::kSigmoidGate || !item.canonical) return false;
+  if (layer_.spec.shared.mode != SharedMode::kNone) return false;
+  const auto is_gate = [](const NamePattern& pattern) {
+    return pattern.part == Part::kSharedExpertGate;
+  };
+  return match_name(architecture, item.rest, is_gate).has_value();
 }
 
 bool LayerAssignment::covers_experts(const ExpertForm& form) const {

@@ -50,6 +50,8 @@ class LayerAssignment {
   };
 
   std::vector<Match> match_names(std::span<const LayerTensor> items);
+  // Of a tensor without a role in the layer: whether nothing is lost with it.
+  bool is_absent(const LayerTensor& item) const;
   void choose_naming(std::span<const Match> matches, const LayerNaming& usual);
   void choose_axes(std::span<const Match> matches);
   void place(const Match& match);

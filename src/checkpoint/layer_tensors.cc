@@ -209,9 +209,10 @@ LayerTensors group_by_layer(const ModelConfig& config, const TensorTable& table,
   return groups;
 }
 
-void settle_by_file(const LayerTensors& tensors, ModelConfig& config) {
+void settle_by_file(const LayerTensors& tensors, const TensorTable& table, ModelConfig& config) {
   if (!config.architecture->router.selection_bias_by_file) return;
   const auto is_bias = [&](const LayerTensor& item) {
+    if (is_empty(table.info(item.tensor))) return false;
     const auto match = match_name(*config.architecture, item.rest, [](const NamePattern& pattern) {
       return pattern.part == Part::kSelectionBias;
     });
@@ -230,7 +231,8 @@ std::optional<DType> stored_type(const Architecture& architecture, const TensorT
                                  std::span<const LayerTensor> items, Part part) {
   const auto wanted = [part](const NamePattern& pattern) { return pattern.part == part; };
   for (const LayerTensor& item : items) {
-    if (match_name(architecture, item.rest, wanted)) return table.info(item.tensor).dtype;
+    const TensorInfo& info = table.info(item.tensor);
+    if (!is_empty(info) && match_name(architecture, item.rest, wanted)) return info.dtype;
   }
   return std::nullopt;
 }

@@ -45,7 +45,7 @@ LayerTensors group_by_layer(const ModelConfig& config, const TensorTable& table,
 std::optional<LayerName> split_model_name(const Architecture& architecture, std::string_view name);
 
 // Settles what the family leaves to the file: whether a layer has a selection bias.
-void settle_by_file(const LayerTensors& tensors, ModelConfig& config);
+void settle_by_file(const LayerTensors& tensors, const TensorTable& table, ModelConfig& config);
 
 // f32, f16 or bf16.
 bool is_plain(DType dtype);

@@ -129,7 +129,7 @@ Checkpoint Checkpoint::open(const std::filesystem::path& path, const CheckpointO
       impl->config, impl->shards,
       options.extra_layers ? checkpoint::ExtraLayers::kRead : checkpoint::ExtraLayers::kSkip);
   checkpoint::add_extra_layers(document.root(), tensors.extra_layers(), impl->config);
-  checkpoint::settle_by_file(tensors, impl->config);
+  checkpoint::settle_by_file(tensors, impl->shards, impl->config);
   checkpoint::settle_quantization(tensors, impl->shards, impl->config);
   impl->add_layers(impl->config.quantization.empty()
                        ? checkpoint::map_roles(impl->config, impl->shards, tensors)

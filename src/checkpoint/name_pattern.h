@@ -57,10 +57,15 @@ enum class RowOrder : uint8_t {
 };
 // Which axis comes first. kByShape: rows, unless the shape of a stack says otherwise.
 enum class AxisOrder : uint8_t { kByShape, kRowsFirst, kColsFirst };
+// Whether the experts of a stack have an axis.
+enum class ExpertAxis : uint8_t {
+  kOwn,     // [E, rows, cols]
+  kMerged,  // [E * rows, cols]
+};
 
 // A tensor name after "layers.N.". {base} is one of the family's bases. With {expert} (a decimal
 // number) the tensor is one matrix [rows, cols]; an expert part without it is a stack
-// [E, rows, cols] or [E, cols, rows], also with its first two axes merged.
+// [E, rows, cols] or [E, cols, rows], or with the first two axes merged where the pattern says so.
 struct NamePattern {
   std::string_view text;
   Part part;
@@ -69,6 +74,7 @@ struct NamePattern {
   // A vector that is one row of a tensor of this many rows: other modalities have the others.
   int64_t rows_beside = 1;
   int64_t row = 0;
+  ExpertAxis experts = ExpertAxis::kOwn;
 };
 
 // One way of storing the routed experts. A layer uses exactly one.

@@ -24,16 +24,20 @@ void add_vector_shapes(const TensorBlock& block, const NamePattern& pattern,
   if (n == 1) shapes.push_back({});
 }
 
-void add_matrix_shapes(const TensorBlock& block, int64_t first, int64_t second,
-                       std::vector<Shape>& shapes) {
+// No axis more or less than the name's form has, but for the one of a single row: another number of
+// axes means another tensor than the one that was meant.
+void add_matrix_shapes(const TensorBlock& block, const NamePattern& pattern, int64_t first,
+                       int64_t second, std::vector<Shape>& shapes) {
   if (!block.is_stack) {
     shapes.push_back({first, second});
-    shapes.push_back({1, first, second});
     if (first == 1) shapes.push_back({second});
     return;
   }
+  if (pattern.experts == ExpertAxis::kMerged) {
+    shapes.push_back({block.count * first, second});
+    return;
+  }
   shapes.push_back({block.count, first, second});
-  shapes.push_back({block.count * first, second});
   if (block.surplus > 0) shapes.push_back({block.count + block.surplus, first, second});
 }
 
@@ -46,8 +50,10 @@ std::vector<Shape> accepted_shapes(const TensorBlock& block, const NamePattern& 
     if (axes != AxisOrder::kColsFirst) add_vector_shapes(block, pattern, shapes);
     return shapes;
   }
-  if (axes != AxisOrder::kColsFirst) add_matrix_shapes(block, block.rows, block.cols, shapes);
-  if (axes != AxisOrder::kRowsFirst) add_matrix_shapes(block, block.cols, block.rows, shapes);
+  if (axes != AxisOrder::kColsFirst)
+    add_matrix_shapes(block, pattern, block.rows, block.cols, shapes);
+  if (axes != AxisOrder::kRowsFirst)
+    add_matrix_shapes(block, pattern, block.cols, block.rows, shapes);
   return shapes;
 }
 

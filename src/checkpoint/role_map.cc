@@ -59,6 +59,7 @@ void check_dense_layer(const ModelConfig& config, const TensorTable& table, int6
                        std::span<const LayerTensor> tensors) {
   for (const LayerTensor& item : tensors) {
     const Architecture& architecture = *config.architecture;
+    if (is_empty(table.info(item.tensor))) continue;
     if (!looks_like_expert(architecture, item.rest) && !is_router(architecture, item.rest))
       continue;
     std::vector<int64_t> moe_layers;

@@ -3,6 +3,7 @@
 
 #include "conclave/safetensors.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -14,6 +15,11 @@ struct StoredTensor {
   const TensorInfo* info = nullptr;
   int32_t shard = 0;
 };
+
+// A tensor of no elements is as good as absent, but where a matrix of some size is wanted.
+inline bool is_empty(const TensorInfo& tensor) {
+  return std::find(tensor.shape.begin(), tensor.shape.end(), 0) != tensor.shape.end();
+}
 
 struct TensorTable {
   std::vector<std::string> names;     // of the files, in the directory

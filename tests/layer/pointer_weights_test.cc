@@ -177,5 +177,43 @@ TEST(CheckSource, EveryRoleOfALayer_IsAskedForByName) {
   }
 }
 
+// Whatever a source holds beyond the layer's matrices is refused, and not cut off.
+TEST(CheckSource, EveryRoleLargerThanTheLayers_IsRefusedByName) {
+  class Larger final : public WeightSource {
+   public:
+    Larger(const WeightSource& inner, WeightRole role, int64_t WeightInfo::*size)
+        : inner_(inner), role_(role), size_(size) {}
+    WeightInfo describe(WeightRole role) const override {
+      WeightInfo info = inner_.describe(role);
+      if (role == role_) ++(info.*size_);
+      return info;
+    }
+    void read(WeightRole, int64_t, const WeightBlock&, std::span<std::byte>) const override {
+      ADD_FAILURE() << "read before it was refused";
+    }
+
+   private:
+    const WeightSource& inner_;
+    WeightRole role_;
+    int64_t WeightInfo::*size_;
+  };
+  const Context context({.num_threads = 1});
+  for (uint32_t seed = 200; seed < 212; ++seed) {
+    const MoeSpec spec = SpecDraw(seed).draw();
+    SCOPED_TRACE(testing::parts_text(spec));
+    const auto source = make_synthetic_source(spec, seed);
+    for (size_t index = 0; index < kNumWeightRoles; ++index) {
+      const auto role = static_cast<WeightRole>(index);
+      if (source->describe(role).count == 0) continue;
+      for (const auto size : {&WeightInfo::count, &WeightInfo::rows, &WeightInfo::cols}) {
+        const Larger larger(*source, role, size);
+        EXPECT_EQ(testing::code_of([&] { MoeLayer::create(context, spec, larger); }),
+                  ErrorCode::kTensorShape)
+            << to_string(role);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace conclave

@@ -9,11 +9,18 @@ namespace {
 constexpr std::array<std::string_view, 1> kModelTypes = {"dbrx"};
 constexpr std::array<std::string_view, 1> kBases = {"ffn."};
 constexpr std::array kFlat = {
-    NamePattern{"{base}experts.mlp.w1", Part::kGate, RowOrder::kConcatenated,
-                AxisOrder::kRowsFirst},
-    NamePattern{"{base}experts.mlp.v1", Part::kUp, RowOrder::kConcatenated, AxisOrder::kRowsFirst},
-    NamePattern{"{base}experts.mlp.w2", Part::kDown, RowOrder::kConcatenated,
-                AxisOrder::kColsFirst},
+    NamePattern{.text = "{base}experts.mlp.w1",
+                .part = Part::kGate,
+                .axes = AxisOrder::kRowsFirst,
+                .experts = ExpertAxis::kMerged},
+    NamePattern{.text = "{base}experts.mlp.v1",
+                .part = Part::kUp,
+                .axes = AxisOrder::kRowsFirst,
+                .experts = ExpertAxis::kMerged},
+    NamePattern{.text = "{base}experts.mlp.w2",
+                .part = Part::kDown,
+                .axes = AxisOrder::kColsFirst,
+                .experts = ExpertAxis::kMerged},
 };
 constexpr std::array kForms = {ExpertForm{"flat", kFlat}};
 constexpr std::array kOnce = {NamePattern{"{base}router.layer.weight", Part::kRouter}};
