@@ -1,5 +1,7 @@
 #include "checkpoint/describe_layer.h"
 
+#include "core/layer_roles.h"
+
 namespace conclave::inline v0::checkpoint {
 namespace {
 
@@ -25,7 +27,7 @@ CheckpointLayer describe_layer(const ModelConfig& config, const LayerConfig& lay
   if (router.count > 0 && is_float(router.dtype)) {
     set_stored_rounding(config, router.dtype, result.spec.router);
   }
-  result.parameters = count_parameters(result.spec);
+  result.parameters = count_weights(result.spec);
   return result;
 }
 

@@ -380,7 +380,7 @@ LayerMap LayerAssignment::finish() {
   map.layout = naming_.form->name;
   if (transposed_ && map.layout.starts_with("stacked")) map.layout += "_transposed";
   map.bytes = bytes_;
-  map.support = config_.support;
+  map.support = config_.support ? layer_.support : config_.support;
   check_types();
   for (size_t i = 0; i < kNumRoles; ++i) {
     if (slots_[i].empty()) continue;

@@ -139,6 +139,13 @@ std::optional<DType> read_dtype(const std::vector<io::JsonValue>& chain,
   return std::nullopt;
 }
 
+LayerConfig read_layer(const ConfigReader& reader, const Architecture& architecture, int64_t index,
+                       std::optional<DType> dtype) {
+  LayerConfig layer{.index = index};
+  layer.spec = read_spec(reader, architecture, index, dtype, layer.support);
+  return layer;
+}
+
 Quantization find_quantization(const std::vector<io::JsonValue>& chain) {
   for (const io::JsonValue& config : chain) {
     for (std::string_view key : kQuantizationKeys) {
@@ -215,9 +222,7 @@ ModelConfig read_model_config(const io::JsonValue& root, ExpertSet experts) {
   model.num_hidden_layers = read_num_layers(reader, architecture);
   model.dtype = read_dtype(chain, model.notes);
   for (int64_t layer : moe_layers(reader, architecture, model.num_hidden_layers)) {
-    model.layers.push_back(
-        {.index = layer,
-         .spec = read_spec(reader, architecture, layer, model.dtype, model.support)});
+    model.layers.push_back(read_layer(reader, architecture, layer, model.dtype));
   }
   if (model.layers.empty()) model.notes.push_back("the configuration makes every layer dense");
   set_quantization(find_quantization(chain), model);
@@ -230,9 +235,7 @@ void add_extra_layers(const io::JsonValue& root, std::span<const int64_t> layers
   const ConfigReader reader(sized_config(config_chain(root), architecture),
                             architecture.sizes.lists, model.num_hidden_layers);
   for (int64_t layer : layers) {
-    model.layers.push_back(
-        {.index = layer,
-         .spec = read_spec(reader, architecture, layer, model.dtype, model.support)});
+    model.layers.push_back(read_layer(reader, architecture, layer, model.dtype));
   }
 }
 

@@ -24,18 +24,19 @@ namespace conclave::inline v0::checkpoint {
 struct LayerConfig {
   int64_t index = 0;
   MoeSpec spec;  // types of matrices are left for the tensors to say
+  Support support = Support::yes();
 };
 
 struct ModelConfig {
   const Architecture* architecture = nullptr;
   std::string model_type;
   int64_t num_hidden_layers = 0;
-  std::optional<DType> dtype;       // the model's arithmetic type, where the config gives one
-  std::string quantization;         // name of a method that is not read; empty: none
-  std::optional<QuantSpec> quant;   // of e4m3 matrices, where their method is read
-  std::string quant_method;         // its name
-  std::vector<LayerConfig> layers;  // MoE layers, ascending
-  Support support = Support::yes();
+  std::optional<DType> dtype;        // the model's arithmetic type, where the config gives one
+  std::string quantization;          // name of a method that is not read; empty: none
+  std::optional<QuantSpec> quant;    // of e4m3 matrices, where their method is read
+  std::string quant_method;          // its name
+  std::vector<LayerConfig> layers;   // MoE layers, ascending
+  Support support = Support::yes();  // of all layers, beside that of each
   std::vector<std::string> notes;
 };
 

@@ -143,7 +143,7 @@ std::vector<LayerMap> survey_layers(const ModelConfig& config, const TensorTable
       if (!in_moe_block(*config.architecture, item.rest)) continue;
       map.bytes += table.info(item.tensor).bytes;
     }
-    map.support = config.support;
+    map.support = config.support ? layer.support : config.support;
     maps.push_back(std::move(map));
   }
   return maps;

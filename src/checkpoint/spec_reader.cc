@@ -31,6 +31,8 @@ constexpr std::array kActivations = {
     ActivationName{"situ", "situ", ""},
 };
 
+constexpr std::string_view kTopKField = "MoeSpec.top_k";
+
 struct ScoreName {
   std::string_view config;
   RouterScore score;
@@ -217,14 +219,20 @@ void set_rounding(const RouterRule& rule, std::optional<DType> dtype, RouterSpec
   router.score_dtype = type_of(rule.scores);
 }
 
-// What the rest of the library asks of a spec, told as a fault of the file.
-void check(const ConfigReader& config, const MoeSpec& spec) {
+// What the rest of the library asks of a spec. Every value was checked when it was read; what they
+// say together may be a layer that other programs run, so that the model can be looked at.
+Support runnable(const ConfigReader& config, const Architecture& architecture,
+                 const MoeSpec& spec) {
   try {
     validate(spec);
+    return Support::yes();
   } catch (const Error& error) {
-    ErrorDetail detail = error.detail();
-    detail.file = config.object().file();
-    throw Error(ErrorCode::kConfigValue, std::move(detail));
+    const ErrorDetail& detail = error.detail();
+    const auto top_k = config.find(architecture.sizes.top_k);
+    const bool names_top_k = top_k && detail.what.starts_with(kTopKField);
+    const std::string what =
+        names_top_k ? top_k->path() + detail.what.substr(kTopKField.size()) : detail.what;
+    return Support::no(fmt::format("{}: {} (limit: {})", what, detail.found, detail.limit));
   }
 }
 
@@ -248,7 +256,7 @@ MoeSpec read_spec(const ConfigReader& config, const Architecture& architecture, 
   }
   if (architecture.adjust != nullptr) architecture.adjust(config, layer, spec, support);
   set_rounding(architecture.router, dtype, spec.router);
-  if (support) check(config, spec);
+  if (support) support = runnable(config, architecture, spec);
   return spec;
 }
 

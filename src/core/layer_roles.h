@@ -53,4 +53,8 @@ QuantRoles quant_roles(WeightRole matrix);
 // routed experts'.
 const ActivationSpec& activation_or_routed(const ActivationSpec& own, const MoeSpec& spec);
 
+// count_parameters of a spec whose sizes are in range, whether it is valid or not: of a layer that
+// is listed and does not run. Throws Error(kSizeOverflow).
+ParameterCount count_weights(const MoeSpec& spec);
+
 }  // namespace conclave::inline v0

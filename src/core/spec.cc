@@ -60,6 +60,10 @@ void validate(const MoeSpec& spec) {
 
 ParameterCount count_parameters(const MoeSpec& spec) {
   validate(spec);
+  return count_weights(spec);
+}
+
+ParameterCount count_weights(const MoeSpec& spec) {
   const auto times = [](int64_t a, int64_t b) {
     if (const auto product = checked_mul(a, b)) return *product;
     throw Error(ErrorCode::kSizeOverflow, "the parameter count of a layer does not fit 63 bits");

@@ -244,6 +244,23 @@ TEST(TensorSet, QuantisedModel_OpensButDoesNotRun) {
   EXPECT_EQ(error->code(), ErrorCode::kUnsupportedQuantization);
 }
 
+// A model can be looked at whatever its configuration asks of a layer.
+TEST(TensorSet, SpecThatDoesNotRun_OpensWithTheReasonOfEachLayer) {
+  TinyModel model = make_tiny_model({.family = "mixtral"});
+  model.config["model_type"] = "phimoe";
+  model.config["num_experts_per_tok"] = 3;
+  const TempDir directory;
+  write_single(model, directory.path());
+  const Checkpoint checkpoint = Checkpoint::open(directory.path());
+  ASSERT_EQ(checkpoint.layers().size(), 3U);
+  for (const CheckpointLayer& layer : checkpoint.layers()) {
+    EXPECT_EQ(layer.support.reason(),
+              "num_experts_per_tok does not fit router sparse_mixer: 3 (limit: 2)");
+    EXPECT_GT(layer.parameters.total, 0);
+    EXPECT_NO_THROW(read_matrix(*checkpoint.layer_source(layer.index), WeightRole::kUp, 4));
+  }
+}
+
 TEST(TensorSet, FloatEightWithoutConfig_IsUnsupportedWithReason) {
   TinyModel model = make_tiny_model({});
   for (TinyTensor& tensor : model.tensors) {

@@ -196,10 +196,35 @@ TEST(ModelConfig, OtherActivation_IsUnsupportedWithReason) {
   json config = mixtral();
   config["hidden_act"] = "mish";
   const ModelConfig read_config = read(config);
-  EXPECT_FALSE(read_config.support);
-  EXPECT_NE(read_config.support.reason().find("mish"), std::string::npos);
+  EXPECT_FALSE(read_config.layers.front().support);
+  EXPECT_NE(read_config.layers.front().support.reason().find("mish"), std::string::npos);
   config["hidden_act"] = "swish";
-  EXPECT_TRUE(read(config).support);
+  EXPECT_TRUE(read(config).layers.front().support);
+}
+
+// What is wrong with one layer is said of that layer.
+TEST(ModelConfig, LayerThatDoesNotRun_IsListedWithTheReasonInTheConfigsWords) {
+  json config = json::parse(R"({"model_type": "phimoe", "hidden_size": 16, "intermediate_size": 8,
+      "num_hidden_layers": 2, "num_local_experts": 4, "num_experts_per_tok": 3,
+      "hidden_act": "silu"})");
+  const ModelConfig model = read(config);
+  ASSERT_EQ(model.layers.size(), 2U);
+  EXPECT_TRUE(model.support);
+  for (const LayerConfig& layer : model.layers) {
+    EXPECT_EQ(layer.support.reason(),
+              "num_experts_per_tok does not fit router sparse_mixer: 3 (limit: 2)");
+    EXPECT_EQ(layer.spec.top_k, 3);
+  }
+  json step = json::parse(R"({"model_type": "step3p5", "hidden_size": 16,
+      "moe_intermediate_size": 8, "num_hidden_layers": 3, "moe_num_experts": 4, "moe_top_k": 2,
+      "share_expert_dim": 8, "hidden_act": "gelu", "moe_layers_enum": "0,1,2",
+      "swiglu_limits": [0, 7.0, 0]})");
+  const ModelConfig clamped = read(step);
+  ASSERT_EQ(clamped.layers.size(), 3U);
+  EXPECT_TRUE(clamped.layers[0].support);
+  EXPECT_NE(clamped.layers[1].support.reason().find("\"gelu\" with bounds"), std::string::npos)
+      << clamped.layers[1].support.reason();
+  EXPECT_TRUE(clamped.layers[2].support);
 }
 
 TEST(ModelConfig, Quantisation_IsUnsupportedNamingTheMethod) {
