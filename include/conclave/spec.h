@@ -206,7 +206,7 @@ struct QuantSpec {
 
 enum class WeightOn : uint8_t {
   kOutput,
-  kInput,  // the expert reads w x, its biases unscaled; k = 1 and no fused slots
+  kInput,  // each expert reads its own w x, its biases unscaled; no fused slots
 };
 
 struct MoeSpec {

@@ -121,8 +121,9 @@ def test_parameters_of_the_activation_are_never_dropped():
         conclave.fused_experts(*case, activation="gelu", quant_config=config)
 
 
-def test_router_weight_on_input():
-    case = random_case(5, 9, 24, 40, 6, 1, torch.float32)
+@pytest.mark.parametrize("top_k", [1, 3])
+def test_router_weight_on_input(top_k):
+    case = random_case(5, 9, 24, 40, 6, top_k, torch.float32)
     bias = torch.randn(6, 48)
     out = conclave.fused_experts(
         *case,
@@ -425,7 +426,6 @@ def test_errors_name_the_argument(position, change, name, kind):
         ({"expert_map": [0, 1, 2, 3, 4, 4]}, "expert_map"),
         ({"expert_map": [0, -1, 2, 3, 4, 5], "global_num_experts": 5}, "expert_map"),
         ({"quant_config": {}}, "quant_config"),
-        ({"apply_router_weight_on_input": True}, "apply_router_weight_on_input"),
         ({"inplace": True, "out": torch.empty(9, 48)}, "out"),
         ({"out": torch.empty(9, 47)}, "out"),
     ],

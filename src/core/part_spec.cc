@@ -112,14 +112,9 @@ void check_residual(const ResidualMlpSpec& residual) {
 }
 
 void check_weight_on(const MoeSpec& spec) {
-  if (spec.weight_on != WeightOn::kInput) return;
-  if (spec.top_k != 1) {
-    refuse("weight_on", "kInput with top_k " + std::to_string(spec.top_k),
-           "top_k 1: an expert's input can carry one weight");
-  }
-  if (spec.shared.mode == SharedMode::kFusedSlots) {
+  if (spec.weight_on == WeightOn::kInput && spec.shared.mode == SharedMode::kFusedSlots) {
     refuse("weight_on", "kInput with SharedMode::kFusedSlots",
-           "one slot a token: an expert's input can carry one weight");
+           "kOutput: the weights of shared experts' slots multiply their output");
   }
 }
 

@@ -27,10 +27,10 @@ Support plannable(const DispatchProblem& problem) {
     std::string_view name;
     int64_t value;
     int64_t least;
-  } sizes[] = {{"max_tokens", problem.max_tokens, 1},   {"top_k", problem.top_k, 1},
-               {"num_experts", problem.num_experts, 1}, {"hidden_size", problem.hidden_size, 1},
-               {"row_bytes", problem.row_bytes, 1},     {"ep_size", problem.ep_size, 1},
-               {"ep_rank", problem.ep_rank, 0}};
+  } sizes[] = {{"max_tokens", problem.max_tokens, 1},     {"top_k", problem.top_k, 1},
+               {"rows_per_sum", problem.rows_per_sum, 1}, {"num_experts", problem.num_experts, 1},
+               {"hidden_size", problem.hidden_size, 1},   {"row_bytes", problem.row_bytes, 1},
+               {"ep_size", problem.ep_size, 1},           {"ep_rank", problem.ep_rank, 0}};
   for (const auto& [name, value, least] : sizes) {
     if (value < least) return Support::no(fmt::format("{} is {}, below {}", name, value, least));
   }
@@ -72,6 +72,7 @@ void check_dispatch(const DispatchProblem& problem, const Routing& routing, cons
   }
   check_equal("top_k", problem.top_k, routing.top_k);
   check_equal("rows", routing.num_tokens, rows.num_rows);
+  check_equal("rows of the last sum", 0, routing.num_tokens % problem.rows_per_sum);
   check_equal("row_bytes", problem.row_bytes, rows.row_bytes);
   if (rows.dtype != problem.row_dtype) {
     throw Error(ErrorCode::kDType, {.what = "a dispatch argument differs from the plan",
@@ -83,6 +84,10 @@ void check_dispatch(const DispatchProblem& problem, const Routing& routing, cons
 
 void check_combine(const DispatchProblem& problem, const CombineArgs& args) {
   check_equal("top_k", problem.top_k, args.routing.top_k);
+  if (problem.rows_per_sum > 1 && args.output.tag != OutputTag::kPerRow) {
+    throw Error(ErrorCode::kUnsupported,
+                {.what = "sums of several rows need one output row per batch slot"});
+  }
   if (args.out.shape.rank() != 2) {
     throw Error(ErrorCode::kShape, {.what = "combine needs a matrix",
                                     .tensor = "out",

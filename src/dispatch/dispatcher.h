@@ -24,6 +24,9 @@ namespace conclave::inline v0::dispatch {
 struct DispatchProblem {
   int64_t max_tokens = 0;  // per rank and call
   int64_t top_k = 0;
+  // Where every choice of a token has a row of its own, each such row is dispatched as a token with
+  // one choice, and combine adds up so many successive ones.
+  int64_t rows_per_sum = 1;
   int64_t num_experts = 0;  // physical ones
   int64_t hidden_size = 0;
   int64_t row_bytes = 0;  // of a RowBundle row
@@ -44,7 +47,7 @@ struct CombineArgs {
   ExpertOutput output;
   Routing routing;         // as given to dispatch
   FinishArgs finish = {};  // what is added before the one rounding
-  TensorView out;          // [T, H] f32, f16 or bf16, rows may be strided
+  TensorView out;          // [T / rows_per_sum, H] f32, f16 or bf16, rows may be strided
 };
 
 // State between dispatch and combine lives in the workspace, so that a Dispatcher is immutable and
@@ -63,7 +66,7 @@ class Dispatcher {
   virtual ExpertBatch dispatch(const Routing& routing, const RowBundle& rows,
                                std::span<std::byte> workspace, Executor& executor) const = 0;
   // out[t] = round(finish(sum over slots 0..k-1 of weight * row, float32)); a token all of whose
-  // ids are skipped has the sum 0.
+  // ids are skipped has the sum 0. With rows_per_sum its slots are those of all its rows, in order.
   virtual void combine(const CombineArgs& args, std::span<std::byte> workspace,
                        Executor& executor) const = 0;
 };

@@ -76,8 +76,8 @@ class EpDispatcher final : public Dispatcher {
                       .row_stride = plan_.problem.hidden_size,
                       .row_of = tables.home_row,
                       .weights = plan_.reduced ? nullptr : args.routing.topk_weights,
-                      .num_tokens = args.routing.num_tokens,
-                      .terms = plan_.terms,
+                      .num_tokens = args.routing.num_tokens / plan_.problem.rows_per_sum,
+                      .terms = plan_.terms * plan_.problem.rows_per_sum,
                       .finish = args.finish,
                       .out = args.out},
                      executor);

@@ -74,13 +74,13 @@ class LocalDispatcher final : public Dispatcher {
     check_combine(problem_, args);
     UnpermuteArgs unpermute{.rows = args.output.rows,
                             .row_stride = args.output.row_stride,
-                            .num_tokens = args.routing.num_tokens,
+                            .num_tokens = args.routing.num_tokens / problem_.rows_per_sum,
                             .finish = args.finish,
                             .out = args.out};
     if (args.output.tag == OutputTag::kPerRow) {
       unpermute.row_of = slice_as<int64_t>(workspace, slot_of_);
       unpermute.weights = args.routing.topk_weights;
-      unpermute.terms = args.routing.top_k;
+      unpermute.terms = args.routing.top_k * problem_.rows_per_sum;
     }
     unpermute_reduce(unpermute, executor);
   }

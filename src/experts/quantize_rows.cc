@@ -79,11 +79,12 @@ void weigh_row(DType from, const std::byte* source, float weight, int64_t count,
   }
 }
 
-// Calls convert(row, source, target) for each row and zeroes what follows it.
+// Makes `copies` rows of each. Calls convert(row, source, target) for each and zeroes what follows.
 template <class Convert>
-RowBundle make_rows(const ConstTensorView& hidden, DType row_dtype, int64_t row_bytes,
-                    std::byte* destination, Executor& executor, const Convert& convert) {
-  const int64_t num_rows = hidden.shape[0];
+RowBundle make_rows(const ConstTensorView& hidden, int64_t copies, DType row_dtype,
+                    int64_t row_bytes, std::byte* destination, Executor& executor,
+                    const Convert& convert) {
+  const int64_t num_rows = hidden.shape[0] * copies;
   const int64_t columns = hidden.shape[1];
   const int64_t stride = hidden.row_stride != 0 ? hidden.row_stride : columns;
   const int64_t source_row_bytes = stride * byte_size(hidden.dtype);
@@ -93,7 +94,7 @@ RowBundle make_rows(const ConstTensorView& hidden, DType row_dtype, int64_t row_
   cpu::parallel_for(executor, num_rows, 16, [&](int64_t begin, int64_t end, int32_t) {
     for (int64_t row = begin; row < end; ++row) {
       std::byte* target = destination + row * row_bytes;
-      convert(row, source + row * source_row_bytes, target);
+      convert(row, source + row / copies * source_row_bytes, target);
       std::memset(target + used_bytes, 0, padding);
     }
   });
@@ -104,16 +105,16 @@ RowBundle make_rows(const ConstTensorView& hidden, DType row_dtype, int64_t row_
 
 RowBundle quantize_rows(const ConstTensorView& hidden, DType row_dtype, int64_t row_bytes,
                         std::byte* destination, Executor& executor) {
-  return make_rows(hidden, row_dtype, row_bytes, destination, executor,
+  return make_rows(hidden, 1, row_dtype, row_bytes, destination, executor,
                    [&](int64_t, const std::byte* source, std::byte* target) {
                      convert_block(row_dtype, hidden.dtype, source, hidden.shape[1], target);
                    });
 }
 
-RowBundle quantize_weighted_rows(const ConstTensorView& hidden, const float* weights,
+RowBundle quantize_weighted_rows(const ConstTensorView& hidden, const float* weights, int64_t top_k,
                                  DType row_dtype, int64_t row_bytes, std::byte* destination,
                                  Executor& executor) {
-  return make_rows(hidden, row_dtype, row_bytes, destination, executor,
+  return make_rows(hidden, top_k, row_dtype, row_bytes, destination, executor,
                    [&](int64_t row, const std::byte* source, std::byte* target) {
                      weigh_row(hidden.dtype, source, weights[row], hidden.shape[1], row_dtype,
                                target);

@@ -15,8 +15,9 @@ namespace conclave::inline v0::experts {
 RowBundle quantize_rows(const ConstTensorView& hidden, DType row_dtype, int64_t row_bytes,
                         std::byte* destination, Executor& executor);
 
-// The same of row t times weights[t]: one product in float32, then one rounding to the row type.
-RowBundle quantize_weighted_rows(const ConstTensorView& hidden, const float* weights,
+// The same of row t times each of weights[t, 0..k-1]: T * k rows, those of a token one after the
+// other. One product in float32, then one rounding to the row type.
+RowBundle quantize_weighted_rows(const ConstTensorView& hidden, const float* weights, int64_t top_k,
                                  DType row_dtype, int64_t row_bytes, std::byte* destination,
                                  Executor& executor);
 

@@ -50,7 +50,9 @@ void book_inputs(const LayerPlan& plan, WorkspaceLayout& layout, LayerSlices& sl
   // hidden.
   if (reads_float_rows(spec)) slices.gate_rows = book_rows(plan.gate_row_bytes);
   if (plan.stages.has_expert_input) {
-    slices.expert_input = book_rows(plan.experts->requirements().row_bytes);
+    const int64_t rows = elements(tokens, plan.stages.rows_per_token, "expert_input");
+    slices.expert_input =
+        layout.book_bytes(rows, static_cast<size_t>(plan.experts->requirements().row_bytes));
   }
   if (spec.latent.size != 0) {
     slices.latent = layout.book<float>(elements(tokens, spec.latent.size, "latent"));
@@ -110,12 +112,17 @@ void book_sums(const LayerPlan& plan, WorkspaceLayout& layout, LayerSlices& slic
 
 }  // namespace
 
+int64_t dispatched_rows_per_token(const MoeSpec& spec) {
+  return spec.weight_on == WeightOn::kInput ? spec.top_k : 1;
+}
+
 StagePlan plan_stages(const LayerPlan& plan) {
   const MoeSpec& spec = plan.spec;
   const SharedMode mode = spec.shared.mode;
   const bool is_latent = spec.latent.size != 0;
   StagePlan stages;
   stages.has_expert_input = is_latent || spec.weight_on == WeightOn::kInput;
+  stages.rows_per_token = dispatched_rows_per_token(spec);
   stages.finishes_apart = is_latent || plan.part.reduces();
   stages.weighs_shared_rows = mode == SharedMode::kRouterWeight || mode == SharedMode::kFusedSlots;
   stages.mixes = mode == SharedMode::kAverage || mode == SharedMode::kSoftmaxMix;

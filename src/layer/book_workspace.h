@@ -5,6 +5,9 @@
 
 namespace conclave::inline v0 {
 
+// Rows that dispatch takes of a token: k where each choice reads a row of its own.
+int64_t dispatched_rows_per_token(const MoeSpec& spec);
+
 // From the spec and the kernels.
 StagePlan plan_stages(const LayerPlan& plan);
 

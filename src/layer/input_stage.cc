@@ -43,11 +43,14 @@ ExpertInput make_expert_input(const PipelineArgs& args, const RowBundle& hidden_
   }
   auto* ones = slice_as<float>(args.workspace, plan.slices.unit_weights);
   std::fill_n(ones, args.chunk.count * routing.top_k, 1.0F);
-  Routing unweighted = routing;
-  unweighted.topk_weights = ones;
-  return {.rows = experts::quantize_weighted_rows(source, routing.topk_weights, wanted.row_dtype,
-                                                  wanted.row_bytes, destination, args.executor),
-          .routing = unweighted};
+  // A row for each choice, that is T * k tokens of one choice each.
+  return {.rows = experts::quantize_weighted_rows(source, routing.topk_weights, routing.top_k,
+                                                  wanted.row_dtype, wanted.row_bytes, destination,
+                                                  args.executor),
+          .routing = {.num_tokens = routing.num_tokens * routing.top_k,
+                      .top_k = 1,
+                      .topk_ids = routing.topk_ids,
+                      .topk_weights = ones}};
 }
 
 RowBundle residual_rows(const PipelineArgs& args, const RowBundle& hidden_rows) {

@@ -11,10 +11,13 @@ RowBundle quantize_hidden(const PipelineArgs& args);
 
 struct ExpertInput {
   RowBundle rows;
-  Routing routing;  // as dispatch and combine take it: weights 1 where the rows carry them
+  // As dispatch and combine take it: where the rows carry the weights, a token of one choice and
+  // weight 1 for each of them.
+  Routing routing;
 };
-// `routing` is the chunk's. With WeightOn::kInput each row is multiplied by its weight in float32,
-// after the projection and before the one rounding to the kernel's row type.
+// `routing` is the chunk's. With WeightOn::kInput each choice gets a row of its own, which is
+// multiplied by its weight in float32, after the projection and before the one rounding to the
+// kernel's row type.
 ExpertInput make_expert_input(const PipelineArgs& args, const RowBundle& hidden_rows,
                               const Routing& routing);
 

@@ -239,8 +239,10 @@ void fill_plan(LayerPlan& plan, const Context& context) {
   make_kernels(plan, *kernel, problem);
 
   const experts::BatchRequirements rows = plan.experts->requirements();
-  const dispatch::DispatchProblem exchange{.max_tokens = options.max_tokens,
-                                           .top_k = spec.top_k,
+  const int64_t rows_per_token = dispatched_rows_per_token(spec);
+  const dispatch::DispatchProblem exchange{.max_tokens = options.max_tokens * rows_per_token,
+                                           .top_k = spec.top_k / rows_per_token,
+                                           .rows_per_sum = rows_per_token,
                                            .num_experts = plan.part.placement.num_physical(),
                                            .hidden_size = expert_width(spec),
                                            .row_bytes = rows.row_bytes,

@@ -57,6 +57,7 @@ struct LayerSlices {
 struct StagePlan {
   bool reads_hidden_rows = true;           // some kernel reads hidden itself, in its row format
   bool has_expert_input = false;           // routed experts read other rows: projected or weighted
+  int64_t rows_per_token = 1;              // that dispatch takes: k where every choice has its own
   bool finishes_apart = false;             // combine writes routed_sum; one more pass makes out
   bool weighs_shared_rows = false;         // shared_weights apply
   bool mixes = false;                      // `mix` applies

@@ -70,10 +70,8 @@ constexpr Refusal kRefusals[] = {
      [](MoeSpec& s) { s.latent = {.size = 4, .norm_epsilon = -1e-6}; }},
     {"residual.intermediate_size", "-1", [](MoeSpec& s) { s.residual.intermediate_size = -1; }},
     {"residual.activation", "silu", [](MoeSpec& s) { s.residual.activation.name = "silu"; }},
-    {"weight_on", "top_k 2", [](MoeSpec& s) { s.weight_on = WeightOn::kInput; }},
     {"weight_on", "kFusedSlots",
      [](MoeSpec& s) {
-       s.top_k = 1;
        s.weight_on = WeightOn::kInput;
        s.shared = {.mode = SharedMode::kFusedSlots, .intermediate_size = 3};
      }},

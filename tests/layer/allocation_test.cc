@@ -51,7 +51,7 @@ MoeSpec slotted_spec() {
   return spec;
 }
 MoeSpec weighted_spec() {
-  MoeSpec spec = make_spec(8, 1, 48, 40, DType::kF32);
+  MoeSpec spec = make_spec(8, 2, 48, 40, DType::kF32);
   spec.weight_on = WeightOn::kInput;
   spec.shared = {.mode = SharedMode::kAverage, .intermediate_size = 24};
   return spec;

@@ -82,7 +82,7 @@ TEST_P(E4m3Layer, PartsOfALayer_AreWithinTheBar) {
   single.activation.name = "relu2_no_mul";
   MoeSpec residual = spec(6, 2, 136, 72);
   residual.residual = {.intermediate_size = 40, .weight_dtype = DType::kBF16};
-  MoeSpec on_input = spec(6, 1, 136, 72);
+  MoeSpec on_input = spec(6, 3, 136, 72);
   on_input.weight_on = WeightOn::kInput;
   MoeSpec latent = spec(6, 2, 136, 72);
   latent.latent.size = 130;

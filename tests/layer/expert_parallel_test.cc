@@ -115,6 +115,35 @@ TEST_P(ExpertParallel, AnySplit_GivesTheBitsOfOneRank) {
 
 INSTANTIATE_TEST_SUITE_P(Splits, ExpertParallel, ::testing::ValuesIn(all_cases()), name_of);
 
+// Rows travel weighted, one for each choice: with either transport, with replicas, and chunked.
+TEST(ExpertParallelWeightOnInput, SeveralChoices_HaveTheBitsOfOneRank) {
+  MoeSpec spec = make_spec(7, 3, 40, 24, DType::kBF16);
+  spec.weight_on = WeightOn::kInput;
+  spec.has_bias = true;
+  spec.shared = {.mode = SharedMode::kAdd, .intermediate_size = 16};
+  const int64_t tokens = 45;
+  const Tensor hidden = random_tensor(DType::kBF16, tokens, 40, 1);
+  const OwnedLayer one = make_layer(spec);
+  const auto expected = run_layer(one.layer, hidden.view(), DType::kBF16);
+  for (const EpTransport transport : {EpTransport::kVariable, EpTransport::kFixedSlots}) {
+    for (const EpCombine combine : {EpCombine::kUnreduced, EpCombine::kReducedPerRank}) {
+      on_ranks(3, [&](int32_t rank, Communicator& communicator) {
+        const Context context({.num_threads = 1, .communicator = &communicator});
+        const auto source = make_synthetic_source(spec, 11);
+        const MoeLayer layer =
+            MoeLayer::create(context, spec, *source,
+                             {.max_tokens = 8, .transport = transport, .ep_combine = combine},
+                             {.ep_size = 3, .ep_rank = rank, .num_redundant_experts = 4});
+        const std::vector<int64_t> rows = rows_of_rank(tokens, 3, rank, false);
+        const Tensor mine = gather_rows(hidden, rows);
+        const auto output = run_layer(layer, mine.view(), DType::kBF16);
+        // A rank's sum for a row is that row: there is one choice in it.
+        EXPECT_TRUE(same_bits(output.out, gather_rows(expected.out, rows))) << "rank " << rank;
+      });
+    }
+  }
+}
+
 // The other combine sums per rank first: accurate, but its bits may differ. That they do is the
 // negative control of the comparison above.
 TEST(ExpertParallelReduced, PerRankSums_AreAccurateButNotD3) {

@@ -50,6 +50,78 @@ TEST(WeightOnInput, EqualsWeightedRowsWithWeightOne) {
   EXPECT_FALSE(same_bits(weighted.weights, expected.weights)) << "captured as given";
 }
 
+// [T, k] ids with some that are skipped and some twice in a token, and weights that differ.
+struct GivenChoices {
+  Tensor ids;
+  Tensor weights;
+};
+GivenChoices choices_of(int64_t top_k) {
+  GivenChoices given{.ids = Tensor(DType::kI32, {kTokens, top_k}),
+                     .weights = Tensor(DType::kF32, {kTokens, top_k})};
+  for (int64_t i = 0; i < kTokens * top_k; ++i) {
+    given.ids.as<int32_t>()[i] = static_cast<int32_t>(i * i % 7 - 1);
+    given.weights.as<float>()[i] = 0.125F + 0.3F * static_cast<float>(i % 11);
+  }
+  return given;
+}
+
+// Each choice reads w x of its own: the sum of layers of one choice, in the order of the slots.
+TEST(WeightOnInput, SeveralChoices_AreTheSumOfOneChoiceEach) {
+  constexpr int64_t kChoices = 3;
+  for (const std::string& isa : testing::usable_isas()) {
+    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kF8E4M3}) {
+      if (dtype == DType::kF8E4M3 && isa == "avx512_bf16") continue;
+      MoeSpec spec = make_spec(6, kChoices, kHidden, 40, dtype);
+      spec.weight_on = WeightOn::kInput;
+      spec.has_bias = true;
+      if (dtype == DType::kF8E4M3) {
+        spec.quant = {.weights = WeightScale::kBlock, .activations = ActivationScale::kGroup};
+      }
+      MoeSpec one = spec;
+      one.top_k = 1;
+      const ContextOptions machine{.isa = isa};
+      const OwnedLayer all = make_layer(spec, {.max_tokens = 4, .arithmetic = "f32_fma"}, machine);
+      const OwnedLayer single = make_layer(one, {.arithmetic = "f32_fma"}, machine);
+      const Tensor hidden = random_tensor(DType::kBF16, kTokens, kHidden, 1);
+      const GivenChoices given = choices_of(kChoices);
+      const auto sum = run_layer(
+          all.layer, hidden.view(), DType::kF32,
+          {.topk_ids = given.ids.const_view(), .topk_weights = given.weights.const_view()});
+      std::vector<float> expected(static_cast<size_t>(kTokens * kHidden));
+      for (int64_t slot = 0; slot < kChoices; ++slot) {
+        const auto column = [&](const Tensor& tensor) {
+          return ConstTensorView{.data = tensor.as<int32_t>() + slot,
+                                 .dtype = tensor.dtype(),
+                                 .shape = {kTokens, 1},
+                                 .row_stride = kChoices};
+        };
+        const auto part =
+            run_layer(single.layer, hidden.view(), DType::kF32,
+                      {.topk_ids = column(given.ids), .topk_weights = column(given.weights)});
+        for (size_t i = 0; i < expected.size(); ++i) expected[i] += part.out.as<float>()[i];
+      }
+      for (size_t i = 0; i < expected.size(); ++i) {
+        ASSERT_EQ(sum.out.as<float>()[i], expected[i])
+            << isa << " " << to_string(dtype) << " element " << i;
+      }
+    }
+  }
+}
+
+TEST(WeightOnInput, SeveralChoicesOfTheGate_AreWithinTheBar) {
+  MoeSpec spec = spec_of(3);
+  spec.weight_on = WeightOn::kInput;
+  spec.has_bias = true;
+  spec.latent = {.size = 20, .has_norm = true};
+  spec.shared = {.mode = SharedMode::kSigmoidGate, .intermediate_size = 24};
+  const OwnedLayer owned = make_layer(spec);
+  const Tensor hidden = random_tensor(DType::kF32, 33, kHidden, 1);
+  const LayerOutput output = run_layer(owned.layer, hidden.view(), DType::kF32);
+  const StageCheck check =
+      check_against_reference(*owned.context, spec, *owned.source, output.result(hidden.view()));
+  EXPECT_LE(check.worst_token_error, accuracy_bar(DType::kF32, DType::kF32));
+}
+
 TEST(SkippedTokens, GetAllThatIsNotARoutedExpert) {
   MoeSpec spec = spec_of();
   spec.has_output_bias = true;

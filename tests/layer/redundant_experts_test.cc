@@ -114,17 +114,30 @@ TEST(RedundantExpertParts, EveryPartAndCustomRanks_GiveTheBitsOfOneRank) {
 
 // Two replicas of the one expert in use, on two ranks that each compute their part: which rank
 // answers for a token shows the replica chosen, by the token's number in the call.
-TEST(RedundantExpertChoice, TokenNumber_CountsOverChunksAndPaddingStaysOut) {
-  const MoeSpec spec = make_spec(1, 1, 16, 8, DType::kF32);
+class RedundantExpertChoice : public ::testing::TestWithParam<WeightOn> {};
+
+INSTANTIATE_TEST_SUITE_P(Weights, RedundantExpertChoice,
+                         ::testing::Values(WeightOn::kOutput, WeightOn::kInput),
+                         [](const auto& side) {
+                           return side.param == WeightOn::kInput ? "OnInput" : "OnOutput";
+                         });
+
+TEST_P(RedundantExpertChoice, TokenNumber_CountsOverChunksAndPaddingStaysOut) {
+  // Both choices are of the one expert, and so of one replica.
+  const int64_t top_k = GetParam() == WeightOn::kInput ? 2 : 1;
+  MoeSpec spec = make_spec(1, 1, 16, 8, DType::kF32);
+  spec.num_zero_experts = top_k - 1;
+  spec.top_k = top_k;
+  spec.weight_on = GetParam();
   const int64_t tokens = 37;
   const Tensor hidden = random_tensor(DType::kF32, tokens, 16, 2);
   const auto source = make_synthetic_source(spec, 5);
   const Context context({.num_threads = 1});
-  Tensor ids(DType::kI32, {tokens, 1});
-  Tensor weights(DType::kF32, {tokens, 1});
-  for (int64_t t = 0; t < tokens; ++t) {
-    ids.as<int32_t>()[t] = t % 5 == 4 ? -1 : 0;
-    weights.as<float>()[t] = 1.0F;
+  Tensor ids(DType::kI32, {tokens, top_k});
+  Tensor weights(DType::kF32, {tokens, top_k});
+  for (int64_t i = 0; i < tokens * top_k; ++i) {
+    ids.as<int32_t>()[i] = i / top_k % 5 == 4 ? -1 : 0;
+    weights.as<float>()[i] = 1.0F;
   }
   for (int32_t rank = 0; rank < 2; ++rank) {
     const MoeLayer layer = MoeLayer::create(

@@ -43,7 +43,6 @@ class SpecDraw {
     draw_shared(spec);
     spec.top_k = number(1, std::min<int64_t>(5, spec.num_experts + spec.num_zero_experts));
     if (chance(4) && spec.shared.mode != SharedMode::kFusedSlots) {
-      spec.top_k = 1;
       spec.weight_on = WeightOn::kInput;
       spec.router.renormalize = Renormalize::kNone;
     }

@@ -59,7 +59,7 @@ def fused_experts(
         topk_ids: [T, k] int32 or int64; -1 contributes nothing.
         inplace: write to hidden_states, which is returned.
         activation: a name of `MoEActivation`.
-        apply_router_weight_on_input: experts read w x, and their rows are not weighed; k is 1.
+        apply_router_weight_on_input: each expert reads its own w x; its rows are not weighed.
         global_num_experts: -1, or E of the whole layer where w1 holds a part of it.
         expert_map: [global_num_experts], the index in w1 of each expert, -1 for those of other
             ranks, which contribute nothing.
@@ -89,11 +89,6 @@ def fused_experts(
         }
     )
     _check_sizes(hidden_states, w1)
-    if apply_router_weight_on_input and top_k != 1:
-        raise ConclaveValueError(
-            "apply_router_weight_on_input: a token's row can carry one weight, expected topk_ids "
-            f"of shape [T, 1], found {top_k} choices"
-        )
     if inplace:
         if out is not None:
             raise ConclaveValueError("out: it is hidden_states with inplace=True")

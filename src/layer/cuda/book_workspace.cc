@@ -91,9 +91,10 @@ int64_t output_bytes(const CudaMlpPlan& part, int64_t tokens) {
   return most;
 }
 
-MlpSlices book_mlp(Booking& booking, const CudaMlpPlan& part, int64_t tokens) {
+MlpSlices book_mlp(Booking& booking, const CudaMlpPlan& part, int64_t tokens,
+                   int64_t rows_per_token = 1) {
   const experts::DeviceExpertsProblem& problem = part.problem;
-  const int64_t unsorted = unsorted_tokens(part, tokens);
+  const int64_t unsorted = unsorted_tokens(part, tokens) * rows_per_token;
   const int64_t sums =
       tokens_added(part.ladder, tokens) * padded_row(problem.hidden_size, DType::kF32);
   if (!part.quantises()) {
@@ -166,11 +167,12 @@ WorkspaceBooking book_workspace(const CudaPlan& plan, int64_t tokens, const Kern
   slices.group = booking.book(grouping, 1);
   // Kinds of experts run one after the other.
   slices.experts = booking.book(static_cast<int64_t>(kernels.experts), 1);
-  slices.routed = book_mlp(booking, plan.routed, tokens);
+  slices.routed = book_mlp(booking, plan.routed, tokens, plan.rows_per_token());
   if (plan.shared) slices.shared = book_mlp(booking, *plan.shared, tokens);
   if (plan.residual) slices.residual = book_mlp(booking, *plan.residual, tokens);
   if (plan.weighs_rows) {
-    slices.weighted = booking.book(tokens * expert_width(spec), sizeof(float));
+    slices.weighted =
+        booking.book(tokens * plan.rows_per_token() * expert_width(spec), sizeof(float));
   }
   if (spec.latent.size != 0) {
     slices.latent = booking.book(tokens * spec.latent.size, sizeof(float));

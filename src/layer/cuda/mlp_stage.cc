@@ -74,7 +74,7 @@ DeviceRows quantised_rows(const CudaCall& call, const CudaMlp& mlp, const Source
   experts::quantize_rows_cuda(
       {.rows = source.data,
        .dtype = source.dtype,
-       .num_rows = call.count,
+       .num_rows = call.count * source.rows_per_token,
        .columns = columns,
        .row_stride = source.stride,
        // The grouping, before this launch, has waited for the caller's.
@@ -88,18 +88,18 @@ DeviceRows quantised_rows(const CudaCall& call, const CudaMlp& mlp, const Source
        .scale_stride = rows.scale_stride,
        .group_stride = rows.group_stride,
        .slot_row = place.groups == nullptr ? nullptr : place.groups->slot_row,
-       .top_k = place.groups == nullptr ? 1 : place.groups->top_k},
+       .top_k = place.groups == nullptr || source.rows_per_token > 1 ? 1 : place.groups->top_k},
       call.stream);
   return rows;
 }
 
-// A row a token: plain rows, or their e4m3 codes and scales.
+// The rows as they come: plain ones, or their e4m3 codes and scales.
 DeviceRows token_rows(const CudaCall& call, const CudaMlp& mlp, const SourceRows& source) {
   if (!mlp.plan.quantises()) return plain_rows(call, mlp, source);
   return quantised_rows(call, mlp, source,
                         {.codes = call.slice<uint8_t>(mlp.slices.rows),
                          .scales = call.slice<float>(mlp.slices.scales),
-                         .num_rows = call.count,
+                         .num_rows = call.count * source.rows_per_token,
                          .sorted = rung_for(mlp.rungs, call.count).sorted_input});
 }
 
@@ -161,20 +161,21 @@ SourceRows projected_rows(const CudaCall& call) {
   return {.data = rows, .dtype = DType::kF32, .stride = spec.latent.size};
 }
 
-// Float32 rows times the weight of their one slot.
+// Float32 rows, one for each slot, times its weight.
 SourceRows weighed_rows(const CudaCall& call, const SourceRows& source, const float* weights) {
   const int64_t columns = call.plan.routed.problem.hidden_size;
+  const int64_t rows_per_token = call.plan.rows_per_token();
   auto* const rows = call.slice<float>(call.slices.weighted);
   weigh_rows({.rows = source.data,
               .dtype = source.dtype,
               .row_stride = source.stride,
-              .num_rows = call.count,
+              .num_rows = call.count * rows_per_token,
               .columns = columns,
               .out = rows,
               .out_dtype = DType::kF32,
               .out_stride = columns},
-             weights, call.stream);
-  return {.data = rows, .dtype = DType::kF32, .stride = columns};
+             weights, rows_per_token, call.stream);
+  return {.data = rows, .dtype = DType::kF32, .stride = columns, .rows_per_token = rows_per_token};
 }
 
 experts::DeviceExpertsCall experts_call(const CudaCall& call, const CudaMlp& mlp,
@@ -258,6 +259,8 @@ RoutedRows run_routed(const CudaCall& call, const CudaRouting& routing) {
   const bool weighs_products = plan.spec.weight_on == WeightOn::kInput && !plan.weighs_rows;
   experts::DeviceExpertsCall experts = experts_call(call, mlp, routing.groups, rows);
   if (weighs_products) experts.input_weights = routing.topk_weights;
+  // A kernel takes the row of slot s from s / top_k.
+  if (source.rows_per_token > 1) experts.groups.top_k = 1;
   const CudaRung& rung = rung_for(mlp.rungs, call.count);
   if (rows_are_output(call, rung, routing)) {
     CONCLAVE_DCHECK(rung.skewed == nullptr);

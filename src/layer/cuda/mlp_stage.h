@@ -20,12 +20,14 @@ CudaMlp routed_mlp(const CudaCall& call);
 CudaMlp shared_mlp(const CudaCall& call);    // of a plan that has it
 CudaMlp residual_mlp(const CudaCall& call);  // likewise
 
-// Rows of any float type, [count, columns].
+// Rows of any float type, [count * rows_per_token, columns].
 struct SourceRows {
   const void* data = nullptr;
   DType dtype = DType::kF32;
   int64_t stride = 0;  // elements
   bool given = false;  // the caller's own: there before the call's first launch
+  // More than one: row t * k + s is that of slot s alone.
+  int64_t rows_per_token = 1;
 };
 
 // Those of the call's chunk.

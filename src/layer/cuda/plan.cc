@@ -300,6 +300,10 @@ Support decode_fits(const CudaPlan& plan) {
   if (!plan.options.kernel.empty()) {
     return Support::no("LayerOptions ask for " + plan.options.kernel);
   }
+  // It multiplies an expert's weights with a token's row once, also where two choices name it.
+  if (plan.spec.weight_on == WeightOn::kInput && plan.spec.top_k > 1) {
+    return Support::no("every choice reads a row of its own");
+  }
   if (!sums_only_slots(plan)) {
     return Support::no("the layer does more than a weighted sum of its slots");
   }
@@ -353,6 +357,7 @@ LadderRequest ladder_request(const CudaPlan& plan, const experts::DeviceExpertsP
 Support any_order_fits(const CudaPlan& plan) {
   if (plan.num_slots() == 1) return Support::no("one row a token: nothing to add");
   if (plan.fused.slots() > 0) return Support::no("shared experts have slots of their own");
+  if (plan.rows_per_token() > 1) return Support::no("every slot reads a row of its own");
   return Support::yes();
 }
 

@@ -44,7 +44,7 @@ struct CudaSlices {
   WorkspaceSlice shared_factor;  // [T, S] f32
   WorkspaceSlice mix_logits;     // [T, 2] f32, of SharedMode::kSoftmaxMix
   WorkspaceSlice mix;            // [T] f32: factor of the routed part
-  WorkspaceSlice weighted;       // [T, H] f32: rows times their weights
+  WorkspaceSlice weighted;       // [T * k, H] f32: rows times the weights of their slots
   WorkspaceSlice latent;         // [T, Hl] f32: projected rows, then the sums of experts
   WorkspaceSlice projected;      // [T, H] f32: sums projected up
 };
@@ -88,12 +88,15 @@ struct CudaPlan {
   MoeSpec choice;                       // the choosing half of router "sink_softmax"
   int64_t decode_tokens = 0;  // calls up to here take the single launch, where what they ask for
                               // lets them; 0: none does
-  bool weighs_rows = false;       // weights on the input change its codes: rows are weighed first
+  // Weights on the input change its codes: rows are weighed first, a copy for each choice.
+  bool weighs_rows = false;
   Plan summary;
 
   // Routed experts that ids name after replicas are chosen, and shared ones behind them.
   int32_t num_ids() const;
   int32_t num_slots() const { return static_cast<int32_t>(routed.problem.top_k); }
+  // That routed experts read of each token.
+  int64_t rows_per_token() const { return weighs_rows ? spec.top_k : 1; }
 };
 
 struct CudaPlanRequest {

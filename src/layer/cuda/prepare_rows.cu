@@ -32,11 +32,11 @@ __device__ __nv_bfloat16 narrow<__nv_bfloat16>(float value) {
   return __float2bfloat16_rn(value);
 }
 
-// `weights` a row, or null.
+// `weights` of each row made, or null; `copies` rows are made of each.
 template <class From, class To>
 __global__ void __launch_bounds__(kThreads)
     convert_kernel(const From* rows, int64_t row_stride, int64_t num_rows, int64_t columns, To* out,
-                   int64_t out_stride, const float* weights) {
+                   int64_t out_stride, const float* weights, int64_t copies) {
   // The rows may be what an earlier kernel writes.
   cuda::device::grid_dependency_wait();
   cuda::device::grid_launch_dependents();
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads)
        item += step) {
     const int64_t row = item / columns;
     const int64_t column = item % columns;
-    const float value = widen(rows[row * row_stride + column]);
+    const float value = widen(rows[row / copies * row_stride + column]);
     out[row * out_stride + column] =
         narrow<To>(weights == nullptr ? value : __fmul_rn(value, weights[row]));
   }
@@ -123,7 +123,8 @@ __global__ void __launch_bounds__(kThreads)
 int64_t blocks_of(int64_t threads) { return (threads + kThreads - 1) / kThreads; }
 
 template <class From, class To>
-void launch_convert(const ConvertRows& args, const float* weights, CUstream_st* stream) {
+void launch_convert(const ConvertRows& args, const float* weights, int64_t copies,
+                    CUstream_st* stream) {
   constexpr int64_t kMostBlocks = 2048;
   const int64_t wanted = (args.num_rows * args.columns + kThreads - 1) / kThreads;
   cuda::launch("layer.convert_rows", convert_kernel<From, To>,
@@ -131,37 +132,38 @@ void launch_convert(const ConvertRows& args, const float* weights, CUstream_st* 
                 .threads = kThreads,
                 .stream = stream},
                static_cast<const From*>(args.rows), args.row_stride, args.num_rows, args.columns,
-               static_cast<To*>(args.out), args.out_stride, weights);
+               static_cast<To*>(args.out), args.out_stride, weights, copies);
 }
 
 template <class From>
-void convert_from(const ConvertRows& args, const float* weights, CUstream_st* stream) {
+void convert_from(const ConvertRows& args, const float* weights, int64_t copies,
+                  CUstream_st* stream) {
   switch (args.out_dtype) {
     case DType::kF32:
-      return launch_convert<From, float>(args, weights, stream);
+      return launch_convert<From, float>(args, weights, copies, stream);
     case DType::kF16:
-      return launch_convert<From, __half>(args, weights, stream);
+      return launch_convert<From, __half>(args, weights, copies, stream);
     default:
-      return launch_convert<From, __nv_bfloat16>(args, weights, stream);
+      return launch_convert<From, __nv_bfloat16>(args, weights, copies, stream);
   }
 }
 
 }  // namespace
 
-void weigh_rows(const ConvertRows& args, const float* weights, CUstream_st* stream) {
+void weigh_rows(const ConvertRows& args, const float* weights, int64_t top_k, CUstream_st* stream) {
   if (args.num_rows == 0) return;
   switch (args.dtype) {
     case DType::kF32:
-      return convert_from<float>(args, weights, stream);
+      return convert_from<float>(args, weights, top_k, stream);
     case DType::kF16:
-      return convert_from<__half>(args, weights, stream);
+      return convert_from<__half>(args, weights, top_k, stream);
     default:
-      return convert_from<__nv_bfloat16>(args, weights, stream);
+      return convert_from<__nv_bfloat16>(args, weights, top_k, stream);
   }
 }
 
 void convert_rows(const ConvertRows& args, CUstream_st* stream) {
-  weigh_rows(args, nullptr, stream);
+  weigh_rows(args, nullptr, 1, stream);
 }
 
 void rms_norm_rows(float* rows, int64_t num_rows, int64_t columns, const float* weight,

@@ -28,8 +28,9 @@ void convert_rows(const ConvertRows& args, CUstream_st* stream);
 void chunk_live_tokens(const int64_t* live, int64_t begin, int64_t count, int64_t* out,
                        CUstream_st* stream);
 
-// As convert_rows, row t times weights[t], in float32.
-void weigh_rows(const ConvertRows& args, const float* weights, CUstream_st* stream);
+// As convert_rows, of each row a copy for each of its weights: row t * top_k + s is row t times
+// weights[t * top_k + s], in float32. num_rows is that of the copies.
+void weigh_rows(const ConvertRows& args, const float* weights, int64_t top_k, CUstream_st* stream);
 
 // rows[t] = rows[t] / sqrt(mean(rows[t]^2) + epsilon) * weight, in place.
 void rms_norm_rows(float* rows, int64_t num_rows, int64_t columns, const float* weight,

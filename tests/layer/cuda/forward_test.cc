@@ -123,11 +123,14 @@ TEST_F(CudaForward, ZeroExpertsBiasAndScale_AreInTheSum) {
 }
 
 TEST_F(CudaForward, WeightOnInput_ScalesTheRows) {
-  MoeSpec spec = make_spec(6, 1, 128, 64, DType::kBF16);
-  spec.weight_on = WeightOn::kInput;
-  spec.router.renormalize = Renormalize::kNone;
-  DeviceLayer owned(spec, {.max_tokens = 64});
-  for (const int64_t tokens : {1, 37}) expect_accurate(owned, tokens, DType::kBF16);
+  for (const int64_t top_k : {1, 3}) {
+    MoeSpec spec = make_spec(6, top_k, 128, 64, DType::kBF16);
+    spec.weight_on = WeightOn::kInput;
+    spec.has_bias = true;
+    spec.router.renormalize = Renormalize::kNone;
+    DeviceLayer owned(spec, {.max_tokens = 64});
+    for (const int64_t tokens : {1, 37, 150}) expect_accurate(owned, tokens, DType::kBF16);
+  }
 }
 
 TEST_F(CudaForward, GateWithNormBiasAndCap_IsWithinTheBar) {

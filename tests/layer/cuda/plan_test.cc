@@ -240,6 +240,16 @@ TEST(CudaPlan, WeightOnE4m3Input_WeighsRowsWhoseScalesDoNotFollow) {
   EXPECT_EQ(plan(spec).decode_tokens, 0);
   spec.quant = {.weights = WeightScale::kTensor, .activations = ActivationScale::kTensorStatic};
   EXPECT_TRUE(plan(spec).weighs_rows);
+  EXPECT_EQ(plan(spec).rows_per_token(), 1);
+  const size_t one_row = plan(spec).summary.workspace_bytes;
+  spec.top_k = 3;
+  EXPECT_EQ(plan(spec).rows_per_token(), 3);
+  // Float32 rows of 256 for each of the slots, among other things.
+  EXPECT_GE(plan(spec).summary.workspace_bytes,
+            one_row + size_t{2} * 4 * 256 * static_cast<size_t>(plan(spec).options.max_tokens));
+  spec.quant = {.weights = WeightScale::kBlock, .activations = ActivationScale::kGroup};
+  EXPECT_EQ(plan(spec).rows_per_token(), 1) << "products are weighed, in the order of slots";
+  EXPECT_EQ(plan(spec).decode_tokens, 0);
 }
 
 TEST(CudaPlan, SharedExperts_JoinTheLaunchesWhereTheyFit) {

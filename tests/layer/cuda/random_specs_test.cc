@@ -265,7 +265,9 @@ TEST_F(CudaLayerTest, WeightsOnE4m3InputOfStaticScales_AreWithinTheBarTogether) 
   MoeSpec spec = make_spec(6, 1, 256, 128, DType::kF8E4M3);
   spec.weight_on = WeightOn::kInput;
   spec.router.renormalize = Renormalize::kNone;
-  for (const bool is_static : {true, false}) {
+  for (const auto& [is_static, top_k] :
+       std::vector<std::pair<bool, int64_t>>{{true, 1}, {false, 1}, {true, 3}, {false, 3}}) {
+    spec.top_k = top_k;
     spec.quant = {
         .weights = is_static ? WeightScale::kTensor : WeightScale::kBlock,
         .activations = is_static ? ActivationScale::kTensorStatic : ActivationScale::kGroup,
@@ -276,7 +278,69 @@ TEST_F(CudaLayerTest, WeightsOnE4m3InputOfStaticScales_AreWithinTheBarTogether) 
     LayerResult result = output.result(hidden.const_view());
     result.code_ambiguity = kTensorCoreCodeAmbiguity;
     const StageCheck check = check_against_reference(owned.host, spec, *owned.source, result);
-    EXPECT_LE(check.worst_token_error, 6e-3) << is_static;
+    EXPECT_LE(check.worst_token_error, 6e-3) << is_static << ", k " << top_k;
+  }
+}
+
+// Every kernel row and tile, each of which takes rows of slots as its own: those that are read in
+// the order of the tokens, and those that are sorted first.
+TEST_F(CudaLayerTest, WeightsOnE4m3InputOfSeveralChoices_AreWithinTheBarOnEveryKernel) {
+  MoeSpec spec = make_spec(6, 3, 256, 128, DType::kF8E4M3);
+  spec.weight_on = WeightOn::kInput;
+  spec.has_bias = true;
+  spec.router.renormalize = Renormalize::kNone;
+  spec.quant = {.weights = WeightScale::kBlock,
+                .activations = ActivationScale::kGroup,
+                .power_of_two_scales = true};
+  int served = 0;
+  for (const char* kernel : {"cuda.stream_fp8_sm90", "cuda.tile_fp8_sm90", "cuda.reference"}) {
+    for (const Determinism determinism : {Determinism::kRepeatable, Determinism::kUnordered}) {
+      DeviceLayer owned(spec, {.max_tokens = 200, .kernel = kernel, .determinism = determinism});
+      for (const int64_t tokens : {1, 40, 200, 330}) {
+        const Tensor hidden = random_tensor(DType::kBF16, tokens, 256, 3);
+        LayerOutput output = testing::run_device_layer(owned, hidden.view(), DType::kF32);
+        LayerResult result = output.result(hidden.const_view());
+        result.code_ambiguity = kTensorCoreCodeAmbiguity;
+        const StageCheck check = check_against_reference(owned.host, spec, *owned.source, result);
+        EXPECT_LE(check.worst_token_error, 6e-3) << kernel << ", " << tokens << " tokens";
+        ++served;
+      }
+    }
+  }
+  EXPECT_EQ(served, 24);
+}
+
+// Choices that name one expert read rows of their own all the same.
+TEST_F(CudaLayerTest, WeightOnInputOfGivenChoices_EachCountsForItself) {
+  for (const testing::NumberForm& form : testing::number_forms()) {
+    // Rows that are quantised are above.
+    if (form.quant.activations != ActivationScale::kNone) continue;
+    SCOPED_TRACE(form.name);
+    MoeSpec spec = testing::with_form(make_spec(6, 3, 264, 136, form.dtype), form);
+    spec.weight_on = WeightOn::kInput;
+    const DType dtype = testing::row_dtype(form);
+    DeviceLayer owned(spec, {.max_tokens = 64});
+    for (const int64_t tokens : {1, 37, 150}) {
+      Tensor ids(DType::kI32, {tokens, 3});
+      Tensor weights(DType::kF32, {tokens, 3});
+      for (int64_t i = 0; i < tokens * 3; ++i) {
+        ids.as<int32_t>()[i] = static_cast<int32_t>(i / 3 % 2 == 0 ? 4 : i * i % 7 - 1);
+        weights.as<float>()[i] = 0.125F + 0.3F * static_cast<float>(i % 11);
+      }
+      const Tensor hidden = random_tensor(dtype, tokens, 264, 1);
+      testing::DeviceForward forward(owned, hidden.view(), dtype);
+      forward.route_by(ids, weights);
+      forward.enqueue();
+      const Tensor out = forward.out();
+      const StageCheck check =
+          check_against_reference(owned.host, spec, *owned.source,
+                                  {.hidden = hidden.view(),
+                                   .topk_ids = ids.view(),
+                                   .topk_weights = weights.view(),
+                                   .output = out.view(),
+                                   .code_ambiguity = testing::code_ambiguity(owned, tokens)});
+      EXPECT_LE(check.worst_token_error, 6e-3) << tokens;
+    }
   }
 }
 

@@ -60,6 +60,17 @@ FAMILIES = [
         facts=FACTS,
     ),
     Family(
+        name="llama4_text-two",
+        config=lambda: config("Llama4TextConfig", **TEXT | {"num_experts_per_tok": 2, "hidden_size": 48}),
+        layers=[1],
+        module="model.layers.{}.feed_forward",
+        disk="model.layers.{}.feed_forward",
+        read=read,
+        record=record,
+        seed=1111,
+        facts=FACTS,
+    ),
+    Family(
         name="llama4",
         config=lambda: config("Llama4Config", text_config=TEXT, vision_config=VISION, tie_word_embeddings=True),
         model_class="Llama4ForConditionalGeneration",
