@@ -151,6 +151,12 @@ TileChoice choose_tile(const DeviceExpertsProblem& problem,
   return best;
 }
 
+double tile_microseconds(const DeviceExpertsProblem& problem, const DeviceKernelRow& row,
+                         const DeviceTile& tile, int64_t tokens, int64_t shared_experts) {
+  return cost_seconds(problem, row, tile, expected_loads(problem, tokens, shared_experts), tokens) *
+         1e6;
+}
+
 TileChoice choose_skewed_tile(const DeviceExpertsProblem& problem,
                               std::span<const DeviceKernelRow* const> rows, const TileChoice& usual,
                               int64_t tokens, int64_t shared_experts) {

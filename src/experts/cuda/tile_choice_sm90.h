@@ -22,6 +22,10 @@ TileChoice choose_tile(const DeviceExpertsProblem& problem,
                        std::span<const DeviceKernelRow* const> rows, int64_t tokens,
                        int64_t shared_experts = 0);
 
+// What the model says of one tile.
+double tile_microseconds(const DeviceExpertsProblem& problem, const DeviceKernelRow& row,
+                         const DeviceTile& tile, int64_t tokens, int64_t shared_experts = 0);
+
 // Another kernel for calls whose experts are chosen so unevenly that `usual`, one of `rows` for few
 // rows an expert, has more than its share of tiles: it goes through experts one by one, limited by
 // arithmetic at the hot ones and by memory at the others, which nothing overlaps. Of the same bits

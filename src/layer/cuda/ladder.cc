@@ -15,10 +15,17 @@ using experts::DeviceKernelRow;
 using experts::DeviceTile;
 using Candidates = std::vector<const DeviceKernelRow*>;
 
-// Bounds of the buckets of calls that are decided together: powers of two.
-std::vector<int64_t> bucket_ends(int64_t max_tokens) {
+// Bounds of the buckets of calls that are decided together: 32nds of octaves, so that a plan for
+// many tokens chooses for a call what a plan for just that call would. Where rows are added in any
+// order, octaves: a bucket more whose kernel adds none would book the rows of its slots.
+std::vector<int64_t> bucket_ends(int64_t max_tokens, Determinism determinism) {
+  const int64_t buckets_an_octave = determinism == Determinism::kUnordered ? 1 : 32;
   std::vector<int64_t> ends;
-  for (int64_t end = 1; end < max_tokens; end *= 2) ends.push_back(end);
+  for (int64_t octave = 1; octave < max_tokens; octave *= 2) {
+    const int64_t step = std::max<int64_t>(octave / buckets_an_octave, 1);
+    const int64_t next = std::min(2 * octave, max_tokens);
+    for (int64_t end = octave; end < next; end += step) ends.push_back(end);
+  }
   ends.push_back(max_tokens);
   return ends;
 }
@@ -156,7 +163,7 @@ std::vector<LadderRung> build_ladder(const LadderRequest& request, std::vector<P
     candidates = same_arithmetic(request, candidates);
   }
   std::vector<LadderRung> ladder;
-  for (const int64_t end : bucket_ends(request.problem.max_tokens)) {
+  for (const int64_t end : bucket_ends(request.problem.max_tokens, request.determinism)) {
     std::optional<Choice> choice = choose_by_table(request, candidates, end);
     if (!choice) choice = choose_by_cost(request, candidates, end);
     choose_for_skew(request, candidates, end, *choice);

@@ -3,6 +3,8 @@
 #include "layer/cuda/plan.h"
 
 #include "experts/cuda/catalog.h"
+#include "experts/cuda/tile_choice_sm90.h"
+#include "layer/cuda/book_workspace.h"
 #include "layer/cuda/h200_plan.h"
 #include "support/layer_fixture.h"
 
@@ -12,6 +14,8 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace conclave {
 namespace {
@@ -227,6 +231,58 @@ TEST(CudaPlan, WhatCudaLacks_IsListedAsRejectedRows) {
       return row.table == "part" && row.name == part && !row.chosen;
     });
     EXPECT_TRUE(listed) << part;
+  }
+}
+
+// By the cost model, of a layer made for just so many tokens.
+double microseconds_at(const CudaPlan& made, int64_t tokens) {
+  const LadderRung& rung = rung_for(made.routed.ladder, tokens);
+  return experts::tile_microseconds(made.routed.problem, *rung.row, rung.tile, tokens);
+}
+
+// What lets a layer that grows run as one that was planned for exactly the call.
+TEST(CudaPlan, LargerPlan_ChoosesAsWellForFewerTokens) {
+  MoeSpec wide = make_spec(160, 6, 5120, 1536, DType::kBF16);
+  MoeSpec quantised = wide;
+  quantised.weight_dtype = DType::kF8E4M3;
+  quantised.quant = {.weights = WeightScale::kBlock, .activations = ActivationScale::kGroup};
+  std::vector<MoeSpec> specs = {wide, quantised};
+  for (const char* preset : {"qwen3-30b-a3b", "mixtral-8x7b", "olmoe"}) {
+    specs.push_back(find_preset(preset)->spec);
+  }
+  for (const MoeSpec& spec : specs) {
+    const CudaPlan large = plan(spec, {.max_tokens = 16384});
+    for (int64_t tokens = 1; tokens <= 16384; tokens += 1 + tokens / 19) {
+      const CudaPlan exact = plan(spec, {.max_tokens = tokens});
+      EXPECT_EQ(exact.decode_tokens, std::min(large.decode_tokens, tokens));
+      EXPECT_LE(microseconds_at(large, tokens), 1.05 * microseconds_at(exact, tokens)) << tokens;
+    }
+    for (const int64_t tokens : {1, 16, 256, 1024, 4096, 5000, 8192, 16384}) {
+      const CudaPlan exact = plan(spec, {.max_tokens = tokens});
+      const LadderRung& wanted = rung_for(exact.routed.ladder, tokens);
+      const LadderRung& found = rung_for(large.routed.ladder, tokens);
+      EXPECT_EQ(found.row, wanted.row) << tokens;
+      EXPECT_EQ(experts::to_string(found.tile), experts::to_string(wanted.tile)) << tokens;
+    }
+  }
+}
+
+// In 16-bit rows vLLM holds [T * k, 2N], [T * k, N] and [T * k, H].
+TEST(CudaPlan, ScratchOfACall_IsNoMoreThanVllmsBuffers) {
+  MoeSpec wide = make_spec(160, 6, 5120, 1536, DType::kBF16);
+  MoeSpec quantised = wide;
+  quantised.weight_dtype = DType::kF8E4M3;
+  quantised.quant = {.weights = WeightScale::kBlock, .activations = ActivationScale::kGroup};
+  for (MoeSpec spec : {wide, quantised, qwen3()}) {
+    spec.has_gate = false;
+    const CudaPlan made = plan(spec, {.max_tokens = 16384});
+    for (const int64_t tokens : {64, 256, 1024, 4096, 5000, 8192, 16384}) {
+      const size_t bytes =
+          book_workspace(made, tokens, estimated_kernel_bytes(made, tokens)).total_bytes;
+      const int64_t rows = tokens * spec.top_k;
+      const int64_t buffers = rows * (3 * spec.intermediate_size + spec.hidden_size) * 2;
+      EXPECT_LE(bytes, static_cast<size_t>(buffers)) << tokens;
+    }
   }
 }
 
