@@ -164,3 +164,12 @@ def test_compiled_calls_grow():
     for tokens in (16, 5000, 9000, 16):
         case.check(compiled(one, tokens))
     assert case.planned() == 16384
+
+
+def test_many_choices_by_logits_are_refused():
+    weights = {"gate_up": torch.zeros(64, 64, 64), "down": torch.zeros(64, 64, 32)}
+    weights = {n: w.bfloat16().cuda() for n, w in weights.items()}
+    layer = conclave.Layer.from_tensors(conclave.MoeSpec(top_k=60, has_gate=False), **weights)
+    hidden = torch.zeros(3, 64, device="cuda").bfloat16()
+    with pytest.raises(conclave.Error, match="top_k 60 exceeds 32"):
+        layer(hidden, router_logits=torch.zeros(3, 64, device="cuda"))

@@ -92,6 +92,7 @@ class CudaEngine final : public Engine {
   void reload_staged(const WeightSource& source);
   void bind();
   WorkspaceBooking booking_for(int64_t tokens) const;
+  void check_routing(const ForwardArgs& args) const;
   std::span<std::byte> workspace_of_caller(const Workspace& workspace) const;
 
   const Context& context_;
@@ -185,6 +186,15 @@ size_t CudaEngine::workspace_bytes(int64_t tokens) const {
                         : booking_for(std::max<int64_t>(tokens, 1)).total_bytes;
 }
 
+void CudaEngine::check_routing(const ForwardArgs& args) const {
+  if (plan_.router_limit.empty() || !args.topk_weights.empty()) return;
+  throw Error(ErrorCode::kUnsupported,
+              {.what = "the router of this layer does not run on CUDA",
+               .tensor = args.router_logits.empty() ? "topk_weights" : "router_logits",
+               .expected = "topk_ids and topk_weights",
+               .found = plan_.router_limit});
+}
+
 std::span<std::byte> CudaEngine::workspace_of_caller(const Workspace& workspace) const {
   if (workspace.kind() != MemoryKind::kDevice) {
     throw Error(ErrorCode::kDevice, {.what = "the workspace lies in host memory",
@@ -201,6 +211,7 @@ void CudaEngine::forward(const ForwardArgs& args) {
                  .hint = "reload again"});
   }
   check_cuda_arguments(args, plan_.spec, ordinal_);
+  check_routing(args);
   const int64_t tokens = args.hidden.shape[0];
   const int64_t most = plan_.options.max_tokens;
   const cuda::DeviceGuard guard(ordinal_);

@@ -55,8 +55,18 @@ class PartChecks {
   std::string reasons_;
 };
 
-void check_router(const MoeSpec& spec, PartChecks& checks, std::vector<PlanRow>& rows) {
+// Limits of choosing do not bind calls that bring ids and weights, which a layer without a gate may
+// be made for.
+void check_router(CudaPlan& plan, PartChecks& checks, std::vector<PlanRow>& rows) {
+  const MoeSpec& spec = plan.spec;
   const Support router = routing::device_router_supports(spec);
+  if (!router && !spec.has_gate && router_rule(spec.router.name) == RouterRule::kTopk) {
+    plan.router_limit = router.reason();
+    rows.push_back({.table = "router",
+                    .name = spec.router.name,
+                    .reason = router.reason() + ": calls must bring topk_ids and topk_weights"});
+    return;
+  }
   checks.need(static_cast<bool>(router), "router", router.reason());
   if (router) {
     rows.push_back({.table = "router",
@@ -86,9 +96,9 @@ void check_slices(const CudaPlan& plan, PartChecks& checks) {
   check(DType::kBF16, spec.residual.intermediate_size, plan.part.residual_inner);
 }
 
-void check_parts(const CudaPlan& plan, PartChecks& checks, std::vector<PlanRow>& rows) {
+void check_parts(CudaPlan& plan, PartChecks& checks, std::vector<PlanRow>& rows) {
   const ParallelSpec& parallel = plan.parallel;
-  check_router(plan.spec, checks, rows);
+  check_router(plan, checks, rows);
   const bool is_split = parallel.ep_size > 1 || parallel.tp_size > 1;
   checks.need(!is_split || parallel.reduce == Reduce::kPartial, "reduction",
               "Reduce::kFull over several ranks; Reduce::kPartial is there");
@@ -304,6 +314,7 @@ Support decode_fits(const CudaPlan& plan) {
   if (plan.spec.weight_on == WeightOn::kInput && plan.spec.top_k > 1) {
     return Support::no("every choice reads a row of its own");
   }
+  if (!plan.router_limit.empty()) return Support::no(plan.router_limit);
   if (!sums_only_slots(plan)) {
     return Support::no("the layer does more than a weighted sum of its slots");
   }

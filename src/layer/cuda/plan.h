@@ -88,6 +88,7 @@ struct CudaPlan {
   MoeSpec choice;                       // the choosing half of router "sink_softmax"
   int64_t decode_tokens = 0;  // calls up to here take the single launch, where what they ask for
                               // lets them; 0: none does
+  std::string router_limit = {};  // why calls must bring ids and weights; empty: they need not
   // Weights on the input change its codes: rows are weighed first, a copy for each choice.
   bool weighs_rows = false;
   Plan summary;

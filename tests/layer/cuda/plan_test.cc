@@ -234,6 +234,23 @@ TEST(CudaPlan, WhatCudaLacks_IsListedAsRejectedRows) {
   }
 }
 
+TEST(CudaPlan, MoreChoicesThanARouterMakes_NeedThemGiven) {
+  for (const auto& [experts, top_k] : {std::pair{64, 33}, {60, 60}, {1024, 1024}, {1500, 8}}) {
+    MoeSpec spec = make_spec(experts, top_k, 128, 64, DType::kBF16);
+    EXPECT_EQ(code_of([&] { static_cast<void>(plan(spec)); }), ErrorCode::kUnsupported);
+    spec.has_gate = false;
+    const ParallelSpec half{.ep_size = 2, .reduce = Reduce::kPartial};
+    const CudaPlan made = plan(spec, {.max_tokens = 64}, experts > 1024 ? half : ParallelSpec());
+    EXPECT_NE(made.router_limit.find("exceeds"), std::string::npos) << made.router_limit;
+    EXPECT_EQ(made.decode_tokens, 0);
+    EXPECT_FALSE(made.routed.ladder.empty());
+    EXPECT_NE(explain(made.summary).find("topk_weights"), std::string::npos);
+  }
+  MoeSpec few = make_spec(64, 32, 128, 64, DType::kBF16);
+  few.has_gate = false;
+  EXPECT_TRUE(plan(few).router_limit.empty());
+}
+
 // By the cost model, of a layer made for just so many tokens.
 double microseconds_at(const CudaPlan& made, int64_t tokens) {
   const LadderRung& rung = rung_for(made.routed.ladder, tokens);
