@@ -93,6 +93,23 @@ def concatenate(arrays: Sequence[Any], axis: int) -> Any:
     return sys.modules[_library(arrays[0])].concatenate(list(arrays), axis=axis)
 
 
+def strides_of(array: Any) -> tuple[int, ...] | None:
+    """Strides in elements; None of a library that does not say."""
+    if is_torch(array):
+        return tuple(array.stride()) if array.layout == torch().strided else None
+    strides = getattr(array, "strides", None)
+    if not isinstance(strides, tuple):
+        return None
+    return tuple(stride // array.dtype.itemsize for stride in strides)
+
+
+def contiguous(array: Any) -> Any:
+    """A copy of an array of torch, cupy or numpy whose elements lie in the order of its axes."""
+    if is_torch(array):
+        return array.detach().contiguous()
+    return sys.modules[_library(array)].ascontiguousarray(array)
+
+
 def stream_of(reference: Any, stream: Any) -> int:
     """The CUDA stream of a call as a number; 0 on the CPU, and for the legacy default stream.
 

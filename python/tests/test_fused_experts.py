@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import resource
+import warnings
 
 import numpy
 import pytest
@@ -478,3 +479,30 @@ def test_scales_of_a_wrong_shape_are_named():
 
 def biased(w1_bias, w2_bias):
     return conclave.biased_moe_quant_config(w1_bias, w2_bias)
+
+
+def strided(tensor):
+    """The same numbers, columns apart."""
+    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def test_rows_that_are_not_dense_are_copied_with_one_warning():
+    hidden, w1, w2, weights, ids = case = random_case(3, 40, 16, 32, 4, 2, torch.bfloat16)
+    expected = experts_reference(*case)
+    w1, w2 = strided(w1), strided(w2)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            check(conclave.fused_experts(hidden, w1, w2, weights, ids), expected, torch.bfloat16)
+        w1.mul_(0.5)
+        out = conclave.fused_experts(hidden, w1, w2, weights, ids)
+    check(out, experts_reference(hidden, w1, w2, weights, ids), torch.bfloat16)
+    texts = [str(w.message) for w in said if "do not lie densely" in str(w.message)]
+    assert [text[:2] for text in texts] == (["w1", "w2"] if is_on_gpu() else [])
+
+
+@pytest.mark.parametrize(("experts", "top_k"), [(64, 33), (60, 60), (128, 100)])
+@pytest.mark.parametrize("tokens", [1, 9, 300])
+def test_any_number_of_choices(experts, top_k, tokens):
+    case = random_case(5, tokens, 32, 64, experts, top_k, torch.bfloat16)
+    check(conclave.fused_experts(*case), experts_reference(*case), torch.bfloat16)

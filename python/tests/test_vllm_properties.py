@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -62,11 +64,9 @@ def test_sizes_strides_and_types(
     expected = experts_reference(*arrays, *case[3:])
     laid = [spread(a, how) for a, how in zip(arrays, strides, strict=True)]
     arguments = (*laid, case[3], case[4].to(ids_dtype))
-    if is_on_gpu() and "transposed" in strides[1:]:  # kernels there read weights in place
-        with pytest.raises(Error, match=r"\bw[12]\b.*contiguous"):
-            conclave.fused_experts(*arguments)
-        return
-    out = conclave.fused_experts(*arguments)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="w[12]: its rows do not lie densely")
+        out = conclave.fused_experts(*arguments)
     assert out.dtype == rows and worst_error(out, expected) <= limit(*arrays)
 
 

@@ -7,9 +7,12 @@ same memory, and those whose writes nobody counts (numpy, inference tensors) at 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import threading
+import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -107,6 +110,48 @@ def borrowed(tensor: Any) -> Any:
         return tensor
     flat = _frameworks.torch().as_tensor(_Bytes(tensor), device=tensor.device).view(tensor.dtype)
     return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def has_dense_rows(array: Any) -> bool:
+    """Whether a GPU can read an array's rows where they lie: columns side by side, rows one after
+    the other, with or without gaps."""
+    strides = _frameworks.strides_of(array)
+    shape = array.shape
+    if strides is None or not strides or 0 in shape:
+        return True
+    columns_are_dense = shape[-1] == 1 or strides[-1] == 1
+    return columns_are_dense and (len(shape) < 2 or shape[-2] == 1 or strides[-2] >= shape[-1])
+
+
+_copied: dict[int, weakref.ref[Any]] = {}  # by address: storages whose copying was said
+
+
+def _warn_of_copy(name: str, array: Any) -> None:
+    """Once for each storage."""
+    storage = array.untyped_storage() if _frameworks.is_torch(array) else array
+    place = storage.data_ptr() if _frameworks.is_torch(array) else id(array)
+    found = _copied.get(place)
+    if found is not None and found() is not None:
+        return
+    with contextlib.suppress(TypeError):  # of a library whose arrays have no weak references
+        _copied[place] = weakref.ref(storage, lambda _: _copied.pop(place, None))
+    warnings.warn(
+        f"{name}: its rows do not lie densely (strides {_frameworks.strides_of(array)}); a GPU "
+        "gets a contiguous copy, which takes as much memory again and is made anew where the "
+        "weights change. Pass contiguous weights to do without",
+        stacklevel=2,
+    )
+
+
+def readable(array: Any, name: str) -> Any:
+    """The array as a kept layer can read it: borrowed, or for a GPU that needs its rows dense a
+    contiguous copy, of which one warning tells."""
+    if getattr(array, "shape", None) is None or _frameworks.device_of(array) == "cpu":
+        return borrowed(array)
+    if has_dense_rows(array):
+        return borrowed(array)
+    _warn_of_copy(name, array)
+    return _frameworks.contiguous(array)
 
 
 def packed_layers() -> int:

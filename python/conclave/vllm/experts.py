@@ -14,7 +14,7 @@ from conclave.errors import ConclaveTypeError, ConclaveUnsupportedError, Conclav
 from conclave.layer import Layer
 from conclave.spec import MoeSpec, ParallelSpec
 from conclave.vllm._arithmetic import quant_spec, scales_and_biases, weight_arguments
-from conclave.vllm._packed import borrowed, packed_layer
+from conclave.vllm._packed import packed_layer, readable
 from conclave.vllm.activation import MoEActivation, activation_spec, parse_activation
 from conclave.vllm.quant import FP8, FUSED_MOE_UNQUANTIZED_CONFIG, FusedMoEQuantConfig, dtype_text
 
@@ -54,7 +54,7 @@ def fused_experts(
         hidden_states: [T, H] float32, float16 or bfloat16; T may be 0, rows may be apart.
         w1: [E, 2N, H], gate rows first, then up rows; gate 0, up 0, gate 1, ... for "swigluoai";
             [E, N, H] for activations without a gate. float32, float16, bfloat16, float8_e4m3fn.
-        w2: [E, H, N].
+        w2: [E, H, N]. Weights whose rows are not dense cost a GPU a contiguous copy.
         topk_weights: [T, k] float32, float16 or bfloat16.
         topk_ids: [T, k] int32 or int64; -1 contributes nothing.
         inplace: write to hidden_states, which is returned.
@@ -144,7 +144,7 @@ def experts_layer(
 
     def arrays() -> dict[str, Any]:
         given = {"gate_up": w1, "down": w2, **weight_arguments(config, w1, w2)}
-        return {name: borrowed(array) for name, array in given.items()}
+        return {name: readable(array, _NAMES[name]) for name, array in given.items()}
 
     def make() -> Layer:
         with _names_of_vllm():
