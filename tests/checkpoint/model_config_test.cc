@@ -142,8 +142,8 @@ TEST(ModelConfig, MissingKeys_NameTheKey) {
     expect_rejected(config, ErrorCode::kConfigMissingKey, key);
   }
   json config = qwen("qwen2_moe");
-  config.erase("shared_expert_intermediate_size");
-  expect_rejected(config, ErrorCode::kConfigMissingKey, "shared_expert_intermediate_size");
+  config.erase("moe_intermediate_size");
+  expect_rejected(config, ErrorCode::kConfigMissingKey, "moe_intermediate_size");
 }
 
 TEST(ModelConfig, ImpossibleSizes_NameKeyValueAndLimit) {

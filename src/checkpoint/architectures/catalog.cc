@@ -17,6 +17,7 @@ constexpr std::array kArchitectures = {
     &kOlmoe,
     &kJamba,
     &kGraniteMoe,
+    &kGraniteMoeHybrid,
     &kGraniteMoeSwa,
     &kGptOss,
     &kOpenaiPrivacyFilter,

@@ -1,12 +1,12 @@
 // Granite MoE: softmax over the chosen experts, experts as two stacks, a shared expert of its own
-// name where shared_intermediate_size is not 0.
+// name where shared_intermediate_size is not 0. The hybrid form has one by default.
 #include "checkpoint/architectures/tables.h"
 
 namespace conclave::inline v0::checkpoint {
 namespace {
 
-constexpr std::array<std::string_view, 3> kModelTypes = {"granitemoe", "granitemoeshared",
-                                                         "granitemoehybrid"};
+constexpr std::array<std::string_view, 2> kModelTypes = {"granitemoe", "granitemoeshared"};
+constexpr std::array<std::string_view, 1> kHybridTypes = {"granitemoehybrid"};
 constexpr std::array<std::string_view, 1> kSwaTypes = {"granitemoe_swa"};
 constexpr std::array<std::string_view, 1> kBases = {"block_sparse_moe."};
 constexpr std::array<std::string_view, 1> kSharedBlock = {"shared_mlp."};
@@ -46,9 +46,16 @@ constexpr Architecture table(std::string_view name, std::span<const std::string_
   };
 }
 
+constexpr Architecture hybrid_table() {
+  Architecture result = table("granitemoehybrid", kHybridTypes, kForms, kOnce);
+  result.shared.size.otherwise = 1024;
+  return result;
+}
+
 }  // namespace
 
 constinit const Architecture kGraniteMoe = table("granitemoe", kModelTypes, kForms, kOnce);
+constinit const Architecture kGraniteMoeHybrid = hybrid_table();
 // Saved under the names that transformers has in memory.
 constinit const Architecture kGraniteMoeSwa =
     table("granitemoe_swa", kSwaTypes, kSwaForms, kSwaOnce);

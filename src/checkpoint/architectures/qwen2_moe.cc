@@ -17,9 +17,10 @@ constexpr std::array kOnce = {
     NamePattern{"{base}shared_expert.down_proj.weight", Part::kSharedDown},
 };
 
-constexpr Architecture with_shared(Architecture table) {
+// `size`: of the shared expert where the configuration leaves it out.
+constexpr Architecture with_shared(Architecture table, int64_t size) {
   table.shared = {.mode = SharedMode::kSigmoidGate,
-                  .size = {.key = "shared_expert_intermediate_size"}};
+                  .size = {"shared_expert_intermediate_size", size}};
   table.once = kOnce;
   return table;
 }
@@ -27,10 +28,10 @@ constexpr Architecture with_shared(Architecture table) {
 }  // namespace
 
 constinit const Architecture kQwen2Moe =
-    with_shared(qwen_table("qwen2_moe", kQwen2Types, {"norm_topk_prob", false}));
+    with_shared(qwen_table("qwen2_moe", kQwen2Types, {"norm_topk_prob", false}), 5632);
 constinit const Architecture kQwen3Next =
-    with_shared(qwen_table("qwen3_next", kNextTypes, {"norm_topk_prob", true}));
+    with_shared(qwen_table("qwen3_next", kNextTypes, {"norm_topk_prob", true}), 512);
 constinit const Architecture kQwen35Moe =
-    with_shared(qwen_table("qwen3_5_moe", kQwen35Types, {.otherwise = true}));
+    with_shared(qwen_table("qwen3_5_moe", kQwen35Types, {.otherwise = true}), 512);
 
 }  // namespace conclave::inline v0::checkpoint

@@ -17,6 +17,7 @@ extern const Architecture kMixtral;
 extern const Architecture kOlmoe;
 extern const Architecture kJamba;
 extern const Architecture kGraniteMoe;
+extern const Architecture kGraniteMoeHybrid;
 extern const Architecture kGraniteMoeSwa;
 extern const Architecture kGptOss;
 extern const Architecture kOpenaiPrivacyFilter;
