@@ -1,0 +1,1 @@
+"""Published routers and defaults of every family, from transformers' configuration classes."""
