@@ -221,5 +221,27 @@ TEST(TokenRouter, RuleThatCannotBe_IsRefusedWhenMade) {
   EXPECT_THROW(make(unknown), Error);
 }
 
+TEST(TokenRouter, NanAnywhereInTheSelectionBias_IsRefusedNamingTheEntry) {
+  MoeSpec spec = router_spec(10, 3, Renormalize::kSum);
+  spec.router.has_selection_bias = true;
+  spec.num_zero_experts = 3;
+  std::mt19937 generator(8);
+  const RoutingProblem problem = random_problem(spec, 4, generator);
+  for (size_t at = 0; at < problem.selection_bias.size(); ++at) {
+    RoutingProblem spoilt = problem;
+    spoilt.selection_bias[at] = std::numeric_limits<float>::quiet_NaN();
+    Call call(spoilt);
+    try {
+      TokenRouter(context(), spec).route(call.args);
+      ADD_FAILURE() << "accepted at " << at;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      EXPECT_EQ(error.detail().tensor, "selection_bias");
+      EXPECT_EQ(error.detail().what, "the selection bias is not a number at " + std::to_string(at));
+    }
+  }
+  EXPECT_EQ(problem.selection_bias.size(), 13U);
+}
+
 }  // namespace
 }  // namespace conclave
