@@ -112,8 +112,9 @@ TEST(RedundantExpertParts, EveryPartAndCustomRanks_GiveTheBitsOfOneRank) {
   }
 }
 
-// Two replicas of the one expert in use, on two ranks that each compute their part: which rank
-// answers for a token shows the replica chosen, by the token's number in the call.
+// Replicas of the one expert in use, each on a rank that computes its part: which rank answers for
+// a token shows the replica chosen, by the token's number in the call. Chunks of every size against
+// two and three replicas: where the one divides the other, a number within the chunk does as well.
 class RedundantExpertChoice : public ::testing::TestWithParam<WeightOn> {};
 
 INSTANTIATE_TEST_SUITE_P(Weights, RedundantExpertChoice,
@@ -139,18 +140,27 @@ TEST_P(RedundantExpertChoice, TokenNumber_CountsOverChunksAndPaddingStaysOut) {
     ids.as<int32_t>()[i] = i / top_k % 5 == 4 ? -1 : 0;
     weights.as<float>()[i] = 1.0F;
   }
-  for (int32_t rank = 0; rank < 2; ++rank) {
-    const MoeLayer layer = MoeLayer::create(
-        context, spec, *source, {.max_tokens = 6},
-        {.ep_size = 2, .ep_rank = rank, .num_redundant_experts = 1, .reduce = Reduce::kPartial});
-    const auto output =
-        run_layer(layer, hidden.view(), DType::kF32,
-                  {.topk_ids = ids.const_view(), .topk_weights = weights.const_view()});
-    for (int64_t t = 0; t < tokens; ++t) {
-      const float* row = output.out.as<float>() + t * 16;
-      const bool zero = std::all_of(row, row + 16, [](float value) { return value == 0.0F; });
-      const bool mine = t % 5 != 4 && static_cast<int32_t>(replica_hash(t) % 2) == rank;
-      EXPECT_EQ(zero, !mine) << "rank " << rank << ", token " << t;
+  for (const int32_t ranks : {2, 3}) {
+    for (const int64_t max_tokens : {1, 5, 6, 7, 64}) {
+      for (int32_t rank = 0; rank < ranks; ++rank) {
+        SCOPED_TRACE("rank " + std::to_string(rank) + " of " + std::to_string(ranks) +
+                     ", chunks of " + std::to_string(max_tokens));
+        const MoeLayer layer = MoeLayer::create(context, spec, *source, {.max_tokens = max_tokens},
+                                                {.ep_size = ranks,
+                                                 .ep_rank = rank,
+                                                 .num_redundant_experts = ranks - 1,
+                                                 .reduce = Reduce::kPartial});
+        const auto output =
+            run_layer(layer, hidden.view(), DType::kF32,
+                      {.topk_ids = ids.const_view(), .topk_weights = weights.const_view()});
+        for (int64_t t = 0; t < tokens; ++t) {
+          const float* row = output.out.as<float>() + t * 16;
+          const bool zero = std::all_of(row, row + 16, [](float value) { return value == 0.0F; });
+          const bool mine = t % 5 != 4 && replica_hash(t) % static_cast<uint32_t>(ranks) ==
+                                              static_cast<uint32_t>(rank);
+          EXPECT_EQ(zero, !mine) << "token " << t;
+        }
+      }
     }
   }
 }
