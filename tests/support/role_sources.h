@@ -1,0 +1,87 @@
+// Weight sources made of others, role by role.
+#pragma once
+
+#include "conclave/weights.h"
+
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace conclave::testing {
+
+// Every role that `source` holds.
+inline std::vector<WeightRole> roles_of(const WeightSource& source) {
+  std::vector<WeightRole> roles;
+  for (size_t i = 0; i < kNumWeightRoles; ++i) {
+    const auto role = static_cast<WeightRole>(i);
+    if (source.describe(role).count > 0) roles.push_back(role);
+  }
+  return roles;
+}
+
+// `base` but for one role, which is that of `other`.
+class MixedSource final : public WeightSource {
+ public:
+  MixedSource(const WeightSource& base, const WeightSource& other, WeightRole role)
+      : base_(base), other_(other), role_(role) {}
+  WeightInfo describe(WeightRole role) const override { return of(role).describe(role); }
+  void read(WeightRole role, int64_t expert, const WeightBlock& block,
+            std::span<std::byte> destination) const override {
+    of(role).read(role, expert, block, destination);
+  }
+
+ private:
+  const WeightSource& of(WeightRole role) const { return role == role_ ? other_ : base_; }
+
+  const WeightSource& base_;
+  const WeightSource& other_;
+  WeightRole role_;
+};
+
+// `base` with the description of one role changed; its bytes are never asked for.
+class RedescribedSource final : public WeightSource {
+ public:
+  RedescribedSource(const WeightSource& base, WeightRole role,
+                    std::function<void(WeightInfo& info)> change)
+      : base_(base), role_(role), change_(std::move(change)) {}
+  WeightInfo describe(WeightRole role) const override {
+    WeightInfo info = base_.describe(role);
+    if (role == role_) change_(info);
+    return info;
+  }
+  void read(WeightRole role, int64_t expert, const WeightBlock& block,
+            std::span<std::byte> destination) const override {
+    base_.read(role, expert, block, destination);
+  }
+
+ private:
+  const WeightSource& base_;
+  WeightRole role_;
+  std::function<void(WeightInfo& info)> change_;
+};
+
+// `base` with every entry of one float32 matrix replaced.
+class FilledSource final : public WeightSource {
+ public:
+  FilledSource(const WeightSource& base, WeightRole role, int64_t expert, float value)
+      : base_(base), role_(role), expert_(expert), value_(value) {}
+  WeightInfo describe(WeightRole role) const override { return base_.describe(role); }
+  void read(WeightRole role, int64_t expert, const WeightBlock& block,
+            std::span<std::byte> destination) const override {
+    if (role != role_ || expert != expert_) return base_.read(role, expert, block, destination);
+    for (size_t at = 0; at < destination.size(); at += sizeof(float)) {
+      std::memcpy(destination.data() + at, &value_, sizeof(float));
+    }
+  }
+
+ private:
+  const WeightSource& base_;
+  WeightRole role_;
+  int64_t expert_;
+  float value_;
+};
+
+}  // namespace conclave::testing
