@@ -128,9 +128,10 @@ void expect_layer(const ModelConfig& model, const LayerConfig& layer, const json
   }
 }
 
-void expect_model(const json& config, const json& published_case) try {
+void expect_model(const json& config, const json& published_case,
+                  ExpertSet experts = ExpertSet::kText) try {
   const io::JsonDocument document = io::JsonDocument::parse(config.dump(), "config.json");
-  const ModelConfig model = read_model_config(document.root());
+  const ModelConfig model = read_model_config(document.root(), experts);
   EXPECT_TRUE(model.support) << model.support.reason();
   std::vector<int64_t> layers;
   for (const LayerConfig& layer : model.layers) layers.push_back(layer.index);
@@ -169,6 +170,21 @@ TEST(PublishedConfigs, EveryFamily_IsReadAsPublished) {
       }
     }
   }
+}
+
+// The second set of experts, beside those of the text.
+TEST(PublishedConfigs, ExpertsForImages_DifferWhereTheyArePublishedTo) {
+  int families = 0;
+  for (const json& family : published().at("families")) {
+    if (!family.contains("vision")) continue;
+    ++families;
+    for (json c : family.at("cases")) {
+      SCOPED_TRACE(family.at("types").front().get<std::string>());
+      c["spec"].update(family["vision"]);
+      expect_model(with_type(c.at("config"), family.at("types").front()), c, ExpertSet::kVision);
+    }
+  }
+  EXPECT_EQ(families, 1);
 }
 
 TEST(PublishedConfigs, EveryTypeThatIsRead_HasARow) {

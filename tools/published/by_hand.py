@@ -44,6 +44,7 @@ V3 = base(
 NOAUX = base(**{"router.renormalize": "sum", "router.epsilon": 1e-20}, **SIGMOID)
 MODEL = {"router.logits_dtype": "model"}
 STORED = {"router.logits_dtype": "stored"}
+KIMI_SOURCE = "KimiLinearConfig of transformers; latent and situ: configuration_kimi.py of moonshotai/Kimi-K3"
 NO_SUM = {"router.renormalize": "none", "router.epsilon": 0}
 
 
@@ -95,15 +96,19 @@ def without_transformers() -> list[Row]:
              {**arctic, "top_k": 1, "router.renormalize": "none"}, layers=HALF),
         hand(["minimax_text_01", "minimax_m1"], "modeling_minimax_m1.py of MiniMaxAI/MiniMax-M1-80k", LOCAL,
              base(**MODEL)),
-        hand(["kimi_linear", "kimi_k3_text"], "modeling_kimi.py of moonshotai/Kimi-K3",
+        hand(["kimi_linear", "kimi_k3_text"], KIMI_SOURCE,
              sizes("num_experts", "num_experts_per_token"), kimi,
              {"routed_expert_hidden_size": 24, "latent_moe_use_norm": True, "rms_norm_eps": 1e-5, "hidden_act": "situ",
               "activation_situ_beta": 4.0, "activation_situ_linear_beta": 25.0, "moe_layer_freq": 2,
               "moe_router_activation_func": "softmax"}, {**latent, **situ, "router.score": "softmax"},
              layers=ALL[1:], other_layers=[2, 4, 6], wrapped=["kimi_k3"]),
-        hand(["kimi_linear"], "modeling_kimi.py of moonshotai/Kimi-K3",
+        hand(["kimi_linear"], KIMI_SOURCE,
              {**sizes("num_experts", "num_experts_per_token"), "hidden_act": "situ"},
              {**kimi, **situ, "activation.beta": 1, "activation.linear_beta": 0}, layers=ALL[1:]),
+        hand(["kimi_linear"], KIMI_SOURCE,
+             {**sizes("num_experts", "num_experts_per_token"), "routed_expert_hidden_size": 24,
+              "latent_moe_use_norm": True},
+             {**kimi, "latent.size": 24, "latent.has_norm": True, "latent.norm_epsilon": 1e-6}, layers=ALL[1:]),
         hand(["bailing_moe", "bailing_moe_linear"], "modeling_bailing_moe.py of inclusionAI/Ling-lite", bailing_sizes,
              bailing,
              {"norm_topk_prob": False, "num_shared_experts": 2, "moe_router_enable_expert_bias": True,

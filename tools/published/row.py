@@ -22,6 +22,7 @@ class Row:
     spec: Callable
     layers: Callable
     wrapped: list[str] = dataclasses.field(default_factory=list)  # types with all of it in "text_config"
+    vision: dict | None = None  # what differs in the experts for images, where there are any
     special: Callable | None = None  # layers with fields of their own: what differs, by their number
 
 
@@ -48,5 +49,6 @@ def record(row: Row) -> dict:
         if row.special:
             case["layer_specs"] = row.special(seen)
         cases.append(case)
+    head = {"vision": row.vision} if row.vision else {}
     by = f"transformers {transformers.__version__}, {config_class(row.read_as).__name__}" if row.read_as else "by hand"
-    return {"types": row.types, "wrapped": row.wrapped, "by": by, "source": row.source, "cases": cases}
+    return {"types": row.types, "wrapped": row.wrapped, "by": by, "source": row.source, **head, "cases": cases}

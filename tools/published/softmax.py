@@ -274,7 +274,7 @@ def rows() -> list[Row]:
                        and c.moe_layer_start_index <= i <= c.moe_layer_end_index]),
         Row(["ernie4_5_vl_moe_text", "ernie4_5_moe_vl", "ernie4_5_vl_moe_text_model"], "ernie4_5_vl_moe_text",
             "ernie4_5_vl_moe", vl, {**ernie_other, **KINDS}, lambda c: ernie(c, "ernie4_5_vl_moe"), typed,
-            ["ernie4_5_vl_moe"]),
+            ["ernie4_5_vl_moe"], {"intermediate_size": vl["moe_intermediate_size"][1]}),
     ]
 
 
