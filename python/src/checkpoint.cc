@@ -3,6 +3,7 @@
 #include "arrays.h"
 #include "fields.h"
 #include "load_scope.h"
+#include "names.h"
 
 #include "conclave/checkpoint.h"
 #include "conclave/error.h"
@@ -29,15 +30,9 @@ nb::dict layer_dict(const CheckpointLayer& layer) {
 
 Checkpoint open(const std::string& directory, const std::string& experts, bool extra_layers,
                 bool verify) {
-  CheckpointOptions options{.extra_layers = extra_layers, .verify_manifest = verify};
-  if (experts == "vision") {
-    options.experts = ExpertSet::kVision;
-  } else if (experts != "text") {
-    throw Error(ErrorCode::kUnknownName, {.what = "an option has an unknown value",
-                                          .tensor = "experts",
-                                          .expected = "one of text, vision",
-                                          .found = experts});
-  }
+  const CheckpointOptions options{.experts = parse_word<ExpertSet>("experts", experts),
+                                  .extra_layers = extra_layers,
+                                  .verify_manifest = verify};
   return run_interruptible([&] { return Checkpoint::open(directory, options); });
 }
 

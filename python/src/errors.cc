@@ -1,5 +1,7 @@
 #include "errors.h"
 
+#include "wording.h"
+
 #include <exception>
 #include <string>
 
@@ -13,9 +15,10 @@ void set_python_error(const Error& error) {
     const nb::object exception =
         nb::module_::import_("conclave.errors")
             .attr("from_code")(static_cast<int32_t>(error.code()),
-                               std::string(to_string(error.code())).c_str(), error.what(),
-                               detail.file.c_str(), detail.tensor.c_str(), detail.expected.c_str(),
-                               detail.found.c_str(), detail.limit.c_str(), detail.hint.c_str());
+                               std::string(to_string(error.code())).c_str(),
+                               in_python_words(error.what()), detail.file, detail.tensor,
+                               in_python_words(detail.expected), in_python_words(detail.found),
+                               in_python_words(detail.limit), in_python_words(detail.hint));
     PyErr_SetObject(exception.type().ptr(), exception.ptr());
   } catch (nb::python_error& failure) {
     failure.restore();

@@ -7,6 +7,7 @@
 #include "routing.h"
 #include "tool.h"
 #include "tuning.h"
+#include "wording.h"
 
 NB_MODULE(_conclave, module) {
   module.doc() = "The compiled part of conclave. Use the functions of the package instead.";
@@ -21,4 +22,5 @@ NB_MODULE(_conclave, module) {
   conclave::python::bind_permute(module);
   conclave::python::bind_placement(module);
   conclave::python::bind_tool(module);
+  conclave::python::bind_wording(module);
 }

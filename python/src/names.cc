@@ -5,62 +5,78 @@
 namespace conclave::python {
 namespace {
 
-constexpr Word<RouterScore> kRouterScores[] = {{"softmax", RouterScore::kSoftmax},
-                                               {"sigmoid", RouterScore::kSigmoid},
-                                               {"sqrtsoftplus", RouterScore::kSqrtSoftplus},
-                                               {"none", RouterScore::kNone}};
-constexpr Word<RouterOrder> kRouterOrders[] = {{"score_then_topk", RouterOrder::kScoreThenTopk},
-                                               {"topk_then_score", RouterOrder::kTopkThenScore}};
-constexpr Word<GroupScore> kGroupScores[] = {{"max", GroupScore::kMax},
-                                             {"top2_sum", GroupScore::kTop2Sum}};
-constexpr Word<GroupMask> kGroupMasks[] = {{"neg_inf", GroupMask::kNegInf},
-                                           {"zero", GroupMask::kZero}};
-constexpr Word<Renormalize> kRenormalizes[] = {{"none", Renormalize::kNone},
-                                               {"sum", Renormalize::kSum},
-                                               {"p_norm", Renormalize::kPNorm},
-                                               {"softmax", Renormalize::kSoftmax}};
-constexpr Word<EpsilonMode> kEpsilonModes[] = {{"add", EpsilonMode::kAdd},
-                                               {"clamp_min", EpsilonMode::kClampMin}};
+// A word with the spelling that messages of the library have for the enumerator.
+#define CONCLAVE_WORD(text, kind, enumerator) \
+  { text, kind::enumerator, #kind "::" #enumerator }
+
+constexpr Word<RouterScore> kRouterScores[] = {
+    CONCLAVE_WORD("softmax", RouterScore, kSoftmax),
+    CONCLAVE_WORD("sigmoid", RouterScore, kSigmoid),
+    CONCLAVE_WORD("sqrtsoftplus", RouterScore, kSqrtSoftplus),
+    CONCLAVE_WORD("none", RouterScore, kNone)};
+constexpr Word<RouterOrder> kRouterOrders[] = {
+    CONCLAVE_WORD("score_then_topk", RouterOrder, kScoreThenTopk),
+    CONCLAVE_WORD("topk_then_score", RouterOrder, kTopkThenScore)};
+constexpr Word<GroupScore> kGroupScores[] = {CONCLAVE_WORD("max", GroupScore, kMax),
+                                             CONCLAVE_WORD("top2_sum", GroupScore, kTop2Sum)};
+constexpr Word<GroupMask> kGroupMasks[] = {CONCLAVE_WORD("neg_inf", GroupMask, kNegInf),
+                                           CONCLAVE_WORD("zero", GroupMask, kZero)};
+constexpr Word<Renormalize> kRenormalizes[] = {
+    CONCLAVE_WORD("none", Renormalize, kNone), CONCLAVE_WORD("sum", Renormalize, kSum),
+    CONCLAVE_WORD("p_norm", Renormalize, kPNorm), CONCLAVE_WORD("softmax", Renormalize, kSoftmax)};
+constexpr Word<EpsilonMode> kEpsilonModes[] = {CONCLAVE_WORD("add", EpsilonMode, kAdd),
+                                               CONCLAVE_WORD("clamp_min", EpsilonMode, kClampMin)};
 constexpr Word<SimulatedDistribution> kDistributions[] = {
-    {"uniform", SimulatedDistribution::kUniform},
-    {"normal", SimulatedDistribution::kNormal},
-    {"zipf", SimulatedDistribution::kZipf},
-    {"replay", SimulatedDistribution::kReplay}};
-constexpr Word<SharedMode> kSharedModes[] = {{"none", SharedMode::kNone},
-                                             {"add", SharedMode::kAdd},
-                                             {"sigmoid_gate", SharedMode::kSigmoidGate},
-                                             {"average", SharedMode::kAverage},
-                                             {"softmax_mix", SharedMode::kSoftmaxMix},
-                                             {"router_weight", SharedMode::kRouterWeight},
-                                             {"fused_slots", SharedMode::kFusedSlots}};
-constexpr Word<WeightScale> kWeightScales[] = {{"none", WeightScale::kNone},
-                                               {"tensor", WeightScale::kTensor},
-                                               {"channel", WeightScale::kChannel},
-                                               {"block", WeightScale::kBlock}};
+    CONCLAVE_WORD("uniform", SimulatedDistribution, kUniform),
+    CONCLAVE_WORD("normal", SimulatedDistribution, kNormal),
+    CONCLAVE_WORD("zipf", SimulatedDistribution, kZipf),
+    CONCLAVE_WORD("replay", SimulatedDistribution, kReplay)};
+constexpr Word<SharedMode> kSharedModes[] = {
+    CONCLAVE_WORD("none", SharedMode, kNone),
+    CONCLAVE_WORD("add", SharedMode, kAdd),
+    CONCLAVE_WORD("sigmoid_gate", SharedMode, kSigmoidGate),
+    CONCLAVE_WORD("average", SharedMode, kAverage),
+    CONCLAVE_WORD("softmax_mix", SharedMode, kSoftmaxMix),
+    CONCLAVE_WORD("router_weight", SharedMode, kRouterWeight),
+    CONCLAVE_WORD("fused_slots", SharedMode, kFusedSlots)};
+constexpr Word<WeightScale> kWeightScales[] = {
+    CONCLAVE_WORD("none", WeightScale, kNone), CONCLAVE_WORD("tensor", WeightScale, kTensor),
+    CONCLAVE_WORD("channel", WeightScale, kChannel), CONCLAVE_WORD("block", WeightScale, kBlock)};
 constexpr Word<ActivationScale> kActivationScales[] = {
-    {"none", ActivationScale::kNone},
-    {"tensor_static", ActivationScale::kTensorStatic},
-    {"token", ActivationScale::kToken},
-    {"group", ActivationScale::kGroup}};
-constexpr Word<WeightOn> kWeightOns[] = {{"output", WeightOn::kOutput},
-                                         {"input", WeightOn::kInput}};
-constexpr Word<PlacementStrategy> kPlacements[] = {{"linear", PlacementStrategy::kLinear},
-                                                   {"round_robin", PlacementStrategy::kRoundRobin},
-                                                   {"custom", PlacementStrategy::kCustom}};
-constexpr Word<Reduce> kReduces[] = {{"full", Reduce::kFull}, {"partial", Reduce::kPartial}};
-constexpr Word<IdPolicy> kIdPolicies[] = {{"strict", IdPolicy::kStrict}, {"skip", IdPolicy::kSkip}};
-constexpr Word<EpTransport> kTransports[] = {{"variable", EpTransport::kVariable},
-                                             {"fixed_slots", EpTransport::kFixedSlots}};
-constexpr Word<EpCombine> kCombines[] = {{"unreduced", EpCombine::kUnreduced},
-                                         {"reduced_per_rank", EpCombine::kReducedPerRank}};
-constexpr Word<Determinism> kDeterminisms[] = {{"repeatable", Determinism::kRepeatable},
-                                               {"batch_invariant", Determinism::kBatchInvariant},
-                                               {"unordered", Determinism::kUnordered}};
-constexpr Word<GateUpOrder> kGateUpOrders[] = {{"concatenated", GateUpOrder::kConcatenated},
-                                               {"interleaved", GateUpOrder::kInterleaved},
-                                               {"single", GateUpOrder::kSingle}};
-constexpr Word<ReloadMode> kReloadModes[] = {{"staged", ReloadMode::kStaged},
-                                             {"in_place", ReloadMode::kInPlace}};
+    CONCLAVE_WORD("none", ActivationScale, kNone),
+    CONCLAVE_WORD("tensor_static", ActivationScale, kTensorStatic),
+    CONCLAVE_WORD("token", ActivationScale, kToken),
+    CONCLAVE_WORD("group", ActivationScale, kGroup)};
+constexpr Word<WeightOn> kWeightOns[] = {CONCLAVE_WORD("output", WeightOn, kOutput),
+                                         CONCLAVE_WORD("input", WeightOn, kInput)};
+constexpr Word<PlacementStrategy> kPlacements[] = {
+    CONCLAVE_WORD("linear", PlacementStrategy, kLinear),
+    CONCLAVE_WORD("round_robin", PlacementStrategy, kRoundRobin),
+    CONCLAVE_WORD("custom", PlacementStrategy, kCustom)};
+constexpr Word<Reduce> kReduces[] = {CONCLAVE_WORD("full", Reduce, kFull),
+                                     CONCLAVE_WORD("partial", Reduce, kPartial)};
+constexpr Word<IdPolicy> kIdPolicies[] = {CONCLAVE_WORD("strict", IdPolicy, kStrict),
+                                          CONCLAVE_WORD("skip", IdPolicy, kSkip)};
+constexpr Word<EpTransport> kTransports[] = {
+    CONCLAVE_WORD("variable", EpTransport, kVariable),
+    CONCLAVE_WORD("fixed_slots", EpTransport, kFixedSlots)};
+constexpr Word<EpCombine> kCombines[] = {
+    CONCLAVE_WORD("unreduced", EpCombine, kUnreduced),
+    CONCLAVE_WORD("reduced_per_rank", EpCombine, kReducedPerRank)};
+constexpr Word<Determinism> kDeterminisms[] = {
+    CONCLAVE_WORD("repeatable", Determinism, kRepeatable),
+    CONCLAVE_WORD("batch_invariant", Determinism, kBatchInvariant),
+    CONCLAVE_WORD("unordered", Determinism, kUnordered)};
+constexpr Word<GateUpOrder> kGateUpOrders[] = {
+    CONCLAVE_WORD("concatenated", GateUpOrder, kConcatenated),
+    CONCLAVE_WORD("interleaved", GateUpOrder, kInterleaved),
+    CONCLAVE_WORD("single", GateUpOrder, kSingle)};
+constexpr Word<ReloadMode> kReloadModes[] = {CONCLAVE_WORD("staged", ReloadMode, kStaged),
+                                             CONCLAVE_WORD("in_place", ReloadMode, kInPlace)};
+constexpr Word<ExpertSet> kExpertSets[] = {CONCLAVE_WORD("text", ExpertSet, kText),
+                                           CONCLAVE_WORD("vision", ExpertSet, kVision)};
+
+#undef CONCLAVE_WORD
 
 }  // namespace
 
@@ -83,6 +99,7 @@ std::span<const Word<EpCombine>> words(EpCombine) { return kCombines; }
 std::span<const Word<Determinism>> words(Determinism) { return kDeterminisms; }
 std::span<const Word<GateUpOrder>> words(GateUpOrder) { return kGateUpOrders; }
 std::span<const Word<ReloadMode>> words(ReloadMode) { return kReloadModes; }
+std::span<const Word<ExpertSet>> words(ExpertSet) { return kExpertSets; }
 
 void throw_unknown_word(std::string_view field, std::string_view found, std::string_view known) {
   throw Error(ErrorCode::kUnknownName, {.what = "an option has an unknown value",

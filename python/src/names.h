@@ -1,6 +1,7 @@
 // Enumerators as the words that Python calls them by.
 #pragma once
 
+#include "conclave/checkpoint.h"
 #include "conclave/layer.h"
 #include "conclave/spec.h"
 #include "conclave/weights.h"
@@ -15,6 +16,7 @@ template <class Enum>
 struct Word {
   std::string_view text;
   Enum value;
+  std::string_view spelling;  // of the C++ interface: "IdPolicy::kSkip"
 };
 
 // Overloads for every enumeration of the spec and the options; `of` only chooses among them.
@@ -37,6 +39,7 @@ std::span<const Word<EpCombine>> words(EpCombine of);
 std::span<const Word<Determinism>> words(Determinism of);
 std::span<const Word<GateUpOrder>> words(GateUpOrder of);
 std::span<const Word<ReloadMode>> words(ReloadMode of);
+std::span<const Word<ExpertSet>> words(ExpertSet of);
 
 // Throws Error(kUnknownName) naming the field and listing the words.
 [[noreturn]] void throw_unknown_word(std::string_view field, std::string_view found,

@@ -208,7 +208,7 @@ ModelConfig read_model_config(const io::JsonValue& root, ExpertSet experts) {
       throw Error(ErrorCode::kInvalidArgument,
                   {.what = "layers of this family have one set of experts",
                    .file = root.file(),
-                   .expected = "CheckpointOptions.experts = ExpertSet::kText",
+                   .expected = "ExpertSet::kText",
                    .found = "ExpertSet::kVision"});
     }
     family.architecture = family.architecture->vision;

@@ -81,12 +81,13 @@ void check_shared(const MoeSpec& spec) {
   check_factor("shared.slot_weight", shared.slot_weight);
   if (shared.count != 1 && !fused && !router_weighs) {
     refuse("shared.count", std::to_string(shared.count),
-           "1 but for SharedMode::kRouterWeight and kFusedSlots");
+           "1 but for SharedMode::kRouterWeight and SharedMode::kFusedSlots");
   }
   if (fused && spec.num_zero_experts != 0) {
-    refuse("shared.mode",
-           "kFusedSlots with " + std::to_string(spec.num_zero_experts) + " zero experts",
-           "num_zero_experts 0: both would have the ids from num_experts on");
+    refuse(
+        "shared.mode",
+        "SharedMode::kFusedSlots with " + std::to_string(spec.num_zero_experts) + " zero experts",
+        "num_zero_experts 0: both would have the ids from num_experts on");
   }
 }
 
@@ -113,8 +114,8 @@ void check_residual(const ResidualMlpSpec& residual) {
 
 void check_weight_on(const MoeSpec& spec) {
   if (spec.weight_on == WeightOn::kInput && spec.shared.mode == SharedMode::kFusedSlots) {
-    refuse("weight_on", "kInput with SharedMode::kFusedSlots",
-           "kOutput: the weights of shared experts' slots multiply their output");
+    refuse("weight_on", "WeightOn::kInput with SharedMode::kFusedSlots",
+           "WeightOn::kOutput: the weights of shared experts' slots multiply their output");
   }
 }
 

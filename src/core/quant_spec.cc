@@ -73,12 +73,13 @@ void validate_quant(const MoeSpec& spec) {
   check_choice("quant.activations", quant.activations, ActivationScale::kGroup);
   const bool quantised = spec.weight_dtype == DType::kF8E4M3;
   if (quantised != (quant.weights != WeightScale::kNone)) {
-    refuse("quant.weights", quantised ? "kNone" : "scales",
-           quantised ? "kTensor, kChannel or kBlock: F8_E4M3 weights have scales"
-                     : "kNone but for weight_dtype F8_E4M3");
+    refuse("quant.weights", quantised ? "WeightScale::kNone" : "scales",
+           quantised ? "WeightScale::kTensor, WeightScale::kChannel or WeightScale::kBlock: "
+                       "F8_E4M3 weights have scales"
+                     : "WeightScale::kNone but for weight_dtype F8_E4M3");
   }
   if (!quantised && quant.activations != ActivationScale::kNone) {
-    refuse("quant.activations", "a scale", "kNone but for weight_dtype F8_E4M3");
+    refuse("quant.activations", "a scale", "ActivationScale::kNone but for weight_dtype F8_E4M3");
   }
   const bool in_blocks = quant.weights == WeightScale::kBlock;
   check_block("quant.block_rows", quant.block_rows, in_blocks);

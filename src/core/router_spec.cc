@@ -87,7 +87,7 @@ void check_renormalize(const RouterSpec& router) {
   }
   if (!p_norm && router.renormalize != Renormalize::kSum && router.epsilon != 0) {
     refuse("epsilon", text(router.epsilon),
-           "0 but for Renormalize::kSum and kPNorm, which divide by a norm");
+           "0 but for Renormalize::kSum and Renormalize::kPNorm, which divide by a norm");
   }
 }
 
@@ -133,9 +133,11 @@ void check_simulated(const MoeSpec& spec) {
   const auto num_weights = static_cast<int64_t>(simulated.replay_weights.size());
   if (simulated.distribution != SimulatedDistribution::kReplay) {
     if (num_ids != 0)
-      refuse("simulated.replay_ids", std::to_string(num_ids), "empty but for kReplay");
+      refuse("simulated.replay_ids", std::to_string(num_ids),
+             "empty but for SimulatedDistribution::kReplay");
     if (num_weights != 0) {
-      refuse("simulated.replay_weights", std::to_string(num_weights), "empty but for kReplay");
+      refuse("simulated.replay_weights", std::to_string(num_weights),
+             "empty but for SimulatedDistribution::kReplay");
     }
     return;
   }
@@ -259,7 +261,7 @@ void check_sink_softmax(const MoeSpec& spec) {
   if (spec.shared.mode == SharedMode::kRouterWeight) return;
   throw Error(ErrorCode::kInvalidArgument,
               {.what = "router sink_softmax weighs shared experts",
-               .expected = "SharedExpertSpec.mode kRouterWeight",
+               .expected = "SharedMode::kRouterWeight",
                .found = "mode " + std::to_string(static_cast<int>(spec.shared.mode))});
 }
 

@@ -190,7 +190,7 @@ void check_slices(const MoeSpec& spec, const ParallelSpec& parallel) {
     throw Error(ErrorCode::kUnsupported, {.what = std::string("the quantised matrices of ") + part +
                                                   " cannot be cut for tensor-parallel ranks",
                                           .found = support.reason(),
-                                          .hint = "split by experts: ParallelSpec::ep_size"});
+                                          .hint = "split by experts: ParallelSpec.ep_size"});
   };
   check(spec.weight_dtype, spec.intermediate_size, "the experts");
   if (spec.shared.mode == SharedMode::kNone) return;

@@ -9,8 +9,7 @@ namespace conclave::inline v0 {
 Support tensor_reduction_supports(const Context& context, const ParallelSpec& parallel) {
   const Communicator* const communicator = context.tensor_communicator();
   if (communicator == nullptr) {
-    return Support::no(
-        "ContextOptions.tensor_communicator is not given; Reduce::kPartial needs none");
+    return Support::no("the context has no tensor_communicator; Reduce::kPartial needs none");
   }
   if (communicator->size() != parallel.tp_size || communicator->rank() != parallel.tp_rank) {
     return Support::no(fmt::format(
@@ -42,7 +41,7 @@ RankPart plan_rank_part(const MoeSpec& spec, const ParallelSpec& parallel) {
   if (is_part && spec.latent.has_norm) {
     throw Error(ErrorCode::kUnsupported,
                 {.what = "LatentSpec.has_norm needs the whole sum of a token",
-                 .found = "ParallelSpec.reduce = Reduce::kPartial",
+                 .found = "Reduce::kPartial",
                  .hint = "use Reduce::kFull"});
   }
   if (parallel.reduce == Reduce::kPartial) {

@@ -26,7 +26,7 @@ std::byte* allocate_or_throw(size_t bytes, const Allocate& allocate) {
   if (data != nullptr) return static_cast<std::byte*>(data);
   throw Error(ErrorCode::kOutOfMemory, {.what = "no memory for a workspace",
                                         .expected = std::to_string(bytes) + " bytes",
-                                        .hint = "plan for fewer tokens: LayerOptions::max_tokens"});
+                                        .hint = "plan for fewer tokens: LayerOptions.max_tokens"});
 }
 
 void check_memory(std::span<const std::byte> memory, size_t alignment) {

@@ -79,7 +79,8 @@ std::vector<int32_t> ranks_of(int64_t num_physical, const ParallelSpec& parallel
   throw Error(ErrorCode::kInvalidArgument,
               {.what = "no placement strategy of this value",
                .tensor = "placement",
-               .expected = "kLinear, kRoundRobin or kCustom",
+               .expected = "PlacementStrategy::kLinear, PlacementStrategy::kRoundRobin or "
+                           "PlacementStrategy::kCustom",
                .found = std::to_string(static_cast<int>(parallel.placement))});
 }
 
