@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from conclave import _conclave, _frameworks, _runtime
+from conclave import _conclave, _frameworks, _gradients, _runtime
 from conclave._shapes import complete_spec, separate_rows
 from conclave.checkpoint import Checkpoint, Feed
 from conclave.errors import ConclaveTypeError
@@ -120,7 +120,8 @@ class Layer:
                 ``gate_up_bias`` [E, 2I], ``down_bias`` [E, H]; ``selection_bias`` [E];
                 ``shared_gate_up``, ``shared_down``, ``shared_expert_gate``; ``gate_up_scale``,
                 ``down_scale``; and the others of ExpertWeights in the C++ interface. Instead of a
-                stack, gate_up, gate, up and down may be lists of one matrix an expert.
+                stack, gate_up, gate, up and down may be lists of one matrix an expert. Gradients of
+                forwards do not reach them: while torch records, none may require them.
 
         Raises:
             Error: naming the argument, with what was expected and found.
@@ -186,9 +187,22 @@ class Layer:
             out.
 
         Raises:
-            Error: naming the argument, with what was expected and found.
+            Error: naming the argument, with what was expected and found; also where torch records
+                gradients and an argument requires them.
         """
-        _frameworks.refuse_gradients(hidden, "hidden")
+        _gradients.refuse(
+            {
+                "hidden": hidden,
+                "router_logits": router_logits,
+                "topk_weights": topk_weights,
+                "router_input": router_input,
+                "residual_input": residual_input,
+                "out": out,
+                "shared_out": shared_out,
+                "captured_logits": captured_logits,
+                "captured_weights": captured_weights,
+            }
+        )
         if out is None:
             out = _frameworks.empty_like(
                 hidden, _frameworks.shape_of(hidden, "hidden"), None, "out"
@@ -322,8 +336,10 @@ class Layer:
 
 
 def _given(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """The weights that there are, finished on their device."""
+    """The weights that there are, finished on their device. Raises where autograd would expect
+    gradients of them, which no forward computes."""
     given = {name: value for name, value in weights.items() if value is not None}
+    _gradients.refuse(given)
     for value in given.values():
         first = value[0] if isinstance(value, (list, tuple)) and value else value
         _frameworks.synchronize(first)
