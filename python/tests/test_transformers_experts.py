@@ -406,6 +406,29 @@ def test_operator_passes_checks_of_torch(module: Any) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("act", "name"), [("gelu", "gelu"), ("gelu_pytorch_tanh", "gelu_tanh"), ("silu", "silu")]
+)
+def test_activations_of_transformers_are_recognised(device: str, act: str, name: str) -> None:
+    function = transformers.activations.ACT2FN[act]
+
+    def gated(both: Any) -> Any:
+        gate, up = both.chunk(2, dim=-1)
+        return function(gate) * up
+
+    assert identify_gated(gated, torch.device(device)).activation.name == name
+    assert identify_plain(function, torch.device(device)).activation.name == f"{name}_no_mul"
+
+
+def test_activation_with_values_of_its_own_type_is_recognised(device: str) -> None:
+    weights = torch.ones(1, 1)  # products of two types are refused by torch
+
+    def squared(x: Any) -> Any:
+        return torch.relu(x.reshape(-1, 1) @ weights).reshape(x.shape) ** 2
+
+    assert identify_plain(squared, torch.device(device)).activation.name == "relu2_no_mul"
+
+
 @pytest.mark.parametrize("limit", [0.75, 7.0, 10.0])
 def test_activations_with_limits_are_told_apart(limit: float) -> None:
     silu = torch.nn.functional.silu

@@ -47,7 +47,7 @@ def _relu2(x: torch.Tensor) -> torch.Tensor:
 
 
 _PLAIN = {"silu": _silu, "gelu": _gelu, "gelu_tanh": _gelu_tanh}
-_NO_MUL = {f"{name}_no_mul": formula for name, formula in _PLAIN.items()} | {"relu2_no_mul": _relu2}
+NO_MUL = {f"{name}_no_mul": formula for name, formula in _PLAIN.items()} | {"relu2_no_mul": _relu2}
 
 
 def _clamped(x: torch.Tensor, limit: float) -> torch.Tensor:
@@ -83,7 +83,7 @@ def _situ(beta: float, linear: float) -> tuple[ActivationSpec, Callable]:
     return ActivationSpec(name="situ", beta=beta, linear_beta=linear), formula
 
 
-def _candidates(numbers: list[float]) -> Iterator[tuple[ActivationSpec, Callable]]:
+def candidates(numbers: list[float]) -> Iterator[tuple[ActivationSpec, Callable]]:
     """Formulas of gate and up, the usual ones first."""
     for name, plain in _PLAIN.items():
         yield ActivationSpec(name=name), lambda g, u, plain=plain: plain(g) * u
@@ -95,7 +95,7 @@ def _candidates(numbers: list[float]) -> Iterator[tuple[ActivationSpec, Callable
         yield _situ(beta, linear)
 
 
-def _numbers_of(*objects: Any) -> list[float]:
+def numbers_of(*objects: Any) -> list[float]:
     """Positive numbers among the attributes: one of them may be a limit."""
     found: dict[float, None] = {}
     for thing in objects:
@@ -103,6 +103,15 @@ def _numbers_of(*objects: Any) -> list[float]:
             if isinstance(value, float) and 0.001 <= value <= 1e6:
                 found.setdefault(value)
     return list(found)
+
+
+def _evaluate(apply: Callable, points: torch.Tensor) -> Any:
+    """In float64, where torch's own functions err by nothing that shows. In float32 their GELU errs
+    by more than formulas may differ; it is for code that mixes in values of its own type."""
+    try:
+        return apply(points)
+    except (RuntimeError, TypeError):
+        return apply(points.float())
 
 
 def _agree(actual: Any, expected: torch.Tensor) -> bool:
@@ -126,15 +135,15 @@ def identify_gated(apply: Callable, device: torch.device, *owners: Any) -> Found
     `owners` are objects whose attributes may hold the parameters.
     """
     gate, up = _points(device)
-    numbers = _numbers_of(*owners)
+    numbers = numbers_of(*owners)
     with torch.no_grad():
         for order in ("concatenated", "interleaved"):
             if order == "concatenated":
                 both = torch.cat([gate, up], dim=-1)
             else:
                 both = torch.stack([gate, up], dim=-1).flatten(-2)
-            actual = apply(both.float())
-            for activation, formula in _candidates(numbers):
+            actual = _evaluate(apply, both)
+            for activation, formula in candidates(numbers):
                 if _agree(actual, formula(gate, up)):
                     return Found(activation, order)
     return None
@@ -144,8 +153,8 @@ def identify_plain(apply: Callable, device: torch.device) -> Found | None:
     """The activation of `apply`, which takes and returns [n, I], without a gate."""
     points, _ = _points(device)
     with torch.no_grad():
-        actual = apply(points.float())
-        for name, formula in _NO_MUL.items():
+        actual = _evaluate(apply, points)
+        for name, formula in NO_MUL.items():
             if _agree(actual, formula(points)):
                 return Found(ActivationSpec(name=name), "concatenated")
     return None
