@@ -34,3 +34,33 @@ if(CONCLAVE_COVERAGE)
   add_compile_options(--coverage -fprofile-update=atomic)
   add_link_options(--coverage)
 endif()
+
+# conclave_cold_folder(<target> [EXCEPT <file>...] [ONLY <file>...])
+#
+# The folder's sources of the target run once a layer, a model or a command: an optimised build
+# compiles them with -O1, which takes half the time. EXCEPT: what touches every row or byte.
+function(conclave_cold_folder target)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "EXCEPT;ONLY")
+  get_target_property(directory ${target} SOURCE_DIR)
+  get_target_property(sources ${target} SOURCES)
+  foreach(file IN LISTS sources)
+    if(file MATCHES "^\\$<")
+      continue()
+    endif()
+    cmake_path(ABSOLUTE_PATH file BASE_DIRECTORY ${directory} NORMALIZE)
+    cmake_path(IS_PREFIX CMAKE_CURRENT_SOURCE_DIR ${file} NORMALIZE is_here)
+    if(NOT is_here)
+      continue()
+    endif()
+    cmake_path(RELATIVE_PATH file BASE_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR} OUTPUT_VARIABLE name)
+    if(name IN_LIST arg_EXCEPT OR (arg_ONLY AND NOT name IN_LIST arg_ONLY))
+      continue()
+    endif()
+    set_property(
+      SOURCE ${file}
+      DIRECTORY ${directory}
+      APPEND
+      PROPERTY COMPILE_OPTIONS $<$<CONFIG:Release,RelWithDebInfo>:-O1>)
+    set_property(TARGET ${target} APPEND PROPERTY CONCLAVE_COLD ${file})
+  endforeach()
+endfunction()

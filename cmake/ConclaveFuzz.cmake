@@ -11,7 +11,7 @@ function(conclave_add_fuzzer name)
   target_include_directories(${name}_fuzz PRIVATE ${PROJECT_SOURCE_DIR}/tests
                                                   ${PROJECT_SOURCE_DIR}/src)
   target_link_libraries(${name}_fuzz PRIVATE conclave::conclave conclave_warnings
-                                             fmt::fmt-header-only nlohmann_json::nlohmann_json)
+                                             conclave_format nlohmann_json::nlohmann_json)
   target_link_options(${name}_fuzz PRIVATE -fsanitize=fuzzer)
   add_test(NAME Fuzz.${name}_Corpus
            COMMAND ${name}_fuzz -runs=0 ${CMAKE_CURRENT_SOURCE_DIR}/corpus/${name})
