@@ -3,9 +3,11 @@ if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   find_program(CONCLAVE_CCACHE ccache)
   mark_as_advanced(CONCLAVE_CCACHE)
   if(CONCLAVE_CCACHE)
-    # Without these it takes no file that uses a precompiled header.
-    set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
-                                    CCACHE_SLOPPINESS=pch_defines,time_macros ${CONCLAVE_CCACHE})
-    set(CMAKE_CUDA_COMPILER_LAUNCHER ${CONCLAVE_CCACHE})
+    # Paths within the tree count relative to it, so that a second clone finds what the first one
+    # compiled. Without the sloppiness ccache takes no file that uses a precompiled header.
+    set(cached ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1
+               CCACHE_SLOPPINESS=pch_defines,time_macros ${CONCLAVE_CCACHE})
+    set(CMAKE_CXX_COMPILER_LAUNCHER ${cached})
+    set(CMAKE_CUDA_COMPILER_LAUNCHER ${cached})
   endif()
 endif()
