@@ -126,12 +126,16 @@ TEST(Placement, Shapes_AreAcceptedInEveryUsualForm) {
     return fits(shape, stack, plain, axes);
   };
   EXPECT_TRUE(accepts({4, 6, 3}, AxisOrder::kRowsFirst));
-  EXPECT_TRUE(accepts({24, 3}, AxisOrder::kRowsFirst));
+  EXPECT_FALSE(accepts({24, 3}, AxisOrder::kRowsFirst));
   EXPECT_TRUE(accepts({4, 3, 6}, AxisOrder::kColsFirst));
-  EXPECT_TRUE(accepts({12, 6}, AxisOrder::kColsFirst));
+  EXPECT_FALSE(accepts({12, 6}, AxisOrder::kColsFirst));
   EXPECT_FALSE(accepts({4, 3, 6}, AxisOrder::kRowsFirst));
   EXPECT_FALSE(accepts({5, 6, 3}, AxisOrder::kRowsFirst));
   EXPECT_FALSE(accepts({4, 18}, AxisOrder::kRowsFirst));
+  const NamePattern merged{.text = "w", .part = Part::kDown, .experts = ExpertAxis::kMerged};
+  EXPECT_TRUE(fits(std::vector<int64_t>{24, 3}, stack, merged, AxisOrder::kRowsFirst));
+  EXPECT_TRUE(fits(std::vector<int64_t>{12, 6}, stack, merged, AxisOrder::kColsFirst));
+  EXPECT_FALSE(fits(std::vector<int64_t>{4, 6, 3}, stack, merged, AxisOrder::kRowsFirst));
 
   TensorBlock with_zero_experts = stack;
   with_zero_experts.surplus = 2;
