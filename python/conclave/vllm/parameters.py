@@ -108,7 +108,8 @@ class ExpertParameters(torch.nn.Module):
         """
         if self.expert_mapping is None:
             raise ConclaveValueError("expert_mapping: load_weights needs it, found None")
-        taken, known, unknown = [], False, []
+        known, taken = False, []
+        unknown: list[str] = []
         for name, tensor in weights:
             rows = self._rows_of(name)
             known = known or bool(rows)
