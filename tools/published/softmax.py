@@ -8,6 +8,7 @@ KINDS = {"mlp_layer_types": ["dense", "sparse"] * (LAYERS // 2)}
 STEPS = {"mlp_only_layers": [3], "decoder_sparse_step": 2}
 LOCAL = sizes("num_local_experts", inner="intermediate_size")
 NAMES = {"experts": "num_local_experts", "inner": "intermediate_size"}
+LONGCAT = {"experts": "n_routed_experts", "top_k": "moe_topk", "inner": "expert_ffn_hidden_size"}
 WIDTH = {"shared_expert_intermediate_size": 40}
 
 
@@ -141,7 +142,7 @@ def gemma(c, folder: str) -> dict:
 def longcat(c) -> dict:
     says("longcat_flash", r"scores = router_logits\.softmax\(dim=-1\)")
     return {
-        **router(c, "longcat_flash", False, experts="n_routed_experts", top_k="moe_topk", inner="expert_ffn_hidden_size"),
+        **router(c, "longcat_flash", False, **LONGCAT),
         "router.has_logit_bias": getattr(c, "router_bias", False),
         "router.has_selection_bias": True,
         "router.scale": c.routed_scaling_factor,
