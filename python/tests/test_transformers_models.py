@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", "5.0", reason="transformers 5 is not installed")
 
 import conclave.transformers  # noqa: E402
+from conclave.errors import ConclaveUnsupportedError  # noqa: E402
 from conclave.transformers import _block, _experts  # noqa: E402
 from support import models  # noqa: E402
 from support.devices import DEVICES  # noqa: E402
@@ -76,11 +77,15 @@ def test_model_with_experts_backend_has_eager_logits(
     family: tuple, record_property: Callable
 ) -> None:
     _, model, expected = family
+    if not dispatches(model):
+        with pytest.raises(ConclaveUnsupportedError, match=r"conclave\.transformers\.patch"):
+            conclave.transformers.set_implementation(model)
+        return
     conclave.transformers.set_implementation(model)
     try:
         check(model, expected, record_property)
-        packed = conclave.transformers._packed._packed
-        assert any(module in packed for module in model.modules()) == dispatches(model)
+        report = conclave.transformers.backend_report(model)
+        assert report.ours == report.modules != (), str(report)
     finally:
         conclave.transformers.set_implementation(model, "eager")
 
@@ -99,6 +104,9 @@ def test_model_with_patched_blocks_has_eager_logits(
             assert all("attention" in m.reason for m in report.not_replaced)
         record_property("replaced", ",".join(sorted({m.replaced for m in report.replaced})))
         check(model, expected, record_property)
+        if models.IS_NEWEST:
+            report = conclave.transformers.backend_report(model)
+            assert report.ours == report.modules != (), str(report)
     finally:
         conclave.transformers.unpatch(model)
 

@@ -4,7 +4,8 @@
 >>> model = AutoModelForCausalLM.from_pretrained(directory, experts_implementation="conclave")
 
 The import registers the backend ``"conclave"`` for plain and for float8 experts. `patch` goes
-further and replaces whole MoE blocks of a loaded model, routing and shared experts included. See
+further and replaces whole MoE blocks of a loaded model, routing and shared experts included.
+`backend_report` tells which modules either of them ran, and why not others. See
 docs/python-transformers.md.
 """
 
@@ -15,6 +16,7 @@ from conclave.transformers._experts import experts_forward
 from conclave.transformers._packed import forget
 from conclave.transformers._patch import PatchedModule, PatchReport, patch, unpatch
 from conclave.transformers._register import IMPLEMENTATION, register, set_implementation
+from conclave.transformers._report import BackendReport, ExpertsCalls, backend_report
 
 _experts.define_operator()
 _block.define_operator()
@@ -22,8 +24,11 @@ register()
 
 __all__ = [
     "IMPLEMENTATION",
+    "BackendReport",
+    "ExpertsCalls",
     "PatchReport",
     "PatchedModule",
+    "backend_report",
     "experts_forward",
     "forget",
     "patch",

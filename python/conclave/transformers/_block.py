@@ -14,7 +14,7 @@ from conclave._locks import ForkSafeLock
 from conclave._watched import Watched
 from conclave.errors import ConclaveRuntimeError
 from conclave.layer import Layer
-from conclave.transformers._experts import logger
+from conclave.transformers._experts import logger, why_gradients
 from conclave.transformers._feed import first_that_fits, make_layer
 from conclave.transformers._find import Candidate, router_of
 from conclave.transformers._packed import require_countable
@@ -28,6 +28,7 @@ from conclave.transformers._probe import (
 )
 from conclave.transformers._release import free, modules_with_tied_weights, require_weights
 from conclave.transformers._slots import Slots
+from conclave.transformers._tally import note_eager, note_ours, note_traced
 from conclave.transformers._traits import NotOurs
 
 _blocks: weakref.WeakValueDictionary[int, PatchedBlock] = weakref.WeakValueDictionary()
@@ -56,7 +57,7 @@ class PatchedBlock:
         self._former: dict[str, Any] = {}
         weights = next(candidate.block.parameters())
         self._norm: torch.nn.Module | None = None
-        self._second = first_that_fits(lambda names: self._try(names, candidate, weights.device))
+        self._second = self._fit(candidate, weights.device)
         self.key = next(_keys)
         _blocks[self.key] = self
 
@@ -72,6 +73,10 @@ class PatchedBlock:
         tensors = slots.tensors()
         require_countable(tensors)
         return slots, Watched(tensors)
+
+    def _fit(self, candidate: Candidate, device: torch.device) -> str | None:
+        """Packs and probes; the name of what the block returns as well. Raises NotOurs."""
+        return first_that_fits(lambda names: self._try(names, candidate, device))
 
     def _try(self, names: Callable, candidate: Candidate, device: torch.device) -> str | None:
         self._names = names
@@ -173,17 +178,23 @@ class PatchedBlock:
         out = out.view(hidden.shape)
         return out if self._norm is None else self._norm(out), seen
 
-    def _wants_gradients(self, hidden: torch.Tensor) -> bool:
+    def _required(self) -> list[torch.Tensor]:
+        """The weights that gradients may be required of."""
+        return self._slots.tensors()
+
+    def _why_gradients(self, given: dict[str, Any]) -> str:
         if not torch.is_grad_enabled():
-            return False
-        return hidden.requires_grad or any(t.requires_grad for t in self._slots.tensors())
+            return ""
+        weights = {f"weights[{i}]": t for i, t in enumerate(self._required())}
+        return why_gradients(given | weights)
 
     def _why_not(self, given: dict[str, Any]) -> str:
         """Why a call is the original's; empty if it is the layer's."""
-        hidden, *others = given.values()
+        _, *others = given.values()
         token_ids = given.get("input_ids")
-        if self._wants_gradients(hidden):
-            return "gradients are required, which are not computed here"
+        gradients = self._why_gradients(given)
+        if gradients:
+            return gradients
         if any(o is not None and o is not token_ids and _says_something(o) for o in others):
             return "the block was called with further arguments"
         return ""
@@ -200,9 +211,11 @@ class PatchedBlock:
             if reason not in _warned:
                 _warned.add(reason)
                 logger.warning("MoE blocks run eagerly: %s", reason)
+            note_eager(self._module(), reason)
             return self._eager(args, kwargs)
         self._record(hidden)
         out, seen = self._run(hidden, token_ids, self._second is not None)
+        note_ours(self._module())
         return out if self._second is None else (out, seen[self._second].to(hidden.dtype))
 
     def _record(self, hidden: torch.Tensor) -> None:
@@ -276,6 +289,7 @@ def _forward_in_graph(block: PatchedBlock, args: Any, kwargs: Any) -> Any:
     hidden = next(iter(given.values()))
     reason = block._why_not(given)
     if reason and not block.released_bytes:
+        note_traced(id(block._module()), reason)
         return block._eager(args, kwargs)
     # The operator raises for the reason: what is raised while a graph is made breaks the graph.
     if reason:
@@ -291,6 +305,7 @@ def _operator(
     block._refuse_if_released(reason)
     with torch.no_grad():
         out, seen = block._run(hidden_states, input_ids, wants=block._second is not None)
+    note_ours(block._module())
     if block._second is None:
         return out, hidden_states.new_empty(0)
     return out, seen[block._second].to(hidden_states.dtype)

@@ -16,6 +16,7 @@ from conclave._watched import version_of
 from conclave.errors import ConclaveUnsupportedError
 from conclave.transformers._packed import packed_experts
 from conclave.transformers._release import require_weights
+from conclave.transformers._tally import note_eager, note_ours, note_traced
 from conclave.transformers._traits import NotOurs, local_part
 
 logger = logging.getLogger("conclave.transformers")
@@ -65,11 +66,13 @@ def experts_forward(
     """
     if torch.compiler.is_compiling():
         return _compiled(self, hidden_states, top_k_index, top_k_weights, kwargs)
-    reason = _why_not(self, hidden_states)
+    reason = _why_not(self, hidden_states, top_k_weights)
     if reason:
         return _eager(self, reason, hidden_states, top_k_index, top_k_weights, kwargs)
     try:
-        return run_experts(self, hidden_states, top_k_index, top_k_weights)
+        out = run_experts(self, hidden_states, top_k_index, top_k_weights)
+        note_ours(self)
+        return out
     except (NotOurs, ConclaveUnsupportedError) as error:
         _refuse(self, str(error))
         return _eager(self, str(error), hidden_states, top_k_index, top_k_weights, kwargs)
@@ -95,13 +98,28 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
-def _why_not(module: torch.nn.Module, hidden_states: torch.Tensor) -> str:
+def why_gradients(arguments: dict[str, Any]) -> str:
+    """The reason of a call that autograd expects a graph of; empty for other calls."""
+    if not torch.is_grad_enabled():
+        return ""
+    for name, tensor in arguments.items():
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+            return f"gradients are required ({name}), which are not computed; use torch.no_grad()"
+    return ""
+
+
+def _why_gradients(
+    module: torch.nn.Module, hidden_states: torch.Tensor, top_k_weights: torch.Tensor
+) -> str:
+    given = {"hidden_states": hidden_states, "top_k_weights": top_k_weights}
+    return why_gradients(given | {n: module._parameters.get(n) for n in _WEIGHTS})
+
+
+def _why_not(
+    module: torch.nn.Module, hidden_states: torch.Tensor, top_k_weights: torch.Tensor
+) -> str:
     """Why a call cannot be ours; empty if it can."""
-    if torch.is_grad_enabled() and (
-        hidden_states.requires_grad or any(w.requires_grad for w in _weights_of(module))
-    ):
-        return "gradients are required, which are not computed here; use torch.no_grad()"
-    return _why_refused(module)
+    return _why_gradients(module, hidden_states, top_k_weights) or _why_refused(module)
 
 
 def _kinds_of(module: torch.nn.Module) -> list[tuple[Any, ...]]:
@@ -147,6 +165,7 @@ def _eager(
     if reason not in _warned:
         _warned.add(reason)
         logger.warning("experts run eagerly: %s", reason)
+    note_eager(module, reason)
     original = inspect.unwrap(type(module).forward)
     return original(
         module, hidden_states, top_k_index, top_k_weights, **_accepted(original, kwargs)
@@ -176,11 +195,11 @@ def _compiled(
     kwargs: dict[str, Any],
 ) -> torch.Tensor:
     weights = [w for name, w in module._parameters.items() if name in _WEIGHTS and w is not None]
-    needs_weights = torch.is_grad_enabled() and (
-        hidden_states.requires_grad or any(w.requires_grad for w in weights)
-    )
+    reason = _why_gradients(module, hidden_states, top_k_weights)
+    needs_weights = reason != ""
     # Of released weights the operator complains when it runs; an error while tracing would stay.
     if needs_weights and all(w.numel() != 0 for w in weights):
+        note_traced(id(module), reason)
         original = type(module).forward.__wrapped__  # type: ignore[attr-defined]
         return original(module, hidden_states, top_k_index, top_k_weights, **kwargs)
     return torch.ops.conclave.experts(
@@ -222,7 +241,9 @@ def _operator(
     with torch.no_grad():
         if not reason:
             try:
-                return run_experts(module, hidden_states, top_k_index, top_k_weights)
+                out = run_experts(module, hidden_states, top_k_index, top_k_weights)
+                note_ours(module)
+                return out
             except (NotOurs, ConclaveUnsupportedError) as error:
                 reason = str(error)
                 _refuse(module, reason)

@@ -15,13 +15,14 @@ import torch
 from conclave._locks import ForkSafeLock
 from conclave._watched import Watched
 from conclave.layer import Layer
-from conclave.transformers._experts import experts_forward, logger
+from conclave.transformers._experts import experts_forward, logger, why_gradients
 from conclave.transformers._feed import first_that_fits, make_layer
 from conclave.transformers._find import Candidate, router_of
 from conclave.transformers._packed import packed_experts, require_countable
 from conclave.transformers._probe import call_original, probe_hidden, require_equal
 from conclave.transformers._release import modules_with_tied_weights, require_weights
 from conclave.transformers._slots import Slots
+from conclave.transformers._tally import note_ours
 from conclave.transformers._traits import NotOurs
 
 
@@ -95,11 +96,12 @@ class PatchedPair:
             return False
         if not torch.is_grad_enabled():
             return True
-        wanted = hidden.requires_grad or any(t.requires_grad for t in self._slots.tensors())
-        if wanted and not self._warned:
+        weights = {f"weights[{i}]": t for i, t in enumerate(self._slots.tensors())}
+        reason = why_gradients({"hidden_states": hidden} | weights)
+        if reason and not self._warned:
             self._warned = True
-            logger.warning("MoE blocks run eagerly: gradients are required, which are not computed")
-        return not wanted
+            logger.warning("MoE blocks run eagerly: %s", reason)
+        return not reason
 
     def route(self, hidden_states: torch.Tensor) -> Any:
         """In place of the router."""
@@ -111,9 +113,14 @@ class PatchedPair:
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
         """In place of the experts."""
-        if not top_k_index.is_floating_point():
-            return experts_forward(self._experts(), hidden_states, top_k_index, top_k_weights)
-        return self._run(hidden_states, top_k_index)
+        if top_k_index.is_floating_point():
+            if self._is_simple(hidden_states):
+                out = self._run(hidden_states, top_k_index)
+                note_ours(self._experts())
+                return out
+            # Only the rows of the experts require gradients: the router's input came without.
+            _, top_k_weights, top_k_index = self._route(top_k_index)
+        return experts_forward(self._experts(), hidden_states, top_k_index, top_k_weights)
 
     def install(self) -> None:
         self._router().forward = self.route

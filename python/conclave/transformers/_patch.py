@@ -26,6 +26,7 @@ from conclave.transformers._release import (
     guard_released,
     modules_with_tied_weights,
 )
+from conclave.transformers._tally import forget_calls
 from conclave.transformers._traits import NotOurs
 
 _patches: weakref.WeakKeyDictionary[torch.nn.Module, list[Any]] = weakref.WeakKeyDictionary()
@@ -194,6 +195,7 @@ def patch(model: Any, release: bool = False) -> PatchReport:
     """
     if model in _patches:
         raise ConclaveValueError("model: it is patched; unpatch it first")
+    forget_calls(model)
     before, resident = _bytes_of(model), _resident_bytes()
     modules, replacements = [], []
     for candidate in find_candidates(model):

@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 from conclave.errors import ConclaveValueError
+from conclave.transformers._dispatch import IMPLEMENTATION, require_effect, watch_selection
 from conclave.transformers._experts import ask_again, experts_forward
 from conclave.transformers._guard import guard
 from conclave.transformers._packed import release_when_packed
@@ -14,8 +15,7 @@ from conclave.transformers._release import (
     modules_with_tied_weights,
     require_weights,
 )
-
-IMPLEMENTATION = "conclave"
+from conclave.transformers._tally import forget_calls
 
 
 def _registries() -> list[Any]:
@@ -49,6 +49,7 @@ def register() -> None:
     for registry in registries:
         registry.register(IMPLEMENTATION, experts_forward)
     _allow_name()
+    watch_selection()
 
 
 def _allow_name() -> None:
@@ -82,7 +83,8 @@ def _require_weights_of(model: Any, name: Any = None, *_: Any, **__: Any) -> Non
 def set_implementation(model: Any, name: str = IMPLEMENTATION, release: bool = False) -> None:
     """Selects the experts backend of a loaded model, in every version of transformers.
 
-    Models whose experts do not dispatch stay as they are: use `patch` for them.
+    `backend_report` tells afterwards which modules it ran. Experts that do not dispatch stay as
+    they are, with a warning: use `patch` for them.
 
     Args:
         model: a model of transformers.
@@ -94,12 +96,16 @@ def set_implementation(model: Any, name: str = IMPLEMENTATION, release: bool = F
 
     Raises:
         ConclaveValueError: `release` with another backend than "conclave".
+        ConclaveUnsupportedError: none of the model's experts dispatch.
         ConclaveRuntimeError: another backend for a model whose weights were released.
     """
     if name != IMPLEMENTATION:
         if release:
             raise ConclaveValueError(f"release: {name} reads the weights of the model")
     _require_weights_of(model, name)
+    if name == IMPLEMENTATION:
+        require_effect(model)
+    forget_calls(model)
     tied = modules_with_tied_weights(model) if release else ()
     for module in model.modules():
         release_when_packed(module, release and module not in tied)
