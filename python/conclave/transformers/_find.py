@@ -9,6 +9,7 @@ import torch
 
 _EXPERTS = ("experts", "text_moe.experts")
 _ROUTERS = ("gate", "router")
+_LISTS = (torch.nn.ModuleList, torch.nn.ModuleDict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +22,11 @@ class Candidate:
     in_layer: bool  # the decoder layer itself calls router and experts
 
     @property
+    def is_list(self) -> bool:
+        """Whether every expert is a module of its own."""
+        return isinstance(self.experts, _LISTS)
+
+    @property
     def is_attention(self) -> bool:
         return any(_is_attention(name) for name in self.path.split("."))
 
@@ -30,7 +36,10 @@ def _is_attention(name: str) -> bool:
 
 
 def _holds_experts(module: torch.nn.Module) -> bool:
-    """Whether a module's weights are stacks of experts: by now, or flat in a child (DBRX)."""
+    """Whether a module's weights are those of experts: in stacks by now, flat in a child (DBRX), or
+    in a list of modules, as code has them that was written for transformers 4."""
+    if isinstance(module, _LISTS):
+        return any(True for _ in module.parameters())
     if any(p.dim() == 3 for p in module.parameters(recurse=False)):
         return True
     return (
@@ -49,6 +58,10 @@ def _experts_of(block: torch.nn.Module) -> torch.nn.Module | None:
         if _holds_experts(found):
             return found
     children = dict(block.named_children())
+    for name, child in children.items():
+        if isinstance(child, _LISTS) and "expert" in name and "shared" not in name:
+            if _holds_experts(child):
+                return child
     if {"router", "input_linear", "output_linear"} <= children.keys():  # JetMoE
         return children["input_linear"]
     return None

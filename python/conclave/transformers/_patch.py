@@ -14,6 +14,7 @@ from conclave.transformers._block import PatchedBlock
 from conclave.transformers._experts import experts_forward
 from conclave.transformers._find import Candidate, find_candidates
 from conclave.transformers._guard import guard, unguard
+from conclave.transformers._list_block import PatchedList
 from conclave.transformers._packed import (
     forget,
     packed_experts,
@@ -139,25 +140,33 @@ def _is_sharded(module: torch.nn.Module) -> bool:
 
 def _replace(model: Any, candidate: Candidate) -> tuple[Any, PatchedModule]:
     """The best replacement that computes the same, and what there is to say about it."""
+    name = type(candidate.block).__name__
     try:
         if candidate.is_attention:
             raise NotOurs("a mixture of attention heads is not a MoE block")
         if _is_sharded(candidate.block):
             raise NotOurs("the block is sharded over processes")
         kind = PatchedPair if candidate.in_layer else PatchedBlock
-        block = kind(model, candidate)
-        found = PatchedModule(candidate.path, type(candidate.block).__name__, "block", "")
-        return block, found
+        return kind(model, candidate), PatchedModule(candidate.path, name, "block", "")
     except (NotOurs, Error) as error:
         reason = str(error)
-    name = type(candidate.block).__name__
     try:
+        if candidate.is_list:
+            block = _replace_list(model, candidate)
+            return block, PatchedModule(candidate.path, name, "experts", reason)
         is_tied = candidate.experts in modules_with_tied_weights(model)
         experts = _PatchedExperts(candidate.experts, _hidden_size(model), is_tied)
         return experts, PatchedModule(candidate.path, name, "experts", reason)
     except (NotOurs, Error) as error:
         both = f"{reason}; experts alone: {error}"
         return None, PatchedModule(candidate.path, name, "", both)
+
+
+def _replace_list(model: Any, candidate: Candidate) -> PatchedList:
+    """Of a block whose experts are modules of their own: these, stacked. Raises NotOurs."""
+    if candidate.is_attention or candidate.in_layer or _is_sharded(candidate.block):
+        raise NotOurs("a list of experts runs within its own block only")
+    return PatchedList(model, candidate)
 
 
 def _refuse_copy(module: torch.nn.Module, *_: Any) -> None:
