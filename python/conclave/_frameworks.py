@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from conclave.errors import ConclaveTypeError, ConclaveValueError
 
@@ -161,6 +162,22 @@ def scratch(reference: Any, num_bytes: int, stream: int) -> Any:
         if stream != int(module.cuda.current_stream(reference.device).cuda_stream):
             return None
     return module.empty(num_bytes, dtype=module.uint8, device=reference.device)
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def untraced(function: _Function) -> _Function:
+    """The function, which torch.compile calls as it is: it cannot trace the extension module."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        module = torch()
+        if module is not None and module.compiler.is_compiling():
+            return module.compiler.disable(function)(*arguments, **named)
+        return function(*arguments, **named)
+
+    return call  # type: ignore[return-value]
 
 
 def refuse_gradients(array: Any, argument: str) -> None:

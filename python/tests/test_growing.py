@@ -138,6 +138,20 @@ def test_a_layer_is_planned_for_more_by_hand():
         layer.plan_for(1 << 41)
 
 
+def test_compiled_calls_grow():
+    hidden, w1, w2, weights, ids = some(9000)
+
+    def work(scale: torch.Tensor, tokens: int) -> torch.Tensor:
+        part = (hidden[:tokens], w1, w2, weights[:tokens], ids[:tokens])
+        return conclave.fused_experts(*part) * scale
+
+    compiled = torch.compile(work, backend="eager")
+    for tokens in (16, 5000, 9000, 16):
+        one = torch.ones((), dtype=torch.bfloat16)
+        assert torch.equal(compiled(one, tokens), work(one, tokens))
+    assert planned(w1, w2) == 16384
+
+
 def test_the_module_grows_too():
     layer = vllm.FusedMoE(4, 2, 32, 16, params_dtype=torch.bfloat16)
     hidden, w1, w2, _, _ = some(5000)

@@ -24,6 +24,7 @@ _ROWS = ("float32", "float16", "bfloat16")
 _WEIGHTS = (*_ROWS, FP8)
 
 
+@_frameworks.untraced
 def fused_experts(
     hidden_states: Array,
     w1: Array,
