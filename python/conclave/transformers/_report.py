@@ -66,9 +66,8 @@ class BackendReport:
 def _reasons(tally: Tally) -> Iterator[str]:
     for reason, count in tally.eager.items():
         yield f"{count} x {reason}"
-    for reason, count in tally.traced.items():
-        graphs = "a compiled graph" if count == 1 else f"{count} compiled graphs"
-        yield f"in {graphs}, whose calls are not counted: {reason}"
+    for reason in tally.traced:
+        yield f"in compiled graphs, whose calls are not counted: {reason}"
 
 
 def _calls(path: str, module: torch.nn.Module, selected: str, why_not: str) -> ExpertsCalls:

@@ -18,7 +18,7 @@ class Tally:
 
     ours: int = 0
     eager: Counter[str] = dataclasses.field(default_factory=Counter)  # by reason
-    traced: Counter[str] = dataclasses.field(default_factory=Counter)  # graphs with its own code
+    traced: set[str] = dataclasses.field(default_factory=set)  # why graphs have its own code
 
 
 _tallies: weakref.WeakKeyDictionary[torch.nn.Module, Tally] = weakref.WeakKeyDictionary()
@@ -29,7 +29,7 @@ def tally_of(module: torch.nn.Module) -> Tally:
     """A copy: what there was until now."""
     with _lock.now:
         found = _tallies.get(module, Tally())
-        return Tally(found.ours, Counter(found.eager), Counter(found.traced))
+        return Tally(found.ours, Counter(found.eager), set(found.traced))
 
 
 def note_ours(module: torch.nn.Module) -> None:
@@ -45,11 +45,11 @@ def note_eager(module: torch.nn.Module, reason: str) -> None:
 @torch.compiler.assume_constant_result
 def note_traced(key: int, reason: str) -> None:
     """That a graph was made in which the module of this id runs its own code. torch.compile calls
-    this once, while it makes the graph; calls of the graph are not seen."""
+    this while it makes the graph, maybe more than once; calls of the graph are not seen."""
     for module in gc.get_objects():
         if id(module) == key:
             with _lock.now:
-                _tallies.setdefault(module, Tally()).traced[reason] += 1
+                _tallies.setdefault(module, Tally()).traced.add(reason)
             return
 
 
