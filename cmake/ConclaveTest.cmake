@@ -3,6 +3,7 @@
 # One GoogleTest executable, its cases registered one by one with ctest. Labels: the given ones or
 # "cpu". The timeout is per case. SERIAL keeps other tests from running at the same time.
 include(GoogleTest)
+set(CONCLAVE_TEST_LABELS ${CMAKE_CURRENT_LIST_DIR}/ConclaveTestLabels.cmake)
 
 function(conclave_add_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "SERIAL" "TIMEOUT" "SOURCES;LABELS;LIBRARIES")
@@ -19,10 +20,14 @@ function(conclave_add_test name)
     set(arg_TIMEOUT 120)
   endif()
 
-  add_executable(${name} ${arg_SOURCES} ${PROJECT_SOURCE_DIR}/tests/support/sanitizer_options.cc)
+  add_executable(${name} ${arg_SOURCES} ${PROJECT_SOURCE_DIR}/tests/support/sanitizer_options.cc
+                         ${PROJECT_SOURCE_DIR}/tests/support/source_root.cc)
+  set_source_files_properties(
+    ${PROJECT_SOURCE_DIR}/tests/support/source_root.cc
+    PROPERTIES COMPILE_DEFINITIONS CONCLAVE_TEST_SOURCE_ROOT="${PROJECT_SOURCE_DIR}")
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests ${PROJECT_SOURCE_DIR}/src)
   target_link_libraries(${name} PRIVATE conclave::conclave conclave_test_support conclave_warnings
-                                        conclave_scalar_rounding fmt::fmt-header-only
+                                        conclave_scalar_rounding conclave_format
                                         nlohmann_json::nlohmann_json ${arg_LIBRARIES}
                                         GTest::gtest_main)
   set_property(GLOBAL APPEND PROPERTY CONCLAVE_TEST_TARGETS ${name})
@@ -36,7 +41,6 @@ function(conclave_add_test name)
     DISCOVERY_MODE PRE_TEST
     DISCOVERY_TIMEOUT 300
     NO_PRETTY_VALUES
-    WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}
     PROPERTIES ${properties})
   # gtest_discover_tests cannot carry a list as a property value, so the labels follow in a file of
   # their own that ctest reads after the discovered tests.
@@ -45,9 +49,8 @@ function(conclave_add_test name)
     CONFIGURE
     OUTPUT ${labels_file}
     CONTENT [[
-if(@name@_TESTS)
-  set_tests_properties(${@name@_TESTS} PROPERTIES LABELS "@arg_LABELS@")
-endif()
+include("@CONCLAVE_TEST_LABELS@")
+conclave_label_cases("@arg_LABELS@" "@CONCLAVE_SANITIZE@" ${@name@_TESTS})
 ]]
     @ONLY)
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${labels_file})
