@@ -78,20 +78,57 @@ install_packages() {
   fi
 }
 
-# run_logged LOG COMMAND...: runs with all output in LOG; shows the log's last line now and then.
+# cpu_seconds: processor time, user and system, of this shell and all its finished children.
+cpu_seconds() {
+  local stat
+  stat=$(<"/proc/$$/stat")
+  # Behind the name in parentheses the twelfth to fifteenth are utime, stime, cutime, cstime.
+  awk -v hz="$(getconf CLK_TCK)" '{ printf "%.1f\n", ($12 + $13 + $14 + $15) / hz }' <<<"${stat##*) }"
+}
+
+# progress_of LINE SECONDS: how far a build or test run is, by a line of ninja, ctest or pytest, and
+# about how long the rest takes at the same pace; other lines as they are.
+progress_of() {
+  local line=$1 seconds=$2 done=0 all=0 unit='' percent rest
+  if [[ $line =~ ^\[([0-9]+)/([0-9]+)\] ]]; then
+    unit=steps done=${BASH_REMATCH[1]} all=${BASH_REMATCH[2]}
+  elif [[ $line =~ ^\ *([0-9]+)/([0-9]+)\ Test ]]; then
+    unit=tests done=${BASH_REMATCH[1]} all=${BASH_REMATCH[2]}
+  elif [[ $line =~ \[\ *([0-9]+)%\]$ ]]; then
+    done=${BASH_REMATCH[1]} all=100
+  fi
+  if ((done == 0 || all == 0)); then
+    cut -c 1-100 <<<"$line"
+    return
+  fi
+  percent=$((done * 100 / all))
+  rest=$((seconds * (all - done) / done))
+  printf '%3d %%, %s%d s, about %d s left\n' "$percent" "${unit:+$done of $all $unit, }" "$seconds" "$rest"
+}
+
+# run_logged LOG COMMAND...: runs with all output in LOG; shows how far it is, on a terminal in one
+# line that changes, elsewhere in a line every 15 seconds.
 run_logged() {
-  local log=$1 last='' line status=0
+  local log=$1 last='' line status=0 every=75 ticks=0 begun=$SECONDS
   shift
   mkdir -p "$(dirname "$log")"
   "$@" >"$log" 2>&1 </dev/null &
-  local child=$! ticks=0
+  local child=$!
+  [[ ! -t 1 ]] || every=5
   while kill -0 "$child" 2>/dev/null; do
     sleep 0.2
-    ((++ticks % 75 == 0)) || continue
-    line=$(tail -n 1 "$log" | cut -c 1-110)
-    [[ $line == "$last" ]] || note "$line"
+    ((++ticks % every == 0)) || continue
+    line=$(tail -n 1 "$log")
+    [[ -n $line ]] || continue
+    line=$(progress_of "$line" $((SECONDS - begun)))
+    if [[ -t 1 ]]; then
+      printf '\r\e[K    %s' "$line"
+    elif [[ $line != "$last" ]]; then
+      note "$line"
+    fi
     last=$line
   done
+  [[ ! -t 1 ]] || printf '\r\e[K'
   wait "$child" || status=$?
   return "$status"
 }

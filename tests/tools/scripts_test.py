@@ -66,6 +66,73 @@ class Scripts(unittest.TestCase):
         self.assertEqual(status, 0, output)
         self.assertIn("packages are installed", output)
         self.assertEqual(output.splitlines()[-1], "1 passed, 0 failed")
+        self.assertRegex(output, r"\nrules +ok +[0-9.]+ s +[0-9.]+ s")
+        self.assertRegex(output, r"\ntotal [0-9.]+ s, [0-9.]+ s of processor time\n")
+
+    def more_cases(self, sanitizers: str, cases: list[str]) -> list[str]:
+        script = self.fake_bin / "labels.cmake"
+        script.write_text(f"""
+            include("{ROOT}/cmake/ConclaveTestLabels.cmake")
+            function(set_tests_properties)
+              if(ARGV MATCHES ";more$")
+                message("${{ARGV}}")
+              endif()
+            endfunction()
+            conclave_label_cases("cpu" "{sanitizers}" {" ".join(cases)})""", encoding="utf-8")
+        result = subprocess.run(["cmake", "-P", script], capture_output=True, text=True, check=True)
+        more = set(result.stderr.strip().split(";"))
+        return [case for case in cases if case in more]
+
+    def test_sanitizers_run_every_eighth_value_of_a_large_table(self):
+        large = [f"All/Table.Value/{i}" for i in range(25)]
+        huge = [f"All/Matrix.Value/{i}" for i in range(1280)]
+        small = [f"All/Few.Value/{i}" for i in range(24)]
+        cases = ["Plain.Case", *large, *small, *huge, "Other.Case"]
+        self.assertEqual(self.more_cases("", cases), [])
+        more = set(self.more_cases("thread", cases))
+        left = [case for case in cases if case not in more]
+        self.assertEqual(left, ["Plain.Case", *large[::8], *small, *huge[::20], "Other.Case"])
+
+    def library(self, command: str) -> str:
+        return subprocess.run(["bash", "-c", f". '{ROOT}/scripts/lib.sh'; {command}"], text=True,
+                              capture_output=True, check=True).stdout
+
+    def test_progress_says_how_far_and_how_long(self):
+        for line, expected in (
+                ("[66/264] Building CXX object a.o", " 25 %, 66 of 264 steps, 30 s, about 90 s left"),
+                (" 50/200 Test  #7: A.B .... Passed", " 25 %, 50 of 200 tests, 30 s, about 90 s left"),
+                ("..........s..... [ 25%]", " 25 %, 30 s, about 90 s left"),
+                ("-- Configuring done", "-- Configuring done")):
+            self.assertEqual(self.library(f"progress_of '{line}' 30").rstrip("\n"), expected)
+
+    def test_processor_time_has_that_of_children(self):
+        spent = self.library("bash -c 'for ((i = 0; i < 300000; ++i)); do :; done'; cpu_seconds")
+        self.assertGreater(float(spent), 0.1)
+
+    def torch_report(self, *cases: str) -> str:
+        path = self.fake_bin / "report.xml"
+        path.write_text(f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>",
+                        encoding="utf-8")
+        return str(path)
+
+    def torch_tests(self, *arguments: str) -> tuple[int, str]:
+        result = subprocess.run(["python3", ROOT / "scripts" / "torch_tests.py", *arguments],
+                                capture_output=True, text=True, check=False)
+        return result.returncode, result.stdout
+
+    def test_skipped_torch_tests_fail_where_they_are_required(self):
+        ran = '<testcase classname="python.tests.test_cuda_calls" name="a"/>'
+        missing = ('<testcase classname="python.tests.test_cuda_calls" name="b">'
+                   '<skipped message="torch is not installed"/></testcase>')
+        other = ('<testcase classname="python.tests.test_cuda_calls" name="c">'
+                 '<skipped message="torch has no CUDA device"/></testcase>')
+        report = self.torch_report(ran, missing, other)
+        self.assertEqual(self.torch_tests(report)[0], 0)
+        status, output = self.torch_tests(report, "--require")
+        self.assertEqual(status, 1)
+        self.assertIn("1 of 3 tests ran in files that use it, 1 skipped", output)
+        self.assertEqual(self.torch_tests(self.torch_report(ran, other), "--require")[0], 0)
+        self.assertEqual(self.torch_tests(self.torch_report(), "--require")[0], 1)
 
 
 if __name__ == "__main__":
