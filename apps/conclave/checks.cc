@@ -67,8 +67,8 @@ void fail(CheckResult& result, const std::string& reason) {
   result.reason += (result.reason.empty() ? "" : "; ") + reason;
 }
 
-// What the choices have to do with a failed output: nothing for tokens that fail with the file's
-// own experts.
+// Says what the choices have to do with a failed output: nothing for tokens that fail with the
+// file's own experts.
 std::string choice_reason(const MoeSpec& spec, const LayerRun& run, std::span<const double> errors,
                           double tolerance, const ChoiceDifferences& differences,
                           const Tensor* file_logits, const Tensor& file_ids) {

@@ -58,7 +58,7 @@ std::vector<Subject> subjects(const ExplainOptions& options) {
   return list;
 }
 
-// What serves one call.
+// The kernel, tile and memory that serve one call.
 struct CallPlan {
   int64_t tokens = 0;
   int64_t chunks = 0;

@@ -69,7 +69,7 @@ from conclave.vllm import (
     ocp_mx_moe_quant_config,
 )
 
-# What pip and importlib.metadata call the package; the name `conclave` on PyPI is another's.
+# The name that pip and importlib.metadata know; `conclave` on PyPI is another package.
 DISTRIBUTION = "conclave-moe"
 __version__: str = _conclave.build_info()["version"]
 

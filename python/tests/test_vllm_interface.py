@@ -23,7 +23,7 @@ HERE = pathlib.Path(__file__).parent
 TABLE = json.loads((HERE / "support" / "vllm_interface.json").read_text())
 KINDS = inspect.Parameter
 
-# Where a name of the table is another one here.
+# Names of the table that are other ones here.
 RENAMED = {("factory", "FusedMoE"): "FusedMoEFactory"}
 
 _NEW = "new here, by name only"

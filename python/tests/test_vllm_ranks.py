@@ -247,7 +247,7 @@ def test_a_scaled_sum_alone(dtype):
     assert worst_error(out, expected) <= limit
 
 
-# What is seen of the routing.
+# The routing, as a callback sees it.
 
 
 def replicated():

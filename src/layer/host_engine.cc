@@ -32,7 +32,7 @@ void check_source_memory(const WeightSource& source) {
                                    .hint = "give the context that device"});
 }
 
-// What layers of one set of weights have in common, whatever they plan for.
+// Layers of one set of weights have this in common, whatever they plan for.
 struct SharedState {
   PackedWeights weights;
   // False from the first byte an in-place reload overwrites until it completes.

@@ -103,7 +103,7 @@ TEST(EmptyTensors, OfEveryFamily_CountAsAbsent) {
   EXPECT_GT(families, 60);
 }
 
-// As transformers saves a model of `n_shared_experts` 0.
+// transformers saves so a model of `n_shared_experts` 0.
 TEST(EmptyTensors, NoSharedExperts_LoadPushAndVerify) {
   TinyModel model = read_model("testdata/models/deepseek_v3");
   model.config["n_shared_experts"] = 0;

@@ -110,7 +110,7 @@ class Campaign:
         for thread in threads:
             thread.join()
 
-    # What is sound.
+    # Programs that pass without a fault.
 
     def measure(self, programs: list[str]) -> None:
         """Runs each program as it is, in shards, for its time and for what fails without a fault."""

@@ -66,7 +66,7 @@ def arguments_without(peer: str, options, seconds: float) -> list | None:
     left = [name for name in options.peers.split(",") if pathlib.Path(name).stem != peer]
     if not options.out or not left or peer == OURS or seconds < CELL_SECONDS:
         return None
-    # What is said twice counts the second time; --skip adds up.
+    # An option that is given twice counts the second time; --skip adds up.
     return ["--peers", ",".join(left), "--limit", f"{seconds:.1f}", "--precompile", "0", "--skip", options.out]
 
 

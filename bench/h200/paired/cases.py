@@ -3,7 +3,7 @@
 import dataclasses
 
 TOKENS = (1, 16, 64, 256, 1024, 4096, 16384)
-# Where time may run out, the cells that tell most come first.
+# The cells that tell most come first, since time may run out.
 TOKENS_BY_WEIGHT = (1024, 16384, 64, 1, 4096, 256, 16)
 
 

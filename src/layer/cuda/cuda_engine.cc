@@ -51,11 +51,11 @@ CudaPlan plan_for(const EngineRequest& request, const WeightSource& source) {
 
 class CudaEngine;
 
-// What layers of one set of weights have in common, whatever they plan for.
+// Layers of one set of weights have this in common, whatever they plan for.
 struct SharedState {
   explicit SharedState(const EngineRequest& request);
 
-  // Of create, reload and status, never of a forward.
+  // Used by create, reload and status, never by a forward.
   cuda::OwnedStream stream;
   CudaWeights weights;
   DeviceMemory counters;

@@ -257,7 +257,7 @@ double microseconds_at(const CudaPlan& made, int64_t tokens) {
   return experts::tile_microseconds(made.routed.problem, *rung.row, rung.tile, tokens);
 }
 
-// What lets a layer that grows run as one that was planned for exactly the call.
+// This lets a layer that grows run as one that was planned for exactly the call.
 TEST(CudaPlan, LargerPlan_ChoosesAsWellForFewerTokens) {
   MoeSpec wide = make_spec(160, 6, 5120, 1536, DType::kBF16);
   MoeSpec quantised = wide;

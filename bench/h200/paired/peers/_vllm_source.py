@@ -74,7 +74,7 @@ def cut_functions(source: str, names: tuple) -> str:
 def load():
     """A module of those functions. Triton reads a kernel's source, so it needs a file."""
     text = HEAD + cut_functions(find_source().read_text(encoding="utf-8"), FUNCTIONS)
-    # Of a fixed name, so that Triton's cache serves later processes.
+    # The name is fixed, so that Triton's cache serves later processes.
     path = pathlib.Path(tempfile.gettempdir()) / f"paired_vllm_{hashlib.sha256(text.encode()).hexdigest()[:12]}.py"
     if not path.exists():
         part = path.with_suffix(f".{os.getpid()}")

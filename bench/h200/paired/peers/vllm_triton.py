@@ -60,7 +60,7 @@ class Layer:
         problem, case = self.problem, self.problem.case
         hidden, ids = problem.hidden[index], problem.ids[index]
         tokens, k, inner = problem.tokens, case.top_k, case.inner
-        # As vLLM: few choices over many experts need no sorting.
+        # vLLM does not sort few choices over many experts either.
         if tokens * k * 4 <= case.experts:
             count = torch.full((1,), ids.numel() * self.config["BLOCK_SIZE_M"], dtype=torch.int32, device=ids.device)
             sorting = (None, ids.view(-1), count)
