@@ -18,6 +18,16 @@ function(conclave_precompile target)
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>)
 endfunction()
 
+# conclave_precompile_as(<target> <other>): the headers that are precompiled for the other target, which
+# is compiled with the same options.
+function(conclave_precompile_as target other)
+  get_target_property(headers ${other} PRECOMPILE_HEADERS)
+  if(headers)
+    target_precompile_headers(${target} REUSE_FROM ${other})
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>)
+  endif()
+endfunction()
+
 # conclave_precompile_cold(<target> <header>...): for the sources that conclave_cold_folder has marked.
 function(conclave_precompile_cold target)
   conclave_precompile(${target} ${ARGN})

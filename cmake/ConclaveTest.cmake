@@ -5,6 +5,17 @@
 include(GoogleTest)
 set(CONCLAVE_TEST_LABELS ${CMAKE_CURRENT_LIST_DIR}/ConclaveTestLabels.cmake)
 
+# What every test is compiled with. Cases run once, so that an optimised build spends little on them;
+# the loops of oracles that take long are the library's own.
+function(conclave_test_options target)
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/tests ${PROJECT_SOURCE_DIR}/src)
+  target_compile_options(
+    ${target} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release,RelWithDebInfo>>:-O1>)
+  target_link_libraries(${target} PRIVATE conclave::conclave conclave_test_support conclave_warnings
+                                          conclave_scalar_rounding conclave_format
+                                          nlohmann_json::nlohmann_json GTest::gtest)
+endfunction()
+
 function(conclave_add_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "SERIAL" "TIMEOUT" "SOURCES;LABELS;LIBRARIES")
   if(arg_UNPARSED_ARGUMENTS)
@@ -20,16 +31,10 @@ function(conclave_add_test name)
     set(arg_TIMEOUT 120)
   endif()
 
-  add_executable(${name} ${arg_SOURCES} ${PROJECT_SOURCE_DIR}/tests/support/sanitizer_options.cc
-                         ${PROJECT_SOURCE_DIR}/tests/support/source_root.cc)
-  set_source_files_properties(
-    ${PROJECT_SOURCE_DIR}/tests/support/source_root.cc
-    PROPERTIES COMPILE_DEFINITIONS CONCLAVE_TEST_SOURCE_ROOT="${PROJECT_SOURCE_DIR}")
-  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests ${PROJECT_SOURCE_DIR}/src)
-  target_link_libraries(${name} PRIVATE conclave::conclave conclave_test_support conclave_warnings
-                                        conclave_scalar_rounding conclave_format
-                                        nlohmann_json::nlohmann_json ${arg_LIBRARIES}
-                                        GTest::gtest_main)
+  add_executable(${name} ${arg_SOURCES} $<TARGET_OBJECTS:conclave_test_main>)
+  conclave_test_options(${name})
+  target_link_libraries(${name} PRIVATE ${arg_LIBRARIES} GTest::gtest_main)
+  conclave_precompile_as(${name} conclave_test_main)
   set_property(GLOBAL APPEND PROPERTY CONCLAVE_TEST_TARGETS ${name})
 
   set(properties TIMEOUT ${arg_TIMEOUT})

@@ -23,7 +23,7 @@ namespace conclave::inline v0::checkpoint {
 
 struct LayerConfig {
   int64_t index = 0;
-  MoeSpec spec;  // types of matrices are left for the tensors to say
+  MoeSpec spec = {};  // types of matrices are left for the tensors to say
   Support support = Support::yes();
 };
 
