@@ -210,6 +210,20 @@ TEST(TopkRenormalize, ScoresThatFloatCannotHold_StillShareByRatio) {
   EXPECT_EQ(result.weights, (std::vector<float>{0.5F, 0.5F}));
 }
 
+TEST(TopkRenormalize, ScoresWhosePowersLeaveDouble_StillHaveTheirNorm) {
+  const auto weights = [](RouterScore score, double p, const std::vector<float>& logits) {
+    const RouterSpec router{.score = score, .renormalize = Renormalize::kPNorm, .renormalize_p = p};
+    return testing::route(with(3, 2, router), logits).weights;
+  };
+  // 1e38^16 is infinite as a double, and e^-300 to the fourth power is 0.
+  const auto large = weights(RouterScore::kNone, 16, {1e38F, 0.0F, 1e38F});
+  EXPECT_FLOAT_EQ(large[0], static_cast<float>(std::pow(2.0, -1.0 / 16)));
+  EXPECT_EQ(large[1], large[0]);
+  const auto small = weights(RouterScore::kSigmoid, 4, {-300.0F, -400.0F, -300.0F});
+  EXPECT_FLOAT_EQ(small[0], static_cast<float>(std::pow(2.0, -1.0 / 4)));
+  EXPECT_EQ(small[1], small[0]);
+}
+
 TEST(TopkScales, AllOfThem_MultiplyAfterRenormalising) {
   RoutingProblem problem{.spec = with(3, 2,
                                       {.score = RouterScore::kNone,

@@ -87,6 +87,27 @@ TEST(TopkSpecialValues, SeveralInfinities_ShareEqually) {
   EXPECT_EQ(sum.weights, (std::vector<float>{0.5F, 0.5F}));
 }
 
+TEST(TopkSpecialValues, InfiniteScores_ShareByTheNormThatDivides) {
+  const std::vector<float> logits = {kInf, 0.0F, kInf, kInf, 1.0F, kInf};
+  const auto weights = [&](RouterScore score, Renormalize renormalize, double p) {
+    MoeSpec spec = testing::router_spec(6, 5, renormalize);
+    spec.router.score = score;
+    spec.router.renormalize_p = p;
+    const RoutingResult result = testing::route(spec, logits);
+    EXPECT_EQ(result.ids, (std::vector<int32_t>{0, 2, 3, 5, 4}));
+    return result.weights;
+  };
+  // Neither score bounds an infinite logit; four equal ones have the norm 4^(1/p) times one.
+  for (const auto score : {RouterScore::kNone, RouterScore::kSqrtSoftplus}) {
+    EXPECT_EQ(weights(score, Renormalize::kSum, 1),
+              (std::vector<float>{0.25F, 0.25F, 0.25F, 0.25F, 0.0F}));
+    EXPECT_EQ(weights(score, Renormalize::kPNorm, 2),
+              (std::vector<float>{0.5F, 0.5F, 0.5F, 0.5F, 0.0F}));
+    EXPECT_EQ(weights(score, Renormalize::kPNorm, 0.5),
+              (std::vector<float>{0.0625F, 0.0625F, 0.0625F, 0.0625F, 0.0F}));
+  }
+}
+
 TEST(TopkSpecialValues, InfinityWithoutFiniteLogit_StillCountsAsUsable) {
   const RoutingResult result =
       testing::route(testing::router_spec(3, 2, Renormalize::kSum), {kNan, kInf, -kInf});
