@@ -1,4 +1,5 @@
 // Expert parallelism over 1, 2, 4 and 8 thread ranks against the plain layer of one rank.
+#include "dispatch/ep_plan.h"
 #include "dispatch/ep_problem.h"
 
 #include <gtest/gtest.h>
@@ -92,6 +93,27 @@ TEST(EpReducedPerRank, SeveralRanks_ChangeBitsSomewhere) {
   const EpCase c{.ranks = 4, .experts = 16, .top_k = 8, .combine = EpCombine::kReducedPerRank};
   const auto inputs = testing::random_inputs(c, {16}, 77);
   EXPECT_NE(testing::run_ep(c, {inputs}).outputs, testing::plain_layers(c, inputs));
+}
+
+TEST(EpPlan, HomeRows_HoldAllThatTheRanksMayOwe) {
+  for (const auto combine : {EpCombine::kUnreduced, EpCombine::kReducedPerRank}) {
+    for_each_case(combine, [](const EpCase& c) {
+      SCOPED_TRACE(testing::describe(c));
+      int64_t owed = 0;
+      for (int32_t rank = 0; rank < c.ranks; ++rank) {
+        owed += dispatch::make_ep_plan(testing::problem_of(c, rank, nullptr)).max_owed_rows;
+      }
+      // Each rank plans the same for every home; a token has at most one result a choice, but the
+      // size of a fixed slot does not depend on what was chosen.
+      const int64_t coming = owed / c.ranks;
+      const int64_t chosen = c.max_tokens * c.top_k;
+      for (int32_t rank = 0; rank < c.ranks; ++rank) {
+        const auto plan = dispatch::make_ep_plan(testing::problem_of(c, rank, nullptr));
+        EXPECT_EQ(plan.max_home_rows,
+                  c.transport == EpTransport::kFixedSlots ? coming : std::min(coming, chosen));
+      }
+    });
+  }
 }
 
 TEST(Ep, ManyStepsInOneDirtyWorkspace_EachEqualThePlainLayer) {

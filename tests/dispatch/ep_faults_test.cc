@@ -1,12 +1,16 @@
 // Disagreeing, missing and lying ranks: a typed error on every rank, in bounded time, and never an
 // index out of what a peer sent.
+#include "dispatch/ep_plan.h"
 #include "dispatch/ep_problem.h"
+#include "dispatch/ep_wire.h"
 
 #include "conclave/error.h"
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
@@ -16,6 +20,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 namespace conclave {
@@ -73,6 +78,30 @@ TEST(EpFaults, RanksWithDifferentPlans_AllGetAMismatch) {
           EXPECT_NE(outcome.message.find(field), std::string::npos) << outcome.message;
         }
       }
+    }
+  }
+}
+
+TEST(EpFaults, HeaderOfAnotherPlan_IsRefusedInEveryField) {
+  const EpCase c{.ranks = 3, .experts = 6};
+  const dispatch::EpPlan plan = dispatch::make_ep_plan(testing::problem_of(c, 0, nullptr));
+  const dispatch::WireHeader ours = dispatch::make_header(plan, 5);
+  EXPECT_EQ(dispatch::checked_rows(plan, ours, 1), 5);
+  using Fields = std::array<int64_t, sizeof(ours) / sizeof(int64_t)>;
+  // The last field is the number of rows, in which ranks may differ.
+  for (size_t field = 0; field + 1 < std::tuple_size_v<Fields>; ++field) {
+    SCOPED_TRACE("field " + std::to_string(field));
+    auto fields = std::bit_cast<Fields>(ours);
+    ++fields[field];
+    const auto theirs = std::bit_cast<dispatch::WireHeader>(fields);
+    try {
+      dispatch::checked_rows(plan, theirs, 1);
+      ADD_FAILURE() << "accepted";
+    } catch (const CommError& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kCommMismatch) << error.what();
+      EXPECT_EQ(error.peer(), 1);
+      EXPECT_NE(std::string(error.what()).find(std::to_string(fields[field])), std::string::npos)
+          << error.what();
     }
   }
 }

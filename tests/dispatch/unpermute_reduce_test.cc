@@ -230,6 +230,39 @@ TEST(UnpermuteReduce, EveryTermOfFinish_EqualsItsFormulaBitForBit) {
   }
 }
 
+TEST(UnpermuteReduce, RowsOfZeroExperts_AreReadByTypeAndStride) {
+  testing::SerialExecutor serial;
+  constexpr int64_t kTokens = 5;
+  constexpr int64_t kHidden = 45;
+  const Problem p = random_problem(kTokens, 3, kHidden, 37);
+  const std::vector<float> sums = expected(p, false);
+  const std::vector<float> weights = {0.5F, 0.25F, -1.25F, 2.0F, 0.75F};
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    for (const int64_t stride : {int64_t{0}, kHidden, p.row_stride}) {
+      SCOPED_TRACE(std::string(to_string(dtype)) + ", stride " + std::to_string(stride));
+      Tensor rows(dtype, {kTokens * p.row_stride});
+      const Shape all = rows.shape();
+      convert({p.rows.data(), DType::kF32, all}, rows.view());
+      std::vector<float> read(static_cast<size_t>(kTokens * p.row_stride));
+      convert(rows.const_view(), {read.data(), DType::kF32, all});
+      std::vector<float> out(sums.size());
+      dispatch::UnpermuteArgs args = args_of(p, out.data(), DType::kF32, 0);
+      args.finish.identity_weights = weights.data();
+      args.finish.identity = {rows.as<std::byte>(), dtype, Shape{kTokens, kHidden}, stride};
+      dispatch::unpermute_reduce(args, serial);
+      const int64_t apart = stride != 0 ? stride : kHidden;
+      for (int64_t t = 0; t < kTokens; ++t) {
+        for (int64_t c = 0; c < kHidden; ++c) {
+          const float added =
+              weights[static_cast<size_t>(t)] * read[static_cast<size_t>(t * apart + c)];
+          const auto at = static_cast<size_t>(t * kHidden + c);
+          EXPECT_EQ(out[at], sums[at] + added) << t << ", " << c;
+        }
+      }
+    }
+  }
+}
+
 TEST(UnpermuteReduce, NoRowMapAndNoWeights_CopyRows) {
   testing::SerialExecutor serial;
   const Problem p = random_problem(4, 1, 50, 19);

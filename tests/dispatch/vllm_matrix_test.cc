@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <numeric>
 #include <random>
 #include <string>
@@ -219,6 +220,108 @@ TEST(PermuteRows, WrongArguments_AreNamed) {
               unpermute_rows(hidden.view(), rows, weights.view(), out.view());
             }).find("row_of_slot"),
             std::string::npos);
+}
+
+TEST(PermuteRows, ExpertMaps_HoldLocalExpertsOrMinusOne) {
+  const Tensor ids(DType::kI32, {2, 2});
+  const Tensor hidden(DType::kF32, {2, 8});
+  for (const int32_t entry :
+       {-2, 2, std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max()}) {
+    const std::vector<int32_t> map = {0, entry};
+    const ExpertSelection selection{.num_experts = 2, .local_of = map};
+    const auto expect_refused = [&](auto call) {
+      try {
+        call();
+        ADD_FAILURE() << "accepted " << entry;
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+        EXPECT_EQ(error.detail().found, std::to_string(entry));
+      }
+    };
+    expect_refused([&] { align_block_size(ids.view(), 8, selection); });
+    expect_refused([&] { permute_rows(hidden.view(), ids.view(), selection); });
+  }
+  for (const int32_t entry : {-1, 1}) {
+    const std::vector<int32_t> map = {0, entry};
+    EXPECT_EQ(align_block_size(ids.view(), 8, {.num_experts = 2, .local_of = map}).num_padded, 8);
+  }
+}
+
+TEST(PermuteRows, SlotsAndPaddingBeyond31Bits_AreRefused) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  // Nothing is local, so that blocks of any size are none.
+  Tensor ids(DType::kI32, {2, 2});
+  std::fill_n(ids.as<int32_t>(), 4, -1);
+  for (const int64_t experts : {1, 2, 3, 256}) {
+    const int64_t largest = (kMost - 4) / experts;
+    EXPECT_EQ(align_block_size(ids.view(), largest, {.num_experts = experts}).num_padded, 0);
+    for (const int64_t block :
+         {largest + 1, kMost + 1, std::numeric_limits<int64_t>::max() / experts}) {
+      try {
+        align_block_size(ids.view(), block, {.num_experts = experts});
+        ADD_FAILURE() << "accepted " << block << " of " << experts << " experts";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+        EXPECT_EQ(error.detail().found, std::to_string(block));
+      }
+    }
+  }
+}
+
+// The rows of `dense`, `gap` more elements apart, which hold the value -7 or the id 1.
+Tensor spread(const Tensor& dense, int64_t gap) {
+  const int64_t width = dense.shape()[1];
+  Tensor apart(dense.dtype(), {dense.shape()[0], width + gap});
+  const auto copy = [&](auto fill) {
+    using Element = decltype(fill);
+    std::fill_n(apart.as<Element>(), apart.shape().num_elements(), fill);
+    for (int64_t row = 0; row < dense.shape()[0]; ++row) {
+      std::copy_n(dense.as<Element>() + row * width, width,
+                  apart.as<Element>() + row * (width + gap));
+    }
+  };
+  if (dense.dtype() == DType::kI32) {
+    copy(int32_t{1});
+  } else {
+    copy(-7.0F);
+  }
+  return apart;
+}
+
+TEST(PermuteRows, StridedArguments_GiveTheBitsOfDenseOnes) {
+  const Tensor ids = random_ids(7, 3, 5, 41);
+  Tensor hidden(DType::kF32, {7, 6});
+  Tensor weights(DType::kF32, {7, 3});
+  std::mt19937 generator(43);
+  std::normal_distribution<float> normal;
+  std::generate_n(hidden.as<float>(), 7 * 6, [&] { return normal(generator); });
+  std::generate_n(weights.as<float>(), 7 * 3, [&] { return normal(generator); });
+  const PermutedRows dense = permute_rows(hidden.view(), ids.view(), {.num_experts = 5});
+  Tensor sums(DType::kF32, {7, 6});
+  unpermute_rows(dense.rows.view(), dense.row_of_slot, weights.view(), sums.view());
+
+  // Each with a gap of its own: no stride can stand for another.
+  const auto apart = [](const Tensor& tensor, int64_t width) {
+    return ConstTensorView{
+        tensor.as<std::byte>(), tensor.dtype(), {tensor.shape()[0], width}, tensor.shape()[1]};
+  };
+  const Tensor wide_ids = spread(ids, 2);
+  const Tensor wide_hidden = spread(hidden, 1);
+  const PermutedRows actual =
+      permute_rows(apart(wide_hidden, 6), apart(wide_ids, 3), {.num_experts = 5});
+  EXPECT_EQ(actual.row_of_slot, dense.row_of_slot);
+  EXPECT_EQ(align_block_size(apart(wide_ids, 3), 4, {.num_experts = 5}).slots,
+            align_block_size(ids.view(), 4, {.num_experts = 5}).slots);
+
+  const Tensor wide_rows = spread(actual.rows, 3);
+  const Tensor wide_weights = spread(weights, 4);
+  Tensor wide_sums(DType::kF32, {7, 11});
+  std::fill_n(wide_sums.as<float>(), 7 * 11, -7.0F);
+  unpermute_rows(apart(wide_rows, 6), actual.row_of_slot, apart(wide_weights, 3),
+                 {wide_sums.as<float>(), DType::kF32, {7, 6}, 11});
+  const Tensor expected = spread(sums, 5);
+  EXPECT_TRUE(
+      std::equal(wide_sums.as<float>(), wide_sums.as<float>() + 7 * 11, expected.as<float>()));
 }
 
 }  // namespace
