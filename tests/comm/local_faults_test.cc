@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -193,17 +194,41 @@ TEST(LocalFaults, DifferentTypesOrRules_AreAMismatch) {
 }
 
 TEST(LocalFaults, MessageOfAnotherSize_IsAMismatchOnBothSides) {
-  const auto outcomes = testing::run_ranks(make_local_group({.num_ranks = 2, .timeout = 60s}),
-                                           [](int32_t rank, Communicator& comm) {
-                                             std::vector<std::byte> data(rank == 0 ? 8 : 9);
-                                             if (rank == 0) {
-                                               comm.send(1, data, "step");
-                                             } else {
-                                               comm.recv(0, data, "step");
-                                             }
-                                           });
-  expect_outcome(outcomes[0], ErrorCode::kCommMismatch, 1);
-  expect_outcome(outcomes[1], ErrorCode::kCommMismatch, 0);
+  for (const size_t expected : {0U, 7U, 9U, 16U}) {
+    SCOPED_TRACE(expected);
+    const auto outcomes = testing::run_ranks(
+        make_local_group({.num_ranks = 2, .timeout = 60s}), [&](int32_t rank, Communicator& comm) {
+          std::vector<std::byte> data(16);
+          if (rank == 0) {
+            comm.send(1, std::span(data).first(8), "step");
+          } else {
+            comm.recv(0, std::span(data).first(expected), "step");
+          }
+        });
+    expect_outcome(outcomes[0], ErrorCode::kCommMismatch, 1);
+    expect_outcome(outcomes[1], ErrorCode::kCommMismatch, 0);
+  }
+}
+
+TEST(LocalFaults, CountOfAnotherSizeInAnAllToAll_IsAMismatchOnBothSides) {
+  for (const int64_t offered : {0, 7, 9, 16}) {
+    SCOPED_TRACE(offered);
+    // Rank 1 expects 8 bytes of everyone, and has room for 16: only the counts can tell.
+    const auto outcomes = testing::run_ranks(
+        make_local_group({.num_ranks = 2, .timeout = 60s}), [&](int32_t rank, Communicator& comm) {
+          const std::vector<std::byte> send(32);
+          std::vector<std::byte> recv(32);
+          const std::vector<int64_t> expected = {8, 8};
+          const std::vector<int64_t> bytes = {8, rank == 0 ? offered : 8};
+          const std::vector<int64_t> offsets = {0, 16};
+          comm.all_to_all_v({send.data(), bytes, offsets, recv.data(), expected, offsets}, "step");
+        });
+    expect_outcome(outcomes[0], ErrorCode::kCommMismatch, 1);
+    expect_outcome(outcomes[1], ErrorCode::kCommMismatch, 0);
+    EXPECT_NE(outcomes[1].message.find("offers " + std::to_string(offered) + " bytes"),
+              std::string::npos)
+        << outcomes[1].message;
+  }
 }
 
 TEST(LocalFaults, UnansweredMessages_TimeOut) {
@@ -247,6 +272,23 @@ TEST(LocalFaults, AbortFromAnotherThread_EndsLaterCallsToo) {
       ADD_FAILURE() << "the barrier of an aborted group returned";
     } catch (const CommError& error) {
       EXPECT_EQ(error.code(), ErrorCode::kCommAborted);
+    }
+  }
+}
+
+TEST(LocalFaults, SecondAbort_LeavesTheRankAndTheReasonOfTheFirst) {
+  auto group = make_local_group({.num_ranks = 3, .timeout = 60s});
+  group[1]->abort("the first reason");
+  group[2]->abort("the second reason");
+  for (const auto& communicator : group) {
+    try {
+      communicator->barrier("later");
+      ADD_FAILURE() << "the barrier of an aborted group returned";
+    } catch (const CommError& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kCommAborted);
+      EXPECT_EQ(error.peer(), 1);
+      EXPECT_NE(std::string(error.what()).find("the first reason"), std::string::npos)
+          << error.what();
     }
   }
 }
