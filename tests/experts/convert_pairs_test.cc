@@ -87,7 +87,7 @@ void expect_exact(const Pair& pair, const float* weights) {
   SerialExecutor executor(2);
   const RowBundle bundle =
       weights == nullptr ? experts::quantize_rows(view, pair.to, row_bytes, out.data(), executor)
-                         : experts::quantize_weighted_rows(view, weights, pair.to, row_bytes,
+                         : experts::quantize_weighted_rows(view, weights, 1, pair.to, row_bytes,
                                                            out.data(), executor);
   EXPECT_EQ(bundle.dtype, pair.to);
   EXPECT_EQ(bundle.row_bytes, row_bytes);
