@@ -8,7 +8,7 @@ add_library(conclave_format_headers INTERFACE)
 if(fmt_VERSION VERSION_GREATER_EQUAL 9 AND fmt_VERSION VERSION_LESS 10)
   target_include_directories(
     conclave_format_headers SYSTEM
-    INTERFACE $<TARGET_PROPERTY:fmt::fmt,INTERFACE_INCLUDE_DIRECTORIES>)
+    INTERFACE $<TARGET_PROPERTY:fmt::fmt-header-only,INTERFACE_INCLUDE_DIRECTORIES>)
   add_library(conclave_format STATIC ${PROJECT_SOURCE_DIR}/src/core/format_library.cc)
   set_target_properties(
     conclave_format

@@ -3,14 +3,16 @@
 # Precompiles headers of other projects for the target's sources, except those that ask for their own
 # flags or are hot (conclave_cold_folder names the others of the library): their compilation stays the
 # same. None of our own headers: a file includes what it uses, and a build without this option, which
-# every compiler but GCC gets, would fail where one does not.
-option(CONCLAVE_PRECOMPILE "Precompile headers of other projects (GCC)" ${PROJECT_IS_TOP_LEVEL})
+# every compiler but GCC up to 12 gets, would fail where one does not.
+option(CONCLAVE_PRECOMPILE "Precompile headers of other projects (GCC up to 12)" ${PROJECT_IS_TOP_LEVEL})
 set(CONCLAVE_STANDARD_HEADERS
     <algorithm> <array> <charconv> <cmath> <cstdint> <cstring> <filesystem> <functional> <map>
     <memory> <optional> <set> <span> <string> <string_view> <unordered_map> <utility> <vector>)
 
 function(conclave_precompile target)
-  if(NOT CONCLAVE_PRECOMPILE OR NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # GCC 13 does not take at -O1 what it precompiled at -O3.
+  if(NOT CONCLAVE_PRECOMPILE OR NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU"
+     OR CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
     return()
   endif()
   target_precompile_headers(${target} PRIVATE ${ARGN})
