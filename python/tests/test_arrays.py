@@ -81,7 +81,10 @@ def test_torch_tensors(problem, run, torch):
 
 def test_parameters_are_taken_and_gradients_refused(problem, torch):
     weights = {n: torch.nn.Parameter(torch.tensor(w)) for n, w in problem.weights.items()}
-    layer = conclave.Layer.from_tensors(problem.spec, **weights)
+    with pytest.raises(ConclaveValueError, match="gradients"):
+        conclave.Layer.from_tensors(problem.spec, **weights)
+    with torch.no_grad():
+        layer = conclave.Layer.from_tensors(problem.spec, **weights)
     hidden = torch.tensor(problem.hidden, requires_grad=True)
     with pytest.raises(ConclaveValueError, match=r"hidden.*gradients"):
         layer(hidden, **problem.routing)
