@@ -24,7 +24,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,  # mypy reads all of the package and of numpy without a cache
     )
 
 
