@@ -5,7 +5,7 @@
 include(GoogleTest)
 set(CONCLAVE_TEST_LABELS ${CMAKE_CURRENT_LIST_DIR}/ConclaveTestLabels.cmake)
 
-# What every test is compiled with. Cases run once, so that an optimised build spends little on them;
+# Sets the options that every test is compiled with. Cases run once, so that an optimised build spends little on them;
 # the loops of oracles that take long are the library's own.
 function(conclave_test_options target)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/tests ${PROJECT_SOURCE_DIR}/src)
