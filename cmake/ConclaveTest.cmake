@@ -1,9 +1,10 @@
 # conclave_add_test(<name> SOURCES <file>... [LABELS <label>...] [TIMEOUT <seconds>] [SERIAL])
 #
-# One GoogleTest executable, its cases registered one by one with ctest. Labels: the given ones or
-# "cpu". The timeout is per case. SERIAL keeps other tests from running at the same time.
+# One GoogleTest executable. Labels: the given ones or "cpu". SERIAL keeps other tests from running at the same time.
+#
+# ctest runs its cases one by one, each within the timeout. Under a sanitizer it runs the whole program in four parts:
+# a process takes longer to start there than most cases to run.
 include(GoogleTest)
-set(CONCLAVE_TEST_LABELS ${CMAKE_CURRENT_LIST_DIR}/ConclaveTestLabels.cmake)
 
 # Sets the options that every test is compiled with. Cases run once, so that an optimised build spends little on them;
 # the loops of oracles that take long are the library's own.
@@ -33,10 +34,14 @@ function(conclave_add_test name)
 
   add_executable(${name} ${arg_SOURCES} $<TARGET_OBJECTS:conclave_test_main>)
   conclave_test_options(${name})
-  target_link_libraries(${name} PRIVATE ${arg_LIBRARIES} GTest::gtest_main)
+  target_link_libraries(${name} PRIVATE ${arg_LIBRARIES})
   conclave_precompile_as(${name} conclave_test_main)
   set_property(GLOBAL APPEND PROPERTY CONCLAVE_TEST_TARGETS ${name})
 
+  if(CONCLAVE_SANITIZE)
+    conclave_add_test_in_parts(${name} "${arg_LABELS}" ${arg_SERIAL})
+    return()
+  endif()
   set(properties TIMEOUT ${arg_TIMEOUT})
   if(arg_SERIAL)
     list(APPEND properties RUN_SERIAL ON)
@@ -54,9 +59,22 @@ function(conclave_add_test name)
     CONFIGURE
     OUTPUT ${labels_file}
     CONTENT [[
-include("@CONCLAVE_TEST_LABELS@")
-conclave_label_cases("@arg_LABELS@" "@CONCLAVE_SANITIZE@" ${@name@_TESTS})
+if(@name@_TESTS)
+  set_tests_properties(${@name@_TESTS} PROPERTIES LABELS "@arg_LABELS@")
+endif()
 ]]
     @ONLY)
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${labels_file})
+endfunction()
+
+# A quarter of an hour ends a part that hangs.
+function(conclave_add_test_in_parts name labels serial)
+  set(parts 4)
+  foreach(part RANGE 1 ${parts})
+    math(EXPR index "${part} - 1")
+    add_test(NAME ${name}.${part} COMMAND ${name})
+    set_tests_properties(
+      ${name}.${part} PROPERTIES LABELS "${labels}" TIMEOUT 900 RUN_SERIAL ${serial}
+                                 ENVIRONMENT "GTEST_TOTAL_SHARDS=${parts};GTEST_SHARD_INDEX=${index}")
+  endforeach()
 endfunction()

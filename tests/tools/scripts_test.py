@@ -69,30 +69,6 @@ class Scripts(unittest.TestCase):
         self.assertRegex(output, r"\nrules +ok +[0-9.]+ s +[0-9.]+ s")
         self.assertRegex(output, r"\ntotal [0-9.]+ s, [0-9.]+ s of processor time\n")
 
-    def more_cases(self, sanitizers: str, cases: list[str]) -> list[str]:
-        script = self.fake_bin / "labels.cmake"
-        script.write_text(f"""
-            include("{ROOT}/cmake/ConclaveTestLabels.cmake")
-            function(set_tests_properties)
-              if(ARGV MATCHES ";more$")
-                message("${{ARGV}}")
-              endif()
-            endfunction()
-            conclave_label_cases("cpu" "{sanitizers}" {" ".join(cases)})""", encoding="utf-8")
-        result = subprocess.run(["cmake", "-P", script], capture_output=True, text=True, check=True)
-        more = set(result.stderr.strip().split(";"))
-        return [case for case in cases if case in more]
-
-    def test_sanitizers_run_every_eighth_value_of_a_large_table(self):
-        large = [f"All/Table.Value/{i}" for i in range(25)]
-        huge = [f"All/Matrix.Value/{i}" for i in range(1280)]
-        small = [f"All/Few.Value/{i}" for i in range(24)]
-        cases = ["Plain.Case", *large, *small, *huge, "Other.Case"]
-        self.assertEqual(self.more_cases("", cases), [])
-        more = set(self.more_cases("thread", cases))
-        left = [case for case in cases if case not in more]
-        self.assertEqual(left, ["Plain.Case", *large[::8], *small, *huge[::20], "Other.Case"])
-
     def library(self, command: str) -> str:
         return subprocess.run(["bash", "-c", f". '{ROOT}/scripts/lib.sh'; {command}"], text=True,
                               capture_output=True, check=True).stdout
