@@ -64,19 +64,26 @@ def _choice_in(outputs: list[torch.Tensor], tokens: int) -> _Routed | None:
     return None
 
 
-def _numbers(names: tuple[str, ...], kind: type, *owners: Any) -> list[Any]:
+def _is_positive(value: Any, kind: type[int] | type[float]) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool) and value > 0
+
+
+def _numbers(names: tuple[str, ...], kind: type[int] | type[float], *owners: Any) -> list[Any]:
     """Attributes whose name is one of, or for floats contains one of, the names."""
-    found = {}
+    found: dict[Any, None] = {}
     for owner in owners:
         for name, value in getattr(owner, "__dict__", {}).items():
             fits = name in names if kind is int else any(part in name for part in names)
-            if fits and isinstance(value, kind) and not isinstance(value, bool) and value > 0:
+            if fits and _is_positive(value, kind):
                 found.setdefault(value)
     return list(found)
 
 
 class PatchedList(PatchedBlock):
     """Stands in for the forward of one block with a list of experts."""
+
+    _rule: _Rule
+    _shared: str
 
     # Finding out
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -112,7 +113,7 @@ def _formulas(
     """Activations of the first products, with the order of their rows."""
     if len(first) == 1 and first[0].shape[-1] == inner:
         for name, formula in _activation.NO_MUL.items():
-            yield ActivationSpec(name=name), "concatenated", lambda f=formula: f(first[0])
+            yield ActivationSpec(name=name), "concatenated", functools.partial(formula, first[0])
         return
     pairs = {"concatenated": tuple(first)}
     if len(first) == 1:
@@ -123,7 +124,7 @@ def _formulas(
         }
     for order, (gate, up) in pairs.items():
         for activation, formula in _activation.candidates(numbers):
-            yield activation, order, lambda f=formula, g=gate, u=up: f(g, u)
+            yield activation, order, functools.partial(formula, gate, up)
 
 
 def _probe_rows(linear: torch.nn.Linear, hidden_size: int) -> torch.Tensor:
