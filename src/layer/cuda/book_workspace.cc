@@ -32,18 +32,15 @@ class Booking {
   WorkspaceLayout layout_;
 };
 
-// Of the grouping, over every rung that serves at most `tokens`.
-int64_t group_bytes(const CudaMlpPlan& part, int64_t tokens) {
+int64_t group_bytes(const CudaMlpPlan& part, const CallRange& calls) {
   size_t bytes = 0;
-  for (const LadderRung& rung : part.ladder) {
+  for_each_rung(part.ladder, calls, [&](const LadderRung& rung, int64_t tokens) {
     const int32_t tile = rung.skewed_row == nullptr
                              ? rung.tile.tokens
                              : std::min(rung.tile.tokens, rung.skewed_tile.tokens);
     bytes = std::max(bytes, dispatch::device_group_workspace_bytes(
-                                std::min(rung.last_tokens, tokens), part.problem.top_k,
-                                part.problem.num_local_experts, tile));
-    if (rung.last_tokens >= tokens) break;
-  }
+                                tokens, part.problem.top_k, part.problem.num_local_experts, tile));
+  });
   return static_cast<int64_t>(bytes);
 }
 
@@ -59,55 +56,51 @@ size_t intermediate_bytes(const experts::DeviceExpertsProblem& problem, int64_t 
 
 // Most tokens whose rows are not copied into sorted order. Those that every row uses may be one
 // expert, whose rows are in order as they are.
-int64_t unsorted_tokens(const CudaMlpPlan& part, int64_t tokens) {
-  if (part.problem.top_k == part.problem.num_local_experts) return tokens;
+int64_t unsorted_tokens(const CudaMlpPlan& part, const CallRange& calls) {
+  if (part.problem.top_k == part.problem.num_local_experts) return calls.last;
   int64_t most = 0;
-  for (const LadderRung& rung : part.ladder) {
-    if (!rung.tile.sorted_input) most = std::min(rung.last_tokens, tokens);
-    if (rung.last_tokens >= tokens) break;
-  }
+  for_each_rung(part.ladder, calls, [&](const LadderRung& rung, int64_t tokens) {
+    if (!rung.tile.sorted_input) most = tokens;
+  });
   return most;
 }
 
 // Of the rows of slots: results, and before them sorted rows or their codes in the same place. Rows
 // that are added up have no results.
-int64_t output_bytes(const CudaMlpPlan& part, int64_t tokens) {
+int64_t output_bytes(const CudaMlpPlan& part, const CallRange& calls) {
   const int64_t top_k = part.problem.top_k;
   const int64_t row_bytes = part.row_stride * byte_size(part.row_dtype);
   const auto of_sorted = [&](int64_t slots) {
     return part.quantises() ? sorted_codes(slots, part.problem.hidden_size).bytes
                             : slots * row_bytes;
   };
-  const int64_t all = tokens * top_k;
-  const int64_t codes = part.quantises() ? of_sorted(all) : 0;
-  if (tokens_added(part.ladder, tokens) == 0) return std::max(all * row_bytes, codes);
+  if (part.ladder.empty()) return calls.last * top_k * row_bytes;
   int64_t most = 0;
-  for (const LadderRung& rung : part.ladder) {
-    const int64_t slots = std::min(rung.last_tokens, tokens) * top_k;
+  for_each_rung(part.ladder, calls, [&](const LadderRung& rung, int64_t tokens) {
+    const int64_t slots = tokens * top_k;
     if (rung.tile.sorted_input) most = std::max(most, of_sorted(slots));
     if (!rung.adds_rows) most = std::max(most, slots * row_bytes);
-    if (rung.last_tokens >= tokens) break;
-  }
+  });
   return most;
 }
 
-MlpSlices book_mlp(Booking& booking, const CudaMlpPlan& part, int64_t tokens,
+MlpSlices book_mlp(Booking& booking, const CudaMlpPlan& part, const CallRange& calls,
                    int64_t rows_per_token = 1) {
   const experts::DeviceExpertsProblem& problem = part.problem;
-  const int64_t unsorted = unsorted_tokens(part, tokens) * rows_per_token;
+  const int64_t unsorted = unsorted_tokens(part, calls) * rows_per_token;
   const int64_t sums =
-      tokens_added(part.ladder, tokens) * padded_row(problem.hidden_size, DType::kF32);
+      tokens_added(part.ladder, calls) * padded_row(problem.hidden_size, DType::kF32);
   if (!part.quantises()) {
     return {.rows = booking.book(unsorted, part.row_stride * byte_size(part.row_dtype)),
             .scales = {},
-            .output = booking.book(output_bytes(part, tokens), 1),
+            .output = booking.book(output_bytes(part, calls), 1),
             .sums = booking.book(sums, sizeof(float))};
   }
   const bool grouped = problem.quant.activations == ActivationScale::kGroup;
   const int64_t scales = grouped ? ceil_div(problem.hidden_size, kScaleColumns) : 1;
   return {.rows = booking.book(unsorted, padded_row(problem.hidden_size, DType::kF8E4M3)),
           .scales = booking.book(padded_row(unsorted, DType::kF32) * scales, sizeof(float)),
-          .output = booking.book(output_bytes(part, tokens), 1),
+          .output = booking.book(output_bytes(part, calls), 1),
           .sums = booking.book(sums, sizeof(float))};
 }
 
@@ -153,23 +146,25 @@ KernelBytes estimated_kernel_bytes(const CudaPlan& plan, int64_t tokens) {
   return {.experts = most};
 }
 
-WorkspaceBooking book_workspace(const CudaPlan& plan, int64_t tokens, const KernelBytes& kernels) {
+WorkspaceBooking book_workspace(const CudaPlan& plan, const CallRange& calls,
+                                const KernelBytes& kernels) {
   const MoeSpec& spec = plan.spec;
+  const int64_t tokens = calls.last;
   Booking booking;
   CudaSlices slices;
   book_routing(booking, plan, tokens, slices);
   book_factors(booking, spec, tokens, slices);
-  int64_t grouping = std::max(group_bytes(plan.routed, tokens),
+  int64_t grouping = std::max(group_bytes(plan.routed, calls),
                               static_cast<int64_t>(dispatch::device_group_workspace_bytes(
                                   tokens, plan.num_slots(), 1, kLeastGroupTile)));
-  if (plan.shared) grouping = std::max(grouping, group_bytes(*plan.shared, tokens));
-  if (plan.residual) grouping = std::max(grouping, group_bytes(*plan.residual, tokens));
+  if (plan.shared) grouping = std::max(grouping, group_bytes(*plan.shared, calls));
+  if (plan.residual) grouping = std::max(grouping, group_bytes(*plan.residual, calls));
   slices.group = booking.book(grouping, 1);
   // Kinds of experts run one after the other.
   slices.experts = booking.book(static_cast<int64_t>(kernels.experts), 1);
-  slices.routed = book_mlp(booking, plan.routed, tokens, plan.rows_per_token());
-  if (plan.shared) slices.shared = book_mlp(booking, *plan.shared, tokens);
-  if (plan.residual) slices.residual = book_mlp(booking, *plan.residual, tokens);
+  slices.routed = book_mlp(booking, plan.routed, calls, plan.rows_per_token());
+  if (plan.shared) slices.shared = book_mlp(booking, *plan.shared, calls);
+  if (plan.residual) slices.residual = book_mlp(booking, *plan.residual, calls);
   if (plan.weighs_rows) {
     slices.weighted =
         booking.book(tokens * plan.rows_per_token() * expert_width(spec), sizeof(float));
@@ -178,7 +173,26 @@ WorkspaceBooking book_workspace(const CudaPlan& plan, int64_t tokens, const Kern
     slices.latent = booking.book(tokens * spec.latent.size, sizeof(float));
     slices.projected = booking.book(tokens * spec.hidden_size, sizeof(float));
   }
-  return {.slices = slices, .total_bytes = std::max(booking.total_bytes(), kernels.decode)};
+  return {.calls = calls,
+          .slices = slices,
+          .total_bytes = std::max(booking.total_bytes(), kernels.decode)};
+}
+
+std::vector<WorkspaceBooking> book_every_rung(const CudaPlan& plan, int64_t max_tokens,
+                                              const KernelBytesOf& bytes_of) {
+  std::vector<WorkspaceBooking> bookings;
+  for (const CallRange& calls : calls_by_rung(plan.routed.ladder, max_tokens)) {
+    bookings.push_back(book_workspace(plan, calls, bytes_of(calls.last)));
+  }
+  return bookings;
+}
+
+size_t workspace_bytes(const CudaPlan& plan, int64_t max_tokens, const KernelBytesOf& bytes_of) {
+  size_t most = 0;
+  for (const WorkspaceBooking& booking : book_every_rung(plan, max_tokens, bytes_of)) {
+    most = std::max(most, booking.total_bytes);
+  }
+  return most;
 }
 
 }  // namespace conclave::inline v0

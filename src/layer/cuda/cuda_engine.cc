@@ -91,7 +91,8 @@ class CudaEngine final : public Engine {
   CudaWeights load(const WeightSource& source) const;
   void reload_staged(const WeightSource& source);
   void bind();
-  WorkspaceBooking booking_for(int64_t tokens) const;
+  KernelBytesOf bytes_of_kernels() const;
+  WorkspaceBooking booking_in(std::span<const std::byte> workspace, int64_t tokens) const;
   void check_routing(const ForwardArgs& args) const;
   std::span<std::byte> workspace_of_caller(const Workspace& workspace) const;
 
@@ -100,8 +101,8 @@ class CudaEngine final : public Engine {
   CudaPlan plan_;
   std::shared_ptr<SharedState> shared_;
   std::shared_ptr<const EveryRowIds> every_row_;
-  CudaKernels kernels_;  // bound to the addresses of the shared weights
-  WorkspaceBooking booking_;
+  CudaKernels kernels_;                     // bound to the addresses of the shared weights
+  std::vector<WorkspaceBooking> bookings_;  // ascending, the last for the most tokens
   OwnWorkspace own_workspace_;
 };
 
@@ -164,8 +165,8 @@ std::unique_ptr<Engine> CudaEngine::with_max_tokens(int64_t max_tokens) const {
 void CudaEngine::bind() {
   const std::lock_guard lock(shared_->mutex);
   kernels_ = make_cuda_kernels(plan_, shared_->weights);
-  booking_ = booking_for(plan_.options.max_tokens);
-  summarise_workspace(plan_, [&](int64_t most) { return kernel_bytes(kernels_, most); });
+  bookings_ = book_every_rung(plan_, plan_.options.max_tokens, bytes_of_kernels());
+  summarise_workspace(plan_, bytes_of_kernels());
   shared_->users.push_back(this);
 }
 
@@ -176,14 +177,27 @@ CudaWeights CudaEngine::load(const WeightSource& source) const {
   return weights;
 }
 
-WorkspaceBooking CudaEngine::booking_for(int64_t tokens) const {
-  return book_workspace(plan_, tokens, kernel_bytes(kernels_, tokens));
+KernelBytesOf CudaEngine::bytes_of_kernels() const {
+  return [this](int64_t tokens) { return kernel_bytes(kernels_, tokens); };
+}
+
+// As its rung has it, or, in a caller's smaller workspace, for no more than so many tokens.
+WorkspaceBooking CudaEngine::booking_in(std::span<const std::byte> workspace,
+                                        int64_t tokens) const {
+  const auto serves = [tokens](const WorkspaceBooking& it) { return it.calls.last >= tokens; };
+  const WorkspaceBooking& planned = *std::find_if(bookings_.begin(), bookings_.end() - 1, serves);
+  if (planned.total_bytes <= workspace.size()) return planned;
+  const int64_t least = std::max<int64_t>(tokens, 1);
+  WorkspaceBooking smaller =
+      book_workspace(plan_, {.first = least, .last = least}, kernel_bytes(kernels_, least));
+  check_workspace_size(workspace, smaller.total_bytes);
+  return smaller;
 }
 
 size_t CudaEngine::workspace_bytes(int64_t tokens) const {
   const int64_t most = plan_.options.max_tokens;
-  return tokens >= most ? booking_.total_bytes
-                        : booking_for(std::max<int64_t>(tokens, 1)).total_bytes;
+  if (tokens >= most) return plan_.summary.workspace_bytes;
+  return conclave::workspace_bytes(plan_, std::max<int64_t>(tokens, 1), bytes_of_kernels());
 }
 
 void CudaEngine::check_routing(const ForwardArgs& args) const {
@@ -217,27 +231,25 @@ void CudaEngine::forward(const ForwardArgs& args) {
   const cuda::DeviceGuard guard(ordinal_);
   OwnWorkspace::Claim own;
   std::span<std::byte> workspace;
-  WorkspaceBooking smaller;
-  const WorkspaceBooking* booking = &booking_;
   if (args.workspace != nullptr) {
     workspace = workspace_of_caller(*args.workspace);
-    if (workspace.size() < booking_.total_bytes) {
-      smaller = booking_for(std::clamp<int64_t>(tokens, 1, most));
-      check_workspace_size(workspace, smaller.total_bytes);
-      booking = &smaller;
-    }
   } else {
-    own = own_workspace_.claim(context_, booking_.total_bytes, args.stream);
+    own = own_workspace_.claim(context_, plan_.summary.workspace_bytes, args.stream);
     workspace = own.memory;
   }
+  // Chunks have one of two lengths, each of which must fit before the first runs.
   const int64_t chunks = num_chunks(tokens, most);
+  const int64_t shorter = chunks == 0 ? 0 : tokens / chunks;
+  const WorkspaceBooking of_shorter = booking_in(workspace, shorter);
+  const bool all_alike = chunks == 0 || tokens % chunks == 0;
+  const WorkspaceBooking of_longer = all_alike ? of_shorter : booking_in(workspace, shorter + 1);
   for (int64_t index = 0; index < chunks; ++index) {
     const TokenChunk chunk = chunk_at(tokens, chunks, index);
     run_cuda_chunk({.plan = plan_,
                     .weights = shared_->weights,
                     .every_row = *every_row_,
                     .kernels = kernels_,
-                    .slices = booking->slices,
+                    .slices = (chunk.count > shorter ? of_longer : of_shorter).slices,
                     .args = args,
                     .begin = chunk.begin,
                     .count = chunk.count,

@@ -132,12 +132,22 @@ void mark_chosen(const std::vector<LadderRung>& ladder, std::vector<PlanRow>& ve
 
 }  // namespace
 
-int64_t tokens_added(const std::vector<LadderRung>& ladder, int64_t tokens) {
+std::vector<CallRange> calls_by_rung(const std::vector<LadderRung>& ladder, int64_t max_tokens) {
+  std::vector<CallRange> ranges;
+  int64_t first = 1;
+  for_each_rung(ladder, {.first = 1, .last = max_tokens}, [&](const LadderRung&, int64_t tokens) {
+    ranges.push_back({.first = first, .last = tokens});
+    first = tokens + 1;
+  });
+  if (ranges.empty()) ranges.push_back({.first = 1, .last = max_tokens});
+  return ranges;
+}
+
+int64_t tokens_added(const std::vector<LadderRung>& ladder, const CallRange& calls) {
   int64_t most = 0;
-  for (const LadderRung& rung : ladder) {
-    if (rung.adds_rows) most = std::min(rung.last_tokens, tokens);
-    if (rung.last_tokens >= tokens) break;
-  }
+  for_each_rung(ladder, calls, [&](const LadderRung& rung, int64_t tokens) {
+    if (rung.adds_rows) most = tokens;
+  });
   return most;
 }
 

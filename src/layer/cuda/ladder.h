@@ -6,6 +6,7 @@
 #include "conclave/layer.h"
 #include "conclave/tuning.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -41,8 +42,26 @@ struct LadderRequest {
 // Error(kInvalidArgument) for a tuning entry whose kernel lacks the tile.
 std::vector<LadderRung> build_ladder(const LadderRequest& request, std::vector<PlanRow>& verdicts);
 
-// The most of up to `tokens` tokens that a rung serves which adds rows; 0: none does.
-int64_t tokens_added(const std::vector<LadderRung>& ladder, int64_t tokens);
+// Calls of `first` to `last` tokens.
+struct CallRange {
+  int64_t first = 1;
+  int64_t last = 1;
+};
+
+// Visits (rung, tokens) for every rung that serves some of these calls, `tokens` the most of them.
+template <class Visit>
+void for_each_rung(const std::vector<LadderRung>& ladder, const CallRange& calls, Visit visit) {
+  for (const LadderRung& rung : ladder) {
+    if (rung.last_tokens < calls.first) continue;
+    visit(rung, std::min(rung.last_tokens, calls.last));
+    if (rung.last_tokens >= calls.last) break;
+  }
+}
+
+// The calls of up to `max_tokens` tokens, cut where another rung serves them; the last ends there.
+std::vector<CallRange> calls_by_rung(const std::vector<LadderRung>& ladder, int64_t max_tokens);
+// The most tokens of these calls that a rung serves which adds rows; 0: none does.
+int64_t tokens_added(const std::vector<LadderRung>& ladder, const CallRange& calls);
 
 // More tiles than this are more than evenly chosen experts make: what skewed_row is for.
 int64_t even_tiles(const LadderRung& rung, const experts::DeviceExpertsProblem& problem,

@@ -425,7 +425,8 @@ void choose_other_ladder(const CudaPlan& plan, CudaMlpPlan& part) {
 // D1 needs every sum to have an order.
 std::string determinism_text(const CudaPlan& plan) {
   if (plan.options.determinism == Determinism::kBatchInvariant) return "D1 D2";
-  return tokens_added(plan.routed.ladder, plan.options.max_tokens) > 0 ? "none" : "D1";
+  const CallRange calls{.first = 1, .last = plan.options.max_tokens};
+  return tokens_added(plan.routed.ladder, calls) > 0 ? "none" : "D1";
 }
 
 void summarise(CudaPlan& plan) {
@@ -489,10 +490,8 @@ int32_t CudaPlan::num_ids() const {
 }
 
 void summarise_workspace(CudaPlan& plan,
-                         const std::function<KernelBytes(int64_t tokens)>& bytes_for) {
-  const auto total = [&](int64_t tokens) {
-    return book_workspace(plan, tokens, bytes_for(tokens)).total_bytes;
-  };
+                         const std::function<KernelBytes(int64_t tokens)>& bytes_of) {
+  const auto total = [&](int64_t tokens) { return workspace_bytes(plan, tokens, bytes_of); };
   Plan& summary = plan.summary;
   summary.ladder.clear();
   int64_t first = 1;

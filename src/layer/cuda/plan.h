@@ -110,10 +110,10 @@ struct CudaPlanRequest {
 
 // Throws as plan_layer; Error(kUnsupported) lists every part of the layer that CUDA lacks.
 CudaPlan plan_cuda_layer(const CudaPlanRequest& request);
-// Fills workspace_bytes and the rungs of the summary. `bytes_for` says what the kernels need for
+// Fills workspace_bytes and the rungs of the summary. `bytes_of` says what the kernels need for
 // calls of up to that many tokens.
 void summarise_workspace(CudaPlan& plan,
-                         const std::function<KernelBytes(int64_t tokens)>& bytes_for);
+                         const std::function<KernelBytes(int64_t tokens)>& bytes_of);
 // Every kernel and tile that could serve calls of `tokens` tokens.
 std::vector<TuningEntry> list_candidates(const CudaPlan& plan, int64_t tokens);
 // As far as it comes, with the reasons in its rows.

@@ -294,12 +294,53 @@ TEST(CudaPlan, ScratchOfACall_IsNoMoreThanVllmsBuffers) {
     spec.has_gate = false;
     const CudaPlan made = plan(spec, {.max_tokens = 16384});
     for (const int64_t tokens : {64, 256, 1024, 4096, 5000, 8192, 16384}) {
-      const size_t bytes =
-          book_workspace(made, tokens, estimated_kernel_bytes(made, tokens)).total_bytes;
+      const size_t bytes = workspace_bytes(
+          made, tokens, [&](int64_t most) { return estimated_kernel_bytes(made, most); });
       const int64_t rows = tokens * spec.top_k;
       const int64_t buffers = rows * (3 * spec.intermediate_size + spec.hidden_size) * 2;
       EXPECT_LE(bytes, static_cast<size_t>(buffers)) << tokens;
     }
+  }
+}
+
+// A call for the most tokens finds little more than it uses, whatever other rungs need.
+TEST(CudaPlan, Workspace_HoldsWhatOneRungNeeds) {
+  for (const int64_t experts : {8, 16, 32}) {
+    for (const int64_t top_k : {1, 2, 4}) {
+      for (const DType dtype : {DType::kBF16, DType::kF8E4M3}) {
+        MoeSpec spec = make_spec(experts, top_k, 512, 512, dtype);
+        if (dtype == DType::kF8E4M3) {
+          spec.quant = {.weights = WeightScale::kBlock, .activations = ActivationScale::kGroup};
+        }
+        for (const int64_t tokens : {300, 700, 1000, 1500}) {
+          const CudaPlan made = plan(spec, {.max_tokens = tokens});
+          const auto bytes_of = [&](int64_t most) { return estimated_kernel_bytes(made, most); };
+          const auto bookings = book_every_rung(made, tokens, bytes_of);
+          EXPECT_EQ(bookings.back().calls.last, tokens);
+          EXPECT_EQ(made.summary.workspace_bytes, workspace_bytes(made, tokens, bytes_of));
+          EXPECT_LE(static_cast<double>(made.summary.workspace_bytes),
+                    1.15 * static_cast<double>(bookings.back().total_bytes))
+              << "E" << experts << " k" << top_k << " T" << tokens;
+        }
+      }
+    }
+  }
+}
+
+// What a caller books for some tokens serves every call of fewer.
+TEST(CudaPlan, WorkspaceForFewerTokens_IsNeverLarger) {
+  MoeSpec spec = make_spec(8, 1, 512, 512, DType::kF8E4M3);
+  spec.quant = {.weights = WeightScale::kBlock, .activations = ActivationScale::kGroup};
+  const CudaPlan made = plan(spec, {.max_tokens = 1000});
+  const auto bytes_of = [&](int64_t most) { return estimated_kernel_bytes(made, most); };
+  size_t before = 0;
+  for (int64_t tokens = 1; tokens <= 1000; ++tokens) {
+    const size_t bytes = workspace_bytes(made, tokens, bytes_of);
+    const WorkspaceBooking alone =
+        book_workspace(made, {.first = tokens, .last = tokens}, bytes_of(tokens));
+    EXPECT_GE(bytes, before);
+    EXPECT_GE(bytes, alone.total_bytes) << tokens;
+    before = bytes;
   }
 }
 
