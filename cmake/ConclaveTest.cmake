@@ -2,8 +2,8 @@
 #
 # One GoogleTest executable. Labels: the given ones or "cpu". SERIAL keeps other tests from running at the same time.
 #
-# ctest runs its cases one by one, each within the timeout. Under a sanitizer it runs the whole program in four parts:
-# a process takes longer to start there than most cases to run.
+# ctest runs its cases one by one, each within the timeout. Under a sanitizer it runs the whole program in four parts,
+# since a process takes longer to start there than most cases to run; but a SERIAL one, which measures its process.
 include(GoogleTest)
 
 # Sets the options that every test is compiled with. Cases run once, so that an optimised build spends little on them;
@@ -38,8 +38,8 @@ function(conclave_add_test name)
   conclave_precompile_as(${name} conclave_test_main)
   set_property(GLOBAL APPEND PROPERTY CONCLAVE_TEST_TARGETS ${name})
 
-  if(CONCLAVE_SANITIZE)
-    conclave_add_test_in_parts(${name} "${arg_LABELS}" ${arg_SERIAL})
+  if(CONCLAVE_SANITIZE AND NOT arg_SERIAL)
+    conclave_add_test_in_parts(${name} "${arg_LABELS}")
     return()
   endif()
   set(properties TIMEOUT ${arg_TIMEOUT})
@@ -68,13 +68,13 @@ endif()
 endfunction()
 
 # A quarter of an hour ends a part that hangs.
-function(conclave_add_test_in_parts name labels serial)
+function(conclave_add_test_in_parts name labels)
   set(parts 4)
   foreach(part RANGE 1 ${parts})
     math(EXPR index "${part} - 1")
     add_test(NAME ${name}.${part} COMMAND ${name})
     set_tests_properties(
-      ${name}.${part} PROPERTIES LABELS "${labels}" TIMEOUT 900 RUN_SERIAL ${serial}
+      ${name}.${part} PROPERTIES LABELS "${labels}" TIMEOUT 900
                                  ENVIRONMENT "GTEST_TOTAL_SHARDS=${parts};GTEST_SHARD_INDEX=${index}")
   endforeach()
 endfunction()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pathlib
 from collections.abc import Callable, Iterator
 
@@ -12,6 +14,17 @@ from support.devices import DEVICES
 from support.problems import Problem, make_problem
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def pytest_configure() -> None:
+    """Lets processes that run tests side by side share the cores."""
+    side_by_side = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if side_by_side == 1:
+        return
+    with contextlib.suppress(ImportError):
+        import torch
+
+        torch.set_num_threads(max(1, torch.get_num_threads() // side_by_side))
 
 
 @pytest.fixture(scope="session")
