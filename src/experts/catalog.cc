@@ -27,7 +27,7 @@ Support needs_known_weights(const ExpertsProblem& problem) {
   return Support::no("F8_E4M3 weights need scales");
 }
 
-// The chosen arithmetic is that of bf16 products; other weights are always widened.
+// `arithmetic` is chosen for bf16 products only; other weights are always widened to float32.
 Support needs_f32_arithmetic(const ExpertsProblem& problem, cpu::Isa isa) {
   if (Support weights = needs_known_weights(problem); !weights) return weights;
   if (problem.weight_dtype == DType::kBF16 && problem.arithmetic != cpu::Arithmetic::kF32Fma) {
@@ -49,8 +49,8 @@ Support needs_bf16_arithmetic(const ExpertsProblem& problem, cpu::Arithmetic ari
   return needs_isa(problem, isa);
 }
 
-// Rows that pass over a panel once are limited by memory: whether fetching ahead helps them is the
-// CPU's matter. More rows share a panel, and the CPU's prefetcher would start on the next too late.
+// Rows that read a panel once are limited by memory: whether fetching ahead helps them depends on
+// the CPU. With more rows per panel, the CPU's prefetcher would start on the next one too late.
 int64_t fetch_above(int64_t rows_of_one_pass) {
   static const bool kAlways = cpu::fetch_instructions_speed_streams(cpu::cpu_id());
   return kAlways ? 0 : rows_of_one_pass;
@@ -119,7 +119,7 @@ constexpr std::array kRows = {
                                                      .fetch_above_rows = fetch_above(6)});
                   },
               .arithmetic = cpu::Arithmetic::kF32Fma},
-    // Takes every problem, also where another arithmetic was asked for: it always computes f32_fma.
+    // Takes every problem, even if another arithmetic was asked for: it always computes f32_fma.
     KernelRow{
         .name = "cpu.reference",
         .supports = [](const ExpertsProblem& problem) { return needs_known_weights(problem); },

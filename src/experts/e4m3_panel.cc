@@ -65,7 +65,7 @@ void add_quantised(const E4m3PanelTask& task, const float* values, const float* 
     for (int64_t k = begin; k < end; ++k) {
       const std::byte* codes = task.panel + k * kE4m3PanelRows;
       for (size_t lane = 0; lane < kLanes; ++lane) {
-        // Exact: two codes have eight bits together.
+        // The product is exact: two codes have eight significant bits together.
         partial[lane] += values[k] * table[static_cast<size_t>(codes[lane])];
       }
     }
@@ -104,7 +104,7 @@ void pack_e4m3_panel(const E4m3PanelLayout& layout, const E4m3Rows& rows, int64_
   for (int64_t lane = 0; lane < count; ++lane) {
     const int64_t row = first + lane;
     if (!rows.bias.empty()) biases[lane] = element(rows.bias, row);
-    // A slice may have no columns, and then no memory.
+    // A slice without columns has no memory to read.
     if (layout.cols == 0) continue;
     const auto* codes = static_cast<const std::byte*>(matrix.data) + row * stride;
     for (int64_t k = 0; k < layout.cols; ++k) panel[k * kE4m3PanelRows + lane] = codes[k];

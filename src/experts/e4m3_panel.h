@@ -12,7 +12,7 @@ namespace conclave::inline v0::experts {
 inline constexpr int64_t kE4m3PanelRows = 64;
 
 // A panel: 64 codes for each column; 64 float32 scales for each group of columns; 64 biases. Rows
-// that a matrix lacks at its end are zeros.
+// beyond the end of the matrix are zeros.
 struct E4m3PanelLayout {
   int64_t cols = 0;
   int64_t group_width = 1;  // columns that share a scale
@@ -33,27 +33,27 @@ struct E4m3Rows {
 void pack_e4m3_panel(const E4m3PanelLayout& layout, const E4m3Rows& rows, int64_t first,
                      std::byte* panel);
 
-// Rows of activations times a panel. Row r has its values at values + r * stride, and, where rows
-// are quantised, steps at scales + r * stride, one for `scale_width` columns.
+// Rows of activations times a panel. Row r has its values at values + r * stride and, if rows are
+// quantised, its scales at scales + r * stride, one per `scale_width` columns.
 struct E4m3PanelTask {
   const E4m3PanelLayout& layout;
   const std::byte* panel = nullptr;
   const float* panel_scales = nullptr;  // [groups, 64], within the panel
   const float* panel_biases = nullptr;  // [64], likewise
   const float* values = nullptr;
-  const float* scales = nullptr;  // null where rows stay as they are
+  const float* scales = nullptr;  // null if rows are not quantised
   int64_t scale_width = 1;
   int64_t stride = 0;
   int64_t num_rows = 0;
   float* out = nullptr;  // [num_rows, 64]
 };
 
-// The task's panel, with its scales and biases.
+// Points the task to `panel`, its scales and its biases.
 void set_panel(const std::byte* panel, E4m3PanelTask& task);
 
-// Each lane: partial sums of products of codes over columns that share both scales, each times its
-// step, then times its scale; over plain values fused multiply-adds with code * scale rounded to
-// float32. Columns ascend; the bias is added last. All functions give the same bits.
+// Each lane adds up (sum of products of codes) * row scale * weight scale over columns that share
+// both scales; over plain values it uses fused multiply-adds with code * scale rounded to float32.
+// Columns ascend; the bias is added last. All functions give the same bits.
 using E4m3PanelFunction = void (*)(const E4m3PanelTask& task) noexcept;
 void reference_e4m3_product(const E4m3PanelTask& task) noexcept;
 

@@ -25,22 +25,22 @@ struct ExpertsProblem {
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;
   DType weight_dtype = DType::kBF16;
-  QuantSpec quant = {};  // of weight_dtype kF8E4M3
+  QuantSpec quant = {};  // used with weight_dtype kF8E4M3
   activation::Activation activation = {};
   bool has_bias = false;
-  cpu::Isa isa = cpu::Isa::kScalar;                       // the best allowed
+  cpu::Isa isa = cpu::Isa::kScalar;                       // the best that is allowed
   cpu::Arithmetic arithmetic = cpu::Arithmetic::kF32Fma;  // chosen by table or forced
 };
 
-// What the kernel wants of the rows it gets.
+// Format of the rows that the kernel reads.
 struct BatchRequirements {
   DType row_dtype = DType::kF32;  // kF32 or kBF16
-  int64_t row_bytes = 0;          // of a RowBundle row: padded with zeros, multiple of 64
+  int64_t row_bytes = 0;          // per RowBundle row: zero padded, a multiple of 64
 };
 
 // One expert's matrices, dense row-major, in the problem's weight dtype. Biases are f32, f16 or
-// bf16; empty ones are zeros. Scales of e4m3 matrices are float32, a row of them for each row of
-// the matrix: one, or one for each QuantSpec::block_cols columns.
+// bf16; empty ones are zeros. e4m3 matrices have float32 scales: per matrix row, either one or one
+// per QuantSpec::block_cols columns.
 struct ExpertMatrices {
   ConstTensorView gate;             // [I, H]; empty where the activation has no gate
   ConstTensorView up;               // [I, H]
@@ -59,8 +59,8 @@ struct SlabBytes {
   size_t down = 0;
 };
 
-// The rows of gate and up, and those of down, that fill one panel, and the panel's bytes: an expert
-// can be packed in parts of whole granules.
+// Rows of gate and up, and rows of down, that fill one panel, and the bytes of such panels: an
+// expert can be packed in parts of whole granules.
 struct PackGranule {
   int64_t inner_rows = 0;
   int64_t hidden_rows = 0;
@@ -72,7 +72,7 @@ struct PackGranule {
 struct PackedExperts {
   const std::byte* gate_up = nullptr;
   const std::byte* down = nullptr;
-  // Of ActivationScale::kTensorStatic: the steps of input rows and of activated rows.
+  // With ActivationScale::kTensorStatic: the quantisation steps of input and activated rows.
   float input_scale = 1;
   float intermediate_scale = 1;
 };
@@ -87,22 +87,24 @@ class ExpertsKernel {
   virtual std::string packed_layout() const = 0;  // "panel64.k2.v1"
   virtual std::string tile() const = 0;           // "6x64"
   virtual PackGranule pack_granule() const = 0;
-  // Slabs are 64-byte aligned; every byte of the panels that the given rows fill is written. A part
-  // of an expert is given as its rows, beginning at a whole granule, with the slabs advanced to its
-  // panels; matrices that are empty are passed over.
+  // Slabs are 64-byte aligned; every byte of the panels that the given rows fill is written. To
+  // pack part of an expert, the caller passes its rows from a granule's boundary on, and slabs
+  // advanced to its panels; empty matrices are skipped.
   virtual void pack(const ExpertMatrices& expert, std::byte* gate_up_slab,
                     std::byte* down_slab) const = 0;
-  // For at most `max_slots` occupied slots, in any distribution over the experts.
+  // Bytes for at most `max_slots` occupied slots, however the experts share them.
   virtual size_t workspace_bytes(int64_t max_slots) const = 0;
   // Writes output row s for each occupied slot s of the batch, and no other. Each row depends only
   // on its own input row and its expert's weights: bit-identical in every batch (D2).
-  // Two or three parallel regions, no allocation. `workspace` has workspace_bytes(max_slots).
+  // Runs two to four parallel regions and allocates nothing. `workspace` has
+  // workspace_bytes(max_slots).
   virtual void run(const ExpertBatch& batch, const PackedExperts& weights,
                    const ExpertOutput& output, std::span<std::byte> workspace,
                    Executor& executor) const = 0;
 };
 
-// A catalog row. Rows in order of preference; "cpu.reference" last, supporting everything.
+// A catalog row. Rows stand in order of preference; "cpu.reference" is last and supports
+// everything.
 struct KernelRow {
   std::string_view name;  // "cpu.avx512"
   Support (*supports)(const ExpertsProblem& problem);

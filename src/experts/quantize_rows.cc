@@ -11,7 +11,7 @@
 namespace conclave::inline v0::experts {
 namespace {
 
-// Branch-free, so that the compiler vectorises the loop around it.
+// It has no branches, so that the compiler vectorises the loop around it.
 uint16_t round_to_bf16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t rounded = bits + 0x7fffU + ((bits >> 16) & 1U);
@@ -65,7 +65,7 @@ void convert_block(DType row_dtype, DType from, const std::byte* source, int64_t
   }
 }
 
-// Widened and weighted a block at a time, so that no row needs scratch memory.
+// Widens and weights one block at a time, so that no row needs scratch memory.
 void weigh_row(DType from, const std::byte* source, float weight, int64_t count, DType row_dtype,
                std::byte* target) {
   constexpr int64_t kBlock = 256;
@@ -79,7 +79,8 @@ void weigh_row(DType from, const std::byte* source, float weight, int64_t count,
   }
 }
 
-// Makes `copies` rows of each. Calls convert(row, source, target) for each and zeroes what follows.
+// Makes `copies` rows from each row of `hidden`: calls convert(row, source, target) and zeroes the
+// rest of the target.
 template <class Convert>
 RowBundle make_rows(const ConstTensorView& hidden, int64_t copies, DType row_dtype,
                     int64_t row_bytes, std::byte* destination, Executor& executor,

@@ -1,4 +1,4 @@
-// Converts the caller's hidden rows to the row format that a kernel wants.
+// Converts the caller's hidden rows to the row format that a kernel reads.
 #pragma once
 
 #include "core/flow.h"
@@ -15,8 +15,8 @@ namespace conclave::inline v0::experts {
 RowBundle quantize_rows(const ConstTensorView& hidden, DType row_dtype, int64_t row_bytes,
                         std::byte* destination, Executor& executor);
 
-// The same of row t times each of weights[t, 0..k-1]: T * k rows, those of a token one after the
-// other. One product in float32, then one rounding to the row type.
+// The same for row t times each of weights[t, 0..k-1]: T * k rows, those of a token next to each
+// other. Each value is one float32 product, rounded once to the row type.
 RowBundle quantize_weighted_rows(const ConstTensorView& hidden, const float* weights, int64_t top_k,
                                  DType row_dtype, int64_t row_bytes, std::byte* destination,
                                  Executor& executor);

@@ -9,8 +9,8 @@
 namespace conclave::inline v0::experts {
 namespace {
 
-// Rows [first, first + limit) of a matrix and of its bias become panel columns from `column` on, as
-// far as they exist.
+// Rows [first, first + limit) of a matrix and of its bias that exist become panel columns from
+// `column` on.
 struct ColumnRange {
   int64_t first = 0;
   int64_t limit = 0;

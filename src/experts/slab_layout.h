@@ -3,7 +3,7 @@
 // gate_up: with a gate, panels of 32 gate columns and the 32 up columns of the same intermediate
 // positions, so that a register tile holds both; without one, panels of 64 up columns. down: panels
 // of 64 hidden columns. Columns and k beyond the matrix are zeros. With biases, each panel is
-// followed by those of its 64 columns as float32.
+// followed by the float32 biases of its 64 columns.
 #pragma once
 
 #include "experts/experts_kernel.h"
@@ -25,9 +25,9 @@ struct SlabLayout {
   int64_t gate_up_columns() const { return gated ? gemm::kPanelColumns / 2 : gemm::kPanelColumns; }
   int64_t gate_up_panels() const { return ceil_div(intermediate_size, gate_up_columns()); }
   int64_t down_panels() const { return ceil_div(hidden_size, gemm::kPanelColumns); }
-  // Of an activated row: the columns of all gate_up panels.
+  // Padded width of an activated row: the columns of all gate_up panels.
   int64_t padded_intermediate() const { return gate_up_panels() * gate_up_columns(); }
-  // From one panel to the next.
+  // Bytes from one panel to the next.
   size_t stride(const gemm::PanelLayout& panel) const {
     return panel.panel_bytes() + (has_bias ? kBiasBytes : 0);
   }
@@ -41,7 +41,7 @@ struct SlabLayout {
   std::string name() const;  // "panel64.k2.v1"; "panel64.k2.single.bias.v1" without gate, with bias
 
   void pack(const ExpertMatrices& expert, std::byte* gate_up_slab, std::byte* down_slab) const;
-  // The biases of a panel of either slab; null without biases.
+  // The biases of a panel of either slab; null if there are none.
   const float* bias(const gemm::PanelLayout& layout, const std::byte* panel) const {
     if (!has_bias) return nullptr;
     return static_cast<const float*>(static_cast<const void*>(panel + layout.panel_bytes()));

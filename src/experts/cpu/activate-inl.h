@@ -19,8 +19,8 @@ struct AsBf16 {
 };
 #endif
 
-// Output columns that do not exist become zeros: left as computed, an infinite activation times
-// their zero weights would put a NaN into the next product.
+// Output columns that do not exist become zeros: an infinite activation left there, times its zero
+// weights, would put a NaN into the next product.
 template <class Formula, class Format>
 void activate_tile(const PanelTask& task, const FinishedTile& tile) noexcept {
   constexpr int64_t kColumns = Formula::kGated ? 32 : 64;

@@ -13,11 +13,11 @@
 namespace conclave::inline v0::experts {
 namespace {
 
-// Rows of activations that a panel multiplies at a time: their products lie on the stack.
+// Activation rows that a panel multiplies at a time; their products lie on the stack.
 constexpr int64_t kMostRows = 32;
 using Products = std::array<float, kMostRows * kE4m3PanelRows>;
 
-// What one occupied slot needs: its input row and its activated row, each with its scales.
+// Workspace of one occupied slot: its input row and its activated row, each with its scales.
 struct SlotLayout {
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;
@@ -140,8 +140,8 @@ class E4m3Mlp final : public ExpertsKernel {
     return slots + slot * slot_.floats();
   }
 
-  // In place: values become those of their codes. Columns go through a piece at a time, a piece
-  // being what shares a scale.
+  // Replaces each value by that of its code. It takes one piece of columns at a time; a piece
+  // shares a scale.
   void quantize(int64_t columns, const quant::ActivationRule& rule, float* values,
                 float* scales) const {
     if (rule.form == ActivationScale::kNone) return;
@@ -163,7 +163,7 @@ class E4m3Mlp final : public ExpertsKernel {
     quantize(problem_.hidden_size, rule, row, row + slot_.input_scales());
   }
 
-  // `count` slots' values at `values` and their scales at `scales`, floats from the slot's begin.
+  // The task of `count` slots; `values` and `scales` are offsets in floats from a slot's begin.
   E4m3PanelTask task_of(const E4m3PanelLayout& layout, const float* rows, int64_t values,
                         int64_t scales, int64_t count, Products& products) const {
     const bool plain = slot_.form == ActivationScale::kNone;
@@ -195,7 +195,7 @@ class E4m3Mlp final : public ExpertsKernel {
         set_panel(packed + gate_up_.bytes(), task);
         config_.product(task);
       }
-      // Without a gate both are the one product.
+      // Without a gate, both operands are the same product.
       const Products& second = problem_.activation.gated ? up : gate;
       for (int64_t row = 0; row < count; ++row) {
         float* activated = block + row * slot_.floats() + slot_.inner() + first;

@@ -1,5 +1,5 @@
-// The MLP of experts with e4m3 weights: rows quantised as the plan says, then panel by panel.
-// docs/quantisation.md has each step.
+// The MLP of experts with e4m3 weights: quantises rows as the plan says, then multiplies panel by
+// panel. docs/quantisation.md has each step.
 #pragma once
 
 #include "experts/e4m3_panel.h"
@@ -16,7 +16,7 @@ struct E4m3MlpConfig {
 };
 std::unique_ptr<ExpertsKernel> make_e4m3_mlp(const ExpertsProblem& problem, E4m3MlpConfig config);
 
-// A translation unit per instruction set; the same bits as reference_e4m3_product.
+// One translation unit per instruction set; each gives the same bits as reference_e4m3_product.
 void e4m3_product_avx2(const E4m3PanelTask& task) noexcept;
 void e4m3_product_avx512(const E4m3PanelTask& task) noexcept;
 

@@ -9,7 +9,7 @@ namespace conclave::inline v0::experts::CONCLAVE_ISA_NAMESPACE {
 
 using gemm::CONCLAVE_ISA_NAMESPACE::Vec;
 
-// Vectors of a panel that are worked on together: enough chains of sums to hide their latency with
+// Vectors of a panel that are computed together: enough chains of sums to hide their latency with
 // one row of activations, and few enough to stay in registers with kMostRows.
 inline constexpr int kVecs = 4;
 inline constexpr int kMostRows = Vec::kLanes == 16 ? 4 : 2;
@@ -18,7 +18,7 @@ static_assert(kE4m3PanelRows % kLanesTogether == 0);
 
 CONCLAVE_KERNEL_INLINE int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Columns [begin, end): sums[r][v] += x[r][k] * w[k][v]; `scale` as for plain rows, or null.
+// Adds columns [begin, end): sums[r][v] += x[r][k] * w[k][v]. `scale` is used for plain rows only.
 template <int kRows, bool kPlain>
 CONCLAVE_KERNEL_INLINE void add_products(const E4m3PanelTask& task, const float* values,
                                          int64_t begin, int64_t end, const float* scale,

@@ -12,7 +12,7 @@
 namespace conclave::inline v0::experts {
 namespace {
 
-// Columns that lie together in an activated row, whether or not rows are in groups.
+// Columns that lie together in an activated row, whether or not rows are grouped.
 constexpr int64_t kBlockColumns = 32;
 
 // One run's data, shared by the workers.
@@ -21,8 +21,8 @@ struct Call {
   const PackedExperts& weights;
   const ExpertOutput& output;
   const WorkList& work;
-  std::byte* grouped;       // the batch's rows in groups; unused where rows are read in place
-  std::byte* intermediate;  // activated rows, in groups likewise
+  std::byte* grouped;       // the batch's rows in groups; unused if rows are read in place
+  std::byte* intermediate;  // activated rows, grouped in the same way
 };
 
 // A stage's panels in memory.
@@ -38,8 +38,8 @@ struct Stage {
   }
 };
 
-// Hands items out one by one. Each worker holds the item after its current one already, so that
-// its weights can be on the way from memory meanwhile.
+// Hands items out one by one. Each worker takes its next item before it runs the current one, so
+// that the next item's weights can be fetched from memory meanwhile.
 template <class Body>
 void run_stage(Executor& executor, const WorkList& work, const Stage& stage, const Body& body) {
   struct State {

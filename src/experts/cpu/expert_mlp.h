@@ -12,14 +12,14 @@ namespace conclave::inline v0::experts {
 
 struct ExpertMlpConfig {
   MlpFunctions functions;
-  DType row_dtype = DType::kF32;  // of rows and activated rows: kF32 or kBF16
+  DType row_dtype = DType::kF32;  // for input and activated rows: kF32 or kBF16
   RowTiling tiling = {};
   std::string tile = {};  // "6x64"
   // The next panel is fetched while a task of more rows than this is computed.
   int64_t fetch_above_rows = 0;
 };
 
-// For products on tile registers: two groups of rows at a time, 32 columns of each.
+// Config for products on tile registers: two groups of 16 rows times 32 columns at a time.
 inline ExpertMlpConfig tile_mlp_config(const MlpFunctions& functions, int64_t fetch_above_rows) {
   return {.functions = functions,
           .row_dtype = DType::kBF16,

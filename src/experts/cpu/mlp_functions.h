@@ -1,4 +1,4 @@
-// What a translation unit per instruction set offers to the scheduler of expert_mlp.cc.
+// Functions that one translation unit per instruction set offers to expert_mlp.cc.
 #pragma once
 
 #include "activation/activations.h"
@@ -10,7 +10,7 @@ namespace conclave::inline v0::experts {
 
 struct MlpFunctions {
   gemm::PanelFunction product = nullptr;      // rows x panel of 64 columns
-  gemm::EpilogueFunction activate = nullptr;  // its parameters: activation::FormulaParameters
+  gemm::EpilogueFunction activate = nullptr;  // takes activation::FormulaParameters
 };
 
 // Rows and activated rows are float32; weights f32, f16 or bf16.

@@ -11,13 +11,13 @@ namespace conclave::inline v0::experts {
 
 struct RowSelection {
   const RowBundle& bundle;
-  const int64_t* row_index = nullptr;  // of bundle rows
+  const int64_t* row_index = nullptr;  // indices of bundle rows
   int64_t num_rows = 0;
   int64_t group = 1;
 };
 
 // Piece p of selected row r goes to destination + (r / group) * group * row_bytes
-// + (p * group + r % group) * 64. Rows that the last group lacks are not written.
+// + (p * group + r % group) * 64. Rows missing from the last group are not written.
 void interleave_rows(const RowSelection& selection, std::byte* destination);
 
 }  // namespace conclave::inline v0::experts

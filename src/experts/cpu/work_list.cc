@@ -48,7 +48,7 @@ WorkItem WorkList::item(int64_t index, int64_t num_panels, Cursor& cursor) const
     ++cursor.active;
   }
   const ActiveExpert& expert = active_[cursor.active];
-  // Blocks of nearly equally many tiles: the first `longer` ones have a tile more.
+  // Blocks have nearly equal numbers of tiles: the first `longer` ones have one tile more.
   const int64_t num_tiles = ceil_div(expert.num_rows, tile_rows_);
   const int64_t position = block - expert.first_block;
   const int64_t tiles = num_tiles / expert.num_blocks;

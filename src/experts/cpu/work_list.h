@@ -12,14 +12,14 @@ namespace conclave::inline v0::experts {
 struct ActiveExpert {
   int64_t expert = 0;
   int64_t first_slot = 0;
-  int64_t first_row = 0;  // numbering occupied slots only, in the order of this list, with gaps
-                          // that bring each expert to a multiple of RowTiling::group
+  int64_t first_row = 0;  // counts occupied slots only, in the order of this list, with gaps that
+                          // bring each expert to a multiple of RowTiling::group
   int64_t num_rows = 0;
   int64_t num_blocks = 0;
   int64_t first_block = 0;  // over all experts; item = block * panels + panel
 };
 
-// Rows of one item, and where.
+// One item: a block of an expert's rows and the panel that multiplies it.
 struct WorkItem {
   int64_t expert = 0;
   int64_t panel = 0;
@@ -28,14 +28,14 @@ struct WorkItem {
   int64_t num_rows = 0;
 };
 
-// How a kernel takes rows.
+// How a kernel divides rows.
 struct RowTiling {
   int64_t tile = 1;   // rows of a register tile: blocks end at multiples of it
   int64_t group = 1;  // rows that lie interleaved in memory; divides tile
 };
 
-// Experts with most rows come first, so that no long item starts when the others are done. Items
-// that share rows follow each other panel by panel: the rows stay in the second-level cache.
+// Experts with the most rows come first, so that no long item starts when the others are done.
+// Items that share rows follow each other panel by panel: the rows stay in the second-level cache.
 class WorkList {
  public:
   // `storage` has one entry per local expert and must outlive the list.

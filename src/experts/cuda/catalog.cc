@@ -1,4 +1,5 @@
-// Rows in order of preference at equal tokens; the reference last, which supports everything.
+// The GPU's expert kernels in order of preference at equal tokens; the reference, which supports
+// everything, is last.
 #include "experts/cuda/catalog.h"
 
 #include "experts/cuda/reference_sm90.h"

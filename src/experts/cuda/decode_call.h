@@ -1,4 +1,4 @@
-// The whole of a small forward in one launch: routing given, experts, weighted sum.
+// A small forward in one launch: experts and weighted sum; the routing is given.
 #pragma once
 
 #include "core/device_flow.h"
@@ -20,14 +20,15 @@ struct DeviceDecodeCall {
   int64_t num_tokens = 0;                // T of the call: the grid and loops are sized by it
   const int64_t* live_tokens = nullptr;  // on the device, or null: only the first *live_tokens
                                          // count, rows of `out` beyond are not written
-  // Slots that every token has behind those of topk_ids and topk_weights, which then are [T, k -
+  // Slots that every token has after those of topk_ids and topk_weights, which then are [T, k -
   // shared.count].
   SharedSlots shared = {};
   const int32_t* topk_ids = nullptr;      // [T, k] logical; negative: contributes nothing
   const float* topk_weights = nullptr;    // [T, k]
   const int32_t* local_expert = nullptr;  // [E] local expert or -1; null: the id itself
   int64_t num_experts = 0;                // ids at or above contribute nothing
-  // On the device, or null: raised by the number of live ids below -1 or at or above num_experts.
+  // On the device, or null: increased by the number of live ids below -1 or at or above
+  // num_experts.
   uint64_t* skipped_ids = nullptr;
   bool weight_on_input = false;
   float output_scale = 1;
@@ -43,8 +44,8 @@ class DeviceDecodeKernel {
   virtual int64_t max_tokens() const = 0;
   virtual size_t workspace_bytes() const = 0;
   virtual std::string describe() const = 0;
-  // One cooperative launch. The workspace's first 256 bytes are zero before its first use and are
-  // left so that the next call needs nothing.
+  // One cooperative launch. The caller zeroes the workspace's first 256 bytes before its first use;
+  // each call leaves them ready for the next.
   virtual void run(const DeviceDecodeCall& call, CUstream_st* stream) const = 0;
 };
 

@@ -1,4 +1,4 @@
-// Element types of the decode kernel, and where a thread and its data are.
+// Element types of the decode kernel, and where its threads, data and work lie.
 #pragma once
 
 #include "cuda/device/barrier.cuh"
@@ -19,7 +19,7 @@ inline constexpr int kMaxProducts = kDecodeMaxPassRows / 16;
 inline constexpr uint32_t kProductBytes = 16 * kDecodeBoxBytes;
 inline constexpr int kProducerWarp = kDecodeWarps;
 inline constexpr int kFinishWarp = kDecodeWarps + 1;
-inline constexpr int kNextTileWord = 32;  // of the workspace; the grid barrier is word 0
+inline constexpr int kNextTileWord = 32;  // index in the workspace; the grid barrier is word 0
 
 template <DecodeElement kElement>
 struct Config {
@@ -52,12 +52,12 @@ struct Shared {
   uint64_t* tile_full;
   uint64_t* tile_empty;
   uint64_t* tables_ready;
-  uint64_t* intermediate_ready;  // of all blocks
-  float* stage_scales;           // two a box
+  uint64_t* intermediate_ready;  // all blocks have stored theirs
+  float* stage_scales;           // two per box
   DecodeTables* tables;
-  float* tiles;         // [buffer, warp, i, lane]; then sums [warp, token, row]
-  unsigned char* rows;  // of the input; then rounds of slices of the intermediate
-  float* row_scales;    // [row, box], or one a row at the first box
+  float* tiles;         // [buffer, warp, i, lane]; later sums [warp, token, row]
+  unsigned char* rows;  // input rows, later rounds of slices of intermediate rows
+  float* row_scales;    // [row, box], or one per row at the first box
 
   __device__ Shared(unsigned char* base, const DecodeShared& places)
       : ring(base),
@@ -77,10 +77,10 @@ struct Shared {
 struct Thread {
   int warp;
   int lane;
-  int group;  // g: the token of a column it loads, a row of weights
+  int group;  // g: gives the token that it loads and its row of weights
   int quad;   // q
-  // Rows of shared memory are taken in an order in which those of neighbouring groups lie in
-  // different halves of the banks under the 128-byte swizzle.
+  // The order of rows in shared memory puts those of neighbouring groups into different halves of
+  // the banks under the 128-byte swizzle.
   int row;
   uint32_t fragment;  // byte offset within 16 rows of a box
 
@@ -93,7 +93,7 @@ struct Thread {
         fragment(static_cast<uint32_t>(row * kDecodeBoxBytes + ((quad ^ row) << 4))) {}
 };
 
-// The warps that multiply.
+// Barrier of the warps that multiply.
 __device__ __forceinline__ void consumer_sync() { ptx::named_barrier_sync(1, kDecodeConsumers); }
 
 // A place in a ring of barriers.
@@ -109,16 +109,16 @@ struct Cursor {
   }
 };
 
-// What a block does: tiles of the up product, then its columns of the down product for all parts
-// (unit, slice). Half of the tiles are shared out beforehand, a quarter where there are many; the
-// others go to whoever is free: not all multiprocessors are equally near to the memory, and what is
-// handed out costs a trip to the counter, which few tiles do not hide.
+// A block's work: tiles of the up product, then its columns of the down product for all parts
+// (unit, slice). Half of the tiles, or a quarter if there are many, are assigned beforehand. Free
+// blocks draw the others, since not all multiprocessors are equally near to memory; a draw costs a
+// trip to the counter, which few tiles do not hide.
 struct Work {
-  static constexpr int kManyTiles = 16;  // of a block
+  static constexpr int kManyTiles = 16;  // per block
   int total_tiles = 0;
   int own_tiles = 0;
   int num_parts = 0;
-  int first_row = 0;  // column of the output where the block's begin
+  int first_row = 0;  // the block's first output column
   uint32_t* next_tile = nullptr;
 
   __device__ Work(const DecodeParams& params, int units) {
@@ -130,7 +130,7 @@ struct Work {
     if (first_row < plan.hidden_size) num_parts = units * plan.k_slices;
     next_tile = static_cast<uint32_t*>(params.call.workspace) + kNextTileWord;
   }
-  // The block's i-th tile, at most once each; at or above total_tiles: there is none.
+  // The block's i-th tile, or total_tiles or more if none is left. Call it once for each i.
   __device__ __forceinline__ int take(int i) const {
     if (i < own_tiles) return static_cast<int>(blockIdx.x) * own_tiles + i;
     return static_cast<int>(gridDim.x) * own_tiles + static_cast<int>(atomicAdd(next_tile, 1U));
@@ -140,10 +140,10 @@ struct Work {
 inline constexpr int kNoTile = -1;
 inline constexpr int kTileUnknown = -2;
 
-// The block's i-th tile, as soon as the producer knows it. The word is polled while another warp
-// writes it, with no barrier in between, which compute-sanitizer's racecheck names: it is one
-// aligned word that says all there is to know, what it refers to (the tables) came by a barrier
-// before, and a slot is not used again before the ring has come round.
+// Waits until the producer publishes the block's i-th tile. compute-sanitizer's racecheck reports
+// this polling of a word that another warp writes without a barrier. It is safe: the word is
+// aligned and complete in itself, a barrier has published the tables that it refers to, and a slot
+// is not reused before the ring has come round.
 __device__ __forceinline__ int published_tile(const DecodeTables& tables, int i) {
   const volatile int32_t* slot = &tables.tiles[i % kDecodeTileSlots];
   int tile = *slot;

@@ -1,6 +1,6 @@
 // The down product of the decode kernel: a block's columns over all parts (unit, slice of I).
-// Slices of intermediate rows come to shared memory in rounds of as many as there is room for: one
-// round for few tokens. Weights keep arriving meanwhile.
+// Slices of intermediate rows are loaded to shared memory in rounds of as many as fit: one round
+// for few tokens. Weights keep arriving meanwhile.
 #pragma once
 
 #include "experts/cuda/decode_product.cuh"
@@ -9,7 +9,7 @@
 
 namespace conclave::inline v0::experts::decode {
 
-// Part p's rows begin at number part_row(p).
+// part_row(p) is the number of part p's first row.
 __device__ __forceinline__ int part_row(const DecodePlan& plan, const DecodeTables& tables,
                                         int part) {
   const int unit = part / plan.k_slices;
@@ -17,7 +17,7 @@ __device__ __forceinline__ int part_row(const DecodePlan& plan, const DecodeTabl
   return tables.unit_row[unit] * plan.k_slices + __popc(tables.unit_tokens[unit]) * slice;
 }
 
-// The end of the parts from `begin` on whose rows fit; those of the first always do.
+// The end of the round that starts at part `begin`: all parts whose rows fit, and at least one.
 __device__ __forceinline__ int end_of_round(const DecodeParams& params, const DecodeTables& tables,
                                             int begin, int parts) {
   const DecodePlan& plan = params.plan;
@@ -36,7 +36,7 @@ __device__ __forceinline__ const char* intermediate_row(const DecodeParams& para
          pair * params.plan.intermediate_stride * params.plan.intermediate_bytes;
 }
 
-// With a scale a row of the intermediate: all blocks find it for themselves.
+// Finds the scale of each intermediate row; every block does so for itself.
 __device__ __forceinline__ void find_pair_scales(const DecodeParams& params, const Shared& shared,
                                                  const Thread& me, int tokens) {
   const DecodePlan& plan = params.plan;
@@ -47,7 +47,7 @@ __device__ __forceinline__ void find_pair_scales(const DecodeParams& params, con
     if (params.row_scale == RowScale::kStatic) {
       scale = params.weights.intermediate_scale[0];
     } else {
-      // Of a token's second slot with an expert nothing was written, and nothing is used.
+      // A token's second slot with an expert has no row, and its scale is not used.
       const auto* row = reinterpret_cast<const float*>(intermediate_row(params, pair));
       float amax = 0;
 #pragma unroll 8
@@ -62,7 +62,7 @@ __device__ __forceinline__ void find_pair_scales(const DecodeParams& params, con
   consumer_sync();
 }
 
-// One box of e4m3 codes from float32 values; returns the step.
+// Makes one box of e4m3 codes from float32 values; returns the step.
 template <class C>
 __device__ __forceinline__ float quantize_box(const DecodeParams& params, const float4& x,
                                               float scale, uint32_t* target) {
@@ -76,7 +76,7 @@ __device__ __forceinline__ float quantize_box(const DecodeParams& params, const 
   return scale;
 }
 
-// A slice of one row to shared memory, by one warp: 16-bit values as they are.
+// One warp copies a slice of one row, 16-bit values as they are, to shared memory.
 __device__ __forceinline__ void copy_slice(const DecodeParams& params, const Shared& shared,
                                            int lane, int pair, const DownPart& part, int row) {
   const uint32_t target =
@@ -89,8 +89,8 @@ __device__ __forceinline__ void copy_slice(const DecodeParams& params, const Sha
   }
 }
 
-// A slice as e4m3 codes, with a step for every box or one of the row. The loop over boxes stays
-// short: most launches run it once, and instructions come from memory too.
+// Stores a slice as e4m3 codes, with one step per box or per row. The code of the loop over boxes
+// stays short: most launches run it once, and instructions come from memory too.
 template <class C>
 __device__ __forceinline__ void quantize_slice(const DecodeParams& params, const Shared& shared,
                                                int lane, int pair, const DownPart& part, int row) {
@@ -120,7 +120,7 @@ __device__ __forceinline__ void quantize_slice(const DecodeParams& params, const
   }
 }
 
-// Rows of parts [begin, end), by the consumers.
+// The consumers load the rows of parts [begin, end).
 template <class C>
 __device__ __forceinline__ void load_round(const DecodeParams& params, const Shared& shared,
                                            const Thread& me, int begin, int end) {
@@ -152,11 +152,11 @@ struct Output {
   float sum[kMaxProducts][4] = {};
 };
 
-// Of a lane's rows of a pass; read before the products, which take longer.
+// Biases and scales of a lane's rows in a pass; the products, which take longer, hide their loads.
 template <int kProducts>
 struct DownRows {
   float bias[kProducts][2] = {};
-  float scale[kProducts][2] = {};  // with a scale a row
+  float scale[kProducts][2] = {};  // with one scale per row
 };
 
 template <class C, int kProducts>
@@ -180,7 +180,7 @@ __device__ __forceinline__ DownRows<kProducts> read_down_rows(const DecodeParams
   return rows;
 }
 
-// Adds a part, weighted.
+// Adds a part, times the weights of its tokens.
 template <class C, int kProducts>
 __device__ __forceinline__ void add_part(const DecodeParams& params, const Shared& shared,
                                          const Thread& me, int unit,
@@ -212,7 +212,7 @@ __device__ __forceinline__ void multiply_part(const DecodeParams& params, const 
                                               uint32_t tokens, int row, int first_row,
                                               Cursor& cursor, Output& output) {
   const DecodePlan& plan = params.plan;
-  // Of tokens that do not take part any row will do.
+  // Any row will do for tokens that do not take part.
   const auto row_of = [&](int token) {
     return (tokens >> token & 1U) != 0 ? row + __popc(tokens & ((1U << token) - 1U)) : row;
   };
@@ -256,7 +256,7 @@ __device__ __forceinline__ void write_output(const DecodeParams& params, int64_t
   }
 }
 
-// The eight warps' sums in their order, rounded once.
+// Adds the eight warps' sums in order of warps and rounds them once.
 __device__ __forceinline__ void write_pass(const DecodeParams& params, const Shared& shared,
                                            const Thread& me, int first_row, int tokens,
                                            const Output& output) {

@@ -40,12 +40,12 @@ Support supports_quant(const QuantSpec& quant) {
   return Support::no("e4m3 weights without scales");
 }
 
-// Columns of the output to blocks and passes; rows of the intermediate to slices of which one for
-// each of the most tokens fits into a quarter of shared memory.
+// Cuts output columns into blocks and passes, and intermediate rows into slices so short that one
+// slice for each of kDecodeMaxTokens fits into a quarter of shared memory.
 void plan_down(const DeviceExpertsProblem& problem, DecodePlan& plan) {
   const int64_t rows = divide_up(problem.hidden_size, plan.blocks);
   plan.passes = narrow(divide_up(rows, kDecodeMaxPassRows));
-  // Whole groups of the swizzle: the boxes of one copy then lie side by side.
+  // Whole swizzle groups of 8 rows let the boxes of one copy lie side by side.
   plan.pass_rows = narrow(round_up(divide_up(rows, plan.passes), 8));
   plan.down_box_bytes = plan.pass_rows * kDecodeBoxBytes;
   plan.down_stage_boxes = std::min(kDecodeStageBytes / plan.down_box_bytes, kDecodeWarps);
@@ -73,7 +73,7 @@ DecodePlan decode_plan(const DeviceExpertsProblem& problem) {
   plan.down_boxes = narrow(divide_up(problem.intermediate_size, box));
   plan.tile_features = problem.activation.gated ? 8 : 16;
   plan.feature_tiles = narrow(divide_up(problem.intermediate_size, plan.tile_features));
-  // A copy of several boxes does not see where a row ends within its last one.
+  // A copy of several boxes cannot tell that a row ends within its last box.
   plan.up_copy_boxes = problem.hidden_size % box == 0 ? kDecodeUpStageBoxes : 1;
   plan_down(problem, plan);
   plan.intermediate_bytes = is_quantised(problem) ? 4 : 2;
@@ -87,12 +87,13 @@ DecodePlan decode_plan(const DeviceExpertsProblem& problem) {
 }
 
 DecodeShared decode_shared(const DecodePlan& plan, int64_t tokens, int64_t shared_bytes_per_block) {
-  // 64 more than whole lines: rows of neighbouring tokens then lie in different banks.
+  // The extra 64 bytes put rows of neighbouring tokens into different banks.
   const int64_t slice_boxes = std::min(plan.slice_boxes, plan.down_boxes);
   const int64_t up_pitch = int64_t{plan.up_boxes} * kDecodeBoxBytes + 64;
   const int64_t down_pitch = slice_boxes * kDecodeBoxBytes + 64;
   const int64_t down_rows = tokens * std::min(plan.top_k, plan.num_local_experts) * plan.k_slices;
-  // All slices of the intermediate rows at once where they take a third, otherwise in rounds.
+  // All slices of the intermediate rows are held at once if they take up to a third of shared
+  // memory, otherwise they come in rounds.
   const int64_t rows_bytes =
       std::max({tokens * up_pitch, tokens * down_pitch,
                 std::min(down_rows * down_pitch, shared_bytes_per_block / 3)});

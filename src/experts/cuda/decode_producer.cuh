@@ -1,4 +1,4 @@
-// The warps of the decode kernel that bring weights: they never wait for a product but for room.
+// The warps of the decode kernel that load weights: they wait only for room in the ring.
 #pragma once
 
 #include "cuda/device/copy.cuh"
@@ -12,7 +12,7 @@ namespace conclave::inline v0::experts::decode {
 // One row of boxes: a tile of the up product, or a part of the down product.
 struct Source {
   const CUtensorMap* map;
-  int row;  // coordinates of the map
+  int row;  // coordinates in the map
   int matrix;
   int tile;
   int box_rows;
@@ -21,7 +21,7 @@ struct Source {
   int stage_boxes;
 };
 
-// By one thread: every stage costs its whole turn around this loop.
+// Loads weights, from one thread: every stage costs it a whole turn of its loop.
 template <class C>
 struct Producer {
   const DecodeParams& params;
@@ -106,8 +106,8 @@ struct Producer {
   }
 };
 
-// The scales of 128x128 blocks, two of a box: of gate and up, or of the two blocks of rows that a
-// pass may touch. By one warp, a lane a scale.
+// Loads the scales of 128x128 blocks, two per box: for gate and up, or for the two blocks of rows
+// that a pass may touch. One warp runs it, one lane per scale.
 struct ScaleFeeder {
   const DecodeParams& params;
   const Shared& shared;
@@ -139,7 +139,7 @@ struct ScaleFeeder {
       const int64_t line = matrix * up_row_blocks + up.tile * plan.tile_features / 128;
       bring(params.weights.gate_up_scale + line * plan.up_boxes, 0, plan.up_boxes, kUpStageBoxes);
     }
-    // A block of rows beyond the last would be that of rows that are not used.
+    // Only unused rows would need a block of rows beyond the last.
     const int row_blocks = (plan.hidden_size + 127) / 128;
     for (int pass = 0; pass < plan.passes; ++pass) {
       const int row = work.first_row + pass * plan.pass_rows;

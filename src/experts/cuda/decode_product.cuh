@@ -1,4 +1,4 @@
-// A warp's share of a row of boxes of weights, as they arrive, times rows in shared memory.
+// Multiplies a warp's boxes of weights, as they arrive, by rows in shared memory.
 #pragma once
 
 #include "cuda/device/copy.cuh"
@@ -21,7 +21,7 @@ struct Sums {
   }
 };
 
-// What a row of boxes is multiplied with, as one lane sees it.
+// One lane's view of what a row of boxes is multiplied by.
 struct Operand {
   int begin;  // boxes
   int end;
@@ -29,9 +29,9 @@ struct Operand {
   uint32_t box_bytes;
   int products;
   bool present;  // the token of column g takes part
-  uint32_t row;  // its row at box `begin`, from this lane's 16 bytes on
-  // Of e4m3: steps of tokens 2q and 2q + 1 from box `begin` on; which of a stage's two scales the
-  // weight rows have, a bit for product p's half h at 2 p + h.
+  uint32_t row;  // its row in shared memory, at this lane's 16 bytes of box `begin`
+  // For e4m3: the steps of tokens 2q and 2q + 1 from box `begin` on. Bit 2 p + h of `second` says
+  // that half h of product p has the second of its box's two weight scales.
   const float* steps[2];
   uint32_t second;
 };
@@ -60,7 +60,7 @@ __device__ __forceinline__ void multiply_box(uint32_t address, const uint4 (&x)[
   }
 }
 
-// The warp's box of the stage at `cursor`.
+// Multiplies the warp's box of the stage in `slot`.
 template <class C, int kProducts>
 __device__ __forceinline__ void multiply_stage(const Operand& operand, const Shared& shared,
                                                const Thread& me, int slot, int in_stage, int box,
@@ -95,7 +95,7 @@ __device__ __forceinline__ void multiply_stage(const Operand& operand, const Sha
   }
 }
 
-// Box b is warp b % 8's.
+// Multiplies this warp's boxes: box b belongs to warp b % 8.
 template <class C, int kProducts>
 __device__ __forceinline__ Sums<C, kProducts> run_boxes(const Operand& operand,
                                                         const DecodeParams& params,

@@ -1,4 +1,4 @@
-// What every block repeats before its products: tables of experts, conversion of the rows.
+// Work that every block repeats before its products: tables of experts, conversion of the rows.
 #pragma once
 
 #include "cuda/device/shared_slot.cuh"
@@ -8,7 +8,7 @@
 
 namespace conclave::inline v0::experts::decode {
 
-// A pair's id and weight, as given or of a shared expert.
+// A pair's id and weight, as the caller gave them or those of a shared expert.
 __device__ __forceinline__ cuda::device::SharedSlot given_slot(const DecodeParams& params,
                                                                int pair) {
   const DeviceDecodeCall& call = params.call;
@@ -21,7 +21,7 @@ __device__ __forceinline__ cuda::device::SharedSlot given_slot(const DecodeParam
   return {call.topk_ids[at], call.topk_weights[at]};
 }
 
-// -1: contributes nothing.
+// The local expert of `id`, or -1 if the id contributes nothing.
 __device__ __forceinline__ int local_expert(const DecodeParams& params, int32_t id) {
   const DeviceDecodeCall& call = params.call;
   if (id < 0 || id >= call.num_experts) {
@@ -33,15 +33,16 @@ __device__ __forceinline__ int local_expert(const DecodeParams& params, int32_t 
   return local < params.plan.num_local_experts ? max(local, -1) : -1;
 }
 
-// What a pair writes: as its unit's first of all, and as its token's first with this expert.
+// Table entries that a pair makes if it is the first of its unit, or its token's first with this
+// expert.
 struct Entry {
   int expert = -1;
   int unit = 0;
-  int row = 0;          // tokens of the units before
-  uint32_t tokens = 0;  // of the unit
+  int row = 0;          // number of tokens in earlier units
+  uint32_t tokens = 0;  // bits of the unit's tokens
   bool is_first = false;
   bool is_tokens_first = false;
-  float weight = 0;  // of all the token's slots with the expert
+  float weight = 0;  // summed over the token's slots with the expert
 };
 __device__ __forceinline__ void enter(DecodeTables& tables, int pair, int top_k,
                                       const Entry& entry) {
@@ -57,7 +58,7 @@ __device__ __forceinline__ void enter(DecodeTables& tables, int pair, int top_k,
   }
 }
 
-// A lane a pair: at most 32.
+// Makes the tables of at most 32 pairs, one lane per pair.
 __device__ __forceinline__ void make_tables_in_warp(const DecodeParams& params,
                                                     DecodeTables& tables, int lane, int tokens) {
   constexpr uint32_t kAll = 0xffffffffU;
@@ -103,7 +104,7 @@ __device__ __forceinline__ void make_tables_in_warp(const DecodeParams& params,
   __syncwarp();
 }
 
-// A thread a pair. Ends in a barrier.
+// Makes the tables with one thread per pair. Ends in a barrier.
 __device__ __forceinline__ void make_tables_in_block(const DecodeParams& params,
                                                      DecodeTables& tables, int tokens) {
   const int pair = static_cast<int>(threadIdx.x);
@@ -123,7 +124,7 @@ __device__ __forceinline__ void make_tables_in_block(const DecodeParams& params,
   }
   if (pair == 0) tables.units = 0;
   __syncthreads();
-  // A first pair stands for its unit from here on.
+  // From here on, each unit's first pair stands for it.
   int first = pair;
   if (entry.expert >= 0) {
     entry.is_tokens_first = true;
@@ -160,7 +161,7 @@ __device__ __forceinline__ const char* hidden_row(const DecodeParams& params, in
   return static_cast<const char*>(params.call.hidden) + token * params.call.hidden_stride * bytes;
 }
 
-// Chunk c of the rows: eight columns of token c / chunks of a row.
+// The input rows in chunks of eight columns; chunk c belongs to token c / per_row.
 struct RowChunks {
   const DecodeParams& params;
   int per_row;
@@ -197,7 +198,7 @@ struct RowChunks {
   }
 };
 
-// visit(chunk, values) for all chunks, by the consumers; loads run ahead by four.
+// The consumers call visit(chunk, values) for all chunks; loads run four chunks ahead.
 template <class Visit>
 __device__ __forceinline__ void for_each_chunk(const RowChunks& chunks, const Visit& visit) {
   constexpr int kAhead = 4;
@@ -219,7 +220,7 @@ __device__ __forceinline__ void for_each_chunk(const RowChunks& chunks, const Vi
   }
 }
 
-// 16-bit rows.
+// Stores input rows in shared memory as 16-bit rows.
 template <class C>
 __device__ __forceinline__ void convert_rows(const DecodeParams& params, const Shared& shared,
                                              int tokens) {
@@ -248,7 +249,7 @@ __device__ __forceinline__ void weigh(const DecodeParams& params, int token, flo
   for (int i = 0; i < 8; ++i) values[i] *= weight;
 }
 
-// e4m3 rows: 16 lanes a group of 128 columns.
+// Stores input rows as e4m3 rows, with 16 lanes per group of 128 columns.
 template <class C>
 __device__ __forceinline__ void quantize_rows(const DecodeParams& params, const Shared& shared,
                                               int tokens) {

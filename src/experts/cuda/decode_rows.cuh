@@ -1,4 +1,4 @@
-// Rows on their way into a product of the decode kernel: read in any type, rounded or quantised.
+// Rows for the products of the decode kernel: read in any type, then rounded or quantised.
 #pragma once
 
 #include "experts/cuda/decode_sm90.h"
@@ -12,7 +12,7 @@ namespace conclave::inline v0::experts::decode {
 
 inline constexpr float kE4M3Max = 448.0F;
 
-// Any type, any alignment.
+// Reads an element of any type at any alignment.
 __device__ __noinline__ float read_element(const void* row, DType dtype, int64_t column) {
   switch (dtype) {
     case DType::kF32:
@@ -24,7 +24,7 @@ __device__ __noinline__ float read_element(const void* row, DType dtype, int64_t
   }
 }
 
-// Eight 16-bit elements widened.
+// Widens eight 16-bit elements.
 __device__ __forceinline__ void widen(const uint4& raw, bool is_half, float (&values)[8]) {
   const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
@@ -55,8 +55,8 @@ __device__ __forceinline__ uint32_t pack_f16(float low, float high) {
   return bits;
 }
 
-// A step between e4m3 codes, and what dividing by it needs: both operands times `factor`, a power
-// of two, have normal inverses.
+// A quantisation step, prepared for division: both operands are multiplied by `factor`, a power of
+// two that gives the divisor a normal inverse.
 struct Step {
   float scale;
   float factor;
@@ -76,7 +76,7 @@ __device__ __forceinline__ Step make_step(float scale) {
   return {scale, factor, divisor, fast_inverse(divisor)};
 }
 
-// Of values whose quotient by 448 is not normal, and of infinity.
+// The scale if amax is infinite, or so small that amax / 448 may not be normal.
 __device__ __noinline__ float rare_scale(float amax) {
   const float scale = __fdiv_rn(amax, kE4M3Max);
   return scale == 0 ? 1.0F : scale;
@@ -101,7 +101,7 @@ __device__ __forceinline__ float dynamic_scale(float amax, bool power_of_two) {
 }
 
 // x / scale, rounded correctly. A constant scale may be too small for x: a quotient beyond float32
-// is infinite then, which saturates as a code, while that of an infinite x is NaN.
+// then becomes infinite, which saturates as a code, while an infinite x gives NaN.
 template <bool kMayOverflow>
 __device__ __forceinline__ float divide(float x, const Step& step) {
   const float dividend = x * step.factor;

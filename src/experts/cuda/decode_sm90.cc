@@ -44,14 +44,14 @@ CUtensorMapDataType map_type(DType dtype) {
 struct MatrixMap {
   const void* data;
   DType dtype;
-  int64_t matrices;  // two of an expert where gate and up are interleaved
+  int64_t matrices;  // two per expert if gate and up are interleaved
   int64_t rows;
   int64_t width;
   int64_t stride_bytes;
-  int32_t copy_boxes;  // of one copy, side by side
+  int32_t copy_boxes;  // per copy, side by side
 };
 
-// The first and the fourth dimension: columns, or lines of a box and boxes.
+// Sets the first and fourth dimension: columns and 1, or the columns of a box and boxes.
 void fill_width(const MatrixMap& map, cuda::MapDimension& columns, cuda::MapDimension& boxes) {
   const uint64_t line = kDecodeBoxBytes / static_cast<uint64_t>(byte_size(map.dtype));
   const auto width = static_cast<uint64_t>(map.width);
@@ -61,7 +61,7 @@ void fill_width(const MatrixMap& map, cuda::MapDimension& columns, cuda::MapDime
            .box = static_cast<uint32_t>(map.copy_boxes)};
 }
 
-// Boxes of `box_rows` rows: column, row, matrix, box, nothing.
+// Maps boxes of `box_rows` rows. Dimensions: column, row, matrix, box, unused.
 CUtensorMap map_rows(const MatrixMap& map, int32_t box_rows) {
   std::array<cuda::MapDimension, 5> dimensions;
   fill_width(map, dimensions[0], dimensions[3]);
@@ -75,7 +75,7 @@ CUtensorMap map_rows(const MatrixMap& map, int32_t box_rows) {
       {.data = map.data, .type = map_type(map.dtype), .dimensions = dimensions});
 }
 
-// Gate and up interleaved by the map, 8 rows of each: column, row, gate or up, box, eight rows.
+// Interleaves gate and up, 8 rows of each. Dimensions: column, row, gate or up, box, 8-row group.
 CUtensorMap map_gate_up(const MatrixMap& map) {
   std::array<cuda::MapDimension, 5> dimensions;
   fill_width(map, dimensions[0], dimensions[3]);

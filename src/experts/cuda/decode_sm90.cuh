@@ -21,8 +21,9 @@
 
 namespace conclave::inline v0::experts::decode {
 
-// All blocks of the grid; by one thread. The word's highest bit turns over each time and the others
-// return to 0, so that nothing is cleared between launches, whatever their grids.
+// Waits for all blocks of the grid; one thread of each calls it. The word's highest bit flips each
+// time and the others return to 0, so that nothing is cleared between launches, whatever their
+// grids.
 __device__ __forceinline__ void grid_barrier(uint32_t* word) {
   constexpr uint32_t kTurn = 0x80000000U;
   const uint32_t before = ptx::add_release(word, blockIdx.x == 0 ? kTurn - (gridDim.x - 1) : 1U);
@@ -44,7 +45,8 @@ __device__ __forceinline__ void init_barriers(const DecodeParams& params, const 
     ptx::mbarrier_init(shared.empty + i, kDecodeWarps);
   }
   for (int i = 0; i < kDecodeTileBuffers; ++i) {
-    // Every lane arrives for what it wrote or read itself: nothing rests on a warp's own order.
+    // Every lane arrives for what it wrote or read itself, so nothing depends on order within a
+    // warp.
     ptx::mbarrier_init(shared.tile_full + i, kDecodeWarps * 32);
     ptx::mbarrier_init(shared.tile_empty + i, 32);
   }
@@ -87,7 +89,7 @@ __device__ __forceinline__ void finish(const DecodeParams& params, const Shared&
   ptx::mbarrier_wait(shared.tables_ready, 0);
   finish_tiles<C>(params, shared, me);
   // Orders the other lanes' reads of the tiles before lane 0's arrival, which racecheck does not
-  // follow; were all to arrive, a launch would take 0.1 to 0.3 us more.
+  // follow; if all lanes arrived, a launch would take 0.1 to 0.3 us more.
   __syncwarp();
   if (me.lane == 0) {
     auto* words = static_cast<uint32_t*>(params.call.workspace);

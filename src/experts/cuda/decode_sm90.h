@@ -9,7 +9,7 @@
 
 namespace conclave::inline v0::experts {
 
-// How e4m3 codes of rows are made.
+// The part that shares a step when rows are quantised to e4m3: 128 columns, a row, or all rows.
 enum class RowScale : uint8_t { kGroup, kToken, kStatic };
 
 struct DecodeParams {
@@ -26,7 +26,7 @@ struct DecodeParams {
 
 enum class DecodeElement : uint8_t { kBF16, kF16, kE4M3Block, kE4M3Row };
 
-// Once, at create: the largest shared memory.
+// Called once, at create: lets the kernel use up to `shared_bytes` of shared memory.
 void prepare_decode(DecodeElement element, size_t shared_bytes);
 void launch_decode(DecodeElement element, const DecodeParams& params, CUstream_st* stream);
 

@@ -1,5 +1,5 @@
-// What every block of the decode kernel works out for itself from the ids, in shared memory. A pair
-// is token t's choice s, number t * k + s; a unit is one of the distinct local experts, ascending.
+// Tables that every block of the decode kernel derives from the ids, in shared memory. Pair t * k +
+// s is token t's choice s; units are the distinct local experts, ascending.
 #pragma once
 
 #include "experts/cuda/decode_plan.h"
@@ -9,18 +9,18 @@
 namespace conclave::inline v0::experts {
 
 struct DecodeTables {
-  int32_t pair_expert[kDecodeMaxPairs];  // local, or -1
+  int32_t pair_expert[kDecodeMaxPairs];  // local expert, or -1
   float pair_weight[kDecodeMaxPairs];
-  float pair_scale[kDecodeMaxPairs];      // of an intermediate row, where it has one
-  uint32_t pair_tokens[kDecodeMaxPairs];  // of the unit, at its first pair
+  float pair_scale[kDecodeMaxPairs];      // the intermediate row's, if it has one
+  uint32_t pair_tokens[kDecodeMaxPairs];  // set at a unit's first pair
   int32_t unit_expert[kDecodeMaxPairs];
-  uint32_t unit_tokens[kDecodeMaxPairs];                 // a bit a token
-  int32_t unit_row[kDecodeMaxPairs];                     // tokens of the units before
-  uint8_t unit_slot[kDecodeMaxPairs][kDecodeMaxTokens];  // a token's first with this expert
-  float unit_weight[kDecodeMaxPairs][kDecodeMaxTokens];  // of all its slots with this expert
+  uint32_t unit_tokens[kDecodeMaxPairs];                 // one bit per token
+  int32_t unit_row[kDecodeMaxPairs];                     // number of tokens in earlier units
+  uint8_t unit_slot[kDecodeMaxPairs][kDecodeMaxTokens];  // the token's first with this expert
+  float unit_weight[kDecodeMaxPairs][kDecodeMaxTokens];  // summed over such slots
   int32_t units;
-  int32_t tiles[kDecodeTileSlots];        // of the up product, in the order of the block's work
-  uint32_t token_amax[kDecodeMaxTokens];  // bits of a float32 that is not negative
+  int32_t tiles[kDecodeTileSlots];        // up tiles, in the block's order of work
+  uint32_t token_amax[kDecodeMaxTokens];  // bits of a non-negative float32
 };
 
 }  // namespace conclave::inline v0::experts

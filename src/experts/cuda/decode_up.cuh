@@ -1,5 +1,5 @@
 // The up product of the decode kernel: eight warps multiply a tile of features, a ninth adds up
-// their parts, applies the activation and stores.
+// their partial sums, applies the activation and stores.
 #pragma once
 
 #include "activation/device/formulas.cuh"
@@ -30,7 +30,8 @@ __device__ __forceinline__ void multiply_tiles(const DecodeParams& params, const
     if (tile == kNoTile) return;
     const uint32_t tokens = shared.tables->unit_tokens[up_tile(plan, tile).unit];
     operand.present = (tokens >> me.group & 1U) != 0;
-    // Of tokens that do not take part any step will do, but there may be none of their number.
+    // Tokens that do not take part may use any step. They use token 0's, since the call may have no
+    // token of their own number.
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       const int token = me.quad * 2 + k;
@@ -60,11 +61,11 @@ __device__ __forceinline__ void store_intermediate(const DecodeParams& params, i
   }
 }
 
-// What turns a feature's product into a value of the intermediate.
+// A feature's bias and scale, which its product needs before the activation.
 struct UpRow {
   int feature = 0;
   float bias = 0;
-  float scale = 1;  // with a scale a row
+  float scale = 1;  // with one scale per row
 };
 
 template <class C>
@@ -83,7 +84,8 @@ __device__ __forceinline__ UpRow read_up_row(const DecodeParams& params, int exp
   return result;
 }
 
-// One copy of all formulas: instructions are fetched anew in a launch of few microseconds.
+// Not inlined: a launch of few microseconds fetches its instructions anew, so the formulas' code
+// exists only once.
 __device__ __noinline__ float activate(const activation::DeviceActivation& activation, float gate,
                                        float up) {
   return activation::device::apply(activation, gate, up);

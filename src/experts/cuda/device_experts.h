@@ -27,15 +27,15 @@ struct DeviceExpertsProblem {
   int64_t top_k = 0;
   int64_t max_tokens = 0;
   DType weight_dtype = DType::kBF16;  // kBF16, kF16, kF8E4M3; the reference also kF32
-  QuantSpec quant;                    // of kF8E4M3
+  QuantSpec quant;                    // used with kF8E4M3
   activation::Activation activation = {};
   bool has_bias = false;
   cuda::DeviceInfo device;
 };
 
-// The canonical layout, read in place: no kernel packs. Row strides are in elements and multiples
-// of 16 bytes; columns beyond H (gate_up) or I (down) are never used. Without a gate, gate_up has I
-// rows.
+// Weights in the canonical layout, which every kernel reads in place: none packs. Row strides are
+// in elements and multiples of 16 bytes; columns beyond H (gate_up) or I (down) are never used.
+// Without a gate, gate_up has I rows.
 struct DeviceExperts {
   const void* gate_up = nullptr;  // [E, 2I, gate_up_stride]: I gate rows, then I up rows
   int64_t gate_up_stride = 0;
@@ -43,34 +43,36 @@ struct DeviceExperts {
   int64_t down_stride = 0;
   const float* gate_up_bias = nullptr;  // [E, 2I], or null
   const float* down_bias = nullptr;     // [E, H], or null
-  // e4m3 weights, WeightScale::kBlock: [E, 2, ceil(I/128), ceil(H/128)] and
-  // [E, ceil(H/128), ceil(I/128)]; otherwise (kTensor is widened at create) a scale a row:
-  // [E, 2I] and [E, H].
+  // Scales of e4m3 weights. WeightScale::kBlock: [E, 2, ceil(I/128), ceil(H/128)] and [E,
+  // ceil(H/128), ceil(I/128)]; otherwise one per row (kTensor is widened at create): [E, 2I] and
+  // [E, H].
   const float* gate_up_scale = nullptr;
   const float* down_scale = nullptr;
-  // Of ActivationScale::kTensorStatic: [1] each, the quantisation step of input and intermediate.
+  // With ActivationScale::kTensorStatic: [1] each, the quantisation steps of input and
+  // intermediate.
   const float* input_scale = nullptr;
   const float* intermediate_scale = nullptr;
 };
 
-// Results as combine makes them of a token's only row: rounded, weighted, scaled, rounded again.
-// Of kernels that finish_rows.
+// Makes results what combine would make of a token's only row: rounded, weighted, scaled, rounded
+// again. Only kernels with finishes_rows() take it.
 struct OutputWeights {
   bool apply = false;
   const float* weights = nullptr;  // per slot; null: all 1
   float scale = 1;
 };
 
-// Where rows are added up instead of stored: that of slot s, rounded as it would be stored and
-// times its weight, to row s / top_k, in any order. Of kernel rows with adds_rows.
+// Target of rows that are added up instead of stored: slot s's row, rounded as for storing and
+// times its weight, is added to row s / top_k, in any order. Only DeviceKernelRows with adds_rows
+// take it.
 struct RowSums {
-  float* rows = nullptr;           // [T, stride], zeros before; null: rows are stored
+  float* rows = nullptr;           // [T, stride], zeroed by the caller; null: rows are stored
   int64_t stride = 0;              // elements; a multiple of 16 bytes
   const float* weights = nullptr;  // per slot; null: all 1
 };
 
 // One forward's expert MLPs. Row r of the grouping reads token row_slot[r] / top_k of `input`, or
-// row r of it where the kernel's tile has sorted_input, and writes its result to row row_slot[r] of
+// row r of it if the kernel's tile has sorted_input, and writes its result to row row_slot[r] of
 // `output`; other rows of `output` are not written. Sorted rows may lie where `output` does: they
 // are read before the first result is written.
 // Kernels may read `groups` before they wait for the launch in front of them, which must itself
@@ -78,8 +80,8 @@ struct RowSums {
 struct DeviceExpertsCall {
   DeviceRows input;
   GroupedRows groups;
-  // Per slot [T * k], or null: times the row of `input` (WeightOn::kInput), applied to the gate and
-  // up products before their bias.
+  // Weight of the slot's input row (WeightOn::kInput), per slot [T * k], or null. It multiplies the
+  // gate and up products before their bias.
   const float* input_weights = nullptr;
   void* workspace = nullptr;  // workspace_bytes(); 256-byte aligned
   // [T * k, output_stride] kBF16; kF16 for kF16 weights, kF32 for kF32 weights.
@@ -93,8 +95,8 @@ struct DeviceExpertsCall {
 struct DeviceTile {
   int32_t tokens = 0;    // rows of a token tile
   int32_t features = 0;  // weight rows of a tile
-  int32_t depth = 0;     // bytes of K a stage
-  int32_t stages = 0;    // of the shared-memory ring
+  int32_t depth = 0;     // bytes of K per stage
+  int32_t stages = 0;    // in the shared-memory ring
   int32_t cluster = 1;   // blocks that share weights
   int32_t blocks_per_sm = 1;
   bool sorted_input = false;  // reads rows that were copied into sorted order
@@ -106,39 +108,39 @@ std::string to_string(const DeviceTile& tile);  // "128x256x128B, 4 stages, clus
 class DeviceExpertsKernel {
  public:
   virtual ~DeviceExpertsKernel() = default;
-  virtual int32_t tile_tokens() const = 0;  // what GroupedRows must be cut for
+  virtual int32_t tile_tokens() const = 0;  // rows per tile of GroupedRows
   virtual size_t workspace_bytes(int64_t max_tokens) const = 0;
-  // Whether it takes DeviceExpertsCall::finish.
+  // True if the kernel takes DeviceExpertsCall::finish.
   virtual bool finishes_rows() const { return false; }
   virtual std::string describe() const = 0;  // "cuda.stream_sm90 32x128x128B, 6 stages"
-  // Enqueues gate/up, activation, down. Two launches that overlap with what precedes them; no
-  // allocation, no synchronisation. The result of a row depends only on that row and its expert's
-  // weights, whatever the tile it falls into.
+  // Enqueues gate/up with activation, then down, as launches that overlap with what precedes them;
+  // it neither allocates nor synchronises. The result of a row depends only on that row and its
+  // expert's weights, whatever the tile it falls into.
   virtual void run(const DeviceExpertsCall& call, CUstream_st* stream) const = 0;
 };
 
-// A rung of the ladder over tokens: docs/architecture.md. Rows in order of preference at equal
-// tokens; "cuda.reference" last, supporting everything.
+// A rung of the ladder over tokens (docs/architecture.md). Rows stand in order of preference at
+// equal tokens; "cuda.reference" is last and supports everything.
 struct DeviceKernelRow {
   std::string_view name;  // "cuda.stream_sm90"
   Support (*supports)(const DeviceExpertsProblem& problem);
-  // The tiles that it has, best guess for few tokens first; make takes any of them.
+  // The tiles of this kernel, the best guess for few tokens first; `make` takes any of them.
   std::span<const DeviceTile> (*tiles)(const DeviceExpertsProblem& problem);
   std::unique_ptr<DeviceExpertsKernel> (*make)(const DeviceExpertsProblem& problem,
                                                const DeviceExperts& weights,
                                                const DeviceTile& tile);
-  // What D2 needs: rows of the table with the same text give an expert's result of a row the same
-  // bits, whichever tile it falls into. Empty: nothing is promised beyond the row's own tiles.
+  // Kernels with the same text give an expert's result for a token row the same bits, in whichever
+  // tile, as D2 needs. Empty: only this kernel's own tiles are promised to agree.
   std::string_view arithmetic = {};
-  // What it reaches with full tiles, and reading weights for few rows: for the choice between rows.
+  // Rates reached with full tiles, and when reading weights for few rows; used to choose a kernel.
   double teraflops = 1;
   double terabytes_per_second = 1;
-  int32_t row_step = 0;  // an expert's last rows are computed in steps of; 0: a quarter of a tile
-  // The same of tiles with sorted_input, where they are kernels of another shape; else 0.
+  int32_t row_step = 0;  // step in which an expert's last rows are computed; 0: a quarter tile
+  // The same for tiles with sorted_input, if these are kernels of another shape; else 0.
   double sorted_teraflops = 0;
   double sorted_terabytes_per_second = 0;
   int32_t sorted_row_step = 0;
-  int32_t sorted_end_depth = 0;  // elements of K whose time the end of a product takes
+  int32_t sorted_end_depth = 0;  // time of a product's end, in elements of K
   bool adds_rows = false;        // takes DeviceExpertsCall::sums, with all of its tiles
 };
 

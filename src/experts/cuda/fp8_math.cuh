@@ -1,4 +1,4 @@
-// Device arithmetic that fp8 kernels share: codes and scales.
+// Device arithmetic shared by the fp8 kernels: codes and scales.
 #pragma once
 
 #include <cstdint>
@@ -6,14 +6,15 @@
 
 namespace conclave::inline v0::experts {
 
-// Two values to e4m3 codes, to nearest even, saturated at 448; NaN becomes 0x7F.
+// Converts two values to e4m3 codes, rounded to nearest even and saturated at 448; NaN becomes
+// 0x7F.
 __device__ __forceinline__ uint32_t pack_e4m3(float low, float high) {
   uint16_t packed = 0;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(high), "f"(low));
   return packed;
 }
 
-// Rounded up to a power of two, at least 2^-126.
+// Rounds a scale up to a power of two, at least 2^-126.
 __device__ __forceinline__ float round_up_to_power_of_two(float scale) {
   const uint32_t bits = __float_as_uint(scale);
   const uint32_t exponent = (bits + 0x7FFFFF) & 0x7F800000;

@@ -1,4 +1,4 @@
-// What every kernel for Hopper asks of a problem before anything of its own.
+// Support check that every kernel for Hopper makes before its own.
 #pragma once
 
 #include "experts/cuda/device_experts.h"
@@ -7,7 +7,7 @@
 
 namespace conclave::inline v0::experts {
 
-// Compute capability 9.0, and weights of one of these types.
+// Needs compute capability 9.0 and weights of one of these types.
 Support supports_on_hopper(const DeviceExpertsProblem& problem,
                            std::initializer_list<DType> weights);
 

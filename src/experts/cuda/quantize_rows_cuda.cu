@@ -13,17 +13,16 @@ namespace conclave::inline v0::experts {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kPart = 16;              // columns of a thread: one 16-byte store of codes
+constexpr int kPart = 16;              // columns per thread: one 16-byte store of codes
 constexpr int kGroupParts = 128 / 16;  // threads that share a scale
 
-enum class Vectors : uint8_t { kNo, kYes };  // whether all 16-byte accesses are aligned
+enum class Vectors : uint8_t { kNo, kYes };  // kYes: all 16-byte accesses are aligned
 
 __device__ __forceinline__ float widen(float x) { return x; }
 __device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ float widen(__half x) { return __half2float(x); }
 
-// Columns [0, count) of `source`, 0 beyond.
-// 16 columns of a row as they lie, 0 beyond `count`.
+// 16 columns of a row, unconverted; 0 from `count` on.
 template <class T>
 struct Part {
   alignas(16) T raw[kPart];
@@ -73,11 +72,11 @@ __device__ __forceinline__ float largest(const float (&x)[kPart]) {
   return amax;
 }
 
-// x / scale of a 16-bit x from a reciprocal in two parts, with an error below 2^-46. Its code is
-// that of the quotient rounded as IEEE 754 says: so it is for every x and every scale that brings
-// it near a boundary between codes, but scales of all ones (of float32 x, two of 1e9 differ). A
-// quarter of the work of __fdiv_rn. The first part is rounded down, the second thus not negative:
-// signs of zeros are kept.
+// Divides a 16-bit x by a scale through a reciprocal in two parts, with an error below 2^-46 and a
+// quarter of the work of __fdiv_rn. The code equals that of the IEEE 754 quotient for every x and
+// every scale that brings it near a boundary between codes, except scales whose mantissa is all
+// ones (for float32 x, two of 1e9 differ). The first part is rounded down, so the second is not
+// negative and zeros keep their signs.
 struct Reciprocal {
   float high;
   float low;
@@ -95,7 +94,8 @@ __device__ __forceinline__ float times(float x, const Reciprocal& reciprocal) {
   return __fmaf_rn(x, reciprocal.high, __fmul_rn(x, reciprocal.low));
 }
 
-// Whose quotients neither overflow nor lose bits: 2^-90 to 2^90, and not all ones.
+// True for scales whose quotients neither overflow nor lose bits: 2^-90 to 2^90, mantissa not all
+// ones.
 __device__ __forceinline__ bool is_plain(float scale) {
   constexpr float kLeast = 8.0779357e-28F;
   constexpr float kGreatest = 1.2379400e27F;
@@ -118,7 +118,7 @@ __device__ __forceinline__ void encode_with(const float (&x)[kPart], Words& word
 
 enum class Scale : uint8_t { kDynamic, kStatic };
 
-// With a static scale quotients may overflow.
+// With a static scale, quotients may overflow, so the reciprocal is not used.
 template <class T, Scale kScale>
 __device__ __forceinline__ void encode(const float (&x)[kPart], float scale, Words& words) {
   if (sizeof(T) == 2 && kScale == Scale::kDynamic && is_plain(scale)) {
@@ -129,7 +129,7 @@ __device__ __forceinline__ void encode(const float (&x)[kPart], float scale, Wor
   }
 }
 
-// visit(row) for every row that row `row` of the input goes to.
+// Calls visit(target) for every target row of input row `row`.
 template <class Visit>
 __device__ __forceinline__ void for_each_target(const QuantizeRowsCuda& args, int64_t row,
                                                 const Visit& visit) {
@@ -145,22 +145,22 @@ __device__ __forceinline__ int64_t live_rows(const QuantizeRowsCuda& args) {
   return args.live_rows == nullptr ? args.num_rows : min(args.num_rows, int64_t{*args.live_rows});
 }
 
-// How groups of 128 columns are cut into blocks of kGroupsOfBlock.
+// How groups of 128 columns are divided among blocks of kGroupsOfBlock.
 constexpr uint32_t kGroupsOfBlock = kThreads / kGroupParts;
 struct GroupGrid {
-  uint32_t groups = 1;  // of a row
+  uint32_t groups = 1;  // per row
   uint32_t rows_of_block = 1;
-  uint32_t blocks_of_row = 1;  // 1 where a block has several rows
-  int32_t turns = 1;           // rows of a thread, `turn_rows` apart
+  uint32_t blocks_of_row = 1;  // 1 if a block has several rows
+  int32_t turns = 1;           // rows per thread, `turn_rows` apart
   int64_t turn_rows = 0;
 };
 
-// The group of a thread and its eight neighbours, and the 16 columns of its own.
+// The group that a thread shares with seven neighbours, and its own 16 columns.
 struct GroupPlace {
   int64_t row;
   uint32_t group;
   int64_t column;
-  int32_t columns;  // 0 where the thread has nothing in any row
+  int32_t columns;  // 0 if the thread has no columns
 };
 __device__ __forceinline__ GroupPlace place_of_thread(const QuantizeRowsCuda& args,
                                                       const GroupGrid& grid) {
@@ -178,7 +178,7 @@ __device__ __forceinline__ GroupPlace place_of_thread(const QuantizeRowsCuda& ar
   return place;
 }
 
-// By eight neighbours: the scale of their group.
+// The scale of a group; its eight threads call this together.
 template <Scale kScale>
 __device__ __forceinline__ float scale_group(const QuantizeRowsCuda& args, float (&x)[kPart]) {
   if constexpr (kScale == Scale::kStatic) {
@@ -197,13 +197,13 @@ __device__ __forceinline__ float scale_group(const QuantizeRowsCuda& args, float
   }
 }
 
-// A thread for every 16 columns of `turns` rows; the next row is asked for before the one before it
-// is done.
+// One thread per 16 columns of `turns` rows; it requests the next row before the current one is
+// done.
 template <class T, Vectors kVectors, Scale kScale>
 __global__ void __launch_bounds__(kThreads)
     quantize_groups(const QuantizeRowsCuda args, const GroupGrid grid) {
   GroupPlace place = place_of_thread(args, grid);
-  // Rows that are ready are asked for before the grouping, which says where they go, has ended.
+  // Rows that are ready are requested before the grouping, which says where they go, has ended.
   const bool waits_first = !args.rows_are_ready || args.slot_row == nullptr;
   if (waits_first) cuda::device::grid_dependency_wait();
   const int64_t rows = live_rows(args);
@@ -252,7 +252,7 @@ __device__ __forceinline__ float block_amax(float amax) {
   return amax;
 }
 
-// A block for a row. Up to 8192 columns stay in registers between the two passes.
+// One block per row. Up to 8192 columns stay in registers between the two passes.
 template <class T, Vectors kVectors>
 __global__ void __launch_bounds__(kThreads) quantize_whole_rows(const QuantizeRowsCuda args) {
   constexpr int kHeld = 2;
@@ -307,9 +307,9 @@ void enqueue(const QuantizeRowsCuda& args, CUstream_st* stream) {
                  {.blocks = args.num_rows, .threads = kThreads, .stream = stream}, args);
     return;
   }
-  // From this many rows on, the blocks of all turns fill the device several times. Rows that are
-  // written more than once are held up by their stores: turns make them 2 to 10 % slower, others 20
-  // % faster.
+  // From this many rows on, blocks fill the device several times even with turns. Turns make rows
+  // that are written once 20 % faster, but rows that are written several times, which wait for
+  // their stores, 2 to 10 % slower.
   constexpr int64_t kRowsOfTurns = 4096;
   const bool takes_turns = args.top_k == 1 && args.num_rows >= kRowsOfTurns;
   const auto groups = static_cast<uint32_t>((args.columns + 127) / 128);

@@ -7,7 +7,7 @@
 namespace conclave::inline v0::experts {
 namespace {
 
-// It walks rows, not tiles: any cut serves.
+// The kernel walks over rows, not tiles, so any tile size serves.
 constexpr std::array kTiles = {DeviceTile{.tokens = 64, .features = 1, .depth = 0, .stages = 1}};
 
 class ReferenceKernel final : public DeviceExpertsKernel {
@@ -19,7 +19,7 @@ class ReferenceKernel final : public DeviceExpertsKernel {
   int32_t tile_tokens() const override { return tile_.tokens; }
 
   size_t workspace_bytes(int64_t max_tokens) const override {
-    // The intermediate rows, float32.
+    // The intermediate rows are float32.
     return static_cast<size_t>(max_tokens) * static_cast<size_t>(problem_.top_k) *
            static_cast<size_t>(problem_.intermediate_size) * sizeof(float);
   }

@@ -14,7 +14,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kLanes = 32;
 constexpr int kWarpsPerBlock = kThreads / kLanes;
-constexpr int64_t kGroupColumns = 128;  // of a scale of e4m3 rows
+constexpr int64_t kGroupColumns = 128;  // columns that share a scale of e4m3 rows
 constexpr float kLargestCode = 448.0F;
 
 // A matrix of one expert, or rows of activations, element by element.
@@ -82,7 +82,7 @@ struct ReferenceParams {
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;
   activation::DeviceActivation activation;
-  Matrix gate_up;  // of expert 0; further ones follow at the strides below
+  Matrix gate_up;  // expert 0's; further ones follow at the strides below
   Matrix down;
   int64_t gate_up_elements = 0;  // from expert to expert
   int64_t down_elements = 0;
@@ -146,8 +146,7 @@ __global__ void __launch_bounds__(kThreads)
     const Matrix weights =
         of_expert(params.gate_up, expert, params.gate_up_elements, params.gate_up_scales);
     const float factor = params.input_weights != nullptr ? params.input_weights[slot] : 1.0F;
-    // A block of scales may straddle gate and up where I is no multiple of its rows: the up half
-    // has scales of its own.
+    // The up half begins with a scale block of its own, even if I is no multiple of a block's rows.
     Matrix up_weights = weights;
     up_weights.data = static_cast<const char*>(weights.data) +
                       (gated ? inner * weights.stride * element_bytes(weights.dtype) : 0);
@@ -181,12 +180,12 @@ __device__ float scale_of(float amax, bool power_of_two) {
   return __uint_as_float((exponent < 1U ? 1U : exponent) << 23);
 }
 
-// What a code of `value` stands for.
+// The value that the code of `value` stands for.
 __device__ float through_code(float value, float scale) {
   return static_cast<float>(__nv_fp8_e4m3(value / scale)) * scale;
 }
 
-// Rounds the intermediate rows in place to what their e4m3 codes stand for: a warp a group.
+// Rounds the intermediate rows in place to the values of their e4m3 codes, one warp per group.
 __global__ void __launch_bounds__(kThreads)
     reference_quantise(const __grid_constant__ ReferenceParams params) {
   const int64_t rows = params.expert_begin[params.num_experts];
@@ -241,7 +240,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// [rows, cols] per expert with the scales of the weights' form.
+// A matrix [rows, cols] per expert, with scales of the form that the weights have.
 Matrix weight_matrix(const void* data, int64_t stride, int64_t cols, const float* scales,
                      const DeviceExpertsProblem& problem) {
   Matrix matrix{.data = data, .stride = stride, .dtype = problem.weight_dtype, .scales = scales};

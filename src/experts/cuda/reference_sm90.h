@@ -1,5 +1,5 @@
-// The expert MLPs on the GPU as plainly as they can be written: any type, any size, a warp an
-// output element. What faster kernels are compared with, and what serves where none of them fits.
+// The expert MLPs on the GPU as plainly as they can be written: any type, any size, one warp per
+// output element. Faster kernels are compared with it, and it runs where none of them fits.
 #pragma once
 
 #include "experts/cuda/device_experts.h"
@@ -13,7 +13,7 @@ std::unique_ptr<DeviceExpertsKernel> make_reference(const DeviceExpertsProblem& 
                                                     const DeviceTile& tile);
 
 namespace detail {
-// The twin of the .cu: enqueues up, the intermediate's quantisation where there is one, down.
+// Defined in the .cu: enqueues up, the intermediate's quantisation if there is one, and down.
 void run_reference(const DeviceExpertsProblem& problem, const DeviceExperts& weights,
                    const DeviceExpertsCall& call, CUstream_st* stream);
 }  // namespace detail

@@ -1,31 +1,32 @@
 // silu(gate) * up of two neighbouring features 2 i and 2 i + 1 of a row with one reciprocal for
 // both: the special function unit would otherwise limit epilogues. Every kernel pairs the same
-// features, so that all of them give the same bits. NaN and infinities go where
-// activation/device/formulas.cuh lets them go, but never to the neighbour: divisors stay finite.
+// features, so that all of them give the same bits. NaN and infinities propagate as in
+// activation/device/formulas.cuh, but never to the neighbour, because divisors stay finite.
 #pragma once
 
 #include "cuda/device/math.cuh"
 
 namespace conclave::inline v0::experts {
 
-// 1 + e^-gate, at most 2^60: the product of two stays finite; below -41 the sigmoid is 1e-18
-// instead of less.
+// 1 + e^-gate, at most 2^60, so that the product of two stays finite. For gates below -41 the
+// sigmoid is thus 1e-18 instead of less.
 __device__ __forceinline__ float silu_divisor(float gate) {
   constexpr float kMinusLog2E = -1.44269504F;
   return 1.0F + cuda::device::ex2(fminf(gate * kMinusLog2E, 60.0F));
 }
 
-// Of a feature with divisor `own`; `inverse` is 1 / (own * other). The floor keeps -inf * 0 out.
+// The result for a feature with divisor `own`; `other` is its neighbour's and `inverse` is 1 / (own
+// * other). The floor of -110 prevents -inf * 0.
 __device__ __forceinline__ float silu_of_pair(float gate, float up, float other, float inverse) {
   return cuda::device::max_or_nan(gate, -110.0F) * up * (other * inverse);
 }
 
-// A feature whose neighbour is in another thread.
+// The result for a feature whose neighbour is in another thread.
 __device__ __forceinline__ float silu_beside(float gate, float up, float own, float other) {
   return silu_of_pair(gate, up, other, cuda::device::rcp(own * other));
 }
 
-// Both features in one thread; results lie where the gates were.
+// The results for two features in one thread; they replace the gates.
 __device__ __forceinline__ void silu_pair(float& gate0, float& gate1, float up0, float up1) {
   const float divisor0 = silu_divisor(gate0);
   const float divisor1 = silu_divisor(gate1);

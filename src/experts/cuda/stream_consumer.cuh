@@ -31,13 +31,13 @@ struct Consumer : TileThread<Config> {
     for (int k = 0; k < Config::kAtomBytes / 32; ++k) {
 #pragma unroll
       for (int slice = 0; slice < kSlices; ++slice) {
-        // Descriptors count in 16 bytes: 32 of K, 64 rows.
+        // Descriptors count in units of 16 bytes: 2 are 32 bytes of K, 512 are 64 rows.
         cuda::device::Wgmma<Element, N>::mma(d[slice], a + 2 * k + 512 * slice, b + 2 * k, true);
       }
     }
   }
 
-  // d = the weight rows of this warpgroup, 64 a slice, times N tokens, over all of K.
+  // d = the weight rows of this warpgroup, 64 per slice, times N tokens, over all of K.
   template <int N, Side kSide>
   __device__ __forceinline__ void multiply(float (&d)[kSlices][N / 2]) {
 #pragma unroll
@@ -45,7 +45,7 @@ struct Consumer : TileThread<Config> {
     int32_t previous = 0;
     for (int32_t stage = 0; stage < params.depth_stages; ++stage) {
       cuda::device::mbarrier_wait(&shared.full[ring.slot], ring.phase);
-      // cp.async writes as ordinary stores do; wgmma reads as the copy engine does.
+      // cp.async writes through the generic proxy, wgmma reads through the async proxy.
       if constexpr (!kRowsInOrder<Config, kSide>) cuda::device::fence_proxy_async_shared();
       cuda::device::wgmma_fence();
 #pragma unroll
@@ -92,7 +92,7 @@ struct Consumer : TileThread<Config> {
     }
   }
 
-  // Down, and up without a gate.
+  // Runs down, and up without a gate.
   template <int N, Side kSide>
   __device__ __forceinline__ void run_plain(const TokenTile& tile, int32_t feature_tile) {
     float low_bias[kSlices];

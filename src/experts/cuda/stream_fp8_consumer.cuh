@@ -12,7 +12,7 @@
 
 namespace conclave::inline v0::experts::stream {
 
-// With a gate, up has 256 weight rows a block and without 128: 128 features either way, the columns
+// Up has 256 weight rows per block with a gate and 128 without. Both make 128 features, the columns
 // that share a scale of the intermediate.
 template <class Config>
 struct Fp8Consumer : TileThread<Config> {
@@ -25,7 +25,7 @@ struct Fp8Consumer : TileThread<Config> {
   using Base::ring;
   using Base::shared;
   using Base::warp;
-  static constexpr bool kPaired = kSlices == 2;  // of up
+  static constexpr bool kPaired = kSlices == 2;  // in up: gate and up rows
   static constexpr int kGroup = 128;
   static constexpr uint32_t kConsumers = 32 * Config::kConsumerWarps;
   static constexpr uint32_t kConsumerBarrier = 1;
@@ -68,7 +68,8 @@ struct Fp8Consumer : TileThread<Config> {
     }
   }
 
-  // Of the sums' weight rows lane / 4 and lane / 4 + 8: gate and up, or both of the warpgroup's.
+  // Scales of the sums' weight rows lane / 4 and lane / 4 + 8: those of gate and up, or the
+  // warpgroup's one for both.
   template <Side kSide>
   __device__ __forceinline__ float2 block_scales(int atom) const {
     if constexpr (!Config::kBlockScales) return {};
@@ -87,7 +88,7 @@ struct Fp8Consumer : TileThread<Config> {
     for (float& value : partial) value = 0.0F;
     for (int32_t stage = 0; stage < params.depth_stages; ++stage) {
       cuda::device::mbarrier_wait(&shared.full[ring.slot], ring.phase);
-      // cp.async writes as ordinary stores do; wgmma reads as the copy engine does.
+      // cp.async writes through the generic proxy, wgmma reads through the async proxy.
       if constexpr (!kRowsInOrder<Config, kSide>) cuda::device::fence_proxy_async_shared();
 #pragma unroll
       for (int atom = 0; atom < Config::kAtoms; ++atom) {
@@ -104,8 +105,8 @@ struct Fp8Consumer : TileThread<Config> {
     }
   }
 
-  // What a row of weights or of tokens still has to be multiplied by: scales a row, and the weight
-  // of the slot where it weighs the input.
+  // Factor that a token's sums still need: the row's scale, unless block scales were applied, and
+  // the slot's weight if it applies to the input.
   template <Side kSide>
   __device__ __forceinline__ float token_factor(const TokenTile& tile, int32_t token) const {
     if (token >= tile.count) return 0.0F;
@@ -127,13 +128,13 @@ struct Fp8Consumer : TileThread<Config> {
     return factor;
   }
 
-  // Of the sums' two weight rows: what is left of their scales, and their bias.
+  // Scales that the sums' two weight rows still need, and their biases.
   struct RowPair {
     float scale[2];
     float bias[2];
   };
 
-  // In one rounding: as tile_fp8_epilogue.cuh, to the bit.
+  // Applies scales and bias in one rounding, which equals tile_fp8_epilogue.cuh bit for bit.
   template <int N, Side kSide>
   __device__ __forceinline__ void scale_and_bias(float (&d)[N / 2], const TokenTile& tile,
                                                  const RowPair& rows) const {
@@ -148,20 +149,20 @@ struct Fp8Consumer : TileThread<Config> {
     }
   }
 
-  // The scale of a weight row, where each has one.
+  // The scale of a weight row, or 1 with block scales.
   __device__ __forceinline__ float row_scale(int64_t index, int32_t feature) const {
     if constexpr (Config::kBlockScales) return 1.0F;
     return feature < params.features ? params.scales.weights[index] : 0.0F;
   }
 
-  // Value v of token t of column group j: two features a thread, 32 (with a gate) or 8 apart.
+  // Value v of token t of column group j. A thread has two features, 32 (with a gate) or 8 apart.
   template <int N>
   static __device__ __forceinline__ float& value_of(float (&d)[kSlices][N / 2], int j, int v,
                                                     int t) {
     if constexpr (kPaired) return d[v][4 * j + t];
     return d[0][4 * j + 2 * v + t];
   }
-  // Of value 0 in the block's 128.
+  // The feature of value 0 among the block's 128.
   __device__ __forceinline__ int32_t own_feature() const {
     return warp / 4 * 64 + warp % 4 * (kPaired ? 8 : 16) + lane / 4;
   }
@@ -181,7 +182,7 @@ struct Fp8Consumer : TileThread<Config> {
     }
   }
 
-  // The largest magnitude of each token over this warp's features.
+  // Finds the largest magnitude of each token over this warp's features.
   template <int N>
   __device__ __forceinline__ void find_largest(float (&d)[kSlices][N / 2]) {
 #pragma unroll
@@ -196,12 +197,12 @@ struct Fp8Consumer : TileThread<Config> {
     }
   }
 
-  // Finite, so that 0 stays 0 where a scale is subnormal.
+  // The inverse is at most FLT_MAX, so that 0 stays 0 if the scale is subnormal.
   static __device__ __forceinline__ float inverse(float scale) {
     return fminf(__fdiv_rn(1.0F, scale), FLT_MAX);
   }
 
-  // The scale of each token's group, kept in memory too where it was found here.
+  // Makes the scale of each token's group and, unless it is a constant, stores it in memory too.
   __device__ __forceinline__ void make_scales(const TokenTile& tile, int32_t feature_tile) {
     const auto token = static_cast<int32_t>(threadIdx.x);
     if (token >= tile.count) return;
@@ -220,7 +221,7 @@ struct Fp8Consumer : TileThread<Config> {
     scales.output[feature_tile * scales.output_stride + tile.begin + token] = scale;
   }
 
-  // A value that is not finite is NaN as a code, whatever the scale.
+  // A value that is not finite becomes NaN as a code, whatever the scale.
   static __device__ __forceinline__ float quotient(float value, float inverse_scale) {
     return fabsf(value) < INFINITY ? value * inverse_scale : NAN;
   }
@@ -243,7 +244,7 @@ struct Fp8Consumer : TileThread<Config> {
     }
   }
 
-  // Whole rows of the group; the intermediate's rows are padded to 16 codes.
+  // Stores whole rows of the group; the intermediate's rows are padded to 16 codes.
   __device__ __forceinline__ void store_codes(const TokenTile& tile, int32_t feature_tile) const {
     for (auto i = static_cast<int32_t>(threadIdx.x); i < tile.count * (kGroup / 16);
          i += static_cast<int32_t>(kConsumers)) {
@@ -317,7 +318,7 @@ struct Fp8Consumer : TileThread<Config> {
     store_intermediate<N>(d, tile, feature_tile);
   }
 
-  // As tile_fp8_epilogue.cuh: rounded, weighted, scaled, as combine makes them.
+  // Rounds, weights and scales rows as combine does; equals tile_fp8_epilogue.cuh.
   template <int N>
   __device__ __forceinline__ void finish_rows(float (&d)[N / 2], int32_t count,
                                               const int32_t (&slots)[(N + 31) / 32]) const {
@@ -337,7 +338,7 @@ struct Fp8Consumer : TileThread<Config> {
     }
   }
 
-  // Down, and up without a gate.
+  // Runs down, and up without a gate.
   template <int N, Side kSide>
   __device__ __forceinline__ void run_plain(const TokenTile& tile, int32_t feature_tile) {
     RowPair rows[kSlices];

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kGroup = 128;
 
-// Of the kernels with a gate; stream_fp8_sm90.cu has one for each of these.
+// Tiles of the kernels with a gate; stream_fp8_sm90.cu has one for each of these.
 constexpr std::array kTiles = {
     DeviceTile{.tokens = 16, .features = 256, .depth = 128, .stages = 6},
     DeviceTile{.tokens = 32, .features = 256, .depth = 128, .stages = 6},

@@ -20,7 +20,8 @@ using stream::Scaling;
 using stream::Shape;
 using stream::Side;
 
-// A tile of up is 128 features of the intermediate, whose codes share scales: 256 rows with a gate.
+// A tile of up is 128 features of the intermediate, whose codes share scales: 256 weight rows if
+// gated.
 constexpr int64_t kGroup = 128;
 
 template <Shape kShape, Side kSide>
@@ -29,7 +30,7 @@ Kernel kernel() {
   return stream::describe_kernel<Config>(stream::stream_fp8_product<Config, kSide>);
 }
 
-// kWide: of up with a gate and of down; kNarrow: of up without.
+// kWide serves down, and up with a gate; kNarrow serves up without one.
 template <Shape kWide, Shape kNarrow>
 KernelPair kernel_pair(bool gated) {
   return {.up = gated ? kernel<kWide, Side::kUp>() : kernel<kNarrow, Side::kUp>(),
@@ -98,7 +99,8 @@ class StreamFp8Kernel final : public DeviceExpertsKernel {
   bool block() const { return problem_.quant.weights == WeightScale::kBlock; }
   bool dynamic_rows() const { return problem_.quant.activations == ActivationScale::kToken; }
 
-  // Of up, before down may begin a tile; a launch between the two makes down await all of up.
+  // Items of up that must be done before down begins a tile. If a launch lies between the two, down
+  // awaits all of up.
   uint32_t items_before() const {
     return dynamic_rows() ? 0 : static_cast<uint32_t>(up_.feature_tiles);
   }
@@ -132,7 +134,7 @@ class StreamFp8Kernel final : public DeviceExpertsKernel {
     }
   }
 
-  // Of `parts` matrices [rows, depth] an expert.
+  // Sets the weight scales of `parts` matrices [rows, depth] per expert.
   void fill_weight_scales(stream::ScaleParams& scales, const float* data, int64_t rows,
                           int64_t depth, int64_t parts) const {
     scales.weights = data;

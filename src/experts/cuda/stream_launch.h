@@ -1,4 +1,4 @@
-// What the hosts of the kernels that stream weights share.
+// Host code shared by the kernels that stream weights.
 #pragma once
 
 #include "cuda/launch.h"
@@ -13,13 +13,13 @@
 
 namespace conclave::inline v0::experts::stream {
 
-// A kernel without its types.
+// A kernel whose types are erased.
 struct Kernel {
   void (*function)(const Params) = nullptr;
   size_t shared_bytes = 0;
   int32_t threads = 0;
   int32_t weight_rows = 0;
-  int32_t depth = 0;  // elements of K a stage
+  int32_t depth = 0;  // elements of K per stage
   int32_t token_box = 0;
 };
 
@@ -48,8 +48,8 @@ inline void allow_shared_bytes(const KernelPair& kernels) {
   }
 }
 
-// What both products of a layer need to know before a call: scales and the stride of the
-// intermediate are the caller's to add.
+// Parameters of a product that are known before a call; the caller adds scales and the stride of
+// the intermediate.
 inline Params up_params(const DeviceExpertsProblem& problem, const DeviceExperts& weights,
                         const Kernel& kernel) {
   const bool gated = problem.activation.gated;
@@ -95,7 +95,7 @@ inline Params with_groups(Params params, const GroupedRows& groups) {
   return params;
 }
 
-// Rows of 16-bit elements that 16-byte stores may write.
+// True if 16-byte stores may write these rows of 16-bit elements.
 inline bool has_wide_rows(const void* data, int64_t stride) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % 8 == 0;
 }

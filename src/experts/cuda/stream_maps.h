@@ -9,8 +9,8 @@
 namespace conclave::inline v0::experts {
 
 // {K, 8 rows, gate and up, groups of 8 rows, E}: a box holds 8 gate rows, 8 up rows, 8 gate
-// rows..., `box_rows` in all, so that a thread's accumulators have gate and up of a feature. The
-// last group of rows may reach into what follows the gate; those features are not stored.
+// rows..., `box_rows` in all, so that a thread's accumulators hold both gate and up of a feature.
+// The last group of rows may reach into what follows the gate; those features are not stored.
 CUtensorMap map_gated_weights(const DeviceExpertsProblem& sizes, const DeviceExperts& weights,
                               int32_t box_rows);
 
@@ -24,7 +24,7 @@ struct WeightMatrix {
 CUtensorMap map_weights(const DeviceExpertsProblem& sizes, const WeightMatrix& matrix,
                         int32_t box_rows);
 
-// {columns, rows} of the type of the weights.
+// {columns, rows}, in the type of the weights.
 struct RowMatrix {
   const void* data = nullptr;
   int64_t stride = 0;  // elements

@@ -1,4 +1,4 @@
-// Fills the ring: weights and the rows of the intermediate by TMA, token rows by a gather.
+// Fills the ring: TMA loads weights and rows that lie in order, warps gather other token rows.
 #pragma once
 
 #include "cuda/device/barrier.cuh"
@@ -9,7 +9,7 @@
 
 namespace conclave::inline v0::experts::stream {
 
-// Weights, and for down the rows of the intermediate: by one thread.
+// One thread loads the weights, and token rows that lie in order.
 
 template <class Config, Side kSide>
 __device__ __forceinline__ void load_weights(const Params& params, SharedStorage<Config>& shared,
@@ -60,8 +60,8 @@ __device__ __forceinline__ void load_rows(const Params& params, SharedStorage<Co
   }
 }
 
-// Waits until the ring has room for `stages` more, of which the first `ahead` are loaded: these may
-// have been given back since.
+// Waits until the ring has room for `stages` more. The first `ahead` are already loaded and are not
+// waited for, since they may have been released again.
 template <class Config>
 __device__ __forceinline__ void claim_stages(SharedStorage<Config>& shared, RingPosition ring,
                                              int32_t ahead, int32_t stages) {
@@ -71,11 +71,11 @@ __device__ __forceinline__ void claim_stages(SharedStorage<Config>& shared, Ring
   }
 }
 
-// The first tile's weights, of down as many as the ring takes; returns the number of stages.
+// Loads the first tile's weights, for down as many stages as the ring holds; returns their number.
 template <class Config, Side kSide>
 __device__ __forceinline__ int32_t load_ahead(const Params& params, SharedStorage<Config>& shared,
                                               const TokenTile& tile, int32_t feature_tile) {
-  // Of up, more would hold up the loads of the rows, which other warps ask for after the wait.
+  // For up, more would delay the loads of the rows, which other warps request after the wait.
   constexpr int32_t kMost = kSide == Side::kUp ? 2 : Config::kStages;
   const int32_t stages = min(kMost, params.depth_stages);
   for (int32_t stage = 0; stage < stages; ++stage) {
@@ -85,7 +85,8 @@ __device__ __forceinline__ int32_t load_ahead(const Params& params, SharedStorag
   return stages;
 }
 
-// Asks L2 for weights behind those of load_ahead: the memory would idle while up's last blocks end.
+// Prefetches to L2 the weights after those of load_ahead: memory would otherwise idle while up's
+// last blocks end.
 template <class Config>
 __device__ __forceinline__ void prefetch_ahead(const Walk<Config>& walk, int32_t index,
                                                int32_t loaded) {
@@ -109,7 +110,7 @@ __device__ __forceinline__ void prefetch_ahead(const Walk<Config>& walk, int32_t
   }
 }
 
-// Down of a tile reads what up's items of it have stored.
+// True if up's items have stored all the rows of this tile that down reads.
 template <class Config>
 __device__ __forceinline__ bool is_ready(const Params& params, const Item& item) {
   return item.tile.count == 0 || params.items_before == 0 ||
@@ -118,18 +119,18 @@ __device__ __forceinline__ bool is_ready(const Params& params, const Item& item)
 template <class Config>
 __device__ __forceinline__ void await_tile(const Params& params, const Item& item) {
   while (!is_ready<Config>(params, item)) __nanosleep(64);
-  // Rows came by ordinary stores of other blocks.
+  // Other blocks stored the rows through the generic proxy.
   cuda::device::fence_proxy_async();
 }
 
-// The last block of down to have begun its last item leaves the tiles' counts as it found them.
+// The last block of down that finds no item left resets the tiles' counts to 0.
 template <class Config>
 __device__ __forceinline__ void end_drawing(const Params& params, int32_t num_tiles) {
   if (cuda::device::add_relaxed(&params.hand_over->ended, 1) + 1 != gridDim.x) return;
   for (int32_t i = 0; i < num_tiles; ++i) params.tiles[i].done = 0;
 }
 
-// produce() where items are drawn.
+// produce() for kernels that draw items.
 template <class Config>
 __device__ __forceinline__ void produce_drawn(const Params& params, SharedStorage<Config>& shared) {
   constexpr Side kSide = Side::kDown;
@@ -170,7 +171,7 @@ __device__ __forceinline__ void produce_drawn(const Params& params, SharedStorag
     await_tile<Config>(params, item);
     tell_item(shared, ++order, item);
   }
-  // What begins now relies on everything before this kernel being done.
+  // The kernel that may begin now relies on everything before this one being done.
   cuda::device::grid_dependency_wait();
   cuda::device::grid_launch_dependents();
   end_drawing<Config>(params, walk.num_tiles);
@@ -190,13 +191,14 @@ __device__ __forceinline__ void produce(const Params& params, SharedStorage<Conf
   }
   cuda::device::grid_dependency_wait();
   if (Config::kIsFp8 && blockIdx.x == 0) {
-    // Down draws when all blocks of this kernel have let it begin.
+    // Down draws only after all blocks of this kernel have let it begin, so it sees these zeros.
     *params.hand_over = HandOver();
     __threadfence();
   }
-  // Rows came by ordinary stores of earlier kernels.
+  // Earlier kernels stored the rows through the generic proxy.
   cuda::device::fence_proxy_async();
-  // Not before the wait: what may begin now relies on everything before this kernel being done.
+  // This follows the wait: the kernel that may begin now relies on everything before this one being
+  // done.
   cuda::device::grid_launch_dependents();
   RingPosition ring;
   while (index < walk.items) {
@@ -223,9 +225,9 @@ __device__ __forceinline__ void produce(const Params& params, SharedStorage<Conf
   }
 }
 
-// The token rows of up, and block scales: by three warps.
+// Three warps gather the token rows of up and the block scales.
 
-// Warps that take part in the gather: where rows are in order there are only block scales to fetch.
+// Warps that take part in the gather: if rows are in order, only block scales are left to fetch.
 template <class Config, Side kSide>
 constexpr int gather_warps() {
   if (!kRowsInOrder<Config, kSide>) return Config::kGatherWarps;
@@ -238,13 +240,14 @@ __device__ __forceinline__ void find_source_rows(const Params& params, int32_t* 
                                                  const TokenTile& tile) {
   __syncwarp();
   for (int32_t r = static_cast<int32_t>(threadIdx.x % 32); r < tile.count; r += 32) {
-    // Past L1: perhaps before the wait.
+    // The load bypasses L1, because it may come before the wait.
     source_rows[r] = __ldcg(params.row_slot + tile.begin + r) / params.top_k;
   }
   __syncwarp();
 }
 
-// An atom of each row from column `column` on, swizzled as TMA would; zeros beyond the row's end.
+// Gathers an atom of each row from `column` on, swizzled as by TMA, with zeros beyond the row's
+// end.
 template <class Config>
 __device__ __forceinline__ void gather_atom(const Params& params, const int32_t* source_rows,
                                             uint32_t destination, int32_t count, int32_t column,
@@ -261,7 +264,7 @@ __device__ __forceinline__ void gather_atom(const Params& params, const int32_t*
   }
 }
 
-// Scales of the token rows of an atom: rows 32 i + lane, for every i of this warp.
+// Gathers the scales of an atom's token rows: rows 32 i + lane, for every i of this warp.
 template <class Config, Side kSide>
 __device__ __forceinline__ void gather_token_scales(const Params& params,
                                                     const int32_t* source_rows, float* destination,
@@ -278,8 +281,8 @@ __device__ __forceinline__ void gather_token_scales(const Params& params,
   }
 }
 
-// Where the scales of a tile's weights begin: of its gate rows and its up rows, or of its first and
-// its second 128 rows. Rows of a last tile that has fewer take those of the last block.
+// First scale of a tile's weights; `half` selects its gate or up rows, or its first or second 128
+// rows. A last tile with fewer rows takes the scales of the last block instead.
 template <class Config, Side kSide>
 __device__ __forceinline__ const float* find_weight_scales(const Params& params,
                                                            const TokenTile& tile,
@@ -294,7 +297,8 @@ __device__ __forceinline__ const float* find_weight_scales(const Params& params,
   return expert + int64_t{block} * scales.blocks;
 }
 
-// Two lanes of one warp: from memory that nobody has touched, so as early as the tokens.
+// Two lanes of one warp fetch the scales as early as the tokens, because they come from memory that
+// nothing has read yet.
 __device__ __forceinline__ void gather_weight_scales(const Params& params, const float* source,
                                                      float (&destination)[2], int32_t block,
                                                      int32_t half) {
@@ -330,7 +334,7 @@ __device__ __forceinline__ void gather_stage(const Params& params, const int32_t
   cuda::device::cp_async_mbarrier_arrive_noinc(&shared.full[slot]);
 }
 
-// Every thread's copies count on the stage's barrier when they have landed.
+// Every thread's copies arrive at the stage's barrier when they have landed.
 template <class Config, Side kSide>
 __device__ __forceinline__ void gather(const Params& params, SharedStorage<Config>& shared,
                                        int32_t warp) {

@@ -9,9 +9,9 @@
 
 namespace conclave::inline v0::experts::stream {
 
-// A consumer thread's part of a tile. Its sums d follow wgmma: of weight rows lane / 4 (d[4j],
-// d[4j + 1]) and lane / 4 + 8 (d[4j + 2], d[4j + 3]) of the warp's 16, tokens 8j + 2 (lane % 4),
-// + 1. With a gate these are the gate and the up product of one feature.
+// A consumer thread's part of a tile. Its sums d lie as in wgmma: weight rows lane / 4 (d[4j], d[4j
+// + 1]) and lane / 4 + 8 (d[4j + 2], d[4j + 3]) of the warp's 16, each for tokens 8j + 2 (lane % 4)
+// and the next. With a gate, the two rows are gate and up of one feature.
 template <class Config>
 struct TileThread {
   using Output = typename Config::Output;
@@ -21,7 +21,7 @@ struct TileThread {
   const Params& params;
   SharedStorage<Config>& shared;
   RingPosition ring;
-  int32_t warp;  // of the consumers
+  int32_t warp;  // among the consumers
   int32_t lane;
   int32_t line_half = 0;
 
@@ -35,8 +35,8 @@ struct TileThread {
     if (lane == 0) cuda::device::mbarrier_arrive(&shared.empty[slot]);
   }
 
-  // Times the weight of the row's slot, plus the bias, in one rounding: as tile_sm90.cuh, to the
-  // bit.
+  // Multiplies by the slot's weight and adds the bias in one rounding, which equals tile_sm90.cuh
+  // bit for bit.
   template <int N>
   __device__ __forceinline__ void weigh_and_bias(float (&d)[N / 2], const TokenTile& tile,
                                                  float first, float second) const {
@@ -77,7 +77,7 @@ struct TileThread {
     }
   }
 
-  // d[4j], d[4j + 1]: the activation of gate (there) and up (d[4j + 2], d[4j + 3]).
+  // Replaces gate (d[4j], d[4j + 1]) by the activation of gate and up (d[4j + 2], d[4j + 3]).
   template <int N>
   __device__ __forceinline__ void activate_gated(float (&d)[N / 2]) const {
     namespace device = activation::device;
@@ -97,7 +97,7 @@ struct TileThread {
       }
       return;
     }
-    // Rare formulas: a copy in local memory, so that their code is there once.
+    // Rare formulas run on a copy in local memory, so that their code exists only once.
     float copy[N / 2];
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) copy[i] = d[i];
@@ -136,7 +136,7 @@ struct TileThread {
     return *reinterpret_cast<const uint32_t*>(&pair);
   }
 
-  // Eight features of a row; the last ones of a row may be fewer.
+  // Stores eight features of a row, or fewer at its end.
   __device__ __forceinline__ void store_eight(int64_t row, int32_t feature, uint4 values) const {
     auto* output = static_cast<Output*>(params.output) + row * params.output_stride + feature;
     if (params.wide_stores && feature + 8 <= params.features) {
@@ -151,7 +151,7 @@ struct TileThread {
     }
   }
 
-  // Eight features (d[4j], d[4j + 1]) of each row of the intermediate.
+  // Stores eight features (d[4j], d[4j + 1]) of each row of the intermediate.
   template <int N>
   __device__ __forceinline__ void store_gated(const float (&d)[N / 2], const TokenTile& tile,
                                               int32_t feature) const {
@@ -174,8 +174,8 @@ struct TileThread {
     }
   }
 
-  // Sixteen features of each row: 16 rows at a time, two lanes a row. `slots`: the output row of
-  // token 32 i + lane.
+  // Stores sixteen features of each row, 16 rows at a time, with two lanes per row. slots[i] is the
+  // output row of token 32 i + lane.
   template <int N>
   __device__ __forceinline__ void store_plain(const float (&d)[N / 2], int32_t count,
                                               int32_t feature,
@@ -206,7 +206,7 @@ struct TileThread {
 
   static constexpr int kWarpgroup = 128;
 
-  // The half of its warpgroup's lines that this warp may write: the other one's readers have met
+  // The half of its warpgroup's lines that this warp may write next: its last readers have passed
   // the barrier since.
   __device__ __forceinline__ uint8_t* next_lines() {
     line_half ^= 1;
@@ -216,7 +216,7 @@ struct TileThread {
     cuda::device::named_barrier_sync(1 + warp / 4, kWarpgroup);
   }
 
-  // 64 features of each row of the intermediate, 32 rows at a time.
+  // Stores 64 features of each row of the intermediate, 32 rows at a time.
   template <int N>
   __device__ __forceinline__ void store_gated_lines(const float (&d)[kSlices][N / 2],
                                                     const TokenTile& tile, int32_t feature) {
@@ -247,7 +247,7 @@ struct TileThread {
     }
   }
 
-  // 128 features of each row, 16 rows at a time.
+  // Stores 128 features of each row, 16 rows at a time.
   template <int N>
   __device__ __forceinline__ void store_plain_lines(const float (&d)[kSlices][N / 2], int32_t count,
                                                     int32_t feature,
@@ -289,7 +289,7 @@ struct TileThread {
     return params.bias != nullptr && feature < params.features ? params.bias[index] : 0.0F;
   }
 
-  // First feature of this warp in a slice; a warp of a slice has 8 features with a gate, else 16.
+  // First feature of this warp in a slice; a warp has 8 features per slice with a gate, else 16.
   __device__ __forceinline__ int32_t first_feature(int32_t feature_tile, int slice,
                                                    int32_t features_of_warp) const {
     const int32_t slices = 2 * kSlices;
@@ -297,13 +297,13 @@ struct TileThread {
     return warps * features_of_warp;
   }
 
-  // Of this warpgroup's, with whole lines.
+  // First feature of this warpgroup, for whole lines.
   __device__ __forceinline__ int32_t first_of_group(int32_t feature_tile,
                                                     int32_t features_of_warp) const {
     return (feature_tile * 2 + warp / 4) * kSlices * 4 * features_of_warp;
   }
 
-  // The output row of token 32 i + lane.
+  // Sets slots[i] to the output row of token 32 i + lane.
   template <int N, Side kSide>
   __device__ __forceinline__ void find_slots(const TokenTile& tile,
                                              int32_t (&slots)[(N + 31) / 32]) const {

@@ -1,6 +1,6 @@
-// Products that read their weights from memory once, for few rows an expert: weights are the M side
-// of wgmma, tokens the N side. Up gathers its rows and applies the activation, down writes a row a
-// slot. Per element the sum over K has one order, whatever the tile.
+// Products that read their weights from memory once, for few rows per expert: weights are the M
+// side of wgmma, tokens the N side. Up gathers its rows and applies the activation, down writes one
+// row per slot. The sum over K of an element has one order, whatever the tile.
 #pragma once
 
 #include "cuda/device/barrier.cuh"
@@ -12,7 +12,7 @@
 
 namespace conclave::inline v0::experts::stream {
 
-// A tile by the narrowest product that holds its rows.
+// Runs a tile on the narrowest product that holds its rows.
 template <class Config, Side kSide, int kWidth, class Consumer>
 __device__ __forceinline__ void run_narrowest(Consumer& consumer, const Item& item) {
   constexpr Widths kWidths = Config::kWidths;
@@ -25,7 +25,7 @@ __device__ __forceinline__ void run_narrowest(Consumer& consumer, const Item& it
   consumer.template run_tile<kWidths.of[kWidth], kSide>(item.tile, item.feature_tile);
 }
 
-// Items of the block as the producer tells them.
+// Computes the block's items as the producer tells them.
 template <class Config, Side kSide, class Consumer>
 __device__ __forceinline__ void consume_drawn(const Params& params, SharedStorage<Config>& shared) {
   Consumer consumer(params, shared);
@@ -36,7 +36,7 @@ __device__ __forceinline__ void consume_drawn(const Params& params, SharedStorag
   }
 }
 
-// Tiles of the block in the order in which the producers load them.
+// Computes the block's tiles in the order in which the producers load them.
 template <class Config, Side kSide, class Consumer>
 __device__ __forceinline__ void consume(const Params& params, SharedStorage<Config>& shared) {
   Consumer consumer(params, shared);

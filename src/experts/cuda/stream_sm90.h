@@ -1,4 +1,4 @@
-// Row "cuda.stream_sm90": few rows an expert, limited by the rate at which weights come from
+// Row "cuda.stream_sm90": few rows per expert, limited by the rate at which weights come from
 // memory. docs/architecture.md has the ladder it belongs to.
 #pragma once
 
@@ -11,8 +11,8 @@ namespace conclave::inline v0::experts {
 
 // Hopper; bf16 or f16 weights; every activation, bias and size.
 Support stream_sm90_supports(const DeviceExpertsProblem& problem);
-// From few token rows a tile to many: a tile's weights are read again for every further tile of the
-// same expert, so the best is the narrowest that most experts' rows fit into.
+// Ordered from few token rows per tile to many. Every further tile of an expert reads the same
+// weights again, so the best tile is the narrowest that holds the rows of most experts.
 std::span<const DeviceTile> stream_sm90_tiles(const DeviceExpertsProblem& problem);
 std::unique_ptr<DeviceExpertsKernel> make_stream_sm90(const DeviceExpertsProblem& problem,
                                                       const DeviceExperts& weights,

@@ -1,4 +1,5 @@
-// A counter that blocks of one launch draw pieces of work from, without being cleared beforehand.
+// A counter from which the blocks of a launch draw pieces of work; it need not be cleared
+// beforehand.
 #pragma once
 
 #include "cuda/device/copy.cuh"
@@ -7,15 +8,16 @@
 
 namespace conclave::inline v0::experts {
 
-// 16 bytes of a workspace, aligned to 16: a mark of 96 bits, then how many were drawn. Whoever
-// finds no mark writes it with a count of 0; who draws a launch's last ticket sets the count back.
+// 16 bytes of a workspace, aligned to 16: a mark of 96 bits above the number of tickets drawn. A
+// thread that finds no mark writes it with a count of 0; the thread that draws a launch's last
+// ticket resets the count.
 struct TicketCounter {
   static constexpr uint64_t kMarkHigh = 0x9D39C8B2E5A1F764;
   static constexpr uint64_t kMarkLow = 0x5BD1E995;  // above the count
 
   void* memory = nullptr;
 
-  // Before the first draw of a thread, after what used the workspace before has ended.
+  // Every thread calls it before its first draw, after earlier users of the workspace have ended.
   __device__ __forceinline__ void mark() const {
     using namespace cuda::device;
     const Word128 found = compare_and_swap_128(memory, {}, {});

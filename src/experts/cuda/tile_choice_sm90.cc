@@ -9,26 +9,27 @@
 namespace conclave::inline v0::experts {
 namespace {
 
-// Of an H200's L2, where a tile (or a cluster of them) reads the weights of its expert again.
+// Rate of an H200's L2, from which each tile (or cluster) reads its expert's weights again.
 constexpr double kCacheBytesPerSecond = 5.5e12;
-// What of the lesser of memory and arithmetic time is not hidden behind the greater.
+// Share of the lesser of memory and arithmetic time that the greater does not hide.
 constexpr double kExposedShare = 0.15;
 // Middles of eight equally likely parts of a normal distribution.
 constexpr std::array kNormalParts = {-1.534, -0.887, -0.489, -0.157, 0.157, 0.489, 0.887, 1.534};
 
-// Of the copy of rows into sorted order: each token read once, each row written and read again.
+// Rate of copying rows into sorted order: each token is read once, each row written and read again.
 constexpr double kCopyBytesPerSecond = 3.2e12;
 constexpr double kLaunchSeconds = 2e-6;
-// What gathering rows in the load of the up product costs of both products.
+// Share of both products' time that gathering rows in the up product's loads costs.
 constexpr double kGatherShare = 0.03;
 
 struct Load {
   double active_experts = 0;
-  double rows_of_each = 0;  // mean of the active ones
+  double rows_of_each = 0;  // mean over the active ones
   double deviation = 0;
 };
 
-// Of `tokens` tokens that each choose `top_k` different ones of `num_experts`, all equally likely.
+// Load from `tokens` tokens that each choose `top_k` different ones of `num_experts` experts, all
+// equally likely.
 Load expected_load(int64_t num_experts, int64_t top_k, int64_t tokens) {
   if (num_experts == 0 || top_k == 0) return {};
   const auto experts = static_cast<double>(num_experts);
@@ -43,13 +44,13 @@ Load expected_load(int64_t num_experts, int64_t top_k, int64_t tokens) {
 }
 
 struct TileWork {
-  double tiles = 0;  // of one expert
-  double rows = 0;   // that are computed for it, with those beyond its own
+  double tiles = 0;  // per expert
+  double rows = 0;   // computed per expert, including those beyond its own
 };
 
-// What a tile of a row reaches.
+// Rates that a tile of a kernel reaches.
 struct Rates {
-  double flops = 0;  // a second
+  double flops = 0;  // per second
   double bytes = 0;
   double row_step = 0;
   double end_depth = 0;
@@ -89,7 +90,7 @@ double copy_seconds(const DeviceExpertsProblem& problem, int64_t tokens) {
   return kLaunchSeconds + rows * row_bytes / kCopyBytesPerSecond;
 }
 
-// Of the two products' time, what their ends add.
+// Share that the ends of the two products add to their time.
 double end_share(const DeviceExpertsProblem& problem, double end_depth) {
   const double up = problem.activation.gated ? 2.0 : 1.0;
   const double ends = up / static_cast<double>(problem.hidden_size) +
@@ -97,7 +98,7 @@ double end_share(const DeviceExpertsProblem& problem, double end_depth) {
   return end_depth * ends / (up + 1.0);
 }
 
-// Routed experts, and shared ones that every token uses.
+// Loads of the routed experts, and of the shared ones that every token uses.
 using Loads = std::array<Load, 2>;
 
 double cost_seconds(const DeviceExpertsProblem& problem, const DeviceKernelRow& row,
@@ -160,14 +161,14 @@ double tile_microseconds(const DeviceExpertsProblem& problem, const DeviceKernel
 TileChoice choose_skewed_tile(const DeviceExpertsProblem& problem,
                               std::span<const DeviceKernelRow* const> rows, const TileChoice& usual,
                               int64_t tokens, int64_t shared_experts) {
-  // Two launches without work take 4 to 8 us: where few rows make few hot tiles, only long calls
-  // can bear them.
+  // Two launches without work take 4 to 8 us: with few rows, and so few hot tiles, only long calls
+  // can afford them.
   constexpr double kManyRows = 48;
   constexpr double kLeastMicroseconds = 600;
   constexpr double kLeastOfFewRows = 2000;
-  // Fewer have few hot tiles.
+  // Fewer tokens make too few hot tiles.
   constexpr int64_t kLeastTokens = 128;
-  // What it may lose where choices are even by chance.
+  // Factor by which it may be slower if choices happen to be even.
   constexpr double kMostLoss = 1.25;
   if (tokens < kLeastTokens || problem.top_k >= problem.num_local_experts) return {};
   const Loads loads = expected_loads(problem, tokens, shared_experts);

@@ -1,11 +1,11 @@
-// The products of a stage and their promotion, of tile_fp8_sm90.cuh.
+// The products of a stage and their promotion, for tile_fp8_sm90.cuh.
 #pragma once
 
 #include "experts/cuda/tile_fp8_config.cuh"
 
 namespace conclave::inline v0::experts::tile_fp8 {
 
-// sums[i] += part[i] * scale of its row and its gate or up column.
+// sums[i] += part[i], with block scales times those of its token row and of its weight row.
 template <class C>
 __device__ __forceinline__ void promote(float (&sums)[64], const float (&part)[64],
                                         const float (&token_scale)[2], float even, float odd) {
@@ -34,7 +34,7 @@ template <class C>
 struct RingView {
   SharedStorage<C>& s;
   uint32_t empty_of_peer = 0;
-  bool signals = false;  // one lane of the warp
+  bool signals = false;  // true in one lane of the warp
   Phases phases;
 
   __device__ __forceinline__ explicit RingView(SharedStorage<C>& storage) : s(storage) {
@@ -44,7 +44,7 @@ struct RingView {
   __device__ __forceinline__ void wait(int32_t stage) const {
     dev::mbarrier_wait(&s.full[stage], phases.of(stage));
   }
-  // To both producers: each may write weights into this block.
+  // Signals both producers, because each may write weights into this block.
   __device__ __forceinline__ void release(int32_t stage) {
     phases.flip(stage);
     __syncwarp();
@@ -61,7 +61,7 @@ __device__ __forceinline__ void start_chunk(uint32_t tokens, uint32_t weights, f
   for (int i = 0; i < 64; ++i) dev::wgmma_fence_operand(part[i]);
   dev::wgmma_fence();
 #pragma unroll
-  for (int k = 0; k < 4; ++k) {  // 32 bytes: 2 in units of a descriptor
+  for (int k = 0; k < 4; ++k) {  // 32 bytes, which are 2 in descriptor units
     dev::Wgmma<__nv_fp8_e4m3, 128>::mma(part, dev::wgmma_descriptor_of_low(tokens + 2 * k),
                                         dev::wgmma_descriptor_of_low(weights + 2 * k), k > 0);
   }

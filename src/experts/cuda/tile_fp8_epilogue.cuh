@@ -1,4 +1,4 @@
-// Sums to results: scales, bias, activation, codes, stores. Of tile_fp8_sm90.cuh.
+// Turns sums into results for tile_fp8_sm90.cuh: scales, bias, activation, codes, stores.
 #pragma once
 
 #include "experts/cuda/silu_pair.cuh"
@@ -26,8 +26,8 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-// The two numbers of this thread's columns of accumulator pair j of chunk c: of a scale or bias row
-// of the expert, `half` apart for gate and up. 0 beyond the features.
+// The expert's two scales or biases for this thread's columns of accumulator pair j of chunk c, or
+// 0 beyond the features. Those of up lie `half` after those of gate.
 template <class C>
 __device__ __forceinline__ float2 of_columns(const TileView& tile, const float* rows, int64_t half,
                                              int32_t features, int c, int j) {
@@ -44,8 +44,8 @@ __device__ __forceinline__ float2 of_columns(const TileView& tile, const float* 
 // leave no registers for them.
 __device__ __forceinline__ void forget(int32_t& value) { asm volatile("" : "+r"(value)::"memory"); }
 
-// What the main loop left out: row_factor (the input's weight, in row form also the token's scale),
-// in row form the scale of the weight row, the bias.
+// Applies what the main loop left out: row_factor (the input's weight and, with row scales, the
+// token's scale), with row scales the weight row's scale, and the bias.
 template <class C>
 __device__ __forceinline__ void scale_and_bias(const Params& p, const TileView& tile,
                                                const float (&row_factor)[2], float (&sums)[2][64]) {
@@ -73,7 +73,8 @@ __device__ __forceinline__ void scale_and_bias(const Params& p, const TileView& 
   }
 }
 
-// bf16 pairs of one row: pair j is columns 8 j + 2 (lane % 4) of `kPairs` x 8 from `column`.
+// Stores bf16 pairs of one row: pair j is at 8 j + 2 (lane % 4) of kPairs x 8 columns from `column`
+// on.
 template <int kPairs>
 __device__ __forceinline__ void store_bf16_row(__nv_bfloat16* row, int32_t column, int32_t columns,
                                                bool aligned, uint32_t (&pairs)[kPairs]) {
@@ -99,8 +100,8 @@ __device__ __forceinline__ void store_bf16_row(__nv_bfloat16* row, int32_t colum
   }
 }
 
-// Rows that are the only ones of their tokens, step by step as combine has it: they are rounded,
-// and its sums begin at 0.
+// Finishes rows that are the only ones of their tokens, step by step as combine does: it takes
+// rounded rows, and its sums begin at 0.
 __device__ __forceinline__ void finish_rows(const Params& p, const int32_t (&slot)[2],
                                             float (&sums)[2][64]) {
   float weight[2] = {1, 1};
@@ -136,7 +137,7 @@ __device__ __forceinline__ void store_down(const Params& p, const TileView& tile
   }
 }
 
-// Rows of several a token: rounded, weighted and added to float32 rows, as combine would but in any
+// Rounds and weights rows and adds them to their tokens' float32 rows, as combine would but in any
 // order. Lanes of a pair trade columns, so that each adds four neighbours and a quad 64 bytes.
 template <class C>
 __device__ __forceinline__ void add_down(const Params& p, const TileView& tile,
@@ -168,8 +169,8 @@ __device__ __forceinline__ void add_down(const Params& p, const TileView& tile,
   }
 }
 
-// Formulas other than swish: 16 sums at a time through shared memory, so that one copy of each
-// formula does for all registers.
+// Applies any formula to 16 sums at a time in shared memory, so that one copy of the formula's code
+// serves all registers.
 template <class C>
 __device__ __forceinline__ void activate_any(const Params& p, float (&scratch)[16][256],
                                              float (&sums)[2][64]) {
@@ -204,7 +205,7 @@ __device__ __forceinline__ void activate_silu(float (&sums)[2][64]) {
   }
 }
 
-// Of a gated tile, activated values lie where the gate was.
+// In a gated tile, activated values replace the gate's.
 template <class C>
 __device__ __forceinline__ void activate(const Params& p, float (&scratch)[16][256],
                                          float (&sums)[2][64]) {
@@ -229,7 +230,7 @@ __device__ __forceinline__ void activate(const Params& p, float (&scratch)[16][2
   }
 }
 
-// Value `n` (0 or 1) of feature group g of a group of 128 features, of row half `half`.
+// Value `n` (0 or 1) of group g of 8 features in a block of 128, for row half `half`.
 template <class C>
 __device__ __forceinline__ float& activated(float (&sums)[2][64], int block, int g, int half,
                                             int n) {
@@ -240,7 +241,8 @@ __device__ __forceinline__ float& activated(float (&sums)[2][64], int block, int
   }
 }
 
-// 128 codes of one row, 32 of them in this thread, as four stores of 16 bytes by the quad.
+// Stores 128 codes of one row, 32 of them from this thread; each lane of the quad stores 16 bytes
+// twice.
 template <class C>
 __device__ __forceinline__ void store_codes(const Params& p, float (&sums)[2][64], int block,
                                             int half, float inverse_scale, uint8_t* row,
@@ -270,7 +272,7 @@ __device__ __forceinline__ void store_codes(const Params& p, float (&sums)[2][64
   }
 }
 
-// 128 values of one row: by pairs, 32 bytes a quad. I is rounded up to 16 in the stride.
+// Stores 128 values of one row in pairs, 32 bytes per quad. The row's stride is I rounded up to 16.
 template <class C>
 __device__ __forceinline__ void store_f32_row(const Params& p, float (&sums)[2][64], int block,
                                               int half, float* row, int32_t column) {
@@ -284,7 +286,8 @@ __device__ __forceinline__ void store_f32_row(const Params& p, float (&sums)[2][
   }
 }
 
-// Values beyond I are 0, so that they neither raise a scale nor leave rubbish in a row's padding.
+// Sets values beyond I to 0, so that they neither raise a scale nor leave rubbish in a row's
+// padding.
 template <class C>
 __device__ __forceinline__ void clear_beyond(const Params& p, const TileView& tile,
                                              float (&sums)[2][64]) {
@@ -316,7 +319,7 @@ __device__ __forceinline__ float quad_amax(float (&sums)[2][64], int block, int 
   return fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, 2));
 }
 
-// Codes of one row and 128 features, with their scale where it is dynamic.
+// Stores the codes of one row and 128 features, and their scale if it is dynamic.
 template <class C>
 __device__ __forceinline__ void quantize_row(const Params& p, int32_t sorted_row, int32_t column,
                                              int block, int half, float constant_scale,
@@ -363,16 +366,16 @@ __device__ __forceinline__ void store_up(const Params& p, const TileView& tile,
   }
 }
 
-// The first of the two rows of a math thread; the other is 8 below. Worked out anew where it is
-// used: the main loop has no register for it.
+// The first of the two rows of a math thread; the other is 8 below. It is computed anew at each
+// use, because the main loop has no register for it.
 __device__ __forceinline__ int32_t row_of_thread() {
   auto thread = static_cast<int32_t>(threadIdx.x);
   forget(thread);
   return thread / 32 * 16 + thread % 32 / 4;
 }
 
-// Of the two rows of a math thread, `row` and 8 more in the tile; negative: none. Those of down
-// products are fetched before the main loop, which hides the latency.
+// Slots of a math thread's two rows, `row` and `row` + 8 in the tile; negative if there is none.
+// Down products fetch them before the main loop, which hides the latency.
 struct SlotsOfThread {
   int32_t slot[2] = {-1, -1};
 };

@@ -6,7 +6,7 @@
 
 namespace conclave::inline v0::experts::tile_fp8 {
 
-// A tile that one block can hold all rows of is cut along the weight rows.
+// If one block can hold all rows of a tile, the blocks divide its weight rows instead.
 template <class C>
 __device__ __forceinline__ TileView view_tile(const Params& p, const TokenTile& tile,
                                               int32_t tile_index, int32_t part, int32_t rank) {
@@ -26,15 +26,16 @@ __device__ __forceinline__ TileView view_tile(const Params& p, const TokenTile& 
           .tile_index = tile_index};
 }
 
-// Finds pieces of work by number; numbers must not fall. Lane i of a warp knows tile first + i.
+// Finds pieces of work by number; numbers must not decrease. Lane i of the warp knows tile first +
+// i.
 template <class C>
 struct WorkFinder {
   int32_t tiles = 0;
   int32_t first = -32;
-  int32_t end_of_lane = 0;  // number of the piece after those of tiles up to this lane's
-  int32_t end = 0;          // after those of all lanes
+  int32_t end_of_lane = 0;  // number of pieces of all tiles up to this lane's
+  int32_t end = 0;          // number of pieces of all tiles up to lane 31's
 
-  // Whether there is a piece of this number.
+  // True if there is a piece of this number.
   __device__ __forceinline__ bool find(const Params& p, int32_t work, int32_t rank,
                                        TileView& view) {
     while (work >= end) {
@@ -52,7 +53,7 @@ struct WorkFinder {
   }
 
  private:
-  // Past L1, which may hold the tiles of an earlier call until the wait.
+  // The load bypasses L1, which may hold the tiles of an earlier call until the wait.
   static __device__ __forceinline__ TokenTile tile_at(const Params& p, int32_t index) {
     const int4 tile = __ldcg(reinterpret_cast<const int4*>(p.tiles) + index);
     return {.expert = tile.x, .begin = tile.y, .count = tile.z};
@@ -73,7 +74,7 @@ struct WorkFinder {
   }
 };
 
-// Both halves of 128 weight rows, or one of them to both blocks of the cluster.
+// Loads both halves of 128 weight rows, or one half to both blocks of the cluster.
 template <class C>
 __device__ __forceinline__ void load_weights(const CUtensorMap* map, SharedStorage<C>& s,
                                              int32_t stage, int32_t k, const TileView& tile,
@@ -104,7 +105,7 @@ __device__ __forceinline__ void load_weights(const CUtensorMap* map, SharedStora
   }
 }
 
-// Scale of weight block `which` (gate and up, or the two chunks) of a tile at column block 0.
+// The scale of weight block `which` (gate or up, or one of two chunks) of a tile at column block 0.
 template <class C>
 __device__ __forceinline__ const float* weight_scale_row(const Params& p, int32_t expert,
                                                          int32_t feature_tile, int32_t which) {
@@ -119,7 +120,7 @@ __device__ __forceinline__ const float* weight_scale_row(const Params& p, int32_
   }
 }
 
-// Asks L1 for the scales of a tile's weights, which the loading warp reads one by one.
+// Prefetches to L1 the scales of a tile's weights, which the loading warp reads one by one.
 template <class C>
 __device__ __forceinline__ void prefetch_weight_scales(const Params& p, const TileView& tile,
                                                        int32_t lane) {
@@ -132,9 +133,9 @@ __device__ __forceinline__ void prefetch_weight_scales(const Params& p, const Ti
   }
 }
 
-// Pieces of work of a cluster: the first by its position, the others drawn from a counter by the
-// first block, which tells the second. A ring of kTickets needs no signal that a slot is free: the
-// blocks share the ring of stages, and a ticket is drawn when the tile before it is begun.
+// A cluster's pieces of work: its position gives the first; its first block draws the others from a
+// counter and tells the second. A ring of kTickets needs no signal that a slot is free: the blocks
+// share the ring of stages, and a ticket is drawn only when the tile before it has begun.
 template <class C>
 struct ClusterQueue {
   SharedStorage<C>& s;
@@ -143,7 +144,7 @@ struct ClusterQueue {
   uint32_t drawn = 0;
   uint32_t order = 0;
 
-  // By a whole warp.
+  // The number of the next piece; a whole warp calls it.
   __device__ __forceinline__ int32_t next() {
     const auto slot = static_cast<int32_t>(order % C::kTickets);
     const uint32_t phase = order / C::kTickets % 2;
@@ -161,7 +162,7 @@ struct ClusterQueue {
     ++order;
     return static_cast<int32_t>(gridDim.x / C::kCluster + drawn);
   }
-  // Every piece draws one ticket: of `pieces`, the last one drawn is the counter's last.
+  // Every piece draws one ticket, so the launch's last ticket has number `pieces` - 1.
   __device__ __forceinline__ void finish(int32_t pieces) const {
     if (order > 0 && rank == 0 && threadIdx.x % 32 == 0 &&
         drawn + 1 == static_cast<uint32_t>(pieces)) {
@@ -170,13 +171,13 @@ struct ClusterQueue {
   }
 };
 
-// Whether this is a down product that awaits its rows tile by tile.
+// True for a down product that awaits its rows tile by tile.
 template <class C>
 __device__ __forceinline__ bool awaits_tiles(const Params& p) {
   return C::kIsDown && p.hands_over_tiles;
 }
 
-// When everything before this kernel is done, which what may begin then relies on.
+// Lets the next kernel begin once everything before this one is done, which the next one relies on.
 template <class C>
 __device__ __forceinline__ void begin_next_kernel(const Params& p, int32_t lane) {
   dev::grid_dependency_wait();
@@ -188,25 +189,25 @@ __device__ __forceinline__ void begin_next_kernel(const Params& p, int32_t lane)
   dev::grid_launch_dependents();
 }
 
-// Until up has stored all of a tile: kMathWarps of each block count for each of its pieces.
+// Waits until up has stored all of a tile: every math warp of each block counts once per piece.
 template <class C>
 __device__ __forceinline__ void await_tile(const Params& p, const TileView& tile) {
   const int32_t blocks = tile.shares_weights ? C::kCluster : 1;
   const auto count = static_cast<uint32_t>(blocks * p.up_feature_tiles * (C::kMathThreads / 32));
   while (dev::load_acquire(&p.tiles[tile.tile_index].done) < count) __nanosleep(64);
-  // Rows came by ordinary stores of other blocks.
+  // Other blocks stored the rows through the generic proxy.
   dev::fence_proxy_async();
 }
 
-// The last block of down to await no more tiles leaves their counts as it found them.
+// The last block of down that awaits no more tiles resets their counts to 0.
 template <class C>
 __device__ __forceinline__ void end_awaiting(const Params& p) {
   if (dev::add_relaxed(p.ended, 1) + 1 != gridDim.x) return;
   for (int32_t i = 0; i < *p.num_tiles; ++i) p.tiles[i].done = 0;
 }
 
-// One warp: finds the tiles of this block, one ahead of the warp that loads them. Tiles may be read
-// before the wait: the kernel before this one has waited for the grouping.
+// One warp finds the tiles of this block, one ahead of the warp that loads them. It may read them
+// before the wait, because the kernel before this one has waited for the grouping.
 template <class C>
 __device__ void find_tiles(const Params& p, SharedStorage<C>& s) {
   const auto rank = static_cast<int32_t>(dev::cluster_rank());
@@ -241,7 +242,7 @@ __device__ void find_tiles(const Params& p, SharedStorage<C>& s) {
   }
 }
 
-// The loading warp's place in the ring.
+// State of the loading warp, with its place in the ring.
 template <class C>
 struct StageLoader {
   const Params& p;
@@ -251,7 +252,7 @@ struct StageLoader {
   int32_t rank;
   int32_t lane;
   int32_t stage = 0;
-  int32_t loaded = 0;  // stages of the first tile whose weights are on their way
+  int32_t loaded = 0;  // stages of the first tile whose weights were requested
   Phases phases;
 
   __device__ __forceinline__ void await_stage() {
@@ -265,14 +266,14 @@ struct StageLoader {
     if (!C::kBlockScales || tile.count == 0) return 0;
     return static_cast<uint32_t>((tile.begin % 4 + tile.count + 3) / 4 * 16);
   }
-  // By one thread, as load_rows.
+  // One thread calls this, and load_rows.
   __device__ __forceinline__ void load_weight_boxes(const TileView& tile, int32_t step) const {
     constexpr uint32_t kWeightBytes = C::kWeightRows * C::kDepth;
     const auto token_bytes = static_cast<uint32_t>(boxes_of(tile) * C::kBoxTokens * C::kDepth);
     dev::mbarrier_expect_tx(&s.full[stage], kWeightBytes + token_bytes + scale_bytes_of(tile));
     load_weights<C>(weight_map, s, stage, step * C::kDepth, tile, rank);
   }
-  // And the scales of the token rows.
+  // Loads the token rows and their scales.
   __device__ __forceinline__ void load_rows(const TileView& tile, int32_t step) const {
     uint64_t* full = &s.full[stage];
     const int32_t k = step * C::kDepth;
@@ -291,8 +292,8 @@ struct StageLoader {
                      scale_bytes, full);
     }
   }
-  // By the warp: weights of the first tile, as many as the ring takes, which depend on no earlier
-  // kernel.
+  // The warp loads weights of the first tile, as many stages as the ring holds; they depend on no
+  // earlier kernel.
   __device__ __forceinline__ void load_ahead(const TileView& tile, int32_t steps) {
     loaded = min(C::kStages, steps);
     for (stage = 0; stage < loaded; ++stage) {
@@ -302,7 +303,8 @@ struct StageLoader {
     if (C::kIsDown && lane == 0) prefetch_weights(tile, loaded, steps);
     stage = 0;
   }
-  // Of steps behind those of load_ahead, into L2: the memory would idle while up's last blocks end.
+  // Prefetches to L2 the weights of steps after those of load_ahead: memory would otherwise idle
+  // while up's last blocks end.
   __device__ __forceinline__ void prefetch_weights(const TileView& tile, int32_t first,
                                                    int32_t steps) const {
     const int32_t end = min(steps, first + C::kStepsAhead);
@@ -315,7 +317,7 @@ struct StageLoader {
       }
     }
   }
-  // By the warp. Two lanes bring the scales of the weights, a step ahead.
+  // The warp calls this. Two lanes load the scales of the weights, one step ahead.
   __device__ __forceinline__ void load_tile(const TileView& tile, int32_t steps) {
     const float* weight_scales = nullptr;
     if (C::kBlockScales && lane < 2 && tile.count > 0) {
@@ -344,7 +346,7 @@ struct StageLoader {
   }
 };
 
-// One warp: loads the tiles that find_tiles gives.
+// One warp loads the tiles that find_tiles gives.
 template <class C>
 __device__ void load_tiles(const Params& p, const CUtensorMap* token_map,
                            const CUtensorMap* weight_map, SharedStorage<C>& s) {
@@ -365,7 +367,7 @@ __device__ void load_tiles(const Params& p, const CUtensorMap* token_map,
     if (first) {
       if (tile.expert >= 0) loader.load_ahead(tile, steps);
       if (!awaits_tiles<C>(p)) dev::grid_dependency_wait();
-      // Rows came by ordinary stores of earlier kernels.
+      // Earlier kernels stored the rows through the generic proxy.
       dev::fence_proxy_async();
       first = false;
     }

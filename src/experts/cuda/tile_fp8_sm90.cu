@@ -19,7 +19,7 @@ using tile_fp8::Product;
 using tile_fp8::Scaling;
 
 constexpr uint32_t kClusterTokens = 256;
-constexpr uint32_t kBoxRows = 128;  // of weights
+constexpr uint32_t kBoxRows = 128;  // weight rows per box
 constexpr uint32_t kBoxTokens = 64;
 constexpr int32_t kCluster = 2;
 constexpr uint32_t kDepth = 128;
@@ -33,7 +33,7 @@ CUtensorMap code_map(const void* data, std::span<const MapDimension> dimensions)
       {.data = data, .type = CU_TENSOR_MAP_DATA_TYPE_UINT8, .dimensions = dimensions});
 }
 
-// [E, rows, columns], a box of 128 rows and 128 columns.
+// Map of [E, rows, columns] in boxes of 128 rows and 128 columns.
 CUtensorMap plain_weight_map(const void* data, int64_t experts, int64_t rows, int64_t columns,
                              int64_t stride) {
   const auto row_bytes = static_cast<uint64_t>(stride);
@@ -45,7 +45,7 @@ CUtensorMap plain_weight_map(const void* data, int64_t experts, int64_t rows, in
   return code_map(data, dimensions);
 }
 
-// [E, 2I, H] read as groups of 8 gate rows and the 8 up rows of the same features.
+// Map of [E, 2I, H], read as groups of 8 gate rows and the 8 up rows of the same features.
 CUtensorMap gated_weight_map(const DeviceExpertsProblem& problem, const DeviceExperts& weights) {
   const auto row_bytes = static_cast<uint64_t>(weights.gate_up_stride);
   const auto features = static_cast<uint64_t>(problem.intermediate_size);
@@ -61,7 +61,7 @@ CUtensorMap gated_weight_map(const DeviceExpertsProblem& problem, const DeviceEx
   return code_map(weights.gate_up, dimensions);
 }
 
-// Sorted rows, of the input and of the intermediate.
+// Map of sorted rows, of the input or of the intermediate.
 CUtensorMap row_map(const void* codes, int64_t rows, int64_t columns, int64_t stride) {
   const std::array dimensions = {
       MapDimension{.size = static_cast<uint64_t>(columns), .box = kDepth},
@@ -76,7 +76,7 @@ struct Instance {
   Kernel kernel = nullptr;
   size_t shared_bytes = 0;
   int32_t threads = 0;
-  int32_t features = 0;  // of a tile
+  int32_t features = 0;  // per tile
 };
 
 template <class C>
@@ -89,7 +89,7 @@ Instance instance() {
   return result;
 }
 
-// Whether a product over `depth` columns goes round the ring of stages without a rest.
+// True if a product over `depth` columns takes a whole number of rounds of the ring of stages.
 bool whole_rounds(int64_t depth) { return (depth + kDepth - 1) / kDepth % kStages == 0; }
 
 template <Product kProduct, Scaling kScaling>
@@ -254,7 +254,7 @@ class TileFp8 final : public DeviceExpertsKernel {
   DeviceTile tile_;
   Instance up_;
   Instance down_;
-  Instance adding_;  // in the place of down_, where rows are added
+  Instance adding_;  // replaces down_ if rows are added
   CUtensorMap up_map_;
   CUtensorMap down_map_;
 };

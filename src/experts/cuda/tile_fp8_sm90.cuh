@@ -6,9 +6,9 @@
 // sums, so that 256 weight rows need 192 registers. A gated tile is 128 features: exactly one block
 // of weight scales each for gate and up, and one group of the intermediate's scales.
 // Two warps of a third warpgroup find tiles and have everything copied: rows are sorted and dense.
-// Two blocks form a cluster and take a token tile of up to 256 rows: of more than 128 each takes a
-// half, and each loads half of the weights for both; of fewer both take all rows, and each has
-// other weight rows. L2 feeds 32 KiB a stage and block then, not 48.
+// Two blocks form a cluster and take a token tile of up to 256 rows. With more than 128 rows, the
+// blocks divide the rows and each loads half of the weights for both, so that L2 feeds 32 KiB per
+// stage and block instead of 48. With fewer, both take all rows, and each has other weight rows.
 #pragma once
 
 #include "experts/cuda/tile_fp8_consumer.cuh"
@@ -19,7 +19,7 @@ namespace conclave::inline v0::experts::tile_fp8 {
 
 // Where K is a whole number of rounds, every tile begins at stage 0 and the loop over stages is
 // unrolled: with constant stages, descriptors stay in uniform registers, and the products of a
-// chunk are issued back to back. 4 % faster than the other loop.
+// chunk are issued back to back. This is 4 % faster than the other loop.
 template <class C, int kWarpgroup>
 __device__ __forceinline__ void multiply_tile(RingView<C>& ring, int32_t first, int32_t steps,
                                               uint32_t token_scales, float (&sums)[2][64]) {
@@ -51,7 +51,7 @@ __device__ __forceinline__ void count_tile(const Params& p, const TileView& tile
 
 template <class C>
 __device__ void consume(const Params& p, SharedStorage<C>& s) {
-  // The shuffle tells the compiler that it is the same for a warp.
+  // The shuffle tells the compiler that the value is the same in a whole warp.
   const int32_t warpgroup = __shfl_sync(0xffffffffu, static_cast<int32_t>(threadIdx.x) / 128, 0);
   const int32_t steps = (p.depth + C::kDepth - 1) / C::kDepth;
   RingView<C> ring(s);

@@ -20,11 +20,12 @@ constexpr DeviceTile sorted(DeviceTile tile) {
   tile.sorted_input = true;
   return tile;
 }
-// Pairs of blocks read weights from L2 once and wait for one another: better where rows are long
-// and not too many. Pairs that gathered would wait most: there are none.
+// Pairs of blocks read weights from L2 once but wait for one another, which is better if rows are
+// long and not too many. No pair gathers its rows: it would wait the longest.
 constexpr std::array kTiles = {kSingle, sorted(kSingle), sorted(kPair)};
 
-// 192 features a tile where 256 would leave more than a twentieth of all tiles' columns unused.
+// 192 features per tile if tiles of 192 compute over a twentieth fewer columns than `features`
+// would.
 int32_t down_features(int64_t hidden_size, int32_t features) {
   constexpr int32_t kMedium = 192;
   const auto covered = [&](int64_t step) { return (hidden_size + step - 1) / step * step; };
@@ -56,7 +57,7 @@ Support tile_sm90_supports(const DeviceExpertsProblem& problem) {
 }
 
 std::span<const DeviceTile> tile_sm90_tiles(const DeviceExpertsProblem& problem) {
-  // The other formulas are in kernels that gather.
+  // Only kernels that gather have the other formulas.
   if (!tile_sm90_common(problem.activation)) return std::span(kTiles).first(1);
   return kTiles;
 }

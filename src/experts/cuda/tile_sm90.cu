@@ -92,7 +92,7 @@ CUtensorMap interleaved_map(const WeightMatrix& matrix, DType dtype, int32_t box
       {.data = matrix.data, .type = map_type(dtype), .dimensions = dimensions});
 }
 
-// Rows of the intermediate are whole lines.
+// Rows of the intermediate take whole lines of 128 bytes.
 int64_t intermediate_stride(int64_t intermediate_size) {
   return (intermediate_size + 63) / 64 * 64;
 }
@@ -102,7 +102,7 @@ Formulas formulas_of(const DeviceExpertsProblem& problem, Product product) {
   return all ? Formulas::kAll : Formulas::kCommon;
 }
 
-// Before the intermediate: the queues of the two products, apart so that no line is shared.
+// The queues of the two products lie before the intermediate, apart so that they share no line.
 constexpr size_t kQueueBytes = 256;
 constexpr size_t kDownQueue = 128;
 
@@ -253,7 +253,7 @@ class TileSm90 final : public DeviceExpertsKernel {
   TilePlan plan_;
   PlannedProduct up_;
   PlannedProduct down_;
-  const Kernel* adding_ = nullptr;  // in the place of down's, where rows are added
+  const Kernel* adding_ = nullptr;  // replaces down's if rows are added
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Grouped products for many rows an expert: tokens are the M side of wgmma, weights the N side.
+// Grouped products for many rows per expert: tokens are the M side of wgmma, weights the N side.
 //
 // A block is persistent: warpgroup 0 loads, the others multiply 64 of a tile's rows each.
 // A tile is `kTokens` sorted rows of one expert times `kFeatures` weight rows. Tiles differ in
@@ -20,7 +20,7 @@ __device__ __forceinline__ void store_all(const Params& params, const uint8_t* s
   results.target.rows = 0;
 }
 
-// What a consumer warp keeps from tile to tile.
+// State that a consumer warp keeps from tile to tile.
 template <class Config>
 struct Consumer {
   const Params& params;
@@ -31,11 +31,11 @@ struct Consumer {
   int32_t warp_row;
   int32_t num_stages;
 
-  // The product of kSums * 2 features. While its first stages are multiplied, the next tile is
-  // asked for, and the results of the one before are stored.
+  // Computes a product of kSums * 2 features. During its first stages, the next tile is requested
+  // and the results of the previous one are stored.
   template <int kSums>
   __device__ __forceinline__ Work multiply(const Work& work) const {
-    float sums[kSums];  // of this tile only: nothing else may define wgmma's registers
+    float sums[kSums];  // for this tile only: nothing else may define wgmma's registers
     multiplier.start(true, sums);
     const Work following = orders.next();
     const RowTarget target = find_target<Config>(params, work, warp_row);
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       const auto thread = static_cast<int32_t>(threadIdx.x);
       GatherProducer<Config>{params, shared, thread / 8, thread % 8}.run();
     } else if (threadIdx.x == 0) {
-      fence_proxy_async();  // the rows came by ordinary stores
+      fence_proxy_async();  // rows were stored through the generic proxy
       produce_sorted<Config>(params, shared);
     } else if (threadIdx.x == 32 && gives_orders<Config>()) {
       give_orders<Config>(params, shared);

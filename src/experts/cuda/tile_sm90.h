@@ -15,8 +15,8 @@ struct ProductTile {
   int32_t features = 256;
   int32_t stages = 4;
   int32_t cluster = 1;
-  int32_t group = 0;     // token tiles that are walked together; 0: by group_tokens
-  bool gathers = false;  // an up product whose rows lie in the order of tokens
+  int32_t group = 0;     // token tiles walked together; 0: token_tiles_of_group decides
+  bool gathers = false;  // an up product that reads rows in token order
   friend bool operator==(const ProductTile&, const ProductTile&) = default;
 };
 struct TilePlan {
@@ -27,14 +27,15 @@ struct TilePlan {
 
 Support tile_sm90_supports(const DeviceExpertsProblem& problem);
 std::span<const DeviceTile> tile_sm90_tiles(const DeviceExpertsProblem& problem);
-// What a tile of the table means for both products of this problem.
+// The plan of both products that a tile of the table stands for, for this problem.
 TilePlan tile_sm90_plan(const DeviceExpertsProblem& problem, const DeviceTile& tile);
 std::string to_string(const TilePlan& plan);
-// Gated silu and swiglu_oai are in every kernel, the other activations in one of each type.
+// True for gated silu and swiglu_oai, which every up kernel with a gate computes; the other
+// activations need one with Formulas::kAll.
 bool tile_sm90_common(const activation::Activation& activation);
 
-// Token tiles that run at one time so that their rows and weights, of `depth` columns, are read
-// from L2 as often as possible.
+// Shape from which token_tiles_of_group finds how many token tiles should run at one time, so that
+// their rows and weights are read from L2 as often as possible.
 struct GroupShape {
   int32_t tile_tokens = 0;
   int32_t tile_features = 0;
@@ -46,8 +47,8 @@ int32_t token_tiles_of_group(const GroupShape& shape, const cuda::DeviceInfo& de
 std::unique_ptr<DeviceExpertsKernel> make_tile_sm90(const DeviceExpertsProblem& problem,
                                                     const DeviceExperts& weights,
                                                     const DeviceTile& tile);
-// For measurements: a plan that no tile stands for. Throws Error(kInvalidArgument) where no kernel
-// was built for it.
+// For measurements: takes a plan that no tile stands for. Throws Error(kInvalidArgument) if no
+// kernel was built for it.
 std::unique_ptr<DeviceExpertsKernel> make_tile_sm90_plan(const DeviceExpertsProblem& problem,
                                                          const DeviceExperts& weights,
                                                          const TilePlan& plan);

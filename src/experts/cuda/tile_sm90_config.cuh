@@ -1,4 +1,4 @@
-// How a kernel of tile_sm90 is cut, and its shared memory.
+// Shape and shared memory of a kernel of tile_sm90.
 #pragma once
 
 #include "cuda/device/barrier.cuh"
@@ -25,41 +25,41 @@ struct Config {
   static constexpr int kFeatures = shape.features;
   static constexpr int kStages = shape.stages;
   static constexpr int kCluster = shape.cluster;
-  static constexpr int kWarpgroups = kTokens / 64;  // that multiply
+  static constexpr int kWarpgroups = kTokens / 64;  // warpgroups that multiply
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
   static constexpr int kConsumerWarps = 4 * kWarpgroups;
   static constexpr int kAccumulators = kFeatures / 2;
-  static constexpr int kDepth = 64;  // elements of K a stage: 128 bytes, the widest swizzle
+  static constexpr int kDepth = 64;  // elements of K per stage: 128 bytes, the widest swizzle
   static constexpr int kRowBytes = 128;
   static constexpr int kTokenBytes = kTokens * kRowBytes;
   static constexpr int kFeatureBytes = kFeatures * kRowBytes;
   static constexpr int kStageBytes = kTokenBytes + kFeatureBytes;
-  // Of the 168 that each of 384 threads begins with. The down product keeps twice the results.
+  // Each of 384 threads begins with 168 registers. The down product keeps twice as many results.
   static constexpr uint32_t kProducerRegisters = kGathers ? 72 : kUpProduct ? 56 : 40;
   static constexpr uint32_t kConsumerRegisters = kGathers ? 216 : kUpProduct ? 224 : 232;
-  // Whether tiles of the last round may be cut into halves of their features, and the rows of a
-  // copy of weights. Single blocks lose more by smaller copies (1 to 2 %) than they gain.
+  // kHalves: tiles of the last round may be cut into halves of their features. kBoxFeatures: weight
+  // rows per copy. Single blocks would lose more by smaller copies (1 to 2 %) than they gain.
   static constexpr bool kHalves = kFeatures == 256 && kCluster == 2;
   static constexpr int kBoxFeatures = kFeatures / kCluster;
   // Warps that release a stage, in every block of the cluster.
   static constexpr uint32_t kReleases = kConsumerWarps * kCluster;
-  // Orders on their way, and who reads each: consumer warps, gathering warps or one thread.
+  // Orders in flight, and readers of each: consumer warps, and four gathering warps or one thread.
   static constexpr int kOrders = 2;
   static constexpr uint32_t kOrderReaders = (kConsumerWarps + (kGathers ? 4 : 1)) * kCluster;
-  // The thread that starts copies, and the 128 that gather.
+  // Arrivals that fill a stage: the thread that starts copies, and the 128 that gather.
   static constexpr uint32_t kFills = kGathers ? 129 : 1;
   // Output columns of a tile, and of one pass through the staging rows.
   static constexpr int kColumns = product == Product::kUpGated ? kFeatures / 2 : kFeatures;
   static constexpr int kPassColumns = kColumns > 128 ? kColumns / 2 : kColumns;
   static constexpr int kPasses = kColumns / kPassColumns;
-  // A warp's 16 rows of a pass, on their way from registers to global memory. 16 bytes more than
-  // their columns: neighbouring rows then begin in different banks.
+  // Staging for a warp's 16 rows of a pass, between registers and global memory. The extra 16 bytes
+  // let neighbouring rows begin in different banks.
   static constexpr int kStagingRowBytes = 2 * kPassColumns + 16;
   static constexpr int kStagingBytes = 16 * kStagingRowBytes;
-  // A tile's results wait in registers, to be stored under the next tile's products: so many
-  // passes under its first stage, the others under the second.
+  // A tile's results wait in registers and are stored during the next tile's products: this many
+  // passes during its first stage, the others during the second.
   static constexpr int kFirstPasses = (kPasses + 1) / 2;
-  // Registers of a thread's rounded results, two to each.
+  // Registers for a thread's rounded results, two results in each.
   static constexpr int kResults = kColumns / 4;
 
   static_assert(kTokens % 64 == 0, "a warpgroup for each of wgmma's 64 rows");
@@ -68,7 +68,7 @@ struct Config {
 
 template <class Config>
 struct SharedStorage {
-  // 1024: the period of the 128-byte swizzle.
+  // The period of the 128-byte swizzle is 1024 bytes.
   alignas(1024) uint8_t tokens[Config::kStages][Config::kTokenBytes];
   alignas(1024) uint8_t features[Config::kStages][Config::kFeatureBytes];
   alignas(16) uint8_t staging[Config::kConsumerWarps][Config::kStagingBytes];
@@ -79,7 +79,8 @@ struct SharedStorage {
   uint64_t order_empty[Config::kOrders];
 };
 
-// At least two, of which the second may be zeros: results of the tile before are stored in between.
+// At least two stages, of which the second may be zeros: the previous tile's results are stored in
+// between.
 template <class Config>
 __device__ __forceinline__ int32_t stages_of_tile(const Params& params) {
   return max(2, (params.depth + Config::kDepth - 1) / Config::kDepth);

@@ -1,4 +1,4 @@
-// Products of tile_sm90: 64 rows of a tile by a warpgroup.
+// Products of tile_sm90: each warpgroup multiplies 64 rows of a tile.
 #pragma once
 
 #include "cuda/device/wgmma.cuh"
@@ -18,8 +18,8 @@ __device__ __forceinline__ void release(SharedStorage<Config>& shared, int32_t s
   }
 }
 
-// The product of 64 rows. One group of wgmma stays in flight; the stage before it
-// goes back to the producer.
+// Multiplies 64 rows. One group of wgmma stays in flight; the stage before it goes back to the
+// producer.
 template <class Config>
 struct Multiplier {
   SharedStorage<Config>& shared;
@@ -37,7 +37,7 @@ struct Multiplier {
   template <int kSums>
   __device__ __forceinline__ void start(bool is_first, float (&sums)[kSums]) const {
     mbarrier_wait(&shared.full[position.stage], position.phase);
-    // cp.async writes as ordinary stores do; wgmma reads as the copy engine does.
+    // cp.async writes through the generic proxy, wgmma reads through the async proxy.
     if constexpr (Config::kGathers) fence_proxy_async_shared();
     const uint64_t a = tokens + static_cast<uint32_t>(position.stage * (Config::kTokenBytes / 16));
     const uint64_t b =

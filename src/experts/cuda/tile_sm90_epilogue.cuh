@@ -1,4 +1,4 @@
-// Sums of tile_sm90 to results in memory: bias, activation, rounding, whole rows.
+// Turns the sums of tile_sm90 into results in memory: bias, activation, rounding, whole rows.
 #pragma once
 
 #include "activation/device/formulas.cuh"
@@ -26,26 +26,27 @@ __device__ __forceinline__ uint32_t staging_offset(int32_t row, int32_t chunk) {
   return static_cast<uint32_t>(row * Config::kStagingRowBytes + chunk * 16);
 }
 
-// Two neighbouring blocks of 8 columns of a warp's 16 rows: v[0], v[1] columns 2 q, + 1 of row g of
-// the first, v[2], v[3] of row g + 8, v[4..7] the second; lane = 4 g + q. `results` are theirs.
+// Rounds two neighbouring blocks of 8 columns of a warp's 16 rows. With lane = 4 g + q, v[0] and
+// v[1] are columns 2 q and 2 q + 1 of row g in the first block, v[2] and v[3] are those of row g +
+// 8, and v[4..7] belong to the second block.
 template <class Element>
 __device__ __forceinline__ void round_columns(const float (&v)[8], uint32_t* results) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) results[i] = pack(Element{}, v[2 * i], v[2 * i + 1]);
 }
 
-// What a warp stores of its 16 rows.
+// Where a warp stores its 16 rows.
 struct RowTarget {
-  int32_t rows = 0;    // that exist, 0 to 16
-  int32_t row = 0;     // lane l < 16: where row l goes
+  int32_t rows = 0;    // number of rows that exist, 0 to 16
+  int32_t row = 0;     // lane l < 16: output row of row l
   int32_t column = 0;  // first column of the pass
-  int32_t end = 0;     // columns end there
-  int32_t weigh = 0;   // lane l < 16: slot of row l; of rows that are added, bits of the weight
+  int32_t end = 0;     // end of the tile's columns
+  int32_t weigh = 0;   // lane l < 16: slot of row l, or bits of its weight if rows are added
   int32_t expert = 0;
 };
 
-// A pass of staged rows an element at a time: the last columns of a width that is not a multiple of
-// 16 bytes.
+// Stores a pass of staged rows element by element: for unaligned rows, and the last columns of a
+// width that is not a multiple of 16 bytes.
 template <class Config>
 __device__ __forceinline__ void store_ragged_rows(const Params& params, const uint8_t* staging,
                                                   const RowTarget& target) {
@@ -62,7 +63,7 @@ __device__ __forceinline__ void store_ragged_rows(const Params& params, const ui
   }
 }
 
-// Four columns of two bits each to float32, times a weight: as combine widens and weighs.
+// Widens four 16-bit columns to float32 and multiplies them by a weight, as combine does.
 __device__ __forceinline__ void weigh_four(__nv_bfloat16 /*type*/, uint2 bits, float weight,
                                            float (&values)[4]) {
   const uint32_t words[2] = {bits.x, bits.y};
@@ -83,12 +84,12 @@ __device__ __forceinline__ void weigh_four(__half /*type*/, uint2 bits, float we
   }
 }
 
-// A pass of staged rows added to those of their tokens, 16 bytes a lane: a warp's request is of
-// whole sectors. Rows of sums have room for whole requests.
+// Adds a pass of staged rows to the rows of their tokens, 16 bytes per lane, so that a warp
+// requests whole sectors. Rows of sums have room for whole requests.
 template <class Config>
 __device__ __forceinline__ void add_rows(const Params& params, const uint8_t* staging,
                                          const RowTarget& target, int32_t left) {
-  constexpr int32_t kParts = Config::kPassColumns / 4;  // of a row
+  constexpr int32_t kParts = Config::kPassColumns / 4;  // per row
   const auto lane = static_cast<int32_t>(threadIdx.x % 32);
   auto* sums = static_cast<float*>(params.output) + target.column;
 #pragma unroll 4
@@ -107,8 +108,8 @@ __device__ __forceinline__ void add_rows(const Params& params, const uint8_t* st
   }
 }
 
-// kPassColumns columns of staged rows to global memory, 16 bytes a lane. A bulk copy a row would
-// take longer: the lanes' copies are issued one by one.
+// Stores kPassColumns columns of staged rows to global memory, 16 bytes per lane. One bulk copy per
+// row would take longer, because the lanes' copies are issued one by one.
 template <class Config>
 __device__ __forceinline__ void store_rows(const Params& params, const uint8_t* staging,
                                            const RowTarget& target) {
@@ -123,7 +124,7 @@ __device__ __forceinline__ void store_rows(const Params& params, const uint8_t* 
     store_ragged_rows<Config>(params, staging, target);
     return;
   }
-  constexpr int32_t kChunks = Config::kPassColumns / 8;  // of a row
+  constexpr int32_t kChunks = Config::kPassColumns / 8;  // per row
   const auto lane = static_cast<int32_t>(threadIdx.x % 32);
   auto* output = static_cast<typename Config::Element*>(params.output) + target.column;
 #pragma unroll
@@ -139,12 +140,12 @@ __device__ __forceinline__ void store_rows(const Params& params, const uint8_t* 
   }
 }
 
-// Of a column that does not exist, any: its result is not stored.
+// A column that does not exist may have any bias, because its result is not stored.
 __device__ __forceinline__ float bias_at(const float* bias, int32_t column, int32_t columns) {
   return __ldg(bias + min(column, columns - 1));
 }
 
-// The activation of 64 accumulator columns: 32 features of a gated product, 64 of another.
+// The activation of 64 accumulator columns: 32 features of a gated product, 64 of an ungated one.
 template <class Config>
 struct ActivateColumns {
   static constexpr bool kGated = Config::kProduct == Product::kUpGated;
@@ -179,7 +180,7 @@ struct ActivateColumns {
   }
 };
 
-// Router weight of the input and bias of 64 accumulator columns, of which the first is
+// Applies the input's router weight and the bias to 64 accumulator columns, of which the first is
 // weight row 8 * `block`.
 template <class Config>
 __device__ __forceinline__ void weigh_and_bias(const Params& params, const float (&weights)[2],
@@ -214,14 +215,14 @@ __device__ __forceinline__ void activate_columns(const ActivateColumns<Config>& 
   }
 }
 
-// A warp's 16 rows of a tile, rounded, on their way to memory.
+// A warp's 16 rows of a tile, rounded and not yet stored.
 template <class Config>
 struct Results {
   RowTarget target;
   uint32_t values[Config::kResults];
 };
 
-// 64 accumulator columns at a time.
+// Turns sums into activated results, 64 accumulator columns at a time.
 template <class Config, int kSums>
 __device__ __forceinline__ void finish_up(const Params& params, int32_t first_feature,
                                           const float (&sums)[kSums], Results<Config>& results) {
@@ -272,7 +273,7 @@ __device__ __forceinline__ void finish_down(const Params& params, int32_t first_
   }
 }
 
-// Sums of a tile to results. Nothing of them is in memory before store_results.
+// Turns the sums of a tile into results, which stay in registers until store_results.
 template <class Config, int kSums>
 __device__ __forceinline__ void finish_sums(const Params& params, const RowTarget& target,
                                             int32_t first_feature, const float (&sums)[kSums],
@@ -289,13 +290,13 @@ __device__ __forceinline__ void finish_sums(const Params& params, const RowTarge
   }
 }
 
-// A pass of a tile's results.
+// Stores one pass of a tile's results.
 template <class Config, int kPass>
 __device__ __forceinline__ void store_pass(const Params& params, const uint8_t* staging,
                                            const Results<Config>& results) {
   RowTarget target = results.target;
   target.column += kPass * Config::kPassColumns;
-  __syncwarp();  // the pass before has been read
+  __syncwarp();  // the previous pass has been read
   const auto lane = static_cast<int32_t>(threadIdx.x % 32);
   const uint32_t address = shared_address(staging) + staging_offset<Config>(lane % 16, lane / 16);
 #pragma unroll
@@ -307,7 +308,7 @@ __device__ __forceinline__ void store_pass(const Params& params, const uint8_t* 
   store_rows<Config>(params, staging, target);
 }
 
-// Passes kBegin to kEnd - 1 of a tile's results, where it has any.
+// Stores passes kBegin to kEnd - 1 of a tile's results, if it has any.
 template <class Config, int kBegin, int kEnd>
 __device__ __forceinline__ void store_results(const Params& params, const uint8_t* staging,
                                               const Results<Config>& results) {
@@ -318,7 +319,7 @@ __device__ __forceinline__ void store_results(const Params& params, const uint8_
   }
 }
 
-// Where a warp's 16 rows of a tile go. Asked before the product, so that its loads are hidden.
+// Finds where a warp's 16 rows of a tile go. It runs during the product, which hides its loads.
 template <class Config>
 __device__ __forceinline__ RowTarget find_target(const Params& params, const Work& work,
                                                  int32_t first_row) {

@@ -1,4 +1,4 @@
-// The kernels that are built for a type of weights.
+// The kernels of tile_sm90 that are built for each type of weights.
 #pragma once
 
 #include "experts/cuda/tile_sm90.cuh"
@@ -17,10 +17,10 @@ constexpr Kernel built() {
 inline constexpr Shape kWide = {128, 256, 4, 1};
 inline constexpr Shape kWidePair = {128, 256, 4, 2};
 inline constexpr Shape kWideGather = {128, 256, 4, 1, true};
-// For widths that 256 divides badly (2880).
+// For widths that tiles of 256 cover badly, such as 2880.
 inline constexpr Shape kMedium = {128, 192, 4, 1};
 inline constexpr Shape kMediumPair = {128, 192, 4, 2};
-// For all formulas without a gate: with more sums a thread, the code of some spills.
+// For all formulas without a gate: with more sums per thread, the code of some spills.
 inline constexpr Shape kNarrow = {128, 128, 6, 1, true};
 
 template <class T>

@@ -1,4 +1,4 @@
-// What the host and the kernels of tile_sm90.cuh share.
+// Types that the host and the kernels of tile_sm90.cuh share.
 #pragma once
 
 #include "activation/device/device_activation.h"
@@ -14,38 +14,38 @@
 namespace conclave::inline v0::experts::tile_sm90 {
 
 enum class Product : uint8_t {
-  kUpGated,   // token rows times gate and up rows, 8 by 8 in turn; activation
+  kUpGated,   // token rows times gate and up rows, 8 of each in turn; activation
   kUp,        // the same without a gate
   kDown,      // sorted intermediate rows times down rows; bias; to the rows' slots
-  kDownSums,  // the same, weighted and added to float32 rows of the slots' tokens
+  kDownSums,  // the same, weighted and added to the float32 rows of the slots' tokens
 };
 struct Shape {
   int tokens;
   int features;
   int stages;
-  int cluster;  // blocks of a cluster; 2: two neighbouring token tiles share the loads of weights
-  bool gathers = false;  // an up product whose rows lie in the order of tokens
+  int cluster;  // blocks per cluster; 2: two neighbouring token tiles share the loads of weights
+  bool gathers = false;  // an up product that reads rows in token order
 };
 
-// Which activations a kernel can compute: each is code in every epilogue.
+// Activations that a kernel can compute; each one adds code to every epilogue.
 enum class Formulas : uint8_t { kCommon, kAll };
 
 struct Params {
   CUtensorMap weights;   // boxes of kFeatures / kCluster rows
   CUtensorMap rows;      // sorted rows: boxes of 64
-  const void* input;     // token rows of a kernel that gathers
+  const void* input;     // token rows, for kernels that gather
   int64_t input_stride;  // elements
   const float* input_weights;
   const TokenTile* tiles;
   const int32_t* num_tiles;
   const int32_t* expert_begin;
-  void* queue;  // 16 bytes, aligned to 16; of any content before the first use
+  void* queue;  // 16 bytes, aligned to 16; may hold anything before the first use
   const int32_t* row_slot;
   int32_t top_k;
   int32_t depth;          // K
-  int32_t columns;        // of the result: I or H
+  int32_t columns;        // result columns: I or H
   int32_t feature_tiles;  // tiles that cover the weight rows
-  int32_t group;          // token tiles (pairs, in a cluster) of an expert, walked together
+  int32_t group;          // token tiles (pairs with clusters) of an expert that are walked together
   const float* bias;      // [E, columns], gated [E, 2 columns]; or null
   void* output;
   int64_t output_stride;     // elements

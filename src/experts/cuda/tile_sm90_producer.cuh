@@ -1,4 +1,4 @@
-// Loads of tile_sm90: weights by the copy engine, rows by it or gathered.
+// Loads of tile_sm90: weights come by TMA, rows by TMA or by a gather.
 #pragma once
 
 #include "cuda/device/tma.cuh"
@@ -8,13 +8,13 @@
 
 namespace conclave::inline v0::experts::tile_sm90 {
 
-// Of a block: whether one of its threads tells its cluster what to do.
+// True if a thread of this block tells its cluster what to do.
 template <class Config>
 __device__ __forceinline__ bool gives_orders() {
   return Config::kCluster == 1 || cluster_rank() == 0;
 }
 
-// One thread: the weights of a stage. `stage_bytes` is all that will land in this block.
+// One thread loads the weights of a stage. `stage_bytes` is all that will land in this block.
 template <class Config>
 __device__ __forceinline__ void load_features(const Params& params, SharedStorage<Config>& shared,
                                               int32_t stage, const Work& work, int32_t k,
@@ -53,18 +53,19 @@ __device__ __forceinline__ uint32_t feature_bytes(const Work& work) {
   return static_cast<uint32_t>(work.half ? Config::kFeatureBytes / 2 : Config::kFeatureBytes);
 }
 
-// Rows in the order of tokens: four warps gather token rows by cp.async while one of their threads
-// has the weights copied. Rows count on the stage's barrier when they have landed.
+// For rows in token order: four warps gather them by cp.async while one of their threads starts the
+// copies of weights. Rows arrive at the stage's barrier when they have landed.
 template <class Config>
 struct GatherProducer {
   static constexpr int kRowsEach = Config::kTokens / 16;
 
   const Params& params;
   SharedStorage<Config>& shared;
-  int32_t first_row;  // of this thread; the others are 16 apart
-  int32_t chunk;      // of 16 bytes in a row's 128
+  int32_t first_row;  // this thread's first; its others are 16 apart
+  int32_t chunk;      // 16-byte chunk of a row's 128 bytes
 
-  // Slots of the rows, asked a tile ahead: loads that wait for one another would empty the ring.
+  // Reads the slots of the rows one tile ahead: loads that wait for one another would empty the
+  // ring.
   __device__ __forceinline__ void read_slots(const Work& work, uint32_t (&slots)[kRowsEach]) const {
     if (!work.valid) return;
 #pragma unroll
@@ -91,7 +92,7 @@ struct GatherProducer {
   }
 
   __device__ __forceinline__ void run() const {
-    // The swizzle: chunk c of row r lies at c ^ (r % 8); rows 16 apart have the same one.
+    // With the swizzle, chunk c of row r lies at c ^ (r % 8), which is the same for rows 16 apart.
     const auto offset =
         static_cast<uint32_t>(first_row * Config::kRowBytes + ((chunk ^ (first_row % 8)) * 16));
     const uint32_t base = shared_address(shared.tokens[0]) + offset;
@@ -131,7 +132,7 @@ struct GatherProducer {
   }
 };
 
-// Sorted rows: one thread has both operands copied.
+// For sorted rows: one thread starts the copies of both operands.
 template <class Config>
 __device__ __forceinline__ void produce_sorted(const Params& params,
                                                SharedStorage<Config>& shared) {
@@ -158,7 +159,7 @@ __device__ __forceinline__ void produce_sorted(const Params& params,
   }
 }
 
-// Beside it another thread draws.
+// For sorted rows: another thread draws tickets and gives orders.
 template <class Config>
 __device__ __forceinline__ void give_orders(const Params& params, SharedStorage<Config>& shared) {
   const TileWalk<Config> walk(params);

@@ -1,4 +1,4 @@
-// The order of tiles, and who draws which.
+// The order of tiles in tile_sm90, and the queue from which clusters draw them.
 #pragma once
 
 #include "core/device_flow.h"
@@ -18,16 +18,16 @@ __device__ __forceinline__ uint32_t num_clusters(int cluster) {
 struct Work {
   TokenTile tile;
   int32_t first_feature = 0;  // weight row
-  bool half = false;          // of the features only
+  bool half = false;          // only half of the features
   bool shared = false;        // the other block of the cluster multiplies the same weights
   bool valid = false;
 };
 
-// What a ticket stands for, as the blocks of a cluster are told.
+// The work that a ticket stands for, in the form that the blocks of a cluster receive.
 struct Order {
   int32_t expert = 0;
   int32_t begin = 0;   // sorted row of the first block's tile
-  int32_t end = 0;     // the expert's rows end there
+  int32_t end = 0;     // end of the expert's rows
   uint32_t where = 0;  // half feature tile, then kBesides, kHalf, kValid; 0: no work
   static constexpr uint32_t kValid = 1;
   static constexpr uint32_t kHalf = 2;
@@ -35,25 +35,25 @@ struct Order {
   static constexpr int kFlagBits = 3;
 };
 
-// The order of tiles: expert by expert, in it group by group of its token tiles; of a group all
-// token tiles of a feature tile, then of the next. What runs at one time then shares its rows and
-// its weights in L2. A cluster takes pairs of an expert's token tiles; an odd last one it takes
-// with two feature tiles at once, a block each.
+// The order of tiles: expert by expert, within one by groups of its token tiles; within a group,
+// all token tiles of a feature tile, then of the next. Tiles that run at one time thus share rows
+// and weights in L2. A cluster takes pairs of an expert's token tiles; for an odd last one, its
+// blocks take two feature tiles at once, one each.
 //
-// An expert has as many tickets as it has token tiles, times `each`: the token tile at
-// ticket / each is of the right expert, and nothing need be searched.
+// An expert has `each` tickets per token tile, so that the token tile at ticket / each belongs to
+// the right expert and nothing need be searched.
 template <class Config>
 struct TileWalk {
   const Params& params;
-  int32_t each;   // tickets of a token tile
-  int32_t whole;  // tickets of whole tiles: the first ones
+  int32_t each;   // tickets per token tile
+  int32_t whole;  // tickets of whole tiles, which come first
   int32_t tickets;
 
   __device__ explicit TileWalk(const Params& p)
       : params(p), each((p.feature_tiles + Config::kCluster - 1) / Config::kCluster) {
     const auto clusters = static_cast<int32_t>(num_clusters(Config::kCluster));
     whole = tickets = *p.num_tiles * each;
-    // A last round that leaves half of the blocks idle: as halves it takes half the time.
+    // If the last round leaves half of the clusters idle, halves of its tiles take half the time.
     const int32_t last = whole % clusters;
     if (Config::kHalves && 2 * last <= clusters) {
       whole -= last;
@@ -83,7 +83,7 @@ struct TileWalk {
     return order;
   }
 
-  // The share of this block.
+  // This block's share of an order.
   __device__ __forceinline__ Work mine(const Order& order) const {
     constexpr int32_t kHalfTile = Config::kFeatures / 2;
     Work work;
@@ -97,14 +97,14 @@ struct TileWalk {
       work.shared = !besides && !work.half;
       (besides ? work.first_feature : work.tile.begin) +=
           rank * (besides ? Config::kFeatures : Config::kTokens);
-      // Beyond the last feature tile a block only keeps its partner company.
+      // A block beyond the last feature tile has no rows and only accompanies its partner.
       if (work.first_feature >= params.feature_tiles * Config::kFeatures) return work;
     }
     work.tile.count = min(Config::kTokens, order.end - work.tile.begin);
     return work;
   }
 
-  // Rounded up to pairs, a width has tickets without any work.
+  // An odd number of feature tiles is rounded up to pairs, which leaves tickets without work.
   __device__ __forceinline__ bool is_empty(const Order& order) const {
     return Config::kCluster > 1 &&
            static_cast<int32_t>(order.where >> Order::kFlagBits) >= 2 * params.feature_tiles;
@@ -112,17 +112,17 @@ struct TileWalk {
 
  private:
   struct Place {
-    int32_t tile;  // of the expert: the first of a pair
+    int32_t tile;  // index within the expert; the first of a pair
     int32_t features;
     bool besides;
   };
 
-  // Ticket `index` of an expert.
+  // Finds the place of ticket `index` of an expert.
   __device__ __forceinline__ Place find(const Order& expert, int32_t index) const {
-    const int32_t kept = each * Config::kCluster;  // feature tiles, with what rounds them up
+    const int32_t kept = each * Config::kCluster;  // feature tiles, rounded up
     const int32_t tiles = (expert.end - expert.begin + Config::kTokens - 1) / Config::kTokens;
     const int32_t units = tiles / Config::kCluster;
-    // The last group takes what is left: half to one and a half of the others.
+    // The last group takes the rest: from half to one and a half times the size of the others.
     const int32_t groups = max(1, (units + params.group / 2) / params.group);
     const int32_t group = min(index / (params.group * kept), groups - 1);
     const int32_t first = group * params.group;
@@ -133,7 +133,7 @@ struct TileWalk {
       const int32_t features = within / width;
       return {first + within - features * width, features, false};
     } else {
-      const int32_t turn = 2 * width + (is_last ? tiles % 2 : 0);  // tickets of two feature tiles
+      const int32_t turn = 2 * width + (is_last ? tiles % 2 : 0);  // tickets per two feature tiles
       const int32_t two = within / turn;
       const int32_t of_turn = within - two * turn;
       if (of_turn >= 2 * width) return {tiles - 1, 2 * two, true};
@@ -143,16 +143,17 @@ struct TileWalk {
   }
 };
 
-// The counter of a launch, in 16 bytes of the workspace: a mark of 96 bits, then the number of
-// tickets drawn. Whoever finds no mark writes it with a count of 0, and who draws the last ticket
-// of a launch sets the count back: nothing need be cleared beforehand. Of one thread a cluster.
+// The counter of a launch, in 16 bytes of the workspace: a mark of 96 bits above the number of
+// tickets drawn. A thread that finds no mark writes it with a count of 0, and the thread that draws
+// a launch's last ticket resets the count, so that nothing need be cleared beforehand. One thread
+// per cluster uses it.
 struct TicketCounter {
   static constexpr uint64_t kMarkHigh = 0x9D39C8B2E5A1F764;
   static constexpr uint64_t kMarkLow = 0x5BD1E995;  // above the count
 
   void* memory;
   uint32_t clusters;
-  uint32_t tickets;  // of the launch
+  uint32_t tickets;  // all of the launch's
   uint32_t drawn = 0;
 
   __device__ __forceinline__ void mark() const {
@@ -161,12 +162,12 @@ struct TicketCounter {
     compare_and_swap_128(memory, found, {kMarkLow << 32, kMarkHigh});
   }
 
-  // The first two tickets of a cluster are its own by position; the counter gives those beyond.
+  // A cluster's position gives its first two tickets; the counter gives those beyond.
   __device__ __forceinline__ void draw() {
     drawn = 2 * clusters + add_relaxed(static_cast<uint32_t*>(memory), 1);
   }
 
-  // Every cluster draws until it has one past the end.
+  // Every cluster draws until it has a ticket past the end.
   __device__ __forceinline__ bool past_end() const { return drawn >= tickets; }
   __device__ __forceinline__ void reset_if_last() const {
     const uint32_t first_past_end = max(tickets, 2 * clusters);
@@ -176,8 +177,8 @@ struct TicketCounter {
   }
 };
 
-// The thread that draws for a cluster and tells both blocks what to do, one order ahead: neither
-// its draw nor its look-ups are waited for.
+// The thread that draws for a cluster and tells both blocks what to do, one order ahead, so that
+// nobody waits for its draws and look-ups.
 template <class Config>
 struct OrderGiver {
   const TileWalk<Config>& walk;
@@ -199,7 +200,7 @@ struct OrderGiver {
     next = walk.at(cluster_index(Config::kCluster) + num_clusters(Config::kCluster));
     if (walk.is_empty(next)) look_up();
   }
-  // False when what it gave was that nothing is left.
+  // Returns false if the order that it gave says that no work is left.
   __device__ __forceinline__ bool give() {
     mbarrier_wait(&shared.order_empty[position.stage], position.phase ^ 1);
     uint64_t* full = &shared.order_full[position.stage];
@@ -231,7 +232,7 @@ struct OrderGiver {
   }
 };
 
-// A role's sequence of tiles; `single` where a lone thread reads and not a warp.
+// A role's sequence of tiles; `single` if one thread reads instead of a warp.
 template <class Config>
 struct OrderReader {
   const TileWalk<Config>& walk;
@@ -239,7 +240,7 @@ struct OrderReader {
   bool single;
   RingPosition<Config::kOrders> position;
 
-  // Known by the cluster's position: nobody waits for the counter. It may be one without rows.
+  // The cluster's position gives it, so nobody waits for the counter. It may have no rows.
   __device__ __forceinline__ Work first() const {
     return walk.mine(walk.at(cluster_index(Config::kCluster)));
   }

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::string_view kSortedRows = ", sorted rows";
 
-// A number at the front of `text`, which then begins behind it.
+// Takes a number off the front of `text`.
 std::optional<int32_t> take_number(std::string_view& text) {
   int32_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);

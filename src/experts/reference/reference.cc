@@ -57,7 +57,7 @@ class ReferenceKernel final : public ExpertsKernel {
   }
 
  private:
-  // Where the expert's activated rows begin: they lie dense, whatever gaps the batch has.
+  // The expert's first activated row; these rows lie dense, whatever gaps the batch has.
   float* activated_rows(const ExpertBatch& batch, int64_t expert, float* intermediate) const {
     int64_t row = 0;
     for (int64_t e = 0; e < expert; ++e) row += batch.expert_count[e];
@@ -83,7 +83,7 @@ class ReferenceKernel final : public ExpertsKernel {
       const auto* x = static_cast<const float*>(static_cast<const void*>(
           batch.bundle.rows + batch.source_row[slot] * batch.bundle.row_bytes));
       const Sums sums = biased_product(layout_.gate_up, packed, x);
-      // Without a gate both are the one product.
+      // Without a gate, both operands are the same product.
       const float* up = sums.data() + (gemm::kPanelColumns - width);
       float* row = activated + i * layout_.padded_intermediate() + first;
       std::fill_n(row, width, 0.0F);

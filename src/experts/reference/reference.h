@@ -1,5 +1,5 @@
-// "cpu.reference": plain loops, float32 fused multiply-adds in ascending k. Supports every problem,
-// and gives bit for bit what all other kernels with that arithmetic give.
+// "cpu.reference": plain loops, float32 fused multiply-adds in ascending k. It supports every
+// problem and equals all other kernels with that arithmetic bit for bit.
 #pragma once
 
 #include "experts/experts_kernel.h"
