@@ -14,7 +14,7 @@
 namespace conclave::inline v0::gemm {
 namespace {
 
-// Rows of one work item: eight full register tiles, and still many items at small widths.
+// Rows per work item: eight full register tiles, which still leaves many items at small widths.
 constexpr int64_t kRowBlock = 48;
 
 PanelFunction choose_panel_function(cpu::Isa isa, DType weights) {

@@ -15,17 +15,18 @@
 namespace conclave::inline v0::gemm {
 
 // A small dense product [T, K] x [N, K]^T on packed weights of any of f32, f16, bf16.
-// Always float32 FMA in ascending k whatever the experts' arithmetic, so that routing is the same
-// under each. Immutable; safe to call from several threads.
+// It always uses float32 FMA in ascending k, whatever the experts' arithmetic, so that routing is
+// the same for all. Immutable; safe to call from several threads.
 class DenseProduct {
  public:
   virtual ~DenseProduct() = default;
-  virtual int64_t row_bytes() const = 0;  // of the float32 RowBundle it reads
-  // out [T, N] dense, rounded to `round_to` (kF32: not) and stored as float32.
+  virtual int64_t row_bytes() const = 0;  // stride of the float32 rows that it reads
+  // Writes `out` [T, N], dense, rounded to `round_to` (not at all for kF32) and stored as float32.
   virtual void run(const RowBundle& rows, float* out, DType round_to, Executor& executor) const = 0;
 };
 
-// `weights` [N, K] dense; packed into memory of `allocator`.
+// Packs `weights` [N, K], whose rows may be strided, into memory of `allocator`. Throws
+// Error(kDType) unless they are float, Error(kShape) unless they are a matrix.
 std::unique_ptr<DenseProduct> make_dense_product(const ConstTensorView& weights, cpu::Isa isa,
                                                  HostAllocator& allocator);
 

@@ -34,7 +34,7 @@ void transpose_lanes(const PanelColumns& columns, int64_t num_lanes, std::byte* 
   }
 }
 
-// The last, odd k of bf16 columns, and the zeros up to the padded k.
+// Writes the last, odd k of bf16 columns and the zeros up to the padded k.
 void pack_bf16_tail(const PanelLayout& layout, const PanelColumns& columns, std::byte* panel) {
   const int64_t pairs = layout.k / 2;
   std::byte* tail = panel + static_cast<size_t>(pairs) * layout.row_bytes();
@@ -53,7 +53,7 @@ std::string layout_name(const PanelLayout& layout, const std::string& variant) {
 }
 
 void pack_panel(const PanelLayout& layout, const PanelColumns& columns, std::byte* panel) {
-  if (layout.k == 0) return;  // no bytes, and perhaps no memory
+  if (layout.k == 0) return;  // there are no bytes, and perhaps no memory
   switch (layout.dtype) {
     case DType::kBF16:
       transpose_lanes<uint32_t>(columns, layout.k / 2, panel);

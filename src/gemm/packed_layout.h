@@ -1,8 +1,8 @@
-// "panel64": the one layout of packed weights, read by every kernel row.
+// "panel64": the one layout of packed float weights, which every CPU kernel reads.
 //
 // A matrix [columns, k] is cut into panels of 64 columns, each contiguous. A panel is a list of
 // rows of 64 columns; a row holds one k (f32, f16) or a pair of neighbouring k (bf16), the pair of
-// one column in one 32-bit lane: that serves widening to float32, dot products of pairs and tiles.
+// one column in one 32-bit lane, which suits widening to float32, dot products of pairs and tiles.
 #pragma once
 
 #include "core/checked.h"
@@ -24,7 +24,7 @@ struct PanelLayout {
 
   // Elements of k side by side in a panel row.
   int64_t group() const noexcept { return dtype == DType::kBF16 ? 2 : 1; }
-  // With the zeros at the end: a tile instruction takes 32 bf16 values of k at once.
+  // k with the zeros at the end, because a tile instruction takes 32 bf16 values of k at once.
   int64_t padded_k() const noexcept { return dtype == DType::kBF16 ? round_up(k, 32) : k; }
   size_t element_bytes() const noexcept { return dtype == DType::kF32 ? 4 : 2; }
   size_t row_bytes() const noexcept {
@@ -35,18 +35,18 @@ struct PanelLayout {
   }
 };
 
-// "panel64.k2.v1"; the number after k is PanelLayout::group. `variant` says, before the version,
-// what the owner of the panels adds to them.
+// "panel64.k2.v1"; the number after k is PanelLayout::group. `variant`, which stands before the
+// version, names what the owner of the panels adds to them.
 std::string layout_name(const PanelLayout& layout, const std::string& variant = {});
 
-// Source of each panel column: `k` dense elements of the layout's dtype, of any alignment. Null: a
-// column of zeros.
+// Source of each panel column: `k` dense elements of the layout's dtype, at any alignment. Null
+// stands for a column of zeros.
 using PanelColumns = std::array<const std::byte*, kPanelColumns>;
 
 // Writes every byte of one panel.
 void pack_panel(const PanelLayout& layout, const PanelColumns& columns, std::byte* panel);
 
-// One weight, widened. For the scalar path and tests.
+// One weight, widened to float32; for the scalar path and tests.
 float panel_value(const PanelLayout& layout, const std::byte* panel, int64_t k,
                   int64_t column) noexcept;
 

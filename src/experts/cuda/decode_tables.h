@@ -12,7 +12,7 @@ struct DecodeTables {
   int32_t pair_expert[kDecodeMaxPairs];  // local expert, or -1
   float pair_weight[kDecodeMaxPairs];
   float pair_scale[kDecodeMaxPairs];      // the intermediate row's, if it has one
-  uint32_t pair_tokens[kDecodeMaxPairs];  // set at a unit's first pair
+  uint32_t pair_tokens[kDecodeMaxPairs];  // the unit's tokens, at its first pair
   int32_t unit_expert[kDecodeMaxPairs];
   uint32_t unit_tokens[kDecodeMaxPairs];                 // one bit per token
   int32_t unit_row[kDecodeMaxPairs];                     // number of tokens in earlier units

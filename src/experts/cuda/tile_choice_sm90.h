@@ -28,8 +28,8 @@ double tile_microseconds(const DeviceExpertsProblem& problem, const DeviceKernel
 
 // Another kernel, with the same bits and the same order of input rows, for calls that choose
 // experts so unevenly that `usual`, which suits few rows per expert, gets more than its share of
-// tiles: `usual` takes experts one by one and overlaps neither the arithmetic of the hot ones nor
-// the weight reads of the others. `row` is null if there is no such kernel, or if two more idle
+// tiles: `usual` takes experts one by one, bound by arithmetic at the hot ones and by memory at the
+// others, and never overlaps the two. `row` is null if there is no such kernel, or if two more idle
 // launches would be felt.
 TileChoice choose_skewed_tile(const DeviceExpertsProblem& problem,
                               std::span<const DeviceKernelRow* const> rows, const TileChoice& usual,

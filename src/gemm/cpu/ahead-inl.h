@@ -1,4 +1,4 @@
-// Fetching of weights ahead of their use.
+// Prefetches weights ahead of their use.
 #pragma once
 
 #include "gemm/cpu/panel_task.h"
@@ -6,7 +6,7 @@
 
 namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
 
-// Brings `bytes` at `data` (null: nothing) into the second-level cache, a share in each of
+// Prefetches `bytes` at `data` (null: nothing) to the second-level cache, one share in each of
 // `num_turns` turns.
 class Ahead {
  public:

@@ -1,4 +1,4 @@
-// From finished sums in the first-level cache to output rows.
+// Turns finished sums in the first-level cache into output rows.
 #pragma once
 
 #include "gemm/cpu/panel_task.h"
@@ -30,8 +30,8 @@ CONCLAVE_KERNEL_INLINE void store_rows(int64_t valid_columns, const FinishedTile
   }
 }
 
-// Adds the bias, then the epilogue or float32 rows. Out of line and through memory, so that nothing
-// of it takes registers from the loop over k; it runs once in thousands of steps.
+// Adds the bias, then runs the epilogue or stores float32 rows. It is out of line and works through
+// memory, so that it takes no registers from the loop over k; it runs once in thousands of steps.
 __attribute__((noinline)) inline void finish_tile(const PanelTask& task, const FinishedTile& tile) {
   if (task.bias != nullptr) add_bias(task.bias, tile);
   if (task.epilogue != nullptr) {

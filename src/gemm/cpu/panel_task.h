@@ -12,7 +12,7 @@ struct PanelTask;
 struct FinishedTile {
   float* sums = nullptr;  // [num_rows, 64]; scratch of the product
   int64_t num_rows = 0;
-  // Output column c of row r is in the 32 columns at
+  // Output column c of row r lies in the block of 32 columns at
   // out + r * out_row_bytes + c / 32 * out_block_bytes: rows, or groups of interleaved rows.
   std::byte* out = nullptr;
   int64_t out_row_bytes = 0;
@@ -20,7 +20,7 @@ struct FinishedTile {
 };
 
 // Makes output rows of finished sums; one out-of-line function per formula and instruction set, so
-// that formulas and weight types do not multiply.
+// that not every pair of formula and weight type needs its own code.
 using EpilogueFunction = void (*)(const PanelTask& task, const FinishedTile& tile) noexcept;
 
 struct PanelTask {
@@ -30,24 +30,24 @@ struct PanelTask {
   int64_t k = 0;
 
   // Row r is at rows + row_index[r] * row_bytes; without an index at rows + r * row_bytes.
-  // Zero beyond k, up to the layout's padded_k.
+  // Rows are zero beyond k, up to the layout's padded_k.
   const std::byte* rows = nullptr;
   const int64_t* row_index = nullptr;
   int64_t row_bytes = 0;
   int64_t num_rows = 0;
 
-  // Added to the sums: 64 float32, zeros where columns do not exist. Or null.
+  // 64 float32 that are added to the sums, zeros for columns that do not exist; or null.
   const float* bias = nullptr;
 
   // First output column of this panel in row 0.
   std::byte* out = nullptr;
   int64_t out_row_bytes = 0;
-  // Output columns that exist: of 64, or of 32 where gate and up of a column become one.
+  // Output columns that exist: of 64, or of 32 if gate and up of a column become one.
   int64_t valid_columns = 0;
-  // Null: the sums themselves are the output, as float32.
+  // If null, the sums themselves are the output, as float32.
   EpilogueFunction epilogue = nullptr;
   const void* epilogue_parameters = nullptr;
-  int64_t out_block_bytes = 0;  // of FinishedTile
+  int64_t out_block_bytes = 0;  // as in FinishedTile
 };
 
 using PanelFunction = void (*)(const PanelTask& task) noexcept;

@@ -19,7 +19,7 @@ struct Vec {
   static CONCLAVE_KERNEL_INLINE Vec load(const void* p) {
     return {_mm256_loadu_ps(static_cast<const float*>(p))};
   }
-  // Pairs of bf16 in 32-bit lanes: the first, or the second of each, widened.
+  // Load pairs of bf16 in 32-bit lanes and widen the first, or the second, of each.
   static CONCLAVE_KERNEL_INLINE Vec load_bf16_first(const void* p) {
     return {_mm256_castsi256_ps(_mm256_slli_epi32(load_bits(p), 16))};
   }
@@ -31,7 +31,8 @@ struct Vec {
     return {_mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p)))};
   }
 
-  // Through f16, whose exponent is 8 larger: subnormal codes cost no more than others.
+  // Converts through f16, whose exponent bias is 8 larger: subnormal codes cost no more than
+  // others.
   static CONCLAVE_KERNEL_INLINE Vec load_e4m3(const void* p) {
     const __m128i code = _mm_cvtepu8_epi16(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
     const __m128i magnitude = _mm_and_si128(code, _mm_set1_epi16(0x7f));
@@ -67,7 +68,7 @@ struct Vec {
     return {_mm256_blendv_ps(c.value, b.value, a.value)};
   }
 
-  // All ones in the first `count` lanes, 0 <= count <= kLanes.
+  // A mask of all ones in the first `count` lanes, 0 <= count <= kLanes.
   static CONCLAVE_KERNEL_INLINE __m256i first(int64_t count) {
     const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), lanes);

@@ -14,7 +14,7 @@ struct Vec {
   static CONCLAVE_KERNEL_INLINE Vec zero() { return {_mm512_setzero_ps()}; }
   static CONCLAVE_KERNEL_INLINE Vec broadcast(float x) { return {_mm512_set1_ps(x)}; }
   static CONCLAVE_KERNEL_INLINE Vec load(const void* p) { return {_mm512_loadu_ps(p)}; }
-  // Pairs of bf16 in 32-bit lanes: the first, or the second of each, widened.
+  // Load pairs of bf16 in 32-bit lanes and widen the first, or the second, of each.
   static CONCLAVE_KERNEL_INLINE Vec load_bf16_first(const void* p) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))};
   }
@@ -26,7 +26,8 @@ struct Vec {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};
   }
 
-  // Through f16, whose exponent is 8 larger: subnormal codes cost no more than others.
+  // Converts through f16, whose exponent bias is 8 larger: subnormal codes cost no more than
+  // others.
   static CONCLAVE_KERNEL_INLINE Vec load_e4m3(const void* p) {
     const __m256i code = _mm256_cvtepu8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p)));
     const __m256i magnitude = _mm256_and_si256(code, _mm256_set1_epi16(0x7f));
@@ -63,7 +64,7 @@ struct Vec {
     return {_mm512_mask_blend_ps(negative, c.value, b.value)};
   }
 
-  // The first `count` lanes, 0 <= count <= kLanes.
+  // A mask of the first `count` lanes, 0 <= count <= kLanes.
   static CONCLAVE_KERNEL_INLINE __mmask16 first(int64_t count) {
     return static_cast<__mmask16>((1U << count) - 1U);
   }
@@ -74,7 +75,7 @@ struct Vec {
   CONCLAVE_KERNEL_INLINE void store_first(void* p, int64_t count) const {
     _mm512_mask_storeu_ps(p, first(count), value);
   }
-  // Rounded to nearest even; NaN stays a quiet NaN.
+  // Stores bf16, rounded to nearest even; NaN stays a quiet NaN.
   CONCLAVE_KERNEL_INLINE void store_bf16(void* p) const {
     const __m512i bits = _mm512_castps_si512(value);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));

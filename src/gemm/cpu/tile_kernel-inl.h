@@ -14,7 +14,7 @@ struct alignas(64) GroupSums {
 
 CONCLAVE_KERNEL_INLINE void finish_group(const PanelTask& task, int64_t group, int64_t num_rows,
                                          GroupSums& sums) {
-  // Activated rows are a group again; float32 rows stand alone.
+  // Activated rows form a group again; float32 rows stand alone.
   const bool grouped = task.epilogue != nullptr;
   finish_tile(task, {.sums = sums.value[0],
                      .num_rows = num_rows,
@@ -23,7 +23,7 @@ CONCLAVE_KERNEL_INLINE void finish_group(const PanelTask& task, int64_t group, i
                      .out_block_bytes = task.out_block_bytes});
 }
 
-// One group: all 64 columns in one pass, four accumulators per activation tile.
+// Computes one group: all 64 columns in one pass, with four accumulators per activation tile.
 CONCLAVE_KERNEL_INLINE void compute_one_group(const PanelTask& task, int64_t group,
                                               int64_t num_rows, Ahead& ahead) {
   const std::byte* x = task.rows + group * kTileRows * task.row_bytes;
@@ -52,7 +52,8 @@ CONCLAVE_KERNEL_INLINE void compute_one_group(const PanelTask& task, int64_t gro
   finish_group(task, group, num_rows, sums);
 }
 
-// Two groups: 16 columns of each half of the panel per pass, so that four accumulators serve both.
+// Computes two groups: 16 columns of each half of the panel per pass, so that four accumulators
+// serve both.
 CONCLAVE_KERNEL_INLINE void compute_two_groups(const PanelTask& task, int64_t group,
                                                int64_t num_rows, Ahead& ahead) {
   const int64_t group_bytes = kTileRows * task.row_bytes;

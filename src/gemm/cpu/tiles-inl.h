@@ -1,7 +1,7 @@
 // The 8 tile registers of AMX: 16 rows of 64 bytes each.
 //
-// Tiles 0 to 3 accumulate, 4 and 5 hold activations, 6 and 7 weights. A packed bf16 panel serves
-// as it is: 32 values of k and 16 columns are 16 panel rows of 64 bytes, 256 bytes apart.
+// Tiles 0 to 3 accumulate, 4 and 5 hold activations, 6 and 7 weights. A packed bf16 panel needs no
+// change: 32 values of k and 16 columns are 16 panel rows of 64 bytes, 256 bytes apart.
 #pragma once
 
 #include "gemm/cpu/simd-inl.h"
@@ -16,9 +16,9 @@ inline constexpr int64_t kPanelRowBytes = 256;
 inline constexpr int64_t kSumRowBytes = 64 * sizeof(float);
 
 // Activation rows for tiles come in groups of 16: [k / 32][16 rows][32 values of k], so that a tile
-// is contiguous. Bytes of a group: 16 rows of padded k.
+// is contiguous. A group has the bytes of 16 rows of padded k.
 
-// Which rows of the tiles exist: an instruction touches no memory beyond them, and takes less time.
+// Rows of the tiles that exist: instructions touch no memory beyond them, and take less time.
 struct alignas(64) TileShape {
   uint8_t palette = 1;
   uint8_t start_row = 0;

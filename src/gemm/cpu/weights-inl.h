@@ -1,7 +1,7 @@
-// One step down a packed panel, per weight type and arithmetic: kStepK values of k into a tile of
-// accumulators. Each accumulator takes one fused multiply-add per k, in ascending k, whatever the
-// number of rows in the tile; that makes results independent of the batch and, for float32
-// arithmetic, equal on every instruction set.
+// One step down a packed panel, per weight type and arithmetic: it adds kStepK values of k to a
+// tile of accumulators. Each accumulator takes one fused multiply-add per k, in ascending k,
+// whatever the number of rows in the tile; that makes results independent of the batch and, for
+// float32 arithmetic, equal on every instruction set.
 #pragma once
 
 #include "gemm/cpu/simd-inl.h"
@@ -29,8 +29,8 @@ struct Tile {
     }
   }
 
-  // One k: row r's activation times the weights of all vectors. The fewer operands are held, the
-  // others come one by one: 16 registers take no more than that beside the sums.
+  // Adds one k: row r's activation times the weights of all vectors. It holds the operands of the
+  // smaller number and loads the others one by one: beside the sums, 16 registers hold no more.
   template <class Load>
   CONCLAVE_KERNEL_INLINE void multiply_add(const float* const (&rows)[kRows], int64_t k,
                                            const std::byte* panel_row, int pass) {
@@ -77,7 +77,7 @@ struct LoadSecondBf16 {
   static CONCLAVE_KERNEL_INLINE Vec load(const std::byte* p) { return Vec::load_bf16_second(p); }
 };
 
-// One weight a lane, widened by Load.
+// One weight per lane, widened by Load.
 template <class Load>
 struct WidenedWeights {
   using Activation = float;
@@ -94,7 +94,7 @@ struct WidenedWeights {
 using F32Weights = WidenedWeights<LoadF32>;
 using F16Weights = WidenedWeights<LoadF16>;
 
-// Pairs of neighbouring k in a lane.
+// Two neighbouring k per lane.
 struct Bf16Weights {
   using Activation = float;
   static constexpr int kStepK = 2;
@@ -110,7 +110,7 @@ struct Bf16Weights {
 };
 
 #if defined(CONCLAVE_SIMD_AVX512_BF16) || defined(CONCLAVE_SIMD_AMX)
-// Pairs of bf16 products: activations are bf16 too.
+// Dot products of bf16 pairs: activations are bf16 too.
 struct Bf16DotWeights {
   using Activation = uint16_t;
   static constexpr int kStepK = 2;

@@ -1,5 +1,5 @@
 // Numbers as sums of bf16 pieces, so that one matrix instruction serves all types: float32 is the
-// sum of three (8 bits each of its 24), f16 of two, bf16 is one.
+// sum of three (with 8 of its 24 bits each), f16 is the sum of two, and bf16 is one piece.
 #pragma once
 
 #include "cuda/device/vector16.cuh"
@@ -23,7 +23,7 @@ struct Pieces {
   uint32_t words[kCount][4];
 };
 
-// The next piece of two numbers; they become what is left. Inf has no rest.
+// Takes the next piece of two numbers, which keep the rest. Inf leaves no rest.
 __device__ __forceinline__ uint32_t take_piece(float& low, float& high) {
   const __nv_bfloat162 piece = __floats2bfloat162_rn(low, high);
   const float low_piece = __low2float(piece);
@@ -55,7 +55,7 @@ struct Rows {
   int64_t columns;
   bool aligned;  // every row begins at a multiple of 16 bytes
 
-  // Columns [column, column + 8) of a row; zeros beyond the matrix.
+  // Loads columns [column, column + 8) of a row, with zeros beyond the matrix.
   __device__ __forceinline__ Pieces<kPieces<T>> load(int64_t row, int64_t column) const {
     Pieces<kPieces<T>> result = {};
     if (row >= count || column >= columns) return result;

@@ -18,12 +18,13 @@ using device::kSegments;
 using device::kTileLogits;
 using device::kTileTokens;
 
-// Few tokens: a block some tiles, a warp a segment, so that the weights are read by many at once.
+// For few tokens: a block takes some tiles and each of its warps one segment, so that many warps
+// read the weights at once.
 template <class X, class W, int kTokenTiles, int kLogitTiles, int kUnroll>
 __global__ void __launch_bounds__(kSegments * 32)
     few_tokens_kernel(const __grid_constant__ device::GateParams<X, W> params,
                       int64_t token_blocks) {
-  constexpr int kNumbers = kTokenTiles * kLogitTiles * 4;  // of a lane
+  constexpr int kNumbers = kTokenTiles * kLogitTiles * 4;  // per lane
   extern __shared__ float partial[];                       // [kSegments, kNumbers, 32]
   cuda::device::grid_dependency_wait();
   cuda::device::grid_launch_dependents();
@@ -40,7 +41,7 @@ __global__ void __launch_bounds__(kSegments * 32)
         sums[number / 4 / kLogitTiles].values[number / 4 % kLogitTiles][number % 4];
   }
   __syncthreads();
-  // A number a warp, segments in ascending order.
+  // Each warp adds up one number at a time, over segments in ascending order.
   for (int number = warp; number < kNumbers; number += kSegments) {
     float sum = 0;
 #pragma unroll
@@ -98,7 +99,7 @@ __global__ void __launch_bounds__(device::StagedTile<X, W>::kThreads)
 
 constexpr int kNormThreads = 256;
 
-// One token a block: x / sqrt(mean(x^2) + epsilon) * weight * H^-0.5, one rounding an element.
+// One token per block: x / sqrt(mean(x^2) + epsilon) * weight * H^-0.5, rounded once per element.
 template <class X>
 __global__ void __launch_bounds__(kNormThreads)
     norm_kernel(const __grid_constant__ device::Rows<X> rows, const float* weight, double epsilon,
@@ -143,7 +144,7 @@ void run(const DeviceGateArgs& args, const device::Rows<X>& rows, GateKernel ker
       .bias = args.bias,
       .logits_dtype = args.logits_dtype,
       .logits = args.logits};
-  // Copies of 16 bytes need rows that begin at multiples of them.
+  // Copies of 16 bytes need rows that begin at multiples of 16 bytes.
   const bool staged_fits = params.rows.aligned && params.weights.aligned;
   if (kernel != GateKernel::kManyTokens || !staged_fits) {
     if (kernel == GateKernel::kFewTokens) return run_few<X, W, 1, 1, 8>(params, stream);
@@ -206,7 +207,7 @@ size_t device_gate_workspace_bytes(int64_t max_tokens, int64_t hidden_size, bool
 }
 
 GateKernel gate_kernel(const DeviceGateArgs& args) {
-  // Measured on an H200: few logits leave most of the third kernel's tile idle.
+  // Limits measured on an H200: few logits leave most of the third kernel's tile idle.
   const int64_t products = args.num_tokens * args.num_logits;
   if (products <= 32'768) return GateKernel::kFewTokens;
   const bool many = args.num_logits >= 32 && products >= 1'000'000;

@@ -10,8 +10,8 @@ struct CUstream_st;
 
 namespace conclave::inline v0::gemm {
 
-// Types are kF32, kF16 or kBF16. Rows may be apart and need no alignment beyond their elements; 16
-// bytes are faster.
+// Types are kF32, kF16 or kBF16. Rows may be strided and need only the alignment of their elements;
+// rows aligned to 16 bytes are faster.
 struct DeviceGateArgs {
   const void* rows = nullptr;  // [T, rows_stride]
   DType rows_dtype = DType::kBF16;
@@ -23,24 +23,24 @@ struct DeviceGateArgs {
   int64_t weights_stride = 0;
   int64_t num_logits = 0;            // N
   const float* bias = nullptr;       // [N], or null
-  DType logits_dtype = DType::kF32;  // that product and bias together are rounded to
-  // Of RouterInputNorm: [H], or null. The gate then reads x / sqrt(mean(x^2) + epsilon) * weight
-  // * H^-0.5 from `workspace`.
+  DType logits_dtype = DType::kF32;  // the product plus bias is rounded to it
+  // Weight of RouterInputNorm: [H], or null. With one, the gate reads x / sqrt(mean(x^2) + epsilon)
+  // * weight * H^-0.5 from `workspace`.
   const float* norm_weight = nullptr;
   double norm_epsilon = 0;
   void* workspace = nullptr;  // device_gate_workspace_bytes, 16-byte aligned; null without a norm
   float* logits = nullptr;    // [T, N] dense out
 };
 
-// For at most max_tokens tokens: 0 without a norm.
+// Bytes for at most max_tokens tokens; 0 without a norm.
 size_t device_gate_workspace_bytes(int64_t max_tokens, int64_t hidden_size, bool has_norm);
 
 // One launch, two with a norm. Products are formed exactly and accumulated in float32 by the tensor
-// cores, in one order for a token whatever the others are (D2): docs/numerics.md. A row with Inf
-// may have NaN where the exact logit is infinite.
+// cores, in one order for each token, whatever the other tokens are (D2): docs/numerics.md. A row
+// with Inf may have NaN where the exact logit is infinite.
 void device_gate_product(const DeviceGateArgs& args, CUstream_st* stream);
 
-// Which of the kernels, for tests and tuning: they give the same bits.
+// The kernels, to choose from in tests and tuning; all give the same bits.
 enum class GateKernel : uint8_t { kFewTokens, kSomeTokens, kManyTokens };
 GateKernel gate_kernel(const DeviceGateArgs& args);
 void device_gate_product(const DeviceGateArgs& args, GateKernel kernel, CUstream_st* stream);

@@ -1,5 +1,5 @@
-// The gate product of many tokens: rows and weights come through shared memory, a ring of stages.
-// The same instructions in the same order as sum_segment, so the same bits.
+// The gate product of many tokens: rows and weights come through a ring of stages in shared memory.
+// It runs the same instructions in the same order as sum_segment, and so gives the same bits.
 #pragma once
 
 #include "cuda/device/copy.cuh"
@@ -10,8 +10,9 @@
 
 namespace conclave::inline v0::gemm::device {
 
-// A block is four warps of 32 tokens and 64 logits: 12 loads of shared memory feed 32 matrix
-// instructions, which take as long. With float32 the pieces take registers: half as many logits.
+// A block has four warps of 32 tokens and 64 logits: 12 loads of shared memory feed 32 matrix
+// instructions, which take as long. With 32-bit or mixed types, the pieces take more registers, so
+// there are half as many logits.
 template <class X, class W>
 struct StagedConfig {
   static constexpr int kWarps = 4;
@@ -21,13 +22,13 @@ struct StagedConfig {
   static constexpr int kColumns = sizeof(X) == 2 && sizeof(W) == 2 ? 64 : 32;
   static constexpr int kRowBytes = kTokens * kColumns * static_cast<int>(sizeof(X));
   static constexpr int kStageBytes = kRowBytes + kLogits * kColumns * static_cast<int>(sizeof(W));
-  static constexpr int kStages = 4;  // 96 KiB: two blocks a multiprocessor
+  static constexpr int kStages = 4;  // 96 KiB: two blocks per multiprocessor
   static constexpr size_t kSharedBytes = size_t{kStageBytes} * kStages;
   static_assert(kColumns % kStepColumns == 0);
 };
 
-// Rows of kColumns elements in shared memory, in chunks of 16 bytes. Where a row is 128 bytes, odd
-// rows swap chunks so that the 8 lanes of a load meet all banks.
+// Rows of kColumns elements in shared memory, in chunks of 16 bytes. If a row is 128 bytes, odd
+// rows swap chunks so that the 8 lanes of a load use all banks.
 template <class T, int kColumns>
 struct StagedRows {
   static constexpr int kChunks = kColumns * static_cast<int>(sizeof(T)) / 16;
@@ -37,7 +38,7 @@ struct StagedRows {
     return (row * kChunks + (chunk ^ (row % 2 * kSwap))) * 16;
   }
 
-  // `count` rows from `first`, columns from `column` on, by all threads of the block.
+  // All threads of the block request kRows rows from `first` on, kColumns columns from `column` on.
   template <int kRows, int kThreads>
   static __device__ __forceinline__ void request(const Rows<T>& rows, int64_t first, int64_t column,
                                                  uint32_t to) {
@@ -57,7 +58,7 @@ struct StagedRows {
     }
   }
 
-  // Columns [32 step + 8 (lane % 4), + 8) of a row.
+  // Loads the 8 columns of a row from 32 step + 8 (lane % 4) on.
   static __device__ __forceinline__ Pieces<kPieces<T>> load(const std::byte* stage, uint32_t row,
                                                             uint32_t step) {
     const uint32_t part = step * 4 + threadIdx.x % 4;
@@ -121,7 +122,7 @@ struct StagedTile {
     multiply<X, W, 2, Config::kLogitTiles>(x, weights, sums);
   }
 
-  // Totals of the warp's two tiles of tokens.
+  // Computes the totals of the warp's two tiles of tokens.
   __device__ __forceinline__ void sum(Accumulators<Config::kLogitTiles> (&totals)[2]) const {
     const int64_t steps = (params.rows.columns + kStepColumns - 1) / kStepColumns;
     const int64_t segment_steps = params.segment_columns() / kStepColumns;

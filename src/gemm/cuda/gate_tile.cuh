@@ -1,8 +1,8 @@
-// Tiles of 16 tokens and 8 logits by one warp, straight from memory: the sum is over columns in any
-// order that both operands share, so a lane takes 16 consecutive bytes of each.
+// One warp computes tiles of 16 tokens and 8 logits, straight from memory. The sum may take columns
+// in any order that both operands share, so a lane reads 8 consecutive columns of each.
 //
-// One order of additions for all kernels: the columns are cut into kSegments segments; a segment is
-// summed from zero in steps of 32 columns, and the segments are added in ascending order.
+// All kernels share one order of additions: the columns are cut into kSegments segments; a segment
+// is summed from zero in steps of 32 columns, and the segments are added in ascending order.
 #pragma once
 
 #include "cuda/device/mma.cuh"
@@ -27,7 +27,7 @@ struct GateParams {
   DType logits_dtype;
   float* logits;
 
-  // A multiple of the step.
+  // Columns per segment, a multiple of the step.
   __device__ __forceinline__ int64_t segment_columns() const {
     const int64_t steps = (rows.columns + kStepColumns - 1) / kStepColumns;
     return (steps + kSegments - 1) / kSegments * kStepColumns;
@@ -47,9 +47,10 @@ struct Accumulators {
   }
 };
 
-// One step of columns for kTokenTiles x kLogitTiles tiles: products of pieces whose orders sum to
-// at most 2, the rest being below the accumulator's last bit. Tiles are the inner loops: an
-// instruction does not wait for the one before it. `rows` holds rows g and g + 8 of each tile.
+// Multiplies one step of columns for kTokenTiles x kLogitTiles tiles. It takes products of pieces
+// whose orders sum to at most 2; the others are below the accumulator's last bit. Tiles are the
+// inner loops, so that an instruction does not wait for the one before it. `rows` holds rows g and
+// g + 8 of each tile.
 template <class X, class W, int kTokenTiles, int kLogitTiles>
 __device__ __forceinline__ void multiply(const Pieces<kPieces<X>> (&rows)[2 * kTokenTiles],
                                          const Pieces<kPieces<W>> (&weights)[kLogitTiles],
@@ -78,7 +79,7 @@ __device__ __forceinline__ void multiply(const Pieces<kPieces<X>> (&rows)[2 * kT
   }
 }
 
-// Segment `segment` of kTokenTiles x kLogitTiles tiles from first_token and first_logit on.
+// Sums segment `segment` of kTokenTiles x kLogitTiles tiles from first_token and first_logit on.
 template <class X, class W, int kTokenTiles, int kLogitTiles, int kUnroll>
 __device__ __forceinline__ void sum_segment(const GateParams<X, W>& params, int64_t first_token,
                                             int64_t first_logit, int segment,
@@ -119,7 +120,7 @@ __device__ __forceinline__ void store_logit(const GateParams<X, W>& params, int6
   params.logits[token * logits + logit] = rounded(sum, params.logits_dtype);
 }
 
-// Element i of a lane's four.
+// Token and logit of element i of a lane's four.
 __device__ __forceinline__ int64_t token_of(int64_t first_token, int i) {
   return first_token + static_cast<int32_t>(threadIdx.x % 32) / 4 + i / 2 * 8;
 }
