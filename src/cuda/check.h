@@ -1,4 +1,4 @@
-// Every CUDA call goes through here: a failure is an Error that names the call.
+// Checks of CUDA calls: a failure becomes an Error that names the call.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -6,10 +6,10 @@
 
 namespace conclave::inline v0::cuda {
 
-// Throws Error(kOutOfMemory) for a failed allocation, Error(kDevice) for all else.
+// Throws Error(kOutOfMemory) for a failed allocation, Error(kDevice) for every other failure.
 void check(cudaError_t status, std::string_view call);
 
-// After a launch; `kernel` is its name in messages: "experts.stream_sm90.up".
+// Checks the last launch; `kernel` is its name in messages: "experts.stream_sm90.up".
 void check_launch(std::string_view kernel);
 
 }  // namespace conclave::inline v0::cuda

@@ -10,7 +10,7 @@
 namespace conclave::inline v0::cuda {
 namespace {
 
-// "CUDA 13.0": what this library was built with.
+// "CUDA 13.0", the version that this library was built with.
 std::string runtime_text() {
   return "CUDA " + std::to_string(CUDART_VERSION / 1000) + "." +
          std::to_string(CUDART_VERSION % 1000 / 10);
@@ -45,7 +45,7 @@ DeviceCount count_devices() noexcept {
   if (status == cudaSuccess && count > 0) return {.count = count, .reason = {}};
   static_cast<void>(cudaGetLastError());
   if (status == cudaSuccess) return {.count = 0, .reason = "the driver sees no device"};
-  // Also what the runtime says where there is no driver at all.
+  // The runtime also reports this if there is no driver at all.
   if (status == cudaErrorInsufficientDriver) {
     return {.count = 0, .reason = "no NVIDIA driver, or one older than " + runtime_text()};
   }

@@ -1,4 +1,4 @@
-// What a GPU is. Plain values, so that tile choice is a function any machine can test.
+// Properties of a GPU as plain values, so that any machine can test the choice of tiles.
 #pragma once
 
 #include <cstddef>
@@ -20,16 +20,16 @@ struct DeviceInfo {
   bool is_hopper() const { return compute_major == 9 && compute_minor == 0; }
 };
 
-// Throws Error(kDevice) with the driver's reason, or naming the number of devices there are.
+// Throws Error(kDevice) with the driver's reason, or with the number of devices.
 DeviceInfo device_info(int32_t ordinal);
-// 0 with the reason where no driver or no device can be used.
+// `count` is 0, with the reason, if no driver or no device can be used.
 struct DeviceCount {
   int32_t count = 0;
   std::string reason;
 };
 DeviceCount count_devices() noexcept;
 
-// Makes `ordinal` current for its life, then what was current before.
+// Makes `ordinal` current while it lives, then restores the previous device.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int32_t ordinal);

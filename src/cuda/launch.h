@@ -10,32 +10,32 @@
 
 namespace conclave::inline v0::cuda {
 
-// Whether a kernel may begin while the one before it on the stream still runs. Such a kernel calls
+// kWithPrevious: the kernel may begin while the one before it on the stream still runs. It calls
 // griddepcontrol.wait before it reads what an earlier kernel wrote.
 enum class Overlap : uint8_t { kNone, kWithPrevious };
-// Cooperative: all blocks are resident at once, or the launch fails. Needed to wait grid-wide.
+// kCooperative: all blocks are resident at once, or the launch fails. Grid-wide waits need it.
 enum class Residency : uint8_t { kAny, kCooperative };
 
 struct LaunchShape {
   int64_t blocks = 1;
   int32_t threads = 128;
   size_t shared_bytes = 0;
-  int32_t cluster = 1;  // blocks of a cluster along x
+  int32_t cluster = 1;  // blocks per cluster, along x
   Overlap overlap = Overlap::kWithPrevious;
   Residency residency = Residency::kAny;
   cudaStream_t stream = nullptr;
 };
 
-// Raises a kernel's shared memory limit where it needs more than 48 KiB. Once, at create.
+// Raises a kernel's shared memory limit, as more than 48 KiB need. Called once, at create.
 void allow_shared_bytes(const void* kernel, size_t bytes);
 
-// What every device that has clusters holds; above it a kernel must ask.
+// Cluster size that every device with clusters supports; a kernel must ask for more.
 inline constexpr int32_t kPortableCluster = 8;
-// Asks, and says whether the device holds one cluster of this shape at least.
+// Asks for more; returns whether the device can hold at least one cluster of this shape.
 bool allow_large_cluster(const void* kernel, const LaunchShape& shape);
 
 namespace detail {
-// Fills attributes of `shape`; returns their number (at most 3).
+// Fills in the attributes for `shape`; returns their number (at most 3).
 unsigned fill_attributes(const LaunchShape& shape, cudaLaunchAttribute* attributes);
 }  // namespace detail
 

@@ -21,8 +21,8 @@ void copy_to_device(std::span<const std::byte> source, void* destination) {
   if (source.empty()) return;
   check(cudaMemcpy(destination, source.data(), source.size(), cudaMemcpyHostToDevice),
         "cudaMemcpy to the device");
-  // It may return while small copies are still on their way, and streams that do not wait for the
-  // legacy one would overtake them.
+  // cudaMemcpy may return while small copies are still in flight, and streams that do not wait for
+  // the legacy one would overtake them.
   check(cudaStreamSynchronize(cudaStreamLegacy), "cudaStreamSynchronize");
 }
 

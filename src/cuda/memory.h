@@ -1,4 +1,4 @@
-// Device memory that frees itself. Allocated at create, never in a forward.
+// Device memory that frees itself. It is allocated at create, never in a forward.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@ namespace conclave::inline v0::cuda {
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
-  // On the current device, 256-byte aligned, not cleared. Throws Error(kOutOfMemory).
+  // Allocates on the current device, 256-byte aligned, not cleared. Throws Error(kOutOfMemory).
   explicit DeviceBuffer(size_t bytes);
   DeviceBuffer(DeviceBuffer&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}

@@ -1,4 +1,4 @@
-// Owners of streams, events and graphs. All non-blocking towards the legacy stream.
+// Owners of streams, events and graphs. No stream synchronises with the legacy stream.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -19,15 +19,16 @@ using OwnedStream = std::unique_ptr<CUstream_st, StreamDeleter>;
 using OwnedEvent = std::unique_ptr<CUevent_st, EventDeleter>;
 using OwnedGraph = std::unique_ptr<CUgraphExec_st, GraphExecDeleter>;
 
-// On the current device. Throw Error(kDevice).
+// Make a stream or an event on the current device. Throw Error(kDevice).
 OwnedStream make_stream();
 enum class EventTiming { kOff, kOn };
 OwnedEvent make_event(EventTiming timing = EventTiming::kOff);
 
-// `to` waits for what `from` holds now; capturable.
+// Makes `to` wait for the work that `from` holds now; can be captured.
 void join(cudaStream_t from, cudaStream_t to, cudaEvent_t event);
 
-// Captures what `enqueue` puts on `stream`. Throws what enqueue throws, the capture ended.
+// Captures the work that `enqueue` puts on `stream`. If `enqueue` throws, ends the capture and
+// rethrows.
 template <class Enqueue>
 OwnedGraph capture(cudaStream_t stream, const Enqueue& enqueue);
 

@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kMaxDimensions = 5;
 
-// Not 256 bytes: with boxes of 128-byte rows that costs 6 to 10 % of a weight stream on an H200
+// 256 bytes would cost a weight stream with boxes of 128-byte rows 6 to 10 % on an H200
 // (bench/results/h200/LOG.md).
 constexpr CUtensorMapL2promotion kPromotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
 
@@ -23,7 +23,7 @@ using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, 
                                  const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
                                  CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-// Through the runtime, so that nothing links libcuda.
+// Goes through the runtime, so that nothing links libcuda.
 EncodeTiled find_encode_tiled() {
   void* entry = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;

@@ -23,7 +23,7 @@ struct TensorMapSpec {
   Swizzle swizzle = Swizzle::k128;
 };
 
-// Throws Error(kDevice) with the driver's verdict. About a microsecond, allocates nothing.
+// Throws Error(kDevice) with the driver's verdict. Takes about a microsecond and allocates nothing.
 CUtensorMap make_tensor_map(const TensorMapSpec& spec);
 
 }  // namespace conclave::inline v0::cuda

@@ -1,4 +1,4 @@
-// mbarrier: what the copy engine signals and consumers wait on. Addresses are shared-window ones.
+// mbarriers, which TMA signals and consumers wait on. Addresses lie in the shared window.
 #pragma once
 
 #include <cstdint>
@@ -15,16 +15,16 @@ __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, uint32_t arriva
                : "memory");
 }
 
-// Makes initialised barriers visible to the copy engine and to the other blocks of a cluster.
+// Makes initialised barriers visible to TMA and to the other blocks of a cluster.
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Ordinary stores to shared memory before it are seen by the copy engine and by wgmma after it.
+// Makes earlier ordinary stores to shared memory visible to TMA and wgmma.
 __device__ __forceinline__ void fence_proxy_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-// The same for every state space: before TMA reads global memory that ordinary stores wrote.
+// The same for every state space; needed before TMA reads global memory that ordinary stores wrote.
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async;" ::: "memory");
 }
@@ -36,7 +36,7 @@ __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
   mbarrier_arrive(shared_address(barrier));
 }
 
-// One arrival on the barrier at the same offset in block `rank` of the cluster.
+// Arrives once at the barrier at the same offset in block `rank` of the cluster.
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint64_t* barrier, uint32_t rank) {
   asm volatile(
       "{\n"
@@ -48,14 +48,14 @@ __device__ __forceinline__ void mbarrier_arrive_cluster(uint64_t* barrier, uint3
       : "memory");
 }
 
-// Where `address` of this block's shared memory lies in the window of block `rank` of the cluster.
+// Maps `address` in this block's shared memory to the same place in block `rank` of the cluster.
 __device__ __forceinline__ uint32_t map_to_block(uint32_t address, uint32_t rank) {
   uint32_t mapped = 0;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
   return mapped;
 }
-// One arrival at a barrier of any block of the cluster, by map_to_block's address, where this
-// thread has written nothing that the waiting ones read: without the fence over the cluster, which
+// Arrives once at a barrier of any block of the cluster, at an address from map_to_block. For
+// threads that wrote nothing that the waiting ones read: it saves the fence over the cluster, which
 // waits for all stores in flight.
 __device__ __forceinline__ void mbarrier_arrive_relaxed(uint32_t mapped) {
   asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(mapped)
@@ -66,7 +66,7 @@ __device__ __forceinline__ void mbarrier_arrive_cluster_relaxed(uint64_t* barrie
   mbarrier_arrive_relaxed(map_to_block(shared_address(barrier), rank));
 }
 
-// One arrival, and `bytes` more to come from the copy engine.
+// Arrives once and expects `bytes` more from TMA.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
   asm volatile(
       "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
@@ -74,7 +74,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier, uin
       : "memory");
 }
 
-// `bytes` more to come, without an arrival.
+// Expects `bytes` more, without an arrival.
 __device__ __forceinline__ void mbarrier_expect_tx(uint64_t* barrier, uint32_t bytes) {
   asm volatile(
       "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
@@ -82,8 +82,8 @@ __device__ __forceinline__ void mbarrier_expect_tx(uint64_t* barrier, uint32_t b
       : "memory");
 }
 
-// This thread's cp.async so far count as one arrival when they have landed (the barrier's count
-// includes it). Their data is in the generic proxy: wgmma needs fence_proxy_async_shared as well.
+// Arrives once when this thread's cp.async so far have landed (the barrier's count includes that).
+// Their data is in the generic proxy: wgmma needs fence_proxy_async_shared as well.
 __device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(uint64_t* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
                : "memory");
@@ -107,7 +107,7 @@ __device__ __forceinline__ bool mbarrier_try_wait(uint64_t* barrier, uint32_t pa
   return mbarrier_try_wait(shared_address(barrier), parity);
 }
 
-// Until the phase of this parity has completed. A fresh barrier has completed parity 1.
+// Waits until the phase of this parity has completed. A fresh barrier has completed parity 1.
 __device__ __forceinline__ void mbarrier_wait(uint32_t address, uint32_t parity) {
   while (!mbarrier_try_wait(address, parity)) {
   }
@@ -116,8 +116,7 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity
   mbarrier_wait(shared_address(barrier), parity);
 }
 
-// Arrivals and waits of `threads` threads (a multiple of 32) on hardware barrier `id`, 1 to 15:
-// 0 is __syncthreads.
+// `threads` threads (a multiple of 32) meet at hardware barrier `id`, 1 to 15; __syncthreads has 0.
 __device__ __forceinline__ void named_barrier_sync(uint32_t id, uint32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -125,9 +124,9 @@ __device__ __forceinline__ void named_barrier_arrive(uint32_t id, uint32_t threa
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// 4 bytes to shared memory of block `rank` of the cluster, at the offset of `destination`, and one
-// arrival on the barrier there at the offset of `barrier`: who waits on it with
-// mbarrier_wait_cluster sees them.
+// Writes 4 bytes to shared memory of block `rank` of the cluster, at the offset of `destination`,
+// and arrives at the barrier there at the offset of `barrier`: threads that wait on it with
+// mbarrier_wait_cluster see them.
 __device__ __forceinline__ void publish_to_cluster(void* destination, uint32_t value,
                                                    uint64_t* barrier, uint32_t rank) {
   asm volatile(
@@ -141,7 +140,7 @@ __device__ __forceinline__ void publish_to_cluster(void* destination, uint32_t v
       "r"(value), "r"(shared_address(barrier)), "r"(rank)
       : "memory");
 }
-// The same of 16 bytes, aligned to 16.
+// The same for 16 bytes, aligned to 16.
 __device__ __forceinline__ void publish_to_cluster(void* destination, int4 value, uint64_t* barrier,
                                                    uint32_t rank) {
   asm volatile(

@@ -7,8 +7,8 @@
 
 namespace conclave::inline v0::cuda::device {
 
-// The word at the same offset as `word` in block `rank` of the cluster. Between two cluster_sync:
-// after the other block has written it, before that block ends.
+// Loads the word at the same offset as `word` in block `rank` of the cluster. The call belongs
+// between two cluster_sync: after the other block has written it, and before that block ends.
 __device__ __forceinline__ uint32_t load_shared_cluster(const uint32_t* word, uint32_t rank) {
   uint32_t value = 0;
   asm volatile(
@@ -23,8 +23,8 @@ __device__ __forceinline__ uint32_t load_shared_cluster(const uint32_t* word, ui
   return value;
 }
 
-// To the word at the same offset as `word` in block `rank` of the cluster, which has begun (a
-// cluster_sync before) and sees it after the next one.
+// Stores to the word at the same offset as `word` in block `rank` of the cluster, which must have
+// begun (a cluster_sync before) and sees the value after the next cluster_sync.
 __device__ __forceinline__ void store_shared_cluster(uint32_t* word, uint32_t value,
                                                      uint32_t rank) {
   asm volatile(

@@ -7,22 +7,22 @@
 
 namespace conclave::inline v0::cuda::device {
 
-// 16 bytes of global memory to shared memory through L2 only; zeros instead where `valid` is false
-// (the source is then not read).
+// Copies 16 bytes of global memory to shared memory through L2 only. If `valid` is false, writes
+// zeros and does not read the source.
 __device__ __forceinline__ void cp_async_16(uint32_t destination, const void* source, bool valid) {
   const int bytes = valid ? 16 : 0;
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(destination),
                "l"(source), "r"(bytes)
                : "memory");
 }
-// The first `bytes` (0 to 16) of them, then zeros.
+// Copies the first `bytes` (0 to 16) of them, then zeros.
 __device__ __forceinline__ void cp_async_16_part(uint32_t destination, const void* source,
                                                  int32_t bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(destination),
                "l"(source), "r"(bytes)
                : "memory");
 }
-// 4 bytes, or zeros.
+// Copies 4 bytes, or writes zeros.
 __device__ __forceinline__ void cp_async_4(uint32_t destination, const void* source, bool valid) {
   const int bytes = valid ? 4 : 0;
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(destination), "l"(source),
@@ -37,8 +37,8 @@ __device__ __forceinline__ void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Four 8x8 matrices of 16-bit elements. Lane l gives the address of row l % 8 of matrix l / 8 and
-// holds elements 2 (l % 4), + 1 of row l / 4 of each; transposed: of column l / 4.
+// Store four 8x8 matrices of 16-bit elements. Lane l gives the address of row l % 8 of matrix l / 8
+// and holds elements 2 (l % 4) and the next of row l / 4 of each; transposed, of column l / 4.
 __device__ __forceinline__ void stmatrix_x4(uint32_t address, uint32_t r0, uint32_t r1, uint32_t r2,
                                             uint32_t r3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
@@ -63,7 +63,7 @@ __device__ __forceinline__ void stmatrix_x2_trans(uint32_t address, uint32_t r0,
                : "memory");
 }
 
-// 16 bytes of shared memory.
+// Loads 16 bytes of shared memory.
 __device__ __forceinline__ uint4 load_shared(uint32_t address) {
   uint4 value;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -78,21 +78,22 @@ __device__ __forceinline__ float load_shared_f32(uint32_t address) {
   return value;
 }
 
-// 8 bytes of shared memory.
+// Loads 8 bytes of shared memory.
 __device__ __forceinline__ uint2 load_shared_8(uint32_t address) {
   uint2 value;
   asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "r"(address));
   return value;
 }
 
-// Four float32 added to memory at a multiple of 16 bytes, by L2, in no order with other such sums.
+// Adds four float32 to memory at a multiple of 16 bytes, in L2, in no fixed order with other sums.
 __device__ __forceinline__ void red_add_f32_4(float* sums, const float (&values)[4]) {
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(sums),
                "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3])
                : "memory");
 }
 
-// 16 bytes that nobody else will read: past L1, first out of L2.
+// Loads 16 bytes that nobody else will read and no kernel writes meanwhile. It does not allocate in
+// L1, and L2 prefetches the 256 bytes around them.
 __device__ __forceinline__ uint4 load_streaming(const void* source) {
   uint4 value;
   asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -101,7 +102,7 @@ __device__ __forceinline__ uint4 load_streaming(const void* source) {
   return value;
 }
 
-// Asks L1 for the 128 bytes around an address.
+// Prefetches to L1 the 128 bytes around an address.
 __device__ __forceinline__ void prefetch_l1(const void* address) {
   asm volatile("prefetch.global.L1 [%0];" ::"l"(address));
 }
@@ -133,7 +134,7 @@ __device__ __forceinline__ uint32_t add_relaxed(uint32_t* counter, uint32_t valu
   return before;
 }
 
-// 16 bytes, aligned to 16: writes `value` where `expected` stands; returns what stood there.
+// Replaces 16 bytes, aligned to 16, by `value` if they equal `expected`; returns their old value.
 struct Word128 {
   uint64_t low = 0;
   uint64_t high = 0;

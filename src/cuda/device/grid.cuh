@@ -1,4 +1,4 @@
-// Between kernels: programmatic dependent launch. Within one: registers moved between warpgroups.
+// Programmatic dependent launch between kernels; registers moved between warpgroups within one.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 namespace conclave::inline v0::cuda::device {
 
 // Waits until the kernels before this one on the stream have finished and their writes are visible.
-// A no-op where the launch has no overlap.
+// A no-op if the launch has no overlap.
 __device__ __forceinline__ void grid_dependency_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
@@ -16,7 +16,7 @@ __device__ __forceinline__ void grid_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-// Registers a thread of this warpgroup: a multiple of 8, 24 to 240.
+// Set the registers per thread of this warpgroup: a multiple of 8, from 24 to 240.
 template <uint32_t kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -26,7 +26,7 @@ __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// One thread of a converged warp.
+// True in one thread of a converged warp.
 __device__ __forceinline__ bool elect_one() {
   uint32_t elected = 0;
   asm volatile(

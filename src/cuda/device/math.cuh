@@ -15,7 +15,7 @@ __device__ __forceinline__ float rcp(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
 }
-// 1 / x within 2^-20, 0 or infinite where that leaves the normal numbers.
+// 1 / x within 2^-20; 0 or infinite where the result is not a normal number.
 __device__ __forceinline__ double rcp_near(double x) {
   double result = 0;
   asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(result) : "d"(x));

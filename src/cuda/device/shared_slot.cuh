@@ -1,4 +1,4 @@
-// What a token's slot of a shared expert holds.
+// Id and weight in a token's slot of a shared expert.
 #pragma once
 
 #include "core/device_flow.h"
@@ -12,7 +12,7 @@ struct SharedSlot {
   float weight;
 };
 
-// Slot `index`, 0 to count - 1, of a token that counts.
+// Slot `index`, 0 to count - 1, of a live token.
 __device__ __forceinline__ SharedSlot shared_slot(const SharedSlots& shared, int64_t token,
                                                   int32_t index) {
   float weight = shared.constant;

@@ -1,4 +1,4 @@
-// The tensor copy engine, and its plain bulk copies.
+// The tensor copy engine (TMA) and its plain bulk copies.
 #pragma once
 
 #include "cuda/device/barrier.cuh"
@@ -19,8 +19,9 @@ __device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<uint64_t>(map)) : "memory");
 }
 
-// Boxes of 2 to 5 dimensions into this block's shared memory; completion is counted in bytes on
-// `barrier`. Coordinates are element indexes, contiguous dimension first; they may be out of range.
+// Load boxes of 2 to 5 dimensions into this block's shared memory; `barrier` counts their bytes on
+// completion. Coordinates are element indexes, contiguous dimension first; they may be out of
+// range.
 __device__ __forceinline__ void tma_load_2d(const CUtensorMap* map, uint64_t* barrier,
                                             void* destination, int32_t c0, int32_t c1,
                                             CacheHint hint = CacheHint::kNormal) {
@@ -63,7 +64,7 @@ __device__ __forceinline__ void tma_load_5d(const CUtensorMap* map, uint64_t* ba
       : "memory");
 }
 
-// Asks L2 for a box.
+// Prefetches a box to L2.
 __device__ __forceinline__ void tma_prefetch_3d(const CUtensorMap* map, int32_t c0, int32_t c1,
                                                 int32_t c2) {
   asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(
@@ -72,8 +73,8 @@ __device__ __forceinline__ void tma_prefetch_3d(const CUtensorMap* map, int32_t 
                : "memory");
 }
 
-// The same box to the same offset of every block of the cluster in `blocks` (a bit each); each
-// block's barrier at this offset counts the bytes.
+// Load the same box to the same offset in every block of the cluster that has its bit in `blocks`;
+// each block's barrier at this offset counts the bytes.
 __device__ __forceinline__ void tma_load_3d_multicast(const CUtensorMap* map, uint64_t* barrier,
                                                       void* destination, uint16_t blocks,
                                                       int32_t c0, int32_t c1, int32_t c2,
@@ -100,7 +101,7 @@ __device__ __forceinline__ void tma_load_5d_multicast(const CUtensorMap* map, ui
       : "memory");
 }
 
-// `bytes` contiguous bytes, all addresses and sizes multiples of 16.
+// Copy `bytes` contiguous bytes; all addresses and sizes are multiples of 16.
 __device__ __forceinline__ void bulk_load(void* destination, const void* source, uint32_t bytes,
                                           uint64_t* barrier) {
   asm volatile(
@@ -114,7 +115,7 @@ __device__ __forceinline__ void bulk_store(void* destination, const void* source
                "r"(shared_address(source)), "r"(bytes)
                : "memory");
 }
-// Adds `bytes` of float32 or bf16 elements to global memory; the order of such adds is not fixed.
+// Add `bytes` of float32 or bf16 elements to global memory; the order of such adds is not fixed.
 __device__ __forceinline__ void bulk_reduce_add_f32(void* destination, const void* source,
                                                     uint32_t bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
@@ -134,7 +135,7 @@ __device__ __forceinline__ void bulk_reduce_add_bf16(void* destination, const vo
 __device__ __forceinline__ void bulk_commit_group() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-// Until at most `kPending` groups of this thread still read shared memory, or are not yet written.
+// Wait until at most `kPending` groups of this thread still read shared memory, or are unwritten.
 template <int kPending>
 __device__ __forceinline__ void bulk_wait_group_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");

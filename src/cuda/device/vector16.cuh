@@ -11,7 +11,7 @@ __device__ __forceinline__ float widen(float value) { return value; }
 __device__ __forceinline__ float widen(__half value) { return __half2float(value); }
 __device__ __forceinline__ float widen(__nv_bfloat16 value) { return __bfloat162float(value); }
 
-// To nearest even; NaN stays NaN.
+// Rounds to nearest even; NaN stays NaN.
 template <class T>
 __device__ __forceinline__ T narrow(float value);
 template <>
@@ -27,12 +27,12 @@ __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16>(float value) {
   return __float2bfloat16_rn(value);
 }
 
-// 16 bytes that are read once: past L1, first out of L2. What an earlier kernel wrote may be read.
+// Loads 16 bytes that are read once and evicted first. It may read what an earlier kernel wrote.
 __device__ __forceinline__ uint4 load_once_16(const void* source) {
   return __ldcs(static_cast<const uint4*>(source));
 }
 
-// The eight 16-bit elements of 16 bytes.
+// Widens the eight 16-bit elements of 16 bytes.
 template <class T>
 __device__ __forceinline__ void widen_8(const uint4& bits, float (&values)[8]);
 template <>
@@ -56,7 +56,7 @@ __device__ __forceinline__ void widen_8<__half>(const uint4& bits, float (&value
   }
 }
 
-// Eight elements as they lie in memory, read once; the address is a multiple of 16 bytes.
+// Eight unconverted elements that are read once; the address is a multiple of 16 bytes.
 template <class T>
 struct Raw8 {
   uint4 words[sizeof(T) / 2];

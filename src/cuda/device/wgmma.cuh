@@ -1,8 +1,8 @@
 // wgmma: D[64, N] (+)= A[64, K] B[N, K]^T of a warpgroup, A and B in shared memory, both with K
 // contiguous, D in float32 registers. K is 32 bytes of elements: 16 of bf16 and f16, 32 of e4m3.
 //
-// Thread t of the warpgroup, w = t / 32, l = t % 32, holds of D, for j in [0, N / 8):
-//   d[4j], d[4j + 1]      row 16 w + l / 4,      columns 8 j + 2 (l % 4), + 1
+// Thread t of the warpgroup, w = t / 32, l = t % 32, holds these sums for j in [0, N / 8):
+//   d[4j], d[4j + 1]      row 16 w + l / 4,      columns 8 j + 2 (l % 4) and the next
 //   d[4j + 2], d[4j + 3]  row 16 w + l / 4 + 8,  the same columns
 #pragma once
 
@@ -13,14 +13,14 @@
 
 namespace conclave::inline v0::cuda::device {
 
-// Registers that wgmma reads or writes are settled before the next one.
+// Settles the registers that wgmma reads or writes before the next wgmma.
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void wgmma_commit_group() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-// Until at most kPending groups of this warpgroup are unfinished.
+// Waits until at most kPending groups of this warpgroup are unfinished.
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
@@ -31,8 +31,8 @@ __device__ __forceinline__ void wgmma_fence_operand(float& value) {
 }
 
 // Descriptor of rows of 128 bytes, 128-byte swizzled as TMA writes them: 8 rows to a 1024-byte
-// atom, atoms one after another. `address` is a shared-window one in a 1024-byte aligned tile, plus
-// the byte offset of the K slice (0, 32, 64, 96).
+// atom, atoms one after another. `address` is that of a 1024-byte aligned tile in the shared
+// window, plus the byte offset of the K slice (0, 32, 64, 96).
 __device__ __forceinline__ uint64_t wgmma_descriptor_128b(uint32_t address) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
   constexpr uint64_t kStrideBytes = uint64_t{1024 >> 4} << 32;
@@ -40,7 +40,7 @@ __device__ __forceinline__ uint64_t wgmma_descriptor_128b(uint32_t address) {
   return kSwizzle128 | kStrideBytes | kLeadingBytes | ((address & 0x3FFFF) >> 4);
 }
 
-// The same from its low word, address / 16 + 2^16: sums of low words need no carry.
+// The same through its low word, address / 16 + 2^16: sums of low words need no carry.
 __device__ __forceinline__ uint32_t wgmma_descriptor_low(uint32_t address) {
   return (uint32_t{1} << 16) | ((address & 0x3FFFF) >> 4);
 }

@@ -23,7 +23,7 @@ struct DeviceGateArgs {
   int64_t weights_stride = 0;
   int64_t num_logits = 0;            // N
   const float* bias = nullptr;       // [N], or null
-  DType logits_dtype = DType::kF32;  // the product plus bias is rounded to it
+  DType logits_dtype = DType::kF32;  // product plus bias are rounded to it
   // Weight of RouterInputNorm: [H], or null. With one, the gate reads x / sqrt(mean(x^2) + epsilon)
   // * weight * H^-0.5 from `workspace`.
   const float* norm_weight = nullptr;

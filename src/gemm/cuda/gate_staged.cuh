@@ -11,7 +11,7 @@
 namespace conclave::inline v0::gemm::device {
 
 // A block has four warps of 32 tokens and 64 logits: 12 loads of shared memory feed 32 matrix
-// instructions, which take as long. With 32-bit or mixed types, the pieces take more registers, so
+// instructions, which take as long. With float32 rows or weights, pieces take more registers, so
 // there are half as many logits.
 template <class X, class W>
 struct StagedConfig {
