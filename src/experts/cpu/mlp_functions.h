@@ -18,8 +18,8 @@ MlpFunctions mlp_functions_avx2(DType weights, const activation::Activation& act
 MlpFunctions mlp_functions_avx512(DType weights, const activation::Activation& activation) noexcept;
 // Rows, weights and activated rows are bf16.
 MlpFunctions mlp_functions_avx512_bf16(const activation::Activation& activation) noexcept;
-// The same in groups of 16 interleaved rows: `product` takes no row index, and `activate` writes
-// groups.
+// The same with rows in groups of 16 interleaved rows: `product` takes no row index, and `activate`
+// writes groups.
 MlpFunctions mlp_functions_amx(const activation::Activation& activation) noexcept;
 
 }  // namespace conclave::inline v0::experts

@@ -47,7 +47,7 @@ class WorkList {
   // The most that num_rows can be for a batch of `max_slots` occupied slots.
   static int64_t max_rows(int64_t max_slots, int64_t num_local_experts, const RowTiling& tiling);
 
-  // A reader's place in the list; items are asked for in ascending order.
+  // A reader's place in the list; a reader asks for items in ascending order.
   struct Cursor {
     size_t active = 0;
   };

@@ -87,7 +87,8 @@ __device__ __forceinline__ float to_power_of_two(float scale) {
   const uint32_t exponent = (bits >> 23) + ((bits & 0x7fffffU) != 0 ? 1U : 0U);
   return __uint_as_float((exponent > 0 ? exponent : 1U) << 23);
 }
-// amax / 448, rounded correctly; 1 for a row of zeros.
+// amax / 448, rounded correctly, or 1 for a row of zeros; rounded up further to a power of two if
+// `power_of_two`.
 __device__ __forceinline__ float dynamic_scale(float amax, bool power_of_two) {
   float scale = 1;
   if (amax > 0x1p-100F && amax < INFINITY) {

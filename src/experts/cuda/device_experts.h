@@ -26,7 +26,7 @@ struct DeviceExpertsProblem {
   int64_t intermediate_size = 0;  // I
   int64_t top_k = 0;
   int64_t max_tokens = 0;
-  DType weight_dtype = DType::kBF16;  // kBF16, kF16, kF8E4M3; the reference also kF32
+  DType weight_dtype = DType::kBF16;  // kBF16, kF16, kF8E4M3; the reference also takes kF32
   QuantSpec quant;                    // used with kF8E4M3
   activation::Activation activation = {};
   bool has_bias = false;

@@ -1,4 +1,4 @@
-// stream_sm90.cuh for e4m3 weights and tokens.
+// The counterpart of stream_sm90.cuh for e4m3 weights and tokens.
 #pragma once
 
 #include "experts/cuda/stream_fp8_consumer.cuh"

@@ -1,4 +1,4 @@
-// From sums in registers to rows in memory: bias, activation, rounding, transposition.
+// Turns sums in registers into rows in memory: bias, activation, rounding, transposition.
 #pragma once
 
 #include "activation/device/swish.cuh"

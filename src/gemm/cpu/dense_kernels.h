@@ -7,7 +7,7 @@
 
 namespace conclave::inline v0::gemm {
 
-// float32 rows times a panel of `weights` (f32, f16, bf16) into float32 rows.
+// Multiply float32 rows by a panel of `weights` (f32, f16, bf16) into float32 rows.
 PanelFunction dense_panel_avx2(DType weights) noexcept;
 PanelFunction dense_panel_avx512(DType weights) noexcept;
 PanelFunction dense_panel_scalar(DType weights) noexcept;
