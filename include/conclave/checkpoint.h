@@ -19,7 +19,7 @@
 
 namespace conclave::inline v0 {
 
-// Which experts of a layer that has one set for text and another for images (ERNIE 4.5 VL).
+// Selects one set of experts in a layer with one for text and one for images (ERNIE 4.5 VL).
 enum class ExpertSet : uint8_t { kText, kVision };
 
 struct CheckpointOptions {
@@ -27,9 +27,9 @@ struct CheckpointOptions {
   // kVision: Error(kInvalidArgument) for families with one set.
   ExpertSet experts = ExpertSet::kText;
   // Also lists the MoE layers beyond num_hidden_layers (N) that multi-token prediction stores:
-  // those named "<trunk>layers.{N + i}." keep their number, "mtp.layers.{i}." becomes N + i;
-  // i < 64. The tensors say which there are, whatever config.json counts: layers without experts
-  // and router are not listed. Lists with a value a layer go on with their last value.
+  // those named "<trunk>layers.{N + i}." keep their number, "mtp.layers.{i}." becomes N + i; i <
+  // 64. The tensors decide which exist, whatever config.json counts: layers without experts and
+  // router are not listed. Lists with one value per layer continue with their last value.
   bool extra_layers = false;
   // Checks tensor data against conclave.manifest.json while reading; Error(kChecksum) on a flip.
   bool verify_manifest = false;
@@ -42,9 +42,9 @@ struct CheckpointLayer {
   // "stacked_interleaved", "flat"; "_transposed" follows where a stack lies columns first.
   std::string layout;
   MoeSpec spec;
-  uint64_t bytes = 0;  // of the layer's tensors in the files
+  uint64_t bytes = 0;  // bytes of the layer's tensors in the files
   ParameterCount parameters;
-  Support support = Support::yes();  // whether MoeLayer can run it, else why not
+  Support support = Support::yes();  // yes if MoeLayer can run it, otherwise the reason
 };
 
 // Immutable; safe to use from several threads.
@@ -62,7 +62,7 @@ class CONCLAVE_API Checkpoint {
   const std::string& model_type() const noexcept;    // "qwen3_moe"
   const std::string& architecture() const noexcept;  // row of the architecture catalog
   int64_t num_hidden_layers() const noexcept;
-  uint64_t total_bytes() const noexcept;                     // of all tensors in all shards
+  uint64_t total_bytes() const noexcept;                     // bytes of all tensors in all shards
   uint64_t total_parameters() const noexcept;                // elements of all tensors
   std::span<const CheckpointLayer> layers() const noexcept;  // MoE layers only, ascending
   const CheckpointLayer& layer(int64_t index) const;         // Error(kLayerNotFound)
@@ -81,22 +81,22 @@ class CONCLAVE_API Checkpoint {
   std::unique_ptr<Impl> impl_;
 };
 
-// Who owns the memory of a tensor that is put.
+// Owner of the memory of a tensor that is put.
 enum class FeedMemory : uint8_t {
-  kCopy,  // the feed, from then on
-  kKeep,  // the caller, until the feed and its sources are gone
+  kCopy,  // the feed owns a copy
+  kKeep,  // the caller, who keeps it until the feed and its sources are gone
 };
 
-// The weights of a model pushed tensor by tensor, in any order, from wherever they come: the names,
-// checks and errors are those of a Checkpoint. Layers beyond num_hidden_layers are not taken. One
-// thread at a time; a source may be read from several threads as long as nothing is put.
+// The weights of a model pushed tensor by tensor, in any order, from any origin. Names, checks and
+// errors are those of a Checkpoint. Layers beyond num_hidden_layers are not taken. One thread at a
+// time may use it; sources may be read from several threads as long as nothing is put.
 class CONCLAVE_API CheckpointFeed {
  public:
-  // From the text of config.json. Of a quantised model a layer's experts are taken to be so until
-  // one comes that is not. Throws as Checkpoint::open does for that file, and
+  // Makes a feed from the text of config.json. In a quantised model a layer's experts count as
+  // quantised until one comes that is not. Throws as Checkpoint::open does for that file, and
   // Error(kUnsupportedQuantization) for methods that are not read.
   static CheckpointFeed from_config(std::string_view config_json);
-  // For layers of one spec, by the names of a family ("qwen3_moe"). Throws
+  // Makes a feed for layers of one spec, by the names of a family ("qwen3_moe"). Throws
   // Error(kUnknownArchitecture), Error(kInvalidArgument) for a layer below 0 or above 4095, and as
   // validate(spec).
   static CheckpointFeed from_spec(const MoeSpec& spec, std::string_view model_type,
@@ -106,24 +106,24 @@ class CONCLAVE_API CheckpointFeed {
   ~CheckpointFeed();
 
   // Takes a tensor under its full name ("model.layers.0.mlp.gate.weight"). Returns whether a MoE
-  // layer has a use for it; others are forgotten. A tensor that is refused is not kept.
-  // Throws Error(kTensorDuplicate) for a name that came before, Error(kTensorShape,
-  // kTensorUnexpected, kNullPointer), and Error(kStride) for rows apart under kKeep. Two tensors
-  // for one matrix, and names of no meaning, are found by missing() and layer_source() too.
+  // layer has a use for it; others are forgotten. A tensor that is refused is not kept. Throws
+  // Error(kTensorDuplicate) for a name that came before, Error(kTensorShape, kTensorUnexpected,
+  // kNullPointer), and Error(kStride) for rows apart under kKeep. Two tensors for one matrix, and
+  // names without meaning, are also found by missing() and layer_source().
   bool put(std::string_view name, const ConstTensorView& tensor,
            FeedMemory memory = FeedMemory::kCopy);
 
   std::span<const int64_t> layers() const noexcept;  // numbers of the MoE layers, ascending
-  // What has not come yet, "NAME [rows, cols]", at most `limit`; empty when complete. Looks at
-  // everything put. Throws Error(kTensorDuplicate), and Error(kTensorUnexpected) for expert weights
-  // of two models.
+  // Tensors that have not come yet, "NAME [rows, cols]", at most `limit`; empty when complete.
+  // Looks at everything put. Throws Error(kTensorDuplicate), and Error(kTensorUnexpected) for
+  // expert weights of two models.
   std::vector<std::string> missing(size_t limit = 10) const;
   bool is_complete(int64_t layer) const;  // Throws Error(kLayerNotFound).
 
-  // Of a complete layer. Throw Error(kLayerNotFound, kTensorMissing, kTensorUnexpected,
+  // Both need a complete layer and throw Error(kLayerNotFound, kTensorMissing, kTensorUnexpected,
   // kTensorDType).
   CheckpointLayer layer(int64_t index) const;
-  // Reads from what was put; the feed must outlive it.
+  // Reads from the tensors put; the feed must outlive the source.
   std::unique_ptr<WeightSource> layer_source(int64_t index) const;
   // Frees the copies of one layer, whose sources must be gone. It counts as missing again.
   void release(int64_t layer);

@@ -1,4 +1,4 @@
-// Everything public, in one include.
+// Includes every public header.
 #pragma once
 
 #include "conclave/checkpoint.h"

@@ -15,8 +15,8 @@
 
 namespace conclave::inline v0 {
 
-// A call that several workers execute together. A plain function and a pointer, so that no call
-// allocates and a C host can provide one.
+// A call that several workers execute together. It is a plain function and a pointer, so that no
+// call allocates and a C host can provide one.
 struct ParallelTask {
   void (*invoke)(void* state, int32_t worker) noexcept = nullptr;
   void* state = nullptr;
@@ -50,24 +50,23 @@ class CONCLAVE_API HostAllocator {
   virtual void deallocate(void* data, size_t bytes) noexcept = 0;
 };
 
-// A queue of work of a device, as its own library names it: conclave/interop/cuda.h converts.
-// Never owned. A null handle is no stream: on "cpu" there are none, a CUDA call without one is
-// refused.
+// A queue of work of a device, as its own library names it: conclave/interop/cuda.h converts. Never
+// owned. A null handle means no stream: "cpu" has none, and a CUDA call without one is refused.
 struct Stream {
   void* handle = nullptr;
   friend bool operator==(const Stream&, const Stream&) = default;
 };
 
-// Where an application's own device memory comes from, such as a framework's caching allocator.
-// Called in create, reload, Workspace and DeviceQueue, never in forward.
+// Source of an application's own device memory, such as a framework's caching allocator. Called in
+// create, reload, Workspace and DeviceQueue, never in forward.
 class CONCLAVE_API DeviceAllocator {
  public:
   virtual ~DeviceAllocator() = default;
-  // Memory of the context's device that work enqueued on `stream` from now on may use; without a
-  // stream, work of any stream. Returns
-  // null, or throws std::bad_alloc, when there is none. `alignment` is a power of two, at most 512.
+  // Memory of the context's device for work enqueued on `stream` from now on; without a stream, for
+  // work of any stream. Returns null, or throws std::bad_alloc, when there is none. `alignment` is
+  // a power of two, at most 512.
   virtual void* allocate(size_t bytes, size_t alignment, Stream stream) = 0;
-  // Work that `stream` holds already may still use the memory; without a stream none does.
+  // Work already on `stream` may still use the memory; without a stream no work does.
   virtual void deallocate(void* data, size_t bytes, Stream stream) noexcept = 0;
 };
 
@@ -83,10 +82,10 @@ class CONCLAVE_API LogSink {
   virtual void progress(std::string_view phase, int64_t done, int64_t total);
 };
 
-// Null members mean the library's own. Given objects must outlive the context.
+// Null members select the library's own. Objects given must outlive the context.
 struct ContextOptions {
   std::string device = {};  // "cpu", "cuda" or "cuda:1"; empty: "cpu"
-  int32_t num_threads = 0;  // for the own pool; ignored with an executor
+  int32_t num_threads = 0;  // for the library's own pool; ignored with an executor
   bool pin_threads = false;
   std::string isa = {};  // "scalar", "avx2", "avx512", "avx512_bf16", "amx"; empty: best
   Executor* executor = nullptr;
@@ -108,8 +107,8 @@ class CONCLAVE_API Context {
   // instruction set or a device that this build or machine lacks; kDevice where the driver refuses.
   explicit Context(ContextOptions options = {});
   // Reads CONCLAVE_DEVICE, CONCLAVE_NUM_THREADS (else OMP_NUM_THREADS), CONCLAVE_ISA and
-  // CONCLAVE_PIN_THREADS; what `options` say comes first.
-  // The only place of the library that reads the environment.
+  // CONCLAVE_PIN_THREADS; values set in `options` come first. No other part of the library reads
+  // the environment.
   static Context from_environment(ContextOptions options = {});
   Context(Context&&) noexcept;
   Context& operator=(Context&&) noexcept;
@@ -119,7 +118,7 @@ class CONCLAVE_API Context {
   const std::string& device() const noexcept;
   Executor& executor() const noexcept;
   HostAllocator& host_allocator() const noexcept;
-  // The given one, or the library's own; null on "cpu".
+  // The allocator given, or the library's own; null on "cpu".
   DeviceAllocator* device_allocator() const noexcept;
   Communicator* communicator() const noexcept;
   Communicator* tensor_communicator() const noexcept;

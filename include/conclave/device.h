@@ -1,4 +1,4 @@
-// What this machine is and can do: CPU features, instruction-set rows, measured ceilings.
+// Describes this machine: CPU features, instruction-set rows, measured ceilings.
 #pragma once
 
 #include "conclave/context.h"
@@ -13,7 +13,8 @@ namespace conclave::inline v0 {
 struct IsaInfo {
   std::string name;  // "avx512_bf16"
   bool usable = false;
-  std::string reason;  // why not: "CPU lacks avx512_bf16", "OS does not save AMX tiles"
+  std::string reason;  // why it is not usable: "CPU lacks avx512_bf16", "OS does not save AMX
+                       // tiles"
 };
 
 struct NumaNode {
@@ -28,8 +29,8 @@ struct CpuInfo {
   int32_t family = 0;
   int32_t model = 0;
   int32_t stepping = 0;
-  std::vector<std::string> features;  // those that matter here: "avx2", "fma", ...
-  int32_t usable_cpus = 0;            // this process' affinity mask, cgroup quota applied
+  std::vector<std::string> features;  // only those that matter here: "avx2", "fma", ...
+  int32_t usable_cpus = 0;            // this process's affinity mask, cgroup quota applied
   int64_t l1d_bytes = 0;
   int64_t l2_bytes = 0;
   int64_t l3_bytes = 0;
@@ -37,7 +38,7 @@ struct CpuInfo {
   std::string huge_pages;     // "always", "madvise", "never", "unknown"
   std::vector<IsaInfo> isas;  // best first, scalar last
   std::vector<NumaNode> numa;
-  std::string arithmetic;         // what the CPU table chooses for bf16 weights
+  std::string arithmetic;         // the choice of the CPU table for bf16 weights
   std::string arithmetic_reason;  // the table's row
 };
 CONCLAVE_API CpuInfo cpu_info();

@@ -1,5 +1,5 @@
-// The little of a device that a program needs to run a layer there without that device's own
-// library: a stream, copies, memory, timing. Applications with a framework use the framework's.
+// The few device services that a program needs to run a layer without the device's own library: a
+// stream, copies, memory, timing. Applications with a framework use the framework's.
 #pragma once
 
 #include "conclave/context.h"
@@ -15,8 +15,8 @@ namespace conclave::inline v0 {
 
 class DeviceQueue;
 
-// Owns memory of a device, from the context's allocator. Move only. It is given back without a
-// stream: synchronise what uses it first.
+// Owns memory of a device, from the context's allocator. Move only. The memory is freed without a
+// stream: synchronise the work that uses it first.
 class CONCLAVE_API DeviceTensor {
  public:
   DeviceTensor() = default;
@@ -43,8 +43,8 @@ class CONCLAVE_API DeviceTensor {
 };
 
 // A stream of the context's device. The context and its allocator must outlive queue and tensors;
-// tensors may outlive their queue. Calls of one queue from one thread at a time. All throw
-// Error(kDevice) where the device fails, also for work enqueued earlier.
+// tensors may outlive their queue. One queue serves one thread at a time. All calls throw
+// Error(kDevice) if the device fails, also for work enqueued earlier.
 class CONCLAVE_API DeviceQueue {
  public:
   // Throws Error(kUnsupported) for a context on "cpu".
@@ -54,19 +54,19 @@ class CONCLAVE_API DeviceQueue {
   ~DeviceQueue();  // waits
 
   Stream stream() const noexcept;
-  // Not cleared; as large as a tensor of that type and shape, at least one byte. Throws
+  // Memory for a tensor of that type and shape, at least one byte, not cleared. Throws
   // Error(kOutOfMemory, kSizeOverflow).
   DeviceTensor allocate(DType dtype, const Shape& shape) const;
-  // Copies of dense tensors; they wait until done. `to` has the size of `from`: Error(kShape).
+  // Copy dense tensors and wait until done. `to` has the size of `from`: Error(kShape).
   DeviceTensor upload(const ConstTensorView& from) const;
   void upload(const ConstTensorView& from, const TensorView& to) const;
   void download(const ConstTensorView& from, const TensorView& to) const;
-  // Sets every byte; enqueued.
+  // Enqueues a write of `value` to every byte.
   void fill(const TensorView& tensor, uint8_t value) const;
   void synchronize() const;
 
-  // Mean milliseconds of what `enqueue` puts on stream(): captured into a graph, replayed once
-  // untimed, then `replays` times in a row. Throws what `enqueue` throws.
+  // Mean milliseconds of the work that `enqueue` puts on stream(): captured into a graph, replayed
+  // once untimed, then `replays` times in a row. Throws what `enqueue` throws.
   double time_ms(const std::function<void()>& enqueue, int32_t replays) const;
 
  private:

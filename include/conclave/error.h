@@ -44,7 +44,7 @@ enum class ErrorCode : int32_t {
   kPathEscape = 206,       // a shard name that is not one plain path component
   kForbiddenFormat = 207,  // pickle, zip, HDF5, numpy, ... recognised by content
 
-  // 3xx: safetensors, one code a rule
+  // 3xx: safetensors, one code per rule
   kSafetensorsTooShort = 300,
   kSafetensorsHeaderTooLarge = 301,
   kSafetensorsHeaderTruncated = 302,
@@ -106,15 +106,15 @@ enum class ErrorCode : int32_t {
 // "kShape" for ErrorCode::kShape; "unknown" for a value outside the list.
 CONCLAVE_API std::string_view to_string(ErrorCode code) noexcept;
 
-// Each field is empty where it does not apply.
+// A field that does not apply is empty.
 struct ErrorDetail {
-  std::string what = {};  // the sentence: what was wrong, in the caller's words
+  std::string what = {};  // the sentence that says what was wrong, in the caller's words
   std::string file = {};
   std::string tensor = {};  // tensor or argument name
   std::string expected = {};
   std::string found = {};
   std::string limit = {};
-  std::string hint = {};  // what to do next
+  std::string hint = {};  // the next step for the caller
 };
 
 class CONCLAVE_API Error : public std::runtime_error {
@@ -133,7 +133,7 @@ class CONCLAVE_API Error : public std::runtime_error {
   ErrorDetail detail_;
 };
 
-// A lost, late or disagreeing rank. `peer` is -1 where no single peer is to blame.
+// A lost, late or disagreeing rank. `peer` is -1 if no single peer is to blame.
 class CONCLAVE_API CommError : public Error {
  public:
   CommError(ErrorCode code, int32_t peer, std::string phase, std::string what);

@@ -17,31 +17,31 @@
 
 namespace conclave::inline v0 {
 
-// What to do with an id other than -1 that its slot may not hold: outside [0, E + Z), and in the
-// slots of fused shared experts (SharedMode::kFusedSlots) anything but that expert's id. -1 always
-// contributes nothing.
+// Treatment of an id other than -1 that its slot may not hold: one outside [0, E + Z), or in a slot
+// of fused shared experts (SharedMode::kFusedSlots) any but that expert's id. -1 always contributes
+// nothing.
 enum class IdPolicy : uint8_t {
   kStrict,  // Error(kExpertId) naming token and slot, before any output is written
   kSkip,    // contributes nothing (the sentinel of transformers' expert-parallel router)
 };
 
-// Variable: counts first, then exactly the rows. Fixed slots: one exchange of a fixed number of
-// slots per pair of ranks (padded batch layout), its size known at plan time.
+// kVariable exchanges counts first, then exactly the rows. kFixedSlots makes one exchange of a
+// fixed number of slots per pair of ranks (padded batch layout), its size known at plan time.
 enum class EpTransport : uint8_t { kVariable, kFixedSlots };
 
-// Unreduced rows come home one by one and are summed there in slot order, so that the result does
-// not depend on the number of ranks (D3). Per-rank sums move less data but are not D3.
+// kUnreduced: rows come home one by one and are summed there in slot order, so that the result does
+// not depend on the number of ranks (D3). kReducedPerRank moves less data but is not D3.
 enum class EpCombine : uint8_t { kUnreduced, kReducedPerRank };
 
-// Which results have the same bits, on CUDA. The CPU always gives kBatchInvariant.
+// Promises which results have the same bits on CUDA. The CPU always gives kBatchInvariant.
 enum class Determinism : uint8_t {
   kRepeatable,      // D1: the same call gives the same bits, run after run
   kBatchInvariant,  // D1 and D2: neither the other tokens of a call nor their number changes a
                     // token's bits. One arithmetic for every T: no single-launch kernel for few
                     // tokens, which costs up to half of the time below 16 tokens; docs/numerics.md
-  kUnordered,       // neither: where a kernel can, a token's expert rows are added up as they come,
-                    // else as kRepeatable (Plan::rows says). As little as half the workspace, but 2
-                    // to 22 % more time as measured: docs/numerics.md
+  kUnordered,       // neither: kernels that can do so add up a token's expert rows as they come,
+                    // others run as kRepeatable (Plan::rows says which). As little as half the
+                    // workspace, but 2 to 22 % more time as measured: docs/numerics.md
 };
 
 class TuningTable;
@@ -54,34 +54,35 @@ struct LayerOptions {
   EpTransport transport = EpTransport::kVariable;
   EpCombine ep_combine = EpCombine::kUnreduced;
   Determinism determinism = Determinism::kRepeatable;
-  // Measured choices that come before the built-in ones, on CUDA; null: none. Kept by the layer.
+  // Measured choices that precede the built-in ones on CUDA; null: none. The layer shares them.
   std::shared_ptr<const TuningTable> tuning = {};
 };
 
-// Nanoseconds; a forward adds to them, over all its chunks.
+// Nanoseconds; each forward adds its time, over all its chunks.
 struct StageTimings {
   int64_t route_ns = 0;  // gate product included
   int64_t dispatch_ns = 0;
   int64_t experts_ns = 0;
-  int64_t shared_ns = 0;  // and the residual MLP
+  int64_t shared_ns = 0;  // includes the residual MLP
   int64_t combine_ns = 0;
   int64_t total_ns = 0;
 };
 
 // Scratch memory of a forward. One workspace may serve several layers used one after another;
 // concurrent forwards need distinct ones. On a device its first 256 bytes hold the counters by
-// which blocks of a launch wait for each other: cleared here, zero again after every forward, and
-// nobody else's to write as long as the workspace lives.
+// which blocks of a launch wait for each other: the constructor clears them, every forward leaves
+// them zero, and nobody else may write them while the workspace lives.
 class CONCLAVE_API Workspace {
  public:
-  // Owned memory of the context's device, from its allocator. With a stream it is for work on that
-  // stream; without, it is ready on return. Throws Error(kOutOfMemory, kDevice).
+  // Owns memory of the context's device, from its allocator. Given a stream, the memory is for work
+  // on that stream; without one it is ready on return. Throws Error(kOutOfMemory, kDevice).
   Workspace(const Context& context, size_t bytes, Stream stream = {});
-  // Caller's host memory, 64-byte aligned. Throws Error(kMisaligned, kNullPointer).
+  // Borrows the caller's host memory, 64-byte aligned. Throws Error(kMisaligned, kNullPointer).
   explicit Workspace(std::span<std::byte> memory);
-  // Caller's memory of the context's device, 256-byte aligned (64 on "cpu"), which must outlive the
-  // work that uses it. Clears the first 256 bytes on `stream`; without one it waits for that.
-  // Throws Error(kMisaligned, kNullPointer), and kDevice where it is not memory of that device.
+  // Borrows the caller's memory of the context's device, 256-byte aligned (64 on "cpu"), which must
+  // outlive the work that uses it. Clears the first 256 bytes on `stream`; without one it waits
+  // until they are clear. Throws Error(kMisaligned, kNullPointer), and kDevice for memory
+  // elsewhere.
   Workspace(const Context& context, std::span<std::byte> memory, Stream stream = {});
   Workspace(Workspace&&) noexcept;
   Workspace& operator=(Workspace&&) noexcept;
@@ -114,11 +115,11 @@ struct ForwardArgs {
   ConstTensorView router_logits = {};   // [T, num_logits(spec)] f32, f16 or bf16
   ConstTensorView topk_ids = {};        // [T, num_slots(spec)] int32 or int64
   ConstTensorView topk_weights = {};    // [T, num_slots(spec)] f32, f16 or bf16
-  ConstTensorView router_input = {};    // [T, H] the gate reads instead of hidden; only if it runs
-  ConstTensorView residual_input = {};  // [T, H] the residual MLP reads instead of hidden
-  ConstTensorView token_ids = {};       // [T] int32 or int64, of router "hash": rows of its table
+  ConstTensorView router_input = {};    // [T, H]; the gate, if it runs, reads it instead of hidden
+  ConstTensorView residual_input = {};  // [T, H]; the residual MLP reads it instead of hidden
+  ConstTensorView token_ids = {};       // [T] int32 or int64, for router "hash": rows of its table
   ConstTensorView padding_mask = {};    // [T] bool; false: the token is padding, its output is 0
-  // If given: only the first *num_tokens <= T rows count; the others of out are not written. On
+  // If given, only the first *num_tokens <= T rows count; the other rows of out are not written. On
   // CUDA it is read when the work runs; more than T counts as T, fewer than 0 as 0.
   const int64_t* num_tokens = nullptr;
 
@@ -127,11 +128,11 @@ struct ForwardArgs {
   // have been, up to rounding. Gates, slot weights and the factors of kAverage and kSoftmaxMix are
   // in both parts.
   TensorView shared_out = {};
-  TensorView captured_logits = {};   // [T, num_logits(spec)] f32: what the router saw
+  TensorView captured_logits = {};   // [T, num_logits(spec)] f32: the logits that the router saw
   TensorView captured_ids = {};      // [T, num_slots(spec)] int32, logical ids; -1: skipped
   TensorView captured_weights = {};  // [T, num_slots(spec)] f32
-  // [E] logical; this call's rows per expert are added. Padding, zero and shared experts are not
-  // counted.
+  // [E] logical experts; this call's rows per expert are added. Padding, zero and shared experts
+  // are not counted.
   std::span<int64_t> expert_load = {};
 
   Workspace* workspace = nullptr;   // null: the layer's own (then one forward at a time)
@@ -140,26 +141,26 @@ struct ForwardArgs {
 };
 
 // Sticky counters since create, of this rank and of all layers that share its weights. On CUDA
-// forwards and tokens count calls of forward, a replayed graph's not, with T for what num_tokens
-// would say; the others count on the device.
+// `forwards` and `tokens` count host calls of forward, with T whatever num_tokens says, and no
+// replays of a graph; the other counters count on the device.
 struct LayerStatus {
   int64_t forwards = 0;
   int64_t tokens = 0;
-  // Ids other than -1 dropped by IdPolicy::kSkip, and on CUDA, where forward cannot see them, by
-  // kStrict as well.
+  // Ids other than -1 that were dropped: by IdPolicy::kSkip, and on CUDA by kStrict too, since
+  // forward cannot see the ids there.
   int64_t skipped_ids = 0;
   int64_t tokens_without_finite_logit = 0;
 };
 
-// One row of a table of alternatives, as considered by the plan.
+// One row of a table of alternatives that the plan considered.
 struct PlanRow {
   std::string table;  // "kernel", "dispatcher", "router"
   std::string name;   // "cpu.avx512"
   bool chosen = false;
-  std::string reason;  // why rejected; for the chosen row, why it came first
+  std::string reason;  // why it was rejected; for the chosen row, why it came first
 };
 
-// What runs for calls of `first_tokens` to `last_tokens` tokens, on CUDA.
+// The kernel for calls of `first_tokens` to `last_tokens` tokens, on CUDA.
 struct PlanRung {
   int64_t first_tokens = 0;
   int64_t last_tokens = 0;
@@ -174,15 +175,15 @@ struct Plan {
   std::string device;            // "cpu"; "cuda:0 NVIDIA H200, 132 multiprocessors"
   std::vector<PlanRung> ladder;  // ascending, without gaps, from 1 to max_tokens; empty on "cpu"
   std::string isa;
-  std::string arithmetic;   // one for every row count: fixed for the layer's life
+  std::string arithmetic;   // the same for every row count, fixed for the layer's life
   std::string determinism;  // "D1 D2 D3"; "none" for sums in any order
   std::string tile;         // "6x64, panels of 64 columns"
   std::string router;
   std::string dispatcher;
-  std::vector<std::string> stages;  // of a forward, in order: "route", "latent down 1024"
-  std::string part;                 // "3 of 8 experts on rank 1 of 3": what this rank holds
+  std::vector<std::string> stages;  // stages of a forward, in order: "route", "latent down 1024"
+  std::string part;                 // the part this rank holds: "3 of 8 experts on rank 1 of 3"
   int64_t max_tokens = 0;
-  int64_t num_local_experts = 0;  // physical ones
+  int64_t num_local_experts = 0;  // physical experts
   size_t workspace_bytes = 0;
   size_t packed_bytes = 0;
   std::string packed_layout;  // "panel64.k2.v1"
@@ -194,9 +195,9 @@ enum class ReloadMode : uint8_t {
              // forward throws Error(kState) until a reload completes
 };
 
-// Immutable after create, but for reload. Concurrent forwards are allowed with distinct workspaces,
-// and on CUDA distinct streams. Destruction waits for nothing that a stream still holds:
-// synchronise it first.
+// Immutable after create, except for reload. Concurrent forwards need distinct workspaces, and on
+// CUDA distinct streams. Destruction does not wait for work that a stream still holds: synchronise
+// the stream first.
 class CONCLAVE_API MoeLayer {
  public:
   // Validates, plans, and packs this rank's experts or slices. Collective over the context's
@@ -205,30 +206,30 @@ class CONCLAVE_API MoeLayer {
   // kUnknownName, kUnsupported with the reason of every row, kTensorMissing, kTensorShape,
   // kTensorDType, kExpertId (hash table), kOutOfMemory; CommError where ranks disagree; and what
   // the source throws.
-  // On CUDA weights are copied expert by expert through pinned memory; those of a source of device
-  // memory (WeightSource::memory) whose matrices lie as MoeLayer keeps them are used where they
-  // are: then they must outlive the layer. docs/architecture.md has the layout. kDevice: the device
-  // failed, or a tensor said to be in its memory is not.
+  // On CUDA weights are copied expert by expert through pinned memory. If the source is in device
+  // memory (WeightSource::memory) and its matrices lie as MoeLayer keeps them, they are used in
+  // place and must outlive the layer. docs/architecture.md has the layout. Throws Error(kDevice) if
+  // the device failed, or a tensor said to be in its memory is not.
   static MoeLayer create(const Context& context, const MoeSpec& spec, const WeightSource& source,
                          const LayerOptions& options = {}, const ParallelSpec& parallel = {});
   MoeLayer(MoeLayer&&) noexcept;
   MoeLayer& operator=(MoeLayer&&) noexcept;
   ~MoeLayer();
 
-  // Throws Error before anything is written if an argument is wrong. Any T from 0. Collective
-  // as create: expert-parallel ranks each with their own T, tensor-parallel ranks with the same
-  // tokens. A CommError comes midway: out is then incomplete. docs/architecture.md has the formula.
-  // On CUDA values in device memory are not looked at: ids out of range are skipped and counted
-  // (LayerStatus::skipped_ids), whatever the IdPolicy.
+  // Throws Error before anything is written if an argument is wrong. T may be any number from 0.
+  // Collective as create: expert-parallel ranks each have their own T, tensor-parallel ranks the
+  // same tokens. A CommError comes midway: out is then incomplete. docs/architecture.md has the
+  // formula. On CUDA forward does not look at values in device memory: ids out of range are skipped
+  // and counted (LayerStatus::skipped_ids), whatever the IdPolicy.
   void forward(const ForwardArgs& args) const;
 
   // A layer planned for calls of up to `max_tokens` tokens on the same packed weights: nothing is
-  // packed or copied, addresses stay, and on the CPU no result changes by a bit. All that share
-  // weights share reload, which is then not concurrent with a forward of any, and status(); the
-  // weights live as long as the last. Collective as create. On CUDA what was captured from this
-  // layer stays right while both live, and up to kReplannedTokens, or what this layer plans for, no
-  // device memory is asked for, so that it may be called while a stream is captured. Throws as
-  // create does for options. Concurrent with forward, not with reload.
+  // packed or copied, addresses stay, and on the CPU no result changes by a bit. Layers that share
+  // weights share status() and reload, which must not run during a forward of any of them; the
+  // weights live as long as the last layer. Collective as create. On CUDA a graph captured from
+  // this layer stays valid while both live. Up to kReplannedTokens tokens, or those this layer
+  // plans for, the call asks for no device memory and so may run while a stream is captured. Throws
+  // as create does for options. Concurrent with forward, not with reload.
   static constexpr int64_t kReplannedTokens = 16384;
   MoeLayer with_max_tokens(int64_t max_tokens) const;
 
@@ -240,13 +241,13 @@ class CONCLAVE_API MoeLayer {
   const MoeSpec& spec() const noexcept;
   const ParallelSpec& parallel() const noexcept;
   const Plan& plan() const noexcept;
-  // Of calls of any number of tokens.
+  // Bytes that serve calls of any number of tokens.
   size_t workspace_bytes() const noexcept;
-  // Of calls of up to `tokens` tokens, which forward takes as well; more than max_tokens count as
-  // that. On "cpu" the same as above.
+  // Bytes that serve calls of up to `tokens` tokens, which forward takes as well; more than
+  // max_tokens count as max_tokens. On "cpu" the same as above.
   size_t workspace_bytes(int64_t tokens) const;
   // On CUDA waits for a copy of the counters, not for work that streams hold. Throws Error(kDevice)
-  // where work enqueued earlier made the device fail.
+  // if work enqueued earlier made the device fail.
   LayerStatus status() const;
 
  private:
@@ -255,7 +256,7 @@ class CONCLAVE_API MoeLayer {
   std::unique_ptr<Impl> impl_;
 };
 
-// The plan that create would make, without weights. Never throws for "cannot": the rows say why.
+// The plan that create would make, without weights. It never throws for "cannot": the rows say why.
 CONCLAVE_API Plan make_plan(const Context& context, const MoeSpec& spec,
                             const LayerOptions& options = {}, const ParallelSpec& parallel = {});
 // The plan as aligned text, one line per row, rejected rows with their reason.

@@ -13,30 +13,30 @@
 
 namespace conclave::inline v0 {
 
-// How far an activated value may be off, relatively, before it is rounded to a code of e4m3: where
-// float32 sums products, and where tensor cores do. docs/quantisation.md derives both.
+// Largest relative error of an activated value before it is rounded to a code of e4m3: with float32
+// sums, and with those of tensor cores. docs/quantisation.md derives both.
 inline constexpr double kFloat32CodeAmbiguity = 3e-5;
 inline constexpr double kTensorCoreCodeAmbiguity = 2e-3;
 
 // Row-major; T rows each.
 struct ReferenceResult {
-  std::vector<double> logits;          // [T, num_logits(spec)]; empty where ids were given
+  std::vector<double> logits;          // [T, num_logits(spec)]; empty if ids were given
   std::vector<int32_t> topk_ids;       // [T, num_slots(spec)]
   std::vector<double> topk_weights;    // [T, num_slots(spec)]
-  std::vector<double> shared_weights;  // [T, S], of SharedMode::kRouterWeight; empty else
-  // The parts as they are added: output scale, projection, zero experts, output bias and the mix
-  // of routed and shared experts are in them. out is routed + residual where shared_out is given.
+  std::vector<double> shared_weights;  // [T, S], for SharedMode::kRouterWeight, otherwise empty
+  // The parts as they are added: they include output scale, projection, zero experts, output bias
+  // and the mix of routed and shared experts. With shared_out given, out is routed + residual.
   std::vector<double> routed;    // [T, H]
   std::vector<double> shared;    // [T, H]; empty without shared experts
   std::vector<double> residual;  // [T, H]; empty without a residual MLP
   std::vector<double> output;    // [T, H] = routed + shared + residual
-  // How far, in L2, the codes of activated rows that are ambiguous may move each token: [T]; zeros
-  // where rows are not quantised, and with ReferenceArgs::code_ambiguity = 0.
+  // [T]: how far, in L2, ambiguous codes of activated rows may move each token. Zeros if rows are
+  // not quantised, and with ReferenceArgs::code_ambiguity = 0.
   std::vector<double> allowance;
 };
 
 // Routing is recomputed from hidden through the gate, unless logits, or ids and weights, are given.
-// Ids alone are weighed, as in ForwardArgs. A router of the application has no float64 rule: give
+// Ids alone are weighed, as in ForwardArgs. An application's own router has no float64 rule: give
 // ids and weights. With ids and weights, logits serve only to weigh shared experts
 // (SharedMode::kRouterWeight).
 struct ReferenceArgs {
@@ -45,15 +45,15 @@ struct ReferenceArgs {
   // [T, num_slots(spec)] int32 or int64; ids that no slot may hold contribute nothing.
   ConstTensorView topk_ids = {};
   ConstTensorView topk_weights = {};    // [T, num_slots(spec)]
-  ConstTensorView router_input = {};    // these three as in ForwardArgs
+  ConstTensorView router_input = {};    // this and the next two as in ForwardArgs
   ConstTensorView residual_input = {};  // [T, H]
   ConstTensorView token_ids = {};       // [T]
-  // Codes are ambiguous where a value off by this share would have another one.
+  // A code is ambiguous if a relative error of this size would change it.
   double code_ambiguity = 0;
 };
 
 // Reads only the experts that are hit; uses the context's threads. Throws as MoeLayer::forward, and
-// Error(kUnsupported) for a router of the application's own, unless ids and weights are given.
+// Error(kUnsupported) for an application's own router unless ids and weights are given.
 CONCLAVE_API ReferenceResult reference_forward(const Context& context, const MoeSpec& spec,
                                                const WeightSource& source,
                                                const ReferenceArgs& args);
@@ -63,42 +63,42 @@ CONCLAVE_API ReferenceResult reference_forward(const Context& context, const Moe
 // Error(kShape).
 CONCLAVE_API std::vector<double> token_errors(const ConstTensorView& actual,
                                               std::span<const double> expected);
-// The largest, counting NaN as infinity; 0 for no tokens.
+// The largest of `errors`, counting NaN as infinity; 0 for no tokens.
 CONCLAVE_API double worst(std::span<const double> errors);
 
-// The accuracy bar of a layer: 5e-6 where weights and out are f32, 6e-3 where either is f16 or bf16
+// The accuracy bar of a layer: 5e-6 if weights and out are f32, 6e-3 if either is f16 or bf16
 // (docs/numerics.md derives both).
 CONCLAVE_API double accuracy_bar(DType weight_dtype, DType out_dtype);
 
 // A layer's own results against float64, stage by stage: its logits against the gate product, its
-// ids and weights against its logits, its output against its ids and weights. So a near tie cannot
-// be mistaken for a wrong output, nor hide one.
+// ids and weights against its logits, its output against its ids and weights. Thus a near tie can
+// neither be mistaken for a wrong output nor hide one.
 struct StageCheck {
-  // max |logit - exact| / (|x| |w| + |bias|); a rounding to logits_dtype counts.
+  // max |logit - exact| / (|x| |w| + |bias|); rounding to logits_dtype counts as error.
   double worst_logit_error = 0;
-  // Ids that differ from float64 on the same logits. Not looked for with a router of the
-  // application, which has no float64 rule.
+  // Ids that differ from float64 on the same logits. Stays 0 with an application's own router,
+  // which has no float64 rule.
   int64_t routing_mismatches = 0;
-  // Tokens whose set of experts differs, and those with the same experts in another order.
+  // Tokens with another set of experts, and tokens with the same experts in another order.
   int64_t mismatched_tokens = 0;
   int64_t reordered_tokens = 0;
   double worst_weight_error = 0;  // relative, on the same logits
-  // On the same ids and weights; of quantised rows without what ambiguous codes account for.
+  // Relative L2 errors on the same ids and weights, less the allowance for ambiguous codes.
   std::vector<double> token_errors;
   double worst_token_error = 0;
-  int64_t ambiguous_tokens = 0;  // tokens with such a code
+  int64_t ambiguous_tokens = 0;  // tokens with an ambiguous code
 };
 struct LayerResult {
   ConstTensorView hidden = {};
-  // [T, num_logits(spec)] f32 as captured; empty where routing was given.
+  // [T, num_logits(spec)] f32 as captured; empty if routing was given.
   ConstTensorView logits = {};
   ConstTensorView topk_ids = {};      // [T, num_slots(spec)] int32
   ConstTensorView topk_weights = {};  // [T, num_slots(spec)] f32
   ConstTensorView output = {};        // [T, H]
-  ConstTensorView router_input = {};  // what the layer was given beside hidden
+  ConstTensorView router_input = {};  // this and the next two: given to the layer beside hidden
   ConstTensorView residual_input = {};
   ConstTensorView token_ids = {};
-  // Of what computed the result: kTensorCoreCodeAmbiguity on a GPU.
+  // Ambiguity of the device that computed the result: kTensorCoreCodeAmbiguity for a GPU.
   double code_ambiguity = kFloat32CodeAmbiguity;
 };
 CONCLAVE_API StageCheck check_against_reference(const Context& context, const MoeSpec& spec,

@@ -15,16 +15,17 @@ namespace conclave::inline v0 {
 
 class Executor;
 
-// Which experts each token uses. Row-major [T, k]; -1 contributes nothing. Pointers are borrowed.
+// The experts that each token uses. Row-major [T, k]; -1 contributes nothing. Pointers are
+// borrowed.
 struct Routing {
   int64_t num_tokens = 0;
   int64_t top_k = 0;
   const int32_t* topk_ids = nullptr;
   const float* topk_weights = nullptr;
-  const float* shared_weights = nullptr;  // [T, S] of SharedMode::kRouterWeight; null else
+  const float* shared_weights = nullptr;  // [T, S] for SharedMode::kRouterWeight, otherwise null
 };
 
-// The router's own weights, widened; null where the spec has none.
+// The router's own weights, widened to float; null if the spec has none.
 struct RouterWeights {
   const float* selection_bias = nullptr;  // [E + Z]
   const float* expert_scale = nullptr;    // [E]
@@ -37,19 +38,20 @@ struct RouterInput {
   int64_t num_tokens = 0;
   int64_t num_experts = 0;             // E
   int64_t num_logits = 0;              // columns of logits: E, zero experts, shared sinks
-  const float* logits = nullptr;       // [T, num_logits]; null where there are none (simulated)
-  const int32_t* token_ids = nullptr;  // [T], in [0, vocab), of router "hash"
-  const int32_t* given_ids = nullptr;  // [T, k]: choices to weigh instead of choosing; -1 none
+  const float* logits = nullptr;       // [T, num_logits]; null for routers that read none
+                                       // (simulated)
+  const int32_t* token_ids = nullptr;  // [T], in [0, vocab), for router "hash"
+  const int32_t* given_ids = nullptr;  // [T, k]: choices to weigh instead of choosing; -1: none
   int64_t first_token = 0;             // number of row 0 in the call (chunked inputs)
   RouterWeights weights = {};
-  std::span<std::byte> scratch = {};  // scratch_bytes() of it, aligned to 64 bytes; one call's own
+  std::span<std::byte> scratch = {};  // scratch_bytes(), 64-byte aligned, for this call alone
 };
 
-// Destination of a route call, [T, k] each.
+// Destination of a route call; ids and weights are [T, k].
 struct RouterOutput {
   int32_t* topk_ids = nullptr;
   float* topk_weights = nullptr;
-  float* shared_weights = nullptr;  // [T, S], of "sink_softmax" only
+  float* shared_weights = nullptr;  // [T, S], for "sink_softmax" only
 };
 
 struct RouterStats {
@@ -59,7 +61,7 @@ struct RouterStats {
 // A rule from logits to ids and weights. Ids written must lie in [0, E + Z) or be -1; the layer
 // checks them: Error(kExpertId) under IdPolicy::kStrict, skipped and counted under kSkip. Thread
 // rule: concurrent forwards call route concurrently; it may use the executor. It must not allocate
-// after its first call with the largest T: what it needs beside its outputs it asks for with
+// after its first call with the largest T: it asks for memory beside its outputs with
 // scratch_bytes.
 class CONCLAVE_API Router {
  public:

@@ -1,5 +1,5 @@
-// Reading and writing safetensors files. The reader trusts nothing: header limits, checked sizes,
-// no holes, no overlaps, no duplicate keys, one ErrorCode a rule.
+// Reads and writes safetensors files. The reader trusts nothing: header limits, checked sizes, no
+// holes, no overlaps, no duplicate keys, one ErrorCode per rule.
 #pragma once
 
 #include "conclave/dtype.h"
@@ -19,15 +19,15 @@
 namespace conclave::inline v0 {
 
 // read() copies with pread in every mode. kMap also maps the file, for mapped(): that saves a copy
-// (20 ms a GB), but a file that another process truncates then ends this one by a signal, and one
-// that it rewrites is not noticed. kAuto is kRead.
+// (20 ms per GB), but if another process truncates the file, a signal ends this one, and if it
+// rewrites the file, nobody notices. kAuto is kRead.
 enum class FileAccess : uint8_t { kAuto, kMap, kRead };
 
 struct TensorInfo {
   std::string name;
   DType dtype = DType::kF32;
   std::vector<int64_t> shape;  // any rank
-  uint64_t file_offset = 0;    // of the first byte, from the start of the file
+  uint64_t file_offset = 0;    // offset of the first byte from the start of the file
   uint64_t bytes = 0;
 };
 
@@ -54,10 +54,10 @@ class CONCLAVE_API SafetensorsFile {
   // Copies bytes [offset, offset + destination.size()) of the tensor. Throws Error(kFileRead,
   // kFileChanged) naming file and offset; retries EINTR and short reads.
   void read(const TensorInfo& tensor, uint64_t offset, std::span<std::byte> destination) const;
-  // The tensor's bytes in the mapping, unaligned in general; empty unless kMap, and where the file
-  // cannot be mapped.
+  // The tensor's bytes in the mapping, in general unaligned; empty unless the access is kMap and
+  // the file can be mapped.
   std::span<const std::byte> mapped(const TensorInfo& tensor) const noexcept;
-  // The whole tensor, copied.
+  // A copy of the whole tensor.
   Tensor load(std::string_view name) const;
 
   struct Impl;

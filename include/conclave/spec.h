@@ -1,4 +1,4 @@
-// What one MoE layer is: sizes, router, activation, shared experts, and how it is split over ranks.
+// Describes one MoE layer: sizes, router, activation, shared experts, and its split over ranks.
 // Plain values: no call here keeps a pointer. Letters used in all docs: T tokens, E experts, Z zero
 // experts, S shared experts, k choices per token, H hidden, I intermediate.
 #pragma once
@@ -24,8 +24,8 @@ enum class RouterOrder : uint8_t {
   kTopkThenScore,  // the k highest logits; softmax then runs over the chosen ones only
 };
 enum class GroupScore : uint8_t { kMax, kTop2Sum };
-// What the experts of a group that was not kept compare as. kZero is what some families published:
-// an excluded expert then beats a kept one of negative score.
+// The value with which experts of a dropped group are compared. Some families published kZero: an
+// excluded expert then beats a kept one of negative score.
 enum class GroupMask : uint8_t { kNegInf, kZero };
 enum class Renormalize : uint8_t {
   kNone,
@@ -47,13 +47,13 @@ struct RouterInputNorm {
 
 enum class SimulatedDistribution : uint8_t {
   kUniform,  // k distinct experts, all equally likely
-  kNormal,   // logits from N(0, 1) a token
+  kNormal,   // logits drawn from N(0, 1) for each token
   kZipf,     // expert of rank r drawn with probability ~ (r + 1)^-exponent
   kReplay,   // rows of `replay_ids`, repeated
 };
 
-// Routing for load tests (router "simulated"): reads no logits. The ids of a token depend on seed
-// and token number only; weights are 1 / k, or `replay_weights`.
+// Routing for load tests (router "simulated"), which reads no logits. The ids of a token depend
+// only on the seed and the token's number; weights are 1 / k, or `replay_weights`.
 struct SimulatedRouting {
   SimulatedDistribution distribution = SimulatedDistribution::kUniform;
   uint64_t seed = 0;
@@ -67,7 +67,7 @@ struct SimulatedRouting {
 // - "topk": logits l = x W^T (+ bias), soft cap, score, selection bias, group limit, the k best,
 //   renormalise, scale.
 // - "hash": ids = table[token id] (WeightRole::kHashTable); weights as "topk" gives at those ids.
-//   Without selection bias and groups.
+//   It takes no selection bias and no groups.
 // - "sparse_mixer": two choices from separate masked softmaxes (PhiMoE, arXiv 2409.12136); k = 2;
 //   jitter_epsilon applies.
 // - "sink_softmax": chosen by sigmoid(l) + selection bias; the weights are a softmax over
@@ -80,31 +80,31 @@ struct RouterSpec {
   RouterOrder order = RouterOrder::kScoreThenTopk;
   bool has_logit_bias = false;      // WeightRole::kRouterBias: added to the product
   double soft_cap = 0;              // c > 0: l = c tanh(l / c)
-  bool has_selection_bias = false;  // WeightRole::kSelectionBias: added for choosing, never weighs
+  bool has_selection_bias = false;  // WeightRole::kSelectionBias: chooses, never weighs
 
   int64_t num_groups = 1;   // E % num_groups == 0; above 1 only without zero experts
-  int64_t topk_groups = 1;  // kept groups; k <= topk_groups * E / num_groups
+  int64_t topk_groups = 1;  // groups kept; k <= topk_groups * E / num_groups
   GroupScore group_score = GroupScore::kTop2Sum;  // needs two experts in a group
   GroupMask group_mask = GroupMask::kNegInf;
 
   Renormalize renormalize = Renormalize::kSum;
-  double renormalize_p = 1;  // of kPNorm
-  double epsilon = 0;        // of kSum and kPNorm
+  double renormalize_p = 1;  // p of kPNorm
+  double epsilon = 0;        // for kSum and kPNorm
   EpsilonMode epsilon_mode = EpsilonMode::kAdd;
-  double scale = 1;               // times every weight, after renormalising
-  bool has_expert_scale = false;  // WeightRole::kExpertScale: times the weight of that expert
-  bool has_global_scale = false;  // WeightRole::kGlobalScale: one number times every weight
+  double scale = 1;               // multiplies every weight after renormalising
+  bool has_expert_scale = false;  // WeightRole::kExpertScale: multiplies its expert's weight
+  bool has_global_scale = false;  // WeightRole::kGlobalScale: multiplies every weight
 
-  double jitter_epsilon = 0;  // of "sparse_mixer"; needed at inference
-  int64_t vocab_size = 0;     // of "hash": rows of the table
+  double jitter_epsilon = 0;  // for "sparse_mixer"; needed at inference
+  int64_t vocab_size = 0;     // for "hash": rows of the table
   SimulatedRouting simulated = {};
 
   RouterInputNorm input_norm = {};
   // The layer's own gate rounds its float32 product (and the sum with the bias) to this type first,
   // as the model family's published code does; logits given by the caller are used as they are.
   DType logits_dtype = DType::kF32;
-  // Scores are rounded to this type before they are compared, where the published code computes
-  // them in it; what weighs is not rounded. Not used where logits choose
+  // Scores are rounded to this type before they are compared, for families whose published code
+  // computes them in it; the weights stay unrounded. Unused when logits choose
   // (RouterOrder::kTopkThenScore).
   DType score_dtype = DType::kF32;
 };
@@ -120,16 +120,17 @@ struct RouterSpec {
 //                       u' = u where linear_beta = 0
 // and without a gate, h being the one product: "silu_no_mul", "gelu_no_mul", "gelu_tanh_no_mul",
 // "relu2_no_mul" = max(h, 0)^2.
-// Parameters are rounded to float32. Those of the formula lie in [0.001, 1e6], all others stay 0:
-// MoeLayer::create throws Error(kInvalidArgument) naming the field, the value and the limit.
+// Parameters are rounded to float32. Those that the formula reads lie in [0.001, 1e6], all others
+// stay 0: MoeLayer::create throws Error(kInvalidArgument) naming the field, the value and the
+// limit.
 struct ActivationSpec {
   std::string name = "silu";
-  double limit = 0;        // L of the clamped formulas; of swiglu_oai also 0: no clamp
-  double alpha = 0;        // of swiglu_oai: 1.702 as published
-  double beta = 0;         // of swiglu_oai (1) and situ (4)
-  double linear_beta = 0;  // of situ (25), or 0
+  double limit = 0;        // L of the clamped formulas; 0 in swiglu_oai: no clamp
+  double alpha = 0;        // for swiglu_oai: 1.702 as published
+  double beta = 0;         // for swiglu_oai (1) and situ (4)
+  double linear_beta = 0;  // for situ (25), or 0
 };
-// Whether the activation takes a gate and an up product, or one: names that end in "_no_mul".
+// True if the activation takes a gate and an up product; names that end in "_no_mul" take one.
 CONCLAVE_API bool is_gated(const ActivationSpec& activation);
 
 enum class SharedMode : uint8_t {
@@ -139,32 +140,33 @@ enum class SharedMode : uint8_t {
   kAverage,       // out = (routed + shared(x)) / 2
   kSoftmaxMix,    // out = c0 routed + c1 shared(x), c = softmax(x W^T + b): WeightRole::kMixGate
   kRouterWeight,  // out = routed + sum_i w_i shared_i(x), w from router "sink_softmax"
-  kFusedSlots,    // shared expert i is slot k + i with id E + i and the weight `slot_weight`; not
-                  // with zero experts, which would have the same ids
+  kFusedSlots,    // shared expert i is slot k + i with id E + i and weight `slot_weight`; excludes
+                  // zero experts, which would have the same ids
 };
 
 struct SharedExpertSpec {
   SharedMode mode = SharedMode::kNone;
-  // Of one shared expert. Where all of them are simply added, checkpoints store them as one of
-  // their summed width: then count is 1.
+  // Width of one shared expert. Checkpoints whose shared experts are simply added store them as one
+  // expert of the summed width: count is then 1.
   int64_t intermediate_size = 0;
   int64_t count = 1;                         // S; above 1 only for kRouterWeight and kFusedSlots
-  ActivationSpec activation = {.name = ""};  // no name: as the routed experts
+  ActivationSpec activation = {.name = ""};  // empty: that of the routed experts
   bool has_bias = false;                     // WeightRole::kSharedGateBias, ...UpBias, ...DownBias
-  double slot_weight = 1;                    // of kFusedSlots
-  // Of the shared matrices; none: MoeSpec::weight_dtype. A checkpoint of e4m3 experts may leave the
-  // shared ones in f32, f16 or bf16. e4m3 only where the routed experts have it, by the same rule.
+  double slot_weight = 1;                    // for kFusedSlots
+  // Type of the shared matrices; unset: MoeSpec::weight_dtype. A checkpoint of e4m3 experts may
+  // leave the shared ones in f32, f16 or bf16. e4m3 is valid only with e4m3 routed experts, under
+  // the same QuantSpec.
   std::optional<DType> weight_dtype = std::nullopt;
 };
 
 // Routed experts work on a projection: x -> down [Hl, H] -> experts on Hl -> weighted sum -> (rms
 // norm) -> up [H, Hl]. Router and shared experts read the full x. The projections are float32
-// products of WeightRole::kLatentDown and kLatentUp.
+// products with WeightRole::kLatentDown and kLatentUp.
 struct LatentSpec {
   int64_t size = 0;  // Hl; 0: no projection
-  // Of the weighted sum z: z / sqrt(mean(z^2) + norm_epsilon) * weight, WeightRole::kLatentNorm
-  // [Hl] (Kimi-K3). It needs the whole sum: Error(kUnsupported) with Reduce::kPartial over several
-  // ranks.
+  // Normalises the weighted sum z: z / sqrt(mean(z^2) + norm_epsilon) * weight, with
+  // WeightRole::kLatentNorm [Hl] (Kimi-K3). It needs the whole sum: Error(kUnsupported) with
+  // Reduce::kPartial over several ranks.
   bool has_norm = false;
   double norm_epsilon = 1e-6;
 };
@@ -172,28 +174,28 @@ struct LatentSpec {
 // A dense MLP beside the experts, on ForwardArgs::residual_input (or hidden): out += mlp(r).
 struct ResidualMlpSpec {
   int64_t intermediate_size = 0;             // 0: none
-  ActivationSpec activation = {.name = ""};  // no name: as the routed experts
-  // f32, f16 or bf16; none: MoeSpec::weight_dtype, which then is one of these.
+  ActivationSpec activation = {.name = ""};  // empty: that of the routed experts
+  // f32, f16 or bf16; unset: MoeSpec::weight_dtype, which must then be one of these.
   std::optional<DType> weight_dtype = std::nullopt;
 };
 
-// What shares a scale in e4m3 weights: w = code * scale. Scales are weights of their own:
-// WeightRole::kGateScale and so on. docs/quantisation.md has the arithmetic.
+// The part of an e4m3 matrix that shares one scale: w = code * scale. Scales have roles of their
+// own, WeightRole::kGateScale and so on. docs/quantisation.md has the arithmetic.
 enum class WeightScale : uint8_t {
   kNone,     // plain types: no scales
-  kTensor,   // one a matrix (gate, up, down of an expert each its own)
-  kChannel,  // one a row of a matrix
-  kBlock,    // one for block_rows x block_cols of a matrix; blocks at its ends may be partial
+  kTensor,   // one per matrix (an expert's gate, up and down each have their own)
+  kChannel,  // one per row of a matrix
+  kBlock,    // one per block_rows x block_cols of a matrix; blocks at its ends may be partial
 };
-// In which type an expert's products read their input rows.
+// The type in which an expert's products read their input rows.
 enum class ActivationScale : uint8_t {
   kNone,          // as they are: only the weights are quantised
-  kTensorStatic,  // e4m3 codes of x / s, s from WeightRole::kGateInputScale and so on: the largest
-                  // over gate, up and the experts; likewise for the intermediate rows
+  kTensorStatic,  // e4m3 codes of x / s; s is the largest WeightRole::kGateInputScale or
+                  // kUpInputScale of any expert, for intermediate rows the largest kDownInputScale
   kToken,         // e4m3, s = amax of the row / 448
   kGroup,         // e4m3, s = amax of each 128 columns of the row / 448
 };
-// Quantisation of the routed and shared experts' matrices, of weight_dtype kF8E4M3. A row of zeros
+// Quantisation of the routed and shared experts' matrices, for weight_dtype kF8E4M3. A row of zeros
 // has the scale 1. Checkpoints that say "per tensor, dynamic" are kToken: a scale over the batch
 // would make a token's result depend on the others.
 struct QuantSpec {
@@ -206,7 +208,7 @@ struct QuantSpec {
 
 enum class WeightOn : uint8_t {
   kOutput,
-  kInput,  // each expert reads its own w x, its biases unscaled; no fused slots
+  kInput,  // each expert reads w x with its own w, biases unscaled; excludes fused slots
 };
 
 struct MoeSpec {
@@ -215,7 +217,7 @@ struct MoeSpec {
   int64_t hidden_size = 0;        // H
   int64_t intermediate_size = 0;  // I
   DType weight_dtype = DType::kBF16;
-  QuantSpec quant;  // of weight_dtype kF8E4M3
+  QuantSpec quant;  // for weight_dtype kF8E4M3
   RouterSpec router;
   ActivationSpec activation;
   SharedExpertSpec shared;
@@ -226,45 +228,43 @@ struct MoeSpec {
   // Z: ids E..E+Z-1 are identity experts, out += w x. They have logits and a selection bias.
   int64_t num_zero_experts = 0;
   WeightOn weight_on = WeightOn::kOutput;
-  double output_scale = 1;  // times the routed sum (not the shared experts, not the output bias)
+  double output_scale = 1;  // multiplies the routed sum (not shared experts nor output bias)
   LatentSpec latent;
   ResidualMlpSpec residual;
 };
 
-// Columns of the logits: E + Z, and S more for "sink_softmax".
+// Columns of the logits: E + Z, plus S for "sink_softmax".
 CONCLAVE_API int64_t num_logits(const MoeSpec& spec);
-// Slots of a token in ids and weights as captured: k, and S more for SharedMode::kFusedSlots.
+// Slots per token in ids and weights as captured: k, plus S for SharedMode::kFusedSlots.
 CONCLAVE_API int64_t num_slots(const MoeSpec& spec);
 // The type of the shared experts' matrices.
 CONCLAVE_API DType shared_weight_dtype(const MoeSpec& spec);
-// The type that a model with these weights has its activations in: that of the weights, bf16 beside
-// e4m3.
+// The activation type of a model with these weights: that of the weights, or bf16 for e4m3.
 CONCLAVE_API DType natural_row_dtype(const MoeSpec& spec);
 // The width that routed experts work on: H, or the latent size.
 CONCLAVE_API int64_t expert_width(const MoeSpec& spec);
 
-// How experts map to ranks. kLinear: contiguous ranges, the first E % ranks ranks hold one more.
-// kRoundRobin: expert e on rank e % ranks. kCustom: ParallelSpec::rank_of says.
+// The map from experts to ranks. kLinear: contiguous ranges, the first E % ranks ranks hold one
+// more. kRoundRobin: expert e on rank e % ranks. kCustom: ParallelSpec::rank_of names the rank.
 enum class PlacementStrategy : uint8_t { kLinear, kRoundRobin, kCustom };
 
-// Who adds up the parts of a result that lie on several ranks.
+// Says who adds up the parts of a result that lie on several ranks.
 enum class Reduce : uint8_t {
   kFull,     // the layer: out is complete on every rank
   kPartial,  // the caller: out is this rank's part, and their sum over ranks is the result. Shared
-             // experts, residual MLP and output bias are in the part of rank 0 only where they are
-             // not split
+             // experts, residual MLP and output bias, unless split, are in the part of rank 0 only
 };
 
-// How the layer is split. Expert parallelism (ep) gives whole experts to ranks, each with tokens of
+// The split of a layer. Expert parallelism (ep) gives whole experts to ranks, each with tokens of
 // its own; tensor parallelism (tp) gives every rank a slice of each expert's intermediate columns
-// and the same tokens. Both at once: ranks with equal tp_rank form the communicator of
-// ContextOptions::communicator, ranks with equal ep_rank that of tensor_communicator.
+// and the same tokens. With both, ranks of equal tp_rank form the communicator of
+// ContextOptions::communicator, ranks of equal ep_rank that of tensor_communicator.
 struct ParallelSpec {
   int32_t ep_size = 1;
   int32_t ep_rank = 0;
   PlacementStrategy placement = PlacementStrategy::kLinear;
-  // [E + R] of kCustom: the rank of each physical expert; -1: on no rank, its slots contribute
-  // nothing (Reduce::kPartial only).
+  // [E + R], for kCustom: the rank of each physical expert. An expert of rank -1 is on no rank and
+  // its slots contribute nothing (Reduce::kPartial only).
   std::vector<int32_t> rank_of = {};
   // R more physical experts, replicas of logical ones: physical p < E is expert p, p >= E is
   // replica_of[p - E], by default (p - E) % E. Placement then counts physical experts.
@@ -274,21 +274,21 @@ struct ParallelSpec {
   int32_t tp_rank = 0;
   Reduce reduce = Reduce::kFull;
 
-  // From an engine's groups to the split of its MoE layers.
+  // An engine's groups, from which flatten derives the split of its MoE layers.
   struct Groups {
     int32_t tp_size = 1, tp_rank = 0;    // tensor parallel
     int32_t pcp_size = 1, pcp_rank = 0;  // prefill context parallel
     int32_t dp_size = 1, dp_rank = 0;    // data parallel
-    bool expert_parallel = false;        // whole experts a rank instead of slices
-    bool sequence_parallel = false;      // tokens of a tensor group split over its ranks
+    bool expert_parallel = false;        // whole experts per rank instead of slices
+    bool sequence_parallel = false;      // tokens of a tensor group are split over its ranks
   };
-  // The flattened size is dp * pcp * tp and the rank (dp_rank * pcp + pcp_rank) * tp + tp_rank; it
-  // becomes ep with expert_parallel (where it exceeds 1), tp otherwise.
+  // The flattened size is dp * pcp * tp and the rank (dp_rank * pcp + pcp_rank) * tp + tp_rank;
+  // with expert_parallel and a size above 1 they become those of ep, otherwise of tp.
   // Throws Error(kInvalidArgument) for a rank outside its group, Error(kSizeOverflow) for more than
   // 2^31 - 1 ranks.
   CONCLAVE_API static ParallelSpec flatten(const Groups& groups);
 };
-// Whether ranks must exchange tokens: expert parallel, and tokens differ between ranks
+// True if ranks must exchange tokens: they are expert parallel, and tokens differ between ranks
 // (dp > 1, pcp > 1 or sequence parallel). Throws as flatten.
 CONCLAVE_API bool needs_all_to_all(const ParallelSpec::Groups& groups);
 
@@ -298,7 +298,7 @@ CONCLAVE_API void validate(const MoeSpec& spec);
 CONCLAVE_API void validate(const ParallelSpec& parallel);
 
 // Weight elements of one layer, over all ranks and in every role but the hash table, the bias of
-// the mix gate and the scales of quantised matrices; and those that one token uses.
+// the mix gate and the scales of quantised matrices; `active` counts those that one token uses.
 struct ParameterCount {
   int64_t total = 0;
   int64_t active = 0;

@@ -23,11 +23,11 @@ struct ModelPreset {
 CONCLAVE_API std::span<const ModelPreset> model_presets();
 CONCLAVE_API const ModelPreset* find_preset(std::string_view name) noexcept;
 
-// Every role that the spec has. Matrices: normal-like values of standard deviation 1/sqrt(cols),
-// never zeros; e4m3 ones as codes and float32 scales whose products have that deviation; biases of
-// deviation 0.25; scales and norms around 1; tables of distinct experts. A
-// pure function of (seed, role, expert, element): any block in any order gives the same bytes.
-// Thread-safe. Throws as validate.
+// A source of every role that the spec has. Matrices hold normal-like values of standard deviation
+// 1/sqrt(cols), never zeros; e4m3 ones hold codes and float32 scales whose products have that
+// deviation. Biases have deviation 0.25, scales and norms lie around 1, tables hold distinct
+// experts. A pure function of (seed, role, expert, element): any block in any order gives the same
+// bytes. Thread-safe. Throws as validate.
 CONCLAVE_API std::unique_ptr<WeightSource> make_synthetic_source(const MoeSpec& spec,
                                                                  uint64_t seed);
 // Fills a [rows, cols] view of f32, f16 or bf16 with values of standard deviation 1. Throws

@@ -40,7 +40,7 @@ class CONCLAVE_API Shape {
 // Error(kShape) where a sub-byte type does not fill whole bytes.
 CONCLAVE_API size_t dense_bytes(DType dtype, const Shape& shape);
 
-// Which memory a pointer is of. kDevice: that of the context's device.
+// The memory that a pointer points into; kDevice is memory of the context's device.
 enum class MemoryKind : uint8_t { kHost, kDevice };
 
 // Read-only view. Rows (the last axis) are dense; `row_stride` is the distance between consecutive

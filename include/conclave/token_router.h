@@ -15,8 +15,8 @@ namespace conclave::inline v0 {
 // device, which must live until the stream has passed.
 struct RouteArgs {
   ConstTensorView logits = {};     // [T, num_logits(spec)] f32, f16 or bf16; rows may be apart
-  ConstTensorView token_ids = {};  // [T] int32 or int64, of router "hash"
-  // Of a spec that has them; f32, f16 or bf16 on "cpu", f32 on CUDA. The table int32.
+  ConstTensorView token_ids = {};  // [T] int32 or int64, for router "hash"
+  // Required if the spec has them; f32, f16 or bf16 on "cpu", f32 on CUDA. The table is int32.
   ConstTensorView selection_bias = {};  // [E + Z]
   ConstTensorView expert_scale = {};    // [E]
   ConstTensorView global_scale = {};    // [1]
@@ -24,28 +24,30 @@ struct RouteArgs {
 
   TensorView topk_ids = {};        // [T, k] int32, dense
   TensorView topk_weights = {};    // [T, k] f32, dense
-  TensorView shared_weights = {};  // [T, S] f32, dense, of router "sink_softmax"
+  TensorView shared_weights = {};  // [T, S] f32, dense, for router "sink_softmax"
 
   Stream stream = {};  // needed on CUDA
 };
 
-// A router by values. Immutable; calls may run at the same time.
+// A router given by values. Immutable; calls may run at the same time.
 class CONCLAVE_API TokenRouter {
  public:
-  // Of `spec` only what routing needs is read: num_experts, top_k, num_zero_experts, router, and
-  // shared.count of "sink_softmax"; sizes of matrices may be 0. `context` must outlive the router.
-  // Throws Error(kInvalidArgument, kUnknownName) naming the field; kUnsupported with the reason: on
-  // CUDA there are up to 1024 columns and k = 32, no zero experts and no recorded ids to replay.
+  // Reads only those fields of `spec` that routing needs: num_experts, top_k, num_zero_experts,
+  // router, and shared.count for "sink_softmax"; sizes of matrices may be 0. `context` must outlive
+  // the router. Throws Error(kInvalidArgument, kUnknownName) naming the field; kUnsupported with
+  // the reason: CUDA takes up to 1024 columns and k = 32, no zero experts and no recorded ids to
+  // replay.
   TokenRouter(const Context& context, const MoeSpec& spec);
   TokenRouter(TokenRouter&&) noexcept;
   TokenRouter& operator=(TokenRouter&&) noexcept;
   ~TokenRouter();
 
   // Ids lie in [0, E + Z). Throws Error(kShape, kDType, kStride, kNullPointer) naming the argument.
-  // On "cpu": Error(kInvalidArgument) for a token id outside the table and a NaN in the selection
-  // bias, Error(kExpertId) for an entry of the table; it allocates its scratch memory. On CUDA:
-  // Error(kDevice) for memory of another place; a column of a NaN bias is chosen last; a token id
-  // outside the table, or an entry of it that is no expert, chooses nothing: id -1.
+  // On "cpu" it allocates its scratch memory and throws Error(kInvalidArgument) for a token id
+  // outside the table and a NaN in the selection bias, Error(kExpertId) for an entry of the table.
+  // On CUDA it throws Error(kDevice) for memory of another place; a column with a NaN bias is
+  // chosen last; a token id outside the table, or an entry that is no expert, chooses nothing: id
+  // -1.
   void route(const RouteArgs& args) const;
 
   const MoeSpec& spec() const noexcept;

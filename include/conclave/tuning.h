@@ -1,5 +1,6 @@
-// Measured choices of kernels, as data: `conclave bench --tune` writes them, LayerOptions::tuning
-// hands them to a layer, whose built-in rule serves wherever the table has no entry.
+// Measured choices of kernels, as data. `conclave bench --tune` writes them and
+// LayerOptions::tuning hands them to a layer; its built-in rule serves sizes that the table has no
+// entry for.
 #pragma once
 
 #include "conclave/dtype.h"
@@ -14,7 +15,7 @@
 
 namespace conclave::inline v0 {
 
-// What a choice was measured for. num_experts, intermediate_size: of one rank.
+// The problem that a choice was measured for. num_experts and intermediate_size are one rank's.
 struct TuningKey {
   std::string device;  // as the driver names it: "NVIDIA H200"
   std::string format;  // "bf16", "f16", "e4m3.block", "e4m3.channel", "e4m3.tensor"
@@ -27,7 +28,7 @@ struct TuningKey {
 // The format's name in a key.
 CONCLAVE_API std::string tuning_format(DType weight_dtype, const QuantSpec& quant);
 
-// "For calls of up to `tokens` tokens, down to the next smaller entry of the same key, use this."
+// A choice for calls of up to `tokens` tokens, down to the next smaller entry of the same key.
 struct TuningEntry {
   TuningKey key;
   int64_t tokens = 0;
@@ -36,7 +37,7 @@ struct TuningEntry {
   double microseconds = 0;
 };
 
-// One line an entry, after a line that names the version:
+// The text form has one line per entry, after a line that names the version:
 //   conclave-tuning 1
 //   NVIDIA H200 | bf16 | E 128 H 2048 I 768 k 8 | T 64 | cuda.stream_sm90 | 16x128x128B, 6 stages
 //   | 71.5
@@ -52,8 +53,7 @@ class CONCLAVE_API TuningTable {
   std::string to_text() const;
   // Replaces the entry of the same key and tokens.
   void set(TuningEntry entry);
-  // The entry for a call of `tokens` tokens: that of the smallest T >= tokens; null where there is
-  // none.
+  // The entry for a call of `tokens` tokens: that of the smallest T >= tokens, or null.
   const TuningEntry* find(const TuningKey& key, int64_t tokens) const noexcept;
   const std::vector<TuningEntry>& entries() const noexcept { return entries_; }
 
@@ -65,8 +65,8 @@ class Context;
 struct LayerOptions;
 struct ParallelSpec;
 
-// Every choice that a layer could make for calls of `tokens` tokens, without times: what there is
-// to measure. Empty on "cpu". Throws as make_plan.
+// Every choice that a layer could make for calls of `tokens` tokens, without times: the list to
+// measure. Empty on "cpu". Throws as make_plan.
 CONCLAVE_API std::vector<TuningEntry> tuning_candidates(const Context& context, const MoeSpec& spec,
                                                         const LayerOptions& options,
                                                         const ParallelSpec& parallel,

@@ -1,4 +1,4 @@
-// Version macros, the symbol-export macro, and what this build was made from.
+// Version macros, the symbol-export macro, and the facts of this build.
 #pragma once
 
 #define CONCLAVE_VERSION_MAJOR 0
@@ -6,8 +6,8 @@
 #define CONCLAVE_VERSION_PATCH 0
 #define CONCLAVE_VERSION_STRING "0.1.0"
 
-// CONCLAVE_STATIC is set by the build for a static library (and by its consumers, through the
-// exported target); CONCLAVE_BUILDING while the library itself compiles.
+// The build sets CONCLAVE_STATIC for a static library (and for its consumers, through the exported
+// target), and CONCLAVE_BUILDING while the library itself compiles.
 #if defined(CONCLAVE_STATIC)
 #define CONCLAVE_API
 #else

@@ -1,5 +1,5 @@
-// Where a layer's weights come from. `MoeLayer::create` and `reload` pull from a WeightSource,
-// expert by expert, in parallel; checkpoints, raw pointers and synthetic layers implement it.
+// Sources of a layer's weights. `MoeLayer::create` and `reload` pull from a WeightSource, expert by
+// expert, in parallel; checkpoints, raw pointers and synthetic layers implement it.
 #pragma once
 
 #include "conclave/spec.h"
@@ -16,17 +16,18 @@
 namespace conclave::inline v0 {
 
 // Matrices are row-major [rows, cols] with cols the reduction axis. Roles "per expert" hold E
-// matrices, "per shared expert" S, all others one, of expert index 0. Routed experts of a layer
+// matrices, "per shared expert" S, all others one, at expert index 0. Routed experts of a layer
 // with a latent projection have Hl in place of H. Without a gate (ActivationSpec) kGate,
 // kSharedGate, kResidualGate and their biases are absent. Vectors are matrices of one row. Gate, up
-// and down of experts have the type MoeSpec::weight_dtype, those of shared experts and the residual
-// MLP theirs; all others f32, f16 or bf16, each its own; the table integers. Ir, Is: widths of the
-// residual MLP and of a shared expert.
+// and down have the type MoeSpec::weight_dtype in routed experts and their own types in shared
+// experts and the residual MLP; every other role is f32, f16 or bf16 by itself, the hash table
+// integer. Ir and Is are the widths of the residual MLP and of a shared expert.
 //
-// e4m3 matrices [rows, cols] have scales [scale rows, scale cols]: [1, 1] of WeightScale::kTensor,
-// [rows, 1] of kChannel, [ceil(rows / block_rows), ceil(cols / block_cols)] of kBlock; f32, f16,
-// bf16 or e8m0, finite and not negative. Input scales, of ActivationScale::kTensorStatic only, are
-// [1, 1] and positive: x is read as e4m3 codes of x / scale.
+// e4m3 matrices [rows, cols] have scales [scale rows, scale cols]: [1, 1] for WeightScale::kTensor,
+// [rows, 1] for kChannel, [ceil(rows / block_rows), ceil(cols / block_cols)] for kBlock; they are
+// f32, f16, bf16 or e8m0, finite and not negative. Input scales exist for
+// ActivationScale::kTensorStatic only, are [1, 1] and positive: x is read as e4m3 codes of x /
+// scale.
 enum class WeightRole : uint8_t {
   kGate,              // per expert [I, H]
   kUp,                // per expert [I, H]
@@ -58,13 +59,13 @@ enum class WeightRole : uint8_t {
   kResidualUp,        // [Ir, H]
   kResidualDown,      // [H, Ir]
 
-  kGateScale,             // per expert, of kGate
-  kUpScale,               // per expert, of kUp
-  kDownScale,             // per expert, of kDown
-  kGateInputScale,        // per expert [1, 1]: of the rows that kGate multiplies
+  kGateScale,             // per expert, scales of kGate
+  kUpScale,               // per expert, scales of kUp
+  kDownScale,             // per expert, scales of kDown
+  kGateInputScale,        // per expert [1, 1]: for the rows that kGate multiplies
   kUpInputScale,          // per expert [1, 1]
-  kDownInputScale,        // per expert [1, 1]: of the activated rows
-  kSharedGateScale,       // per shared expert, and so on
+  kDownInputScale,        // per expert [1, 1]: for the activated rows
+  kSharedGateScale,       // per shared expert, scales of kSharedGate, and so on
   kSharedUpScale,         // per shared expert
   kSharedDownScale,       // per shared expert
   kSharedGateInputScale,  // per shared expert [1, 1]
@@ -75,8 +76,8 @@ inline constexpr size_t kNumWeightRoles =
     static_cast<size_t>(WeightRole::kSharedDownInputScale) + 1;
 CONCLAVE_API std::string_view to_string(WeightRole role) noexcept;
 
-// What a source holds in a role. `count` matrices of `rows` x `cols` elements of `dtype`;
-// count = 0 means the role is absent.
+// Contents of a role: `count` matrices of `rows` x `cols` elements of `dtype`; count = 0 means the
+// role is absent.
 struct WeightInfo {
   int64_t count = 0;
   int64_t rows = 0;
@@ -101,24 +102,25 @@ class CONCLAVE_API WeightSource {
   virtual WeightInfo describe(WeightRole role) const = 0;
 
   // Writes the block, dense and row-major, in the role's dtype. destination.size() is exactly the
-  // block's bytes. Throws Error on a failed read. A layer asks for the rows and columns that its
-  // rank holds and no others, large matrices in several blocks of rows.
+  // block's bytes. Throws Error on a failed read. A layer asks only for the rows and columns that
+  // its rank holds, and for large matrices in several blocks of rows.
   virtual void read(WeightRole role, int64_t expert, const WeightBlock& block,
                     std::span<std::byte> destination) const = 0;
 
-  // The whole matrix [rows, cols] in place, where the source has it in memory() in that layout,
-  // rows maybe apart; an empty view otherwise. Valid as long as the source.
+  // The whole matrix [rows, cols] in place, if the source has it in memory() in that layout (rows
+  // may be apart); otherwise an empty view. Valid as long as the source.
   virtual ConstTensorView view(WeightRole role, int64_t expert) const;
 
-  // Where views lie: kHost unless overridden. A layer on the same device copies or uses views of
-  // kDevice; matrices without a view are then refused, and layers on "cpu" refuse such a source.
+  // The memory that views lie in: kHost unless overridden. A layer on the same device copies or
+  // uses views of kDevice; matrices without a view are then refused, and layers on "cpu" refuse
+  // such a source.
   virtual MemoryKind memory() const;
 
-  // "model-00001-of-00003.safetensors: model.layers.0.mlp..." for error texts.
+  // Names the matrix in error texts: "model-00001-of-00003.safetensors: model.layers.0.mlp...".
   virtual std::string locate(WeightRole role, int64_t expert) const;
 };
 
-// How the rows of a fused gate_up tensor lie.
+// Order of the rows in a fused gate_up tensor.
 enum class GateUpOrder : uint8_t {
   kConcatenated,  // I gate rows, then I up rows
   kInterleaved,   // gate 0, up 0, gate 1, up 1, ... (gpt-oss)
@@ -128,14 +130,14 @@ enum class GateUpOrder : uint8_t {
 // Caller-owned weights in the canonical stacked layout; never freed by the library. All but gate_up
 // and down are optional; their shapes are those of the roles. Vectors have shape [n].
 struct ExpertWeights {
-  ConstTensorView gate_up;                                // [E, 2*I, H], or [E, I, H] of kSingle
+  ConstTensorView gate_up;                                // [E, 2*I, H], or [E, I, H] with kSingle
   ConstTensorView down;                                   // [E, H, I]
   ConstTensorView router = {};                            // [logits, H]
   ConstTensorView shared_gate_up = {};                    // [2*Is, H], or [S, 2*Is, H]
   ConstTensorView shared_down = {};                       // [H, Is], or [S, H, Is]
   ConstTensorView shared_expert_gate = {};                // [1, H]
-  GateUpOrder order = GateUpOrder::kConcatenated;         // of gate_up and gate_up_bias
-  GateUpOrder shared_order = GateUpOrder::kConcatenated;  // of shared_gate_up and its bias
+  GateUpOrder order = GateUpOrder::kConcatenated;         // for gate_up and gate_up_bias
+  GateUpOrder shared_order = GateUpOrder::kConcatenated;  // for shared_gate_up and its bias
   ConstTensorView gate_up_bias = {};                      // [E, 2*I] or [E, I], in the same order
   ConstTensorView down_bias = {};                         // [E, H]
   ConstTensorView shared_gate_up_bias = {};               // [2*Is], or [S, 2*Is]
@@ -155,20 +157,21 @@ struct ExpertWeights {
   ConstTensorView residual_gate_up = {};                  // [2*Ir, H], or [Ir, H]
   GateUpOrder residual_order = GateUpOrder::kConcatenated;
   ConstTensorView residual_down = {};  // [H, Ir]
-  // Of e4m3 matrices: [E, scale rows of gate, then of up, scale cols], so [E, 2, 1] of
-  // WeightScale::kTensor and [E, 2*I, 1] of kChannel, these in the order of gate_up; without a gate
-  // one half. [E, 1, 1]: one scale for gate and up. Blocks must not hold rows of both gate and up.
+  // Scales of e4m3 matrices: [E, scale rows of gate, then of up, scale cols], so [E, 2, 1] for
+  // WeightScale::kTensor and [E, 2*I, 1] for kChannel, in the order of gate_up; half as many
+  // without a gate. [E, 1, 1] is one scale for gate and up. Blocks must not hold rows of both.
   ConstTensorView gate_up_scale = {};
   ConstTensorView down_scale = {};            // [E, scale rows, scale cols]
-  ConstTensorView gate_up_input_scale = {};   // [E]: of gate and up
+  ConstTensorView gate_up_input_scale = {};   // [E]: for gate and up
   ConstTensorView down_input_scale = {};      // [E]
-  ConstTensorView shared_gate_up_scale = {};  // [S, scale rows, scale cols], S left out for one
+  ConstTensorView shared_gate_up_scale = {};  // [S, scale rows, scale cols]; S may be omitted for
+                                              // one
   ConstTensorView shared_down_scale = {};     // likewise
   ConstTensorView shared_gate_up_input_scale = {};  // [S]
   ConstTensorView shared_down_input_scale = {};     // [S]
-  // Of all tensors above. On a device: gate_up [E, 2*I, H] or [E, I, H] and down of 16-byte aligned
-  // rows, dense and concatenated, I a multiple of 8, are used in place by a layer that holds all
-  // experts or a contiguous range of them, and by no copy; others are copied.
+  // The memory of all tensors above. On a device, a layer that holds all experts or a contiguous
+  // range uses gate_up [E, 2*I, H] or [E, I, H] and down in place, without a copy, if their rows
+  // are 16-byte aligned, dense and concatenated and I is a multiple of 8; it copies all others.
   MemoryKind memory = MemoryKind::kHost;
 };
 

@@ -1,5 +1,5 @@
-// Streams of CUDA as the library's. Needs no CUDA header: cudaStream_t and CUstream are the pointer
-// type that is declared here.
+// Converts CUDA streams to and from the library's Stream. Needs no CUDA header: cudaStream_t and
+// CUstream are the pointer type that is declared here.
 #pragma once
 
 #include "conclave/context.h"
