@@ -22,7 +22,7 @@ int64_t row_stride(const ConstTensorView& tensor) {
   return tensor.row_stride != 0 ? tensor.row_stride : tensor.shape[1];
 }
 
-// Bytes from the first to one past the last element.
+// Bytes from the first element to the end of the last.
 int64_t extent_bytes(const ConstTensorView& tensor) {
   const int64_t rows = tensor.shape[0];
   if (tensor.shape.rank() == 1) return rows * byte_size(tensor.dtype);
@@ -65,14 +65,14 @@ bool same_rows(const ConstTensorView& a, const ConstTensorView& b) {
   throw Error(ErrorCode::kInvalidArgument, {.what = what, .tensor = tensor});
 }
 
-// What a call brings and a layer needs of routing.
+// The sources of routing that a call brings or its layer has.
 struct RoutingSource {
   bool has_ids;
   bool has_weights;
   bool has_logits;
   bool has_gate;
   RouterRule rule;
-  bool runs_router;  // weights are not given: they are all that a router adds to ids
+  bool runs_router;  // if no weights are given: a router adds nothing else to given ids
 
   RoutingSource(const ForwardArgs& args, const MoeSpec& spec)
       : has_ids(!args.topk_ids.empty()),
@@ -117,8 +117,8 @@ void check_routing_source(const ForwardArgs& args, const MoeSpec& spec, int64_t 
   }
 }
 
-// In range wherever a router reads them: rows of the hash table, or without one what int32 holds.
-// Padding has no id that counts.
+// Throws for a token id that a router could not read: outside the rows of the hash table, or
+// without one outside int32. Ids of padding tokens do not count.
 void check_token_ids(const ForwardArgs& args, const MoeSpec& spec, int64_t num_tokens) {
   if (args.token_ids.empty()) return;
   const RouterRule rule = router_rule(spec.router.name);

@@ -1,4 +1,4 @@
-// Hop one of a forward: every check of the caller's arguments, before anything is written.
+// First step of a forward: every check of the caller's arguments, before anything is written.
 #pragma once
 
 #include "conclave/layer.h"
@@ -13,23 +13,23 @@ namespace conclave::inline v0 {
 // overlaps, and that there is one source of routing. Reads nothing that a pointer points to.
 void check_tensors(const ForwardArgs& args, const MoeSpec& spec);
 
-// check_tensors, and the values in host memory. Returns the tokens that count: T, or *num_tokens
-// where given.
+// Runs check_tensors and checks the values in host memory. Returns the number of tokens that count:
+// T, or *num_tokens if given.
 int64_t check_arguments(const ForwardArgs& args, const MoeSpec& spec);
 
 // Checks the caller's ids under IdPolicy::kStrict: -1, [0, E + Z) in the first k slots, E + i in
 // slot k + i of SharedMode::kFusedSlots. Throws Error(kExpertId) naming token and slot.
 void check_ids_strict(const ConstTensorView& topk_ids, int64_t num_tokens, const MoeSpec& spec);
 
-// Whether slot `slot` of a token may hold `id`: an expert, a zero expert, or in the slots from k on
-// the shared expert of that slot. Other ids contribute nothing, -1 by right.
+// True if slot `slot` of a token may hold `id`: an expert, a zero expert, or in the slots from k on
+// the shared expert of that slot. Other ids contribute nothing; of these only -1 is legal.
 bool is_slot_id(const MoeSpec& spec, int64_t slot, int64_t id);
 
-// A matrix [rows, cols] of an allowed type: aligned, and its stride keeps rows apart and in reach.
-// Throws Error naming it.
+// Checks a matrix [rows, cols] for an allowed type, alignment, and a stride that keeps rows apart
+// and addressable. Throws Error naming it.
 void check_matrix(std::string_view name, const ConstTensorView& tensor, const Shape& shape,
                   std::initializer_list<DType> dtypes);
-// Likewise a vector [size]; the caller knows that it has data.
+// Checks a vector [size] likewise; the caller knows that it has data.
 void check_vector(std::string_view name, const ConstTensorView& tensor, int64_t size,
                   std::initializer_list<DType> dtypes);
 

@@ -6,7 +6,7 @@
 
 namespace conclave::inline v0 {
 
-// What files tell, and of devices that this build has an engine for, what their driver says.
+// System files describe every backend; if this build has an engine for one, its driver decides.
 std::vector<BackendInfo> backends() {
   std::vector<BackendInfo> infos = cpu::describe_backends("/");
   for (BackendInfo& info : infos) {

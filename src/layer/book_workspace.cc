@@ -9,7 +9,7 @@
 namespace conclave::inline v0 {
 namespace {
 
-// Elements of a row that a dense product reads: whole vectors of float32.
+// Rows that a dense product reads are padded to this many elements: whole vectors of float32.
 constexpr int64_t kFloatsPerVector = 16;
 
 int64_t elements(int64_t rows, int64_t columns, const char* what) {
@@ -46,8 +46,8 @@ void book_inputs(const LayerPlan& plan, WorkspaceLayout& layout, LayerSlices& sl
     return layout.book_bytes(tokens, static_cast<size_t>(row_bytes));
   };
   if (plan.stages.reads_hidden_rows) slices.rows = book_rows(plan.stages.hidden_rows.row_bytes);
-  // Dense products read float32 rows whatever the kernel reads, and router_input may differ from
-  // hidden.
+  // Dense products read float32 rows, whatever type the kernel reads, and router_input may differ
+  // from hidden.
   if (reads_float_rows(spec)) slices.gate_rows = book_rows(plan.gate_row_bytes);
   if (plan.stages.has_expert_input) {
     const int64_t rows = elements(tokens, plan.stages.rows_per_token, "expert_input");

@@ -1,4 +1,4 @@
-// The engines of this build. The only file of the folder that looks at what was built.
+// The engines of this build. Only this file of the folder depends on the build's options.
 #include "core/build_config.h"
 #include "layer/engine.h"
 #include "layer/host_engine.h"

@@ -1,4 +1,4 @@
-// How a call of more tokens than were planned for is cut: into as few chunks as fit, of equal size,
+// Cuts a call of more tokens than were planned for into as few chunks as possible, of equal size,
 // so that no chunk is a small rest that runs at a small chunk's speed.
 #pragma once
 
@@ -15,14 +15,14 @@ struct TokenChunk {
   int64_t count = 0;
 };
 
-// The fewest chunks of at most `max_tokens` that hold `tokens`; none for no tokens.
+// The fewest chunks of at most `max_tokens` tokens that hold `tokens`; 0 for no tokens.
 constexpr int64_t num_chunks(int64_t tokens, int64_t max_tokens) {
   return ceil_div(tokens, max_tokens);
 }
 
-// Chunk `index` of `chunks`. Counts differ by at most one, the longer ones come first: where
-// `chunks` is num_chunks() or more, none is longer than max_tokens. With more chunks than tokens,
-// as a rank has that waits for others, the last ones are empty.
+// Chunk `index` of `chunks`. Counts differ by at most one and the longer chunks come first: with
+// num_chunks() or more chunks none exceeds max_tokens. With more chunks than tokens, as on a rank
+// that takes part in its peers' exchanges, the last ones are empty.
 constexpr TokenChunk chunk_at(int64_t tokens, int64_t chunks, int64_t index) {
   const int64_t count = tokens / chunks;
   const int64_t longer = tokens % chunks;

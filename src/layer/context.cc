@@ -108,7 +108,7 @@ Context Context::from_environment(ContextOptions options) {
     options.isa = isa;
   }
   if (const char* pin = std::getenv("CONCLAVE_PIN_THREADS"); pin != nullptr) {
-    // What the caller asked for in code is not taken back.
+    // A variable never takes back pinning that the caller asked for in code.
     options.pin_threads = options.pin_threads || std::string_view(pin) == std::string_view("1");
   }
   return Context(std::move(options));

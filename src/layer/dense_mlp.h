@@ -1,4 +1,4 @@
-// A few experts that every row uses: shared experts and the residual MLP.
+// Runs the few experts that every row uses: shared experts and the residual MLP.
 #pragma once
 
 #include "experts/experts_kernel.h"
@@ -14,7 +14,7 @@ struct DenseMlp {
   int64_t num_experts = 1;
 };
 
-// out [num_experts, count, H] float32, dense: every expert on each of the chunk's `rows`.
+// out [num_experts, count, H] float32, dense: each expert applied to each of the chunk's `rows`.
 void run_on_every_row(const PipelineArgs& args, const DenseMlp& mlp, const RowBundle& rows,
                       float* out);
 

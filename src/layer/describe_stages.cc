@@ -35,7 +35,7 @@ std::string_view mixed_by(SharedMode mode) {
   return "";
 }
 
-// What the last pass does beside rounding.
+// The work of the last pass beside rounding.
 std::string finish_text(const MoeSpec& spec) {
   std::string text = "finish";
   if (spec.output_scale != 1) text += fmt::format(", x {:g}", spec.output_scale);

@@ -1,4 +1,4 @@
-// The stages of a plan in words, for `explain`.
+// Describes the stages of a plan in words, for `explain`.
 #pragma once
 
 #include "layer/plan.h"
@@ -8,7 +8,7 @@
 
 namespace conclave::inline v0 {
 
-// In the order of a forward.
+// Returns the stages in the order of a forward.
 std::vector<std::string> describe_stages(const LayerPlan& plan);
 
 }  // namespace conclave::inline v0

@@ -18,7 +18,8 @@
 
 namespace conclave::inline v0 {
 
-// One layer's plan and weights on its device: what MoeLayer promises, MoeLayer's methods hand on.
+// One layer's plan and weights on its device. MoeLayer's methods forward to it and share its
+// contract.
 class Engine {
  public:
   virtual ~Engine() = default;
@@ -32,7 +33,7 @@ class Engine {
   virtual std::unique_ptr<Engine> with_max_tokens(int64_t max_tokens) const = 0;
 };
 
-// What create and make_plan are given.
+// The arguments of create and make_plan.
 struct EngineRequest {
   const Context& context;
   const MoeSpec& spec;
@@ -43,26 +44,26 @@ struct EngineRequest {
 struct EngineRow {
   std::string_view name;
   DeviceKind device = DeviceKind::kCpu;
-  // Its devices in words, where the first is usable: "cuda:0 NVIDIA H200, 139.8 GiB".
+  // Describes its devices if the first is usable: "cuda:0 NVIDIA H200, 139.8 GiB".
   std::string (*describe)();
-  // Whether this machine has the device, or why not.
+  // Yes if this machine has the device, otherwise the reason.
   Support (*usable)(int32_t ordinal);
   // Throws as MoeLayer::create.
   std::unique_ptr<Engine> (*make)(const EngineRequest& request, const WeightSource& source);
-  // As make_plan.
+  // Works as make_plan does.
   Plan (*plan)(const EngineRequest& request);
-  // As tuning_candidates; null where there is nothing to tune.
+  // Works as tuning_candidates does; null if there is nothing to tune.
   std::vector<TuningEntry> (*candidates)(const EngineRequest& request, int64_t tokens);
   // Null for host memory.
   const DeviceRuntime* (*runtime)(int32_t ordinal);
-  // Of TokenRouter; null where it runs routers of the catalog.
+  // For TokenRouter; null if the engine runs the routers of the catalog.
   Support (*routes)(const MoeSpec& spec);
   void (*route)(int32_t ordinal, const MoeSpec& spec, const RouteArgs& args);
 };
 
 // The row of this name, or null.
 const EngineRow* find_engine_row(std::string_view name) noexcept;
-// The row of a device. Throws Error(kUnsupported) where this build has none.
+// The row of a device. Throws Error(kUnsupported) if this build has none.
 const EngineRow& engine_row(const Device& device);
 inline const EngineRow& engine_row(const Context& context) {
   return engine_row(parse_device(context.device()));

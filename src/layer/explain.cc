@@ -9,7 +9,7 @@
 namespace conclave::inline v0 {
 namespace {
 
-// 0 B, 12.3 KiB, 1.21 GiB
+// Formats a size: 0 B, 12.3 KiB, 1.21 GiB.
 std::string format_bytes(size_t bytes) {
   constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
   auto value = static_cast<double>(bytes);
@@ -21,7 +21,8 @@ std::string format_bytes(size_t bytes) {
   return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.2f} {}", value, kUnits[unit]);
 }
 
-// "tokens 17 to 64", the kernel and tile that serve them, why, and the memory they need.
+// One line per rung: "tokens 17 to 64", the kernel and tile that serve them, why, and the memory
+// they need.
 void append_ladder(const Plan& plan, std::string& text) {
   size_t range_width = 0;
   size_t kernel_width = 0;

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kRowsPerTask = 16;
 
-// to = from / sqrt(mean(from^2) + epsilon) * weight, in float32 but for the sum of squares. `to`
+// to = from / sqrt(mean(from^2) + epsilon) * weight, in float32 except for the sum of squares. `to`
 // may be `from`.
 void rms_norm(const float* from, const std::vector<float>& weight, double epsilon, float* to) {
   double squares = 0;
@@ -26,7 +26,7 @@ void rms_norm(const float* from, const std::vector<float>& weight, double epsilo
   for (size_t col = 0; col < columns; ++col) to[col] = from[col] * factor * weight[col];
 }
 
-// Rows of routed_sum_stride elements.
+// Normalises rows of routed_sum_stride elements.
 void norm_rows(const PipelineArgs& args, const float* from, float* to) {
   const int64_t stride = args.plan.stages.routed_sum_stride;
   cpu::parallel_for(args.executor, args.chunk.count, kRowsPerTask,
@@ -67,8 +67,8 @@ dispatch::FinishArgs finish_args(const PipelineArgs& args, const FinishInputs& i
   if (args.plan.stages.mixes) {
     finish.mix = slice_as<float>(args.workspace, args.plan.slices.mix);
   }
-  // Shared rows and slots of padding are zero already; its bias, residual row and mix are not, and
-  // a norm or a projection may turn its zeros into NaN.
+  // Shared rows and slots of padding are zero already. Output bias, residual rows and the mix are
+  // not, and a norm or a projection may turn a padding row's zeros into NaN.
   const bool reaches_padding = spec.has_output_bias || inputs.residual != nullptr ||
                                args.plan.stages.mixes || spec.latent.size != 0;
   if (reaches_padding && !args.args.padding_mask.empty()) {
@@ -81,7 +81,7 @@ std::span<std::byte> dispatch_workspace(const PipelineArgs& args) {
   return args.workspace.subspan(args.plan.slices.dispatch.offset, args.plan.slices.dispatch.bytes);
 }
 
-// The weighted sums over slots, normed where the spec says so, [count, W] float32 in rows of
+// The weighted sums over slots, normalised if the spec says so, [count, W] float32 in rows of
 // routed_sum_stride, zero padded: a RowBundle for the projection.
 RowBundle combine_routed(const PipelineArgs& args, const FinishInputs& inputs) {
   const int64_t width = expert_width(args.plan.spec);

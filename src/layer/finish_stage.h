@@ -5,17 +5,17 @@
 
 namespace conclave::inline v0 {
 
-// What the other stages made for the sum.
+// Results of the other stages that enter the sum.
 struct FinishInputs {
   ExpertOutput output;
   Routing dispatched;               // as given to dispatch
-  Routing routing;                  // as routed: its weights count for zero experts
-  const float* shared = nullptr;    // [count, H] to be added, or null
+  Routing routing;                  // from the router: its weights count for zero experts
+  const float* shared = nullptr;    // [count, H] to add, or null
   const float* residual = nullptr;  // likewise
 };
 
-// Writes the chunk's rows of `out`. One pass where nothing stands between the sum over slots and
-// the rest; otherwise combine -> routed_sum -> latent up projection -> finish.
+// Writes the chunk's rows of `out`. One pass if nothing stands between the sum over slots and the
+// rest; otherwise combine -> routed_sum -> latent up projection -> finish.
 void combine_and_finish(const PipelineArgs& args, const FinishInputs& inputs);
 
 }  // namespace conclave::inline v0

@@ -18,7 +18,7 @@ float rounded(float value, DType dtype) {
   return value;
 }
 
-// x / sqrt(mean(x^2) + epsilon) * weight * H^-0.5, one rounding an element.
+// x / sqrt(mean(x^2) + epsilon) * weight * H^-0.5, with one rounding per element.
 void norm_row(float* row, const std::vector<float>& weight, double epsilon) {
   const size_t columns = weight.size();
   double squares = 0;
@@ -30,7 +30,7 @@ void norm_row(float* row, const std::vector<float>& weight, double epsilon) {
   }
 }
 
-// Always a copy where rows are normed: hidden itself must stay what it is.
+// Always copies rows that are normalised: hidden itself must not change.
 RowBundle gate_rows(const PipelineArgs& args, const RowBundle& rows) {
   const bool has_norm = args.plan.spec.router.input_norm.enabled;
   if (args.args.router_input.empty() && !has_norm) return float_rows(args, rows);
@@ -80,7 +80,7 @@ const float* logits_of_chunk(const PipelineArgs& args, const RowBundle& rows) {
   if (!args.args.router_logits.empty()) {
     const ConstTensorView given = chunk_rows(args.args.router_logits, args.chunk);
     const int64_t columns = num_logits(plan.spec);
-    // Routers only read: rows that lie as they want them stay where they are.
+    // Routers only read: rows that already have their layout are used in place.
     if (given.dtype == DType::kF32 && given.row_stride == columns) {
       return static_cast<const float*>(given.data);
     }

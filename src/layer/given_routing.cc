@@ -10,7 +10,7 @@
 namespace conclave::inline v0 {
 namespace {
 
-// `count` columns from `first` of a [T, n] argument's rows of this chunk.
+// The columns [first, first + count) of this chunk's rows of a [T, n] argument.
 ConstTensorView chunk_columns(const PipelineArgs& args, const ConstTensorView& tensor,
                               int64_t first, int64_t count) {
   ConstTensorView rows = chunk_rows(tensor, args.chunk);
@@ -31,7 +31,7 @@ void load_given_ids(const PipelineArgs& args, int32_t* ids, ForwardCounters& cou
   const ConstTensorView given = chunk_rows(args.args.topk_ids, args.chunk);
   for (int64_t token = 0; token < args.chunk.count; ++token) {
     for (int64_t slot = 0; slot < top_k; ++slot) {
-      // In 64 bits: an int64 id must not become valid by truncation.
+      // Ids are compared in 64 bits: an int64 id must not become valid by truncation.
       const int64_t id = load_id(given, token, slot);
       const bool valid = is_slot_id(args.plan.spec, slot, id);
       if (!valid && id != -1) ++counters.skipped_ids;

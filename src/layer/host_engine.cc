@@ -32,7 +32,7 @@ void check_source_memory(const WeightSource& source) {
                                    .hint = "give the context that device"});
 }
 
-// Layers of one set of weights have this in common, whatever they plan for.
+// State that all layers on one set of weights share, whatever they plan for.
 struct SharedState {
   PackedWeights weights;
   // False from the first byte an in-place reload overwrites until it completes.
@@ -46,7 +46,7 @@ struct SharedState {
 class HostEngine final : public Engine {
  public:
   HostEngine(const EngineRequest& request, const WeightSource& source);
-  // On the weights of another layer of the same request but for the options.
+  // Runs on the weights of another layer whose request differs only in its options.
   HostEngine(const EngineRequest& request, std::shared_ptr<SharedState> shared);
 
   void forward(const ForwardArgs& args) override;

@@ -8,7 +8,7 @@
 namespace conclave::inline v0 {
 namespace {
 
-// [count, Hl] float32, dense.
+// The latent projection, [count, Hl] float32, dense.
 ConstTensorView project(const PipelineArgs& args, const RowBundle& hidden_rows) {
   const LatentSpec& latent = args.plan.spec.latent;
   auto* rows = slice_as<float>(args.workspace, args.plan.slices.latent);
@@ -43,7 +43,7 @@ ExpertInput make_expert_input(const PipelineArgs& args, const RowBundle& hidden_
   }
   auto* ones = slice_as<float>(args.workspace, plan.slices.unit_weights);
   std::fill_n(ones, args.chunk.count * routing.top_k, 1.0F);
-  // A row for each choice, that is T * k tokens of one choice each.
+  // One row per choice, that is T * k tokens of one choice each.
   return {.rows = experts::quantize_weighted_rows(source, routing.topk_weights, routing.top_k,
                                                   wanted.row_dtype, wanted.row_bytes, destination,
                                                   args.executor),

@@ -1,4 +1,4 @@
-// The workspace of a layer whose caller brings none: made by the first such forward.
+// The workspace of a layer whose caller brings none; the first such forward makes it.
 #pragma once
 
 #include "conclave/layer.h"
@@ -12,7 +12,7 @@ namespace conclave::inline v0 {
 
 class OwnWorkspace {
  public:
-  // Memory that one forward at a time may use, as long as the claim lives.
+  // Memory for one forward at a time, valid as long as the claim lives.
   struct Claim {
     std::unique_lock<std::mutex> lock;
     std::span<std::byte> memory;

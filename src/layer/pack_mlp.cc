@@ -12,11 +12,12 @@
 namespace conclave::inline v0 {
 namespace {
 
-// Most matrices fit: a source that holds them transposed reads its lines once for each part.
+// Most matrices fit in one part: a source that stores them transposed reads its lines once per
+// part.
 constexpr int64_t kMostPartBytes = int64_t{32} << 20;
 
-// Rows of one expert that are read and packed together: of gate and up, counted from the rank's
-// first, or of down.
+// Rows of one expert that are read and packed together. Rows of gate and up count from the rank's
+// first.
 struct ExpertPart {
   int64_t inner_begin = 0;
   int64_t inner_end = 0;
@@ -26,8 +27,8 @@ struct ExpertPart {
 
 struct MlpSizes {
   int64_t hidden = 0;
-  int64_t inner = 0;            // of this rank
-  int64_t inner_row_bytes = 0;  // of gate and up together
+  int64_t inner = 0;            // intermediate columns of this rank
+  int64_t inner_row_bytes = 0;  // gate and up together
   int64_t down_row_bytes = 0;
 };
 
@@ -40,7 +41,7 @@ MlpSizes sizes_of(const MlpWeights& mlp, const WeightSource& source) {
           .down_row_bytes = mlp.inner.size() * element};
 }
 
-// As many whole granules of rows as fit, at least one.
+// The largest number of whole granules of rows that fits, at least one granule.
 int64_t rows_per_part(int64_t row_bytes, int64_t granule, int64_t part_bytes) {
   const int64_t fitting = part_bytes / std::max<int64_t>(row_bytes, 1);
   return std::max<int64_t>(fitting / granule, 1) * granule;
@@ -60,7 +61,7 @@ std::vector<ExpertPart> cut_expert(const MlpSizes& sizes, const experts::PackGra
   return parts;
 }
 
-// Scales of a block's rows and the view of them; empty for matrices that are plain or not asked
+// Scales of a block's rows and a view of them; empty for plain matrices and for those not asked
 // for.
 struct BlockScales {
   BlockScales(const MlpWeights& mlp, const WeightSource& source, const BlockRequest& request) {

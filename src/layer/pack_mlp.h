@@ -16,7 +16,7 @@
 
 namespace conclave::inline v0 {
 
-// Experts of one kind: where they come from, which columns of them this rank holds, where they go.
+// Experts of one kind: their source roles, this rank's columns of them, and their destination.
 struct MlpWeights {
   const experts::ExpertsKernel& kernel;
   const MlpRoles& roles;
@@ -24,15 +24,15 @@ struct MlpWeights {
   bool gated = true;
   bool has_bias = false;
   bool adds_down_bias = true;
-  const QuantSpec* quant = nullptr;  // of e4m3 matrices; null: plain ones
+  const QuantSpec* quant = nullptr;  // for e4m3 matrices; null: plain ones
   cpu::Buffer& gate_up;
   cpu::Buffer& down;
-  std::string_view progress_phase = {};  // empty: not reported
+  std::string_view progress_phase = {};  // empty: no progress is reported
 };
 
 // Packs source expert source_experts[i] as local expert i. All workers together copy at most
-// `scratch_bytes` at a time, or a panel each where that is more; nothing where the source has
-// views.
+// `scratch_bytes` at a time, or one panel each if that is more; a source with views needs no
+// copies.
 void pack_experts(const Context& context, const MlpWeights& mlp, const WeightSource& source,
                   std::span<const int32_t> source_experts, size_t scratch_bytes);
 

@@ -57,8 +57,8 @@ cpu::Buffer allocate_slabs(const Context& context, size_t slab_bytes, int64_t co
   return cpu::Buffer(context.host_allocator(), *bytes);
 }
 
-// The dense products and vectors. All are built before any is replaced: a failed read leaves the
-// old ones in place.
+// The dense products and vectors. All are built before any replaces an old one, so that a failed
+// read leaves the old ones in place.
 struct DenseWeights {
   std::unique_ptr<gemm::DenseProduct> gate, shared_gate, mix_gate, latent_down, latent_up;
   std::vector<float> mix_gate_bias, latent_norm, output_bias;
@@ -108,7 +108,7 @@ PackedWeights allocate_weights(const Context& context, const LayerPlan& plan) {
 
 void fill_weights(const Context& context, const LayerPlan& plan, const WeightSource& source,
                   PackedWeights& weights) {
-  // First, since values are checked in it: nothing is overwritten when they are refused.
+  // This comes first because it checks values: if it refuses them, nothing has been overwritten.
   RouterVectors router = read_router_vectors(plan.spec, source);
   const auto static_scales = [&](bool there, const MlpRoles& roles) {
     const bool is_static = plan.spec.quant.activations == ActivationScale::kTensorStatic;
@@ -119,7 +119,8 @@ void fill_weights(const Context& context, const LayerPlan& plan, const WeightSou
   const StaticScales shared_scales =
       static_scales(plan.shared != nullptr && shared_quantised, kSharedRoles);
   const experts::SlabBytes slab = plan.experts->slab_bytes();
-  // Of the tenth and one expert that are promised; the rest is for pages, stacks and small weights.
+  // fill_weights promises copies of at most a tenth and one expert. Packing takes a sixteenth and
+  // half an expert; the rest is left for pages, stacks and small weights.
   const size_t scratch_bytes = plan.summary.packed_bytes / 16 + (slab.gate_up + slab.down) / 2;
   pack_experts(context, routed_experts(plan, weights), source, plan.part.local_experts,
                scratch_bytes);

@@ -25,16 +25,16 @@ struct PackedWeights {
   cpu::Buffer residual_gate_up;
   cpu::Buffer residual_down;
   std::unique_ptr<gemm::DenseProduct> gate;         // null without a gate
-  std::unique_ptr<gemm::DenseProduct> shared_gate;  // null but for SharedMode::kSigmoidGate
-  std::unique_ptr<gemm::DenseProduct> mix_gate;     // null but for SharedMode::kSoftmaxMix
+  std::unique_ptr<gemm::DenseProduct> shared_gate;  // null except for SharedMode::kSigmoidGate
+  std::unique_ptr<gemm::DenseProduct> mix_gate;     // null except for SharedMode::kSoftmaxMix
   std::unique_ptr<gemm::DenseProduct> latent_down;  // null without a latent projection
   std::unique_ptr<gemm::DenseProduct> latent_up;
-  // Vectors, widened; empty where the spec has none.
+  // Vectors, widened to float; empty if the spec has none.
   std::vector<float> mix_gate_bias;  // [2]
   std::vector<float> latent_norm;    // [Hl]
   std::vector<float> output_bias;    // [H]
   RouterVectors router;
-  // Of ActivationScale::kTensorStatic.
+  // For ActivationScale::kTensorStatic.
   StaticScales static_scales;
   StaticScales shared_static_scales;
 };

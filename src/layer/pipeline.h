@@ -1,4 +1,4 @@
-// The run-time seam: how the stages of one chunk of tokens follow each other.
+// The run-time seam: the order of the stages for one chunk of tokens.
 #pragma once
 
 #include "layer/chunks.h"
@@ -13,7 +13,7 @@
 
 namespace conclave::inline v0 {
 
-// What a forward adds to LayerStatus.
+// Counts that a forward adds to LayerStatus.
 struct ForwardCounters {
   int64_t skipped_ids = 0;
   int64_t tokens_without_finite_logit = 0;
@@ -31,11 +31,11 @@ struct PipelineArgs {
 class Pipeline {
  public:
   virtual ~Pipeline() = default;
-  // Allocates nothing. With several ranks collective: an empty chunk takes part.
+  // Allocates nothing. Collective over several ranks: an empty chunk takes part.
   virtual void run(const PipelineArgs& args, ForwardCounters& counters) const = 0;
 };
 
-// Route, quantise, dispatch, experts, shared experts, combine: one after the other.
+// Runs route, quantise, dispatch, experts, shared experts and combine one after the other.
 class StagedPipeline final : public Pipeline {
  public:
   void run(const PipelineArgs& args, ForwardCounters& counters) const override;

@@ -18,7 +18,7 @@
 namespace conclave::inline v0 {
 namespace {
 
-// The widest store of any row format.
+// Width of the widest store of any row format.
 constexpr int64_t kRowAlignment = 64;
 
 // Walks a table in order: records every row with its verdict and returns the chosen one. A forced
@@ -72,8 +72,8 @@ cpu::Arithmetic native_arithmetic(cpu::Isa isa) {
   return cpu::Arithmetic::kF32Fma;
 }
 
-// By name, by kernel row, by forced instruction set, or by the CPU table, in this order. Only bf16
-// weights have a choice.
+// Chosen by name, by kernel row, by forced instruction set, or by the CPU table, in this order.
+// Only bf16 weights have a choice.
 cpu::Arithmetic choose_arithmetic(const Context& context, const MoeSpec& spec,
                                   const LayerOptions& options, cpu::Isa isa) {
   if (!options.arithmetic.empty()) return cpu::parse_arithmetic(options.arithmetic);
@@ -106,7 +106,7 @@ std::string determinism(const LayerPlan& plan) {
       plan.parallel.ep_size == 1 ||
       (plan.options.ep_combine == EpCombine::kUnreduced && plan.parallel.reduce == Reduce::kFull);
   if (sums_at_home) return "D1 D2 D3";
-  // The replica, and with it the rank that adds a row to its others, follows the token's number.
+  // The replica, and with it the rank that adds up a row, depends on the token's number.
   return plan.parallel.num_redundant_experts > 0 ? "D1" : "D1 D2";
 }
 
@@ -168,7 +168,7 @@ void summarise(LayerPlan& plan, const dispatch::DispatcherRow& dispatcher) {
   summary.packed_layout = plan.experts->packed_layout();
 }
 
-// The one way there is to add up slices, where they are added up here.
+// Records the only way to add up slices, if this layer adds them up.
 void choose_reduction(LayerPlan& plan, const Context& context) {
   const ParallelSpec& parallel = plan.parallel;
   if (parallel.tp_size == 1 || parallel.reduce == Reduce::kPartial) return;

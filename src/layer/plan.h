@@ -18,17 +18,17 @@
 
 namespace conclave::inline v0 {
 
-// Where each stage finds its scratch memory.
+// The scratch memory of each stage.
 struct LayerSlices {
-  WorkspaceSlice logits;        // [T, E] f32
+  WorkspaceSlice logits;        // [T, num_logits(spec)] f32
   WorkspaceSlice topk_ids;      // [T, k] int32
   WorkspaceSlice topk_weights;  // [T, k] f32
-  WorkspaceSlice physical_ids;  // [T, k] int32, of a layer with redundant experts
+  WorkspaceSlice physical_ids;  // [T, k] int32, for a layer with redundant experts
   WorkspaceSlice given_ids;     // [T, k] int32: choices that the router only weighs
-  WorkspaceSlice token_ids;     // [T] int32, where the router may read them
+  WorkspaceSlice token_ids;     // [T] int32, if the router may read them
   WorkspaceSlice router_scratch;
   WorkspaceSlice rows;       // RowBundle for the experts
-  WorkspaceSlice gate_rows;  // float32 RowBundle for gate products, where the format differs
+  WorkspaceSlice gate_rows;  // float32 RowBundle for gate products, if the format differs
   WorkspaceSlice dispatch;
   WorkspaceSlice experts;           // shared by all kernels, one after the other
   WorkspaceSlice expert_rows;       // [slots, W] f32, W = expert_width(spec)
@@ -37,27 +37,27 @@ struct LayerSlices {
   WorkspaceSlice all_rows_count;    // [S] int64
   WorkspaceSlice shared_rows;       // [S, T, H] f32
   WorkspaceSlice shared_gate;       // [T] f32
-  WorkspaceSlice shared_weights;    // [T, S] f32, of kRouterWeight and kFusedSlots
-  WorkspaceSlice mix_logits;        // [T, 2] f32, of kSoftmaxMix
+  WorkspaceSlice shared_weights;    // [T, S] f32, for kRouterWeight and kFusedSlots
+  WorkspaceSlice mix_logits;        // [T, 2] f32, for kSoftmaxMix
   WorkspaceSlice mix;               // [T] f32: factor of the routed part
-  WorkspaceSlice identity_weights;  // [T] f32: of zero experts
+  WorkspaceSlice identity_weights;  // [T] f32: weights of zero experts
   WorkspaceSlice latent;            // [T, Hl] f32
-  WorkspaceSlice expert_input;      // RowBundle for the experts, where it is not `rows`
-  WorkspaceSlice unit_weights;      // [T, k] f32, where the experts' input was weighted
+  WorkspaceSlice expert_input;      // RowBundle for the experts, if it is not `rows`
+  WorkspaceSlice unit_weights;      // [T, k] f32, if the experts' input was weighted
   WorkspaceSlice residual_input;    // RowBundle of residual_input
   WorkspaceSlice residual_rows;     // [T, H] f32
-  WorkspaceSlice routed_sum;        // [T, routed_sum_stride] f32, where combine does not finish
+  WorkspaceSlice routed_sum;        // [T, routed_sum_stride] f32, if combine does not finish
   WorkspaceSlice projected;         // [T, H] f32: routed_sum after the latent up projection
-  WorkspaceSlice reduced_sum;       // as routed_sum, shared_rows of one expert and residual_rows:
-  WorkspaceSlice reduced_shared;    // their sums over tensor-parallel ranks
-  WorkspaceSlice reduced_residual;
+  WorkspaceSlice reduced_sum;       // routed_sum, summed over tensor-parallel ranks
+  WorkspaceSlice reduced_shared;    // shared_rows of one expert, likewise
+  WorkspaceSlice reduced_residual;  // residual_rows, likewise
 };
 
-// What a layer does beside its routed experts' plain weighted sum.
+// The work of a layer beyond the plain weighted sum of its routed experts.
 struct StagePlan {
   bool reads_hidden_rows = true;           // some kernel reads hidden itself, in its row format
   bool has_expert_input = false;           // routed experts read other rows: projected or weighted
-  int64_t rows_per_token = 1;              // that dispatch takes: k where every choice has its own
+  int64_t rows_per_token = 1;              // rows dispatch takes: k if every choice has its own
   bool finishes_apart = false;             // combine writes routed_sum; one more pass makes out
   bool weighs_shared_rows = false;         // shared_weights apply
   bool mixes = false;                      // `mix` applies
@@ -84,15 +84,15 @@ struct LayerPlan {
   bool router_reads_token_ids = false;
   LayerSlices slices;
   size_t workspace_bytes = 0;
-  int64_t gate_row_bytes = 0;  // of a float32 row, zero padded
+  int64_t gate_row_bytes = 0;  // bytes per float32 row, zero padded
   Plan summary;
 };
 
-// Throws Error(kUnsupported) listing every row's reason where no row of a table fits, and the
-// errors of validate().
+// Throws Error(kUnsupported) listing every row's reason if no row of a table fits, and the errors
+// of validate().
 LayerPlan plan_layer(const Context& context, const MoeSpec& spec, const LayerOptions& options,
                      const ParallelSpec& parallel);
-// The plan in words; where no row of a table fits, as far as it came.
+// The plan in words; if no row of a table fits, the plan up to that table.
 Plan summarise_plan(const Context& context, const MoeSpec& spec, const LayerOptions& options,
                     const ParallelSpec& parallel);
 

@@ -12,15 +12,15 @@
 
 namespace conclave::inline v0 {
 
-// A block of a role of scales as float32, dense. Throws Error(kTensorValue) naming the tensor for a
-// scale that is NaN, infinite or negative.
+// Loads a block of a role of scales as float32, dense. Throws Error(kTensorValue) naming the tensor
+// for a scale that is NaN, infinite or negative.
 std::vector<float> load_scales(const WeightSource& source, WeightRole role, int64_t expert,
                                const WeightBlock& block);
-// All scales of a matrix.
+// Loads all scales of a matrix.
 std::vector<float> load_scales(const WeightSource& source, WeightRole role, int64_t expert);
 
-// For each row of a block of the matrix the scales of its columns: [rows, 1], or
-// [rows, ceil(columns / block_cols)] of blocks, where the block begins at a whole one.
+// Loads for each row of a block of the matrix the scales of its columns: [rows, 1], or with
+// WeightScale::kBlock [rows, ceil(columns / block_cols)], where the block begins at a whole one.
 std::vector<float> load_row_scales(const QuantSpec& quant, const WeightSource& source,
                                    WeightRole matrix, int64_t expert, const WeightBlock& block);
 
@@ -32,8 +32,8 @@ struct StaticScales {
 };
 StaticScales load_static_scales(const WeightSource& source, const MlpRoles& roles);
 
-// Whether quantised matrices can be cut for tensor-parallel ranks: slices of whole blocks and
-// groups, and no scale that is made of a whole row.
+// Yes if quantised matrices can be cut for tensor-parallel ranks: slices are whole blocks and
+// groups, and no scale covers a whole row.
 Support tensor_slices_support(const QuantSpec& quant, int64_t intermediate_size, int32_t ranks);
 
 }  // namespace conclave::inline v0

@@ -81,12 +81,12 @@ int64_t hash_of(const Values&... values) {
   return hash.value();
 }
 
-// The lists that say where experts lie.
+// Hashes the lists that say where experts lie.
 int64_t hash_of_lists(const ParallelSpec& parallel) {
   return hash_of(parallel.rank_of, parallel.replica_of);
 }
 
-// Not what "simulated" draws from: ranks with tokens of their own may draw on their own.
+// Leaves out the settings of "simulated": ranks with tokens of their own may draw differently.
 int64_t hash_of_router(const RouterSpec& r) {
   return hash_of(std::string_view(r.name), r.score, r.order, r.has_logit_bias, r.soft_cap,
                  r.has_selection_bias, r.num_groups, r.topk_groups, r.group_score, r.group_mask,
@@ -168,7 +168,7 @@ bool exchanges_tokens(const LayerPlan& plan) {
   return plan.parallel.ep_size > 1 && plan.parallel.reduce == Reduce::kFull;
 }
 
-// One exchange says whether all have the same number: the largest, and the smallest negated.
+// One exchange of the largest number and the smallest, negated, shows whether all are equal.
 void check_same_tokens(int64_t tokens, const RankPart& part) {
   const std::array<int64_t, 2> mine = {tokens, -tokens};
   std::array<int64_t, 2> largest{};
@@ -198,7 +198,8 @@ int64_t agree_on_chunks(int64_t tokens, const LayerPlan& plan, Communicator* com
     try {
       check_same_tokens(tokens, plan.part);
     } catch (const CommError& error) {
-      // The ranks of the other group have not seen it: they are told, or they would wait for us.
+      // The ranks of the other group have not seen the error: without an abort they would wait for
+      // us.
       if (exchanges_tokens(plan)) communicator->abort(error.what());
       throw;
     }

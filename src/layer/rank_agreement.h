@@ -1,4 +1,4 @@
-// What ranks must agree on before and during a collective forward.
+// Agreement between ranks before and during a collective forward.
 #pragma once
 
 #include "layer/plan.h"
@@ -9,9 +9,9 @@
 
 namespace conclave::inline v0 {
 
-// Collective over `communicator` where experts lie on several ranks, and over the plan's tensor
-// communicator; nothing where the caller reduces. Throws CommError(kCommMismatch) naming a rank and
-// the first field that differs: on every rank, instead of a hang or a wrong result later.
+// Collective over `communicator` if experts lie on several ranks, and over the plan's tensor
+// communicator; does nothing if the caller reduces. Throws CommError(kCommMismatch) naming a rank
+// and the first field that differs, on every rank, instead of a hang or a wrong result later.
 void check_ranks_agree(const LayerPlan& plan, Communicator* communicator);
 
 // The largest chunk count of all expert-parallel ranks: each takes part in every exchange.

@@ -1,4 +1,4 @@
-// What of a layer one rank holds and adds: its experts, its slices, its share of the rest.
+// The part of a layer that one rank holds and adds: its experts, its slices, its share of the rest.
 #pragma once
 
 #include "conclave/context.h"
@@ -15,29 +15,29 @@ namespace conclave::inline v0 {
 struct RankPart {
   ExpertPlacement placement;
   std::vector<int32_t> local_experts;  // logical expert of each local one
-  ReplicaMap replicas;                 // of a layer with redundant experts
+  ReplicaMap replicas;                 // for a layer with redundant experts
 
-  // Intermediate columns of routed experts, shared experts and the residual MLP.
+  // Columns of the intermediate size: routed experts, shared experts and the residual MLP.
   TensorSlice inner;
   TensorSlice shared_inner;
   TensorSlice residual_inner;
 
-  // Of a partial result, what is not split counts once: on the rank that holds it.
+  // A part that is not split counts once in a partial result: on the rank that holds it.
   bool holds_dense = true;  // shared experts and residual MLP, or their slice
   bool adds_rest = true;    // output bias and zero experts
   bool adds_down_bias = true;
-  // Adds up the slices' sums; null where there are none, or where the caller does.
+  // Adds up the slices' sums; null if there are no slices, or if the caller adds them.
   Communicator* tensor_communicator = nullptr;
 
   bool has_replicas() const { return placement.num_physical() > placement.num_experts; }
   bool reduces() const { return tensor_communicator != nullptr; }
 };
 
-// All but the communicator. `parallel` is valid. Throws Error(kInvalidArgument) where the placement
-// does not fit the experts.
+// Plans everything except the communicator. `parallel` is valid. Throws Error(kInvalidArgument) if
+// the placement does not fit the experts.
 RankPart plan_rank_part(const MoeSpec& spec, const ParallelSpec& parallel);
 
-// Whether the context can add up the slices of tensor-parallel ranks.
+// Yes if the context can add up the slices of tensor-parallel ranks.
 Support tensor_reduction_supports(const Context& context, const ParallelSpec& parallel);
 
 // "3 of 8 experts on rank 1 of 3; columns 0 to 22 of 45 on rank 0 of 2"

@@ -1,5 +1,5 @@
-// The steps of a chunk that exist only where a layer is split: from logical to physical experts,
-// and the sum over tensor-parallel ranks.
+// The steps of a chunk that only a split layer has: from logical to physical experts, and the sum
+// over tensor-parallel ranks.
 #pragma once
 
 #include "layer/pipeline.h"
@@ -8,12 +8,13 @@
 
 namespace conclave::inline v0 {
 
-// The routing with the physical expert of each id, as the dispatcher wants it; -1 stays. The
-// replica depends on the token's number in the call alone. Without redundant experts: `routing`.
+// The routing with each id replaced by its physical expert, for the dispatcher; -1 stays. The
+// replica depends only on the token's number in the call. Without redundant experts: `routing`.
 Routing route_to_replicas(const PipelineArgs& args, const Routing& routing);
 
-// The sum of `rows` [count * row_elements] over the tensor-parallel ranks, at `destination`. The
-// same bits on every rank. Where the layer does not reduce, or without rows: `rows`. Collective.
+// The sum of `rows` [count * row_elements] over the tensor-parallel ranks, at `destination`, with
+// the same bits on every rank; `rows` itself if the layer does not reduce or there are no rows.
+// Collective.
 const float* sum_over_tensor_ranks(const PipelineArgs& args, const float* rows,
                                    int64_t row_elements, const WorkspaceSlice& destination);
 

@@ -21,7 +21,7 @@ void* row_address(const void* data, int64_t elements, DType dtype) {
   return const_cast<std::byte*>(static_cast<const std::byte*>(data)) + elements * byte_size(dtype);
 }
 
-// Copies a dense chunk into the caller's rows from column `first` on, where the caller asked.
+// Copies a dense chunk into the caller's rows from column `first` on, if the caller asked for it.
 template <class T>
 void capture(const TensorView& destination, const TokenChunk& chunk, const T* source, int64_t cols,
              int64_t first = 0) {
@@ -33,7 +33,7 @@ void capture(const TensorView& destination, const TokenChunk& chunk, const T* so
   }
 }
 
-// The slots of SharedMode::kFusedSlots in the captures, after those of the router.
+// Writes the slots of SharedMode::kFusedSlots into the captures, after those of the router.
 void capture_fused(const PipelineArgs& args, const float* shared_weights) {
   const MoeSpec& spec = args.plan.spec;
   const int64_t num_shared = spec.shared.count;
@@ -49,7 +49,7 @@ void capture_fused(const PipelineArgs& args, const float* shared_weights) {
   }
 }
 
-// A custom router is trusted no more than a caller's ids are.
+// Checks a custom router's ids as strictly as a caller's.
 void check_router_ids(const PipelineArgs& args, int32_t* ids, ForwardCounters& counters) {
   const int64_t top_k = args.plan.spec.top_k;
   for (int64_t index = 0; index < args.chunk.count * top_k; ++index) {
@@ -77,11 +77,11 @@ void drop_padding(const PipelineArgs& args, int32_t* ids) {
   }
 }
 
-// Where the stage's results of a chunk lie.
+// Destinations of the stage's results for a chunk.
 struct RouteBuffers {
   int32_t* ids;
   float* weights;
-  float* shared_weights;  // null but for kRouterWeight and kFusedSlots
+  float* shared_weights;  // null except for kRouterWeight and kFusedSlots
 };
 
 void run_router(const PipelineArgs& args, const RowBundle& rows, const RouteBuffers& buffers,

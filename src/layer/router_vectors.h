@@ -10,7 +10,7 @@
 
 namespace conclave::inline v0 {
 
-// Widened to float32; empty where the spec has none.
+// Vectors, widened to float32; empty if the spec has none.
 struct RouterVectors {
   std::vector<float> logit_bias;      // [num_logits]
   std::vector<float> input_scale;     // [H]
@@ -23,7 +23,7 @@ struct RouterVectors {
   RouterWeights view() const;
 };
 
-// Throws Error(kInvalidArgument) for a NaN in the selection bias, which could not be ordered.
+// Throws Error(kInvalidArgument) for a NaN in the selection bias, which has no order.
 void check_selection_bias(const WeightSource& source, const std::vector<float>& bias);
 
 // The entries of the hash table as stored, int32 or int64. Throws Error(kExpertId) naming row and
@@ -31,9 +31,9 @@ void check_selection_bias(const WeightSource& source, const std::vector<float>& 
 std::vector<int32_t> check_hash_table(const MoeSpec& spec, const WeightSource& source,
                                       const Tensor& stored);
 
-// From a source that check_source has accepted. Throws Error(kInvalidArgument) for a NaN in the
-// selection bias, which could not be ordered, and Error(kExpertId) naming row and value for a table
-// entry outside [0, E).
+// Reads a source that check_source has accepted. Throws Error(kInvalidArgument) for a NaN in the
+// selection bias, which has no order, and Error(kExpertId) naming row and value for a table entry
+// outside [0, E).
 RouterVectors read_router_vectors(const MoeSpec& spec, const WeightSource& source);
 
 }  // namespace conclave::inline v0

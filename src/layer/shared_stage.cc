@@ -10,12 +10,12 @@
 namespace conclave::inline v0 {
 namespace {
 
-// Rows of one task: large enough to outweigh taking it.
+// Rows per task: enough work to outweigh taking the task.
 constexpr int64_t kRowsPerTask = 16;
 
 float sigmoid(float value) { return 1.0F / (1.0F + std::exp(-value)); }
 
-// Where the factors of one token's shared rows come from: [T, S].
+// Source of the factors of one token's shared rows.
 struct SharedFactors {
   const float* of_token = nullptr;  // [T, S], or null: 1
   int64_t num_shared = 1;
@@ -76,7 +76,7 @@ SharedFactors factors(const PipelineArgs& args, const RowBundle& hidden_rows) {
   return {};
 }
 
-// row = factor * row; a factor of 0 keeps out what is not finite.
+// row = factor * row; a factor of 0 writes zeros, even over values that are not finite.
 void scale_row(float factor, int64_t columns, float* row) {
   if (factor == 0.0F) {
     std::fill_n(row, columns, 0.0F);
@@ -90,7 +90,7 @@ void add_scaled_row(float factor, const float* row, int64_t columns, float* sum)
   for (int64_t col = 0; col < columns; ++col) sum[col] += factor * row[col];
 }
 
-// rows [S, count, H]: leaves sum_i factor_i * row_i in the first [count, H].
+// Leaves sum_i factor_i * row_i of rows [S, count, H] in the first [count, H].
 void weigh_rows(const PipelineArgs& args, const SharedFactors& factors, float* rows) {
   const int64_t count = args.chunk.count;
   const int64_t hidden = args.plan.spec.hidden_size;
@@ -115,7 +115,7 @@ void weigh_rows(const PipelineArgs& args, const SharedFactors& factors, float* r
 const float* run_shared_experts(const PipelineArgs& args, const RowBundle& hidden_rows) {
   const LayerPlan& plan = args.plan;
   if (plan.shared == nullptr) {
-    // Where another rank adds the shared rows, the routed part still needs its factor.
+    // Even if another rank adds the shared rows, the routed part needs its factor here.
     if (plan.stages.mixes) static_cast<void>(factors(args, hidden_rows));
     return nullptr;
   }

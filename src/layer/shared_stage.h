@@ -5,10 +5,10 @@
 
 namespace conclave::inline v0 {
 
-// Float32 rows [count, H], dense: the shared part of the sum, its gate, mix or slot weights
-// applied, zero for padding; null without shared experts. Where the mode weighs the routed part as
-// well, its factors are left in LayerSlices::mix. Runs after routing, which weighs kRouterWeight
-// and kFusedSlots.
+// Float32 rows [count, H], dense: the shared part of the sum with its gate, mix or slot weights
+// applied, zero for padding; null without shared experts. A mode that also weighs the routed part
+// leaves its factors in LayerSlices::mix. Runs after routing, which gives the weights of
+// kRouterWeight and kFusedSlots.
 const float* run_shared_experts(const PipelineArgs& args, const RowBundle& hidden_rows);
 
 }  // namespace conclave::inline v0

@@ -14,7 +14,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Adds the time since its construction to one field, where timings are wanted.
+// Adds the time since its construction to one field, if timings are wanted.
 class StageTimer {
  public:
   StageTimer(StageTimings* timings, int64_t StageTimings::*field)
@@ -39,7 +39,7 @@ std::span<std::byte> sub_workspace(const PipelineArgs& args, const WorkspaceSlic
   return args.workspace.subspan(slice.offset, slice.bytes);
 }
 
-// Zero of every activation type is zero bytes.
+// Zero bytes are zero in every activation type.
 void fill_zero(const TensorView& rows) {
   const int64_t stride = rows.row_stride != 0 ? rows.row_stride : rows.shape[1];
   const int64_t element = byte_size(rows.dtype);
@@ -49,8 +49,8 @@ void fill_zero(const TensorView& rows) {
   }
 }
 
-// Shared rows go to the caller's own tensor where asked for; then the sum takes none. They are
-// zeros where they count on another rank.
+// Writes shared rows to the caller's own tensor if there is one; the sum then takes none. The rows
+// are zeros if they count on another rank.
 const float* hand_out_shared(const PipelineArgs& args, const float* shared) {
   if (args.args.shared_out.empty()) return shared;
   const TensorView destination = chunk_rows(args.args.shared_out, args.chunk);

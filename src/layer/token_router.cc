@@ -20,7 +20,7 @@ namespace {
 
 constexpr size_t kScratchAlignment = 64;
 
-// Matrices have no part in routing, but a spec without them is not valid.
+// Fills in sizes of matrices: routing does not use them, but a spec without them is not valid.
 MoeSpec with_sizes(MoeSpec spec) {
   if (spec.hidden_size == 0) spec.hidden_size = 1;
   if (spec.intermediate_size == 0) spec.intermediate_size = 1;
@@ -97,7 +97,7 @@ void check_call(const MoeSpec& spec, const RouteArgs& args) {
   }
 }
 
-// Dense float32 values of an argument, converted only where it is something else.
+// Dense float32 values of an argument, converted only if they are anything else.
 class Floats {
  public:
   explicit Floats(const ConstTensorView& view) {
@@ -128,7 +128,7 @@ void check_bias(const float* bias, int64_t count) {
   }
 }
 
-// Only the rows that are used; the others may hold anything.
+// Checks only the rows of the table that are used; the others may hold anything.
 std::vector<int32_t> checked_token_ids(const MoeSpec& spec, const RouteArgs& args) {
   std::vector<int32_t> ids;
   if (args.token_ids.empty()) return ids;

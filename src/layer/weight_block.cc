@@ -7,7 +7,7 @@
 namespace conclave::inline v0 {
 namespace {
 
-// Copies begin at whole vectors.
+// Copies begin at multiples of a whole vector.
 constexpr int64_t kCopyAlignment = 64;
 
 Shape shape_of(const WeightBlock& block) {
@@ -26,7 +26,7 @@ ConstTensorView block_of_view(const ConstTensorView& whole, const WeightBlock& b
 }  // namespace
 
 void BlockLoader::load(std::span<const BlockRequest> requests, std::span<ConstTensorView> views) {
-  // First what needs a copy, so that memory is found once.
+  // The first pass sizes the copies, so that memory is allocated once.
   int64_t copied_bytes = 0;
   for (size_t i = 0; i < requests.size(); ++i) {
     const BlockRequest& request = requests[i];

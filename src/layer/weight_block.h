@@ -1,4 +1,4 @@
-// Blocks of a source's matrices in memory: the source's own where it offers them, else copies.
+// Blocks of a source's matrices in memory: in place if the source offers views, otherwise copies.
 #pragma once
 
 #include "conclave/tensor.h"
@@ -22,9 +22,9 @@ class BlockLoader {
  public:
   explicit BlockLoader(const WeightSource& source) : source_(source) {}
 
-  // views[i] is [rows, cols] of requests[i], rows maybe strided; valid until the next load.
+  // views[i] is [rows, cols] of requests[i], possibly strided; valid until the next load.
   void load(std::span<const BlockRequest> requests, std::span<ConstTensorView> views);
-  // The whole matrix.
+  // Loads the whole matrix.
   ConstTensorView load(WeightRole role, int64_t expert);
 
  private:
@@ -32,7 +32,7 @@ class BlockLoader {
   Tensor memory_;
 };
 
-// A vector of the source, widened to float32.
+// Loads a vector of the source, widened to float32.
 std::vector<float> load_vector(const WeightSource& source, WeightRole role);
 
 }  // namespace conclave::inline v0

@@ -39,7 +39,7 @@ void check_memory(std::span<const std::byte> memory, size_t alignment) {
   }
 }
 
-// On the caller's stream, or on one of its own that has passed.
+// Clears on the caller's stream, or on a stream of its own that it waits for.
 void clear_counters(const DeviceRuntime& runtime, std::span<std::byte> memory, Stream stream) {
   const size_t bytes = std::min(memory.size(), kWorkspaceCounterBytes);
   if (bytes == 0) return;
@@ -60,7 +60,7 @@ void clear_counters(const DeviceRuntime& runtime, std::span<std::byte> memory, S
 Workspace::Workspace(const Context& context, size_t bytes, Stream stream) : stream_(stream) {
   const DeviceRuntime* const runtime = device_runtime(context);
   kind_ = runtime != nullptr ? MemoryKind::kDevice : MemoryKind::kHost;
-  // An empty workspace has nothing to give back.
+  // An empty workspace has no memory to free.
   if (bytes == 0) return;
   if (runtime == nullptr) {
     allocator_ = &context.host_allocator();

@@ -1,4 +1,4 @@
-// Hop one of a forward on CUDA: every check that needs no look into device memory.
+// First step of a forward on CUDA: every check that needs no look into device memory.
 #pragma once
 
 #include "conclave/layer.h"

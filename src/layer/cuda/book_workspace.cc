@@ -13,10 +13,10 @@
 namespace conclave::inline v0 {
 namespace {
 
-// Of slices of device memory: whole lines of every kind of copy.
+// Alignment of slices of device memory: whole lines of every kind of copy.
 constexpr int64_t kSliceBytes = 256;
 
-// Slices at whole multiples of 256 bytes, behind the counters.
+// Books slices at multiples of 256 bytes, behind the counters.
 class Booking {
  public:
   Booking() { static_cast<void>(layout_.book_bytes(kWorkspaceCounterBytes, 1)); }
@@ -54,8 +54,8 @@ size_t intermediate_bytes(const experts::DeviceExpertsProblem& problem, int64_t 
   return static_cast<size_t>(rows * (row + scales));
 }
 
-// Most tokens whose rows are not copied into sorted order. Those that every row uses may be one
-// expert, whose rows are in order as they are.
+// The most tokens whose rows are not copied into sorted order. Experts that every row uses may be a
+// single one, whose rows are in order already.
 int64_t unsorted_tokens(const CudaMlpPlan& part, const CallRange& calls) {
   if (part.problem.top_k == part.problem.num_local_experts) return calls.last;
   int64_t most = 0;
@@ -65,8 +65,8 @@ int64_t unsorted_tokens(const CudaMlpPlan& part, const CallRange& calls) {
   return most;
 }
 
-// Of the rows of slots: results, and before them sorted rows or their codes in the same place. Rows
-// that are added up have no results.
+// Bytes for the rows of slots: their results, and before them, in the same place, sorted rows or
+// their codes. Rows that the kernel adds up have no results.
 int64_t output_bytes(const CudaMlpPlan& part, const CallRange& calls) {
   const int64_t top_k = part.problem.top_k;
   const int64_t row_bytes = part.row_stride * byte_size(part.row_dtype);
@@ -160,7 +160,7 @@ WorkspaceBooking book_workspace(const CudaPlan& plan, const CallRange& calls,
   if (plan.shared) grouping = std::max(grouping, group_bytes(*plan.shared, calls));
   if (plan.residual) grouping = std::max(grouping, group_bytes(*plan.residual, calls));
   slices.group = booking.book(grouping, 1);
-  // Kinds of experts run one after the other.
+  // Kinds of experts run one after the other and share this memory.
   slices.experts = booking.book(static_cast<int64_t>(kernels.experts), 1);
   slices.routed = book_mlp(booking, plan.routed, calls, plan.rows_per_token());
   if (plan.shared) slices.shared = book_mlp(booking, *plan.shared, calls);

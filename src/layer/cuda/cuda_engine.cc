@@ -36,8 +36,8 @@ cuda::DeviceInfo device_of(const Context& context) {
   return cuda::device_info(parse_device(context.device()).ordinal);
 }
 
-// Shared experts join the launches of the routed ones, but not where these would have to be copied
-// for it.
+// Fuses shared experts into the routed ones' launches, unless that alone would force a copy of
+// weights that are usable in place.
 CudaPlan plan_for(const EngineRequest& request, const WeightSource& source) {
   const cuda::DeviceInfo device = device_of(request.context);
   CudaPlanRequest plan_wanted = plan_request(request, device);
@@ -51,11 +51,11 @@ CudaPlan plan_for(const EngineRequest& request, const WeightSource& source) {
 
 class CudaEngine;
 
-// Layers of one set of weights have this in common, whatever they plan for.
+// State that all layers on one set of weights share, whatever they plan for.
 struct SharedState {
   explicit SharedState(const EngineRequest& request);
 
-  // Used by create, reload and status, never by a forward.
+  // For create, reload and status, never for a forward.
   cuda::OwnedStream stream;
   CudaWeights weights;
   DeviceMemory counters;
@@ -64,7 +64,7 @@ struct SharedState {
   std::atomic<int64_t> forwards{0};
   std::atomic<int64_t> tokens{0};
 
-  // Every layer that is bound to the weights' addresses, to be bound again where they move.
+  // All layers bound to the weights' addresses; they are bound again when the addresses change.
   std::mutex mutex;
   std::vector<CudaEngine*> users;
 };
@@ -72,7 +72,7 @@ struct SharedState {
 class CudaEngine final : public Engine {
  public:
   CudaEngine(const EngineRequest& request, const WeightSource& source);
-  // On the weights of `other`, for another number of tokens.
+  // Runs on the weights of `other`, for another number of tokens.
   CudaEngine(const CudaEngine& other, CudaPlan plan);
   CudaEngine(const CudaEngine&) = delete;
   CudaEngine& operator=(const CudaEngine&) = delete;
@@ -161,7 +161,8 @@ std::unique_ptr<Engine> CudaEngine::with_max_tokens(int64_t max_tokens) const {
                                                               .shared = plan_.shared_form}));
 }
 
-// Last in a constructor: from then on a reload of any layer that shares the weights finds this one.
+// Runs last in a constructor: from then on a reload of any layer that shares the weights finds this
+// one.
 void CudaEngine::bind() {
   const std::lock_guard lock(shared_->mutex);
   kernels_ = make_cuda_kernels(plan_, shared_->weights);
@@ -181,7 +182,7 @@ KernelBytesOf CudaEngine::bytes_of_kernels() const {
   return [this](int64_t tokens) { return kernel_bytes(kernels_, tokens); };
 }
 
-// As its rung has it, or, in a caller's smaller workspace, for no more than so many tokens.
+// The booking of the call's rung, or, if the caller's workspace is smaller, one for just `tokens`.
 WorkspaceBooking CudaEngine::booking_in(std::span<const std::byte> workspace,
                                         int64_t tokens) const {
   const auto serves = [tokens](const WorkspaceBooking& it) { return it.calls.last >= tokens; };
@@ -237,7 +238,7 @@ void CudaEngine::forward(const ForwardArgs& args) {
     own = own_workspace_.claim(context_, plan_.summary.workspace_bytes, args.stream);
     workspace = own.memory;
   }
-  // Chunks have one of two lengths, each of which must fit before the first runs.
+  // Chunks have one of two lengths; both must fit before the first chunk runs.
   const int64_t chunks = num_chunks(tokens, most);
   const int64_t shorter = chunks == 0 ? 0 : tokens / chunks;
   const WorkspaceBooking of_shorter = booking_in(workspace, shorter);
@@ -261,7 +262,7 @@ void CudaEngine::forward(const ForwardArgs& args) {
   shared_->tokens.fetch_add(tokens, std::memory_order_relaxed);
 }
 
-// New kernels for every layer that shares the weights before any of them changes.
+// Makes new kernels for every layer that shares the weights before any of these layers changes.
 void CudaEngine::reload_staged(const WeightSource& source) {
   CudaWeights weights = load(source);
   const std::lock_guard lock(shared_->mutex);

@@ -17,7 +17,7 @@
 namespace conclave::inline v0 {
 namespace {
 
-// cudaMalloc aligns to 256 bytes or more, whatever was asked for.
+// cudaMalloc aligns to 256 bytes or more, which covers every alignment requested.
 class CudaAllocator final : public DeviceAllocator {
  public:
   explicit CudaAllocator(int32_t ordinal) : ordinal_(ordinal) {}
@@ -139,7 +139,7 @@ Support cuda_usable(int32_t ordinal) {
 
 const DeviceRuntime* cuda_runtime(int32_t ordinal) {
   static std::mutex mutex;
-  // Never destroyed: allocations may be given back while the process ends.
+  // The map is never destroyed: memory may be freed while the process ends.
   static auto& runtimes = *new std::map<int32_t, CudaRuntime>();
   const std::scoped_lock lock(mutex);
   return &runtimes.try_emplace(ordinal, ordinal).first->second;

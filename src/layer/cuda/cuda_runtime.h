@@ -1,4 +1,4 @@
-// DeviceRuntime on CUDA: one object a device of this process.
+// DeviceRuntime on CUDA: one object per device of this process.
 #pragma once
 
 #include "layer/device_runtime.h"
@@ -10,11 +10,11 @@
 
 namespace conclave::inline v0 {
 
-// Every device in words.
+// Describes every device in words.
 std::string describe_cuda();
-// Whether device `ordinal` can run layers: a driver, the device, and Hopper.
+// Yes if device `ordinal` can run layers: there is a driver, the device, and it is a Hopper.
 Support cuda_usable(int32_t ordinal);
-// Lives as long as the process. `ordinal` is usable.
+// The runtime of device `ordinal`, which must be usable. Lives as long as the process.
 const DeviceRuntime* cuda_runtime(int32_t ordinal);
 
 }  // namespace conclave::inline v0

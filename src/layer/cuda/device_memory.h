@@ -11,8 +11,8 @@ namespace conclave::inline v0 {
 class DeviceMemory {
  public:
   DeviceMemory() = default;
-  // 256-byte aligned, not cleared; nothing for no bytes. `what` is for messages. Throws
-  // Error(kOutOfMemory).
+  // Allocates 256-byte aligned memory, not cleared; no bytes allocate nothing. `what` names it in
+  // messages. Throws Error(kOutOfMemory).
   DeviceMemory(DeviceAllocator& allocator, size_t bytes, Stream stream, const char* what);
   DeviceMemory(DeviceMemory&& other) noexcept { *this = std::move(other); }
   DeviceMemory& operator=(DeviceMemory&& other) noexcept {

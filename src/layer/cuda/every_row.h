@@ -9,14 +9,15 @@
 namespace conclave::inline v0 {
 
 struct EveryRowIds {
-  DeviceMemory shared;    // [tokens, S] int32: 0 to S - 1; none without such experts
+  DeviceMemory shared;    // [tokens, S] int32: 0 to S - 1; empty without them
   DeviceMemory residual;  // [tokens, 1] int32: 0
-  int64_t tokens = 0;     // that they are enough for
+  int64_t tokens = 0;     // the largest call that these ids serve
 };
 
-// For the plan's tokens, at least MoeLayer::kReplannedTokens: what plans of that many share.
+// Makes ids for the plan's tokens, but at least MoeLayer::kReplannedTokens, so that replanned
+// layers share them.
 EveryRowIds make_every_row(const Context& context, const CudaPlan& plan, Stream stream);
-// Whether they serve the plan's calls.
+// True if the ids suffice for the plan's calls.
 bool serves(const EveryRowIds& ids, const CudaPlan& plan);
 
 }  // namespace conclave::inline v0

@@ -9,7 +9,7 @@
 namespace conclave::inline v0 {
 namespace {
 
-// x W^T (+ bias), W of few rows.
+// logits = x W^T (+ bias), for a W of few rows.
 void enqueue_gate(const CudaCall& call, const DeviceMemory& weights, DType dtype, int64_t rows,
                   const float* bias, float* logits) {
   const ConstTensorView& hidden = call.args.hidden;
@@ -30,7 +30,7 @@ void enqueue_gate(const CudaCall& call, const DeviceMemory& weights, DType dtype
 
 bool is_fused(const CudaCall& call) { return call.plan.fused.slots() > 0; }
 
-// sigmoid(x . w); slots of fused experts take the product and the sigmoid of it.
+// sigmoid(x . w); slots of fused experts keep the product and apply the sigmoid themselves.
 void enqueue_sigmoid(const CudaCall& call) {
   if (call.weights.shared_gate.empty()) return;
   auto* const factor = call.slice<float>(call.slices.shared_factor);

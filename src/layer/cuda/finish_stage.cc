@@ -10,7 +10,7 @@
 namespace conclave::inline v0 {
 namespace {
 
-// Sums that the down product made, in the place of slots.
+// The sums that the down product made, in place of rows of slots.
 dispatch::DeviceCombineArgs ready_sums(const CudaCall& call, const CudaRouting& routing) {
   const experts::RowSums sums = routed_sums(call);
   return {.num_tokens = call.count,
@@ -70,7 +70,7 @@ void enqueue_projection(const CudaCall& call, const CudaRouting& routing, Routed
                             call.stream);
 }
 
-// Projected rows in the place of slots.
+// The projected rows, in place of rows of slots.
 dispatch::DeviceCombineArgs projected_sums(const CudaCall& call, const CudaRouting& routing) {
   const int64_t hidden = call.plan.spec.hidden_size;
   return {.num_tokens = call.count,
@@ -81,7 +81,7 @@ dispatch::DeviceCombineArgs projected_sums(const CudaCall& call, const CudaRouti
           .padding_mask = routing.padding_mask};
 }
 
-// What is added to the routed sum on one rank only.
+// Adds the terms that only one rank adds to the routed sum.
 void add_rest(const CudaCall& call, const CudaRouting& routing,
               dispatch::DeviceCombineArgs& combine) {
   if (!call.plan.part.adds_rest) return;

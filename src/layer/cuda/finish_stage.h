@@ -1,4 +1,4 @@
-// The end of a chunk on CUDA: the weighted sum and what joins it before it is rounded.
+// The end of a chunk on CUDA: the weighted sum and the terms that join it before it is rounded.
 #pragma once
 
 #include "layer/cuda/mlp_stage.h"

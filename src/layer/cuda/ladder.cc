@@ -15,9 +15,9 @@ using experts::DeviceKernelRow;
 using experts::DeviceTile;
 using Candidates = std::vector<const DeviceKernelRow*>;
 
-// Bounds of the buckets of calls that are decided together: 32nds of octaves, so that a plan for
-// many tokens chooses for a call what a plan for just that call would. Where rows are added in any
-// order, octaves: a bucket more whose kernel adds none would book the rows of its slots.
+// Upper ends of the buckets of calls that are decided together: 32nds of octaves, so that a plan
+// for many tokens chooses for a call as a plan for just that call would. When rows are added in any
+// order, whole octaves: one more bucket whose kernel adds none would book the rows of its slots.
 std::vector<int64_t> bucket_ends(int64_t max_tokens, Determinism determinism) {
   const int64_t buckets_an_octave = determinism == Determinism::kUnordered ? 1 : 32;
   std::vector<int64_t> ends;
@@ -70,7 +70,7 @@ Choice choose_by_cost(const LadderRequest& request, const Candidates& rows, int6
   return {.row = choice.row, .tile = choice.tile, .reason = "least by the cost model"};
 }
 
-// The rows whose results have the same bits as those of the row that serves most tokens.
+// The rows whose results have the same bits as those of the row chosen for the largest call.
 Candidates same_arithmetic(const LadderRequest& request, const Candidates& rows) {
   const Choice most = choose_by_cost(request, rows, request.problem.max_tokens);
   Candidates same;
@@ -81,7 +81,7 @@ Candidates same_arithmetic(const LadderRequest& request, const Candidates& rows)
   return same;
 }
 
-// The entry's choice; nothing where it names a row that this problem or plan cannot take.
+// The choice of the table's entry; none if it names a row that this problem or plan cannot take.
 std::optional<Choice> choose_by_table(const LadderRequest& request, const Candidates& rows,
                                       int64_t tokens) {
   if (request.tuning == nullptr) return std::nullopt;

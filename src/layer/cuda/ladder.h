@@ -1,4 +1,4 @@
-// Which kernel and which tile serve a number of tokens: a pure function of problem and device.
+// Chooses the kernel and tile for a number of tokens: a pure function of problem and device.
 #pragma once
 
 #include "experts/cuda/device_experts.h"
@@ -13,14 +13,14 @@
 
 namespace conclave::inline v0 {
 
-// What serves calls of up to `last_tokens` tokens, above those of the rung before.
+// The choice for calls of up to `last_tokens` tokens, above those of the rung before.
 struct LadderRung {
   int64_t last_tokens = 0;
   const experts::DeviceKernelRow* row = nullptr;
   experts::DeviceTile tile;
   std::string reason;
-  bool adds_rows = false;  // of a token, in any order
-  // Runs instead where the counts of a call's experts say that choices are skewed; or null.
+  bool adds_rows = false;  // adds up a token's rows, in any order
+  // Runs instead if the counts of a call's experts show that choices are skewed; or null.
   const experts::DeviceKernelRow* skewed_row = nullptr;
   experts::DeviceTile skewed_tile = {};
 };
@@ -30,16 +30,16 @@ struct LadderRequest {
   Determinism determinism = Determinism::kRepeatable;
   std::string kernel = {};              // row to force; empty: by rule
   const TuningTable* tuning = nullptr;  // or null
-  int32_t shared_experts = 0;           // of the problem's, which every token uses
-  // Of a part of the experts it is not known how many of a token's choices lie here: what even
-  // choices make of so many tokens is not either, and no rung has a second kernel.
+  int32_t shared_experts = 0;           // experts of the problem that every token uses
+  // False on a rank that holds a part of the experts. The number of choices that fall on it is
+  // unknown, so is the number of tiles that even choices make, and no rung has a second kernel.
   bool has_all_experts = true;
 };
 
-// Ascending, the last for problem.max_tokens; one rung where neighbours agree. `verdicts`, empty
-// before, gets one on every row of the catalog, also where this throws. Throws Error(kUnsupported)
-// with the reasons where none fits, Error(kUnknownName) for a forced row that does not exist,
-// Error(kInvalidArgument) for a tuning entry whose kernel lacks the tile.
+// Ascending, the last rung for problem.max_tokens; neighbours that agree are one rung. `verdicts`,
+// empty before, gets a verdict on every row of the catalog, even if this throws. Throws
+// Error(kUnsupported) with the reasons if no row fits, Error(kUnknownName) for a forced row that
+// does not exist, Error(kInvalidArgument) for a tuning entry whose kernel lacks the tile.
 std::vector<LadderRung> build_ladder(const LadderRequest& request, std::vector<PlanRow>& verdicts);
 
 // Calls of `first` to `last` tokens.
@@ -48,7 +48,7 @@ struct CallRange {
   int64_t last = 1;
 };
 
-// Visits (rung, tokens) for every rung that serves some of these calls, `tokens` the most of them.
+// Visits (rung, tokens) for every rung that serves some of `calls`; `tokens` is its largest call.
 template <class Visit>
 void for_each_rung(const std::vector<LadderRung>& ladder, const CallRange& calls, Visit visit) {
   for (const LadderRung& rung : ladder) {
@@ -58,19 +58,20 @@ void for_each_rung(const std::vector<LadderRung>& ladder, const CallRange& calls
   }
 }
 
-// The calls of up to `max_tokens` tokens, cut where another rung serves them; the last ends there.
+// Splits the calls of up to `max_tokens` tokens by the rung that serves them.
 std::vector<CallRange> calls_by_rung(const std::vector<LadderRung>& ladder, int64_t max_tokens);
-// The most tokens of these calls that a rung serves which adds rows; 0: none does.
+// The most tokens among `calls` whose rung adds rows; 0 if none does.
 int64_t tokens_added(const std::vector<LadderRung>& ladder, const CallRange& calls);
 
-// More tiles than this are more than evenly chosen experts make: what skewed_row is for.
+// The most tiles that evenly chosen experts make. With more, choices are skewed and skewed_row
+// runs.
 int64_t even_tiles(const LadderRung& rung, const experts::DeviceExpertsProblem& problem,
                    int64_t tokens, int64_t shared_experts);
 
 // The key of a problem's entries in tuning tables.
 TuningKey tuning_key(const experts::DeviceExpertsProblem& problem);
 
-// The rung for a call of `tokens`.
+// The rung that serves a call of `tokens` tokens.
 template <class Rung>
 const Rung& rung_for(const std::vector<Rung>& ladder, int64_t tokens) {
   for (const Rung& rung : ladder) {

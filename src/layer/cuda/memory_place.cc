@@ -19,7 +19,7 @@ std::string place_of(const cudaPointerAttributes& attributes) {
 
 }  // namespace
 
-// Managed memory is of every device.
+// Managed memory belongs to every device.
 void check_place(std::string_view name, const void* data, int32_t ordinal) {
   if (data == nullptr) return;
   cudaPointerAttributes attributes{};

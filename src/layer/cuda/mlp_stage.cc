@@ -19,7 +19,7 @@ bool is_aligned(const void* data, int64_t stride_bytes) {
          stride_bytes % kRowAlignmentBytes == 0;
 }
 
-// Rows that are not quantised: the caller's own where they will do.
+// Rows that are not quantised: the caller's own if the kernel can read them, otherwise a copy.
 DeviceRows plain_rows(const CudaCall& call, const CudaMlp& mlp, const SourceRows& source) {
   const CudaMlpPlan& plan = mlp.plan;
   DeviceRows rows{.data = source.data,
@@ -46,8 +46,8 @@ DeviceRows plain_rows(const CudaCall& call, const CudaMlp& mlp, const SourceRows
   return rows;
 }
 
-// Where codes and scales go. Sorted: the scales of a group side by side, and with a grouping a copy
-// of every row for each of its slots.
+// Destination of codes and scales. If sorted, the scales of a column group lie side by side; with
+// `groups` every row is copied once per slot.
 struct CodePlace {
   uint8_t* codes = nullptr;
   float* scales = nullptr;
@@ -77,7 +77,7 @@ DeviceRows quantised_rows(const CudaCall& call, const CudaMlp& mlp, const Source
        .num_rows = call.count * source.rows_per_token,
        .columns = columns,
        .row_stride = source.stride,
-       // The grouping, before this launch, has waited for the caller's.
+       // The grouping, which ran before this launch, has waited for the caller's rows.
        .rows_are_ready = source.given,
        .activations = quant.activations,
        .power_of_two = quant.power_of_two_scales,
@@ -93,7 +93,7 @@ DeviceRows quantised_rows(const CudaCall& call, const CudaMlp& mlp, const Source
   return rows;
 }
 
-// The rows as they come: plain ones, or their e4m3 codes and scales.
+// The rows in the caller's order: plain ones, or their e4m3 codes and scales.
 DeviceRows token_rows(const CudaCall& call, const CudaMlp& mlp, const SourceRows& source) {
   if (!mlp.plan.quantises()) return plain_rows(call, mlp, source);
   return quantised_rows(call, mlp, source,
@@ -103,8 +103,8 @@ DeviceRows token_rows(const CudaCall& call, const CudaMlp& mlp, const SourceRows
                          .sorted = rung_for(mlp.rungs, call.count).sorted_input});
 }
 
-// The same rows in the order of the grouping, a copy for each row: where the down product, which
-// needs them no more, writes its own.
+// The same rows in the order of the grouping, one copy per slot. They lie in the output slice: the
+// down product overwrites them with its own rows once they are no longer needed.
 DeviceRows sorted_rows(const CudaCall& call, const CudaMlp& mlp, const GroupedRows& groups,
                        const int64_t* live_tokens, const SourceRows& source) {
   const int64_t columns = mlp.plan.problem.hidden_size;
@@ -141,7 +141,7 @@ bool wants_sorted(const CudaMlp& mlp, int64_t tokens) {
   return rung_for(mlp.rungs, tokens).sorted_input;
 }
 
-// [count, Hl] float32: hidden times the latent down projection.
+// hidden times the latent down projection, [count, Hl] float32.
 SourceRows projected_rows(const CudaCall& call) {
   const MoeSpec& spec = call.plan.spec;
   const SourceRows hidden = source_rows(call, call.args.hidden);
@@ -161,7 +161,7 @@ SourceRows projected_rows(const CudaCall& call) {
   return {.data = rows, .dtype = DType::kF32, .stride = spec.latent.size};
 }
 
-// Float32 rows, one for each slot, times its weight.
+// Float32 rows, one per slot, each multiplied by the slot's weight.
 SourceRows weighed_rows(const CudaCall& call, const SourceRows& source, const float* weights) {
   const int64_t columns = call.plan.routed.problem.hidden_size;
   const int64_t rows_per_token = call.plan.rows_per_token();
@@ -187,8 +187,8 @@ experts::DeviceExpertsCall experts_call(const CudaCall& call, const CudaMlp& mlp
           .output_stride = mlp.plan.row_stride};
 }
 
-// Whether the experts' only row of a token, weighted, is all of its output: combine has nothing to
-// add then.
+// True if a token's only expert row, weighted, is its whole output, so that combine has nothing to
+// add.
 bool rows_are_output(const CudaCall& call, const CudaRung& rung, const CudaRouting& routing) {
   const CudaPlan& plan = call.plan;
   const SharedMode mode = plan.spec.shared.mode;
@@ -199,7 +199,7 @@ bool rows_are_output(const CudaCall& call, const CudaRung& rung, const CudaRouti
          call.args.shared_out.empty() && call.args.out.dtype == plan.routed.row_dtype;
 }
 
-// The output by the down product itself.
+// The down product writes the output itself.
 void finish_rows(const CudaCall& call, const CudaRung& rung, const CudaRouting& routing,
                  experts::DeviceExpertsCall experts) {
   const MoeSpec& spec = call.plan.spec;
@@ -220,7 +220,7 @@ void finish_rows(const CudaCall& call, const CudaRung& rung, const CudaRouting& 
                        call.stream);
 }
 
-// Rows weighted and added up by the down product itself.
+// The down product weighs the rows and adds them up itself.
 void add_rows(const CudaCall& call, const CudaRung& rung, const CudaRouting& routing,
               experts::DeviceExpertsCall experts) {
   const bool weighted = call.plan.spec.weight_on == WeightOn::kOutput;
@@ -259,7 +259,7 @@ RoutedRows run_routed(const CudaCall& call, const CudaRouting& routing) {
   const bool weighs_products = plan.spec.weight_on == WeightOn::kInput && !plan.weighs_rows;
   experts::DeviceExpertsCall experts = experts_call(call, mlp, routing.groups, rows);
   if (weighs_products) experts.input_weights = routing.topk_weights;
-  // A kernel takes the row of slot s from s / top_k.
+  // A kernel divides slot s by top_k to find its row; here every slot has its own.
   if (source.rows_per_token > 1) experts.groups.top_k = 1;
   const CudaRung& rung = rung_for(mlp.rungs, call.count);
   if (rows_are_output(call, rung, routing)) {
@@ -300,7 +300,7 @@ void run_on_every_row(const CudaCall& call, const CudaMlp& mlp, const CudaRoutin
                               .tile_tokens = rung_for(mlp.rungs, call.count).kernel->tile_tokens(),
                               .workspace = call.slice<void>(call.slices.group)},
                              call.stream);
-  // Every row on one expert: sorted as they are.
+  // With every row on one expert, the rows are sorted already.
   const DeviceRows rows = experts > 1 && wants_sorted(mlp, call.count)
                               ? sorted_rows(call, mlp, groups, routing.live_tokens, source)
                               : token_rows(call, mlp, source);

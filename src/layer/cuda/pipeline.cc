@@ -12,7 +12,7 @@
 namespace conclave::inline v0 {
 namespace {
 
-// When rows are cut for the rung's other kernel.
+// Decides when rows are cut for the rung's other kernel.
 struct SkewRule {
   int32_t tile_tokens = 0;  // 0: never
   int64_t from = 0;
@@ -25,7 +25,7 @@ SkewRule skew_rule(const CudaCall& call) {
           .from = even_tiles(rung, plan.routed.problem, call.count, plan.fused.slots())};
 }
 
-// A rank without experts groups nothing, and counts the load all the same.
+// A rank without experts groups nothing, but still counts the load.
 dispatch::DeviceGroupArgs group_args(const CudaCall& call) {
   const CudaPlan& plan = call.plan;
   const int64_t local = plan.routed.problem.num_local_experts;
@@ -43,14 +43,14 @@ dispatch::DeviceGroupArgs group_args(const CudaCall& call) {
           .skewed_from = skew.from};
 }
 
-// The one launch does the weighted sum over slots and nothing else.
+// The single launch does only the weighted sum over slots.
 bool fits_one_launch(const CudaCall& call) {
   return call.count <= call.plan.decode_tokens && call.args.expert_load.empty() &&
          call.args.padding_mask.empty() && call.args.shared_out.empty();
 }
 
-// Ids that no earlier launch has checked are counted by this one, which then appends the slots of
-// shared experts, too.
+// kInDecode: the single launch counts invalid ids, which no earlier launch has checked, and appends
+// the slots of shared experts.
 enum class IdCheck : uint8_t { kDone, kInDecode };
 
 void run_in_one_launch(const CudaCall& call, const CudaRouting& routing, IdCheck check) {
@@ -77,7 +77,7 @@ void run_in_one_launch(const CudaCall& call, const CudaRouting& routing, IdCheck
       call.stream);
 }
 
-// One kernel for each row and tile that a ladder names.
+// Makes one kernel per row and tile that a ladder names.
 class KernelMaker {
  public:
   KernelMaker(const experts::DeviceExpertsProblem& problem, const experts::DeviceExperts& weights,
@@ -119,7 +119,7 @@ std::vector<CudaRung> make_rungs(const std::vector<LadderRung>& ladder, KernelMa
   return rungs;
 }
 
-// Of every rung that serves at most `tokens`.
+// The most bytes of any rung that serves calls of at most `tokens`.
 size_t most_bytes(const std::vector<CudaRung>& rungs, int64_t tokens) {
   size_t bytes = 0;
   for (const CudaRung& rung : rungs) {

@@ -1,4 +1,4 @@
-// One chunk of tokens on CUDA: what is enqueued, in which order.
+// Enqueues one chunk of tokens on CUDA, in the order of its stages.
 #pragma once
 
 #include "experts/cuda/decode_call.h"
@@ -17,9 +17,9 @@ namespace conclave::inline v0 {
 struct CudaRung {
   int64_t last_tokens = 0;
   const experts::DeviceExpertsKernel* kernel = nullptr;
-  bool sorted_input = false;  // of the kernel's tile
+  bool sorted_input = false;  // the input that the kernel's tile wants
   bool adds_rows = false;     // to slices.sums, in any order
-  // Beside it, on the tiles that skewed choices are cut into; or null.
+  // Launched as well, for the tiles that skewed choices are cut into; or null.
   const experts::DeviceExpertsKernel* skewed = nullptr;
 };
 
@@ -29,14 +29,14 @@ struct CudaKernels {
   std::vector<CudaRung> routed;
   std::vector<CudaRung> shared;
   std::vector<CudaRung> residual;
-  std::unique_ptr<experts::DeviceDecodeKernel> decode;  // null where it cannot or must not serve
+  std::unique_ptr<experts::DeviceDecodeKernel> decode;  // null if it cannot or must not serve
 };
 
 CudaKernels make_cuda_kernels(const CudaPlan& plan, const CudaWeights& weights);
-// What they need for calls of up to `tokens`.
+// The bytes that the kernels need for calls of up to `tokens`.
 KernelBytes kernel_bytes(const CudaKernels& kernels, int64_t tokens);
 
-// Added to on the device.
+// Kernels add to these on the device.
 struct CudaCounters {
   uint64_t skipped_ids = 0;
   uint64_t tokens_without_finite_logit = 0;
@@ -49,8 +49,8 @@ struct CudaCall {
   const CudaKernels& kernels;
   const CudaSlices& slices;
   const ForwardArgs& args;  // checked
-  int64_t begin = 0;        // of the chunk
-  int64_t count = 0;        // its tokens, at most plan.options.max_tokens
+  int64_t begin = 0;        // first token of the chunk
+  int64_t count = 0;        // tokens of the chunk, at most plan.options.max_tokens
   std::byte* workspace = nullptr;
   CudaCounters* counters = nullptr;  // on the device
   CUstream_st* stream = nullptr;

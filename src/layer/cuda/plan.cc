@@ -33,7 +33,7 @@ void check_options(const LayerOptions& options) {
                                             .limit = "1 to " + std::to_string(kMaxTokens)});
 }
 
-// Parts of a layer that CUDA lacks, each a rejected row.
+// Collects the parts of a layer that CUDA lacks, each as a rejected row.
 class PartChecks {
  public:
   explicit PartChecks(std::vector<PlanRow>& rows) : rows_(rows) {}
@@ -55,8 +55,8 @@ class PartChecks {
   std::string reasons_;
 };
 
-// Limits of choosing do not bind calls that bring ids and weights, which a layer without a gate may
-// be made for.
+// A layer without a gate may serve only calls that bring ids and weights. The router's limits do
+// not bind these, so they do not reject the layer.
 void check_router(CudaPlan& plan, PartChecks& checks, std::vector<PlanRow>& rows) {
   const MoeSpec& spec = plan.spec;
   const Support router = routing::device_router_supports(spec);
@@ -76,7 +76,8 @@ void check_router(CudaPlan& plan, PartChecks& checks, std::vector<PlanRow>& rows
   }
 }
 
-// Kernels weigh products, not rows: the same only where a row's codes do not depend on its size.
+// Kernels weigh products, not rows. The result is the same only if scaling a row leaves its codes
+// unchanged.
 bool scales_follow_rows(const QuantSpec& quant) {
   return quant.activations == ActivationScale::kNone ||
          (quant.activations != ActivationScale::kTensorStatic && !quant.power_of_two_scales);
@@ -135,7 +136,7 @@ bool holds_shared(const CudaPlan& plan) {
   return plan.spec.shared.mode != SharedMode::kNone && plan.part.holds_dense;
 }
 
-// Experts that every row chooses.
+// The problem of the shared experts, which every row chooses.
 experts::DeviceExpertsProblem shared_problem(const CudaPlan& plan) {
   const MoeSpec& spec = plan.spec;
   experts::DeviceExpertsProblem shared = routed_problem(plan);
@@ -169,8 +170,8 @@ bool same_formula(const ActivationSpec& a, const ActivationSpec& b) {
          a.linear_beta == b.linear_beta;
 }
 
-// Whether the intermediate rows of a shared expert may be cut every `columns` columns: scales of
-// whole rows are made of all of them.
+// True if a shared expert's intermediate rows may be cut every `columns` columns; scales over whole
+// rows forbid it.
 bool can_slice(const QuantSpec& quant, int64_t columns) {
   constexpr int64_t kGroupColumns = 128;
   if (quant.weights == WeightScale::kNone) return true;
@@ -182,9 +183,9 @@ bool can_slice(const QuantSpec& quant, int64_t columns) {
   return whole_blocks && whole_scales;
 }
 
-// Whether shared experts can be further experts of the routed ones' launches.
+// Yes if shared experts can run as further experts of the routed ones' launches.
 Support fused_support(const CudaPlan& plan, SharedForm form) {
-  // A lane of the router a slot; sums of more rows cost more than launches of their own.
+  // The router has one lane per slot; sums of more rows cost more than separate launches.
   constexpr int64_t kMaxSlots = 32;
   constexpr int64_t kMaxShared = 8;
   constexpr int64_t kMaxExperts = 1024;
@@ -289,7 +290,7 @@ size_t weight_bytes(const experts::DeviceExpertsProblem& problem) {
   return static_cast<size_t>(problem.num_local_experts * (gate_up + down) * byte_size(dtype));
 }
 
-// Slots of fused shared experts are slots like any other where nothing is done to the routed sum.
+// Slots of fused shared experts count as plain slots if the routed sum is not changed afterwards.
 bool sums_only_slots(const CudaPlan& plan) {
   const MoeSpec& spec = plan.spec;
   const SharedMode mode = spec.shared.mode;
@@ -301,7 +302,7 @@ bool sums_only_slots(const CudaPlan& plan) {
          !plan.part.has_replicas() && !plan.weighs_rows;
 }
 
-// The whole forward in one launch, for few tokens.
+// Yes if one launch can do the whole forward for few tokens.
 Support decode_fits(const CudaPlan& plan) {
   if (plan.routed.problem.num_local_experts == 0) return Support::no("no experts are here");
   if (plan.options.determinism == Determinism::kBatchInvariant) {
@@ -310,7 +311,7 @@ Support decode_fits(const CudaPlan& plan) {
   if (!plan.options.kernel.empty()) {
     return Support::no("LayerOptions ask for " + plan.options.kernel);
   }
-  // It multiplies an expert's weights with a token's row once, also where two choices name it.
+  // It multiplies an expert's weights with a token's row once, even if two choices name the expert.
   if (plan.spec.weight_on == WeightOn::kInput && plan.spec.top_k > 1) {
     return Support::no("every choice reads a row of its own");
   }
@@ -325,13 +326,13 @@ Support decode_fits(const CudaPlan& plan) {
 // streamed kernels are 3 to 18 % faster (bench/results/h200/LOG.md).
 constexpr int64_t kDecodeTokensQuantised = 2;
 
-// The single launch's own limit.
+// The limit that the single launch itself sets.
 int64_t decode_limit(const CudaPlan& plan) {
   return std::min<int64_t>(experts::decode_plan(plan.routed.problem).max_tokens,
                            plan.options.max_tokens);
 }
 
-// How far it serves: by rule, or as far as measured entries prefer it.
+// The most tokens that the single launch serves: by rule, or as far as measured entries prefer it.
 int64_t decode_reach(const CudaPlan& plan) {
   const int64_t most = decode_limit(plan);
   const int64_t by_rule = plan.routed.quantises() ? std::min(most, kDecodeTokensQuantised) : most;
@@ -364,7 +365,7 @@ LadderRequest ladder_request(const CudaPlan& plan, const experts::DeviceExpertsP
           .tuning = plan.options.tuning.get()};
 }
 
-// Whether a token's rows may be added up by the down product, in any order.
+// Yes if the down product may add up a token's rows in any order.
 Support any_order_fits(const CudaPlan& plan) {
   if (plan.num_slots() == 1) return Support::no("one row a token: nothing to add");
   if (plan.fused.slots() > 0) return Support::no("shared experts have slots of their own");
@@ -411,7 +412,7 @@ void choose_routed_ladder(CudaPlan& plan) {
   }
 }
 
-// A forced kernel is that of the routed experts; parts that it cannot run have another.
+// A forced kernel is meant for the routed experts; parts that it cannot run choose another.
 void choose_other_ladder(const CudaPlan& plan, CudaMlpPlan& part) {
   LadderRequest request = ladder_request(plan, part.problem);
   if (!request.kernel.empty()) {
@@ -422,7 +423,7 @@ void choose_other_ladder(const CudaPlan& plan, CudaMlpPlan& part) {
   part.ladder = build_ladder(request, verdicts);
 }
 
-// D1 needs every sum to have an order.
+// D1 requires a fixed order in every sum.
 std::string determinism_text(const CudaPlan& plan) {
   if (plan.options.determinism == Determinism::kBatchInvariant) return "D1 D2";
   const CallRange calls{.first = 1, .last = plan.options.max_tokens};
@@ -526,7 +527,7 @@ std::vector<TuningEntry> list_candidates(const CudaPlan& plan, int64_t tokens) {
   const auto rows = experts::device_kernel_catalog().rows();
   for (const experts::DeviceKernelRow& row : rows) {
     const bool forced_out = !plan.options.kernel.empty() && row.name != plan.options.kernel;
-    // The reference is there for where nothing else fits.
+    // The reference kernel serves only if nothing else fits.
     const bool unneeded = &row == &rows.back() && !entries.empty();
     if (forced_out || unneeded || !row.supports(plan.routed.problem)) continue;
     for (const experts::DeviceTile& tile : row.tiles(plan.routed.problem)) {

@@ -1,4 +1,4 @@
-// Plan time of a layer on CUDA: what it can do, its ladder over tokens, its scratch memory. Nothing
+// Plan time of a layer on CUDA: its abilities, its ladder over tokens, its scratch memory. Nothing
 // here touches the device, so that any machine can test it.
 #pragma once
 
@@ -17,59 +17,60 @@
 
 namespace conclave::inline v0 {
 
-// Where each stage finds its scratch memory; offsets are multiples of 256 bytes. The single-launch
-// kernel for few tokens uses the front of the workspace, its counters included, and nothing else.
+// The scratch memory of each stage; offsets are multiples of 256 bytes. The single-launch kernel
+// for few tokens uses only the front of the workspace, with its counters.
 struct MlpSlices {
-  WorkspaceSlice rows;    // of the input, where it is not the caller's own or the routed experts'
-  WorkspaceSlice scales;  // of e4m3 rows
+  WorkspaceSlice rows;    // input rows, if they are neither the caller's own nor the routed
+                          // experts'
+  WorkspaceSlice scales;  // scales of e4m3 rows
   WorkspaceSlice output;  // [T * k, H]
-  WorkspaceSlice sums;    // [T, H] f32, of rungs that add rows
+  WorkspaceSlice sums;    // [T, H] f32, for rungs that add rows
 };
 struct CudaSlices {
-  WorkspaceSlice live_tokens;     // [1] int64 of a chunk, where num_tokens is given
-  WorkspaceSlice gate;            // of a gate product whose input is normed
+  WorkspaceSlice live_tokens;     // [1] int64 for a chunk, if num_tokens is given
+  WorkspaceSlice gate;            // for a gate product with a normalised input
   WorkspaceSlice logits;          // [T, logits] f32
   WorkspaceSlice topk_ids;        // [T, slots] int32
   WorkspaceSlice topk_weights;    // [T, slots] f32
-  WorkspaceSlice physical_ids;    // [T, k] int32, of a layer with redundant experts
+  WorkspaceSlice physical_ids;    // [T, k] int32, for a layer with redundant experts
   WorkspaceSlice given_ids;       // [T, k] int32: choices that the router only weighs
-  WorkspaceSlice router_ids;      // [T, k] int32, of routers beside "topk"
+  WorkspaceSlice router_ids;      // [T, k] int32, for routers other than "topk"
   WorkspaceSlice router_weights;  // [T, k] f32, likewise
   WorkspaceSlice identity;        // [T] f32: weights of zero experts
   WorkspaceSlice group;
-  WorkspaceSlice experts;  // of all kinds, one after the other
+  WorkspaceSlice experts;  // for all kinds, one after the other
   MlpSlices routed;
   MlpSlices shared;
   MlpSlices residual;
   WorkspaceSlice shared_factor;  // [T, S] f32
-  WorkspaceSlice mix_logits;     // [T, 2] f32, of SharedMode::kSoftmaxMix
+  WorkspaceSlice mix_logits;     // [T, 2] f32, for SharedMode::kSoftmaxMix
   WorkspaceSlice mix;            // [T] f32: factor of the routed part
   WorkspaceSlice weighted;       // [T * k, H] f32: rows times the weights of their slots
   WorkspaceSlice latent;         // [T, Hl] f32: projected rows, then the sums of experts
   WorkspaceSlice projected;      // [T, H] f32: sums projected up
 };
 
-// What the kernels of the ladder need of the workspace.
+// Workspace bytes that the kernels of the ladder need.
 struct KernelBytes {
-  size_t experts = 0;  // the most of any kind
-  size_t decode = 0;   // with the counters at its front
+  size_t experts = 0;  // the most of any kind of experts
+  size_t decode = 0;   // includes the counters at its front
 };
 
 // Experts of one kind: routed, shared, or the residual MLP.
 struct CudaMlpPlan {
   experts::DeviceExpertsProblem problem;
   std::vector<LadderRung> ladder;
-  DType row_dtype = DType::kBF16;  // of output rows, and of input rows that are not quantised
+  DType row_dtype = DType::kBF16;  // type of output rows, and of input rows that are not quantised
   int64_t row_stride = 0;          // elements of a row, a multiple of 16 bytes
 
   bool quantises() const;  // its input is e4m3
 };
 
-// Shared experts that run as further experts of the routed ones' launches: each in slices as wide
-// as a routed expert, every slice a slot of every token.
+// Shared experts that run as further experts of the routed ones' launches: each is cut into slices
+// as wide as a routed expert, and every slice is a slot of every token.
 struct FusedShared {
   int32_t count = 0;   // S
-  int32_t slices = 1;  // of each
+  int32_t slices = 1;  // per shared expert
   int32_t slots() const { return count * slices; }
 };
 enum class SharedForm : uint8_t { kFused, kSeparate };
@@ -79,24 +80,24 @@ struct CudaPlan {
   ParallelSpec parallel;
   LayerOptions options;
   cuda::DeviceInfo device;
-  SharedForm shared_form = SharedForm::kFused;  // as asked for
+  SharedForm shared_form = SharedForm::kFused;  // the form requested
   RankPart part;
-  CudaMlpPlan routed;                   // with the fused shared experts
+  CudaMlpPlan routed;                   // includes fused shared experts
   FusedShared fused;                    // none: slots() is 0
   std::optional<CudaMlpPlan> shared;    // S experts that every row uses, launched apart
   std::optional<CudaMlpPlan> residual;  // one expert that every row uses
   MoeSpec choice;                       // the choosing half of router "sink_softmax"
-  int64_t decode_tokens = 0;  // calls up to here take the single launch, where what they ask for
-                              // lets them; 0: none does
+  int64_t decode_tokens = 0;  // calls of up to this many tokens take the single launch, if their
+                              // arguments allow it; 0: none does
   std::string router_limit = {};  // why calls must bring ids and weights; empty: they need not
-  // Weights on the input change its codes: rows are weighed first, a copy for each choice.
+  // Weights on the input change its codes: rows are weighed first, with one copy per choice.
   bool weighs_rows = false;
   Plan summary;
 
-  // Routed experts that ids name after replicas are chosen, and shared ones behind them.
+  // Routed experts that ids name once replicas are chosen, followed by the shared ones.
   int32_t num_ids() const;
   int32_t num_slots() const { return static_cast<int32_t>(routed.problem.top_k); }
-  // That routed experts read of each token.
+  // Rows that routed experts read per token.
   int64_t rows_per_token() const { return weighs_rows ? spec.top_k : 1; }
 };
 
@@ -105,18 +106,18 @@ struct CudaPlanRequest {
   const LayerOptions& options;
   const ParallelSpec& parallel;
   const cuda::DeviceInfo& device;
-  SharedForm shared = SharedForm::kFused;  // where they can be
+  SharedForm shared = SharedForm::kFused;  // kFused: if they can be
 };
 
 // Throws as plan_layer; Error(kUnsupported) lists every part of the layer that CUDA lacks.
 CudaPlan plan_cuda_layer(const CudaPlanRequest& request);
-// Fills workspace_bytes and the rungs of the summary. `bytes_of` says what the kernels need for
+// Fills workspace_bytes and the rungs of the summary. `bytes_of` returns the kernels' bytes for
 // calls of up to that many tokens.
 void summarise_workspace(CudaPlan& plan,
                          const std::function<KernelBytes(int64_t tokens)>& bytes_of);
 // Every kernel and tile that could serve calls of `tokens` tokens.
 std::vector<TuningEntry> list_candidates(const CudaPlan& plan, int64_t tokens);
-// As far as it comes, with the reasons in its rows.
+// The plan as far as it comes, with the reasons in its rows.
 Plan summarise_cuda_plan(const CudaPlanRequest& request);
 
 }  // namespace conclave::inline v0

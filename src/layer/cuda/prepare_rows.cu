@@ -32,12 +32,13 @@ __device__ __nv_bfloat16 narrow<__nv_bfloat16>(float value) {
   return __float2bfloat16_rn(value);
 }
 
-// `weights` of each row made, or null; `copies` rows are made of each.
+// `weights` holds one weight per row of `out`, or is null; `copies` rows are made of each input
+// row.
 template <class From, class To>
 __global__ void __launch_bounds__(kThreads)
     convert_kernel(const From* rows, int64_t row_stride, int64_t num_rows, int64_t columns, To* out,
                    int64_t out_stride, const float* weights, int64_t copies) {
-  // The rows may be what an earlier kernel writes.
+  // An earlier kernel may still be writing the rows.
   cuda::device::grid_dependency_wait();
   cuda::device::grid_launch_dependents();
   const int64_t step = int64_t{gridDim.x} * kThreads;
@@ -65,7 +66,7 @@ __global__ void __launch_bounds__(kThreads) sigmoid_kernel(float* values, int64_
   if (index < count) values[index] = 1.0F / (1.0F + expf(-values[index]));
 }
 
-// A block a row.
+// One block per row.
 __global__ void __launch_bounds__(kThreads)
     rms_norm_kernel(float* rows, int64_t columns, const float* weight, double epsilon) {
   __shared__ double partial[kThreads];

@@ -1,4 +1,4 @@
-// Small steps between the caller's tensors and what kernels read.
+// Small conversions between the caller's tensors and the rows that kernels read.
 #pragma once
 
 #include "conclave/dtype.h"
@@ -9,7 +9,7 @@ struct CUstream_st;
 
 namespace conclave::inline v0 {
 
-// Rows of one type to rows of another, rounded to nearest even: f32, f16 or bf16 each.
+// Converts rows between f32, f16 and bf16, rounding to nearest even.
 struct ConvertRows {
   const void* rows = nullptr;  // [num_rows, row_stride]
   DType dtype = DType::kF32;
@@ -20,27 +20,27 @@ struct ConvertRows {
   DType out_dtype = DType::kBF16;
   int64_t out_stride = 0;
 };
-// Enqueues one launch, which overlaps with what precedes it; nothing for no rows.
+// Enqueues one launch, which overlaps with its predecessor; enqueues nothing for no rows.
 void convert_rows(const ConvertRows& args, CUstream_st* stream);
 
-// What the live-token count of a call says of its chunk of `count` tokens from `begin` on:
-// *out = *live - begin within [0, count].
+// Turns a call's live-token count into that of its chunk of `count` tokens from `begin` on: *out =
+// *live - begin, clamped to [0, count].
 void chunk_live_tokens(const int64_t* live, int64_t begin, int64_t count, int64_t* out,
                        CUstream_st* stream);
 
-// As convert_rows, of each row a copy for each of its weights: row t * top_k + s is row t times
-// weights[t * top_k + s], in float32. num_rows is that of the copies.
+// Works as convert_rows, but makes one copy of a row per weight: row t * top_k + s is row t times
+// weights[t * top_k + s], in float32. num_rows counts the copies.
 void weigh_rows(const ConvertRows& args, const float* weights, int64_t top_k, CUstream_st* stream);
 
 // rows[t] = rows[t] / sqrt(mean(rows[t]^2) + epsilon) * weight, in place.
 void rms_norm_rows(float* rows, int64_t num_rows, int64_t columns, const float* weight,
                    double epsilon, CUstream_st* stream);
 
-// The softmax over two logits a token: routed[t] = c0, shared[t] = c1.
+// The softmax over two logits per token: routed[t] = c0, shared[t] = c1.
 void mix_factors(const float* logits, int64_t num_tokens, float* routed, float* shared,
                  CUstream_st* stream);
 
-// physical[t, s] is the replica of expert ids[t, s] that serves token first_token + t, as
+// physical[t, s] is the replica of expert ids[t, s] that serves token first_token + t, as in
 // placement/replicas.cc; a negative id stays. expert_load [E], if given, counts the ids of live
 // tokens.
 struct ChooseReplicas {

@@ -18,17 +18,16 @@ namespace {
 
 constexpr size_t kMaxSharedBytes = size_t{160} * 1024;
 constexpr int32_t kMaxColumnsALane = 16;
-// Measured on an H200: a block routes so many tokens at once before more blocks pay for their
-// barrier.
+// Measured on an H200: more tokens per block than this, and the barrier of a further block pays.
 constexpr int64_t kBlockTokens = 8;
 constexpr int64_t kMaxBlocks = 16;
 
-// A warp a token, so that a block's tokens have a bit each in a word. More of them take longer than
-// a launch that spreads them over the GPU.
+// One warp per token, so that a block's tokens have one bit each in a word. More tokens take longer
+// than a launch that spreads them over the GPU.
 constexpr int64_t kMaxBlockTokens = 16;
 constexpr int32_t kMaxThreads = 512;
 
-// Rounded up, so that doubles may follow.
+// Rounded up to 16 bytes, so that doubles may follow.
 __host__ __device__ constexpr size_t token_shared_bytes(int64_t num_local_experts, int64_t blocks) {
   const auto words = static_cast<size_t>(num_local_experts * (blocks + 1));
   return (words * sizeof(uint32_t) + 15) / 16 * 16;
@@ -63,8 +62,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
         dispatch::device::add_choice(group, shared, bit, routing::device::slot_id(route, choice));
   }
   __syncthreads();
-  // Nothing has been stored to global memory yet, so that the barrier waits for a few words only;
-  // weights are formed meanwhile.
+  // Nothing has been stored to global memory yet, so the barrier waits for a few words only; the
+  // weights are computed meanwhile.
   if (gridDim.x > 1) {
     dispatch::device::tell_choices(group, shared);
     __syncwarp();
@@ -116,8 +115,8 @@ size_t shared_bytes(const routing::DeviceRouteRule& rule, const dispatch::GroupS
          warps * static_cast<size_t>(routing::route_scratch_doubles(rule)) * sizeof(double);
 }
 
-// Not every device has room for a cluster of more than eight blocks. Asked once a device and
-// kernel, for the largest shape, since the answer takes longer than a launch and allocates.
+// Not every device has room for a cluster of more than eight blocks. The driver is asked once per
+// device and kernel, for the largest shape, since it takes longer than a launch and allocates.
 bool device_holds(const MoeSpec& spec, const dispatch::GroupShape& shape) {
   if (shape.cluster <= cuda::kPortableCluster) return true;
   enum class Answer : int8_t { kUnknown, kNo, kYes };
@@ -183,7 +182,7 @@ GroupedRows device_route_and_group(const MoeSpec& spec, const routing::DeviceRou
                                    const dispatch::DeviceGroupArgs& group, CUstream_st* stream) {
   const dispatch::GroupShape shape =
       route_and_group_shape(spec, route.num_tokens, group.num_local_experts);
-  // Given ids may name an expert twice.
+  // Given ids may name an expert twice, which the single launch cannot group.
   if (shape.blocks != 0 && route.given_ids == nullptr && device_holds(spec, shape)) {
     return device_route_and_group(spec, route, group, shape, stream);
   }

@@ -1,4 +1,4 @@
-// From logits to ids, weights and the permutation, in as few launches as they fit.
+// Makes ids, weights and the permutation from logits, in as few launches as possible.
 #pragma once
 
 #include "dispatch/cuda/group.h"
@@ -11,16 +11,16 @@
 
 namespace conclave::inline v0 {
 
-// Routes, then groups route.topk_ids: in one launch where slots are few, else device_route and
-// device_group. group.topk_ids, num_tokens, live_tokens and top_k (with the shared slots) are those
-// of `route` and need not be set.
+// Routes, then groups route.topk_ids: in one launch if slots are few, otherwise by device_route and
+// device_group. group.topk_ids, num_tokens, live_tokens and top_k (with the shared slots) are taken
+// from `route` and need not be set.
 GroupedRows device_route_and_group(const MoeSpec& spec, const routing::DeviceRouteArgs& route,
                                    const dispatch::DeviceGroupArgs& group, CUstream_st* stream);
 
-// How the one launch is cut; blocks 0: it does not fit one.
+// The shape of the single launch; blocks is 0 if the problem does not fit one.
 dispatch::GroupShape route_and_group_shape(const MoeSpec& spec, int64_t num_tokens,
                                            int64_t num_local_experts);
-// The one launch, cut as the caller says.
+// Runs the single launch in the caller's shape.
 GroupedRows device_route_and_group(const MoeSpec& spec, const routing::DeviceRouteArgs& route,
                                    const dispatch::DeviceGroupArgs& group,
                                    const dispatch::GroupShape& shape, CUstream_st* stream);

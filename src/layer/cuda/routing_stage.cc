@@ -13,7 +13,7 @@
 namespace conclave::inline v0 {
 namespace {
 
-// Rows of a capture; null where none is wanted.
+// The rows of a capture, or null if the caller wants none.
 template <class T>
 T* capture(const CudaCall& call, const TensorView& view) {
   return view.empty() ? nullptr : static_cast<T*>(chunk_data(call, view));
@@ -27,7 +27,7 @@ struct Logits {
   int64_t stride = 0;
 };
 
-// The layer's own gate on the chunk, dense float32 logits.
+// Enqueues the layer's own gate on the chunk; the logits are dense float32.
 void enqueue_gate(const CudaCall& call, float* logits) {
   const MoeSpec& spec = call.plan.spec;
   const CudaWeights& weights = call.weights;
@@ -51,7 +51,7 @@ void enqueue_gate(const CudaCall& call, float* logits) {
                             call.stream);
 }
 
-// A copy of the logits for the caller.
+// Copies the logits for the caller.
 void capture_logits(const CudaCall& call, const Logits& logits, float* captured) {
   convert_rows({.rows = logits.data,
                 .dtype = logits.dtype,
@@ -64,14 +64,14 @@ void capture_logits(const CudaCall& call, const Logits& logits, float* captured)
                call.stream);
 }
 
-// The caller's, or the gate's product.
+// The logits: the caller's, or the gate's product.
 Logits make_logits(const CudaCall& call) {
   const ForwardArgs& args = call.args;
   const int64_t columns = num_logits(call.plan.spec);
   auto* const captured = capture<float>(call, args.captured_logits);
   Logits logits;
   if (args.router_logits.empty()) {
-    // Straight into the capture where it is dense, too.
+    // The product goes straight into a dense capture, which then also serves the router.
     const bool direct = captured != nullptr && stride_of_rows(args.captured_logits) == columns;
     float* const product = direct ? captured : call.slice<float>(call.slices.logits);
     enqueue_gate(call, product);
@@ -108,7 +108,7 @@ CudaRouting empty_routing(const CudaCall& call) {
   return routing;
 }
 
-// What sanitising brings ids and weights to, whoever made them.
+// The common arguments of sanitising, whoever made the ids and weights.
 dispatch::DeviceSanitizeArgs sanitize_args(const CudaCall& call, const CudaRouting& routing) {
   const MoeSpec& spec = call.plan.spec;
   return {.num_tokens = call.count,
@@ -128,7 +128,7 @@ dispatch::DeviceSanitizeArgs sanitize_args(const CudaCall& call, const CudaRouti
           .skipped_ids = &call.counters->skipped_ids};
 }
 
-// The caller's ids and weights.
+// Arguments for the caller's ids and weights.
 dispatch::DeviceSanitizeArgs given_routing(const CudaCall& call, const CudaRouting& routing) {
   const ForwardArgs& args = call.args;
   dispatch::DeviceSanitizeArgs given = sanitize_args(call, routing);
@@ -141,7 +141,7 @@ dispatch::DeviceSanitizeArgs given_routing(const CudaCall& call, const CudaRouti
   return given;
 }
 
-// Ids without weights: checked, then weighed by the router.
+// Checks ids that come without weights; the router weighs them later.
 const int32_t* choices_to_weigh(const CudaCall& call, const CudaRouting& routing) {
   const ConstTensorView& ids = call.args.topk_ids;
   if (ids.empty()) return nullptr;
@@ -187,7 +187,7 @@ routing::DeviceRouteArgs route_args(const CudaCall& call, const CudaRouting& rou
           .tokens_without_finite_logit = &call.counters->tokens_without_finite_logit};
 }
 
-// Ids and weights that an earlier step has made, [T, k] dense.
+// Checks ids and weights that an earlier step has made, [T, k] dense.
 CudaRouting enqueue_made(const CudaCall& call, const dispatch::DeviceSanitizeArgs& made,
                          const dispatch::DeviceGroupArgs* group, CudaRouting routing) {
   if (group == nullptr) {
@@ -198,7 +198,7 @@ CudaRouting enqueue_made(const CudaCall& call, const dispatch::DeviceSanitizeArg
   return routing;
 }
 
-// Router "topk", or what it adds to `choices`.
+// Runs router "topk", or has it weigh `choices`.
 CudaRouting enqueue_topk(const CudaCall& call, const dispatch::DeviceGroupArgs* group,
                          CudaRouting routing, const Logits& logits, const int32_t* choices) {
   const MoeSpec& spec = call.plan.spec;
@@ -237,7 +237,7 @@ routing::DeviceRuleArgs rule_args(const CudaCall& call, const CudaRouting& routi
           .skipped_ids = &call.counters->skipped_ids};
 }
 
-// The choosing half of "sink_softmax": into the rule's ids.
+// Enqueues the choosing half of "sink_softmax", which writes the rule's ids.
 void enqueue_sink_choice(const CudaCall& call, const routing::DeviceRuleArgs& rule) {
   routing::device_route(call.plan.choice,
                         {.logits = rule.logits,
@@ -253,12 +253,12 @@ void enqueue_sink_choice(const CudaCall& call, const routing::DeviceRuleArgs& ru
                         call.stream);
 }
 
-// Runs the layer's router. Grouped by the rule's own last launch.
+// Runs the layer's router. The rule's own last launch does the grouping.
 CudaRouting enqueue_router(const CudaCall& call, const dispatch::DeviceGroupArgs* group,
                            const CudaRouting& routing) {
   const MoeSpec& spec = call.plan.spec;
   const RouterRule rule = router_rule(spec.router.name);
-  // The one router that reads no logits.
+  // "simulated" is the only router that reads no logits.
   const bool reads_logits =
       rule != RouterRule::kSimulated || (spec.has_gate && !call.args.captured_logits.empty());
   const Logits logits = reads_logits ? make_logits(call) : Logits();
@@ -295,7 +295,7 @@ CudaRouting enqueue_router(const CudaCall& call, const dispatch::DeviceGroupArgs
 
 bool is_dense(const ConstTensorView& view) { return stride_of_rows(view) == view.shape[1]; }
 
-// The caller's ids and weights can be read as they are, but for the type of the ids.
+// True if the caller's ids and weights can be read in place, apart from the type of the ids.
 bool has_plain_routing(const CudaCall& call) {
   const ForwardArgs& args = call.args;
   if (args.topk_ids.empty() || args.topk_weights.empty()) return false;
@@ -306,7 +306,7 @@ bool has_plain_routing(const CudaCall& call) {
          call.plan.spec.shared.mode != SharedMode::kFusedSlots;
 }
 
-// Groups the caller's own ids, which are checked and counted on the way.
+// Groups the caller's own ids, which the same launch checks and counts.
 void group_in_place(const CudaCall& call, const dispatch::DeviceGroupArgs& group,
                     CudaRouting& routing) {
   const ForwardArgs& args = call.args;
@@ -331,7 +331,7 @@ void group_in_place(const CudaCall& call, const dispatch::DeviceGroupArgs& group
 CudaRouting enqueue_choices(const CudaCall& call, const dispatch::DeviceGroupArgs* group,
                             const CudaRouting& routing) {
   if (call.args.topk_weights.empty()) return enqueue_router(call, group, routing);
-  // Grouping in place has no slots to append.
+  // Grouping in place cannot append slots.
   const bool in_place_fits = call.plan.fused.slots() == 0 && has_plain_routing(call);
   if (group == nullptr || !in_place_fits) {
     return enqueue_made(call, given_routing(call, routing), group, routing);
@@ -341,7 +341,7 @@ CudaRouting enqueue_choices(const CudaCall& call, const dispatch::DeviceGroupArg
   return in_place;
 }
 
-// Logical experts are chosen, then the physical ones that serve them; these are grouped.
+// Chooses logical experts, then the physical ones that serve them, and groups the latter.
 CudaRouting enqueue_with_replicas(const CudaCall& call, const dispatch::DeviceGroupArgs* group,
                                   const CudaRouting& routing) {
   CudaRouting physical = enqueue_choices(call, nullptr, routing);

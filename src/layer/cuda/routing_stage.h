@@ -1,5 +1,5 @@
-// Stage one on CUDA: from the caller's routing, logits or hidden rows to ids and weights, and to
-// rows grouped by expert.
+// Stage one on CUDA: turns the caller's routing, logits or hidden rows into ids and weights, and
+// groups rows by expert.
 #pragma once
 
 #include "dispatch/cuda/group.h"
@@ -10,24 +10,24 @@
 
 namespace conclave::inline v0 {
 
-// Of a chunk, on the device.
+// The routing of a chunk, on the device.
 struct CudaRouting {
-  const int32_t* topk_ids = nullptr;     // [T, slots], or negative: nowhere. Physical experts where
+  const int32_t* topk_ids = nullptr;     // [T, slots]; negative: no expert. Physical experts if
                                          // some are replicas; shared ones in the last slots
   const float* topk_weights = nullptr;   // [T, slots]
   const float* identity = nullptr;       // [T] summed weights of zero experts, or null
   const int64_t* live_tokens = nullptr;  // [1], or null
   const bool* padding_mask = nullptr;    // [T], or null
-  GroupedRows groups;                    // where they were asked for
+  GroupedRows groups;                    // filled if grouping was requested
 };
 
-// The caller's own ids and weights, where the decode kernel can read them as they are: dense int32
-// and float32, neither masked nor captured, without zero experts. Nothing but what shared experts
-// weigh is enqueued; ids are checked where they are read.
+// The caller's own ids and weights, if the decode kernel can read them in place: dense int32 and
+// float32, neither masked nor captured, without zero experts. Enqueues only the factors of shared
+// experts; the decode kernel checks the ids.
 std::optional<CudaRouting> routing_in_place(const CudaCall& call);
 
-// Enqueues what the call needs of gate product, router and checks of given ids; fills the captures.
-// Fills what shared experts weigh, too. `group`, if given, says how rows are grouped; its ids and
+// Enqueues the gate product, router and checks of given ids that the call needs, and the factors of
+// shared experts; fills the captures. `group`, if given, says how rows are grouped; its ids and
 // tokens need not be set.
 CudaRouting enqueue_routing(const CudaCall& call, const dispatch::DeviceGroupArgs* group);
 

@@ -1,4 +1,4 @@
-// Rows as the kernels read them: strides of whole 16 bytes.
+// Layout of rows for kernels: strides of whole 16 bytes.
 #pragma once
 
 #include "core/checked.h"
@@ -11,20 +11,20 @@ namespace conclave::inline v0 {
 
 inline constexpr int64_t kRowAlignmentBytes = 16;
 
-// Elements from row to row of `columns` elements.
+// Row stride in elements for rows of `columns` elements.
 inline int64_t padded_row(int64_t columns, DType dtype) {
   return round_up(columns * byte_size(dtype), kRowAlignmentBytes) / byte_size(dtype);
 }
 
-// A scale serves this many columns of an e4m3 row.
+// Columns of an e4m3 row that share one scale.
 inline constexpr int64_t kScaleColumns = 128;
 
-// e4m3 rows for kernels of sorted rows: codes, then scales, those of a group of columns side by
-// side.
+// Layout of e4m3 rows for kernels of sorted rows: codes, then scales, the scales of one column
+// group side by side.
 struct SortedCodes {
   int64_t row_stride = 0;    // bytes
-  int64_t group_stride = 0;  // elements: whole 16 bytes
-  int64_t scales = 0;        // where they begin, bytes
+  int64_t group_stride = 0;  // elements, in whole 16 bytes
+  int64_t scales = 0;        // byte offset of the scales
   int64_t bytes = 0;
 };
 inline SortedCodes sorted_codes(int64_t rows, int64_t columns) {

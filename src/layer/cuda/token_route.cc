@@ -66,7 +66,7 @@ void enqueue(const MoeSpec& spec, routing::DeviceRouteArgs route,
   switch (router_rule(spec.router.name)) {
     case RouterRule::kHash:
       routing::device_look_up(spec, rule, stream);
-      route.given_ids = route.topk_ids;  // a slot is read before it is written
+      route.given_ids = route.topk_ids;  // each slot is read before it is written
       return routing::device_route(spec, route, stream);
     case RouterRule::kSparseMixer:
       return routing::device_sparse_mixer(spec, rule, stream);

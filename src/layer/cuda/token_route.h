@@ -10,7 +10,7 @@
 namespace conclave::inline v0 {
 
 Support cuda_routes(const MoeSpec& spec);
-// Arguments are checked but for what their memory holds. One or two launches on the call's
+// Checks arguments except the contents of their memory. Enqueues one or two launches on the call's
 // stream. A token id that is no row of the hash table chooses nothing: ids -1.
 void cuda_route(int32_t ordinal, const MoeSpec& spec, const RouteArgs& args);
 

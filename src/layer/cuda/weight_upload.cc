@@ -11,7 +11,7 @@
 namespace conclave::inline v0 {
 namespace {
 
-// Large enough that a copy's start does not count, small enough to pin at once.
+// Large enough to hide a copy's start-up, small enough to pin at once.
 constexpr size_t kStagingBytes = size_t{16} << 20;
 
 int64_t rows_of(const WeightBlock& block) { return block.row_end - block.row_begin; }
@@ -29,7 +29,7 @@ void copy_rows(const void* source, size_t source_pitch, const DeviceMatrix& dest
       "cudaMemcpy2DAsync");
 }
 
-// In device memory.
+// The block in device memory.
 ConstTensorView device_block(const WeightSource& source, const BlockRequest& request) {
   const ConstTensorView whole = source.view(request.role, request.expert);
   if (whole.empty()) {
@@ -151,7 +151,7 @@ Tensor WeightUpload::read_matrix(WeightRole role) {
 
 void WeightUpload::copy_bytes(const void* values, size_t bytes, void* destination) {
   if (bytes == 0) return;
-  // Pageable memory: it is read before the call returns.
+  // The source is pageable memory, so the call returns only after reading it.
   cuda::check(cudaMemcpyAsync(destination, values, bytes, cudaMemcpyHostToDevice, stream_),
               "cudaMemcpyAsync");
 }

@@ -1,5 +1,5 @@
-// Weights from a source into device memory: through pinned memory from the host, or from device
-// memory to device memory.
+// Copies weights from a source into device memory: from the host through pinned memory, or from
+// device memory directly.
 #pragma once
 
 #include "cuda/stream.h"
@@ -18,14 +18,14 @@
 
 namespace conclave::inline v0 {
 
-// Rows of device memory.
+// A matrix in device memory.
 struct DeviceMatrix {
   std::byte* data = nullptr;
   int64_t stride_bytes = 0;
 };
 
-// A source of device memory as one of host memory, for what is looked at before it is used: scales.
-// Every read waits for its copy.
+// Presents a source of device memory as one of host memory, for values that the host inspects
+// first, such as scales. Every read waits for its copy.
 class HostReads final : public WeightSource {
  public:
   HostReads(const WeightSource& source, cudaStream_t stream) : source_(source), stream_(stream) {}
@@ -42,7 +42,7 @@ class HostReads final : public WeightSource {
   cudaStream_t stream_;
 };
 
-// One thread's. The copies of a call may still run when it returns; finish waits for all.
+// Serves one thread. Copies may still run when a call returns; finish waits for all.
 class WeightUpload {
  public:
   WeightUpload(const WeightSource& source, cudaStream_t stream);
@@ -52,15 +52,15 @@ class WeightUpload {
     return source_.memory() == MemoryKind::kHost ? source_ : host_reads_;
   }
 
-  // A block of a matrix to the front of `destination`, in the role's own type. Throws
-  // Error(kDevice) where a source of device memory has no view.
+  // Copies a block of a matrix to the front of `destination`, in the role's own type. Throws
+  // Error(kDevice) if a source of device memory has no view.
   void copy(const BlockRequest& request, const DeviceMatrix& destination);
-  // The same as float32 values on the host. Waits.
+  // Reads the same as float32 values on the host. Waits.
   std::vector<float> read_floats(const BlockRequest& request);
   std::vector<float> read_floats(WeightRole role, int64_t expert = 0);
-  // A whole matrix on the host, as stored. Waits.
+  // Reads a whole matrix to the host, as stored. Waits.
   Tensor read_matrix(WeightRole role);
-  // Values to device memory.
+  // Copy values to device memory.
   void copy_floats(const std::vector<float>& values, float* destination);
   void copy_ints(const std::vector<int32_t>& values, int32_t* destination);
   void finish();
@@ -74,9 +74,9 @@ class WeightUpload {
     cuda::OwnedEvent passed;
   };
 
-  // A staging buffer whose last copy has passed.
+  // A staging buffer whose last copy has finished.
   Staging& next_staging();
-  // A block on the host, in the role's own type. Waits.
+  // Reads a block to the host, in the role's own type. Waits.
   Tensor read_block(const BlockRequest& request);
   void copy_bytes(const void* values, size_t bytes, void* destination);
   void copy_from_host(const BlockRequest& request, const DeviceMatrix& destination);
@@ -84,7 +84,7 @@ class WeightUpload {
   const WeightSource& source_;
   const HostReads host_reads_;
   cudaStream_t stream_;
-  BlockLoader loader_;  // of on_host()
+  BlockLoader loader_;  // reads on_host()
   std::array<Staging, 2> stagings_;
   size_t turn_ = 0;
 };

@@ -21,19 +21,20 @@
 namespace conclave::inline v0 {
 namespace {
 
-// Kernels may read, never use, this many rows beyond the last expert.
+// Kernels may read this many rows beyond the last expert, but never use them.
 constexpr int64_t kSlackRows = 64;
-// Gate and up rows are interleaved in groups of 8 by the tensor map: a partial group at the very
-// end would reach beyond memory that is not ours.
+// The tensor map interleaves gate and up rows in groups of 8: a partial group at the very end would
+// reach beyond the caller's memory.
 constexpr int64_t kRowGroup = 8;
 
-// An expert of a kernel: where the source has it, and which of its columns are here.
+// An expert of a kernel: its place in the source, and the columns of it that this rank holds.
 struct LocalExpert {
   const MlpRoles* roles = nullptr;
   int32_t expert = 0;
   TensorSlice inner;
   bool has_bias = false;
-  bool has_down_bias = false;  // of an expert in slices, which are added up, the first
+  bool has_down_bias = false;  // of an expert cut into slices, whose products are added up, only
+                               // the first
 };
 
 // Experts that one kernel runs.
@@ -89,7 +90,7 @@ MlpSource residual_source(const CudaPlan& plan) {
   return every_row_source(plan, *plan.residual, kResidualRoles, plan.part.residual_inner);
 }
 
-// Where each matrix must lie for the whole to be one tensor.
+// The addresses at which matrices must lie to form one tensor.
 struct InPlaceLayout {
   const std::byte* gate_up = nullptr;
   int64_t gate_up_stride = 0;
@@ -153,7 +154,7 @@ Support find_layout(const MlpSource& mlp, const WeightSource& source, InPlaceLay
   return Support::yes();
 }
 
-// A kernel that read a host pointer would take the whole device context down with it.
+// A kernel that reads a host pointer would destroy the whole device context.
 void check_source_place(const WeightSource& source, int32_t ordinal) {
   if (source.memory() == MemoryKind::kHost) return;
   for (size_t i = 0; i < kNumWeightRoles; ++i) {
@@ -171,7 +172,7 @@ class Allocator {
   Allocator(const Context& context, Stream stream)
       : allocator_(*context.device_allocator()), stream_(stream) {}
 
-  // Cleared: what kernels read beyond matrices is then a number.
+  // Memory is cleared, so that reads beyond a matrix yield numbers.
   DeviceMemory make(int64_t bytes, const char* what) const {
     DeviceMemory memory(allocator_, static_cast<size_t>(bytes), stream_, what);
     if (!memory.empty()) {
@@ -226,7 +227,7 @@ CudaMlpWeights allocate_mlp(const Allocator& allocator, const MlpSource& mlp,
   return weights;
 }
 
-// Of one matrix [rows, cols].
+// Scales of one matrix [rows, cols].
 int64_t scale_count(const QuantSpec& quant, int64_t rows, int64_t cols) {
   if (quant.weights != WeightScale::kBlock) return rows;
   return ceil_div(rows, quant.block_rows) * ceil_div(cols, quant.block_cols);
@@ -307,13 +308,13 @@ void fill_biases(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& wei
   }
 }
 
-// Scales of e4m3 matrices as kernels read them: of blocks as stored, else one a row.
+// Scales of e4m3 matrices as kernels read them: of blocks as stored, otherwise one per row.
 class ScaleReader {
  public:
-  // `source` in host memory.
+  // `source` must be in host memory.
   ScaleReader(const MlpSource& mlp, const WeightSource& source) : mlp_(mlp), source_(source) {}
 
-  // Of the rows and columns of a matrix that this rank holds.
+  // Scales for the rows and columns of a matrix that this rank holds.
   std::vector<float> read(WeightRole matrix, int32_t expert, const WeightBlock& block) const {
     const QuantSpec& quant = mlp_.problem.quant;
     const WeightRole role = quant_roles(matrix).scale;
@@ -371,7 +372,7 @@ void fill_scales(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& wei
 void fill_mlp(const MlpSource& mlp, const WeightSource& source, WeightUpload& upload,
               CudaMlpWeights& weights, const Context& context) {
   if (weights.in_place) {
-    // Nothing is copied into memory that is not ours: a reload must bring the same tensors.
+    // Nothing is copied into the caller's memory: a reload must bring the same tensors.
     InPlaceLayout layout;
     const bool same = find_layout(mlp, source, layout) && layout.gate_up == weights.view.gate_up &&
                       layout.down == weights.view.down;
@@ -388,7 +389,7 @@ void fill_mlp(const MlpSource& mlp, const WeightSource& source, WeightUpload& up
   fill_scales(mlp, upload, weights);
 }
 
-// Local expert of each id: physical experts, then fused shared ones; -1 where it is not here.
+// Local expert of each id: physical experts, then fused shared ones; -1 if it is not on this rank.
 std::vector<int32_t> local_expert_map(const CudaPlan& plan) {
   const std::vector<int32_t> routed = plan.part.placement.expert_map(plan.parallel.ep_rank);
   std::vector<int32_t> map(routed.begin(), routed.end());
@@ -409,7 +410,7 @@ class RestAllocator {
   RestAllocator(const Allocator& allocator, const WeightSource& source)
       : allocator_(allocator), source_(source) {}
 
-  // Rows at multiples of 16 bytes, of the role's own type, which goes to `dtype`.
+  // Allocates rows at multiples of 16 bytes in the role's own type, which is stored in `dtype`.
   DeviceMemory dense(WeightRole role, DType& dtype) const {
     const WeightInfo info = source_.describe(role);
     dtype = info.dtype;
@@ -473,7 +474,7 @@ void allocate_rest(const RestAllocator& allocator, const CudaPlan& plan,
   }
 }
 
-// A NaN in the selection bias could not be ordered; ids of a table must be experts.
+// Refuses a NaN in the selection bias, which has no order, and ids of a table that are no experts.
 void fill_checked_router(const CudaPlan& plan, const WeightSource& source, WeightUpload& upload,
                          CudaWeights& weights) {
   const RouterSpec& router = plan.spec.router;
@@ -514,7 +515,7 @@ void fill_rest(const CudaPlan& plan, const WeightSource& source, WeightUpload& u
   vector(weights.global_scale, WeightRole::kGlobalScale);
   vector(weights.latent_norm, WeightRole::kLatentNorm);
   vector(weights.output_bias, WeightRole::kOutputBias);
-  // Optional; without one the memory stays cleared.
+  // This bias is optional; without it the memory stays cleared.
   if (source.describe(WeightRole::kMixGateBias).count > 0) {
     vector(weights.mix_gate_bias, WeightRole::kMixGateBias);
   }

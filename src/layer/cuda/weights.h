@@ -10,7 +10,7 @@
 
 namespace conclave::inline v0 {
 
-// One MLP's experts: own memory, or the source's, which `view` then points into.
+// One MLP's experts, in own memory or in the source's; `view` points to either.
 struct CudaMlpWeights {
   DeviceMemory gate_up;
   DeviceMemory down;
@@ -35,7 +35,7 @@ struct CudaWeights {
   DeviceMemory expert_scale;        // [E] f32
   DeviceMemory global_scale;        // [1] f32
   DeviceMemory hash_table;          // [vocab, k] int32
-  DeviceMemory replay_ids;          // [N, k] int32, of router "simulated"
+  DeviceMemory replay_ids;          // [N, k] int32, for router "simulated"
   DeviceMemory replay_weights;      // [N, k] f32
   DeviceMemory shared_gate;         // [1, H] as stored
   DType shared_gate_dtype = DType::kF32;
@@ -48,21 +48,21 @@ struct CudaWeights {
   DeviceMemory latent_up;    // [H, Hl] as stored
   DType latent_up_dtype = DType::kF32;
   DeviceMemory output_bias;    // [H] f32
-  DeviceMemory local_expert;   // [ids] int32; none where every expert is here, in order
-  DeviceMemory replica_first;  // [E + 1] int32, of a layer with redundant experts
+  DeviceMemory local_expert;   // [ids] int32; empty if all experts are here, in order
+  DeviceMemory replica_first;  // [E + 1] int32, for a layer with redundant experts
   DeviceMemory replicas;       // [P] int32: physical experts of each logical one
 };
 
-// Whether the routed experts of a source of device memory can be used where they lie, as
-// [E, 2I, H] and [E, H, I]; the reason why not is for `explain`.
+// Yes if the routed experts of a source of device memory can be used in place, as [E, 2I, H] and
+// [E, H, I]; otherwise the reason, for `explain`.
 Support usable_in_place(const CudaPlan& plan, const WeightSource& source);
 
-// Room for the plan's weights, cleared; none for matrices that `source` lends. Enqueued on
+// Memory for the plan's weights, cleared; none for matrices that `source` lends. Enqueued on
 // `stream`.
 CudaWeights allocate_cuda_weights(const Context& context, const CudaPlan& plan,
                                   const WeightSource& source, Stream stream);
 
-// Fills it. Waits until the source is no longer needed. Throws as fill_weights.
+// Fills `weights`. Waits until the source is no longer needed. Throws as fill_weights.
 void fill_cuda_weights(const Context& context, const CudaPlan& plan, const WeightSource& source,
                        Stream stream, CudaWeights& weights);
 

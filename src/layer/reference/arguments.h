@@ -1,4 +1,4 @@
-// Checks of what the oracle is given: it reads nothing that is not there.
+// Checks the oracle's arguments, so that it never reads what is not there.
 #pragma once
 
 #include "conclave/reference.h"
@@ -6,8 +6,8 @@
 
 namespace conclave::inline v0 {
 
-// Shapes and types, and that there is something to route by. Throws as check_arguments of a layer;
-// float64 is allowed beside the layer's types.
+// Checks shapes and types, and that there is something to route by. Throws as check_arguments of a
+// layer; float64 is allowed beside the layer's types.
 void check_reference_arguments(const ReferenceArgs& args, const MoeSpec& spec);
 
 }  // namespace conclave::inline v0

@@ -1,4 +1,4 @@
-// Judging a layer's results per token and stage by stage.
+// Judges a layer's results per token and stage by stage.
 
 #include "core/router_rule.h"
 #include "layer/arguments.h"
@@ -22,8 +22,8 @@ constexpr double kNormFloor = 1e-30;
 
 double norm(const double* values, int64_t count) { return std::sqrt(dot(values, values, count)); }
 
-// |logit - (x . w + b)| / (|x| |w| + |b|), x as the gate reads it: scale-free, and independent of
-// cancellation in the product.
+// |logit - (x . w + b)| / (|x| |w| + |b|), with x as the gate reads it: scale-free, and independent
+// of cancellation in the product.
 double worst_logit_error(const MoeSpec& spec, const WeightSource& source, const LayerResult& result,
                          const Float64Matrix& logits) {
   const Float64Matrix input =
@@ -78,7 +78,7 @@ void check_routing(const MoeSpec& spec, const LayerResult& result, const Referen
   }
 }
 
-// Only where there is a rule to compare with: an application's router has none here.
+// Skips an application's router: there is no rule to compare it with.
 void check_routing(const MoeSpec& spec, const WeightSource& source, const LayerResult& result,
                    StageCheck& check) {
   if (router_rule(spec.router.name) == RouterRule::kCustom) return;
@@ -90,7 +90,7 @@ void check_routing(const MoeSpec& spec, const WeightSource& source, const LayerR
   check_routing(spec, result, expected, check);
 }
 
-// NaN stays: it compares as larger than nothing.
+// Subtracts each token's allowance from its error. NaN stays, since it is not below 0.
 void take_off_allowances(const ReferenceResult& reference, StageCheck& check) {
   const size_t tokens = check.token_errors.size();
   if (tokens == 0) return;
@@ -145,7 +145,7 @@ double accuracy_bar(DType weight_dtype, DType out_dtype) {
 
 StageCheck check_against_reference(const Context& context, const MoeSpec& spec,
                                    const WeightSource& source, const LayerResult& result) {
-  // The logits are read in two ways below, beside what the oracle is given.
+  // The logits serve two checks below, beside the oracle itself.
   ReferenceArgs given{.hidden = result.hidden,
                       .router_logits = result.logits,
                       .topk_ids = result.topk_ids,
@@ -162,7 +162,7 @@ StageCheck check_against_reference(const Context& context, const MoeSpec& spec,
     }
     check_routing(spec, source, result, check);
   }
-  // Weights of shared experts are no part of a result: the oracle takes them from the logits.
+  // A result holds no weights of shared experts: the oracle takes them from the logits.
   const bool router_weighs_shared = spec.shared.mode == SharedMode::kRouterWeight;
   if (!router_weighs_shared) given.router_logits = {};
   const ReferenceResult reference = reference_forward(context, spec, source, given);

@@ -51,7 +51,7 @@ Float64Matrix read_scaled(const QuantSpec& quant, const WeightSource& source, We
 }
 
 double dot(const double* a, const double* b, int64_t count) {
-  // Four chains keep the adders busy; at float64 their order is far below every bar.
+  // Four chains keep the adders busy; in float64 the order of the sum is far below every bar.
   double sums[4] = {};
   int64_t index = 0;
   for (; index + 4 <= count; index += 4) {

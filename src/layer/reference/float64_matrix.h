@@ -1,4 +1,4 @@
-// A weight matrix or a tensor's rows as doubles: exact, since every stored type fits.
+// A weight matrix or a tensor's rows as doubles: exact, since a double holds every stored type.
 #pragma once
 
 #include "conclave/tensor.h"
@@ -18,12 +18,12 @@ struct Float64Matrix {
   double* row(int64_t index) { return values.data() + index * cols; }
 };
 
-// tensor [rows, cols] of f32, f64, f16 or bf16, rows may be strided.
+// tensor [rows, cols] of f32, f64, f16 or bf16; rows may be strided.
 Float64Matrix to_float64(const ConstTensorView& tensor);
-// One matrix of a source.
+// Reads one matrix of a source.
 Float64Matrix read_float64(const WeightSource& source, WeightRole role, int64_t expert);
 
-// One e4m3 matrix of a source: each code times its scale, exactly.
+// Reads one e4m3 matrix of a source: each code times its scale, exactly.
 Float64Matrix read_scaled(const QuantSpec& quant, const WeightSource& source, WeightRole role,
                           int64_t expert);
 

@@ -29,7 +29,7 @@ DType dtype_of(const MoeSpec& spec, MlpPart part) {
   return spec.residual.weight_dtype.value_or(spec.weight_dtype);
 }
 
-// The row as products of quantised matrices see it: codes times their steps, exactly.
+// The row as products of quantised matrices read it: codes times their steps, exactly.
 std::vector<double> seen_row(const quant::ActivationRule& rule, const double* x, int64_t count) {
   std::vector<double> seen(x, x + count);
   if (rule.form == ActivationScale::kNone) return seen;
@@ -48,8 +48,8 @@ double code_value(double quotient) {
   return e4m3_to_float(float_to_e4m3(static_cast<float>(quotient)));
 }
 
-// What one value may stand for instead: the other side of a rounding boundary, or, where the
-// group's largest value decides between two powers of two, a code of the other step.
+// How far one value may move: to the other side of a rounding boundary, or, if the group's largest
+// value decides between two powers of two as the step, to a code of the other step.
 double move_of(double value, float step, float other_step, double ambiguity) {
   const double quotient = value / static_cast<double>(step);
   const double own =

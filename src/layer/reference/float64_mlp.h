@@ -12,7 +12,7 @@
 
 namespace conclave::inline v0 {
 
-// What is absent has no values: gate of an activation without one, biases.
+// Absent parts have no values: the gate of an activation without one, biases.
 struct Float64Mlp {
   Float64Matrix gate;
   Float64Matrix up;
@@ -20,10 +20,10 @@ struct Float64Mlp {
   Float64Matrix gate_bias;
   Float64Matrix up_bias;
   Float64Matrix down_bias;
-  // How the rows that gate, up and down multiply are quantised.
+  // Rules by which the rows that gate, up and down multiply are quantised.
   quant::ActivationRule input_rule;
   quant::ActivationRule inner_rule;
-  std::vector<double> down_squares;  // [I], of each column of down; of quantised rows only
+  std::vector<double> down_squares;  // [I], per column of down; for quantised rows only
 };
 
 enum class MlpPart : uint8_t { kRouted, kShared, kResidual };
@@ -32,12 +32,12 @@ enum class MlpPart : uint8_t { kRouted, kShared, kResidual };
 activation::Activation activation_of(const MoeSpec& spec, MlpPart part);
 Float64Mlp read_mlp(const MoeSpec& spec, const WeightSource& source, MlpPart part, int64_t expert);
 
-// Where the matrices are e4m3 and their rows quantised, x and the activated row are rounded to
-// float32, then to codes, by the kernels' rule; all else is float64.
+// With e4m3 matrices and quantised rows, x and the activated row are rounded to float32, then to
+// codes, by the kernels' rule; all else is float64.
 // out = down . act(gate . x + gate_bias, up . x + up_bias) + down_bias
-// Returns the square of how far `out` may move in L2 where codes of the activated row are ambiguous
-// at the relative error `code_ambiguity`: the squares of their moves, each through its column of
-// down, added up as of columns that are orthogonal.
+// Returns the square of how far `out` may move in L2 if codes of the activated row are ambiguous at
+// the relative error `code_ambiguity`: the sum of the squares of their moves, each through its
+// column of down, as if these columns were orthogonal.
 double run_mlp(const Float64Mlp& mlp, const activation::Activation& activation, const double* x,
                double* out, double code_ambiguity);
 

@@ -12,7 +12,7 @@
 namespace conclave::inline v0 {
 namespace {
 
-// The slots (token * slots + slot) that use each expert: an expert's weights are read once.
+// The slots (token * slots + slot) that use each expert, so that its weights are read once.
 using ExpertSlots = std::vector<std::pair<int32_t, std::vector<int64_t>>>;
 ExpertSlots slots_by_expert(const MoeSpec& spec, const ReferenceResult& result) {
   std::map<int32_t, std::vector<int64_t>> slots;
@@ -44,14 +44,14 @@ Float64Matrix multiply(const Float64Matrix& matrix, const Float64Matrix& rows) {
   return result;
 }
 
-// What routed experts read before any weight: hidden or its projection.
+// The rows that routed experts read before any weight: hidden or its projection.
 Float64Matrix expert_rows(const MoeSpec& spec, const WeightSource& source,
                           const Float64Matrix& hidden) {
   if (spec.latent.size == 0) return hidden;
   return multiply(read_float64(source, WeightRole::kLatentDown, 0), hidden);
 }
 
-// The norm of the combined latent rows, in place.
+// Normalises the combined latent rows in place.
 void norm_latent(const MoeSpec& spec, const WeightSource& source, Float64Matrix& rows) {
   const Float64Matrix weight = read_float64(source, WeightRole::kLatentNorm, 0);
   for (int64_t row = 0; row < rows.rows; ++row) {
@@ -62,8 +62,8 @@ void norm_latent(const MoeSpec& spec, const WeightSource& source, Float64Matrix&
   }
 }
 
-// One weighted row for each slot, [T * slots, W]; zero where no routed expert is. And the square of
-// what ambiguous codes may do to each.
+// One weighted row per slot, [T * slots, W], zero for a slot without a routed expert; and the
+// square of how far ambiguous codes may move each row.
 struct SlotRows {
   std::vector<double> rows;
   std::vector<double> allowed;
@@ -105,7 +105,7 @@ SlotRows weighted_slot_rows(const Context& context, const MoeSpec& spec, const W
   return made;
 }
 
-// Zero experts hand their input on.
+// Zero experts pass their input on.
 void add_zero_experts(const MoeSpec& spec, const Float64Matrix& hidden, ReferenceResult& result) {
   if (spec.num_zero_experts == 0) return;
   for (size_t slot = 0; slot < result.topk_ids.size(); ++slot) {
@@ -159,7 +159,7 @@ void run_routed(const Context& context, const MoeSpec& spec, const WeightSource&
   if (spec.latent.size != 0) {
     sums = multiply(read_float64(source, WeightRole::kLatentUp, 0), sums);
   }
-  // What follows the sum stretches what it may be off by as it stretches the sum.
+  // Norm, output scale and projection stretch the error of a sum as much as the sum itself.
   const std::vector<double> after = row_squares(sums);
   for (size_t token = 0; token < after.size(); ++token) {
     if (before[token] > 0) allowances.routed[token] *= after[token] / before[token];
@@ -206,7 +206,7 @@ void run_residual(const Context& context, const MoeSpec& spec, const WeightSourc
   cpu::parallel_for_throwing(context.executor(), input.rows, 1,
                              [&](int64_t begin, int64_t end, int32_t) {
                                for (int64_t token = begin; token < end; ++token) {
-                                 // Never quantised: nothing is ambiguous.
+                                 // These rows are never quantised, so nothing is ambiguous.
                                  run_mlp(mlp, activation, input.row(token),
                                          result.residual.data() + token * input.cols, 0);
                                }

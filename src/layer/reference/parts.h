@@ -10,7 +10,7 @@
 
 namespace conclave::inline v0 {
 
-// What ambiguous codes may do to each token: squares of L2 lengths [T], a part each.
+// How far ambiguous codes may move each token: squares of L2 lengths [T], one list per part.
 struct Allowances {
   double code_ambiguity = 0;
   std::vector<double> routed;
@@ -25,7 +25,7 @@ void run_shared(const Context& context, const MoeSpec& spec, const WeightSource&
 void run_residual(const Context& context, const MoeSpec& spec, const WeightSource& source,
                   const Float64Matrix& input, ReferenceResult& result);
 
-// The factors that the mode of the shared experts puts on both parts, which are there already.
+// Multiplies both parts, already in `result`, by the factors of the shared experts' mode.
 void mix_parts(const MoeSpec& spec, const WeightSource& source, const Float64Matrix& hidden,
                ReferenceResult& result, Allowances& allowances);
 

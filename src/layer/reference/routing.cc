@@ -38,7 +38,7 @@ void compute_logits(const MoeSpec& spec, const WeightSource& source, const Refer
   }
 }
 
-// All slots of a token, -1 for what none may hold.
+// All ids of a token, -1 for an id that its slot may not hold.
 std::vector<int32_t> given_ids(const MoeSpec& spec, const ReferenceArgs& args, int64_t token) {
   std::vector<int32_t> ids;
   for (int64_t slot = 0; slot < num_slots(spec); ++slot) {
@@ -48,7 +48,7 @@ std::vector<int32_t> given_ids(const MoeSpec& spec, const ReferenceArgs& args, i
   return ids;
 }
 
-// One token by the rule, choosing or at the given ids.
+// Routes one token by the rule, choosing or at the given ids.
 routing::ReferenceChoice route_token(const MoeSpec& spec, const RouterVectors& vectors,
                                      const ReferenceArgs& args, int64_t token,
                                      const ReferenceResult& result) {
@@ -62,7 +62,7 @@ routing::ReferenceChoice route_token(const MoeSpec& spec, const RouterVectors& v
              .token_id = args.token_ids.empty() ? 0 : load_token_id(args.token_ids, token),
              .number = token,
              .weights = vectors.view()});
-  // Shared experts that are slots, behind the k of the router; a replay may leave some out.
+  // Shared experts that are slots follow the router's k; a replay may leave some out.
   for (int64_t slot = spec.top_k; slot < num_slots(spec); ++slot) {
     const bool used = ids.empty() || ids[static_cast<size_t>(slot)] >= 0;
     const int64_t id = spec.num_experts + slot - spec.top_k;

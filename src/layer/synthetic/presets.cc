@@ -5,7 +5,7 @@
 namespace conclave::inline v0 {
 namespace {
 
-// Sizes as in the published config.json of each model.
+// Sizes from the published config.json of each model.
 MoeSpec make_spec(int64_t experts, int64_t top_k, int64_t hidden, int64_t intermediate,
                   Renormalize renormalize) {
   MoeSpec spec;
@@ -39,7 +39,8 @@ std::span<const ModelPreset> model_presets() {
                   "Qwen1.5-MoE-A2.7B, with a sigmoid-gated shared expert"},
       ModelPreset{"olmoe", "olmoe", 16, make_spec(64, 8, 2048, 1024, Renormalize::kNone),
                   "OLMoE-1B-7B"},
-      // 8 of 256 experts a token over 8 ranks: one choice a token on each, on average.
+      // Each token chooses 8 of 256 experts over 8 ranks: on average one choice per token on each
+      // rank.
       ModelPreset{"dsv3-ep-shard", "qwen3_moe", 1, make_spec(32, 1, 7168, 2048, Renormalize::kSum),
                   "the 32 experts that one of 8 expert-parallel ranks holds of DeepSeek-V3"},
   };

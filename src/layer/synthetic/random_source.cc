@@ -42,8 +42,8 @@ void store(std::byte* destination, DType dtype, float value) {
   put(dtype == DType::kBF16 ? float_to_bf16(value) : float_to_f16(value));
 }
 
-// What the values of a role look like: matrices keep the size of what they multiply, biases are
-// small beside it, factors lie around 1.
+// The distribution of a role's values: matrices keep the magnitude of the rows they multiply,
+// biases are small beside it, factors lie around 1.
 struct Distribution {
   float mean = 0;
   float deviation = 0;
@@ -52,10 +52,10 @@ struct Distribution {
 // Codes of quantised matrices have this deviation: the largest in a block comes near 448.
 constexpr float kCodeDeviation = 96.0F;
 
-// Scales lie around `mean`, an eighth of it apart.
+// Scales lie around `mean` with a deviation of an eighth of it.
 Distribution around(float mean) { return {.mean = mean, .deviation = mean / 8}; }
 
-// `cols` is the reduction axis of the matrix that a scale is of.
+// `cols` is the reduction axis of the matrix that the scale belongs to.
 Distribution distribution_of(WeightRole role, const WeightInfo& info, int64_t cols) {
   if (info.dtype == DType::kF8E4M3) return {.deviation = kCodeDeviation};
   switch (role) {
@@ -66,7 +66,7 @@ Distribution distribution_of(WeightRole role, const WeightInfo& info, int64_t co
     case WeightRole::kSharedUpScale:
     case WeightRole::kSharedDownScale:
       return around(1.0F / (kCodeDeviation * std::sqrt(static_cast<float>(cols))));
-    // Steps that rows of deviation 1 and their activated products use most of.
+    // Steps that make good use of the codes for rows of deviation 1 and their activated products.
     case WeightRole::kGateInputScale:
     case WeightRole::kUpInputScale:
     case WeightRole::kSharedGateInputScale:
@@ -147,7 +147,7 @@ class RandomSource final : public WeightSource {
     return natural_row_dtype(spec);
   }
 
-  // Distinct experts in each row: a start and a stride that k steps do not bring around.
+  // Each row holds distinct experts: a start, and a stride that k steps do not bring around.
   void read_ids(const WeightInfo& info, uint64_t stream, const WeightBlock& block,
                 std::span<std::byte> destination) const {
     const auto experts = static_cast<uint64_t>(num_experts_);
@@ -167,7 +167,7 @@ class RandomSource final : public WeightSource {
   uint64_t seed_;
   int64_t num_experts_;
   std::array<WeightInfo, kNumWeightRoles> roles_{};
-  std::array<int64_t, kNumWeightRoles> scaled_cols_{};  // of the roles of scales
+  std::array<int64_t, kNumWeightRoles> scaled_cols_{};  // for the roles of scales
 };
 
 }  // namespace
