@@ -12,7 +12,7 @@
 namespace conclave::inline v0::routing {
 namespace {
 
-// The name a spec gives decides, not the order. src/core/router_rule.cc has the same names.
+// The spec's name decides, not the order. src/core/router_rule.cc has the same names.
 constexpr std::array kRouters = {
     RouterRow{"topk", topk_supports, make_topk_router},
     RouterRow{"hash", hash_supports, make_hash_router},

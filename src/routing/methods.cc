@@ -8,7 +8,7 @@
 namespace conclave::inline v0 {
 namespace {
 
-// What the published DeepSeek code and those after it add to the sum of the chosen scores.
+// The published DeepSeek code and its successors add this to the sum of the chosen scores.
 constexpr double kPublishedEpsilon = 1e-20;
 
 struct MethodRow {

@@ -1,5 +1,5 @@
-// The oracle: one function a step of the rule, on vectors. `nullopt` is an expert that is absent:
-// its logit is NaN or -inf, or its id is none.
+// The oracle: one function per step of the rule, on vectors. `nullopt` is an absent expert: its
+// logit is NaN or -inf, or its id is no expert's.
 #include "core/float_convert.h"
 #include "core/router_rule.h"
 #include "routing/router.h"
@@ -35,7 +35,7 @@ bool any_present(const Scores& scores) {
   return std::any_of(scores.begin(), scores.end(), [](const Score& s) { return s.has_value(); });
 }
 
-// Higher first, absent last, equal ones by position.
+// Orders higher keys first, absent ones last, equal ones by position.
 std::vector<int32_t> best_first(const Scores& keys) {
   std::vector<int32_t> order(keys.size());
   std::iota(order.begin(), order.end(), 0);
@@ -85,12 +85,12 @@ Scores soft_capped(const RouterSpec& router, Scores logits) {
   return logits;
 }
 
-// For comparing only; logits that choose before they are scored are no scores.
+// True if scores are rounded to be compared. Logits that choose before scoring are not rounded.
 bool rounds_scores(const RouterSpec& router) {
   return router.score_dtype != DType::kF32 && router.order == RouterOrder::kScoreThenTopk;
 }
 
-// Whether logits may be compared in place of scores that rise with them.
+// True if logits may be compared in place of scores, which rise with them.
 bool logits_decide(const RouterSpec& router) {
   if (router.has_selection_bias || rounds_scores(router)) return false;
   if (router.num_groups == 1) return true;
@@ -104,7 +104,7 @@ Scores keys_of(const RouterSpec& router, const Scores& logits, const Scores& sco
     if (!keys[i]) continue;
     if (rounds_scores(router)) keys[i] = round_score(*keys[i], router.score_dtype);
     if (bias != nullptr) keys[i] = *keys[i] + static_cast<double>(bias[i]);
-    // Before every finite score, whatever its bias.
+    // +Inf comes before every finite score, whatever its bias.
     if (logits[i] == kInf) keys[i] = kInf;
     if (keys[i] == -kInf) keys[i].reset();
   }
@@ -181,7 +181,7 @@ std::vector<double> scaled(const MoeSpec& spec, const ReferenceToken& token,
   return weights;
 }
 
-// "topk" and "hash": `ids` were given, or are chosen here.
+// Routers "topk" and "hash": `ids` are the given ones, or null to choose here.
 ReferenceChoice choose_and_weigh(const MoeSpec& spec, const ReferenceToken& token,
                                  const int32_t* ids) {
   const RouterSpec& router = spec.router;

@@ -1,4 +1,4 @@
-// Rows of a route call over the executor's workers, each with scratch of its own.
+// Spreads the rows of a route call over the executor's workers, each with scratch of its own.
 #pragma once
 
 #include "core/dcheck.h"
@@ -12,10 +12,10 @@
 
 namespace conclave::inline v0::routing {
 
-// Rows handed to a worker at once: about 10 us of work.
+// Rows given to a worker at once: about 10 us of work.
 inline constexpr int64_t kRowGrain = 32;
 
-// Doubles of one worker, rounded up to whole cache lines.
+// Scratch doubles per worker, rounded up to whole cache lines.
 inline int64_t scratch_stride(int64_t doubles) { return (doubles + 7) / 8 * 8; }
 
 inline size_t scratch_bytes_of(int64_t doubles, int32_t workers) {
@@ -23,7 +23,7 @@ inline size_t scratch_bytes_of(int64_t doubles, int32_t workers) {
          static_cast<size_t>(workers);
 }
 
-// Calls row(token, scratch) for every token; it returns whether the token had a usable logit.
+// Calls row(token, scratch) for every token; it returns true if the token had a usable logit.
 // `doubles` is the scratch of one worker, as booked with scratch_bytes_of.
 template <class Row>
 RouterStats route_rows(const RouterInput& input, int64_t doubles, Executor& executor,
@@ -44,7 +44,7 @@ RouterStats route_rows(const RouterInput& input, int64_t doubles, Executor& exec
   return {.tokens_without_finite_logit = unusable.load(std::memory_order_relaxed)};
 }
 
-// What a row without a finite logit gets.
+// The result of a row without a finite logit: the first k ids, with weight 0.
 inline bool give_first_ids(int64_t top_k, int32_t* ids, float* weights) {
   for (int64_t j = 0; j < top_k; ++j) {
     ids[j] = static_cast<int32_t>(j);

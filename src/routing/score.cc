@@ -28,7 +28,7 @@ double softmax_present(const SoftmaxSum& sum, double logit) {
   return is_present(logit) ? sum.weight(logit) : kAbsent;
 }
 
-// Logits become scores in place. Each exponential is formed once.
+// Turns logits into scores in place. Each exponential is computed once.
 void softmax_in_place(int64_t count, double* scores) {
   const double max = *std::max_element(scores, scores + count);
   if (max == kInfinity || !is_present(max)) {

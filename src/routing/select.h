@@ -1,4 +1,4 @@
-// The k best of a row, best first, ties to the lower index.
+// Selects the k best of a row, best first, ties to the lower index.
 #pragma once
 
 #include <cmath>
@@ -17,8 +17,8 @@ Float comparable(Float key) {
 
 namespace detail {
 
-// Moves worse entries down and puts the key in its place. Equal keys are met in ascending index
-// and `>` keeps the earlier one ahead.
+// Moves worse entries down and puts the key in its place. Equal keys arrive in ascending index, and
+// `>` keeps the earlier one ahead.
 template <class Float>
 void insert(Float key, int64_t index, int64_t last, int32_t* ids, Float* best) {
   int64_t at = last;
@@ -32,14 +32,14 @@ void insert(Float key, int64_t index, int64_t last, int32_t* ids, Float* best) {
 
 }  // namespace detail
 
-// keys [count] -> ids [k] and their keys, NaN as -inf. Needs 1 <= k <= count. The outputs hold the
-// best so far in order, so there is no scratch.
+// keys [count] -> ids [k] and their keys; NaN counts as -inf. Needs 1 <= k <= count. The outputs
+// hold the best so far in order, so no scratch is needed.
 template <class Float>
 void select_best(const Float* keys, int64_t count, int64_t k, int32_t* ids, Float* best) {
   for (int64_t index = 0; index < k; ++index) {
     detail::insert(comparable(keys[index]), index, index, ids, best);
   }
-  // Kept in a register: most keys are only compared with it. NaN is never above.
+  // The worst stays in a register: most keys are only compared with it. NaN is never above it.
   Float worst = best[k - 1];
   for (int64_t index = k; index < count; ++index) {
     if (!(keys[index] > worst)) continue;

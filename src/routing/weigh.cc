@@ -6,7 +6,7 @@
 namespace conclave::inline v0::routing {
 namespace {
 
-// The p-norm is formed from values divided by the largest, so that no power leaves double.
+// The p-norm is computed from values divided by the largest, so that no power overflows double.
 double p_norm(double p, int64_t count, const double* scores) {
   double largest = 0;
   for (int64_t j = 0; j < count; ++j) {

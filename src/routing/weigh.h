@@ -1,4 +1,4 @@
-// From the scores of the chosen experts to their weights: renormalise, scale, round once.
+// Turns the scores of the chosen experts into weights: renormalise, scale, round once.
 #pragma once
 
 #include "routing/score.h"
@@ -16,16 +16,16 @@ struct WeighRule {
   double epsilon = 0;
   EpsilonMode epsilon_mode = EpsilonMode::kAdd;
   double scale = 1;
-  int64_t num_experts = 0;  // ids from here on are zero experts, which have no scale of their own
+  int64_t num_experts = 0;  // ids from here on are zero experts, which have no expert scale
 
   static WeighRule of(const MoeSpec& spec);
 };
 
-// In place. A divisor of 0 (every score is 0 and there is no epsilon) divides nothing. Scores of
-// +Inf weigh as the limit: they share what the norm gives, the others get 0.
+// Works in place. A divisor of 0 (every score is 0 and there is no epsilon) divides nothing. Scores
+// of +Inf weigh as the limit: they share the norm's total, the others get 0.
 void renormalize(const WeighRule& rule, int64_t count, double* scores);
 
-// Scores [k], absent as kAbsent -> weights [k]. Overwrites the scores.
+// Scores [k], absent ones kAbsent -> weights [k]. Overwrites the scores.
 void weigh(const WeighRule& rule, const RouterWeights& weights, const int32_t* ids, int64_t top_k,
            double* scores, float* topk_weights);
 

@@ -1,5 +1,5 @@
-// The best of a warp's columns by one reduction each: a key gives up its lowest bits for the number
-// of its column. Where the bits given up decide, the exact keys do it again.
+// Finds the best of a warp's columns by one reduction each: a key gives up its lowest bits to the
+// number of its column. If those bits would decide, the exact keys are compared instead.
 #pragma once
 
 #include "routing/cuda/warp.cuh"
@@ -8,7 +8,7 @@
 
 namespace conclave::inline v0::routing::device {
 
-// Of `count` candidates, lane j's key is larger than lane j + 1's, or equal and its column lower.
+// True if each of the `count` lanes has a key at least as large as the next lane's.
 __device__ __forceinline__ bool in_order(const Chosen<uint32_t>& own, int32_t count) {
   const uint32_t next = __shfl_down_sync(kFullWarp, own.key, 1);
   return __all_sync(kFullWarp, lane_id() + 1 >= count || own.key >= next);
@@ -41,8 +41,8 @@ static __device__ __noinline__ Chosen<uint32_t> select_exact(ExactKeys<kColumns>
   return select_best(keys.of, count);
 }
 
-// As select_best for `count` columns, which are all there are or more than top_k. Keys of columns
-// beyond the last are 0, others are at least kOrderedAbsent32.
+// Works as select_best for `count` columns, which must be all columns or more than top_k. Keys of
+// columns beyond the last are 0, all others are at least kOrderedAbsent32.
 template <int kColumns>
 __device__ __forceinline__ Chosen<uint32_t> select_candidates(const ExactKeys<kColumns>& keys,
                                                               int32_t top_k, int32_t count,

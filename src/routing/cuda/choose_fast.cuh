@@ -1,7 +1,6 @@
-// Choices by scores in float32 where these tell the experts apart: a few candidates more than k are
-// compared in double where they do not, and where even that leaves doubt, the caller chooses by
-// scores in double. So the choice is always that of double, at the cost of float32 for nearly every
-// token.
+// Chooses by float32 scores if these tell the experts apart. If not, a few more than k candidates
+// are compared in double; if doubt remains, the caller chooses by scores in double. The choice is
+// always that of double, at the cost of float32 for nearly every token.
 #pragma once
 
 #include "cuda/device/math.cuh"
@@ -15,14 +14,15 @@
 namespace conclave::inline v0::routing::device {
 
 // Keys that differ by more than this, times the largest of scores and keys, are in the right order:
-// twice the error of a float32 key (the score 4 units in the last place, cap and bias 1 each).
+// twice the error of a float32 key (4 units in the last place for the score, 1 each for cap and
+// bias).
 inline constexpr float kResolution = 1.5e-6F;
 
 template <int kColumns>
 __device__ __forceinline__ void cap_floats(float soft_cap, float (&values)[kColumns]) {
 #pragma unroll 1
   for (int turn = 0; turn < kColumns; ++turn) {
-    // Turns the values around, so that the long formula is there once.
+    // The values rotate, so that the long formula is compiled only once.
     const float value = values[0];
 #pragma unroll
     for (int i = 0; i + 1 < kColumns; ++i) values[i] = values[i + 1];
@@ -30,8 +30,8 @@ __device__ __forceinline__ void cap_floats(float soft_cap, float (&values)[kColu
   }
 }
 
-// As softmax_of_row, with exponentials in float32: the sum errs by less than 2^-23 of itself. Not
-// so with a cap, whose error would go into the exponent.
+// Works as softmax_of_row with float32 exponentials: the sum errs by less than 2^-23 of itself.
+// With a cap it uses double, since the cap's error would go into the exponent.
 template <int kColumns>
 __device__ __forceinline__ Softmax float_softmax_of_row(const float (&logits)[kColumns],
                                                         double soft_cap) {
@@ -48,7 +48,7 @@ __device__ __forceinline__ Softmax float_softmax_of_row(const float (&logits)[kC
   return softmax;
 }
 
-// In place; what is absent gives any number.
+// Scores in place; an absent logit gives an arbitrary number.
 template <int kColumns>
 __device__ __forceinline__ void score_floats(RouterScore score, const Softmax& softmax,
                                              float (&values)[kColumns]) {
@@ -70,7 +70,7 @@ __device__ __forceinline__ void score_floats(RouterScore score, const Softmax& s
   }
 }
 
-// Keys of a lane's columns; returns what they are certain to.
+// Forms the keys of a lane's columns; returns the difference above which their order is certain.
 template <int kColumns>
 __device__ __forceinline__ float form_float_keys(const DeviceRouteRule& rule,
                                                  const Softmax& softmax,
@@ -88,7 +88,7 @@ __device__ __forceinline__ float form_float_keys(const DeviceRouteRule& rule,
   float largest = 0;
 #pragma unroll
   for (int i = 0; i < kColumns; ++i) {
-    // A NaN of the bias is absent.
+    // A NaN bias makes its key absent.
     const float key = fmaxf(keys[i] + bias[i], -CUDART_INF_F);
     const bool ordinary = fabsf(logits[i]) < CUDART_INF_F;
     if (ordinary) largest = fmaxf(largest, fabsf(keys[i]) + fabsf(key));
@@ -97,7 +97,7 @@ __device__ __forceinline__ float form_float_keys(const DeviceRouteRule& rule,
   return kResolution * __uint_as_float(__reduce_max_sync(kFullWarp, __float_as_uint(largest)));
 }
 
-// Of a group whose columns are those of `lanes` lanes side by side, in each of them.
+// The value of a group held by `lanes` adjacent lanes, returned in each of them.
 template <int kColumns>
 __device__ __forceinline__ float group_value_of_lanes(const DeviceRouteRule& rule, int32_t lanes,
                                                       const float (&keys)[kColumns]) {
@@ -118,7 +118,7 @@ __device__ __forceinline__ float group_value_of_lanes(const DeviceRouteRule& rul
   return sums ? first + second : first;
 }
 
-// Value of group lane / lanes_a_group in each of its lanes.
+// The value of group lane / lanes_a_group, returned in each of the group's lanes.
 __device__ __forceinline__ float float_group_value(const DeviceRouteRule& rule,
                                                    const float* scratch) {
   const int32_t lanes = rule.lanes_a_group;
@@ -143,7 +143,7 @@ __device__ __forceinline__ float float_group_value(const DeviceRouteRule& rule,
   return sums ? first + second : first;
 }
 
-// By way of shared memory.
+// Computes the same through shared memory.
 template <int kColumns>
 __device__ __forceinline__ float scattered_group_value(const DeviceRouteRule& rule, float* scratch,
                                                        const float (&keys)[kColumns]) {
@@ -160,8 +160,8 @@ __device__ __forceinline__ float scattered_group_value(const DeviceRouteRule& ru
   return value;
 }
 
-// Masks the keys of groups that are not kept; at most 32 groups. False where kept and others are
-// too close to tell.
+// Masks the keys of groups that are not kept; at most 32 groups. Returns false if a kept and a
+// dropped group are too close to tell apart.
 template <int kColumns>
 __device__ __forceinline__ bool mask_float_groups(const DeviceRouteRule& rule, float certain,
                                                   float* scratch, float (&keys)[kColumns]) {
@@ -175,7 +175,7 @@ __device__ __forceinline__ bool mask_float_groups(const DeviceRouteRule& rule, f
   int32_t before = 0;
 #pragma unroll 4
   for (int32_t other = 0; other < groups; ++other) {
-    // Of equal groups the lower comes first.
+    // Among equal groups the lower comes first.
     const uint32_t key = __shfl_sync(kFullWarp, own_key, other * lanes);
     before += key + (other < group ? 1U : 0U) > own_key ? 1 : 0;
   }
@@ -202,7 +202,7 @@ __device__ __forceinline__ bool mask_float_groups(const DeviceRouteRule& rule, f
   return highest == 0 || value_of(lowest) - value_of(highest) > 2 * certain;
 }
 
-// Candidates in the order of their keys in double: lane j < count holds one, and gets the j-th.
+// Reorders candidates by their keys in double: lane j < count holds one and receives the j-th.
 __device__ __forceinline__ int32_t reordered(int32_t column, double key, int32_t count) {
   int32_t rank = 0;
   for (int32_t i = 0; i < count; ++i) {
@@ -219,7 +219,7 @@ __device__ __forceinline__ int32_t reordered(int32_t column, double key, int32_t
   return lane_id() < count ? result : -1;
 }
 
-// How sure the candidates' order is.
+// Certainty of the candidates' order.
 enum class Order : uint8_t { kCertain, kClose, kUnknown };
 
 // Lane j < count holds the j-th candidate's key.

@@ -15,11 +15,12 @@ namespace conclave::inline v0::routing {
 namespace {
 
 constexpr uint32_t kInverseBits = 20;
-// Beyond the k-th: it takes three neighbours closer than float32 resolves to leave a doubt.
+// Candidates beyond the k-th: doubt remains only if three neighbours are closer than float32
+// resolves.
 constexpr int32_t kSpareCandidates = 2;
 
-// The softmax over all columns, then divided by the sum of the chosen, is one over the chosen: as
-// in topk.cc.
+// A softmax over all columns, divided by the sum of the chosen, is a softmax over the chosen, as in
+// topk.cc.
 bool is_softmax_of_chosen(const RouterSpec& router) {
   return router.score == RouterScore::kSoftmax && router.renormalize == Renormalize::kSum &&
          router.epsilon == 0;
@@ -34,7 +35,7 @@ void set_groups(DeviceRouteRule& rule) {
   while (rule.lanes_a_group * 2 * groups <= 32) rule.lanes_a_group *= 2;
 }
 
-// Lanes hold columns_a_lane columns side by side.
+// Each lane holds columns_a_lane columns side by side.
 void set_group_lanes(DeviceRouteRule& rule) {
   const int32_t columns = columns_a_lane(rule);
   const int32_t lanes = rule.group_size / columns;
@@ -45,7 +46,7 @@ void set_group_lanes(DeviceRouteRule& rule) {
 void set_float_keys(DeviceRouteRule& rule) {
   rule.num_candidates = std::min({rule.top_k + kSpareCandidates, rule.num_columns, 32});
   const bool has_spare = rule.num_candidates > rule.top_k || rule.top_k == rule.num_columns;
-  // Rounded scores tie often; more groups than lanes have no family.
+  // Rounded scores tie often, and no family has more groups than a warp has lanes.
   rule.float_keys =
       rule.choose.score_dtype == DType::kF32 && rule.choose.num_groups <= 32 && has_spare;
   const bool masked_is_a_key =

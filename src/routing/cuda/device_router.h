@@ -1,4 +1,4 @@
-// Logits to ids and weights, on the device: router "topk", and what others share with it.
+// Logits to ids and weights on the device: router "topk", and the part that others share with it.
 #pragma once
 
 #include "core/device_flow.h"
@@ -18,28 +18,29 @@ struct DeviceRouteArgs {
   DType logits_dtype = DType::kF32;
   int64_t logits_stride = 0;
   int64_t num_tokens = 0;
-  const int64_t* live_tokens = nullptr;   // device, or null; rows beyond get ids -1
+  const int64_t* live_tokens = nullptr;   // device, or null; later rows get ids -1
   const bool* padding_mask = nullptr;     // [T], or null; false: ids -1, weights 0
-  const float* selection_bias = nullptr;  // [E + Z], of RouterSpec::has_selection_bias
-  const float* expert_scale = nullptr;    // [E], of has_expert_scale
-  const float* global_scale = nullptr;    // [1], of has_global_scale
-  const int32_t* given_ids = nullptr;     // [T, k]: recorded choices that are only weighed, or null
+  const float* selection_bias = nullptr;  // [E + Z], for RouterSpec::has_selection_bias
+  const float* expert_scale = nullptr;    // [E], for has_expert_scale
+  const float* global_scale = nullptr;    // [1], for has_global_scale
+  const int32_t* given_ids = nullptr;     // [T, k]: recorded choices to be weighed only, or null
   SharedSlots shared = {};                // appended to topk_ids and topk_weights; k + shared <= 32
-  int32_t* topk_ids = nullptr;            // [T, k + shared] out: expert id; -1: a zero expert, none
+  int32_t* topk_ids = nullptr;            // [T, k + shared] out: expert id; -1: zero expert or none
   float* topk_weights = nullptr;          // [T, k + shared] out
   float* identity = nullptr;              // [T] out: summed weights of zero experts, or null
-  int32_t* captured_ids = nullptr;        // [T, k] out: ids as chosen, zero experts too, or null
+  int32_t* captured_ids = nullptr;        // [T, k] out: ids as chosen, with zero experts, or null
   float* captured_weights = nullptr;      // [T, k] out, or null
   int64_t captured_ids_stride = 0;        // elements; 0: k
   int64_t captured_weights_stride = 0;
-  uint64_t* tokens_without_finite_logit = nullptr;  // device counter, added to; without padding
+  uint64_t* tokens_without_finite_logit = nullptr;  // device counter to add to; padding does not
+                                                    // count
 };
 
-// Reason why the device cannot: a router of the application's own, E + Z > 1024, k > 32.
+// No with the reason if the device cannot: an application's own router, E + Z > 1024, k > 32.
 Support device_router_supports(const MoeSpec& spec);
 // Router "topk", and with given_ids the weights of "hash". One launch. Scores are formed in double,
-// as on the host: the same choices for the same logits but where two scores differ by less than
-// 1e-15 of their size, weights within 2 ulp.
+// as on the host: the same logits give the same choices unless two scores differ by less than 1e-15
+// of their size, and weights within 2 ulp.
 void device_route(const MoeSpec& spec, const DeviceRouteArgs& args, CUstream_st* stream);
 
 }  // namespace conclave::inline v0::routing

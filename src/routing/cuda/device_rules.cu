@@ -27,7 +27,7 @@ __device__ void add_one(uint64_t* counter) {
   if (counter != nullptr) atomicAdd(reinterpret_cast<unsigned long long*>(counter), 1ULL);
 }
 
-// NaN comes as -inf.
+// Reads NaN as -inf.
 __device__ float load_logit(const DeviceRuleArgs& args, int64_t token, int64_t column) {
   const int64_t at = token * args.logits_stride + column;
   float logit = 0;
@@ -49,7 +49,7 @@ __device__ int64_t load_index(const void* data, DType dtype, int64_t at) {
   return static_cast<const int32_t*>(data)[at];
 }
 
-// Visits the tokens of the grid, a warp each.
+// Visits the tokens of the grid, one warp per token.
 template <class Visit>
 __device__ void for_each_token(int64_t num_tokens, const Visit& visit) {
   cuda::device::grid_dependency_wait();
@@ -72,7 +72,8 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-// One choice of the sparse mixer; `excluded` (-1: none) was chosen before. A whole warp.
+// One choice of the sparse mixer by a whole warp; `excluded` is the column chosen before, -1 for
+// none.
 struct MixerRound {
   const DeviceRuleArgs& args;
   int64_t token;
@@ -85,7 +86,7 @@ struct MixerRound {
   __device__ double at(int32_t column) const {
     return static_cast<double>(load_logit(args, token, column));
   }
-  // The first in range where all are absent: ids stay distinct.
+  // If all logits are absent this takes the first column in range, so that ids stay distinct.
   __device__ void find_best() {
     uint64_t key = 0;
     uint32_t column = 0xffffffffU;
@@ -100,13 +101,13 @@ struct MixerRound {
     best = static_cast<int32_t>(__reduce_min_sync(kFullWarp, key == top ? column : 0xffffffffU));
     max = at(best);
   }
-  // (m - l) / max(|l|, m) > 2 epsilon. Comparing with `>` keeps 0 / 0, as the published code does.
+  // Masks if (m - l) / max(|l|, m) > 2 epsilon. As in the published code, `>` keeps 0 / 0.
   __device__ bool is_masked(int32_t column) const {
     const double logit = at(column);
     if (column == excluded || !device::present(logit)) return true;
     return (max - logit) / fmax(fabs(logit), max) > 2 * epsilon;
   }
-  // Of `id` in the softmax over the logits close enough to the maximum.
+  // The weight of `id` in the softmax over the logits close enough to the maximum.
   __device__ double weight(int32_t id) const {
     double sum = 0;
     int32_t infinite = 0;
@@ -143,7 +144,7 @@ __global__ void __launch_bounds__(kThreads)
     args.ids[token * 2 + 1] = other;
     args.weights[token * 2] = static_cast<float>(weight);
     args.weights[token * 2 + 1] = static_cast<float>(other_weight);
-    // Without an exclusion the maximum is absent only where all are.
+    // Without an exclusion the maximum is absent only if all logits are.
     if (!device::present(first.max) && counts(args, token)) {
       add_one(args.tokens_without_finite_logit);
     }
@@ -159,14 +160,14 @@ struct SinkRule {
   double scale;
 };
 
-// Lane j has choice j, lane k + s sink s.
+// Lane j holds choice j, lane k + s holds sink s.
 __global__ void __launch_bounds__(kThreads)
     sink_kernel(const __grid_constant__ DeviceRuleArgs args, const SinkRule rule) {
   for_each_token(args.num_tokens, [&](int64_t token) {
     int32_t column = -1;
     if (lane_id() < rule.top_k) {
       const int32_t id = args.ids[token * rule.top_k + lane_id()];
-      // Chosen for nothing better.
+      // An absent bias means that the id was chosen only because nothing better was left.
       const bool barred = args.selection_bias != nullptr && id >= 0 && id < rule.experts &&
                           args.given_ids == nullptr && !device::present(args.selection_bias[id]);
       column = id >= 0 && id < rule.experts && !barred ? id : -1;
@@ -188,7 +189,7 @@ __global__ void __launch_bounds__(kThreads)
       args.shared_weights[token * rule.sinks + lane_id() - rule.top_k] = weight;
     }
     if (args.given_ids == nullptr) return;
-    // The choice has counted rows without a finite logit otherwise.
+    // Without given ids, the choosing launch has counted rows without a finite logit.
     bool usable = false;
     for (int32_t i = lane_id(); i < rule.experts; i += 32) {
       usable = usable || device::present(load_logit(args, token, i));
@@ -200,7 +201,7 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-// As routing/simulated/simulated.cc.
+// Same as in routing/simulated/simulated.cc.
 __device__ uint64_t mix(uint64_t value) {
   value += 0x9e3779b97f4a7c15U;
   value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9U;
@@ -239,7 +240,7 @@ __device__ void replay(const DeviceRuleArgs& args, const SimulatedRule& rule, in
   }
 }
 
-// The k largest keys, ties to the lower expert.
+// Draws the k largest keys, ties to the lower expert.
 __device__ void draw(const DeviceRuleArgs& args, const SimulatedRule& rule, int64_t token,
                      uint64_t* keys) {
   const auto number = static_cast<uint64_t>(args.first_token + token);
@@ -265,7 +266,7 @@ __device__ void draw(const DeviceRuleArgs& args, const SimulatedRule& rule, int6
   }
 }
 
-// Blocks of a warp.
+// One block is one warp.
 __global__ void __launch_bounds__(32)
     simulate_kernel(const __grid_constant__ DeviceRuleArgs args, const SimulatedRule rule) {
   extern __shared__ uint64_t keys[];  // [experts]

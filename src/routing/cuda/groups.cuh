@@ -1,4 +1,4 @@
-// The group limit: keys of groups that are not kept are masked. As routing/topk/choose.cc.
+// The group limit masks the keys of groups that are not kept, as routing/topk/choose.cc does.
 #pragma once
 
 #include "routing/cuda/route_rule.h"
@@ -20,8 +20,8 @@ struct BestTwo {
   }
 };
 
-// Shared memory of one warp: keys of a group lie together, then values of groups, then whether they
-// are kept.
+// Shared memory of one warp: keys, those of a group together, then the groups' values, then their
+// kept flags.
 struct GroupScratch {
   double* keys;
   double* values;
@@ -37,7 +37,7 @@ __device__ __forceinline__ int32_t group_of(const DeviceRouteRule& rule, int32_t
   return static_cast<int32_t>((static_cast<uint32_t>(column) * rule.group_inverse) >> 20);
 }
 
-// Value of one group: the largest of its keys, or the two largest summed.
+// Computes the value of each group: the largest of its keys, or the two largest summed.
 __device__ __forceinline__ void value_groups(const DeviceRouteRule& rule,
                                              const GroupScratch& scratch) {
   const int32_t lanes = rule.lanes_a_group;
@@ -62,7 +62,7 @@ __device__ __forceinline__ void value_groups(const DeviceRouteRule& rule,
   }
 }
 
-// A group is kept where fewer than topk_groups others come before it.
+// A group is kept if fewer than topk_groups others come before it.
 __device__ __forceinline__ void keep_groups(const DeviceRouteRule& rule,
                                             const GroupScratch& scratch) {
   const auto groups = static_cast<int32_t>(rule.choose.num_groups);

@@ -56,7 +56,7 @@ void device_route(const MoeSpec& spec, const DeviceRouteArgs& args, CUstream_st*
   const device::RouteParams params = device::route_params(spec, args);
   constexpr int64_t kMaxBlocks = int64_t{1} << 30;
   const int64_t scratch_bytes = route_scratch_doubles(params.rule) * int64_t{sizeof(double)};
-  // 512 groups of two take 16 KiB a warp.
+  // 512 groups of two experts take 16 KiB per warp.
   const int64_t warps = scratch_bytes * kMaxWarps <= kSharedBytes ? kMaxWarps : 2;
   cuda::launch("routing.route", kernel_of(columns_a_lane(params.rule)),
                {.blocks = std::min(kMaxBlocks, ceil_div(args.num_tokens, warps)),

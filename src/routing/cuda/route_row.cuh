@@ -1,5 +1,5 @@
-// One token's routing by one warp: each lane some columns side by side, then slot j in lane j.
-// The reference is the host's router "topk" (routing/topk/topk.cc).
+// Routes one token with one warp: each lane holds some adjacent columns, then lane j slot j. The
+// reference is the host's router "topk" (routing/topk/topk.cc).
 #pragma once
 
 #include "cuda/device/shared_slot.cuh"
@@ -15,7 +15,7 @@ namespace conclave::inline v0::routing::device {
 struct RouteParams {
   DeviceRouteRule rule;
   DeviceRouteArgs args;
-  bool whole_logits = false;  // a lane's columns of a row can be loaded at once
+  bool whole_logits = false;  // a lane can load its columns of a row at once
   bool whole_bias = false;
 };
 
@@ -34,7 +34,7 @@ inline RouteParams route_params(const MoeSpec& spec, const DeviceRouteArgs& args
   return params;
 }
 
-// `whole`: at once. Elements beyond `count` are not read.
+// `whole` loads all columns at once. Elements beyond `count` are not read.
 template <class T, int kColumns>
 __device__ __forceinline__ void load_columns(const T* row, int32_t count, bool whole, float beyond,
                                              float (&values)[kColumns]) {
@@ -62,7 +62,7 @@ __device__ __forceinline__ void load_logits_as(const RouteParams& params, int64_
   const T* row = static_cast<const T*>(params.args.logits) + token * params.args.logits_stride;
   load_columns(row, params.rule.num_columns, params.whole_logits, -CUDART_INF_F, logits);
 }
-// NaN and what lies beyond the row come as -inf.
+// NaN and columns beyond the row are read as -inf.
 template <int kColumns>
 __device__ __forceinline__ void load_logits(const RouteParams& params, int64_t token,
                                             float (&logits)[kColumns]) {
@@ -76,7 +76,7 @@ __device__ __forceinline__ void load_logits(const RouteParams& params, int64_t t
 #pragma unroll
   for (int i = 0; i < kColumns; ++i) logits[i] = fmaxf(logits[i], -CUDART_INF_F);
 }
-// 0 where there is no bias. Requested with the logits: scoring then does not wait for it.
+// 0 without a bias. It is loaded along with the logits, so that scoring need not wait for it.
 template <int kColumns>
 __device__ __forceinline__ void load_bias(const RouteParams& params, float (&bias)[kColumns]) {
   if (params.args.selection_bias == nullptr) {
@@ -87,7 +87,7 @@ __device__ __forceinline__ void load_bias(const RouteParams& params, float (&bia
   load_columns(params.args.selection_bias, params.rule.num_columns, params.whole_bias, 0.0F, bias);
 }
 
-// Of a column in range.
+// Loads the logit of a column in range.
 __device__ __forceinline__ float load_logit(const RouteParams& params, int64_t token,
                                             int32_t column) {
   const int64_t at = token * params.args.logits_stride + column;
@@ -101,7 +101,7 @@ __device__ __forceinline__ float load_logit(const RouteParams& params, int64_t t
   }
 }
 
-// What is compared: the logit, or the rounded score plus the selection bias.
+// Forms the keys to compare: the logit, or the rounded score plus the selection bias.
 template <int kColumns>
 __device__ __forceinline__ void form_keys(const RouteParams& params, const Softmax& softmax,
                                           const float (&logits)[kColumns],
@@ -113,7 +113,7 @@ __device__ __forceinline__ void form_keys(const RouteParams& params, const Softm
                                    : capped(logits[i], rule.score.soft_cap);
   }
   if (rule.choose.by_logit) return;
-  // Two bits a column instead of its logit: registers.
+  // Two bits per column replace its logit, which saves registers.
   uint32_t absents = 0;
   uint32_t infinite = 0;
 #pragma unroll
@@ -132,7 +132,7 @@ __device__ __forceinline__ void form_keys(const RouteParams& params, const Softm
   load_bias(params, bias);
 #pragma unroll
   for (int i = 0; i < kColumns; ++i) {
-    // Absent plus a bias is absent, but for a bias of +Inf or NaN.
+    // Absent plus a bias is absent, unless the bias is +Inf or NaN.
     const double key = keys[i] + static_cast<double>(bias[i]);
     keys[i] = key == key ? key : absent();
     if (((absents >> i) & 1U) != 0) keys[i] = absent();
@@ -140,11 +140,11 @@ __device__ __forceinline__ void form_keys(const RouteParams& params, const Softm
   }
 }
 
-// A slot of the token in its lane: -1 beyond k or for no expert.
+// A slot of the token in its lane; column -1 beyond k or without an expert.
 struct Slot {
   int32_t column;
   bool present;
-  float logit = 0;  // where `knows_logit`
+  float logit = 0;  // valid if `knows_logit`
   bool knows_logit = false;
 };
 
@@ -163,7 +163,7 @@ __device__ __forceinline__ Slot choose_by_logit(const RouteParams& params,
   const DeviceRouteRule& rule = params.rule;
   ExactKeys<kColumns> keys;
   order_keys(rule.num_columns, logits, keys);
-  // One more than k, to know that it is not among them.
+  // One candidate more than k shows whether shortened keys tie at the k-th.
   const int32_t count = min(min(rule.top_k + 1, rule.num_columns), 32);
   const Chosen<uint32_t> chosen = select_candidates(keys, rule.top_k, count, rule.num_columns);
   const bool used = lane_id() < rule.top_k;
@@ -171,8 +171,8 @@ __device__ __forceinline__ Slot choose_by_logit(const RouteParams& params,
           true};
 }
 
-// Needs no score of float32 to be right. Out of line and with loads of its own: it is rare, and the
-// code of the other path, which is met cold, is shorter without it.
+// Chooses without any float32 score. It is out of line and loads its own data: it is rare, and
+// without it the code of the main path, which often runs uncached, is shorter.
 template <int kColumns>
 __device__ __noinline__ Slot choose_by_score(const RouteParams& params, int64_t token,
                                              double* scratch) {
@@ -192,7 +192,7 @@ __device__ __noinline__ Slot choose_by_score(const RouteParams& params, int64_t 
   return {chosen.column, chosen.key > kOrderedAbsent64};
 }
 
-// Key in double of a candidate that is present, without a softmax.
+// The key in double of a present candidate, without a softmax.
 static __device__ __noinline__ double key_of_candidate(const RouteParams& params, int64_t token,
                                                        int32_t column) {
   const DeviceRouteRule& rule = params.rule;
@@ -237,7 +237,7 @@ __device__ __forceinline__ FastChoice choose_fast(const RouteParams& params, int
     return kUnknown;
   }
   if (order == Order::kClose) {
-    // A masked expert stays the last.
+    // A masked expert stays last.
     const bool candidate = lane_id() < rule.num_candidates && chosen.key > kOrderedAbsent32;
     const double key = candidate ? key_of_candidate(params, token, column) : absent();
     column = reordered(column, key, rule.num_candidates);
@@ -246,7 +246,7 @@ __device__ __forceinline__ FastChoice choose_fast(const RouteParams& params, int
   return {{used ? column : -1, used}, true};
 }
 
-// Choices that were given; -1 for what is no column.
+// The given choice of this lane; -1 for an id that is no column.
 __device__ __forceinline__ Slot given_slot(const RouteParams& params, int64_t token) {
   if (lane_id() >= params.rule.top_k) return {-1, false};
   const int32_t id = params.args.given_ids[token * params.rule.top_k + lane_id()];
@@ -270,7 +270,7 @@ __device__ __forceinline__ float weigh_slot(const RouteParams& params, const Sof
     score = score_to_weigh(rule.score.score, score);
   }
   score = renormalized(rule.weigh, score, rule.slot_lanes);
-  // A softmax makes 0 of an absent score: lanes without a slot must not look up their column, -1.
+  // A softmax turns an absent score into 0: lanes without a slot must not look up column -1.
   if (!slot.present || !present(score)) return 0;
   double scale = rule.weigh.scale;
   if (params.args.global_scale != nullptr) scale *= static_cast<double>(*params.args.global_scale);
@@ -281,7 +281,7 @@ __device__ __forceinline__ float weigh_slot(const RouteParams& params, const Sof
   return static_cast<float>(weight);
 }
 
-// Weights of zero experts, added in the order of the slots.
+// Adds up the weights of zero experts in slot order.
 __device__ __forceinline__ float identity_weight(const RouteParams& params, int32_t column,
                                                  float weight) {
   uint32_t slots = __ballot_sync(kFullWarp, column >= params.rule.num_experts);
@@ -293,7 +293,7 @@ __device__ __forceinline__ float identity_weight(const RouteParams& params, int3
   return sum;
 }
 
-// Lane j stores slot j; a column of -1 is no choice. Lanes behind the k-th store shared slots.
+// Lane j stores slot j; a column of -1 is no choice. Lanes from the k-th on store shared slots.
 __device__ __forceinline__ void store_token(const RouteParams& params, int64_t token,
                                             int32_t column, float weight, bool counts) {
   const DeviceRouteArgs& args = params.args;
@@ -323,8 +323,8 @@ __device__ __forceinline__ void store_token(const RouteParams& params, int64_t t
   }
 }
 
-// Reads what routing will, so that it need not wait for the constants' cache: before the kernel
-// waits for an earlier one.
+// Reads the parameters that routing needs, so that routing does not wait for the constant cache.
+// Runs before the kernel waits for an earlier one.
 __device__ __forceinline__ void touch_parameters(const RouteParams& params) {
   asm volatile("" ::"d"(params.rule.score.soft_cap), "d"(params.rule.weigh.scale),
                "r"(params.rule.num_columns), "r"(params.rule.group_lanes),
@@ -333,15 +333,15 @@ __device__ __forceinline__ void touch_parameters(const RouteParams& params) {
                "l"(params.args.captured_weights));
 }
 
-// A token's choices, not yet weighed: slot j in lane j. Where `weighs` is false all weights are 0.
+// A token's choices, not yet weighed: slot j in lane j. If `weighs` is false all weights are 0.
 struct TokenChoice {
   Slot slot = {-1, false};
   Softmax softmax = {absent(), 0, 0};
   bool weighs = false;
-  bool counts = false;  // no padding
+  bool counts = false;  // false for padding
 };
 
-// By one whole warp. `scratch`: route_scratch_doubles() of shared memory for this warp.
+// Runs on one whole warp. `scratch`: route_scratch_doubles() of shared memory for this warp.
 template <int kColumns>
 __device__ __forceinline__ TokenChoice choose_token(const RouteParams& params, int64_t token,
                                                     double* scratch) {
@@ -382,7 +382,7 @@ __device__ __forceinline__ TokenChoice choose_token(const RouteParams& params, i
   return choice;
 }
 
-// The id of the lane's slot as it is stored in topk_ids; -1 beyond the shared slots, too.
+// The id that topk_ids stores for the lane's slot; -1 also beyond the shared slots.
 __device__ __forceinline__ int32_t slot_id(const RouteParams& params, const TokenChoice& choice) {
   const int32_t shared = lane_id() - params.rule.top_k;
   if (shared < 0) return choice.slot.column < params.rule.num_experts ? choice.slot.column : -1;
@@ -390,7 +390,7 @@ __device__ __forceinline__ int32_t slot_id(const RouteParams& params, const Toke
                                                             : -1;
 }
 
-// By the same warp.
+// Must run on the warp that chose.
 __device__ __forceinline__ void weigh_token(const RouteParams& params, int64_t token,
                                             const TokenChoice& choice) {
   const float weight =

@@ -1,4 +1,4 @@
-// A router of values as plain numbers, for the device.
+// A router given by values, as plain numbers for the device.
 #pragma once
 
 #include "routing/cuda/device_router.h"
@@ -13,10 +13,10 @@
 
 namespace conclave::inline v0::routing {
 
-inline constexpr int64_t kMaxDeviceColumns = 1024;  // 32 a lane
-inline constexpr int64_t kMaxDeviceTopK = 32;       // a slot a lane
+inline constexpr int64_t kMaxDeviceColumns = 1024;  // 32 per lane
+inline constexpr int64_t kMaxDeviceTopK = 32;       // one slot per lane
 
-// Whether a row's choices are made, or given and only weighed.
+// Says whether a row's choices are made here, or given and only weighed.
 enum class Choices : uint8_t { kMade, kGiven };
 
 struct DeviceRouteRule {
@@ -27,27 +27,27 @@ struct DeviceRouteRule {
   int32_t num_experts = 0;
   int32_t top_k = 0;
   bool by_logit = false;        // chosen by float32 logits alone, without groups
-  bool float_keys = false;      // else scores are compared in double from the start
+  bool float_keys = false;      // false: scores are compared in double from the start
   bool resolves_close = false;  // close candidates can be compared one by one in double
-  int32_t num_candidates = 0;   // of choices by float32 keys: k and a few more
+  int32_t num_candidates = 0;   // columns taken by float32 keys: k and a few more
   bool softmax_all = false;     // a softmax over all columns is part of the score
   int32_t slot_lanes = 1;       // top_k rounded up to a power of two
   int32_t group_size = 0;       // columns; 0: no groups
-  int32_t group_stride = 0;     // in shared memory: lanes of two groups read from different banks
+  int32_t group_stride = 0;     // in shared memory; two groups' lanes read different banks
   int32_t lanes_a_group = 1;    // a power of two
-  int32_t group_lanes = 0;      // that hold a group's columns and no others, a power of two; or 0
+  int32_t group_lanes = 0;      // lanes that hold just one group, a power of two; or 0
   // c / group_size = (c * group_inverse) >> 20 for every column c.
   uint32_t group_inverse = 0;
 };
 
 DeviceRouteRule device_route_rule(const MoeSpec& spec, Choices choices);
 
-// Doubles of shared memory that a warp needs: keys, and two words a group.
+// Doubles of shared memory per warp: keys, and two words per group.
 constexpr int32_t route_scratch_doubles(const DeviceRouteRule& rule) {
   if (rule.group_size == 0) return 0;
   return rule.num_columns / rule.group_size * (rule.group_stride + 2);
 }
-// Columns a lane, one of 1, 2, 4, 8, 16, 32: what the kernels are instantiated for.
+// Columns per lane, one of 1, 2, 4, 8, 16, 32: the kernels are instantiated for these.
 int32_t columns_a_lane(const DeviceRouteRule& rule);
 
 }  // namespace conclave::inline v0::routing

@@ -1,5 +1,5 @@
-// Scores in double, as routing/score.cc forms them: the same formulas, the device's exp, log1p and
-// tanh in place of the host's. A score may differ from the host's in its last bit or two of 53.
+// Scores in double, as in routing/score.cc: the same formulas with the device's exp, log1p and
+// tanh. A score may differ from the host's in its last bit or two of 53.
 #pragma once
 
 #include "routing/cuda/exp.cuh"
@@ -22,7 +22,7 @@ __device__ __forceinline__ bool present(double score) { return score > -CUDART_I
 static __device__ __noinline__ double soft_capped(double logit, double cap) {
   return cap * tanh(logit / cap);
 }
-// As routing::capped; `logit` is no NaN.
+// Same as routing::capped; `logit` must not be NaN.
 __device__ __forceinline__ double capped(float logit, double soft_cap) {
   if (!present(logit)) return absent();
   const auto value = static_cast<double>(logit);
@@ -32,14 +32,14 @@ __device__ __forceinline__ double capped(float logit, double soft_cap) {
 static __device__ __noinline__ double sqrt_softplus(double logit) {
   return sqrt(fmax(logit, 0.0) + log1p(exp(-fabs(logit))));
 }
-// Of a present logit.
+// Score of a present logit.
 __device__ __forceinline__ double score_alone(RouterScore score, double logit) {
   if (score == RouterScore::kSigmoid) return sigmoid(logit);
   if (score == RouterScore::kSqrtSoftplus) return sqrt_softplus(logit);
   return logit;
 }
 
-// The same to the precision of a weight.
+// The same score to the precision of a weight.
 __device__ __forceinline__ double score_to_weigh(RouterScore score, double logit) {
   if (score != RouterScore::kSigmoid) return score_alone(score, logit);
   const double e = exp_to_weigh(-fabs(logit));
@@ -51,13 +51,13 @@ __device__ __forceinline__ double exp_of_difference(double logit, double max) {
   return exp_below_709(fmax(logit - max, -1000.0));
 }
 
-// As routing::SoftmaxSum.
+// Counterpart of routing::SoftmaxSum.
 struct Softmax {
   double max;
   double sum;
   int32_t infinite;
 
-  // Absent stays absent.
+  // An absent logit stays absent.
   __device__ __forceinline__ double of(double logit) const {
     if (!present(logit)) return absent();
     if (infinite != 0) return logit == CUDART_INF ? 1.0 / infinite : 0.0;
@@ -72,7 +72,7 @@ struct Softmax {
 
 // Softmax over the first `lanes` lanes, a power of two, one value each; the other lanes hold none.
 __device__ __forceinline__ double softmax_weight(double value, int32_t lanes) {
-  // Any number near the largest will do.
+  // Any number near the largest will do as the maximum.
   const float near = __double2float_rn(value);
   const auto max = static_cast<double>(value_of(warp_max_key(ordered(near))));
   const uint32_t infinite = __ballot_sync(kFullWarp, near == CUDART_INF_F);
@@ -85,7 +85,7 @@ __device__ __forceinline__ double softmax_weight(double value, int32_t lanes) {
   return present(value) ? divided(part, sum) : absent();
 }
 
-// Largest logit of a row and how many are +Inf; no sum yet.
+// The largest logit of a row and the number of +Inf; the sum is not formed yet.
 template <int kColumns>
 __device__ __forceinline__ Softmax max_of_row(const float (&logits)[kColumns], double soft_cap) {
   Softmax softmax{absent(), 0, 0};
@@ -102,7 +102,7 @@ __device__ __forceinline__ Softmax max_of_row(const float (&logits)[kColumns], d
   return softmax;
 }
 
-// Over all columns of a row.
+// The softmax over all columns of a row.
 template <int kColumns>
 __device__ __forceinline__ Softmax softmax_of_row(const float (&logits)[kColumns],
                                                   double soft_cap) {
@@ -117,7 +117,7 @@ __device__ __forceinline__ Softmax softmax_of_row(const float (&logits)[kColumns
   return softmax;
 }
 
-// To a 16-bit type as if in one rounding: float32 with a sticky last bit comes between.
+// Rounds to a 16-bit type as if directly: the float32 in between has a sticky last bit.
 __device__ __forceinline__ double rounded(double score, DType dtype) {
   if (dtype == DType::kF32) return score;
   float odd = __double2float_rz(score);
@@ -127,7 +127,7 @@ __device__ __forceinline__ double rounded(double score, DType dtype) {
   return static_cast<double>(nearest);
 }
 
-// Scores of the columns of a lane, in place; absent stays absent. One formula a warp.
+// Scores the columns of a lane in place; absent stays absent. All lanes use one formula.
 template <int kColumns>
 __device__ __forceinline__ void score_columns(RouterScore score, const Softmax& softmax,
                                               double (&values)[kColumns]) {

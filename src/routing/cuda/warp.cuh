@@ -1,5 +1,5 @@
-// A warp's sums and orders. Sums add neighbours first, in every lane alike, so all lanes hold the
-// same bits.
+// Sums and orders over a warp. Sums add neighbours first, in the same way in every lane, so that
+// all lanes hold the same bits.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,12 @@ inline constexpr uint32_t kFullWarp = 0xffffffffU;
 
 __device__ __forceinline__ int32_t lane_id() { return static_cast<int32_t>(threadIdx.x % 32); }
 
-// lane_id() / lanes, a power of two; a division by what is no constant takes a hundred cycles.
+// lane_id() / lanes for a power of two; a division by a non-constant takes a hundred cycles.
 __device__ __forceinline__ int32_t run_of_lanes(int32_t lanes) {
   return lane_id() >> (31 - __clz(lanes));
 }
 
-// Over aligned runs of `lanes` lanes, a power of two.
+// Sums over aligned runs of `lanes` lanes, a power of two.
 __device__ __forceinline__ double warp_sum(double value, int32_t lanes = 32) {
   for (int32_t step = 1; step < lanes; step *= 2) {
     value += __shfl_xor_sync(kFullWarp, value, step);
@@ -30,7 +30,7 @@ __device__ __forceinline__ double warp_max(double value, int32_t lanes = 32) {
   return value;
 }
 
-// Numbers that compare as the values do, -0 as 0; 0 is below all of them. No NaN.
+// Maps values to integers of the same order, -0 to that of 0; 0 is below all of them. Not for NaN.
 __device__ __forceinline__ uint32_t ordered(float value) {
   const uint32_t bits = __float_as_uint(__fadd_rn(value, 0.0F));
   return (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
@@ -44,7 +44,7 @@ __device__ __forceinline__ uint64_t ordered(double value) {
   constexpr uint64_t kSign = uint64_t{1} << 63;
   return (bits & kSign) != 0 ? ~bits : bits | kSign;
 }
-inline constexpr uint32_t kOrderedAbsent32 = 0x007fffffU;  // of -inf
+inline constexpr uint32_t kOrderedAbsent32 = 0x007fffffU;  // the key of -inf
 inline constexpr uint64_t kOrderedAbsent64 = 0x000fffffffffffffU;
 
 __device__ __forceinline__ uint32_t warp_max_key(uint32_t key) {
@@ -63,8 +63,8 @@ struct Chosen {
   Key key;
 };
 
-// The largest of keys [kBegin, kEnd), the lower column of equals: halves first, which takes fewer
-// steps one after another than going through them.
+// The largest of keys [kBegin, kEnd), ties to the lower column. Halving takes fewer dependent steps
+// than a scan.
 template <int kBegin, int kEnd, class Key, int kColumns>
 __device__ __forceinline__ Chosen<Key> best_column(const Key (&keys)[kColumns]) {
   if constexpr (kEnd - kBegin == 1) {
@@ -77,14 +77,14 @@ __device__ __forceinline__ Chosen<Key> best_column(const Key (&keys)[kColumns]) 
   }
 }
 
-// A lane's columns lie side by side, so that it loads them at once.
+// A lane's columns are adjacent, so that it loads them at once.
 template <int kColumns>
 __device__ __forceinline__ int32_t column_of(int i) {
   return lane_id() * kColumns + i;
 }
 
-// The k best of the warp's columns, lane j gets the j-th best, ties to the lower column. Keys are
-// used up. At least k of them are above 0.
+// Selects the k best of the warp's columns: lane j gets the j-th best, ties to the lower column.
+// Consumes the keys, of which at least k must be above 0.
 template <class Key, int kColumns>
 __device__ __forceinline__ Chosen<Key> select_best(Key (&keys)[kColumns], int32_t top_k) {
   Chosen<Key> own{-1, 0};
@@ -103,7 +103,7 @@ __device__ __forceinline__ Chosen<Key> select_best(Key (&keys)[kColumns], int32_
   return own;
 }
 
-// Descending, by Batcher's exchanges; kCount is a power of two.
+// Sorts in descending order by Batcher's exchanges; kCount is a power of two.
 template <int kCount>
 __device__ __forceinline__ void sort_descending(uint32_t (&values)[kCount]) {
 #pragma unroll

@@ -1,4 +1,4 @@
-// From scores to weights, a slot a lane: as routing/weigh.cc.
+// Turns scores into weights, one slot per lane, as routing/weigh.cc does.
 #pragma once
 
 #include "routing/cuda/route_rule.h"
@@ -15,7 +15,7 @@ static __device__ __noinline__ double power(double base, double exponent) {
 static __device__ __noinline__ double p_norm(double p, double score, int32_t lanes) {
   const double magnitude = present(score) ? fabs(score) : 0.0;
   const double largest = warp_max(magnitude, lanes);
-  // No lane leaves early: all of them form the sum.
+  // No lane leaves early, since all of them form the sum.
   const double share = present(score) && largest != 0 ? power(magnitude / largest, p) : 0.0;
   const double sum = warp_sum(share, lanes);
   return largest == 0 ? 0.0 : largest * power(sum, 1.0 / p);
@@ -38,8 +38,8 @@ __device__ __forceinline__ double divided_by_norm(const WeighRule& rule, double 
   return divided(score, divisor);
 }
 
-// Lane j < k: score of slot j, absent() for none; other lanes: absent(). `lanes` is k rounded up to
-// a power of two.
+// Lane j < k: score of slot j, absent() if there is none; other lanes: absent(). `lanes` is k
+// rounded up to a power of two.
 __device__ __forceinline__ double renormalized(const WeighRule& rule, double score, int32_t lanes) {
   switch (rule.renormalize) {
     case Renormalize::kSum:
@@ -52,7 +52,7 @@ __device__ __forceinline__ double renormalized(const WeighRule& rule, double sco
   }
 }
 
-// Half of RouterOrder::kTopkThenScore: the chosen logits become scores.
+// Second half of RouterOrder::kTopkThenScore: turns the chosen logits into scores.
 __device__ __forceinline__ double chosen_score(const DeviceRouteRule& rule, double logit) {
   if (rule.score.score == RouterScore::kSoftmax) {
     return softmax_weight(logit, rule.slot_lanes);

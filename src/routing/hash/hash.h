@@ -1,4 +1,4 @@
-// Router "hash": ids = table[token id], weighed as "topk" weighs (first layers of DeepSeek-V4).
+// Router "hash": ids = table[token id], weighed as in "topk" (first layers of DeepSeek-V4).
 #pragma once
 
 #include "conclave/error.h"

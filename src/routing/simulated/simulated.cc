@@ -12,7 +12,7 @@
 namespace conclave::inline v0::routing {
 namespace {
 
-// SplitMix64's finaliser: any (seed, token, expert) alone gives its word, so that chunks and
+// SplitMix64's finaliser: (seed, token, expert) alone determines the word, so that chunks and
 // threads cannot matter (Steele, Lea, Flood 2014).
 uint64_t mix(uint64_t value) {
   value += 0x9e3779b97f4a7c15U;
@@ -21,7 +21,7 @@ uint64_t mix(uint64_t value) {
   return value ^ (value >> 31);
 }
 
-// In (0, 1), never an end of it: a logarithm follows.
+// Lies in (0, 1) and never at an end: a logarithm follows.
 double unit(uint64_t word) { return (static_cast<double>(word >> 12) + 0.5) * 0x1p-52; }
 
 class SimulatedRouter final : public Router {
@@ -69,8 +69,8 @@ class SimulatedRouter final : public Router {
     std::copy_n(options_.replay_weights.begin() + first, top_k_, weights);
   }
 
-  // A random key for each expert; the k best are distinct. With Gumbel noise on log odds the best
-  // is drawn with these odds, the second from the rest with theirs, and so on.
+  // Draws one random key per expert; the k best are distinct. With Gumbel noise on log odds the
+  // best is drawn with these odds, the second from the rest with theirs, and so on.
   void draw(int64_t number, double* scratch, int32_t* ids) const {
     const uint64_t token = mix(stream_ ^ mix(static_cast<uint64_t>(number)));
     for (int64_t expert = 0; expert < num_experts_; ++expert) {
@@ -83,7 +83,7 @@ class SimulatedRouter final : public Router {
     const double u = unit(word);
     switch (options_.distribution) {
       case SimulatedDistribution::kNormal:
-        // Box and Muller.
+        // Box-Muller transform.
         return std::sqrt(-2 * std::log(u)) * std::cos(2 * std::numbers::pi * unit(mix(word)));
       case SimulatedDistribution::kZipf:
         return log_odds_[static_cast<size_t>(expert)] - std::log(-std::log(u));
@@ -98,7 +98,7 @@ class SimulatedRouter final : public Router {
   int64_t num_experts_;
   int64_t top_k_;
   uint64_t stream_;
-  std::vector<double> log_odds_;  // of kZipf
+  std::vector<double> log_odds_;  // for kZipf
 };
 
 }  // namespace

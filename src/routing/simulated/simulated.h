@@ -9,7 +9,7 @@
 
 namespace conclave::inline v0::routing {
 
-// Needs 1 <= k <= E and, to replay, whole rows of ids.
+// Needs 1 <= k <= E, and for kReplay whole rows of ids.
 Support simulated_supports(const MoeSpec& spec);
 std::unique_ptr<Router> make_simulated_router(const MoeSpec& spec);
 

@@ -49,14 +49,14 @@ class SinkSoftmaxRouter final : public Router {
   int64_t num_terms() const { return top_k_ + num_sinks_; }
   int64_t scratch_doubles() const { return num_terms() + num_experts_ + choose_.scratch_doubles(); }
 
-  // Leaves what the chosen were compared by in the first k doubles of the scratch.
+  // Leaves the keys that the chosen ids were compared by in the first k doubles of the scratch.
   void choose(const float* logits, const float* bias, double* scratch, int32_t* ids) const {
     double* scores = scratch + num_terms();
     for (int64_t i = 0; i < num_experts_; ++i) scores[i] = sigmoid(static_cast<double>(logits[i]));
     choose_row(choose_, logits, scores, bias, scores + num_experts_, ids, scratch);
   }
 
-  // `terms` [k + S]: the first k say on entry which of the ids were chosen for nothing better.
+  // `terms` [k + S]: on entry the first k are the keys of `ids`; an absent one bars its id.
   void weigh(const float* logits, const int32_t* ids, double* terms, double scale, float* weights,
              float* shared) const {
     for (int64_t j = 0; j < top_k_; ++j) {

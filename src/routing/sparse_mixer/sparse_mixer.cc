@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kTopK = 2;
 
-// One round over a row: `excluded` (-1: none) was chosen before.
+// One round over a row; `excluded` is the expert chosen before, -1 for none.
 class Round {
  public:
   Round(const float* logits, int64_t count, int32_t excluded, double epsilon)
@@ -20,7 +20,7 @@ class Round {
     for (int32_t i = 0; i < count_; ++i) {
       if (i == excluded_) continue;
       const double logit = at(i);
-      // The first in range where all are absent: ids stay distinct.
+      // If all logits are absent this takes the first column in range, so that ids stay distinct.
       if (best_ < 0 || logit > max_) {
         best_ = i;
         max_ = logit;
@@ -30,7 +30,7 @@ class Round {
 
   int32_t best() const { return best_; }
 
-  // Of `id` in the softmax over the logits close enough to the maximum.
+  // The weight of `id` in the softmax over the logits close enough to the maximum.
   double weight(int32_t id) const {
     if (id < 0 || id >= count_ || !is_present(max_) || is_masked(id)) return 0;
     if (max_ == kInfinity) return at(id) == kInfinity ? 1.0 / static_cast<double>(infinite()) : 0.0;
@@ -44,7 +44,7 @@ class Round {
  private:
   double at(int32_t id) const { return capped(logits_[id], 0); }
 
-  // (m - l) / max(|l|, m) > 2 epsilon. Comparing with `>` keeps 0 / 0, as the published code does.
+  // Masks if (m - l) / max(|l|, m) > 2 epsilon. As in the published code, `>` keeps 0 / 0.
   bool is_masked(int32_t id) const {
     const double logit = at(id);
     if (id == excluded_ || !is_present(logit)) return true;

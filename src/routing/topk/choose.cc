@@ -9,8 +9,8 @@
 namespace conclave::inline v0::routing {
 namespace {
 
-// Of the present experts of a group: the largest, or the two largest summed. An absent expert adds
-// nothing; a group without any present one is -inf.
+// The key of a group: the largest of its present keys, or the two largest summed. An absent expert
+// adds nothing; a group without a present expert is -inf.
 double score_group(GroupScore kind, const double* keys, int64_t count) {
   double first = kAbsent;
   double second = kAbsent;
@@ -21,7 +21,7 @@ double score_group(GroupScore kind, const double* keys, int64_t count) {
   return kind == GroupScore::kTop2Sum && is_present(second) ? first + second : first;
 }
 
-// Keys of the groups that were not kept become -inf, or 0 where the family published that.
+// Keys of the groups that were not kept become -inf, or 0 if the family published that.
 void mask_groups(const ChooseRule& rule, double* keys, double* scratch) {
   const int64_t size = rule.num_columns / rule.num_groups;
   double* group_keys = scratch;
@@ -45,7 +45,7 @@ void mask_groups(const ChooseRule& rule, double* keys, double* scratch) {
   }
 }
 
-// kF32 stands for "not rounded".
+// Rounds to 16-bit types; kF32 means no rounding.
 double rounded(double score, DType dtype) {
   if (dtype == DType::kBF16) return static_cast<double>(bf16_to_float(double_to_bf16(score)));
   if (dtype == DType::kF16) return static_cast<double>(f16_to_float(double_to_f16(score)));
@@ -72,7 +72,7 @@ ChooseRule ChooseRule::of(const MoeSpec& spec) {
 }
 
 int64_t ChooseRule::scratch_doubles() const {
-  // Keys; then keys of groups, of the kept ones, and their ids.
+  // Room for the keys, then the keys of groups, the keys of kept groups, and their ids.
   return num_columns + (has_groups() ? num_groups + 2 * topk_groups : 0);
 }
 

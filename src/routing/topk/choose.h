@@ -1,4 +1,4 @@
-// Which experts a row chooses: selection bias, group limit, the k best.
+// Chooses the experts of a row: selection bias, group limit, the k best.
 #pragma once
 
 #include "conclave/spec.h"
@@ -14,20 +14,20 @@ struct ChooseRule {
   int64_t topk_groups = 1;
   GroupScore group_score = GroupScore::kTop2Sum;
   GroupMask group_mask = GroupMask::kNegInf;
-  // Scores rise with logits. Where nothing is added to them or rounded, logits are compared: they
-  // make no ties where a score saturates or underflows.
+  // Scores rise with logits. If nothing is added to scores and they are not rounded, logits are
+  // compared: they do not tie when a score saturates or underflows.
   bool by_logit = true;
-  DType score_dtype = DType::kF32;  // that scores are rounded to for the comparison
+  DType score_dtype = DType::kF32;  // scores are rounded to it for the comparison
 
   static ChooseRule of(const MoeSpec& spec);
   bool has_groups() const { return num_groups > 1; }
   int64_t scratch_doubles() const;
 };
 
-// `scores` [columns] as score_row gives them, `bias` [columns] or null. Writes k ids and what they
-// were compared by; -inf there means that nothing better was left. Scratch: scratch_doubles().
-// An absent logit compares as -inf and a logit of +Inf before every finite score, whatever their
-// bias.
+// `scores` [columns] as score_row gives them, `bias` [columns] or null. Writes k ids and the keys
+// they were compared by; a key of -inf means that nothing better was left. Scratch:
+// scratch_doubles(). Whatever its bias, an absent logit compares as -inf, and a logit of +Inf
+// before every finite score.
 void choose_row(const ChooseRule& rule, const float* logits, const double* scores,
                 const float* bias, double* scratch, int32_t* ids, double* best);
 

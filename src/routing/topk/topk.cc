@@ -12,8 +12,8 @@
 namespace conclave::inline v0::routing {
 namespace {
 
-// Softmax over all, of which the chosen k are then divided by their sum, is softmax over the
-// chosen: their exponentials are enough. Not so where the best may not be among them.
+// A softmax over all columns, divided by the sum of the chosen k, is a softmax over the chosen:
+// their exponentials suffice. Only plain choices use this: others may leave the best column out.
 bool is_softmax_of_chosen(const MoeSpec& spec) {
   const RouterSpec& router = spec.router;
   return router.score == RouterScore::kSoftmax && router.renormalize == Renormalize::kSum &&
@@ -64,9 +64,9 @@ class TopkRouter final : public Router {
     return top_k_ + (plain_ ? 0 : choose_.num_columns + choose_.scratch_doubles());
   }
 
-  // The k highest logits; nothing but these is scored, save for a softmax over all.
+  // Chooses the k highest logits; only these are scored, except for a softmax over all.
   bool route_plain(const Row& row, const RouterWeights& weights, double* scratch) const {
-    // The weights' place holds what was compared until they are known.
+    // The weights' memory holds the compared logits until the weights are known.
     select_best(row.logits, choose_.num_columns, top_k_, row.ids, row.weights);
     if (!is_present(row.weights[0])) return give_first_ids(top_k_, row.ids, row.weights);
     weigh_ids(plain_score_, plain_weigh_, weights, row.logits, choose_.num_columns, row.ids, top_k_,

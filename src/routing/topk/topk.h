@@ -9,7 +9,7 @@
 
 namespace conclave::inline v0::routing {
 
-// Needs 1 <= k <= experts that can be chosen: E + Z, or those of the kept groups.
+// Needs 1 <= k <= the number of experts that can be chosen: E + Z, or those of the kept groups.
 Support topk_supports(const MoeSpec& spec);
 std::unique_ptr<Router> make_topk_router(const MoeSpec& spec);
 
