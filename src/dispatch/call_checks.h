@@ -11,10 +11,10 @@
 
 namespace conclave::inline v0::dispatch {
 
-// Sizes a dispatcher can plan for: all positive, row_bytes a multiple of 64.
+// Yes for sizes a dispatcher can plan for: all positive, row_bytes a multiple of 64.
 Support plannable(const DispatchProblem& problem);
 
-// Throws Error(kUnsupported) with the reason.
+// Throws Error(kUnsupported) with the reason of `support` unless it is yes.
 void require(const Support& support);
 // Throw Error(kShape, kDType, kInvalidArgument, kMisaligned or kWorkspaceTooSmall).
 void check_dispatch(const DispatchProblem& problem, const Routing& routing, const RowBundle& rows);

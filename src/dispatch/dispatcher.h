@@ -1,5 +1,5 @@
-// The dispatch seam: bring each row to the ranks that own its experts, group rows by local expert,
-// and bring the results home as one weighted sum per token.
+// The dispatch seam: brings each row to the ranks that own its experts, groups rows by local
+// expert, and brings the results home as one weighted sum per token.
 #pragma once
 
 #include "core/catalog.h"
@@ -24,17 +24,17 @@ namespace conclave::inline v0::dispatch {
 struct DispatchProblem {
   int64_t max_tokens = 0;  // per rank and call
   int64_t top_k = 0;
-  // Where every choice of a token has a row of its own, each such row is dispatched as a token with
-  // one choice, and combine adds up so many successive ones.
+  // If every choice of a token has its own row, each row is dispatched as a token with one choice,
+  // and combine adds up this many successive rows.
   int64_t rows_per_sum = 1;
-  int64_t num_experts = 0;  // physical ones
+  int64_t num_experts = 0;  // physical experts
   int64_t hidden_size = 0;
-  int64_t row_bytes = 0;  // of a RowBundle row
+  int64_t row_bytes = 0;  // bytes per RowBundle row
   DType row_dtype = DType::kF32;
   int32_t ep_size = 1;
   int32_t ep_rank = 0;
   PlacementStrategy placement = PlacementStrategy::kLinear;
-  std::vector<int32_t> rank_of = {};  // of kCustom
+  std::vector<int32_t> rank_of = {};  // for kCustom
   Reduce reduce = Reduce::kFull;      // kPartial: no exchange, experts of other ranks add nothing
   EpTransport transport = EpTransport::kVariable;
   EpCombine combine = EpCombine::kUnreduced;
@@ -46,27 +46,28 @@ ExpertPlacement placement_of(const DispatchProblem& problem);
 struct CombineArgs {
   ExpertOutput output;
   Routing routing;         // as given to dispatch
-  FinishArgs finish = {};  // what is added before the one rounding
+  FinishArgs finish = {};  // terms added before the one rounding
   TensorView out;          // [T / rows_per_sum, H] f32, f16 or bf16, rows may be strided
 };
 
 // State between dispatch and combine lives in the workspace, so that a Dispatcher is immutable and
-// concurrent calls with distinct workspaces are safe (single rank; with a communicator one at a
-// time). dispatch and combine get the same workspace of workspace_bytes().
+// concurrent calls with distinct workspaces are safe (on a single rank; with a communicator only
+// one at a time). dispatch and combine get the same workspace of workspace_bytes().
 class Dispatcher {
  public:
   virtual ~Dispatcher() = default;
 
   virtual int64_t num_local_experts() const = 0;
-  // Upper bound of occupied slots (and of num_slots) that one dispatch can deliver:
-  // contiguous layouts: tokens * min(k, E_local) * ep.
+  // Upper bound of occupied slots (and of num_slots) that one dispatch can deliver; for contiguous
+  // layouts tokens * min(k, E_local) * ep.
   virtual int64_t max_slots() const = 0;
   virtual size_t workspace_bytes() const = 0;
-  // ids outside [0, E) contribute nothing. Collective when ep_size > 1 and kFull.
+  // Ids outside [0, E) contribute nothing. Collective when ep_size > 1 and kFull.
   virtual ExpertBatch dispatch(const Routing& routing, const RowBundle& rows,
                                std::span<std::byte> workspace, Executor& executor) const = 0;
-  // out[t] = round(finish(sum over slots 0..k-1 of weight * row, float32)); a token all of whose
-  // ids are skipped has the sum 0. With rows_per_sum its slots are those of all its rows, in order.
+  // out[t] = round(finish(sum over slots 0..k-1 of weight * row, float32)); a token whose ids are
+  // all skipped has the sum 0. With rows_per_sum a token's slots are those of all its rows, in
+  // order.
   virtual void combine(const CombineArgs& args, std::span<std::byte> workspace,
                        Executor& executor) const = 0;
 };

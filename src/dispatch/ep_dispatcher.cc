@@ -22,7 +22,7 @@
 namespace conclave::inline v0::dispatch {
 namespace {
 
-// Rows copied per hand-out to a worker.
+// Rows copied per task.
 constexpr int64_t kRowGrain = 16;
 
 class EpDispatcher final : public Dispatcher {
@@ -53,7 +53,7 @@ class EpDispatcher final : public Dispatcher {
     try {
       check_received(plan_, tables);
     } catch (const CommError& error) {
-      // Only this rank has seen it: the others are told, or they would wait for our results.
+      // Only this rank has seen the error: without an abort the others would wait for its results.
       plan_.problem.communicator->abort(error.what());
       throw;
     }
@@ -84,7 +84,7 @@ class EpDispatcher final : public Dispatcher {
   }
 
  private:
-  // Each row once per rank that owns one of its experts.
+  // Copies each row once per rank that owns one of its experts.
   void pack_rows(const RowBundle& rows, const EpTables& tables, Executor& executor) const {
     for (int32_t rank = 0; rank < plan_.ranks(); ++rank) {
       std::byte* const destination = tables.send_blocks[rank].rows;
@@ -145,7 +145,7 @@ class EpDispatcher final : public Dispatcher {
                  .found = std::to_string(args.routing.num_tokens)});
   }
 
-  // Results in the order of (home rank, row, slot): where the home rank expects them.
+  // Copies results in the order of (home rank, row, slot), as the home rank expects them.
   void gather_results(const ExpertOutput& output, const EpTables& tables,
                       Executor& executor) const {
     const int64_t top_k = plan_.problem.top_k;
@@ -168,7 +168,7 @@ class EpDispatcher final : public Dispatcher {
     }
   }
 
-  // One weighted sum per received row.
+  // Makes one weighted sum per received row.
   void reduce_here(const ExpertOutput& output, const EpTables& tables, Executor& executor) const {
     const int64_t hidden = plan_.problem.hidden_size;
     for (int32_t rank = 0; rank < plan_.ranks(); ++rank) {

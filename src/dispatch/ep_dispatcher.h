@@ -1,5 +1,5 @@
-// Dispatchers "ep.variable" and "ep.fixed_slots": experts spread over the ranks of a communicator.
-// With EpCombine::kUnreduced a token's result has the same bits as on one rank (D3).
+// Dispatchers "ep.variable" and "ep.fixed_slots": experts are spread over the ranks of a
+// communicator. With EpCombine::kUnreduced a token's result has the same bits as on one rank (D3).
 #pragma once
 
 #include "dispatch/dispatcher.h"

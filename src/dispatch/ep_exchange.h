@@ -1,4 +1,4 @@
-// An all-to-all of rows: counts and places in rows become those in bytes.
+// An all-to-all of rows: converts counts and offsets in rows to bytes.
 #pragma once
 
 #include "core/workspace_layout.h"
@@ -12,7 +12,7 @@
 
 namespace conclave::inline v0::dispatch {
 
-// [ranks] each, in rows.
+// Arrays of [ranks] each, in rows.
 struct RowCounts {
   const int64_t* send_rows = nullptr;
   const int64_t* send_base = nullptr;
@@ -20,7 +20,7 @@ struct RowCounts {
   const int64_t* recv_base = nullptr;
 };
 
-// One exchange under way at a time; its arrays live in the workspace.
+// One exchange may be under way at a time; its arrays live in the workspace.
 class Exchange {
  public:
   Exchange(int32_t ranks, WorkspaceLayout& layout)

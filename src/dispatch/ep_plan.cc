@@ -45,7 +45,8 @@ EpPlan make_ep_plan(const DispatchProblem& problem) {
       plan.max_received_rows,
       plan.fixed_slots ? plan.num_local_experts : std::min(problem.top_k, plan.num_local_experts));
   plan.max_owed_rows = product(plan.max_received_rows, plan.results_per_row[self]);
-  // With fixed slots every rank returns all it ever could; otherwise a token has at most k results.
+  // With fixed slots every rank returns as many results as it could; otherwise a token has at most
+  // k.
   const int64_t all_results =
       std::accumulate(plan.results_per_row.begin(), plan.results_per_row.end(), int64_t{0});
   plan.max_home_rows =

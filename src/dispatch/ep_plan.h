@@ -1,4 +1,4 @@
-// What an expert-parallel dispatcher decides once: who owns what, and how much may come and go.
+// Plan time of an expert-parallel dispatcher: who owns which expert, and bounds on all exchanges.
 #pragma once
 
 #include "dispatch/dispatcher.h"
@@ -16,13 +16,13 @@ struct EpPlan {
   bool fixed_slots = false;
   bool reduced = false;
   int64_t num_local_experts = 0;
-  std::vector<int64_t> results_per_row;  // [ranks] most result rows that one row gets from a rank
-  int64_t terms = 0;                     // result rows that combine adds for one token, at most
+  std::vector<int64_t> results_per_row;  // [ranks] most result rows per row from each rank
+  int64_t terms = 0;                     // most result rows that combine adds for one token
 
   // Bounds over all inputs.
   int64_t max_send_rows = 0;
   int64_t max_received_rows = 0;
-  int64_t slots_per_expert = 0;  // of the padded layout
+  int64_t slots_per_expert = 0;  // in the padded layout
   int64_t max_slots = 0;
   int64_t max_owed_rows = 0;  // result rows that this rank sends
   int64_t max_home_rows = 0;  // result rows that this rank gets

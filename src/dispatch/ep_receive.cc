@@ -14,7 +14,7 @@ namespace {
   throw CommError(ErrorCode::kCommMismatch, rank, "dispatch.rows", std::move(what));
 }
 
-// The distinct experts that one received row names.
+// Counts the distinct experts that one received row names.
 int64_t count_experts(const EpPlan& plan, const EpTables& tables, int32_t rank, int64_t row) {
   const ReceivedBlock& block = tables.received[rank];
   const int64_t top_k = plan.problem.top_k;

@@ -1,4 +1,4 @@
-// The owning rank's half: checks what came before any of it is used as an index.
+// The owning rank's half of a dispatch: checks received data before any of it serves as an index.
 #pragma once
 
 #include "dispatch/ep_plan.h"

@@ -31,7 +31,7 @@ int64_t open_row(const EpPlan& plan, const EpTables& tables, int32_t rank, int64
   if (plan.reduced) std::fill_n(block.weights + row * top_k, top_k, 0.0F);
   tables.send_token[tables.send_base[rank] + row] = token;
   tables.last_token[rank] = token;
-  // Fixed slots leave room for every result a row may have, so that both ranks know the place.
+  // Fixed slots reserve room for every result a row may have, so that both ranks know the place.
   tables.first_result[rank] = plan.fixed_slots
                                   ? row * plan.results_per_row[static_cast<size_t>(rank)]
                                   : tables.next_result[rank];

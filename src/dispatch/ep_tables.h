@@ -11,7 +11,7 @@
 
 namespace conclave::inline v0::dispatch {
 
-// Where the rows for one peer are written, and what describes them.
+// Destination of the rows for one peer and of their ids and weights.
 struct SendBlock {
   std::byte* rows;  // [rows, row_bytes]
   int32_t* ids;     // [rows, k] index among the peer's experts, -1 for none
@@ -20,7 +20,7 @@ struct SendBlock {
 
 struct ReceivedBlock {
   int64_t num_rows;
-  int64_t first_row;  // in the bundle
+  int64_t first_row;  // index in the bundle
   const int32_t* ids;
   const float* weights;
 };
@@ -28,30 +28,30 @@ struct ReceivedBlock {
 struct EpTables {
   // [ranks]
   int64_t* send_rows;  // rows going to each rank
-  int64_t* send_base;  // where they begin in send_token
-  int64_t* recv_rows;  // rows come from each rank
-  int64_t* recv_base;  // where they begin in first_owed and slot_of
+  int64_t* send_base;  // their first index in send_token
+  int64_t* recv_rows;  // rows received from each rank
+  int64_t* recv_base;  // their first index in first_owed and slot_of
   int64_t* owed_rows;  // result rows going back to each rank
   int64_t* owed_base;
   int64_t* home_rows;  // result rows coming home from each rank
   int64_t* home_base;
   int64_t* last_token;    // scratch: the last token with a row for the rank
-  int64_t* first_result;  // scratch: of that row
+  int64_t* first_result;  // scratch: first result of that row
   int64_t* next_result;   // scratch
   SendBlock* send_blocks;
   ReceivedBlock* received;
 
   // [E], scratch
   int64_t* expert_token;  // the last token that named the expert
-  int64_t* expert_slot;   // and in which of its k slots
+  int64_t* expert_slot;   // and the slot, of its k, that did so
 
-  // Batch; [E_local] but for source_row
+  // The batch: [E_local], except source_row.
   int64_t* expert_begin;
   int64_t* expert_count;
   int64_t* expert_row;  // scratch: the last row that named the expert
   int64_t* source_row;  // [max_slots]
 
-  int64_t* num_tokens;  // [1] of the dispatch that combine completes
+  int64_t* num_tokens;  // [1] tokens of the dispatch that combine completes
   int64_t* send_token;  // [max_send_rows]
   int64_t* home_row;    // [T, terms] row of `home`, -1 for none
   int64_t* first_owed;  // [max_received_rows] first result row among those owed to its rank

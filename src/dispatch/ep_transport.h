@@ -1,4 +1,4 @@
-// How rows and what describes them get from home ranks to owning ranks. Two ways: exactly the
+// Brings rows, with their ids and weights, from home ranks to owning ranks. Two ways: exactly the
 // rows after an exchange of their number, or one exchange of fixed size.
 #pragma once
 
@@ -23,8 +23,8 @@ class RowTransport {
 
   // Points the send blocks at memory for send_rows[rank] rows each.
   virtual void open(const EpTables& tables, std::span<std::byte> workspace) const = 0;
-  // Collective. Fills the received blocks; their rows are in the bundle returned. The contents are
-  // as the peers sent them: only the number of rows is checked. Throws CommError.
+  // Collective. Fills the received blocks; their rows are in the bundle returned. Only the number
+  // of rows is checked; the contents are as the peers sent them. Throws CommError.
   virtual BundleRows exchange(const EpTables& tables, std::span<std::byte> workspace) const = 0;
 };
 

@@ -1,4 +1,4 @@
-// What each rank tells each peer before its rows: the plan it follows, and how many rows come.
+// The header that each rank sends each peer before its rows: its plan and the number of rows.
 #pragma once
 
 #include "dispatch/ep_plan.h"
@@ -8,7 +8,7 @@
 
 namespace conclave::inline v0::dispatch {
 
-// Only 64-bit fields, so that there is no padding and every byte is written.
+// All fields have 64 bits, so that there is no padding and every byte is written.
 struct WireHeader {
   int64_t version = 0;
   int64_t max_tokens = 0;

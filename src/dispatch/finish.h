@@ -1,4 +1,4 @@
-// What becomes of a token's weighted sum before its one rounding.
+// Applies the remaining terms to a token's weighted sum before its one rounding.
 #pragma once
 
 #include "conclave/tensor.h"
@@ -9,8 +9,8 @@ namespace conclave::inline v0::dispatch {
 
 // out[t] = round(mix[t] * (scale * sum[t] + identity_weights[t] * identity[t] + bias)
 //                + shared[t] + residual[t]),
-// from left to right in float32, each product and each sum rounded. What is null is left out; the
-// defaults leave out all of it. T rows each; columns are those of out.
+// from left to right in float32, each product and each sum rounded. Null terms are left out; the
+// defaults leave out all of them. T rows each; columns are those of out.
 struct FinishArgs {
   float scale = 1;
   const float* identity_weights = nullptr;  // [T]; 0 leaves the identity row unread
@@ -31,13 +31,13 @@ struct FinishTile {
   int64_t columns = 0;
 };
 
-// Whether `finish` adds at most shared rows: the case that needs no call of finish_sum.
+// True if `finish` adds at most shared rows, so that finish_sum need not be called.
 inline bool is_plain(const FinishArgs& finish) {
   return finish.scale == 1.0F && finish.identity_weights == nullptr && finish.bias == nullptr &&
          finish.mix == nullptr && finish.residual == nullptr && finish.active == nullptr;
 }
 
-// The formula of FinishArgs but for the rounding, in place on one tile's sums.
+// Applies the formula of FinishArgs, without the rounding, in place to one tile's sums.
 void finish_sum(const FinishArgs& finish, const FinishTile& tile, float* sum) noexcept;
 
 }  // namespace conclave::inline v0::dispatch

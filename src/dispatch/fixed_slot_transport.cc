@@ -1,5 +1,5 @@
-// One exchange of one block per pair of ranks, its size known at plan time: max_tokens rows, then
-// header, ids and weights, padded to whole rows so that all blocks form one bundle.
+// Makes one exchange of one block per pair of ranks, its size known at plan time: max_tokens rows,
+// then header, ids and weights, padded to whole rows so that all blocks form one bundle.
 #include "core/checked.h"
 #include "dispatch/ep_exchange.h"
 #include "dispatch/ep_transport.h"

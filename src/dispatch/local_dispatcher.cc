@@ -86,7 +86,7 @@ class LocalDispatcher final : public Dispatcher {
   }
 
  private:
-  // Where this rank holds every expert, in order, ids are local indexes already.
+  // If this rank holds every expert, in order, ids are local indexes already.
   const int32_t* local_ids(const Routing& routing, std::span<std::byte> workspace) const {
     if (holds_all_) return routing.topk_ids;
     auto* ids = slice_as<int32_t>(workspace, local_ids_);
@@ -99,7 +99,7 @@ class LocalDispatcher final : public Dispatcher {
   }
 
   DispatchProblem problem_;
-  std::vector<int32_t> local_of_;  // [E], -1 of experts that this rank does not hold
+  std::vector<int32_t> local_of_;  // [E], -1 for experts that this rank does not hold
   int64_t num_local_experts_ = 0;
   bool holds_all_ = false;
   int64_t max_slots_ = 0;

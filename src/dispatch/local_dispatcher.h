@@ -1,6 +1,6 @@
 // Dispatcher "local": no row moves. One rank holds every expert, or, with Reduce::kPartial, rows
 // count only for the experts that this rank holds. The batch indexes the caller's rows and combine
-// reads the experts' rows where they are.
+// reads the experts' rows in place.
 #pragma once
 
 #include "dispatch/dispatcher.h"

@@ -7,7 +7,7 @@
 namespace conclave::inline v0::dispatch {
 namespace {
 
-// The one place that decides whether an id may be used as an index.
+// Only this function decides whether an id may be used as an index.
 bool is_local(int32_t expert, int64_t num_local_experts) {
   return expert >= 0 && expert < num_local_experts;
 }
@@ -50,7 +50,7 @@ PermuteResult permute(std::span<const AssignmentBlock> blocks, int64_t top_k,
                       const PermuteTarget& target) {
   const PermuteResult result = count_rows(blocks, top_k, target);
   place_experts(target);
-  // expert_count becomes the number of slots filled so far and ends where it began.
+  // expert_count restarts as the number of slots filled so far and ends at the counted value.
   std::fill_n(target.expert_count, target.num_local_experts, int64_t{0});
   std::fill_n(target.last_row, target.num_local_experts, int64_t{-1});
   for (const AssignmentBlock& block : blocks) {

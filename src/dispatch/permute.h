@@ -16,11 +16,11 @@ struct AssignmentBlock {
   int64_t* slot_of = nullptr;  // [num_rows, top_k] out: the batch slot, -1 for none
 };
 
-// What permute writes, and the scratch it needs.
+// The outputs of permute and its scratch memory.
 struct PermuteTarget {
   BatchLayout layout = BatchLayout::kContiguous;
   int64_t num_local_experts = 0;
-  int64_t slots_per_expert = 0;     // of kPadded: at least the rows of all blocks
+  int64_t slots_per_expert = 0;     // for kPadded: at least the rows of all blocks
   int64_t* expert_begin = nullptr;  // [E_local]
   int64_t* expert_count = nullptr;  // [E_local]
   int64_t* source_row = nullptr;    // [slots]
@@ -28,14 +28,14 @@ struct PermuteTarget {
 };
 
 struct PermuteResult {
-  int64_t assignments = 0;     // with an expert in range
-  int64_t occupied_slots = 0;  // fewer where a row names an expert twice
+  int64_t assignments = 0;     // those with an expert in range
+  int64_t occupied_slots = 0;  // fewer if a row names an expert twice
 };
 
 // Slots of an expert are in the order (block, row, position among the row's top_k). A row that
-// names an expert twice occupies one slot, which both assignments share: so no row count exceeds
+// names an expert twice occupies one slot, which both assignments share: no row count exceeds
 // min(top_k, E_local), and the expert computes the row once. Bundle rows of different blocks must
-// differ. No allocation.
+// differ. Allocates nothing.
 PermuteResult permute(std::span<const AssignmentBlock> blocks, int64_t top_k,
                       const PermuteTarget& target);
 

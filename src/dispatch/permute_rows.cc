@@ -71,7 +71,7 @@ int64_t count_local(const ExpertSelection& experts) {
   return local;
 }
 
-// Local expert of every slot, -1 for none.
+// The local expert of every slot, -1 for none.
 std::vector<int32_t> local_experts(const ConstTensorView& topk_ids,
                                    const ExpertSelection& experts) {
   const int64_t tokens = topk_ids.shape[0];

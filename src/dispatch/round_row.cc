@@ -24,11 +24,11 @@ uint32_t f16_bits(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t magnitude = bits & kMagnitude;
   const uint32_t normal = (magnitude - 0x38000000U + 0xfffU + ((magnitude >> 13) & 1U)) >> 13;
-  // Below 2^-14: adding 0.5 puts the unit of the last place at 2^-24, so the FPU rounds for us.
+  // Below 2^-14, adding 0.5 puts the unit of the last place at 2^-24, so that the FPU rounds.
   const float shifted = std::bit_cast<float>(magnitude) + 0.5F;
   const uint32_t subnormal = std::bit_cast<uint32_t>(shifted) - 0x3f000000U;
   uint32_t half = select(magnitude < 0x38800000U, subnormal, normal);
-  // 65520 is halfway between the largest finite f16 and 2^16; it and all above round to infinity.
+  // 65520 lies halfway between the largest finite f16 and 2^16; it and all above round to infinity.
   half = select(magnitude >= 0x477ff000U, 0x7c00U, half);
   half = select(magnitude > kInfinity, 0x7e00U | ((magnitude >> 13) & 0x1ffU), half);
   return half | ((bits >> 16) & 0x8000U);

@@ -1,5 +1,5 @@
-// Rounding of float32 rows to the 16-bit types, without branches so that compilers vectorise it.
-// Bit for bit float_to_f16 and float_to_bf16 of core/float_convert.h.
+// Rounds float32 rows to the 16-bit types, without branches so that compilers vectorise it. Equals
+// float_to_f16 and float_to_bf16 of core/float_convert.h bit for bit.
 #pragma once
 
 #include <cstdint>

@@ -17,11 +17,11 @@ namespace {
 // Columns summed at once, in registers over all terms: two cache lines of each row, so that the
 // terms' rows are read as parallel streams.
 constexpr int64_t kTileColumns = 32;
-// Elements read per hand-out to a worker, about 20 us; less is done without waking the pool.
+// Elements read per task, about 20 us; smaller calls do not wake the pool.
 constexpr int64_t kElementsPerGrain = 64 * 1024;
 
 // `columns` is a constant for whole tiles, so that the sums stay in registers. `shared` are the
-// rows to add where nothing else is, or null.
+// rows to add if there are no other terms, or null.
 inline void sum_terms(const UnpermuteArgs& args, const float* shared, const FinishTile& tile,
                       int64_t columns, float* __restrict result) {
   std::array<float, kTileColumns> sum{};

@@ -21,9 +21,9 @@ struct UnpermuteArgs {
   TensorView out = {};  // [T, H] f32, f16 or bf16; rows may be strided
 };
 
-// out[t] = round(finish(((0 + w0 * row0) + w1 * row1) + ...)), each product and each sum rounded
-// to float32, in the order of the terms, and one rounding to the type of out at the end.
-// The same bits on every machine and for any number of threads, tokens and placement of the rows.
+// out[t] = round(finish(((0 + w0 * row0) + w1 * row1) + ...)), each product and each sum rounded to
+// float32, in the order of the terms, and one rounding to the type of out at the end. The bits are
+// the same on every machine and for any number of threads, tokens and placement of the rows.
 void unpermute_reduce(const UnpermuteArgs& args, Executor& executor);
 
 }  // namespace conclave::inline v0::dispatch

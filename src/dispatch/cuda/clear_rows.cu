@@ -18,7 +18,7 @@ __device__ __forceinline__ void clear_row(char* row, int64_t bytes, int64_t lane
   for (int64_t i = lane; i < bytes / 2; i += 32) parts[i] = 0;
 }
 
-// A lane finds whether one of 32 tokens has a row; the warp clears those that have none.
+// Each lane checks one of 32 tokens for a row; the warp clears the tokens that have none.
 __global__ void __launch_bounds__(kThreads) clear_kernel(const ClearRowsArgs args) {
   cuda::device::grid_dependency_wait();
   cuda::device::grid_launch_dependents();

@@ -17,7 +17,7 @@ using device::Terms;
 
 constexpr int32_t kThreads = 128;
 
-// A warp a unit, or a few one after another.
+// One warp per unit, or per few units one after another.
 template <class Row, int kRows, int kParts, int kBlocksPerSm, Terms kTerms = Terms::kCommon>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     combine_kernel(const __grid_constant__ device::CombineParams params) {
@@ -39,15 +39,15 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   }
 }
 
-// 16-byte loads in flight a lane: rows x parts. Few rows a token leave room for more of each. The
-// order of additions is the same in all shapes.
+// rows x parts 16-byte loads are in flight per lane. Few rows per token leave room for more parts
+// of each. The order of additions is the same in all shapes.
 struct CombineShape {
   void (*kernel)(device::CombineParams);
   int parts;
 };
 template <class Row>
 CombineShape common_shape(const DeviceCombineArgs& args) {
-  // Below it there are too few warps for the device: each takes one part.
+  // Below this there are too few warps for the device, so each takes one part.
   constexpr int64_t kManyColumns = int64_t{1} << 20;
   const bool many = args.num_tokens * args.hidden_size >= kManyColumns;
   if (!many || args.top_k > 4) return {combine_kernel<Row, 8, 1, 6>, 1};
@@ -56,7 +56,7 @@ CombineShape common_shape(const DeviceCombineArgs& args) {
   return {combine_kernel<Row, 1, 4, 8>, 4};
 }
 
-// All: what asks for a term that the common kernels lack.
+// Selects kAll if the call has a term that the common kernels lack.
 Terms terms_of(const DeviceCombineArgs& args) {
   const bool common = args.routed_rows == nullptr && args.shared_slots == 0 &&
                       args.routed_factors == nullptr && args.routed_factor == 1.0F &&
@@ -85,7 +85,7 @@ CombineShape shape_for(const DeviceCombineArgs& args) {
   }
 }
 
-// Many: warps then request a unit's slots while they sum the one before. Few: all run at once.
+// With many units a warp requests a unit's slots while it sums the one before; few run all at once.
 int64_t units_a_warp(int64_t units) { return units >= 65536 ? 3 : 1; }
 
 bool aligned(const void* data, int64_t stride, DType dtype) {

@@ -1,5 +1,5 @@
-// The weighted sum of one part of one token's row, and what is added to it. Each product and each
-// sum is rounded by itself, as on the host, so a row has the same bits in every launch shape.
+// Forms the weighted sum of one part of a token's row and adds the other terms. Each product and
+// each sum is rounded by itself, as on the host, so a row has the same bits in every launch shape.
 #pragma once
 
 #include "cuda/device/vector16.cuh"
@@ -13,7 +13,7 @@
 namespace conclave::inline v0::dispatch::device {
 
 inline constexpr int kLaneColumns = 8;                  // 16 bytes of a 16-bit row
-inline constexpr int kPartColumns = 32 * kLaneColumns;  // of a warp
+inline constexpr int kPartColumns = 32 * kLaneColumns;  // columns per warp
 
 struct DeviceTensor {
   void* data = nullptr;
@@ -30,7 +30,7 @@ struct CombineParams {
   const int32_t* local_expert = nullptr;
   int32_t num_experts = 0;
   int32_t top_k = 0;
-  int32_t routed_slots = 0;  // of top_k; the rest are shared experts
+  int32_t routed_slots = 0;  // the first slots of top_k; the rest are shared experts
   int64_t num_tokens = 0;
   const int64_t* live_tokens = nullptr;
   int64_t hidden_size = 0;
@@ -52,18 +52,18 @@ struct CombineParams {
   DeviceTensor shared_out;
 };
 
-// Which terms a kernel knows: those of most layers, or all. What few layers have costs registers in
-// every layer that goes through the same kernel.
+// The terms that a kernel knows: those of most layers, or all. Rare terms cost registers in every
+// layer that uses the same kernel.
 enum class Terms : uint8_t {
   kCommon,  // routed slots, identity, output bias, rows of shared experts
-  kAll,     // also float32 rows to begin with, slots of shared experts, factors a token, residual
+  kAll,     // also initial float32 rows, slots of shared experts, factors per token, residual
 };
 
 // Eight columns of a token in the registers of a lane.
 struct LaneTile {
   int64_t token;
   int64_t column;
-  int columns;  // below 8 at the end of a row, 0 or less beyond it
+  int columns;  // fewer than 8 at the end of a row, 0 or less beyond it
 };
 using Sums = float[kLaneColumns];
 
@@ -131,8 +131,8 @@ __device__ __forceinline__ void add_product(float weight, const Sums& values, Su
   for (int c = 0; c < kLaneColumns; ++c) sum[c] = __fadd_rn(sum[c], __fmul_rn(weight, values[c]));
 }
 
-// Whether slot `slot` has a row, and its weight. One slot a lane. A shared expert of weight 0 has
-// none: what is not finite in it stays out.
+// A slot's weight and whether it has a row; one slot per lane. A shared expert of weight 0 has no
+// row, so that values that are not finite stay out.
 struct LaneSlot {
   bool present;
   float weight;
@@ -154,7 +154,7 @@ template <class Row, int kRows, int kParts>
 struct RowBatch {
   cuda::device::Raw8<Row> values[kRows][kParts];
 
-  // Rows `rows`, + stride and so on of which `present` has a bit.
+  // Loads the rows marked in `present`: row i begins at rows + i * stride.
   __device__ __forceinline__ void load(const Row* rows, int64_t stride, uint32_t present,
                                        const LaneTile (&tiles)[kParts]) {
 #pragma unroll
@@ -166,7 +166,7 @@ struct RowBatch {
       }
     }
   }
-  // In the order of the rows; lane `first` + i has the weight of row i.
+  // Adds the rows in their order; lane `first` + i holds the weight of row i.
   __device__ __forceinline__ void add_to(int part, uint32_t present, float weight, int first,
                                          Sums& sum) const {
 #pragma unroll
@@ -193,7 +193,7 @@ __device__ __forceinline__ void add_shared(const CombineParams& params, const La
   }
 }
 
-// From the sum over routed slots to the routed part.
+// Turns the sum over routed slots into the routed part.
 template <Terms kTerms>
 __device__ __forceinline__ void finish_routed(const CombineParams& params, const LaneTile& tile,
                                               Sums& sum) {
@@ -220,7 +220,7 @@ __device__ __forceinline__ void finish_routed(const CombineParams& params, const
   }
 }
 
-// What follows the routed slots of a token's part, stores included, where no slot is shared.
+// Finishes and stores a part of a token after its routed slots, if no slot is a shared expert.
 __device__ __forceinline__ void finish_common(const CombineParams& params, const LaneTile& tile,
                                               bool active, Sums& sum) {
   if (tile.columns <= 0) return;
@@ -235,8 +235,8 @@ __device__ __forceinline__ void finish_common(const CombineParams& params, const
   store_row(params.shared_out, tile, rest);
 }
 
-// The same with every term. `add_slots` adds the rows of a token's shared slots to a sum; all lanes
-// call it.
+// Does the same with every term. `add_slots` adds the rows of a token's shared slots to a sum; all
+// lanes call it.
 template <class AddSlots>
 __device__ __forceinline__ void finish_all(const CombineParams& params, const LaneTile& tile,
                                            bool active, Sums& sum, const AddSlots& add_slots) {
@@ -279,14 +279,14 @@ __device__ __forceinline__ LaneSlot read_slots_ahead(const CombineParams& params
   return read_slot(params, unit / params.units_per_row, static_cast<int32_t>(threadIdx.x % 32));
 }
 
-// What a part's sum begins with.
+// Loads the initial value of a part's sum.
 __device__ __forceinline__ void begin_sum(const CombineParams& params, const LaneTile& tile,
                                           bool active, Sums& sum) {
   if (params.routed.data == nullptr || !active || tile.columns <= 0) return;
   load_row(params.routed, tile.token, tile, sum);
 }
 
-// Parts of unit `unit % units_per_row` of row `unit / units_per_row`.
+// Fills in the parts of unit `unit % units_per_row` of row `unit / units_per_row`.
 template <int kParts>
 __device__ __forceinline__ void lay_tiles(const CombineParams& params, int64_t unit,
                                           LaneTile (&tiles)[kParts]) {
@@ -305,8 +305,8 @@ __device__ __forceinline__ bool is_active(const CombineParams& params, int64_t t
   return params.padding_mask == nullptr || params.padding_mask[token];
 }
 
-// A unit of several parts by one warp, of common terms: at most kRows slots, all loads before the
-// first sum.
+// Combines a unit of several parts in one warp, with common terms: at most kRows slots, all loads
+// before the first sum.
 template <class Row, int kRows, int kParts>
 __device__ __forceinline__ void combine_unit(const CombineParams& params, int64_t unit,
                                              const LaneSlot& slots) {
@@ -327,15 +327,15 @@ __device__ __forceinline__ void combine_unit(const CombineParams& params, int64_
   }
 }
 
-// The slots of a unit of one part, any number of them, in order, kRows at a time. Lane l has slot l
-// in `first_slots`.
+// The slots of a unit of one part, any number of them, in order, kRows at a time. Lane l holds slot
+// l in `first_slots`.
 template <class Row, int kRows>
 struct SlotRows {
   const CombineParams& params;
   const LaneTile (&tile)[1];
   const LaneSlot& first_slots;
 
-  // Slots [begin, end).
+  // Adds slots [begin, end).
   __device__ __forceinline__ void add(int32_t begin, int32_t end, Sums& sum) const {
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);
 #pragma unroll 1
@@ -359,7 +359,7 @@ struct SlotRows {
   }
 };
 
-// A unit of one part.
+// Combines a unit of one part.
 template <class Row, int kRows, Terms kTerms>
 __device__ __forceinline__ void combine_part(const CombineParams& params, int64_t unit,
                                              const LaneSlot& first_slots) {

@@ -12,12 +12,12 @@ namespace {
 
 constexpr int64_t kAlignment = 256;
 constexpr int64_t kMaxThreads = 1024;
-// Measured on an H200 with 8 to 256 experts: up to where each shape is the fastest.
+// Measured on an H200 with 8 to 256 experts: the largest size at which each shape is the fastest.
 constexpr int64_t kSlotsOfOneBlock = 768;
 constexpr int64_t kSlotsOfSmallBlocks = 4096;
 constexpr int64_t kSlotsOfCluster = 16384;
 constexpr int64_t kSlotsOfFewBlocks = 65536;
-constexpr int32_t kClusterBlocks = 8;  // what every device that has clusters can hold
+constexpr int32_t kClusterBlocks = 8;  // every device with clusters can hold this many
 
 size_t piece(int64_t count, size_t element_bytes, size_t& end) {
   const size_t begin = end;
@@ -37,7 +37,7 @@ GroupShape group_shape(int64_t slots, int64_t num_local_experts) {
     threads = slots <= kSlotsOfSmallBlocks ? 256 : 512;
     shape.blocks = shape.cluster = kClusterBlocks;
   } else {
-    // Every block reads the counts of all: more blocks do not pay for themselves soon.
+    // Every block reads the counts of all, so more blocks pay for themselves only late.
     shape.blocks = slots <= kSlotsOfFewBlocks ? kGroupMaxBlocks / 2 : kGroupMaxBlocks;
   }
   shape.threads =

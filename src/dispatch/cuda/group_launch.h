@@ -1,5 +1,5 @@
-// From the arguments of a grouping to the parameters of the device code: for the kernels that hold
-// it, alone or after routing. Device code only.
+// Makes the device code's parameters from a grouping's arguments, for kernels that group alone or
+// after routing. Device code only.
 #pragma once
 
 #include "dispatch/cuda/group.h"
@@ -17,7 +17,7 @@ struct GroupLaunch {
 
 // Throws as group_layout.
 GroupLaunch prepare_group(const DeviceGroupArgs& args);
-// Where a kernel needs more shared memory than any may take.
+// Allows a kernel more shared memory than the default, if the shape needs it.
 void allow_group_shared(const void* kernel, const GroupShape& shape);
 
 constexpr int32_t log2_or_minus_one(int32_t value) {

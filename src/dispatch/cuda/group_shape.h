@@ -1,4 +1,4 @@
-// How device_group is cut: blocks, shared memory, workspace. Plain numbers.
+// The shape of device_group: blocks, shared memory, workspace. Plain numbers.
 #pragma once
 
 #include "dispatch/cuda/group.h"
@@ -8,16 +8,16 @@
 
 namespace conclave::inline v0::dispatch {
 
-inline constexpr int64_t kMaxGroupExperts = 1024;  // a thread an expert
-inline constexpr int32_t kGroupTables = 5;         // words an expert, besides a count a warp
-inline constexpr int32_t kGroupMaxBlocks = 64;     // of a shape that counts first
+inline constexpr int64_t kMaxGroupExperts = 1024;  // one thread per expert
+inline constexpr int32_t kGroupTables = 5;         // words per expert, besides one count per warp
+inline constexpr int32_t kGroupMaxBlocks = 64;     // for a shape that counts first
 
-// A block; or a cluster, whose blocks tell each other their counts; or more blocks than one cluster
-// holds, which a launch before it tells the counts of all.
+// One block; or a cluster, whose blocks tell each other their counts; or more blocks than a cluster
+// holds, which read all counts from an earlier launch.
 struct GroupShape {
   int32_t blocks = 1;
   int32_t threads = 128;
-  int32_t cluster = 1;  // blocks, or 1 of many
+  int32_t cluster = 1;  // the number of blocks, or 1 without a cluster
   size_t shared_bytes = 0;
 
   bool counts_first() const { return cluster < blocks; }
@@ -27,7 +27,7 @@ constexpr size_t group_shared_bytes(int32_t threads, int64_t num_local_experts) 
   return (static_cast<size_t>(threads) / 32 + kGroupTables) *
          static_cast<size_t>(num_local_experts) * sizeof(uint32_t);
 }
-// Rounded up, so that doubles may follow.
+// Rounded up to 16 bytes, so that doubles may follow.
 constexpr size_t group_shared_bytes_aligned(int64_t warps, int64_t num_local_experts) {
   return (group_shared_bytes(static_cast<int32_t>(warps * 32), num_local_experts) + 15) / 16 * 16;
 }
@@ -40,7 +40,7 @@ struct GroupLayout {
   size_t row_slot = 0;
   size_t slot_row = 0;
   size_t tiles = 0;
-  size_t block_counts = 0;  // [E, blocks] of a shape that counts first
+  size_t block_counts = 0;  // [E, blocks] for a shape that counts first
   size_t bytes = 0;
   int64_t max_rows = 0;
   int64_t max_tiles = 0;
@@ -51,7 +51,7 @@ struct GroupLayout {
 GroupLayout group_layout(int64_t num_tokens, int64_t top_k, int64_t num_local_experts,
                          int64_t tile_tokens);
 
-// As device_group, cut as the caller says.
+// Works as device_group, in the caller's shape.
 GroupedRows device_group(const DeviceGroupArgs& args, const GroupShape& shape, CUstream_st* stream);
 
 }  // namespace conclave::inline v0::dispatch

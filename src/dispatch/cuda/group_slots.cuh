@@ -1,6 +1,6 @@
-// Counting sort of slots by local expert, in one block or one cluster. The order is that of the
-// slots in every run: ranks come from ballots within a warp and from sums over warps and blocks,
-// not from who came first.
+// Counting sort of slots by local expert, in one block, one cluster, or a grid after a counting
+// launch. Every run keeps the order of the slots: ranks come from ballots within a warp and from
+// sums over warps and blocks, not from who came first.
 #pragma once
 
 #include "core/device_flow.h"
@@ -18,33 +18,33 @@ struct GroupParams {
   int64_t num_tokens = 0;
   const int64_t* live_tokens = nullptr;
   const int32_t* local_expert = nullptr;
-  unsigned long long* expert_load = nullptr;  // [num_counted], added to; or null
+  unsigned long long* expert_load = nullptr;  // [num_counted] to add to, or null
   int32_t num_counted = 0;
   int32_t top_k = 0;
   int32_t num_experts = 0;
   int32_t num_local_experts = 0;
   int32_t tile_tokens = 1;
-  int32_t tile_shift = 0;          // log2 of tile_tokens; -1: no power of two
-  int32_t skewed_tile_tokens = 0;  // of more than skewed_from tiles; 0: none are
+  int32_t tile_shift = 0;          // log2 of tile_tokens; -1 if it is no power of two
+  int32_t skewed_tile_tokens = 0;  // for more than skewed_from tiles; 0: never
   int32_t skewed_tile_shift = 0;
   uint32_t skewed_from = 0;
-  int32_t expert_bits = 0;  // that tell local experts apart
+  int32_t expert_bits = 0;  // bits that tell local experts apart
   int32_t* expert_begin = nullptr;
   int32_t* num_tiles = nullptr;
   int32_t* row_slot = nullptr;
   int32_t* slot_row = nullptr;
   TokenTile* tiles = nullptr;
-  uint32_t* block_counts = nullptr;  // [E, blocks] where a launch has counted first, or null
+  uint32_t* block_counts = nullptr;  // [E, blocks] if an earlier launch has counted, or null
 };
 
-// Reads what grouping will, so that it need not wait for the constants' cache: before the kernel
-// waits for an earlier one.
+// Reads the parameters that grouping needs, so that grouping does not wait for the constant cache.
+// Runs before the kernel waits for an earlier one.
 __device__ __forceinline__ void touch_parameters(const GroupParams& params) {
   asm volatile("" ::"l"(params.topk_ids), "l"(params.local_expert), "r"(params.num_local_experts),
                "l"(params.expert_begin), "l"(params.tiles));
 }
 
-// How rows are cut into tiles.
+// The cut of rows into tiles.
 struct TileCut {
   uint32_t tokens;
   int32_t shift;
@@ -63,34 +63,34 @@ __device__ __forceinline__ TileCut plain_cut(const GroupParams& params) {
 __device__ __forceinline__ TileCut skewed_cut(const GroupParams& params) {
   return {static_cast<uint32_t>(params.skewed_tile_tokens), params.skewed_tile_shift, true};
 }
-// The same in all threads of all blocks, which know the number of plain tiles.
+// Gives the same answer in all threads of all blocks, which all know the number of plain tiles.
 __device__ __forceinline__ bool is_skewed(const GroupParams& params, uint32_t plain_tiles) {
   return params.skewed_tile_tokens > 0 && plain_tiles > params.skewed_from;
 }
-// By one thread. One of both numbers is 0: its kernel has nothing to do.
+// Runs in one thread. One of the two numbers is 0: its kernel has nothing to do.
 __device__ __forceinline__ void store_tile_numbers(const GroupParams& params, const TileCut& cut,
                                                    uint32_t tiles) {
   params.num_tiles[0] = cut.skewed ? 0 : static_cast<int32_t>(tiles);
   params.num_tiles[1] = cut.skewed ? static_cast<int32_t>(tiles) : 0;
 }
 
-// Where an expert's rows of this block go.
+// Destination of an expert's rows in this block.
 struct alignas(16) ExpertPlace {
   uint32_t begin = 0;   // its first sorted row
-  uint32_t before = 0;  // rows of it in earlier blocks
-  uint32_t count = 0;   // rows of it in all blocks
+  uint32_t before = 0;  // its rows in earlier blocks
+  uint32_t count = 0;   // its rows in all blocks
   uint32_t first_tile = 0;
 };
 
-// Of group_shared_bytes(): places, totals, then a row of counts for each warp.
+// Lies in group_shared_bytes() of memory: places, totals, then one row of counts per warp.
 struct GroupShared {
   ExpertPlace* places;  // [E]
-  uint32_t* totals;     // [E]: of this block; read by the others
+  uint32_t* totals;     // [E]: totals of this block, which the other blocks read
   uint32_t* counts;     // [warps, E]
 };
 
 inline constexpr uint32_t kFullWarp = 0xffffffffU;
-inline constexpr int kSlotBatch = 4;  // loads in flight a lane
+inline constexpr int kSlotBatch = 4;  // loads in flight per lane
 
 __device__ __forceinline__ GroupShared carve_group_shared(void* memory, int32_t experts) {
   auto* places = static_cast<ExpertPlace*>(memory);
@@ -98,7 +98,7 @@ __device__ __forceinline__ GroupShared carve_group_shared(void* memory, int32_t 
   return {places, totals, totals + experts};
 }
 
-// The local expert of an id, or -1. An id is compared before it is used as an index.
+// The local expert of an id, or -1. The id is checked before it is used as an index.
 __device__ __forceinline__ int32_t local_expert_of(const GroupParams& params, int32_t id) {
   if (id < 0 || id >= params.num_experts) return -1;
   const int32_t local = params.local_expert == nullptr ? id : params.local_expert[id];
@@ -111,12 +111,12 @@ __device__ __forceinline__ int64_t live_tokens_of(const GroupParams& params) {
   return live < 0 ? 0 : (live < params.num_tokens ? live : params.num_tokens);
 }
 
-// What ids are: made by a stage before, or the caller's, which may be wide and are counted.
+// Origin of the ids: an earlier stage, or the caller, whose ids may be wide and are counted.
 enum class Ids : uint8_t { kPlain, kGiven };
-// Whether a visit counts them: each id is visited twice.
+// Says whether a visit counts the ids: each id is visited twice.
 enum class Notes : uint8_t { kNone, kTaken };
 
-// A wide id that is no int32 goes nowhere, and not as -1 does.
+// A wide id that does not fit int32 has no expert, but, unlike -1, it counts as skipped.
 template <Ids kIds>
 __device__ __forceinline__ int32_t id_of_slot(const GroupParams& params, int64_t slot) {
   if (kIds == Ids::kPlain || params.wide_ids == nullptr) return params.topk_ids[slot];
@@ -139,7 +139,7 @@ __device__ __forceinline__ SlotRange slots_of_warp(const GroupParams& params, ui
   return {begin, begin + share < slots ? begin + share : slots};
 }
 
-// visit(slot, id) for every lane of the warp at once; id is -1 beyond the end.
+// Calls visit(slot, id) in every lane of the warp at once; id is -1 beyond the end.
 template <Ids kIds, class Visit>
 __device__ __forceinline__ void for_each_slot(const GroupParams& params, const SlotRange& range,
                                               const Visit& visit) {
@@ -158,7 +158,7 @@ __device__ __forceinline__ void for_each_slot(const GroupParams& params, const S
   }
 }
 
-// Whole warps. One atomic an expert of the warp: a hot expert is met once, not 32 times.
+// Runs on whole warps. One atomic per expert in the warp: a hot expert costs one, not 32.
 __device__ __forceinline__ void add_load(const GroupParams& params, int32_t id) {
   const bool valid = id >= 0 && id < params.num_counted;
   const uint32_t peers = __match_any_sync(kFullWarp, valid ? id : -1);
@@ -168,7 +168,7 @@ __device__ __forceinline__ void add_load(const GroupParams& params, int32_t id) 
   }
 }
 
-// Whole warps. One addition a warp at most.
+// Runs on whole warps, each of which adds at most once.
 __device__ __forceinline__ void count_skipped(const GroupParams& params, int32_t id) {
   const bool skipped = id < -1 || id >= params.num_experts;
   const uint32_t lanes = __ballot_sync(kFullWarp, skipped);
@@ -177,7 +177,7 @@ __device__ __forceinline__ void count_skipped(const GroupParams& params, int32_t
   }
 }
 
-// Of an id met for the first time: what else a caller wants of it.
+// Does what else a caller wants of an id, at its first visit.
 __device__ __forceinline__ void note_slot(const GroupParams& params, const SlotRange& range,
                                           int64_t slot, int32_t id) {
   if (params.expert_load != nullptr) add_load(params, id);
@@ -198,7 +198,7 @@ __device__ __forceinline__ void count_slots(const GroupParams& params, const Slo
   });
 }
 
-// Counts of each warp become the rows of earlier warps of the block.
+// Turns the counts of each warp into the number of rows in earlier warps of the block.
 __device__ __forceinline__ void scan_warps(const GroupShared& shared, int32_t experts) {
   const int warps = static_cast<int>(blockDim.x / 32);
   for (int e = static_cast<int>(threadIdx.x); e < experts; e += static_cast<int>(blockDim.x)) {
@@ -218,7 +218,7 @@ struct RowsAndTiles {
   uint32_t tiles;
 };
 
-// Sums over the threads before this one; `all` gets the sums over the block.
+// Sums over the threads before this one; `all` receives the sums over the block.
 __device__ __forceinline__ RowsAndTiles scan_block(RowsAndTiles own, RowsAndTiles* warp_sums,
                                                    RowsAndTiles& all) {
   const uint32_t lane = threadIdx.x % 32;
@@ -243,10 +243,10 @@ __device__ __forceinline__ RowsAndTiles scan_block(RowsAndTiles own, RowsAndTile
   return {before.rows + sum.rows - own.rows, before.tiles + sum.tiles - own.tiles};
 }
 
-// Sums over the blocks of a cluster, a thread an expert.
+// Sums over the blocks of a cluster, one thread per expert.
 __device__ __forceinline__ ExpertPlace sum_cluster(const GroupShared& shared, int32_t expert,
                                                    uint32_t block, uint32_t blocks) {
-  // In flight together: each takes some 200 cycles.
+  // These loads are in flight together, since each takes some 200 cycles.
   constexpr uint32_t kBatch = 8;
   ExpertPlace place;
   for (uint32_t first = 0; first < blocks; first += kBatch) {
@@ -266,8 +266,8 @@ __device__ __forceinline__ ExpertPlace sum_cluster(const GroupShared& shared, in
   return place;
 }
 
-// Sums over the counts of an earlier launch, a warp an expert and four in flight; for all threads
-// to read after a barrier.
+// Sums the counts of an earlier launch, one warp per expert and four experts in flight. All threads
+// may read the result after a barrier.
 __device__ __forceinline__ void sum_block_counts(const GroupParams& params,
                                                  const GroupShared& shared, uint32_t block,
                                                  uint32_t blocks) {
@@ -300,7 +300,7 @@ __device__ __forceinline__ void sum_block_counts(const GroupParams& params,
   }
 }
 
-// Fills the places of this block from the totals of all; returns how tiles are cut.
+// Fills the places of this block from the totals of all blocks; returns the cut into tiles.
 __device__ __forceinline__ TileCut place_experts(const GroupParams& params,
                                                  const GroupShared& shared, uint32_t block,
                                                  uint32_t blocks) {
@@ -335,7 +335,7 @@ __device__ __forceinline__ TileCut place_experts(const GroupParams& params,
   return cut;
 }
 
-// The first row of a tile writes the tile.
+// Only the first row of a tile writes the tile.
 __device__ __forceinline__ void store_tile(const GroupParams& params, const TileCut& cut,
                                            const ExpertPlace& place, int32_t expert, uint32_t row) {
   const uint32_t index = cut.whole(row);
@@ -346,8 +346,8 @@ __device__ __forceinline__ void store_tile(const GroupParams& params, const Tile
   *reinterpret_cast<int4*>(params.tiles + place.first_tile + index) = value;
 }
 
-// Lanes with the same expert; none for -1. A ballot a bit: match.any takes a turn for every value
-// in the warp, which is three times slower at 128 experts.
+// The lanes with the same expert; none for -1. It takes one ballot per bit: match.any takes a turn
+// for every value in the warp, which is three times slower at 128 experts.
 __device__ __forceinline__ uint32_t lanes_of_expert(const GroupParams& params, int32_t expert) {
   uint32_t peers = __ballot_sync(kFullWarp, expert >= 0);
   for (int bit = 0; bit < params.expert_bits; ++bit) {
@@ -384,7 +384,7 @@ __device__ __forceinline__ void place_slots(const GroupParams& params, const Slo
   });
 }
 
-// Slots of tokens that do not count.
+// Clears the slots of tokens that do not count.
 __device__ __forceinline__ void clear_dead_slots(const GroupParams& params, uint32_t block,
                                                  uint32_t blocks) {
   const int64_t slots = params.num_tokens * params.top_k;
@@ -393,13 +393,13 @@ __device__ __forceinline__ void clear_dead_slots(const GroupParams& params, uint
   for (; slot < slots; slot += step) params.slot_row[slot] = -1;
 }
 
-// Needs nothing that an earlier kernel wrote.
+// Reads nothing that an earlier kernel wrote, so it need not wait for one.
 __device__ __forceinline__ void clear_group_shared(const GroupShared& shared, int32_t experts) {
   const uint32_t words = blockDim.x / 32 * static_cast<uint32_t>(experts);
   for (uint32_t i = threadIdx.x; i < words; i += blockDim.x) shared.counts[i] = 0;
 }
 
-// Totals of this block for the launch that places: counts [E] of shared memory, cleared.
+// Writes this block's totals for the launch that places: counts [E] of shared memory, cleared.
 template <Ids kIds>
 __device__ __forceinline__ void count_block(const GroupParams& params, uint32_t* counts) {
   count_slots<kIds, Notes::kNone>(params, slots_of_warp(params, blockIdx.x, gridDim.x), counts);
@@ -410,7 +410,7 @@ __device__ __forceinline__ void count_block(const GroupParams& params, uint32_t*
   }
 }
 
-// Between writing ids and group_slots in one kernel of one block or one cluster.
+// The barrier between writing ids and group_slots in one kernel of one block or one cluster.
 __device__ __forceinline__ void sync_group(uint32_t blocks) {
   if (blocks > 1) {
     cuda::device::cluster_sync();
@@ -419,9 +419,9 @@ __device__ __forceinline__ void sync_group(uint32_t blocks) {
   }
 }
 
-// All threads of `blocks` blocks: one, a cluster, or those of a grid after count_block by as many.
-// After clear_group_shared and a barrier; needs at least as many threads a block as local experts.
-// Ids are visible to all.
+// Runs in all threads of `blocks` blocks: one, a cluster, or a grid after count_block by as many
+// blocks. It needs clear_group_shared and a barrier before it, visible ids, and at least as many
+// threads per block as local experts.
 template <Ids kIds>
 __device__ __forceinline__ void group_slots(const GroupParams& params, const GroupShared& shared,
                                             uint32_t block, uint32_t blocks) {

@@ -1,6 +1,6 @@
-// Grouping of few tokens in the kernel that has chosen their experts, which differ within a token:
-// a bit a token says who chose an expert, and the bits give counts and ranks. One block, or one
-// cluster, of up to 32 tokens each.
+// Groups few tokens in the kernel that has chosen their experts, which differ within a token: one
+// bit per token marks who chose an expert, and the bits give counts and ranks. Runs in one block or
+// one cluster, with up to 32 tokens per block.
 #pragma once
 
 #include "dispatch/cuda/group_slots.cuh"
@@ -9,10 +9,10 @@
 
 namespace conclave::inline v0::dispatch::device {
 
-// Of group_tokens_shared_bytes().
+// Lies in group_tokens_shared_bytes() of shared memory.
 struct TokenShared {
-  uint32_t* tokens;  // [blocks, E]: a bit each of a block's tokens, written by that block
-  uint32_t* rows;    // [E]: where this block's rows begin
+  uint32_t* tokens;  // [blocks, E]: one bit per token of a block, written by that block
+  uint32_t* rows;    // [E]: first row of this block
 };
 
 __device__ __forceinline__ TokenShared carve_token_shared(void* memory, int32_t experts,
@@ -20,7 +20,7 @@ __device__ __forceinline__ TokenShared carve_token_shared(void* memory, int32_t 
   auto* words = static_cast<uint32_t*>(memory);
   return {words, words + blocks * static_cast<uint32_t>(experts)};
 }
-// Before a barrier of the cluster.
+// Must run before a barrier of the cluster.
 __device__ __forceinline__ void clear_token_shared(const TokenShared& shared, int32_t experts,
                                                    uint32_t blocks) {
   const uint32_t words = blocks * static_cast<uint32_t>(experts);
@@ -32,7 +32,7 @@ __device__ __forceinline__ uint32_t* own_tokens(const GroupParams& params,
   return shared.tokens + blockIdx.x * static_cast<uint32_t>(params.num_local_experts);
 }
 
-// One choice of a token; returns its local expert, or -1.
+// Adds one choice of a token; returns its local expert, or -1.
 __device__ __forceinline__ int32_t add_choice(const GroupParams& params, const TokenShared& shared,
                                               uint32_t token_bit, int32_t id) {
   const int32_t expert = local_expert_of(params, id);
@@ -43,7 +43,8 @@ __device__ __forceinline__ int32_t add_choice(const GroupParams& params, const T
   return expert;
 }
 
-// Tells the other blocks of the cluster; after a barrier of the block, before one of the cluster.
+// Tells the other blocks of the cluster. Runs between a barrier of the block and one of the
+// cluster.
 __device__ __forceinline__ void tell_choices(const GroupParams& params, const TokenShared& shared) {
   uint32_t* own = own_tokens(params, shared);
   for (auto e = static_cast<int32_t>(threadIdx.x); e < params.num_local_experts;
@@ -56,11 +57,11 @@ __device__ __forceinline__ void tell_choices(const GroupParams& params, const To
   }
 }
 
-// Rows in the low half of a word, tiles in the high one: a scan of both at once.
+// Rows in the low half of a word and tiles in the high half, so that one scan sums both.
 inline constexpr uint32_t kTileUnit = 1U << 16;
 inline constexpr int64_t kMaxPackedRows = kTileUnit - 1;
 
-// Sum over the threads before this one; `all` gets that of the block.
+// Sum over the threads before this one; `all` receives the sum over the block.
 __device__ __forceinline__ uint32_t scan_packed(uint32_t own, uint32_t* warp_sums, uint32_t& all) {
   const uint32_t lane = threadIdx.x % 32;
   uint32_t sum = own;
@@ -77,8 +78,8 @@ __device__ __forceinline__ uint32_t scan_packed(uint32_t own, uint32_t* warp_sum
   return before + sum - own;
 }
 
-// A thread an expert, after all have added their choices: where its rows begin. Ends in a
-// barrier.
+// Computes where each expert's rows begin, one thread per expert, after all choices were added.
+// Contains a barrier after shared.rows is written.
 __device__ __forceinline__ void place_choices(const GroupParams& params, const TokenShared& shared,
                                               uint32_t block, uint32_t blocks) {
   __shared__ uint32_t warp_sums[32];

@@ -63,8 +63,8 @@ GroupedRows device_sanitize_and_group(const DeviceSanitizeArgs& sanitize,
   args.live_tokens = sanitize.live_tokens;
   args.top_k = sanitize.top_k + sanitize.shared.count;
   const GroupShape shape = group_shape(args.num_tokens * args.top_k, args.num_local_experts);
-  // A warp checks a token at a time, about a microsecond each: more than two turns cost more than
-  // a launch with a warp for every token.
+  // A warp checks one token at a time, about a microsecond each: more than two turns cost more than
+  // a launch with one warp per token.
   constexpr int64_t kMaxTurns = 2;
   const int64_t warps = int64_t{shape.blocks} * shape.threads / 32;
   if (shape.counts_first() || args.num_tokens > kMaxTurns * warps) {

@@ -1,4 +1,5 @@
-// One token's ids and weights by one warp, a slot a lane. As layer/given_routing.cc.
+// Sanitises one token's ids and weights with one warp, one slot per lane, as
+// layer/given_routing.cc.
 #pragma once
 
 #include "cuda/device/shared_slot.cuh"
@@ -35,7 +36,7 @@ struct GivenSlot {
   float weight = 0;
 };
 
-// Elements between rows of a capture.
+// Element index of a slot in a capture; a stride of 0 means top_k.
 __device__ __forceinline__ int64_t capture_at(int64_t stride, int32_t top_k, int64_t token,
                                               int32_t slot) {
   return token * (stride == 0 ? top_k : stride) + slot;
@@ -55,7 +56,7 @@ __device__ __forceinline__ void store_slot(const DeviceSanitizeArgs& args, int64
   }
 }
 
-// The slots behind the given ones. A whole warp.
+// Stores the slots behind the given ones. Runs on a whole warp.
 __device__ __forceinline__ void store_shared_slots(const DeviceSanitizeArgs& args, int64_t token,
                                                    bool counts) {
   for (auto i = static_cast<int32_t>(threadIdx.x % 32); i < args.shared.count; i += 32) {
@@ -67,7 +68,7 @@ __device__ __forceinline__ void store_shared_slots(const DeviceSanitizeArgs& arg
   }
 }
 
-// A whole warp. The counter gets one addition a warp at most.
+// Runs on a whole warp, which adds to the counter at most once.
 __device__ __forceinline__ void sanitize_token(const DeviceSanitizeArgs& args, int64_t token) {
   const auto lane = static_cast<int32_t>(threadIdx.x % 32);
   const bool counts = (args.live_tokens == nullptr || token < *args.live_tokens) &&

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int kLaneColumns = 8;  // 16 bytes of a 16-bit row
-// Loads in flight a lane; then as many stores for each slot. A token's row is read once.
+// Loads in flight per lane, followed by as many stores per slot. A token's row is read once.
 constexpr int kParts = 4;
 constexpr int kPartColumns = 32 * kLaneColumns;
 constexpr int64_t kUnitColumns = int64_t{kParts} * kPartColumns;
@@ -32,7 +32,7 @@ __device__ __forceinline__ int64_t live_rows(const SpreadRows& args) {
   return live < 0 ? 0 : (live < args.num_rows ? live : args.num_rows);
 }
 
-// The first `columns` of eight elements.
+// Loads the first `columns` of eight elements.
 template <class From, class To>
 __device__ __forceinline__ uint4 load_part(const From* from, int64_t columns, bool aligned) {
   union {
@@ -71,7 +71,7 @@ __device__ __forceinline__ void store_part(const uint4& bits, int64_t columns, T
   }
 }
 
-// A warp a unit: kUnitColumns columns of a token.
+// One warp per unit: kUnitColumns columns of a token.
 template <class From, class To>
 __global__ void __launch_bounds__(kThreads)
     spread_kernel(const __grid_constant__ SpreadParams params) {

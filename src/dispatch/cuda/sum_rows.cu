@@ -12,7 +12,7 @@ namespace conclave::inline v0::dispatch {
 namespace {
 
 constexpr int kThreads = 256;
-// Eight columns each, all asked for before the first is rounded.
+// Units of eight columns per thread, all requested before the first is rounded.
 constexpr int kUnits = 4;
 constexpr int kColumns = 8;
 
@@ -26,7 +26,7 @@ struct RoundParams {
   float scale = 1;
   void* out = nullptr;
   int64_t out_stride = 0;
-  bool aligned = false;  // rows of both at multiples of 16 bytes
+  bool aligned = false;  // both kinds of rows begin at multiples of 16 bytes
 };
 
 __global__ void __launch_bounds__(kThreads) clear_kernel(float4* sums, int64_t quads) {
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kThreads) clear_kernel(float4* sums, int64_t q
   }
 }
 
-// Columns [column, column + 8) of a row, fewer at its end.
+// Stores columns [column, column + 8) of a row, fewer at its end.
 template <class Out>
 __device__ __forceinline__ void store(const RoundParams& params, int64_t token, int64_t column,
                                       const float (&values)[kColumns]) {
