@@ -12,7 +12,7 @@
 
 namespace conclave::inline v0::comm {
 
-// `make_group` gives every communicator of a group whose ranks live in this process.
+// `make_group` makes all communicators of a group whose ranks live in this process.
 struct CommunicatorRow {
   std::string_view name;  // "local"
   Support (*supports)(const LocalGroupOptions& options);

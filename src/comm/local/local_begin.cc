@@ -39,7 +39,7 @@ void check_disjoint(std::span<const std::byte> send, std::span<std::byte> recv) 
       {.what = "send and recv share memory that peers read while it is written", .tensor = "recv"});
 }
 
-// One direction of an AllToAllV.
+// Checks one direction of an AllToAllV.
 void check_counts(std::string_view name, const void* data, std::span<const int64_t> bytes,
                   std::span<const int64_t> offsets, size_t ranks) {
   if (bytes.size() != ranks || offsets.size() != ranks) {

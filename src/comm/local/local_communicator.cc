@@ -101,7 +101,7 @@ bool LocalCommunicator::progress(Operation& mine, Lock& lock, std::string_view p
   if (is_reduction(mine.kind)) return reduce_all(mine, lock, phase);
   bool moved = false;
   for (int32_t step = 0; step < size(); ++step) {
-    // Each rank begins with itself, so that not all read from the same one.
+    // Each rank begins with itself, so that the ranks do not all read from the same one.
     const int32_t peer = (rank_ + step) % size();
     if (take_from(mine, peer, lock, phase)) moved = true;
   }
@@ -145,7 +145,7 @@ bool LocalCommunicator::reduce_all(Operation& mine, Lock& lock, std::string_view
 
   for (RankState& state : group_->ranks) ++state.readers;
   lock.unlock();
-  // Rank order, whoever computes: every rank gets the same bits.
+  // The sum runs in rank order, whoever computes it: every rank gets the same bits.
   const int64_t offset =
       mine.kind == OperationKind::kReduceScatter ? rank_ * mine.recv_bytes : int64_t{0};
   if (mine.recv_bytes > 0) {
@@ -191,7 +191,7 @@ void LocalCommunicator::check_peers(const Operation& mine, Lock& lock, std::stri
       fail(ErrorCode::kCommPeerLost, peer, phase,
            fmt::format("rank {} was destroyed during {}", peer, to_string(mine.kind)), lock);
     }
-    // Every survivor names the rank that caused the first failure, not the messenger.
+    // Every survivor names the rank that caused the first failure, not the one that passed it on.
     const int32_t culprit = state.culprit == rank_ || state.culprit < 0 ? peer : state.culprit;
     fail(state.failure, culprit, phase, fmt::format("rank {} gave up: {}", peer, state.reason),
          lock);
@@ -203,7 +203,7 @@ void LocalCommunicator::time_out(const Operation& mine, std::chrono::nanoseconds
   int32_t late = 0;
   while (late < size() - 1 && !needs(mine, late)) ++late;
   for (int32_t peer = 0; peer < size(); ++peer) {
-    // A rank that never came is to blame before one that waits for it.
+    // A rank that never arrived is to blame before one that waits for it.
     if (needs(mine, peer) && mine.kind != OperationKind::kSend &&
         partner_of(mine, peer) == nullptr) {
       late = peer;

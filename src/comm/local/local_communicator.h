@@ -55,10 +55,10 @@ class LocalCommunicator final : public Communicator {
   bool usable();
   // Throws if this rank or the group has failed already.
   void check_usable(std::string_view phase);
-  // A free entry of this rank, not yet visible to peers.
+  // Takes a free entry of this rank, which peers cannot see yet.
   Operation& post(OperationKind kind, int32_t peer);
-  // Numbers it, so that peers find it. On an unusable communicator it stays hidden: its wait
-  // throws.
+  // Numbers the operation, so that peers find it. On an unusable communicator it stays hidden and
+  // its wait throws.
   CommHandle publish(Operation& operation);
 
   // The peer's operation that `mine` waits for, or null while there is none.

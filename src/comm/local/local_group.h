@@ -1,5 +1,5 @@
-// The state that the ranks of a local group share. All of it is guarded by one mutex; only the
-// bytes of messages are read outside of it, see RankState::readers.
+// The state that the ranks of a local group share. One mutex guards all of it; only the bytes of
+// messages are read without it, see RankState::readers.
 #pragma once
 
 #include "comm/local/operation.h"
@@ -21,12 +21,12 @@ enum class Standing : uint8_t { kActive, kFailed, kGone };
 
 struct RankState {
   Standing standing = Standing::kActive;
-  // Why it failed, and which rank it blames.
+  // Reason of the failure, and the rank that this rank blames.
   ErrorCode failure = ErrorCode::kCommAborted;
   int32_t culprit = -1;
   std::string reason;
   // Peers that are copying out of this rank's buffers without the lock. A rank that gives up waits
-  // for zero, after which its buffers are its own again.
+  // for zero, after which no peer reads its buffers.
   int32_t readers = 0;
   std::array<Operation, kMaxOperations> operations;
 };

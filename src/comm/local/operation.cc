@@ -5,7 +5,7 @@
 namespace conclave::inline v0::comm {
 namespace {
 
-// What rank `me` expects of `peer` in bytes. Reductions need the same vector of everyone.
+// Bytes that `mine` expects from `peer`. Reductions need the same vector from every rank.
 int64_t expected_bytes(const Operation& mine, int32_t peer) {
   switch (mine.kind) {
     case OperationKind::kAllToAllV:

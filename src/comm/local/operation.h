@@ -1,4 +1,4 @@
-// What a rank has under way in a local group, and whether two ranks mean the same operation.
+// Operations under way in a local group, and whether two ranks mean the same one.
 #pragma once
 
 #include "conclave/comm.h"
@@ -34,21 +34,21 @@ constexpr bool is_reduction(OperationKind kind) {
 
 // One operation of one rank, from begin to the end of wait.
 struct Operation {
-  uint64_t sequence = 0;  // of the handle; 0: this entry is free
+  uint64_t sequence = 0;  // of its handle; 0: this entry is free
   OperationKind kind = OperationKind::kBarrier;
   uint64_t number = 0;  // counts the rank's collectives, or the messages between two ranks
-  int32_t peer = -1;    // of a message
+  int32_t peer = -1;    // the other rank of a message
   DType dtype = DType::kU8;
   ReduceOp reduce = ReduceOp::kSum;
   const std::byte* send = nullptr;
   std::byte* recv = nullptr;
-  int64_t send_bytes = 0;  // of the whole buffer; kAllToAllV has the vectors instead
+  int64_t send_bytes = 0;  // the whole buffer; kAllToAllV has the vectors instead
   int64_t recv_bytes = 0;
 
   std::vector<int64_t> send_counts, send_offsets, recv_counts, recv_offsets;  // [ranks]
-  std::vector<uint8_t> taken;        // [ranks] this rank has what it needs of the peer
-  std::vector<uint8_t> acked;        // [ranks] the peer has what it needs of this rank
-  std::vector<Operation*> partners;  // [ranks] scratch of a reduction
+  std::vector<uint8_t> taken;        // [ranks] this rank has all it needs from the peer
+  std::vector<uint8_t> acked;        // [ranks] the peer has all it needs from this rank
+  std::vector<Operation*> partners;  // [ranks] scratch for a reduction
 
   bool in_use() const { return sequence != 0; }
 };
@@ -60,10 +60,11 @@ struct Block {
 };
 Block block_for(const Operation& from, int32_t to);
 
-// Where rank `me` puts what comes from rank `from`. Not for reductions.
+// The place where a rank puts data from rank `from`. Not for reductions.
 std::byte* destination_of(const Operation& mine, int32_t from);
 
-// Why `theirs`, found where rank `me` looked for the partner of `mine`, is not that partner.
+// The reason why `theirs`, found where rank `me` looked for the partner of `mine`, is not that
+// partner.
 std::optional<std::string> disagreement(const Operation& mine, int32_t me, const Operation& theirs,
                                         int32_t peer);
 

@@ -9,7 +9,7 @@
 
 namespace conclave::inline v0::comm {
 
-// Whether reductions know the type: kF32, kF64, kI32, kI64.
+// True for the types that reductions support: kF32, kF64, kI32, kI64.
 bool is_reducible(DType dtype) noexcept;
 
 // accumulated[i] = accumulated[i] op value[i]. Buffers may be unaligned. Integer sums wrap; a NaN
