@@ -23,7 +23,7 @@ void check_shared(int32_t num_shared) {
                                             .limit = "0"});
 }
 
-// Local indexes must be 0..n-1, each once: another set is a map of something else.
+// Local indexes must be 0..n-1, each once: any other set is a map of something else.
 void check_local_indexes(std::span<const int32_t> map) {
   const auto held = static_cast<int32_t>(
       std::count_if(map.begin(), map.end(), [](int32_t local) { return local != -1; }));

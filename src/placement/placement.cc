@@ -9,7 +9,7 @@
 namespace conclave::inline v0 {
 namespace {
 
-// As validate(ParallelSpec) allows: each rank costs memory.
+// The limit of validate(ParallelSpec): each rank costs memory.
 constexpr int32_t kMaxRanks = int32_t{1} << 20;
 
 void check_sizes(int64_t num_experts, int64_t num_physical, int32_t num_ranks) {
@@ -138,7 +138,7 @@ ExpertPlacement make_placement(int64_t num_experts, const ParallelSpec& parallel
                  .found = std::to_string(parallel.num_redundant_experts),
                  .limit = "0"});
   }
-  // Both are below 2^31 or refused, so that the sum cannot overflow.
+  // Both numbers are below 2^31 or refused, so the sum cannot overflow.
   const int64_t physical = num_experts > std::numeric_limits<int32_t>::max()
                                ? num_experts
                                : num_experts + parallel.num_redundant_experts;
