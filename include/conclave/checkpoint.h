@@ -31,15 +31,16 @@ struct CheckpointOptions {
   // 64. The tensors decide which exist, whatever config.json counts: layers without experts and
   // router are not listed. Lists with one value per layer continue with their last value.
   bool extra_layers = false;
-  // Checks tensor data against conclave.manifest.json while reading; Error(kChecksum) on a flip.
+  // Checks tensor data against conclave.manifest.json while reading; Error(kChecksum) if a bit
+  // differs.
   bool verify_manifest = false;
 };
 
 struct CheckpointLayer {
   int64_t index = 0;   // N of model.layers.N; num_hidden_layers + N of mtp.layers.N
   std::string prefix;  // "model.layers.0.mlp."
-  // How the experts are stored: "per_expert", "per_expert_fused", "stacked", "stacked_unfused",
-  // "stacked_interleaved", "flat"; "_transposed" follows where a stack lies columns first.
+  // Storage of the experts: "per_expert", "per_expert_fused", "stacked", "stacked_unfused",
+  // "stacked_interleaved", "flat"; "_transposed" follows if a stack lies columns first.
   std::string layout;
   MoeSpec spec;
   uint64_t bytes = 0;  // bytes of the layer's tensors in the files

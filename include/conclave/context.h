@@ -104,7 +104,7 @@ using RouterFactory = std::function<std::unique_ptr<Router>(const MoeSpec& spec)
 class CONCLAVE_API Context {
  public:
   // Throws Error: kInvalidArgument or kUnknownName naming the field; kUnsupported for an
-  // instruction set or a device that this build or machine lacks; kDevice where the driver refuses.
+  // instruction set or a device that this build or machine lacks; kDevice if the driver refuses.
   explicit Context(ContextOptions options = {});
   // Reads CONCLAVE_DEVICE, CONCLAVE_NUM_THREADS (else OMP_NUM_THREADS), CONCLAVE_ISA and
   // CONCLAVE_PIN_THREADS; values set in `options` come first. No other part of the library reads

@@ -32,7 +32,7 @@ enum class ErrorCode : int32_t {
   kUnsupported = 113,  // no kernel row supports the problem; text lists the reasons
   kOutOfMemory = 114,
   kForked = 115,    // used in a forked child
-  kInternal = 199,  // a bug of ours
+  kInternal = 199,  // a bug in this library
 
   // 2xx: files
   kFileNotFound = 200,

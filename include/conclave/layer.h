@@ -80,9 +80,8 @@ class CONCLAVE_API Workspace {
   // Borrows the caller's host memory, 64-byte aligned. Throws Error(kMisaligned, kNullPointer).
   explicit Workspace(std::span<std::byte> memory);
   // Borrows the caller's memory of the context's device, 256-byte aligned (64 on "cpu"), which must
-  // outlive the work that uses it. Clears the first 256 bytes on `stream`; without one it waits
-  // until they are clear. Throws Error(kMisaligned, kNullPointer), and kDevice for memory
-  // elsewhere.
+  // outlive the work that uses it. Clears the first 256 bytes on `stream`; without one it waits for
+  // that. Throws Error(kMisaligned, kNullPointer), and kDevice for memory elsewhere.
   Workspace(const Context& context, std::span<std::byte> memory, Stream stream = {});
   Workspace(Workspace&&) noexcept;
   Workspace& operator=(Workspace&&) noexcept;
@@ -109,7 +108,7 @@ class CONCLAVE_API Workspace {
 // here, num_tokens and expert_load too, is memory of the context's device; forward enqueues on
 // `stream` and returns, and what it was given must live until the stream has passed. A forward
 // neither allocates nor waits: it may be captured into a graph, which replays with the same
-// pointers, T and whatever they then hold.
+// pointers and T and the contents they then have.
 struct ForwardArgs {
   ConstTensorView hidden = {};          // [T, H]
   ConstTensorView router_logits = {};   // [T, num_logits(spec)] f32, f16 or bf16
@@ -137,7 +136,7 @@ struct ForwardArgs {
 
   Workspace* workspace = nullptr;   // null: the layer's own (then one forward at a time)
   Stream stream = {};               // needed on CUDA, unused on "cpu"
-  StageTimings* timings = nullptr;  // on "cpu"; Error(kUnsupported) on CUDA, where stages overlap
+  StageTimings* timings = nullptr;  // "cpu" only; Error(kUnsupported) on CUDA, where stages overlap
 };
 
 // Sticky counters since create, of this rank and of all layers that share its weights. On CUDA
@@ -166,7 +165,7 @@ struct PlanRung {
   int64_t last_tokens = 0;
   std::string kernel;  // "cuda.stream_sm90"
   std::string tile;    // "16x128x128B, 6 stages"
-  std::string reason;  // "fewest weight bytes a token tile", "tuning table"
+  std::string reason;  // "least by the cost model", "tuning table"
   size_t workspace_bytes = 0;
 };
 
@@ -233,9 +232,9 @@ class CONCLAVE_API MoeLayer {
   static constexpr int64_t kReplannedTokens = 16384;
   MoeLayer with_max_tokens(int64_t max_tokens) const;
 
-  // New weights of the same shapes and types, on this rank alone. Not concurrent with forward; on
-  // CUDA no stream may still hold one. Throws as create does for a source. Addresses of weights
-  // stay with kInPlace; kStaged moves them, which graphs captured before do not follow.
+  // Loads weights of the same shapes and types, on this rank alone. Not concurrent with forward; on
+  // CUDA no stream may still hold one. Throws as create does for a source. kInPlace keeps the
+  // weights' addresses; kStaged moves the weights, and graphs captured before do not follow.
   void reload(const WeightSource& source, ReloadMode mode);
 
   const MoeSpec& spec() const noexcept;

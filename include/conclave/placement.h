@@ -19,7 +19,7 @@ struct ExpertPlacement {
   int32_t num_ranks = 1;
   int64_t num_experts = 0;                       // E
   std::vector<int32_t> logical_of;               // [P] logical expert of each physical one
-  std::vector<int32_t> rank_of;                  // [P] -1: on no rank
+  std::vector<int32_t> rank_of;                  // [P]; -1: on no rank
   std::vector<int32_t> local_of;                 // [P] index among its rank's experts, or -1
   std::vector<std::vector<int32_t>> experts_of;  // [ranks] physical ids by local index
 

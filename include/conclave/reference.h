@@ -59,7 +59,7 @@ CONCLAVE_API ReferenceResult reference_forward(const Context& context, const Moe
                                                const ReferenceArgs& args);
 
 // Relative L2 error of each token: |actual - expected| / max(|expected|, floor), with floor =
-// 1e-30. NaN where actual is not finite and expected is. `expected` [T, H] row-major. Throws
+// 1e-30. NaN if actual is not finite but expected is. `expected` [T, H] row-major. Throws
 // Error(kShape).
 CONCLAVE_API std::vector<double> token_errors(const ConstTensorView& actual,
                                               std::span<const double> expected);

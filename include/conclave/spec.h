@@ -189,7 +189,7 @@ enum class WeightScale : uint8_t {
 };
 // The type in which an expert's products read their input rows.
 enum class ActivationScale : uint8_t {
-  kNone,          // as they are: only the weights are quantised
+  kNone,          // unchanged: only the weights are quantised
   kTensorStatic,  // e4m3 codes of x / s; s is the largest WeightRole::kGateInputScale or
                   // kUpInputScale of any expert, for intermediate rows the largest kDownInputScale
   kToken,         // e4m3, s = amax of the row / 448
@@ -221,7 +221,7 @@ struct MoeSpec {
   RouterSpec router;
   ActivationSpec activation;
   SharedExpertSpec shared;
-  bool has_gate = true;  // the layer owns a gate product [E + Z, H] (WeightRole::kRouter)
+  bool has_gate = true;  // the layer owns a gate, WeightRole::kRouter [num_logits(spec), H]
 
   bool has_bias = false;         // kGateBias, kUpBias [I] and kDownBias [H] of every expert
   bool has_output_bias = false;  // WeightRole::kOutputBias [H], added once to the routed sum

@@ -37,7 +37,7 @@ class CONCLAVE_API Shape {
 };
 
 // Bytes of a dense tensor, in checked 64-bit arithmetic. Throws Error(kSizeOverflow), or
-// Error(kShape) where a sub-byte type does not fill whole bytes.
+// Error(kShape) if a sub-byte type does not fill whole bytes.
 CONCLAVE_API size_t dense_bytes(DType dtype, const Shape& shape);
 
 // The memory that a pointer points into; kDevice is memory of the context's device.

@@ -161,12 +161,11 @@ struct ExpertWeights {
   // WeightScale::kTensor and [E, 2*I, 1] for kChannel, in the order of gate_up; half as many
   // without a gate. [E, 1, 1] is one scale for gate and up. Blocks must not hold rows of both.
   ConstTensorView gate_up_scale = {};
-  ConstTensorView down_scale = {};            // [E, scale rows, scale cols]
-  ConstTensorView gate_up_input_scale = {};   // [E]: for gate and up
-  ConstTensorView down_input_scale = {};      // [E]
-  ConstTensorView shared_gate_up_scale = {};  // [S, scale rows, scale cols]; S may be omitted for
-                                              // one
-  ConstTensorView shared_down_scale = {};     // likewise
+  ConstTensorView down_scale = {};                  // [E, scale rows, scale cols]
+  ConstTensorView gate_up_input_scale = {};         // [E]: for gate and up
+  ConstTensorView down_input_scale = {};            // [E]
+  ConstTensorView shared_gate_up_scale = {};        // [S, scale rows, scale cols]; S optional if 1
+  ConstTensorView shared_down_scale = {};           // likewise
   ConstTensorView shared_gate_up_input_scale = {};  // [S]
   ConstTensorView shared_down_input_scale = {};     // [S]
   // The memory of all tensors above. On a device, a layer that holds all experts or a contiguous

@@ -40,7 +40,7 @@ RankPart plan_rank_part(const MoeSpec& spec, const ParallelSpec& parallel);
 // Yes if the context can add up the slices of tensor-parallel ranks.
 Support tensor_reduction_supports(const Context& context, const ParallelSpec& parallel);
 
-// "3 of 8 experts on rank 1 of 3; columns 0 to 22 of 45 on rank 0 of 2"
+// For the plan: "3 of 8 experts on rank 1 of 3; columns 0 to 22 of 45 on rank 0 of 2".
 std::string describe_part(const RankPart& part, const MoeSpec& spec, const ParallelSpec& parallel);
 
 }  // namespace conclave::inline v0

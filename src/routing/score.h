@@ -32,7 +32,7 @@ double sqrt_softplus(double logit);
 // The divisor of a softmax over some logits. +Inf weighs as the limit: logits of +Inf share 1.
 struct SoftmaxSum {
   double max = kAbsent;
-  double sum = 0;  // of exp(l - max)
+  double sum = 0;  // sum of exp(l - max)
   int64_t infinite = 0;
 
   // Returns 0 for an absent logit, and for every logit if all are absent.

@@ -190,7 +190,7 @@ Operation& LocalCommunicator::post(OperationKind kind, int32_t peer) {
   free->recv = nullptr;
   free->send_bytes = 0;
   free->recv_bytes = 0;
-  // Grows once per entry; entries are reused lowest first, so later calls do not allocate.
+  // These grow once per entry; entries are reused lowest first, so later calls do not allocate.
   free->taken.assign(ranks, 0);
   free->acked.assign(ranks, 0);
   free->partners.assign(ranks, nullptr);

@@ -161,7 +161,7 @@ std::unique_ptr<Engine> CudaEngine::with_max_tokens(int64_t max_tokens) const {
                                                               .shared = plan_.shared_form}));
 }
 
-// Runs last in a constructor: from then on a reload of any layer that shares the weights finds this
+// Runs last in a constructor: from then on a reload of any layer sharing the weights finds this
 // one.
 void CudaEngine::bind() {
   const std::lock_guard lock(shared_->mutex);

@@ -83,7 +83,7 @@ struct CudaPlan {
   SharedForm shared_form = SharedForm::kFused;  // the form requested
   RankPart part;
   CudaMlpPlan routed;                   // includes fused shared experts
-  FusedShared fused;                    // none: slots() is 0
+  FusedShared fused;                    // slots() is 0 if there are none
   std::optional<CudaMlpPlan> shared;    // S experts that every row uses, launched apart
   std::optional<CudaMlpPlan> residual;  // one expert that every row uses
   MoeSpec choice;                       // the choosing half of router "sink_softmax"

@@ -23,8 +23,8 @@ struct ConvertRows {
 // Enqueues one launch, which overlaps with its predecessor; enqueues nothing for no rows.
 void convert_rows(const ConvertRows& args, CUstream_st* stream);
 
-// Turns a call's live-token count into that of its chunk of `count` tokens from `begin` on: *out =
-// *live - begin, clamped to [0, count].
+// Turns a call's live-token count into that of its chunk of `count` tokens from `begin` on:
+// *out = *live - begin, clamped to [0, count].
 void chunk_live_tokens(const int64_t* live, int64_t begin, int64_t count, int64_t* out,
                        CUstream_st* stream);
 

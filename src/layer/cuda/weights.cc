@@ -33,8 +33,7 @@ struct LocalExpert {
   int32_t expert = 0;
   TensorSlice inner;
   bool has_bias = false;
-  bool has_down_bias = false;  // of an expert cut into slices, whose products are added up, only
-                               // the first
+  bool has_down_bias = false;  // of an expert's slices, which are added up, only the first
 };
 
 // Experts that one kernel runs.
