@@ -9,10 +9,10 @@ namespace {
 
 // Lines that do not follow each other densely are read in windows of this size and picked apart.
 constexpr int64_t kWindowBytes = int64_t{1} << 20;
-// Further apart than this many times their length, lines are read one by one.
+// Lines that are further apart than this many times their length are read one by one.
 constexpr int64_t kMaxGapRatio = 8;
 
-// A block as it lies in the tensor: `count` lines, `stride` elements apart, each of `length`
+// A block as it lies in the tensor: `count` lines, `stride` elements apart, each with `length`
 // elements that are `step` apart.
 struct Lines {
   int64_t first = 0;
@@ -24,7 +24,7 @@ struct Lines {
   int64_t span() const { return (length - 1) * step + 1; }
 };
 
-// Where element i of line n goes: n * line_stride + i * element_stride.
+// Element i of line n is written to n * line_stride + i * element_stride.
 struct Target {
   std::byte* data = nullptr;
   int64_t line_stride = 0;

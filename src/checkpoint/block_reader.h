@@ -1,4 +1,4 @@
-// A block of a matrix out of its tensor, whatever the strides.
+// Reads a block of a matrix from its tensor, whatever the strides.
 #pragma once
 
 #include "checkpoint/placement.h"
@@ -12,7 +12,7 @@
 namespace conclave::inline v0::checkpoint {
 
 // Writes the block, dense and row-major, to `destination`, which has exactly its size and is not
-// empty. Reads no element of the tensor twice, and few beside those of the block.
+// empty. Reads no element of the tensor twice, and few besides those of the block.
 void read_block(const TensorData& data, const MatrixLocation& matrix, const WeightBlock& block,
                 size_t element_bytes, std::span<std::byte> destination);
 

@@ -12,10 +12,10 @@
 namespace conclave::inline v0::checkpoint {
 namespace {
 
-// Beyond any scale, bound or epsilon there is; the product of two still fits a double with room.
+// No model has a scale, bound or epsilon beyond this; the product of two still fits a double.
 constexpr double kMaxNumber = 1e30;
 
-// The member at a dotted path; nothing where a part of the path is no object.
+// The member at a dotted path; nothing if a part of the path is not an object.
 std::optional<io::JsonValue> find_path(io::JsonValue object, std::string_view path) {
   for (;;) {
     if (!object.is_object()) return std::nullopt;

@@ -23,29 +23,29 @@ struct SizeRange {
 
 class ConfigReader {
  public:
-  // `config` is the object that holds the sizes of the language model. Layers from `first_extra` on
-  // are beyond those that it describes.
+  // `config` is the object that holds the sizes of the language model. It does not describe layers
+  // from `first_extra` on.
   ConfigReader(io::JsonValue config, SizeKeys::Lists lists,
                int64_t first_extra = std::numeric_limits<int64_t>::max())
       : config_(config), lists_(lists), first_extra_(first_extra) {}
 
   const io::JsonValue& object() const { return config_; }
-  // Without the keys that are null.
+  // The first spelling that is present; keys whose value is null count as absent.
   std::optional<io::JsonValue> find(const KeyNames& key) const;
-  // Whether a spelling is there, null or not.
+  // Whether any spelling is present, null or not.
   bool has(const KeyNames& key) const;
 
-  // The value, the element of the layer where it is a list, or `otherwise`. Throws
+  // The value; if it is a list, the element for `layer`; if absent, `otherwise`. Throws
   // Error(kConfigMissingKey, kConfigValue, kJsonType).
   int64_t size(const SizeKey& key, const SizeRange& range, int64_t layer = 0) const;
-  // Finite and from 0 to 1e30.
+  // The number is finite and from 0 to 1e30.
   double number(const NumberKey& key, int64_t layer = 0) const;
   bool flag(const FlagKey& key) const;
   std::string text(const KeyNames& key, std::string_view otherwise) const;
 
-  // The list at `key`, read once. At least `length` long.
+  // The elements of the list `value`, read once. Throws Error(kConfigValue) below `length` of them.
   const std::vector<io::JsonValue>& list(const io::JsonValue& value, int64_t length) const;
-  // The value of a layer; for an extra layer, the last one of a list that is too short.
+  // The value for a layer; an extra layer takes the last one if the list is too short.
   io::JsonValue entry(const io::JsonValue& list, int64_t layer) const;
 
  private:
@@ -54,7 +54,7 @@ class ConfigReader {
   io::JsonValue config_;
   SizeKeys::Lists lists_;
   int64_t first_extra_;
-  // Elements of a list have no index of their own. By path.
+  // Elements of a list by its path, since they cannot be indexed in place.
   mutable std::map<std::string, std::vector<io::JsonValue>> cache_;
 };
 

@@ -1,4 +1,4 @@
-// What an opened layer is, for the public list of layers.
+// Describes an opened layer for the public list of layers.
 #pragma once
 
 #include "checkpoint/model_config.h"
@@ -8,7 +8,7 @@
 
 namespace conclave::inline v0::checkpoint {
 
-// The spec of the configuration, completed by what the tensors say.
+// The spec is that of the configuration, completed by what the tensors say.
 CheckpointLayer describe_layer(const ModelConfig& config, const LayerConfig& layer,
                                const LayerMap& map);
 

@@ -31,7 +31,7 @@ using checkpoint::ModelConfig;
 constexpr std::string_view kConfigName = "config.json";
 constexpr const char* kFedName = "tensors put";
 
-// The bytes of what was put, by number of the tensor. Nothing for names that are only known.
+// The bytes of the tensors that were put, by tensor number; empty for names that are only known.
 class FedData final : public checkpoint::TensorData {
  public:
   struct Bytes {
@@ -95,12 +95,12 @@ struct CheckpointFeed::Impl {
   ModelConfig config;
   std::vector<int64_t> layers;
   checkpoint::TensorTable table;
-  std::deque<TensorInfo> infos;  // what `table` points to
+  std::deque<TensorInfo> infos;  // the tensors that `table` points to
   std::unordered_map<std::string, int32_t> by_name;
   FedData data;
-  mutable std::unordered_map<int64_t, std::unique_ptr<LayerMap>> maps;  // of complete layers
-  // Of a quantised model, whose matrices are quantised until one comes that is not: the layers'
-  // specs without quantisation.
+  mutable std::unordered_map<int64_t, std::unique_ptr<LayerMap>> maps;  // for complete layers
+  // Specs without quantisation, by layer number, for a quantised model: its matrices count as
+  // quantised until one is put that is not.
   std::unordered_map<int64_t, MoeSpec> plain_specs;
 
   explicit Impl(ModelConfig model) : config(std::move(model)) {
@@ -118,8 +118,7 @@ struct CheckpointFeed::Impl {
     }
   }
 
-  // What the type of a tensor says of the part that it belongs to. The quantiser leaves out whole
-  // modules.
+  // Applies what the type of a tensor says about its part: the quantiser leaves out whole modules.
   void settle(LayerConfig& layer, checkpoint::Part part, const std::string& name, DType dtype) {
     const auto plain = plain_specs.find(layer.index);
     if (plain == plain_specs.end()) return;
@@ -159,11 +158,11 @@ struct CheckpointFeed::Impl {
                  .found = std::to_string(index)});
   }
 
-  // Everything that was put, layer by layer.
+  // Everything that was put, grouped by layer.
   LayerTensors grouped() const { return checkpoint::group_by_layer(config, table); }
 
-  // The last tensor alone in its layer: its shape, its expert and, where it is certain to be one of
-  // the model, its name are right or an Error.
+  // Checks the last tensor alone in its layer: its shape, its expert and, if it certainly belongs
+  // to the model, its name. Throws Error otherwise.
   void check_last(const checkpoint::LayerName& name, const LayerConfig& layer,
                   bool is_known) const {
     LayerTensors alone;
@@ -225,7 +224,7 @@ CheckpointFeed CheckpointFeed::from_config(std::string_view config_json) {
                  .found = config.quantization});
   }
   if (config.architecture->router.selection_bias_by_file) {
-    // There once it is put.
+    // A layer has the bias once it is put.
     for (LayerConfig& layer : config.layers) layer.spec.router.has_selection_bias = false;
   }
   auto impl = std::make_unique<Impl>(std::move(config));

@@ -5,7 +5,7 @@
 namespace conclave::inline v0::checkpoint {
 namespace {
 
-// One tensor an expert and matrix, as torch.nn.Linear modules are saved.
+// One tensor per expert and matrix, as torch.nn.Linear modules are saved.
 constexpr std::array kPerExpertProj = {
     NamePattern{"{base}experts.{expert}.gate_proj.weight", Part::kGate},
     NamePattern{"{base}experts.{expert}.up_proj.weight", Part::kUp},
@@ -54,17 +54,17 @@ constexpr std::array kStackedUnfusedWeight = {
     NamePattern{"{base}experts.up_proj.weight", Part::kUp},
     NamePattern{"{base}experts.down_proj.weight", Part::kDown},
 };
-// Granite, JetMoE.
+// Used by Granite and JetMoE.
 constexpr std::array kParallelLinear = {
     NamePattern{"{base}input_linear.weight", Part::kGateUp},
     NamePattern{"{base}output_linear.weight", Part::kDown},
 };
-// Aria.
+// Used by Aria.
 constexpr std::array kGroupedGemm = {
     NamePattern{"{base}experts.fc1.weight", Part::kGateUp},
     NamePattern{"{base}experts.fc2.weight", Part::kDown},
 };
-// DBRX: [E I, H] each, down too.
+// Used by DBRX: [E I, H] each, including down.
 constexpr std::array kFlat = {
     NamePattern{.text = "{base}experts.mlp.w1",
                 .part = Part::kGate,
@@ -79,7 +79,7 @@ constexpr std::array kFlat = {
                 .axes = AxisOrder::kColsFirst,
                 .experts = ExpertAxis::kMerged},
 };
-// Inkling.
+// Used by Inkling.
 constexpr std::array kInterleaved = {
     NamePattern{"{base}experts.w13_weight", Part::kGateUp, RowOrder::kInterleaved},
     NamePattern{"{base}experts.w2_weight", Part::kDown},
@@ -108,7 +108,7 @@ constexpr std::array kOnce = {
     NamePattern{"{base}gate.wg.weight", Part::kRouter},
     NamePattern{"{base}router.bias", Part::kRouterBias},
     NamePattern{"{base}router.classifier.bias", Part::kRouterBias},
-    // The bias of the product where the family has one, else the bias for choosing.
+    // The bias of the product if the family has one, otherwise the selection bias.
     NamePattern{"{base}gate.bias", Part::kRouterBias},
     NamePattern{"{base}gate.e_score_correction_bias", Part::kSelectionBias},
     NamePattern{"{base}e_score_correction_bias", Part::kSelectionBias},

@@ -1,13 +1,13 @@
 #include "checkpoint/hash.h"
 
-// Inlined, so that an installed package needs no library of it.
+// Inlined, so that an installed package does not depend on the library.
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
 namespace conclave::inline v0::checkpoint {
 
 struct StreamHash::State {
-  // The library asks for this alignment and the type does not carry it in every version.
+  // The library requires this alignment, which the type does not carry in every version.
   alignas(64) XXH3_state_t xxh;
 };
 

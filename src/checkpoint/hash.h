@@ -10,7 +10,7 @@ namespace conclave::inline v0::checkpoint {
 
 uint64_t hash_bytes(std::span<const std::byte> bytes) noexcept;
 
-// The same over pieces.
+// Computes the same hash over pieces.
 class StreamHash {
  public:
   StreamHash();

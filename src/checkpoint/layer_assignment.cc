@@ -30,7 +30,7 @@ std::string render_shape(std::span<const int64_t> shape) {
   return fmt::format("[{}]", fmt::join(shape, ", "));
 }
 
-// The first component that is a number: the expert a misspelt name most likely means.
+// The first component that is a number: most likely the expert that a misspelt name means.
 int64_t number_in(std::string_view text) {
   while (!text.empty()) {
     const std::string_view component = first_component(text);
@@ -73,7 +73,7 @@ LayerAssignment::LayerAssignment(const ModelConfig& config, const TensorTable& t
   }
 }
 
-// Whether the layer has every role of the pattern: the same name means other things elsewhere.
+// Whether the layer has every role of the pattern: the same name has other meanings elsewhere.
 bool LayerAssignment::is_wanted(const NamePattern& pattern) const {
   return has_roles(roles_of(pattern.part));
 }
@@ -105,8 +105,8 @@ std::vector<LayerAssignment::Match> LayerAssignment::match_names(
   return matches;
 }
 
-// Without shared experts their tensors are there with a width of 0, which is to say that they are
-// not, and the gate of their sum weighs nothing.
+// A layer without shared experts may still store their tensors with a width of 0, and the gate of
+// their sum; neither contributes anything.
 bool LayerAssignment::is_absent(const LayerTensor& item) const {
   if (is_empty(table_.info(item.tensor))) return true;
   const Architecture& architecture = *config_.architecture;
@@ -149,7 +149,7 @@ void LayerAssignment::choose_naming(std::span<const Match> matches, const LayerN
   }
 }
 
-// One stack whose shape fits in one way only decides for all of the layer.
+// A single stack whose shape fits one order only decides the order for the whole layer.
 void LayerAssignment::choose_axes(std::span<const Match> matches) {
   for (const Match& match : matches) {
     const NamePattern& pattern = *match.name.pattern;
@@ -192,7 +192,7 @@ int64_t LayerAssignment::first_expert() const {
   return second ? layer_.spec.num_experts : 0;
 }
 
-// Zero experts, and those of another modality.
+// Whether the tensor belongs to a zero expert or to an expert of another modality.
 bool LayerAssignment::is_surplus(const Match& match) const {
   const NamePattern& pattern = *match.name.pattern;
   if (!is_expert_part(pattern.part) || !has_expert_placeholder(pattern.text)) return false;
@@ -272,8 +272,8 @@ bool LayerAssignment::is_filled(std::span<const WeightRole> roles, int64_t exper
   });
 }
 
-// Parts that several patterns may fill are asked for by the first. A fused part is only asked for
-// where the layer has one of its roles in that tensor.
+// A part that several patterns may fill is expected under the first one. A fused part is expected
+// only if the layer has one of its roles in that tensor.
 std::vector<NamePattern> LayerAssignment::expected_once() const {
   std::vector<NamePattern> expected;
   std::array<bool, kNumRoles> covered{};
@@ -404,7 +404,7 @@ void LayerAssignment::check_types() const {
   check_scale_types();
 }
 
-// e4m3 is a type of matrices that the spec says are quantised.
+// e4m3 is accepted only for matrices that the spec says are quantised.
 bool LayerAssignment::is_type_of(WeightRole role, DType dtype) const {
   if (role == WeightRole::kHashTable) return dtype == DType::kI32 || dtype == DType::kI64;
   if (is_scale_role(role) || is_float_type(dtype)) return true;

@@ -1,4 +1,4 @@
-// The tensors of one MoE layer given to its matrices, each to exactly one.
+// Assigns the tensors of one MoE layer to its matrices: every matrix gets exactly one tensor.
 #pragma once
 
 #include "checkpoint/layer_names.h"
@@ -17,7 +17,7 @@
 
 namespace conclave::inline v0::checkpoint {
 
-// How the tensors of a layer are named, most of them.
+// How most of a layer's tensors are named.
 struct LayerNaming {
   const ExpertForm* form = nullptr;
   int32_t base = 0;
@@ -25,9 +25,9 @@ struct LayerNaming {
 
 class LayerAssignment {
  public:
-  // Assigns all it can. `usual` names what is missing in a layer without any expert tensor; its
-  // form may be null. Throws Error(kTensorDuplicate, kTensorShape, kTensorUnexpected for an expert
-  // number >= E). Everything given must outlive the assignment.
+  // Assigns all tensors it can. `usual` gives the names of what is missing from a layer without any
+  // expert tensor; its form may be null. Throws Error(kTensorDuplicate, kTensorShape,
+  // kTensorUnexpected for an expert number >= E). All arguments must outlive the assignment.
   LayerAssignment(const ModelConfig& config, const TensorTable& table, const LayerTensors& tensors,
                   const LayerConfig& layer, const LayerNaming& usual);
 
@@ -39,7 +39,7 @@ class LayerAssignment {
 
   // Throws Error(kTensorUnexpected) for the first name of the MoE block that no pattern knows.
   void check_strays() const;
-  // Throws Error(kTensorDType) where types differ that must agree.
+  // Throws Error(kTensorDType) if types differ that must agree.
   LayerMap finish();
 
  private:
@@ -50,15 +50,15 @@ class LayerAssignment {
   };
 
   std::vector<Match> match_names(std::span<const LayerTensor> items);
-  // Of a tensor without a role in the layer: whether nothing is lost with it.
+  // Whether a tensor without a role in the layer can be dropped without losing anything.
   bool is_absent(const LayerTensor& item) const;
   void choose_naming(std::span<const Match> matches, const LayerNaming& usual);
   void choose_axes(std::span<const Match> matches);
   void place(const Match& match);
   void place_scale(const Match& match, int64_t expert);
-  // The scale that a name is, of a matrix that is quantised.
+  // The quantised matrix's scale that the name stands for, if any.
   std::optional<Match> match_scale(const LayerTensor& item) const;
-  // Whether the name is that of a scale of a matrix stored in a form that is not read.
+  // Whether the name is that of a scale of a matrix that is stored in a form that is not read.
   bool is_foreign_scale(const LayerTensor& item, std::span<const LayerTensor> items);
   void fill(WeightRole role, int64_t expert, const MatrixLocation& location);
   bool is_surplus(const Match& match) const;
@@ -74,8 +74,8 @@ class LayerAssignment {
   std::vector<std::vector<int64_t>> scale_shapes(const NamePattern& pattern, TensorKind kind) const;
   AxisOrder axes_of(const NamePattern& pattern) const;
   bool is_filled(std::span<const WeightRole> roles, int64_t expert) const;
-  std::vector<NamePattern> expected_once() const;  // one pattern a part
-  // Calls visit(pattern, kind, number of tensors) for all that the layer must have.
+  std::vector<NamePattern> expected_once() const;  // one pattern per part
+  // Calls visit(pattern, kind, number of tensors) for everything that the layer must have.
   template <class Visit>
   void for_each_expected(Visit visit) const;
   std::string full_name(const NamePattern& pattern, int64_t expert) const;
@@ -93,13 +93,13 @@ class LayerAssignment {
   const LayerConfig& layer_;
   std::array<RoleShape, kNumRoles> shapes_;
   LayerNaming naming_;
-  AxisOrder axes_ = AxisOrder::kRowsFirst;  // of stacks whose pattern leaves it open
-  bool transposed_ = false;                 // whether an expert tensor lies columns first
+  AxisOrder axes_ = AxisOrder::kRowsFirst;  // for stacks whose pattern leaves it open
+  bool transposed_ = false;                 // whether an expert tensor is stored columns first
   std::string prefix_;                      // "model.layers.0."
   std::array<std::vector<MatrixLocation>, kNumRoles> slots_;
   std::vector<std::string> strays_;
   std::unordered_map<std::string_view, int32_t> by_rest_;  // filled when first needed
-  std::string foreign_;  // a matrix that is quantised and may not be, or in a form that is not read
+  std::string foreign_;  // a matrix that must not be quantised but is, or whose form is not read
   int32_t first_stray_ = -1;
   int64_t expert_tensors_ = 0;
   uint64_t bytes_ = 0;

@@ -1,4 +1,4 @@
-// The names of a family against a name in a file.
+// Matches the names of a family against a name in a file.
 #pragma once
 
 #include "checkpoint/architecture.h"
@@ -19,14 +19,14 @@ struct NameMatch {
   int64_t expert = 0;
 };
 
-// The first pattern that fits and that `wanted` accepts: one name may mean two things.
+// The first pattern that fits and that `wanted` accepts, since one name may have two meanings.
 std::optional<NameMatch> match_name(const Architecture& architecture, std::string_view rest,
                                     const std::function<bool(const NamePattern&)>& wanted);
 
 // The name with both placeholders filled in.
 std::string render_name(const NamePattern& pattern, std::string_view base, int64_t expert);
 
-// Whether `rest` starts like an expert tensor of the family, whatever it ends in.
+// Whether `rest` starts like an expert tensor of the family, whatever its ending.
 bool looks_like_expert(const Architecture& architecture, std::string_view rest);
 // Whether `rest` is the router of a MoE layer.
 bool is_router(const Architecture& architecture, std::string_view rest);

@@ -19,7 +19,7 @@ constexpr std::array<std::string_view, 3> kMoeKinds = {"sparse", "moe", "hash_mo
 constexpr std::string_view kHashKind = "hash_moe";
 constexpr char kMoeLetter = 'E';
 
-// "3,4,5" as a set of numbers.
+// Parses "3,4,5" into a set of numbers.
 std::set<int64_t> numbers_in(const io::JsonValue& value) {
   std::set<int64_t> numbers;
   std::string_view text = value.as_string();

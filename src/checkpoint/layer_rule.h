@@ -8,13 +8,13 @@
 
 namespace conclave::inline v0::checkpoint {
 
-// Beyond any model there is; keeps the work on a hostile config small.
+// No model has more; this keeps the work on a hostile config small.
 inline constexpr int64_t kMaxHiddenLayers = 4096;
 
 // The number of layers: its key, or the length of the list of kinds that describes them.
 int64_t read_num_layers(const ConfigReader& config, const Architecture& architecture);
 
-// Ascending. Throws Error(kConfigValue, kJsonType) naming the key.
+// The numbers are ascending. Throws Error(kConfigValue, kJsonType) naming the key.
 std::vector<int64_t> moe_layers(const ConfigReader& config, const Architecture& architecture,
                                 int64_t count);
 

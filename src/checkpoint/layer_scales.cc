@@ -1,4 +1,4 @@
-// The part of LayerAssignment that is about scales of quantised matrices.
+// The part of LayerAssignment that handles the scales of quantised matrices.
 #include "checkpoint/layer_assignment.h"
 #include "core/layer_roles.h"
 
@@ -16,7 +16,7 @@ bool is_plain_type(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
 }
 
-// Axes of one number may be left out at the end, and a stack has one more in front.
+// Trailing axes of size one may be left out, and a stack has one more axis in front.
 void add_shapes(const TensorBlock& block, Shapes& shapes) {
   const auto add = [&](std::vector<int64_t> shape, int64_t count) {
     if (block.is_stack) shape.insert(shape.begin(), count);
@@ -26,7 +26,7 @@ void add_shapes(const TensorBlock& block, Shapes& shapes) {
     add({block.rows, block.cols}, count);
     if (block.cols == 1) add({block.rows}, count);
     if (block.cols == 1 && block.rows == 1) add({}, count);
-    // ModelOpt keeps the axes inside a block.
+    // ModelOpt also keeps the axes inside a block.
     add({block.rows, 1, block.cols, 1}, count);
     if (block.surplus == 0) return;
   }
@@ -36,7 +36,7 @@ std::string render(const std::vector<int64_t>& shape) {
   return fmt::format("[{}]", fmt::join(shape, ", "));
 }
 
-// One number for all roles of a fused tensor.
+// Whether all roles of a fused tensor share one number.
 bool is_single(const MoeSpec& spec, TensorKind kind) {
   return kind == TensorKind::kInputScale || spec.quant.weights == WeightScale::kTensor;
 }
@@ -63,7 +63,7 @@ bool LayerAssignment::is_foreign_scale(const LayerTensor& item,
     const auto name = match_name(*config_.architecture, scale.matrix,
                                  [this](const NamePattern& known) { return is_wanted(known); });
     if (!name || is_plain_type(info.dtype)) continue;
-    // Of a matrix that is read, a scale too many is a fault.
+    // A surplus scale of a matrix that is read is a fault.
     const bool is_read = is_quantisable(name->pattern->part) &&
                          has_roles(roles_of(name->pattern->part, TensorKind::kScale));
     if (is_read && info.dtype == DType::kF8E4M3) continue;

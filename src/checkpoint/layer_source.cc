@@ -83,7 +83,7 @@ void LayerSource::read_verified(int32_t tensor, uint64_t offset,
   try {
     verifier_->check_bytes(tensor, offset, destination);
   } catch (const Error&) {
-    // Damaged bytes are not given away, not even beside an error.
+    // Damaged bytes are not handed out, not even along with an error.
     std::fill(destination.begin(), destination.end(), std::byte{0});
     throw;
   }
@@ -96,7 +96,7 @@ ConstTensorView LayerSource::view(WeightRole role, int64_t expert) const {
   const auto mapped = data_.mapped(matrix.tensor);
   if (mapped.empty()) return {};
   const std::byte* data = mapped.data() + matrix.offset * byte_size(info.dtype);
-  // A header of any length may precede the data.
+  // The header before the data may have any length.
   const auto alignment = static_cast<uintptr_t>(byte_size(info.dtype));
   if (reinterpret_cast<uintptr_t>(data) % alignment != 0) return {};
   verify(matrix, info.dtype);

@@ -1,4 +1,4 @@
-// The weights of one layer, read from the shards.
+// Reads the weights of one layer from the shards.
 #pragma once
 
 #include "checkpoint/manifest.h"
@@ -14,7 +14,7 @@ namespace conclave::inline v0::checkpoint {
 
 class LayerSource final : public WeightSource {
  public:
-  // `verifier` may be null. All must outlive the source.
+  // `verifier` may be null. All arguments must outlive the source.
   LayerSource(const TensorTable& table, const TensorData& data, const LayerMap& layer,
               const Verifier* verifier)
       : table_(table), data_(data), layer_(layer), verifier_(verifier) {}

@@ -22,10 +22,10 @@ constexpr std::array<std::string_view, 9> kKnownTrunks = {
     "language_model.", "thinker.model.",        "model.llm.",
     "backbone.",       "transformer.",          ""};
 
-// Beyond any model there is; keeps the work on hostile names small.
+// No model has more; this keeps the work on hostile names small.
 constexpr int64_t kMaxExtraLayers = 64;
 
-// Fragments of the names of everything around the MoE blocks, in any family.
+// Fragments of the names of everything around the MoE blocks, for any family.
 constexpr std::array<std::string_view, 20> kOtherParts = {
     "attn",    "attention",   "norm", "embed",      "lm_head", "mlp",     "feed_forward",
     "ffn",     "rotary",      "rope", "visual",     "vision",  "audio",   "projector",
@@ -50,7 +50,7 @@ bool is_other_part(const Architecture& architecture, std::string_view name) {
 using TrunkCounts = std::map<std::string_view, int64_t>;
 
 std::string choose_trunk(const TrunkCounts& experts, const TrunkCounts& layers) {
-  // Without any expert the trunk only serves the message that says so.
+  // If there are no experts, the trunk only serves the message that says so.
   const TrunkCounts& counts = experts.empty() ? layers : experts;
   for (std::string_view trunk : kKnownTrunks) {
     if (counts.contains(trunk)) return std::string(trunk);
@@ -61,7 +61,7 @@ std::string choose_trunk(const TrunkCounts& experts, const TrunkCounts& layers) 
   return std::string(most == counts.end() ? kKnownTrunks.front() : most->first);
 }
 
-// Tensors that are not read, for the notes.
+// Counts of the tensors that are not read, for the notes.
 struct Skipped {
   int64_t prediction_head = 0;
   int64_t beyond_layers = 0;
@@ -226,7 +226,7 @@ void settle_by_file(const LayerTensors& tensors, const TensorTable& table, Model
 
 namespace {
 
-// The type of the first tensor in `part`; nothing without one.
+// The type of the first tensor that holds `part`; nothing without one.
 std::optional<DType> stored_type(const Architecture& architecture, const TensorTable& table,
                                  std::span<const LayerTensor> items, Part part) {
   const auto wanted = [part](const NamePattern& pattern) { return pattern.part == part; };
@@ -237,7 +237,7 @@ std::optional<DType> stored_type(const Architecture& architecture, const TensorT
   return std::nullopt;
 }
 
-// Codes whose names and shapes belong to another format, such as two fp4 a byte.
+// The names and shapes of such codes belong to another format, such as two fp4 codes per byte.
 void refuse_codes(DType stored, ModelConfig& config) {
   Quantization found;
   found.method = config.quant_method;

@@ -1,4 +1,4 @@
-// All tensors of a checkpoint, sorted by the decoder layer their name puts them in.
+// All tensors of a checkpoint, sorted by the decoder layer that their names put them in.
 #pragma once
 
 #include "checkpoint/model_config.h"
@@ -17,18 +17,18 @@ namespace conclave::inline v0::checkpoint {
 struct LayerTensor {
   int32_t tensor = 0;     // index into TensorTable::tensors
   std::string_view rest;  // its name after "layers.N."
-  bool canonical = true;  // false where N is written with leading zeros
+  bool canonical = true;  // false if N is written with leading zeros
 };
 
 struct LayerTensors {
   std::string trunk;                             // "model.", "language_model.model.", or empty
   std::vector<std::vector<LayerTensor>> layers;  // by layer number, num_hidden_layers or more
-  // Extra layers that hold experts or a router, and how their names start: "mtp.layers.0.".
+  // The start of the names of each extra layer that holds experts or a router: "mtp.layers.0.".
   std::map<int64_t, std::string> extra;
   std::vector<std::string> notes;  // parts that are not read, names of no known part
 
   std::vector<int64_t> extra_layers() const;  // ascending
-  // How the names of a layer start: "model.layers.0.".
+  // The start of a layer's names: "model.layers.0.".
   std::string layer_start(const Architecture& architecture, int64_t layer) const;
 };
 
@@ -40,21 +40,21 @@ enum class ExtraLayers : uint8_t { kSkip, kRead };
 LayerTensors group_by_layer(const ModelConfig& config, const TensorTable& table,
                             ExtraLayers extra = ExtraLayers::kSkip);
 
-// The name taken apart; nothing for names without a layer and for parts of the model that are not
+// The parts of the name; nothing for names without a layer and for parts of the model that are not
 // read (multi-token prediction, parts with experts of their own).
 std::optional<LayerName> split_model_name(const Architecture& architecture, std::string_view name);
 
 // Settles what the family leaves to the file: whether a layer has a selection bias.
 void settle_by_file(const LayerTensors& tensors, const TensorTable& table, ModelConfig& config);
 
-// f32, f16 or bf16.
+// Whether the type is f32, f16 or bf16.
 bool is_plain(DType dtype);
-// The spec of a layer whose experts, and with them its shared ones, are quantised.
+// Marks the routed experts of a layer, and with them its shared experts, as quantised.
 void quantise(const QuantSpec& quant, MoeSpec& spec);
 
-// Of a quantised model: which layers are, by the types of their matrices. Modules that the
-// quantiser left out are plain; experts in codes that are not read make the whole model one of a
-// method that is not.
+// Decides by the types of their matrices which layers of a quantised model are quantised. Modules
+// that the quantiser left out are plain; if experts have codes that are not read, the method of the
+// whole model counts as one that is not read.
 void settle_quantization(const LayerTensors& tensors, const TensorTable& table,
                          ModelConfig& config);
 

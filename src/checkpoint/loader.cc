@@ -80,7 +80,7 @@ struct Checkpoint::Impl {
   std::string architecture;
   ModelConfig config;
   ShardSet shards;
-  std::vector<LayerMap> maps;  // as layers
+  std::vector<LayerMap> maps;  // in the order of `layers`
   std::vector<CheckpointLayer> layers;
   std::unique_ptr<checkpoint::TensorData> data;
   std::unique_ptr<checkpoint::Verifier> verifier;

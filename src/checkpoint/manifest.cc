@@ -22,7 +22,7 @@ namespace {
 constexpr std::string_view kFormat = "conclave-manifest";
 constexpr int64_t kVersion = 1;
 constexpr std::string_view kHashName = "xxh3-64";
-// Smaller slices are hashed together: a hash would cost more than what it covers.
+// Smaller slices are hashed together: a hash would cost more than the data it covers.
 constexpr uint64_t kMinBlockBytes = 4096;
 constexpr size_t kReadBytes = size_t{1} << 20;
 constexpr std::string_view kStaleHint =
@@ -167,7 +167,7 @@ io::JsonDocument read_manifest(const io::Directory& directory) {
 HashBlocks hash_blocks(const TensorInfo& tensor) {
   if (tensor.shape.size() >= 3 && tensor.shape[0] > 1) {
     const auto count = static_cast<uint64_t>(tensor.shape[0]);
-    // Types below a byte may not divide evenly.
+    // Types smaller than a byte may not divide evenly.
     if (tensor.bytes % count == 0 && tensor.bytes / count >= kMinBlockBytes) {
       return {.count = tensor.shape[0], .bytes = tensor.bytes / count};
     }

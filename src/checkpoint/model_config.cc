@@ -17,7 +17,7 @@
 namespace conclave::inline v0::checkpoint {
 namespace {
 
-// Where composite models keep the configuration of their language model.
+// Keys under which composite models keep the configuration of their language model.
 constexpr std::array<std::string_view, 4> kNestedConfigs = {"text_config", "thinker_config",
                                                             "llm_config", "language_config"};
 constexpr std::array<std::string_view, 2> kQuantizationKeys = {"quantization_config",
@@ -61,7 +61,7 @@ struct FamilyMatch {
                        "docs/adding-an-architecture.md shows how to add a table for a family"});
 }
 
-// Whether some key, at any depth, speaks of experts: "num_local_experts", "moe_layers".
+// Whether any key, at any depth, mentions experts: "num_local_experts", "moe_layers".
 bool names_experts(const io::JsonValue& config) {
   if (!config.is_object()) return false;
   for (const io::JsonMember& member : config.members()) {
@@ -88,7 +88,7 @@ bool names_experts(const io::JsonValue& config) {
        .hint = "there is nothing to run in a dense model; docs/models.md lists the families"});
 }
 
-// The outermost known type decides: it may differ from the language model in it.
+// The outermost known type decides: it may differ from that of the language model inside.
 FamilyMatch match_family(const std::vector<io::JsonValue>& chain) {
   std::vector<std::string> found;
   for (const io::JsonValue& config : chain) {

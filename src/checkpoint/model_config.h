@@ -23,7 +23,7 @@ namespace conclave::inline v0::checkpoint {
 
 struct LayerConfig {
   int64_t index = 0;
-  MoeSpec spec = {};  // types of matrices are left for the tensors to say
+  MoeSpec spec = {};  // the tensors decide the types of matrices
   Support support = Support::yes();
 };
 
@@ -31,12 +31,12 @@ struct ModelConfig {
   const Architecture* architecture = nullptr;
   std::string model_type;
   int64_t num_hidden_layers = 0;
-  std::optional<DType> dtype;        // the model's arithmetic type, where the config gives one
+  std::optional<DType> dtype;        // the model's arithmetic type, if the config gives one
   std::string quantization;          // name of a method that is not read; empty: none
-  std::optional<QuantSpec> quant;    // of e4m3 matrices, where their method is read
-  std::string quant_method;          // its name
+  std::optional<QuantSpec> quant;    // for e4m3 matrices, if their method is read
+  std::string quant_method;          // the name of that method
   std::vector<LayerConfig> layers;   // MoE layers, ascending
-  Support support = Support::yes();  // of all layers, beside that of each
+  Support support = Support::yes();  // for all layers, beside that of each
   std::vector<std::string> notes;
 };
 
@@ -44,18 +44,18 @@ struct ModelConfig {
 // value and limit.
 ModelConfig read_model_config(const io::JsonValue& root, ExpertSet experts = ExpertSet::kText);
 
-// Adds MoE layers beyond num_hidden_layers to the model read from `root`, whatever its rule for
-// dense layers says of them. Throws as read_model_config.
+// Adds MoE layers beyond num_hidden_layers to the model read from `root`, even if its rule for
+// dense layers excludes them. Throws as read_model_config.
 void add_extra_layers(const io::JsonValue& root, std::span<const int64_t> layers,
                       ModelConfig& model);
 
-// Throws Error(kUnknownArchitecture) with the types known and the nearest one.
+// Throws Error(kUnknownArchitecture) with the known types and the nearest one.
 [[noreturn]] void reject_model_type(std::string_view model_type);
 
-// Completes the router's rounding types where the type that its matrix is stored in decides.
+// Completes the router's rounding types that depend on the type its matrix is stored in.
 void set_stored_rounding(const ModelConfig& config, DType stored, RouterSpec& router);
 
-// Takes over what a file says of the weights' quantisation.
+// Takes over what a file says about the weights' quantisation.
 void set_quantization(const Quantization& found, ModelConfig& model);
 // "quantised with gptq: ..." for Support and for Error(kUnsupportedQuantization).
 std::string quantization_reason(std::string_view method);

@@ -1,4 +1,4 @@
-// Lists in messages.
+// Renders lists for messages.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace conclave::inline v0::checkpoint {
 
 inline constexpr size_t kMaxListedNames = 10;
 
-// "a, b, c and 7 more": the first ten at most.
+// "a, b, c and 7 more": ten names at most, unless `limit` says otherwise.
 inline std::string first_few(std::span<const std::string> names, size_t limit = kMaxListedNames) {
   std::string text;
   const size_t shown = std::min(names.size(), limit);
@@ -20,7 +20,7 @@ inline std::string first_few(std::span<const std::string> names, size_t limit = 
   return text;
 }
 
-// "0, 2 to 5" for 0, 2, 3, 4, 5: ascending numbers.
+// "0, 2 to 5" for 0, 2, 3, 4, 5. The numbers are ascending.
 inline std::string render_ranges(std::span<const int64_t> numbers) {
   std::string text;
   for (size_t i = 0; i < numbers.size();) {

@@ -7,7 +7,7 @@ namespace {
 
 using enum WeightRole;
 
-// In the order of Part. `count` roles from `first` on: the fused parts take two.
+// Indexed by Part: `count` roles, which is two for the fused parts.
 struct PartRoles {
   std::array<WeightRole, 2> roles;
   size_t count;

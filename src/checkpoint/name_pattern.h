@@ -9,7 +9,7 @@
 
 namespace conclave::inline v0::checkpoint {
 
-// What a tensor holds. Parts from kRouter on exist once a layer.
+// What a tensor holds. Parts from kRouter on exist once per layer.
 enum class Part : uint8_t {
   kGate,
   kUp,
@@ -43,35 +43,35 @@ enum class Part : uint8_t {
   kResidualGate,
   kResidualUp,
   kResidualDown,
-  kNotRead,  // known, and no part of what a layer computes
+  kNotRead,  // known, but no part of what a layer computes
 };
 constexpr bool is_expert_part(Part part) { return part < Part::kRouter; }
 
 // The roles that a tensor fills, one after the other; empty for kNotRead.
 std::span<const WeightRole> roles_of(Part part);
 
-// How rows of a matrix lie in its tensor.
+// The order of a matrix's rows in its tensor.
 enum class RowOrder : uint8_t {
   kConcatenated,  // gate rows, then up rows
   kInterleaved,   // gate 0, up 0, gate 1, up 1, ...
 };
-// Which axis comes first. kByShape: rows, unless the shape of a stack says otherwise.
+// Which axis comes first. With kByShape it is rows, unless the shape of a stack says otherwise.
 enum class AxisOrder : uint8_t { kByShape, kRowsFirst, kColsFirst };
-// Whether the experts of a stack have an axis.
+// Whether the experts of a stack have an axis of their own.
 enum class ExpertAxis : uint8_t {
   kOwn,     // [E, rows, cols]
   kMerged,  // [E * rows, cols]
 };
 
 // A tensor name after "layers.N.". {base} is one of the family's bases. With {expert} (a decimal
-// number) the tensor is one matrix [rows, cols]; an expert part without it is a stack
-// [E, rows, cols] or [E, cols, rows], or with the first two axes merged where the pattern says so.
+// number) the tensor is one matrix [rows, cols]; without it, an expert part is a stack [E, rows,
+// cols] or [E, cols, rows], with the first two axes merged if the pattern says so.
 struct NamePattern {
   std::string_view text;
   Part part;
   RowOrder rows = RowOrder::kConcatenated;
   AxisOrder axes = AxisOrder::kByShape;
-  // A vector that is one row of a tensor of this many rows: other modalities have the others.
+  // The vector is row `row` of a tensor with this many rows; the others belong to other modalities.
   int64_t rows_beside = 1;
   int64_t row = 0;
   ExpertAxis experts = ExpertAxis::kOwn;

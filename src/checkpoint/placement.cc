@@ -24,8 +24,8 @@ void add_vector_shapes(const TensorBlock& block, const NamePattern& pattern,
   if (n == 1) shapes.push_back({});
 }
 
-// No axis more or less than the name's form has, but for the one of a single row: another number of
-// axes means another tensor than the one that was meant.
+// The number of axes must be that of the name's form, except for a single row: another number means
+// a tensor other than the one that was meant.
 void add_matrix_shapes(const TensorBlock& block, const NamePattern& pattern, int64_t first,
                        int64_t second, std::vector<Shape>& shapes) {
   if (!block.is_stack) {
@@ -78,7 +78,7 @@ MatrixLocation locate(const TensorBlock& block, const NamePattern& pattern, Axis
       .row_stride = step * row_stride,
       .col_stride = rows_first ? 1 : block.rows};
   if (!block.is_vector) return matrix;
-  // Its entries are the columns of a single row.
+  // The vector's entries are the columns of a single row.
   return {.tensor = tensor,
           .offset = matrix.offset + pattern.row * block.rows,
           .row_stride = block.rows,

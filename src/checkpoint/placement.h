@@ -10,22 +10,22 @@
 
 namespace conclave::inline v0::checkpoint {
 
-// What a tensor holds: `count` blocks (experts, shared experts or one) of `rows` x `cols`; several
-// roles share the rows. A vector is a block of one column.
+// The content of a tensor: `count` blocks (experts, shared experts or one) of `rows` x `cols`;
+// several roles may share the rows. A vector is a block with one column.
 struct TensorBlock {
   int64_t count = 1;
   int64_t rows = 0;
   int64_t cols = 0;
   bool is_stack = false;  // the blocks have an axis
   bool is_vector = false;
-  int64_t surplus = 0;  // blocks that the stack may hold beyond `count`, which mean nothing
+  int64_t surplus = 0;  // meaningless blocks that the stack may hold beyond `count`
 };
 
-// The shapes in which a tensor may hold the block, the usual one first.
+// The shapes in which a tensor may hold the block; the usual one comes first.
 std::vector<std::vector<int64_t>> accepted_shapes(const TensorBlock& block,
                                                   const NamePattern& pattern, AxisOrder axes);
 
-// Whether the shape is one of them in that order of axes (kRowsFirst or kColsFirst).
+// Whether the shape is one of accepted_shapes for that order of axes (kRowsFirst or kColsFirst).
 bool fits(std::span<const int64_t> shape, const TensorBlock& block, const NamePattern& pattern,
           AxisOrder axes);
 
@@ -38,8 +38,8 @@ struct MatrixLocation {
   int64_t col_stride = 0;
 };
 
-// The share of one role: `rows` of the block's rows, the role being number `part` of `parts` and
-// `rows_before` rows lying before it. `index` is the expert.
+// The share of one role: it is number `part` of the `parts` roles in the block, and `rows_before`
+// rows of the block precede its own. `index` is the expert.
 struct RoleShare {
   int64_t index = 0;
   int64_t part = 0;

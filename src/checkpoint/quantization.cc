@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kMaxBlock = int64_t{1} << 20;
 constexpr int64_t kGroupColumns = 128;
 
-// Weights that a method stores in a way that is not read: a verdict, not a fault of the file.
+// A method stores weights in a way that is not read: this is a verdict, not a fault of the file.
 struct NotRead {
   std::string reason;
 };
@@ -66,7 +66,7 @@ void set_block_text(const io::JsonValue& value, QuantSpec& spec) {
   set_block(spec, rows, cols);
 }
 
-// Groups of dynamic activations follow the blocks of the weights.
+// The groups of dynamic activations follow the blocks of the weights.
 void set_dynamic(QuantSpec& spec) {
   if (spec.weights != WeightScale::kBlock) {
     spec.activations = ActivationScale::kToken;
@@ -123,7 +123,7 @@ void read_weights(const io::JsonValue& scheme, QuantSpec& spec) {
   }
 }
 
-// "dynamic" is a flag, or a text for schemes of other formats.
+// "dynamic" is a flag; schemes of other formats use a text.
 bool is_dynamic(const io::JsonValue& scheme) {
   const auto dynamic = scheme.find_set("dynamic");
   if (!dynamic) return false;

@@ -1,4 +1,4 @@
-// What a configuration says of quantised weights, by any of the methods that store e4m3 codes with
+// What a configuration says about quantised weights, for all methods that store e4m3 codes with
 // scales: "fp8", "compressed-tensors" and ModelOpt. docs/quantisation.md has the table.
 #pragma once
 
@@ -13,14 +13,14 @@ namespace conclave::inline v0::checkpoint {
 
 struct Quantization {
   std::string method;             // "fp8"; empty: not quantised
-  std::optional<QuantSpec> spec;  // nothing: these weights are not read
-  std::string reason;             // why not; empty for a method that is not known at all
+  std::optional<QuantSpec> spec;  // empty: these weights are not read
+  std::string reason;             // why not; empty if the method is not known at all
 };
 
-// The object quantization_config (or compression_config) of config.json. Throws
-// Error(kJsonType, kConfigValue) naming the key for what no method writes.
+// Reads the object quantization_config (or compression_config) of config.json. Throws
+// Error(kJsonType, kConfigValue) naming the key if no method writes such a value.
 Quantization read_quantization(const io::JsonValue& config);
-// The root of hf_quant_config.json, or anything of the same keys.
+// Reads the root of hf_quant_config.json, or any object with the same keys.
 Quantization read_modelopt(const io::JsonValue& root);
 
 }  // namespace conclave::inline v0::checkpoint

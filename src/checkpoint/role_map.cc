@@ -12,11 +12,11 @@
 namespace conclave::inline v0::checkpoint {
 namespace {
 
-// Tensors that should be there and are not, over all layers.
+// Tensors that are missing, over all layers.
 struct Missing {
-  std::vector<std::string> names;   // the first ten, with the shape expected
-  std::vector<std::string> strays;  // names nobody knows in the same layers
-  std::string layer_summary;        // of the first incomplete layer
+  std::vector<std::string> names;   // the first ten, with their expected shapes
+  std::vector<std::string> strays;  // names in the same layers that no pattern knows
+  std::string layer_summary;        // for the first incomplete layer
   int64_t count = 0;
 };
 
@@ -103,7 +103,7 @@ std::vector<LayerMap> map_roles(const ModelConfig& config, const TensorTable& ta
       [&](const LayerConfig& layer) {
         LayerAssignment assignment(config, table, tensors, layer, usual);
         collect_missing(assignment, missing);
-        // An unknown name is news only where nothing is missing: otherwise it is the hint.
+        // An unknown name is reported only if nothing is missing; otherwise it serves as the hint.
         if (missing.count == 0) {
           assignment.check_strays();
           maps.push_back(assignment.finish());

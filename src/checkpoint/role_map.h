@@ -28,28 +28,28 @@ struct LayerMap {
   std::string prefix;  // "model.layers.0.mlp."
   std::string layout;  // "per_expert", "stacked", "stacked_transposed", ...
   std::array<RoleMatrices, kNumRoles> roles;
-  uint64_t bytes = 0;  // of the tensors used
+  uint64_t bytes = 0;  // in the tensors that are used
   Support support = Support::yes();
 
   const RoleMatrices& role(WeightRole role) const { return roles[static_cast<size_t>(role)]; }
 };
 
-// One entry a MoE layer of `config`, in its order. Every matrix has exactly one tensor of the right
-// shape, and no tensor of a MoE block is left over. Throws Error(kTensorMissing, kTensorUnexpected,
-// kTensorDuplicate, kTensorShape, kTensorDType).
+// One entry per MoE layer of `config`, in its order. Every matrix has exactly one tensor of the
+// right shape, and no tensor of a MoE block is left over. Throws Error(kTensorMissing,
+// kTensorUnexpected, kTensorDuplicate, kTensorShape, kTensorDType).
 std::vector<LayerMap> map_roles(const ModelConfig& config, const TensorTable& table,
                                 const LayerTensors& tensors);
 
 // The map of one layer of `config`; other layers may still be incomplete. Throws as map_roles.
 LayerMap map_layer(const ModelConfig& config, const TensorTable& table, const LayerTensors& tensors,
                    const LayerConfig& layer);
-// What the layer lacks, "NAME [rows, cols]", at most `limit`. Throws Error(kTensorDuplicate,
-// kTensorShape, kTensorUnexpected).
+// At most `limit` tensors that the layer lacks, as "NAME [rows, cols]". Throws
+// Error(kTensorDuplicate, kTensorShape, kTensorUnexpected).
 std::vector<std::string> missing_tensors(const ModelConfig& config, const TensorTable& table,
                                          const LayerTensors& tensors, const LayerConfig& layer,
                                          size_t limit);
 
-// The same without roles, for weights whose names and shapes belong to a quantisation method.
+// As map_roles but without roles, for weights with the names and shapes of a quantisation method.
 std::vector<LayerMap> survey_layers(const ModelConfig& config, const TensorTable& table,
                                     const LayerTensors& tensors);
 

@@ -78,7 +78,7 @@ RoleShape router_shape(const MoeSpec& spec, WeightRole role) {
   }
 }
 
-// Of the scales of a matrix: none of a plain one.
+// The shape of a matrix's scales; empty if the matrix is plain.
 RoleShape scale_shape_of(const MoeSpec& spec, WeightRole matrix, DType dtype) {
   if (dtype != DType::kF8E4M3) return {};
   const RoleShape of = role_shape(spec, matrix);

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::string_view kWeight = ".weight";
 
-// A name that ends in `suffix` belongs to the matrix with `ending` in its place.
+// A name that ends in `suffix` belongs to the matrix whose name ends in `ending` instead.
 struct Suffix {
   std::string_view suffix;
   std::string_view ending;

@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::string_view kSingleFile = "model.safetensors";
 constexpr std::string_view kIndexFile = "model.safetensors.index.json";
-// Weights in formats that are not read: most can run code when they are loaded.
+// Suffixes of weights in formats that are not read: most can run code when they are loaded.
 constexpr std::array<std::string_view, 8> kForbiddenSuffixes = {".bin", ".pt",   ".pth", ".ckpt",
                                                                 ".pkl", ".gguf", ".npz", ".h5"};
 // A listing only serves a message; a directory may hold any number of files.

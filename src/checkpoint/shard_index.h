@@ -12,7 +12,7 @@
 
 namespace conclave::inline v0::checkpoint {
 
-// The tensors lie shard by shard.
+// The tensors are in shard order.
 struct ShardSet : TensorTable {
   std::vector<SafetensorsFile> files;
   std::vector<std::string> notes;

@@ -14,7 +14,7 @@ namespace {
 constexpr SizeRange kWidth = {.low = 1, .high = kMaxWidth};
 constexpr SizeRange kOptionalWidth = {.low = 0, .high = kMaxWidth};
 
-// Names of hidden_act on the left, rows of the activation list on the right.
+// Maps names of hidden_act (left) to rows of the activation list (right).
 struct ActivationName {
   std::string_view config;
   std::string_view gated;
@@ -89,7 +89,7 @@ RouterScore read_score(const ConfigReader& config, const RouterRule& rule) {
   reject_value(*value, "is not a score this version knows", "softmax, sigmoid or sqrtsoftplus");
 }
 
-// Only where there are groups: a single one limits nothing.
+// Reads the limits only if there are several groups: a single one limits nothing.
 void read_groups(const ConfigReader& config, const RouterRule& rule, const MoeSpec& spec,
                  RouterSpec& router) {
   const SizeRange range = {.low = 1, .high = spec.num_experts, .why = ", the number of experts"};
@@ -97,7 +97,7 @@ void read_groups(const ConfigReader& config, const RouterRule& rule, const MoeSp
   if (router.num_groups == 1) return;
   router.topk_groups = config.size(
       rule.topk_groups, {.low = 1, .high = router.num_groups, .why = ", the number of groups"});
-  // The number may be the default of a key that is absent.
+  // The number may be the default for an absent key.
   const auto reject = [&](const SizeKey& key, const std::string& limit) {
     if (const auto value = config.find(key.key)) reject_value(*value, "is out of range", limit);
     throw Error(ErrorCode::kConfigValue,
@@ -150,7 +150,7 @@ RouterSpec read_router(const ConfigReader& config, const Architecture& architect
   }
   if (is_hash_layer(config, architecture, layer)) {
     router.name = "hash";
-    router.has_selection_bias = false;  // nothing is chosen
+    router.has_selection_bias = false;  // the router chooses nothing
     router.vocab_size = config.size({.key = "vocab_size"}, {.low = 1, .high = kMaxWidth * 16});
   }
   return router;
@@ -161,7 +161,7 @@ SharedExpertSpec read_shared(const ConfigReader& config, const Architecture& arc
   const SharedRule& rule = architecture.shared;
   SharedExpertSpec shared;
   if (rule.mode == SharedMode::kNone || !config.flag(rule.enabled)) return shared;
-  // A count that is written as null means none.
+  // A count that is written as null means that there are none.
   const bool null_count = config.has(rule.count.key) && !config.find(rule.count.key);
   const int64_t count =
       null_count ? 0 : config.size(rule.count, {.low = 0, .high = kMaxExperts}, layer);
@@ -219,8 +219,8 @@ void set_rounding(const RouterRule& rule, std::optional<DType> dtype, RouterSpec
   router.score_dtype = type_of(rule.scores);
 }
 
-// What the rest of the library asks of a spec. Every value was checked when it was read; what they
-// say together may be a layer that other programs run, so that the model can be looked at.
+// Whether the rest of the library accepts the spec. Every value was checked when it was read;
+// together they may still describe a layer that only other programs run, which can be inspected.
 Support runnable(const ConfigReader& config, const Architecture& architecture,
                  const MoeSpec& spec) {
   try {

@@ -1,4 +1,4 @@
-// A MoeSpec from config.json by a family's table.
+// Reads a MoeSpec from config.json with a family's table.
 #pragma once
 
 #include "checkpoint/config_reader.h"
@@ -12,15 +12,15 @@
 
 namespace conclave::inline v0::checkpoint {
 
-// Beyond any model there is; they keep products of sizes far inside 63 bits and the work on a
-// hostile config small.
+// No model exceeds these; they keep products of sizes far inside 63 bits and the work on a hostile
+// config small.
 inline constexpr int64_t kMaxExperts = 16384;
 inline constexpr int64_t kMaxWidth = int64_t{1} << 20;
 
-// `dtype` is the model's arithmetic type, nothing where the config gives none: the router's own
-// tensor then says what its product is rounded to. weight_dtype is left for the tensors too.
-// `support` gets the reason where the layer cannot run. Throws Error(kConfigMissingKey,
-// kConfigValue, kJsonType).
+// `dtype` is the model's arithmetic type, or nothing if the config gives none: then the router's
+// own tensor decides what its product is rounded to. The tensors also decide weight_dtype.
+// `support` gets the reason if the layer cannot run. Throws Error(kConfigMissingKey, kConfigValue,
+// kJsonType).
 MoeSpec read_spec(const ConfigReader& config, const Architecture& architecture, int64_t layer,
                   std::optional<DType> dtype, Support& support);
 

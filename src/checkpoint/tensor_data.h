@@ -15,11 +15,11 @@ class TensorData {
   virtual ~TensorData() = default;
   // Copies bytes [offset, offset + destination.size()) of the tensor.
   virtual void read(int32_t tensor, uint64_t offset, std::span<std::byte> destination) const = 0;
-  // The tensor's bytes in place; empty where they are not in memory.
+  // The tensor's bytes in place; empty if they are not in memory.
   virtual std::span<const std::byte> mapped(int32_t tensor) const = 0;
 };
 
-// `shards` must outlive it.
+// Reads from shards, which must outlive it.
 class ShardData final : public TensorData {
  public:
   explicit ShardData(const ShardSet& shards) : shards_(shards) {}

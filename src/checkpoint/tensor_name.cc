@@ -9,7 +9,7 @@
 namespace conclave::inline v0::checkpoint {
 namespace {
 
-// Names come from files: the quadratic edit distance only looks at this much of them.
+// Names come from files: the quadratic edit distance only considers this much of them.
 constexpr size_t kMaxComparedLength = 256;
 
 struct Number {

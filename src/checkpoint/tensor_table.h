@@ -1,4 +1,4 @@
-// Names, types and shapes of tensors, wherever their data are.
+// Names, types and shapes of tensors, wherever their data is.
 #pragma once
 
 #include "conclave/safetensors.h"
@@ -16,16 +16,16 @@ struct StoredTensor {
   int32_t shard = 0;
 };
 
-// A tensor of no elements is as good as absent, but where a matrix of some size is wanted.
+// A tensor without elements counts as absent, unless a matrix of some size is required.
 inline bool is_empty(const TensorInfo& tensor) {
   return std::find(tensor.shape.begin(), tensor.shape.end(), 0) != tensor.shape.end();
 }
 
 struct TensorTable {
-  std::vector<std::string> names;     // of the files, in the directory
-  std::vector<std::string> paths;     // of the same, for messages
+  std::vector<std::string> names;     // file names, within the directory
+  std::vector<std::string> paths;     // paths of the same files, for messages
   std::vector<StoredTensor> tensors;  // names are unique
-  std::string listing;                // what says which tensors there are: for messages
+  std::string listing;                // the file that lists the tensors, for messages
 
   const TensorInfo& info(int32_t tensor) const {
     return *tensors[static_cast<size_t>(tensor)].info;

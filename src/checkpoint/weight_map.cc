@@ -34,7 +34,7 @@ void check_shard_of(std::string_view tensor, std::string_view shard, const std::
   try {
     io::check_shard_name(shard, file);
   } catch (const Error& error) {
-    // The tensor helps to find the line.
+    // Naming the tensor helps to find the line.
     ErrorDetail detail = error.detail();
     detail.tensor = io::show_name(tensor);
     if (detail.hint.empty()) {

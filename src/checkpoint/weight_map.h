@@ -8,7 +8,7 @@
 
 namespace conclave::inline v0::checkpoint {
 
-// Lives as long as its document.
+// Valid as long as its document.
 struct WeightMap {
   std::string file;                 // for messages
   io::JsonValue tensors;            // {"TENSOR": "SHARD", ...}

@@ -21,7 +21,7 @@ constexpr std::array kOnce = {
     NamePattern{"residual_mlp.w2.weight", Part::kResidualDown},
 };
 
-// A single choice keeps its probability.
+// A single chosen expert keeps its probability.
 void renormalise_several(const ConfigReader&, int64_t, MoeSpec& spec, Support&) {
   if (spec.top_k == 1) spec.router.renormalize = Renormalize::kNone;
 }

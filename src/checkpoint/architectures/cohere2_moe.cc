@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::array<std::string_view, 1> kModelTypes = {"cohere2_moe"};
 
-// Two settings are names. norm_topk_prob is for the sigmoid only.
+// These two settings are names. norm_topk_prob applies to the sigmoid only.
 void read_names(const ConfigReader& config, int64_t, MoeSpec& spec, Support& support) {
   if (spec.router.score == RouterScore::kSoftmax) spec.router.renormalize = Renormalize::kNone;
   const std::string strategy = config.text("shared_expert_combination_strategy", "average");
@@ -20,7 +20,7 @@ void read_names(const ConfigReader& config, int64_t, MoeSpec& spec, Support& sup
   if (spec.shared.mode != SharedMode::kNone) spec.shared.mode = SharedMode::kAverage;
 }
 
-// The sigmoid is taken in the type of the model, softmax in float32.
+// The sigmoid is computed in the type of the model, softmax in float32.
 const Architecture* choose_score(const ConfigReader& config) {
   return config.text("expert_selection_fn", "softmax") == "softmax" ? nullptr : &kCohere2MoeSigmoid;
 }

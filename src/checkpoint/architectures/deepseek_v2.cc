@@ -12,7 +12,7 @@ constexpr std::array<std::string_view, 5> kV2Types = {
     "deepseek_v2", "deepseek_vl_v2", "deepseek_vl2", "deepseek_ocr2", "deepseek_ocr2_text"};
 constexpr std::array<std::string_view, 2> kOcrTypes = {"unlimited_ocr", "unlimited_ocr_text"};
 
-// "greedy" has no groups, even where the configuration numbers them.
+// "greedy" has no groups, even if the configuration numbers them.
 void apply_method(const ConfigReader& config, int64_t, MoeSpec& spec, Support& support) {
   const std::string method = config.text("topk_method", "greedy");
   if (method == "group_limited_greedy") return;

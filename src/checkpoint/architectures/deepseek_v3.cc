@@ -16,7 +16,7 @@ constexpr std::array<std::string_view, 2> kDots3Types = {"dots3_note", "dots3_no
 constexpr std::array<std::string_view, 1> kSolarTypes = {"solar_open"};
 constexpr std::array<std::string_view, 1> kMimoTypes = {"mimo_v2_flash"};
 
-// Early configurations name the method; without it, there is no other.
+// Early configurations name the method; without the key it is this one.
 void require_noaux_tc(const ConfigReader& config, int64_t, MoeSpec&, Support& support) {
   const std::string method = config.text("topk_method", "noaux_tc");
   if (method == "noaux_tc") return;
@@ -31,7 +31,7 @@ constexpr Architecture v3_table() {
   return table;
 }
 
-// transformers goes without the bias where the file has none, as in the release.
+// If the file has no bias, transformers runs without it, as the release does.
 constexpr Architecture axk1_table() {
   Architecture table = deepseek_v3_table(
       "axk1", kAxk1Types, {.first_moe = 1, .scale = 2.5, .num_groups = 8, .topk_groups = 4});
@@ -61,7 +61,7 @@ constinit const Architecture kDots1 =
     deepseek_v3_table("dots1", kDots1Types, {.normalise = false, .shared_experts = 0});
 constinit const Architecture kDots3Note = dots3_table();
 constinit const Architecture kSolarOpen = deepseek_v3_table("solar_open", kSolarTypes, {});
-// No shared expert: n_shared_experts is null.
+// There is no shared expert: n_shared_experts is null.
 constinit const Architecture kMimoV2Flash =
     deepseek_v3_table("mimo_v2_flash", kMimoTypes, {.first_moe = 1, .shared_experts = 0});
 

@@ -6,7 +6,7 @@
 
 namespace conclave::inline v0::checkpoint {
 
-// What counts where config.json leaves a key out.
+// Values that count if config.json leaves a key out.
 struct DeepseekV3Defaults {
   int64_t first_moe = 0;
   double scale = 1;

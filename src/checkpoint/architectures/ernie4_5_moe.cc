@@ -11,7 +11,7 @@ constexpr std::array<std::string_view, 4> kVlTypes = {
     "ernie4_5_vl_moe", "ernie4_5_vl_moe_text", "ernie4_5_moe_vl", "ernie4_5_vl_moe_text_model"};
 constexpr std::array kTextOnce = {
     NamePattern{"{base}moe_statics.e_score_correction_bias", Part::kSelectionBias}};
-// Routers are stored [H, E]; both biases are one tensor.
+// Routers are stored as [H, E]; both biases share one tensor.
 constexpr std::array kVlOnce = {
     NamePattern{"{base}gate.weight", Part::kRouter, RowOrder::kConcatenated, AxisOrder::kColsFirst},
     NamePattern{"{base}moe_statics.e_score_correction_bias", Part::kSelectionBias,
@@ -60,7 +60,7 @@ constexpr Architecture vl_table() {
   return table;
 }
 
-// Shared experts are those of the text.
+// The shared experts are those of the text part.
 void read_shared_width(const ConfigReader& config, int64_t, MoeSpec& spec, Support&) {
   const auto widths = config.find("moe_intermediate_size");
   if (spec.shared.mode == SharedMode::kNone || !widths || !widths->is_array()) return;

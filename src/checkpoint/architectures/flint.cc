@@ -30,7 +30,7 @@ constexpr Architecture beam_table() {
 
 }  // namespace
 
-// No bias, no epsilon; the shared expert is simply added.
+// There is no bias and no epsilon; the shared expert is simply added.
 constinit const Architecture kFlint = {
     .name = "flint",
     .model_types = kFlintTypes,
@@ -46,7 +46,7 @@ constinit const Architecture kFlint = {
     .once = kFlintOnce,
 };
 constinit const Architecture kBeam = beam_table();
-// The bias is added to the logits, of which the highest are chosen.
+// The bias is added to the logits, and the highest sums are chosen.
 constinit const Architecture kKolibri1 = {
     .name = "kolibri1",
     .model_types = kKolibriTypes,

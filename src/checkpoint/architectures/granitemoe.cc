@@ -56,7 +56,7 @@ constexpr Architecture hybrid_table() {
 
 constinit const Architecture kGraniteMoe = table("granitemoe", kModelTypes, kForms, kOnce);
 constinit const Architecture kGraniteMoeHybrid = hybrid_table();
-// Saved under the names that transformers has in memory.
+// This form is saved under the names that transformers uses in memory.
 constinit const Architecture kGraniteMoeSwa =
     table("granitemoe_swa", kSwaTypes, kSwaForms, kSwaOnce);
 

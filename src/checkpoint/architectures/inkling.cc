@@ -21,8 +21,7 @@ constexpr std::array kOnce = {
     NamePattern{"{base}shared_experts.shared_w2_weight", Part::kSharedDown},
 };
 
-// Released files call the width of the experts intermediate_size where the dense layers have a key
-// of their own.
+// If the dense layers have a width key of their own, intermediate_size is the width of the experts.
 void read_width(const ConfigReader& config, int64_t, MoeSpec& spec, Support&) {
   if (!config.find("dense_intermediate_size")) return;
   spec.intermediate_size = config.size({.key = "intermediate_size"}, {.low = 1, .high = 1 << 20});

@@ -25,7 +25,7 @@ constexpr Architecture table() {
   result.bases = kBases;
   result.sizes.latent_size = "routed_expert_hidden_size";
   result.sizes.latent_norm = {"latent_moe_use_norm", false};
-  // Only of hidden_act "situ"; a linear beta of null leaves the up half as it is.
+  // Used by hidden_act "situ" only; a linear beta of null leaves the up half unchanged.
   result.activation.beta = {"activation_situ_beta", 1};
   result.activation.linear_beta = {"activation_situ_linear_beta", 0};
   result.expert_forms = kForms;

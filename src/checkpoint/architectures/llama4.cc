@@ -1,4 +1,4 @@
-// Llama 4: one expert a token, chosen by its logit; its sigmoid multiplies the input of the expert.
+// Llama 4: one expert per token, chosen by its logit; its sigmoid multiplies the expert's input.
 #include "checkpoint/architectures/tables.h"
 
 namespace conclave::inline v0::checkpoint {

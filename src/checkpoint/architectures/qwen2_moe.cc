@@ -17,7 +17,7 @@ constexpr std::array kOnce = {
     NamePattern{"{base}shared_expert.down_proj.weight", Part::kSharedDown},
 };
 
-// `size`: of the shared expert where the configuration leaves it out.
+// `size` is the width of the shared expert if the configuration leaves it out.
 constexpr Architecture with_shared(Architecture table, int64_t size) {
   table.shared = {.mode = SharedMode::kSigmoidGate,
                   .size = {"shared_expert_intermediate_size", size}};

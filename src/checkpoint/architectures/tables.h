@@ -1,5 +1,5 @@
-// One declaration a table; the definitions lie beside this file, a family or a few close ones a
-// file.
+// One declaration per table; the definitions lie beside this file, one file per family or per group
+// of close families.
 #pragma once
 
 #include "checkpoint/architecture.h"
@@ -45,7 +45,7 @@ extern const Architecture kGlmMoeDsa;
 extern const Architecture kGlm5Next;
 extern const Architecture kHyV4;
 
-// a file each, by the name of the family
+// one file each, named after the family
 extern const Architecture kJetMoe;
 extern const Architecture kDbrx;
 extern const Architecture kPhiMoe;
