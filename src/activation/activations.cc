@@ -27,7 +27,7 @@ struct ActivationRow {
   Use linear_beta = Use::kNone;
 };
 
-// In the order of ActivationId.
+// Ordered as ActivationId.
 constexpr std::array<ActivationRow, kNumActivations> kActivations = {{
     {.name = "silu", .id = ActivationId::kSilu},
     {.name = "gelu", .id = ActivationId::kGelu},

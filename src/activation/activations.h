@@ -26,8 +26,8 @@ enum class ActivationId : uint8_t {
 };
 inline constexpr int kNumActivations = 11;
 
-// A formula with its parameters: those of ActivationSpec rounded to float32, in which the published
-// codes use them. 0: the formula has none, or none was given.
+// A formula with its parameters: those of ActivationSpec rounded to float32, the precision in which
+// published code uses them. 0 means that the formula has none, or that none was given.
 struct Activation {
   ActivationId id = ActivationId::kSilu;
   bool gated = true;
@@ -39,15 +39,15 @@ struct Activation {
 
 std::string_view to_string(ActivationId id) noexcept;
 // Parameters lie in [0.001, 1e6], so that neither they nor their inverses leave float32's normal
-// range in a product. The limit of swiglu_oai and the linear_beta of situ may be 0: none.
+// range in a product. The limit of swiglu_oai and the linear_beta of situ may be 0, meaning none.
 // Throws Error(kUnknownName) listing the names, Error(kInvalidArgument) for a parameter that the
 // formula lacks, needs or cannot take, naming the field, the value and the limit.
 Activation parse_activation(const ActivationSpec& spec);
 FormulaParameters formula_parameters(const Activation& activation) noexcept;
 
-// float64: act(gate) combined with up; gate is ignored by formulas without one.
+// Computes act(gate) combined with up in float64; formulas without a gate ignore `gate`.
 double apply_reference(const Activation& activation, double gate, double up) noexcept;
-// float32, bit for bit what the SIMD kernels compute.
+// Computes the same in float32, bit for bit like the SIMD kernels.
 float apply_scalar(const Activation& activation, float gate, float up) noexcept;
 
 }  // namespace conclave::inline v0::activation

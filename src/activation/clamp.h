@@ -1,4 +1,4 @@
-// Clamps that let NaN through: min and max return their second operand where either is NaN.
+// Clamps that let NaN through: min and max return their second operand if either is NaN.
 #pragma once
 
 namespace conclave::inline v0::activation {

@@ -13,19 +13,19 @@ struct SplitExp {
   V scale_low;
 };
 
-// For x in [-150, 88] or NaN (then all fields are unspecified but the mantissa, which is NaN).
-// V has broadcast, add, sub, mul, fma(a, b, c) = a*b + c, and power_of_two(t).
+// Requires x in [-150, 88] or NaN; for NaN the mantissa is NaN and the other fields are
+// unspecified. V has broadcast, add, sub, mul, fma(a, b, c) = a*b + c, and power_of_two(t).
 template <class V>
 inline SplitExp<V> split_exp(V x) {
   // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits of the mantissa.
   const V magic = V::broadcast(0x1.8p23F);
   const V shifted = V::fma(x, V::broadcast(0x1.715476p+0F), magic);
   const V exponent = V::sub(shifted, magic);
-  // ln 2 in two parts, so that the remainder r in [-0.35, 0.35] keeps its low bits.
+  // ln 2 is split in two, so that the remainder r in [-0.35, 0.35] keeps its low bits.
   V r = V::fma(exponent, V::broadcast(-0x1.62e43p-1F), x);
   r = V::fma(exponent, V::broadcast(0x1.05c61p-29F), r);
 
-  // (exp(r) - 1 - r) / r^2, fitted for the least relative error of exp: 3.1e-9.
+  // (exp(r) - 1 - r) / r^2, fitted for the least relative error of exp, 3.1e-9.
   V poly = V::broadcast(0x1.6a2256p-10F);
   poly = V::fma(poly, r, V::broadcast(0x1.123b02p-7F));
   poly = V::fma(poly, r, V::broadcast(0x1.5558f8p-5F));

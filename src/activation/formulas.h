@@ -1,7 +1,7 @@
 // Every formula, and the way from an Activation to its type.
 //
-// A formula has kGated, apply(gate, up, parameters) over a vector type and apply_reference of the
-// same in float64. Those without a gate take the one product as `up` and ignore `gate`.
+// A formula has kGated, apply(gate, up, parameters) over a vector type and, in float64,
+// apply_reference. Formulas without a gate take their only product as `up` and ignore `gate`.
 #pragma once
 
 #include "activation/activations.h"
@@ -17,7 +17,7 @@
 
 namespace conclave::inline v0::activation {
 
-// F(gate) * up.
+// Applies F to the gate and multiplies by up.
 template <class F>
 struct Gated {
   static constexpr bool kGated = true;
@@ -31,7 +31,7 @@ struct Gated {
   }
 };
 
-// F of the one product.
+// Applies F to the only product.
 template <class F>
 struct WithoutGate {
   static constexpr bool kGated = false;
@@ -46,7 +46,7 @@ struct WithoutGate {
   }
 };
 
-// visitor.template visit<Formula>() of the activation's formula.
+// Calls visitor.template visit<Formula>() with the activation's formula.
 template <class Visitor>
 auto with_formula(const Activation& activation, const Visitor& visitor) {
   switch (activation.id) {

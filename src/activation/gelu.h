@@ -8,8 +8,8 @@
 namespace conclave::inline v0::activation {
 
 struct Gelu {
-  // Within 8 units in the last place of float32 for every finite x, subnormal results included.
-  // gelu(-inf) is its limit -0, gelu(+inf) is +inf, NaN stays NaN.
+  // The result is within 8 units in the last place of float32 for every finite x, including
+  // subnormal results. gelu(-inf) is its limit -0, gelu(+inf) is +inf, NaN stays NaN.
   template <class V>
   static V apply(V x) {
     // Below -15 the result rounds to -0 anyway, and the floor keeps -inf * 0 out.
@@ -27,7 +27,7 @@ struct Gelu {
 
     // Phi(-|x|) / scale_low.
     const V tail = V::mul(V::mul(mantissa, tail_over_exp(magnitude)), e.scale_high);
-    // x < 0: scaled last, so that only one rounding is subnormal.
+    // For x < 0 the scale comes last, so that only one rounding is subnormal.
     const V below = V::mul(V::mul(factor, tail), e.scale_low);
     const V above = V::mul(factor, V::fma(V::sub(zero, tail), e.scale_low, V::broadcast(1.0F)));
     return V::select_negative(factor, below, above);
@@ -39,7 +39,7 @@ struct Gelu {
 
  private:
   // Phi(-x) exp(x^2 / 2) for x in [0, 15], as a ratio of polynomials fitted for the least relative
-  // error: 6.3e-9. All coefficients are positive, so nothing cancels.
+  // error, 6.3e-9. All coefficients are positive, so nothing cancels.
   template <class V>
   static V tail_over_exp(V x) {
     V above = V::broadcast(0x1.102ec6p-8F);

@@ -8,8 +8,8 @@
 namespace conclave::inline v0::activation {
 
 struct GeluTanh {
-  // Within 4 units in the last place of float32 for every finite x, subnormal results included.
-  // gelu_tanh(-inf) is its limit -0, gelu_tanh(+inf) is +inf, NaN stays NaN.
+  // The result is within 4 units in the last place of float32 for every finite x, including
+  // subnormal results. gelu_tanh(-inf) is its limit -0, gelu_tanh(+inf) is +inf, NaN stays NaN.
   template <class V>
   static V apply(V x) {
     // Below -11 the result rounds to -0 anyway, and the floor keeps -inf * 0 out.
@@ -26,7 +26,7 @@ struct GeluTanh {
     V cubic_low = V::fma(b, square, V::sub(zero, cubic));
     cubic_low = V::fma(b, square_low, cubic_low);
     cubic_low = V::fma(V::broadcast(0x1.49b16ap-29F), square, cubic_low);
-    // a + cubic and what its rounding loses, whichever of the two is larger.
+    // a + cubic and exactly what its rounding loses, whichever of the two is larger.
     const V sum = V::add(cubic, a);
     const V a_part = V::sub(sum, cubic);
     const V lost = V::add(V::sub(cubic, V::sub(sum, a_part)), V::sub(a, a_part));

@@ -1,4 +1,4 @@
-// The parameters of a formula as float32 numbers ready for use.
+// The parameters of a formula as float32 numbers, ready for use.
 #pragma once
 
 #include <limits>

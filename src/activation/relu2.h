@@ -4,7 +4,7 @@
 namespace conclave::inline v0::activation {
 
 struct Relu2 {
-  // Rounded once. NaN stays NaN.
+  // The result is rounded once. NaN stays NaN.
   template <class V>
   static V apply(V x) {
     const V positive = V::max(V::broadcast(0.0F), x);

@@ -1,4 +1,5 @@
-// One float with the interface of the SIMD vectors: the scalar path runs the same templates.
+// One float with the interface of the SIMD vectors, so that the scalar path runs the same
+// templates.
 #pragma once
 
 #include <bit>
@@ -18,17 +19,17 @@ struct ScalarFloat {
   static ScalarFloat fma(ScalarFloat a, ScalarFloat b, ScalarFloat c) {
     return {std::fma(a.value, b.value, c.value)};
   }
-  // The second operand where either is NaN, as the x86 instructions do.
+  // Returns the second operand if either is NaN, like the x86 instructions.
   static ScalarFloat max(ScalarFloat a, ScalarFloat b) { return a.value > b.value ? a : b; }
   static ScalarFloat min(ScalarFloat a, ScalarFloat b) { return a.value < b.value ? a : b; }
   static ScalarFloat negative_magnitude(ScalarFloat a) {
     return {std::bit_cast<float>(std::bit_cast<uint32_t>(a.value) | 0x80000000U)};
   }
-  // 2^n for t = 1.5 * 2^23 + n, n in [-126, 127].
+  // Returns 2^n for t = 1.5 * 2^23 + n, n in [-126, 127].
   static ScalarFloat power_of_two(ScalarFloat t) {
     return {std::bit_cast<float>((std::bit_cast<uint32_t>(t.value) + 127U) << 23)};
   }
-  // b where the sign bit of a is set, else c.
+  // Returns b if the sign bit of a is set, otherwise c.
   static ScalarFloat select_negative(ScalarFloat a, ScalarFloat b, ScalarFloat c) {
     return (std::bit_cast<uint32_t>(a.value) >> 31) != 0 ? b : c;
   }

@@ -5,7 +5,7 @@
 
 namespace conclave::inline v0::activation {
 
-// factor * sigmoid(x) from exp(-|x|), given in parts.
+// Computes factor * sigmoid(x) from the parts of exp(-|x|).
 template <class V>
 inline V weigh_by_sigmoid(V factor, V x, V mantissa, const SplitExp<V>& e) {
   const V partial = V::mul(mantissa, e.scale_high);
@@ -17,7 +17,7 @@ inline V weigh_by_sigmoid(V factor, V x, V mantissa, const SplitExp<V>& e) {
   return V::mul(V::div(numerator, denominator), scale);
 }
 
-// For x in [-150, 150] or NaN, and a factor whose product with exp(-|x|) does not overflow.
+// Requires x in [-150, 150] or NaN, and a factor whose product with exp(-|x|) does not overflow.
 template <class V>
 inline V times_sigmoid(V factor, V x) {
   const SplitExp<V> e = split_exp(V::negative_magnitude(x));

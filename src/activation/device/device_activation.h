@@ -9,7 +9,7 @@ namespace conclave::inline v0::activation {
 struct DeviceActivation {
   ActivationId id = ActivationId::kSilu;
   bool gated = true;
-  bool bends_up = false;  // of situ: linear_beta is given
+  bool bends_up = false;  // for situ: linear_beta is given
   FormulaParameters parameters;
 };
 

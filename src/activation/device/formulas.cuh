@@ -1,5 +1,5 @@
-// The formulas of activation/formulas.h in float32 for kernels: within 1e-5 of the float64 ones
-// where their result is normal. Infinities give the limits, NaN stays NaN, as there.
+// The formulas of activation/formulas.h in float32 for kernels: within 1e-5 of the float64 ones if
+// the result is normal. Infinities give the limits and NaN stays NaN, as there.
 #pragma once
 
 #include "activation/device/device_activation.h"
@@ -116,8 +116,8 @@ struct Relu2NoMul {
   }
 };
 
-// visitor.visit<Formula>() of the activation's formula. The switch is the same for all threads:
-// put the loop over elements inside the visitor.
+// Calls visitor.visit<Formula>() with the activation's formula. The switch is the same for all
+// threads: put the loop over elements inside the visitor.
 template <class Visitor>
 __device__ __forceinline__ auto with_formula(const DeviceActivation& activation,
                                              const Visitor& visitor) {
@@ -149,7 +149,7 @@ __device__ __forceinline__ auto with_formula(const DeviceActivation& activation,
   return visitor.template visit<Silu>();
 }
 
-// One element, the formula chosen at run time: for loops that are not unrolled.
+// Applies a formula chosen at run time to one element, for loops that are not unrolled.
 struct ApplyOnce {
   float gate;
   float up;

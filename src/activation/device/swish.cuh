@@ -1,6 +1,6 @@
 // The gated formulas that most models use, as one: g' sigmoid(alpha g') (clamp(u, -L, L) + beta),
-// g' = min(g, L). silu, swiglu_oai and silu_clamp_before differ in their numbers only, so that a
-// kernel needs one unrolled copy of it; the others are for a loop that is not unrolled.
+// g' = min(g, L). silu, swiglu_oai and silu_clamp_before differ only in their numbers, so a kernel
+// needs one unrolled copy for them; the others run in a loop that is not unrolled.
 #pragma once
 
 #include "activation/device/formulas.cuh"
@@ -12,8 +12,8 @@ __device__ __forceinline__ bool is_swish(const DeviceActivation& activation) {
          activation.id == ActivationId::kSiluClampBefore;
 }
 
-// Fields that a formula lacks leave its value alone, but for beta of those that do not add it: -0
-// leaves even zeros as they are.
+// Fields that a formula lacks do not change its value, except beta: formulas that do not add it get
+// -0, which leaves even zeros unchanged.
 __device__ __forceinline__ float swish_beta(const DeviceActivation& activation) {
   return activation.id == ActivationId::kSwigluOai ? activation.parameters.beta : -0.0F;
 }
