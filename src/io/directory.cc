@@ -23,7 +23,7 @@ namespace {
 
 constexpr size_t kMaxNameBytes = 255;  // NAME_MAX
 
-// Where the open directory is, without links; `path` is what it was opened by.
+// The open directory's real path, without links; `path` is the one it was opened by.
 std::filesystem::path path_of(const FileDescriptor& directory, const std::filesystem::path& path) {
   std::array<char, PATH_MAX> target{};
   const std::string link = fmt::format("/proc/self/fd/{}", directory.get());
@@ -31,11 +31,11 @@ std::filesystem::path path_of(const FileDescriptor& directory, const std::filesy
   if (bytes > 0 && static_cast<size_t>(bytes) < target.size()) {
     return std::string(target.data(), static_cast<size_t>(bytes));
   }
-  std::error_code ignored;  // without /proc, and on failure an empty path: no cache
+  std::error_code ignored;  // used without /proc; an empty path on failure: no cache
   return std::filesystem::canonical(path, ignored);
 }
 
-// "snapshots/REVISION/" for a directory models--ORG--NAME/snapshots/REVISION, else empty.
+// Returns "snapshots/REVISION/" for a directory models--ORG--NAME/snapshots/REVISION, else nothing.
 std::string cache_prefix(const std::filesystem::path& directory) {
   const std::filesystem::path snapshots = directory.parent_path();
   const std::string repository = snapshots.parent_path().filename().string();
@@ -43,7 +43,7 @@ std::string cache_prefix(const std::filesystem::path& directory) {
   return "snapshots/" + directory.filename().string() + '/';
 }
 
-// Whether a path that does not exist is spelled like a model's name on a hub, "ORG/NAME", and its
+// Whether a path that does not exist is spelled like a model's name on a hub, "ORG/NAME", while its
 // first part is no local directory either.
 bool looks_like_hub_name(const std::filesystem::path& path) {
   const std::string text = path.string();
@@ -130,7 +130,7 @@ Directory Directory::open(const std::filesystem::path& path, PathResolver resolv
   }
   std::string prefix = cache_prefix(path_of(directory, path));
   if (!prefix.empty()) {
-    // Two levels up from the held directory, not from a path that may have moved since.
+    // Two levels above the held directory, not above a path that may have moved since.
     FileDescriptor root(openat(directory.get(), "../..", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (!root) throw_open_error(errno, path.string());
     directory = std::move(root);

@@ -28,9 +28,9 @@ class Directory {
   // Opens the regular file `name`, one plain path component (check_member_name). Throws
   // Error(kPathEscape, kFileNotFound, kFileAccess, kFileNotRegular).
   File open_file(std::string_view name, const FileOptions& options = {}) const;
-  // Whether a member of that name exists, whatever it is.
+  // Whether a member with that name exists, of any kind.
   bool contains(std::string_view name) const;
-  // open_file, then a bounded parse. Errors name the member.
+  // Opens the file and parses it within `limits`. Errors name the member.
   JsonDocument read_json(std::string_view name, const JsonLimits& limits = kConfigLimits) const;
 
   const std::filesystem::path& path() const noexcept { return path_; }
@@ -50,7 +50,7 @@ class Directory {
 // '/', '\\', NUL or control character, no drive prefix, at most 255 bytes. `file` names the
 // document that holds the name.
 void check_member_name(std::string_view name, std::string_view file);
-// check_member_name, and the name ends in ".safetensors", else Error(kForbiddenFormat).
+// As check_member_name; the name must also end in ".safetensors", else Error(kForbiddenFormat).
 void check_shard_name(std::string_view name, std::string_view file);
 
 }  // namespace conclave::inline v0::io

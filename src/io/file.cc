@@ -21,7 +21,7 @@
 namespace conclave::inline v0::io {
 namespace {
 
-// One call never asks for more: Linux itself stops short of 2 GiB.
+// No call asks for more than this: Linux itself stops short of 2 GiB.
 constexpr size_t kMaxReadBytes = size_t{1} << 30;
 
 int64_t nanoseconds(const timespec& time) {
@@ -115,7 +115,7 @@ File::~File() {
   if (mapping_ != nullptr) munmap(mapping_, stamp_.bytes);
 }
 
-// A file system that cannot map leaves the file readable: mapping() is then empty.
+// If the file system cannot map, the file stays readable and mapping() is empty.
 void File::map() {
   if (stamp_.bytes == 0) return;
   void* memory = mmap(nullptr, stamp_.bytes, PROT_READ, MAP_PRIVATE, descriptor_.get(), 0);

@@ -1,5 +1,5 @@
-// Random access to one regular file through a descriptor, optionally mapped. Notices when the file
-// changes after it was opened.
+// Random access to one regular file through a descriptor, optionally mapped. Detects that the file
+// changed after it was opened.
 #pragma once
 
 #include "conclave/safetensors.h"
@@ -14,7 +14,7 @@
 
 namespace conclave::inline v0::io {
 
-// Owns a descriptor; -1 is none.
+// Owns a descriptor; -1 means none.
 class FileDescriptor {
  public:
   FileDescriptor() = default;
@@ -38,7 +38,7 @@ struct FileOptions {
   ReadFunction read = {};  // empty: pread
 };
 
-// Size and times of a file: two equal stamps mean that no one wrote to it in between.
+// Size and times of a file: if two stamps are equal, no one wrote to it in between.
 struct FileStamp {
   uint64_t bytes = 0;
   uint64_t links = 0;
@@ -49,10 +49,11 @@ struct FileStamp {
 // Movable; const members are safe to call from several threads.
 class File {
  public:
-  // Follows links: `path` is the user's own word. Throws Error(kFileNotFound, kFileAccess,
+  // Follows links, because `path` comes from the user. Throws Error(kFileNotFound, kFileAccess,
   // kFileNotRegular).
   static File open(const std::filesystem::path& path, const FileOptions& options = {});
-  // Takes over `descriptor`; `name` is for messages. Throws Error(kFileNotRegular, kFileAccess).
+  // Takes ownership of `descriptor`; `name` is for messages. Throws Error(kFileNotRegular,
+  // kFileAccess).
   static File adopt(FileDescriptor descriptor, std::string name, const FileOptions& options = {});
   File(File&& other) noexcept;
   File& operator=(File&& other) noexcept;
@@ -70,7 +71,7 @@ class File {
   void check_unchanged() const;
 
   // The file's bytes in memory; empty unless kMap. Touching them faults if another process has
-  // truncated the file, and shows what it has written: read() does neither.
+  // truncated the file, and shows what it has written; read() does neither.
   std::span<const std::byte> mapping() const noexcept;
 
  private:

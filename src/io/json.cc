@@ -28,7 +28,7 @@ struct Node {
   JsonType type = JsonType::kNull;
   uint32_t parent = kNoNode;
   uint32_t next = kNoNode;  // sibling
-  Slice key{};              // of an object's member
+  Slice key{};              // for a member of an object
   union {
     bool boolean;
     int64_t integer = 0;
@@ -73,7 +73,7 @@ std::string_view to_string(JsonType type) noexcept {
   return "unknown";
 }
 
-// Without recursion: depth costs a counter, not stack.
+// Builds without recursion: depth costs a counter, not stack.
 class JsonDocument::Builder {
  public:
   Builder(JsonValue::Data& data, const JsonLimits& limits)
@@ -233,7 +233,7 @@ class JsonDocument::Builder {
   const JsonLimits& limits_;
   JsonCursor cursor_;
   uint32_t open_ = kNoNode;        // innermost container still being read
-  uint32_t last_child_ = kNoNode;  // of the open container
+  uint32_t last_child_ = kNoNode;  // in the open container
   int depth_ = 0;
 };
 

@@ -51,24 +51,24 @@ class JsonValue {
   bool is_object() const noexcept { return type() == JsonType::kObject; }
 
   bool as_bool() const;
-  // Integer literals only: 8.0 is not one. Literals beyond int64 are of type kFloat.
+  // Accepts integer literals only: 8.0 is not one. Literals beyond int64 have the type kFloat.
   int64_t as_int64() const;
   double as_double() const;  // integers too
   std::string_view as_string() const;
 
   size_t size() const;  // items of an array, members of an object; kJsonType for the others
-  // Member of an object; nothing if absent. A member that is null is present.
+  // The member of an object; nothing if absent. A member that is null is present.
   std::optional<JsonValue> find(std::string_view key) const;
-  // As find, but null counts as absent: how configurations spell "not set".
+  // As find, but null counts as absent, which is how configurations spell "not set".
   std::optional<JsonValue> find_set(std::string_view key) const;
-  // Member of an object. Throws Error(kConfigMissingKey) naming the path if absent.
+  // The member of an object. Throws Error(kConfigMissingKey) naming the path if absent.
   JsonValue at(std::string_view key) const;
-  JsonRange<JsonValue> items() const;     // of an array, in order
-  JsonRange<JsonMember> members() const;  // of an object, in order
+  JsonRange<JsonValue> items() const;     // items of an array, in order
+  JsonRange<JsonMember> members() const;  // members of an object, in order
 
   std::string path() const;  // "rope_scaling.factors[3]"; empty for the root
   const std::string& file() const noexcept;
-  // For the caller's own rules: an Error with file, path and the value found filled in.
+  // Throws an Error for the caller's own rules, with file, path and the value found filled in.
   [[noreturn]] void reject(ErrorCode code, std::string what, std::string expected = {},
                            std::string hint = {}) const;
 

@@ -12,7 +12,7 @@ namespace {
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-// Value of four hexadecimal digits, which the cursor has checked.
+// The value of four hexadecimal digits, which the cursor has checked.
 uint32_t hex4(std::string_view digits) {
   uint32_t value = 0;
   std::from_chars(digits.data(), digits.data() + 4, value, 16);
@@ -237,7 +237,8 @@ std::optional<double> to_double(const JsonNumber& number) noexcept {
   const auto [rest, status] = std::from_chars(number.text.data(), end, value);
   if (rest != end || status == std::errc::invalid_argument) return std::nullopt;
   if (status == std::errc{}) return value;
-  // from_chars calls both ends out of range: a vanishing number is zero, a huge one is an error.
+  // from_chars calls both ends out of range, but a vanishing number is zero and a huge one an
+  // error.
   const bool vanishes = number.text.find("e-") != std::string_view::npos ||
                         number.text.find("E-") != std::string_view::npos ||
                         number.text.starts_with("0.") || number.text.starts_with("-0.");

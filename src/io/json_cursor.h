@@ -1,5 +1,5 @@
-// Walks over JSON text token by token (RFC 8259, nothing more): the ground under JsonDocument and
-// the safetensors header. Holds no tree and allocates nothing until it fails.
+// Walks over JSON text token by token (RFC 8259, nothing more), for JsonDocument and the
+// safetensors header. Holds no tree and allocates nothing until it fails.
 #pragma once
 
 #include "conclave/error.h"
@@ -12,7 +12,7 @@
 
 namespace conclave::inline v0::io {
 
-// A string literal as it stands between the quotes.
+// A string literal as it appears between the quotes.
 struct JsonString {
   std::string_view raw;
   bool has_escapes = false;
@@ -60,11 +60,11 @@ class JsonCursor {
 // longer. Returns its size; nothing if an escape is half of a surrogate pair.
 std::optional<size_t> decode_json_string(std::string_view raw, char* out) noexcept;
 
-// Exact value of an integer literal; nothing if it does not fit. "-0" is 0 for int64 and nothing
-// for uint64, which takes digits only.
+// The exact value of an integer literal; nothing if it does not fit. "-0" is 0 for int64 and
+// nothing for uint64, which takes digits only.
 std::optional<int64_t> to_int64(const JsonNumber& number) noexcept;
 std::optional<uint64_t> to_uint64(const JsonNumber& number) noexcept;
-// Nearest double; nothing beyond its range.
+// The nearest double; nothing beyond its range.
 std::optional<double> to_double(const JsonNumber& number) noexcept;
 
 }  // namespace conclave::inline v0::io

@@ -1,4 +1,4 @@
-// Finds names among many, and equal names, in O(n log n) whatever the names are: sorted by hash,
+// Finds names among many, and equal names, in O(n log n) for any names: entries are sorted by hash,
 // equal hashes by text, so that crafted collisions cost no more than honest ones.
 #pragma once
 

@@ -18,7 +18,7 @@
 namespace conclave::inline v0::io {
 namespace {
 
-constexpr int kMaxLinks = 40;  // as the kernel's own limit
+constexpr int kMaxLinks = 40;  // the kernel's own limit
 constexpr int kReadFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
 
 void push_components(std::deque<std::string>& components, std::string_view path) {
@@ -38,7 +38,7 @@ std::string read_link(const FileDescriptor& link, const std::string& shown) {
   return {target.data(), static_cast<size_t>(bytes)};
 }
 
-// Re-opens for reading what `looked_at` showed to be no link; a swap in between is refused.
+// Re-opens for reading a name that `looked_at` showed is no link; a swap in between is refused.
 FileDescriptor open_for_reading(int directory, const std::string& name,
                                 const struct stat& looked_at, const std::string& shown) {
   FileDescriptor opened(openat(directory, name.c_str(), kReadFlags | O_NOFOLLOW));

@@ -52,7 +52,7 @@ class HeaderParser {
   }
 
  private:
-  // Adds file and tensor.
+  // Adds file and tensor to the error.
   [[noreturn]] void fail(ErrorCode code, ErrorDetail detail) const {
     detail.file = file_;
     if (!name_.empty()) detail.tensor = show_text(name_);
@@ -175,7 +175,7 @@ class HeaderParser {
     }
     decode(cursor_.string("before a dtype"), scratch_);
     const std::optional<DType> dtype = parse_dtype(scratch_);
-    // parse_dtype also knows the names that configurations use.
+    // parse_dtype also accepts the names that configurations use.
     if (!dtype || to_string(*dtype) != scratch_) {
       fail(ErrorCode::kSafetensorsDType, {.what = "the dtype is unknown",
                                           .expected = "a safetensors dtype such as \"BF16\"",
@@ -293,7 +293,7 @@ class HeaderParser {
          {.what = "the tensor is listed twice", .expected = "every name once"});
   }
 
-  // Together the tensors cover the data exactly: no hole, no overlap, nothing behind.
+  // Together the tensors must cover the data exactly: no hole, no overlap, nothing behind.
   void check_layout() {
     uint64_t end = 0;
     for (const TensorInfo& tensor : header_.tensors) {
@@ -332,7 +332,7 @@ class HeaderParser {
   uint64_t data_begin_;
   uint64_t data_bytes_;
   SafetensorsHeader header_;
-  std::string name_;     // of the tensor being read, for messages
+  std::string name_;     // name of the tensor being read, for messages
   std::string scratch_;  // decoded text that does not outlive a step
   std::vector<int64_t> dims_;
   bool has_metadata_ = false;

@@ -1,6 +1,5 @@
 // The safetensors header: 8 bytes of length, then a JSON object that places every tensor in the
-// data behind it. Everything is checked before it is believed, in linear memory and O(n log n)
-// time.
+// data behind it. Everything is checked before it is used, in linear memory and O(n log n) time.
 #pragma once
 
 #include "io/name_index.h"
@@ -18,7 +17,7 @@ namespace conclave::inline v0::io {
 struct SafetensorsHeader {
   std::vector<TensorInfo> tensors;  // in file order
   std::map<std::string, std::string> metadata;
-  NameIndex names;  // into tensors, group 0
+  NameIndex names;  // map to tensors, group 0
 };
 
 // Parses the JSON text and checks it against the file's size. Throws Error 3xx.

@@ -1,4 +1,4 @@
-// Opening a safetensors file that is already a descriptor: a member of a model directory.
+// Opens a safetensors file that is already a descriptor: a member of a model directory.
 #pragma once
 
 #include "io/file.h"
@@ -7,7 +7,8 @@
 
 namespace conclave::inline v0::io {
 
-// SafetensorsFile::open on an opened file: refuses foreign formats, reads and validates the header.
+// SafetensorsFile::open for an opened file: refuses foreign formats, reads and validates the
+// header.
 SafetensorsFile open_safetensors(File file);
 
 }  // namespace conclave::inline v0::io

@@ -74,7 +74,7 @@ void check_tensor_name(std::string_view name, std::string_view file) {
 
 uint64_t tensor_bytes(std::string_view name, DType dtype, std::span<const int64_t> shape,
                       std::string_view file) {
-  // Zero dimensions do not hide an overflow of the others, whatever the order.
+  // Zero dimensions do not hide an overflow of the others, in any order.
   std::optional<int64_t> bits = bit_size(dtype);
   bool is_empty = false;
   for (const int64_t dim : shape) {

@@ -109,7 +109,7 @@ struct SafetensorsWriter::Impl {
     return json;
   }
 
-  // Creates the file and writes the header, at the first byte of data or at the end.
+  // Creates the file and writes the header; called for the first byte of data, or at the end.
   void start() {
     if (is_started) return;
     const std::string json = header();
@@ -230,7 +230,7 @@ void SafetensorsWriter::finish() {
 void save_safetensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
                       std::map<std::string, std::string> metadata) {
   SafetensorsWriter writer(path, std::move(metadata));
-  // Wide elements first: every tensor then starts aligned, as other readers like it.
+  // Wide elements come first, so that every tensor starts aligned, as other readers prefer.
   std::vector<const NamedTensor*> order;
   for (const NamedTensor& named : tensors) order.push_back(&named);
   std::ranges::stable_sort(order, std::greater{},

@@ -53,8 +53,8 @@ constexpr std::array kSignatures = {
     Signature{"<html"sv, 0, "an HTML page", kDownload},
 };
 
-// A safetensors header of at most 100 MB: the length's upper bytes are zero and an object follows.
-// Some magic numbers are also lengths, so this goes first.
+// Accepts a safetensors header of at most 100 MB: the length's upper bytes are zero and an object
+// follows. Some magic numbers are also lengths, so this check goes first.
 bool may_be_safetensors(std::string_view start) {
   if (start.size() < 10 || start.substr(4, 4) != "\0\0\0\0"sv) return false;
   return start[8] == '{' || start[8] == ' ' || start[8] == '\n' || start[8] == '\t' ||

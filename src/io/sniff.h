@@ -1,5 +1,5 @@
-// Recognises, by content, formats that look like model files and must not be read as such: some
-// can run code, the others need converting.
+// Recognises, by content, formats that look like model files and must not be read as such: some can
+// run code, others need converting.
 #pragma once
 
 #include <cstddef>

@@ -12,7 +12,7 @@ constexpr size_t kMaxShown = 160;
 
 bool is_continuation(unsigned char byte) { return (byte & 0xC0) == 0x80; }
 
-// Bytes of the well-formed sequence that starts `text`; 0 if there is none.
+// Length in bytes of the well-formed sequence that starts `text`; 0 if there is none.
 size_t sequence_bytes(std::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char lead = byte(0);

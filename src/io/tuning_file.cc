@@ -8,7 +8,7 @@
 namespace conclave::inline v0 {
 
 TuningTable TuningTable::load(const std::filesystem::path& path) {
-  // A table of every model there is takes a fraction of this.
+  // A table of every existing model takes a fraction of this.
   constexpr uint64_t kMostBytes = uint64_t{64} << 20;
   const io::File file = io::File::open(path);
   if (file.bytes() > kMostBytes) {
