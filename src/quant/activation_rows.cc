@@ -10,14 +10,14 @@
 namespace conclave::inline v0::quant {
 namespace {
 
-// Passes over NaN: its own code is NaN, which is enough.
+// NaN is skipped: its own code is NaN, which is enough.
 float largest_magnitude(const float* values, int64_t count) {
   float largest = 0;
   for (int64_t i = 0; i < count; ++i) largest = std::max(largest, std::abs(values[i]));
   return largest;
 }
 
-// At least 2^-126. A finite amax / 448 is far below the largest exponent.
+// Rounds up, to at least 2^-126; a finite amax / 448 is far below the largest exponent.
 float next_power_of_two(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t exponent = (bits >> 23) + ((bits & 0x7fffffU) != 0 ? 1 : 0);
@@ -45,7 +45,7 @@ float dynamic_scale(float amax, bool power_of_two) {
 uint8_t activation_code(float value, float scale) {
   if (!std::isfinite(value)) return float_to_e4m3(value);
   const float quotient = value / scale;
-  // Only here may a quotient be infinite: a finite value over a tiny step.
+  // A quotient is infinite only here, for a finite value over a tiny step.
   return float_to_e4m3(std::isinf(quotient) ? std::copysign(kLargestE4m3, quotient) : quotient);
 }
 

@@ -1,4 +1,4 @@
-// How rows of activations become e4m3 codes: one rule for every device.
+// How rows of activations become e4m3 codes, by one rule for every device.
 #pragma once
 
 #include "conclave/spec.h"
@@ -13,26 +13,27 @@ inline constexpr int64_t kActivationGroup = 128;
 struct ActivationRule {
   ActivationScale form = ActivationScale::kNone;
   bool power_of_two_scales = false;
-  float static_scale = 1;  // of kTensorStatic
+  float static_scale = 1;  // for kTensorStatic
 };
 
-// Scales of a row: 1, or one a group. 0 of kNone, whose rows stay as they are.
+// Scales per row: 1, or one per group; 0 for kNone, which leaves rows unchanged.
 int64_t scales_per_row(ActivationScale form, int64_t columns);
 // Columns that share a scale: 128, or all.
 int64_t scale_width(ActivationScale form, int64_t columns);
 
-// The step of a row or group whose largest magnitude is `amax`, NaN passed over: amax / 448 in
-// float32, 1 where that is 0; infinity stays. `power_of_two` rounds up to a normal power of two.
+// The step for a row or group whose largest magnitude is `amax`, NaN ignored: amax / 448 in
+// float32, or 1 if that is 0; infinity stays. `power_of_two` rounds up to a normal power of two.
 float dynamic_scale(float amax, bool power_of_two);
 
 // The code of value / scale, divided in float32 and rounded to nearest even; a quotient beyond 448
-// becomes 448. A value that is not finite gives NaN.
+// becomes 448. A value that is not finite becomes NaN.
 uint8_t activation_code(float value, float scale);
 
-// The scale of `count` values that share one. Not for kNone.
+// The scale of `count` values that share one. The form must not be kNone.
 float scale_of(const float* values, int64_t count, const ActivationRule& rule);
 
-// values [columns] -> codes [columns] and scales [scales_per_row]. Not for kNone.
+// Turns values [columns] into codes [columns] and scales [scales_per_row]. The form must not be
+// kNone.
 void quantize_activations(const float* values, int64_t columns, const ActivationRule& rule,
                           uint8_t* codes, float* scales);
 

@@ -1,4 +1,4 @@
-// Codec of formats without scales: one code an element, converted on its own.
+// Codec for formats without scales: one code per element, each converted on its own.
 #pragma once
 
 #include "quant/weight_format.h"
