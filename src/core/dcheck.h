@@ -1,4 +1,4 @@
-// CONCLAVE_DCHECK guards our own invariants in debug builds. Never for bad input: that is an Error.
+// CONCLAVE_DCHECK guards our own invariants in debug builds; bad input is an Error instead.
 #pragma once
 
 namespace conclave::inline v0 {

@@ -16,9 +16,9 @@ struct Device {
   int32_t ordinal = 0;
 };
 
-// Empty means "cpu", "cuda" device 0. Throws Error(kUnknownName).
+// An empty text means "cpu", and "cuda" means device 0. Throws Error(kUnknownName).
 Device parse_device(std::string_view text);
-// "cpu", "cuda:0"
+// Returns "cpu" or "cuda:0".
 std::string to_string(const Device& device);
 
 }  // namespace conclave::inline v0

@@ -12,7 +12,7 @@ struct TypeRow {
   std::string_view torch_name;  // config.json
 };
 
-// In the order of the enum: to_string and bit_size index it.
+// Ordered as the enum: to_string and bit_size use it as an index.
 constexpr std::array kTypes = {
     TypeRow{DType::kBool, 8, "BOOL", "bool"},
     TypeRow{DType::kU8, 8, "U8", "uint8"},

@@ -98,7 +98,7 @@ void append_field(std::string& text, std::string_view label, const std::string& 
   text += value;
 }
 
-// "file: tensor: sentence; expected ...; found ...; limit ...; hint"
+// Returns "file: tensor: sentence; expected ...; found ...; limit ...; hint".
 std::string compose(const ErrorDetail& detail) {
   std::string text;
   for (const std::string* part : {&detail.file, &detail.tensor}) {

@@ -16,12 +16,13 @@ inline float e4m3_to_float(uint8_t code) {
   const uint32_t sign = uint32_t{code & 0x80U} << 24;
   const uint32_t magnitude = code & 0x7fU;
   if (magnitude == 0x7fU) return std::bit_cast<float>(sign | 0x7fc00000U);
-  // Mantissa and exponent in place, the exponent 120 too small: exact for subnormal codes as well.
+  // The bits are in place but the exponent is 120 too small: exact for subnormal codes as well.
   const float scaled = std::bit_cast<float>(magnitude << 20) * 0x1p120F;
   return std::bit_cast<float>(std::bit_cast<uint32_t>(scaled) | sign);
 }
 
-// To nearest, ties to even; a finite value beyond 448 becomes 448, infinity and NaN become NaN.
+// Rounds to nearest, ties to even; a finite value beyond 448 becomes 448, infinity and NaN become
+// NaN.
 inline uint8_t float_to_e4m3(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const auto sign = static_cast<uint8_t>((bits >> 24) & 0x80U);
@@ -37,7 +38,7 @@ inline uint8_t float_to_e4m3(float value) {
   return static_cast<uint8_t>(sign | ((magnitude + rounding - 0x3c000000U) >> 20));
 }
 
-// 2^(code - 127); 255 is NaN.
+// The value is 2^(code - 127); 255 is NaN.
 inline float e8m0_to_float(uint8_t code) {
   if (code == 0xffU) return std::numeric_limits<float>::quiet_NaN();
   return std::bit_cast<float>(code == 0 ? 0x00400000U : uint32_t{code} << 23);

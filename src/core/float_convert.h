@@ -1,4 +1,4 @@
-// Scalar conversions of the 16-bit float types. Round to nearest even; NaN stays a quiet NaN.
+// Scalar conversions of the 16-bit float types. They round to nearest even; NaN stays a quiet NaN.
 #pragma once
 
 #include <bit>
@@ -25,7 +25,7 @@ inline float f16_to_float(uint16_t bits) {
   }
   if (exponent != 0)
     return std::bit_cast<float>(sign | ((exponent + 112U) << 23) | (mantissa << 13));
-  // Subnormal: mantissa x 2^-24, exact in float32.
+  // A subnormal is mantissa x 2^-24, which is exact in float32.
   const float magnitude = static_cast<float>(mantissa) * 0x1p-24F;
   return std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) | sign);
 }
@@ -56,7 +56,8 @@ inline float double_to_float_odd(double value) {
   uint32_t bits = std::bit_cast<uint32_t>(nearest);
   const bool not_finite = (bits & 0x7f800000U) == 0x7f800000U;
   if (not_finite && back != value && value == value) {
-    // A finite double beyond float32: the largest float is odd and overflows every shorter type.
+    // A finite double beyond float32 becomes the largest float: it is odd and overflows every
+    // shorter type.
     return std::bit_cast<float>((bits & 0x80000000U) | 0x7f7fffffU);
   }
   if (not_finite || back == value) return nearest;

@@ -1,5 +1,5 @@
-// The plain structs that stages hand to each other. Two stages share each, so they live here.
-// All pointers are into the workspace or the caller's tensors; nothing here owns.
+// The plain structs that stages pass to each other; two stages share each, so they live here. All
+// pointers are into the workspace or the caller's tensors; nothing here owns memory.
 #pragma once
 
 #include "conclave/dtype.h"
@@ -39,7 +39,7 @@ struct ExpertBatch {
 
 enum class OutputTag : uint8_t { kPerRow, kReducedPerToken };
 
-// What the experts produced: float32 rows of `hidden_size` elements, one per batch slot.
+// The result of the experts: float32 rows of `hidden_size` elements, one per batch slot.
 struct ExpertOutput {
   OutputTag tag = OutputTag::kPerRow;
   float* rows = nullptr;

@@ -1,6 +1,6 @@
-// The functions of fmt, compiled once here instead of in every file that formats: header-only, they
-// took two thirds of the time of a build. The instances are those of fmt's own library, all of
-// them, so that a program that links both gets each from one place.
+// The functions of fmt, compiled once here instead of in every file that formats: as headers they
+// took two thirds of the build time. The instances are all those of fmt's own library, so that a
+// program that links both gets each from one place.
 #include <fmt/format-inl.h>
 
 FMT_BEGIN_NAMESPACE

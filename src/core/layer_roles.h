@@ -1,4 +1,4 @@
-// Every weight matrix that a layer of a given spec has: one list for all who need it.
+// Every weight matrix of a layer with a given spec: one list for all who need it.
 #pragma once
 
 #include "conclave/weights.h"
@@ -9,9 +9,9 @@
 namespace conclave::inline v0 {
 
 enum class RoleDType : uint8_t {
-  kWeight,    // LayerRole::weight_dtype: packed by a kernel
+  kWeight,    // packed by a kernel as LayerRole::weight_dtype
   kAnyFloat,  // f32, f16 or bf16
-  kScale,     // of a quantised matrix: f32, f16, bf16 or e8m0
+  kScale,     // belongs to a quantised matrix: f32, f16, bf16 or e8m0
   kIndex,     // int32 or int64
 };
 
@@ -22,17 +22,17 @@ struct LayerRole {
   int64_t cols = 0;
   RoleDType dtype = RoleDType::kAnyFloat;
   bool optional = false;
-  DType weight_dtype = DType::kF32;  // of kWeight
+  DType weight_dtype = DType::kF32;  // for kWeight
 };
 
-// Whether a role holds a matrix for each routed expert.
+// Whether the role has one matrix per routed expert.
 constexpr bool is_per_expert(WeightRole role) {
   return role <= WeightRole::kDown ||
          (role >= WeightRole::kGateBias && role <= WeightRole::kDownBias) ||
          (role >= WeightRole::kGateScale && role <= WeightRole::kDownInputScale);
 }
 
-// In the order of WeightRole.
+// Ordered as WeightRole.
 std::vector<LayerRole> layer_roles(const MoeSpec& spec);
 
 // Rows and columns of the scales of an e4m3 matrix [rows, cols].
@@ -42,19 +42,19 @@ struct ScaleShape {
 };
 ScaleShape scale_shape(const QuantSpec& quant, int64_t rows, int64_t cols);
 
-// The scales of an expert's or shared expert's matrix, and of the rows that it multiplies.
+// The roles of the scales of an expert's or shared expert's matrix, and of the rows it multiplies.
 struct QuantRoles {
   WeightRole scale;
   WeightRole input_scale;
 };
 QuantRoles quant_roles(WeightRole matrix);
 
-// The activation of the shared experts and of the residual MLP: `own`, or where it has no name the
-// routed experts'.
+// The activation of the shared experts and of the residual MLP: `own`, or the routed experts' if
+// `own` has no name.
 const ActivationSpec& activation_or_routed(const ActivationSpec& own, const MoeSpec& spec);
 
-// count_parameters of a spec whose sizes are in range, whether it is valid or not: of a layer that
-// is listed and does not run. Throws Error(kSizeOverflow).
+// count_parameters for any spec whose sizes are in range, valid or not, so that a layer that does
+// not run can still be listed. Throws Error(kSizeOverflow).
 ParameterCount count_weights(const MoeSpec& spec);
 
 }  // namespace conclave::inline v0

@@ -8,7 +8,7 @@
 namespace conclave::inline v0 {
 namespace {
 
-// The largest count of anything that validate(MoeSpec) accepts.
+// The largest count that validate(MoeSpec) accepts for anything.
 constexpr int32_t kMaxRedundantExperts = int32_t{1} << 20;
 
 // Far above any cluster; each rank of a plan costs memory.
@@ -37,7 +37,7 @@ void check_placement(const ParallelSpec& parallel) {
                                 : "ParallelSpec.rank_of is of PlacementStrategy::kCustom only",
                  .found = std::to_string(parallel.rank_of.size()) + " entries"});
   }
-  // A full result needs every expert somewhere.
+  // A full result needs each expert on some rank.
   const int32_t lowest = parallel.reduce == Reduce::kPartial ? -1 : 0;
   for (const int32_t rank : parallel.rank_of) {
     check_range("rank_of", rank, lowest, int64_t{parallel.ep_size} - 1);
@@ -72,7 +72,7 @@ ParallelSpec ParallelSpec::flatten(const Groups& groups) {
   check_group("Groups.tp", groups.tp_size, groups.tp_rank);
   check_group("Groups.pcp", groups.pcp_size, groups.pcp_rank);
   check_group("Groups.dp", groups.dp_size, groups.dp_rank);
-  // In steps: the product of three 31-bit numbers may exceed 63 bits.
+  // Multiplied in steps: the product of three 31-bit numbers may exceed 63 bits.
   const int64_t replicas = int64_t{groups.dp_size} * groups.pcp_size;
   constexpr int64_t kMaxRanks = std::numeric_limits<int32_t>::max();
   if (replicas > kMaxRanks || replicas * groups.tp_size > kMaxRanks) {

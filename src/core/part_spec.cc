@@ -24,7 +24,7 @@ void check_size(const char* field, int64_t value, int64_t low) {
                .limit = std::to_string(low) + " to " + std::to_string(kMaxSpecSize)});
 }
 
-// Used as float32.
+// The factor is used as float32.
 void check_factor(const char* field, double value) {
   constexpr double kLargest = std::numeric_limits<float>::max();
   if (std::isfinite(value) && std::abs(value) <= kLargest) return;

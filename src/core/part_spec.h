@@ -1,4 +1,4 @@
-// The checks of what a layer has beside its routed experts and its router.
+// Checks everything that a layer has besides its routed experts and its router.
 #pragma once
 
 #include "conclave/spec.h"
@@ -7,13 +7,12 @@
 
 namespace conclave::inline v0 {
 
-// Beyond any model there is, and small enough that products of three sizes and an element size stay
-// inside 63 bits.
+// No model has more, and products of three sizes and an element size stay inside 63 bits.
 inline constexpr int64_t kMaxSpecSize = int64_t{1} << 20;
 
-// Shared experts, projection, residual MLP, zero experts, where weights apply, scales: each field
-// in its range, and no combination without a meaning. Throws Error(kInvalidArgument) naming the
-// field, the value and the limit.
+// Checks that each field of shared experts, projection, residual MLP, zero experts, where weights
+// apply, and scales is in range, and that their combination has a meaning. Throws
+// Error(kInvalidArgument) naming the field, the value and the limit.
 void validate_parts(const MoeSpec& spec);
 
 }  // namespace conclave::inline v0

@@ -8,8 +8,8 @@
 namespace conclave::inline v0 {
 namespace {
 
-// One role inside a caller's tensor: `count` matrices whose rows and columns may lie apart, as the
-// halves of an interleaved tensor do. Strides in elements.
+// One role inside a caller's tensor: `count` matrices whose rows and columns may lie apart, like
+// the halves of an interleaved tensor. Strides are in elements.
 struct RoleView {
   const std::byte* data = nullptr;
   WeightInfo info;
@@ -49,7 +49,7 @@ struct Named {
   const ConstTensorView& tensor;
 };
 
-// One MLP as the caller gives it, and the roles its parts have.
+// One MLP as the caller gives it, and the roles of its parts.
 struct MlpTensors {
   Named gate_up;
   Named down;
@@ -60,7 +60,7 @@ struct MlpTensors {
   WeightRole gate_bias, up_bias, down_bias_role;
 };
 
-// A tensor of S matrices or vectors, or of one where its first dimension is left out.
+// A tensor of S matrices or vectors; it may leave out its first dimension if S is 1.
 struct Stack {
   const std::byte* data = nullptr;
   DType dtype = DType::kF32;
@@ -199,7 +199,7 @@ class PointerSource final : public WeightSource {
                .row_stride = stack.cols});
   }
 
-  // The gate and the up half of a fused tensor's rows, or the whole of it as up.
+  // The rows of a fused tensor are the gate half and the up half, or all of them are up.
   void set_halves(WeightRole gate, WeightRole up, const Stack& fused, GateUpOrder order) {
     if (order == GateUpOrder::kSingle) return set_dense(up, fused);
     const bool interleaved = order == GateUpOrder::kInterleaved;
@@ -213,7 +213,7 @@ class PointerSource final : public WeightSource {
     set(up, half);
   }
 
-  // Likewise of vectors, whose entries are the rows.
+  // As set_halves, for vectors whose entries are the rows.
   void set_bias_halves(WeightRole gate, WeightRole up, const Stack& fused, GateUpOrder order) {
     if (order == GateUpOrder::kSingle) return set_dense(up, fused);
     const bool interleaved = order == GateUpOrder::kInterleaved;
@@ -269,7 +269,7 @@ class PointerSource final : public WeightSource {
     }
   }
 
-  // Scales of gate, then of up: halves of the rows, or one row for both.
+  // Scales of gate, then of up: each has half of the rows, or both share one row.
   void add_gate_up_scale(WeightRole gate, WeightRole up, const Named& named, GateUpOrder order,
                          bool may_be_one) {
     if (named.tensor.empty()) return;
@@ -286,7 +286,7 @@ class PointerSource final : public WeightSource {
                    .found = std::to_string(scales.rows),
                    .hint = "blocks that hold rows of both gate and up cannot be told apart"});
     }
-    // Rows are interleaved only where there is one scale a row.
+    // Rows are interleaved only if there is one scale per row.
     const bool per_row = scales.rows == 2 * at(up).info.rows;
     const bool interleaved = order == GateUpOrder::kInterleaved && per_row;
     if (order == GateUpOrder::kInterleaved && !per_row && scales.rows != 2) {
@@ -305,7 +305,7 @@ class PointerSource final : public WeightSource {
     if (!named.tensor.empty()) set_dense(role, stack_of(named, 3, may_be_one));
   }
 
-  // [n]: one number for each expert.
+  // The tensor is [n], with one number per expert.
   void add_input_scale(WeightRole role, const Named& named) {
     if (named.tensor.empty()) return;
     check_tensor(named.name, named.tensor, 1);

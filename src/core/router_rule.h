@@ -15,7 +15,7 @@ enum class RouterRule : uint8_t {
   kCustom,  // any other name: a router of the application, or an unknown one
 };
 
-// By RouterSpec::name. What is kCustom and not in the context either fails in Catalog::find.
+// Maps RouterSpec::name. A name that is kCustom and not in the context fails in Catalog::find.
 RouterRule router_rule(std::string_view name) noexcept;
 
 }  // namespace conclave::inline v0

@@ -16,10 +16,10 @@
 namespace conclave::inline v0 {
 namespace {
 
-// Rows of a hash table: above any vocabulary, and its product with k stays inside 63 bits.
+// Rows of a hash table: more than any vocabulary has, and the product with k stays inside 63 bits.
 constexpr int64_t kMaxVocab = int64_t{1} << 30;
 
-// Shortest digits: std::to_string would show 1e-20 as zero.
+// Uses the fewest digits: std::to_string would show 1e-20 as zero.
 std::string text(double value) {
   std::array<char, 32> digits{};
   const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr;
@@ -157,7 +157,7 @@ void check_simulated(const MoeSpec& spec) {
   }
 }
 
-// Refuses what a rule does not read: a value that changes nothing is a misunderstanding.
+// Refuses fields that a rule does not read: a value that changes nothing is a misunderstanding.
 class UnusedFields {
  public:
   explicit UnusedFields(std::string_view rule) : rule_(rule) {}
@@ -209,8 +209,8 @@ void refuse_choosing(const RouterSpec& router) {
   unused.must_be("num_groups", router.num_groups, {int64_t{1}});
 }
 
-// Of the rules that have their own formula for weights. A family's table may say what the formula
-// does anyhow, so a truthful `renormalize` passes.
+// Applies to rules that have their own formula for weights. A family's table may state what the
+// formula does anyway, so a truthful `renormalize` passes.
 void refuse_weighing(const RouterSpec& router) {
   const UnusedFields unused(router.name);
   unused.must_be("order", router.order, {RouterOrder::kScoreThenTopk});

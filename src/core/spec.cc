@@ -74,7 +74,7 @@ ParameterCount count_weights(const MoeSpec& spec) {
     if (role.optional || !counts) continue;
     const int64_t each = times(role.rows, role.cols);
     parameters.total += times(role.count, each);
-    // Zero experts have no weights; a token may use as many experts as there are at most.
+    // Zero experts have no weights; a token uses at most all experts that have.
     const int64_t used = std::min(spec.top_k, spec.num_experts);
     parameters.active += (is_per_expert(role.role) ? used : role.count) * each;
   }

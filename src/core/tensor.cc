@@ -103,7 +103,7 @@ size_t dense_bytes(DType dtype, const Shape& shape) {
 
 Tensor::Tensor(DType dtype, Shape shape)
     : dtype_(dtype), shape_(shape), size_bytes_(dense_bytes(dtype, shape)) {
-  // One byte at least: a tensor without elements still has an address.
+  // Allocates at least one byte, so that a tensor without elements still has an address.
   const size_t bytes = std::max<size_t>(size_bytes_, 1);
   auto* data = static_cast<std::byte*>(::operator new[](bytes, kAlignment, std::nothrow));
   if (data == nullptr) {

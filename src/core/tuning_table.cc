@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::string_view kHeading = "conclave-tuning ";
 constexpr int kVersion = 1;
-// Beyond any real table: a text that is none is refused early.
+// No real table has more: a text that is not a table is refused early.
 constexpr size_t kMostEntries = size_t{1} << 20;
 
 std::string_view trim(std::string_view text) {
@@ -26,7 +26,7 @@ std::string_view trim(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(kBlank) - begin + 1);
 }
 
-// The text before the next separator; `rest` continues behind it.
+// Returns the text before the next separator; `rest` continues behind it.
 std::string_view take_until(std::string_view& rest, char separator) {
   const size_t end = std::min(rest.find(separator), rest.size());
   const std::string_view taken = rest.substr(0, end);
@@ -42,7 +42,7 @@ std::optional<Number> parse_number(std::string_view text) {
   return value;
 }
 
-// "E 128 H 2048": each label and a positive number, in this order and nothing else.
+// Parses "E 128 H 2048": each label followed by a positive number, in this order and nothing else.
 template <size_t kCount>
 bool parse_labelled(std::string_view text, const std::array<std::string_view, kCount>& labels,
                     const std::array<int64_t*, kCount>& values) {

@@ -1,4 +1,4 @@
-// Books named pieces of one scratch buffer at plan time; slices it at run time.
+// Books named pieces of one scratch buffer at plan time and slices it at run time.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@ namespace conclave::inline v0 {
 // One cache line; also the widest vector store.
 inline constexpr size_t kWorkspaceAlignment = 64;
 
-// At the head of a workspace of a device: zero between forwards.
+// Counters at the head of a device's workspace; they are zero between forwards.
 inline constexpr size_t kWorkspaceCounterBytes = 256;
 
 // Offsets are a pure function of the order of calls.
@@ -21,7 +21,7 @@ struct WorkspaceSlice {
 
 class WorkspaceLayout {
  public:
-  // Throws Error(kSizeOverflow) where count * sizeof(T) does not fit.
+  // Throws Error(kSizeOverflow) if count * sizeof(T) does not fit.
   template <class T>
   WorkspaceSlice book(int64_t count) {
     return book_bytes(count, sizeof(T));
