@@ -1,5 +1,5 @@
-// The CPU table. A row is added or changed by a measurement of both arithmetics in the same
-// register tile (6 x 64) on that CPU; `conclave doctor` prints such a measurement.
+// The CPU table. Rows are added or changed after measuring both arithmetics in the same register
+// tile (6 x 64) on that CPU; `conclave doctor` prints such a measurement.
 #include "cpu/isa.h"
 
 #include <algorithm>
@@ -111,8 +111,8 @@ ArithmeticChoice choose_arithmetic(const CpuId& cpu, Isa isa) {
   return {Arithmetic::kF32Fma, "CPU not in the table: float32 products run well on every CPU"};
 }
 
-// Qwen3-30B-A3B layer, one token, two threads, GB/s with and without: Emerald Rapids 31 and 23 of
-// 34; Zen 5 (one thread) 38 and 42 of 42.
+// Measured on a Qwen3-30B-A3B layer, one token, two threads, in GB/s with and without: Emerald
+// Rapids 31 and 23 of 34; Zen 5 (one thread) 38 and 42 of 42.
 bool fetch_instructions_speed_streams(const CpuId& cpu) { return cpu.vendor == kIntel; }
 
 }  // namespace conclave::inline v0::cpu

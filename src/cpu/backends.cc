@@ -11,7 +11,7 @@ namespace {
 struct Backend {
   std::string_view name;
   std::string_view title;
-  std::array<std::string_view, 2> libraries;  // file names, the usual one first
+  std::array<std::string_view, 2> libraries;  // file names; the usual one comes first
 };
 
 constexpr std::array kBackends = {

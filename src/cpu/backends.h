@@ -1,4 +1,4 @@
-// Libraries that another build of the project could use, as found under a root folder.
+// Libraries that another build of the project could use, if found under a root folder.
 #pragma once
 
 #include "conclave/device.h"
@@ -8,7 +8,7 @@
 
 namespace conclave::inline v0::cpu {
 
-// "/" is this machine. Looks for files only: loading a driver's library would start it.
+// The root "/" is this machine. Looks for files only: loading a driver's library would start it.
 std::vector<BackendInfo> describe_backends(const std::filesystem::path& root);
 
 }  // namespace conclave::inline v0::cpu

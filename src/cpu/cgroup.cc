@@ -61,7 +61,7 @@ std::vector<CgroupFolder> cgroup_folders(const std::filesystem::path& root,
     if (membership->controllers.empty()) {
       append_up_to(folders, base, membership->path, CgroupVersion::kV2);
     } else if (lists(membership->controllers, controller)) {
-      // Mounted under the joint name, with a link of the single one on most systems.
+      // A joint mount has the joint name, with a link for each controller on most systems.
       std::error_code error;
       std::filesystem::path mount = base / membership->controllers;
       if (!std::filesystem::is_directory(mount, error)) mount = base / controller;

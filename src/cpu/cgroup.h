@@ -1,4 +1,4 @@
-// The control group of this process: which folders hold its limits.
+// The control group of this process: the folders that hold its limits.
 #pragma once
 
 #include <filesystem>

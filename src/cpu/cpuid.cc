@@ -32,7 +32,7 @@ constexpr uint64_t kXcr0Ymm = 0x06;      // SSE and AVX state
 constexpr uint64_t kXcr0Zmm = 0xe0;      // mask registers, both halves of the zmm registers
 constexpr uint64_t kXcr0Tile = 0x60000;  // tile configuration and data
 
-// One step up from the row before it.
+// One step above the row before it.
 struct Requirement {
   Isa isa;
   std::array<std::string_view, 4> features;

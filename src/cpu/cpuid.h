@@ -1,4 +1,5 @@
-// What CPUID and XGETBV say, as plain data, so that every decision on it can be tested for any CPU.
+// The results of CPUID and XGETBV as plain data, so that every decision on them can be tested for
+// any CPU.
 #pragma once
 
 #include "cpu/isa.h"
@@ -12,7 +13,7 @@
 
 namespace conclave::inline v0::cpu {
 
-// The registers that hold the features in kFeatures. Zero where the leaf does not exist.
+// The registers that hold the features in kFeatures. A register is zero if its leaf does not exist.
 struct CpuidWords {
   uint32_t leaf1_ecx = 0;
   uint32_t leaf7_ebx = 0;
@@ -23,7 +24,7 @@ struct CpuidWords {
 };
 
 struct Feature {
-  std::string_view name;  // as in /proc/cpuinfo
+  std::string_view name;  // the name in /proc/cpuinfo
   uint32_t CpuidWords::*word;
   int bit;
 };
@@ -39,15 +40,15 @@ struct CpuIdentity {
   int32_t stepping = 0;
 };
 
-// Of this machine, read once.
+// Describe this machine; read once.
 const CpuidWords& cpuid_words();
 const CpuIdentity& cpu_identity();
 
-// Pure: family, model and stepping of CPUID leaf 1's EAX, extended fields applied.
+// Pure: decodes family, model and stepping from CPUID leaf 1's EAX, extended fields applied.
 CpuIdentity decode_signature(uint32_t leaf1_eax);
-// Pure: whether CPU and OS offer `isa`, all but the permission that AMX needs besides.
+// Pure: whether CPU and OS offer `isa`, apart from the permission that AMX also needs.
 Support offered(const CpuidWords& words, Isa isa);
-// Linux gives the 8 KiB of tile state only to processes that ask, once, for all their threads.
+// Requests AMX tile state: Linux gives its 8 KiB only to processes that ask, once for all threads.
 Support request_tiles();
 
 }  // namespace conclave::inline v0::cpu

@@ -10,10 +10,10 @@
 
 namespace conclave::inline v0::cpu {
 
-// Ascending capability: each includes the ones before it.
+// In order of capability: each includes the ones before it.
 enum class Isa : uint8_t { kScalar, kAvx2, kAvx512, kAvx512Bf16, kAmx };
 
-// How products of 16-bit weights are accumulated. One per plan.
+// How products of 16-bit weights are accumulated; a plan uses one.
 enum class Arithmetic : uint8_t {
   kF32Fma,   // widen to float32, one fused multiply-add per element of k, in ascending k
   kDpBf16,   // vdpbf16ps: pairs of bf16 products
@@ -26,13 +26,13 @@ std::string_view to_string(Arithmetic arithmetic) noexcept;
 Isa parse_isa(std::string_view name);
 Arithmetic parse_arithmetic(std::string_view name);
 
-// Whether CPUID has it and the OS saves its registers (for AMX: grants the tile permission, which
-// this call requests once).
+// Whether CPUID reports it and the OS saves its registers. For AMX this call also requests the tile
+// permission, once.
 Support usable(Isa isa);
-// The best usable one.
+// The best instruction set that is usable.
 Isa best_isa();
 
-// The CPU table: for bf16 weights, which arithmetic a CPU family and model runs fastest.
+// A choice from the CPU table: the fastest arithmetic for bf16 weights on a CPU family and model.
 // `reason` names the table's row.
 struct ArithmeticChoice {
   Arithmetic arithmetic = Arithmetic::kF32Fma;
@@ -44,12 +44,12 @@ struct CpuId {
   int32_t model = 0;
 };
 CpuId cpu_id();
-// Pure: unit-tested for CPUs other than this one. `isa` is the best allowed.
+// Pure, so that it is tested for other CPUs. `isa` is the best that is allowed.
 ArithmeticChoice choose_arithmetic(const CpuId& cpu, Isa isa);
 
-// Whether a thread that reads weights once, straight from memory, gains by fetching the next ones
-// with instructions: it does where the CPU's own prefetcher alone stays below the read ceiling.
-// Pure, by the same kind of table.
+// Whether a thread that reads weights once, straight from memory, gains by prefetch instructions:
+// it does if the CPU's own prefetcher alone stays below the read ceiling. Pure, by the same kind of
+// table.
 bool fetch_instructions_speed_streams(const CpuId& cpu);
 
 }  // namespace conclave::inline v0::cpu

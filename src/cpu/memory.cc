@@ -22,8 +22,8 @@ constexpr size_t kHugePageBytes = size_t{2} << 20;
 constexpr size_t kPageBytes = 4096;
 constexpr size_t kMinAlignment = 64;
 // Linux promises more memory than there is and kills the process when pages are touched, so blocks
-// from this size on are compared with what is free. Below, the look-up would cost more than it
-// saves.
+// of at least this size are compared with what is free. For smaller ones the look-up would cost
+// more than it saves.
 constexpr size_t kCheckedBytes = size_t{64} << 20;
 
 size_t mapped_bytes(size_t bytes) { return (bytes + kPageBytes - 1) & ~(kPageBytes - 1); }
@@ -61,7 +61,7 @@ class PagedAllocator final : public HostAllocator {
     }
     const size_t length = mapped_bytes(bytes);
     std::byte* data = map_aligned(length, alignment);
-    // Advice only: without huge pages the block is slower, not wrong.
+    // This is only advice: without huge pages the block is slower, not wrong.
     madvise(data, length, MADV_HUGEPAGE);
     apply_interleave(interleave_, data, length);
     return data;

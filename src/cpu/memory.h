@@ -10,10 +10,10 @@
 namespace conclave::inline v0::cpu {
 
 // The library's default: 64-byte aligned; blocks of 2 MiB and more are mapped on their own, aligned
-// to 2 MiB and advised to use huge pages. Never returns null: throws std::bad_alloc.
+// to 2 MiB and advised to use huge pages. Never returns null; throws std::bad_alloc instead.
 HostAllocator& default_allocator();
 
-// Owns one block of an allocator. Throws Error(kOutOfMemory) naming the bytes asked for.
+// Owns one block from an allocator. Throws Error(kOutOfMemory) naming the bytes requested.
 class Buffer {
  public:
   Buffer() = default;

@@ -23,7 +23,7 @@ InterleavePlan plan_interleave(const std::vector<NumaNode>& nodes) {
 void apply_interleave(const InterleavePlan& plan, void* data, size_t bytes) noexcept {
   if (plan.node_mask.empty()) return;
   constexpr int kMpolInterleave = 3;
-  // The kernel reads one bit less than it is told.
+  // The kernel reads one bit less than the number it is given.
   syscall(SYS_mbind, data, bytes, kMpolInterleave, plan.node_mask.data(), plan.max_node + 1, 0);
 }
 

@@ -1,4 +1,4 @@
-// Work distribution over an Executor: one shared counter, tasks taken in ascending order.
+// Distributes work over an Executor: one shared counter, tasks taken in ascending order.
 #pragma once
 
 #include "conclave/context.h"
@@ -10,9 +10,9 @@
 
 namespace conclave::inline v0::cpu {
 
-// Calls body(begin, end, worker) on disjoint ranges of at most `grain` that cover [0, count).
-// body must not throw. No allocation. Ranges are handed out dynamically, so nothing in a result
-// may depend on which worker computed it.
+// Calls body(begin, end, worker) on disjoint ranges of at most `grain` that cover [0, count). body
+// must not throw. Does not allocate. Ranges are handed out dynamically, so no result may depend on
+// which worker computed it.
 template <class Body>
 void parallel_for(Executor& executor, int64_t count, int64_t grain, const Body& body) {
   if (count <= 0) return;
@@ -43,7 +43,7 @@ void parallel_for(Executor& executor, int64_t count, int64_t grain, const Body& 
                 .state = &state});
 }
 
-// As parallel_for for work that may throw (loading, packing): the first exception stops the rest
+// As parallel_for, for work that may throw (loading, packing): the first exception stops the rest
 // and is rethrown on the calling thread.
 template <class Body>
 void parallel_for_throwing(Executor& executor, int64_t count, int64_t grain, const Body& body) {

@@ -11,7 +11,7 @@ namespace {
 
 static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "the kernel reads a plain word");
 
-// Calls `done` until it is true or the time is over; says which.
+// Calls `done` until it is true or the time is over; returns whether it became true.
 template <class Done>
 bool spin_until(const Done& done, std::chrono::nanoseconds spin) noexcept {
   using Clock = std::chrono::steady_clock;

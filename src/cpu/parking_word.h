@@ -7,7 +7,7 @@
 
 namespace conclave::inline v0::cpu {
 
-// Waiters that went to sleep are counted, so that a wake-up without sleepers costs no system call.
+// Counts the waiters that went to sleep, so that a wake-up without sleepers costs no system call.
 class ParkingWord {
  public:
   explicit ParkingWord(uint32_t value = 0) : value_(value) {}
@@ -15,14 +15,15 @@ class ParkingWord {
   ParkingWord& operator=(const ParkingWord&) = delete;
 
   uint32_t load() const noexcept { return value_.load(std::memory_order_acquire); }
-  // Not for concurrent use with a waiter: wakes nobody.
+  // Wakes nobody, so no thread may be waiting.
   void reset(uint32_t value) noexcept { value_.store(value, std::memory_order_release); }
   // Adds, wakes every waiter and returns the new value.
   uint32_t add(uint32_t amount) noexcept;
   // Subtracts one; wakes every waiter when the word becomes zero.
   void count_down() noexcept;
 
-  // Returns the word once it differs from / equals `value`.
+  // wait_while returns the word once it differs from `value`; wait_for_zero returns once it is
+  // zero.
   uint32_t wait_while(uint32_t value, std::chrono::nanoseconds spin) noexcept;
   void wait_for_zero(std::chrono::nanoseconds spin) noexcept;
 

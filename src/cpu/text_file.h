@@ -1,4 +1,4 @@
-// Reading the small text files of sysfs and procfs.
+// Reads the small text files of sysfs and procfs.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,11 @@
 
 namespace conclave::inline v0::cpu {
 
-// The file's text without trailing white space; empty where it cannot be read.
+// The file's text without trailing white space; empty if it cannot be read.
 std::string read_text(const std::filesystem::path& path);
-// A whole decimal number, after leading spaces; `rest` receives what follows it.
+// Parses a whole decimal number after leading spaces; `rest` receives what follows it.
 std::optional<int64_t> parse_integer(std::string_view text, std::string_view* rest = nullptr);
-// The number of a line "key   123 ..." or "key: 123 ..." of `text`.
+// The number in a line "key   123 ..." or "key: 123 ..." of `text`.
 std::optional<int64_t> find_value(std::string_view text, std::string_view key);
 
 }  // namespace conclave::inline v0::cpu

@@ -57,7 +57,7 @@ void pin(pthread_t thread, int32_t cpu) noexcept {
   cpu_set_t mask;
   CPU_ZERO(&mask);
   CPU_SET(static_cast<size_t>(cpu), &mask);
-  // A wish: a container may forbid it, and the pool works without.
+  // This is only a wish: a container may forbid it, and the pool works without.
   pthread_setaffinity_np(thread, sizeof(mask), &mask);
 }
 
@@ -157,8 +157,8 @@ void ThreadPool::serve(int32_t worker) noexcept {
   }
 }
 
-// A thread of another pool that works for a region inside ours counts too: waiting for our turn
-// there would wait for itself.
+// A thread of another pool that works for a region inside ours counts too: if it waited for our
+// turn, it would wait for itself.
 bool ThreadPool::inside_own_region() const noexcept {
   for (const Region* region = current_region_; region != nullptr; region = region->outer) {
     if (region->pool == this) return true;

@@ -17,8 +17,8 @@ namespace conclave::inline v0::cpu {
 // The caller of run() is worker 0; thread i is always worker i. A region costs one store to start
 // and one counter to finish; threads that find no work spin, then sleep. run() from inside a region
 // of the same pool executes all workers one after another on the calling thread; run() from several
-// threads takes turns. In a forked child run() throws Error(kForked): its threads do not exist
-// there.
+// threads takes turns. In a forked child run() throws Error(kForked), since its threads do not
+// exist there.
 class ThreadPool final : public Executor {
  public:
   explicit ThreadPool(const ThreadPoolOptions& options);
@@ -41,7 +41,7 @@ class ThreadPool final : public Executor {
     int32_t worker;
     pthread_t handle;
   };
-  // The last region in which somebody took this worker. Alone on its cache line.
+  // The last region in which a thread took this worker. Each has a cache line of its own.
   struct alignas(64) Claim {
     std::atomic<uint32_t> generation{0};
   };
@@ -63,9 +63,9 @@ class ThreadPool final : public Executor {
   std::vector<Claim> claims_;  // by worker
   std::atomic<bool> stopping_{false};
   std::mutex turn_;
-  // Written before generation_ announces it; read only by those who claimed a worker of it.
+  // Written before generation_ announces it; read only by threads that claimed a worker of it.
   const Region* region_ = nullptr;
-  // Apart from each other: every thread reads the one while finishing threads write the other.
+  // These lie apart: every thread reads the first while finishing threads write the second.
   alignas(64) ParkingWord generation_;
   alignas(64) ParkingWord unfinished_;
 };

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kKibibyte = 1024;
 
-// "48K", "32768K", "1M", "512".
+// Parses "48K", "32768K", "1M" or "512".
 int64_t parse_cache_size(std::string_view text) {
   std::string_view unit;
   const auto number = parse_integer(text, &unit);
@@ -23,7 +23,7 @@ int64_t parse_cache_size(std::string_view text) {
   return *number;
 }
 
-// "150000 100000" in v2; the two files of v1. No positive quota: no limit.
+// Parses "150000 100000" in v2, the two files in v1. Without a positive quota there is no limit.
 std::optional<double> quota_of(const CgroupFolder& folder) {
   std::optional<int64_t> quota;
   std::optional<int64_t> period;
@@ -109,7 +109,7 @@ std::vector<NumaNode> read_numa_nodes(const std::filesystem::path& root) {
 }
 
 std::string read_huge_page_mode(const std::filesystem::path& root) {
-  // "always [madvise] never": the active one is in brackets.
+  // The file reads "always [madvise] never": the active mode is in brackets.
   const std::string text = read_text(root / "sys/kernel/mm/transparent_hugepage/enabled");
   const size_t open = text.find('[');
   const size_t close = text.find(']', open == std::string::npos ? 0 : open);
@@ -141,7 +141,7 @@ std::optional<double> read_cpu_quota(const std::filesystem::path& root) {
 }
 
 std::vector<int32_t> affinity_cpus() {
-  // The kernel's mask may be longer than cpu_set_t: grow until it fits.
+  // The kernel's mask may be longer than cpu_set_t, so the buffer grows until it fits.
   for (size_t count = CPU_SETSIZE; count <= (size_t{1} << 16); count *= 2) {
     std::vector<cpu_set_t> mask(count / CPU_SETSIZE);
     const size_t bytes = CPU_ALLOC_SIZE(count);

@@ -1,5 +1,5 @@
-// What the kernel says about this machine: caches, NUMA nodes, quotas, memory. Read from files
-// under a root folder, so that any machine can be described in a test.
+// What the kernel reports about this machine: caches, NUMA nodes, quotas, memory. It is read from
+// files under a root folder, so that a test can describe any machine.
 #pragma once
 
 #include "conclave/device.h"
@@ -13,7 +13,7 @@
 
 namespace conclave::inline v0::cpu {
 
-// "0-3,8,10-11", the list format of sysfs. Entries that do not parse are left out.
+// Parses "0-3,8,10-11", the list format of sysfs. Entries that do not parse are left out.
 std::vector<int32_t> parse_cpu_list(std::string_view text);
 
 struct CacheSizes {
@@ -33,15 +33,15 @@ CacheSizes read_caches(const std::filesystem::path& root);
 std::vector<NumaNode> read_numa_nodes(const std::filesystem::path& root);
 std::string read_huge_page_mode(const std::filesystem::path& root);
 MemorySize read_memory_size(const std::filesystem::path& root);
-// CPUs' worth of time that the control group may use: the lowest quota on the path to the root,
-// cgroup v1 or v2. Empty: no limit.
+// Number of CPUs' worth of time that the control group may use: the lowest quota on the path to the
+// root, cgroup v1 or v2. Empty means that there is no limit.
 std::optional<double> read_cpu_quota(const std::filesystem::path& root);
 
 // The CPUs in this thread's affinity mask, ascending.
 std::vector<int32_t> affinity_cpus();
-// Pure: a quota of 1.5 CPUs keeps two threads busy part of the time; at least 1.
+// Pure: rounds up, as a quota of 1.5 CPUs keeps two threads busy part of the time; at least 1.
 int32_t usable_cpu_count(int32_t affinity_count, std::optional<double> quota);
-// Of this process, now.
+// The number for this process, at this moment.
 int32_t usable_cpu_count();
 
 }  // namespace conclave::inline v0::cpu

@@ -21,7 +21,7 @@ using cpu::ceilings::RateProbe;
 using cpu::ceilings::ReadFunction;
 using cpu::ceilings::ReadFunctions;
 
-// Large enough that handing out costs nothing, small enough that threads finish together.
+// Large enough that handing out work costs nothing, small enough that threads finish together.
 constexpr int64_t kChunkBytes = int64_t{2} << 20;
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
@@ -44,7 +44,7 @@ double best_read_gbps(Executor& executor, Isa isa, const CeilingOptions& options
   const size_t bytes = static_cast<size_t>(options.read_bytes) & ~(cpu::ceilings::kReadGranule - 1);
   // The library's own allocator, not the context's: huge pages are part of the ceiling.
   const cpu::Buffer block(cpu::default_allocator(), bytes);
-  // Every page gets memory of its own: untouched ones would all read the same page of zeros.
+  // Every page is touched to get memory of its own: untouched ones would share one page of zeros.
   cpu::parallel_for(executor, static_cast<int64_t>(bytes), kChunkBytes,
                     [&](int64_t begin, int64_t end, int32_t /*worker*/) {
                       std::memset(block.data() + begin, 1, static_cast<size_t>(end - begin));
@@ -62,7 +62,7 @@ double best_read_gbps(Executor& executor, Isa isa, const CeilingOptions& options
   return best;
 }
 
-// All workers at once; seconds for `iterations` on each.
+// Runs on all workers at once; returns the seconds for `iterations` on each.
 double timed_rate(Executor& executor, const RateLoop& loop, int64_t iterations) {
   struct State {
     const RateLoop* loop;

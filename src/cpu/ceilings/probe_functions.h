@@ -1,5 +1,5 @@
-// The loops that measure this machine's limits, one set per instruction set. Included by files that
-// are compiled for one of them, so it brings in no inline code of the standard library.
+// The loops that measure this machine's limits, one set per instruction set. The files that include
+// this are compiled for one set, so it brings in no inline code of the standard library.
 #pragma once
 
 #include <cstddef>
@@ -9,10 +9,11 @@ namespace conclave::inline v0::cpu::ceilings {
 
 // Reads the block once and returns something that depends on every vector of it.
 using ReadFunction = uint64_t (*)(const std::byte* data, size_t bytes);
-// `bytes` is a multiple of this.
+// `bytes` must be a multiple of this.
 inline constexpr size_t kReadGranule = 4096;
 
-// What reads fastest differs by CPU: how many places are read in turn, and whether to prefetch.
+// CPUs differ in the fastest way to read: how many places are read in turn, and with or without
+// prefetching.
 struct ReadFunctions {
   ReadFunction one_stream;
   ReadFunction one_stream_prefetch;

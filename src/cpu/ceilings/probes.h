@@ -1,4 +1,4 @@
-// Which loops measure which instruction set.
+// Lists which loops measure which instruction set.
 #pragma once
 
 #include "cpu/ceilings/probe_functions.h"
@@ -14,9 +14,9 @@ struct RateProbe {
   const RateLoop* loop;
 };
 
-// Ascending by instruction set.
+// Sorted by instruction set, ascending.
 std::span<const RateProbe> rate_probes() noexcept;
-// With the widest loads that `isa` allows.
+// Uses the widest loads that `isa` allows.
 const ReadFunctions& read_functions_for(Isa isa) noexcept;
 
 }  // namespace conclave::inline v0::cpu::ceilings

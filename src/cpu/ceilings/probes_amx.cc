@@ -9,7 +9,7 @@ constexpr int kTileRows = 16;
 constexpr int kTileRowBytes = 64;
 constexpr int kAccumulatorTiles = 6;
 
-// The memory format of ldtilecfg.
+// The memory layout that ldtilecfg reads.
 struct alignas(64) TileConfig {
   uint8_t palette = 1;
   uint8_t start_row = 0;
@@ -51,7 +51,7 @@ float tile_products(int64_t iterations) {
 
 }  // namespace
 
-// Each product: 16 x 16 sums over 32 products.
+// Each product computes 16 x 16 sums over 32 products.
 constinit const RateLoop kAmxBf16{
     .run = tile_products, .flops_per_iteration = int64_t{2} * 16 * 16 * 32 * kAccumulatorTiles};
 

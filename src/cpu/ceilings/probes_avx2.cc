@@ -20,7 +20,7 @@ struct Ymm {
   }
 };
 
-// Latency 4 on two ports needs 8; more would not fit 16 registers.
+// Latency 4 on two ports needs 8 accumulators; more than 12 would not fit 16 registers.
 constexpr int kAccumulators = 12;
 
 float fused_multiply_add(int64_t iterations) {

@@ -8,7 +8,7 @@ namespace {
 constexpr int kAccumulators = 24;
 
 float dot_products(int64_t iterations) {
-  // 2^-40 twice in each element: sums stay small however long the loop runs.
+  // Each element holds 2^-40 twice: sums stay small however long the loop runs.
   const auto factors = reinterpret_cast<__m512bh>(_mm512_set1_epi32(0x2b802b80));
   __m512 sums[kAccumulators];
   for (__m512& sum : sums) sum = _mm512_set1_ps(1.0F);
@@ -22,7 +22,7 @@ float dot_products(int64_t iterations) {
 
 }  // namespace
 
-// Two products and two sums in each of 16 lanes.
+// There are two products and two sums in each of 16 lanes.
 constinit const RateLoop kDpBf16Avx512{.run = dot_products,
                                        .flops_per_iteration = 4 * 16 * kAccumulators};
 

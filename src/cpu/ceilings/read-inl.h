@@ -1,5 +1,5 @@
-// The read loop, for the Vector of the file that includes it. In an unnamed namespace: each
-// including file is compiled for another instruction set and must keep its own copy.
+// The read loop for the Vector type of the file that includes it. It is in an unnamed namespace
+// because each including file is compiled for another instruction set and must keep its own copy.
 #include "cpu/ceilings/probe_functions.h"
 
 namespace conclave::inline v0::cpu::ceilings {
