@@ -1,4 +1,4 @@
-// conclave bench: random real-size layers in memory, against this machine's own ceilings.
+// conclave bench: times random real-size layers in memory against this machine's own ceilings.
 #include "bench/device_bench.h"
 #include "bench/measure.h"
 #include "commands.h"
@@ -176,7 +176,7 @@ class BenchCommand {
     machine_lines_.push_back(line);
   }
 
-  // The header waits for the first shape: afterwards lines would tear the table apart.
+  // The header waits for the first shape: after that, log lines would break up the table.
   void print_shape(const NamedShape& shape, const BenchLayers& layers) {
     if (header_written_) return;
     header_written_ = true;

@@ -13,7 +13,7 @@
 namespace conclave::tool {
 namespace {
 
-// Of a matrix or a vector; an empty tensor stays empty.
+// Accepts a matrix or a vector; an empty tensor stays empty.
 Tensor gather_rows(const ConstTensorView& tensor, const std::vector<int64_t>& rows) {
   if (tensor.empty()) return {};
   const bool is_vector = tensor.shape.rank() == 1;
@@ -30,7 +30,7 @@ Tensor gather_rows(const ConstTensorView& tensor, const std::vector<int64_t>& ro
   return gathered;
 }
 
-// Largest |difference| of a row over the row's largest |expected| value; the worst row.
+// For each row, the largest |difference| over the largest |expected| value; returns the worst row.
 double worst_relative_difference(const ConstTensorView& actual, const ConstTensorView& expected) {
   const std::vector<double> a = to_float64(actual);
   const std::vector<double> b = to_float64(expected);
@@ -48,7 +48,7 @@ double worst_relative_difference(const ConstTensorView& actual, const ConstTenso
   return worst_row;
 }
 
-// Sets the output's part of the result. `tokens` maps a row of `errors` to its token.
+// Sets the output's part of the result. `tokens` maps rows of `errors` to tokens.
 void judge_output(std::span<const double> errors, const std::vector<int64_t>& tokens,
                   CheckResult& result) {
   result.tokens = static_cast<int64_t>(errors.size());
@@ -67,8 +67,8 @@ void fail(CheckResult& result, const std::string& reason) {
   result.reason += (result.reason.empty() ? "" : "; ") + reason;
 }
 
-// Says what the choices have to do with a failed output: nothing for tokens that fail with the
-// file's own experts.
+// Says how the choices explain a failed output. Tokens that fail with the file's own experts are
+// not explained by them.
 std::string choice_reason(const MoeSpec& spec, const LayerRun& run, std::span<const double> errors,
                           double tolerance, const ChoiceDifferences& differences,
                           const Tensor* file_logits, const Tensor& file_ids) {
@@ -160,7 +160,7 @@ CheckResult check_against_float64(const Context& context, const MoeSpec& spec,
   const Tensor router_input = gather_rows(input.router_input, tokens);
   const Tensor residual_input = gather_rows(input.residual_input, tokens);
   const Tensor token_ids = gather_rows(input.token_ids, tokens);
-  // Logits that the caller gave are no result of the layer.
+  // Logits that the caller gave are not a result of the layer.
   const bool own_logits = run.has_logits() && input.router_logits.empty();
   const Tensor logits = run.has_logits() ? gather_rows(run.logits.view(), tokens) : Tensor();
   const StageCheck check = check_against_reference(

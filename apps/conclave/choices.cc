@@ -44,7 +44,7 @@ bool agree(const std::vector<double>& a, const std::vector<double>& b, double ba
   return true;
 }
 
-// The experts that only one of the two has, all their logits within `bar` of each other.
+// Whether the logits of all experts that only one of the two has lie within `bar` of each other.
 bool swapped_are_close(const std::vector<double>& logits, const std::vector<int64_t>& ours,
                        const std::vector<int64_t>& theirs, double bar) {
   std::vector<int64_t> swapped;

@@ -1,4 +1,4 @@
-// The experts that a layer chose beside those that a file says.
+// Compares the experts that a layer chose with those that a file gives.
 #pragma once
 
 #include "layer_run.h"
@@ -15,13 +15,13 @@ struct ChoiceDifferences {
   std::vector<int64_t> other_experts;  // tokens whose set of experts differs, ascending
   int64_t reordered = 0;               // tokens with the same experts in another order
 };
-// Both [T, k], of int32 or int64. Equal ids in one token count as often as they stand there.
+// Both are [T, k], int32 or int64. An id that a token repeats counts each time.
 ChoiceDifferences compare_choices(const Tensor& actual, const Tensor& expected);
 
 // Whether rounding alone explains that `token` chose other experts than the file: its logits agree
-// with the file's, where it has some, and those of the experts that only one of the two chose are
-// equal, both within twice what the gate's rounding can move the row's largest. Where a selection
-// bias or groups decide too, logits that agree without being the same are taken as the reason.
+// with the file's, if it has any, and those of the experts that only one of them chose are equal,
+// both within twice what the gate's rounding can move the row's largest. If a selection bias or
+// groups also decide, logits that agree without being identical are taken as the reason.
 bool is_near_tie(const MoeSpec& spec, const LayerRun& run, const Tensor* file_logits,
                  const Tensor& file_ids, int64_t token);
 

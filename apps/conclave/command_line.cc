@@ -65,7 +65,7 @@ Action finished(ExitCode code) {
   return [code] { return code; };
 }
 
-// The first word is the command; the parser itself would call it an argument too many.
+// The first word is the command; the parser itself would call it a surplus argument.
 Action refuse_command(const std::string& word, const ToolOutline& outline) {
   std::vector<std::string> names;
   for (const CommandOutline& command : outline.commands) names.push_back(command.name);
@@ -112,7 +112,7 @@ Option Command::text(const std::string& flags, const char* name, std::string& va
   return Option(app_.add_option(flags, value, help)->type_name(name));
 }
 
-// The type name lists the words: help, man page and completions show or offer them from there.
+// The type name lists the words: help, man page and completions take them from there.
 Option Command::choice(const std::string& flags, std::string& value,
                        const std::vector<std::string>& choices, const std::string& help) {
   CLI::Option* option = app_.add_option(flags, value, help);

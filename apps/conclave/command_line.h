@@ -1,5 +1,5 @@
-// The command line, declared once. A thin layer over the parser, so that commands do not each
-// compile it: parsing, help, man page and completions all come from what is declared here.
+// The command line, declared once: parsing, help, man page and completions all come from it. A thin
+// layer over the parser, so that commands do not each compile it.
 #pragma once
 
 #include "exit_code.h"
@@ -21,18 +21,18 @@ namespace conclave::tool {
 
 using Action = std::function<ExitCode()>;
 
-// What a number may be, both ends included.
+// The values that a number may have, both ends included.
 struct Limits {
   int64_t lowest = 0;
   int64_t highest = std::numeric_limits<int64_t>::max();
 };
 
-// One declared option, to say more about it.
+// A handle on one declared option, to specify more about it.
 class Option {
  public:
   explicit Option(CLI::Option* option) : option_(option) {}
   Option& required();
-  // The value it has now is its default, and is shown as such.
+  // Makes the current value the default, and shows it as such.
   Option& with_default();
   Option& excludes(const Option& other);
   Option& needs(const Option& other);
@@ -41,13 +41,13 @@ class Option {
   CLI::Option* option_;
 };
 
-// Values must outlive the parse. `flags` is "-t,--threads"; `name` says what the value is: "N".
+// Values must outlive the parse. `flags` is "-t,--threads"; `name` describes the value: "N".
 class Command {
  public:
   Command(CLI::App& app, Action& chosen) : app_(app), chosen_(chosen) {}
 
   Option positional(const std::string& name, std::string& value, const std::string& help);
-  // One or more words.
+  // Takes one or more words.
   Option positional(const std::string& name, std::vector<std::string>& values, int most,
                     const std::string& help);
   Option text(const std::string& flags, const char* name, std::string& value,
@@ -61,16 +61,16 @@ class Command {
   Option number(const std::string& flags, const char* name, std::optional<int64_t>& value,
                 Limits limits, const std::string& help);
   Option seed(uint64_t& value, const std::string& help);
-  // Any float, NaN included: the command judges it.
+  // Accepts any float, including NaN: the command judges it.
   Option real(const std::string& flags, const char* name, std::optional<double>& value,
               const std::string& help);
   void flag(const std::string& flags, bool& value, const std::string& help);
 
   // Prose, then "Examples:" and indented lines.
   void footer(const std::string& text);
-  // Left out of help, man page and completions.
+  // Leaves the command out of help, man page and completions.
   void hide();
-  // What happens when the command is chosen.
+  // Sets what runs when the command is chosen.
   void on_run(Action action);
 
  private:
@@ -85,9 +85,9 @@ inline constexpr const char* kFileValue = "FILE";
 
 struct OptionOutline {
   std::vector<std::string> flags;    // "-t", "--threads"; empty for a positional
-  std::string name;                  // of a positional: "MODEL_DIR"
-  std::string value;                 // what it takes: "N", "FILE"; empty for a flag
-  std::vector<std::string> choices;  // if it takes one of a few words
+  std::string name;                  // for a positional: "MODEL_DIR"
+  std::string value;                 // its value: "N", "FILE"; empty for a flag
+  std::vector<std::string> choices;  // the words it accepts, if only a few
   std::string help;
   std::string default_value;
   bool required = false;
@@ -103,7 +103,7 @@ struct CommandOutline {
 // The declared command line as plain data.
 struct ToolOutline {
   CommandOutline tool;
-  std::vector<CommandOutline> commands;  // visible ones
+  std::vector<CommandOutline> commands;  // without hidden ones
 };
 
 class CommandLine {
@@ -117,8 +117,8 @@ class CommandLine {
   void footer(const std::string& text);
   ToolOutline outline() const;
 
-  // The chosen command's action; a finished one for --help and --version, or for wrong usage, which
-  // has been reported.
+  // Returns the chosen command's action. It has already finished for --help, --version and wrong
+  // usage, which has been reported.
   Action parse(int argc, const char* const* argv);
 
  private:

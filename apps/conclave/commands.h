@@ -1,4 +1,4 @@
-// The subcommands: each file declares its own and says what runs when it is chosen.
+// The subcommands: each file declares its own and what runs when it is chosen.
 #pragma once
 
 #include "command_line.h"
@@ -16,10 +16,10 @@ void add_explain_command(CommandLine& line);
 void add_doctor_command(CommandLine& line);
 void add_manifest_command(CommandLine& line);
 void add_completion_command(CommandLine& line);
-void add_man_page_command(CommandLine& line);  // hidden: for the build
+void add_man_page_command(CommandLine& line);  // hidden; the build uses it
 
 void add_all_commands(CommandLine& line);
-// "conclave 0.1.0", commit, compiler, features.
+// Returns "conclave 0.1.0", commit, compiler and features.
 std::string version_text();
 
 }  // namespace conclave::tool

@@ -48,7 +48,7 @@ std::string bash_value(const OptionOutline& option) {
   }
 }
 
-// Values of the command's options by the word before; then its flags; then directories.
+// Completes values of the command's options after their flag, then its flags, then directories.
 std::string bash_command(const CommandOutline& command) {
   std::string text = fmt::format("    {})\n      case $prev in\n", command.name);
   for (const OptionOutline& option : command.options) {
@@ -72,7 +72,7 @@ std::string bash_command(const CommandOutline& command) {
   return text;
 }
 
-// Inside single quotes in zsh's option specs and in fish.
+// Escapes text for single quotes in zsh's option specs and in fish.
 std::string escaped(const std::string& text, const std::string& special) {
   std::string result;
   for (const char c : text) {

@@ -7,12 +7,12 @@
 namespace conclave::tool {
 namespace {
 
-// Inputs and outputs of a call, kept as long as it runs.
+// Holds the inputs and outputs of a call as long as it runs.
 class DeviceTensors {
  public:
   explicit DeviceTensors(const DeviceQueue& queue) : queue_(queue) {}
 
-  // Empty for an empty tensor.
+  // Returns an empty view for an empty tensor.
   ConstTensorView upload(const ConstTensorView& tensor) {
     if (tensor.empty()) return {};
     tensors_.push_back(queue_.upload(tensor));

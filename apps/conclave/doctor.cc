@@ -1,4 +1,4 @@
-// conclave doctor: what this machine offers, measured, and whether the choices made for it fit.
+// conclave doctor: measures what this machine offers and whether the choices made for it fit.
 #include "commands.h"
 #include "input/machine_options.h"
 #include "machine_verdict.h"
@@ -40,7 +40,7 @@ struct Report {
   std::vector<std::string> advice;
 };
 
-// The forced instruction set, else the best one.
+// The forced instruction set, or the best one if none is forced.
 std::string isa_in_use(const CpuInfo& cpu, const Context& context) {
   if (!context.isa().empty()) return context.isa();
   const auto best =

@@ -1,4 +1,4 @@
-// What the process returns; documented in docs/cli.md and the man page.
+// The exit codes of the process; documented in docs/cli.md and the man page.
 #pragma once
 
 #include "conclave/error.h"

@@ -1,4 +1,4 @@
-// conclave explain: the plan of a layer, with every row that was considered.
+// conclave explain: shows the plan of a layer, with every row that was considered.
 #include "commands.h"
 #include "input/layer_selection.h"
 #include "input/machine_options.h"
@@ -74,7 +74,7 @@ std::string chosen_kernel(const Plan& plan) {
   return row == plan.rows.end() ? "" : row->name;
 }
 
-// A longer call than the plan is for runs in equal chunks, so that the largest of them decides.
+// A call longer than the plan runs in equal chunks, so the largest chunk decides.
 CallPlan plan_of_call(const Plan& plan, int64_t tokens) {
   CallPlan call{.tokens = tokens,
                 .chunks = (tokens + plan.max_tokens - 1) / plan.max_tokens,

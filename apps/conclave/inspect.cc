@@ -1,4 +1,4 @@
-// conclave inspect: the geometry of every MoE layer of a checkpoint.
+// conclave inspect: shows the geometry of every MoE layer of a checkpoint.
 #include "commands.h"
 #include "input/layer_selection.h"
 #include "input/machine_options.h"
@@ -24,7 +24,7 @@ struct InspectOptions {
   OutputOptions printing;
 };
 
-// The width of a column of words: that of its longest text. All layers are known at the start.
+// The width of a column of words is that of its longest text; all layers are known at the start.
 template <class Text>
 int widest(const Checkpoint& checkpoint, int least, const Text& text) {
   int width = least;
@@ -124,14 +124,14 @@ Totals sum(const Checkpoint& checkpoint) {
   return totals;
 }
 
-// The rest of the model is used by every token.
+// Every token uses the rest of the model.
 uint64_t active_parameters(const Checkpoint& checkpoint, const Totals& totals) {
   const uint64_t rest = checkpoint.total_parameters() -
                         std::min(checkpoint.total_parameters(), totals.moe_parameters);
   return rest + totals.moe_active;
 }
 
-// "61 layers and 1 extra"
+// Returns "61 layers and 1 extra".
 std::string layers_text(const Checkpoint& checkpoint) {
   const auto layers = checkpoint.layers();
   const int64_t count = checkpoint.num_hidden_layers();

@@ -17,7 +17,7 @@ double median(std::vector<double> values) {
   return (*middle + *std::max_element(values.begin(), middle)) / 2;
 }
 
-// All matrices of one MLP: two with a gate, the one product without, and the way back.
+// Elements of all matrices of one MLP: gate and up, or up alone without a gate, and down.
 double mlp_elements(const ActivationSpec& activation, int64_t width, int64_t intermediate_size) {
   const double matrices = is_gated(activation) ? 3.0 : 2.0;
   return matrices * static_cast<double>(width) * static_cast<double>(intermediate_size);
@@ -27,7 +27,7 @@ double routed_elements(const MoeSpec& spec) {
   return mlp_elements(spec.activation, expert_width(spec), spec.intermediate_size);
 }
 
-// What every token passes: shared experts, latent projections, the residual MLP.
+// Elements that every token uses: shared experts, latent projections, the residual MLP.
 double common_elements(const MoeSpec& spec) {
   const auto or_routed = [&](const ActivationSpec& own) -> const ActivationSpec& {
     return own.name.empty() ? spec.activation : own;

@@ -1,4 +1,4 @@
-// One MoE layer on one batch: outputs, timings, and how much work that was.
+// Runs one MoE layer on one batch: outputs, timings, and the amount of work.
 #pragma once
 
 #include "conclave/context.h"
@@ -12,13 +12,13 @@
 
 namespace conclave::tool {
 
-// Routing by the layer's gate where both logits and ids are empty.
+// If both logits and ids are empty, the layer's gate routes.
 struct LayerInput {
   ConstTensorView hidden;              // [T, H]
   ConstTensorView router_logits = {};  // [T, E]
   ConstTensorView topk_ids = {};       // [T, k]
   ConstTensorView topk_weights = {};   // [T, k]
-  // As in ForwardArgs; empty where the layer has no use for them, or reads hidden instead.
+  // As in ForwardArgs; empty if the layer does not use them, or reads hidden instead.
   ConstTensorView router_input = {};
   ConstTensorView residual_input = {};
   ConstTensorView token_ids = {};
@@ -30,27 +30,27 @@ struct LayerRun {
   Tensor output;                     // [T, H], hidden's type
   Tensor topk_ids;                   // [T, num_slots(spec)] i32
   Tensor topk_weights;               // [T, num_slots(spec)] f32
-  Tensor logits;                     // [T, num_logits(spec)] f32; none where ids were given
+  Tensor logits;                     // [T, num_logits(spec)] f32; none if ids were given
   std::vector<int64_t> expert_load;  // [E]
   double median_ms = 0;
 
   bool has_logits() const { return logits.size_bytes() > 0; }
 };
 
-// One untimed forward that captures everything, then `repetitions` timed ones. `context` is the
-// layer's: on a device the tensors go there and back, and a time is that of a replayed graph.
+// Runs one untimed forward that captures everything, then `repetitions` timed ones. `context` is
+// the layer's: on a device the tensors go there and back, and times are those of a replayed graph.
 LayerRun run_layer(const Context& context, const MoeLayer& layer, const LayerInput& input,
                    int32_t repetitions);
 
 struct LayerWork {
-  int64_t rows = 0;  // token-expert pairs computed
+  int64_t rows = 0;  // token-expert pairs that are computed
   int64_t experts_hit = 0;
   double balance = 0;       // largest expert's rows over the mean; 0 without rows
   double flops = 0;         // a multiply and an add count one each
-  double weight_bytes = 0;  // of the experts hit, and of what every token uses
+  double weight_bytes = 0;  // for the experts hit, and for what every token uses
 };
 LayerWork layer_work(const MoeSpec& spec, int64_t num_tokens, std::span<const int64_t> expert_load);
-// Of one routed expert, as stored.
+// Bytes of one routed expert, as stored.
 double expert_bytes(const MoeSpec& spec);
 
 }  // namespace conclave::tool

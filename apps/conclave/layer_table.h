@@ -1,4 +1,4 @@
-// The table of run and verify: a row per layer, a line of totals, the reasons of failures.
+// The table of run and verify: one row per layer, a line of totals, the reasons for failures.
 #pragma once
 
 #include "checks.h"
@@ -20,7 +20,7 @@ struct LayerRow {
   CheckResult check;
 };
 
-// Collects the rows' sums. Speeds are left out where nothing was timed.
+// Adds up the rows. Speeds are left out if nothing was timed.
 class LayerTable {
  public:
   enum class Speeds : uint8_t { kShown, kHidden };
@@ -28,7 +28,7 @@ class LayerTable {
 
   TableWriter& writer() { return writer_; }
   void add(const LayerRow& row);
-  // Total, failures and the closing line; returns whether all layers passed.
+  // Prints total, failures and the closing line; returns whether all layers passed.
   bool finish();
 
  private:

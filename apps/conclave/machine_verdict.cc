@@ -9,9 +9,9 @@
 namespace conclave::tool {
 namespace {
 
-// Another arithmetic has to be faster by more than a measurement scatters.
+// To count as faster, another arithmetic must exceed the scatter of a measurement.
 constexpr double kScatter = 1.10;
-// Below, others had the CPUs often enough to decide which loop looks fast.
+// Below this share, others had the CPUs often enough to decide which loop looks fast.
 constexpr double kIdleShare = 0.95;
 constexpr size_t kMostMeasurements = 3;
 
@@ -48,7 +48,7 @@ Measurement measure_once(const Context& context) {
   Measurement measurement{.ceilings = measure_ceilings(context)};
   const double cpu_seconds = process_cpu_seconds() - cpu_begin;
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
-  // More threads than CPUs share what there is without anyone else at work.
+  // More threads than CPUs share the CPUs even if nobody else is at work.
   const int32_t running = std::min(context.executor().concurrency(), cpu_info().usable_cpus);
   measurement.cpu_share = std::min(1.0, cpu_seconds / (wall.count() * std::max(running, 1)));
   return measurement;

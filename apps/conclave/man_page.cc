@@ -13,7 +13,7 @@
 namespace conclave::tool {
 namespace {
 
-// Backslashes and hyphens have a meaning of their own, as has a dot or quote that starts a line.
+// Backslashes and hyphens have a special meaning, as does a dot or quote at the start of a line.
 std::string roff(std::string_view text) {
   std::string result;
   bool line_start = true;
@@ -59,7 +59,7 @@ std::string synopsis(const CommandOutline& command) {
   return text;
 }
 
-// The footer: prose, then lines of examples that keep their breaks.
+// The footer is prose, followed by example lines that keep their breaks.
 std::string footer_text(const std::string& footer) {
   constexpr std::string_view kExamples = "Examples:\n";
   const size_t at = footer.find(kExamples);

@@ -1,4 +1,4 @@
-// conclave manifest: checksums of every tensor, written beside the model.
+// conclave manifest: writes checksums of every tensor beside the model.
 #include "commands.h"
 
 #include "conclave/checkpoint.h"

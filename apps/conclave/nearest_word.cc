@@ -7,8 +7,8 @@
 namespace conclave::tool {
 namespace {
 
-// Optimal string alignment distance. The rows of its table are kept for the last two letters of
-// `from`, since a swap of neighbours looks two letters back.
+// Computes the optimal string alignment distance. The table keeps the rows of the last two letters
+// of `from`, since a swap of neighbours looks two letters back.
 size_t distance(std::string_view from, std::string_view to) {
   std::vector<size_t> two_back(to.size() + 1);
   std::vector<size_t> last(to.size() + 1);
@@ -31,7 +31,7 @@ size_t distance(std::string_view from, std::string_view to) {
 }  // namespace
 
 std::string nearest_word(std::string_view word, std::span<const std::string> candidates) {
-  constexpr size_t kLongestWord = 64;  // what is longer was not meant to be one of a few words
+  constexpr size_t kLongestWord = 64;  // longer texts were not meant to be one of a few words
   std::string best;
   if (word.size() > kLongestWord) return best;
   size_t fewest = (word.size() + 1) / 2;

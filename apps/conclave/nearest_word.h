@@ -1,4 +1,4 @@
-// The word that a mistyped one was meant to be.
+// Finds the word that a mistyped one was meant to be.
 #pragma once
 
 #include <span>
@@ -8,7 +8,7 @@
 namespace conclave::tool {
 
 // The candidate with the fewest insertions, deletions, replacements and swaps of neighbours; empty
-// where every candidate differs in half of the letters or more.
+// if every candidate differs in half of the letters or more.
 std::string nearest_word(std::string_view word, std::span<const std::string> candidates);
 
 }  // namespace conclave::tool

@@ -1,4 +1,4 @@
-// conclave run: a checkpoint's MoE layers on hidden states, timed and checked.
+// conclave run: runs a checkpoint's MoE layers on hidden states, timed and checked.
 #include "checks.h"
 #include "commands.h"
 #include "input/batch.h"
@@ -89,7 +89,7 @@ class RunCommand {
     return options_.tolerance.value_or(accuracy_bar(spec.weight_dtype, batch.hidden.dtype()));
   }
 
-  // All inputs are looked at before the first layer is loaded.
+  // All inputs are checked before the first layer is loaded.
   void check_inputs() {
     std::vector<ResultShape> shapes;
     for (const CheckpointLayer* layer : layers_) {

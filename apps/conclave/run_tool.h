@@ -1,4 +1,4 @@
-// The whole tool as a call: what main is made of, and `python -m conclave`.
+// The whole tool as a function, for main and for `python -m conclave`.
 #pragma once
 
 namespace conclave::tool {

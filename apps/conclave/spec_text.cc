@@ -36,7 +36,7 @@ std::string_view weight_scale_name(WeightScale scale) {
   return "";
 }
 
-// What shares a scale in rows, behind the weights.
+// Says what shares a scale in the rows; follows the weights.
 std::string_view activation_scale_words(ActivationScale scale) {
   switch (scale) {
     case ActivationScale::kNone:
@@ -51,7 +51,7 @@ std::string_view activation_scale_words(ActivationScale scale) {
   return "";
 }
 
-// How the mode looks behind the size.
+// How the mode is written after the size.
 std::string_view shared_mode_word(SharedMode mode) {
   switch (mode) {
     case SharedMode::kNone:

@@ -1,4 +1,4 @@
-// conclave synth: a random checkpoint of real format and any size, streamed to disk.
+// conclave synth: streams a random checkpoint in a real format and of any size to disk.
 #include "commands.h"
 #include "input/machine_options.h"
 #include "input/ranges.h"
@@ -70,7 +70,7 @@ void prepare_directory(const std::filesystem::path& directory, uint64_t bytes, b
                                         .file = directory.string(),
                                         .hint = "choose another, or --force to write into it"});
   }
-  // A config.json left from before would belong to other tensors.
+  // An old config.json would belong to other tensors.
   std::filesystem::remove(directory / "config.json", problem);
   const std::filesystem::space_info space = std::filesystem::space(directory, problem);
   if (!problem && space.available < bytes) {

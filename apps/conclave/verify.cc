@@ -1,4 +1,4 @@
-// conclave verify: every layer of a checkpoint against float64, stage by stage.
+// conclave verify: checks every layer of a checkpoint against float64, stage by stage.
 #include "checks.h"
 #include "commands.h"
 #include "input/batch.h"

@@ -18,10 +18,10 @@
 namespace conclave::tool {
 namespace {
 
-// Published peaks of a device: what a floor is made of.
+// Published peaks of a device, from which a floor is computed.
 struct DevicePeaks {
   double bytes_per_second = 0;
-  double operations_per_second = 0;  // 16-bit products; e4m3 ones twice as many
+  double operations_per_second = 0;  // 16-bit products; e4m3 has twice as many
 };
 DevicePeaks peaks_of(const Plan& plan) {
   constexpr double kHopperOperations = 989e12;
@@ -30,7 +30,7 @@ DevicePeaks peaks_of(const Plan& plan) {
           .operations_per_second = kHopperOperations};
 }
 
-// Forwards of one graph: many where one is short, since a replay has a cost of its own.
+// Forwards per graph: many if one is short, since each replay has a cost of its own.
 int64_t forwards_of_graph(int64_t tokens, int64_t layers) {
   const int64_t wanted = tokens <= 64 ? 8 : tokens <= 1024 ? 3 : 1;
   return std::max(wanted, layers);
@@ -90,7 +90,7 @@ class DeviceLayers {
     const std::vector<int64_t> one_row_per_slot(1, tokens * spec_.top_k);
     const LayerWork work = layer_work(spec_, tokens, one_row_per_slot);
     result.flops = work.flops;
-    // layer_work saw one expert; its shared expert's bytes stay.
+    // layer_work counted one expert; the shared expert's bytes are already included.
     result.weight_bytes = work.weight_bytes + (result.experts_hit - 1) * expert_bytes(spec_);
     return result;
   }
@@ -131,7 +131,7 @@ class DeviceLayers {
                                                       .stream = queue_.stream()});
   }
 
-  // Under the layers' own gates the experts hit are known only afterwards.
+  // Under the layers' own gates, only a forward shows which experts are hit.
   void count_hits(std::vector<DeviceCall>& calls, const TensorView& out) {
     for (DeviceCall& call : calls) {
       if (!call.ids.view().empty()) continue;
@@ -150,7 +150,7 @@ class DeviceLayers {
   const MeasureOptions measure_;
   const DeviceQueue queue_;
   std::vector<MoeLayer> layers_;
-  std::vector<Workspace> workspace_;  // one
+  std::vector<Workspace> workspace_;  // one element
 };
 
 std::vector<Column> columns(size_t model_width) {

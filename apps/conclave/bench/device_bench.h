@@ -1,4 +1,4 @@
-// conclave bench on a GPU: whole layers in graphs, and the search for the fastest kernels.
+// conclave bench on a GPU: times whole layers in graphs and searches for the fastest kernels.
 #pragma once
 
 #include "bench/measure.h"
@@ -22,7 +22,7 @@ struct DeviceBenchOptions {
   MachineOptions machine;
   std::string format;
 };
-// A row for each shape and number of tokens.
+// Prints one row per shape and number of tokens.
 ExitCode run_device_bench(const Context& context, const DeviceBenchOptions& options,
                           Console& console);
 
@@ -31,8 +31,8 @@ struct TuneOptions {
   std::string out = "tuning.txt";
 };
 // Measures every choice for each shape and number of tokens that the table in `out` lacks, until
-// the budget is spent, and writes the table after each: a later run goes on where this one stopped.
-// Throws Error(kFileWrite).
+// the budget is spent. The table is written after each, so a later run continues where this one
+// stopped. Throws Error(kFileWrite).
 ExitCode run_device_tuning(const Context& context, const DeviceBenchOptions& options,
                            const TuneOptions& tune, Console& console);
 

@@ -20,7 +20,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Routed experts alone: what a table's key knows of a layer.
+// Keeps the routed experts alone: a table's key knows nothing else of a layer.
 MoeSpec experts_alone(MoeSpec spec) {
   spec.has_gate = false;
   spec.router = {};
@@ -36,7 +36,7 @@ TuningTable load_or_empty(const std::string& path) {
   return std::filesystem::exists(path) ? TuningTable::load(path) : TuningTable();
 }
 
-// Beside the old file, then in its place: a stop midway leaves the old one.
+// Writes beside the old file, then replaces it: a stop midway keeps the old one.
 void save(const TuningTable& table, const std::string& path) {
   const std::string part = path + ".part";
   {
@@ -54,7 +54,7 @@ void save(const TuningTable& table, const std::string& path) {
   }
 }
 
-// Bytes of weights that `tokens` tokens read, at most.
+// The most bytes of weights that `tokens` tokens can read.
 int64_t active_bytes(const MoeSpec& spec, int64_t tokens) {
   const int64_t matrices = is_gated(spec.activation) ? 3 : 2;
   const int64_t expert = matrices * spec.hidden_size * spec.intermediate_size;
@@ -64,8 +64,8 @@ int64_t active_bytes(const MoeSpec& spec, int64_t tokens) {
 
 int64_t divide_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit; }
 
-// Layers over copies of the weights, each with another choice of kernel. So many copies, and so
-// many routings of a graph, that a weight is read again only after kReuseDistanceBytes of others.
+// Times one kernel choice at a time on layers over copies of the weights. There are enough copies,
+// and routings per graph, that kReuseDistanceBytes are read before a weight is read again.
 class ShapeTuner {
  public:
   ShapeTuner(const Context& context, const NamedShape& shape, const MeasureOptions& measure)
@@ -83,7 +83,7 @@ class ShapeTuner {
     return tuning_candidates(context_, spec_, {.max_tokens = tokens}, {}, tokens);
   }
 
-  // Microseconds of a forward, the least of a few graphs.
+  // Microseconds per forward: the least over a few graphs.
   double time(const TuningEntry& entry) {
     auto table = std::make_shared<TuningTable>();
     table->set(entry);

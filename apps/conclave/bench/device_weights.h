@@ -1,5 +1,5 @@
-// A source's weights in device memory, in the layout that layers use in place: made once, then any
-// number of layers over them cost nothing.
+// A source's weights in device memory, in the layout that layers use in place: they are copied
+// once, and any number of layers over them cost nothing more.
 #pragma once
 
 #include "conclave/device_queue.h"
@@ -19,12 +19,12 @@ class DeviceWeights final : public WeightSource {
   WeightInfo describe(WeightRole role) const override { return at(role).info; }
   ConstTensorView view(WeightRole role, int64_t expert) const override;
   MemoryKind memory() const override { return MemoryKind::kDevice; }
-  // Throws Error(kDevice): nothing here is the host's.
+  // Throws Error(kDevice), because nothing here is in host memory.
   void read(WeightRole role, int64_t expert, const WeightBlock& block,
             std::span<std::byte> destination) const override;
 
  private:
-  // Matrices of a role: from `data` on, `stride_bytes` apart.
+  // The matrices of a role start at `data` and are `stride_bytes` apart.
   struct Role {
     WeightInfo info;
     std::byte* data = nullptr;
@@ -33,7 +33,7 @@ class DeviceWeights final : public WeightSource {
 
   const Role& at(WeightRole role) const { return roles_[static_cast<size_t>(role)]; }
   Role& at(WeightRole role) { return roles_[static_cast<size_t>(role)]; }
-  // Gate rows, then up rows, of one expert after the other.
+  // For each expert, the gate rows come first, then the up rows.
   void place_gate_and_up();
   void place(WeightRole role);
   void fill(WeightRole role, const WeightSource& source);

@@ -15,7 +15,7 @@
 namespace conclave::tool {
 namespace {
 
-// Rows of hidden states kept ready, so that calls do not all see the same ones.
+// Rows of hidden states kept ready, so that calls do not all read the same ones.
 constexpr int64_t kHiddenRows = 4096;
 constexpr int64_t kMostBatches = 64;
 
@@ -99,7 +99,7 @@ double BenchLayers::run(const std::vector<BenchCall>& calls, Inputs& inputs) {
   return std::chrono::duration<double, std::milli>(end - begin).count();
 }
 
-// Under the layers' own gates the experts hit are known only afterwards: an untimed pass counts.
+// Under the layers' own gates, only a forward shows which experts are hit: an untimed pass counts.
 void BenchLayers::count_hits(std::vector<BenchCall>& calls, Inputs& inputs) {
   const size_t turn = inputs.turn;
   for (BenchCall& call : calls) {
@@ -122,7 +122,7 @@ Measurement BenchLayers::measure(int64_t num_tokens, const MeasureOptions& optio
     for (int64_t i = 0; i < count; ++i) calls.push_back(ring.next(num_tokens));
     return calls;
   };
-  // Every layer once: it also tells how many calls fill a repetition.
+  // Runs every layer once, which also tells how many calls fill a repetition.
   const double first_ms = run(make_calls(size()), inputs) / static_cast<double>(size());
   const double wanted = std::ceil(options.min_seconds * 1e3 / std::max(first_ms, 1e-4));
   constexpr double kMostCalls = 4096;
@@ -147,7 +147,7 @@ Measurement BenchLayers::measure(int64_t num_tokens, const MeasureOptions& optio
   const std::vector<int64_t> one_row_per_slot(1, num_tokens * spec_.top_k);
   const LayerWork work = layer_work(spec_, num_tokens, one_row_per_slot);
   result.flops = work.flops;
-  // layer_work saw one expert; its shared expert's bytes stay.
+  // layer_work counted one expert; the shared expert's bytes are already included.
   result.weight_bytes = work.weight_bytes + (result.experts_hit - 1) * expert_bytes(spec_);
   return result;
 }

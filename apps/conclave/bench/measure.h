@@ -1,4 +1,4 @@
-// Timing of random real-size layers in memory.
+// Times random real-size layers in memory.
 #pragma once
 
 #include "bench/routing_ring.h"
@@ -15,13 +15,13 @@
 
 namespace conclave::tool {
 
-// Bytes to be read before the same weights are read again: more than any cache holds.
+// Bytes to read before the same weights are read again: more than any cache holds.
 inline constexpr uint64_t kReuseDistanceBytes = uint64_t{1} << 30;
 
 struct MeasureOptions {
   int32_t repetitions = 5;
   int32_t warmup = 1;         // untimed repetitions
-  double min_seconds = 0.25;  // of one repetition: as many calls as that takes
+  double min_seconds = 0.25;  // per repetition, filled with as many calls as needed
   RoutingChoice routing;
   uint64_t seed = 1;
 };
@@ -32,19 +32,19 @@ struct Timing {
   double min_ms = 0;
   double median_ms = 0;
 };
-// `samples_ms` are times of a call, one a repetition.
+// `samples_ms` holds one time per repetition, each for a single call.
 Timing summarise(std::vector<double> samples_ms);
 
 struct Measurement {
   Timing timing;
-  int64_t calls = 0;        // timed, over all repetitions
-  double experts_hit = 0;   // mean a call
-  double flops = 0;         // mean a call
-  double weight_bytes = 0;  // mean a call
+  int64_t calls = 0;        // timed calls, over all repetitions
+  double experts_hit = 0;   // mean per call
+  double flops = 0;         // mean per call
+  double weight_bytes = 0;  // mean per call
 };
 
-// Several layers of one shape, enough for the reuse distance where that takes no more than
-// kMostLayers; one workspace.
+// Several layers of one shape: as many as the reuse distance needs, but at most kMostLayers. They
+// share one workspace.
 class BenchLayers {
  public:
   static constexpr int64_t kMostLayers = 64;
@@ -64,7 +64,7 @@ class BenchLayers {
 
   const MoeSpec spec_;
   std::vector<MoeLayer> layers_;
-  std::vector<Workspace> workspace_;  // one
+  std::vector<Workspace> workspace_;  // one element
 };
 
 }  // namespace conclave::tool

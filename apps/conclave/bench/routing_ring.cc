@@ -20,7 +20,7 @@ std::vector<int32_t> permutation(int64_t count, std::mt19937_64& random) {
   return values;
 }
 
-// In (0, 1], so that its logarithm is finite.
+// The number lies in (0, 1], so that its logarithm is finite.
 double unit(std::mt19937_64& random) { return (static_cast<double>(random() >> 11) + 1) * 0x1p-53; }
 
 }  // namespace
@@ -93,7 +93,7 @@ std::vector<int32_t> RoutingRing::draw(int64_t num_tokens) {
   return ids;
 }
 
-// The first k places of a shuffle, resumed from wherever the last token left the deck.
+// Takes the first k places of a shuffle, which continues from the deck that the last token left.
 void RoutingRing::draw_uniform(std::vector<int32_t>& ids, int64_t num_tokens) {
   std::vector<int32_t> deck = permutation(num_experts_, random_);
   for (int64_t token = 0; token < num_tokens; ++token) {

@@ -1,4 +1,4 @@
-// Routings for a benchmark. Each call of a layer hits the next experts of a ring over all of that
+// Routings for a benchmark. Each call of a layer hits the next experts on a ring over all of that
 // layer's experts, so that as many bytes as possible are read before an expert is read again.
 #pragma once
 
@@ -12,7 +12,7 @@
 namespace conclave::tool {
 
 enum class RoutingPattern : uint8_t {
-  kUniform,  // each token draws k experts, all alike
+  kUniform,  // each token draws k experts with equal probability
   kZipf,     // the expert of popularity rank r is drawn with weight 1 / r^exponent
   kOne,      // all tokens use the same k experts
   kGate,     // the layer's own gate decides; no ids are made
@@ -22,13 +22,13 @@ struct RoutingChoice {
   RoutingPattern pattern = RoutingPattern::kUniform;
   double zipf_exponent = 1.0;
 };
-// "uniform", "zipf" or "zipf:1.2", "one", "gate". Throws Error(kInvalidArgument).
+// Parses "uniform", "zipf" or "zipf:1.2", "one", "gate". Throws Error(kInvalidArgument).
 RoutingChoice parse_routing(std::string_view text);
 
 struct BenchCall {
   int64_t layer = 0;
   std::vector<int32_t> topk_ids;    // [T, k]; empty under kGate
-  std::vector<float> topk_weights;  // [T, k], each token's sum 1
+  std::vector<float> topk_weights;  // [T, k], summing to 1 for each token
   int64_t experts_hit = 0;
 };
 
@@ -36,7 +36,7 @@ class RoutingRing {
  public:
   RoutingRing(const MoeSpec& spec, int64_t num_layers, RoutingChoice choice, uint64_t seed);
 
-  // Layers take turns.
+  // The layers take turns.
   BenchCall next(int64_t num_tokens);
 
  private:

@@ -20,7 +20,7 @@ ConstTensorView view_or_empty(const std::optional<Tensor>& tensor) {
 Tensor random_hidden(int64_t num_tokens, const MoeSpec& spec, uint64_t seed) {
   const uint64_t row_bytes =
       static_cast<uint64_t>(spec.hidden_size * byte_size(natural_row_dtype(spec)));
-  // Input and output rows.
+  // There is one input row and one output row per token.
   require_memory(2 * row_bytes * static_cast<uint64_t>(num_tokens), "the hidden states",
                  "ask for fewer tokens");
   Tensor hidden(natural_row_dtype(spec), {num_tokens, spec.hidden_size});
@@ -28,7 +28,7 @@ Tensor random_hidden(int64_t num_tokens, const MoeSpec& spec, uint64_t seed) {
   return hidden;
 }
 
-// For routers that choose by the token's id.
+// Needed by routers that choose by the token's id.
 Tensor random_token_ids(int64_t num_tokens, int64_t vocab_size, uint64_t seed) {
   std::mt19937_64 generator(seed);
   Tensor ids(DType::kI32, {num_tokens});
@@ -38,7 +38,7 @@ Tensor random_token_ids(int64_t num_tokens, int64_t vocab_size, uint64_t seed) {
   return ids;
 }
 
-// Where the router also weighs the shared experts, ids and weights do not say everything.
+// If the router also weighs the shared experts, ids and weights do not say everything.
 bool takes_ids(const MoeSpec& spec) { return spec.shared.mode != SharedMode::kRouterWeight; }
 
 }  // namespace

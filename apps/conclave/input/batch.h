@@ -1,4 +1,4 @@
-// Where a layer's tokens come from: a file, or random numbers.
+// Provides a layer's tokens, from a file or from random numbers.
 #pragma once
 
 #include "input/tensor_file.h"
@@ -13,18 +13,18 @@
 
 namespace conclave::tool {
 
-// kFile: by topk_ids and topk_weights, or router_logits, of the input file.
+// kFile uses topk_ids and topk_weights, or router_logits, of the input file.
 enum class RoutingFrom : uint8_t { kGate, kFile };
 
 struct BatchOptions {
-  std::string input;   // empty: random
-  std::string record;  // of the input file; empty: it has one of a layer
+  std::string input;   // empty: random numbers
+  std::string record;  // in the input file; empty: it has one record per layer
   int64_t random_tokens = 16;
   uint64_t seed = 0;
   RoutingFrom routing = RoutingFrom::kGate;
 };
 
-// Owns what LayerInput views.
+// Owns the tensors that LayerInput views.
 struct Batch {
   Tensor hidden;
   std::optional<Tensor> router_logits;
@@ -40,7 +40,7 @@ struct Batch {
 struct BatchShape {
   int64_t num_tokens = 0;
   DType dtype = DType::kF32;
-  bool gives_ids = false;  // then the layer computes no logits
+  bool gives_ids = false;  // the layer then computes no logits
 };
 
 class BatchSource {
@@ -50,7 +50,7 @@ class BatchSource {
   // Throws as load does, without reading data.
   BatchShape check(int64_t layer, const MoeSpec& spec) const;
   Batch load(int64_t layer, const MoeSpec& spec) const;
-  // "20 tokens from x.safetensors" for the header.
+  // Returns "20 tokens from x.safetensors" for the header.
   std::string describe() const;
 
  private:

@@ -50,7 +50,7 @@ std::vector<const CheckpointLayer*> select_layers(const Checkpoint& checkpoint,
         const CheckpointLayer* layer = find(checkpoint, index);
         if (layer != nullptr) chosen[index] = layer;
         any = any || layer != nullptr;
-        // Throws, naming the layers there are.
+        // Throws, naming the layers that exist.
         if (index >= checkpoint.num_hidden_layers()) checkpoint.layer(index);
       }
       if (!any) checkpoint.layer(item.first);

@@ -1,4 +1,4 @@
-// --layers, --extra-layers and --experts: which MoE layers of a checkpoint, and which experts.
+// --layers, --extra-layers and --experts: select the MoE layers of a checkpoint, and their experts.
 #pragma once
 
 #include "command_line.h"
@@ -10,18 +10,18 @@
 
 namespace conclave::tool {
 
-// "0-3,7"; empty: all MoE layers. A range takes the MoE layers inside it and may pass over dense
-// ones; a single number must be an MoE layer. Ascending, without repeats. Throws
-// Error(kLayerNotFound), and Error(kUnsupported) for a layer that cannot run.
+// Parses "0-3,7"; empty means all MoE layers. A range takes the MoE layers inside it and may pass
+// over dense ones; a single number must be an MoE layer. Returns them ascending, without repeats.
+// Throws Error(kLayerNotFound), and Error(kUnsupported) for a layer that cannot run.
 std::vector<const CheckpointLayer*> select_layers(const Checkpoint& checkpoint,
                                                   const std::string& layers);
 
-// For MoE layers that serve multi-token prediction.
+// Adds the option for MoE layers that serve multi-token prediction.
 void add_extra_layers_option(Command& command, bool& extra_layers);
 
-// For models whose layers have one set of experts for text and another for images.
+// Adds the option for models whose layers have one set of experts for text and another for images.
 void add_expert_set_option(Command& command, std::string& experts);
-// "" and "text": kText.
+// Returns kText for "" and "text".
 ExpertSet parse_expert_set(const std::string& experts);
 
 }  // namespace conclave::tool

@@ -20,29 +20,29 @@ struct MachineOptions {
   std::string isa;
   std::string arithmetic;
   std::string kernel;
-  std::string tuning;  // file of measured choices
+  std::string tuning;  // a file of measured choices
   std::string determinism = "repeatable";
   bool pin_threads = false;
 };
-// -t,--threads.
+// Adds -t,--threads.
 void add_threads_option(Command& command, MachineOptions& options);
-// --threads and --isa, then add_layer_options.
+// Adds --threads and --isa, then calls add_layer_options.
 void add_machine_options(Command& command, MachineOptions& options);
-// --device, --tuning, --determinism, --arithmetic, --kernel, --pin-threads.
+// Adds --device, --tuning, --determinism, --arithmetic, --kernel, --pin-threads.
 void add_layer_options(Command& command, MachineOptions& options);
 
 Context make_context(const MachineOptions& options, LogSink* log);
 LayerOptions layer_options(const MachineOptions& options, int64_t max_tokens);
 
-// What computes: "avx512 f32_fma", or the device.
+// Names what computes: "avx512 f32_fma", or the device.
 std::string compute_text(const Plan& plan);
 
-// "conclave 0.1.0 (14cffc2): Intel Xeon Platinum 8581C, 2 threads".
+// Returns "conclave 0.1.0 (14cffc2): Intel Xeon Platinum 8581C, 2 threads".
 std::string machine_line(const Context& context);
-// version, commit, cpu, threads.
+// Contains version, commit, cpu and threads.
 nlohmann::ordered_json machine_facts(const Context& context);
 
-// --format and --no-progress.
+// The options --format and --no-progress.
 struct OutputOptions {
   std::string format = "table";
   bool no_progress = false;
@@ -52,8 +52,8 @@ struct OutputOptions {
 void add_format_option(Command& command, OutputOptions& options);
 void add_progress_option(Command& command, OutputOptions& options);
 
-// Throws Error(kOutOfMemory) where `bytes` exceed this machine's memory: before the allocation,
-// since Linux grants it and ends the process later.
+// Throws Error(kOutOfMemory) if `bytes` exceed this machine's memory. This comes before the
+// allocation, since Linux grants it and ends the process later.
 void require_memory(uint64_t bytes, std::string_view what, std::string_view hint);
 
 }  // namespace conclave::tool

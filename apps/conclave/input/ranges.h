@@ -1,4 +1,5 @@
-// Lists and ranges of numbers on the command line: "1,2,4", "1-9+2", "1-64*2", "0-3,7"; byte sizes.
+// Parses lists and ranges of numbers on the command line: "1,2,4", "1-9+2", "1-64*2", "0-3,7"; and
+// byte sizes.
 #pragma once
 
 #include <cstdint>
@@ -18,20 +19,20 @@ struct RangeItem {
   bool single() const { return first == last; }
 };
 
-// What an option accepts; `option` names it in errors.
+// The values that an option accepts; `option` names it in errors.
 struct ListLimits {
   std::string_view option;
   int64_t lowest = 0;
   int64_t highest = std::numeric_limits<int64_t>::max();
 };
 
-// Throw Error(kInvalidArgument) naming the option, the item and the limit.
+// Both throw Error(kInvalidArgument) naming the option, the item and the limit.
 std::vector<RangeItem> parse_range_items(std::string_view text, const ListLimits& limits);
-// All values, in the order written, repeats kept; at most 10000.
+// Returns all values in the order written, including repeats; at most 10000.
 std::vector<int64_t> parse_number_list(std::string_view text, const ListLimits& limits);
 std::vector<int64_t> expand(const RangeItem& item);
 
-// "512", "64kB", "5GB", "1.5GB", "2GiB".
+// Parses "512", "64kB", "5GB", "1.5GB" or "2GiB".
 uint64_t parse_byte_size(std::string_view text, std::string_view option);
 
 }  // namespace conclave::tool

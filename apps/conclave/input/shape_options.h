@@ -1,4 +1,4 @@
-// A layer named by preset or by its sizes: --model, or -E -k -H -I.
+// Selects a layer by preset or by its sizes: --model, or -E -k -H -I.
 #pragma once
 
 #include "command_line.h"
@@ -20,28 +20,28 @@ struct ShapeOptions {
   int64_t shared_size = 0;
   std::string dtype;
 };
-// -E -k -H -I, --shared and --dtype.
+// Adds -E -k -H -I, --shared and --dtype.
 void add_shape_options(Command& command, ShapeOptions& options);
 void add_model_option(Command& command, ShapeOptions& options, const std::string& default_note);
 
 struct NamedShape {
   std::string name;        // "qwen3-30b-a3b", or "E128.k8.H2048.I768"
-  std::string model_type;  // of the preset; empty for sizes
+  std::string model_type;  // from the preset; empty for sizes
   int64_t num_layers = 1;
   std::string note;
   MoeSpec spec;
 };
-// Throws Error(kUnknownName) listing the presets, or Error(kInvalidArgument) where a size is
-// missing or both ways are mixed.
+// Throws Error(kUnknownName) listing the presets, or Error(kInvalidArgument) if a size is missing
+// or both ways are mixed.
 std::vector<NamedShape> resolve_shapes(const ShapeOptions& options);
 bool any_size_given(const ShapeOptions& options);
 
-// Names of weight types: "bf16", "f16", "f32", and e4m3 ones by what shares a scale.
+// Names of weight types: "bf16", "f16", "f32", and e4m3 types named after what shares a scale.
 std::vector<std::string> weight_type_names();
-// Sets the type and, of e4m3, the quantisation. Throws Error(kInvalidArgument).
+// Sets the type and, for e4m3, the quantisation. Throws Error(kInvalidArgument).
 void set_weight_type(const std::string& name, MoeSpec& spec);
 
-// "E=128 k=8 H=2048 I=768 BF16", with the shared expert where there is one.
+// Returns "E=128 k=8 H=2048 I=768 BF16", with the shared expert if there is one.
 std::string shape_text(const MoeSpec& spec);
 
 }  // namespace conclave::tool

@@ -26,12 +26,12 @@ class LayerTensors {
 
   std::string file_name() const { return file_.path().string(); }
 
-  // [T, H] of f32, f16 or bf16. Throws Error(kTensorMissing, kTensorShape, kTensorDType) naming
-  // file, tensor, expected and found.
+  // Returns [T, H] in f32, f16 or bf16. Throws Error(kTensorMissing, kTensorShape, kTensorDType)
+  // naming file, tensor, expected and found.
   Tensor hidden_states(int64_t layer, const MoeSpec& spec) const;
-  // The same checks without reading data.
+  // Makes the same checks without reading data.
   const TensorInfo& find_hidden_states(int64_t layer, const MoeSpec& spec) const;
-  // The others are absent where the file does not hold them. `num_tokens` rows are required.
+  // The others are absent if the file does not hold them. They must have `num_tokens` rows.
   std::optional<Tensor> router_logits(int64_t layer, const MoeSpec& spec, int64_t num_tokens) const;
   std::optional<Tensor> topk_ids(int64_t layer, const MoeSpec& spec, int64_t num_tokens) const;
   std::optional<Tensor> topk_weights(int64_t layer, const MoeSpec& spec, int64_t num_tokens) const;
@@ -39,17 +39,17 @@ class LayerTensors {
   std::optional<Tensor> residual_input(int64_t layer, const MoeSpec& spec,
                                        int64_t num_tokens) const;
   std::optional<Tensor> token_ids(int64_t layer, int64_t num_tokens) const;
-  // [T, H] as float64; it has to be there.
+  // Returns the required tensor [T, H] as float64.
   std::vector<double> output(int64_t layer, const MoeSpec& spec, int64_t num_tokens) const;
   const TensorInfo& find_output(int64_t layer, const MoeSpec& spec, int64_t num_tokens) const;
   bool has(int64_t layer, const std::string& key) const;
-  // The error for a tensor that has to be there.
+  // Throws the error for a required tensor.
   [[noreturn]] void missing(int64_t layer, const std::string& key, const std::string& hint) const;
 
  private:
   struct Wanted {
-    int64_t rows = 0;  // -1: any
-    int64_t cols = 0;  // -1: a vector
+    int64_t rows = 0;  // -1: any number
+    int64_t cols = 0;  // -1: the tensor is a vector
     const char* letters = "";
     std::initializer_list<DType> dtypes;
   };
@@ -62,7 +62,7 @@ class LayerTensors {
   std::string record_;
 };
 
-// Element-wise copy of f32, f16, bf16 or f64 as float64.
+// Copies f32, f16, bf16 or f64 elements to float64.
 std::vector<double> to_float64(const ConstTensorView& tensor);
 
 }  // namespace conclave::tool

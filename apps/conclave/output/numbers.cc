@@ -12,7 +12,7 @@ std::string scaled(uint64_t value, double step, const std::array<const char*, 6>
   if (value < 1000) return fmt::format("{}{}", value, units[0]);
   double scaled_value = static_cast<double>(value);
   size_t unit = 0;
-  // 999.5: rounds to four digits, which belong to the next unit.
+  // 999.5 rounds to four digits, which belong to the next unit.
   while (scaled_value >= 999.5 && unit + 1 < units.size()) {
     scaled_value /= step;
     ++unit;

@@ -100,7 +100,7 @@ void Console::draw(Clock::time_point now) {
   drawn_columns_ = width;
 }
 
-// Blanks instead of an erase code: it works on any terminal.
+// Writes blanks instead of an erase code, which works on any terminal.
 void Console::erase() {
   if (drawn_columns_ == 0) return;
   fmt::print(stderr, "\r{}\r", std::string(static_cast<size_t>(drawn_columns_), ' '));

@@ -1,4 +1,4 @@
-// Progress of long steps: a bar on a terminal, nothing elsewhere.
+// Shows the progress of long steps: a bar on a terminal, nothing elsewhere.
 #pragma once
 
 #include "conclave/context.h"
@@ -25,7 +25,7 @@ class Console final : public LogSink {
   void log(LogLevel level, std::string_view message) override;
   void progress(std::string_view phase, int64_t done, int64_t total) override;
 
-  // Names what is under way, before the library's phase: "layer 3".
+  // Names the current subject, shown before the library's phase: "layer 3".
   void subject(std::string subject);
   // Takes the bar off the screen; call before printing.
   void clear();
@@ -46,7 +46,7 @@ class Console final : public LogSink {
   int drawn_columns_ = 0;
 };
 
-// The bar itself: "layer 3: packing [=====>    ]  45 %  1.2 of 2.4 GB, 1.1 GB/s, 1 s left".
+// Returns the bar: "layer 3: packing [=====>    ]  45 %  1.2 of 2.4 GB, 1.1 GB/s, 1 s left".
 std::string progress_line(std::string_view label, int64_t done, int64_t total, double seconds,
                           int columns);
 

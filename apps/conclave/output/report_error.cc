@@ -18,7 +18,7 @@ std::string detail_lines(const ErrorDetail& detail) {
   std::string lines;
   for (const auto& [label, value] : fields) {
     if (value.empty()) continue;
-    // An argument of the tool travels in the field of tensor names.
+    // An argument of the tool is reported in the field for tensor names.
     const bool is_option = label == std::string_view("tensor:") && value.starts_with("--");
     lines += fmt::format("  {:<9} {}\n", is_option ? "option:" : label, value);
   }

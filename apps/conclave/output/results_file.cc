@@ -27,7 +27,7 @@ ResultsFile::ResultsFile(const std::filesystem::path& path, const std::vector<Re
       writer_.declare(prefix + "router_logits", DType::kF32, {layer.num_tokens, num_logits(spec)});
     }
   }
-  // Creates the file: a path that cannot be written is found before any work.
+  // Creates the file now, so that a path that cannot be written fails before any work.
   writer_.write({});
 }
 

@@ -1,4 +1,4 @@
-// --output: every layer's results as one safetensors file, which appears only when complete.
+// --output: writes every layer's results to one safetensors file, which appears only when complete.
 #pragma once
 
 #include "layer_run.h"
@@ -24,7 +24,7 @@ class ResultsFile {
   // Throws Error(kFileWrite) at once if the file cannot be made.
   ResultsFile(const std::filesystem::path& path, const std::vector<ResultShape>& layers);
 
-  // In the order of `layers`.
+  // Layers must come in the order of `layers`.
   void write(const LayerRun& run);
   void finish() { writer_.finish(); }
 

@@ -83,7 +83,7 @@ void TableWriter::header(const nlohmann::ordered_json& facts,
                          const std::vector<std::string>& lines) {
   document_ = facts;
   if (!is_text(format_)) return;
-  // Markdown joins neighbouring lines unless each ends in two blanks.
+  // Markdown joins neighbouring lines unless each ends with two blanks.
   const char* line_end = format_ == OutputFormat::kMarkdown ? "  \n" : "\n";
   for (const std::string& line : lines) write(line + line_end);
   write("\n");

@@ -1,4 +1,4 @@
-// One table, five spellings: aligned text, Markdown, CSV, JSON, JSON lines.
+// Writes one table in five formats: aligned text, Markdown, CSV, JSON, JSON lines.
 #pragma once
 
 #include "output/terminal.h"
@@ -15,17 +15,17 @@ namespace conclave::tool {
 
 enum class OutputFormat : uint8_t { kTable, kMarkdown, kCsv, kJson, kJsonl };
 
-// Values of --format, in help order. "md" is "markdown".
+// The values of --format, in help order. "md" is short for "markdown".
 const std::vector<std::string>& output_format_names();
 // Throws Error(kInvalidArgument).
 OutputFormat parse_output_format(std::string_view name);
-// For people: header lines and notes are wanted.
+// Whether the format is for people, who want header lines and notes.
 bool is_text(OutputFormat format);
 
 enum class Align : uint8_t { kLeft, kRight };
 
-// `key` names the value in CSV and JSON, `title` heads the column in text; an empty key or title
-// leaves the column out there. `width` is the least width in text: rows are printed as they come.
+// `key` names the value in CSV and JSON, `title` heads the column in text; an empty one leaves the
+// column out there. `width` is the minimum width in text, since rows are printed as they come.
 struct Column {
   std::string key;
   std::string title;
@@ -33,13 +33,13 @@ struct Column {
   Align align = Align::kRight;
 };
 
-// `value` for machines, `text` for people.
+// `value` is for machines, `text` for people.
 struct Cell {
   nlohmann::ordered_json value;
   std::string text;
   Style style = Style::kPlain;
 };
-Cell absent_cell();  // null, "-"
+Cell absent_cell();  // null in JSON, "-" in text
 Cell text_cell(std::string text, Style style = Style::kPlain);
 Cell integer_cell(int64_t value);
 Cell fixed_cell(double value, int decimals);
@@ -47,17 +47,18 @@ Cell error_cell(double value);
 Cell ms_cell(double ms);
 Cell share_cell(double share);
 
-// Writes to `out`; flushes after each row. JSON is written whole by finish().
+// Writes to `out` and flushes after each row. finish() writes JSON as a whole.
 class TableWriter {
  public:
   TableWriter(std::FILE* out, OutputFormat format, std::vector<Column> columns);
 
-  // Before the first row. `facts` are the members of the JSON document, `lines` the text above.
+  // Must come before the first row. `facts` are members of the JSON document, `lines` the text
+  // above.
   void header(const nlohmann::ordered_json& facts, const std::vector<std::string>& lines);
   void row(const std::vector<Cell>& cells);
-  // A last line under a rule; "total" in JSON; absent from CSV and JSON lines.
+  // Writes a last line under a rule, or "total" in JSON; CSV and JSON lines leave it out.
   void total(const std::vector<Cell>& cells);
-  // Text below the table; nothing in the machine formats.
+  // Writes text below the table; machine formats leave it out.
   void note(std::string_view text);
   // `key` names the array of rows in JSON.
   void finish(std::string_view key);
@@ -81,7 +82,7 @@ class TableWriter {
   nlohmann::ordered_json rows_ = nlohmann::ordered_json::array();
 };
 
-// JSON text that survives names that are not UTF-8: those bytes become U+FFFD.
+// Returns JSON text even for names that are not UTF-8: those bytes become U+FFFD.
 std::string json_text(const nlohmann::ordered_json& value, int indent);
 
 }  // namespace conclave::tool

@@ -15,12 +15,12 @@ namespace {
 
 enum class SharedPart : uint8_t { kNever, kAlways };
 
-// How transformers names one family's tensors and config keys.
+// The names that transformers uses for one family's tensors and config keys.
 struct Family {
   const char* model_type;
   const char* class_name;
   const char* block;  // between "model.layers.N." and the tensors
-  const char* gate;   // of one expert
+  const char* gate;   // per expert
   const char* up;
   const char* down;
   const char* experts_key;
@@ -62,15 +62,15 @@ std::string_view config_dtype(DType dtype) {
   }
 }
 
-// The method whose names and configuration a form of quantisation has.
+// Whether the method for this form of quantisation is compressed-tensors, not fp8.
 bool is_compressed_tensors(const QuantSpec& quant) {
   return quant.weights == WeightScale::kChannel;
 }
 
-// A matrix, and the roles of its scales where it may have some.
+// A matrix and the roles of its scales, if it may have some.
 struct SynthMatrix {
   WeightRole role;
-  WeightRole scale = WeightRole::kRouter;  // kRouter: none
+  WeightRole scale = WeightRole::kRouter;  // kRouter: no scales
   WeightRole input_scale = WeightRole::kRouter;
 };
 
@@ -115,7 +115,7 @@ class TensorList {
                expert);
   }
 
-  // Nothing where the layer has no such role.
+  // Adds nothing if the layer has no such role.
   void add_tensor(std::string name, WeightRole role, int64_t expert) {
     const WeightInfo info = source_->describe(role);
     if (info.count == 0) return;
@@ -215,7 +215,7 @@ nlohmann::ordered_json make_config(const SynthModel& model) {
   if (family.has_norm_topk_prob) {
     config["norm_topk_prob"] = spec.router.renormalize == Renormalize::kSum;
   }
-  // Families with a separate dense size: it stays unused, since every layer is an MoE layer.
+  // Families with a separate dense size have it unused, since every layer is an MoE layer.
   if (family.intermediate_key != std::string_view("intermediate_size")) {
     config["intermediate_size"] = 4 * spec.intermediate_size;
     config["decoder_sparse_step"] = 1;

@@ -1,4 +1,4 @@
-// What a synthetic checkpoint consists of: its tensors under their family's names, dealt out to
+// The content of a synthetic checkpoint: its tensors under their family's names, distributed over
 // shards, and its config.json.
 #pragma once
 
@@ -35,13 +35,13 @@ struct SynthModel {
   MoeSpec spec;
 };
 
-// Families that synth writes.
+// The families that synth writes.
 std::vector<std::string> synth_model_types();
 
-// Throws Error(kUnknownName), or Error(kUnsupported) where the family has no shared expert, or
-// none without.
+// Throws Error(kUnknownName), or Error(kUnsupported) if the family has no shared expert or requires
+// one.
 void check_family(const SynthModel& model);
-// In the family's order; every shard but the last reaches no further than `shard_bytes`, unless it
+// Tensors are in the family's order. Every shard but the last has at most `shard_bytes`, unless it
 // holds a single tensor.
 std::vector<SynthShard> plan_shards(const SynthModel& model, uint64_t shard_bytes);
 nlohmann::ordered_json make_config(const SynthModel& model);

@@ -21,7 +21,7 @@
 namespace conclave::tool {
 namespace {
 
-// One batch: as many neighbouring tensors as there are workers.
+// One batch holds as many neighbouring tensors as there are workers.
 struct FillBatch {
   const MoeSpec& spec;
   uint64_t seed;
@@ -98,7 +98,7 @@ void write_checkpoint(const Context& context, const SynthModel& model,
     writer.finish();
   }
   write_json(directory / "model.safetensors.index.json", make_index(shards));
-  // Last: without it the directory is no model.
+  // Written last: without it the directory is not a model.
   write_json(directory / "config.json", make_config(model));
 }
 
