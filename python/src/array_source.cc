@@ -8,7 +8,8 @@
 namespace conclave::python {
 namespace {
 
-// Row by row where rows lie dense; else by small tiles, so that both sides stay in the cache.
+// Copies row by row if rows are dense, otherwise by small tiles, so that both sides stay in the
+// cache.
 template <class Element>
 void gather(const std::byte* base, const RoleArrays& role, const WeightBlock& block,
             std::byte* destination) {
@@ -70,7 +71,8 @@ const std::byte* ArraySource::matrix(WeightRole role, int64_t expert) const {
 }
 
 ConstTensorView ArraySource::view(WeightRole role, int64_t expert) const {
-  // Other ranks' experts are asked for too: whoever needs one of them is told by read().
+  // The library also asks for other ranks' experts; read() reports to a caller that needs one of
+  // them.
   if (!is_here(role, expert)) return {};
   const RoleArrays& arrays = at(role);
   const std::byte* data = matrix(role, expert);

@@ -1,4 +1,4 @@
-// Weights of a layer in arrays of Python, in whatever layout a framework has them.
+// Weights of a layer in Python arrays, in whatever layout a framework has them.
 #pragma once
 
 #include "arrays.h"
@@ -12,10 +12,10 @@
 
 namespace conclave::python {
 
-// Reads from arrays and keeps their memory. Made and destroyed with the GIL held.
+// Reads from arrays and keeps their memory alive. Created and destroyed with the GIL held.
 class ArraySource final : public WeightSource {
  public:
-  // Throws as cut_weights, and Error(kDevice) where the arrays lie on several devices.
+  // Throws as cut_weights, and Error(kDevice) if the arrays lie on several devices.
   ArraySource(const nb::dict& arrays, const MoeSpec& spec, const ArrayLayout& layout);
 
   WeightInfo describe(WeightRole role) const override { return at(role).info; }

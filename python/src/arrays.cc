@@ -81,7 +81,7 @@ const TypeRow* row_named(std::string_view name) {
   return nullptr;
 }
 
-// The name of an array's dtype attribute: "bfloat16" of ml_dtypes, "torch.float8_e4m3fn".
+// The name of an array's dtype attribute: "bfloat16" for ml_dtypes, "torch.float8_e4m3fn".
 std::string dtype_name(nb::handle dtype) {
   if (nb::hasattr(dtype, "name")) return nb::cast<std::string>(nb::str(dtype.attr("name")));
   return nb::cast<std::string>(nb::str(dtype));
@@ -112,7 +112,7 @@ bool is_empty(const std::vector<int64_t>& shape) {
   return false;
 }
 
-// Letters of the struct module for what numpy stores; its others have no buffer.
+// Covers the struct module's letters for numpy's own types; its other types have no buffer.
 std::optional<dlpack::DataType> type_of_format(const char* format, int64_t bytes) {
   std::string_view letters = format != nullptr ? format : "B";
   while (!letters.empty() && std::string_view("@=<").find(letters[0]) != std::string_view::npos) {
@@ -134,7 +134,7 @@ void release(void* kept) {
   if (self->deleter != nullptr) self->deleter(self);
 }
 
-// An address for views of nothing: null would mean that an argument was not given.
+// An address for empty views: null would mean that an argument was not given.
 const void* somewhere() {
   static const int64_t kNothing = 0;
   return &kNothing;
@@ -170,15 +170,15 @@ Array::Array(nb::handle object, const char* name, uintptr_t stream) : name_(name
   }
 }
 
-// The function of PyTorch itself: tensors that require gradients are arrays too, and it is ten
-// times faster than Tensor.__dlpack__, whose care for streams is not needed: work goes to the
-// current one.
+// Uses PyTorch's own function: it also accepts tensors that require gradients and is ten times
+// faster than Tensor.__dlpack__, whose stream handling is not needed because work goes to the
+// current stream.
 bool Array::take_torch(nb::handle object) {
   const Torch* torch = loaded_torch();
   if (torch == nullptr || !nb::isinstance(object, torch->tensor_type)) return false;
   try {
     take_capsule(torch->to_dlpack(object));
-    // The capsule keeps the tensor, which another thread may give other memory meanwhile.
+    // The capsule keeps the tensor, but another thread may meanwhile give the tensor other memory.
     storage_ = object.attr("untyped_storage")();
     return true;
   } catch (nb::python_error& error) {
@@ -210,13 +210,14 @@ bool Array::take_dlpack(nb::handle object, uintptr_t stream) {
     }
     return true;
   } catch (nb::python_error& error) {
-    // numpy before 2.1 does not export read-only arrays, nor types of others: buffers remain.
+    // numpy before 2.1 exports neither read-only arrays nor types of others, so buffers are tried
+    // next.
     if (error.matches(PyExc_BufferError) || error.matches(PyExc_TypeError)) return false;
     throw;
   }
 }
 
-// Types without a letter of their own, seen as unsigned integers of their size.
+// Takes types without a letter of their own as unsigned integers of the same size.
 bool Array::take_relabelled(nb::handle object, uintptr_t stream) {
   if (!nb::hasattr(object, "dtype") || !nb::hasattr(object, "view")) return false;
   const TypeRow* row = row_named(dtype_name(object.attr("dtype")));

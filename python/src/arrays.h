@@ -1,5 +1,5 @@
-// Arrays of other libraries as views of ours, without a copy. Whatever is refused is named by its
-// argument, with what was expected and what was found.
+// Views of arrays from other libraries, without a copy. A refusal names the argument, with what was
+// expected and what was found.
 #pragma once
 
 #include "binding.h"
@@ -15,23 +15,23 @@
 
 namespace conclave::python {
 
-// Where an array lies: "cpu", or CUDA device `ordinal`.
+// The device of an array: "cpu", or CUDA device `ordinal`.
 struct ArrayDevice {
   bool is_cuda = false;
   int32_t ordinal = 0;
   friend bool operator==(const ArrayDevice&, const ArrayDevice&) = default;
 };
 std::string to_string(const ArrayDevice& device);
-// From "cpu" and "cuda:1", as Context::device() has them.
+// Parses "cpu" and "cuda:1", as Context::device() spells them.
 ArrayDevice parse_array_device(std::string_view name);
 
-// Holds what an argument refers to: memory cannot go away while it lives, whatever happens to the
-// Python object meanwhile. Made and destroyed with the GIL held.
+// Holds what an argument refers to: its memory stays valid while this lives, whatever happens to
+// the Python object meanwhile. Created and destroyed with the GIL held.
 class Array {
  public:
-  // From anything that speaks DLPack, PyTorch's tensors in the first place, or else the buffer
-  // protocol. `stream`: where the memory will be used, for producers with work under way; 0 none.
-  // Throws Error naming `name`: kDType for what is no array.
+  // Accepts anything that supports DLPack, PyTorch's tensors in particular, or else the buffer
+  // protocol. `stream` is where the memory will be used, for producers with work under way; 0 is
+  // none. Throws Error naming `name`: kDType if it is not an array.
   Array(nb::handle object, const char* name, uintptr_t stream = 0);
 
   const char* name() const noexcept { return name_; }
@@ -44,12 +44,13 @@ class Array {
   const std::vector<int64_t>& strides() const noexcept { return strides_; }  // elements
   std::string shape_text() const;
 
-  // Throws Error(kDevice) where the array lies elsewhere.
+  // Throws Error(kDevice) if the array lies on another device.
   void require_device(const ArrayDevice& expected) const;
-  // Rank 2 with dense rows, or rank 1 and dense. `shape` is for the error: "[T, 64]".
+  // The array has rank 2 with dense rows, or rank 1 and is dense. `shape` is for the error: "[T,
+  // 64]".
   ConstTensorView matrix(const char* shape) const;
   ConstTensorView vector(const char* shape) const;
-  // The same for what is written: refuses read-only arrays and rows that share memory.
+  // As above for arrays that are written: refuses read-only arrays and rows that share memory.
   TensorView writable_matrix(const char* shape) const;
   TensorView writable_vector(const char* shape) const;
 
@@ -68,17 +69,17 @@ class Array {
   bool read_only_ = false;
   std::vector<int64_t> shape_;
   std::vector<int64_t> strides_;
-  // What keeps the memory: a managed tensor, or a buffer; and of torch the tensor's storage.
+  // Keeps the memory alive: a managed tensor or a buffer, and for torch also the tensor's storage.
   nb::object storage_;
   std::unique_ptr<void, void (*)(void*)> keeper_{nullptr, nullptr};
 };
 
-// None: nothing.
+// Returns nothing for None.
 std::optional<Array> optional_array(nb::handle object, const char* name, uintptr_t stream = 0);
 
-// "float32", "torch.bfloat16", numpy.dtype, "F8_E4M3": Error(kDType) for others.
+// Accepts "float32", "torch.bfloat16", numpy.dtype and "F8_E4M3"; Error(kDType) for others.
 DType dtype_from_python(nb::handle object, const char* name);
-// "bfloat16", as numpy, torch and config.json call it.
+// Returns "bfloat16", as numpy, torch and config.json spell it.
 std::string_view dtype_to_python(DType dtype);
 
 }  // namespace conclave::python

@@ -1,5 +1,5 @@
-// nanobind with every conversion in use. A conversion that a file does not see fails at run time
-// only, so no file includes less.
+// nanobind with every conversion in use. A conversion that a file does not include fails only at
+// run time, so no file includes less.
 #pragma once
 
 #include <nanobind/nanobind.h>

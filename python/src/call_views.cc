@@ -24,7 +24,7 @@ TensorView CallViews::output(nb::handle object, const char* name, const char* sh
   return keep(object, name).writable_matrix(shape);
 }
 
-// A number, or int64 [1] on the layer's device.
+// Accepts a number, or int64 [1] on the layer's device.
 void CallViews::take_num_tokens(nb::handle object) {
   if (object.is_none()) return;
   if (nb::isinstance<nb::int_>(object)) {

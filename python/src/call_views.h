@@ -1,4 +1,4 @@
-// The arguments of a forward: from Python's objects to the library's views.
+// Converts the arguments of a forward from Python objects to the library's views.
 #pragma once
 
 #include "arrays.h"
@@ -12,14 +12,14 @@
 
 namespace conclave::python {
 
-// The tensors of a call; None where it has none.
+// The tensors of a call; None if it has no such tensor.
 struct CallArrays {
   nb::handle hidden, out, router_logits, topk_ids, topk_weights, router_input, residual_input,
       token_ids, padding_mask, num_tokens, shared_out, captured_logits, captured_ids,
       captured_weights, workspace;
 };
 
-// The tensors of a call as the library takes them, and what keeps their memory until it is over.
+// The tensors of a call as the library takes them, kept alive until the call is over.
 class CallViews {
  public:
   // Throws Error naming the argument. `device` must outlive this.
@@ -28,7 +28,7 @@ class CallViews {
   CallViews& operator=(const CallViews&) = delete;
 
   ForwardArgs args;
-  std::span<std::byte> workspace;  // empty where none is given
+  std::span<std::byte> workspace;  // empty if none is given
 
  private:
   ConstTensorView input(nb::handle object, const char* name, const char* shape, int rank = 2);

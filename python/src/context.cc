@@ -8,14 +8,14 @@
 namespace conclave::python {
 namespace {
 
-// One pool for all contexts: layers of several devices do not add up their threads. Never ended:
-// at exit its threads may have been left behind by a fork.
+// All contexts share one pool, so that layers of several devices do not add up their threads. It is
+// never destroyed: at exit its threads may have been left behind by a fork.
 std::shared_ptr<SharedExecutor> process_executor() {
   static const auto& executor = *new auto(std::make_shared<SharedExecutor>());
   return executor;
 }
 
-// Workspaces that nobody uses are kept for the next call: as many as threads may come back with.
+// The number of unused workspaces that are kept for later calls, enough for that many threads.
 constexpr size_t kMaxIdle = 8;
 
 }  // namespace

@@ -1,4 +1,4 @@
-// A context of the library with the process' threads and workspaces that its layers share.
+// A library context with the threads of the process and the workspaces that its layers share.
 #pragma once
 
 #include "arrays.h"
@@ -19,8 +19,8 @@ namespace conclave::python {
 
 class PyContext;
 
-// A workspace for one forward, given back when the lease ends. On CUDA it belongs to the stream and
-// the lease keeps other threads from enqueuing there meanwhile.
+// A workspace for one forward, returned when the lease ends. On CUDA it belongs to the stream, and
+// meanwhile the lease keeps other threads from enqueuing there.
 class WorkspaceLease {
  public:
   WorkspaceLease(PyContext& context, size_t bytes, Stream stream);
@@ -49,7 +49,7 @@ class PyContext {
   friend class WorkspaceLease;
   struct StreamWorkspace {
     std::mutex mutex;
-    // The last is in use; graphs captured before it grew may still use the others.
+    // The last one is in use; graphs captured before it grew may still use the others.
     std::vector<std::unique_ptr<Workspace>> grown;
   };
 

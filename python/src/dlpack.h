@@ -1,5 +1,5 @@
-// The C structs of DLPack 1.1, as its specification gives them: how array libraries hand tensors to
-// each other. Only what a consumer reads.
+// The C structs of DLPack 1.1, as its specification gives them, by which array libraries pass
+// tensors to each other. Only the parts that a consumer reads are here.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +43,7 @@ struct Tensor {
   uint64_t byte_offset;
 };
 
-// In a capsule named "dltensor".
+// Found in a capsule named "dltensor".
 struct Managed {
   Tensor tensor;
   void* context;
@@ -56,7 +56,7 @@ struct Version {
 };
 inline constexpr uint64_t kReadOnly = 1;
 
-// In a capsule named "dltensor_versioned".
+// Found in a capsule named "dltensor_versioned".
 struct ManagedVersioned {
   Version version;
   void* context;

@@ -8,7 +8,7 @@
 namespace conclave::python {
 namespace {
 
-// With the GIL held. Leaves a Python exception set, its own failure too.
+// Requires the GIL. Leaves a Python exception set, even if this itself fails.
 void set_python_error(const Error& error) {
   try {
     const ErrorDetail& detail = error.detail();

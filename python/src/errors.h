@@ -1,4 +1,4 @@
-// Exceptions of the library as exceptions of Python, and the way back out of a long load.
+// Turns the library's exceptions into Python's.
 #pragma once
 
 #include "binding.h"
@@ -7,7 +7,7 @@
 
 namespace conclave::python {
 
-// From then on conclave::Error becomes what conclave.errors.from_code makes of it.
+// From then on, conclave.errors.from_code decides what a conclave::Error becomes in Python.
 void register_error_translator();
 
 }  // namespace conclave::python

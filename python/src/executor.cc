@@ -12,7 +12,7 @@
 namespace conclave::python {
 namespace {
 
-// Guards every executor's pool_. Held over fork, so that the child finds it free.
+// Guards every executor's pool_. It is held over fork, so that the child finds it free.
 std::mutex& pools_mutex() {
   static std::mutex mutex;
   return mutex;
@@ -30,7 +30,7 @@ void follow_forks() {
   static_cast<void>(registered);
 }
 
-// A worker of the pool takes every `stride`-th of the workers that layers planned for.
+// Each worker of the pool runs every `stride`-th of the workers that layers planned for.
 struct Spread {
   ParallelTask task;
   int32_t stride;
@@ -84,7 +84,7 @@ std::shared_ptr<SharedExecutor::Pool> SharedExecutor::current_pool() {
   replaced = std::exchange(
       pool_, std::make_shared<Pool>(Pool{.executor = make_thread_pool({.num_threads = wanted}),
                                          .fork = fork_count()}));
-  // Its threads stayed in the parent: there is nothing to join, and its locks may be held for ever.
+  // Its threads stayed in the parent: there is nothing to join, and its locks may be held forever.
   if (is_forked) new std::shared_ptr<Pool>(std::move(replaced));
   return pool_;
 }
@@ -100,7 +100,7 @@ void SharedExecutor::run(ParallelTask task) {
     return;
   }
   const OpenMpThreads* const openmp = openmp_.load(std::memory_order_acquire);
-  // That runtime does not work in a forked child whose parent has used it.
+  // The OpenMP runtime does not work in a forked child whose parent has used it.
   if (openmp != nullptr && fork_count() == 0) {
     return openmp->run(task, concurrency_, num_threads());
   }

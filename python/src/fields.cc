@@ -16,7 +16,7 @@
 namespace conclave::python {
 namespace {
 
-// Every struct names its fields once, in the order of its header, for reading and for writing.
+// Every struct lists its fields once, in the order of its header, for reading and for writing.
 template <class Visitor>
 void visit(SimulatedRouting& value, Visitor& fields) {
   fields("distribution", value.distribution);
@@ -191,7 +191,7 @@ class Reader {
     } else if constexpr (std::is_enum_v<T>) {
       value = parse_word<T>(field, cast<std::string>(field, object));
     } else if constexpr (is_struct<T>) {
-      // A name alone says an activation that has no parameters.
+      // A name alone stands for an activation without parameters.
       if constexpr (std::is_same_v<T, ActivationSpec>) {
         if (nb::isinstance<nb::str>(object)) return read(field, object, value.name);
       }

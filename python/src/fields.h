@@ -1,4 +1,4 @@
-// Specs and options as dictionaries of Python, one list of fields for both directions.
+// Converts specs and options to and from Python dictionaries, with one list of fields for both.
 #pragma once
 
 #include "binding.h"
@@ -8,9 +8,10 @@
 
 namespace conclave::python {
 
-// Keys are the fields' names, nested structs are dictionaries, enumerators words, types the names
-// that torch has. What is missing keeps its default. Throw Error naming the field: kInvalidArgument
-// for a key that is none, kDType for a value of the wrong type, kUnknownName for a word.
+// Keys are the fields' names; nested structs are dictionaries, enumerators are words, and types
+// have torch's names. Missing fields keep their default. The functions throw Error naming the
+// field: kInvalidArgument for an unknown key, kDType for a value of the wrong type, kUnknownName
+// for a word.
 MoeSpec spec_from_dict(const nb::dict& dict);
 LayerOptions options_from_dict(const nb::dict& dict);
 ParallelSpec parallel_from_dict(const nb::dict& dict);

@@ -2,7 +2,7 @@
 
 namespace conclave::python {
 
-// Kept for the life of the process: modules are not unloaded.
+// Kept for the life of the process, since modules are not unloaded.
 const Torch* loaded_torch() {
   static const Torch* known = nullptr;
   if (known != nullptr) return known;
@@ -10,7 +10,7 @@ const Torch* loaded_torch() {
   PyObject* torch = PyDict_GetItemString(modules, "torch");
   if (torch == nullptr) return nullptr;
   const auto module = nb::borrow<nb::object>(torch);
-  // Half imported: its last parts are not there yet.
+  // The module is only half imported: its last parts are still missing.
   if (!nb::hasattr(module, "Tensor") || !nb::hasattr(module, "utils")) return nullptr;
   const nb::object utils = module.attr("utils");
   if (!nb::hasattr(utils, "dlpack")) return nullptr;

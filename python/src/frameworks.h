@@ -1,4 +1,4 @@
-// PyTorch, where the program has loaded it. It is never imported from here.
+// PyTorch, if the program has loaded it. It is never imported from here.
 #pragma once
 
 #include "binding.h"
@@ -11,7 +11,7 @@ struct Torch {
   nb::object to_dlpack;    // torch.utils.dlpack.to_dlpack
 };
 
-// Null until `import torch` has finished somewhere. With the GIL held.
+// Null until `import torch` has finished somewhere. Requires the GIL.
 const Torch* loaded_torch();
 
 }  // namespace conclave::python

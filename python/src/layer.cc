@@ -7,9 +7,11 @@
 namespace conclave::python {
 namespace {
 
-// Of one thread, in a few microseconds: what the threads of a call take to meet.
+// One thread computes this many products in the few microseconds that a call's threads take to
+// meet.
 constexpr int64_t kMaxProductsAlone = 200'000;
-// Room for every power of two: a list that never moves is whole in a child forked meanwhile.
+// There is room for every power of two: a list that never moves is intact in a child forked
+// meanwhile.
 constexpr size_t kMostPlans = 64;
 
 void add(StageTimings& total, const StageTimings& part) {
@@ -23,7 +25,7 @@ void add(StageTimings& total, const StageTimings& part) {
 
 }  // namespace
 
-// Counters for one call, made once for each number of calls at a time.
+// Counters for one call; there are as many as calls run at the same time.
 class PyLayer::CountersLease {
  public:
   explicit CountersLease(PyLayer& layer) : state_(layer.state_.get()) {
@@ -99,8 +101,8 @@ const MoeLayer& PyLayer::layer_for(int64_t tokens) {
   return grown(tokens);
 }
 
-// The next power of two, or the most below it whose workspace is within the limit. What is too
-// large once is too large for good.
+// Plans for the next power of two, or the largest one below it whose workspace is within the limit.
+// A size that was too large once is not tried again.
 const MoeLayer& PyLayer::grown(int64_t tokens) {
   const std::lock_guard lock(state_.get().plans_mutex);
   const int64_t planned = layer().plan().max_tokens;

@@ -1,5 +1,5 @@
-// conclave._conclave.Layer: a MoeLayer with what a Python object has to add, that is threads,
-// device checks and the life of memory.
+// conclave._conclave.Layer: a MoeLayer with what a Python object adds: threads, device checks and
+// the lifetime of memory.
 #pragma once
 
 #include "array_source.h"
@@ -22,7 +22,7 @@
 
 namespace conclave::python {
 
-// Whether calls count rows by expert and take times.
+// Whether calls count rows per expert and measure times.
 enum class Counting : uint8_t { kOff, kOn };
 
 struct LayerRequest {
@@ -33,7 +33,7 @@ struct LayerRequest {
   Counting counting = Counting::kOff;
 };
 
-// How far a layer may plan for larger calls than it was made for, by itself.
+// How far a layer may plan on its own for calls larger than it was made for.
 struct Growth {
   int64_t max_tokens = 0;
   size_t max_workspace_bytes = 0;
@@ -41,39 +41,39 @@ struct Growth {
 
 class PyLayer {
  public:
-  // `kept`: a source whose memory the layer goes on using (weights on a device); may be null.
+  // `kept` is a source whose memory the layer continues to use (weights on a device); may be null.
   PyLayer(const LayerRequest& request, const WeightSource& source,
           std::shared_ptr<const WeightSource> kept);
 
-  // With the GIL held; releases it while the layer runs. Safe from several threads.
+  // Requires the GIL and releases it while the layer runs. Safe from several threads.
   void forward(const CallArrays& call, uintptr_t stream);
   void reload(const WeightSource& source, ReloadMode mode,
               std::shared_ptr<const WeightSource> kept);
 
-  // Plans for calls of up to so many tokens from now on, on the weights packed already.
+  // Plans for calls of up to `max_tokens` from now on, with the weights that are already packed.
   void plan_for(int64_t max_tokens);
-  // From now on a call of more tokens than are planned for plans anew first, for the next power of
-  // two of them, as far as the limits let it.
+  // From now on a call with more tokens than planned makes a new plan first, for the next power of
+  // two, as far as the limits allow.
   void grow_with_calls(const Growth& limits) noexcept;
-  // Scratch memory of a call of so many tokens, for which it is planned as forward would.
+  // Bytes of scratch memory for a call of `tokens` tokens, planned as forward would.
   size_t workspace_bytes(int64_t tokens);
 
-  // That of the largest plan. The smaller ones live on: other threads may be in them.
+  // The layer with the largest plan. Smaller ones stay alive, as other threads may be using them.
   const MoeLayer& layer() const noexcept { return *largest_.load(std::memory_order_acquire); }
   const PyContext& context() const noexcept { return *context_; }
-  // Rows of each expert and nanoseconds of each stage, over all calls since the last reset.
+  // Rows of each expert and nanoseconds of each stage, summed over all calls since the last reset.
   nb::dict stats();
   void reset_stats();
 
  private:
-  // Of one call at a time.
+  // Used by one call at a time.
   struct Counters {
     std::vector<int64_t> load;
     StageTimings timings;
   };
   struct State {
     std::shared_mutex weights_mutex;  // shared by forwards, exclusive for reload
-    std::mutex plans_mutex;           // of whoever makes a plan; within the one above
+    std::mutex plans_mutex;           // held while making a plan, inside weights_mutex
     std::mutex counters_mutex;
     std::vector<std::unique_ptr<Counters>> counters;
     std::vector<Counters*> idle;
@@ -82,19 +82,21 @@ class PyLayer {
 
   nb::dict timings_of(const StageTimings& total) const;
   std::vector<int64_t> total_load(StageTimings& timings);
-  // The layer for a call; with weights_mutex held.
+  // The layer for a call; requires weights_mutex.
   const MoeLayer& layer_for(int64_t tokens);
   const MoeLayer& grown(int64_t tokens);
   void adopt(MoeLayer layer);
 
   std::shared_ptr<PyContext> context_;
   std::shared_ptr<const WeightSource> kept_;
-  std::vector<std::unique_ptr<MoeLayer>> plans_;  // one set of weights, ever more tokens
+  std::vector<std::unique_ptr<MoeLayer>> plans_;  // on one set of weights, with ascending token
+                                                  // counts
   std::atomic<const MoeLayer*> largest_ = nullptr;
-  std::atomic<int64_t> grows_to_ = 0;  // tokens; no more than are planned for: not at all
+  std::atomic<int64_t> grows_to_ = 0;  // tokens; layers do not grow if it is at most the planned
+                                       // number
   std::atomic<size_t> grows_to_bytes_ = 0;
   bool counts_;
-  int64_t max_tokens_alone_ = 0;  // that many tokens are no work for several threads
+  int64_t max_tokens_alone_ = 0;  // calls of up to this many tokens are not worth several threads
   PerProcess<State> state_;
   std::optional<DeviceQueue> queue_;  // on CUDA, with device_load_
   DeviceTensor device_load_;          // [E] int64

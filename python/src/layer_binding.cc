@@ -37,7 +37,7 @@ std::unique_ptr<PyLayer> layer_from_arrays(const std::shared_ptr<PyContext>& con
   validate(request.spec);
   const auto source = std::make_shared<ArraySource>(
       weights, request.spec, layout_of(order, shared_order, transposed, std::move(local_of)));
-  // Device memory may be used where it lies; host memory is packed and let go.
+  // Device memory may be used in place; host memory is packed and released.
   const bool keeps = source->memory() == MemoryKind::kDevice;
   return std::make_unique<PyLayer>(request, *source, keeps ? source : nullptr);
 }

@@ -1,4 +1,4 @@
-// Ctrl-C during long work: the thread that waits for it asks Python now and then.
+// Ctrl-C during long work: the waiting thread checks for Python signals now and then.
 #pragma once
 
 #include "binding.h"
@@ -12,15 +12,15 @@ namespace conclave::python {
 // Thrown through the library; run_interruptible turns it into the Python exception behind it.
 struct Interrupted {};
 
-// Log sink of every context made here. Progress comes from any thread; the one inside
-// run_interruptible looks for signals.
+// The log sink of every context made here. Any thread may report progress; the one inside
+// run_interruptible checks for signals.
 class SignalSink final : public LogSink {
  public:
   void log(LogLevel, std::string_view) override {}
   void progress(std::string_view phase, int64_t done, int64_t total) override;
 };
 
-// Marks this thread as one whose progress may be interrupted. With the GIL released.
+// Marks this thread as one whose progress may be interrupted. The GIL must be released.
 class LoadScope {
  public:
   LoadScope();
@@ -29,7 +29,7 @@ class LoadScope {
   LoadScope& operator=(const LoadScope&) = delete;
 };
 
-// Runs `work` without the GIL. Throws what it throws, KeyboardInterrupt among it.
+// Runs `work` without the GIL. Throws what it throws, including KeyboardInterrupt.
 template <class Work>
 auto run_interruptible(const Work& work) {
   try {

@@ -11,7 +11,7 @@
 
 NB_MODULE(_conclave, module) {
   module.doc() = "The compiled part of conclave. Use the functions of the package instead.";
-  // Caches of the package live until the interpreter ends, and the layers in them.
+  // Caches of the package, and the layers in them, live until the interpreter ends.
   nanobind::set_leak_warnings(false);
   conclave::python::register_error_translator();
   conclave::python::bind_context(module);

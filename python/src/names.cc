@@ -5,7 +5,7 @@
 namespace conclave::python {
 namespace {
 
-// A word with the spelling that messages of the library have for the enumerator.
+// A word together with the spelling of its enumerator in the library's messages.
 #define CONCLAVE_WORD(text, kind, enumerator) \
   { text, kind::enumerator, #kind "::" #enumerator }
 

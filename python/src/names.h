@@ -1,4 +1,4 @@
-// Enumerators as the words that Python calls them by.
+// The words by which Python names enumerators.
 #pragma once
 
 #include "conclave/checkpoint.h"
@@ -16,10 +16,10 @@ template <class Enum>
 struct Word {
   std::string_view text;
   Enum value;
-  std::string_view spelling;  // of the C++ interface: "IdPolicy::kSkip"
+  std::string_view spelling;  // in the C++ interface: "IdPolicy::kSkip"
 };
 
-// Overloads for every enumeration of the spec and the options; `of` only chooses among them.
+// Overloads for every enumeration of the spec and the options; `of` only selects among them.
 std::span<const Word<RouterScore>> words(RouterScore of);
 std::span<const Word<RouterOrder>> words(RouterOrder of);
 std::span<const Word<GroupScore>> words(GroupScore of);

@@ -30,7 +30,7 @@ struct Region {
   std::atomic<int32_t> next{0};
 };
 
-// However many threads the runtime gives, every worker runs once.
+// Every worker runs once, however many threads the runtime provides.
 void run_region(void* state) {
   auto& region = *static_cast<Region*>(state);
   for (;;) {

@@ -1,6 +1,6 @@
-// The threads of the OpenMP runtime that PyTorch computes with. Where there are as many threads as
-// cores, two pools are slower than one by far: each waits for its tasks by spinning, on the core
-// that the other needs.
+// The threads of the OpenMP runtime that PyTorch computes with. With as many threads as cores, two
+// pools are far slower than one: each spins while waiting for tasks, on the cores that the other
+// needs.
 #pragma once
 
 #include "conclave/context.h"
@@ -9,15 +9,15 @@
 
 namespace conclave::python {
 
-// GNU's runtime, found among the libraries of the process by name and used through its entry
+// GNU's runtime, found by name among the libraries of the process and called through its entry
 // points, so that nothing links to it.
 class OpenMpThreads {
  public:
-  // The runtime that is loaded, PyTorch's own copy before others; null where there is none. Looks
-  // once it was found no more.
+  // The loaded runtime, PyTorch's own copy before others; null if there is none. Once found, it is
+  // not searched for again.
   static const OpenMpThreads* find();
 
-  // Runs task(0) to task(num_workers - 1) on at most `num_threads` threads, the caller being one.
+  // Runs task(0) to task(num_workers - 1) on at most `num_threads` threads, including the caller.
   void run(ParallelTask task, int32_t num_workers, int32_t num_threads) const;
 
  private:

@@ -10,8 +10,8 @@ namespace conclave::python {
 // How often this process and its ancestors have forked since the module was loaded.
 uint64_t fork_count() noexcept;
 
-// A T for each process: the child's first use makes another and leaves the parent's, which may be
-// in the middle of anything, where it is.
+// One T per process: a child's first use creates another one and leaves the parent's untouched,
+// since that may be in any state.
 template <class T>
 class PerProcess {
  public:

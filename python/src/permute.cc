@@ -34,8 +34,9 @@ T* output(const Array& array, int64_t size, DType dtype) {
                                   .found = std::string(dtype_to_python(view.dtype))});
 }
 
-// Returns num_tokens_post_padded; the rest of both outputs is filled with what is no slot and no
-// expert. With `keeps_others` slots of experts without a local index stay, in blocks of expert -1.
+// Returns num_tokens_post_padded; the rest of both outputs is filled with T * top_k (no slot) and
+// -1 (no expert). With `keeps_others`, slots of experts without a local index stay, in blocks of
+// expert -1.
 int64_t align(nb::handle topk_ids, int64_t block_size, int64_t num_experts,
               const std::vector<int32_t>& local_of, bool keeps_others, nb::handle sorted_ids,
               nb::handle expert_ids) {
@@ -64,8 +65,8 @@ int64_t align(nb::handle topk_ids, int64_t block_size, int64_t num_experts,
   return aligned.num_padded;
 }
 
-// Returns the number of rows with a local expert; those behind it are zero, and belong to the slots
-// without one, in their order.
+// Returns the number of rows with a local expert; the rows behind them are zero and belong to the
+// slots without one, in slot order.
 int64_t permute(nb::handle hidden, nb::handle topk_ids, int64_t num_experts,
                 const std::vector<int32_t>& local_of, nb::handle rows_out, nb::handle first_row,
                 nb::handle slot_of_row, nb::handle row_of_slot) {

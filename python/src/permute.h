@@ -1,4 +1,4 @@
-// conclave._conclave: rows grouped by expert, and which rank holds which expert.
+// conclave._conclave: groups rows by expert, and tells which rank holds which expert.
 #pragma once
 
 #include "binding.h"

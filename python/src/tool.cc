@@ -9,7 +9,7 @@
 namespace conclave::python {
 namespace {
 
-// Ctrl-C ends the tool as it does without Python, whose handler would only note it.
+// Ctrl-C ends the tool as it does without Python, whose handler would only record it.
 class DefaultInterrupt {
  public:
   DefaultInterrupt() : saved_(std::signal(SIGINT, SIG_DFL)) {}

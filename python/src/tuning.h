@@ -10,8 +10,8 @@
 
 namespace conclave::python {
 
-// A table as an option takes it: a TuningTable, or the path of a file; null for None. `field` names
-// the option in errors. Throws as TuningTable::load.
+// Returns the table given as an option: a TuningTable, or the path of a file; null for None.
+// `field` names the option in errors. Throws as TuningTable::load.
 std::shared_ptr<const TuningTable> tuning_from_python(const std::string& field, nb::handle object);
 
 void bind_tuning(nb::module_& module);

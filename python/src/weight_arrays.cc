@@ -39,12 +39,12 @@ class Cutter {
   struct MlpNames {
     std::string prefix;  // "", "shared_", "residual_"
     int64_t inner;
-    int64_t count;  // matrices
-    bool is_stack;  // a leading dimension of experts, always
+    int64_t count;  // number of matrices
+    bool is_stack;  // always has a leading dimension of experts
     bool gated;
     GateUpOrder order;
     WeightRole gate = {}, up = {}, down = {};
-    bool has_extras = false;  // biases and scales: those below
+    bool has_extras = false;  // has the biases and scales below
     WeightRole gate_bias = {}, up_bias = {}, down_bias = {};
     WeightRole gate_scale = {}, up_scale = {}, down_scale = {};
     WeightRole gate_input_scale = {}, up_input_scale = {}, down_input_scale = {};
@@ -75,7 +75,7 @@ class Cutter {
   std::array<RoleArrays, kNumWeightRoles>& roles_;
 };
 
-// None counts as absent: callers pass what they have.
+// None counts as absent, since callers pass all arguments that they have.
 nb::object Cutter::take(const std::string& name) {
   known_.insert(name);
   if (!arrays_.contains(name.c_str())) return nb::none();
@@ -111,7 +111,8 @@ RoleArrays stack_of(const Array& array, int first_axis, std::string name) {
   return stack;
 }
 
-// [E, rows, cols], or a list of E arrays [rows, cols]; [rows, cols] where there may be one.
+// Takes [E, rows, cols], or a list of E arrays [rows, cols]; [rows, cols] if a single matrix is
+// allowed.
 RoleArrays Cutter::matrices(const std::string& name, nb::handle object, const MlpNames& mlp) {
   RoleArrays stack;
   if (nb::isinstance<nb::list>(object) || nb::isinstance<nb::tuple>(object)) {
@@ -145,7 +146,7 @@ RoleArrays Cutter::matrices(const std::string& name, nb::handle object, const Ml
   return stack;
 }
 
-// [E, n] as E rows, or [n] where there is one.
+// Takes [E, n] as E rows, or [n] if there is one row.
 RoleArrays Cutter::rows_of(const std::string& name, nb::handle object, int64_t count) {
   const Array& array = keep(object, name);
   const bool is_one = array.rank() == 1 && count == 1;
@@ -166,8 +167,8 @@ RoleArrays Cutter::rows_of(const std::string& name, nb::handle object, int64_t c
   return stack;
 }
 
-// [E, rows, cols], [E, rows] as [E, rows, 1], [E] as [E, 1, 1]; one of them, or bytes that hold
-// exponents (e8m0), as checkpoints have them.
+// Takes [E, rows, cols], [E, rows] as [E, rows, 1], or [E] as [E, 1, 1]. A single matrix may leave
+// out E, and bytes count as exponents (e8m0), as checkpoints store them.
 RoleArrays Cutter::scales_of(const std::string& name, nb::handle object, int64_t count) {
   const Array& array = keep(object, name);
   std::vector<int64_t> shape = array.shape();
@@ -191,7 +192,7 @@ RoleArrays Cutter::scales_of(const std::string& name, nb::handle object, int64_t
   return stack;
 }
 
-// Experts that are elsewhere have no matrix; their number counts all the same.
+// Experts on other ranks have no matrix but are included in the count.
 void Cutter::place(WeightRole role, RoleArrays arrays, bool by_expert) {
   if (by_expert && !layout_.local_of.empty()) {
     std::vector<const std::byte*> of_expert(layout_.local_of.size(), nullptr);
@@ -210,7 +211,7 @@ void Cutter::place(WeightRole role, RoleArrays arrays, bool by_expert) {
   roles_[static_cast<size_t>(role)] = std::move(arrays);
 }
 
-// Two roles of one array: halves of its rows or columns, or every other one.
+// One array holds two roles: each has half of its rows or columns, or every other one.
 void Cutter::split(const RoleArrays& both, Axis axis, GateUpOrder order, WeightRole gate,
                    WeightRole up) {
   const int64_t size = axis == Axis::kRows ? both.info.rows : both.info.cols;
@@ -287,7 +288,7 @@ void Cutter::cut_scales(const MlpNames& mlp) {
     RoleArrays scales = scales_of(names[0], both, mlp.count);
     const bool one_for_both = scales.info.rows == 1;
     if (mlp.gated && !one_for_both) {
-      // Blocks lie as the matrices' halves do; rows of channels in the order of the rows.
+      // Block scales are concatenated like the halves; channel scales have the order of the rows.
       const bool by_row = spec_.quant.weights == WeightScale::kChannel;
       split(scales, Axis::kRows, by_row ? mlp.order : GateUpOrder::kConcatenated, mlp.gate_scale,
             mlp.up_scale);

@@ -1,4 +1,5 @@
-// Arrays of a dictionary cut into the roles of a layer, in whatever layout a framework has them.
+// Cuts the arrays of a dictionary into the roles of a layer, in whatever layout a framework has
+// them.
 #pragma once
 
 #include "arrays.h"
@@ -14,19 +15,19 @@
 
 namespace conclave::python {
 
-// How the experts' matrices lie in `gate_up` and `down`.
+// The layout of the experts' matrices in `gate_up` and `down`.
 struct ArrayLayout {
   GateUpOrder order = GateUpOrder::kConcatenated;
   GateUpOrder shared_order = GateUpOrder::kConcatenated;
-  // [E, H, 2I] and [E, I, H] instead of [E, 2I, H] and [E, H, I].
+  // Whether arrays are [E, H, 2I] and [E, I, H] instead of [E, 2I, H] and [E, H, I].
   bool transposed = false;
-  // [E]: which matrix of the arrays each expert is, -1 none; empty: all E, in order.
+  // [E]: index of each expert's matrix in the arrays, -1 for none; if empty, all E in order.
   std::vector<int32_t> local_of = {};
 };
 
-// One role: matrices of equal shape, whose rows and columns may lie apart. Strides in elements.
+// One role: matrices of equal shape, whose rows and columns may lie apart. Strides are in elements.
 struct RoleArrays {
-  std::vector<const std::byte*> matrices = {};  // null: not here
+  std::vector<const std::byte*> matrices = {};  // null if not on this rank
   WeightInfo info = {};
   int64_t row_stride = 0;
   int64_t col_stride = 1;
@@ -34,14 +35,14 @@ struct RoleArrays {
 };
 
 struct WeightArrays {
-  std::set<std::string> names;  // of arguments; `kept` points into it
+  std::set<std::string> names;  // names of arguments; `kept` points into it
   std::vector<Array> kept;
   std::array<RoleArrays, kNumWeightRoles> roles;
 };
 
-// Keys are the names of ExpertWeights' members, or gate and up (and shared_gate, shared_up,
-// residual_gate, residual_up) apart; the experts' matrices may also be lists with an array for
-// each. With the GIL held. Throws Error naming the key: kInvalidArgument for one that is none,
+// Keys are the names of ExpertWeights' members; gate and up (and shared_gate, shared_up,
+// residual_gate, residual_up) may be separate. The experts' matrices may also be lists with one
+// array each. Requires the GIL. Throws Error naming the key: kInvalidArgument for an unknown one,
 // kShape, kDType, kMisaligned.
 void cut_weights(const nb::dict& arrays, const MoeSpec& spec, const ArrayLayout& layout,
                  WeightArrays& weights);

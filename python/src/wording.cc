@@ -61,7 +61,7 @@ std::string in_python_words(std::string_view text) {
     size_t length = 0;
     while (length < text.size() && is_of_a_name(text[length]) == is_of_a_name(text[0])) ++length;
     const std::string_view name = text.substr(0, length);
-    // A full stop or colon may end the sentence.
+    // The sentence may end in a full stop or colon.
     const size_t last = name.find_last_not_of(".:");
     const std::string_view bare = name.substr(0, last == std::string_view::npos ? 0 : last + 1);
     const auto found = wording().find(bare);

@@ -1,4 +1,4 @@
-// Messages of the library in the words of Python's interface.
+// Translates the library's messages into the words of Python's interface.
 #pragma once
 
 #include "binding.h"
@@ -8,8 +8,8 @@
 
 namespace conclave::python {
 
-// The text with every name of the C++ interface that Python spells otherwise as Python does:
-// "IdPolicy::kSkip drops such ids" becomes "id_policy="skip" drops such ids".
+// Returns the text with every name of the C++ interface in its Python spelling: "IdPolicy::kSkip
+// drops such ids" becomes "id_policy="skip" drops such ids".
 std::string in_python_words(std::string_view text);
 
 // Adds `_conclave.python_words`: {spelling in C++: spelling in Python}.
