@@ -1,4 +1,4 @@
-// A router of one's own: added to a context under a name, then used like a built-in one.
+// Adds a custom router to a context under a name, then uses it like a built-in one.
 #include "conclave/conclave.h"
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// Expert parallel over four ranks, here threads of one process. Each rank holds a quarter of the
-// experts and a quarter of the tokens; the result has the same bits as that of one rank.
+// Runs expert parallel over four ranks, here threads of one process. Each rank holds a quarter of
+// the experts and of the tokens; the result is bit-identical to that of one rank.
 #include "conclave/conclave.h"
 
 #include <cstdint>
@@ -25,7 +25,7 @@ conclave::MoeSpec make_spec() {
   return spec;
 }
 
-// Runs tokens [first, first + count) of `hidden` into the same rows of `out`. With a communicator
+// Runs tokens [first, first + count) of `hidden` into the same rows of `out`. With a communicator,
 // every rank calls this at the same time.
 void run_tokens(conclave::Communicator* communicator, const conclave::Tensor& hidden,
                 conclave::Tensor& out, int64_t first, int64_t count) {

@@ -1,4 +1,4 @@
-// Every MoE layer of a Hugging Face model directory, compared with float64 on random inputs.
+// Compares every MoE layer of a Hugging Face model directory with float64 on random inputs.
 #include "conclave/conclave.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ constexpr int64_t kTokens = 8;
 double worst_error(const conclave::Context& context, const conclave::CheckpointLayer& info,
                    const conclave::WeightSource& source) {
   const conclave::MoeSpec& spec = info.spec;
-  // In the model's own type, as the layer would get it there.
+  // The inputs have the model's own type, as in the model itself.
   conclave::Tensor hidden(spec.weight_dtype, {kTokens, spec.hidden_size});
   conclave::Tensor out(DType::kF32, {kTokens, spec.hidden_size});
   conclave::Tensor ids(DType::kI32, {kTokens, spec.top_k});
@@ -29,7 +29,8 @@ double worst_error(const conclave::Context& context, const conclave::CheckpointL
                  .captured_ids = ids.view(),
                  .captured_weights = weights.view()});
 
-  // On the layer's own choice of experts, so that a near tie in the gate cannot look like an error.
+  // The reference uses the layer's own choice of experts, so that a near tie in the gate cannot
+  // look like an error.
   const auto reference = conclave::reference_forward(context, spec, source,
                                                      {.hidden = hidden.const_view(),
                                                       .topk_ids = ids.const_view(),

@@ -1,4 +1,4 @@
-// A layer over weights that the caller owns, routed by logits that the caller computed.
+// Creates a layer over weights that the caller owns, routed by logits that the caller computed.
 #include "conclave/conclave.h"
 
 #include <cstdint>
@@ -34,7 +34,8 @@ int run() {
   const auto logits = random_matrix(kTokens, kExperts, 4);
   std::vector<float> out(kTokens * kHidden);
 
-  // The source only points at the weights. `create` packs its own copy, after which they may go.
+  // The source only points at the weights; `create` packs its own copy, after which they may be
+  // freed.
   const auto source = conclave::make_pointer_source(
       {.gate_up = {gate_up.data(), DType::kF32, {kExperts, 2 * kIntermediate, kHidden}},
        .down = {down.data(), DType::kF32, {kExperts, kHidden, kIntermediate}}});

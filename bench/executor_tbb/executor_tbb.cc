@@ -1,5 +1,5 @@
-// executor_tbb [PAIRS [THREADS]]: the library's thread pool and oneTBB behind the same interface.
-// Prints the medians of alternating measurements and the heap allocations of a region.
+// executor_tbb [PAIRS [THREADS]] compares the library's thread pool with oneTBB behind the same
+// interface. Prints the medians of alternating measurements and the heap allocations per region.
 // docs/adr/0007-own-thread-pool.md quotes the output.
 #include "conclave/context.h"
 
@@ -29,8 +29,9 @@ std::atomic<int64_t> heap_calls{0};
 
 }  // namespace
 
-// Counts what every library of the process takes from the C heap, through glibc's own entry points.
-// oneTBB's allocator maps memory itself and does not show here. A sanitizer has its own heap.
+// Counts allocations of every library in the process from the C heap, through glibc's own entry
+// points. oneTBB's allocator maps memory itself and does not show here; a sanitizer has its own
+// heap.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr bool kCountsHeap = false;
 #else
@@ -61,7 +62,8 @@ using conclave::Executor;
 using conclave::ParallelTask;
 using Clock = std::chrono::steady_clock;
 
-// Every index of a static partition is one worker: exactly once each, as the interface asks.
+// Every index of a static partition is one worker, which runs exactly once, as the interface
+// requires.
 class TbbExecutor final : public Executor {
  public:
   explicit TbbExecutor(int32_t threads)
@@ -102,7 +104,7 @@ struct ReadRegion {
   }
 };
 
-// Walks through a block much larger than the caches, on huge pages as packed weights are, so that
+// Walks through a block much larger than the caches, on huge pages like packed weights, so that
 // each forward reads new memory.
 class Weights {
  public:
@@ -138,7 +140,7 @@ void read(Executor& executor, Weights& weights, int64_t bytes, int64_t grain_byt
   executor.run({.invoke = ReadRegion::invoke, .state = &region});
 }
 
-// What one thread does between two regions: routing, permutation, the weighted sum.
+// Stands for what one thread does between two regions: routing, permutation, the weighted sum.
 void serial_work(std::chrono::microseconds time) {
   const auto end = Clock::now() + time;
   while (Clock::now() < end) {
@@ -147,12 +149,12 @@ void serial_work(std::chrono::microseconds time) {
 
 struct Load {
   std::string_view name;
-  int repetitions;  // calls of `forward` in one measurement
+  int repetitions;  // calls of `forward` per measurement
   std::function<void(Executor&)> forward;
 };
 
 double microseconds_per_forward(Executor& executor, const Load& load) {
-  // The other executor's threads are given time to fall asleep.
+  // The pause lets the other executor's threads fall asleep.
   std::this_thread::sleep_for(std::chrono::milliseconds(2));
   load.forward(executor);
   const auto start = Clock::now();

@@ -12,11 +12,11 @@ namespace conclave::bench {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr int kLoads = 8;  // of 16 bytes in flight a thread
+constexpr int kLoads = 8;  // 16-byte loads in flight per thread
 constexpr int64_t kBytes = int64_t{8} << 30;
 
-// Consecutive blocks read consecutive chunks. The sum is stored where it is one number that random
-// data do not have, so that no load can be left out.
+// Consecutive blocks read consecutive chunks. The sum is stored only if it equals a number that
+// random data does not give, so that no load can be optimised away.
 __global__ void read_kernel(const uint4* data, uint32_t* sink) {
   const uint4* chunk = data + int64_t{blockIdx.x} * kThreads * kLoads + threadIdx.x;
   uint4 values[kLoads];

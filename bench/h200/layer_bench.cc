@@ -1,5 +1,5 @@
-// Times whole layers on the GPU: from ids and weights, or from logits, to the output, through the
-// public interface. Prints JSON lines for report.py, and every output checked.
+// Times whole layers on the GPU through the public interface, from ids and weights or from logits
+// to the output. Prints JSON lines for report.py; every output is checked.
 #include "ceilings.h"
 #include "cuda/device_info.h"
 #include "layer_subject.h"
@@ -24,7 +24,7 @@ using testing::CudaProblem;
 using testing::LayerCase;
 using testing::RoutingKind;
 
-// Of bf16 and quantised formats: docs/numerics.md.
+// For bf16 and quantised formats: docs/numerics.md.
 constexpr double kTolerance = 6e-3;
 constexpr int64_t kShardFromTokens = 256;
 constexpr int64_t kWarmUpTokens = 1024;
@@ -60,7 +60,7 @@ std::string kernel_of(const Plan& plan, int64_t tokens) {
   return "unknown";
 }
 
-// The single launch and the reference sum in float32.
+// The decode and reference kernels sum in float32; the others use tensor cores.
 double ambiguity_of(const std::string& kernel) {
   const bool on_tensor_cores =
       !kernel.starts_with("cuda.decode") && !kernel.starts_with("cuda.reference");
@@ -80,7 +80,7 @@ class CaseBench {
   CaseBench(const Context& context, const LayerCase& c, const Options& options)
       : context_(context), case_(c), options_(options), problem_(problem_options(c)) {}
 
-  // False where an output was wrong.
+  // Returns false if an output was wrong.
   bool run() {
     bool good = true;
     warm_up(kWarmUpTokens);
@@ -111,8 +111,8 @@ class CaseBench {
     return *entry;
   }
 
-  // While weights or a batch are made the chip rests, and its clock first overshoots, then falls
-  // too far: the cell that came first was timed up to 10 % slower than the same kernels after it.
+  // The chip rests while weights or a batch are made, and its clock first overshoots, then falls
+  // too far: without this the first cell measured up to 10 % slower than the same kernels after it.
   void warm_up(int64_t tokens) {
     set_batch(RoutingKind::kUniform, tokens);
     subject(Determinism::kRepeatable).measure(RoutingInput::kIds, options_.seconds_per_cell);

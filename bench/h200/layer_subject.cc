@@ -15,7 +15,7 @@ namespace conclave::bench {
 
 namespace {
 
-constexpr size_t kCounterBytes = 256;  // what a workspace starts with
+constexpr size_t kCounterBytes = 256;  // at the start of a workspace
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// A public MoeLayer on the GPU over the weights of a test problem, and what is asked of it.
+// A public MoeLayer on the GPU over the weights of a test problem, and its measurements.
 #pragma once
 
 #include "support/cuda/cuda_problem.h"
@@ -17,21 +17,21 @@ namespace conclave::bench {
 enum class RoutingInput : uint8_t { kIds, kLogits };
 
 struct Measurement {
-  double microseconds = 0;  // median forward
+  double microseconds = 0;  // median per forward
   int32_t routings = 1;
   int32_t replays = 0;
   testing::RowErrors errors = {};
-  int64_t damage = 0;  // bytes of canaries around workspace and output
+  int64_t damage = 0;  // changed canary bytes around workspace and output
 };
 
 class LayerSubject {
  public:
-  // Weights stay where `problem` has them; `max_tokens` for every T.
+  // Weights stay in the memory of `problem`; `max_tokens` covers every T.
   LayerSubject(const Context& context, testing::CudaProblem& problem, int64_t max_tokens,
                Determinism determinism);
 
-  // The problem's present batch: timed in a graph, then run once more into poisoned memory and held
-  // to float64.
+  // Times the problem's present batch in a graph, then runs it once more into poisoned memory and
+  // compares the result with float64.
   Measurement measure(RoutingInput input, double seconds);
   const Plan& plan() const { return layer_.plan(); }
   size_t workspace_bytes() const { return layer_.workspace_bytes(); }

@@ -16,7 +16,7 @@ namespace conclave::bench {
 namespace {
 
 constexpr int32_t kTileTokens = 16;
-constexpr int32_t kLaunches = 24;  // of a graph, each on logits of its own
+constexpr int32_t kLaunches = 24;  // per graph, each on logits of its own
 
 std::vector<float> random_floats(int64_t count, float deviation, uint32_t seed) {
   std::mt19937 random(seed);
@@ -83,7 +83,7 @@ class RoutingBench {
  private:
   size_t slots() const { return static_cast<size_t>(o_.num_tokens * o_.top_k); }
 
-  // Of the first launch.
+  // The ids for the first launch.
   std::vector<int32_t> host_ids() const {
     const auto router = routing::router_catalog().find(spec_.router.name, "router").make(spec_);
     testing::SerialExecutor executor;

@@ -1,4 +1,4 @@
-// Routing alone: logits to ids, weights and the permutation.
+// Measures routing alone: logits to ids, weights and the permutation.
 #pragma once
 
 #include "support/cuda/cuda_problem.h"
@@ -10,15 +10,15 @@
 
 namespace conclave::bench {
 
-// The router of the model family that a case is named after.
+// The router of the model family that the case is named after.
 RouterSpec router_of(const std::string& case_name);
 
 struct RoutingMeasurement {
   double microseconds = 0;
-  bool is_right = false;  // ids and their order as the host's router has them, rows by expert
+  bool is_right = false;  // ids and their order equal the host router's, rows are sorted by expert
 };
-// Of the case's experts and tokens, on random logits. Median over graphs of many launches, so that
-// the start of a graph does not count.
+// Uses the case's experts and tokens on random logits. Returns the median over graphs of many
+// launches, so that the start of a graph does not count.
 RoutingMeasurement measure_routing(const std::string& case_name,
                                    const testing::CudaProblemOptions& options, int32_t replays);
 

@@ -1,5 +1,5 @@
-// Rows of the GPU's kernel table alone, without router and sum: options in
-// tests/support/cuda/experts_bench.h.
+// Times rows of the GPU's kernel table alone, without router and sum;
+// tests/support/cuda/experts_bench.h lists the options.
 #include "experts/cuda/catalog.h"
 #include "support/cuda/experts_bench.h"
 

@@ -1,5 +1,5 @@
-// Times kernel rows of the experts on one layer of random weights, without router and combine.
-// Each call reads other experts than the last ones, so that weights come from memory.
+// Times kernel rows of the experts on one layer of random weights, without router and combine. Each
+// call reads other experts than the previous ones, so that weights come from memory.
 #include "cpu/isa.h"
 #include "cpu/memory.h"
 #include "experts/experts_kernel.h"
@@ -41,8 +41,8 @@ struct Options {
   bool cpu_time = false;
 };
 
-// Wall time, or the processor time of the process per thread: on a machine that others load too,
-// only the latter compares (with one thread: waiting threads spin).
+// Returns wall time, or the process's processor time per thread: if others load the machine, only
+// the latter can be compared (with one thread, since waiting threads spin).
 double now(const Options& options, const Executor& executor) {
   timespec time{};
   clock_gettime(options.cpu_time ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC, &time);
@@ -51,7 +51,7 @@ double now(const Options& options, const Executor& executor) {
   return options.cpu_time ? seconds / executor.concurrency() : seconds;
 }
 
-// Small normal-looking values in any of the float types, without conversion: the sign and the
+// Writes small normal-looking values in any of the float types, without conversion: sign and
 // mantissa are random, the exponent is that of [2^-6, 2^-5).
 void fill_weights(std::span<std::byte> bytes, DType dtype, uint64_t seed) {
   std::mt19937_64 random(seed);
@@ -71,8 +71,8 @@ void fill_weights(std::span<std::byte> bytes, DType dtype, uint64_t seed) {
   }
 }
 
-// Experts of `num_tokens` tokens. A few tokens are dealt from a shuffled deck, so that consecutive
-// calls use disjoint experts; many tokens draw freely.
+// Chooses experts for `num_tokens` tokens. A few tokens are dealt from a shuffled deck, so that
+// consecutive calls use disjoint experts; many tokens draw freely.
 class Router {
  public:
   Router(int64_t num_experts, int64_t top_k) : deck_(static_cast<size_t>(num_experts)), k_(top_k) {

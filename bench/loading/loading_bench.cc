@@ -23,7 +23,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Resident pages that no file backs: those of mapped shards do not count.
+// Counts resident pages that no file backs: those of mapped shards do not count.
 int64_t anonymous_resident_bytes() {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
@@ -32,7 +32,7 @@ int64_t anonymous_resident_bytes() {
   return 0;
 }
 
-// Looks every few milliseconds while it lives.
+// Samples every few milliseconds while it lives.
 class PeakWatch {
  public:
   PeakWatch() : thread_([this] { watch(); }) {}
