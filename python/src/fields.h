@@ -8,10 +8,9 @@
 
 namespace conclave::python {
 
-// Keys are the fields' names; nested structs are dictionaries, enumerators are words, and types
-// have torch's names. Missing fields keep their default. The functions throw Error naming the
-// field: kInvalidArgument for an unknown key, kDType for a value of the wrong type, kUnknownName
-// for a word.
+// Keys are the fields' names; nested structs are dictionaries, enumerators words, types torch's
+// names. Missing fields keep their default. Throw Error naming the field: kInvalidArgument for an
+// unknown key, kDType for a value of the wrong type, kUnknownName for a word.
 MoeSpec spec_from_dict(const nb::dict& dict);
 LayerOptions options_from_dict(const nb::dict& dict);
 ParallelSpec parallel_from_dict(const nb::dict& dict);
