@@ -1,4 +1,4 @@
-// Every formula in float32 against float64: all magnitudes, the limits, NaN.
+// Checks every formula in float32 against float64: all magnitudes, the limits, NaN.
 #include "activation/activations.h"
 #include "support/activations.h"
 #include "support/ulp.h"
@@ -25,11 +25,11 @@ using activation::parse_activation;
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kMax = std::numeric_limits<float>::max();
-// Promised in activation/tanh.h.
+// activation/tanh.h promises this.
 constexpr double kBendUlp = 5.0;
 
-// An `up` whose factor is exactly 1, so that the gate's part shows alone. The bend of an up has
-// none.
+// An `up` whose factor is exactly 1, so that the gate's part shows alone. There is none for a
+// formula that bends its up.
 float neutral_up(const Activation& formula) {
   return formula.id == ActivationId::kSwigluOai ? static_cast<float>(1.0 - formula.beta) : 1.0F;
 }
@@ -93,8 +93,8 @@ TEST(Formulas, UsualRange_WithinPromisedUlp) {
   }
 }
 
-// n units of a factor are at most 2 n of the product; the product and the sum with beta round once
-// more each.
+// An error of n units in a factor is at most 2 n units in the product; the product and the sum with
+// beta round once more each.
 TEST(Formulas, RandomGatesAndUps_WithinBarOfTheProduct) {
   std::mt19937_64 random(5);
   std::uniform_real_distribution<float> exponent(-40.0F, 5.0F);
@@ -180,7 +180,7 @@ TEST(Formulas, Clamps_CutWhereTheySay) {
             apply_scalar(parse_activation(unlimited), -8.0F, -7.0F));
 }
 
-// Published values: torch.nn.functional in float64.
+// The values are published: torch.nn.functional in float64.
 TEST(Formulas, KnownValues_AreMet) {
   EXPECT_NEAR(apply_reference(parse_activation({.name = "gelu"}), 1.0, 1.0), 0.8413447460685429,
               1e-15);

@@ -14,7 +14,7 @@ namespace {
 
 using activation::parse_activation;
 
-// The error of a spec that must be refused.
+// Returns the error for a spec that must be refused.
 ErrorDetail refusal(const ActivationSpec& spec, ErrorCode code) {
   try {
     parse_activation(spec);

@@ -17,7 +17,7 @@ using activation::apply_scalar;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-// Promised in activation/silu.h.
+// activation/silu.h promises this.
 constexpr double kMaxUlp = 4.0;
 
 float silu(float gate) { return apply_scalar(Activation{}, gate, 1.0F); }

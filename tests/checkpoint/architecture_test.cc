@@ -1,4 +1,4 @@
-// Properties that every table must have, whatever family is added.
+// Checks properties that every table must have, whatever family is added.
 #include "checkpoint/architecture.h"
 
 #include "checkpoint/generic_names.h"
@@ -37,7 +37,7 @@ std::vector<NamePattern> once_patterns(const Architecture& architecture) {
   return patterns;
 }
 
-// A name may mean two things, which the layer's spec tells apart, but not one thing twice.
+// A name may have two meanings, which the layer's spec tells apart, but not the same meaning twice.
 TEST_P(ArchitectureTable, Patterns_AreUnique) {
   using Entry = std::pair<std::string_view, Part>;
   for_each_form(*GetParam(), [](const ExpertForm& form) {

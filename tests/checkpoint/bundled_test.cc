@@ -1,4 +1,4 @@
-// The checkpoints in testdata/, written by transformers itself.
+// Opens the checkpoints in testdata/, which transformers itself wrote.
 #include "checkpoint/tiny_model.h"
 
 #include "conclave/checkpoint.h"

@@ -1,4 +1,5 @@
-// Whatever is wrong with the set of tensors, opening fails and says which one. Nothing is guessed.
+// Whatever is wrong with the set of tensors, opening fails and names the tensor. Nothing is
+// guessed.
 #include "checkpoint/tiny_model.h"
 
 #include "conclave/checkpoint.h"
@@ -13,7 +14,7 @@
 namespace conclave::testing {
 namespace {
 
-// The MoE tensors of one layer, one of each class.
+// The MoE tensors of one layer, one per class.
 std::vector<std::string> tensor_classes(const TinyModel& model) {
   std::vector<std::string> names;
   for (const TinyTensor& tensor : model.tensors) {
@@ -35,7 +36,7 @@ class Completeness : public ::testing::TestWithParam<Case> {
   TinyModel model() const {
     return make_tiny_model({.family = std::get<0>(GetParam()), .layout = std::get<1>(GetParam())});
   }
-  // Opens as one file and as two shards; both must fail with `code` and name the tensor.
+  // Opens the model as one file and as two shards; both must fail with `code` and name the tensor.
   static void expect_error(const TinyModel& model, ErrorCode code, const std::string& tensor) {
     for (bool sharded : {false, true}) {
       const TempDir directory;
@@ -244,7 +245,7 @@ TEST(TensorSet, QuantisedModel_OpensButDoesNotRun) {
   EXPECT_EQ(error->code(), ErrorCode::kUnsupportedQuantization);
 }
 
-// A model can be looked at whatever its configuration asks of a layer.
+// A model can be inspected whatever its configuration requires of a layer.
 TEST(TensorSet, SpecThatDoesNotRun_OpensWithTheReasonOfEachLayer) {
   TinyModel model = make_tiny_model({.family = "mixtral"});
   model.config["model_type"] = "phimoe";

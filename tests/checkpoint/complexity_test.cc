@@ -19,7 +19,7 @@
 namespace conclave::testing {
 namespace {
 
-// Processor time: other tests on the machine do not count.
+// Uses processor time, so that other tests on the machine do not count.
 double best_ms(const std::function<void()>& call) {
   double best = 1e30;
   for (int repeat = 0; repeat < 3; ++repeat) {
@@ -30,7 +30,7 @@ double best_ms(const std::function<void()>& call) {
   return best;
 }
 
-// A sharded model of about `tensors` expert tensors with one element each.
+// Writes a sharded model of about `tensors` expert tensors with one element each.
 void write_large_model(const TempDir& directory, int64_t tensors) {
   constexpr int64_t kExperts = 128;
   const int64_t layers = tensors / (3 * kExperts);
@@ -81,7 +81,7 @@ TEST(Complexity, OpeningManyTensors_IsLinear) {
               large_index_ms, large_index_ms / small_index_ms);
   std::printf("whole open:        100k tensors %.0f ms, 200k %.0f ms, ratio %.2f\n", small_ms,
               large_ms, large_ms / small_ms);
-  // The bar is 2.3; caches may add to it, and a quadratic step anywhere would give 4.
+  // The expected ratio is 2.3; caches may add to it, and a quadratic step anywhere would give 4.
   EXPECT_LE(large_ms / small_ms, 3.0);
   EXPECT_LE(large_index_ms / small_index_ms, 3.0);
 }

@@ -1,4 +1,4 @@
-// MoE layers beyond num_hidden_layers, in both forms of names.
+// Reads MoE layers beyond num_hidden_layers, in both forms of names.
 #include "checkpoint/model_config.h"
 #include "checkpoint/tiny_model.h"
 #include "io/json.h"
@@ -204,7 +204,7 @@ TEST(ExtraLayers, Quantised_AreSurveyed) {
   EXPECT_FALSE(checkpoint.layer(kExtra).support);
 }
 
-// Lists of Step 3.5 are longer than its layers; past their end the last value counts.
+// The lists of Step 3.5 are longer than its layers; past their end the last value counts.
 TEST(ExtraLayers, ListsByLayer_GoOnWithTheirLastValue) {
   const json config = {{"model_type", "step3p5"},
                        {"hidden_size", 8},

@@ -1,4 +1,4 @@
-// Released configurations, cut down to the keys that matter, against the layers they describe.
+// Compares released configurations, reduced to the keys that matter, with the layers they describe.
 #include "checkpoint/model_config.h"
 #include "checkpoint/tiny_model.h"
 #include "io/json.h"
@@ -26,7 +26,7 @@ struct Family {
   const char* name;
   const char* config;
   std::vector<int64_t> first_layers;  // the first MoE layers
-  size_t num_layers;                  // how many there are
+  size_t num_layers;                  // how many MoE layers there are
   std::function<void(const MoeSpec&)> check;
 };
 
@@ -439,7 +439,7 @@ TEST(FamilyConfig, NoExperts_MakesADenseModelWhereTheFamilyHasSuch) {
 
 struct Bad {
   const char* family;
-  const char* key;  // in the text_config where there is one
+  const char* key;  // in the text_config if there is one
   json value;
   ErrorCode code;
 };

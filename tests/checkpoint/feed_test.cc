@@ -1,4 +1,4 @@
-// Tensors pushed in any order give the layers that the same tensors give as a checkpoint.
+// Tensors pushed in any order give the same layers as a checkpoint of these tensors.
 #include "checkpoint/tiny_model.h"
 
 #include "conclave/checkpoint.h"

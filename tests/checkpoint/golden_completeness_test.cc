@@ -1,5 +1,5 @@
-// Whatever is wrong with a tensor of a golden model, it is named: every class of tensor of every
-// family dropped, renamed, resized and put twice.
+// Every fault in a tensor of a golden model is named: each class of tensor of each family is
+// dropped, renamed, resized and put twice.
 #include "checkpoint/tiny_model.h"
 
 #include "conclave/checkpoint.h"
@@ -31,7 +31,7 @@ std::vector<std::string> golden_names() {
   return names;
 }
 
-// The name with the numbers of layer and expert struck out.
+// The name without the numbers of layer and expert.
 std::string class_of(const std::string& name) {
   std::string text;
   for (size_t at = 0; at < name.size();) {
@@ -45,7 +45,7 @@ std::string class_of(const std::string& name) {
   return text;
 }
 
-// Of a layer's number: the first component that is one.
+// The position of a layer's number: the first component that is one.
 int64_t first_number(const std::string& name) {
   const std::string text = class_of(name);
   const size_t components = static_cast<size_t>(
@@ -75,7 +75,7 @@ class GoldenTensors : public ::testing::TestWithParam<std::string> {
   }
 
   CheckpointFeed feed() const { return CheckpointFeed::from_config(config_); }
-  // All tensors but one.
+  // Feeds all tensors but one.
   CheckpointFeed feed_without(const std::string& absent) const {
     CheckpointFeed feed = this->feed();
     for (const auto& [name, tensor] : tensors_) {
@@ -86,7 +86,7 @@ class GoldenTensors : public ::testing::TestWithParam<std::string> {
   std::string config_;
   std::map<std::string, Tensor> tensors_;
   std::set<std::string> used_classes_;
-  std::vector<std::string> examples_;  // one name a class
+  std::vector<std::string> examples_;  // one name per class
 };
 
 INSTANTIATE_TEST_SUITE_P(Models, GoldenTensors, ::testing::ValuesIn(golden_names()),
@@ -98,7 +98,7 @@ INSTANTIATE_TEST_SUITE_P(Models, GoldenTensors, ::testing::ValuesIn(golden_names
                            return name;
                          });
 
-// Weights of another modality are known and not read; a bias may be left to the file.
+// Weights of another modality are known but not read; the file decides whether there is a bias.
 bool may_be_absent(const std::string& model, const std::string& name) {
   return name.ends_with("gate.weight_1") || name.ends_with("coefficient.bias") ||
          (model == "axk1" && name.ends_with("e_score_correction_bias"));

@@ -1,5 +1,5 @@
-// Every model of testdata/models opens: each tensor of a MoE block has a meaning, each role a
-// tensor.
+// Every model of testdata/models opens: each tensor of a MoE block has a meaning, and each role has
+// a tensor.
 #include "checkpoint/tiny_model.h"
 
 #include "conclave/checkpoint.h"

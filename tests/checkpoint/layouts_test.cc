@@ -100,7 +100,7 @@ TEST_P(EveryLayout, Opened_HoldsEveryMatrix) {
 }
 
 TEST(Layouts, AmbiguousShapes_AreDecidedByTheOtherTensor) {
-  // 2 I = H leaves gate_up open, I = H leaves down open; never both at once.
+  // 2 I = H makes gate_up ambiguous, I = H makes down ambiguous; never both at once.
   for (const auto& [hidden, intermediate] : {std::pair<int64_t, int64_t>{12, 6}, {8, 8}}) {
     for (Layout layout : {Layout::kStacked, Layout::kStackedTransposed}) {
       const TinyOptions options{

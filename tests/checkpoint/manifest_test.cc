@@ -1,4 +1,4 @@
-// With a manifest no damaged byte leaves the checkpoint.
+// With a manifest, no damaged byte leaves the checkpoint.
 #include "checkpoint/manifest.h"
 
 #include "checkpoint/hash.h"
@@ -22,7 +22,7 @@ using nlohmann::json;
 
 constexpr const char* kManifest = "conclave.manifest.json";
 
-// Reads all that a layer would; returns the error, if any.
+// Reads everything that a layer would; returns the error, if any.
 std::optional<Error> read_all(const fs::path& directory, FileAccess access) {
   return error_of([&] {
     const Checkpoint checkpoint =
@@ -112,7 +112,7 @@ TEST(Manifest, SwappedTensorsOfOneShape_AreDetected) {
 }
 
 TEST(Manifest, DamagedBlock_GivesNoByteAwayButOthersStillRead) {
-  // Slices of a stack are hashed apart once they are large enough.
+  // Slices of a stack are hashed separately once they are large enough.
   const TinyOptions options{.layout = Layout::kStacked, .hidden_size = 64, .intermediate_size = 48};
   const TempDir directory;
   write_single(make_tiny_model(options), directory.path());
@@ -203,7 +203,7 @@ TEST(Manifest, MalformedManifests_AreRejected) {
     return code_of(manifest.dump());
   };
   const std::string tensor = "lm_head.weight";
-  EXPECT_EQ(code_of(good.dump()), ErrorCode::kInternal);  // none
+  EXPECT_EQ(code_of(good.dump()), ErrorCode::kInternal);  // no error
   EXPECT_EQ(code_of("{"), ErrorCode::kJsonSyntax);
   EXPECT_EQ(code_of("{}"), ErrorCode::kConfigMissingKey);
   EXPECT_EQ(changed([](json& m) { m["format"] = "other"; }), ErrorCode::kConfigValue);
@@ -232,7 +232,7 @@ TEST(Hash, PiecesAndWhole_Agree) {
     stream.update(std::span(bytes).subspan(done, step));
   }
   EXPECT_EQ(stream.digest(), checkpoint::hash_bytes(bytes));
-  // Published value of XXH3-64 with seed 0 for no input.
+  // The published value of XXH3-64 with seed 0 for empty input.
   EXPECT_EQ(checkpoint::hash_bytes({}), 0x2d06800538d394c2ULL);
 }
 

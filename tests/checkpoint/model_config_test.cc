@@ -202,7 +202,7 @@ TEST(ModelConfig, OtherActivation_IsUnsupportedWithReason) {
   EXPECT_TRUE(read(config).layers.front().support);
 }
 
-// What is wrong with one layer is said of that layer.
+// A fault of one layer is reported for that layer.
 TEST(ModelConfig, LayerThatDoesNotRun_IsListedWithTheReasonInTheConfigsWords) {
   json config = json::parse(R"({"model_type": "phimoe", "hidden_size": 16, "intermediate_size": 8,
       "num_hidden_layers": 2, "num_local_experts": 4, "num_experts_per_tok": 3,

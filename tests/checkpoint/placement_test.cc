@@ -1,4 +1,4 @@
-// Every layout of a tensor, read back element by element.
+// Reads every layout of a tensor back, element by element.
 #include "checkpoint/placement.h"
 
 #include "checkpoint/block_reader.h"
@@ -12,7 +12,7 @@
 namespace conclave::checkpoint {
 namespace {
 
-// Element i holds the number i.
+// Element i has the value i.
 class Counting final : public TensorData {
  public:
   explicit Counting(int64_t elements) {
@@ -46,7 +46,7 @@ constexpr Layout kLayouts[] = {
     {"TransposedInterleaved", RowOrder::kInterleaved, AxisOrder::kColsFirst},
 };
 
-// Where element (row, col) of gate (part 0) or up (part 1) lies, written out by hand.
+// The position of element (row, col) of gate (part 0) or up (part 1), written out by hand.
 int64_t expected_index(const Layout& layout, int64_t expert, int64_t part, int64_t row,
                        int64_t col) {
   const int64_t fused = layout.rows == RowOrder::kInterleaved ? 2 * row + part : part * kRows + row;
@@ -100,7 +100,7 @@ TEST(Placement, InterleavedBiases_AreTakenApart) {
 }
 
 TEST(Placement, LargeTransposedInterleavedMatrix_IsReadInWindows) {
-  // One expert of [H, 2 I], 3 MiB: several windows, nothing read twice.
+  // One expert of [H, 2 I] has 3 MiB: several windows, and nothing is read twice.
   constexpr int64_t kHidden = 512, kWide = 1536;
   const Counting data(kHidden * 2 * kWide);
   const TensorBlock block{.count = 1, .rows = 2 * kWide, .cols = kHidden, .is_stack = true};

@@ -1,6 +1,6 @@
-// Every family read as transformers' own configuration classes read it: testdata/published.json has
-// configurations without their optional keys and with none at its default, and the layers that they
-// describe. Whatever the table does not name has the default of the library.
+// Reads every family as transformers' own configuration classes do: testdata/published.json has
+// configurations without their optional keys and with none at its default, and the layers they
+// describe. Values that the table does not name have the library's defaults.
 #include "checkpoint/model_config.h"
 #include "io/json.h"
 
@@ -39,7 +39,7 @@ void add_activation(const std::string& prefix, const ActivationSpec& activation,
   fields[prefix + "linear_beta"] = activation.linear_beta;
 }
 
-// The types of the router are added apart: they depend on those of the model and of the file.
+// The router's types are added separately: they depend on those of the model and of the file.
 void add_router(const RouterSpec& r, Fields& fields) {
   fields["router.name"] = r.name;
   fields["router.score"] = name_of(r.score, {"softmax", "sigmoid", "sqrtsoftplus", "none"});
@@ -172,7 +172,7 @@ TEST(PublishedConfigs, EveryFamily_IsReadAsPublished) {
   }
 }
 
-// The second set of experts, beside those of the text.
+// The second set of experts, besides those for text.
 TEST(PublishedConfigs, ExpertsForImages_DifferWhereTheyArePublishedTo) {
   int families = 0;
   for (const json& family : published().at("families")) {

@@ -1,5 +1,5 @@
-// Every family, quantised: the matrices of each golden model as e4m3 codes with a scale a tensor,
-// under the names that one rule for all families gives.
+// Every family, quantised: the matrices of each golden model as e4m3 codes with one scale per
+// tensor, under names that one rule makes for all families.
 
 #include "checkpoint/layer_tensors.h"
 #include "checkpoint/model_config.h"
@@ -94,7 +94,7 @@ class QuantisedFamily : public ::testing::TestWithParam<std::string> {
     Matrix matrix{.pattern = &pattern};
     if (checkpoint::is_expert_part(pattern.part)) {
       if (checkpoint::has_expert_placeholder(pattern.text)) return matrix;
-      // Also where the experts' axis is merged with the rows.
+      // This also holds if the experts' axis is merged with the rows.
       matrix.stacked = info.shape.size() == 3 ? info.shape[0] : layer->spec.num_experts;
     } else if (layer->spec.shared.count > 1) {
       matrix.stacked = layer->spec.shared.count;

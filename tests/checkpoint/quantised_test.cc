@@ -1,5 +1,5 @@
 // Quantised checkpoints: what configurations mean, which scales belong to which matrix, and that
-// each one that is missing, left over or of another shape is named.
+// each scale that is missing, left over or of another shape is named.
 
 #include "checkpoint/quantization.h"
 #include "checkpoint/scale_names.h"
@@ -178,7 +178,7 @@ bool is_expert(const TinyTensor& tensor) {
   return tensor.name.find(".experts.") != std::string::npos;
 }
 
-// Fills with the bytes of `value`.
+// Fills the tensor with the bytes of `value`.
 template <class T>
 void fill(TinyTensor& tensor, T value) {
   for (size_t at = 0; at + sizeof(value) <= tensor.bytes.size(); at += sizeof(value)) {
@@ -193,7 +193,7 @@ std::vector<int64_t> block_scale_shape(const std::vector<int64_t>& shape) {
   return scales;
 }
 
-// Codes in place of every expert's matrix, and scales of 4 rows and all columns.
+// Codes replace every expert's matrix, with one scale for 4 rows and all columns.
 TinyModel quantised_model(const TinyOptions& options = {},
                           const std::string& suffix = "_scale_inv") {
   TinyModel model = make_tiny_model(options);
@@ -343,7 +343,7 @@ TEST(QuantisedCheckpoint, BadScaleValue_IsRefusedNamingTheTensor) {
   }
 }
 
-// Stacked: one tensor of gate and up, whose blocks must be whole for each.
+// A stacked model has one tensor of gate and up, whose blocks must be whole for each.
 TinyModel stacked_model(int64_t intermediate, std::vector<int64_t> fused_scale) {
   TinyModel model =
       quantised_model({.layout = Layout::kStacked, .intermediate_size = intermediate});
@@ -378,10 +378,10 @@ TEST(QuantisedCheckpoint, StackedScales_BelongToGateAndUp) {
 }
 
 TEST(QuantisedCheckpoint, BlocksAcrossGateAndUp_AreRefused) {
-  // 2 * 6 rows are 3 blocks of 4; the one in the middle has rows of both.
+  // 2 * 6 rows are 3 blocks of 4; the middle one has rows of both.
   expect_open_error(stacked_model(6, {5, 3, 1}), ErrorCode::kTensorShape,
                     "model.layers.0.mlp.experts.gate_up_proj_scale_inv");
-  // As many blocks as two halves of their own would have, and still one has rows of both.
+  // There are as many blocks as two separate halves would have, but one still has rows of both.
   expect_open_error(stacked_model(6, {5, 4, 1}), ErrorCode::kTensorShape,
                     "model.layers.0.mlp.experts.gate_up_proj_scale_inv");
 }
@@ -400,7 +400,7 @@ TEST(QuantisedCheckpoint, QuantisedRouter_IsUnsupportedWithReason) {
   EXPECT_TRUE(checkpoint.layer(2).support);
 }
 
-// Two fp4 a byte, as DeepSeek-V4 has them beside e4m3: known by the type, whatever the shape.
+// DeepSeek-V4 has two fp4 codes per byte beside e4m3; the type identifies them, whatever the shape.
 TEST(QuantisedCheckpoint, OtherCodes_OpenButDoNotRun) {
   TinyModel model = quantised_model();
   for (const TinyTensor& tensor : std::vector<TinyTensor>(model.tensors)) {
@@ -459,7 +459,7 @@ TEST(QuantisedFeed, FromSpec_TakesCodesAndScales) {
       static_cast<void>(MoeLayer::create(context, feed.layer(0).spec, *feed.layer_source(0))));
 }
 
-// The types come with the tensors: layers and modules that the quantiser left out are plain.
+// Types arrive with the tensors: layers and modules that the quantiser left out are plain.
 TEST(QuantisedFeed, FromConfig_SettlesTypesAsTensorsCome) {
   for (const bool reversed : {false, true}) {
     TinyModel model = quantised_model();

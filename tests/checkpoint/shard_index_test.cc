@@ -1,4 +1,4 @@
-// The index and its shards: hostile names, missing parts, both directions of disagreement.
+// Checks the index and its shards: hostile names, missing parts, both directions of disagreement.
 #include "checkpoint/shard_index.h"
 
 #include "checkpoint/tiny_model.h"

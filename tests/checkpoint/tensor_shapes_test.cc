@@ -1,5 +1,5 @@
-// Shapes that a hostile or a careless file gives its tensors: no elements at all, an axis too many
-// or too few, more than the matrix.
+// Shapes that a hostile or careless file may give its tensors: no elements, an axis too many or too
+// few, more than the matrix.
 #include "checkpoint/tiny_model.h"
 
 #include "conclave/checkpoint.h"
@@ -42,7 +42,7 @@ void reshape(TinyModel& model, const std::string& name, std::vector<int64_t> sha
   model.add(name, dtype, std::move(shape));
 }
 
-// The same error from a file and from tensors that are pushed.
+// The error for the same model, opened from a file and pushed as tensors.
 struct Refusals {
   std::optional<Error> opened;
   std::optional<Error> fed;
@@ -103,7 +103,7 @@ TEST(EmptyTensors, OfEveryFamily_CountAsAbsent) {
   EXPECT_GT(families, 60);
 }
 
-// transformers saves so a model of `n_shared_experts` 0.
+// transformers saves a model with `n_shared_experts` 0 in this way.
 TEST(EmptyTensors, NoSharedExperts_LoadPushAndVerify) {
   TinyModel model = read_model("testdata/models/deepseek_v3");
   model.config["n_shared_experts"] = 0;
@@ -128,7 +128,7 @@ TEST(EmptyTensors, NoSharedExperts_LoadPushAndVerify) {
   EXPECT_NO_THROW(read_matrix(*source, WeightRole::kDown, 0));
 }
 
-// The gate of the sum is there, and nothing that it could weigh.
+// The gate of the sum exists, but there is nothing that it could weigh.
 TEST(EmptyTensors, SharedExpertOfWidthZero_NeedsNoGate) {
   TinyModel model = make_tiny_model({.family = "qwen2_moe"});
   model.config["shared_expert_intermediate_size"] = 0;
@@ -139,7 +139,7 @@ TEST(EmptyTensors, SharedExpertOfWidthZero_NeedsNoGate) {
     reshape(model, start + "down_proj.weight", {10, 0});
   }
   expect_taken(model);
-  // A shared expert that config.json does not know of is still a fault.
+  // A shared expert that config.json does not mention is still a fault.
   reshape(model, "model.layers.0.mlp.shared_expert.up_proj.weight", {4, 10});
   const Refusals refusals = refusals_of(model);
   for (const auto& error : {refusals.opened, refusals.fed}) {
@@ -179,7 +179,7 @@ TEST(TensorAxes, OneTooManyOrMerged_AreRefused) {
                      "[50, 6]");
 }
 
-// DBRX is released with its experts' axis merged with the rows, and with no other.
+// DBRX is only released with its experts' axis merged with the rows.
 TEST(TensorAxes, FamilyThatMergesThem_TakesNoOthers) {
   TinyModel model = read_model("testdata/models/dbrx");
   expect_taken(model);

@@ -1,4 +1,4 @@
-// Small checkpoints made in the test: every family, every layout, every element known.
+// Makes small checkpoints in the test: every family, every layout, every element known.
 #pragma once
 
 #include "conclave/checkpoint.h"
@@ -17,7 +17,7 @@
 
 namespace conclave::testing {
 
-// A directory of its own, removed with everything in it.
+// A temporary directory that is removed with everything in it.
 class TempDir {
  public:
   TempDir();
@@ -61,13 +61,13 @@ struct TinyModel {
   TinyTensor& add(std::string name, DType dtype, std::vector<int64_t> shape);
 };
 
-// Three layers; the middle one is dense where the family has dense layers.
+// Makes three layers; the middle one is dense if the family has dense layers.
 TinyModel make_tiny_model(const TinyOptions& options);
-// What make_tiny_model stores in a matrix, canonical [rows, cols].
+// The matrix as make_tiny_model stores it, in canonical order [rows, cols].
 std::vector<std::byte> tiny_matrix(DType dtype, int64_t layer, WeightRole role, int64_t expert,
                                    int64_t rows, int64_t cols);
 
-// config.json and model.safetensors, or shards with an index.
+// Write config.json and model.safetensors, or shards with an index.
 void write_single(const TinyModel& model, const std::filesystem::path& directory);
 void write_sharded(const TinyModel& model, const std::filesystem::path& directory, size_t shards);
 void write_text(const std::filesystem::path& path, const std::string& text);
@@ -75,7 +75,7 @@ std::string shard_name(size_t shard, size_t shards);
 
 std::vector<std::byte> read_matrix(const WeightSource& source, WeightRole role, int64_t expert);
 
-// The Error that `call` throws; nothing if it throws none.
+// Returns the Error that `call` throws, if any.
 std::optional<Error> error_of(const std::function<void()>& call);
 std::optional<Error> open_error(const std::filesystem::path& directory);
 

@@ -1,4 +1,4 @@
-// What every communicator of the catalog must do, over 1 to 8 ranks.
+// Checks what every communicator of the catalog must do, over 1 to 8 ranks.
 #include "comm/communicator.h"
 #include "support/thread_ranks.h"
 
@@ -31,7 +31,7 @@ std::span<std::byte> writable(std::vector<T>& values) {
   return std::as_writable_bytes(std::span(values));
 }
 
-// Runs body on every size of group that every row of the catalog can make.
+// Runs body on every group size that each row of the catalog can make.
 template <class Body>
 void on_every_group(const Body& body) {
   for (const auto& row : comm::communicator_catalog().rows()) {
@@ -186,7 +186,7 @@ TEST(Communicator, OverlappingOperations_MayBeWaitedForInAnyOrder) {
     const CommHandle reduce =
         comm.begin_all_reduce(bytes_of(b), writable(sum_b), DType::kI32, ReduceOp::kSum);
     const CommHandle barrier = comm.begin_barrier();
-    // Odd ranks wait in the other order: each wait must serve all that is under way.
+    // Odd ranks wait in the other order: each wait must serve all operations under way.
     if (rank % 2 == 0) {
       comm.wait(gather, comm.timeout(), "gather");
       comm.wait(reduce, comm.timeout(), "reduce");

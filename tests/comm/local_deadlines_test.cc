@@ -1,5 +1,5 @@
-// The deadline of a wait counts, not the timeout of the group: it ends every kind of operation, in
-// time, and lets one that is longer than the timeout go on.
+// The deadline of a wait counts, not the timeout of the group: it ends every kind of operation in
+// time, and a deadline longer than the timeout lets the wait continue.
 #include "support/thread_ranks.h"
 
 #include "conclave/comm.h"
@@ -63,7 +63,7 @@ std::vector<Operation> every_operation() {
   };
 }
 
-// A busy machine may wake a thread late, but by nothing like the minute of the group.
+// A busy machine may wake a thread late, but far less than the minute that the group allows.
 constexpr auto kSoon = 5s;
 
 TEST(LocalDeadlines, ShorterThanTheTimeout_EndsTheWaitInTime) {

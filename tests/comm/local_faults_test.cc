@@ -1,5 +1,5 @@
-// A missing, late, lost, disagreeing or aborting rank: every survivor gets a typed error naming
-// peer and phase in bounded time.
+// If a rank is missing, late, lost, disagreeing or aborting, every survivor gets a typed error
+// naming peer and phase in bounded time.
 #include "support/thread_ranks.h"
 
 #include "conclave/comm.h"
@@ -30,7 +30,7 @@ struct NamedStep {
   Step step;
 };
 
-// Each collective once, on buffers of 8 bytes per rank.
+// Runs each collective once, on buffers of 8 bytes per rank.
 std::vector<NamedStep> collectives() {
   const auto buffers = [](const Communicator& comm) {
     return std::vector<std::byte>(static_cast<size_t>(comm.size()) * 8);
@@ -118,7 +118,7 @@ TEST(LocalFaults, DestroyedRank_IsLostAtOnce) {
     const auto outcomes = testing::run_ranks(make_local_group({.num_ranks = 3, .timeout = 60s}),
                                              [&](int32_t rank, Communicator& comm) {
                                                if (rank == 1)
-                                                 return;  // its communicator goes with it
+                                                 return;  // destroys its communicator too
                                                step(comm);
                                              });
     expect_outcome(outcomes[0], ErrorCode::kCommPeerLost, 1);
@@ -213,7 +213,8 @@ TEST(LocalFaults, MessageOfAnotherSize_IsAMismatchOnBothSides) {
 TEST(LocalFaults, CountOfAnotherSizeInAnAllToAll_IsAMismatchOnBothSides) {
   for (const int64_t offered : {0, 7, 9, 16}) {
     SCOPED_TRACE(offered);
-    // Rank 1 expects 8 bytes of everyone, and has room for 16: only the counts can tell.
+    // Rank 1 expects 8 bytes from everyone and has room for 16: only the counts reveal the
+    // difference.
     const auto outcomes = testing::run_ranks(
         make_local_group({.num_ranks = 2, .timeout = 60s}), [&](int32_t rank, Communicator& comm) {
           const std::vector<std::byte> send(32);
@@ -328,7 +329,8 @@ TEST(LocalFaults, LateRankWithinTheDeadline_IsNoFault) {
 }
 
 TEST(LocalFaults, FinishedRanks_MayLeaveBeforeTheirPeers) {
-  // A rank that returned from its last collective owes nothing: peers must not see it as lost.
+  // A rank that returned from its last collective has no duties left: peers must not see it as
+  // lost.
   for (int round = 0; round < 50; ++round) {
     for (const auto& [name, step] : collectives()) {
       const auto outcomes = testing::run_ranks(make_local_group({.num_ranks = 4, .timeout = 20s}),

@@ -13,7 +13,7 @@ namespace {
 
 template <class T>
 T reduce(T a, T b, DType dtype, ReduceOp op) {
-  // One byte off alignment, as a message may be.
+  // The data is one byte off alignment, as a message may be.
   std::vector<std::byte> left(sizeof(T) + 1);
   std::vector<std::byte> right(sizeof(T) + 1);
   std::memcpy(left.data() + 1, &a, sizeof(T));

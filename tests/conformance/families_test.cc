@@ -1,5 +1,5 @@
-// Every golden checkpoint of testdata/models: a family's own files, what its published code
-// computed in them, and float64 recomputations, against the library.
+// Compares the library with every golden checkpoint of testdata/models: a family's own files, the
+// results of its published code on them, and float64 recomputations.
 
 #include "support/golden_record.h"
 
@@ -62,15 +62,15 @@ class Family : public ::testing::TestWithParam<std::tuple<std::string, std::stri
  protected:
   static bool is_float_run() { return std::get<1>(GetParam()) == "f32"; }
 
-  // The bar of the run: float32 throughout, or rows, weights and products in bf16.
+  // The bar depends on the run: float32 throughout, or rows, weights and products in bf16.
   static double bar() { return is_float_run() ? 5e-6 : 6e-3; }
 
-  // A float32 run is that of a model loaded in float32: nothing is rounded on the way.
+  // A float32 run stands for a model loaded in float32: nothing is rounded on the way.
   static MoeSpec spec_of_run(MoeSpec spec) {
     if (is_float_run()) spec.router.logits_dtype = spec.router.score_dtype = DType::kF32;
     return spec;
   }
-  // Kept in the test's record: the worst token of all layers.
+  // Records the worst token of all layers in the test's results.
   void note_worst(double error) {
     worst_error_ = std::max(worst_error_, error);
     RecordProperty("worst_token_error", fmt::format("{:.3g}", worst_error_));
@@ -98,7 +98,7 @@ TEST_P(Family, EveryLayer_MatchesTheRecords) {
     const MoeLayer layer = MoeLayer::create(context, spec, *source, options_of_run());
 
     if (record.has_logits()) {
-      // Routing alone, from the logits that the published code saw.
+      // Tests routing alone, from the logits that the published code saw.
       ForwardArgs from_logits = record.inputs();
       from_logits.router_input = {};
       from_logits.router_logits = record.logits.view();
@@ -110,8 +110,9 @@ TEST_P(Family, EveryLayer_MatchesTheRecords) {
       note_worst(error);
     }
 
-    // The whole layer through its own gate; the records hold decisive tokens only. Its bf16 logits
-    // may round to the neighbour of the recorded ones, so it is judged on its own logits.
+    // Tests the whole layer through its own gate; the records hold only tokens whose choice is
+    // decisive. Its bf16 logits may round to the neighbour of the recorded ones, so it is judged on
+    // its own logits.
     if (spec.has_gate) {
       const Output whole = run(layer, record, record.inputs());
       EXPECT_EQ(differing_tokens(whole.ids, record.ids), 0);

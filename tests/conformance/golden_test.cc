@@ -1,4 +1,5 @@
-// The bundled checkpoints: real files of transformers models, against recorded float64 results.
+// Compares the bundled checkpoints, real files of transformers models, with recorded float64
+// results.
 
 #include "support/layer_fixture.h"
 

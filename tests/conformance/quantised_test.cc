@@ -1,5 +1,5 @@
-// Every checkpoint of testdata/quantised: e4m3 experts as each method stores them, against outputs
-// that tools/make_quantised.py computed in float64 from the same files.
+// Compares every checkpoint of testdata/quantised, with e4m3 experts as each method stores them,
+// with outputs that tools/make_quantised.py computed in float64 from the same files.
 
 #include "support/layer_fixture.h"
 
@@ -71,7 +71,7 @@ class Quantised : public ::testing::TestWithParam<Expected> {
 
   const CheckpointLayer& layer() const { return checkpoint_.layers().front(); }
 
-  // Routing is given; the recorded weights are no router's.
+  // The routing is given; the recorded weights come from no router.
   Tensor forward(const MoeLayer& moe_layer, DType out_dtype) const {
     Tensor out(out_dtype, {hidden_.shape()[0], moe_layer.spec().hidden_size});
     moe_layer.forward({.hidden = hidden_.view(),

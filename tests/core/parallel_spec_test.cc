@@ -59,7 +59,7 @@ TEST(ParallelSpecFields, EachOutOfRange_IsNamed) {
   expect_named({.reduce = static_cast<Reduce>(5)}, "reduce");
 }
 
-// Size and rank of what a device gets.
+// Sizes and ranks for one device.
 struct Split {
   int32_t tp_size, tp_rank, ep_size, ep_rank;
 };
@@ -70,8 +70,8 @@ struct FlattenCase {
   bool all_to_all;
 };
 
-// The worked examples of vLLM's FusedMoEParallelConfig.make, one row a device, and its newer forms
-// with prefill context parallel and sequence parallel.
+// The worked examples of vLLM's FusedMoEParallelConfig.make, one row per device, and its newer
+// forms with prefill context parallel and sequence parallel.
 std::vector<FlattenCase> flatten_cases() {
   std::vector<FlattenCase> cases = {
       {"None", {}, {1, 0, 1, 0}, false},

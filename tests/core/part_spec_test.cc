@@ -1,4 +1,4 @@
-// Parts of a layer out of range, and combinations without a meaning.
+// Tests parts of a layer out of range, and combinations without a meaning.
 
 #include "conclave/error.h"
 #include "conclave/spec.h"
@@ -22,7 +22,7 @@ MoeSpec small_spec() {
 
 struct Refusal {
   const char* field;
-  const char* text;  // the value or the limit
+  const char* text;  // the value or the limit in the message
   void (*change)(MoeSpec& spec);
 };
 

@@ -94,8 +94,8 @@ TEST(Convert, WrongTypesOrShapes_Throw) {
             ErrorCode::kShape);
 }
 
-// One rounding from double must not go through a rounded float: the double lies just above the
-// midpoint of two neighbours, and rounding to float first would put it on the midpoint.
+// Rounding from double must not go through a rounded float: the double lies just above the midpoint
+// of two neighbours, and rounding to float first would put it on the midpoint.
 TEST(DoubleToShortFloat, JustAboveAMidpoint_RoundsUpOnce) {
   const double bf16_midpoint = 1.0 + 0x1p-8;
   EXPECT_EQ(bf16_to_float(double_to_bf16(bf16_midpoint)), 1.0F);

@@ -1,4 +1,5 @@
-// Tuning tables: what is written is read, entries serve up to their tokens, bad texts have codes.
+// Tuning tables: what is written can be read, entries serve up to their tokens, bad texts have
+// codes.
 
 #include "conclave/error.h"
 #include "conclave/tuning.h"

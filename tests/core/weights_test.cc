@@ -108,7 +108,7 @@ TEST(FillRandom, Values_HaveUnitVariance) {
     sum += tensor.as<float>()[i];
     squares += static_cast<double>(tensor.as<float>()[i]) * tensor.as<float>()[i];
   }
-  // Four standard errors of a mean and of a variance over 4096 draws.
+  // The bars are four standard errors of a mean and of a variance over 4096 draws.
   EXPECT_LT(std::abs(sum / 4096), 4.0 / 64);
   EXPECT_LT(std::abs(squares / 4096 - 1.0), 4.0 * 1.5 / 64);
 }

@@ -1,4 +1,4 @@
-// A folder that stands for "/" of a described machine.
+// A folder that stands for "/" on a machine that a test describes.
 #pragma once
 
 #include <filesystem>

@@ -48,7 +48,7 @@ TEST(DefaultAllocator, LargerAlignment_IsKept) {
 }
 
 TEST(DefaultAllocator, ManyLargeBlocks_GoBackToTheSystem) {
-  // 64 GiB in all: only possible if each block is unmapped.
+  // The total is 64 GiB, which is only possible if each block is unmapped.
   for (int i = 0; i < 64; ++i) {
     void* data = default_allocator().allocate(size_t{1} << 30, 64);
     static_cast<std::byte*>(data)[0] = std::byte{1};

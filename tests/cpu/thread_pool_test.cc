@@ -42,9 +42,10 @@ TEST_P(PoolOfSize, ManyRegions_RunEachWorkerExactlyOnce) {
   const int32_t threads = GetParam();
   const auto pool = pool_of(threads);
   ASSERT_EQ(pool->concurrency(), threads);
-  // Plain integers: the pool itself must order each region after the one before.
+  // These are plain integers: the pool itself must order each region after the one before.
   std::vector<int64_t> calls(static_cast<size_t>(threads) * 16);
-  // Where other processes hold the CPUs a region can cost a time slice: then fewer have to do.
+  // If other processes hold the CPUs, a region can cost a time slice, so fewer regions must
+  // suffice.
   constexpr int64_t kRegions = 100000;
   constexpr int64_t kAtLeast = 2000;
   const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(3);
@@ -202,7 +203,7 @@ TEST(ThreadPool, BusyCaller_LeavesEachWorkerToItsThread) {
 }
 
 TEST(ThreadPool, ThreadsThatDoNotBegin_AreReplacedByTheCaller) {
-  // Far more threads than CPUs: sooner or later the caller is done before some thread wakes.
+  // With far more threads than CPUs, sooner or later the caller is done before some thread wakes.
   const auto pool = pool_of(64);
   std::atomic<int32_t> by_caller{0};
   const auto caller = std::this_thread::get_id();
@@ -312,7 +313,7 @@ TEST(ThreadPool, ForkedChild_DestroysTheParentsPoolAndMakesItsOwn) {
 TEST(ThreadPool, ThreadsThatCannotStart_AreATypedError) {
   if (kThreadSanitizer || kAddressSanitizer) GTEST_SKIP() << "sanitizers need address space";
   const int status = exit_status_of([] {
-    // Room for the stacks of a few threads, not of 256.
+    // This leaves room for the stacks of a few threads, not of 256.
     std::ifstream pages_of("/proc/self/statm");
     rlim_t pages = 0;
     pages_of >> pages;
