@@ -81,7 +81,7 @@ TEST(Complexity, OpeningManyTensors_IsLinear) {
               large_index_ms, large_index_ms / small_index_ms);
   std::printf("whole open:        100k tensors %.0f ms, 200k %.0f ms, ratio %.2f\n", small_ms,
               large_ms, large_ms / small_ms);
-  // The expected ratio is 2.3; caches may add to it, and a quadratic step anywhere would give 4.
+  // The bar is 2.3, but caches may add to it; a quadratic step anywhere would give 4.
   EXPECT_LE(large_ms / small_ms, 3.0);
   EXPECT_LE(large_index_ms / small_index_ms, 3.0);
 }

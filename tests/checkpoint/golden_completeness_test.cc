@@ -45,7 +45,7 @@ std::string class_of(const std::string& name) {
   return text;
 }
 
-// The position of a layer's number: the first component that is one.
+// The layer's number: the first component that is a number.
 int64_t first_number(const std::string& name) {
   const std::string text = class_of(name);
   const size_t components = static_cast<size_t>(

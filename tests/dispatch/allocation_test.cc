@@ -1,4 +1,4 @@
-// After warm-up dispatch and combine allocate nothing, on one rank or several.
+// After warm-up, dispatch and combine allocate nothing, on one rank or several.
 #include "dispatch/ep_problem.h"
 #include "support/allocation_counter.h"
 
@@ -13,7 +13,7 @@ namespace {
 
 using testing::EpCase;
 
-// One rank's buffers, made once.
+// One rank's buffers, allocated once.
 struct RankCall {
   RankCall(const EpCase& c, int32_t rank, Communicator& communicator)
       : problem(c),

@@ -59,7 +59,7 @@ TEST(DispatcherCatalog, Rejections_SayWhy) {
 
 TEST(DispatcherCatalog, SlotBounds_FollowTheLayout) {
   const auto group = make_local_group({.num_ranks = 4});
-  // 10 experts on 4 ranks: 3, 3, 2, 2.
+  // 10 experts on 4 ranks are split 3, 3, 2, 2.
   const auto slots = [&](EpTransport transport, int32_t rank, int64_t top_k) {
     const EpCase c{
         .ranks = 4, .experts = 10, .top_k = top_k, .max_tokens = 16, .transport = transport};

@@ -35,7 +35,7 @@ inline TokenInput random_input(int64_t tokens, int64_t top_k, int64_t experts, i
   TokenInput input{.num_tokens = tokens};
   for (int64_t i = 0; i < tokens * hidden; ++i) input.hidden.push_back(normal(generator));
   for (int64_t i = 0; i < tokens * top_k; ++i) {
-    // One in eight is a sentinel; repeats within a token are likely and legal.
+    // One in eight is a sentinel; repeats within a token are likely, and legal.
     input.ids.push_back(generator() % 8 == 0 ? -1 : expert(generator));
     input.weights.push_back(normal(generator));
   }
@@ -46,7 +46,7 @@ inline float expert_value(float x, int32_t expert) {
   return x * (static_cast<float>(expert + 1) * 0.125F) + static_cast<float>(expert);
 }
 
-// The whole layer, token by token, in the arithmetic of the contract.
+// Computes the whole layer, token by token, in the arithmetic of the contract.
 inline std::vector<float> plain_layer(const TokenInput& input, int64_t top_k, int64_t experts,
                                       int64_t hidden) {
   std::vector<float> out;
@@ -115,7 +115,7 @@ class PoisonedWorkspace {
   size_t bytes_;
 };
 
-// One forward of one rank: dispatch, experts, combine to float32.
+// Runs one forward of one rank: dispatch, experts, combine to float32.
 inline std::vector<float> run_layer(const dispatch::Dispatcher& dispatcher, const TokenInput& input,
                                     int64_t top_k, int64_t hidden,
                                     const std::vector<int32_t>& local_experts,

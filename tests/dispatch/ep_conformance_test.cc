@@ -1,4 +1,4 @@
-// Expert parallelism over 1, 2, 4 and 8 thread ranks against the plain layer of one rank.
+// Compares expert parallelism over 1, 2, 4 and 8 thread ranks with the plain layer of one rank.
 #include "dispatch/ep_plan.h"
 #include "dispatch/ep_problem.h"
 
@@ -55,7 +55,8 @@ TEST(EpUnreduced, AnyRanksAndPlacement_HaveTheBitsOfOneRank) {
   });
 }
 
-// Each token's terms may be added in another order: both orders are within this of the exact sum.
+// Each token's terms may be added in another order; both orders lie within this distance of the
+// exact sum.
 void expect_reassociated(const std::vector<float>& actual, const std::vector<float>& expected,
                          const TokenInput& input, const EpCase& c) {
   const double unit = 0.5 * static_cast<double>(std::numeric_limits<float>::epsilon());
@@ -89,7 +90,7 @@ TEST(EpReducedPerRank, AnyRanksAndPlacement_AgreeUpToTheOrderOfTheSum) {
 }
 
 TEST(EpReducedPerRank, SeveralRanks_ChangeBitsSomewhere) {
-  // The negative control of the bit equality above: a sum by ranks must be caught by it.
+  // The negative control for the bit equality above, which must detect a sum by ranks.
   const EpCase c{.ranks = 4, .experts = 16, .top_k = 8, .combine = EpCombine::kReducedPerRank};
   const auto inputs = testing::random_inputs(c, {16}, 77);
   EXPECT_NE(testing::run_ep(c, {inputs}).outputs, testing::plain_layers(c, inputs));
@@ -103,8 +104,8 @@ TEST(EpPlan, HomeRows_HoldAllThatTheRanksMayOwe) {
       for (int32_t rank = 0; rank < c.ranks; ++rank) {
         owed += dispatch::make_ep_plan(testing::problem_of(c, rank, nullptr)).max_owed_rows;
       }
-      // Each rank plans the same for every home; a token has at most one result a choice, but the
-      // size of a fixed slot does not depend on what was chosen.
+      // Each rank plans equally for every home. A token has at most one result per choice, but the
+      // size of a fixed slot does not depend on the choices.
       const int64_t coming = owed / c.ranks;
       const int64_t chosen = c.max_tokens * c.top_k;
       for (int32_t rank = 0; rank < c.ranks; ++rank) {
@@ -193,7 +194,7 @@ TEST(Ep, Batch_OrdersRowsBySourceRankThenToken) {
               const int64_t slot = batch.expert_begin[e] + i;
               ASSERT_LT(slot, batch.num_slots);
               ASSERT_LT(batch.source_row[slot], batch.bundle.num_rows);
-              // Both transports lay rows out by rank, then token.
+              // Both transports arrange rows by rank, then token.
               if (i > 0) {
                 ASSERT_LT(batch.source_row[slot - 1], batch.source_row[slot]);
               }
@@ -205,7 +206,7 @@ TEST(Ep, Batch_OrdersRowsBySourceRankThenToken) {
 }
 
 TEST(Ep, SixteenBitRowsAndOutput_TravelUnchanged) {
-  // The dispatcher moves bytes: a row type of two bytes only changes row_bytes.
+  // The dispatcher moves bytes, so a two-byte row type only changes row_bytes.
   const auto outcomes = testing::run_ranks(
       make_local_group({.num_ranks = 2}), [](int32_t rank, Communicator& communicator) {
         dispatch::DispatchProblem problem{.max_tokens = 4,

@@ -1,5 +1,5 @@
-// Disagreeing, missing and lying ranks: a typed error on every rank, in bounded time, and never an
-// index out of what a peer sent.
+// Disagreeing, missing and lying ranks give a typed error on every rank, in bounded time, and data
+// from a peer never becomes an index out of range.
 #include "dispatch/ep_plan.h"
 #include "dispatch/ep_problem.h"
 #include "dispatch/ep_wire.h"
@@ -31,7 +31,7 @@ using std::chrono_literals::operator""s;
 using testing::EpCase;
 using testing::RankOutcome;
 
-// One layer call of a rank that plans `c`.
+// Runs one layer call of a rank that plans `c`.
 void call_layer(const EpCase& c, int32_t rank, Communicator& communicator) {
   const auto dispatcher = testing::make_dispatcher(c, rank, communicator);
   testing::PoisonedWorkspace workspace(dispatcher->workspace_bytes());
@@ -199,7 +199,7 @@ class TamperedCommunicator final : public Communicator {
   std::map<uint64_t, AllToAllV> exchanges_;
 };
 
-// Rank 0 receives from rank 1 with the bytes changed by `tamper`; what rank 0 reports.
+// Rank 0 receives from rank 1 with the bytes changed by `tamper`; returns the outcome of rank 0.
 RankOutcome tampered(const EpCase& c, const TamperedCommunicator::Tamper& tamper) {
   const auto start = std::chrono::steady_clock::now();
   const auto outcomes = testing::run_ranks(make_local_group({.num_ranks = c.ranks, .timeout = 20s}),
@@ -261,7 +261,8 @@ TEST(EpFaults, ImpossibleRowCountsFromAPeer_AreRefused) {
 }
 
 TEST(EpFaults, NoiseInEveryDescription_IsRefusedOrHarmless) {
-  // Random bytes over everything but rows: an error, or a result of in-range ids. Never a crash.
+  // Random bytes replace everything but rows: the result is an error or has in-range ids, never a
+  // crash.
   for (uint32_t seed = 0; seed < 60; ++seed) {
     EpCase c{.ranks = 2, .experts = 6, .top_k = 2};
     c.transport = seed % 2 == 0 ? EpTransport::kVariable : EpTransport::kFixedSlots;

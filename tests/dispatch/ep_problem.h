@@ -62,8 +62,8 @@ inline std::unique_ptr<dispatch::Dispatcher> make_dispatcher(const EpCase& c, in
       .make(problem_of(c, rank, &communicator));
 }
 
-// One output per rank. Each of `steps` is one input per rank; the outputs are of the last step, all
-// in one workspace that starts poisoned.
+// One output per rank. Each of `steps` holds one input per rank; the outputs are those of the last
+// step. All steps use one workspace, which starts poisoned.
 struct EpRun {
   std::vector<std::vector<float>> outputs;
   std::vector<RankOutcome> outcomes;

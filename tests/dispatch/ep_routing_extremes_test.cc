@@ -1,4 +1,4 @@
-// Skew, duplicates, sentinels and hostile ids under expert parallelism.
+// Tests skew, duplicates, sentinels and hostile ids under expert parallelism.
 #include "dispatch/ep_problem.h"
 
 #include <gtest/gtest.h>
@@ -18,8 +18,8 @@ using testing::EpCase;
 using testing::EpRun;
 using testing::TokenInput;
 
-// Runs each transport on inputs whose ids are set by id(rank, token, slot), and expects the plain
-// layer's bits.
+// Runs each transport on inputs whose ids id(rank, token, slot) sets, and expects the plain layer's
+// bits.
 void expect_plain(EpCase c, const std::function<int32_t(int64_t, int64_t, int64_t)>& id) {
   for (const auto transport : {EpTransport::kVariable, EpTransport::kFixedSlots}) {
     for (const auto placement : {PlacementStrategy::kLinear, PlacementStrategy::kRoundRobin}) {
@@ -100,7 +100,7 @@ TEST(EpExtremes, RepeatedExpertReducedPerRank_AddsItsWeights) {
   EpCase c{.ranks = 2, .experts = 2, .top_k = 2, .combine = EpCombine::kReducedPerRank};
   auto inputs = testing::random_inputs(c, {4}, 5);
   for (TokenInput& input : inputs) {
-    // Powers of two, so that the order of the sum does not matter.
+    // These are powers of two, so that the order of the sum does not matter.
     std::fill(input.weights.begin(), input.weights.end(), 0.5F);
     std::fill(input.ids.begin(), input.ids.end(), 1);
   }

@@ -69,7 +69,7 @@ Result run(const Problem& p) {
   return result;
 }
 
-// Collects, expert by expert, the rows that name it: slow and plain.
+// Collects, expert by expert, the rows that name it, in a slow and plain way.
 void expect_equals_naive(const Problem& p) {
   const Result actual = run(p);
   int64_t next = 0;
@@ -115,7 +115,7 @@ Problem random_problem(std::vector<int64_t> rows, int64_t top_k, int64_t experts
     for (int32_t& value : block) value = id(generator);
     p.blocks.push_back(block);
     p.first_rows.push_back(first_row);
-    first_row += n + 3;  // a gap, as fixed slots leave
+    first_row += n + 3;  // a gap, as between fixed slots
   }
   return p;
 }

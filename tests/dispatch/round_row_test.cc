@@ -11,7 +11,7 @@
 namespace conclave {
 namespace {
 
-// Every sign, exponent and leading mantissa bits, with the trailing bits that decide a rounding.
+// All signs, exponents and leading mantissa bits, with the trailing bits that decide a rounding.
 std::vector<float> probes() {
   std::vector<float> values;
   for (uint32_t high = 0; high < 0x10000U; ++high) {

@@ -136,7 +136,7 @@ TEST(UnpermuteReduce, Threads_DoNotChangeABit) {
 }
 
 TEST(UnpermuteReduce, AnotherOrderOfTerms_ChangesBits) {
-  // The negative control of the test above: order matters, so equality there says something.
+  // The negative control for the test above: order matters here, so equality there is meaningful.
   Problem p = random_problem(300, 8, 100, 13);
   const std::vector<float> sums = expected(p, false);
   for (size_t t = 0; t < 300; ++t) {
@@ -199,9 +199,9 @@ TEST(UnpermuteReduce, EveryTermOfFinish_EqualsItsFormulaBitForBit) {
   const std::vector<float> identity_weights = {0.5F, 0.0F, -1.25F, 2.0F, 0.75F};
   const std::vector<float> mix = {0.5F, 0.25F, 1.5F, 1.0F, 3.0F};
   const std::vector<uint8_t> active = {1, 1, 1, 0, 1};
-  // In place: the identity rows are the output's own.
+  // The sum is in place: the identity rows are the output's own.
   std::vector<float> out(other.rows.begin(), other.rows.begin() + kTokens * kHidden);
-  out[kHidden] = std::numeric_limits<float>::quiet_NaN();  // of weight 0
+  out[kHidden] = std::numeric_limits<float>::quiet_NaN();  // has weight 0
   const std::vector<float> identity = out;
   dispatch::UnpermuteArgs args = args_of(p, out.data(), DType::kF32, 0);
   args.finish = {.scale = 1.5F,

@@ -1,4 +1,4 @@
-// vLLM's own cases of moe_align_block_size and moe_permute / moe_unpermute, against plain
+// Runs vLLM's own cases of moe_align_block_size and moe_permute / moe_unpermute against plain
 // recomputation.
 #include "conclave/error.h"
 #include "conclave/permute.h"
@@ -18,7 +18,7 @@
 namespace conclave {
 namespace {
 
-// k distinct experts a token, as a router gives.
+// k distinct experts per token, as a router gives.
 Tensor random_ids(int64_t tokens, int64_t top_k, int64_t experts, uint32_t seed) {
   std::mt19937 generator(seed);
   Tensor ids(DType::kI32, {tokens, top_k});
@@ -34,7 +34,7 @@ Tensor random_ids(int64_t tokens, int64_t top_k, int64_t experts, uint32_t seed)
   return ids;
 }
 
-// Experts of rank 0 of `ranks`, linear; empty for one rank.
+// The experts of rank 0 of `ranks` in linear placement; empty for one rank.
 std::vector<int32_t> expert_map(int64_t experts, int64_t ranks) {
   if (ranks == 1) return {};
   std::vector<int32_t> map(static_cast<size_t>(experts), -1);
@@ -78,7 +78,7 @@ TEST_P(VllmMatrixAlign, Blocks_HoldEverySlotOnceInOrder) {
   EXPECT_EQ(actual.expert_of_block, experts_of_blocks);
   const int64_t bound = tokens * top_k + experts * (block - 1);
   EXPECT_LE(actual.num_padded, (bound + block - 1) / block * block);
-  // Determinism: a second run gives the same order.
+  // A second run must give the same order.
   EXPECT_EQ(align_block_size(ids.view(), block, selection).slots, actual.slots);
 }
 
@@ -110,7 +110,7 @@ TEST_P(VllmMatrixPermute, RowsAreGroupedAndComeBack) {
 
   const PermutedRows permuted =
       permute_rows(rounded.view(), ids.view(), {.num_experts = experts, .local_of = map});
-  // A stable sort of the local slots by expert.
+  // The expected order is a stable sort of the local slots by expert.
   std::vector<int64_t> expected;
   for (int64_t slot = 0; slot < tokens * top_k; ++slot) {
     if (local_of(ids.as<int32_t>()[slot], experts, map) >= 0) expected.push_back(slot);
@@ -153,7 +153,7 @@ TEST_P(VllmMatrixPermute, RowsAreGroupedAndComeBack) {
       worst = std::max(worst, error / std::max(std::abs(exact), 1e-30));
     }
   }
-  // One rounding to bf16 (2^-9 relative), and float32 sums of k positive multiples before it.
+  // The bar is one rounding to bf16 (2^-9 relative) after float32 sums of k positive multiples.
   EXPECT_LE(worst, 0x1p-8 + static_cast<double>(top_k) * 0x1p-23);
 }
 
@@ -249,7 +249,7 @@ TEST(PermuteRows, ExpertMaps_HoldLocalExpertsOrMinusOne) {
 
 TEST(PermuteRows, SlotsAndPaddingBeyond31Bits_AreRefused) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  // Nothing is local, so that blocks of any size are none.
+  // Nothing is local, so there are no blocks of any size.
   Tensor ids(DType::kI32, {2, 2});
   std::fill_n(ids.as<int32_t>(), 4, -1);
   for (const int64_t experts : {1, 2, 3, 256}) {
@@ -268,7 +268,7 @@ TEST(PermuteRows, SlotsAndPaddingBeyond31Bits_AreRefused) {
   }
 }
 
-// The rows of `dense`, `gap` more elements apart, which hold the value -7 or the id 1.
+// The rows of `dense` with `gap` more elements between them, which hold the value -7 or the id 1.
 Tensor spread(const Tensor& dense, int64_t gap) {
   const int64_t width = dense.shape()[1];
   Tensor apart(dense.dtype(), {dense.shape()[0], width + gap});
@@ -300,7 +300,7 @@ TEST(PermuteRows, StridedArguments_GiveTheBitsOfDenseOnes) {
   Tensor sums(DType::kF32, {7, 6});
   unpermute_rows(dense.rows.view(), dense.row_of_slot, weights.view(), sums.view());
 
-  // Each with a gap of its own: no stride can stand for another.
+  // Each tensor has a different gap, so that no stride can stand for another.
   const auto apart = [](const Tensor& tensor, int64_t width) {
     return ConstTensorView{
         tensor.as<std::byte>(), tensor.dtype(), {tensor.shape()[0], width}, tensor.shape()[1]};

@@ -1,4 +1,4 @@
-// Every kernel row against float64, over shapes around all block sizes.
+// Compares every kernel row with float64, over shapes around all block sizes.
 #include "experts/expert_case.h"
 
 namespace conclave::testing {

@@ -1,4 +1,4 @@
-// The epilogues of every instruction set against the scalar formulas, bit for bit.
+// Compares the epilogues of every instruction set with the scalar formulas, bit for bit.
 #include "core/float_convert.h"
 #include "cpu/isa.h"
 #include "experts/cpu/mlp_functions.h"
@@ -21,7 +21,7 @@ using activation::Activation;
 
 constexpr int64_t kRows = 1024;
 
-// [kRows, 64] sums of every kind: any bit pattern, usual magnitudes, and the values of special use.
+// [kRows, 64] sums of all kinds: any bit pattern, usual magnitudes, and special values.
 std::vector<float> make_sums(uint64_t seed) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   constexpr float kSpecial[] = {0.0F,  -0.0F,  0x1p-149F, -0x1p-126F, 1.0F,    -1.0F,  7.0F,
@@ -90,7 +90,7 @@ float read(const std::vector<std::byte>& out, DType rows, int64_t index) {
   return bf16_to_float(bits);
 }
 
-// Rows of `columns` outputs each, of which `valid` exist.
+// Each row has `columns` outputs, of which `valid` exist.
 void expect_equal(const Epilogue& epilogue, const Activation& formula, std::vector<float>& sums,
                   int64_t valid) {
   const int64_t columns = formula.gated ? 32 : 64;

@@ -1,4 +1,4 @@
-// Every kernel row with every activation, with and without biases, and slices of any width.
+// Runs every kernel row with every activation, with and without biases, and slices of any width.
 #include "experts/expert_case.h"
 
 #include <numeric>
@@ -6,7 +6,7 @@
 namespace conclave::testing {
 namespace {
 
-// Rows of `slots` against float64.
+// Compares the rows of `slots` with float64.
 void expect_accurate(const ExpertCase& test_case, const std::vector<int64_t>& slots,
                      const UsableRow& usable) {
   const CaseShape& shape = test_case.shape();
@@ -81,7 +81,7 @@ TEST(KernelRows, EmptySlice_GivesTheDownBiasOrZeros) {
   }
 }
 
-// Biases may be stored in another type than the weights, and missing ones are zeros.
+// Biases may be stored in another type than the weights; missing ones are zeros.
 TEST(KernelRows, BiasesOfAnotherTypeOrMissing_AreTaken) {
   const CaseShape shape{.hidden_size = 40,
                         .intermediate_size = 45,

@@ -37,7 +37,7 @@ TEST(KernelCatalog, EachIsaAndArithmetic_PicksItsRow) {
   EXPECT_EQ(chosen(problem(bf16, Isa::kAvx512Bf16, Arithmetic::kF32Fma)), "cpu.avx512");
   EXPECT_EQ(chosen(problem(bf16, Isa::kAvx2, Arithmetic::kF32Fma)), "cpu.avx2");
   EXPECT_EQ(chosen(problem(bf16, Isa::kScalar, Arithmetic::kF32Fma)), "cpu.reference");
-  // No row has the arithmetic at that instruction set: the reference still runs it.
+  // No row has the arithmetic for that instruction set, but the reference still runs it.
   EXPECT_EQ(chosen(problem(bf16, Isa::kAvx512, Arithmetic::kDpBf16)), "cpu.reference");
 }
 

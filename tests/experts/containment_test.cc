@@ -1,10 +1,10 @@
-// A NaN or an infinity touches the rows that use it and no other.
+// A NaN or an infinity reaches the rows that use it and no others.
 #include "experts/expert_case.h"
 
 namespace conclave::testing {
 namespace {
 
-// Sizes with padding in both products: the dangerous ones.
+// These sizes need padding in both products, which makes them dangerous.
 const CaseShape kShape{.hidden_size = 37,
                        .intermediate_size = 41,
                        .weights = DType::kBF16,
@@ -18,7 +18,8 @@ std::span<const float> row_of(const std::vector<float>& out, int64_t slot, int64
   return {out.data() + slot * width, static_cast<size_t>(width)};
 }
 
-// Rows for which `touched` holds are non-finite, all others have the bits of the clean run.
+// Rows for which `touched` holds must be non-finite; all others must have the bits of the clean
+// run.
 template <class Touched>
 void expect_contained(ExpertCase& poisoned, const Touched& touched, const std::string& what) {
   const ExpertCase clean(poisoned.shape());
@@ -75,7 +76,7 @@ TEST_P(Containment, OneWeight_TouchesOnlyRowsOfItsExpert) {
   }
 }
 
-// Clamps let a NaN through, and columns that pad a panel keep it out of rows of other experts.
+// Clamps let a NaN through, and columns that pad a panel keep it out of other experts' rows.
 TEST(ContainedNan, EveryActivationWithBiases_TouchesOnlyItsRows) {
   for (const ActivationSpec& activation : all_activations()) {
     for (const bool in_bias : {false, true}) {

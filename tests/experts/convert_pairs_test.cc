@@ -1,4 +1,4 @@
-// Every pair of row types, plain and weighted, in rows of less, of exactly and of more than the
+// Every pair of row types, plain and weighted, in rows shorter than, equal to and longer than the
 // block that the weighted conversion works in.
 #include "core/float_convert.h"
 #include "experts/quantize_rows.h"

@@ -1,4 +1,4 @@
-// Products of e4m3 panels: every code, every function with the bits of the reference.
+// Products of e4m3 panels: for every code, each function must give the bits of the reference.
 #include "core/float8.h"
 #include "cpu/isa.h"
 #include "experts/cpu/e4m3_mlp.h"
@@ -30,7 +30,7 @@ class E4m3Product : public ::testing::TestWithParam<Function> {
   }
 };
 
-// A panel of the given codes, column by column; scales that are no powers of two.
+// A panel of the given codes, column by column, with scales that are not powers of two.
 struct Problem {
   Problem(int64_t cols, int64_t group_width, uint32_t seed)
       : layout{.cols = cols, .group_width = group_width},
@@ -45,7 +45,7 @@ struct Problem {
   std::byte* bytes() { return static_cast<std::byte*>(static_cast<void*>(panel.data())); }
   float uniform() { return 0.001F + static_cast<float>(random() & 0xffff) / 65536.0F; }
 
-  // Bits of the products, NaN as one value.
+  // Returns the bits of the products, with all NaNs as one value.
   std::vector<uint32_t> run(E4m3PanelFunction product, const std::vector<float>& rows,
                             int64_t num_rows, int64_t stride, bool plain, int64_t width) {
     std::vector<float> out(static_cast<size_t>(num_rows * kE4m3PanelRows));
@@ -75,7 +75,7 @@ TEST_P(E4m3Product, EveryCode_DecodesAsTheReference) {
   for (int64_t i = 0; i < 16 * kE4m3PanelRows; ++i) {
     problem.bytes()[i] = static_cast<std::byte>(i % 256);
   }
-  // Column k alone: row k of the activations is a unit vector.
+  // Column k is tested alone: row k of the activations is a unit vector.
   std::vector<float> rows;
   for (int64_t k = 0; k < 16; ++k) {
     for (int64_t i = 0; i < 16; ++i) rows.push_back(i == k ? 1.0F : 0.0F);
@@ -98,7 +98,7 @@ TEST_P(E4m3Product, AnyShape_HasTheBitsOfTheReference) {
                              {129, 129, 129, 32},
                              {64, 24, 64, 3}}) {
     Problem problem(shape.cols, shape.group_width, static_cast<uint32_t>(shape.cols));
-    // Few NaN codes, so that most sums are numbers.
+    // Few codes are NaN, so that most sums are numbers.
     for (int64_t i = 0; i < shape.cols * kE4m3PanelRows; ++i) {
       std::byte& code = problem.bytes()[i];
       if ((code & std::byte{0x7f}) == std::byte{0x7f} && i % 16 != 3) code &= std::byte{0xbf};

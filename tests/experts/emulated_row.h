@@ -1,5 +1,5 @@
-// The catalog's row "cpu.amx", its own source compiled once more over emulated tiles: it runs
-// wherever the tests do.
+// The catalog's row "cpu.amx", compiled again from its own source over emulated tiles, so that it
+// runs wherever the tests do.
 #pragma once
 
 #include "experts/cpu/mlp_functions.h"

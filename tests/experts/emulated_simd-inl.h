@@ -1,5 +1,5 @@
-// 16 float32 lanes as AVX-512 has them and the tile instructions, in scalar code. Included by
-// gemm/cpu/simd-inl.h only.
+// 16 float32 lanes like those of AVX-512, and the tile instructions, in scalar code. Only
+// gemm/cpu/simd-inl.h may include it.
 #pragma once
 
 #include "activation/scalar.h"
@@ -37,7 +37,7 @@ struct Vec {
     for (int i = 0; i < kLanes; ++i) result.value[i] = function(i);
     return result;
   }
-  // Lane by lane what the scalar path does.
+  // Each lane does what the scalar path does.
   template <class Function>
   static Vec scalar(Vec a, Vec b, Vec c, const Function& function) {
     using activation::ScalarFloat;

@@ -1,5 +1,5 @@
-// The tile registers of AMX in scalar code, to the bit: configuration, loads, stores and
-// TDPBF16PS as Intel's manual has them. What faults on a CPU fails the running test.
+// The tile registers of AMX in scalar code, exact to the bit: configuration, loads, stores and
+// TDPBF16PS as in Intel's manual. A fault on a CPU is a failure of the running test here.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace conclave::testing {
 
-// As ldtilecfg reads it.
+// The layout that ldtilecfg reads.
 struct TileConfigBytes {
   uint8_t bytes[64];
 };
@@ -22,7 +22,7 @@ class EmulatedTiles {
   void zero(int tile);
   void load(int tile, const void* from, int64_t stride);
   void store(int tile, void* to, int64_t stride) const;
-  // sums += rows * weights, of pairs of bf16.
+  // Computes sums += rows * weights on pairs of bf16.
   void multiply_bf16(int sums, int rows, int weights);
 
  private:
@@ -39,9 +39,9 @@ class EmulatedTiles {
   Tile tiles_[kTiles];
 };
 
-// sum + the products of the pairs of a row of 32 and of a column of 32, as one TDPBF16PS rounds:
-// even and odd k apart, each by fused multiply-adds, then their sum, then that and `sum`. Subnormal
-// values are taken and given as zeros.
+// Adds the products of the pairs of a row and a column of 32 to `sum`, rounded like one TDPBF16PS:
+// even and odd k separately by fused multiply-adds, then their sum, then that plus `sum`. Subnormal
+// inputs and results count as zero.
 float tile_product(float sum, const uint16_t* row, const uint16_t* column, int64_t pairs);
 
 }  // namespace conclave::testing

@@ -1,5 +1,5 @@
-// The row of tiles on emulated registers against the arithmetic that its manual states, bit for
-// bit; and each row of the catalog once, so that one which cannot run here is named.
+// Compares the row of tiles on emulated registers with the arithmetic that its manual states, bit
+// for bit, and runs each row of the catalog once, so that one which cannot run here is named.
 #include "experts/emulated_tiles.h"
 
 #include "experts/expert_case.h"
@@ -16,7 +16,7 @@ uint16_t bf16(double value) { return float_to_bf16(static_cast<float>(value)); }
 
 TEST(TileProduct, EvenAndOddAreSummedBeforeTheyAreAdded) {
   const uint16_t row[] = {bf16(0x1p-12), bf16(0x1p-12)};
-  // One after the other, each 2^-24 would be lost beside 1.
+  // Added one after the other, each 2^-24 would be lost beside 1.
   EXPECT_EQ(tile_product(1.0F, row, row, 1), 1.0F + 0x1p-23F);
 }
 
@@ -36,7 +36,7 @@ TEST(TileProduct, SubnormalNumbersAreZeros) {
   EXPECT_EQ(tile_product(0x1p-130F, zeros, zeros, 1), 0.0F) << "of the sum";
 }
 
-// Control: what faults on a CPU fails a test.
+// Control: a fault on a CPU fails the test.
 TEST(EmulatedTiles, MisusedRegisters_AreNoticed) {
   EmulatedTiles::of_thread().release();
   EXPECT_NONFATAL_FAILURE(EmulatedTiles::of_thread().zero(0), "not configured");
@@ -54,7 +54,7 @@ TEST(EmulatedTiles, MisusedRegisters_AreNoticed) {
   EmulatedTiles::of_thread().release();
 }
 
-// x [k] times row `row` of a matrix [.., k]: steps of 32, each one tile instruction.
+// Returns x [k] times row `row` of a matrix [.., k], in steps of 32, each one a tile instruction.
 float product_of_row(const std::vector<uint16_t>& x, const StoredMatrix& matrix, int64_t row) {
   const int64_t k = matrix.cols();
   float sum = 0;
@@ -142,7 +142,7 @@ TEST(EmulatedRow, EveryActivationWithBiases_StatedArithmetic) {
   }
 }
 
-// The emulation itself, where there is something to compare it with.
+// Tests the emulation itself, if there is hardware to compare it with.
 TEST(EmulatedRow, OnACpuWithTiles_SameBitsAsTheirs) {
   if (const Support amx = cpu::usable(cpu::Isa::kAmx); !amx) {
     GTEST_SKIP() << "not run here: cpu.amx against its emulation (" << amx.reason() << ")";

@@ -1,4 +1,4 @@
-// What is equal bit for bit: rows of the catalog with float32 arithmetic, and any row in any batch.
+// Tests bit equality: catalog rows with float32 arithmetic, and any row in any batch.
 #include "experts/expert_case.h"
 
 namespace conclave::testing {
@@ -56,7 +56,8 @@ TEST(KernelRows, F32ArithmeticOfEveryActivation_AllEqualBitForBit) {
   }
 }
 
-// Gates from subnormal to overflowing: the activation is one formula on every instruction set.
+// Gates range from subnormal to overflowing: the activation is one formula on every instruction
+// set.
 TEST(KernelRows, ExtremeGates_AllEqualBitForBit) {
   for (const float scale : {1e-38F, 1e-20F, 1e-3F, 30.0F, 300.0F, 1e20F, 3e38F}) {
     ExpertCase test_case(CaseShape{.hidden_size = 48,
@@ -74,7 +75,7 @@ TEST(KernelRows, ExtremeGates_AllEqualBitForBit) {
   }
 }
 
-// The needle: one token's row for one expert, alone and among others.
+// One token's row for one expert, alone and among others.
 struct Needle {
   std::vector<float> alone;
   std::vector<float> among;
@@ -106,7 +107,7 @@ void expect_batch_invariant(const CaseShape& shape) {
   const ExpertCase probe(shape);
   for (const UsableRow& usable : usable_rows(probe)) {
     for (const int64_t rows : {1, 2, 3, 5, 6, 7, 13, 31, 32, 33, 97, 200}) {
-      // Emulated tiles are slow; beyond two groups they have no other paths.
+      // Emulated tiles are slow, and have no other paths beyond two groups.
       if (usable.row == &emulated_amx_row() && rows > 33) continue;
       for (const int64_t position : {int64_t{0}, rows / 2, rows - 1}) {
         ThreadExecutor executor(2);
@@ -134,7 +135,7 @@ TEST(KernelRows, NeedleTokenWithoutGateWithBiases_SameBits) {
                           .has_bias = true});
 }
 
-// Control: a kernel whose order of sums depends on the batch would be noticed.
+// Control: the test notices a kernel whose order of sums depends on the batch.
 TEST(KernelRows, SumInAnotherOrder_IsNoticed) {
   const CaseShape shape{
       .hidden_size = 130, .intermediate_size = 72, .weights = DType::kF32, .rows_per_expert = {1}};
@@ -144,7 +145,7 @@ TEST(KernelRows, SumInAnotherOrder_IsNoticed) {
                           .find("cpu.reference", "kernel")
                           .make(test_case.problem(cpu::Isa::kScalar, cpu::Arithmetic::kF32Fma));
   const std::vector<float> forward = test_case.run(*kernel, executor);
-  // The same sums with k reversed: columns of gate and up and the hidden row.
+  // The same sums with k reversed, by reversing the columns of gate and up and the hidden row.
   for (StoredMatrix* matrix : {&test_case.experts()[0].gate, &test_case.experts()[0].up}) {
     for (int64_t i = 0; i < shape.intermediate_size; ++i) {
       for (int64_t k = 0; k < shape.hidden_size / 2; ++k) {

@@ -36,7 +36,7 @@ struct CaseShape {
   uint64_t seed = 1;
   ActivationSpec activation = {};
   bool has_bias = false;
-  int64_t distinct_experts = 0;  // expert e has the weights of e % distinct_experts; 0: of its own
+  int64_t distinct_experts = 0;  // expert e has the weights of e % distinct_experts; 0: its own
 };
 
 inline std::string describe(const CaseShape& shape) {
@@ -154,7 +154,7 @@ class ExpertCase {
   }
 
   const CaseShape& shape() const { return shape_; }
-  // The same weights and rows under another activation, with or without biases.
+  // Keeps weights and rows but changes the activation, with or without biases.
   void set_activation(const ActivationSpec& activation, bool has_bias) {
     shape_.activation = activation;
     shape_.has_bias = has_bias;
@@ -228,7 +228,7 @@ class ExpertCase {
     return out;
   }
 
-  // [num_slots, H] dense. Workspace and output start as NaN patterns.
+  // Returns [num_slots, H], dense. Workspace and output start as NaN patterns.
   std::vector<float> run(const experts::ExpertsKernel& kernel, Executor& executor) const {
     const experts::SlabBytes bytes = kernel.slab_bytes();
     AlignedBytes gate_up(bytes.gate_up * static_cast<size_t>(num_experts()));
@@ -278,7 +278,7 @@ inline void report_untested(std::string_view row, const std::string& reason) {
 }
 
 // Every row of the catalog that takes the case's weights and that this CPU offers, and the row of
-// tiles over their emulation.
+// tiles over emulation.
 inline std::vector<UsableRow> usable_rows(const ExpertCase& test_case) {
   std::vector<UsableRow> usable;
   const cpu::Isa best = cpu::best_isa();
@@ -294,7 +294,7 @@ inline std::vector<UsableRow> usable_rows(const ExpertCase& test_case) {
   }
   const auto tiles = test_case.problem(best, cpu::Arithmetic::kAmxBf16);
   if (emulated_amx_row().supports(tiles)) {
-    // In front: the reference stays last.
+    // It goes in front, because the reference stays last.
     usable.insert(usable.begin(), {&emulated_amx_row(), emulated_amx_row().make(tiles)});
   }
   return usable;

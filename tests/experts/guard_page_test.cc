@@ -1,5 +1,5 @@
-// Every buffer of a run borders on an unmapped page, at its end and then at its beginning; inputs
-// stay as they were, and slots that nobody owns are not written.
+// Every buffer of a run borders on an unmapped page, first at its end and then at its beginning;
+// inputs stay unchanged, and slots without an owner are not written.
 #include "experts/expert_case.h"
 #include "support/guarded.h"
 
@@ -97,7 +97,7 @@ struct GuardedRun {
 TEST(GuardPages, AllBuffers_NothingReadOrWrittenBeyond) {
   for (const DType weights : {DType::kF32, DType::kF16, DType::kBF16}) {
     for (const auto& [h, i] : {std::pair<int64_t, int64_t>{33, 1}, {64, 32}, {65, 33}, {96, 72}}) {
-      const bool plain = i != 33;  // the others: biases, and no gate
+      const bool plain = i != 33;  // the others have biases and no gate
       const CaseShape shape{.hidden_size = h,
                             .intermediate_size = i,
                             .weights = weights,

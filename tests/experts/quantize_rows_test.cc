@@ -44,7 +44,7 @@ float decode(DType dtype, uint16_t bits) {
   return dtype == DType::kBF16 ? bf16_to_float(bits) : f16_to_float(bits);
 }
 
-// Three rows with a stride beyond their width, at the end of a page.
+// Three rows with a stride larger than their width, at the end of a page.
 struct Source {
   static constexpr int64_t kRows = 3;
   DType dtype;
@@ -72,7 +72,7 @@ struct Source {
   float source_value(int64_t row, int64_t column) const {
     return kValues[static_cast<size_t>((column + row) % columns)];
   }
-  // What the stored element means.
+  // Returns the value of the stored element.
   float stored_value(int64_t row, int64_t column) const {
     const float value = source_value(row, column);
     return dtype == DType::kF32 ? value : decode(dtype, encode(dtype, value));

@@ -1,4 +1,4 @@
-// What the kernels that stream weights say of a problem before there is a GPU: support, tiles,
+// Tests what the kernels that stream weights report about a problem without a GPU: support, tiles,
 // workspace.
 #include "experts/cuda/hopper_support.h"
 #include "experts/cuda/stream_fp8_sm90.h"
@@ -125,7 +125,8 @@ TEST(StreamPlan, WorkspaceOfE4m3_PartsHoldTheirRows) {
   }
 }
 
-// Offsets beyond 2^31: as many rows as 16384 tokens of 8 experts make, of the widest models.
+// Offsets exceed 2^31: there are as many rows as 16384 tokens with 8 experts make in the widest
+// models.
 TEST(StreamPlan, WorkspaceOfE4m3_CountsInSixtyFourBits) {
   DeviceExpertsProblem sizes = problem(DType::kF8E4M3, kChannelQuant);
   sizes.intermediate_size = 28672;

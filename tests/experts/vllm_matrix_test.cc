@@ -1,5 +1,5 @@
-// Shapes that vLLM tests its CPU fused MoE on: E 8; H and I 128 or 2880; batches of 1, 64 and 256;
-// every activation; biases or none; bf16.
+// Runs shapes that vLLM tests its CPU fused MoE on: E 8; H and I 128 or 2880; batches of 1, 64 and
+// 256; every activation; with or without biases; bf16.
 #include "experts/expert_case.h"
 
 #include <tuple>
@@ -7,7 +7,8 @@
 namespace conclave::testing {
 namespace {
 
-// Two experts a token: 2 T rows spread over eight experts, one of them idle unless all get rows.
+// With two experts per token, 2 T rows are spread over eight experts; one is idle unless all get
+// rows.
 std::vector<int64_t> spread_rows(int64_t tokens) {
   std::vector<int64_t> rows(8, 0);
   for (int64_t slot = 0; slot < 2 * tokens; ++slot) ++rows[static_cast<size_t>(slot * slot % 7)];
@@ -15,8 +16,8 @@ std::vector<int64_t> spread_rows(int64_t tokens) {
   return rows;
 }
 
-// Each fast row against float64 at some slots; the slow ones, reference and emulation, which are
-// compared with the fast ones elsewhere, where there are few.
+// Compares each fast row with float64 at some slots. The slow ones, reference and emulation, are
+// compared with the fast ones elsewhere, in small cases.
 void expect_accurate(const ExpertCase& test_case, int64_t num_checked, size_t max_rows = 8) {
   const CaseShape& shape = test_case.shape();
   const int64_t step = std::max<int64_t>(1, test_case.num_slots() / num_checked);
@@ -75,7 +76,7 @@ INSTANTIATE_TEST_SUITE_P(Sizes, VllmMatrixCpuFusedMoe,
                                   std::to_string(std::get<2>(tested.param));
                          });
 
-// gpt-oss: not a multiple of 64 tiles, of 128 or of anything else that kernels like.
+// gpt-oss has sizes that are no multiple of 64 tiles, of 128 or of anything else that kernels like.
 TEST(VllmMatrixCpuFusedMoeLarge, GptOssSizesWithBiases_WithinBound) {
   const ExpertCase test_case(
       CaseShape{.hidden_size = 2880,

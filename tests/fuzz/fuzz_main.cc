@@ -1,4 +1,4 @@
-// libFuzzer's entry; CONCLAVE_HARNESS is the harness that this executable feeds.
+// libFuzzer's entry point; CONCLAVE_HARNESS is the harness that this executable feeds.
 #include "fuzz/harness.h"
 
 #include <cstddef>

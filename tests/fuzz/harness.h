@@ -1,5 +1,5 @@
-// What the fuzzers feed, and what the corpus replay runs in every build. A harness takes any bytes;
-// a broken promise ends the process.
+// The harnesses that the fuzzers feed and that the corpus replay runs in every build. A harness
+// takes any bytes; a broken promise ends the process.
 #pragma once
 
 #include <cstddef>
@@ -8,11 +8,11 @@
 
 namespace conclave::testing {
 
-// A whole safetensors file: header parsed, layout checked.
+// Takes a whole safetensors file: parses the header and checks the layout.
 void fuzz_safetensors_header(std::span<const std::byte> input);
-// model.safetensors.index.json.
+// Takes model.safetensors.index.json.
 void fuzz_index(std::span<const std::byte> input);
-// config.json, through every architecture table.
+// Takes config.json and reads it through every architecture table.
 void fuzz_config(std::span<const std::byte> input);
 
 }  // namespace conclave::testing

@@ -9,7 +9,7 @@
 
 namespace conclave::testing {
 
-// Returns the number of values; `budget` bounds the paths asked for, each of which costs a walk.
+// Returns the number of values; `budget` limits the paths requested, each of which costs a walk.
 inline size_t walk_json(const io::JsonValue& value, size_t& budget) {
   if (budget > 0) {
     --budget;

@@ -1,4 +1,4 @@
-// What every parser promises whatever the input: an Error of ours, with a message that is fit to
+// Checks the promise of every parser for any input: an Error of ours, with a message that is fit to
 // show.
 #pragma once
 
@@ -16,8 +16,8 @@ inline void promise(bool condition) {
   if (!condition) std::abort();
 }
 
-// Runs `body` and returns the code of its Error, if any; an exception other than Error, or an Error
-// out of shape, ends the process.
+// Runs `body` and returns the code of its Error, if any. An exception other than Error, or a
+// malformed Error, ends the process.
 template <class Body>
 std::optional<ErrorCode> expect_value_or_error(Body body) {
   constexpr size_t kMaxMessageBytes = 16'384;

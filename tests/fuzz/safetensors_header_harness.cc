@@ -14,7 +14,7 @@ namespace {
 
 __extension__ using Uint128 = unsigned __int128;
 
-// Bytes of a tensor in wider arithmetic than the reader's own; nothing beyond 2^126.
+// Bytes of a tensor, in wider arithmetic than the reader's own; nothing beyond 2^126.
 std::optional<Uint128> wide_bytes(const TensorInfo& tensor) {
   Uint128 bits = static_cast<Uint128>(bit_size(tensor.dtype));
   for (const int64_t dim : tensor.shape) {
@@ -27,7 +27,7 @@ std::optional<Uint128> wide_bytes(const TensorInfo& tensor) {
   return bits / 8;
 }
 
-// The tensors cover the data exactly and agree with their own shapes.
+// Checks that the tensors cover the data exactly and agree with their own shapes.
 void check_accepted(std::span<const std::byte> input, uint64_t file_bytes,
                     const std::vector<TensorInfo>& tensors, size_t metadata_entries) {
   const uint64_t header_bytes = io::safetensors_header_bytes(input, file_bytes, "fuzz");
@@ -40,7 +40,7 @@ void check_accepted(std::span<const std::byte> input, uint64_t file_bytes,
     end += tensor.bytes;
   }
   promise(end == file_bytes);
-  // Another parser must see as many entries.
+  // Another parser must find the same number of entries.
   const auto* text = reinterpret_cast<const char*>(input.data()) + io::kLengthBytes;
   const nlohmann::json json = nlohmann::json::parse(text, text + header_bytes, nullptr, false);
   promise(json.is_object());
@@ -64,7 +64,7 @@ void fuzz_safetensors_header(std::span<const std::byte> input) {
     });
   };
   const std::optional<ErrorCode> code = parse(input.size());
-  // A sound header with too little data behind it: let the last byte say how large the file is.
+  // The header is sound but has too little data behind it: the last byte now decides the file size.
   if (code == ErrorCode::kSafetensorsTruncatedData) {
     parse(input.size() + std::to_integer<uint64_t>(input.back()));
   }

@@ -15,7 +15,7 @@ using gemm::kPanelColumns;
 using gemm::PanelColumns;
 using gemm::PanelLayout;
 
-// Exact in every float type, and different for all (column, k) of one test.
+// The value is exact in every float type, and differs for all (column, k) of one test.
 float cell(int64_t column, int64_t k) {
   return static_cast<float>((column * 31 + k * 7) % 251 + 1);
 }

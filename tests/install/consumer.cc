@@ -1,4 +1,4 @@
-// What a user of the installed package writes: a layer over own memory, one forward, one error.
+// Code that a user of the installed package writes: a layer over own memory, a forward, an error.
 #include <cmath>
 #include <conclave/conclave.h>
 #include <cstdio>
@@ -46,7 +46,7 @@ int run() {
     }
   }
 
-  // The library's exception type is one type on both sides of the library's boundary.
+  // The library's exception type is the same on both sides of the library's boundary.
   try {
     spec.top_k = kExperts + 1;
     conclave::validate(spec);

@@ -1,5 +1,5 @@
-// Bar S5: nothing outside the model root opens; genuine layouts load. With the kernel's resolver
-// and with our own walk.
+// Bar S5: nothing outside the model root opens, and genuine layouts load, both with the kernel's
+// resolver and with our own walk.
 #include "io/directory.h"
 
 #include "io/io_test_support.h"
@@ -101,7 +101,7 @@ TEST_P(DirectoryTest, HostileLinks_Refused) {
   for (const auto& [name, target] : links) fs::create_symlink(target, model_ / name);
   for (const auto& [name, target] : links) {
     const auto code = open_in(model_, name);
-    // The link to ".." is a directory beyond the root: an escape too.
+    // The link to ".." is a directory above the root, which is an escape too.
     EXPECT_EQ(name_of(code), "kPathEscape") << name;
     if (!code) ++escapes;
   }
@@ -149,7 +149,7 @@ TEST_P(DirectoryTest, Unreadable_Access) {
   const fs::path path = root_.write("model/secret.safetensors", "x");
   ASSERT_EQ(chmod(path.c_str(), 0), 0);
   const Directory directory = Directory::open(model_, GetParam());
-  // The superuser may read everything, so become someone else for a moment.
+  // The superuser may read everything, so the test becomes someone else for a moment.
   const uid_t user = geteuid();
   if (user == 0) {
     ASSERT_EQ(seteuid(65534), 0);
@@ -159,7 +159,7 @@ TEST_P(DirectoryTest, Unreadable_Access) {
   EXPECT_EQ(name_of(code), "kFileAccess");
 }
 
-// As huggingface_hub lays out its cache: relative links from the snapshot into blobs.
+// huggingface_hub lays out its cache like this: relative links from the snapshot into blobs.
 struct HubCache {
   explicit HubCache(const TemporaryDirectory& root) : repository(root.path() / "models--org--moe") {
     root.write("models--org--moe/blobs/0a1b2c", "weights");

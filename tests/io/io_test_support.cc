@@ -12,7 +12,7 @@
 namespace conclave::testing {
 namespace {
 
-// Value in bytes of a "VmHWM:   1234 kB" line.
+// Returns the bytes that a "VmHWM:   1234 kB" line states.
 size_t status_bytes(std::string_view field) {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {

@@ -1,4 +1,4 @@
-// Helpers of the io tests: throw-away directories, hand-made safetensors files, error codes.
+// Helpers for the io tests: throw-away directories, hand-made safetensors files, error codes.
 #pragma once
 
 #include "conclave/error.h"
@@ -17,7 +17,7 @@
 
 namespace conclave::testing {
 
-// A directory that goes away with all its content.
+// A temporary directory that is removed with all its content.
 class TemporaryDirectory {
  public:
   TemporaryDirectory();
@@ -35,38 +35,38 @@ class TemporaryDirectory {
 
 std::string read_file(const std::filesystem::path& path);
 
-// The eight length bytes.
+// Returns the eight length bytes.
 std::string length_prefix(uint64_t bytes);
-// Length, header, and `data_bytes` bytes of data that all differ from their neighbours.
+// Returns length, header, and `data_bytes` bytes of data that all differ from their neighbours.
 std::string safetensors(std::string_view header, size_t data_bytes = 0);
-// One entry: "name":{"dtype":...,"shape":[...],"data_offsets":[...]}.
+// Returns one entry: "name":{"dtype":...,"shape":[...],"data_offsets":[...]}.
 std::string entry(std::string_view name, std::string_view dtype, std::string_view shape,
                   std::string_view offsets);
-// Header of `count` tensors of four bytes, named as in a large checkpoint.
+// Returns a header of `count` tensors of four bytes, named as in a large checkpoint.
 std::string large_header(size_t count);
 
 inline std::span<const std::byte> bytes_of(std::string_view text) {
   return std::as_bytes(std::span(text));
 }
 
-// The code of the Error that `body` throws; nothing if it throws none. `what` gets the message.
+// Returns the code of the Error that `body` throws, if any. `what` gets the message.
 std::optional<ErrorCode> code_of(const std::function<void()>& body, std::string* what = nullptr);
 
-// For tests that run in every access mode.
+// Used by tests that run in every access mode.
 inline constexpr FileAccess kAccessModes[] = {FileAccess::kAuto, FileAccess::kMap,
                                               FileAccess::kRead};
 std::string access_name(const ::testing::TestParamInfo<FileAccess>& param);
 
-// Name of the code for messages, "no error" for none.
+// Returns the code's name for messages, or "no error".
 std::string name_of(std::optional<ErrorCode> code);
 
-// Resident set of the process and its peak since the last reset, in bytes; 0 if unknown.
+// The resident set of the process and its peak since the last reset, in bytes; 0 if unknown.
 size_t resident_bytes();
 size_t peak_resident_bytes();
 void reset_peak_resident();
 
-// Sanitizers and unoptimised code are slow and hungry: time and memory bars hold for what users
-// run, and are only printed elsewhere.
+// Sanitizers and unoptimised code are slow and use much memory: time and memory bars apply to the
+// builds that users run; elsewhere the figures are only printed.
 constexpr bool kIsInstrumented =
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(NDEBUG)
     true;

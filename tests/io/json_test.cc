@@ -170,7 +170,7 @@ TEST(Json, Malformed_Refused) {
         "{\"a\":1,}", "{\"a\" 1}", "{a:1}", "{'a':1}", "[01]", "[-]", "[+1]", "[.5]", "[1.]",
         "[1e]", "[1e+]", "[0x1]", "[--1]", "tru", "truee", "nul", "nulll", "None", "\"a", "\"\\",
         "\"\\x\"", "\"\\u12\"", "\"\\u12g4\"", "\"\\ud800\"", "\"\\udc00\"", "\"\\ud800\\u0041\"",
-        // One off either end of either half of a pair.
+        // These are one off at either end of either half of a pair.
         "\"\\udc00\\udc00\"", "\"\\udbff\\udbff\"", "\"\\ud800\\ue000\"", "\"\\udfff\\udfff\"",
         "\"\\ud7ff\\udc00\"", "\"\\ue000\\udc00\"", "\"\n\"", "\"\x01\"", "[1]x", "[1][2]", "1 2",
         "//c\n1", "/*c*/1", "\f1", "\xEF\xBB\xBF{}", "\"\xC0\xAF\"", "\"\x80\"", "{}\xFF", "[1}",
@@ -209,7 +209,7 @@ TEST(Json, Limits_Hold) {
   EXPECT_EQ(JsonDocument::parse(bytes_of(text), "config.json").root().size(), 0U);
 }
 
-// Equality with another library's idea of the same text.
+// Whether another library reads the same text in the same way.
 bool same(const JsonValue& ours, const nlohmann::json& theirs) {
   switch (ours.type()) {
     case JsonType::kNull:

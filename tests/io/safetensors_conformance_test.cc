@@ -1,4 +1,4 @@
-// Bars S1 and S4: hand-made files, each with the one code it must be refused with.
+// Bars S1 and S4: hand-made files, each with the only code it may be refused with.
 #include "io/io_test_support.h"
 
 #include "conclave/safetensors.h"
@@ -21,13 +21,13 @@ struct MalformedCase {
   ErrorCode code;
 };
 
-// `body` between the braces of the header.
+// Puts `body` between the braces of the header.
 MalformedCase header_case(std::string name, std::string_view body, size_t data_bytes,
                           ErrorCode code) {
   return {std::move(name), safetensors(fmt::format("{{{}}}", body), data_bytes), code};
 }
 
-// One tensor "a" of four bytes with these fields.
+// Makes one tensor "a" of four bytes with these fields.
 MalformedCase entry_case(std::string name, std::string_view fields, ErrorCode code) {
   return header_case(std::move(name), fmt::format(R"("a":{{{}}})", fields), 4, code);
 }
@@ -403,7 +403,7 @@ TEST(SafetensorsConformance, TooManyTensors_Refused) {
   EXPECT_EQ(name_of(verdict_in_memory(file, nullptr)), "kSafetensorsTooManyTensors");
 }
 
-// What one conforming reader takes one way and another reader another way, or not at all.
+// Conforming readers differ on these files, or refuse them.
 TEST(SafetensorsConformance, Ambiguous_Refused) {
   const std::string a = entry("a", "U8", "[1]", "[0,1]");
   const std::vector<std::pair<std::string, std::string>> cases = {

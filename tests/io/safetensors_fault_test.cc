@@ -24,7 +24,7 @@ namespace {
 
 constexpr FileAccess kBothModes[] = {FileAccess::kMap, FileAccess::kRead};
 
-// Opens the file and loads every tensor; the bytes of all of them together.
+// Opens the file and loads every tensor; returns the bytes of all of them together.
 std::string load_all(io::File opened) {
   const SafetensorsFile file = io::open_safetensors(std::move(opened));
   std::string all;
@@ -125,7 +125,7 @@ TEST(SafetensorsFaults, KthReadFails_TypedErrorOrRetried) {
   fmt::print("S7: {} injected read faults, signals 0\n", cases);
 }
 
-// What the other process does to the file after it was opened.
+// A change that the other process makes to the file after it was opened.
 using Modification = std::function<void(const std::filesystem::path& path)>;
 
 void overwrite(const std::filesystem::path& path, const std::string& content) {
@@ -215,7 +215,7 @@ TEST(SafetensorsFaults, ModifiedDuringLoad_TypedErrorOrOriginalBytes) {
         other.start();
         for (int pass = 0; pass < 8; ++pass) {
           std::string bytes(kBytes, '\0');
-          // In pieces, so that the other process has time to strike in between.
+          // The test reads in pieces, so that the other process has time to strike in between.
           const auto code = code_of([&] {
             for (size_t at = 0; at < kBytes; at += kBytes / 16) {
               file.read(file.tensors()[0], at,
@@ -231,7 +231,7 @@ TEST(SafetensorsFaults, ModifiedDuringLoad_TypedErrorOrOriginalBytes) {
           }
         }
         EXPECT_TRUE(other.wait());
-        // The modification is complete: only the original bytes may still be served.
+        // The modification is complete: only the original bytes may still be returned.
         const auto after = code_of([&] { file.load("w"); });
         EXPECT_EQ(name_of(after), keeps_the_bytes.contains(name) ? "no error" : "kFileChanged");
       }

@@ -1,4 +1,4 @@
-// Bars S3 and S6: sizes that fit nowhere, and the time and memory of large headers.
+// Bars S3 and S6: sizes that fit nowhere, and the time and memory that large headers take.
 #include "io/io_test_support.h"
 #include "io/json.h"
 
@@ -15,13 +15,13 @@
 namespace conclave::testing {
 namespace {
 
-// Room for a busy or slow machine; the figures themselves are printed.
+// These leave room for a busy or slow machine; the figures themselves are printed.
 constexpr double kMaxMillisecondsOf100k = 150.0 * 4;
-constexpr double kMaxGrowth = 2.3 * 1.5;  // of time from 100 k to 200 k tensors
+constexpr double kMaxGrowth = 2.3 * 1.5;  // time for 200 k tensors over time for 100 k
 constexpr double kMaxResidentFactor = 8.0;
 constexpr size_t kMebibyte = size_t{1} << 20;
 
-// Processor time: other processes on the machine do not count.
+// Uses processor time, so that other processes on the machine do not count.
 double cpu_milliseconds() {
   timespec now{};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
@@ -39,7 +39,7 @@ double best_milliseconds(Body body) {
   return best;
 }
 
-// Growth of the peak resident set while `body` runs.
+// Returns the growth of the peak resident set while `body` runs.
 template <class Body>
 size_t peak_growth(Body body) {
   reset_peak_resident();
@@ -60,7 +60,7 @@ TEST(SafetensorsSizes, NoAddressSpaceHoldsThem_Overflow) {
   size_t large_messages = 0;
   const size_t growth = peak_growth([&] {
     for (size_t trial = 0; trial < trials; ++trial) {
-      // Dimensions whose product is at least 2^64 bits, now and then hidden behind a zero.
+      // The product of the dimensions is at least 2^64 bits, now and then hidden behind a zero.
       std::string shape;
       int log2_product = 0;
       while (log2_product < 64) {
@@ -129,7 +129,7 @@ TEST(SafetensorsComplexity, HundredThousandTensors_LinearTimeAndMemory) {
   size_t tensors = 0;
   const size_t growth = peak_growth([&] { tensors = parse(large, large.size() + 800'000).size(); });
   EXPECT_EQ(tensors, 200'000U);
-  // The file's own bytes count too: open() reads the header into memory.
+  // The file's own bytes count too, because open() reads the header into memory.
   const double factor = 1 + static_cast<double>(growth) / static_cast<double>(large.size());
   fmt::print(
       "S6: safetensors 100 k tensors {:.1f} ms, 200 k {:.1f} ms, ratio {:.2f}, RSS {:.1f}x\n",
@@ -159,7 +159,7 @@ TEST(SafetensorsComplexity, ShuffledAndEscapedNames_NoSlower) {
 }
 
 TEST(SafetensorsComplexity, LargestHeader_BoundedTimeAndMemory) {
-  // 99.9 MB of the densest things a header may hold, each legal or refused, never slow.
+  // These are 99.9 MB of the densest content a header may have, each legal or refused, never slow.
   const size_t bytes = 99'900'000;
   std::string spaces = "{" + std::string(bytes - 2, ' ') + "}";
   std::string digits = R"({"a":{"dtype":"U8","shape":[)" + std::string(bytes - 64, '1');
@@ -183,7 +183,7 @@ TEST(SafetensorsComplexity, LargestHeader_BoundedTimeAndMemory) {
   }
 }
 
-// The layout of model.safetensors.index.json.
+// Returns a text with the layout of model.safetensors.index.json.
 std::string large_index(size_t count) {
   std::string text = R"({"metadata":{"total_size":1},"weight_map":{)";
   for (size_t i = 0; i < count; ++i) {

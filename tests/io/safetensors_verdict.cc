@@ -1,4 +1,4 @@
-// Judges safetensors files for safetensors_differential.py: reads pairs of a 4-byte length and so
+// Judges safetensors files for safetensors_differential.py: reads pairs of a 4-byte length and that
 // many bytes from standard input, and writes one line of JSON each: the name of an error code, or
 // the list of [name, dtype, shape, begin, end].
 #include "conclave/error.h"

@@ -43,7 +43,7 @@ TEST(SafetensorsWriter, RoundTrip_AllDtypesNamesAndMetadata) {
     writer.declare("scalar", DType::kF32, {});
     data.resize(data.size() + 4);
     std::iota(data.begin(), data.end(), '\0');
-    // Pieces that do not respect tensor borders.
+    // The pieces do not respect tensor borders.
     for (size_t at = 0; at < data.size(); at += 7) {
       writer.write(bytes_of(std::string_view(data).substr(at, 7)));
     }

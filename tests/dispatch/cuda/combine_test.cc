@@ -1,4 +1,4 @@
-// The weighted sum on the device, bit for bit against the same sum on the host.
+// Compares the weighted sum on the device with the same sum on the host, bit for bit.
 #include "dispatch/cuda/combine.h"
 
 #include "core/float_convert.h"
@@ -22,7 +22,7 @@ using testing::DeviceArray;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// A matrix of one of the three types, with the values that its elements really have.
+// A matrix of one of the three types, with the values that its elements hold after rounding.
 struct Matrix {
   DType dtype = DType::kBF16;
   int64_t rows = 0;
@@ -72,8 +72,8 @@ struct CombineProblem {
   int32_t num_experts = 8;
   int64_t hidden_size = 64;
   DType expert_dtype = DType::kBF16;
-  DType other_dtype = DType::kBF16;  // of out, hidden, shared rows
-  int64_t extra_stride = 0;          // of the caller's tensors
+  DType other_dtype = DType::kBF16;  // for out, hidden and shared rows
+  int64_t extra_stride = 0;          // for the caller's tensors
   int64_t live = -1;
   bool weighted = true;
   bool has_identity = false;
@@ -83,7 +83,7 @@ struct CombineProblem {
   int32_t num_shared = 0;
   bool shared_factors = false;
   bool shared_apart = false;
-  int32_t shared_slots = 0;  // of top_k
+  int32_t shared_slots = 0;  // included in top_k
   bool has_mix = false;
   bool has_routed = false;
   bool has_residual = false;
@@ -120,7 +120,7 @@ CombineData make_data(const CombineProblem& problem, uint32_t seed) {
   const int64_t stride = problem.hidden_size + problem.extra_stride;
   CombineData data;
   for (int64_t i = 0; i < slots; ++i) {
-    data.ids.push_back(static_cast<int32_t>(generator() % 10) - 1);  // -1, 8 and 9 go nowhere
+    data.ids.push_back(static_cast<int32_t>(generator() % 10) - 1);  // -1, 8 and 9 have no expert
   }
   data.weights = random_floats(slots, generator);
   for (size_t i = 0; i < data.weights.size(); i += 7) data.weights[i] = 0;
@@ -142,7 +142,7 @@ CombineData make_data(const CombineProblem& problem, uint32_t seed) {
   data.shared = random_matrix(problem.other_dtype, tokens * problem.num_shared, problem.hidden_size,
                               stride, generator);
   if (problem.shared_factors && problem.num_shared > 0 && tokens > 0) {
-    // A factor of 0 keeps out what is not finite.
+    // A factor of 0 keeps out values that are not finite.
     data.factors[0] = 0;
     data.shared.set(0, 0, std::numeric_limits<float>::infinity());
   }
@@ -162,7 +162,7 @@ struct Combined {
   Matrix shared_out;
 };
 
-// Rows of `live` and beyond stay poisoned.
+// Rows from `live` on stay poisoned.
 Combined expected(const CombineProblem& problem, const CombineData& data) {
   const int64_t tokens = problem.num_tokens;
   const int64_t stride = problem.hidden_size + problem.extra_stride;
@@ -319,7 +319,7 @@ TEST_F(DeviceCombine, RandomProblems_HaveTheBitsOfTheHost) {
   }
 }
 
-// Enough columns for the shapes that take several parts of a row at once.
+// There are enough columns for the shapes that take several parts of a row at once.
 TEST_F(DeviceCombine, ManyTokens_HaveTheBitsOfTheHost) {
   for (const int32_t top_k : {1, 2, 3, 4, 6}) {
     for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
@@ -344,7 +344,7 @@ TEST_F(DeviceCombine, ManyTokens_HaveTheBitsOfTheHost) {
   }
 }
 
-// Rows so far apart that element offsets pass 2^31 and byte offsets 2^32.
+// The rows are so far apart that element offsets pass 2^31 and byte offsets 2^32.
 TEST_F(DeviceCombine, RowsBeyondTwoToThe31_AreFound) {
   const CombineProblem problem{.num_tokens = 600, .top_k = 4, .hidden_size = 64};
   CombineData data = make_data(problem, 9);

@@ -1,4 +1,4 @@
-// Grouping on the device against a stable sort on the host.
+// Compares grouping on the device with a stable sort on the host.
 #include "dispatch/cuda/group_shape.h"
 #include "support/cuda/device_array.h"
 
@@ -27,8 +27,8 @@ struct GroupProblem {
   int64_t live = -1;  // tokens that count; -1: no counter
   std::vector<int32_t> ids = {};
   std::vector<int32_t> local_expert = {};  // empty: the id itself
-  std::vector<int64_t> wide_ids = {};      // in the place of ids, where there are any
-  int32_t skewed_tile_tokens = 0;          // of more than skewed_from tiles
+  std::vector<int64_t> wide_ids = {};      // replace ids, if there are any
+  int32_t skewed_tile_tokens = 0;          // used for more than skewed_from tiles
   int64_t skewed_from = 0;
 
   int32_t num_local() const {
@@ -94,7 +94,7 @@ Grouped expected(const GroupProblem& problem) {
 
 class DeviceGroup : public testing::DeviceTest {
  protected:
-  // Threads 0: as device_group cuts it.
+  // With 0 threads, device_group chooses the shape.
   Grouped run(const GroupProblem& problem, GroupShape shape = {.blocks = 0, .threads = 0}) {
     const int32_t least_tile = problem.skewed_tile_tokens == 0
                                    ? problem.tile_tokens
@@ -182,7 +182,7 @@ std::string describe(const GroupProblem& problem) {
          std::to_string(problem.live);
 }
 
-// Ids of all kinds: mostly valid, some -1, some far outside.
+// Ids of all kinds: mostly valid, some -1, some far out of range.
 std::vector<int32_t> random_ids(int64_t count, int32_t experts, std::mt19937& generator) {
   const std::vector<int32_t> hostile = {-1,
                                         -1,
@@ -234,7 +234,8 @@ TEST_F(DeviceGroup, RandomProblems_EqualAStableSort) {
   }
 }
 
-// Every shape: a block, a cluster, counts first; both sides of the limit, and on it.
+// Covers every shape (one block, a cluster, counts first), and both sides of the limit and the
+// limit itself.
 TEST_F(DeviceGroup, MoreTilesThanEvenChoicesMake_AreCutForTheOtherKernel) {
   int skewed = 0;
   int plain = 0;
@@ -263,7 +264,7 @@ TEST_F(DeviceGroup, WideIds_AreComparedIn64Bits) {
   for (const int64_t tokens : {1, 33, 300, 4000}) {
     GroupProblem problem = random_problem(tokens, 6, 40, static_cast<uint32_t>(tokens));
     for (size_t i = 0; i < problem.ids.size(); ++i) {
-      // Valid once truncated.
+      // The id is valid once truncated.
       const int64_t high = i % 7 == 0 ? int64_t{1} << (32 + i % 31) : 0;
       problem.wide_ids.push_back(problem.ids[i] + high);
     }

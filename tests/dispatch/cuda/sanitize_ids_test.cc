@@ -1,4 +1,4 @@
-// Ids and weights of the caller, checked and converted on the device, alone and before grouping.
+// The caller's ids and weights are checked and converted on the device, alone and before grouping.
 #include "dispatch/cuda/sanitize_ids.h"
 
 #include "core/float_convert.h"
@@ -65,7 +65,7 @@ SanitizeProblem random_problem(uint32_t seed) {
                                   std::numeric_limits<int32_t>::min(),
                                   std::numeric_limits<int32_t>::max()};
   if (problem.wide_ids) {
-    // Valid once truncated.
+    // These are valid once truncated.
     hostile.push_back(int64_t{1} << 32);
     hostile.push_back((int64_t{-1} << 40) + 1);
   }
@@ -177,7 +177,7 @@ class DeviceSanitize : public testing::DeviceTest {
   }
 };
 
-// The same kernel before a grouping, which then equals a grouping of the ids it wrote.
+// The same kernel before a grouping, which must equal a grouping of the ids it wrote.
 class DeviceSanitizeAndGroup : public DeviceSanitize {
  protected:
   void enqueue(const SanitizeProblem& problem, const DeviceSanitizeArgs& args) override {

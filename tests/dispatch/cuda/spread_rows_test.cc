@@ -1,4 +1,4 @@
-// Token rows copied to where the grouping wants them, against a loop on the host.
+// Token rows are copied to the places of the grouping; a loop on the host gives the expected rows.
 #include "dispatch/cuda/spread_rows.h"
 
 #include "core/float_convert.h"
@@ -45,7 +45,7 @@ struct SpreadProblem {
   }
 };
 
-// A permutation of the slots, of which every fifth has no row.
+// A permutation of the slots in which every fifth has no row.
 std::vector<int32_t> random_rows(int64_t slots) {
   std::vector<int32_t> rows(static_cast<size_t>(slots));
   std::iota(rows.begin(), rows.end(), 0);
@@ -138,7 +138,7 @@ TEST_F(DeviceSpread, EachWidth_WritesItsColumnsOnly) {
   }
 }
 
-// Rows of the caller that do not begin at multiples of 16 bytes are read an element at a time.
+// Rows of the caller that do not begin at multiples of 16 bytes are read one element at a time.
 TEST_F(DeviceSpread, RowsThatAreNotAligned_AreReadAllTheSame) {
   for (const DType from : {DType::kF32, DType::kBF16}) {
     check(

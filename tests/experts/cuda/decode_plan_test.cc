@@ -1,4 +1,4 @@
-// How the decode kernel cuts a layer: plain numbers, on any machine.
+// Tests how the decode kernel divides a layer; these are plain numbers, on any machine.
 #include "experts/cuda/decode_plan.h"
 
 #include "experts/cuda/decode_call.h"
@@ -41,7 +41,7 @@ const std::vector<Sizes> kModels = {
     {8, 2, 4096, 14336, DType::kBF16},    {128, 8, 2048, 768, DType::kBF16},
     {64, 8, 2048, 1024, DType::kF16},     {32, 4, 2880, 2880, DType::kBF16},
     {128, 8, 4096, 1536, DType::kF8E4M3}, {256, 8, 7168, 2048, DType::kF8E4M3}};
-// Sizes that no box, tile or pass divides.
+// No box, tile or pass divides these sizes.
 const std::vector<Sizes> kOdd = {{6, 3, 1000, 136, DType::kBF16},
                                  {60, 5, 520, 72, DType::kF8E4M3},
                                  {10, 1, 8, 8, DType::kF16},
@@ -61,8 +61,8 @@ std::string text_of(const Sizes& s) {
 TEST(DecodePlan, Qwen3_HasTheseNumbers) {
   const DecodePlan plan = decode_plan(problem_of(kModels[1]));
   EXPECT_EQ(plan.blocks, 132);
-  EXPECT_EQ(plan.up_boxes, 32);    // 2048 bf16 of 64 a box
-  EXPECT_EQ(plan.down_boxes, 12);  // 768 of 64
+  EXPECT_EQ(plan.up_boxes, 32);    // 2048 bf16, 64 per box
+  EXPECT_EQ(plan.down_boxes, 12);  // 768, 64 per box
   EXPECT_EQ(plan.tile_features, 8);
   EXPECT_EQ(plan.feature_tiles, 96);
   EXPECT_EQ(plan.passes, 1);
@@ -96,7 +96,7 @@ TEST(DecodePlan, EverySize_IsCovered) {
     EXPECT_LT((plan.k_slices - 1) * plan.slice_boxes, plan.down_boxes);
     EXPECT_GE(plan.down_stage_boxes, 1);
     EXPECT_LE(plan.down_stage_boxes * plan.down_box_bytes, kDecodeStageBytes);
-    // A copy of several boxes does not see where a row ends.
+    // A copy of several boxes cannot tell where a row ends.
     EXPECT_TRUE(plan.up_copy_boxes == 1 || sizes.hidden % box == 0);
     EXPECT_TRUE(plan.down_copy_boxes == 1 || sizes.intermediate % box == 0);
   }
@@ -129,14 +129,14 @@ TEST(DecodePlan, SharedMemory_FitsForEveryNumberOfTokens) {
       EXPECT_GE(shared.total - shared.rows, static_cast<uint32_t>(tokens) * shared.up_pitch);
       EXPECT_GE(shared.total - shared.rows,
                 static_cast<uint32_t>(shared.down_rows) * shared.down_pitch);
-      EXPECT_GE(shared.down_rows, tokens);  // one slice of each token's row at least
+      EXPECT_GE(shared.down_rows, tokens);  // at least one slice of each token's row
       EXPECT_GE(shared.up_pitch, static_cast<uint32_t>(plan.up_boxes) * kDecodeBoxBytes);
     }
   }
 }
 
 TEST(DecodePlan, ManyChoices_LowerTheTokens) {
-  // 128 pairs at most.
+  // There are at most 128 pairs.
   EXPECT_EQ(decode_plan(problem_of({64, 16, 2048, 768, DType::kBF16})).max_tokens, 8);
   EXPECT_EQ(decode_plan(problem_of({64, 24, 2048, 768, DType::kBF16})).max_tokens, 5);
   EXPECT_EQ(decode_plan(problem_of({128, 128, 2048, 768, DType::kBF16})).max_tokens, 1);

@@ -1,4 +1,4 @@
-// The single-launch kernel of small forwards against the float64 oracle of whole tokens.
+// Compares the single-launch kernel for small forwards with the float64 oracle for whole tokens.
 #include "experts/cuda/decode_call.h"
 #include "kernel_fixture.h"
 
@@ -71,7 +71,7 @@ class DeviceDecode : public HopperFixture, public ::testing::Test {
     if (!reason.empty()) GTEST_SKIP() << reason;
   }
 
-  // Twice in the same workspace, since the second finds what the first left in it.
+  // Runs twice in the same workspace, since the second run finds what the first one left there.
   void check(const CudaProblemOptions& options, double tolerance = 6e-3) {
     CudaProblem problem(options);
     problem.set_ambiguity(kFloat32Ambiguity);
@@ -268,7 +268,7 @@ TEST_F(DeviceDecode, ThousandRuns_SameBits) {
   }
 }
 
-// A NaN stays with its token.
+// A NaN stays in its token.
 TEST_F(DeviceDecode, NotANumberInOneToken_OthersKeepTheirBits) {
   for (const KernelFormat& format : kernel_formats()) {
     SCOPED_TRACE(format.name);

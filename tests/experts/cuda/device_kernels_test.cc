@@ -1,5 +1,6 @@
-// Every row of the table of device kernels, in every tile it has, against the float64 oracle: each
-// format at sizes that do not fill tiles, each activation, each way tokens may fall on experts.
+// Compares every row of the table of device kernels, in each of its tiles, with the float64 oracle:
+// each format at sizes that do not fill tiles, each activation, each way tokens may fall on
+// experts.
 #include "experts/cuda/catalog.h"
 #include "kernel_fixture.h"
 
@@ -18,7 +19,7 @@ using experts::DeviceExpertsKernel;
 using experts::DeviceKernelRow;
 using experts::DeviceTile;
 
-// One kernel with poisoned memory of its own.
+// A kernel with poisoned memory of its own.
 class Runner {
  public:
   Runner(CudaProblem& problem, const DeviceKernelRow& row, const DeviceTile& tile)
@@ -57,7 +58,7 @@ std::vector<DeviceTile> all_tiles(const DeviceKernelRow& row, const CudaProblem&
   return {tiles.begin(), tiles.end()};
 }
 
-// The size that tiles of `row` differ by one from, and the smallest.
+// Token counts at the tile sizes of `row`, and one below and one above them.
 std::vector<int64_t> edge_counts(const DeviceKernelRow& row, const CudaProblem& problem) {
   std::vector<int64_t> counts;
   for (const DeviceTile& tile : row.tiles(problem.sizes())) {
@@ -77,7 +78,7 @@ class DeviceKernels : public HopperFixture, public ::testing::TestWithParam<Devi
     if (!reason.empty()) GTEST_SKIP() << reason;
   }
 
-  // All tiles of the row on one problem. False where the row does not support it.
+  // Runs all tiles of the row on one problem. Returns false if the row does not support it.
   bool check(const CudaProblemOptions& options, double tolerance) {
     CudaProblem problem(options);
     return check(problem, tolerance);
@@ -138,7 +139,7 @@ TEST_P(DeviceKernels, EachFormat_OddSizes_MatchesOracle) {
   }
 }
 
-// Each shape in another tile, so that all tiles have their turn.
+// Each shape uses another tile, so that all tiles have their turn.
 TEST_P(DeviceKernels, EachFormat_SmallShapes_MatchesOracle) {
   for (const KernelFormat& format : kernel_formats()) {
     SCOPED_TRACE(format.name);
@@ -152,7 +153,7 @@ TEST_P(DeviceKernels, EachFormat_SmallShapes_MatchesOracle) {
   }
 }
 
-// Rows whose length is no multiple of 8: stored apart, as a layer pads them.
+// The length of these rows is no multiple of 8: they are stored apart, as a layer pads them.
 TEST_P(DeviceKernels, EachFormat_SizesThatNothingDivides_MatchesOracle) {
   for (const KernelFormat& format : kernel_formats()) {
     SCOPED_TRACE(format.name);
@@ -233,7 +234,7 @@ TEST_P(DeviceKernels, Zipf_ManyTokens_MatchesOracle) {
   }
 }
 
-// Sizes of models: more tiles than multiprocessors, several waves of them.
+// Model sizes give more tiles than multiprocessors, in several waves.
 TEST_P(DeviceKernels, ModelSizes_FewAndManyTokens_MatchesOracle) {
   for (const KernelFormat& format : kernel_formats()) {
     SCOPED_TRACE(format.name);
@@ -261,7 +262,7 @@ TEST_P(DeviceKernels, NoRows_WritesNothing) {
   for (const KernelFormat& format : kernel_formats()) {
     SCOPED_TRACE(format.name);
     CudaProblem problem(with_format({.num_experts = 4, .top_k = 1, .num_tokens = 1}, format));
-    // One token, and its only id is -1.
+    // Searches for a batch with one token whose only id is -1.
     uint64_t seed = 1;
     while (problem.host_ids(0)[0] >= 0) {
       problem.set_batch({.num_tokens = 1, .routing = RoutingKind::kHoles, .seed = ++seed});
@@ -270,8 +271,8 @@ TEST_P(DeviceKernels, NoRows_WritesNothing) {
   }
 }
 
-// The result of a row is the same bits in every run, tile and batch, and in every kernel of the
-// same arithmetic.
+// A row gives the same bits in every run, tile and batch, and so does every kernel with the same
+// arithmetic.
 void expect_same_bits(const DeviceKernelRow& own, const CudaProblemOptions& options) {
   CudaProblem problem(options);
   if (!own.supports(problem.sizes())) return;
@@ -310,7 +311,7 @@ TEST_P(DeviceKernels, EachTile_SameArithmetic_SameBits) {
   }
 }
 
-// An odd number of features: the last has no neighbour.
+// The number of features is odd, so the last one has no neighbour.
 TEST_P(DeviceKernels, EachActivation_SameArithmetic_SameBits) {
   for (const KernelFormat& format : kernel_formats()) {
     SCOPED_TRACE(format.name);
@@ -354,11 +355,11 @@ TEST_P(DeviceKernels, ThousandRuns_SameBits) {
   }
 }
 
-// A token with a NaN: its rows are NaN throughout, all others keep their bits.
+// A token has a NaN: its rows are NaN throughout, all others keep their bits.
 TEST_P(DeviceKernels, NotANumberInOneToken_StaysInItsRows) {
   constexpr int64_t kToken = 17;
   for (const KernelFormat& format : kernel_formats()) {
-    // The codes of quantised rows are made by another stage.
+    // Another stage makes the codes of quantised rows.
     if (format.quant.activations != ActivationScale::kNone) continue;
     SCOPED_TRACE(format.name);
     CudaProblem problem(with_format({.num_experts = 4,
@@ -390,7 +391,7 @@ TEST_P(DeviceKernels, NotANumberInOneToken_StaysInItsRows) {
   }
 }
 
-// More than 2^31 elements in a weight matrix, more than 2^32 bytes; the last experts are used.
+// A weight matrix has more than 2^31 elements and 2^32 bytes; the last experts are used.
 TEST_P(DeviceKernels, TensorsBeyondFourGigabytes_MatchesOracle) {
   if (cuda::device_info(0).memory_bytes < int64_t{40} << 30) GTEST_SKIP() << "needs 40 GB";
   for (const KernelFormat& format : {kernel_formats()[0], kernel_formats()[3]}) {

@@ -1,4 +1,4 @@
-// What tests of device kernels share: formats, texts for failures, a fixture that needs a Hopper
+// Shared by tests of device kernels: formats, texts for failures, and a fixture that needs a Hopper
 // GPU and reports the worst error.
 #pragma once
 
@@ -22,7 +22,7 @@ struct KernelFormat {
   double tolerance = 6e-3;
 };
 
-// Every format a kernel may support; float32 is the reference's alone.
+// Every format that a kernel may support; only the reference supports float32.
 inline std::vector<KernelFormat> kernel_formats() {
   QuantSpec power_of_two = fp8_block_quant();
   power_of_two.power_of_two_scales = true;
@@ -49,7 +49,7 @@ inline std::string text_of(const CudaProblemOptions& o) {
          (o.has_bias ? " bias" : "") + " routing " + std::to_string(static_cast<int>(o.routing));
 }
 
-// All activations with parameters that make a difference in rows of deviation 1.
+// All activations, with parameters that make a difference in rows with deviation 1.
 inline std::vector<ActivationSpec> kernel_activations() {
   return {{.name = "silu"},
           {.name = "gelu"},
@@ -66,7 +66,7 @@ inline std::vector<ActivationSpec> kernel_activations() {
           {.name = "relu2_no_mul"}};
 }
 
-// Odd and even sizes, few and many tokens, every way tokens may fall on experts: small enough to be
+// Odd and even sizes, few and many tokens, every way tokens may fall on experts: small enough to
 // run under compute-sanitizer.
 inline std::vector<CudaProblemOptions> small_shapes() {
   const int64_t hidden[] = {64, 72, 131, 200, 264, 40};
@@ -96,10 +96,10 @@ inline std::vector<std::byte> bits_of(const GuardedDevice& memory) {
   return result;
 }
 
-// Beside a test class of its own, which brings ::testing::Test.
+// A base beside the test class, which brings ::testing::Test itself.
 class HopperFixture {
  protected:
-  // Empty where the machine can run such tests.
+  // Returns an empty text if the machine can run such tests.
   static std::string reason_to_skip() {
     const cuda::DeviceCount devices = cuda::count_devices();
     if (devices.count == 0) return devices.reason;

@@ -1,4 +1,4 @@
-// Codes and scales from the device against the host's rule, bit for bit.
+// Compares codes and scales from the device with the host's rule, bit for bit.
 #include "experts/cuda/quantize_rows_cuda.h"
 
 #include "core/float_convert.h"
@@ -104,7 +104,7 @@ TEST_F(QuantizeRowsCuda, EachForm_OddSizes_EqualsHostBitForBit) {
        {ActivationScale::kGroup, ActivationScale::kToken, ActivationScale::kTensorStatic}) {
     for (const bool power_of_two : {false, true}) {
       for (const int64_t columns : {1, 15, 16, 127, 128, 129, 520, 4096, 9001}) {
-        // A stride that keeps 16-byte accesses aligned, and one that does not.
+        // One stride keeps 16-byte accesses aligned, the other does not.
         for (const int64_t slack : {0, 1}) {
           QuantizeCase c{
               .rows = 29,
@@ -123,8 +123,8 @@ TEST_F(QuantizeRowsCuda, EachForm_OddSizes_EqualsHostBitForBit) {
   }
 }
 
-// 16-bit rows are divided in another way than float32 rows. Groups of multiples of every mantissa
-// of the type, so that quotients come near and onto the boundaries between codes.
+// 16-bit rows are divided in another way than float32 rows. Groups hold multiples of every mantissa
+// of the type, so that quotients come close to and onto the boundaries between codes.
 TEST_F(QuantizeRowsCuda, SixteenBitRows_EqualFloat32Rows) {
   constexpr int64_t kRows = 8193;
   constexpr int64_t kColumns = 384;
@@ -164,7 +164,7 @@ TEST_F(QuantizeRowsCuda, SixteenBitRows_EqualFloat32Rows) {
   }
 }
 
-// Every slot of a row gets the codes and scales that the row has in order; the others stay.
+// Every slot of a row gets the codes and scales that the row has in order; other slots stay.
 TEST_F(QuantizeRowsCuda, RowsOfSlots_EqualRowsInOrder) {
   constexpr int64_t kRows = 41;
   constexpr int32_t kTopK = 3;

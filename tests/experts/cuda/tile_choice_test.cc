@@ -1,5 +1,5 @@
-// The ladder's cost model against what was measured on an H200: in each case the row named here was
-// the fastest, or within 3 % of it.
+// Compares the ladder's cost model with measurements on an H200: in each case the row named here
+// was the fastest, or within 3 % of it.
 #include "experts/cuda/catalog.h"
 #include "experts/cuda/tile_choice_sm90.h"
 #include "support/cuda/cuda_problem.h"
@@ -57,7 +57,7 @@ struct Measured {
   DType dtype;
   int64_t tokens;
   std::string_view row;
-  int32_t most_tokens;  // of the tile: wider ones were slower
+  int32_t most_tokens;  // in the tile: wider ones were slower
 };
 constexpr std::array kMeasured = {
     Measured{kQwen30, DType::kBF16, 16, "cuda.stream_sm90", 96},
@@ -99,8 +99,8 @@ TEST(TileChoice, MeasuredCases_GetTheRowThatWasFastest) {
   }
 }
 
-// A copy costs each row three passes over its elements and saves a share of its products. Sorted
-// rows alone come in pairs of blocks, which read the weights from L2 once.
+// A copy costs three passes over each row's elements and saves a share of its products. Only sorted
+// rows come in pairs of blocks, which read the weights from L2 once.
 TEST(TileChoice, RowsAreSortedForPairs_WhereProductsAreLong) {
   for (const int64_t tokens : {4096, 16384}) {
     for (const Sizes& sizes : {kMixtral, kQwen235, kGptOss}) {

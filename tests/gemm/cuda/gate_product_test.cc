@@ -1,4 +1,4 @@
-// The gate product on the device against float64, and its kernels against each other.
+// Compares the gate product on the device with float64, and its kernels with each other.
 #include "gemm/cuda/gate_product.h"
 
 #include "core/float_convert.h"
@@ -35,7 +35,7 @@ struct GateProblem {
   DType rows_dtype = DType::kBF16;
   DType weights_dtype = DType::kBF16;
   DType logits_dtype = DType::kF32;
-  int64_t extra_stride = 0;  // of rows and weights
+  int64_t extra_stride = 0;  // for rows and weights
   bool has_bias = false;
   bool has_norm = false;
   std::vector<float> rows = {};     // [T, H]
@@ -70,7 +70,7 @@ std::string describe(const GateProblem& p) {
          " -> " + std::string(to_string(p.logits_dtype)) + ", norm " + std::to_string(p.has_norm);
 }
 
-// Rows of the type, apart by stride; NaN between them.
+// Stores rows in the type, with the given stride and NaN between them.
 std::vector<uint8_t> store(const std::vector<float>& values, DType dtype, int64_t columns,
                            int64_t stride) {
   const auto element = static_cast<size_t>(byte_size(dtype));
@@ -86,7 +86,7 @@ std::vector<uint8_t> store(const std::vector<float>& values, DType dtype, int64_
   return bytes;
 }
 
-// What the gate reads: the rows, or normed as the host norms them.
+// The rows that the gate reads: the given ones, or normed as the host norms them.
 std::vector<float> gate_rows(const GateProblem& problem) {
   if (!problem.has_norm) return problem.rows;
   std::vector<float> normed(problem.rows.size());
@@ -149,7 +149,8 @@ class DeviceGate : public testing::DeviceTest {
   }
 };
 
-// |error| <= product_error(H) |x| |w| (+ |b|), and one rounding to the type of the logits.
+// The bar is |error| <= product_error(H) |x| |w| (+ |b|), plus one rounding to the type of the
+// logits.
 void expect_near_float64(const GateProblem& problem, const std::vector<float>& actual) {
   const std::vector<float> rows = gate_rows(problem);
   const auto hidden = static_cast<size_t>(problem.hidden_size);
