@@ -1,4 +1,4 @@
-// N1: every row against float64, stage by stage, over shapes, types and token counts.
+// N1: compares every row with float64, stage by stage, over shapes, types and token counts.
 
 #include "support/layer_fixture.h"
 
@@ -15,13 +15,13 @@ using testing::OwnedLayer;
 using testing::random_tensor;
 using testing::run_layer;
 
-// float32 products of K terms err by at most about K rounding units of |x| |w|.
+// float32 products of K terms are off by at most about K rounding units of |x| |w|.
 double logit_bound(const MoeSpec& spec) {
   constexpr double kFloatUnit = 0x1p-24;
   return static_cast<double>(spec.hidden_size) * kFloatUnit;
 }
 
-// Two units in the last place of a float32.
+// The bar is two units in the last place of a float32.
 constexpr double kWeightBound = 2 * 0x1p-23;
 
 void expect_accurate(const OwnedLayer& owned, const Tensor& hidden, DType out_dtype) {
@@ -86,7 +86,7 @@ INSTANTIATE_TEST_SUITE_P(EveryRow, Accuracy,
                                                               DType::kBF16)),
                          name_of);
 
-// The judge must see a single wrong element and a zeroed token.
+// The judge must detect a single wrong element and a zeroed token.
 TEST(TokenErrors, PlantedFaults_AreSeen) {
   const OwnedLayer owned = make_layer(make_spec(8, 2, 64, 96, DType::kBF16));
   const Tensor hidden = random_tensor(DType::kBF16, 40, 64, 6);

@@ -1,4 +1,4 @@
-// M4, M6: no allocation in forward after warm-up; a failing heap gives a typed error everywhere.
+// M4, M6: forward allocates nothing after warm-up; a failing heap gives a typed error everywhere.
 
 #include "routing/router.h"
 #include "routing/routing_problem.h"
@@ -32,7 +32,7 @@ MoeSpec spec_of() {
   return spec;
 }
 
-// Every part of a layer in one of two.
+// The specs below together have every part of a layer.
 MoeSpec mixed_spec() {
   MoeSpec spec = make_spec(8, 3, 48, 40, DType::kBF16);
   spec.shared = {.mode = SharedMode::kSoftmaxMix, .intermediate_size = 24, .has_bias = true};
@@ -73,7 +73,7 @@ int64_t resident_pages() {
 
 TEST(AllocationCounter, ItSees_WhatItShouldSee) {
   arm_allocation_counter();
-  // Called as functions: a new-expression could be optimised away.
+  // These are called as functions, since a new-expression could be optimised away.
   ::operator delete(::operator new(8));
   EXPECT_GE(disarm_allocation_counter().heap, 1);
 }
@@ -95,7 +95,8 @@ TEST(Forward, AfterWarmUp_AllocatesNothing) {
   const AllocationCounts counts = disarm_allocation_counter();
   EXPECT_EQ(counts.heap, 0);
   EXPECT_EQ(counts.mappings, 0);
-  // The kernel counts pages lazily: allow it 64 of them. A sanitizer's shadow grows by itself.
+  // The kernel counts pages lazily, so 64 of them are allowed. A sanitizer's shadow grows by
+  // itself.
   if (!kSanitized) {
     EXPECT_LE(resident_pages() - pages_before, 64);
   }
@@ -161,7 +162,7 @@ TEST(Forward, WithEveryPart_AllocatesNothing) {
   }
 }
 
-// Heap calls of 200 forwards of two ranks that split the layer as `parallel` says.
+// Counts the heap calls of 200 forwards on two ranks that split the layer as `parallel` says.
 int64_t heap_calls_over_ranks(ParallelSpec parallel) {
   auto group = make_local_group({.num_ranks = 2});
   std::vector<std::thread> threads;
@@ -220,7 +221,7 @@ TEST(HeapFailure, EveryAllocationOfCreate_IsSurvived) {
     } catch (const Error& error) {
       typed = error.code() == ErrorCode::kOutOfMemory;
     } catch (const std::bad_alloc&) {
-      // The standard's own type for the standard's own containers.
+      // The standard containers throw the standard's own type.
     }
     const bool failed = testing::heap_allocation_failed();
     testing::fail_heap_allocation(-1);

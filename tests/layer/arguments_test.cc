@@ -1,4 +1,4 @@
-// A1: every wrong argument of forward and create is a typed error, and changes nothing.
+// A1: every wrong argument of forward and create gives a typed error and changes nothing.
 
 #include "support/layer_fixture.h"
 
@@ -35,8 +35,8 @@ class Arguments : public ::testing::Test {
 
   ForwardArgs valid() { return {.hidden = hidden_.view(), .out = out_.view()}; }
 
-  // The code that forward answers to valid arguments after `change`; also checks that the layer
-  // still works afterwards.
+  // Returns the code that forward throws for valid arguments after `change`; also checks that the
+  // layer still works afterwards.
   ErrorCode rejection(const std::function<void(ForwardArgs&)>& change) {
     ForwardArgs args = valid();
     change(args);
@@ -123,7 +123,7 @@ TEST_F(Arguments, MisalignedOrOverlapping_AreRejected) {
             ErrorCode::kOverlap);
 }
 
-// Read after the first rows are written: by later chunks, and the mask by the last stage.
+// These are read after the first rows are written: by later chunks, and the mask by the last stage.
 TEST_F(Arguments, OutputOverTokenIdsMaskOrLoad_IsRejected) {
   const auto at_out = [&](DType dtype) -> ConstTensorView {
     return {.data = out_.as<float>() + 1, .dtype = dtype, .shape = {kTokens}};

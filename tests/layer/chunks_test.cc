@@ -1,4 +1,4 @@
-// Calls of more tokens than were planned for are cut into the fewest chunks, of equal size.
+// Calls with more tokens than planned are cut into the fewest chunks, of equal size.
 
 #include "layer/chunks.h"
 
@@ -74,7 +74,7 @@ TEST(Chunks, FewerTokensThanChunks_LeaveTheLastOnesEmpty) {
 
 using Parts = std::vector<std::pair<int64_t, int64_t>>;  // first token and number of each call
 
-// Chooses by a token's number in the call; notes the rows of each call.
+// Chooses by a token's number in the call, and records the rows of each call.
 class NotingRouter final : public Router {
  public:
   NotingRouter(Parts& parts, const MoeSpec& spec) : parts_(parts), spec_(spec) {}
@@ -129,7 +129,8 @@ TEST(ChunkedForward, CallAboveThePlan_RunsInEqualChunksWithTheSameBits) {
   EXPECT_EQ(parts, (Parts{{0, 8}, {8, 8}, {16, 7}}));
 }
 
-// As many chunks as the rank with the most tokens needs; each rank cuts its own ones equally.
+// The rank with the most tokens decides the number of chunks; each rank cuts its own tokens
+// equally.
 TEST(ChunkedForward, RanksWithOtherNumbersOfTokens_CutTheirsIntoAsManyChunks) {
   const MoeSpec spec = noted_spec();
   const auto source = make_synthetic_source(spec, 7);

@@ -29,7 +29,7 @@ std::vector<int64_t> shuffled(int64_t count, uint32_t seed) {
   return order;
 }
 
-// Tokens whose bits differ when the same tokens come alone, and in another order.
+// Counts tokens whose bits differ when the same tokens come alone, and in another order.
 struct Variance {
   int64_t moved = 0;  // guards against a comparison of rows that stayed where they were
   int64_t differing = 0;
@@ -112,8 +112,8 @@ TEST(Arithmetic, RowsOfFloat32Fma_AgreeBitwise) {
   }
 }
 
-// Negative control: a router whose slot order depends on a token's place makes the sum over slots
-// variant. The comparison above has to notice.
+// Negative control: this router's slot order depends on a token's place, so the sum over slots
+// varies. The comparison above must notice it.
 class PlaceDependentRouter final : public Router {
  public:
   explicit PlaceDependentRouter(int64_t top_k) : top_k_(top_k) {}

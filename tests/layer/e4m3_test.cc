@@ -1,4 +1,4 @@
-// Layers with e4m3 weights in every form, against float64 on the same codes and scales.
+// Compares layers with e4m3 weights in every form with float64 on the same codes and scales.
 
 #include "support/layer_fixture.h"
 
@@ -113,7 +113,7 @@ TEST_P(E4m3Layer, NoTokens_IsLegal) {
 TEST_P(E4m3Layer, NotFiniteToken_TouchesNoOther) {
   const OwnedLayer owned = make_layer(spec(4, 2, 200, 64));
   Tensor hidden = random_tensor(DType::kF32, 5, 200, 6);
-  // Routing is given, so that the token still has experts.
+  // The routing is given, so that the token still has experts.
   std::vector<int32_t> ids = {0, 1, 1, 2, 0, 3, 2, 3, 1, 0};
   std::vector<float> weights(ids.size(), 0.5F);
   const ForwardArgs args{.topk_ids = {.data = ids.data(), .dtype = DType::kI32, .shape = {5, 2}},
@@ -131,7 +131,7 @@ TEST_P(E4m3Layer, NotFiniteToken_TouchesNoOther) {
   }
 }
 
-// The check must see one wrong code, wherever it is: scales of another block are a frequent fault.
+// The check must detect a wrong code anywhere: scales of another block are a frequent fault.
 TEST_P(E4m3Layer, AnotherSourcesScales_AreSeen) {
   const OwnedLayer owned = make_layer(spec(2, 2, 256, 256));
   const Tensor hidden = random_tensor(DType::kBF16, 4, 256, 3);
@@ -170,7 +170,7 @@ INSTANTIATE_TEST_SUITE_P(
         Form{"block_token", {.weights = kBlock, .activations = kToken}}),
     [](const auto& test) { return std::string(test.param.name); });
 
-// One scale changed to a bad value, in any role.
+// Changes one scale to a bad value, in any role.
 class BadScale final : public WeightSource {
  public:
   BadScale(const WeightSource& base, WeightRole role, float value)
@@ -211,7 +211,7 @@ TEST(E4m3Scales, BadValues_AreRefusedNamingTheTensor) {
   EXPECT_EQ(refusal(WeightRole::kGateInputScale, nan), "gate_input_scale of expert 1");
 }
 
-// Codes on a boundary: enough rows that float32 sums take another one somewhere.
+// Some codes lie on a boundary: with enough rows, float32 sums choose another code somewhere.
 TEST(AmbiguousCodes, ManyTokens_AreWithinTheBarAndFewAreAllowedMore) {
   const OwnedLayer owned =
       make_layer(e4m3_spec(8, 2, 256, 128, {.weights = kBlock, .activations = kGroup}));
@@ -220,7 +220,7 @@ TEST(AmbiguousCodes, ManyTokens_AreWithinTheBarAndFewAreAllowedMore) {
   const StageCheck check = check_against_reference(*owned.context, owned.layer.spec(),
                                                    *owned.source, output.result(hidden.view()));
   EXPECT_LE(check.worst_token_error, accuracy_bar(DType::kF8E4M3, DType::kF32));
-  // 2 x 128 values a token, 2 d / 0.09 of them ambiguous.
+  // A token has 2 x 128 values, of which a share 2 d / 0.09 is ambiguous.
   EXPECT_GT(check.ambiguous_tokens, 0);
   EXPECT_LT(check.ambiguous_tokens, 1500 / 2);
 }
@@ -244,7 +244,7 @@ TEST(AmbiguousCodes, Allowance_GrowsWithTheAmbiguity) {
     EXPECT_EQ(total(0), 0);
     const double tensor_core = total(kTensorCoreCodeAmbiguity);
     EXPECT_GT(tensor_core, total(kFloat32CodeAmbiguity));
-    // A move of 0.09 for 4 % of the elements: a small part of the output.
+    // A move of 0.09 for 4 % of the elements is a small part of the output.
     double length = 0;
     const ReferenceResult result =
         reference_forward(context, spec, *source, {.hidden = hidden.view()});
@@ -279,7 +279,7 @@ TEST(E4m3Kernels, RowsOfBf16_SayNoWithAReason) {
   EXPECT_EQ(chosen, 1);
 }
 
-// Every kernel row has the bits of the reference, NaN codes and all.
+// Every kernel row has the bits of the reference, including NaN codes.
 TEST_P(E4m3Layer, EveryIsa_HasTheSameBits) {
   for (const auto& [hidden_size, inner] :
        {std::pair<int64_t, int64_t>{200, 136}, {127, 33}, {1, 1}}) {
@@ -297,7 +297,7 @@ TEST_P(E4m3Layer, EveryIsa_HasTheSameBits) {
   }
 }
 
-// Whole experts on ranks, and slices of whole blocks: partial sums add up to the layer.
+// Partial sums of whole experts per rank, or of slices of whole blocks, add up to the layer.
 Tensor sum_of_parts(const Context& context, const MoeSpec& spec, const WeightSource& source,
                     const Tensor& hidden, const std::vector<ParallelSpec>& parts) {
   const int64_t tokens = hidden.shape()[0];

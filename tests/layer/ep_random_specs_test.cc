@@ -1,4 +1,4 @@
-// D3 for layers with any parts: over ranks each token has the bits of one rank.
+// D3 for layers with any parts: over several ranks, each token has the bits of one rank.
 
 #include "support/layer_parts.h"
 #include "support/thread_ranks.h"
@@ -24,7 +24,7 @@ using testing::SpecDraw;
 constexpr int32_t kRanks = 3;
 constexpr int64_t kTokens = 26;
 
-// Rank 1 has no tokens, rank 2 most.
+// Rank 1 has no tokens, rank 2 has most.
 std::vector<int64_t> rows_of_rank(int32_t rank) {
   std::vector<int64_t> rows;
   for (int64_t row = 0; row < kTokens; ++row) {

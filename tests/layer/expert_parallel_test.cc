@@ -45,7 +45,7 @@ void on_ranks(int32_t ranks, const Body& body) {
   }
 }
 
-// Rank r's tokens of a [T, H] batch, unevenly: some ranks may get none.
+// Rank r's tokens of a [T, H] batch; the split is uneven, and some ranks may get none.
 std::vector<int64_t> rows_of_rank(int64_t tokens, int32_t ranks, int32_t rank, bool one_rank_only) {
   std::vector<int64_t> rows;
   for (int64_t row = 0; row < tokens; ++row) {
@@ -115,7 +115,7 @@ TEST_P(ExpertParallel, AnySplit_GivesTheBitsOfOneRank) {
 
 INSTANTIATE_TEST_SUITE_P(Splits, ExpertParallel, ::testing::ValuesIn(all_cases()), name_of);
 
-// Rows travel weighted, one for each choice: with either transport, with replicas, and chunked.
+// Weighted rows travel, one per choice: with either transport, with replicas, and chunked.
 TEST(ExpertParallelWeightOnInput, SeveralChoices_HaveTheBitsOfOneRank) {
   MoeSpec spec = make_spec(7, 3, 40, 24, DType::kBF16);
   spec.weight_on = WeightOn::kInput;
@@ -137,15 +137,15 @@ TEST(ExpertParallelWeightOnInput, SeveralChoices_HaveTheBitsOfOneRank) {
         const std::vector<int64_t> rows = rows_of_rank(tokens, 3, rank, false);
         const Tensor mine = gather_rows(hidden, rows);
         const auto output = run_layer(layer, mine.view(), DType::kBF16);
-        // A rank's sum for a row is that row: there is one choice in it.
+        // A rank's sum for a row is that row, since it contains one choice.
         EXPECT_TRUE(same_bits(output.out, gather_rows(expected.out, rows))) << "rank " << rank;
       });
     }
   }
 }
 
-// The other combine sums per rank first: accurate, but its bits may differ. That they do is the
-// negative control of the comparison above.
+// The other combine sums per rank first: it is accurate, but its bits may differ. That they do is
+// the negative control for the comparison above.
 TEST(ExpertParallelReduced, PerRankSums_AreAccurateButNotD3) {
   const MoeSpec spec = make_spec(8, 4, 96, 48, DType::kF32);
   const int64_t tokens = 64;

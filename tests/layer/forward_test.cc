@@ -1,4 +1,4 @@
-// What a forward does with each of its arguments.
+// Tests what a forward does with each of its arguments.
 
 #include "core/float_convert.h"
 #include "support/layer_fixture.h"

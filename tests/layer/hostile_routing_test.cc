@@ -110,7 +110,7 @@ TEST(HostileIds, RandomNoise_NeverTouchesOtherTokens) {
   }
 }
 
-// A router that breaks its contract is treated as a caller's bad ids are.
+// A router that breaks its contract is treated like bad ids from a caller.
 class WildRouter final : public Router {
  public:
   RouterStats route(const RouterInput& input, const RouterOutput& output,
@@ -188,7 +188,7 @@ bool row_is_finite(const Tensor& out, int64_t row) {
 
 class NonFinite : public ::testing::TestWithParam<std::string> {};
 
-// N5: what is not finite stays in the tokens that use it.
+// N5: values that are not finite stay in the tokens that use them.
 TEST_P(NonFinite, Activation_StaysInItsToken) {
   for (const float poison :
        {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
@@ -208,7 +208,7 @@ TEST_P(NonFinite, Activation_StaysInItsToken) {
   }
 }
 
-// One weight of one expert, through caller's pointers.
+// Changes one weight of one expert, through the caller's pointers.
 TEST_P(NonFinite, Weight_StaysInTheTokensOfItsExpert) {
   const Context context({.num_threads = 2, .isa = GetParam()});
   for (const DType dtype : {DType::kF32, DType::kBF16}) {

@@ -1,4 +1,4 @@
-// What a rank reads of a source, and how much memory it takes to load it.
+// Tests what a rank reads from a source, and how much memory loading takes.
 
 #include "support/layer_fixture.h"
 
@@ -57,7 +57,7 @@ struct SliceCase {
   int64_t inner;
 };
 
-// Every element of this rank's slices is read once, and none of another's.
+// Every element of this rank's slices is read once, and none of another rank's.
 void expect_exact_reads(const SliceCase& c) {
   const MoeSpec spec = make_spec(7, 2, 200, c.inner, DType::kF32);
   const auto synthetic = make_synthetic_source(spec, 3);
@@ -167,7 +167,7 @@ int64_t anonymous_resident_bytes() {
   return -1;
 }
 
-// Reads cost nothing but their memory; each looks how much there is.
+// Reads cost only their memory; each checks how much memory is in use.
 class MeasuringSource final : public WeightSource {
  public:
   explicit MeasuringSource(const MoeSpec& spec) : layout_(make_synthetic_source(spec, 1)) {}

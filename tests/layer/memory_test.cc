@@ -32,7 +32,7 @@ MoeSpec spec_of(DType dtype, int64_t hidden, int64_t intermediate) {
   return spec;
 }
 
-// A copy of a tensor's bytes against a guard page.
+// A copy of a tensor's bytes next to a guard page.
 GuardedBlock guarded_copy(const Tensor& tensor, GuardSide side) {
   const auto alignment = static_cast<size_t>(std::max<int64_t>(byte_size(tensor.dtype()), 1));
   GuardedBlock block(tensor.size_bytes(), alignment, side, 0xA5);
@@ -101,11 +101,11 @@ TEST_P(DirtyMemory, PoisonAndHistory_DoNotChangeABit) {
 INSTANTIATE_TEST_SUITE_P(EveryRow, DirtyMemory, ::testing::ValuesIn(testing::usable_isas()),
                          [](const auto& row) { return row.param; });
 
-// How many bytes of a workspace one forward really writes, in cache lines.
+// Bytes of a workspace that one forward really writes, in cache lines.
 size_t touched_bytes(const MoeLayer& layer, const ForwardArgs& args) {
   constexpr size_t kLine = 64;
   size_t touched = 0;
-  // Two fills: a line that equals one of them by chance differs from the other.
+  // Two fills are used: a line that equals one of them by chance differs from the other.
   std::vector<bool> hit(layer.workspace_bytes() / kLine + 1, false);
   for (const uint8_t fill : {uint8_t{0x5A}, uint8_t{0xA5}}) {
     GuardedBlock memory(layer.workspace_bytes(), kLine, GuardSide::kEnd, fill);

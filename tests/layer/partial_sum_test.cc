@@ -1,4 +1,5 @@
-// Reduce::kPartial: each rank's part, without a communicator; the parts add up to the whole.
+// Reduce::kPartial: each rank computes its part without a communicator; the parts add up to the
+// whole.
 
 #include "layer/split_specs.h"
 #include "support/guarded_allocator.h"
@@ -107,7 +108,7 @@ TEST_P(PartialSums, SharedOutputsOfAllRanks_AddUpToTheSharedExperts) {
 INSTANTIATE_TEST_SUITE_P(Splits, PartialSums, ::testing::ValuesIn(all_cases()),
                          [](const auto& row) { return row.param.name; });
 
-// What a map leaves out is left out: as if those slots named no expert.
+// Experts that a map leaves out contribute nothing, as if their slots named no expert.
 TEST(PartialExpertMap, ExpertsOnNoRank_ContributeNothing) {
   const MoeSpec spec = make_spec(6, 2, kHidden, 13, DType::kBF16);
   const auto source = make_synthetic_source(spec, 7);
@@ -151,7 +152,7 @@ TEST(PartialExpertMap, NoExpertHere_GivesTheSharedPartOrZeros) {
   for (int64_t i = 0; i < kTokens * kHidden; ++i) EXPECT_EQ(apart.out.as<float>()[i], 0.0F);
 }
 
-// Slices of no column and ranks of no expert, every buffer against an unmapped page.
+// Slices without columns and ranks without experts, with every buffer next to an unmapped page.
 TEST(PartialMemory, NarrowAndEmptySlices_StayWithinTheirBuffers) {
   for (const std::string& isa : testing::usable_isas()) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {

@@ -1,4 +1,4 @@
-// What single parts of a layer mean, where a formula of the whole would not tell.
+// Tests the meaning of single parts of a layer that a formula of the whole would not reveal.
 
 #include "support/layer_parts.h"
 
@@ -50,7 +50,7 @@ TEST(WeightOnInput, EqualsWeightedRowsWithWeightOne) {
   EXPECT_FALSE(same_bits(weighted.weights, expected.weights)) << "captured as given";
 }
 
-// [T, k] ids with some that are skipped and some twice in a token, and weights that differ.
+// [T, k] ids, of which some are skipped and some occur twice in a token, and weights that differ.
 struct GivenChoices {
   Tensor ids;
   Tensor weights;
@@ -65,7 +65,7 @@ GivenChoices choices_of(int64_t top_k) {
   return given;
 }
 
-// Each choice reads w x of its own: the sum of layers of one choice, in the order of the slots.
+// Each choice reads its own w x, so the result is the sum of one-choice layers in slot order.
 TEST(WeightOnInput, SeveralChoices_AreTheSumOfOneChoiceEach) {
   constexpr int64_t kChoices = 3;
   for (const std::string& isa : testing::usable_isas()) {
@@ -184,7 +184,7 @@ TEST(FusedSlots, GivenWeightsAndSkippedSlots_Count) {
             accuracy_bar(DType::kF32, DType::kF32));
 }
 
-// Ids without weights are weighed by the router, and an empty slot stays empty.
+// The router weighs ids without weights, and an empty slot stays empty.
 TEST(FusedSlots, ReplayedIds_KeepEmptySlotsEmpty) {
   const MoeSpec spec = fused_spec();
   const OwnedLayer owned = make_layer(spec, {.max_tokens = 4});
@@ -207,7 +207,7 @@ TEST(FusedSlots, ReplayedIds_KeepEmptySlotsEmpty) {
             accuracy_bar(DType::kF32, DType::kF32));
 }
 
-// The norm of a row of zeros is 0 / 0 without an epsilon.
+// Without an epsilon, the norm of a row of zeros is 0 / 0.
 TEST(LatentNorm, PaddingWithoutEpsilon_IsZero) {
   MoeSpec spec = spec_of();
   spec.latent = {.size = 20, .has_norm = true, .norm_epsilon = 0};

@@ -1,4 +1,4 @@
-// What the plan says: every row with its verdict, forced names, and the text of explain.
+// Tests the content of the plan: every row with its verdict, forced names, and the text of explain.
 
 #include "experts/experts_kernel.h"
 #include "support/layer_fixture.h"

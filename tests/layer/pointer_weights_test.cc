@@ -1,5 +1,5 @@
-// Layers of every kind from the caller's own memory, in each order of gate and up rows, against the
-// same weights from another source.
+// Compares layers of every kind on the caller's own memory, in each order of gate and up rows, with
+// the same weights from another source.
 
 #include "core/float_convert.h"
 #include "support/layer_parts.h"
@@ -24,7 +24,7 @@ class StackedWeights {
  public:
   StackedWeights(const WeightSource& source, GateUpOrder order) : source_(source), order_(order) {}
 
-  // [count, rows, cols] of one role; empty where the source has none.
+  // Returns [count, rows, cols] of one role; an empty view if the source has none.
   ConstTensorView stack(WeightRole role, int rank) {
     const WeightInfo info = source_.describe(role);
     if (info.count == 0) return {};
@@ -37,8 +37,8 @@ class StackedWeights {
     return view;
   }
 
-  // The fused tensor of a gate and an up role, [count, 2 * rows, cols] or of up alone. Vectors
-  // count each entry as a row.
+  // The fused tensor of a gate and an up role, [count, 2 * rows, cols], or of up alone. For vectors
+  // each entry counts as a row.
   ConstTensorView fuse(WeightRole gate, WeightRole up, bool vectors, GateUpOrder& order) {
     const WeightInfo info = source_.describe(up);
     if (info.count == 0) return {};
@@ -142,7 +142,7 @@ INSTANTIATE_TEST_SUITE_P(Orders, PointerWeights,
                          });
 
 TEST(CheckSource, EveryRoleOfALayer_IsAskedForByName) {
-  // A source that lacks one role after another.
+  // A source that lacks one role.
   class Without final : public WeightSource {
    public:
     Without(const WeightSource& inner, WeightRole missing) : inner_(inner), missing_(missing) {}
@@ -177,7 +177,7 @@ TEST(CheckSource, EveryRoleOfALayer_IsAskedForByName) {
   }
 }
 
-// Whatever a source holds beyond the layer's matrices is refused, and not cut off.
+// Anything that a source holds beyond the layer's matrices is refused, not cut off.
 TEST(CheckSource, EveryRoleLargerThanTheLayers_IsRefusedByName) {
   class Larger final : public WeightSource {
    public:

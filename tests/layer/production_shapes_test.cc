@@ -19,14 +19,14 @@ struct ModelShape {
   const char* name;
   int64_t hidden;
   int64_t intermediate;
-  bool weight_on_input = false;  // one expert a token reads its weighted row
+  bool weight_on_input = false;  // one expert per token reads its weighted row
 };
 constexpr ModelShape kShapes[] = {{"qwen3_30b_a3b", 2048, 768},
                                   {"qwen3_235b_a22b", 4096, 1536},
                                   {"olmoe", 2048, 1024},
                                   {"gpt_oss", 2880, 2880},
                                   {"deepseek_v3", 7168, 2048},
-                                  // A slice of 8192 columns over eight ranks.
+                                  // 8192 columns are sliced over eight ranks.
                                   {"llama4", 5120, 1024, true}};
 
 MoeSpec spec_of(const ModelShape& shape) {

@@ -1,5 +1,6 @@
-// Layers with every combination of parts, drawn at random: what is not finite stays in its token, a
-// token has its bits in any batch, calls run side by side, and a reloaded layer is a new one.
+// Layers with every combination of parts, drawn at random: values that are not finite stay in their
+// token, a token has its bits in any batch, calls run side by side, and a reloaded layer is a new
+// one.
 
 #include "support/layer_parts.h"
 

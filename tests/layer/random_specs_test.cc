@@ -1,5 +1,5 @@
-// Layers with every combination of parts, drawn at random, against float64 and against themselves
-// in chunks, in place and with shared experts apart.
+// Compares layers with every combination of parts, drawn at random, with float64 and with
+// themselves: in chunks, in place and with shared experts apart.
 
 #include "support/layer_parts.h"
 
@@ -135,7 +135,8 @@ TEST_P(RandomSpec, SkippedIds_ContributeNothing) {
   const OwnedLayer owned = layer(8);
   LayerOutput given = run_layer(owned.layer, hidden_.view(), DType::kF32, args());
   for (int64_t i = 0; i < kTokens * num_slots(spec_); i += 3) given.ids.as<int32_t>()[i] = -1;
-  // With weights, and weighed by the router: it alone weighs shared experts of kRouterWeight.
+  // Runs with given weights, and weighed by the router, which alone weighs shared experts of
+  // kRouterWeight.
   for (const bool with_weights : {false, true}) {
     if (with_weights && spec_.shared.mode == SharedMode::kRouterWeight) continue;
     ForwardArgs replay = args();

@@ -1,5 +1,5 @@
-// Two ranks that differ in one field of what describes their layer: each gets the error that names
-// it. Ranks that go on would add up parts of different layers.
+// If two ranks differ in one field that describes their layer, each gets the error that names it.
+// Otherwise they would add up parts of different layers.
 #include "layer/rank_agreement.h"
 
 #include "support/thread_ranks.h"
@@ -19,7 +19,7 @@ namespace {
 using testing::RankOutcome;
 using Names = std::vector<std::string_view>;
 
-// Each function below takes one aggregate apart: a member that is added later stops the build here,
+// Each function below unpacks one aggregate: a member that is added later stops the build here
 // until it has a name in the list and a case, or a reason in kNotCompared.
 Names members_of(const MoeSpec& spec) {
   [[maybe_unused]] const auto& [experts, top_k, hidden, inner, dtype, quant, router, activation,
@@ -124,7 +124,7 @@ constexpr std::array kNotCompared = {
 
 struct Case {
   std::string_view name;   // of the member
-  std::string_view field;  // what the message calls it
+  std::string_view field;  // its name in the message
   void (*change)(LayerPlan& plan);
 };
 
@@ -279,7 +279,7 @@ TEST(RankAgreement, OneFieldThatDiffers_IsAMismatchNamingIt) {
     const auto outcomes = testing::run_ranks(two_ranks(), [&](int32_t rank, Communicator& comm) {
       LayerPlan plan = plan_of(comm);
       if (rank == 1) c.change(plan);
-      // Its tokens have a group of their own, which is not asked here.
+      // A token group of one rank compares nothing, so the error must come from the tensor group.
       Group alone = make_local_group({.num_ranks = 1});
       check_ranks_agree(plan, alone.front().get());
     });
@@ -294,7 +294,7 @@ TEST(RankAgreement, OneFieldThatDiffers_IsAMismatchNamingIt) {
   }
 }
 
-// The group that exchanges tokens compares the same, and the number in the other group.
+// The group that exchanges tokens compares the same fields, and the rank in the other group.
 TEST(RankAgreement, RanksThatExchangeTokens_AreComparedToo) {
   const auto run = [](void (*change)(LayerPlan& plan)) {
     return testing::run_ranks(two_ranks(), [&](int32_t rank, Communicator& comm) {

@@ -1,4 +1,4 @@
-// Replicas change where an expert runs, and no bit of a result.
+// Replicas change where an expert runs, but no bit of a result.
 
 #include "layer/split_specs.h"
 #include "support/layer_fixture.h"
@@ -29,7 +29,7 @@ struct ReplicaCase {
   int32_t replicas;
   int64_t experts;
   EpTransport transport;
-  bool all_of_one;  // every replica is of the same expert
+  bool all_of_one;  // all replicas are of the same expert
 };
 
 std::string name_of(const ::testing::TestParamInfo<ReplicaCase>& info) {
@@ -82,7 +82,7 @@ TEST_P(RedundantExperts, AnyReplicas_GiveTheBitsAndIdsOfNone) {
 
 INSTANTIATE_TEST_SUITE_P(Splits, RedundantExperts, ::testing::ValuesIn(all_cases()), name_of);
 
-// Every kind of layer, with replicas and with experts where the caller wants them.
+// Covers every kind of layer, with replicas and with experts where the caller wants them.
 TEST(RedundantExpertParts, EveryPartAndCustomRanks_GiveTheBitsOfOneRank) {
   constexpr auto kCustom = PlacementStrategy::kCustom;
   const std::vector<ParallelSpec> splits = {
@@ -112,9 +112,9 @@ TEST(RedundantExpertParts, EveryPartAndCustomRanks_GiveTheBitsOfOneRank) {
   }
 }
 
-// Replicas of the one expert in use, each on a rank that computes its part: which rank answers for
-// a token shows the replica chosen, by the token's number in the call. Chunks of every size against
-// two and three replicas: where the one divides the other, a number within the chunk does as well.
+// Each replica of the one expert lies on another rank, so the rank that computes a token reveals
+// its replica, chosen by the token's number in the call. All chunk sizes run against two and three
+// replicas: if one divides the other, the number within the chunk would do as well.
 class RedundantExpertChoice : public ::testing::TestWithParam<WeightOn> {};
 
 INSTANTIATE_TEST_SUITE_P(Weights, RedundantExpertChoice,
@@ -165,7 +165,8 @@ TEST_P(RedundantExpertChoice, TokenNumber_CountsOverChunksAndPaddingStaysOut) {
   }
 }
 
-// Which replica serves a token depends on its number: per-rank sums then group its experts by it.
+// A token's number decides which replica serves it, and thereby how per-rank sums group its
+// experts.
 TEST(RedundantExpertPlan, PerRankSumsOfReplicas_AreNotCalledIndependentOfTheBatch) {
   const MoeSpec spec = make_spec(5, 3, 16, 8, DType::kF32);
   const auto group = make_local_group({.num_ranks = 2});
@@ -177,7 +178,7 @@ TEST(RedundantExpertPlan, PerRankSumsOfReplicas_AreNotCalledIndependentOfTheBatc
   EXPECT_EQ(make_plan(context, spec, reduced, replicas).determinism, "D1");
 }
 
-// vLLM counts the load of the tokens that are not padding; so do we, over logical experts.
+// vLLM counts the load of tokens that are not padding; so do we, over logical experts.
 TEST(VllmMatrixReplicaLoad, PaddedTokens_AreNotCounted) {
   const MoeSpec spec = make_spec(4, 2, 16, 8, DType::kF32);
   const auto source = make_synthetic_source(spec, 5);

@@ -1,4 +1,4 @@
-// The oracle's arguments: each wrong one is a typed error, as it is for a layer.
+// The oracle's arguments: each wrong one gives a typed error, as for a layer.
 
 #include "support/layer_fixture.h"
 
@@ -28,7 +28,7 @@ class ReferenceArguments : public ::testing::Test {
         weights_(random_tensor(DType::kF32, kTokens, 2, 3)),
         few_(random_tensor(DType::kF32, kTokens - 1, kHidden, 4)) {}
 
-  // The code that the oracle answers to valid arguments after `change`.
+  // Returns the code that the oracle throws for valid arguments after `change`.
   ErrorCode rejection(const std::function<void(ReferenceArgs&)>& change) const {
     ReferenceArgs args{.hidden = hidden_.view()};
     change(args);

@@ -1,5 +1,5 @@
-// Reload of layers of every form, staged and in place, of all weights and of one role at a time:
-// what runs after it is the layer of the new weights, bit by bit.
+// Reloads layers of every form, staged and in place, with all weights and with one role at a time:
+// afterwards the layer equals one made from the new weights, bit by bit.
 #include "support/layer_parts.h"
 #include "support/role_sources.h"
 
@@ -40,7 +40,7 @@ MoeSpec e4m3(WeightScale weights, ActivationScale activations) {
   return spec;
 }
 
-// Every vector that a router can have, zero experts beside it.
+// Every vector that a router can have, with zero experts beside it.
 MoeSpec router_vectors() {
   MoeSpec spec = plain(DType::kF32);
   spec.num_zero_experts = 2;
@@ -146,7 +146,7 @@ class ReloadForm : public ::testing::TestWithParam<Form> {
   Tensor fresh(const WeightSource& source) const {
     return run(MoeLayer::create(context_, spec(), source, {.max_tokens = 8}));
   }
-  // The layer of `first`, reloaded with `second`.
+  // Reloads the layer of `first` with `second`.
   void expect_reloads(const WeightSource& first, const WeightSource& second) const {
     const Tensor expected = fresh(second);
     for (const ReloadMode mode : {ReloadMode::kStaged, ReloadMode::kInPlace}) {
@@ -169,7 +169,7 @@ TEST_P(ReloadForm, AllWeights_GiveTheBitsOfAFreshLayer) {
   expect_reloads(*first_, *second_);
 }
 
-// One that keeps its old value would hide behind the others.
+// A role that keeps its old value would hide behind the others.
 TEST_P(ReloadForm, OneRole_GivesTheBitsOfAFreshLayer) {
   for (const WeightRole role : testing::roles_of(*first_)) {
     SCOPED_TRACE(to_string(role));

@@ -1,4 +1,4 @@
-// reload in both modes, and what a read that fails midway leaves behind.
+// Tests reload in both modes, and the state that a read failing midway leaves behind.
 
 #include "support/layer_fixture.h"
 
@@ -17,7 +17,7 @@ using testing::random_tensor;
 using testing::run_layer;
 using testing::same_bits;
 
-// Every kind of weight but those of other shared modes.
+// Covers every kind of weight except those of other shared modes.
 MoeSpec spec_of() {
   MoeSpec spec = make_spec(6, 2, 40, 24, DType::kBF16);
   spec.shared = {.mode = SharedMode::kSoftmaxMix,
@@ -31,7 +31,7 @@ MoeSpec spec_of() {
   return spec;
 }
 
-// Fails on one matrix, by default of a routed expert.
+// Fails on one matrix, by default that of a routed expert.
 class FailingSource final : public WeightSource {
  public:
   FailingSource(const WeightSource& inner, int64_t expert, WeightRole role = WeightRole::kDown)

@@ -1,4 +1,4 @@
-// MoeLayer::with_max_tokens: another plan on the weights that are packed already.
+// MoeLayer::with_max_tokens makes another plan on weights that are already packed.
 
 #include "support/layer_fixture.h"
 
@@ -19,7 +19,7 @@ using testing::random_tensor;
 using testing::run_layer;
 using testing::same_bits;
 
-// Every stage that books scratch memory by the number of tokens.
+// Covers every stage that books scratch memory by the number of tokens.
 MoeSpec spec_of() {
   MoeSpec spec = make_spec(6, 2, 40, 24, DType::kBF16);
   spec.shared = {.mode = SharedMode::kSigmoidGate, .intermediate_size = 16};
@@ -28,7 +28,7 @@ MoeSpec spec_of() {
   return spec;
 }
 
-// Counts the bytes that live.
+// Counts the bytes that are allocated.
 class CountingAllocator final : public HostAllocator {
  public:
   void* allocate(size_t bytes, size_t alignment) override {
@@ -49,7 +49,7 @@ class Replanned : public ::testing::Test {
     layer_.emplace(MoeLayer::create(context_, spec_of(), *source, {.max_tokens = 4}));
   }
 
-  // In a workspace that the test counts apart.
+  // Uses a workspace that the test counts separately.
   Tensor run(const MoeLayer& layer, const Tensor& hidden) {
     Workspace workspace(context_, layer.workspace_bytes(hidden.shape()[0]));
     return run_layer(layer, hidden.view(), DType::kF32, {.workspace = &workspace}).out;

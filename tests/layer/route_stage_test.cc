@@ -1,4 +1,4 @@
-// What the route stage makes of a layer's router: gate, token ids, replay, chunks, loading.
+// Tests what the route stage makes of a layer's router: gate, token ids, replay, chunks, loading.
 #include "support/layer_fixture.h"
 
 #include "conclave/routing.h"
@@ -54,7 +54,7 @@ Tensor token_ids_of(DType dtype, int64_t tokens = kTokens) {
   return ids;
 }
 
-// One forward against float64: logits, ids, weights and output.
+// Compares one forward with float64: logits, ids, weights and output.
 void expect_correct(const MoeSpec& spec, const LayerOptions& options = {}, ForwardArgs args = {}) {
   const OwnedLayer owned = make_layer(spec, options);
   const Tensor hidden = random_tensor(DType::kF32, kTokens, kHidden, 5);
@@ -215,7 +215,7 @@ TEST(RouteStage, CapturedIds_ReplayToTheSameBits) {
         run_layer(owned.layer, hidden.view(), DType::kF32,
                   {.router_logits = first.logits.view(), .topk_ids = first.ids.view()});
     EXPECT_TRUE(same_bits(by_logits.out, by_gate.out));
-    // Weighing all the same, up to the last place: the best is known to be among the chosen.
+    // The weights are the same up to the last place: the best is known to be among the chosen.
     EXPECT_LE(worst(token_errors(by_gate.out.view(),
                                  [&] {
                                    const float* row = first.out.as<float>();
@@ -301,7 +301,7 @@ TEST(RouteStage, SimulatedWithoutGate_NeedsNoLogitsAndNoChunkSize) {
   EXPECT_TRUE(same_bits(ids_of(64), ids_of(3)));
 }
 
-// A source with some roles replaced.
+// A source with one role replaced.
 class ReplacedSource final : public WeightSource {
  public:
   ReplacedSource(const WeightSource& base, WeightRole role, const Tensor& matrix)

@@ -1,4 +1,5 @@
-// What weighs nothing adds nothing, whatever it is; and a gate product with a bias is rounded once.
+// A term with weight zero adds nothing, whatever its value; a gate product with a bias is rounded
+// once.
 #include "core/float_convert.h"
 #include "support/layer_parts.h"
 #include "support/role_sources.h"

@@ -1,4 +1,4 @@
-// A source of other shapes than the layer's is refused in every role, whatever differs.
+// A source with other shapes than the layer's is refused in every role, whatever differs.
 #include "support/layer_parts.h"
 #include "support/role_sources.h"
 

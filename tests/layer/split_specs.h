@@ -11,7 +11,7 @@ namespace conclave::testing {
 
 using NamedSpec = std::pair<std::string, MoeSpec>;
 
-// E = 5, k = 3, H = 40. `inner` is I; the other widths are near it, and as odd.
+// E = 5, k = 3, H = 40. `inner` is I; the other widths are close to it, and just as odd.
 inline std::vector<NamedSpec> split_specs(int64_t inner, DType dtype) {
   const MoeSpec plain = make_spec(5, 3, 40, inner, dtype);
   std::vector<NamedSpec> specs = {{"Plain", plain}};
@@ -34,8 +34,8 @@ inline std::vector<NamedSpec> split_specs(int64_t inner, DType dtype) {
     s.shared.has_bias = true;
   });
   add("Residual", [&](MoeSpec& s) { s.residual.intermediate_size = inner + 1; });
-  // The norm leaves no part of a token out of the error: over a handful of columns the roundings of
-  // bf16 rows do not average out (docs/numerics.md).
+  // A norm passes the error on to the whole token: over a handful of columns the roundings of bf16
+  // rows do not average out (docs/numerics.md).
   if (inner > 8) {
     add("LatentNorm", [&](MoeSpec& s) { s.latent = {.size = 24, .has_norm = true}; });
   }

@@ -37,7 +37,7 @@ std::vector<TpCase> all_cases() {
   std::vector<TpCase> cases;
   for (const auto& [ep, tp] : std::vector<std::pair<int32_t, int32_t>>{
            {1, 1}, {1, 2}, {1, 3}, {1, 4}, {1, 8}, {2, 2}, {2, 3}, {3, 2}}) {
-    // 45 divides by none of the sizes but 3; of 5 columns some of 8 ranks have none.
+    // No size but 3 divides 45; with 5 columns, some of 8 ranks have none.
     for (const int64_t inner : {45, 5}) {
       for (const DType dtype : {DType::kF32, DType::kBF16}) cases.push_back({ep, tp, inner, dtype});
     }
@@ -48,7 +48,7 @@ std::vector<TpCase> all_cases() {
 void expect_whole(const TpCase& c, const MoeSpec& spec) {
   const int64_t tokens = 13;
   const auto source = make_synthetic_source(spec, 11);
-  // One output per rank; each expert-parallel rank has tokens of its own.
+  // There is one output per rank; each expert-parallel rank has tokens of its own.
   const auto hidden_of = [&](int32_t ep_rank) {
     return random_tensor(c.dtype, tokens, 40, 1 + static_cast<uint64_t>(ep_rank));
   };
@@ -118,7 +118,7 @@ ErrorCode code_of(const std::exception_ptr& error) {
   return testing::code_of([&] { std::rethrow_exception(error); });
 }
 
-// The other exchanges of expert parallel, with slices.
+// Covers the other exchanges of expert parallelism, with slices.
 TEST(TensorParallelCalls, EveryExchangeOfExperts_AddsUpToTheWhole) {
   const MoeSpec spec = make_spec(5, 3, 40, 9, DType::kF32);
   const auto source = make_synthetic_source(spec, 3);
@@ -161,7 +161,7 @@ TEST(TensorParallelPlan, Explain_NamesThePartAndTheReduction) {
             "1 of 5 experts on rank 3 of 4; the caller adds up");
 }
 
-// Such ranks would exchange without a complaint and add up parts of different layers.
+// Such ranks would exchange data without a complaint and add up parts of different layers.
 TEST(TensorParallelErrors, RanksWithAnotherRuleOrFormula_AllGetAMismatchNamingIt) {
   const struct {
     const char* name;
@@ -193,7 +193,7 @@ TEST(TensorParallelErrors, RanksWithAnotherRuleOrFormula_AllGetAMismatchNamingIt
   }
 }
 
-// Every rank sees the mismatch, unless another one saw it first and took the communicator down.
+// Every rank sees the mismatch, unless another one saw it first and closed the communicator.
 void expect_mismatch(const std::vector<std::exception_ptr>& errors) {
   int mismatches = 0;
   for (const auto& error : errors) {
@@ -220,7 +220,7 @@ TEST(TensorParallelErrors, RanksWithOtherTokens_AllGetAMismatch) {
   }
 }
 
-// Each of these would send rows astray, or hang, later.
+// Each of these would later send rows astray, or hang.
 TEST(ExpertParallelErrors, RanksWithOtherSplits_AllGetAMismatch) {
   const MoeSpec spec = make_spec(4, 2, 16, 9, DType::kF32);
   const auto source = make_synthetic_source(spec, 1);

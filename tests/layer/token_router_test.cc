@@ -1,4 +1,4 @@
-// TokenRouter: any rule on its own equals the float64 oracle; what is wrong is named.
+// TokenRouter: any rule on its own equals the float64 oracle, and faults are named.
 #include "conclave/token_router.h"
 
 #include "routing/random_spec.h"
@@ -44,7 +44,7 @@ ConstTensorView view(const std::vector<T>& values, const Shape& shape, DType dty
   return {.data = values.data(), .dtype = dtype, .shape = shape};
 }
 
-// The problem's arguments with outputs of their own.
+// The problem's arguments, with outputs of their own.
 struct Call {
   RoutingResult result;
   RouteArgs args;
@@ -77,7 +77,7 @@ struct Call {
 void expect_near(const std::vector<float>& actual, const std::vector<float>& expected) {
   ASSERT_EQ(actual.size(), expected.size());
   for (size_t i = 0; i < actual.size(); ++i) {
-    // Two units in the last place, as docs/routing.md promises.
+    // The bar is two units in the last place, as docs/routing.md promises.
     EXPECT_NEAR(actual[i], expected[i], 2.4e-7 * std::abs(expected[i])) << "at " << i;
   }
 }
@@ -156,7 +156,7 @@ TEST(TokenRouter, RowsApartAndNarrow_AreReadAsTheyAre) {
   std::mt19937 generator(3);
   const MoeSpec spec = router_spec(6, 2, Renormalize::kSum);
   RoutingProblem problem = random_problem(spec, 4, generator);
-  // As bf16 values in rows of 9, columns 6 to 8 not a number.
+  // The logits are bf16 values in rows of 9, whose columns 6 to 8 are NaN.
   std::vector<uint16_t> wide(4 * 9, 0x7FC0);
   Tensor rounded(DType::kBF16, {4, 6});
   convert(view(problem.logits, {4, 6}, DType::kF32), rounded.view());

@@ -48,8 +48,8 @@ struct Sizes {
   int64_t tokens, inner, hidden;
 };
 
-// What test_moe_layer.py adds to the routed experts: shared experts, their gate, transforms of the
-// routed input and output.
+// Parts that test_moe_layer.py adds to the routed experts: shared experts, their gate, transforms
+// of the routed input and output.
 enum class Extra : uint8_t { kNone, kShared, kGatedShared, kTransforms, kSharedAndTransforms };
 
 void add_extra(Extra extra, MoeSpec& spec) {
@@ -91,7 +91,7 @@ INSTANTIATE_TEST_SUITE_P(
                                          Extra::kTransforms, Extra::kSharedAndTransforms)),
     layer_row_name);
 
-// The largest size: 64 experts of it are 0.8 GB, so each part once.
+// The largest size: 64 experts of it take 0.8 GB, so each part runs once.
 INSTANTIATE_TEST_SUITE_P(Large, VllmMatrixMoeLayer,
                          ::testing::Combine(::testing::Values(Sizes{222, 1024, 2048}),
                                             ::testing::Values(8), ::testing::Values(2, 6),

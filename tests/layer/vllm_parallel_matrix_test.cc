@@ -1,4 +1,4 @@
-// The (dp, tp, ep) forms and sizes of vLLM's test_moe_layer.py, over thread ranks.
+// Runs the (dp, tp, ep) forms and sizes of vLLM's test_moe_layer.py over thread ranks.
 
 #include "support/layer_fixture.h"
 #include "support/rank_grid.h"
@@ -51,7 +51,7 @@ std::string name_of(const ::testing::TestParamInfo<MatrixCase>& info) {
          (c.expert_parallel ? "Ep" : "") + (c.replicas ? "Eplb" : "");
 }
 
-// Experts' matrices filled once: the generator is slower than the layer.
+// Fills the experts' matrices once, since the generator is slower than the layer.
 class KeptSource final : public WeightSource {
  public:
   explicit KeptSource(const MoeSpec& spec) : source_(make_synthetic_source(spec, 5)) {
@@ -110,7 +110,7 @@ TEST_P(VllmMatrixMoeLayer, EveryRank_HasTheWholeResultWithinTheBar) {
   };
   on_grid(c.expert_parallel ? ranks : 1, c.expert_parallel ? 1 : ranks, body);
 
-  // Tokens do not depend on each other: a few of each rank, in float64.
+  // Tokens do not depend on each other, so a few of each rank are compared with float64.
   const int64_t checked = std::min<int64_t>(c.tokens, 8);
   const Context context({.num_threads = 2});
   const auto first_rows = [&](const Tensor& tensor) {

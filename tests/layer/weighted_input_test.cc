@@ -1,4 +1,4 @@
-// Layers whose experts read weighted rows, wider than one block of the conversion.
+// Layers whose experts read weighted rows that are wider than one block of the conversion.
 #include "support/layer_parts.h"
 
 #include <gtest/gtest.h>

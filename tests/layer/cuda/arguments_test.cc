@@ -1,4 +1,4 @@
-// What a forward on a GPU refuses, by code and by name.
+// Arguments that a forward on a GPU refuses, by code and by name.
 
 #include "device_layer.h"
 
@@ -40,7 +40,7 @@ TEST_F(CudaArguments, MissingStreamTimingsAndHostMemory_AreRefused) {
   EXPECT_EQ(refusal([](ForwardArgs& args) { args.hidden.shape = {4, 127}; }), ErrorCode::kShape);
 }
 
-// Each argument as host memory, one at a time: refused by name, nothing is written.
+// One argument at a time is host memory: it is refused by name, and nothing is written.
 TEST_F(CudaArguments, EachHostPointer_IsRefusedByName) {
   MoeSpec spec = make_spec(8, 2, 128, 64, DType::kBF16);
   spec.shared = {.mode = SharedMode::kAdd, .intermediate_size = 64};
@@ -116,7 +116,7 @@ TEST_F(CudaArguments, HostMemoryAsWorkspaceOrWeights_IsRefused) {
   }
 }
 
-// Rows at any multiple of an element and any distance; what lies between them stays.
+// Rows may start at any multiple of an element and lie any distance apart; gaps stay unchanged.
 TEST_F(CudaArguments, OddStridesAndAddresses_GiveTheSameBits) {
   for (const testing::NumberForm& form : testing::number_forms()) {
     for (const auto& [top_k, tokens] : {std::pair<int64_t, int64_t>{2, 1},
@@ -137,7 +137,7 @@ TEST_F(CudaArguments, OddStridesAndAddresses_GiveTheSameBits) {
       dense.enqueue();
       const Tensor expected = dense.out();
 
-      // One element in, rows 139 elements apart.
+      // The data starts one element in, with rows 139 elements apart.
       constexpr int64_t kStride = 139;
       Tensor apart(dtype, {tokens, kStride});
       for (int64_t row = 0; row < tokens; ++row) {
@@ -170,7 +170,7 @@ TEST_F(CudaArguments, AddressesBetweenElements_AreRefused) {
   EXPECT_EQ(code_of([&] { forward.enqueue(); }), ErrorCode::kMisaligned);
 }
 
-// The rows of out may be those of hidden, in every rung.
+// The rows of out may be those of hidden, on every rung.
 TEST_F(CudaArguments, InPlace_GivesTheSameBits) {
   for (const testing::NumberForm& form : testing::number_forms()) {
     for (const auto& [top_k, with_shared] :
@@ -195,7 +195,7 @@ TEST_F(CudaArguments, InPlace_GivesTheSameBits) {
   }
 }
 
-// No token, one, as many as planned, and one more: that one goes in a chunk of its own.
+// No token, one, as many as planned, and one more, which makes two chunks.
 TEST_F(CudaArguments, TokensAroundThePlannedNumber_AreTaken) {
   DeviceLayer owned(make_spec(8, 2, 128, 64, DType::kBF16), {.max_tokens = 64});
   for (const int64_t tokens : {0, 1, 63, 64, 65}) {

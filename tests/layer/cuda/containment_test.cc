@@ -1,5 +1,5 @@
-// What is not finite stays in the tokens that use it; scales that mean nothing are refused wherever
-// they lie; every code of e4m3 is read as it is written.
+// Values that are not finite stay in the tokens that use them; meaningless scales are refused in
+// any memory; every code of e4m3 is read as it was written.
 
 #include "core/float8.h"
 #include "device_layer.h"
@@ -31,12 +31,12 @@ constexpr int64_t kHidden = 264;
 constexpr int64_t kInner = 136;
 constexpr int64_t kTokenCounts[] = {4, 40, 300};
 
-// Another source with some elements replaced.
+// Another source, with some elements replaced.
 class Patched final : public WeightSource {
  public:
   explicit Patched(const WeightSource& source) : source_(source) {}
 
-  // The bits of an element of the role's type.
+  // Sets the bits of an element in the role's type.
   void set(WeightRole role, int64_t expert, int64_t row, int64_t col, uint32_t bits) {
     patches_.push_back({role, expert, row, col, bits});
   }
@@ -117,7 +117,8 @@ class CudaContainment : public testing::CudaLayerTest {
   }
   static LayerOptions options() { return {.max_tokens = 300}; }
 
-  // Exactly the tokens that `is_hit` names are not finite; the others have the bits of `clean`.
+  // Exactly the tokens that `is_hit` names must not be finite; the others must have the bits of
+  // `clean`.
   template <class IsHit>
   static void expect_only(const Tensor& clean, const Tensor& out, const IsHit& is_hit) {
     for (int64_t token = 0; token < out.shape()[0]; ++token) {
@@ -161,7 +162,7 @@ TEST_F(CudaContainment, NanOrInfAsOneWeightOfASlot_MakesThatTokenNotFinite) {
         routing.weights.as<float>()[1 * kTopK + 1] = value;
         expect_only(clean, run(owned, hidden, routing), [](int64_t token) { return token == 1; });
       }
-      // The weight of no expert does not count.
+      // A weight without an expert does not count.
       routing.ids.as<int32_t>()[1 * kTopK + 1] = -1;
       const Tensor with_infinity = run(owned, hidden, routing);
       routing.weights.as<float>()[1 * kTopK + 1] = 0;
@@ -192,7 +193,7 @@ TEST_F(CudaContainment, NanInOneExpert_MakesItsTokensNotFinite) {
   }
 }
 
-// Scales of e4m3 matrices in host memory, and in device memory where a framework holds them.
+// Scales of e4m3 matrices, in host memory or in device memory, as frameworks hold them.
 struct Scales {
   std::vector<float> gate_up, down;
 };
@@ -210,7 +211,7 @@ class DeviceScales {
     spec.quant = {.weights = WeightScale::kChannel, .activations = ActivationScale::kToken};
     return spec;
   }
-  // A layer of weights in device memory whose one scale has this value.
+  // Makes a layer with weights in device memory, one of whose scales has this value.
   MoeLayer layer(const Context& context, bool in_down, float value) {
     Tensor gate_up(DType::kF32, {kExperts, 2 * kInner, 1});
     Tensor down(DType::kF32, {kExperts, kHidden, 1});
@@ -290,15 +291,15 @@ TEST_F(CudaContainment, ScaleOfZeroInDeviceMemory_GivesZeros) {
   }
 }
 
-// Hidden rows that are unit vectors, gate-less up products that hand them on (up is a unit matrix,
-// relu(1)^2 = 1), and so outputs that are columns of the down matrix: each code times its scale.
+// Hidden rows are unit vectors, and up products without a gate pass them on (up is a unit matrix,
+// relu(1)^2 = 1). So outputs are columns of the down matrix: each code times its scale.
 class CodeReader final : public WeightSource {
  public:
   static constexpr int64_t kSize = 256;
 
   explicit CodeReader(WeightScale form) : form_(form) {}
 
-  // Element [row, col] of down: all 254 codes that are numbers.
+  // Element [row, col] of down; all 254 codes that are numbers occur.
   static uint8_t code(int64_t row, int64_t col) {
     const auto code = static_cast<uint8_t>((row + col) % 256);
     return (code & 0x7F) == 0x7F ? 0 : code;
@@ -358,7 +359,7 @@ TEST_F(CudaContainment, EveryCodeOfE4m3_IsReadExactly) {
     const MoeLayer layer =
         MoeLayer::create(context, spec, CodeReader(scale_form), {.max_tokens = kSize});
     Workspace workspace(context, layer.workspace_bytes());
-    // Through the single launch, streamed and tiled.
+    // Covers the single launch, the streamed and the tiled kernels.
     for (const int64_t count : {int64_t{1}, int64_t{8}, int64_t{16}, kSize}) {
       for (int64_t first = 0; first < kSize; first += count * (count == 1 ? 16 : 1)) {
         SCOPED_TRACE(::testing::Message() << form.name << " " << first << " of " << count);
@@ -374,8 +375,8 @@ TEST_F(CudaContainment, EveryCodeOfE4m3_IsReadExactly) {
                        .out = device_out.view(),
                        .workspace = &workspace,
                        .stream = queue.stream()});
-        // In bf16, which holds every code times a power of two; float32 would show that 448 times
-        // the float nearest to 1 / 448 is not quite 1.
+        // The comparison is in bf16, which holds every code times a power of two; float32 would
+        // show that 448 times the float nearest to 1 / 448 is not quite 1.
         Tensor rounded(DType::kBF16, {count, kSize});
         queue.download(device_out.const_view(), rounded.view());
         Tensor out(DType::kF32, {count, kSize});

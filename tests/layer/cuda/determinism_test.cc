@@ -1,5 +1,5 @@
-// D1 and D2 of whole layers on a GPU: the same bits in every run beside other work, and, where it
-// was asked for, whatever else is in the batch. Every tile that a table may name, in a whole layer.
+// D1 and D2 of whole layers on a GPU: the same bits in every run beside other work and, if
+// promised, in any batch. Also runs every tile that a table may name in a whole layer.
 
 #include "device_layer.h"
 #include "support/cuda/routings.h"
@@ -29,7 +29,7 @@ using testing::same_bits;
 
 class CudaDeterminism : public testing::CudaLayerTest {};
 
-// Work of another layer on a stream of its own, of ever other sizes: it takes multiprocessors,
+// Runs another layer on a stream of its own in ever-changing sizes, which takes multiprocessors,
 // caches and memory away at random moments.
 class Rival {
  public:
@@ -47,7 +47,7 @@ class Rival {
   std::mt19937 random_{3};
 };
 
-// Of 1000 runs.
+// Counts how many of 1000 runs differ.
 int differing_runs(DeviceForward& forward, DeviceLayer& owned, Rival& rival) {
   owned.queue.fill(forward.args.out, 0xFF);
   forward.enqueue();
@@ -76,7 +76,7 @@ TEST_F(CudaDeterminism, ThousandRunsBesideARival_SameBits) {
   }
 }
 
-// The rows for many and for few tokens, whatever the cost model would choose at these sizes.
+// Covers the rows for many and for few tokens, whatever the cost model would choose at these sizes.
 TEST_F(CudaDeterminism, ThousandRunsOfEachKernelBesideARival_SameBits) {
   Rival rival;
   for (const NumberForm& form : testing::number_forms()) {
@@ -118,15 +118,15 @@ struct Invariance {
   int64_t differing = 0;
 };
 
-// A needle, a few rows and a shuffled whole against the rows of one call of 2000: in one chunk, and
-// in chunks of 77. The plan is the layer's own, so layers are not compared with each other.
-// With one expert a token no sum may follow the down product.
+// Compares a needle, a few rows and a shuffled whole with the rows of one call of 2000, in one
+// chunk and in chunks of 77. The plan is the layer's own, so layers are not compared with each
+// other. With one expert per token, no sum may follow the down product.
 Invariance compare_batches(const NumberForm& form, Determinism determinism, int64_t max_tokens,
                            int64_t top_k) {
   MoeSpec spec = testing::with_form(make_spec(12, top_k, 264, 136, form.dtype), form);
   spec.router.renormalize = Renormalize::kNone;
   spec.shared = {.mode = SharedMode::kAdd, .intermediate_size = 128};
-  // The single launch has no shared experts: it is to be among what is compared.
+  // The single launch takes no shared experts, and it must be among what is compared.
   if (determinism == Determinism::kRepeatable || top_k == 1) spec.shared = {};
   const DType dtype = testing::row_dtype(form);
   const int64_t most = 2000;
@@ -164,7 +164,7 @@ TEST_F(CudaDeterminism, BatchInvariant_NoRowChangesWithItsBatch) {
   }
 }
 
-// The comparison can fail: without the promise some row of some format differs.
+// The comparison can fail: without the promise, some row of some format differs.
 TEST_F(CudaDeterminism, Repeatable_SomeRowChangesWithItsBatch) {
   int64_t differing = 0;
   for (const NumberForm& form : testing::number_forms()) {
@@ -173,7 +173,7 @@ TEST_F(CudaDeterminism, Repeatable_SomeRowChangesWithItsBatch) {
   EXPECT_GT(differing, 0);
 }
 
-// Every kernel and tile that a tuning table may name, in a whole layer: nothing falls back.
+// Runs every kernel and tile that a tuning table may name in a whole layer: nothing falls back.
 TEST_F(CudaDeterminism, EveryCandidateOfTheTuner_IsWithinTheBar) {
   int candidates = 0;
   for (const NumberForm& form : testing::number_forms()) {
@@ -219,8 +219,8 @@ testing::GivenRouting skewed_routing(const Skew& skew, int64_t tokens) {
   return routing;
 }
 
-// One hot expert, Zipf, idle experts; then every slot of every token on one expert, and all tokens
-// the same.
+// Covers one hot expert, Zipf and idle experts; then every slot of every token on one expert, and
+// all tokens equal.
 TEST_F(CudaDeterminism, SkewedRoutings_AreWithinTheBar) {
   for (const NumberForm& form : testing::number_forms()) {
     const MoeSpec spec = testing::with_form(make_spec(60, 4, 264, 136, form.dtype), form);
@@ -229,7 +229,7 @@ TEST_F(CudaDeterminism, SkewedRoutings_AreWithinTheBar) {
     for (const int64_t tokens : {1, 7, 64, 127, 129, 520}) {
       SCOPED_TRACE(::testing::Message() << form.name << " T" << tokens);
       const Tensor hidden = random_tensor(dtype, tokens, spec.hidden_size, 5);
-      // `same`: what the routing comes to.
+      // `same` is an equivalent routing.
       const auto check_as = [&](const char* name, const Tensor& rows,
                                 const testing::GivenRouting& routing,
                                 const testing::GivenRouting& same) {
@@ -249,8 +249,8 @@ TEST_F(CudaDeterminism, SkewedRoutings_AreWithinTheBar) {
       }
       testing::GivenRouting one = skewed_routing({"", testing::RoutingKind::kUniform}, tokens);
       std::fill_n(one.ids.as<int32_t>(), tokens * 4, 59);
-      // Once with weight 1 for float64: what ambiguous codes do in the four slots is the same
-      // thing.
+      // float64 sees the expert once with weight 1, because ambiguous codes have the same effect in
+      // all four slots.
       testing::GivenRouting once = skewed_routing({"", testing::RoutingKind::kUniform}, tokens);
       std::fill_n(once.ids.as<int32_t>(), tokens * 4, -1);
       for (int64_t token = 0; token < tokens; ++token) {

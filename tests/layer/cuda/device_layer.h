@@ -1,4 +1,4 @@
-// Layers on a GPU beside the same layer's source, and forwards from host tensors to host tensors.
+// Layers on a GPU together with their source, and forwards from host tensors to host tensors.
 #pragma once
 
 #include "support/layer_fixture.h"
@@ -18,7 +18,7 @@
 
 namespace conclave::testing {
 
-// Why this machine cannot run such tests; empty: it can.
+// Returns why this machine cannot run such tests; an empty text if it can.
 inline std::string no_gpu_reason() {
   try {
     const Context context({.device = "cuda:0", .num_threads = 1});
@@ -28,7 +28,7 @@ inline std::string no_gpu_reason() {
   }
 }
 
-// In which numbers a layer computes.
+// The types and scales in which a layer computes.
 struct NumberForm {
   std::string name;
   DType dtype = DType::kBF16;
@@ -55,7 +55,7 @@ inline MoeSpec with_form(MoeSpec spec, const NumberForm& form) {
   spec.quant = form.quant;
   return spec;
 }
-// Of hidden rows and outputs: that of 16-bit weights.
+// The type of hidden rows and outputs, which is that of 16-bit weights.
 inline DType row_dtype(const NumberForm& form) {
   return form.dtype == DType::kF16 ? DType::kF16 : DType::kBF16;
 }
@@ -68,7 +68,7 @@ class CudaLayerTest : public ::testing::Test {
   }
 };
 
-// Counts what is asked of it and hands it on.
+// Counts the requests and passes them on.
 class CountingAllocator final : public DeviceAllocator {
  public:
   explicit CountingAllocator(DeviceAllocator& inner) : inner_(inner) {}
@@ -111,7 +111,7 @@ class DeviceForward {
     const MoeSpec& spec = owned.layer.spec();
     hidden_ = owned.queue.upload(hidden);
     out_ = owned.queue.allocate(out_dtype, {tokens_, spec.hidden_size});
-    // Whatever is not written shows: NaN in every type.
+    // Elements that are not written stay NaN in every type.
     owned.queue.fill(out_.view(), 0xFF);
     args.hidden = hidden_.view();
     args.out = out_.view();
@@ -119,7 +119,7 @@ class DeviceForward {
     args.stream = owned.queue.stream();
   }
 
-  // By given ids and weights, [T, k] each.
+  // Routes by the given ids and weights, [T, k] each.
   void route_by(const Tensor& ids, const Tensor& weights) {
     ids_ = owned_.queue.upload(ids.view());
     weights_ = owned_.queue.upload(weights.view());
@@ -146,7 +146,7 @@ class DeviceForward {
 
   void enqueue() { owned_.layer.forward(args); }
 
-  // Everything as it is once the stream has passed.
+  // Returns everything as it is once the stream has passed.
   LayerOutput output() {
     return {.out = download(out_),
             .logits = download(captured_logits_),
@@ -204,8 +204,8 @@ inline GivenRouting random_routing(int64_t tokens, int64_t experts, int64_t top_
   return routing;
 }
 
-// How near to a rounding boundary a code of the rung that serves `tokens` may differ: the single
-// launch sums in float32, all others on tensor cores.
+// How close to a rounding boundary a code may lie and still differ on the rung that serves
+// `tokens`: the single launch sums in float32, all others on tensor cores.
 inline double code_ambiguity(const DeviceLayer& owned, int64_t tokens) {
   const std::vector<PlanRung>& ladder = owned.layer.plan().ladder;
   const auto rung = std::find_if(ladder.begin(), ladder.end(), [&](const PlanRung& candidate) {
@@ -216,7 +216,7 @@ inline double code_ambiguity(const DeviceLayer& owned, int64_t tokens) {
   return in_float32 ? kFloat32CodeAmbiguity : kTensorCoreCodeAmbiguity;
 }
 
-// Keeps the worst error of each format for the report of the test that runs.
+// Keeps the worst error of each format for the report of the running test.
 inline void note_error(const MoeSpec& spec, double error) {
   static std::string test;
   static std::map<std::string, double> worst;
@@ -230,7 +230,7 @@ inline void note_error(const MoeSpec& spec, double error) {
                                   std::to_string(most));
 }
 
-// The worst token against float64 on the same routing, without what ambiguous codes account for.
+// The worst token against float64 on the same routing, minus what ambiguous codes explain.
 inline double worst_error(DeviceLayer& owned, const Tensor& hidden, const GivenRouting& routing,
                           const Tensor& out) {
   const StageCheck check =

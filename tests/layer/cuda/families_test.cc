@@ -1,5 +1,5 @@
-// Every golden checkpoint of testdata/models on a GPU, by the bars of the CPU: with float32 weights
-// and rows, and as it is stored with bf16 rows.
+// Compares every golden checkpoint of testdata/models on a GPU with the bars of the CPU: with
+// float32 weights and rows, and as stored with bf16 rows.
 
 #include "device_layer.h"
 #include "support/golden_record.h"
@@ -47,7 +47,7 @@ class WidenedSource final : public WeightSource {
   std::unique_ptr<WeightSource> inner_;
 };
 
-// A record's tensors on the device.
+// Holds a record's tensors on the device.
 struct DeviceRecord {
   DeviceRecord(DeviceQueue& queue, const Record& record) {
     const auto upload = [&](const Tensor& tensor) {
@@ -107,7 +107,7 @@ class CudaFamily : public testing::CudaLayerTest,
   static bool is_float_run() { return std::get<1>(GetParam()) == "f32"; }
   static double bar() { return is_float_run() ? 5e-6 : 6e-3; }
 
-  // A float32 run is that of a model loaded in float32: nothing is rounded on the way.
+  // A float32 run stands for a model loaded in float32: nothing is rounded on the way.
   static MoeSpec spec_of_run(MoeSpec spec) {
     if (!is_float_run()) return spec;
     spec.router.logits_dtype = spec.router.score_dtype = spec.weight_dtype = DType::kF32;
@@ -139,7 +139,7 @@ TEST_P(CudaFamily, EveryLayer_MatchesTheRecords) {
     const DeviceRecord on_device(queue, record);
 
     if (record.has_logits()) {
-      // Routing alone, from the logits that the published code saw.
+      // Tests routing alone, from the logits that the published code saw.
       ForwardArgs from_logits = on_device.inputs();
       from_logits.router_input = {};
       from_logits.router_logits = on_device.logits.const_view();
@@ -151,7 +151,7 @@ TEST_P(CudaFamily, EveryLayer_MatchesTheRecords) {
       worst_error = std::max(worst_error, error);
     }
     if (!spec.has_gate) continue;
-    // Through its own gate, judged on its own logits.
+    // Tests the layer through its own gate, judged on its own logits.
     const testing::LayerOutput whole = run(layer, queue, on_device.inputs());
     EXPECT_EQ(testing::differing_tokens(whole.ids, record.ids), 0);
     const ForwardArgs inputs = record.inputs();

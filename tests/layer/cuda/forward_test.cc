@@ -1,4 +1,4 @@
-// Layers on a GPU against float64: every part they have, every rung of the ladder, odd sizes.
+// Compares layers on a GPU with float64: every part, every rung of the ladder, odd sizes.
 
 #include "device_layer.h"
 #include "support/layer_parts.h"
@@ -20,7 +20,7 @@ using testing::make_spec;
 using testing::random_routing;
 using testing::random_tensor;
 
-// By the layer's own gate, each stage against float64.
+// Uses the layer's own gate and compares each stage with float64.
 void expect_accurate(DeviceLayer& owned, int64_t tokens, DType dtype) {
   SCOPED_TRACE(::testing::Message() << "T" << tokens);
   const MoeSpec& spec = owned.layer.spec();
@@ -211,7 +211,7 @@ TEST_F(CudaForward, IdsOutOfRange_ContributeNothingAndAreCounted) {
   }
 }
 
-// Ids of 64 bits whose lower half names an expert name none.
+// 64-bit ids whose lower half names an expert do not name one themselves.
 TEST_F(CudaForward, WideIdsBeyond32Bits_ContributeNothing) {
   DeviceLayer owned(make_spec(8, 2, 128, 64, DType::kBF16), {.max_tokens = 64});
   for (const int64_t tokens : {4, 40}) {
@@ -269,8 +269,8 @@ TEST_F(CudaForward, LiveTokensAndPadding_LeaveTheRestAlone) {
   }
 }
 
-// The down product of e4m3 tiles writes the output of tokens with one choice; a padding mask sends
-// the same rows through the sum over slots.
+// The down product of e4m3 tiles writes the output itself for tokens with one choice; a padding
+// mask sends the same rows through the sum over slots.
 void check_one_choice_of_e4m3(const std::string& kernel) {
   SCOPED_TRACE(kernel);
   constexpr int64_t kTokens = 300;

@@ -1,5 +1,5 @@
-// Whole layers on memory whose neighbours are unmapped, in workspaces of rubbish, and in long mixed
-// sequences of calls.
+// Runs whole layers on memory whose neighbours are unmapped, in workspaces full of garbage, and in
+// long mixed sequences of calls.
 
 #include "device_layer.h"
 #include "support/allocation_counter.h"
@@ -29,7 +29,7 @@ using testing::same_bits;
 
 class CudaGuard : public testing::CudaLayerTest {};
 
-// A tensor of exactly its own bytes, aligned to `alignment` and no more, against a hole.
+// A tensor of exactly its own size, aligned only to `alignment`, next to a hole.
 class GuardedTensor {
  public:
   GuardedTensor(GuardPageAllocator& allocator, const DeviceQueue& queue, const Tensor& values,
@@ -60,7 +60,7 @@ class GuardedTensor {
   void* data_;
 };
 
-// Matrices of a source as the layer keeps them: read in place.
+// The source's matrices in the layout that the layer reads in place.
 Tensor stacked(const WeightSource& source, const std::vector<WeightRole>& roles) {
   const WeightInfo info = source.describe(roles.front());
   const auto halves = static_cast<int64_t>(roles.size());
@@ -102,7 +102,7 @@ class GuardedCalls {
     workspace_ = std::make_unique<Workspace>(context_, layer_->workspace_bytes());
   }
 
-  // The bits of a layer on ordinary memory, its inputs unchanged.
+  // The bits must equal those of a layer on ordinary memory, and the inputs must stay unchanged.
   void check(int64_t tokens, DType dtype) {
     const Tensor hidden = random_tensor(dtype, tokens, spec_.hidden_size, 5);
     const GivenRouting routing = testing::random_routing(tokens, 6, 2, 9);
@@ -149,7 +149,7 @@ class GuardedCalls {
 TEST_F(CudaGuard, EveryTensorAgainstAHole_NothingFaultsOrChanges) {
   for (const GuardSide side : {GuardSide::kEnd, GuardSide::kBegin}) {
     for (const NumberForm& form : testing::number_forms()) {
-      // Steps of static rows are one a tensor, and not taken from device memory here.
+      // Static rows have one step per tensor, which is not taken from device memory here.
       if (form.quant.activations == ActivationScale::kTensorStatic) continue;
       GuardedCalls calls(side, form);
       for (const int64_t tokens : {1, 5, 8, 9, 40, 130, 300}) {
@@ -166,7 +166,7 @@ TEST_F(CudaGuard, EveryTensorAgainstAHole_NothingFaultsOrChanges) {
   }
 }
 
-// Weights, router, shared expert and biases as a layer copies them, and its own workspace.
+// The layer copies weights, router, shared expert and biases, and has its own workspace.
 TEST_F(CudaGuard, LayersThatCopyTheirWeights_NothingFaults) {
   for (const GuardSide side : {GuardSide::kEnd, GuardSide::kBegin}) {
     GuardPageAllocator allocator(side);
@@ -197,8 +197,8 @@ TEST_F(CudaGuard, LayersThatCopyTheirWeights_NothingFaults) {
   }
 }
 
-// One workspace, left as the last call left it or full of rubbish, over layers of every form and
-// calls of every kind: bits as in a fresh process.
+// One workspace serves layers of every form and calls of every kind, either as the last call left
+// it or full of garbage: the bits are those of a fresh process.
 TEST_F(CudaGuard, LongMixedSequences_LeaveNothingBehind) {
   struct Call {
     std::unique_ptr<DeviceForward> forward;
@@ -249,8 +249,8 @@ TEST_F(CudaGuard, LongMixedSequences_LeaveNothingBehind) {
   }
 }
 
-// 10 000 forwards of random sizes: no allocation by operator new in this thread (the driver's own
-// threads have some), none from the context, and the device has as much free memory as before.
+// 10 000 forwards of random sizes: this thread does not call operator new (the driver's own threads
+// do), the context allocates nothing, and the device keeps as much free memory as before.
 TEST_F(CudaGuard, TenThousandForwards_AllocateNothing) {
   for (const size_t index : {size_t{0}, size_t{2}}) {
     const NumberForm form = testing::number_forms()[index];
@@ -293,7 +293,7 @@ TEST_F(CudaGuard, TenThousandForwards_AllocateNothing) {
   }
 }
 
-// Bytes of a workspace that a call writes: those that are not one filling nor another.
+// Bytes of the workspace that a call writes: those that keep neither of two fillings.
 int64_t bytes_written(DeviceLayer& owned, DeviceForward& forward) {
   const std::span<std::byte> memory = owned.workspace.memory();
   const TensorView all{
@@ -314,7 +314,7 @@ int64_t bytes_written(DeviceLayer& owned, DeviceForward& forward) {
   return std::count(touched.begin(), touched.end(), uint8_t{1});
 }
 
-// All tokens there may be, on the routing that fills most, with rows that have to be converted and
+// Uses the maximum of tokens on the routing that fills most, with rows that must be converted and
 // an output that no kernel of experts writes itself.
 TEST_F(CudaGuard, Workspace_IsAtMostAQuarterMoreThanWhatIsWritten) {
   struct Size {

@@ -1,4 +1,4 @@
-// Plans of layers on an H200, made without one.
+// Makes plans of layers on an H200 without having one.
 #pragma once
 
 #include "layer/cuda/plan.h"

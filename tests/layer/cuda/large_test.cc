@@ -1,5 +1,5 @@
-// Whole layers whose tensors go beyond 2^31 elements, one kind of tensor at a time: tokens around
-// each border against float64.
+// Runs whole layers whose tensors exceed 2^31 elements, one kind of tensor at a time, and compares
+// tokens around each border with float64.
 
 #include "cuda/check.h"
 #include "device_layer.h"
@@ -39,8 +39,8 @@ class CudaLarge : public testing::CudaLayerTest {
   }
 };
 
-// Tokens whose elements of a tensor of `row_elements` a token lie around 2^31 and 2^32 elements or
-// bytes, the first, the last, and some others.
+// Chooses the first and last token, tokens near 2^31 and 2^32 elements or bytes of tensors with
+// `row_elements` per token, and some others.
 std::vector<int64_t> tokens_to_check(int64_t tokens, const std::vector<int64_t>& row_elements) {
   std::set<int64_t> chosen = {0, tokens - 1};
   for (const int64_t elements : row_elements) {
@@ -59,7 +59,7 @@ std::vector<int64_t> tokens_to_check(int64_t tokens, const std::vector<int64_t>&
   return {chosen.begin(), chosen.end()};
 }
 
-// A layer on the problem's weights, all tokens in one chunk.
+// A layer on the problem's weights that takes all tokens in one chunk.
 class LargeLayer {
  public:
   explicit LargeLayer(CudaProblem& problem, int64_t max_tokens)
@@ -70,7 +70,7 @@ class LargeLayer {
         queue_(context_),
         workspace_(context_, layer_.workspace_bytes()) {}
 
-  // `row_elements`: of the tensors that are to be checked around their borders.
+  // `row_elements` gives the elements per token of the tensors to check around their borders.
   void check(DType out_dtype, const std::vector<int64_t>& row_elements) {
     const CudaProblemOptions& o = problem_.options();
     const DeviceRows hidden = problem_.hidden();
@@ -164,7 +164,7 @@ TEST_F(CudaLarge, IntermediateRows_BeyondTwoToThe31Elements) {
   }
 }
 
-// Both matrices; every rung of the ladder, from the single launch to the tiles for many tokens.
+// Covers both matrices and every rung, from the single launch to the tiles for many tokens.
 TEST_F(CudaLarge, Weights_BeyondTwoToThe31Elements) {
   for (const auto& [dtype, quant] : formats()) {
     CudaProblem problem({.num_experts = 80,
@@ -185,7 +185,7 @@ TEST_F(CudaLarge, Weights_BeyondTwoToThe31Elements) {
   }
 }
 
-// The experts that the largest logits name, of tokens around the borders of [T, E].
+// Checks the experts that the largest logits name, for tokens around the borders of [T, E].
 TEST_F(CudaLarge, Logits_BeyondTwoToThe31Elements) {
   constexpr int64_t kExperts = 1024;
   constexpr int64_t kTokens = 2'100'000;
@@ -194,7 +194,7 @@ TEST_F(CudaLarge, Logits_BeyondTwoToThe31Elements) {
                        .hidden_size = 64,
                        .intermediate_size = 64,
                        .num_tokens = kTokens});
-  // Numbers that nothing here computes: rows of another problem.
+  // The logits are numbers that nothing here computes: rows of another problem.
   const CudaProblem random({.num_experts = 1,
                             .top_k = 1,
                             .hidden_size = kExperts,
@@ -222,7 +222,7 @@ TEST_F(CudaLarge, Logits_BeyondTwoToThe31Elements) {
                    row.view());
     Tensor logits(DType::kF32, {1, kExperts});
     convert(row.const_view(), logits.view());
-    // The lower id of equal ones: what max_element returns.
+    // Among equal logits the lower id counts, which max_element returns.
     const float* const begin = logits.as<float>();
     EXPECT_EQ(chosen.as<int32_t>()[token], std::max_element(begin, begin + kExperts) - begin)
         << token;

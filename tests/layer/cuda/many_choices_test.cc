@@ -1,4 +1,4 @@
-// More choices a token than a router on the device makes: given ones run, logits are refused.
+// A token has more choices than a router on the device makes: given ones run, logits are refused.
 
 #include "device_layer.h"
 

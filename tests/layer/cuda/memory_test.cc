@@ -1,4 +1,4 @@
-// Weights where they lie, reloads, and workspaces full of rubbish.
+// Tests weights used in place, reloads, and workspaces full of garbage.
 
 #include "device_layer.h"
 
@@ -53,7 +53,7 @@ TEST_F(CudaMemory, FrameworkTensors_AreUsedWithoutACopy) {
   testing::CountingAllocator counter(*copied.context.device_allocator());
   const Context context({.device = "cuda:0", .num_threads = 1, .device_allocator = &counter});
   MoeLayer layer = MoeLayer::create(context, spec, *source, {.max_tokens = 64});
-  // The counters and nothing else.
+  // It allocates only the counters.
   EXPECT_EQ(counter.calls, 1);
   for (const int64_t tokens : {3, 40}) {
     const Tensor hidden = random_tensor(DType::kBF16, tokens, 256, 5);
@@ -73,7 +73,7 @@ TEST_F(CudaMemory, FrameworkTensors_AreUsedWithoutACopy) {
             ErrorCode::kDevice);
 }
 
-// Fails at one call, and knows what has not been given back.
+// Fails at one call, and knows which blocks have not been given back.
 class FailingAllocator final : public DeviceAllocator {
  public:
   FailingAllocator(DeviceAllocator& inner, int64_t failing_call)
@@ -144,7 +144,7 @@ TEST_F(CudaMemory, PoisonedWorkspace_ChangesNothing) {
       DeviceForward forward(owned, hidden.view(), DType::kBF16);
       forward.enqueue();
       const Tensor expected = forward.out();
-      // All but the counters at its head, which belong to the workspace.
+      // Fills all but the counters at its head, which belong to the workspace.
       const std::span<std::byte> memory = owned.workspace.memory().subspan(256);
       for (const uint8_t poison : {uint8_t{0xFF}, uint8_t{0x7F}, uint8_t{0}}) {
         owned.queue.fill({.data = memory.data(),

@@ -1,4 +1,4 @@
-// The plan of a layer on an H200, which any machine can make.
+// Tests the plan of a layer on an H200, which any machine can make.
 
 #include "layer/cuda/plan.h"
 
@@ -94,7 +94,7 @@ TEST(CudaPlan, Explain_ShowsDeviceLadderAndVerdicts) {
 }
 
 TEST(CudaPlan, Workspace_IsNearWhatIsNeeded) {
-  // Expert rows, intermediate rows and hidden rows of the largest call are what must be held.
+  // At least expert rows, intermediate rows and hidden rows of the largest call must be held.
   const MoeSpec spec = qwen3();
   const int64_t tokens = 16384;
   const CudaPlan made = plan(spec, {.max_tokens = tokens});
@@ -114,7 +114,7 @@ TEST(CudaPlan, BatchInvariant_UsesOneArithmetic) {
     const bool same_row = rung.row == made.routed.ladder.front().row;
     EXPECT_TRUE(same_row || rung.row->arithmetic == made.routed.ladder.front().row->arithmetic);
   }
-  // The rows for few and for many tokens share their arithmetic: D2 costs neither.
+  // The rows for few and for many tokens share their arithmetic, so D2 costs neither.
   EXPECT_EQ(made.routed.ladder.front().row->name, "cuda.stream_sm90");
   EXPECT_EQ(made.routed.ladder.back().row->name, "cuda.tile_sm90");
 }
@@ -138,12 +138,12 @@ TEST(CudaPlan, RowsAreAddedInAnyOrder_OnlyWhereAskedFor) {
   EXPECT_EQ(made.summary.determinism, "none");
   EXPECT_EQ(made.decode_tokens, ordered.decode_tokens);
   EXPECT_NE(explain(made.summary).find("adds rows in any order"), std::string::npos);
-  // [T, H] sums in the place of [T * k, H] rows.
+  // [T, H] sums replace [T * k, H] rows.
   EXPECT_LT(made.summary.workspace_bytes, ordered.summary.workspace_bytes * 6 / 10);
   for (const LadderRung& rung : made.routed.ladder) {
     EXPECT_EQ(rung.adds_rows, rung.row->name == "cuda.tile_sm90");
   }
-  // No tiled kernel serves so few: nothing adds, and what is promised is what is kept.
+  // No tiled kernel serves so few tokens: nothing adds, and the plan keeps its promise.
   const CudaPlan few = plan(qwen3(), {.max_tokens = 64, .determinism = Determinism::kUnordered});
   EXPECT_FALSE(adds(few));
   EXPECT_EQ(few.summary.determinism, "D1");
@@ -159,15 +159,15 @@ TEST(CudaPlan, SkewedChoices_HaveAnotherKernelBesideStreamedWeights) {
   EXPECT_EQ(streamed.skewed_row->arithmetic, streamed.row->arithmetic);
   EXPECT_EQ(streamed.skewed_tile.sorted_input, streamed.tile.sorted_input);
   EXPECT_NE(streamed.reason.find("skewed choices: cuda.tile_sm90"), std::string::npos);
-  // Eight experts of 64 rows each are a tile of 96 each.
+  // Each of eight experts has 64 rows, which fit one tile of 96.
   EXPECT_EQ(even_tiles(streamed, made.routed.problem, 256, 0), 8);
   EXPECT_EQ(rung_for(made.routed.ladder, 4096).skewed_row, nullptr);
   EXPECT_EQ(rung_for(made.routed.ladder, 16).skewed_row, nullptr);
-  // Two idle launches would be felt; a forced kernel is the only one.
+  // Two idle launches would be noticeable; a forced kernel is the only one.
   EXPECT_EQ(rung_for(plan(qwen3(), {.max_tokens = 256}).routed.ladder, 256).skewed_row, nullptr);
   const CudaPlan forced = plan(spec, {.max_tokens = 256, .kernel = "cuda.stream_sm90"});
   for (const LadderRung& rung : forced.routed.ladder) EXPECT_EQ(rung.skewed_row, nullptr);
-  // How many choices even batches leave to a rank is not known.
+  // The number of choices that even batches leave to a rank is unknown.
   const CudaPlan part =
       plan(spec, {.max_tokens = 16384}, {.ep_size = 2, .reduce = Reduce::kPartial});
   for (const LadderRung& rung : part.routed.ladder) EXPECT_EQ(rung.skewed_row, nullptr);
@@ -251,13 +251,13 @@ TEST(CudaPlan, MoreChoicesThanARouterMakes_NeedThemGiven) {
   EXPECT_TRUE(plan(few).router_limit.empty());
 }
 
-// By the cost model, of a layer made for just so many tokens.
+// The cost model's time on a layer that was made for exactly so many tokens.
 double microseconds_at(const CudaPlan& made, int64_t tokens) {
   const LadderRung& rung = rung_for(made.routed.ladder, tokens);
   return experts::tile_microseconds(made.routed.problem, *rung.row, rung.tile, tokens);
 }
 
-// This lets a layer that grows run as one that was planned for exactly the call.
+// Therefore a layer that grows runs like one that was planned for exactly the call.
 TEST(CudaPlan, LargerPlan_ChoosesAsWellForFewerTokens) {
   MoeSpec wide = make_spec(160, 6, 5120, 1536, DType::kBF16);
   MoeSpec quantised = wide;
@@ -284,7 +284,7 @@ TEST(CudaPlan, LargerPlan_ChoosesAsWellForFewerTokens) {
   }
 }
 
-// In 16-bit rows vLLM holds [T * k, 2N], [T * k, N] and [T * k, H].
+// With 16-bit rows, vLLM holds [T * k, 2N], [T * k, N] and [T * k, H].
 TEST(CudaPlan, ScratchOfACall_IsNoMoreThanVllmsBuffers) {
   MoeSpec wide = make_spec(160, 6, 5120, 1536, DType::kBF16);
   MoeSpec quantised = wide;
@@ -303,7 +303,7 @@ TEST(CudaPlan, ScratchOfACall_IsNoMoreThanVllmsBuffers) {
   }
 }
 
-// A call for the most tokens finds little more than it uses, whatever other rungs need.
+// A call for the most tokens has little more than it uses, whatever other rungs need.
 TEST(CudaPlan, Workspace_HoldsWhatOneRungNeeds) {
   for (const int64_t experts : {8, 16, 32}) {
     for (const int64_t top_k : {1, 2, 4}) {
@@ -327,7 +327,7 @@ TEST(CudaPlan, Workspace_HoldsWhatOneRungNeeds) {
   }
 }
 
-// What a caller books for some tokens serves every call of fewer.
+// The memory that a caller books for some tokens serves every call with fewer.
 TEST(CudaPlan, WorkspaceForFewerTokens_IsNeverLarger) {
   MoeSpec spec = make_spec(8, 1, 512, 512, DType::kF8E4M3);
   spec.quant = {.weights = WeightScale::kBlock, .activations = ActivationScale::kGroup};
@@ -358,7 +358,7 @@ TEST(CudaPlan, WeightOnE4m3Input_WeighsRowsWhoseScalesDoNotFollow) {
   const size_t one_row = plan(spec).summary.workspace_bytes;
   spec.top_k = 3;
   EXPECT_EQ(plan(spec).rows_per_token(), 3);
-  // Float32 rows of 256 for each of the slots, among other things.
+  // This includes float32 rows of 256 for each slot.
   EXPECT_GE(plan(spec).summary.workspace_bytes,
             one_row + size_t{2} * 4 * 256 * static_cast<size_t>(plan(spec).options.max_tokens));
   spec.quant = {.weights = WeightScale::kBlock, .activations = ActivationScale::kGroup};
@@ -391,7 +391,7 @@ TEST(CudaPlan, SharedExperts_JoinTheLaunchesWhereTheyFit) {
   MoeSpec other_formula = with_shared(768);
   other_formula.shared.activation = {.name = "gelu"};
   EXPECT_TRUE(plan(other_formula).shared);
-  // A scale of a whole intermediate row is made of all slices.
+  // A scale for a whole intermediate row depends on all slices.
   MoeSpec rows = with_shared(2 * 768);
   rows.weight_dtype = DType::kF8E4M3;
   rows.quant = {.weights = WeightScale::kChannel, .activations = ActivationScale::kToken};

@@ -1,5 +1,5 @@
-// Layers in every form of numbers, parts drawn at random, against float64 and against themselves.
-// random_specs_test.cc has all parts, in plain numbers.
+// Compares layers in every form of numbers, with parts drawn at random, with float64 and with
+// themselves. random_specs_test.cc has all parts, in plain numbers.
 
 #include "device_layer.h"
 #include "support/layer_parts.h"
@@ -38,8 +38,8 @@ class CudaRandomLayer : public ::testing::WithParamInterface<uint32_t>,
     hidden_ = random_tensor(testing::row_dtype(form_), kTokens, spec_.hidden_size, GetParam());
   }
 
-  // A latent projection would leave e4m3 rows codes that no allowance is known for; the others are
-  // in random_specs_test.cc.
+  // With a latent projection, e4m3 rows would have codes without a known allowance;
+  // random_specs_test.cc has the other parts.
   void keep_plain_parts() {
     spec_.latent = {};
     spec_.residual = {};

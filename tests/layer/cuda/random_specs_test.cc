@@ -1,5 +1,5 @@
-// Layers on a GPU with every combination of parts, drawn at random, against float64; routers that
-// choose by rules of their own, against the host's; replicas.
+// Compares layers on a GPU, with every combination of parts drawn at random, with float64; routers
+// that choose by rules of their own, with the host's; and tests replicas.
 
 #include "device_layer.h"
 #include "support/layer_parts.h"
@@ -28,7 +28,7 @@ class CudaRandomSpec : public CudaLayerTest, public ::testing::WithParamInterfac
     CudaLayerTest::SetUp();
     testing::SpecDraw draw(GetParam());
     spec_ = draw.draw();
-    // Of widths and formulas that let them join the routed experts' launches, every second time.
+    // Every second time, widths and formulas let them join the routed experts' launches.
     if (spec_.shared.mode != SharedMode::kNone && GetParam() % 2 == 0) {
       spec_.shared.intermediate_size = spec_.intermediate_size * draw.number(1, 2);
       spec_.shared.activation = {.name = ""};
@@ -63,7 +63,7 @@ class CudaRandomSpec : public CudaLayerTest, public ::testing::WithParamInterfac
 
 TEST_P(CudaRandomSpec, Output_IsWithinTheBarOfFloat64) {
   SCOPED_TRACE(testing::parts_text(spec_));
-  // Whole, and in chunks that the kernels for few tokens may serve.
+  // The layer runs whole, and in chunks that the kernels for few tokens may serve.
   for (const int64_t max_tokens : {64, 5}) {
     DeviceLayer owned(spec_, {.max_tokens = max_tokens});
     DeviceForward forward = forward_of(owned, spec_.weight_dtype);
@@ -79,7 +79,7 @@ TEST_P(CudaRandomSpec, Output_IsWithinTheBarOfFloat64) {
 
 TEST_P(CudaRandomSpec, PaddingAndSharedApart_TouchNoOtherToken) {
   SCOPED_TRACE(testing::parts_text(spec_));
-  // In one arithmetic: the single launch, which does not serve all of these calls, has its own.
+  // All calls use one arithmetic: the single launch has its own, but does not serve all of them.
   DeviceLayer owned(spec_, {.max_tokens = 8, .determinism = Determinism::kBatchInvariant});
   const bool has_shared = spec_.shared.mode != SharedMode::kNone;
   Tensor mask(DType::kBool, {kTokens});
@@ -106,7 +106,7 @@ TEST_P(CudaRandomSpec, PaddingAndSharedApart_TouchNoOtherToken) {
       error += (sum - expected) * (sum - expected);
       norm += expected * expected;
     }
-    // The sums are the same but for their order.
+    // The sums differ only in their order.
     EXPECT_LE(error, 1e-10 * norm) << token;
   }
 }
@@ -115,7 +115,7 @@ INSTANTIATE_TEST_SUITE_P(Draws, CudaRandomSpec, ::testing::Range(500U, 560U));
 
 class CudaRouters : public CudaLayerTest {
  protected:
-  // Ids and weights of the same layer on the CPU, by the same logits.
+  // Compares with the ids and weights of the same layer on the CPU, for the same logits.
   static void expect_host_routing(const MoeSpec& spec, const Tensor& token_ids = {}) {
     SCOPED_TRACE(spec.router.name);
     DeviceLayer owned(spec, {.max_tokens = 8});
@@ -249,7 +249,7 @@ TEST_F(CudaLayerTest, RedundantExperts_GiveTheSameSums) {
   const Tensor expected = run(plain, plain_load);
   EXPECT_TRUE(testing::same_bits(run(whole, load), expected));
   EXPECT_TRUE(testing::same_bits(load, plain_load));
-  // Over two ranks each row is added by the one that serves its replica.
+  // On two ranks, each row is added by the rank that serves its replica.
   std::vector<double> sum(static_cast<size_t>(kTokens * 64), 0.0);
   for (int32_t rank = 0; rank < 2; ++rank) {
     parallel.ep_size = 2;
@@ -282,8 +282,8 @@ TEST_F(CudaLayerTest, WeightsOnE4m3InputOfStaticScales_AreWithinTheBarTogether) 
   }
 }
 
-// Every kernel row and tile, each of which takes rows of slots as its own: those that are read in
-// the order of the tokens, and those that are sorted first.
+// Each kernel row and tile takes rows of slots as its own: some read them in token order, others
+// sort them first.
 TEST_F(CudaLayerTest, WeightsOnE4m3InputOfSeveralChoices_AreWithinTheBarOnEveryKernel) {
   MoeSpec spec = make_spec(6, 3, 256, 128, DType::kF8E4M3);
   spec.weight_on = WeightOn::kInput;
@@ -310,10 +310,10 @@ TEST_F(CudaLayerTest, WeightsOnE4m3InputOfSeveralChoices_AreWithinTheBarOnEveryK
   EXPECT_EQ(served, 24);
 }
 
-// Choices that name one expert read rows of their own all the same.
+// Choices that name the same expert still read rows of their own.
 TEST_F(CudaLayerTest, WeightOnInputOfGivenChoices_EachCountsForItself) {
   for (const testing::NumberForm& form : testing::number_forms()) {
-    // Rows that are quantised are above.
+    // Another test covers rows that are quantised.
     if (form.quant.activations != ActivationScale::kNone) continue;
     SCOPED_TRACE(form.name);
     MoeSpec spec = testing::with_form(make_spec(6, 3, 264, 136, form.dtype), form);

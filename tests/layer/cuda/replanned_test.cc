@@ -1,5 +1,5 @@
-// MoeLayer::with_max_tokens on a GPU: another plan on the same device memory. Workspaces for the
-// tokens of a call.
+// MoeLayer::with_max_tokens on a GPU: another plan on the same device memory, and workspaces sized
+// for the tokens of a call.
 
 #include "cuda/check.h"
 #include "cuda/stream.h"
@@ -30,7 +30,7 @@ using testing::same_bits;
 
 class CudaReplanned : public testing::CudaLayerTest {};
 
-// Shared experts with launches of their own, whose ids a plan needs for every token.
+// Shared experts with launches of their own, for which a plan needs ids for every token.
 MoeSpec spec_of(const NumberForm& form) {
   MoeSpec spec = testing::with_form(make_spec(10, 3, 256, 128, form.dtype), form);
   spec.shared = {.mode = SharedMode::kAdd, .intermediate_size = 192};
@@ -85,7 +85,7 @@ TEST_F(CudaReplanned, InsideACapture_TheGraphAndEarlierOnesStayRight) {
   const Tensor few = random_tensor(DType::kBF16, 40, 256, 3);
   const Tensor many = random_tensor(DType::kBF16, 600, 256, 4);
   DeviceForward small(owned, few.view(), DType::kBF16);
-  small.enqueue();  // kernels are loaded
+  small.enqueue();  // loads the kernels
   const Tensor expected_few = small.out();
   const cuda::OwnedGraph before =
       cuda::capture(to_cuda(owned.queue.stream()), [&] { small.enqueue(); });

@@ -1,5 +1,5 @@
-// One captured graph of a whole layer, replayed on other rows, ids, weights, logits and numbers of
-// tokens; several layers on several streams at once.
+// Replays one captured graph of a whole layer on other rows, ids, weights, logits and numbers of
+// tokens; and runs several layers on several streams at once.
 
 #include "cuda/check.h"
 #include "cuda/stream.h"
@@ -33,7 +33,7 @@ MoeSpec small_spec(const NumberForm& form, int64_t top_k = 3) {
   return testing::with_form(make_spec(10, top_k, 264, 136, form.dtype), form);
 }
 
-// Ids of which some are -1 and some of no expert; weights that differ.
+// Some ids are -1 and some name no expert; the weights differ.
 GivenRouting hostile_routing(int64_t tokens, int64_t top_k, uint64_t seed) {
   GivenRouting routing = testing::random_routing(tokens, 10, top_k, seed);
   auto* const ids = routing.ids.as<int32_t>();
@@ -68,7 +68,7 @@ void expect_untouched_from(const Tensor& out, int64_t first) {
   }
 }
 
-// A graph of one forward over `capacity` rows, of which a number on the device are live.
+// A graph of one forward over `capacity` rows; a number on the device says how many are live.
 class Replayed {
  public:
   Replayed(DeviceLayer& owned, int64_t capacity, DType dtype)
@@ -127,7 +127,7 @@ TEST_F(CudaReplay, OtherRowsIdsWeightsAndTokens_EachReplayMatchesFloat64) {
         const int64_t count = std::clamp<int64_t>(live, 0, capacity);
         expect_untouched_from(out, count);
         if (count == 0) continue;
-        // The rung is that of the capacity.
+        // The capacity decides the rung.
         const StageCheck check =
             check_against_reference(owned.host, spec, *owned.source,
                                     {.hidden = first_rows(hidden, count).view(),
@@ -142,7 +142,7 @@ TEST_F(CudaReplay, OtherRowsIdsWeightsAndTokens_EachReplayMatchesFloat64) {
   }
 }
 
-// The gate and the router are in the graph as well, and so are chunks.
+// The graph also contains the gate and the router, and chunks.
 TEST_F(CudaReplay, OtherRowsThroughTheGate_GiveTheBitsOfAPlainCall) {
   for (const NumberForm& form : testing::number_forms()) {
     SCOPED_TRACE(form.name);
@@ -172,7 +172,7 @@ struct GraphDeleter {
   void operator()(cudaGraph_t graph) const noexcept { static_cast<void>(cudaGraphDestroy(graph)); }
 };
 
-// A kernel with its grid, and how often a forward launches it.
+// Identifies a kernel with its grid; the map counts how often a forward launches it.
 using Launch = std::tuple<void*, unsigned, unsigned, unsigned>;
 std::map<Launch, int> launches_of(DeviceForward& forward, cudaStream_t stream) {
   cuda::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
@@ -197,7 +197,7 @@ std::map<Launch, int> launches_of(DeviceForward& forward, cudaStream_t stream) {
   return launches;
 }
 
-// 130 tokens of a plan for 100 are launched as 65 are, twice, and not as 100 and a rest of 30.
+// With a plan for 100, 130 tokens are launched as 65 twice, not as 100 and a rest of 30.
 TEST_F(CudaReplay, CallAboveThePlan_IsLaunchedAsEqualChunks) {
   const MoeSpec spec = make_spec(10, 3, 264, 136, DType::kBF16);
   DeviceLayer owned(spec, {.max_tokens = 100});
@@ -235,7 +235,7 @@ TEST_F(CudaReplay, OneLayerOnTwoStreams_ForwardsDoNotDisturbEachOther) {
   EXPECT_TRUE(testing::same_bits(forward_b.out(), expected_b));
 }
 
-// A layer's forwards of several sizes, each with the bits that it has alone.
+// A layer's forwards of several sizes; each must have the bits that it has alone.
 class Lane {
  public:
   Lane(const MoeSpec& spec, DType dtype, uint64_t seed)
@@ -254,7 +254,7 @@ class Lane {
       forward->enqueue();
     }
   }
-  // Forwards whose output is not what it was alone.
+  // Counts the forwards whose output differs from what it was alone.
   int differing() {
     int count = 0;
     for (size_t i = 0; i < forwards_.size(); ++i) {

@@ -1,4 +1,4 @@
-// Routing and grouping in one launch against the two apart, bit for bit.
+// Compares routing and grouping in one launch with the two apart, bit for bit.
 #include "layer/cuda/route_and_group.h"
 
 #include "routing/random_spec.h"
@@ -18,7 +18,7 @@ using testing::DeviceArray;
 using testing::RoutingProblem;
 
 constexpr int32_t kTile = 16;
-// Of batches with more tiles than experts.
+// For batches with more tiles than experts.
 constexpr int32_t kSkewedTile = 24;
 
 struct Grouped {

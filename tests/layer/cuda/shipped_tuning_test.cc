@@ -1,4 +1,4 @@
-// The tables in share/tuning: every entry can be used, and is.
+// Every entry of the tables in share/tuning can be used, and is used.
 
 #include "experts/cuda/catalog.h"
 #include "layer/cuda/h200_plan.h"
@@ -30,7 +30,7 @@ std::string text_of(const TuningEntry& entry) {
   return table.to_text();
 }
 
-// A layer of an entry's sizes and format.
+// A layer with an entry's sizes and format.
 MoeSpec spec_of(const TuningKey& key) {
   const bool is_block = key.format == "e4m3.block";
   MoeSpec spec = make_spec(key.num_experts, key.top_k, key.hidden_size, key.intermediate_size,
@@ -69,7 +69,7 @@ TEST(ShippedTuning, PlanWithTheTable_UsesEveryEntryAndNoneBeyond) {
     const LadderRung& rung = rung_for(made.routed.ladder, entry.tokens);
     EXPECT_EQ(rung.row->name, entry.kernel);
     EXPECT_EQ(experts::to_string(rung.tile), entry.tile);
-    // A rung's reason is that of its first numbers of tokens, so the choice itself is compared.
+    // A rung's reason describes its first token counts, so the choice itself is compared.
     const LadderRung& last = made.routed.ladder.back();
     const CudaPlan plain = plan(spec_of(entry.key), {.max_tokens = 16384});
     EXPECT_EQ(last.row, plain.routed.ladder.back().row);
@@ -90,7 +90,7 @@ TEST(ShippedTuning, PresetsOfThoseSizes_AreServed) {
   }
 }
 
-// Some rows have fewer tiles for uncommon activations, of which a key does not tell.
+// Some rows have fewer tiles for uncommon activations, which a key does not contain.
 TEST(ShippedTuning, UncommonActivations_AreServedToo) {
   const auto table = shipped();
   for (const TuningEntry& entry : table->entries()) {

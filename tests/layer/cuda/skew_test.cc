@@ -1,5 +1,5 @@
-// Layers whose plan has another kernel for skewed choices: the counts of a batch decide, on the
-// device, which of both has anything to do. The bits are the same.
+// Tests layers whose plan has a second kernel for skewed choices: the counts of a batch decide, on
+// the device, which of the two has work to do. The bits are the same.
 
 #include "cuda/check.h"
 #include "cuda/stream.h"
@@ -30,7 +30,7 @@ constexpr int64_t kHidden = 4096;
 
 class CudaSkew : public testing::CudaLayerTest {
  protected:
-  // Long enough to read for a second kernel to be planned.
+  // These sizes take long enough to read for a second kernel to be planned.
   static testing::CudaProblemOptions options() {
     return {.num_experts = 8,
             .top_k = 2,
@@ -66,7 +66,7 @@ class SkewRun {
                           .workspace = &owned_.workspace,
                           .stream = queue_.stream()});
   }
-  // Into poisoned memory, by a poisoned workspace.
+  // Writes into poisoned memory, using a poisoned workspace.
   std::vector<uint16_t> run() {
     GuardedDevice out(bytes());
     out.poison(to_cuda(queue_.stream()));
@@ -120,7 +120,7 @@ TEST_F(CudaSkew, EveryRouting_HasTheBitsOfEitherKernelAlone) {
   }
 }
 
-// One graph, replayed on even and on skewed ids in turn: the choice is the device's.
+// One graph is replayed on even and on skewed ids in turn: the device makes the choice.
 TEST_F(CudaSkew, ReplaysOnEvenAndSkewedIds_HaveTheBitsOfOneKernelAlone) {
   CudaProblem problem(options());
   const Context context({.device = "cuda:0", .num_threads = 1});

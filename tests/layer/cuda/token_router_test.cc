@@ -1,4 +1,4 @@
-// TokenRouter on a GPU: the host's ids and weights for the same logits; what is wrong is named.
+// TokenRouter on a GPU gives the host's ids and weights for the same logits, and names faults.
 #include "conclave/token_router.h"
 
 #include "device_layer.h"
@@ -31,7 +31,7 @@ std::vector<T> values_of(const Tensor& tensor, int64_t count) {
   return {data, data + count};
 }
 
-// The problem's arguments in memory of the device, with outputs that nothing has written.
+// The problem's arguments in device memory, with outputs that nothing has written yet.
 class DeviceCall {
  public:
   DeviceCall(const DeviceQueue& queue, RoutingProblem& problem, DType logits_dtype = DType::kF32,
@@ -94,7 +94,7 @@ class DeviceCall {
     return upload(values, DType::kF32, {static_cast<int64_t>(values.size())});
   }
 
-  // Rounds the problem's logits to the type, in place. Between rows lie values that are no numbers.
+  // Rounds the problem's logits to the type, in place. The gaps between rows hold NaN.
   DeviceTensor upload_logits(RoutingProblem& problem, DType dtype, int64_t gap) const {
     const int64_t tokens = problem.num_tokens();
     const int64_t columns = num_logits(problem.spec);

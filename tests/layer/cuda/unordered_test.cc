@@ -27,7 +27,7 @@ using testing::NumberForm;
 using testing::random_tensor;
 using testing::same_bits;
 
-// The row of a form's kernels that adds; empty: none takes it.
+// The form's kernel row that adds; empty if no row takes the form.
 std::string adding_row(const NumberForm& form) {
   if (form.dtype != DType::kF8E4M3) return "cuda.tile_sm90";
   return form.quant.activations == ActivationScale::kNone ? "" : "cuda.tile_fp8_sm90";
@@ -52,7 +52,7 @@ bool adds(const Plan& plan) {
   });
 }
 
-// On a workspace of NaN: sums that nobody cleared show.
+// Runs on a workspace of NaN, which reveals sums that were not cleared.
 Tensor run(DeviceLayer& owned, const Tensor& hidden, const GivenRouting& routing, DType dtype) {
   TensorView rest{.data = owned.workspace.memory().data() + 256,
                   .dtype = DType::kU8,
@@ -93,7 +93,8 @@ TEST_F(CudaUnordered, EachFormAndSize_IsWithinTheBar) {
   }
 }
 
-// Every tile of the rows that add, chosen by a table, as bf16 layers of many tokens have several.
+// Runs every tile of the rows that add; a table chooses it, as bf16 layers for many tokens have
+// several.
 TEST_F(CudaUnordered, EachTile_IsWithinTheBar) {
   int tiles = 0;
   for (const NumberForm& form : adding_forms()) {
@@ -119,7 +120,8 @@ TEST_F(CudaUnordered, EachTile_IsWithinTheBar) {
   EXPECT_GE(tiles, 10);
 }
 
-// The sum of two rows is the same in either order: any other difference between the two ways shows.
+// A sum of two rows is the same in either order, so any other difference between the two ways
+// shows.
 TEST_F(CudaUnordered, TwoExpertsAToken_HaveTheBitsOfTheOrderedSum) {
   for (const NumberForm& form : adding_forms()) {
     MoeSpec spec = testing::with_form(make_spec(12, 2, 328, 136, form.dtype), form);
@@ -144,7 +146,7 @@ TEST_F(CudaUnordered, TwoExpertsAToken_HaveTheBitsOfTheOrderedSum) {
   }
 }
 
-// Whatever else joins the sum before it is rounded.
+// Covers all other terms that join the sum before it is rounded.
 TEST_F(CudaUnordered, OtherTerms_HaveTheBitsOfTheOrderedSum) {
   const MoeSpec plain = make_spec(8, 2, 256, 128, DType::kBF16);
   std::vector<MoeSpec> specs(6, plain);
@@ -221,7 +223,7 @@ TEST_F(CudaUnordered, WhatIsNotFinite_StaysInItsToken) {
   }
 }
 
-// A graph captured once: every replay begins its sums anew, and rows beyond the live ones stay.
+// A graph is captured once: every replay starts its sums anew, and rows beyond the live ones stay.
 TEST_F(CudaUnordered, ReplaysOnOtherRowsAndTokens_HaveTheBitsOfTheOrderedSum) {
   for (const NumberForm& form : adding_forms()) {
     const MoeSpec spec = testing::with_form(make_spec(10, 2, 264, 136, form.dtype), form);
@@ -283,7 +285,7 @@ TEST_F(CudaUnordered, WorkspaceAgainstAHole_NothingFaults) {
   }
 }
 
-// Bytes of a workspace that a call writes: those that are not one filling nor another.
+// Bytes of the workspace that a call writes: those that keep neither of two fillings.
 TEST_F(CudaUnordered, Workspace_IsAtMostAQuarterMoreThanWhatIsWritten) {
   for (const NumberForm& form : adding_forms()) {
     const MoeSpec spec = testing::with_form(make_spec(32, 8, 512, 128, form.dtype), form);
