@@ -30,16 +30,14 @@ inline double product_error(int64_t terms, DType accumulator) {
 }
 
 // Relative L2 error of one expert's output row against float64 on the same inputs and weights:
-//   2 product(H) + 2 a u32 gate and up each err by product(H); the activation by a units in the
-//   last
-//                          place, each at most 2 u32
-//   + product(I)           the down product
-//   + 2 u_rows             where the kernel keeps activated rows in 16 bits: each element errs by
-//   at
-//                          most u_rows; the factor 2 is for cancellation in the down product
-//   + 2 u_rows             likewise, unless the input rows are exact in that type already
-// silu's own condition number is at most 1.1 for |g| < 3 and the gate's error passes through it;
-// the factor 2 on product(H) holds it.
+//   2 product(H) + 2 a u32  gate and up are each off by product(H); the activation by a units in
+//                           the last place, each at most 2 u32
+//   + product(I)            the down product
+//   + 2 u_rows              if the kernel keeps activated rows in 16 bits: each element is off by
+//                           u_rows at most; the factor 2 is for cancellation in the down product
+//   + 2 u_rows              likewise, unless the input rows are exact in that type already
+// silu's own condition number is at most 1.1 for |g| < 3, and the gate's error passes through it;
+// the factor 2 on product(H) covers this.
 struct MlpPrecision {
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;

@@ -8,11 +8,11 @@
 
 namespace conclave::testing {
 
-// Options: --case NAME,... (cases of experts_bench.cc; "tiny") --T 1,16,64 --row NAME,... (all)
+// Options: --case NAME,... (names in cases.h; "tiny") --T 1,16,64 --row NAME,... (all)
 //   --tile all | N,... (indices into the row's tiles; 0) --routing uniform|zipf|onehot|holes
 //   --replays N (5) --check 0|1 (1) --time 0|1 (1) --activation NAME --custom E,k,H,I,dtype
-// dtype: bf16, f16, fp8block, fp8channel, fp8static. A line for each case, T, row and tile. Returns
-// the exit status: 1 where a check failed.
+// dtype: bf16, f16, fp8block, fp8channel, fp8static. Prints one line per case, T, row and tile.
+// Returns the exit status: 1 if a check failed.
 int run_experts_bench(std::span<const experts::DeviceKernelRow> rows, int argc, char** argv);
 
 }  // namespace conclave::testing
