@@ -123,7 +123,7 @@ constexpr std::array kNotCompared = {
     NotCompared{"parallel.tp_rank", "it differs inside a tensor group"}};
 
 struct Case {
-  std::string_view name;   // of the member
+  std::string_view name;   // name of the member
   std::string_view field;  // its name in the message
   void (*change)(LayerPlan& plan);
 };

@@ -84,7 +84,7 @@ TEST(ExpertMapText, HeldExperts_InOrderOfExperts) {
             "0->1, 1->3");
 }
 
-// The published closed form for round-robin: position = offset of the owner + g / ranks.
+// The published closed form for round-robin is position = offset of the owner + g / ranks.
 TEST(RoutingTables, RoundRobin_FollowsTheClosedForm) {
   for (const PlacementCase& c : placement_cases()) {
     if (c.strategy != PlacementStrategy::kRoundRobin) continue;

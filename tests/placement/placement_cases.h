@@ -1,4 +1,4 @@
-// Sizes that placement tests walk through, and the placement without replicas.
+// Sizes that placement tests iterate over, and the placement without replicas.
 #pragma once
 
 #include "conclave/error.h"
@@ -36,7 +36,7 @@ inline std::string describe(const PlacementCase& c) {
          (c.strategy == PlacementStrategy::kLinear ? ", linear" : ", round-robin");
 }
 
-// The argument that an Error of kInvalidArgument names; "accepted" if there is none.
+// The argument that an Error of kInvalidArgument names; "accepted" if nothing is thrown.
 template <class Action>
 std::string refused_argument(const Action& action) {
   try {

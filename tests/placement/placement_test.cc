@@ -15,7 +15,7 @@ using testing::PlacementCase;
 using testing::refused_argument;
 using RankExperts = std::vector<std::vector<int32_t>>;
 
-// Every expert that is on a rank is there once, and the three tables say the same.
+// Every expert on a rank is listed there once, and the three tables agree.
 void expect_consistent(const ExpertPlacement& p) {
   const auto physical = static_cast<size_t>(p.num_physical());
   ASSERT_EQ(p.rank_of.size(), physical);
@@ -172,7 +172,8 @@ TEST(TensorSlice, AnySizes_CoverTheMatrixInOrder) {
   }
 }
 
-// vLLM's test_expert_placement.py: its sizes, both strategies, every rank, against its formulas.
+// Runs vLLM's test_expert_placement.py: its sizes, both strategies, every rank, against its
+// formulas.
 class VllmMatrixPlacement : public ::testing::TestWithParam<PlacementCase> {};
 
 TEST_P(VllmMatrixPlacement, EveryRank_HoldsWhatItsFormulaSays) {

@@ -16,7 +16,7 @@ TEST(ReplicaHash, PublishedVectors_Agree) {
   EXPECT_EQ(replica_hash(0), 0U);
   EXPECT_EQ(replica_hash(1), 0x9E3779B9U);
   EXPECT_EQ(replica_hash(2), 0x3C6EF372U);
-  // Above 32 bits only the low half counts.
+  // Above 32 bits, only the low half counts.
   EXPECT_EQ(replica_hash((int64_t{1} << 32) + 2), 0x3C6EF372U);
 }
 
@@ -30,7 +30,7 @@ TEST(ReplicaMap, WrongEntries_AreRefused) {
   EXPECT_EQ(refused_argument([] { make_replica_map(Ints{0, -2}, 2); }), "logical_of");
 }
 
-// vLLM's test_routing.py maps logical to physical ids through these forms of map.
+// vLLM's test_routing.py maps logical to physical ids through these kinds of maps.
 TEST(VllmMatrixReplicaMap, Identity_KeepsIds) {
   Ints identity(16);
   std::iota(identity.begin(), identity.end(), 0);
@@ -86,7 +86,8 @@ struct HotExpert {
   int32_t replicas;
 };
 
-// 8192 tokens, 16 logical experts, one of them hot with `replicas` places: its rows spread evenly.
+// 8192 tokens and 16 logical experts, one of them hot with `replicas` places over which its rows
+// must be spread evenly.
 class VllmMatrixHotExpert : public ::testing::TestWithParam<HotExpert> {};
 
 TEST_P(VllmMatrixHotExpert, RowsOfItsReplicas_AreBalanced) {

@@ -14,7 +14,7 @@
 namespace conclave {
 namespace {
 
-// From the definition, in double: sign, 4 exponent bits of bias 7, 3 mantissa bits.
+// Follows the definition, in double: sign, 4 exponent bits of bias 7, 3 mantissa bits.
 double e4m3_by_definition(int code) {
   const int exponent = (code >> 3) & 15;
   const int mantissa = code & 7;
@@ -24,7 +24,7 @@ double e4m3_by_definition(int code) {
   return (code & 0x80) != 0 ? -magnitude : magnitude;
 }
 
-// The code whose value lies nearest; of two equally near the even one.
+// The code with the nearest value; if two are equally near, the even one.
 uint8_t nearest_code(double value) {
   int best = 0;
   double distance = std::numeric_limits<double>::infinity();
@@ -94,7 +94,7 @@ TEST(E8m0, EveryCode_IsItsPowerOfTwo) {
   EXPECT_TRUE(std::isnan(e8m0_to_float(255)));
 }
 
-// Codes times scales: float64 holds every product exactly, float32 rounds it once.
+// Codes are multiplied by scales: float64 holds every product exactly, float32 rounds it once.
 TEST(E4m3, EveryCodeTimesAnyScale_RoundsOnceInFloat32) {
   std::vector<float> scales = {1.0F, 0x1p-149F, 0x1.8p-140F, 0x1p-126F, 0.0F, 1e-3F, 3e38F / 448};
   std::mt19937 random(5);

@@ -13,8 +13,8 @@
 namespace conclave {
 namespace {
 
-// Description of a binary float narrower than float32, decoded and encoded from its definition in
-// double arithmetic, apart from the bit manipulation under test.
+// Describes a binary float narrower than float32, which is decoded and encoded from its definition
+// in double arithmetic, independently of the bit manipulation under test.
 struct NarrowFloat {
   int mantissa_bits;
   int exponent_bits;
@@ -49,8 +49,8 @@ struct NarrowFloat {
 constexpr NarrowFloat kF16{.mantissa_bits = 10, .exponent_bits = 5};
 constexpr NarrowFloat kBf16{.mantissa_bits = 7, .exponent_bits = 8};
 
-// Lower halves of a float32 that decide a rounding of either type: exact, just below, on and just
-// above each tie, and the ends.
+// The lower halves of a float32 that decide a rounding of either type: exact, just below, on and
+// just above each tie, and the ends.
 constexpr std::array<uint32_t, 20> kLowerHalves = {
     0x0000, 0x0001, 0x0800, 0x0fff, 0x1000, 0x1001, 0x1fff, 0x2000, 0x2fff, 0x3000,
     0x3001, 0x5000, 0x7000, 0x7fff, 0x8000, 0x8001, 0x9000, 0xb000, 0xefff, 0xffff};
@@ -172,7 +172,7 @@ TEST(FloatToBf16, AboveLargestFinite_RoundsToInfinity) {
 }
 
 TEST(FloatToBf16, SignallingNanWithLowPayload_StaysNan) {
-  // Truncation alone would give infinity, rounding a finite number or minus zero.
+  // Truncation alone would give infinity; rounding would give a finite number or minus zero.
   EXPECT_EQ(float_to_bf16(std::bit_cast<float>(0x7f800001U)), 0x7fc0);
   EXPECT_EQ(float_to_bf16(std::bit_cast<float>(0xffffffffU)), 0xffff);
   EXPECT_EQ(float_to_f16(std::bit_cast<float>(0x7f800001U)), 0x7e00);

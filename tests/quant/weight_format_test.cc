@@ -107,7 +107,7 @@ std::vector<const WeightFormat*> all_formats() {
 INSTANTIATE_TEST_SUITE_P(Catalog, EveryFormat, testing::ValuesIn(all_formats()),
                          [](const auto& test) { return std::string(test.param->name); });
 
-// Every 16-bit code keeps its bits through decode and encode, a signalling NaN apart.
+// Every 16-bit code keeps its bits through decode and encode, except a signalling NaN.
 TEST(SixteenBitFormats, EveryCode_RoundTripsThroughTheCodec) {
   struct Case {
     DType element;

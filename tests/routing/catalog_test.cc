@@ -75,7 +75,7 @@ TEST(RouterCatalog, EveryRow_WeighsGivenIdsAsItsOwn) {
     const RoutingResult replayed = testing::route(problem);
     EXPECT_EQ(replayed.ids, chosen.ids);
     testing::expect_weights(replayed.weights, chosen.weights);
-    // Any other choice too, with slots that hold none.
+    // The router also accepts any other choice, with slots that hold none.
     std::mt19937 generator(5);
     for (int32_t& id : problem.given_ids) id = static_cast<int32_t>(generator() % 9) - 1;
     testing::expect_equals_oracle(problem);

@@ -1,4 +1,4 @@
-// Specs of router "topk" for the property tests, of the host and of the device.
+// Specs for router "topk" in the property tests, of the host and of the device.
 #pragma once
 
 #include "routing/routing_problem.h"
@@ -8,7 +8,7 @@
 
 namespace conclave::testing {
 
-// One random spec a seed, of everything that validate() accepts.
+// Returns one random spec per seed, from everything that validate() accepts.
 inline MoeSpec random_topk_spec(std::mt19937& generator) {
   const auto pick = [&](uint32_t count) { return static_cast<int64_t>(generator() % count); };
   const int64_t group_size = 2 + pick(6);

@@ -17,7 +17,7 @@
 
 namespace conclave::testing {
 
-// What a router reads. Vectors may stay empty where the spec has none.
+// The inputs of a router. Vectors may stay empty if the spec has none.
 struct RoutingProblem {
   MoeSpec spec;
   std::vector<float> logits = {};  // [T, num_logits]
@@ -27,7 +27,7 @@ struct RoutingProblem {
   std::vector<float> expert_scale = {};
   std::vector<float> global_scale = {};
   std::vector<int32_t> hash_table = {};
-  int64_t tokens_without_logits = 0;  // T, where there are no logits
+  int64_t tokens_without_logits = 0;  // T, if there are no logits
   int64_t first_token = 0;
 
   int64_t num_tokens() const {
@@ -168,7 +168,7 @@ inline void expect_weights(const std::vector<float>& actual, const std::vector<f
   }
 }
 
-// Ids equal, weights within the bar.
+// Expects equal ids, and weights within the bar.
 inline void expect_equals_oracle(const RoutingProblem& problem) {
   SCOPED_TRACE(describe(problem.spec));
   const RoutingResult actual = route(problem);
@@ -192,7 +192,7 @@ inline std::vector<float> random_logits(int64_t tokens, int64_t num_experts, flo
   return random_floats(tokens * num_experts, 0.0F, spread, seed);
 }
 
-// Fills the vectors that the spec asks for.
+// Fills the vectors that the spec requires.
 inline RoutingProblem random_problem(const MoeSpec& spec, int64_t tokens, float spread,
                                      uint32_t seed) {
   RoutingProblem problem{.spec = spec};

@@ -1,4 +1,4 @@
-// Routers with rules of their own, against values worked out by hand.
+// Compares routers that have rules of their own with values worked out by hand.
 #include "routing/routing_problem.h"
 
 #include "conclave/error.h"
@@ -67,8 +67,8 @@ TEST(HashRouter, EveryScoreAndRenormalization_EqualsTheOracle) {
 }
 
 TEST(SparseMixer, TwoRounds_WeighEachChoiceAmongItsOwnNeighbours) {
-  // epsilon 0.1: neighbours lie within 20 percent. Round one: 10 and 9 (1 / 10), not 7 (3 / 10).
-  // Round two: 9 and, (9 - 7) / 9 being more than 0.2, nothing else.
+  // With epsilon 0.1, neighbours lie within 20 percent. Round one takes 10 and 9 (1 / 10), not 7 (3
+  // / 10). Round two takes 9 alone, because (9 - 7) / 9 is more than 0.2.
   MoeSpec spec = sized("sparse_mixer", 3, 2);
   spec.router.jitter_epsilon = 0.1;
   const RoutingResult result = testing::route(spec, {9.0F, 7.0F, 10.0F});
@@ -80,7 +80,7 @@ TEST(SparseMixer, TwoRounds_WeighEachChoiceAmongItsOwnNeighbours) {
 TEST(SparseMixer, NegativeLogits_CompareByTheLargerMagnitude) {
   MoeSpec spec = sized("sparse_mixer", 3, 2);
   spec.router.jitter_epsilon = 0.25;
-  // (m - l) / |l|: (-1 + 2) / 2 = 0.5 is not above 0.5, (-1 + 4) / 4 is.
+  // By (m - l) / |l|, (-1 + 2) / 2 = 0.5 is not above 0.5, but (-1 + 4) / 4 is.
   const RoutingResult result = testing::route(spec, {-1.0F, -2.0F, -4.0F});
   EXPECT_EQ(result.ids, (Ids{0, 1}));
   EXPECT_FLOAT_EQ(result.weights[0], static_cast<float>(1 / (1 + std::exp(-1.0))));
@@ -186,7 +186,7 @@ TEST(SimulatedRouter, Uniform_LoadsExpertsEvenly) {
   std::map<int32_t, int> load;
   for (const int32_t id : draw(simulated({.seed = 1}, 16, 2), 8000).ids) ++load[id];
   EXPECT_EQ(load.size(), 16U);
-  // 1000 each, five standard deviations.
+  // Each expects 1000; the bar is five standard deviations.
   for (const auto& [id, count] : load) EXPECT_NEAR(count, 1000, 150) << id;
 }
 

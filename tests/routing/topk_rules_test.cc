@@ -1,4 +1,4 @@
-// The parts of router "topk" one by one, against values worked out by hand, then together against
+// Compares the parts of router "topk" one by one with values worked out by hand, then together with
 // the oracle in random combinations.
 #include "routing/random_spec.h"
 #include "routing/routing_problem.h"
@@ -156,7 +156,7 @@ TEST(TopkGroups, MaskKinds_DifferWhereKeptScoresAreNegative) {
   EXPECT_EQ(testing::route(problem).ids, (Ids{2, 3}));
   problem.selection_bias = {0.0F, -1.0F, -2.0F, -2.0F};
   EXPECT_EQ(testing::route(problem).ids, (Ids{0, 1}));
-  // Experts of the group left out compare as 0, before the kept one at -0.5.
+  // Experts of the group that is left out compare as 0, ahead of the kept one at -0.5.
   problem.spec.router.group_mask = GroupMask::kZero;
   const RoutingResult zero = testing::route(problem);
   EXPECT_EQ(zero.ids, (Ids{0, 2}));
@@ -169,7 +169,8 @@ TEST(TopkGroups, MaskedExperts_FillUpWithWeightZero) {
                              .num_groups = 2,
                              .topk_groups = 1,
                              .renormalize = Renormalize::kNone});
-  // A NaN adds nothing to its group, and the slot it leaves goes to no expert of another group.
+  // A NaN adds nothing to its group, and the slot it leaves does not go to an expert of another
+  // group.
   const RoutingResult result = testing::route(spec, {9.0F, kNan, 1.0F, -30.0F});
   EXPECT_EQ(result.ids, (Ids{0, 1}));
   EXPECT_EQ(result.weights[1], 0.0F);
@@ -254,7 +255,7 @@ TEST(TopkProperty, RandomSpecs_EqualTheOracle) {
     ASSERT_NO_THROW(validate(spec));
     const float spread = std::vector<float>{0.05F, 1.0F, 4.0F}[generator() % 3];
     RoutingProblem problem = testing::random_problem(spec, 9, spread, seed);
-    // Sums of scores of both signs cancel, which no number of digits survives: kNone keeps its
+    // Sums of scores with both signs cancel, which no number of digits survives: kNone keeps its
     // sign.
     const bool cancels =
         spec.router.renormalize == Renormalize::kSum && spec.router.score == RouterScore::kNone;
@@ -273,7 +274,7 @@ TEST(TopkProperty, RandomSpecs_SurviveSpecialValues) {
     MoeSpec spec = testing::random_topk_spec(generator);
     if (spec.router.score == RouterScore::kNone ||
         spec.router.score == RouterScore::kSqrtSoftplus) {
-      // These weigh +Inf as +Inf where nothing divides by it.
+      // These scores give +Inf the weight +Inf if nothing divides by it.
       spec.router.score = RouterScore::kSigmoid;
     }
     SCOPED_TRACE("seed " + std::to_string(seed));

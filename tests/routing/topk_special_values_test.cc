@@ -97,7 +97,8 @@ TEST(TopkSpecialValues, InfiniteScores_ShareByTheNormThatDivides) {
     EXPECT_EQ(result.ids, (std::vector<int32_t>{0, 2, 3, 5, 4}));
     return result.weights;
   };
-  // Neither score bounds an infinite logit; four equal ones have the norm 4^(1/p) times one.
+  // Neither score bounds an infinite logit; the norm of four equal ones is 4^(1/p) times one of
+  // them.
   for (const auto score : {RouterScore::kNone, RouterScore::kSqrtSoftplus}) {
     EXPECT_EQ(weights(score, Renormalize::kSum, 1),
               (std::vector<float>{0.25F, 0.25F, 0.25F, 0.25F, 0.0F}));

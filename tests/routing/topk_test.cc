@@ -41,7 +41,7 @@ TEST(Topk, AllExpertsChosen_AreSortedByScore) {
 }
 
 TEST(Topk, WideLogits_StayWithinTwoUlp) {
-  // Differences of tens are where a float32 x - max would lose bits; hundreds underflow.
+  // With differences of tens, a float32 x - max would lose bits; hundreds underflow.
   for (const float spread : {1e-6F, 0.1F, 10.0F, 30.0F, 100.0F, 1e4F, 1e30F}) {
     for (const auto renormalize : {Renormalize::kNone, Renormalize::kSum}) {
       expect_equals_oracle(testing::router_spec(128, 8, renormalize),
@@ -86,7 +86,7 @@ TEST(Topk, Renormalised_SumsToOne) {
   for (size_t row = 0; row < 50; ++row) {
     double sum = 0;
     for (size_t j = 0; j < 8; ++j) sum += static_cast<double>(result.weights[row * 8 + j]);
-    // Eight weights, each rounded once to float32.
+    // There are eight weights, each rounded once to float32.
     EXPECT_NEAR(sum, 1.0, 8 * 0x1p-24);
   }
 }

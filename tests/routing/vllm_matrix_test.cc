@@ -1,5 +1,5 @@
-// The routing cases of vLLM's tests (test_routing, test_fused_topk, test_grouped_topk), replayed
-// against float64: ids equal, weights within bar N6 instead of vLLM's 1e-3 to 2e-2.
+// Replays the routing cases of vLLM's tests (test_routing, test_fused_topk, test_grouped_topk)
+// against float64: ids are equal, weights within bar N6 instead of vLLM's 1e-3 to 2e-2.
 #include "core/float_convert.h"
 #include "routing/routing_problem.h"
 
@@ -138,7 +138,7 @@ INSTANTIATE_TEST_SUITE_P(All, VllmMatrixGroupedRouting,
                                             ::testing::Values(0, 1), ::testing::Bool(),
                                             ::testing::Bool()));
 
-// Llama-4: the sigmoid of the best logit, which multiplies the expert's input.
+// Llama-4 takes the sigmoid of the best logit, which multiplies the expert's input.
 TEST(VllmMatrixLlama4, TopOne_WeighsByItsSigmoid) {
   for (const Shape& shape : kRoutingShapes) {
     for (const int64_t experts : {8, 16, 64}) {
@@ -157,7 +157,7 @@ TEST(VllmMatrixLlama4, TopOne_WeighsByItsSigmoid) {
   }
 }
 
-// One group of all experts: what vLLM calls degenerate is plain top-k, and keeps its scale.
+// One group has all experts: what vLLM calls degenerate is plain top-k, and keeps its scale.
 TEST(VllmMatrixLlama4, OneGroup_IsPlainTopkForEveryScoreAndScale) {
   for (const auto score : {RouterScore::kSoftmax, RouterScore::kSigmoid}) {
     for (const double scale : {1.0, 1.1}) {
@@ -197,7 +197,7 @@ INSTANTIATE_TEST_SUITE_P(All, VllmMatrixFusedTopk,
                                             ::testing::Values(DType::kBF16, DType::kF16,
                                                               DType::kF32)));
 
-// E, score, what the logits hold
+// E, score, content of the logits
 class VllmMatrixBadLogits : public ::testing::TestWithParam<std::tuple<int, RouterScore, float>> {};
 
 TEST_P(VllmMatrixBadLogits, IdsAreUniqueAndWeightsFinite) {

@@ -1,4 +1,4 @@
-// Every activation with usable parameters, and how exactly float32 computes each.
+// Every activation with usable parameters, and the accuracy of each in float32.
 #pragma once
 
 #include "activation/activations.h"
@@ -26,8 +26,9 @@ inline std::vector<ActivationSpec> all_activations() {
           {.name = "relu2_no_mul"}};
 }
 
-// Units in the last place of float32 by which the part of the formula that bends may err, the other
-// factor being exact: promised beside each formula in src/activation, derived in docs/numerics.md.
+// Units in the last place of float32 by which the part of the formula that bends may be off if the
+// other factor is exact; promised beside each formula in src/activation, derived in
+// docs/numerics.md.
 inline double activation_ulp(activation::ActivationId id) {
   using activation::ActivationId;
   switch (id) {

@@ -46,7 +46,7 @@ void* allocate_or_throw(size_t bytes, size_t alignment) {
 
 }  // namespace
 
-// Every form of operator new: malloc itself is left to the sanitizers.
+// Every form of operator new is replaced; malloc itself is left to the sanitizers.
 void* operator new(size_t bytes) { return allocate_or_throw(bytes, 0); }
 void* operator new[](size_t bytes) { return allocate_or_throw(bytes, 0); }
 void* operator new(size_t bytes, std::align_val_t alignment) {
@@ -73,7 +73,7 @@ void operator delete(void* data, size_t, std::align_val_t) noexcept { std::free(
 void operator delete[](void* data, size_t, std::align_val_t) noexcept { std::free(data); }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-// Without a sanitizer C's allocator and mmap are counted as well.
+// Without a sanitizer, C's allocator and mmap are counted too.
 extern "C" {
 void* __libc_malloc(size_t bytes);
 void* __libc_calloc(size_t count, size_t bytes);

@@ -8,14 +8,14 @@ namespace conclave::testing {
 
 struct AllocationCounts {
   int64_t heap = 0;
-  int64_t own_heap = 0;  // by the thread that armed: a GPU's driver has threads that allocate
+  int64_t own_heap = 0;  // by the thread that armed it: a GPU's driver has threads that allocate
   int64_t mappings = 0;
 };
 
 void arm_allocation_counter();
 AllocationCounts disarm_allocation_counter();
 
-// Makes the n-th heap allocation from now (0: the next) fail; negative: none.
+// Makes the n-th heap allocation from now on fail (0: the next one); a negative n disables this.
 void fail_heap_allocation(int64_t n);
 bool heap_allocation_failed();
 

@@ -1,4 +1,4 @@
-// Executors for tests: one that runs workers one after another, one that starts real threads.
+// Executors for tests: one runs workers one after another, one starts real threads.
 #pragma once
 
 #include "conclave/context.h"
@@ -9,7 +9,8 @@
 
 namespace conclave::testing {
 
-// `workers` workers on the calling thread, last one first: results must not depend on the order.
+// Runs `workers` workers on the calling thread, the last one first: results must not depend on the
+// order.
 class SerialExecutor final : public Executor {
  public:
   explicit SerialExecutor(int32_t workers = 1) : workers_(workers) {}
@@ -22,7 +23,7 @@ class SerialExecutor final : public Executor {
   int32_t workers_;
 };
 
-// A new thread per worker and call: slow, simple, and visible to ThreadSanitizer.
+// Starts a new thread per worker and call: slow, simple, and visible to ThreadSanitizer.
 class ThreadExecutor final : public Executor {
  public:
   explicit ThreadExecutor(int32_t workers) : workers_(workers) {}

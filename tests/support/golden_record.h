@@ -1,5 +1,5 @@
-// The records of the golden checkpoints in testdata/models: what a family's published code
-// computed, and float64 recomputations.
+// The records of the golden checkpoints in testdata/models: results of a family's published code,
+// and float64 recomputations.
 #pragma once
 
 #include "support/layer_fixture.h"
@@ -18,7 +18,7 @@ namespace conclave::testing {
 
 inline const std::filesystem::path kModels = "testdata/models";
 
-// One name that is no folder where testdata/models is missing, so that a case can say so.
+// Returns one name that is no folder if testdata/models is missing, so that a case can report it.
 inline std::vector<std::string> model_directories() {
   if (!std::filesystem::is_directory(kModels)) return {"missing"};
   std::vector<std::string> names;
@@ -35,7 +35,7 @@ inline std::vector<double> as_doubles(const Tensor& tensor) {
   return values;
 }
 
-// One layer's records of one run.
+// The records of one layer in one run.
 struct Record {
   Tensor hidden;          // [T, H]
   Tensor router_input;    // [T, H] or empty
@@ -84,7 +84,7 @@ inline double worst_relative(const Tensor& actual, const std::vector<double>& ex
   return worst_error;
 }
 
-// Tokens whose ids differ from the record.
+// Counts the tokens whose ids differ from the record.
 inline int64_t differing_tokens(const Tensor& actual, const Tensor& expected) {
   int64_t differing = 0;
   for (int64_t row = 0; row < expected.shape()[0]; ++row) {

@@ -1,4 +1,4 @@
-// Memory whose end, or beginning, borders on an unmapped page: one access beyond it is a fault.
+// Memory whose end, or beginning, borders on an unmapped page: one access beyond it faults.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ enum class GuardSide { kEnd, kBegin };
 class GuardedBuffer {
  public:
   // With kEnd the buffer ends exactly at the unmapped page, so its beginning is aligned only as far
-  // as `bytes` is a multiple of the alignment. Filled with `poison`.
+  // as `bytes` is a multiple of the alignment. It is filled with `poison`.
   GuardedBuffer(size_t bytes, GuardSide side, uint8_t poison = 0xa5) : bytes_(bytes) {
     const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
     const size_t body = (bytes + page - 1) / page * page;

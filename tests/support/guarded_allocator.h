@@ -1,4 +1,4 @@
-// Host memory whose end, or begin, touches an unmapped page: one byte too far is a fault.
+// Host memory whose end, or beginning, borders on an unmapped page: one byte too far faults.
 #pragma once
 
 #include "conclave/context.h"
@@ -65,7 +65,7 @@ class GuardedBlock {
   std::byte fill_{};
 };
 
-// Every allocation a guarded block, poisoned: nothing may rely on zeroed memory.
+// Makes every allocation a guarded block, poisoned: nothing may rely on zeroed memory.
 class GuardedAllocator final : public HostAllocator {
  public:
   explicit GuardedAllocator(GuardSide side, uint8_t fill = 0xA5) : side_(side), fill_(fill) {}

@@ -1,4 +1,4 @@
-// Small layers with random weights and inputs, and the forwards and comparisons tests need.
+// Small layers with random weights and inputs, and the forwards and comparisons that tests need.
 #pragma once
 
 #include "conclave/error.h"
@@ -33,7 +33,7 @@ inline Tensor random_tensor(DType dtype, int64_t rows, int64_t cols, uint64_t se
   return tensor;
 }
 
-// Everything one forward by the layer's own gate produces.
+// Everything that one forward by the layer's own gate produces.
 struct LayerOutput {
   Tensor out;
   Tensor logits;
@@ -93,7 +93,7 @@ inline bool same_bits(const Tensor& a, const Tensor& b) {
          std::memcmp(a.as<std::byte>(), b.as<std::byte>(), a.size_bytes()) == 0;
 }
 
-// Rows `rows` of `tensor`, in that order.
+// Returns the rows `rows` of `tensor`, in that order.
 inline Tensor gather_rows(const Tensor& tensor, const std::vector<int64_t>& rows) {
   Tensor gathered(tensor.dtype(), {static_cast<int64_t>(rows.size()), tensor.shape()[1]});
   for (size_t i = 0; i < rows.size(); ++i) {
@@ -103,7 +103,7 @@ inline Tensor gather_rows(const Tensor& tensor, const std::vector<int64_t>& rows
   return gathered;
 }
 
-// Instruction sets this machine can run.
+// The instruction sets that this machine can run.
 inline std::vector<std::string> usable_isas() {
   std::vector<std::string> names;
   for (const char* name : {"scalar", "avx2", "avx512", "avx512_bf16", "amx"}) {
@@ -111,13 +111,13 @@ inline std::vector<std::string> usable_isas() {
       const Context context({.num_threads = 1, .isa = name});
       names.emplace_back(name);
     } catch (const Error&) {
-      // Said by `conclave doctor`; tests run what there is.
+      // `conclave doctor` reports this; tests run the sets that exist.
     }
   }
   return names;
 }
 
-// The code of the Error that `action` throws; ErrorCode{0} if it throws none.
+// Returns the code of the Error that `action` throws; ErrorCode{0} if it throws none.
 template <class Action>
 ErrorCode code_of(const Action& action) {
   try {

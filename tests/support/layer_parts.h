@@ -1,4 +1,4 @@
-// Specs with every part a layer can have, drawn at random or named.
+// Specs with every part that a layer can have, drawn at random or named.
 #pragma once
 
 #include "support/layer_fixture.h"
@@ -10,7 +10,7 @@
 
 namespace conclave::testing {
 
-// Every activation with parameters as published.
+// Every activation, with its published parameters.
 inline std::array<ActivationSpec, 11> all_activations() {
   return {ActivationSpec{.name = "silu"},
           ActivationSpec{.name = "gelu"},
@@ -25,7 +25,7 @@ inline std::array<ActivationSpec, 11> all_activations() {
           ActivationSpec{.name = "relu2_no_mul"}};
 }
 
-// A small layer of odd sizes whose parts are all drawn from `seed`.
+// A small layer with odd sizes; `seed` determines all of its parts.
 class SpecDraw {
  public:
   explicit SpecDraw(uint32_t seed) : random_(seed) {}
@@ -52,7 +52,7 @@ class SpecDraw {
   int64_t number(int64_t low, int64_t high) {
     return low + static_cast<int64_t>(random_() % static_cast<uint64_t>(high - low + 1));
   }
-  // True once in `of` draws.
+  // Returns true once in `of` draws on average.
   bool chance(int64_t of) { return number(1, of) == 1; }
 
  private:
@@ -96,7 +96,7 @@ class SpecDraw {
   std::mt19937 random_;
 };
 
-// What a failing draw says about itself.
+// The description that a failing draw prints.
 inline std::string parts_text(const MoeSpec& spec) {
   const auto number = [](int64_t value) { return std::to_string(value); };
   std::string text = "E" + number(spec.num_experts) + " Z" + number(spec.num_zero_experts) + " k" +

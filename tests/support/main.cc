@@ -1,8 +1,7 @@
 // The main function of every test program.
 //
-// With CONCLAVE_TEST_SAMPLE set, as the sanitizers' runs have it, large tables of cases are
-// represented by some: where a parametrised test has more than 24 values, every eighth runs, and at
-// most 64.
+// With CONCLAVE_TEST_SAMPLE set, as in the sanitizers' runs, only some cases of large tables run:
+// if a parametrised test has more than 24 values, every eighth runs, and at most 64.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,7 +14,7 @@ namespace {
 constexpr int kSmallTable = 24;
 constexpr int kMostOfATable = 64;
 
-// "All/Table.Value/17" without its last part; empty for a case that no value was given to.
+// Returns "All/Table.Value/17" without its last part; an empty text for a case without a value.
 std::string table_of(const testing::TestInfo& test) {
   if (test.value_param() == nullptr) return "";
   const std::string name = test.name();

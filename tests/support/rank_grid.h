@@ -1,5 +1,5 @@
-// Runs one function per rank of an expert-parallel by tensor-parallel grid, each on its own thread
-// with its two communicators.
+// Runs one function per rank of a grid of expert-parallel by tensor-parallel ranks, each on its own
+// thread with its two communicators.
 #pragma once
 
 #include "conclave/comm.h"
@@ -18,8 +18,8 @@ namespace conclave::testing {
 struct GridRank {
   int32_t ep_rank = 0;
   int32_t tp_rank = 0;
-  Communicator* communicator = nullptr;         // of the ranks with this tp_rank
-  Communicator* tensor_communicator = nullptr;  // of the ranks with this ep_rank
+  Communicator* communicator = nullptr;         // connects the ranks with this tp_rank
+  Communicator* tensor_communicator = nullptr;  // connects the ranks with this ep_rank
 
   ContextOptions context_options() const {
     ContextOptions options;
@@ -35,8 +35,8 @@ struct GridRank {
   }
 };
 
-// Every rank's exception, null where there was none; in the order of (ep_rank, tp_rank). Ranks of a
-// group of one have no communicator.
+// Returns every rank's exception, null if there was none, in the order of (ep_rank, tp_rank). Ranks
+// of a group of one have no communicator.
 template <class Body>
 std::vector<std::exception_ptr> run_grid(int32_t ep_size, int32_t tp_size, const Body& body) {
   using Group = std::vector<std::unique_ptr<Communicator>>;
@@ -74,7 +74,7 @@ std::vector<std::exception_ptr> run_grid(int32_t ep_size, int32_t tp_size, const
   return errors;
 }
 
-// As run_grid; rethrows the first exception.
+// As run_grid, but rethrows the first exception.
 template <class Body>
 void on_grid(int32_t ep_size, int32_t tp_size, const Body& body) {
   for (const std::exception_ptr& error : run_grid(ep_size, tp_size, body)) {

@@ -1,4 +1,4 @@
-// Weight sources made of others, role by role.
+// Weight sources that are composed from others, role by role.
 #pragma once
 
 #include "conclave/weights.h"
@@ -12,7 +12,7 @@
 
 namespace conclave::testing {
 
-// Every role that `source` holds.
+// Returns every role that `source` holds.
 inline std::vector<WeightRole> roles_of(const WeightSource& source) {
   std::vector<WeightRole> roles;
   for (size_t i = 0; i < kNumWeightRoles; ++i) {
@@ -22,7 +22,7 @@ inline std::vector<WeightRole> roles_of(const WeightSource& source) {
   return roles;
 }
 
-// `base` but for one role, which is that of `other`.
+// `base`, except for one role, which comes from `other`.
 class MixedSource final : public WeightSource {
  public:
   MixedSource(const WeightSource& base, const WeightSource& other, WeightRole role)
@@ -41,7 +41,7 @@ class MixedSource final : public WeightSource {
   WeightRole role_;
 };
 
-// `base` with the description of one role changed; its bytes are never asked for.
+// `base` with the description of one role changed; its bytes are never requested.
 class RedescribedSource final : public WeightSource {
  public:
   RedescribedSource(const WeightSource& base, WeightRole role,

@@ -1,5 +1,5 @@
-// Tables about the size where a sample begins to leave values out; who starts this program counts
-// what runs.
+// Tables of about the size where a sample begins to leave values out; the test that starts this
+// program counts which cases run.
 #include <gtest/gtest.h>
 
 namespace conclave::testing {

@@ -16,7 +16,7 @@
 
 namespace conclave::testing {
 
-// How a rank ended: nothing, or the error it threw.
+// How a rank ended: empty, or the error it threw.
 struct RankOutcome {
   std::optional<ErrorCode> code;
   int32_t peer = -1;
@@ -24,7 +24,7 @@ struct RankOutcome {
   std::string message;
 };
 
-// body(rank, communicator). A rank's communicator is destroyed when its body has returned or
+// Calls body(rank, communicator). A rank's communicator is destroyed when its body has returned or
 // thrown, as it would be with the rank itself.
 template <class Body>
 std::vector<RankOutcome> run_ranks(std::vector<std::unique_ptr<Communicator>> communicators,
@@ -50,7 +50,7 @@ std::vector<RankOutcome> run_ranks(std::vector<std::unique_ptr<Communicator>> co
   return outcomes;
 }
 
-// The first failure as text, empty if every rank succeeded.
+// Returns the first failure as text, empty if every rank succeeded.
 inline std::string first_failure(const std::vector<RankOutcome>& outcomes) {
   for (size_t rank = 0; rank < outcomes.size(); ++rank) {
     if (outcomes[rank].code) return "rank " + std::to_string(rank) + ": " + outcomes[rank].message;

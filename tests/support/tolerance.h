@@ -1,4 +1,5 @@
-// Error bounds from formulas: unit roundoff of the types, length of the sums, and nothing else.
+// Error bounds from formulas: they use the types' unit roundoff, the length of the sums, and
+// nothing else.
 #pragma once
 
 #include "conclave/dtype.h"
@@ -8,7 +9,7 @@
 
 namespace conclave::testing {
 
-// Half the distance between neighbours at 1: what one rounding to nearest may lose.
+// Half the distance between neighbours at 1, which is the most that one rounding to nearest loses.
 inline double unit_roundoff(DType type) {
   switch (type) {
     case DType::kF64:
@@ -23,7 +24,7 @@ inline double unit_roundoff(DType type) {
 }
 
 // Relative L2 error of a vector of sums of `terms` products, each product and sum rounded once to
-// `accumulator`: the errors of the partial sums are independent, so the bound grows with the square
+// `accumulator`. The errors of the partial sums are independent, so the bound grows with the square
 // root of the length; the factor 4 leaves room for the worst of many tokens.
 inline double product_error(int64_t terms, DType accumulator) {
   return 4.0 * std::sqrt(static_cast<double>(terms)) * unit_roundoff(accumulator);
@@ -42,7 +43,7 @@ struct MlpPrecision {
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;
   DType accumulator = DType::kF32;
-  DType rows = DType::kF32;  // of input rows and activated rows inside the kernel
+  DType rows = DType::kF32;  // for input rows and activated rows inside the kernel
   bool exact_inputs = true;  // the given input rows hold values of that type
   double activation_ulp = 4.0;
 };
@@ -55,7 +56,7 @@ inline double mlp_error(const MlpPrecision& p) {
 }
 
 // |actual - expected| / |expected| over `count` elements, NaN-safe: a NaN on one side only counts
-// as infinite. Where the expected vector is zero the absolute error is returned.
+// as infinite. If the expected vector is zero, the absolute error is returned.
 template <class Actual>
 double relative_l2(const Actual* actual, const double* expected, int64_t count) {
   double error = 0.0;

@@ -1,4 +1,4 @@
-// Distances in units in the last place.
+// Computes distances in units in the last place.
 #pragma once
 
 #include <algorithm>
@@ -7,8 +7,8 @@
 namespace conclave::testing {
 
 // |actual - exact| in units in the last place of float32 at `exact`; subnormals have the unit
-// 2^-149. Infinite where only one of the two is infinite or NaN; a value that overflows float32
-// counts as reached by infinity.
+// 2^-149. It is infinite if only one of the two is infinite or NaN, but an infinity counts as
+// reaching a value that overflows float32.
 inline double ulp_error(float actual, double exact) {
   if (std::isnan(exact) || std::isnan(actual)) {
     return std::isnan(exact) && std::isnan(actual) ? 0.0 : HUGE_VAL;

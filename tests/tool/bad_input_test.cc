@@ -1,4 +1,4 @@
-// Bad input through the command line: the message, word for word, and the exit code.
+// Tests bad input through the command line: the message, word for word, and the exit code.
 #include "tool_process.h"
 
 #include "conclave/safetensors.h"
@@ -12,7 +12,7 @@
 namespace conclave::testing {
 namespace {
 
-// With the scratch directory's own name replaced by DIR.
+// Returns the message with the scratch directory's own name replaced by DIR.
 std::string message(const ToolResult& result, const ScratchDirectory& scratch) {
   std::string text = result.err;
   const std::string name = scratch.path().string();
@@ -32,7 +32,7 @@ class DamagedModel : public ::testing::Test {
     write_text(path, index.dump());
   }
 
-  // Every command that opens a model refuses it alike, with nothing on stdout.
+  // Every command that opens a model refuses it in the same way, with nothing on stdout.
   void expect_refused(const std::string& expected) {
     for (const char* command : {"run", "inspect", "verify"}) {
       const ToolResult result = run_tool({command, model_.string()});
@@ -217,7 +217,7 @@ TEST(BadInput, InputOfIntegers_IsATypeError) {
       << result.err;
 }
 
-// Ids from a file are checked by the layer, which names token and slot.
+// The layer checks ids from a file, and names token and slot.
 TEST(BadInput, ExpertIdOutOfRange_IsRefused) {
   const ScratchDirectory scratch;
   const std::string file = (scratch / "in.safetensors").string();

@@ -1,4 +1,5 @@
-// How a choice of experts that differs from a file's is counted, and when rounding explains it.
+// Tests how a choice of experts that differs from a file's is counted, and when rounding explains
+// it.
 #include "choices.h"
 
 #include <gtest/gtest.h>
@@ -65,7 +66,7 @@ TEST(Choices, FileWithOtherLogits_IsNoTie) {
   EXPECT_FALSE(is_near_tie(bf16_gate(), run, &other, ids({{0, 2}}), 0));
 }
 
-// A gate in float32 moves a logit by far less than one in bf16.
+// Rounding of a float32 gate moves a logit by far less than that of a bf16 gate.
 TEST(Choices, Float32Gate_HasACloserBar) {
   const LayerRun run = run_with(ids({{0, 1}}), row({4.0F, 1.0078125F, 1.0F, -3.0F}));
   EXPECT_FALSE(is_near_tie(MoeSpec{}, run, nullptr, ids({{0, 2}}), 0));

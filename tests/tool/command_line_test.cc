@@ -91,7 +91,7 @@ struct Parsed {
   std::string word;
 };
 
-// One command "do" with a number from 1 to 9 and a word of two.
+// Parses one command "do" with a number from 1 to 9 and one of two words.
 Parsed parse(std::vector<const char*> arguments) {
   Parsed parsed;
   parsed.word = "a";

@@ -1,4 +1,4 @@
-// inspect, explain, doctor, completion, man page.
+// Tests inspect, explain, doctor, completion and man page.
 #include "tool_process.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +26,8 @@ TEST(Inspect, Json_HasGeometryAndTotals) {
   EXPECT_EQ(layer["shared_size"], 44);
   EXPECT_EQ(layer["weight_dtype"], "F32");
   EXPECT_EQ(layer["renormalize"], "none");
-  // Ten experts and a shared one of three matrices, the gate, the shared expert's gate.
+  // There are ten experts and a shared one of three matrices, the gate, and the shared expert's
+  // gate.
   const int64_t total = 10 * 3 * 56 * 36 + 3 * 56 * 44 + 10 * 56 + 56;
   EXPECT_EQ(layer["parameters"], total);
   EXPECT_EQ(layer["active_parameters"], total - 7 * 3 * 56 * 36);

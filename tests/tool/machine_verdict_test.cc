@@ -1,5 +1,5 @@
-// What doctor says of the table of arithmetics: from made-up measurements, and on this machine
-// while others use it.
+// Tests the verdict of doctor on the table of arithmetics, from made-up measurements and on this
+// machine while others use it.
 #include "machine_verdict.h"
 
 #include <gtest/gtest.h>

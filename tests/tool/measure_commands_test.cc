@@ -1,4 +1,4 @@
-// conclave bench on shapes small enough for any machine.
+// Runs conclave bench on shapes that are small enough for any machine.
 #include "tool_process.h"
 
 #include <gtest/gtest.h>

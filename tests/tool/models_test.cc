@@ -1,4 +1,4 @@
-// inspect, run and verify on every golden checkpoint of testdata/models.
+// Runs inspect, run and verify on every golden checkpoint of testdata/models.
 #include "tool_process.h"
 
 #include <gtest/gtest.h>

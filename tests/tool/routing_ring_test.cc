@@ -72,7 +72,7 @@ TEST(RoutingRing, Uniform_HitsTheExpectedNumberOfExperts) {
     expect_legal(call, spec, kTokens);
     hit += static_cast<double>(call.experts_hit);
   }
-  // E (1 - (1 - k/E)^T) = 29.1; a call's count varies by less than 2 around it.
+  // The mean is E (1 - (1 - k/E)^T) = 29.1; a call's count varies by less than 2 around it.
   const double expected = 128.0 * (1.0 - std::pow(1.0 - 8.0 / 128.0, 4));
   EXPECT_NEAR(hit / kCalls, expected, 5 * 2.0 / std::sqrt(kCalls));
 }

@@ -1,4 +1,4 @@
-// conclave run and verify on the bundled checkpoints.
+// Runs conclave run and verify on the bundled checkpoints.
 #include "tool_process.h"
 
 #include "conclave/safetensors.h"
@@ -127,7 +127,7 @@ TEST(Run, EveryUsableInstructionSet_GivesAGoodResult) {
   }
 }
 
-// Outputs written and read back as a reference have no error at all (D1).
+// Outputs that are written and read back as a reference have no error at all (D1).
 TEST(Run, OutputFile_ServesAsReferenceAndHoldsEveryResult) {
   const ScratchDirectory scratch;
   const std::string file = (scratch / "out.safetensors").string();
@@ -222,8 +222,8 @@ class TiedGate : public ::testing::Test {
   int32_t twin_ = 0;
 };
 
-// What the layer computes with the other of the two experts stands for an engine that rounds the
-// tie the other way.
+// The layer's result with the other of the two experts stands for an engine that rounds the tie the
+// other way.
 TEST_F(TiedGate, OtherChoice_IsExplainedAndNamesTheRemedy) {
   const std::string own = (scratch_ / "own.safetensors").string();
   ASSERT_EQ(run_tool(run(kReference, "--output", own)).exit_code, 0);

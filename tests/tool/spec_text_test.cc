@@ -1,4 +1,4 @@
-// Layers in words.
+// Tests the description of layers in words.
 
 #include "spec_text.h"
 

@@ -1,4 +1,4 @@
-// conclave synth, and manifest on what it wrote.
+// Runs conclave synth, and manifest on its output.
 #include "tool_process.h"
 
 #include "conclave/safetensors.h"

@@ -19,7 +19,7 @@ std::vector<Cell> make_row(std::string name, int64_t count) {
   return {text_cell(std::move(name)), integer_cell(count), fixed_cell(0.5, 1), {nullptr, "1 ± 2"}};
 }
 
-// What a table prints in a format, with a header, two rows, a total and a note.
+// The output of a table in a format, with a header, two rows, a total and a note.
 std::string printed(OutputFormat format) {
   char* data = nullptr;
   size_t size = 0;

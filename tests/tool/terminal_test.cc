@@ -1,4 +1,4 @@
-// Colours and progress bars: on a terminal only, and never against the user's wish.
+// Colours and progress bars appear on a terminal only, and never against the user's wish.
 #include "tool_process.h"
 
 #include <gtest/gtest.h>

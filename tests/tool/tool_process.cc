@@ -15,7 +15,7 @@
 namespace conclave::testing {
 namespace {
 
-// The sanitizers' own options have to reach the tool, or it would report differently.
+// The tool must get the sanitizers' own options, or it would report differently.
 constexpr const char* kInherited[] = {"ASAN_OPTIONS", "UBSAN_OPTIONS", "TSAN_OPTIONS",
                                       "LLVM_PROFILE_FILE"};
 
@@ -41,7 +41,7 @@ std::vector<std::string> child_environment(const ToolOptions& options) {
   ::_exit(126);
 }
 
-// Reads both until the writers are gone. A pseudo terminal says so with EIO.
+// Reads both ends until the writers are gone, which a pseudo terminal reports with EIO.
 void drain(std::array<pollfd, 2> ends, std::array<std::string*, 2> texts) {
   while (ends[0].fd >= 0 || ends[1].fd >= 0) {
     if (::poll(ends.data(), ends.size(), -1) < 0) continue;

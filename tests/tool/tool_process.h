@@ -8,18 +8,18 @@
 namespace conclave::testing {
 
 struct ToolResult {
-  int exit_code = -1;  // 128 + signal where one ended it
+  int exit_code = -1;  // 128 + signal if one ended it
   std::string out;
-  std::string err;  // empty on a terminal, where both come as one
+  std::string err;  // empty on a terminal, which joins both
 };
 
 struct ToolOptions {
-  std::vector<std::string> environment = {};  // "NAME=value", beside an otherwise empty one
+  std::vector<std::string> environment = {};  // "NAME=value", in an otherwise empty one
   bool terminal = false;                      // stdout and stderr are a pseudo terminal
 };
 ToolResult run_tool(const std::vector<std::string>& arguments, const ToolOptions& options = {});
 
-// A new empty directory, removed with everything in it.
+// A new empty directory that is removed with everything in it.
 class ScratchDirectory {
  public:
   ScratchDirectory();
@@ -36,7 +36,7 @@ class ScratchDirectory {
 
 // A checkpoint bundled with the sources, by folder name.
 std::string bundled(const std::string& model);
-// A copy of it, to be damaged.
+// Copies it, so that a test can damage it.
 void copy_model(const std::string& model, const std::filesystem::path& to);
 
 std::string read_text(const std::filesystem::path& path);

@@ -1,4 +1,4 @@
-// Help, version, wrong usage: what a user meets before any work is done.
+// Tests help, version and wrong usage, which a user meets before any work is done.
 #include "tool_process.h"
 
 #include <gtest/gtest.h>
@@ -65,7 +65,7 @@ TEST(Usage, CommandLikeNone_SuggestsNothing) {
 struct WrongUsage {
   const char* name;
   std::vector<std::string> arguments;
-  const char* message;  // the first line
+  const char* message;  // the first line of the message
 };
 
 class WrongUsageTest : public ::testing::TestWithParam<WrongUsage> {};

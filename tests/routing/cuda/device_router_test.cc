@@ -1,4 +1,4 @@
-// Routing on the device against the host's router: the same ids, weights within 2 ulp.
+// Compares routing on the device with the host's router: the same ids, weights within 2 ulp.
 #include "routing/cuda/device_router.h"
 
 #include "core/float_convert.h"
@@ -25,7 +25,7 @@ using testing::RoutingResult;
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// What the device writes, as the host's router and stages would.
+// Results that the device writes, which must equal those of the host's router and stages.
 struct DeviceResult {
   std::vector<int32_t> ids;
   std::vector<float> weights;
@@ -42,7 +42,7 @@ struct RouteCall {
   std::vector<uint8_t> padding_mask = {};
 };
 
-// Rounds the problem's logits to the type, in place; returns the device's bytes.
+// Rounds the problem's logits to the type, in place; returns the bytes for the device.
 std::vector<uint8_t> store_logits(RoutingProblem& problem, const RouteCall& call) {
   const int64_t columns = num_logits(problem.spec);
   const int64_t stride = columns + call.extra_stride;
@@ -172,7 +172,7 @@ TEST_F(DeviceRouter, RandomSpecs_SurviveSpecialValues) {
     if (spec.top_k > 32) continue;
     const bool grows =
         spec.router.score == RouterScore::kNone || spec.router.score == RouterScore::kSqrtSoftplus;
-    // These weigh +Inf as +Inf where nothing divides by it.
+    // These scores give +Inf the weight +Inf if nothing divides by it.
     if (grows) spec.router.score = RouterScore::kSigmoid;
     SCOPED_TRACE("seed " + std::to_string(seed));
     RoutingProblem problem = testing::random_problem(spec, 9, 1.0F, seed);
@@ -182,7 +182,7 @@ TEST_F(DeviceRouter, RandomSpecs_SurviveSpecialValues) {
   }
 }
 
-// Every number of columns a lane, with and without groups.
+// Covers every number of columns per lane, with and without groups.
 TEST_F(DeviceRouter, ManyExperts_EqualTheHost) {
   for (const int64_t experts :
        {1, 2, 6, 10, 31, 32, 33, 60, 64, 65, 128, 160, 256, 384, 512, 1024}) {
@@ -223,7 +223,8 @@ TEST_F(DeviceRouter, GroupsOfManySizes_EqualTheHost) {
   }
 }
 
-// Pairs of experts that float32 cannot tell apart, in any order, and rows where all are so close.
+// Some rows consist of pairs that float32 cannot tell apart, in any order; in the others all
+// experts are that close.
 TEST_F(DeviceRouter, ScoresCloserThanFloat32_AreOrderedAsInDouble) {
   const std::vector<RouterScore> scores = {RouterScore::kSoftmax, RouterScore::kSigmoid,
                                            RouterScore::kSqrtSoftplus, RouterScore::kNone};
@@ -246,7 +247,7 @@ TEST_F(DeviceRouter, ScoresCloserThanFloat32_AreOrderedAsInDouble) {
       problem.logits[static_cast<size_t>(i)] =
           1.0F + 0.01F * step + 1.2e-7F * static_cast<float>(generator() % 4);
     }
-    // Biases are the same or a few units in the last place apart.
+    // Biases are equal or a few units in the last place apart.
     for (float& bias : problem.selection_bias) {
       bias = seed % 2 == 0 ? 0.25F : 0.25F + 3e-8F * static_cast<float>(generator() % 3);
     }
@@ -297,7 +298,7 @@ TEST_F(DeviceRouter, PaddingAndTokensBeyondLive_ChooseNothing) {
   RoutingProblem problem = testing::random_problem(spec, 257, 1.0F, 5);
   RouteCall call{.live = 200, .padding_mask = std::vector<uint8_t>(257, 1)};
   for (size_t t = 0; t < 257; t += 7) call.padding_mask[t] = 0;
-  // Counts as padding does: not at all.
+  // This token does not count, like padding.
   std::fill_n(problem.logits.begin() + 7 * 60, 60, kNan);
   const DeviceResult result = run(problem, call);
   const RoutingResult wanted = testing::route(problem);

@@ -14,7 +14,7 @@ namespace conclave::testing {
 namespace {
 
 constexpr int64_t kBlock = 128;
-// Rows behind the last weight row that a kernel may read, though not use.
+// Rows behind the last weight row that a kernel may read but not use.
 constexpr int64_t kSlackRows = 64;
 // Codes are drawn with this deviation, so that they use most of e4m3's range up to 448.
 constexpr float kCodeDeviation = 100;
@@ -90,7 +90,7 @@ int64_t CudaProblem::gate_up_rows() const {
   return (activation_.gated ? 2 : 1) * options_.intermediate_size;
 }
 
-// Gate and up products of deviation 1, outputs of about 1.
+// The gate and up products have deviation 1, the outputs are about 1.
 void CudaProblem::make_weights(int32_t copy) {
   const CudaProblemOptions& o = options_;
   const bool fp8 = o.weight_dtype == DType::kF8E4M3;
@@ -161,7 +161,7 @@ void CudaProblem::make_rows() {
              .num_rows = o.num_tokens,
              .row_stride = stride,
              .dtype = row_dtype()};
-  // Steps that hold every input (3.5) and nearly every intermediate value (8), the others saturate.
+  // The steps hold every input (3.5) and nearly every intermediate value (8); the others saturate.
   static_steps_ = uploaded(std::vector<float>{3.5F / 448.0F, 8.0F / 448.0F});
   if (o.quant.activations == ActivationScale::kNone) return;
   const bool grouped = o.quant.activations == ActivationScale::kGroup;
@@ -323,7 +323,7 @@ OracleProblem CudaProblem::oracle_problem(int32_t routing, int32_t copy) const {
           .ambiguity = ambiguity_};
 }
 
-// 2e10 products, a gigabyte of float64 rows.
+// The limits are 2e10 products and a gigabyte of float64 rows.
 int64_t CudaProblem::affordable_rows() const {
   const int64_t products = (gate_up_rows() + options_.intermediate_size) * options_.hidden_size;
   const int64_t bytes = 8 * (2 * options_.hidden_size + options_.intermediate_size);

@@ -1,5 +1,5 @@
-// One layer's experts on the GPU with random weights, rows and routings: what kernels are tested
-// and timed on. Needs a device.
+// One layer's experts on the GPU with random weights, rows and routings, on which kernels are
+// tested and timed. Needs a device.
 #pragma once
 
 #include "core/device_flow.h"
@@ -19,36 +19,37 @@
 
 namespace conclave::testing {
 
-// 128x128 weight blocks with a scale per row and 128 columns of activations; a scale a weight row
-// and one an activation row (dynamic, or static); only the weights quantised.
+// Block: 128x128 weight blocks, activations with one scale per row and 128 columns. Channel: one
+// scale per weight row and one per activation row. Static: one scale per matrix, fixed activation
+// steps.
 QuantSpec fp8_block_quant();
 QuantSpec fp8_channel_quant();
 QuantSpec fp8_static_quant();
 
 struct CudaProblemOptions {
-  int64_t num_experts = 8;  // local ones; ids are local
+  int64_t num_experts = 8;  // local experts; ids are local
   int64_t top_k = 2;
   int64_t hidden_size = 256;
   int64_t intermediate_size = 128;
   int64_t num_tokens = 16;
   DType weight_dtype = DType::kBF16;  // kBF16, kF16, kF32, kF8E4M3
-  QuantSpec quant = {};               // of kF8E4M3
+  QuantSpec quant = {};               // for kF8E4M3
   ActivationSpec activation = {};
   bool has_bias = false;
   bool weight_on_input = false;
   RoutingKind routing = RoutingKind::kUniform;
   int32_t routings = 1;       // differently routed batches of the same rows
-  int32_t weight_copies = 1;  // of other numbers: where the active weights fit into L2
+  int32_t weight_copies = 1;  // different weights, if the active ones fit into L2
   uint64_t seed = 1;
 };
 
 class CudaProblem {
  public:
-  // Fills everything on the current device. Throws Error where it lacks memory.
+  // Fills everything on the current device. Throws Error if there is too little memory.
   explicit CudaProblem(const CudaProblemOptions& options);
 
-  // Other rows and routings through the same weights, which stay where they are. What the old ones
-  // gave (rows, ids, groups) is gone.
+  // Other rows and routings through the same weights, which stay in place. Results obtained for the
+  // old ones (rows, ids, groups) become invalid.
   struct Batch {
     int64_t num_tokens = 0;
     RoutingKind routing = RoutingKind::kUniform;
@@ -56,7 +57,7 @@ class CudaProblem {
     uint64_t seed = 1;
   };
   void set_batch(const Batch& batch);
-  // How exact the checked arithmetic is, of e4m3 activations; kTensorCoreAmbiguity unless set.
+  // The accuracy of the checked arithmetic for e4m3 activations; kTensorCoreAmbiguity unless set.
   void set_ambiguity(double ambiguity) { ambiguity_ = ambiguity; }
 
   const CudaProblemOptions& options() const { return options_; }
@@ -64,37 +65,38 @@ class CudaProblem {
   experts::DeviceExperts weights(int32_t copy = 0) const;
   // [T, H] in row_dtype().
   DeviceRows hidden() const { return hidden_; }
-  // Makes an element of the token's row NaN. Of rows that are not quantised.
+  // Makes an element of the token's row NaN, if rows are not quantised.
   void spoil_token(int64_t token);
-  // What experts read: hidden, or its codes and scales.
+  // The rows that experts read: hidden, or its codes and scales.
   DeviceRows input() const { return codes_.data == nullptr ? hidden_ : codes_; }
 
   std::span<const int32_t> host_ids(int32_t routing) const;
   std::span<const float> host_weights(int32_t routing) const;
   const int32_t* topk_ids(int32_t routing = 0) const;    // on the device, [T, k]
   const float* topk_weights(int32_t routing = 0) const;  // on the device, [T, k]
-  // Made and uploaded at the first call for a tile size: call it before capturing a graph.
+  // Created and uploaded at the first call for a tile size: call it before capturing a graph.
   const GroupedRows& groups(int32_t tile_tokens, int32_t routing = 0);
 
-  DType row_dtype() const;  // of expert rows: that of kF16 and kF32 weights, kBF16 otherwise
+  DType row_dtype() const;  // type of expert rows: that of kF16 and kF32 weights, kBF16 otherwise
   int64_t row_stride() const;
-  int64_t output_bytes() const;  // of [T * k, row_stride()]
+  int64_t output_bytes() const;  // for [T * k, row_stride()]
   // A call on groups(tile_tokens, routing) that writes rows of row_stride().
   experts::DeviceExpertsCall call(int32_t tile_tokens, int32_t routing, void* workspace,
                                   void* output);
 
-  // The rows of input() in the order of groups(tile_tokens, routing): what kernels with
-  // DeviceTile::sorted_input read. Enqueues the copies. Make it once before capturing a graph.
+  // The rows of input() in the order of groups(tile_tokens, routing), which kernels with
+  // DeviceTile::sorted_input read. Enqueues the copies. Create it once before capturing a graph.
   DeviceRows sorted_input(int32_t tile_tokens, int32_t routing, CUstream_st* stream);
 
-  // Expert rows [T * k, row_stride()] after a call, all of them or as many as float64 does in some
-  // 50 ms: random ones and those at the ends of tiles. `output` was poisoned before the call.
+  // Checks expert rows [T * k, row_stride()] after a call, all of them or as many as float64 does
+  // in about 50 ms: random ones and those at the ends of tiles. `output` was poisoned before the
+  // call.
   RowErrors check_rows(const void* output, int32_t routing = 0, int32_t copy = 0) const;
-  // Whole tokens: the weighted sum of a token's rows, with the layer's output_scale.
+  // Checks whole tokens: the weighted sum of a token's rows, with the layer's output_scale.
   RowErrors check_tokens(const OutputRows& output, double output_scale = 1, int32_t routing = 0,
                          int32_t copy = 0) const;
 
-  // The same of these tokens; elements between the rows are not looked at.
+  // Checks these tokens in the same way; elements between the rows are ignored.
   RowErrors check_these_tokens(const OutputRows& output, std::span<const int64_t> tokens,
                                double output_scale = 1, int32_t routing = 0,
                                int32_t copy = 0) const;

@@ -1,5 +1,4 @@
-// Device memory as the tests see it: filled from vectors, poisoned where it is written, guarded at
-// its end.
+// Device memory for tests: filled from vectors, poisoned if it will be written, guarded at its end.
 #pragma once
 
 #include "cuda/check.h"
@@ -16,7 +15,7 @@
 
 namespace conclave::testing {
 
-// Skips with the driver's reason where there is no device.
+// Skips with the driver's reason if there is no device.
 class DeviceTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -34,7 +33,7 @@ class DeviceTest : public ::testing::Test {
 inline constexpr uint8_t kPoison = 0xab;
 inline constexpr size_t kGuardBytes = 4096;
 
-// `count` elements, poisoned, and a guard behind them that nobody may write.
+// `count` poisoned elements, followed by a guard that nobody may write.
 template <class T>
 class DeviceArray {
  public:
@@ -68,7 +67,7 @@ class DeviceArray {
   cuda::DeviceBuffer buffer_;
 };
 
-// Null for an empty vector: what a call leaves out.
+// Null for an empty vector, which stands for an argument that a call leaves out.
 template <class T>
 T* or_null(const DeviceArray<T>& array) {
   return array.size() == 0 ? nullptr : array.data();

@@ -48,7 +48,7 @@ __device__ float block_maximum(float value) {
   return result;
 }
 
-// A block a row; one group of columns after the other.
+// Uses one block per row, which processes one group of columns after the other.
 template <class Element>
 __global__ void quantize_kernel(QuantizeArgs a, int64_t group_columns) {
   const int64_t row = blockIdx.x;

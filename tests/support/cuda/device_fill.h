@@ -1,4 +1,4 @@
-// Random tensors made on the device: weights of tens of gigabytes are never uploaded.
+// Makes random tensors on the device, so that weights of tens of gigabytes are never uploaded.
 #pragma once
 
 #include "core/device_flow.h"
@@ -26,11 +26,11 @@ struct NormalMatrix {
 };
 void fill_normal(const NormalMatrix& matrix, CUstream_st* stream);
 
-// base * 2^u, u uniform in [-1/2, 1/2].
+// Writes base * 2^u, with u uniform in [-1/2, 1/2].
 void fill_scales(float* scales, int64_t count, float base, uint64_t seed, CUstream_st* stream);
 
-// kBF16 or kF16 rows to e4m3 codes and scales, by the rule that `quant` names. Of kTensorStatic the
-// step is read from `static_step`. `codes.data` and `codes.scales` are written.
+// Turns kBF16 or kF16 rows into e4m3 codes and scales, by the rule that `quant` names; for
+// kTensorStatic the step is read from `static_step`. Writes `codes.data` and `codes.scales`.
 struct QuantizeArgs {
   DeviceRows rows;
   int64_t cols = 0;
@@ -40,8 +40,8 @@ struct QuantizeArgs {
 };
 void quantize_rows(const QuantizeArgs& args, CUstream_st* stream);
 
-// Row r of `to` becomes row row_slot[r] / top_k of `from`, for r below *num_rows. With group_stride
-// rows are float32 scales, and number g of row r goes to r + g * group_stride.
+// Row r of `to` becomes row row_slot[r] / top_k of `from`, for r below *num_rows. With
+// group_stride, rows are float32 scales, and number g of row r goes to r + g * group_stride.
 struct GatherArgs {
   const void* from = nullptr;
   int64_t row_bytes = 0;

@@ -19,15 +19,15 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kBlock = 128;  // rows and columns of a weight block, columns of an activation group
 
-// Weight rows with their scales.
+// Weight rows and their scales.
 struct Matrix {
   const void* codes = nullptr;
-  int64_t rows = 0;  // of one expert
+  int64_t rows = 0;  // per expert
   int64_t cols = 0;
   int64_t stride = 0;
   const float* scales = nullptr;
   bool block_scales = false;
-  int64_t half_rows = 0;  // rows of one half: blocks restart at the up half
+  int64_t half_rows = 0;  // rows in one half: blocks restart at the up half
 };
 
 __device__ double warp_sum(double value) {
@@ -37,7 +37,8 @@ __device__ double warp_sum(double value) {
 
 enum class Terms { kProducts, kSquares };
 
-// Row `row` of `expert` times x, in float64, by one warp; or the sum of the products' squares.
+// Computes row `row` of `expert` times x in float64 with one warp, or the sum of the products'
+// squares.
 template <class Element, Terms kTerms = Terms::kProducts>
 __device__ double dot(const Matrix& m, int64_t expert, int64_t row, const double* x) {
   const Element* codes = static_cast<const Element*>(m.codes) + (expert * m.rows + row) * m.stride;
@@ -69,7 +70,7 @@ __device__ double gelu_tanh(double x) {
   const double z = 0.79788456080286535588 * (x + 0.044715 * x * x * x);
   return x < -40.0 ? 0.0 : x * sigmoid(2.0 * z);
 }
-// Comparisons are false for NaN, which goes through.
+// Comparisons are false for NaN, so NaN passes through.
 __device__ double at_most(double x, double limit) { return x > limit ? limit : x; }
 __device__ double within_limit(double x, double limit) {
   return x < -limit ? -limit : at_most(x, limit);
@@ -116,7 +117,7 @@ __device__ double activate(const Formula& f, double gate, double up) {
   return NAN;
 }
 
-// The input row of every slot in float64.
+// Writes the input row of every slot in float64.
 template <class Element>
 __global__ void widen_kernel(DeviceRows input, int64_t cols, const OracleSlot* slots, double* x) {
   const int64_t token = slots[blockIdx.x].token;
@@ -144,7 +145,8 @@ struct UpArgs {
   double* activated = nullptr;  // [slots, features]
 };
 
-// A warp an output. Slots run fastest, so that neighbours of one expert share the weights in L2.
+// Uses one warp per output. Slots vary fastest, so that neighbours of one expert share the weights
+// in L2.
 template <class Element>
 __global__ void up_kernel(UpArgs a) {
   const int64_t index = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
@@ -170,8 +172,8 @@ __global__ void up_kernel(UpArgs a) {
 }
 
 struct RequantizeArgs {
-  double* rows = nullptr;   // [slots, cols], replaced by what codes and scale stand for
-  double* moves = nullptr;  // [slots, cols]: what an ambiguous value may move by, or 0
+  double* rows = nullptr;   // [slots, cols], replaced by the values that codes and scale represent
+  double* moves = nullptr;  // [slots, cols]: how far an ambiguous value may move, or 0
   int64_t cols = 0;
   int64_t group_columns = 0;
   bool power_of_two = false;
@@ -179,13 +181,13 @@ struct RequantizeArgs {
   double ambiguity = 0;
 };
 
-// Not finite: NaN, also of a static step, where saturation would hide it.
+// Values that are not finite give NaN, even with a static step, where saturation would hide them.
 __device__ double code_value(double quotient) {
   if (!isfinite(quotient)) return NAN;
   return device::widen(device::narrow<__nv_fp8_e4m3>(quotient));
 }
 
-// A block a slot.
+// Uses one block per slot.
 __global__ void requantize_kernel(RequantizeArgs a) {
   __shared__ float partial[kThreads];
   double* row = a.rows + blockIdx.x * a.cols;
@@ -226,7 +228,7 @@ struct DownArgs {
   double* rows = nullptr;  // [slots, matrix.rows]
 };
 
-// With kSquares: squares of what the moves `activated` may do to each output, without bias.
+// With kSquares: squares of how far the moves `activated` may shift each output, without bias.
 template <class Element, Terms kTerms>
 __global__ void down_kernel(DownArgs a) {
   const int64_t index = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
@@ -243,7 +245,7 @@ __global__ void down_kernel(DownArgs a) {
   if (threadIdx.x % 32 == 0) a.rows[s * a.matrix.rows + row] = value;
 }
 
-// Row i of the result: the sum of factors[j] * rows[j] over the k slots of token i.
+// Row i of the result is the sum of factors[j] * rows[j] over the k slots of token i.
 __global__ void sum_kernel(const double* rows, const OracleSlot* slots, const double* factors,
                            int64_t top_k, int64_t cols, double* sums) {
   for (int64_t i = threadIdx.x; i < cols; i += kThreads) {
@@ -255,7 +257,7 @@ __global__ void sum_kernel(const double* rows, const OracleSlot* slots, const do
   }
 }
 
-// Sums of squares over a row.
+// Sums of squares over one row.
 struct RowSquares {
   double error = 0;
   double norm = 0;
@@ -264,7 +266,7 @@ struct RowSquares {
 
 struct CompareArgs {
   OutputRows output;
-  const int64_t* output_row = nullptr;  // of each expected row
+  const int64_t* output_row = nullptr;  // for each expected row
   const double* expected = nullptr;     // [rows, output.cols]
   const double* allowed = nullptr;      // [rows, output.cols] squares, or null
   RowSquares* squares = nullptr;
@@ -334,7 +336,7 @@ Formula formula_of(const activation::Activation& spec) {
   return f;
 }
 
-// call(Element{}) for the element type of `dtype`.
+// Calls call(Element{}) with the element type of `dtype`.
 template <class Call>
 void with_element(DType dtype, const Call& call) {
   switch (dtype) {
@@ -349,7 +351,7 @@ void with_element(DType dtype, const Call& call) {
   }
 }
 
-// Output rows of all slots in float64: [slots, H].
+// The output rows of all slots in float64: [slots, H].
 class ExpertRows {
  public:
   ExpertRows(const OracleProblem& problem, std::span<const OracleSlot> slots)
@@ -379,7 +381,7 @@ class ExpertRows {
 
   const OracleSlot* slots() const { return slots_.as<OracleSlot>(); }
   const double* rows() const { return rows_.as<double>(); }
-  // Squares of what ambiguous codes may do to each element; null without e4m3 activations.
+  // Squares of how far ambiguous codes may shift each element; null without e4m3 activations.
   const double* allowed() const { return allowed_.as<double>(); }
 
  private:
@@ -500,7 +502,7 @@ RowErrors compare(const OutputRows& output, std::span<const int64_t> output_row,
   return summarize(found, output_row);
 }
 
-// The weighted sums of `rows` by token: [slots / top_k, cols].
+// The weighted sums of `rows` per token: [slots / top_k, cols].
 cuda::DeviceBuffer token_sums(const ExpertRows& slots, const double* rows,
                               std::span<const double> factors, int64_t top_k, int64_t cols) {
   const int64_t tokens = static_cast<int64_t>(factors.size()) / top_k;
@@ -526,7 +528,7 @@ std::string RowErrors::describe() const {
 }
 
 bool within(const RowErrors& errors, double tolerance) {
-  constexpr int64_t kManyRows = 2000;  // among which flips of codes average out
+  constexpr int64_t kManyRows = 2000;  // enough for code flips to average out
   const double whole = errors.checked < kManyRows ? errors.aggregate_excess : errors.aggregate;
   return errors.stray == 0 && errors.excess <= tolerance && whole <= tolerance;
 }

@@ -136,8 +136,8 @@ class Subject {
 
   bool is_quantised() const { return problem_.input().dtype == DType::kF8E4M3; }
 
-  // As a layer does: 16-bit rows are copied to where the results will lie. Codes are sorted by the
-  // kernel that makes them, which is not timed here.
+  // Works as in a layer: 16-bit rows are copied to where the results will lie. Codes are sorted by
+  // the kernel that makes them, which is not timed here.
   DeviceRows sorted_input(const experts::DeviceExpertsCall& call, int32_t routing,
                           CUstream_st* stream) {
     if (is_quantised()) return sorted_codes_[static_cast<size_t>(routing)];
@@ -175,7 +175,7 @@ double mean_active_bytes(const CudaProblem& problem) {
   return sum / problem.options().routings;
 }
 
-// True where the check passed.
+// Returns whether the check passed.
 bool print_outcome(const CudaProblem& problem, const std::string& kernel, const Outcome& outcome) {
   const double bytes = mean_active_bytes(problem);
   const double flops = problem.flops();

@@ -1,5 +1,5 @@
-// A command-line program around rows of the device catalog: right answers first, then time against
-// the floor.
+// A command-line program for rows of the device catalog: checks results first, then compares the
+// time with the floor.
 #pragma once
 
 #include "experts/cuda/device_experts.h"

@@ -24,7 +24,7 @@ Function entry_point(const char* name) {
   return reinterpret_cast<Function>(entry);
 }
 
-// Through the runtime, as the library does: nothing links libcuda.
+// Loaded through the runtime, as in the library: nothing links libcuda.
 struct Driver {
   decltype(&cuMemGetAllocationGranularity) granularity =
       entry_point<decltype(&cuMemGetAllocationGranularity)>("cuMemGetAllocationGranularity");
@@ -60,7 +60,7 @@ size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * 
 }  // namespace
 
 void* GuardPageAllocator::allocate(size_t bytes, size_t alignment, Stream /*stream*/) {
-  cuda::check(cudaFree(nullptr), "cudaFree");  // makes the context
+  cuda::check(cudaFree(nullptr), "cudaFree");  // creates the context
   const CUmemAllocationProp properties = device_memory();
   Block block;
   must(driver().granularity(&block.hole, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM),

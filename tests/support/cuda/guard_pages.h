@@ -1,4 +1,4 @@
-// Device memory that ends, or begins, at an address nothing is mapped at: a kernel that reads or
+// Device memory that ends, or begins, at an address where nothing is mapped: a kernel that reads or
 // writes one byte too far faults.
 #pragma once
 
@@ -13,11 +13,11 @@ namespace conclave::testing {
 
 enum class GuardSide : uint8_t { kEnd, kBegin };
 
-// Each allocation has pages of its own and a hole on both sides. At the end it is as near to the
-// hole as its alignment lets it: give sizes that are multiples of the alignment, or ask for less.
+// Each allocation has pages of its own and a hole on both sides. With kEnd it is as close to the
+// hole as its alignment permits: pass sizes that are multiples of the alignment, or ask for less.
 class GuardPageAllocator final : public DeviceAllocator {
  public:
-  // Of device 0.
+  // Allocates on device 0.
   explicit GuardPageAllocator(GuardSide side) : side_(side) {}
   ~GuardPageAllocator() override;
 
@@ -27,7 +27,7 @@ class GuardPageAllocator final : public DeviceAllocator {
 
  private:
   struct Block {
-    unsigned long long base = 0;  // of the mapped pages
+    unsigned long long base = 0;  // start of the mapped pages
     size_t mapped = 0;
     size_t hole = 0;
     unsigned long long handle = 0;

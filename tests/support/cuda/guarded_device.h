@@ -1,4 +1,4 @@
-// Device memory between canaries, poisoned: all bytes 0xff, which every float type reads as NaN.
+// Device memory between canaries, poisoned with bytes 0xff, which every float type reads as NaN.
 #pragma once
 
 #include "cuda/memory.h"
@@ -12,16 +12,16 @@ namespace conclave::testing {
 
 class GuardedDevice {
  public:
-  // 256-byte aligned; a canary of 64 KiB on both sides.
+  // Allocates 256-byte aligned memory with a canary of 64 KiB on both sides.
   explicit GuardedDevice(size_t bytes);
 
   std::byte* data() const { return buffer_.data() + kCanaryBytes; }
   size_t bytes() const { return bytes_; }
-  // Body and canaries; enqueued.
+  // Poisons body and canaries; only enqueues the work.
   void poison(CUstream_st* stream);
-  // Zeroes the first bytes of the body; enqueued.
+  // Zeroes the first bytes of the body; only enqueues the work.
   void clear(size_t bytes, CUstream_st* stream);
-  // Bytes of the canaries that are no longer poison. Synchronous.
+  // Counts canary bytes that are no longer poison. Synchronous.
   int64_t damage() const;
 
  private:

@@ -1,5 +1,5 @@
-// One fault for each tool of compute-sanitizer, by name: a tool that finds nothing here proves
-// nothing anywhere. Returns 0 where the kernel ran, whatever it did.
+// One fault per tool of compute-sanitizer, selected by name: a tool that finds nothing here proves
+// nothing anywhere. Returns 0 if the kernel ran, whatever it did.
 #include <cstdio>
 #include <cstring>
 #include <cuda_runtime.h>
@@ -8,25 +8,25 @@ namespace {
 
 constexpr int kThreads = 64;
 
-// Behind the end of the input.
+// Reads behind the end of the input.
 __global__ void read_beyond(const int* input, int* output) {
   output[threadIdx.x] = input[threadIdx.x + kThreads * 1024];
 }
 
-// A neighbour's value without a barrier between.
+// Reads a neighbour's value without a barrier in between.
 __global__ void race(int* output) {
   __shared__ int values[kThreads];
   values[threadIdx.x] = static_cast<int>(threadIdx.x) * output[threadIdx.x];
   output[threadIdx.x] = values[(threadIdx.x + 33) % kThreads];
 }
 
-// A barrier that half of the warp passes by.
+// Half of the warp skips the barrier.
 __global__ void part_of_a_barrier(int* output) {
   if (threadIdx.x % 2 == 0) __syncthreads();
   output[threadIdx.x] = 1;
 }
 
-// What nobody wrote.
+// Reads memory that nobody wrote.
 __global__ void read_unwritten(const int* input, int* output) {
   output[threadIdx.x] = input[threadIdx.x];
 }

@@ -1,4 +1,4 @@
-// A CudaProblem as a layer: the same weights, read where they lie.
+// Presents a CudaProblem as a layer with the same weights, read in place.
 #pragma once
 
 #include "support/cuda/cuda_problem.h"
@@ -10,11 +10,11 @@
 
 namespace conclave::testing {
 
-// Routed experts only; routing is given. Without a gate.
+// Has routed experts only and no gate: the routing is given.
 MoeSpec layer_spec(const CudaProblemOptions& options);
 
-// Of rows whose strides are their lengths (multiples of 16 bytes); block scales and one a channel.
-// The problem must outlive the layers made of it.
+// Supports rows whose strides are their lengths (multiples of 16 bytes), block scales and one scale
+// per channel. The problem must outlive the layers made from it.
 std::unique_ptr<WeightSource> layer_source(const CudaProblem& problem);
 
 }  // namespace conclave::testing

@@ -10,7 +10,7 @@ namespace conclave::testing {
 
 namespace {
 
-// k distinct experts with the given cumulative probabilities (k at most their number).
+// Draws k distinct experts with the given cumulative probabilities (k is at most their number).
 void draw_distinct(std::span<const double> cumulative, std::span<int32_t> ids,
                    std::mt19937_64& random) {
   std::uniform_real_distribution<double> uniform(0.0, cumulative.back());
@@ -32,7 +32,7 @@ std::vector<double> probabilities(const RoutingShape& shape) {
     std::mt19937_64 random(shape.seed + 17);
     std::shuffle(weight.begin(), weight.end(), random);
   }
-  // The lower half, but never fewer than k.
+  // Only the lower half is drawn from, but never fewer than k.
   if (shape.kind == RoutingKind::kOneHot) {
     weight.resize(static_cast<size_t>(std::max(shape.top_k, shape.num_experts / 2)));
   }

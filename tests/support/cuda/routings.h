@@ -1,4 +1,4 @@
-// Ids and weights of a batch, made on the host.
+// Makes ids and weights of a batch on the host.
 #pragma once
 
 #include "core/device_flow.h"
@@ -13,7 +13,7 @@ enum class RoutingKind : uint8_t {
   kUniform,  // k distinct experts, all equally likely
   kZipf,     // k distinct experts, expert of rank r (shuffled) with probability ~ 1 / (r + 1)
   kOneHot,   // the first choice of every token is one expert; the others come from the lower half
-  kHoles,    // as kUniform; every fifth id or so is -1
+  kHoles,    // like kUniform; about every fifth id is -1
 };
 
 struct RoutingShape {
@@ -26,15 +26,15 @@ struct RoutingShape {
 
 struct HostRouting {
   std::vector<int32_t> ids;    // [T, k]
-  std::vector<float> weights;  // [T, k], positive, of sum 1
+  std::vector<float> weights;  // [T, k], positive, with sum 1 per token
 };
 HostRouting make_routing(const RoutingShape& shape);
 
-// What dispatch makes of ids, on the host.
+// The grouping that dispatch makes from ids, computed on the host.
 struct HostGroups {
   std::vector<int32_t> expert_begin;  // [E + 1]
   std::vector<int32_t> row_slot;
-  std::vector<int32_t> slot_row;  // -1: goes nowhere
+  std::vector<int32_t> slot_row;  // -1: no row
   std::vector<TokenTile> tiles;
 };
 HostGroups group_rows(std::span<const int32_t> ids, int64_t num_experts, int32_t tile_tokens);

@@ -1,5 +1,6 @@
-// The device oracle against plain loops on the host, at sizes where those take no time; and that
-// the checks see what they are there for. Prints a line a case; exit status 1 where one failed.
+// Compares the device oracle with plain loops on the host, at sizes where those take no time, and
+// tests that the checks detect faults. Prints one line per case; the exit status is 1 if one
+// failed.
 #include "activation/activations.h"
 #include "core/float_convert.h"
 #include "cuda/check.h"
@@ -36,7 +37,7 @@ double decode_e4m3(uint8_t code) {
   return code >= 128 ? -magnitude : magnitude;
 }
 
-// The nearest of all codes; of two as near, the even one.
+// The nearest of all codes; if two are equally near, the even one.
 double round_e4m3(double value) {
   double best = 0;
   double distance = HUGE_VAL;
@@ -67,7 +68,7 @@ std::vector<double> decoded(const void* data, int64_t count, DType dtype) {
   return values;
 }
 
-// Everything on the host, in float64.
+// Computes everything on the host, in float64.
 class HostExperts {
  public:
   explicit HostExperts(const CudaProblem& p)
@@ -183,8 +184,8 @@ void store(uint8_t* place, DType dtype, double value) {
   }
 }
 
-// Host rows rounded to the output type must be within its rounding of the device oracle, a row with
-// one wrong element must not, and a write outside must show.
+// Host rows rounded to the output type must be within that rounding of the device oracle, a row
+// with one wrong element must not, and a write outside must be detected.
 bool check(const std::string& name, const CudaProblemOptions& options) {
   CudaProblem problem(options);
   const HostExperts host(problem);
@@ -217,7 +218,7 @@ bool check(const std::string& name, const CudaProblemOptions& options) {
   return good;
 }
 
-// A weighted sum made from host rows against check_tokens.
+// Checks a weighted sum made from host rows with check_tokens.
 bool check_sums(const CudaProblemOptions& options) {
   CudaProblem problem(options);
   const HostExperts host(problem);

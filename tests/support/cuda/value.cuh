@@ -17,7 +17,7 @@ template <class Element>
 __device__ inline Element narrow(double value) {
   return static_cast<Element>(static_cast<float>(value));
 }
-// Saturating, to nearest even, from float64 directly.
+// Converts from float64 directly, saturating, to nearest even.
 template <>
 __device__ inline __nv_fp8_e4m3 narrow<__nv_fp8_e4m3>(double value) {
   __nv_fp8_e4m3 code;
@@ -25,7 +25,7 @@ __device__ inline __nv_fp8_e4m3 narrow<__nv_fp8_e4m3>(double value) {
   return code;
 }
 
-// The quantisation step of values whose largest magnitude is `amax`: docs/numerics.md.
+// The quantisation step for values whose largest magnitude is `amax`: docs/numerics.md.
 __device__ inline float quantization_step(float amax, bool power_of_two) {
   const float step = amax / 448.0F;
   if (!(step > 0.0F)) return 1.0F;
@@ -35,7 +35,7 @@ __device__ inline float quantization_step(float amax, bool power_of_two) {
   return mantissa == 0.5F ? step : ldexpf(1.0F, exponent);
 }
 
-// 64 random bits of a counter (the finaliser of splitmix64).
+// Returns 64 random bits for a counter (the finaliser of splitmix64).
 __device__ inline uint64_t random_bits(uint64_t seed, uint64_t counter) {
   uint64_t x = seed * 0x9e3779b97f4a7c15ULL + counter;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
@@ -43,7 +43,8 @@ __device__ inline uint64_t random_bits(uint64_t seed, uint64_t counter) {
   return x ^ (x >> 31);
 }
 
-// Mean 0, deviation 1, bell-shaped in [-3.5, 3.5]: the sum of four uniform numbers.
+// Returns numbers with mean 0 and deviation 1, bell-shaped in [-3.5, 3.5]: the sum of four uniform
+// ones.
 __device__ inline float random_normal(uint64_t seed, uint64_t counter) {
   const uint64_t bits = random_bits(seed, counter);
   const uint64_t sum =
