@@ -48,8 +48,8 @@ inline uint16_t float_to_f16(float value) {
   return static_cast<uint16_t>(sign | ((magnitude + rounding - 0x38000000U) >> 13));
 }
 
-// Double to float32 rounded to odd: the last bit is set where the value is not exact, so that a
-// later rounding to a shorter type goes the way one rounding from double would.
+// Rounds double to float32 to odd: the last bit is set if the value is not exact, so that a later
+// rounding to a shorter type goes the way that one rounding from double would.
 inline float double_to_float_odd(double value) {
   const auto nearest = static_cast<float>(value);
   const double back = static_cast<double>(nearest);

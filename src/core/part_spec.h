@@ -10,9 +10,9 @@ namespace conclave::inline v0 {
 // No model has more, and products of three sizes and an element size stay inside 63 bits.
 inline constexpr int64_t kMaxSpecSize = int64_t{1} << 20;
 
-// Checks that each field of shared experts, projection, residual MLP, zero experts, where weights
-// apply, and scales is in range, and that their combination has a meaning. Throws
-// Error(kInvalidArgument) naming the field, the value and the limit.
+// Checks that each field of shared experts, projection, residual MLP, zero experts, weight_on and
+// scales is in range, and that their combination has a meaning. Throws Error(kInvalidArgument)
+// naming the field, the value and the limit.
 void validate_parts(const MoeSpec& spec);
 
 }  // namespace conclave::inline v0
