@@ -17,7 +17,7 @@
 
 namespace conclave::inline v0::checkpoint {
 
-// How most of a layer's tensors are named.
+// The names of most of a layer's tensors.
 struct LayerNaming {
   const ExpertForm* form = nullptr;
   int32_t base = 0;

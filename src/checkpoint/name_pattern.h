@@ -1,4 +1,4 @@
-// What a tensor of a MoE layer holds, and the names by which it is known.
+// The content of a MoE layer's tensors, and the names by which they are known.
 #pragma once
 
 #include "conclave/weights.h"
@@ -9,7 +9,7 @@
 
 namespace conclave::inline v0::checkpoint {
 
-// What a tensor holds. Parts from kRouter on exist once per layer.
+// The content of a tensor. Parts from kRouter on exist once per layer.
 enum class Part : uint8_t {
   kGate,
   kUp,

@@ -1,5 +1,5 @@
-// Granite MoE: softmax over the chosen experts, experts as two stacks, a shared expert of its own
-// name where shared_intermediate_size is not 0. The hybrid form has one by default.
+// Granite MoE: softmax over the chosen experts, experts as two stacks, a shared expert with a name
+// of its own if shared_intermediate_size is not 0. The hybrid form has one by default.
 #include "checkpoint/architectures/tables.h"
 
 namespace conclave::inline v0::checkpoint {

@@ -1,5 +1,5 @@
-// Hunyuan: version 1 is softmax with a shared MLP, its sizes may be lists with a value a layer;
-// version 3 is sigmoid with a bias for choosing.
+// Hunyuan: version 1 is softmax with a shared MLP, and its sizes may be lists with one value per
+// layer; version 3 is sigmoid with a bias for choosing.
 #include "checkpoint/architectures/deepseek_v3_table.h"
 #include "checkpoint/architectures/tables.h"
 

@@ -1,4 +1,4 @@
-// Nemotron-H: experts without a gate, squared relu, on a projection where moe_latent_size is given;
+// Nemotron-H: experts without a gate, squared relu, on a projection if moe_latent_size is given;
 // the router of DeepSeek-V3.
 #include "checkpoint/architectures/deepseek_v3_table.h"
 #include "checkpoint/architectures/tables.h"

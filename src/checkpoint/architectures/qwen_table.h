@@ -1,4 +1,4 @@
-// What the Qwen families, and those made after them, have in common.
+// The common part of the Qwen tables, and of families made after them.
 #pragma once
 
 #include "checkpoint/architectures/tables.h"
