@@ -2,8 +2,7 @@
 // relative to it, and some folders are listed before main, to name the cases.
 //
 // The root is where the build found it. CONCLAVE_SOURCE_ROOT names another one, for a program that
-// was moved to a machine without that folder; if none is named and the root is gone, the test stays
-// where it is.
+// was moved to a machine without that folder; without either, the test stays where it is.
 #include <cstdio>
 #include <cstdlib>
 #include <unistd.h>

@@ -18,11 +18,10 @@ namespace conclave::testing {
 
 // Relative L2 errors of rows. A NaN or infinity on one side only counts as infinite.
 //
-// With e4m3 activations, an intermediate value whose quotient lies so close to the middle between
-// two codes that the arithmetic may err may become either of them; they are 6 to 12 % apart. A
-// row's allowance is the root of the summed squares of how far such values shift it (columns of the
-// down matrix are nearly orthogonal). `excess` is the error beyond it, to which the tolerance
-// applies.
+// With e4m3 activations, an intermediate value whose quotient lies within the arithmetic's error of
+// the middle between two codes may become either of them; they are 6 to 12 % apart. A row's
+// allowance is the root of the summed squares of how far such values shift it (columns of down are
+// nearly orthogonal). `excess` is the error beyond it, to which the tolerance applies.
 struct RowErrors {
   double worst = 0;
   double excess = 0;  // the worst of error - allowance; without e4m3 activations, `worst`
