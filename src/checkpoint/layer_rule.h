@@ -1,4 +1,4 @@
-// Which layers are MoE, and which of them take their ids from a table.
+// Decides which layers are MoE, and which of them take their ids from a table.
 #pragma once
 
 #include "checkpoint/config_reader.h"

@@ -99,7 +99,7 @@ uint64_t parse_hash(const io::JsonValue& value) {
   return hash;
 }
 
-// "BF16 [128, 2048]"
+// Returns "BF16 [128, 2048]".
 std::string describe_type(std::string_view dtype, std::span<const int64_t> shape) {
   return fmt::format("{} [{}]", dtype, fmt::join(shape, ", "));
 }

@@ -23,7 +23,7 @@ constexpr std::array<std::string_view, 4> kNestedConfigs = {"text_config", "thin
 constexpr std::array<std::string_view, 2> kQuantizationKeys = {"quantization_config",
                                                                "compression_config"};
 
-// The root, then the configurations nested in it, outermost first.
+// Returns the root, then the configurations nested in it, outermost first.
 std::vector<io::JsonValue> config_chain(const io::JsonValue& root) {
   std::vector<io::JsonValue> chain = {root};
   for (bool deeper = true; deeper;) {

@@ -57,7 +57,7 @@ void set_stored_rounding(const ModelConfig& config, DType stored, RouterSpec& ro
 
 // Takes over what a file says about the weights' quantisation.
 void set_quantization(const Quantization& found, ModelConfig& model);
-// "quantised with gptq: ..." for Support and for Error(kUnsupportedQuantization).
+// Returns "quantised with gptq: ..." for Support and for Error(kUnsupportedQuantization).
 std::string quantization_reason(std::string_view method);
 
 }  // namespace conclave::inline v0::checkpoint

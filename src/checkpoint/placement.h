@@ -1,4 +1,4 @@
-// Where a matrix lies in its tensor, for every layout that a family may store.
+// Locates a matrix in its tensor, for every layout that a family may store.
 #pragma once
 
 #include "checkpoint/name_pattern.h"

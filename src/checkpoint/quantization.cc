@@ -49,7 +49,7 @@ void set_block(const io::JsonValue& sizes, QuantSpec& spec) {
   set_block(spec, read[0], read[1]);
 }
 
-// "128x128"
+// Parses "128x128".
 void set_block_text(const io::JsonValue& value, QuantSpec& spec) {
   const std::string_view text = value.as_string();
   int64_t rows = 0;

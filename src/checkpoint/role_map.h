@@ -1,4 +1,4 @@
-// Which tensor, and which part of it, holds each matrix of each MoE layer.
+// Finds the tensor, and the part of it, that holds each matrix of each MoE layer.
 #pragma once
 
 #include "checkpoint/layer_tensors.h"

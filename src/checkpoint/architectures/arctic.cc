@@ -1,5 +1,5 @@
-// Arctic: every second layer, with a dense MLP of width H beside the experts that reads another
-// norm of the residual.
+// Arctic: every second layer is MoE, with a dense MLP of width H beside the experts that reads
+// another norm of the residual.
 #include "checkpoint/architectures/tables.h"
 #include "checkpoint/config_reader.h"
 

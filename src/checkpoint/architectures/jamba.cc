@@ -1,4 +1,4 @@
-// Jamba: every second layer, weights never renormalised.
+// Jamba: every second layer is MoE, weights are never renormalised.
 #include "checkpoint/architectures/tables.h"
 
 namespace conclave::inline v0::checkpoint {

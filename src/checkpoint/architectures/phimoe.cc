@@ -1,4 +1,4 @@
-// Phi-3.5-MoE: two experts, each from a softmax of its own over what lies near its maximum.
+// Phi-3.5-MoE: two experts, each weighed by its own softmax over the logits near its maximum.
 #include "checkpoint/architectures/tables.h"
 
 namespace conclave::inline v0::checkpoint {

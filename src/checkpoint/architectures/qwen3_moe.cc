@@ -1,4 +1,4 @@
-// Qwen3-MoE and its multimodal forms, Mellum: as Qwen2-MoE without the shared expert. Released
+// Qwen3-MoE and its multimodal forms, and Mellum: Qwen2-MoE without the shared expert. Released
 // checkpoints of Qwen3-MoE set norm_topk_prob; the published default is off.
 #include "checkpoint/architectures/qwen_table.h"
 #include "checkpoint/architectures/tables.h"

@@ -1,5 +1,5 @@
-// Step 3.5 and 3.7: stacks with gate and up apart, bounds after the activation that differ from
-// layer to layer, a shared expert outside of the block.
+// Step 3.5 and 3.7: separate stacks for gate and up, bounds after the activation that differ from
+// layer to layer, and a shared expert outside the block.
 #include "checkpoint/architectures/tables.h"
 
 namespace conclave::inline v0::checkpoint {
