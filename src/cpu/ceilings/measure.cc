@@ -42,7 +42,7 @@ double timed_read(Executor& executor, std::span<const std::byte> block, ReadFunc
 
 double best_read_gbps(Executor& executor, Isa isa, const CeilingOptions& options) {
   const size_t bytes = static_cast<size_t>(options.read_bytes) & ~(cpu::ceilings::kReadGranule - 1);
-  // The library's own allocator, not the context's: huge pages are part of the ceiling.
+  // This uses the library's own allocator, not the context's: huge pages are part of the ceiling.
   const cpu::Buffer block(cpu::default_allocator(), bytes);
   // Every page is touched to get memory of its own: untouched ones would share one page of zeros.
   cpu::parallel_for(executor, static_cast<int64_t>(bytes), kChunkBytes,
