@@ -3,8 +3,9 @@
 
 namespace conclave::inline v0::activation {
 
-// exp(x) = mantissa * scale_high * scale_low. Two scales, each a power of two that float32 holds:
-// their product may be subnormal, and the caller chooses when to round into that range.
+// exp(x) = mantissa * scale_high * scale_low. There are two scales, each a power of two that
+// float32 holds: their product may be subnormal, and the caller chooses when to round into that
+// range.
 template <class V>
 struct SplitExp {
   V mantissa;  // in [0.7, 1.42]
