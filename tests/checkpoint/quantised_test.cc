@@ -172,8 +172,6 @@ TEST(ScaleNames, EachSuffix_LeadsToItsMatrix) {
   EXPECT_TRUE(checkpoint::scale_names("_scale").empty());
 }
 
-// ---------------------------------------------------------------------------------------------
-
 bool is_expert(const TinyTensor& tensor) {
   return tensor.name.find(".experts.") != std::string::npos;
 }

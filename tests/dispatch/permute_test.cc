@@ -106,7 +106,7 @@ void expect_equals_naive(const Problem& p) {
 Problem random_problem(std::vector<int64_t> rows, int64_t top_k, int64_t experts,
                        BatchLayout layout, uint32_t seed) {
   std::mt19937 generator(seed);
-  // Some ids fall outside on both sides.
+  // Some ids lie below and some above the valid range.
   std::uniform_int_distribution<int32_t> id(-2, static_cast<int32_t>(experts) + 1);
   Problem p{.top_k = top_k, .num_local_experts = experts, .layout = layout};
   int64_t first_row = 0;

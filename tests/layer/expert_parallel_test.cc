@@ -76,7 +76,7 @@ std::vector<EpCase> all_cases() {
   for (const int32_t ranks : {1, 2, 4, 8}) {
     for (const auto placement : {PlacementStrategy::kLinear, PlacementStrategy::kRoundRobin}) {
       for (const auto transport : {EpTransport::kVariable, EpTransport::kFixedSlots}) {
-        // 7 does not divide by 2 or 4; 3 leaves ranks of 4 and 8 without experts.
+        // 7 experts do not divide by 2 or 4; with 3, some of 4 and 8 ranks have no experts.
         for (const int64_t experts : {8, 7, 3}) {
           for (const bool one_rank_only : {false, true}) {
             cases.push_back({ranks, placement, transport, experts, one_rank_only});
