@@ -89,11 +89,9 @@ class PyLayer {
 
   std::shared_ptr<PyContext> context_;
   std::shared_ptr<const WeightSource> kept_;
-  std::vector<std::unique_ptr<MoeLayer>> plans_;  // on one set of weights, with ascending token
-                                                  // counts
+  std::vector<std::unique_ptr<MoeLayer>> plans_;  // on one set of weights; tokens ascend
   std::atomic<const MoeLayer*> largest_ = nullptr;
-  std::atomic<int64_t> grows_to_ = 0;  // tokens; layers do not grow if it is at most the planned
-                                       // number
+  std::atomic<int64_t> grows_to_ = 0;  // tokens; no growth up to the planned number
   std::atomic<size_t> grows_to_bytes_ = 0;
   bool counts_;
   int64_t max_tokens_alone_ = 0;  // calls of up to this many tokens are not worth several threads
