@@ -1,4 +1,3 @@
-#include "experts/cpu/e4m3_mlp.h"
 #include "experts/cpu/expert_mlp.h"
 #include "experts/experts_kernel.h"
 #include "experts/reference/reference.h"
@@ -92,9 +91,6 @@ constexpr std::array kRows = {
                   },
               .make =
                   [](const ExpertsProblem& problem) {
-                    if (problem.weight_dtype == DType::kF8E4M3) {
-                      return make_e4m3_mlp(problem, {e4m3_product_avx512, "4x64"});
-                    }
                     return make_expert_mlp(problem, {.functions = mlp_functions_avx512(
                                                          problem.weight_dtype, problem.activation),
                                                      .tiling = {.tile = 6},
@@ -109,9 +105,6 @@ constexpr std::array kRows = {
                   },
               .make =
                   [](const ExpertsProblem& problem) {
-                    if (problem.weight_dtype == DType::kF8E4M3) {
-                      return make_e4m3_mlp(problem, {e4m3_product_avx2, "2x32"});
-                    }
                     return make_expert_mlp(problem, {.functions = mlp_functions_avx2(
                                                          problem.weight_dtype, problem.activation),
                                                      .tiling = {.tile = 6},
@@ -123,11 +116,7 @@ constexpr std::array kRows = {
     KernelRow{
         .name = "cpu.reference",
         .supports = [](const ExpertsProblem& problem) { return needs_known_weights(problem); },
-        .make =
-            [](const ExpertsProblem& problem) {
-              return problem.weight_dtype == DType::kF8E4M3 ? make_e4m3_mlp(problem, {})
-                                                            : make_reference_kernel(problem);
-            },
+        .make = make_reference_kernel,
         .arithmetic = cpu::Arithmetic::kF32Fma},
 };
 

@@ -21,7 +21,15 @@ using PanelBiases = std::array<float, gemm::kPanelColumns>;
 
 struct PanelSources {
   gemm::PanelColumns columns{};
+  gemm::PanelScales scales{};
   PanelBiases biases{};
+};
+
+// One of an expert's matrices with what belongs to it.
+struct MatrixParts {
+  const ConstTensorView& matrix;
+  const ConstTensorView& scale;
+  const ConstTensorView& bias;
 };
 
 const std::byte* matrix_row(const ConstTensorView& matrix, int64_t row) {
@@ -41,14 +49,24 @@ float bias_value(const ConstTensorView& bias, int64_t index) {
   return bias.dtype == DType::kBF16 ? bf16_to_float(bits) : f16_to_float(bits);
 }
 
-void take_rows(const ConstTensorView& matrix, const ConstTensorView& bias, const ColumnRange& range,
-               PanelSources& sources) {
-  const int64_t count = std::min(range.limit, matrix.shape[0] - range.first);
+void take_rows(const MatrixParts& parts, const ColumnRange& range, PanelSources& sources) {
+  const int64_t count = std::min(range.limit, parts.matrix.shape[0] - range.first);
   for (int64_t i = 0; i < count; ++i) {
     const auto column = static_cast<size_t>(range.column + i);
-    sources.columns[column] = matrix_row(matrix, range.first + i);
-    if (!bias.empty()) sources.biases[column] = bias_value(bias, range.first + i);
+    const int64_t row = range.first + i;
+    sources.columns[column] = matrix_row(parts.matrix, row);
+    if (!parts.scale.empty()) {
+      sources.scales[column] =
+          static_cast<const float*>(parts.scale.data) + row * parts.scale.shape[1];
+    }
+    if (!parts.bias.empty()) sources.biases[column] = bias_value(parts.bias, row);
   }
+}
+
+// Neighbouring k that share a scale.
+int64_t scale_width(const QuantSpec& quant, int64_t k) {
+  if (quant.weights == WeightScale::kNone) return 0;
+  return quant.weights == WeightScale::kBlock ? quant.block_cols : std::max<int64_t>(k, 1);
 }
 
 }  // namespace
@@ -58,8 +76,12 @@ SlabLayout::SlabLayout(const ExpertsProblem& problem)
       intermediate_size(problem.intermediate_size),
       gated(problem.activation.gated),
       has_bias(problem.has_bias),
-      gate_up{.dtype = problem.weight_dtype, .k = problem.hidden_size},
-      down{.dtype = problem.weight_dtype, .k = problem.intermediate_size} {}
+      gate_up{.dtype = problem.weight_dtype,
+              .k = problem.hidden_size,
+              .scale_width = scale_width(problem.quant, problem.hidden_size)},
+      down{.dtype = problem.weight_dtype,
+           .k = problem.intermediate_size,
+           .scale_width = scale_width(problem.quant, problem.intermediate_size)} {}
 
 SlabBytes SlabLayout::bytes() const {
   return {.gate_up = static_cast<size_t>(gate_up_panels()) * stride(gate_up),
@@ -75,7 +97,7 @@ void SlabLayout::pack(const ExpertMatrices& expert, std::byte* gate_up_slab,
                       std::byte* down_slab) const {
   const auto write = [&](const gemm::PanelLayout& layout, const PanelSources& sources,
                          std::byte* panel) {
-    gemm::pack_panel(layout, sources.columns, panel);
+    gemm::pack_panel(layout, sources.columns, panel, sources.scales);
     if (has_bias) std::memcpy(panel + layout.panel_bytes(), sources.biases.data(), kBiasBytes);
   };
   const int64_t width = gate_up_columns();
@@ -83,14 +105,16 @@ void SlabLayout::pack(const ExpertMatrices& expert, std::byte* gate_up_slab,
     PanelSources sources;
     const int64_t first = panel * width;
     const int64_t up_column = gated ? width : 0;
-    if (gated) take_rows(expert.gate, expert.gate_bias, {first, width, 0}, sources);
-    take_rows(expert.up, expert.up_bias, {first, width, up_column}, sources);
+    if (gated) {
+      take_rows({expert.gate, expert.gate_scale, expert.gate_bias}, {first, width, 0}, sources);
+    }
+    take_rows({expert.up, expert.up_scale, expert.up_bias}, {first, width, up_column}, sources);
     write(gate_up, sources, gate_up_slab + static_cast<size_t>(panel) * stride(gate_up));
   }
   for (int64_t panel = 0; panel < ceil_div(expert.down.shape[0], gemm::kPanelColumns); ++panel) {
     PanelSources sources;
-    take_rows(expert.down, expert.down_bias, {panel * gemm::kPanelColumns, gemm::kPanelColumns, 0},
-              sources);
+    take_rows({expert.down, expert.down_scale, expert.down_bias},
+              {panel * gemm::kPanelColumns, gemm::kPanelColumns, 0}, sources);
     write(down, sources, down_slab + static_cast<size_t>(panel) * stride(down));
   }
 }

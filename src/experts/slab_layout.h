@@ -2,8 +2,8 @@
 //
 // gate_up: with a gate, panels of 32 gate columns and the 32 up columns of the same intermediate
 // positions, so that a register tile holds both; without one, panels of 64 up columns. down: panels
-// of 64 hidden columns. Columns and k beyond the matrix are zeros. With biases, each panel is
-// followed by the float32 biases of its 64 columns.
+// of 64 hidden columns. Columns and k beyond the matrix are zeros. Panels of codes end with their
+// scales. With biases, each panel is followed by those of its 64 columns as float32.
 #pragma once
 
 #include "experts/experts_kernel.h"

@@ -1,5 +1,6 @@
 #include "gemm/packed_layout.h"
 
+#include "core/float8.h"
 #include "core/float_convert.h"
 
 #include <algorithm>
@@ -38,7 +39,7 @@ void transpose_lanes(const PanelColumns& columns, int64_t num_lanes, std::byte* 
 void pack_bf16_tail(const PanelLayout& layout, const PanelColumns& columns, std::byte* panel) {
   const int64_t pairs = layout.k / 2;
   std::byte* tail = panel + static_cast<size_t>(pairs) * layout.row_bytes();
-  std::memset(tail, 0, layout.panel_bytes() - static_cast<size_t>(pairs) * layout.row_bytes());
+  std::memset(tail, 0, layout.weight_bytes() - static_cast<size_t>(pairs) * layout.row_bytes());
   if (layout.k % 2 == 0) return;
   for (size_t column = 0; column < columns.size(); ++column) {
     if (columns[column] == nullptr) continue;
@@ -46,14 +47,19 @@ void pack_bf16_tail(const PanelLayout& layout, const PanelColumns& columns, std:
   }
 }
 
-}  // namespace
-
-std::string layout_name(const PanelLayout& layout, const std::string& variant) {
-  return "panel64.k" + std::to_string(layout.group()) + variant + ".v1";
+void pack_scales(const PanelLayout& layout, const PanelScales& columns, std::byte* panel) {
+  const auto groups = static_cast<size_t>(layout.num_groups());
+  std::byte* target = panel + layout.weight_bytes();
+  for (size_t group = 0; group < groups; ++group) {
+    for (const float* scales : columns) {
+      const float value = scales != nullptr ? scales[group] : 0.0F;
+      std::memcpy(target, &value, sizeof(value));
+      target += sizeof(value);
+    }
+  }
 }
 
-void pack_panel(const PanelLayout& layout, const PanelColumns& columns, std::byte* panel) {
-  if (layout.k == 0) return;  // there are no bytes, and perhaps no memory
+void pack_weights(const PanelLayout& layout, const PanelColumns& columns, std::byte* panel) {
   switch (layout.dtype) {
     case DType::kBF16:
       transpose_lanes<uint32_t>(columns, layout.k / 2, panel);
@@ -62,10 +68,27 @@ void pack_panel(const PanelLayout& layout, const PanelColumns& columns, std::byt
     case DType::kF16:
       transpose_lanes<uint16_t>(columns, layout.k, panel);
       return;
-    default:
+    case DType::kF32:
       transpose_lanes<uint32_t>(columns, layout.k, panel);
       return;
+    default:
+      transpose_lanes<uint8_t>(columns, layout.k, panel);
+      return;
   }
+}
+
+}  // namespace
+
+std::string layout_name(const PanelLayout& layout, const std::string& variant) {
+  const std::string codes = layout.scale_width != 0 ? ".e4m3" : "";
+  return "panel64.k" + std::to_string(layout.group()) + codes + variant + ".v1";
+}
+
+void pack_panel(const PanelLayout& layout, const PanelColumns& columns, std::byte* panel,
+                const PanelScales& scales) {
+  if (layout.k == 0) return;  // no bytes, and perhaps no memory
+  pack_weights(layout, columns, panel);
+  pack_scales(layout, scales, panel);
 }
 
 float panel_value(const PanelLayout& layout, const std::byte* panel, int64_t k,
@@ -73,6 +96,7 @@ float panel_value(const PanelLayout& layout, const std::byte* panel, int64_t k,
   const int64_t group = layout.group();
   const int64_t index = ((k / group) * kPanelColumns + column) * group + k % group;
   const std::byte* element = panel + static_cast<size_t>(index) * layout.element_bytes();
+  if (layout.element_bytes() == 1) return e4m3_to_float(static_cast<uint8_t>(*element));
   if (layout.dtype == DType::kF32) {
     float value;
     std::memcpy(&value, element, sizeof(value));

@@ -1,8 +1,9 @@
-// "panel64": the one layout of packed float weights, which every CPU kernel reads.
+// "panel64": the one layout of packed weights, which every CPU kernel reads.
 //
 // A matrix [columns, k] is cut into panels of 64 columns, each contiguous. A panel is a list of
 // rows of 64 columns; a row holds one k (f32, f16) or a pair of neighbouring k (bf16), the pair of
 // one column in one 32-bit lane, which suits widening to float32, dot products of pairs and tiles.
+// Weights that are codes are followed by their scales: 64 float32 for each group of k.
 #pragma once
 
 #include "core/checked.h"
@@ -19,34 +20,47 @@ namespace conclave::inline v0::gemm {
 inline constexpr int64_t kPanelColumns = 64;
 
 struct PanelLayout {
-  DType dtype = DType::kBF16;  // kF32, kF16 or kBF16
+  DType dtype = DType::kBF16;
   int64_t k = 0;
+  int64_t scale_width = 0;  // neighbouring k that share a scale; 0: weights without scales
 
   // Elements of k side by side in a panel row.
   int64_t group() const noexcept { return dtype == DType::kBF16 ? 2 : 1; }
   // k with the zeros at the end, because a tile instruction takes 32 bf16 values of k at once.
   int64_t padded_k() const noexcept { return dtype == DType::kBF16 ? round_up(k, 32) : k; }
-  size_t element_bytes() const noexcept { return dtype == DType::kF32 ? 4 : 2; }
+  size_t element_bytes() const noexcept { return static_cast<size_t>(byte_size(dtype)); }
   size_t row_bytes() const noexcept {
     return static_cast<size_t>(kPanelColumns * group()) * element_bytes();
   }
-  size_t panel_bytes() const noexcept {
+  size_t weight_bytes() const noexcept {
     return static_cast<size_t>(padded_k() * kPanelColumns) * element_bytes();
+  }
+  int64_t num_groups() const noexcept { return scale_width == 0 ? 0 : ceil_div(k, scale_width); }
+  size_t panel_bytes() const noexcept {
+    return weight_bytes() + static_cast<size_t>(num_groups() * kPanelColumns) * sizeof(float);
+  }
+  // The panel's scales, [num_groups, 64].
+  const float* scales(const std::byte* panel) const noexcept {
+    return static_cast<const float*>(static_cast<const void*>(panel + weight_bytes()));
   }
 };
 
-// "panel64.k2.v1"; the number after k is PanelLayout::group. `variant`, which stands before the
-// version, names what the owner of the panels adds to them.
+// "panel64.k2.v1"; the number after k is PanelLayout::group. Codes are named: "panel64.k1.e4m3.v1".
+// `variant` says, before the version, what the owner of the panels adds to them.
 std::string layout_name(const PanelLayout& layout, const std::string& variant = {});
 
 // Source of each panel column: `k` dense elements of the layout's dtype, at any alignment. Null
 // stands for a column of zeros.
 using PanelColumns = std::array<const std::byte*, kPanelColumns>;
 
-// Writes every byte of one panel.
-void pack_panel(const PanelLayout& layout, const PanelColumns& columns, std::byte* panel);
+// The num_groups() scales of each panel column. Null stands for zeros.
+using PanelScales = std::array<const float*, kPanelColumns>;
 
-// One weight, widened to float32; for the scalar path and tests.
+// Writes every byte of one panel.
+void pack_panel(const PanelLayout& layout, const PanelColumns& columns, std::byte* panel,
+                const PanelScales& scales = {});
+
+// One weight, widened to float32, or the value of its code; for the scalar path and tests.
 float panel_value(const PanelLayout& layout, const std::byte* panel, int64_t k,
                   int64_t column) noexcept;
 

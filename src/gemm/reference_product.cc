@@ -1,8 +1,48 @@
 #include "gemm/reference_product.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 
 namespace conclave::inline v0::gemm {
+namespace {
+
+using Sums = std::array<float, static_cast<size_t>(kPanelColumns)>;
+
+int64_t next_group(int64_t k, int64_t width) { return (k / width + 1) * width; }
+
+void add_plain(const PanelLayout& layout, const std::byte* panel, const float* x, Sums& sums) {
+  const float* scales = layout.scales(panel);
+  for (int64_t k = 0; k < layout.k; ++k) {
+    const float* of_group = scales + k / layout.scale_width * kPanelColumns;
+    for (size_t c = 0; c < sums.size(); ++c) {
+      const float weight = panel_value(layout, panel, k, static_cast<int64_t>(c)) * of_group[c];
+      sums[c] = std::fma(x[k], weight, sums[c]);
+    }
+  }
+}
+
+void add_coded(const PanelLayout& layout, const std::byte* panel, const float* x,
+               const RowScales& row_scales, Sums& sums) {
+  const float* row_scale = row_scales.of_row(0, 0);
+  for (int64_t begin = 0; begin < layout.k;) {
+    const int64_t end = std::min(
+        {layout.k, next_group(begin, layout.scale_width), next_group(begin, row_scales.width)});
+    Sums partial{};
+    for (int64_t k = begin; k < end; ++k) {
+      for (size_t c = 0; c < sums.size(); ++c) {
+        partial[c] += x[k] * panel_value(layout, panel, k, static_cast<int64_t>(c));
+      }
+    }
+    const float* scales = layout.scales(panel) + begin / layout.scale_width * kPanelColumns;
+    for (size_t c = 0; c < sums.size(); ++c) {
+      sums[c] += partial[c] * row_scale[begin / row_scales.width] * scales[c];
+    }
+    begin = end;
+  }
+}
+
+}  // namespace
 
 void reference_product(const PanelLayout& layout, const std::byte* panel, const float* x,
                        int64_t first_column, int64_t num_columns, float* out) noexcept {
@@ -14,6 +54,17 @@ void reference_product(const PanelLayout& layout, const std::byte* panel, const 
     }
     out[i] = sum;
   }
+}
+
+void reference_coded_product(const PanelLayout& layout, const std::byte* panel, const float* x,
+                             const RowScales& row_scales, float* out) noexcept {
+  Sums sums{};
+  if (row_scales.first == nullptr) {
+    add_plain(layout, panel, x, sums);
+  } else {
+    add_coded(layout, panel, x, row_scales, sums);
+  }
+  std::copy(sums.begin(), sums.end(), out);
 }
 
 }  // namespace conclave::inline v0::gemm

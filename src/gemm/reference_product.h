@@ -2,6 +2,7 @@
 #pragma once
 
 #include "gemm/packed_layout.h"
+#include "gemm/row_scales.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -13,5 +14,14 @@ namespace conclave::inline v0::gemm {
 // layout.group().
 void reference_product(const PanelLayout& layout, const std::byte* panel, const float* x,
                        int64_t first_column, int64_t num_columns, float* out) noexcept;
+
+// The same of a panel of codes. x holds layout.k floats: plain values, or those of codes with the
+// given scales, of one row.
+//
+// Plain values: fused multiply-adds with code * scale rounded to float32. Codes: partial sums of
+// products of codes, which are exact, over the k that share both scales; each is multiplied with
+// the row's scale, then with the weights', and added.
+void reference_coded_product(const PanelLayout& layout, const std::byte* panel, const float* x,
+                             const RowScales& row_scales, float* out) noexcept;
 
 }  // namespace conclave::inline v0::gemm

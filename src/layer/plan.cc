@@ -110,6 +110,11 @@ std::string determinism(const LayerPlan& plan) {
   return plan.parallel.num_redundant_experts > 0 ? "D1" : "D1 D2";
 }
 
+// A part may have plain weights in a layer whose experts are quantised.
+QuantSpec quant_for(const MoeSpec& spec, DType weights) {
+  return weights == spec.weight_dtype ? spec.quant : QuantSpec{};
+}
+
 // The routed experts' kernel row serves the shared experts and the residual MLP too.
 void make_kernels(LayerPlan& plan, const experts::KernelRow& row,
                   const experts::ExpertsProblem& routed) {
@@ -128,6 +133,7 @@ void make_kernels(LayerPlan& plan, const experts::KernelRow& row,
     shared.hidden_size = spec.hidden_size;
     shared.intermediate_size = plan.part.shared_inner.size();
     shared.weight_dtype = shared_weight_dtype(spec);
+    shared.quant = quant_for(spec, shared.weight_dtype);
     shared.has_bias = spec.shared.has_bias;
     shared.activation =
         activation::parse_activation(activation_or_routed(spec.shared.activation, spec));
@@ -139,6 +145,7 @@ void make_kernels(LayerPlan& plan, const experts::KernelRow& row,
     residual.hidden_size = spec.hidden_size;
     residual.intermediate_size = plan.part.residual_inner.size();
     residual.weight_dtype = spec.residual.weight_dtype.value_or(spec.weight_dtype);
+    residual.quant = quant_for(spec, residual.weight_dtype);
     residual.has_bias = false;
     residual.activation =
         activation::parse_activation(activation_or_routed(spec.residual.activation, spec));

@@ -2,11 +2,13 @@
 
 #include "core/workspace_layout.h"
 #include "cpu/parallel.h"
+#include "experts/coded_rows.h"
 #include "experts/cpu/row_groups.h"
 #include "experts/slab_layout.h"
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <utility>
 
 namespace conclave::inline v0::experts {
@@ -21,8 +23,8 @@ struct Call {
   const PackedExperts& weights;
   const ExpertOutput& output;
   const WorkList& work;
-  std::byte* grouped;       // the batch's rows in groups; unused if rows are read in place
-  std::byte* intermediate;  // activated rows, grouped in the same way
+  std::byte* prepared;      // the batch's rows, grouped or coded; unused if read in place
+  std::byte* intermediate;  // activated rows, grouped or coded in the same way
 };
 
 // A stage's panels in memory.
@@ -79,6 +81,8 @@ class ExpertMlp final : public ExpertsKernel {
   ExpertMlp(const ExpertsProblem& problem, ExpertMlpConfig config)
       : num_local_experts_(problem.num_local_experts),
         layout_(problem),
+        input_(problem.quant, layout_.hidden_size, round_up(layout_.hidden_size, 32)),
+        inner_(problem.quant, layout_.intermediate_size, layout_.padded_intermediate()),
         config_(std::move(config)),
         parameters_(activation::formula_parameters(problem.activation)) {}
 
@@ -112,21 +116,29 @@ class ExpertMlp final : public ExpertsKernel {
                     .weights = weights,
                     .output = output,
                     .work = work,
-                    .grouped = slice_as<std::byte>(workspace, slices.grouped),
+                    .prepared = slice_as<std::byte>(workspace, slices.prepared),
                     .intermediate = slice_as<std::byte>(workspace, slices.intermediate)};
     if (grouped()) group_rows(call, executor);
+    if (input_.coded()) code_input(call, executor);
     run_gate_up(call, executor);
+    if (inner_.coded()) code_activated(call, executor);
     run_down(call, executor);
   }
 
  private:
   struct Slices {
-    WorkspaceSlice grouped;
+    WorkspaceSlice prepared;
     WorkspaceSlice intermediate;
   };
 
   int64_t intermediate_row_bytes() const {
+    if (inner_.coded()) return inner_.row_bytes();
     return layout_.padded_intermediate() * byte_size(config_.row_dtype);
+  }
+  // Bytes per row of `prepared`; 0 if rows are read where the batch has them.
+  int64_t prepared_row_bytes() const {
+    if (input_.coded()) return input_.row_bytes();
+    return grouped() ? requirements().row_bytes : 0;
   }
 
   bool grouped() const { return config_.tiling.group > 1; }
@@ -137,26 +149,56 @@ class ExpertMlp final : public ExpertsKernel {
   }
   Slices book(WorkspaceLayout& workspace, int64_t num_rows) const {
     book_work(workspace);
-    const auto grouped_bytes = static_cast<size_t>(grouped() ? requirements().row_bytes : 0);
+    const auto prepared_bytes = static_cast<size_t>(prepared_row_bytes());
     const auto intermediate_bytes = static_cast<size_t>(intermediate_row_bytes());
-    return {.grouped = workspace.book_bytes(num_rows, grouped_bytes),
+    return {.prepared = workspace.book_bytes(num_rows, prepared_bytes),
             .intermediate = workspace.book_bytes(num_rows, intermediate_bytes)};
+  }
+
+  // Calls body(item) once per block of rows; a worker takes `grain` blocks at once.
+  template <class Body>
+  static void for_each_block(const Call& call, int64_t grain, Executor& executor,
+                             const Body& body) {
+    cpu::parallel_for(executor, call.work.num_blocks(), grain,
+                      [&](int64_t begin, int64_t end, int32_t) {
+                        WorkList::Cursor cursor;
+                        for (int64_t block = begin; block < end; ++block) {
+                          body(call.work.item(block, 1, cursor));
+                        }
+                      });
   }
 
   // Copies the rows of each block into groups of interleaved rows.
   void group_rows(const Call& call, Executor& executor) const {
-    cpu::parallel_for(
-        executor, call.work.num_blocks(), 4, [&](int64_t begin, int64_t end, int32_t) {
-          WorkList::Cursor cursor;
-          for (int64_t block = begin; block < end; ++block) {
-            const WorkItem item = call.work.item(block, 1, cursor);
-            interleave_rows({.bundle = call.batch.bundle,
-                             .row_index = call.batch.source_row + item.first_slot,
-                             .num_rows = item.num_rows,
-                             .group = config_.tiling.group},
-                            call.grouped + item.first_row * call.batch.bundle.row_bytes);
-          }
-        });
+    for_each_block(call, 4, executor, [&](const WorkItem& item) {
+      interleave_rows({.bundle = call.batch.bundle,
+                       .row_index = call.batch.source_row + item.first_slot,
+                       .num_rows = item.num_rows,
+                       .group = config_.tiling.group},
+                      call.prepared + item.first_row * call.batch.bundle.row_bytes);
+    });
+  }
+
+  void code_input(const Call& call, Executor& executor) const {
+    const RowBundle& bundle = call.batch.bundle;
+    const auto bytes = static_cast<size_t>(layout_.hidden_size) * sizeof(float);
+    for_each_block(call, 1, executor, [&](const WorkItem& item) {
+      for (int64_t i = 0; i < item.num_rows; ++i) {
+        const int64_t source = call.batch.source_row[item.first_slot + i];
+        std::byte* const row = call.prepared + (item.first_row + i) * input_.row_bytes();
+        std::memcpy(row, bundle.rows + source * bundle.row_bytes, bytes);
+        input_.quantize(call.weights.input_scale, row);
+      }
+    });
+  }
+
+  void code_activated(const Call& call, Executor& executor) const {
+    for_each_block(call, 1, executor, [&](const WorkItem& item) {
+      for (int64_t i = 0; i < item.num_rows; ++i) {
+        inner_.quantize(call.weights.intermediate_scale,
+                        call.intermediate + (item.first_row + i) * inner_.row_bytes());
+      }
+    });
   }
 
   void run_gate_up(const Call& call, Executor& executor) const {
@@ -172,17 +214,23 @@ class ExpertMlp final : public ExpertsKernel {
 
   gemm::PanelTask gate_up_task(const Call& call, const WorkItem& item, const std::byte* panel,
                                const std::byte* next_panel) const {
-    const RowBundle& rows = call.batch.bundle;
+    const bool in_place = prepared_row_bytes() == 0;
+    const int64_t row_bytes = in_place ? call.batch.bundle.row_bytes : prepared_row_bytes();
+    const std::byte* const rows =
+        in_place ? call.batch.bundle.rows : call.prepared + item.first_row * row_bytes;
     const int64_t column = item.panel * layout_.gate_up_columns();
     const int64_t column_bytes = byte_size(config_.row_dtype) * config_.tiling.group;
     return {
         .panel = panel,
+        .scales = layout_.gate_up.scales(panel),
+        .scale_width = layout_.gate_up.scale_width,
         .next_panel = fetch_ahead(item) ? next_panel : nullptr,
         .k = layout_.hidden_size,
-        .rows = grouped() ? call.grouped + item.first_row * rows.row_bytes : rows.rows,
-        .row_index = grouped() ? nullptr : call.batch.source_row + item.first_slot,
-        .row_bytes = rows.row_bytes,
+        .rows = rows,
+        .row_index = in_place ? call.batch.source_row + item.first_slot : nullptr,
+        .row_bytes = row_bytes,
         .num_rows = item.num_rows,
+        .row_scales = input_.scales(rows),
         .bias = layout_.bias(layout_.gate_up, panel),
         .out =
             call.intermediate + item.first_row * intermediate_row_bytes() + column * column_bytes,
@@ -208,12 +256,16 @@ class ExpertMlp final : public ExpertsKernel {
                             const std::byte* next_panel) const {
     const int64_t column = item.panel * gemm::kPanelColumns;
     float* out = call.output.rows + item.first_slot * call.output.row_stride + column;
+    const std::byte* const rows = call.intermediate + item.first_row * intermediate_row_bytes();
     return {.panel = panel,
+            .scales = layout_.down.scales(panel),
+            .scale_width = layout_.down.scale_width,
             .next_panel = fetch_ahead(item) ? next_panel : nullptr,
             .k = layout_.intermediate_size,
-            .rows = call.intermediate + item.first_row * intermediate_row_bytes(),
+            .rows = rows,
             .row_bytes = intermediate_row_bytes(),
             .num_rows = item.num_rows,
+            .row_scales = inner_.scales(rows),
             .bias = layout_.bias(layout_.down, panel),
             .out = static_cast<std::byte*>(static_cast<void*>(out)),
             .out_row_bytes = call.output.row_stride * int64_t{sizeof(float)},
@@ -222,6 +274,8 @@ class ExpertMlp final : public ExpertsKernel {
 
   int64_t num_local_experts_;
   SlabLayout layout_;
+  CodedRows input_;
+  CodedRows inner_;
   ExpertMlpConfig config_;
   activation::FormulaParameters parameters_;
 };

@@ -2,6 +2,7 @@
 
 #include "experts/cpu/activate-inl.h"
 #include "experts/cpu/mlp_functions.h"
+#include "gemm/cpu/coded_kernel-inl.h"
 #include "gemm/cpu/micro_kernel-inl.h"
 
 namespace conclave::inline v0::experts {
@@ -15,6 +16,8 @@ MlpFunctions mlp_functions_avx512(DType weights,
       return {&compute_panel<F32Weights>, activate};
     case DType::kF16:
       return {&compute_panel<F16Weights>, activate};
+    case DType::kF8E4M3:
+      return {&compute_coded_panel<LoadE4m3>, activate};
     default:
       return {&compute_panel<Bf16Weights>, activate};
   }

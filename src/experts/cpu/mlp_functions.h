@@ -13,7 +13,7 @@ struct MlpFunctions {
   gemm::EpilogueFunction activate = nullptr;  // takes activation::FormulaParameters
 };
 
-// Rows and activated rows are float32; weights f32, f16 or bf16.
+// Rows and activated rows are float32; weights f32, f16, bf16, or e4m3 with scales.
 MlpFunctions mlp_functions_avx2(DType weights, const activation::Activation& activation) noexcept;
 MlpFunctions mlp_functions_avx512(DType weights, const activation::Activation& activation) noexcept;
 // Rows, weights and activated rows are bf16.

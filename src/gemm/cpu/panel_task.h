@@ -1,6 +1,8 @@
 // One unit of work of a grouped product: some rows times one packed panel.
 #pragma once
 
+#include "gemm/row_scales.h"
+
 #include <cstddef>
 #include <cstdint>
 
@@ -25,6 +27,9 @@ using EpilogueFunction = void (*)(const PanelTask& task, const FinishedTile& til
 
 struct PanelTask {
   const std::byte* panel = nullptr;
+  // Panels of codes: [groups, 64] in the panel, and the neighbouring k of a group.
+  const float* scales = nullptr;
+  int64_t scale_width = 0;
   // A panel of the same size to fetch meanwhile, because this thread reads it next; or null.
   const std::byte* next_panel = nullptr;
   int64_t k = 0;
@@ -35,6 +40,7 @@ struct PanelTask {
   const int64_t* row_index = nullptr;
   int64_t row_bytes = 0;
   int64_t num_rows = 0;
+  RowScales row_scales = {};  // of rows without an index
 
   // 64 float32 that are added to the sums, zeros for columns that do not exist; or null.
   const float* bias = nullptr;

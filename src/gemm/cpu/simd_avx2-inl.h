@@ -34,13 +34,12 @@ struct Vec {
   // Converts through f16, whose exponent bias is 8 larger: subnormal codes cost no more than
   // others.
   static CONCLAVE_KERNEL_INLINE Vec load_e4m3(const void* p) {
-    const __m128i code = _mm_cvtepu8_epi16(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
-    const __m128i magnitude = _mm_and_si128(code, _mm_set1_epi16(0x7f));
-    const __m128i sign = _mm_slli_epi16(_mm_andnot_si128(_mm_set1_epi16(0x7f), code), 8);
-    const __m128i nan = _mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7f));
-    const __m128i bits = _mm_or_si128(_mm_or_si128(_mm_slli_epi16(magnitude, 7), sign),
-                                      _mm_and_si128(nan, _mm_set1_epi16(0x7e00)));
-    return {_mm256_mul_ps(_mm256_cvtph_ps(bits), _mm256_set1_ps(256.0F))};
+    const __m128i code = _mm_cvtepi8_epi16(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+    // The sign is in bits 15 and 14 after the shift.
+    const __m128i bits = _mm_and_si128(_mm_slli_epi16(code, 7), _mm_set1_epi16(~0x4000));
+    const __m128i negative = _mm_or_si128(bits, _mm_set1_epi16(-0x8000));
+    const __m128i nan = _mm_cmpeq_epi16(negative, _mm_set1_epi16(0x3f80 - 0x8000));
+    return {_mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(bits, nan)), _mm256_set1_ps(256.0F))};
   }
 
   static CONCLAVE_KERNEL_INLINE Vec add(Vec a, Vec b) { return {_mm256_add_ps(a.value, b.value)}; }

@@ -29,13 +29,12 @@ struct Vec {
   // Converts through f16, whose exponent bias is 8 larger: subnormal codes cost no more than
   // others.
   static CONCLAVE_KERNEL_INLINE Vec load_e4m3(const void* p) {
-    const __m256i code = _mm256_cvtepu8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p)));
-    const __m256i magnitude = _mm256_and_si256(code, _mm256_set1_epi16(0x7f));
-    const __m256i sign = _mm256_slli_epi16(_mm256_andnot_si256(_mm256_set1_epi16(0x7f), code), 8);
-    const __m256i nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f));
-    const __m256i bits = _mm256_or_si256(_mm256_or_si256(_mm256_slli_epi16(magnitude, 7), sign),
-                                         _mm256_and_si256(nan, _mm256_set1_epi16(0x7e00)));
-    return {_mm512_mul_ps(_mm512_cvtph_ps(bits), _mm512_set1_ps(256.0F))};
+    const __m256i code = _mm256_cvtepi8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+    // The sign is in bits 15 and 14 after the shift.
+    const __m256i bits = _mm256_and_si256(_mm256_slli_epi16(code, 7), _mm256_set1_epi16(~0x4000));
+    const __m256i negative = _mm256_or_si256(bits, _mm256_set1_epi16(-0x8000));
+    const __m256i nan = _mm256_cmpeq_epi16(negative, _mm256_set1_epi16(0x3f80 - 0x8000));
+    return {_mm512_mul_ps(_mm512_cvtph_ps(_mm256_or_si256(bits, nan)), _mm512_set1_ps(256.0F))};
   }
 
   static CONCLAVE_KERNEL_INLINE Vec add(Vec a, Vec b) { return {_mm512_add_ps(a.value, b.value)}; }

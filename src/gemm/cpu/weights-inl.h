@@ -34,22 +34,29 @@ struct Tile {
   template <class Load>
   CONCLAVE_KERNEL_INLINE void multiply_add(const float* const (&rows)[kRows], int64_t k,
                                            const std::byte* panel_row, int pass) {
+    multiply_add_with(rows, k, [&](int j) {
+      return Load::load(panel_row + column_of<kVectors>(pass, j) * Load::kLaneBytes);
+    });
+  }
+
+  // weights(j): those of vector j.
+  template <class Weights>
+  CONCLAVE_KERNEL_INLINE void multiply_add_with(const float* const (&rows)[kRows], int64_t k,
+                                                const Weights& weights) {
     if constexpr (kRows < kVectors) {
       Vec x[kRows];
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) x[r] = Vec::broadcast(rows[r][k]);
 #pragma GCC unroll 8
       for (int j = 0; j < kVectors; ++j) {
-        const Vec w = Load::load(panel_row + column_of<kVectors>(pass, j) * Load::kLaneBytes);
+        const Vec w = weights(j);
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) sum[r][j].accumulate(x[r], w);
       }
     } else {
       Vec w[kVectors];
 #pragma GCC unroll 8
-      for (int j = 0; j < kVectors; ++j) {
-        w[j] = Load::load(panel_row + column_of<kVectors>(pass, j) * Load::kLaneBytes);
-      }
+      for (int j = 0; j < kVectors; ++j) w[j] = weights(j);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
         const Vec x = Vec::broadcast(rows[r][k]);
@@ -75,6 +82,10 @@ struct LoadFirstBf16 {
 struct LoadSecondBf16 {
   static constexpr int kLaneBytes = 4;
   static CONCLAVE_KERNEL_INLINE Vec load(const std::byte* p) { return Vec::load_bf16_second(p); }
+};
+struct LoadE4m3 {
+  static constexpr int kLaneBytes = 1;
+  static CONCLAVE_KERNEL_INLINE Vec load(const std::byte* p) { return Vec::load_e4m3(p); }
 };
 
 // One weight per lane, widened by Load.

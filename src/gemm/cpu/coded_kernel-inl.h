@@ -1,0 +1,282 @@
+// Rows times one packed panel of codes with scales: reference_coded_product in vectors. Lanes are
+// columns of the panel, so that each keeps the order of its sum.
+//
+// Few rows decode a code when they need it. More rows share a strip of decoded weights, which costs
+// a store and lets the loop over k be that of plain float32 weights.
+#pragma once
+
+#include "gemm/cpu/ahead-inl.h"
+#include "gemm/cpu/finish-inl.h"
+#include "gemm/cpu/micro_kernel-inl.h"
+#include "gemm/cpu/weights-inl.h"
+
+namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
+
+// Rows that decode for themselves: more would not leave the registers that decoding takes.
+inline constexpr int kMaxDirectRows = 4;
+template <int kRows>
+inline constexpr int kDirectVectors = Vec::kLanes == 16 ? 4
+                                      : kRows <= 2      ? 4
+                                                        : 2;
+
+// Decoded weights: 32 KiB in the first- or second-level cache.
+inline constexpr int64_t kStripK = 128;
+// Rows that share a strip, and whose sums lie beside it.
+inline constexpr int64_t kMaxStripRows = 96;
+// Values of k between two turns of fetching the next panel.
+inline constexpr int64_t kCodesPerTurn = 16;
+
+CONCLAVE_KERNEL_INLINE int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// The end of the k from `begin` on that share a weights' scale and, where rows have them, a row's.
+CONCLAVE_KERNEL_INLINE int64_t segment_end(const PanelTask& task, int64_t begin) {
+  const auto group_end = [&](int64_t width) { return (begin / width + 1) * width; };
+  const int64_t end = lesser(task.k, group_end(task.scale_width));
+  return task.row_scales.first == nullptr ? end : lesser(end, group_end(task.row_scales.width));
+}
+
+CONCLAVE_KERNEL_INLINE const float* scales_at(const PanelTask& task, int64_t k) {
+  return task.scales + k / task.scale_width * 64;
+}
+
+// total + partial * row_scale * scale, as the reference rounds it.
+CONCLAVE_KERNEL_INLINE Vec add_scaled(Vec total, Vec partial, Vec row_scale, const float* scale) {
+  return Vec::add(total, Vec::mul(Vec::mul(partial, row_scale), Vec::load(scale)));
+}
+
+template <int kRows>
+struct RowPointers {
+  const float* values[kRows];
+  const float* scales[kRows];  // null for plain rows
+
+  CONCLAVE_KERNEL_INLINE RowPointers(const PanelTask& task, int64_t first_row) {
+    for (int r = 0; r < kRows; ++r) {
+      const int64_t slot = first_row + r;
+      const int64_t row = task.row_index != nullptr ? task.row_index[slot] : slot;
+      values[r] = reinterpret_cast<const float*>(task.rows + row * task.row_bytes);
+      scales[r] =
+          task.row_scales.first == nullptr ? nullptr : task.row_scales.of_row(slot, task.row_bytes);
+    }
+  }
+};
+
+// Adds k of [begin, end), which share their scales, to the sums of one pass. kPlain: rows without
+// scales, whose weights are multiplied with theirs.
+template <class Codes, int kRows, bool kPlain>
+CONCLAVE_KERNEL_INLINE void add_segment(const PanelTask& task, const RowPointers<kRows>& rows,
+                                        int64_t begin, int64_t end, int pass, Ahead& ahead,
+                                        float (&sums)[kRows][64]) {
+  constexpr int kVectors = kDirectVectors<kRows>;
+  constexpr int64_t kRowBytes = 64 * Codes::kLaneBytes;
+  const float* scales = scales_at(task, begin);
+  const std::byte* codes = task.panel + begin * kRowBytes;
+  Tile<kRows, kVectors> tile;
+  tile.clear();
+  if constexpr (kPlain) {
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+      for (int j = 0; j < kVectors; ++j) {
+        tile.sum[r][j] = Vec::load(sums[r] + column_of<kVectors>(pass, j));
+      }
+    }
+  }
+  for (int64_t turn = begin; turn < end; turn += kCodesPerTurn) {
+    if (pass == 0) ahead.turn();
+    const int64_t stop = lesser(end, turn + kCodesPerTurn);
+    for (int64_t k = turn; k < stop; ++k, codes += kRowBytes) {
+      // Left to itself GCC inlines this too late to keep the sums in registers.
+      tile.multiply_add_with(
+          rows.values, k, [&](int j) __attribute__((always_inline)) {
+            const int column = column_of<kVectors>(pass, j);
+            const Vec weight = Codes::load(codes + column * Codes::kLaneBytes);
+            return kPlain ? Vec::mul(weight, Vec::load(scales + column)) : weight;
+          });
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    const Vec row_scale =
+        kPlain ? Vec::zero() : Vec::broadcast(rows.scales[r][begin / task.row_scales.width]);
+#pragma GCC unroll 8
+    for (int j = 0; j < kVectors; ++j) {
+      const int column = column_of<kVectors>(pass, j);
+      float* const sum = sums[r] + column;
+      const Vec part = tile.sum[r][j];
+      (kPlain ? part : add_scaled(Vec::load(sum), part, row_scale, scales + column)).store(sum);
+    }
+  }
+}
+
+// All of k for few rows.
+template <class Codes, int kRows, bool kPlain>
+void compute_direct_tile(const PanelTask& task, int64_t first_row, Ahead& ahead) {
+  constexpr int kPasses = 64 / (kDirectVectors<kRows> * Vec::kLanes);
+  const RowPointers<kRows> rows(task, first_row);
+  alignas(64) float sums[kRows][64] = {};
+  for (int pass = 0; pass < kPasses; ++pass) {
+    for (int64_t begin = 0, end = 0; begin < task.k; begin = end) {
+      end = segment_end(task, begin);
+      add_segment<Codes, kRows, kPlain>(task, rows, begin, end, pass, ahead, sums);
+    }
+  }
+  finish_tile(task, {.sums = sums[0],
+                     .num_rows = kRows,
+                     .out = task.out + first_row * task.out_row_bytes,
+                     .out_row_bytes = task.out_row_bytes,
+                     .out_block_bytes = task.out_block_bytes});
+}
+
+// Some rows' sums, beside a strip of decoded weights of [begin, end).
+struct Strip {
+  alignas(64) float weights[kStripK][64];
+  alignas(64) float partial[kMaxStripRows][64];  // of the segment
+  alignas(64) float total[kMaxStripRows][64];
+  int64_t begin = 0;
+  int64_t end = 0;
+  bool first_of_segment = false;
+  bool last_of_segment = false;
+};
+
+template <class Codes>
+void decode_strip(const PanelTask& task, Ahead& ahead, Strip& strip) {
+  const bool plain = task.row_scales.first == nullptr;
+  const float* scales = scales_at(task, strip.begin);
+  const std::byte* codes = task.panel + strip.begin * 64 * Codes::kLaneBytes;
+  for (int64_t k = 0; k < strip.end - strip.begin; ++k, codes += 64 * Codes::kLaneBytes) {
+    if (k % kCodesPerTurn == 0) ahead.turn();
+    for (int64_t c = 0; c < 64; c += Vec::kLanes) {
+      const Vec weight = Codes::load(codes + c * Codes::kLaneBytes);
+      (plain ? Vec::mul(weight, Vec::load(scales + c)) : weight).store(strip.weights[k] + c);
+    }
+  }
+}
+
+// Rows first_row + [0, kRows) of the task; `row` is the first one's place in the strip.
+template <int kRows>
+void add_strip_tile(const PanelTask& task, int64_t first_row, int64_t row, Strip& strip) {
+  constexpr int kVectors = kTileVectors<kRows>;
+  constexpr int kPasses = 64 / (kVectors * Vec::kLanes);
+  const RowPointers<kRows> rows(task, first_row);
+  const float* scales = scales_at(task, strip.begin);
+  const bool scaled = strip.last_of_segment && task.row_scales.first != nullptr;
+  for (int pass = 0; pass < kPasses; ++pass) {
+    Tile<kRows, kVectors> tile;
+    tile.clear();
+    if (!strip.first_of_segment) {
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+        for (int j = 0; j < kVectors; ++j) {
+          tile.sum[r][j] = Vec::load(strip.partial[row + r] + column_of<kVectors>(pass, j));
+        }
+      }
+    }
+    const auto* weights = reinterpret_cast<const std::byte*>(strip.weights[0]);
+    for (int64_t k = strip.begin; k < strip.end; ++k, weights += 64 * sizeof(float)) {
+      tile.template multiply_add<LoadF32>(rows.values, k, weights, pass);
+    }
+    for (int r = 0; r < kRows; ++r) {
+      const Vec row_scale =
+          scaled ? Vec::broadcast(rows.scales[r][strip.begin / task.row_scales.width])
+                 : Vec::zero();
+#pragma GCC unroll 8
+      for (int j = 0; j < kVectors; ++j) {
+        const int column = column_of<kVectors>(pass, j);
+        float* const total = strip.total[row + r] + column;
+        if (scaled) {
+          add_scaled(Vec::load(total), tile.sum[r][j], row_scale, scales + column).store(total);
+        } else {
+          tile.sum[r][j].store(strip.partial[row + r] + column);
+        }
+      }
+    }
+  }
+}
+
+// function.template call<N>() for N = count, at most kMost.
+template <int kMost, class Function>
+CONCLAVE_KERNEL_INLINE void call_for(int64_t count, const Function& function) {
+  if constexpr (kMost > 1) {
+    if (count < kMost) return call_for<kMost - 1>(count, function);
+  }
+  function.template call<kMost>();
+}
+
+struct AddStripTile {
+  const PanelTask& task;
+  int64_t first_row;
+  int64_t row;
+  Strip& strip;
+
+  template <int kRows>
+  CONCLAVE_KERNEL_INLINE void call() const {
+    add_strip_tile<kRows>(task, first_row, row, strip);
+  }
+};
+
+// Rows [first, first + count), at most kMaxStripRows.
+template <class Codes>
+void compute_by_strips(const PanelTask& task, int64_t first, int64_t count, Ahead& ahead) {
+  const bool plain = task.row_scales.first == nullptr;
+  Strip strip;
+  for (int64_t r = 0; r < count; ++r) {
+    for (int64_t c = 0; c < 64; c += Vec::kLanes) {
+      Vec::zero().store(strip.partial[r] + c);
+      Vec::zero().store(strip.total[r] + c);
+    }
+  }
+  const int64_t tiles = (count + kMaxTileRows - 1) / kMaxTileRows;
+  for (int64_t segment = 0; segment < task.k;) {
+    const int64_t end = segment_end(task, segment);
+    for (strip.begin = segment; strip.begin < end; strip.begin = strip.end) {
+      strip.end = lesser(end, strip.begin + kStripK);
+      // Plain rows have one sum over all segments.
+      strip.first_of_segment = strip.begin == (plain ? 0 : segment);
+      strip.last_of_segment = strip.end == end;
+      decode_strip<Codes>(task, ahead, strip);
+      for (int64_t t = 0, row = 0; t < tiles; ++t) {
+        const int64_t rows = count / tiles + (t < count % tiles ? 1 : 0);
+        call_for<kMaxTileRows>(rows, AddStripTile{task, first + row, row, strip});
+        row += rows;
+      }
+    }
+    segment = end;
+  }
+  float* sums = plain ? strip.partial[0] : strip.total[0];
+  finish_tile(task, {.sums = sums,
+                     .num_rows = count,
+                     .out = task.out + first * task.out_row_bytes,
+                     .out_row_bytes = task.out_row_bytes,
+                     .out_block_bytes = task.out_block_bytes});
+}
+
+template <class Codes>
+struct ComputeDirectTile {
+  const PanelTask& task;
+  Ahead& ahead;
+
+  template <int kRows>
+  CONCLAVE_KERNEL_INLINE void call() const {
+    if (task.row_scales.first == nullptr) {
+      compute_direct_tile<Codes, kRows, true>(task, 0, ahead);
+    } else {
+      compute_direct_tile<Codes, kRows, false>(task, 0, ahead);
+    }
+  }
+};
+
+// A PanelFunction.
+template <class Codes>
+void compute_coded_panel(const PanelTask& task) noexcept {
+  if (task.num_rows == 0) return;
+  const int64_t blocks = (task.num_rows + kMaxStripRows - 1) / kMaxStripRows;
+  const int64_t turns = (task.k + kCodesPerTurn - 1) / kCodesPerTurn;
+  Ahead ahead(task.next_panel, task.k * 64 * Codes::kLaneBytes, turns * blocks);
+  if (task.num_rows <= kMaxDirectRows) {
+    call_for<kMaxDirectRows>(task.num_rows, ComputeDirectTile<Codes>{task, ahead});
+    return;
+  }
+  for (int64_t first = 0; first < task.num_rows; first += kMaxStripRows) {
+    compute_by_strips<Codes>(task, first, lesser(kMaxStripRows, task.num_rows - first), ahead);
+  }
+}
+
+}  // namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE

@@ -1,0 +1,169 @@
+// Products of panels of codes: every code, every function with the bits of the reference.
+#include "core/float8.h"
+#include "cpu/isa.h"
+#include "experts/cpu/mlp_functions.h"
+#include "gemm/reference_product.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace conclave::experts {
+namespace {
+
+using Make = MlpFunctions (*)(DType weights, const activation::Activation& activation);
+
+struct Function {
+  const char* name;
+  Make make;
+  cpu::Isa isa;
+};
+const std::vector<Function> kFunctions = {{"avx2", mlp_functions_avx2, cpu::Isa::kAvx2},
+                                          {"avx512", mlp_functions_avx512, cpu::Isa::kAvx512}};
+
+class CodedProduct : public ::testing::TestWithParam<Function> {
+ protected:
+  void SetUp() override {
+    if (cpu::best_isa() < GetParam().isa) GTEST_SKIP() << "this CPU lacks " << GetParam().name;
+  }
+  gemm::PanelFunction product() const { return GetParam().make(DType::kF8E4M3, {}).product; }
+};
+
+// Rows of `k` values, then of scales.
+struct Rows {
+  std::vector<float> floats = {};
+  int64_t count = 0;
+  int64_t stride = 0;       // floats
+  int64_t scale_width = 0;  // 0: plain
+
+  const std::byte* bytes() const {
+    return static_cast<const std::byte*>(static_cast<const void*>(floats.data()));
+  }
+};
+
+uint32_t bits_of(float value) {
+  return std::isnan(value) ? 0x7fc00000U : std::bit_cast<uint32_t>(value);
+}
+
+// A panel of random codes; scales that are no powers of two.
+struct Problem {
+  Problem(int64_t k, int64_t scale_width, uint32_t seed)
+      : layout{.dtype = DType::kF8E4M3, .k = k, .scale_width = scale_width},
+        panel(layout.panel_bytes() / sizeof(float)),
+        random(seed) {
+    for (int64_t i = 0; i < k * gemm::kPanelColumns; ++i) {
+      bytes()[i] = static_cast<std::byte>(random() & 0xff);
+    }
+    const size_t first = layout.weight_bytes() / sizeof(float);
+    for (size_t i = first; i < panel.size(); ++i) panel[i] = uniform();
+    for (float& value : bias) value = uniform();
+  }
+  std::byte* bytes() { return static_cast<std::byte*>(static_cast<void*>(panel.data())); }
+  float uniform() { return 0.001F + static_cast<float>(random() & 0xffff) / 65536.0F; }
+
+  gemm::RowScales scales_of(const Rows& rows, int64_t row) const {
+    if (rows.scale_width == 0) return {};
+    const int64_t skipped = (row * rows.stride + layout.k) * int64_t{sizeof(float)};
+    return {.first = rows.bytes() + skipped, .width = rows.scale_width};
+  }
+
+  // Bits of the biased products of `columns` columns, NaN as one value.
+  std::vector<uint32_t> run(gemm::PanelFunction product, const Rows& rows, int64_t columns) {
+    std::vector<float> out(static_cast<size_t>(rows.count * columns));
+    product({.panel = bytes(),
+             .scales = layout.scales(bytes()),
+             .scale_width = layout.scale_width,
+             .next_panel = bytes(),
+             .k = layout.k,
+             .rows = rows.bytes(),
+             .row_bytes = rows.stride * int64_t{sizeof(float)},
+             .num_rows = rows.count,
+             .row_scales = scales_of(rows, 0),
+             .bias = bias.data(),
+             .out = static_cast<std::byte*>(static_cast<void*>(out.data())),
+             .out_row_bytes = columns * int64_t{sizeof(float)},
+             .valid_columns = columns});
+    std::vector<uint32_t> bits;
+    for (const float value : out) bits.push_back(bits_of(value));
+    return bits;
+  }
+
+  std::vector<uint32_t> reference(const Rows& rows, int64_t columns) {
+    std::vector<uint32_t> bits;
+    for (int64_t r = 0; r < rows.count; ++r) {
+      float sums[gemm::kPanelColumns];
+      gemm::reference_coded_product(layout, bytes(), rows.floats.data() + r * rows.stride,
+                                    scales_of(rows, r), sums);
+      for (int64_t c = 0; c < columns; ++c) {
+        bits.push_back(bits_of(sums[c] + bias[static_cast<size_t>(c)]));
+      }
+    }
+    return bits;
+  }
+
+  gemm::PanelLayout layout;
+  std::vector<float> panel;
+  std::vector<float> bias = std::vector<float>(static_cast<size_t>(gemm::kPanelColumns));
+  std::mt19937 random;
+};
+
+TEST_P(CodedProduct, EveryCode_DecodesAsTheReference) {
+  Problem problem(16, 16, 1);
+  for (int64_t i = 0; i < 16 * gemm::kPanelColumns; ++i) {
+    problem.bytes()[i] = static_cast<std::byte>(i % 256);
+  }
+  // Row k takes the weights of k alone.
+  Rows rows{.count = 16, .stride = 17};
+  for (int64_t k = 0; k < 16; ++k) {
+    for (int64_t i = 0; i < 16; ++i) rows.floats.push_back(i == k ? 1.0F : 0.0F);
+    rows.floats.push_back(1.0F);
+  }
+  for (const int64_t width : {0, 16}) {
+    rows.scale_width = width;
+    EXPECT_EQ(problem.run(product(), rows, 64), problem.reference(rows, 64)) << width;
+  }
+}
+
+TEST_P(CodedProduct, AnyShape_HasTheBitsOfTheReference) {
+  struct Shape {
+    int64_t k, scale_width, row_scale_width, rows, columns;
+  };
+  for (const Shape& shape : {Shape{1, 1, 1, 1, 64},
+                             {128, 128, 128, 8, 64},
+                             {300, 128, 128, 17, 64},
+                             {257, 40, 128, 5, 63},
+                             {129, 129, 129, 32, 1},
+                             {64, 24, 64, 3, 33},
+                             {512, 512, 128, 7, 40}}) {
+    Problem problem(shape.k, shape.scale_width, static_cast<uint32_t>(shape.k));
+    // Few NaN codes, so that most sums are numbers.
+    for (int64_t i = 0; i < shape.k * gemm::kPanelColumns; ++i) {
+      std::byte& code = problem.bytes()[i];
+      if ((code & std::byte{0x7f}) == std::byte{0x7f} && i % 16 != 3) code &= std::byte{0xbf};
+    }
+    const int64_t scales = (shape.k + shape.row_scale_width - 1) / shape.row_scale_width;
+    Rows rows{.count = shape.rows, .stride = shape.k + scales};
+    for (int64_t r = 0; r < shape.rows; ++r) {
+      for (int64_t k = 0; k < shape.k; ++k) {
+        rows.floats.push_back(e4m3_to_float(static_cast<uint8_t>(problem.random() & 0xbf)));
+      }
+      for (int64_t s = 0; s < scales; ++s) rows.floats.push_back(problem.uniform());
+    }
+    for (const bool plain : {true, false}) {
+      rows.scale_width = plain ? 0 : shape.row_scale_width;
+      EXPECT_EQ(problem.run(product(), rows, shape.columns), problem.reference(rows, shape.columns))
+          << shape.k << (plain ? " plain" : "");
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Isas, CodedProduct, ::testing::ValuesIn(kFunctions),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+}  // namespace
+}  // namespace conclave::experts
