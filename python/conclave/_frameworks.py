@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from conclave.errors import ConclaveTypeError, ConclaveValueError
+from conclave.errors import ConclaveTypeError
 
 _TORCH: Any = None
 
@@ -178,12 +178,3 @@ def untraced(function: _Function) -> _Function:
         return function(*arguments, **named)
 
     return call  # type: ignore[return-value]
-
-
-def refuse_gradients(array: Any, argument: str) -> None:
-    """Raises where autograd would expect a graph that these functions do not record."""
-    if is_torch(array) and array.requires_grad and torch().is_grad_enabled():
-        raise ConclaveValueError(
-            f"{argument}: it requires gradients, which are not computed here; "
-            f"use torch.no_grad() or {argument}.detach()"
-        )

@@ -97,7 +97,7 @@ const std::vector<io::JsonValue>& ConfigReader::list(const io::JsonValue& value,
                 {.what = value.path() + " is too short",
                  .file = value.file(),
                  .found = fmt::format("{} values", items.size()),
-                 .limit = fmt::format("at least {}, a value a layer", length)});
+                 .limit = fmt::format("at least {}, one value per layer", length)});
   }
   return items;
 }

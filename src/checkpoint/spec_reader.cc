@@ -116,9 +116,9 @@ void read_groups(const ConfigReader& config, const RouterRule& rule, const MoeSp
   }
   if (spec.top_k > router.topk_groups * in_group) {
     throw Error(ErrorCode::kConfigValue,
-                {.what = "more experts a token than the groups kept hold",
+                {.what = "more experts per token than the groups kept hold",
                  .file = config.object().file(),
-                 .found = fmt::format("{} experts a token", spec.top_k),
+                 .found = fmt::format("{} experts per token", spec.top_k),
                  .limit = fmt::format("{} groups of {} experts", router.topk_groups, in_group)});
   }
 }

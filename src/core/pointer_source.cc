@@ -292,7 +292,7 @@ class PointerSource final : public WeightSource {
     if (order == GateUpOrder::kInterleaved && !per_row && scales.rows != 2) {
       throw Error(ErrorCode::kShape, {.what = "interleaved rows of gate and up have no blocks",
                                       .tensor = named.name,
-                                      .expected = "one row of scales a row, or one a matrix",
+                                      .expected = "one row of scales per row, or one per matrix",
                                       .found = std::to_string(scales.rows)});
     }
     set_halves(gate, up, scales,

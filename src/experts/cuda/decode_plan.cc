@@ -145,7 +145,7 @@ Support decode_supports(const DeviceExpertsProblem& problem) {
   if (problem.num_local_experts < 1) return Support::no("no local experts");
   if (problem.hidden_size > kMaxWidth || problem.intermediate_size > kMaxWidth)
     return Support::no("rows wider than 2^24");
-  if (problem.top_k > kDecodeMaxPairs) return Support::no("more than 128 experts a token");
+  if (problem.top_k > kDecodeMaxPairs) return Support::no("more than 128 experts per token");
   if (decode_plan(problem).max_tokens == 0)
     return Support::no("a row of the hidden size leaves no shared memory for weights");
   return Support::yes();

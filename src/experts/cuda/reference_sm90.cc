@@ -24,7 +24,7 @@ class ReferenceKernel final : public DeviceExpertsKernel {
            static_cast<size_t>(problem_.intermediate_size) * sizeof(float);
   }
 
-  std::string describe() const override { return "cuda.reference, a warp an element"; }
+  std::string describe() const override { return "cuda.reference, one warp per element"; }
 
   void run(const DeviceExpertsCall& call, CUstream_st* stream) const override {
     detail::run_reference(problem_, weights_, call, stream);

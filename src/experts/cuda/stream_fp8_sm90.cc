@@ -35,7 +35,7 @@ Support supports_scales(const QuantSpec& quant) {
   if (quant.weights == WeightScale::kNone) return Support::no("takes weights with scales");
   if (quant.activations != ActivationScale::kToken &&
       quant.activations != ActivationScale::kTensorStatic) {
-    return Support::no("takes weights scaled by rows with one scale a row of activations only");
+    return Support::no("takes weights scaled by rows only with one scale per row of activations");
   }
   return Support::yes();
 }

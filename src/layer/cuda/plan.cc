@@ -219,7 +219,7 @@ Support fused_support(const CudaPlan& plan, SharedForm form) {
   const int64_t slots = spec.shared.count * slices;
   if (slots > kMaxShared || routed.top_k + slots > kMaxSlots ||
       routed.num_local_experts + slots > kMaxExperts) {
-    return Support::no(fmt::format("{} slots more a token", slots));
+    return Support::no(fmt::format("{} more slots per token", slots));
   }
   return Support::yes();
 }
@@ -367,7 +367,7 @@ LadderRequest ladder_request(const CudaPlan& plan, const experts::DeviceExpertsP
 
 // Yes if the down product may add up a token's rows in any order.
 Support any_order_fits(const CudaPlan& plan) {
-  if (plan.num_slots() == 1) return Support::no("one row a token: nothing to add");
+  if (plan.num_slots() == 1) return Support::no("one row per token: nothing to add");
   if (plan.fused.slots() > 0) return Support::no("shared experts have slots of their own");
   if (plan.rows_per_token() > 1) return Support::no("every slot reads a row of its own");
   return Support::yes();
