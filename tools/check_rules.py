@@ -10,6 +10,7 @@ one line in tools/check_rules.allow: rule, path, and the reason after a '#'.
 import pathlib
 import re
 import sys
+from collections.abc import Callable
 from typing import NamedTuple
 
 from source_tree import source_files, without_comments, without_literals
@@ -22,42 +23,59 @@ class Rule(NamedTuple):
     pattern: re.Pattern
     folders: tuple[str, ...]
     exempt: re.Pattern | None
-    keep_literals: bool
+    view: Callable[[str], str]  # what of a file is searched
     why: str
+
+
+def whole(text: str) -> str:
+    return text
 
 
 RULES = [
     Rule("no-print",
          re.compile(r"\b(?:f?printf|puts|fputs|putchar)\s*\(|\bstd::(?:cout|cerr|clog)\b"
                     r"|\bfmt::print\b"),
-         ("src", "include"), None, False,
+         ("src", "include"), None, without_literals,
          "the library never prints: use the log sink of Context or an Error"),
     Rule("no-exit",
          re.compile(r"(?<![\w.>:])(?<!void )(?:std::|::)?(?:abort|exit|_exit|quick_exit|terminate)\s*\("),
-         ("src", "include"), None, False,
+         ("src", "include"), None, without_literals,
          "the library never ends the process: throw Error"),
     Rule("no-assert",
          re.compile(r"(?<![\w])assert\s*\(|#\s*include\s*<c?assert(?:\.h)?>"),
-         ("src", "include"), None, False,
+         ("src", "include"), None, without_literals,
          "bad input throws Error; our own invariants use CONCLAVE_DCHECK"),
     Rule("no-getenv",
          re.compile(r"\b(?:secure_)?getenv\s*\(|\benviron\b"),
          ("src", "include", "apps"),
-         re.compile(r"^(?:src/layer/context|apps/conclave/output/terminal)\.cc$"), False,
+         re.compile(r"^(?:src/layer/context|apps/conclave/output/terminal)\.cc$"), without_literals,
          "the library reads the environment in Context::from_environment() only, the tool for its "
          "terminal only"),
     Rule("no-string-switch",
          re.compile(r'[=!]=\s*"|"\s*[=!]='),
-         ("src",), re.compile(r"^src/(?:checkpoint|io)/|/catalog\.cc$"), True,
+         ("src",), re.compile(r"^src/(?:checkpoint|io)/|/catalog\.cc$"), without_comments,
          "strings stop at Catalog::find: compare typed values"),
     Rule("no-swallow",
          re.compile(r"catch\s*\(\s*\.\.\.\s*\)\s*\{\s*\}"),
-         ("src", "apps", "include"), None, False,
+         ("src", "apps", "include"), None, without_literals,
          "an error is handled or passed on, never dropped"),
     Rule("no-using-directive",
          re.compile(r"^\s*using\s+namespace\b", re.MULTILINE),
-         ("include",), None, False,
+         ("include",), None, without_literals,
          "a header does not open namespaces for its users"),
+    Rule("no-id-order",
+         re.compile(r"[<>]=?\s*WeightRole::k\w+\b(?!\s*>)"),
+         ("src", "include", "apps", "python/src"), None, without_literals,
+         "the order of ids means nothing: ask weight_id() for the MLP, the matrix or the plane"),
+    Rule("no-mutable-static",
+         re.compile(r"\b(?:static|thread_local)\s+(?!const\b|constexpr\b|inline\b|CONCLAVE_|void\b)"
+                    r"[\w:<>,&*\s+]+?[\s&*]\w+\s*(?:;|=|\{|\[)"),
+         ("src", "include"), None, without_literals,
+         "state belongs to an object that someone owns"),
+    Rule("whole-clauses",
+         re.compile(r"^[ \t]*//+ Of\b|\S[ \t]+// [Oo]f\b", re.MULTILINE),
+         ("src", "include", "apps", "python/src", "tests", "bench", "examples"), None, whole,
+         "a comment is a clause or a noun phrase, not a genitive: say what the thing is"),
 ]
 
 
@@ -85,8 +103,7 @@ def violations(root: pathlib.Path) -> list[str]:
             name = path.relative_to(root).as_posix()
             if (rule.name, name) in allowed or (rule.exempt and rule.exempt.search(name)):
                 continue
-            text = path.read_text(encoding="utf-8")
-            text = without_comments(text) if rule.keep_literals else without_literals(text)
+            text = rule.view(path.read_text(encoding="utf-8"))
             for match in rule.pattern.finditer(text):
                 line = text.count("\n", 0, match.end()) + 1
                 found.append(f"{name}:{line}: {rule.name}: {rule.why}")

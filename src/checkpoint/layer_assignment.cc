@@ -2,6 +2,7 @@
 
 #include "checkpoint/generic_names.h"
 #include "checkpoint/tensor_name.h"
+#include "core/weight_id.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -408,8 +409,9 @@ void LayerAssignment::check_types() const {
 bool LayerAssignment::is_type_of(WeightRole role, DType dtype) const {
   if (role == WeightRole::kHashTable) return dtype == DType::kI32 || dtype == DType::kI64;
   if (is_scale_role(role) || is_float_type(dtype)) return true;
-  const bool shared = role >= WeightRole::kSharedGate && role <= WeightRole::kSharedDown;
-  if (!shared && role > WeightRole::kDown) return false;
+  const WeightId id = weight_id(role);
+  const bool shared = id.mlp == Mlp::kShared;
+  if ((!shared && id.mlp != Mlp::kRouted) || id.plane != Plane::kWeights) return false;
   const MoeSpec& spec = layer_.spec;
   return dtype == DType::kF8E4M3 &&
          (shared ? shared_weight_dtype(spec) : spec.weight_dtype) == DType::kF8E4M3;

@@ -2,6 +2,7 @@
 
 #include "checkpoint/role_shape.h"
 #include "core/layer_roles.h"
+#include "core/weight_id.h"
 
 #include <algorithm>
 #include <array>
@@ -29,8 +30,8 @@ constexpr std::array kSuffixes = {
 };
 
 bool is_quantisable(WeightRole role) {
-  return role <= WeightRole::kDown ||
-         (role >= WeightRole::kSharedGate && role <= WeightRole::kSharedDown);
+  const WeightId id = weight_id(role);
+  return (id.mlp == Mlp::kRouted || id.mlp == Mlp::kShared) && id.plane == Plane::kWeights;
 }
 
 }  // namespace
@@ -61,15 +62,17 @@ bool is_quantisable(Part part) {
                                        [](WeightRole role) { return is_quantisable(role); });
 }
 
-bool is_scale_role(WeightRole role) { return role >= WeightRole::kGateScale; }
+bool is_scale_role(WeightRole role) {
+  const Plane plane = weight_id(role).plane;
+  return plane == Plane::kScale || plane == Plane::kInputScale;
+}
 
 std::vector<WeightRole> roles_of(Part part, TensorKind kind) {
   const auto matrices = roles_of(part);
   std::vector<WeightRole> roles(matrices.begin(), matrices.end());
   if (kind == TensorKind::kPlain) return roles;
   for (WeightRole& role : roles) {
-    const QuantRoles of = quant_roles(role);
-    role = kind == TensorKind::kScale ? of.scale : of.input_scale;
+    role = plane_of(role, kind == TensorKind::kScale ? Plane::kScale : Plane::kInputScale);
   }
   return roles;
 }

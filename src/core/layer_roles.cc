@@ -1,7 +1,7 @@
 #include "core/layer_roles.h"
 
 #include "core/checked.h"
-#include "core/dcheck.h"
+#include "core/weight_id.h"
 
 #include <algorithm>
 #include <utility>
@@ -110,11 +110,10 @@ class RoleList {
     if (dtype == DType::kF8E4M3) scales_of(role, count, rows, cols);
   }
   void scales_of(WeightRole role, int64_t count, int64_t rows, int64_t cols) {
-    const QuantRoles roles = quant_roles(role);
     const ScaleShape shape = scale_shape(spec_.quant, rows, cols);
-    scale(roles.scale, count, shape);
+    scale(plane_of(role, Plane::kScale), count, shape);
     if (spec_.quant.activations != ActivationScale::kTensorStatic) return;
-    scale(roles.input_scale, count, {.rows = 1, .cols = 1});
+    scale(plane_of(role, Plane::kInputScale), count, {.rows = 1, .cols = 1});
   }
   void scale(WeightRole role, int64_t count, const ScaleShape& shape) {
     roles_.push_back({.role = role,
@@ -156,24 +155,6 @@ ScaleShape scale_shape(const QuantSpec& quant, int64_t rows, int64_t cols) {
       break;
   }
   return {.rows = 1, .cols = 1};
-}
-
-QuantRoles quant_roles(WeightRole matrix) {
-  switch (matrix) {
-    case WeightRole::kGate:
-      return {WeightRole::kGateScale, WeightRole::kGateInputScale};
-    case WeightRole::kUp:
-      return {WeightRole::kUpScale, WeightRole::kUpInputScale};
-    case WeightRole::kDown:
-      return {WeightRole::kDownScale, WeightRole::kDownInputScale};
-    case WeightRole::kSharedGate:
-      return {WeightRole::kSharedGateScale, WeightRole::kSharedGateInputScale};
-    case WeightRole::kSharedUp:
-      return {WeightRole::kSharedUpScale, WeightRole::kSharedUpInputScale};
-    default:
-      CONCLAVE_DCHECK(matrix == WeightRole::kSharedDown);
-      return {WeightRole::kSharedDownScale, WeightRole::kSharedDownInputScale};
-  }
 }
 
 const ActivationSpec& activation_or_routed(const ActivationSpec& own, const MoeSpec& spec) {

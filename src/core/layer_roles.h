@@ -25,13 +25,6 @@ struct LayerRole {
   DType weight_dtype = DType::kF32;  // for kWeight
 };
 
-// Whether the role has one matrix per routed expert.
-constexpr bool is_per_expert(WeightRole role) {
-  return role <= WeightRole::kDown ||
-         (role >= WeightRole::kGateBias && role <= WeightRole::kDownBias) ||
-         (role >= WeightRole::kGateScale && role <= WeightRole::kDownInputScale);
-}
-
 // Ordered as WeightRole.
 std::vector<LayerRole> layer_roles(const MoeSpec& spec);
 
@@ -41,13 +34,6 @@ struct ScaleShape {
   int64_t cols = 0;
 };
 ScaleShape scale_shape(const QuantSpec& quant, int64_t rows, int64_t cols);
-
-// The roles of the scales of an expert's or shared expert's matrix, and of the rows it multiplies.
-struct QuantRoles {
-  WeightRole scale;
-  WeightRole input_scale;
-};
-QuantRoles quant_roles(WeightRole matrix);
 
 // The activation of the shared experts and of the residual MLP: `own`, or the routed experts' if
 // `own` has no name.

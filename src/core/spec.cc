@@ -5,6 +5,7 @@
 #include "core/part_spec.h"
 #include "core/quant_spec.h"
 #include "core/router_spec.h"
+#include "core/weight_id.h"
 
 #include "conclave/error.h"
 
@@ -76,7 +77,7 @@ ParameterCount count_weights(const MoeSpec& spec) {
     parameters.total += times(role.count, each);
     // Zero experts have no weights; a token uses at most all experts that have.
     const int64_t used = std::min(spec.top_k, spec.num_experts);
-    parameters.active += (is_per_expert(role.role) ? used : role.count) * each;
+    parameters.active += (weight_id(role.role).mlp == Mlp::kRouted ? used : role.count) * each;
   }
   return parameters;
 }

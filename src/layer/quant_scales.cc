@@ -3,6 +3,7 @@
 #include "core/checked.h"
 #include "core/float8.h"
 #include "core/layer_roles.h"
+#include "core/weight_id.h"
 #include "layer/weight_block.h"
 #include "quant/activation_rows.h"
 
@@ -46,7 +47,7 @@ std::vector<float> widen(const ConstTensorView& scales) {
 WeightBlock whole(const WeightInfo& info) { return {0, info.rows, 0, info.cols}; }
 
 void take_largest(const WeightSource& source, WeightRole matrix, float& largest) {
-  const WeightRole role = quant_roles(matrix).input_scale;
+  const WeightRole role = plane_of(matrix, Plane::kInputScale);
   const int64_t count = source.describe(role).count;
   for (int64_t expert = 0; expert < count; ++expert) {
     const float value = load_scales(source, role, expert).front();
@@ -78,7 +79,7 @@ std::vector<float> load_scales(const WeightSource& source, WeightRole role, int6
 
 std::vector<float> load_row_scales(const QuantSpec& quant, const WeightSource& source,
                                    WeightRole matrix, int64_t expert, const WeightBlock& block) {
-  const WeightRole role = quant_roles(matrix).scale;
+  const WeightRole role = plane_of(matrix, Plane::kScale);
   const bool in_blocks = quant.weights == WeightScale::kBlock;
   const int64_t row_step = in_blocks                                ? quant.block_rows
                            : quant.weights == WeightScale::kChannel ? 1

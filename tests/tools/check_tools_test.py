@@ -115,6 +115,35 @@ class CheckRules(CheckCase):
         self.write("src/cpu/a.cc", 'auto v = std::getenv("A");\n')
         self.expect(1, "src/cpu/a.cc:1: no-getenv")
 
+    def test_order_of_ids_fails(self):
+        self.write("src/core/a.cc", "bool f(WeightRole r) { return r <= WeightRole::kDown; }\n")
+        self.expect(1, "src/core/a.cc:1: no-id-order")
+        self.write("src/core/a.cc", "bool f(WeightRole r) { return r == WeightRole::kDown; }\n"
+                                    "auto x = g<WeightRole::kUp>();\n")
+        self.expect(0)
+
+    def test_mutable_static_fails(self):
+        for line in ("static int calls = 0;", "static std::map<int, X> known;",
+                     "  static std::mutex mutex;", "static auto& all = *new Set();",
+                     "thread_local bool busy = false;", "static std::array<A, 3> a{};"):
+            with self.subTest(line=line):
+                self.write("src/core/a.cc", line + "\n")
+                self.expect(1, "src/core/a.cc:1: no-mutable-static")
+        for line in ("static constexpr int kX = 1;", "static const Table kRows = make();",
+                     "static int f(int x);", "static void g(A a, B b) {}", "static Vec zero() {}",
+                     "auto x = static_cast<int>(y);", "static_assert(x == 1);"):
+            with self.subTest(line=line):
+                self.write("src/core/a.cc", line + "\n")
+                self.expect(0)
+
+    def test_genitives_fail(self):
+        for line in ("// Of rows that wait.", "int x = 0;  // of the gate"):
+            with self.subTest(line=line):
+                self.write("src/core/a.cc", line + "\n")
+                self.expect(1, "src/core/a.cc:1: whole-clauses")
+        self.write("src/core/a.cc", "// Often.\nint x = 0;  // often of use\n")
+        self.expect(0)
+
     def test_string_comparison_below_the_boundary_fails(self):
         self.write("src/quant/catalog.cc", 'bool f(S s) { return s == "bf16"; }\n')
         self.write("src/checkpoint/a.cc", 'bool f(S s) { return s == "bf16"; }\n')

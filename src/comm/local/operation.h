@@ -34,7 +34,7 @@ constexpr bool is_reduction(OperationKind kind) {
 
 // One operation of one rank, from begin to the end of wait.
 struct Operation {
-  uint64_t sequence = 0;  // of its handle; 0: this entry is free
+  uint64_t sequence = 0;  // its handle's; 0: this entry is free
   OperationKind kind = OperationKind::kBarrier;
   uint64_t number = 0;  // counts the rank's collectives, or the messages between two ranks
   int32_t peer = -1;    // the other rank of a message

@@ -128,7 +128,7 @@ void compute_direct_tile(const PanelTask& task, int64_t first_row, Ahead& ahead)
 // Some rows' sums, beside a strip of decoded weights of [begin, end).
 struct Strip {
   alignas(64) float weights[kStripK][64];
-  alignas(64) float partial[kMaxStripRows][64];  // of the segment
+  alignas(64) float partial[kMaxStripRows][64];  // sums over the segment
   alignas(64) float total[kMaxStripRows][64];
   int64_t begin = 0;
   int64_t end = 0;

@@ -40,7 +40,7 @@ struct PanelTask {
   const int64_t* row_index = nullptr;
   int64_t row_bytes = 0;
   int64_t num_rows = 0;
-  RowScales row_scales = {};  // of rows without an index
+  RowScales row_scales = {};  // only for rows without an index
 
   // 64 float32 that are added to the sums, zeros for columns that do not exist; or null.
   const float* bias = nullptr;

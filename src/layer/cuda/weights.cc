@@ -2,6 +2,7 @@
 
 #include "core/checked.h"
 #include "core/layer_roles.h"
+#include "core/weight_id.h"
 #include "cuda/check.h"
 #include "layer/cuda/memory_place.h"
 #include "layer/cuda/row_format.h"
@@ -33,7 +34,7 @@ struct LocalExpert {
   int32_t expert = 0;
   TensorSlice inner;
   bool has_bias = false;
-  bool has_down_bias = false;  // of an expert's slices, which are added up, only the first
+  bool has_down_bias = false;  // only the first of an expert's slices, which are added up
 };
 
 // Experts that one kernel runs.
@@ -316,7 +317,7 @@ class ScaleReader {
   // Scales for the rows and columns of a matrix that this rank holds.
   std::vector<float> read(WeightRole matrix, int32_t expert, const WeightBlock& block) const {
     const QuantSpec& quant = mlp_.problem.quant;
-    const WeightRole role = quant_roles(matrix).scale;
+    const WeightRole role = plane_of(matrix, Plane::kScale);
     if (quant.weights == WeightScale::kBlock) {
       return load(role, expert,
                   {block.row_begin / quant.block_rows, ceil_div(block.row_end, quant.block_rows),

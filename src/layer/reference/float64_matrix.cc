@@ -3,6 +3,7 @@
 #include "core/checked.h"
 #include "core/float8.h"
 #include "core/layer_roles.h"
+#include "core/weight_id.h"
 #include "layer/quant_scales.h"
 
 #include <span>
@@ -31,7 +32,7 @@ Float64Matrix read_scaled(const QuantSpec& quant, const WeightSource& source, We
                           int64_t expert) {
   const WeightInfo info = source.describe(role);
   const WeightBlock whole{0, info.rows, 0, info.cols};
-  const std::vector<float> scales = load_scales(source, quant_roles(role).scale, expert);
+  const std::vector<float> scales = load_scales(source, plane_of(role, Plane::kScale), expert);
   const ScaleShape shape = scale_shape(quant, info.rows, info.cols);
   const bool in_blocks = quant.weights == WeightScale::kBlock;
   const int64_t block_rows = in_blocks ? quant.block_rows : ceil_div(info.rows, shape.rows);

@@ -2,6 +2,7 @@
 #include "core/float8.h"
 #include "core/float_convert.h"
 #include "core/layer_roles.h"
+#include "core/weight_id.h"
 
 #include "conclave/error.h"
 #include "conclave/synthetic.h"
@@ -103,7 +104,7 @@ class RandomSource final : public WeightSource {
       roles_[static_cast<size_t>(role.role)] = {role.count, role.rows, role.cols,
                                                 dtype_of(role, spec)};
       if (role.dtype != RoleDType::kWeight || role.weight_dtype != DType::kF8E4M3) continue;
-      scaled_cols_[static_cast<size_t>(quant_roles(role.role).scale)] = role.cols;
+      scaled_cols_[static_cast<size_t>(plane_of(role.role, Plane::kScale))] = role.cols;
     }
   }
 
