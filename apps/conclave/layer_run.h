@@ -18,7 +18,7 @@ struct LayerInput {
   ConstTensorView router_logits = {};  // [T, E]
   ConstTensorView topk_ids = {};       // [T, k]
   ConstTensorView topk_weights = {};   // [T, k]
-  // As in ForwardArgs; empty if the layer does not use them, or reads hidden instead.
+  // The arguments of ForwardArgs; empty if the layer does not use them or reads hidden instead.
   ConstTensorView router_input = {};
   ConstTensorView residual_input = {};
   ConstTensorView token_ids = {};

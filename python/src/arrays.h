@@ -50,7 +50,7 @@ class Array {
   // 64]".
   ConstTensorView matrix(const char* shape) const;
   ConstTensorView vector(const char* shape) const;
-  // As above for arrays that are written: refuses read-only arrays and rows that share memory.
+  // The same for arrays that are written: read-only arrays and rows that share memory are refused.
   TensorView writable_matrix(const char* shape) const;
   TensorView writable_vector(const char* shape) const;
 

@@ -1,5 +1,5 @@
-// What a configuration says about quantised weights, for all methods that store e4m3 codes with
-// scales: "fp8", "compressed-tensors" and ModelOpt. docs/quantisation.md has the table.
+// The statements of a configuration about quantised weights, for all methods that store e4m3 codes
+// with scales: "fp8", "compressed-tensors" and ModelOpt. docs/quantisation.md has the table.
 #pragma once
 
 #include "io/json.h"

@@ -49,7 +49,8 @@ std::vector<std::string> missing_tensors(const ModelConfig& config, const Tensor
                                          const LayerTensors& tensors, const LayerConfig& layer,
                                          size_t limit);
 
-// As map_roles but without roles, for weights with the names and shapes of a quantisation method.
+// Does what map_roles does, without roles: for weights with the names and shapes of a quantisation
+// method.
 std::vector<LayerMap> survey_layers(const ModelConfig& config, const TensorTable& table,
                                     const LayerTensors& tensors);
 

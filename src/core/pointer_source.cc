@@ -213,7 +213,7 @@ class PointerSource final : public WeightSource {
     set(up, half);
   }
 
-  // As set_halves, for vectors whose entries are the rows.
+  // Does what set_halves does, for vectors whose entries are the rows.
   void set_bias_halves(WeightRole gate, WeightRole up, const Stack& fused, GateUpOrder order) {
     if (order == GateUpOrder::kSingle) return set_dense(up, fused);
     const bool interleaved = order == GateUpOrder::kInterleaved;

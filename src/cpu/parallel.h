@@ -43,8 +43,8 @@ void parallel_for(Executor& executor, int64_t count, int64_t grain, const Body& 
                 .state = &state});
 }
 
-// As parallel_for, for work that may throw (loading, packing): the first exception stops the rest
-// and is rethrown on the calling thread.
+// Does what parallel_for does, for work that may throw (loading, packing): the first exception
+// stops the rest and is rethrown on the calling thread.
 template <class Body>
 void parallel_for_throwing(Executor& executor, int64_t count, int64_t grain, const Body& body) {
   std::exception_ptr first;

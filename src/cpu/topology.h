@@ -1,5 +1,5 @@
-// What the kernel reports about this machine: caches, NUMA nodes, quotas, memory. It is read from
-// files under a root folder, so that a test can describe any machine.
+// Caches, NUMA nodes, quotas and memory of this machine, as the kernel reports them in files under
+// a root folder, so that a test can describe any machine.
 #pragma once
 
 #include "conclave/device.h"

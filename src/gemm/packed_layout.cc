@@ -1,5 +1,6 @@
 #include "gemm/packed_layout.h"
 
+#include "core/dcheck.h"
 #include "core/float8.h"
 #include "core/float_convert.h"
 
@@ -47,6 +48,13 @@ void pack_bf16_tail(const PanelLayout& layout, const PanelColumns& columns, std:
   }
 }
 
+template <class T>
+T load(const std::byte* element) {
+  T value;
+  std::memcpy(&value, element, sizeof(value));
+  return value;
+}
+
 void pack_scales(const PanelLayout& layout, const PanelScales& columns, std::byte* panel) {
   const auto groups = static_cast<size_t>(layout.num_groups());
   std::byte* target = panel + layout.weight_bytes();
@@ -72,6 +80,7 @@ void pack_weights(const PanelLayout& layout, const PanelColumns& columns, std::b
       transpose_lanes<uint32_t>(columns, layout.k, panel);
       return;
     default:
+      CONCLAVE_DCHECK(layout.element_bytes() == 1);
       transpose_lanes<uint8_t>(columns, layout.k, panel);
       return;
   }
@@ -80,7 +89,8 @@ void pack_weights(const PanelLayout& layout, const PanelColumns& columns, std::b
 }  // namespace
 
 std::string layout_name(const PanelLayout& layout, const std::string& variant) {
-  const std::string codes = layout.scale_width != 0 ? ".e4m3" : "";
+  std::string codes;
+  if (layout.scale_width != 0) codes = "." + std::string(to_string(layout.dtype));
   return "panel64.k" + std::to_string(layout.group()) + codes + variant + ".v1";
 }
 
@@ -96,15 +106,17 @@ float panel_value(const PanelLayout& layout, const std::byte* panel, int64_t k,
   const int64_t group = layout.group();
   const int64_t index = ((k / group) * kPanelColumns + column) * group + k % group;
   const std::byte* element = panel + static_cast<size_t>(index) * layout.element_bytes();
-  if (layout.element_bytes() == 1) return e4m3_to_float(static_cast<uint8_t>(*element));
-  if (layout.dtype == DType::kF32) {
-    float value;
-    std::memcpy(&value, element, sizeof(value));
-    return value;
+  switch (layout.dtype) {
+    case DType::kF32:
+      return load<float>(element);
+    case DType::kBF16:
+      return bf16_to_float(load<uint16_t>(element));
+    case DType::kF16:
+      return f16_to_float(load<uint16_t>(element));
+    default:
+      CONCLAVE_DCHECK(layout.dtype == DType::kF8E4M3);
+      return e4m3_to_float(load<uint8_t>(element));
   }
-  uint16_t bits;
-  std::memcpy(&bits, element, sizeof(bits));
-  return layout.dtype == DType::kBF16 ? bf16_to_float(bits) : f16_to_float(bits);
 }
 
 }  // namespace conclave::inline v0::gemm

@@ -45,8 +45,9 @@ struct PanelLayout {
   }
 };
 
-// "panel64.k2.v1"; the number after k is PanelLayout::group. Codes are named: "panel64.k1.e4m3.v1".
-// `variant` says, before the version, what the owner of the panels adds to them.
+// "panel64.k2.v1"; the number after k is PanelLayout::group. Codes are named:
+// "panel64.k1.F8_E4M3.v1". `variant` says, before the version, what the owner of the panels adds to
+// them.
 std::string layout_name(const PanelLayout& layout, const std::string& variant = {});
 
 // Source of each panel column: `k` dense elements of the layout's dtype, at any alignment. Null

@@ -50,7 +50,8 @@ class Directory {
 // '/', '\\', NUL or control character, no drive prefix, at most 255 bytes. `file` names the
 // document that holds the name.
 void check_member_name(std::string_view name, std::string_view file);
-// As check_member_name; the name must also end in ".safetensors", else Error(kForbiddenFormat).
+// Checks what check_member_name checks, and that the name ends in ".safetensors", else throws
+// Error(kForbiddenFormat).
 void check_shard_name(std::string_view name, std::string_view file);
 
 }  // namespace conclave::inline v0::io

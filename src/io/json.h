@@ -59,7 +59,7 @@ class JsonValue {
   size_t size() const;  // items of an array, members of an object; kJsonType for the others
   // The member of an object; nothing if absent. A member that is null is present.
   std::optional<JsonValue> find(std::string_view key) const;
-  // As find, but null counts as absent, which is how configurations spell "not set".
+  // Finds a member like `find`, but null counts as absent: configurations spell "not set" so.
   std::optional<JsonValue> find_set(std::string_view key) const;
   // The member of an object. Throws Error(kConfigMissingKey) naming the path if absent.
   JsonValue at(std::string_view key) const;

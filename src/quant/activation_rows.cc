@@ -24,6 +24,20 @@ float next_power_of_two(float value) {
   return std::bit_cast<float>(exponent << 23);
 }
 
+// Writes a row's scales and calls body(column, scale) for each column, after the scale of its
+// group.
+template <class Body>
+void for_each_column(const float* values, int64_t columns, const ActivationRule& rule,
+                     float* scales, const Body& body) {
+  const int64_t width = scale_width(rule.form, columns);
+  for (int64_t begin = 0; begin < columns; begin += width) {
+    const int64_t end = std::min(columns, begin + width);
+    const float scale = scale_of(values + begin, end - begin, rule);
+    *scales++ = scale;
+    for (int64_t column = begin; column < end; ++column) body(column, scale);
+  }
+}
+
 }  // namespace
 
 int64_t scale_width(ActivationScale form, int64_t columns) {
@@ -56,13 +70,16 @@ float scale_of(const float* values, int64_t count, const ActivationRule& rule) {
 
 void quantize_activations(const float* values, int64_t columns, const ActivationRule& rule,
                           uint8_t* codes, float* scales) {
-  const int64_t width = scale_width(rule.form, columns);
-  for (int64_t begin = 0; begin < columns; begin += width) {
-    const int64_t count = std::min(width, columns - begin);
-    const float scale = scale_of(values + begin, count, rule);
-    *scales++ = scale;
-    for (int64_t i = begin; i < begin + count; ++i) codes[i] = activation_code(values[i], scale);
-  }
+  for_each_column(values, columns, rule, scales, [&](int64_t column, float scale) {
+    codes[column] = activation_code(values[column], scale);
+  });
+}
+
+void round_to_activation_codes(float* values, int64_t columns, const ActivationRule& rule,
+                               float* scales) {
+  for_each_column(values, columns, rule, scales, [&](int64_t column, float scale) {
+    values[column] = e4m3_to_float(activation_code(values[column], scale));
+  });
 }
 
 }  // namespace conclave::inline v0::quant

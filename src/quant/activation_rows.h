@@ -37,4 +37,8 @@ float scale_of(const float* values, int64_t count, const ActivationRule& rule);
 void quantize_activations(const float* values, int64_t columns, const ActivationRule& rule,
                           uint8_t* codes, float* scales);
 
+// Does the same with the codes' values in the place of `values`, for kernels that multiply those.
+void round_to_activation_codes(float* values, int64_t columns, const ActivationRule& rule,
+                               float* scales);
+
 }  // namespace conclave::inline v0::quant

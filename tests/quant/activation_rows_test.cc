@@ -114,5 +114,23 @@ TEST(QuantizeActivations, NotFinite_MakesTheRowNotFiniteAndNoOther) {
   }
 }
 
+TEST(RoundToActivationCodes, Values_AreThoseOfTheCodes) {
+  for (const ActivationScale form :
+       {ActivationScale::kTensorStatic, ActivationScale::kToken, ActivationScale::kGroup}) {
+    for (const bool power_of_two : {false, true}) {
+      const ActivationRule rule{
+          .form = form, .power_of_two_scales = power_of_two, .static_scale = 0.01F};
+      std::vector<float> row = random_row(300, 7);
+      const Quantised expected = quantise(row, rule);
+      std::vector<float> scales(expected.scales.size());
+      round_to_activation_codes(row.data(), 300, rule, scales.data());
+      EXPECT_EQ(scales, expected.scales);
+      for (size_t i = 0; i < row.size(); ++i) {
+        ASSERT_EQ(row[i], e4m3_to_float(expected.codes[i])) << i;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace conclave::quant

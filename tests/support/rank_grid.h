@@ -74,7 +74,7 @@ std::vector<std::exception_ptr> run_grid(int32_t ep_size, int32_t tp_size, const
   return errors;
 }
 
-// As run_grid, but rethrows the first exception.
+// Does what run_grid does, and rethrows the first exception.
 template <class Body>
 void on_grid(int32_t ep_size, int32_t tp_size, const Body& body) {
   for (const std::exception_ptr& error : run_grid(ep_size, tp_size, body)) {

@@ -123,7 +123,7 @@ class PatchedList(PatchedBlock):
                 if best is None or error < best[0]:
                     best = error, rule, shared
         if best is None:
-            raise NotOurs("nothing says how many experts per token has")
+            raise NotOurs("nothing says how many experts each token has")
         _, self._rule, self._shared = best
         if self._rule.top_k != self.layer.spec.top_k:
             self._pack(hidden.device)

@@ -35,7 +35,7 @@ __device__ __forceinline__ void round_columns(const float (&v)[8], uint32_t* res
   for (int i = 0; i < 4; ++i) results[i] = pack(Element{}, v[2 * i], v[2 * i + 1]);
 }
 
-// Where a warp stores its 16 rows.
+// The place that a warp stores its 16 rows to.
 struct RowTarget {
   int32_t rows = 0;    // number of rows that exist, 0 to 16
   int32_t row = 0;     // lane l < 16: output row of row l

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <numeric>
 
 namespace conclave::inline v0::experts {
 namespace {
@@ -54,8 +55,8 @@ class ReferenceKernel final : public ExpertsKernel {
 
   void run(const ExpertBatch& batch, const PackedExperts& weights, const ExpertOutput& output,
            std::span<std::byte> workspace, Executor& executor) const override {
-    int64_t occupied = 0;
-    for (int64_t e = 0; e < batch.num_local_experts; ++e) occupied += batch.expert_count[e];
+    const int64_t* const counts = batch.expert_count;
+    const int64_t occupied = std::accumulate(counts, counts + batch.num_local_experts, int64_t{0});
     WorkspaceLayout booking;
     const Slices slices = book(booking, occupied);
     const Call call{.batch = batch,
@@ -64,15 +65,15 @@ class ReferenceKernel final : public ExpertsKernel {
                     .input = slice_as<std::byte>(workspace, slices.input),
                     .activated = slice_as<std::byte>(workspace, slices.activated)};
     if (input_.coded()) {
-      for_each(call, 1, executor, [&](int64_t expert, int64_t) { code_input(call, expert); });
+      for_each_task(call, 1, executor, [&](const Task& task) { code_input(call, task); });
     }
-    for_each(call, layout_.gate_up_panels(), executor,
-             [&](int64_t expert, int64_t panel) { activate_panel(call, expert, panel); });
+    for_each_task(call, layout_.gate_up_panels(), executor,
+                  [&](const Task& task) { activate_panel(call, task); });
     if (inner_.coded()) {
-      for_each(call, 1, executor, [&](int64_t expert, int64_t) { code_activated(call, expert); });
+      for_each_task(call, 1, executor, [&](const Task& task) { code_activated(call, task); });
     }
-    for_each(call, layout_.down_panels(), executor,
-             [&](int64_t expert, int64_t panel) { down_panel(call, expert, panel); });
+    for_each_task(call, layout_.down_panels(), executor,
+                  [&](const Task& task) { down_panel(call, task); });
   }
 
  private:
@@ -87,64 +88,72 @@ class ReferenceKernel final : public ExpertsKernel {
             .activated = workspace.book_bytes(max_slots, static_cast<size_t>(inner_.row_bytes()))};
   }
 
-  // body(expert, task) for each task of each expert.
+  // A task of an expert, whose occupied rows begin at first_row of all.
+  struct Task {
+    int64_t expert = 0;
+    int64_t panel = 0;
+    int64_t first_row = 0;
+  };
+
+  // Calls body(task) for `panels` tasks of each expert.
   template <class Body>
-  static void for_each(const Call& call, int64_t tasks, Executor& executor, const Body& body) {
-    cpu::parallel_for(executor, call.batch.num_local_experts * tasks, 1,
-                      [&](int64_t begin, int64_t end, int32_t) {
-                        for (int64_t item = begin; item < end; ++item) {
-                          body(item / tasks, item % tasks);
-                        }
-                      });
+  static void for_each_task(const Call& call, int64_t panels, Executor& executor,
+                            const Body& body) {
+    const int64_t* const counts = call.batch.expert_count;
+    cpu::parallel_for(
+        executor, call.batch.num_local_experts * panels, 1,
+        [&](int64_t begin, int64_t end, int32_t) {
+          for (int64_t item = begin; item < end; ++item) {
+            const int64_t expert = item / panels;
+            body(Task{.expert = expert,
+                      .panel = item % panels,
+                      .first_row = std::accumulate(counts, counts + expert, int64_t{0})});
+          }
+        });
   }
 
-  static int64_t first_row(const ExpertBatch& batch, int64_t expert) {
-    int64_t row = 0;
-    for (int64_t e = 0; e < expert; ++e) row += batch.expert_count[e];
-    return row;
-  }
   // The row where the batch has it.
-  static const std::byte* source_row(const Call& call, int64_t expert, int64_t i) {
-    const int64_t slot = call.batch.expert_begin[expert] + i;
+  static const std::byte* source_row(const Call& call, const Task& task, int64_t i) {
+    const int64_t slot = call.batch.expert_begin[task.expert] + i;
     return call.batch.bundle.rows + call.batch.source_row[slot] * call.batch.bundle.row_bytes;
   }
-  std::byte* input_row(const Call& call, int64_t expert, int64_t i) const {
-    return call.input + (first_row(call.batch, expert) + i) * input_.row_bytes();
+  std::byte* input_row(const Call& call, const Task& task, int64_t i) const {
+    return call.input + (task.first_row + i) * input_.row_bytes();
   }
-  std::byte* activated_row(const Call& call, int64_t expert, int64_t i) const {
-    return call.activated + (first_row(call.batch, expert) + i) * inner_.row_bytes();
+  std::byte* activated_row(const Call& call, const Task& task, int64_t i) const {
+    return call.activated + (task.first_row + i) * inner_.row_bytes();
   }
 
-  void code_input(const Call& call, int64_t expert) const {
-    for (int64_t i = 0; i < call.batch.expert_count[expert]; ++i) {
-      std::byte* const row = input_row(call, expert, i);
-      std::memcpy(row, source_row(call, expert, i),
+  void code_input(const Call& call, const Task& task) const {
+    for (int64_t i = 0; i < call.batch.expert_count[task.expert]; ++i) {
+      std::byte* const row = input_row(call, task, i);
+      std::memcpy(row, source_row(call, task, i),
                   static_cast<size_t>(layout_.hidden_size) * sizeof(float));
       input_.quantize(call.weights.input_scale, row);
     }
   }
 
-  void code_activated(const Call& call, int64_t expert) const {
-    for (int64_t i = 0; i < call.batch.expert_count[expert]; ++i) {
-      inner_.quantize(call.weights.intermediate_scale, activated_row(call, expert, i));
+  void code_activated(const Call& call, const Task& task) const {
+    for (int64_t i = 0; i < call.batch.expert_count[task.expert]; ++i) {
+      inner_.quantize(call.weights.intermediate_scale, activated_row(call, task, i));
     }
   }
 
-  void activate_panel(const Call& call, int64_t expert, int64_t panel) const {
+  void activate_panel(const Call& call, const Task& task) const {
     const std::byte* packed = call.weights.gate_up +
-                              static_cast<size_t>(expert) * layout_.bytes().gate_up +
-                              static_cast<size_t>(panel) * layout_.stride(layout_.gate_up);
+                              static_cast<size_t>(task.expert) * layout_.bytes().gate_up +
+                              static_cast<size_t>(task.panel) * layout_.stride(layout_.gate_up);
     const int64_t width = layout_.gate_up_columns();
-    const int64_t first = panel * width;
+    const int64_t first = task.panel * width;
     const int64_t valid = std::min(width, layout_.intermediate_size - first);
-    for (int64_t i = 0; i < call.batch.expert_count[expert]; ++i) {
+    for (int64_t i = 0; i < call.batch.expert_count[task.expert]; ++i) {
       const std::byte* const x =
-          input_.coded() ? input_row(call, expert, i) : source_row(call, expert, i);
+          input_.coded() ? input_row(call, task, i) : source_row(call, task, i);
       const Sums sums = biased_product(layout_.gate_up, packed, x, input_);
       // Without a gate both are the one product.
       const float* up = sums.data() + (gemm::kPanelColumns - width);
       auto* const row =
-          static_cast<float*>(static_cast<void*>(activated_row(call, expert, i))) + first;
+          static_cast<float*>(static_cast<void*>(activated_row(call, task, i))) + first;
       std::fill_n(row, width, 0.0F);
       for (int64_t c = 0; c < valid; ++c) {
         row[c] = activation::apply_scalar(activation_, sums[static_cast<size_t>(c)], up[c]);
@@ -166,16 +175,15 @@ class ReferenceKernel final : public ExpertsKernel {
     return sums;
   }
 
-  void down_panel(const Call& call, int64_t expert, int64_t panel) const {
+  void down_panel(const Call& call, const Task& task) const {
     const std::byte* packed = call.weights.down +
-                              static_cast<size_t>(expert) * layout_.bytes().down +
-                              static_cast<size_t>(panel) * layout_.stride(layout_.down);
-    const int64_t first = panel * gemm::kPanelColumns;
+                              static_cast<size_t>(task.expert) * layout_.bytes().down +
+                              static_cast<size_t>(task.panel) * layout_.stride(layout_.down);
+    const int64_t first = task.panel * gemm::kPanelColumns;
     const int64_t valid = std::min(gemm::kPanelColumns, layout_.hidden_size - first);
-    for (int64_t i = 0; i < call.batch.expert_count[expert]; ++i) {
-      const int64_t slot = call.batch.expert_begin[expert] + i;
-      const Sums sums =
-          biased_product(layout_.down, packed, activated_row(call, expert, i), inner_);
+    for (int64_t i = 0; i < call.batch.expert_count[task.expert]; ++i) {
+      const int64_t slot = call.batch.expert_begin[task.expert] + i;
+      const Sums sums = biased_product(layout_.down, packed, activated_row(call, task, i), inner_);
       std::copy_n(sums.data(), valid, call.output.rows + slot * call.output.row_stride + first);
     }
   }

@@ -21,7 +21,7 @@ inline constexpr int kDirectVectors = Vec::kLanes == 16 ? 4
 
 // Decoded weights: 32 KiB in the first- or second-level cache.
 inline constexpr int64_t kStripK = 128;
-// Rows that share a strip, and whose sums lie beside it.
+// Rows that share a strip, and whose sums lie beside it; no block of a work list has more.
 inline constexpr int64_t kMaxStripRows = 96;
 // Values of k between two turns of fetching the next panel.
 inline constexpr int64_t kCodesPerTurn = 16;
@@ -106,11 +106,11 @@ CONCLAVE_KERNEL_INLINE void add_segment(const PanelTask& task, const RowPointers
   }
 }
 
-// All of k for few rows.
+// Computes all rows of a task that has few.
 template <class Codes, int kRows, bool kPlain>
-void compute_direct_tile(const PanelTask& task, int64_t first_row, Ahead& ahead) {
+void compute_direct_tile(const PanelTask& task, Ahead& ahead) {
   constexpr int kPasses = 64 / (kDirectVectors<kRows> * Vec::kLanes);
-  const RowPointers<kRows> rows(task, first_row);
+  const RowPointers<kRows> rows(task, 0);
   alignas(64) float sums[kRows][64] = {};
   for (int pass = 0; pass < kPasses; ++pass) {
     for (int64_t begin = 0, end = 0; begin < task.k; begin = end) {
@@ -120,20 +120,21 @@ void compute_direct_tile(const PanelTask& task, int64_t first_row, Ahead& ahead)
   }
   finish_tile(task, {.sums = sums[0],
                      .num_rows = kRows,
-                     .out = task.out + first_row * task.out_row_bytes,
+                     .out = task.out,
                      .out_row_bytes = task.out_row_bytes,
                      .out_block_bytes = task.out_block_bytes});
 }
 
-// Some rows' sums, beside a strip of decoded weights of [begin, end).
+// Some rows' sums, beside the decoded weights of k in [begin, end). A partial sum covers what
+// shares its scales; rows without scales have one, over all of k.
 struct Strip {
   alignas(64) float weights[kStripK][64];
-  alignas(64) float partial[kMaxStripRows][64];  // sums over the segment
+  alignas(64) float partial[kMaxStripRows][64];
   alignas(64) float total[kMaxStripRows][64];
   int64_t begin = 0;
   int64_t end = 0;
-  bool first_of_segment = false;
-  bool last_of_segment = false;
+  bool begins_partial = false;
+  bool ends_partial = false;
 };
 
 template <class Codes>
@@ -157,11 +158,11 @@ void add_strip_tile(const PanelTask& task, int64_t first_row, int64_t row, Strip
   constexpr int kPasses = 64 / (kVectors * Vec::kLanes);
   const RowPointers<kRows> rows(task, first_row);
   const float* scales = scales_at(task, strip.begin);
-  const bool scaled = strip.last_of_segment && task.row_scales.first != nullptr;
+  const bool plain = task.row_scales.first == nullptr;
   for (int pass = 0; pass < kPasses; ++pass) {
     Tile<kRows, kVectors> tile;
     tile.clear();
-    if (!strip.first_of_segment) {
+    if (!strip.begins_partial) {
       for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
         for (int j = 0; j < kVectors; ++j) {
@@ -175,16 +176,18 @@ void add_strip_tile(const PanelTask& task, int64_t first_row, int64_t row, Strip
     }
     for (int r = 0; r < kRows; ++r) {
       const Vec row_scale =
-          scaled ? Vec::broadcast(rows.scales[r][strip.begin / task.row_scales.width])
-                 : Vec::zero();
+          plain ? Vec::zero() : Vec::broadcast(rows.scales[r][strip.begin / task.row_scales.width]);
 #pragma GCC unroll 8
       for (int j = 0; j < kVectors; ++j) {
         const int column = column_of<kVectors>(pass, j);
+        const Vec sum = tile.sum[r][j];
         float* const total = strip.total[row + r] + column;
-        if (scaled) {
-          add_scaled(Vec::load(total), tile.sum[r][j], row_scale, scales + column).store(total);
+        if (!strip.ends_partial) {
+          sum.store(strip.partial[row + r] + column);
+        } else if (plain) {
+          sum.store(total);
         } else {
-          tile.sum[r][j].store(strip.partial[row + r] + column);
+          add_scaled(Vec::load(total), sum, row_scale, scales + column).store(total);
         }
       }
     }
@@ -218,19 +221,15 @@ void compute_by_strips(const PanelTask& task, int64_t first, int64_t count, Ahea
   const bool plain = task.row_scales.first == nullptr;
   Strip strip;
   for (int64_t r = 0; r < count; ++r) {
-    for (int64_t c = 0; c < 64; c += Vec::kLanes) {
-      Vec::zero().store(strip.partial[r] + c);
-      Vec::zero().store(strip.total[r] + c);
-    }
+    for (int64_t c = 0; c < 64; c += Vec::kLanes) Vec::zero().store(strip.total[r] + c);
   }
   const int64_t tiles = (count + kMaxTileRows - 1) / kMaxTileRows;
   for (int64_t segment = 0; segment < task.k;) {
     const int64_t end = segment_end(task, segment);
     for (strip.begin = segment; strip.begin < end; strip.begin = strip.end) {
       strip.end = lesser(end, strip.begin + kStripK);
-      // Plain rows have one sum over all segments.
-      strip.first_of_segment = strip.begin == (plain ? 0 : segment);
-      strip.last_of_segment = strip.end == end;
+      strip.begins_partial = strip.begin == (plain ? 0 : segment);
+      strip.ends_partial = strip.end == (plain ? task.k : end);
       decode_strip<Codes>(task, ahead, strip);
       for (int64_t t = 0, row = 0; t < tiles; ++t) {
         const int64_t rows = count / tiles + (t < count % tiles ? 1 : 0);
@@ -240,8 +239,7 @@ void compute_by_strips(const PanelTask& task, int64_t first, int64_t count, Ahea
     }
     segment = end;
   }
-  float* sums = plain ? strip.partial[0] : strip.total[0];
-  finish_tile(task, {.sums = sums,
+  finish_tile(task, {.sums = strip.total[0],
                      .num_rows = count,
                      .out = task.out + first * task.out_row_bytes,
                      .out_row_bytes = task.out_row_bytes,
@@ -256,9 +254,9 @@ struct ComputeDirectTile {
   template <int kRows>
   CONCLAVE_KERNEL_INLINE void call() const {
     if (task.row_scales.first == nullptr) {
-      compute_direct_tile<Codes, kRows, true>(task, 0, ahead);
+      compute_direct_tile<Codes, kRows, true>(task, ahead);
     } else {
-      compute_direct_tile<Codes, kRows, false>(task, 0, ahead);
+      compute_direct_tile<Codes, kRows, false>(task, ahead);
     }
   }
 };
