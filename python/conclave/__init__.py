@@ -51,6 +51,7 @@ from conclave.spec import (
     SharedExpertSpec,
     SimulatedRouting,
 )
+from conclave.tuning import tuning_candidates
 from conclave.vllm import (
     FusedMoEConfig,
     FusedMoEParallelConfig,
@@ -134,4 +135,5 @@ __all__ = [
     "round_robin_routing_tables",
     "route",
     "set_num_threads",
+    "tuning_candidates",
 ]

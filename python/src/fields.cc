@@ -148,6 +148,21 @@ void visit(ParallelSpec& value, Visitor& fields) {
   fields("reduce", value.reduce);
 }
 
+// One level, as a line of a table has it.
+template <class Visitor>
+void visit(TuningEntry& value, Visitor& fields) {
+  fields("device", value.key.device);
+  fields("format", value.key.format);
+  fields("num_experts", value.key.num_experts);
+  fields("hidden_size", value.key.hidden_size);
+  fields("intermediate_size", value.key.intermediate_size);
+  fields("top_k", value.key.top_k);
+  fields("tokens", value.tokens);
+  fields("kernel", value.kernel);
+  fields("tile", value.tile);
+  fields("microseconds", value.microseconds);
+}
+
 using Tuning = std::shared_ptr<const TuningTable>;
 
 template <class T>
@@ -278,10 +293,12 @@ nb::dict write_struct(Struct value) {
 MoeSpec spec_from_dict(const nb::dict& dict) { return read_struct<MoeSpec>(dict); }
 LayerOptions options_from_dict(const nb::dict& dict) { return read_struct<LayerOptions>(dict); }
 ParallelSpec parallel_from_dict(const nb::dict& dict) { return read_struct<ParallelSpec>(dict); }
+TuningEntry tuning_entry_from_dict(const nb::dict& dict) { return read_struct<TuningEntry>(dict); }
 
 nb::dict spec_to_dict(const MoeSpec& spec) { return write_struct(spec); }
 nb::dict options_to_dict(const LayerOptions& options) { return write_struct(options); }
 nb::dict parallel_to_dict(const ParallelSpec& parallel) { return write_struct(parallel); }
+nb::dict tuning_entry_to_dict(const TuningEntry& entry) { return write_struct(entry); }
 
 nb::dict plan_to_dict(const Plan& plan) {
   nb::list rows;

@@ -5,6 +5,7 @@
 
 #include "conclave/layer.h"
 #include "conclave/spec.h"
+#include "conclave/tuning.h"
 
 namespace conclave::python {
 
@@ -14,10 +15,12 @@ namespace conclave::python {
 MoeSpec spec_from_dict(const nb::dict& dict);
 LayerOptions options_from_dict(const nb::dict& dict);
 ParallelSpec parallel_from_dict(const nb::dict& dict);
+TuningEntry tuning_entry_from_dict(const nb::dict& dict);
 
 nb::dict spec_to_dict(const MoeSpec& spec);
 nb::dict options_to_dict(const LayerOptions& options);
 nb::dict parallel_to_dict(const ParallelSpec& parallel);
+nb::dict tuning_entry_to_dict(const TuningEntry& entry);
 nb::dict plan_to_dict(const Plan& plan);
 
 }  // namespace conclave::python

@@ -1,31 +1,28 @@
 #include "tuning.h"
 
+#include "context.h"
+#include "fields.h"
+
 #include "conclave/error.h"
 
-#include <string_view>
+#include <utility>
+#include <vector>
 
 namespace conclave::python {
 namespace {
 
-nb::dict entry_to_dict(const TuningEntry& entry) {
-  nb::dict dict;
-  dict["device"] = entry.key.device;
-  dict["format"] = entry.key.format;
-  dict["num_experts"] = entry.key.num_experts;
-  dict["hidden_size"] = entry.key.hidden_size;
-  dict["intermediate_size"] = entry.key.intermediate_size;
-  dict["top_k"] = entry.key.top_k;
-  dict["tokens"] = entry.tokens;
-  dict["kernel"] = entry.kernel;
-  dict["tile"] = entry.tile;
-  dict["microseconds"] = entry.microseconds;
-  return dict;
+nb::typed<nb::list, nb::dict> list_of(const std::vector<TuningEntry>& entries) {
+  nb::list rows;
+  for (const TuningEntry& entry : entries) rows.append(tuning_entry_to_dict(entry));
+  return nb::typed<nb::list, nb::dict>(std::move(rows));
 }
 
-nb::list entries_of(const TuningTable& table) {
-  nb::list rows;
-  for (const TuningEntry& entry : table.entries()) rows.append(entry_to_dict(entry));
-  return rows;
+TuningTable table_of(const std::vector<nb::dict>& entries) {
+  TuningTable table;
+  for (const nb::dict& entry : entries) table.set(tuning_entry_from_dict(entry));
+  // An entry whose line cannot be read again lacks a field: no layer would ever find it.
+  static_cast<void>(TuningTable::parse(table.to_text(), "entries"));
+  return table;
 }
 
 std::string path_text(nb::handle path) {
@@ -53,6 +50,15 @@ void bind_tuning(nb::module_& module) {
   nb::class_<TuningTable>(module, "TuningTable",
                           "Measured choices of kernels, as `conclave bench --tune` writes them. "
                           "Give one to a layer as LayerOptions.tuning.")
+      .def(
+          "__init__",
+          [](TuningTable* self, const std::vector<nb::dict>& entries) {
+            new (self) TuningTable(table_of(entries));
+          },
+          nb::arg("entries"),
+          "A table from dictionaries, as `entries` and `tuning_candidates` give them; of two for "
+          "the same problem and tokens the later counts. `microseconds` and `tile` may be left "
+          "out. Raises Error naming the field or the entry.")
       .def_static(
           "parse", [](const std::string& text) { return TuningTable::parse(text); },
           nb::arg("text"), "A table from its text. Raises Error naming the line.")
@@ -60,12 +66,23 @@ void bind_tuning(nb::module_& module) {
           "load", [](nb::object path) { return TuningTable::load(path_text(path)); },
           nb::arg("path"), "A table from a file. Raises Error naming file and line.")
       .def("to_text", &TuningTable::to_text, "The text that parse reads.")
-      .def_prop_ro("entries", &entries_of,
-                   "A dictionary for each choice: what it was measured for, kernel, tile, time.")
+      .def_prop_ro(
+          "entries", [](const TuningTable& self) { return list_of(self.entries()); },
+          "A dictionary for each choice: what it was measured for, kernel, tile, time.")
       .def("__len__", [](const TuningTable& table) { return table.entries().size(); })
       .def("__repr__", [](const TuningTable& table) {
         return "<conclave.TuningTable, " + std::to_string(table.entries().size()) + " entries>";
       });
+  module.def(
+      "tuning_candidates",
+      [](const PyContext& context, const nb::dict& spec, const nb::dict& options,
+         const nb::dict& parallel, int64_t tokens) {
+        return list_of(tuning_candidates(context.context(), spec_from_dict(spec),
+                                         options_from_dict(options), parallel_from_dict(parallel),
+                                         tokens));
+      },
+      nb::arg("context"), nb::arg("spec"), nb::arg("options"), nb::arg("parallel"),
+      nb::arg("tokens"), "Every choice that a layer could make for calls of so many tokens.");
 }
 
 }  // namespace conclave::python

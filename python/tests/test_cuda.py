@@ -214,6 +214,31 @@ def test_tuning_tables_choose_kernels(case, torch):
     assert worst_error(layer(case.hidden, **case.routing), case.expected) <= HALF_BAR
 
 
+@pytest.mark.parametrize("tokens", [1, 48])
+def test_every_tuning_candidate_can_be_chosen(case, torch, tokens):
+    plain = case.layer(options={"max_tokens": tokens})
+    entries = conclave.tuning_candidates(plain.spec, tokens, device="cuda:0")
+    choices = [(e["kernel"], e["tile"]) for e in entries]
+    rung = plain.plan["ladder"][-1]
+    assert (rung["kernel"], rung["tile"]) in choices and len(set(choices)) == len(choices) > 1
+    for entry, choice in zip(entries, choices, strict=True):
+        table = conclave.TuningTable([entry])
+        layer = case.layer(options={"max_tokens": tokens, "tuning": table})
+        rung = layer.plan["ladder"][-1]
+        assert (rung["kernel"], rung["tile"]) == choice
+        routing = {n: t[:tokens] for n, t in case.routing.items()}
+        out = layer(case.hidden[:tokens], **routing)
+        assert worst_error(out, case.expected[:tokens]) <= HALF_BAR
+
+
+def test_tuning_candidates_need_a_layer_that_runs(case):
+    spec = case.layer().spec
+    with pytest.raises(ConclaveUnsupportedError):
+        conclave.tuning_candidates(
+            spec, 4, device="cuda:0", options={"kernel": "cuda.stream_fp8_sm90"}
+        )
+
+
 def test_permutation_equals_the_cpu(torch):
     ids = torch.randint(-1, 17, (100, 4))
     hidden = torch.randn(100, 32)
