@@ -24,11 +24,13 @@ def rounds_per_batch(device, names: list, rng: random.Random) -> int:
     return max(1, min(64, round(BATCH_SECONDS * 1e6 / max(microseconds, 1.0))))
 
 
-def time_hot(device, names: list, seconds: float, rng: random.Random, warm_share: float = 0.5) -> dict:
+def time_hot(device, names: list, seconds: float, rng: random.Random, warm_share: float = 0.5,
+             least_replays: int = LEAST_REPLAYS) -> dict:
     """Microseconds of each subject's replays under continuous load, all in one alternation.
 
-    The first share of `seconds` only loads the chip. Ends after `seconds`, but not before LEAST_REPLAYS of each
-    are timed, nor later than LONGEST times `seconds` if there is one of each.
+    The first share of `seconds` only loads the chip. Ends after `seconds`, but not before `least_replays` of each
+    are timed, nor later than LONGEST times `seconds` if there is one of each. The i-th times of all subjects are
+    of one round.
     """
     rounds = rounds_per_batch(device, names, rng)
     times = {name: [] for name in names}
@@ -43,7 +45,7 @@ def time_hot(device, names: list, seconds: float, rng: random.Random, warm_share
     def done() -> bool:
         least = min(map(len, times.values()))
         elapsed = device.now() - begun
-        return (elapsed >= seconds and least >= LEAST_REPLAYS) or (elapsed >= LONGEST * seconds and least >= 1)
+        return (elapsed >= seconds and least >= least_replays) or (elapsed >= LONGEST * seconds and least >= 1)
 
     enqueue()
     while not done():
