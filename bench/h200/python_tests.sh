@@ -12,7 +12,7 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}  # the processes below share the co
 export PYTHONPATH=$package PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
-pytest=(python3 -m pytest -q -m cuda -p no:cacheprovider --timeout=60 --tb=short -W ignore
+pytest=(python3 -m pytest -q -rfE -m cuda -p no:cacheprovider --timeout=60 --tb=short -W ignore
         -o junit_logging=no)
 python3 -c 'import xdist' 2>/dev/null && parallel=(-n "${JOBS:-12}") || parallel=()
 # These measure how much of the GPU's memory is free, so nothing else may run.

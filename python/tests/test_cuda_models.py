@@ -59,9 +59,11 @@ def test_bfloat16_model_is_as_near_to_float32_as_eager(
     exact = logits(models.load(name, dtype=torch.bfloat16).float())
     _experts._warned.clear()
     _block._warned.clear()
-    conclave.transformers.set_implementation(model)
-    found = [holds(logits(model), eager, exact)]
-    conclave.transformers.set_implementation(model, "eager")
+    found = []
+    if models.dispatches(model):
+        conclave.transformers.set_implementation(model)
+        found.append(holds(logits(model), eager, exact))
+        conclave.transformers.set_implementation(model, "eager")
     conclave.transformers.patch(model)
     found.append(holds(logits(model), eager, exact))
     record_property("class", type(model).__name__)

@@ -27,16 +27,6 @@ EAGER_IS_WRONG = {"hunyuan_v1_moe"}  # 5.0: weights [T, E] are indexed by slot; 
 MASKS_WITH_ZERO = {"solar_open"}
 
 
-def dispatches(model: object) -> bool:
-    """Whether a model's experts have a forward that transformers exchanges."""
-    wrapped = (hasattr(type(module).forward, "__wrapped__") for module in model.modules())
-    held = (hasattr(module, "down_proj") for module in model.modules())
-    stacked = (
-        getattr(getattr(module, "down_proj", None), "ndim", 0) == 3 for module in model.modules()
-    )
-    return any(all(traits) for traits in zip(wrapped, held, stacked, strict=True))
-
-
 @pytest.fixture(scope="module", params=DEVICES)
 def place(request: pytest.FixtureRequest) -> Iterator[str]:
     """The device of the models."""
@@ -77,7 +67,7 @@ def test_model_with_experts_backend_has_eager_logits(
     family: tuple, record_property: Callable
 ) -> None:
     _, model, expected = family
-    if not dispatches(model):
+    if not models.dispatches(model):
         with pytest.raises(ConclaveUnsupportedError, match=r"conclave\.transformers\.patch"):
             conclave.transformers.set_implementation(model)
         return

@@ -36,17 +36,21 @@ def _is_attention(name: str) -> bool:
 
 
 def _holds_experts(module: torch.nn.Module) -> bool:
-    """Whether a module's weights are those of experts: in stacks by now, flat in a child (DBRX), or
-    in a list of modules, as code has them that was written for transformers 4."""
+    """Whether a module's weights are those of experts: in stacks of its own or of a child's (Aria),
+    flat in a child (DBRX), or in a list of modules, as code has them for transformers 4."""
     if isinstance(module, _LISTS):
         return any(True for _ in module.parameters())
-    if any(p.dim() == 3 for p in module.parameters(recurse=False)):
+    if any(_has_stacks(part) for part in (module, *module.children())):
         return True
     return (
         hasattr(module, "num_experts")
         or hasattr(module, "moe_num_experts")
         or any(hasattr(child, "moe_num_experts") for child in module.children())
     )
+
+
+def _has_stacks(module: torch.nn.Module) -> bool:
+    return any(p.dim() == 3 for p in module.parameters(recurse=False))
 
 
 def _experts_of(block: torch.nn.Module) -> torch.nn.Module | None:

@@ -105,6 +105,16 @@ class Run:
     tokens: list[list[int]]  # [steps][B]
 
 
+def dispatches(model: Any) -> bool:
+    """Whether a model's experts have a forward that transformers exchanges."""
+    wrapped = (hasattr(type(module).forward, "__wrapped__") for module in model.modules())
+    held = (hasattr(module, "down_proj") for module in model.modules())
+    stacked = (
+        getattr(getattr(module, "down_proj", None), "ndim", 0) == 3 for module in model.modules()
+    )
+    return any(all(traits) for traits in zip(wrapped, held, stacked, strict=True))
+
+
 def _logits(out: Any) -> torch.Tensor:
     return getattr(out, "logits", None) if hasattr(out, "logits") else out[0]
 

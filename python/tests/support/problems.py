@@ -121,12 +121,14 @@ def _float64(array: Any) -> numpy.ndarray:
     return numpy.asarray(array).astype("float64")
 
 
-def worst_error(actual: Any, expected: Any) -> float:
-    """The largest relative L2 error of a token."""
+def worst_error(actual: Any, expected: Any, at_least: Any = 0.0) -> float:
+    """The largest relative L2 error of a token. at_least: of each token, what the error is held to
+    where the expected row is shorter."""
     actual, expected = _float64(actual), _float64(expected)
     assert actual.shape == expected.shape
     if expected.size == 0:
         return 0.0
     difference = numpy.linalg.norm(actual - expected, axis=1)
-    errors = difference / numpy.maximum(numpy.linalg.norm(expected, axis=1), 1e-30)
+    scale = numpy.maximum(numpy.linalg.norm(expected, axis=1), _float64(at_least))
+    errors = difference / numpy.maximum(scale, 1e-30)
     return float(numpy.where(numpy.isfinite(errors), errors, numpy.inf).max())

@@ -88,6 +88,29 @@ def experts_reference(
     return total
 
 
+def spread_of_roundings(hidden, w1, w2, topk_weights, topk_ids):
+    """[T] float64: how far a token's output moves, as a root of squares, if each value that a
+    kernel of the weights' type rounds were off by all of itself. A sum whose terms do not cancel
+    is as large as that; where they do, a relative error has to be held to this instead.
+
+    Rounded are the rows, if they are not of the weights' type, and the activated products (SiLU).
+    """
+    squares = torch.zeros(len(hidden), dtype=torch.float64)
+    for expert in range(len(w1)):
+        tokens, slots = torch.nonzero(topk_ids == expert, as_tuple=True)
+        rows, first = hidden[tokens].double(), w1[expert].double()
+        product = (rows @ first.T).requires_grad_()
+        inner = activate("silu", product)
+        (slope,) = torch.autograd.grad(inner.sum(), product)
+        moved = inner.detach().square()
+        if hidden.dtype != w1.dtype:
+            both = slope.square() * (rows.square() @ first.T.square())
+            moved = moved + both.unflatten(1, (2, -1)).sum(1)
+        share = topk_weights[tokens, slots].double().square()
+        squares.index_add_(0, tokens, (moved @ w2[expert].double().T.square()).sum(1) * share)
+    return squares.sqrt()
+
+
 def _spread_of_codes(rows, rule):
     """How far each value's code may move if the value is off by CODE_AMBIGUITY. The largest of a
     group, which makes its scale, stays: its code is the last one."""
