@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from . import formats
+
 TOKENS = (1, 16, 64, 256, 1024, 4096, 16384)
 # The cells that tell most come first, since time may run out.
 TOKENS_BY_WEIGHT = (1024, 16384, 64, 1, 4096, 256, 16)
@@ -14,12 +16,16 @@ class Case:
     top_k: int
     hidden: int
     inner: int
-    format: str  # bf16, e4m3 (blocks of 128 x 128, rows by 1 x 128), int4 (groups of 128), mxfp4
+    format: str  # a name of formats.FORMATS
+
+    def __post_init__(self):
+        group = self.weight_format.group[1]
+        if self.hidden % group or self.inner % group:
+            raise ValueError(f"{self.name}: {self.format} needs multiples of {group}, found H {self.hidden} and I {self.inner}")
 
     @property
-    def weight_bits(self) -> float:
-        """Of one weight, scales included."""
-        return {"bf16": 16.0, "e4m3": 8.0, "int4": 4 + 16 / 128, "mxfp4": 4 + 8 / 32}[self.format]
+    def weight_format(self) -> formats.Format:
+        return formats.find(self.format)
 
     def flops(self, tokens: int) -> int:
         return 6 * tokens * self.top_k * self.hidden * self.inner
@@ -37,20 +43,22 @@ _SIZES = {
     "granite-3b": (40, 8, 1536, 512),
     "qwen1.5-moe": (60, 4, 2048, 1408),
 }
-# No e4m3: 2880 is no multiple of the block; the odd sizes are run in 16 bits alone.
-_FORMATS = {
+# The odd sizes are run in 16 bits alone.
+_SIZES_OF_FORMAT = {
     "bf16": tuple(_SIZES),
     "e4m3": ("qwen3-30b", "mixtral-8x7b", "qwen3-235b", "olmoe", "dsv3-ep8", "deepseek-v3", "deepseek-v2"),
     "int4": ("qwen3-30b", "mixtral-8x7b", "qwen3-235b", "dsv3-ep8"),
     "mxfp4": ("qwen3-30b", "mixtral-8x7b", "qwen3-235b", "gpt-oss-20b", "dsv3-ep8"),
 }
-_SUFFIX = {"bf16": "", "e4m3": "-fp8", "int4": "-int4", "mxfp4": "-mxfp4"}
 
-CASES = {
-    name + _SUFFIX[form]: Case(name + _SUFFIX[form], *_SIZES[name], form)
-    for form, names in _FORMATS.items()
-    for name in names
-}
+
+def _cases():
+    for form, sizes in _SIZES_OF_FORMAT.items():
+        for size in sizes:
+            yield Case(size + formats.find(form).suffix, *_SIZES[size], form)
+
+
+CASES = {case.name: case for case in _cases()}
 # The README's layers first.
 DEFAULT_CASES = (
     "qwen3-30b", "qwen3-235b-fp8", "mixtral-8x7b", "deepseek-v3-fp8", "qwen3-30b-fp8", "qwen3-235b",
@@ -64,7 +72,7 @@ def parse_case(text: str) -> Case:
         return CASES[text]
     sizes, _, form = text.partition(":")
     numbers = sizes.split("x")
-    if len(numbers) != 4 or not all(n.isdigit() and int(n) > 0 for n in numbers) or (form or "bf16") not in _SUFFIX:
+    if len(numbers) != 4 or not all(n.isdigit() and int(n) > 0 for n in numbers):
         raise ValueError(f"unknown case {text!r}: expected one of {', '.join(CASES)}, or ExkxHxI[:format]")
     return Case(text, *map(int, numbers), form or "bf16")
 

@@ -9,7 +9,7 @@ import torch
 from .alternation import time_cool, time_hot
 from .device import CudaDevice, Graph
 from .plugin import Peer, one_line
-from .problem import LIMITS, Problem
+from .problem import Problem
 from .statistics import spread
 
 CHOICE_REPLAYS = 5
@@ -26,7 +26,7 @@ class GpuLost(Exception):
 def choose(peer: Peer, problem: Problem, out_of_time) -> tuple:
     """(label, graph, error) of a peer's fastest right candidate, and what is to be said of the others."""
     best, notes = None, []
-    limit = LIMITS[problem.case.format]
+    limit = problem.case.weight_format.limit
     made = peer.candidates(problem)
     while not (best and out_of_time()):
         try:

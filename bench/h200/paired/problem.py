@@ -6,48 +6,15 @@ import torch
 
 from .cases import Case, routings_per_graph
 
-GROUP = 128
-E4M3_MOST = 448.0
 SAMPLED_TOKENS = 6
-# Relative L2 error of a token, beyond which a kernel computes something else. In e4m3 a code of the
-# intermediate may fall to the other side of a boundary, which is no fault.
-LIMITS = {"bf16": 1e-2, "e4m3": 5e-2, "int4": 1.5e-2, "mxfp4": 1.5e-2}
-
-
-def quantise_blocks(matrix: torch.Tensor) -> tuple:
-    """[R, C] -> e4m3 [R, C], a float32 scale for each block of 128 x 128."""
-    rows, cols = matrix.shape
-    padded = torch.nn.functional.pad(matrix.float(), (0, -cols % GROUP, 0, -rows % GROUP))
-    blocks = padded.view(padded.shape[0] // GROUP, GROUP, padded.shape[1] // GROUP, GROUP)
-    scales = (blocks.abs().amax((1, 3)) / E4M3_MOST).clamp_min(1e-12)
-    codes = (blocks / scales[:, None, :, None]).to(torch.float8_e4m3fn)
-    return codes.view(padded.shape)[:rows, :cols].contiguous(), scales
-
-
-def dequantise_blocks(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """In float64."""
-    wide = scales.double().repeat_interleave(GROUP, 0).repeat_interleave(GROUP, 1)
-    return codes.double() * wide[: codes.shape[0], : codes.shape[1]]
-
-
-def quantise_rows(rows: torch.Tensor) -> tuple:
-    """[M, C] -> e4m3 [M, C], a float32 scale for each group of 128 of a row; C is a multiple of 128."""
-    groups = rows.float().view(rows.shape[0], -1, GROUP)
-    scales = (groups.abs().amax(-1) / E4M3_MOST).clamp_min(1e-12)
-    return (groups / scales[..., None]).to(torch.float8_e4m3fn).view(rows.shape), scales
-
-
-def as_quantised(rows: torch.Tensor) -> torch.Tensor:
-    """Float64 rows as they are after quantise_rows."""
-    codes, scales = quantise_rows(rows)
-    return (codes.double().view(rows.shape[0], -1, GROUP) * scales.double()[..., None]).view(rows.shape)
 
 
 class Weights:
-    """gate_up [E, 2I, H] and down [E, H, I], with scales where the format has them."""
+    """gate_up [E, 2I, H] and down [E, H, I] as the format's file encodes them, with scales where it has them."""
 
     def __init__(self, case: Case, seed: int = 1, device: str = "cuda"):
-        self.case = case
+        self.case, self.codec = case, case.weight_format.codec
+        self._derived = {}
         torch.manual_seed(seed)
         sizes = {"gate_up": (2 * case.inner, case.hidden), "down": (case.hidden, case.inner)}
         for name, (rows, cols) in sizes.items():
@@ -63,17 +30,21 @@ class Weights:
             setattr(self, name + "_scale", stacks[1])
 
     def _matrix(self, rows: int, cols: int, device: str) -> tuple:
-        dtype = torch.float32 if self.case.format == "e4m3" else torch.bfloat16
-        matrix = torch.empty(rows, cols, dtype=dtype, device=device).normal_(std=cols**-0.5)
-        return quantise_blocks(matrix) if self.case.format == "e4m3" else (matrix, None)
+        return self.codec.encode(torch.empty(rows, cols, dtype=self.codec.DTYPE, device=device).normal_(std=cols**-0.5))
 
     def exact(self, name: str, expert: int) -> torch.Tensor:
-        matrix, scale = getattr(self, name)[expert], getattr(self, name + "_scale")
-        return matrix.double() if scale is None else dequantise_blocks(matrix, scale[expert])
+        scale = getattr(self, name + "_scale")
+        return self.codec.decode(getattr(self, name)[expert], None if scale is None else scale[expert])
 
     def rows_as_read(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows in float64 as a product of this format reads them."""
-        return as_quantised(rows) if self.case.format == "e4m3" else rows.double()
+        return self.codec.rows_as_read(rows)
+
+    def derived(self, key: str, make):
+        """What `make` returns, made once: an engine's own layout of the weights serves all cells of a case."""
+        if key not in self._derived:
+            self._derived[key] = make()
+        return self._derived[key]
 
 
 class Problem:
@@ -96,7 +67,7 @@ class Problem:
 
     @property
     def active_bytes(self) -> float:
-        return self.active_experts * 3 * self.case.hidden * self.case.inner * self.case.weight_bits / 8
+        return self.active_experts * 3 * self.case.hidden * self.case.inner * self.case.weight_format.weight_bits / 8
 
     def rows_of_experts(self, routing: int) -> torch.Tensor:
         """How many rows each expert gets, [E] int64."""

@@ -3,6 +3,8 @@
 import json
 import pathlib
 
+from . import formats
+
 README_CELLS = ("qwen3-30b", "mixtral-8x7b", "qwen3-235b-fp8", "deepseek-v3-fp8")
 README_NAMES = {
     "qwen3-30b": "Qwen3-30B-A3B, bf16", "mixtral-8x7b": "Mixtral-8x7B, bf16",
@@ -86,7 +88,7 @@ def case_table(results: Results, case: str) -> list:
 
 
 def floor_us(row: dict) -> float:
-    return max(row["active_bytes"] / 4.8e6, row["flops"] / (1979e6 if row["format"] == "e4m3" else 989e6))
+    return max(row["active_bytes"] / 4.8e6, row["flops"] / (formats.find(row["format"]).tflops * 1e6))
 
 
 def absent_lines(results: Results) -> list:

@@ -21,23 +21,31 @@ def silu_mul(both: torch.Tensor, out: torch.Tensor) -> None:
 
 
 @triton.jit
-def _sum_choices(rows, out, tokens, size, choices: tl.constexpr, height: tl.constexpr, block: tl.constexpr):
+def _sum_choices(
+    rows, weights, out, tokens, size, choices: tl.constexpr, weigh: tl.constexpr, height: tl.constexpr, block: tl.constexpr
+):
     token = (tl.program_id(1) * height + tl.arange(0, height)).to(tl.int64)
     col = tl.program_id(0) * block + tl.arange(0, block)
     held = (token < tokens)[:, None] & (col < size)[None, :]
     total = tl.zeros((height, block), dtype=tl.float32)
     for choice in tl.static_range(choices):
         place = (token[:, None] * choices + choice) * size + col[None, :]
-        total += tl.load(rows + place, mask=held, other=0.0).to(tl.float32)
+        value = tl.load(rows + place, mask=held, other=0.0).to(tl.float32)
+        if weigh:
+            value *= tl.load(weights + token * choices + choice, mask=token < tokens, other=0.0)[:, None]
+        total += value
     tl.store(out + token[:, None] * size + col[None, :], total.to(out.dtype.element_ty), mask=held)
 
 
-def sum_choices(rows: torch.Tensor, out: torch.Tensor, choices: int) -> None:
-    """rows [T * k, H], weighed already -> out [T, H]."""
+def sum_choices(rows: torch.Tensor, out: torch.Tensor, choices: int, weights: torch.Tensor | None = None) -> None:
+    """rows [T * k, H], weighed already or else by float32 weights [T, k] -> out [T, H]."""
     tokens, size = out.shape
     height = 1 if tokens <= 4 else 2 if tokens <= 128 else 4
     grid = (triton.cdiv(size, 512), triton.cdiv(tokens, height))
-    _sum_choices[grid](rows, out, tokens, size, choices=choices, height=height, block=512, num_warps=4)
+    weigh = weights is not None
+    _sum_choices[grid](
+        rows, weights if weigh else rows, out, tokens, size, choices=choices, weigh=weigh, height=height, block=512, num_warps=4
+    )
 
 
 @triton.jit

@@ -9,8 +9,8 @@ import sys
 
 import torch
 
+from ..formats.e4m3 import quantise_rows
 from ..plugin import Candidate, Missing
-from ..problem import quantise_rows
 from ._products import product_error, sample
 
 TITLE = "DeepGEMM"

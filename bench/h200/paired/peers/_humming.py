@@ -1,0 +1,104 @@
+"""Humming's two products of a layer: how it describes them, their weights in its layout, and its compiled kernels."""
+
+import concurrent.futures
+import contextlib
+import importlib
+import json
+import os
+import sys
+
+import torch
+
+from ..plugin import Missing
+
+# What Humming calls the codes and scales of a format, and the type of its scales.
+SCHEMAS = {
+    "int4": ("uint4", "bfloat16", torch.bfloat16),
+    "mxfp4": ("float4e2m1", "float8e8m0", torch.float8_e8m0fnu),
+}
+# Sizes are rounded up as vLLM has them; Humming's kernels read and write the given ones.
+ROWS_STEP, COLS_STEP = 256, 128
+E8M0_ONE = 127
+
+
+class Engine:
+    """What is used of the package; PAIRED_HUMMING is the folder that holds it, else it is imported as installed."""
+
+    def __init__(self):
+        folder = os.environ.get("PAIRED_HUMMING")
+        if folder and folder not in sys.path:
+            sys.path.insert(0, folder)
+        # Else the import starts compilers in the background, beside what is timed.
+        os.environ.setdefault("HUMMING_DISABLE_PARALLEL_BUILD", "1")
+        try:
+            schema, transform, tune, kernel, ops = (
+                importlib.import_module(f"humming.{name}") for name in ("schema", "transform", "tune", "kernel.humming", "ops")
+            )
+        except ImportError as error:
+            raise Missing(f"humming cannot be imported ({error}); PAIRED_HUMMING may name its folder") from None
+        self.weight_schema = schema.HummingWeightSchema
+        self.prepare_layer_config = transform.prepare_layer_config
+        self.transform_tensors = transform.transform_humming_tensors
+        self.heuristics = tune.get_heuristics_config
+        self.prepare_kernels = kernel.HummingKernel.prepare_kernels
+        self.launch = ops.launch_kernel
+
+
+@contextlib.contextmanager
+def padding_of_e8m0():
+    """torch pads no e8m0 tensors, which Humming asks of it: here their bytes are padded, by that of 1.0."""
+    plain = torch.nn.functional.pad
+
+    def by_bytes(input, pad, mode="constant", value=None):
+        if input.dtype != torch.float8_e8m0fnu:
+            return plain(input, pad, mode, value)
+        return plain(input.view(torch.uint8), pad, mode, E8M0_ONE).view(torch.float8_e8m0fnu)
+
+    torch.nn.functional.pad = by_bytes
+    try:
+        yield
+    finally:
+        torch.nn.functional.pad = plain
+
+
+class Product:
+    """One product of a layer as Humming describes it, with the weights in Humming's layout."""
+
+    def __init__(self, engine: Engine, weights, name: str):
+        self.engine = engine
+        codes, scales = getattr(weights, name), getattr(weights, name + "_scale")
+        case = weights.case
+        code_type, scale_type, scale_dtype = SCHEMAS[case.format]
+        schema = engine.weight_schema(
+            b_dtype=code_type, bs_dtype=scale_type, weight_scale_group_size=case.weight_format.group[1]
+        )
+        self.config = engine.prepare_layer_config(
+            shape_n=codes.shape[1], shape_k=2 * codes.shape[2], weight_schema=schema, num_experts=case.experts,
+            pad_n_to_multiple=ROWS_STEP, pad_k_to_multiple=COLS_STEP, torch_dtype=torch.bfloat16,
+        )
+        given = {"weight": codes.view(torch.int32), "weight_scale": scales.view(scale_dtype)}
+        with padding_of_e8m0():
+            self.tensors = engine.transform_tensors(self.config, given)
+
+    def tuning(self, rows: int, kind: str) -> dict:
+        """Tile and schedule that Humming's heuristics choose for so many rows."""
+        return dict(self.engine.heuristics(self.config, shape_m=rows, gemm_type=kind))
+
+    def launch(self, kernel, rows: torch.Tensor, out: torch.Tensor, locks: torch.Tensor, **layout) -> None:
+        self.engine.launch(
+            configs=kernel, inputs=rows, outputs=out, locks=locks, valid_shape_m=out.shape[0], **layout, **self.tensors
+        )
+
+
+class Kernels:
+    """Kernels compiled on request, beside each other, each once."""
+
+    def __init__(self, engine: Engine):
+        self._engine, self._asked = engine, {}
+        self._pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
+
+    def ask(self, product: Product, kind: str, tuning: dict) -> concurrent.futures.Future:
+        key = (product.config.to_str(), json.dumps({"gemm_type": kind}), json.dumps(tuning, sort_keys=True))
+        if key not in self._asked:
+            self._asked[key] = self._pool.submit(self._engine.prepare_kernels, *key)
+        return self._asked[key]
