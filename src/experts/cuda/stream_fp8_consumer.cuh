@@ -318,7 +318,7 @@ struct Fp8Consumer : TileThread<Config> {
     store_intermediate<N>(d, tile, feature_tile);
   }
 
-  // Rounds, weights and scales rows as combine does; equals tile_fp8_epilogue.cuh.
+  // Finishes rows that are the only ones of their tokens.
   template <int N>
   __device__ __forceinline__ void finish_rows(float (&d)[N / 2], int32_t count,
                                               const int32_t (&slots)[(N + 31) / 32]) const {
@@ -332,8 +332,7 @@ struct Fp8Consumer : TileThread<Config> {
 #pragma unroll
       for (int v = 0; v < 2; ++v) {
         float& sum = d[i / 2 * 4 + i % 2 + 2 * v];
-        const float row = __bfloat162float(__float2bfloat16_rn(sum));
-        sum = __fmul_rn(__fadd_rn(0.0F, __fmul_rn(weight, row)), params.finish_scale);
+        sum = finish_sum(sum, weight, params.finish_scale);
       }
     }
   }

@@ -100,8 +100,7 @@ __device__ __forceinline__ void store_bf16_row(__nv_bfloat16* row, int32_t colum
   }
 }
 
-// Finishes rows that are the only ones of their tokens, step by step as combine does: it takes
-// rounded rows, and its sums begin at 0.
+// Finishes rows that are the only ones of their tokens.
 __device__ __forceinline__ void finish_rows(const Params& p, const int32_t (&slot)[2],
                                             float (&sums)[2][64]) {
   float weight[2] = {1, 1};
@@ -112,8 +111,7 @@ __device__ __forceinline__ void finish_rows(const Params& p, const int32_t (&slo
 #pragma unroll
   for (int i = 0; i < 128; ++i) {
     float& sum = sums[i / 64][i % 64];
-    const float row = __bfloat162float(__float2bfloat16_rn(sum));
-    sum = __fmul_rn(__fadd_rn(0.0F, __fmul_rn(weight[i / 2 % 2], row)), p.finish_scale);
+    sum = finish_sum(sum, weight[i / 2 % 2], p.finish_scale);
   }
 }
 
