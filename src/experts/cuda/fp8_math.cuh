@@ -1,6 +1,8 @@
 // Device arithmetic shared by the fp8 kernels: codes, scales and finished rows.
 #pragma once
 
+#include "quant/code_quotient.h"
+
 #include <cstdint>
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>
