@@ -101,8 +101,9 @@ __device__ __forceinline__ float dynamic_scale(float amax, bool power_of_two) {
   return power_of_two && amax > 0 ? to_power_of_two(scale) : scale;
 }
 
-// x / scale, rounded correctly. A constant scale may be too small for x: a quotient beyond float32
-// then becomes infinite, which saturates as a code, while an infinite x gives NaN.
+// x / scale, rounded correctly, and so with the code of quant::code_quotient. A constant scale may
+// be too small for x: a quotient beyond float32 then becomes infinite, which saturates as a code,
+// while an infinite x gives NaN.
 template <bool kMayOverflow>
 __device__ __forceinline__ float divide(float x, const Step& step) {
   const float dividend = x * step.factor;

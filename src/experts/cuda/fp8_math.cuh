@@ -1,7 +1,10 @@
-// Device arithmetic shared by the fp8 kernels: codes and scales.
+// Device arithmetic shared by the fp8 kernels: codes, scales and finished rows.
 #pragma once
 
+#include "quant/code_quotient.h"
+
 #include <cstdint>
+#include <cuda_bf16.h>
 #include <cuda_fp8.h>
 
 namespace conclave::inline v0::experts {
@@ -26,6 +29,13 @@ __device__ __forceinline__ float group_scale(float amax, bool power_of_two) {
   const float quotient = __fdiv_rn(amax, 448.0F);
   const float scale = quotient > 0 ? quotient : 1.0F;
   return power_of_two ? round_up_to_power_of_two(scale) : scale;
+}
+
+// Finishes a sum of the down product that belongs to the only row of its token, step by step as
+// combine does: it takes rounded rows, and its sums begin at 0.
+__device__ __forceinline__ float finish_sum(float sum, float weight, float scale) {
+  const float row = __bfloat162float(__float2bfloat16_rn(sum));
+  return __fmul_rn(__fadd_rn(0.0F, __fmul_rn(weight, row)), scale);
 }
 
 }  // namespace conclave::inline v0::experts

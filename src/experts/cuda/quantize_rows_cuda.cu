@@ -118,14 +118,18 @@ __device__ __forceinline__ void encode_with(const float (&x)[kPart], Words& word
 
 enum class Scale : uint8_t { kDynamic, kStatic };
 
-// With a static scale, quotients may overflow, so the reciprocal is not used.
+// With a static scale, quotients may overflow, so the reciprocal is not used, and an infinite value
+// needs care. With a dynamic one its scale is infinite, and so its quotient is NaN already.
 template <class T, Scale kScale>
 __device__ __forceinline__ void encode(const float (&x)[kPart], float scale, Words& words) {
   if (sizeof(T) == 2 && kScale == Scale::kDynamic && is_plain(scale)) {
     const Reciprocal reciprocal = reciprocal_of(scale);
     encode_with(x, words, [=](float value) { return times(value, reciprocal); });
   } else {
-    encode_with(x, words, [=](float value) { return __fdiv_rn(value, scale); });
+    encode_with(x, words, [=](float value) {
+      return kScale == Scale::kStatic ? quant::code_quotient(value, scale)
+                                      : __fdiv_rn(value, scale);
+    });
   }
 }
 
@@ -180,12 +184,9 @@ __device__ __forceinline__ GroupPlace place_of_thread(const QuantizeRowsCuda& ar
 
 // The scale of a group; its eight threads call this together.
 template <Scale kScale>
-__device__ __forceinline__ float scale_group(const QuantizeRowsCuda& args, float (&x)[kPart]) {
+__device__ __forceinline__ float scale_group(const QuantizeRowsCuda& args,
+                                             const float (&x)[kPart]) {
   if constexpr (kScale == Scale::kStatic) {
-#pragma unroll
-    for (int i = 0; i < kPart; ++i) {
-      if (!isfinite(x[i])) x[i] = __int_as_float(0x7FC00000);
-    }
     return *args.static_scale;
   } else {
     float amax = largest(x);

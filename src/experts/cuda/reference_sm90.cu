@@ -2,6 +2,7 @@
 #include "cuda/check.h"
 #include "cuda/launch.h"
 #include "experts/cuda/reference_sm90.h"
+#include "quant/code_quotient.h"
 
 #include <algorithm>
 #include <cuda_bf16.h>
@@ -182,7 +183,7 @@ __device__ float scale_of(float amax, bool power_of_two) {
 
 // The value that the code of `value` stands for.
 __device__ float through_code(float value, float scale) {
-  return static_cast<float>(__nv_fp8_e4m3(value / scale)) * scale;
+  return static_cast<float>(__nv_fp8_e4m3(quant::code_quotient(value, scale))) * scale;
 }
 
 // Rounds the intermediate rows in place to the values of their e4m3 codes, one warp per group.

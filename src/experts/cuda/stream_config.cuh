@@ -123,8 +123,14 @@ struct CodeStaging {
   static constexpr int kTokens = Config::kIsFp8 ? Config::kMaxTokens : 1;
   // Each row has 128 codes and 16 bytes more, so that lanes of a warp use different banks.
   alignas(16) uint8_t codes[kTokens][144];
-  float largest[Config::kConsumerWarps][kTokens];
-  float inverse_scales[kTokens];
+  // A token's step takes the place of its magnitudes: the thread that makes it has read them all.
+  union {
+    float largest[Config::kConsumerWarps][kTokens];
+    struct {
+      float factor[kTokens];
+      float inverse[kTokens];
+    } steps;
+  };
 };
 
 // Result rows of each warpgroup before they are stored: one half is filled while the other is

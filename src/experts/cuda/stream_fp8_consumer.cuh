@@ -7,7 +7,6 @@
 #include "experts/cuda/fp8_math.cuh"
 #include "experts/cuda/stream_rows.cuh"
 
-#include <cfloat>
 #include <cstdint>
 
 namespace conclave::inline v0::experts::stream {
@@ -197,9 +196,13 @@ struct Fp8Consumer : TileThread<Config> {
     }
   }
 
-  // The inverse is at most FLT_MAX, so that 0 stays 0 if the scale is subnormal.
-  static __device__ __forceinline__ float inverse(float scale) {
-    return fminf(__fdiv_rn(1.0F, scale), FLT_MAX);
+  __device__ __forceinline__ void put_step(int32_t token, float scale) {
+    const quant::InverseStep step = quant::invert_step(scale);
+    shared.staging.steps.factor[token] = step.factor;
+    shared.staging.steps.inverse[token] = step.inverse;
+  }
+  __device__ __forceinline__ quant::InverseStep step_of(int token) const {
+    return {shared.staging.steps.factor[token], shared.staging.steps.inverse[token]};
   }
 
   // Makes the scale of each token's group and, unless it is a constant, stores it in memory too.
@@ -208,7 +211,7 @@ struct Fp8Consumer : TileThread<Config> {
     if (token >= tile.count) return;
     const ScaleParams& scales = params.scales;
     if (scales.output_constant != nullptr) {
-      shared.staging.inverse_scales[token] = inverse(*scales.output_constant);
+      put_step(token, *scales.output_constant);
       return;
     }
     float largest = 0.0F;
@@ -217,13 +220,8 @@ struct Fp8Consumer : TileThread<Config> {
       largest = fmaxf(largest, shared.staging.largest[i][token]);
     }
     const float scale = group_scale(largest, scales.power_of_two);
-    shared.staging.inverse_scales[token] = inverse(scale);
+    put_step(token, scale);
     scales.output[feature_tile * scales.output_stride + tile.begin + token] = scale;
-  }
-
-  // A value that is not finite becomes NaN as a code, whatever the scale.
-  static __device__ __forceinline__ float quotient(float value, float inverse_scale) {
-    return fabsf(value) < INFINITY ? value * inverse_scale : NAN;
   }
 
   template <int N>
@@ -231,12 +229,12 @@ struct Fp8Consumer : TileThread<Config> {
 #pragma unroll
     for (int j = 0; j < N / 8; ++j) {
       const int token = 8 * j + lane % 4 * 2;
-      const float first = shared.staging.inverse_scales[token];
-      const float second = shared.staging.inverse_scales[token + 1];
+      const quant::InverseStep first = step_of(token);
+      const quant::InverseStep second = step_of(token + 1);
 #pragma unroll
       for (int v = 0; v < 2; ++v) {
-        const uint32_t codes = pack_e4m3(quotient(value_of<N>(d, j, v, 0), first),
-                                         quotient(value_of<N>(d, j, v, 1), second));
+        const uint32_t codes = pack_e4m3(quant::code_quotient(value_of<N>(d, j, v, 0), first),
+                                         quant::code_quotient(value_of<N>(d, j, v, 1), second));
         const int32_t feature = own_feature() + v * kFeatureStep;
         shared.staging.codes[token][feature] = static_cast<uint8_t>(codes);
         shared.staging.codes[token + 1][feature] = static_cast<uint8_t>(codes >> 8);
@@ -318,7 +316,7 @@ struct Fp8Consumer : TileThread<Config> {
     store_intermediate<N>(d, tile, feature_tile);
   }
 
-  // Rounds, weights and scales rows as combine does; equals tile_fp8_epilogue.cuh.
+  // Finishes rows that are the only ones of their tokens.
   template <int N>
   __device__ __forceinline__ void finish_rows(float (&d)[N / 2], int32_t count,
                                               const int32_t (&slots)[(N + 31) / 32]) const {
@@ -332,8 +330,7 @@ struct Fp8Consumer : TileThread<Config> {
 #pragma unroll
       for (int v = 0; v < 2; ++v) {
         float& sum = d[i / 2 * 4 + i % 2 + 2 * v];
-        const float row = __bfloat162float(__float2bfloat16_rn(sum));
-        sum = __fmul_rn(__fadd_rn(0.0F, __fmul_rn(weight, row)), params.finish_scale);
+        sum = finish_sum(sum, weight, params.finish_scale);
       }
     }
   }

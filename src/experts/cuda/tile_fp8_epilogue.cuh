@@ -100,8 +100,7 @@ __device__ __forceinline__ void store_bf16_row(__nv_bfloat16* row, int32_t colum
   }
 }
 
-// Finishes rows that are the only ones of their tokens, step by step as combine does: it takes
-// rounded rows, and its sums begin at 0.
+// Finishes rows that are the only ones of their tokens.
 __device__ __forceinline__ void finish_rows(const Params& p, const int32_t (&slot)[2],
                                             float (&sums)[2][64]) {
   float weight[2] = {1, 1};
@@ -112,8 +111,7 @@ __device__ __forceinline__ void finish_rows(const Params& p, const int32_t (&slo
 #pragma unroll
   for (int i = 0; i < 128; ++i) {
     float& sum = sums[i / 64][i % 64];
-    const float row = __bfloat162float(__float2bfloat16_rn(sum));
-    sum = __fmul_rn(__fadd_rn(0.0F, __fmul_rn(weight[i / 2 % 2], row)), p.finish_scale);
+    sum = finish_sum(sum, weight[i / 2 % 2], p.finish_scale);
   }
 }
 
@@ -245,15 +243,16 @@ __device__ __forceinline__ float& activated(float (&sums)[2][64], int block, int
 // twice.
 template <class C>
 __device__ __forceinline__ void store_codes(const Params& p, float (&sums)[2][64], int block,
-                                            int half, float inverse_scale, uint8_t* row,
+                                            int half, const quant::InverseStep& step, uint8_t* row,
                                             int32_t column) {
+  const auto quotient = [&](int g, int n) {
+    return quant::code_quotient(activated<C>(sums, block, g, half, n), step);
+  };
   uint32_t words[8];
 #pragma unroll
   for (int m = 0; m < 8; ++m) {
-    const uint32_t low = pack_e4m3(activated<C>(sums, block, 2 * m, half, 0) * inverse_scale,
-                                   activated<C>(sums, block, 2 * m, half, 1) * inverse_scale);
-    const uint32_t high = pack_e4m3(activated<C>(sums, block, 2 * m + 1, half, 0) * inverse_scale,
-                                    activated<C>(sums, block, 2 * m + 1, half, 1) * inverse_scale);
+    const uint32_t low = pack_e4m3(quotient(2 * m, 0), quotient(2 * m, 1));
+    const uint32_t high = pack_e4m3(quotient(2 * m + 1, 0), quotient(2 * m + 1, 1));
     words[m] = low | high << 16;
   }
   const int32_t quad = static_cast<int32_t>(threadIdx.x) % 4;
@@ -333,7 +332,7 @@ __device__ __forceinline__ void quantize_row(const Params& p, int32_t sorted_row
     }
   }
   uint8_t* row = stored ? static_cast<uint8_t*>(p.output) + sorted_row * p.output_stride : nullptr;
-  store_codes<C>(p, sums, block, half, 1.0F / scale, row, column);
+  store_codes<C>(p, sums, block, half, quant::invert_step(scale), row, column);
 }
 
 template <class C>

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -285,13 +287,65 @@ TEST_F(DeviceDecode, NotANumberInOneToken_OthersKeepTheirBits) {
     problem.spoil_token(2);
     decoder.run(decoder.call());
     const auto after = decoder.bits();
-    const auto row_bytes = static_cast<int64_t>(before.size() / 4);
     for (int64_t token = 0; token < 4; ++token) {
-      const auto begin = token * row_bytes;
-      EXPECT_EQ(std::equal(before.begin() + begin, before.begin() + begin + row_bytes,
-                           after.begin() + begin),
-                token != 2)
-          << "token " << token;
+      EXPECT_EQ(same_row(before, after, token, 4), token != 2) << "token " << token;
+    }
+  }
+}
+
+// A bias makes a value of one expert's intermediate rows infinite or NaN: tokens that use it are
+// NaN, all others keep their bits.
+TEST_F(DeviceDecode, IntermediateNotFinite_StaysInTokensOfTheExpert) {
+  constexpr int32_t kExpert = 1;
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const KernelFormat& format : coded_formats()) {
+    for (const ActivationSpec& activation : gated_and_plain()) {
+      SCOPED_TRACE(format.name + ' ' + activation.name);
+      CudaProblem problem(with_format({.num_experts = 6,
+                                       .top_k = 2,
+                                       .hidden_size = 136,
+                                       .intermediate_size = 136,
+                                       .num_tokens = 8,
+                                       .activation = activation,
+                                       .has_bias = true},
+                                      format));
+      problem.set_ambiguity(kFloat32Ambiguity);
+      if (!experts::decode_supports(problem.sizes())) continue;
+      Decoder decoder(problem);
+      problem.set_up_bias(kExpert, 133, 0);
+      decoder.run(decoder.call());
+      const auto before = decoder.bits();
+      for (const float value : {kInfinity, -kInfinity, std::nanf("")}) {
+        SCOPED_TRACE(value);
+        problem.set_up_bias(kExpert, 133, value);
+        decoder.run(decoder.call());
+        const auto after = decoder.bits();
+        const RowErrors errors = problem.check_tokens(decoder.rows());
+        EXPECT_TRUE(within(errors, format.tolerance)) << errors.describe();
+        for (int64_t token = 0; token < 8; ++token) {
+          const auto ids = problem.host_ids(0).subspan(static_cast<size_t>(token) * 2, 2);
+          if (ids[0] == kExpert || ids[1] == kExpert) continue;
+          EXPECT_TRUE(same_row(before, after, token, 8)) << "token " << token;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(DeviceDecode, TinyIntermediates_MatchesOracle) {
+  for (const KernelFormat& format : coded_formats()) {
+    for (const ActivationSpec& activation : gated_and_plain()) {
+      SCOPED_TRACE(format.name);
+      for (const int64_t tokens : {1, 8}) {
+        check(with_format({.num_experts = 6,
+                           .top_k = 2,
+                           .hidden_size = 264,
+                           .intermediate_size = 264,
+                           .num_tokens = tokens,
+                           .activation = activation,
+                           .up_exponent = kTinyExponent},
+                          format));
+      }
     }
   }
 }

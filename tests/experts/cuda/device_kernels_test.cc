@@ -7,6 +7,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -377,16 +379,71 @@ TEST_P(DeviceKernels, NotANumberInOneToken_StaysInItsRows) {
       problem.spoil_token(kToken);
       runner.run();
       const auto after = runner.bits();
-      const size_t row_bytes = before.size() / 100;
-      for (size_t slot = 0; slot < 100; ++slot) {
-        const bool own = static_cast<int64_t>(slot) / 2 == kToken;
-        const bool same = std::equal(before.begin() + static_cast<int64_t>(slot * row_bytes),
-                                     before.begin() + static_cast<int64_t>((slot + 1) * row_bytes),
-                                     after.begin() + static_cast<int64_t>(slot * row_bytes));
-        EXPECT_EQ(same, !own) << "slot " << slot << ' ' << to_string(tile);
+      for (int64_t slot = 0; slot < 100; ++slot) {
+        const bool own = slot / 2 == kToken;
+        EXPECT_EQ(same_row(before, after, slot, 100), !own)
+            << "slot " << slot << ' ' << to_string(tile);
       }
       const RowErrors errors = problem.check_rows(runner.output());
       EXPECT_TRUE(within(errors, format.tolerance)) << errors.describe();
+    }
+  }
+}
+
+// A bias makes a value of one expert's intermediate rows infinite or NaN. Its code is NaN, so that
+// these rows are NaN throughout; all others keep their bits.
+TEST_P(DeviceKernels, IntermediateNotFinite_StaysInItsRows) {
+  constexpr int64_t kExpert = 1;
+  constexpr int64_t kFeature = 133;
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const KernelFormat& format : coded_formats()) {
+    for (const ActivationSpec& activation : gated_and_plain()) {
+      SCOPED_TRACE(format.name + ' ' + activation.name);
+      CudaProblem problem(with_format({.num_experts = 4,
+                                       .top_k = 2,
+                                       .hidden_size = 136,
+                                       .intermediate_size = 136,
+                                       .num_tokens = 50,
+                                       .activation = activation,
+                                       .has_bias = true},
+                                      format));
+      if (!GetParam().supports(problem.sizes())) continue;
+      for (const DeviceTile& tile : all_tiles(GetParam(), problem)) {
+        Runner runner(problem, GetParam(), tile);
+        problem.set_up_bias(kExpert, kFeature, 0);
+        runner.run();
+        const auto before = runner.bits();
+        for (const float value : {kInfinity, -kInfinity, std::nanf("")}) {
+          SCOPED_TRACE(value);
+          problem.set_up_bias(kExpert, kFeature, value);
+          check_tile(problem, tile, format.tolerance);
+          runner.run();
+          const auto after = runner.bits();
+          for (int64_t slot = 0; slot < 100; ++slot) {
+            if (problem.host_ids(0)[static_cast<size_t>(slot)] == kExpert) continue;
+            EXPECT_TRUE(same_row(before, after, slot, 100))
+                << "slot " << slot << ' ' << to_string(tile);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(DeviceKernels, TinyIntermediates_MatchesOracle) {
+  for (const KernelFormat& format : coded_formats()) {
+    for (const ActivationSpec& activation : gated_and_plain()) {
+      SCOPED_TRACE(format.name + ' ' + activation.name);
+      const CudaProblemOptions options = with_format({.num_experts = 4,
+                                                      .top_k = 2,
+                                                      .hidden_size = 264,
+                                                      .intermediate_size = 264,
+                                                      .num_tokens = 70,
+                                                      .activation = activation,
+                                                      .up_exponent = kTinyExponent},
+                                                     format);
+      check(options, format.tolerance);
+      expect_same_bits(GetParam(), options);
     }
   }
 }

@@ -36,6 +36,15 @@ inline std::vector<KernelFormat> kernel_formats() {
           {"fp8 weights only", DType::kF8E4M3, {.weights = WeightScale::kChannel}}};
 }
 
+// The formats among them whose rows are codes.
+inline std::vector<KernelFormat> coded_formats() {
+  std::vector<KernelFormat> formats = kernel_formats();
+  std::erase_if(formats, [](const KernelFormat& format) {
+    return format.quant.activations == ActivationScale::kNone;
+  });
+  return formats;
+}
+
 inline CudaProblemOptions with_format(CudaProblemOptions options, const KernelFormat& format) {
   options.weight_dtype = format.dtype;
   options.quant = format.quant;
@@ -66,6 +75,15 @@ inline std::vector<ActivationSpec> kernel_activations() {
           {.name = "relu2_no_mul"}};
 }
 
+// A formula with a gate and one without, which is 0 for about half of its values.
+inline std::vector<ActivationSpec> gated_and_plain() {
+  return {{.name = "silu"}, {.name = "relu2_no_mul"}};
+}
+
+// With this CudaProblemOptions::up_exponent the steps of intermediate codes are below 2^-128, so
+// that their inverses are beyond float32.
+inline constexpr int kTinyExponent = -62;
+
 // Odd and even sizes, few and many tokens, every way tokens may fall on experts: small enough to
 // run under compute-sanitizer.
 inline std::vector<CudaProblemOptions> small_shapes() {
@@ -88,6 +106,14 @@ inline std::vector<CudaProblemOptions> small_shapes() {
                       .seed = i + 1});
   }
   return shapes;
+}
+
+// Whether row `row` of `rows` has the same bits in both outputs.
+inline bool same_row(const std::vector<std::byte>& a, const std::vector<std::byte>& b, int64_t row,
+                     int64_t rows) {
+  const auto row_bytes = static_cast<int64_t>(a.size()) / rows;
+  const auto begin = a.begin() + row * row_bytes;
+  return std::equal(begin, begin + row_bytes, b.begin() + row * row_bytes);
 }
 
 inline std::vector<std::byte> bits_of(const GuardedDevice& memory) {

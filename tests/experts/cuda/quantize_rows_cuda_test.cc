@@ -123,6 +123,21 @@ TEST_F(QuantizeRowsCuda, EachForm_OddSizes_EqualsHostBitForBit) {
   }
 }
 
+// Quotients overflow with the smallest steps, and inverses of the largest ones are subnormal.
+TEST_F(QuantizeRowsCuda, StaticSteps_OfAnyMagnitude_EqualsHostBitForBit) {
+  for (const float step : {0x1p-149F, 0x1.5p-130F, 0x1p-100F, 0x1.9p100F, 0x1.7p127F}) {
+    SCOPED_TRACE(step);
+    const QuantizeCase c{.rows = 29,
+                         .columns = 520,
+                         .row_stride = 528,
+                         .code_stride = 528,
+                         .rule = {.form = ActivationScale::kTensorStatic, .static_scale = step}};
+    check(c, make_values(c, true));
+    check(c, make_values(c, false));
+    if (HasFatalFailure()) return;
+  }
+}
+
 // 16-bit rows are divided in another way than float32 rows. Groups hold multiples of every mantissa
 // of the type, so that quotients come close to and onto the boundaries between codes.
 TEST_F(QuantizeRowsCuda, SixteenBitRows_EqualFloat32Rows) {

@@ -142,9 +142,11 @@ void CudaProblem::make_scales(Weights& weights, uint64_t seed) {
   weights.down_scale = floats(down);
   const double h = std::sqrt(static_cast<double>(o.hidden_size));
   const double i = std::sqrt(static_cast<double>(o.intermediate_size));
-  fill_scales(weights.gate_up_scale.as<float>(), up, static_cast<float>(1.0 / h) / kCodeDeviation,
-              seed + 5, nullptr);
-  fill_scales(weights.down_scale.as<float>(), down, static_cast<float>(2.5 / i) / kCodeDeviation,
+  const float up_scale = static_cast<float>(1.0 / h) / kCodeDeviation;
+  const float down_scale = static_cast<float>(2.5 / i) / kCodeDeviation;
+  fill_scales(weights.gate_up_scale.as<float>(), up, std::ldexp(up_scale, o.up_exponent), seed + 5,
+              nullptr);
+  fill_scales(weights.down_scale.as<float>(), down, std::ldexp(down_scale, -2 * o.up_exponent),
               seed + 6, nullptr);
 }
 
@@ -162,7 +164,8 @@ void CudaProblem::make_rows() {
              .row_stride = stride,
              .dtype = row_dtype()};
   // The steps hold every input (3.5) and nearly every intermediate value (8); the others saturate.
-  static_steps_ = uploaded(std::vector<float>{3.5F / 448.0F, 8.0F / 448.0F});
+  static_steps_ =
+      uploaded(std::vector<float>{3.5F / 448.0F, std::ldexp(8.0F / 448.0F, 2 * o.up_exponent)});
   if (o.quant.activations == ActivationScale::kNone) return;
   const bool grouped = o.quant.activations == ActivationScale::kGroup;
   const int64_t scale_stride = grouped ? blocks(o.hidden_size) : 1;
@@ -187,6 +190,14 @@ void CudaProblem::spoil_token(int64_t token) {
   const auto bytes = static_cast<size_t>(byte_size(row_dtype()));
   const size_t at = static_cast<size_t>(token * row_stride() + options_.hidden_size / 2) * bytes;
   cuda::check(cudaMemset(hidden_data_.data() + at, 0xff, bytes), "cudaMemset");
+}
+
+void CudaProblem::set_up_bias(int64_t expert, int64_t feature, float value) {
+  const int64_t first = activation_.gated ? options_.intermediate_size : 0;
+  for (Weights& weights : weights_) {
+    cuda::upload(std::span<const float>(&value, 1),
+                 weights.gate_up_bias.as<float>() + expert * gate_up_rows() + first + feature);
+  }
 }
 
 void CudaProblem::make_routing_of(int32_t routing) {

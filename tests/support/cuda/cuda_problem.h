@@ -35,6 +35,10 @@ struct CudaProblemOptions {
   DType weight_dtype = DType::kBF16;  // kBF16, kF16, kF32, kF8E4M3
   QuantSpec quant = {};               // for kF8E4M3
   ActivationSpec activation = {};
+  // kF8E4M3: gate and up products have the deviation 2^up_exponent. Scales of down, and the static
+  // step, allow for intermediate values of twice this exponent, as relu2 makes them, and silu too
+  // where products are small.
+  int up_exponent = 0;
   bool has_bias = false;
   bool weight_on_input = false;
   RoutingKind routing = RoutingKind::kUniform;
@@ -67,6 +71,8 @@ class CudaProblem {
   DeviceRows hidden() const { return hidden_; }
   // Makes an element of the token's row NaN, if rows are not quantised.
   void spoil_token(int64_t token);
+  // Sets one bias of up; the problem must have biases.
+  void set_up_bias(int64_t expert, int64_t feature, float value);
   // The rows that experts read: hidden, or its codes and scales.
   DeviceRows input() const { return codes_.data == nullptr ? hidden_ : codes_; }
 

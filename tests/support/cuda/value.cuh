@@ -25,14 +25,14 @@ __device__ inline __nv_fp8_e4m3 narrow<__nv_fp8_e4m3>(double value) {
   return code;
 }
 
-// The quantisation step for values whose largest magnitude is `amax`: docs/numerics.md.
+// The quantisation step for values whose largest magnitude is `amax`: docs/quantisation.md.
 __device__ inline float quantization_step(float amax, bool power_of_two) {
   const float step = amax / 448.0F;
   if (!(step > 0.0F)) return 1.0F;
-  if (!power_of_two) return step;
+  if (!power_of_two || isinf(step)) return step;
   int exponent = 0;
   const float mantissa = frexpf(step, &exponent);
-  return mantissa == 0.5F ? step : ldexpf(1.0F, exponent);
+  return fmaxf(mantissa == 0.5F ? step : ldexpf(1.0F, exponent), 0x1p-126F);
 }
 
 // Returns 64 random bits for a counter (the finaliser of splitmix64).
