@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 import conclave
-from conclave.errors import ConclaveTypeError, ConclaveRuntimeError, ConclaveUnsupportedError, ConclaveValueError
+from conclave.errors import (
+    ConclaveRuntimeError,
+    ConclaveTypeError,
+    ConclaveUnsupportedError,
+    ConclaveValueError,
+)
 
 ENTRY = {
     "device": "NVIDIA H200",
