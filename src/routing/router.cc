@@ -18,6 +18,10 @@ RouterTraits router_traits(std::string_view name) noexcept {
   return row != nullptr ? row->traits : kCustomTraits;
 }
 
+bool is_default_router(const MoeSpec& spec) {
+  return std::string_view(spec.router.name) == RouterSpec().name;
+}
+
 std::string routers_with(bool RouterTraits::*trait) {
   std::string names;
   for (const RouterRow& row : router_catalog().rows()) {

@@ -77,6 +77,9 @@ Catalog<RouterRow> router_catalog();
 // The row of this name, or null: a router of the application, or none.
 const RouterRow* find_router(std::string_view name) noexcept;
 RouterTraits router_traits(std::string_view name) noexcept;
+// True if the spec leaves RouterSpec::name as it is: its calls may bring their own routing, and no
+// router is asked for.
+bool is_default_router(const MoeSpec& spec);
 // "a, b, or a router of the application": the rows that have the trait, for messages.
 std::string routers_with(bool RouterTraits::*trait);
 

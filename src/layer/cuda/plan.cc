@@ -58,10 +58,9 @@ void check_router(CudaPlan& plan, PartChecks& checks, std::vector<PlanRow>& rows
   const MoeSpec& spec = plan.spec;
   const Support router = routing::device_router_supports(spec);
   const routing::DeviceRouterRow* const row = routing::find_device_router(spec);
-  // Calls that bring their own name the default router without asking for it.
   plan.router_writes_choices = row != nullptr && row->writes_choices;
   plan.router_traits = routing::router_traits(spec.router.name);
-  if (!router && !spec.has_gate && spec.router.name == RouterSpec().name) {
+  if (!router && !spec.has_gate && routing::is_default_router(spec)) {
     plan.router_limit = router.reason();
     rows.push_back({.table = "router",
                     .name = spec.router.name,
