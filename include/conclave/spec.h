@@ -7,6 +7,7 @@
 #include "conclave/version.h"
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -107,6 +108,9 @@ struct RouterSpec {
   // computes them in it; the weights stay unrounded. Unused when logits choose
   // (RouterOrder::kTopkThenScore).
   DType score_dtype = DType::kF32;
+  // Numbers that only this router reads, by name (docs/routing.md); those left out have its
+  // defaults. A router of the application may be given any finite ones.
+  std::map<std::string, double> options = {};
 };
 
 // `name` is a row of the activation list; g and u are the gate and up products with their biases:

@@ -27,6 +27,15 @@ void check_range(std::string_view field, int64_t value, int64_t low, int64_t hig
   refuse_field(field, std::to_string(value), std::to_string(low) + " to " + std::to_string(high));
 }
 
+void check_between(std::string_view field, double value, double low, double high) {
+  if (value >= low && value <= high) return;
+  refuse_field(field, text(value), text(low) + " to " + text(high));
+}
+
+void check_finite(std::string_view field, double value) {
+  if (!std::isfinite(value)) refuse_field(field, text(value), "a finite number");
+}
+
 void check_not_negative(std::string_view field, double value) {
   if (std::isfinite(value) && value >= 0) return;
   refuse_field(field, text(value), "0 or a finite positive number");

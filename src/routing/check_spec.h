@@ -21,6 +21,8 @@ std::string text(double value);
 // Throws Error(kInvalidArgument): "RouterSpec.<field> is out of range".
 [[noreturn]] void refuse_field(std::string_view field, std::string found, std::string limit);
 void check_range(std::string_view field, int64_t value, int64_t low, int64_t high);
+void check_between(std::string_view field, double value, double low, double high);
+void check_finite(std::string_view field, double value);
 void check_not_negative(std::string_view field, double value);
 template <class Choice>
 void check_choice(std::string_view field, Choice value, Choice last) {
@@ -32,6 +34,8 @@ class UnusedFields {
  public:
   explicit UnusedFields(const RouterSpec& router) : rule_(router.name) {}
 
+  [[noreturn]] void refuse(std::string_view field, std::string found, std::string unused) const;
+
   template <class Value>
   void must_be(std::string_view field, const Value& value,
                std::initializer_list<Value> allowed) const {
@@ -42,7 +46,6 @@ class UnusedFields {
   }
 
  private:
-  [[noreturn]] void refuse(std::string_view field, std::string found, std::string unused) const;
   static std::string show(bool value) { return value ? "true" : "false"; }
   static std::string show(double value) { return text(value); }
   static std::string show(int64_t value) { return std::to_string(value); }

@@ -18,6 +18,11 @@ RouterTraits router_traits(std::string_view name) noexcept {
   return row != nullptr ? row->traits : kCustomTraits;
 }
 
+double option_of(const RouterSpec& router, const RouterOption& option) {
+  const auto found = router.options.find(std::string(option.name));
+  return found != router.options.end() ? found->second : option.value;
+}
+
 bool is_default_router(const MoeSpec& spec) {
   return std::string_view(spec.router.name) == RouterSpec().name;
 }

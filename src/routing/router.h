@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -54,11 +55,20 @@ struct ReferenceChoice {
   bool usable = true;                  // false if no logit is finite or +Inf
 };
 
+// A number that only this router reads, RouterSpec::options[name].
+struct RouterOption {
+  std::string_view name;
+  double value = 0;  // if the spec does not name it
+  double low = 0;
+  double high = 0;
+};
+
 struct DeviceRouterRow;
 
 struct RouterRow {
   std::string_view name;
   RouterTraits traits;
+  std::span<const RouterOption> options = {};
   // Checks what RouterTraits cannot say, for a spec whose other fields have been checked. Throws
   // Error(kInvalidArgument) naming the field, its value and the limit.
   void (*check)(const MoeSpec& spec);
@@ -80,6 +90,7 @@ RouterTraits router_traits(std::string_view name) noexcept;
 // True if the spec leaves RouterSpec::name as it is: its calls may bring their own routing, and no
 // router is asked for.
 bool is_default_router(const MoeSpec& spec);
+double option_of(const RouterSpec& router, const RouterOption& option);
 // "a, b, or a router of the application": the rows that have the trait, for messages.
 std::string routers_with(bool RouterTraits::*trait);
 

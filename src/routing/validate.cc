@@ -8,6 +8,7 @@
 #include "conclave/error.h"
 #include "conclave/spec.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <string_view>
@@ -15,10 +16,6 @@
 namespace conclave::inline v0 {
 namespace routing {
 namespace {
-
-void check_finite(std::string_view field, double value) {
-  if (!std::isfinite(value)) refuse_field(field, text(value), "a finite number");
-}
 
 void check_rounding(std::string_view field, DType dtype) {
   if (dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16) return;
@@ -106,6 +103,23 @@ void refuse_unread_fields(const RouterSpec& router, const RouterTraits& traits) 
   unused.must_be("simulated.replay_ids", replays, {false});
 }
 
+const RouterOption* find_option(const RouterRow& row, std::string_view name) {
+  const auto found = std::find_if(row.options.begin(), row.options.end(),
+                                  [name](const RouterOption& known) { return known.name == name; });
+  return found != row.options.end() ? &*found : nullptr;
+}
+
+void check_options(const RouterSpec& router, const RouterRow* row) {
+  for (const auto& [name, value] : router.options) {
+    const std::string field = "options[" + name + "]";
+    check_finite(field, value);
+    if (row == nullptr) continue;
+    const RouterOption* option = find_option(*row, name);
+    if (option == nullptr) UnusedFields(router).refuse(field, text(value), "no value");
+    check_between(field, value, option->low, option->high);
+  }
+}
+
 void check_zero_experts(const MoeSpec& spec, const RouterTraits& traits) {
   if (traits.chooses_zero_experts || spec.num_zero_experts == 0) return;
   throw Error(ErrorCode::kInvalidArgument,
@@ -131,6 +145,7 @@ void check_router(const MoeSpec& spec) {
   check_groups(spec);
   check_gate(spec);
   const RouterRow* row = find_router(spec.router.name);
+  check_options(spec.router, row);
   if (row == nullptr) return;
   check_zero_experts(spec, row->traits);
   refuse_unread_fields(spec.router, row->traits);
