@@ -5,6 +5,7 @@
 #include "routing/router.h"
 #include "routing/simulated/simulated.h"
 #include "routing/sink_softmax/sink_softmax.h"
+#include "routing/softmax_threshold/softmax_threshold.h"
 #include "routing/sparse_mixer/sparse_mixer.h"
 #include "routing/topk/topk.h"
 
@@ -54,6 +55,15 @@ constexpr std::array kRouters = {
               .oracle = sink_softmax_oracle,
               .draw = draw_sink_softmax,
               .device = ON_DEVICE(kSinkSoftmaxOnDevice)},
+    RouterRow{.name = "softmax_threshold",
+              .traits = {},
+              .options = kSoftmaxThresholdOptions,
+              .check = check_softmax_threshold,
+              .supports = softmax_threshold_supports,
+              .make = make_softmax_threshold_router,
+              .oracle = softmax_threshold_oracle,
+              .draw = draw_softmax_threshold,
+              .device = ON_DEVICE(kSoftmaxThresholdOnDevice)},
     RouterRow{.name = "simulated",
               .traits = {.reads_logits = false, .reads_simulated = true},
               .check = check_simulated,
