@@ -71,6 +71,8 @@ struct SimulatedRouting {
 //   It takes no selection bias and no groups.
 // - "sparse_mixer": two choices from separate masked softmaxes (PhiMoE, arXiv 2409.12136); k = 2;
 //   jitter_epsilon applies.
+// - "softmax_threshold": the k best, without those whose share of the softmax is below
+//   options["ratio"] of the best one's.
 // - "sink_softmax": chosen by sigmoid(l) + selection bias; the weights are a softmax over
 //   log-sigmoid of the k chosen and the S shared logits; the last S weigh the shared experts
 //   (SharedMode::kRouterWeight); logits are [T, E + S].
