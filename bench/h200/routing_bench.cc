@@ -49,6 +49,7 @@ class RoutingBench {
     spec_.hidden_size = o_.hidden_size;
     spec_.intermediate_size = o_.intermediate_size;
     spec_.router = router_of(case_name);
+    plan_ = routing::plan_device_route(spec_);
   }
 
   GroupedRows enqueue(int32_t launch, CUstream_st* stream) {
@@ -64,7 +65,7 @@ class RoutingBench {
                                           .num_local_experts = static_cast<int32_t>(o_.num_experts),
                                           .tile_tokens = kTileTokens,
                                           .workspace = workspace_.data()};
-    return device_route_and_group(spec_, route, group, stream);
+    return device_route_and_group(plan_, route, group, stream);
   }
 
   bool is_right() {
@@ -104,6 +105,7 @@ class RoutingBench {
 
   const testing::CudaProblemOptions& o_;
   MoeSpec spec_;
+  routing::DeviceRoutePlan plan_;
   std::vector<float> host_logits_, host_bias_;
   cuda::DeviceBuffer logits_, bias_, ids_, weights_, workspace_;
 };

@@ -5,12 +5,15 @@
 #include "core/workspace_layout.h"
 #include "layer/cuda/ladder.h"
 #include "layer/rank_part.h"
+#include "routing/cuda/device_router.h"
+#include "routing/router.h"
 
 #include "conclave/layer.h"
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -34,7 +37,7 @@ struct CudaSlices {
   WorkspaceSlice topk_weights;    // [T, slots] f32
   WorkspaceSlice physical_ids;    // [T, k] int32, for a layer with redundant experts
   WorkspaceSlice given_ids;       // [T, k] int32: choices that the router only weighs
-  WorkspaceSlice router_ids;      // [T, k] int32, for routers other than "topk"
+  WorkspaceSlice router_ids;      // [T, k] int32, if the router writes choices
   WorkspaceSlice router_weights;  // [T, k] f32, likewise
   WorkspaceSlice identity;        // [T] f32: weights of zero experts
   WorkspaceSlice group;
@@ -86,7 +89,9 @@ struct CudaPlan {
   FusedShared fused;                    // slots() is 0 if there are none
   std::optional<CudaMlpPlan> shared;    // S experts that every row uses, launched apart
   std::optional<CudaMlpPlan> residual;  // one expert that every row uses
-  MoeSpec choice;                       // the choosing half of router "sink_softmax"
+  routing::RouterTraits router_traits;
+  std::shared_ptr<const routing::DeviceRouter> router;  // null if calls must bring ids and weights
+  bool router_writes_choices = false;                   // beside the slots
   int64_t decode_tokens = 0;  // calls of up to this many tokens take the single launch, if their
                               // arguments allow it; 0: none does
   std::string router_limit = {};  // why calls must bring ids and weights; empty: they need not

@@ -98,13 +98,14 @@ Kernel kernel_of(int32_t columns_a_lane) {
   }
 }
 
-dispatch::DeviceGroupArgs group_of(const MoeSpec& spec, const routing::DeviceRouteArgs& route,
+dispatch::DeviceGroupArgs group_of(const routing::DeviceRoutePlan& plan,
+                                   const routing::DeviceRouteArgs& route,
                                    const dispatch::DeviceGroupArgs& group) {
   dispatch::DeviceGroupArgs args = group;
   args.topk_ids = route.topk_ids;
   args.num_tokens = route.num_tokens;
   args.live_tokens = route.live_tokens;
-  args.top_k = static_cast<int32_t>(spec.top_k) + route.shared.count;
+  args.top_k = plan.made.top_k + route.shared.count;
   return args;
 }
 
@@ -117,7 +118,7 @@ size_t shared_bytes(const routing::DeviceRouteRule& rule, const dispatch::GroupS
 
 // Not every device has room for a cluster of more than eight blocks. The driver is asked once per
 // device and kernel, for the largest shape, since it takes longer than a launch and allocates.
-bool device_holds(const MoeSpec& spec, const dispatch::GroupShape& shape) {
+bool device_holds(const routing::DeviceRoutePlan& plan, const dispatch::GroupShape& shape) {
   if (shape.cluster <= cuda::kPortableCluster) return true;
   enum class Answer : int8_t { kUnknown, kNo, kYes };
   constexpr int kDevices = 64;
@@ -125,8 +126,7 @@ bool device_holds(const MoeSpec& spec, const dispatch::GroupShape& shape) {
   int device = 0;
   cuda::check(cudaGetDevice(&device), "cudaGetDevice");
   if (device >= kDevices) return false;
-  const int32_t columns =
-      routing::columns_a_lane(routing::device_route_rule(spec, routing::Choices::kMade));
+  const int32_t columns = routing::columns_a_lane(plan.made);
   std::atomic<Answer>& answer = answers[static_cast<size_t>(device)][static_cast<size_t>(columns)];
   if (answer.load(std::memory_order_relaxed) == Answer::kUnknown) {
     const auto* kernel = reinterpret_cast<const void*>(kernel_of(columns));
@@ -142,11 +142,10 @@ bool device_holds(const MoeSpec& spec, const dispatch::GroupShape& shape) {
 
 }  // namespace
 
-dispatch::GroupShape route_and_group_shape(const MoeSpec& spec, int64_t num_tokens,
+dispatch::GroupShape route_and_group_shape(const routing::DeviceRoutePlan& plan, int64_t num_tokens,
                                            int64_t num_local_experts) {
   constexpr dispatch::GroupShape kNone{.blocks = 0};
-  const auto rule = routing::device_route_rule(spec, routing::Choices::kMade);
-  const int32_t columns = routing::columns_a_lane(rule);
+  const int32_t columns = routing::columns_a_lane(plan.made);
   if (columns > kMaxColumnsALane) return kNone;
   dispatch::GroupShape shape;
   while (shape.blocks < kMaxBlocks && num_tokens > shape.blocks * kBlockTokens) shape.blocks *= 2;
@@ -154,15 +153,16 @@ dispatch::GroupShape route_and_group_shape(const MoeSpec& spec, int64_t num_toke
   if (tokens > kMaxBlockTokens || num_local_experts > kMaxThreads) return kNone;
   shape.cluster = shape.blocks;
   shape.threads = static_cast<int32_t>(std::max(tokens, ceil_div(num_local_experts, 32)) * 32);
-  shape.shared_bytes = shared_bytes(rule, shape, num_local_experts);
+  shape.shared_bytes = shared_bytes(plan.made, shape, num_local_experts);
   return shape.shared_bytes <= kMaxSharedBytes ? shape : kNone;
 }
 
-GroupedRows device_route_and_group(const MoeSpec& spec, const routing::DeviceRouteArgs& route,
+GroupedRows device_route_and_group(const routing::DeviceRoutePlan& plan,
+                                   const routing::DeviceRouteArgs& route,
                                    const dispatch::DeviceGroupArgs& group,
                                    const dispatch::GroupShape& shape, CUstream_st* stream) {
-  const auto params = routing::device::route_params(spec, route);
-  dispatch::GroupLaunch launch = dispatch::prepare_group(group_of(spec, route, group));
+  const auto params = routing::device::route_params(plan, route);
+  dispatch::GroupLaunch launch = dispatch::prepare_group(group_of(plan, route, group));
   const Kernel kernel = kernel_of(routing::columns_a_lane(params.rule));
   dispatch::GroupShape sized = shape;
   sized.shared_bytes = shared_bytes(params.rule, shape, group.num_local_experts);
@@ -178,16 +178,17 @@ GroupedRows device_route_and_group(const MoeSpec& spec, const routing::DeviceRou
   return launch.rows;
 }
 
-GroupedRows device_route_and_group(const MoeSpec& spec, const routing::DeviceRouteArgs& route,
+GroupedRows device_route_and_group(const routing::DeviceRoutePlan& plan,
+                                   const routing::DeviceRouteArgs& route,
                                    const dispatch::DeviceGroupArgs& group, CUstream_st* stream) {
   const dispatch::GroupShape shape =
-      route_and_group_shape(spec, route.num_tokens, group.num_local_experts);
+      route_and_group_shape(plan, route.num_tokens, group.num_local_experts);
   // Given ids may name an expert twice, which the single launch cannot group.
-  if (shape.blocks != 0 && route.given_ids == nullptr && device_holds(spec, shape)) {
-    return device_route_and_group(spec, route, group, shape, stream);
+  if (shape.blocks != 0 && route.given_ids == nullptr && device_holds(plan, shape)) {
+    return device_route_and_group(plan, route, group, shape, stream);
   }
-  routing::device_route(spec, route, stream);
-  return dispatch::device_group(group_of(spec, route, group), stream);
+  routing::device_route(plan, route, stream);
+  return dispatch::device_group(group_of(plan, route, group), stream);
 }
 
 }  // namespace conclave::inline v0

@@ -68,13 +68,14 @@ class RouteAndGroup : public testing::DeviceTest {
                                     .workspace = workspace.data(),
                                     .skewed_tile_tokens = kSkewedTile,
                                     .skewed_from = spec.num_experts};
+    const routing::DeviceRoutePlan plan = routing::plan_device_route(spec);
     GroupedRows rows;
     if (launches == Launches::kOne) {
-      rows = device_route_and_group(spec, route, group, shape, stream());
+      rows = device_route_and_group(plan, route, group, shape, stream());
     } else if (launches == Launches::kChosen) {
-      rows = device_route_and_group(spec, route, group, stream());
+      rows = device_route_and_group(plan, route, group, stream());
     } else {
-      routing::device_route(spec, route, stream());
+      routing::device_route(plan, route, stream());
       group.topk_ids = ids.data();
       group.num_tokens = tokens;
       group.top_k = static_cast<int32_t>(spec.top_k);
