@@ -132,13 +132,15 @@ struct DeviceKernelRow {
   // Kernels with the same text give an expert's result for a token row the same bits, in whichever
   // tile, as D2 needs. Empty: only this kernel's own tiles are promised to agree.
   std::string_view arithmetic = {};
-  // Rates reached with full tiles, and when reading weights for few rows; used to choose a kernel.
-  double teraflops = 1;
-  double terabytes_per_second = 1;
+  // What the choice of a kernel asks: the share of the device's rate of products (`products`) that
+  // full tiles reach, and the share of its memory's rate at which weights are read for few rows.
+  double cuda::DeviceRates::*products = &cuda::DeviceRates::tensor16_teraflops;
+  double product_share = 0;
+  double memory_share = 0;
   int32_t row_step = 0;  // step in which an expert's last rows are computed; 0: a quarter tile
   // The same for tiles with sorted_input, if these are kernels of another shape; else 0.
-  double sorted_teraflops = 0;
-  double sorted_terabytes_per_second = 0;
+  double sorted_product_share = 0;
+  double sorted_memory_share = 0;
   int32_t sorted_row_step = 0;
   int32_t sorted_end_depth = 0;  // time of a product's end, in elements of K
   bool adds_rows = false;        // takes DeviceExpertsCall::sums, with all of its tiles
