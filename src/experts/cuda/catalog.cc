@@ -2,6 +2,7 @@
 // everything, is last.
 #include "experts/cuda/catalog.h"
 
+#include "experts/cuda/decode_call.h"
 #include "experts/cuda/reference_sm90.h"
 #include "experts/cuda/stream_fp8_sm90.h"
 #include "experts/cuda/stream_sm90.h"
@@ -22,6 +23,11 @@ constexpr double share_of_memory(double terabytes) {
 }
 
 constexpr std::array kRows = {
+    DeviceKernelRow{.name = "cuda.decode_sm90",
+                    .supports = decode_supports,
+                    .tiles = decode_tiles,
+                    .one_launch = decode_reach,
+                    .make_one_launch = make_decode},
     DeviceKernelRow{.name = "cuda.stream_sm90",
                     .supports = stream_sm90_supports,
                     .tiles = stream_sm90_tiles,

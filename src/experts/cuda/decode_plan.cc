@@ -57,6 +57,10 @@ void plan_down(const DeviceExpertsProblem& problem, DecodePlan& plan) {
   plan.k_slices = narrow(ceil_div(plan.down_boxes, plan.slice_boxes));
 }
 
+// Every block of the single launch quantises the intermediate of all its tokens again: at 4 tokens
+// streamed kernels are 3 to 18 % faster (bench/results/h200/LOG.md).
+constexpr int64_t kPreferredTokensQuantised = 2;
+
 }  // namespace
 
 DecodePlan decode_plan(const DeviceExpertsProblem& problem) {
@@ -130,6 +134,15 @@ DecodeShared decode_shared(const DecodePlan& plan, int64_t tokens, int64_t share
   shared.down_rows = narrow(rows_in);
   shared.total = static_cast<uint32_t>(end);
   return shared;
+}
+
+std::span<const DeviceTile> decode_tiles(const DeviceExpertsProblem& /*problem*/) { return {}; }
+
+OneLaunchReach decode_reach(const DeviceExpertsProblem& problem) {
+  const int64_t most = decode_plan(problem).max_tokens;
+  const bool quantises =
+      is_quantised(problem) && problem.quant.activations != ActivationScale::kNone;
+  return {.most = most, .preferred = quantises ? std::min(most, kPreferredTokensQuantised) : most};
 }
 
 Support decode_supports(const DeviceExpertsProblem& problem) {

@@ -35,6 +35,7 @@ Candidates supporting_rows(const LadderRequest& request, std::vector<PlanRow>& v
   if (!request.kernel.empty()) static_cast<void>(catalog.find(request.kernel, "kernel"));
   Candidates candidates;
   for (const DeviceKernelRow& row : catalog.rows()) {
+    if (row.is_one_launch()) continue;  // serves beside the ladder
     PlanRow verdict{.table = "kernel", .name = std::string(row.name), .reason = {}};
     const Support support = row.supports(request.problem);
     if (!support) {

@@ -37,7 +37,8 @@ struct LadderRequest {
 };
 
 // Ascending, the last rung for problem.max_tokens; neighbours that agree are one rung. `verdicts`,
-// empty before, gets a verdict on every row of the catalog, even if this throws. Throws
+// empty before, gets a verdict on every row of the catalog that is not a single launch, even if
+// this throws. Throws
 // Error(kUnsupported) with the reasons if no row fits, Error(kUnknownName) for a forced row that
 // does not exist, Error(kInvalidArgument) for a tuning entry whose kernel lacks the tile.
 std::vector<LadderRung> build_ladder(const LadderRequest& request, std::vector<PlanRow>& verdicts);

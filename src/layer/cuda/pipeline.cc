@@ -142,7 +142,7 @@ CudaKernels make_cuda_kernels(const CudaPlan& plan, const CudaWeights& weights) 
   if (plan.shared) kernels.shared = make(*plan.shared, weights.shared);
   if (plan.residual) kernels.residual = make(*plan.residual, weights.residual);
   if (plan.decode_tokens > 0) {
-    kernels.decode = experts::make_decode(plan.routed.problem, weights.routed.view);
+    kernels.decode = plan.decode_row->make_one_launch(plan.routed.problem, weights.routed.view);
   }
   return kernels;
 }

@@ -89,6 +89,7 @@ struct CudaPlan {
   MoeSpec choice;                       // the choosing half of router "sink_softmax"
   int64_t decode_tokens = 0;  // calls of up to this many tokens take the single launch, if their
                               // arguments allow it; 0: none does
+  const experts::DeviceKernelRow* decode_row = nullptr;  // serves these calls
   std::string router_limit = {};  // why calls must bring ids and weights; empty: they need not
   // Weights on the input change its codes: rows are weighed first, with one copy per choice.
   bool weighs_rows = false;
