@@ -6,6 +6,7 @@
 #include "experts/cuda/catalog.h"
 #include "experts/cuda/decode_plan.h"
 #include "layer/cuda/book_workspace.h"
+#include "layer/cuda/launch_tables.h"
 #include "layer/cuda/row_format.h"
 #include "layer/quant_scales.h"
 #include "routing/cuda/device_router.h"
@@ -101,6 +102,25 @@ void check_parts(CudaPlan& plan, PartChecks& checks, std::vector<PlanRow>& rows)
   checks.need(!is_split || parallel.reduce == Reduce::kPartial, "reduction",
               "Reduce::kFull over several ranks; Reduce::kPartial is there");
   check_slices(plan, checks);
+}
+
+// Lists the dispatchers and chooses the first that fits; none may, which check_parts reports.
+void choose_dispatcher(CudaPlan& plan) {
+  const dispatch::DispatchProblem problem{.ep_size = plan.parallel.ep_size,
+                                          .ep_rank = plan.parallel.ep_rank,
+                                          .reduce = plan.parallel.reduce};
+  std::string& chosen = plan.summary.dispatcher;
+  for (const auto& row : dispatch::device_dispatcher_catalog().rows()) {
+    const Support fits = row.supports(problem);
+    const bool first = fits && chosen.empty();
+    if (first) chosen = row.name;
+    plan.summary.rows.push_back({.table = "dispatcher",
+                                 .name = std::string(row.name),
+                                 .chosen = first,
+                                 .reason = first  ? "rows stay on their rank"
+                                           : fits ? "a row before it fits"
+                                                  : fits.reason()});
+  }
 }
 
 DType row_dtype_of(DType weight_dtype) {
@@ -440,7 +460,6 @@ void summarise(CudaPlan& plan) {
   summary.arithmetic = arithmetic_text(spec);
   summary.determinism = determinism_text(plan);
   summary.router = spec.router.name;
-  summary.dispatcher = "cuda.local";
   summary.stages = stage_names(plan);
   summary.part = describe_part(plan.part, spec, plan.parallel);
   summary.max_tokens = plan.options.max_tokens;
@@ -464,6 +483,7 @@ void fill_plan(CudaPlan& plan, SharedForm form) {
   plan.part = plan_rank_part(spec, plan.parallel);
   PartChecks checks(plan.summary.rows);
   check_parts(plan, checks, plan.summary.rows);
+  choose_dispatcher(plan);
   checks.throw_if_any();
   plan.weighs_rows = spec.weight_on == WeightOn::kInput && spec.weight_dtype == DType::kF8E4M3 &&
                      !scales_follow_rows(spec.quant);
@@ -479,6 +499,7 @@ void fill_plan(CudaPlan& plan, SharedForm form) {
   if (plan.routed.problem.num_local_experts > 0) choose_routed_ladder(plan);
   if (plan.shared) choose_other_ladder(plan, *plan.shared);
   if (plan.residual) choose_other_ladder(plan, *plan.residual);
+  choose_launches(plan);
   summarise(plan);
 }
 
