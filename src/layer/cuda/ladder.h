@@ -23,6 +23,9 @@ struct LadderRung {
   // Runs instead if the counts of a call's experts show that choices are skewed; or null.
   const experts::DeviceKernelRow* skewed_row = nullptr;
   experts::DeviceTile skewed_tile = {};
+  // With skewed_row: even_tiles for first_tokens, first_tokens + 1, ... to last_tokens.
+  int64_t first_tokens = 1;
+  std::vector<int64_t> most_even_tiles = {};
 };
 
 struct LadderRequest {

@@ -23,7 +23,7 @@ SkewRule skew_rule(const CudaCall& call) {
   const LadderRung& rung = rung_for(plan.routed.ladder, call.count);
   if (rung.skewed_row == nullptr) return {};
   return {.tile_tokens = rung_for(call.kernels.routed, call.count).skewed->tile_tokens(),
-          .from = even_tiles(rung, plan.routed.problem, call.count, plan.fused.slots())};
+          .from = rung.most_even_tiles[static_cast<size_t>(call.count - rung.first_tokens)]};
 }
 
 // A rank without experts groups nothing, but still counts the load.

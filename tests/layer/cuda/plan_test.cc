@@ -161,6 +161,12 @@ TEST(CudaPlan, SkewedChoices_HaveAnotherKernelBesideStreamedWeights) {
   EXPECT_NE(streamed.reason.find("skewed choices: cuda.tile_sm90"), std::string::npos);
   // Each of eight experts has 64 rows, which fit one tile of 96.
   EXPECT_EQ(even_tiles(streamed, made.routed.problem, 256, 0), 8);
+  const auto at = [&](int64_t tokens) {
+    return streamed.most_even_tiles.at(static_cast<size_t>(tokens - streamed.first_tokens));
+  };
+  for (int64_t tokens = streamed.first_tokens; tokens <= streamed.last_tokens; ++tokens) {
+    ASSERT_EQ(at(tokens), even_tiles(streamed, made.routed.problem, tokens, 0));
+  }
   EXPECT_EQ(rung_for(made.routed.ladder, 4096).skewed_row, nullptr);
   EXPECT_EQ(rung_for(made.routed.ladder, 16).skewed_row, nullptr);
   // Two idle launches would be noticeable; a forced kernel is the only one.
