@@ -17,6 +17,8 @@ struct DeviceRates {
   double launch_seconds = 0;  // what one more launch on a busy stream costs
 };
 
+using DeviceRate = double DeviceRates::*;  // one of them
+
 // Peaks as published; cache, copies and launches as measured (bench/results/h200/LOG.md).
 inline constexpr DeviceRates kH200Rates = {.tensor16_teraflops = 989,
                                            .tensor8_teraflops = 1979,

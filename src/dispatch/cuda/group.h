@@ -32,7 +32,7 @@ struct GroupLaunches {
 };
 
 struct DeviceGroupArgs {
-  GroupLaunches launches;
+  GroupLaunches launches = {};
   // [T, k] logical ids: routing's, sanitize_ids' or the caller's own. Ids outside [0, num_experts)
   // have no expert.
   const int32_t* topk_ids = nullptr;

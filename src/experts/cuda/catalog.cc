@@ -26,6 +26,7 @@ constexpr std::array kRows = {
     DeviceKernelRow{.name = "cuda.decode_sm90",
                     .supports = decode_supports,
                     .tiles = decode_tiles,
+                    .make = nullptr,
                     .one_launch = decode_reach,
                     .make_one_launch = make_decode},
     DeviceKernelRow{.name = "cuda.stream_sm90",

@@ -146,7 +146,7 @@ struct DeviceKernelRow {
   std::string_view arithmetic = {};
   // What the choice of a kernel asks: the share of the device's rate of products (`products`) that
   // full tiles reach, and the share of its memory's rate at which weights are read for few rows.
-  double cuda::DeviceRates::*products = &cuda::DeviceRates::tensor16_teraflops;
+  cuda::DeviceRate products = &cuda::DeviceRates::tensor16_teraflops;
   double product_share = 0;
   double memory_share = 0;
   int32_t row_step = 0;  // step in which an expert's last rows are computed; 0: a quarter tile

@@ -20,8 +20,10 @@ std::string calls_of(const std::vector<Rung>& ladder, const Serves& serves) {
     if (!serves(ladder[i])) continue;
     while (i + 1 < ladder.size() && serves(ladder[i + 1])) ++i;
     first = ladder[i].last_tokens + 1;
-    text +=
-        fmt::format("{}{} to {} tokens", text.empty() ? "" : ", ", begin, ladder[i].last_tokens);
+    const int64_t last = ladder[i].last_tokens;
+    text += text.empty() ? "calls of " : ", ";
+    text += begin == last ? fmt::format("{} tokens", last)
+                          : fmt::format("{} to {} tokens", begin, last);
   }
   return text;
 }
