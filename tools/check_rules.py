@@ -55,6 +55,10 @@ RULES = [
          re.compile(r'[=!]=\s*"|"\s*[=!]='),
          ("src",), re.compile(r"^src/(?:checkpoint|io)/|/catalog\.cc$"), without_comments,
          "strings stop at Catalog::find: compare typed values"),
+    Rule("no-router-switch",
+         re.compile(r"\brouter\w*(?:\.|->)name\s*[=!]=|[=!]=\s*[\w.>-]*\brouter\w*(?:\.|->)name\b"),
+         ("src",), None, without_literals,
+         "nothing switches on a router's name: ask its row or its traits"),
     Rule("no-swallow",
          re.compile(r"catch\s*\(\s*\.\.\.\s*\)\s*\{\s*\}"),
          ("src", "apps", "include"), None, without_literals,
@@ -88,6 +92,66 @@ RULES = [
 ]
 
 
+class TreeRule(NamedTuple):
+    name: str
+    find: Callable[[pathlib.Path], list[tuple[str, int]]]  # file and line of each violation
+    why: str
+
+
+def line_of(text: str, offset: int) -> int:
+    return text.count("\n", 0, offset) + 1
+
+
+# May write names of routers into a spec: tables of model families and of vLLM's methods, and the
+# catalog itself.
+NAMES_ROUTERS = re.compile(r"^src/(?:checkpoint/|routing/(?:catalog|methods)\.cc$)")
+ROUTER_ROW = re.compile(r'RouterRow\s*\{\s*\.name\s*=\s*"(\w+)"')
+LITERAL = re.compile(r'"(\w+)"')
+
+
+def router_names_elsewhere(root: pathlib.Path) -> list[tuple[str, int]]:
+    """Literals that are the name of a router, outside the router's own folder."""
+    catalog = root / "src/routing/catalog.cc"
+    if not catalog.is_file():
+        return []
+    names = set(ROUTER_ROW.findall(without_comments(catalog.read_text(encoding="utf-8"))))
+    found = []
+    for path in source_files(root, "src"):
+        name = path.relative_to(root).as_posix()
+        if NAMES_ROUTERS.search(name):
+            continue
+        text = without_comments(path.read_text(encoding="utf-8"))
+        found += [(name, line_of(text, match.start())) for match in LITERAL.finditer(text)
+                  if match[1] in names and not name.startswith(f"src/routing/{match[1]}/")]
+    return found
+
+
+CATALOG = re.compile(r"\bCatalog<\w+>\s+(\w+)\s*\(\s*\)\s*\{")
+
+
+def unused_catalogs(root: pathlib.Path) -> list[tuple[str, int]]:
+    """Catalogs that no other module of the library asks."""
+    texts = {path.relative_to(root).as_posix(): without_literals(path.read_text(encoding="utf-8"))
+             for path in source_files(root, "src")}
+    found = []
+    for name, text in texts.items():
+        module = "/".join(name.split("/")[:2]) + "/"
+        for match in CATALOG.finditer(text):
+            call = re.compile(rf"\b{match[1]}\s*\(")
+            if not any(call.search(other) for place, other in texts.items()
+                       if not place.startswith(module)):
+                found.append((name, line_of(text, match.start())))
+    return found
+
+
+TREE_RULES = [
+    TreeRule("no-router-name", router_names_elsewhere,
+             "a router is named in its own folder and its row only"),
+    TreeRule("catalog-in-use", unused_catalogs,
+             "a catalog that no other module asks decides nothing"),
+]
+
+
 def allowed_exceptions(root: pathlib.Path) -> set[tuple[str, str]]:
     path = root / "tools" / "check_rules.allow"
     if not path.is_file():
@@ -116,6 +180,9 @@ def violations(root: pathlib.Path) -> list[str]:
             for match in rule.pattern.finditer(text):
                 line = text.count("\n", 0, match.end()) + 1
                 found.append(f"{name}:{line}: {rule.name}: {rule.why}")
+    for rule in TREE_RULES:
+        found += [f"{name}:{line}: {rule.name}: {rule.why}" for name, line in rule.find(root)
+                  if (rule.name, name) not in allowed]
     return found
 
 
@@ -132,7 +199,7 @@ def main(argv: list[str]) -> int:
     folders = [a for a in argv[1:] if not a.startswith("--")]
     root = pathlib.Path(folders[0] if folders else pathlib.Path(__file__).parent.parent).resolve()
     found = violations(root)
-    print("\n".join(found) if found else f"rules: {len(RULES)} rules hold")
+    print("\n".join(found) if found else f"rules: {len(RULES) + len(TREE_RULES)} rules hold")
     if "--sizes" in argv:
         print("\n".join(long_files(root)) or f"sizes: no file is over {LONG_FILE_LINES} lines")
     return 1 if found else 0

@@ -50,6 +50,7 @@ class RoutingBench {
     spec_.hidden_size = o_.hidden_size;
     spec_.intermediate_size = o_.intermediate_size;
     spec_.router = router_of(case_name);
+    plan_ = routing::plan_device_route(spec_);
     plan_launches();
   }
 
@@ -67,7 +68,7 @@ class RoutingBench {
                                           .num_local_experts = static_cast<int32_t>(o_.num_experts),
                                           .tile_tokens = kTileTokens,
                                           .workspace = workspace_.data()};
-    return device_route_and_group(spec_, route, group, stream);
+    return device_route_and_group(plan_, route, group, stream);
   }
 
   bool is_right() {
@@ -88,13 +89,13 @@ class RoutingBench {
   void plan_launches() {
     launches_ = dispatch::group_launches(o_.num_tokens, o_.top_k, o_.num_experts);
     dispatch::prepare_group_kernels(launches_.shape);
-    launches_.routed = route_group_ladder({.spec = spec_,
+    launches_.routed = route_group_ladder({.route = &plan_,
                                            .num_local_experts = o_.num_experts,
                                            .max_tokens = o_.num_tokens,
                                            .cluster_blocks = find_cluster_blocks()})
                            .back()
                            .shape;
-    if (launches_.routed.blocks > 0) prepare_route_and_group(spec_, launches_.routed);
+    if (launches_.routed.blocks > 0) prepare_route_and_group(plan_, launches_.routed);
   }
 
   size_t slots() const { return static_cast<size_t>(o_.num_tokens * o_.top_k); }
@@ -120,6 +121,7 @@ class RoutingBench {
 
   const testing::CudaProblemOptions& o_;
   MoeSpec spec_;
+  routing::DeviceRoutePlan plan_;
   dispatch::GroupLaunches launches_;
   std::vector<float> host_logits_, host_bias_;
   cuda::DeviceBuffer logits_, bias_, ids_, weights_, workspace_;

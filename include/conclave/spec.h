@@ -7,6 +7,7 @@
 #include "conclave/version.h"
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -70,6 +71,8 @@ struct SimulatedRouting {
 //   It takes no selection bias and no groups.
 // - "sparse_mixer": two choices from separate masked softmaxes (PhiMoE, arXiv 2409.12136); k = 2;
 //   jitter_epsilon applies.
+// - "softmax_threshold": the k best, without those whose share of the softmax is below
+//   options["ratio"] of the best one's.
 // - "sink_softmax": chosen by sigmoid(l) + selection bias; the weights are a softmax over
 //   log-sigmoid of the k chosen and the S shared logits; the last S weigh the shared experts
 //   (SharedMode::kRouterWeight); logits are [T, E + S].
@@ -107,6 +110,9 @@ struct RouterSpec {
   // computes them in it; the weights stay unrounded. Unused when logits choose
   // (RouterOrder::kTopkThenScore).
   DType score_dtype = DType::kF32;
+  // Numbers that only this router reads, by name (docs/routing.md); those left out have its
+  // defaults. A router of the application may be given any finite ones.
+  std::map<std::string, double> options = {};
 };
 
 // `name` is a row of the activation list; g and u are the gate and up products with their biases:

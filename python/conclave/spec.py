@@ -41,7 +41,7 @@ class RouterInputNorm:
 class RouterSpec:
     """From logits to ids and weights; docs/routing.md has every formula."""
 
-    name: str = "topk"  # hash, sparse_mixer, sink_softmax, simulated
+    name: str = "topk"  # hash, sparse_mixer, softmax_threshold, sink_softmax, simulated
     score: str = "softmax"  # sigmoid, sqrtsoftplus, none
     order: str = "score_then_topk"  # topk_then_score
     has_logit_bias: bool = False
@@ -64,6 +64,11 @@ class RouterSpec:
     input_norm: RouterInputNorm = RouterInputNorm()
     logits_dtype: DTypeLike = "float32"
     score_dtype: DTypeLike = "float32"
+    # Numbers that only this router reads; a mapping is kept as sorted pairs, so that it has a hash.
+    options: Mapping[str, float] | Sequence[tuple[str, float]] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", tuple(sorted(dict(self.options).items())))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -192,10 +197,12 @@ def to_dict(record: Any) -> dict[str, Any]:
             f"expected MoeSpec, LayerOptions or another record, or a mapping, "
             f"found {type(record).__name__}"
         )
-    return {name: _plain(value) for name, value in items if value is not None}
+    return {name: _plain(name, value) for name, value in items if value is not None}
 
 
-def _plain(value: Any) -> Any:
+def _plain(name: str, value: Any) -> Any:
+    if name == "options":
+        return dict(value)
     if isinstance(value, Mapping) or dataclasses.is_dataclass(value):
         return to_dict(value)
     return list(value) if isinstance(value, tuple) else value
@@ -219,6 +226,6 @@ def from_dict(kind: type[_Record], values: Mapping[str, Any]) -> _Record:
 
 
 def _record(name: str, value: Any) -> Any:
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and name in _NESTED:
         return from_dict(_NESTED[name], value)
     return tuple(value) if isinstance(value, list) else value

@@ -6,6 +6,7 @@
 
 #include "conclave/error.h"
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -57,6 +58,7 @@ void visit(RouterSpec& value, Visitor& fields) {
   fields("input_norm", value.input_norm);
   fields("logits_dtype", value.logits_dtype);
   fields("score_dtype", value.score_dtype);
+  fields("options", value.options);
 }
 
 template <class Visitor>
@@ -164,12 +166,14 @@ void visit(TuningEntry& value, Visitor& fields) {
 }
 
 using Tuning = std::shared_ptr<const TuningTable>;
+using Options = std::map<std::string, double>;
 
 template <class T>
 constexpr bool is_struct =
     std::is_class_v<T> && !std::is_same_v<T, std::string> &&
     !std::is_same_v<T, std::vector<int32_t>> && !std::is_same_v<T, std::vector<float>> &&
-    !std::is_same_v<T, std::optional<DType>> && !std::is_same_v<T, Tuning>;
+    !std::is_same_v<T, std::optional<DType>> && !std::is_same_v<T, Tuning> &&
+    !std::is_same_v<T, Options>;
 
 class Reader {
  public:
@@ -237,6 +241,7 @@ class Reader {
     if constexpr (std::is_floating_point_v<T>) return "a number";
     if constexpr (std::is_same_v<T, std::string>) return "a string";
     if constexpr (std::is_same_v<T, nb::dict>) return "a dictionary";
+    if constexpr (std::is_same_v<T, Options>) return "a dictionary of numbers";
     return "a list of numbers";
   }
 

@@ -272,6 +272,17 @@ def test_simulated_routing_reads_no_logits():
     assert all(len(set(row.tolist())) == 4 for row in ids)
 
 
+def test_options_are_named_numbers():
+    rule = RouterSpec(options={"b": 2, "a": 1})
+    assert rule == RouterSpec(options=(("a", 1), ("b", 2)))
+    assert hash(rule) == hash(RouterSpec(options={"a": 1, "b": 2}))
+    assert conclave.spec.to_dict(rule)["options"] == {"a": 1, "b": 2}
+    with pytest.raises(ConclaveValueError, match=r"options\[a\]"):
+        conclave.route(logits_of(4, 16), 2, rule)
+    with pytest.raises(ConclaveTypeError, match="a dictionary of numbers"):
+        conclave.route(logits_of(4, 16), 2, RouterSpec(options={"a": "much"}))
+
+
 def test_bad_arguments_are_named():
     logits = logits_of(4, 16)
     cases = [

@@ -74,7 +74,7 @@ RoleShape router_shape(const MoeSpec& spec, WeightRole role) {
     case WeightRole::kRouterInputScale:
       return vector_if(router.input_norm.enabled, spec.hidden_size);
     default:
-      return matrix_if(router.name == "hash", router.vocab_size, spec.top_k);
+      return matrix_if(router.vocab_size > 0, router.vocab_size, spec.top_k);
   }
 }
 

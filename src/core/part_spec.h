@@ -15,4 +15,7 @@ inline constexpr int64_t kMaxSpecSize = int64_t{1} << 20;
 // naming the field, the value and the limit.
 void validate_parts(const MoeSpec& spec);
 
+// Every check of validate(MoeSpec) but those of the router, which routing/validate.cc adds.
+void validate_all_but_router(const MoeSpec& spec);
+
 }  // namespace conclave::inline v0

@@ -4,7 +4,6 @@
 #include "core/layer_roles.h"
 #include "core/part_spec.h"
 #include "core/quant_spec.h"
-#include "core/router_spec.h"
 #include "core/weight_id.h"
 
 #include "conclave/error.h"
@@ -48,7 +47,7 @@ int64_t expert_width(const MoeSpec& spec) {
   return spec.latent.size != 0 ? spec.latent.size : spec.hidden_size;
 }
 
-void validate(const MoeSpec& spec) {
+void validate_all_but_router(const MoeSpec& spec) {
   check_range("num_experts", spec.num_experts, 1, kMaxSpecSize);
   check_range("num_zero_experts", spec.num_zero_experts, 0, kMaxSpecSize);
   check_range("top_k", spec.top_k, 1, spec.num_experts + spec.num_zero_experts);
@@ -56,12 +55,6 @@ void validate(const MoeSpec& spec) {
   check_range("intermediate_size", spec.intermediate_size, 1, kMaxSpecSize);
   validate_parts(spec);
   validate_quant(spec);
-  validate_router(spec);
-}
-
-ParameterCount count_parameters(const MoeSpec& spec) {
-  validate(spec);
-  return count_weights(spec);
 }
 
 ParameterCount count_weights(const MoeSpec& spec) {

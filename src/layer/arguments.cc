@@ -1,7 +1,6 @@
 #include "layer/arguments.h"
 
 #include "core/checked.h"
-#include "core/router_rule.h"
 #include "core/workspace_layout.h"
 
 #include "conclave/error.h"
@@ -71,21 +70,22 @@ struct RoutingSource {
   bool has_weights;
   bool has_logits;
   bool has_gate;
-  RouterRule rule;
+  routing::RouterTraits router;
   bool runs_router;  // if no weights are given: a router adds nothing else to given ids
 
-  RoutingSource(const ForwardArgs& args, const MoeSpec& spec)
+  RoutingSource(const ForwardArgs& args, const MoeSpec& spec, const routing::RouterTraits& traits)
       : has_ids(!args.topk_ids.empty()),
         has_weights(!args.topk_weights.empty()),
         has_logits(!args.router_logits.empty()),
         has_gate(spec.has_gate),
-        rule(router_rule(spec.router.name)),
+        router(traits),
         runs_router(!has_weights) {}
 };
 
-void check_routing_source(const ForwardArgs& args, const MoeSpec& spec, int64_t tokens) {
+void check_routing_source(const ForwardArgs& args, const MoeSpec& spec,
+                          const routing::RouterTraits& traits, int64_t tokens) {
   if (tokens == 0) return;
-  const RoutingSource source(args, spec);
+  const RoutingSource source(args, spec, traits);
   if (source.has_weights && !source.has_ids) {
     refuse("topk_ids", "topk_weights need topk_ids");
   }
@@ -98,7 +98,7 @@ void check_routing_source(const ForwardArgs& args, const MoeSpec& spec, int64_t 
     refuse("router_logits",
            "router_logits and topk_weights were both given: give one source of routing");
   }
-  const bool needs_logits = source.runs_router && source.rule != RouterRule::kSimulated;
+  const bool needs_logits = source.runs_router && source.router.reads_logits;
   if (needs_logits && !source.has_logits && !source.has_gate) {
     refuse("router_logits",
            source.has_ids ? "this layer has no gate: topk_ids need topk_weights or router_logits"
@@ -112,17 +112,18 @@ void check_routing_source(const ForwardArgs& args, const MoeSpec& spec, int64_t 
   if (!makes_logits && !args.captured_logits.empty()) {
     refuse("captured_logits", "no logits to capture: the routing was given");
   }
-  if (source.rule == RouterRule::kHash && !source.has_ids && args.token_ids.empty()) {
-    refuse("token_ids", "router hash chooses by token ids: give them, or topk_ids");
+  const bool needs_token_ids = source.router.token_ids == routing::TokenIds::kNeeded;
+  if (needs_token_ids && !source.has_ids && args.token_ids.empty()) {
+    refuse("token_ids",
+           "router " + spec.router.name + " chooses by token ids: give them, or topk_ids");
   }
 }
 
 // Throws for a token id that a router could not read: outside the rows of the hash table, or
 // without one outside int32. Ids of padding tokens do not count.
-void check_token_ids(const ForwardArgs& args, const MoeSpec& spec, int64_t num_tokens) {
-  if (args.token_ids.empty()) return;
-  const RouterRule rule = router_rule(spec.router.name);
-  if (rule != RouterRule::kHash && rule != RouterRule::kCustom) return;
+void check_token_ids(const ForwardArgs& args, const MoeSpec& spec,
+                     const routing::RouterTraits& traits, int64_t num_tokens) {
+  if (args.token_ids.empty() || traits.token_ids == routing::TokenIds::kUnused) return;
   const int64_t limit = spec.router.vocab_size > 0 ? spec.router.vocab_size - 1
                                                    : int64_t{std::numeric_limits<int32_t>::max()};
   const auto* mask = static_cast<const uint8_t*>(args.padding_mask.data);
@@ -244,7 +245,8 @@ void check_vector(std::string_view name, const ConstTensorView& tensor, int64_t 
   }
 }
 
-void check_tensors(const ForwardArgs& args, const MoeSpec& spec) {
+void check_tensors(const ForwardArgs& args, const MoeSpec& spec,
+                   const routing::RouterTraits& traits) {
   if (args.hidden.shape.rank() != 2) {
     throw Error(ErrorCode::kShape, {.what = "an argument has the wrong shape",
                                     .tensor = "hidden",
@@ -255,7 +257,7 @@ void check_tensors(const ForwardArgs& args, const MoeSpec& spec) {
   const int64_t hidden = spec.hidden_size;
   check_matrix("hidden", args.hidden, {tokens, hidden}, kActivations);
   check_matrix("out", args.out, {tokens, hidden}, kActivations);
-  check_routing_source(args, spec, tokens);
+  check_routing_source(args, spec, traits, tokens);
   check_optional("router_logits", args.router_logits, tokens, num_logits(spec), kActivations);
   const int64_t slots = num_slots(spec);
   check_optional("topk_ids", args.topk_ids, tokens, slots, kIds);
@@ -288,11 +290,12 @@ void check_tensors(const ForwardArgs& args, const MoeSpec& spec) {
   check_overlaps(args);
 }
 
-int64_t check_arguments(const ForwardArgs& args, const MoeSpec& spec) {
-  check_tensors(args, spec);
+int64_t check_arguments(const ForwardArgs& args, const MoeSpec& spec,
+                        const routing::RouterTraits& traits) {
+  check_tensors(args, spec, traits);
   const int64_t tokens = args.hidden.shape[0];
   const int64_t counted = count_tokens(args, tokens);
-  check_token_ids(args, spec, counted);
+  check_token_ids(args, spec, traits, counted);
   return counted;
 }
 

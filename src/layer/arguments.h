@@ -1,6 +1,8 @@
 // First step of a forward: every check of the caller's arguments, before anything is written.
 #pragma once
 
+#include "routing/router.h"
+
 #include "conclave/layer.h"
 
 #include <cstdint>
@@ -11,11 +13,13 @@ namespace conclave::inline v0 {
 
 // Throws Error naming the argument, what was expected and what was found: shapes, types, strides,
 // overlaps, and that there is one source of routing. Reads nothing that a pointer points to.
-void check_tensors(const ForwardArgs& args, const MoeSpec& spec);
+void check_tensors(const ForwardArgs& args, const MoeSpec& spec,
+                   const routing::RouterTraits& traits);
 
 // Runs check_tensors and checks the values in host memory. Returns the number of tokens that count:
 // T, or *num_tokens if given.
-int64_t check_arguments(const ForwardArgs& args, const MoeSpec& spec);
+int64_t check_arguments(const ForwardArgs& args, const MoeSpec& spec,
+                        const routing::RouterTraits& traits);
 
 // Checks the caller's ids under IdPolicy::kStrict: -1, [0, E + Z) in the first k slots, E + i in
 // slot k + i of SharedMode::kFusedSlots. Throws Error(kExpertId) naming token and slot.

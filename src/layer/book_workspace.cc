@@ -31,7 +31,9 @@ void book_routing(const LayerPlan& plan, WorkspaceLayout& layout, LayerSlices& s
   slices.topk_weights = layout.book<float>(tokens * spec.top_k);
   if (plan.part.has_replicas()) slices.physical_ids = layout.book<int32_t>(tokens * spec.top_k);
   slices.given_ids = layout.book<int32_t>(tokens * spec.top_k);
-  if (plan.router_reads_token_ids) slices.token_ids = layout.book<int32_t>(tokens);
+  if (plan.router_traits.token_ids != routing::TokenIds::kUnused) {
+    slices.token_ids = layout.book<int32_t>(tokens);
+  }
   slices.router_scratch = layout.book_bytes(static_cast<int64_t>(plan.router_scratch_bytes), 1);
   if (plan.stages.weighs_shared_rows) {
     slices.shared_weights = layout.book<float>(elements(tokens, spec.shared.count, "shared"));

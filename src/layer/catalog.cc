@@ -23,7 +23,7 @@ const DeviceRuntime* no_runtime(int32_t) { return nullptr; }
 constexpr std::array kEngines = {
 #if CONCLAVE_BUILD_CUDA
     EngineRow{"cuda", DeviceKind::kCuda, describe_cuda, cuda_usable, make_cuda_engine,
-              plan_cuda_engine, cuda_candidates, cuda_runtime, cuda_routes, cuda_route},
+              plan_cuda_engine, cuda_candidates, cuda_runtime, cuda_routes, make_cuda_route},
 #endif
     EngineRow{"cpu", DeviceKind::kCpu, describe_host, host_usable, make_host_engine,
               plan_host_engine, nullptr, no_runtime, nullptr, nullptr}};

@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -41,6 +42,9 @@ struct EngineRequest {
   const ParallelSpec& parallel;
 };
 
+// Routes one call of a TokenRouter.
+using RouteFunction = std::function<void(const RouteArgs& args)>;
+
 struct EngineRow {
   std::string_view name;
   DeviceKind device = DeviceKind::kCpu;
@@ -58,7 +62,7 @@ struct EngineRow {
   const DeviceRuntime* (*runtime)(int32_t ordinal);
   // For TokenRouter; null if the engine runs the routers of the catalog.
   Support (*routes)(const MoeSpec& spec);
-  void (*route)(int32_t ordinal, const MoeSpec& spec, const RouteArgs& args);
+  RouteFunction (*make_route)(int32_t ordinal, const MoeSpec& spec);
 };
 
 // The row of this name, or null.

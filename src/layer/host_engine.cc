@@ -102,7 +102,7 @@ void HostEngine::forward(const ForwardArgs& args) {
                  .hint = "reload again"});
   }
   check_memory(args);
-  const int64_t tokens = check_arguments(args, plan_.spec);
+  const int64_t tokens = check_arguments(args, plan_.spec, plan_.router_traits);
   if (!args.topk_ids.empty() && plan_.options.id_policy == IdPolicy::kStrict) {
     check_ids_strict(args.topk_ids, tokens, plan_.spec);
   }

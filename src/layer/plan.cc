@@ -2,11 +2,9 @@
 
 #include "core/checked.h"
 #include "core/layer_roles.h"
-#include "core/router_rule.h"
 #include "layer/book_workspace.h"
 #include "layer/describe_stages.h"
 #include "layer/quant_scales.h"
-#include "routing/router.h"
 
 #include "conclave/error.h"
 
@@ -223,8 +221,7 @@ void fill_plan(LayerPlan& plan, const Context& context) {
   plan.gate_row_bytes = round_up(spec.hidden_size * int64_t{sizeof(float)}, kRowAlignment);
   plan.router = make_router(context, spec, plan.summary.rows);
   plan.router_scratch_bytes = plan.router->scratch_bytes(context.executor().concurrency());
-  const RouterRule rule = router_rule(spec.router.name);
-  plan.router_reads_token_ids = rule == RouterRule::kHash || rule == RouterRule::kCustom;
+  plan.router_traits = routing::router_traits(spec.router.name);
 
   check_slices(spec, parallel);
   plan.part = plan_rank_part(spec, parallel);

@@ -6,6 +6,7 @@
 #include "dispatch/dispatcher.h"
 #include "experts/experts_kernel.h"
 #include "layer/rank_part.h"
+#include "routing/router.h"
 
 #include "conclave/context.h"
 #include "conclave/layer.h"
@@ -81,7 +82,7 @@ struct LayerPlan {
 
   StagePlan stages;
   size_t router_scratch_bytes = 0;
-  bool router_reads_token_ids = false;
+  routing::RouterTraits router_traits;
   LayerSlices slices;
   size_t workspace_bytes = 0;
   int64_t gate_row_bytes = 0;  // bytes per float32 row, zero padded

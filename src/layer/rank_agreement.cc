@@ -7,6 +7,7 @@
 #include <array>
 #include <bit>
 #include <concepts>
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -68,6 +69,13 @@ class Hash {
     add(list.size());
     for (const Entry& entry : list) add(entry);
   }
+  void add(const std::map<std::string, double>& options) {
+    add(options.size());
+    for (const auto& [name, value] : options) {
+      add(std::string_view(name));
+      add(value);
+    }
+  }
   int64_t value() const { return static_cast<int64_t>(hash_); }
 
  private:
@@ -92,7 +100,8 @@ int64_t hash_of_router(const RouterSpec& r) {
                  r.has_selection_bias, r.num_groups, r.topk_groups, r.group_score, r.group_mask,
                  r.renormalize, r.renormalize_p, r.epsilon, r.epsilon_mode, r.scale,
                  r.has_expert_scale, r.has_global_scale, r.jitter_epsilon, r.vocab_size,
-                 r.input_norm.enabled, r.input_norm.epsilon, r.logits_dtype, r.score_dtype);
+                 r.input_norm.enabled, r.input_norm.epsilon, r.logits_dtype, r.score_dtype,
+                 r.options);
 }
 
 int64_t hash_of_activations(const MoeSpec& spec) {

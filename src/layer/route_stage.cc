@@ -102,7 +102,7 @@ void run_router(const PipelineArgs& args, const RowBundle& rows, const RouteBuff
     load_given_ids(args, given, counters);
     input.given_ids = given;
   }
-  if (!args.args.token_ids.empty() && plan.router_reads_token_ids) {
+  if (!args.args.token_ids.empty() && plan.router_traits.token_ids != routing::TokenIds::kUnused) {
     auto* token_ids = slice_as<int32_t>(args.workspace, plan.slices.token_ids);
     load_token_ids(args, token_ids);
     input.token_ids = token_ids;

@@ -1,6 +1,5 @@
 #include "conclave/token_router.h"
 
-#include "core/router_rule.h"
 #include "layer/arguments.h"
 #include "layer/engine.h"
 #include "routing/router.h"
@@ -62,20 +61,19 @@ void check_given(std::string_view name, bool needed, const ConstTensorView& tens
                .tensor = std::string(name)});
 }
 
-void check_call(const MoeSpec& spec, const RouteArgs& args) {
+void check_call(const MoeSpec& spec, const routing::RouterTraits& traits, const RouteArgs& args) {
   const int64_t tokens = args.topk_ids.shape.rank() == 2 ? args.topk_ids.shape[0] : -1;
   const RouterSpec& router = spec.router;
-  const RouterRule rule = router_rule(router.name);
   check_dense("topk_ids", args.topk_ids, {std::max<int64_t>(tokens, 0), spec.top_k}, DType::kI32);
   check_dense("topk_weights", args.topk_weights, {tokens, spec.top_k}, DType::kF32);
-  if (rule != RouterRule::kSimulated) {
+  if (traits.reads_logits) {
     check_matrix("logits", args.logits, {tokens, num_logits(spec)},
                  {DType::kF32, DType::kF16, DType::kBF16});
   }
   check_given("selection_bias", router.has_selection_bias, args.selection_bias);
   check_given("expert_scale", router.has_expert_scale, args.expert_scale);
   check_given("global_scale", router.has_global_scale, args.global_scale);
-  check_given("hash_table", rule == RouterRule::kHash, args.hash_table);
+  check_given("hash_table", traits.has_hash_table, args.hash_table);
   const auto floats = {DType::kF32, DType::kF16, DType::kBF16};
   const int64_t columns = spec.num_experts + spec.num_zero_experts;
   if (router.has_selection_bias) {
@@ -85,7 +83,7 @@ void check_call(const MoeSpec& spec, const RouteArgs& args) {
     check_vector("expert_scale", args.expert_scale, spec.num_experts, floats);
   }
   if (router.has_global_scale) check_vector("global_scale", args.global_scale, 1, floats);
-  if (rule == RouterRule::kHash) {
+  if (traits.has_hash_table) {
     check_dense("hash_table",
                 {const_cast<void*>(args.hash_table.data), args.hash_table.dtype,
                  args.hash_table.shape, args.hash_table.row_stride},
@@ -185,30 +183,35 @@ void route_on_host(const Context& context, const MoeSpec& spec, const Router& ro
                executor);
 }
 
+[[noreturn]] void refuse_router(const Support& support) {
+  throw Error(ErrorCode::kUnsupported, {.what = "the device cannot run this router",
+                                        .found = support.reason(),
+                                        .hint = "route on the CPU"});
+}
+
 }  // namespace
 
 struct TokenRouter::Impl {
   const Context& context;
-  const EngineRow& engine;
   MoeSpec spec;
+  routing::RouterTraits traits;
   std::unique_ptr<Router> host;  // null on a device
+  RouteFunction device = {};     // empty on the host
 };
 
 TokenRouter::TokenRouter(const Context& context, const MoeSpec& spec)
     : impl_(new Impl{.context = context,
-                     .engine = engine_row(context),
                      .spec = with_sizes(spec),
+                     .traits = routing::router_traits(spec.router.name),
                      .host = nullptr}) {
+  const EngineRow& engine = engine_row(context);
   validate(impl_->spec);
-  if (impl_->engine.route == nullptr) {
+  if (engine.make_route == nullptr) {
     impl_->host = make_host_router(context, impl_->spec);
     return;
   }
-  const Support support = impl_->engine.routes(impl_->spec);
-  if (support) return;
-  throw Error(ErrorCode::kUnsupported, {.what = "the device cannot run this router",
-                                        .found = support.reason(),
-                                        .hint = "route on the CPU"});
+  if (const Support support = engine.routes(impl_->spec); !support) refuse_router(support);
+  impl_->device = engine.make_route(parse_device(context.device()).ordinal, impl_->spec);
 }
 
 TokenRouter::TokenRouter(TokenRouter&&) noexcept = default;
@@ -218,10 +221,10 @@ TokenRouter::~TokenRouter() = default;
 const MoeSpec& TokenRouter::spec() const noexcept { return impl_->spec; }
 
 void TokenRouter::route(const RouteArgs& args) const {
-  check_call(impl_->spec, args);
+  check_call(impl_->spec, impl_->traits, args);
   if (args.topk_ids.shape[0] == 0) return;
   if (impl_->host) return route_on_host(impl_->context, impl_->spec, *impl_->host, args);
-  impl_->engine.route(parse_device(impl_->context.device()).ordinal, impl_->spec, args);
+  impl_->device(args);
 }
 
 }  // namespace conclave::inline v0

@@ -1,9 +1,11 @@
 #include "core/catalog.h"
 
+#include "core/build_config.h"
 #include "routing/hash/hash.h"
 #include "routing/router.h"
 #include "routing/simulated/simulated.h"
 #include "routing/sink_softmax/sink_softmax.h"
+#include "routing/softmax_threshold/softmax_threshold.h"
 #include "routing/sparse_mixer/sparse_mixer.h"
 #include "routing/topk/topk.h"
 
@@ -12,13 +14,64 @@
 namespace conclave::inline v0::routing {
 namespace {
 
-// The spec's name decides, not the order. src/core/router_rule.cc has the same names.
+// Builds without CUDA have no device rows to refer to.
+#if CONCLAVE_BUILD_CUDA
+#define ON_DEVICE(row) (&(row))
+#else
+#define ON_DEVICE(row) nullptr
+#endif
+
+// The spec's name decides, not the order.
 constexpr std::array kRouters = {
-    RouterRow{"topk", topk_supports, make_topk_router},
-    RouterRow{"hash", hash_supports, make_hash_router},
-    RouterRow{"sparse_mixer", sparse_mixer_supports, make_sparse_mixer_router},
-    RouterRow{"sink_softmax", sink_softmax_supports, make_sink_softmax_router},
-    RouterRow{"simulated", simulated_supports, make_simulated_router},
+    RouterRow{.name = "topk",
+              .traits = {.chooses_zero_experts = true},
+              .check = check_topk,
+              .supports = topk_supports,
+              .make = make_topk_router,
+              .oracle = topk_oracle,
+              .draw = draw_topk,
+              .device = ON_DEVICE(kTopkOnDevice)},
+    RouterRow{.name = "hash",
+              .traits = {.token_ids = TokenIds::kNeeded, .has_hash_table = true},
+              .check = check_hash,
+              .supports = hash_supports,
+              .make = make_hash_router,
+              .oracle = hash_oracle,
+              .draw = draw_hash,
+              .device = ON_DEVICE(kHashOnDevice)},
+    RouterRow{.name = "sparse_mixer",
+              .traits = {.reads_jitter_epsilon = true},
+              .check = check_sparse_mixer,
+              .supports = sparse_mixer_supports,
+              .make = make_sparse_mixer_router,
+              .oracle = sparse_mixer_oracle,
+              .draw = draw_sparse_mixer,
+              .device = ON_DEVICE(kSparseMixerOnDevice)},
+    RouterRow{.name = "sink_softmax",
+              .traits = {.weighs_shared = true},
+              .check = check_sink_softmax,
+              .supports = sink_softmax_supports,
+              .make = make_sink_softmax_router,
+              .oracle = sink_softmax_oracle,
+              .draw = draw_sink_softmax,
+              .device = ON_DEVICE(kSinkSoftmaxOnDevice)},
+    RouterRow{.name = "softmax_threshold",
+              .traits = {},
+              .options = kSoftmaxThresholdOptions,
+              .check = check_softmax_threshold,
+              .supports = softmax_threshold_supports,
+              .make = make_softmax_threshold_router,
+              .oracle = softmax_threshold_oracle,
+              .draw = draw_softmax_threshold,
+              .device = ON_DEVICE(kSoftmaxThresholdOnDevice)},
+    RouterRow{.name = "simulated",
+              .traits = {.reads_logits = false, .reads_simulated = true},
+              .check = check_simulated,
+              .supports = simulated_supports,
+              .make = make_simulated_router,
+              .oracle = simulated_oracle,
+              .draw = draw_simulated,
+              .device = ON_DEVICE(kSimulatedOnDevice)},
 };
 
 }  // namespace

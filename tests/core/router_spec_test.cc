@@ -143,15 +143,36 @@ TEST(RouterSpec, FieldsThatARuleDoesNotRead_MustKeepTheirDefaults) {
   expect_each_named("hash", {jitter, replay, zipf, bias, groups, zero});
   expect_each_named("sparse_mixer",
                     {vocab, replay, bias, groups, cap, epsilon, scale, own, zero, score, p_norm});
+  expect_each_named("softmax_threshold", {jitter, vocab, replay, zipf, bias, groups, cap, epsilon,
+                                          scale, own, zero, score, p_norm});
   expect_each_named("sink_softmax",
                     {jitter, vocab, replay, groups, cap, epsilon, own, zero, score, p_norm});
   expect_each_named("simulated",
                     {jitter, vocab, bias, groups, cap, epsilon, scale, own, zero, score, p_norm});
 }
 
+TEST(RouterSpec, OptionsThatTheRouterDoesNotKnow_AreNamed) {
+  const auto option = [](const char* name, double value) {
+    return [=](MoeSpec& s) { s.router.options = {{name, value}}; };
+  };
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  for (const char* router : {"topk", "hash", "sparse_mixer", "sink_softmax", "simulated"}) {
+    expect_each_named(router, {{"options[ratio]", option("ratio", 0.5)}});
+  }
+  expect_each_named("an application's own", {{"options[ratio]", option("ratio", nan)}});
+  MoeSpec own = spec_of("an application's own");
+  option("ratio", -7)(own);
+  EXPECT_NO_THROW(validate(own));
+}
+
 TEST(RouterSpec, RulesWithNeedsOfTheirOwn_SayThem) {
   expect_each_named("sparse_mixer", {{"top_k", [](MoeSpec& s) { s.top_k = 3; }}});
   expect_each_named("hash", {{"vocab_size", [](MoeSpec& s) { s.router.vocab_size = 0; }}});
+  const auto ratio = [](double value) {
+    return [=](MoeSpec& s) { s.router.options = {{"ratio", value}}; };
+  };
+  expect_each_named("softmax_threshold",
+                    {{"options[ratio]", ratio(0)}, {"options[ratio]", ratio(1.5)}});
   expect_each_named("sink_softmax",
                     {{"kRouterWeight", [](MoeSpec& s) { s.shared = SharedExpertSpec{}; }}});
   const auto replay = [](std::vector<int32_t> ids, std::vector<float> weights) {

@@ -38,7 +38,8 @@ Names members_of(const RouterSpec& router) {
   [[maybe_unused]] const auto& [name, score, order, logit_bias, soft_cap, selection_bias, groups,
                                 topk_groups, group_score, group_mask, renormalize, renormalize_p,
                                 epsilon, epsilon_mode, scale, expert_scale, global_scale, jitter,
-                                vocab, simulated, norm, logits_dtype, score_dtype] = router;
+                                vocab, simulated, norm, logits_dtype, score_dtype, options] =
+      router;
   [[maybe_unused]] const auto& [enabled, norm_epsilon] = norm;
   return {"router.name",
           "router.score",
@@ -63,7 +64,8 @@ Names members_of(const RouterSpec& router) {
           "router.input_norm.enabled",
           "router.input_norm.epsilon",
           "router.logits_dtype",
-          "router.score_dtype"};
+          "router.score_dtype",
+          "router.options"};
 }
 Names members_of(const ActivationSpec& activation) {
   [[maybe_unused]] const auto& [name, limit, alpha, beta, linear_beta] = activation;
@@ -183,6 +185,10 @@ const std::vector<Case> kCases = {
      [](LayerPlan& p) { p.spec.router.logits_dtype = DType::kBF16; }},
     {"router.score_dtype", "router",
      [](LayerPlan& p) { p.spec.router.score_dtype = DType::kBF16; }},
+    {"router.options", "router",
+     [](LayerPlan& p) {
+       p.spec.router.options = {{"ratio", 0.5}};
+     }},
 
     {"activation.name", "the activation", [](LayerPlan& p) { p.spec.activation.name = "gelu"; }},
     {"activation.limit", "the activation", [](LayerPlan& p) { p.spec.activation.limit = 7; }},

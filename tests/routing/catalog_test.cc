@@ -1,6 +1,5 @@
 #include "core/catalog.h"
 
-#include "core/router_rule.h"
 #include "routing/router.h"
 #include "routing/routing_problem.h"
 
@@ -33,11 +32,12 @@ TEST(RouterCatalog, EveryRow_SupportsAProblemAndRoutesIt) {
   }
 }
 
-TEST(RouterCatalog, EveryRow_HasATypedRule) {
+TEST(RouterCatalog, EveryRow_IsFoundByItsName) {
   for (const auto& row : router_catalog().rows()) {
-    EXPECT_NE(router_rule(row.name), RouterRule::kCustom) << row.name;
+    EXPECT_EQ(routing::find_router(row.name), &row) << row.name;
   }
-  EXPECT_EQ(router_rule("my own"), RouterRule::kCustom);
+  EXPECT_EQ(routing::find_router("my own"), nullptr);
+  EXPECT_EQ(routing::router_traits("my own").token_ids, routing::TokenIds::kRead);
 }
 
 TEST(RouterCatalog, EveryRow_GivesTheSameBitsForAnyThreadsAndBatch) {

@@ -143,6 +143,33 @@ TEST(SinkSoftmax, RandomSpecs_EqualTheOracle) {
   }
 }
 
+TEST(SoftmaxThresholdRouter, ChoicesBelowTheRatio_AreDropped) {
+  MoeSpec spec = sized("softmax_threshold", 4, 3);
+  // Shares fall by e from one to the next: 1 / e and 1 / e^2 of the best one's.
+  const std::vector<float> logits = {1.0F, 3.0F, 0.0F, 2.0F};
+  const auto routed = [&](double ratio) {
+    spec.router.options = {{"ratio", ratio}};
+    return testing::route(spec, logits);
+  };
+  EXPECT_EQ(routed(0.1).ids, (Ids{1, 3, 0}));
+  EXPECT_EQ(routed(0.2).ids, (Ids{1, 3, -1}));
+  EXPECT_EQ(routed(1).ids, (Ids{1, -1, -1}));
+  EXPECT_EQ(routed(1).weights, (std::vector<float>{1, 0, 0}));
+  const auto share = static_cast<float>(1 / (1 + std::exp(-1.0)));
+  EXPECT_FLOAT_EQ(routed(0.2).weights[0], share);
+  EXPECT_FLOAT_EQ(routed(0.2).weights[1], 1 - share);
+  EXPECT_EQ(routed(0.2).weights[2], 0);
+}
+
+TEST(SoftmaxThresholdRouter, GivenIds_KeepTheirNamesAndWeighAgainstTheBestOfTheRow) {
+  MoeSpec spec = sized("softmax_threshold", 4, 2);
+  spec.router.options = {{"ratio", 0.2}};
+  const RoutingResult result = testing::route(
+      RoutingProblem{.spec = spec, .logits = {1.0F, 3.0F, 0.0F, 2.0F}, .given_ids = {2, 3}});
+  EXPECT_EQ(result.ids, (Ids{2, 3}));
+  EXPECT_EQ(result.weights, (std::vector<float>{0, 1}));
+}
+
 MoeSpec simulated(const SimulatedRouting& options, int64_t experts, int64_t top_k) {
   MoeSpec spec = sized("simulated", experts, top_k);
   spec.router.simulated = options;

@@ -171,6 +171,38 @@ class CheckRules(CheckCase):
         self.write("src/quant/a.cc", 'bool f(S s) { return s == "bf16"; }\n')
         self.expect(1, "src/quant/a.cc:1: no-string-switch")
 
+    def test_switch_on_a_routers_name_fails(self):
+        for line in ("if (spec.router.name == name) return;", "bool a = name != router.name;",
+                     "return router->name == RouterSpec().name;"):
+            with self.subTest(line=line):
+                self.write("src/layer/a.cc", line + "\n")
+                self.expect(1, "src/layer/a.cc:1: no-router-switch")
+        self.write("src/layer/a.cc", "auto& row = find_router(spec.router.name);\n"
+                                     "spec.router.name = name;\n")
+        self.expect(0)
+
+    def test_name_of_a_router_outside_its_folder_fails(self):
+        self.write("src/routing/catalog.cc", 'RouterRow{.name = "dice",\n.check = check}, '
+                                             'RouterRow{.name = "cards"}\n')
+        self.write("src/routing/dice/dice.cc", 'launch("dice");\n')
+        self.write("src/checkpoint/a.cc", 'router.name = "dice";\n')
+        self.write("src/layer/a.cc", '// "dice"\nthrow Error("dice are not cards");\n')
+        self.expect(0)
+        self.write("src/layer/a.cc", '\nconst char* wanted = "dice";\n')
+        self.expect(1, "src/layer/a.cc:2: no-router-name")
+        self.write("src/layer/a.cc", "\n")
+        self.write("src/routing/dice/dice.cc", 'other("cards");\n')
+        self.expect(1, "src/routing/dice/dice.cc:1: no-router-name")
+
+    def test_catalog_that_nothing_asks_fails(self):
+        self.write("src/comm/catalog.cc", "\nCatalog<Row> all_rows() { return rows; }\n")
+        self.write("src/comm/a.cc", "auto rows = all_rows();\n")
+        self.expect(1, "src/comm/catalog.cc:2: catalog-in-use")
+        self.write("src/layer/a.cc", "// all_rows()\n")
+        self.expect(1, "src/comm/catalog.cc:2: catalog-in-use")
+        self.write("src/layer/a.cc", "auto row = all_rows().find(name);\n")
+        self.expect(0)
+
     def test_allow_list_needs_a_reason(self):
         self.write("src/core/a.cc", "void f() { std::abort(); }\n")
         self.write("tools/check_rules.allow", "no-exit src/core/a.cc  # a fork guard\n")

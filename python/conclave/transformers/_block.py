@@ -91,7 +91,7 @@ class PatchedBlock:
             slots, watched = self._watch(made.parts[1:])
         self.layer: Layer = made.layer
         self.siblings = made.parts[1:]
-        self._is_hashed = self.layer.spec.router.name == "hash"
+        self._is_hashed = self.layer.spec.router.vocab_size > 0
         self._slots = slots
         self._watched = watched  # last: who finds it current finds its layer
 
@@ -163,7 +163,7 @@ class PatchedBlock:
             spec = layer.spec
             count, make = rows.shape[0], rows.new_empty
             width = spec.num_experts + spec.num_zero_experts
-            if spec.router.name == "sink_softmax":
+            if spec.shared.mode == "router_weight":
                 width += spec.shared.count
             seen["logits"] = make(count, width, dtype=torch.float32)
             seen["ids"] = make(count, spec.top_k, dtype=torch.int32)

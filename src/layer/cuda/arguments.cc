@@ -6,7 +6,8 @@
 #include "conclave/error.h"
 
 namespace conclave::inline v0 {
-void check_cuda_arguments(const ForwardArgs& args, const MoeSpec& spec, int32_t ordinal) {
+void check_cuda_arguments(const ForwardArgs& args, const MoeSpec& spec,
+                          const routing::RouterTraits& router, int32_t ordinal) {
   if (args.stream.handle == nullptr) {
     throw Error(ErrorCode::kNullPointer,
                 {.what = "a layer on CUDA needs a stream",
@@ -18,7 +19,7 @@ void check_cuda_arguments(const ForwardArgs& args, const MoeSpec& spec, int32_t 
                                           .tensor = "timings",
                                           .hint = "time the stream with events"});
   }
-  check_tensors(args, spec);
+  check_tensors(args, spec, router);
   if (args.hidden.shape[0] == 0) return;
   const auto check = [&](const char* name, const void* data) { check_place(name, data, ordinal); };
   check("hidden", args.hidden.data);

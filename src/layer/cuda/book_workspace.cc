@@ -1,7 +1,6 @@
 #include "layer/cuda/book_workspace.h"
 
 #include "core/checked.h"
-#include "core/router_rule.h"
 #include "dispatch/cuda/group.h"
 #include "gemm/cuda/gate_product.h"
 #include "layer/cuda/row_format.h"
@@ -117,7 +116,7 @@ void book_routing(Booking& booking, const CudaPlan& plan, int64_t tokens, CudaSl
   slices.topk_weights = booking.book(slots, sizeof(float));
   slices.given_ids = booking.book(choices, sizeof(int32_t));
   if (plan.part.has_replicas()) slices.physical_ids = booking.book(choices, sizeof(int32_t));
-  if (router_rule(spec.router.name) != RouterRule::kTopk) {
+  if (plan.router_writes_choices) {
     slices.router_ids = booking.book(choices, sizeof(int32_t));
     slices.router_weights = booking.book(choices, sizeof(float));
   }

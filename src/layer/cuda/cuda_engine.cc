@@ -230,7 +230,7 @@ void CudaEngine::forward(const ForwardArgs& args) {
                 {.what = "an in-place reload failed midway: this layer has no complete weights",
                  .hint = "reload again"});
   }
-  check_cuda_arguments(args, plan_.spec, ordinal_);
+  check_cuda_arguments(args, plan_.spec, plan_.router_traits, ordinal_);
   check_routing(args);
   const int64_t tokens = args.hidden.shape[0];
   const int64_t most = plan_.options.max_tokens;

@@ -5,7 +5,7 @@
 #include "layer/cuda/prepare_rows.h"
 #include "layer/cuda/routing_stage.h"
 #include "layer/cuda/row_format.h"
-#include "routing/cuda/device_rules.h"
+#include "routing/cuda/fused_slots.h"
 
 namespace conclave::inline v0 {
 namespace {

@@ -93,8 +93,14 @@ void list_grouping(CudaPlan& plan) {
   }
 }
 
+// The route kernel where it chooses the experts, not where it weighs what the router has chosen.
+const routing::DeviceRoutePlan* choosing_route(const CudaPlan& plan) {
+  const bool chooses = plan.router != nullptr && !plan.router_writes_choices;
+  return chooses ? plan.router->finish() : nullptr;
+}
+
 void choose_routing(CudaPlan& plan) {
-  const RouteGroupProblem problem{.spec = plan.spec,
+  const RouteGroupProblem problem{.route = choosing_route(plan),
                                   .num_local_experts = grouped_experts(plan.routed),
                                   .max_tokens = plan.options.max_tokens,
                                   .cluster_blocks = plan.device.cluster_blocks,
@@ -138,7 +144,7 @@ void prepare_launches(const CudaPlan& plan, const CudaWeights& weights) {
   prepare_gate(gates.latent_down, weights.latent_down_dtype);
   prepare_gate(gates.latent_up, weights.latent_up_dtype);
   for (const RouteGroupRung& rung : plan.routing) {
-    if (rung.shape.blocks > 0) prepare_route_and_group(plan.spec, rung.shape);
+    if (rung.shape.blocks > 0) prepare_route_and_group(*choosing_route(plan), rung.shape);
   }
   prepare_grouping(plan.routed);
   if (plan.shared) prepare_grouping(*plan.shared);

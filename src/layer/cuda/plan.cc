@@ -2,15 +2,12 @@
 
 #include "core/checked.h"
 #include "core/layer_roles.h"
-#include "core/router_rule.h"
 #include "experts/cuda/catalog.h"
 #include "experts/cuda/decode_plan.h"
 #include "layer/cuda/book_workspace.h"
 #include "layer/cuda/launch_tables.h"
 #include "layer/cuda/row_format.h"
 #include "layer/quant_scales.h"
-#include "routing/cuda/device_router.h"
-#include "routing/cuda/device_rules.h"
 
 #include "conclave/error.h"
 
@@ -58,7 +55,10 @@ class PartChecks {
 void check_router(CudaPlan& plan, PartChecks& checks, std::vector<PlanRow>& rows) {
   const MoeSpec& spec = plan.spec;
   const Support router = routing::device_router_supports(spec);
-  if (!router && !spec.has_gate && router_rule(spec.router.name) == RouterRule::kTopk) {
+  const routing::DeviceRouterRow* const row = routing::find_device_router(spec);
+  plan.router_writes_choices = row != nullptr && row->writes_choices;
+  plan.router_traits = routing::router_traits(spec.router.name);
+  if (!router && !spec.has_gate && routing::is_default_router(spec)) {
     plan.router_limit = router.reason();
     rows.push_back({.table = "router",
                     .name = spec.router.name,
@@ -67,6 +67,7 @@ void check_router(CudaPlan& plan, PartChecks& checks, std::vector<PlanRow>& rows
   }
   checks.need(static_cast<bool>(router), "router", router.reason());
   if (router) {
+    plan.router = row->make(spec);
     rows.push_back({.table = "router",
                     .name = spec.router.name,
                     .chosen = true,
@@ -487,9 +488,6 @@ void fill_plan(CudaPlan& plan, SharedForm form) {
   checks.throw_if_any();
   plan.weighs_rows = spec.weight_on == WeightOn::kInput && spec.weight_dtype == DType::kF8E4M3 &&
                      !scales_follow_rows(spec.quant);
-  if (router_rule(spec.router.name) == RouterRule::kSinkSoftmax) {
-    plan.choice = routing::sink_choice_spec(spec);
-  }
   plan.routed = mlp_plan(routed_problem(plan));
   place_shared(plan, form);
   if (spec.residual.intermediate_size != 0 && plan.part.holds_dense) {

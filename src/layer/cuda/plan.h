@@ -8,12 +8,15 @@
 #include "layer/cuda/ladder.h"
 #include "layer/cuda/route_and_group.h"
 #include "layer/rank_part.h"
+#include "routing/cuda/device_router.h"
+#include "routing/router.h"
 
 #include "conclave/layer.h"
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -37,7 +40,7 @@ struct CudaSlices {
   WorkspaceSlice topk_weights;    // [T, slots] f32
   WorkspaceSlice physical_ids;    // [T, k] int32, for a layer with redundant experts
   WorkspaceSlice given_ids;       // [T, k] int32: choices that the router only weighs
-  WorkspaceSlice router_ids;      // [T, k] int32, for routers other than "topk"
+  WorkspaceSlice router_ids;      // [T, k] int32, if the router writes choices
   WorkspaceSlice router_weights;  // [T, k] f32, likewise
   WorkspaceSlice identity;        // [T] f32: weights of zero experts
   WorkspaceSlice group;
@@ -101,7 +104,9 @@ struct CudaPlan {
   std::optional<CudaMlpPlan> residual;  // one expert that every row uses
   GatePlans gates;
   std::vector<RouteGroupRung> routing;  // how calls that the router routes are grouped
-  MoeSpec choice;                       // the choosing half of router "sink_softmax"
+  routing::RouterTraits router_traits;
+  std::shared_ptr<const routing::DeviceRouter> router;  // null if calls must bring ids and weights
+  bool router_writes_choices = false;                   // beside the slots
   int64_t decode_tokens = 0;  // calls of up to this many tokens take the single launch, if their
                               // arguments allow it; 0: none does
   const experts::DeviceKernelRow* decode_row = nullptr;  // serves these calls

@@ -1,9 +1,7 @@
 #include "layer/cuda/route_and_group.h"
 
 #include "core/checked.h"
-#include "core/router_rule.h"
 #include "layer/cuda/route_group_shape.h"
-#include "routing/cuda/route_rule.h"
 
 #include <algorithm>
 #include <array>
@@ -26,22 +24,17 @@ Support at_most(const char* what, int64_t found, int64_t limit) {
 }
 
 Support with_group_supports(const RouteGroupProblem& problem) {
-  if (router_rule(problem.spec.router.name) != RouterRule::kTopk) {
-    return Support::no("router " + problem.spec.router.name + " has a launch of its own");
-  }
-  if (const Support router = routing::device_router_supports(problem.spec); !router) {
-    return Support::no(router.reason());
-  }
+  if (problem.route == nullptr) return Support::no("other launches choose the experts");
   if (problem.has_replicas) return Support::no("replicas are chosen before rows are grouped");
   constexpr int64_t kMaxColumns = int64_t{kMaxRouteGroupColumnsALane} * 32;
-  const int64_t columns = problem.spec.num_experts + problem.spec.num_zero_experts;
+  const int64_t columns = problem.route->made.num_columns;
   if (Support fits = at_most("experts to choose from:", columns, kMaxColumns); !fits) return fits;
   return at_most("local experts:", problem.num_local_experts, kMaxRouteGroupThreads);
 }
 
 dispatch::GroupShape with_group_shape(const RouteGroupProblem& problem, int64_t num_tokens) {
   const dispatch::GroupShape shape =
-      route_and_group_shape(problem.spec, num_tokens, problem.num_local_experts);
+      route_and_group_shape(*problem.route, num_tokens, problem.num_local_experts);
   return shape.cluster <= problem.cluster_blocks ? shape : kNoShape;
 }
 
@@ -92,18 +85,16 @@ std::vector<RouteGroupRung> route_group_ladder(const RouteGroupProblem& problem)
   return ladder;
 }
 
-size_t route_and_group_shared_bytes(const MoeSpec& spec, const dispatch::GroupShape& shape,
-                                    int64_t num_local_experts) {
-  const auto rule = routing::device_route_rule(spec, routing::Choices::kMade);
+size_t route_and_group_shared_bytes(const routing::DeviceRoutePlan& plan,
+                                    const dispatch::GroupShape& shape, int64_t num_local_experts) {
   const auto warps = static_cast<size_t>(shape.threads / 32);
-  const auto scratch = static_cast<size_t>(routing::route_scratch_doubles(rule));
+  const auto scratch = static_cast<size_t>(routing::route_scratch_doubles(plan.made));
   return token_shared_bytes(num_local_experts, shape.blocks) + warps * scratch * sizeof(double);
 }
 
-dispatch::GroupShape route_and_group_shape(const MoeSpec& spec, int64_t num_tokens,
+dispatch::GroupShape route_and_group_shape(const routing::DeviceRoutePlan& plan, int64_t num_tokens,
                                            int64_t num_local_experts) {
-  const auto rule = routing::device_route_rule(spec, routing::Choices::kMade);
-  if (routing::columns_a_lane(rule) > kMaxRouteGroupColumnsALane) return kNoShape;
+  if (routing::columns_a_lane(plan.made) > kMaxRouteGroupColumnsALane) return kNoShape;
   dispatch::GroupShape shape;
   while (shape.blocks < kMaxRouteGroupBlocks && num_tokens > shape.blocks * kBlockTokens) {
     shape.blocks *= 2;
@@ -112,7 +103,7 @@ dispatch::GroupShape route_and_group_shape(const MoeSpec& spec, int64_t num_toke
   if (tokens > kMaxBlockTokens || num_local_experts > kMaxRouteGroupThreads) return kNoShape;
   shape.cluster = shape.blocks;
   shape.threads = static_cast<int32_t>(std::max(tokens, ceil_div(num_local_experts, 32)) * 32);
-  shape.shared_bytes = route_and_group_shared_bytes(spec, shape, num_local_experts);
+  shape.shared_bytes = route_and_group_shared_bytes(plan, shape, num_local_experts);
   return shape.shared_bytes <= kMaxRouteGroupSharedBytes ? shape : kNoShape;
 }
 

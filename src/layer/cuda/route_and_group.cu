@@ -80,13 +80,14 @@ Kernel kernel_of(int32_t columns_a_lane) {
   }
 }
 
-dispatch::DeviceGroupArgs group_of(const MoeSpec& spec, const routing::DeviceRouteArgs& route,
+dispatch::DeviceGroupArgs group_of(const routing::DeviceRoutePlan& plan,
+                                   const routing::DeviceRouteArgs& route,
                                    const dispatch::DeviceGroupArgs& group) {
   dispatch::DeviceGroupArgs args = group;
   args.topk_ids = route.topk_ids;
   args.num_tokens = route.num_tokens;
   args.live_tokens = route.live_tokens;
-  args.top_k = static_cast<int32_t>(spec.top_k) + route.shared.count;
+  args.top_k = plan.made.top_k + route.shared.count;
   return args;
 }
 
@@ -105,9 +106,9 @@ int32_t find_cluster_blocks() {
   return holds ? static_cast<int32_t>(kMaxRouteGroupBlocks) : cuda::kPortableCluster;
 }
 
-void prepare_route_and_group(const MoeSpec& spec, const dispatch::GroupShape& shape) {
-  const auto rule = routing::device_route_rule(spec, routing::Choices::kMade);
-  const auto* kernel = reinterpret_cast<const void*>(kernel_of(routing::columns_a_lane(rule)));
+void prepare_route_and_group(const routing::DeviceRoutePlan& plan,
+                             const dispatch::GroupShape& shape) {
+  const auto* kernel = reinterpret_cast<const void*>(kernel_of(routing::columns_a_lane(plan.made)));
   const bool is_large = shape.cluster > cuda::kPortableCluster;
   if (is_large) cuda::allow_large_cluster(kernel);
   // The limit is the kernel's, for all layers, and so must not depend on one of them.
@@ -116,15 +117,16 @@ void prepare_route_and_group(const MoeSpec& spec, const dispatch::GroupShape& sh
   }
 }
 
-GroupedRows device_route_and_group(const MoeSpec& spec, const routing::DeviceRouteArgs& route,
+GroupedRows device_route_and_group(const routing::DeviceRoutePlan& plan,
+                                   const routing::DeviceRouteArgs& route,
                                    const dispatch::DeviceGroupArgs& group, CUstream_st* stream) {
   const dispatch::GroupShape& shape = group.launches.routed;
   if (shape.blocks == 0 || route.given_ids != nullptr) {
-    routing::device_route(spec, route, stream);
-    return dispatch::device_group(group_of(spec, route, group), stream);
+    routing::device_route(plan, route, stream);
+    return dispatch::device_group(group_of(plan, route, group), stream);
   }
-  const auto params = routing::device::route_params(spec, route);
-  dispatch::GroupLaunch launch = dispatch::prepare_group(group_of(spec, route, group));
+  const auto params = routing::device::route_params(plan, route);
+  dispatch::GroupLaunch launch = dispatch::prepare_group(group_of(plan, route, group));
   cuda::launch("layer.route_and_group", kernel_of(routing::columns_a_lane(params.rule)),
                {.blocks = shape.blocks,
                 .threads = shape.threads,

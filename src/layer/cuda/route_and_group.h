@@ -3,10 +3,9 @@
 
 #include "core/catalog.h"
 #include "dispatch/cuda/group.h"
-#include "routing/cuda/device_router.h"
+#include "routing/cuda/route.h"
 
 #include "conclave/error.h"
-#include "conclave/spec.h"
 
 #include <cstdint>
 #include <string_view>
@@ -15,7 +14,7 @@
 namespace conclave::inline v0 {
 
 struct RouteGroupProblem {
-  const MoeSpec& spec;
+  const routing::DeviceRoutePlan* route = nullptr;  // null: other launches choose the experts
   int64_t num_local_experts = 0;
   int64_t max_tokens = 0;
   int32_t cluster_blocks = 8;  // the most that the device can hold
@@ -43,22 +42,24 @@ struct RouteGroupRung {
 std::vector<RouteGroupRung> route_group_ladder(const RouteGroupProblem& problem);
 
 // The shape of the single launch; blocks is 0 if the problem does not fit one.
-dispatch::GroupShape route_and_group_shape(const MoeSpec& spec, int64_t num_tokens,
+dispatch::GroupShape route_and_group_shape(const routing::DeviceRoutePlan& plan, int64_t num_tokens,
                                            int64_t num_local_experts);
 // The shared memory of a launch of so many blocks and threads.
-size_t route_and_group_shared_bytes(const MoeSpec& spec, const dispatch::GroupShape& shape,
-                                    int64_t num_local_experts);
+size_t route_and_group_shared_bytes(const routing::DeviceRoutePlan& plan,
+                                    const dispatch::GroupShape& shape, int64_t num_local_experts);
 
 // Asks the driver for the largest cluster of blocks, each of a multiprocessor, that the current
 // device can hold: 8 or 16. Takes longer than a launch and may allocate.
 int32_t find_cluster_blocks();
 // Lets the single launch have the shape. Called on the current device before its first use there.
-void prepare_route_and_group(const MoeSpec& spec, const dispatch::GroupShape& shape);
+void prepare_route_and_group(const routing::DeviceRoutePlan& plan,
+                             const dispatch::GroupShape& shape);
 // Routes, then groups route.topk_ids: in one launch of the shape group.launches.routed if it has
 // blocks, otherwise by device_route and device_group. Given ids may name an expert twice, which the
 // single launch cannot group: they always take two. group.topk_ids, num_tokens, live_tokens and
 // top_k (with the shared slots) are taken from `route` and need not be set.
-GroupedRows device_route_and_group(const MoeSpec& spec, const routing::DeviceRouteArgs& route,
+GroupedRows device_route_and_group(const routing::DeviceRoutePlan& plan,
+                                   const routing::DeviceRouteArgs& route,
                                    const dispatch::DeviceGroupArgs& group, CUstream_st* stream);
 
 }  // namespace conclave::inline v0

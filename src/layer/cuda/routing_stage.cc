@@ -1,6 +1,5 @@
 #include "layer/cuda/routing_stage.h"
 
-#include "core/router_rule.h"
 #include "dispatch/cuda/sanitize_ids.h"
 #include "gemm/cuda/gate_product.h"
 #include "layer/cuda/factor_stage.h"
@@ -9,7 +8,7 @@
 #include "layer/cuda/route_and_group.h"
 #include "layer/cuda/row_format.h"
 #include "routing/cuda/device_router.h"
-#include "routing/cuda/device_rules.h"
+#include "routing/cuda/route.h"
 
 namespace conclave::inline v0 {
 namespace {
@@ -199,21 +198,21 @@ CudaRouting enqueue_made(const CudaCall& call, const dispatch::DeviceSanitizeArg
   return routing;
 }
 
-// Runs router "topk", or has it weigh `choices`.
-CudaRouting enqueue_topk(const CudaCall& call, const dispatch::DeviceGroupArgs* group,
-                         CudaRouting routing, const Logits& logits, const int32_t* choices) {
-  const MoeSpec& spec = call.plan.spec;
+// Runs the route kernel, which chooses or weighs `choices`.
+CudaRouting enqueue_route(const CudaCall& call, const routing::DeviceRoutePlan& plan,
+                          const dispatch::DeviceGroupArgs* group, CudaRouting routing,
+                          const Logits& logits, const int32_t* choices) {
   const routing::DeviceRouteArgs args = route_args(call, routing, logits, choices);
   if (group == nullptr) {
-    routing::device_route(spec, args, call.stream);
+    routing::device_route(plan, args, call.stream);
   } else {
-    routing.groups = device_route_and_group(spec, args, *group, call.stream);
+    routing.groups = device_route_and_group(plan, args, *group, call.stream);
   }
   return routing;
 }
 
-routing::DeviceRuleArgs rule_args(const CudaCall& call, const CudaRouting& routing,
-                                  const Logits& logits, const int32_t* choices) {
+routing::DeviceRouterArgs router_args(const CudaCall& call, const CudaRouting& routing,
+                                      const Logits& logits, const int32_t* choices) {
   const CudaWeights& weights = call.weights;
   const ConstTensorView& token_ids = call.args.token_ids;
   return {.logits = logits.data,
@@ -238,54 +237,22 @@ routing::DeviceRuleArgs rule_args(const CudaCall& call, const CudaRouting& routi
           .skipped_ids = &call.counters->skipped_ids};
 }
 
-// Enqueues the choosing half of "sink_softmax", which writes the rule's ids.
-void enqueue_sink_choice(const CudaCall& call, const routing::DeviceRuleArgs& rule) {
-  routing::device_route(call.plan.choice,
-                        {.logits = rule.logits,
-                         .logits_dtype = rule.logits_dtype,
-                         .logits_stride = rule.logits_stride,
-                         .num_tokens = rule.num_tokens,
-                         .live_tokens = rule.live_tokens,
-                         .padding_mask = rule.padding_mask,
-                         .selection_bias = rule.selection_bias,
-                         .topk_ids = rule.ids,
-                         .topk_weights = rule.weights,
-                         .tokens_without_finite_logit = rule.tokens_without_finite_logit},
-                        call.stream);
-}
-
-// Runs the layer's router. The rule's own last launch does the grouping.
+// Runs the layer's router. The last launch does the grouping.
 CudaRouting enqueue_router(const CudaCall& call, const dispatch::DeviceGroupArgs* group,
                            const CudaRouting& routing) {
   const MoeSpec& spec = call.plan.spec;
-  const RouterRule rule = router_rule(spec.router.name);
-  // "simulated" is the only router that reads no logits.
+  const routing::DeviceRouter& router = *call.plan.router;
   const bool reads_logits =
-      rule != RouterRule::kSimulated || (spec.has_gate && !call.args.captured_logits.empty());
+      call.plan.router_traits.reads_logits || (spec.has_gate && !call.args.captured_logits.empty());
   const Logits logits = reads_logits ? make_logits(call) : Logits();
-  const int32_t* const choices = choices_to_weigh(call, routing);
-  if (rule == RouterRule::kTopk) return enqueue_topk(call, group, routing, logits, choices);
-  routing::DeviceRuleArgs args = rule_args(call, routing, logits, choices);
-  switch (rule) {
-    case RouterRule::kHash:
-      if (choices == nullptr) routing::device_look_up(spec, args, call.stream);
-      return enqueue_topk(call, group, routing, logits, choices != nullptr ? choices : args.ids);
-    case RouterRule::kSparseMixer:
-      routing::device_sparse_mixer(spec, args, call.stream);
-      break;
-    case RouterRule::kSimulated:
-      routing::device_simulate(spec, args, call.stream);
-      break;
-    default:
-      if (choices == nullptr) {
-        enqueue_sink_choice(call, args);
-      } else {
-        args.ids = const_cast<int32_t*>(choices);
-      }
-      routing::device_weigh_with_sinks(spec, args, call.stream);
+  const routing::DeviceRouterArgs args =
+      router_args(call, routing, logits, choices_to_weigh(call, routing));
+  const int32_t* const ids = router.route(args, call.stream);
+  if (const routing::DeviceRoutePlan* finish = router.finish()) {
+    return enqueue_route(call, *finish, group, routing, logits, ids);
   }
   dispatch::DeviceSanitizeArgs made = sanitize_args(call, routing);
-  made.given_ids = args.ids;
+  made.given_ids = ids;
   made.ids_dtype = DType::kI32;
   made.ids_stride = spec.top_k;
   made.given_weights = args.weights;

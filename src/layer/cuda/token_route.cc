@@ -1,14 +1,14 @@
 #include "layer/cuda/token_route.h"
 
-#include "core/router_rule.h"
 #include "cuda/device_info.h"
 #include "layer/cuda/memory_place.h"
 #include "layer/cuda/routing_stage.h"
 #include "routing/cuda/device_router.h"
-#include "routing/cuda/device_rules.h"
+#include "routing/cuda/route.h"
 
 #include "conclave/interop/cuda.h"
 
+#include <memory>
 #include <string>
 
 namespace conclave::inline v0 {
@@ -46,7 +46,7 @@ routing::DeviceRouteArgs route_args(const RouteArgs& args) {
           .topk_weights = static_cast<float*>(args.topk_weights.data)};
 }
 
-routing::DeviceRuleArgs rule_args(const RouteArgs& args) {
+routing::DeviceRouterArgs router_args(const RouteArgs& args) {
   return {.logits = args.logits.data,
           .logits_dtype = args.logits.dtype,
           .logits_stride = args.logits.empty() ? 0 : stride_of_rows(args.logits),
@@ -61,36 +61,7 @@ routing::DeviceRuleArgs rule_args(const RouteArgs& args) {
           .shared_weights = static_cast<float*>(args.shared_weights.data)};
 }
 
-void enqueue(const MoeSpec& spec, routing::DeviceRouteArgs route,
-             const routing::DeviceRuleArgs& rule, CUstream_st* stream) {
-  switch (router_rule(spec.router.name)) {
-    case RouterRule::kHash:
-      routing::device_look_up(spec, rule, stream);
-      route.given_ids = route.topk_ids;  // each slot is read before it is written
-      return routing::device_route(spec, route, stream);
-    case RouterRule::kSparseMixer:
-      return routing::device_sparse_mixer(spec, rule, stream);
-    case RouterRule::kSimulated:
-      return routing::device_simulate(spec, rule, stream);
-    case RouterRule::kSinkSoftmax:
-      routing::device_route(routing::sink_choice_spec(spec), route, stream);
-      return routing::device_weigh_with_sinks(spec, rule, stream);
-    default:
-      return routing::device_route(spec, route, stream);
-  }
-}
-
-}  // namespace
-
-Support cuda_routes(const MoeSpec& spec) {
-  if (spec.num_zero_experts > 0) return Support::no("zero experts are routed on the host");
-  const bool replays = router_rule(spec.router.name) == RouterRule::kSimulated &&
-                       spec.router.simulated.distribution == SimulatedDistribution::kReplay;
-  if (replays) return Support::no("recorded ids to replay lie in host memory");
-  return routing::device_router_supports(spec);
-}
-
-void cuda_route(int32_t ordinal, const MoeSpec& spec, const RouteArgs& args) {
+void check_call(const RouteArgs& args, int32_t ordinal) {
   if (args.stream.handle == nullptr) {
     throw Error(ErrorCode::kNullPointer,
                 {.what = "a call on CUDA needs a stream",
@@ -98,8 +69,35 @@ void cuda_route(int32_t ordinal, const MoeSpec& spec, const RouteArgs& args) {
                  .hint = "conclave/interop/cuda.h: to_stream, also for the default stream"});
   }
   check_places(args, ordinal);
-  const cuda::DeviceGuard guard(ordinal);
-  enqueue(spec, route_args(args), rule_args(args), to_cuda(args.stream));
+}
+
+void enqueue(const routing::DeviceRouter& router, const RouteArgs& args, CUstream_st* stream) {
+  routing::DeviceRouteArgs route = route_args(args);
+  // Ids that the router writes lie in topk_ids, where each slot is read before it is written.
+  route.given_ids = router.route(router_args(args), stream);
+  const routing::DeviceRoutePlan* const finish = router.finish();
+  if (finish != nullptr) routing::device_route(*finish, route, stream);
+}
+
+}  // namespace
+
+Support cuda_routes(const MoeSpec& spec) {
+  if (spec.num_zero_experts > 0) return Support::no("zero experts are routed on the host");
+  const routing::DeviceRouterRow* const row = routing::find_device_router(spec);
+  if (row != nullptr && row->runs_alone != nullptr) {
+    if (Support alone = row->runs_alone(spec); !alone) return alone;
+  }
+  return routing::device_router_supports(spec);
+}
+
+RouteFunction make_cuda_route(int32_t ordinal, const MoeSpec& spec) {
+  const std::shared_ptr<const routing::DeviceRouter> router =
+      routing::find_device_router(spec)->make(spec);
+  return [ordinal, router](const RouteArgs& args) {
+    check_call(args, ordinal);
+    const cuda::DeviceGuard guard(ordinal);
+    enqueue(*router, args, to_cuda(args.stream));
+  };
 }
 
 }  // namespace conclave::inline v0

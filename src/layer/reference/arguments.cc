@@ -1,7 +1,7 @@
 #include "layer/reference/arguments.h"
 
-#include "core/router_rule.h"
 #include "layer/arguments.h"
+#include "routing/router.h"
 
 #include "conclave/error.h"
 
@@ -21,18 +21,20 @@ constexpr std::initializer_list<DType> kIds = {DType::kI32, DType::kI64};
 }
 
 void check_routing(const ReferenceArgs& args, const MoeSpec& spec) {
-  const RouterRule rule = router_rule(spec.router.name);
+  const routing::RouterTraits router = routing::router_traits(spec.router.name);
   const bool has_ids = !args.topk_ids.empty();
   const bool has_weights = !args.topk_weights.empty();
   if (has_weights && !has_ids) refuse("topk_ids", "topk_weights need topk_ids");
   const bool runs_router = !has_weights || spec.shared.mode == SharedMode::kRouterWeight;
   if (!runs_router) return;
   const bool has_logits = !args.router_logits.empty() || spec.has_gate;
-  if (!has_logits && rule != RouterRule::kSimulated) {
+  if (!has_logits && router.reads_logits) {
     refuse("router_logits", "the router needs logits, and this layer has no gate");
   }
-  if (rule == RouterRule::kHash && !has_ids && args.token_ids.empty()) {
-    refuse("token_ids", "router hash chooses by token ids: give them, or topk_ids");
+  const bool needs_token_ids = router.token_ids == routing::TokenIds::kNeeded;
+  if (needs_token_ids && !has_ids && args.token_ids.empty()) {
+    refuse("token_ids",
+           "router " + spec.router.name + " chooses by token ids: give them, or topk_ids");
   }
 }
 

@@ -1,7 +1,7 @@
 #include "core/checked.h"
 #include "cuda/device/grid.cuh"
 #include "cuda/launch.h"
-#include "routing/cuda/device_router.h"
+#include "routing/cuda/route.h"
 #include "routing/cuda/route_row.cuh"
 
 #include <algorithm>
@@ -11,11 +11,8 @@
 namespace conclave::inline v0::routing {
 namespace {
 
-constexpr int32_t kMaxWarps = 4;
-constexpr int64_t kSharedBytes = 48 * 1024;
-
 template <int kColumns>
-__global__ void __launch_bounds__(kMaxWarps * 32)
+__global__ void __launch_bounds__(kRouteWarps * 32)
     route_kernel(const __grid_constant__ device::RouteParams params) {
   extern __shared__ __align__(16) double scratch[];
   device::touch_parameters(params);
@@ -30,9 +27,9 @@ __global__ void __launch_bounds__(kMaxWarps * 32)
   }
 }
 
-using Kernel = void (*)(device::RouteParams);
+}  // namespace
 
-Kernel kernel_of(int32_t columns_a_lane) {
+RouteKernel route_kernel_of(int32_t columns_a_lane) {
   switch (columns_a_lane) {
     case 1:
       return route_kernel<1>;
@@ -49,21 +46,15 @@ Kernel kernel_of(int32_t columns_a_lane) {
   }
 }
 
-}  // namespace
-
-void device_route(const MoeSpec& spec, const DeviceRouteArgs& args, CUstream_st* stream) {
+void device_route(const DeviceRoutePlan& plan, const DeviceRouteArgs& args, CUstream_st* stream) {
   if (args.num_tokens == 0) return;
-  const device::RouteParams params = device::route_params(spec, args);
   constexpr int64_t kMaxBlocks = int64_t{1} << 30;
-  const int64_t scratch_bytes = route_scratch_doubles(params.rule) * int64_t{sizeof(double)};
-  // 512 groups of two experts take 16 KiB per warp.
-  const int64_t warps = scratch_bytes * kMaxWarps <= kSharedBytes ? kMaxWarps : 2;
-  cuda::launch("routing.route", kernel_of(columns_a_lane(params.rule)),
-               {.blocks = std::min(kMaxBlocks, ceil_div(args.num_tokens, warps)),
-                .threads = static_cast<int32_t>(warps * 32),
-                .shared_bytes = static_cast<size_t>(scratch_bytes * warps),
+  cuda::launch("routing.route", plan.kernel,
+               {.blocks = std::min(kMaxBlocks, ceil_div(args.num_tokens, int64_t{plan.warps})),
+                .threads = plan.warps * 32,
+                .shared_bytes = plan.shared_bytes,
                 .stream = stream},
-               params);
+               device::route_params(plan, args));
 }
 
 }  // namespace conclave::inline v0::routing

@@ -6,6 +6,7 @@
 #include "cuda/device/vector16.cuh"
 #include "routing/cuda/choose_fast.cuh"
 #include "routing/cuda/groups.cuh"
+#include "routing/cuda/route.h"
 #include "routing/cuda/weigh.cuh"
 
 #include <cstdint>
@@ -19,9 +20,8 @@ struct RouteParams {
   bool whole_bias = false;
 };
 
-inline RouteParams route_params(const MoeSpec& spec, const DeviceRouteArgs& args) {
-  const auto choices = args.given_ids != nullptr ? Choices::kGiven : Choices::kMade;
-  RouteParams params{device_route_rule(spec, choices), args};
+inline RouteParams route_params(const DeviceRoutePlan& plan, const DeviceRouteArgs& args) {
+  RouteParams params{plan.rule_for(args), args};
   const int32_t columns = columns_a_lane(params.rule);
   const bool full = params.rule.num_columns == 32 * columns;
   const auto aligned = [](const void* data) {

@@ -1,7 +1,6 @@
 // A router given by values, as plain numbers for the device.
 #pragma once
 
-#include "routing/cuda/device_router.h"
 #include "routing/score.h"
 #include "routing/topk/choose.h"
 #include "routing/weigh.h"

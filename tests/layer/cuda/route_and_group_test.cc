@@ -39,8 +39,9 @@ enum class Launches : uint8_t { kOne, kTwo, kChosen };
 
 class RouteAndGroup : public testing::DeviceTest {
  protected:
-  static dispatch::GroupShape chosen_shape(const MoeSpec& spec, int64_t tokens) {
-    return route_group_ladder({.spec = spec,
+  static dispatch::GroupShape chosen_shape(const routing::DeviceRoutePlan& plan,
+                                           const MoeSpec& spec, int64_t tokens) {
+    return route_group_ladder({.route = &plan,
                                .num_local_experts = spec.num_experts,
                                .max_tokens = tokens,
                                .cluster_blocks = find_cluster_blocks()})
@@ -78,19 +79,20 @@ class RouteAndGroup : public testing::DeviceTest {
                                     .workspace = workspace.data(),
                                     .skewed_tile_tokens = kSkewedTile,
                                     .skewed_from = spec.num_experts};
+    const routing::DeviceRoutePlan plan = routing::plan_device_route(spec);
     group.launches = dispatch::group_launches(tokens, spec.top_k, spec.num_experts);
     prepare_group_kernels(group.launches.shape);
     GroupedRows rows;
-    if (launches == Launches::kChosen) shape = chosen_shape(spec, tokens);
+    if (launches == Launches::kChosen) shape = chosen_shape(plan, spec, tokens);
     if (launches == Launches::kOne) {
-      shape.shared_bytes = route_and_group_shared_bytes(spec, shape, spec.num_experts);
+      shape.shared_bytes = route_and_group_shared_bytes(plan, shape, spec.num_experts);
     }
     if (launches != Launches::kTwo) {
-      if (shape.blocks > 0) prepare_route_and_group(spec, shape);
+      if (shape.blocks > 0) prepare_route_and_group(plan, shape);
       group.launches.routed = shape;
-      rows = device_route_and_group(spec, route, group, stream());
+      rows = device_route_and_group(plan, route, group, stream());
     } else {
-      routing::device_route(spec, route, stream());
+      routing::device_route(plan, route, stream());
       group.topk_ids = ids.data();
       group.num_tokens = tokens;
       group.top_k = static_cast<int32_t>(spec.top_k);

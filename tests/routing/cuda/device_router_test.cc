@@ -2,6 +2,7 @@
 #include "routing/cuda/device_router.h"
 
 #include "core/float_convert.h"
+#include "routing/cuda/route.h"
 #include "routing/random_spec.h"
 #include "support/cuda/device_array.h"
 
@@ -86,7 +87,7 @@ class DeviceRouter : public testing::DeviceTest {
     const DeviceArray<int32_t> captured_ids(slots);
     const DeviceArray<float> captured_weights(slots);
     routing::device_route(
-        spec,
+        routing::plan_device_route(spec),
         {.logits = logits.data(),
          .logits_dtype = call.logits_dtype,
          .logits_stride = num_logits(spec) + call.extra_stride,

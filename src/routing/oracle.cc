@@ -1,26 +1,12 @@
-// The oracle: one function per step of the rule, on vectors. `nullopt` is an absent expert: its
-// logit is NaN or -inf, or its id is no expert's.
-#include "core/float_convert.h"
-#include "core/router_rule.h"
-#include "routing/router.h"
+#include "routing/oracle.h"
 
-#include "conclave/error.h"
+#include "core/float_convert.h"
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
-#include <numbers>
 #include <numeric>
-#include <optional>
-#include <vector>
 
-namespace conclave::inline v0::routing {
-namespace {
-
-using Score = std::optional<double>;
-using Scores = std::vector<Score>;
-
-constexpr double kInf = std::numeric_limits<double>::infinity();
+namespace conclave::inline v0::routing::oracle {
 
 Scores read_logits(const double* logits, int64_t count) {
   Scores read;
@@ -35,7 +21,6 @@ bool any_present(const Scores& scores) {
   return std::any_of(scores.begin(), scores.end(), [](const Score& s) { return s.has_value(); });
 }
 
-// Orders higher keys first, absent ones last, equal ones by position.
 std::vector<int32_t> best_first(const Scores& keys) {
   std::vector<int32_t> order(keys.size());
   std::iota(order.begin(), order.end(), 0);
@@ -61,11 +46,15 @@ Scores softmax(const Scores& logits) {
 
 double softplus(double x) { return x > 0 ? x + std::log1p(std::exp(-x)) : std::log1p(std::exp(x)); }
 
+namespace {
+
 double round_score(double score, DType dtype) {
   if (dtype == DType::kBF16) return bf16_to_float(double_to_bf16(score));
   if (dtype == DType::kF16) return f16_to_float(double_to_f16(score));
   return score;
 }
+
+}  // namespace
 
 Scores score(const RouterSpec& router, const Scores& logits) {
   Scores scores = router.score == RouterScore::kSoftmax ? softmax(logits) : logits;
@@ -76,6 +65,8 @@ Scores score(const RouterSpec& router, const Scores& logits) {
   }
   return scores;
 }
+
+namespace {
 
 Scores soft_capped(const RouterSpec& router, Scores logits) {
   if (router.soft_cap == 0) return logits;
@@ -97,6 +88,8 @@ bool logits_decide(const RouterSpec& router) {
   return router.group_score == GroupScore::kMax && router.group_mask == GroupMask::kNegInf;
 }
 
+}  // namespace
+
 Scores keys_of(const RouterSpec& router, const Scores& logits, const Scores& scores,
                const float* bias) {
   Scores keys = logits_decide(router) ? logits : scores;
@@ -110,6 +103,8 @@ Scores keys_of(const RouterSpec& router, const Scores& logits, const Scores& sco
   }
   return keys;
 }
+
+namespace {
 
 Score group_key(GroupScore kind, const Scores& members) {
   const std::vector<int32_t> order = best_first(members);
@@ -167,6 +162,8 @@ void renormalize(const RouterSpec& router, Scores& chosen) {
   }
 }
 
+}  // namespace
+
 std::vector<double> scaled(const MoeSpec& spec, const ReferenceToken& token,
                            const std::vector<int32_t>& ids, const Scores& chosen) {
   std::vector<double> weights;
@@ -181,7 +178,6 @@ std::vector<double> scaled(const MoeSpec& spec, const ReferenceToken& token,
   return weights;
 }
 
-// Routers "topk" and "hash": `ids` are the given ones, or null to choose here.
 ReferenceChoice choose_and_weigh(const MoeSpec& spec, const ReferenceToken& token,
                                  const int32_t* ids) {
   const RouterSpec& router = spec.router;
@@ -214,139 +210,4 @@ ReferenceChoice choose_and_weigh(const MoeSpec& spec, const ReferenceToken& toke
   return choice;
 }
 
-// One round of sparse_mixer: the weight of `id` among the logits near the best of `logits`.
-double mixer_weight(const Scores& logits, int32_t id, double epsilon) {
-  const double max = logits[static_cast<size_t>(best_first(logits)[0])].value_or(-kInf);
-  Scores near = logits;
-  for (Score& logit : near) {
-    if (!logit || max == kInf) continue;
-    const double factor = std::max(std::abs(*logit), max);
-    if ((max - *logit) / factor > 2 * epsilon) logit.reset();
-  }
-  const Scores weights = softmax(near);
-  return id >= 0 ? weights[static_cast<size_t>(id)].value_or(0) : 0;
-}
-
-ReferenceChoice mix(const MoeSpec& spec, const ReferenceToken& token) {
-  Scores logits = read_logits(token.logits, spec.num_experts);
-  ReferenceChoice choice{.ids = {}, .weights = {}, .shared_weights = {}, .usable = true};
-  choice.usable = any_present(logits);
-  for (int round = 0; round < 2; ++round) {
-    std::vector<int32_t> order = best_first(logits);
-    std::erase_if(order, [&](int32_t id) { return round == 1 && id == choice.ids[0]; });
-    const int32_t id = token.given_ids != nullptr ? token.given_ids[round] : order[0];
-    choice.ids.push_back(id);
-    choice.weights.push_back(mixer_weight(logits, id, spec.router.jitter_epsilon));
-    if (id >= 0) logits[static_cast<size_t>(id)].reset();
-  }
-  return choice;
-}
-
-double log_sigmoid(double logit) { return -softplus(-logit); }
-
-ReferenceChoice sink(const MoeSpec& spec, const ReferenceToken& token) {
-  const Scores logits = read_logits(token.logits, spec.num_experts + spec.shared.count);
-  const Scores routed(logits.begin(), logits.begin() + spec.num_experts);
-  ReferenceChoice choice{.ids = {}, .weights = {}, .shared_weights = {}, .usable = true};
-  choice.usable = any_present(routed);
-  RouterSpec by_sigmoid = spec.router;
-  by_sigmoid.score = RouterScore::kSigmoid;
-  const Scores keys =
-      keys_of(spec.router, routed, score(by_sigmoid, routed), token.weights.selection_bias);
-  choice.ids = best_first(keys);
-  choice.ids.resize(static_cast<size_t>(spec.top_k));
-  if (token.given_ids != nullptr) choice.ids.assign(token.given_ids, token.given_ids + spec.top_k);
-  Scores terms;
-  for (const int32_t id : choice.ids) {
-    const bool named = id >= 0 && id < spec.num_experts;
-    const auto index = static_cast<size_t>(named ? id : 0);
-    const bool present = named && (token.given_ids != nullptr || keys[index].has_value());
-    terms.push_back(present ? routed[index] : Score());
-  }
-  terms.insert(terms.end(), logits.begin() + spec.num_experts, logits.end());
-  for (Score& term : terms) {
-    if (term) term = log_sigmoid(*term);
-  }
-  std::vector<int32_t> slots = choice.ids;
-  slots.resize(terms.size(), -1);
-  std::vector<double> weights = scaled(spec, token, slots, softmax(terms));
-  choice.shared_weights.assign(weights.begin() + spec.top_k, weights.end());
-  weights.resize(static_cast<size_t>(spec.top_k));
-  choice.weights = std::move(weights);
-  return choice;
-}
-
-uint64_t split_mix(uint64_t value) {
-  uint64_t z = value + 0x9e3779b97f4a7c15U;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9U;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebU;
-  return z ^ (z >> 31);
-}
-
-Score simulated_key(const SimulatedRouting& simulated, uint64_t word, size_t expert) {
-  const auto unit = [](uint64_t bits) { return std::ldexp(double(bits >> 12) + 0.5, -52); };
-  switch (simulated.distribution) {
-    case SimulatedDistribution::kNormal:
-      return std::sqrt(-2 * std::log(unit(word))) *
-             std::cos(2 * std::numbers::pi * unit(split_mix(word)));
-    case SimulatedDistribution::kZipf:
-      return -simulated.zipf_exponent * std::log(double(expert + 1)) -
-             std::log(-std::log(unit(word)));
-    default:
-      return unit(word);
-  }
-}
-
-ReferenceChoice simulate(const MoeSpec& spec, const ReferenceToken& token) {
-  const SimulatedRouting& simulated = spec.router.simulated;
-  const auto top_k = static_cast<size_t>(spec.top_k);
-  ReferenceChoice choice{
-      .ids = {}, .weights = std::vector(top_k, 1.0 / double(top_k)), .shared_weights = {}};
-  if (token.given_ids != nullptr) {
-    choice.ids.assign(token.given_ids, token.given_ids + top_k);
-  } else if (simulated.distribution == SimulatedDistribution::kReplay) {
-    const size_t rows = simulated.replay_ids.size() / top_k;
-    const size_t first = static_cast<size_t>(token.number) % rows * top_k;
-    for (size_t j = 0; j < top_k; ++j) {
-      choice.ids.push_back(simulated.replay_ids[first + j]);
-      if (simulated.replay_weights.empty()) continue;
-      choice.weights[j] = static_cast<double>(simulated.replay_weights[first + j]);
-    }
-  } else {
-    const uint64_t stream =
-        split_mix(split_mix(simulated.seed) ^ split_mix(static_cast<uint64_t>(token.number)));
-    Scores keys;
-    for (size_t e = 0; e < static_cast<size_t>(spec.num_experts); ++e) {
-      keys.push_back(simulated_key(simulated, split_mix(stream ^ e), e));
-    }
-    choice.ids = best_first(keys);
-    choice.ids.resize(top_k);
-  }
-  return choice;
-}
-
-}  // namespace
-
-ReferenceChoice route_reference(const MoeSpec& spec, const ReferenceToken& token) {
-  switch (router_rule(spec.router.name)) {
-    case RouterRule::kTopk:
-      return choose_and_weigh(spec, token, token.given_ids);
-    case RouterRule::kHash: {
-      const int32_t* row = token.weights.hash_table;
-      if (token.given_ids == nullptr) row += token.token_id * spec.top_k;
-      return choose_and_weigh(spec, token, token.given_ids != nullptr ? token.given_ids : row);
-    }
-    case RouterRule::kSparseMixer:
-      return mix(spec, token);
-    case RouterRule::kSinkSoftmax:
-      return sink(spec, token);
-    case RouterRule::kSimulated:
-      return simulate(spec, token);
-    case RouterRule::kCustom:
-      break;
-  }
-  throw Error(ErrorCode::kUnsupported,
-              {.what = "the reference does not know this router", .found = spec.router.name});
-}
-
-}  // namespace conclave::inline v0::routing
+}  // namespace conclave::inline v0::routing::oracle

@@ -1,0 +1,108 @@
+#include "routing/cuda/route.h"
+#include "routing/cuda/rows.cuh"
+#include "routing/softmax_threshold/softmax_threshold.h"
+
+#include <cstdint>
+#include <memory>
+
+namespace conclave::inline v0::routing {
+namespace {
+
+using device::kFullWarp;
+using device::lane_id;
+
+struct ThresholdRule {
+  int32_t experts;
+  int32_t top_k;
+  double threshold;
+};
+
+// The best logit of a row, by a whole warp.
+__device__ float best_logit(const DeviceRouterArgs& args, const ThresholdRule& rule,
+                            int64_t token) {
+  uint32_t best = device::ordered(-CUDART_INF_F);
+  for (int32_t i = lane_id(); i < rule.experts; i += 32) {
+    best = max(best, device::ordered(device::load_logit(args, token, i)));
+  }
+  return device::value_of(device::warp_max_key(best));
+}
+
+// Lane j weighs choice j. `ids` are written only if they are this router's own.
+__global__ void __launch_bounds__(device::kRowThreads)
+    threshold_kernel(const __grid_constant__ DeviceRouterArgs args, const ThresholdRule rule) {
+  device::for_each_token(args.num_tokens, [&](int64_t token) {
+    const int64_t at = token * rule.top_k + lane_id();
+    const int32_t* ids = args.given_ids != nullptr ? args.given_ids : args.ids;
+    const int32_t id = lane_id() < rule.top_k ? ids[at] : -1;
+    const float best = best_logit(args, rule, token);
+    double term = device::absent();
+    if (id >= 0 && id < rule.experts) {
+      const float logit = device::load_logit(args, token, id);
+      const double distance = static_cast<double>(logit) - static_cast<double>(best);
+      const bool keeps = logit == best || distance >= rule.threshold;
+      if (keeps && device::present(logit)) term = static_cast<double>(logit);
+    }
+    const double share = device::softmax_weight(term, 32);
+    if (lane_id() < rule.top_k) {
+      args.weights[at] = device::present(share) ? static_cast<float>(share) : 0.0F;
+    }
+    if (args.given_ids == nullptr) {
+      // A row without a finite logit keeps the first ids, as the choosing launch gave them.
+      const bool drops = device::present(best) && !device::present(term);
+      if (lane_id() < rule.top_k && drops) args.ids[at] = -1;
+    } else if (!device::present(best) && lane_id() == 0 && device::counts(args, token)) {
+      device::add_one(args.tokens_without_finite_logit);
+    }
+  });
+}
+
+class SoftmaxThresholdOnDevice final : public DeviceRouter {
+ public:
+  explicit SoftmaxThresholdOnDevice(const MoeSpec& spec)
+      : choice_(plan_device_route(spec)),
+        rule_{.experts = static_cast<int32_t>(spec.num_experts),
+              .top_k = static_cast<int32_t>(spec.top_k),
+              .threshold = softmax_threshold(spec)} {}
+
+  const int32_t* route(const DeviceRouterArgs& args, CUstream_st* stream) const override {
+    if (args.num_tokens == 0) return args.ids;
+    if (args.given_ids == nullptr) choose(args, stream);
+    cuda::launch("routing.threshold", threshold_kernel, device::warps_of(args.num_tokens, stream),
+                 args, rule_);
+    return args.given_ids != nullptr ? args.given_ids : args.ids;
+  }
+
+ private:
+  // The k best, as the route kernel chooses them; its weights are overwritten.
+  void choose(const DeviceRouterArgs& args, CUstream_st* stream) const {
+    device_route(choice_,
+                 {.logits = args.logits,
+                  .logits_dtype = args.logits_dtype,
+                  .logits_stride = args.logits_stride,
+                  .num_tokens = args.num_tokens,
+                  .live_tokens = args.live_tokens,
+                  .padding_mask = args.padding_mask,
+                  .topk_ids = args.ids,
+                  .topk_weights = args.weights,
+                  .tokens_without_finite_logit = args.tokens_without_finite_logit},
+                 stream);
+  }
+
+  DeviceRoutePlan choice_;
+  ThresholdRule rule_;
+};
+
+Support supports(const MoeSpec& spec) {
+  if (Support support = softmax_threshold_supports(spec); !support) return support;
+  return device_route_supports(spec);
+}
+
+std::unique_ptr<DeviceRouter> make(const MoeSpec& spec) {
+  return std::make_unique<SoftmaxThresholdOnDevice>(spec);
+}
+
+}  // namespace
+
+const DeviceRouterRow kSoftmaxThresholdOnDevice{.supports = supports, .make = make};
+
+}  // namespace conclave::inline v0::routing

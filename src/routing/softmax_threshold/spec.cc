@@ -1,0 +1,28 @@
+#include "routing/check_spec.h"
+#include "routing/softmax_threshold/softmax_threshold.h"
+
+#include <cstdint>
+#include <string>
+
+namespace conclave::inline v0::routing {
+
+void check_softmax_threshold(const MoeSpec& spec) {
+  const RouterSpec& router = spec.router;
+  refuse_choosing(router);
+  refuse_weighing(router);
+  refuse_scales(router);
+  const UnusedFields unused(router);
+  unused.must_be("score", router.score, {RouterScore::kSoftmax});
+  unused.must_be("renormalize", router.renormalize, {Renormalize::kSum, Renormalize::kNone});
+}
+
+void draw_softmax_threshold(std::mt19937& generator, MoeSpec& spec) {
+  const auto pick = [&](uint32_t count) { return static_cast<int64_t>(generator() % count); };
+  spec.num_experts = 1 + pick(64);
+  spec.top_k = 1 + pick(static_cast<uint32_t>(spec.num_experts));
+  if (pick(4) == 0) return;
+  const std::string ratio(kSoftmaxThresholdOptions[0].name);
+  spec.router.options[ratio] = static_cast<double>(1 + pick(100)) / 100;
+}
+
+}  // namespace conclave::inline v0::routing

@@ -1,0 +1,33 @@
+#include "routing/check_spec.h"
+#include "routing/sparse_mixer/sparse_mixer.h"
+
+#include "conclave/error.h"
+
+#include <cstdint>
+#include <string>
+
+namespace conclave::inline v0::routing {
+
+void check_sparse_mixer(const MoeSpec& spec) {
+  const RouterSpec& router = spec.router;
+  refuse_choosing(router);
+  refuse_weighing(router);
+  refuse_scales(router);
+  const UnusedFields unused(router);
+  unused.must_be("score", router.score, {RouterScore::kSoftmax});
+  unused.must_be("renormalize", router.renormalize, {Renormalize::kSum, Renormalize::kNone});
+  if (spec.top_k == 2) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              {.what = "MoeSpec.top_k does not fit router " + router.name,
+               .found = std::to_string(spec.top_k),
+               .limit = "2"});
+}
+
+void draw_sparse_mixer(std::mt19937& generator, MoeSpec& spec) {
+  const uint32_t more = generator() % 3 == 0 ? 3 : 63;
+  spec.num_experts = 2 + static_cast<int64_t>(generator() % more);
+  spec.top_k = 2;
+  spec.router.jitter_epsilon = generator() % 3 == 0 ? 0.0 : 0.01 * double(generator() % 40);
+}
+
+}  // namespace conclave::inline v0::routing
