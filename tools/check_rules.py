@@ -76,6 +76,15 @@ RULES = [
                     r"[\w:<>,&*\s+]+?[\s&*]\w+\s*(?:;|=|\{|\[)"),
          ("src", "include"), None, without_literals,
          "state belongs to an object that someone owns"),
+    Rule("no-driver-query",
+         re.compile(r"\bcuda(?:Func[SG]et\w*|Device(?:[GS]et\w*|Reset|CanAccessPeer)|[GS]etDevice\w*"
+                    r"|Occupancy\w*|PointerGetAttributes?|MemGetInfo|Ctx\w*"
+                    r"|GetDriverEntryPoint\w*|(?:Driver|Runtime)GetVersion)\s*\("
+                    r"|\b(?:allow_(?:shared_bytes|large_cluster)|holds_cluster"
+                    r"|find_cluster_blocks|device_info|count_devices)\s*\("),
+         ("src",), re.compile(r"^src/cuda/(?:device_info|launch)\.(?:h|cc)$"), without_literals,
+         "a forward asks the driver for nothing: ask when the layer is made, and keep the answer in "
+         "the plan"),
     Rule("whole-clauses",
          re.compile(r"^[ \t]*//+ Of\b|\S[ \t]+// [Oo]f\b", re.MULTILINE),
          ("src", "include", "apps", "python/src", "tests", "bench", "examples"), None, whole,

@@ -1,6 +1,7 @@
 #include "routing_bench.h"
 
 #include "cuda/check.h"
+#include "dispatch/cuda/catalog.h"
 #include "layer/cuda/route_and_group.h"
 #include "routing/router.h"
 #include "support/cuda/graph_timer.h"
@@ -50,6 +51,7 @@ class RoutingBench {
     spec_.intermediate_size = o_.intermediate_size;
     spec_.router = router_of(case_name);
     plan_ = routing::plan_device_route(spec_);
+    plan_launches();
   }
 
   GroupedRows enqueue(int32_t launch, CUstream_st* stream) {
@@ -61,7 +63,8 @@ class RoutingBench {
         .selection_bias = spec_.router.has_selection_bias ? bias_.as<float>() : nullptr,
         .topk_ids = ids_.as<int32_t>(),
         .topk_weights = weights_.as<float>()};
-    const dispatch::DeviceGroupArgs group{.num_experts = static_cast<int32_t>(o_.num_experts),
+    const dispatch::DeviceGroupArgs group{.launches = launches_,
+                                          .num_experts = static_cast<int32_t>(o_.num_experts),
                                           .num_local_experts = static_cast<int32_t>(o_.num_experts),
                                           .tile_tokens = kTileTokens,
                                           .workspace = workspace_.data()};
@@ -82,6 +85,19 @@ class RoutingBench {
   }
 
  private:
+  // As a layer's plan chooses them.
+  void plan_launches() {
+    launches_ = dispatch::group_launches(o_.num_tokens, o_.top_k, o_.num_experts);
+    dispatch::prepare_group_kernels(launches_.shape);
+    launches_.routed = route_group_ladder({.route = &plan_,
+                                           .num_local_experts = o_.num_experts,
+                                           .max_tokens = o_.num_tokens,
+                                           .cluster_blocks = find_cluster_blocks()})
+                           .back()
+                           .shape;
+    if (launches_.routed.blocks > 0) prepare_route_and_group(plan_, launches_.routed);
+  }
+
   size_t slots() const { return static_cast<size_t>(o_.num_tokens * o_.top_k); }
 
   // The ids for the first launch.
@@ -106,6 +122,7 @@ class RoutingBench {
   const testing::CudaProblemOptions& o_;
   MoeSpec spec_;
   routing::DeviceRoutePlan plan_;
+  dispatch::GroupLaunches launches_;
   std::vector<float> host_logits_, host_bias_;
   cuda::DeviceBuffer logits_, bias_, ids_, weights_, workspace_;
 };

@@ -153,7 +153,7 @@ struct LayerStatus {
 
 // One row of a table of alternatives that the plan considered.
 struct PlanRow {
-  std::string table;  // "kernel", "dispatcher", "router"
+  std::string table;  // "kernel", "dispatcher", "router", "group"
   std::string name;   // "cpu.avx512"
   bool chosen = false;
   std::string reason;  // why it was rejected; for the chosen row, why it came first

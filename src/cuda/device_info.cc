@@ -16,6 +16,19 @@ std::string runtime_text() {
          std::to_string(CUDART_VERSION % 1000 / 10);
 }
 
+int32_t attribute(cudaDeviceAttr which, int32_t ordinal) {
+  int value = 0;
+  check(cudaDeviceGetAttribute(&value, which, ordinal), "cudaDeviceGetAttribute");
+  return value;
+}
+
+DeviceClocks clocks_of(int32_t ordinal, int32_t multiprocessors) {
+  return {.multiprocessors = multiprocessors,
+          .core_khz = attribute(cudaDevAttrClockRate, ordinal),
+          .memory_khz = attribute(cudaDevAttrMemoryClockRate, ordinal),
+          .memory_bus_bits = attribute(cudaDevAttrGlobalMemoryBusWidth, ordinal)};
+}
+
 }  // namespace
 
 DeviceInfo device_info(int32_t ordinal) {
@@ -29,14 +42,16 @@ DeviceInfo device_info(int32_t ordinal) {
   }
   cudaDeviceProp properties{};
   check(cudaGetDeviceProperties(&properties, ordinal), "cudaGetDeviceProperties");
-  return {.name = properties.name,
-          .ordinal = ordinal,
-          .compute_major = properties.major,
-          .compute_minor = properties.minor,
-          .multiprocessors = properties.multiProcessorCount,
-          .l2_bytes = properties.l2CacheSize,
-          .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem),
-          .shared_bytes_per_block = static_cast<int64_t>(properties.sharedMemPerBlockOptin)};
+  return {
+      .name = properties.name,
+      .ordinal = ordinal,
+      .compute_major = properties.major,
+      .compute_minor = properties.minor,
+      .multiprocessors = properties.multiProcessorCount,
+      .l2_bytes = properties.l2CacheSize,
+      .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem),
+      .shared_bytes_per_block = static_cast<int64_t>(properties.sharedMemPerBlockOptin),
+      .rates = device_rates(properties.name, clocks_of(ordinal, properties.multiProcessorCount))};
 }
 
 DeviceCount count_devices() noexcept {

@@ -1,6 +1,8 @@
 // Properties of a GPU as plain values, so that any machine can test the choice of tiles.
 #pragma once
 
+#include "cuda/device_rates.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -16,6 +18,10 @@ struct DeviceInfo {
   int64_t l2_bytes = 0;
   int64_t memory_bytes = 0;
   int64_t shared_bytes_per_block = 0;  // with the opt-in: 227 KiB on Hopper
+  // The most blocks in a cluster whose blocks take a multiprocessor each; every device with
+  // clusters holds 8. device_info leaves it so: only a kernel can ask for more.
+  int32_t cluster_blocks = 8;
+  DeviceRates rates = kH200Rates;
 
   bool is_hopper() const { return compute_major == 9 && compute_minor == 0; }
 };

@@ -8,9 +8,12 @@ void allow_shared_bytes(const void* kernel, size_t bytes) {
         "cudaFuncSetAttribute(MaxDynamicSharedMemorySize)");
 }
 
-bool allow_large_cluster(const void* kernel, const LaunchShape& shape) {
+void allow_large_cluster(const void* kernel) {
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
         "cudaFuncSetAttribute(NonPortableClusterSizeAllowed)");
+}
+
+bool holds_cluster(const void* kernel, const LaunchShape& shape) {
   cudaLaunchAttribute attributes[3];
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(shape.blocks));

@@ -26,13 +26,15 @@ struct LaunchShape {
   cudaStream_t stream = nullptr;
 };
 
-// Raises a kernel's shared memory limit, as more than 48 KiB need. Called once, at create.
+// These ask or tell the driver about a kernel: at create, never in a forward.
+// Raises a kernel's shared memory limit, as more than 48 KiB need.
 void allow_shared_bytes(const void* kernel, size_t bytes);
 
 // Cluster size that every device with clusters supports; a kernel must ask for more.
 inline constexpr int32_t kPortableCluster = 8;
-// Asks for more; returns whether the device can hold at least one cluster of this shape.
-bool allow_large_cluster(const void* kernel, const LaunchShape& shape);
+void allow_large_cluster(const void* kernel);
+// Returns whether the current device can hold at least one cluster of this shape. May allocate.
+bool holds_cluster(const void* kernel, const LaunchShape& shape);
 
 namespace detail {
 // Fills in the attributes for `shape`; returns their number (at most 3).

@@ -136,6 +136,26 @@ class CheckRules(CheckCase):
                 self.write("src/core/a.cc", line + "\n")
                 self.expect(0)
 
+    def test_driver_query_outside_the_list_fails(self):
+        for line in ("cudaFuncSetAttribute(kernel, a, 1);", "check(cudaGetDevice(&device), x);",
+                     "cudaOccupancyMaxActiveClusters(&n, kernel, &c);",
+                     "cudaDeviceGetAttribute(&value, which, 0);",
+                     "cuda::allow_shared_bytes(kernel, bytes);", "cudaSetDevice(0);",
+                     "cudaPointerGetAttributes(&a, data);", "auto d = cuda::device_info(0);"):
+            with self.subTest(line=line):
+                self.write("src/layer/cuda/stage.cc", line + "\n")
+                self.expect(1, "src/layer/cuda/stage.cc:1: no-driver-query")
+        for line in ("cudaLaunchKernelEx(&config, kernel);", "cudaMemsetAsync(p, 0, n, stream);",
+                     "cudaEventRecord(event, stream);", "f();  // cudaGetDevice()",
+                     "cudaGraphLaunch(graph, stream);"):
+            with self.subTest(line=line):
+                self.write("src/layer/cuda/stage.cc", line + "\n")
+                self.expect(0)
+        self.write("src/layer/cuda/stage.cc", "cudaGetDevice(&device);\n")
+        self.write("tools/check_rules.allow",
+                   "no-driver-query src/layer/cuda/stage.cc  # asks at create\n")
+        self.expect(0)
+
     def test_genitives_fail(self):
         for line in ("// Of rows that wait.", "int x = 0;  // of the gate"):
             with self.subTest(line=line):

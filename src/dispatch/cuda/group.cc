@@ -3,7 +3,6 @@
 
 #include "conclave/error.h"
 
-#include <algorithm>
 #include <limits>
 #include <string>
 
@@ -11,13 +10,6 @@ namespace conclave::inline v0::dispatch {
 namespace {
 
 constexpr int64_t kAlignment = 256;
-constexpr int64_t kMaxThreads = 1024;
-// Measured on an H200 with 8 to 256 experts: the largest size at which each shape is the fastest.
-constexpr int64_t kSlotsOfOneBlock = 768;
-constexpr int64_t kSlotsOfSmallBlocks = 4096;
-constexpr int64_t kSlotsOfCluster = 16384;
-constexpr int64_t kSlotsOfFewBlocks = 65536;
-constexpr int32_t kClusterBlocks = 8;  // every device with clusters can hold this many
 
 size_t piece(int64_t count, size_t element_bytes, size_t& end) {
   const size_t begin = end;
@@ -27,24 +19,6 @@ size_t piece(int64_t count, size_t element_bytes, size_t& end) {
 }
 
 }  // namespace
-
-GroupShape group_shape(int64_t slots, int64_t num_local_experts) {
-  GroupShape shape;
-  int64_t threads = kMaxThreads;
-  if (slots <= kSlotsOfOneBlock) {
-    threads = std::clamp<int64_t>(slots, 64, 256);
-  } else if (slots <= kSlotsOfCluster) {
-    threads = slots <= kSlotsOfSmallBlocks ? 256 : 512;
-    shape.blocks = shape.cluster = kClusterBlocks;
-  } else {
-    // Every block reads the counts of all, so more blocks pay for themselves only late.
-    shape.blocks = slots <= kSlotsOfFewBlocks ? kGroupMaxBlocks / 2 : kGroupMaxBlocks;
-  }
-  shape.threads =
-      static_cast<int32_t>(round_up(std::max({threads, num_local_experts, int64_t{32}}), 32));
-  shape.shared_bytes = group_shared_bytes(shape.threads, num_local_experts);
-  return shape;
-}
 
 GroupLayout group_layout(int64_t num_tokens, int64_t top_k, int64_t num_local_experts,
                          int64_t tile_tokens) {

@@ -35,8 +35,6 @@ __global__ void __launch_bounds__(1024, 1)
   device::count_block<kIds>(params, counts);
 }
 
-constexpr size_t kDefaultSharedBytes = size_t{48} * 1024;
-
 template <device::Ids kIds>
 GroupedRows run_group(const DeviceGroupArgs& args, const GroupShape& shape, CUstream_st* stream) {
   GroupLaunch group = prepare_group(args);
@@ -47,7 +45,6 @@ GroupedRows run_group(const DeviceGroupArgs& args, const GroupShape& shape, CUst
   } else {
     group.params.block_counts = nullptr;
   }
-  allow_group_shared(reinterpret_cast<const void*>(group_kernel<kIds>), shape);
   cuda::launch("dispatch.group", group_kernel<kIds>,
                {.blocks = shape.blocks,
                 .threads = shape.threads,
@@ -109,22 +106,22 @@ GroupLaunch prepare_group(const DeviceGroupArgs& args) {
 }
 
 void allow_group_shared(const void* kernel, const GroupShape& shape) {
-  if (shape.shared_bytes > kDefaultSharedBytes) {
-    cuda::allow_shared_bytes(kernel, shape.shared_bytes);
-  }
+  constexpr size_t kMostBytes = group_shared_bytes(kGroupMaxThreads, kMaxGroupExperts);
+  if (shape.shared_bytes > kDefaultSharedBytes) cuda::allow_shared_bytes(kernel, kMostBytes);
 }
 
-GroupedRows device_group(const DeviceGroupArgs& args, const GroupShape& shape,
-                         CUstream_st* stream) {
+void prepare_group_kernels(const GroupShape& shape) {
+  allow_group_shared(reinterpret_cast<const void*>(group_kernel<device::Ids::kGiven>), shape);
+  allow_group_shared(reinterpret_cast<const void*>(group_kernel<device::Ids::kPlain>), shape);
+  prepare_sanitize_and_group(shape);
+}
+
+GroupedRows device_group(const DeviceGroupArgs& args, CUstream_st* stream) {
+  const GroupShape& shape = args.launches.shape;
   const bool given = args.wide_ids != nullptr || args.narrow_ids != nullptr ||
                      args.skipped_ids != nullptr || args.expert_load != nullptr;
   return given ? run_group<device::Ids::kGiven>(args, shape, stream)
                : run_group<device::Ids::kPlain>(args, shape, stream);
-}
-
-GroupedRows device_group(const DeviceGroupArgs& args, CUstream_st* stream) {
-  return device_group(args, group_shape(args.num_tokens * args.top_k, args.num_local_experts),
-                      stream);
 }
 
 }  // namespace conclave::inline v0::dispatch

@@ -10,7 +10,29 @@ struct CUstream_st;
 
 namespace conclave::inline v0::dispatch {
 
+// One block; or a cluster, whose blocks tell each other their counts; or more blocks than a cluster
+// holds, which read all counts from an earlier launch.
+struct GroupShape {
+  int32_t blocks = 1;
+  int32_t threads = 128;
+  int32_t cluster = 1;  // the number of blocks, or 1 without a cluster
+  size_t shared_bytes = 0;
+
+  bool counts_first() const { return cluster < blocks; }
+  friend bool operator==(const GroupShape&, const GroupShape&) = default;
+};
+
+// The launches for a number of tokens, as a plan chooses them: dispatch/cuda/catalog.h.
+struct GroupLaunches {
+  GroupShape shape;         // for device_group
+  bool checks_ids = false;  // device_sanitize_and_group does both in one launch of this shape
+  // The shape in which a launch that routes groups as well; blocks 0: none does.
+  GroupShape routed = {.blocks = 0};
+  friend bool operator==(const GroupLaunches&, const GroupLaunches&) = default;
+};
+
 struct DeviceGroupArgs {
+  GroupLaunches launches = {};
   // [T, k] logical ids: routing's, sanitize_ids' or the caller's own. Ids outside [0, num_experts)
   // have no expert.
   const int32_t* topk_ids = nullptr;
@@ -39,6 +61,9 @@ struct DeviceGroupArgs {
 // Enough for max_tokens tokens and the smaller of both tiles.
 size_t device_group_workspace_bytes(int64_t max_tokens, int64_t top_k, int64_t num_local_experts,
                                     int64_t tile_tokens);
+// Lets the kernels of device_group and device_sanitize_and_group use the shared memory that the
+// shape needs. Called on the current device before its first use there.
+void prepare_group_kernels(const GroupShape& shape);
 // Enqueues one launch of a block or of a cluster, or, for many slots, two launches of many blocks.
 // The result lies in the workspace. The order is stable and the same in every run. At most 1024
 // local experts and 2^31 - 1 slots: Error otherwise.

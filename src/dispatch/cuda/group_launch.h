@@ -17,8 +17,11 @@ struct GroupLaunch {
 
 // Throws as group_layout.
 GroupLaunch prepare_group(const DeviceGroupArgs& args);
-// Allows a kernel more shared memory than the default, if the shape needs it.
+// Allows a kernel as much shared memory as any shape takes, if `shape` needs more than the default.
+// The limit is the kernel's, for all layers, and so must not depend on one of them.
 void allow_group_shared(const void* kernel, const GroupShape& shape);
+// Those of device_sanitize_and_group, for prepare_group_kernels.
+void prepare_sanitize_and_group(const GroupShape& shape);
 
 constexpr int32_t log2_or_minus_one(int32_t value) {
   if (value < 1 || (value & (value - 1)) != 0) return -1;

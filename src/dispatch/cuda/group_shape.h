@@ -12,17 +12,6 @@ inline constexpr int64_t kMaxGroupExperts = 1024;  // one thread per expert
 inline constexpr int32_t kGroupTables = 5;         // words per expert, besides one count per warp
 inline constexpr int32_t kGroupMaxBlocks = 64;     // for a shape that counts first
 
-// One block; or a cluster, whose blocks tell each other their counts; or more blocks than a cluster
-// holds, which read all counts from an earlier launch.
-struct GroupShape {
-  int32_t blocks = 1;
-  int32_t threads = 128;
-  int32_t cluster = 1;  // the number of blocks, or 1 without a cluster
-  size_t shared_bytes = 0;
-
-  bool counts_first() const { return cluster < blocks; }
-};
-
 constexpr size_t group_shared_bytes(int32_t threads, int64_t num_local_experts) {
   return (static_cast<size_t>(threads) / 32 + kGroupTables) *
          static_cast<size_t>(num_local_experts) * sizeof(uint32_t);
@@ -31,7 +20,9 @@ constexpr size_t group_shared_bytes(int32_t threads, int64_t num_local_experts) 
 constexpr size_t group_shared_bytes_aligned(int64_t warps, int64_t num_local_experts) {
   return (group_shared_bytes(static_cast<int32_t>(warps * 32), num_local_experts) + 15) / 16 * 16;
 }
-GroupShape group_shape(int64_t slots, int64_t num_local_experts);
+inline constexpr int32_t kGroupMaxThreads = 1024;
+// What every kernel may use without asking.
+inline constexpr size_t kDefaultSharedBytes = size_t{48} * 1024;
 
 // Offsets into the workspace.
 struct GroupLayout {
@@ -50,8 +41,5 @@ struct GroupLayout {
 // Error(kInvalidArgument) beyond kMaxGroupExperts local experts.
 GroupLayout group_layout(int64_t num_tokens, int64_t top_k, int64_t num_local_experts,
                          int64_t tile_tokens);
-
-// Works as device_group, in the caller's shape.
-GroupedRows device_group(const DeviceGroupArgs& args, const GroupShape& shape, CUstream_st* stream);
 
 }  // namespace conclave::inline v0::dispatch

@@ -55,6 +55,10 @@ void device_sanitize_ids(const DeviceSanitizeArgs& args, CUstream_st* stream) {
                args);
 }
 
+void prepare_sanitize_and_group(const GroupShape& shape) {
+  allow_group_shared(reinterpret_cast<const void*>(sanitize_and_group_kernel), shape);
+}
+
 GroupedRows device_sanitize_and_group(const DeviceSanitizeArgs& sanitize,
                                       const DeviceGroupArgs& group, CUstream_st* stream) {
   DeviceGroupArgs args = group;
@@ -62,18 +66,13 @@ GroupedRows device_sanitize_and_group(const DeviceSanitizeArgs& sanitize,
   args.num_tokens = sanitize.num_tokens;
   args.live_tokens = sanitize.live_tokens;
   args.top_k = sanitize.top_k + sanitize.shared.count;
-  const GroupShape shape = group_shape(args.num_tokens * args.top_k, args.num_local_experts);
-  // A warp checks one token at a time, about a microsecond each: more than two turns cost more than
-  // a launch with one warp per token.
-  constexpr int64_t kMaxTurns = 2;
-  const int64_t warps = int64_t{shape.blocks} * shape.threads / 32;
-  if (shape.counts_first() || args.num_tokens > kMaxTurns * warps) {
+  const GroupShape& shape = args.launches.shape;
+  if (!args.launches.checks_ids) {
     device_sanitize_ids(sanitize, stream);
-    return device_group(args, shape, stream);
+    return device_group(args, stream);
   }
   GroupLaunch launch = prepare_group(args);
   launch.params.block_counts = nullptr;
-  allow_group_shared(reinterpret_cast<const void*>(sanitize_and_group_kernel), shape);
   cuda::launch("dispatch.sanitize_and_group", sanitize_and_group_kernel,
                {.blocks = shape.blocks,
                 .threads = shape.threads,

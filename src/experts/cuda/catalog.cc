@@ -2,6 +2,7 @@
 // everything, is last.
 #include "experts/cuda/catalog.h"
 
+#include "experts/cuda/decode_call.h"
 #include "experts/cuda/reference_sm90.h"
 #include "experts/cuda/stream_fp8_sm90.h"
 #include "experts/cuda/stream_sm90.h"
@@ -13,16 +14,30 @@
 namespace conclave::inline v0::experts {
 namespace {
 
+// The shares were measured on an H200, whose rates they are shares of.
+constexpr const cuda::DeviceRates& kMeasured = cuda::kH200Rates;
+constexpr double share16(double teraflops) { return teraflops / kMeasured.tensor16_teraflops; }
+constexpr double share8(double teraflops) { return teraflops / kMeasured.tensor8_teraflops; }
+constexpr double share_of_memory(double terabytes) {
+  return terabytes / kMeasured.memory_terabytes;
+}
+
 constexpr std::array kRows = {
+    DeviceKernelRow{.name = "cuda.decode_sm90",
+                    .supports = decode_supports,
+                    .tiles = decode_tiles,
+                    .make = nullptr,
+                    .one_launch = decode_reach,
+                    .make_one_launch = make_decode},
     DeviceKernelRow{.name = "cuda.stream_sm90",
                     .supports = stream_sm90_supports,
                     .tiles = stream_sm90_tiles,
                     .make = make_stream_sm90,
                     .arithmetic = "wgmma",
-                    .teraflops = 350,
-                    .terabytes_per_second = 4.5,
-                    .sorted_teraflops = 680,
-                    .sorted_terabytes_per_second = 4.0,
+                    .product_share = share16(350),
+                    .memory_share = share_of_memory(4.5),
+                    .sorted_product_share = share16(680),
+                    .sorted_memory_share = share_of_memory(4.0),
                     .sorted_row_step = 8,
                     .sorted_end_depth = 384},
     DeviceKernelRow{.name = "cuda.stream_fp8_sm90",
@@ -30,15 +45,16 @@ constexpr std::array kRows = {
                     .tiles = stream_fp8_tiles,
                     .make = make_stream_fp8,
                     .arithmetic = "wgmma_e4m3",
-                    .teraflops = 350,
-                    .terabytes_per_second = 4.3},
+                    .products = &cuda::DeviceRates::tensor8_teraflops,
+                    .product_share = share8(350),
+                    .memory_share = share_of_memory(4.3)},
     DeviceKernelRow{.name = "cuda.tile_sm90",
                     .supports = tile_sm90_supports,
                     .tiles = tile_sm90_tiles,
                     .make = make_tile_sm90,
                     .arithmetic = "wgmma",
-                    .teraflops = 620,
-                    .terabytes_per_second = 4.0,
+                    .product_share = share16(620),
+                    .memory_share = share_of_memory(4.0),
                     .row_step = 64,
                     .adds_rows = true},
     DeviceKernelRow{.name = "cuda.tile_fp8_sm90",
@@ -46,15 +62,19 @@ constexpr std::array kRows = {
                     .tiles = tile_fp8_tiles,
                     .make = make_tile_fp8,
                     .arithmetic = "wgmma_e4m3",
-                    .teraflops = 900,
-                    .terabytes_per_second = 3.9,
+                    .products = &cuda::DeviceRates::tensor8_teraflops,
+                    .product_share = share8(900),
+                    .memory_share = share_of_memory(3.9),
                     .row_step = 64,
                     .adds_rows = true},
     DeviceKernelRow{.name = "cuda.reference",
                     .supports = reference_supports,
                     .tiles = reference_tiles,
                     .make = make_reference,
-                    .arithmetic = "reference"},
+                    .arithmetic = "reference",
+                    .products = &cuda::DeviceRates::float32_teraflops,
+                    .product_share = 1 / kMeasured.float32_teraflops,
+                    .memory_share = share_of_memory(1)},
 };
 
 }  // namespace

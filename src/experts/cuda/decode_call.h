@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 namespace conclave::inline v0::experts {
@@ -49,7 +50,10 @@ class DeviceDecodeKernel {
   virtual void run(const DeviceDecodeCall& call, CUstream_st* stream) const = 0;
 };
 
+// Row "cuda.decode_sm90".
 Support decode_supports(const DeviceExpertsProblem& problem);
+std::span<const DeviceTile> decode_tiles(const DeviceExpertsProblem& problem);  // none
+OneLaunchReach decode_reach(const DeviceExpertsProblem& problem);
 std::unique_ptr<DeviceDecodeKernel> make_decode(const DeviceExpertsProblem& problem,
                                                 const DeviceExperts& weights);
 

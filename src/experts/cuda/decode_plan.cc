@@ -1,5 +1,6 @@
 #include "experts/cuda/decode_plan.h"
 
+#include "core/checked.h"
 #include "experts/cuda/decode_call.h"
 #include "experts/cuda/decode_tables.h"
 
@@ -12,8 +13,6 @@ namespace {
 constexpr int64_t kMinStages = 3;
 constexpr int64_t kMaxWidth = int64_t{1} << 24;
 
-int64_t divide_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit; }
-int64_t round_up(int64_t value, int64_t unit) { return divide_up(value, unit) * unit; }
 int32_t narrow(int64_t value) { return static_cast<int32_t>(value); }
 
 bool is_quantised(const DeviceExpertsProblem& problem) {
@@ -43,20 +42,24 @@ Support supports_quant(const QuantSpec& quant) {
 // Cuts output columns into blocks and passes, and intermediate rows into slices so short that one
 // slice for each of kDecodeMaxTokens fits into a quarter of shared memory.
 void plan_down(const DeviceExpertsProblem& problem, DecodePlan& plan) {
-  const int64_t rows = divide_up(problem.hidden_size, plan.blocks);
-  plan.passes = narrow(divide_up(rows, kDecodeMaxPassRows));
+  const int64_t rows = ceil_div(problem.hidden_size, plan.blocks);
+  plan.passes = narrow(ceil_div(rows, kDecodeMaxPassRows));
   // Whole swizzle groups of 8 rows let the boxes of one copy lie side by side.
-  plan.pass_rows = narrow(round_up(divide_up(rows, plan.passes), 8));
+  plan.pass_rows = narrow(round_up(ceil_div(rows, plan.passes), 8));
   plan.down_box_bytes = plan.pass_rows * kDecodeBoxBytes;
   plan.down_stage_boxes = std::min(kDecodeStageBytes / plan.down_box_bytes, kDecodeWarps);
   const bool whole = problem.intermediate_size % (kDecodeBoxBytes / plan.element_bytes) == 0;
   plan.down_copy_boxes = whole ? plan.down_stage_boxes : 1;
   const int64_t most =
       problem.device.shared_bytes_per_block / 4 / kDecodeMaxTokens / kDecodeBoxBytes;
-  const int64_t slices = divide_up(plan.down_boxes, std::max<int64_t>(most, 8));
-  plan.slice_boxes = narrow(round_up(divide_up(plan.down_boxes, slices), kDecodeWarps));
-  plan.k_slices = narrow(divide_up(plan.down_boxes, plan.slice_boxes));
+  const int64_t slices = ceil_div(plan.down_boxes, std::max<int64_t>(most, 8));
+  plan.slice_boxes = narrow(round_up(ceil_div(plan.down_boxes, slices), kDecodeWarps));
+  plan.k_slices = narrow(ceil_div(plan.down_boxes, plan.slice_boxes));
 }
+
+// Every block of the single launch quantises the intermediate of all its tokens again: at 4 tokens
+// streamed kernels are 3 to 18 % faster (bench/results/h200/LOG.md).
+constexpr int64_t kPreferredTokensQuantised = 2;
 
 }  // namespace
 
@@ -69,10 +72,10 @@ DecodePlan decode_plan(const DeviceExpertsProblem& problem) {
   plan.num_local_experts = narrow(problem.num_local_experts);
   plan.element_bytes = is_quantised(problem) ? 1 : 2;
   const int64_t box = kDecodeBoxBytes / plan.element_bytes;
-  plan.up_boxes = narrow(divide_up(problem.hidden_size, box));
-  plan.down_boxes = narrow(divide_up(problem.intermediate_size, box));
+  plan.up_boxes = narrow(ceil_div(problem.hidden_size, box));
+  plan.down_boxes = narrow(ceil_div(problem.intermediate_size, box));
   plan.tile_features = problem.activation.gated ? 8 : 16;
-  plan.feature_tiles = narrow(divide_up(problem.intermediate_size, plan.tile_features));
+  plan.feature_tiles = narrow(ceil_div(problem.intermediate_size, plan.tile_features));
   // A copy of several boxes cannot tell that a row ends within its last box.
   plan.up_copy_boxes = problem.hidden_size % box == 0 ? kDecodeUpStageBoxes : 1;
   plan_down(problem, plan);
@@ -131,6 +134,15 @@ DecodeShared decode_shared(const DecodePlan& plan, int64_t tokens, int64_t share
   shared.down_rows = narrow(rows_in);
   shared.total = static_cast<uint32_t>(end);
   return shared;
+}
+
+std::span<const DeviceTile> decode_tiles(const DeviceExpertsProblem& /*problem*/) { return {}; }
+
+OneLaunchReach decode_reach(const DeviceExpertsProblem& problem) {
+  const int64_t most = decode_plan(problem).max_tokens;
+  const bool quantises =
+      is_quantised(problem) && problem.quant.activations != ActivationScale::kNone;
+  return {.most = most, .preferred = quantises ? std::min(most, kPreferredTokensQuantised) : most};
 }
 
 Support decode_supports(const DeviceExpertsProblem& problem) {

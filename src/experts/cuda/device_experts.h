@@ -119,8 +119,20 @@ class DeviceExpertsKernel {
   virtual void run(const DeviceExpertsCall& call, CUstream_st* stream) const = 0;
 };
 
+class DeviceDecodeKernel;
+
+// The tokens of the calls that a row of one launch can take, and of those that it should take where
+// nothing has been measured.
+struct OneLaunchReach {
+  int64_t most = 0;
+  int64_t preferred = 0;
+};
+
 // A rung of the ladder over tokens (docs/architecture.md). Rows stand in order of preference at
-// equal tokens; "cuda.reference" is last and supports everything.
+// equal tokens; "cuda.reference" is last and supports everything. A row either runs the experts, by
+// `tiles` and `make`, or does the whole forward of few tokens in one launch (decode_call.h), by
+// `one_launch` and `make_one_launch`. The latter has no tiles and stands beside a row of the former
+// kind, which serves the calls that ask for more than a weighted sum.
 struct DeviceKernelRow {
   std::string_view name;  // "cuda.stream_sm90"
   Support (*supports)(const DeviceExpertsProblem& problem);
@@ -132,16 +144,23 @@ struct DeviceKernelRow {
   // Kernels with the same text give an expert's result for a token row the same bits, in whichever
   // tile, as D2 needs. Empty: only this kernel's own tiles are promised to agree.
   std::string_view arithmetic = {};
-  // Rates reached with full tiles, and when reading weights for few rows; used to choose a kernel.
-  double teraflops = 1;
-  double terabytes_per_second = 1;
+  // What the choice of a kernel asks: the share of the device's rate of products (`products`) that
+  // full tiles reach, and the share of its memory's rate at which weights are read for few rows.
+  cuda::DeviceRate products = &cuda::DeviceRates::tensor16_teraflops;
+  double product_share = 0;
+  double memory_share = 0;
   int32_t row_step = 0;  // step in which an expert's last rows are computed; 0: a quarter tile
   // The same for tiles with sorted_input, if these are kernels of another shape; else 0.
-  double sorted_teraflops = 0;
-  double sorted_terabytes_per_second = 0;
+  double sorted_product_share = 0;
+  double sorted_memory_share = 0;
   int32_t sorted_row_step = 0;
   int32_t sorted_end_depth = 0;  // time of a product's end, in elements of K
   bool adds_rows = false;        // takes DeviceExpertsCall::sums, with all of its tiles
+  OneLaunchReach (*one_launch)(const DeviceExpertsProblem& problem) = nullptr;
+  std::unique_ptr<DeviceDecodeKernel> (*make_one_launch)(const DeviceExpertsProblem& problem,
+                                                         const DeviceExperts& weights) = nullptr;
+
+  bool is_one_launch() const { return make_one_launch != nullptr; }
 };
 
 }  // namespace conclave::inline v0::experts

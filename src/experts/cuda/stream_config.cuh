@@ -5,6 +5,7 @@
 #include "core/device_flow.h"
 #include "cuda/device/barrier.cuh"
 #include "cuda/device/grid.cuh"
+#include "experts/cuda/ring_position.cuh"
 
 #include <cstdint>
 #include <cuda.h>
@@ -232,19 +233,6 @@ inline constexpr bool kDraws = kSide == Side::kDown && Config::kIsFp8;
 // True if TMA loads the token rows; otherwise warps gather them.
 template <class Config, Side kSide>
 inline constexpr bool kRowsInOrder = kSide == Side::kDown || Config::kSorted;
-
-struct RingPosition {
-  int32_t slot = 0;
-  uint32_t phase = 0;
-
-  template <int kStages>
-  __device__ __forceinline__ void advance() {
-    if (++slot == kStages) {
-      slot = 0;
-      phase ^= 1;
-    }
-  }
-};
 
 // Cuts an expert's rows into nearly equal tiles, in steps of 8, instead of full tiles and a rest.
 __device__ __forceinline__ void cut_evenly(const Params& params, TokenTile& tile) {

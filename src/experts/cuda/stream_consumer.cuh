@@ -56,7 +56,7 @@ struct Consumer : TileThread<Config> {
         release(previous);
       }
       previous = ring.slot;
-      ring.template advance<Config::kStages>();
+      ring.advance();
     }
     cuda::device::wgmma_wait_group<0>();
 #pragma unroll

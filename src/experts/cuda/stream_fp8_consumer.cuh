@@ -100,7 +100,7 @@ struct Fp8Consumer : TileThread<Config> {
       }
       __syncwarp();
       release(ring.slot);
-      ring.template advance<Config::kStages>();
+      ring.advance();
     }
   }
 

@@ -63,11 +63,12 @@ __device__ __forceinline__ void load_rows(const Params& params, SharedStorage<Co
 // Waits until the ring has room for `stages` more. The first `ahead` are already loaded and are not
 // waited for, since they may have been released again.
 template <class Config>
-__device__ __forceinline__ void claim_stages(SharedStorage<Config>& shared, RingPosition ring,
-                                             int32_t ahead, int32_t stages) {
+__device__ __forceinline__ void claim_stages(SharedStorage<Config>& shared,
+                                             RingPosition<Config::kStages> ring, int32_t ahead,
+                                             int32_t stages) {
   for (int32_t i = 0; i < stages; ++i) {
     if (i >= ahead) cuda::device::mbarrier_wait(&shared.empty[ring.slot], ring.phase ^ 1);
-    ring.template advance<Config::kStages>();
+    ring.advance();
   }
 }
 
@@ -149,7 +150,7 @@ __device__ __forceinline__ void produce_drawn(const Params& params, SharedStorag
   await_tile<Config>(params, item);
   uint32_t order = 0;
   tell_item(shared, order, item);
-  RingPosition ring;
+  RingPosition<Config::kStages> ring;
   while (item.tile.count > 0) {
     const uint32_t drawn = cuda::device::add_relaxed(&params.hand_over->drawn, 1);
     for (int32_t first = 0; first < params.depth_stages; first += Config::kBurst) {
@@ -164,7 +165,7 @@ __device__ __forceinline__ void produce_drawn(const Params& params, SharedStorag
                                       item.feature_tile, stage);
         }
         load_rows<Config>(params, shared, ring.slot, item.tile, stage);
-        ring.template advance<Config::kStages>();
+        ring.advance();
       }
     }
     item = walk.at(static_cast<int32_t>(gridDim.x + drawn));
@@ -200,7 +201,7 @@ __device__ __forceinline__ void produce(const Params& params, SharedStorage<Conf
   // This follows the wait: the kernel that may begin now relies on everything before this one being
   // done.
   cuda::device::grid_launch_dependents();
-  RingPosition ring;
+  RingPosition<Config::kStages> ring;
   while (index < walk.items) {
     index += static_cast<int32_t>(gridDim.x);
     const Item next = walk.at(index);
@@ -218,7 +219,7 @@ __device__ __forceinline__ void produce(const Params& params, SharedStorage<Conf
         if constexpr (kRowsInOrder<Config, kSide>) {
           load_rows<Config>(params, shared, ring.slot, item.tile, stage);
         }
-        ring.template advance<Config::kStages>();
+        ring.advance();
       }
     }
     item = next;
@@ -339,7 +340,7 @@ template <class Config, Side kSide>
 __device__ __forceinline__ void gather(const Params& params, SharedStorage<Config>& shared,
                                        int32_t warp) {
   int32_t* source_rows = shared.source_rows[warp];
-  RingPosition ring;
+  RingPosition<Config::kStages> ring;
   const auto gather_item = [&](const Item& item) {
     const float* weight_scales = nullptr;
     if constexpr (Config::kBlockScales) {
@@ -350,7 +351,7 @@ __device__ __forceinline__ void gather(const Params& params, SharedStorage<Confi
       cuda::device::mbarrier_wait(&shared.empty[ring.slot], ring.phase ^ 1);
       gather_stage<Config, kSide>(params, source_rows, shared, ring.slot, item.tile, weight_scales,
                                   stage, warp);
-      ring.template advance<Config::kStages>();
+      ring.advance();
     }
   };
   if constexpr (kDraws<Config, kSide>) {

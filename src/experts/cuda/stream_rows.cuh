@@ -20,7 +20,7 @@ struct TileThread {
 
   const Params& params;
   SharedStorage<Config>& shared;
-  RingPosition ring;
+  RingPosition<Config::kStages> ring;
   int32_t warp;  // among the consumers
   int32_t lane;
   int32_t line_half = 0;

@@ -9,16 +9,11 @@
 namespace conclave::inline v0::experts {
 namespace {
 
-// Rate of an H200's L2, from which each tile (or cluster) reads its expert's weights again.
-constexpr double kCacheBytesPerSecond = 5.5e12;
 // Share of the lesser of memory and arithmetic time that the greater does not hide.
 constexpr double kExposedShare = 0.15;
 // Middles of eight equally likely parts of a normal distribution.
 constexpr std::array kNormalParts = {-1.534, -0.887, -0.489, -0.157, 0.157, 0.489, 0.887, 1.534};
 
-// Rate of copying rows into sorted order: each token is read once, each row written and read again.
-constexpr double kCopyBytesPerSecond = 3.2e12;
-constexpr double kLaunchSeconds = 2e-6;
 // Share of both products' time that gathering rows in the up product's loads costs.
 constexpr double kGatherShare = 0.03;
 
@@ -48,7 +43,7 @@ struct TileWork {
   double rows = 0;   // computed per expert, including those beyond its own
 };
 
-// Rates that a tile of a kernel reaches.
+// Rates that a tile of a kernel reaches on the problem's device.
 struct Rates {
   double flops = 0;  // per second
   double bytes = 0;
@@ -56,16 +51,21 @@ struct Rates {
   double end_depth = 0;
 };
 
-Rates rates_of(const DeviceKernelRow& row, const DeviceTile& tile) {
-  if (tile.sorted_input && row.sorted_teraflops > 0) {
-    return {.flops = row.sorted_teraflops * 1e12,
-            .bytes = row.sorted_terabytes_per_second * 1e12,
+double teraflops_of(const DeviceKernelRow& row, const cuda::DeviceRates& device) {
+  return row.product_share * device.*row.products;
+}
+
+Rates rates_of(const DeviceKernelRow& row, const DeviceTile& tile,
+               const cuda::DeviceRates& device) {
+  if (tile.sorted_input && row.sorted_product_share > 0) {
+    return {.flops = row.sorted_product_share * device.*row.products * 1e12,
+            .bytes = row.sorted_memory_share * device.memory_terabytes * 1e12,
             .row_step = static_cast<double>(row.sorted_row_step),
             .end_depth = static_cast<double>(row.sorted_end_depth)};
   }
   const double share = tile.sorted_input ? 1.0 - kGatherShare : 1.0;
-  return {.flops = row.teraflops * 1e12 / share,
-          .bytes = row.terabytes_per_second * 1e12,
+  return {.flops = teraflops_of(row, device) * 1e12 / share,
+          .bytes = row.memory_share * device.memory_terabytes * 1e12,
           .row_step =
               static_cast<double>(row.row_step > 0 ? row.row_step : std::max(tile.tokens / 4, 8))};
 }
@@ -83,11 +83,13 @@ TileWork expected_work(const Load& load, const DeviceTile& tile, double step) {
   return work;
 }
 
+// Each token is read once, each row written and read again.
 double copy_seconds(const DeviceExpertsProblem& problem, int64_t tokens) {
   const double rows = static_cast<double>(tokens) * static_cast<double>(1 + 2 * problem.top_k);
   const double row_bytes =
       static_cast<double>(problem.hidden_size * byte_size(problem.weight_dtype));
-  return kLaunchSeconds + rows * row_bytes / kCopyBytesPerSecond;
+  const cuda::DeviceRates& device = problem.device.rates;
+  return device.launch_seconds + rows * row_bytes / (device.copy_terabytes * 1e12);
 }
 
 // Share that the ends of the two products add to their time.
@@ -107,7 +109,8 @@ double cost_seconds(const DeviceExpertsProblem& problem, const DeviceKernelRow& 
   const double elements = matrices * static_cast<double>(problem.hidden_size) *
                           static_cast<double>(problem.intermediate_size);
   const double expert_bytes = elements * static_cast<double>(byte_size(problem.weight_dtype));
-  const Rates rates = rates_of(row, tile);
+  const cuda::DeviceRates& device = problem.device.rates;
+  const Rates rates = rates_of(row, tile, device);
   double bytes = 0;
   double cache_bytes = 0;
   double operations = 0;
@@ -118,7 +121,9 @@ double cost_seconds(const DeviceExpertsProblem& problem, const DeviceKernelRow& 
     cache_bytes += load.active_experts * work.tiles * expert_bytes / tile.cluster;
     operations += load.active_experts * work.rows * 2.0 * elements;
   }
-  const double memory = std::max(bytes / rates.bytes, cache_bytes / kCacheBytesPerSecond);
+  // Each tile or cluster reads its expert's weights from L2 again.
+  const double memory =
+      std::max(bytes / rates.bytes, cache_bytes / (device.cache_terabytes * 1e12));
   const double arithmetic = operations / rates.flops * (1.0 + end_share(problem, rates.end_depth));
   double before = 0;
   if (tile.sorted_input) {
@@ -178,7 +183,8 @@ TileChoice choose_skewed_tile(const DeviceExpertsProblem& problem,
   if (usual.row->arithmetic.empty()) return {};
   TileChoice best;
   for (const DeviceKernelRow* row : rows) {
-    const bool for_more = row->teraflops > usual.row->teraflops;
+    const cuda::DeviceRates& device = problem.device.rates;
+    const bool for_more = teraflops_of(*row, device) > teraflops_of(*usual.row, device);
     if (!for_more || row->arithmetic != usual.row->arithmetic) continue;
     for (const DeviceTile& tile : row->tiles(problem)) {
       if (tile.sorted_input != usual.tile.sorted_input) continue;

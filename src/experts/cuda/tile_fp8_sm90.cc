@@ -1,5 +1,6 @@
 #include "experts/cuda/tile_fp8_sm90.h"
 
+#include "core/checked.h"
 #include "experts/cuda/hopper_support.h"
 
 #include <array>
@@ -18,8 +19,6 @@ constexpr std::array kTiles = {
                .cluster = 2,
                .sorted_input = true},
 };
-
-int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
 Support supports_quant(const QuantSpec& quant) {
   const bool rows = quant.activations == ActivationScale::kToken ||

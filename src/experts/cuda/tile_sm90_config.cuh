@@ -4,6 +4,7 @@
 #include "cuda/device/barrier.cuh"
 #include "cuda/device/copy.cuh"
 #include "cuda/device/grid.cuh"
+#include "experts/cuda/ring_position.cuh"
 #include "experts/cuda/tile_sm90_params.h"
 
 #include <cstdint>
@@ -85,19 +86,5 @@ template <class Config>
 __device__ __forceinline__ int32_t stages_of_tile(const Params& params) {
   return max(2, (params.depth + Config::kDepth - 1) / Config::kDepth);
 }
-
-// Position in the ring of stages; `phase` flips on every turn.
-template <int kStages>
-struct RingPosition {
-  int32_t stage = 0;
-  uint32_t phase = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
-};
 
 }  // namespace conclave::inline v0::experts::tile_sm90

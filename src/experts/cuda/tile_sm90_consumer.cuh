@@ -36,12 +36,12 @@ struct Multiplier {
   // Starts the products of the next stage.
   template <int kSums>
   __device__ __forceinline__ void start(bool is_first, float (&sums)[kSums]) const {
-    mbarrier_wait(&shared.full[position.stage], position.phase);
+    mbarrier_wait(&shared.full[position.slot], position.phase);
     // cp.async writes through the generic proxy, wgmma reads through the async proxy.
     if constexpr (Config::kGathers) fence_proxy_async_shared();
-    const uint64_t a = tokens + static_cast<uint32_t>(position.stage * (Config::kTokenBytes / 16));
+    const uint64_t a = tokens + static_cast<uint32_t>(position.slot * (Config::kTokenBytes / 16));
     const uint64_t b =
-        features + static_cast<uint32_t>(position.stage * (Config::kFeatureBytes / 16));
+        features + static_cast<uint32_t>(position.slot * (Config::kFeatureBytes / 16));
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
@@ -53,7 +53,7 @@ struct Multiplier {
   // Starts the next stage and hands the one before it back.
   template <int kSums>
   __device__ __forceinline__ void follow(float (&sums)[kSums]) {
-    const int32_t previous = position.stage;
+    const int32_t previous = position.slot;
     position.advance();
     start(false, sums);
     wgmma_wait_group<1>();
@@ -61,7 +61,7 @@ struct Multiplier {
   }
   __device__ __forceinline__ void finish() {
     wgmma_wait_group<0>();
-    release<Config>(shared, position.stage);
+    release<Config>(shared, position.slot);
     position.advance();
   }
 };
@@ -71,8 +71,8 @@ template <class Config>
 __device__ __forceinline__ void pass_by(SharedStorage<Config>& shared, int32_t num_stages,
                                         RingPosition<Config::kStages>& position) {
   for (int32_t i = 0; i < num_stages; ++i) {
-    mbarrier_wait(&shared.full[position.stage], position.phase);
-    release<Config>(shared, position.stage);
+    mbarrier_wait(&shared.full[position.slot], position.phase);
+    release<Config>(shared, position.slot);
     position.advance();
   }
 }

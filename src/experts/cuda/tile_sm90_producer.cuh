@@ -116,15 +116,15 @@ struct GatherProducer {
       const Work following = orders.next();
       read_slots(following, slots);
       for (int32_t k = 0; k < depth; k += Config::kDepth) {
-        mbarrier_wait(&shared.empty[position.stage], position.phase ^ 1);
+        mbarrier_wait(&shared.empty[position.slot], position.phase ^ 1);
         if (threadIdx.x == 0) {
-          load_features<Config>(params, shared, position.stage, work, k,
+          load_features<Config>(params, shared, position.slot, work, k,
                                 feature_bytes<Config>(work));
         }
         __syncwarp();
         gather(tokens, work.tile.count, k,
-               base + static_cast<uint32_t>(position.stage * Config::kTokenBytes));
-        cp_async_mbarrier_arrive_noinc(&shared.full[position.stage]);
+               base + static_cast<uint32_t>(position.slot * Config::kTokenBytes));
+        cp_async_mbarrier_arrive_noinc(&shared.full[position.slot]);
         position.advance();
       }
       work = following;
@@ -146,11 +146,11 @@ __device__ __forceinline__ void produce_sorted(const Params& params,
     const uint32_t bytes =
         feature_bytes<Config>(work) + static_cast<uint32_t>(boxes * 64 * Config::kRowBytes);
     for (int32_t k = 0; k < depth; k += Config::kDepth) {
-      mbarrier_wait(&shared.empty[position.stage], position.phase ^ 1);
-      load_features<Config>(params, shared, position.stage, work, k, bytes);
+      mbarrier_wait(&shared.empty[position.slot], position.phase ^ 1);
+      load_features<Config>(params, shared, position.slot, work, k, bytes);
       for (int32_t box = 0; box < boxes; ++box) {
-        tma_load_2d(&params.rows, &shared.full[position.stage],
-                    shared.tokens[position.stage] + box * 64 * Config::kRowBytes, k,
+        tma_load_2d(&params.rows, &shared.full[position.slot],
+                    shared.tokens[position.slot] + box * 64 * Config::kRowBytes, k,
                     work.tile.begin + box * 64);
       }
       position.advance();

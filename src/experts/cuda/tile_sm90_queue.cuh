@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/device_flow.h"
+#include "experts/cuda/ticket_counter.cuh"
 #include "experts/cuda/tile_sm90_config.cuh"
 
 #include <cstdint>
@@ -143,37 +144,21 @@ struct TileWalk {
   }
 };
 
-// The counter of a launch, in 16 bytes of the workspace: a mark of 96 bits above the number of
-// tickets drawn. A thread that finds no mark writes it with a count of 0, and the thread that draws
-// a launch's last ticket resets the count, so that nothing need be cleared beforehand. One thread
-// per cluster uses it.
-struct TicketCounter {
-  static constexpr uint64_t kMarkHigh = 0x9D39C8B2E5A1F764;
-  static constexpr uint64_t kMarkLow = 0x5BD1E995;  // above the count
-
-  void* memory;
+// A cluster's tickets; one thread of each cluster draws them.
+struct ClusterTickets {
+  TicketCounter counter;
   uint32_t clusters;
   uint32_t tickets;  // all of the launch's
   uint32_t drawn = 0;
 
-  __device__ __forceinline__ void mark() const {
-    const Word128 found = compare_and_swap_128(memory, {}, {});
-    if (found.high == kMarkHigh && found.low >> 32 == kMarkLow) return;
-    compare_and_swap_128(memory, found, {kMarkLow << 32, kMarkHigh});
-  }
-
   // A cluster's position gives its first two tickets; the counter gives those beyond.
-  __device__ __forceinline__ void draw() {
-    drawn = 2 * clusters + add_relaxed(static_cast<uint32_t*>(memory), 1);
-  }
+  __device__ __forceinline__ void draw() { drawn = 2 * clusters + counter.draw(); }
 
   // Every cluster draws until it has a ticket past the end.
   __device__ __forceinline__ bool past_end() const { return drawn >= tickets; }
   __device__ __forceinline__ void reset_if_last() const {
     const uint32_t first_past_end = max(tickets, 2 * clusters);
-    if (drawn == first_past_end + clusters - 1) {
-      *static_cast<volatile uint32_t*>(memory) = 0;
-    }
+    if (drawn == first_past_end + clusters - 1) counter.reset();
   }
 };
 
@@ -183,7 +168,7 @@ template <class Config>
 struct OrderGiver {
   const TileWalk<Config>& walk;
   SharedStorage<Config>& shared;
-  TicketCounter counter;
+  ClusterTickets tickets;
   Order next;
   RingPosition<Config::kOrders> position;
 
@@ -191,26 +176,26 @@ struct OrderGiver {
                         SharedStorage<Config>& storage)
       : walk(tiles),
         shared(storage),
-        counter{params.queue, num_clusters(Config::kCluster),
-                static_cast<uint32_t>(tiles.tickets)} {}
+        tickets{
+            {params.queue}, num_clusters(Config::kCluster), static_cast<uint32_t>(tiles.tickets)} {}
 
   __device__ __forceinline__ void begin() {
-    counter.mark();
+    tickets.counter.mark();
     draw();
     next = walk.at(cluster_index(Config::kCluster) + num_clusters(Config::kCluster));
     if (walk.is_empty(next)) look_up();
   }
   // Returns false if the order that it gave says that no work is left.
   __device__ __forceinline__ bool give() {
-    mbarrier_wait(&shared.order_empty[position.stage], position.phase ^ 1);
-    uint64_t* full = &shared.order_full[position.stage];
+    mbarrier_wait(&shared.order_empty[position.slot], position.phase ^ 1);
+    uint64_t* full = &shared.order_full[position.slot];
     const int4 words = {next.expert, next.begin, next.end, static_cast<int32_t>(next.where)};
     if constexpr (Config::kCluster == 1) {
-      shared.orders[position.stage] = words;
+      shared.orders[position.slot] = words;
       mbarrier_arrive(full);
     } else {
       for (uint32_t rank = 0; rank < Config::kCluster; ++rank) {
-        publish_to_cluster(&shared.orders[position.stage], words, full, rank);
+        publish_to_cluster(&shared.orders[position.slot], words, full, rank);
       }
     }
     position.advance();
@@ -221,13 +206,13 @@ struct OrderGiver {
 
  private:
   __device__ __forceinline__ void draw() {
-    counter.draw();
-    if (counter.past_end()) counter.reset_if_last();
+    tickets.draw();
+    if (tickets.past_end()) tickets.reset_if_last();
   }
   __device__ __forceinline__ void look_up() {
     do {
-      next = walk.at(counter.drawn);
-      if (!counter.past_end()) draw();
+      next = walk.at(tickets.drawn);
+      if (!tickets.past_end()) draw();
     } while (walk.is_empty(next));
   }
 };
@@ -245,16 +230,16 @@ struct OrderReader {
     return walk.mine(walk.at(cluster_index(Config::kCluster)));
   }
   __device__ __forceinline__ Work next() {
-    uint64_t* full = &shared.order_full[position.stage];
+    uint64_t* full = &shared.order_full[position.slot];
     if constexpr (Config::kCluster == 1) {
       mbarrier_wait(full, position.phase);
     } else {
       mbarrier_wait_cluster(full, position.phase);
     }
-    const uint4 words = load_shared(shared_address(&shared.orders[position.stage]));
+    const uint4 words = load_shared(shared_address(&shared.orders[position.slot]));
     if (!single) __syncwarp();
     if (single || threadIdx.x % 32 == 0) {
-      uint64_t* empty = &shared.order_empty[position.stage];
+      uint64_t* empty = &shared.order_empty[position.slot];
       if constexpr (Config::kCluster == 1) {
         mbarrier_arrive(empty);
       } else {

@@ -53,19 +53,33 @@ __global__ void __launch_bounds__(kSegments * 32)
   }
 }
 
+// What every kernel may use without asking.
+constexpr size_t kDefaultSharedBytes = size_t{48} * 1024;
+
+template <int kTokenTiles, int kLogitTiles>
+constexpr size_t kPartialBytes =
+    size_t{kSegments} * kTokenTiles * kLogitTiles * 4 * 32 * sizeof(float);
+
+// Tiles of logits in kSomeTokens.
+template <class X, class W>
+constexpr int kSomeLogitTiles = device::kPieces<X> == 1 && device::kPieces<W> == 1 ? 4 : 2;
+
+template <class X, class W, int kTokenTiles, int kLogitTiles, int kUnroll>
+void prepare_few() {
+  constexpr size_t kBytes = kPartialBytes<kTokenTiles, kLogitTiles>;
+  if (kBytes <= kDefaultSharedBytes) return;
+  const auto kernel = few_tokens_kernel<X, W, kTokenTiles, kLogitTiles, kUnroll>;
+  cuda::allow_shared_bytes(reinterpret_cast<const void*>(kernel), kBytes);
+}
+
 template <class X, class W, int kTokenTiles, int kLogitTiles, int kUnroll>
 void run_few(const device::GateParams<X, W>& params, CUstream_st* stream) {
   const auto kernel = few_tokens_kernel<X, W, kTokenTiles, kLogitTiles, kUnroll>;
   const int64_t blocks = ceil_div(params.rows.count, kTokenTiles * kTileTokens);
-  constexpr size_t kBytes = size_t{kSegments} * kTokenTiles * kLogitTiles * 4 * 32 * sizeof(float);
-  constexpr size_t kDefaultBytes = size_t{48} * 1024;
-  if (kBytes > kDefaultBytes) {
-    cuda::allow_shared_bytes(reinterpret_cast<const void*>(kernel), kBytes);
-  }
   cuda::launch("gemm.gate_few_tokens", kernel,
                {.blocks = blocks * ceil_div(params.weights.count, kLogitTiles * kTileLogits),
                 .threads = kSegments * 32,
-                .shared_bytes = kBytes,
+                .shared_bytes = kPartialBytes<kTokenTiles, kLogitTiles>,
                 .stream = stream},
                params, blocks);
 }
@@ -136,6 +150,22 @@ device::Rows<T> rows_of(const void* data, int64_t stride, int64_t count, int64_t
 }
 
 template <class X, class W>
+void prepare(GateKernel kernel) {
+  if (kernel == GateKernel::kFewTokens) return prepare_few<X, W, 1, 1, 8>();
+  prepare_few<X, W, 2, kSomeLogitTiles<X, W>, 2>();
+  if (kernel != GateKernel::kManyTokens) return;
+  cuda::allow_shared_bytes(reinterpret_cast<const void*>(many_tokens_kernel<X, W>),
+                           device::StagedConfig<X, W>::kSharedBytes);
+}
+
+template <class W>
+void prepare_weights(GateKernel kernel) {
+  prepare<float, W>(kernel);
+  prepare<__half, W>(kernel);
+  prepare<__nv_bfloat16, W>(kernel);
+}
+
+template <class X, class W>
 void run(const DeviceGateArgs& args, const device::Rows<X>& rows, GateKernel kernel,
          CUstream_st* stream) {
   const device::GateParams<X, W> params{
@@ -148,13 +178,11 @@ void run(const DeviceGateArgs& args, const device::Rows<X>& rows, GateKernel ker
   const bool staged_fits = params.rows.aligned && params.weights.aligned;
   if (kernel != GateKernel::kManyTokens || !staged_fits) {
     if (kernel == GateKernel::kFewTokens) return run_few<X, W, 1, 1, 8>(params, stream);
-    constexpr int kLogitTiles = device::kPieces<X> == 1 && device::kPieces<W> == 1 ? 4 : 2;
-    return run_few<X, W, 2, kLogitTiles, 2>(params, stream);
+    return run_few<X, W, 2, kSomeLogitTiles<X, W>, 2>(params, stream);
   }
   using Config = device::StagedConfig<X, W>;
   const auto staged = many_tokens_kernel<X, W>;
   const int64_t blocks = ceil_div(args.num_tokens, Config::kTokens);
-  cuda::allow_shared_bytes(reinterpret_cast<const void*>(staged), Config::kSharedBytes);
   cuda::launch("gemm.gate_many_tokens", staged,
                {.blocks = blocks * ceil_div(args.num_logits, Config::kLogits),
                 .threads = device::StagedTile<X, W>::kThreads,
@@ -206,12 +234,16 @@ size_t device_gate_workspace_bytes(int64_t max_tokens, int64_t hidden_size, bool
          sizeof(float);
 }
 
-GateKernel gate_kernel(const DeviceGateArgs& args) {
-  // Limits measured on an H200: few logits leave most of the third kernel's tile idle.
-  const int64_t products = args.num_tokens * args.num_logits;
-  if (products <= 32'768) return GateKernel::kFewTokens;
-  const bool many = args.num_logits >= 32 && products >= 1'000'000;
-  return many ? GateKernel::kManyTokens : GateKernel::kSomeTokens;
+void prepare_gate_product(GateKernel kernel, DType weights_dtype) {
+  check_type("weights", weights_dtype);
+  switch (weights_dtype) {
+    case DType::kF32:
+      return prepare_weights<float>(kernel);
+    case DType::kF16:
+      return prepare_weights<__half>(kernel);
+    default:
+      return prepare_weights<__nv_bfloat16>(kernel);
+  }
 }
 
 void device_gate_product(const DeviceGateArgs& args, GateKernel kernel, CUstream_st* stream) {
@@ -227,10 +259,6 @@ void device_gate_product(const DeviceGateArgs& args, GateKernel kernel, CUstream
     default:
       return norm_and_run<__nv_bfloat16>(args, kernel, stream);
   }
-}
-
-void device_gate_product(const DeviceGateArgs& args, CUstream_st* stream) {
-  device_gate_product(args, gate_kernel(args), stream);
 }
 
 }  // namespace conclave::inline v0::gemm

@@ -35,14 +35,16 @@ struct DeviceGateArgs {
 // Bytes for at most max_tokens tokens; 0 without a norm.
 size_t device_gate_workspace_bytes(int64_t max_tokens, int64_t hidden_size, bool has_norm);
 
+// The kernels, among which gemm/cuda/catalog.h chooses; all give the same bits. kManyTokens needs
+// rows at multiples of 16 bytes: others are left to kSomeTokens.
+enum class GateKernel : uint8_t { kFewTokens, kSomeTokens, kManyTokens };
+
+// Lets the kernel use the shared memory that it needs for rows of every type. Called on the current
+// device before the first product there; does not depend on sizes.
+void prepare_gate_product(GateKernel kernel, DType weights_dtype);
 // One launch, two with a norm. Products are formed exactly and accumulated in float32 by the tensor
 // cores, in one order for each token, whatever the other tokens are (D2): docs/numerics.md. A row
 // with Inf may have NaN where the exact logit is infinite.
-void device_gate_product(const DeviceGateArgs& args, CUstream_st* stream);
-
-// The kernels, to choose from in tests and tuning; all give the same bits.
-enum class GateKernel : uint8_t { kFewTokens, kSomeTokens, kManyTokens };
-GateKernel gate_kernel(const DeviceGateArgs& args);
 void device_gate_product(const DeviceGateArgs& args, GateKernel kernel, CUstream_st* stream);
 
 }  // namespace conclave::inline v0::gemm

@@ -7,6 +7,7 @@
 #include "layer/cuda/arguments.h"
 #include "layer/cuda/every_row.h"
 #include "layer/cuda/pipeline.h"
+#include "layer/cuda/route_and_group.h"
 #include "layer/own_workspace.h"
 #include "layer/packed_weights.h"
 
@@ -32,8 +33,12 @@ CudaPlanRequest plan_request(const EngineRequest& request, const cuda::DeviceInf
           .device = device};
 }
 
+// All that a plan asks of the device.
 cuda::DeviceInfo device_of(const Context& context) {
-  return cuda::device_info(parse_device(context.device()).ordinal);
+  cuda::DeviceInfo device = cuda::device_info(parse_device(context.device()).ordinal);
+  const cuda::DeviceGuard guard(device.ordinal);
+  if (device.is_hopper()) device.cluster_blocks = find_cluster_blocks();
+  return device;
 }
 
 // Fuses shared experts into the routed ones' launches, unless that alone would force a copy of

@@ -1,6 +1,7 @@
 #include "layer/cuda/factor_stage.h"
 
 #include "gemm/cuda/gate_product.h"
+#include "layer/cuda/launch_tables.h"
 #include "layer/cuda/prepare_rows.h"
 #include "layer/cuda/routing_stage.h"
 #include "layer/cuda/row_format.h"
@@ -9,9 +10,17 @@
 namespace conclave::inline v0 {
 namespace {
 
-// logits = x W^T (+ bias), for a W of few rows.
-void enqueue_gate(const CudaCall& call, const DeviceMemory& weights, DType dtype, int64_t rows,
-                  const float* bias, float* logits) {
+// A matrix W of few rows.
+struct SmallGate {
+  const DeviceMemory& weights;
+  DType dtype = DType::kF32;
+  int64_t rows = 0;
+  const float* bias = nullptr;
+  const std::vector<gemm::GateRung>& kernels;
+};
+
+// logits = x W^T (+ bias).
+void enqueue_gate(const CudaCall& call, const SmallGate& gate, float* logits) {
   const ConstTensorView& hidden = call.args.hidden;
   const int64_t columns = call.plan.spec.hidden_size;
   gemm::device_gate_product({.rows = chunk_data(call, hidden),
@@ -19,13 +28,13 @@ void enqueue_gate(const CudaCall& call, const DeviceMemory& weights, DType dtype
                              .rows_stride = stride_of_rows(hidden),
                              .num_tokens = call.count,
                              .hidden_size = columns,
-                             .weights = weights.as(),
-                             .weights_dtype = dtype,
-                             .weights_stride = padded_row(columns, dtype),
-                             .num_logits = rows,
-                             .bias = bias,
+                             .weights = gate.weights.as(),
+                             .weights_dtype = gate.dtype,
+                             .weights_stride = padded_row(columns, gate.dtype),
+                             .num_logits = gate.rows,
+                             .bias = gate.bias,
                              .logits = logits},
-                            call.stream);
+                            gate_kernel(gate.kernels, call.count), call.stream);
 }
 
 bool is_fused(const CudaCall& call) { return call.plan.fused.slots() > 0; }
@@ -34,14 +43,24 @@ bool is_fused(const CudaCall& call) { return call.plan.fused.slots() > 0; }
 void enqueue_sigmoid(const CudaCall& call) {
   if (call.weights.shared_gate.empty()) return;
   auto* const factor = call.slice<float>(call.slices.shared_factor);
-  enqueue_gate(call, call.weights.shared_gate, call.weights.shared_gate_dtype, 1, nullptr, factor);
+  enqueue_gate(call,
+               {.weights = call.weights.shared_gate,
+                .dtype = call.weights.shared_gate_dtype,
+                .rows = 1,
+                .kernels = call.plan.gates.shared_gate},
+               factor);
   if (!is_fused(call)) sigmoid_in_place(factor, call.count, call.stream);
 }
 
 void enqueue_mix(const CudaCall& call) {
   const CudaWeights& weights = call.weights;
   auto* const logits = call.slice<float>(call.slices.mix_logits);
-  enqueue_gate(call, weights.mix_gate, weights.mix_gate_dtype, 2, weights.mix_gate_bias.as<float>(),
+  enqueue_gate(call,
+               {.weights = weights.mix_gate,
+                .dtype = weights.mix_gate_dtype,
+                .rows = 2,
+                .bias = weights.mix_gate_bias.as<float>(),
+                .kernels = call.plan.gates.mix},
                logits);
   mix_factors(logits, call.count, call.slice<float>(call.slices.mix),
               call.slice<float>(call.slices.shared_factor), call.stream);

@@ -4,6 +4,7 @@
 #include "dispatch/cuda/sum_rows.h"
 #include "gemm/cuda/gate_product.h"
 #include "layer/cuda/factor_stage.h"
+#include "layer/cuda/launch_tables.h"
 #include "layer/cuda/prepare_rows.h"
 #include "layer/cuda/row_format.h"
 
@@ -67,7 +68,7 @@ void enqueue_projection(const CudaCall& call, const CudaRouting& routing, Routed
                              .weights_stride = padded_row(latent.size, dtype),
                              .num_logits = spec.hidden_size,
                              .logits = call.slice<float>(call.slices.projected)},
-                            call.stream);
+                            gate_kernel(call.plan.gates.latent_up, call.count), call.stream);
 }
 
 // The projected rows, in place of rows of slots.

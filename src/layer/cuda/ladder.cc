@@ -35,6 +35,7 @@ Candidates supporting_rows(const LadderRequest& request, std::vector<PlanRow>& v
   if (!request.kernel.empty()) static_cast<void>(catalog.find(request.kernel, "kernel"));
   Candidates candidates;
   for (const DeviceKernelRow& row : catalog.rows()) {
+    if (row.is_one_launch()) continue;  // serves beside the ladder
     PlanRow verdict{.table = "kernel", .name = std::string(row.name), .reason = {}};
     const Support support = row.supports(request.problem);
     if (!support) {
@@ -118,6 +119,20 @@ bool serves_on(const LadderRung& rung, const Choice& choice) {
          rung.skewed_row == choice.skewed.row && rung.skewed_tile == choice.skewed.tile;
 }
 
+// So that a forward need not work out how many tiles even choices make.
+void count_even_tiles(const LadderRequest& request, std::vector<LadderRung>& ladder) {
+  int64_t first = 1;
+  for (LadderRung& rung : ladder) {
+    rung.first_tokens = first;
+    first = rung.last_tokens + 1;
+    if (rung.skewed_row == nullptr) continue;
+    for (int64_t tokens = rung.first_tokens; tokens <= rung.last_tokens; ++tokens) {
+      rung.most_even_tiles.push_back(
+          even_tiles(rung, request.problem, tokens, request.shared_experts));
+    }
+  }
+}
+
 void mark_chosen(const std::vector<LadderRung>& ladder, std::vector<PlanRow>& verdicts) {
   for (PlanRow& verdict : verdicts) {
     for (const LadderRung& rung : ladder) {
@@ -189,6 +204,7 @@ std::vector<LadderRung> build_ladder(const LadderRequest& request, std::vector<P
                       .skewed_tile = choice->skewed.tile});
   }
   mark_chosen(ladder, verdicts);
+  count_even_tiles(request, ladder);
   return ladder;
 }
 

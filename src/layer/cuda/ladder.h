@@ -23,6 +23,9 @@ struct LadderRung {
   // Runs instead if the counts of a call's experts show that choices are skewed; or null.
   const experts::DeviceKernelRow* skewed_row = nullptr;
   experts::DeviceTile skewed_tile = {};
+  // With skewed_row: even_tiles for first_tokens, first_tokens + 1, ... to last_tokens.
+  int64_t first_tokens = 1;
+  std::vector<int64_t> most_even_tiles = {};
 };
 
 struct LadderRequest {
@@ -37,7 +40,8 @@ struct LadderRequest {
 };
 
 // Ascending, the last rung for problem.max_tokens; neighbours that agree are one rung. `verdicts`,
-// empty before, gets a verdict on every row of the catalog, even if this throws. Throws
+// empty before, gets a verdict on every row of the catalog that is not a single launch, even if
+// this throws. Throws
 // Error(kUnsupported) with the reasons if no row fits, Error(kUnknownName) for a forced row that
 // does not exist, Error(kInvalidArgument) for a tuning entry whose kernel lacks the tile.
 std::vector<LadderRung> build_ladder(const LadderRequest& request, std::vector<PlanRow>& verdicts);

@@ -8,6 +8,7 @@
 #include "dispatch/cuda/sum_rows.h"
 #include "experts/cuda/quantize_rows_cuda.h"
 #include "gemm/cuda/gate_product.h"
+#include "layer/cuda/launch_tables.h"
 #include "layer/cuda/prepare_rows.h"
 #include "layer/cuda/row_format.h"
 
@@ -157,7 +158,7 @@ SourceRows projected_rows(const CudaCall& call) {
                              .weights_stride = padded_row(spec.hidden_size, dtype),
                              .num_logits = spec.latent.size,
                              .logits = rows},
-                            call.stream);
+                            gate_kernel(call.plan.gates.latent_down, call.count), call.stream);
   return {.data = rows, .dtype = DType::kF32, .stride = spec.latent.size};
 }
 
@@ -291,7 +292,8 @@ void run_on_every_row(const CudaCall& call, const CudaMlp& mlp, const CudaRoutin
   const experts::DeviceExpertsProblem& problem = mlp.plan.problem;
   const auto experts = static_cast<int32_t>(problem.num_local_experts);
   const GroupedRows groups =
-      dispatch::device_group({.topk_ids = mlp.every_row,
+      dispatch::device_group({.launches = rung_for(mlp.plan.grouping, call.count).launches,
+                              .topk_ids = mlp.every_row,
                               .num_tokens = call.count,
                               .live_tokens = routing.live_tokens,
                               .top_k = experts,

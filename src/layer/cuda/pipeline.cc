@@ -3,6 +3,7 @@
 #include "dispatch/cuda/group.h"
 #include "layer/cuda/factor_stage.h"
 #include "layer/cuda/finish_stage.h"
+#include "layer/cuda/launch_tables.h"
 #include "layer/cuda/mlp_stage.h"
 #include "layer/cuda/routing_stage.h"
 
@@ -22,7 +23,7 @@ SkewRule skew_rule(const CudaCall& call) {
   const LadderRung& rung = rung_for(plan.routed.ladder, call.count);
   if (rung.skewed_row == nullptr) return {};
   return {.tile_tokens = rung_for(call.kernels.routed, call.count).skewed->tile_tokens(),
-          .from = even_tiles(rung, plan.routed.problem, call.count, plan.fused.slots())};
+          .from = rung.most_even_tiles[static_cast<size_t>(call.count - rung.first_tokens)]};
 }
 
 // A rank without experts groups nothing, but still counts the load.
@@ -30,7 +31,8 @@ dispatch::DeviceGroupArgs group_args(const CudaCall& call) {
   const CudaPlan& plan = call.plan;
   const int64_t local = plan.routed.problem.num_local_experts;
   const SkewRule skew = local == 0 ? SkewRule() : skew_rule(call);
-  return {.local_expert = call.weights.local_expert.as<int32_t>(),
+  return {.launches = routed_launches(plan, call.count),
+          .local_expert = call.weights.local_expert.as<int32_t>(),
           .num_experts = plan.num_ids(),
           .num_local_experts = static_cast<int32_t>(std::max<int64_t>(local, 1)),
           .tile_tokens = local == 0
@@ -134,6 +136,7 @@ size_t most_bytes(const std::vector<CudaRung>& rungs, int64_t tokens) {
 }  // namespace
 
 CudaKernels make_cuda_kernels(const CudaPlan& plan, const CudaWeights& weights) {
+  prepare_launches(plan, weights);
   CudaKernels kernels;
   const auto make = [&](const CudaMlpPlan& part, const CudaMlpWeights& own) {
     return make_rungs(part.ladder, KernelMaker(part.problem, own.view, kernels));
@@ -142,7 +145,7 @@ CudaKernels make_cuda_kernels(const CudaPlan& plan, const CudaWeights& weights) 
   if (plan.shared) kernels.shared = make(*plan.shared, weights.shared);
   if (plan.residual) kernels.residual = make(*plan.residual, weights.residual);
   if (plan.decode_tokens > 0) {
-    kernels.decode = experts::make_decode(plan.routed.problem, weights.routed.view);
+    kernels.decode = plan.decode_row->make_one_launch(plan.routed.problem, weights.routed.view);
   }
   return kernels;
 }

@@ -3,9 +3,9 @@
 #include "core/checked.h"
 #include "core/layer_roles.h"
 #include "experts/cuda/catalog.h"
-#include "experts/cuda/decode_call.h"
 #include "experts/cuda/decode_plan.h"
 #include "layer/cuda/book_workspace.h"
+#include "layer/cuda/launch_tables.h"
 #include "layer/cuda/row_format.h"
 #include "layer/quant_scales.h"
 
@@ -19,8 +19,6 @@
 
 namespace conclave::inline v0 {
 namespace {
-
-constexpr const char* kDecodeName = "cuda.decode_sm90";
 
 void check_options(const LayerOptions& options) {
   constexpr int64_t kMaxTokens = int64_t{1} << 28;
@@ -105,6 +103,25 @@ void check_parts(CudaPlan& plan, PartChecks& checks, std::vector<PlanRow>& rows)
   checks.need(!is_split || parallel.reduce == Reduce::kPartial, "reduction",
               "Reduce::kFull over several ranks; Reduce::kPartial is there");
   check_slices(plan, checks);
+}
+
+// Lists the dispatchers and chooses the first that fits; none may, which check_parts reports.
+void choose_dispatcher(CudaPlan& plan) {
+  const dispatch::DispatchProblem problem{.ep_size = plan.parallel.ep_size,
+                                          .ep_rank = plan.parallel.ep_rank,
+                                          .reduce = plan.parallel.reduce};
+  std::string& chosen = plan.summary.dispatcher;
+  for (const auto& row : dispatch::device_dispatcher_catalog().rows()) {
+    const Support fits = row.supports(problem);
+    const bool first = fits && chosen.empty();
+    if (first) chosen = row.name;
+    plan.summary.rows.push_back({.table = "dispatcher",
+                                 .name = std::string(row.name),
+                                 .chosen = first,
+                                 .reason = first  ? "rows stay on their rank"
+                                           : fits ? "a row before it fits"
+                                                  : fits.reason()});
+  }
 }
 
 DType row_dtype_of(DType weight_dtype) {
@@ -303,11 +320,14 @@ bool sums_only_slots(const CudaPlan& plan) {
          !plan.part.has_replicas() && !plan.weighs_rows;
 }
 
-// Yes if one launch can do the whole forward for few tokens.
-Support decode_fits(const CudaPlan& plan) {
+// Yes if the row can do the whole forward for few tokens in one launch.
+Support one_launch_fits(const CudaPlan& plan, const experts::DeviceKernelRow& row) {
   if (plan.routed.problem.num_local_experts == 0) return Support::no("no experts are here");
   if (plan.options.determinism == Determinism::kBatchInvariant) {
     return Support::no("its sums run in another order; LayerOptions ask for batch invariance");
+  }
+  if (plan.options.kernel == row.name) {
+    return Support::no("serves few tokens only, beside another kernel: it cannot be forced");
   }
   if (!plan.options.kernel.empty()) {
     return Support::no("LayerOptions ask for " + plan.options.kernel);
@@ -320,43 +340,47 @@ Support decode_fits(const CudaPlan& plan) {
   if (!sums_only_slots(plan)) {
     return Support::no("the layer does more than a weighted sum of its slots");
   }
-  return experts::decode_supports(plan.routed.problem);
+  return row.supports(plan.routed.problem);
 }
 
-// Every block of the single launch quantises the intermediate of all its tokens again: at 4 tokens
-// streamed kernels are 3 to 18 % faster (bench/results/h200/LOG.md).
-constexpr int64_t kDecodeTokensQuantised = 2;
-
-// The limit that the single launch itself sets.
-int64_t decode_limit(const CudaPlan& plan) {
-  return std::min<int64_t>(experts::decode_plan(plan.routed.problem).max_tokens,
-                           plan.options.max_tokens);
+// The most tokens of a call that the row can take.
+int64_t one_launch_limit(const CudaPlan& plan, const experts::DeviceKernelRow& row) {
+  return std::min(row.one_launch(plan.routed.problem).most, plan.options.max_tokens);
 }
 
-// The most tokens that the single launch serves: by rule, or as far as measured entries prefer it.
-int64_t decode_reach(const CudaPlan& plan) {
-  const int64_t most = decode_limit(plan);
-  const int64_t by_rule = plan.routed.quantises() ? std::min(most, kDecodeTokensQuantised) : most;
+// The most tokens that the row serves: by rule, or as far as measured entries prefer it.
+int64_t one_launch_tokens(const CudaPlan& plan, const experts::DeviceKernelRow& row) {
+  const experts::OneLaunchReach reach = row.one_launch(plan.routed.problem);
+  const int64_t most = one_launch_limit(plan, row);
+  const int64_t by_rule = std::min(most, reach.preferred);
   if (plan.options.tuning == nullptr) return by_rule;
   const TuningKey key = tuning_key(plan.routed.problem);
   for (int64_t tokens = 1; tokens <= most; ++tokens) {
     const TuningEntry* const entry = plan.options.tuning->find(key, tokens);
     const bool measured = entry != nullptr && entry->tokens <= experts::kDecodeMaxTokens;
-    const bool serves =
-        measured ? std::string_view(entry->kernel) == kDecodeName : tokens <= by_rule;
+    const bool serves = measured ? entry->kernel == row.name : tokens <= by_rule;
     if (!serves) return tokens - 1;
   }
   return most;
 }
 
-void choose_decode(CudaPlan& plan) {
-  const Support support = decode_fits(plan);
-  if (support) plan.decode_tokens = decode_reach(plan);
-  plan.summary.rows.push_back(
-      {.table = "kernel",
-       .name = kDecodeName,
-       .chosen = static_cast<bool>(support),
-       .reason = support ? "serves few tokens in one launch" : support.reason()});
+// The first row of one launch that fits; without one, all calls take the ladder.
+void choose_one_launch(CudaPlan& plan) {
+  for (const experts::DeviceKernelRow& row : experts::device_kernel_catalog().rows()) {
+    if (!row.is_one_launch()) continue;
+    const Support fits = one_launch_fits(plan, row);
+    const bool chosen = fits && plan.decode_row == nullptr;
+    if (chosen) {
+      plan.decode_row = &row;
+      plan.decode_tokens = one_launch_tokens(plan, row);
+    }
+    plan.summary.rows.push_back({.table = "kernel",
+                                 .name = std::string(row.name),
+                                 .chosen = chosen,
+                                 .reason = chosen ? "serves few tokens in one launch"
+                                           : fits ? "a row before it fits"
+                                                  : fits.reason()});
+  }
 }
 
 LadderRequest ladder_request(const CudaPlan& plan, const experts::DeviceExpertsProblem& problem) {
@@ -437,7 +461,6 @@ void summarise(CudaPlan& plan) {
   summary.arithmetic = arithmetic_text(spec);
   summary.determinism = determinism_text(plan);
   summary.router = spec.router.name;
-  summary.dispatcher = "cuda.local";
   summary.stages = stage_names(plan);
   summary.part = describe_part(plan.part, spec, plan.parallel);
   summary.max_tokens = plan.options.max_tokens;
@@ -461,6 +484,7 @@ void fill_plan(CudaPlan& plan, SharedForm form) {
   plan.part = plan_rank_part(spec, plan.parallel);
   PartChecks checks(plan.summary.rows);
   check_parts(plan, checks, plan.summary.rows);
+  choose_dispatcher(plan);
   checks.throw_if_any();
   plan.weighs_rows = spec.weight_on == WeightOn::kInput && spec.weight_dtype == DType::kF8E4M3 &&
                      !scales_follow_rows(spec.quant);
@@ -469,10 +493,11 @@ void fill_plan(CudaPlan& plan, SharedForm form) {
   if (spec.residual.intermediate_size != 0 && plan.part.holds_dense) {
     plan.residual = mlp_plan(residual_problem(plan));
   }
-  choose_decode(plan);
+  choose_one_launch(plan);
   if (plan.routed.problem.num_local_experts > 0) choose_routed_ladder(plan);
   if (plan.shared) choose_other_ladder(plan, *plan.shared);
   if (plan.residual) choose_other_ladder(plan, *plan.residual);
+  choose_launches(plan);
   summarise(plan);
 }
 
@@ -497,7 +522,7 @@ void summarise_workspace(CudaPlan& plan,
   if (plan.decode_tokens > 0) {
     summary.ladder.push_back({.first_tokens = first,
                               .last_tokens = plan.decode_tokens,
-                              .kernel = kDecodeName,
+                              .kernel = std::string(plan.decode_row->name),
                               .tile = "",
                               .reason = "one launch",
                               .workspace_bytes = total(plan.decode_tokens)});
@@ -518,21 +543,25 @@ void summarise_workspace(CudaPlan& plan,
 
 std::vector<TuningEntry> list_candidates(const CudaPlan& plan, int64_t tokens) {
   std::vector<TuningEntry> entries;
-  const TuningKey key = tuning_key(plan.routed.problem);
-  if (decode_fits(plan) && tokens <= decode_limit(plan)) {
-    entries.push_back({.key = key, .tokens = tokens, .kernel = kDecodeName, .tile = ""});
-  }
+  const auto entry_of = [&](const experts::DeviceKernelRow& row, std::string tile) {
+    return TuningEntry{.key = tuning_key(plan.routed.problem),
+                       .tokens = tokens,
+                       .kernel = std::string(row.name),
+                       .tile = std::move(tile)};
+  };
   const auto rows = experts::device_kernel_catalog().rows();
   for (const experts::DeviceKernelRow& row : rows) {
+    if (row.is_one_launch()) {
+      const bool fits = one_launch_fits(plan, row) && tokens <= one_launch_limit(plan, row);
+      if (fits) entries.push_back(entry_of(row, ""));
+      continue;
+    }
     const bool forced_out = !plan.options.kernel.empty() && row.name != plan.options.kernel;
     // The reference kernel serves only if nothing else fits.
     const bool unneeded = &row == &rows.back() && !entries.empty();
     if (forced_out || unneeded || !row.supports(plan.routed.problem)) continue;
     for (const experts::DeviceTile& tile : row.tiles(plan.routed.problem)) {
-      entries.push_back({.key = key,
-                         .tokens = tokens,
-                         .kernel = std::string(row.name),
-                         .tile = experts::to_string(tile)});
+      entries.push_back(entry_of(row, experts::to_string(tile)));
     }
   }
   return entries;

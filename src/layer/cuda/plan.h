@@ -3,7 +3,10 @@
 #pragma once
 
 #include "core/workspace_layout.h"
+#include "dispatch/cuda/catalog.h"
+#include "gemm/cuda/catalog.h"
 #include "layer/cuda/ladder.h"
+#include "layer/cuda/route_and_group.h"
 #include "layer/rank_part.h"
 #include "routing/cuda/device_router.h"
 #include "routing/router.h"
@@ -63,6 +66,7 @@ struct KernelBytes {
 struct CudaMlpPlan {
   experts::DeviceExpertsProblem problem;
   std::vector<LadderRung> ladder;
+  std::vector<dispatch::GroupRung> grouping = {};
   DType row_dtype = DType::kBF16;  // type of output rows, and of input rows that are not quantised
   int64_t row_stride = 0;          // elements of a row, a multiple of 16 bytes
 
@@ -78,6 +82,15 @@ struct FusedShared {
 };
 enum class SharedForm : uint8_t { kFused, kSeparate };
 
+// The kernels of the layer's gate products; empty for a product that it lacks.
+struct GatePlans {
+  std::vector<gemm::GateRung> router;
+  std::vector<gemm::GateRung> shared_gate;
+  std::vector<gemm::GateRung> mix;
+  std::vector<gemm::GateRung> latent_down;
+  std::vector<gemm::GateRung> latent_up;
+};
+
 struct CudaPlan {
   MoeSpec spec;
   ParallelSpec parallel;
@@ -89,11 +102,14 @@ struct CudaPlan {
   FusedShared fused;                    // slots() is 0 if there are none
   std::optional<CudaMlpPlan> shared;    // S experts that every row uses, launched apart
   std::optional<CudaMlpPlan> residual;  // one expert that every row uses
+  GatePlans gates;
+  std::vector<RouteGroupRung> routing;  // how calls that the router routes are grouped
   routing::RouterTraits router_traits;
   std::shared_ptr<const routing::DeviceRouter> router;  // null if calls must bring ids and weights
   bool router_writes_choices = false;                   // beside the slots
   int64_t decode_tokens = 0;  // calls of up to this many tokens take the single launch, if their
                               // arguments allow it; 0: none does
+  const experts::DeviceKernelRow* decode_row = nullptr;  // serves these calls
   std::string router_limit = {};  // why calls must bring ids and weights; empty: they need not
   // Weights on the input change its codes: rows are weighed first, with one copy per choice.
   bool weighs_rows = false;

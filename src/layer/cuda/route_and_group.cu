@@ -3,38 +3,20 @@
 #include "cuda/device/grid.cuh"
 #include "cuda/launch.h"
 #include "dispatch/cuda/group_launch.h"
+#include "dispatch/cuda/group_shape.h"
 #include "dispatch/cuda/group_tokens.cuh"
 #include "layer/cuda/route_and_group.h"
+#include "layer/cuda/route_group_shape.h"
 #include "routing/cuda/route_row.cuh"
 
-#include <algorithm>
-#include <array>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
 namespace conclave::inline v0 {
 namespace {
 
-constexpr size_t kMaxSharedBytes = size_t{160} * 1024;
-constexpr int32_t kMaxColumnsALane = 16;
-// Measured on an H200: more tokens per block than this, and the barrier of a further block pays.
-constexpr int64_t kBlockTokens = 8;
-constexpr int64_t kMaxBlocks = 16;
-
-// One warp per token, so that a block's tokens have one bit each in a word. More tokens take longer
-// than a launch that spreads them over the GPU.
-constexpr int64_t kMaxBlockTokens = 16;
-constexpr int32_t kMaxThreads = 512;
-
-// Rounded up to 16 bytes, so that doubles may follow.
-__host__ __device__ constexpr size_t token_shared_bytes(int64_t num_local_experts, int64_t blocks) {
-  const auto words = static_cast<size_t>(num_local_experts * (blocks + 1));
-  return (words * sizeof(uint32_t) + 15) / 16 * 16;
-}
-
 template <int kColumns>
-__global__ void __launch_bounds__(kMaxThreads, 1)
+__global__ void __launch_bounds__(kMaxRouteGroupThreads, 1)
     route_and_group_kernel(const __grid_constant__ routing::device::RouteParams route,
                            const __grid_constant__ dispatch::device::GroupParams group,
                            int32_t block_tokens) {
@@ -94,7 +76,7 @@ Kernel kernel_of(int32_t columns_a_lane) {
     case 8:
       return route_and_group_kernel<8>;
     default:
-      return route_and_group_kernel<kMaxColumnsALane>;
+      return route_and_group_kernel<kMaxRouteGroupColumnsALane>;
   }
 }
 
@@ -109,86 +91,51 @@ dispatch::DeviceGroupArgs group_of(const routing::DeviceRoutePlan& plan,
   return args;
 }
 
-size_t shared_bytes(const routing::DeviceRouteRule& rule, const dispatch::GroupShape& shape,
-                    int64_t num_local_experts) {
-  const auto warps = static_cast<size_t>(shape.threads / 32);
-  return token_shared_bytes(num_local_experts, shape.blocks) +
-         warps * static_cast<size_t>(routing::route_scratch_doubles(rule)) * sizeof(double);
-}
-
-// Not every device has room for a cluster of more than eight blocks. The driver is asked once per
-// device and kernel, for the largest shape, since it takes longer than a launch and allocates.
-bool device_holds(const routing::DeviceRoutePlan& plan, const dispatch::GroupShape& shape) {
-  if (shape.cluster <= cuda::kPortableCluster) return true;
-  enum class Answer : int8_t { kUnknown, kNo, kYes };
-  constexpr int kDevices = 64;
-  static std::array<std::array<std::atomic<Answer>, kMaxColumnsALane + 1>, kDevices> answers;
-  int device = 0;
-  cuda::check(cudaGetDevice(&device), "cudaGetDevice");
-  if (device >= kDevices) return false;
-  const int32_t columns = routing::columns_a_lane(plan.made);
-  std::atomic<Answer>& answer = answers[static_cast<size_t>(device)][static_cast<size_t>(columns)];
-  if (answer.load(std::memory_order_relaxed) == Answer::kUnknown) {
-    const auto* kernel = reinterpret_cast<const void*>(kernel_of(columns));
-    cuda::allow_shared_bytes(kernel, kMaxSharedBytes);
-    const bool holds = cuda::allow_large_cluster(kernel, {.blocks = kMaxBlocks,
-                                                          .threads = kMaxThreads,
-                                                          .shared_bytes = kMaxSharedBytes,
-                                                          .cluster = kMaxBlocks});
-    answer.store(holds ? Answer::kYes : Answer::kNo, std::memory_order_relaxed);
-  }
-  return answer.load(std::memory_order_relaxed) == Answer::kYes;
-}
-
 }  // namespace
 
-dispatch::GroupShape route_and_group_shape(const routing::DeviceRoutePlan& plan, int64_t num_tokens,
-                                           int64_t num_local_experts) {
-  constexpr dispatch::GroupShape kNone{.blocks = 0};
-  const int32_t columns = routing::columns_a_lane(plan.made);
-  if (columns > kMaxColumnsALane) return kNone;
-  dispatch::GroupShape shape;
-  while (shape.blocks < kMaxBlocks && num_tokens > shape.blocks * kBlockTokens) shape.blocks *= 2;
-  const int64_t tokens = ceil_div(num_tokens, shape.blocks);
-  if (tokens > kMaxBlockTokens || num_local_experts > kMaxThreads) return kNone;
-  shape.cluster = shape.blocks;
-  shape.threads = static_cast<int32_t>(std::max(tokens, ceil_div(num_local_experts, 32)) * 32);
-  shape.shared_bytes = shared_bytes(plan.made, shape, num_local_experts);
-  return shape.shared_bytes <= kMaxSharedBytes ? shape : kNone;
+int32_t find_cluster_blocks() {
+  // Whether a cluster fits depends on the multiprocessors that lie together, since a block takes
+  // one of them with any number of columns.
+  const auto* kernel = reinterpret_cast<const void*>(kernel_of(kMaxRouteGroupColumnsALane));
+  cuda::allow_shared_bytes(kernel, kMaxRouteGroupSharedBytes);
+  cuda::allow_large_cluster(kernel);
+  const bool holds = cuda::holds_cluster(kernel, {.blocks = kMaxRouteGroupBlocks,
+                                                  .threads = kMaxRouteGroupThreads,
+                                                  .shared_bytes = kMaxRouteGroupSharedBytes,
+                                                  .cluster = kMaxRouteGroupBlocks});
+  return holds ? static_cast<int32_t>(kMaxRouteGroupBlocks) : cuda::kPortableCluster;
 }
 
-GroupedRows device_route_and_group(const routing::DeviceRoutePlan& plan,
-                                   const routing::DeviceRouteArgs& route,
-                                   const dispatch::DeviceGroupArgs& group,
-                                   const dispatch::GroupShape& shape, CUstream_st* stream) {
-  const auto params = routing::device::route_params(plan, route);
-  dispatch::GroupLaunch launch = dispatch::prepare_group(group_of(plan, route, group));
-  const Kernel kernel = kernel_of(routing::columns_a_lane(params.rule));
-  dispatch::GroupShape sized = shape;
-  sized.shared_bytes = shared_bytes(params.rule, shape, group.num_local_experts);
-  dispatch::allow_group_shared(reinterpret_cast<const void*>(kernel), sized);
-  cuda::launch("layer.route_and_group", kernel,
-               {.blocks = shape.blocks,
-                .threads = shape.threads,
-                .shared_bytes = sized.shared_bytes,
-                .cluster = shape.cluster,
-                .stream = stream},
-               params, launch.params,
-               static_cast<int32_t>(ceil_div(route.num_tokens, int64_t{shape.blocks})));
-  return launch.rows;
+void prepare_route_and_group(const routing::DeviceRoutePlan& plan,
+                             const dispatch::GroupShape& shape) {
+  const auto* kernel = reinterpret_cast<const void*>(kernel_of(routing::columns_a_lane(plan.made)));
+  const bool is_large = shape.cluster > cuda::kPortableCluster;
+  if (is_large) cuda::allow_large_cluster(kernel);
+  // The limit is the kernel's, for all layers, and so must not depend on one of them.
+  if (is_large || shape.shared_bytes > dispatch::kDefaultSharedBytes) {
+    cuda::allow_shared_bytes(kernel, kMaxRouteGroupSharedBytes);
+  }
 }
 
 GroupedRows device_route_and_group(const routing::DeviceRoutePlan& plan,
                                    const routing::DeviceRouteArgs& route,
                                    const dispatch::DeviceGroupArgs& group, CUstream_st* stream) {
-  const dispatch::GroupShape shape =
-      route_and_group_shape(plan, route.num_tokens, group.num_local_experts);
-  // Given ids may name an expert twice, which the single launch cannot group.
-  if (shape.blocks != 0 && route.given_ids == nullptr && device_holds(plan, shape)) {
-    return device_route_and_group(plan, route, group, shape, stream);
+  const dispatch::GroupShape& shape = group.launches.routed;
+  if (shape.blocks == 0 || route.given_ids != nullptr) {
+    routing::device_route(plan, route, stream);
+    return dispatch::device_group(group_of(plan, route, group), stream);
   }
-  routing::device_route(plan, route, stream);
-  return dispatch::device_group(group_of(plan, route, group), stream);
+  const auto params = routing::device::route_params(plan, route);
+  dispatch::GroupLaunch launch = dispatch::prepare_group(group_of(plan, route, group));
+  cuda::launch("layer.route_and_group", kernel_of(routing::columns_a_lane(params.rule)),
+               {.blocks = shape.blocks,
+                .threads = shape.threads,
+                .shared_bytes = shape.shared_bytes,
+                .cluster = shape.cluster,
+                .stream = stream},
+               params, launch.params,
+               static_cast<int32_t>(ceil_div(route.num_tokens, int64_t{shape.blocks})));
+  return launch.rows;
 }
 
 }  // namespace conclave::inline v0

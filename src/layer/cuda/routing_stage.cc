@@ -3,6 +3,7 @@
 #include "dispatch/cuda/sanitize_ids.h"
 #include "gemm/cuda/gate_product.h"
 #include "layer/cuda/factor_stage.h"
+#include "layer/cuda/launch_tables.h"
 #include "layer/cuda/prepare_rows.h"
 #include "layer/cuda/route_and_group.h"
 #include "layer/cuda/row_format.h"
@@ -47,7 +48,7 @@ void enqueue_gate(const CudaCall& call, float* logits) {
                              .norm_epsilon = spec.router.input_norm.epsilon,
                              .workspace = call.slice<void>(call.slices.gate),
                              .logits = logits},
-                            call.stream);
+                            gate_kernel(call.plan.gates.router, call.count), call.stream);
 }
 
 // Copies the logits for the caller.

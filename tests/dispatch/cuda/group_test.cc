@@ -1,4 +1,5 @@
 // Compares grouping on the device with a stable sort on the host.
+#include "dispatch/cuda/catalog.h"
 #include "dispatch/cuda/group_shape.h"
 #include "support/cuda/device_array.h"
 
@@ -94,7 +95,7 @@ Grouped expected(const GroupProblem& problem) {
 
 class DeviceGroup : public testing::DeviceTest {
  protected:
-  // With 0 threads, device_group chooses the shape.
+  // With 0 threads, in the shape that a plan chooses.
   Grouped run(const GroupProblem& problem, GroupShape shape = {.blocks = 0, .threads = 0}) {
     const int32_t least_tile = problem.skewed_tile_tokens == 0
                                    ? problem.tile_tokens
@@ -110,26 +111,28 @@ class DeviceGroup : public testing::DeviceTest {
     const DeviceArray<int64_t> live(std::vector<int64_t>{problem.live});
     const DeviceArray<int64_t> load(
         std::vector<int64_t>(static_cast<size_t>(problem.num_experts), 0));
-    const DeviceGroupArgs args{.topk_ids = or_null(ids),
-                               .wide_ids = or_null(wide_ids),
-                               .narrow_ids = or_null(narrow_ids),
-                               .num_tokens = problem.num_tokens,
-                               .live_tokens = problem.live < 0 ? nullptr : live.data(),
-                               .top_k = problem.top_k,
-                               .local_expert = or_null(map),
-                               .num_experts = problem.num_experts,
-                               .num_local_experts = problem.num_local(),
-                               .tile_tokens = problem.tile_tokens,
-                               .expert_load = load.data(),
-                               .skipped_ids = skipped.data(),
-                               .workspace = workspace.data(),
-                               .skewed_tile_tokens = problem.skewed_tile_tokens,
-                               .skewed_from = problem.skewed_from};
+    DeviceGroupArgs args{.topk_ids = or_null(ids),
+                         .wide_ids = or_null(wide_ids),
+                         .narrow_ids = or_null(narrow_ids),
+                         .num_tokens = problem.num_tokens,
+                         .live_tokens = problem.live < 0 ? nullptr : live.data(),
+                         .top_k = problem.top_k,
+                         .local_expert = or_null(map),
+                         .num_experts = problem.num_experts,
+                         .num_local_experts = problem.num_local(),
+                         .tile_tokens = problem.tile_tokens,
+                         .expert_load = load.data(),
+                         .skipped_ids = skipped.data(),
+                         .workspace = workspace.data(),
+                         .skewed_tile_tokens = problem.skewed_tile_tokens,
+                         .skewed_from = problem.skewed_from};
+    args.launches = group_launches(problem.num_tokens, problem.top_k, problem.num_local());
     if (shape.threads != 0) {
       shape.shared_bytes = group_shared_bytes(shape.threads, problem.num_local());
+      args.launches.shape = shape;
     }
-    const GroupedRows rows =
-        shape.threads == 0 ? device_group(args, stream()) : device_group(args, shape, stream());
+    prepare_group_kernels(args.launches.shape);
+    const GroupedRows rows = device_group(args, stream());
     wait();
     workspace.expect_guard_untouched();
     expect_narrowed(problem, narrow_ids);

@@ -2,6 +2,7 @@
 #include "dispatch/cuda/sanitize_ids.h"
 
 #include "core/float_convert.h"
+#include "dispatch/cuda/catalog.h"
 #include "support/cuda/device_array.h"
 
 #include <gtest/gtest.h>
@@ -185,10 +186,12 @@ class DeviceSanitizeAndGroup : public DeviceSanitize {
     const size_t bytes = device_group_workspace_bytes(args.num_tokens, args.top_k, experts, 16);
     const DeviceArray<uint8_t> fused(bytes);
     const DeviceArray<uint8_t> apart(bytes);
-    DeviceGroupArgs group{.num_experts = problem.num_experts,
+    DeviceGroupArgs group{.launches = group_launches(args.num_tokens, args.top_k, experts),
+                          .num_experts = problem.num_experts,
                           .num_local_experts = problem.num_experts,
                           .tile_tokens = 16,
                           .workspace = fused.data()};
+    prepare_group_kernels(group.launches.shape);
     const GroupedRows one = device_sanitize_and_group(args, group, stream());
     group.topk_ids = args.topk_ids;
     group.num_tokens = args.num_tokens;

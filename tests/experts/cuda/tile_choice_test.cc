@@ -128,6 +128,32 @@ TEST(TileChoice, MoreTokens_NeverTakeLess) {
   }
 }
 
+TEST(DeviceRates, H200AndH100_AreKnownByName_OthersByTheirClocks) {
+  const cuda::DeviceClocks h200_clocks{.multiprocessors = 132,
+                                       .core_khz = 1'830'000,
+                                       .memory_khz = 3'201'000,
+                                       .memory_bus_bits = 6144};
+  const cuda::DeviceRates listed = cuda::device_rates("NVIDIA H200", {});
+  EXPECT_EQ(listed.memory_terabytes, 4.8);
+  EXPECT_EQ(listed.cache_terabytes, 5.5);
+  EXPECT_LT(cuda::device_rates("NVIDIA H100 80GB HBM3", h200_clocks).memory_terabytes, 3.4);
+  EXPECT_LT(cuda::device_rates("NVIDIA H100 PCIe", h200_clocks).tensor16_teraflops, 800);
+  // The clocks of an H200 give its rates, whatever it is called.
+  const cuda::DeviceRates clocked = cuda::device_rates("some Hopper", h200_clocks);
+  EXPECT_NEAR(clocked.tensor16_teraflops / listed.tensor16_teraflops, 1, 0.02);
+  EXPECT_NEAR(clocked.float32_teraflops / listed.float32_teraflops, 1, 0.1);
+  EXPECT_NEAR(clocked.memory_terabytes / listed.memory_terabytes, 1, 0.05);
+  EXPECT_EQ(cuda::device_rates("silent", {}).memory_terabytes, listed.memory_terabytes);
+}
+
+// A device whose memory is slower streams weights for longer, and nothing else changes.
+TEST(DeviceRates, SlowerMemory_CostsStreamedWeights) {
+  DeviceExpertsProblem problem = problem_of(kMixtral, DType::kBF16);
+  const double before = choice_for(problem, 16).microseconds;
+  problem.device.rates.memory_terabytes /= 2;
+  EXPECT_GT(choice_for(problem, 16).microseconds, 1.7 * before);
+}
+
 TEST(TileChoice, EdgeSizes_GetATile) {
   for (const Sizes& sizes : {Sizes{"one expert", 1, 1, 8, 8}, Sizes{"all of them", 6, 6, 200, 104},
                              Sizes{"more choices than experts", 2, 8, 64, 64}}) {

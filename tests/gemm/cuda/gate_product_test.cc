@@ -2,6 +2,7 @@
 #include "gemm/cuda/gate_product.h"
 
 #include "core/float_convert.h"
+#include "gemm/cuda/catalog.h"
 #include "support/cuda/device_array.h"
 #include "support/tolerance.h"
 
@@ -9,6 +10,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -107,7 +109,14 @@ std::vector<float> gate_rows(const GateProblem& problem) {
 
 class DeviceGate : public testing::DeviceTest {
  protected:
-  std::vector<float> run(const GateProblem& problem, const GateKernel* kernel = nullptr) {
+  // By the kernel that a plan chooses.
+  std::vector<float> run(const GateProblem& problem) {
+    const auto ladder = gate_ladder(
+        {.num_logits = problem.num_logits, .max_tokens = std::max<int64_t>(problem.num_tokens, 1)});
+    return run(problem, ladder.back().row->kernel);
+  }
+
+  std::vector<float> run(const GateProblem& problem, GateKernel kernel) {
     const int64_t stride = problem.hidden_size + problem.extra_stride;
     const DeviceArray<uint8_t> rows(
         store(problem.rows, problem.rows_dtype, problem.hidden_size, stride));
@@ -133,19 +142,12 @@ class DeviceGate : public testing::DeviceTest {
                               .norm_epsilon = kEpsilon,
                               .workspace = workspace.data(),
                               .logits = logits.data()};
-    if (kernel == nullptr) {
-      device_gate_product(args, stream());
-    } else {
-      device_gate_product(args, *kernel, stream());
-    }
+    prepare_gate_product(kernel, problem.weights_dtype);
+    device_gate_product(args, kernel, stream());
     wait();
     logits.expect_guard_untouched();
     workspace.expect_guard_untouched();
     return logits.download();
-  }
-
-  std::vector<float> run(const GateProblem& problem, GateKernel kernel) {
-    return run(problem, &kernel);
   }
 };
 
@@ -274,7 +276,8 @@ TEST_F(DeviceGate, NoTokens_IsAnOrdinaryCall) {
 }
 
 TEST_F(DeviceGate, OtherTypes_AreATypedError) {
-  EXPECT_THROW(device_gate_product({.rows_dtype = DType::kI32}, stream()), Error);
+  EXPECT_THROW(device_gate_product({.rows_dtype = DType::kI32}, GateKernel::kFewTokens, stream()),
+               Error);
 }
 
 }  // namespace

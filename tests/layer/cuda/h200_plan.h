@@ -12,7 +12,8 @@ inline cuda::DeviceInfo h200() {
           .multiprocessors = 132,
           .l2_bytes = int64_t{60} << 20,
           .memory_bytes = int64_t{141} << 30,
-          .shared_bytes_per_block = int64_t{227} << 10};
+          .shared_bytes_per_block = int64_t{227} << 10,
+          .cluster_blocks = 16};
 }
 
 inline CudaPlan plan(const MoeSpec& spec, const LayerOptions& options = {},

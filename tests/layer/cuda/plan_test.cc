@@ -161,6 +161,12 @@ TEST(CudaPlan, SkewedChoices_HaveAnotherKernelBesideStreamedWeights) {
   EXPECT_NE(streamed.reason.find("skewed choices: cuda.tile_sm90"), std::string::npos);
   // Each of eight experts has 64 rows, which fit one tile of 96.
   EXPECT_EQ(even_tiles(streamed, made.routed.problem, 256, 0), 8);
+  const auto at = [&](int64_t tokens) {
+    return streamed.most_even_tiles.at(static_cast<size_t>(tokens - streamed.first_tokens));
+  };
+  for (int64_t tokens = streamed.first_tokens; tokens <= streamed.last_tokens; ++tokens) {
+    ASSERT_EQ(at(tokens), even_tiles(streamed, made.routed.problem, tokens, 0));
+  }
   EXPECT_EQ(rung_for(made.routed.ladder, 4096).skewed_row, nullptr);
   EXPECT_EQ(rung_for(made.routed.ladder, 16).skewed_row, nullptr);
   // Two idle launches would be noticeable; a forced kernel is the only one.
@@ -414,6 +420,95 @@ TEST(CudaPlan, RankWithoutExperts_HasNoLadder) {
   EXPECT_TRUE(made.routed.ladder.empty());
   EXPECT_EQ(made.decode_tokens, 0);
   EXPECT_GT(made.summary.workspace_bytes, 0U);
+}
+
+// Every kernel beside the experts' own is in a table, with each alternative and a reason.
+TEST(CudaPlan, LaunchTables_CoverEveryCallAndExplainAlternatives) {
+  MoeSpec spec = qwen3();
+  spec.latent.size = 512;
+  for (const int64_t max_tokens : {1, 8, 97, 16384}) {
+    const CudaPlan made = plan(spec, {.max_tokens = max_tokens});
+    EXPECT_EQ(made.gates.router.back().last_tokens, max_tokens);
+    EXPECT_EQ(made.gates.latent_down.back().last_tokens, max_tokens);
+    EXPECT_EQ(made.gates.latent_up.back().last_tokens, max_tokens);
+    EXPECT_EQ(made.routing.back().last_tokens, max_tokens);
+    EXPECT_EQ(made.routed.grouping.back().last_tokens, max_tokens);
+    for (const auto& [table, rows] : {std::pair{"gate product", 3},
+                                      {"latent up", 3},
+                                      {"route", 2},
+                                      {"group", 5},
+                                      {"given ids", 2},
+                                      {"dispatcher", 1}}) {
+      int listed = 0;
+      for (const PlanRow& row : made.summary.rows) {
+        if (row.table != table) continue;
+        ++listed;
+        EXPECT_FALSE(row.reason.empty()) << row.name;
+      }
+      EXPECT_EQ(listed, rows) << table;
+    }
+  }
+  EXPECT_TRUE(plan(spec).gates.mix.empty());
+}
+
+TEST(CudaPlan, GateKernels_ChangeWhereMeasured) {
+  const auto kernel = [](int64_t columns, int64_t tokens) {
+    const auto ladder = gemm::gate_ladder({.num_logits = columns, .max_tokens = tokens});
+    return ladder.back().row->name;
+  };
+  EXPECT_EQ(kernel(128, 256), "cuda.gate_few");
+  EXPECT_EQ(kernel(128, 257), "cuda.gate_some");
+  EXPECT_EQ(kernel(128, 7812), "cuda.gate_some");
+  EXPECT_EQ(kernel(128, 7813), "cuda.gate_many");
+  EXPECT_EQ(kernel(31, 1 << 20), "cuda.gate_some");
+  EXPECT_EQ(kernel(40'000, 1), "cuda.gate_some");
+  EXPECT_EQ(kernel(2'000'000, 1), "cuda.gate_many");
+}
+
+// A ladder for many tokens chooses for a call as the rule for just that call does.
+TEST(CudaPlan, Grouping_IsThatOfEachCallAlone) {
+  for (const int64_t experts : {1, 33, 128, 1024}) {
+    for (const int64_t slots : {1, 3, 8}) {
+      const auto ladder = dispatch::group_ladder(
+          {.slots_per_token = slots, .num_local_experts = experts, .max_tokens = 70'000});
+      for (int64_t tokens = 1; tokens <= 70'000; tokens += 1 + tokens / 31) {
+        EXPECT_EQ(rung_for(ladder, tokens).launches,
+                  dispatch::group_launches(tokens, slots, experts))
+            << tokens << " tokens, " << slots << " slots, " << experts << " experts";
+      }
+    }
+  }
+  const auto shape = [](int64_t tokens) { return dispatch::group_launches(tokens, 8, 64).shape; };
+  EXPECT_EQ(shape(96).blocks, 1);
+  EXPECT_EQ(shape(97).cluster, 8);
+  EXPECT_EQ(shape(513).threads, 512);
+  EXPECT_EQ(shape(2049).blocks, 32);
+  EXPECT_EQ(shape(8193).blocks, 64);
+}
+
+TEST(CudaPlan, RoutingWithGrouping_GoesAsFarAsTheDevicesClusters) {
+  const MoeSpec spec = qwen3();
+  const routing::DeviceRoutePlan route = routing::plan_device_route(spec);
+  const auto most = [&](int32_t cluster_blocks) {
+    int64_t tokens = 0;
+    for (const RouteGroupRung& rung : route_group_ladder({.route = &route,
+                                      .num_local_experts = spec.num_experts,
+                                      .max_tokens = 1000,
+                                      .cluster_blocks = cluster_blocks})) {
+      if (rung.shape.blocks > 0) tokens = rung.last_tokens;
+    }
+    return tokens;
+  };
+  EXPECT_EQ(most(8), 64);
+  EXPECT_EQ(most(16), 256);
+  const RouteGroupProblem problem{.route = nullptr, .num_local_experts = 8, .max_tokens = 9};
+  EXPECT_FALSE(route_group_catalog().rows().front().supports(problem));
+  EXPECT_EQ(route_group_ladder(problem).front().row, &route_group_catalog().rows().back());
+}
+
+TEST(CudaPlan, OneLaunch_CannotBeTheOnlyKernel) {
+  EXPECT_EQ(code_of([&] { static_cast<void>(plan(qwen3(), {.kernel = "cuda.decode_sm90"})); }),
+            ErrorCode::kUnsupported);
 }
 
 TEST(TileText, EveryTile_ReadsBack) {

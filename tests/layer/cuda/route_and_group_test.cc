@@ -1,6 +1,7 @@
 // Compares routing and grouping in one launch with the two apart, bit for bit.
 #include "layer/cuda/route_and_group.h"
 
+#include "dispatch/cuda/catalog.h"
 #include "routing/random_spec.h"
 #include "support/cuda/device_array.h"
 
@@ -38,6 +39,16 @@ enum class Launches : uint8_t { kOne, kTwo, kChosen };
 
 class RouteAndGroup : public testing::DeviceTest {
  protected:
+  static dispatch::GroupShape chosen_shape(const routing::DeviceRoutePlan& plan,
+                                           const MoeSpec& spec, int64_t tokens) {
+    return route_group_ladder({.route = &plan,
+                               .num_local_experts = spec.num_experts,
+                               .max_tokens = tokens,
+                               .cluster_blocks = find_cluster_blocks()})
+        .back()
+        .shape;
+  }
+
   Grouped run(const RoutingProblem& problem, Launches launches,
               dispatch::GroupShape shape = {.blocks = 0}) {
     const MoeSpec& spec = problem.spec;
@@ -69,10 +80,16 @@ class RouteAndGroup : public testing::DeviceTest {
                                     .skewed_tile_tokens = kSkewedTile,
                                     .skewed_from = spec.num_experts};
     const routing::DeviceRoutePlan plan = routing::plan_device_route(spec);
+    group.launches = dispatch::group_launches(tokens, spec.top_k, spec.num_experts);
+    prepare_group_kernels(group.launches.shape);
     GroupedRows rows;
+    if (launches == Launches::kChosen) shape = chosen_shape(plan, spec, tokens);
     if (launches == Launches::kOne) {
-      rows = device_route_and_group(plan, route, group, shape, stream());
-    } else if (launches == Launches::kChosen) {
+      shape.shared_bytes = route_and_group_shared_bytes(plan, shape, spec.num_experts);
+    }
+    if (launches != Launches::kTwo) {
+      if (shape.blocks > 0) prepare_route_and_group(plan, shape);
+      group.launches.routed = shape;
       rows = device_route_and_group(plan, route, group, stream());
     } else {
       routing::device_route(plan, route, stream());

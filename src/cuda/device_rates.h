@@ -1,0 +1,42 @@
+// What a GPU can do in a second, as plain numbers for the cost model of kernels.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace conclave::inline v0::cuda {
+
+struct DeviceRates {
+  double tensor16_teraflops = 0;  // dense products of 16-bit operands
+  double tensor8_teraflops = 0;   // the same of 8-bit operands
+  double float32_teraflops = 0;   // without tensor cores
+  double memory_terabytes = 0;    // read from memory
+  double cache_terabytes = 0;     // read from L2
+  // Copying rows into another order: each is read once, written and read again.
+  double copy_terabytes = 0;
+  double launch_seconds = 0;  // what one more launch on a busy stream costs
+};
+
+using DeviceRate = double DeviceRates::*;  // one of them
+
+// Peaks as published; cache, copies and launches as measured (bench/results/h200/LOG.md).
+inline constexpr DeviceRates kH200Rates = {.tensor16_teraflops = 989,
+                                           .tensor8_teraflops = 1979,
+                                           .float32_teraflops = 67,
+                                           .memory_terabytes = 4.8,
+                                           .cache_terabytes = 5.5,
+                                           .copy_terabytes = 3.2,
+                                           .launch_seconds = 2e-6};
+
+// What the driver tells about a device whose rates nobody has listed.
+struct DeviceClocks {
+  int32_t multiprocessors = 0;
+  int64_t core_khz = 0;
+  int64_t memory_khz = 0;
+  int32_t memory_bus_bits = 0;
+};
+
+// The listed rates of an H200 or H100 by its name, otherwise rates from the clocks.
+DeviceRates device_rates(std::string_view name, const DeviceClocks& clocks);
+
+}  // namespace conclave::inline v0::cuda

@@ -1,0 +1,62 @@
+// What a plan chooses from to bring rows to experts on the device.
+#pragma once
+
+#include "core/catalog.h"
+#include "dispatch/cuda/group.h"
+#include "dispatch/dispatcher.h"
+
+#include "conclave/error.h"
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+namespace conclave::inline v0::dispatch {
+
+// Which rows of which ranks a device's experts compute. Dispatchers of device memory have no
+// exchange yet.
+struct DeviceDispatcherRow {
+  std::string_view name;  // "cuda.local"
+  Support (*supports)(const DispatchProblem& problem);
+};
+Catalog<DeviceDispatcherRow> device_dispatcher_catalog();
+
+struct DeviceGroupProblem {
+  int64_t slots_per_token = 0;
+  int64_t num_local_experts = 0;
+  int64_t max_tokens = 0;
+};
+
+// A way to group slots by expert; `shape` is that of the launch which places them. Rows are in
+// order of the sizes that they suit.
+struct DeviceGroupRow {
+  std::string_view name;    // "cuda.group_block"
+  int64_t most_slots = 0;   // largest call at which it is the fastest
+  std::string_view reason;  // why it is the fastest there
+  GroupShape (*shape)(int64_t slots, int64_t num_local_experts);
+};
+Catalog<DeviceGroupRow> device_group_catalog();
+
+// Where ids that an earlier step or the caller made are checked.
+struct DeviceCheckRow {
+  std::string_view name;  // "cuda.check_with_group"
+  bool with_group = false;
+  std::string_view reason;
+};
+Catalog<DeviceCheckRow> device_check_catalog();
+
+// The choice for calls of up to `last_tokens` tokens, above those of the rung before.
+struct GroupRung {
+  int64_t last_tokens = 0;
+  const DeviceGroupRow* row = nullptr;
+  const DeviceCheckRow* check = nullptr;
+  GroupLaunches launches;  // without `routed`
+};
+// Ascending, the last rung for max_tokens; neighbours that agree are one rung.
+std::vector<GroupRung> group_ladder(const DeviceGroupProblem& problem);
+
+// The launches for one call, as the ladder of a larger plan has them too.
+GroupLaunches group_launches(int64_t num_tokens, int64_t slots_per_token,
+                             int64_t num_local_experts);
+
+}  // namespace conclave::inline v0::dispatch
