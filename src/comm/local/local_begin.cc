@@ -1,6 +1,6 @@
 // The begin half of LocalCommunicator: checks the arguments, then makes the operation visible.
 #include "comm/local/local_communicator.h"
-#include "comm/local/reduce.h"
+#include "comm/reduce.h"
 
 #include "conclave/error.h"
 

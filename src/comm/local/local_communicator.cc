@@ -1,6 +1,6 @@
 #include "comm/local/local_communicator.h"
 
-#include "comm/local/reduce.h"
+#include "comm/reduce.h"
 
 #include "conclave/error.h"
 
