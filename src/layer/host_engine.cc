@@ -123,6 +123,7 @@ void HostEngine::forward(const ForwardArgs& args) {
     pipeline_.run({.plan = plan_,
                    .weights = shared_->weights,
                    .args = args,
+                   .epoch = *plan_.part.epoch,
                    .chunk = chunk_at(tokens, chunks, chunk),
                    .workspace = workspace,
                    .executor = executor_},

@@ -23,7 +23,8 @@ struct PipelineArgs {
   const LayerPlan& plan;
   const PackedWeights& weights;
   const ForwardArgs& args;  // checked
-  TokenChunk chunk;         // count <= plan.options.max_tokens
+  const PlacementEpoch& epoch;
+  TokenChunk chunk;  // count <= plan.options.max_tokens
   std::span<std::byte> workspace;
   Executor& executor;
 };

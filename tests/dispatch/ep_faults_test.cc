@@ -85,8 +85,8 @@ TEST(EpFaults, RanksWithDifferentPlans_AllGetAMismatch) {
 TEST(EpFaults, HeaderOfAnotherPlan_IsRefusedInEveryField) {
   const EpCase c{.ranks = 3, .experts = 6};
   const dispatch::EpPlan plan = dispatch::make_ep_plan(testing::problem_of(c, 0, nullptr));
-  const dispatch::WireHeader ours = dispatch::make_header(plan, 5);
-  EXPECT_EQ(dispatch::checked_rows(plan, ours, 1), 5);
+  const dispatch::WireHeader ours = dispatch::make_header(plan, 0, 5);
+  EXPECT_EQ(dispatch::checked_rows(plan, 0, ours, 1), 5);
   using Fields = std::array<int64_t, sizeof(ours) / sizeof(int64_t)>;
   // The last field is the number of rows, in which ranks may differ.
   for (size_t field = 0; field + 1 < std::tuple_size_v<Fields>; ++field) {
@@ -95,7 +95,7 @@ TEST(EpFaults, HeaderOfAnotherPlan_IsRefusedInEveryField) {
     ++fields[field];
     const auto theirs = std::bit_cast<dispatch::WireHeader>(fields);
     try {
-      dispatch::checked_rows(plan, theirs, 1);
+      dispatch::checked_rows(plan, 0, theirs, 1);
       ADD_FAILURE() << "accepted";
     } catch (const CommError& error) {
       EXPECT_EQ(error.code(), ErrorCode::kCommMismatch) << error.what();
