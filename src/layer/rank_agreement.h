@@ -1,13 +1,18 @@
 // Agreement between ranks before and during a collective forward.
 #pragma once
 
+#include "layer/agreed_values.h"
 #include "layer/plan.h"
 
 #include "conclave/comm.h"
 
 #include <cstdint>
+#include <vector>
 
 namespace conclave::inline v0 {
+
+// Everything that ranks on CPUs must have in common.
+std::vector<AgreedValue> values_to_agree(const LayerPlan& plan);
 
 // Collective over `communicator` if experts lie on several ranks, and over the plan's tensor
 // communicator; does nothing if the caller reduces. Throws CommError(kCommMismatch) naming a rank
