@@ -137,6 +137,7 @@ std::vector<AgreedValue> values_to_agree(const MoeSpec& spec, const LayerOptions
           {"id_policy", number(options.id_policy)},
           {"transport", number(options.transport)},
           {"ep_combine", number(options.ep_combine)},
+          {"chunk_order", number(options.chunk_order)},
           {"placement", number(parallel.placement)},
           {"rank_of or replica_of", hash_of_lists(parallel)},
           {"num_redundant_experts", parallel.num_redundant_experts},

@@ -119,16 +119,15 @@ void HostEngine::forward(const ForwardArgs& args) {
 
   const int64_t chunks = agree_on_chunks(tokens, plan_, communicator_);
   ForwardCounters counters;
-  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-    pipeline_.run({.plan = plan_,
-                   .weights = shared_->weights,
-                   .args = args,
-                   .epoch = *plan_.part.epoch,
-                   .chunk = chunk_at(tokens, chunks, chunk),
-                   .workspace = workspace,
-                   .executor = executor_},
-                  counters);
-  }
+  pipeline_.run({.plan = plan_,
+                 .weights = shared_->weights,
+                 .args = args,
+                 .epoch = *plan_.part.epoch,
+                 .tokens = tokens,
+                 .chunks = chunks,
+                 .workspace = workspace,
+                 .executor = executor_},
+                counters);
 
   constexpr auto kRelaxed = std::memory_order_relaxed;
   shared_->forwards.fetch_add(1, kRelaxed);

@@ -83,8 +83,10 @@ struct LayerPlan {
   size_t router_scratch_bytes = 0;
   bool router_reads_token_ids = false;
   LayerSlices slices;
-  size_t workspace_bytes = 0;
-  int64_t gate_row_bytes = 0;  // bytes per float32 row, zero padded
+  ChunkOrder chunk_order = ChunkOrder::kInTurn;
+  size_t chunk_workspace_bytes = 0;  // what the slices take
+  size_t workspace_bytes = 0;        // of as many chunks as are under way at once
+  int64_t gate_row_bytes = 0;        // bytes per float32 row, zero padded
   Plan summary;
 };
 

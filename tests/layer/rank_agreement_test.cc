@@ -96,9 +96,10 @@ Names members_of(const LatentSpec& latent, const ResidualMlpSpec& residual) {
 }
 Names members_of(const LayerOptions& options) {
   [[maybe_unused]] const auto& [max_tokens, id_policy, kernel, arithmetic, transport, ep_combine,
-                                determinism, tuning] = options;
-  return {"options.max_tokens", "options.id_policy",  "options.kernel",      "options.arithmetic",
-          "options.transport",  "options.ep_combine", "options.determinism", "options.tuning"};
+                                chunk_order, determinism, tuning] = options;
+  return {"options.max_tokens",  "options.id_policy",   "options.kernel",
+          "options.arithmetic",  "options.transport",   "options.ep_combine",
+          "options.chunk_order", "options.determinism", "options.tuning"};
 }
 Names members_of(const ParallelSpec& parallel) {
   [[maybe_unused]] const auto& [ep_size, ep_rank, placement, rank_of, redundant, replica_of,
@@ -232,6 +233,8 @@ const std::vector<Case> kCases = {
      [](LayerPlan& p) { p.options.transport = EpTransport::kFixedSlots; }},
     {"options.ep_combine", "ep_combine",
      [](LayerPlan& p) { p.options.ep_combine = EpCombine::kReducedPerRank; }},
+    {"options.chunk_order", "chunk_order",
+     [](LayerPlan& p) { p.options.chunk_order = ChunkOrder::kByTwos; }},
     {"plan.arithmetic", "arithmetic",
      [](LayerPlan& p) { p.arithmetic = cpu::Arithmetic::kDpBf16; }},
     {"parallel.ep_size", "ep_size", [](LayerPlan& p) { p.parallel.ep_size = 2; }},
