@@ -85,7 +85,7 @@ struct LayerPlan {
   LayerSlices slices;
   ChunkOrder chunk_order = ChunkOrder::kInTurn;
   size_t chunk_workspace_bytes = 0;  // what the slices take
-  size_t workspace_bytes = 0;        // of as many chunks as are under way at once
+  size_t workspace_bytes = 0;        // for all chunks under way at once
   int64_t gate_row_bytes = 0;        // bytes per float32 row, zero padded
   Plan summary;
 };
