@@ -162,7 +162,8 @@ class CONCLAVE_API Communicator {
   // By default throws Error(kUnsupported), as supports(kStreamOrder) says.
   virtual void wait_on(Stream stream, CommHandle handle, std::chrono::nanoseconds deadline,
                        std::string_view phase);
-  // Throws the CommError of an operation that failed after wait_on. Waits for nothing.
+  // Throws the CommError that made this communicator unusable, such as that of an operation after
+  // wait_on. Waits for nothing. By default it knows of none.
   virtual void check(std::string_view phase);
 
   // Collective: a block of `bytes` bytes of `memory` on each rank. By default throws
@@ -172,7 +173,8 @@ class CONCLAVE_API Communicator {
                                                   std::string_view phase);
 
   // Makes every present and later wait of every rank fail with kCommAborted, but for operations
-  // that are complete. From any thread.
+  // that are complete. From any thread. A wait that fails so has ended all that its rank had under
+  // way: no peer touches its buffers any more.
   virtual void abort(std::string_view reason) noexcept = 0;
 
   // begin + wait with timeout().

@@ -11,6 +11,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <exception>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -119,15 +120,20 @@ void HostEngine::forward(const ForwardArgs& args) {
 
   const int64_t chunks = agree_on_chunks(tokens, plan_, communicator_);
   ForwardCounters counters;
-  pipeline_.run({.plan = plan_,
-                 .weights = shared_->weights,
-                 .args = args,
-                 .epoch = *plan_.part.epoch,
-                 .tokens = tokens,
-                 .chunks = chunks,
-                 .workspace = workspace,
-                 .executor = executor_},
-                counters);
+  try {
+    pipeline_.run({.plan = plan_,
+                   .weights = shared_->weights,
+                   .args = args,
+                   .epoch = *plan_.part.epoch,
+                   .tokens = tokens,
+                   .chunks = chunks,
+                   .workspace = workspace,
+                   .executor = executor_},
+                  counters);
+  } catch (const std::exception& error) {
+    give_up(plan_, communicator_, error.what());
+    throw;
+  }
 
   constexpr auto kRelaxed = std::memory_order_relaxed;
   shared_->forwards.fetch_add(1, kRelaxed);

@@ -45,6 +45,19 @@ void check_ranks_agree(const LayerPlan& plan, Communicator* communicator) {
   if (plan.part.reduces()) compare_values(values, *plan.part.tensor_communicator);
 }
 
+void give_up(const LayerPlan& plan, Communicator* communicator, const char* why) {
+  if (!exchanges_tokens(plan)) return;
+  constexpr const char* kGiveUpPhase = "forward: give up";
+  try {
+    communicator->check(kGiveUpPhase);
+    communicator->abort(why);
+    communicator->barrier(kGiveUpPhase);
+  } catch (const CommError&) {
+    // The error that made us give up is the one to report; this one says that nothing is under way.
+    return;
+  }
+}
+
 int64_t agree_on_chunks(int64_t tokens, const LayerPlan& plan, Communicator* communicator) {
   if (plan.part.reduces()) {
     try {

@@ -205,6 +205,56 @@ TEST(ChunkOrder, ByTwos_RowsOfOneTravelWhileTheOtherComputes) {
   EXPECT_EQ(notes_of(ChunkOrder::kByTwos), by_twos);
 }
 
+class ThrowingRouter final : public Router {
+ public:
+  explicit ThrowingRouter(int64_t good_calls) : good_calls_(good_calls) {}
+  RouterStats route(const RouterInput& input, const RouterOutput& output,
+                    Executor&) const override {
+    if (good_calls_-- == 0) throw Error(ErrorCode::kInvalidArgument, "the router has had enough");
+    for (int64_t at = 0; at < input.num_tokens * 2; ++at) {
+      output.topk_ids[at] = static_cast<int32_t>(at % 6);
+      output.topk_weights[at] = 0.5F;
+    }
+    return {};
+  }
+
+ private:
+  mutable int64_t good_calls_;
+};
+
+// The workspace is freed with the layer, while peers are still in their calls.
+TEST(ChunkOrder, ErrorWhileRowsTravel_EndsTheExchangeAndTellsThePeers) {
+  MoeSpec spec = make_spec(6, 2, 32, 16, DType::kBF16);
+  spec.router.name = "throwing";
+  for (const auto transport : {EpTransport::kVariable, EpTransport::kFixedSlots}) {
+    for (const ChunkOrder order : {ChunkOrder::kInTurn, ChunkOrder::kByTwos}) {
+      const auto outcomes =
+          testing::run_ranks(make_local_group({.num_ranks = 3, .timeout = 20s}),
+                             [&](int32_t rank, Communicator& communicator) {
+                               Context context({.num_threads = 1, .communicator = &communicator});
+                               context.add_router("throwing", [rank](const MoeSpec&) {
+                                 return std::make_unique<ThrowingRouter>(rank == 1 ? 1 : 100);
+                               });
+                               const auto source = make_synthetic_source(spec, 11);
+                               const MoeLayer layer = MoeLayer::create(
+                                   context, spec, *source,
+                                   {.max_tokens = 4, .transport = transport, .chunk_order = order},
+                                   {.ep_size = 3, .ep_rank = rank});
+                               const Tensor hidden = random_tensor(DType::kBF16, 12, 32, 3);
+                               run_layer(layer, hidden.view(), DType::kBF16);
+                             });
+      ASSERT_TRUE(outcomes[1].code);
+      EXPECT_EQ(*outcomes[1].code, ErrorCode::kInvalidArgument) << outcomes[1].message;
+      for (const size_t rank : {0U, 2U}) {
+        ASSERT_TRUE(outcomes[rank].code);
+        EXPECT_EQ(*outcomes[rank].code, ErrorCode::kCommAborted) << outcomes[rank].message;
+        EXPECT_EQ(outcomes[rank].peer, 1);
+        EXPECT_NE(outcomes[rank].message.find("had enough"), std::string::npos);
+      }
+    }
+  }
+}
+
 TEST(ChunkOrder, RankThatIsLostBetweenTwoChunks_EndsEveryOther) {
   const MoeSpec spec = make_spec(6, 2, 32, 16, DType::kBF16);
   for (const auto transport : {EpTransport::kVariable, EpTransport::kFixedSlots}) {

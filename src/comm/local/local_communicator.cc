@@ -123,12 +123,13 @@ CommHandle LocalCommunicator::publish(Operation& operation) {
   return {operation.sequence};
 }
 
-Operation& LocalCommunicator::operation_of(CommHandle handle, std::string_view phase) {
+Operation& LocalCommunicator::operation_of(CommHandle handle, GroupLock& lock,
+                                           std::string_view phase) {
   const auto mine =
       std::find_if(self().operations.begin(), self().operations.end(),
                    [&](const Operation& o) { return o.in_use() && o.sequence == handle.sequence; });
   if (mine != self().operations.end()) return *mine;
-  check_usable(phase);
+  check_usable(lock, phase);
   throw Error(ErrorCode::kInvalidArgument, {.what = "no operation of this handle is under way",
                                             .tensor = "handle",
                                             .found = std::to_string(handle.sequence)});
@@ -138,7 +139,7 @@ void LocalCommunicator::wait(CommHandle handle, std::chrono::nanoseconds deadlin
                              std::string_view phase) {
   const Clock::time_point until = time_after(deadline);
   GroupLock lock(group_->mutex);
-  Operation& mine = operation_of(handle, phase);
+  Operation& mine = operation_of(handle, lock, phase);
   bool expired = false;
   while (!complete(mine)) {
     if (advance(mine, lock, phase) || complete(mine)) continue;
@@ -150,9 +151,14 @@ void LocalCommunicator::wait(CommHandle handle, std::chrono::nanoseconds deadlin
 
 bool LocalCommunicator::test(CommHandle handle, std::string_view phase) {
   GroupLock lock(group_->mutex);
-  const Operation& mine = operation_of(handle, phase);
+  const Operation& mine = operation_of(handle, lock, phase);
   if (!complete(mine)) advance(mine, lock, phase);
   return complete(mine);
+}
+
+void LocalCommunicator::check(std::string_view phase) {
+  GroupLock lock(group_->mutex);
+  check_usable(lock, phase);
 }
 
 void LocalCommunicator::abort(std::string_view reason) noexcept {
@@ -251,8 +257,11 @@ bool LocalCommunicator::usable() {
   return group_->aborted_by < 0 && self().standing == Standing::kActive;
 }
 
-void LocalCommunicator::check_usable(std::string_view phase) {
+void LocalCommunicator::check_usable(GroupLock& lock, std::string_view phase) {
   if (group_->aborted_by >= 0) {
+    if (self().standing == Standing::kActive) {
+      fail(ErrorCode::kCommAborted, group_->aborted_by, phase, group_->abort_reason.data(), lock);
+    }
     throw CommError(ErrorCode::kCommAborted, group_->aborted_by, std::string(phase),
                     group_->abort_reason.data());
   }

@@ -33,6 +33,7 @@ class LocalCommunicator final : public Communicator {
 
   void wait(CommHandle handle, std::chrono::nanoseconds deadline, std::string_view phase) override;
   bool test(CommHandle handle, std::string_view phase) override;
+  void check(std::string_view phase) override;
   void abort(std::string_view reason) noexcept override;
 
  protected:
@@ -41,15 +42,15 @@ class LocalCommunicator final : public Communicator {
  private:
   RankState& self() { return group_->rank(rank_); }
   bool usable();
-  // Throws if this rank or the group has failed already.
-  void check_usable(std::string_view phase);
+  // Throws if this rank or the group has failed already; nothing of this rank is under way then.
+  void check_usable(GroupLock& lock, std::string_view phase);
   // Takes a free entry of this rank, which peers cannot see yet.
   Operation& take_entry();
   // Numbers the operation, so that peers find it. On an unusable communicator it stays hidden and
   // its wait throws.
   CommHandle publish(Operation& operation);
   // Throws if this rank or the group has failed, or never had the operation.
-  Operation& operation_of(CommHandle handle, std::string_view phase);
+  Operation& operation_of(CommHandle handle, GroupLock& lock, std::string_view phase);
 
   // Moves what this rank's operations can take. True if anything moved. Throws if a peer means
   // another operation, or cannot deliver any more what `mine` needs.
