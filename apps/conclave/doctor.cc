@@ -4,6 +4,7 @@
 #include "machine_verdict.h"
 #include "output/numbers.h"
 
+#include "conclave/comm.h"
 #include "conclave/device.h"
 #include "conclave/version.h"
 
@@ -32,6 +33,7 @@ constexpr const char* kVariables[] = {"CONCLAVE_DEVICE", "CONCLAVE_NUM_THREADS",
 struct Report {
   CpuInfo cpu;
   std::vector<BackendInfo> backends;
+  std::vector<TransportInfo> transports;
   int32_t threads = 0;
   std::string isa;
   bool measured = false;
@@ -108,6 +110,10 @@ nlohmann::ordered_json to_json(const Report& report) {
     json["backends"].push_back(
         {{"name", backend.name}, {"usable", backend.usable}, {"reason", backend.reason}});
   }
+  for (const TransportInfo& transport : report.transports) {
+    json["transports"].push_back(
+        {{"name", transport.name}, {"usable", transport.usable}, {"reason", transport.reason}});
+  }
   if (report.measured) {
     json["read_gbps"] = report.ceilings.read_gbps;
     for (const ArithmeticRate& rate : report.ceilings.rates) {
@@ -174,6 +180,10 @@ void print_report(const Report& report) {
   for (const BackendInfo& backend : report.backends) {
     line(backend.name, fmt::format("{} {}", mark(backend.usable), backend.reason));
   }
+  for (const TransportInfo& transport : report.transports) {
+    line(&transport == report.transports.data() ? "transports" : "",
+         fmt::format("{} {:<12} {}", mark(transport.usable), transport.name, transport.reason));
+  }
   for (const char* const& name : kVariables) {
     const std::string value = environment_value(name);
     line(&name == &kVariables[0] ? "environment" : "",
@@ -188,6 +198,7 @@ ExitCode run_doctor(const DoctorOptions& options) {
   Report report;
   report.cpu = cpu_info();
   report.backends = backends();
+  report.transports = transports();
   report.threads = context.executor().concurrency();
   report.isa = isa_in_use(report.cpu, context);
   report.measured = !options.quick;

@@ -3,19 +3,52 @@
 #pragma once
 
 #include "conclave/dtype.h"
+#include "conclave/error.h"
+#include "conclave/stream.h"
+#include "conclave/tensor.h"
 #include "conclave/version.h"
 
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
 namespace conclave::inline v0 {
 
-// Byte counts and offsets per peer, each of length size().
+// Bytes that an operation reads, and the memory they lie in: spans and vectors of bytes convert.
+struct ConstByteView {
+  ConstByteView() = default;
+  template <class Bytes>
+    requires std::convertible_to<const Bytes&, std::span<const std::byte>>
+  ConstByteView(const Bytes& bytes, MemoryKind kind = MemoryKind::kHost)
+      : span(bytes), memory(kind) {}
+
+  const std::byte* data() const noexcept { return span.data(); }
+  int64_t size() const noexcept { return static_cast<int64_t>(span.size()); }
+
+  std::span<const std::byte> span;
+  MemoryKind memory = MemoryKind::kHost;
+};
+// Bytes that an operation writes.
+struct ByteView {
+  ByteView() = default;
+  template <class Bytes>
+    requires std::convertible_to<Bytes&&, std::span<std::byte>>
+  ByteView(Bytes&& bytes, MemoryKind kind = MemoryKind::kHost) : span(bytes), memory(kind) {}
+
+  std::byte* data() const noexcept { return span.data(); }
+  int64_t size() const noexcept { return static_cast<int64_t>(span.size()); }
+
+  std::span<std::byte> span;
+  MemoryKind memory = MemoryKind::kHost;
+};
+
+// Byte counts and offsets per peer, each of length size(), in host memory.
 struct AllToAllV {
   const std::byte* send = nullptr;
   std::span<const int64_t> send_bytes;
@@ -23,16 +56,64 @@ struct AllToAllV {
   std::byte* recv = nullptr;
   std::span<const int64_t> recv_bytes;
   std::span<const int64_t> recv_offsets;
+  MemoryKind memory = MemoryKind::kHost;  // where send and recv lie
 };
 
 enum class ReduceOp : uint8_t { kSum, kMax };
 
-// An operation under way. Buffers given to begin_* must live until wait returns or throws.
+enum class CommKind : uint8_t {
+  kAllToAllV,
+  kAllGather,
+  kAllReduce,
+  kReduceScatter,
+  kBarrier,
+  kSend,
+  kRecv,
+};
+// "all_to_all_v"; "unknown" for a value outside the list.
+CONCLAVE_API std::string_view to_string(CommKind kind) noexcept;
+
+// One operation as values: what Communicator::begin checks and a transport then starts.
+struct CommOperation {
+  CommKind kind = CommKind::kBarrier;
+  ConstByteView send = {};
+  ByteView recv = {};
+  AllToAllV exchange = {};           // for kAllToAllV, instead of send and recv
+  DType dtype = DType::kU8;          // for reductions
+  ReduceOp reduce = ReduceOp::kSum;  // likewise
+  int32_t peer = -1;                 // for kSend and kRecv
+  Stream stream = {};                // null: the operation is not ordered by a device
+};
+
+// An operation under way. Buffers, counts and offsets given to begin must live until wait or
+// wait_on returns or throws; after wait_on, until the stream has passed.
 struct CommHandle {
   uint64_t sequence = 0;
 };
 
+// What a communicator may be able to do.
+enum class CommFeature : uint8_t {
+  kHostMemory,
+  kDeviceMemory,
+  kStreamOrder,  // begin takes a stream, and wait_on makes a stream follow an operation
+  kOverlap,      // operations advance between begin and wait, while the ranks do other work
+  kPeerMemory,   // open_window lends memory that work on a device reads and writes in place
+};
+
+// A block of memory of equal size on each rank. Every rank's blocks are addressable here: device
+// work stores rows where they are needed, and the communicator only brings addresses. Destroy it on
+// every rank, when no work of any rank uses it any more, before its communicator.
+class CONCLAVE_API PeerWindow {
+ public:
+  virtual ~PeerWindow() = default;
+  virtual size_t bytes() const noexcept = 0;  // in each block
+  // The block of `rank`, 0 <= rank < size(), as work of this rank addresses it.
+  virtual std::byte* block(int32_t rank) const noexcept = 0;
+};
+
 // Collectives: all ranks call the same ones in the same order. At most one thread per rank.
+// An application's own communicator implements the virtual functions; those that are not pure
+// belong to features that it may lack.
 class CONCLAVE_API Communicator {
  public:
   virtual ~Communicator() = default;
@@ -42,42 +123,104 @@ class CONCLAVE_API Communicator {
   virtual int32_t size() const noexcept = 0;
   virtual std::chrono::nanoseconds timeout() const noexcept = 0;
 
-  virtual CommHandle begin_all_to_all_v(const AllToAllV& exchange) = 0;
+  // Yes, or the reason why not. By default yes to kHostMemory only.
+  virtual Support supports(CommFeature feature) const;
+  // By default yes for kF32, kF64, kI32 and kI64, which every communicator adds up in rank order.
+  virtual Support supports_reduction(DType dtype, ReduceOp op) const;
+
+  // Checks the operation and starts it. Returns at once; may be called while others are under way.
+  // With a stream, the operation follows the work enqueued there so far, and runs beside what is
+  // enqueued later. Without one, memory of a device must be ready. Throws Error: kShape, kDType,
+  // kNullPointer, kOverlap, kInvalidArgument; kUnsupported with the reason of supports().
+  CommHandle begin(const CommOperation& operation);
+
+  CommHandle begin_all_to_all_v(const AllToAllV& exchange, Stream stream = {});
   // recv.size() == send.size() * size(); block r comes from rank r.
-  virtual CommHandle begin_all_gather(std::span<const std::byte> send,
-                                      std::span<std::byte> recv) = 0;
-  // Elementwise over ranks, in rank order (deterministic); dtype kF32, kF64, kI32 or kI64.
-  // send.size() == recv.size().
-  virtual CommHandle begin_all_reduce(std::span<const std::byte> send, std::span<std::byte> recv,
-                                      DType dtype, ReduceOp op) = 0;
+  CommHandle begin_all_gather(ConstByteView send, ByteView recv, Stream stream = {});
+  // Elementwise over ranks, in rank order (deterministic). send.size() == recv.size().
+  CommHandle begin_all_reduce(ConstByteView send, ByteView recv, DType dtype, ReduceOp op,
+                              Stream stream = {});
   // Block r of the reduced vector goes to rank r; send.size() == recv.size() * size().
-  virtual CommHandle begin_reduce_scatter(std::span<const std::byte> send,
-                                          std::span<std::byte> recv, DType dtype, ReduceOp op) = 0;
-  virtual CommHandle begin_send(int32_t peer, std::span<const std::byte> data) = 0;
-  virtual CommHandle begin_recv(int32_t peer, std::span<std::byte> data) = 0;
-  virtual CommHandle begin_barrier() = 0;
+  CommHandle begin_reduce_scatter(ConstByteView send, ByteView recv, DType dtype, ReduceOp op,
+                                  Stream stream = {});
+  CommHandle begin_send(int32_t peer, ConstByteView data, Stream stream = {});
+  CommHandle begin_recv(int32_t peer, ByteView data, Stream stream = {});
+  CommHandle begin_barrier(Stream stream = {});
 
   // Returns when the operation is complete on this rank. Throws CommError: kCommTimeout after
   // `deadline`, kCommPeerLost, kCommMismatch where ranks disagree on sizes or operations,
   // kCommAborted. `phase` names the step in the error. After an error the communicator is unusable.
   virtual void wait(CommHandle handle, std::chrono::nanoseconds deadline,
                     std::string_view phase) = 0;
+  // True if the operation is complete: its wait will return at once, and is still to be called.
+  // Never blocks; throws as wait does, but for kCommTimeout.
+  virtual bool test(CommHandle handle, std::string_view phase) = 0;
 
-  // Makes every present and later wait of every rank fail with kCommAborted.
+  // For operations with a stream. Makes what `stream` gets from now on follow the operation; the
+  // host does not wait, and the handle is done with. If the operation is not complete `deadline`
+  // after its turn came, its work on the device ends and later calls throw the CommError.
+  // By default throws Error(kUnsupported), as supports(kStreamOrder) says.
+  virtual void wait_on(Stream stream, CommHandle handle, std::chrono::nanoseconds deadline,
+                       std::string_view phase);
+  // Throws the CommError that made this communicator unusable, such as that of an operation after
+  // wait_on. Waits for nothing. By default it knows of none.
+  virtual void check(std::string_view phase);
+
+  // Collective: a block of `bytes` bytes of `memory` on each rank. By default throws
+  // Error(kUnsupported), as supports(kPeerMemory) says.
+  virtual std::unique_ptr<PeerWindow> open_window(size_t bytes, MemoryKind memory,
+                                                  std::chrono::nanoseconds deadline,
+                                                  std::string_view phase);
+
+  // Makes every present and later wait of every rank fail with kCommAborted, but for operations
+  // that are complete. From any thread. A wait that fails so has ended all that its rank had under
+  // way: no peer touches its buffers any more.
   virtual void abort(std::string_view reason) noexcept = 0;
 
   // begin + wait with timeout().
   void all_to_all_v(const AllToAllV& exchange, std::string_view phase);
-  void all_gather(std::span<const std::byte> send, std::span<std::byte> recv,
+  void all_gather(ConstByteView send, ByteView recv, std::string_view phase);
+  void all_reduce(ConstByteView send, ByteView recv, DType dtype, ReduceOp op,
                   std::string_view phase);
-  void all_reduce(std::span<const std::byte> send, std::span<std::byte> recv, DType dtype,
-                  ReduceOp op, std::string_view phase);
-  void reduce_scatter(std::span<const std::byte> send, std::span<std::byte> recv, DType dtype,
-                      ReduceOp op, std::string_view phase);
-  void send(int32_t peer, std::span<const std::byte> data, std::string_view phase);
-  void recv(int32_t peer, std::span<std::byte> data, std::string_view phase);
+  void reduce_scatter(ConstByteView send, ByteView recv, DType dtype, ReduceOp op,
+                      std::string_view phase);
+  void send(int32_t peer, ConstByteView data, std::string_view phase);
+  void recv(int32_t peer, ByteView data, std::string_view phase);
   void barrier(std::string_view phase);
+
+ protected:
+  // Starts an operation that begin has checked: sizes, types, peer, and that this communicator
+  // supports its memory and stream. On a communicator that has failed it starts nothing, and the
+  // handle's wait throws.
+  virtual CommHandle start(const CommOperation& operation) = 0;
 };
+
+// How a rank in a process of its own joins its group.
+struct ConnectOptions {
+  // -1 and 0: what the transport's launcher says, or a group of one if there is none.
+  int32_t rank = -1;
+  int32_t size = 0;
+  // Where the ranks meet, in the transport's own words (docs/parallel.md); empty if its launcher
+  // knows.
+  std::string meeting_point = {};
+  // The same ranks, connected before: over it they tell each other what they need in order to meet.
+  // Null where meeting_point is enough.
+  Communicator* bootstrap = nullptr;
+  // The device whose memory it carries, as in ContextOptions; empty: "cpu".
+  std::string device = {};
+  std::chrono::nanoseconds timeout = std::chrono::seconds(30);  // for meeting, and of each wait
+};
+// Collective. `transport` is a name of transports(). Throws Error: kUnknownName; kInvalidArgument;
+// kUnsupported with the reason; CommError if a rank does not come.
+CONCLAVE_API std::unique_ptr<Communicator> connect(std::string_view transport,
+                                                   const ConnectOptions& options = {});
+
+struct TransportInfo {
+  std::string name;  // "local"
+  bool usable = false;
+  std::string reason;  // why it is not usable, or what its ranks are
+};
+CONCLAVE_API std::vector<TransportInfo> transports();
 
 // `num_ranks` communicators for threads of this process. Each keeps the shared state alive; each is
 // used by one thread. Destroying one makes its peers' waits fail with kCommPeerLost.

@@ -15,6 +15,7 @@
 #include "conclave/routing.h"
 #include "conclave/safetensors.h"
 #include "conclave/spec.h"
+#include "conclave/stream.h"
 #include "conclave/synthetic.h"
 #include "conclave/tensor.h"
 #include "conclave/token_router.h"

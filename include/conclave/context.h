@@ -4,6 +4,7 @@
 
 #include "conclave/comm.h"
 #include "conclave/routing.h"
+#include "conclave/stream.h"
 #include "conclave/version.h"
 
 #include <cstddef>
@@ -48,13 +49,6 @@ class CONCLAVE_API HostAllocator {
   // Returns null, or throws std::bad_alloc, when there is no memory. `alignment` is a power of two.
   virtual void* allocate(size_t bytes, size_t alignment) = 0;
   virtual void deallocate(void* data, size_t bytes) noexcept = 0;
-};
-
-// A queue of work of a device, as its own library names it: conclave/interop/cuda.h converts. Never
-// owned. A null handle means no stream: "cpu" has none, and a CUDA call without one is refused.
-struct Stream {
-  void* handle = nullptr;
-  friend bool operator==(const Stream&, const Stream&) = default;
 };
 
 // Source of an application's own device memory, such as a framework's caching allocator. Called in

@@ -33,6 +33,11 @@ enum class EpTransport : uint8_t { kVariable, kFixedSlots };
 // not depend on the number of ranks (D3). kReducedPerRank moves less data but is not D3.
 enum class EpCombine : uint8_t { kUnreduced, kReducedPerRank };
 
+// How a call of several chunks runs where rows travel between ranks: one chunk after the other, or
+// by twos, so that the rows of one travel while experts of the other run. No bit differs; the
+// second takes twice the workspace. Without such ranks chunks always run in turn.
+enum class ChunkOrder : uint8_t { kInTurn, kByTwos };
+
 // Promises which results have the same bits on CUDA. The CPU always gives kBatchInvariant.
 enum class Determinism : uint8_t {
   kRepeatable,      // D1: the same call gives the same bits, run after run
@@ -53,6 +58,7 @@ struct LayerOptions {
   std::string arithmetic = {};  // "f32_fma", "dpbf16", "amx_bf16"; empty: by the CPU table
   EpTransport transport = EpTransport::kVariable;
   EpCombine ep_combine = EpCombine::kUnreduced;
+  ChunkOrder chunk_order = ChunkOrder::kInTurn;
   Determinism determinism = Determinism::kRepeatable;
   // Measured choices that precede the built-in ones on CUDA; null: none. The layer shares them.
   std::shared_ptr<const TuningTable> tuning = {};

@@ -1,4 +1,4 @@
-// The communicator catalog: ways to make a group of ranks.
+// The communicator catalog: the transports over which ranks reach each other.
 #pragma once
 
 #include "core/catalog.h"
@@ -12,10 +12,15 @@
 
 namespace conclave::inline v0::comm {
 
-// `make_group` makes all communicators of a group whose ranks live in this process.
+// `connect` makes the communicator of one rank, whose peers may be other processes. `make_group`
+// makes those of a whole group at once; null for transports whose ranks are not threads of one
+// process.
 struct CommunicatorRow {
-  std::string_view name;  // "local"
-  Support (*supports)(const LocalGroupOptions& options);
+  std::string_view name;   // "local"
+  std::string_view ranks;  // what a rank is: "threads of one process"
+  // Whether this build and this machine can join a group as `options` say.
+  Support (*supports)(const ConnectOptions& options);
+  std::unique_ptr<Communicator> (*connect)(const ConnectOptions& options);
   std::vector<std::unique_ptr<Communicator>> (*make_group)(const LocalGroupOptions& options);
 };
 Catalog<CommunicatorRow> communicator_catalog();

@@ -45,16 +45,30 @@ Support plannable(const DispatchProblem& problem) {
     return Support::no(
         fmt::format("ep_rank {} is not below ep_size {}", problem.ep_rank, problem.ep_size));
   }
+  if (problem.epoch != nullptr) {
+    const ExpertPlacement& placed = problem.epoch->experts;
+    if (placed.num_physical() != problem.num_experts || placed.num_ranks != problem.ep_size) {
+      return Support::no(fmt::format("the placement is of {} experts on {} ranks, not {} on {}",
+                                     placed.num_physical(), placed.num_ranks, problem.num_experts,
+                                     problem.ep_size));
+    }
+  }
   return Support::yes();
 }
 
-ExpertPlacement placement_of(const DispatchProblem& problem) {
-  ParallelSpec parallel;
-  parallel.ep_size = problem.ep_size;
-  parallel.ep_rank = problem.ep_rank;
-  parallel.placement = problem.placement;
-  parallel.rank_of = problem.rank_of;
-  return make_placement(problem.num_experts, parallel);
+std::shared_ptr<const PlacementEpoch> epoch_of(const DispatchProblem& problem) {
+  if (problem.epoch != nullptr) return problem.epoch;
+  return first_epoch(problem.num_experts, {.ep_size = problem.ep_size, .ep_rank = problem.ep_rank});
+}
+
+const PlacementEpoch& epoch_of(const DispatchArgs& args, const PlacementEpoch& planned) {
+  if (args.epoch == nullptr || args.epoch == &planned) return planned;
+  if (const Support support = can_follow(planned, *args.epoch); !support) {
+    throw Error(ErrorCode::kInvalidArgument, {.what = "dispatch was planned for another placement",
+                                              .tensor = "epoch",
+                                              .found = support.reason()});
+  }
+  return *args.epoch;
 }
 
 void require(const Support& support) {

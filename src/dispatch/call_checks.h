@@ -7,12 +7,19 @@
 #include "conclave/error.h"
 
 #include <cstddef>
+#include <memory>
 #include <span>
 
 namespace conclave::inline v0::dispatch {
 
 // Yes for sizes a dispatcher can plan for: all positive, row_bytes a multiple of 64.
 Support plannable(const DispatchProblem& problem);
+
+// The epoch that the problem is planned with. Throws Error(kInvalidArgument).
+std::shared_ptr<const PlacementEpoch> epoch_of(const DispatchProblem& problem);
+// The epoch of a call: the one given, or `planned`. Throws Error(kInvalidArgument) if it cannot
+// follow the planned one.
+const PlacementEpoch& epoch_of(const DispatchArgs& args, const PlacementEpoch& planned);
 
 // Throws Error(kUnsupported) with the reason of `support` unless it is yes.
 void require(const Support& support);

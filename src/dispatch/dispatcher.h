@@ -5,12 +5,12 @@
 #include "core/catalog.h"
 #include "core/flow.h"
 #include "dispatch/finish.h"
+#include "placement/epoch.h"
 
 #include "conclave/comm.h"
 #include "conclave/context.h"
 #include "conclave/error.h"
 #include "conclave/layer.h"
-#include "conclave/placement.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -33,16 +33,20 @@ struct DispatchProblem {
   DType row_dtype = DType::kF32;
   int32_t ep_size = 1;
   int32_t ep_rank = 0;
-  PlacementStrategy placement = PlacementStrategy::kLinear;
-  std::vector<int32_t> rank_of = {};  // for kCustom
-  Reduce reduce = Reduce::kFull;      // kPartial: no exchange, experts of other ranks add nothing
+  // Where the physical experts lie at first; null: in consecutive ranges.
+  std::shared_ptr<const PlacementEpoch> epoch = {};
+  Reduce reduce = Reduce::kFull;  // kPartial: no exchange, experts of other ranks add nothing
   EpTransport transport = EpTransport::kVariable;
   EpCombine combine = EpCombine::kUnreduced;
   Communicator* communicator = nullptr;  // needed when ep_size > 1 and kFull
 };
-// Throws Error(kInvalidArgument).
-ExpertPlacement placement_of(const DispatchProblem& problem);
 
+struct DispatchArgs {
+  Routing routing;
+  RowBundle rows;
+  // Where experts lie in this call, the same on every rank; null: as planned.
+  const PlacementEpoch* epoch = nullptr;
+};
 struct CombineArgs {
   ExpertOutput output;
   Routing routing;         // as given to dispatch
@@ -50,9 +54,10 @@ struct CombineArgs {
   TensorView out;          // [T / rows_per_sum, H] f32, f16 or bf16, rows may be strided
 };
 
-// State between dispatch and combine lives in the workspace, so that a Dispatcher is immutable and
-// concurrent calls with distinct workspaces are safe (on a single rank; with a communicator only
-// one at a time). dispatch and combine get the same workspace of workspace_bytes().
+// State between the calls lives in the workspace, so that a Dispatcher is immutable and concurrent
+// calls with distinct workspaces are safe on a single rank. With a communicator one thread makes
+// all calls, in the same order on every rank; dispatches of distinct workspaces may be under way at
+// once. The four calls of a batch get the same workspace of workspace_bytes().
 class Dispatcher {
  public:
   virtual ~Dispatcher() = default;
@@ -62,14 +67,27 @@ class Dispatcher {
   // layouts tokens * min(k, E_local) * ep.
   virtual int64_t max_slots() const = 0;
   virtual size_t workspace_bytes() const = 0;
-  // Ids outside [0, E) contribute nothing. Collective when ep_size > 1 and kFull.
-  virtual ExpertBatch dispatch(const Routing& routing, const RowBundle& rows,
-                               std::span<std::byte> workspace, Executor& executor) const = 0;
+
+  // Sends rows off; what the routing and the rows point at must live until await_dispatch. Ids
+  // outside [0, E) contribute nothing. Collective when ep_size > 1 and kFull, as all that follow.
+  // "ep.variable" waits here for its peers' counts, nothing waits for rows.
+  virtual void begin_dispatch(const DispatchArgs& args, std::span<std::byte> workspace,
+                              Executor& executor) const = 0;
+  virtual ExpertBatch await_dispatch(std::span<std::byte> workspace) const = 0;
+  // Sends the experts' results home. `args.finish` is read by await_combine only: its terms may
+  // still be made in between.
+  virtual void begin_combine(const CombineArgs& args, std::span<std::byte> workspace,
+                             Executor& executor) const = 0;
   // out[t] = round(finish(sum over slots 0..k-1 of weight * row, float32)); a token whose ids are
   // all skipped has the sum 0. With rows_per_sum a token's slots are those of all its rows, in
-  // order.
-  virtual void combine(const CombineArgs& args, std::span<std::byte> workspace,
-                       Executor& executor) const = 0;
+  // order. `args` as given to begin_combine, but for `finish`.
+  virtual void await_combine(const CombineArgs& args, std::span<std::byte> workspace,
+                             Executor& executor) const = 0;
+
+  // Both halves.
+  ExpertBatch dispatch(const Routing& routing, const RowBundle& rows,
+                       std::span<std::byte> workspace, Executor& executor) const;
+  void combine(const CombineArgs& args, std::span<std::byte> workspace, Executor& executor) const;
 };
 
 struct DispatcherRow {

@@ -32,6 +32,7 @@ class EpDispatcher final : public Dispatcher {
         tables_(plan_, layout_),
         blocks_(layout_.book<AssignmentBlock>(problem.ep_size)),
         return_exchange_(problem.ep_size, layout_),
+        return_handle_(layout_.book<CommHandle>(1)),
         transport_(plan_.fixed_slots ? make_fixed_slot_transport(plan_, layout_)
                                      : make_variable_transport(plan_, layout_)) {}
 
@@ -39,17 +40,24 @@ class EpDispatcher final : public Dispatcher {
   int64_t max_slots() const override { return plan_.max_slots; }
   size_t workspace_bytes() const override { return layout_.total_bytes(); }
 
-  ExpertBatch dispatch(const Routing& routing, const RowBundle& rows,
-                       std::span<std::byte> workspace, Executor& executor) const override {
+  void begin_dispatch(const DispatchArgs& args, std::span<std::byte> workspace,
+                      Executor& executor) const override {
     check_workspace(workspace, workspace_bytes());
-    check_dispatch(plan_.problem, routing, rows);
+    check_dispatch(plan_.problem, args.routing, args.rows);
+    const PlacementEpoch& epoch = epoch_of(args, *plan_.problem.epoch);
     const EpTables tables = tables_.at(workspace);
-    *tables.num_tokens = routing.num_tokens;
-    count_sends(plan_, routing, tables);
+    *tables.num_tokens = args.routing.num_tokens;
+    *tables.epoch = epoch.number;
+    count_sends(plan_, args.routing, epoch.experts, tables);
     transport_->open(tables, workspace);
-    describe_sends(plan_, routing, tables);
-    pack_rows(rows, tables, executor);
-    const BundleRows bundle = transport_->exchange(tables, workspace);
+    describe_sends(plan_, args.routing, epoch.experts, tables);
+    pack_rows(args.rows, tables, executor);
+    transport_->begin(tables, workspace);
+  }
+
+  ExpertBatch await_dispatch(std::span<std::byte> workspace) const override {
+    const EpTables tables = tables_.at(workspace);
+    const BundleRows bundle = transport_->await(tables, workspace);
     try {
       check_received(plan_, tables);
     } catch (const CommError& error) {
@@ -60,8 +68,8 @@ class EpDispatcher final : public Dispatcher {
     return group_by_expert(bundle, tables, workspace);
   }
 
-  void combine(const CombineArgs& args, std::span<std::byte> workspace,
-               Executor& executor) const override {
+  void begin_combine(const CombineArgs& args, std::span<std::byte> workspace,
+                     Executor& executor) const override {
     check_workspace(workspace, workspace_bytes());
     check_combine(plan_.problem, args);
     const EpTables tables = tables_.at(workspace);
@@ -71,7 +79,19 @@ class EpDispatcher final : public Dispatcher {
     } else {
       gather_results(args.output, tables, executor);
     }
-    send_results_home(tables, workspace);
+    *slice_as<CommHandle>(workspace, return_handle_) = return_exchange_.begin(
+        *plan_.problem.communicator,
+        {tables.owed_rows, tables.owed_base, tables.home_rows, tables.home_base},
+        plan_.problem.hidden_size * static_cast<int64_t>(sizeof(float)), tables.owed, tables.home,
+        workspace);
+  }
+
+  void await_combine(const CombineArgs& args, std::span<std::byte> workspace,
+                     Executor& executor) const override {
+    const EpTables tables = tables_.at(workspace);
+    Communicator& communicator = *plan_.problem.communicator;
+    communicator.wait(*slice_as<CommHandle>(workspace, return_handle_), communicator.timeout(),
+                      "combine.rows");
     unpermute_reduce({.rows = tables.home,
                       .row_stride = plan_.problem.hidden_size,
                       .row_of = tables.home_row,
@@ -185,20 +205,12 @@ class EpDispatcher final : public Dispatcher {
     }
   }
 
-  void send_results_home(const EpTables& tables, std::span<std::byte> workspace) const {
-    Communicator& communicator = *plan_.problem.communicator;
-    const CommHandle handle = return_exchange_.begin(
-        communicator, {tables.owed_rows, tables.owed_base, tables.home_rows, tables.home_base},
-        plan_.problem.hidden_size * static_cast<int64_t>(sizeof(float)), tables.owed, tables.home,
-        workspace);
-    communicator.wait(handle, communicator.timeout(), "combine.rows");
-  }
-
   EpPlan plan_;
   WorkspaceLayout layout_;
   EpTableLayout tables_;
   WorkspaceSlice blocks_;
   Exchange return_exchange_;
+  WorkspaceSlice return_handle_;
   std::unique_ptr<RowTransport> transport_;
 };
 

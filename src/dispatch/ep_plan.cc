@@ -1,6 +1,7 @@
 #include "dispatch/ep_plan.h"
 
 #include "core/checked.h"
+#include "dispatch/call_checks.h"
 
 #include "conclave/error.h"
 
@@ -22,18 +23,19 @@ int64_t product(int64_t a, int64_t b) {
 EpPlan make_ep_plan(const DispatchProblem& problem) {
   EpPlan plan;
   plan.problem = problem;
-  plan.placement = placement_of(problem);
+  plan.problem.epoch = epoch_of(problem);
+  const ExpertPlacement& placement = plan.problem.epoch->experts;
   plan.fixed_slots = problem.transport == EpTransport::kFixedSlots;
   plan.reduced = problem.combine == EpCombine::kReducedPerRank;
 
   const int64_t ranks = problem.ep_size;
   const int64_t tokens = problem.max_tokens;
-  for (const auto& experts : plan.placement.experts_of) {
+  for (const auto& experts : placement.experts_of) {
     const auto owned = static_cast<int64_t>(experts.size());
     plan.results_per_row.push_back(std::min(owned, plan.reduced ? int64_t{1} : problem.top_k));
   }
   const auto self = static_cast<size_t>(problem.ep_rank);
-  plan.num_local_experts = static_cast<int64_t>(plan.placement.experts_of[self].size());
+  plan.num_local_experts = static_cast<int64_t>(placement.experts_of[self].size());
   plan.terms = plan.reduced ? ranks : problem.top_k;
   product(tokens, plan.terms);
 

@@ -11,8 +11,7 @@ namespace conclave::inline v0::dispatch {
 // Words used throughout: a row travels once from its home rank to each rank that owns one of its
 // experts; result rows travel back, one per (row, expert), or one per row if reduced there.
 struct EpPlan {
-  DispatchProblem problem;
-  ExpertPlacement placement;
+  DispatchProblem problem;  // its epoch is never null
   bool fixed_slots = false;
   bool reduced = false;
   int64_t num_local_experts = 0;

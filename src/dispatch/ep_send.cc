@@ -45,7 +45,8 @@ int64_t open_row(const EpPlan& plan, const EpTables& tables, int32_t rank, int64
 
 }  // namespace
 
-void count_sends(const EpPlan& plan, const Routing& routing, const EpTables& tables) {
+void count_sends(const EpPlan& plan, const Routing& routing, const ExpertPlacement& placement,
+                 const EpTables& tables) {
   const int32_t ranks = plan.ranks();
   reset_scratch(plan, tables);
   std::fill_n(tables.send_rows, ranks, int64_t{0});
@@ -53,7 +54,7 @@ void count_sends(const EpPlan& plan, const Routing& routing, const EpTables& tab
   for_each_assignment(plan, routing, [&](int64_t token, int64_t, int32_t expert) {
     if (tables.expert_token[expert] == token) return;
     tables.expert_token[expert] = token;
-    const int32_t rank = plan.placement.rank_of[static_cast<size_t>(expert)];
+    const int32_t rank = placement.rank_of[static_cast<size_t>(expert)];
     const bool new_row = tables.last_token[rank] != token;
     tables.last_token[rank] = token;
     if (new_row) ++tables.send_rows[rank];
@@ -73,14 +74,15 @@ void count_sends(const EpPlan& plan, const Routing& routing, const EpTables& tab
   }
 }
 
-void describe_sends(const EpPlan& plan, const Routing& routing, const EpTables& tables) {
+void describe_sends(const EpPlan& plan, const Routing& routing, const ExpertPlacement& placement,
+                    const EpTables& tables) {
   const int64_t top_k = plan.problem.top_k;
   reset_scratch(plan, tables);
   std::fill_n(tables.send_rows, plan.ranks(), int64_t{0});
   std::fill_n(tables.next_result, plan.ranks(), int64_t{0});
   std::fill_n(tables.home_row, routing.num_tokens * plan.terms, int64_t{-1});
   for_each_assignment(plan, routing, [&](int64_t token, int64_t slot, int32_t expert) {
-    const int32_t rank = plan.placement.rank_of[static_cast<size_t>(expert)];
+    const int32_t rank = placement.rank_of[static_cast<size_t>(expert)];
     const SendBlock& block = tables.send_blocks[rank];
     if (tables.expert_token[expert] == token) {
       const int64_t first = tables.expert_slot[expert];
@@ -96,7 +98,7 @@ void describe_sends(const EpPlan& plan, const Routing& routing, const EpTables& 
     tables.expert_slot[expert] = slot;
     const int64_t row = tables.last_token[rank] == token ? tables.send_rows[rank] - 1
                                                          : open_row(plan, tables, rank, token);
-    block.ids[row * top_k + slot] = plan.placement.local_of[static_cast<size_t>(expert)];
+    block.ids[row * top_k + slot] = placement.local_of[static_cast<size_t>(expert)];
     if (plan.reduced) {
       block.weights[row * top_k + slot] = routing.topk_weights[token * top_k + slot];
     } else {

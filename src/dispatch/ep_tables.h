@@ -52,6 +52,7 @@ struct EpTables {
   int64_t* source_row;  // [max_slots]
 
   int64_t* num_tokens;  // [1] tokens of the dispatch that combine completes
+  uint64_t* epoch;      // [1] its PlacementEpoch::number
   int64_t* send_token;  // [max_send_rows]
   int64_t* home_row;    // [T, terms] row of `home`, -1 for none
   int64_t* first_owed;  // [max_received_rows] first result row among those owed to its rank
@@ -68,8 +69,8 @@ class EpTableLayout {
  private:
   int64_t ranks_;
   WorkspaceSlice per_rank_, send_blocks_, received_, expert_token_, expert_slot_, expert_begin_,
-      expert_count_, expert_row_, source_row_, num_tokens_, send_token_, home_row_, first_owed_,
-      slot_of_, owed_, home_;
+      expert_count_, expert_row_, source_row_, num_tokens_, epoch_, send_token_, home_row_,
+      first_owed_, slot_of_, owed_, home_;
 };
 
 }  // namespace conclave::inline v0::dispatch

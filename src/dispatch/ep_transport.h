@@ -23,9 +23,11 @@ class RowTransport {
 
   // Points the send blocks at memory for send_rows[rank] rows each.
   virtual void open(const EpTables& tables, std::span<std::byte> workspace) const = 0;
-  // Collective. Fills the received blocks; their rows are in the bundle returned. Only the number
-  // of rows is checked; the contents are as the peers sent them. Throws CommError.
-  virtual BundleRows exchange(const EpTables& tables, std::span<std::byte> workspace) const = 0;
+  // Collective. Sends the blocks off. Throws CommError.
+  virtual void begin(const EpTables& tables, std::span<std::byte> workspace) const = 0;
+  // Fills the received blocks; their rows are in the bundle returned. Only the number of rows is
+  // checked; the contents are as the peers sent them. Throws CommError.
+  virtual BundleRows await(const EpTables& tables, std::span<std::byte> workspace) const = 0;
 };
 
 std::unique_ptr<RowTransport> make_variable_transport(const EpPlan& plan, WorkspaceLayout& layout);

@@ -10,7 +10,7 @@
 namespace conclave::inline v0::dispatch {
 namespace {
 
-constexpr int64_t kWireVersion = 1;
+constexpr int64_t kWireVersion = 2;
 
 struct Field {
   std::string_view name;
@@ -28,11 +28,12 @@ constexpr std::array kPlanFields = {
     Field{"placement", &WireHeader::placement},
     Field{"transport", &WireHeader::transport},
     Field{"combine", &WireHeader::combine},
+    Field{"placement epoch", &WireHeader::epoch},
 };
 
 }  // namespace
 
-WireHeader make_header(const EpPlan& plan, int64_t num_rows) {
+WireHeader make_header(const EpPlan& plan, uint64_t epoch, int64_t num_rows) {
   const DispatchProblem& problem = plan.problem;
   return {.version = kWireVersion,
           .max_tokens = problem.max_tokens,
@@ -42,14 +43,15 @@ WireHeader make_header(const EpPlan& plan, int64_t num_rows) {
           .row_bytes = problem.row_bytes,
           .row_dtype = static_cast<int64_t>(problem.row_dtype),
           .ep_size = problem.ep_size,
-          .placement = static_cast<int64_t>(problem.placement),
+          .placement = static_cast<int64_t>(problem.epoch->experts.strategy),
           .transport = static_cast<int64_t>(problem.transport),
           .combine = static_cast<int64_t>(problem.combine),
+          .epoch = static_cast<int64_t>(epoch),
           .num_rows = num_rows};
 }
 
-int64_t checked_rows(const EpPlan& plan, const WireHeader& theirs, int32_t rank) {
-  const WireHeader ours = make_header(plan, 0);
+int64_t checked_rows(const EpPlan& plan, uint64_t epoch, const WireHeader& theirs, int32_t rank) {
+  const WireHeader ours = make_header(plan, epoch, 0);
   for (const Field& field : kPlanFields) {
     if (theirs.*field.value == ours.*field.value) continue;
     throw CommError(

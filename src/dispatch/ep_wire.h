@@ -21,13 +21,14 @@ struct WireHeader {
   int64_t placement = 0;
   int64_t transport = 0;
   int64_t combine = 0;
+  int64_t epoch = 0;
   int64_t num_rows = 0;
 };
 
-WireHeader make_header(const EpPlan& plan, int64_t num_rows);
+WireHeader make_header(const EpPlan& plan, uint64_t epoch, int64_t num_rows);
 
 // The number of rows that `rank` announces. Throws CommError(kCommMismatch) naming the first field
-// in which its plan differs from ours, or a number of rows that the plan rules out.
-int64_t checked_rows(const EpPlan& plan, const WireHeader& theirs, int32_t rank);
+// in which its plan or its epoch differs from ours, or a number of rows that the plan rules out.
+int64_t checked_rows(const EpPlan& plan, uint64_t epoch, const WireHeader& theirs, int32_t rank);
 
 }  // namespace conclave::inline v0::dispatch

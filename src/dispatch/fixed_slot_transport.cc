@@ -18,6 +18,7 @@ class FixedSlotTransport final : public RowTransport {
       : plan_(plan),
         block_rows_(plan.problem.max_tokens + description_rows(plan)),
         exchange_(plan.ranks(), layout),
+        handle_(layout.book<CommHandle>(1)),
         counts_(layout.book<int64_t>(int64_t{2} * plan.ranks())),
         sent_(book(plan, block_rows_, layout)),
         received_(book(plan, block_rows_, layout)) {}
@@ -25,28 +26,33 @@ class FixedSlotTransport final : public RowTransport {
   void open(const EpTables& tables, std::span<std::byte> workspace) const override {
     for (int32_t rank = 0; rank < plan_.ranks(); ++rank) {
       const Block block = block_of(sent_, rank, workspace);
-      *block.header = make_header(plan_, tables.send_rows[rank]);
+      *block.header = make_header(plan_, *tables.epoch, tables.send_rows[rank]);
       tables.send_blocks[rank] = {block.rows, block.ids, block.weights};
     }
   }
 
-  BundleRows exchange(const EpTables& tables, std::span<std::byte> workspace) const override {
-    Communicator& communicator = *plan_.problem.communicator;
+  void begin(const EpTables&, std::span<std::byte> workspace) const override {
     int64_t* const counts = slice_as<int64_t>(workspace, counts_);
     int64_t* const bases = counts + plan_.ranks();
     for (int32_t rank = 0; rank < plan_.ranks(); ++rank) {
       counts[rank] = block_rows_;
       bases[rank] = rank * block_rows_;
     }
-    const CommHandle handle =
-        exchange_.begin(communicator, {counts, bases, counts, bases}, plan_.problem.row_bytes,
-                        slice_as<std::byte>(workspace, sent_),
+    *slice_as<CommHandle>(workspace, handle_) =
+        exchange_.begin(*plan_.problem.communicator, {counts, bases, counts, bases},
+                        plan_.problem.row_bytes, slice_as<std::byte>(workspace, sent_),
                         slice_as<std::byte>(workspace, received_), workspace);
-    communicator.wait(handle, communicator.timeout(), "dispatch.slots");
+  }
+
+  BundleRows await(const EpTables& tables, std::span<std::byte> workspace) const override {
+    Communicator& communicator = *plan_.problem.communicator;
+    communicator.wait(*slice_as<CommHandle>(workspace, handle_), communicator.timeout(),
+                      "dispatch.slots");
+    const int64_t* const bases = slice_as<int64_t>(workspace, counts_) + plan_.ranks();
     for (int32_t rank = 0; rank < plan_.ranks(); ++rank) {
       const Block block = block_of(received_, rank, workspace);
-      tables.received[rank] = {checked_rows(plan_, *block.header, rank), bases[rank], block.ids,
-                               block.weights};
+      tables.received[rank] = {checked_rows(plan_, *tables.epoch, *block.header, rank), bases[rank],
+                               block.ids, block.weights};
     }
     return {slice_as<std::byte>(workspace, received_), plan_.ranks() * block_rows_};
   }
@@ -88,7 +94,7 @@ class FixedSlotTransport final : public RowTransport {
   const EpPlan& plan_;
   int64_t block_rows_;
   Exchange exchange_;
-  WorkspaceSlice counts_, sent_, received_;
+  WorkspaceSlice handle_, counts_, sent_, received_;
 };
 
 }  // namespace

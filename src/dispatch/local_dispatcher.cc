@@ -10,7 +10,7 @@
 
 #include <algorithm>
 #include <array>
-#include <vector>
+#include <memory>
 
 namespace conclave::inline v0::dispatch {
 namespace {
@@ -28,9 +28,9 @@ int64_t slot_bound(const DispatchProblem& problem, int64_t num_local_experts) {
 class LocalDispatcher final : public Dispatcher {
  public:
   explicit LocalDispatcher(const DispatchProblem& problem)
-      : problem_(problem), local_of_(placement_of(problem).expert_map(problem.ep_rank)) {
-    num_local_experts_ =
-        std::count_if(local_of_.begin(), local_of_.end(), [](int32_t local) { return local >= 0; });
+      : problem_(problem), epoch_(epoch_of(problem)) {
+    const auto rank = static_cast<size_t>(problem.ep_rank);
+    num_local_experts_ = static_cast<int64_t>(epoch_->experts.experts_of[rank].size());
     holds_all_ = num_local_experts_ == problem.num_experts;
     max_slots_ = slot_bound(problem, num_local_experts_);
     expert_begin_ = layout_.book<int64_t>(num_local_experts_);
@@ -38,18 +38,21 @@ class LocalDispatcher final : public Dispatcher {
     last_row_ = layout_.book<int64_t>(num_local_experts_);
     source_row_ = layout_.book<int64_t>(max_slots_);
     slot_of_ = layout_.book<int64_t>(problem.max_tokens * problem.top_k);
-    if (!holds_all_) local_ids_ = layout_.book<int32_t>(problem.max_tokens * problem.top_k);
+    batch_ = layout_.book<ExpertBatch>(1);
+    local_ids_ = layout_.book<int32_t>(problem.max_tokens * problem.top_k);
   }
 
   int64_t num_local_experts() const override { return num_local_experts_; }
   int64_t max_slots() const override { return max_slots_; }
   size_t workspace_bytes() const override { return layout_.total_bytes(); }
 
-  ExpertBatch dispatch(const Routing& routing, const RowBundle& rows,
-                       std::span<std::byte> workspace, Executor&) const override {
+  void begin_dispatch(const DispatchArgs& args, std::span<std::byte> workspace,
+                      Executor&) const override {
+    const Routing& routing = args.routing;
     check_workspace(workspace, workspace_bytes());
-    check_dispatch(problem_, routing, rows);
-    const std::array blocks = {AssignmentBlock{.local_expert = local_ids(routing, workspace),
+    check_dispatch(problem_, routing, args.rows);
+    const PlacementEpoch& epoch = epoch_of(args, *epoch_);
+    const std::array blocks = {AssignmentBlock{.local_expert = local_ids(routing, epoch, workspace),
                                                .num_rows = routing.num_tokens,
                                                .first_row = 0,
                                                .slot_of = slice_as<int64_t>(workspace, slot_of_)}};
@@ -59,19 +62,27 @@ class LocalDispatcher final : public Dispatcher {
                                .source_row = slice_as<int64_t>(workspace, source_row_),
                                .last_row = slice_as<int64_t>(workspace, last_row_)};
     const PermuteResult result = permute(blocks, routing.top_k, target);
-    return {.bundle = rows,
-            .layout = BatchLayout::kContiguous,
-            .num_local_experts = num_local_experts_,
-            .num_slots = result.occupied_slots,
-            .expert_begin = target.expert_begin,
-            .expert_count = target.expert_count,
-            .source_row = target.source_row};
+    *slice_as<ExpertBatch>(workspace, batch_) = {.bundle = args.rows,
+                                                 .layout = BatchLayout::kContiguous,
+                                                 .num_local_experts = num_local_experts_,
+                                                 .num_slots = result.occupied_slots,
+                                                 .expert_begin = target.expert_begin,
+                                                 .expert_count = target.expert_count,
+                                                 .source_row = target.source_row};
   }
 
-  void combine(const CombineArgs& args, std::span<std::byte> workspace,
-               Executor& executor) const override {
+  ExpertBatch await_dispatch(std::span<std::byte> workspace) const override {
+    return *slice_as<ExpertBatch>(workspace, batch_);
+  }
+
+  void begin_combine(const CombineArgs& args, std::span<std::byte> workspace,
+                     Executor&) const override {
     check_workspace(workspace, workspace_bytes());
     check_combine(problem_, args);
+  }
+
+  void await_combine(const CombineArgs& args, std::span<std::byte> workspace,
+                     Executor& executor) const override {
     UnpermuteArgs unpermute{.rows = args.output.rows,
                             .row_stride = args.output.row_stride,
                             .num_tokens = args.routing.num_tokens / problem_.rows_per_sum,
@@ -86,20 +97,23 @@ class LocalDispatcher final : public Dispatcher {
   }
 
  private:
-  // If this rank holds every expert, in order, ids are local indexes already.
-  const int32_t* local_ids(const Routing& routing, std::span<std::byte> workspace) const {
-    if (holds_all_) return routing.topk_ids;
+  // If this rank holds every expert in order, as it does at first, ids are local indexes already.
+  const int32_t* local_ids(const Routing& routing, const PlacementEpoch& epoch,
+                           std::span<std::byte> workspace) const {
+    if (holds_all_ && &epoch == epoch_.get()) return routing.topk_ids;
     auto* ids = slice_as<int32_t>(workspace, local_ids_);
     for (int64_t i = 0; i < routing.num_tokens * routing.top_k; ++i) {
       const int32_t expert = routing.topk_ids[i];
       const bool known = expert >= 0 && expert < problem_.num_experts;
-      ids[i] = known ? local_of_[static_cast<size_t>(expert)] : -1;
+      const auto at = static_cast<size_t>(expert);
+      const bool here = known && epoch.experts.rank_of[at] == problem_.ep_rank;
+      ids[i] = here ? epoch.experts.local_of[at] : -1;
     }
     return ids;
   }
 
   DispatchProblem problem_;
-  std::vector<int32_t> local_of_;  // [E], -1 for experts that this rank does not hold
+  std::shared_ptr<const PlacementEpoch> epoch_;  // as planned
   int64_t num_local_experts_ = 0;
   bool holds_all_ = false;
   int64_t max_slots_ = 0;
@@ -109,6 +123,7 @@ class LocalDispatcher final : public Dispatcher {
   WorkspaceSlice last_row_;
   WorkspaceSlice source_row_;
   WorkspaceSlice slot_of_;
+  WorkspaceSlice batch_;  // from begin_dispatch to await_dispatch
   WorkspaceSlice local_ids_;
 };
 

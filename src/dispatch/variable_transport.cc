@@ -17,6 +17,7 @@ class VariableTransport final : public RowTransport {
         weight_exchange_(plan.ranks(), layout),
         sent_headers_(layout.book<WireHeader>(plan.ranks())),
         received_headers_(layout.book<WireHeader>(plan.ranks())),
+        handles_(layout.book<Handles>(1)),
         one_each_(layout.book<int64_t>(int64_t{2} * plan.ranks())),
         sent_(book(plan, plan.max_send_rows, layout)),
         received_(book(plan, plan.max_received_rows, layout)) {}
@@ -31,9 +32,13 @@ class VariableTransport final : public RowTransport {
     }
   }
 
-  BundleRows exchange(const EpTables& tables, std::span<std::byte> workspace) const override {
+  void begin(const EpTables& tables, std::span<std::byte> workspace) const override {
     exchange_headers(tables, workspace);
-    exchange_rows(tables, workspace);
+    begin_rows(tables, workspace);
+  }
+
+  BundleRows await(const EpTables& tables, std::span<std::byte> workspace) const override {
+    await_rows(*slice_as<Handles>(workspace, handles_));
     const Region region = at(received_, workspace);
     int64_t base = 0;
     for (int32_t rank = 0; rank < plan_.ranks(); ++rank) {
@@ -49,6 +54,9 @@ class VariableTransport final : public RowTransport {
  private:
   struct Slices {
     WorkspaceSlice rows, ids, weights;
+  };
+  struct Handles {
+    CommHandle rows, ids, weights;
   };
   struct Region {
     std::byte* rows;
@@ -75,7 +83,7 @@ class VariableTransport final : public RowTransport {
     int64_t* const ones = slice_as<int64_t>(workspace, one_each_);
     int64_t* const ordinals = ones + plan_.ranks();
     for (int32_t rank = 0; rank < plan_.ranks(); ++rank) {
-      sent[rank] = make_header(plan_, tables.send_rows[rank]);
+      sent[rank] = make_header(plan_, *tables.epoch, tables.send_rows[rank]);
       ones[rank] = 1;
       ordinals[rank] = rank;
     }
@@ -84,35 +92,41 @@ class VariableTransport final : public RowTransport {
     communicator.wait(handle, communicator.timeout(), "dispatch.counts");
     int64_t base = 0;
     for (int32_t rank = 0; rank < plan_.ranks(); ++rank) {
-      tables.recv_rows[rank] = checked_rows(plan_, received[rank], rank);
+      tables.recv_rows[rank] = checked_rows(plan_, *tables.epoch, received[rank], rank);
       tables.recv_base[rank] = base;
       base += tables.recv_rows[rank];
     }
   }
 
-  void exchange_rows(const EpTables& tables, std::span<std::byte> workspace) const {
+  void begin_rows(const EpTables& tables, std::span<std::byte> workspace) const {
     Communicator& communicator = *plan_.problem.communicator;
     const Region from = at(sent_, workspace);
     const Region to = at(received_, workspace);
     const RowCounts counts{tables.send_rows, tables.send_base, tables.recv_rows, tables.recv_base};
     const int64_t id_bytes = plan_.problem.top_k * static_cast<int64_t>(sizeof(int32_t));
     const int64_t weight_bytes = plan_.problem.top_k * static_cast<int64_t>(sizeof(float));
-    const CommHandle rows = row_exchange_.begin(communicator, counts, plan_.problem.row_bytes,
-                                                from.rows, to.rows, workspace);
-    const CommHandle ids =
-        id_exchange_.begin(communicator, counts, id_bytes, from.ids, to.ids, workspace);
+    Handles& handles = *slice_as<Handles>(workspace, handles_);
+    handles.rows = row_exchange_.begin(communicator, counts, plan_.problem.row_bytes, from.rows,
+                                       to.rows, workspace);
+    handles.ids = id_exchange_.begin(communicator, counts, id_bytes, from.ids, to.ids, workspace);
     if (plan_.reduced) {
-      const CommHandle weights = weight_exchange_.begin(communicator, counts, weight_bytes,
-                                                        from.weights, to.weights, workspace);
-      communicator.wait(weights, communicator.timeout(), "dispatch.weights");
+      handles.weights = weight_exchange_.begin(communicator, counts, weight_bytes, from.weights,
+                                               to.weights, workspace);
     }
-    communicator.wait(ids, communicator.timeout(), "dispatch.ids");
-    communicator.wait(rows, communicator.timeout(), "dispatch.rows");
+  }
+
+  void await_rows(const Handles& handles) const {
+    Communicator& communicator = *plan_.problem.communicator;
+    if (plan_.reduced) {
+      communicator.wait(handles.weights, communicator.timeout(), "dispatch.weights");
+    }
+    communicator.wait(handles.ids, communicator.timeout(), "dispatch.ids");
+    communicator.wait(handles.rows, communicator.timeout(), "dispatch.rows");
   }
 
   const EpPlan& plan_;
   Exchange header_exchange_, row_exchange_, id_exchange_, weight_exchange_;
-  WorkspaceSlice sent_headers_, received_headers_, one_each_;
+  WorkspaceSlice sent_headers_, received_headers_, handles_, one_each_;
   Slices sent_, received_;
 };
 

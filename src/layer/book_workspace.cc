@@ -142,7 +142,9 @@ void book_workspace(LayerPlan& plan) {
   book_inputs(plan, layout, plan.slices);
   book_experts(plan, layout, plan.slices);
   book_sums(plan, layout, plan.slices);
-  plan.workspace_bytes = layout.total_bytes();
+  plan.chunk_workspace_bytes = layout.total_bytes();
+  plan.workspace_bytes =
+      plan.chunk_workspace_bytes * (plan.chunk_order == ChunkOrder::kByTwos ? 2 : 1);
 }
 
 }  // namespace conclave::inline v0

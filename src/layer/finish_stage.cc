@@ -81,19 +81,28 @@ std::span<std::byte> dispatch_workspace(const PipelineArgs& args) {
   return args.workspace.subspan(args.plan.slices.dispatch.offset, args.plan.slices.dispatch.bytes);
 }
 
+// Everything but the terms that join the sum: those are made while results travel.
+dispatch::CombineArgs combine_args(const PipelineArgs& args, const FinishInputs& inputs) {
+  dispatch::CombineArgs combine{.output = inputs.output, .routing = inputs.dispatched, .out = {}};
+  if (!args.plan.stages.finishes_apart) {
+    combine.out = chunk_rows(args.args.out, args.chunk);
+    return combine;
+  }
+  combine.out = {.data = slice_as<float>(args.workspace, args.plan.slices.routed_sum),
+                 .dtype = DType::kF32,
+                 .shape = {args.chunk.count, expert_width(args.plan.spec)},
+                 .row_stride = args.plan.stages.routed_sum_stride};
+  return combine;
+}
+
 // The weighted sums over slots, normalised if the spec says so, [count, W] float32 in rows of
 // routed_sum_stride, zero padded: a RowBundle for the projection.
 RowBundle combine_routed(const PipelineArgs& args, const FinishInputs& inputs) {
   const int64_t width = expert_width(args.plan.spec);
   const int64_t stride = args.plan.stages.routed_sum_stride;
   auto* sums = slice_as<float>(args.workspace, args.plan.slices.routed_sum);
-  args.plan.dispatcher->combine({.output = inputs.output,
-                                 .routing = inputs.dispatched,
-                                 .out = {.data = sums,
-                                         .dtype = DType::kF32,
-                                         .shape = {args.chunk.count, width},
-                                         .row_stride = stride}},
-                                dispatch_workspace(args), args.executor);
+  args.plan.dispatcher->await_combine(combine_args(args, inputs), dispatch_workspace(args),
+                                      args.executor);
   for (int64_t row = 0; row < args.chunk.count; ++row) {
     std::fill(sums + row * stride + width, sums + (row + 1) * stride, 0.0F);
   }
@@ -121,20 +130,24 @@ dispatch::UnpermuteArgs routed_rows(const PipelineArgs& args, const RowBundle& s
 
 }  // namespace
 
+void begin_combine(const PipelineArgs& args, const FinishInputs& inputs) {
+  args.plan.dispatcher->begin_combine(combine_args(args, inputs), dispatch_workspace(args),
+                                      args.executor);
+}
+
 void combine_and_finish(const PipelineArgs& args, const FinishInputs& inputs) {
   const dispatch::FinishArgs finish = finish_args(args, inputs);
-  const TensorView out = chunk_rows(args.args.out, args.chunk);
   if (!args.plan.stages.finishes_apart) {
-    args.plan.dispatcher->combine(
-        {.output = inputs.output, .routing = inputs.dispatched, .finish = finish, .out = out},
-        dispatch_workspace(args), args.executor);
+    dispatch::CombineArgs combine = combine_args(args, inputs);
+    combine.finish = finish;
+    args.plan.dispatcher->await_combine(combine, dispatch_workspace(args), args.executor);
     return;
   }
   const RowBundle sums = combine_routed(args, inputs);
   dispatch::UnpermuteArgs last = routed_rows(args, sums);
   last.num_tokens = args.chunk.count;
   last.finish = finish;
-  last.out = out;
+  last.out = chunk_rows(args.args.out, args.chunk);
   dispatch::unpermute_reduce(last, args.executor);
 }
 

@@ -14,6 +14,8 @@ struct FinishInputs {
   const float* residual = nullptr;  // likewise
 };
 
+// Sends the routed experts' results home; reads `output` and `dispatched` only.
+void begin_combine(const PipelineArgs& args, const FinishInputs& inputs);
 // Writes the chunk's rows of `out`. One pass if nothing stands between the sum over slots and the
 // rest; otherwise combine -> routed_sum -> latent up projection -> finish.
 void combine_and_finish(const PipelineArgs& args, const FinishInputs& inputs);

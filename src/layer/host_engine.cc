@@ -11,6 +11,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <exception>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -119,14 +120,19 @@ void HostEngine::forward(const ForwardArgs& args) {
 
   const int64_t chunks = agree_on_chunks(tokens, plan_, communicator_);
   ForwardCounters counters;
-  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+  try {
     pipeline_.run({.plan = plan_,
                    .weights = shared_->weights,
                    .args = args,
-                   .chunk = chunk_at(tokens, chunks, chunk),
+                   .epoch = *plan_.part.epoch,
+                   .tokens = tokens,
+                   .chunks = chunks,
                    .workspace = workspace,
                    .executor = executor_},
                   counters);
+  } catch (const std::exception& error) {
+    give_up(plan_, communicator_, error.what());
+    throw;
   }
 
   constexpr auto kRelaxed = std::memory_order_relaxed;

@@ -1,4 +1,4 @@
-// The run-time seam: the order of the stages for one chunk of tokens.
+// The run-time seam: the order of the stages, and of the chunks of a call.
 #pragma once
 
 #include "layer/chunks.h"
@@ -19,26 +19,43 @@ struct ForwardCounters {
   int64_t tokens_without_finite_logit = 0;
 };
 
+// One chunk of a call.
 struct PipelineArgs {
   const LayerPlan& plan;
   const PackedWeights& weights;
   const ForwardArgs& args;  // checked
-  TokenChunk chunk;         // count <= plan.options.max_tokens
-  std::span<std::byte> workspace;
+  const PlacementEpoch& epoch;
+  TokenChunk chunk;                // count <= plan.options.max_tokens
+  std::span<std::byte> workspace;  // for this chunk alone
   Executor& executor;
+};
+
+// A whole call. All its chunks are in one epoch.
+struct PipelineCall {
+  const LayerPlan& plan;
+  const PackedWeights& weights;
+  const ForwardArgs& args;  // checked
+  const PlacementEpoch& epoch;
+  int64_t tokens = 0;
+  int64_t chunks = 0;              // as the ranks agreed
+  std::span<std::byte> workspace;  // plan.workspace_bytes
+  Executor& executor;
+
+  PipelineArgs chunk(int64_t index) const;
 };
 
 class Pipeline {
  public:
   virtual ~Pipeline() = default;
   // Allocates nothing. Collective over several ranks: an empty chunk takes part.
-  virtual void run(const PipelineArgs& args, ForwardCounters& counters) const = 0;
+  virtual void run(const PipelineCall& call, ForwardCounters& counters) const = 0;
 };
 
-// Runs route, quantise, dispatch, experts, shared experts and combine one after the other.
+// Takes each chunk through route, quantise, dispatch, experts, shared experts and combine: in turn,
+// or by twos, as the plan says.
 class StagedPipeline final : public Pipeline {
  public:
-  void run(const PipelineArgs& args, ForwardCounters& counters) const override;
+  void run(const PipelineCall& call, ForwardCounters& counters) const override;
 };
 
 }  // namespace conclave::inline v0

@@ -187,6 +187,25 @@ void choose_reduction(LayerPlan& plan, const Context& context) {
   plan.part.tensor_communicator = context.tensor_communicator();
 }
 
+bool exchanges_rows(const ParallelSpec& parallel) {
+  return parallel.ep_size > 1 && parallel.reduce == Reduce::kFull;
+}
+
+// Records the order that was asked for, and why it is or is not taken.
+void choose_chunk_order(LayerPlan& plan, const Context& context) {
+  if (plan.options.chunk_order == ChunkOrder::kInTurn) return;
+  const bool exchanges = exchanges_rows(plan.parallel);
+  if (exchanges) plan.chunk_order = ChunkOrder::kByTwos;
+  std::string reason = "no rows travel between ranks: chunks run in turn";
+  if (exchanges) {
+    const Support overlap = context.communicator()->supports(CommFeature::kOverlap);
+    reason = overlap ? "rows of one chunk travel while experts of the other run"
+                     : "rows travel in calls only: " + overlap.reason();
+  }
+  plan.summary.rows.push_back(
+      {.table = "chunks", .name = "by_twos", .chosen = exchanges, .reason = std::move(reason)});
+}
+
 void check_slices(const MoeSpec& spec, const ParallelSpec& parallel) {
   const auto check = [&](DType dtype, int64_t inner, const char* part) {
     if (dtype != DType::kF8E4M3) return;
@@ -247,14 +266,13 @@ void fill_plan(LayerPlan& plan, const Context& context) {
   const dispatch::DispatchProblem exchange{.max_tokens = options.max_tokens * rows_per_token,
                                            .top_k = spec.top_k / rows_per_token,
                                            .rows_per_sum = rows_per_token,
-                                           .num_experts = plan.part.placement.num_physical(),
+                                           .num_experts = plan.part.placement().num_physical(),
                                            .hidden_size = expert_width(spec),
                                            .row_bytes = rows.row_bytes,
                                            .row_dtype = rows.row_dtype,
                                            .ep_size = parallel.ep_size,
                                            .ep_rank = parallel.ep_rank,
-                                           .placement = parallel.placement,
-                                           .rank_of = parallel.rank_of,
+                                           .epoch = plan.part.epoch,
                                            .reduce = parallel.reduce,
                                            .transport = options.transport,
                                            .combine = options.ep_combine,
@@ -264,6 +282,7 @@ void fill_plan(LayerPlan& plan, const Context& context) {
   if (dispatcher == nullptr) throw_no_row("dispatcher", plan.summary.rows);
   plan.dispatcher = dispatcher->make(exchange);
 
+  choose_chunk_order(plan, context);
   plan.stages = plan_stages(plan);
   book_workspace(plan);
   summarise(plan, *dispatcher);

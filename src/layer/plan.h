@@ -84,8 +84,10 @@ struct LayerPlan {
   size_t router_scratch_bytes = 0;
   routing::RouterTraits router_traits;
   LayerSlices slices;
-  size_t workspace_bytes = 0;
-  int64_t gate_row_bytes = 0;  // bytes per float32 row, zero padded
+  ChunkOrder chunk_order = ChunkOrder::kInTurn;
+  size_t chunk_workspace_bytes = 0;  // what the slices take
+  size_t workspace_bytes = 0;        // for all chunks under way at once
+  int64_t gate_row_bytes = 0;        // bytes per float32 row, zero padded
   Plan summary;
 };
 

@@ -1,13 +1,18 @@
 // Agreement between ranks before and during a collective forward.
 #pragma once
 
+#include "layer/agreed_values.h"
 #include "layer/plan.h"
 
 #include "conclave/comm.h"
 
 #include <cstdint>
+#include <vector>
 
 namespace conclave::inline v0 {
+
+// Everything that ranks on CPUs must have in common.
+std::vector<AgreedValue> values_to_agree(const LayerPlan& plan);
 
 // Collective over `communicator` if experts lie on several ranks, and over the plan's tensor
 // communicator; does nothing if the caller reduces. Throws CommError(kCommMismatch) naming a rank
@@ -17,5 +22,10 @@ void check_ranks_agree(const LayerPlan& plan, Communicator* communicator);
 // The largest chunk count of all expert-parallel ranks: each takes part in every exchange.
 // Tensor-parallel ranks must bring the same number of tokens: CommError(kCommMismatch) on each.
 int64_t agree_on_chunks(int64_t tokens, const LayerPlan& plan, Communicator* communicator);
+
+// After an error in a forward: ends the exchanges that this rank has under way, so that no peer
+// touches the workspace any more and none waits for this rank. Does nothing if the communicator
+// itself has failed, since peers know then.
+void give_up(const LayerPlan& plan, Communicator* communicator, const char* why);
 
 }  // namespace conclave::inline v0

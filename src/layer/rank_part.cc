@@ -21,12 +21,10 @@ Support tensor_reduction_supports(const Context& context, const ParallelSpec& pa
 
 RankPart plan_rank_part(const MoeSpec& spec, const ParallelSpec& parallel) {
   RankPart part;
-  part.placement = make_placement(spec.num_experts, parallel);
-  for (const int32_t physical : part.placement.experts_of[static_cast<size_t>(parallel.ep_rank)]) {
-    part.local_experts.push_back(part.placement.logical_of[static_cast<size_t>(physical)]);
-  }
-  if (part.has_replicas()) {
-    part.replicas = make_replica_map(part.placement.logical_of, spec.num_experts);
+  part.epoch = first_epoch(spec.num_experts, parallel);
+  const ExpertPlacement& placement = part.placement();
+  for (const int32_t physical : placement.experts_of[static_cast<size_t>(parallel.ep_rank)]) {
+    part.local_experts.push_back(placement.logical_of[static_cast<size_t>(physical)]);
   }
   const auto slice = [&](int64_t size) {
     return tensor_slice(size, parallel.tp_rank, parallel.tp_size);
@@ -52,7 +50,7 @@ RankPart plan_rank_part(const MoeSpec& spec, const ParallelSpec& parallel) {
 }
 
 std::string describe_part(const RankPart& part, const MoeSpec& spec, const ParallelSpec& parallel) {
-  const int64_t physical = part.placement.num_physical();
+  const int64_t physical = part.placement().num_physical();
   std::string text = fmt::format("{} of {} experts", part.local_experts.size(), physical);
   if (part.has_replicas()) {
     text += fmt::format(" ({} and {} replicas)", spec.num_experts, physical - spec.num_experts);

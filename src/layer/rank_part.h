@@ -1,21 +1,24 @@
 // The part of a layer that one rank holds and adds: its experts, its slices, its share of the rest.
 #pragma once
 
+#include "placement/epoch.h"
+
 #include "conclave/context.h"
 #include "conclave/error.h"
 #include "conclave/placement.h"
 #include "conclave/spec.h"
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 namespace conclave::inline v0 {
 
 struct RankPart {
-  ExpertPlacement placement;
+  // Derived here, read by everything that asks where an expert lies.
+  std::shared_ptr<const PlacementEpoch> epoch;
   std::vector<int32_t> local_experts;  // logical expert of each local one
-  ReplicaMap replicas;                 // for a layer with redundant experts
 
   // Columns of the intermediate size: routed experts, shared experts and the residual MLP.
   TensorSlice inner;
@@ -29,7 +32,9 @@ struct RankPart {
   // Adds up the slices' sums; null if there are no slices, or if the caller adds them.
   Communicator* tensor_communicator = nullptr;
 
-  bool has_replicas() const { return placement.num_physical() > placement.num_experts; }
+  const ExpertPlacement& placement() const { return epoch->experts; }
+  const ReplicaMap& replicas() const { return epoch->replicas; }
+  bool has_replicas() const { return epoch->has_replicas(); }
   bool reduces() const { return tensor_communicator != nullptr; }
 };
 

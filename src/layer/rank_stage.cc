@@ -5,13 +5,13 @@
 namespace conclave::inline v0 {
 
 Routing route_to_replicas(const PipelineArgs& args, const Routing& routing) {
-  const RankPart& part = args.plan.part;
-  if (!part.has_replicas()) return routing;
+  if (!args.epoch.has_replicas()) return routing;
   auto* ids = slice_as<int32_t>(args.workspace, args.plan.slices.physical_ids);
   const int64_t slots_per_token = routing.top_k * args.plan.stages.rows_per_token;
   for (int64_t token = 0; token < args.chunk.count; ++token) {
     for (int64_t at = token * slots_per_token; at < (token + 1) * slots_per_token; ++at) {
-      ids[at] = physical_expert(part.replicas, routing.topk_ids[at], args.chunk.begin + token);
+      ids[at] =
+          physical_expert(args.epoch.replicas, routing.topk_ids[at], args.chunk.begin + token);
     }
   }
   Routing physical = routing;

@@ -6,6 +6,8 @@
 #include "layer/route_stage.h"
 #include "layer/shared_stage.h"
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstring>
 
@@ -84,27 +86,39 @@ const float* run_residual(const PipelineArgs& args, const RowBundle& hidden_rows
                                args.plan.slices.reduced_residual);
 }
 
-}  // namespace
-
-void StagedPipeline::run(const PipelineArgs& args, ForwardCounters& counters) const {
-  const LayerPlan& plan = args.plan;
-  StageTimings* timings = args.args.timings;
-
+// What a step of a chunk leaves for the next one; everything else is in the chunk's workspace.
+struct ChunkState {
   RowBundle hidden_rows;
   FinishInputs parts;
+};
+
+// Routes the chunk and sends its rows off.
+void begin_chunk(const PipelineArgs& args, ChunkState& state, ForwardCounters& counters) {
+  StageTimings* const timings = args.args.timings;
+  FinishInputs& parts = state.parts;
   {
     const StageTimer timer(timings, &StageTimings::route_ns);
-    hidden_rows = quantize_hidden(args);
-    parts.routing = route_chunk(args, hidden_rows, counters);
+    state.hidden_rows = quantize_hidden(args);
+    parts.routing = route_chunk(args, state.hidden_rows, counters);
   }
-  ExpertInput input;
+  const StageTimer timer(timings, &StageTimings::dispatch_ns);
+  const ExpertInput input = make_expert_input(args, state.hidden_rows, parts.routing);
+  parts.dispatched = route_to_replicas(args, input.routing);
+  args.plan.dispatcher->begin_dispatch(
+      {.routing = parts.dispatched, .rows = input.rows, .epoch = &args.epoch},
+      sub_workspace(args, args.plan.slices.dispatch), args.executor);
+}
+
+// Runs the experts on the rows that came, sends the results home, and while these travel runs what
+// every rank computes for its own tokens.
+void run_chunk(const PipelineArgs& args, ChunkState& state) {
+  const LayerPlan& plan = args.plan;
+  StageTimings* const timings = args.args.timings;
+  FinishInputs& parts = state.parts;
   ExpertBatch batch;
   {
     const StageTimer timer(timings, &StageTimings::dispatch_ns);
-    input = make_expert_input(args, hidden_rows, parts.routing);
-    parts.dispatched = route_to_replicas(args, input.routing);
-    batch = plan.dispatcher->dispatch(parts.dispatched, input.rows,
-                                      sub_workspace(args, plan.slices.dispatch), args.executor);
+    batch = plan.dispatcher->await_dispatch(sub_workspace(args, plan.slices.dispatch));
   }
   parts.output = {.tag = OutputTag::kPerRow,
                   .rows = slice_as<float>(args.workspace, plan.slices.expert_rows),
@@ -119,12 +133,70 @@ void StagedPipeline::run(const PipelineArgs& args, ForwardCounters& counters) co
                       parts.output, sub_workspace(args, plan.slices.experts), args.executor);
   }
   {
-    const StageTimer timer(timings, &StageTimings::shared_ns);
-    parts.shared = hand_out_shared(args, run_shared(args, hidden_rows));
-    parts.residual = run_residual(args, hidden_rows);
+    const StageTimer timer(timings, &StageTimings::combine_ns);
+    begin_combine(args, parts);
   }
-  const StageTimer timer(timings, &StageTimings::combine_ns);
-  combine_and_finish(args, parts);
+  const StageTimer timer(timings, &StageTimings::shared_ns);
+  parts.shared = hand_out_shared(args, run_shared(args, state.hidden_rows));
+  parts.residual = run_residual(args, state.hidden_rows);
+}
+
+void finish_chunk(const PipelineArgs& args, const ChunkState& state) {
+  const StageTimer timer(args.args.timings, &StageTimings::combine_ns);
+  combine_and_finish(args, state.parts);
+}
+
+void run_in_turn(const PipelineCall& call, ForwardCounters& counters) {
+  for (int64_t index = 0; index < call.chunks; ++index) {
+    const PipelineArgs args = call.chunk(index);
+    ChunkState state;
+    begin_chunk(args, state, counters);
+    run_chunk(args, state);
+    finish_chunk(args, state);
+  }
+}
+
+// While the experts of a chunk run, the rows of the next one come; while those of that one run, the
+// results of the first go home. Each of the two has a half of the workspace, which the chunk after
+// the next takes over.
+void run_by_twos(const PipelineCall& call, ForwardCounters& counters) {
+  std::array<ChunkState, 2> states;
+  const auto state_of = [&](int64_t index) -> ChunkState& {
+    return states[static_cast<size_t>(index % 2)];
+  };
+  const auto begin = [&](int64_t index) {
+    if (index < call.chunks) begin_chunk(call.chunk(index), state_of(index), counters);
+  };
+  begin(0);
+  begin(1);
+  for (int64_t first = 0; first < call.chunks; first += 2) {
+    const int64_t end = std::min(first + 2, call.chunks);
+    for (int64_t index = first; index < end; ++index) run_chunk(call.chunk(index), state_of(index));
+    for (int64_t index = first; index < end; ++index) {
+      finish_chunk(call.chunk(index), state_of(index));
+      begin(index + 2);
+    }
+  }
+}
+
+}  // namespace
+
+PipelineArgs PipelineCall::chunk(int64_t index) const {
+  const bool by_twos = plan.chunk_order == ChunkOrder::kByTwos;
+  const size_t half = by_twos ? static_cast<size_t>(index % 2) : 0;
+  return {
+      .plan = plan,
+      .weights = weights,
+      .args = args,
+      .epoch = epoch,
+      .chunk = chunk_at(tokens, chunks, index),
+      .workspace = workspace.subspan(half * plan.chunk_workspace_bytes, plan.chunk_workspace_bytes),
+      .executor = executor};
+}
+
+void StagedPipeline::run(const PipelineCall& call, ForwardCounters& counters) const {
+  if (call.plan.chunk_order == ChunkOrder::kByTwos) return run_by_twos(call, counters);
+  run_in_turn(call, counters);
 }
 
 }  // namespace conclave::inline v0

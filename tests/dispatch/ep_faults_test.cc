@@ -85,8 +85,8 @@ TEST(EpFaults, RanksWithDifferentPlans_AllGetAMismatch) {
 TEST(EpFaults, HeaderOfAnotherPlan_IsRefusedInEveryField) {
   const EpCase c{.ranks = 3, .experts = 6};
   const dispatch::EpPlan plan = dispatch::make_ep_plan(testing::problem_of(c, 0, nullptr));
-  const dispatch::WireHeader ours = dispatch::make_header(plan, 5);
-  EXPECT_EQ(dispatch::checked_rows(plan, ours, 1), 5);
+  const dispatch::WireHeader ours = dispatch::make_header(plan, 0, 5);
+  EXPECT_EQ(dispatch::checked_rows(plan, 0, ours, 1), 5);
   using Fields = std::array<int64_t, sizeof(ours) / sizeof(int64_t)>;
   // The last field is the number of rows, in which ranks may differ.
   for (size_t field = 0; field + 1 < std::tuple_size_v<Fields>; ++field) {
@@ -95,7 +95,7 @@ TEST(EpFaults, HeaderOfAnotherPlan_IsRefusedInEveryField) {
     ++fields[field];
     const auto theirs = std::bit_cast<dispatch::WireHeader>(fields);
     try {
-      dispatch::checked_rows(plan, theirs, 1);
+      dispatch::checked_rows(plan, 0, theirs, 1);
       ADD_FAILURE() << "accepted";
     } catch (const CommError& error) {
       EXPECT_EQ(error.code(), ErrorCode::kCommMismatch) << error.what();
@@ -164,34 +164,21 @@ class TamperedCommunicator final : public Communicator {
   int32_t rank() const noexcept override { return real_.rank(); }
   int32_t size() const noexcept override { return real_.size(); }
   std::chrono::nanoseconds timeout() const noexcept override { return real_.timeout(); }
-  CommHandle begin_all_to_all_v(const AllToAllV& exchange) override {
-    const CommHandle handle = real_.begin_all_to_all_v(exchange);
-    exchanges_[handle.sequence] = exchange;
-    return handle;
-  }
-  CommHandle begin_all_gather(std::span<const std::byte> send, std::span<std::byte> recv) override {
-    return real_.begin_all_gather(send, recv);
-  }
-  CommHandle begin_all_reduce(std::span<const std::byte> send, std::span<std::byte> recv,
-                              DType dtype, ReduceOp op) override {
-    return real_.begin_all_reduce(send, recv, dtype, op);
-  }
-  CommHandle begin_reduce_scatter(std::span<const std::byte> send, std::span<std::byte> recv,
-                                  DType dtype, ReduceOp op) override {
-    return real_.begin_reduce_scatter(send, recv, dtype, op);
-  }
-  CommHandle begin_send(int32_t peer, std::span<const std::byte> data) override {
-    return real_.begin_send(peer, data);
-  }
-  CommHandle begin_recv(int32_t peer, std::span<std::byte> data) override {
-    return real_.begin_recv(peer, data);
-  }
-  CommHandle begin_barrier() override { return real_.begin_barrier(); }
   void wait(CommHandle handle, std::chrono::nanoseconds deadline, std::string_view phase) override {
     real_.wait(handle, deadline, phase);
     tamper_(phase, exchanges_[handle.sequence]);
   }
+  bool test(CommHandle handle, std::string_view phase) override {
+    return real_.test(handle, phase);
+  }
   void abort(std::string_view reason) noexcept override { real_.abort(reason); }
+
+ protected:
+  CommHandle start(const CommOperation& operation) override {
+    const CommHandle handle = real_.begin(operation);
+    exchanges_[handle.sequence] = operation.exchange;
+    return handle;
+  }
 
  private:
   Communicator& real_;

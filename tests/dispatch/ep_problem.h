@@ -45,7 +45,7 @@ inline dispatch::DispatchProblem problem_of(const EpCase& c, int32_t rank,
           .row_bytes = float_row_bytes(c.hidden),
           .ep_size = c.ranks,
           .ep_rank = rank,
-          .placement = c.placement,
+          .epoch = first_epoch(c.experts, {.ep_size = c.ranks, .placement = c.placement}),
           .transport = c.transport,
           .combine = c.combine,
           .communicator = communicator};

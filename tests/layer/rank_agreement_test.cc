@@ -98,9 +98,10 @@ Names members_of(const LatentSpec& latent, const ResidualMlpSpec& residual) {
 }
 Names members_of(const LayerOptions& options) {
   [[maybe_unused]] const auto& [max_tokens, id_policy, kernel, arithmetic, transport, ep_combine,
-                                determinism, tuning] = options;
-  return {"options.max_tokens", "options.id_policy",  "options.kernel",      "options.arithmetic",
-          "options.transport",  "options.ep_combine", "options.determinism", "options.tuning"};
+                                chunk_order, determinism, tuning] = options;
+  return {"options.max_tokens",  "options.id_policy",   "options.kernel",
+          "options.arithmetic",  "options.transport",   "options.ep_combine",
+          "options.chunk_order", "options.determinism", "options.tuning"};
 }
 Names members_of(const ParallelSpec& parallel) {
   [[maybe_unused]] const auto& [ep_size, ep_rank, placement, rank_of, redundant, replica_of,
@@ -117,7 +118,6 @@ struct NotCompared {
 constexpr std::array kNotCompared = {
     NotCompared{"has_gate", "a rank may have its logits from elsewhere"},
     NotCompared{"router.simulated", "ranks with tokens of their own may draw on their own"},
-    NotCompared{"options.id_policy", "it is about the rank's own tokens"},
     NotCompared{"options.kernel", "kernels of one arithmetic have the same bits"},
     NotCompared{"options.arithmetic", "what the plan made of it is compared"},
     NotCompared{"options.determinism", "it is a promise about this rank's kernels"},
@@ -234,10 +234,13 @@ const std::vector<Case> kCases = {
      [](LayerPlan& p) { p.spec.residual.weight_dtype = DType::kF32; }},
 
     {"options.max_tokens", "max_tokens", [](LayerPlan& p) { p.options.max_tokens = 8; }},
+    {"options.id_policy", "id_policy", [](LayerPlan& p) { p.options.id_policy = IdPolicy::kSkip; }},
     {"options.transport", "transport",
      [](LayerPlan& p) { p.options.transport = EpTransport::kFixedSlots; }},
     {"options.ep_combine", "ep_combine",
      [](LayerPlan& p) { p.options.ep_combine = EpCombine::kReducedPerRank; }},
+    {"options.chunk_order", "chunk_order",
+     [](LayerPlan& p) { p.options.chunk_order = ChunkOrder::kByTwos; }},
     {"plan.arithmetic", "arithmetic",
      [](LayerPlan& p) { p.arithmetic = cpu::Arithmetic::kDpBf16; }},
     {"parallel.ep_size", "ep_size", [](LayerPlan& p) { p.parallel.ep_size = 2; }},
@@ -318,6 +321,38 @@ TEST(RankAgreement, RanksThatExchangeTokens_AreComparedToo) {
   for (const RankOutcome& outcome : run([](LayerPlan& p) { p.parallel.tp_rank = 1; })) {
     EXPECT_EQ(outcome.code, ErrorCode::kCommMismatch) << outcome.message;
     EXPECT_NE(outcome.message.find("the rank in the other group"), std::string::npos);
+  }
+}
+
+// Any engine may list its values: a rank that lists others is told apart before any is compared.
+TEST(RankAgreement, RanksThatListOtherValues_AreTold) {
+  const std::vector<AgreedValue> usual = {{"tiles", 3}, {"rungs", 5}};
+  const std::vector<std::vector<AgreedValue>> others = {
+      {{"tiles", 3}}, {{"rungs", 5}, {"tiles", 3}}, {}, {{"tiles", 3}, {"rungs", 5}, {"more", 1}}};
+  for (const std::vector<AgreedValue>& other : others) {
+    const auto outcomes = testing::run_ranks(two_ranks(), [&](int32_t rank, Communicator& comm) {
+      compare_values(rank == 1 ? other : usual, comm);
+    });
+    for (const RankOutcome& outcome : outcomes) {
+      ASSERT_EQ(outcome.code, ErrorCode::kCommMismatch) << outcome.message;
+      EXPECT_NE(outcome.message.find("they compare"), std::string::npos) << outcome.message;
+    }
+  }
+}
+
+TEST(RankAgreement, ListsOfAnyEngine_AreComparedByName) {
+  const auto run = [](int64_t rungs) {
+    return testing::run_ranks(two_ranks(), [&](int32_t rank, Communicator& comm) {
+      const LayerPlan plan;
+      std::vector<AgreedValue> values = values_to_agree(plan.spec, plan.options, plan.parallel);
+      values.push_back({"rungs", rank == 1 ? rungs : 5});
+      compare_values(values, comm);
+    });
+  };
+  EXPECT_EQ(testing::first_failure(run(5)), "");
+  for (const RankOutcome& outcome : run(6)) {
+    EXPECT_EQ(outcome.code, ErrorCode::kCommMismatch);
+    EXPECT_NE(outcome.message.find("ranks differ in rungs"), std::string::npos) << outcome.message;
   }
 }
 

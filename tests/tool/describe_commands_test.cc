@@ -4,6 +4,10 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
+#include <string>
+#include <vector>
+
 namespace conclave::testing {
 namespace {
 
@@ -104,6 +108,17 @@ TEST(Doctor, Quick_ReportsMachineWithoutMeasuring) {
   }
   EXPECT_EQ(backends, (std::vector<std::string>{"cuda", "mpi", "nccl"}));
   EXPECT_FALSE(document.contains("read_gbps"));
+}
+
+TEST(Doctor, Transports_AreListedWithTheirReasons) {
+  const Json document = Json::parse(run_tool({"doctor", "--quick", "--json"}).out);
+  std::vector<std::string> usable;
+  for (const Json& transport : document["transports"]) {
+    if (transport["usable"].get<bool>()) usable.push_back(transport["name"]);
+    EXPECT_FALSE(transport["reason"].get<std::string>().empty()) << transport;
+  }
+  EXPECT_NE(std::find(usable.begin(), usable.end(), "local"), usable.end());
+  EXPECT_NE(run_tool({"doctor", "--quick"}).out.find("threads of one process"), std::string::npos);
 }
 
 TEST(Doctor, Text_ShowsTheEnvironment) {

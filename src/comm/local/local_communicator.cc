@@ -1,13 +1,10 @@
 #include "comm/local/local_communicator.h"
 
-#include "comm/local/reduce.h"
-
 #include "conclave/error.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <utility>
 
@@ -21,6 +18,39 @@ Clock::time_point time_after(std::chrono::nanoseconds deadline) {
   return deadline >= Clock::time_point::max() - now ? Clock::time_point::max() : now + deadline;
 }
 
+bool needs(const Operation& mine, int32_t peer) {
+  const auto at = static_cast<size_t>(peer);
+  if (mine.kind == CommKind::kSend) return peer == mine.peer && mine.acked[at] == 0;
+  if (mine.kind == CommKind::kRecv) return peer == mine.peer && mine.taken[at] != Progress::kDone;
+  return mine.taken[at] != Progress::kDone || mine.acked[at] == 0;
+}
+
+bool complete(const Operation& mine) {
+  for (size_t peer = 0; peer < mine.taken.size(); ++peer) {
+    if (needs(mine, static_cast<int32_t>(peer))) return false;
+  }
+  return true;
+}
+
+void describe(const CommOperation& from, Operation& to) {
+  to.kind = from.kind;
+  to.peer = from.peer;
+  to.dtype = from.dtype;
+  to.reduce = from.reduce;
+  to.send = from.send.data();
+  to.recv = from.recv.data();
+  to.send_bytes = from.send.size();
+  to.recv_bytes = from.recv.size();
+  if (from.kind != CommKind::kAllToAllV) return;
+  const AllToAllV& exchange = from.exchange;
+  to.send = exchange.send;
+  to.recv = exchange.recv;
+  to.send_counts.assign(exchange.send_bytes.begin(), exchange.send_bytes.end());
+  to.send_offsets.assign(exchange.send_offsets.begin(), exchange.send_offsets.end());
+  to.recv_counts.assign(exchange.recv_bytes.begin(), exchange.recv_bytes.end());
+  to.recv_offsets.assign(exchange.recv_offsets.begin(), exchange.recv_offsets.end());
+}
+
 }  // namespace
 
 LocalCommunicator::LocalCommunicator(std::shared_ptr<LocalGroup> group, int32_t rank,
@@ -32,43 +62,107 @@ LocalCommunicator::LocalCommunicator(std::shared_ptr<LocalGroup> group, int32_t 
       receives_(group_->ranks.size(), 0) {}
 
 LocalCommunicator::~LocalCommunicator() {
-  Lock lock(group_->mutex);
+  GroupLock lock(group_->mutex);
   if (self().standing == Standing::kActive) self().standing = Standing::kGone;
   withdraw(lock);
+}
+
+Support LocalCommunicator::supports(CommFeature feature) const {
+  switch (feature) {
+    case CommFeature::kHostMemory:
+    case CommFeature::kOverlap:
+      return Support::yes();
+    case CommFeature::kPeerMemory:
+      return Support::no("ranks of the communicator local keep their memory to themselves");
+    default:
+      return Communicator::supports(feature);
+  }
+}
+
+CommHandle LocalCommunicator::start(const CommOperation& operation) {
+  GroupLock lock(group_->mutex);
+  Operation& mine = take_entry();
+  describe(operation, mine);
+  const CommHandle handle = publish(mine);
+  if (mine.in_use()) move_all(*group_, mine, rank_, lock);
+  return handle;
+}
+
+Operation& LocalCommunicator::take_entry() {
+  auto& operations = self().operations;
+  const auto free = std::find_if(operations.begin(), operations.end(),
+                                 [](const Operation& o) { return !o.in_use(); });
+  if (free == operations.end()) {
+    throw Error(ErrorCode::kState, {.what = "too many operations are begun and not waited for",
+                                    .found = std::to_string(operations.size()),
+                                    .limit = std::to_string(kMaxOperations)});
+  }
+  const size_t ranks = group_->ranks.size();
+  // These grow once per entry; entries are reused lowest first, so later calls do not allocate.
+  free->taken.assign(ranks, Progress::kOpen);
+  free->acked.assign(ranks, 0);
+  free->partners.assign(ranks, nullptr);
+  return *free;
+}
+
+CommHandle LocalCommunicator::publish(Operation& operation) {
+  if (!usable()) return {next_sequence_++};
+  switch (operation.kind) {
+    case CommKind::kSend:
+      operation.number = sends_[static_cast<size_t>(operation.peer)]++;
+      break;
+    case CommKind::kRecv:
+      operation.number = receives_[static_cast<size_t>(operation.peer)]++;
+      break;
+    default:
+      operation.number = collectives_++;
+      break;
+  }
+  operation.sequence = next_sequence_++;
+  group_->changed.notify_all();
+  return {operation.sequence};
+}
+
+Operation& LocalCommunicator::operation_of(CommHandle handle, GroupLock& lock,
+                                           std::string_view phase) {
+  const auto mine =
+      std::find_if(self().operations.begin(), self().operations.end(),
+                   [&](const Operation& o) { return o.in_use() && o.sequence == handle.sequence; });
+  if (mine != self().operations.end()) return *mine;
+  check_usable(lock, phase);
+  throw Error(ErrorCode::kInvalidArgument, {.what = "no operation of this handle is under way",
+                                            .tensor = "handle",
+                                            .found = std::to_string(handle.sequence)});
 }
 
 void LocalCommunicator::wait(CommHandle handle, std::chrono::nanoseconds deadline,
                              std::string_view phase) {
   const Clock::time_point until = time_after(deadline);
-  Lock lock(group_->mutex);
-  check_usable(phase);
-  const auto mine =
-      std::find_if(self().operations.begin(), self().operations.end(),
-                   [&](const Operation& o) { return o.in_use() && o.sequence == handle.sequence; });
-  if (mine == self().operations.end()) {
-    throw Error(ErrorCode::kInvalidArgument, {.what = "no operation of this handle is under way",
-                                              .tensor = "handle",
-                                              .found = std::to_string(handle.sequence)});
-  }
+  GroupLock lock(group_->mutex);
+  Operation& mine = operation_of(handle, lock, phase);
   bool expired = false;
-  while (true) {
-    const bool moved = progress_all(lock, phase);
-    if (complete(*mine)) {
-      mine->sequence = 0;
-      return;
-    }
-    if (group_->aborted_by >= 0) {
-      fail(ErrorCode::kCommAborted, group_->aborted_by, phase, group_->abort_reason.data(), lock);
-    }
-    check_peers(*mine, lock, phase);
-    if (moved) continue;
-    if (expired) time_out(*mine, deadline, lock, phase);
+  while (!complete(mine)) {
+    if (advance(mine, lock, phase) || complete(mine)) continue;
+    if (expired) time_out(mine, deadline, lock, phase);
     expired = group_->changed.wait_until(lock, until) == std::cv_status::timeout;
   }
+  mine.sequence = 0;
+}
+
+bool LocalCommunicator::test(CommHandle handle, std::string_view phase) {
+  GroupLock lock(group_->mutex);
+  const Operation& mine = operation_of(handle, lock, phase);
+  if (!complete(mine)) advance(mine, lock, phase);
+  return complete(mine);
+}
+
+void LocalCommunicator::check(std::string_view phase) {
+  GroupLock lock(group_->mutex);
+  check_usable(lock, phase);
 }
 
 void LocalCommunicator::abort(std::string_view reason) noexcept {
-  const Lock lock(group_->mutex);
+  const GroupLock lock(group_->mutex);
   if (group_->aborted_by >= 0) return;
   group_->aborted_by = rank_;
   const size_t length = std::min(reason.size(), group_->abort_reason.size() - 1);
@@ -76,116 +170,43 @@ void LocalCommunicator::abort(std::string_view reason) noexcept {
   group_->changed.notify_all();
 }
 
-Operation* LocalCommunicator::partner_of(const Operation& mine, int32_t peer) {
-  for (Operation& theirs : state_of(peer).operations) {
-    if (!theirs.in_use() || theirs.number != mine.number) continue;
-    const bool matches = is_collective(mine.kind)
-                             ? is_collective(theirs.kind)
-                             : theirs.kind == OperationKind::kSend && theirs.peer == rank_;
-    if (matches) return &theirs;
-  }
-  return nullptr;
-}
-
-bool LocalCommunicator::progress_all(Lock& lock, std::string_view phase) {
+bool LocalCommunicator::advance(const Operation& mine, GroupLock& lock, std::string_view phase) {
   bool moved = false;
-  for (Operation& mine : self().operations) {
-    if (mine.in_use() && progress(mine, lock, phase)) moved = true;
+  for (Operation& operation : self().operations) {
+    if (!operation.in_use()) continue;
+    check_agreement(operation, lock, phase);
+    if (take(*group_, operation, rank_, lock)) moved = true;
   }
+  if (complete(mine)) return moved;
+  if (group_->aborted_by >= 0) {
+    // A peer may be moving the last bytes: an operation that all have begun is not lost.
+    group_->changed.wait(lock, [this] { return self().users == 0; });
+    if (complete(mine)) return true;
+    fail(ErrorCode::kCommAborted, group_->aborted_by, phase, group_->abort_reason.data(), lock);
+  }
+  check_peers(mine, lock, phase);
   return moved;
 }
 
-bool LocalCommunicator::progress(Operation& mine, Lock& lock, std::string_view phase) {
-  if (mine.kind == OperationKind::kSend) return false;  // the receiver does the work
-  if (mine.kind == OperationKind::kRecv) return take_from(mine, mine.peer, lock, phase);
-  if (is_reduction(mine.kind)) return reduce_all(mine, lock, phase);
-  bool moved = false;
-  for (int32_t step = 0; step < size(); ++step) {
-    // Each rank begins with itself, so that the ranks do not all read from the same one.
-    const int32_t peer = (rank_ + step) % size();
-    if (take_from(mine, peer, lock, phase)) moved = true;
-  }
-  return moved;
-}
-
-bool LocalCommunicator::take_from(Operation& mine, int32_t peer, Lock& lock,
-                                  std::string_view phase) {
-  if (mine.taken[static_cast<size_t>(peer)] != 0) return false;
-  Operation* const theirs = partner_of(mine, peer);
-  if (theirs == nullptr) return false;
-  if (auto why = disagreement(mine, rank_, *theirs, peer)) {
-    fail(ErrorCode::kCommMismatch, peer, phase, std::move(*why), lock);
-  }
-  const Block block = block_for(*theirs, rank_);
-  if (block.bytes > 0) {
-    std::byte* const destination = destination_of(mine, peer);
-    ++state_of(peer).readers;
-    lock.unlock();
-    std::memcpy(destination, block.data, static_cast<size_t>(block.bytes));
-    lock.lock();
-    --state_of(peer).readers;
-  }
-  acknowledge(mine, *theirs, peer);
-  return true;
-}
-
-bool LocalCommunicator::reduce_all(Operation& mine, Lock& lock, std::string_view phase) {
-  if (mine.taken[static_cast<size_t>(rank_)] != 0) return false;
-  bool all_posted = true;
+// A sender has nothing to compare: its receiver looks at both sides.
+void LocalCommunicator::check_agreement(const Operation& mine, GroupLock& lock,
+                                        std::string_view phase) {
+  if (mine.kind == CommKind::kSend) return;
   for (int32_t peer = 0; peer < size(); ++peer) {
-    Operation* const theirs = partner_of(mine, peer);
-    all_posted = all_posted && theirs != nullptr;
+    if (mine.kind == CommKind::kRecv && peer != mine.peer) continue;
+    if (mine.taken[static_cast<size_t>(peer)] != Progress::kOpen) continue;
+    const Operation* const theirs = partner_of(*group_, mine, rank_, peer);
     if (theirs == nullptr) continue;
-    mine.partners[static_cast<size_t>(peer)] = theirs;
     if (auto why = disagreement(mine, rank_, *theirs, peer)) {
       fail(ErrorCode::kCommMismatch, peer, phase, std::move(*why), lock);
     }
   }
-  if (!all_posted) return false;
+}
 
-  for (RankState& state : group_->ranks) ++state.readers;
-  lock.unlock();
-  // The sum runs in rank order, whoever computes it: every rank gets the same bits.
-  const int64_t offset =
-      mine.kind == OperationKind::kReduceScatter ? rank_ * mine.recv_bytes : int64_t{0};
-  if (mine.recv_bytes > 0) {
-    std::memcpy(mine.recv, mine.partners[0]->send + offset, static_cast<size_t>(mine.recv_bytes));
-    for (size_t peer = 1; peer < mine.partners.size(); ++peer) {
-      reduce_into(mine.recv, mine.partners[peer]->send + offset, mine.recv_bytes, mine.dtype,
-                  mine.reduce);
-    }
-  }
-  lock.lock();
-  for (RankState& state : group_->ranks) --state.readers;
+void LocalCommunicator::check_peers(const Operation& mine, GroupLock& lock,
+                                    std::string_view phase) {
   for (int32_t peer = 0; peer < size(); ++peer) {
-    acknowledge(mine, *mine.partners[static_cast<size_t>(peer)], peer);
-  }
-  return true;
-}
-
-void LocalCommunicator::acknowledge(Operation& mine, Operation& theirs, int32_t peer) {
-  mine.taken[static_cast<size_t>(peer)] = 1;
-  theirs.acked[static_cast<size_t>(rank_)] = 1;
-  group_->changed.notify_all();
-}
-
-bool LocalCommunicator::needs(const Operation& mine, int32_t peer) const {
-  const auto at = static_cast<size_t>(peer);
-  if (mine.kind == OperationKind::kSend) return peer == mine.peer && mine.acked[at] == 0;
-  if (mine.kind == OperationKind::kRecv) return peer == mine.peer && mine.taken[at] == 0;
-  return mine.taken[at] == 0 || mine.acked[at] == 0;
-}
-
-bool LocalCommunicator::complete(const Operation& mine) const {
-  for (int32_t peer = 0; peer < size(); ++peer) {
-    if (needs(mine, peer)) return false;
-  }
-  return true;
-}
-
-void LocalCommunicator::check_peers(const Operation& mine, Lock& lock, std::string_view phase) {
-  for (int32_t peer = 0; peer < size(); ++peer) {
-    const RankState& state = state_of(peer);
+    const RankState& state = group_->rank(peer);
     if (peer == rank_ || state.standing == Standing::kActive || !needs(mine, peer)) continue;
     if (state.standing == Standing::kGone) {
       fail(ErrorCode::kCommPeerLost, peer, phase,
@@ -199,13 +220,12 @@ void LocalCommunicator::check_peers(const Operation& mine, Lock& lock, std::stri
 }
 
 void LocalCommunicator::time_out(const Operation& mine, std::chrono::nanoseconds deadline,
-                                 Lock& lock, std::string_view phase) {
+                                 GroupLock& lock, std::string_view phase) {
   int32_t late = 0;
   while (late < size() - 1 && !needs(mine, late)) ++late;
   for (int32_t peer = 0; peer < size(); ++peer) {
     // A rank that never arrived is to blame before one that waits for it.
-    if (needs(mine, peer) && mine.kind != OperationKind::kSend &&
-        partner_of(mine, peer) == nullptr) {
+    if (needs(mine, peer) && partner_of(*group_, mine, rank_, peer) == nullptr) {
       late = peer;
       break;
     }
@@ -218,7 +238,7 @@ void LocalCommunicator::time_out(const Operation& mine, std::chrono::nanoseconds
 }
 
 void LocalCommunicator::fail(ErrorCode code, int32_t peer, std::string_view phase, std::string what,
-                             Lock& lock) {
+                             GroupLock& lock) {
   self().standing = Standing::kFailed;
   self().failure = code;
   self().culprit = peer;
@@ -227,9 +247,9 @@ void LocalCommunicator::fail(ErrorCode code, int32_t peer, std::string_view phas
   throw CommError(code, peer, std::string(phase), std::move(what));
 }
 
-void LocalCommunicator::withdraw(Lock& lock) {
+void LocalCommunicator::withdraw(GroupLock& lock) {
   group_->changed.notify_all();
-  group_->changed.wait(lock, [this] { return self().readers == 0; });
+  group_->changed.wait(lock, [this] { return self().users == 0; });
   for (Operation& operation : self().operations) operation.sequence = 0;
 }
 
@@ -237,8 +257,11 @@ bool LocalCommunicator::usable() {
   return group_->aborted_by < 0 && self().standing == Standing::kActive;
 }
 
-void LocalCommunicator::check_usable(std::string_view phase) {
+void LocalCommunicator::check_usable(GroupLock& lock, std::string_view phase) {
   if (group_->aborted_by >= 0) {
+    if (self().standing == Standing::kActive) {
+      fail(ErrorCode::kCommAborted, group_->aborted_by, phase, group_->abort_reason.data(), lock);
+    }
     throw CommError(ErrorCode::kCommAborted, group_->aborted_by, std::string(phase),
                     group_->abort_reason.data());
   }
@@ -249,3 +272,25 @@ void LocalCommunicator::check_usable(std::string_view phase) {
 }
 
 }  // namespace conclave::inline v0::comm
+
+namespace conclave::inline v0 {
+
+std::vector<std::unique_ptr<Communicator>> make_local_group(const LocalGroupOptions& options) {
+  if (options.num_ranks < 1) {
+    throw Error(ErrorCode::kInvalidArgument, {.what = "a local group needs ranks",
+                                              .tensor = "num_ranks",
+                                              .expected = "at least 1",
+                                              .found = std::to_string(options.num_ranks)});
+  }
+  auto group = std::make_shared<comm::LocalGroup>();
+  group->ranks.resize(static_cast<size_t>(options.num_ranks));
+  std::vector<std::unique_ptr<Communicator>> communicators;
+  communicators.reserve(group->ranks.size());
+  for (int32_t rank = 0; rank < options.num_ranks; ++rank) {
+    communicators.push_back(
+        std::make_unique<comm::LocalCommunicator>(group, rank, options.timeout));
+  }
+  return communicators;
+}
+
+}  // namespace conclave::inline v0

@@ -1,5 +1,5 @@
 // The state that the ranks of a local group share. One mutex guards all of it; only the bytes of
-// messages are read without it, see RankState::readers.
+// messages are read and written without it, see RankState::users.
 #pragma once
 
 #include "comm/local/operation.h"
@@ -25,9 +25,9 @@ struct RankState {
   ErrorCode failure = ErrorCode::kCommAborted;
   int32_t culprit = -1;
   std::string reason;
-  // Peers that are copying out of this rank's buffers without the lock. A rank that gives up waits
-  // for zero, after which no peer reads its buffers.
-  int32_t readers = 0;
+  // Threads that are reading or writing this rank's buffers without the lock. A rank that gives up
+  // waits for zero, after which nobody touches its buffers.
+  int32_t users = 0;
   std::array<Operation, kMaxOperations> operations;
 };
 
@@ -37,6 +37,9 @@ struct LocalGroup {
   std::vector<RankState> ranks;
   int32_t aborted_by = -1;
   std::array<char, 256> abort_reason{};  // fixed, so that abort cannot fail
+
+  int32_t size() const { return static_cast<int32_t>(ranks.size()); }
+  RankState& rank(int32_t number) { return ranks[static_cast<size_t>(number)]; }
 };
 
 }  // namespace conclave::inline v0::comm

@@ -8,9 +8,9 @@ namespace {
 // Bytes that `mine` expects from `peer`. Reductions need the same vector from every rank.
 int64_t expected_bytes(const Operation& mine, int32_t peer) {
   switch (mine.kind) {
-    case OperationKind::kAllToAllV:
+    case CommKind::kAllToAllV:
       return mine.recv_counts[static_cast<size_t>(peer)];
-    case OperationKind::kRecv:
+    case CommKind::kRecv:
       return mine.recv_bytes;
     default:
       return mine.send_bytes;
@@ -19,28 +19,8 @@ int64_t expected_bytes(const Operation& mine, int32_t peer) {
 
 }  // namespace
 
-std::string_view to_string(OperationKind kind) noexcept {
-  switch (kind) {
-    case OperationKind::kAllToAllV:
-      return "all_to_all_v";
-    case OperationKind::kAllGather:
-      return "all_gather";
-    case OperationKind::kAllReduce:
-      return "all_reduce";
-    case OperationKind::kReduceScatter:
-      return "reduce_scatter";
-    case OperationKind::kBarrier:
-      return "barrier";
-    case OperationKind::kSend:
-      return "send";
-    case OperationKind::kRecv:
-      return "recv";
-  }
-  return "unknown";
-}
-
 Block block_for(const Operation& from, int32_t to) {
-  if (from.kind != OperationKind::kAllToAllV) return {from.send, from.send_bytes};
+  if (from.kind != CommKind::kAllToAllV) return {from.send, from.send_bytes};
   const auto at = static_cast<size_t>(to);
   const int64_t bytes = from.send_counts[at];
   return {bytes == 0 ? nullptr : from.send + from.send_offsets[at], bytes};
@@ -48,9 +28,9 @@ Block block_for(const Operation& from, int32_t to) {
 
 std::byte* destination_of(const Operation& mine, int32_t from) {
   switch (mine.kind) {
-    case OperationKind::kAllToAllV:
+    case CommKind::kAllToAllV:
       return mine.recv + mine.recv_offsets[static_cast<size_t>(from)];
-    case OperationKind::kAllGather:
+    case CommKind::kAllGather:
       return mine.recv + from * mine.send_bytes;
     default:
       return mine.recv;

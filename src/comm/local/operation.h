@@ -14,28 +14,20 @@
 
 namespace conclave::inline v0::comm {
 
-enum class OperationKind : uint8_t {
-  kAllToAllV,
-  kAllGather,
-  kAllReduce,
-  kReduceScatter,
-  kBarrier,
-  kSend,
-  kRecv,
-};
-std::string_view to_string(OperationKind kind) noexcept;
+constexpr bool is_collective(CommKind kind) {
+  return kind != CommKind::kSend && kind != CommKind::kRecv;
+}
+constexpr bool is_reduction(CommKind kind) {
+  return kind == CommKind::kAllReduce || kind == CommKind::kReduceScatter;
+}
 
-constexpr bool is_collective(OperationKind kind) {
-  return kind != OperationKind::kSend && kind != OperationKind::kRecv;
-}
-constexpr bool is_reduction(OperationKind kind) {
-  return kind == OperationKind::kAllReduce || kind == OperationKind::kReduceScatter;
-}
+// Any thread of the group may move a block; kMoving tells the others that one is at it.
+enum class Progress : uint8_t { kOpen, kMoving, kDone };
 
 // One operation of one rank, from begin to the end of wait.
 struct Operation {
   uint64_t sequence = 0;  // its handle's; 0: this entry is free
-  OperationKind kind = OperationKind::kBarrier;
+  CommKind kind = CommKind::kBarrier;
   uint64_t number = 0;  // counts the rank's collectives, or the messages between two ranks
   int32_t peer = -1;    // the other rank of a message
   DType dtype = DType::kU8;
@@ -46,7 +38,7 @@ struct Operation {
   int64_t recv_bytes = 0;
 
   std::vector<int64_t> send_counts, send_offsets, recv_counts, recv_offsets;  // [ranks]
-  std::vector<uint8_t> taken;        // [ranks] this rank has all it needs from the peer
+  std::vector<Progress> taken;       // [ranks] what this rank needs from the peer
   std::vector<uint8_t> acked;        // [ranks] the peer has all it needs from this rank
   std::vector<Operation*> partners;  // [ranks] scratch for a reduction
 

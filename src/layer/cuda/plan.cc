@@ -509,7 +509,8 @@ bool CudaMlpPlan::quantises() const {
 }
 
 int32_t CudaPlan::num_ids() const {
-  const int64_t routed_ids = part.has_replicas() ? part.placement.num_physical() : spec.num_experts;
+  const int64_t routed_ids =
+      part.has_replicas() ? part.placement().num_physical() : spec.num_experts;
   return static_cast<int32_t>(routed_ids) + fused.slots();
 }
 

@@ -391,7 +391,7 @@ void fill_mlp(const MlpSource& mlp, const WeightSource& source, WeightUpload& up
 
 // Local expert of each id: physical experts, then fused shared ones; -1 if it is not on this rank.
 std::vector<int32_t> local_expert_map(const CudaPlan& plan) {
-  const std::vector<int32_t> routed = plan.part.placement.expert_map(plan.parallel.ep_rank);
+  const std::vector<int32_t> routed = plan.part.placement().expert_map(plan.parallel.ep_rank);
   std::vector<int32_t> map(routed.begin(), routed.end());
   const auto local = static_cast<int32_t>(plan.part.local_experts.size());
   for (int32_t slot = 0; slot < plan.fused.slots(); ++slot) map.push_back(local + slot);
@@ -469,8 +469,8 @@ void allocate_rest(const RestAllocator& allocator, const CudaPlan& plan,
   weights.output_bias = allocator.floats(spec.has_output_bias, spec.hidden_size, "output_bias");
   if (!is_identity(map)) weights.local_expert = allocator.ints(map.size(), "local_expert");
   if (plan.part.has_replicas()) {
-    weights.replica_first = allocator.ints(plan.part.replicas.first.size(), "replicas");
-    weights.replicas = allocator.ints(plan.part.replicas.physical.size(), "replicas");
+    weights.replica_first = allocator.ints(plan.part.replicas().first.size(), "replicas");
+    weights.replicas = allocator.ints(plan.part.replicas().physical.size(), "replicas");
   }
 }
 
@@ -524,8 +524,8 @@ void fill_rest(const CudaPlan& plan, const WeightSource& source, WeightUpload& u
     upload.copy_ints(local_expert_map(plan), weights.local_expert.as<int32_t>());
   }
   if (plan.part.has_replicas()) {
-    upload.copy_ints(plan.part.replicas.first, weights.replica_first.as<int32_t>());
-    upload.copy_ints(plan.part.replicas.physical, weights.replicas.as<int32_t>());
+    upload.copy_ints(plan.part.replicas().first, weights.replica_first.as<int32_t>());
+    upload.copy_ints(plan.part.replicas().physical, weights.replicas.as<int32_t>());
   }
 }
 

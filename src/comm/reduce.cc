@@ -1,4 +1,4 @@
-#include "comm/local/reduce.h"
+#include "comm/reduce.h"
 
 #include <cstring>
 #include <type_traits>
