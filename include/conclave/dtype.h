@@ -31,7 +31,8 @@ enum class DType : uint8_t {
   kF8E5M2Fnuz,
   kF4,
   kF6E2M3,
-  kF6E3M2,  // below a byte: sizes are given in bits
+  kF6E3M2,  // from kF4 on below a byte: sizes are given in bits
+  kI4,      // code c, of 0 to 15, is c - 8
 };
 
 // Bits of one element: 16 for kBF16, 4 for kF4.

@@ -1,5 +1,8 @@
 #include "checkpoint/block_reader.h"
 
+#include "core/checked.h"
+#include "core/code_bits.h"
+
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -93,6 +96,21 @@ void pick_any(const LineReader& reader, const Lines& lines, const Target& target
 }
 
 }  // namespace
+
+void read_codes(const TensorData& data, const MatrixLocation& matrix, const WeightBlock& block,
+                int64_t bits, std::span<std::byte> destination) {
+  const int64_t cols = block.col_end - block.col_begin;
+  const auto out_bytes = static_cast<size_t>(ceil_div(cols * bits, 8));
+  std::vector<std::byte> window;
+  for (int64_t row = block.row_begin; row < block.row_end; ++row) {
+    const int64_t first = matrix.offset + row * matrix.row_stride + block.col_begin;
+    const int64_t first_byte = first * bits / 8;
+    window.resize(static_cast<size_t>(ceil_div((first + cols) * bits, 8) - first_byte));
+    data.read(matrix.tensor, static_cast<uint64_t>(first_byte), window);
+    copy_codes(window.data(), first - first_byte * 8 / bits, cols, bits, destination.data());
+    destination = destination.subspan(out_bytes);
+  }
+}
 
 void read_block(const TensorData& data, const MatrixLocation& matrix, const WeightBlock& block,
                 size_t element_bytes, std::span<std::byte> destination) {

@@ -16,4 +16,9 @@ namespace conclave::inline v0::checkpoint {
 void read_block(const TensorData& data, const MatrixLocation& matrix, const WeightBlock& block,
                 size_t element_bytes, std::span<std::byte> destination);
 
+// The same for codes narrower than a byte, whose columns lie side by side: each row of the block
+// begins a byte.
+void read_codes(const TensorData& data, const MatrixLocation& matrix, const WeightBlock& block,
+                int64_t bits, std::span<std::byte> destination);
+
 }  // namespace conclave::inline v0::checkpoint

@@ -1,3 +1,4 @@
+#include "checkpoint/code_words.h"
 #include "checkpoint/describe_layer.h"
 #include "checkpoint/layer_assignment.h"
 #include "checkpoint/layer_source.h"
@@ -8,6 +9,7 @@
 #include "checkpoint/scale_names.h"
 #include "checkpoint/tensor_data.h"
 #include "checkpoint/tensor_name.h"
+#include "core/weight_types.h"
 #include "io/text.h"
 
 #include "conclave/checkpoint.h"
@@ -124,14 +126,15 @@ struct CheckpointFeed::Impl {
     if (plain == plain_specs.end()) return;
     if (part == checkpoint::Part::kResidualDown) layer.spec.residual.weight_dtype = dtype;
     if (!checkpoint::is_quantisable(part)) return;
-    if (dtype != DType::kF8E4M3 && !checkpoint::is_plain(dtype)) {
+    const DType codes = config.quant->element;
+    if (dtype != codes && !is_plain(dtype)) {
       throw Error(ErrorCode::kUnsupportedQuantization,
                   {.what = "weights in codes that are not read",
                    .tensor = name,
-                   .expected = "F8_E4M3, F32, F16 or BF16",
+                   .expected = std::string(to_string(codes)) + ", F32, F16 or BF16",
                    .found = std::string(to_string(dtype))});
     }
-    if (dtype == DType::kF8E4M3 || layer.spec.weight_dtype != DType::kF8E4M3) return;
+    if (dtype == codes || layer.spec.weight_dtype != codes) return;
     if (part == checkpoint::Part::kSharedDown) {
       layer.spec.shared.weight_dtype = dtype;
     } else if (part == checkpoint::Part::kDown) {
@@ -179,11 +182,12 @@ struct CheckpointFeed::Impl {
   }
 
   void add(const std::string& name, const ConstTensorView& tensor) {
-    infos.push_back({.name = name,
-                     .dtype = tensor.dtype,
-                     .shape = {tensor.shape.dims().begin(), tensor.shape.dims().end()},
-                     .file_offset = 0,
-                     .bytes = dense_bytes(tensor.dtype, tensor.shape)});
+    infos.push_back(checkpoint::as_codes(
+        config.quant, {.name = name,
+                       .dtype = tensor.dtype,
+                       .shape = {tensor.shape.dims().begin(), tensor.shape.dims().end()},
+                       .file_offset = 0,
+                       .bytes = dense_bytes(tensor.dtype, tensor.shape)}));
     table.tensors.push_back({.info = &infos.back(), .shard = 0});
   }
 
@@ -263,7 +267,9 @@ bool CheckpointFeed::put(std::string_view name, const ConstTensorView& tensor, F
     throw Error(ErrorCode::kTensorDuplicate,
                 {.what = "a tensor of this name was put before", .tensor = io::show_name(full)});
   }
-  const auto split = checkpoint::split_model_name(architecture, full);
+  auto split = checkpoint::split_model_name(architecture, full);
+  if (split && checkpoint::repeats_shape(impl.config.quant, split->rest)) return false;
+  if (split) split->rest = checkpoint::matrix_name(impl.config.quant, split->rest);
   LayerConfig* layer = split ? impl.find_layer(split->layer) : nullptr;
   if (layer == nullptr) return false;
 
@@ -289,7 +295,7 @@ bool CheckpointFeed::put(std::string_view name, const ConstTensorView& tensor, F
   try {
     impl.check_last(*split, *layer, is_known);
     if (is_known && pattern) {
-      impl.settle(*layer, pattern->pattern->part, io::show_name(full), tensor.dtype);
+      impl.settle(*layer, pattern->pattern->part, io::show_name(full), impl.infos.back().dtype);
     }
   } catch (...) {
     impl.drop_last();

@@ -3,6 +3,7 @@
 #include "checkpoint/generic_names.h"
 #include "checkpoint/tensor_name.h"
 #include "core/weight_id.h"
+#include "core/weight_types.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -42,10 +43,6 @@ int64_t number_in(std::string_view text) {
     text.remove_prefix(std::min(text.size(), component.size() + 1));
   }
   return 0;
-}
-
-bool is_float_type(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
 }
 
 AxisOrder axes_of_stack(StackOrder order) {
@@ -233,6 +230,14 @@ void LayerAssignment::place(const Match& match) {
                                           .expected = expected_shape(pattern),
                                           .found = render_shape(info.shape)});
   }
+  if (axes == AxisOrder::kColsFirst && bit_size(info.dtype) < 8) {
+    throw Error(ErrorCode::kUnsupportedQuantization,
+                {.what = "codes narrower than a byte are stored by columns",
+                 .file = table_.path_of(match.tensor),
+                 .tensor = info.name,
+                 .expected = "rows of " + std::string(to_string(info.dtype)) + " codes",
+                 .found = render_shape(info.shape)});
+  }
   if (is_expert_part(pattern.part) && axes == AxisOrder::kColsFirst) transposed_ = true;
   const auto roles = roles_of(pattern.part);
   RoleShare share{.parts = static_cast<int64_t>(roles.size())};
@@ -405,22 +410,21 @@ void LayerAssignment::check_types() const {
   check_scale_types();
 }
 
-// e4m3 is accepted only for matrices that the spec says are quantised.
+// Codes are accepted only for matrices that the spec says are quantised.
 bool LayerAssignment::is_type_of(WeightRole role, DType dtype) const {
   if (role == WeightRole::kHashTable) return dtype == DType::kI32 || dtype == DType::kI64;
-  if (is_scale_role(role) || is_float_type(dtype)) return true;
+  if (is_scale_role(role) || is_plain(dtype)) return true;
   const WeightId id = weight_id(role);
   const bool shared = id.mlp == Mlp::kShared;
   if ((!shared && id.mlp != Mlp::kRouted) || id.plane != Plane::kWeights) return false;
   const MoeSpec& spec = layer_.spec;
-  return dtype == DType::kF8E4M3 &&
-         (shared ? shared_weight_dtype(spec) : spec.weight_dtype) == DType::kF8E4M3;
+  return dtype == (shared ? shared_weight_dtype(spec) : spec.weight_dtype);
 }
 
 Support LayerAssignment::type_support(const LayerMap& map) const {
   if (!foreign_.empty()) {
     return Support::no(foreign_ +
-                       " is quantised; this version reads e4m3 matrices of experts and shared "
+                       " is quantised; this version reads codes of matrices of experts and shared "
                        "experts, and all others in F32, F16 or BF16");
   }
   for (size_t i = 0; i < kNumRoles; ++i) {
@@ -433,7 +437,7 @@ Support LayerAssignment::type_support(const LayerMap& map) const {
   const RoleMatrices& shared = map.role(WeightRole::kSharedDown);
   const DType expert_type = map.role(WeightRole::kDown).info.dtype;
   if (shared.info.count == 0 || shared.info.dtype == expert_type) return Support::yes();
-  if (expert_type == DType::kF8E4M3) return Support::yes();
+  if (!is_plain(expert_type)) return Support::yes();
   return Support::no(fmt::format("the shared expert is stored as {}, the routed experts as {}",
                                  to_string(shared.info.dtype), to_string(expert_type)));
 }

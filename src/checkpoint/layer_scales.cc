@@ -1,6 +1,8 @@
 // The part of LayerAssignment that handles the scales of quantised matrices.
+#include "checkpoint/code_words.h"
 #include "checkpoint/layer_assignment.h"
 #include "core/layer_roles.h"
+#include "core/weight_types.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -11,10 +13,6 @@ namespace conclave::inline v0::checkpoint {
 namespace {
 
 using Shapes = std::vector<std::vector<int64_t>>;
-
-bool is_plain_type(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
-}
 
 // Trailing axes of size one may be left out, and a stack has one more axis in front.
 void add_shapes(const TensorBlock& block, Shapes& shapes) {
@@ -62,11 +60,11 @@ bool LayerAssignment::is_foreign_scale(const LayerTensor& item,
     const TensorInfo& info = table_.info(matrix->second);
     const auto name = match_name(*config_.architecture, scale.matrix,
                                  [this](const NamePattern& known) { return is_wanted(known); });
-    if (!name || is_plain_type(info.dtype)) continue;
+    if (!name || is_plain(info.dtype)) continue;
     // A surplus scale of a matrix that is read is a fault.
     const bool is_read = is_quantisable(name->pattern->part) &&
                          has_roles(roles_of(name->pattern->part, TensorKind::kScale));
-    if (is_read && info.dtype == DType::kF8E4M3) continue;
+    if (is_read && info.dtype == config_.quant->element) continue;
     if (foreign_.empty()) foreign_ = info.name;
     return true;
   }
@@ -100,7 +98,8 @@ std::string LayerAssignment::expected_shape(const NamePattern& pattern, TensorKi
 std::string LayerAssignment::full_name(const NamePattern& pattern, TensorKind kind,
                                        int64_t expert) const {
   const std::string name = full_name(pattern, expert);
-  if (kind == TensorKind::kPlain) return name;
+  const bool in_words = config_.quant && config_.quant->in_words && is_quantisable(pattern.part);
+  if (kind == TensorKind::kPlain) return in_words ? words_name(name) : name;
   return usual_scale_name(name, kind, config_.quant_method);
 }
 
@@ -147,7 +146,7 @@ void LayerAssignment::check_scale_types() const {
     if (!is_scale_role(static_cast<WeightRole>(i)) || slots_[i].empty()) continue;
     const int32_t tensor = slots_[i].front().tensor;
     const TensorInfo& info = table_.info(tensor);
-    if (is_plain_type(info.dtype) || info.dtype == DType::kF8E8M0) continue;
+    if (is_plain(info.dtype) || info.dtype == DType::kF8E8M0) continue;
     throw Error(ErrorCode::kTensorDType, {.what = "scales of another type",
                                           .file = table_.path_of(tensor),
                                           .tensor = info.name,

@@ -1,6 +1,7 @@
 #include "checkpoint/layer_source.h"
 
 #include "checkpoint/block_reader.h"
+#include "core/weight_types.h"
 
 #include "conclave/error.h"
 
@@ -24,9 +25,8 @@ void check_block(const WeightInfo& info, const WeightBlock& block, size_t destin
                                       block.row_end, block.col_begin, block.col_end),
                  .limit = fmt::format("[{}, {}]", info.rows, info.cols)});
   }
-  const auto bytes =
-      static_cast<size_t>((block.row_end - block.row_begin) * (block.col_end - block.col_begin)) *
-      static_cast<size_t>(byte_size(info.dtype));
+  const auto bytes = static_cast<size_t>((block.row_end - block.row_begin) *
+                                         packed_bytes(info.dtype, block.col_end - block.col_begin));
   if (bytes != destination_bytes) {
     throw Error(ErrorCode::kShape, {.what = "the destination has another size than the block",
                                     .tensor = "destination",
@@ -52,7 +52,7 @@ const MatrixLocation& LayerSource::matrix_of(WeightRole role, int64_t expert) co
 
 void LayerSource::verify(const MatrixLocation& matrix, DType dtype) const {
   if (verifier_ == nullptr) return;
-  verifier_->check(matrix.tensor, static_cast<uint64_t>(matrix.offset * byte_size(dtype)));
+  verifier_->check(matrix.tensor, static_cast<uint64_t>(packed_bytes(dtype, matrix.offset)));
 }
 
 void LayerSource::read(WeightRole role, int64_t expert, const WeightBlock& block,
@@ -61,20 +61,22 @@ void LayerSource::read(WeightRole role, int64_t expert, const WeightBlock& block
   const WeightInfo info = describe(role);
   check_block(info, block, destination.size());
   if (destination.empty()) return;
-  const auto element_bytes = static_cast<size_t>(byte_size(info.dtype));
+  const int64_t bits = bit_size(info.dtype);
   const int64_t first =
       matrix.offset + block.row_begin * matrix.row_stride + block.col_begin * matrix.col_stride;
-  const auto first_byte = static_cast<uint64_t>(first) * element_bytes;
+  const auto first_byte = static_cast<uint64_t>(first * bits / 8);
   const int64_t rows = block.row_end - block.row_begin;
   const int64_t cols = block.col_end - block.col_begin;
-  const bool dense = matrix.col_stride == 1 && (matrix.row_stride == cols || rows == 1);
+  const bool dense = matrix.col_stride == 1 && (matrix.row_stride == cols || rows == 1) &&
+                     first * bits % 8 == 0 && cols * bits % 8 == 0;
   if (dense && verifier_ != nullptr &&
       verifier_->is_block(matrix.tensor, first_byte, destination.size())) {
     read_verified(matrix.tensor, first_byte, destination);
     return;
   }
   verify(matrix, info.dtype);
-  read_block(data_, matrix, block, element_bytes, destination);
+  if (bits < 8) return read_codes(data_, matrix, block, bits, destination);
+  read_block(data_, matrix, block, static_cast<size_t>(bits / 8), destination);
 }
 
 void LayerSource::read_verified(int32_t tensor, uint64_t offset,
@@ -95,9 +97,11 @@ ConstTensorView LayerSource::view(WeightRole role, int64_t expert) const {
   if (matrix.col_stride != 1 || matrix.row_stride != info.cols) return {};
   const auto mapped = data_.mapped(matrix.tensor);
   if (mapped.empty()) return {};
-  const std::byte* data = mapped.data() + matrix.offset * byte_size(info.dtype);
+  const int64_t bits = bit_size(info.dtype);
+  if (matrix.offset * bits % 8 != 0 || matrix.row_stride * bits % 8 != 0) return {};
+  const std::byte* data = mapped.data() + matrix.offset * bits / 8;
   // The header before the data may have any length.
-  const auto alignment = static_cast<uintptr_t>(byte_size(info.dtype));
+  const auto alignment = static_cast<uintptr_t>(ceil_div(bits, 8));
   if (reinterpret_cast<uintptr_t>(data) % alignment != 0) return {};
   verify(matrix, info.dtype);
   return {.data = data, .dtype = info.dtype, .shape = {info.rows, info.cols}};

@@ -1,8 +1,10 @@
 #include "checkpoint/layer_tensors.h"
 
+#include "checkpoint/code_words.h"
 #include "checkpoint/layer_names.h"
 #include "checkpoint/name_list.h"
 #include "checkpoint/tensor_name.h"
+#include "core/weight_types.h"
 
 #include "conclave/error.h"
 
@@ -165,6 +167,7 @@ LayerTensors group_by_layer(const ModelConfig& config, const TensorTable& table,
     const std::string_view name = tensor.info->name;
     names.push_back(split_model_name(architecture, name));
     if (!names.back()) continue;
+    names.back()->rest = matrix_name(config.quant, names.back()->rest);
     ++layer_trunks[names.back()->trunk];
     if (looks_like_expert(architecture, names.back()->rest)) ++expert_trunks[names.back()->trunk];
   }
@@ -180,6 +183,7 @@ LayerTensors group_by_layer(const ModelConfig& config, const TensorTable& table,
     const auto extra_name = extra == ExtraLayers::kRead
                                 ? split_extra_name(config, groups.trunk, tensor.info->name)
                                 : std::nullopt;
+    if (name && repeats_shape(config.quant, name->rest)) continue;
     if (extra_name) {
       add_extra(architecture, *extra_name, static_cast<int32_t>(i), groups);
       if (in_moe_block(architecture, extra_name->name.rest)) continue;
@@ -247,13 +251,9 @@ void refuse_codes(DType stored, ModelConfig& config) {
 
 }  // namespace
 
-bool is_plain(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
-}
-
-void quantise(const QuantSpec& quant, MoeSpec& spec) {
-  spec.weight_dtype = DType::kF8E4M3;
-  spec.quant = quant;
+void quantise(const QuantizedWeights& quant, MoeSpec& spec) {
+  spec.weight_dtype = quant.element;
+  spec.quant = quant.spec;
   if (spec.residual.intermediate_size != 0) spec.residual.weight_dtype = DType::kBF16;
 }
 
@@ -266,18 +266,18 @@ void settle_quantization(const LayerTensors& tensors, const TensorTable& table,
       return stored_type(*config.architecture, table, items, part);
     };
     const std::optional<DType> routed = type(Part::kDown);
-    if (routed && *routed != DType::kF8E4M3 && !is_plain(*routed))
-      return refuse_codes(*routed, config);
-    if (routed != DType::kF8E4M3) continue;
+    const DType codes = config.quant->element;
+    if (routed && *routed != codes && !is_plain(*routed)) return refuse_codes(*routed, config);
+    if (routed != codes) continue;
     MoeSpec& spec = layer.spec;
     quantise(*config.quant, spec);
     if (spec.shared.mode != SharedMode::kNone) {
       const auto shared = type(Part::kSharedDown);
-      if (shared && shared != DType::kF8E4M3) spec.shared.weight_dtype = shared;
+      if (shared && shared != codes) spec.shared.weight_dtype = shared;
     }
     if (spec.residual.intermediate_size != 0) {
       const auto residual = type(Part::kResidualDown).value_or(DType::kBF16);
-      spec.residual.weight_dtype = residual == DType::kF8E4M3 ? DType::kBF16 : residual;
+      spec.residual.weight_dtype = residual == codes ? DType::kBF16 : residual;
     }
   }
 }

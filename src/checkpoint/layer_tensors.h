@@ -47,10 +47,8 @@ std::optional<LayerName> split_model_name(const Architecture& architecture, std:
 // Settles what the family leaves to the file: whether a layer has a selection bias.
 void settle_by_file(const LayerTensors& tensors, const TensorTable& table, ModelConfig& config);
 
-// Whether the type is f32, f16 or bf16.
-bool is_plain(DType dtype);
 // Marks the routed experts of a layer, and with them its shared experts, as quantised.
-void quantise(const QuantSpec& quant, MoeSpec& spec);
+void quantise(const QuantizedWeights& quant, MoeSpec& spec);
 
 // Decides by the types of their matrices which layers of a quantised model are quantised. Modules
 // that the quantiser left out are plain; if experts have codes that are not read, the method of the

@@ -1,3 +1,4 @@
+#include "checkpoint/code_words.h"
 #include "checkpoint/describe_layer.h"
 #include "checkpoint/layer_source.h"
 #include "checkpoint/layer_tensors.h"
@@ -125,6 +126,7 @@ Checkpoint Checkpoint::open(const std::filesystem::path& path, const CheckpointO
   impl->architecture = impl->config.architecture->name;
   impl->shards = checkpoint::open_shards(directory, options.access);
   impl->data = std::make_unique<checkpoint::ShardData>(impl->shards);
+  checkpoint::describe_codes(impl->config.quant, impl->shards);
   const checkpoint::LayerTensors tensors = checkpoint::group_by_layer(
       impl->config, impl->shards,
       options.extra_layers ? checkpoint::ExtraLayers::kRead : checkpoint::ExtraLayers::kSkip);

@@ -3,7 +3,9 @@
 #include "checkpoint/config_reader.h"
 #include "checkpoint/name_list.h"
 #include "checkpoint/tensor_name.h"
+#include "core/weight_types.h"
 #include "io/text.h"
+#include "quant/weight_format.h"
 
 #include "conclave/checkpoint.h"
 
@@ -132,7 +134,7 @@ std::optional<DType> read_dtype(const std::vector<io::JsonValue>& chain,
     std::string_view name = value->as_string();
     if (name.starts_with("torch.")) name.remove_prefix(6);
     const std::optional<DType> dtype = parse_dtype(name);
-    if (dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16) return dtype;
+    if (dtype && is_plain(*dtype)) return dtype;
     notes.push_back(fmt::format("{} {} is not a type layers run in; the router's own is used",
                                 value->path(), io::show_text(name)));
   }
@@ -175,16 +177,16 @@ void set_stored_rounding(const ModelConfig& config, DType stored, RouterSpec& ro
 
 std::string quantization_reason(std::string_view method) {
   return fmt::format(
-      "quantised with {}; this version runs f32, f16 and bf16 weights, and e4m3 of "
-      "fp8, compressed-tensors and ModelOpt",
-      method);
+      "quantised with {}; this version runs {} weights of fp8, compressed-tensors and "
+      "ModelOpt",
+      method, quant::known_formats(true));
 }
 
 void set_quantization(const Quantization& found, ModelConfig& model) {
   if (found.method.empty()) return;
   model.quant_method = found.method;
-  if (found.spec) {
-    model.quant = found.spec;
+  if (found.weights) {
+    model.quant = found.weights;
     return;
   }
   model.quantization = found.method;

@@ -31,12 +31,12 @@ struct ModelConfig {
   const Architecture* architecture = nullptr;
   std::string model_type;
   int64_t num_hidden_layers = 0;
-  std::optional<DType> dtype;        // the model's arithmetic type, if the config gives one
-  std::string quantization;          // name of a method that is not read; empty: none
-  std::optional<QuantSpec> quant;    // for e4m3 matrices, if their method is read
-  std::string quant_method;          // the name of that method
-  std::vector<LayerConfig> layers;   // MoE layers, ascending
-  Support support = Support::yes();  // for all layers, beside that of each
+  std::optional<DType> dtype;             // the model's arithmetic type, if the config gives one
+  std::string quantization;               // name of a method that is not read; empty: none
+  std::optional<QuantizedWeights> quant;  // if their method is read
+  std::string quant_method;               // the name of that method
+  std::vector<LayerConfig> layers;        // MoE layers, ascending
+  Support support = Support::yes();       // for all layers, beside that of each
   std::vector<std::string> notes;
 };
 

@@ -2,6 +2,7 @@
 
 #include "checkpoint/config_reader.h"
 #include "io/text.h"
+#include "quant/weight_format.h"
 
 #include "conclave/error.h"
 
@@ -97,9 +98,15 @@ QuantSpec read_fp8(const io::JsonValue& config) {
   return spec;
 }
 
-bool is_e4m3(const io::JsonValue& scheme) {
+// The format of the codes that a scheme names by their bits and kind.
+const quant::WeightFormat& format_of_scheme(const io::JsonValue& scheme) {
   const auto bits = scheme.find_set("num_bits");
-  return bits && bits->as_int64() == 8 && text_of(scheme, "type", "int") == "float";
+  const std::string kind = text_of(scheme, "type", "int");
+  for (const quant::WeightFormat& format : quant::format_catalog().rows()) {
+    if (format.codes == nullptr || !bits || bits->as_int64() != bit_size(format.element)) continue;
+    if (kind == format.compressed_tensors.type) return format;
+  }
+  throw NotRead{fmt::format("{} codes of {} bits", kind, bits ? bits->as_int64() : 0)};
 }
 
 bool is_symmetric(const io::JsonValue& scheme) {
@@ -107,8 +114,16 @@ bool is_symmetric(const io::JsonValue& scheme) {
   return !symmetric || symmetric->as_bool();
 }
 
+// Groups are parts of a row.
+void set_group(const io::JsonValue& scheme, QuantSpec& spec) {
+  set_block(spec, 1, block_size(scheme.at("group_size")));
+  const auto order = scheme.find_set("actorder");
+  if (order && !(order->is_string() && order->as_string() == "weight")) {
+    throw NotRead{"groups of columns in an order of their own (actorder)"};
+  }
+}
+
 void read_weights(const io::JsonValue& scheme, QuantSpec& spec) {
-  if (!is_e4m3(scheme)) throw NotRead{"weights that are not 8-bit floats"};
   if (!is_symmetric(scheme)) throw NotRead{"weights with zero points"};
   const std::string strategy = text_of(scheme, "strategy", "tensor");
   if (strategy == "tensor") {
@@ -118,6 +133,8 @@ void read_weights(const io::JsonValue& scheme, QuantSpec& spec) {
   } else if (strategy == "block") {
     const io::JsonValue sizes = scheme.at("block_structure");
     sizes.is_string() ? set_block_text(sizes, spec) : set_block(sizes, spec);
+  } else if (strategy == "group") {
+    set_group(scheme, spec);
   } else {
     throw NotRead{"weights of the strategy " + io::show_name(strategy)};
   }
@@ -133,8 +150,11 @@ bool is_dynamic(const io::JsonValue& scheme) {
   return dynamic->as_bool();
 }
 
-void read_activations(const io::JsonValue& scheme, QuantSpec& spec) {
-  if (!is_e4m3(scheme)) throw NotRead{"activations that are not 8-bit floats"};
+void read_activations(const io::JsonValue& scheme, const quant::CodeBook& codes, QuantSpec& spec) {
+  const DType element = format_of_scheme(scheme).element;
+  if (element != codes.element) {
+    throw NotRead{fmt::format("activations in {} beside such weights", to_string(element))};
+  }
   if (!is_symmetric(scheme)) throw NotRead{"activations with zero points"};
   const std::string strategy = text_of(scheme, "strategy", "tensor");
   const bool dynamic = is_dynamic(scheme);
@@ -157,47 +177,51 @@ void read_activations(const io::JsonValue& scheme, QuantSpec& spec) {
   }
 }
 
-QuantSpec read_config_group(const io::JsonValue& group) {
-  QuantSpec spec;
+QuantizedWeights read_config_group(const io::JsonValue& group, const std::string& stored) {
   const auto weights = group.find_set("weights");
   if (!weights) throw NotRead{"activations only"};
-  read_weights(*weights, spec);
+  const quant::WeightFormat& format = format_of_scheme(*weights);
+  QuantizedWeights found{.element = format.element,
+                         .in_words = stored == format.compressed_tensors.in_words};
+  const bool plain = stored == "naive-quantized" || stored == format.compressed_tensors.in_bytes;
+  if (!found.in_words && !plain) throw NotRead{"the format " + io::show_name(stored)};
+  read_weights(*weights, found.spec);
   if (const auto activations = group.find_set("input_activations")) {
-    read_activations(*activations, spec);
+    read_activations(*activations, *format.row_codes, found.spec);
   }
   if (group.find_set("output_activations")) throw NotRead{"quantised outputs"};
-  return spec;
+  if (Support takes = format.takes(found.spec); !takes) throw NotRead{takes.reason()};
+  return found;
 }
 
-bool same(const QuantSpec& a, const QuantSpec& b) {
-  return a.weights == b.weights && a.block_rows == b.block_rows && a.block_cols == b.block_cols &&
+bool same(const QuantizedWeights& one, const QuantizedWeights& other) {
+  const QuantSpec& a = one.spec;
+  const QuantSpec& b = other.spec;
+  return one.element == other.element && one.in_words == other.in_words && a.weights == b.weights &&
+         a.block_rows == b.block_rows && a.block_cols == b.block_cols &&
          a.activations == b.activations;
 }
 
-void check_format(const std::string& format) {
-  if (format == "float-quantized" || format == "naive-quantized") return;
-  throw NotRead{"the format " + io::show_name(format)};
-}
-
-QuantSpec read_compressed_tensors(const io::JsonValue& config) {
+QuantizedWeights read_compressed_tensors(const io::JsonValue& config) {
   const std::string format = text_of(config, "format", "float-quantized");
   const bool by_group = format == "mixed-precision";
-  if (!by_group) check_format(format);
   if (const auto sparsity = config.find_set("sparsity_config")) {
     const std::string stored = text_of(*sparsity, "format", "dense");
     if (stored != "dense") throw NotRead{"the sparse format " + io::show_name(stored)};
   }
   const auto transforms = config.find_set("transform_config");
   if (transforms && transforms->size() > 0) throw NotRead{"transforms of activations"};
-  std::optional<QuantSpec> spec;
+  std::optional<QuantizedWeights> weights;
   for (const io::JsonMember& member : config.at("config_groups").members()) {
-    if (by_group) check_format(text_of(member.value, "format", "none given"));
-    const QuantSpec group = read_config_group(member.value);
-    if (spec && !same(*spec, group)) throw NotRead{"config_groups that differ from each other"};
-    spec = group;
+    const std::string stored = by_group ? text_of(member.value, "format", "none given") : format;
+    const QuantizedWeights group = read_config_group(member.value, stored);
+    if (weights && !same(*weights, group)) {
+      throw NotRead{"config_groups that differ from each other"};
+    }
+    weights = group;
   }
-  if (!spec) throw NotRead{"no config_groups"};
-  return *spec;
+  if (!weights) throw NotRead{"no config_groups"};
+  return *weights;
 }
 
 QuantSpec spec_of_algorithm(const std::string& algorithm) {
@@ -211,11 +235,14 @@ QuantSpec spec_of_algorithm(const std::string& algorithm) {
   throw NotRead{"the algorithm " + io::show_name(algorithm)};
 }
 
+// The methods "fp8" and ModelOpt's algorithms for it have one type of codes.
+QuantizedWeights e4m3(const QuantSpec& spec) { return {.element = DType::kF8E4M3, .spec = spec}; }
+
 template <class Read>
 Quantization attempt(std::string method, const Read& read) {
-  Quantization result{.method = std::move(method), .spec = {}, .reason = {}};
+  Quantization result{.method = std::move(method), .weights = {}, .reason = {}};
   try {
-    result.spec = read();
+    result.weights = read();
   } catch (const NotRead& refusal) {
     result.reason = refusal.reason;
   }
@@ -228,15 +255,15 @@ Quantization read_quantization(const io::JsonValue& config) {
   const auto given = config.find_set("quant_method");
   if (!given) {
     return {
-        .method = "a method that " + config.path() + " does not name", .spec = {}, .reason = {}};
+        .method = "a method that " + config.path() + " does not name", .weights = {}, .reason = {}};
   }
   const std::string method = io::show_name(given->as_string());
-  if (method == "fp8") return attempt(method, [&] { return read_fp8(config); });
+  if (method == "fp8") return attempt(method, [&] { return e4m3(read_fp8(config)); });
   if (method == "compressed-tensors") {
     return attempt(method, [&] { return read_compressed_tensors(config); });
   }
   if (method == "modelopt") return read_modelopt(config);
-  return {.method = method, .spec = {}, .reason = {}};
+  return {.method = method, .weights = {}, .reason = {}};
 }
 
 Quantization read_modelopt(const io::JsonValue& root) {
@@ -244,7 +271,7 @@ Quantization read_modelopt(const io::JsonValue& root) {
     const auto nested = root.find_set("quantization");
     const auto algorithm = (nested ? *nested : root).find_set("quant_algo");
     if (!algorithm) throw NotRead{"no quant_algo"};
-    return spec_of_algorithm(std::string(algorithm->as_string()));
+    return e4m3(spec_of_algorithm(std::string(algorithm->as_string())));
   });
 }
 

@@ -1,5 +1,5 @@
-// The statements of a configuration about quantised weights, for all methods that store e4m3 codes
-// with scales: "fp8", "compressed-tensors" and ModelOpt. docs/quantisation.md has the table.
+// The statements of a configuration about quantised weights, for the methods that are read: "fp8",
+// "compressed-tensors" and ModelOpt. docs/quantisation.md has the table.
 #pragma once
 
 #include "io/json.h"
@@ -11,10 +11,17 @@
 
 namespace conclave::inline v0::checkpoint {
 
+// What quantised matrices are, and how files hold their codes.
+struct QuantizedWeights {
+  DType element = DType::kF8E4M3;
+  QuantSpec spec = {};
+  bool in_words = false;  // codes fill words of 32 bits, the lowest bits first
+};
+
 struct Quantization {
-  std::string method;             // "fp8"; empty: not quantised
-  std::optional<QuantSpec> spec;  // empty: these weights are not read
-  std::string reason;             // why not; empty if the method is not known at all
+  std::string method;                       // "fp8"; empty: not quantised
+  std::optional<QuantizedWeights> weights;  // empty: these weights are not read
+  std::string reason;                       // why not; empty if the method is not known at all
 };
 
 // Reads the object quantization_config (or compression_config) of config.json. Throws

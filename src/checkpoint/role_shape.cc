@@ -1,6 +1,7 @@
 #include "checkpoint/role_shape.h"
 
 #include "core/layer_roles.h"
+#include "core/weight_types.h"
 
 namespace conclave::inline v0::checkpoint {
 namespace {
@@ -80,7 +81,7 @@ RoleShape router_shape(const MoeSpec& spec, WeightRole role) {
 
 // The shape of a matrix's scales; empty if the matrix is plain.
 RoleShape scale_shape_of(const MoeSpec& spec, WeightRole matrix, DType dtype) {
-  if (dtype != DType::kF8E4M3) return {};
+  if (is_plain(dtype)) return {};
   const RoleShape of = role_shape(spec, matrix);
   const ScaleShape scales = scale_shape(spec.quant, of.rows, of.cols);
   return {.count = of.count, .rows = scales.rows, .cols = scales.cols};
@@ -88,7 +89,7 @@ RoleShape scale_shape_of(const MoeSpec& spec, WeightRole matrix, DType dtype) {
 
 RoleShape input_scale_shape(const MoeSpec& spec, WeightRole matrix, DType dtype) {
   const bool is_static = spec.quant.activations == ActivationScale::kTensorStatic;
-  if (dtype != DType::kF8E4M3 || !is_static) return {};
+  if (is_plain(dtype) || !is_static) return {};
   return {.count = role_shape(spec, matrix).count, .rows = 1, .cols = 1};
 }
 

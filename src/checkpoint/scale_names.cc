@@ -3,6 +3,7 @@
 #include "checkpoint/role_shape.h"
 #include "core/layer_roles.h"
 #include "core/weight_id.h"
+#include "core/weight_types.h"
 
 #include <algorithm>
 #include <array>
@@ -79,7 +80,7 @@ std::vector<WeightRole> roles_of(Part part, TensorKind kind) {
 
 std::optional<ScaleMatch> match_scale_name(const Architecture& architecture, const MoeSpec& spec,
                                            std::string_view rest) {
-  if (spec.weight_dtype != DType::kF8E4M3) return std::nullopt;
+  if (is_plain(spec.weight_dtype)) return std::nullopt;
   for (const ScaleName& scale : scale_names(rest)) {
     const auto is_there = [&](WeightRole role) { return role_shape(spec, role).count > 0; };
     const auto wanted = [&](const NamePattern& pattern) {

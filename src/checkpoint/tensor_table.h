@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -22,10 +23,11 @@ inline bool is_empty(const TensorInfo& tensor) {
 }
 
 struct TensorTable {
-  std::vector<std::string> names;     // file names, within the directory
-  std::vector<std::string> paths;     // paths of the same files, for messages
-  std::vector<StoredTensor> tensors;  // names are unique
-  std::string listing;                // the file that lists the tensors, for messages
+  std::vector<std::string> names;        // file names, within the directory
+  std::vector<std::string> paths;        // paths of the same files, for messages
+  std::vector<StoredTensor> tensors;     // names are unique
+  std::string listing;                   // the file that lists the tensors, for messages
+  std::deque<TensorInfo> as_codes = {};  // tensors of words, described by their codes
 
   const TensorInfo& info(int32_t tensor) const {
     return *tensors[static_cast<size_t>(tensor)].info;

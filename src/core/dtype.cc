@@ -36,6 +36,7 @@ constexpr std::array kTypes = {
     TypeRow{DType::kF4, 4, "F4", "float4_e2m1fn_x2"},
     TypeRow{DType::kF6E2M3, 6, "F6_E2M3", "float6_e2m3"},
     TypeRow{DType::kF6E3M2, 6, "F6_E3M2", "float6_e3m2"},
+    TypeRow{DType::kI4, 4, "I4", "int4"},
 };
 
 consteval bool rows_follow_enum() {

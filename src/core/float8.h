@@ -12,7 +12,7 @@ namespace conclave::inline v0 {
 
 inline constexpr float kLargestE4m3 = 448.0F;
 
-inline float e4m3_to_float(uint8_t code) {
+constexpr float e4m3_to_float(uint8_t code) {
   const uint32_t sign = uint32_t{code & 0x80U} << 24;
   const uint32_t magnitude = code & 0x7fU;
   if (magnitude == 0x7fU) return std::bit_cast<float>(sign | 0x7fc00000U);
@@ -23,7 +23,7 @@ inline float e4m3_to_float(uint8_t code) {
 
 // Rounds to nearest, ties to even; a finite value beyond 448 becomes 448, infinity and NaN become
 // NaN.
-inline uint8_t float_to_e4m3(float value) {
+constexpr uint8_t float_to_e4m3(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const auto sign = static_cast<uint8_t>((bits >> 24) & 0x80U);
   const uint32_t magnitude = bits & 0x7fffffffU;
@@ -39,7 +39,7 @@ inline uint8_t float_to_e4m3(float value) {
 }
 
 // The value is 2^(code - 127); 255 is NaN.
-inline float e8m0_to_float(uint8_t code) {
+constexpr float e8m0_to_float(uint8_t code) {
   if (code == 0xffU) return std::numeric_limits<float>::quiet_NaN();
   return std::bit_cast<float>(code == 0 ? 0x00400000U : uint32_t{code} << 23);
 }

@@ -2,6 +2,7 @@
 
 #include "core/checked.h"
 #include "core/weight_id.h"
+#include "core/weight_types.h"
 
 #include <algorithm>
 #include <utility>
@@ -107,7 +108,7 @@ class RoleList {
                       .cols = cols,
                       .dtype = RoleDType::kWeight,
                       .weight_dtype = dtype});
-    if (dtype == DType::kF8E4M3) scales_of(role, count, rows, cols);
+    if (!is_plain(dtype)) scales_of(role, count, rows, cols);
   }
   void scales_of(WeightRole role, int64_t count, int64_t rows, int64_t cols) {
     const ScaleShape shape = scale_shape(spec_.quant, rows, cols);

@@ -28,7 +28,7 @@ struct LayerRole {
 // Ordered as WeightRole.
 std::vector<LayerRole> layer_roles(const MoeSpec& spec);
 
-// Rows and columns of the scales of an e4m3 matrix [rows, cols].
+// Rows and columns of the scales of a matrix of codes [rows, cols].
 struct ScaleShape {
   int64_t rows = 0;
   int64_t cols = 0;

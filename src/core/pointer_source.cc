@@ -1,3 +1,6 @@
+#include "core/code_bits.h"
+#include "core/weight_types.h"
+
 #include "conclave/error.h"
 #include "conclave/weights.h"
 
@@ -19,7 +22,7 @@ struct RoleView {
 };
 
 const std::byte* offset_by(const void* data, int64_t elements, DType dtype) {
-  return static_cast<const std::byte*>(data) + elements * byte_size(dtype);
+  return static_cast<const std::byte*>(data) + elements * bit_size(dtype) / 8;
 }
 
 void check_tensor(const char* name, const ConstTensorView& tensor, int rank) {
@@ -34,12 +37,14 @@ void check_tensor(const char* name, const ConstTensorView& tensor, int rank) {
                                              std::to_string(tensor.row_stride)});
   }
   const auto address = reinterpret_cast<uintptr_t>(tensor.data);
-  const auto alignment = static_cast<uintptr_t>(byte_size(tensor.dtype));
-  if (alignment == 0 || address % alignment != 0) {
+  const auto alignment = static_cast<uintptr_t>(ceil_div(bit_size(tensor.dtype), 8));
+  if (address % alignment != 0) {
     throw Error(ErrorCode::kMisaligned, {.what = "weights are not aligned to their element",
                                          .tensor = name,
                                          .expected = "a multiple of " + std::to_string(alignment)});
   }
+  // This checks that a row ends with a byte, so that the next begins one.
+  if (rank > 0) static_cast<void>(dense_bytes(tensor.dtype, {tensor.shape[rank - 1]}));
   static_cast<void>(dense_bytes(tensor.dtype, tensor.shape));
 }
 
@@ -140,9 +145,10 @@ class PointerSource final : public WeightSource {
             std::span<std::byte> destination) const override {
     const RoleView& matrix = checked_at(role, expert);
     if (memory_ == MemoryKind::kDevice) refuse_read(role, expert);
+    std::byte* out = destination.data();
+    if (bit_size(matrix.info.dtype) < 8) return read_codes(matrix, expert, block, out);
     const auto element = static_cast<size_t>(byte_size(matrix.info.dtype));
     const auto cols = static_cast<size_t>(block.col_end - block.col_begin);
-    std::byte* out = destination.data();
     for (int64_t row = block.row_begin; row < block.row_end; ++row, out += cols * element) {
       const std::byte* from = offset_by(matrix.data,
                                         expert * matrix.matrix_stride + row * matrix.row_stride +
@@ -160,6 +166,17 @@ class PointerSource final : public WeightSource {
   }
 
  private:
+  static void read_codes(const RoleView& matrix, int64_t expert, const WeightBlock& block,
+                         std::byte* out) {
+    const DType dtype = matrix.info.dtype;
+    const int64_t cols = block.col_end - block.col_begin;
+    for (int64_t row = block.row_begin; row < block.row_end; ++row) {
+      const int64_t begin = expert * matrix.matrix_stride + row * matrix.row_stride;
+      copy_codes(offset_by(matrix.data, begin, dtype), block.col_begin, cols, bit_size(dtype), out);
+      out += packed_bytes(dtype, cols);
+    }
+  }
+
   const RoleView& at(WeightRole role) const { return roles_[static_cast<size_t>(role)]; }
 
   const RoleView& checked_at(WeightRole role, int64_t expert) const {

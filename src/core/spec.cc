@@ -5,6 +5,7 @@
 #include "core/part_spec.h"
 #include "core/quant_spec.h"
 #include "core/weight_id.h"
+#include "core/weight_types.h"
 
 #include "conclave/error.h"
 
@@ -40,7 +41,7 @@ DType shared_weight_dtype(const MoeSpec& spec) {
 }
 
 DType natural_row_dtype(const MoeSpec& spec) {
-  return spec.weight_dtype == DType::kF8E4M3 ? DType::kBF16 : spec.weight_dtype;
+  return is_plain(spec.weight_dtype) ? spec.weight_dtype : DType::kBF16;
 }
 
 int64_t expert_width(const MoeSpec& spec) {

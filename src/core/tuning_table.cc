@@ -112,14 +112,6 @@ bool before(const TuningEntry& entry, const std::pair<const TuningKey&, int64_t>
 
 }  // namespace
 
-std::string tuning_format(DType weight_dtype, const QuantSpec& quant) {
-  if (weight_dtype == DType::kF16) return "f16";
-  if (weight_dtype == DType::kF32) return "f32";
-  if (weight_dtype != DType::kF8E4M3) return "bf16";
-  if (quant.weights == WeightScale::kBlock) return "e4m3.block";
-  return quant.weights == WeightScale::kChannel ? "e4m3.channel" : "e4m3.tensor";
-}
-
 TuningTable TuningTable::parse(std::string_view text, std::string_view name) {
   TuningTable table;
   bool has_heading = false;

@@ -1,6 +1,7 @@
 #include "experts/cpu/expert_mlp.h"
 #include "experts/experts_kernel.h"
 #include "experts/reference/reference.h"
+#include "quant/weight_format.h"
 
 #include <array>
 
@@ -13,17 +14,17 @@ Support needs_isa(const ExpertsProblem& problem, cpu::Isa isa) {
                      std::string(cpu::to_string(problem.isa)));
 }
 
-Support needs_float_weights(const ExpertsProblem& problem) {
-  const DType dtype = problem.weight_dtype;
-  if (dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16) return Support::yes();
-  return Support::no("takes F32, F16, BF16 or F8_E4M3 weights; found " +
-                     std::string(to_string(dtype)));
-}
-
 Support needs_known_weights(const ExpertsProblem& problem) {
-  if (problem.weight_dtype != DType::kF8E4M3) return needs_float_weights(problem);
-  if (problem.quant.weights != WeightScale::kNone) return Support::yes();
-  return Support::no("F8_E4M3 weights need scales");
+  const quant::WeightFormat* format = quant::find_format(problem.weight_dtype);
+  if (format == nullptr) {
+    return Support::no("takes " + quant::known_formats(true) + " weights; found " +
+                       std::string(to_string(problem.weight_dtype)));
+  }
+  if (format->codes == nullptr) return Support::yes();
+  if (problem.quant.weights == WeightScale::kNone) {
+    return Support::no(std::string(to_string(format->element)) + " weights need scales");
+  }
+  return format->takes(problem.quant);
 }
 
 // `arithmetic` is chosen for bf16 products only; other weights are always widened to float32.

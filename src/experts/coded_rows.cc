@@ -9,28 +9,26 @@ float* floats(std::byte* row) { return static_cast<float*>(static_cast<void*>(ro
 
 }  // namespace
 
-CodedRows::CodedRows(const QuantSpec& quant, int64_t columns, int64_t padded_columns)
-    : quant_(quant), columns_(columns), padded_columns_(padded_columns) {}
+CodedRows::CodedRows(const quant::ActivationRule& rule, int64_t columns, int64_t padded_columns)
+    : rule_(rule), columns_(columns), padded_columns_(padded_columns) {}
 
 int64_t CodedRows::row_bytes() const {
-  const int64_t scales = quant::scales_per_row(quant_.activations, columns_);
+  const int64_t scales = quant::scales_per_row(rule_.form, columns_);
   return round_up((padded_columns_ + scales) * int64_t{sizeof(float)}, 64);
 }
 
 gemm::RowScales CodedRows::scales(const std::byte* rows) const {
   if (!coded()) return {};
   return {.first = rows + padded_columns_ * int64_t{sizeof(float)},
-          .width = quant::scale_width(quant_.activations, columns_)};
+          .width = quant::scale_width(rule_.form, columns_)};
 }
 
 void CodedRows::quantize(float static_scale, std::byte* row) const {
   if (!coded()) return;
   float* const values = floats(row);
-  quant::round_to_activation_codes(values, columns_,
-                                   {.form = quant_.activations,
-                                    .power_of_two_scales = quant_.power_of_two_scales,
-                                    .static_scale = static_scale},
-                                   values + padded_columns_);
+  quant::ActivationRule rule = rule_;
+  rule.static_scale = static_scale;
+  quant::round_to_activation_codes(values, columns_, rule, values + padded_columns_);
 }
 
 }  // namespace conclave::inline v0::experts

@@ -16,9 +16,9 @@ namespace conclave::inline v0::experts {
 // plain and have no scales.
 class CodedRows {
  public:
-  CodedRows(const QuantSpec& quant, int64_t columns, int64_t padded_columns);
+  CodedRows(const quant::ActivationRule& rule, int64_t columns, int64_t padded_columns);
 
-  bool coded() const { return quant_.activations != ActivationScale::kNone; }
+  bool coded() const { return rule_.form != ActivationScale::kNone; }
   int64_t row_bytes() const;  // a multiple of 64
   // Finds the scales of the rows that begin at `rows`.
   gemm::RowScales scales(const std::byte* rows) const;
@@ -27,7 +27,7 @@ class CodedRows {
   void quantize(float static_scale, std::byte* row) const;
 
  private:
-  QuantSpec quant_;
+  quant::ActivationRule rule_;
   int64_t columns_;
   int64_t padded_columns_;
 };

@@ -25,7 +25,7 @@ struct ExpertsProblem {
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;
   DType weight_dtype = DType::kBF16;
-  QuantSpec quant = {};  // used with weight_dtype kF8E4M3
+  QuantSpec quant = {};  // for weights that are codes
   activation::Activation activation = {};
   bool has_bias = false;
   cpu::Isa isa = cpu::Isa::kScalar;                       // the best that is allowed
@@ -39,8 +39,8 @@ struct BatchRequirements {
 };
 
 // One expert's matrices, dense row-major, in the problem's weight dtype. Biases are f32, f16 or
-// bf16; empty ones are zeros. e4m3 matrices have float32 scales: per matrix row, either one or one
-// per QuantSpec::block_cols columns.
+// bf16; empty ones are zeros. Matrices of codes have float32 scales: per matrix row, either one or
+// one per QuantSpec::block_cols columns.
 struct ExpertMatrices {
   ConstTensorView gate;             // [I, H]; empty where the activation has no gate
   ConstTensorView up;               // [I, H]

@@ -1,6 +1,7 @@
 #include "experts/slab_layout.h"
 
 #include "core/float_convert.h"
+#include "core/weight_types.h"
 
 #include <algorithm>
 #include <array>
@@ -34,7 +35,7 @@ struct MatrixParts {
 
 const std::byte* matrix_row(const ConstTensorView& matrix, int64_t row) {
   const int64_t stride = matrix.row_stride != 0 ? matrix.row_stride : matrix.shape[1];
-  return static_cast<const std::byte*>(matrix.data) + row * stride * byte_size(matrix.dtype);
+  return static_cast<const std::byte*>(matrix.data) + row * packed_bytes(matrix.dtype, stride);
 }
 
 float bias_value(const ConstTensorView& bias, int64_t index) {

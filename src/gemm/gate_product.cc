@@ -50,7 +50,7 @@ class PackedDenseProduct final : public DenseProduct {
       for (int64_t i = 0; i < valid_columns(panel); ++i) {
         const int64_t element = (panel * kPanelColumns + i) * stride;
         sources[static_cast<size_t>(i)] =
-            base + static_cast<size_t>(element) * layout_.element_bytes();
+            base + static_cast<size_t>(element) * static_cast<size_t>(byte_size(layout_.dtype));
       }
       pack_panel(layout_, sources,
                  packed_.data() + static_cast<size_t>(panel) * layout_.panel_bytes());

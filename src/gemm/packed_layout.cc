@@ -1,8 +1,8 @@
 #include "gemm/packed_layout.h"
 
 #include "core/dcheck.h"
-#include "core/float8.h"
 #include "core/float_convert.h"
+#include "quant/weight_format.h"
 
 #include <algorithm>
 #include <cstring>
@@ -48,6 +48,26 @@ void pack_bf16_tail(const PanelLayout& layout, const PanelColumns& columns, std:
   }
 }
 
+// Codes of half a byte: two neighbouring k of a column become the halves of two bytes, one in each
+// panel row.
+void pack_halves(const PanelColumns& columns, int64_t k, std::byte* panel) {
+  constexpr size_t kHalf = kPanelColumns / 2;
+  constexpr std::byte kLow{0xf};
+  for (int64_t pair = 0; pair < ceil_div(k, 2); ++pair) {
+    std::byte* const even = panel + static_cast<size_t>(2 * pair) * kHalf;
+    const bool has_odd = 2 * pair + 1 < k;
+    for (size_t column = 0; column < kHalf; ++column) {
+      const auto codes = [&](const std::byte* source) {
+        return source != nullptr ? source[pair] : std::byte{0};
+      };
+      const std::byte first = codes(columns[column]);
+      const std::byte second = codes(columns[column + kHalf]);
+      even[column] = (first & kLow) | (second << 4);
+      if (has_odd) even[column + kHalf] = (first >> 4) | (second & ~kLow);
+    }
+  }
+}
+
 template <class T>
 T load(const std::byte* element) {
   T value;
@@ -80,7 +100,8 @@ void pack_weights(const PanelLayout& layout, const PanelColumns& columns, std::b
       transpose_lanes<uint32_t>(columns, layout.k, panel);
       return;
     default:
-      CONCLAVE_DCHECK(layout.element_bytes() == 1);
+      if (bit_size(layout.dtype) == 4) return pack_halves(columns, layout.k, panel);
+      CONCLAVE_DCHECK(bit_size(layout.dtype) == 8);
       transpose_lanes<uint8_t>(columns, layout.k, panel);
       return;
   }
@@ -101,11 +122,23 @@ void pack_panel(const PanelLayout& layout, const PanelColumns& columns, std::byt
   pack_scales(layout, scales, panel);
 }
 
+namespace {
+
+uint8_t panel_code(const PanelLayout& layout, const std::byte* panel, int64_t k, int64_t column) {
+  const std::byte* row = panel + static_cast<size_t>(k) * layout.row_bytes();
+  if (bit_size(layout.dtype) == 8) return static_cast<uint8_t>(row[column]);
+  constexpr int64_t kHalf = kPanelColumns / 2;
+  const auto pair = static_cast<uint8_t>(row[column % kHalf]);
+  return column < kHalf ? pair & 0xfU : pair >> 4;
+}
+
+}  // namespace
+
 float panel_value(const PanelLayout& layout, const std::byte* panel, int64_t k,
                   int64_t column) noexcept {
   const int64_t group = layout.group();
   const int64_t index = ((k / group) * kPanelColumns + column) * group + k % group;
-  const std::byte* element = panel + static_cast<size_t>(index) * layout.element_bytes();
+  const std::byte* element = panel + index * byte_size(layout.dtype);
   switch (layout.dtype) {
     case DType::kF32:
       return load<float>(element);
@@ -114,8 +147,7 @@ float panel_value(const PanelLayout& layout, const std::byte* panel, int64_t k,
     case DType::kF16:
       return f16_to_float(load<uint16_t>(element));
     default:
-      CONCLAVE_DCHECK(layout.dtype == DType::kF8E4M3);
-      return e4m3_to_float(load<uint8_t>(element));
+      return quant::format_of(layout.dtype).codes->decode(panel_code(layout, panel, k, column));
   }
 }
 

@@ -3,7 +3,8 @@
 // A matrix [columns, k] is cut into panels of 64 columns, each contiguous. A panel is a list of
 // rows of 64 columns; a row holds one k (f32, f16) or a pair of neighbouring k (bf16), the pair of
 // one column in one 32-bit lane, which suits widening to float32, dot products of pairs and tiles.
-// Weights that are codes are followed by their scales: 64 float32 for each group of k.
+// Codes of half a byte share a byte with the code 32 columns on, which has the upper half. Weights
+// that are codes are followed by their scales: 64 float32 for each group of k.
 #pragma once
 
 #include "core/checked.h"
@@ -28,12 +29,11 @@ struct PanelLayout {
   int64_t group() const noexcept { return dtype == DType::kBF16 ? 2 : 1; }
   // k with the zeros at the end, because a tile instruction takes 32 bf16 values of k at once.
   int64_t padded_k() const noexcept { return dtype == DType::kBF16 ? round_up(k, 32) : k; }
-  size_t element_bytes() const noexcept { return static_cast<size_t>(byte_size(dtype)); }
   size_t row_bytes() const noexcept {
-    return static_cast<size_t>(kPanelColumns * group()) * element_bytes();
+    return static_cast<size_t>(kPanelColumns * group() * bit_size(dtype) / 8);
   }
   size_t weight_bytes() const noexcept {
-    return static_cast<size_t>(padded_k() * kPanelColumns) * element_bytes();
+    return static_cast<size_t>(padded_k() * kPanelColumns * bit_size(dtype) / 8);
   }
   int64_t num_groups() const noexcept { return scale_width == 0 ? 0 : ceil_div(k, scale_width); }
   size_t panel_bytes() const noexcept {
@@ -50,7 +50,7 @@ struct PanelLayout {
 // them.
 std::string layout_name(const PanelLayout& layout, const std::string& variant = {});
 
-// Source of each panel column: `k` dense elements of the layout's dtype, at any alignment. Null
+// Source of each panel column: `k` dense elements of the layout's dtype, from any byte on. Null
 // stands for a column of zeros.
 using PanelColumns = std::array<const std::byte*, kPanelColumns>;
 

@@ -1,4 +1,5 @@
 #include "core/layer_roles.h"
+#include "core/weight_types.h"
 #include "layer/packed_weights.h"
 
 #include "conclave/error.h"
@@ -12,18 +13,14 @@ std::string shape_text(int64_t count, int64_t rows, int64_t cols) {
   return std::to_string(count) + " x " + Shape{rows, cols}.to_string();
 }
 
-bool is_float(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
-}
-
 bool fits(DType dtype, const LayerRole& role) {
   switch (role.dtype) {
     case RoleDType::kWeight:
       return dtype == role.weight_dtype;
     case RoleDType::kAnyFloat:
-      return is_float(dtype);
+      return is_plain(dtype);
     case RoleDType::kScale:
-      return is_float(dtype) || dtype == DType::kF8E8M0;
+      return is_plain(dtype) || dtype == DType::kF8E8M0;
     case RoleDType::kIndex:
       break;
   }

@@ -1,5 +1,6 @@
 #include "layer/pack_mlp.h"
 
+#include "core/weight_types.h"
 #include "cpu/parallel.h"
 #include "layer/quant_scales.h"
 #include "layer/weight_block.h"
@@ -34,11 +35,10 @@ struct MlpSizes {
 
 MlpSizes sizes_of(const MlpWeights& mlp, const WeightSource& source) {
   const WeightInfo down = source.describe(mlp.roles.down);
-  const int64_t element = byte_size(down.dtype);
   return {.hidden = down.rows,
           .inner = mlp.inner.size(),
-          .inner_row_bytes = (mlp.gated ? 2 : 1) * down.rows * element,
-          .down_row_bytes = mlp.inner.size() * element};
+          .inner_row_bytes = (mlp.gated ? 2 : 1) * packed_bytes(down.dtype, down.rows),
+          .down_row_bytes = packed_bytes(down.dtype, mlp.inner.size())};
 }
 
 // The largest number of whole granules of rows that fits, at least one granule.

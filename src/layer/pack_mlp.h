@@ -24,7 +24,7 @@ struct MlpWeights {
   bool gated = true;
   bool has_bias = false;
   bool adds_down_bias = true;
-  const QuantSpec* quant = nullptr;  // for e4m3 matrices; null: plain ones
+  const QuantSpec* quant = nullptr;  // for matrices of codes; null: plain ones
   cpu::Buffer& gate_up;
   cpu::Buffer& down;
   std::string_view progress_phase = {};  // empty: no progress is reported

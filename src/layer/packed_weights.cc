@@ -2,6 +2,7 @@
 
 #include "core/checked.h"
 #include "core/layer_roles.h"
+#include "core/weight_types.h"
 #include "layer/pack_mlp.h"
 #include "layer/weight_block.h"
 
@@ -14,7 +15,7 @@ namespace conclave::inline v0 {
 namespace {
 
 const QuantSpec* quant_of(const LayerPlan& plan, DType dtype) {
-  return dtype == DType::kF8E4M3 ? &plan.spec.quant : nullptr;
+  return is_plain(dtype) ? nullptr : &plan.spec.quant;
 }
 
 MlpWeights routed_experts(const LayerPlan& plan, PackedWeights& weights) {
@@ -115,7 +116,7 @@ void fill_weights(const Context& context, const LayerPlan& plan, const WeightSou
     return there && is_static ? load_static_scales(source, roles) : StaticScales{};
   };
   const StaticScales routed_scales = static_scales(true, kRoutedRoles);
-  const bool shared_quantised = shared_weight_dtype(plan.spec) == DType::kF8E4M3;
+  const bool shared_quantised = !is_plain(shared_weight_dtype(plan.spec));
   const StaticScales shared_scales =
       static_scales(plan.shared != nullptr && shared_quantised, kSharedRoles);
   const experts::SlabBytes slab = plan.experts->slab_bytes();

@@ -2,6 +2,7 @@
 
 #include "core/checked.h"
 #include "core/layer_roles.h"
+#include "core/weight_types.h"
 #include "layer/book_workspace.h"
 #include "layer/describe_stages.h"
 #include "layer/quant_scales.h"
@@ -208,7 +209,7 @@ void choose_chunk_order(LayerPlan& plan, const Context& context) {
 
 void check_slices(const MoeSpec& spec, const ParallelSpec& parallel) {
   const auto check = [&](DType dtype, int64_t inner, const char* part) {
-    if (dtype != DType::kF8E4M3) return;
+    if (is_plain(dtype)) return;
     const Support support = tensor_slices_support(spec.quant, inner, parallel.tp_size);
     if (support) return;
     throw Error(ErrorCode::kUnsupported, {.what = std::string("the quantised matrices of ") + part +

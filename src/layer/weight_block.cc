@@ -1,7 +1,9 @@
 #include "layer/weight_block.h"
 
 #include "core/checked.h"
+#include "core/weight_types.h"
 
+#include <algorithm>
 #include <cstddef>
 
 namespace conclave::inline v0 {
@@ -16,11 +18,24 @@ Shape shape_of(const WeightBlock& block) {
 
 ConstTensorView block_of_view(const ConstTensorView& whole, const WeightBlock& block) {
   const int64_t stride = whole.row_stride != 0 ? whole.row_stride : whole.shape[1];
-  const int64_t first = block.row_begin * stride + block.col_begin;
-  return {.data = static_cast<const std::byte*>(whole.data) + first * byte_size(whole.dtype),
+  const int64_t first = block.row_begin * packed_bytes(whole.dtype, stride) +
+                        packed_bytes(whole.dtype, block.col_begin);
+  return {.data = static_cast<const std::byte*>(whole.data) + first,
           .dtype = whole.dtype,
           .shape = shape_of(block),
           .row_stride = stride};
+}
+
+// Whether a block of the view can be one: its rows begin with a byte.
+bool begins_bytes(const ConstTensorView& whole, const WeightBlock& block) {
+  const int64_t bits = bit_size(whole.dtype);
+  const int64_t stride = whole.row_stride != 0 ? whole.row_stride : whole.shape[1];
+  return stride * bits % 8 == 0 && block.col_begin * bits % 8 == 0;
+}
+
+size_t bytes_of(DType dtype, const WeightBlock& block) {
+  return static_cast<size_t>((block.row_end - block.row_begin) *
+                             packed_bytes(dtype, block.col_end - block.col_begin));
 }
 
 }  // namespace
@@ -33,13 +48,17 @@ void BlockLoader::load(std::span<const BlockRequest> requests, std::span<ConstTe
     views[i] = {};
     if (!request.wanted) continue;
     const ConstTensorView whole = source_.view(request.role, request.expert);
-    if (!whole.empty()) {
+    if (!whole.empty() && begins_bytes(whole, request.block)) {
       views[i] = block_of_view(whole, request.block);
       continue;
     }
     const DType dtype = source_.describe(request.role).dtype;
-    views[i] = {.dtype = dtype, .shape = shape_of(request.block)};
-    const auto bytes = static_cast<int64_t>(dense_bytes(dtype, views[i].shape));
+    const int64_t cols = request.block.col_end - request.block.col_begin;
+    const int64_t codes_per_byte = std::max<int64_t>(1, 8 / bit_size(dtype));
+    views[i] = {.dtype = dtype,
+                .shape = shape_of(request.block),
+                .row_stride = round_up(cols, codes_per_byte)};
+    const auto bytes = static_cast<int64_t>(bytes_of(dtype, request.block));
     copied_bytes += round_up(bytes, kCopyAlignment);
   }
   if (static_cast<int64_t>(memory_.size_bytes()) < copied_bytes) {
@@ -49,7 +68,7 @@ void BlockLoader::load(std::span<const BlockRequest> requests, std::span<ConstTe
   std::byte* next = memory_.as<std::byte>();
   for (size_t i = 0; i < requests.size(); ++i) {
     if (!requests[i].wanted || !views[i].empty()) continue;
-    const size_t bytes = dense_bytes(views[i].dtype, views[i].shape);
+    const size_t bytes = bytes_of(views[i].dtype, requests[i].block);
     if (bytes == 0) continue;
     source_.read(requests[i].role, requests[i].expert, requests[i].block, {next, bytes});
     views[i].data = next;

@@ -1,11 +1,11 @@
 #include "quant/activation_rows.h"
 
 #include "core/checked.h"
-#include "core/float8.h"
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 
 namespace conclave::inline v0::quant {
 namespace {
@@ -49,36 +49,50 @@ int64_t scales_per_row(ActivationScale form, int64_t columns) {
   return form == ActivationScale::kGroup ? ceil_div(columns, kActivationGroup) : 1;
 }
 
-float dynamic_scale(float amax, bool power_of_two) {
-  const float step = amax / kLargestE4m3;
+ActivationRule activation_rule(DType weights, const QuantSpec& quant) {
+  return {.form = quant.activations,
+          .power_of_two_scales = quant.power_of_two_scales,
+          .codes = format_of(weights).row_codes};
+}
+
+float dynamic_scale(float amax, float largest_code, bool power_of_two) {
+  const float step = amax / largest_code;
   if (!std::isfinite(step)) return step;
   if (step == 0) return 1;
   return power_of_two ? next_power_of_two(step) : step;
 }
 
-uint8_t activation_code(float value, float scale) {
-  if (!std::isfinite(value)) return float_to_e4m3(value);
+uint8_t activation_code(const CodeBook& codes, float value, float scale) {
+  if (!std::isfinite(value)) {
+    // Without a code for NaN the scale says it, and what is multiplied with it does not matter.
+    return codes.has_nan ? codes.encode(value) : codes.encode(0.0F);
+  }
   const float quotient = value / scale;
   // A quotient is infinite only here, for a finite value over a tiny step.
-  return float_to_e4m3(std::isinf(quotient) ? std::copysign(kLargestE4m3, quotient) : quotient);
+  return codes.encode(std::isinf(quotient) ? std::copysign(codes.largest, quotient) : quotient);
 }
 
 float scale_of(const float* values, int64_t count, const ActivationRule& rule) {
+  const auto is_finite = [](float value) { return std::isfinite(value); };
+  if (!rule.codes->has_nan && !std::all_of(values, values + count, is_finite)) {
+    return std::numeric_limits<float>::quiet_NaN();
+  }
   if (rule.form == ActivationScale::kTensorStatic) return rule.static_scale;
-  return dynamic_scale(largest_magnitude(values, count), rule.power_of_two_scales);
+  return dynamic_scale(largest_magnitude(values, count), rule.codes->largest,
+                       rule.power_of_two_scales);
 }
 
 void quantize_activations(const float* values, int64_t columns, const ActivationRule& rule,
                           uint8_t* codes, float* scales) {
   for_each_column(values, columns, rule, scales, [&](int64_t column, float scale) {
-    codes[column] = activation_code(values[column], scale);
+    codes[column] = activation_code(*rule.codes, values[column], scale);
   });
 }
 
 void round_to_activation_codes(float* values, int64_t columns, const ActivationRule& rule,
                                float* scales) {
   for_each_column(values, columns, rule, scales, [&](int64_t column, float scale) {
-    values[column] = e4m3_to_float(activation_code(values[column], scale));
+    values[column] = rule.codes->decode(activation_code(*rule.codes, values[column], scale));
   });
 }
 

@@ -1,5 +1,7 @@
-// How rows of activations become e4m3 codes, by one rule for every device.
+// How rows of activations become codes, by one rule for every device and format.
 #pragma once
+
+#include "quant/weight_format.h"
 
 #include "conclave/spec.h"
 
@@ -14,22 +16,26 @@ struct ActivationRule {
   ActivationScale form = ActivationScale::kNone;
   bool power_of_two_scales = false;
   float static_scale = 1;  // for kTensorStatic
+  const CodeBook* codes = nullptr;
 };
+// The rule for rows that are multiplied with weights of this type.
+ActivationRule activation_rule(DType weights, const QuantSpec& quant);
 
 // Scales per row: 1, or one per group; 0 for kNone, which leaves rows unchanged.
 int64_t scales_per_row(ActivationScale form, int64_t columns);
 // Columns that share a scale: 128, or all.
 int64_t scale_width(ActivationScale form, int64_t columns);
 
-// The step for a row or group whose largest magnitude is `amax`, NaN ignored: amax / 448 in
-// float32, or 1 if that is 0; infinity stays. `power_of_two` rounds up to a normal power of two.
-float dynamic_scale(float amax, bool power_of_two);
+// The step for a row or group whose largest magnitude is `amax`, NaN ignored: amax / largest code
+// in float32, or 1 if that is 0; infinity stays. `power_of_two` rounds up to a normal power of two.
+float dynamic_scale(float amax, float largest_code, bool power_of_two);
 
-// The code of value / scale, divided in float32 and rounded to nearest even; a quotient beyond 448
-// becomes 448. A value that is not finite becomes NaN.
-uint8_t activation_code(float value, float scale);
+// The code of value / scale, divided in float32 and rounded to nearest even; a quotient beyond the
+// largest code becomes that one. A value that is not finite becomes NaN, if there is such a code.
+uint8_t activation_code(const CodeBook& codes, float value, float scale);
 
-// The scale of `count` values that share one. The form must not be kNone.
+// The scale of `count` values that share one; NaN if one of them is not finite and no code says so.
+// The form must not be kNone.
 float scale_of(const float* values, int64_t count, const ActivationRule& rule);
 
 // Turns values [columns] into codes [columns] and scales [scales_per_row]. The form must not be

@@ -1,19 +1,17 @@
-#include "quant/bf16/bf16.h"
-#include "quant/f16/f16.h"
-#include "quant/f32/f32.h"
+#include "quant/code_rows.h"
+#include "quant/formats.h"
 #include "quant/plain_codec.h"
-#include "quant/weight_format.h"
 
 #include <array>
 
 namespace conclave::inline v0::quant {
 namespace {
 
-constexpr std::array kFormats = {
-    plain_row<Bf16Codec>("bf16", DType::kBF16),
-    plain_row<F16Codec>("f16", DType::kF16),
-    plain_row<F32Codec>("f32", DType::kF32),
-};
+template <class... Plain, class... Coded>
+constexpr auto rows_of(FormatList<Plain...>, FormatList<Coded...>) {
+  return std::array{plain_row<Plain>()..., coded_row<Coded>()...};
+}
+constexpr auto kFormats = rows_of(PlainFormats{}, CodedFormats{});
 
 }  // namespace
 

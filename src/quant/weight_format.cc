@@ -1,38 +1,47 @@
 #include "quant/weight_format.h"
 
-#include "core/checked.h"
+#include "core/dcheck.h"
 
-#include <string>
+#include <algorithm>
+#include <vector>
 
 namespace conclave::inline v0::quant {
 
-const WeightFormat& plain_format(DType element) {
-  std::string known;
-  for (const WeightFormat& format : format_catalog().rows()) {
-    if (format.group != GroupShape{}) continue;
-    if (format.element == element) return format;
-    known += (known.empty() ? "" : ", ") + std::string(to_string(format.element));
-  }
-  throw Error(ErrorCode::kDType,
-              ErrorDetail{.what = "weights of this element type need scales or are not supported",
-                          .expected = "one of " + known,
-                          .found = std::string(to_string(element))});
+const WeightFormat* find_format(DType element) noexcept {
+  const auto rows = format_catalog().rows();
+  const auto found = std::ranges::find(rows, element, &WeightFormat::element);
+  return found == rows.end() ? nullptr : &*found;
 }
 
-size_t row_bytes(const WeightFormat& format, int64_t cols) {
-  const auto bits = checked_mul<int64_t>(cols, bit_size(format.element));
-  if (cols < 0 || !bits) {
-    throw Error(ErrorCode::kSizeOverflow,
-                ErrorDetail{.what = "the bytes of a row of weights do not fit 64 bits",
-                            .found = std::to_string(cols) + " columns of " +
-                                     std::string(to_string(format.element))});
+const WeightFormat& format_of(DType element) noexcept {
+  const WeightFormat* format = find_format(element);
+  CONCLAVE_DCHECK(format != nullptr);
+  return *format;
+}
+
+std::string known_formats(bool codes) {
+  std::vector<std::string_view> names;
+  for (const WeightFormat& format : format_catalog().rows()) {
+    if (codes || format.codes == nullptr) names.push_back(to_string(format.element));
   }
-  if (*bits % 8 != 0) {
-    throw Error(ErrorCode::kShape, ErrorDetail{.what = "a row of weights does not fill whole bytes",
-                                               .found = std::to_string(cols) + " columns of " +
-                                                        std::string(to_string(format.element))});
+  std::string text;
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (i != 0) text += i + 1 == names.size() ? " or " : ", ";
+    text += names[i];
   }
-  return static_cast<size_t>(*bits / 8);
+  return text;
 }
 
 }  // namespace conclave::inline v0::quant
+
+namespace conclave::inline v0 {
+
+std::vector<WeightForm> weight_forms() {
+  std::vector<WeightForm> forms;
+  for (const quant::WeightFormat& format : quant::format_catalog().rows()) {
+    forms.insert(forms.end(), format.forms.begin(), format.forms.end());
+  }
+  return forms;
+}
+
+}  // namespace conclave::inline v0

@@ -1,54 +1,63 @@
-// The seam between stored weights and the kernels: how a format's codes become float32 and back.
+// The seam between stored weights and those who read them: how a format's codes become float32 and
+// back, and what may be done with them. docs/adding-a-format.md says how to add one.
 #pragma once
 
 #include "core/catalog.h"
 
 #include "conclave/dtype.h"
 #include "conclave/error.h"
+#include "conclave/format.h"
+#include "conclave/spec.h"
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <string>
 #include <string_view>
 
 namespace conclave::inline v0::quant {
 
-// Rows x columns of a matrix that share one scale. {0, 0} means that the format has no scales.
-struct GroupShape {
-  int64_t rows = 0;
-  int64_t cols = 0;
-  friend constexpr bool operator==(const GroupShape&, const GroupShape&) = default;
+// Codes of a byte, one by one: of quantised rows, and of matrices.
+struct CodeBook {
+  DType element;
+  float largest;  // magnitude of a code
+  bool has_nan;   // whether a code stands for NaN
+  float (*decode)(uint8_t code);
+  // The nearest code, ties to even; `largest` for what is beyond it, NaN for NaN if there is one.
+  uint8_t (*encode)(float value);
 };
 
-// One row of a stored matrix. `scales` points to the row's first scale, null if there are none.
-struct EncodedRow {
-  const std::byte* codes = nullptr;
-  const std::byte* scales = nullptr;
-};
-struct MutableEncodedRow {
-  std::byte* codes = nullptr;
-  std::byte* scales = nullptr;
+// How checkpoints of the method "compressed-tensors" name the format; empty: they do not.
+struct CompressedTensors {
+  std::string_view type = {};      // as a scheme states it: "float", "int"
+  std::string_view in_bytes = {};  // a "format" with a code per byte
+  std::string_view in_words = {};  // a "format" with codes in words of 32 bits
 };
 
-// A row of the format table. docs/adding-a-format.md says how to add one.
+// A row of the format table.
 struct WeightFormat {
   std::string_view name;  // "bf16"
-  DType element;          // the type of one code
-  GroupShape group;
-  // Decodes columns [begin, begin + count) of a row to float32; each value is exactly code times
-  // scale if float32 holds it. `begin` is a multiple of max(1, group.cols). Codes need no
-  // alignment.
-  void (*decode)(const EncodedRow& row, int64_t begin, int64_t count, float* values);
-  // The inverse: each value becomes the nearest code, ties to even; NaN stays NaN.
-  void (*encode)(const float* values, int64_t begin, int64_t count, const MutableEncodedRow& row);
+  DType element;          // the type of one value or code
+  // Decodes columns [begin, begin + count) of a dense row, exactly. It needs no alignment.
+  void (*decode)(const std::byte* row, int64_t begin, int64_t count, float* values);
+  // The inverse: each value becomes the nearest that the format has, ties to even.
+  void (*encode)(const float* values, int64_t begin, int64_t count, std::byte* row);
+
+  // Null for formats that hold values; they have no scales, and rows stay as they are.
+  const CodeBook* codes = nullptr;
+  const CodeBook* row_codes = nullptr;  // what quantised rows become beside these weights
+  Support (*takes)(const QuantSpec& quant) = nullptr;
+  CompressedTensors compressed_tensors = {};
+  std::span<const WeightForm> forms = {};  // that tools offer
 };
 
 // All formats; `find` takes names that come from outside.
 Catalog<WeightFormat> format_catalog();
-// The format without scales for this element type. Throws Error(kDType) listing the types that have
-// one.
-const WeightFormat& plain_format(DType element);
-// Bytes that the codes of `cols` columns take. Throws Error(kSizeOverflow), or Error(kShape) if
-// codes smaller than a byte do not fill whole bytes.
-size_t row_bytes(const WeightFormat& format, int64_t cols);
+// The format of this element type; null if there is none.
+const WeightFormat* find_format(DType element) noexcept;
+// The same for a type that a checked MoeSpec has.
+const WeightFormat& format_of(DType element) noexcept;
+// "F32, F16, BF16 or F8_E4M3": for messages. With `codes` false, only types that hold values.
+std::string known_formats(bool codes);
 
 }  // namespace conclave::inline v0::quant

@@ -51,12 +51,12 @@ json dynamic(json scheme) {
 }
 
 void expect_spec(const Quantization& found, const QuantSpec& wanted) {
-  ASSERT_TRUE(found.spec) << found.method << ": " << found.reason;
-  EXPECT_EQ(found.spec->weights, wanted.weights);
-  EXPECT_EQ(found.spec->activations, wanted.activations);
-  EXPECT_EQ(found.spec->block_rows, wanted.block_rows);
-  EXPECT_EQ(found.spec->block_cols, wanted.block_cols);
-  EXPECT_EQ(found.spec->power_of_two_scales, wanted.power_of_two_scales);
+  ASSERT_TRUE(found.weights) << found.method << ": " << found.reason;
+  EXPECT_EQ(found.weights->spec.weights, wanted.weights);
+  EXPECT_EQ(found.weights->spec.activations, wanted.activations);
+  EXPECT_EQ(found.weights->spec.block_rows, wanted.block_rows);
+  EXPECT_EQ(found.weights->spec.block_cols, wanted.block_cols);
+  EXPECT_EQ(found.weights->spec.power_of_two_scales, wanted.power_of_two_scales);
 }
 
 TEST(QuantizationConfig, Fp8) {
@@ -65,7 +65,7 @@ TEST(QuantizationConfig, Fp8) {
       {.weights = WeightScale::kBlock, .block_rows = 4, .activations = ActivationScale::kGroup});
   json ue8m0 = fp8();
   ue8m0["scale_fmt"] = "ue8m0";
-  EXPECT_TRUE(read(ue8m0).spec->power_of_two_scales);
+  EXPECT_TRUE(read(ue8m0).weights->spec.power_of_two_scales);
   expect_spec(read({{"quant_method", "fp8"}, {"weight_block_size", nullptr}}),
               {.weights = WeightScale::kTensor, .activations = ActivationScale::kToken});
   expect_spec(read({{"quant_method", "fp8"}, {"activation_scheme", "static"}}),
@@ -104,7 +104,7 @@ TEST(QuantizationConfig, ModelOpt) {
 TEST(QuantizationConfig, WhatIsNotRead_HasAReason) {
   const auto reason = [](const json& config) {
     const Quantization found = read(config);
-    EXPECT_FALSE(found.spec);
+    EXPECT_FALSE(found.weights);
     EXPECT_FALSE(found.method.empty());
     return found.reason;
   };
@@ -115,10 +115,13 @@ TEST(QuantizationConfig, WhatIsNotRead_HasAReason) {
   other = fp8();
   other["weight_block_size"] = {128, 64};
   EXPECT_NE(reason(other).find("groups of 64"), std::string::npos);
-  json four_bits = e4m3("channel");
-  four_bits["num_bits"] = 4;
-  EXPECT_NE(reason(compressed(four_bits, nullptr)).find("8-bit"), std::string::npos);
-  EXPECT_NE(reason(compressed(e4m3("group"), nullptr)).find("group"), std::string::npos);
+  json three_bits = e4m3("channel");
+  three_bits["num_bits"] = 3;
+  EXPECT_NE(reason(compressed(three_bits, nullptr)).find("3 bits"), std::string::npos);
+  json group = e4m3("group");
+  group["group_size"] = 64;
+  group["actorder"] = "group";
+  EXPECT_NE(reason(compressed(group, nullptr)).find("actorder"), std::string::npos);
   EXPECT_NE(reason(compressed(e4m3("tensor"), e4m3("token"))).find("static"), std::string::npos);
   json packed = compressed(e4m3("channel"), nullptr);
   packed["format"] = "pack-quantized";

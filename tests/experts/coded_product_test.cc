@@ -1,8 +1,9 @@
 // Products of panels of codes: every code, every function with the bits of the reference.
-#include "core/float8.h"
+#include "core/weight_types.h"
 #include "cpu/isa.h"
 #include "experts/cpu/mlp_functions.h"
 #include "gemm/reference_product.h"
+#include "quant/weight_format.h"
 
 #include <gtest/gtest.h>
 
@@ -26,12 +27,31 @@ struct Function {
 const std::vector<Function> kFunctions = {{"avx2", mlp_functions_avx2, cpu::Isa::kAvx2},
                                           {"avx512", mlp_functions_avx512, cpu::Isa::kAvx512}};
 
-class CodedProduct : public ::testing::TestWithParam<Function> {
+struct Case {
+  Function function;
+  const quant::WeightFormat* format;
+};
+std::vector<Case> all_cases() {
+  std::vector<Case> cases;
+  const auto catalog = quant::format_catalog();
+  for (const Function& function : kFunctions) {
+    for (const quant::WeightFormat& format : catalog.rows()) {
+      if (format.codes != nullptr) cases.push_back({function, &format});
+    }
+  }
+  return cases;
+}
+
+class CodedProduct : public ::testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
-    if (cpu::best_isa() < GetParam().isa) GTEST_SKIP() << "this CPU lacks " << GetParam().name;
+    const Function& function = GetParam().function;
+    if (cpu::best_isa() < function.isa) GTEST_SKIP() << "this CPU lacks " << function.name;
   }
-  gemm::PanelFunction product() const { return GetParam().make(DType::kF8E4M3, {}).product; }
+  const quant::WeightFormat& format() const { return *GetParam().format; }
+  gemm::PanelFunction product() const {
+    return GetParam().function.make(format().element, {}).product;
+  }
 };
 
 // Rows of `k` values, then of scales.
@@ -52,17 +72,18 @@ uint32_t bits_of(float value) {
 
 // A panel of random codes; scales that are no powers of two.
 struct Problem {
-  Problem(int64_t k, int64_t scale_width, uint32_t seed)
-      : layout{.dtype = DType::kF8E4M3, .k = k, .scale_width = scale_width},
+  Problem(DType type, int64_t k, int64_t scale_width, uint32_t seed)
+      : layout{.dtype = type, .k = k, .scale_width = scale_width},
         panel(layout.panel_bytes() / sizeof(float)),
         random(seed) {
-    for (int64_t i = 0; i < k * gemm::kPanelColumns; ++i) {
+    for (int64_t i = 0; i < code_bytes(); ++i) {
       bytes()[i] = static_cast<std::byte>(random() & 0xff);
     }
     const size_t first = layout.weight_bytes() / sizeof(float);
     for (size_t i = first; i < panel.size(); ++i) panel[i] = uniform();
     for (float& value : bias) value = uniform();
   }
+  int64_t code_bytes() const { return static_cast<int64_t>(layout.weight_bytes()); }
   std::byte* bytes() { return static_cast<std::byte*>(static_cast<void*>(panel.data())); }
   float uniform() { return 0.001F + static_cast<float>(random() & 0xffff) / 65536.0F; }
 
@@ -76,18 +97,18 @@ struct Problem {
   std::vector<uint32_t> run(gemm::PanelFunction product, const Rows& rows, int64_t columns) {
     std::vector<float> out(static_cast<size_t>(rows.count * columns));
     product({.panel = bytes(),
-             .scales = layout.scales(bytes()),
-             .scale_width = layout.scale_width,
              .next_panel = bytes(),
              .k = layout.k,
              .rows = rows.bytes(),
              .row_bytes = rows.stride * int64_t{sizeof(float)},
              .num_rows = rows.count,
-             .row_scales = scales_of(rows, 0),
              .bias = bias.data(),
              .out = static_cast<std::byte*>(static_cast<void*>(out.data())),
              .out_row_bytes = columns * int64_t{sizeof(float)},
-             .valid_columns = columns});
+             .valid_columns = columns,
+             .scales = layout.scales(bytes()),
+             .scale_width = layout.scale_width,
+             .row_scales = scales_of(rows, 0)});
     std::vector<uint32_t> bits;
     for (const float value : out) bits.push_back(bits_of(value));
     return bits;
@@ -113,8 +134,8 @@ struct Problem {
 };
 
 TEST_P(CodedProduct, EveryCode_DecodesAsTheReference) {
-  Problem problem(16, 16, 1);
-  for (int64_t i = 0; i < 16 * gemm::kPanelColumns; ++i) {
+  Problem problem(format().element, 16, 16, 1);
+  for (int64_t i = 0; i < problem.code_bytes(); ++i) {
     problem.bytes()[i] = static_cast<std::byte>(i % 256);
   }
   // Row k takes the weights of k alone.
@@ -140,17 +161,19 @@ TEST_P(CodedProduct, AnyShape_HasTheBitsOfTheReference) {
                              {129, 129, 129, 32, 1},
                              {64, 24, 64, 3, 33},
                              {512, 512, 128, 7, 40}}) {
-    Problem problem(shape.k, shape.scale_width, static_cast<uint32_t>(shape.k));
-    // Few NaN codes, so that most sums are numbers.
-    for (int64_t i = 0; i < shape.k * gemm::kPanelColumns; ++i) {
+    Problem problem(format().element, shape.k, shape.scale_width, static_cast<uint32_t>(shape.k));
+    // Few codes that stand for NaN, so that most sums are numbers.
+    for (int64_t i = 0; i < problem.code_bytes() && format().codes->has_nan; ++i) {
       std::byte& code = problem.bytes()[i];
-      if ((code & std::byte{0x7f}) == std::byte{0x7f} && i % 16 != 3) code &= std::byte{0xbf};
+      const float value = format().codes->decode(static_cast<uint8_t>(code));
+      if (std::isnan(value) && i % 16 != 3) code &= std::byte{0xbf};
     }
     const int64_t scales = (shape.k + shape.row_scale_width - 1) / shape.row_scale_width;
     Rows rows{.count = shape.rows, .stride = shape.k + scales};
     for (int64_t r = 0; r < shape.rows; ++r) {
       for (int64_t k = 0; k < shape.k; ++k) {
-        rows.floats.push_back(e4m3_to_float(static_cast<uint8_t>(problem.random() & 0xbf)));
+        const auto code = static_cast<uint8_t>(problem.random() & 0xbf);
+        rows.floats.push_back(format().row_codes->decode(code));
       }
       for (int64_t s = 0; s < scales; ++s) rows.floats.push_back(problem.uniform());
     }
@@ -162,8 +185,11 @@ TEST_P(CodedProduct, AnyShape_HasTheBitsOfTheReference) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Isas, CodedProduct, ::testing::ValuesIn(kFunctions),
-                         [](const auto& test) { return std::string(test.param.name); });
+INSTANTIATE_TEST_SUITE_P(Catalog, CodedProduct, ::testing::ValuesIn(all_cases()),
+                         [](const auto& test) {
+                           return std::string(test.param.function.name) + "_" +
+                                  std::string(test.param.format->name);
+                         });
 
 }  // namespace
 }  // namespace conclave::experts

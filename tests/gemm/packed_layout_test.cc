@@ -67,7 +67,8 @@ TEST_P(PackPanel, EachK_ReadsBackWithZerosAround) {
 
 TEST_P(PackPanel, SourceAtAPageEndAndOdd_IsReadOnlyToItsEnd) {
   const PanelLayout layout{.dtype = GetParam(), .k = 37};
-  const auto row_bytes = static_cast<size_t>(layout.k) * layout.element_bytes();
+  const auto row_bytes =
+      static_cast<size_t>(layout.k) * static_cast<size_t>(byte_size(layout.dtype));
   const GuardedBuffer source(row_bytes, GuardSide::kEnd, 0);
   PanelColumns pointers{};
   pointers.fill(source.data());

@@ -20,7 +20,8 @@ struct Quantised {
   std::vector<float> scales;
 };
 
-Quantised quantise(const std::vector<float>& row, const ActivationRule& rule) {
+Quantised quantise(const std::vector<float>& row, ActivationRule rule) {
+  rule.codes = format_of(DType::kF8E4M3).row_codes;
   const auto columns = static_cast<int64_t>(row.size());
   Quantised result{
       .codes = std::vector<uint8_t>(row.size()),
@@ -38,24 +39,24 @@ std::vector<float> random_row(size_t columns, float size) {
 }
 
 TEST(DynamicScale, Amax_IsDividedBy448) {
-  EXPECT_EQ(dynamic_scale(448, false), 1.0F);
-  EXPECT_EQ(dynamic_scale(1, false), 1.0F / 448.0F);
-  EXPECT_EQ(dynamic_scale(0, false), 1.0F);
-  EXPECT_EQ(dynamic_scale(0x1p-149F, false), 1.0F) << "a quotient of 0";
-  EXPECT_EQ(dynamic_scale(kInfinity, false), kInfinity);
-  EXPECT_EQ(dynamic_scale(kInfinity, true), kInfinity);
+  EXPECT_EQ(dynamic_scale(448, kLargestE4m3, false), 1.0F);
+  EXPECT_EQ(dynamic_scale(1, kLargestE4m3, false), 1.0F / 448.0F);
+  EXPECT_EQ(dynamic_scale(0, kLargestE4m3, false), 1.0F);
+  EXPECT_EQ(dynamic_scale(0x1p-149F, kLargestE4m3, false), 1.0F) << "a quotient of 0";
+  EXPECT_EQ(dynamic_scale(kInfinity, kLargestE4m3, false), kInfinity);
+  EXPECT_EQ(dynamic_scale(kInfinity, kLargestE4m3, true), kInfinity);
 }
 
 TEST(DynamicScale, PowerOfTwo_IsTheNextAtLeastAsLarge) {
   for (const float amax : {1.0F, 447.0F, 448.0F, 449.0F, 3e-5F, 0x1p-120F, 3e38F}) {
     const float exact = amax / 448.0F;
-    const float power = dynamic_scale(amax, true);
+    const float power = dynamic_scale(amax, kLargestE4m3, true);
     int exponent = 0;
     EXPECT_EQ(std::frexp(power, &exponent), 0.5F) << amax;
     EXPECT_GE(power, exact);
     EXPECT_TRUE(power / 2 < exact || power == 0x1p-126F) << amax;
   }
-  EXPECT_EQ(dynamic_scale(448, true), 1.0F) << "a power of two stays";
+  EXPECT_EQ(dynamic_scale(448, kLargestE4m3, true), 1.0F) << "a power of two stays";
 }
 
 TEST(QuantizeActivations, Groups_HaveTheirOwnScalesAndTheLastMayBePartial) {
@@ -118,8 +119,10 @@ TEST(RoundToActivationCodes, Values_AreThoseOfTheCodes) {
   for (const ActivationScale form :
        {ActivationScale::kTensorStatic, ActivationScale::kToken, ActivationScale::kGroup}) {
     for (const bool power_of_two : {false, true}) {
-      const ActivationRule rule{
-          .form = form, .power_of_two_scales = power_of_two, .static_scale = 0.01F};
+      const ActivationRule rule{.form = form,
+                                .power_of_two_scales = power_of_two,
+                                .static_scale = 0.01F,
+                                .codes = format_of(DType::kF8E4M3).row_codes};
       std::vector<float> row = random_row(300, 7);
       const Quantised expected = quantise(row, rule);
       std::vector<float> scales(expected.scales.size());

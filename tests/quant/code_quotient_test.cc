@@ -32,7 +32,7 @@ bool same_code(uint8_t a, uint8_t b) {
 
 // Whether the code is that of value / step, or of a quotient that is off by a share of 2^-21.
 bool is_code_of(uint8_t code, float value, float step) {
-  const uint8_t exact = activation_code(value, step);
+  const uint8_t exact = activation_code(*format_of(DType::kF8E4M3).row_codes, value, step);
   if (same_code(code, exact)) return true;
   if (!std::isfinite(value)) return false;
   for (const double factor : {1 - 0x1p-21, 1 + 0x1p-21}) {
@@ -71,9 +71,10 @@ TEST(CodeQuotient, EveryExponent_DividedIsTheRule) {
   for (const float step : steps_of_every_exponent()) {
     for (const float value : values) {
       const uint8_t code = saturated_code(code_quotient(value, step));
-      ASSERT_TRUE(same_code(code, activation_code(value, step)))
+      ASSERT_TRUE(
+          same_code(code, activation_code(*format_of(DType::kF8E4M3).row_codes, value, step)))
           << value << " / " << step << ": " << int{code} << ", the rule "
-          << int{activation_code(value, step)};
+          << int{activation_code(*format_of(DType::kF8E4M3).row_codes, value, step)};
     }
   }
 }
@@ -86,7 +87,7 @@ TEST(CodeQuotient, EveryExponent_InvertedIsTheRuleButAtBoundaries) {
       const uint8_t code = saturated_code(code_quotient(value, inverse));
       ASSERT_TRUE(is_code_of(code, value, step))
           << value << " / " << step << ": " << int{code} << ", the rule "
-          << int{activation_code(value, step)};
+          << int{activation_code(*format_of(DType::kF8E4M3).row_codes, value, step)};
     }
   }
 }
@@ -104,8 +105,10 @@ TEST(CodeQuotient, GroupsOfEveryMagnitude_AreThoseOfRoundedRows) {
     for (const bool power_of_two : {false, true}) {
       std::vector<float> rounded = row;
       float scale = 0;
-      round_to_activation_codes(rounded.data(), kColumns, {ActivationScale::kGroup, power_of_two},
-                                &scale);
+      const ActivationRule rule{.form = ActivationScale::kGroup,
+                                .power_of_two_scales = power_of_two,
+                                .codes = format_of(DType::kF8E4M3).row_codes};
+      round_to_activation_codes(rounded.data(), kColumns, rule, &scale);
       const InverseStep inverse = invert_step(scale);
       for (size_t i = 0; i < row.size(); ++i) {
         const uint8_t code = saturated_code(code_quotient(row[i], inverse));

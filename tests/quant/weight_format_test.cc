@@ -1,12 +1,16 @@
+// Every row of the format table, whatever it is: what its codes mean, and that its functions agree.
 #include "quant/weight_format.h"
+
+#include "core/weight_types.h"
+#include "quant/activation_rows.h"
 
 #include "conclave/error.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <set>
 #include <string>
@@ -15,97 +19,187 @@
 namespace conclave::quant {
 namespace {
 
-ErrorCode code_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.code();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+std::vector<const WeightFormat*> all_formats(bool coded, bool plain) {
+  std::vector<const WeightFormat*> formats;
+  const auto catalog = format_catalog();
+  for (const WeightFormat& format : catalog.rows()) {
+    if (format.codes != nullptr ? coded : plain) formats.push_back(&format);
   }
-  return ErrorCode::kInternal;
+  return formats;
+}
+std::string name_of(const testing::TestParamInfo<const WeightFormat*>& test) {
+  return std::string(test.param->name);
 }
 
-// Values that each plain format holds exactly.
-std::vector<float> exact_values() {
-  return {0.0F,
-          -0.0F,
-          1.0F,
-          -1.0F,
-          0.5F,
-          1.5F,
-          -2.25F,
-          96.0F,
-          0x1p-14F,
-          -0x1p-10F,
-          std::numeric_limits<float>::infinity()};
+// Values that the format holds exactly.
+std::vector<float> exact_values(const WeightFormat& format) {
+  if (format.codes == nullptr) {
+    return {0.0F,   -0.0F,    1.0F,  -1.0F,     0.5F,
+            -2.25F, 0x1p-14F, 96.0F, -0x1p-10F, std::numeric_limits<float>::infinity()};
+  }
+  std::vector<float> values;
+  for (int code = 0; code < 1 << bit_size(format.element); ++code) {
+    const float value = format.codes->decode(static_cast<uint8_t>(code));
+    if (!std::isnan(value)) values.push_back(value);
+  }
+  return values;
 }
 
 class EveryFormat : public testing::TestWithParam<const WeightFormat*> {
  protected:
   const WeightFormat& format() const { return *GetParam(); }
-  size_t code_bytes() const { return row_bytes(format(), 1); }
+  std::vector<std::byte> row_of(int64_t columns, uint8_t fill = 0) const {
+    return std::vector<std::byte>(static_cast<size_t>(packed_bytes(format().element, columns)),
+                                  std::byte{fill});
+  }
 };
 
 TEST_P(EveryFormat, ExactValues_RoundTripBitForBit) {
-  const std::vector<float> values = exact_values();
+  const std::vector<float> values = exact_values(format());
   const auto count = static_cast<int64_t>(values.size());
-  std::vector<std::byte> codes(row_bytes(format(), count));
-  format().encode(values.data(), 0, count, {.codes = codes.data()});
+  std::vector<std::byte> row = row_of(count);
+  format().encode(values.data(), 0, count, row.data());
   std::vector<float> decoded(values.size());
-  format().decode({.codes = codes.data()}, 0, count, decoded.data());
+  format().decode(row.data(), 0, count, decoded.data());
   for (size_t i = 0; i < values.size(); ++i) {
     EXPECT_EQ(std::bit_cast<uint32_t>(decoded[i]), std::bit_cast<uint32_t>(values[i])) << i;
   }
 }
 
 TEST_P(EveryFormat, MiddleOfARow_TouchesNothingElse) {
-  const std::vector<float> values = {1.0F, -2.0F, 0.5F};
-  std::vector<std::byte> codes(row_bytes(format(), 8), std::byte{0x5a});
-  format().encode(values.data(), 2, 3, {.codes = codes.data()});
-  for (size_t i = 0; i < codes.size(); ++i) {
-    const size_t column = i / code_bytes();
-    if (column < 2 || column >= 5) {
-      EXPECT_EQ(codes[i], std::byte{0x5a}) << i;
+  const std::vector<float> values = {1.0F, -2.0F, 3.0F};
+  for (const int64_t begin : {1, 2, 3}) {
+    std::vector<std::byte> row = row_of(8, 0x35);
+    std::vector<float> before(8);
+    format().decode(row.data(), 0, 8, before.data());
+    format().encode(values.data(), begin, 3, row.data());
+    std::vector<float> after(8);
+    format().decode(row.data(), 0, 8, after.data());
+    for (int64_t i = 0; i < 8; ++i) {
+      const bool inside = i >= begin && i < begin + 3;
+      const auto at = static_cast<size_t>(i);
+      EXPECT_EQ(after[at], inside ? values[at - static_cast<size_t>(begin)] : before[at]) << i;
     }
+    std::vector<float> part(5, 77.0F);
+    format().decode(row.data(), begin, 3, part.data() + 1);
+    EXPECT_EQ(part, (std::vector<float>{77.0F, 1.0F, -2.0F, 3.0F, 77.0F}));
   }
-  std::vector<float> decoded(5, 77.0F);
-  format().decode({.codes = codes.data()}, 2, 3, decoded.data() + 1);
-  EXPECT_EQ(decoded, (std::vector<float>{77.0F, 1.0F, -2.0F, 0.5F, 77.0F}));
 }
 
 TEST_P(EveryFormat, CodesAtAnOddAddress_Decode) {
-  const std::vector<float> values = {3.0F, -0.25F};
-  std::vector<std::byte> storage(row_bytes(format(), 2) + 1);
-  format().encode(values.data(), 0, 2, {.codes = storage.data() + 1});
+  const std::vector<float> values = {3.0F, -1.0F};
+  std::vector<std::byte> storage = row_of(4);
+  storage.resize(storage.size() + 1);
+  format().encode(values.data(), 0, 2, storage.data() + 1);
   std::vector<float> decoded(2);
-  format().decode({.codes = storage.data() + 1}, 0, 2, decoded.data());
+  format().decode(storage.data() + 1, 0, 2, decoded.data());
   EXPECT_EQ(decoded, values);
 }
 
 TEST_P(EveryFormat, NoColumns_WritesNothing) {
   float untouched = 5.0F;
-  format().decode({.codes = nullptr}, 0, 0, &untouched);
+  format().decode(nullptr, 0, 0, &untouched);
   EXPECT_EQ(untouched, 5.0F);
-  EXPECT_EQ(row_bytes(format(), 0), 0U);
 }
 
-TEST_P(EveryFormat, Nan_StaysNan) {
-  const float nan = std::numeric_limits<float>::quiet_NaN();
-  std::vector<std::byte> codes(row_bytes(format(), 1));
-  format().encode(&nan, 0, 1, {.codes = codes.data()});
+INSTANTIATE_TEST_SUITE_P(Catalog, EveryFormat, testing::ValuesIn(all_formats(true, true)), name_of);
+
+class EveryPlainFormat : public EveryFormat {};
+
+TEST_P(EveryPlainFormat, Nan_StaysNan) {
+  std::vector<std::byte> row = row_of(1);
+  format().encode(&kNan, 0, 1, row.data());
   float decoded = 0;
-  format().decode({.codes = codes.data()}, 0, 1, &decoded);
+  format().decode(row.data(), 0, 1, &decoded);
   EXPECT_TRUE(std::isnan(decoded));
 }
 
-std::vector<const WeightFormat*> all_formats() {
-  const Catalog<WeightFormat> catalog = format_catalog();
-  std::vector<const WeightFormat*> formats;
-  for (const WeightFormat& format : catalog.rows()) formats.push_back(&format);
-  return formats;
+TEST_P(EveryPlainFormat, ItsType_IsPlain) { EXPECT_TRUE(is_plain(format().element)); }
+
+INSTANTIATE_TEST_SUITE_P(Catalog, EveryPlainFormat, testing::ValuesIn(all_formats(false, true)),
+                         name_of);
+
+class EveryCodedFormat : public EveryFormat {
+ protected:
+  const CodeBook& codes() const { return *format().codes; }
+  std::vector<float> values() const {
+    std::vector<float> all = exact_values(format());
+    std::sort(all.begin(), all.end());
+    return all;
+  }
+};
+
+TEST_P(EveryCodedFormat, ItsType_IsNotPlainAndItsParts_AreThere) {
+  EXPECT_FALSE(is_plain(format().element));
+  EXPECT_EQ(codes().element, format().element);
+  ASSERT_NE(format().row_codes, nullptr);
+  EXPECT_EQ(bit_size(format().row_codes->element), 8) << "rows have a code per byte";
+  ASSERT_NE(format().takes, nullptr);
+  EXPECT_TRUE(format().takes({.weights = WeightScale::kChannel}));
 }
 
-INSTANTIATE_TEST_SUITE_P(Catalog, EveryFormat, testing::ValuesIn(all_formats()),
-                         [](const auto& test) { return std::string(test.param->name); });
+TEST_P(EveryCodedFormat, Largest_IsTheLargestMagnitudeThatBothSignsHave) {
+  const std::vector<float> all = values();
+  EXPECT_EQ(all.back(), codes().largest);
+  EXPECT_LE(all.front(), -codes().largest);
+  EXPECT_EQ(codes().decode(codes().encode(1e30F)), codes().largest);
+  EXPECT_EQ(codes().decode(codes().encode(-1e30F)), all.front());
+}
+
+// The nearest of all values, ties to the one whose code ends in a zero.
+TEST_P(EveryCodedFormat, BetweenTwoValues_TheNearestIsTakenTiesToEven) {
+  const std::vector<float> all = values();
+  for (size_t i = 0; i + 1 < all.size(); ++i) {
+    const float low = all[i];
+    const float high = all[i + 1];
+    if (low == high) continue;  // the two zeros
+    const float middle = low + (high - low) / 2;
+    const auto nearest = [&](float value) { return codes().decode(codes().encode(value)); };
+    EXPECT_EQ(nearest(std::nextafter(middle, low)), low) << low << " " << high;
+    EXPECT_EQ(nearest(std::nextafter(middle, high)), high) << low << " " << high;
+    const uint8_t tie = codes().encode(middle);
+    EXPECT_EQ(tie & 1U, 0U) << middle;
+  }
+}
+
+TEST_P(EveryCodedFormat, Nan_HasACodeOrNone) {
+  EXPECT_EQ(std::isnan(codes().decode(codes().encode(kNan))), codes().has_nan);
+}
+
+// A value that is not finite must show in the row, by its code or by the scale.
+TEST_P(EveryCodedFormat, RowsThatAreNotFinite_StayThat) {
+  const CodeBook& row_codes = *format().row_codes;
+  for (const ActivationScale form :
+       {ActivationScale::kToken, ActivationScale::kGroup, ActivationScale::kTensorStatic}) {
+    for (const float bad : {kNan, INFINITY, -INFINITY}) {
+      const ActivationRule rule{.form = form, .static_scale = 0.5F, .codes = &row_codes};
+      std::vector<float> row(130, 1.0F);
+      row[129] = bad;
+      std::vector<float> scales(static_cast<size_t>(scales_per_row(form, 130)));
+      round_to_activation_codes(row.data(), 130, rule, scales.data());
+      EXPECT_FALSE(std::isfinite(row[129] * scales.back())) << bad;
+      if (scales.size() > 1) {
+        EXPECT_TRUE(std::isfinite(row[0] * scales[0]));
+      }
+    }
+  }
+}
+
+TEST_P(EveryCodedFormat, DynamicRows_UseEveryCode) {
+  const CodeBook& row_codes = *format().row_codes;
+  const ActivationRule rule{.form = ActivationScale::kToken, .codes = &row_codes};
+  std::vector<float> row = {3.0F, -6.0F, 0.0F};
+  float scale = 0;
+  round_to_activation_codes(row.data(), 3, rule, &scale);
+  EXPECT_EQ(scale, 6.0F / row_codes.largest);
+  EXPECT_EQ(row[1], -row_codes.largest);
+  EXPECT_EQ(row[2], 0.0F);
+}
+
+INSTANTIATE_TEST_SUITE_P(Catalog, EveryCodedFormat, testing::ValuesIn(all_formats(true, false)),
+                         name_of);
 
 // Every 16-bit code keeps its bits through decode and encode, except a signalling NaN.
 TEST(SixteenBitFormats, EveryCode_RoundTripsThroughTheCodec) {
@@ -115,15 +209,14 @@ TEST(SixteenBitFormats, EveryCode_RoundTripsThroughTheCodec) {
     uint16_t quiet;
   };
   for (const Case& c : {Case{DType::kF16, 0x7c00, 0x0200}, Case{DType::kBF16, 0x7f80, 0x0040}}) {
-    const WeightFormat& format = plain_format(c.element);
+    const WeightFormat& format = format_of(c.element);
     std::vector<uint16_t> codes(0x10000);
     for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint16_t>(i);
     std::vector<float> values(codes.size());
     std::vector<uint16_t> encoded(codes.size());
     const auto count = static_cast<int64_t>(codes.size());
-    format.decode({.codes = reinterpret_cast<const std::byte*>(codes.data())}, 0, count,
-                  values.data());
-    format.encode(values.data(), 0, count, {.codes = reinterpret_cast<std::byte*>(encoded.data())});
+    format.decode(reinterpret_cast<const std::byte*>(codes.data()), 0, count, values.data());
+    format.encode(values.data(), 0, count, reinterpret_cast<std::byte*>(encoded.data()));
     for (size_t i = 0; i < codes.size(); ++i) {
       const bool nan = (codes[i] & 0x7fff) > c.infinity;
       const auto expected = static_cast<uint16_t>(nan ? codes[i] | c.quiet : codes[i]);
@@ -132,12 +225,16 @@ TEST(SixteenBitFormats, EveryCode_RoundTripsThroughTheCodec) {
   }
 }
 
-TEST(FormatCatalog, Names_AreUniqueAndFindable) {
+TEST(FormatCatalog, NamesAndTypes_AreUniqueAndFindable) {
   const auto catalog = format_catalog();
   std::set<std::string_view> names;
   for (const WeightFormat& format : catalog.rows()) {
     EXPECT_TRUE(names.insert(format.name).second) << format.name;
     EXPECT_EQ(&catalog.find(format.name, "weight format"), &format);
+    EXPECT_EQ(find_format(format.element), &format);
+    EXPECT_NE(known_formats(true).find(to_string(format.element)), std::string::npos);
+    EXPECT_EQ(known_formats(false).find(to_string(format.element)) == std::string::npos,
+              format.codes != nullptr);
   }
 }
 
@@ -152,30 +249,10 @@ TEST(FormatCatalog, UnknownName_ListsTheKnown) {
   }
 }
 
-TEST(PlainFormat, ElementType_SelectsItsRow) {
-  EXPECT_EQ(plain_format(DType::kBF16).name, "bf16");
-  EXPECT_EQ(plain_format(DType::kF16).name, "f16");
-  EXPECT_EQ(plain_format(DType::kF32).name, "f32");
-}
-
-TEST(PlainFormat, ElementTypeWithoutRow_IsATypedError) {
-  EXPECT_EQ(code_of([] { static_cast<void>(plain_format(DType::kF8E4M3)); }), ErrorCode::kDType);
-  EXPECT_EQ(code_of([] { static_cast<void>(plain_format(DType::kI32)); }), ErrorCode::kDType);
-}
-
-TEST(RowBytes, SizesThatDoNotFit_AreTypedErrors) {
-  const WeightFormat& bf16 = plain_format(DType::kBF16);
-  EXPECT_EQ(row_bytes(bf16, int64_t{1} << 40), size_t{1} << 41);
-  EXPECT_EQ(code_of([&] { row_bytes(bf16, std::numeric_limits<int64_t>::max()); }),
-            ErrorCode::kSizeOverflow);
-  EXPECT_EQ(code_of([&] { row_bytes(bf16, -1); }), ErrorCode::kSizeOverflow);
-}
-
-TEST(RowBytes, CodesBelowAByteOddCount_IsAShapeError) {
-  WeightFormat four_bits = plain_format(DType::kBF16);
-  four_bits.element = DType::kF4;
-  EXPECT_EQ(row_bytes(four_bits, 6), 3U);
-  EXPECT_EQ(code_of([&] { row_bytes(four_bits, 7); }), ErrorCode::kShape);
+TEST(FormatCatalog, OtherTypes_AreNoFormat) {
+  for (const DType dtype : {DType::kBool, DType::kI32, DType::kF64, DType::kF8E8M0}) {
+    EXPECT_EQ(find_format(dtype), nullptr) << to_string(dtype);
+  }
 }
 
 }  // namespace

@@ -185,8 +185,9 @@ const PlanRung& rung_of(const Plan& plan, int64_t tokens) {
 std::vector<Cell> cells(const DeviceBenchOptions& options, const NamedShape& shape,
                         const Plan& plan, int64_t tokens, const Measurement& result) {
   const DevicePeaks peaks = peaks_of(plan);
-  const bool is_e4m3 = shape.spec.weight_dtype == DType::kF8E4M3;
-  const double rate = peaks.operations_per_second * (is_e4m3 ? 2 : 1);
+  // Tensor cores take two products of bytes in the time of one of 16 bits.
+  const bool in_bytes = shape.spec.quant.activations != ActivationScale::kNone;
+  const double rate = peaks.operations_per_second * (in_bytes ? 2 : 1);
   const double floor_us =
       std::max(result.weight_bytes / peaks.bytes_per_second, result.flops / rate) * 1e6;
   const double us = result.timing.mean_ms * 1e3;

@@ -3,6 +3,7 @@
 #include "spec_text.h"
 
 #include "conclave/error.h"
+#include "conclave/format.h"
 #include "conclave/synthetic.h"
 
 #include <fmt/format.h>
@@ -13,29 +14,6 @@
 
 namespace conclave::tool {
 namespace {
-
-struct WeightType {
-  std::string_view name;
-  DType dtype;
-  QuantSpec quant = {};
-};
-constexpr WeightType kWeightTypes[] = {
-    {.name = "bf16", .dtype = DType::kBF16},
-    {.name = "f16", .dtype = DType::kF16},
-    {.name = "f32", .dtype = DType::kF32},
-    {.name = "fp8-block",
-     .dtype = DType::kF8E4M3,
-     .quant = {.weights = WeightScale::kBlock, .activations = ActivationScale::kGroup}},
-    {.name = "fp8-channel",
-     .dtype = DType::kF8E4M3,
-     .quant = {.weights = WeightScale::kChannel, .activations = ActivationScale::kToken}},
-    {.name = "fp8-tensor",
-     .dtype = DType::kF8E4M3,
-     .quant = {.weights = WeightScale::kTensor, .activations = ActivationScale::kToken}},
-    {.name = "fp8-static",
-     .dtype = DType::kF8E4M3,
-     .quant = {.weights = WeightScale::kTensor, .activations = ActivationScale::kTensorStatic}},
-};
 
 std::string preset_names() {
   std::string names;
@@ -141,15 +119,15 @@ std::vector<NamedShape> resolve_shapes(const ShapeOptions& options) {
 
 std::vector<std::string> weight_type_names() {
   std::vector<std::string> names;
-  for (const WeightType& type : kWeightTypes) names.emplace_back(type.name);
+  for (const WeightForm& form : weight_forms()) names.emplace_back(form.name);
   return names;
 }
 
 void set_weight_type(const std::string& name, MoeSpec& spec) {
-  for (const WeightType& type : kWeightTypes) {
-    if (name != type.name) continue;
-    spec.weight_dtype = type.dtype;
-    spec.quant = type.quant;
+  for (const WeightForm& form : weight_forms()) {
+    if (name != form.name) continue;
+    spec.weight_dtype = form.dtype;
+    spec.quant = form.quant;
     return;
   }
   throw Error(ErrorCode::kInvalidArgument,

@@ -1,6 +1,7 @@
 #include "synth/layout.h"
 
 #include "conclave/error.h"
+#include "conclave/format.h"
 #include "conclave/synthetic.h"
 
 #include <fmt/format.h>
@@ -62,10 +63,21 @@ std::string_view config_dtype(DType dtype) {
   }
 }
 
-// Whether the method for this form of quantisation is compressed-tensors, not fp8.
-bool is_compressed_tensors(const QuantSpec& quant) {
-  return quant.weights == WeightScale::kChannel;
+// The form of the model's weights, which says how files hold them.
+WeightForm form_of(const MoeSpec& spec) {
+  const QuantSpec& quant = spec.quant;
+  for (const WeightForm& form : weight_forms()) {
+    const bool same = form.dtype == spec.weight_dtype && form.quant.weights == quant.weights &&
+                      form.quant.block_rows == quant.block_rows &&
+                      form.quant.block_cols == quant.block_cols &&
+                      form.quant.activations == quant.activations;
+    if (same) return form;
+  }
+  throw Error(ErrorCode::kUnsupported, {.what = "no checkpoints have weights of this form",
+                                        .found = std::string(to_string(spec.weight_dtype))});
 }
+
+bool is_compressed_tensors(const WeightForm& form) { return form.method == "compressed-tensors"; }
 
 // A matrix and the roles of its scales, if it may have some.
 struct SynthMatrix {
@@ -77,7 +89,10 @@ struct SynthMatrix {
 class TensorList {
  public:
   TensorList(const SynthModel& model, const Family& family)
-      : model_(model), family_(family), source_(make_synthetic_source(model.spec, 0)) {}
+      : model_(model),
+        family_(family),
+        source_(make_synthetic_source(model.spec, 0)),
+        form_(form_of(model.spec)) {}
 
   std::vector<SynthTensor> build() {
     using enum WeightRole;
@@ -107,9 +122,11 @@ class TensorList {
 
   void add(const std::string& module, const SynthMatrix& matrix, int64_t expert) {
     const std::string name = fmt::format("model.layers.{}.{}.{}.", layer_, family_.block, module);
-    add_tensor(name + "weight", matrix.role, expert);
+    const bool in_words = form_.in_words && matrix.scale != WeightRole::kRouter;
+    add_tensor(name + (in_words ? "weight_packed" : "weight"), matrix.role, expert);
+    if (in_words) store_in_words(name + "weight_shape");
     if (matrix.scale == WeightRole::kRouter) return;
-    const bool compressed = is_compressed_tensors(model_.spec.quant);
+    const bool compressed = is_compressed_tensors(form_);
     add_tensor(name + (compressed ? "weight_scale" : "weight_scale_inv"), matrix.scale, expert);
     add_tensor(name + (compressed ? "input_scale" : "activation_scale"), matrix.input_scale,
                expert);
@@ -124,14 +141,39 @@ class TensorList {
          .layer = layer_,
          .role = role,
          .expert = expert,
+         .rows = info.rows,
+         .cols = info.cols,
          .dtype = info.dtype,
          .shape = {info.rows, info.cols},
-         .bytes = static_cast<uint64_t>(info.rows * info.cols * byte_size(info.dtype))});
+         .bytes = static_cast<uint64_t>(info.rows * ((info.cols * bit_size(info.dtype) + 7) / 8))});
+  }
+
+  // Makes the last tensor one of words, whose shape another tensor states.
+  void store_in_words(std::string shape_name) {
+    SynthTensor& codes = tensors_.back();
+    const int64_t bits = codes.cols * bit_size(codes.dtype);
+    if (bits % 32 != 0) {
+      throw Error(ErrorCode::kUnsupported,
+                  {.what = "rows of codes do not fill words of 32 bits",
+                   .tensor = codes.name,
+                   .found = fmt::format("{} columns of {}", codes.cols, to_string(codes.dtype)),
+                   .hint = "choose sizes that are multiples of 8"});
+    }
+    codes.dtype = DType::kI32;
+    codes.shape.back() = bits / 32;
+    SynthTensor shape = codes;
+    shape.name = std::move(shape_name);
+    shape.dtype = DType::kI64;
+    shape.shape = {2};
+    shape.bytes = 2 * sizeof(int64_t);
+    shape.is_shape = true;
+    tensors_.push_back(std::move(shape));
   }
 
   const SynthModel& model_;
   const Family& family_;
   std::unique_ptr<WeightSource> source_;
+  WeightForm form_;
   int64_t layer_ = 0;
   std::vector<SynthTensor> tensors_;
 };
@@ -150,15 +192,26 @@ nlohmann::ordered_json fp8_config(const QuantSpec& quant) {
   return config;
 }
 
-nlohmann::ordered_json compressed_tensors_config() {
-  const nlohmann::ordered_json weights = {
-      {"num_bits", 8}, {"type", "float"}, {"symmetric", true}, {"strategy", "channel"}};
-  nlohmann::ordered_json rows = weights;
-  rows["strategy"] = "token";
-  rows["dynamic"] = true;
+nlohmann::ordered_json compressed_tensors_config(const WeightForm& form) {
+  nlohmann::ordered_json weights = {
+      {"num_bits", bit_size(form.dtype)}, {"type", form.type}, {"symmetric", true}};
+  if (form.quant.weights == WeightScale::kBlock) {
+    weights["strategy"] = "group";
+    weights["group_size"] = form.quant.block_cols;
+  } else {
+    weights["strategy"] = "channel";
+  }
+  nlohmann::ordered_json rows = nullptr;
+  if (form.quant.activations == ActivationScale::kToken) {
+    rows = {{"num_bits", 8},
+            {"type", form.type},
+            {"symmetric", true},
+            {"strategy", "token"},
+            {"dynamic", true}};
+  }
   return {
-      {"quant_method", "compressed-tensors"},
-      {"format", "float-quantized"},
+      {"quant_method", form.method},
+      {"format", form.format},
       {"config_groups",
        {{"group_0", {{"targets", {"Linear"}}, {"weights", weights}, {"input_activations", rows}}}}},
       {"ignore", {"re:.*gate$"}}};
@@ -225,8 +278,9 @@ nlohmann::ordered_json make_config(const SynthModel& model) {
     config["shared_expert_intermediate_size"] = spec.shared.intermediate_size;
   }
   if (spec.quant.weights != WeightScale::kNone) {
+    const WeightForm form = form_of(spec);
     config["quantization_config"] =
-        is_compressed_tensors(spec.quant) ? compressed_tensors_config() : fp8_config(spec.quant);
+        is_compressed_tensors(form) ? compressed_tensors_config(form) : fp8_config(spec.quant);
   }
   return config;
 }

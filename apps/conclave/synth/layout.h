@@ -18,9 +18,12 @@ struct SynthTensor {
   int64_t layer = 0;
   WeightRole role = WeightRole::kGate;
   int64_t expert = 0;
-  DType dtype = DType::kBF16;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  DType dtype = DType::kBF16;  // as the file has it, with `shape`: codes may fill words
   std::vector<int64_t> shape;
   uint64_t bytes = 0;
+  bool is_shape = false;  // holds rows and cols, as int64, instead of weights
 };
 
 struct SynthShard {

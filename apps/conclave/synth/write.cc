@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -37,10 +38,14 @@ void fill_tensor(const FillBatch& batch, const SynthTensor& tensor,
   const auto source =
       make_synthetic_source(batch.spec, batch.seed + static_cast<uint64_t>(tensor.layer));
   buffer.resize(tensor.bytes);
-  source->read(
-      tensor.role, tensor.expert,
-      {.row_begin = 0, .row_end = tensor.shape[0], .col_begin = 0, .col_end = tensor.shape[1]},
-      buffer);
+  if (tensor.is_shape) {
+    const std::array sizes = {tensor.rows, tensor.cols};
+    std::memcpy(buffer.data(), sizes.data(), sizeof(sizes));
+    return;
+  }
+  source->read(tensor.role, tensor.expert,
+               {.row_begin = 0, .row_end = tensor.rows, .col_begin = 0, .col_end = tensor.cols},
+               buffer);
 }
 
 void fill_worker(void* state, int32_t) noexcept {

@@ -81,8 +81,10 @@ class ExpertMlp final : public ExpertsKernel {
   ExpertMlp(const ExpertsProblem& problem, ExpertMlpConfig config)
       : num_local_experts_(problem.num_local_experts),
         layout_(problem),
-        input_(problem.quant, layout_.hidden_size, round_up(layout_.hidden_size, 32)),
-        inner_(problem.quant, layout_.intermediate_size, layout_.padded_intermediate()),
+        input_(quant::activation_rule(problem.weight_dtype, problem.quant), layout_.hidden_size,
+               round_up(layout_.hidden_size, 32)),
+        inner_(quant::activation_rule(problem.weight_dtype, problem.quant),
+               layout_.intermediate_size, layout_.padded_intermediate()),
         config_(std::move(config)),
         parameters_(activation::formula_parameters(problem.activation)) {}
 
@@ -222,15 +224,12 @@ class ExpertMlp final : public ExpertsKernel {
     const int64_t column_bytes = byte_size(config_.row_dtype) * config_.tiling.group;
     return {
         .panel = panel,
-        .scales = layout_.gate_up.scales(panel),
-        .scale_width = layout_.gate_up.scale_width,
         .next_panel = fetch_ahead(item) ? next_panel : nullptr,
         .k = layout_.hidden_size,
         .rows = rows,
         .row_index = in_place ? call.batch.source_row + item.first_slot : nullptr,
         .row_bytes = row_bytes,
         .num_rows = item.num_rows,
-        .row_scales = input_.scales(rows),
         .bias = layout_.bias(layout_.gate_up, panel),
         .out =
             call.intermediate + item.first_row * intermediate_row_bytes() + column * column_bytes,
@@ -238,7 +237,10 @@ class ExpertMlp final : public ExpertsKernel {
         .valid_columns = std::min(layout_.gate_up_columns(), layout_.intermediate_size - column),
         .epilogue = config_.functions.activate,
         .epilogue_parameters = &parameters_,
-        .out_block_bytes = kBlockColumns * column_bytes};
+        .out_block_bytes = kBlockColumns * column_bytes,
+        .scales = layout_.gate_up.scales(panel),
+        .scale_width = layout_.gate_up.scale_width,
+        .row_scales = input_.scales(rows)};
   }
 
   void run_down(const Call& call, Executor& executor) const {
@@ -258,18 +260,18 @@ class ExpertMlp final : public ExpertsKernel {
     float* out = call.output.rows + item.first_slot * call.output.row_stride + column;
     const std::byte* const rows = call.intermediate + item.first_row * intermediate_row_bytes();
     return {.panel = panel,
-            .scales = layout_.down.scales(panel),
-            .scale_width = layout_.down.scale_width,
             .next_panel = fetch_ahead(item) ? next_panel : nullptr,
             .k = layout_.intermediate_size,
             .rows = rows,
             .row_bytes = intermediate_row_bytes(),
             .num_rows = item.num_rows,
-            .row_scales = inner_.scales(rows),
             .bias = layout_.bias(layout_.down, panel),
             .out = static_cast<std::byte*>(static_cast<void*>(out)),
             .out_row_bytes = call.output.row_stride * int64_t{sizeof(float)},
-            .valid_columns = std::min(gemm::kPanelColumns, layout_.hidden_size - column)};
+            .valid_columns = std::min(gemm::kPanelColumns, layout_.hidden_size - column),
+            .scales = layout_.down.scales(panel),
+            .scale_width = layout_.down.scale_width,
+            .row_scales = inner_.scales(rows)};
   }
 
   int64_t num_local_experts_;

@@ -15,10 +15,10 @@ MlpFunctions mlp_functions_avx2(DType weights, const activation::Activation& act
       return {&compute_panel<F32Weights>, activate};
     case DType::kF16:
       return {&compute_panel<F16Weights>, activate};
-    case DType::kF8E4M3:
-      return {&compute_coded_panel<LoadE4m3>, activate};
-    default:
+    case DType::kBF16:
       return {&compute_panel<Bf16Weights>, activate};
+    default:
+      return {coded_product(weights, quant::CodedFormats{}), activate};
   }
 }
 

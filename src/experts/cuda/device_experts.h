@@ -26,8 +26,8 @@ struct DeviceExpertsProblem {
   int64_t intermediate_size = 0;  // I
   int64_t top_k = 0;
   int64_t max_tokens = 0;
-  DType weight_dtype = DType::kBF16;  // kBF16, kF16, kF8E4M3; the reference also takes kF32
-  QuantSpec quant;                    // used with kF8E4M3
+  DType weight_dtype = DType::kBF16;  // the reference takes every format
+  QuantSpec quant;                    // for weights that are codes
   activation::Activation activation = {};
   bool has_bias = false;
   cuda::DeviceInfo device;
@@ -43,9 +43,8 @@ struct DeviceExperts {
   int64_t down_stride = 0;
   const float* gate_up_bias = nullptr;  // [E, 2I], or null
   const float* down_bias = nullptr;     // [E, H], or null
-  // Scales of e4m3 weights. WeightScale::kBlock: [E, 2, ceil(I/128), ceil(H/128)] and [E,
-  // ceil(H/128), ceil(I/128)]; otherwise one per row (kTensor is widened at create): [E, 2I] and
-  // [E, H].
+  // Scales of codes. WeightScale::kBlock: those of the blocks of gate, of up, and of down, as
+  // stored; otherwise one per row (kTensor is widened at create): [E, 2I] and [E, H].
   const float* gate_up_scale = nullptr;
   const float* down_scale = nullptr;
   // With ActivationScale::kTensorStatic: [1] each, the quantisation steps of input and

@@ -3,6 +3,7 @@
 #include "cuda/launch.h"
 #include "experts/cuda/fp8_math.cuh"
 #include "experts/cuda/quantize_rows_cuda.h"
+#include "quant/e4m3/e4m3.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -344,6 +345,7 @@ void enqueue_as(const QuantizeRowsCuda& args, CUstream_st* stream) {
 
 void quantize_rows_cuda(const QuantizeRowsCuda& args, CUstream_st* stream) {
   if (args.num_rows == 0 || args.columns == 0) return;
+  if (args.code_dtype != quant::E4m3::kElement) return quantize_rows_plain(args, stream);
   switch (args.dtype) {
     case DType::kF32:
       return enqueue_as<float>(args, stream);

@@ -1,7 +1,7 @@
-// Quantises rows of float32, bf16 or f16 to e4m3 codes and scales, on the device, in one launch.
+// Quantises rows of float32, bf16 or f16 to codes and scales, on the device, in one launch.
 //
-// The rule equals quant/activation_rows.h bit for bit. For a row or a group of 128 columns, s =
-// max|x| / 448, or 1 if that is 0; power_of_two rounds s up to a power of two, at least 2^-126. A
+// The rule equals quant/activation_rows.h bit for bit. For e4m3, a row or a group of 128 columns, s
+// = max|x| / 448, or 1 if that is 0; power_of_two rounds s up to a power of two, at least 2^-126. A
 // code is x / s, a float32 division, rounded to nearest even and saturated at 448. NaN has code
 // 0x7F and does not count for the largest magnitude; with an infinity s is infinite, and the
 // infinity's code is 0x7F. With a static step, every x that is not finite has code 0x7F.
@@ -29,6 +29,7 @@ struct QuantizeRowsCuda {
   ActivationScale activations = ActivationScale::kGroup;  // kGroup, kToken or kTensorStatic
   bool power_of_two = false;                              // for dynamic scales
   const float* static_scale = nullptr;                    // [1] on the device, for kTensorStatic
+  DType code_dtype = DType::kF8E4M3;                      // what a format has as row_codes
   uint8_t* codes = nullptr;                               // [num_rows, code_stride]
   int64_t code_stride = 0;  // columns from `columns` on are not written
   // The scale of row r and group g lies at r * scale_stride + g * group_stride; a row has 1 or
@@ -44,5 +45,7 @@ struct QuantizeRowsCuda {
 
 // Enqueues one launch, which overlaps with what precedes it; none if there are no rows.
 void quantize_rows_cuda(const QuantizeRowsCuda& args, CUstream_st* stream);
+// Does the same for every type of codes, as plainly as it can be written.
+void quantize_rows_plain(const QuantizeRowsCuda& args, CUstream_st* stream);
 
 }  // namespace conclave::inline v0::experts

@@ -1,6 +1,7 @@
 #include "experts/cuda/reference_sm90.h"
 
 #include "core/checked.h"
+#include "quant/weight_format.h"
 
 #include <array>
 
@@ -40,11 +41,8 @@ class ReferenceKernel final : public DeviceExpertsKernel {
 
 Support reference_supports(const DeviceExpertsProblem& problem) {
   const DType dtype = problem.weight_dtype;
-  if (dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32 ||
-      dtype == DType::kF8E4M3) {
-    return Support::yes();
-  }
-  return Support::no("takes BF16, F16, F32 or F8_E4M3 weights; found " +
+  if (quant::find_format(dtype) != nullptr) return Support::yes();
+  return Support::no("takes " + quant::known_formats(true) + " weights; found " +
                      std::string(conclave::to_string(dtype)));
 }
 

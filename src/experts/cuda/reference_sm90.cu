@@ -1,13 +1,16 @@
 #include "activation/device/formulas.cuh"
+#include "core/code_bits.h"
+#include "core/weight_types.h"
 #include "cuda/check.h"
 #include "cuda/launch.h"
 #include "experts/cuda/reference_sm90.h"
+#include "quant/activation_rows.h"
 #include "quant/code_quotient.h"
+#include "quant/formats.h"
 
 #include <algorithm>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <cuda_fp8.h>
 
 namespace conclave::inline v0::experts::detail {
 namespace {
@@ -15,20 +18,26 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kLanes = 32;
 constexpr int kWarpsPerBlock = kThreads / kLanes;
-constexpr int64_t kGroupColumns = 128;  // columns that share a scale of e4m3 rows
-constexpr float kLargestCode = 448.0F;
+constexpr int64_t kGroupColumns = quant::kActivationGroup;
 
 // A matrix of one expert, or rows of activations, element by element.
 struct Matrix {
   const void* data = nullptr;
   int64_t stride = 0;  // elements
   DType dtype = DType::kBF16;
+  int64_t bits = 16;
   // Scale of element (row, col): scales[row / scale_rows * scale_stride + col / scale_cols].
   const float* scales = nullptr;
   int64_t scale_rows = 1;
   int64_t scale_cols = 1;
   int64_t scale_stride = 1;
 };
+
+// Calls visit(format) for the format of this type among those of codes.
+template <class Visit, class... Formats>
+__device__ void visit_format(DType element, quant::FormatList<Formats...>, const Visit& visit) {
+  ((element == Formats::kElement ? visit(Formats{}) : void()), ...);
+}
 
 __device__ float load_element(const Matrix& matrix, int64_t row, int64_t col) {
   const int64_t index = row * matrix.stride + col;
@@ -37,11 +46,17 @@ __device__ float load_element(const Matrix& matrix, int64_t row, int64_t col) {
       return static_cast<const float*>(matrix.data)[index];
     case DType::kF16:
       return __half2float(static_cast<const __half*>(matrix.data)[index]);
-    case DType::kF8E4M3:
-      return static_cast<float>(static_cast<const __nv_fp8_e4m3*>(matrix.data)[index]);
-    default:
+    case DType::kBF16:
       return __bfloat162float(static_cast<const __nv_bfloat16*>(matrix.data)[index]);
+    default:
+      break;
   }
+  float value = 0;
+  visit_format(matrix.dtype, quant::CodedFormats{}, [&](auto format) {
+    const auto* codes = static_cast<const std::byte*>(matrix.data);
+    value = format.decode(code_at(codes, index, format.kBits));
+  });
+  return value;
 }
 
 __device__ float load_scaled(const Matrix& matrix, int64_t row, int64_t col) {
@@ -98,6 +113,7 @@ struct ReferenceParams {
   const float* input_weights = nullptr;
   float* intermediate = nullptr;  // [rows, I]
   ActivationScale quantised = ActivationScale::kNone;
+  DType row_codes = DType::kBF16;  // what quantised rows become
   bool power_of_two = false;
   const float* intermediate_scale = nullptr;
   void* output = nullptr;
@@ -105,13 +121,14 @@ struct ReferenceParams {
   DType output_dtype = DType::kBF16;
 };
 
-__device__ int64_t element_bytes(DType dtype) {
-  return dtype == DType::kF32 ? 4 : dtype == DType::kF8E4M3 ? 1 : 2;
+// Bytes of elements that fill whole ones.
+__device__ int64_t bytes_of(const Matrix& matrix, int64_t elements) {
+  return elements * matrix.bits / 8;
 }
 
 __device__ Matrix of_expert(const Matrix& all, int64_t expert, int64_t elements, int64_t scales) {
   Matrix one = all;
-  one.data = static_cast<const char*>(all.data) + expert * elements * element_bytes(all.dtype);
+  one.data = static_cast<const char*>(all.data) + bytes_of(all, expert * elements);
   if (all.scales != nullptr) one.scales = all.scales + expert * scales;
   return one;
 }
@@ -150,7 +167,7 @@ __global__ void __launch_bounds__(kThreads)
     // The up half begins with a scale block of its own, even if I is no multiple of a block's rows.
     Matrix up_weights = weights;
     up_weights.data = static_cast<const char*>(weights.data) +
-                      (gated ? inner * weights.stride * element_bytes(weights.dtype) : 0);
+                      (gated ? bytes_of(weights, inner * weights.stride) : 0);
     if (gated && weights.scales != nullptr) {
       up_weights.scales +=
           (inner + weights.scale_rows - 1) / weights.scale_rows * weights.scale_stride;
@@ -172,8 +189,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-__device__ float scale_of(float amax, bool power_of_two) {
-  float scale = amax / kLargestCode;
+__device__ float scale_of(float amax, float largest_code, bool power_of_two) {
+  float scale = amax / largest_code;
   if (!(scale > 0.0F)) return 1.0F;
   if (!power_of_two) return scale;
   const uint32_t bits = __float_as_uint(scale);
@@ -181,12 +198,7 @@ __device__ float scale_of(float amax, bool power_of_two) {
   return __uint_as_float((exponent < 1U ? 1U : exponent) << 23);
 }
 
-// The value that the code of `value` stands for.
-__device__ float through_code(float value, float scale) {
-  return static_cast<float>(__nv_fp8_e4m3(quant::code_quotient(value, scale))) * scale;
-}
-
-// Rounds the intermediate rows in place to the values of their e4m3 codes, one warp per group.
+// Rounds the intermediate rows in place to the values of their codes, one warp per group.
 __global__ void __launch_bounds__(kThreads)
     reference_quantise(const __grid_constant__ ReferenceParams params) {
   const int64_t rows = params.expert_begin[params.num_experts];
@@ -200,22 +212,25 @@ __global__ void __launch_bounds__(kThreads)
     float* const row = params.intermediate + item / groups * inner;
     const int64_t begin = item % groups * width;
     const int64_t end = begin + width < inner ? begin + width : inner;
-    float scale = 0;
-    if (params.quantised == ActivationScale::kTensorStatic) {
-      scale = *params.intermediate_scale;
-    } else {
-      float amax = 0;
-      for (int64_t col = begin + lane; col < end; col += kLanes) {
-        amax = fmaxf(amax, fabsf(row[col]));
-      }
-      for (int step = kLanes / 2; step > 0; step /= 2) {
-        amax = fmaxf(amax, __shfl_xor_sync(0xffffffffU, amax, step));
-      }
-      scale = scale_of(amax, params.power_of_two);
-    }
+    float amax = 0;
+    bool is_finite = true;
     for (int64_t col = begin + lane; col < end; col += kLanes) {
-      row[col] = through_code(row[col], scale);
+      amax = fmaxf(amax, fabsf(row[col]));
+      is_finite = is_finite && isfinite(row[col]);
     }
+    for (int step = kLanes / 2; step > 0; step /= 2) {
+      amax = fmaxf(amax, __shfl_xor_sync(0xffffffffU, amax, step));
+    }
+    is_finite = __all_sync(0xffffffffU, is_finite) != 0;
+    const bool is_static = params.quantised == ActivationScale::kTensorStatic;
+    visit_format(params.row_codes, quant::CodedFormats{}, [&](auto format) {
+      float scale = is_static ? *params.intermediate_scale
+                              : scale_of(amax, format.kLargest, params.power_of_two);
+      if (!format.kHasNan && !is_finite) scale = NAN;
+      for (int64_t col = begin + lane; col < end; col += kLanes) {
+        row[col] = format.decode(format.encode(quant::code_quotient(row[col], scale))) * scale;
+      }
+    });
   }
 }
 
@@ -224,8 +239,10 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t rows = params.expert_begin[params.num_experts];
   const int64_t hidden = params.hidden_size;
   const int64_t warps = int64_t{gridDim.x} * kWarpsPerBlock;
-  const Matrix intermediate{
-      .data = params.intermediate, .stride = params.intermediate_size, .dtype = DType::kF32};
+  const Matrix intermediate{.data = params.intermediate,
+                            .stride = params.intermediate_size,
+                            .dtype = DType::kF32,
+                            .bits = 32};
   for (int64_t item = int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / kLanes;
        item < rows * hidden; item += warps) {
     const int64_t row = item / hidden;
@@ -244,7 +261,11 @@ __global__ void __launch_bounds__(kThreads)
 // A matrix [rows, cols] per expert, with scales of the form that the weights have.
 Matrix weight_matrix(const void* data, int64_t stride, int64_t cols, const float* scales,
                      const DeviceExpertsProblem& problem) {
-  Matrix matrix{.data = data, .stride = stride, .dtype = problem.weight_dtype, .scales = scales};
+  Matrix matrix{.data = data,
+                .stride = stride,
+                .dtype = problem.weight_dtype,
+                .bits = bit_size(problem.weight_dtype),
+                .scales = scales};
   if (scales == nullptr) return matrix;
   if (problem.quant.weights == WeightScale::kBlock) {
     matrix.scale_rows = problem.quant.block_rows;
@@ -258,8 +279,11 @@ Matrix weight_matrix(const void* data, int64_t stride, int64_t cols, const float
 
 Matrix input_matrix(const DeviceExpertsProblem& problem, const DeviceExperts& weights,
                     const DeviceRows& rows) {
-  Matrix matrix{.data = rows.data, .stride = rows.row_stride, .dtype = rows.dtype};
-  if (rows.dtype != DType::kF8E4M3) return matrix;
+  Matrix matrix{.data = rows.data,
+                .stride = rows.row_stride,
+                .dtype = rows.dtype,
+                .bits = bit_size(rows.dtype)};
+  if (is_plain(rows.dtype)) return matrix;
   if (problem.quant.activations == ActivationScale::kTensorStatic) {
     matrix.scales = weights.input_scale;
     matrix.scale_cols = problem.hidden_size;
@@ -303,13 +327,15 @@ ReferenceParams make_params(const DeviceExpertsProblem& problem, const DeviceExp
   params.top_k = call.groups.top_k;
   params.input_weights = call.input_weights;
   params.intermediate = static_cast<float*>(call.workspace);
-  if (problem.weight_dtype == DType::kF8E4M3) params.quantised = problem.quant.activations;
+  if (const quant::CodeBook* codes = quant::format_of(problem.weight_dtype).row_codes) {
+    params.quantised = problem.quant.activations;
+    params.row_codes = codes->element;
+  }
   params.power_of_two = problem.quant.power_of_two_scales;
   params.intermediate_scale = weights.intermediate_scale;
   params.output = call.output;
   params.output_stride = call.output_stride;
-  params.output_dtype =
-      problem.weight_dtype == DType::kF8E4M3 ? DType::kBF16 : problem.weight_dtype;
+  params.output_dtype = is_plain(problem.weight_dtype) ? problem.weight_dtype : DType::kBF16;
   return params;
 }
 

@@ -31,8 +31,10 @@ class ReferenceKernel final : public ExpertsKernel {
  public:
   explicit ReferenceKernel(const ExpertsProblem& problem)
       : layout_(problem),
-        input_(problem.quant, layout_.hidden_size, layout_.hidden_size),
-        inner_(problem.quant, layout_.intermediate_size, layout_.padded_intermediate()),
+        input_(quant::activation_rule(problem.weight_dtype, problem.quant), layout_.hidden_size,
+               layout_.hidden_size),
+        inner_(quant::activation_rule(problem.weight_dtype, problem.quant),
+               layout_.intermediate_size, layout_.padded_intermediate()),
         activation_(problem.activation) {}
 
   BatchRequirements requirements() const override {

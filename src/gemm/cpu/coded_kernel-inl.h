@@ -9,6 +9,9 @@
 #include "gemm/cpu/finish-inl.h"
 #include "gemm/cpu/micro_kernel-inl.h"
 #include "gemm/cpu/weights-inl.h"
+#include "quant/formats.h"
+
+#include "conclave/dtype.h"
 
 namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
 
@@ -44,6 +47,21 @@ CONCLAVE_KERNEL_INLINE Vec add_scaled(Vec total, Vec partial, Vec row_scale, con
   return Vec::add(total, Vec::mul(Vec::mul(partial, row_scale), Vec::load(scale)));
 }
 
+// A panel's row of codes, as vectors of what they stand for.
+template <class Format>
+struct PanelCodes {
+  static constexpr int64_t kRowBytes = Format::kBits * 8;
+
+  // Vector `j` of `kVectors` in a pass over the panel, at column_of(pass, j).
+  template <int kVectors>
+  static CONCLAVE_KERNEL_INLINE Vec load(const std::byte* row, int pass, int j) {
+    constexpr int kHalf = kVectors / 2;
+    const int column = (pass * kHalf + j % kHalf) * Vec::kLanes;
+    return j < kHalf ? Format::template lanes<Vec, false>(row, column)
+                     : Format::template lanes<Vec, true>(row, column);
+  }
+};
+
 template <int kRows>
 struct RowPointers {
   const float* values[kRows];
@@ -62,14 +80,14 @@ struct RowPointers {
 
 // Adds k of [begin, end), which share their scales, to the sums of one pass. kPlain: rows without
 // scales, whose weights are multiplied with theirs.
-template <class Codes, int kRows, bool kPlain>
+template <class Format, int kRows, bool kPlain>
 CONCLAVE_KERNEL_INLINE void add_segment(const PanelTask& task, const RowPointers<kRows>& rows,
                                         int64_t begin, int64_t end, int pass, Ahead& ahead,
                                         float (&sums)[kRows][64]) {
   constexpr int kVectors = kDirectVectors<kRows>;
-  constexpr int64_t kRowBytes = 64 * Codes::kLaneBytes;
+  using Codes = PanelCodes<Format>;
   const float* scales = scales_at(task, begin);
-  const std::byte* codes = task.panel + begin * kRowBytes;
+  const std::byte* codes = task.panel + begin * Codes::kRowBytes;
   Tile<kRows, kVectors> tile;
   tile.clear();
   if constexpr (kPlain) {
@@ -83,12 +101,12 @@ CONCLAVE_KERNEL_INLINE void add_segment(const PanelTask& task, const RowPointers
   for (int64_t turn = begin; turn < end; turn += kCodesPerTurn) {
     if (pass == 0) ahead.turn();
     const int64_t stop = lesser(end, turn + kCodesPerTurn);
-    for (int64_t k = turn; k < stop; ++k, codes += kRowBytes) {
+    for (int64_t k = turn; k < stop; ++k, codes += Codes::kRowBytes) {
       // Left to itself GCC inlines this too late to keep the sums in registers.
       tile.multiply_add_with(
           rows.values, k, [&](int j) __attribute__((always_inline)) {
+            const Vec weight = Codes::template load<kVectors>(codes, pass, j);
             const int column = column_of<kVectors>(pass, j);
-            const Vec weight = Codes::load(codes + column * Codes::kLaneBytes);
             return kPlain ? Vec::mul(weight, Vec::load(scales + column)) : weight;
           });
     }
@@ -107,7 +125,7 @@ CONCLAVE_KERNEL_INLINE void add_segment(const PanelTask& task, const RowPointers
 }
 
 // Computes all rows of a task that has few.
-template <class Codes, int kRows, bool kPlain>
+template <class Format, int kRows, bool kPlain>
 void compute_direct_tile(const PanelTask& task, Ahead& ahead) {
   constexpr int kPasses = 64 / (kDirectVectors<kRows> * Vec::kLanes);
   const RowPointers<kRows> rows(task, 0);
@@ -115,7 +133,7 @@ void compute_direct_tile(const PanelTask& task, Ahead& ahead) {
   for (int pass = 0; pass < kPasses; ++pass) {
     for (int64_t begin = 0, end = 0; begin < task.k; begin = end) {
       end = segment_end(task, begin);
-      add_segment<Codes, kRows, kPlain>(task, rows, begin, end, pass, ahead, sums);
+      add_segment<Format, kRows, kPlain>(task, rows, begin, end, pass, ahead, sums);
     }
   }
   finish_tile(task, {.sums = sums[0],
@@ -137,15 +155,19 @@ struct Strip {
   bool ends_partial = false;
 };
 
-template <class Codes>
+template <class Format>
 void decode_strip(const PanelTask& task, Ahead& ahead, Strip& strip) {
+  using Codes = PanelCodes<Format>;
+  constexpr int kVectors = 64 / Vec::kLanes;
   const bool plain = task.row_scales.first == nullptr;
   const float* scales = scales_at(task, strip.begin);
-  const std::byte* codes = task.panel + strip.begin * 64 * Codes::kLaneBytes;
-  for (int64_t k = 0; k < strip.end - strip.begin; ++k, codes += 64 * Codes::kLaneBytes) {
+  const std::byte* codes = task.panel + strip.begin * Codes::kRowBytes;
+  for (int64_t k = 0; k < strip.end - strip.begin; ++k, codes += Codes::kRowBytes) {
     if (k % kCodesPerTurn == 0) ahead.turn();
-    for (int64_t c = 0; c < 64; c += Vec::kLanes) {
-      const Vec weight = Codes::load(codes + c * Codes::kLaneBytes);
+#pragma GCC unroll 8
+    for (int j = 0; j < kVectors; ++j) {
+      const Vec weight = Codes::template load<kVectors>(codes, 0, j);
+      const int c = column_of<kVectors>(0, j);
       (plain ? Vec::mul(weight, Vec::load(scales + c)) : weight).store(strip.weights[k] + c);
     }
   }
@@ -216,7 +238,7 @@ struct AddStripTile {
 };
 
 // Rows [first, first + count), at most kMaxStripRows.
-template <class Codes>
+template <class Format>
 void compute_by_strips(const PanelTask& task, int64_t first, int64_t count, Ahead& ahead) {
   const bool plain = task.row_scales.first == nullptr;
   Strip strip;
@@ -230,7 +252,7 @@ void compute_by_strips(const PanelTask& task, int64_t first, int64_t count, Ahea
       strip.end = lesser(end, strip.begin + kStripK);
       strip.begins_partial = strip.begin == (plain ? 0 : segment);
       strip.ends_partial = strip.end == (plain ? task.k : end);
-      decode_strip<Codes>(task, ahead, strip);
+      decode_strip<Format>(task, ahead, strip);
       for (int64_t t = 0, row = 0; t < tiles; ++t) {
         const int64_t rows = count / tiles + (t < count % tiles ? 1 : 0);
         call_for<kMaxTileRows>(rows, AddStripTile{task, first + row, row, strip});
@@ -246,7 +268,7 @@ void compute_by_strips(const PanelTask& task, int64_t first, int64_t count, Ahea
                      .out_block_bytes = task.out_block_bytes});
 }
 
-template <class Codes>
+template <class Format>
 struct ComputeDirectTile {
   const PanelTask& task;
   Ahead& ahead;
@@ -254,27 +276,35 @@ struct ComputeDirectTile {
   template <int kRows>
   CONCLAVE_KERNEL_INLINE void call() const {
     if (task.row_scales.first == nullptr) {
-      compute_direct_tile<Codes, kRows, true>(task, ahead);
+      compute_direct_tile<Format, kRows, true>(task, ahead);
     } else {
-      compute_direct_tile<Codes, kRows, false>(task, ahead);
+      compute_direct_tile<Format, kRows, false>(task, ahead);
     }
   }
 };
 
 // A PanelFunction.
-template <class Codes>
+template <class Format>
 void compute_coded_panel(const PanelTask& task) noexcept {
   if (task.num_rows == 0) return;
   const int64_t blocks = (task.num_rows + kMaxStripRows - 1) / kMaxStripRows;
   const int64_t turns = (task.k + kCodesPerTurn - 1) / kCodesPerTurn;
-  Ahead ahead(task.next_panel, task.k * 64 * Codes::kLaneBytes, turns * blocks);
+  Ahead ahead(task.next_panel, task.k * PanelCodes<Format>::kRowBytes, turns * blocks);
   if (task.num_rows <= kMaxDirectRows) {
-    call_for<kMaxDirectRows>(task.num_rows, ComputeDirectTile<Codes>{task, ahead});
+    call_for<kMaxDirectRows>(task.num_rows, ComputeDirectTile<Format>{task, ahead});
     return;
   }
   for (int64_t first = 0; first < task.num_rows; first += kMaxStripRows) {
-    compute_by_strips<Codes>(task, first, lesser(kMaxStripRows, task.num_rows - first), ahead);
+    compute_by_strips<Format>(task, first, lesser(kMaxStripRows, task.num_rows - first), ahead);
   }
+}
+
+// The product for weights of one of the formats; null if they are of another.
+template <class... Formats>
+PanelFunction coded_product(DType weights, quant::FormatList<Formats...>) noexcept {
+  PanelFunction product = nullptr;
+  ((weights == Formats::kElement ? void(product = &compute_coded_panel<Formats>) : void()), ...);
+  return product;
 }
 
 }  // namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE

@@ -27,9 +27,6 @@ using EpilogueFunction = void (*)(const PanelTask& task, const FinishedTile& til
 
 struct PanelTask {
   const std::byte* panel = nullptr;
-  // Panels of codes: [groups, 64] in the panel, and the neighbouring k of a group.
-  const float* scales = nullptr;
-  int64_t scale_width = 0;
   // A panel of the same size to fetch meanwhile, because this thread reads it next; or null.
   const std::byte* next_panel = nullptr;
   int64_t k = 0;
@@ -40,7 +37,6 @@ struct PanelTask {
   const int64_t* row_index = nullptr;
   int64_t row_bytes = 0;
   int64_t num_rows = 0;
-  RowScales row_scales = {};  // only for rows without an index
 
   // 64 float32 that are added to the sums, zeros for columns that do not exist; or null.
   const float* bias = nullptr;
@@ -54,6 +50,12 @@ struct PanelTask {
   EpilogueFunction epilogue = nullptr;
   const void* epilogue_parameters = nullptr;
   int64_t out_block_bytes = 0;  // as in FinishedTile
+
+  // Only panels of codes have scales: [groups, 64] in the panel, one row for `scale_width`
+  // neighbouring k. Rows without an index may be codes too.
+  const float* scales = nullptr;
+  int64_t scale_width = 0;
+  RowScales row_scales = {};
 };
 
 using PanelFunction = void (*)(const PanelTask& task) noexcept;

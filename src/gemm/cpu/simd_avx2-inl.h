@@ -31,6 +31,20 @@ struct Vec {
     return {_mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p)))};
   }
 
+  // Signed bytes.
+  static CONCLAVE_KERNEL_INLINE Vec load_i8(const void* p) {
+    const __m128i bytes = _mm_loadl_epi64(static_cast<const __m128i*>(p));
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))};
+  }
+  // The lower, or the upper, halves of bytes, from 0 to 15.
+  template <bool kUpper>
+  static CONCLAVE_KERNEL_INLINE Vec load_u4(const void* p) {
+    const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+    const __m256i halves =
+        kUpper ? _mm256_srli_epi32(bytes, 4) : _mm256_and_si256(bytes, _mm256_set1_epi32(0xf));
+    return {_mm256_cvtepi32_ps(halves)};
+  }
+
   // Converts through f16, whose exponent bias is 8 larger: subnormal codes cost no more than
   // others.
   static CONCLAVE_KERNEL_INLINE Vec load_e4m3(const void* p) {

@@ -83,10 +83,6 @@ struct LoadSecondBf16 {
   static constexpr int kLaneBytes = 4;
   static CONCLAVE_KERNEL_INLINE Vec load(const std::byte* p) { return Vec::load_bf16_second(p); }
 };
-struct LoadE4m3 {
-  static constexpr int kLaneBytes = 1;
-  static CONCLAVE_KERNEL_INLINE Vec load(const std::byte* p) { return Vec::load_e4m3(p); }
-};
 
 // One weight per lane, widened by Load.
 template <class Load>

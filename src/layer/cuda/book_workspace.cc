@@ -46,8 +46,9 @@ int64_t group_bytes(const CudaMlpPlan& part, const CallRange& calls) {
 size_t intermediate_bytes(const experts::DeviceExpertsProblem& problem, int64_t tokens) {
   const int64_t rows = tokens * problem.top_k;
   const DType dtype = problem.weight_dtype;
-  const int64_t row = padded_row(problem.intermediate_size, dtype) * byte_size(dtype);
-  const bool scaled = dtype == DType::kF8E4M3;
+  const bool scaled = !is_plain(dtype);
+  const int64_t row = scaled ? padded_codes(problem.intermediate_size)
+                             : padded_row(problem.intermediate_size, dtype) * byte_size(dtype);
   const int64_t scales =
       scaled ? ceil_div(problem.intermediate_size, kScaleColumns) * int64_t{sizeof(float)} : 0;
   return static_cast<size_t>(rows * (row + scales));
@@ -97,7 +98,7 @@ MlpSlices book_mlp(Booking& booking, const CudaMlpPlan& part, const CallRange& c
   }
   const bool grouped = problem.quant.activations == ActivationScale::kGroup;
   const int64_t scales = grouped ? ceil_div(problem.hidden_size, kScaleColumns) : 1;
-  return {.rows = booking.book(unsorted, padded_row(problem.hidden_size, DType::kF8E4M3)),
+  return {.rows = booking.book(unsorted, padded_codes(problem.hidden_size)),
           .scales = booking.book(padded_row(unsorted, DType::kF32) * scales, sizeof(float)),
           .output = booking.book(output_bytes(part, calls), 1),
           .sums = booking.book(sums, sizeof(float))};

@@ -11,6 +11,7 @@
 #include "layer/cuda/launch_tables.h"
 #include "layer/cuda/prepare_rows.h"
 #include "layer/cuda/row_format.h"
+#include "quant/weight_format.h"
 
 namespace conclave::inline v0 {
 namespace {
@@ -61,6 +62,7 @@ DeviceRows quantised_rows(const CudaCall& call, const CudaMlp& mlp, const Source
                           const CodePlace& place) {
   const experts::DeviceExpertsProblem& problem = mlp.plan.problem;
   const QuantSpec& quant = problem.quant;
+  const quant::CodeBook& codes = *quant::format_of(problem.weight_dtype).row_codes;
   const int64_t columns = problem.hidden_size;
   const bool grouped = quant.activations == ActivationScale::kGroup;
   const SortedCodes sorted = sorted_codes(place.num_rows, columns);
@@ -68,7 +70,7 @@ DeviceRows quantised_rows(const CudaCall& call, const CudaMlp& mlp, const Source
       .data = place.codes,
       .num_rows = place.num_rows,
       .row_stride = sorted.row_stride,
-      .dtype = DType::kF8E4M3,
+      .dtype = codes.element,
       .scales = place.scales,
       .scale_stride = grouped && !place.sorted ? ceil_div(columns, kScaleColumns) : 1,
       .group_stride = place.sorted ? sorted.group_stride : 1};
@@ -83,6 +85,7 @@ DeviceRows quantised_rows(const CudaCall& call, const CudaMlp& mlp, const Source
        .activations = quant.activations,
        .power_of_two = quant.power_of_two_scales,
        .static_scale = mlp.weights.view.input_scale,
+       .code_dtype = codes.element,
        .codes = place.codes,
        .code_stride = rows.row_stride,
        .scales = place.scales,
@@ -94,7 +97,7 @@ DeviceRows quantised_rows(const CudaCall& call, const CudaMlp& mlp, const Source
   return rows;
 }
 
-// The rows in the caller's order: plain ones, or their e4m3 codes and scales.
+// The rows in the caller's order: plain ones, or their codes and scales.
 DeviceRows token_rows(const CudaCall& call, const CudaMlp& mlp, const SourceRows& source) {
   if (!mlp.plan.quantises()) return plain_rows(call, mlp, source);
   return quantised_rows(call, mlp, source,

@@ -2,12 +2,14 @@
 
 #include "core/checked.h"
 #include "core/layer_roles.h"
+#include "core/weight_types.h"
 #include "experts/cuda/catalog.h"
 #include "experts/cuda/decode_plan.h"
 #include "layer/cuda/book_workspace.h"
 #include "layer/cuda/launch_tables.h"
 #include "layer/cuda/row_format.h"
 #include "layer/quant_scales.h"
+#include "quant/weight_format.h"
 
 #include "conclave/error.h"
 
@@ -86,7 +88,7 @@ void check_slices(const CudaPlan& plan, PartChecks& checks) {
   const MoeSpec& spec = plan.spec;
   const auto check = [&](DType dtype, int64_t size, const TensorSlice& slice) {
     const Support slices = tensor_slices_support(spec.quant, size, plan.parallel.tp_size);
-    checks.need(dtype != DType::kF8E4M3 || slices, "quantisation", slices.reason());
+    checks.need(is_plain(dtype) || slices, "quantisation", slices.reason());
     checks.need(size == 0 || slice.size() > 0, "placement", "a slice of no intermediate columns");
   };
   check(spec.weight_dtype, spec.intermediate_size, plan.part.inner);
@@ -125,7 +127,7 @@ void choose_dispatcher(CudaPlan& plan) {
 }
 
 DType row_dtype_of(DType weight_dtype) {
-  return weight_dtype == DType::kF8E4M3 ? DType::kBF16 : weight_dtype;
+  return is_plain(weight_dtype) ? weight_dtype : DType::kBF16;
 }
 
 CudaMlpPlan mlp_plan(const experts::DeviceExpertsProblem& problem) {
@@ -265,12 +267,12 @@ void place_shared(CudaPlan& plan, SharedForm form) {
   routed.top_k += plan.fused.slots();
 }
 
-std::string arithmetic_text(const MoeSpec& spec) {
-  if (spec.weight_dtype == DType::kF32) return "f32_fma";
-  const char* format = spec.weight_dtype == DType::kF16    ? "f16"
-                       : spec.weight_dtype == DType::kBF16 ? "bf16"
-                                                           : "e4m3";
-  return std::string("wgmma_") + format;
+std::string arithmetic_text(const CudaPlan& plan) {
+  const std::vector<LadderRung>& ladder = plan.routed.ladder;
+  const auto& reference = experts::device_kernel_catalog().rows().back();
+  const bool widens = !ladder.empty() && ladder.back().row == &reference;
+  if (widens || plan.spec.weight_dtype == DType::kF32) return "f32_fma";
+  return "wgmma_" + std::string(quant::format_of(plan.spec.weight_dtype).name);
 }
 
 std::vector<std::string> stage_names(const CudaPlan& plan) {
@@ -458,7 +460,7 @@ std::string determinism_text(const CudaPlan& plan) {
 void summarise(CudaPlan& plan) {
   Plan& summary = plan.summary;
   const MoeSpec& spec = plan.spec;
-  summary.arithmetic = arithmetic_text(spec);
+  summary.arithmetic = arithmetic_text(plan);
   summary.determinism = determinism_text(plan);
   summary.router = spec.router.name;
   summary.stages = stage_names(plan);
@@ -486,7 +488,7 @@ void fill_plan(CudaPlan& plan, SharedForm form) {
   check_parts(plan, checks, plan.summary.rows);
   choose_dispatcher(plan);
   checks.throw_if_any();
-  plan.weighs_rows = spec.weight_on == WeightOn::kInput && spec.weight_dtype == DType::kF8E4M3 &&
+  plan.weighs_rows = spec.weight_on == WeightOn::kInput && !is_plain(spec.weight_dtype) &&
                      !scales_follow_rows(spec.quant);
   plan.routed = mlp_plan(routed_problem(plan));
   place_shared(plan, form);
@@ -504,8 +506,7 @@ void fill_plan(CudaPlan& plan, SharedForm form) {
 }  // namespace
 
 bool CudaMlpPlan::quantises() const {
-  return problem.weight_dtype == DType::kF8E4M3 &&
-         problem.quant.activations != ActivationScale::kNone;
+  return !is_plain(problem.weight_dtype) && problem.quant.activations != ActivationScale::kNone;
 }
 
 int32_t CudaPlan::num_ids() const {

@@ -2,6 +2,8 @@
 #pragma once
 
 #include "core/checked.h"
+#include "core/weight_types.h"
+#include "quant/activation_rows.h"
 
 #include "conclave/dtype.h"
 
@@ -13,13 +15,16 @@ inline constexpr int64_t kRowAlignmentBytes = 16;
 
 // Row stride in elements for rows of `columns` elements.
 inline int64_t padded_row(int64_t columns, DType dtype) {
-  return round_up(columns * byte_size(dtype), kRowAlignmentBytes) / byte_size(dtype);
+  return round_up(packed_bytes(dtype, columns), kRowAlignmentBytes) * 8 / bit_size(dtype);
 }
 
-// Columns of an e4m3 row that share one scale.
-inline constexpr int64_t kScaleColumns = 128;
+// Columns of a quantised row that share one scale.
+inline constexpr int64_t kScaleColumns = quant::kActivationGroup;
 
-// Layout of e4m3 rows for kernels of sorted rows: codes, then scales, the scales of one column
+// Stride of rows with a code per byte.
+inline int64_t padded_codes(int64_t columns) { return round_up(columns, kRowAlignmentBytes); }
+
+// Layout of quantised rows for kernels of sorted rows: codes, then scales, the scales of one column
 // group side by side.
 struct SortedCodes {
   int64_t row_stride = 0;    // bytes
@@ -29,7 +34,7 @@ struct SortedCodes {
 };
 inline SortedCodes sorted_codes(int64_t rows, int64_t columns) {
   SortedCodes layout;
-  layout.row_stride = padded_row(columns, DType::kF8E4M3);
+  layout.row_stride = padded_codes(columns);
   layout.group_stride = padded_row(rows, DType::kF32);
   layout.scales = round_up(rows * layout.row_stride, kRowAlignmentBytes);
   layout.bytes = layout.scales + ceil_div(columns, kScaleColumns) * layout.group_stride *

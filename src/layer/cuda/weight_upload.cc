@@ -1,5 +1,6 @@
 #include "layer/cuda/weight_upload.h"
 
+#include "core/weight_types.h"
 #include "cuda/check.h"
 
 #include "conclave/error.h"
@@ -39,8 +40,9 @@ ConstTensorView device_block(const WeightSource& source, const BlockRequest& req
                  .hint = "interleaved vectors and computed weights need host memory"});
   }
   const int64_t stride = row_stride_of(whole);
-  const int64_t first = request.block.row_begin * stride + request.block.col_begin;
-  return {.data = static_cast<const std::byte*>(whole.data) + first * byte_size(whole.dtype),
+  const int64_t first = request.block.row_begin * packed_bytes(whole.dtype, stride) +
+                        packed_bytes(whole.dtype, request.block.col_begin);
+  return {.data = static_cast<const std::byte*>(whole.data) + first,
           .dtype = whole.dtype,
           .shape = {rows_of(request.block), cols_of(request.block)},
           .row_stride = stride};
@@ -55,7 +57,7 @@ void HostReads::read(WeightRole role, int64_t expert, const WeightBlock& block,
   const auto rows = static_cast<size_t>(view.shape[0]);
   const size_t row_bytes = destination.size() / std::max<size_t>(rows, 1);
   cuda::check(cudaMemcpy2DAsync(destination.data(), row_bytes, view.data,
-                                static_cast<size_t>(view.row_stride * byte_size(view.dtype)),
+                                static_cast<size_t>(packed_bytes(view.dtype, view.row_stride)),
                                 row_bytes, rows, cudaMemcpyDeviceToHost, stream_),
               "cudaMemcpy2DAsync");
   cuda::check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
@@ -85,15 +87,14 @@ void WeightUpload::copy(const BlockRequest& request, const DeviceMatrix& destina
   if (rows_of(request.block) == 0 || cols_of(request.block) == 0) return;
   if (source_.memory() == MemoryKind::kHost) return copy_from_host(request, destination);
   const ConstTensorView block = device_block(source_, request);
-  const int64_t element = byte_size(block.dtype);
-  copy_rows(block.data, static_cast<size_t>(block.row_stride * element), destination,
-            static_cast<size_t>(block.shape[1] * element), block.shape[0], cudaMemcpyDeviceToDevice,
-            stream_);
+  copy_rows(block.data, static_cast<size_t>(packed_bytes(block.dtype, block.row_stride)),
+            destination, static_cast<size_t>(packed_bytes(block.dtype, block.shape[1])),
+            block.shape[0], cudaMemcpyDeviceToDevice, stream_);
 }
 
 void WeightUpload::copy_from_host(const BlockRequest& request, const DeviceMatrix& destination) {
-  const int64_t element = byte_size(source_.describe(request.role).dtype);
-  const auto row_bytes = static_cast<size_t>(cols_of(request.block) * element);
+  const DType dtype = source_.describe(request.role).dtype;
+  const auto row_bytes = static_cast<size_t>(packed_bytes(dtype, cols_of(request.block)));
   const int64_t most_rows = std::max<int64_t>(static_cast<int64_t>(kStagingBytes / row_bytes), 1);
   for (int64_t row = request.block.row_begin; row < request.block.row_end; row += most_rows) {
     BlockRequest part = request;
@@ -101,7 +102,7 @@ void WeightUpload::copy_from_host(const BlockRequest& request, const DeviceMatri
     part.block.row_end = std::min(row + most_rows, request.block.row_end);
     ConstTensorView view;
     loader_.load({&part, 1}, {&view, 1});
-    const auto pitch = static_cast<size_t>(row_stride_of(view) * element);
+    const auto pitch = static_cast<size_t>(packed_bytes(dtype, row_stride_of(view)));
     Staging& staging = next_staging();
     const int64_t rows = rows_of(part.block);
     for (int64_t i = 0; i < rows; ++i) {

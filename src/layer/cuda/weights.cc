@@ -3,6 +3,7 @@
 #include "core/checked.h"
 #include "core/layer_roles.h"
 #include "core/weight_id.h"
+#include "core/weight_types.h"
 #include "cuda/check.h"
 #include "layer/cuda/memory_place.h"
 #include "layer/cuda/row_format.h"
@@ -206,11 +207,10 @@ CudaMlpWeights allocate_mlp(const Allocator& allocator, const MlpSource& mlp,
     const DType dtype = problem.weight_dtype;
     const int64_t gate_up_stride = padded_row(problem.hidden_size, dtype);
     const int64_t down_stride = padded_row(problem.intermediate_size, dtype);
-    const int64_t element = byte_size(dtype);
     weights.gate_up = allocator.make(
-        (count * mlp.gate_up_rows() + kSlackRows) * gate_up_stride * element, "gate_up");
-    weights.down =
-        allocator.make((count * problem.hidden_size + kSlackRows) * down_stride * element, "down");
+        (count * mlp.gate_up_rows() + kSlackRows) * packed_bytes(dtype, gate_up_stride), "gate_up");
+    weights.down = allocator.make(
+        (count * problem.hidden_size + kSlackRows) * packed_bytes(dtype, down_stride), "down");
     weights.view.gate_up = weights.gate_up.as();
     weights.view.gate_up_stride = gate_up_stride;
     weights.view.down = weights.down.as();
@@ -235,7 +235,7 @@ int64_t scale_count(const QuantSpec& quant, int64_t rows, int64_t cols) {
 
 void allocate_scales(const Allocator& allocator, const MlpSource& mlp, CudaMlpWeights& weights) {
   const experts::DeviceExpertsProblem& problem = mlp.problem;
-  if (problem.weight_dtype != DType::kF8E4M3) return;
+  if (is_plain(problem.weight_dtype)) return;
   const int64_t count = mlp.count();
   const int64_t hidden = problem.hidden_size;
   const int64_t inner = problem.intermediate_size;
@@ -254,13 +254,14 @@ void allocate_scales(const Allocator& allocator, const MlpSource& mlp, CudaMlpWe
 void fill_matrices(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& weights,
                    const Context& context) {
   const experts::DeviceExpertsProblem& problem = mlp.problem;
-  const int64_t element = byte_size(problem.weight_dtype);
+  const DType dtype = problem.weight_dtype;
   const int64_t hidden = problem.hidden_size;
   const int64_t inner = problem.intermediate_size;
-  const int64_t gate_up_pitch = weights.view.gate_up_stride * element;
-  const int64_t down_pitch = weights.view.down_stride * element;
+  const int64_t gate_up_pitch = packed_bytes(dtype, weights.view.gate_up_stride);
+  const int64_t down_pitch = packed_bytes(dtype, weights.view.down_stride);
   const int64_t count = mlp.count();
-  const int64_t expert_bytes = (mlp.gate_up_rows() * hidden + hidden * inner) * element;
+  const int64_t expert_bytes =
+      mlp.gate_up_rows() * packed_bytes(dtype, hidden) + hidden * packed_bytes(dtype, inner);
   for (int64_t local = 0; local < count; ++local) {
     const LocalExpert& placed = mlp.experts[static_cast<size_t>(local)];
     const MlpRoles* const roles = placed.roles;
@@ -308,7 +309,7 @@ void fill_biases(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& wei
   }
 }
 
-// Scales of e4m3 matrices as kernels read them: of blocks as stored, otherwise one per row.
+// Scales of codes as kernels read them: of blocks as stored, otherwise one per row.
 class ScaleReader {
  public:
   // `source` must be in host memory.
@@ -344,7 +345,7 @@ class ScaleReader {
 };
 
 void fill_scales(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& weights) {
-  if (mlp.problem.weight_dtype != DType::kF8E4M3) return;
+  if (is_plain(mlp.problem.weight_dtype)) return;
   const ScaleReader reader(mlp, upload.on_host());
   const int64_t hidden = mlp.problem.hidden_size;
   float* gate_up = weights.gate_up_scale.as<float>();

@@ -1,10 +1,11 @@
 #include "layer/reference/float64_matrix.h"
 
 #include "core/checked.h"
-#include "core/float8.h"
 #include "core/layer_roles.h"
 #include "core/weight_id.h"
+#include "core/weight_types.h"
 #include "layer/quant_scales.h"
+#include "quant/weight_format.h"
 
 #include <span>
 
@@ -37,13 +38,17 @@ Float64Matrix read_scaled(const QuantSpec& quant, const WeightSource& source, We
   const bool in_blocks = quant.weights == WeightScale::kBlock;
   const int64_t block_rows = in_blocks ? quant.block_rows : ceil_div(info.rows, shape.rows);
   const int64_t block_cols = in_blocks ? quant.block_cols : info.cols;
-  std::vector<uint8_t> codes(static_cast<size_t>(info.rows * info.cols));
-  source.read(role, expert, whole, std::as_writable_bytes(std::span(codes)));
+  const int64_t row_bytes = packed_bytes(info.dtype, info.cols);
+  std::vector<std::byte> rows(static_cast<size_t>(info.rows * row_bytes));
+  source.read(role, expert, whole, rows);
   Float64Matrix matrix{.rows = info.rows, .cols = info.cols, .values = {}};
-  matrix.values.reserve(codes.size());
+  matrix.values.reserve(static_cast<size_t>(info.rows * info.cols));
+  std::vector<float> codes(static_cast<size_t>(info.cols));
   for (int64_t row = 0; row < info.rows; ++row) {
+    const std::byte* const stored = rows.data() + row * row_bytes;
+    quant::format_of(info.dtype).decode(stored, 0, info.cols, codes.data());
     for (int64_t col = 0; col < info.cols; ++col) {
-      const double code = e4m3_to_float(codes[static_cast<size_t>(row * info.cols + col)]);
+      const double code = codes[static_cast<size_t>(col)];
       const int64_t scale = row / block_rows * shape.cols + col / block_cols;
       matrix.values.push_back(code * static_cast<double>(scales[static_cast<size_t>(scale)]));
     }

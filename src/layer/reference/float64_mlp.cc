@@ -1,6 +1,6 @@
 #include "layer/reference/float64_mlp.h"
 
-#include "core/float8.h"
+#include "core/weight_types.h"
 #include "layer/mlp_roles.h"
 #include "layer/quant_scales.h"
 
@@ -39,25 +39,27 @@ std::vector<double> seen_row(const quant::ActivationRule& rule, const double* x,
   quant::quantize_activations(rounded.data(), count, rule, codes.data(), scales.data());
   const auto width = static_cast<size_t>(quant::scale_width(rule.form, count));
   for (size_t i = 0; i < seen.size(); ++i) {
-    seen[i] = static_cast<double>(e4m3_to_float(codes[i])) * static_cast<double>(scales[i / width]);
+    seen[i] =
+        static_cast<double>(rule.codes->decode(codes[i])) * static_cast<double>(scales[i / width]);
   }
   return seen;
 }
 
-double code_value(double quotient) {
-  return e4m3_to_float(float_to_e4m3(static_cast<float>(quotient)));
+double code_value(const quant::CodeBook& codes, double quotient) {
+  return codes.decode(codes.encode(static_cast<float>(quotient)));
 }
 
 // How far one value may move: to the other side of a rounding boundary, or, if the group's largest
 // value decides between two powers of two as the step, to a code of the other step.
-double move_of(double value, float step, float other_step, double ambiguity) {
+double move_of(const quant::CodeBook& codes, double value, float step, float other_step,
+               double ambiguity) {
   const double quotient = value / static_cast<double>(step);
-  const double own =
-      (code_value(quotient * (1 + ambiguity)) - code_value(quotient * (1 - ambiguity))) *
-      static_cast<double>(step);
+  const double own = (code_value(codes, quotient * (1 + ambiguity)) -
+                      code_value(codes, quotient * (1 - ambiguity))) *
+                     static_cast<double>(step);
   const double other = static_cast<double>(other_step);
-  const double changed =
-      code_value(value / other) * other - code_value(quotient) * static_cast<double>(step);
+  const double changed = code_value(codes, value / other) * other -
+                         code_value(codes, quotient) * static_cast<double>(step);
   return std::max(std::abs(own), std::abs(changed));
 }
 
@@ -89,7 +91,7 @@ double allowed_square(const Float64Mlp& mlp, const std::vector<double>& inner, d
     const float step = quant::scale_of(&largest, 1, rule);
     const float other = other_step(rule, largest, ambiguity);
     for (size_t i = first; i < last; ++i) {
-      const double move = move_of(inner[i], step, other, ambiguity);
+      const double move = move_of(*rule.codes, inner[i], step, other, ambiguity);
       if (std::isfinite(move)) squares += move * move * mlp.down_squares[i];
     }
   }
@@ -130,16 +132,14 @@ Float64Mlp read_mlp(const MoeSpec& spec, const WeightSource& source, MlpPart par
   const auto read = [&](WeightRole role, bool there) {
     return there ? read_float64(source, role, expert) : Float64Matrix{};
   };
-  const bool quantised = dtype_of(spec, part) == DType::kF8E4M3;
+  const DType dtype = dtype_of(spec, part);
+  const bool quantised = !is_plain(dtype);
   const auto matrix = [&](WeightRole role, bool there) {
     if (!there || !quantised) return read(role, there);
     return read_scaled(spec.quant, source, role, expert);
   };
   quant::ActivationRule rule;
-  if (quantised) {
-    rule.form = spec.quant.activations;
-    rule.power_of_two_scales = spec.quant.power_of_two_scales;
-  }
+  if (quantised) rule = quant::activation_rule(dtype, spec.quant);
   const bool is_static = rule.form == ActivationScale::kTensorStatic;
   const StaticScales steps = is_static ? load_static_scales(source, roles) : StaticScales{};
   const auto rule_of = [&rule](float step) {

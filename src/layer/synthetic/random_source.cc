@@ -1,8 +1,8 @@
 #include "core/checked.h"
-#include "core/float8.h"
-#include "core/float_convert.h"
 #include "core/layer_roles.h"
 #include "core/weight_id.h"
+#include "core/weight_types.h"
+#include "quant/weight_format.h"
 
 #include "conclave/error.h"
 #include "conclave/synthetic.h"
@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstring>
 #include <string>
+#include <vector>
 
 namespace conclave::inline v0 {
 namespace {
@@ -36,13 +37,6 @@ float normal_like(uint64_t stream, uint64_t index) {
   return static_cast<float>(centred) * kInverseDeviation;
 }
 
-void store(std::byte* destination, DType dtype, float value) {
-  const auto put = [destination](auto bits) { std::memcpy(destination, &bits, sizeof(bits)); };
-  if (dtype == DType::kF32) return put(value);
-  if (dtype == DType::kF8E4M3) return put(float_to_e4m3(value));
-  put(dtype == DType::kBF16 ? float_to_bf16(value) : float_to_f16(value));
-}
-
 // The distribution of a role's values: matrices keep the magnitude of the rows they multiply,
 // biases are small beside it, factors lie around 1.
 struct Distribution {
@@ -50,15 +44,24 @@ struct Distribution {
   float deviation = 0;
 };
 
-// Codes of quantised matrices have this deviation: the largest in a block comes near 448.
-constexpr float kCodeDeviation = 96.0F;
+// The deviation of the codes of quantised matrices: the largest in a block comes near the largest
+// code.
+float code_deviation(const quant::CodeBook& codes) { return codes.largest * (96.0F / 448.0F); }
 
 // Scales lie around `mean` with a deviation of an eighth of it.
 Distribution around(float mean) { return {.mean = mean, .deviation = mean / 8}; }
 
-// `cols` is the reduction axis of the matrix that the scale belongs to.
-Distribution distribution_of(WeightRole role, const WeightInfo& info, int64_t cols) {
-  if (info.dtype == DType::kF8E4M3) return {.deviation = kCodeDeviation};
+// The matrix that a scale belongs to: its reduction axis and its format.
+struct ScaledMatrix {
+  int64_t cols = 0;
+  const quant::WeightFormat* format = nullptr;
+};
+
+Distribution distribution_of(WeightRole role, const WeightInfo& info, const ScaledMatrix& scaled) {
+  const quant::WeightFormat* format = quant::find_format(info.dtype);
+  if (format != nullptr && format->codes != nullptr) {
+    return {.deviation = code_deviation(*format->codes)};
+  }
   switch (role) {
     case WeightRole::kGateScale:
     case WeightRole::kUpScale:
@@ -66,16 +69,17 @@ Distribution distribution_of(WeightRole role, const WeightInfo& info, int64_t co
     case WeightRole::kSharedGateScale:
     case WeightRole::kSharedUpScale:
     case WeightRole::kSharedDownScale:
-      return around(1.0F / (kCodeDeviation * std::sqrt(static_cast<float>(cols))));
+      return around(1.0F / (code_deviation(*scaled.format->codes) *
+                            std::sqrt(static_cast<float>(scaled.cols))));
     // Steps that make good use of the codes for rows of deviation 1 and their activated products.
     case WeightRole::kGateInputScale:
     case WeightRole::kUpInputScale:
     case WeightRole::kSharedGateInputScale:
     case WeightRole::kSharedUpInputScale:
-      return around(4.0F / kLargestE4m3);
+      return around(4.0F / scaled.format->row_codes->largest);
     case WeightRole::kDownInputScale:
     case WeightRole::kSharedDownInputScale:
-      return around(3.0F / kLargestE4m3);
+      return around(3.0F / scaled.format->row_codes->largest);
     case WeightRole::kExpertScale:
     case WeightRole::kGlobalScale:
     case WeightRole::kRouterInputScale:
@@ -103,8 +107,11 @@ class RandomSource final : public WeightSource {
     for (const LayerRole& role : layer_roles(spec)) {
       roles_[static_cast<size_t>(role.role)] = {role.count, role.rows, role.cols,
                                                 dtype_of(role, spec)};
-      if (role.dtype != RoleDType::kWeight || role.weight_dtype != DType::kF8E4M3) continue;
-      scaled_cols_[static_cast<size_t>(plane_of(role.role, Plane::kScale))] = role.cols;
+      if (role.dtype != RoleDType::kWeight || is_plain(role.weight_dtype)) continue;
+      for (const Plane plane : {Plane::kScale, Plane::kInputScale}) {
+        scaled_[static_cast<size_t>(plane_of(role.role, plane))] = {
+            .cols = role.cols, .format = &quant::format_of(role.weight_dtype)};
+      }
     }
   }
 
@@ -121,15 +128,17 @@ class RandomSource final : public WeightSource {
     const uint64_t stream =
         mix(seed_ ^ mix(static_cast<uint64_t>(role) << 32 | static_cast<uint64_t>(expert)));
     if (info.dtype == DType::kI32) return read_ids(info, stream, block, destination);
-    const Distribution values =
-        distribution_of(role, info, scaled_cols_[static_cast<size_t>(role)]);
-    const auto step = static_cast<size_t>(byte_size(info.dtype));
+    const Distribution values = distribution_of(role, info, scaled_[static_cast<size_t>(role)]);
+    const int64_t cols = block.col_end - block.col_begin;
+    std::vector<float> drawn(static_cast<size_t>(cols));
     std::byte* out = destination.data();
     for (int64_t row = block.row_begin; row < block.row_end; ++row) {
-      for (int64_t col = block.col_begin; col < block.col_end; ++col, out += step) {
-        const float value = normal_like(stream, static_cast<uint64_t>(row * info.cols + col));
-        store(out, info.dtype, values.mean + values.deviation * value);
+      for (int64_t i = 0; i < cols; ++i) {
+        const auto index = static_cast<uint64_t>(row * info.cols + block.col_begin + i);
+        drawn[static_cast<size_t>(i)] = values.mean + values.deviation * normal_like(stream, index);
       }
+      quant::format_of(info.dtype).encode(drawn.data(), 0, cols, out);
+      out += packed_bytes(info.dtype, cols);
     }
   }
 
@@ -168,7 +177,7 @@ class RandomSource final : public WeightSource {
   uint64_t seed_;
   int64_t num_experts_;
   std::array<WeightInfo, kNumWeightRoles> roles_{};
-  std::array<int64_t, kNumWeightRoles> scaled_cols_{};  // for the roles of scales
+  std::array<ScaledMatrix, kNumWeightRoles> scaled_{};  // for the roles of scales
 };
 
 }  // namespace
@@ -180,7 +189,7 @@ std::unique_ptr<WeightSource> make_synthetic_source(const MoeSpec& spec, uint64_
 
 void fill_random(const TensorView& tensor, uint64_t seed) {
   const DType dtype = tensor.dtype;
-  if (dtype != DType::kF32 && dtype != DType::kF16 && dtype != DType::kBF16) {
+  if (!is_plain(dtype)) {
     throw Error(ErrorCode::kDType, {.what = "cannot fill this element type",
                                     .expected = "F32, F16 or BF16",
                                     .found = std::string(to_string(dtype))});
@@ -191,8 +200,9 @@ void fill_random(const TensorView& tensor, uint64_t seed) {
   const uint64_t stream = mix(seed);
   for (int64_t row = 0; row < rows; ++row) {
     auto* out = static_cast<std::byte*>(tensor.data) + row * stride * byte_size(dtype);
-    for (int64_t col = 0; col < cols; ++col, out += byte_size(dtype)) {
-      store(out, dtype, normal_like(stream, static_cast<uint64_t>(row * cols + col)));
+    for (int64_t col = 0; col < cols; ++col) {
+      const float value = normal_like(stream, static_cast<uint64_t>(row * cols + col));
+      quant::format_of(dtype).encode(&value, col, 1, out);
     }
   }
 }

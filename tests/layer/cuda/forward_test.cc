@@ -3,6 +3,8 @@
 #include "device_layer.h"
 #include "support/layer_parts.h"
 
+#include "conclave/format.h"
+
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -82,6 +84,30 @@ TEST_F(CudaForward, E4m3WeightsAndRows_AreWithinTheBar) {
       if (shared != 0) spec.shared = {.mode = SharedMode::kAdd, .intermediate_size = shared};
       DeviceLayer owned(spec, {.max_tokens = 300});
       for (const int64_t tokens : {1, 8, 40, 257}) expect_accurate(owned, tokens, DType::kBF16);
+    }
+  }
+}
+
+// Every format of codes in every form that tools offer, a new one too; the plain kernel takes what
+// no other does.
+TEST_F(CudaForward, EveryFormOfCodes_IsWithinTheBar) {
+  for (const WeightForm& form : weight_forms()) {
+    if (form.quant.weights == WeightScale::kNone) continue;
+    SCOPED_TRACE(form.name);
+    const auto with = [&](MoeSpec spec) {
+      spec.weight_dtype = form.dtype;
+      spec.quant = form.quant;
+      return spec;
+    };
+    MoeSpec parts = with(make_spec(6, 2, 264, 136, form.dtype));
+    parts.shared = {.mode = SharedMode::kSigmoidGate, .intermediate_size = 128};
+    parts.has_bias = true;
+    MoeSpec on_input = with(make_spec(6, 3, 136, 72, form.dtype));
+    on_input.weight_on = WeightOn::kInput;
+    for (const MoeSpec& spec : {with(make_spec(6, 2, 256, 128, form.dtype)),
+                                with(make_spec(5, 2, 127, 65, form.dtype)), parts, on_input}) {
+      DeviceLayer owned(spec, {.max_tokens = 64});
+      for (const int64_t tokens : {0, 1, 8, 40}) expect_accurate(owned, tokens, DType::kBF16);
     }
   }
 }

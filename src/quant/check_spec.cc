@@ -1,10 +1,12 @@
-#include "core/quant_spec.h"
-
 #include "core/part_spec.h"
+#include "core/quant_spec.h"
+#include "core/weight_types.h"
+#include "quant/weight_format.h"
 
 #include "conclave/error.h"
 
 #include <string>
+#include <utility>
 
 namespace conclave::inline v0 {
 namespace {
@@ -16,14 +18,10 @@ namespace {
                .limit = std::move(limit)});
 }
 
-[[noreturn]] void refuse_type(const char* field, DType dtype, const char* expected) {
+[[noreturn]] void refuse_type(const char* field, DType dtype, std::string expected) {
   throw Error(ErrorCode::kDType, {.what = std::string("MoeSpec.") + field + " is not a weight type",
-                                  .expected = expected,
+                                  .expected = std::move(expected),
                                   .found = std::string(to_string(dtype))});
-}
-
-bool is_plain(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
 }
 
 template <class Choice>
@@ -42,15 +40,17 @@ void check_block(const char* field, int64_t size, bool in_blocks) {
 }
 
 void check_types(const MoeSpec& spec) {
-  const bool quantised = spec.weight_dtype == DType::kF8E4M3;
-  if (!quantised && !is_plain(spec.weight_dtype)) {
-    refuse_type("weight_dtype", spec.weight_dtype, "F32, F16, BF16 or F8_E4M3");
+  const bool quantised = !is_plain(spec.weight_dtype);
+  if (quant::find_format(spec.weight_dtype) == nullptr) {
+    refuse_type("weight_dtype", spec.weight_dtype, quant::known_formats(true));
   }
   const DType shared = shared_weight_dtype(spec);
-  if (!is_plain(shared) && !(quantised && shared == DType::kF8E4M3)) {
+  if (!is_plain(shared) && shared != spec.weight_dtype) {
+    const std::string plain = quant::known_formats(false);
     refuse_type("shared.weight_dtype", shared,
-                quantised ? "F32, F16, BF16 or F8_E4M3"
-                          : "F32, F16 or BF16 beside experts that are not quantised");
+                quantised ? plain + ", or " + std::string(to_string(spec.weight_dtype)) +
+                                " as the experts have"
+                          : plain + " beside experts that are not quantised");
   }
   if (spec.shared.mode == SharedMode::kNone && spec.shared.weight_dtype) {
     refuse("shared.weight_dtype", std::string(to_string(shared)), "none without shared experts");
@@ -61,7 +61,9 @@ void check_types(const MoeSpec& spec) {
            "none where residual.intermediate_size is 0");
   }
   const DType residual = spec.residual.weight_dtype.value_or(spec.weight_dtype);
-  if (!is_plain(residual)) refuse_type("residual.weight_dtype", residual, "F32, F16 or BF16");
+  if (!is_plain(residual)) {
+    refuse_type("residual.weight_dtype", residual, quant::known_formats(false));
+  }
 }
 
 }  // namespace
@@ -71,15 +73,20 @@ void validate_quant(const MoeSpec& spec) {
   const QuantSpec& quant = spec.quant;
   check_choice("quant.weights", quant.weights, WeightScale::kBlock);
   check_choice("quant.activations", quant.activations, ActivationScale::kGroup);
-  const bool quantised = spec.weight_dtype == DType::kF8E4M3;
+  const bool quantised = !is_plain(spec.weight_dtype);
+  const std::string type(to_string(spec.weight_dtype));
   if (quantised != (quant.weights != WeightScale::kNone)) {
     refuse("quant.weights", quantised ? "WeightScale::kNone" : "scales",
-           quantised ? "WeightScale::kTensor, WeightScale::kChannel or WeightScale::kBlock: "
-                       "F8_E4M3 weights have scales"
-                     : "WeightScale::kNone but for weight_dtype F8_E4M3");
+           quantised ? "WeightScale::kTensor, WeightScale::kChannel or WeightScale::kBlock: " +
+                           type + " weights have scales"
+                     : "WeightScale::kNone for weights of " + type);
   }
   if (!quantised && quant.activations != ActivationScale::kNone) {
-    refuse("quant.activations", "a scale", "ActivationScale::kNone but for weight_dtype F8_E4M3");
+    refuse("quant.activations", "a scale", "ActivationScale::kNone for weights of " + type);
+  }
+  if (quantised) {
+    const Support takes = quant::format_of(spec.weight_dtype).takes(quant);
+    if (!takes) refuse("quant", "weights of " + type, takes.reason());
   }
   const bool in_blocks = quant.weights == WeightScale::kBlock;
   check_block("quant.block_rows", quant.block_rows, in_blocks);

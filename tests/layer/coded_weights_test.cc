@@ -1,5 +1,6 @@
-// Compares layers with e4m3 weights in every form with float64 on the same codes and scales.
-
+// Compares layers with weights of every format of codes, with scales of every form, with float64 on
+// the same codes and scales.
+#include "quant/weight_format.h"
 #include "support/layer_fixture.h"
 
 #include <gtest/gtest.h>
@@ -21,11 +22,15 @@ using testing::row_bytes;
 using testing::run_layer;
 using testing::same_bits;
 
-MoeSpec e4m3_spec(int64_t experts, int64_t top_k, int64_t hidden, int64_t inner,
-                  const QuantSpec& quant) {
-  MoeSpec spec = make_spec(experts, top_k, hidden, inner, DType::kF8E4M3);
+MoeSpec coded_spec(DType weights, int64_t experts, int64_t top_k, int64_t hidden, int64_t inner,
+                   const QuantSpec& quant) {
+  MoeSpec spec = make_spec(experts, top_k, hidden, inner, weights);
   spec.quant = quant;
   return spec;
+}
+MoeSpec e4m3_spec(int64_t experts, int64_t top_k, int64_t hidden, int64_t inner,
+                  const QuantSpec& quant) {
+  return coded_spec(DType::kF8E4M3, experts, top_k, hidden, inner, quant);
 }
 
 void expect_accurate(const OwnedLayer& owned, const Tensor& hidden, DType out_dtype) {
@@ -33,28 +38,45 @@ void expect_accurate(const OwnedLayer& owned, const Tensor& hidden, DType out_dt
   const StageCheck check = check_against_reference(*owned.context, owned.layer.spec(),
                                                    *owned.source, output.result(hidden.view()));
   EXPECT_EQ(check.routing_mismatches, 0);
-  EXPECT_LE(check.worst_token_error, accuracy_bar(DType::kF8E4M3, out_dtype));
+  EXPECT_LE(check.worst_token_error, accuracy_bar(owned.layer.spec().weight_dtype, out_dtype));
+}
+
+std::vector<DType> coded_types() {
+  std::vector<DType> types;
+  const auto catalog = quant::format_catalog();
+  for (const quant::WeightFormat& format : catalog.rows()) {
+    if (format.codes != nullptr) types.push_back(format.element);
+  }
+  return types;
 }
 
 struct Form {
   const char* name;
   QuantSpec quant;
 };
-void PrintTo(const Form& form, std::ostream* out) { *out << form.name; }
+// A format with scales of a form.
+struct Weights {
+  DType type;
+  Form form;
+};
+std::string name_of(const Weights& weights) {
+  return std::string(quant::format_of(weights.type).name) + "_" + weights.form.name;
+}
+void PrintTo(const Weights& weights, std::ostream* out) { *out << name_of(weights); }
 
 constexpr auto kTensor = WeightScale::kTensor;
 constexpr auto kChannel = WeightScale::kChannel;
 constexpr auto kBlock = WeightScale::kBlock;
 using enum ActivationScale;
 
-class E4m3Layer : public ::testing::TestWithParam<Form> {
+class CodedWeights : public ::testing::TestWithParam<Weights> {
  protected:
   MoeSpec spec(int64_t experts, int64_t top_k, int64_t hidden, int64_t inner) const {
-    return e4m3_spec(experts, top_k, hidden, inner, GetParam().quant);
+    return coded_spec(GetParam().type, experts, top_k, hidden, inner, GetParam().form.quant);
   }
 };
 
-TEST_P(E4m3Layer, EveryShape_IsWithinTheBar) {
+TEST_P(CodedWeights, EveryShape_IsWithinTheBar) {
   struct Case {
     int64_t experts, top_k, hidden, inner, tokens;
   };
@@ -70,7 +92,7 @@ TEST_P(E4m3Layer, EveryShape_IsWithinTheBar) {
   }
 }
 
-TEST_P(E4m3Layer, PartsOfALayer_AreWithinTheBar) {
+TEST_P(CodedWeights, PartsOfALayer_AreWithinTheBar) {
   MoeSpec with_shared = spec(6, 2, 136, 72);
   with_shared.shared = {.mode = SharedMode::kSigmoidGate, .intermediate_size = 150};
   MoeSpec with_plain_shared = with_shared;
@@ -93,7 +115,7 @@ TEST_P(E4m3Layer, PartsOfALayer_AreWithinTheBar) {
   }
 }
 
-TEST_P(E4m3Layer, BatchAroundAToken_ChangesNoBit) {
+TEST_P(CodedWeights, BatchAroundAToken_ChangesNoBit) {
   const OwnedLayer owned = make_layer(spec(6, 3, 200, 136), {.max_tokens = 16});
   const Tensor hidden = random_tensor(DType::kBF16, 40, 200, 5);
   const auto all = run_layer(owned.layer, hidden.view(), DType::kBF16);
@@ -104,13 +126,13 @@ TEST_P(E4m3Layer, BatchAroundAToken_ChangesNoBit) {
   }
 }
 
-TEST_P(E4m3Layer, NoTokens_IsLegal) {
+TEST_P(CodedWeights, NoTokens_IsLegal) {
   const OwnedLayer owned = make_layer(spec(4, 2, 64, 32));
   const Tensor hidden(DType::kBF16, {0, 64});
   EXPECT_NO_THROW(run_layer(owned.layer, hidden.view(), DType::kBF16));
 }
 
-TEST_P(E4m3Layer, NotFiniteToken_TouchesNoOther) {
+TEST_P(CodedWeights, NotFiniteToken_TouchesNoOther) {
   const OwnedLayer owned = make_layer(spec(4, 2, 200, 64));
   Tensor hidden = random_tensor(DType::kF32, 5, 200, 6);
   // The routing is given, so that the token still has experts.
@@ -132,7 +154,7 @@ TEST_P(E4m3Layer, NotFiniteToken_TouchesNoOther) {
 }
 
 // The check must detect a wrong code anywhere: scales of another block are a frequent fault.
-TEST_P(E4m3Layer, AnotherSourcesScales_AreSeen) {
+TEST_P(CodedWeights, AnotherSourcesScales_AreSeen) {
   const OwnedLayer owned = make_layer(spec(2, 2, 256, 256));
   const Tensor hidden = random_tensor(DType::kBF16, 4, 256, 3);
   const auto output = run_layer(owned.layer, hidden.view(), DType::kF32);
@@ -149,26 +171,36 @@ TEST_P(E4m3Layer, AnotherSourcesScales_AreSeen) {
   } mixed(*owned.source, *other);
   const StageCheck check = check_against_reference(*owned.context, owned.layer.spec(), mixed,
                                                    output.result(hidden.view()));
-  EXPECT_GT(check.worst_token_error, accuracy_bar(DType::kF8E4M3, DType::kF32));
+  EXPECT_GT(check.worst_token_error, accuracy_bar(GetParam().type, DType::kF32));
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Forms, E4m3Layer,
-    ::testing::Values(
-        Form{"tensor", {.weights = kTensor}},
-        Form{"tensor_static", {.weights = kTensor, .activations = kTensorStatic}},
-        Form{"tensor_token", {.weights = kTensor, .activations = kToken}},
-        Form{"channel", {.weights = kChannel}},
-        Form{"channel_token", {.weights = kChannel, .activations = kToken}},
-        Form{"channel_static", {.weights = kChannel, .activations = kTensorStatic}},
-        Form{"block", {.weights = kBlock}},
-        Form{"block_group", {.weights = kBlock, .activations = kGroup}},
-        Form{"block_group_ue8m0",
-             {.weights = kBlock, .activations = kGroup, .power_of_two_scales = true}},
-        Form{"block_odd_group",
-             {.weights = kBlock, .block_rows = 24, .block_cols = 40, .activations = kGroup}},
-        Form{"block_token", {.weights = kBlock, .activations = kToken}}),
-    [](const auto& test) { return std::string(test.param.name); });
+std::vector<Weights> every_format_in_every_form() {
+  const std::vector<Form> forms = {
+      {"tensor", {.weights = kTensor}},
+      {"tensor_static", {.weights = kTensor, .activations = kTensorStatic}},
+      {"tensor_token", {.weights = kTensor, .activations = kToken}},
+      {"channel", {.weights = kChannel}},
+      {"channel_token", {.weights = kChannel, .activations = kToken}},
+      {"channel_static", {.weights = kChannel, .activations = kTensorStatic}},
+      {"block", {.weights = kBlock}},
+      {"block_group", {.weights = kBlock, .activations = kGroup}},
+      {"block_group_ue8m0",
+       {.weights = kBlock, .activations = kGroup, .power_of_two_scales = true}},
+      {"block_odd_group",
+       {.weights = kBlock, .block_rows = 24, .block_cols = 40, .activations = kGroup}},
+      {"block_token", {.weights = kBlock, .activations = kToken}},
+      {"row_group32", {.weights = kBlock, .block_rows = 1, .block_cols = 32}},
+      {"row_group128", {.weights = kBlock, .block_rows = 1}}};
+  std::vector<Weights> all;
+  for (const DType type : coded_types()) {
+    for (const Form& form : forms) {
+      if (quant::format_of(type).takes(form.quant)) all.push_back({type, form});
+    }
+  }
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Catalog, CodedWeights, ::testing::ValuesIn(every_format_in_every_form()),
+                         [](const auto& test) { return name_of(test.param); });
 
 // Changes one scale to a bad value, in any role.
 class BadScale final : public WeightSource {
@@ -280,7 +312,7 @@ TEST(E4m3Kernels, RowsOfBf16_SayNoWithAReason) {
 }
 
 // Every kernel row has the bits of the reference, including NaN codes.
-TEST_P(E4m3Layer, EveryIsa_HasTheSameBits) {
+TEST_P(CodedWeights, EveryIsa_HasTheSameBits) {
   for (const auto& [hidden_size, inner] :
        {std::pair<int64_t, int64_t>{200, 136}, {127, 33}, {1, 1}}) {
     MoeSpec layer_spec = spec(5, 2, hidden_size, inner);
@@ -320,10 +352,22 @@ void expect_sum_accurate(const MoeSpec& spec, const std::vector<ParallelSpec>& p
   const ReferenceResult expected =
       reference_forward(context, spec, *source, {.hidden = hidden.view()});
   EXPECT_LE(worst(token_errors(sum.view(), expected.output)),
-            accuracy_bar(DType::kF8E4M3, DType::kF32));
+            accuracy_bar(spec.weight_dtype, DType::kF32));
 }
 
-TEST(E4m3Split, Slices_AddUp) {
+class CodedParts : public ::testing::TestWithParam<DType> {
+ protected:
+  static MoeSpec spec(int64_t experts, int64_t top_k, int64_t hidden, int64_t inner,
+                      const QuantSpec& quant) {
+    return coded_spec(GetParam(), experts, top_k, hidden, inner, quant);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Catalog, CodedParts, ::testing::ValuesIn(coded_types()),
+                         [](const auto& test) {
+                           return std::string(quant::format_of(test.param).name);
+                         });
+
+TEST_P(CodedParts, Slices_AddUp) {
   const auto slices = [](int32_t ranks) {
     std::vector<ParallelSpec> parts;
     for (int32_t rank = 0; rank < ranks; ++rank) {
@@ -331,14 +375,13 @@ TEST(E4m3Split, Slices_AddUp) {
     }
     return parts;
   };
-  expect_sum_accurate(e4m3_spec(4, 2, 200, 256, {.weights = kBlock, .activations = kGroup}),
-                      slices(2));
-  expect_sum_accurate(e4m3_spec(4, 2, 200, 90, {.weights = kChannel}), slices(3));
-  expect_sum_accurate(e4m3_spec(4, 2, 200, 90, {.weights = kTensor, .activations = kTensorStatic}),
+  expect_sum_accurate(spec(4, 2, 200, 256, {.weights = kBlock, .activations = kGroup}), slices(2));
+  expect_sum_accurate(spec(4, 2, 200, 90, {.weights = kChannel}), slices(3));
+  expect_sum_accurate(spec(4, 2, 200, 90, {.weights = kTensor, .activations = kTensorStatic}),
                       slices(4));
 }
 
-TEST(E4m3Split, SlicesWithoutColumns_AddUp) {
+TEST_P(CodedParts, SlicesWithoutColumns_AddUp) {
   for (const QuantSpec& quant :
        {QuantSpec{.weights = kBlock, .activations = kGroup}, QuantSpec{.weights = kChannel},
         QuantSpec{.weights = kTensor, .activations = kTensorStatic}}) {
@@ -346,26 +389,26 @@ TEST(E4m3Split, SlicesWithoutColumns_AddUp) {
     for (int32_t rank = 0; rank < 2; ++rank) {
       parts.push_back({.tp_size = 2, .tp_rank = rank, .reduce = Reduce::kPartial});
     }
-    expect_sum_accurate(e4m3_spec(4, 2, 40, 1, quant), parts);
+    expect_sum_accurate(spec(4, 2, 40, 1, quant), parts);
   }
 }
 
-TEST(E4m3Split, Experts_AddUp) {
+TEST_P(CodedParts, Experts_AddUp) {
   std::vector<ParallelSpec> parts;
   for (int32_t rank = 0; rank < 3; ++rank) {
     parts.push_back({.ep_size = 3, .ep_rank = rank, .reduce = Reduce::kPartial});
   }
-  expect_sum_accurate(e4m3_spec(7, 3, 200, 136, {.weights = kBlock, .activations = kGroup}), parts);
-  expect_sum_accurate(e4m3_spec(7, 3, 200, 136, {.weights = kTensor, .activations = kTensorStatic}),
+  expect_sum_accurate(spec(7, 3, 200, 136, {.weights = kBlock, .activations = kGroup}), parts);
+  expect_sum_accurate(spec(7, 3, 200, 136, {.weights = kTensor, .activations = kTensorStatic}),
                       parts);
 }
 
-TEST(E4m3Split, SlicesInsideABlockOrOfARowScale_AreRefusedWithAReason) {
+TEST_P(CodedParts, SlicesInsideABlockOrOfARowScale_AreRefusedWithAReason) {
   const Context context({.num_threads = 1});
-  const auto reason = [&](const MoeSpec& spec) -> std::string {
-    const auto source = make_synthetic_source(spec, 4);
+  const auto reason = [&](const MoeSpec& layer_spec) -> std::string {
+    const auto source = make_synthetic_source(layer_spec, 4);
     try {
-      static_cast<void>(MoeLayer::create(context, spec, *source, {},
+      static_cast<void>(MoeLayer::create(context, layer_spec, *source, {},
                                          {.tp_size = 2, .tp_rank = 1, .reduce = Reduce::kPartial}));
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
@@ -373,20 +416,20 @@ TEST(E4m3Split, SlicesInsideABlockOrOfARowScale_AreRefusedWithAReason) {
     }
     return "accepted";
   };
-  EXPECT_NE(reason(e4m3_spec(4, 2, 64, 384, {.weights = kBlock})).find("inside a block of 128x128"),
+  EXPECT_NE(reason(spec(4, 2, 64, 384, {.weights = kBlock})).find("inside a block of 128x128"),
             std::string::npos);
-  EXPECT_NE(reason(e4m3_spec(4, 2, 64, 96, {.weights = kChannel, .activations = kGroup}))
+  EXPECT_NE(reason(spec(4, 2, 64, 96, {.weights = kChannel, .activations = kGroup}))
                 .find("inside a group of 128"),
             std::string::npos);
-  EXPECT_NE(reason(e4m3_spec(4, 2, 64, 96, {.weights = kChannel, .activations = kToken}))
+  EXPECT_NE(reason(spec(4, 2, 64, 96, {.weights = kChannel, .activations = kToken}))
                 .find("one scale each"),
             std::string::npos);
-  EXPECT_EQ(reason(e4m3_spec(4, 2, 64, 96, {.weights = kChannel})), "accepted");
+  EXPECT_EQ(reason(spec(4, 2, 64, 96, {.weights = kChannel})), "accepted");
 }
 
-TEST(E4m3Reload, SameWeights_SameBits) {
+TEST_P(CodedParts, ReloadOfTheSameWeights_GivesTheSameBits) {
   OwnedLayer owned =
-      make_layer(e4m3_spec(4, 2, 96, 64, {.weights = kTensor, .activations = kTensorStatic}));
+      make_layer(spec(4, 2, 96, 64, {.weights = kTensor, .activations = kTensorStatic}));
   const Tensor hidden = random_tensor(DType::kBF16, 5, 96, 2);
   const auto before = run_layer(owned.layer, hidden.view(), DType::kBF16);
   const auto other = make_synthetic_source(owned.layer.spec(), 99);

@@ -1,0 +1,28 @@
+// The forms of quantised weights that tools offer by name, and how checkpoints state them.
+#pragma once
+
+#include "conclave/spec.h"
+#include "conclave/version.h"
+
+#include <string_view>
+#include <vector>
+
+namespace conclave::inline v0 {
+
+// A type of weights with one way to scale weights and rows.
+struct WeightForm {
+  std::string_view name;  // "fp8-block", "int4-group128"
+  DType dtype = DType::kBF16;
+  QuantSpec quant = {};
+  // As config.json states it: quant_method "fp8" or "compressed-tensors"; empty for plain types.
+  std::string_view method = {};
+  std::string_view format = {};  // what "compressed-tensors" calls it: "int-quantized"
+  std::string_view type = {};    // what its schemes call the codes: "int"
+  // Codes fill words of 32 bits, the lowest bits first, in tensors named "..._packed" [rows,
+  // words].
+  bool in_words = false;
+};
+// All forms, plain types first.
+CONCLAVE_API std::vector<WeightForm> weight_forms();
+
+}  // namespace conclave::inline v0

@@ -1,0 +1,29 @@
+// The list of weight formats: a line for each, whose folder says everything about it.
+#pragma once
+
+#include "quant/bf16/bf16.h"
+#include "quant/e4m3/e4m3.h"
+#include "quant/f16/f16.h"
+#include "quant/f32/f32.h"
+
+namespace conclave::inline v0::quant {
+
+template <class... Formats>
+struct FormatList {};
+
+// Types that hold values.
+using PlainFormats = FormatList<Bf16Codec, F16Codec, F32Codec>;
+
+// Types that hold codes, which mean nothing without scales. Each has
+// - kName, kElement, kBits, kLargest (the largest magnitude of a code), kHasNan (whether a code is
+// NaN);
+// - decode and encode: a code is in the low bits of a byte. `encode` rounds to nearest, ties to
+// even,
+//   and takes what is beyond kLargest as kLargest;
+// - Rows: the format of rows that are quantised too;
+// - kCompressedTensors: what that method calls it; kForms: what tools offer;
+// - takes: which forms of scales its kernels read;
+// - lanes<Vec, kUpper>: codes of a panel's row, from gemm/packed_layout.h, as vectors of float32.
+using CodedFormats = FormatList<E4m3>;
+
+}  // namespace conclave::inline v0::quant

@@ -1,0 +1,30 @@
+#include "quant/weight_format.h"
+
+#include "conclave/tuning.h"
+
+#include <string>
+
+namespace conclave::inline v0 {
+
+std::string tuning_format(DType weight_dtype, const QuantSpec& quant) {
+  const quant::WeightFormat* format = quant::find_format(weight_dtype);
+  if (format == nullptr) {
+    throw Error(ErrorCode::kDType, {.what = "no weights are of this type",
+                                    .expected = quant::known_formats(true),
+                                    .found = std::string(to_string(weight_dtype))});
+  }
+  const std::string name(format->name);
+  switch (quant.weights) {
+    case WeightScale::kNone:
+      return name;
+    case WeightScale::kTensor:
+      return name + ".tensor";
+    case WeightScale::kChannel:
+      return name + ".channel";
+    case WeightScale::kBlock:
+      break;
+  }
+  return name + ".block";
+}
+
+}  // namespace conclave::inline v0
