@@ -5,6 +5,7 @@
 #include "quant/e4m3/e4m3.h"
 #include "quant/f16/f16.h"
 #include "quant/f32/f32.h"
+#include "quant/int4/int4.h"
 #include "quant/int8/int8.h"
 
 namespace conclave::inline v0::quant {
@@ -25,6 +26,6 @@ using PlainFormats = FormatList<Bf16Codec, F16Codec, F32Codec>;
 // - kCompressedTensors: what that method calls it; kForms: what tools offer;
 // - takes: which forms of scales its kernels read;
 // - lanes<Vec, kUpper>: codes of a panel's row, from gemm/packed_layout.h, as vectors of float32.
-using CodedFormats = FormatList<E4m3, Int8>;
+using CodedFormats = FormatList<E4m3, Int8, Int4>;
 
 }  // namespace conclave::inline v0::quant
