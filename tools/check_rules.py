@@ -17,6 +17,9 @@ from source_tree import source_files, without_comments, without_literals
 
 LONG_FILE_LINES = 400
 
+# Types of codes. U8 is also plain bytes and F8_E8M0 a type of scales: neither is a weight format.
+CODE_TYPE = r"(?:\w+::)*DType::k(?:F8E4M3|F8E5M2|F8E4M3Fnuz|F8E5M2Fnuz|F6E2M3|F6E3M2|F4|I8|I4)\b"
+
 
 class Rule(NamedTuple):
     name: str
@@ -59,6 +62,11 @@ RULES = [
          re.compile(r"\brouter\w*(?:\.|->)name\s*[=!]=|[=!]=\s*[\w.>-]*\brouter\w*(?:\.|->)name\b"),
          ("src",), None, without_literals,
          "nothing switches on a router's name: ask its row or its traits"),
+    Rule("no-format-switch",
+         re.compile(rf"[=!]=\s*{CODE_TYPE}|\b{CODE_TYPE}\s*[=!]=|\bcase\s+{CODE_TYPE}"),
+         ("src", "include", "apps", "python/src"), re.compile(r"^src/quant/"), without_literals,
+         "nothing asks for a weight format by its type: ask quant::format_of(), is_plain() or "
+         "bit_size()"),
     Rule("no-swallow",
          re.compile(r"catch\s*\(\s*\.\.\.\s*\)\s*\{\s*\}"),
          ("src", "apps", "include"), None, without_literals,

@@ -19,7 +19,7 @@ void add_completion_command(CommandLine& line);
 void add_man_page_command(CommandLine& line);  // hidden; the build uses it
 
 void add_all_commands(CommandLine& line);
-// Returns "conclave 0.1.0", commit, compiler and features.
+// Returns "conclave 0.2.0", commit, compiler and features.
 std::string version_text();
 
 }  // namespace conclave::tool

@@ -8,6 +8,7 @@
 #include "conclave/device_queue.h"
 #include "conclave/dtype.h"
 #include "conclave/error.h"
+#include "conclave/format.h"
 #include "conclave/layer.h"
 #include "conclave/permute.h"
 #include "conclave/placement.h"

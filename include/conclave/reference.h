@@ -13,7 +13,7 @@
 
 namespace conclave::inline v0 {
 
-// Largest relative error of an activated value before it is rounded to a code of e4m3: with float32
+// Largest relative error of an activated value before it is rounded to a code: with float32
 // sums, and with those of tensor cores. docs/quantisation.md derives both.
 inline constexpr double kFloat32CodeAmbiguity = 3e-5;
 inline constexpr double kTensorCoreCodeAmbiguity = 2e-3;

@@ -159,9 +159,9 @@ struct SharedExpertSpec {
   ActivationSpec activation = {.name = ""};  // empty: that of the routed experts
   bool has_bias = false;                     // WeightRole::kSharedGateBias, ...UpBias, ...DownBias
   double slot_weight = 1;                    // for kFusedSlots
-  // Type of the shared matrices; unset: MoeSpec::weight_dtype. A checkpoint of e4m3 experts may
-  // leave the shared ones in f32, f16 or bf16. e4m3 is valid only with e4m3 routed experts, under
-  // the same QuantSpec.
+  // Type of the shared matrices; unset: MoeSpec::weight_dtype. A checkpoint of quantised experts
+  // may leave the shared ones in f32, f16 or bf16. A type of codes is valid only if the routed
+  // experts have it, under the same QuantSpec.
   std::optional<DType> weight_dtype = std::nullopt;
 };
 
@@ -185,7 +185,7 @@ struct ResidualMlpSpec {
   std::optional<DType> weight_dtype = std::nullopt;
 };
 
-// The part of an e4m3 matrix that shares one scale: w = code * scale. Scales have roles of their
+// The part of a matrix of codes that shares one scale: w = code * scale. Scales have roles of their
 // own, WeightRole::kGateScale and so on. docs/quantisation.md has the arithmetic.
 enum class WeightScale : uint8_t {
   kNone,     // plain types: no scales
@@ -196,14 +196,14 @@ enum class WeightScale : uint8_t {
 // The type in which an expert's products read their input rows.
 enum class ActivationScale : uint8_t {
   kNone,          // unchanged: only the weights are quantised
-  kTensorStatic,  // e4m3 codes of x / s; s is the largest WeightRole::kGateInputScale or
+  kTensorStatic,  // codes of x / s; s is the largest WeightRole::kGateInputScale or
                   // kUpInputScale of any expert, for intermediate rows the largest kDownInputScale
-  kToken,         // e4m3, s = amax of the row / 448
-  kGroup,         // e4m3, s = amax of each 128 columns of the row / 448
+  kToken,         // codes of x / s, s = amax of the row / the largest code: 448, or 127
+  kGroup,         // the same with an s for each 128 columns of the row
 };
-// Quantisation of the routed and shared experts' matrices, for weight_dtype kF8E4M3. A row of zeros
-// has the scale 1. Checkpoints that say "per tensor, dynamic" are kToken: a scale over the batch
-// would make a token's result depend on the others.
+// Quantisation of the routed and shared experts' matrices, for a weight_dtype of codes: kF8E4M3,
+// kI8, kI4. A row of zeros has the scale 1. Checkpoints that say "per tensor, dynamic" are kToken:
+// a scale over the batch would make a token's result depend on the others.
 struct QuantSpec {
   WeightScale weights = WeightScale::kNone;
   int64_t block_rows = 128;
@@ -223,7 +223,7 @@ struct MoeSpec {
   int64_t hidden_size = 0;        // H
   int64_t intermediate_size = 0;  // I
   DType weight_dtype = DType::kBF16;
-  QuantSpec quant;  // for weight_dtype kF8E4M3
+  QuantSpec quant;  // for a weight_dtype of codes
   RouterSpec router;
   ActivationSpec activation;
   SharedExpertSpec shared;
@@ -245,7 +245,7 @@ CONCLAVE_API int64_t num_logits(const MoeSpec& spec);
 CONCLAVE_API int64_t num_slots(const MoeSpec& spec);
 // The type of the shared experts' matrices.
 CONCLAVE_API DType shared_weight_dtype(const MoeSpec& spec);
-// The activation type of a model with these weights: that of the weights, or bf16 for e4m3.
+// The activation type of a model with these weights: that of the weights, or bf16 for codes.
 CONCLAVE_API DType natural_row_dtype(const MoeSpec& spec);
 // The width that routed experts work on: H, or the latent size.
 CONCLAVE_API int64_t expert_width(const MoeSpec& spec);

@@ -24,7 +24,7 @@ CONCLAVE_API std::span<const ModelPreset> model_presets();
 CONCLAVE_API const ModelPreset* find_preset(std::string_view name) noexcept;
 
 // A source of every role that the spec has. Matrices hold normal-like values of standard deviation
-// 1/sqrt(cols), never zeros; e4m3 ones hold codes and float32 scales whose products have that
+// 1/sqrt(cols), never zeros; those of codes have codes and float32 scales whose products have that
 // deviation. Biases have deviation 0.25, scales and norms lie around 1, tables hold distinct
 // experts. A pure function of (seed, role, expert, element): any block in any order gives the same
 // bytes. Thread-safe. Throws as validate.

@@ -2,9 +2,9 @@
 #pragma once
 
 #define CONCLAVE_VERSION_MAJOR 0
-#define CONCLAVE_VERSION_MINOR 1
+#define CONCLAVE_VERSION_MINOR 2
 #define CONCLAVE_VERSION_PATCH 0
-#define CONCLAVE_VERSION_STRING "0.1.0"
+#define CONCLAVE_VERSION_STRING "0.2.0"
 
 // The build sets CONCLAVE_STATIC for a static library (and for its consumers, through the exported
 // target), and CONCLAVE_BUILDING while the library itself compiles.
@@ -18,7 +18,7 @@ namespace conclave::inline v0 {
 
 // All strings live as long as the process.
 struct BuildInfo {
-  const char* version;     // "0.1.0"
+  const char* version;     // "0.2.0"
   const char* commit;      // short git hash, "unknown" outside a git checkout
   const char* compiler;    // "GNU 12.2.0"
   const char* build_type;  // "Release"

@@ -23,11 +23,10 @@ namespace conclave::inline v0 {
 // experts and the residual MLP; every other role is f32, f16 or bf16 by itself, the hash table
 // integer. Ir and Is are the widths of the residual MLP and of a shared expert.
 //
-// e4m3 matrices [rows, cols] have scales [scale rows, scale cols]: [1, 1] for WeightScale::kTensor,
-// [rows, 1] for kChannel, [ceil(rows / block_rows), ceil(cols / block_cols)] for kBlock; they are
-// f32, f16, bf16 or e8m0, finite and not negative. Input scales exist for
-// ActivationScale::kTensorStatic only, are [1, 1] and positive: x is read as e4m3 codes of x /
-// scale.
+// Matrices of codes [rows, cols] have scales [scale rows, scale cols]: [1, 1] for
+// WeightScale::kTensor, [rows, 1] for kChannel, [ceil(rows / block_rows), ceil(cols / block_cols)]
+// for kBlock; they are f32, f16, bf16 or e8m0, finite and not negative. Input scales exist for
+// ActivationScale::kTensorStatic only, are [1, 1] and positive: x is read as codes of x / scale.
 enum class WeightRole : uint8_t {
   kGate,              // per expert [I, H]
   kUp,                // per expert [I, H]
@@ -157,7 +156,7 @@ struct ExpertWeights {
   ConstTensorView residual_gate_up = {};                  // [2*Ir, H], or [Ir, H]
   GateUpOrder residual_order = GateUpOrder::kConcatenated;
   ConstTensorView residual_down = {};  // [H, Ir]
-  // Scales of e4m3 matrices: [E, scale rows of gate, then of up, scale cols], so [E, 2, 1] for
+  // Scales of matrices of codes: [E, scale rows of gate, then of up, scale cols], so [E, 2, 1] for
   // WeightScale::kTensor and [E, 2*I, 1] for kChannel, in the order of gate_up; half as many
   // without a gate. [E, 1, 1] is one scale for gate and up. Blocks must not hold rows of both.
   ConstTensorView gate_up_scale = {};

@@ -8,8 +8,8 @@
 
 namespace conclave::inline v0 {
 
-// Rows of activations. 16-bit rows have no scales. e4m3 rows have one float32 scale per row, or one
-// per 128 columns: that of row r and group g is scales[r * scale_stride + g * group_stride].
+// Rows of activations. 16-bit rows have no scales. Rows of codes have one float32 scale per row, or
+// one per 128 columns: that of row r and group g is scales[r * scale_stride + g * group_stride].
 struct DeviceRows {
   const void* data = nullptr;
   int64_t num_rows = 0;

@@ -1,4 +1,4 @@
-// Scales of e4m3 matrices and of the rows they multiply: read from a source, checked, widened.
+// Scales of matrices of codes and of the rows they multiply: read from a source, checked, widened.
 #pragma once
 
 #include "layer/mlp_roles.h"

@@ -17,11 +17,10 @@ struct FormatList {};
 using PlainFormats = FormatList<Bf16Codec, F16Codec, F32Codec>;
 
 // Types that hold codes, which mean nothing without scales. Each has
-// - kName, kElement, kBits, kLargest (the largest magnitude of a code), kHasNan (whether a code is
-// NaN);
-// - decode and encode: a code is in the low bits of a byte. `encode` rounds to nearest, ties to
-// even,
-//   and takes what is beyond kLargest as kLargest;
+// - kName, kElement, kBits;
+// - kLargest, the largest finite magnitude that both signs have; kHasNan, whether a code is NaN;
+// - decode and encode: a code is in the low bits of a byte. `encode` rounds to nearest, ties to an
+//   even code, and takes finite values beyond kLargest as the outermost code of their sign;
 // - Rows: the format of rows that are quantised too;
 // - kCompressedTensors: what that method calls it; kForms: what tools offer;
 // - takes: which forms of scales its kernels read;

@@ -194,6 +194,25 @@ class CheckRules(CheckCase):
         self.write("src/routing/dice/dice.cc", 'other("cards");\n')
         self.expect(1, "src/routing/dice/dice.cc:1: no-router-name")
 
+    def test_switch_on_a_format_outside_quant_fails(self):
+        for line in ("if (dtype == DType::kF8E4M3) return 1;", "bool a = DType::kI4 != dtype;",
+                     "switch (dtype) { case DType::kI8: break; }",
+                     "return spec.weight_dtype == conclave::DType::kF4;"):
+            with self.subTest(line=line):
+                self.write("src/layer/a.cc", line + "\n")
+                self.expect(1, "src/layer/a.cc:1: no-format-switch")
+        for line in ("if (dtype == DType::kF8E8M0) return 1;", "Tensor bytes(DType::kU8, {n});",
+                     "return supports(problem, {DType::kF8E4M3});", "f();  // == DType::kI8",
+                     "case DType::kI32:", "bool a = dtype == DType::kI64;"):
+            with self.subTest(line=line):
+                self.write("src/layer/a.cc", line + "\n")
+                self.expect(0)
+        self.write("src/quant/int8/a.h", "bool a = dtype == DType::kI8;\n")
+        self.expect(0)
+        self.write("src/layer/a.cc", "bool a = dtype == DType::kI8;\n")
+        self.write("tools/check_rules.allow", "no-format-switch src/layer/a.cc  # its own kernels\n")
+        self.expect(0)
+
     def test_catalog_that_nothing_asks_fails(self):
         self.write("src/comm/catalog.cc", "\nCatalog<Row> all_rows() { return rows; }\n")
         self.write("src/comm/a.cc", "auto rows = all_rows();\n")

@@ -37,7 +37,7 @@ LayerOptions layer_options(const MachineOptions& options, int64_t max_tokens);
 // Names what computes: "avx512 f32_fma", or the device.
 std::string compute_text(const Plan& plan);
 
-// Returns "conclave 0.1.0 (14cffc2): Intel Xeon Platinum 8581C, 2 threads".
+// Returns "conclave 0.2.0 (14cffc2): Intel Xeon Platinum 8581C, 2 threads".
 std::string machine_line(const Context& context);
 // Contains version, commit, cpu and threads.
 nlohmann::ordered_json machine_facts(const Context& context);

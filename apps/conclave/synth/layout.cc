@@ -67,6 +67,7 @@ std::string_view config_dtype(DType dtype) {
 WeightForm form_of(const MoeSpec& spec) {
   const QuantSpec& quant = spec.quant;
   for (const WeightForm& form : weight_forms()) {
+    if (quant.weights != WeightScale::kNone && form.method.empty()) continue;
     const bool same = form.dtype == spec.weight_dtype && form.quant.weights == quant.weights &&
                       form.quant.block_rows == quant.block_rows &&
                       form.quant.block_cols == quant.block_cols &&

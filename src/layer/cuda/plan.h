@@ -28,7 +28,7 @@ namespace conclave::inline v0 {
 struct MlpSlices {
   WorkspaceSlice rows;    // input rows, if they are neither the caller's own nor the routed
                           // experts'
-  WorkspaceSlice scales;  // scales of e4m3 rows
+  WorkspaceSlice scales;  // scales of rows of codes
   WorkspaceSlice output;  // [T * k, H]
   WorkspaceSlice sums;    // [T, H] f32, for rungs that add rows
 };
@@ -70,7 +70,7 @@ struct CudaMlpPlan {
   DType row_dtype = DType::kBF16;  // type of output rows, and of input rows that are not quantised
   int64_t row_stride = 0;          // elements of a row, a multiple of 16 bytes
 
-  bool quantises() const;  // its input is e4m3
+  bool quantises() const;  // its input is codes
 };
 
 // Shared experts that run as further experts of the routed ones' launches: each is cut into slices

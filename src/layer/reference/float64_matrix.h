@@ -23,7 +23,7 @@ Float64Matrix to_float64(const ConstTensorView& tensor);
 // Reads one matrix of a source.
 Float64Matrix read_float64(const WeightSource& source, WeightRole role, int64_t expert);
 
-// Reads one e4m3 matrix of a source: each code times its scale, exactly.
+// Reads one matrix of codes of a source: each code times its scale, exactly.
 Float64Matrix read_scaled(const QuantSpec& quant, const WeightSource& source, WeightRole role,
                           int64_t expert);
 

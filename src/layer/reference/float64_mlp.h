@@ -32,8 +32,8 @@ enum class MlpPart : uint8_t { kRouted, kShared, kResidual };
 activation::Activation activation_of(const MoeSpec& spec, MlpPart part);
 Float64Mlp read_mlp(const MoeSpec& spec, const WeightSource& source, MlpPart part, int64_t expert);
 
-// With e4m3 matrices and quantised rows, x and the activated row are rounded to float32, then to
-// codes, by the kernels' rule; all else is float64.
+// With matrices of codes and quantised rows, x and the activated row are rounded to float32, then
+// to codes, by the kernels' rule; all else is float64.
 // out = down . act(gate . x + gate_bias, up . x + up_bias) + down_bias
 // Returns the square of how far `out` may move in L2 if codes of the activated row are ambiguous at
 // the relative error `code_ambiguity`: the sum of the squares of their moves, each through its
