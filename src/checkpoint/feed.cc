@@ -245,7 +245,8 @@ CheckpointFeed CheckpointFeed::from_spec(const MoeSpec& spec, std::string_view m
   if (config.architecture == nullptr) checkpoint::reject_model_type(model_type);
   config.model_type = model_type;
   config.dtype = spec.router.logits_dtype;
-  if (!quant::format_of(spec.weight_dtype).compressed_tensors.in_words.empty()) {
+  const quant::WeightFormat* format = quant::find_format(spec.weight_dtype);
+  if (format != nullptr && !format->compressed_tensors.in_words.empty()) {
     config.quant = {.element = spec.weight_dtype, .spec = spec.quant, .in_words = true};
   }
   const std::set<int64_t> numbers(layers.begin(), layers.end());
