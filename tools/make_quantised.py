@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the quantised checkpoints of testdata/quantised/: e4m3 experts as each method stores them.
+"""Makes the quantised checkpoints of testdata/quantised/: experts in codes as each method stores them.
 
     python3 tools/make_quantised.py               remake all
     python3 tools/make_quantised.py --name NAME   remake one
@@ -8,7 +8,8 @@
 compressed-tensors models are written by that package, the stacked fp8 model by the quantiser of
 transformers, all others by the published layout. Each golden.safetensors holds hidden states, ids,
 weights and the output in float64, computed here from the files on disk in numpy alone: codes and scales
-are those stored, rows are quantised by the rule of docs/quantisation.md, sums are float64.
+are those stored, rows are quantised by the rule of docs/quantisation.md, sums are float64. Integer codes
+are decoded by compressed-tensors instead, and the file also has digests of the weights that it decompresses.
 """
 
 import argparse
@@ -61,6 +62,10 @@ def decode(tensor: torch.Tensor) -> np.ndarray:
     return np.where(codes >= 0x80, -1.0, 1.0) * VALUES[codes & 0x7F]
 
 
+def nearest_int8(values: np.ndarray) -> np.ndarray:
+    return np.clip(np.rint(values.astype(np.float64)), -128, 127)
+
+
 def encode(values: np.ndarray) -> torch.Tensor:
     rounded = nearest_e4m3(values)
     codes = np.searchsorted(VALUES, np.abs(rounded)).astype(np.uint8) | (np.signbit(rounded).astype(np.uint8) << 7)
@@ -76,17 +81,18 @@ def quantised_rows(x: np.ndarray, rows: dict) -> np.ndarray:
         return x
     x = x.astype(F32)
     seen = np.empty(x.shape)
+    largest, nearest = (127, nearest_int8) if rows.get("codes") == "int8" else (448, nearest_e4m3)
     width = 128 if rows["form"] == "group" else x.shape[1]
     for begin in range(0, x.shape[1], width):
         part = x[:, begin : begin + width]
         if rows["form"] == "static":
             step = np.full((len(x), 1), rows["step"], F32)
         else:
-            step = np.abs(part).max(axis=1, keepdims=True) / F32(448)
+            step = np.abs(part).max(axis=1, keepdims=True) / F32(largest)
             step[step == 0] = 1
             if rows.get("power_of_two"):
                 step = np.exp2(np.ceil(np.log2(step.astype(np.float64)))).astype(F32)
-        seen[:, begin : begin + width] = nearest_e4m3(part / step) * step.astype(np.float64)
+        seen[:, begin : begin + width] = nearest(part / step) * step.astype(np.float64)
     return seen
 
 
@@ -180,9 +186,12 @@ class Case:
     def scale_name(self, module: str) -> str:
         return f"{module}.weight_scale_inv"
 
+    def is_quantised(self, disk: dict, module: str) -> bool:
+        return disk[f"{module}.weight"].dtype == torch.float8_e4m3fn
+
     def read(self, disk: dict, module: str) -> np.ndarray:
         weight = decode(disk[f"{module}.weight"])
-        if disk[f"{module}.weight"].dtype != torch.float8_e4m3fn:
+        if not self.is_quantised(disk, module):
             return weight
         return weight * expand(decode(disk[self.scale_name(module)]), weight.shape, self.block)
 
@@ -210,7 +219,7 @@ class Case:
             return np.zeros_like(x)
         plain = {"form": "none"}
         place = LAYER + self.shared
-        quantised = disk[f"{place}.{self.leaves['down']}.weight"].dtype == torch.float8_e4m3fn
+        quantised = self.is_quantised(disk, f"{place}.{self.leaves['down']}")
         rules = self.rules(disk) if quantised else (plain, plain)
         return mlp(self.read_expert(disk, place), x, *rules) * self.shared_factor(disk, x)
 
@@ -326,10 +335,22 @@ class DeepseekBlock(Case):
         return written
 
 
-class QwenSharedPlain(Case):
-    """bf16 scales; the quantiser left shared experts, their gate and the router in bf16."""
+class SharedPlain(Case):
+    """The quantiser left the shared expert, its gate and the router in bf16."""
 
     shared, shared_inner = "mlp.shared_expert", 44
+
+    def plain(self):
+        gate = torch.from_numpy(draw("shared gate", 1, self.hidden) / 10).to(torch.bfloat16)
+        return super().plain() | {f"{LAYER}mlp.shared_expert_gate.weight": gate}
+
+    def shared_factor(self, disk, x):
+        return 1 / (1 + np.exp(-x @ decode(disk[f"{LAYER}mlp.shared_expert_gate.weight"]).T))
+
+
+class QwenSharedPlain(SharedPlain):
+    """bf16 scales."""
+
     inner, hidden = 72, 200
     block = (128, 128)
     rows = {"form": "group"}
@@ -348,10 +369,6 @@ class QwenSharedPlain(Case):
         )
         return config | {"model_type": "qwen2_moe"}
 
-    def plain(self):
-        gate = torch.from_numpy(draw("shared gate", 1, self.hidden) / 10).to(torch.bfloat16)
-        return super().plain() | {f"{LAYER}mlp.shared_expert_gate.weight": gate}
-
     def tensors(self):
         written = {}
         for module, weight in self.matrices().items():
@@ -361,9 +378,6 @@ class QwenSharedPlain(Case):
             codes, scale = store(weight, self.block, lambda s: s.to(torch.bfloat16))
             written[f"{module}.weight"], written[f"{module}.weight_scale_inv"] = codes, scale
         return written
-
-    def shared_factor(self, disk, x):
-        return 1 / (1 + np.exp(-x @ decode(disk[f"{LAYER}mlp.shared_expert_gate.weight"]).T))
 
 
 class QwenStacked(Case):
@@ -450,6 +464,8 @@ class StackedStatic(Case):
 class CompressedTensors(Case):
     """Written by the package itself from torch.nn.Linear modules."""
 
+    codes = {"num_bits": 8, "type": "float", "symmetric": True}
+    format: str | None = None  # None: as the package chooses
     strategy, activations = "channel", {"dynamic": True, "strategy": "token"}
     ignore = ["re:.*gate$"]
 
@@ -472,33 +488,35 @@ class CompressedTensors(Case):
             at.add_module(leaf, linear)
         return root
 
+    def scales(self, module: nn.Module) -> torch.Tensor:
+        shape = tuple(module.weight.shape)
+        block = self.block or {"channel": (1, shape[1]), "tensor": shape}[self.strategy]
+        return torch.from_numpy(scales_of(module.weight.detach().to(torch.float64).numpy(), block))
+
     def compressed(self):
         from compressed_tensors.compressors import ModelCompressor
         from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
         from compressed_tensors.quantization import apply_quantization_config
 
-        e4m3 = {"num_bits": 8, "type": "float", "symmetric": True}
         blocks = {"block_structure": list(self.block)} if self.block else {}
         scheme = QuantizationScheme(
             targets=["Linear"],
-            weights=QuantizationArgs(**e4m3, strategy=self.strategy, **blocks),
-            input_activations=QuantizationArgs(**e4m3, **self.activations) if self.activations else None,
+            weights=QuantizationArgs(**self.codes, strategy=self.strategy, **blocks),
+            input_activations=QuantizationArgs(**self.codes, **self.activations) if self.activations else None,
+            format=self.format,
         )
         model = self.tree()
         apply_quantization_config(
             model,
             QuantizationConfig(
                 config_groups={"group_0": scheme}, ignore=self.ignore, quantization_status="initialized",
-                format="float-quantized",
+                format=self.format or "float-quantized",
             ),
         )
         for name, module in model.named_modules():
             if not hasattr(module, "weight_scale"):
                 continue
-            shape = tuple(module.weight.shape)
-            block = self.block or {"channel": (1, shape[1]), "tensor": shape}[self.strategy]
-            scales = scales_of(module.weight.detach().to(torch.float64).numpy(), block)
-            module.weight_scale.data.copy_(torch.from_numpy(scales).reshape(module.weight_scale.shape))
+            module.weight_scale.data.copy_(self.scales(module).reshape(module.weight_scale.shape))
             if hasattr(module, "input_scale"):
                 module.input_scale.data.fill_((3 + zlib.crc32(name.encode()) % 3) / 448)
         compressor = ModelCompressor.from_pretrained_model(model)
@@ -553,6 +571,105 @@ class QwenChannelWeightOnly(CompressedTensors):
     @property
     def config(self):
         return qwen3(type(self))
+
+
+def digest(tensor: torch.Tensor) -> int:
+    """FNV-1a of the bytes, as a signed number."""
+    value = 0xCBF29CE484222325
+    for byte in tensor.contiguous().view(torch.uint8).numpy().tobytes():
+        value = (value ^ byte) * 0x100000001B3 % 2**64
+    return value - 2**64 if value >= 2**63 else value
+
+
+class Integers(CompressedTensors):
+    """Integer codes, whose scales compressed-tensors finds and which it also decodes."""
+
+    def arguments(self):
+        from compressed_tensors.quantization import QuantizationArgs
+
+        return QuantizationArgs(**self.codes, strategy=self.strategy)
+
+    def scales(self, module):
+        from compressed_tensors.quantization.utils import calculate_qparams
+
+        weight = module.weight.detach()
+        parts = weight.reshape(len(weight), -1, self.codes.get("group_size", weight.shape[1]))
+        return calculate_qparams(parts.amin(-1), parts.amax(-1), self.arguments())[0]
+
+    def is_quantised(self, disk, module):
+        return self.scale_name(module) in disk
+
+    def decompressed(self, disk: dict, module: str, to: torch.dtype) -> torch.Tensor:
+        """What the package makes of a module if its scales have the type."""
+        from compressed_tensors.compressors import BaseCompressor
+        from compressed_tensors.quantization import QuantizationScheme
+
+        start = f"{module}."
+        state = {name.removeprefix(start): tensor for name, tensor in disk.items() if name.startswith(start)}
+        state["weight_scale"] = state["weight_scale"].to(to)
+        scheme = QuantizationScheme(targets=["Linear"], weights=self.arguments())
+        return BaseCompressor.get_value_from_registry(self.format).decompress(state, scheme)["weight"]
+
+    def read(self, disk, module):
+        if not self.is_quantised(disk, module):
+            return decode(disk[f"{module}.weight"])
+        return decode(self.decompressed(disk, module, torch.float64))
+
+    def golden(self, disk):
+        written = super().golden(disk)
+        for part, leaf in self.leaves.items():
+            modules = [f"{LAYER}{self.experts_at}.{e}.{leaf}" for e in range(self.experts)]
+            digests = [digest(self.decompressed(disk, module, torch.bfloat16)) for module in modules]
+            written[f"decompressed.{part}"] = torch.tensor(digests, dtype=torch.int64)
+        return written
+
+
+class QwenInt8Channel(Integers):
+    codes, format = {"num_bits": 8, "type": "int", "symmetric": True}, "int-quantized"
+    hidden, inner, experts, top_k = 72, 40, 6, 3
+    activations = None
+
+    @property
+    def config(self):
+        return qwen3(type(self))
+
+
+class MixtralInt8Token(Integers):
+    codes, format = {"num_bits": 8, "type": "int", "symmetric": True}, "int-quantized"
+    experts_at, leaves, router = "block_sparse_moe.experts", W123, "block_sparse_moe.gate.weight"
+    hidden, inner, experts, top_k = 72, 40, 6, 2
+    rows = {"form": "token", "codes": "int8"}
+
+    @property
+    def config(self):
+        return mixtral(type(self))
+
+
+class QwenInt4(Integers):
+    """Groups of 32 columns in words."""
+
+    codes = {"num_bits": 4, "type": "int", "symmetric": True, "group_size": 32}
+    strategy, format, activations = "group", "pack-quantized", None
+    hidden, inner, experts, top_k = 96, 64, 8, 2
+
+    @property
+    def config(self):
+        return qwen3(type(self))
+
+
+class QwenInt4Group128(QwenInt4):
+    codes = QwenInt4.codes | {"group_size": 128}
+    hidden, inner, experts, top_k = 256, 128, 2, 1
+
+
+class QwenInt4SharedPlain(SharedPlain, QwenInt4):
+    hidden, inner, experts, top_k = 64, 32, 5, 2
+    ignore = ["re:.*gate$", "re:.*shared_expert[.].*"]
+
+    @property
+    def config(self):
+        config = qwen3(type(self), shared_expert_intermediate_size=self.shared_inner)
+        return config | {"model_type": "qwen2_moe"}
 
 
 class ModelOpt(Case):
@@ -637,6 +754,11 @@ CASES = {
     "qwen3_moe-compressed-tensor-static": QwenTensorStatic,
     "qwen3_moe-compressed-block": QwenBlockGroup,
     "qwen3_moe-compressed-weight-only": QwenChannelWeightOnly,
+    "mixtral-compressed-int8-token": MixtralInt8Token,
+    "qwen2_moe-compressed-int4-shared-bf16": QwenInt4SharedPlain,
+    "qwen3_moe-compressed-int4-group128": QwenInt4Group128,
+    "qwen3_moe-compressed-int4-group32": QwenInt4,
+    "qwen3_moe-compressed-int8-channel": QwenInt8Channel,
     "mixtral-modelopt-fp8": ModelOpt,
     "mixtral-modelopt-channel": ModelOptChannel,
     "mixtral-modelopt-block": ModelOptBlock,

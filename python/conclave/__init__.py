@@ -50,6 +50,8 @@ from conclave.spec import (
     RouterSpec,
     SharedExpertSpec,
     SimulatedRouting,
+    WeightForm,
+    weight_forms,
 )
 from conclave.tuning import tuning_candidates
 from conclave.vllm import (
@@ -110,6 +112,7 @@ __all__ = [
     "SharedExpertSpec",
     "SimulatedRouting",
     "TuningTable",
+    "WeightForm",
     "biased_moe_quant_config",
     "determine_expert_map",
     "determine_expert_placement_strategy",
@@ -136,4 +139,5 @@ __all__ = [
     "route",
     "set_num_threads",
     "tuning_candidates",
+    "weight_forms",
 ]

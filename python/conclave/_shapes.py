@@ -8,6 +8,19 @@ from typing import Any
 from conclave import _frameworks
 from conclave.errors import ConclaveTypeError
 
+# int4 codes that an element holds, by the type of the array.
+_CODES = {"uint8": 2, "int32": 8, "uint32": 8}
+
+
+def _is_int4(dtype: Any) -> bool:
+    return str(dtype).removeprefix("torch.") in ("int4", "I4")
+
+
+def scales_by_row(quant: Mapping[str, Any]) -> bool:
+    """Whether each row has scales of its own."""
+    weights = quant.get("weights", "none")
+    return weights == "channel" or (weights == "block" and quant.get("block_rows", 128) == 1)
+
 
 def _experts_and_matrix(array: Any) -> tuple[int, int, int] | None:
     """[E, rows, cols] of a stack, or of a list of matrices."""
@@ -35,6 +48,9 @@ def complete_spec(
     sizes = _experts_and_matrix(down)
     if sizes is not None:
         experts, rows, cols = sizes
+        first = down[0] if isinstance(down, (list, tuple)) else down
+        if _is_int4(spec.get("weight_dtype")):
+            cols *= _CODES.get(_frameworks.dtype_name(first), 1)
         hidden, inner = (cols, rows) if transposed else (rows, cols)
         if not spec.get("num_experts"):
             spec["num_experts"] = len(expert_map) if expert_map is not None else int(experts)
@@ -43,7 +59,6 @@ def complete_spec(
         if not spec.get("intermediate_size"):
             spec["intermediate_size"] = int(inner)
         if "weight_dtype" not in spec:
-            first = down[0] if isinstance(down, (list, tuple)) else down
             spec["weight_dtype"] = _frameworks.dtype_name(first)
     if "has_gate" not in spec:
         spec["has_gate"] = weights.get("router") is not None
@@ -70,12 +85,12 @@ def _vectors_separated(vectors: Any, rows: int) -> Any:
 
 
 def separate_rows(
-    weights: Mapping[str, Any], prefix: str, transposed: bool, channel_scales: bool
+    weights: Mapping[str, Any], prefix: str, transposed: bool, by_row: bool
 ) -> dict[str, Any]:
     """Weights with interleaved gate and up, in concatenated order. `prefix`: "" or "shared_".
 
     Matrices become two views. Vectors, whose elements a GPU's loader needs side by side, are small
-    and copied. Scales of blocks are in that order already.
+    and copied. Scales of several rows are in that order already.
     """
     separate = dict(weights)
     matrices = separate.pop(f"{prefix}gate_up", None)
@@ -88,7 +103,7 @@ def separate_rows(
         separate[f"{prefix}up"] = _every_other(matrices, 1, axis)
     for name in (f"{prefix}gate_up_bias", f"{prefix}gate_up_scale"):
         vectors = separate.get(name)
-        if vectors is None or (name.endswith("scale") and not channel_scales):
+        if vectors is None or (name.endswith("scale") and not by_row):
             continue
         separate[name] = _vectors_separated(vectors, rows or vectors.shape[-1])
     return separate

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from conclave import _conclave, _frameworks, _gradients, _runtime
-from conclave._shapes import complete_spec, separate_rows
+from conclave._shapes import complete_spec, scales_by_row, separate_rows
 from conclave.checkpoint import Checkpoint, Feed
 from conclave.errors import ConclaveTypeError
 from conclave.spec import LayerOptions, MoeSpec, ParallelSpec, from_dict, to_dict
@@ -120,16 +120,19 @@ class Layer:
                 ``gate_up_bias`` [E, 2I], ``down_bias`` [E, H]; ``selection_bias`` [E];
                 ``shared_gate_up``, ``shared_down``, ``shared_expert_gate``; ``gate_up_scale``,
                 ``down_scale``; and the others of ExpertWeights in the C++ interface. Instead of a
-                stack, gate_up, gate, up and down may be lists of one matrix an expert. Gradients of
-                forwards do not reach them: while torch records, none may require them.
+                stack, gate_up, gate, up and down may be lists of one matrix an expert. int8 weights
+                are int8 arrays; int4 ones, which the spec's ``weight_dtype`` must name, are uint8
+                [E, rows, cols / 2] or int32 [E, rows, cols / 8], the first code in the lowest bits,
+                each eight more than its value. Gradients of forwards do not reach weights: while
+                torch records, none may require them.
 
         Raises:
             Error: naming the argument, with what was expected and found.
         """
         given = _given(weights)
         fields = complete_spec(to_dict(spec), given, transposed, expert_map)
-        quant = fields.get("quant", {}).get("weights", "none")
-        given, orders = _as_loaded(given, (gate_up_order, shared_gate_up_order), transposed, quant)
+        by_row = scales_by_row(fields.get("quant", {}))
+        given, orders = _as_loaded(given, (gate_up_order, shared_gate_up_order), transposed, by_row)
         context = _runtime.context(device or _device_of(given), isa)
         return cls(
             _conclave.Layer.from_arrays(
@@ -265,9 +268,9 @@ class Layer:
                 checkpoint = Checkpoint(checkpoint)
             self._core.reload_from_checkpoint(checkpoint._core, layer, mode)
             return
-        quant = self._core.spec()["quant"]["weights"]
+        by_row = scales_by_row(self._core.spec()["quant"])
         orders = (gate_up_order, shared_gate_up_order)
-        given, orders = _as_loaded(_given(weights), orders, transposed, quant)
+        given, orders = _as_loaded(_given(weights), orders, transposed, by_row)
         self._core.reload_from_arrays(
             given,
             mode,
@@ -347,7 +350,7 @@ def _given(weights: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_loaded(
-    weights: dict[str, Any], orders: tuple[str, str], transposed: bool, quant: str
+    weights: dict[str, Any], orders: tuple[str, str], transposed: bool, by_row: bool
 ) -> tuple[dict[str, Any], tuple[str, str]]:
     """Weights and the orders of their rows, of routed and shared experts, as they can be loaded
     from where they lie."""
@@ -355,7 +358,7 @@ def _as_loaded(
     for i, prefix in enumerate(("", "shared_")):
         if orders[i] == "interleaved" and _are_on_a_gpu(weights, prefix):
             turned = transposed and not prefix
-            weights = separate_rows(weights, prefix, turned, quant == "channel")
+            weights = separate_rows(weights, prefix, turned, by_row)
             found[i] = "concatenated"
     return weights, (found[0], found[1])
 

@@ -115,18 +115,38 @@ class ResidualMlpSpec:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuantSpec:
-    """Quantisation of e4m3 weights and of the rows they multiply."""
+    """Quantisation of e4m3, int8 and int4 weights and of the rows they multiply, which are e4m3
+    beside e4m3 weights and int8 beside integers."""
 
     weights: str = "none"  # tensor, channel, block
-    block_rows: int = 128
+    block_rows: int = 128  # with block_cols; 1: groups of columns of a row
     block_cols: int = 128
     activations: str = "none"  # tensor_static, token, group
     power_of_two_scales: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class WeightForm:
+    """A type of weights with one way to scale weights and rows."""
+
+    name: str  # "fp8-block", "int4-group128"
+    dtype: str
+    quant: QuantSpec
+    method: str  # as config.json states it: "fp8" or "compressed-tensors"; "" for plain types
+    format: str  # what "compressed-tensors" calls it: "int-quantized"
+    type: str  # what its schemes call the codes: "int"
+    in_words: bool  # codes fill words of 32 bits in checkpoints
+
+
+def weight_forms() -> tuple[WeightForm, ...]:
+    """The forms of weights that tools offer by name, plain types first."""
+    return tuple(from_dict(WeightForm, form) for form in _conclave.weight_forms())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class MoeSpec:
-    """A whole layer. `Layer.from_tensors` fills sizes and the type that are left out."""
+    """A whole layer. `Layer.from_tensors` fills sizes and the type that are left out, except
+    ``weight_dtype="int4"``, which no array says."""
 
     num_experts: int = 0
     top_k: int = 0

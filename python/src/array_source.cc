@@ -38,6 +38,24 @@ void gather(const std::byte* base, const RoleArrays& role, const WeightBlock& bl
   }
 }
 
+// Copies rows of half bytes; a block may begin in the middle of one.
+void gather_halves(const std::byte* base, const RoleArrays& role, const WeightBlock& block,
+                   std::byte* destination) {
+  const int64_t cols = block.col_end - block.col_begin;
+  const int64_t row_bytes = (cols + 1) / 2;
+  for (int64_t row = block.row_begin; row < block.row_end; ++row, destination += row_bytes) {
+    const std::byte* from = base + (row * role.row_stride + block.col_begin) / 2;
+    if (block.col_begin % 2 == 0) {
+      std::memcpy(destination, from, static_cast<size_t>(row_bytes));
+      continue;
+    }
+    for (int64_t i = 0; i < row_bytes; ++i) {
+      const bool has_upper = 2 * i + 1 < cols;
+      destination[i] = from[i] >> 4 | (has_upper ? from[i + 1] << 4 : std::byte{0});
+    }
+  }
+}
+
 [[noreturn]] void refuse_strides(const RoleArrays& arrays) {
   throw Error(ErrorCode::kStride,
               {.what = "weights in device memory must have dense rows",
@@ -96,6 +114,8 @@ void ArraySource::read(WeightRole role, int64_t expert, const WeightBlock& block
   const std::byte* base = matrix(role, expert);
   if (device_.is_cuda) refuse_strides(arrays);
   switch (byte_size(arrays.info.dtype)) {
+    case 0:
+      return gather_halves(base, arrays, block, destination.data());
     case 1:
       return gather<uint8_t>(base, arrays, block, destination.data());
     case 2:

@@ -374,7 +374,8 @@ std::string_view dtype_to_python(DType dtype) {
   for (const TypeRow& row : kTypes) {
     if (row.dtype == dtype) return row.name;
   }
-  return to_string(dtype);
+  // No array has elements of half a byte.
+  return dtype == DType::kI4 ? "int4" : to_string(dtype);
 }
 
 }  // namespace conclave::python

@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -105,6 +106,17 @@ void visit(QuantSpec& value, Visitor& fields) {
 }
 
 template <class Visitor>
+void visit(WeightForm& value, Visitor& fields) {
+  fields("name", value.name);
+  fields("dtype", value.dtype);
+  fields("quant", value.quant);
+  fields("method", value.method);
+  fields("format", value.format);
+  fields("type", value.type);
+  fields("in_words", value.in_words);
+}
+
+template <class Visitor>
 void visit(MoeSpec& value, Visitor& fields) {
   fields("num_experts", value.num_experts);
   fields("top_k", value.top_k);
@@ -170,7 +182,7 @@ using Options = std::map<std::string, double>;
 
 template <class T>
 constexpr bool is_struct =
-    std::is_class_v<T> && !std::is_same_v<T, std::string> &&
+    std::is_class_v<T> && !std::is_same_v<T, std::string> && !std::is_same_v<T, std::string_view> &&
     !std::is_same_v<T, std::vector<int32_t>> && !std::is_same_v<T, std::vector<float>> &&
     !std::is_same_v<T, std::optional<DType>> && !std::is_same_v<T, Tuning> &&
     !std::is_same_v<T, Options>;
@@ -304,6 +316,8 @@ nb::dict spec_to_dict(const MoeSpec& spec) { return write_struct(spec); }
 nb::dict options_to_dict(const LayerOptions& options) { return write_struct(options); }
 nb::dict parallel_to_dict(const ParallelSpec& parallel) { return write_struct(parallel); }
 nb::dict tuning_entry_to_dict(const TuningEntry& entry) { return write_struct(entry); }
+
+nb::dict weight_form_to_dict(const WeightForm& form) { return write_struct(form); }
 
 nb::dict plan_to_dict(const Plan& plan) {
   nb::list rows;

@@ -3,6 +3,7 @@
 
 #include "binding.h"
 
+#include "conclave/format.h"
 #include "conclave/layer.h"
 #include "conclave/spec.h"
 #include "conclave/tuning.h"
@@ -22,5 +23,6 @@ nb::dict options_to_dict(const LayerOptions& options);
 nb::dict parallel_to_dict(const ParallelSpec& parallel);
 nb::dict tuning_entry_to_dict(const TuningEntry& entry);
 nb::dict plan_to_dict(const Plan& plan);
+nb::dict weight_form_to_dict(const WeightForm& form);
 
 }  // namespace conclave::python

@@ -202,6 +202,14 @@ void bind_layer(nb::module_& module) {
         return std::pair(count.total, count.active);
       },
       nb::arg("spec"), "Weight elements of a layer: all, and those that a token uses.");
+  module.def(
+      "weight_forms",
+      [] {
+        nb::list forms;
+        for (const WeightForm& form : weight_forms()) forms.append(weight_form_to_dict(form));
+        return nb::typed<nb::list, nb::dict>(std::move(forms));
+      },
+      "The forms of weights that tools offer by name.");
 }
 
 }  // namespace conclave::python

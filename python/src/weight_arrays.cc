@@ -18,7 +18,7 @@ namespace {
 }
 
 const std::byte* offset(const std::byte* base, int64_t elements, DType dtype) {
-  return base == nullptr ? nullptr : base + elements * byte_size(dtype);
+  return base == nullptr ? nullptr : base + elements * bit_size(dtype) / 8;
 }
 
 // Takes arrays out of the dictionary and cuts them into the roles of a spec.
@@ -42,6 +42,7 @@ class Cutter {
     int64_t count;  // number of matrices
     bool is_stack;  // always has a leading dimension of experts
     bool gated;
+    DType dtype;
     GateUpOrder order;
     WeightRole gate = {}, up = {}, down = {};
     bool has_extras = false;  // has the biases and scales below
@@ -111,6 +112,32 @@ RoleArrays stack_of(const Array& array, int first_axis, std::string name) {
   return stack;
 }
 
+std::string array_text(const RoleArrays& stack) {
+  return "[" + std::to_string(stack.info.count) + ", " + std::to_string(stack.info.rows) + ", " +
+         std::to_string(stack.info.cols) + "]";
+}
+
+// Describes bytes and words as the codes below a byte that they hold, the lowest bits first; arrays
+// of other types as they are.
+RoleArrays as_codes(RoleArrays stack, DType codes) {
+  const DType stored = stack.info.dtype;
+  const bool holds = stored == DType::kU8 || stored == DType::kI32 || stored == DType::kU32;
+  if (bit_size(codes) >= 8 || !holds) return stack;
+  if (stack.info.cols > 1 && stack.col_stride != 1) {
+    throw Error(ErrorCode::kStride, {.what = "codes below a byte lie apart",
+                                     .tensor = stack.argument,
+                                     .expected = "a stride of 1 along the last axis",
+                                     .found = std::to_string(stack.col_stride),
+                                     .hint = "pass a contiguous copy"});
+  }
+  const int64_t count = bit_size(stored) / bit_size(codes);
+  stack.info.cols *= count;
+  stack.info.dtype = codes;
+  stack.row_stride *= count;
+  stack.col_stride = 1;
+  return stack;
+}
+
 // Takes [E, rows, cols], or a list of E arrays [rows, cols]; [rows, cols] if a single matrix is
 // allowed.
 RoleArrays Cutter::matrices(const std::string& name, nb::handle object, const MlpNames& mlp) {
@@ -140,10 +167,16 @@ RoleArrays Cutter::matrices(const std::string& name, nb::handle object, const Ml
     stack = stack_of(array, is_one ? 0 : 1, name);
   }
   if (layout_.transposed && mlp.prefix.empty()) {
+    if (bit_size(mlp.dtype) < 8) {
+      throw Error(ErrorCode::kUnsupported, {.what = "codes below a byte are stored by rows only",
+                                            .tensor = name,
+                                            .expected = "transposed=False",
+                                            .found = array_text(stack)});
+    }
     std::swap(stack.info.rows, stack.info.cols);
     std::swap(stack.row_stride, stack.col_stride);
   }
-  return stack;
+  return as_codes(std::move(stack), mlp.dtype);
 }
 
 // Takes [E, n] as E rows, or [n] if there is one row.
@@ -288,8 +321,10 @@ void Cutter::cut_scales(const MlpNames& mlp) {
     RoleArrays scales = scales_of(names[0], both, mlp.count);
     const bool one_for_both = scales.info.rows == 1;
     if (mlp.gated && !one_for_both) {
-      // Block scales are concatenated like the halves; channel scales have the order of the rows.
-      const bool by_row = spec_.quant.weights == WeightScale::kChannel;
+      // Scales of several rows are concatenated like the halves; others have the order of the rows.
+      const QuantSpec& quant = spec_.quant;
+      const bool by_row = quant.weights == WeightScale::kChannel ||
+                          (quant.weights == WeightScale::kBlock && quant.block_rows == 1);
       split(scales, Axis::kRows, by_row ? mlp.order : GateUpOrder::kConcatenated, mlp.gate_scale,
             mlp.up_scale);
     } else {
@@ -351,6 +386,7 @@ void Cutter::run() {
            .count = spec_.num_experts,
            .is_stack = true,
            .gated = is_gated(routed),
+           .dtype = spec_.weight_dtype,
            .order = layout_.order,
            .gate = WeightRole::kGate,
            .up = WeightRole::kUp,
@@ -370,6 +406,7 @@ void Cutter::run() {
            .count = spec_.shared.count,
            .is_stack = false,
            .gated = is_gated(activation(spec_.shared.activation)),
+           .dtype = spec_.shared.weight_dtype.value_or(spec_.weight_dtype),
            .order = layout_.shared_order,
            .gate = WeightRole::kSharedGate,
            .up = WeightRole::kSharedUp,
@@ -389,6 +426,7 @@ void Cutter::run() {
            .count = 1,
            .is_stack = false,
            .gated = is_gated(activation(spec_.residual.activation)),
+           .dtype = spec_.residual.weight_dtype.value_or(spec_.weight_dtype),
            .order = GateUpOrder::kConcatenated,
            .gate = WeightRole::kResidualGate,
            .up = WeightRole::kResidualUp,

@@ -25,7 +25,8 @@ struct ArrayLayout {
   std::vector<int32_t> local_of = {};
 };
 
-// One role: matrices of equal shape, whose rows and columns may lie apart. Strides are in elements.
+// One role: matrices of equal shape, whose rows and columns may lie apart. Strides are in elements;
+// those of codes below a byte are side by side, and rows begin with a byte.
 struct RoleArrays {
   std::vector<const std::byte*> matrices = {};  // null if not on this rank
   WeightInfo info = {};

@@ -96,7 +96,7 @@ def test_refused_id_names_the_option_that_takes_it():
     ("fields", "words"),
     [
         ({"shared": {"mode": "add", "intermediate_size": 8, "slot_weight": 2.0}}, "fused_slots"),
-        ({"quant": {"activations": "token"}}, 'activations="none" but for'),
+        ({"quant": {"activations": "token"}}, 'activations="none" for weights of BF16'),
         ({"router": {"renormalize": "softmax", "epsilon": 1.0}}, 'renormalize="sum" and renorm'),
         ({"router": {"name": "sink_softmax"}}, 'mode="router_weight"'),
     ],

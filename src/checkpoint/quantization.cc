@@ -117,8 +117,10 @@ bool is_symmetric(const io::JsonValue& scheme) {
 // Groups are parts of a row.
 void set_group(const io::JsonValue& scheme, QuantSpec& spec) {
   set_block(spec, 1, block_size(scheme.at("group_size")));
+  // "weight" and "static" order columns while scales are sought, and store them as they were.
   const auto order = scheme.find_set("actorder");
-  if (order && !(order->is_string() && order->as_string() == "weight")) {
+  const std::string_view name = order && order->is_string() ? order->as_string() : "";
+  if (order && name != "weight" && name != "static") {
     throw NotRead{"groups of columns in an order of their own (actorder)"};
   }
 }
@@ -181,9 +183,10 @@ QuantizedWeights read_config_group(const io::JsonValue& group, const std::string
   const auto weights = group.find_set("weights");
   if (!weights) throw NotRead{"activations only"};
   const quant::WeightFormat& format = format_of_scheme(*weights);
+  const auto is = [&](std::string_view name) { return !name.empty() && stored == name; };
   QuantizedWeights found{.element = format.element,
-                         .in_words = stored == format.compressed_tensors.in_words};
-  const bool plain = stored == "naive-quantized" || stored == format.compressed_tensors.in_bytes;
+                         .in_words = is(format.compressed_tensors.in_words)};
+  const bool plain = is("naive-quantized") || is(format.compressed_tensors.in_bytes);
   if (!found.in_words && !plain) throw NotRead{"the format " + io::show_name(stored)};
   read_weights(*weights, found.spec);
   if (const auto activations = group.find_set("input_activations")) {

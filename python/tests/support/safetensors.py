@@ -7,7 +7,15 @@ import pathlib
 
 import numpy
 
-_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4"}
+_TYPES = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I8": "i1",
+}
 
 
 def read(path: pathlib.Path) -> dict[str, numpy.ndarray]:
