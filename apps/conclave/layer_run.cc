@@ -93,9 +93,12 @@ LayerRun run_layer(const Context& context, const MoeLayer& layer, const LayerInp
   return run;
 }
 
-double expert_bytes(const MoeSpec& spec) {
-  return routed_elements(spec) * static_cast<double>(byte_size(spec.weight_dtype));
+// The scales are left out.
+static double bytes_per_weight(const MoeSpec& spec) {
+  return static_cast<double>(bit_size(spec.weight_dtype)) / 8;
 }
+
+double expert_bytes(const MoeSpec& spec) { return routed_elements(spec) * bytes_per_weight(spec); }
 
 LayerWork layer_work(const MoeSpec& spec, int64_t num_tokens,
                      std::span<const int64_t> expert_load) {
@@ -113,7 +116,7 @@ LayerWork layer_work(const MoeSpec& spec, int64_t num_tokens,
   if (num_tokens > 0) {
     const double common = common_elements(spec);
     work.flops += 2.0 * static_cast<double>(num_tokens) * common;
-    work.weight_bytes += common * static_cast<double>(byte_size(spec.weight_dtype));
+    work.weight_bytes += common * bytes_per_weight(spec);
   }
   return work;
 }

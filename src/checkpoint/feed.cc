@@ -65,6 +65,12 @@ void check_tensor(const std::string& name, const ConstTensorView& tensor, FeedMe
   if (tensor.data == nullptr && tensor.shape.num_elements() > 0) {
     throw Error(ErrorCode::kNullPointer, {.what = "a tensor without data", .tensor = name});
   }
+  const int64_t bits = bit_size(tensor.dtype);
+  if (tensor.row_stride * bits % 8 != 0) {
+    throw Error(ErrorCode::kStride, {.what = "rows begin inside a byte",
+                                     .tensor = name,
+                                     .found = fmt::format("row_stride {}", tensor.row_stride)});
+  }
   const bool dense =
       tensor.row_stride == 0 ||
       (tensor.shape.rank() > 0 && tensor.row_stride == tensor.shape[tensor.shape.rank() - 1]);
@@ -85,7 +91,7 @@ std::vector<std::byte> copy_dense(const ConstTensorView& tensor, size_t bytes) {
   }
   const auto rows = static_cast<size_t>(tensor.shape[0]);
   const size_t row_bytes = bytes / rows;
-  const size_t stride_bytes = static_cast<size_t>(tensor.row_stride * byte_size(tensor.dtype));
+  const auto stride_bytes = static_cast<size_t>(packed_bytes(tensor.dtype, tensor.row_stride));
   for (size_t row = 0; row < rows; ++row) {
     std::memcpy(copy.data() + row * row_bytes, data + row * stride_bytes, row_bytes);
   }

@@ -37,6 +37,11 @@ void check_tensor(const char* name, const ConstTensorView& tensor, int rank) {
                                              std::to_string(tensor.row_stride)});
   }
   const auto address = reinterpret_cast<uintptr_t>(tensor.data);
+  if (bit_size(tensor.dtype) == 0) {
+    throw Error(ErrorCode::kDType, {.what = "weights of an unknown type",
+                                    .tensor = name,
+                                    .found = std::to_string(static_cast<int>(tensor.dtype))});
+  }
   const auto alignment = static_cast<uintptr_t>(ceil_div(bit_size(tensor.dtype), 8));
   if (address % alignment != 0) {
     throw Error(ErrorCode::kMisaligned, {.what = "weights are not aligned to their element",

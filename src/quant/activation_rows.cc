@@ -69,7 +69,8 @@ uint8_t activation_code(const CodeBook& codes, float value, float scale) {
   }
   const float quotient = value / scale;
   // A quotient is infinite only here, for a finite value over a tiny step.
-  return codes.encode(std::isinf(quotient) ? std::copysign(codes.largest, quotient) : quotient);
+  constexpr float kMost = std::numeric_limits<float>::max();
+  return codes.encode(std::isinf(quotient) ? std::copysign(kMost, quotient) : quotient);
 }
 
 float scale_of(const float* values, int64_t count, const ActivationRule& rule) {

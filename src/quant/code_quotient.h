@@ -3,6 +3,9 @@
 // float32 give here, becomes 448, and values that are not finite have become NaN.
 #pragma once
 
+#include <cstdint>
+#include <limits>
+
 namespace conclave::inline v0::quant {
 
 // value / step, divided exactly as the rule does.
@@ -26,6 +29,16 @@ constexpr InverseStep invert_step(float step) {
 // value / step within 2^-22 of itself, or 2^-21 for steps above 2^126, whose inverse is subnormal.
 constexpr float code_quotient(float value, const InverseStep& step) {
   return value * step.factor * step.inverse + value * 0.0F;
+}
+
+// The code of value / step in a format of formats.h, for its rows. Where no code stands for NaN,
+// the scale of the row says that a value is not finite.
+template <class Codes>
+constexpr uint8_t row_code(float value, float step) {
+  constexpr float kMost = std::numeric_limits<float>::max();
+  const float quotient = code_quotient(value, step);
+  // Infinity is a quotient beyond float32 here, and `encode` takes it for a value like that.
+  return Codes::encode(quotient > kMost ? kMost : quotient < -kMost ? -kMost : quotient);
 }
 
 }  // namespace conclave::inline v0::quant

@@ -40,7 +40,7 @@ TEST(MoeSpec, EachFieldOutOfRange_IsNamed) {
   EXPECT_NE(with([](MoeSpec& s) { s.hidden_size = -1; }).find("hidden_size"), std::string::npos);
   EXPECT_NE(with([](MoeSpec& s) { s.intermediate_size = int64_t{1} << 40; }).find("intermediate"),
             std::string::npos);
-  EXPECT_NE(with([](MoeSpec& s) { s.weight_dtype = DType::kI8; }).find("weight_dtype"),
+  EXPECT_NE(with([](MoeSpec& s) { s.weight_dtype = DType::kU8; }).find("weight_dtype"),
             std::string::npos);
   EXPECT_NE(with([](MoeSpec& s) { s.router.logits_dtype = DType::kF64; }).find("logits_dtype"),
             std::string::npos);

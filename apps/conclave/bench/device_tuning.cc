@@ -59,7 +59,7 @@ int64_t active_bytes(const MoeSpec& spec, int64_t tokens) {
   const int64_t matrices = is_gated(spec.activation) ? 3 : 2;
   const int64_t expert = matrices * spec.hidden_size * spec.intermediate_size;
   const int64_t active = std::min(spec.num_experts, tokens * spec.top_k);
-  return active * expert * byte_size(spec.weight_dtype);
+  return active * expert * bit_size(spec.weight_dtype) / 8;
 }
 
 int64_t divide_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit; }

@@ -32,7 +32,7 @@ template <class Codes, class T>
 __global__ void __launch_bounds__(kThreads)
     quantize_plain(const QuantizeRowsCuda args, int64_t width, int64_t groups) {
   const int64_t rows =
-      args.live_rows == nullptr ? args.num_rows : min(args.num_rows, *args.live_rows + int64_t{0});
+      args.live_rows == nullptr ? args.num_rows : min(args.num_rows, int64_t{*args.live_rows});
   const int64_t warps = int64_t{gridDim.x} * kWarps;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   for (int64_t item = int64_t{blockIdx.x} * kWarps + threadIdx.x / kLanes; item < rows * groups;
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads)
       }
       for (int64_t col = begin + lane; col < end; col += kLanes) {
         args.codes[target * args.code_stride + col] =
-            Codes::encode(quant::code_quotient(widen(values[col]), scale));
+            quant::row_code<Codes>(widen(values[col]), scale);
       }
     }
   }

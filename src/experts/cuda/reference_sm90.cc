@@ -41,7 +41,14 @@ class ReferenceKernel final : public DeviceExpertsKernel {
 
 Support reference_supports(const DeviceExpertsProblem& problem) {
   const DType dtype = problem.weight_dtype;
-  if (quant::find_format(dtype) != nullptr) return Support::yes();
+  const quant::WeightFormat* format = quant::find_format(dtype);
+  const bool has_static_rows = problem.quant.activations == ActivationScale::kTensorStatic;
+  if (format != nullptr && format->codes != nullptr && has_static_rows &&
+      !format->row_codes->has_nan) {
+    return Support::no("rows in " + std::string(conclave::to_string(format->row_codes->element)) +
+                       " with one step for all have nothing to say that a value is not finite");
+  }
+  if (format != nullptr) return Support::yes();
   return Support::no("takes " + quant::known_formats(true) + " weights; found " +
                      std::string(conclave::to_string(dtype)));
 }

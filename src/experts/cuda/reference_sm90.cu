@@ -228,7 +228,7 @@ __global__ void __launch_bounds__(kThreads)
                               : scale_of(amax, format.kLargest, params.power_of_two);
       if (!format.kHasNan && !is_finite) scale = NAN;
       for (int64_t col = begin + lane; col < end; col += kLanes) {
-        row[col] = format.decode(format.encode(quant::code_quotient(row[col], scale))) * scale;
+        row[col] = format.decode(quant::row_code<decltype(format)>(row[col], scale)) * scale;
       }
     });
   }

@@ -77,11 +77,10 @@ void check_router(CudaPlan& plan, PartChecks& checks, std::vector<PlanRow>& rows
   }
 }
 
-// Kernels weigh products, not rows. The result is the same only if scaling a row leaves its codes
-// unchanged.
-bool scales_follow_rows(const QuantSpec& quant) {
-  return quant.activations == ActivationScale::kNone ||
-         (quant.activations != ActivationScale::kTensorStatic && !quant.power_of_two_scales);
+// Kernels weigh products, not rows, whose codes a weight may change: a value that lies halfway
+// between two codes leaves that place when row and step are multiplied.
+bool weight_may_change_codes(const QuantSpec& quant) {
+  return quant.activations != ActivationScale::kNone;
 }
 
 void check_slices(const CudaPlan& plan, PartChecks& checks) {
@@ -307,7 +306,7 @@ size_t weight_bytes(const experts::DeviceExpertsProblem& problem) {
   const int64_t rows = halves * problem.intermediate_size;
   const int64_t gate_up = rows * padded_row(problem.hidden_size, dtype);
   const int64_t down = problem.hidden_size * padded_row(problem.intermediate_size, dtype);
-  return static_cast<size_t>(problem.num_local_experts * (gate_up + down) * byte_size(dtype));
+  return static_cast<size_t>(packed_bytes(dtype, problem.num_local_experts * (gate_up + down)));
 }
 
 // Slots of fused shared experts count as plain slots if the routed sum is not changed afterwards.
@@ -489,7 +488,7 @@ void fill_plan(CudaPlan& plan, SharedForm form) {
   choose_dispatcher(plan);
   checks.throw_if_any();
   plan.weighs_rows = spec.weight_on == WeightOn::kInput && !is_plain(spec.weight_dtype) &&
-                     !scales_follow_rows(spec.quant);
+                     weight_may_change_codes(spec.quant);
   plan.routed = mlp_plan(routed_problem(plan));
   place_shared(plan, form);
   if (spec.residual.intermediate_size != 0 && plan.part.holds_dense) {

@@ -122,7 +122,7 @@ Support find_layout(const MlpSource& mlp, const WeightSource& source, InPlaceLay
   if (problem.intermediate_size % kRowGroup != 0) {
     return Support::no("the intermediate size is no multiple of 8");
   }
-  const int64_t element = byte_size(problem.weight_dtype);
+  const DType dtype = problem.weight_dtype;
   const WeightRole first_role = problem.activation.gated ? roles.gate : roles.up;
   const ConstTensorView first = source.view(first_role, mlp.experts.front().expert);
   const ConstTensorView down = source.view(roles.down, mlp.experts.front().expert);
@@ -133,14 +133,14 @@ Support find_layout(const MlpSource& mlp, const WeightSource& source, InPlaceLay
             .down_stride = stride_of(down)};
   const auto is_aligned = [&](const std::byte* data, int64_t stride) {
     return reinterpret_cast<uintptr_t>(data) % kRowAlignmentBytes == 0 &&
-           stride * element % kRowAlignmentBytes == 0;
+           packed_bytes(dtype, stride) % kRowAlignmentBytes == 0;
   };
   if (!is_aligned(layout.gate_up, layout.gate_up_stride) ||
       !is_aligned(layout.down, layout.down_stride)) {
     return Support::no("rows do not begin at multiples of 16 bytes");
   }
-  const int64_t half_bytes = problem.intermediate_size * layout.gate_up_stride * element;
-  const int64_t down_bytes = problem.hidden_size * layout.down_stride * element;
+  const int64_t half_bytes = packed_bytes(dtype, problem.intermediate_size * layout.gate_up_stride);
+  const int64_t down_bytes = packed_bytes(dtype, problem.hidden_size * layout.down_stride);
   for (size_t i = 0; i < mlp.experts.size(); ++i) {
     const auto index = static_cast<int64_t>(i);
     const std::byte* const place = layout.gate_up + index * mlp.halves() * half_bytes;
