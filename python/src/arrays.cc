@@ -375,7 +375,10 @@ std::string_view dtype_to_python(DType dtype) {
     if (row.dtype == dtype) return row.name;
   }
   // No array has elements of half a byte.
-  return dtype == DType::kI4 ? "int4" : to_string(dtype);
+  for (const auto& [narrow, name] : {std::pair{DType::kI4, std::string_view("int4")}}) {
+    if (narrow == dtype) return name;
+  }
+  return to_string(dtype);
 }
 
 }  // namespace conclave::python
