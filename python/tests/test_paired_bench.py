@@ -203,7 +203,7 @@ def test_the_readme_is_remade_between_its_marks() -> None:
 @pytest.mark.parametrize("form", ["bf16", "e4m3"])
 def test_the_reference_accepts_our_layer_and_refuses_another(torch, form: str) -> None:
     from paired.peers import ours
-    from paired.problem import LIMITS, Problem, Weights
+    from paired.problem import Problem, Weights
 
     import conclave
 
@@ -212,9 +212,9 @@ def test_the_reference_accepts_our_layer_and_refuses_another(torch, form: str) -
     problem = Problem(case, 9, weights, device="cpu")
     run = ours.forward_of(ours.make_layer(conclave, weights, 9), problem)
     outputs = [run(index).clone() for index in range(problem.routings)]
-    assert problem.layer_error(outputs) < LIMITS[form]
+    assert problem.layer_error(outputs) < case.weight_format.limit
     outputs[0][8, :8] = 0
-    assert problem.layer_error(outputs) > LIMITS[form]
+    assert problem.layer_error(outputs) > case.weight_format.limit
     outputs[0][8, 0] = float("nan")
     assert problem.layer_error(outputs) == float("inf")
 
