@@ -8,6 +8,8 @@
 #include "layer/cuda/h200_plan.h"
 #include "support/layer_fixture.h"
 
+#include "conclave/format.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -66,6 +68,20 @@ TEST(CudaPlan, QuantisedRows_LeaveTheOneLaunchAfterTwoTokens) {
   EXPECT_EQ(plan(spec).decode_tokens, 2);
   spec.quant.activations = ActivationScale::kNone;
   EXPECT_NE(plan(spec).decode_tokens, 2);
+}
+
+// A weight may move a value that lies halfway between two codes: bf16 rows have many such values,
+// since their steps are fractions of their own values.
+TEST(CudaPlan, WeightsOnTheInput_AreAppliedBeforeRowsAreQuantised) {
+  for (const WeightForm& form : weight_forms()) {
+    MoeSpec spec = qwen3();
+    spec.weight_dtype = form.dtype;
+    spec.quant = form.quant;
+    EXPECT_FALSE(plan(spec).weighs_rows) << form.name;
+    spec.weight_on = WeightOn::kInput;
+    const bool quantises = form.quant.activations != ActivationScale::kNone;
+    EXPECT_EQ(plan(spec).weighs_rows, quantises) << form.name;
+  }
 }
 
 TEST(CudaPlan, OneLaunch_ServesAsFarAsMeasuredEntriesNameIt) {
@@ -350,11 +366,11 @@ TEST(CudaPlan, WorkspaceForFewerTokens_IsNeverLarger) {
   }
 }
 
-TEST(CudaPlan, WeightOnE4m3Input_WeighsRowsWhoseScalesDoNotFollow) {
+TEST(CudaPlan, WeightOnE4m3Input_TakesARowForEachChoice) {
   MoeSpec spec = make_spec(8, 1, 256, 256, DType::kF8E4M3);
   spec.weight_on = WeightOn::kInput;
   spec.quant = {.weights = WeightScale::kBlock, .activations = ActivationScale::kGroup};
-  EXPECT_FALSE(plan(spec).weighs_rows);
+  EXPECT_TRUE(plan(spec).weighs_rows);
   spec.quant.power_of_two_scales = true;
   EXPECT_TRUE(plan(spec).weighs_rows);
   EXPECT_EQ(plan(spec).decode_tokens, 0);
@@ -367,7 +383,7 @@ TEST(CudaPlan, WeightOnE4m3Input_WeighsRowsWhoseScalesDoNotFollow) {
   // This includes float32 rows of 256 for each slot.
   EXPECT_GE(plan(spec).summary.workspace_bytes,
             one_row + size_t{2} * 4 * 256 * static_cast<size_t>(plan(spec).options.max_tokens));
-  spec.quant = {.weights = WeightScale::kBlock, .activations = ActivationScale::kGroup};
+  spec.quant = {.weights = WeightScale::kBlock};
   EXPECT_EQ(plan(spec).rows_per_token(), 1) << "products are weighed, in the order of slots";
   EXPECT_EQ(plan(spec).decode_tokens, 0);
 }
