@@ -1,9 +1,9 @@
 #include "quant/activation_rows.h"
 
 #include "core/checked.h"
+#include "quant/code_quotient.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -15,13 +15,6 @@ float largest_magnitude(const float* values, int64_t count) {
   float largest = 0;
   for (int64_t i = 0; i < count; ++i) largest = std::max(largest, std::abs(values[i]));
   return largest;
-}
-
-// Rounds up, to at least 2^-126; a finite amax / 448 is far below the largest exponent.
-float next_power_of_two(float value) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  const uint32_t exponent = (bits >> 23) + ((bits & 0x7fffffU) != 0 ? 1 : 0);
-  return std::bit_cast<float>(exponent << 23);
 }
 
 // Writes a row's scales and calls body(column, scale) for each column, after the scale of its
@@ -55,13 +48,6 @@ ActivationRule activation_rule(DType weights, const QuantSpec& quant) {
           .codes = format_of(weights).row_codes};
 }
 
-float dynamic_scale(float amax, float largest_code, bool power_of_two) {
-  const float step = amax / largest_code;
-  if (!std::isfinite(step)) return step;
-  if (step == 0) return 1;
-  return power_of_two ? next_power_of_two(step) : step;
-}
-
 uint8_t activation_code(const CodeBook& codes, float value, float scale) {
   if (!std::isfinite(value)) {
     // Without a code for NaN the scale says it, and what is multiplied with it does not matter.
@@ -79,8 +65,7 @@ float scale_of(const float* values, int64_t count, const ActivationRule& rule) {
     return std::numeric_limits<float>::quiet_NaN();
   }
   if (rule.form == ActivationScale::kTensorStatic) return rule.static_scale;
-  return dynamic_scale(largest_magnitude(values, count), rule.codes->largest,
-                       rule.power_of_two_scales);
+  return step_of(largest_magnitude(values, count), rule.codes->largest, rule.power_of_two_scales);
 }
 
 void quantize_activations(const float* values, int64_t columns, const ActivationRule& rule,

@@ -26,10 +26,6 @@ int64_t scales_per_row(ActivationScale form, int64_t columns);
 // Columns that share a scale: 128, or all.
 int64_t scale_width(ActivationScale form, int64_t columns);
 
-// The step for a row or group whose largest magnitude is `amax`, NaN ignored: amax / largest code
-// in float32, or 1 if that is 0; infinity stays. `power_of_two` rounds up to a normal power of two.
-float dynamic_scale(float amax, float largest_code, bool power_of_two);
-
 // The code of value / scale, divided in float32 and rounded to nearest even; a quotient beyond the
 // largest code becomes that one. A value that is not finite becomes NaN, if there is such a code.
 uint8_t activation_code(const CodeBook& codes, float value, float scale);

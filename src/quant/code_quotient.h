@@ -3,6 +3,7 @@
 // float32 give here, becomes 448, and values that are not finite have become NaN.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <limits>
 
@@ -12,6 +13,17 @@ namespace conclave::inline v0::quant {
 constexpr float code_quotient(float value, float step) {
   // value * 0 is 0 with the value's sign, or NaN: it costs less than to ask and to select.
   return value / step + value * 0.0F;
+}
+
+// The step of a row or group whose largest magnitude is `amax`, by the rule of activation_rows.h:
+// amax / largest_code, or 1 if that is 0. `power_of_two` rounds it up to a normal power of two.
+constexpr float step_of(float amax, float largest_code, bool power_of_two) {
+  const float step = amax / largest_code;
+  if (step == 0.0F) return 1.0F;
+  if (!power_of_two || !(step <= std::numeric_limits<float>::max())) return step;
+  // A finite step is far below the largest exponent, since codes are above 1.
+  const uint32_t exponent = (std::bit_cast<uint32_t>(step) + 0x7fffffU) & 0x7f800000U;
+  return std::bit_cast<float>(exponent);
 }
 
 // Many values share a step, and one division serves them all. The inverse of a step below 2^-128 is

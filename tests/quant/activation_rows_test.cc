@@ -1,6 +1,7 @@
 #include "quant/activation_rows.h"
 
 #include "core/float8.h"
+#include "quant/code_quotient.h"
 
 #include <gtest/gtest.h>
 
@@ -39,24 +40,24 @@ std::vector<float> random_row(size_t columns, float size) {
 }
 
 TEST(DynamicScale, Amax_IsDividedBy448) {
-  EXPECT_EQ(dynamic_scale(448, kLargestE4m3, false), 1.0F);
-  EXPECT_EQ(dynamic_scale(1, kLargestE4m3, false), 1.0F / 448.0F);
-  EXPECT_EQ(dynamic_scale(0, kLargestE4m3, false), 1.0F);
-  EXPECT_EQ(dynamic_scale(0x1p-149F, kLargestE4m3, false), 1.0F) << "a quotient of 0";
-  EXPECT_EQ(dynamic_scale(kInfinity, kLargestE4m3, false), kInfinity);
-  EXPECT_EQ(dynamic_scale(kInfinity, kLargestE4m3, true), kInfinity);
+  EXPECT_EQ(step_of(448, kLargestE4m3, false), 1.0F);
+  EXPECT_EQ(step_of(1, kLargestE4m3, false), 1.0F / 448.0F);
+  EXPECT_EQ(step_of(0, kLargestE4m3, false), 1.0F);
+  EXPECT_EQ(step_of(0x1p-149F, kLargestE4m3, false), 1.0F) << "a quotient of 0";
+  EXPECT_EQ(step_of(kInfinity, kLargestE4m3, false), kInfinity);
+  EXPECT_EQ(step_of(kInfinity, kLargestE4m3, true), kInfinity);
 }
 
 TEST(DynamicScale, PowerOfTwo_IsTheNextAtLeastAsLarge) {
   for (const float amax : {1.0F, 447.0F, 448.0F, 449.0F, 3e-5F, 0x1p-120F, 3e38F}) {
     const float exact = amax / 448.0F;
-    const float power = dynamic_scale(amax, kLargestE4m3, true);
+    const float power = step_of(amax, kLargestE4m3, true);
     int exponent = 0;
     EXPECT_EQ(std::frexp(power, &exponent), 0.5F) << amax;
     EXPECT_GE(power, exact);
     EXPECT_TRUE(power / 2 < exact || power == 0x1p-126F) << amax;
   }
-  EXPECT_EQ(dynamic_scale(448, kLargestE4m3, true), 1.0F) << "a power of two stays";
+  EXPECT_EQ(step_of(448, kLargestE4m3, true), 1.0F) << "a power of two stays";
 }
 
 TEST(QuantizeActivations, Groups_HaveTheirOwnScalesAndTheLastMayBePartial) {

@@ -3,6 +3,9 @@
 
 #include "core/weight_types.h"
 #include "quant/activation_rows.h"
+#include "quant/code_quotient.h"
+#include "quant/code_rows.h"
+#include "quant/formats.h"
 
 #include "conclave/error.h"
 
@@ -187,6 +190,35 @@ TEST_P(EveryCodedFormat, RowsThatAreNotFinite_StayThat) {
     }
   }
 }
+
+// Steps may be so small that quotients leave float32: such a code is that of any large value.
+TEST_P(EveryCodedFormat, QuotientsBeyondFloat32_AreThoseOfLargeValues) {
+  const CodeBook& row_codes = *format().row_codes;
+  for (const float value : {10.0F, -10.0F}) {
+    const uint8_t code = activation_code(row_codes, value, 1e-38F);
+    EXPECT_EQ(code, row_codes.encode(std::copysign(1e30F, value)));
+    EXPECT_EQ(code, activation_code(row_codes, value, 1e-30F));
+  }
+}
+
+template <class... Formats>
+void expect_device_rule(FormatList<Formats...>) {
+  const auto expect_same = []<class Codes>(Codes) {
+    for (const float step : {1e-45F, 1e-38F, 0x1p-20F, 0.037F, 1.0F, 1e30F}) {
+      for (const float value : {0.0F, 1e-42F, -0.5F, 1.0F, 3.3F, -447.9F, 1e20F, -3e38F}) {
+        EXPECT_EQ(row_code<Codes>(value, step), activation_code(kCodeBook<Codes>, value, step))
+            << value << " / " << step;
+      }
+    }
+    for (const float bad : {kNan, INFINITY, -INFINITY}) {
+      const float found = Codes::decode(row_code<Codes>(bad, 0.5F));
+      EXPECT_EQ(std::isnan(found), Codes::kHasNan) << bad;
+    }
+  };
+  (expect_same(typename Formats::Rows{}), ...);
+}
+// Plain kernels on a device make codes by a function of their own.
+TEST(CodedFormats, RowsOnADevice_HaveTheCodesOfTheRule) { expect_device_rule(CodedFormats{}); }
 
 TEST_P(EveryCodedFormat, DynamicRows_UseEveryCode) {
   const CodeBook& row_codes = *format().row_codes;

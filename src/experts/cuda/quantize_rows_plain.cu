@@ -20,14 +20,6 @@ __device__ float widen(float value) { return value; }
 __device__ float widen(__half value) { return __half2float(value); }
 __device__ float widen(__nv_bfloat16 value) { return __bfloat162float(value); }
 
-__device__ float step_of(float amax, float largest_code, bool power_of_two) {
-  const float step = amax / largest_code;
-  if (!(step > 0.0F)) return 1.0F;
-  if (!power_of_two || !isfinite(step)) return step;
-  const uint32_t exponent = (__float_as_uint(step) + 0x7fffffU) & 0x7f800000U;
-  return __uint_as_float(exponent == 0 ? 0x00800000U : exponent);
-}
-
 template <class Codes, class T>
 __global__ void __launch_bounds__(kThreads)
     quantize_plain(const QuantizeRowsCuda args, int64_t width, int64_t groups) {
@@ -55,7 +47,7 @@ __global__ void __launch_bounds__(kThreads)
     is_finite = __all_sync(0xffffffffU, is_finite) != 0;
     const bool is_static = args.activations == ActivationScale::kTensorStatic;
     float scale =
-        is_static ? *args.static_scale : step_of(amax, Codes::kLargest, args.power_of_two);
+        is_static ? *args.static_scale : quant::step_of(amax, Codes::kLargest, args.power_of_two);
     if (!Codes::kHasNan && !is_finite) scale = NAN;
     for (int32_t copy = 0; copy < args.top_k; ++copy) {
       const int64_t target =

@@ -189,15 +189,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-__device__ float scale_of(float amax, float largest_code, bool power_of_two) {
-  float scale = amax / largest_code;
-  if (!(scale > 0.0F)) return 1.0F;
-  if (!power_of_two) return scale;
-  const uint32_t bits = __float_as_uint(scale);
-  const uint32_t exponent = (bits >> 23) + ((bits & 0x7fffffU) != 0 ? 1U : 0U);
-  return __uint_as_float((exponent < 1U ? 1U : exponent) << 23);
-}
-
 // Rounds the intermediate rows in place to the values of their codes, one warp per group.
 __global__ void __launch_bounds__(kThreads)
     reference_quantise(const __grid_constant__ ReferenceParams params) {
@@ -225,7 +216,7 @@ __global__ void __launch_bounds__(kThreads)
     const bool is_static = params.quantised == ActivationScale::kTensorStatic;
     visit_format(params.row_codes, quant::CodedFormats{}, [&](auto format) {
       float scale = is_static ? *params.intermediate_scale
-                              : scale_of(amax, format.kLargest, params.power_of_two);
+                              : quant::step_of(amax, format.kLargest, params.power_of_two);
       if (!format.kHasNan && !is_finite) scale = NAN;
       for (int64_t col = begin + lane; col < end; col += kLanes) {
         row[col] = format.decode(quant::row_code<decltype(format)>(row[col], scale)) * scale;
