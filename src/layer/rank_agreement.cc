@@ -5,6 +5,7 @@
 #include "conclave/error.h"
 
 #include <array>
+#include <exception>
 #include <span>
 #include <string>
 
@@ -29,6 +30,18 @@ void check_same_tokens(int64_t tokens, const RankPart& part) {
                       std::to_string(largest[0]) + " tokens; they must have the same ones");
 }
 
+void end_exchanges(Communicator& communicator, const char* why) {
+  constexpr const char* kGiveUpPhase = "forward: give up";
+  try {
+    communicator.check(kGiveUpPhase);
+    communicator.abort(why);
+    communicator.barrier(kGiveUpPhase);
+  } catch (const std::exception&) {
+    // The error that made us give up is the one to report; this one says that nothing is under way.
+    return;
+  }
+}
+
 }  // namespace
 
 std::vector<AgreedValue> values_to_agree(const LayerPlan& plan) {
@@ -46,16 +59,8 @@ void check_ranks_agree(const LayerPlan& plan, Communicator* communicator) {
 }
 
 void give_up(const LayerPlan& plan, Communicator* communicator, const char* why) {
-  if (!exchanges_tokens(plan)) return;
-  constexpr const char* kGiveUpPhase = "forward: give up";
-  try {
-    communicator->check(kGiveUpPhase);
-    communicator->abort(why);
-    communicator->barrier(kGiveUpPhase);
-  } catch (const CommError&) {
-    // The error that made us give up is the one to report; this one says that nothing is under way.
-    return;
-  }
+  if (exchanges_tokens(plan)) end_exchanges(*communicator, why);
+  if (plan.part.reduces()) end_exchanges(*plan.part.tensor_communicator, why);
 }
 
 int64_t agree_on_chunks(int64_t tokens, const LayerPlan& plan, Communicator* communicator) {

@@ -6,7 +6,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace conclave {
@@ -217,6 +221,52 @@ TEST(TensorParallelErrors, RanksWithOtherTokens_AllGetAMismatch) {
       run_layer(layer, hidden.view(), DType::kF32);
     });
     expect_mismatch(errors);
+  }
+}
+
+class ThrowingRouter final : public Router {
+ public:
+  explicit ThrowingRouter(bool throws) : throws_(throws) {}
+  RouterStats route(const RouterInput& input, const RouterOutput& output,
+                    Executor&) const override {
+    if (throws_) throw Error(ErrorCode::kInvalidArgument, "the router has had enough");
+    std::fill_n(output.topk_ids, input.num_tokens * 2, 0);
+    std::fill_n(output.topk_weights, input.num_tokens * 2, 0.5F);
+    return {};
+  }
+
+ private:
+  bool throws_;
+};
+
+// Ranks of both groups learn of it at once, not when their deadline is over.
+TEST(TensorParallelErrors, ErrorOnOneRank_EndsTheCallsOfAllOthers) {
+  MoeSpec spec = make_spec(4, 2, 16, 9, DType::kF32);
+  spec.router.name = "throwing";
+  const auto source = make_synthetic_source(spec, 1);
+  for (const auto& [ep, tp] : {std::pair{1, 3}, {2, 2}}) {
+    const auto begun = std::chrono::steady_clock::now();
+    const auto errors = run_grid(ep, tp, [&, ep = ep, tp = tp](const GridRank& rank) {
+      Context context(rank.context_options());
+      const bool throws = rank.ep_rank == 0 && rank.tp_rank == 0;
+      context.add_router("throwing", [throws](const MoeSpec&) {
+        return std::make_unique<ThrowingRouter>(throws);
+      });
+      const MoeLayer layer =
+          MoeLayer::create(context, spec, *source, {}, rank.in({.ep_size = ep, .tp_size = tp}));
+      const Tensor hidden = random_tensor(DType::kF32, 4, 16, 1);
+      run_layer(layer, hidden.view(), DType::kF32);
+    });
+    EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(30));
+    for (size_t i = 0; i < errors.size(); ++i) {
+      ASSERT_TRUE(errors[i]) << i;
+      try {
+        std::rethrow_exception(errors[i]);
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), i == 0 ? ErrorCode::kInvalidArgument : ErrorCode::kCommAborted)
+            << i << ": " << error.what();
+      }
+    }
   }
 }
 
