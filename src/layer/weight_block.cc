@@ -16,6 +16,13 @@ Shape shape_of(const WeightBlock& block) {
   return {block.row_end - block.row_begin, block.col_end - block.col_begin};
 }
 
+size_t bytes_of(DType dtype, const WeightBlock& block) {
+  return static_cast<size_t>((block.row_end - block.row_begin) *
+                             packed_bytes(dtype, block.col_end - block.col_begin));
+}
+
+}  // namespace
+
 ConstTensorView block_of_view(const ConstTensorView& whole, const WeightBlock& block) {
   const int64_t stride = whole.row_stride != 0 ? whole.row_stride : whole.shape[1];
   const int64_t first = block.row_begin * packed_bytes(whole.dtype, stride) +
@@ -26,19 +33,11 @@ ConstTensorView block_of_view(const ConstTensorView& whole, const WeightBlock& b
           .row_stride = stride};
 }
 
-// Whether a block of the view can be one: its rows begin with a byte.
 bool begins_bytes(const ConstTensorView& whole, const WeightBlock& block) {
   const int64_t bits = bit_size(whole.dtype);
   const int64_t stride = whole.row_stride != 0 ? whole.row_stride : whole.shape[1];
   return stride * bits % 8 == 0 && block.col_begin * bits % 8 == 0;
 }
-
-size_t bytes_of(DType dtype, const WeightBlock& block) {
-  return static_cast<size_t>((block.row_end - block.row_begin) *
-                             packed_bytes(dtype, block.col_end - block.col_begin));
-}
-
-}  // namespace
 
 void BlockLoader::load(std::span<const BlockRequest> requests, std::span<ConstTensorView> views) {
   // The first pass sizes the copies, so that memory is allocated once.

@@ -39,21 +39,14 @@ ConstTensorView device_block(const WeightSource& source, const BlockRequest& req
                  .tensor = source.locate(request.role, request.expert),
                  .hint = "interleaved vectors and computed weights need host memory"});
   }
-  const int64_t stride = row_stride_of(whole);
-  const int64_t bits = bit_size(whole.dtype);
-  if (stride * bits % 8 != 0 || request.block.col_begin * bits % 8 != 0) {
+  if (!begins_bytes(whole, request.block)) {
     throw Error(ErrorCode::kDevice,
                 {.what = "a block of codes in device memory begins inside a byte",
                  .tensor = source.locate(request.role, request.expert),
                  .found = "column " + std::to_string(request.block.col_begin),
                  .hint = "split over another number of ranks, or give the weights in host memory"});
   }
-  const int64_t first = request.block.row_begin * packed_bytes(whole.dtype, stride) +
-                        packed_bytes(whole.dtype, request.block.col_begin);
-  return {.data = static_cast<const std::byte*>(whole.data) + first,
-          .dtype = whole.dtype,
-          .shape = {rows_of(request.block), cols_of(request.block)},
-          .row_stride = stride};
+  return block_of_view(whole, request.block);
 }
 
 }  // namespace
