@@ -18,7 +18,8 @@ namespace conclave::inline v0 {
 // The problem that a choice was measured for. num_experts and intermediate_size are one rank's.
 struct TuningKey {
   std::string device;  // as the driver names it: "NVIDIA H200"
-  std::string format;  // "bf16", "f16", "e4m3.block", "int8.channel", "e4m3.tensor"
+  std::string
+      format;  // "bf16", "f16", "e4m3.block", "int8.channel", "e4m3.tensor", "int4.block1x32"
   int64_t num_experts = 0;
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;

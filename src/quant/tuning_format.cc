@@ -24,7 +24,12 @@ std::string tuning_format(DType weight_dtype, const QuantSpec& quant) {
     case WeightScale::kBlock:
       break;
   }
-  return name + ".block";
+  const QuantSpec usual;
+  if (quant.block_rows == usual.block_rows && quant.block_cols == usual.block_cols) {
+    return name + ".block";
+  }
+  return name + ".block" + std::to_string(quant.block_rows) + "x" +
+         std::to_string(quant.block_cols);
 }
 
 }  // namespace conclave::inline v0
