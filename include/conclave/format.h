@@ -14,7 +14,7 @@ struct WeightForm {
   std::string_view name;  // "fp8-block", "int4-group128"
   DType dtype = DType::kBF16;
   QuantSpec quant = {};
-  // As config.json states it: quant_method "fp8" or "compressed-tensors"; empty for plain types.
+  // config.json names the quant_method: "fp8" or "compressed-tensors"; plain types have none.
   std::string_view method = {};
   std::string_view format = {};  // what "compressed-tensors" calls it: "int-quantized"
   std::string_view type = {};    // what its schemes call the codes: "int"

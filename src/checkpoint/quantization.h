@@ -11,7 +11,7 @@
 
 namespace conclave::inline v0::checkpoint {
 
-// What quantised matrices are, and how files hold their codes.
+// Says what quantised matrices are, and how files hold their codes.
 struct QuantizedWeights {
   DType element = DType::kF8E4M3;
   QuantSpec spec = {};

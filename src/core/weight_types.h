@@ -1,4 +1,4 @@
-// What every module asks about the types of weights.
+// Tells types that hold values from types that hold codes, and how many bytes codes take.
 #pragma once
 
 #include "core/checked.h"

@@ -68,6 +68,14 @@ void pack_halves(const PanelColumns& columns, int64_t k, std::byte* panel) {
   }
 }
 
+uint8_t panel_code(const PanelLayout& layout, const std::byte* panel, int64_t k, int64_t column) {
+  const std::byte* row = panel + static_cast<size_t>(k) * layout.row_bytes();
+  if (bit_size(layout.dtype) == 8) return static_cast<uint8_t>(row[column]);
+  constexpr int64_t kHalf = kPanelColumns / 2;
+  const auto pair = static_cast<uint8_t>(row[column % kHalf]);
+  return column < kHalf ? pair & 0xfU : pair >> 4;
+}
+
 template <class T>
 T load(const std::byte* element) {
   T value;
@@ -121,18 +129,6 @@ void pack_panel(const PanelLayout& layout, const PanelColumns& columns, std::byt
   pack_weights(layout, columns, panel);
   pack_scales(layout, scales, panel);
 }
-
-namespace {
-
-uint8_t panel_code(const PanelLayout& layout, const std::byte* panel, int64_t k, int64_t column) {
-  const std::byte* row = panel + static_cast<size_t>(k) * layout.row_bytes();
-  if (bit_size(layout.dtype) == 8) return static_cast<uint8_t>(row[column]);
-  constexpr int64_t kHalf = kPanelColumns / 2;
-  const auto pair = static_cast<uint8_t>(row[column % kHalf]);
-  return column < kHalf ? pair & 0xfU : pair >> 4;
-}
-
-}  // namespace
 
 float panel_value(const PanelLayout& layout, const std::byte* panel, int64_t k,
                   int64_t column) noexcept {

@@ -1,4 +1,4 @@
-// Rows of codes of 4 or 8 bits, side by side: code i is at bit i * bits, the lowest bit first.
+// Rows of a format's codes, as core/code_bits.h lays them, in the table of formats.
 #pragma once
 
 #include "core/code_bits.h"
@@ -9,14 +9,14 @@ namespace conclave::inline v0::quant {
 template <class Format>
 void decode_codes(const std::byte* row, int64_t begin, int64_t count, float* values) {
   for (int64_t i = 0; i < count; ++i) {
-    values[i] = Format::decode(code_at(row, begin + i, bit_size(Format::kElement)));
+    values[i] = Format::decode(code_at(row, begin + i, Format::kBits));
   }
 }
 
 template <class Format>
 void encode_codes(const float* values, int64_t begin, int64_t count, std::byte* row) {
   for (int64_t i = 0; i < count; ++i) {
-    set_code(row, begin + i, bit_size(Format::kElement), Format::encode(values[i]));
+    set_code(row, begin + i, Format::kBits, Format::encode(values[i]));
   }
 }
 

@@ -66,6 +66,9 @@ TEST_F(PointerSource, BadInput_IsRejectedByCode) {
   ExpertWeights mixed = weights();
   mixed.down.dtype = DType::kI32;
   EXPECT_EQ(rejection(mixed), ErrorCode::kDType);
+  ExpertWeights unknown = weights();
+  unknown.gate_up.dtype = static_cast<DType>(99);
+  EXPECT_EQ(rejection(unknown), ErrorCode::kDType);
   ExpertWeights shaped = weights();
   shaped.gate_up.shape = {kExperts, kInner, kHidden};
   EXPECT_EQ(rejection(shaped), ErrorCode::kShape);

@@ -78,7 +78,8 @@ WeightForm form_of(const MoeSpec& spec) {
                                         .found = std::string(to_string(spec.weight_dtype))});
 }
 
-bool is_compressed_tensors(const WeightForm& form) { return form.method == "compressed-tensors"; }
+// That method alone has schemes of types.
+bool is_compressed_tensors(const WeightForm& form) { return !form.type.empty(); }
 
 // A matrix and the roles of its scales, if it may have some.
 struct SynthMatrix {

@@ -129,6 +129,7 @@ class RandomSource final : public WeightSource {
         mix(seed_ ^ mix(static_cast<uint64_t>(role) << 32 | static_cast<uint64_t>(expert)));
     if (info.dtype == DType::kI32) return read_ids(info, stream, block, destination);
     const Distribution values = distribution_of(role, info, scaled_[static_cast<size_t>(role)]);
+    const quant::WeightFormat& format = quant::format_of(info.dtype);
     const int64_t cols = block.col_end - block.col_begin;
     std::vector<float> drawn(static_cast<size_t>(cols));
     std::byte* out = destination.data();
@@ -137,7 +138,7 @@ class RandomSource final : public WeightSource {
         const auto index = static_cast<uint64_t>(row * info.cols + block.col_begin + i);
         drawn[static_cast<size_t>(i)] = values.mean + values.deviation * normal_like(stream, index);
       }
-      quant::format_of(info.dtype).encode(drawn.data(), 0, cols, out);
+      format.encode(drawn.data(), 0, cols, out);
       out += packed_bytes(info.dtype, cols);
     }
   }
@@ -198,12 +199,15 @@ void fill_random(const TensorView& tensor, uint64_t seed) {
   const int64_t rows = cols > 0 ? tensor.shape.num_elements() / cols : 0;
   const int64_t stride = tensor.row_stride != 0 ? tensor.row_stride : cols;
   const uint64_t stream = mix(seed);
+  const quant::WeightFormat& format = quant::format_of(dtype);
+  std::vector<float> drawn(static_cast<size_t>(cols));
   for (int64_t row = 0; row < rows; ++row) {
     auto* out = static_cast<std::byte*>(tensor.data) + row * stride * byte_size(dtype);
     for (int64_t col = 0; col < cols; ++col) {
-      const float value = normal_like(stream, static_cast<uint64_t>(row * cols + col));
-      quant::format_of(dtype).encode(&value, col, 1, out);
+      drawn[static_cast<size_t>(col)] =
+          normal_like(stream, static_cast<uint64_t>(row * cols + col));
     }
+    format.encode(drawn.data(), 0, cols, out);
   }
 }
 

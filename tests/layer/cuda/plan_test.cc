@@ -84,6 +84,20 @@ TEST(CudaPlan, WeightsOnTheInput_AreAppliedBeforeRowsAreQuantised) {
   }
 }
 
+// A constant step cannot say that a value of a row is not finite, and neither can int8.
+TEST(CudaPlan, Int8RowsWithAStaticStep_AreRefusedWithTheReason) {
+  MoeSpec spec = qwen3();
+  spec.weight_dtype = DType::kI8;
+  spec.quant = {.weights = WeightScale::kChannel, .activations = ActivationScale::kTensorStatic};
+  try {
+    static_cast<void>(plan(spec));
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
+    EXPECT_NE(std::string(error.what()).find("not finite"), std::string::npos) << error.what();
+  }
+}
+
 TEST(CudaPlan, OneLaunch_ServesAsFarAsMeasuredEntriesNameIt) {
   MoeSpec spec = qwen3();
   spec.weight_dtype = DType::kF8E4M3;
