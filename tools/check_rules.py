@@ -76,9 +76,9 @@ RULES = [
          ("include",), None, without_literals,
          "a header does not open namespaces for its users"),
     Rule("no-id-order",
-         re.compile(r"[<>]=?\s*WeightRole::k\w+\b(?!\s*>)"),
+         re.compile(r"[<>]=?\s*(?:Weight(?:Mlp|Matrix|Plane)|LayerWeight)::k\w+\b(?!\s*>)"),
          ("src", "include", "apps", "python/src"), None, without_literals,
-         "the order of ids means nothing: ask weight_id() for the MLP, the matrix or the plane"),
+         "the order of ids means nothing: ask an id for its MLP, matrix or plane"),
     Rule("no-mutable-static",
          re.compile(r"\b(?:static|thread_local)\s+(?!const\b|constexpr\b|inline\b|CONCLAVE_|void\b)"
                     r"[\w:<>,&*\s+]+?[\s&*]\w+\s*(?:;|=|\{|\[)"),

@@ -37,8 +37,9 @@ enum class DType : uint8_t {
 
 // Bits of one element: 16 for kBF16, 4 for kF4.
 CONCLAVE_API int64_t bit_size(DType dtype) noexcept;
-// Bytes of one element; 0 for the types below a byte.
-CONCLAVE_API int64_t byte_size(DType dtype) noexcept;
+// Bytes of one element. Throws Error(kDType) for types below a byte: those fill bytes by their
+// bit_size.
+CONCLAVE_API int64_t byte_size(DType dtype);
 // The safetensors spelling: "BF16", "F8_E4M3".
 CONCLAVE_API std::string_view to_string(DType dtype) noexcept;
 // The inverse of to_string; also "bfloat16", "float16", "float32", "float64" (config.json).

@@ -40,7 +40,7 @@ enum class EpsilonMode : uint8_t {
 };
 
 // The gate reads g(x) = x / sqrt(mean(x^2) + epsilon) * weight * H^-0.5 instead of x, weight [H]
-// from WeightRole::kRouterInputScale (Gemma 4).
+// from weights::kRouterInputScale (Gemma 4).
 struct RouterInputNorm {
   bool enabled = false;
   double epsilon = 1e-6;
@@ -67,7 +67,7 @@ struct SimulatedRouting {
 // (or of Context::add_router). A field that the rule does not read must keep its default.
 // - "topk": logits l = x W^T (+ bias), soft cap, score, selection bias, group limit, the k best,
 //   renormalise, scale.
-// - "hash": ids = table[token id] (WeightRole::kHashTable); weights as "topk" gives at those ids.
+// - "hash": ids = table[token id] (weights::kHashTable); weights as "topk" gives at those ids.
 //   It takes no selection bias and no groups.
 // - "sparse_mixer": two choices from separate masked softmaxes (PhiMoE, arXiv 2409.12136); k = 2;
 //   jitter_epsilon applies.
@@ -81,9 +81,9 @@ struct RouterSpec {
   std::string name = "topk";
   RouterScore score = RouterScore::kSoftmax;
   RouterOrder order = RouterOrder::kScoreThenTopk;
-  bool has_logit_bias = false;      // WeightRole::kRouterBias: added to the product
+  bool has_logit_bias = false;      // weights::kRouterBias: added to the product
   double soft_cap = 0;              // c > 0: l = c tanh(l / c)
-  bool has_selection_bias = false;  // WeightRole::kSelectionBias: chooses, never weighs
+  bool has_selection_bias = false;  // weights::kSelectionBias: chooses, never weighs
 
   int64_t num_groups = 1;   // E % num_groups == 0; above 1 only without zero experts
   int64_t topk_groups = 1;  // groups kept; k <= topk_groups * E / num_groups
@@ -95,8 +95,8 @@ struct RouterSpec {
   double epsilon = 0;        // for kSum and kPNorm
   EpsilonMode epsilon_mode = EpsilonMode::kAdd;
   double scale = 1;               // multiplies every weight after renormalising
-  bool has_expert_scale = false;  // WeightRole::kExpertScale: multiplies its expert's weight
-  bool has_global_scale = false;  // WeightRole::kGlobalScale: multiplies every weight
+  bool has_expert_scale = false;  // weights::kExpertScale: multiplies its expert's weight
+  bool has_global_scale = false;  // weights::kGlobalScale: multiplies every weight
 
   double jitter_epsilon = 0;  // for "sparse_mixer"; needed at inference
   int64_t vocab_size = 0;     // for "hash": rows of the table
@@ -142,9 +142,9 @@ CONCLAVE_API bool is_gated(const ActivationSpec& activation);
 enum class SharedMode : uint8_t {
   kNone,
   kAdd,           // out = routed + shared(x)
-  kSigmoidGate,   // out = routed + sigmoid(x . w) * shared(x), w = WeightRole::kSharedExpertGate
+  kSigmoidGate,   // out = routed + sigmoid(x . w) * shared(x), w = weights::kSharedExpertGate
   kAverage,       // out = (routed + shared(x)) / 2
-  kSoftmaxMix,    // out = c0 routed + c1 shared(x), c = softmax(x W^T + b): WeightRole::kMixGate
+  kSoftmaxMix,    // out = c0 routed + c1 shared(x), c = softmax(x W^T + b): weights::kMixGate
   kRouterWeight,  // out = routed + sum_i w_i shared_i(x), w from router "sink_softmax"
   kFusedSlots,    // shared expert i is slot k + i with id E + i and weight `slot_weight`; excludes
                   // zero experts, which would have the same ids
@@ -157,7 +157,7 @@ struct SharedExpertSpec {
   int64_t intermediate_size = 0;
   int64_t count = 1;                         // S; above 1 only for kRouterWeight and kFusedSlots
   ActivationSpec activation = {.name = ""};  // empty: that of the routed experts
-  bool has_bias = false;                     // WeightRole::kSharedGateBias, ...UpBias, ...DownBias
+  bool has_bias = false;                     // WeightPlane::kBias of each shared matrix
   double slot_weight = 1;                    // for kFusedSlots
   // Type of the shared matrices; unset: MoeSpec::weight_dtype. A checkpoint of quantised experts
   // may leave the shared ones in f32, f16 or bf16. A type of codes is valid only if the routed
@@ -167,11 +167,11 @@ struct SharedExpertSpec {
 
 // Routed experts work on a projection: x -> down [Hl, H] -> experts on Hl -> weighted sum -> (rms
 // norm) -> up [H, Hl]. Router and shared experts read the full x. The projections are float32
-// products with WeightRole::kLatentDown and kLatentUp.
+// products with weights::kLatentDown and kLatentUp.
 struct LatentSpec {
   int64_t size = 0;  // Hl; 0: no projection
   // Normalises the weighted sum z: z / sqrt(mean(z^2) + norm_epsilon) * weight, with
-  // WeightRole::kLatentNorm [Hl] (Kimi-K3). It needs the whole sum: Error(kUnsupported) with
+  // weights::kLatentNorm [Hl] (Kimi-K3). It needs the whole sum: Error(kUnsupported) with
   // Reduce::kPartial over several ranks.
   bool has_norm = false;
   double norm_epsilon = 1e-6;
@@ -185,8 +185,8 @@ struct ResidualMlpSpec {
   std::optional<DType> weight_dtype = std::nullopt;
 };
 
-// The part of a matrix of codes that shares one scale: w = code * scale. Scales have roles of their
-// own, WeightRole::kGateScale and so on. docs/quantisation.md has the arithmetic.
+// The part of a matrix of codes that shares one scale: w = code * scale. Scales are a plane of
+// their matrix, WeightPlane::kScale. docs/quantisation.md has the arithmetic.
 enum class WeightScale : uint8_t {
   kNone,     // plain types: no scales
   kTensor,   // one per matrix (an expert's gate, up and down each have their own)
@@ -196,8 +196,8 @@ enum class WeightScale : uint8_t {
 // The type in which an expert's products read their input rows.
 enum class ActivationScale : uint8_t {
   kNone,          // unchanged: only the weights are quantised
-  kTensorStatic,  // codes of x / s; s is the largest WeightRole::kGateInputScale or
-                  // kUpInputScale of any expert, for intermediate rows the largest kDownInputScale
+  kTensorStatic,  // codes of x / s; s is the largest WeightPlane::kInputScale of gate and up of any
+                  // expert, for intermediate rows the largest of down
   kToken,         // codes of x / s, s = amax of the row / the largest code: 448, or 127
   kGroup,         // the same with an s for each 128 columns of the row
 };
@@ -227,10 +227,10 @@ struct MoeSpec {
   RouterSpec router;
   ActivationSpec activation;
   SharedExpertSpec shared;
-  bool has_gate = true;  // the layer owns a gate, WeightRole::kRouter [num_logits(spec), H]
+  bool has_gate = true;  // the layer owns a gate, weights::kRouter [num_logits(spec), H]
 
-  bool has_bias = false;         // kGateBias, kUpBias [I] and kDownBias [H] of every expert
-  bool has_output_bias = false;  // WeightRole::kOutputBias [H], added once to the routed sum
+  bool has_bias = false;         // gate and up [I] and down [H] of every expert have a bias
+  bool has_output_bias = false;  // weights::kOutputBias [H], added once to the routed sum
   // Z: ids E..E+Z-1 are identity experts, out += w x. They have logits and a selection bias.
   int64_t num_zero_experts = 0;
   WeightOn weight_on = WeightOn::kOutput;

@@ -6,77 +6,172 @@
 #include "conclave/tensor.h"
 #include "conclave/version.h"
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
-#include <string_view>
+#include <utility>
 
 namespace conclave::inline v0 {
 
-// Matrices are row-major [rows, cols] with cols the reduction axis. Roles "per expert" hold E
-// matrices, "per shared expert" S, all others one, at expert index 0. Routed experts of a layer
-// with a latent projection have Hl in place of H. Without a gate (ActivationSpec) kGate,
-// kSharedGate, kResidualGate and their biases are absent. Vectors are matrices of one row. Gate, up
-// and down have the type MoeSpec::weight_dtype in routed experts and their own types in shared
-// experts and the residual MLP; every other role is f32, f16 or bf16 by itself, the hash table
-// integer. Ir and Is are the widths of the residual MLP and of a shared expert.
-//
-// Matrices of codes [rows, cols] have scales [scale rows, scale cols]: [1, 1] for
-// WeightScale::kTensor, [rows, 1] for kChannel, [ceil(rows / block_rows), ceil(cols / block_cols)]
-// for kBlock; they are f32, f16, bf16 or e8m0, finite and not negative. Input scales exist for
-// ActivationScale::kTensorStatic only, are [1, 1] and positive: x is read as codes of x / scale.
-enum class WeightRole : uint8_t {
-  kGate,              // per expert [I, H]
-  kUp,                // per expert [I, H]
-  kDown,              // per expert [H, I]
+// What an MLP, a matrix of it and a plane of the matrix are called. A plane is one of the arrays in
+// which a matrix is stored: its values or codes, and what gives codes a meaning.
+enum class WeightMlp : uint8_t { kRouted, kShared, kResidual };
+enum class WeightMatrix : uint8_t { kGate, kUp, kDown };
+enum class WeightPlane : uint8_t {
+  kWeights,      // [rows, cols]: values, or codes
+  kBias,         // [1, rows]
+  kScale,        // w = code * scale
+  kZero,         // zero points of codes
+  kSecondScale,  // scales of scales, one for each group of blocks
+  kGlobalScale,  // [1, 1]: a factor of all scales of the matrix
+  kInputScale,   // [1, 1]: the step of the rows that the matrix multiplies
+  kColumnOrder,  // [1, cols]: the group of each column, where groups are not neighbours
+};
+// Weights that a layer has beside its MLPs, one of each.
+enum class LayerWeight : uint8_t {
   kRouter,            // [logits, H]: num_logits(spec) rows
-  kSharedGate,        // per shared expert [Is, H]
-  kSharedUp,          // per shared expert [Is, H]
-  kSharedDown,        // per shared expert [H, Is]
-  kSharedExpertGate,  // [1, H]
-  kGateBias,          // per expert [1, I]
-  kUpBias,            // per expert [1, I]
-  kDownBias,          // per expert [1, H]
-  kSharedGateBias,    // per shared expert [1, Is]
-  kSharedUpBias,      // per shared expert [1, Is]
-  kSharedDownBias,    // per shared expert [1, H]
   kRouterBias,        // [1, logits]
+  kRouterInputScale,  // [1, H]
   kSelectionBias,     // [1, E + Z]
   kExpertScale,       // [1, E]
   kGlobalScale,       // [1, 1]
-  kRouterInputScale,  // [1, H]
   kHashTable,         // [vocab, k] int32 or int64
+  kSharedExpertGate,  // [1, H]
   kMixGate,           // [2, H]: weights of the routed and of the shared part
   kMixGateBias,       // [1, 2], optional
   kLatentDown,        // [Hl, H]
   kLatentNorm,        // [1, Hl]
   kLatentUp,          // [H, Hl]
   kOutputBias,        // [1, H]
-  kResidualGate,      // [Ir, H]
-  kResidualUp,        // [Ir, H]
-  kResidualDown,      // [H, Ir]
-
-  kGateScale,             // per expert, scales of kGate
-  kUpScale,               // per expert, scales of kUp
-  kDownScale,             // per expert, scales of kDown
-  kGateInputScale,        // per expert [1, 1]: for the rows that kGate multiplies
-  kUpInputScale,          // per expert [1, 1]
-  kDownInputScale,        // per expert [1, 1]: for the activated rows
-  kSharedGateScale,       // per shared expert, scales of kSharedGate, and so on
-  kSharedUpScale,         // per shared expert
-  kSharedDownScale,       // per shared expert
-  kSharedGateInputScale,  // per shared expert [1, 1]
-  kSharedUpInputScale,    // per shared expert [1, 1]
-  kSharedDownInputScale,  // per shared expert [1, 1]
 };
-inline constexpr size_t kNumWeightRoles =
-    static_cast<size_t>(WeightRole::kSharedDownInputScale) + 1;
-CONCLAVE_API std::string_view to_string(WeightRole role) noexcept;
 
-// Contents of a role: `count` matrices of `rows` x `cols` elements of `dtype`; count = 0 means the
-// role is absent.
+// The name of one array of a layer's weights: a plane of a matrix of an MLP, or a LayerWeight.
+//
+// Matrices are row-major [rows, cols] with cols the reduction axis: gate and up [I, H], down
+// [H, I]. Routed experts have E matrices of each kind, shared experts S, the residual MLP and the
+// layer one, at expert index 0. Shared experts and the residual MLP have widths of their own.
+// Routed experts of a layer with a latent projection have Hl in place of H. Without a gate
+// (ActivationSpec) the matrices kGate and their planes are absent. Vectors are matrices of one row.
+// Weights of routed experts have the type MoeSpec::weight_dtype, those of shared experts and of the
+// residual MLP their own; everything else is f32, f16 or bf16 by itself, the hash table integer.
+//
+// Matrices of codes [rows, cols] have scales [scale rows, scale cols]: [1, 1] for
+// WeightScale::kTensor, [rows, 1] for kChannel, [ceil(rows / block_rows), ceil(cols / block_cols)]
+// for kBlock; they are f32, f16, bf16 or e8m0, finite and not negative. Input scales exist for
+// ActivationScale::kTensorStatic only and are positive: x is read as codes of x / scale. No format
+// has the other planes yet.
+class WeightId {
+  static constexpr size_t kMlps = static_cast<size_t>(WeightMlp::kResidual) + 1;
+  static constexpr size_t kMatrices = static_cast<size_t>(WeightMatrix::kDown) + 1;
+  static constexpr size_t kPlanes = static_cast<size_t>(WeightPlane::kColumnOrder) + 1;
+  static constexpr size_t kPlanesOfMlps = kMlps * kMatrices * kPlanes;
+
+ public:
+  // All ids: each has an index below it.
+  static constexpr size_t kCount =
+      kPlanesOfMlps + static_cast<size_t>(LayerWeight::kOutputBias) + 1;
+  static_assert(kCount <= 256);
+
+  constexpr WeightId(WeightMlp mlp, WeightMatrix matrix,
+                     WeightPlane plane = WeightPlane::kWeights) noexcept
+      : index_(static_cast<uint8_t>(
+            (static_cast<size_t>(mlp) * kMatrices + static_cast<size_t>(matrix)) * kPlanes +
+            static_cast<size_t>(plane))) {}
+  constexpr WeightId(LayerWeight weight) noexcept  // NOLINT(google-explicit-constructor)
+      : index_(static_cast<uint8_t>(kPlanesOfMlps + static_cast<size_t>(weight))) {}
+
+  // A place in tables by id. It may change from one version of the library to the next.
+  constexpr size_t index() const noexcept { return index_; }
+  static constexpr WeightId from_index(size_t index) noexcept {
+    WeightId id(LayerWeight::kRouter);
+    id.index_ = static_cast<uint8_t>(index);
+    return id;
+  }
+
+  // The parts of the name; weights of the layer itself have `layer` only, and others do not.
+  constexpr std::optional<WeightMlp> mlp() const noexcept {
+    if (index_ >= kPlanesOfMlps) return std::nullopt;
+    return static_cast<WeightMlp>(index_ / (kPlanes * kMatrices));
+  }
+  constexpr std::optional<WeightMatrix> matrix() const noexcept {
+    if (index_ >= kPlanesOfMlps) return std::nullopt;
+    return static_cast<WeightMatrix>(index_ / kPlanes % kMatrices);
+  }
+  constexpr std::optional<WeightPlane> plane() const noexcept {
+    if (index_ >= kPlanesOfMlps) return std::nullopt;
+    return static_cast<WeightPlane>(index_ % kPlanes);
+  }
+  constexpr std::optional<LayerWeight> layer() const noexcept {
+    if (index_ < kPlanesOfMlps) return std::nullopt;
+    return static_cast<LayerWeight>(index_ - kPlanesOfMlps);
+  }
+
+  // Another plane of the same matrix. The id must be that of a plane.
+  constexpr WeightId with(WeightPlane plane) const noexcept {
+    return from_index(index_ / kPlanes * kPlanes + static_cast<size_t>(plane));
+  }
+
+  friend constexpr bool operator==(WeightId, WeightId) noexcept = default;
+
+ private:
+  uint8_t index_;
+};
+// "gate", "shared_down_scale", "router": for messages.
+CONCLAVE_API std::string to_string(WeightId id);
+
+// The ids of matrices, whose other planes are weights::kGate.with(WeightPlane::kScale), and of the
+// layer's own weights.
+namespace weights {
+
+inline constexpr WeightId kGate{WeightMlp::kRouted, WeightMatrix::kGate};
+inline constexpr WeightId kUp{WeightMlp::kRouted, WeightMatrix::kUp};
+inline constexpr WeightId kDown{WeightMlp::kRouted, WeightMatrix::kDown};
+inline constexpr WeightId kSharedGate{WeightMlp::kShared, WeightMatrix::kGate};
+inline constexpr WeightId kSharedUp{WeightMlp::kShared, WeightMatrix::kUp};
+inline constexpr WeightId kSharedDown{WeightMlp::kShared, WeightMatrix::kDown};
+inline constexpr WeightId kResidualGate{WeightMlp::kResidual, WeightMatrix::kGate};
+inline constexpr WeightId kResidualUp{WeightMlp::kResidual, WeightMatrix::kUp};
+inline constexpr WeightId kResidualDown{WeightMlp::kResidual, WeightMatrix::kDown};
+inline constexpr WeightId kRouter{LayerWeight::kRouter};
+inline constexpr WeightId kRouterBias{LayerWeight::kRouterBias};
+inline constexpr WeightId kRouterInputScale{LayerWeight::kRouterInputScale};
+inline constexpr WeightId kSelectionBias{LayerWeight::kSelectionBias};
+inline constexpr WeightId kExpertScale{LayerWeight::kExpertScale};
+inline constexpr WeightId kGlobalScale{LayerWeight::kGlobalScale};
+inline constexpr WeightId kHashTable{LayerWeight::kHashTable};
+inline constexpr WeightId kSharedExpertGate{LayerWeight::kSharedExpertGate};
+inline constexpr WeightId kMixGate{LayerWeight::kMixGate};
+inline constexpr WeightId kMixGateBias{LayerWeight::kMixGateBias};
+inline constexpr WeightId kLatentDown{LayerWeight::kLatentDown};
+inline constexpr WeightId kLatentNorm{LayerWeight::kLatentNorm};
+inline constexpr WeightId kLatentUp{LayerWeight::kLatentUp};
+inline constexpr WeightId kOutputBias{LayerWeight::kOutputBias};
+
+// Every id once, for loops.
+inline constexpr std::array<WeightId, WeightId::kCount> kAll =
+    []<size_t... kIndex>(std::index_sequence<kIndex...>) {
+      return std::array{WeightId::from_index(kIndex)...};
+    }(std::make_index_sequence<WeightId::kCount>());
+
+}  // namespace weights
+
+// A table with an entry for every id.
+template <class T>
+class WeightTable {
+ public:
+  T& operator[](WeightId id) noexcept { return entries_[id.index()]; }
+  const T& operator[](WeightId id) const noexcept { return entries_[id.index()]; }
+
+ private:
+  std::array<T, WeightId::kCount> entries_{};
+};
+
+// What a source has of one id: `count` matrices of `rows` x `cols` elements of `dtype`, or nothing
+// if count is 0.
 struct WeightInfo {
   int64_t count = 0;
   int64_t rows = 0;
@@ -98,17 +193,17 @@ class CONCLAVE_API WeightSource {
  public:
   virtual ~WeightSource() = default;
 
-  virtual WeightInfo describe(WeightRole role) const = 0;
+  virtual WeightInfo describe(WeightId id) const = 0;
 
-  // Writes the block, dense and row-major, in the role's dtype. destination.size() is exactly the
-  // block's bytes. Throws Error on a failed read. A layer asks only for the rows and columns that
-  // its rank holds, and for large matrices in several blocks of rows.
-  virtual void read(WeightRole role, int64_t expert, const WeightBlock& block,
+  // Writes the block, dense and row-major, in the dtype that describe gives. destination.size() is
+  // exactly the block's bytes. Throws Error on a failed read. A layer asks only for the rows and
+  // columns that its rank holds, and for large matrices in several blocks of rows.
+  virtual void read(WeightId id, int64_t expert, const WeightBlock& block,
                     std::span<std::byte> destination) const = 0;
 
   // The whole matrix [rows, cols] in place, if the source has it in memory() in that layout (rows
   // may be apart); otherwise an empty view. Valid as long as the source.
-  virtual ConstTensorView view(WeightRole role, int64_t expert) const;
+  virtual ConstTensorView view(WeightId id, int64_t expert) const;
 
   // The memory that views lie in: kHost unless overridden. A layer on the same device copies or
   // uses views of kDevice; matrices without a view are then refused, and layers on "cpu" refuse
@@ -116,7 +211,7 @@ class CONCLAVE_API WeightSource {
   virtual MemoryKind memory() const;
 
   // Names the matrix in error texts: "model-00001-of-00003.safetensors: model.layers.0.mlp...".
-  virtual std::string locate(WeightRole role, int64_t expert) const;
+  virtual std::string locate(WeightId id, int64_t expert) const;
 };
 
 // Order of the rows in a fused gate_up tensor.
@@ -127,7 +222,7 @@ enum class GateUpOrder : uint8_t {
 };
 
 // Caller-owned weights in the canonical stacked layout; never freed by the library. All but gate_up
-// and down are optional; their shapes are those of the roles. Vectors have shape [n].
+// and down are optional; their shapes are those of the ids. Vectors have shape [n].
 struct ExpertWeights {
   ConstTensorView gate_up;                                // [E, 2*I, H], or [E, I, H] with kSingle
   ConstTensorView down;                                   // [E, H, I]

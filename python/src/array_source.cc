@@ -11,14 +11,14 @@ namespace {
 // Copies row by row if rows are dense, otherwise by small tiles, so that both sides stay in the
 // cache.
 template <class Element>
-void gather(const std::byte* base, const RoleArrays& role, const WeightBlock& block,
+void gather(const std::byte* base, const MatrixArrays& arrays, const WeightBlock& block,
             std::byte* destination) {
   const auto* from = reinterpret_cast<const Element*>(base);
   auto* to = reinterpret_cast<Element*>(destination);
   const int64_t cols = block.col_end - block.col_begin;
-  if (role.col_stride == 1) {
+  if (arrays.col_stride == 1) {
     for (int64_t row = block.row_begin; row < block.row_end; ++row, to += cols) {
-      std::memcpy(to, from + row * role.row_stride + block.col_begin,
+      std::memcpy(to, from + row * arrays.row_stride + block.col_begin,
                   static_cast<size_t>(cols) * sizeof(Element));
     }
     return;
@@ -31,7 +31,7 @@ void gather(const std::byte* base, const RoleArrays& role, const WeightBlock& bl
       for (int64_t col = col0; col < col1; ++col) {
         for (int64_t row = row0; row < row1; ++row) {
           to[(row - block.row_begin) * cols + col - block.col_begin] =
-              from[row * role.row_stride + col * role.col_stride];
+              from[row * arrays.row_stride + col * arrays.col_stride];
         }
       }
     }
@@ -39,12 +39,12 @@ void gather(const std::byte* base, const RoleArrays& role, const WeightBlock& bl
 }
 
 // Copies rows of half bytes; a block may begin in the middle of one.
-void gather_halves(const std::byte* base, const RoleArrays& role, const WeightBlock& block,
+void gather_halves(const std::byte* base, const MatrixArrays& arrays, const WeightBlock& block,
                    std::byte* destination) {
   const int64_t cols = block.col_end - block.col_begin;
   const int64_t row_bytes = (cols + 1) / 2;
   for (int64_t row = block.row_begin; row < block.row_end; ++row, destination += row_bytes) {
-    const std::byte* from = base + (row * role.row_stride + block.col_begin) / 2;
+    const std::byte* from = base + (row * arrays.row_stride + block.col_begin) / 2;
     if (block.col_begin % 2 == 0) {
       std::memcpy(destination, from, static_cast<size_t>(row_bytes));
       continue;
@@ -56,7 +56,7 @@ void gather_halves(const std::byte* base, const RoleArrays& role, const WeightBl
   }
 }
 
-[[noreturn]] void refuse_strides(const RoleArrays& arrays) {
+[[noreturn]] void refuse_strides(const MatrixArrays& arrays) {
   throw Error(ErrorCode::kStride,
               {.what = "weights in device memory must have dense rows",
                .tensor = arrays.argument,
@@ -75,25 +75,25 @@ ArraySource::ArraySource(const nb::dict& arrays, const MoeSpec& spec, const Arra
   for (const Array& array : weights_.kept) array.require_device(device_);
 }
 
-bool ArraySource::is_here(WeightRole role, int64_t expert) const {
-  const std::vector<const std::byte*>& matrices = at(role).matrices;
+bool ArraySource::is_here(WeightId id, int64_t expert) const {
+  const std::vector<const std::byte*>& matrices = at(id).matrices;
   return expert >= 0 && expert < static_cast<int64_t>(matrices.size()) &&
          matrices[static_cast<size_t>(expert)] != nullptr;
 }
 
-const std::byte* ArraySource::matrix(WeightRole role, int64_t expert) const {
-  if (is_here(role, expert)) return at(role).matrices[static_cast<size_t>(expert)];
+const std::byte* ArraySource::matrix(WeightId id, int64_t expert) const {
+  if (is_here(id, expert)) return at(id).matrices[static_cast<size_t>(expert)];
   throw Error(ErrorCode::kTensorMissing, {.what = "an expert has no weights here",
-                                          .tensor = locate(role, expert),
+                                          .tensor = locate(id, expert),
                                           .found = std::to_string(expert)});
 }
 
-ConstTensorView ArraySource::view(WeightRole role, int64_t expert) const {
+ConstTensorView ArraySource::view(WeightId id, int64_t expert) const {
   // The library also asks for other ranks' experts; read() reports to a caller that needs one of
   // them.
-  if (!is_here(role, expert)) return {};
-  const RoleArrays& arrays = at(role);
-  const std::byte* data = matrix(role, expert);
+  if (!is_here(id, expert)) return {};
+  const MatrixArrays& arrays = at(id);
+  const std::byte* data = matrix(id, expert);
   const WeightInfo& info = arrays.info;
   const bool rows_are_dense = arrays.col_stride == 1 || info.cols <= 1;
   const bool rows_ascend = info.rows <= 1 || arrays.row_stride >= info.cols;
@@ -108,14 +108,15 @@ ConstTensorView ArraySource::view(WeightRole role, int64_t expert) const {
           .row_stride = is_dense ? 0 : arrays.row_stride};
 }
 
-void ArraySource::read(WeightRole role, int64_t expert, const WeightBlock& block,
+void ArraySource::read(WeightId id, int64_t expert, const WeightBlock& block,
                        std::span<std::byte> destination) const {
-  const RoleArrays& arrays = at(role);
-  const std::byte* base = matrix(role, expert);
+  const MatrixArrays& arrays = at(id);
+  const std::byte* base = matrix(id, expert);
   if (device_.is_cuda) refuse_strides(arrays);
+  if (bit_size(arrays.info.dtype) < 8) {
+    return gather_halves(base, arrays, block, destination.data());
+  }
   switch (byte_size(arrays.info.dtype)) {
-    case 0:
-      return gather_halves(base, arrays, block, destination.data());
     case 1:
       return gather<uint8_t>(base, arrays, block, destination.data());
     case 2:
@@ -127,9 +128,9 @@ void ArraySource::read(WeightRole role, int64_t expert, const WeightBlock& block
   }
 }
 
-std::string ArraySource::locate(WeightRole role, int64_t expert) const {
-  const RoleArrays& arrays = at(role);
-  if (arrays.argument.empty()) return std::string(to_string(role));
+std::string ArraySource::locate(WeightId id, int64_t expert) const {
+  const MatrixArrays& arrays = at(id);
+  if (arrays.argument.empty()) return to_string(id);
   return arrays.argument + ", expert " + std::to_string(expert);
 }
 

@@ -18,21 +18,21 @@ class ArraySource final : public WeightSource {
   // Throws as cut_weights, and Error(kDevice) if the arrays lie on several devices.
   ArraySource(const nb::dict& arrays, const MoeSpec& spec, const ArrayLayout& layout);
 
-  WeightInfo describe(WeightRole role) const override { return at(role).info; }
-  void read(WeightRole role, int64_t expert, const WeightBlock& block,
+  WeightInfo describe(WeightId id) const override { return at(id).info; }
+  void read(WeightId id, int64_t expert, const WeightBlock& block,
             std::span<std::byte> destination) const override;
-  ConstTensorView view(WeightRole role, int64_t expert) const override;
+  ConstTensorView view(WeightId id, int64_t expert) const override;
   MemoryKind memory() const override {
     return device_.is_cuda ? MemoryKind::kDevice : MemoryKind::kHost;
   }
-  std::string locate(WeightRole role, int64_t expert) const override;
+  std::string locate(WeightId id, int64_t expert) const override;
 
   const ArrayDevice& device() const noexcept { return device_; }
 
  private:
-  const RoleArrays& at(WeightRole role) const { return weights_.roles[static_cast<size_t>(role)]; }
-  bool is_here(WeightRole role, int64_t expert) const;
-  const std::byte* matrix(WeightRole role, int64_t expert) const;
+  const MatrixArrays& at(WeightId id) const { return weights_.by_id[id]; }
+  bool is_here(WeightId id, int64_t expert) const;
+  const std::byte* matrix(WeightId id, int64_t expert) const;
 
   WeightArrays weights_;
   ArrayDevice device_;

@@ -1,13 +1,13 @@
-// Cuts the arrays of a dictionary into the roles of a layer, in whatever layout a framework has
+// Cuts the arrays of a dictionary into the weights of a layer, in whatever layout a framework has
 // them.
 #pragma once
 
 #include "arrays.h"
+#include "matrix_arrays.h"
 
 #include "conclave/spec.h"
 #include "conclave/weights.h"
 
-#include <array>
 #include <cstddef>
 #include <set>
 #include <string>
@@ -25,20 +25,10 @@ struct ArrayLayout {
   std::vector<int32_t> local_of = {};
 };
 
-// One role: matrices of equal shape, whose rows and columns may lie apart. Strides are in elements;
-// those of codes below a byte are side by side, and rows begin with a byte.
-struct RoleArrays {
-  std::vector<const std::byte*> matrices = {};  // null if not on this rank
-  WeightInfo info = {};
-  int64_t row_stride = 0;
-  int64_t col_stride = 1;
-  std::string argument = {};
-};
-
 struct WeightArrays {
   std::set<std::string> names;  // names of arguments; `kept` points into it
   std::vector<Array> kept;
-  std::array<RoleArrays, kNumWeightRoles> roles;
+  WeightTable<MatrixArrays> by_id;
 };
 
 // Keys are the names of ExpertWeights' members; gate and up (and shared_gate, shared_up,

@@ -1,6 +1,6 @@
 #include "checkpoint/describe_layer.h"
 
-#include "core/layer_roles.h"
+#include "core/quant_spec.h"
 #include "core/weight_types.h"
 
 namespace conclave::inline v0::checkpoint {
@@ -14,10 +14,10 @@ CheckpointLayer describe_layer(const ModelConfig& config, const LayerConfig& lay
   result.spec = layer.spec;
   result.bytes = map.bytes;
   result.support = map.support;
-  const WeightInfo& down = map.role(WeightRole::kDown).info;
+  const WeightInfo& down = map.stored[weights::kDown].info;
   const bool quantised = !is_plain(result.spec.weight_dtype);
   if (!quantised && down.count > 0 && is_plain(down.dtype)) result.spec.weight_dtype = down.dtype;
-  const WeightInfo& router = map.role(WeightRole::kRouter).info;
+  const WeightInfo& router = map.stored[weights::kRouter].info;
   if (router.count > 0 && is_plain(router.dtype)) {
     set_stored_rounding(config, router.dtype, result.spec.router);
   }

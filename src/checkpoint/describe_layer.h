@@ -1,8 +1,8 @@
 // Describes an opened layer for the public list of layers.
 #pragma once
 
+#include "checkpoint/layer_map.h"
 #include "checkpoint/model_config.h"
-#include "checkpoint/role_map.h"
 
 #include "conclave/checkpoint.h"
 

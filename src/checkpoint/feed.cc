@@ -1,11 +1,11 @@
 #include "checkpoint/code_words.h"
 #include "checkpoint/describe_layer.h"
 #include "checkpoint/layer_assignment.h"
+#include "checkpoint/layer_map.h"
 #include "checkpoint/layer_source.h"
 #include "checkpoint/layer_tensors.h"
 #include "checkpoint/model_config.h"
 #include "checkpoint/name_list.h"
-#include "checkpoint/role_map.h"
 #include "checkpoint/scale_names.h"
 #include "checkpoint/tensor_data.h"
 #include "checkpoint/tensor_name.h"
@@ -286,16 +286,15 @@ bool CheckpointFeed::put(std::string_view name, const ConstTensorView& tensor, F
 
   const bool by_file =
       architecture.router.selection_bias_by_file && tensor.shape.num_elements() > 0;
+  const checkpoint::LayerShapes shapes = checkpoint::layer_shapes(layer->spec);
   const auto pattern =
       checkpoint::match_name(architecture, split->rest, [&](const checkpoint::NamePattern& known) {
         if (by_file && known.part == checkpoint::Part::kSelectionBias) return true;
-        const auto roles = checkpoint::roles_of(known.part);
-        return std::all_of(roles.begin(), roles.end(), [&](WeightRole role) {
-          return checkpoint::role_shape(layer->spec, role).count > 0;
-        });
+        const auto ids = checkpoint::ids_of(known.part);
+        return std::all_of(ids.begin(), ids.end(),
+                           [&](WeightId id) { return shapes[id].count > 0; });
       });
-  const bool is_scale =
-      !pattern && checkpoint::match_scale_name(architecture, layer->spec, split->rest);
+  const bool is_scale = !pattern && checkpoint::match_scale_name(architecture, shapes, split->rest);
   const bool is_known = (pattern || is_scale) && split->canonical;
   if (!is_known && !checkpoint::in_moe_block(architecture, split->rest)) return false;
   if (!is_known && tensor.shape.num_elements() == 0) return false;

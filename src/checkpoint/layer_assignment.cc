@@ -1,49 +1,27 @@
 #include "checkpoint/layer_assignment.h"
 
 #include "checkpoint/generic_names.h"
+#include "checkpoint/name_list.h"
 #include "checkpoint/tensor_name.h"
-#include "core/weight_id.h"
 #include "core/weight_types.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 
 namespace conclave::inline v0::checkpoint {
 namespace {
 
-constexpr std::array kExpertRoles = {WeightRole::kGate,   WeightRole::kUp,
-                                     WeightRole::kDown,   WeightRole::kGateBias,
-                                     WeightRole::kUpBias, WeightRole::kDownBias};
-constexpr std::array kExpertMatrices = {WeightRole::kGate, WeightRole::kUp, WeightRole::kDown};
-constexpr std::array kSharedMatrices = {WeightRole::kSharedGate, WeightRole::kSharedUp,
-                                        WeightRole::kSharedDown};
-
-bool is_stack(const NamePattern& pattern) {
-  return is_expert_part(pattern.part) && !has_expert_placeholder(pattern.text);
-}
-
-std::string_view first_component(std::string_view text) { return text.substr(0, text.find('.')); }
-
-std::string render_shape(std::span<const int64_t> shape) {
-  return fmt::format("[{}]", fmt::join(shape, ", "));
-}
-
-// The first component that is a number: most likely the expert that a misspelt name means.
-int64_t number_in(std::string_view text) {
-  while (!text.empty()) {
-    const std::string_view component = first_component(text);
-    int64_t number = 0;
-    const auto [end, error] =
-        std::from_chars(component.data(), component.data() + component.size(), number);
-    if (error == std::errc() && end == component.data() + component.size()) return number;
-    text.remove_prefix(std::min(text.size(), component.size() + 1));
-  }
-  return 0;
-}
+constexpr std::array kExpertWeights = {weights::kGate,
+                                       weights::kUp,
+                                       weights::kDown,
+                                       weights::kGate.with(WeightPlane::kBias),
+                                       weights::kUp.with(WeightPlane::kBias),
+                                       weights::kDown.with(WeightPlane::kBias)};
+constexpr std::array kExpertMatrices = {weights::kGate, weights::kUp, weights::kDown};
+constexpr std::array kSharedMatrices = {weights::kSharedGate, weights::kSharedUp,
+                                        weights::kSharedDown};
 
 AxisOrder axes_of_stack(StackOrder order) {
   return order == StackOrder::kColsFirst ? AxisOrder::kColsFirst : AxisOrder::kRowsFirst;
@@ -57,11 +35,9 @@ LayerAssignment::LayerAssignment(const ModelConfig& config, const TensorTable& t
     : config_(config),
       table_(table),
       layer_(layer),
+      shapes_(layer_shapes(layer.spec)),
       axes_(axes_of_stack(config.architecture->ambiguous_stack)),
       prefix_(tensors.layer_start(*config.architecture, layer.index)) {
-  for (size_t i = 0; i < kNumRoles; ++i) {
-    shapes_[i] = role_shape(layer.spec, static_cast<WeightRole>(i));
-  }
   const std::vector<Match> matches = match_names(tensors.layers[static_cast<size_t>(layer.index)]);
   choose_naming(matches, usual);
   choose_axes(matches);
@@ -71,14 +47,13 @@ LayerAssignment::LayerAssignment(const ModelConfig& config, const TensorTable& t
   }
 }
 
-// Whether the layer has every role of the pattern: the same name has other meanings elsewhere.
+// Whether the layer has all that the pattern means: the same name has other meanings elsewhere.
 bool LayerAssignment::is_wanted(const NamePattern& pattern) const {
-  return has_roles(roles_of(pattern.part));
+  return has_ids(ids_of(pattern.part));
 }
 
-bool LayerAssignment::has_roles(std::span<const WeightRole> roles) const {
-  return std::all_of(roles.begin(), roles.end(),
-                     [&](WeightRole role) { return shape_of(role).count > 0; });
+bool LayerAssignment::has_ids(std::span<const WeightId> ids) const {
+  return std::all_of(ids.begin(), ids.end(), [&](WeightId id) { return shapes_[id].count > 0; });
 }
 
 std::vector<LayerAssignment::Match> LayerAssignment::match_names(
@@ -117,11 +92,11 @@ bool LayerAssignment::is_absent(const LayerTensor& item) const {
 }
 
 bool LayerAssignment::covers_experts(const ExpertForm& form) const {
-  return std::all_of(kExpertRoles.begin(), kExpertRoles.end(), [&](WeightRole role) {
-    if (shape_of(role).count == 0) return true;
+  return std::all_of(kExpertWeights.begin(), kExpertWeights.end(), [&](WeightId id) {
+    if (shapes_[id].count == 0) return true;
     return std::any_of(form.patterns.begin(), form.patterns.end(), [&](const NamePattern& pattern) {
-      const auto roles = roles_of(pattern.part);
-      return is_wanted(pattern) && std::find(roles.begin(), roles.end(), role) != roles.end();
+      const auto ids = ids_of(pattern.part);
+      return is_wanted(pattern) && std::find(ids.begin(), ids.end(), id) != ids.end();
     });
   });
 }
@@ -131,7 +106,7 @@ void LayerAssignment::choose_naming(std::span<const Match> matches, const LayerN
   int64_t most = -1;
   for_each_form(*config_.architecture, [&](const ExpertForm& form) {
     const int64_t count = std::count_if(matches.begin(), matches.end(), [&](const Match& match) {
-      return match.name.form == &form && match.kind == TensorKind::kPlain;
+      return match.name.form == &form && !match.plane;
     });
     expert_tensors_ += count;
     const bool better = count > most && (count > 0 || naming_.form == nullptr);
@@ -153,7 +128,7 @@ void LayerAssignment::choose_axes(std::span<const Match> matches) {
     const NamePattern& pattern = *match.name.pattern;
     const TensorBlock block = block_of(pattern);
     if (!block.is_stack || block.is_vector || pattern.axes != AxisOrder::kByShape) continue;
-    if (match.kind != TensorKind::kPlain) continue;
+    if (match.plane) continue;
     const std::vector<int64_t>& shape = table_.info(match.tensor).shape;
     const bool rows_first = fits(shape, block, pattern, AxisOrder::kRowsFirst);
     const bool cols_first = fits(shape, block, pattern, AxisOrder::kColsFirst);
@@ -165,8 +140,8 @@ void LayerAssignment::choose_axes(std::span<const Match> matches) {
 
 TensorBlock LayerAssignment::block_of(const NamePattern& pattern) const {
   TensorBlock block;
-  for (WeightRole role : roles_of(pattern.part)) {
-    const RoleShape shape = shape_of(role);
+  for (WeightId id : ids_of(pattern.part)) {
+    const quant::WeightShape& shape = shapes_[id];
     block.count = shape.count;
     block.is_vector = shape.is_vector;
     block.rows += shape.is_vector ? shape.cols : shape.rows;
@@ -219,7 +194,7 @@ void LayerAssignment::place(const Match& match) {
   const int64_t expert =
       has_expert_placeholder(pattern.text) ? match.name.expert - first_expert() : 0;
   if (expert >= layer_.spec.num_experts) reject_expert(match);
-  if (match.kind != TensorKind::kPlain) return place_scale(match, expert);
+  if (match.plane) return place_plane(match, expert);
   const TensorBlock block = block_of(pattern);
   const AxisOrder axes = axes_of(pattern);
   const TensorInfo& info = table_.info(match.tensor);
@@ -239,28 +214,28 @@ void LayerAssignment::place(const Match& match) {
                  .found = render_shape(info.shape)});
   }
   if (is_expert_part(pattern.part) && axes == AxisOrder::kColsFirst) transposed_ = true;
-  const auto roles = roles_of(pattern.part);
-  RoleShare share{.parts = static_cast<int64_t>(roles.size())};
-  for (WeightRole role : roles) {
+  const auto ids = ids_of(pattern.part);
+  TensorShare share{.parts = static_cast<int64_t>(ids.size())};
+  for (WeightId id : ids) {
     for (share.index = 0; share.index < (block.is_stack ? block.count : 1); ++share.index) {
-      fill(role, block.is_stack ? share.index : expert,
+      fill(id, block.is_stack ? share.index : expert,
            locate(block, pattern, axes, share, match.tensor));
     }
     ++share.part;
-    share.rows_before += block.is_vector ? shape_of(role).cols : shape_of(role).rows;
+    share.rows_before += block.is_vector ? shapes_[id].cols : shapes_[id].rows;
   }
 }
 
-void LayerAssignment::fill(WeightRole role, int64_t expert, const MatrixLocation& location) {
-  std::vector<MatrixLocation>& slots = slots_[static_cast<size_t>(role)];
-  if (slots.empty()) slots.resize(static_cast<size_t>(shape_of(role).count));
+void LayerAssignment::fill(WeightId id, int64_t expert, const MatrixLocation& location) {
+  std::vector<MatrixLocation>& slots = slots_[id];
+  if (slots.empty()) slots.resize(static_cast<size_t>(shapes_[id].count));
   MatrixLocation& slot = slots[static_cast<size_t>(expert)];
   if (slot.tensor >= 0) {
     const std::string expert_name =
-        shape_of(role).count > 1 ? fmt::format(" of expert {}", expert) : "";
+        shapes_[id].count > 1 ? fmt::format(" of expert {}", expert) : "";
     throw Error(ErrorCode::kTensorDuplicate,
-                {.what = fmt::format("two tensors hold the {} matrix{} of layer {}",
-                                     to_string(role), expert_name, layer_.index),
+                {.what = fmt::format("two tensors hold the {} matrix{} of layer {}", to_string(id),
+                                     expert_name, layer_.index),
                  .file = table_.path_of(location.tensor),
                  .tensor = table_.info(location.tensor).name,
                  .expected = "one tensor for each matrix",
@@ -271,111 +246,11 @@ void LayerAssignment::fill(WeightRole role, int64_t expert, const MatrixLocation
   slot = location;
 }
 
-bool LayerAssignment::is_filled(std::span<const WeightRole> roles, int64_t expert) const {
-  return std::all_of(roles.begin(), roles.end(), [&](WeightRole role) {
-    const std::vector<MatrixLocation>& slots = slots_[static_cast<size_t>(role)];
+bool LayerAssignment::is_filled(std::span<const WeightId> ids, int64_t expert) const {
+  return std::all_of(ids.begin(), ids.end(), [&](WeightId id) {
+    const std::vector<MatrixLocation>& slots = slots_[id];
     return !slots.empty() && slots[static_cast<size_t>(expert)].tensor >= 0;
   });
-}
-
-// A part that several patterns may fill is expected under the first one. A fused part is expected
-// only if the layer has one of its roles in that tensor.
-std::vector<NamePattern> LayerAssignment::expected_once() const {
-  std::vector<NamePattern> expected;
-  std::array<bool, kNumRoles> covered{};
-  for_each_once(*config_.architecture, [&](const NamePattern& pattern) {
-    const auto roles = roles_of(pattern.part);
-    const auto is_covered = [&](WeightRole role) { return covered[static_cast<size_t>(role)]; };
-    const auto is_optional = [&](WeightRole role) { return shape_of(role).is_optional; };
-    if (roles.empty() || !is_wanted(pattern) ||
-        std::any_of(roles.begin(), roles.end(), is_covered) ||
-        std::all_of(roles.begin(), roles.end(), is_optional)) {
-      return;
-    }
-    for (WeightRole role : roles) covered[static_cast<size_t>(role)] = true;
-    expected.push_back(pattern);
-  });
-  return expected;
-}
-
-template <class Visit>
-void LayerAssignment::for_each_expected(Visit visit) const {
-  const auto visit_kinds = [&](const NamePattern& pattern, int64_t copies) {
-    visit(pattern, TensorKind::kPlain, copies);
-    if (!is_quantisable(pattern.part)) return;
-    for (const TensorKind kind : {TensorKind::kScale, TensorKind::kInputScale}) {
-      if (has_roles(roles_of(pattern.part, kind))) visit(pattern, kind, copies);
-    }
-  };
-  for (const NamePattern& pattern : expected_once()) visit_kinds(pattern, 1);
-  for (const NamePattern& pattern : naming_.form->patterns) {
-    if (is_wanted(pattern)) visit_kinds(pattern, is_stack(pattern) ? 1 : layer_.spec.num_experts);
-  }
-}
-
-int64_t LayerAssignment::missing_count() const {
-  int64_t count = 0;
-  for_each_expected([&](const NamePattern& pattern, TensorKind kind, int64_t copies) {
-    const std::vector<WeightRole> roles = roles_of(pattern.part, kind);
-    // A config may claim far more experts and layers than there are tensors.
-    if (slots_[static_cast<size_t>(roles.front())].empty()) {
-      count += copies;
-      return;
-    }
-    for (int64_t expert = 0; expert < copies; ++expert) {
-      if (!is_filled(roles, expert)) ++count;
-    }
-  });
-  return count;
-}
-
-std::vector<std::string> LayerAssignment::missing(size_t limit) const {
-  std::vector<std::string> names;
-  for_each_expected([&](const NamePattern& pattern, TensorKind kind, int64_t copies) {
-    const std::vector<WeightRole> roles = roles_of(pattern.part, kind);
-    for (int64_t expert = 0; expert < copies && names.size() < limit; ++expert) {
-      if (is_filled(roles, expert)) continue;
-      names.push_back(full_name(pattern, kind, expert) + " " + expected_shape(pattern, kind));
-    }
-  });
-  return names;
-}
-
-std::string LayerAssignment::summary() const {
-  int64_t expected = 0;
-  for (const NamePattern& pattern : naming_.form->patterns) {
-    if (is_wanted(pattern)) expected += is_stack(pattern) ? 1 : layer_.spec.num_experts;
-  }
-  return fmt::format("{} of {} expert tensors of layer {}", expert_tensors_, expected,
-                     layer_.index);
-}
-
-void LayerAssignment::check_strays() const {
-  if (first_stray_ < 0) return;
-  const TensorInfo& info = table_.info(first_stray_);
-  const std::string_view rest =
-      std::string_view(info.name).substr(std::min(info.name.size(), prefix_.size()));
-  const int64_t expert = std::clamp<int64_t>(number_in(rest), 0, layer_.spec.num_experts - 1);
-  std::vector<std::string> known;
-  const auto add = [&](const NamePattern& pattern) {
-    if (is_wanted(pattern)) known.push_back(full_name(pattern, expert));
-  };
-  for_each_form(*config_.architecture, [&](const ExpertForm& form) {
-    std::for_each(form.patterns.begin(), form.patterns.end(), add);
-  });
-  for_each_once(*config_.architecture, add);
-  const std::optional<std::string> nearest = nearest_name(info.name, known);
-  throw Error(ErrorCode::kTensorUnexpected,
-              {.what = strays_.size() == 1
-                           ? std::string("a tensor of a MoE block has a name of no known meaning")
-                           : fmt::format("this and {} more tensors of a MoE block have names of no "
-                                         "known meaning",
-                                         strays_.size() - 1),
-               .file = table_.path_of(first_stray_),
-               .tensor = info.name,
-               .expected = fmt::format("names of the {} family", config_.architecture->name),
-               .found = render_shape(info.shape),
-               .hint = nearest ? "nearest known name: " + *nearest : ""});
 }
 
 LayerMap LayerAssignment::finish() {
@@ -388,37 +263,34 @@ LayerMap LayerAssignment::finish() {
   map.bytes = bytes_;
   map.support = config_.support ? layer_.support : config_.support;
   check_types();
-  for (size_t i = 0; i < kNumRoles; ++i) {
-    if (slots_[i].empty()) continue;
-    map.roles[i].info = {.count = static_cast<int64_t>(slots_[i].size()),
-                         .rows = shapes_[i].rows,
-                         .cols = shapes_[i].cols,
-                         .dtype = table_.info(slots_[i].front().tensor).dtype};
-    map.roles[i].matrices = std::move(slots_[i]);
+  for (const WeightId id : weights::kAll) {
+    if (slots_[id].empty()) continue;
+    map.stored[id].info = {.count = static_cast<int64_t>(slots_[id].size()),
+                           .rows = shapes_[id].rows,
+                           .cols = shapes_[id].cols,
+                           .dtype = table_.info(slots_[id].front().tensor).dtype};
+    map.stored[id].matrices = std::move(slots_[id]);
   }
   if (map.support) map.support = type_support(map);
   return map;
 }
 
 void LayerAssignment::check_types() const {
-  for (const auto& slots : slots_) {
-    const auto role = static_cast<WeightRole>(&slots - slots_.data());
-    if (slots.size() > 1) check_same_type(std::span(&role, 1));
+  for (const WeightId id : weights::kAll) {
+    if (slots_[id].size() > 1) check_same_type(std::span(&id, 1));
   }
   check_same_type(kExpertMatrices);
   check_same_type(kSharedMatrices);
-  check_scale_types();
+  check_plane_types();
 }
 
 // Codes are accepted only for matrices that the spec says are quantised.
-bool LayerAssignment::is_type_of(WeightRole role, DType dtype) const {
-  if (role == WeightRole::kHashTable) return dtype == DType::kI32 || dtype == DType::kI64;
-  if (is_scale_role(role) || is_plain(dtype)) return true;
-  const WeightId id = weight_id(role);
-  const bool shared = id.mlp == Mlp::kShared;
-  if ((!shared && id.mlp != Mlp::kRouted) || id.plane != Plane::kWeights) return false;
-  const MoeSpec& spec = layer_.spec;
-  return dtype == (shared ? shared_weight_dtype(spec) : spec.weight_dtype);
+bool LayerAssignment::is_type_of(WeightId id, DType dtype) const {
+  if (id == weights::kHashTable) return dtype == DType::kI32 || dtype == DType::kI64;
+  if (quant::is_code_plane(id.plane()) || is_plain(dtype)) return true;
+  const bool may_be_codes = id.mlp() == WeightMlp::kRouted || id.mlp() == WeightMlp::kShared;
+  if (!may_be_codes || id.plane() != WeightPlane::kWeights) return false;
+  return dtype == shapes_[id].dtype;
 }
 
 Support LayerAssignment::type_support(const LayerMap& map) const {
@@ -427,25 +299,25 @@ Support LayerAssignment::type_support(const LayerMap& map) const {
                        " is quantised; this version reads codes of matrices of experts and shared "
                        "experts, and all others in F32, F16 or BF16");
   }
-  for (size_t i = 0; i < kNumRoles; ++i) {
-    const RoleMatrices& role = map.roles[i];
-    if (role.info.count == 0 || is_type_of(static_cast<WeightRole>(i), role.info.dtype)) continue;
+  for (const WeightId id : weights::kAll) {
+    const StoredMatrices& stored = map.stored[id];
+    if (stored.info.count == 0 || is_type_of(id, stored.info.dtype)) continue;
     return Support::no(fmt::format("{} is stored as {}; this version runs F32, F16 and BF16",
-                                   table_.info(role.matrices.front().tensor).name,
-                                   to_string(role.info.dtype)));
+                                   table_.info(stored.matrices.front().tensor).name,
+                                   to_string(stored.info.dtype)));
   }
-  const RoleMatrices& shared = map.role(WeightRole::kSharedDown);
-  const DType expert_type = map.role(WeightRole::kDown).info.dtype;
+  const StoredMatrices& shared = map.stored[weights::kSharedDown];
+  const DType expert_type = map.stored[weights::kDown].info.dtype;
   if (shared.info.count == 0 || shared.info.dtype == expert_type) return Support::yes();
   if (!is_plain(expert_type)) return Support::yes();
   return Support::no(fmt::format("the shared expert is stored as {}, the routed experts as {}",
                                  to_string(shared.info.dtype), to_string(expert_type)));
 }
 
-void LayerAssignment::check_same_type(std::span<const WeightRole> roles) const {
+void LayerAssignment::check_same_type(std::span<const WeightId> ids) const {
   const TensorInfo* reference = nullptr;
-  for (WeightRole role : roles) {
-    for (const MatrixLocation& matrix : slots_[static_cast<size_t>(role)]) {
+  for (WeightId id : ids) {
+    for (const MatrixLocation& matrix : slots_[id]) {
       const TensorInfo& info = table_.info(matrix.tensor);
       if (reference == nullptr) reference = &info;
       if (info.dtype == reference->dtype) continue;
@@ -458,22 +330,6 @@ void LayerAssignment::check_same_type(std::span<const WeightRole> roles) const {
            .found = std::string(to_string(info.dtype))});
     }
   }
-}
-
-std::string LayerAssignment::full_name(const NamePattern& pattern, int64_t expert) const {
-  const auto base = config_.architecture->bases[static_cast<size_t>(naming_.base)];
-  return prefix_ + render_name(pattern, base, expert + first_expert());
-}
-
-std::string LayerAssignment::expected_shape(const NamePattern& pattern) const {
-  const TensorBlock block = block_of(pattern);
-  const bool by_shape = pattern.axes == AxisOrder::kByShape && block.is_stack && !block.is_vector;
-  const AxisOrder axes = by_shape ? AxisOrder::kRowsFirst : axes_of(pattern);
-  std::string text = render_shape(accepted_shapes(block, pattern, axes).front());
-  if (by_shape) {
-    text += " or " + render_shape(accepted_shapes(block, pattern, AxisOrder::kColsFirst).front());
-  }
-  return text;
 }
 
 }  // namespace conclave::inline v0::checkpoint

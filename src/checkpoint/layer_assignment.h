@@ -1,9 +1,9 @@
 // Assigns the tensors of one MoE layer to its matrices: every matrix gets exactly one tensor.
 #pragma once
 
+#include "checkpoint/layer_map.h"
 #include "checkpoint/layer_names.h"
-#include "checkpoint/role_map.h"
-#include "checkpoint/role_shape.h"
+#include "checkpoint/layer_shapes.h"
 #include "checkpoint/scale_names.h"
 
 #include <array>
@@ -46,57 +46,59 @@ class LayerAssignment {
   struct Match {
     NameMatch name;
     int32_t tensor;
-    TensorKind kind = TensorKind::kPlain;
+    // The plane of the matrix that the name means, or none: the tensor itself.
+    std::optional<WeightPlane> plane = std::nullopt;
   };
 
   std::vector<Match> match_names(std::span<const LayerTensor> items);
-  // Whether a tensor without a role in the layer can be dropped without losing anything.
+  // Whether a tensor without a place in the layer can be dropped without losing anything.
   bool is_absent(const LayerTensor& item) const;
   void choose_naming(std::span<const Match> matches, const LayerNaming& usual);
   void choose_axes(std::span<const Match> matches);
   void place(const Match& match);
-  void place_scale(const Match& match, int64_t expert);
+  void place_plane(const Match& match, int64_t expert);
   // The quantised matrix's scale that the name stands for, if any.
   std::optional<Match> match_scale(const LayerTensor& item) const;
   // Whether the name is that of a scale of a matrix that is stored in a form that is not read.
   bool is_foreign_scale(const LayerTensor& item, std::span<const LayerTensor> items);
-  void fill(WeightRole role, int64_t expert, const MatrixLocation& location);
+  void fill(WeightId id, int64_t expert, const MatrixLocation& location);
   bool is_surplus(const Match& match) const;
   int64_t first_expert() const;  // number of the layer's expert 0 in names
   [[noreturn]] void reject_expert(const Match& match) const;
 
-  RoleShape shape_of(WeightRole role) const { return shapes_[static_cast<size_t>(role)]; }
   bool is_wanted(const NamePattern& pattern) const;
-  bool has_roles(std::span<const WeightRole> roles) const;
+  bool has_ids(std::span<const WeightId> ids) const;
   bool covers_experts(const ExpertForm& form) const;
   TensorBlock block_of(const NamePattern& pattern) const;
-  TensorBlock scale_block(const NamePattern& pattern, TensorKind kind) const;
-  std::vector<std::vector<int64_t>> scale_shapes(const NamePattern& pattern, TensorKind kind) const;
+  TensorBlock plane_block(const NamePattern& pattern, WeightPlane plane) const;
+  std::vector<std::vector<int64_t>> plane_shapes(const NamePattern& pattern,
+                                                 WeightPlane plane) const;
   AxisOrder axes_of(const NamePattern& pattern) const;
-  bool is_filled(std::span<const WeightRole> roles, int64_t expert) const;
+  bool is_filled(std::span<const WeightId> ids, int64_t expert) const;
   std::vector<NamePattern> expected_once() const;  // one pattern per part
-  // Calls visit(pattern, kind, number of tensors) for everything that the layer must have.
+  // Calls visit(pattern, plane, number of tensors) for everything that the layer must have.
   template <class Visit>
   void for_each_expected(Visit visit) const;
   std::string full_name(const NamePattern& pattern, int64_t expert) const;
-  std::string full_name(const NamePattern& pattern, TensorKind kind, int64_t expert) const;
+  std::string full_name(const NamePattern& pattern, std::optional<WeightPlane> plane,
+                        int64_t expert) const;
   std::string expected_shape(const NamePattern& pattern) const;
-  std::string expected_shape(const NamePattern& pattern, TensorKind kind) const;
+  std::string expected_shape(const NamePattern& pattern, std::optional<WeightPlane> plane) const;
   Support type_support(const LayerMap& map) const;
-  bool is_type_of(WeightRole role, DType dtype) const;
-  void check_same_type(std::span<const WeightRole> roles) const;
-  void check_scale_types() const;
+  bool is_type_of(WeightId id, DType dtype) const;
+  void check_same_type(std::span<const WeightId> ids) const;
+  void check_plane_types() const;
   void check_types() const;
 
   const ModelConfig& config_;
   const TensorTable& table_;
   const LayerConfig& layer_;
-  std::array<RoleShape, kNumRoles> shapes_;
+  LayerShapes shapes_;
   LayerNaming naming_;
   AxisOrder axes_ = AxisOrder::kRowsFirst;  // for stacks whose pattern leaves it open
   bool transposed_ = false;                 // whether an expert tensor is stored columns first
   std::string prefix_;                      // "model.layers.0."
-  std::array<std::vector<MatrixLocation>, kNumRoles> slots_;
+  WeightTable<std::vector<MatrixLocation>> slots_;
   std::vector<std::string> strays_;
   std::unordered_map<std::string_view, int32_t> by_rest_;  // filled when first needed
   std::string foreign_;  // a matrix that must not be quantised but is, or whose form is not read

@@ -1,11 +1,8 @@
-// The part of LayerAssignment that handles the scales of quantised matrices.
+// The part of LayerAssignment that handles what quantised matrices have beside their codes.
 #include "checkpoint/code_words.h"
 #include "checkpoint/layer_assignment.h"
-#include "core/layer_roles.h"
+#include "checkpoint/name_list.h"
 #include "core/weight_types.h"
-
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -30,22 +27,13 @@ void add_shapes(const TensorBlock& block, Shapes& shapes) {
   }
 }
 
-std::string render(const std::vector<int64_t>& shape) {
-  return fmt::format("[{}]", fmt::join(shape, ", "));
-}
-
-// Whether all roles of a fused tensor share one number.
-bool is_single(const MoeSpec& spec, TensorKind kind) {
-  return kind == TensorKind::kInputScale || spec.quant.weights == WeightScale::kTensor;
-}
-
 }  // namespace
 
 std::optional<LayerAssignment::Match> LayerAssignment::match_scale(const LayerTensor& item) const {
   if (!item.canonical) return std::nullopt;
-  const auto scale = match_scale_name(*config_.architecture, layer_.spec, item.rest);
+  const auto scale = match_scale_name(*config_.architecture, shapes_, item.rest);
   if (!scale) return std::nullopt;
-  return Match{.name = scale->name, .tensor = item.tensor, .kind = scale->kind};
+  return Match{.name = scale->name, .tensor = item.tensor, .plane = scale->plane};
 }
 
 bool LayerAssignment::is_foreign_scale(const LayerTensor& item,
@@ -63,7 +51,7 @@ bool LayerAssignment::is_foreign_scale(const LayerTensor& item,
     if (!name || is_plain(info.dtype)) continue;
     // A surplus scale of a matrix that is read is a fault.
     const bool is_read = is_quantisable(name->pattern->part) &&
-                         has_roles(roles_of(name->pattern->part, TensorKind::kScale));
+                         has_ids(ids_of(name->pattern->part, WeightPlane::kScale));
     if (is_read && info.dtype == config_.quant->element) continue;
     if (foreign_.empty()) foreign_ = info.name;
     return true;
@@ -71,82 +59,80 @@ bool LayerAssignment::is_foreign_scale(const LayerTensor& item,
   return false;
 }
 
-TensorBlock LayerAssignment::scale_block(const NamePattern& pattern, TensorKind kind) const {
+TensorBlock LayerAssignment::plane_block(const NamePattern& pattern, WeightPlane plane) const {
   TensorBlock block = block_of(pattern);
-  const std::vector<WeightRole> roles = roles_of(pattern.part, kind);
-  const RoleShape first = shape_of(roles.front());
-  block.rows =
-      is_single(layer_.spec, kind) ? first.rows : first.rows * static_cast<int64_t>(roles.size());
+  const std::vector<WeightId> ids = ids_of(pattern.part, plane);
+  const quant::WeightShape& first = shapes_[ids.front()];
+  block.rows = first.plane.is_single ? first.rows : first.rows * static_cast<int64_t>(ids.size());
   block.cols = first.cols;
   block.is_vector = false;
   return block;
 }
 
-Shapes LayerAssignment::scale_shapes(const NamePattern& pattern, TensorKind kind) const {
-  TensorBlock block = scale_block(pattern, kind);
+Shapes LayerAssignment::plane_shapes(const NamePattern& pattern, WeightPlane plane) const {
+  TensorBlock block = plane_block(pattern, plane);
   if (axes_of(pattern) == AxisOrder::kColsFirst) std::swap(block.rows, block.cols);
   Shapes shapes;
   add_shapes(block, shapes);
   return shapes;
 }
 
-std::string LayerAssignment::expected_shape(const NamePattern& pattern, TensorKind kind) const {
-  if (kind == TensorKind::kPlain) return expected_shape(pattern);
-  return render(scale_shapes(pattern, kind).front());
+std::string LayerAssignment::expected_shape(const NamePattern& pattern,
+                                            std::optional<WeightPlane> plane) const {
+  if (!plane) return expected_shape(pattern);
+  return render_shape(plane_shapes(pattern, *plane).front());
 }
 
-std::string LayerAssignment::full_name(const NamePattern& pattern, TensorKind kind,
+std::string LayerAssignment::full_name(const NamePattern& pattern, std::optional<WeightPlane> plane,
                                        int64_t expert) const {
   const std::string name = full_name(pattern, expert);
   const bool in_words = config_.quant && config_.quant->in_words && is_quantisable(pattern.part);
-  if (kind == TensorKind::kPlain) return in_words ? words_name(name) : name;
-  return usual_scale_name(name, kind, config_.quant_method);
+  if (!plane) return in_words ? words_name(name) : name;
+  return usual_scale_name(name, *plane, config_.quant_method);
 }
 
-void LayerAssignment::place_scale(const Match& match, int64_t expert) {
+void LayerAssignment::place_plane(const Match& match, int64_t expert) {
   const NamePattern& pattern = *match.name.pattern;
-  const std::vector<WeightRole> roles = roles_of(pattern.part, match.kind);
+  const std::vector<WeightId> ids = ids_of(pattern.part, match.plane);
+  const quant::PlaneShape& plane = shapes_[ids.front()].plane;
   const TensorInfo& info = table_.info(match.tensor);
-  const Shapes shapes = scale_shapes(pattern, match.kind);
+  const Shapes shapes = plane_shapes(pattern, plane.plane);
   const auto reject = [&](const char* what, std::string hint) {
     throw Error(ErrorCode::kTensorShape, {.what = what,
                                           .file = table_.path_of(match.tensor),
                                           .tensor = info.name,
-                                          .expected = render(shapes.front()),
-                                          .found = render(info.shape),
+                                          .expected = render_shape(shapes.front()),
+                                          .found = render_shape(info.shape),
                                           .hint = std::move(hint)});
   };
   if (std::find(shapes.begin(), shapes.end(), info.shape) == shapes.end()) {
     reject("scales do not fit their matrix", "quantization_config says what shares a scale");
   }
-  const bool in_blocks = layer_.spec.quant.weights == WeightScale::kBlock;
-  const bool fused = roles.size() > 1 && match.kind == TensorKind::kScale && in_blocks;
-  const int64_t rows = shape_of(roles_of(pattern.part).front()).rows;
-  if (fused &&
-      (rows % layer_.spec.quant.block_rows != 0 || pattern.rows != RowOrder::kConcatenated)) {
+  const bool fused = ids.size() > 1 && plane.block_rows > 1 && !plane.is_single;
+  const int64_t rows = shapes_[ids.front().with(WeightPlane::kWeights)].rows;
+  if (fused && (rows % plane.block_rows != 0 || pattern.rows != RowOrder::kConcatenated)) {
     reject("blocks of a fused tensor hold rows of gate and of up",
            "store gate and up apart, or blocks of whole rows of each");
   }
-  const TensorBlock block = scale_block(pattern, match.kind);
-  const bool single = is_single(layer_.spec, match.kind);
-  RoleShare share{.parts = single ? 1 : static_cast<int64_t>(roles.size())};
-  for (const WeightRole role : roles) {
+  const TensorBlock block = plane_block(pattern, plane.plane);
+  TensorShare share{.parts = plane.is_single ? 1 : static_cast<int64_t>(ids.size())};
+  for (const WeightId id : ids) {
     for (share.index = 0; share.index < (block.is_stack ? block.count : 1); ++share.index) {
-      fill(role, block.is_stack ? share.index : expert,
+      fill(id, block.is_stack ? share.index : expert,
            locate(block, pattern, axes_of(pattern), share, match.tensor));
     }
-    if (single) continue;
+    if (plane.is_single) continue;
     ++share.part;
-    share.rows_before += shape_of(role).rows;
+    share.rows_before += shapes_[id].rows;
   }
 }
 
-void LayerAssignment::check_scale_types() const {
-  for (size_t i = 0; i < kNumRoles; ++i) {
-    if (!is_scale_role(static_cast<WeightRole>(i)) || slots_[i].empty()) continue;
-    const int32_t tensor = slots_[i].front().tensor;
+void LayerAssignment::check_plane_types() const {
+  for (const WeightId id : weights::kAll) {
+    if (!quant::is_code_plane(id.plane()) || slots_[id].empty()) continue;
+    const int32_t tensor = slots_[id].front().tensor;
     const TensorInfo& info = table_.info(tensor);
-    if (is_plain(info.dtype) || info.dtype == DType::kF8E8M0) continue;
+    if (is_stored_as(shapes_[id], info.dtype)) continue;
     throw Error(ErrorCode::kTensorDType, {.what = "scales of another type",
                                           .file = table_.path_of(tensor),
                                           .tensor = info.name,

@@ -37,15 +37,14 @@ void check_block(const WeightInfo& info, const WeightBlock& block, size_t destin
 
 }  // namespace
 
-const MatrixLocation& LayerSource::matrix_of(WeightRole role, int64_t expert) const {
-  const std::vector<MatrixLocation>& matrices = layer_.role(role).matrices;
+const MatrixLocation& LayerSource::matrix_of(WeightId id, int64_t expert) const {
+  const std::vector<MatrixLocation>& matrices = layer_.stored[id].matrices;
   if (expert < 0 || expert >= static_cast<int64_t>(matrices.size())) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        {.what = fmt::format("layer {} has no such {} matrix", layer_.index, to_string(role)),
-         .tensor = "expert",
-         .found = std::to_string(expert),
-         .limit = fmt::format("{} matrices", matrices.size())});
+    throw Error(ErrorCode::kInvalidArgument,
+                {.what = fmt::format("layer {} has no such {} matrix", layer_.index, to_string(id)),
+                 .tensor = "expert",
+                 .found = std::to_string(expert),
+                 .limit = fmt::format("{} matrices", matrices.size())});
   }
   return matrices[static_cast<size_t>(expert)];
 }
@@ -55,10 +54,10 @@ void LayerSource::verify(const MatrixLocation& matrix, DType dtype) const {
   verifier_->check(matrix.tensor, static_cast<uint64_t>(packed_bytes(dtype, matrix.offset)));
 }
 
-void LayerSource::read(WeightRole role, int64_t expert, const WeightBlock& block,
+void LayerSource::read(WeightId id, int64_t expert, const WeightBlock& block,
                        std::span<std::byte> destination) const {
-  const MatrixLocation& matrix = matrix_of(role, expert);
-  const WeightInfo info = describe(role);
+  const MatrixLocation& matrix = matrix_of(id, expert);
+  const WeightInfo info = describe(id);
   check_block(info, block, destination.size());
   if (destination.empty()) return;
   const int64_t bits = bit_size(info.dtype);
@@ -91,9 +90,9 @@ void LayerSource::read_verified(int32_t tensor, uint64_t offset,
   }
 }
 
-ConstTensorView LayerSource::view(WeightRole role, int64_t expert) const {
-  const MatrixLocation& matrix = matrix_of(role, expert);
-  const WeightInfo info = describe(role);
+ConstTensorView LayerSource::view(WeightId id, int64_t expert) const {
+  const MatrixLocation& matrix = matrix_of(id, expert);
+  const WeightInfo info = describe(id);
   if (matrix.col_stride != 1 || matrix.row_stride != info.cols) return {};
   const auto mapped = data_.mapped(matrix.tensor);
   if (mapped.empty()) return {};
@@ -107,10 +106,10 @@ ConstTensorView LayerSource::view(WeightRole role, int64_t expert) const {
   return {.data = data, .dtype = info.dtype, .shape = {info.rows, info.cols}};
 }
 
-std::string LayerSource::locate(WeightRole role, int64_t expert) const {
-  const MatrixLocation& matrix = matrix_of(role, expert);
+std::string LayerSource::locate(WeightId id, int64_t expert) const {
+  const MatrixLocation& matrix = matrix_of(id, expert);
   std::string text = table_.name_of(matrix.tensor) + ": " + table_.info(matrix.tensor).name;
-  const std::vector<MatrixLocation>& all = layer_.role(role).matrices;
+  const std::vector<MatrixLocation>& all = layer_.stored[id].matrices;
   const bool shared_tensor = all.size() > 1 && all[0].tensor == all[1].tensor;
   if (shared_tensor || table_.info(matrix.tensor).shape.size() > 2) {
     text += fmt::format("[{}]", expert);

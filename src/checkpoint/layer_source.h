@@ -1,8 +1,8 @@
 // Reads the weights of one layer from the shards.
 #pragma once
 
+#include "checkpoint/layer_map.h"
 #include "checkpoint/manifest.h"
-#include "checkpoint/role_map.h"
 #include "checkpoint/tensor_data.h"
 #include "checkpoint/tensor_table.h"
 
@@ -19,14 +19,14 @@ class LayerSource final : public WeightSource {
               const Verifier* verifier)
       : table_(table), data_(data), layer_(layer), verifier_(verifier) {}
 
-  WeightInfo describe(WeightRole role) const override { return layer_.role(role).info; }
-  void read(WeightRole role, int64_t expert, const WeightBlock& block,
+  WeightInfo describe(WeightId id) const override { return layer_.stored[id].info; }
+  void read(WeightId id, int64_t expert, const WeightBlock& block,
             std::span<std::byte> destination) const override;
-  ConstTensorView view(WeightRole role, int64_t expert) const override;
-  std::string locate(WeightRole role, int64_t expert) const override;
+  ConstTensorView view(WeightId id, int64_t expert) const override;
+  std::string locate(WeightId id, int64_t expert) const override;
 
  private:
-  const MatrixLocation& matrix_of(WeightRole role, int64_t expert) const;
+  const MatrixLocation& matrix_of(WeightId id, int64_t expert) const;
   void verify(const MatrixLocation& matrix, DType dtype) const;
   void read_verified(int32_t tensor, uint64_t offset, std::span<std::byte> destination) const;
 

@@ -1,11 +1,11 @@
 #include "checkpoint/code_words.h"
 #include "checkpoint/describe_layer.h"
+#include "checkpoint/layer_map.h"
 #include "checkpoint/layer_source.h"
 #include "checkpoint/layer_tensors.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/model_config.h"
 #include "checkpoint/name_list.h"
-#include "checkpoint/role_map.h"
 #include "checkpoint/shard_index.h"
 #include "io/directory.h"
 
@@ -134,7 +134,7 @@ Checkpoint Checkpoint::open(const std::filesystem::path& path, const CheckpointO
   checkpoint::settle_by_file(tensors, impl->shards, impl->config);
   checkpoint::settle_quantization(tensors, impl->shards, impl->config);
   impl->add_layers(impl->config.quantization.empty()
-                       ? checkpoint::map_roles(impl->config, impl->shards, tensors)
+                       ? checkpoint::map_layers(impl->config, impl->shards, tensors)
                        : checkpoint::survey_layers(impl->config, impl->shards, tensors));
   impl->add_totals();
   append(impl->notes, impl->config.notes);

@@ -33,4 +33,11 @@ inline std::string render_ranges(std::span<const int64_t> numbers) {
   return text;
 }
 
+// "[8, 2]"
+inline std::string render_shape(std::span<const int64_t> shape) {
+  std::string text;
+  for (const int64_t size : shape) text += (text.empty() ? "" : ", ") + std::to_string(size);
+  return "[" + text + "]";
+}
+
 }  // namespace conclave::inline v0::checkpoint

@@ -9,7 +9,7 @@
 
 namespace conclave::inline v0::checkpoint {
 
-// The content of a tensor. Parts from kRouter on exist once per layer.
+// The content of a tensor.
 enum class Part : uint8_t {
   kGate,
   kUp,
@@ -45,10 +45,11 @@ enum class Part : uint8_t {
   kResidualDown,
   kNotRead,  // known, but no part of what a layer computes
 };
-constexpr bool is_expert_part(Part part) { return part < Part::kRouter; }
+// Whether the part belongs to routed experts; all others exist once per layer.
+bool is_expert_part(Part part);
 
-// The roles that a tensor fills, one after the other; empty for kNotRead.
-std::span<const WeightRole> roles_of(Part part);
+// What a tensor fills, one id after the other; empty for kNotRead.
+std::span<const WeightId> ids_of(Part part);
 
 // The order of a matrix's rows in its tensor.
 enum class RowOrder : uint8_t {

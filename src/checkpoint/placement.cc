@@ -66,7 +66,7 @@ bool fits(std::span<const int64_t> shape, const TensorBlock& block, const NamePa
 }
 
 MatrixLocation locate(const TensorBlock& block, const NamePattern& pattern, AxisOrder axes,
-                      const RoleShare& share, int32_t tensor) {
+                      const TensorShare& share, int32_t tensor) {
   const bool interleaved = pattern.rows == RowOrder::kInterleaved && share.parts > 1;
   const int64_t first_row = interleaved ? share.part : share.rows_before;
   const int64_t step = interleaved ? share.parts : 1;

@@ -11,7 +11,7 @@
 namespace conclave::inline v0::checkpoint {
 
 // The content of a tensor: `count` blocks (experts, shared experts or one) of `rows` x `cols`;
-// several roles may share the rows. A vector is a block with one column.
+// several matrices may share the rows. A vector is a block with one column.
 struct TensorBlock {
   int64_t count = 1;
   int64_t rows = 0;
@@ -38,15 +38,15 @@ struct MatrixLocation {
   int64_t col_stride = 0;
 };
 
-// The share of one role: it is number `part` of the `parts` roles in the block, and `rows_before`
-// rows of the block precede its own. `index` is the expert.
-struct RoleShare {
+// The share of one matrix: it is number `part` of the `parts` matrices in the block, and
+// `rows_before` rows of the block precede its own. `index` is the expert.
+struct TensorShare {
   int64_t index = 0;
   int64_t part = 0;
   int64_t parts = 1;
   int64_t rows_before = 0;
 };
 MatrixLocation locate(const TensorBlock& block, const NamePattern& pattern, AxisOrder axes,
-                      const RoleShare& share, int32_t tensor);
+                      const TensorShare& share, int32_t tensor);
 
 }  // namespace conclave::inline v0::checkpoint

@@ -32,6 +32,10 @@ inline constexpr std::string_view kExpertPlaceholder = "{expert}";
 inline bool has_expert_placeholder(std::string_view pattern) {
   return pattern.find(kExpertPlaceholder) != std::string_view::npos;
 }
+// Whether the tensor holds all experts.
+inline bool is_stack(const NamePattern& pattern) {
+  return is_expert_part(pattern.part) && !has_expert_placeholder(pattern.text);
+}
 
 // The candidate closest to `text` in edits, or nothing if all differ by more than half its length.
 std::optional<std::string> nearest_name(std::string_view text,

@@ -70,7 +70,7 @@ void check_peer(int32_t peer, int32_t size) {
 
 void check_reduction(const CommOperation& operation, const Communicator& communicator) {
   const DType dtype = operation.dtype;
-  if (byte_size(dtype) == 0 || !communicator.supports_reduction(dtype, operation.reduce)) {
+  if (!communicator.supports_reduction(dtype, operation.reduce)) {
     throw Error(ErrorCode::kDType, {.what = "reductions do not know this type",
                                     .expected = "F32, F64, I32 or I64",
                                     .found = std::string(conclave::to_string(dtype))});

@@ -1,6 +1,9 @@
 #include "conclave/dtype.h"
 
+#include "conclave/error.h"
+
 #include <array>
+#include <string>
 
 namespace conclave::inline v0 {
 namespace {
@@ -59,7 +62,13 @@ int64_t bit_size(DType dtype) noexcept {
   return row != nullptr ? row->bits : 0;
 }
 
-int64_t byte_size(DType dtype) noexcept { return bit_size(dtype) / 8; }
+int64_t byte_size(DType dtype) {
+  const int64_t bits = bit_size(dtype);
+  if (bits >= 8) return bits / 8;
+  throw Error(ErrorCode::kDType, {.what = "elements of this type are no whole bytes",
+                                  .expected = "a type of at least 8 bits",
+                                  .found = std::string(to_string(dtype))});
+}
 
 std::string_view to_string(DType dtype) noexcept {
   const TypeRow* row = row_of(dtype);

@@ -1,4 +1,4 @@
-// Checks everything that a layer has besides its routed experts and its router.
+// What a layer has besides its routed experts and its router.
 #pragma once
 
 #include "conclave/spec.h"
@@ -17,5 +17,9 @@ void validate_parts(const MoeSpec& spec);
 
 // Every check of validate(MoeSpec) but those of the router, which routing/validate.cc adds.
 void validate_all_but_router(const MoeSpec& spec);
+
+// The activation of the shared experts and of the residual MLP: `own`, or the routed experts' if
+// `own` has no name.
+const ActivationSpec& activation_or_routed(const ActivationSpec& own, const MoeSpec& spec);
 
 }  // namespace conclave::inline v0

@@ -4,16 +4,15 @@
 #include "conclave/error.h"
 #include "conclave/weights.h"
 
-#include <array>
 #include <cstring>
 #include <string>
 
 namespace conclave::inline v0 {
 namespace {
 
-// One role inside a caller's tensor: `count` matrices whose rows and columns may lie apart, like
-// the halves of an interleaved tensor. Strides are in elements.
-struct RoleView {
+// The matrices of one id inside a caller's tensor: `count` matrices whose rows and columns may lie
+// apart, like the halves of an interleaved tensor. Strides are in elements.
+struct IdView {
   const std::byte* data = nullptr;
   WeightInfo info;
   int64_t matrix_stride = 0;
@@ -25,7 +24,7 @@ const std::byte* offset_by(const void* data, int64_t elements, DType dtype) {
   return static_cast<const std::byte*>(data) + elements * bit_size(dtype) / 8;
 }
 
-void check_tensor(const char* name, const ConstTensorView& tensor, int rank) {
+void check_tensor(const std::string& name, const ConstTensorView& tensor, int rank) {
   if (tensor.data == nullptr) {
     throw Error(ErrorCode::kNullPointer, {.what = "null weights", .tensor = name});
   }
@@ -55,19 +54,30 @@ void check_tensor(const char* name, const ConstTensorView& tensor, int rank) {
 
 // A tensor and its name for messages.
 struct Named {
-  const char* name;
+  std::string name;
   const ConstTensorView& tensor;
 };
 
-// One MLP as the caller gives it, and the roles of its parts.
+// One MLP as the caller gives it.
 struct MlpTensors {
-  Named gate_up;
-  Named down;
-  Named gate_up_bias;
-  Named down_bias;
+  WeightMlp mlp = WeightMlp::kRouted;
   GateUpOrder order = GateUpOrder::kConcatenated;
-  WeightRole gate, up, down_role;
-  WeightRole gate_bias, up_bias, down_bias_role;
+  std::string prefix;  // what names begin with
+  const ConstTensorView& gate_up;
+  const ConstTensorView& down;
+  const ConstTensorView& gate_up_bias;
+  const ConstTensorView& down_bias;
+  const ConstTensorView& gate_up_scale;
+  const ConstTensorView& down_scale;
+  const ConstTensorView& gate_up_input_scale;
+  const ConstTensorView& down_input_scale;
+
+  // All but routed experts may leave out the first dimension.
+  bool may_be_one() const { return mlp != WeightMlp::kRouted; }
+  bool is_gated() const { return order != GateUpOrder::kSingle; }
+  WeightId gate(WeightPlane plane) const { return {mlp, WeightMatrix::kGate, plane}; }
+  WeightId up(WeightPlane plane) const { return {mlp, WeightMatrix::kUp, plane}; }
+  WeightId down_of(WeightPlane plane) const { return {mlp, WeightMatrix::kDown, plane}; }
 };
 
 // A tensor of S matrices or vectors; it may leave out its first dimension if S is 1.
@@ -91,7 +101,7 @@ Stack stack_of(const Named& named, int rank, bool may_be_one) {
           .cols = tensor.shape[last]};
 }
 
-void check_same(const char* name, const char* what, int64_t expected, int64_t found) {
+void check_same(const std::string& name, const char* what, int64_t expected, int64_t found) {
   if (expected == found) return;
   throw Error(ErrorCode::kShape, {.what = what,
                                   .tensor = name,
@@ -102,41 +112,27 @@ void check_same(const char* name, const char* what, int64_t expected, int64_t fo
 class PointerSource final : public WeightSource {
  public:
   explicit PointerSource(const ExpertWeights& weights) : memory_(weights.memory) {
-    add_mlp({{"gate_up", weights.gate_up},
-             {"down", weights.down},
-             {"gate_up_bias", weights.gate_up_bias},
-             {"down_bias", weights.down_bias},
-             weights.order,
-             WeightRole::kGate,
-             WeightRole::kUp,
-             WeightRole::kDown,
-             WeightRole::kGateBias,
-             WeightRole::kUpBias,
-             WeightRole::kDownBias},
-            false);
-    add_shared(weights);
-    add_residual(weights);
-    add_scales(weights);
-    add_matrix(WeightRole::kRouter, "router", weights.router);
-    add_matrix(WeightRole::kSharedExpertGate, "shared_expert_gate", weights.shared_expert_gate);
-    add_matrix(WeightRole::kHashTable, "hash_table", weights.hash_table);
-    add_matrix(WeightRole::kMixGate, "mix_gate", weights.mix_gate);
-    add_matrix(WeightRole::kLatentDown, "latent_down", weights.latent_down);
-    add_matrix(WeightRole::kLatentUp, "latent_up", weights.latent_up);
-    add_vector(WeightRole::kRouterBias, "router_bias", weights.router_bias);
-    add_vector(WeightRole::kSelectionBias, "selection_bias", weights.selection_bias);
-    add_vector(WeightRole::kExpertScale, "expert_scale", weights.expert_scale);
-    add_vector(WeightRole::kGlobalScale, "global_scale", weights.global_scale);
-    add_vector(WeightRole::kRouterInputScale, "router_input_scale", weights.router_input_scale);
-    add_vector(WeightRole::kMixGateBias, "mix_gate_bias", weights.mix_gate_bias);
-    add_vector(WeightRole::kLatentNorm, "latent_norm", weights.latent_norm);
-    add_vector(WeightRole::kOutputBias, "output_bias", weights.output_bias);
+    add_mlps(weights);
+    add_matrix(weights::kRouter, "router", weights.router);
+    add_matrix(weights::kSharedExpertGate, "shared_expert_gate", weights.shared_expert_gate);
+    add_matrix(weights::kHashTable, "hash_table", weights.hash_table);
+    add_matrix(weights::kMixGate, "mix_gate", weights.mix_gate);
+    add_matrix(weights::kLatentDown, "latent_down", weights.latent_down);
+    add_matrix(weights::kLatentUp, "latent_up", weights.latent_up);
+    add_vector(weights::kRouterBias, "router_bias", weights.router_bias);
+    add_vector(weights::kSelectionBias, "selection_bias", weights.selection_bias);
+    add_vector(weights::kExpertScale, "expert_scale", weights.expert_scale);
+    add_vector(weights::kGlobalScale, "global_scale", weights.global_scale);
+    add_vector(weights::kRouterInputScale, "router_input_scale", weights.router_input_scale);
+    add_vector(weights::kMixGateBias, "mix_gate_bias", weights.mix_gate_bias);
+    add_vector(weights::kLatentNorm, "latent_norm", weights.latent_norm);
+    add_vector(weights::kOutputBias, "output_bias", weights.output_bias);
   }
 
-  WeightInfo describe(WeightRole role) const override { return at(role).info; }
+  WeightInfo describe(WeightId id) const override { return at(id).info; }
 
-  ConstTensorView view(WeightRole role, int64_t expert) const override {
-    const RoleView& matrix = checked_at(role, expert);
+  ConstTensorView view(WeightId id, int64_t expert) const override {
+    const IdView& matrix = checked_at(id, expert);
     if (matrix.col_stride != 1) return {};
     return {.data = offset_by(matrix.data, expert * matrix.matrix_stride, matrix.info.dtype),
             .dtype = matrix.info.dtype,
@@ -146,10 +142,10 @@ class PointerSource final : public WeightSource {
 
   MemoryKind memory() const override { return memory_; }
 
-  void read(WeightRole role, int64_t expert, const WeightBlock& block,
+  void read(WeightId id, int64_t expert, const WeightBlock& block,
             std::span<std::byte> destination) const override {
-    const RoleView& matrix = checked_at(role, expert);
-    if (memory_ == MemoryKind::kDevice) refuse_read(role, expert);
+    const IdView& matrix = checked_at(id, expert);
+    if (memory_ == MemoryKind::kDevice) refuse_read(id, expert);
     std::byte* out = destination.data();
     if (bit_size(matrix.info.dtype) < 8) return read_codes(matrix, expert, block, out);
     const auto element = static_cast<size_t>(byte_size(matrix.info.dtype));
@@ -171,7 +167,7 @@ class PointerSource final : public WeightSource {
   }
 
  private:
-  static void read_codes(const RoleView& matrix, int64_t expert, const WeightBlock& block,
+  static void read_codes(const IdView& matrix, int64_t expert, const WeightBlock& block,
                          std::byte* out) {
     const DType dtype = matrix.info.dtype;
     const int64_t cols = block.col_end - block.col_begin;
@@ -182,84 +178,126 @@ class PointerSource final : public WeightSource {
     }
   }
 
-  const RoleView& at(WeightRole role) const { return roles_[static_cast<size_t>(role)]; }
+  const IdView& at(WeightId id) const { return views_[id]; }
 
-  const RoleView& checked_at(WeightRole role, int64_t expert) const {
-    const RoleView& matrix = at(role);
+  const IdView& checked_at(WeightId id, int64_t expert) const {
+    const IdView& matrix = at(id);
     if (expert >= 0 && expert < matrix.info.count) return matrix;
     throw Error(ErrorCode::kInvalidArgument, {.what = "no such weight matrix",
-                                              .tensor = locate(role, expert),
+                                              .tensor = locate(id, expert),
                                               .found = std::to_string(expert),
                                               .limit = std::to_string(matrix.info.count - 1)});
   }
 
-  [[noreturn]] void refuse_read(WeightRole role, int64_t expert) const {
+  [[noreturn]] void refuse_read(WeightId id, int64_t expert) const {
     throw Error(ErrorCode::kDevice,
                 {.what = "weights in device memory are not read by the host",
-                 .tensor = locate(role, expert),
+                 .tensor = locate(id, expert),
                  .hint = "columns that lie apart, as of interleaved biases, need host memory"});
   }
 
-  void set(WeightRole role, const RoleView& view) { roles_[static_cast<size_t>(role)] = view; }
+  void set(WeightId id, const IdView& view) { views_[id] = view; }
 
-  void add_matrix(WeightRole role, const char* name, const ConstTensorView& tensor) {
+  void add_matrix(WeightId id, const char* name, const ConstTensorView& tensor) {
     if (tensor.empty()) return;
     check_tensor(name, tensor, 2);
-    set_dense(role, stack_of({name, tensor}, 3, true));
+    set_dense(id, stack_of({name, tensor}, 3, true));
   }
 
-  void add_vector(WeightRole role, const char* name, const ConstTensorView& tensor) {
+  void add_vector(WeightId id, const char* name, const ConstTensorView& tensor) {
     if (tensor.empty()) return;
     check_tensor(name, tensor, 1);
-    set_dense(role, stack_of({name, tensor}, 2, true));
+    set_dense(id, stack_of({name, tensor}, 2, true));
   }
 
-  void set_dense(WeightRole role, const Stack& stack) {
-    set(role, {.data = stack.data,
-               .info = {stack.count, stack.rows, stack.cols, stack.dtype},
-               .matrix_stride = stack.rows * stack.cols,
-               .row_stride = stack.cols});
+  void set_dense(WeightId id, const Stack& stack) {
+    set(id, {.data = stack.data,
+             .info = {stack.count, stack.rows, stack.cols, stack.dtype},
+             .matrix_stride = stack.rows * stack.cols,
+             .row_stride = stack.cols});
   }
 
   // The rows of a fused tensor are the gate half and the up half, or all of them are up.
-  void set_halves(WeightRole gate, WeightRole up, const Stack& fused, GateUpOrder order) {
-    if (order == GateUpOrder::kSingle) return set_dense(up, fused);
+  void set_halves(const MlpTensors& mlp, WeightPlane plane, const Stack& fused, GateUpOrder order) {
+    if (order == GateUpOrder::kSingle) return set_dense(mlp.up(plane), fused);
     const bool interleaved = order == GateUpOrder::kInterleaved;
-    RoleView half{.data = fused.data,
-                  .info = {fused.count, fused.rows / 2, fused.cols, fused.dtype},
-                  .matrix_stride = fused.rows * fused.cols,
-                  .row_stride = interleaved ? 2 * fused.cols : fused.cols};
-    set(gate, half);
+    IdView half{.data = fused.data,
+                .info = {fused.count, fused.rows / 2, fused.cols, fused.dtype},
+                .matrix_stride = fused.rows * fused.cols,
+                .row_stride = interleaved ? 2 * fused.cols : fused.cols};
+    set(mlp.gate(plane), half);
     half.data =
         offset_by(fused.data, interleaved ? fused.cols : fused.rows / 2 * fused.cols, fused.dtype);
-    set(up, half);
+    set(mlp.up(plane), half);
   }
 
   // Does what set_halves does, for vectors whose entries are the rows.
-  void set_bias_halves(WeightRole gate, WeightRole up, const Stack& fused, GateUpOrder order) {
-    if (order == GateUpOrder::kSingle) return set_dense(up, fused);
-    const bool interleaved = order == GateUpOrder::kInterleaved;
+  void set_bias_halves(const MlpTensors& mlp, const Stack& fused) {
+    if (!mlp.is_gated()) return set_dense(mlp.up(WeightPlane::kBias), fused);
+    const bool interleaved = mlp.order == GateUpOrder::kInterleaved;
     const int64_t half_size = fused.cols / 2;
-    RoleView half{.data = fused.data,
-                  .info = {fused.count, 1, half_size, fused.dtype},
-                  .matrix_stride = fused.cols,
-                  .row_stride = half_size,
-                  .col_stride = interleaved ? 2 : 1};
-    set(gate, half);
+    IdView half{.data = fused.data,
+                .info = {fused.count, 1, half_size, fused.dtype},
+                .matrix_stride = fused.cols,
+                .row_stride = half_size,
+                .col_stride = interleaved ? 2 : 1};
+    set(mlp.gate(WeightPlane::kBias), half);
     half.data = offset_by(fused.data, interleaved ? 1 : half_size, fused.dtype);
-    set(up, half);
+    set(mlp.up(WeightPlane::kBias), half);
   }
 
-  void add_mlp(const MlpTensors& mlp, bool may_be_one) {
-    const Stack gate_up = stack_of(mlp.gate_up, 3, may_be_one);
-    const Stack down = stack_of(mlp.down, 3, may_be_one);
-    const int64_t halves = mlp.order == GateUpOrder::kSingle ? 1 : 2;
-    check_same(mlp.down.name, "gate_up and down hold different numbers of experts", gate_up.count,
+  void add_mlps(const ExpertWeights& weights) {
+    add_mlp({.mlp = WeightMlp::kRouted,
+             .order = weights.order,
+             .prefix = "",
+             .gate_up = weights.gate_up,
+             .down = weights.down,
+             .gate_up_bias = weights.gate_up_bias,
+             .down_bias = weights.down_bias,
+             .gate_up_scale = weights.gate_up_scale,
+             .down_scale = weights.down_scale,
+             .gate_up_input_scale = weights.gate_up_input_scale,
+             .down_input_scale = weights.down_input_scale});
+    if (!weights.shared_gate_up.empty() || !weights.shared_down.empty()) {
+      add_mlp({.mlp = WeightMlp::kShared,
+               .order = weights.shared_order,
+               .prefix = "shared_",
+               .gate_up = weights.shared_gate_up,
+               .down = weights.shared_down,
+               .gate_up_bias = weights.shared_gate_up_bias,
+               .down_bias = weights.shared_down_bias,
+               .gate_up_scale = weights.shared_gate_up_scale,
+               .down_scale = weights.shared_down_scale,
+               .gate_up_input_scale = weights.shared_gate_up_input_scale,
+               .down_input_scale = weights.shared_down_input_scale});
+    }
+    if (!weights.residual_gate_up.empty() || !weights.residual_down.empty()) {
+      const ConstTensorView none;
+      add_mlp({.mlp = WeightMlp::kResidual,
+               .order = weights.residual_order,
+               .prefix = "residual_",
+               .gate_up = weights.residual_gate_up,
+               .down = weights.residual_down,
+               .gate_up_bias = none,
+               .down_bias = none,
+               .gate_up_scale = none,
+               .down_scale = none,
+               .gate_up_input_scale = none,
+               .down_input_scale = none});
+    }
+  }
+
+  void add_mlp(const MlpTensors& mlp) {
+    const std::string down_name = mlp.prefix + "down";
+    const Stack gate_up = stack_of({mlp.prefix + "gate_up", mlp.gate_up}, 3, mlp.may_be_one());
+    const Stack down = stack_of({down_name, mlp.down}, 3, mlp.may_be_one());
+    const int64_t halves = mlp.is_gated() ? 2 : 1;
+    check_same(down_name, "gate_up and down hold different numbers of experts", gate_up.count,
                down.count);
     if (gate_up.rows != halves * down.cols || gate_up.cols != down.rows) {
       throw Error(ErrorCode::kShape,
                   {.what = "gate_up and down do not fit each other",
-                   .tensor = mlp.down.name,
+                   .tensor = down_name,
                    .expected = halves == 1 ? "gate_up [.., I, H] and down [.., H, I]"
                                            : "gate_up [.., 2*I, H] and down [.., H, I]",
                    .found = Shape{gate_up.rows, gate_up.cols}.to_string() + " and " +
@@ -267,40 +305,53 @@ class PointerSource final : public WeightSource {
     }
     if (gate_up.dtype != down.dtype) {
       throw Error(ErrorCode::kDType, {.what = "gate_up and down differ in type",
-                                      .tensor = mlp.down.name,
+                                      .tensor = down_name,
                                       .expected = std::string(to_string(gate_up.dtype)),
                                       .found = std::string(to_string(down.dtype))});
     }
-    set_halves(mlp.gate, mlp.up, gate_up, mlp.order);
-    set_dense(mlp.down_role, down);
-    add_biases(mlp, may_be_one, gate_up, down);
+    set_halves(mlp, WeightPlane::kWeights, gate_up, mlp.order);
+    set_dense(mlp.down_of(WeightPlane::kWeights), down);
+    add_biases(mlp, gate_up, down);
+    add_gate_up_scale(mlp);
+    if (!mlp.down_scale.empty()) {
+      set_dense(mlp.down_of(WeightPlane::kScale),
+                stack_of({mlp.prefix + "down_scale", mlp.down_scale}, 3, mlp.may_be_one()));
+    }
+    const Named input{mlp.prefix + "gate_up_input_scale", mlp.gate_up_input_scale};
+    if (mlp.is_gated()) add_input_scale(mlp.gate(WeightPlane::kInputScale), input);
+    add_input_scale(mlp.up(WeightPlane::kInputScale), input);
+    add_input_scale(mlp.down_of(WeightPlane::kInputScale),
+                    {mlp.prefix + "down_input_scale", mlp.down_input_scale});
   }
 
-  void add_biases(const MlpTensors& mlp, bool may_be_one, const Stack& gate_up, const Stack& down) {
-    if (!mlp.gate_up_bias.tensor.empty()) {
-      const Stack bias = stack_of(mlp.gate_up_bias, 2, may_be_one);
-      check_same(mlp.gate_up_bias.name, "another number of experts", gate_up.count, bias.count);
-      check_same(mlp.gate_up_bias.name, "another size than gate_up", gate_up.rows, bias.cols);
-      set_bias_halves(mlp.gate_bias, mlp.up_bias, bias, mlp.order);
+  void add_biases(const MlpTensors& mlp, const Stack& gate_up, const Stack& down) {
+    if (!mlp.gate_up_bias.empty()) {
+      const Named named{mlp.prefix + "gate_up_bias", mlp.gate_up_bias};
+      const Stack bias = stack_of(named, 2, mlp.may_be_one());
+      check_same(named.name, "another number of experts", gate_up.count, bias.count);
+      check_same(named.name, "another size than gate_up", gate_up.rows, bias.cols);
+      set_bias_halves(mlp, bias);
     }
-    if (!mlp.down_bias.tensor.empty()) {
-      const Stack bias = stack_of(mlp.down_bias, 2, may_be_one);
-      check_same(mlp.down_bias.name, "another number of experts", down.count, bias.count);
-      check_same(mlp.down_bias.name, "another size than down", down.rows, bias.cols);
-      set_dense(mlp.down_bias_role, bias);
+    if (!mlp.down_bias.empty()) {
+      const Named named{mlp.prefix + "down_bias", mlp.down_bias};
+      const Stack bias = stack_of(named, 2, mlp.may_be_one());
+      check_same(named.name, "another number of experts", down.count, bias.count);
+      check_same(named.name, "another size than down", down.rows, bias.cols);
+      set_dense(mlp.down_of(WeightPlane::kBias), bias);
     }
   }
 
   // Scales of gate, then of up: each has half of the rows, or both share one row.
-  void add_gate_up_scale(WeightRole gate, WeightRole up, const Named& named, GateUpOrder order,
-                         bool may_be_one) {
-    if (named.tensor.empty()) return;
-    const Stack scales = stack_of(named, 3, may_be_one);
-    if (scales.rows == 1 && order != GateUpOrder::kSingle) {
-      set_dense(gate, scales);
-      return set_dense(up, scales);
+  void add_gate_up_scale(const MlpTensors& mlp) {
+    if (mlp.gate_up_scale.empty()) return;
+    const Named named{mlp.prefix + "gate_up_scale", mlp.gate_up_scale};
+    const Stack scales = stack_of(named, 3, mlp.may_be_one());
+    if (!mlp.is_gated()) return set_dense(mlp.up(WeightPlane::kScale), scales);
+    if (scales.rows == 1) {
+      set_dense(mlp.gate(WeightPlane::kScale), scales);
+      return set_dense(mlp.up(WeightPlane::kScale), scales);
     }
-    if (order != GateUpOrder::kSingle && scales.rows % 2 != 0) {
+    if (scales.rows % 2 != 0) {
       throw Error(ErrorCode::kShape,
                   {.what = "scales of gate and up must be as many rows of each",
                    .tensor = named.name,
@@ -309,92 +360,31 @@ class PointerSource final : public WeightSource {
                    .hint = "blocks that hold rows of both gate and up cannot be told apart"});
     }
     // Rows are interleaved only if there is one scale per row.
-    const bool per_row = scales.rows == 2 * at(up).info.rows;
-    const bool interleaved = order == GateUpOrder::kInterleaved && per_row;
-    if (order == GateUpOrder::kInterleaved && !per_row && scales.rows != 2) {
+    const bool interleaved = mlp.order == GateUpOrder::kInterleaved;
+    const bool per_row = scales.rows == 2 * at(mlp.up(WeightPlane::kWeights)).info.rows;
+    if (interleaved && !per_row && scales.rows != 2) {
       throw Error(ErrorCode::kShape, {.what = "interleaved rows of gate and up have no blocks",
                                       .tensor = named.name,
                                       .expected = "one row of scales per row, or one per matrix",
                                       .found = std::to_string(scales.rows)});
     }
-    set_halves(gate, up, scales,
-               order == GateUpOrder::kSingle ? order
-               : interleaved                 ? GateUpOrder::kInterleaved
-                                             : GateUpOrder::kConcatenated);
-  }
-
-  void add_scale(WeightRole role, const Named& named, bool may_be_one) {
-    if (!named.tensor.empty()) set_dense(role, stack_of(named, 3, may_be_one));
+    set_halves(mlp, WeightPlane::kScale, scales,
+               interleaved && per_row ? mlp.order : GateUpOrder::kConcatenated);
   }
 
   // The tensor is [n], with one number per expert.
-  void add_input_scale(WeightRole role, const Named& named) {
+  void add_input_scale(WeightId id, const Named& named) {
     if (named.tensor.empty()) return;
     check_tensor(named.name, named.tensor, 1);
-    set_dense(role, {.data = static_cast<const std::byte*>(named.tensor.data),
-                     .dtype = named.tensor.dtype,
-                     .count = named.tensor.shape[0],
-                     .rows = 1,
-                     .cols = 1});
-  }
-
-  void add_scales(const ExpertWeights& weights) {
-    add_gate_up_scale(WeightRole::kGateScale, WeightRole::kUpScale,
-                      {"gate_up_scale", weights.gate_up_scale}, weights.order, false);
-    add_scale(WeightRole::kDownScale, {"down_scale", weights.down_scale}, false);
-    add_gate_up_scale(WeightRole::kSharedGateScale, WeightRole::kSharedUpScale,
-                      {"shared_gate_up_scale", weights.shared_gate_up_scale}, weights.shared_order,
-                      true);
-    add_scale(WeightRole::kSharedDownScale, {"shared_down_scale", weights.shared_down_scale}, true);
-    const Named input{"gate_up_input_scale", weights.gate_up_input_scale};
-    const Named shared_input{"shared_gate_up_input_scale", weights.shared_gate_up_input_scale};
-    if (weights.order != GateUpOrder::kSingle) add_input_scale(WeightRole::kGateInputScale, input);
-    add_input_scale(WeightRole::kUpInputScale, input);
-    add_input_scale(WeightRole::kDownInputScale, {"down_input_scale", weights.down_input_scale});
-    if (weights.shared_order != GateUpOrder::kSingle) {
-      add_input_scale(WeightRole::kSharedGateInputScale, shared_input);
-    }
-    add_input_scale(WeightRole::kSharedUpInputScale, shared_input);
-    add_input_scale(WeightRole::kSharedDownInputScale,
-                    {"shared_down_input_scale", weights.shared_down_input_scale});
-  }
-
-  void add_shared(const ExpertWeights& weights) {
-    if (weights.shared_gate_up.empty() && weights.shared_down.empty()) return;
-    add_mlp({{"shared_gate_up", weights.shared_gate_up},
-             {"shared_down", weights.shared_down},
-             {"shared_gate_up_bias", weights.shared_gate_up_bias},
-             {"shared_down_bias", weights.shared_down_bias},
-             weights.shared_order,
-             WeightRole::kSharedGate,
-             WeightRole::kSharedUp,
-             WeightRole::kSharedDown,
-             WeightRole::kSharedGateBias,
-             WeightRole::kSharedUpBias,
-             WeightRole::kSharedDownBias},
-            true);
-  }
-
-  void add_residual(const ExpertWeights& weights) {
-    if (weights.residual_gate_up.empty() && weights.residual_down.empty()) return;
-    const ConstTensorView none;
-    const WeightRole unused = WeightRole::kResidualUp;
-    add_mlp({{"residual_gate_up", weights.residual_gate_up},
-             {"residual_down", weights.residual_down},
-             {"", none},
-             {"", none},
-             weights.residual_order,
-             WeightRole::kResidualGate,
-             WeightRole::kResidualUp,
-             WeightRole::kResidualDown,
-             unused,
-             unused,
-             unused},
-            true);
+    set_dense(id, {.data = static_cast<const std::byte*>(named.tensor.data),
+                   .dtype = named.tensor.dtype,
+                   .count = named.tensor.shape[0],
+                   .rows = 1,
+                   .cols = 1});
   }
 
   MemoryKind memory_;
-  std::array<RoleView, kNumWeightRoles> roles_;
+  WeightTable<IdView> views_;
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Checks the types of a layer's matrices and their quantisation.
+// What depends on the types of a layer's matrices and their quantisation.
 #pragma once
 
 #include "conclave/spec.h"
@@ -9,5 +9,9 @@ namespace conclave::inline v0 {
 // quantisation without weights that are codes, codes without quantisation, or values out of range;
 // both name the field, the value and the limit. Defined where the formats are, in quant.
 void validate_quant(const MoeSpec& spec);
+
+// count_parameters for any spec whose sizes are in range, valid or not, so that a layer that does
+// not run can still be listed. Throws Error(kSizeOverflow). Defined there too.
+ParameterCount count_weights(const MoeSpec& spec);
 
 }  // namespace conclave::inline v0

@@ -1,10 +1,7 @@
 #include "conclave/spec.h"
 
-#include "core/checked.h"
-#include "core/layer_roles.h"
 #include "core/part_spec.h"
 #include "core/quant_spec.h"
-#include "core/weight_id.h"
 #include "core/weight_types.h"
 
 #include "conclave/error.h"
@@ -58,22 +55,8 @@ void validate_all_but_router(const MoeSpec& spec) {
   validate_quant(spec);
 }
 
-ParameterCount count_weights(const MoeSpec& spec) {
-  const auto times = [](int64_t a, int64_t b) {
-    if (const auto product = checked_mul(a, b)) return *product;
-    throw Error(ErrorCode::kSizeOverflow, "the parameter count of a layer does not fit 63 bits");
-  };
-  ParameterCount parameters;
-  for (const LayerRole& role : layer_roles(spec)) {
-    const bool counts = role.dtype != RoleDType::kIndex && role.dtype != RoleDType::kScale;
-    if (role.optional || !counts) continue;
-    const int64_t each = times(role.rows, role.cols);
-    parameters.total += times(role.count, each);
-    // Zero experts have no weights; a token uses at most all experts that have.
-    const int64_t used = std::min(spec.top_k, spec.num_experts);
-    parameters.active += (weight_id(role.role).mlp == Mlp::kRouted ? used : role.count) * each;
-  }
-  return parameters;
+const ActivationSpec& activation_or_routed(const ActivationSpec& own, const MoeSpec& spec) {
+  return own.name.empty() ? spec.activation : own;
 }
 
 }  // namespace conclave::inline v0

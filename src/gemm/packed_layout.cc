@@ -2,6 +2,7 @@
 
 #include "core/dcheck.h"
 #include "core/float_convert.h"
+#include "core/weight_types.h"
 #include "quant/weight_format.h"
 
 #include <algorithm>
@@ -132,19 +133,15 @@ void pack_panel(const PanelLayout& layout, const PanelColumns& columns, std::byt
 
 float panel_value(const PanelLayout& layout, const std::byte* panel, int64_t k,
                   int64_t column) noexcept {
+  if (!is_plain(layout.dtype)) {
+    return quant::format_of(layout.dtype).codes->decode(panel_code(layout, panel, k, column));
+  }
   const int64_t group = layout.group();
   const int64_t index = ((k / group) * kPanelColumns + column) * group + k % group;
   const std::byte* element = panel + index * byte_size(layout.dtype);
-  switch (layout.dtype) {
-    case DType::kF32:
-      return load<float>(element);
-    case DType::kBF16:
-      return bf16_to_float(load<uint16_t>(element));
-    case DType::kF16:
-      return f16_to_float(load<uint16_t>(element));
-    default:
-      return quant::format_of(layout.dtype).codes->decode(panel_code(layout, panel, k, column));
-  }
+  if (layout.dtype == DType::kF32) return load<float>(element);
+  const auto bits = load<uint16_t>(element);
+  return layout.dtype == DType::kBF16 ? bf16_to_float(bits) : f16_to_float(bits);
 }
 
 }  // namespace conclave::inline v0::gemm

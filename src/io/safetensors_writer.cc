@@ -254,7 +254,7 @@ void save_safetensors(const std::filesystem::path& path, std::span<const NamedTe
       writer.write(data);
       continue;
     }
-    if (byte_size(tensor.dtype) == 0 || tensor.row_stride < tensor.shape[1]) {
+    if (bit_size(tensor.dtype) % 8 != 0 || tensor.row_stride < tensor.shape[1]) {
       throw Error(ErrorCode::kStride, {.what = "the rows overlap or do not start at whole bytes",
                                        .file = path.string(),
                                        .tensor = named->name,

@@ -1,6 +1,6 @@
 #include "layer/describe_stages.h"
 
-#include "core/layer_roles.h"
+#include "core/part_spec.h"
 
 #include <fmt/format.h>
 

@@ -4,6 +4,7 @@
 #include "cpu/parallel.h"
 #include "layer/quant_scales.h"
 #include "layer/weight_block.h"
+#include "quant/planes.h"
 
 #include <algorithm>
 #include <array>
@@ -34,7 +35,7 @@ struct MlpSizes {
 };
 
 MlpSizes sizes_of(const MlpWeights& mlp, const WeightSource& source) {
-  const WeightInfo down = source.describe(mlp.roles.down);
+  const WeightInfo down = source.describe({mlp.mlp, WeightMatrix::kDown});
   return {.hidden = down.rows,
           .inner = mlp.inner.size(),
           .inner_row_bytes = (mlp.gated ? 2 : 1) * packed_bytes(down.dtype, down.rows),
@@ -66,7 +67,7 @@ std::vector<ExpertPart> cut_expert(const MlpSizes& sizes, const experts::PackGra
 struct BlockScales {
   BlockScales(const MlpWeights& mlp, const WeightSource& source, const BlockRequest& request) {
     if (mlp.quant == nullptr || !request.wanted) return;
-    values = load_row_scales(*mlp.quant, source, request.role, request.expert, request.block);
+    values = load_row_scales(*mlp.quant, source, request.id, request.expert, request.block);
     const int64_t rows = request.block.row_end - request.block.row_begin;
     if (rows == 0) return;
     view = {.data = values.data(),
@@ -85,17 +86,25 @@ void pack_part(const MlpWeights& mlp, const ExpertPart& part, int64_t source_exp
   const bool has_hidden = part.hidden_begin < part.hidden_end;
   const WeightBlock inner_rows{first, last, 0, sizes.hidden};
   const WeightBlock down_rows{part.hidden_begin, part.hidden_end, mlp.inner.begin, mlp.inner.end};
-  const WeightBlock inner_bias{0, 1, first, last};
-  const WeightBlock down_bias{0, 1, part.hidden_begin, part.hidden_end};
+  const WeightBlock inner_bias = quant::slice({.plane = WeightPlane::kBias}, inner_rows).block;
+  const WeightBlock down_bias = quant::slice({.plane = WeightPlane::kBias}, down_rows).block;
   const bool has_inner_bias = has_inner && mlp.has_bias;
   const bool has_down_bias = has_hidden && mlp.has_bias && mlp.adds_down_bias;
-  const std::array requests = {
-      BlockRequest{mlp.roles.gate, source_expert, inner_rows, has_inner && mlp.gated},
-      BlockRequest{mlp.roles.up, source_expert, inner_rows, has_inner},
-      BlockRequest{mlp.roles.down, source_expert, down_rows, has_hidden},
-      BlockRequest{mlp.roles.gate_bias, source_expert, inner_bias, has_inner_bias && mlp.gated},
-      BlockRequest{mlp.roles.up_bias, source_expert, inner_bias, has_inner_bias},
-      BlockRequest{mlp.roles.down_bias, source_expert, down_bias, has_down_bias}};
+  const auto id = [&](WeightMatrix matrix, WeightPlane plane) {
+    return WeightId(mlp.mlp, matrix, plane);
+  };
+  const std::array requests = {BlockRequest{id(WeightMatrix::kGate, WeightPlane::kWeights),
+                                            source_expert, inner_rows, has_inner && mlp.gated},
+                               BlockRequest{id(WeightMatrix::kUp, WeightPlane::kWeights),
+                                            source_expert, inner_rows, has_inner},
+                               BlockRequest{id(WeightMatrix::kDown, WeightPlane::kWeights),
+                                            source_expert, down_rows, has_hidden},
+                               BlockRequest{id(WeightMatrix::kGate, WeightPlane::kBias),
+                                            source_expert, inner_bias, has_inner_bias && mlp.gated},
+                               BlockRequest{id(WeightMatrix::kUp, WeightPlane::kBias),
+                                            source_expert, inner_bias, has_inner_bias},
+                               BlockRequest{id(WeightMatrix::kDown, WeightPlane::kBias),
+                                            source_expert, down_bias, has_down_bias}};
   std::array<ConstTensorView, requests.size()> views;
   loader.load(requests, views);
   const BlockScales gate_scales(mlp, source, requests[0]);

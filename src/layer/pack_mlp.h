@@ -3,7 +3,6 @@
 
 #include "cpu/memory.h"
 #include "experts/experts_kernel.h"
-#include "layer/mlp_roles.h"
 
 #include "conclave/context.h"
 #include "conclave/placement.h"
@@ -16,10 +15,11 @@
 
 namespace conclave::inline v0 {
 
-// Experts of one kind: their source roles, this rank's columns of them, and their destination.
+// Experts of one kind: which they are in the source, this rank's columns of them, and their
+// destination.
 struct MlpWeights {
   const experts::ExpertsKernel& kernel;
-  const MlpRoles& roles;
+  WeightMlp mlp;
   TensorSlice inner;
   bool gated = true;
   bool has_bias = false;

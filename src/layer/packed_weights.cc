@@ -1,7 +1,7 @@
 #include "layer/packed_weights.h"
 
 #include "core/checked.h"
-#include "core/layer_roles.h"
+#include "core/part_spec.h"
 #include "core/weight_types.h"
 #include "layer/pack_mlp.h"
 #include "layer/weight_block.h"
@@ -20,7 +20,7 @@ const QuantSpec* quant_of(const LayerPlan& plan, DType dtype) {
 
 MlpWeights routed_experts(const LayerPlan& plan, PackedWeights& weights) {
   return {.kernel = *plan.experts,
-          .roles = kRoutedRoles,
+          .mlp = WeightMlp::kRouted,
           .inner = plan.part.inner,
           .gated = is_gated(plan.spec.activation),
           .has_bias = plan.spec.has_bias,
@@ -33,7 +33,7 @@ MlpWeights routed_experts(const LayerPlan& plan, PackedWeights& weights) {
 
 MlpWeights shared_experts(const LayerPlan& plan, PackedWeights& weights) {
   return {.kernel = *plan.shared,
-          .roles = kSharedRoles,
+          .mlp = WeightMlp::kShared,
           .inner = plan.part.shared_inner,
           .gated = is_gated(activation_or_routed(plan.spec.shared.activation, plan.spec)),
           .has_bias = plan.spec.shared.has_bias,
@@ -45,7 +45,7 @@ MlpWeights shared_experts(const LayerPlan& plan, PackedWeights& weights) {
 
 MlpWeights residual_mlp(const LayerPlan& plan, PackedWeights& weights) {
   return {.kernel = *plan.residual,
-          .roles = kResidualRoles,
+          .mlp = WeightMlp::kResidual,
           .inner = plan.part.residual_inner,
           .gated = is_gated(activation_or_routed(plan.spec.residual.activation, plan.spec)),
           .gate_up = weights.residual_gate_up,
@@ -68,26 +68,26 @@ struct DenseWeights {
 DenseWeights load_dense(const Context& context, const LayerPlan& plan, const WeightSource& source) {
   const MoeSpec& spec = plan.spec;
   BlockLoader loader(source);
-  const auto product = [&](bool wanted, WeightRole role) -> std::unique_ptr<gemm::DenseProduct> {
+  const auto product = [&](bool wanted, WeightId id) -> std::unique_ptr<gemm::DenseProduct> {
     if (!wanted) return nullptr;
-    return gemm::make_dense_product(loader.load(role, 0), plan.isa, context.host_allocator());
+    return gemm::make_dense_product(loader.load(id, 0), plan.isa, context.host_allocator());
   };
-  const auto vector = [&](bool wanted, WeightRole role) -> std::vector<float> {
+  const auto vector = [&](bool wanted, WeightId id) -> std::vector<float> {
     if (!wanted) return {};
-    return load_vector(source, role);
+    return load_vector(source, id);
   };
   const bool has_latent = spec.latent.size != 0;
   const bool mixes = spec.shared.mode == SharedMode::kSoftmaxMix;
-  const bool has_mix_bias = mixes && source.describe(WeightRole::kMixGateBias).count != 0;
+  const bool has_mix_bias = mixes && source.describe(weights::kMixGateBias).count != 0;
   const bool has_shared_gate = plan.shared && spec.shared.mode == SharedMode::kSigmoidGate;
-  return {.gate = product(spec.has_gate, WeightRole::kRouter),
-          .shared_gate = product(has_shared_gate, WeightRole::kSharedExpertGate),
-          .mix_gate = product(mixes, WeightRole::kMixGate),
-          .latent_down = product(has_latent, WeightRole::kLatentDown),
-          .latent_up = product(has_latent, WeightRole::kLatentUp),
-          .mix_gate_bias = vector(has_mix_bias, WeightRole::kMixGateBias),
-          .latent_norm = vector(has_latent && spec.latent.has_norm, WeightRole::kLatentNorm),
-          .output_bias = vector(spec.has_output_bias, WeightRole::kOutputBias)};
+  return {.gate = product(spec.has_gate, weights::kRouter),
+          .shared_gate = product(has_shared_gate, weights::kSharedExpertGate),
+          .mix_gate = product(mixes, weights::kMixGate),
+          .latent_down = product(has_latent, weights::kLatentDown),
+          .latent_up = product(has_latent, weights::kLatentUp),
+          .mix_gate_bias = vector(has_mix_bias, weights::kMixGateBias),
+          .latent_norm = vector(has_latent && spec.latent.has_norm, weights::kLatentNorm),
+          .output_bias = vector(spec.has_output_bias, weights::kOutputBias)};
 }
 
 }  // namespace
@@ -111,14 +111,14 @@ void fill_weights(const Context& context, const LayerPlan& plan, const WeightSou
                   PackedWeights& weights) {
   // This comes first because it checks values: if it refuses them, nothing has been overwritten.
   RouterVectors router = read_router_vectors(plan.spec, source);
-  const auto static_scales = [&](bool there, const MlpRoles& roles) {
+  const auto static_scales = [&](bool there, WeightMlp mlp) {
     const bool is_static = plan.spec.quant.activations == ActivationScale::kTensorStatic;
-    return there && is_static ? load_static_scales(source, roles) : StaticScales{};
+    return there && is_static ? load_static_scales(source, mlp) : StaticScales{};
   };
-  const StaticScales routed_scales = static_scales(true, kRoutedRoles);
+  const StaticScales routed_scales = static_scales(true, WeightMlp::kRouted);
   const bool shared_quantised = !is_plain(shared_weight_dtype(plan.spec));
   const StaticScales shared_scales =
-      static_scales(plan.shared != nullptr && shared_quantised, kSharedRoles);
+      static_scales(plan.shared != nullptr && shared_quantised, WeightMlp::kShared);
   const experts::SlabBytes slab = plan.experts->slab_bytes();
   // fill_weights promises copies of at most a tenth and one expert. Packing takes a sixteenth and
   // half an expert; the rest is left for pages, stacks and small weights.

@@ -39,7 +39,7 @@ struct PackedWeights {
   StaticScales shared_static_scales;
 };
 
-// Checks that `source` holds every role of the spec in its shape and type; reads nothing.
+// Checks that `source` holds all weights of the spec in their shapes and types; reads nothing.
 // Throws Error(kTensorMissing, kTensorShape, kTensorDType) naming the tensor.
 void check_source(const MoeSpec& spec, const WeightSource& source);
 

@@ -1,7 +1,7 @@
 #include "layer/plan.h"
 
 #include "core/checked.h"
-#include "core/layer_roles.h"
+#include "core/part_spec.h"
 #include "core/weight_types.h"
 #include "layer/book_workspace.h"
 #include "layer/describe_stages.h"

@@ -1,11 +1,9 @@
 #include "layer/quant_scales.h"
 
-#include "core/checked.h"
 #include "core/float8.h"
-#include "core/layer_roles.h"
-#include "core/weight_id.h"
 #include "layer/weight_block.h"
 #include "quant/activation_rows.h"
+#include "quant/planes.h"
 
 #include "conclave/placement.h"
 
@@ -36,75 +34,71 @@ std::vector<float> widen(const ConstTensorView& scales) {
   return values;
 }
 
-[[noreturn]] void refuse(const WeightSource& source, WeightRole role, int64_t expert, float value,
+[[noreturn]] void refuse(const WeightSource& source, WeightId id, int64_t expert, float value,
                          const char* expected) {
   throw Error(ErrorCode::kTensorValue, {.what = "a scale has no meaning",
-                                        .tensor = source.locate(role, expert),
+                                        .tensor = source.locate(id, expert),
                                         .expected = expected,
                                         .found = fmt::format("{}", value)});
 }
 
 WeightBlock whole(const WeightInfo& info) { return {0, info.rows, 0, info.cols}; }
 
-void take_largest(const WeightSource& source, WeightRole matrix, float& largest) {
-  const WeightRole role = plane_of(matrix, Plane::kInputScale);
-  const int64_t count = source.describe(role).count;
+void take_largest(const WeightSource& source, WeightId matrix, float& largest) {
+  const WeightId id = matrix.with(WeightPlane::kInputScale);
+  const int64_t count = source.describe(id).count;
   for (int64_t expert = 0; expert < count; ++expert) {
-    const float value = load_scales(source, role, expert).front();
-    if (!(value > 0)) refuse(source, role, expert, value, "finite and positive");
+    const float value = load_scales(source, id, expert).front();
+    if (!(value > 0)) refuse(source, id, expert, value, "finite and positive");
     largest = std::max(largest, value);
   }
 }
 
 }  // namespace
 
-std::vector<float> load_scales(const WeightSource& source, WeightRole role, int64_t expert,
+std::vector<float> load_scales(const WeightSource& source, WeightId id, int64_t expert,
                                const WeightBlock& block) {
   BlockLoader loader(source);
-  const BlockRequest request{.role = role, .expert = expert, .block = block};
+  const BlockRequest request{.id = id, .expert = expert, .block = block};
   ConstTensorView view;
   loader.load({&request, 1}, {&view, 1});
   std::vector<float> scales = widen(view);
   for (const float value : scales) {
     if (!std::isfinite(value) || value < 0) {
-      refuse(source, role, expert, value, "finite and not negative");
+      refuse(source, id, expert, value, "finite and not negative");
     }
   }
   return scales;
 }
 
-std::vector<float> load_scales(const WeightSource& source, WeightRole role, int64_t expert) {
-  return load_scales(source, role, expert, whole(source.describe(role)));
+std::vector<float> load_scales(const WeightSource& source, WeightId id, int64_t expert) {
+  return load_scales(source, id, expert, whole(source.describe(id)));
 }
 
 std::vector<float> load_row_scales(const QuantSpec& quant, const WeightSource& source,
-                                   WeightRole matrix, int64_t expert, const WeightBlock& block) {
-  const WeightRole role = plane_of(matrix, Plane::kScale);
-  const bool in_blocks = quant.weights == WeightScale::kBlock;
-  const int64_t row_step = in_blocks                                ? quant.block_rows
-                           : quant.weights == WeightScale::kChannel ? 1
-                                                                    : block.row_end;
-  WeightBlock scales{block.row_begin / row_step, ceil_div(block.row_end, row_step), 0, 1};
-  if (in_blocks) {
-    scales.col_begin = block.col_begin / quant.block_cols;
-    scales.col_end = ceil_div(block.col_end, quant.block_cols);
-  }
-  const std::vector<float> loaded = load_scales(source, role, expert, scales);
-  const auto cols = scales.col_end - scales.col_begin;
+                                   WeightId matrix, int64_t expert, const WeightBlock& block) {
+  const WeightInfo info = source.describe(matrix);
+  const quant::PlaneShape plane =
+      quant::plane_of(WeightPlane::kScale, info.dtype, quant, info.rows, info.cols);
+  const quant::PlaneSlice part = quant::slice(plane, block);
+  const std::vector<float> loaded =
+      load_scales(source, matrix.with(WeightPlane::kScale), expert, part.block);
+  const int64_t cols = part.block.col_end - part.block.col_begin;
+  const int64_t rows = block.row_end - block.row_begin;
   std::vector<float> of_rows;
-  of_rows.reserve(static_cast<size_t>((block.row_end - block.row_begin) * cols));
-  for (int64_t row = block.row_begin; row < block.row_end; ++row) {
-    const auto first = loaded.begin() + (row / row_step - scales.row_begin) * cols;
+  of_rows.reserve(static_cast<size_t>(rows * cols));
+  for (int64_t row = 0; row < rows; ++row) {
+    const auto first = loaded.begin() + (part.skipped_rows + row) / plane.block_rows * cols;
     of_rows.insert(of_rows.end(), first, first + cols);
   }
   return of_rows;
 }
 
-StaticScales load_static_scales(const WeightSource& source, const MlpRoles& roles) {
+StaticScales load_static_scales(const WeightSource& source, WeightMlp mlp) {
   StaticScales scales{.input = 0, .intermediate = 0};
-  take_largest(source, roles.gate, scales.input);
-  take_largest(source, roles.up, scales.input);
-  take_largest(source, roles.down, scales.intermediate);
+  take_largest(source, {mlp, WeightMatrix::kGate}, scales.input);
+  take_largest(source, {mlp, WeightMatrix::kUp}, scales.input);
+  take_largest(source, {mlp, WeightMatrix::kDown}, scales.intermediate);
   return scales;
 }
 

@@ -1,8 +1,6 @@
 // Scales of matrices of codes and of the rows they multiply: read from a source, checked, widened.
 #pragma once
 
-#include "layer/mlp_roles.h"
-
 #include "conclave/error.h"
 #include "conclave/spec.h"
 #include "conclave/weights.h"
@@ -12,17 +10,17 @@
 
 namespace conclave::inline v0 {
 
-// Loads a block of a role of scales as float32, dense. Throws Error(kTensorValue) naming the tensor
-// for a scale that is NaN, infinite or negative.
-std::vector<float> load_scales(const WeightSource& source, WeightRole role, int64_t expert,
+// Loads a block of a plane of scales as float32, dense. Throws Error(kTensorValue) naming the
+// tensor for a scale that is NaN, infinite or negative.
+std::vector<float> load_scales(const WeightSource& source, WeightId id, int64_t expert,
                                const WeightBlock& block);
 // Loads all scales of a matrix.
-std::vector<float> load_scales(const WeightSource& source, WeightRole role, int64_t expert);
+std::vector<float> load_scales(const WeightSource& source, WeightId id, int64_t expert);
 
 // Loads for each row of a block of the matrix the scales of its columns: [rows, 1], or with
-// WeightScale::kBlock [rows, ceil(columns / block_cols)], where the block begins at a whole one.
+// WeightScale::kBlock one for each block of scales that these touch.
 std::vector<float> load_row_scales(const QuantSpec& quant, const WeightSource& source,
-                                   WeightRole matrix, int64_t expert, const WeightBlock& block);
+                                   WeightId matrix, int64_t expert, const WeightBlock& block);
 
 // The steps of ActivationScale::kTensorStatic for all experts of a kind: the largest over experts,
 // and over gate and up. Throws Error(kTensorValue) for one that is not finite and positive.
@@ -30,7 +28,7 @@ struct StaticScales {
   float input = 1;
   float intermediate = 1;
 };
-StaticScales load_static_scales(const WeightSource& source, const MlpRoles& roles);
+StaticScales load_static_scales(const WeightSource& source, WeightMlp mlp);
 
 // Yes if quantised matrices can be cut for tensor-parallel ranks: slices are whole blocks and
 // groups, and no scale covers a whole row.

@@ -8,16 +8,16 @@
 namespace conclave::inline v0 {
 namespace {
 
-Tensor read_matrix(const WeightSource& source, WeightRole role) {
-  const WeightInfo info = source.describe(role);
+Tensor read_matrix(const WeightSource& source, WeightId id) {
+  const WeightInfo info = source.describe(id);
   Tensor matrix(info.dtype, {info.rows, info.cols});
-  source.read(role, 0, {.row_begin = 0, .row_end = info.rows, .col_begin = 0, .col_end = info.cols},
+  source.read(id, 0, {.row_begin = 0, .row_end = info.rows, .col_begin = 0, .col_end = info.cols},
               {matrix.as<std::byte>(), matrix.size_bytes()});
   return matrix;
 }
 
-std::vector<float> read_floats(const WeightSource& source, WeightRole role) {
-  const Tensor stored = read_matrix(source, role);
+std::vector<float> read_floats(const WeightSource& source, WeightId id) {
+  const Tensor stored = read_matrix(source, id);
   std::vector<float> values(static_cast<size_t>(stored.shape().num_elements()));
   convert(stored.const_view(),
           {.data = values.data(), .dtype = DType::kF32, .shape = stored.shape()});
@@ -38,7 +38,7 @@ std::vector<int32_t> check_hash_table(const MoeSpec& spec, const WeightSource& s
           ErrorCode::kExpertId,
           {.what = "the hash table names an expert that does not exist, at row " +
                    std::to_string(index / top_k) + ", slot " + std::to_string(index % top_k),
-           .tensor = source.locate(WeightRole::kHashTable, 0),
+           .tensor = source.locate(weights::kHashTable, 0),
            .found = std::to_string(id),
            .limit = "0 to " + std::to_string(spec.num_experts - 1)});
     }
@@ -52,7 +52,7 @@ void check_selection_bias(const WeightSource& source, const std::vector<float>& 
     if (!std::isnan(bias[expert])) continue;
     throw Error(ErrorCode::kInvalidArgument,
                 {.what = "the selection bias of expert " + std::to_string(expert) + " is NaN",
-                 .tensor = source.locate(WeightRole::kSelectionBias, 0),
+                 .tensor = source.locate(weights::kSelectionBias, 0),
                  .expected = "a number: experts are ordered by it"});
   }
 }
@@ -67,21 +67,19 @@ RouterWeights RouterVectors::view() const {
 
 RouterVectors read_router_vectors(const MoeSpec& spec, const WeightSource& source) {
   const RouterSpec& router = spec.router;
-  const auto floats = [&](WeightRole role, bool wanted) {
-    return wanted ? read_floats(source, role) : std::vector<float>();
+  const auto floats = [&](WeightId id, bool wanted) {
+    return wanted ? read_floats(source, id) : std::vector<float>();
   };
   RouterVectors vectors{
-      .logit_bias = floats(WeightRole::kRouterBias, spec.has_gate && router.has_logit_bias),
-      .input_scale =
-          floats(WeightRole::kRouterInputScale, spec.has_gate && router.input_norm.enabled),
-      .selection_bias = floats(WeightRole::kSelectionBias, router.has_selection_bias),
-      .expert_scale = floats(WeightRole::kExpertScale, router.has_expert_scale),
-      .global_scale = floats(WeightRole::kGlobalScale, router.has_global_scale),
+      .logit_bias = floats(weights::kRouterBias, spec.has_gate && router.has_logit_bias),
+      .input_scale = floats(weights::kRouterInputScale, spec.has_gate && router.input_norm.enabled),
+      .selection_bias = floats(weights::kSelectionBias, router.has_selection_bias),
+      .expert_scale = floats(weights::kExpertScale, router.has_expert_scale),
+      .global_scale = floats(weights::kGlobalScale, router.has_global_scale),
       .hash_table = {}};
   check_selection_bias(source, vectors.selection_bias);
   if (router.vocab_size > 0) {
-    vectors.hash_table =
-        check_hash_table(spec, source, read_matrix(source, WeightRole::kHashTable));
+    vectors.hash_table = check_hash_table(spec, source, read_matrix(source, weights::kHashTable));
   }
   return vectors;
 }

@@ -46,12 +46,12 @@ void BlockLoader::load(std::span<const BlockRequest> requests, std::span<ConstTe
     const BlockRequest& request = requests[i];
     views[i] = {};
     if (!request.wanted) continue;
-    const ConstTensorView whole = source_.view(request.role, request.expert);
+    const ConstTensorView whole = source_.view(request.id, request.expert);
     if (!whole.empty() && begins_bytes(whole, request.block)) {
       views[i] = block_of_view(whole, request.block);
       continue;
     }
-    const DType dtype = source_.describe(request.role).dtype;
+    const DType dtype = source_.describe(request.id).dtype;
     const int64_t cols = request.block.col_end - request.block.col_begin;
     const int64_t codes_per_byte = std::max<int64_t>(1, 8 / bit_size(dtype));
     views[i] = {.dtype = dtype,
@@ -69,23 +69,23 @@ void BlockLoader::load(std::span<const BlockRequest> requests, std::span<ConstTe
     if (!requests[i].wanted || !views[i].empty()) continue;
     const size_t bytes = bytes_of(views[i].dtype, requests[i].block);
     if (bytes == 0) continue;
-    source_.read(requests[i].role, requests[i].expert, requests[i].block, {next, bytes});
+    source_.read(requests[i].id, requests[i].expert, requests[i].block, {next, bytes});
     views[i].data = next;
     next += round_up(static_cast<int64_t>(bytes), kCopyAlignment);
   }
 }
 
-ConstTensorView BlockLoader::load(WeightRole role, int64_t expert) {
-  const WeightInfo info = source_.describe(role);
-  const BlockRequest request{.role = role, .expert = expert, .block = {0, info.rows, 0, info.cols}};
+ConstTensorView BlockLoader::load(WeightId id, int64_t expert) {
+  const WeightInfo info = source_.describe(id);
+  const BlockRequest request{.id = id, .expert = expert, .block = {0, info.rows, 0, info.cols}};
   ConstTensorView view;
   load({&request, 1}, {&view, 1});
   return view;
 }
 
-std::vector<float> load_vector(const WeightSource& source, WeightRole role) {
+std::vector<float> load_vector(const WeightSource& source, WeightId id) {
   BlockLoader loader(source);
-  const ConstTensorView vector = loader.load(role, 0);
+  const ConstTensorView vector = loader.load(id, 0);
   std::vector<float> values(static_cast<size_t>(vector.shape[0] * vector.shape[1]));
   convert(vector, {.data = values.data(), .dtype = DType::kF32, .shape = vector.shape});
   return values;

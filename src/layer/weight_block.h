@@ -11,7 +11,7 @@
 namespace conclave::inline v0 {
 
 struct BlockRequest {
-  WeightRole role = WeightRole::kGate;
+  WeightId id = weights::kGate;
   int64_t expert = 0;
   WeightBlock block;
   bool wanted = true;  // false: an empty view
@@ -30,7 +30,7 @@ class BlockLoader {
   // views[i] is [rows, cols] of requests[i], possibly strided; valid until the next load.
   void load(std::span<const BlockRequest> requests, std::span<ConstTensorView> views);
   // Loads the whole matrix.
-  ConstTensorView load(WeightRole role, int64_t expert);
+  ConstTensorView load(WeightId id, int64_t expert);
 
  private:
   const WeightSource& source_;
@@ -38,6 +38,6 @@ class BlockLoader {
 };
 
 // Loads a vector of the source, widened to float32.
-std::vector<float> load_vector(const WeightSource& source, WeightRole role);
+std::vector<float> load_vector(const WeightSource& source, WeightId id);
 
 }  // namespace conclave::inline v0

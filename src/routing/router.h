@@ -30,7 +30,7 @@ enum class TokenIds : uint8_t {
 struct RouterTraits {
   bool reads_logits = true;
   TokenIds token_ids = TokenIds::kUnused;
-  bool has_hash_table = false;  // WeightRole::kHashTable with RouterSpec::vocab_size rows
+  bool has_hash_table = false;  // weights::kHashTable with RouterSpec::vocab_size rows
   bool chooses_zero_experts = false;
   bool weighs_shared = false;  // for SharedMode::kRouterWeight: the logits have S columns more
   // Fields of RouterSpec that mean nothing to a router without these.

@@ -1,7 +1,7 @@
 // validate(MoeSpec) is defined here and not beside the other checks of a spec, since only the
 // catalog knows what the router of a spec reads.
-#include "core/layer_roles.h"
 #include "core/part_spec.h"
+#include "core/quant_spec.h"
 #include "routing/check_spec.h"
 #include "routing/router.h"
 

@@ -67,31 +67,22 @@ TEST_P(BundledCheckpoint, Layers_MatchTheConfig) {
 }
 
 // Names as the family writes them, independent of the tables under test.
-std::string disk_name(const std::string& family, int64_t layer, WeightRole role, int64_t expert) {
+std::string disk_name(const std::string& family, int64_t layer, WeightId role, int64_t expert) {
   const std::string start = "model.layers." + std::to_string(layer) + ".";
   const std::string e = std::to_string(expert);
   const bool mixtral = family == "mixtral";
   const std::string block = start + (mixtral ? "block_sparse_moe." : "mlp.");
-  switch (role) {
-    case WeightRole::kGate:
-      return block + "experts." + e + (mixtral ? ".w1.weight" : ".gate_proj.weight");
-    case WeightRole::kUp:
-      return block + "experts." + e + (mixtral ? ".w3.weight" : ".up_proj.weight");
-    case WeightRole::kDown:
-      return block + "experts." + e + (mixtral ? ".w2.weight" : ".down_proj.weight");
-    case WeightRole::kRouter:
-      return block + "gate.weight";
-    case WeightRole::kSharedGate:
-      return block + "shared_expert.gate_proj.weight";
-    case WeightRole::kSharedUp:
-      return block + "shared_expert.up_proj.weight";
-    case WeightRole::kSharedDown:
-      return block + "shared_expert.down_proj.weight";
-    case WeightRole::kSharedExpertGate:
-      return block + "shared_expert_gate.weight";
-    default:
-      break;
-  }
+  if (role == weights::kGate)
+    return block + "experts." + e + (mixtral ? ".w1.weight" : ".gate_proj.weight");
+  if (role == weights::kUp)
+    return block + "experts." + e + (mixtral ? ".w3.weight" : ".up_proj.weight");
+  if (role == weights::kDown)
+    return block + "experts." + e + (mixtral ? ".w2.weight" : ".down_proj.weight");
+  if (role == weights::kRouter) return block + "gate.weight";
+  if (role == weights::kSharedGate) return block + "shared_expert.gate_proj.weight";
+  if (role == weights::kSharedUp) return block + "shared_expert.up_proj.weight";
+  if (role == weights::kSharedDown) return block + "shared_expert.down_proj.weight";
+  if (role == weights::kSharedExpertGate) return block + "shared_expert_gate.weight";
   return "";
 }
 
@@ -109,8 +100,9 @@ TEST_P(BundledCheckpoint, Matrices_EqualTheBytesInTheFiles) {
   EXPECT_EQ(checkpoint.total_bytes(), bytes);
   for (const CheckpointLayer& layer : checkpoint.layers()) {
     const auto source = checkpoint.layer_source(layer.index);
-    for (int i = 0; i <= static_cast<int>(WeightRole::kSharedExpertGate); ++i) {
-      const auto role = static_cast<WeightRole>(i);
+    for (const WeightId role :
+         {weights::kGate, weights::kUp, weights::kDown, weights::kRouter, weights::kSharedGate,
+          weights::kSharedUp, weights::kSharedDown, weights::kSharedExpertGate}) {
       const WeightInfo info = source->describe(role);
       for (int64_t expert = 0; expert < info.count; ++expert) {
         const std::string name = disk_name(GetParam().model_type, layer.index, role, expert);

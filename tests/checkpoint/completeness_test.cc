@@ -258,7 +258,7 @@ TEST(TensorSet, SpecThatDoesNotRun_OpensWithTheReasonOfEachLayer) {
     EXPECT_EQ(layer.support.reason(),
               "num_experts_per_tok does not fit router sparse_mixer: 3 (limit: 2)");
     EXPECT_GT(layer.parameters.total, 0);
-    EXPECT_NO_THROW(read_matrix(*checkpoint.layer_source(layer.index), WeightRole::kUp, 4));
+    EXPECT_NO_THROW(read_matrix(*checkpoint.layer_source(layer.index), weights::kUp, 4));
   }
 }
 

@@ -84,7 +84,7 @@ TEST(ExtraLayers, Asked_AreListedWithTheirOwnWeights) {
 
     const auto own = checkpoint.layer_source(kExtra);
     const auto other = checkpoint.layer_source(2);
-    for (const WeightRole role : {WeightRole::kRouter, WeightRole::kGate, WeightRole::kDown}) {
+    for (const WeightId role : {weights::kRouter, weights::kGate, weights::kDown}) {
       std::vector<std::byte> bytes = read_matrix(*other, role, 0);
       for (std::byte& byte : bytes) byte = ~byte;
       EXPECT_EQ(read_matrix(*own, role, 0), bytes) << form.start << to_string(role);

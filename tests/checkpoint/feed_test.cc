@@ -50,8 +50,7 @@ TEST_P(FeedOfFamily, ShuffledTensors_GiveWhatTheCheckpointGives) {
         EXPECT_EQ(feed.layer(layer.index).bytes, layer.bytes);
         const auto pushed = feed.layer_source(layer.index);
         const auto read = checkpoint.layer_source(layer.index);
-        for (size_t i = 0; i < kNumWeightRoles; ++i) {
-          const auto role = static_cast<WeightRole>(i);
+        for (const WeightId role : weights::kAll) {
           ASSERT_EQ(pushed->describe(role).count, read->describe(role).count) << to_string(role);
           for (int64_t expert = 0; expert < read->describe(role).count; ++expert) {
             EXPECT_EQ(read_matrix(*pushed, role, expert), read_matrix(*read, role, expert));
@@ -165,7 +164,7 @@ TEST(Feed, StridedRows_AreCopiedDense) {
   ASSERT_TRUE(kept);
   EXPECT_EQ(kept->code(), ErrorCode::kStride);
   feed.put(name, view);
-  const auto read = read_matrix(*feed.layer_source(0), WeightRole::kRouter, 0);
+  const auto read = read_matrix(*feed.layer_source(0), weights::kRouter, 0);
   EXPECT_EQ(std::memcmp(read.data(), dense.data(), read.size()), 0);
 }
 

@@ -89,12 +89,12 @@ TEST(GoldenModels, VisionExperts_AreOpenedByOption) {
   for (int64_t expert = 0; expert < layer.spec.num_experts; ++expert) {
     const Tensor stored =
         file.load(start + std::to_string(layer.spec.num_experts + expert) + ".up_proj.weight");
-    const auto read = read_matrix(*source, WeightRole::kUp, expert);
+    const auto read = read_matrix(*source, weights::kUp, expert);
     ASSERT_EQ(read.size(), stored.size_bytes());
     EXPECT_EQ(std::memcmp(read.data(), stored.view().data, read.size()), 0) << expert;
   }
   const Tensor biases = file.load(layer.prefix + "moe_statics.e_score_correction_bias");
-  const auto bias = read_matrix(*source, WeightRole::kSelectionBias, 0);
+  const auto bias = read_matrix(*source, weights::kSelectionBias, 0);
   EXPECT_EQ(std::memcmp(bias.data(), biases.as<float>() + layer.spec.num_experts, bias.size()), 0);
   const auto error = error_of(
       [] { Checkpoint::open("testdata/models/mixtral", {.experts = ExpertSet::kVision}); });
@@ -106,9 +106,8 @@ TEST_P(GoldenModel, EveryMatrix_IsRead) {
   const Checkpoint checkpoint = Checkpoint::open(directory());
   for (const CheckpointLayer& layer : checkpoint.layers()) {
     const auto source = checkpoint.layer_source(layer.index);
-    EXPECT_EQ(source->describe(WeightRole::kDown).count, layer.spec.num_experts);
-    for (size_t i = 0; i < kNumWeightRoles; ++i) {
-      const auto role = static_cast<WeightRole>(i);
+    EXPECT_EQ(source->describe(weights::kDown).count, layer.spec.num_experts);
+    for (const WeightId role : weights::kAll) {
       const WeightInfo info = source->describe(role);
       for (int64_t expert = 0; expert < info.count; ++expert) {
         EXPECT_FALSE(read_matrix(*source, role, expert).empty()) << to_string(role);

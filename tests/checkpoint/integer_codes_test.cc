@@ -147,7 +147,7 @@ void expect_open_error(const TinyModel& model, ErrorCode code, const std::string
   EXPECT_EQ(error->detail().tensor, tensor) << error->what();
 }
 
-std::vector<std::byte> codes_of(const WeightSource& source, WeightRole role, int64_t expert) {
+std::vector<std::byte> codes_of(const WeightSource& source, WeightId role, int64_t expert) {
   const WeightInfo info = source.describe(role);
   const int64_t bits = info.rows * info.cols * bit_size(info.dtype);
   std::vector<std::byte> bytes(static_cast<size_t>(bits / 8));
@@ -268,12 +268,12 @@ TEST(Int4Checkpoint, UnsignedWords_AreTheSameCodes) {
   TinyModel model = integer_model(DType::kI4);
   const TempDir directory;
   const auto expected =
-      codes_of(*open(model, directory).layer_source(0), WeightRole::kUp, /*expert=*/2);
+      codes_of(*open(model, directory).layer_source(0), weights::kUp, /*expert=*/2);
   for (TinyTensor& tensor : model.tensors) {
     if (tensor.name.ends_with("_packed")) tensor.dtype = DType::kU32;
   }
   const TempDir other;
-  EXPECT_EQ(codes_of(*open(model, other).layer_source(0), WeightRole::kUp, 2), expected);
+  EXPECT_EQ(codes_of(*open(model, other).layer_source(0), weights::kUp, 2), expected);
   EXPECT_EQ(expected, model.at(of_matrix("_packed")).bytes);
 }
 
@@ -307,8 +307,9 @@ void expect_fed(CheckpointFeed feed, const TinyModel& model, const WeightSource&
   for (const TinyTensor& tensor : model.tensors) put(feed, tensor);
   ASSERT_TRUE(feed.is_complete(0)) << feed.missing().front();
   const auto source = feed.layer_source(0);
-  for (const WeightRole role : {WeightRole::kGate, WeightRole::kUp, WeightRole::kDown,
-                                WeightRole::kUpScale, WeightRole::kDownScale}) {
+  for (const WeightId role :
+       {weights::kGate, weights::kUp, weights::kDown, weights::kUp.with(WeightPlane::kScale),
+        weights::kDown.with(WeightPlane::kScale)}) {
     for (int64_t expert = 0; expert < 5; ++expert) {
       EXPECT_EQ(codes_of(*source, role, expert), codes_of(expected, role, expert))
           << to_string(role) << " of expert " << expert;
@@ -332,6 +333,45 @@ TEST_P(IntegerCheckpoint, Feed_TakesTensorsInAnyOrder) {
                *expected);
     if (turn == 0) std::reverse(model.tensors.begin(), model.tensors.end());
     if (turn > 0) std::shuffle(model.tensors.begin(), model.tensors.end(), random);
+  }
+}
+
+// Rows of codes may lie apart in the caller's memory, at whole bytes.
+TEST(Int4Checkpoint, FeedOfStridedCodes_KeepsThemAndNotWhatLiesBetween) {
+  const TinyModel model = integer_model(DType::kI4);
+  const TempDir directory;
+  const Checkpoint checkpoint = open(model, directory);
+  const auto expected = checkpoint.layer_source(0);
+  CheckpointFeed feed = CheckpointFeed::from_config(model.config.dump());
+  for (const TinyTensor& tensor : model.tensors) {
+    if (!tensor.name.ends_with("_packed")) {
+      put(feed, tensor);
+      continue;
+    }
+    const int64_t rows = tensor.shape[0];
+    const int64_t cols = tensor.shape[1] * kCodesInAWord;
+    const int64_t stride = cols + 6;
+    std::vector<std::byte> apart(static_cast<size_t>(rows * stride / 2), std::byte{0xee});
+    for (int64_t row = 0; row < rows; ++row) {
+      std::memcpy(apart.data() + row * stride / 2, tensor.bytes.data() + row * cols / 2,
+                  static_cast<size_t>(cols / 2));
+    }
+    const ConstTensorView view{
+        .data = apart.data(), .dtype = DType::kI4, .shape = {rows, cols}, .row_stride = stride};
+    ConstTensorView halved = view;
+    halved.row_stride = stride + 1;
+    const auto error = error_of([&] { static_cast<void>(feed.put(tensor.name, halved)); });
+    ASSERT_TRUE(error);
+    EXPECT_EQ(error->code(), ErrorCode::kStride) << "rows that begin inside a byte";
+    EXPECT_TRUE(feed.put(tensor.name, view));
+  }
+  ASSERT_TRUE(feed.is_complete(0)) << feed.missing().front();
+  const auto source = feed.layer_source(0);
+  for (const WeightId id : {weights::kGate, weights::kUp, weights::kDown}) {
+    for (int64_t expert = 0; expert < 5; ++expert) {
+      EXPECT_EQ(codes_of(*source, id, expert), codes_of(*expected, id, expert))
+          << to_string(id) << " of expert " << expert;
+    }
   }
 }
 

@@ -16,10 +16,9 @@
 namespace conclave::testing {
 namespace {
 
-constexpr WeightRole kExpertRoles[] = {WeightRole::kGate, WeightRole::kUp, WeightRole::kDown};
-constexpr WeightRole kOnceRoles[] = {WeightRole::kRouter, WeightRole::kSharedGate,
-                                     WeightRole::kSharedUp, WeightRole::kSharedDown,
-                                     WeightRole::kSharedExpertGate};
+constexpr WeightId kExpertRoles[] = {weights::kGate, weights::kUp, weights::kDown};
+constexpr WeightId kOnceRoles[] = {weights::kRouter, weights::kSharedGate, weights::kSharedUp,
+                                   weights::kSharedDown, weights::kSharedExpertGate};
 
 std::string name_of(Layout layout) {
   switch (layout) {
@@ -36,7 +35,7 @@ std::string name_of(Layout layout) {
 void expect_matrices(const Checkpoint& checkpoint, const TinyOptions& options) {
   for (const CheckpointLayer& layer : checkpoint.layers()) {
     const auto source = checkpoint.layer_source(layer.index);
-    for (WeightRole role : kExpertRoles) {
+    for (WeightId role : kExpertRoles) {
       const WeightInfo info = source->describe(role);
       ASSERT_EQ(info.count, options.num_experts);
       EXPECT_EQ(info.dtype, options.dtype);
@@ -46,9 +45,9 @@ void expect_matrices(const Checkpoint& checkpoint, const TinyOptions& options) {
             << to_string(role) << " of expert " << expert << ", layer " << layer.index;
       }
     }
-    for (WeightRole role : kOnceRoles) {
+    for (WeightId role : kOnceRoles) {
       const WeightInfo info = source->describe(role);
-      const bool present = role == WeightRole::kRouter || options.family == "qwen2_moe";
+      const bool present = role == weights::kRouter || options.family == "qwen2_moe";
       ASSERT_EQ(info.count, present ? 1 : 0) << to_string(role);
       if (!present) continue;
       EXPECT_EQ(read_matrix(*source, role, 0),
@@ -160,7 +159,7 @@ TEST(LayerSource, AnyBlock_EqualsThePartOfTheMatrix) {
       const Checkpoint checkpoint = Checkpoint::open(directory.path());
       const auto source = checkpoint.layer_source(0);
       const auto element = static_cast<size_t>(byte_size(dtype));
-      for (WeightRole role : {WeightRole::kUp, WeightRole::kDown}) {
+      for (WeightId role : {weights::kUp, weights::kDown}) {
         const WeightInfo info = source->describe(role);
         const auto whole = read_matrix(*source, role, 3);
         for (const WeightBlock& block :
@@ -189,7 +188,7 @@ TEST(LayerSource, Views_AreGivenWhereTheFileHoldsTheMatrixAsItIs) {
     write_single(make_tiny_model({.layout = layout}), directory.path());
     const Checkpoint mapped = Checkpoint::open(directory.path(), {.access = FileAccess::kMap});
     const auto source = mapped.layer_source(0);
-    for (WeightRole role : kExpertRoles) {
+    for (WeightId role : kExpertRoles) {
       const ConstTensorView view = source->view(role, 2);
       if (layout == Layout::kStackedTransposed) {
         EXPECT_TRUE(view.empty());
@@ -200,7 +199,7 @@ TEST(LayerSource, Views_AreGivenWhereTheFileHoldsTheMatrixAsItIs) {
       EXPECT_EQ(std::memcmp(view.data, expected.data(), expected.size()), 0);
     }
     const Checkpoint read = Checkpoint::open(directory.path(), {.access = FileAccess::kRead});
-    EXPECT_TRUE(read.layer_source(0)->view(WeightRole::kGate, 2).empty());
+    EXPECT_TRUE(read.layer_source(0)->view(weights::kGate, 2).empty());
   }
 }
 
@@ -210,27 +209,27 @@ TEST(LayerSource, BadArguments_AreRejected) {
   const Checkpoint checkpoint = Checkpoint::open(directory.path());
   const auto source = checkpoint.layer_source(0);
   std::vector<std::byte> buffer(6 * 10 * 2);
-  const auto code_of = [&](WeightRole role, int64_t expert, WeightBlock block, size_t bytes) {
+  const auto code_of = [&](WeightId role, int64_t expert, WeightBlock block, size_t bytes) {
     const auto error =
         error_of([&] { source->read(role, expert, block, std::span(buffer).first(bytes)); });
     return error ? error->code() : ErrorCode::kInternal;
   };
-  EXPECT_EQ(code_of(WeightRole::kGate, 5, {0, 6, 0, 10}, 120), ErrorCode::kInvalidArgument);
-  EXPECT_EQ(code_of(WeightRole::kGate, -1, {0, 6, 0, 10}, 120), ErrorCode::kInvalidArgument);
-  EXPECT_EQ(code_of(WeightRole::kSharedUp, 0, {0, 1, 0, 1}, 2), ErrorCode::kInvalidArgument);
-  EXPECT_EQ(code_of(WeightRole::kGate, 0, {0, 7, 0, 10}, 120), ErrorCode::kShape);
-  EXPECT_EQ(code_of(WeightRole::kGate, 0, {0, 6, -1, 10}, 120), ErrorCode::kShape);
-  EXPECT_EQ(code_of(WeightRole::kGate, 0, {4, 2, 0, 10}, 120), ErrorCode::kShape);
-  EXPECT_EQ(code_of(WeightRole::kGate, 0, {0, 6, 0, 10}, 118), ErrorCode::kShape);
+  EXPECT_EQ(code_of(weights::kGate, 5, {0, 6, 0, 10}, 120), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(code_of(weights::kGate, -1, {0, 6, 0, 10}, 120), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(code_of(weights::kSharedUp, 0, {0, 1, 0, 1}, 2), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(code_of(weights::kGate, 0, {0, 7, 0, 10}, 120), ErrorCode::kShape);
+  EXPECT_EQ(code_of(weights::kGate, 0, {0, 6, -1, 10}, 120), ErrorCode::kShape);
+  EXPECT_EQ(code_of(weights::kGate, 0, {4, 2, 0, 10}, 120), ErrorCode::kShape);
+  EXPECT_EQ(code_of(weights::kGate, 0, {0, 6, 0, 10}, 118), ErrorCode::kShape);
 }
 
 TEST(LayerSource, Locate_NamesFileTensorAndSlice) {
   const TempDir directory;
   write_single(make_tiny_model({.layout = Layout::kStacked}), directory.path());
   const Checkpoint checkpoint = Checkpoint::open(directory.path());
-  EXPECT_EQ(checkpoint.layer_source(0)->locate(WeightRole::kUp, 4),
+  EXPECT_EQ(checkpoint.layer_source(0)->locate(weights::kUp, 4),
             "model.safetensors: model.layers.0.mlp.experts.gate_up_proj[4]");
-  EXPECT_EQ(checkpoint.layer_source(2)->locate(WeightRole::kRouter, 0),
+  EXPECT_EQ(checkpoint.layer_source(2)->locate(weights::kRouter, 0),
             "model.safetensors: model.layers.2.mlp.gate.weight");
 }
 
@@ -246,8 +245,8 @@ TEST(LayerSource, ManyThreads_ReadTheSame) {
   for (int thread = 0; thread < 4; ++thread) {
     threads.emplace_back([&] {
       for (int64_t expert = 0; expert < options.num_experts; ++expert) {
-        const auto expected = tiny_matrix(options.dtype, 0, WeightRole::kDown, expert, 10, 6);
-        if (read_matrix(*source, WeightRole::kDown, expert) != expected) ++wrong;
+        const auto expected = tiny_matrix(options.dtype, 0, weights::kDown, expert, 10, 6);
+        if (read_matrix(*source, weights::kDown, expert) != expected) ++wrong;
       }
     });
   }

@@ -29,11 +29,11 @@ std::optional<Error> read_all(const fs::path& directory, FileAccess access) {
         Checkpoint::open(directory, {.access = access, .verify_manifest = true});
     for (const CheckpointLayer& layer : checkpoint.layers()) {
       const auto source = checkpoint.layer_source(layer.index);
-      for (int role = 0; role <= static_cast<int>(WeightRole::kSharedExpertGate); ++role) {
-        const WeightInfo info = source->describe(static_cast<WeightRole>(role));
+      for (const WeightId id : weights::kAll) {
+        const WeightInfo info = source->describe(id);
         for (int64_t expert = 0; expert < info.count; ++expert) {
-          read_matrix(*source, static_cast<WeightRole>(role), expert);
-          source->view(static_cast<WeightRole>(role), expert);
+          read_matrix(*source, id, expert);
+          source->view(id, expert);
         }
       }
     }
@@ -127,21 +127,19 @@ TEST(Manifest, DamagedBlock_GivesNoByteAwayButOthersStillRead) {
   const Checkpoint checkpoint =
       Checkpoint::open(directory.path(), {.access = FileAccess::kMap, .verify_manifest = true});
   const auto source = checkpoint.layer_source(0);
-  const auto expected = tiny_matrix(options.dtype, 0, WeightRole::kDown, 3, 64, 48);
-  EXPECT_EQ(read_matrix(*source, WeightRole::kDown, 3), expected);
+  const auto expected = tiny_matrix(options.dtype, 0, weights::kDown, 3, 64, 48);
+  EXPECT_EQ(read_matrix(*source, weights::kDown, 3), expected);
   std::vector<std::byte> first_row(48 * 2, std::byte{0});
-  const auto error = error_of([&] {
-    source->read(WeightRole::kDown, 2, {0, 1, 0, 48}, first_row);
-  });
+  const auto error = error_of([&] { source->read(weights::kDown, 2, {0, 1, 0, 48}, first_row); });
   ASSERT_TRUE(error);
   EXPECT_EQ(error->code(), ErrorCode::kChecksum);
   EXPECT_EQ(error->detail().tensor, "model.layers.0.mlp.experts.down_proj");
   EXPECT_NE(error->detail().what.find("slice 2"), std::string::npos) << error->what();
   EXPECT_EQ(first_row, std::vector<std::byte>(48 * 2, std::byte{0}));
   std::vector<std::byte> whole(64 * 48 * 2, std::byte{7});
-  EXPECT_TRUE(error_of([&] { source->read(WeightRole::kDown, 2, {0, 64, 0, 48}, whole); }));
+  EXPECT_TRUE(error_of([&] { source->read(weights::kDown, 2, {0, 64, 0, 48}, whole); }));
   EXPECT_EQ(whole, std::vector<std::byte>(whole.size(), std::byte{0}));
-  EXPECT_TRUE(error_of([&] { source->view(WeightRole::kDown, 2); }));
+  EXPECT_TRUE(error_of([&] { source->view(weights::kDown, 2); }));
 }
 
 TEST(Manifest, Absent_IsNotFoundWithAdvice) {

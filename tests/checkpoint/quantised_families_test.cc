@@ -1,9 +1,9 @@
 // Every family, quantised: the matrices of each golden model as e4m3 codes with one scale per
 // tensor, under names that one rule makes for all families.
 
+#include "checkpoint/layer_shapes.h"
 #include "checkpoint/layer_tensors.h"
 #include "checkpoint/model_config.h"
-#include "checkpoint/role_shape.h"
 #include "checkpoint/scale_names.h"
 #include "checkpoint/tensor_name.h"
 #include "checkpoint/tiny_model.h"
@@ -82,11 +82,10 @@ class QuantisedFamily : public ::testing::TestWithParam<std::string> {
     const auto name = checkpoint::split_model_name(*config.architecture, info.name);
     const LayerConfig* layer = name ? layer_of(config, name->layer) : nullptr;
     if (layer == nullptr) return {};
+    const checkpoint::LayerShapes shapes = checkpoint::layer_shapes(layer->spec);
     const auto wanted = [&](const NamePattern& pattern) {
-      const auto roles = checkpoint::roles_of(pattern.part);
-      return std::all_of(roles.begin(), roles.end(), [&](WeightRole role) {
-        return checkpoint::role_shape(layer->spec, role).count > 0;
-      });
+      const auto ids = checkpoint::ids_of(pattern.part);
+      return std::all_of(ids.begin(), ids.end(), [&](WeightId id) { return shapes[id].count > 0; });
     };
     const auto match = checkpoint::match_name(*config.architecture, name->rest, wanted);
     if (!match || !checkpoint::is_quantisable(match->pattern->part)) return {};
@@ -140,8 +139,8 @@ class QuantisedFamily : public ::testing::TestWithParam<std::string> {
 };
 
 // Code times scale is the plain weight within half a step of e4m3.
-void expect_close(const WeightSource& quantised, const WeightSource& plain, WeightRole role,
-                  WeightRole scale_role, int64_t expert) {
+void expect_close(const WeightSource& quantised, const WeightSource& plain, WeightId role,
+                  WeightId scale_role, int64_t expert) {
   const WeightInfo info = plain.describe(role);
   Tensor wanted(info.dtype, {info.rows, info.cols});
   plain.read(role, expert, {0, info.rows, 0, info.cols},
@@ -173,11 +172,14 @@ TEST_P(QuantisedFamily, EveryMatrix_HasItsScale) {
     EXPECT_EQ(layer.parameters.total, before.parameters.total);
     const auto source = checkpoint.layer_source(layer.index);
     const auto plain = plain_.layer_source(layer.index);
-    using enum WeightRole;
-    const std::vector<std::pair<WeightRole, WeightRole>> pairs = {
-        {kGate, kGateScale},         {kUp, kUpScale},
-        {kDown, kDownScale},         {kSharedGate, kSharedGateScale},
-        {kSharedUp, kSharedUpScale}, {kSharedDown, kSharedDownScale}};
+    using namespace weights;
+    const std::vector<std::pair<WeightId, WeightId>> pairs = {
+        {kGate, kGate.with(WeightPlane::kScale)},
+        {kUp, kUp.with(WeightPlane::kScale)},
+        {kDown, kDown.with(WeightPlane::kScale)},
+        {kSharedGate, kSharedGate.with(WeightPlane::kScale)},
+        {kSharedUp, kSharedUp.with(WeightPlane::kScale)},
+        {kSharedDown, kSharedDown.with(WeightPlane::kScale)}};
     for (const auto& [role, scale] : pairs) {
       const int64_t count = plain->describe(role).count;
       ASSERT_EQ(source->describe(scale).count, count) << to_string(scale);

@@ -21,7 +21,6 @@ namespace conclave::testing {
 namespace {
 
 using checkpoint::Quantization;
-using checkpoint::TensorKind;
 using nlohmann::json;
 
 Quantization read(const json& config) {
@@ -157,20 +156,20 @@ TEST(QuantizationConfig, BadValues_NameTheKey) {
 }
 
 TEST(ScaleNames, EachSuffix_LeadsToItsMatrix) {
-  const auto leads = [](const std::string& name, const std::string& matrix, TensorKind kind) {
+  const auto leads = [](const std::string& name, const std::string& matrix, WeightPlane plane) {
     for (const checkpoint::ScaleName& found : checkpoint::scale_names(name)) {
-      if (found.matrix == matrix && found.kind == kind) return true;
+      if (found.matrix == matrix && found.plane == plane) return true;
     }
     return false;
   };
-  EXPECT_TRUE(leads("w1.weight_scale_inv", "w1.weight", TensorKind::kScale));
-  EXPECT_TRUE(leads("w1.weight_scale", "w1.weight", TensorKind::kScale));
-  EXPECT_TRUE(leads("w1.scale", "w1.weight", TensorKind::kScale));
-  EXPECT_TRUE(leads("w1.input_scale", "w1.weight", TensorKind::kInputScale));
-  EXPECT_TRUE(leads("w1.activation_scale", "w1.weight", TensorKind::kInputScale));
-  EXPECT_TRUE(leads("experts.down_proj_scale_inv", "experts.down_proj", TensorKind::kScale));
+  EXPECT_TRUE(leads("w1.weight_scale_inv", "w1.weight", WeightPlane::kScale));
+  EXPECT_TRUE(leads("w1.weight_scale", "w1.weight", WeightPlane::kScale));
+  EXPECT_TRUE(leads("w1.scale", "w1.weight", WeightPlane::kScale));
+  EXPECT_TRUE(leads("w1.input_scale", "w1.weight", WeightPlane::kInputScale));
+  EXPECT_TRUE(leads("w1.activation_scale", "w1.weight", WeightPlane::kInputScale));
+  EXPECT_TRUE(leads("experts.down_proj_scale_inv", "experts.down_proj", WeightPlane::kScale));
   EXPECT_TRUE(
-      leads("experts.down_proj_activation_scale", "experts.down_proj", TensorKind::kInputScale));
+      leads("experts.down_proj_activation_scale", "experts.down_proj", WeightPlane::kInputScale));
   EXPECT_TRUE(checkpoint::scale_names("w1.weight").empty());
   EXPECT_TRUE(checkpoint::scale_names("_scale").empty());
 }
@@ -237,8 +236,8 @@ TEST(QuantisedCheckpoint, EveryFamily_OpensAndRuns) {
       ASSERT_TRUE(layer.support) << layer.support.reason();
       EXPECT_EQ(layer.spec.weight_dtype, DType::kF8E4M3);
       const auto source = checkpoint.layer_source(layer.index);
-      EXPECT_EQ(source->describe(WeightRole::kUpScale).rows, 2);
-      EXPECT_EQ(source->describe(WeightRole::kDownScale).rows, 3);
+      EXPECT_EQ(source->describe(weights::kUp.with(WeightPlane::kScale)).rows, 2);
+      EXPECT_EQ(source->describe(weights::kDown.with(WeightPlane::kScale)).rows, 3);
       const Context context({.num_threads = 1});
       EXPECT_NO_THROW(static_cast<void>(MoeLayer::create(context, layer.spec, *source)));
     }
@@ -322,7 +321,7 @@ TEST(QuantisedCheckpoint, E8m0AndBf16Scales_AreRead) {
     const Checkpoint checkpoint = open(model, directory);
     const auto source = checkpoint.layer_source(0);
     const Context context({.num_threads = 1});
-    EXPECT_EQ(source->describe(WeightRole::kUpScale).dtype, dtype);
+    EXPECT_EQ(source->describe(weights::kUp.with(WeightPlane::kScale)).dtype, dtype);
     EXPECT_NO_THROW(
         static_cast<void>(MoeLayer::create(context, checkpoint.layer(0).spec, *source)));
   }
@@ -367,15 +366,15 @@ TEST(QuantisedCheckpoint, StackedScales_BelongToGateAndUp) {
   }
   const Checkpoint checkpoint = open(model, directory);
   const auto source = checkpoint.layer_source(0);
-  const auto first = [&](WeightRole role, int64_t expert) {
+  const auto first = [&](WeightId role, int64_t expert) {
     float value = 0;
     std::memcpy(&value, read_matrix(*source, role, expert).data(), sizeof(value));
     return value;
   };
-  EXPECT_EQ(first(WeightRole::kGateScale, 0), 0);
-  EXPECT_EQ(first(WeightRole::kUpScale, 0), 2);
-  EXPECT_EQ(first(WeightRole::kGateScale, 3), 12);
-  EXPECT_EQ(first(WeightRole::kUpScale, 3), 14);
+  EXPECT_EQ(first(weights::kGate.with(WeightPlane::kScale), 0), 0);
+  EXPECT_EQ(first(weights::kUp.with(WeightPlane::kScale), 0), 2);
+  EXPECT_EQ(first(weights::kGate.with(WeightPlane::kScale), 3), 12);
+  EXPECT_EQ(first(weights::kUp.with(WeightPlane::kScale), 3), 14);
 }
 
 TEST(QuantisedCheckpoint, BlocksAcrossGateAndUp_AreRefused) {
@@ -435,7 +434,8 @@ TEST(QuantisedCheckpoint, ModelOptFile_IsReadBesideTheConfiguration) {
   const Checkpoint checkpoint = Checkpoint::open(directory.path());
   EXPECT_TRUE(checkpoint.layer(0).support) << checkpoint.layer(0).support.reason();
   EXPECT_EQ(checkpoint.layer(0).spec.quant.activations, ActivationScale::kTensorStatic);
-  EXPECT_EQ(checkpoint.layer_source(0)->describe(WeightRole::kDownInputScale).count, 5);
+  EXPECT_EQ(
+      checkpoint.layer_source(0)->describe(weights::kDown.with(WeightPlane::kInputScale)).count, 5);
 }
 
 TEST(QuantisedFeed, FromSpec_TakesCodesAndScales) {

@@ -124,8 +124,8 @@ TEST(EmptyTensors, NoSharedExperts_LoadPushAndVerify) {
   EXPECT_TRUE(layer.support) << layer.support.reason();
   EXPECT_EQ(layer.spec.shared.mode, SharedMode::kNone);
   const auto source = checkpoint.layer_source(layer.index);
-  EXPECT_EQ(source->describe(WeightRole::kSharedDown).count, 0);
-  EXPECT_NO_THROW(read_matrix(*source, WeightRole::kDown, 0));
+  EXPECT_EQ(source->describe(weights::kSharedDown).count, 0);
+  EXPECT_NO_THROW(read_matrix(*source, weights::kDown, 0));
 }
 
 // The gate of the sum exists, but there is nothing that it could weigh.

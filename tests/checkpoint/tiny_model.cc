@@ -96,7 +96,7 @@ class Builder {
     tensor.bytes = random_bytes(tensor.bytes.size(), std::hash<std::string>{}(name));
   }
 
-  void add_matrix(const std::string& name, int64_t layer, WeightRole role, int64_t expert,
+  void add_matrix(const std::string& name, int64_t layer, WeightId role, int64_t expert,
                   int64_t rows, int64_t cols) {
     model_.add(prefix_ + name, options_.dtype, {rows, cols}).bytes =
         tiny_matrix(options_.dtype, layer, role, expert, rows, cols);
@@ -106,19 +106,19 @@ class Builder {
     const int64_t h = options_.hidden_size;
     const bool old_mixtral = options_.family == "mixtral" && options_.layout == Layout::kPerExpert;
     const std::string block = old_mixtral ? "block_sparse_moe." : "mlp.";
-    add_matrix(block + "gate.weight", layer, WeightRole::kRouter, 0, options_.num_experts, h);
+    add_matrix(block + "gate.weight", layer, weights::kRouter, 0, options_.num_experts, h);
     if (options_.layout == Layout::kPerExpert) {
       add_per_expert(layer, block, old_mixtral);
     } else {
       add_stacked(layer, block);
     }
     if (options_.family != "qwen2_moe") return;
-    add_matrix("mlp.shared_expert.gate_proj.weight", layer, WeightRole::kSharedGate, 0, kSharedSize,
+    add_matrix("mlp.shared_expert.gate_proj.weight", layer, weights::kSharedGate, 0, kSharedSize,
                h);
-    add_matrix("mlp.shared_expert.up_proj.weight", layer, WeightRole::kSharedUp, 0, kSharedSize, h);
-    add_matrix("mlp.shared_expert.down_proj.weight", layer, WeightRole::kSharedDown, 0, h,
+    add_matrix("mlp.shared_expert.up_proj.weight", layer, weights::kSharedUp, 0, kSharedSize, h);
+    add_matrix("mlp.shared_expert.down_proj.weight", layer, weights::kSharedDown, 0, h,
                kSharedSize);
-    add_matrix("mlp.shared_expert_gate.weight", layer, WeightRole::kSharedExpertGate, 0, 1, h);
+    add_matrix("mlp.shared_expert_gate.weight", layer, weights::kSharedExpertGate, 0, 1, h);
   }
 
   void add_per_expert(int64_t layer, const std::string& block, bool old_mixtral) {
@@ -126,11 +126,11 @@ class Builder {
     const int64_t i = options_.intermediate_size;
     for (int64_t expert = 0; expert < options_.num_experts; ++expert) {
       const std::string start = block + "experts." + std::to_string(expert) + ".";
-      add_matrix(start + (old_mixtral ? "w1.weight" : "gate_proj.weight"), layer, WeightRole::kGate,
+      add_matrix(start + (old_mixtral ? "w1.weight" : "gate_proj.weight"), layer, weights::kGate,
                  expert, i, h);
-      add_matrix(start + (old_mixtral ? "w3.weight" : "up_proj.weight"), layer, WeightRole::kUp,
+      add_matrix(start + (old_mixtral ? "w3.weight" : "up_proj.weight"), layer, weights::kUp,
                  expert, i, h);
-      add_matrix(start + (old_mixtral ? "w2.weight" : "down_proj.weight"), layer, WeightRole::kDown,
+      add_matrix(start + (old_mixtral ? "w2.weight" : "down_proj.weight"), layer, weights::kDown,
                  expert, h, i);
     }
   }
@@ -144,10 +144,10 @@ class Builder {
     std::vector<std::byte> down;
     for (int64_t expert = 0; expert < e; ++expert) {
       std::vector<std::byte> both =
-          tiny_matrix(options_.dtype, layer, WeightRole::kGate, expert, i, h);
-      append(both, tiny_matrix(options_.dtype, layer, WeightRole::kUp, expert, i, h));
+          tiny_matrix(options_.dtype, layer, weights::kGate, expert, i, h);
+      append(both, tiny_matrix(options_.dtype, layer, weights::kUp, expert, i, h));
       append(gate_up, across ? transposed(both, 2 * i, h) : both);
-      const auto one = tiny_matrix(options_.dtype, layer, WeightRole::kDown, expert, h, i);
+      const auto one = tiny_matrix(options_.dtype, layer, weights::kDown, expert, h, i);
       append(down, across ? transposed(one, h, i) : one);
     }
     using Shape3 = std::vector<int64_t>;
@@ -206,10 +206,10 @@ TinyTensor& TinyModel::add(std::string name, DType dtype, std::vector<int64_t> s
 
 TinyModel make_tiny_model(const TinyOptions& options) { return Builder(options).build(); }
 
-std::vector<std::byte> tiny_matrix(DType dtype, int64_t layer, WeightRole role, int64_t expert,
+std::vector<std::byte> tiny_matrix(DType dtype, int64_t layer, WeightId role, int64_t expert,
                                    int64_t rows, int64_t cols) {
   const auto seed =
-      static_cast<uint64_t>((layer * 16 + static_cast<int64_t>(role)) * 1024 + expert);
+      static_cast<uint64_t>((layer * 128 + static_cast<int64_t>(role.index())) * 1024 + expert);
   return random_bytes(static_cast<size_t>(rows * cols * byte_size(dtype)), mix(seed + 1));
 }
 
@@ -245,7 +245,7 @@ void write_sharded(const TinyModel& model, const std::filesystem::path& director
              nlohmann::json{{"metadata", {{"total_size", 1}}}, {"weight_map", map}}.dump());
 }
 
-std::vector<std::byte> read_matrix(const WeightSource& source, WeightRole role, int64_t expert) {
+std::vector<std::byte> read_matrix(const WeightSource& source, WeightId role, int64_t expert) {
   const WeightInfo info = source.describe(role);
   std::vector<std::byte> bytes(static_cast<size_t>(info.rows * info.cols * byte_size(info.dtype)));
   source.read(role, expert, {0, info.rows, 0, info.cols}, bytes);

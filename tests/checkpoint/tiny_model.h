@@ -64,7 +64,7 @@ struct TinyModel {
 // Makes three layers; the middle one is dense if the family has dense layers.
 TinyModel make_tiny_model(const TinyOptions& options);
 // The matrix as make_tiny_model stores it, in canonical order [rows, cols].
-std::vector<std::byte> tiny_matrix(DType dtype, int64_t layer, WeightRole role, int64_t expert,
+std::vector<std::byte> tiny_matrix(DType dtype, int64_t layer, WeightId role, int64_t expert,
                                    int64_t rows, int64_t cols);
 
 // Write config.json and model.safetensors, or shards with an index.
@@ -73,7 +73,7 @@ void write_sharded(const TinyModel& model, const std::filesystem::path& director
 void write_text(const std::filesystem::path& path, const std::string& text);
 std::string shard_name(size_t shard, size_t shards);
 
-std::vector<std::byte> read_matrix(const WeightSource& source, WeightRole role, int64_t expert);
+std::vector<std::byte> read_matrix(const WeightSource& source, WeightId role, int64_t expert);
 
 // Returns the Error that `call` throws, if any.
 std::optional<Error> error_of(const std::function<void()>& call);

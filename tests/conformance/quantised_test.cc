@@ -149,7 +149,7 @@ TEST_P(Quantised, Layer_IsWithinTheBar) {
   }
 }
 
-std::vector<std::byte> read_all(const WeightSource& source, WeightRole role, int64_t expert) {
+std::vector<std::byte> read_all(const WeightSource& source, WeightId role, int64_t expert) {
   const WeightInfo info = source.describe(role);
   const int64_t bits = info.rows * info.cols * bit_size(info.dtype);
   std::vector<std::byte> bytes(static_cast<size_t>(bits / 8));
@@ -164,8 +164,7 @@ float integer_at(const std::vector<std::byte>& codes, int64_t index, DType type)
 }
 
 // The weights of an expert as compressed-tensors has them: code times scale in the scale's type.
-Tensor decompress(const WeightSource& source, WeightRole role, WeightRole scale_role,
-                  int64_t expert) {
+Tensor decompress(const WeightSource& source, WeightId role, WeightId scale_role, int64_t expert) {
   const WeightInfo info = source.describe(role);
   const WeightInfo scale_info = source.describe(scale_role);
   const std::vector<std::byte> codes = read_all(source, role, expert);
@@ -197,10 +196,11 @@ class IntegerCodes : public Quantised {};
 TEST_P(IntegerCodes, Weights_AreThoseOfThePackageToTheBit) {
   const auto source = checkpoint_.layer_source(layer().index);
   const int64_t experts = layer().spec.num_experts;
-  using enum WeightRole;
-  for (const auto& [name, role, scale] : {std::tuple{"decompressed.gate", kGate, kGateScale},
-                                          {"decompressed.up", kUp, kUpScale},
-                                          {"decompressed.down", kDown, kDownScale}}) {
+  using namespace weights;
+  for (const auto& [name, role, scale] :
+       {std::tuple{"decompressed.gate", kGate, kGate.with(WeightPlane::kScale)},
+        {"decompressed.up", kUp, kUp.with(WeightPlane::kScale)},
+        {"decompressed.down", kDown, kDown.with(WeightPlane::kScale)}}) {
     const Tensor wanted = file_.load(name);
     ASSERT_EQ(wanted.shape()[0], experts);
     for (int64_t expert = 0; expert < experts; ++expert) {

@@ -1,11 +1,8 @@
-#include "core/layer_roles.h"
-
 #include "conclave/error.h"
 #include "conclave/spec.h"
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <string>
 
 namespace conclave {
@@ -31,13 +28,6 @@ void expect_refused(const MoeSpec& spec, ErrorCode code, const std::string& fiel
     EXPECT_NE(error.detail().what.find(field), std::string::npos) << error.what();
     EXPECT_FALSE(error.detail().found.empty());
   }
-}
-
-LayerRole role_of(const MoeSpec& spec, WeightRole role) {
-  const std::vector<LayerRole> roles = layer_roles(spec);
-  const auto found = std::find_if(roles.begin(), roles.end(),
-                                  [&](const LayerRole& row) { return row.role == role; });
-  return found != roles.end() ? *found : LayerRole{};
 }
 
 TEST(QuantSpec, EveryForm_IsAccepted) {
@@ -109,32 +99,6 @@ TEST(QuantSpec, TypeOfAbsentParts_IsRefused) {
   spec = quantised(WeightScale::kTensor);
   spec.residual.weight_dtype = DType::kBF16;
   expect_refused(spec, ErrorCode::kInvalidArgument, "residual.weight_dtype");
-}
-
-TEST(LayerRoles, Scales_HaveTheShapeOfTheirForm) {
-  const LayerRole tensor = role_of(quantised(WeightScale::kTensor), WeightRole::kGateScale);
-  EXPECT_EQ(tensor.count, 4);
-  EXPECT_EQ(tensor.rows, 1);
-  EXPECT_EQ(tensor.cols, 1);
-  const LayerRole channel = role_of(quantised(WeightScale::kChannel), WeightRole::kDownScale);
-  EXPECT_EQ(channel.rows, 300);
-  EXPECT_EQ(channel.cols, 1);
-  const LayerRole block = role_of(quantised(WeightScale::kBlock), WeightRole::kUpScale);
-  EXPECT_EQ(block.rows, 2) << "130 rows";
-  EXPECT_EQ(block.cols, 3) << "300 columns";
-  EXPECT_EQ(block.dtype, RoleDType::kScale);
-  EXPECT_EQ(role_of(quantised(WeightScale::kBlock), WeightRole::kDownInputScale).count, 0);
-  const MoeSpec fixed = quantised(WeightScale::kTensor, ActivationScale::kTensorStatic);
-  EXPECT_EQ(role_of(fixed, WeightRole::kDownInputScale).count, 4);
-}
-
-TEST(LayerRoles, PlainSharedExperts_HaveNoScales) {
-  MoeSpec spec = quantised(WeightScale::kBlock);
-  spec.shared = {.mode = SharedMode::kAdd, .intermediate_size = 40};
-  EXPECT_EQ(role_of(spec, WeightRole::kSharedUpScale).count, 1);
-  spec.shared.weight_dtype = DType::kBF16;
-  EXPECT_EQ(role_of(spec, WeightRole::kSharedUpScale).count, 0);
-  EXPECT_EQ(role_of(spec, WeightRole::kSharedUp).weight_dtype, DType::kBF16);
 }
 
 TEST(CountParameters, Scales_AreNotCounted) {

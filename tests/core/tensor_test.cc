@@ -33,8 +33,15 @@ TEST(DType, EveryType_RoundTripsThroughItsName) {
   }
   EXPECT_EQ(parse_dtype("bfloat16"), DType::kBF16);
   EXPECT_EQ(parse_dtype("bf16"), std::nullopt);
-  EXPECT_EQ(byte_size(DType::kF4), 0);
   EXPECT_EQ(bit_size(static_cast<DType>(200)), 0);
+}
+
+TEST(DType, BytesOfTypesBelowAByte_AreRefused) {
+  EXPECT_EQ(byte_size(DType::kF8E4M3), 1);
+  EXPECT_EQ(byte_size(DType::kI64), 8);
+  for (const DType dtype : {DType::kF4, DType::kI4, DType::kF6E3M2, static_cast<DType>(200)}) {
+    EXPECT_EQ(code_of([&] { static_cast<void>(byte_size(dtype)); }), ErrorCode::kDType);
+  }
 }
 
 TEST(Shape, TooManyOrNegativeDimensions_Throw) {

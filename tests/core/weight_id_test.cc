@@ -1,52 +1,76 @@
-// The parts of every role, and the role of every combination of parts.
-#include "core/weight_id.h"
+// The parts of every id, and the id of every combination of parts.
+#include "conclave/weights.h"
 
 #include <gtest/gtest.h>
 
+#include <set>
+#include <string>
 #include <string_view>
 
 namespace conclave {
 namespace {
 
-// The name without the parts that the id says.
-bool has_word(WeightRole role, std::string_view word) {
-  return to_string(role).find(word) != std::string_view::npos;
+bool has_word(WeightId id, std::string_view word) {
+  return to_string(id).find(word) != std::string::npos;
 }
 
-TEST(WeightId, EveryRoleOfAnMlp_IsFoundByItsParts) {
-  int of_mlps = 0;
-  for (size_t i = 0; i < kNumWeightRoles; ++i) {
-    const auto role = static_cast<WeightRole>(i);
-    const WeightId id = weight_id(role);
-    if (id.mlp == Mlp::kNone) continue;
-    ++of_mlps;
-    EXPECT_EQ(find_role(id), role) << to_string(role);
-    EXPECT_EQ(has_word(role, "shared"), id.mlp == Mlp::kShared) << to_string(role);
-    EXPECT_EQ(has_word(role, "residual"), id.mlp == Mlp::kResidual) << to_string(role);
-    EXPECT_EQ(has_word(role, "gate"), id.matrix == Matrix::kGate) << to_string(role);
-    EXPECT_EQ(has_word(role, "down"), id.matrix == Matrix::kDown) << to_string(role);
-    EXPECT_EQ(has_word(role, "bias"), id.plane == Plane::kBias) << to_string(role);
-    EXPECT_EQ(has_word(role, "input_scale"), id.plane == Plane::kInputScale) << to_string(role);
+TEST(WeightId, EveryIndex_IsOneIdWithANameOfItsOwn) {
+  std::set<std::string> names;
+  for (size_t i = 0; i < WeightId::kCount; ++i) {
+    const WeightId id = WeightId::from_index(i);
+    EXPECT_EQ(id.index(), i);
+    EXPECT_EQ(weights::kAll[i], id);
+    EXPECT_TRUE(names.insert(to_string(id)).second) << to_string(id);
   }
-  // Two MLPs of three matrices with four planes, and the residual MLP's three matrices.
-  EXPECT_EQ(of_mlps, 2 * 3 * 4 + 3);
 }
 
-TEST(WeightId, WhatNoLayerHas_IsNotFound) {
-  EXPECT_EQ(find_role({Mlp::kResidual, Matrix::kUp, Plane::kBias}), std::nullopt);
-  EXPECT_EQ(find_role({Mlp::kNone, Matrix::kUp, Plane::kWeights}), std::nullopt);
-  for (const WeightRole role :
-       {WeightRole::kRouter, WeightRole::kSharedExpertGate, WeightRole::kExpertScale,
-        WeightRole::kRouterInputScale, WeightRole::kLatentDown, WeightRole::kMixGate}) {
-    EXPECT_EQ(weight_id(role).mlp, Mlp::kNone) << to_string(role);
+TEST(WeightId, PlanesOfMlps_AreFoundByTheirParts) {
+  int of_mlps = 0;
+  for (const WeightId id : weights::kAll) {
+    SCOPED_TRACE(to_string(id));
+    ASSERT_NE(id.mlp().has_value(), id.layer().has_value());
+    if (!id.mlp()) continue;
+    ++of_mlps;
+    EXPECT_EQ(WeightId(*id.mlp(), *id.matrix(), *id.plane()), id);
+    EXPECT_EQ(has_word(id, "shared"), id.mlp() == WeightMlp::kShared);
+    EXPECT_EQ(has_word(id, "residual"), id.mlp() == WeightMlp::kResidual);
+    EXPECT_EQ(has_word(id, "gate"), id.matrix() == WeightMatrix::kGate);
+    EXPECT_EQ(has_word(id, "down"), id.matrix() == WeightMatrix::kDown);
+    EXPECT_EQ(has_word(id, "bias"), id.plane() == WeightPlane::kBias);
+    EXPECT_EQ(has_word(id, "zero"), id.plane() == WeightPlane::kZero);
+    EXPECT_EQ(has_word(id, "input_scale"), id.plane() == WeightPlane::kInputScale);
+    EXPECT_EQ(has_word(id, "second_scale"), id.plane() == WeightPlane::kSecondScale);
+    EXPECT_EQ(has_word(id, "global_scale"), id.plane() == WeightPlane::kGlobalScale);
+    EXPECT_EQ(has_word(id, "column_order"), id.plane() == WeightPlane::kColumnOrder);
+  }
+  EXPECT_EQ(of_mlps, 3 * 3 * 8);
+}
+
+TEST(WeightId, WeightsOfTheLayer_HaveNoMatrixNorPlane) {
+  for (const WeightId id : {weights::kRouter, weights::kSharedExpertGate, weights::kExpertScale,
+                            weights::kRouterInputScale, weights::kLatentDown, weights::kMixGate}) {
+    SCOPED_TRACE(to_string(id));
+    ASSERT_TRUE(id.layer());
+    EXPECT_EQ(WeightId(*id.layer()), id);
+    EXPECT_FALSE(id.matrix());
+    EXPECT_FALSE(id.plane());
   }
 }
 
 TEST(WeightId, OtherPlane_IsOfTheSameMatrix) {
-  EXPECT_EQ(plane_of(WeightRole::kUp, Plane::kScale), WeightRole::kUpScale);
-  EXPECT_EQ(plane_of(WeightRole::kSharedDown, Plane::kInputScale),
-            WeightRole::kSharedDownInputScale);
-  EXPECT_EQ(plane_of(WeightRole::kSharedGateScale, Plane::kWeights), WeightRole::kSharedGate);
+  const WeightId scale = weights::kSharedDown.with(WeightPlane::kScale);
+  EXPECT_EQ(scale, WeightId(WeightMlp::kShared, WeightMatrix::kDown, WeightPlane::kScale));
+  EXPECT_EQ(scale.with(WeightPlane::kWeights), weights::kSharedDown);
+  EXPECT_NE(scale, weights::kSharedDown);
+}
+
+TEST(WeightTable, EveryId_HasAnEntryOfItsOwn) {
+  WeightTable<size_t> table;
+  for (const WeightId id : weights::kAll) {
+    EXPECT_EQ(table[id], 0U);
+    table[id] = id.index() + 1;
+  }
+  for (const WeightId id : weights::kAll) EXPECT_EQ(table[id], id.index() + 1);
 }
 
 }  // namespace

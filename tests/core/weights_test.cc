@@ -42,18 +42,18 @@ class PointerSource : public ::testing::Test {
 
 TEST_F(PointerSource, GateAndUp_AreTheHalvesOfGateUp) {
   const auto source = make_pointer_source(weights());
-  const auto* gate = static_cast<const float*>(source->view(WeightRole::kGate, 2).data);
-  const auto* up = static_cast<const float*>(source->view(WeightRole::kUp, 2).data);
+  const auto* gate = static_cast<const float*>(source->view(weights::kGate, 2).data);
+  const auto* up = static_cast<const float*>(source->view(weights::kUp, 2).data);
   EXPECT_EQ(gate, gate_up_.as<float>() + 2 * 2 * kInner * kHidden);
   EXPECT_EQ(up, gate + kInner * kHidden);
-  EXPECT_EQ(source->describe(WeightRole::kDown).rows, kHidden);
-  EXPECT_EQ(source->describe(WeightRole::kRouter).count, 0);
+  EXPECT_EQ(source->describe(weights::kDown).rows, kHidden);
+  EXPECT_EQ(source->describe(weights::kRouter).count, 0);
 }
 
 TEST_F(PointerSource, ReadOfABlock_IsDense) {
   const auto source = make_pointer_source(weights());
   std::vector<float> block(4);
-  source->read(WeightRole::kDown, 1, {.row_begin = 1, .row_end = 3, .col_begin = 2, .col_end = 4},
+  source->read(weights::kDown, 1, {.row_begin = 1, .row_end = 3, .col_begin = 2, .col_end = 4},
                std::as_writable_bytes(std::span(block)));
   const float* matrix = down_.as<float>() + kHidden * kInner;
   EXPECT_EQ(block, (std::vector<float>{matrix[6], matrix[7], matrix[10], matrix[11]}));
@@ -76,8 +76,8 @@ TEST_F(PointerSource, BadInput_IsRejectedByCode) {
   misaligned.down.data = static_cast<const std::byte*>(misaligned.down.data) + 1;
   EXPECT_EQ(rejection(misaligned), ErrorCode::kMisaligned);
   const auto source = make_pointer_source(weights());
-  EXPECT_THROW(static_cast<void>(source->view(WeightRole::kGate, kExperts)), Error);
-  EXPECT_THROW(static_cast<void>(source->view(WeightRole::kRouter, 0)), Error);
+  EXPECT_THROW(static_cast<void>(source->view(weights::kGate, kExperts)), Error);
+  EXPECT_THROW(static_cast<void>(source->view(weights::kRouter, 0)), Error);
 }
 
 TEST(SyntheticSource, AnyBlock_EqualsThatPartOfTheWhole) {
@@ -88,16 +88,16 @@ TEST(SyntheticSource, AnyBlock_EqualsThatPartOfTheWhole) {
   spec.intermediate_size = 9;
   const auto source = make_synthetic_source(spec, 5);
   std::vector<uint16_t> whole(9 * 7);
-  source->read(WeightRole::kUp, 1, {0, 9, 0, 7}, std::as_writable_bytes(std::span(whole)));
+  source->read(weights::kUp, 1, {0, 9, 0, 7}, std::as_writable_bytes(std::span(whole)));
   std::vector<uint16_t> block(2 * 3);
-  source->read(WeightRole::kUp, 1, {4, 6, 2, 5}, std::as_writable_bytes(std::span(block)));
+  source->read(weights::kUp, 1, {4, 6, 2, 5}, std::as_writable_bytes(std::span(block)));
   for (size_t row = 0; row < 2; ++row) {
     for (size_t col = 0; col < 3; ++col) {
       EXPECT_EQ(block[row * 3 + col], whole[(4 + row) * 7 + 2 + col]);
     }
   }
   std::vector<uint16_t> other(9 * 7);
-  source->read(WeightRole::kUp, 0, {0, 9, 0, 7}, std::as_writable_bytes(std::span(other)));
+  source->read(weights::kUp, 0, {0, 9, 0, 7}, std::as_writable_bytes(std::span(other)));
   EXPECT_NE(whole, other);
   for (const uint16_t bits : whole) EXPECT_NE(bits & 0x7fff, 0) << "never zero";
 }

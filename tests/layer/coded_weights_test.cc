@@ -163,10 +163,11 @@ TEST_P(CodedWeights, AnotherSourcesScales_AreSeen) {
     const WeightSource& base;
     const WeightSource& scales;
     OtherScales(const WeightSource& a, const WeightSource& b) : base(a), scales(b) {}
-    WeightInfo describe(WeightRole role) const override { return base.describe(role); }
-    void read(WeightRole role, int64_t expert, const WeightBlock& block,
+    WeightInfo describe(WeightId role) const override { return base.describe(role); }
+    void read(WeightId role, int64_t expert, const WeightBlock& block,
               std::span<std::byte> destination) const override {
-      (role == WeightRole::kDownScale ? scales : base).read(role, expert, block, destination);
+      (role == weights::kDown.with(WeightPlane::kScale) ? scales : base)
+          .read(role, expert, block, destination);
     }
   } mixed(*owned.source, *other);
   const StageCheck check = check_against_reference(*owned.context, owned.layer.spec(), mixed,
@@ -205,10 +206,10 @@ INSTANTIATE_TEST_SUITE_P(Catalog, CodedWeights, ::testing::ValuesIn(every_format
 // Changes one scale to a bad value, in any role.
 class BadScale final : public WeightSource {
  public:
-  BadScale(const WeightSource& base, WeightRole role, float value)
+  BadScale(const WeightSource& base, WeightId role, float value)
       : base_(base), role_(role), value_(value) {}
-  WeightInfo describe(WeightRole role) const override { return base_.describe(role); }
-  void read(WeightRole role, int64_t expert, const WeightBlock& block,
+  WeightInfo describe(WeightId role) const override { return base_.describe(role); }
+  void read(WeightId role, int64_t expert, const WeightBlock& block,
             std::span<std::byte> destination) const override {
     base_.read(role, expert, block, destination);
     if (role == role_ && expert == 1) std::memcpy(destination.data(), &value_, sizeof(value_));
@@ -216,7 +217,7 @@ class BadScale final : public WeightSource {
 
  private:
   const WeightSource& base_;
-  WeightRole role_;
+  WeightId role_;
   float value_;
 };
 
@@ -224,7 +225,7 @@ TEST(E4m3Scales, BadValues_AreRefusedNamingTheTensor) {
   const Context context({.num_threads = 1});
   MoeSpec spec = e4m3_spec(4, 2, 64, 32, {.weights = kTensor, .activations = kTensorStatic});
   const auto source = make_synthetic_source(spec, 3);
-  const auto refusal = [&](WeightRole role, float value) -> std::string {
+  const auto refusal = [&](WeightId role, float value) -> std::string {
     try {
       static_cast<void>(MoeLayer::create(context, spec, BadScale(*source, role, value)));
     } catch (const Error& error) {
@@ -235,12 +236,15 @@ TEST(E4m3Scales, BadValues_AreRefusedNamingTheTensor) {
   };
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const float infinity = std::numeric_limits<float>::infinity();
-  EXPECT_EQ(refusal(WeightRole::kGateScale, nan), "gate_scale of expert 1");
-  EXPECT_EQ(refusal(WeightRole::kUpScale, infinity), "up_scale of expert 1");
-  EXPECT_EQ(refusal(WeightRole::kDownScale, -0.5F), "down_scale of expert 1");
-  EXPECT_EQ(refusal(WeightRole::kDownScale, 0.0F), "accepted") << "a block of zeros";
-  EXPECT_EQ(refusal(WeightRole::kDownInputScale, 0.0F), "down_input_scale of expert 1");
-  EXPECT_EQ(refusal(WeightRole::kGateInputScale, nan), "gate_input_scale of expert 1");
+  EXPECT_EQ(refusal(weights::kGate.with(WeightPlane::kScale), nan), "gate_scale of expert 1");
+  EXPECT_EQ(refusal(weights::kUp.with(WeightPlane::kScale), infinity), "up_scale of expert 1");
+  EXPECT_EQ(refusal(weights::kDown.with(WeightPlane::kScale), -0.5F), "down_scale of expert 1");
+  EXPECT_EQ(refusal(weights::kDown.with(WeightPlane::kScale), 0.0F), "accepted")
+      << "a block of zeros";
+  EXPECT_EQ(refusal(weights::kDown.with(WeightPlane::kInputScale), 0.0F),
+            "down_input_scale of expert 1");
+  EXPECT_EQ(refusal(weights::kGate.with(WeightPlane::kInputScale), nan),
+            "gate_input_scale of expert 1");
 }
 
 // Some codes lie on a boundary: with enough rows, float32 sums choose another code somewhere.

@@ -24,7 +24,7 @@ using testing::run_layer;
 using testing::same_bits;
 
 struct Read {
-  WeightRole role;
+  WeightId role;
   int64_t expert;
   WeightBlock block;
 };
@@ -33,8 +33,8 @@ struct Read {
 class RecordingSource final : public WeightSource {
  public:
   explicit RecordingSource(const WeightSource& source) : source_(source) {}
-  WeightInfo describe(WeightRole role) const override { return source_.describe(role); }
-  void read(WeightRole role, int64_t expert, const WeightBlock& block,
+  WeightInfo describe(WeightId role) const override { return source_.describe(role); }
+  void read(WeightId role, int64_t expert, const WeightBlock& block,
             std::span<std::byte> destination) const override {
     source_.read(role, expert, block, destination);
     const std::lock_guard lock(mutex_);
@@ -48,8 +48,8 @@ class RecordingSource final : public WeightSource {
   mutable std::vector<Read> reads_;
 };
 
-bool is_routed(WeightRole role) {
-  return role == WeightRole::kGate || role == WeightRole::kUp || role == WeightRole::kDown;
+bool is_routed(WeightId role) {
+  return role == weights::kGate || role == weights::kUp || role == weights::kDown;
 }
 
 struct SliceCase {
@@ -66,21 +66,21 @@ void expect_exact_reads(const SliceCase& c) {
   MoeLayer::create(context, spec, source, {.max_tokens = 4}, c.parallel);
   const ExpertPlacement placement = make_placement(7, c.parallel);
   const TensorSlice inner = tensor_slice(c.inner, c.parallel.tp_rank, c.parallel.tp_size);
-  std::map<std::pair<WeightRole, int64_t>, int64_t> elements;
+  std::map<std::pair<size_t, int64_t>, int64_t> elements;
   for (const Read& read : source.reads()) {
     if (!is_routed(read.role)) continue;
-    const bool down = read.role == WeightRole::kDown;
+    const bool down = read.role == weights::kDown;
     EXPECT_GE(down ? read.block.col_begin : read.block.row_begin, inner.begin);
     EXPECT_LE(down ? read.block.col_end : read.block.row_end, inner.end);
-    elements[{read.role, read.expert}] +=
+    elements[{read.role.index(), read.expert}] +=
         (read.block.row_end - read.block.row_begin) * (read.block.col_end - read.block.col_begin);
   }
   size_t matrices = 0;
   for (const int32_t physical : placement.experts_of[static_cast<size_t>(c.parallel.ep_rank)]) {
     const int32_t expert = placement.logical_of[static_cast<size_t>(physical)];
-    for (const WeightRole role : {WeightRole::kGate, WeightRole::kUp, WeightRole::kDown}) {
+    for (const WeightId role : {weights::kGate, weights::kUp, weights::kDown}) {
       if (inner.size() == 0) continue;
-      EXPECT_EQ((elements[{role, expert}]), inner.size() * 200);
+      EXPECT_EQ((elements[{role.index(), expert}]), inner.size() * 200);
       ++matrices;
     }
   }
@@ -115,8 +115,8 @@ TEST(Loading, SharedExpertsAndResidual_AreReadWhereTheyCount) {
       int64_t residual_rows = 0;
       for (const Read& read : source.reads()) {
         const int64_t rows = read.block.row_end - read.block.row_begin;
-        if (read.role == WeightRole::kSharedUp) shared_rows += rows;
-        if (read.role == WeightRole::kResidualUp) residual_rows += rows;
+        if (read.role == weights::kSharedUp) shared_rows += rows;
+        if (read.role == weights::kResidualUp) residual_rows += rows;
       }
       EXPECT_EQ(shared_rows, ep == 0 ? tensor_slice(11, tp, 2).size() : 0);
       EXPECT_EQ(residual_rows, ep == 0 ? tensor_slice(9, tp, 2).size() : 0);
@@ -131,15 +131,15 @@ TEST(Loading, ViewsAndReads_GiveTheSameBitsOnEveryRank) {
   const auto source = make_synthetic_source(spec, 3);
   Tensor gate_up(DType::kBF16, {3, 154, 100});
   Tensor down(DType::kBF16, {3, 100, 77});
-  const auto copy = [&](WeightRole role, int64_t expert, std::byte* to) {
+  const auto copy = [&](WeightId role, int64_t expert, std::byte* to) {
     const WeightInfo info = source->describe(role);
     source->read(role, expert, {0, info.rows, 0, info.cols},
                  {to, static_cast<size_t>(info.rows * info.cols) * 2});
   };
   for (int64_t e = 0; e < 3; ++e) {
-    copy(WeightRole::kGate, e, gate_up.as<std::byte>() + e * 154 * 100 * 2);
-    copy(WeightRole::kUp, e, gate_up.as<std::byte>() + (e * 154 + 77) * 100 * 2);
-    copy(WeightRole::kDown, e, down.as<std::byte>() + e * 7700 * 2);
+    copy(weights::kGate, e, gate_up.as<std::byte>() + e * 154 * 100 * 2);
+    copy(weights::kUp, e, gate_up.as<std::byte>() + (e * 154 + 77) * 100 * 2);
+    copy(weights::kDown, e, down.as<std::byte>() + e * 7700 * 2);
   }
   const auto pointers =
       make_pointer_source({.gate_up = gate_up.const_view(), .down = down.const_view()});
@@ -171,8 +171,8 @@ int64_t anonymous_resident_bytes() {
 class MeasuringSource final : public WeightSource {
  public:
   explicit MeasuringSource(const MoeSpec& spec) : layout_(make_synthetic_source(spec, 1)) {}
-  WeightInfo describe(WeightRole role) const override { return layout_->describe(role); }
-  void read(WeightRole, int64_t, const WeightBlock&,
+  WeightInfo describe(WeightId role) const override { return layout_->describe(role); }
+  void read(WeightId, int64_t, const WeightBlock&,
             std::span<std::byte> destination) const override {
     std::memset(destination.data(), 0x11, destination.size());
     const int64_t now = anonymous_resident_bytes();

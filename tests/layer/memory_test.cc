@@ -34,7 +34,7 @@ MoeSpec spec_of(DType dtype, int64_t hidden, int64_t intermediate) {
 
 // A copy of a tensor's bytes next to a guard page.
 GuardedBlock guarded_copy(const Tensor& tensor, GuardSide side) {
-  const auto alignment = static_cast<size_t>(std::max<int64_t>(byte_size(tensor.dtype()), 1));
+  const auto alignment = static_cast<size_t>(std::max<int64_t>(bit_size(tensor.dtype()) / 8, 1));
   GuardedBlock block(tensor.size_bytes(), alignment, side, 0xA5);
   std::memcpy(block.data(), tensor.as<std::byte>(), tensor.size_bytes());
   return block;

@@ -25,7 +25,7 @@ class StackedWeights {
   StackedWeights(const WeightSource& source, GateUpOrder order) : source_(source), order_(order) {}
 
   // Returns [count, rows, cols] of one role; an empty view if the source has none.
-  ConstTensorView stack(WeightRole role, int rank) {
+  ConstTensorView stack(WeightId role, int rank) {
     const WeightInfo info = source_.describe(role);
     if (info.count == 0) return {};
     tensors_.push_back(read_all(role));
@@ -39,7 +39,7 @@ class StackedWeights {
 
   // The fused tensor of a gate and an up role, [count, 2 * rows, cols], or of up alone. For vectors
   // each entry counts as a row.
-  ConstTensorView fuse(WeightRole gate, WeightRole up, bool vectors, GateUpOrder& order) {
+  ConstTensorView fuse(WeightId gate, WeightId up, bool vectors, GateUpOrder& order) {
     const WeightInfo info = source_.describe(up);
     if (info.count == 0) return {};
     const bool single = source_.describe(gate).count == 0;
@@ -71,7 +71,7 @@ class StackedWeights {
   }
 
  private:
-  Tensor read_all(WeightRole role) const {
+  Tensor read_all(WeightId role) const {
     const WeightInfo info = source_.describe(role);
     Tensor all(info.dtype, {info.count, info.rows, info.cols});
     const size_t bytes = all.size_bytes() / static_cast<size_t>(info.count);
@@ -89,16 +89,18 @@ class StackedWeights {
 
 ExpertWeights stacked(StackedWeights& from) {
   ExpertWeights weights{.gate_up = {}, .down = {}};
-  using enum WeightRole;
+  using namespace weights;
   weights.gate_up = from.fuse(kGate, kUp, false, weights.order);
-  weights.gate_up_bias = from.fuse(kGateBias, kUpBias, true, weights.order);
+  weights.gate_up_bias =
+      from.fuse(kGate.with(WeightPlane::kBias), kUp.with(WeightPlane::kBias), true, weights.order);
   weights.down = from.stack(kDown, 3);
-  weights.down_bias = from.stack(kDownBias, 2);
+  weights.down_bias = from.stack(kDown.with(WeightPlane::kBias), 2);
   weights.shared_gate_up = from.fuse(kSharedGate, kSharedUp, false, weights.shared_order);
   weights.shared_gate_up_bias =
-      from.fuse(kSharedGateBias, kSharedUpBias, true, weights.shared_order);
+      from.fuse(kSharedGate.with(WeightPlane::kBias), kSharedUp.with(WeightPlane::kBias), true,
+                weights.shared_order);
   weights.shared_down = from.stack(kSharedDown, 3);
-  weights.shared_down_bias = from.stack(kSharedDownBias, 2);
+  weights.shared_down_bias = from.stack(kSharedDown.with(WeightPlane::kBias), 2);
   weights.residual_gate_up = from.fuse(kResidualGate, kResidualUp, false, weights.residual_order);
   weights.residual_down = from.stack(kResidualDown, 3);
   weights.router = from.stack(kRouter, 2);
@@ -145,27 +147,26 @@ TEST(CheckSource, EveryRoleOfALayer_IsAskedForByName) {
   // A source that lacks one role.
   class Without final : public WeightSource {
    public:
-    Without(const WeightSource& inner, WeightRole missing) : inner_(inner), missing_(missing) {}
-    WeightInfo describe(WeightRole role) const override {
+    Without(const WeightSource& inner, WeightId missing) : inner_(inner), missing_(missing) {}
+    WeightInfo describe(WeightId role) const override {
       return role == missing_ ? WeightInfo{} : inner_.describe(role);
     }
-    void read(WeightRole role, int64_t expert, const WeightBlock& block,
+    void read(WeightId role, int64_t expert, const WeightBlock& block,
               std::span<std::byte> destination) const override {
       inner_.read(role, expert, block, destination);
     }
 
    private:
     const WeightSource& inner_;
-    WeightRole missing_;
+    WeightId missing_;
   };
   const Context context({.num_threads = 1});
   for (uint32_t seed = 200; seed < 212; ++seed) {
     const MoeSpec spec = SpecDraw(seed).draw();
     SCOPED_TRACE(testing::parts_text(spec));
     const auto source = make_synthetic_source(spec, seed);
-    for (size_t index = 0; index < kNumWeightRoles; ++index) {
-      const auto role = static_cast<WeightRole>(index);
-      if (source->describe(role).count == 0 || role == WeightRole::kMixGateBias) continue;
+    for (const WeightId role : weights::kAll) {
+      if (source->describe(role).count == 0 || role == weights::kMixGateBias) continue;
       try {
         MoeLayer::create(context, spec, Without(*source, role));
         ADD_FAILURE() << to_string(role) << " was not missed";
@@ -181,20 +182,20 @@ TEST(CheckSource, EveryRoleOfALayer_IsAskedForByName) {
 TEST(CheckSource, EveryRoleLargerThanTheLayers_IsRefusedByName) {
   class Larger final : public WeightSource {
    public:
-    Larger(const WeightSource& inner, WeightRole role, int64_t WeightInfo::*size)
+    Larger(const WeightSource& inner, WeightId role, int64_t WeightInfo::*size)
         : inner_(inner), role_(role), size_(size) {}
-    WeightInfo describe(WeightRole role) const override {
+    WeightInfo describe(WeightId role) const override {
       WeightInfo info = inner_.describe(role);
       if (role == role_) ++(info.*size_);
       return info;
     }
-    void read(WeightRole, int64_t, const WeightBlock&, std::span<std::byte>) const override {
+    void read(WeightId, int64_t, const WeightBlock&, std::span<std::byte>) const override {
       ADD_FAILURE() << "read before it was refused";
     }
 
    private:
     const WeightSource& inner_;
-    WeightRole role_;
+    WeightId role_;
     int64_t WeightInfo::*size_;
   };
   const Context context({.num_threads = 1});
@@ -202,8 +203,7 @@ TEST(CheckSource, EveryRoleLargerThanTheLayers_IsRefusedByName) {
     const MoeSpec spec = SpecDraw(seed).draw();
     SCOPED_TRACE(testing::parts_text(spec));
     const auto source = make_synthetic_source(spec, seed);
-    for (size_t index = 0; index < kNumWeightRoles; ++index) {
-      const auto role = static_cast<WeightRole>(index);
+    for (const WeightId role : weights::kAll) {
       if (source->describe(role).count == 0) continue;
       for (const auto size : {&WeightInfo::count, &WeightInfo::rows, &WeightInfo::cols}) {
         const Larger larger(*source, role, size);

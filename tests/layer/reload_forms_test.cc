@@ -171,7 +171,7 @@ TEST_P(ReloadForm, AllWeights_GiveTheBitsOfAFreshLayer) {
 
 // A role that keeps its old value would hide behind the others.
 TEST_P(ReloadForm, OneRole_GivesTheBitsOfAFreshLayer) {
-  for (const WeightRole role : testing::roles_of(*first_)) {
+  for (const WeightId role : testing::roles_of(*first_)) {
     SCOPED_TRACE(to_string(role));
     expect_reloads(*first_, MixedSource(*first_, *second_, role));
   }

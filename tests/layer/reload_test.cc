@@ -34,10 +34,10 @@ MoeSpec spec_of() {
 // Fails on one matrix, by default that of a routed expert.
 class FailingSource final : public WeightSource {
  public:
-  FailingSource(const WeightSource& inner, int64_t expert, WeightRole role = WeightRole::kDown)
+  FailingSource(const WeightSource& inner, int64_t expert, WeightId role = weights::kDown)
       : inner_(inner), expert_(expert), role_(role) {}
-  WeightInfo describe(WeightRole role) const override { return inner_.describe(role); }
-  void read(WeightRole role, int64_t expert, const WeightBlock& block,
+  WeightInfo describe(WeightId role) const override { return inner_.describe(role); }
+  void read(WeightId role, int64_t expert, const WeightBlock& block,
             std::span<std::byte> destination) const override {
     if (role == role_ && expert == expert_) {
       throw Error(ErrorCode::kFileRead, {.what = "disk gone", .tensor = locate(role, expert)});
@@ -48,7 +48,7 @@ class FailingSource final : public WeightSource {
  private:
   const WeightSource& inner_;
   int64_t expert_;
-  WeightRole role_;
+  WeightId role_;
 };
 
 class Reload : public ::testing::TestWithParam<ReloadMode> {
@@ -93,10 +93,10 @@ TEST_P(Reload, ReadFailsMidway_NeverGivesAMixture) {
 }
 
 TEST_P(Reload, AnySmallWeightFails_NeverGivesAMixture) {
-  for (const WeightRole role :
-       {WeightRole::kRouter, WeightRole::kSharedUp, WeightRole::kSharedDownBias,
-        WeightRole::kMixGate, WeightRole::kLatentUp, WeightRole::kLatentNorm,
-        WeightRole::kOutputBias, WeightRole::kResidualDown}) {
+  for (const WeightId role :
+       {weights::kRouter, weights::kSharedUp, weights::kSharedDown.with(WeightPlane::kBias),
+        weights::kMixGate, weights::kLatentUp, weights::kLatentNorm, weights::kOutputBias,
+        weights::kResidualDown}) {
     SCOPED_TRACE(to_string(role));
     const FailingSource failing(*other_, 0, role);
     EXPECT_EQ(code_of([&] { owned_.layer.reload(failing, GetParam()); }), ErrorCode::kFileRead);

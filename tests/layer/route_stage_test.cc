@@ -304,13 +304,13 @@ TEST(RouteStage, SimulatedWithoutGate_NeedsNoLogitsAndNoChunkSize) {
 // A source with one role replaced.
 class ReplacedSource final : public WeightSource {
  public:
-  ReplacedSource(const WeightSource& base, WeightRole role, const Tensor& matrix)
+  ReplacedSource(const WeightSource& base, WeightId role, const Tensor& matrix)
       : base_(base), role_(role), matrix_(matrix) {}
-  WeightInfo describe(WeightRole role) const override {
+  WeightInfo describe(WeightId role) const override {
     if (role != role_) return base_.describe(role);
     return {1, matrix_.shape()[0], matrix_.shape()[1], matrix_.dtype()};
   }
-  void read(WeightRole role, int64_t expert, const WeightBlock& block,
+  void read(WeightId role, int64_t expert, const WeightBlock& block,
             std::span<std::byte> destination) const override {
     if (role != role_) return base_.read(role, expert, block, destination);
     const auto row = static_cast<size_t>(block.row_begin * matrix_.shape()[1] + block.col_begin);
@@ -321,7 +321,7 @@ class ReplacedSource final : public WeightSource {
 
  private:
   const WeightSource& base_;
-  WeightRole role_;
+  WeightId role_;
   const Tensor& matrix_;
 };
 
@@ -339,7 +339,7 @@ TEST(RouterLoading, TableEntryOutsideTheExperts_IsNamedWithItsRow) {
         if (dtype == DType::kI32) table.as<int32_t>()[i] = static_cast<int32_t>(id);
       }
       try {
-        MoeLayer::create(context, spec, ReplacedSource(*base, WeightRole::kHashTable, table));
+        MoeLayer::create(context, spec, ReplacedSource(*base, weights::kHashTable, table));
         ADD_FAILURE() << "accepted " << bad;
       } catch (const Error& error) {
         EXPECT_EQ(error.code(), ErrorCode::kExpertId);
@@ -358,7 +358,7 @@ TEST(RouterLoading, NanInTheSelectionBias_IsRefused) {
   Tensor bias(DType::kF32, {1, 10});
   bias.as<float>()[4] = std::numeric_limits<float>::quiet_NaN();
   try {
-    MoeLayer::create(context, spec, ReplacedSource(*base, WeightRole::kSelectionBias, bias));
+    MoeLayer::create(context, spec, ReplacedSource(*base, weights::kSelectionBias, bias));
     ADD_FAILURE() << "accepted";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
@@ -376,7 +376,7 @@ TEST(RouterLoading, Reload_TakesTheNewVectors) {
   std::fill_n(bias.as<float>(), 10, 0.0F);
   for (const int64_t e : {1, 5, 9}) bias.as<float>()[e] = 50.0F;
   for (const ReloadMode mode : {ReloadMode::kStaged, ReloadMode::kInPlace}) {
-    owned.layer.reload(ReplacedSource(*owned.source, WeightRole::kSelectionBias, bias), mode);
+    owned.layer.reload(ReplacedSource(*owned.source, weights::kSelectionBias, bias), mode);
     const LayerOutput output = run_layer(owned.layer, hidden.view(), DType::kF32);
     for (int64_t i = 0; i < kTokens * 3; ++i) {
       EXPECT_EQ(bias.as<float>()[output.ids.as<int32_t>()[i]], 50.0F);

@@ -49,7 +49,7 @@ TEST(SharedFactor, ZeroKeepsASharedExpertThatIsNotFiniteOut) {
   for (int64_t shared = 0; shared < kShared; ++shared) {
     SCOPED_TRACE(shared);
     const MoeLayer spoilt =
-        layer_of(FilledSource(*source, WeightRole::kSharedDown, shared, kInfinity));
+        layer_of(FilledSource(*source, weights::kSharedDown, shared, kInfinity));
     // Every second token has no weight for this shared expert.
     Tensor logits = random_tensor(DType::kF32, kTokens, num_logits(spec), 4);
     for (int64_t token = 0; token < kTokens; token += 2) {
@@ -83,8 +83,8 @@ TEST(GateRounding, ProductAndBias_AreRoundedOnceTogether) {
     const OwnedLayer with = make_layer(biased);
     const Context context({.num_threads = 1});
     const MoeLayer without = MoeLayer::create(context, plain, *with.source);
-    Tensor stored(with.source->describe(WeightRole::kRouterBias).dtype, {1, 10});
-    with.source->read(WeightRole::kRouterBias, 0, {.row_end = 1, .col_end = 10},
+    Tensor stored(with.source->describe(weights::kRouterBias).dtype, {1, 10});
+    with.source->read(weights::kRouterBias, 0, {.row_end = 1, .col_end = 10},
                       {stored.as<std::byte>(), stored.size_bytes()});
     Tensor bias(DType::kF32, {1, 10});
     convert(stored.view(), bias.view());

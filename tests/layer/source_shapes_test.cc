@@ -44,7 +44,7 @@ TEST(SourceShapes, AnyCountRowsOrColumnsThatDiffer_AreRefusedNamingTheRole) {
   const auto source = make_synthetic_source(spec, 1);
   MoeLayer layer = MoeLayer::create(context, spec, *source);
   int cases = 0;
-  for (const WeightRole role : testing::roles_of(*source)) {
+  for (const WeightId role : testing::roles_of(*source)) {
     for (const Change& change : kChanges) {
       SCOPED_TRACE(std::string(to_string(role)) + ", " + change.name);
       const RedescribedSource other(*source, role, change.apply);
@@ -63,7 +63,7 @@ TEST(SourceShapes, RoleThatIsAbsent_IsMissing) {
   const MoeSpec spec = every_part();
   const Context context({.num_threads = 1});
   const auto source = make_synthetic_source(spec, 1);
-  for (const WeightRole role : testing::roles_of(*source)) {
+  for (const WeightId role : testing::roles_of(*source)) {
     SCOPED_TRACE(to_string(role));
     const RedescribedSource other(*source, role, [](WeightInfo& info) { info = {}; });
     EXPECT_EQ(code_of([&] { MoeLayer::create(context, spec, other); }), ErrorCode::kTensorMissing);

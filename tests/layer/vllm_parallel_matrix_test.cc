@@ -55,31 +55,30 @@ std::string name_of(const ::testing::TestParamInfo<MatrixCase>& info) {
 class KeptSource final : public WeightSource {
  public:
   explicit KeptSource(const MoeSpec& spec) : source_(make_synthetic_source(spec, 5)) {
-    for (const WeightRole role : {WeightRole::kGate, WeightRole::kUp, WeightRole::kDown}) {
+    for (const WeightId role : {weights::kGate, weights::kUp, weights::kDown}) {
       const WeightInfo info = source_->describe(role);
       for (int64_t expert = 0; expert < info.count; ++expert) {
         Tensor matrix(info.dtype, {info.rows, info.cols});
         source_->read(role, expert, {0, info.rows, 0, info.cols},
                       {matrix.as<std::byte>(), matrix.size_bytes()});
-        matrices_.push_back(std::move(matrix));
+        matrices_[role].push_back(std::move(matrix));
       }
     }
   }
-  WeightInfo describe(WeightRole role) const override { return source_->describe(role); }
-  void read(WeightRole role, int64_t expert, const WeightBlock& block,
+  WeightInfo describe(WeightId role) const override { return source_->describe(role); }
+  void read(WeightId role, int64_t expert, const WeightBlock& block,
             std::span<std::byte> destination) const override {
     source_->read(role, expert, block, destination);
   }
-  ConstTensorView view(WeightRole role, int64_t expert) const override {
-    if (role > WeightRole::kDown) return {};
-    const int64_t experts = describe(role).count;
-    return matrices_[static_cast<size_t>(static_cast<int64_t>(role) * experts + expert)]
-        .const_view();
+  ConstTensorView view(WeightId role, int64_t expert) const override {
+    const std::vector<Tensor>& matrices = matrices_[role];
+    return matrices.empty() ? ConstTensorView{}
+                            : matrices[static_cast<size_t>(expert)].const_view();
   }
 
  private:
   std::unique_ptr<WeightSource> source_;
-  std::vector<Tensor> matrices_;
+  WeightTable<std::vector<Tensor>> matrices_;
 };
 
 class VllmMatrixMoeLayer : public ::testing::TestWithParam<MatrixCase> {};

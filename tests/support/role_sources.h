@@ -13,10 +13,9 @@
 namespace conclave::testing {
 
 // Returns every role that `source` holds.
-inline std::vector<WeightRole> roles_of(const WeightSource& source) {
-  std::vector<WeightRole> roles;
-  for (size_t i = 0; i < kNumWeightRoles; ++i) {
-    const auto role = static_cast<WeightRole>(i);
+inline std::vector<WeightId> roles_of(const WeightSource& source) {
+  std::vector<WeightId> roles;
+  for (const WeightId role : weights::kAll) {
     if (source.describe(role).count > 0) roles.push_back(role);
   }
   return roles;
@@ -25,51 +24,51 @@ inline std::vector<WeightRole> roles_of(const WeightSource& source) {
 // `base`, except for one role, which comes from `other`.
 class MixedSource final : public WeightSource {
  public:
-  MixedSource(const WeightSource& base, const WeightSource& other, WeightRole role)
+  MixedSource(const WeightSource& base, const WeightSource& other, WeightId role)
       : base_(base), other_(other), role_(role) {}
-  WeightInfo describe(WeightRole role) const override { return of(role).describe(role); }
-  void read(WeightRole role, int64_t expert, const WeightBlock& block,
+  WeightInfo describe(WeightId role) const override { return of(role).describe(role); }
+  void read(WeightId role, int64_t expert, const WeightBlock& block,
             std::span<std::byte> destination) const override {
     of(role).read(role, expert, block, destination);
   }
 
  private:
-  const WeightSource& of(WeightRole role) const { return role == role_ ? other_ : base_; }
+  const WeightSource& of(WeightId role) const { return role == role_ ? other_ : base_; }
 
   const WeightSource& base_;
   const WeightSource& other_;
-  WeightRole role_;
+  WeightId role_;
 };
 
 // `base` with the description of one role changed; its bytes are never requested.
 class RedescribedSource final : public WeightSource {
  public:
-  RedescribedSource(const WeightSource& base, WeightRole role,
+  RedescribedSource(const WeightSource& base, WeightId role,
                     std::function<void(WeightInfo& info)> change)
       : base_(base), role_(role), change_(std::move(change)) {}
-  WeightInfo describe(WeightRole role) const override {
+  WeightInfo describe(WeightId role) const override {
     WeightInfo info = base_.describe(role);
     if (role == role_) change_(info);
     return info;
   }
-  void read(WeightRole role, int64_t expert, const WeightBlock& block,
+  void read(WeightId role, int64_t expert, const WeightBlock& block,
             std::span<std::byte> destination) const override {
     base_.read(role, expert, block, destination);
   }
 
  private:
   const WeightSource& base_;
-  WeightRole role_;
+  WeightId role_;
   std::function<void(WeightInfo& info)> change_;
 };
 
 // `base` with every entry of one float32 matrix replaced.
 class FilledSource final : public WeightSource {
  public:
-  FilledSource(const WeightSource& base, WeightRole role, int64_t expert, float value)
+  FilledSource(const WeightSource& base, WeightId role, int64_t expert, float value)
       : base_(base), role_(role), expert_(expert), value_(value) {}
-  WeightInfo describe(WeightRole role) const override { return base_.describe(role); }
-  void read(WeightRole role, int64_t expert, const WeightBlock& block,
+  WeightInfo describe(WeightId role) const override { return base_.describe(role); }
+  void read(WeightId role, int64_t expert, const WeightBlock& block,
             std::span<std::byte> destination) const override {
     if (role != role_ || expert != expert_) return base_.read(role, expert, block, destination);
     for (size_t at = 0; at < destination.size(); at += sizeof(float)) {
@@ -79,7 +78,7 @@ class FilledSource final : public WeightSource {
 
  private:
   const WeightSource& base_;
-  WeightRole role_;
+  WeightId role_;
   int64_t expert_;
   float value_;
 };

@@ -116,10 +116,10 @@ class CheckRules(CheckCase):
         self.expect(1, "src/cpu/a.cc:1: no-getenv")
 
     def test_order_of_ids_fails(self):
-        self.write("src/core/a.cc", "bool f(WeightRole r) { return r <= WeightRole::kDown; }\n")
+        self.write("src/core/a.cc", "bool f(WeightPlane p) { return p <= WeightPlane::kBias; }\n")
         self.expect(1, "src/core/a.cc:1: no-id-order")
-        self.write("src/core/a.cc", "bool f(WeightRole r) { return r == WeightRole::kDown; }\n"
-                                    "auto x = g<WeightRole::kUp>();\n")
+        self.write("src/core/a.cc", "bool f(WeightPlane p) { return p == WeightPlane::kBias; }\n"
+                                    "auto x = g<LayerWeight::kRouter>();\n")
         self.expect(0)
 
     def test_mutable_static_fails(self):

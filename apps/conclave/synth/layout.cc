@@ -81,13 +81,6 @@ WeightForm form_of(const MoeSpec& spec) {
 // That method alone has schemes of types.
 bool is_compressed_tensors(const WeightForm& form) { return !form.type.empty(); }
 
-// A matrix and the roles of its scales, if it may have some.
-struct SynthMatrix {
-  WeightRole role;
-  WeightRole scale = WeightRole::kRouter;  // kRouter: no scales
-  WeightRole input_scale = WeightRole::kRouter;
-};
-
 class TensorList {
  public:
   TensorList(const SynthModel& model, const Family& family)
@@ -97,15 +90,14 @@ class TensorList {
         form_(form_of(model.spec)) {}
 
   std::vector<SynthTensor> build() {
-    using enum WeightRole;
     const MoeSpec& spec = model_.spec;
     for (layer_ = 0; layer_ < model_.num_layers; ++layer_) {
-      add("gate", {kRouter}, 0);
+      add("gate", weights::kRouter, 0);
       for (int64_t expert = 0; expert < spec.num_experts; ++expert) {
         const std::string prefix = fmt::format("experts.{}.", expert);
-        add(prefix + family_.gate, {kGate, kGateScale, kGateInputScale}, expert);
-        add(prefix + family_.up, {kUp, kUpScale, kUpInputScale}, expert);
-        add(prefix + family_.down, {kDown, kDownScale, kDownInputScale}, expert);
+        add(prefix + family_.gate, weights::kGate, expert);
+        add(prefix + family_.up, weights::kUp, expert);
+        add(prefix + family_.down, weights::kDown, expert);
       }
       if (spec.shared.mode != SharedMode::kNone) add_shared();
     }
@@ -114,34 +106,34 @@ class TensorList {
 
  private:
   void add_shared() {
-    using enum WeightRole;
     const std::string prefix = "shared_expert.";
-    add(prefix + "gate_proj", {kSharedGate, kSharedGateScale, kSharedGateInputScale}, 0);
-    add(prefix + "up_proj", {kSharedUp, kSharedUpScale, kSharedUpInputScale}, 0);
-    add(prefix + "down_proj", {kSharedDown, kSharedDownScale, kSharedDownInputScale}, 0);
-    add("shared_expert_gate", {kSharedExpertGate}, 0);
+    add(prefix + "gate_proj", weights::kSharedGate, 0);
+    add(prefix + "up_proj", weights::kSharedUp, 0);
+    add(prefix + "down_proj", weights::kSharedDown, 0);
+    add("shared_expert_gate", weights::kSharedExpertGate, 0);
   }
 
-  void add(const std::string& module, const SynthMatrix& matrix, int64_t expert) {
+  void add(const std::string& module, WeightId matrix, int64_t expert) {
     const std::string name = fmt::format("model.layers.{}.{}.{}.", layer_, family_.block, module);
-    const bool in_words = form_.in_words && matrix.scale != WeightRole::kRouter;
-    add_tensor(name + (in_words ? "weight_packed" : "weight"), matrix.role, expert);
+    const bool in_words = form_.in_words && matrix.mlp();
+    add_tensor(name + (in_words ? "weight_packed" : "weight"), matrix, expert);
     if (in_words) store_in_words(name + "weight_shape");
-    if (matrix.scale == WeightRole::kRouter) return;
+    if (!matrix.mlp()) return;
     const bool compressed = is_compressed_tensors(form_);
-    add_tensor(name + (compressed ? "weight_scale" : "weight_scale_inv"), matrix.scale, expert);
-    add_tensor(name + (compressed ? "input_scale" : "activation_scale"), matrix.input_scale,
-               expert);
+    add_tensor(name + (compressed ? "weight_scale" : "weight_scale_inv"),
+               matrix.with(WeightPlane::kScale), expert);
+    add_tensor(name + (compressed ? "input_scale" : "activation_scale"),
+               matrix.with(WeightPlane::kInputScale), expert);
   }
 
-  // Adds nothing if the layer has no such role.
-  void add_tensor(std::string name, WeightRole role, int64_t expert) {
-    const WeightInfo info = source_->describe(role);
+  // Adds nothing if the layer has no such weights.
+  void add_tensor(std::string name, WeightId id, int64_t expert) {
+    const WeightInfo info = source_->describe(id);
     if (info.count == 0) return;
     tensors_.push_back(
         {.name = std::move(name),
          .layer = layer_,
-         .role = role,
+         .id = id,
          .expert = expert,
          .rows = info.rows,
          .cols = info.cols,

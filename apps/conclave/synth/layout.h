@@ -16,7 +16,7 @@ namespace conclave::tool {
 struct SynthTensor {
   std::string name;
   int64_t layer = 0;
-  WeightRole role = WeightRole::kGate;
+  WeightId id = weights::kGate;
   int64_t expert = 0;
   int64_t rows = 0;
   int64_t cols = 0;

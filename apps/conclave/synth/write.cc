@@ -43,7 +43,7 @@ void fill_tensor(const FillBatch& batch, const SynthTensor& tensor,
     std::memcpy(buffer.data(), sizes.data(), sizeof(sizes));
     return;
   }
-  source->read(tensor.role, tensor.expert,
+  source->read(tensor.id, tensor.expert,
                {.row_begin = 0, .row_end = tensor.rows, .col_begin = 0, .col_end = tensor.cols},
                buffer);
 }

@@ -87,7 +87,7 @@ TileWork expected_work(const Load& load, const DeviceTile& tile, double step) {
 double copy_seconds(const DeviceExpertsProblem& problem, int64_t tokens) {
   const double rows = static_cast<double>(tokens) * static_cast<double>(1 + 2 * problem.top_k);
   const double row_bytes =
-      static_cast<double>(problem.hidden_size * byte_size(problem.weight_dtype));
+      static_cast<double>(problem.hidden_size * bit_size(problem.weight_dtype)) / 8.0;
   const cuda::DeviceRates& device = problem.device.rates;
   return device.launch_seconds + rows * row_bytes / (device.copy_terabytes * 1e12);
 }
@@ -108,7 +108,7 @@ double cost_seconds(const DeviceExpertsProblem& problem, const DeviceKernelRow& 
   const double matrices = problem.activation.gated ? 3.0 : 2.0;
   const double elements = matrices * static_cast<double>(problem.hidden_size) *
                           static_cast<double>(problem.intermediate_size);
-  const double expert_bytes = elements * static_cast<double>(byte_size(problem.weight_dtype));
+  const double expert_bytes = elements * static_cast<double>(bit_size(problem.weight_dtype)) / 8.0;
   const cuda::DeviceRates& device = problem.device.rates;
   const Rates rates = rates_of(row, tile, device);
   double bytes = 0;

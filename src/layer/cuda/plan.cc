@@ -1,7 +1,7 @@
 #include "layer/cuda/plan.h"
 
 #include "core/checked.h"
-#include "core/layer_roles.h"
+#include "core/part_spec.h"
 #include "core/weight_types.h"
 #include "experts/cuda/catalog.h"
 #include "experts/cuda/decode_plan.h"

@@ -32,17 +32,17 @@ void copy_rows(const void* source, size_t source_pitch, const DeviceMatrix& dest
 
 // The block in device memory.
 ConstTensorView device_block(const WeightSource& source, const BlockRequest& request) {
-  const ConstTensorView whole = source.view(request.role, request.expert);
+  const ConstTensorView whole = source.view(request.id, request.expert);
   if (whole.empty()) {
     throw Error(ErrorCode::kDevice,
                 {.what = "a source of device memory has no view of a matrix",
-                 .tensor = source.locate(request.role, request.expert),
+                 .tensor = source.locate(request.id, request.expert),
                  .hint = "interleaved vectors and computed weights need host memory"});
   }
   if (!begins_bytes(whole, request.block)) {
     throw Error(ErrorCode::kDevice,
                 {.what = "a block of codes in device memory begins inside a byte",
-                 .tensor = source.locate(request.role, request.expert),
+                 .tensor = source.locate(request.id, request.expert),
                  .found = "column " + std::to_string(request.block.col_begin),
                  .hint = "split over another number of ranks, or give the weights in host memory"});
   }
@@ -51,10 +51,9 @@ ConstTensorView device_block(const WeightSource& source, const BlockRequest& req
 
 }  // namespace
 
-void HostReads::read(WeightRole role, int64_t expert, const WeightBlock& block,
+void HostReads::read(WeightId id, int64_t expert, const WeightBlock& block,
                      std::span<std::byte> destination) const {
-  const ConstTensorView view =
-      device_block(source_, {.role = role, .expert = expert, .block = block});
+  const ConstTensorView view = device_block(source_, {.id = id, .expert = expert, .block = block});
   const auto rows = static_cast<size_t>(view.shape[0]);
   const size_t row_bytes = destination.size() / std::max<size_t>(rows, 1);
   cuda::check(cudaMemcpy2DAsync(destination.data(), row_bytes, view.data,
@@ -94,7 +93,7 @@ void WeightUpload::copy(const BlockRequest& request, const DeviceMatrix& destina
 }
 
 void WeightUpload::copy_from_host(const BlockRequest& request, const DeviceMatrix& destination) {
-  const DType dtype = source_.describe(request.role).dtype;
+  const DType dtype = source_.describe(request.id).dtype;
   const auto row_bytes = static_cast<size_t>(packed_bytes(dtype, cols_of(request.block)));
   const int64_t most_rows = std::max<int64_t>(static_cast<int64_t>(kStagingBytes / row_bytes), 1);
   for (int64_t row = request.block.row_begin; row < request.block.row_end; row += most_rows) {
@@ -141,14 +140,14 @@ std::vector<float> WeightUpload::read_floats(const BlockRequest& request) {
   return values;
 }
 
-std::vector<float> WeightUpload::read_floats(WeightRole role, int64_t expert) {
-  const WeightInfo info = source_.describe(role);
-  return read_floats({.role = role, .expert = expert, .block = {0, info.rows, 0, info.cols}});
+std::vector<float> WeightUpload::read_floats(WeightId id, int64_t expert) {
+  const WeightInfo info = source_.describe(id);
+  return read_floats({.id = id, .expert = expert, .block = {0, info.rows, 0, info.cols}});
 }
 
-Tensor WeightUpload::read_matrix(WeightRole role) {
-  const WeightInfo info = source_.describe(role);
-  return read_block({.role = role, .block = {0, info.rows, 0, info.cols}});
+Tensor WeightUpload::read_matrix(WeightId id) {
+  const WeightInfo info = source_.describe(id);
+  return read_block({.id = id, .block = {0, info.rows, 0, info.cols}});
 }
 
 void WeightUpload::copy_bytes(const void* values, size_t bytes, void* destination) {

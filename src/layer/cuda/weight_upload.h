@@ -30,11 +30,11 @@ class HostReads final : public WeightSource {
  public:
   HostReads(const WeightSource& source, cudaStream_t stream) : source_(source), stream_(stream) {}
 
-  WeightInfo describe(WeightRole role) const override { return source_.describe(role); }
-  void read(WeightRole role, int64_t expert, const WeightBlock& block,
+  WeightInfo describe(WeightId id) const override { return source_.describe(id); }
+  void read(WeightId id, int64_t expert, const WeightBlock& block,
             std::span<std::byte> destination) const override;
-  std::string locate(WeightRole role, int64_t expert) const override {
-    return source_.locate(role, expert);
+  std::string locate(WeightId id, int64_t expert) const override {
+    return source_.locate(id, expert);
   }
 
  private:
@@ -52,14 +52,14 @@ class WeightUpload {
     return source_.memory() == MemoryKind::kHost ? source_ : host_reads_;
   }
 
-  // Copies a block of a matrix to the front of `destination`, in the role's own type. Throws
+  // Copies a block of a matrix to the front of `destination`, in its own type. Throws
   // Error(kDevice) if a source of device memory has no view.
   void copy(const BlockRequest& request, const DeviceMatrix& destination);
   // Reads the same as float32 values on the host. Waits.
   std::vector<float> read_floats(const BlockRequest& request);
-  std::vector<float> read_floats(WeightRole role, int64_t expert = 0);
+  std::vector<float> read_floats(WeightId id, int64_t expert = 0);
   // Reads a whole matrix to the host, as stored. Waits.
-  Tensor read_matrix(WeightRole role);
+  Tensor read_matrix(WeightId id);
   // Copy values to device memory.
   void copy_floats(const std::vector<float>& values, float* destination);
   void copy_ints(const std::vector<int32_t>& values, int32_t* destination);
@@ -76,7 +76,7 @@ class WeightUpload {
 
   // A staging buffer whose last copy has finished.
   Staging& next_staging();
-  // Reads a block to the host, in the role's own type. Waits.
+  // Reads a block to the host, in its own type. Waits.
   Tensor read_block(const BlockRequest& request);
   void copy_bytes(const void* values, size_t bytes, void* destination);
   void copy_from_host(const BlockRequest& request, const DeviceMatrix& destination);

@@ -28,7 +28,7 @@ double worst_logit_error(const MoeSpec& spec, const WeightSource& source, const 
                          const Float64Matrix& logits) {
   const Float64Matrix input =
       reference_gate_input(spec, source, result.hidden, result.router_input);
-  const Float64Matrix gate = read_float64(source, WeightRole::kRouter, 0);
+  const Float64Matrix gate = read_float64(source, weights::kRouter, 0);
   const Float64Matrix bias = reference_logit_bias(spec, source);
   double worst_error = 0;
   for (int64_t token = 0; token < input.rows; ++token) {

@@ -1,10 +1,8 @@
 #include "layer/reference/float64_matrix.h"
 
-#include "core/checked.h"
-#include "core/layer_roles.h"
-#include "core/weight_id.h"
 #include "core/weight_types.h"
 #include "layer/quant_scales.h"
+#include "quant/planes.h"
 #include "quant/weight_format.h"
 
 #include <span>
@@ -18,29 +16,27 @@ Float64Matrix to_float64(const ConstTensorView& tensor) {
   return matrix;
 }
 
-Float64Matrix read_float64(const WeightSource& source, WeightRole role, int64_t expert) {
-  const ConstTensorView in_place = source.view(role, expert);
+Float64Matrix read_float64(const WeightSource& source, WeightId id, int64_t expert) {
+  const ConstTensorView in_place = source.view(id, expert);
   if (!in_place.empty()) return to_float64(in_place);
-  const WeightInfo info = source.describe(role);
+  const WeightInfo info = source.describe(id);
   Tensor copy(info.dtype, {info.rows, info.cols});
-  source.read(role, expert,
+  source.read(id, expert,
               {.row_begin = 0, .row_end = info.rows, .col_begin = 0, .col_end = info.cols},
               {copy.as<std::byte>(), copy.size_bytes()});
   return to_float64(copy.const_view());
 }
 
-Float64Matrix read_scaled(const QuantSpec& quant, const WeightSource& source, WeightRole role,
+Float64Matrix read_scaled(const QuantSpec& quant, const WeightSource& source, WeightId id,
                           int64_t expert) {
-  const WeightInfo info = source.describe(role);
+  const WeightInfo info = source.describe(id);
   const WeightBlock whole{0, info.rows, 0, info.cols};
-  const std::vector<float> scales = load_scales(source, plane_of(role, Plane::kScale), expert);
-  const ScaleShape shape = scale_shape(quant, info.rows, info.cols);
-  const bool in_blocks = quant.weights == WeightScale::kBlock;
-  const int64_t block_rows = in_blocks ? quant.block_rows : ceil_div(info.rows, shape.rows);
-  const int64_t block_cols = in_blocks ? quant.block_cols : info.cols;
+  const std::vector<float> scales = load_scales(source, id.with(WeightPlane::kScale), expert);
+  const quant::PlaneShape plane =
+      quant::plane_of(WeightPlane::kScale, info.dtype, quant, info.rows, info.cols);
   const int64_t row_bytes = packed_bytes(info.dtype, info.cols);
   std::vector<std::byte> rows(static_cast<size_t>(info.rows * row_bytes));
-  source.read(role, expert, whole, rows);
+  source.read(id, expert, whole, rows);
   Float64Matrix matrix{.rows = info.rows, .cols = info.cols, .values = {}};
   matrix.values.reserve(static_cast<size_t>(info.rows * info.cols));
   std::vector<float> codes(static_cast<size_t>(info.cols));
@@ -49,7 +45,7 @@ Float64Matrix read_scaled(const QuantSpec& quant, const WeightSource& source, We
     quant::format_of(info.dtype).decode(stored, 0, info.cols, codes.data());
     for (int64_t col = 0; col < info.cols; ++col) {
       const double code = codes[static_cast<size_t>(col)];
-      const int64_t scale = row / block_rows * shape.cols + col / block_cols;
+      const int64_t scale = row / plane.block_rows * plane.cols + col / plane.block_cols;
       matrix.values.push_back(code * static_cast<double>(scales[static_cast<size_t>(scale)]));
     }
   }

@@ -21,10 +21,10 @@ struct Float64Matrix {
 // tensor [rows, cols] of f32, f64, f16 or bf16; rows may be strided.
 Float64Matrix to_float64(const ConstTensorView& tensor);
 // Reads one matrix of a source.
-Float64Matrix read_float64(const WeightSource& source, WeightRole role, int64_t expert);
+Float64Matrix read_float64(const WeightSource& source, WeightId id, int64_t expert);
 
 // Reads one matrix of codes of a source: each code times its scale, exactly.
-Float64Matrix read_scaled(const QuantSpec& quant, const WeightSource& source, WeightRole role,
+Float64Matrix read_scaled(const QuantSpec& quant, const WeightSource& source, WeightId id,
                           int64_t expert);
 
 double dot(const double* a, const double* b, int64_t count);

@@ -1,7 +1,6 @@
 #include "layer/reference/float64_mlp.h"
 
 #include "core/weight_types.h"
-#include "layer/mlp_roles.h"
 #include "layer/quant_scales.h"
 
 #include <algorithm>
@@ -18,14 +17,9 @@ double product(const Float64Matrix& matrix, const Float64Matrix& bias, int64_t r
   return bias.values.empty() ? value : value + bias.row(0)[row];
 }
 
-const MlpRoles& roles_of(MlpPart part) {
-  if (part == MlpPart::kShared) return kSharedRoles;
-  return part == MlpPart::kResidual ? kResidualRoles : kRoutedRoles;
-}
-
-DType dtype_of(const MoeSpec& spec, MlpPart part) {
-  if (part == MlpPart::kShared) return shared_weight_dtype(spec);
-  if (part == MlpPart::kRouted) return spec.weight_dtype;
+DType dtype_of(const MoeSpec& spec, WeightMlp part) {
+  if (part == WeightMlp::kShared) return shared_weight_dtype(spec);
+  if (part == WeightMlp::kRouted) return spec.weight_dtype;
   return spec.residual.weight_dtype.value_or(spec.weight_dtype);
 }
 
@@ -108,51 +102,51 @@ std::vector<double> column_squares(const Float64Matrix& matrix) {
   return squares;
 }
 
-bool has_bias(const MoeSpec& spec, MlpPart part) {
-  if (part == MlpPart::kShared) return spec.shared.has_bias;
-  return part == MlpPart::kRouted && spec.has_bias;
+bool has_bias(const MoeSpec& spec, WeightMlp part) {
+  if (part == WeightMlp::kShared) return spec.shared.has_bias;
+  return part == WeightMlp::kRouted && spec.has_bias;
 }
 
-const ActivationSpec& own_activation(const MoeSpec& spec, MlpPart part) {
+const ActivationSpec& own_activation(const MoeSpec& spec, WeightMlp part) {
   const ActivationSpec& own =
-      part == MlpPart::kShared ? spec.shared.activation : spec.residual.activation;
-  return part == MlpPart::kRouted || own.name.empty() ? spec.activation : own;
+      part == WeightMlp::kShared ? spec.shared.activation : spec.residual.activation;
+  return part == WeightMlp::kRouted || own.name.empty() ? spec.activation : own;
 }
 
 }  // namespace
 
-activation::Activation activation_of(const MoeSpec& spec, MlpPart part) {
+activation::Activation activation_of(const MoeSpec& spec, WeightMlp part) {
   return activation::parse_activation(own_activation(spec, part));
 }
 
-Float64Mlp read_mlp(const MoeSpec& spec, const WeightSource& source, MlpPart part, int64_t expert) {
-  const MlpRoles& roles = roles_of(part);
+Float64Mlp read_mlp(const MoeSpec& spec, const WeightSource& source, WeightMlp part,
+                    int64_t expert) {
   const bool gated = is_gated(own_activation(spec, part));
   const bool biased = has_bias(spec, part);
-  const auto read = [&](WeightRole role, bool there) {
-    return there ? read_float64(source, role, expert) : Float64Matrix{};
+  const auto read = [&](WeightMatrix matrix, WeightPlane plane, bool there) {
+    return there ? read_float64(source, {part, matrix, plane}, expert) : Float64Matrix{};
   };
   const DType dtype = dtype_of(spec, part);
   const bool quantised = !is_plain(dtype);
-  const auto matrix = [&](WeightRole role, bool there) {
-    if (!there || !quantised) return read(role, there);
-    return read_scaled(spec.quant, source, role, expert);
+  const auto matrix = [&](WeightMatrix name, bool there) {
+    if (!there || !quantised) return read(name, WeightPlane::kWeights, there);
+    return read_scaled(spec.quant, source, {part, name}, expert);
   };
   quant::ActivationRule rule;
   if (quantised) rule = quant::activation_rule(dtype, spec.quant);
   const bool is_static = rule.form == ActivationScale::kTensorStatic;
-  const StaticScales steps = is_static ? load_static_scales(source, roles) : StaticScales{};
+  const StaticScales steps = is_static ? load_static_scales(source, part) : StaticScales{};
   const auto rule_of = [&rule](float step) {
     quant::ActivationRule own = rule;
     own.static_scale = step;
     return own;
   };
-  Float64Mlp mlp{.gate = matrix(roles.gate, gated),
-                 .up = matrix(roles.up, true),
-                 .down = matrix(roles.down, true),
-                 .gate_bias = read(roles.gate_bias, gated && biased),
-                 .up_bias = read(roles.up_bias, biased),
-                 .down_bias = read(roles.down_bias, biased),
+  Float64Mlp mlp{.gate = matrix(WeightMatrix::kGate, gated),
+                 .up = matrix(WeightMatrix::kUp, true),
+                 .down = matrix(WeightMatrix::kDown, true),
+                 .gate_bias = read(WeightMatrix::kGate, WeightPlane::kBias, gated && biased),
+                 .up_bias = read(WeightMatrix::kUp, WeightPlane::kBias, biased),
+                 .down_bias = read(WeightMatrix::kDown, WeightPlane::kBias, biased),
                  .input_rule = rule_of(steps.input),
                  .inner_rule = rule_of(steps.intermediate),
                  .down_squares = {}};

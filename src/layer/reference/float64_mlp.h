@@ -26,11 +26,10 @@ struct Float64Mlp {
   std::vector<double> down_squares;  // [I], per column of down; for quantised rows only
 };
 
-enum class MlpPart : uint8_t { kRouted, kShared, kResidual };
-
 // The activation of a part of the layer.
-activation::Activation activation_of(const MoeSpec& spec, MlpPart part);
-Float64Mlp read_mlp(const MoeSpec& spec, const WeightSource& source, MlpPart part, int64_t expert);
+activation::Activation activation_of(const MoeSpec& spec, WeightMlp part);
+Float64Mlp read_mlp(const MoeSpec& spec, const WeightSource& source, WeightMlp part,
+                    int64_t expert);
 
 // With matrices of codes and quantised rows, x and the activated row are rounded to float32, then
 // to codes, by the kernels' rule; all else is float64.

@@ -48,12 +48,12 @@ Float64Matrix multiply(const Float64Matrix& matrix, const Float64Matrix& rows) {
 Float64Matrix expert_rows(const MoeSpec& spec, const WeightSource& source,
                           const Float64Matrix& hidden) {
   if (spec.latent.size == 0) return hidden;
-  return multiply(read_float64(source, WeightRole::kLatentDown, 0), hidden);
+  return multiply(read_float64(source, weights::kLatentDown, 0), hidden);
 }
 
 // Normalises the combined latent rows in place.
 void norm_latent(const MoeSpec& spec, const WeightSource& source, Float64Matrix& rows) {
-  const Float64Matrix weight = read_float64(source, WeightRole::kLatentNorm, 0);
+  const Float64Matrix weight = read_float64(source, weights::kLatentNorm, 0);
   for (int64_t row = 0; row < rows.rows; ++row) {
     double* x = rows.row(row);
     const double mean = dot(x, x, rows.cols) / static_cast<double>(rows.cols);
@@ -73,7 +73,7 @@ SlotRows weighted_slot_rows(const Context& context, const MoeSpec& spec, const W
                             double code_ambiguity) {
   const int64_t width = rows.cols;
   const int64_t slots = num_slots(spec);
-  const activation::Activation activation = activation_of(spec, MlpPart::kRouted);
+  const activation::Activation activation = activation_of(spec, WeightMlp::kRouted);
   const bool weigh_input = spec.weight_on == WeightOn::kInput;
   SlotRows made;
   made.rows.resize(result.topk_ids.size() * static_cast<size_t>(width));
@@ -98,7 +98,7 @@ SlotRows weighted_slot_rows(const Context& context, const MoeSpec& spec, const W
                                for (int64_t index = begin; index < end; ++index) {
                                  const auto& [expert, its_slots] = work[static_cast<size_t>(index)];
                                  const Float64Mlp mlp =
-                                     read_mlp(spec, source, MlpPart::kRouted, expert);
+                                     read_mlp(spec, source, WeightMlp::kRouted, expert);
                                  for (const int64_t slot : its_slots) run_slot(mlp, slot);
                                }
                              });
@@ -157,7 +157,7 @@ void run_routed(const Context& context, const MoeSpec& spec, const WeightSource&
   if (spec.latent.has_norm) norm_latent(spec, source, sums);
   for (double& value : sums.values) value *= spec.output_scale;
   if (spec.latent.size != 0) {
-    sums = multiply(read_float64(source, WeightRole::kLatentUp, 0), sums);
+    sums = multiply(read_float64(source, weights::kLatentUp, 0), sums);
   }
   // Norm, output scale and projection stretch the error of a sum as much as the sum itself.
   const std::vector<double> after = row_squares(sums);
@@ -167,7 +167,7 @@ void run_routed(const Context& context, const MoeSpec& spec, const WeightSource&
   result.routed = std::move(sums.values);
   add_zero_experts(spec, hidden, result);
   if (!spec.has_output_bias) return;
-  const Float64Matrix bias = read_float64(source, WeightRole::kOutputBias, 0);
+  const Float64Matrix bias = read_float64(source, weights::kOutputBias, 0);
   for (size_t index = 0; index < result.routed.size(); ++index) {
     result.routed[index] += bias.values[index % bias.values.size()];
   }
@@ -177,10 +177,10 @@ void run_shared(const Context& context, const MoeSpec& spec, const WeightSource&
                 const Float64Matrix& hidden, ReferenceResult& result, Allowances& allowances) {
   allowances.shared.assign(static_cast<size_t>(hidden.rows), 0.0);
   if (spec.shared.mode == SharedMode::kNone) return;
-  const activation::Activation activation = activation_of(spec, MlpPart::kShared);
+  const activation::Activation activation = activation_of(spec, WeightMlp::kShared);
   result.shared.assign(static_cast<size_t>(hidden.rows * hidden.cols), 0.0);
   for (int64_t expert = 0; expert < spec.shared.count; ++expert) {
-    const Float64Mlp mlp = read_mlp(spec, source, MlpPart::kShared, expert);
+    const Float64Mlp mlp = read_mlp(spec, source, WeightMlp::kShared, expert);
     cpu::parallel_for_throwing(
         context.executor(), hidden.rows, 1, [&](int64_t begin, int64_t end, int32_t) {
           std::vector<double> row(static_cast<size_t>(hidden.cols));
@@ -200,8 +200,8 @@ void run_shared(const Context& context, const MoeSpec& spec, const WeightSource&
 void run_residual(const Context& context, const MoeSpec& spec, const WeightSource& source,
                   const Float64Matrix& input, ReferenceResult& result) {
   if (spec.residual.intermediate_size == 0) return;
-  const activation::Activation activation = activation_of(spec, MlpPart::kResidual);
-  const Float64Mlp mlp = read_mlp(spec, source, MlpPart::kResidual, 0);
+  const activation::Activation activation = activation_of(spec, WeightMlp::kResidual);
+  const Float64Mlp mlp = read_mlp(spec, source, WeightMlp::kResidual, 0);
   result.residual.assign(static_cast<size_t>(input.rows * input.cols), 0.0);
   cpu::parallel_for_throwing(context.executor(), input.rows, 1,
                              [&](int64_t begin, int64_t end, int32_t) {
@@ -219,11 +219,11 @@ void mix_parts(const MoeSpec& spec, const WeightSource& source, const Float64Mat
   Float64Matrix gate;
   Float64Matrix bias;
   if (mode == SharedMode::kSigmoidGate) {
-    gate = read_float64(source, WeightRole::kSharedExpertGate, 0);
+    gate = read_float64(source, weights::kSharedExpertGate, 0);
   } else if (mode == SharedMode::kSoftmaxMix) {
-    gate = read_float64(source, WeightRole::kMixGate, 0);
-    if (source.describe(WeightRole::kMixGateBias).count != 0) {
-      bias = read_float64(source, WeightRole::kMixGateBias, 0);
+    gate = read_float64(source, weights::kMixGate, 0);
+    if (source.describe(weights::kMixGateBias).count != 0) {
+      bias = read_float64(source, weights::kMixGateBias, 0);
     }
   } else if (mode != SharedMode::kAverage) {
     return;

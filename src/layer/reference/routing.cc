@@ -27,7 +27,7 @@ void compute_logits(const MoeSpec& spec, const WeightSource& source, const Refer
   }
   if (!spec.has_gate) return;
   const Float64Matrix input = reference_gate_input(spec, source, args.hidden, args.router_input);
-  const Float64Matrix gate = read_float64(source, WeightRole::kRouter, 0);
+  const Float64Matrix gate = read_float64(source, weights::kRouter, 0);
   const Float64Matrix bias = reference_logit_bias(spec, source);
   result.logits.reserve(static_cast<size_t>(input.rows * gate.rows));
   for (int64_t token = 0; token < input.rows; ++token) {
@@ -103,7 +103,7 @@ Float64Matrix reference_gate_input(const MoeSpec& spec, const WeightSource& sour
                                    const ConstTensorView& router_input) {
   Float64Matrix input = to_float64(router_input.empty() ? hidden : router_input);
   if (!spec.router.input_norm.enabled) return input;
-  const Float64Matrix scale = read_float64(source, WeightRole::kRouterInputScale, 0);
+  const Float64Matrix scale = read_float64(source, weights::kRouterInputScale, 0);
   const auto width = static_cast<double>(input.cols);
   for (int64_t token = 0; token < input.rows; ++token) {
     double* row = input.row(token);
@@ -117,7 +117,7 @@ Float64Matrix reference_gate_input(const MoeSpec& spec, const WeightSource& sour
 }
 
 Float64Matrix reference_logit_bias(const MoeSpec& spec, const WeightSource& source) {
-  if (spec.router.has_logit_bias) return read_float64(source, WeightRole::kRouterBias, 0);
+  if (spec.router.has_logit_bias) return read_float64(source, weights::kRouterBias, 0);
   const int64_t logits = num_logits(spec);
   return {.rows = 1, .cols = logits, .values = std::vector<double>(static_cast<size_t>(logits))};
 }

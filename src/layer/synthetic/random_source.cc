@@ -1,7 +1,7 @@
 #include "core/checked.h"
-#include "core/layer_roles.h"
-#include "core/weight_id.h"
+#include "core/dcheck.h"
 #include "core/weight_types.h"
+#include "quant/layer_weights.h"
 #include "quant/weight_format.h"
 
 #include "conclave/error.h"
@@ -37,7 +37,7 @@ float normal_like(uint64_t stream, uint64_t index) {
   return static_cast<float>(centred) * kInverseDeviation;
 }
 
-// The distribution of a role's values: matrices keep the magnitude of the rows they multiply,
+// The distribution of the values: matrices keep the magnitude of the rows they multiply,
 // biases are small beside it, factors lie around 1.
 struct Distribution {
   float mean = 0;
@@ -57,78 +57,110 @@ struct ScaledMatrix {
   const quant::WeightFormat* format = nullptr;
 };
 
-Distribution distribution_of(WeightRole role, const WeightInfo& info, const ScaledMatrix& scaled) {
-  const quant::WeightFormat* format = quant::find_format(info.dtype);
-  if (format != nullptr && format->codes != nullptr) {
-    return {.deviation = code_deviation(*format->codes)};
-  }
-  switch (role) {
-    case WeightRole::kGateScale:
-    case WeightRole::kUpScale:
-    case WeightRole::kDownScale:
-    case WeightRole::kSharedGateScale:
-    case WeightRole::kSharedUpScale:
-    case WeightRole::kSharedDownScale:
-      return around(1.0F / (code_deviation(*scaled.format->codes) *
-                            std::sqrt(static_cast<float>(scaled.cols))));
-    // Steps that make good use of the codes for rows of deviation 1 and their activated products.
-    case WeightRole::kGateInputScale:
-    case WeightRole::kUpInputScale:
-    case WeightRole::kSharedGateInputScale:
-    case WeightRole::kSharedUpInputScale:
-      return around(4.0F / scaled.format->row_codes->largest);
-    case WeightRole::kDownInputScale:
-    case WeightRole::kSharedDownInputScale:
-      return around(3.0F / scaled.format->row_codes->largest);
-    case WeightRole::kExpertScale:
-    case WeightRole::kGlobalScale:
-    case WeightRole::kRouterInputScale:
-    case WeightRole::kLatentNorm:
+Distribution distribution_of(LayerWeight weight, const WeightInfo& info) {
+  switch (weight) {
+    case LayerWeight::kExpertScale:
+    case LayerWeight::kGlobalScale:
+    case LayerWeight::kRouterInputScale:
+    case LayerWeight::kLatentNorm:
       return {.mean = 1.0F, .deviation = 0.125F};
-    case WeightRole::kGateBias:
-    case WeightRole::kUpBias:
-    case WeightRole::kDownBias:
-    case WeightRole::kSharedGateBias:
-    case WeightRole::kSharedUpBias:
-    case WeightRole::kSharedDownBias:
-    case WeightRole::kRouterBias:
-    case WeightRole::kSelectionBias:
-    case WeightRole::kMixGateBias:
-    case WeightRole::kOutputBias:
+    case LayerWeight::kRouterBias:
+    case LayerWeight::kSelectionBias:
+    case LayerWeight::kMixGateBias:
+    case LayerWeight::kOutputBias:
       return {.deviation = 0.25F};
     default:
       return {.deviation = 1.0F / std::sqrt(static_cast<float>(info.cols))};
   }
 }
 
+Distribution distribution_of(WeightId id, const WeightInfo& info, const ScaledMatrix& scaled) {
+  if (const auto own = id.layer()) return distribution_of(*own, info);
+  if (id.plane() == WeightPlane::kBias) return {.deviation = 0.25F};
+  if (id.plane() == WeightPlane::kScale) {
+    return around(1.0F / (code_deviation(*scaled.format->codes) *
+                          std::sqrt(static_cast<float>(scaled.cols))));
+  }
+  if (id.plane() == WeightPlane::kInputScale) {
+    // Steps that make good use of the codes for rows of deviation 1 and their activated products.
+    const float rows = id.matrix() == WeightMatrix::kDown ? 3.0F : 4.0F;
+    return around(rows / scaled.format->row_codes->largest);
+  }
+  const quant::CodeBook* const codes = quant::format_of(info.dtype).codes;
+  if (codes != nullptr) return {.deviation = code_deviation(*codes)};
+  return {.deviation = 1.0F / std::sqrt(static_cast<float>(info.cols))};
+}
+
+// The number of the random stream that a weight takes its values from. A seed must go on to mean
+// the same layer, so these numbers never change; those of gate, up and down follow each other.
+uint64_t stream_number(WeightId id) {
+  struct Row {
+    WeightId first;
+    uint64_t number;
+  };
+  using namespace weights;
+  constexpr std::array kRows = {Row{kGate, 0},
+                                Row{kRouter, 3},
+                                Row{kSharedGate, 4},
+                                Row{kSharedExpertGate, 7},
+                                Row{kGate.with(WeightPlane::kBias), 8},
+                                Row{kSharedGate.with(WeightPlane::kBias), 11},
+                                Row{kRouterBias, 14},
+                                Row{kSelectionBias, 15},
+                                Row{kExpertScale, 16},
+                                Row{kGlobalScale, 17},
+                                Row{kRouterInputScale, 18},
+                                Row{kHashTable, 19},
+                                Row{kMixGate, 20},
+                                Row{kMixGateBias, 21},
+                                Row{kLatentDown, 22},
+                                Row{kLatentNorm, 23},
+                                Row{kLatentUp, 24},
+                                Row{kOutputBias, 25},
+                                Row{kResidualGate, 26},
+                                Row{kGate.with(WeightPlane::kScale), 29},
+                                Row{kGate.with(WeightPlane::kInputScale), 32},
+                                Row{kSharedGate.with(WeightPlane::kScale), 35},
+                                Row{kSharedGate.with(WeightPlane::kInputScale), 38}};
+  WeightId first = id;
+  uint64_t place = 0;
+  if (id.mlp()) {
+    first = WeightId(*id.mlp(), WeightMatrix::kGate, *id.plane());
+    if (id.matrix() == WeightMatrix::kUp) place = 1;
+    if (id.matrix() == WeightMatrix::kDown) place = 2;
+  }
+  const auto* const row = std::ranges::find(kRows, first, &Row::first);
+  CONCLAVE_DCHECK(row != kRows.end());
+  return row->number + place;
+}
+
 class RandomSource final : public WeightSource {
  public:
   RandomSource(const MoeSpec& spec, uint64_t seed) : seed_(seed), num_experts_(spec.num_experts) {
-    for (const LayerRole& role : layer_roles(spec)) {
-      roles_[static_cast<size_t>(role.role)] = {role.count, role.rows, role.cols,
-                                                dtype_of(role, spec)};
-      if (role.dtype != RoleDType::kWeight || is_plain(role.weight_dtype)) continue;
-      for (const Plane plane : {Plane::kScale, Plane::kInputScale}) {
-        scaled_[static_cast<size_t>(plane_of(role.role, plane))] = {
-            .cols = role.cols, .format = &quant::format_of(role.weight_dtype)};
+    for (const quant::WeightShape& shape : quant::layer_weights(spec)) {
+      infos_[shape.id] = {shape.count, shape.rows, shape.cols, dtype_of(shape, spec)};
+      if (shape.type != quant::PlaneType::kWeights || is_plain(shape.dtype)) continue;
+      for (const WeightPlane plane : quant::kCodePlanes) {
+        scaled_[shape.id.with(plane)] = {.cols = shape.cols,
+                                         .format = &quant::format_of(shape.dtype)};
       }
     }
   }
 
-  WeightInfo describe(WeightRole role) const override { return roles_[static_cast<size_t>(role)]; }
+  WeightInfo describe(WeightId id) const override { return infos_[id]; }
 
-  void read(WeightRole role, int64_t expert, const WeightBlock& block,
+  void read(WeightId id, int64_t expert, const WeightBlock& block,
             std::span<std::byte> destination) const override {
-    const WeightInfo info = describe(role);
+    const WeightInfo info = describe(id);
     if (expert < 0 || expert >= info.count) {
       throw Error(ErrorCode::kInvalidArgument, {.what = "no such weight matrix",
-                                                .tensor = locate(role, expert),
+                                                .tensor = locate(id, expert),
                                                 .limit = std::to_string(info.count - 1)});
     }
     const uint64_t stream =
-        mix(seed_ ^ mix(static_cast<uint64_t>(role) << 32 | static_cast<uint64_t>(expert)));
+        mix(seed_ ^ mix(stream_number(id) << 32 | static_cast<uint64_t>(expert)));
     if (info.dtype == DType::kI32) return read_ids(info, stream, block, destination);
-    const Distribution values = distribution_of(role, info, scaled_[static_cast<size_t>(role)]);
+    const Distribution values = distribution_of(id, info, scaled_[id]);
     const quant::WeightFormat& format = quant::format_of(info.dtype);
     const int64_t cols = block.col_end - block.col_begin;
     std::vector<float> drawn(static_cast<size_t>(cols));
@@ -144,15 +176,15 @@ class RandomSource final : public WeightSource {
   }
 
  private:
-  static DType dtype_of(const LayerRole& role, const MoeSpec& spec) {
-    switch (role.dtype) {
-      case RoleDType::kWeight:
-        return role.weight_dtype;
-      case RoleDType::kScale:
+  static DType dtype_of(const quant::WeightShape& shape, const MoeSpec& spec) {
+    switch (shape.type) {
+      case quant::PlaneType::kWeights:
+        return shape.dtype;
+      case quant::PlaneType::kScale:
         return DType::kF32;
-      case RoleDType::kIndex:
+      case quant::PlaneType::kIndex:
         return DType::kI32;
-      case RoleDType::kAnyFloat:
+      case quant::PlaneType::kFloat:
         break;
     }
     return natural_row_dtype(spec);
@@ -177,8 +209,8 @@ class RandomSource final : public WeightSource {
 
   uint64_t seed_;
   int64_t num_experts_;
-  std::array<WeightInfo, kNumWeightRoles> roles_{};
-  std::array<ScaledMatrix, kNumWeightRoles> scaled_{};  // for the roles of scales
+  WeightTable<WeightInfo> infos_;
+  WeightTable<ScaledMatrix> scaled_;  // for planes of scales
 };
 
 }  // namespace

@@ -37,19 +37,19 @@ class Patched final : public WeightSource {
   explicit Patched(const WeightSource& source) : source_(source) {}
 
   // Sets the bits of an element in the role's type.
-  void set(WeightRole role, int64_t expert, int64_t row, int64_t col, uint32_t bits) {
+  void set(WeightId role, int64_t expert, int64_t row, int64_t col, uint32_t bits) {
     patches_.push_back({role, expert, row, col, bits});
   }
-  WeightInfo describe(WeightRole role) const override { return source_.describe(role); }
-  void read(WeightRole role, int64_t expert, const WeightBlock& block,
+  WeightInfo describe(WeightId role) const override { return source_.describe(role); }
+  void read(WeightId role, int64_t expert, const WeightBlock& block,
             std::span<std::byte> destination) const override {
     source_.read(role, expert, block, destination);
-    const auto bytes = static_cast<size_t>(byte_size(describe(role).dtype));
     for (const Patch& patch : patches_) {
       const bool inside = patch.role == role && patch.expert == expert &&
                           patch.row >= block.row_begin && patch.row < block.row_end &&
                           patch.col >= block.col_begin && patch.col < block.col_end;
       if (!inside) continue;
+      const auto bytes = static_cast<size_t>(byte_size(describe(role).dtype));
       const int64_t at = (patch.row - block.row_begin) * (block.col_end - block.col_begin) +
                          patch.col - block.col_begin;
       std::memcpy(destination.data() + static_cast<size_t>(at) * bytes, &patch.bits, bytes);
@@ -58,7 +58,7 @@ class Patched final : public WeightSource {
 
  private:
   struct Patch {
-    WeightRole role;
+    WeightId role;
     int64_t expert, row, col;
     uint32_t bits;
   };
@@ -175,7 +175,7 @@ TEST_F(CudaContainment, NanOrInfAsOneWeightOfASlot_MakesThatTokenNotFinite) {
 TEST_F(CudaContainment, NanInOneExpert_MakesItsTokensNotFinite) {
   for (const NumberForm& form : testing::number_forms()) {
     DeviceLayer owned(spec(form), options());
-    for (const WeightRole role : {WeightRole::kGate, WeightRole::kUp, WeightRole::kDown}) {
+    for (const WeightId role : {weights::kGate, weights::kUp, weights::kDown}) {
       Patched source(*owned.source);
       source.set(role, 4, 77, 3, nan_bits(form.dtype));
       const MoeLayer spoiled = MoeLayer::create(owned.context, spec(form), source, options());
@@ -306,18 +306,19 @@ class CodeReader final : public WeightSource {
   }
   static float scale(int64_t row) { return std::ldexp(1.0F, static_cast<int>(row / 128) - 3); }
 
-  WeightInfo describe(WeightRole role) const override {
+  WeightInfo describe(WeightId role) const override {
     const int64_t scales = form_ == WeightScale::kBlock ? kSize / 128 : 1;
     const int64_t scale_rows = form_ == WeightScale::kBlock ? scales : kSize;
-    if (role == WeightRole::kUp || role == WeightRole::kDown) {
+    if (role == weights::kUp || role == weights::kDown) {
       return {.count = 1, .rows = kSize, .cols = kSize, .dtype = DType::kF8E4M3};
     }
-    if (role == WeightRole::kUpScale || role == WeightRole::kDownScale) {
+    if (role == weights::kUp.with(WeightPlane::kScale) ||
+        role == weights::kDown.with(WeightPlane::kScale)) {
       return {.count = 1, .rows = scale_rows, .cols = scales, .dtype = DType::kF32};
     }
     return {};
   }
-  void read(WeightRole role, int64_t /*expert*/, const WeightBlock& block,
+  void read(WeightId role, int64_t /*expert*/, const WeightBlock& block,
             std::span<std::byte> destination) const override {
     constexpr uint8_t kOne = 0x38;
     auto* const codes = reinterpret_cast<uint8_t*>(destination.data());
@@ -325,10 +326,10 @@ class CodeReader final : public WeightSource {
     int64_t at = 0;
     for (int64_t row = block.row_begin; row < block.row_end; ++row) {
       for (int64_t col = block.col_begin; col < block.col_end; ++col, ++at) {
-        if (role == WeightRole::kUp) codes[at] = row == col ? kOne : 0;
-        if (role == WeightRole::kDown) codes[at] = code(row, col);
-        if (role == WeightRole::kUpScale) scales[at] = 1;
-        if (role == WeightRole::kDownScale) {
+        if (role == weights::kUp) codes[at] = row == col ? kOne : 0;
+        if (role == weights::kDown) codes[at] = code(row, col);
+        if (role == weights::kUp.with(WeightPlane::kScale)) scales[at] = 1;
+        if (role == weights::kDown.with(WeightPlane::kScale)) {
           scales[at] = scale(form_ == WeightScale::kBlock ? row * 128 : row);
         }
       }

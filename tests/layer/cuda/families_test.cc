@@ -23,15 +23,15 @@ class WidenedSource final : public WeightSource {
  public:
   explicit WidenedSource(std::unique_ptr<WeightSource> inner) : inner_(std::move(inner)) {}
 
-  WeightInfo describe(WeightRole role) const override {
+  WeightInfo describe(WeightId role) const override {
     WeightInfo info = inner_->describe(role);
-    if (role != WeightRole::kHashTable) info.dtype = DType::kF32;
+    if (role != weights::kHashTable) info.dtype = DType::kF32;
     return info;
   }
-  void read(WeightRole role, int64_t expert, const WeightBlock& block,
+  void read(WeightId role, int64_t expert, const WeightBlock& block,
             std::span<std::byte> destination) const override {
     const DType stored = inner_->describe(role).dtype;
-    if (role == WeightRole::kHashTable || stored == DType::kF32) {
+    if (role == weights::kHashTable || stored == DType::kF32) {
       return inner_->read(role, expert, block, destination);
     }
     const Shape shape = {block.row_end - block.row_begin, block.col_end - block.col_begin};
@@ -39,7 +39,7 @@ class WidenedSource final : public WeightSource {
     inner_->read(role, expert, block, {part.as<std::byte>(), part.size_bytes()});
     convert(part.view(), {.data = destination.data(), .dtype = DType::kF32, .shape = shape});
   }
-  std::string locate(WeightRole role, int64_t expert) const override {
+  std::string locate(WeightId role, int64_t expert) const override {
     return inner_->locate(role, expert);
   }
 

@@ -61,14 +61,14 @@ class GuardedTensor {
 };
 
 // The source's matrices in the layout that the layer reads in place.
-Tensor stacked(const WeightSource& source, const std::vector<WeightRole>& roles) {
+Tensor stacked(const WeightSource& source, const std::vector<WeightId>& roles) {
   const WeightInfo info = source.describe(roles.front());
   const auto halves = static_cast<int64_t>(roles.size());
   Tensor tensor(info.dtype, {info.count, halves * info.rows, info.cols});
   const auto bytes = static_cast<size_t>(info.rows * info.cols * byte_size(info.dtype));
   size_t at = 0;
   for (int64_t expert = 0; expert < info.count; ++expert) {
-    for (const WeightRole role : roles) {
+    for (const WeightId role : roles) {
       source.read(role, expert, {0, info.rows, 0, info.cols}, {tensor.as<std::byte>() + at, bytes});
       at += bytes;
     }
@@ -86,13 +86,15 @@ class GuardedCalls {
         context_({.device = "cuda:0", .num_threads = 1, .device_allocator = &allocator_}) {
     spec_.has_gate = false;
     const WeightSource& source = *plain_.source;
-    gate_up_ = guard(stacked(source, {WeightRole::kGate, WeightRole::kUp}), 16);
-    down_ = guard(stacked(source, {WeightRole::kDown}), 16);
+    gate_up_ = guard(stacked(source, {weights::kGate, weights::kUp}), 16);
+    down_ = guard(stacked(source, {weights::kDown}), 16);
     ExpertWeights weights{.gate_up = gate_up_->view(), .down = down_->view()};
     weights.memory = MemoryKind::kDevice;
     if (form.dtype == DType::kF8E4M3) {
-      gate_up_scale_ = guard(stacked(source, {WeightRole::kGateScale, WeightRole::kUpScale}), 4);
-      down_scale_ = guard(stacked(source, {WeightRole::kDownScale}), 4);
+      gate_up_scale_ = guard(stacked(source, {weights::kGate.with(WeightPlane::kScale),
+                                              weights::kUp.with(WeightPlane::kScale)}),
+                             4);
+      down_scale_ = guard(stacked(source, {weights::kDown.with(WeightPlane::kScale)}), 4);
       weights.gate_up_scale = gate_up_scale_->view();
       weights.down_scale = down_scale_->view();
     }

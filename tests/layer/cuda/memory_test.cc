@@ -28,9 +28,9 @@ struct FrameworkWeights {
     for (int64_t expert = 0; expert < experts; ++expert) {
       std::byte* const gate =
           host_gate_up.as<std::byte>() + static_cast<size_t>(expert) * 2 * bytes;
-      source.read(WeightRole::kGate, expert, {0, inner, 0, hidden}, {gate, bytes});
-      source.read(WeightRole::kUp, expert, {0, inner, 0, hidden}, {gate + bytes, bytes});
-      source.read(WeightRole::kDown, expert, {0, hidden, 0, inner},
+      source.read(weights::kGate, expert, {0, inner, 0, hidden}, {gate, bytes});
+      source.read(weights::kUp, expert, {0, inner, 0, hidden}, {gate + bytes, bytes});
+      source.read(weights::kDown, expert, {0, hidden, 0, inner},
                   {host_down.as<std::byte>() + static_cast<size_t>(expert) * bytes, bytes});
     }
     gate_up = queue.upload(host_gate_up.const_view());

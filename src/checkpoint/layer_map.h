@@ -9,16 +9,13 @@
 #include "conclave/error.h"
 #include "conclave/weights.h"
 
-#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 namespace conclave::inline v0::checkpoint {
 
-inline constexpr size_t kNumRoles = kNumWeightRoles;
-
-struct RoleMatrices {
+struct StoredMatrices {
   WeightInfo info;
   std::vector<MatrixLocation> matrices;  // info.count of them
 };
@@ -27,20 +24,18 @@ struct LayerMap {
   int64_t index = 0;
   std::string prefix;  // "model.layers.0.mlp."
   std::string layout;  // "per_expert", "stacked", "stacked_transposed", ...
-  std::array<RoleMatrices, kNumRoles> roles;
+  WeightTable<StoredMatrices> stored;
   uint64_t bytes = 0;  // in the tensors that are used
   Support support = Support::yes();
-
-  const RoleMatrices& role(WeightRole role) const { return roles[static_cast<size_t>(role)]; }
 };
 
 // One entry per MoE layer of `config`, in its order. Every matrix has exactly one tensor of the
 // right shape, and no tensor of a MoE block is left over. Throws Error(kTensorMissing,
 // kTensorUnexpected, kTensorDuplicate, kTensorShape, kTensorDType).
-std::vector<LayerMap> map_roles(const ModelConfig& config, const TensorTable& table,
-                                const LayerTensors& tensors);
+std::vector<LayerMap> map_layers(const ModelConfig& config, const TensorTable& table,
+                                 const LayerTensors& tensors);
 
-// The map of one layer of `config`; other layers may still be incomplete. Throws as map_roles.
+// The map of one layer of `config`; other layers may still be incomplete. Throws as map_layers.
 LayerMap map_layer(const ModelConfig& config, const TensorTable& table, const LayerTensors& tensors,
                    const LayerConfig& layer);
 // At most `limit` tensors that the layer lacks, as "NAME [rows, cols]". Throws
@@ -49,8 +44,8 @@ std::vector<std::string> missing_tensors(const ModelConfig& config, const Tensor
                                          const LayerTensors& tensors, const LayerConfig& layer,
                                          size_t limit);
 
-// Does what map_roles does, without roles: for weights with the names and shapes of a quantisation
-// method.
+// Does what map_layers does, without the matrices: for weights with the names and shapes of a
+// quantisation method.
 std::vector<LayerMap> survey_layers(const ModelConfig& config, const TensorTable& table,
                                     const LayerTensors& tensors);
 

@@ -1,4 +1,4 @@
-#include "checkpoint/role_map.h"
+#include "checkpoint/layer_map.h"
 
 #include "checkpoint/layer_assignment.h"
 #include "checkpoint/name_list.h"
@@ -89,8 +89,8 @@ void for_each_layer(const ModelConfig& config, size_t count, Dense dense, Moe mo
 
 }  // namespace
 
-std::vector<LayerMap> map_roles(const ModelConfig& config, const TensorTable& table,
-                                const LayerTensors& tensors) {
+std::vector<LayerMap> map_layers(const ModelConfig& config, const TensorTable& table,
+                                 const LayerTensors& tensors) {
   std::vector<LayerMap> maps;
   maps.reserve(config.layers.size());
   Missing missing;

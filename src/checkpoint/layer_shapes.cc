@@ -1,0 +1,13 @@
+#include "checkpoint/layer_shapes.h"
+
+namespace conclave::inline v0::checkpoint {
+
+LayerShapes layer_shapes(const MoeSpec& spec) {
+  MoeSpec stored = spec;
+  stored.has_gate = true;
+  LayerShapes shapes;
+  for (const quant::WeightShape& shape : quant::layer_weights(stored)) shapes[shape.id] = shape;
+  return shapes;
+}
+
+}  // namespace conclave::inline v0::checkpoint

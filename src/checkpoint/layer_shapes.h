@@ -1,0 +1,16 @@
+// The weights that a checkpoint holds of a layer.
+#pragma once
+
+#include "quant/layer_weights.h"
+
+#include "conclave/spec.h"
+#include "conclave/weights.h"
+
+namespace conclave::inline v0::checkpoint {
+
+// By id; the count of those that the layer lacks is 0. The router is among them whoever applies it.
+// The sizes in `spec` must have been checked: none exceeds 2^20.
+using LayerShapes = WeightTable<quant::WeightShape>;
+LayerShapes layer_shapes(const MoeSpec& spec);
+
+}  // namespace conclave::inline v0::checkpoint

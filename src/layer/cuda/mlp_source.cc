@@ -1,0 +1,116 @@
+#include "layer/cuda/mlp_source.h"
+
+#include "core/weight_types.h"
+#include "layer/cuda/row_format.h"
+
+namespace conclave::inline v0 {
+namespace {
+
+// The tensor map interleaves gate and up rows in groups of 8: a partial group at the very end would
+// reach beyond the caller's memory.
+constexpr int64_t kRowGroup = 8;
+
+MlpSource every_row_source(const CudaPlan& plan, const CudaMlpPlan& part, WeightMlp kind,
+                           const TensorSlice& inner) {
+  MlpSource mlp{.problem = part.problem, .experts = {}, .adds_down_bias = plan.part.adds_down_bias};
+  for (int64_t expert = 0; expert < part.problem.num_local_experts; ++expert) {
+    mlp.experts.push_back({.mlp = kind,
+                           .expert = static_cast<int32_t>(expert),
+                           .inner = inner,
+                           .has_bias = part.problem.has_bias,
+                           .has_down_bias = part.problem.has_bias});
+  }
+  return mlp;
+}
+bool lies_at(const ConstTensorView& view, const std::byte* place, int64_t stride) {
+  const int64_t own = view.row_stride != 0 ? view.row_stride : view.shape[1];
+  return view.data == place && own == stride;
+}
+
+int64_t stride_of(const ConstTensorView& view) {
+  return view.row_stride != 0 ? view.row_stride : view.shape[1];
+}
+
+}  // namespace
+
+MlpSource routed_source(const CudaPlan& plan) {
+  MlpSource mlp{
+      .problem = plan.routed.problem, .experts = {}, .adds_down_bias = plan.part.adds_down_bias};
+  for (const int32_t expert : plan.part.local_experts) {
+    mlp.experts.push_back({.mlp = WeightMlp::kRouted,
+                           .expert = expert,
+                           .inner = plan.part.inner,
+                           .has_bias = plan.spec.has_bias,
+                           .has_down_bias = plan.spec.has_bias});
+  }
+  const int64_t width = plan.part.inner.size();
+  for (int32_t slot = 0; slot < plan.fused.slots(); ++slot) {
+    const int32_t slice = slot % plan.fused.slices;
+    const int64_t begin = plan.part.shared_inner.begin + slice * width;
+    mlp.experts.push_back({.mlp = WeightMlp::kShared,
+                           .expert = slot / plan.fused.slices,
+                           .inner = {.begin = begin, .end = begin + width},
+                           .has_bias = plan.spec.shared.has_bias,
+                           .has_down_bias = plan.spec.shared.has_bias && slice == 0});
+  }
+  return mlp;
+}
+
+MlpSource shared_source(const CudaPlan& plan) {
+  return every_row_source(plan, *plan.shared, WeightMlp::kShared, plan.part.shared_inner);
+}
+MlpSource residual_source(const CudaPlan& plan) {
+  return every_row_source(plan, *plan.residual, WeightMlp::kResidual, plan.part.residual_inner);
+}
+
+Support find_layout(const MlpSource& mlp, const WeightSource& source, InPlaceLayout& layout) {
+  if (source.memory() == MemoryKind::kHost) return Support::no("the weights are in host memory");
+  if (mlp.experts.empty()) return Support::no("there are no experts");
+  const experts::DeviceExpertsProblem& problem = mlp.problem;
+  const LocalExpert& first_expert = mlp.experts.front();
+  const WeightId up_id = first_expert.id(WeightMatrix::kUp);
+  const WeightId down_id = first_expert.id(WeightMatrix::kDown);
+  for (const LocalExpert& local : mlp.experts) {
+    if (local.mlp != first_expert.mlp)
+      return Support::no("shared experts run with the routed ones");
+    if (local.inner.size() != source.describe(down_id).cols) {
+      return Support::no("only a slice of the columns is used");
+    }
+  }
+  if (problem.intermediate_size % kRowGroup != 0) {
+    return Support::no("the intermediate size is no multiple of 8");
+  }
+  const DType dtype = problem.weight_dtype;
+  const WeightId first_id = problem.activation.gated ? first_expert.id(WeightMatrix::kGate) : up_id;
+  const ConstTensorView first = source.view(first_id, first_expert.expert);
+  const ConstTensorView down = source.view(down_id, first_expert.expert);
+  if (first.empty() || down.empty()) return Support::no("a matrix has no view");
+  layout = {.gate_up = static_cast<const std::byte*>(first.data),
+            .gate_up_stride = stride_of(first),
+            .down = static_cast<const std::byte*>(down.data),
+            .down_stride = stride_of(down)};
+  const auto is_aligned = [&](const std::byte* data, int64_t stride) {
+    return reinterpret_cast<uintptr_t>(data) % kRowAlignmentBytes == 0 &&
+           packed_bytes(dtype, stride) % kRowAlignmentBytes == 0;
+  };
+  if (!is_aligned(layout.gate_up, layout.gate_up_stride) ||
+      !is_aligned(layout.down, layout.down_stride)) {
+    return Support::no("rows do not begin at multiples of 16 bytes");
+  }
+  const int64_t half_bytes = packed_bytes(dtype, problem.intermediate_size * layout.gate_up_stride);
+  const int64_t down_bytes = packed_bytes(dtype, problem.hidden_size * layout.down_stride);
+  for (size_t i = 0; i < mlp.experts.size(); ++i) {
+    const auto index = static_cast<int64_t>(i);
+    const std::byte* const place = layout.gate_up + index * mlp.halves() * half_bytes;
+    const int32_t expert = mlp.experts[i].expert;
+    const bool good =
+        lies_at(source.view(first_id, expert), place, layout.gate_up_stride) &&
+        lies_at(source.view(up_id, expert), place + (mlp.halves() - 1) * half_bytes,
+                layout.gate_up_stride) &&
+        lies_at(source.view(down_id, expert), layout.down + index * down_bytes, layout.down_stride);
+    if (!good) return Support::no("gate, up and experts do not follow each other");
+  }
+  return Support::yes();
+}
+
+}  // namespace conclave::inline v0

@@ -1,0 +1,62 @@
+// The experts of each kernel on this rank, and where their matrices lie in a source.
+#pragma once
+
+#include "experts/cuda/device_experts.h"
+#include "layer/cuda/plan.h"
+
+#include "conclave/error.h"
+#include "conclave/placement.h"
+#include "conclave/weights.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace conclave::inline v0 {
+
+// An expert of a kernel: its place in the source, and the columns of it that this rank holds.
+struct LocalExpert {
+  WeightMlp mlp = WeightMlp::kRouted;
+  int32_t expert = 0;
+  TensorSlice inner;
+  bool has_bias = false;
+  bool has_down_bias = false;  // only the first of an expert's slices, which are added up
+
+  WeightId id(WeightMatrix matrix, WeightPlane plane = WeightPlane::kWeights) const {
+    return {mlp, matrix, plane};
+  }
+  // The part of a matrix that the rank holds.
+  WeightBlock block_of(WeightMatrix matrix, int64_t hidden) const {
+    if (matrix == WeightMatrix::kDown) return {0, hidden, inner.begin, inner.end};
+    return {inner.begin, inner.end, 0, hidden};
+  }
+};
+
+// Experts that one kernel runs.
+struct MlpSource {
+  const experts::DeviceExpertsProblem& problem;
+  std::vector<LocalExpert> experts;
+  bool adds_down_bias = true;
+
+  int64_t halves() const { return problem.activation.gated ? 2 : 1; }
+  int64_t gate_up_rows() const { return halves() * problem.intermediate_size; }
+  int64_t count() const { return static_cast<int64_t>(experts.size()); }
+};
+
+// Routed experts, and the shared ones that run with them; the plan has the others.
+MlpSource routed_source(const CudaPlan& plan);
+MlpSource shared_source(const CudaPlan& plan);
+MlpSource residual_source(const CudaPlan& plan);
+
+// The addresses at which matrices must lie to form one tensor.
+struct InPlaceLayout {
+  const std::byte* gate_up = nullptr;
+  int64_t gate_up_stride = 0;
+  const std::byte* down = nullptr;
+  int64_t down_stride = 0;
+};
+
+// Yes, with the layout, if the source has the experts in device memory as [E, 2I, H] and [E, H, I].
+Support find_layout(const MlpSource& mlp, const WeightSource& source, InPlaceLayout& layout);
+
+}  // namespace conclave::inline v0

@@ -1,0 +1,197 @@
+#include "layer/cuda/mlp_weights.h"
+
+#include "core/weight_types.h"
+#include "layer/cuda/row_format.h"
+#include "layer/quant_scales.h"
+#include "quant/planes.h"
+
+#include "conclave/error.h"
+
+#include <vector>
+
+namespace conclave::inline v0 {
+namespace {
+
+// Kernels may read this many rows beyond the last expert, but never use them.
+constexpr int64_t kSlackRows = 64;
+CudaMlpWeights allocate_matrices(const DeviceArrays& arrays, const MlpSource& mlp,
+                                 const WeightSource& source) {
+  const experts::DeviceExpertsProblem& problem = mlp.problem;
+  const int64_t count = mlp.count();
+  CudaMlpWeights weights;
+  InPlaceLayout layout;
+  weights.in_place = static_cast<bool>(find_layout(mlp, source, layout));
+  if (weights.in_place) {
+    weights.view.gate_up = layout.gate_up;
+    weights.view.gate_up_stride = layout.gate_up_stride;
+    weights.view.down = layout.down;
+    weights.view.down_stride = layout.down_stride;
+  } else {
+    const DType dtype = problem.weight_dtype;
+    const int64_t gate_up_stride = padded_row(problem.hidden_size, dtype);
+    const int64_t down_stride = padded_row(problem.intermediate_size, dtype);
+    weights.gate_up = arrays.make(
+        (count * mlp.gate_up_rows() + kSlackRows) * packed_bytes(dtype, gate_up_stride), "gate_up");
+    weights.down = arrays.make(
+        (count * problem.hidden_size + kSlackRows) * packed_bytes(dtype, down_stride), "down");
+    weights.view.gate_up = weights.gate_up.as();
+    weights.view.gate_up_stride = gate_up_stride;
+    weights.view.down = weights.down.as();
+    weights.view.down_stride = down_stride;
+  }
+  if (problem.has_bias) {
+    weights.gate_up_bias = arrays.floats(count * mlp.gate_up_rows(), "gate_up_bias");
+    weights.view.gate_up_bias = weights.gate_up_bias.as<float>();
+    if (mlp.adds_down_bias) {
+      weights.down_bias = arrays.floats(count * problem.hidden_size, "down_bias");
+      weights.view.down_bias = weights.down_bias.as<float>();
+    }
+  }
+  return weights;
+}
+
+// Scales of one matrix [rows, cols] as kernels read them: of blocks as stored, otherwise one for
+// each row.
+int64_t scale_count(const experts::DeviceExpertsProblem& problem, int64_t rows, int64_t cols) {
+  if (problem.quant.weights != WeightScale::kBlock) return rows;
+  const quant::PlaneShape plane =
+      quant::plane_of(WeightPlane::kScale, problem.weight_dtype, problem.quant, rows, cols);
+  return plane.rows * plane.cols;
+}
+
+void allocate_scales(const DeviceArrays& arrays, const MlpSource& mlp, CudaMlpWeights& weights) {
+  const experts::DeviceExpertsProblem& problem = mlp.problem;
+  if (is_plain(problem.weight_dtype)) return;
+  const int64_t count = mlp.count();
+  const int64_t hidden = problem.hidden_size;
+  const int64_t inner = problem.intermediate_size;
+  weights.gate_up_scale =
+      arrays.floats(count * mlp.halves() * scale_count(problem, inner, hidden), "gate_up_scale");
+  weights.down_scale = arrays.floats(count * scale_count(problem, hidden, inner), "down_scale");
+  weights.view.gate_up_scale = weights.gate_up_scale.as<float>();
+  weights.view.down_scale = weights.down_scale.as<float>();
+  if (problem.quant.activations != ActivationScale::kTensorStatic) return;
+  weights.static_scales = arrays.floats(2, "static scales");
+  weights.view.input_scale = weights.static_scales.as<float>();
+  weights.view.intermediate_scale = weights.static_scales.as<float>() + 1;
+}
+
+void fill_matrices(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& weights,
+                   const Context& context) {
+  const experts::DeviceExpertsProblem& problem = mlp.problem;
+  const DType dtype = problem.weight_dtype;
+  const int64_t hidden = problem.hidden_size;
+  const int64_t inner = problem.intermediate_size;
+  const int64_t gate_up_pitch = packed_bytes(dtype, weights.view.gate_up_stride);
+  const int64_t down_pitch = packed_bytes(dtype, weights.view.down_stride);
+  const int64_t count = mlp.count();
+  const int64_t expert_bytes =
+      mlp.gate_up_rows() * packed_bytes(dtype, hidden) + hidden * packed_bytes(dtype, inner);
+  for (int64_t local = 0; local < count; ++local) {
+    const LocalExpert& expert = mlp.experts[static_cast<size_t>(local)];
+    const auto copy = [&](WeightMatrix matrix, std::byte* data, int64_t pitch) {
+      upload.copy({.id = expert.id(matrix),
+                   .expert = expert.expert,
+                   .block = expert.block_of(matrix, hidden)},
+                  {.data = data, .stride_bytes = pitch});
+    };
+    std::byte* const gate_up = weights.gate_up.as() + local * mlp.gate_up_rows() * gate_up_pitch;
+    if (problem.activation.gated) copy(WeightMatrix::kGate, gate_up, gate_up_pitch);
+    copy(WeightMatrix::kUp, gate_up + (mlp.halves() - 1) * inner * gate_up_pitch, gate_up_pitch);
+    copy(WeightMatrix::kDown, weights.down.as() + local * hidden * down_pitch, down_pitch);
+    context.progress("uploading experts", (local + 1) * expert_bytes, count * expert_bytes);
+  }
+}
+
+void fill_biases(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& weights) {
+  const experts::DeviceExpertsProblem& problem = mlp.problem;
+  if (!problem.has_bias) return;
+  for (size_t i = 0; i < mlp.experts.size(); ++i) {
+    const LocalExpert& expert = mlp.experts[i];
+    if (!expert.has_bias) continue;
+    const auto copy = [&](WeightMatrix matrix, float* place) {
+      const WeightBlock rows = expert.block_of(matrix, problem.hidden_size);
+      const quant::PlaneSlice bias = quant::slice({.plane = WeightPlane::kBias}, rows);
+      upload.copy_floats(upload.read_floats({.id = expert.id(matrix, WeightPlane::kBias),
+                                             .expert = expert.expert,
+                                             .block = bias.block}),
+                         place);
+    };
+    float* const gate_up =
+        weights.gate_up_bias.as<float>() + static_cast<int64_t>(i) * mlp.gate_up_rows();
+    if (problem.activation.gated) copy(WeightMatrix::kGate, gate_up);
+    copy(WeightMatrix::kUp, gate_up + (mlp.halves() - 1) * problem.intermediate_size);
+    if (!mlp.adds_down_bias || !expert.has_down_bias) continue;
+    copy(WeightMatrix::kDown,
+         weights.down_bias.as<float>() + static_cast<int64_t>(i) * problem.hidden_size);
+  }
+}
+
+// Scales for the rows and columns of a matrix that this rank holds. `source` must be in host
+// memory.
+std::vector<float> read_scales(const QuantSpec& quant, const WeightSource& source,
+                               const LocalExpert& expert, WeightMatrix matrix, int64_t hidden) {
+  const WeightId id = expert.id(matrix);
+  const WeightBlock block = expert.block_of(matrix, hidden);
+  if (quant.weights != WeightScale::kBlock) {
+    return load_row_scales(quant, source, id, expert.expert, block);
+  }
+  const WeightInfo info = source.describe(id);
+  const quant::PlaneShape plane =
+      quant::plane_of(WeightPlane::kScale, info.dtype, quant, info.rows, info.cols);
+  return load_scales(source, id.with(WeightPlane::kScale), expert.expert,
+                     quant::slice(plane, block).block);
+}
+
+void fill_scales(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& weights) {
+  const experts::DeviceExpertsProblem& problem = mlp.problem;
+  if (is_plain(problem.weight_dtype)) return;
+  float* gate_up = weights.gate_up_scale.as<float>();
+  float* down = weights.down_scale.as<float>();
+  for (const LocalExpert& expert : mlp.experts) {
+    const auto append = [&](WeightMatrix matrix, float*& place) {
+      const std::vector<float> scales =
+          read_scales(problem.quant, upload.on_host(), expert, matrix, problem.hidden_size);
+      upload.copy_floats(scales, place);
+      place += scales.size();
+    };
+    if (problem.activation.gated) append(WeightMatrix::kGate, gate_up);
+    append(WeightMatrix::kUp, gate_up);
+    append(WeightMatrix::kDown, down);
+  }
+  if (!mlp.experts.empty() && problem.quant.activations == ActivationScale::kTensorStatic) {
+    const StaticScales steps = load_static_scales(upload.on_host(), mlp.experts.front().mlp);
+    upload.copy_floats({steps.input, steps.intermediate}, weights.static_scales.as<float>());
+  }
+}
+
+}  // namespace
+
+CudaMlpWeights allocate_mlp(const DeviceArrays& arrays, const MlpSource& mlp,
+                            const WeightSource& source) {
+  CudaMlpWeights weights = allocate_matrices(arrays, mlp, source);
+  allocate_scales(arrays, mlp, weights);
+  return weights;
+}
+
+void fill_mlp(const MlpSource& mlp, const WeightSource& source, WeightUpload& upload,
+              CudaMlpWeights& weights, const Context& context) {
+  if (weights.in_place) {
+    // Nothing is copied into the caller's memory: a reload must bring the same tensors.
+    InPlaceLayout layout;
+    const bool same = find_layout(mlp, source, layout) && layout.gate_up == weights.view.gate_up &&
+                      layout.down == weights.view.down;
+    if (!same) {
+      throw Error(ErrorCode::kState,
+                  {.what = "this layer reads its weights where the caller keeps them: an in-place "
+                           "reload cannot bring others",
+                   .hint = "write them there, or reload with ReloadMode::kStaged"});
+    }
+  } else {
+    fill_matrices(mlp, upload, weights, context);
+  }
+  fill_biases(mlp, upload, weights);
+  fill_scales(mlp, upload, weights);
+}
+
+}  // namespace conclave::inline v0
