@@ -26,6 +26,8 @@ struct ExpertsProblem {
   int64_t intermediate_size = 0;
   DType weight_dtype = DType::kBF16;
   QuantSpec quant = {};  // for weights that are codes
+  // Columns of down's first block of scales that other ranks hold: slices begin anywhere.
+  int64_t skipped_columns = 0;
   activation::Activation activation = {};
   bool has_bias = false;
   cpu::Isa isa = cpu::Isa::kScalar;                       // the best that is allowed
@@ -40,7 +42,7 @@ struct BatchRequirements {
 
 // One expert's matrices, dense row-major, in the problem's weight dtype. Biases are f32, f16 or
 // bf16; empty ones are zeros. Matrices of codes have float32 scales: per matrix row, either one or
-// one per QuantSpec::block_cols columns.
+// one for each block of QuantSpec::block_cols columns, the first of down less the skipped ones.
 struct ExpertMatrices {
   ConstTensorView gate;             // [I, H]; empty where the activation has no gate
   ConstTensorView up;               // [I, H]

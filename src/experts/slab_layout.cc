@@ -82,7 +82,8 @@ SlabLayout::SlabLayout(const ExpertsProblem& problem)
               .scale_width = scale_width(problem.quant, problem.hidden_size)},
       down{.dtype = problem.weight_dtype,
            .k = problem.intermediate_size,
-           .scale_width = scale_width(problem.quant, problem.intermediate_size)} {}
+           .scale_width = scale_width(problem.quant, problem.intermediate_size),
+           .scale_skip = problem.skipped_columns} {}
 
 SlabBytes SlabLayout::bytes() const {
   return {.gate_up = static_cast<size_t>(gate_up_panels()) * stride(gate_up),

@@ -24,6 +24,8 @@ struct PanelLayout {
   DType dtype = DType::kBF16;
   int64_t k = 0;
   int64_t scale_width = 0;  // neighbouring k that share a scale; 0: weights without scales
+  // k of the first group that lie before the panel, which begins inside a group if it is a slice.
+  int64_t scale_skip = 0;
 
   // Elements of k side by side in a panel row.
   int64_t group() const noexcept { return dtype == DType::kBF16 ? 2 : 1; }
@@ -35,7 +37,10 @@ struct PanelLayout {
   size_t weight_bytes() const noexcept {
     return static_cast<size_t>(padded_k() * kPanelColumns * bit_size(dtype) / 8);
   }
-  int64_t num_groups() const noexcept { return scale_width == 0 ? 0 : ceil_div(k, scale_width); }
+  int64_t num_groups() const noexcept {
+    return scale_width == 0 ? 0 : ceil_div(scale_skip + k, scale_width);
+  }
+  int64_t group_of(int64_t of_k) const noexcept { return (scale_skip + of_k) / scale_width; }
   size_t panel_bytes() const noexcept {
     return weight_bytes() + static_cast<size_t>(num_groups() * kPanelColumns) * sizeof(float);
   }

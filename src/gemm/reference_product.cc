@@ -14,7 +14,7 @@ int64_t next_group(int64_t k, int64_t width) { return (k / width + 1) * width; }
 void add_plain(const PanelLayout& layout, const std::byte* panel, const float* x, Sums& sums) {
   const float* scales = layout.scales(panel);
   for (int64_t k = 0; k < layout.k; ++k) {
-    const float* of_group = scales + k / layout.scale_width * kPanelColumns;
+    const float* of_group = scales + layout.group_of(k) * kPanelColumns;
     for (size_t c = 0; c < sums.size(); ++c) {
       const float weight = panel_value(layout, panel, k, static_cast<int64_t>(c)) * of_group[c];
       sums[c] = std::fma(x[k], weight, sums[c]);
@@ -27,14 +27,15 @@ void add_coded(const PanelLayout& layout, const std::byte* panel, const float* x
   const float* row_scale = row_scales.of_row(0, 0);
   for (int64_t begin = 0; begin < layout.k;) {
     const int64_t end = std::min(
-        {layout.k, next_group(begin, layout.scale_width), next_group(begin, row_scales.width)});
+        {layout.k, next_group(begin + layout.scale_skip, layout.scale_width) - layout.scale_skip,
+         next_group(begin, row_scales.width)});
     Sums partial{};
     for (int64_t k = begin; k < end; ++k) {
       for (size_t c = 0; c < sums.size(); ++c) {
         partial[c] += x[k] * panel_value(layout, panel, k, static_cast<int64_t>(c));
       }
     }
-    const float* scales = layout.scales(panel) + begin / layout.scale_width * kPanelColumns;
+    const float* scales = layout.scales(panel) + layout.group_of(begin) * kPanelColumns;
     for (size_t c = 0; c < sums.size(); ++c) {
       sums[c] += partial[c] * row_scale[begin / row_scales.width] * scales[c];
     }

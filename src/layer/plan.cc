@@ -5,7 +5,6 @@
 #include "core/weight_types.h"
 #include "layer/book_workspace.h"
 #include "layer/describe_stages.h"
-#include "layer/quant_scales.h"
 
 #include "conclave/error.h"
 
@@ -114,6 +113,11 @@ QuantSpec quant_for(const MoeSpec& spec, DType weights) {
   return weights == spec.weight_dtype ? spec.quant : QuantSpec{};
 }
 
+// Columns of a slice's first block of scales that lie before the slice.
+int64_t skipped_columns(const QuantSpec& quant, const TensorSlice& inner) {
+  return quant.weights == WeightScale::kBlock ? inner.begin % quant.block_cols : 0;
+}
+
 // The routed experts' kernel row serves the shared experts and the residual MLP too.
 void make_kernels(LayerPlan& plan, const experts::KernelRow& row,
                   const experts::ExpertsProblem& routed) {
@@ -133,6 +137,7 @@ void make_kernels(LayerPlan& plan, const experts::KernelRow& row,
     shared.intermediate_size = plan.part.shared_inner.size();
     shared.weight_dtype = shared_weight_dtype(spec);
     shared.quant = quant_for(spec, shared.weight_dtype);
+    shared.skipped_columns = skipped_columns(shared.quant, plan.part.shared_inner);
     shared.has_bias = spec.shared.has_bias;
     shared.activation =
         activation::parse_activation(activation_or_routed(spec.shared.activation, spec));
@@ -145,6 +150,7 @@ void make_kernels(LayerPlan& plan, const experts::KernelRow& row,
     residual.intermediate_size = plan.part.residual_inner.size();
     residual.weight_dtype = spec.residual.weight_dtype.value_or(spec.weight_dtype);
     residual.quant = quant_for(spec, residual.weight_dtype);
+    residual.skipped_columns = 0;
     residual.has_bias = false;
     residual.activation =
         activation::parse_activation(activation_or_routed(spec.residual.activation, spec));
@@ -207,21 +213,6 @@ void choose_chunk_order(LayerPlan& plan, const Context& context) {
       {.table = "chunks", .name = "by_twos", .chosen = exchanges, .reason = std::move(reason)});
 }
 
-void check_slices(const MoeSpec& spec, const ParallelSpec& parallel) {
-  const auto check = [&](DType dtype, int64_t inner, const char* part) {
-    if (is_plain(dtype)) return;
-    const Support support = tensor_slices_support(spec.quant, inner, parallel.tp_size);
-    if (support) return;
-    throw Error(ErrorCode::kUnsupported, {.what = std::string("the quantised matrices of ") + part +
-                                                  " cannot be cut for tensor-parallel ranks",
-                                          .found = support.reason(),
-                                          .hint = "split by experts: ParallelSpec.ep_size"});
-  };
-  check(spec.weight_dtype, spec.intermediate_size, "the experts");
-  if (spec.shared.mode == SharedMode::kNone) return;
-  check(shared_weight_dtype(spec), spec.shared.intermediate_size, "the shared experts");
-}
-
 void fill_plan(LayerPlan& plan, const Context& context) {
   const MoeSpec& spec = plan.spec;
   const ParallelSpec& parallel = plan.parallel;
@@ -243,7 +234,6 @@ void fill_plan(LayerPlan& plan, const Context& context) {
   plan.router_scratch_bytes = plan.router->scratch_bytes(context.executor().concurrency());
   plan.router_traits = routing::router_traits(spec.router.name);
 
-  check_slices(spec, parallel);
   plan.part = plan_rank_part(spec, parallel);
   choose_reduction(plan, context);
   const experts::ExpertsProblem problem{
@@ -252,6 +242,7 @@ void fill_plan(LayerPlan& plan, const Context& context) {
       .intermediate_size = plan.part.inner.size(),
       .weight_dtype = spec.weight_dtype,
       .quant = spec.quant,
+      .skipped_columns = skipped_columns(spec.quant, plan.part.inner),
       .activation = activation::parse_activation(spec.activation),
       .has_bias = spec.has_bias,
       .isa = plan.isa,

@@ -30,8 +30,4 @@ struct StaticScales {
 };
 StaticScales load_static_scales(const WeightSource& source, WeightMlp mlp);
 
-// Yes if quantised matrices can be cut for tensor-parallel ranks: slices are whole blocks and
-// groups, and no scale covers a whole row.
-Support tensor_slices_support(const QuantSpec& quant, int64_t intermediate_size, int32_t ranks);
-
 }  // namespace conclave::inline v0

@@ -72,8 +72,8 @@ uint32_t bits_of(float value) {
 
 // A panel of random codes; scales that are no powers of two.
 struct Problem {
-  Problem(DType type, int64_t k, int64_t scale_width, uint32_t seed)
-      : layout{.dtype = type, .k = k, .scale_width = scale_width},
+  Problem(DType type, int64_t k, int64_t scale_width, uint32_t seed, int64_t scale_skip = 0)
+      : layout{.dtype = type, .k = k, .scale_width = scale_width, .scale_skip = scale_skip},
         panel(layout.panel_bytes() / sizeof(float)),
         random(seed) {
     for (int64_t i = 0; i < code_bytes(); ++i) {
@@ -108,6 +108,7 @@ struct Problem {
              .valid_columns = columns,
              .scales = layout.scales(bytes()),
              .scale_width = layout.scale_width,
+             .scale_skip = layout.scale_skip,
              .row_scales = scales_of(rows, 0)});
     std::vector<uint32_t> bits;
     for (const float value : out) bits.push_back(bits_of(value));
@@ -153,6 +154,7 @@ TEST_P(CodedProduct, EveryCode_DecodesAsTheReference) {
 TEST_P(CodedProduct, AnyShape_HasTheBitsOfTheReference) {
   struct Shape {
     int64_t k, scale_width, row_scale_width, rows, columns;
+    int64_t scale_skip = 0;
   };
   for (const Shape& shape : {Shape{1, 1, 1, 1, 64},
                              {128, 128, 128, 8, 64},
@@ -160,8 +162,13 @@ TEST_P(CodedProduct, AnyShape_HasTheBitsOfTheReference) {
                              {257, 40, 128, 5, 63},
                              {129, 129, 129, 32, 1},
                              {64, 24, 64, 3, 33},
-                             {512, 512, 128, 7, 40}}) {
-    Problem problem(format().element, shape.k, shape.scale_width, static_cast<uint32_t>(shape.k));
+                             {512, 512, 128, 7, 40},
+                             {300, 128, 128, 17, 64, 44},
+                             {3, 128, 128, 2, 64, 126},
+                             {90, 32, 90, 9, 64, 31},
+                             {129, 512, 128, 40, 64, 500}}) {
+    Problem problem(format().element, shape.k, shape.scale_width, static_cast<uint32_t>(shape.k),
+                    shape.scale_skip);
     // Few codes that stand for NaN, so that most sums are numbers.
     for (int64_t i = 0; i < problem.code_bytes() && format().codes->has_nan; ++i) {
       std::byte& code = problem.bytes()[i];

@@ -407,30 +407,6 @@ TEST_P(CodedParts, Experts_AddUp) {
                       parts);
 }
 
-TEST_P(CodedParts, SlicesInsideABlockOrOfARowScale_AreRefusedWithAReason) {
-  const Context context({.num_threads = 1});
-  const auto reason = [&](const MoeSpec& layer_spec) -> std::string {
-    const auto source = make_synthetic_source(layer_spec, 4);
-    try {
-      static_cast<void>(MoeLayer::create(context, layer_spec, *source, {},
-                                         {.tp_size = 2, .tp_rank = 1, .reduce = Reduce::kPartial}));
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
-      return error.what();
-    }
-    return "accepted";
-  };
-  EXPECT_NE(reason(spec(4, 2, 64, 384, {.weights = kBlock})).find("inside a block of 128x128"),
-            std::string::npos);
-  EXPECT_NE(reason(spec(4, 2, 64, 96, {.weights = kChannel, .activations = kGroup}))
-                .find("inside a group of 128"),
-            std::string::npos);
-  EXPECT_NE(reason(spec(4, 2, 64, 96, {.weights = kChannel, .activations = kToken}))
-                .find("one scale each"),
-            std::string::npos);
-  EXPECT_EQ(reason(spec(4, 2, 64, 96, {.weights = kChannel})), "accepted");
-}
-
 TEST_P(CodedParts, ReloadOfTheSameWeights_GivesTheSameBits) {
   OwnedLayer owned =
       make_layer(spec(4, 2, 96, 64, {.weights = kTensor, .activations = kTensorStatic}));

@@ -271,6 +271,7 @@ class ExpertMlp final : public ExpertsKernel {
             .valid_columns = std::min(gemm::kPanelColumns, layout_.hidden_size - column),
             .scales = layout_.down.scales(panel),
             .scale_width = layout_.down.scale_width,
+            .scale_skip = layout_.down.scale_skip,
             .row_scales = inner_.scales(rows)};
   }
 

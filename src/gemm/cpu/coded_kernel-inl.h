@@ -33,13 +33,15 @@ CONCLAVE_KERNEL_INLINE int64_t lesser(int64_t a, int64_t b) { return a < b ? a :
 
 // The end of the k from `begin` on that share a weights' scale and, where rows have them, a row's.
 CONCLAVE_KERNEL_INLINE int64_t segment_end(const PanelTask& task, int64_t begin) {
-  const auto group_end = [&](int64_t width) { return (begin / width + 1) * width; };
-  const int64_t end = lesser(task.k, group_end(task.scale_width));
-  return task.row_scales.first == nullptr ? end : lesser(end, group_end(task.row_scales.width));
+  const auto group_end = [](int64_t k, int64_t width) { return (k / width + 1) * width; };
+  const int64_t skip = task.scale_skip;
+  const int64_t end = lesser(task.k, group_end(begin + skip, task.scale_width) - skip);
+  if (task.row_scales.first == nullptr) return end;
+  return lesser(end, group_end(begin, task.row_scales.width));
 }
 
 CONCLAVE_KERNEL_INLINE const float* scales_at(const PanelTask& task, int64_t k) {
-  return task.scales + k / task.scale_width * 64;
+  return task.scales + (k + task.scale_skip) / task.scale_width * 64;
 }
 
 // total + partial * row_scale * scale, as the reference rounds it.

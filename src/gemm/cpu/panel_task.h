@@ -52,9 +52,11 @@ struct PanelTask {
   int64_t out_block_bytes = 0;  // as in FinishedTile
 
   // Only panels of codes have scales: [groups, 64] in the panel, one row for `scale_width`
-  // neighbouring k. Rows without an index may be codes too.
+  // neighbouring k, but for `scale_skip` fewer in the first. Rows without an index may be codes
+  // too.
   const float* scales = nullptr;
   int64_t scale_width = 0;
+  int64_t scale_skip = 0;
   RowScales row_scales = {};
 };
 

@@ -8,7 +8,7 @@
 #include "layer/cuda/book_workspace.h"
 #include "layer/cuda/launch_tables.h"
 #include "layer/cuda/row_format.h"
-#include "layer/quant_scales.h"
+#include "layer/cuda/slice_support.h"
 #include "quant/weight_format.h"
 
 #include "conclave/error.h"

@@ -1,0 +1,34 @@
+#include "layer/cuda/slice_support.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace conclave {
+namespace {
+
+std::string reason(const QuantSpec& quant, int64_t inner, int32_t ranks = 2) {
+  const Support support = tensor_slices_support(quant, inner, ranks);
+  return support ? "accepted" : support.reason();
+}
+
+TEST(SliceSupport, SlicesInsideABlockOrOfARowScale_AreRefusedWithAReason) {
+  const QuantSpec blocks{.weights = WeightScale::kBlock};
+  EXPECT_NE(reason(blocks, 384).find("inside a block of 128x128"), std::string::npos);
+  QuantSpec rows{.weights = WeightScale::kChannel, .activations = ActivationScale::kGroup};
+  EXPECT_NE(reason(rows, 96).find("inside a group of 128"), std::string::npos);
+  rows.activations = ActivationScale::kToken;
+  EXPECT_NE(reason(rows, 96).find("one scale each"), std::string::npos);
+}
+
+TEST(SliceSupport, WholeBlocksAndGroups_AreTaken) {
+  EXPECT_EQ(reason({.weights = WeightScale::kChannel}, 96), "accepted");
+  EXPECT_EQ(reason({.weights = WeightScale::kBlock, .activations = ActivationScale::kGroup}, 512),
+            "accepted");
+  EXPECT_EQ(
+      reason({.weights = WeightScale::kBlock, .activations = ActivationScale::kToken}, 100, 1),
+      "accepted");
+}
+
+}  // namespace
+}  // namespace conclave
