@@ -47,7 +47,7 @@ class GgufFile {
   explicit GgufFile(std::vector<Part> parts);
 
   std::vector<Part> parts_;
-  std::vector<Place> tensors_;  // of all parts
+  std::vector<Place> tensors_;  // in all parts
   NameIndex names_;             // maps to tensors_, group 0
 };
 

@@ -80,7 +80,7 @@ void take_apart_q5_k(const std::byte* block, BlockParts& parts) {
   }
 }
 
-// Of 128 elements, the lower 4 bits take 64 bytes, two elements a byte that are 64 apart, and the
+// The lower 4 bits of 128 elements take 64 bytes, two elements a byte that are 64 apart, and the
 // upper 2 bits 32 bytes.
 void take_apart_q6_k(const std::byte* block, BlockParts& parts) {
   const float scale = field_f16(block + 208);
