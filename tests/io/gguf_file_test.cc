@@ -168,6 +168,12 @@ TEST_P(GgufFileTest, ReadOutsideTheTensor_Refused) {
   for (const uint64_t offset : {uint64_t{17}, uint64_t{21}, ~uint64_t{0}, ~uint64_t{0} - 3}) {
     EXPECT_EQ(name_of(code_of([&] { GgufFile::read(first, offset, bytes); })), "kInvalidArgument");
   }
+  io::GgufTensor forged = *first.tensor;
+  forged.file_offset = ~uint64_t{0} - 1;
+  forged.bytes = ~uint64_t{0};
+  const GgufFile::Place outside = {first.part, &forged};
+  EXPECT_EQ(name_of(code_of([&] { GgufFile::read(outside, 4, bytes); })), "kInvalidArgument");
+  EXPECT_TRUE(GgufFile::mapped(outside).empty());
 }
 
 INSTANTIATE_TEST_SUITE_P(Access, GgufFileTest, ::testing::ValuesIn(kAccessModes), access_name);

@@ -138,7 +138,8 @@ GgufFile::Place GgufFile::find_tensor(std::string_view name) const noexcept {
 void GgufFile::read(const Place& place, uint64_t offset, std::span<std::byte> destination) {
   const GgufTensor& tensor = *place.tensor;
   const auto end = checked_add<uint64_t>(offset, destination.size());
-  if (!end || *end > tensor.bytes) {
+  const auto file_offset = checked_add(tensor.file_offset, offset);
+  if (!end || *end > tensor.bytes || !file_offset) {
     throw Error(ErrorCode::kInvalidArgument,
                 {.what = fmt::format("a read of {} bytes at offset {} leaves the tensor",
                                      destination.size(), offset),
@@ -146,7 +147,7 @@ void GgufFile::read(const Place& place, uint64_t offset, std::span<std::byte> de
                  .tensor = tensor.name,
                  .limit = fmt::format("{} bytes", tensor.bytes)});
   }
-  place.part->file.read(tensor.file_offset + offset, destination);
+  place.part->file.read(*file_offset, destination);
 }
 
 std::span<const std::byte> GgufFile::mapped(const Place& place) noexcept {
