@@ -20,7 +20,7 @@ namespace {
 
 TEST(GgufSizes, NoAddressSpaceHoldsThem_Overflow) {
   std::mt19937_64 random(20240607);
-  const std::vector<uint32_t> types = {kTypeI8, kTypeF16, kTypeF64, kTypeQ8_0};
+  const std::vector<uint32_t> types = {kTypeI8, kTypeF16, kTypeF64, kTypeQ8_0, kTypeQ2K, kTypeQ4K};
   const size_t trials = 20'000;
   size_t accepted = 0;
   const size_t growth = peak_growth([&] {

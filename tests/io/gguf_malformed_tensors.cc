@@ -104,6 +104,8 @@ void add_size_cases(GgufCases& cases) {
   overflow("bytes_2_63", kTypeF64, {uint64_t{1} << 60});
   overflow("bytes_2_64", kTypeF32, {uint64_t{1} << 62});
   overflow("blocks", kTypeQ4K, {256, uint64_t{1} << 62});
+  // The bytes would fit.
+  overflow("elements", kTypeQ2K, {uint64_t{1} << 62, 2, 2});
 }
 
 void add_layout_cases(GgufCases& cases) {

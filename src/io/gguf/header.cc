@@ -175,18 +175,21 @@ class HeaderParser {
 
   uint64_t bytes_of(const GgufTensor& tensor) const {
     const GgufType& type = *tensor.type;
-    const auto row = static_cast<uint64_t>(tensor.rank > 0 ? tensor.dims[tensor.rank - 1] : 1);
+    const int64_t row = tensor.rank > 0 ? tensor.dims[tensor.rank - 1] : 1;
     if (row % type.block_elements != 0) {
       fail(ErrorCode::kGgufShape, {.what = "a row of the tensor does not hold whole blocks",
                                    .expected = fmt::format("a multiple of {}", type.block_elements),
                                    .found = describe_tensor(tensor)});
     }
-    std::optional<uint64_t> bytes =
-        checked_mul<uint64_t>(row / type.block_elements, type.block_bytes);
-    for (uint32_t i = 0; i + 1 < tensor.rank && bytes; ++i) {
-      bytes = checked_mul(*bytes, static_cast<uint64_t>(tensor.dims[i]));
+    // The elements are counted too: of fewer than 8 bits each, more than 2^63 would fit 2^63 bytes.
+    std::optional<int64_t> elements = 1;
+    for (const int64_t dim : tensor.shape()) {
+      if (elements) elements = checked_mul(*elements, dim);
     }
-    if (bytes && *bytes <= static_cast<uint64_t>(INT64_MAX)) return *bytes;
+    const std::optional<int64_t> bytes =
+        elements ? checked_mul<int64_t>(*elements / type.block_elements, type.block_bytes)
+                 : std::nullopt;
+    if (bytes) return static_cast<uint64_t>(*bytes);
     fail(ErrorCode::kGgufSizeOverflow,
          {.what = "the tensor's size does not fit 63 bits", .found = describe_tensor(tensor)});
   }
