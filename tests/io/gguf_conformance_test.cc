@@ -49,6 +49,14 @@ TEST(GgufConformance, Malformed_RefusedWithItsOwnCode) {
              codes.size(), false_accepts);
 }
 
+TEST(GgufConformance, Version_SaysWhetherTheFileIsBigEndian) {
+  for (const uint32_t version : {0U, 1U, 4U, 0x0100'0000U, 0x0200'0000U, 0x0300'0000U}) {
+    std::string what;
+    code_of([&] { parse_gguf(gguf({.version = version})); }, &what);
+    EXPECT_EQ(what.find("big-endian") != std::string::npos, version > 4) << what;
+  }
+}
+
 TEST(GgufConformance, MoreTensorsThanTheLimit_Refused) {
   const std::string header = gguf_header({.num_tensors = 1'000'001});
   EXPECT_EQ(name_of(code_of([&] {

@@ -60,7 +60,8 @@ class HeaderParser {
     }
     header_.version = cursor_.number<uint32_t>("the version");
     if (header_.version < kOldestVersion || header_.version > kNewestVersion) {
-      const bool is_swapped = __builtin_bswap32(header_.version) <= kNewestVersion;
+      const uint32_t swapped = __builtin_bswap32(header_.version);
+      const bool is_swapped = swapped >= 1 && swapped <= kNewestVersion;
       fail(ErrorCode::kGgufVersion,
            {.what = is_swapped ? "the file is big-endian" : "the file's version is not known",
             .expected = fmt::format("version {} or {}", kOldestVersion, kNewestVersion),
