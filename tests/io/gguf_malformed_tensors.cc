@@ -69,7 +69,7 @@ void add_tensor_cases(GgufCases& cases) {
   cases.push_back(dims_case("dim_0_hides_an_overflow", kTypeF32,
                             {uint64_t{1} << 62, 0, uint64_t{1} << 62}, kGgufShape));
   for (const uint32_t type :
-       {4U, 5U, 31U, 32U, 33U, 36U, 37U, 38U, 43U, 44U, 255U, 0x8000'0000U, ~0U}) {
+       {4U, 5U, 9U, 31U, 32U, 33U, 36U, 37U, 38U, 43U, 44U, 255U, 0x8000'0000U, ~0U}) {
     cases.push_back(dims_case(fmt::format("type_{}", type), type, {256}, kGgufTensorType));
   }
   for (uint32_t id = 0; id < 64; ++id) {
