@@ -15,6 +15,7 @@ namespace conclave::inline v0::io {
 namespace {
 
 constexpr uint64_t kMaxParts = 9'999;
+constexpr const char* kCountKey = "split.count";
 
 [[noreturn]] void fail(const std::filesystem::path& path, std::string what, std::string expected,
                        std::string found) {
@@ -39,7 +40,7 @@ class SplitReader {
 
   std::vector<GgufFile::Part> read() {
     add(path_);
-    const uint64_t count = value_of(parts_.front(), "split.count", 1);
+    const uint64_t count = number_of(parts_.front(), kCountKey).value_or(1);
     if (count == 0 || count > kMaxParts) {
       fail(path_, "split.count is out of range", fmt::format("1 to {}", kMaxParts),
            std::to_string(count));
@@ -55,9 +56,9 @@ class SplitReader {
     parts_.push_back({.file = std::move(file), .header = std::move(header)});
   }
 
-  static uint64_t value_of(const GgufFile::Part& part, const char* key, uint64_t otherwise) {
+  static std::optional<uint64_t> number_of(const GgufFile::Part& part, const char* key) {
     const GgufValue* value = part.header.find_value(key);
-    if (value == nullptr) return otherwise;
+    if (value == nullptr) return std::nullopt;
     if (const auto* number = std::get_if<uint64_t>(value)) return *number;
     if (const auto* number = std::get_if<int64_t>(value); number != nullptr && *number >= 0) {
       return static_cast<uint64_t>(*number);
@@ -84,17 +85,17 @@ class SplitReader {
     for (uint64_t i = 0; i < count; ++i) {
       const GgufFile::Part& part = parts_[i];
       check_number(part, "split.no", i);
-      check_number(part, "split.count", count);
+      check_number(part, kCountKey, count);
       tensors += part.header.tensors.size();
     }
     check_number(parts_.front(), "split.tensors.count", tensors);
   }
 
   static void check_number(const GgufFile::Part& part, const char* key, uint64_t expected) {
-    const uint64_t found = value_of(part, key, expected);
+    const std::optional<uint64_t> found = number_of(part, key);
     if (found == expected) return;
     fail(part.file.name(), fmt::format("{} disagrees with the other parts", key),
-         std::to_string(expected), std::to_string(found));
+         std::to_string(expected), found ? std::to_string(*found) : "no such key");
   }
 
   const std::filesystem::path& path_;
