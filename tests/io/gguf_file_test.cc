@@ -63,10 +63,13 @@ TEST(GgufHeader, Scalars_WidenToTheirKind) {
 
 TEST(GgufHeader, Arrays_KeepNumbersUpTo65536) {
   const std::string numbers = little_endian(int16_t{-7}) + little_endian(int16_t{8});
+  const std::string floats = little_endian(0.5F) + little_endian(-4.0F);
   const GgufHeader header = parse_gguf(gguf({
       .entries =
           {
               gguf_entry("numbers", kGgufList, gguf_array(kGgufI16, 2, numbers)),
+              gguf_entry("floats", kGgufList, gguf_array(kGgufF32, 2, floats)),
+              gguf_entry("wide", kGgufList, gguf_array(kGgufU64, 1, little_endian(~uint64_t{0}))),
               gguf_entry("bools", kGgufList, gguf_array(kGgufBoolean, 2, std::string("\1\0", 2))),
               gguf_entry("words", kGgufList,
                          gguf_array(kGgufText, 2, gguf_text("") + gguf_text("word"))),
@@ -79,6 +82,8 @@ TEST(GgufHeader, Arrays_KeepNumbersUpTo65536) {
   }));
   const auto array = [&](std::string_view key) { return value_of<io::GgufArray>(header, key); };
   EXPECT_EQ(array("numbers").numbers, (std::vector<double>{-7, 8}));
+  EXPECT_EQ(array("floats").numbers, (std::vector<double>{0.5, -4}));
+  EXPECT_EQ(array("wide").numbers, (std::vector<double>{0x1p64}));
   EXPECT_EQ(array("bools").numbers, (std::vector<double>{1, 0}));
   EXPECT_FALSE(array("words").of_numbers);
   EXPECT_EQ(array("words").count, 2U);
