@@ -39,24 +39,18 @@ MAGIC = b"GGUF"
 OWN_FIELDS = {"GGUF.version", "GGUF.tensor_count", "GGUF.kv_count"}  # names of gguf-py's, not keys
 NO_FILE_TYPES = {"Q8_1"}  # readers disagree about its size; no file holds it
 
-# Codes by which we may refuse what gguf-py accepts: it takes what slices of an array give, also
-# behind the file's end, and does not compare places.
+# Codes by which we may refuse what gguf-py accepts: docs/security.md has the list.
 STRICTER = {
-    "kGgufVersion",          # big-endian files
-    "kGgufTruncatedHeader",  # a value of which the file holds nothing
-    "kGgufCount",            # the same
-    "kGgufString",           # the same, and names above 64 bytes
-    "kGgufKey",              # empty, or control characters
-    "kGgufValueType",        # of the elements of an empty array
+    "kGgufVersion",       # big-endian files
+    "kGgufString",        # strings cut off by the file's end, and names above 64 bytes
+    "kGgufKey",           # empty, or control characters
     "kGgufBool",
-    "kGgufArray",            # arrays of arrays, and lengths beyond the file
-    "kGgufAlignment",        # below 8 and above 65,536
-    "kGgufName",             # empty, or control characters
-    "kGgufShape",            # above 4 dimensions, or one of 0
-    "kGgufTensorType",       # those of NO_FILE_TYPES
-    "kGgufSizeOverflow",     # the product of dimensions wraps in numpy
-    "kGgufOffset",
-    "kGgufTruncatedData",    # a tensor of which the file holds nothing
+    "kGgufArray",         # arrays of arrays
+    "kGgufAlignment",     # below 8 and above 65,536
+    "kGgufName",          # empty, or control characters
+    "kGgufShape",         # above 4 dimensions, or one of 0
+    "kGgufTensorType",    # those of NO_FILE_TYPES
+    "kGgufOffset",        # places out of order, with gaps or shared
     "kGgufTrailingData",
 }
 
