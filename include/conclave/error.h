@@ -68,6 +68,28 @@ enum class ErrorCode : int32_t {
   kSafetensorsTrailingData = 320,
   kSafetensorsTooManyTensors = 321,
 
+  // 35x to 37x: GGUF, one code per rule
+  kGgufMagic = 350,
+  kGgufVersion = 351,  // neither 2 nor 3, or big-endian
+  kGgufTruncatedHeader = 352,
+  kGgufCount = 353,   // more keys or tensors than the file can hold
+  kGgufString = 354,  // a length beyond the file or our limit
+  kGgufKey = 355,
+  kGgufValueType = 356,
+  kGgufBool = 357,
+  kGgufArray = 358,  // longer than the file, or nested
+  kGgufDuplicateKey = 359,
+  kGgufAlignment = 360,
+  kGgufName = 361,
+  kGgufShape = 362,  // more than 4 dimensions, one that is 0, or a row of part of a block
+  kGgufTensorType = 363,
+  kGgufSizeOverflow = 364,
+  kGgufDuplicateTensor = 365,
+  kGgufOffset = 366,         // not behind the tensor before
+  kGgufTruncatedData = 367,  // a tensor ends beyond the file
+  kGgufTrailingData = 368,
+  kGgufSplit = 369,  // parts that do not make one model
+
   // 4xx: JSON documents (config.json, index)
   kJsonSyntax = 400,
   kJsonTooLarge = 401,

@@ -28,6 +28,7 @@ void replay(const std::string& name, void (*harness)(std::span<const std::byte>)
 TEST(FuzzCorpus, SafetensorsHeader_Replays) {
   replay("safetensors_header", fuzz_safetensors_header);
 }
+TEST(FuzzCorpus, GgufHeader_Replays) { replay("gguf_header", fuzz_gguf_header); }
 TEST(FuzzCorpus, Index_Replays) { replay("index", fuzz_index); }
 TEST(FuzzCorpus, Config_Replays) { replay("config", fuzz_config); }
 

@@ -1,6 +1,7 @@
 // Bars S3 and S6: sizes that fit nowhere, and the time and memory that large headers take.
 #include "io/io_test_support.h"
 #include "io/json.h"
+#include "io/measure.h"
 
 #include "conclave/safetensors.h"
 
@@ -10,43 +11,9 @@
 #include <algorithm>
 #include <array>
 #include <random>
-#include <time.h>
 
 namespace conclave::testing {
 namespace {
-
-// These leave room for a busy or slow machine; the figures themselves are printed.
-constexpr double kMaxMillisecondsOf100k = 150.0 * 4;
-constexpr double kMaxGrowth = 2.3 * 1.5;  // time for 200 k tensors over time for 100 k
-constexpr double kMaxResidentFactor = 8.0;
-constexpr size_t kMebibyte = size_t{1} << 20;
-
-// Uses processor time, so that other processes on the machine do not count.
-double cpu_milliseconds() {
-  timespec now{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) * 1e3 + static_cast<double>(now.tv_nsec) / 1e6;
-}
-
-template <class Body>
-double best_milliseconds(Body body) {
-  double best = 1e9;
-  for (int i = 0; i < 7; ++i) {
-    const double begin = cpu_milliseconds();
-    body();
-    best = std::min(best, cpu_milliseconds() - begin);
-  }
-  return best;
-}
-
-// Returns the growth of the peak resident set while `body` runs.
-template <class Body>
-size_t peak_growth(Body body) {
-  reset_peak_resident();
-  const size_t before = peak_resident_bytes();
-  body();
-  return peak_resident_bytes() - before;
-}
 
 std::vector<TensorInfo> parse(std::string_view start, uint64_t file_bytes) {
   return SafetensorsFile::parse_header(bytes_of(start), file_bytes, "model.safetensors");
