@@ -1,0 +1,143 @@
+#include "checkpoint/directory_model.h"
+
+#include "checkpoint/code_words.h"
+#include "checkpoint/describe_layer.h"
+#include "checkpoint/layer_map.h"
+#include "checkpoint/layer_source.h"
+#include "checkpoint/layer_tensors.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/model_config.h"
+#include "checkpoint/shard_index.h"
+#include "io/directory.h"
+
+#include "conclave/error.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+
+namespace conclave::inline v0::checkpoint {
+namespace {
+
+constexpr std::string_view kConfigFile = "config.json";
+// Older exports describe their quantisation beside config.json.
+constexpr std::string_view kModeloptFile = "hf_quant_config.json";
+constexpr std::array<std::string_view, 3> kQuantizationFiles = {"quantize_config.json",
+                                                                "quant_config.json", kModeloptFile};
+
+io::JsonDocument read_config_file(const io::Directory& directory) {
+  if (!directory.contains(kConfigFile)) {
+    throw Error(ErrorCode::kFileNotFound,
+                {.what = "the directory has no model configuration",
+                 .file = (directory.path() / kConfigFile).string(),
+                 .hint = "give the directory of a Hugging Face model: config.json beside its "
+                         ".safetensors files"});
+  }
+  return directory.read_json(kConfigFile);
+}
+
+ModelConfig read_config(const io::Directory& directory, const io::JsonDocument& document,
+                        ExpertSet experts) {
+  ModelConfig config = read_model_config(document.root(), experts);
+  for (std::string_view name : kQuantizationFiles) {
+    if (!config.quant_method.empty() || !directory.contains(name)) continue;
+    Quantization found;
+    found.method = fmt::format("the method of {}", name);
+    if (name == kModeloptFile) {
+      const io::JsonDocument described = directory.read_json(name);
+      found = read_modelopt(described.root());
+    }
+    set_quantization(found, config);
+  }
+  return config;
+}
+
+uint64_t count_elements(const TensorInfo& tensor) {
+  return std::accumulate(
+      tensor.shape.begin(), tensor.shape.end(), uint64_t{1},
+      [](uint64_t product, int64_t size) { return product * static_cast<uint64_t>(size); });
+}
+
+void append(std::vector<std::string>& notes, const std::vector<std::string>& more) {
+  notes.insert(notes.end(), more.begin(), more.end());
+}
+
+class DirectoryContents final : public Contents {
+ public:
+  DirectoryContents(const std::filesystem::path& directory_path, const CheckpointOptions& options) {
+    const io::Directory directory = io::Directory::open(directory_path);
+    path = directory_path;
+    const io::JsonDocument document = read_config_file(directory);
+    config_ = read_config(directory, document, options.experts);
+    model_type = config_.model_type;
+    architecture = config_.architecture->name;
+    num_hidden_layers = config_.num_hidden_layers;
+    shards_ = open_shards(directory, options.access);
+    data_ = std::make_unique<ShardData>(shards_);
+    describe_codes(config_.quant, shards_);
+    const LayerTensors tensors = group_by_layer(
+        config_, shards_, options.extra_layers ? ExtraLayers::kRead : ExtraLayers::kSkip);
+    checkpoint::add_extra_layers(document.root(), tensors.extra_layers(), config_);
+    settle_by_file(tensors, shards_, config_);
+    settle_quantization(tensors, shards_, config_);
+    add_layers(config_.quantization.empty() ? map_layers(config_, shards_, tensors)
+                                            : survey_layers(config_, shards_, tensors));
+    add_totals();
+    append(notes, config_.notes);
+    append(notes, shards_.notes);
+    append(notes, tensors.notes);
+    add_type_note();
+    if (options.verify_manifest) verifier_ = std::make_unique<Verifier>(directory, shards_);
+  }
+
+  std::unique_ptr<WeightSource> source(size_t position) const override {
+    if (!config_.quantization.empty()) {
+      throw Error(ErrorCode::kUnsupportedQuantization,
+                  {.what = "the weights are " + quantization_reason(config_.quantization),
+                   .file = (path / kConfigFile).string(),
+                   .expected = "a model without quantization_config",
+                   .found = config_.quantization});
+    }
+    return std::make_unique<LayerSource>(shards_, *data_, maps_[position], verifier_.get());
+  }
+
+ private:
+  void add_layers(std::vector<LayerMap> found) {
+    maps_ = std::move(found);
+    for (size_t i = 0; i < maps_.size(); ++i) {
+      layers.push_back(describe_layer(config_, config_.layers[i], maps_[i]));
+    }
+  }
+
+  void add_totals() {
+    for (const StoredTensor& tensor : shards_.tensors) {
+      total_bytes += tensor.info->bytes;
+      total_parameters += count_elements(*tensor.info);
+    }
+  }
+
+  void add_type_note() {
+    if (!config_.dtype || layers.empty() || !config_.quant_method.empty()) return;
+    const DType stored = layers.front().spec.weight_dtype;
+    if (stored == *config_.dtype) return;
+    notes.push_back(fmt::format("config.json gives the type {}, the experts are stored as {}",
+                                to_string(*config_.dtype), to_string(stored)));
+  }
+
+  ModelConfig config_;
+  ShardSet shards_;
+  std::vector<LayerMap> maps_;  // in the order of `layers`
+  std::unique_ptr<TensorData> data_;
+  std::unique_ptr<Verifier> verifier_;
+};
+
+}  // namespace
+
+std::unique_ptr<Contents> open_directory(const std::filesystem::path& path,
+                                         const CheckpointOptions& options) {
+  return std::make_unique<DirectoryContents>(path, options);
+}
+
+}  // namespace conclave::inline v0::checkpoint

@@ -1,0 +1,294 @@
+#include "checkpoint/gguf/layer_tensors.h"
+
+#include "conclave/error.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <set>
+#include <utility>
+
+namespace conclave::inline v0::checkpoint {
+namespace {
+
+using Place = io::GgufFile::Place;
+
+int64_t row_length(const Place& place) {
+  const auto shape = place.tensor->shape();
+  return shape.empty() ? 1 : shape.back();
+}
+
+int64_t count_rows(const Place& place) {
+  const auto shape = place.tensor->shape();
+  if (shape.empty()) return 1;
+  return std::accumulate(shape.begin(), shape.end() - 1, int64_t{1},
+                         [](int64_t product, int64_t size) { return product * size; });
+}
+
+class LayerFinder {
+ public:
+  LayerFinder(const io::GgufFile& file, int64_t index, const GgufSizes& sizes)
+      : file_(file), sizes_(sizes) {
+    layer_.index = index;
+    layer_.prefix = fmt::format("blk.{}.", index);
+    layer_.num_experts = sizes.num_experts;
+  }
+
+  GgufLayer find() {
+    find_router();
+    find_projections();
+    find_experts();
+    find_shared();
+    if (sizes_.has_residual) find_residual();
+    check_all_used();
+    return std::move(layer_);
+  }
+
+ private:
+  [[noreturn]] void fail(ErrorCode code, const Place& place, ErrorDetail detail) const {
+    detail.file = (place ? *place.part : file_.parts().front()).file.name();
+    if (place) detail.tensor = place.tensor->name;
+    throw Error(code, std::move(detail));
+  }
+
+  Place look_up(std::string_view name) {
+    const Place place = file_.find_tensor(layer_.prefix + std::string(name));
+    if (place) use(place);
+    return place;
+  }
+
+  Place require(std::string_view name) {
+    const Place place = look_up(name);
+    if (!place) {
+      fail(ErrorCode::kTensorMissing, place,
+           {.what =
+                fmt::format("layer {} lacks the tensor {}{}", layer_.index, layer_.prefix, name)});
+    }
+    return place;
+  }
+
+  void use(const Place& place) {
+    if (used_.insert(place.tensor->name).second) layer_.bytes += place.tensor->bytes;
+  }
+
+  // `count` matrices of `rows` rows each follow one another in the tensor.
+  void check_shape(const Place& place, int64_t count, int64_t rows, int64_t cols) const {
+    if (row_length(place) == cols && count_rows(place) == count * rows) return;
+    fail(ErrorCode::kTensorShape, place,
+         {.what = "the tensor's shape disagrees with the layer's sizes",
+          .expected = count == 1 ? fmt::format("[{}, {}]", rows, cols)
+                                 : fmt::format("[{}, {}, {}]", count, rows, cols),
+          .found = io::describe_tensor(*place.tensor)});
+  }
+
+  // Takes `count` matrices [rows, cols], the first of which begins at `first_row`, `stride` rows
+  // apart.
+  void store(WeightId id, const Place& place, int64_t count, int64_t rows, int64_t cols,
+             int64_t first_row, int64_t stride) {
+    GgufStored& stored = layer_.stored[id];
+    stored.rows = rows;
+    stored.cols = cols;
+    for (int64_t i = 0; i < count; ++i) {
+      stored.matrices.push_back({place, first_row + i * stride});
+    }
+  }
+
+  void take(WeightId id, const Place& place, int64_t count, int64_t rows, int64_t cols) {
+    check_shape(place, count, rows, cols);
+    store(id, place, count, rows, cols, 0, rows);
+  }
+
+  // Vectors are matrices of one row.
+  void take_optional(WeightId id, std::string_view name, int64_t rows, int64_t cols) {
+    if (const Place place = look_up(name)) take(id, place, 1, rows, cols);
+  }
+
+  GgufMatrix take_factor(std::string_view name) {
+    const Place place = look_up(name);
+    if (place) check_shape(place, 1, 1, sizes_.num_experts);
+    return {place, 0};
+  }
+
+  void find_router() {
+    const int64_t hidden = sizes_.hidden_size;
+    const int64_t experts = sizes_.num_experts;
+    take(weights::kRouter, require("ffn_gate_inp.weight"), 1, experts, hidden);
+    take_optional(weights::kRouterBias, "ffn_gate_inp.bias", 1, experts);
+    if (sizes_.normalises_router) {
+      take(weights::kRouterInputScale, require("ffn_gate_inp.scale"), 1, 1, hidden);
+    }
+    take_optional(weights::kSelectionBias, "exp_probs_b.bias", 1, experts);
+    if (!layer_.has(weights::kSelectionBias)) {
+      take_optional(weights::kSelectionBias, "exp_probs_b", 1, experts);
+    }
+    if (const Place table = look_up("ffn_gate_tid2eid.weight")) {
+      take(weights::kHashTable, table, 1, count_rows(table), row_length(table));
+    }
+  }
+
+  // Experts may work on a projection of the hidden state.
+  void find_projections() {
+    width_ = sizes_.hidden_size;
+    constexpr std::array<std::array<std::string_view, 2>, 2> kNames = {{
+        {"ffn_latent_down.weight", "ffn_latent_up.weight"},
+        {"ffn_routed_down.weight", "ffn_routed_up.weight"},
+    }};
+    for (const auto& [down, up] : kNames) {
+      const Place place = look_up(down);
+      if (!place) continue;
+      width_ = count_rows(place);
+      take(weights::kLatentDown, place, 1, width_, sizes_.hidden_size);
+      take(weights::kLatentUp, require(up), 1, sizes_.hidden_size, width_);
+      take_optional(weights::kLatentNorm, "ffn_routed_norm.weight", 1, width_);
+    }
+  }
+
+  void find_experts() {
+    if (look_up("ffn_down_exps.weight")) {
+      find_stacks();
+    } else {
+      find_per_expert();
+    }
+    const int64_t inner = layer_.rows(weights::kUp);
+    take_expert_bias(weights::kGate, "ffn_gate_exps.bias", inner);
+    take_expert_bias(weights::kUp, "ffn_up_exps.bias", inner);
+    take_expert_bias(weights::kDown, "ffn_down_exps.bias", width_);
+    layer_.gate_factor = take_factor("ffn_gate_exps.scale");
+    layer_.up_factor = take_factor("ffn_up_exps.scale");
+    if (sizes_.scales_experts) {
+      take_optional(weights::kExpertScale, "ffn_down_exps.scale", 1, sizes_.num_experts);
+    } else {
+      layer_.down_factor = take_factor("ffn_down_exps.scale");
+    }
+  }
+
+  void take_expert_bias(WeightId matrix, std::string_view name, int64_t width) {
+    const Place place = look_up(name);
+    if (!place) return;
+    check_shape(place, sizes_.num_experts, 1, width);
+    store(matrix.with(WeightPlane::kBias), place, sizes_.num_experts, 1, width, 0, 1);
+  }
+
+  // Rows of an expert in a stack of all, which must divide evenly.
+  int64_t rows_of_stack(const Place& place, int64_t parts) const {
+    const int64_t rows = count_rows(place);
+    const int64_t divisor = sizes_.num_experts * parts;
+    if (rows % divisor == 0 && row_length(place) == width_) return rows / divisor;
+    fail(ErrorCode::kTensorShape, place,
+         {.what = "the tensor does not hold the experts of the layer",
+          .expected =
+              fmt::format("[{}, {}rows, {}]", sizes_.num_experts, parts == 2 ? "2 x " : "", width_),
+          .found = io::describe_tensor(*place.tensor)});
+  }
+
+  void find_stacks() {
+    const int64_t experts = sizes_.num_experts;
+    int64_t inner = 0;
+    if (const Place fused = look_up("ffn_gate_up_exps.weight")) {
+      layer_.layout = "stacked_fused";
+      inner = rows_of_stack(fused, 2);
+      store(weights::kGate, fused, experts, inner, width_, 0, 2 * inner);
+      store(weights::kUp, fused, experts, inner, width_, inner, 2 * inner);
+    } else {
+      layer_.layout = "stacked";
+      const Place up = require("ffn_up_exps.weight");
+      inner = rows_of_stack(up, 1);
+      take(weights::kUp, up, experts, inner, width_);
+      if (const Place gate = look_up("ffn_gate_exps.weight")) {
+        take(weights::kGate, gate, experts, inner, width_);
+      }
+    }
+    take(weights::kDown, require("ffn_down_exps.weight"), experts, width_, inner);
+  }
+
+  void find_per_expert() {
+    layer_.layout = "per_expert";
+    const auto name = [](std::string_view matrix, int64_t expert) {
+      return fmt::format("ffn_{}.{}.weight", matrix, expert);
+    };
+    const int64_t inner = count_rows(require(name("up", 0)));
+    for (int64_t expert = 0; expert < sizes_.num_experts; ++expert) {
+      take(weights::kUp, require(name("up", expert)), 1, inner, width_);
+      take(weights::kDown, require(name("down", expert)), 1, width_, inner);
+      take(weights::kGate, require(name("gate", expert)), 1, inner, width_);
+    }
+  }
+
+  // Shared experts are one MLP of their summed width. Without a tensor for the gate, the one for up
+  // holds both if the down product is half as wide.
+  void find_shared() {
+    const int64_t hidden = sizes_.hidden_size;
+    const Place down = look_up("ffn_down_shexp.weight");
+    if (!down) return;
+    const int64_t inner = row_length(down);
+    take(weights::kSharedDown, down, 1, hidden, inner);
+    const Place up = require("ffn_up_shexp.weight");
+    const Place gate = look_up("ffn_gate_shexp.weight");
+    if (gate) {
+      take(weights::kSharedGate, gate, 1, inner, hidden);
+    } else if (count_rows(up) == 2 * inner) {
+      check_shape(up, 1, 2 * inner, hidden);
+      store(weights::kSharedGate, up, 1, inner, hidden, 0, inner);
+      store(weights::kSharedUp, up, 1, inner, hidden, inner, inner);
+    }
+    if (!layer_.has(weights::kSharedUp)) take(weights::kSharedUp, up, 1, inner, hidden);
+    take_optional(weights::kSharedExpertGate, "ffn_gate_inp_shexp.weight", 1, hidden);
+  }
+
+  void find_residual() {
+    const Place down = require("ffn_down.weight");
+    const int64_t inner = row_length(down);
+    take(weights::kResidualDown, down, 1, sizes_.hidden_size, inner);
+    take(weights::kResidualUp, require("ffn_up.weight"), 1, inner, sizes_.hidden_size);
+    take(weights::kResidualGate, require("ffn_gate.weight"), 1, inner, sizes_.hidden_size);
+  }
+
+  // Whether the tensor belongs to a router, routed or shared experts, and has a meaning here. Steps
+  // of quantised rows are what llama.cpp itself reads and never uses.
+  static bool belongs_to_experts(std::string_view rest) {
+    constexpr std::array<std::string_view, 4> kParts = {"ffn_gate_inp", "exp_probs_b", "_exps.",
+                                                        "_shexp."};
+    return !rest.ends_with(".input_scale") && !rest.starts_with("ffn_norm_exps") &&
+           std::ranges::any_of(kParts, [&](std::string_view part) {
+             return rest.find(part) != std::string_view::npos;
+           });
+  }
+
+  void check_all_used() const {
+    for (const io::GgufFile::Part& part : file_.parts()) {
+      for (const io::GgufTensor& tensor : part.header.tensors) {
+        if (!tensor.name.starts_with(layer_.prefix) || used_.contains(tensor.name)) continue;
+        if (!belongs_to_experts(std::string_view(tensor.name).substr(layer_.prefix.size()))) {
+          continue;
+        }
+        fail(ErrorCode::kTensorUnexpected, {&part, &tensor},
+             {.what = "the layer has no use for this tensor of its experts",
+              .found = io::describe_tensor(tensor)});
+      }
+    }
+  }
+
+  const io::GgufFile& file_;
+  const GgufSizes& sizes_;
+  GgufLayer layer_;
+  int64_t width_ = 0;  // of the rows that routed experts read
+  std::set<std::string_view> used_;
+};
+
+}  // namespace
+
+bool has_experts(const io::GgufFile& file, int64_t index) {
+  const auto holds = [&](const char* rest) {
+    return static_cast<bool>(file.find_tensor(fmt::format("blk.{}.{}", index, rest)));
+  };
+  return holds("ffn_gate_inp.weight") &&
+         (holds("ffn_down_exps.weight") || holds("ffn_down.0.weight"));
+}
+
+GgufLayer find_layer_tensors(const io::GgufFile& file, int64_t index, const GgufSizes& sizes) {
+  return LayerFinder(file, index, sizes).find();
+}
+
+}  // namespace conclave::inline v0::checkpoint

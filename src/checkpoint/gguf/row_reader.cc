@@ -1,0 +1,134 @@
+#include "checkpoint/gguf/row_reader.h"
+
+#include "core/code_bits.h"
+
+#include "conclave/tensor.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace conclave::inline v0::checkpoint {
+namespace {
+
+// Rows of values stay as they are.
+class SameRows final : public RowReader {
+ public:
+  explicit SameRows(DType dtype) : size_(byte_size(dtype)) {}
+
+  void read(const std::byte* row, int64_t begin, int64_t end, std::byte* out) override {
+    std::memcpy(out, row + begin * size_, static_cast<size_t>((end - begin) * size_));
+  }
+
+ private:
+  int64_t size_;
+};
+
+// Rows of values or blocks become float32.
+class FloatRows final : public RowReader {
+ public:
+  FloatRows(const io::GgufType& type, float factor)
+      : stored_(plain_type(type)), block_(quant::find_block_type(type.name)), factor_(factor) {}
+
+  void read(const std::byte* row, int64_t begin, int64_t end, std::byte* out) override {
+    const int64_t count = end - begin;
+    values_.resize(static_cast<size_t>(count));
+    if (block_ != nullptr) {
+      quant::decode_blocks(*block_, row, begin, count, values_.data());
+    } else {
+      convert({.data = row + begin * byte_size(*stored_), .dtype = *stored_, .shape = {1, count}},
+              {.data = values_.data(), .dtype = DType::kF32, .shape = {1, count}});
+    }
+    if (factor_ != 1) {
+      for (float& value : values_) value *= factor_;
+    }
+    std::memcpy(out, values_.data(), values_.size() * sizeof(float));
+  }
+
+ private:
+  std::optional<DType> stored_;
+  const quant::BlockType* block_;
+  float factor_;
+  std::vector<float> values_;
+};
+
+// Rows of blocks become codes.
+class CodeRows final : public RowReader {
+ public:
+  CodeRows(const quant::BlockType& type, DType out) : type_(type), bits_(bit_size(out)) {}
+
+  void read(const std::byte* row, int64_t begin, int64_t end, std::byte* out) override {
+    quant::BlockParts parts;
+    for (int64_t col = begin; col < end;) {
+      const int64_t block = col / type_.elements;
+      const int64_t stop = std::min(end, (block + 1) * type_.elements);
+      type_.take_apart(row + block * type_.bytes, parts);
+      for (; col < stop; ++col) {
+        const int8_t code = parts.codes[col % type_.elements];
+        // The format of 4 bits counts from -8 on.
+        const auto bits = bits_ == 8 ? static_cast<uint8_t>(code) : static_cast<uint8_t>(code + 8);
+        if (bits_ < 8 && (col - begin) % 2 == 0) out[(col - begin) / 2] = std::byte{0};
+        set_code(out, col - begin, bits_, bits);
+      }
+    }
+  }
+
+ private:
+  const quant::BlockType& type_;
+  int64_t bits_;
+};
+
+// Rows of blocks become scales, one for each `group` columns.
+class ScaleRows final : public RowReader {
+ public:
+  ScaleRows(const quant::BlockType& type, int64_t group, float factor)
+      : type_(type), group_(group), factor_(factor) {}
+
+  void read(const std::byte* row, int64_t begin, int64_t end, std::byte* out) override {
+    quant::BlockParts parts;
+    int64_t taken_apart = -1;
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t block = i * group_ / type_.elements;
+      if (block != taken_apart) type_.take_apart(row + block * type_.bytes, parts);
+      taken_apart = block;
+      const float scale = parts.scales[i * group_ % type_.elements / type_.group] * factor_;
+      std::memcpy(out + (i - begin) * 4, &scale, sizeof(float));
+    }
+  }
+
+ private:
+  const quant::BlockType& type_;
+  int64_t group_;
+  float factor_;
+};
+
+}  // namespace
+
+std::optional<DType> plain_type(const io::GgufType& type) {
+  constexpr std::array<std::pair<std::string_view, DType>, 5> kPlain = {{{"F32", DType::kF32},
+                                                                         {"F16", DType::kF16},
+                                                                         {"BF16", DType::kBF16},
+                                                                         {"I32", DType::kI32},
+                                                                         {"I64", DType::kI64}}};
+  const auto* at = std::ranges::find(kPlain, type.name, &decltype(kPlain)::value_type::first);
+  return at != kPlain.end() ? std::optional(at->second) : std::nullopt;
+}
+
+std::unique_ptr<RowReader> same_rows(DType dtype) { return std::make_unique<SameRows>(dtype); }
+
+std::unique_ptr<RowReader> float_rows(const io::GgufType& type, float factor) {
+  return std::make_unique<FloatRows>(type, factor);
+}
+
+std::unique_ptr<RowReader> code_rows(const quant::BlockType& type, DType dtype) {
+  return std::make_unique<CodeRows>(type, dtype);
+}
+
+std::unique_ptr<RowReader> scale_rows(const quant::BlockType& type, int64_t group, float factor) {
+  return std::make_unique<ScaleRows>(type, group, factor);
+}
+
+}  // namespace conclave::inline v0::checkpoint

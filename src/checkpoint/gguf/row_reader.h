@@ -1,0 +1,36 @@
+// What a source makes of the rows of a GGUF tensor.
+#pragma once
+
+#include "io/gguf/types.h"
+#include "quant/gguf/block_type.h"
+
+#include "conclave/dtype.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+namespace conclave::inline v0::checkpoint {
+
+// The type of a plain tensor: kF32, kF16, kBF16, kI32, kI64; nothing for blocks and others.
+std::optional<DType> plain_type(const io::GgufType& type);
+
+// One read has one of its own.
+class RowReader {
+ public:
+  virtual ~RowReader() = default;
+  // Writes columns, or groups of columns, [begin, end) to `out`, which has no alignment.
+  virtual void read(const std::byte* row, int64_t begin, int64_t end, std::byte* out) = 0;
+};
+
+// Values stay as they are.
+std::unique_ptr<RowReader> same_rows(DType dtype);
+// Values or blocks become float32, times a factor.
+std::unique_ptr<RowReader> float_rows(const io::GgufType& type, float factor);
+// Blocks become codes, kI8 or kI4.
+std::unique_ptr<RowReader> code_rows(const quant::BlockType& type, DType dtype);
+// Blocks become scales, one for each `group` columns, times a factor.
+std::unique_ptr<RowReader> scale_rows(const quant::BlockType& type, int64_t group, float factor);
+
+}  // namespace conclave::inline v0::checkpoint

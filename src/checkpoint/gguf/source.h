@@ -1,0 +1,40 @@
+// Reads the weights of one layer from a GGUF file.
+#pragma once
+
+#include "checkpoint/gguf/layer_form.h"
+#include "checkpoint/gguf/layer_tensors.h"
+#include "checkpoint/gguf/row_reader.h"
+
+#include "conclave/weights.h"
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace conclave::inline v0::checkpoint {
+
+class GgufSource final : public WeightSource {
+ public:
+  // The layer must outlive the source.
+  GgufSource(const GgufLayer& layer, const GgufForm& form) : layer_(layer), form_(form) {}
+
+  WeightInfo describe(WeightId id) const override;
+  void read(WeightId id, int64_t expert, const WeightBlock& block,
+            std::span<std::byte> destination) const override;
+  std::string locate(WeightId id, int64_t expert) const override;
+
+ private:
+  // The matrix that a plane gives a meaning to, or the id itself.
+  static WeightId matrix_of(WeightId id);
+  const GgufMatrix& stored(WeightId id, int64_t expert) const;
+  DType type_of(WeightId id) const;
+  float factor_of(WeightId matrix, int64_t expert) const;
+  std::unique_ptr<RowReader> make_rows(WeightId id, int64_t expert, DType dtype,
+                                       const io::GgufType& type) const;
+
+  const GgufLayer& layer_;
+  GgufForm form_;
+};
+
+}  // namespace conclave::inline v0::checkpoint

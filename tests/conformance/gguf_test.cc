@@ -1,0 +1,142 @@
+// Layers of the GGUF models in testdata/gguf, which gguf-py wrote, against recorded float64
+// results.
+#include "core/weight_types.h"
+#include "support/golden_record.h"
+#include "support/layer_fixture.h"
+
+#include "conclave/checkpoint.h"
+#include "conclave/safetensors.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <filesystem>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace conclave::testing {
+namespace {
+
+namespace fs = std::filesystem;
+const fs::path kGgufModels = "testdata/gguf";
+
+std::vector<std::string> gguf_names() {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(kGgufModels)) {
+    if (entry.is_directory()) names.push_back(entry.path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+fs::path first_part(const std::string& name) {
+  for (const auto& entry : fs::directory_iterator(kGgufModels / name)) {
+    const std::string file = entry.path().filename().string();
+    if (file == "model.gguf" || file.starts_with("model-00001-of-")) return entry.path();
+  }
+  return kGgufModels / name / "missing.gguf";
+}
+
+std::string test_name(std::string name) {
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return std::isalnum(c) == 0; }, '_');
+  return name;
+}
+
+// Everything but bf16 products computes in float32.
+double bar_of(const MoeSpec& spec) {
+  const bool in_bf16 = spec.weight_dtype == DType::kBF16;
+  return accuracy_bar(in_bf16 ? DType::kBF16 : DType::kF32, DType::kF32);
+}
+
+class GgufModel : public ::testing::TestWithParam<std::tuple<std::string, std::string>> {};
+
+TEST_P(GgufModel, EveryLayer_MatchesTheRecordedFloat64Results) {
+  const auto& [name, isa] = GetParam();
+  const Checkpoint checkpoint = Checkpoint::open(first_part(name));
+  const SafetensorsFile golden =
+      SafetensorsFile::open(kGgufModels / name / "reference.safetensors");
+  const Context context({.num_threads = 2, .isa = isa});
+  ASSERT_FALSE(checkpoint.layers().empty());
+  for (const CheckpointLayer& layer : checkpoint.layers()) {
+    SCOPED_TRACE(fmt::format("layer {}", layer.index));
+    ASSERT_TRUE(layer.support) << layer.support.reason();
+    const std::string prefix = fmt::format("layers.{}.", layer.index);
+    const auto source = checkpoint.layer_source(layer.index);
+    const MoeLayer moe = MoeLayer::create(context, layer.spec, *source, {.max_tokens = 8});
+    const Tensor hidden = golden.load(prefix + "hidden");
+    ForwardArgs args;
+    Tensor tokens;
+    if (golden.find(prefix + "token_ids") != nullptr) {
+      tokens = golden.load(prefix + "token_ids");
+      args.token_ids = tokens.view();
+    }
+    const LayerOutput output = run_layer(moe, hidden.view(), DType::kF32, args);
+    EXPECT_TRUE(same_bits(output.ids, golden.load(prefix + "topk_ids")));
+    const std::vector<double> expected = as_doubles(golden.load(prefix + "output"));
+    EXPECT_LE(worst(token_errors(output.out.view(), expected)), bar_of(layer.spec));
+
+    // The library's own oracle reads the same codes and scales.
+    ReferenceArgs reference{.hidden = hidden.view()};
+    if (!args.token_ids.empty()) reference.token_ids = args.token_ids;
+    const ReferenceResult own = reference_forward(context, layer.spec, *source, reference);
+    double largest = 0;
+    double difference = 0;
+    for (size_t i = 0; i < expected.size(); ++i) {
+      largest = std::max(largest, std::abs(expected[i]));
+      difference = std::max(difference, std::abs(own.output[i] - expected[i]));
+    }
+    EXPECT_LE(difference, 1e-6 * largest);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, GgufModel,
+                         ::testing::Combine(::testing::ValuesIn(gguf_names()),
+                                            ::testing::ValuesIn(usable_isas())),
+                         [](const auto& row) {
+                           return test_name(std::get<0>(row.param) + "_" + std::get<1>(row.param));
+                         });
+
+// A layer's codes and scales stand for the values that gguf-py gives the blocks, whichever types
+// gate, up and down have.
+TEST(GgufForms, TypesOfALayer_ShareCodesAndGroups) {
+  const auto spec_of = [](const char* name) {
+    return Checkpoint::open(first_part(name)).layers().front().spec;
+  };
+  const MoeSpec q4 = spec_of("llama-q4_0");
+  EXPECT_EQ(q4.weight_dtype, DType::kI4);
+  EXPECT_EQ(q4.quant.block_cols, 32);
+  const MoeSpec mixed = spec_of("llama-old");
+  EXPECT_EQ(mixed.weight_dtype, DType::kI8);
+  EXPECT_EQ(mixed.quant.block_cols, 32);
+  const MoeSpec six = spec_of("qwen3moe-iq4");
+  EXPECT_EQ(six.weight_dtype, DType::kI8);
+  EXPECT_EQ(six.quant.block_cols, 16) << "Q6_K has the smaller groups";
+  const MoeSpec half = spec_of("qwen2moe-f16");
+  EXPECT_EQ(half.weight_dtype, DType::kF16);
+  EXPECT_EQ(shared_weight_dtype(half), DType::kBF16);
+}
+
+TEST(GgufModels, AnyPart_OpensOnlyIfItIsTheFirst) {
+  const fs::path second = kGgufModels / "llama-split" / "model-00002-of-00003.gguf";
+  EXPECT_THROW(Checkpoint::open(second), Error);
+  EXPECT_EQ(Checkpoint::open(first_part("llama-split")).layers().size(), 2U);
+}
+
+TEST(GgufModels, OptionsOfDirectories_AreRefusedByName) {
+  for (const CheckpointOptions& options : {CheckpointOptions{.experts = ExpertSet::kVision},
+                                           CheckpointOptions{.verify_manifest = true}}) {
+    try {
+      Checkpoint::open(first_part("llama-q4_0"), options);
+      FAIL() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace conclave::testing
