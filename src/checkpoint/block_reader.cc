@@ -2,6 +2,11 @@
 
 #include "core/checked.h"
 #include "core/code_bits.h"
+#include "core/weight_types.h"
+
+#include "conclave/error.h"
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cstring>
@@ -96,6 +101,28 @@ void pick_any(const LineReader& reader, const Lines& lines, const Target& target
 }
 
 }  // namespace
+
+void check_block(const WeightInfo& info, const WeightBlock& block, size_t destination_bytes) {
+  const bool inside = 0 <= block.row_begin && block.row_begin <= block.row_end &&
+                      block.row_end <= info.rows && 0 <= block.col_begin &&
+                      block.col_begin <= block.col_end && block.col_end <= info.cols;
+  if (!inside) {
+    throw Error(ErrorCode::kShape,
+                {.what = "the block lies outside the matrix",
+                 .tensor = "block",
+                 .found = fmt::format("rows {} to {}, columns {} to {}", block.row_begin,
+                                      block.row_end, block.col_begin, block.col_end),
+                 .limit = fmt::format("[{}, {}]", info.rows, info.cols)});
+  }
+  const auto bytes = static_cast<size_t>((block.row_end - block.row_begin) *
+                                         packed_bytes(info.dtype, block.col_end - block.col_begin));
+  if (bytes != destination_bytes) {
+    throw Error(ErrorCode::kShape, {.what = "the destination has another size than the block",
+                                    .tensor = "destination",
+                                    .expected = fmt::format("{} bytes", bytes),
+                                    .found = fmt::format("{} bytes", destination_bytes)});
+  }
+}
 
 void read_codes(const TensorData& data, const MatrixLocation& matrix, const WeightBlock& block,
                 int64_t bits, std::span<std::byte> destination) {

@@ -11,6 +11,10 @@
 
 namespace conclave::inline v0::checkpoint {
 
+// Throws Error(kShape) if the block does not lie in the matrix, or has another size than the
+// destination.
+void check_block(const WeightInfo& info, const WeightBlock& block, size_t destination_bytes);
+
 // Writes the block, dense and row-major, to `destination`, which has exactly its size and is not
 // empty. Reads no element of the tensor twice, and few besides those of the block.
 void read_block(const TensorData& data, const MatrixLocation& matrix, const WeightBlock& block,

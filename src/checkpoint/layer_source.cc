@@ -11,32 +11,6 @@
 #include <vector>
 
 namespace conclave::inline v0::checkpoint {
-namespace {
-
-void check_block(const WeightInfo& info, const WeightBlock& block, size_t destination_bytes) {
-  const bool inside = 0 <= block.row_begin && block.row_begin <= block.row_end &&
-                      block.row_end <= info.rows && 0 <= block.col_begin &&
-                      block.col_begin <= block.col_end && block.col_end <= info.cols;
-  if (!inside) {
-    throw Error(ErrorCode::kShape,
-                {.what = "the block lies outside the matrix",
-                 .tensor = "block",
-                 .found = fmt::format("rows {} to {}, columns {} to {}", block.row_begin,
-                                      block.row_end, block.col_begin, block.col_end),
-                 .limit = fmt::format("[{}, {}]", info.rows, info.cols)});
-  }
-  const auto bytes = static_cast<size_t>((block.row_end - block.row_begin) *
-                                         packed_bytes(info.dtype, block.col_end - block.col_begin));
-  if (bytes != destination_bytes) {
-    throw Error(ErrorCode::kShape, {.what = "the destination has another size than the block",
-                                    .tensor = "destination",
-                                    .expected = fmt::format("{} bytes", bytes),
-                                    .found = fmt::format("{} bytes", destination_bytes)});
-  }
-}
-
-}  // namespace
-
 const MatrixLocation& LayerSource::matrix_of(WeightId id, int64_t expert) const {
   const std::vector<MatrixLocation>& matrices = layer_.stored[id].matrices;
   if (expert < 0 || expert >= static_cast<int64_t>(matrices.size())) {
