@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cpu/memory.h"
-#include "experts/experts_kernel.h"
+#include "experts/kernel.h"
 #include "layer/mlp_roles.h"
 
 #include "conclave/context.h"

@@ -1,4 +1,6 @@
-#include "experts/experts_kernel.h"
+#include "experts/catalog.h"
+
+#include "experts/kernel.h"
 #include "support/activations.h"
 
 #include "conclave/error.h"
@@ -16,12 +18,11 @@ experts::ExpertsProblem problem(DType weights, cpu::Isa isa, cpu::Arithmetic ari
           .hidden_size = 64,
           .intermediate_size = 32,
           .weight_dtype = weights,
-          .isa = isa,
-          .arithmetic = arithmetic};
+          .target = experts::CpuTarget{.isa = isa, .arithmetic = arithmetic}};
 }
 
 std::string_view chosen(const experts::ExpertsProblem& asked) {
-  static const auto catalog = experts::kernel_catalog();
+  static const auto catalog = experts::kernel_catalog(DeviceKind::kCpu);
   for (const auto& row : catalog.rows()) {
     if (row.supports(asked)) return row.name;
   }
@@ -50,7 +51,7 @@ TEST(KernelCatalog, WideWeights_IgnoreTheBf16Arithmetic) {
 
 TEST(KernelCatalog, EveryRefusal_SaysWhy) {
   const auto asked = problem(DType::kF32, cpu::Isa::kScalar, cpu::Arithmetic::kF32Fma);
-  const auto catalog = experts::kernel_catalog();
+  const auto catalog = experts::kernel_catalog(DeviceKind::kCpu);
   for (const auto& row : catalog.rows()) {
     const Support support = row.supports(asked);
     EXPECT_NE(static_cast<bool>(support), !support.reason().empty()) << row.name;
@@ -59,9 +60,9 @@ TEST(KernelCatalog, EveryRefusal_SaysWhy) {
 }
 
 TEST(KernelCatalog, EveryRow_TakesEveryActivationAndBiases) {
-  for (const auto& row : experts::kernel_catalog().rows()) {
+  for (const auto& row : experts::kernel_catalog(DeviceKind::kCpu).rows()) {
     for (const ActivationSpec& activation : all_activations()) {
-      auto asked = problem(DType::kBF16, cpu::Isa::kAmx, row.arithmetic);
+      auto asked = problem(DType::kBF16, cpu::Isa::kAmx, cpu::parse_arithmetic(row.arithmetic));
       asked.activation = activation::parse_activation(activation);
       asked.has_bias = true;
       asked.intermediate_size = 0;
@@ -77,10 +78,10 @@ TEST(KernelCatalog, IntegerWeights_NoRow) {
 
 TEST(KernelCatalog, AllRowsOfAType_ShareOnePackedLayout) {
   for (const DType weights : {DType::kF32, DType::kF16, DType::kBF16}) {
-    const auto catalog = experts::kernel_catalog();
+    const auto catalog = experts::kernel_catalog(DeviceKind::kCpu);
     std::string layout;
     for (const auto& row : catalog.rows()) {
-      const auto asked = problem(weights, cpu::Isa::kAmx, row.arithmetic);
+      const auto asked = problem(weights, cpu::Isa::kAmx, cpu::parse_arithmetic(row.arithmetic));
       if (!row.supports(asked)) continue;
       const auto kernel = row.make(asked);
       if (layout.empty()) layout = kernel->packed_layout();

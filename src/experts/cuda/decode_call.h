@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/device_flow.h"
+#include "experts/catalog.h"
 #include "experts/cuda/device_experts.h"
 
 #include "conclave/dtype.h"
@@ -9,7 +10,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 
 namespace conclave::inline v0::experts {
@@ -51,10 +51,9 @@ class DeviceDecodeKernel {
 };
 
 // Row "cuda.decode_sm90".
-Support decode_supports(const DeviceExpertsProblem& problem);
-std::span<const DeviceTile> decode_tiles(const DeviceExpertsProblem& problem);  // none
-OneLaunchReach decode_reach(const DeviceExpertsProblem& problem);
-std::unique_ptr<DeviceDecodeKernel> make_decode(const DeviceExpertsProblem& problem,
+Support decode_supports(const ExpertsProblem& problem);
+OneLaunchReach decode_reach(const ExpertsProblem& problem);
+std::unique_ptr<DeviceDecodeKernel> make_decode(const ExpertsProblem& problem,
                                                 const DeviceExperts& weights);
 
 }  // namespace conclave::inline v0::experts

@@ -13,7 +13,7 @@ constexpr std::array kTiles = {DeviceTile{.tokens = 64, .features = 1, .depth = 
 
 class ReferenceKernel final : public DeviceExpertsKernel {
  public:
-  ReferenceKernel(const DeviceExpertsProblem& problem, const DeviceExperts& weights,
+  ReferenceKernel(const ExpertsProblem& problem, const DeviceExperts& weights,
                   const DeviceTile& tile)
       : problem_(problem), weights_(weights), tile_(tile) {}
 
@@ -32,14 +32,14 @@ class ReferenceKernel final : public DeviceExpertsKernel {
   }
 
  private:
-  DeviceExpertsProblem problem_;
+  ExpertsProblem problem_;
   DeviceExperts weights_;
   DeviceTile tile_;
 };
 
 }  // namespace
 
-Support reference_supports(const DeviceExpertsProblem& problem) {
+Support reference_supports(const ExpertsProblem& problem) {
   const DType dtype = problem.weight_dtype;
   const quant::WeightFormat* format = quant::find_format(dtype);
   const bool has_static_rows = problem.quant.activations == ActivationScale::kTensorStatic;
@@ -53,9 +53,9 @@ Support reference_supports(const DeviceExpertsProblem& problem) {
                      std::string(conclave::to_string(dtype)));
 }
 
-std::span<const DeviceTile> reference_tiles(const DeviceExpertsProblem&) { return kTiles; }
+std::span<const DeviceTile> reference_tiles(const ExpertsProblem&) { return kTiles; }
 
-std::unique_ptr<DeviceExpertsKernel> make_reference(const DeviceExpertsProblem& problem,
+std::unique_ptr<DeviceExpertsKernel> make_reference(const ExpertsProblem& problem,
                                                     const DeviceExperts& weights,
                                                     const DeviceTile& tile) {
   return std::make_unique<ReferenceKernel>(problem, weights, tile);

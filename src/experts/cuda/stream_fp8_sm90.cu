@@ -57,7 +57,7 @@ KernelPair find_kernels(const DeviceTile& tile, bool gated) {
 
 class StreamFp8Kernel final : public DeviceExpertsKernel {
  public:
-  StreamFp8Kernel(const DeviceExpertsProblem& problem, const DeviceExperts& weights,
+  StreamFp8Kernel(const ExpertsProblem& problem, const DeviceExperts& weights,
                   const DeviceTile& tile)
       : problem_(problem), tile_(tile) {
     const bool gated = problem.activation.gated;
@@ -158,7 +158,7 @@ class StreamFp8Kernel final : public DeviceExpertsKernel {
     params.items_before = items_before();
     params.groups_are_done = true;
     stream::enqueue("experts.stream_fp8_sm90.up", kernels_.up, params, call.groups.max_tiles,
-                    problem_.device.multiprocessors, stream);
+                    problem_.gpu().multiprocessors, stream);
   }
 
   void quantize(const DeviceExpertsCall& call, const Intermediate& rows,
@@ -193,10 +193,10 @@ class StreamFp8Kernel final : public DeviceExpertsKernel {
     params.finish_scale = call.finish.scale;
     set_output(params, call);
     stream::enqueue("experts.stream_fp8_sm90.down", kernels_.down, params, call.groups.max_tiles,
-                    problem_.device.multiprocessors, stream);
+                    problem_.gpu().multiprocessors, stream);
   }
 
-  DeviceExpertsProblem problem_;
+  ExpertsProblem problem_;
   DeviceTile tile_;
   KernelPair kernels_;
   Params up_;
@@ -205,7 +205,7 @@ class StreamFp8Kernel final : public DeviceExpertsKernel {
 
 }  // namespace
 
-std::unique_ptr<DeviceExpertsKernel> make_stream_fp8(const DeviceExpertsProblem& problem,
+std::unique_ptr<DeviceExpertsKernel> make_stream_fp8(const ExpertsProblem& problem,
                                                      const DeviceExperts& weights,
                                                      const DeviceTile& tile) {
   return std::make_unique<StreamFp8Kernel>(problem, weights, tile);

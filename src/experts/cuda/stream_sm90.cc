@@ -20,12 +20,10 @@ constexpr std::array kTiles = {
 
 }  // namespace
 
-Support stream_sm90_supports(const DeviceExpertsProblem& problem) {
+Support stream_sm90_supports(const ExpertsProblem& problem) {
   return supports_on_hopper(problem, {DType::kBF16, DType::kF16});
 }
 
-std::span<const DeviceTile> stream_sm90_tiles(const DeviceExpertsProblem& /*problem*/) {
-  return kTiles;
-}
+std::span<const DeviceTile> stream_sm90_tiles(const ExpertsProblem& /*problem*/) { return kTiles; }
 
 }  // namespace conclave::inline v0::experts

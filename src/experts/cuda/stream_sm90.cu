@@ -45,8 +45,7 @@ constexpr int64_t kElementBytes = 2;
 
 class StreamKernel final : public DeviceExpertsKernel {
  public:
-  StreamKernel(const DeviceExpertsProblem& problem, const DeviceExperts& weights,
-               const DeviceTile& tile)
+  StreamKernel(const ExpertsProblem& problem, const DeviceExperts& weights, const DeviceTile& tile)
       : problem_(problem), tile_(tile) {
     kernels_ = problem.weight_dtype == DType::kF16 ? find_kernels<__half>(tile)
                                                    : find_kernels<__nv_bfloat16>(tile);
@@ -87,7 +86,7 @@ class StreamKernel final : public DeviceExpertsKernel {
     params.input_weights = call.input_weights;
     params.output = call.workspace;
     stream::enqueue("experts.stream_sm90.up", kernels_.up, params, call.groups.max_tiles,
-                    problem_.device.multiprocessors, stream);
+                    problem_.gpu().multiprocessors, stream);
   }
 
   void run_down(const DeviceExpertsCall& call, CUstream_st* stream) const {
@@ -98,10 +97,10 @@ class StreamKernel final : public DeviceExpertsKernel {
         kernels_.down.token_box);
     set_output(params, call);
     stream::enqueue("experts.stream_sm90.down", kernels_.down, params, call.groups.max_tiles,
-                    problem_.device.multiprocessors, stream);
+                    problem_.gpu().multiprocessors, stream);
   }
 
-  DeviceExpertsProblem problem_;
+  ExpertsProblem problem_;
   DeviceTile tile_;
   KernelPair kernels_;
   Params up_;
@@ -110,7 +109,7 @@ class StreamKernel final : public DeviceExpertsKernel {
 
 }  // namespace
 
-std::unique_ptr<DeviceExpertsKernel> make_stream_sm90(const DeviceExpertsProblem& problem,
+std::unique_ptr<DeviceExpertsKernel> make_stream_sm90(const ExpertsProblem& problem,
                                                       const DeviceExperts& weights,
                                                       const DeviceTile& tile) {
   return std::make_unique<StreamKernel>(problem, weights, tile);

@@ -10,11 +10,11 @@
 namespace conclave::inline v0::experts {
 
 // Hopper; bf16 or f16 weights; every activation, bias and size.
-Support stream_sm90_supports(const DeviceExpertsProblem& problem);
+Support stream_sm90_supports(const ExpertsProblem& problem);
 // Ordered from few token rows per tile to many. Every further tile of an expert reads the same
 // weights again, so the best tile is the narrowest that holds the rows of most experts.
-std::span<const DeviceTile> stream_sm90_tiles(const DeviceExpertsProblem& problem);
-std::unique_ptr<DeviceExpertsKernel> make_stream_sm90(const DeviceExpertsProblem& problem,
+std::span<const DeviceTile> stream_sm90_tiles(const ExpertsProblem& problem);
+std::unique_ptr<DeviceExpertsKernel> make_stream_sm90(const ExpertsProblem& problem,
                                                       const DeviceExperts& weights,
                                                       const DeviceTile& tile);
 

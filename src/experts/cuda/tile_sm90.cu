@@ -97,7 +97,7 @@ int64_t intermediate_stride(int64_t intermediate_size) {
   return (intermediate_size + 63) / 64 * 64;
 }
 
-Formulas formulas_of(const DeviceExpertsProblem& problem, Product product) {
+Formulas formulas_of(const ExpertsProblem& problem, Product product) {
   const bool all = product != Product::kDown && !tile_sm90_common(problem.activation);
   return all ? Formulas::kAll : Formulas::kCommon;
 }
@@ -114,7 +114,7 @@ struct PlannedProduct {
 
 class TileSm90 final : public DeviceExpertsKernel {
  public:
-  TileSm90(const DeviceExpertsProblem& problem, const DeviceExperts& weights, const TilePlan& plan)
+  TileSm90(const ExpertsProblem& problem, const DeviceExperts& weights, const TilePlan& plan)
       : problem_(problem), plan_(plan) {
     const bool gated = problem.activation.gated;
     const int64_t up_rows = problem.intermediate_size * (gated ? 2 : 1);
@@ -194,7 +194,7 @@ class TileSm90 final : public DeviceExpertsKernel {
                                          : token_tiles_of_group({.tile_tokens = plan_.tokens,
                                                                  .tile_features = tile.features,
                                                                  .depth_bytes = matrix.depth * 2},
-                                                                problem_.device);
+                                                                problem_.gpu());
     params.group = std::max(1, group / tile.cluster);
     params.activation = activation::device_activation(problem_.activation);
     allow_shared_bytes(*planned->kernel);
@@ -239,7 +239,7 @@ class TileSm90 final : public DeviceExpertsKernel {
               CUstream_st* stream) const {
     const int64_t cluster = planned.kernel->shape.cluster;
     const int64_t units = (groups.max_tiles + cluster - 1) / cluster * planned.params.feature_tiles;
-    const int64_t clusters = std::min<int64_t>(problem_.device.multiprocessors / cluster, units);
+    const int64_t clusters = std::min<int64_t>(problem_.gpu().multiprocessors / cluster, units);
     cuda::launch(name, planned.kernel->function,
                  {.blocks = clusters * cluster,
                   .threads = planned.kernel->threads,
@@ -249,7 +249,7 @@ class TileSm90 final : public DeviceExpertsKernel {
                  planned.params);
   }
 
-  DeviceExpertsProblem problem_;
+  ExpertsProblem problem_;
   TilePlan plan_;
   PlannedProduct up_;
   PlannedProduct down_;
@@ -258,13 +258,13 @@ class TileSm90 final : public DeviceExpertsKernel {
 
 }  // namespace
 
-std::unique_ptr<DeviceExpertsKernel> make_tile_sm90_plan(const DeviceExpertsProblem& problem,
+std::unique_ptr<DeviceExpertsKernel> make_tile_sm90_plan(const ExpertsProblem& problem,
                                                          const DeviceExperts& weights,
                                                          const TilePlan& plan) {
   return std::make_unique<TileSm90>(problem, weights, plan);
 }
 
-std::unique_ptr<DeviceExpertsKernel> make_tile_sm90(const DeviceExpertsProblem& problem,
+std::unique_ptr<DeviceExpertsKernel> make_tile_sm90(const ExpertsProblem& problem,
                                                     const DeviceExperts& weights,
                                                     const DeviceTile& tile) {
   return make_tile_sm90_plan(problem, weights, tile_sm90_plan(problem, tile));

@@ -25,10 +25,10 @@ struct TilePlan {
   ProductTile down;
 };
 
-Support tile_sm90_supports(const DeviceExpertsProblem& problem);
-std::span<const DeviceTile> tile_sm90_tiles(const DeviceExpertsProblem& problem);
+Support tile_sm90_supports(const ExpertsProblem& problem);
+std::span<const DeviceTile> tile_sm90_tiles(const ExpertsProblem& problem);
 // The plan of both products that a tile of the table stands for, for this problem.
-TilePlan tile_sm90_plan(const DeviceExpertsProblem& problem, const DeviceTile& tile);
+TilePlan tile_sm90_plan(const ExpertsProblem& problem, const DeviceTile& tile);
 std::string to_string(const TilePlan& plan);
 // True for gated silu and swiglu_oai, which every up kernel with a gate computes; the other
 // activations need one with Formulas::kAll.
@@ -44,12 +44,12 @@ struct GroupShape {
 int32_t token_tiles_of_group(const GroupShape& shape, const cuda::DeviceInfo& device);
 
 // Defined in tile_sm90.cu, which builds with CUDA only.
-std::unique_ptr<DeviceExpertsKernel> make_tile_sm90(const DeviceExpertsProblem& problem,
+std::unique_ptr<DeviceExpertsKernel> make_tile_sm90(const ExpertsProblem& problem,
                                                     const DeviceExperts& weights,
                                                     const DeviceTile& tile);
 // For measurements: takes a plan that no tile stands for. Throws Error(kInvalidArgument) if no
 // kernel was built for it.
-std::unique_ptr<DeviceExpertsKernel> make_tile_sm90_plan(const DeviceExpertsProblem& problem,
+std::unique_ptr<DeviceExpertsKernel> make_tile_sm90_plan(const ExpertsProblem& problem,
                                                          const DeviceExperts& weights,
                                                          const TilePlan& plan);
 

@@ -33,7 +33,7 @@ class Booking {
 
 int64_t group_bytes(const CudaMlpPlan& part, const CallRange& calls) {
   size_t bytes = 0;
-  for_each_rung(part.ladder, calls, [&](const LadderRung& rung, int64_t tokens) {
+  for_each_rung(part.ladder, calls, [&](const experts::LadderRung& rung, int64_t tokens) {
     const int32_t tile = rung.skewed_row == nullptr
                              ? rung.tile.tokens
                              : std::min(rung.tile.tokens, rung.skewed_tile.tokens);
@@ -43,7 +43,7 @@ int64_t group_bytes(const CudaMlpPlan& part, const CallRange& calls) {
   return static_cast<int64_t>(bytes);
 }
 
-size_t intermediate_bytes(const experts::DeviceExpertsProblem& problem, int64_t tokens) {
+size_t intermediate_bytes(const experts::ExpertsProblem& problem, int64_t tokens) {
   const int64_t rows = tokens * problem.top_k;
   const DType dtype = problem.weight_dtype;
   const bool scaled = !is_plain(dtype);
@@ -59,7 +59,7 @@ size_t intermediate_bytes(const experts::DeviceExpertsProblem& problem, int64_t 
 int64_t unsorted_tokens(const CudaMlpPlan& part, const CallRange& calls) {
   if (part.problem.top_k == part.problem.num_local_experts) return calls.last;
   int64_t most = 0;
-  for_each_rung(part.ladder, calls, [&](const LadderRung& rung, int64_t tokens) {
+  for_each_rung(part.ladder, calls, [&](const experts::LadderRung& rung, int64_t tokens) {
     if (!rung.tile.sorted_input) most = tokens;
   });
   return most;
@@ -76,7 +76,7 @@ int64_t output_bytes(const CudaMlpPlan& part, const CallRange& calls) {
   };
   if (part.ladder.empty()) return calls.last * top_k * row_bytes;
   int64_t most = 0;
-  for_each_rung(part.ladder, calls, [&](const LadderRung& rung, int64_t tokens) {
+  for_each_rung(part.ladder, calls, [&](const experts::LadderRung& rung, int64_t tokens) {
     const int64_t slots = tokens * top_k;
     if (rung.tile.sorted_input) most = std::max(most, of_sorted(slots));
     if (!rung.adds_rows) most = std::max(most, slots * row_bytes);
@@ -86,7 +86,7 @@ int64_t output_bytes(const CudaMlpPlan& part, const CallRange& calls) {
 
 MlpSlices book_mlp(Booking& booking, const CudaMlpPlan& part, const CallRange& calls,
                    int64_t rows_per_token = 1) {
-  const experts::DeviceExpertsProblem& problem = part.problem;
+  const experts::ExpertsProblem& problem = part.problem;
   const int64_t unsorted = unsorted_tokens(part, calls) * rows_per_token;
   const int64_t sums =
       tokens_added(part.ladder, calls) * padded_row(problem.hidden_size, DType::kF32);

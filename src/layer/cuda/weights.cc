@@ -40,7 +40,7 @@ struct LocalExpert {
 
 // Experts that one kernel runs.
 struct MlpSource {
-  const experts::DeviceExpertsProblem& problem;
+  const experts::ExpertsProblem& problem;
   std::vector<LocalExpert> experts;
   bool adds_down_bias = true;
 
@@ -111,7 +111,7 @@ int64_t stride_of(const ConstTensorView& view) {
 Support find_layout(const MlpSource& mlp, const WeightSource& source, InPlaceLayout& layout) {
   if (source.memory() == MemoryKind::kHost) return Support::no("the weights are in host memory");
   if (mlp.experts.empty()) return Support::no("there are no experts");
-  const experts::DeviceExpertsProblem& problem = mlp.problem;
+  const experts::ExpertsProblem& problem = mlp.problem;
   const MlpRoles& roles = *mlp.experts.front().roles;
   for (const LocalExpert& local : mlp.experts) {
     if (local.roles != &roles) return Support::no("shared experts run with the routed ones");
@@ -193,7 +193,7 @@ class Allocator {
 
 CudaMlpWeights allocate_mlp(const Allocator& allocator, const MlpSource& mlp,
                             const WeightSource& source) {
-  const experts::DeviceExpertsProblem& problem = mlp.problem;
+  const experts::ExpertsProblem& problem = mlp.problem;
   const int64_t count = mlp.count();
   CudaMlpWeights weights;
   InPlaceLayout layout;
@@ -234,7 +234,7 @@ int64_t scale_count(const QuantSpec& quant, int64_t rows, int64_t cols) {
 }
 
 void allocate_scales(const Allocator& allocator, const MlpSource& mlp, CudaMlpWeights& weights) {
-  const experts::DeviceExpertsProblem& problem = mlp.problem;
+  const experts::ExpertsProblem& problem = mlp.problem;
   if (is_plain(problem.weight_dtype)) return;
   const int64_t count = mlp.count();
   const int64_t hidden = problem.hidden_size;
@@ -253,7 +253,7 @@ void allocate_scales(const Allocator& allocator, const MlpSource& mlp, CudaMlpWe
 
 void fill_matrices(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& weights,
                    const Context& context) {
-  const experts::DeviceExpertsProblem& problem = mlp.problem;
+  const experts::ExpertsProblem& problem = mlp.problem;
   const DType dtype = problem.weight_dtype;
   const int64_t hidden = problem.hidden_size;
   const int64_t inner = problem.intermediate_size;
@@ -285,7 +285,7 @@ void fill_matrices(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& w
 }
 
 void fill_biases(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& weights) {
-  const experts::DeviceExpertsProblem& problem = mlp.problem;
+  const experts::ExpertsProblem& problem = mlp.problem;
   if (!problem.has_bias) return;
   const int64_t inner = problem.intermediate_size;
   for (size_t i = 0; i < mlp.experts.size(); ++i) {
