@@ -7,6 +7,7 @@
 
 #include "conclave/error.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -61,6 +62,8 @@ struct KernelRow {
   std::unique_ptr<DeviceExpertsKernel> (*make_on_device)(const ExpertsProblem& problem,
                                                          const DeviceExperts& weights,
                                                          const DeviceTile& tile) = nullptr;
+  // Memory of a GPU beside input and output, for calls of up to `tokens`, with any tile.
+  size_t (*workspace_bytes)(const ExpertsProblem& problem, int64_t tokens) = nullptr;
   TileCost cost = {};
   bool adds_rows = false;  // takes DeviceExpertsCall::sums, with all of its tiles
 

@@ -141,6 +141,13 @@ OneLaunchReach decode_reach(const ExpertsProblem& problem) {
   return {.most = most, .preferred = quantises ? std::min(most, kPreferredTokensQuantised) : most};
 }
 
+size_t decode_bytes(const ExpertsProblem& problem, int64_t /*tokens*/) {
+  const DecodePlan plan = decode_plan(problem);
+  return size_t{kDecodeBarrierBytes} +
+         static_cast<size_t>(int64_t{plan.max_tokens} * plan.top_k * plan.intermediate_stride *
+                             plan.intermediate_bytes);
+}
+
 Support decode_supports(const ExpertsProblem& problem) {
   if (!problem.gpu().is_hopper()) return Support::no("the device is not of compute capability 9.0");
   if (problem.weight_dtype != DType::kBF16 && problem.weight_dtype != DType::kF16 &&

@@ -120,12 +120,6 @@ class DecodeSm90 final : public DeviceDecodeKernel {
   }
 
   int64_t max_tokens() const override { return params_.plan.max_tokens; }
-  size_t workspace_bytes() const override {
-    const DecodePlan& plan = params_.plan;
-    return size_t{kDecodeBarrierBytes} +
-           static_cast<size_t>(int64_t{plan.max_tokens} * plan.top_k * plan.intermediate_stride *
-                               plan.intermediate_bytes);
-  }
   std::string describe() const override {
     const DecodePlan& plan = params_.plan;
     return "cuda.decode_sm90 one launch of " + std::to_string(plan.blocks) + " blocks, " +

@@ -63,7 +63,7 @@ struct DeviceExpertsCall {
   // Weight of the slot's input row (WeightOn::kInput), per slot [T * k], or null. It multiplies the
   // gate and up products before their bias.
   const float* input_weights = nullptr;
-  void* workspace = nullptr;  // workspace_bytes(); 256-byte aligned
+  void* workspace = nullptr;  // the row's workspace_bytes; 256-byte aligned
   // [T * k, output_stride] kBF16; kF16 for kF16 weights, kF32 for kF32 weights.
   void* output = nullptr;
   int64_t output_stride = 0;  // elements
@@ -91,7 +91,6 @@ class DeviceExpertsKernel {
  public:
   virtual ~DeviceExpertsKernel() = default;
   virtual int32_t tile_tokens() const = 0;  // rows per tile of GroupedRows
-  virtual size_t workspace_bytes(int64_t max_tokens) const = 0;
   // True if the kernel takes DeviceExpertsCall::finish.
   virtual bool finishes_rows() const { return false; }
   virtual std::string describe() const = 0;  // "cuda.stream_sm90 32x128x128B, 6 stages"

@@ -19,12 +19,6 @@ class ReferenceKernel final : public DeviceExpertsKernel {
 
   int32_t tile_tokens() const override { return tile_.tokens; }
 
-  size_t workspace_bytes(int64_t max_tokens) const override {
-    // The intermediate rows are float32.
-    return static_cast<size_t>(max_tokens) * static_cast<size_t>(problem_.top_k) *
-           static_cast<size_t>(problem_.intermediate_size) * sizeof(float);
-  }
-
   std::string describe() const override { return "cuda.reference, one warp per element"; }
 
   void run(const DeviceExpertsCall& call, CUstream_st* stream) const override {
@@ -51,6 +45,11 @@ Support reference_supports(const ExpertsProblem& problem) {
   if (format != nullptr) return Support::yes();
   return Support::no("takes " + quant::known_formats(true) + " weights; found " +
                      std::string(conclave::to_string(dtype)));
+}
+
+size_t reference_bytes(const ExpertsProblem& problem, int64_t tokens) {
+  // The intermediate rows are float32.
+  return static_cast<size_t>(tokens * problem.top_k * problem.intermediate_size) * sizeof(float);
 }
 
 std::span<const DeviceTile> reference_tiles(const ExpertsProblem&) { return kTiles; }

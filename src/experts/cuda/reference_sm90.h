@@ -10,6 +10,7 @@
 namespace conclave::inline v0::experts {
 
 Support reference_supports(const ExpertsProblem& problem);
+size_t reference_bytes(const ExpertsProblem& problem, int64_t tokens);
 std::span<const DeviceTile> reference_tiles(const ExpertsProblem& problem);
 std::unique_ptr<DeviceExpertsKernel> make_reference(const ExpertsProblem& problem,
                                                     const DeviceExperts& weights,

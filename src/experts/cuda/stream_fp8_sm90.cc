@@ -68,4 +68,8 @@ StreamFp8Workspace stream_fp8_workspace(const ExpertsProblem& problem, int64_t r
   return layout;
 }
 
+size_t stream_fp8_bytes(const ExpertsProblem& problem, int64_t tokens) {
+  return stream_fp8_workspace(problem, tokens * problem.top_k).bytes;
+}
+
 }  // namespace conclave::inline v0::experts

@@ -72,10 +72,6 @@ class StreamFp8Kernel final : public DeviceExpertsKernel {
 
   int32_t tile_tokens() const override { return tile_.tokens; }
 
-  size_t workspace_bytes(int64_t max_tokens) const override {
-    return stream_fp8_workspace(problem_, max_tokens * problem_.top_k).bytes;
-  }
-
   bool finishes_rows() const override { return true; }
   std::string describe() const override { return "cuda.stream_fp8_sm90 " + to_string(tile_); }
 

@@ -29,5 +29,6 @@ struct StreamFp8Workspace {
   size_t bytes = 0;
 };
 StreamFp8Workspace stream_fp8_workspace(const ExpertsProblem& problem, int64_t rows);
+size_t stream_fp8_bytes(const ExpertsProblem& problem, int64_t tokens);
 
 }  // namespace conclave::inline v0::experts

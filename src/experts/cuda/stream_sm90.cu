@@ -57,10 +57,6 @@ class StreamKernel final : public DeviceExpertsKernel {
 
   int32_t tile_tokens() const override { return tile_.tokens; }
 
-  size_t workspace_bytes(int64_t max_tokens) const override {
-    return static_cast<size_t>(max_tokens * problem_.top_k * intermediate_stride() * kElementBytes);
-  }
-
   std::string describe() const override { return "cuda.stream_sm90 " + to_string(tile_); }
 
   void run(const DeviceExpertsCall& call, CUstream_st* stream) const override {
@@ -71,7 +67,7 @@ class StreamKernel final : public DeviceExpertsKernel {
 
  private:
   // TMA needs rows at multiples of 16 bytes.
-  int64_t intermediate_stride() const { return (problem_.intermediate_size + 7) / 8 * 8; }
+  int64_t intermediate_stride() const { return stream_sm90_stride(problem_); }
 
   void run_up(const DeviceExpertsCall& call, CUstream_st* stream) const {
     Params params = with_groups(up_, call.groups);

@@ -77,4 +77,8 @@ TileFp8Workspace tile_fp8_workspace(const ExpertsProblem& problem, int64_t rows)
   return layout;
 }
 
+size_t tile_fp8_bytes(const ExpertsProblem& problem, int64_t tokens) {
+  return tile_fp8_workspace(problem, tokens * problem.top_k).bytes;
+}
+
 }  // namespace conclave::inline v0::experts

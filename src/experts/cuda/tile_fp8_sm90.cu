@@ -125,9 +125,6 @@ class TileFp8 final : public DeviceExpertsKernel {
   }
 
   int32_t tile_tokens() const override { return static_cast<int32_t>(kClusterTokens); }
-  size_t workspace_bytes(int64_t max_tokens) const override {
-    return tile_fp8_workspace(problem_, max_tokens * problem_.top_k).bytes;
-  }
   bool finishes_rows() const override { return true; }
   std::string describe() const override { return "cuda.tile_fp8_sm90 " + to_string(tile_); }
 

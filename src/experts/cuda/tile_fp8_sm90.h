@@ -27,6 +27,7 @@ struct TileFp8Workspace {
   size_t bytes = 0;
 };
 TileFp8Workspace tile_fp8_workspace(const ExpertsProblem& problem, int64_t rows);
+size_t tile_fp8_bytes(const ExpertsProblem& problem, int64_t tokens);
 
 Support tile_fp8_supports(const ExpertsProblem& problem);
 std::span<const DeviceTile> tile_fp8_tiles(const ExpertsProblem& problem);

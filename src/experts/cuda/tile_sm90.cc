@@ -62,6 +62,15 @@ std::span<const DeviceTile> tile_sm90_tiles(const ExpertsProblem& problem) {
   return kTiles;
 }
 
+int64_t tile_sm90_stride(const ExpertsProblem& problem) {
+  return (problem.intermediate_size + 63) / 64 * 64;
+}
+
+size_t tile_sm90_bytes(const ExpertsProblem& problem, int64_t tokens) {
+  return kTileQueueBytes + static_cast<size_t>(tokens * problem.top_k * tile_sm90_stride(problem) *
+                                               byte_size(problem.weight_dtype));
+}
+
 TilePlan tile_sm90_plan(const ExpertsProblem& problem, const DeviceTile& tile) {
   ProductTile up = {.features = tile.features, .stages = tile.stages, .cluster = tile.cluster};
   ProductTile down = up;

@@ -92,19 +92,12 @@ CUtensorMap interleaved_map(const WeightMatrix& matrix, DType dtype, int32_t box
       {.data = matrix.data, .type = map_type(dtype), .dimensions = dimensions});
 }
 
-// Rows of the intermediate take whole lines of 128 bytes.
-int64_t intermediate_stride(int64_t intermediate_size) {
-  return (intermediate_size + 63) / 64 * 64;
-}
-
 Formulas formulas_of(const ExpertsProblem& problem, Product product) {
   const bool all = product != Product::kDown && !tile_sm90_common(problem.activation);
   return all ? Formulas::kAll : Formulas::kCommon;
 }
 
-// The queues of the two products lie before the intermediate, apart so that they share no line.
-constexpr size_t kQueueBytes = 256;
-constexpr size_t kDownQueue = 128;
+constexpr size_t kDownQueue = 128;  // apart from the queue of up, so that they share no line
 
 // One of the two products, ready to be launched.
 struct PlannedProduct {
@@ -124,7 +117,7 @@ class TileSm90 final : public DeviceExpertsKernel {
                  &up_);
     up_.params.columns = static_cast<int32_t>(problem.intermediate_size);
     up_.params.bias = weights.gate_up_bias;
-    up_.params.output_stride = intermediate_stride(problem.intermediate_size);
+    up_.params.output_stride = tile_sm90_stride(problem);
     up_.params.whole_chunks = true;
     plan_product(plan.down, Product::kDown,
                  {weights.down, problem.num_local_experts, problem.hidden_size,
@@ -138,10 +131,6 @@ class TileSm90 final : public DeviceExpertsKernel {
   }
 
   int32_t tile_tokens() const override { return plan_.tokens; }
-  size_t workspace_bytes(int64_t max_tokens) const override {
-    return kQueueBytes + static_cast<size_t>(max_tokens * problem_.top_k *
-                                             intermediate_stride(problem_.intermediate_size) * 2);
-  }
   std::string describe() const override { return "cuda.tile_sm90 " + to_string(plan_); }
 
   void run(const DeviceExpertsCall& call, CUstream_st* stream) const override {
@@ -160,7 +149,7 @@ class TileSm90 final : public DeviceExpertsKernel {
     up.params.input_weights = call.input_weights;
     auto* workspace = static_cast<std::byte*>(call.workspace);
     up.params.queue = workspace;
-    up.params.output = workspace + kQueueBytes;
+    up.params.output = workspace + kTileQueueBytes;
     launch("experts.tile_sm90.up", up, call.groups, stream);
 
     PlannedProduct down = down_;

@@ -3,6 +3,7 @@
 
 #include "experts/cuda/device_experts.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -42,6 +43,12 @@ struct GroupShape {
   int64_t depth_bytes = 0;
 };
 int32_t token_tiles_of_group(const GroupShape& shape, const cuda::DeviceInfo& device);
+
+// The queues of the two products lie in the workspace before the intermediate.
+inline constexpr size_t kTileQueueBytes = 256;
+// Elements from one intermediate row to the next: whole lines of 128 bytes.
+int64_t tile_sm90_stride(const ExpertsProblem& problem);
+size_t tile_sm90_bytes(const ExpertsProblem& problem, int64_t tokens);
 
 // Defined in tile_sm90.cu, which builds with CUDA only.
 std::unique_ptr<DeviceExpertsKernel> make_tile_sm90(const ExpertsProblem& problem,

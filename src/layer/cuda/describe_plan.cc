@@ -63,32 +63,9 @@ std::string determinism_text(const CudaPlan& plan) {
   return tokens_added(plan.routed.ladder, calls) > 0 ? "none" : "D1";
 }
 
-}  // namespace
-
-void summarise(CudaPlan& plan) {
+void summarise_workspace(CudaPlan& plan) {
+  const auto total = [&](int64_t tokens) { return workspace_bytes(plan, tokens); };
   Plan& summary = plan.summary;
-  const MoeSpec& spec = plan.spec;
-  summary.arithmetic = arithmetic_text(plan);
-  summary.determinism = determinism_text(plan);
-  summary.router = spec.router.name;
-  summary.stages = stage_names(plan);
-  summary.part = describe_part(plan.part, spec, plan.parallel);
-  summary.max_tokens = plan.options.max_tokens;
-  summary.num_local_experts = static_cast<int64_t>(plan.part.local_experts.size());
-  summary.packed_layout = "canonical.v1";
-  summary.packed_bytes = weight_bytes(plan.routed.problem);
-  for (const std::optional<CudaMlpPlan>* part : {&plan.shared, &plan.residual}) {
-    if (*part) summary.packed_bytes += weight_bytes((*part)->problem);
-  }
-  summarise_workspace(plan, [&](int64_t tokens) { return estimated_kernel_bytes(plan, tokens); });
-  if (!plan.summary.ladder.empty()) summary.tile = plan.summary.ladder.back().tile;
-}
-
-void summarise_workspace(CudaPlan& plan,
-                         const std::function<KernelBytes(int64_t tokens)>& bytes_of) {
-  const auto total = [&](int64_t tokens) { return workspace_bytes(plan, tokens, bytes_of); };
-  Plan& summary = plan.summary;
-  summary.ladder.clear();
   int64_t first = 1;
   if (plan.decode_tokens > 0) {
     summary.ladder.push_back({.first_tokens = first,
@@ -110,6 +87,27 @@ void summarise_workspace(CudaPlan& plan,
     first = rung.last_tokens + 1;
   }
   summary.workspace_bytes = total(plan.options.max_tokens);
+}
+
+}  // namespace
+
+void summarise(CudaPlan& plan) {
+  Plan& summary = plan.summary;
+  const MoeSpec& spec = plan.spec;
+  summary.arithmetic = arithmetic_text(plan);
+  summary.determinism = determinism_text(plan);
+  summary.router = spec.router.name;
+  summary.stages = stage_names(plan);
+  summary.part = describe_part(plan.part, spec, plan.parallel);
+  summary.max_tokens = plan.options.max_tokens;
+  summary.num_local_experts = static_cast<int64_t>(plan.part.local_experts.size());
+  summary.packed_layout = "canonical.v1";
+  summary.packed_bytes = weight_bytes(plan.routed.problem);
+  for (const std::optional<CudaMlpPlan>* part : {&plan.shared, &plan.residual}) {
+    if (*part) summary.packed_bytes += weight_bytes((*part)->problem);
+  }
+  summarise_workspace(plan);
+  if (!plan.summary.ladder.empty()) summary.tile = plan.summary.ladder.back().tile;
 }
 
 }  // namespace conclave::inline v0

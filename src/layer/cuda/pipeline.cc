@@ -122,18 +122,6 @@ std::vector<CudaRung> make_rungs(const std::vector<experts::LadderRung>& ladder,
   return rungs;
 }
 
-// The most bytes of any rung that serves calls of at most `tokens`.
-size_t most_bytes(const std::vector<CudaRung>& rungs, int64_t tokens) {
-  size_t bytes = 0;
-  for (const CudaRung& rung : rungs) {
-    const int64_t most = std::min(rung.last_tokens, tokens);
-    bytes = std::max(bytes, rung.kernel->workspace_bytes(most));
-    if (rung.skewed != nullptr) bytes = std::max(bytes, rung.skewed->workspace_bytes(most));
-    if (rung.last_tokens >= tokens) break;
-  }
-  return bytes;
-}
-
 }  // namespace
 
 CudaKernels make_cuda_kernels(const CudaPlan& plan, const CudaWeights& weights) {
@@ -149,13 +137,6 @@ CudaKernels make_cuda_kernels(const CudaPlan& plan, const CudaWeights& weights) 
     kernels.decode = plan.decode_row->make_one_launch(plan.routed.problem, weights.routed.view);
   }
   return kernels;
-}
-
-KernelBytes kernel_bytes(const CudaKernels& kernels, int64_t tokens) {
-  return {
-      .experts = std::max({most_bytes(kernels.routed, tokens), most_bytes(kernels.shared, tokens),
-                           most_bytes(kernels.residual, tokens)}),
-      .decode = kernels.decode ? kernels.decode->workspace_bytes() : 0};
 }
 
 void run_cuda_chunk(const CudaCall& call) {

@@ -15,7 +15,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -54,12 +53,6 @@ struct CudaSlices {
   WorkspaceSlice weighted;       // [T * k, H] f32: rows times the weights of their slots
   WorkspaceSlice latent;         // [T, Hl] f32: projected rows, then the sums of experts
   WorkspaceSlice projected;      // [T, H] f32: sums projected up
-};
-
-// Workspace bytes that the kernels of the ladder need.
-struct KernelBytes {
-  size_t experts = 0;  // the most of any kind of experts
-  size_t decode = 0;   // includes the counters at its front
 };
 
 // Experts of one kind: routed, shared, or the residual MLP.
@@ -134,10 +127,6 @@ struct CudaPlanRequest {
 
 // Throws as plan_layer; Error(kUnsupported) lists every part of the layer that CUDA lacks.
 CudaPlan plan_cuda_layer(const CudaPlanRequest& request);
-// Fills workspace_bytes and the rungs of the summary. `bytes_of` returns the kernels' bytes for
-// calls of up to that many tokens.
-void summarise_workspace(CudaPlan& plan,
-                         const std::function<KernelBytes(int64_t tokens)>& bytes_of);
 // Every kernel and tile that could serve calls of `tokens` tokens.
 std::vector<TuningEntry> list_candidates(const CudaPlan& plan, int64_t tokens);
 // The plan as far as it comes, with the reasons in its rows.

@@ -28,7 +28,7 @@ class Runner {
       : problem_(problem),
         tile_(tile),
         kernel_(row.make_on_device(problem.sizes(), problem.weights(), tile)),
-        workspace_(kernel_->workspace_bytes(problem.options().num_tokens)),
+        workspace_(row.workspace_bytes(problem.sizes(), problem.options().num_tokens)),
         output_(static_cast<size_t>(problem.output_bytes())) {}
 
   void run() {

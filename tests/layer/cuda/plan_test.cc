@@ -330,13 +330,24 @@ TEST(CudaPlan, ScratchOfACall_IsNoMoreThanVllmsBuffers) {
     spec.has_gate = false;
     const CudaPlan made = plan(spec, {.max_tokens = 16384});
     for (const int64_t tokens : {64, 256, 1024, 4096, 5000, 8192, 16384}) {
-      const size_t bytes = workspace_bytes(
-          made, tokens, [&](int64_t most) { return estimated_kernel_bytes(made, most); });
+      const size_t bytes = workspace_bytes(made, tokens);
       const int64_t rows = tokens * spec.top_k;
       const int64_t buffers = rows * (3 * spec.intermediate_size + spec.hidden_size) * 2;
       EXPECT_LE(bytes, static_cast<size_t>(buffers)) << tokens;
     }
   }
+}
+
+// The plain kernel keeps intermediate rows as float32, also where weights and rows are codes.
+TEST(CudaPlan, WorkspaceOfTheReference_HoldsFloat32Rows) {
+  MoeSpec spec = make_spec(8, 2, 256, 2048, DType::kI8);
+  spec.quant = {.weights = WeightScale::kChannel, .activations = ActivationScale::kToken};
+  const int64_t tokens = 512;
+  const CudaPlan made = plan(spec, {.max_tokens = tokens});
+  EXPECT_TRUE(made.routed.ladder.back().row->is_reference);
+  const int64_t slots = tokens * spec.top_k;
+  EXPECT_GE(made.summary.workspace_bytes,
+            static_cast<size_t>(slots * (spec.intermediate_size * 4 + spec.hidden_size * 2)));
 }
 
 // A call for the most tokens has little more than it uses, whatever other rungs need.
@@ -350,10 +361,9 @@ TEST(CudaPlan, Workspace_HoldsWhatOneRungNeeds) {
         }
         for (const int64_t tokens : {300, 700, 1000, 1500}) {
           const CudaPlan made = plan(spec, {.max_tokens = tokens});
-          const auto bytes_of = [&](int64_t most) { return estimated_kernel_bytes(made, most); };
-          const auto bookings = book_every_rung(made, tokens, bytes_of);
+          const auto bookings = book_every_rung(made, tokens);
           EXPECT_EQ(bookings.back().calls.last, tokens);
-          EXPECT_EQ(made.summary.workspace_bytes, workspace_bytes(made, tokens, bytes_of));
+          EXPECT_EQ(made.summary.workspace_bytes, workspace_bytes(made, tokens));
           EXPECT_LE(static_cast<double>(made.summary.workspace_bytes),
                     1.15 * static_cast<double>(bookings.back().total_bytes))
               << "E" << experts << " k" << top_k << " T" << tokens;
@@ -368,12 +378,10 @@ TEST(CudaPlan, WorkspaceForFewerTokens_IsNeverLarger) {
   MoeSpec spec = make_spec(8, 1, 512, 512, DType::kF8E4M3);
   spec.quant = {.weights = WeightScale::kBlock, .activations = ActivationScale::kGroup};
   const CudaPlan made = plan(spec, {.max_tokens = 1000});
-  const auto bytes_of = [&](int64_t most) { return estimated_kernel_bytes(made, most); };
   size_t before = 0;
   for (int64_t tokens = 1; tokens <= 1000; ++tokens) {
-    const size_t bytes = workspace_bytes(made, tokens, bytes_of);
-    const WorkspaceBooking alone =
-        book_workspace(made, {.first = tokens, .last = tokens}, bytes_of(tokens));
+    const size_t bytes = workspace_bytes(made, tokens);
+    const WorkspaceBooking alone = book_workspace(made, {.first = tokens, .last = tokens});
     EXPECT_GE(bytes, before);
     EXPECT_GE(bytes, alone.total_bytes) << tokens;
     before = bytes;

@@ -96,7 +96,7 @@ class Subject {
       : problem_(problem),
         tile_(tile),
         kernel_(row.make_on_device(problem.sizes(), problem.weights(), tile)),
-        workspace_(kernel_->workspace_bytes(problem.options().num_tokens)),
+        workspace_(row.workspace_bytes(problem.sizes(), problem.options().num_tokens)),
         output_(static_cast<size_t>(problem.output_bytes())) {
     for (int32_t i = 0; i < problem_.options().routings; ++i) {
       problem_.groups(kernel_->tile_tokens(), i);
