@@ -185,6 +185,7 @@ void add_strip_tile(const PanelTask& task, int64_t first_row, int64_t row, Strip
     Tile<kRows, kVectors> tile;
     tile.clear();
     if (!strip.begins_partial) {
+#pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
         for (int j = 0; j < kVectors; ++j) {
@@ -196,6 +197,8 @@ void add_strip_tile(const PanelTask& task, int64_t first_row, int64_t row, Strip
     for (int64_t k = strip.begin; k < strip.end; ++k, weights += 64 * sizeof(float)) {
       tile.template multiply_add<LoadF32>(rows.values, k, weights, pass);
     }
+    // Left rolled up, this loop keeps the sums in memory, also while they are added to.
+#pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const Vec row_scale =
           plain ? Vec::zero() : Vec::broadcast(rows.scales[r][strip.begin / task.row_scales.width]);
