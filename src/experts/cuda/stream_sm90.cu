@@ -41,7 +41,6 @@ KernelPair find_kernels(const DeviceTile& tile) {
   }
 }
 
-constexpr int64_t kElementBytes = 2;
 
 class StreamKernel final : public DeviceExpertsKernel {
  public:
