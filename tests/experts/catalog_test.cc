@@ -1,12 +1,14 @@
 #include "experts/catalog.h"
 
 #include "experts/kernel.h"
+#include "experts/ladder.h"
 #include "support/activations.h"
 
 #include "conclave/error.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -49,6 +51,20 @@ TEST(KernelCatalog, WideWeights_IgnoreTheBf16Arithmetic) {
   }
 }
 
+TEST(KernelCatalog, Codes_TakeTheBf16ArithmeticForRowsThatAreNotQuantised) {
+  auto asked = problem(DType::kI8, cpu::Isa::kAvx512Bf16, cpu::Arithmetic::kDpBf16);
+  asked.quant = {.weights = WeightScale::kChannel};
+  EXPECT_EQ(chosen(asked), "cpu.avx512_bf16");
+  asked.quant.activations = ActivationScale::kToken;
+  EXPECT_EQ(chosen(asked), "cpu.avx512");
+  asked.quant = {.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = 5};
+  EXPECT_EQ(chosen(asked), "cpu.avx512");
+  asked.quant.block_cols = 32;
+  EXPECT_EQ(chosen(asked), "cpu.avx512_bf16");
+  asked.target = experts::CpuTarget{.isa = cpu::Isa::kAvx512Bf16};
+  EXPECT_EQ(chosen(asked), "cpu.avx512");
+}
+
 TEST(KernelCatalog, EveryRefusal_SaysWhy) {
   const auto asked = problem(DType::kF32, cpu::Isa::kScalar, cpu::Arithmetic::kF32Fma);
   const auto catalog = experts::kernel_catalog(DeviceKind::kCpu);
@@ -74,6 +90,27 @@ TEST(KernelCatalog, EveryRow_TakesEveryActivationAndBiases) {
 
 TEST(KernelCatalog, IntegerWeights_NoRow) {
   EXPECT_EQ(chosen(problem(DType::kI8, cpu::Isa::kAmx, cpu::Arithmetic::kF32Fma)), "none");
+}
+
+TEST(Ladder, OfACpu_HasOneRungForEveryCall) {
+  auto asked = problem(DType::kF32, cpu::Isa::kAvx2, cpu::Arithmetic::kF32Fma);
+  asked.max_tokens = 4096;
+  std::vector<PlanRow> verdicts;
+  const auto ladder = experts::build_ladder({.problem = asked}, verdicts);
+  ASSERT_EQ(ladder.size(), 1U);
+  EXPECT_EQ(ladder.front().row->name, "cpu.avx2");
+  EXPECT_EQ(ladder.front().last_tokens, 4096);
+  EXPECT_EQ(verdicts.size(), experts::kernel_catalog(DeviceKind::kCpu).rows().size());
+  EXPECT_EQ(verdicts.back().reason, "cpu.avx2 comes first");
+}
+
+TEST(KernelCatalog, OneRowOfADevice_IsTheReference) {
+  for (const DeviceKind device : {DeviceKind::kCpu, DeviceKind::kCuda}) {
+    const auto rows = experts::kernel_catalog(device).rows();
+    const auto count =
+        std::count_if(rows.begin(), rows.end(), [](const auto& row) { return row.is_reference; });
+    EXPECT_EQ(count, rows.empty() ? 0 : 1);
+  }
 }
 
 TEST(KernelCatalog, AllRowsOfAType_ShareOnePackedLayout) {

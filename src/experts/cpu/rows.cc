@@ -1,5 +1,6 @@
 #include "experts/cpu/rows.h"
 
+#include "core/weight_types.h"
 #include "cpu/isa.h"
 #include "experts/cpu/expert_mlp.h"
 #include "quant/weight_format.h"
@@ -28,7 +29,8 @@ Support needs_known_weights(const ExpertsProblem& problem) {
   return format->takes(problem.quant);
 }
 
-// `arithmetic` is chosen for bf16 products only; other weights are always widened to float32.
+// Only bf16 weights must have the arithmetic that was asked for: others are widened to float32 by
+// any row that comes to them.
 Support needs_f32_arithmetic(const ExpertsProblem& problem, cpu::Isa isa) {
   if (Support weights = needs_known_weights(problem); !weights) return weights;
   if (problem.weight_dtype == DType::kBF16 &&
@@ -39,11 +41,26 @@ Support needs_f32_arithmetic(const ExpertsProblem& problem, cpu::Isa isa) {
   return needs_isa(problem, isa);
 }
 
-Support needs_bf16_arithmetic(const ExpertsProblem& problem, cpu::Arithmetic arithmetic,
-                              cpu::Isa isa) {
-  if (problem.weight_dtype != DType::kBF16) {
-    return Support::no("takes BF16 weights; found " + std::string(to_string(problem.weight_dtype)));
+Support needs_bf16_weights(const ExpertsProblem& problem) {
+  if (problem.weight_dtype == DType::kBF16) return Support::yes();
+  return Support::no("takes BF16 weights; found " + std::string(to_string(problem.weight_dtype)));
+}
+
+// Codes are exact in bf16. Rows that are codes too have products that float32 holds exactly, which
+// is what their scales ask for.
+Support needs_paired_codes(const ExpertsProblem& problem) {
+  if (Support weights = needs_known_weights(problem); !weights) return weights;
+  const QuantSpec& quant = problem.quant;
+  if (quant.activations != ActivationScale::kNone) {
+    return Support::no("takes codes with rows that are not quantised");
   }
+  if (quant.weights == WeightScale::kBlock && quant.block_cols % 2 != 0) {
+    return Support::no("takes codes in pairs of columns that share a scale");
+  }
+  return Support::yes();
+}
+
+Support needs_arithmetic(const ExpertsProblem& problem, cpu::Arithmetic arithmetic, cpu::Isa isa) {
   if (problem.cpu().arithmetic != arithmetic) {
     return Support::no("computes " + std::string(cpu::to_string(arithmetic)) + "; asked for " +
                        std::string(cpu::to_string(problem.cpu().arithmetic)));
@@ -61,7 +78,8 @@ int64_t fetch_above(int64_t rows_of_one_pass) {
 }  // namespace
 
 Support amx_supports(const ExpertsProblem& problem) {
-  return needs_bf16_arithmetic(problem, cpu::Arithmetic::kAmxBf16, cpu::Isa::kAmx);
+  if (Support weights = needs_bf16_weights(problem); !weights) return weights;
+  return needs_arithmetic(problem, cpu::Arithmetic::kAmxBf16, cpu::Isa::kAmx);
 }
 std::unique_ptr<ExpertsKernel> make_amx(const ExpertsProblem& problem) {
   return make_expert_mlp(problem,
@@ -69,14 +87,18 @@ std::unique_ptr<ExpertsKernel> make_amx(const ExpertsProblem& problem) {
 }
 
 Support avx512_bf16_supports(const ExpertsProblem& problem) {
-  return needs_bf16_arithmetic(problem, cpu::Arithmetic::kDpBf16, cpu::Isa::kAvx512Bf16);
+  Support weights =
+      is_plain(problem.weight_dtype) ? needs_bf16_weights(problem) : needs_paired_codes(problem);
+  if (!weights) return weights;
+  return needs_arithmetic(problem, cpu::Arithmetic::kDpBf16, cpu::Isa::kAvx512Bf16);
 }
 std::unique_ptr<ExpertsKernel> make_avx512_bf16(const ExpertsProblem& problem) {
-  return make_expert_mlp(problem, {.functions = mlp_functions_avx512_bf16(problem.activation),
-                                   .row_dtype = DType::kBF16,
-                                   .tiling = {.tile = 6},
-                                   .tile = "6x64",
-                                   .fetch_above_rows = fetch_above(6)});
+  return make_expert_mlp(
+      problem, {.functions = mlp_functions_avx512_bf16(problem.weight_dtype, problem.activation),
+                .row_dtype = DType::kBF16,
+                .tiling = {.tile = 6},
+                .tile = "6x64",
+                .fetch_above_rows = fetch_above(6)});
 }
 
 Support avx512_supports(const ExpertsProblem& problem) {
