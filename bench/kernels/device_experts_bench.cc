@@ -1,9 +1,9 @@
 // Times rows of the GPU's kernel table alone, without router and sum;
 // tests/support/cuda/experts_bench.h lists the options.
-#include "experts/cuda/catalog.h"
+#include "experts/catalog.h"
 #include "support/cuda/experts_bench.h"
 
 int main(int argc, char** argv) {
-  return conclave::testing::run_experts_bench(conclave::experts::device_kernel_catalog().rows(),
-                                              argc, argv);
+  return conclave::testing::run_experts_bench(
+      conclave::experts::kernel_catalog(conclave::DeviceKind::kCuda).rows(), argc, argv);
 }

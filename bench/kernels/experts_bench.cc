@@ -2,7 +2,8 @@
 // call reads other experts than the previous ones, so that weights come from memory.
 #include "cpu/isa.h"
 #include "cpu/memory.h"
-#include "experts/experts_kernel.h"
+#include "experts/catalog.h"
+#include "experts/kernel.h"
 #include "gemm/gate_product.h"
 
 #include "conclave/context.h"
@@ -123,7 +124,7 @@ class Bench {
       : options_(options),
         row_(row),
         context_(context),
-        kernel_(row.make(problem(options, row.arithmetic))),
+        kernel_(row.make(problem(options, row))),
         bytes_(kernel_->slab_bytes()),
         gate_up_(context.host_allocator(),
                  bytes_.gate_up * static_cast<size_t>(options.num_experts)),
@@ -132,13 +133,13 @@ class Bench {
     fill_weights(down_.span(), *parse_dtype(options.dtype), 2);
   }
 
-  static experts::ExpertsProblem problem(const Options& options, cpu::Arithmetic arithmetic) {
+  static experts::ExpertsProblem problem(const Options& options, const experts::KernelRow& row) {
     return {.num_local_experts = options.num_experts,
             .hidden_size = options.hidden_size,
             .intermediate_size = options.intermediate_size,
             .weight_dtype = *parse_dtype(options.dtype),
-            .isa = cpu::best_isa(),
-            .arithmetic = arithmetic};
+            .target = experts::CpuTarget{.isa = cpu::best_isa(),
+                                         .arithmetic = cpu::parse_arithmetic(row.arithmetic)}};
   }
 
   void run(int64_t num_tokens, const Ceilings& ceilings) {
@@ -206,11 +207,10 @@ int run(const Options& options) {
   }
   fmt::print("{:16} {:>6} {:>10} {:>10} {:>9} {:>8} {:>8} {:>8}\n", "kernel", "tokens", "best ms",
              "median ms", "GFLOP/s", "GB/s", "of FMA", "of read");
-  const auto catalog = experts::kernel_catalog();
+  const auto catalog = experts::kernel_catalog(DeviceKind::kCpu);
   for (const auto& row : catalog.rows()) {
-    if (options.kernel.empty() ? row.name.ends_with("reference") : row.name != options.kernel)
-      continue;
-    if (!row.supports(Bench::problem(options, row.arithmetic))) continue;
+    if (options.kernel.empty() ? row.is_reference : row.name != options.kernel) continue;
+    if (!row.supports(Bench::problem(options, row))) continue;
     Bench bench(options, row, context);
     for (const int64_t tokens : options.tokens) bench.run(tokens, ceilings);
   }

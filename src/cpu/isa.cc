@@ -23,11 +23,11 @@ constexpr std::array kIsas = {
     Named<Isa>{"amx", Isa::kAmx},
 };
 
-constexpr std::array kArithmetics = {
-    Named<Arithmetic>{"f32_fma", Arithmetic::kF32Fma},
-    Named<Arithmetic>{"dpbf16", Arithmetic::kDpBf16},
-    Named<Arithmetic>{"amx_bf16", Arithmetic::kAmxBf16},
-};
+constexpr Named<Arithmetic> named(Arithmetic arithmetic) {
+  return {to_string(arithmetic), arithmetic};
+}
+constexpr std::array kArithmetics = {named(Arithmetic::kF32Fma), named(Arithmetic::kDpBf16),
+                                     named(Arithmetic::kAmxBf16)};
 
 template <class Table, class Value>
 std::string_view name_of(const Table& table, Value value) {
@@ -65,9 +65,6 @@ Support request_tiles() {
 }
 
 std::string_view to_string(Isa isa) noexcept { return name_of(kIsas, isa); }
-std::string_view to_string(Arithmetic arithmetic) noexcept {
-  return name_of(kArithmetics, arithmetic);
-}
 Isa parse_isa(std::string_view name) { return value_of(kIsas, name, "instruction set"); }
 Arithmetic parse_arithmetic(std::string_view name) {
   return value_of(kArithmetics, name, "arithmetic");

@@ -21,7 +21,17 @@ enum class Arithmetic : uint8_t {
 };
 
 std::string_view to_string(Isa isa) noexcept;
-std::string_view to_string(Arithmetic arithmetic) noexcept;
+constexpr std::string_view to_string(Arithmetic arithmetic) noexcept {
+  switch (arithmetic) {
+    case Arithmetic::kF32Fma:
+      return "f32_fma";
+    case Arithmetic::kDpBf16:
+      return "dpbf16";
+    case Arithmetic::kAmxBf16:
+      return "amx_bf16";
+  }
+  return "unknown";
+}
 // Throw Error(kUnknownName) listing the names.
 Isa parse_isa(std::string_view name);
 Arithmetic parse_arithmetic(std::string_view name);

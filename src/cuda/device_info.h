@@ -21,6 +21,7 @@ struct DeviceInfo {
   // The most blocks in a cluster whose blocks take a multiprocessor each; every device with
   // clusters holds 8. device_info leaves it so: only a kernel can ask for more.
   int32_t cluster_blocks = 8;
+  int64_t most_tokens = int64_t{1} << 28;  // in one call
   DeviceRates rates = kH200Rates;
 
   bool is_hopper() const { return compute_major == 9 && compute_minor == 0; }

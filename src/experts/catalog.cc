@@ -1,130 +1,124 @@
-#include "experts/cpu/expert_mlp.h"
-#include "experts/experts_kernel.h"
+// Only this file of the folder depends on the build's options.
+#include "experts/catalog.h"
+
+#include "core/build_config.h"
+#include "experts/cpu/rows.h"
 #include "experts/reference/reference.h"
-#include "quant/weight_format.h"
+#if CONCLAVE_BUILD_CUDA
+#include "experts/cuda/decode_call.h"
+#include "experts/cuda/reference_sm90.h"
+#include "experts/cuda/stream_fp8_sm90.h"
+#include "experts/cuda/stream_sm90.h"
+#include "experts/cuda/tile_fp8_sm90.h"
+#include "experts/cuda/tile_sm90.h"
+#endif
 
 #include <array>
 
 namespace conclave::inline v0::experts {
 namespace {
 
-Support needs_isa(const ExpertsProblem& problem, cpu::Isa isa) {
-  if (problem.isa >= isa) return Support::yes();
-  return Support::no("needs " + std::string(cpu::to_string(isa)) + "; allowed is " +
-                     std::string(cpu::to_string(problem.isa)));
-}
+constexpr std::string_view kF32Fma = cpu::to_string(cpu::Arithmetic::kF32Fma);
 
-Support needs_known_weights(const ExpertsProblem& problem) {
-  const quant::WeightFormat* format = quant::find_format(problem.weight_dtype);
-  if (format == nullptr) {
-    return Support::no("takes " + quant::known_formats(true) + " weights; found " +
-                       std::string(to_string(problem.weight_dtype)));
-  }
-  if (format->codes == nullptr) return Support::yes();
-  if (problem.quant.weights == WeightScale::kNone) {
-    return Support::no(std::string(to_string(format->element)) + " weights need scales");
-  }
-  return format->takes(problem.quant);
-}
-
-// `arithmetic` is chosen for bf16 products only; other weights are always widened to float32.
-Support needs_f32_arithmetic(const ExpertsProblem& problem, cpu::Isa isa) {
-  if (Support weights = needs_known_weights(problem); !weights) return weights;
-  if (problem.weight_dtype == DType::kBF16 && problem.arithmetic != cpu::Arithmetic::kF32Fma) {
-    return Support::no("computes f32_fma; asked for " +
-                       std::string(cpu::to_string(problem.arithmetic)));
-  }
-  return needs_isa(problem, isa);
-}
-
-Support needs_bf16_arithmetic(const ExpertsProblem& problem, cpu::Arithmetic arithmetic,
-                              cpu::Isa isa) {
-  if (problem.weight_dtype != DType::kBF16) {
-    return Support::no("takes BF16 weights; found " + std::string(to_string(problem.weight_dtype)));
-  }
-  if (problem.arithmetic != arithmetic) {
-    return Support::no("computes " + std::string(cpu::to_string(arithmetic)) + "; asked for " +
-                       std::string(cpu::to_string(problem.arithmetic)));
-  }
-  return needs_isa(problem, isa);
-}
-
-// Rows that read a panel once are limited by memory: whether fetching ahead helps them depends on
-// the CPU. With more rows per panel, the CPU's prefetcher would start on the next one too late.
-int64_t fetch_above(int64_t rows_of_one_pass) {
-  static const bool kAlways = cpu::fetch_instructions_speed_streams(cpu::cpu_id());
-  return kAlways ? 0 : rows_of_one_pass;
-}
-
-constexpr std::array kRows = {
-    KernelRow{
-        .name = "cpu.amx",
-        .supports =
-            [](const ExpertsProblem& problem) {
-              return needs_bf16_arithmetic(problem, cpu::Arithmetic::kAmxBf16, cpu::Isa::kAmx);
-            },
-        .make =
-            [](const ExpertsProblem& problem) {
-              return make_expert_mlp(
-                  problem, tile_mlp_config(mlp_functions_amx(problem.activation), fetch_above(16)));
-            },
-        .arithmetic = cpu::Arithmetic::kAmxBf16},
+constexpr std::array kCpuRows = {
+    KernelRow{.name = "cpu.amx",
+              .supports = amx_supports,
+              .arithmetic = cpu::to_string(cpu::Arithmetic::kAmxBf16),
+              .make = make_amx},
     KernelRow{.name = "cpu.avx512_bf16",
-              .supports =
-                  [](const ExpertsProblem& problem) {
-                    return needs_bf16_arithmetic(problem, cpu::Arithmetic::kDpBf16,
-                                                 cpu::Isa::kAvx512Bf16);
-                  },
-              .make =
-                  [](const ExpertsProblem& problem) {
-                    return make_expert_mlp(
-                        problem, {.functions = mlp_functions_avx512_bf16(problem.activation),
-                                  .row_dtype = DType::kBF16,
-                                  .tiling = {.tile = 6},
-                                  .tile = "6x64",
-                                  .fetch_above_rows = fetch_above(6)});
-                  },
-              .arithmetic = cpu::Arithmetic::kDpBf16},
+              .supports = avx512_bf16_supports,
+              .arithmetic = cpu::to_string(cpu::Arithmetic::kDpBf16),
+              .make = make_avx512_bf16},
     KernelRow{.name = "cpu.avx512",
-              .supports =
-                  [](const ExpertsProblem& problem) {
-                    return needs_f32_arithmetic(problem, cpu::Isa::kAvx512);
-                  },
-              .make =
-                  [](const ExpertsProblem& problem) {
-                    return make_expert_mlp(problem, {.functions = mlp_functions_avx512(
-                                                         problem.weight_dtype, problem.activation),
-                                                     .tiling = {.tile = 6},
-                                                     .tile = "6x64",
-                                                     .fetch_above_rows = fetch_above(6)});
-                  },
-              .arithmetic = cpu::Arithmetic::kF32Fma},
-    KernelRow{.name = "cpu.avx2",
-              .supports =
-                  [](const ExpertsProblem& problem) {
-                    return needs_f32_arithmetic(problem, cpu::Isa::kAvx2);
-                  },
-              .make =
-                  [](const ExpertsProblem& problem) {
-                    return make_expert_mlp(problem, {.functions = mlp_functions_avx2(
-                                                         problem.weight_dtype, problem.activation),
-                                                     .tiling = {.tile = 6},
-                                                     .tile = "6x16",
-                                                     .fetch_above_rows = fetch_above(6)});
-                  },
-              .arithmetic = cpu::Arithmetic::kF32Fma},
-    // Takes every problem, even if another arithmetic was asked for: it always computes f32_fma.
+              .supports = avx512_supports,
+              .arithmetic = kF32Fma,
+              .make = make_avx512},
     KernelRow{
-        .name = "cpu.reference",
-        .supports = [](const ExpertsProblem& problem) { return needs_known_weights(problem); },
-        .make = make_reference_kernel,
-        .arithmetic = cpu::Arithmetic::kF32Fma},
+        .name = "cpu.avx2", .supports = avx2_supports, .arithmetic = kF32Fma, .make = make_avx2},
+    KernelRow{.name = "cpu.reference",
+              .supports = cpu_reference_supports,
+              .arithmetic = kF32Fma,
+              .is_reference = true,
+              .make = make_reference_kernel},
 };
+
+#if CONCLAVE_BUILD_CUDA
+// The shares were measured on an H200, whose rates they are shares of.
+constexpr const cuda::DeviceRates& kMeasured = cuda::kH200Rates;
+constexpr double share16(double teraflops) { return teraflops / kMeasured.tensor16_teraflops; }
+constexpr double share8(double teraflops) { return teraflops / kMeasured.tensor8_teraflops; }
+constexpr double share_of_memory(double terabytes) {
+  return terabytes / kMeasured.memory_terabytes;
+}
+
+constexpr std::array kCudaRows = {
+    KernelRow{.name = "cuda.decode_sm90",
+              .supports = decode_supports,
+              .workspace_bytes = decode_bytes,
+              .one_launch = decode_reach,
+              .make_one_launch = make_decode},
+    KernelRow{.name = "cuda.stream_sm90",
+              .supports = stream_sm90_supports,
+              .arithmetic = "wgmma",
+              .tiles = stream_sm90_tiles,
+              .make_on_device = make_stream_sm90,
+              .workspace_bytes = stream_sm90_bytes,
+              .cost = {.product_share = share16(350),
+                       .memory_share = share_of_memory(4.5),
+                       .sorted_product_share = share16(680),
+                       .sorted_memory_share = share_of_memory(4.0),
+                       .sorted_row_step = 8,
+                       .sorted_end_depth = 384}},
+    KernelRow{.name = "cuda.stream_fp8_sm90",
+              .supports = stream_fp8_supports,
+              .arithmetic = "wgmma_e4m3",
+              .tiles = stream_fp8_tiles,
+              .make_on_device = make_stream_fp8,
+              .workspace_bytes = stream_fp8_bytes,
+              .cost = {.products = &cuda::DeviceRates::tensor8_teraflops,
+                       .product_share = share8(350),
+                       .memory_share = share_of_memory(4.3)}},
+    KernelRow{.name = "cuda.tile_sm90",
+              .supports = tile_sm90_supports,
+              .arithmetic = "wgmma",
+              .tiles = tile_sm90_tiles,
+              .make_on_device = make_tile_sm90,
+              .workspace_bytes = tile_sm90_bytes,
+              .cost = {.product_share = share16(620),
+                       .memory_share = share_of_memory(4.0),
+                       .row_step = 64},
+              .adds_rows = true},
+    KernelRow{.name = "cuda.tile_fp8_sm90",
+              .supports = tile_fp8_supports,
+              .arithmetic = "wgmma_e4m3",
+              .tiles = tile_fp8_tiles,
+              .make_on_device = make_tile_fp8,
+              .workspace_bytes = tile_fp8_bytes,
+              .cost = {.products = &cuda::DeviceRates::tensor8_teraflops,
+                       .product_share = share8(900),
+                       .memory_share = share_of_memory(3.9),
+                       .row_step = 64},
+              .adds_rows = true},
+    KernelRow{.name = "cuda.reference",
+              .supports = reference_supports,
+              .arithmetic = kF32Fma,
+              .is_reference = true,
+              .tiles = reference_tiles,
+              .make_on_device = make_reference,
+              .workspace_bytes = reference_bytes,
+              .cost = {.products = &cuda::DeviceRates::float32_teraflops,
+                       .product_share = 1 / kMeasured.float32_teraflops,
+                       .memory_share = share_of_memory(1)}},
+};
+#else
+constexpr std::array<KernelRow, 0> kCudaRows = {};
+#endif
 
 }  // namespace
 
-Catalog<KernelRow> kernel_catalog() {
-  return Catalog<KernelRow>(std::span<const KernelRow>(kRows));
+Catalog<KernelRow> kernel_catalog(DeviceKind device) {
+  if (device == DeviceKind::kCpu) return Catalog<KernelRow>(kCpuRows);
+  return Catalog<KernelRow>(kCudaRows);
 }
 
 }  // namespace conclave::inline v0::experts

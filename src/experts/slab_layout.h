@@ -6,7 +6,8 @@
 // scales. With biases, each panel is followed by those of its 64 columns as float32.
 #pragma once
 
-#include "experts/experts_kernel.h"
+#include "experts/kernel.h"
+#include "experts/problem.h"
 #include "gemm/packed_layout.h"
 
 namespace conclave::inline v0::experts {

@@ -1,7 +1,7 @@
 // Runs the few experts that every row uses: shared experts and the residual MLP.
 #pragma once
 
-#include "experts/experts_kernel.h"
+#include "experts/kernel.h"
 #include "layer/pipeline.h"
 
 #include <cstdint>

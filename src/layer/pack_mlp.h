@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cpu/memory.h"
-#include "experts/experts_kernel.h"
+#include "experts/kernel.h"
 
 #include "conclave/context.h"
 #include "conclave/placement.h"

@@ -2,9 +2,12 @@
 
 #include "core/checked.h"
 #include "core/part_spec.h"
+#include "core/verdicts.h"
 #include "core/weight_types.h"
+#include "experts/ladder.h"
 #include "layer/book_workspace.h"
 #include "layer/describe_stages.h"
+#include "layer/problems.h"
 
 #include "conclave/error.h"
 
@@ -19,51 +22,6 @@ namespace {
 // Width of the widest store of any row format.
 constexpr int64_t kRowAlignment = 64;
 
-// Walks a table in order: records every row with its verdict and returns the chosen one. A forced
-// name rejects all other rows.
-template <class Row, class Problem>
-const Row* choose(const Catalog<Row>& catalog, const char* table, const std::string& forced,
-                  const Problem& problem, std::vector<PlanRow>& rows) {
-  const Row* chosen = nullptr;
-  if (!forced.empty()) static_cast<void>(catalog.find(forced, table));
-  for (const Row& row : catalog.rows()) {
-    PlanRow verdict{.table = table, .name = std::string(row.name), .reason = {}};
-    const Support support = row.supports(problem);
-    if (!support) {
-      verdict.reason = support.reason();
-    } else if (!forced.empty() && row.name != forced) {
-      verdict.reason = "LayerOptions ask for " + forced;
-    } else if (chosen != nullptr) {
-      verdict.reason = std::string(chosen->name) + " comes first";
-    } else {
-      chosen = &row;
-      verdict.chosen = true;
-      verdict.reason = forced.empty() ? "first row that fits" : "asked for by name";
-    }
-    rows.push_back(std::move(verdict));
-  }
-  return chosen;
-}
-
-[[noreturn]] void throw_no_row(const char* table, const std::vector<PlanRow>& rows) {
-  std::string reasons;
-  for (const PlanRow& row : rows) {
-    if (row.table != table) continue;
-    reasons += (reasons.empty() ? "" : "; ") + row.name + ": " + row.reason;
-  }
-  throw Error(ErrorCode::kUnsupported,
-              {.what = std::string("no ") + table + " can run this layer", .found = reasons});
-}
-
-void check_options(const LayerOptions& options) {
-  constexpr int64_t kMaxTokens = int64_t{1} << 40;
-  if (options.max_tokens < 1 || options.max_tokens > kMaxTokens) {
-    throw Error(ErrorCode::kInvalidArgument, {.what = "LayerOptions.max_tokens is out of range",
-                                              .found = std::to_string(options.max_tokens),
-                                              .limit = "1 to " + std::to_string(kMaxTokens)});
-  }
-}
-
 cpu::Arithmetic native_arithmetic(cpu::Isa isa) {
   if (isa == cpu::Isa::kAmx) return cpu::Arithmetic::kAmxBf16;
   if (isa == cpu::Isa::kAvx512Bf16) return cpu::Arithmetic::kDpBf16;
@@ -76,7 +34,8 @@ cpu::Arithmetic choose_arithmetic(const Context& context, const MoeSpec& spec,
                                   const LayerOptions& options, cpu::Isa isa) {
   if (!options.arithmetic.empty()) return cpu::parse_arithmetic(options.arithmetic);
   if (!options.kernel.empty()) {
-    return experts::kernel_catalog().find(options.kernel, "kernel").arithmetic;
+    return cpu::parse_arithmetic(
+        experts::kernel_catalog(DeviceKind::kCpu).find(options.kernel, "kernel").arithmetic);
   }
   if (spec.weight_dtype != DType::kBF16) return cpu::Arithmetic::kF32Fma;
   if (!context.isa().empty()) return native_arithmetic(isa);
@@ -94,7 +53,8 @@ std::unique_ptr<Router> make_router(const Context& context, const MoeSpec& spec,
     throw Error(ErrorCode::kInvalidArgument,
                 {.what = "a router factory returned null", .found = name});
   }
-  const auto* row = choose(routing::router_catalog(), "router", name, spec, rows);
+  const auto* row =
+      choose_first(routing::router_catalog(), {.table = "router", .forced = name}, spec, rows);
   if (row == nullptr) throw_no_row("router", rows);
   return row->make(spec);
 }
@@ -108,20 +68,8 @@ std::string determinism(const LayerPlan& plan) {
   return plan.parallel.num_redundant_experts > 0 ? "D1" : "D1 D2";
 }
 
-// A part may have plain weights in a layer whose experts are quantised.
-QuantSpec quant_for(const MoeSpec& spec, DType weights) {
-  return weights == spec.weight_dtype ? spec.quant : QuantSpec{};
-}
-
-// Columns of a slice's first block of scales that lie before the slice.
-int64_t skipped_columns(const QuantSpec& quant, const TensorSlice& inner) {
-  return quant.weights == WeightScale::kBlock ? inner.begin % quant.block_cols : 0;
-}
-
 // The routed experts' kernel row serves the shared experts and the residual MLP too.
-void make_kernels(LayerPlan& plan, const experts::KernelRow& row,
-                  const experts::ExpertsProblem& routed) {
-  const MoeSpec& spec = plan.spec;
+void make_kernels(LayerPlan& plan, const experts::KernelRow& row, const MlpProblems& problems) {
   const auto make = [&](const experts::ExpertsProblem& problem, const char* part) {
     const Support support = row.supports(problem);
     if (support) return row.make(problem);
@@ -129,33 +77,22 @@ void make_kernels(LayerPlan& plan, const experts::KernelRow& row,
                 {.what = "kernel " + std::string(row.name) + " cannot run the " + part,
                  .found = support.reason()});
   };
-  plan.experts = make(routed, "experts");
-  if (spec.shared.mode != SharedMode::kNone && plan.part.holds_dense) {
-    experts::ExpertsProblem shared = routed;
-    shared.num_local_experts = spec.shared.count;
-    shared.hidden_size = spec.hidden_size;
-    shared.intermediate_size = plan.part.shared_inner.size();
-    shared.weight_dtype = shared_weight_dtype(spec);
-    shared.quant = quant_for(spec, shared.weight_dtype);
-    shared.skipped_columns = skipped_columns(shared.quant, plan.part.shared_inner);
-    shared.has_bias = spec.shared.has_bias;
-    shared.activation =
-        activation::parse_activation(activation_or_routed(spec.shared.activation, spec));
-    plan.shared = make(shared, "shared experts");
-  }
-  if (spec.residual.intermediate_size != 0 && plan.part.holds_dense) {
-    experts::ExpertsProblem residual = routed;
-    residual.num_local_experts = 1;
-    residual.hidden_size = spec.hidden_size;
-    residual.intermediate_size = plan.part.residual_inner.size();
-    residual.weight_dtype = spec.residual.weight_dtype.value_or(spec.weight_dtype);
-    residual.quant = quant_for(spec, residual.weight_dtype);
-    residual.skipped_columns = 0;
-    residual.has_bias = false;
-    residual.activation =
-        activation::parse_activation(activation_or_routed(spec.residual.activation, spec));
-    plan.residual = make(residual, "residual MLP");
-  }
+  plan.experts = make(problems.routed, "experts");
+  if (problems.shared) plan.shared = make(*problems.shared, "shared experts");
+  if (problems.residual) plan.residual = make(*problems.residual, "residual MLP");
+}
+
+void choose_kernels(LayerPlan& plan) {
+  const MlpProblems problems =
+      mlp_problems({.spec = plan.spec,
+                    .part = plan.part,
+                    .max_tokens = plan.options.max_tokens,
+                    .target = experts::CpuTarget{.isa = plan.isa, .arithmetic = plan.arithmetic}});
+  const std::vector<experts::LadderRung> ladder = experts::build_ladder(
+      {.problem = problems.routed, .kernel = plan.options.kernel}, plan.summary.rows);
+  const experts::KernelRow& row = *ladder.front().row;
+  plan.arithmetic = cpu::parse_arithmetic(row.arithmetic);
+  make_kernels(plan, row, problems);
 }
 
 void summarise(LayerPlan& plan, const dispatch::DispatcherRow& dispatcher) {
@@ -219,7 +156,7 @@ void fill_plan(LayerPlan& plan, const Context& context) {
   const LayerOptions& options = plan.options;
   validate(spec);
   validate(parallel);
-  check_options(options);
+  check_options(options, experts::CpuTarget{});
 
   plan.isa = context.isa().empty() ? cpu::best_isa() : cpu::parse_isa(context.isa());
   plan.arithmetic = choose_arithmetic(context, spec, options, plan.isa);
@@ -236,22 +173,7 @@ void fill_plan(LayerPlan& plan, const Context& context) {
 
   plan.part = plan_rank_part(spec, parallel);
   choose_reduction(plan, context);
-  const experts::ExpertsProblem problem{
-      .num_local_experts = static_cast<int64_t>(plan.part.local_experts.size()),
-      .hidden_size = expert_width(spec),
-      .intermediate_size = plan.part.inner.size(),
-      .weight_dtype = spec.weight_dtype,
-      .quant = spec.quant,
-      .skipped_columns = skipped_columns(spec.quant, plan.part.inner),
-      .activation = activation::parse_activation(spec.activation),
-      .has_bias = spec.has_bias,
-      .isa = plan.isa,
-      .arithmetic = plan.arithmetic};
-  const auto* kernel =
-      choose(experts::kernel_catalog(), "kernel", options.kernel, problem, plan.summary.rows);
-  if (kernel == nullptr) throw_no_row("kernel", plan.summary.rows);
-  plan.arithmetic = kernel->arithmetic;
-  make_kernels(plan, *kernel, problem);
+  choose_kernels(plan);
 
   const experts::BatchRequirements rows = plan.experts->requirements();
   const int64_t rows_per_token = dispatched_rows_per_token(spec);
@@ -269,8 +191,8 @@ void fill_plan(LayerPlan& plan, const Context& context) {
                                            .transport = options.transport,
                                            .combine = options.ep_combine,
                                            .communicator = context.communicator()};
-  const auto* dispatcher =
-      choose(dispatch::dispatcher_catalog(), "dispatcher", {}, exchange, plan.summary.rows);
+  const auto* dispatcher = choose_first(dispatch::dispatcher_catalog(), {.table = "dispatcher"},
+                                        exchange, plan.summary.rows);
   if (dispatcher == nullptr) throw_no_row("dispatcher", plan.summary.rows);
   plan.dispatcher = dispatcher->make(exchange);
 

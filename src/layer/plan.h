@@ -4,7 +4,7 @@
 #include "core/workspace_layout.h"
 #include "cpu/isa.h"
 #include "dispatch/dispatcher.h"
-#include "experts/experts_kernel.h"
+#include "experts/kernel.h"
 #include "layer/rank_part.h"
 #include "routing/router.h"
 

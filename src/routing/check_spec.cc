@@ -70,4 +70,13 @@ void refuse_scales(const RouterSpec& router) {
   unused.must_be("has_global_scale", router.has_global_scale, {false});
 }
 
+void refuse_all_but_softmax(const RouterSpec& router) {
+  refuse_choosing(router);
+  refuse_weighing(router);
+  refuse_scales(router);
+  const UnusedFields unused(router);
+  unused.must_be("score", router.score, {RouterScore::kSoftmax});
+  unused.must_be("renormalize", router.renormalize, {Renormalize::kSum, Renormalize::kNone});
+}
+
 }  // namespace conclave::inline v0::routing

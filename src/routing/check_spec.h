@@ -65,5 +65,7 @@ void refuse_choosing(const RouterSpec& router);
 // does anyway, so a truthful `renormalize` passes.
 void refuse_weighing(const RouterSpec& router);
 void refuse_scales(const RouterSpec& router);
+// For rules of their own on a softmax of all logits: every step that a spec could choose besides.
+void refuse_all_but_softmax(const RouterSpec& router);
 
 }  // namespace conclave::inline v0::routing

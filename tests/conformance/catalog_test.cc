@@ -1,9 +1,10 @@
 // Every row of every catalog runs somewhere: a row that no problem on any machine can choose is
 // dead.
 
+#include "experts/catalog.h"
+
 #include "activation/activations.h"
 #include "dispatch/dispatcher.h"
-#include "experts/experts_kernel.h"
 #include "routing/router.h"
 #include "routing/routing_problem.h"
 #include "support/layer_fixture.h"
@@ -25,13 +26,12 @@ TEST(KernelCatalog, EveryRow_IsChosenForSomeProblem) {
     for (const auto arithmetic :
          {cpu::Arithmetic::kF32Fma, cpu::Arithmetic::kDpBf16, cpu::Arithmetic::kAmxBf16}) {
       for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
-        for (const auto& row : experts::kernel_catalog().rows()) {
+        for (const auto& row : experts::kernel_catalog(DeviceKind::kCpu).rows()) {
           if (!row.supports({.num_local_experts = 4,
                              .hidden_size = 64,
                              .intermediate_size = 32,
                              .weight_dtype = dtype,
-                             .isa = isa,
-                             .arithmetic = arithmetic})) {
+                             .target = experts::CpuTarget{.isa = isa, .arithmetic = arithmetic}})) {
             continue;
           }
           chosen.insert(row.name);
@@ -40,13 +40,13 @@ TEST(KernelCatalog, EveryRow_IsChosenForSomeProblem) {
       }
     }
   }
-  for (const auto& row : experts::kernel_catalog().rows()) {
+  for (const auto& row : experts::kernel_catalog(DeviceKind::kCpu).rows()) {
     EXPECT_TRUE(chosen.contains(row.name)) << row.name;
   }
 }
 
 TEST(KernelCatalog, LastRow_SupportsEveryWeightTypeInFloat32) {
-  const auto& last = experts::kernel_catalog().rows().back();
+  const auto& last = experts::kernel_catalog(DeviceKind::kCpu).rows().back();
   EXPECT_EQ(last.name, "cpu.reference");
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
     EXPECT_TRUE(last.supports(
@@ -55,14 +55,14 @@ TEST(KernelCatalog, LastRow_SupportsEveryWeightTypeInFloat32) {
 }
 
 TEST(KernelCatalog, ARejection_AlwaysHasAReason) {
-  for (const auto& row : experts::kernel_catalog().rows()) {
+  for (const auto& row : experts::kernel_catalog(DeviceKind::kCpu).rows()) {
     for (const cpu::Isa isa : kIsas) {
-      const Support support = row.supports({.num_local_experts = 1,
-                                            .hidden_size = 8,
-                                            .intermediate_size = 8,
-                                            .weight_dtype = DType::kF16,
-                                            .isa = isa,
-                                            .arithmetic = cpu::Arithmetic::kDpBf16});
+      const Support support = row.supports(
+          {.num_local_experts = 1,
+           .hidden_size = 8,
+           .intermediate_size = 8,
+           .weight_dtype = DType::kF16,
+           .target = experts::CpuTarget{.isa = isa, .arithmetic = cpu::Arithmetic::kDpBf16}});
       if (!support) {
         EXPECT_FALSE(support.reason().empty()) << row.name;
       }

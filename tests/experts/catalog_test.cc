@@ -1,10 +1,14 @@
-#include "experts/experts_kernel.h"
+#include "experts/catalog.h"
+
+#include "experts/kernel.h"
+#include "experts/ladder.h"
 #include "support/activations.h"
 
 #include "conclave/error.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -16,12 +20,11 @@ experts::ExpertsProblem problem(DType weights, cpu::Isa isa, cpu::Arithmetic ari
           .hidden_size = 64,
           .intermediate_size = 32,
           .weight_dtype = weights,
-          .isa = isa,
-          .arithmetic = arithmetic};
+          .target = experts::CpuTarget{.isa = isa, .arithmetic = arithmetic}};
 }
 
 std::string_view chosen(const experts::ExpertsProblem& asked) {
-  static const auto catalog = experts::kernel_catalog();
+  static const auto catalog = experts::kernel_catalog(DeviceKind::kCpu);
   for (const auto& row : catalog.rows()) {
     if (row.supports(asked)) return row.name;
   }
@@ -48,9 +51,23 @@ TEST(KernelCatalog, WideWeights_IgnoreTheBf16Arithmetic) {
   }
 }
 
+TEST(KernelCatalog, Codes_TakeTheBf16ArithmeticForRowsThatAreNotQuantised) {
+  auto asked = problem(DType::kI8, cpu::Isa::kAvx512Bf16, cpu::Arithmetic::kDpBf16);
+  asked.quant = {.weights = WeightScale::kChannel};
+  EXPECT_EQ(chosen(asked), "cpu.avx512_bf16");
+  asked.quant.activations = ActivationScale::kToken;
+  EXPECT_EQ(chosen(asked), "cpu.avx512");
+  asked.quant = {.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = 5};
+  EXPECT_EQ(chosen(asked), "cpu.avx512");
+  asked.quant.block_cols = 32;
+  EXPECT_EQ(chosen(asked), "cpu.avx512_bf16");
+  asked.target = experts::CpuTarget{.isa = cpu::Isa::kAvx512Bf16};
+  EXPECT_EQ(chosen(asked), "cpu.avx512");
+}
+
 TEST(KernelCatalog, EveryRefusal_SaysWhy) {
   const auto asked = problem(DType::kF32, cpu::Isa::kScalar, cpu::Arithmetic::kF32Fma);
-  const auto catalog = experts::kernel_catalog();
+  const auto catalog = experts::kernel_catalog(DeviceKind::kCpu);
   for (const auto& row : catalog.rows()) {
     const Support support = row.supports(asked);
     EXPECT_NE(static_cast<bool>(support), !support.reason().empty()) << row.name;
@@ -59,9 +76,9 @@ TEST(KernelCatalog, EveryRefusal_SaysWhy) {
 }
 
 TEST(KernelCatalog, EveryRow_TakesEveryActivationAndBiases) {
-  for (const auto& row : experts::kernel_catalog().rows()) {
+  for (const auto& row : experts::kernel_catalog(DeviceKind::kCpu).rows()) {
     for (const ActivationSpec& activation : all_activations()) {
-      auto asked = problem(DType::kBF16, cpu::Isa::kAmx, row.arithmetic);
+      auto asked = problem(DType::kBF16, cpu::Isa::kAmx, cpu::parse_arithmetic(row.arithmetic));
       asked.activation = activation::parse_activation(activation);
       asked.has_bias = true;
       asked.intermediate_size = 0;
@@ -75,12 +92,33 @@ TEST(KernelCatalog, IntegerWeights_NoRow) {
   EXPECT_EQ(chosen(problem(DType::kI8, cpu::Isa::kAmx, cpu::Arithmetic::kF32Fma)), "none");
 }
 
+TEST(Ladder, OfACpu_HasOneRungForEveryCall) {
+  auto asked = problem(DType::kF32, cpu::Isa::kAvx2, cpu::Arithmetic::kF32Fma);
+  asked.max_tokens = 4096;
+  std::vector<PlanRow> verdicts;
+  const auto ladder = experts::build_ladder({.problem = asked}, verdicts);
+  ASSERT_EQ(ladder.size(), 1U);
+  EXPECT_EQ(ladder.front().row->name, "cpu.avx2");
+  EXPECT_EQ(ladder.front().last_tokens, 4096);
+  EXPECT_EQ(verdicts.size(), experts::kernel_catalog(DeviceKind::kCpu).rows().size());
+  EXPECT_EQ(verdicts.back().reason, "cpu.avx2 comes first");
+}
+
+TEST(KernelCatalog, OneRowOfADevice_IsTheReference) {
+  for (const DeviceKind device : {DeviceKind::kCpu, DeviceKind::kCuda}) {
+    const auto rows = experts::kernel_catalog(device).rows();
+    const auto count =
+        std::count_if(rows.begin(), rows.end(), [](const auto& row) { return row.is_reference; });
+    EXPECT_EQ(count, rows.empty() ? 0 : 1);
+  }
+}
+
 TEST(KernelCatalog, AllRowsOfAType_ShareOnePackedLayout) {
   for (const DType weights : {DType::kF32, DType::kF16, DType::kBF16}) {
-    const auto catalog = experts::kernel_catalog();
+    const auto catalog = experts::kernel_catalog(DeviceKind::kCpu);
     std::string layout;
     for (const auto& row : catalog.rows()) {
-      const auto asked = problem(weights, cpu::Isa::kAmx, row.arithmetic);
+      const auto asked = problem(weights, cpu::Isa::kAmx, cpu::parse_arithmetic(row.arithmetic));
       if (!row.supports(asked)) continue;
       const auto kernel = row.make(asked);
       if (layout.empty()) layout = kernel->packed_layout();

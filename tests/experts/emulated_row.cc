@@ -21,12 +21,12 @@ const experts::KernelRow& emulated_amx_row() {
             return problem.weight_dtype == DType::kBF16 ? Support::yes()
                                                         : Support::no("takes BF16 weights");
           },
+      .arithmetic = cpu::to_string(cpu::Arithmetic::kAmxBf16),
       .make =
           [](const experts::ExpertsProblem& problem) {
             return experts::make_expert_mlp(
                 problem, experts::tile_mlp_config(mlp_functions_emulated(problem.activation), 0));
-          },
-      .arithmetic = cpu::Arithmetic::kAmxBf16};
+          }};
   return kRow;
 }
 

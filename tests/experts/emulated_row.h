@@ -2,8 +2,8 @@
 // runs wherever the tests do.
 #pragma once
 
+#include "experts/catalog.h"
 #include "experts/cpu/mlp_functions.h"
-#include "experts/experts_kernel.h"
 
 namespace conclave::testing {
 

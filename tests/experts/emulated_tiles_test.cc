@@ -147,7 +147,7 @@ TEST(EmulatedRow, OnACpuWithTiles_SameBitsAsTheirs) {
   if (const Support amx = cpu::usable(cpu::Isa::kAmx); !amx) {
     GTEST_SKIP() << "not run here: cpu.amx against its emulation (" << amx.reason() << ")";
   }
-  const auto& row = experts::kernel_catalog().find("cpu.amx", "kernel");
+  const auto& row = experts::kernel_catalog(DeviceKind::kCpu).find("cpu.amx", "kernel");
   for (const bool has_bias : {false, true}) {
     for (const int64_t size : {1, 31, 33, 64, 130, 257}) {
       const CaseShape shape{.hidden_size = size,
@@ -167,11 +167,11 @@ class RowRunsHere : public ::testing::TestWithParam<size_t> {};
 
 // A skipped case is listed by ctest, and scripts/test names the row.
 TEST_P(RowRunsHere, WithinBound) {
-  const auto catalog = experts::kernel_catalog();
+  const auto catalog = experts::kernel_catalog(DeviceKind::kCpu);
   const experts::KernelRow& row = catalog.rows()[GetParam()];
   const CaseShape shape{.hidden_size = 65, .intermediate_size = 33, .rows_per_expert = {17, 0, 1}};
   const ExpertCase test_case(shape);
-  const auto problem = test_case.problem(cpu::best_isa(), row.arithmetic);
+  const auto problem = test_case.problem(cpu::best_isa(), row);
   if (const Support here = row.supports(problem); !here) {
     GTEST_SKIP() << "not run here: " << row.name << " (" << here.reason() << ")";
   }
@@ -186,10 +186,11 @@ TEST_P(RowRunsHere, WithinBound) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Catalog, RowRunsHere,
-                         ::testing::Range(size_t{0}, experts::kernel_catalog().rows().size()),
+                         ::testing::Range(size_t{0},
+                                          experts::kernel_catalog(DeviceKind::kCpu).rows().size()),
                          [](const auto& tested) {
                            std::string name;
-                           const auto catalog = experts::kernel_catalog();
+                           const auto catalog = experts::kernel_catalog(DeviceKind::kCpu);
                            for (const char c : catalog.rows()[tested.param].name) {
                              name += std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
                            }

@@ -27,7 +27,7 @@ TEST(KernelRows, F32Arithmetic_AllEqualBitForBit) {
       std::reverse(rows.begin(), rows.end());
       ASSERT_EQ(rows.front().row->name, "cpu.reference");
       for (const UsableRow& usable : rows) {
-        if (usable.row->arithmetic != cpu::Arithmetic::kF32Fma) continue;
+        if (usable.row->arithmetic != cpu::to_string(cpu::Arithmetic::kF32Fma)) continue;
         const std::vector<float> out = test_case.run(*usable.kernel, executor);
         if (reference.empty()) reference = out;
         EXPECT_EQ(first_difference(out, reference), -1) << usable.row->name << describe(shape);
@@ -96,7 +96,7 @@ Needle find_needle(const experts::KernelRow& row, const CaseShape& shape, int64_
                         crowd.source_row()[static_cast<size_t>(slot)] * h;
   std::copy_n(source, h, alone.hidden().data() + alone.source_row()[0] * h);
 
-  const auto kernel = row.make(crowd.problem(cpu::best_isa(), row.arithmetic));
+  const auto kernel = row.make(crowd.problem(cpu::best_isa(), row));
   const std::vector<float> all = crowd.run(*kernel, executor);
   SerialExecutor one;
   return {.alone = alone.run(*kernel, one),
@@ -141,7 +141,7 @@ TEST(KernelRows, SumInAnotherOrder_IsNoticed) {
       .hidden_size = 130, .intermediate_size = 72, .weights = DType::kF32, .rows_per_expert = {1}};
   ExpertCase test_case(shape);
   SerialExecutor executor;
-  const auto kernel = experts::kernel_catalog()
+  const auto kernel = experts::kernel_catalog(DeviceKind::kCpu)
                           .find("cpu.reference", "kernel")
                           .make(test_case.problem(cpu::Isa::kScalar, cpu::Arithmetic::kF32Fma));
   const std::vector<float> forward = test_case.run(*kernel, executor);

@@ -3,8 +3,9 @@
 
 #include "core/float_convert.h"
 #include "cpu/isa.h"
+#include "experts/catalog.h"
 #include "experts/emulated_row.h"
-#include "experts/experts_kernel.h"
+#include "experts/kernel.h"
 #include "experts/quantize_rows.h"
 #include "support/activations.h"
 #include "support/executors.h"
@@ -195,8 +196,10 @@ class ExpertCase {
             .weight_dtype = shape_.weights,
             .activation = activation(),
             .has_bias = shape_.has_bias,
-            .isa = isa,
-            .arithmetic = arithmetic};
+            .target = experts::CpuTarget{.isa = isa, .arithmetic = arithmetic}};
+  }
+  experts::ExpertsProblem problem(cpu::Isa isa, const experts::KernelRow& row) const {
+    return problem(isa, cpu::parse_arithmetic(row.arithmetic));
   }
 
   // The float64 output row of a slot.
@@ -282,13 +285,13 @@ inline void report_untested(std::string_view row, const std::string& reason) {
 inline std::vector<UsableRow> usable_rows(const ExpertCase& test_case) {
   std::vector<UsableRow> usable;
   const cpu::Isa best = cpu::best_isa();
-  static const auto catalog = experts::kernel_catalog();
+  static const auto catalog = experts::kernel_catalog(DeviceKind::kCpu);
   for (const experts::KernelRow& row : catalog.rows()) {
-    const auto problem = test_case.problem(best, row.arithmetic);
+    const auto problem = test_case.problem(best, row);
     const Support here = row.supports(problem);
     if (here) {
       usable.push_back({&row, row.make(problem)});
-    } else if (row.supports(test_case.problem(cpu::Isa::kAmx, row.arithmetic))) {
+    } else if (row.supports(test_case.problem(cpu::Isa::kAmx, row))) {
       report_untested(row.name, here.reason());
     }
   }

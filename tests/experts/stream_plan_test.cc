@@ -22,8 +22,8 @@ constexpr QuantSpec kBlockQuant = {.weights = WeightScale::kBlock,
 constexpr QuantSpec kChannelQuant = {.weights = WeightScale::kChannel,
                                      .activations = ActivationScale::kToken};
 
-DeviceExpertsProblem problem(DType dtype, const QuantSpec& quant = {}) {
-  DeviceExpertsProblem result;
+ExpertsProblem problem(DType dtype, const QuantSpec& quant = {}) {
+  ExpertsProblem result;
   result.num_local_experts = 8;
   result.hidden_size = 256;
   result.intermediate_size = 200;
@@ -31,7 +31,7 @@ DeviceExpertsProblem problem(DType dtype, const QuantSpec& quant = {}) {
   result.max_tokens = 64;
   result.weight_dtype = dtype;
   result.quant = quant;
-  result.device.compute_major = 9;
+  result.target = cuda::DeviceInfo{.name = "GPU", .compute_major = 9};
   return result;
 }
 
@@ -40,9 +40,8 @@ std::string reason_of(const Support& support) {
 }
 
 TEST(StreamPlan, OtherDevices_AreNamed) {
-  DeviceExpertsProblem older = problem(DType::kBF16);
-  older.device.compute_major = 8;
-  older.device.compute_minor = 6;
+  ExpertsProblem older = problem(DType::kBF16);
+  older.target = cuda::DeviceInfo{.name = "GPU", .compute_major = 8, .compute_minor = 6};
   EXPECT_NE(reason_of(stream_sm90_supports(older)).find("found 8.6"), std::string::npos);
   older.weight_dtype = DType::kF8E4M3;
   EXPECT_NE(reason_of(stream_fp8_supports(older)).find("found 8.6"), std::string::npos);
@@ -106,7 +105,7 @@ TEST(StreamPlan, WorkspaceOfE4m3_PartsHoldTheirRows) {
     for (const int64_t width : {1, 15, 128, 129, 200}) {
       for (const int64_t rows : {0, 1, 17, 4096}) {
         SCOPED_TRACE("I=" + std::to_string(width) + " rows=" + std::to_string(rows));
-        DeviceExpertsProblem sizes = problem(DType::kF8E4M3, quant);
+        ExpertsProblem sizes = problem(DType::kF8E4M3, quant);
         sizes.intermediate_size = width;
         const StreamFp8Workspace layout = stream_fp8_workspace(sizes, rows);
         const bool grouped = quant.activations == ActivationScale::kGroup;
@@ -128,7 +127,7 @@ TEST(StreamPlan, WorkspaceOfE4m3_PartsHoldTheirRows) {
 // Offsets exceed 2^31: there are as many rows as 16384 tokens with 8 experts make in the widest
 // models.
 TEST(StreamPlan, WorkspaceOfE4m3_CountsInSixtyFourBits) {
-  DeviceExpertsProblem sizes = problem(DType::kF8E4M3, kChannelQuant);
+  ExpertsProblem sizes = problem(DType::kF8E4M3, kChannelQuant);
   sizes.intermediate_size = 28672;
   const int64_t rows = 131072;
   EXPECT_GE(stream_fp8_workspace(sizes, rows).bytes, static_cast<size_t>(rows * 28672 * 5));

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -74,6 +75,19 @@ class CodedWeights : public ::testing::TestWithParam<Weights> {
   MoeSpec spec(int64_t experts, int64_t top_k, int64_t hidden, int64_t inner) const {
     return coded_spec(GetParam().type, experts, top_k, hidden, inner, GetParam().form.quant);
   }
+  // The layer under every arithmetic that takes its rows, on this CPU.
+  std::vector<OwnedLayer> layers(const MoeSpec& spec, LayerOptions options = {}) const {
+    std::vector<OwnedLayer> layers;
+    layers.push_back(make_layer(spec, options));
+    EXPECT_EQ(layers.back().layer.plan().arithmetic, "f32_fma");
+    if (GetParam().form.quant.activations != kNone) return layers;
+    const std::vector<std::string> isas = testing::usable_isas();
+    if (std::find(isas.begin(), isas.end(), "avx512_bf16") == isas.end()) return layers;
+    options.arithmetic = "dpbf16";
+    layers.push_back(make_layer(spec, options));
+    EXPECT_EQ(layers.back().layer.plan().arithmetic, "dpbf16");
+    return layers;
+  }
 };
 
 TEST_P(CodedWeights, EveryShape_IsWithinTheBar) {
@@ -85,9 +99,13 @@ TEST_P(CodedWeights, EveryShape_IsWithinTheBar) {
         Case{60, 5, 96, 40, 21}, Case{1, 1, 1, 1, 3}, Case{3, 3, 65, 257, 1}}) {
     SCOPED_TRACE(::testing::Message() << "E" << c.experts << " k" << c.top_k << " H" << c.hidden
                                       << " I" << c.inner << " T" << c.tokens);
-    const OwnedLayer owned = make_layer(spec(c.experts, c.top_k, c.hidden, c.inner));
-    for (const DType dtype : {DType::kBF16, DType::kF32}) {
-      expect_accurate(owned, random_tensor(dtype, c.tokens, c.hidden, 3), dtype);
+    for (const OwnedLayer& owned : layers(spec(c.experts, c.top_k, c.hidden, c.inner))) {
+      const bool widens = owned.layer.plan().arithmetic == "f32_fma";
+      for (const DType dtype : {DType::kBF16, DType::kF32}) {
+        // The other arithmetic rounds rows of float32 to bf16 before all else.
+        const DType rows = widens ? dtype : DType::kBF16;
+        expect_accurate(owned, random_tensor(rows, c.tokens, c.hidden, 3), dtype);
+      }
     }
   }
 }
@@ -110,19 +128,21 @@ TEST_P(CodedWeights, PartsOfALayer_AreWithinTheBar) {
   latent.latent.size = 130;
   for (const MoeSpec& part :
        {with_shared, with_plain_shared, biased, single, residual, on_input, latent}) {
-    const OwnedLayer owned = make_layer(part);
-    expect_accurate(owned, random_tensor(DType::kBF16, 19, 136, 4), DType::kBF16);
+    for (const OwnedLayer& owned : layers(part)) {
+      expect_accurate(owned, random_tensor(DType::kBF16, 19, 136, 4), DType::kBF16);
+    }
   }
 }
 
 TEST_P(CodedWeights, BatchAroundAToken_ChangesNoBit) {
-  const OwnedLayer owned = make_layer(spec(6, 3, 200, 136), {.max_tokens = 16});
   const Tensor hidden = random_tensor(DType::kBF16, 40, 200, 5);
-  const auto all = run_layer(owned.layer, hidden.view(), DType::kBF16);
-  for (const int64_t token : {0, 17, 39}) {
-    const Tensor one = testing::gather_rows(hidden, {token});
-    const auto alone = run_layer(owned.layer, one.view(), DType::kBF16);
-    EXPECT_EQ(row_bytes(alone.out, 0), row_bytes(all.out, token)) << token;
+  for (const OwnedLayer& owned : layers(spec(6, 3, 200, 136), {.max_tokens = 16})) {
+    const auto all = run_layer(owned.layer, hidden.view(), DType::kBF16);
+    for (const int64_t token : {0, 17, 39}) {
+      const Tensor one = testing::gather_rows(hidden, {token});
+      const auto alone = run_layer(owned.layer, one.view(), DType::kBF16);
+      EXPECT_EQ(row_bytes(alone.out, 0), row_bytes(all.out, token)) << token;
+    }
   }
 }
 
@@ -310,7 +330,8 @@ TEST(E4m3Kernels, RowsOfBf16_SayNoWithAReason) {
     chosen += row.chosen ? 1 : 0;
     if (row.name != "cpu.amx" && row.name != "cpu.avx512_bf16") continue;
     EXPECT_FALSE(row.chosen);
-    EXPECT_NE(row.reason.find("F8_E4M3"), std::string::npos) << row.reason;
+    const char* why = row.name == "cpu.amx" ? "F8_E4M3" : "asked for f32_fma";
+    EXPECT_NE(row.reason.find(why), std::string::npos) << row.reason;
   }
   EXPECT_EQ(chosen, 1);
 }

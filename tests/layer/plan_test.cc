@@ -1,6 +1,6 @@
 // Tests the content of the plan: every row with its verdict, forced names, and the text of explain.
 
-#include "experts/experts_kernel.h"
+#include "experts/catalog.h"
 #include "support/layer_fixture.h"
 
 #include <gtest/gtest.h>
@@ -36,9 +36,9 @@ TEST(Plan, EveryKernelRow_IsListedOnceWithAReason) {
     EXPECT_FALSE(row.reason.empty()) << row.name;
     chosen += row.chosen;
   }
-  EXPECT_EQ(names.size(), experts::kernel_catalog().rows().size());
+  EXPECT_EQ(names.size(), experts::kernel_catalog(DeviceKind::kCpu).rows().size());
   EXPECT_EQ(chosen, 1);
-  EXPECT_EQ(experts::kernel_catalog().rows().back().name, "cpu.reference");
+  EXPECT_EQ(experts::kernel_catalog(DeviceKind::kCpu).rows().back().name, "cpu.reference");
 }
 
 TEST(Plan, Layer_CarriesTheSamePlanAsMakePlan) {

@@ -1,6 +1,7 @@
 #include "dispatch/cuda/catalog.h"
 
 #include "core/checked.h"
+#include "core/token_ladder.h"
 #include "dispatch/cuda/group_shape.h"
 
 #include <algorithm>
@@ -123,13 +124,9 @@ std::vector<GroupRung> group_ladder(const DeviceGroupProblem& problem) {
                       .launches = group_launches(last_tokens, problem.slots_per_token,
                                                  problem.num_local_experts)};
     rung.check = rung.launches.checks_ids ? &kChecks.front() : &kChecks.back();
-    const bool agrees =
-        !ladder.empty() && ladder.back().row == rung.row && ladder.back().launches == rung.launches;
-    if (agrees) {
-      ladder.back().last_tokens = last_tokens;
-    } else {
-      ladder.push_back(rung);
-    }
+    add_rung(ladder, rung, [](const GroupRung& a, const GroupRung& b) {
+      return a.row == b.row && a.launches == b.launches;
+    });
   };
   for (const int64_t slots : breaks_in_slots()) {
     const int64_t last = std::min(slots / problem.slots_per_token, problem.max_tokens);

@@ -3,7 +3,8 @@
 
 #include "experts/cpu/mlp_functions.h"
 #include "experts/cpu/work_list.h"
-#include "experts/experts_kernel.h"
+#include "experts/kernel.h"
+#include "experts/problem.h"
 
 #include <memory>
 #include <string>

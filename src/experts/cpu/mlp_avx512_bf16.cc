@@ -2,13 +2,18 @@
 
 #include "experts/cpu/activate-inl.h"
 #include "experts/cpu/mlp_functions.h"
+#include "gemm/cpu/coded_kernel-inl.h"
 #include "gemm/cpu/micro_kernel-inl.h"
 
 namespace conclave::inline v0::experts {
 
-MlpFunctions mlp_functions_avx512_bf16(const activation::Activation& activation) noexcept {
+MlpFunctions mlp_functions_avx512_bf16(DType weights,
+                                       const activation::Activation& activation) noexcept {
   using namespace gemm::isa_avx512_bf16;
-  return {&compute_panel<Bf16DotWeights>, choose_activate<AsBf16>(activation)};
+  const gemm::PanelFunction product = weights == DType::kBF16
+                                          ? &compute_panel<Bf16DotWeights>
+                                          : paired_product(weights, quant::CodedFormats{});
+  return {product, choose_activate<AsBf16>(activation)};
 }
 
 }  // namespace conclave::inline v0::experts

@@ -13,13 +13,14 @@ struct MlpFunctions {
   gemm::EpilogueFunction activate = nullptr;  // takes activation::FormulaParameters
 };
 
-// Rows and activated rows are float32; weights f32, f16, bf16, or e4m3 with scales.
+// Rows and activated rows are float32; weights f32, f16, bf16, or codes with scales.
 MlpFunctions mlp_functions_avx2(DType weights, const activation::Activation& activation) noexcept;
 MlpFunctions mlp_functions_avx512(DType weights, const activation::Activation& activation) noexcept;
-// Rows, weights and activated rows are bf16.
-MlpFunctions mlp_functions_avx512_bf16(const activation::Activation& activation) noexcept;
-// The same with rows in groups of 16 interleaved rows: `product` takes no row index, and `activate`
-// writes groups.
+// Rows and activated rows are bf16; weights bf16, or codes with scales.
+MlpFunctions mlp_functions_avx512_bf16(DType weights,
+                                       const activation::Activation& activation) noexcept;
+// Rows, weights and activated rows are bf16, with rows in groups of 16 interleaved rows: `product`
+// takes no row index, and `activate` writes groups.
 MlpFunctions mlp_functions_amx(const activation::Activation& activation) noexcept;
 
 }  // namespace conclave::inline v0::experts

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/device_flow.h"
+#include "experts/catalog.h"
 #include "experts/cuda/device_experts.h"
 
 #include "conclave/dtype.h"
@@ -9,7 +10,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 
 namespace conclave::inline v0::experts {
@@ -43,7 +43,6 @@ class DeviceDecodeKernel {
  public:
   virtual ~DeviceDecodeKernel() = default;
   virtual int64_t max_tokens() const = 0;
-  virtual size_t workspace_bytes() const = 0;
   virtual std::string describe() const = 0;
   // One cooperative launch. The caller zeroes the workspace's first 256 bytes before its first use;
   // each call leaves them ready for the next.
@@ -51,10 +50,10 @@ class DeviceDecodeKernel {
 };
 
 // Row "cuda.decode_sm90".
-Support decode_supports(const DeviceExpertsProblem& problem);
-std::span<const DeviceTile> decode_tiles(const DeviceExpertsProblem& problem);  // none
-OneLaunchReach decode_reach(const DeviceExpertsProblem& problem);
-std::unique_ptr<DeviceDecodeKernel> make_decode(const DeviceExpertsProblem& problem,
+Support decode_supports(const ExpertsProblem& problem);
+OneLaunchReach decode_reach(const ExpertsProblem& problem);
+size_t decode_bytes(const ExpertsProblem& problem, int64_t tokens);  // the same for all
+std::unique_ptr<DeviceDecodeKernel> make_decode(const ExpertsProblem& problem,
                                                 const DeviceExperts& weights);
 
 }  // namespace conclave::inline v0::experts

@@ -15,9 +15,7 @@ constexpr int64_t kMaxWidth = int64_t{1} << 24;
 
 int32_t narrow(int64_t value) { return static_cast<int32_t>(value); }
 
-bool is_quantised(const DeviceExpertsProblem& problem) {
-  return problem.weight_dtype == DType::kF8E4M3;
-}
+bool is_quantised(const ExpertsProblem& problem) { return problem.weight_dtype == DType::kF8E4M3; }
 
 Support supports_quant(const QuantSpec& quant) {
   switch (quant.weights) {
@@ -41,7 +39,7 @@ Support supports_quant(const QuantSpec& quant) {
 
 // Cuts output columns into blocks and passes, and intermediate rows into slices so short that one
 // slice for each of kDecodeMaxTokens fits into a quarter of shared memory.
-void plan_down(const DeviceExpertsProblem& problem, DecodePlan& plan) {
+void plan_down(const ExpertsProblem& problem, DecodePlan& plan) {
   const int64_t rows = ceil_div(problem.hidden_size, plan.blocks);
   plan.passes = narrow(ceil_div(rows, kDecodeMaxPassRows));
   // Whole swizzle groups of 8 rows let the boxes of one copy lie side by side.
@@ -51,7 +49,7 @@ void plan_down(const DeviceExpertsProblem& problem, DecodePlan& plan) {
   const bool whole = problem.intermediate_size % (kDecodeBoxBytes / plan.element_bytes) == 0;
   plan.down_copy_boxes = whole ? plan.down_stage_boxes : 1;
   const int64_t most =
-      problem.device.shared_bytes_per_block / 4 / kDecodeMaxTokens / kDecodeBoxBytes;
+      problem.gpu().shared_bytes_per_block / 4 / kDecodeMaxTokens / kDecodeBoxBytes;
   const int64_t slices = ceil_div(plan.down_boxes, std::max<int64_t>(most, 8));
   plan.slice_boxes = narrow(round_up(ceil_div(plan.down_boxes, slices), kDecodeWarps));
   plan.k_slices = narrow(ceil_div(plan.down_boxes, plan.slice_boxes));
@@ -63,9 +61,9 @@ constexpr int64_t kPreferredTokensQuantised = 2;
 
 }  // namespace
 
-DecodePlan decode_plan(const DeviceExpertsProblem& problem) {
+DecodePlan decode_plan(const ExpertsProblem& problem) {
   DecodePlan plan;
-  plan.blocks = problem.device.multiprocessors;
+  plan.blocks = problem.gpu().multiprocessors;
   plan.hidden_size = narrow(problem.hidden_size);
   plan.intermediate_size = narrow(problem.intermediate_size);
   plan.top_k = narrow(problem.top_k);
@@ -83,7 +81,7 @@ DecodePlan decode_plan(const DeviceExpertsProblem& problem) {
   plan.intermediate_stride = plan.down_boxes * box;
   for (int32_t tokens = 1; tokens <= kDecodeMaxTokens && tokens * problem.top_k <= kDecodeMaxPairs;
        ++tokens) {
-    if (decode_shared(plan, tokens, problem.device.shared_bytes_per_block).stages == 0) break;
+    if (decode_shared(plan, tokens, problem.gpu().shared_bytes_per_block).stages == 0) break;
     plan.max_tokens = tokens;
   }
   return plan;
@@ -136,18 +134,22 @@ DecodeShared decode_shared(const DecodePlan& plan, int64_t tokens, int64_t share
   return shared;
 }
 
-std::span<const DeviceTile> decode_tiles(const DeviceExpertsProblem& /*problem*/) { return {}; }
-
-OneLaunchReach decode_reach(const DeviceExpertsProblem& problem) {
+OneLaunchReach decode_reach(const ExpertsProblem& problem) {
   const int64_t most = decode_plan(problem).max_tokens;
   const bool quantises =
       is_quantised(problem) && problem.quant.activations != ActivationScale::kNone;
   return {.most = most, .preferred = quantises ? std::min(most, kPreferredTokensQuantised) : most};
 }
 
-Support decode_supports(const DeviceExpertsProblem& problem) {
-  if (!problem.device.is_hopper())
-    return Support::no("the device is not of compute capability 9.0");
+size_t decode_bytes(const ExpertsProblem& problem, int64_t /*tokens*/) {
+  const DecodePlan plan = decode_plan(problem);
+  return size_t{kDecodeBarrierBytes} +
+         static_cast<size_t>(int64_t{plan.max_tokens} * plan.top_k * plan.intermediate_stride *
+                             plan.intermediate_bytes);
+}
+
+Support decode_supports(const ExpertsProblem& problem) {
+  if (!problem.gpu().is_hopper()) return Support::no("the device is not of compute capability 9.0");
   if (problem.weight_dtype != DType::kBF16 && problem.weight_dtype != DType::kF16 &&
       !is_quantised(problem))
     return Support::no("weights are not bf16, f16 or e4m3");

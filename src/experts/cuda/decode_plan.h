@@ -67,7 +67,7 @@ struct DecodeShared {
   uint32_t total = 0;
 };
 
-DecodePlan decode_plan(const DeviceExpertsProblem& problem);
+DecodePlan decode_plan(const ExpertsProblem& problem);
 // `stages` is 0 if too few fit.
 DecodeShared decode_shared(const DecodePlan& plan, int64_t tokens, int64_t shared_bytes_per_block);
 

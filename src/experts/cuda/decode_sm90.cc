@@ -12,7 +12,7 @@
 namespace conclave::inline v0::experts {
 namespace {
 
-DecodeElement element_of(const DeviceExpertsProblem& problem) {
+DecodeElement element_of(const ExpertsProblem& problem) {
   if (problem.weight_dtype == DType::kF16) return DecodeElement::kF16;
   if (problem.weight_dtype == DType::kBF16) return DecodeElement::kBF16;
   return problem.quant.weights == WeightScale::kBlock ? DecodeElement::kE4M3Block
@@ -91,8 +91,8 @@ CUtensorMap map_gate_up(const MatrixMap& map) {
 
 class DecodeSm90 final : public DeviceDecodeKernel {
  public:
-  DecodeSm90(const DeviceExpertsProblem& problem, const DeviceExperts& weights)
-      : element_(element_of(problem)), shared_limit_(problem.device.shared_bytes_per_block) {
+  DecodeSm90(const ExpertsProblem& problem, const DeviceExperts& weights)
+      : element_(element_of(problem)), shared_limit_(problem.gpu().shared_bytes_per_block) {
     const DecodePlan plan = decode_plan(problem);
     params_.plan = plan;
     params_.weights = weights;
@@ -120,12 +120,6 @@ class DecodeSm90 final : public DeviceDecodeKernel {
   }
 
   int64_t max_tokens() const override { return params_.plan.max_tokens; }
-  size_t workspace_bytes() const override {
-    const DecodePlan& plan = params_.plan;
-    return size_t{kDecodeBarrierBytes} +
-           static_cast<size_t>(int64_t{plan.max_tokens} * plan.top_k * plan.intermediate_stride *
-                               plan.intermediate_bytes);
-  }
   std::string describe() const override {
     const DecodePlan& plan = params_.plan;
     return "cuda.decode_sm90 one launch of " + std::to_string(plan.blocks) + " blocks, " +
@@ -149,7 +143,7 @@ class DecodeSm90 final : public DeviceDecodeKernel {
 
 }  // namespace
 
-std::unique_ptr<DeviceDecodeKernel> make_decode(const DeviceExpertsProblem& problem,
+std::unique_ptr<DeviceDecodeKernel> make_decode(const ExpertsProblem& problem,
                                                 const DeviceExperts& weights) {
   if (const Support support = decode_supports(problem); !support) {
     throw Error(ErrorCode::kUnsupported,

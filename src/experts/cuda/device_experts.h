@@ -2,36 +2,17 @@
 // abstract kernel. No CUDA header, so that planning code compiles everywhere.
 #pragma once
 
-#include "activation/activations.h"
 #include "core/device_flow.h"
-#include "cuda/device_info.h"
-
-#include "conclave/error.h"
-#include "conclave/spec.h"
+#include "experts/problem.h"
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 
 struct CUstream_st;
 
 namespace conclave::inline v0::experts {
-
-struct DeviceExpertsProblem {
-  int64_t num_local_experts = 0;
-  int64_t hidden_size = 0;        // H: width of the rows the experts read and write
-  int64_t intermediate_size = 0;  // I
-  int64_t top_k = 0;
-  int64_t max_tokens = 0;
-  DType weight_dtype = DType::kBF16;  // the reference takes every format
-  QuantSpec quant;                    // for weights that are codes
-  activation::Activation activation = {};
-  bool has_bias = false;
-  cuda::DeviceInfo device;
-};
 
 // Weights in the canonical layout, which every kernel reads in place: none packs. Row strides are
 // in elements and multiples of 16 bytes; columns beyond H (gate_up) or I (down) are never used.
@@ -62,7 +43,7 @@ struct OutputWeights {
 };
 
 // Target of rows that are added up instead of stored: slot s's row, rounded as for storing and
-// times its weight, is added to row s / top_k, in any order. Only DeviceKernelRows with adds_rows
+// times its weight, is added to row s / top_k, in any order. Only Devicekernel rows with adds_rows
 // take it.
 struct RowSums {
   float* rows = nullptr;           // [T, stride], zeroed by the caller; null: rows are stored
@@ -82,7 +63,7 @@ struct DeviceExpertsCall {
   // Weight of the slot's input row (WeightOn::kInput), per slot [T * k], or null. It multiplies the
   // gate and up products before their bias.
   const float* input_weights = nullptr;
-  void* workspace = nullptr;  // workspace_bytes(); 256-byte aligned
+  void* workspace = nullptr;  // the row's workspace_bytes; 256-byte aligned
   // [T * k, output_stride] kBF16; kF16 for kF16 weights, kF32 for kF32 weights.
   void* output = nullptr;
   int64_t output_stride = 0;  // elements
@@ -102,13 +83,14 @@ struct DeviceTile {
   friend bool operator==(const DeviceTile&, const DeviceTile&) = default;
 };
 std::string to_string(const DeviceTile& tile);  // "128x256x128B, 4 stages, cluster 2"
+// The inverse. Throws Error(kInvalidArgument) naming the text.
+DeviceTile parse_tile(std::string_view text);
 
 // Immutable after make; run may be called for several streams at once with distinct workspaces.
 class DeviceExpertsKernel {
  public:
   virtual ~DeviceExpertsKernel() = default;
   virtual int32_t tile_tokens() const = 0;  // rows per tile of GroupedRows
-  virtual size_t workspace_bytes(int64_t max_tokens) const = 0;
   // True if the kernel takes DeviceExpertsCall::finish.
   virtual bool finishes_rows() const { return false; }
   virtual std::string describe() const = 0;  // "cuda.stream_sm90 32x128x128B, 6 stages"
@@ -116,50 +98,6 @@ class DeviceExpertsKernel {
   // it neither allocates nor synchronises. The result of a row depends only on that row and its
   // expert's weights, whatever the tile it falls into.
   virtual void run(const DeviceExpertsCall& call, CUstream_st* stream) const = 0;
-};
-
-class DeviceDecodeKernel;
-
-// The tokens of the calls that a row of one launch can take, and of those that it should take where
-// nothing has been measured.
-struct OneLaunchReach {
-  int64_t most = 0;
-  int64_t preferred = 0;
-};
-
-// A rung of the ladder over tokens (docs/architecture.md). Rows stand in order of preference at
-// equal tokens; "cuda.reference" is last and supports everything. A row either runs the experts, by
-// `tiles` and `make`, or does the whole forward of few tokens in one launch (decode_call.h), by
-// `one_launch` and `make_one_launch`. The latter has no tiles and stands beside a row of the former
-// kind, which serves the calls that ask for more than a weighted sum.
-struct DeviceKernelRow {
-  std::string_view name;  // "cuda.stream_sm90"
-  Support (*supports)(const DeviceExpertsProblem& problem);
-  // The tiles of this kernel, the best guess for few tokens first; `make` takes any of them.
-  std::span<const DeviceTile> (*tiles)(const DeviceExpertsProblem& problem);
-  std::unique_ptr<DeviceExpertsKernel> (*make)(const DeviceExpertsProblem& problem,
-                                               const DeviceExperts& weights,
-                                               const DeviceTile& tile);
-  // Kernels with the same text give an expert's result for a token row the same bits, in whichever
-  // tile, as D2 needs. Empty: only this kernel's own tiles are promised to agree.
-  std::string_view arithmetic = {};
-  // What the choice of a kernel asks: the share of the device's rate of products (`products`) that
-  // full tiles reach, and the share of its memory's rate at which weights are read for few rows.
-  cuda::DeviceRate products = &cuda::DeviceRates::tensor16_teraflops;
-  double product_share = 0;
-  double memory_share = 0;
-  int32_t row_step = 0;  // step in which an expert's last rows are computed; 0: a quarter tile
-  // The same for tiles with sorted_input, if these are kernels of another shape; else 0.
-  double sorted_product_share = 0;
-  double sorted_memory_share = 0;
-  int32_t sorted_row_step = 0;
-  int32_t sorted_end_depth = 0;  // time of a product's end, in elements of K
-  bool adds_rows = false;        // takes DeviceExpertsCall::sums, with all of its tiles
-  OneLaunchReach (*one_launch)(const DeviceExpertsProblem& problem) = nullptr;
-  std::unique_ptr<DeviceDecodeKernel> (*make_one_launch)(const DeviceExpertsProblem& problem,
-                                                         const DeviceExperts& weights) = nullptr;
-
-  bool is_one_launch() const { return make_one_launch != nullptr; }
 };
 
 }  // namespace conclave::inline v0::experts

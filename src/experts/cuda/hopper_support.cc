@@ -5,12 +5,11 @@
 
 namespace conclave::inline v0::experts {
 
-Support supports_on_hopper(const DeviceExpertsProblem& problem,
-                           std::initializer_list<DType> weights) {
-  if (!problem.device.is_hopper()) {
+Support supports_on_hopper(const ExpertsProblem& problem, std::initializer_list<DType> weights) {
+  if (!problem.gpu().is_hopper()) {
     return Support::no("needs compute capability 9.0; found " +
-                       std::to_string(problem.device.compute_major) + "." +
-                       std::to_string(problem.device.compute_minor));
+                       std::to_string(problem.gpu().compute_major) + "." +
+                       std::to_string(problem.gpu().compute_minor));
   }
   if (std::find(weights.begin(), weights.end(), problem.weight_dtype) != weights.end()) {
     return Support::yes();

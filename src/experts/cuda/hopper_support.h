@@ -8,7 +8,6 @@
 namespace conclave::inline v0::experts {
 
 // Needs compute capability 9.0 and weights of one of these types.
-Support supports_on_hopper(const DeviceExpertsProblem& problem,
-                           std::initializer_list<DType> weights);
+Support supports_on_hopper(const ExpertsProblem& problem, std::initializer_list<DType> weights);
 
 }  // namespace conclave::inline v0::experts

@@ -13,17 +13,11 @@ constexpr std::array kTiles = {DeviceTile{.tokens = 64, .features = 1, .depth = 
 
 class ReferenceKernel final : public DeviceExpertsKernel {
  public:
-  ReferenceKernel(const DeviceExpertsProblem& problem, const DeviceExperts& weights,
+  ReferenceKernel(const ExpertsProblem& problem, const DeviceExperts& weights,
                   const DeviceTile& tile)
       : problem_(problem), weights_(weights), tile_(tile) {}
 
   int32_t tile_tokens() const override { return tile_.tokens; }
-
-  size_t workspace_bytes(int64_t max_tokens) const override {
-    // The intermediate rows are float32.
-    return static_cast<size_t>(max_tokens) * static_cast<size_t>(problem_.top_k) *
-           static_cast<size_t>(problem_.intermediate_size) * sizeof(float);
-  }
 
   std::string describe() const override { return "cuda.reference, one warp per element"; }
 
@@ -32,14 +26,14 @@ class ReferenceKernel final : public DeviceExpertsKernel {
   }
 
  private:
-  DeviceExpertsProblem problem_;
+  ExpertsProblem problem_;
   DeviceExperts weights_;
   DeviceTile tile_;
 };
 
 }  // namespace
 
-Support reference_supports(const DeviceExpertsProblem& problem) {
+Support reference_supports(const ExpertsProblem& problem) {
   const DType dtype = problem.weight_dtype;
   const quant::WeightFormat* format = quant::find_format(dtype);
   const bool has_static_rows = problem.quant.activations == ActivationScale::kTensorStatic;
@@ -53,9 +47,14 @@ Support reference_supports(const DeviceExpertsProblem& problem) {
                      std::string(conclave::to_string(dtype)));
 }
 
-std::span<const DeviceTile> reference_tiles(const DeviceExpertsProblem&) { return kTiles; }
+size_t reference_bytes(const ExpertsProblem& problem, int64_t tokens) {
+  // The intermediate rows are float32.
+  return static_cast<size_t>(tokens * problem.top_k * problem.intermediate_size) * sizeof(float);
+}
 
-std::unique_ptr<DeviceExpertsKernel> make_reference(const DeviceExpertsProblem& problem,
+std::span<const DeviceTile> reference_tiles(const ExpertsProblem&) { return kTiles; }
+
+std::unique_ptr<DeviceExpertsKernel> make_reference(const ExpertsProblem& problem,
                                                     const DeviceExperts& weights,
                                                     const DeviceTile& tile) {
   return std::make_unique<ReferenceKernel>(problem, weights, tile);

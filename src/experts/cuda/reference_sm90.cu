@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // A matrix [rows, cols] per expert, with scales of the form that the weights have.
 Matrix weight_matrix(const void* data, int64_t stride, int64_t cols, const float* scales,
-                     const DeviceExpertsProblem& problem) {
+                     const ExpertsProblem& problem) {
   Matrix matrix{.data = data,
                 .stride = stride,
                 .dtype = problem.weight_dtype,
@@ -268,7 +268,7 @@ Matrix weight_matrix(const void* data, int64_t stride, int64_t cols, const float
   return matrix;
 }
 
-Matrix input_matrix(const DeviceExpertsProblem& problem, const DeviceExperts& weights,
+Matrix input_matrix(const ExpertsProblem& problem, const DeviceExperts& weights,
                     const DeviceRows& rows) {
   Matrix matrix{.data = rows.data,
                 .stride = rows.row_stride,
@@ -292,7 +292,7 @@ int64_t scales_per_expert(const Matrix& matrix, int64_t rows) {
   return (rows + matrix.scale_rows - 1) / matrix.scale_rows * matrix.scale_stride;
 }
 
-ReferenceParams make_params(const DeviceExpertsProblem& problem, const DeviceExperts& weights,
+ReferenceParams make_params(const ExpertsProblem& problem, const DeviceExperts& weights,
                             const DeviceExpertsCall& call) {
   const int64_t halves = problem.activation.gated ? 2 : 1;
   const int64_t hidden = problem.hidden_size;
@@ -330,11 +330,10 @@ ReferenceParams make_params(const DeviceExpertsProblem& problem, const DeviceExp
   return params;
 }
 
-cuda::LaunchShape shape_for(const DeviceExpertsProblem& problem, int64_t items,
-                            CUstream_st* stream) {
+cuda::LaunchShape shape_for(const ExpertsProblem& problem, int64_t items, CUstream_st* stream) {
   constexpr int64_t kBlocksPerMultiprocessor = 8;
   const int64_t wanted = (items + kWarpsPerBlock - 1) / kWarpsPerBlock;
-  const int64_t most = problem.device.multiprocessors * kBlocksPerMultiprocessor;
+  const int64_t most = problem.gpu().multiprocessors * kBlocksPerMultiprocessor;
   return {.blocks = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(most, 1)),
           .threads = kThreads,
           .overlap = cuda::Overlap::kNone,
@@ -343,7 +342,7 @@ cuda::LaunchShape shape_for(const DeviceExpertsProblem& problem, int64_t items,
 
 }  // namespace
 
-void run_reference(const DeviceExpertsProblem& problem, const DeviceExperts& weights,
+void run_reference(const ExpertsProblem& problem, const DeviceExperts& weights,
                    const DeviceExpertsCall& call, CUstream_st* stream) {
   const ReferenceParams params = make_params(problem, weights, call);
   const int64_t rows = call.groups.max_rows;

@@ -4,17 +4,21 @@
 
 #include "experts/cuda/device_experts.h"
 
+#include <memory>
+#include <span>
+
 namespace conclave::inline v0::experts {
 
-Support reference_supports(const DeviceExpertsProblem& problem);
-std::span<const DeviceTile> reference_tiles(const DeviceExpertsProblem& problem);
-std::unique_ptr<DeviceExpertsKernel> make_reference(const DeviceExpertsProblem& problem,
+Support reference_supports(const ExpertsProblem& problem);
+size_t reference_bytes(const ExpertsProblem& problem, int64_t tokens);
+std::span<const DeviceTile> reference_tiles(const ExpertsProblem& problem);
+std::unique_ptr<DeviceExpertsKernel> make_reference(const ExpertsProblem& problem,
                                                     const DeviceExperts& weights,
                                                     const DeviceTile& tile);
 
 namespace detail {
 // Defined in the .cu: enqueues up, the intermediate's quantisation if there is one, and down.
-void run_reference(const DeviceExpertsProblem& problem, const DeviceExperts& weights,
+void run_reference(const ExpertsProblem& problem, const DeviceExperts& weights,
                    const DeviceExpertsCall& call, CUstream_st* stream);
 }  // namespace detail
 

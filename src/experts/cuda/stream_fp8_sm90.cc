@@ -42,17 +42,15 @@ Support supports_scales(const QuantSpec& quant) {
 
 }  // namespace
 
-Support stream_fp8_supports(const DeviceExpertsProblem& problem) {
+Support stream_fp8_supports(const ExpertsProblem& problem) {
   Support support = supports_on_hopper(problem, {DType::kF8E4M3});
   if (!support) return support;
   return supports_scales(problem.quant);
 }
 
-std::span<const DeviceTile> stream_fp8_tiles(const DeviceExpertsProblem& /*problem*/) {
-  return kTiles;
-}
+std::span<const DeviceTile> stream_fp8_tiles(const ExpertsProblem& /*problem*/) { return kTiles; }
 
-StreamFp8Workspace stream_fp8_workspace(const DeviceExpertsProblem& problem, int64_t rows) {
+StreamFp8Workspace stream_fp8_workspace(const ExpertsProblem& problem, int64_t rows) {
   StreamFp8Workspace layout;
   layout.stride = (problem.intermediate_size + 15) / 16 * 16;
   int64_t scales = 0;
@@ -68,6 +66,10 @@ StreamFp8Workspace stream_fp8_workspace(const DeviceExpertsProblem& problem, int
   layout.bytes = layout.values;
   if (problem.quant.activations == ActivationScale::kToken) layout.bytes += codes * sizeof(float);
   return layout;
+}
+
+size_t stream_fp8_bytes(const ExpertsProblem& problem, int64_t tokens) {
+  return stream_fp8_workspace(problem, tokens * problem.top_k).bytes;
 }
 
 }  // namespace conclave::inline v0::experts

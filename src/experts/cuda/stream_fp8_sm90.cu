@@ -57,7 +57,7 @@ KernelPair find_kernels(const DeviceTile& tile, bool gated) {
 
 class StreamFp8Kernel final : public DeviceExpertsKernel {
  public:
-  StreamFp8Kernel(const DeviceExpertsProblem& problem, const DeviceExperts& weights,
+  StreamFp8Kernel(const ExpertsProblem& problem, const DeviceExperts& weights,
                   const DeviceTile& tile)
       : problem_(problem), tile_(tile) {
     const bool gated = problem.activation.gated;
@@ -71,10 +71,6 @@ class StreamFp8Kernel final : public DeviceExpertsKernel {
   }
 
   int32_t tile_tokens() const override { return tile_.tokens; }
-
-  size_t workspace_bytes(int64_t max_tokens) const override {
-    return stream_fp8_workspace(problem_, max_tokens * problem_.top_k).bytes;
-  }
 
   bool finishes_rows() const override { return true; }
   std::string describe() const override { return "cuda.stream_fp8_sm90 " + to_string(tile_); }
@@ -158,7 +154,7 @@ class StreamFp8Kernel final : public DeviceExpertsKernel {
     params.items_before = items_before();
     params.groups_are_done = true;
     stream::enqueue("experts.stream_fp8_sm90.up", kernels_.up, params, call.groups.max_tiles,
-                    problem_.device.multiprocessors, stream);
+                    problem_.gpu().multiprocessors, stream);
   }
 
   void quantize(const DeviceExpertsCall& call, const Intermediate& rows,
@@ -193,10 +189,10 @@ class StreamFp8Kernel final : public DeviceExpertsKernel {
     params.finish_scale = call.finish.scale;
     set_output(params, call);
     stream::enqueue("experts.stream_fp8_sm90.down", kernels_.down, params, call.groups.max_tiles,
-                    problem_.device.multiprocessors, stream);
+                    problem_.gpu().multiprocessors, stream);
   }
 
-  DeviceExpertsProblem problem_;
+  ExpertsProblem problem_;
   DeviceTile tile_;
   KernelPair kernels_;
   Params up_;
@@ -205,7 +201,7 @@ class StreamFp8Kernel final : public DeviceExpertsKernel {
 
 }  // namespace
 
-std::unique_ptr<DeviceExpertsKernel> make_stream_fp8(const DeviceExpertsProblem& problem,
+std::unique_ptr<DeviceExpertsKernel> make_stream_fp8(const ExpertsProblem& problem,
                                                      const DeviceExperts& weights,
                                                      const DeviceTile& tile) {
   return std::make_unique<StreamFp8Kernel>(problem, weights, tile);

@@ -12,9 +12,9 @@ namespace conclave::inline v0::experts {
 
 // Hopper; one scale per 128x128 block of weights and per 128 columns of a row, or one scale per
 // weight row and per row (or for all rows); every activation, bias and size.
-Support stream_fp8_supports(const DeviceExpertsProblem& problem);
-std::span<const DeviceTile> stream_fp8_tiles(const DeviceExpertsProblem& problem);
-std::unique_ptr<DeviceExpertsKernel> make_stream_fp8(const DeviceExpertsProblem& problem,
+Support stream_fp8_supports(const ExpertsProblem& problem);
+std::span<const DeviceTile> stream_fp8_tiles(const ExpertsProblem& problem);
+std::unique_ptr<DeviceExpertsKernel> make_stream_fp8(const ExpertsProblem& problem,
                                                      const DeviceExperts& weights,
                                                      const DeviceTile& tile);
 
@@ -28,6 +28,7 @@ struct StreamFp8Workspace {
   size_t values = 0;  // [rows, stride] float32, only with dynamic row scales
   size_t bytes = 0;
 };
-StreamFp8Workspace stream_fp8_workspace(const DeviceExpertsProblem& problem, int64_t rows);
+StreamFp8Workspace stream_fp8_workspace(const ExpertsProblem& problem, int64_t rows);
+size_t stream_fp8_bytes(const ExpertsProblem& problem, int64_t tokens);
 
 }  // namespace conclave::inline v0::experts

@@ -50,7 +50,7 @@ inline void allow_shared_bytes(const KernelPair& kernels) {
 
 // Parameters of a product that are known before a call; the caller adds scales and the stride of
 // the intermediate.
-inline Params up_params(const DeviceExpertsProblem& problem, const DeviceExperts& weights,
+inline Params up_params(const ExpertsProblem& problem, const DeviceExperts& weights,
                         const Kernel& kernel) {
   const bool gated = problem.activation.gated;
   const int64_t width = problem.intermediate_size;
@@ -70,7 +70,7 @@ inline Params up_params(const DeviceExpertsProblem& problem, const DeviceExperts
   return params;
 }
 
-inline Params down_params(const DeviceExpertsProblem& problem, const DeviceExperts& weights,
+inline Params down_params(const ExpertsProblem& problem, const DeviceExperts& weights,
                           const Kernel& kernel) {
   const int64_t width = problem.hidden_size;
   const int64_t depth = problem.intermediate_size;

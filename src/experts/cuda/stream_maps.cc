@@ -35,7 +35,7 @@ CUtensorMap make_map(const void* data, const Element& element,
 
 }  // namespace
 
-CUtensorMap map_gated_weights(const DeviceExpertsProblem& sizes, const DeviceExperts& weights,
+CUtensorMap map_gated_weights(const ExpertsProblem& sizes, const DeviceExperts& weights,
                               int32_t box_rows) {
   const Element element = element_of(sizes.weight_dtype);
   const uint64_t row = static_cast<uint64_t>(weights.gate_up_stride) * element.bytes;
@@ -51,8 +51,7 @@ CUtensorMap map_gated_weights(const DeviceExpertsProblem& sizes, const DeviceExp
   return make_map(weights.gate_up, element, dimensions);
 }
 
-CUtensorMap map_weights(const DeviceExpertsProblem& sizes, const WeightMatrix& matrix,
-                        int32_t box_rows) {
+CUtensorMap map_weights(const ExpertsProblem& sizes, const WeightMatrix& matrix, int32_t box_rows) {
   const Element element = element_of(sizes.weight_dtype);
   const uint64_t row = static_cast<uint64_t>(matrix.stride) * element.bytes;
   const auto rows = static_cast<uint64_t>(matrix.rows);
@@ -64,7 +63,7 @@ CUtensorMap map_weights(const DeviceExpertsProblem& sizes, const WeightMatrix& m
   return make_map(matrix.data, element, dimensions);
 }
 
-CUtensorMap map_rows(const DeviceExpertsProblem& sizes, const RowMatrix& matrix, int32_t box_rows) {
+CUtensorMap map_rows(const ExpertsProblem& sizes, const RowMatrix& matrix, int32_t box_rows) {
   const Element element = element_of(sizes.weight_dtype);
   const std::array dimensions = {
       columns(matrix.columns, element),

@@ -11,7 +11,7 @@ namespace conclave::inline v0::experts {
 // {K, 8 rows, gate and up, groups of 8 rows, E}: a box holds 8 gate rows, 8 up rows, 8 gate
 // rows..., `box_rows` in all, so that a thread's accumulators hold both gate and up of a feature.
 // The last group of rows may reach into what follows the gate; those features are not stored.
-CUtensorMap map_gated_weights(const DeviceExpertsProblem& sizes, const DeviceExperts& weights,
+CUtensorMap map_gated_weights(const ExpertsProblem& sizes, const DeviceExperts& weights,
                               int32_t box_rows);
 
 // {K, rows, E}; rows and columns beyond the sizes read as zeros.
@@ -21,8 +21,7 @@ struct WeightMatrix {
   int64_t rows = 0;
   int64_t depth = 0;
 };
-CUtensorMap map_weights(const DeviceExpertsProblem& sizes, const WeightMatrix& matrix,
-                        int32_t box_rows);
+CUtensorMap map_weights(const ExpertsProblem& sizes, const WeightMatrix& matrix, int32_t box_rows);
 
 // {columns, rows}, in the type of the weights.
 struct RowMatrix {
@@ -31,6 +30,6 @@ struct RowMatrix {
   int64_t rows = 0;
   int64_t columns = 0;
 };
-CUtensorMap map_rows(const DeviceExpertsProblem& sizes, const RowMatrix& matrix, int32_t box_rows);
+CUtensorMap map_rows(const ExpertsProblem& sizes, const RowMatrix& matrix, int32_t box_rows);
 
 }  // namespace conclave::inline v0::experts

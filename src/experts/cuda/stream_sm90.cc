@@ -20,12 +20,19 @@ constexpr std::array kTiles = {
 
 }  // namespace
 
-Support stream_sm90_supports(const DeviceExpertsProblem& problem) {
+Support stream_sm90_supports(const ExpertsProblem& problem) {
   return supports_on_hopper(problem, {DType::kBF16, DType::kF16});
 }
 
-std::span<const DeviceTile> stream_sm90_tiles(const DeviceExpertsProblem& /*problem*/) {
-  return kTiles;
+std::span<const DeviceTile> stream_sm90_tiles(const ExpertsProblem& /*problem*/) { return kTiles; }
+
+int64_t stream_sm90_stride(const ExpertsProblem& problem) {
+  return (problem.intermediate_size + 7) / 8 * 8;
+}
+
+size_t stream_sm90_bytes(const ExpertsProblem& problem, int64_t tokens) {
+  return static_cast<size_t>(tokens * problem.top_k * stream_sm90_stride(problem) *
+                             byte_size(problem.weight_dtype));
 }
 
 }  // namespace conclave::inline v0::experts

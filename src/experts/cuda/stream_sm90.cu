@@ -41,12 +41,10 @@ KernelPair find_kernels(const DeviceTile& tile) {
   }
 }
 
-constexpr int64_t kElementBytes = 2;
 
 class StreamKernel final : public DeviceExpertsKernel {
  public:
-  StreamKernel(const DeviceExpertsProblem& problem, const DeviceExperts& weights,
-               const DeviceTile& tile)
+  StreamKernel(const ExpertsProblem& problem, const DeviceExperts& weights, const DeviceTile& tile)
       : problem_(problem), tile_(tile) {
     kernels_ = problem.weight_dtype == DType::kF16 ? find_kernels<__half>(tile)
                                                    : find_kernels<__nv_bfloat16>(tile);
@@ -58,10 +56,6 @@ class StreamKernel final : public DeviceExpertsKernel {
 
   int32_t tile_tokens() const override { return tile_.tokens; }
 
-  size_t workspace_bytes(int64_t max_tokens) const override {
-    return static_cast<size_t>(max_tokens * problem_.top_k * intermediate_stride() * kElementBytes);
-  }
-
   std::string describe() const override { return "cuda.stream_sm90 " + to_string(tile_); }
 
   void run(const DeviceExpertsCall& call, CUstream_st* stream) const override {
@@ -72,7 +66,7 @@ class StreamKernel final : public DeviceExpertsKernel {
 
  private:
   // TMA needs rows at multiples of 16 bytes.
-  int64_t intermediate_stride() const { return (problem_.intermediate_size + 7) / 8 * 8; }
+  int64_t intermediate_stride() const { return stream_sm90_stride(problem_); }
 
   void run_up(const DeviceExpertsCall& call, CUstream_st* stream) const {
     Params params = with_groups(up_, call.groups);
@@ -87,7 +81,7 @@ class StreamKernel final : public DeviceExpertsKernel {
     params.input_weights = call.input_weights;
     params.output = call.workspace;
     stream::enqueue("experts.stream_sm90.up", kernels_.up, params, call.groups.max_tiles,
-                    problem_.device.multiprocessors, stream);
+                    problem_.gpu().multiprocessors, stream);
   }
 
   void run_down(const DeviceExpertsCall& call, CUstream_st* stream) const {
@@ -98,10 +92,10 @@ class StreamKernel final : public DeviceExpertsKernel {
         kernels_.down.token_box);
     set_output(params, call);
     stream::enqueue("experts.stream_sm90.down", kernels_.down, params, call.groups.max_tiles,
-                    problem_.device.multiprocessors, stream);
+                    problem_.gpu().multiprocessors, stream);
   }
 
-  DeviceExpertsProblem problem_;
+  ExpertsProblem problem_;
   DeviceTile tile_;
   KernelPair kernels_;
   Params up_;
@@ -110,7 +104,7 @@ class StreamKernel final : public DeviceExpertsKernel {
 
 }  // namespace
 
-std::unique_ptr<DeviceExpertsKernel> make_stream_sm90(const DeviceExpertsProblem& problem,
+std::unique_ptr<DeviceExpertsKernel> make_stream_sm90(const ExpertsProblem& problem,
                                                       const DeviceExperts& weights,
                                                       const DeviceTile& tile) {
   return std::make_unique<StreamKernel>(problem, weights, tile);

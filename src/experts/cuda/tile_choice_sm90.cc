@@ -51,23 +51,22 @@ struct Rates {
   double end_depth = 0;
 };
 
-double teraflops_of(const DeviceKernelRow& row, const cuda::DeviceRates& device) {
-  return row.product_share * device.*row.products;
+double teraflops_of(const TileCost& cost, const cuda::DeviceRates& device) {
+  return cost.product_share * device.*cost.products;
 }
 
-Rates rates_of(const DeviceKernelRow& row, const DeviceTile& tile,
-               const cuda::DeviceRates& device) {
-  if (tile.sorted_input && row.sorted_product_share > 0) {
-    return {.flops = row.sorted_product_share * device.*row.products * 1e12,
-            .bytes = row.sorted_memory_share * device.memory_terabytes * 1e12,
-            .row_step = static_cast<double>(row.sorted_row_step),
-            .end_depth = static_cast<double>(row.sorted_end_depth)};
+Rates rates_of(const TileCost& cost, const DeviceTile& tile, const cuda::DeviceRates& device) {
+  if (tile.sorted_input && cost.sorted_product_share > 0) {
+    return {.flops = cost.sorted_product_share * device.*cost.products * 1e12,
+            .bytes = cost.sorted_memory_share * device.memory_terabytes * 1e12,
+            .row_step = static_cast<double>(cost.sorted_row_step),
+            .end_depth = static_cast<double>(cost.sorted_end_depth)};
   }
   const double share = tile.sorted_input ? 1.0 - kGatherShare : 1.0;
-  return {.flops = teraflops_of(row, device) * 1e12 / share,
-          .bytes = row.memory_share * device.memory_terabytes * 1e12,
-          .row_step =
-              static_cast<double>(row.row_step > 0 ? row.row_step : std::max(tile.tokens / 4, 8))};
+  return {.flops = teraflops_of(cost, device) * 1e12 / share,
+          .bytes = cost.memory_share * device.memory_terabytes * 1e12,
+          .row_step = static_cast<double>(cost.row_step > 0 ? cost.row_step
+                                                            : std::max(tile.tokens / 4, 8))};
 }
 
 TileWork expected_work(const Load& load, const DeviceTile& tile, double step) {
@@ -84,16 +83,16 @@ TileWork expected_work(const Load& load, const DeviceTile& tile, double step) {
 }
 
 // Each token is read once, each row written and read again.
-double copy_seconds(const DeviceExpertsProblem& problem, int64_t tokens) {
+double copy_seconds(const ExpertsProblem& problem, int64_t tokens) {
   const double rows = static_cast<double>(tokens) * static_cast<double>(1 + 2 * problem.top_k);
   const double row_bytes =
       static_cast<double>(problem.hidden_size * bit_size(problem.weight_dtype)) / 8.0;
-  const cuda::DeviceRates& device = problem.device.rates;
+  const cuda::DeviceRates& device = problem.gpu().rates;
   return device.launch_seconds + rows * row_bytes / (device.copy_terabytes * 1e12);
 }
 
 // Share that the ends of the two products add to their time.
-double end_share(const DeviceExpertsProblem& problem, double end_depth) {
+double end_share(const ExpertsProblem& problem, double end_depth) {
   const double up = problem.activation.gated ? 2.0 : 1.0;
   const double ends = up / static_cast<double>(problem.hidden_size) +
                       1.0 / static_cast<double>(problem.intermediate_size);
@@ -103,14 +102,14 @@ double end_share(const DeviceExpertsProblem& problem, double end_depth) {
 // Loads of the routed experts, and of the shared ones that every token uses.
 using Loads = std::array<Load, 2>;
 
-double cost_seconds(const DeviceExpertsProblem& problem, const DeviceKernelRow& row,
-                    const DeviceTile& tile, const Loads& loads, int64_t tokens) {
+double cost_seconds(const ExpertsProblem& problem, const KernelRow& row, const DeviceTile& tile,
+                    const Loads& loads, int64_t tokens) {
   const double matrices = problem.activation.gated ? 3.0 : 2.0;
   const double elements = matrices * static_cast<double>(problem.hidden_size) *
                           static_cast<double>(problem.intermediate_size);
   const double expert_bytes = elements * static_cast<double>(bit_size(problem.weight_dtype)) / 8.0;
-  const cuda::DeviceRates& device = problem.device.rates;
-  const Rates rates = rates_of(row, tile, device);
+  const cuda::DeviceRates& device = problem.gpu().rates;
+  const Rates rates = rates_of(row.cost, tile, device);
   double bytes = 0;
   double cache_bytes = 0;
   double operations = 0;
@@ -134,7 +133,7 @@ double cost_seconds(const DeviceExpertsProblem& problem, const DeviceKernelRow& 
   return before + std::max(memory, arithmetic) + kExposedShare * std::min(memory, arithmetic);
 }
 
-Loads expected_loads(const DeviceExpertsProblem& problem, int64_t tokens, int64_t shared_experts) {
+Loads expected_loads(const ExpertsProblem& problem, int64_t tokens, int64_t shared_experts) {
   return {expected_load(problem.num_local_experts - shared_experts, problem.top_k - shared_experts,
                         tokens),
           expected_load(shared_experts, shared_experts, tokens)};
@@ -142,12 +141,11 @@ Loads expected_loads(const DeviceExpertsProblem& problem, int64_t tokens, int64_
 
 }  // namespace
 
-TileChoice choose_tile(const DeviceExpertsProblem& problem,
-                       std::span<const DeviceKernelRow* const> rows, int64_t tokens,
-                       int64_t shared_experts) {
+TileChoice choose_tile(const ExpertsProblem& problem, std::span<const KernelRow* const> rows,
+                       int64_t tokens, int64_t shared_experts) {
   const Loads loads = expected_loads(problem, tokens, shared_experts);
   TileChoice best;
-  for (const DeviceKernelRow* row : rows) {
+  for (const KernelRow* row : rows) {
     for (const DeviceTile& tile : row->tiles(problem)) {
       const double cost = cost_seconds(problem, *row, tile, loads, tokens) * 1e6;
       if (best.row != nullptr && cost >= best.microseconds) continue;
@@ -157,15 +155,14 @@ TileChoice choose_tile(const DeviceExpertsProblem& problem,
   return best;
 }
 
-double tile_microseconds(const DeviceExpertsProblem& problem, const DeviceKernelRow& row,
+double tile_microseconds(const ExpertsProblem& problem, const KernelRow& row,
                          const DeviceTile& tile, int64_t tokens, int64_t shared_experts) {
   return cost_seconds(problem, row, tile, expected_loads(problem, tokens, shared_experts), tokens) *
          1e6;
 }
 
-TileChoice choose_skewed_tile(const DeviceExpertsProblem& problem,
-                              std::span<const DeviceKernelRow* const> rows, const TileChoice& usual,
-                              int64_t tokens, int64_t shared_experts) {
+TileChoice choose_skewed_tile(const ExpertsProblem& problem, std::span<const KernelRow* const> rows,
+                              const TileChoice& usual, int64_t tokens, int64_t shared_experts) {
   // Two launches without work take 4 to 8 us: with few rows, and so few hot tiles, only long calls
   // can afford them.
   constexpr double kManyRows = 48;
@@ -182,9 +179,9 @@ TileChoice choose_skewed_tile(const DeviceExpertsProblem& problem,
   if (cost < (many ? kLeastMicroseconds : kLeastOfFewRows)) return {};
   if (usual.row->arithmetic.empty()) return {};
   TileChoice best;
-  for (const DeviceKernelRow* row : rows) {
-    const cuda::DeviceRates& device = problem.device.rates;
-    const bool for_more = teraflops_of(*row, device) > teraflops_of(*usual.row, device);
+  for (const KernelRow* row : rows) {
+    const cuda::DeviceRates& device = problem.gpu().rates;
+    const bool for_more = teraflops_of(row->cost, device) > teraflops_of(usual.row->cost, device);
     if (!for_more || row->arithmetic != usual.row->arithmetic) continue;
     for (const DeviceTile& tile : row->tiles(problem)) {
       if (tile.sorted_input != usual.tile.sorted_input) continue;
@@ -196,7 +193,7 @@ TileChoice choose_skewed_tile(const DeviceExpertsProblem& problem,
   return best;
 }
 
-double expected_tiles(const DeviceExpertsProblem& problem, int32_t tile_tokens, int64_t tokens,
+double expected_tiles(const ExpertsProblem& problem, int32_t tile_tokens, int64_t tokens,
                       int64_t shared_experts) {
   double tiles = 0;
   for (const Load& load : expected_loads(problem, tokens, shared_experts)) {

@@ -46,17 +46,15 @@ Support supports_quant(const QuantSpec& quant) {
 
 }  // namespace
 
-Support tile_fp8_supports(const DeviceExpertsProblem& problem) {
+Support tile_fp8_supports(const ExpertsProblem& problem) {
   Support support = supports_on_hopper(problem, {DType::kF8E4M3});
   if (!support) return support;
   return supports_quant(problem.quant);
 }
 
-std::span<const DeviceTile> tile_fp8_tiles(const DeviceExpertsProblem& /*problem*/) {
-  return kTiles;
-}
+std::span<const DeviceTile> tile_fp8_tiles(const ExpertsProblem& /*problem*/) { return kTiles; }
 
-TileFp8Workspace tile_fp8_workspace(const DeviceExpertsProblem& problem, int64_t rows) {
+TileFp8Workspace tile_fp8_workspace(const ExpertsProblem& problem, int64_t rows) {
   TileFp8Workspace layout;
   layout.code_stride = round_up(problem.intermediate_size, 16);
   if (problem.quant.activations == ActivationScale::kGroup) {
@@ -77,6 +75,10 @@ TileFp8Workspace tile_fp8_workspace(const DeviceExpertsProblem& problem, int64_t
   }
   layout.bytes = static_cast<size_t>(end);
   return layout;
+}
+
+size_t tile_fp8_bytes(const ExpertsProblem& problem, int64_t tokens) {
+  return tile_fp8_workspace(problem, tokens * problem.top_k).bytes;
 }
 
 }  // namespace conclave::inline v0::experts

@@ -46,7 +46,7 @@ CUtensorMap plain_weight_map(const void* data, int64_t experts, int64_t rows, in
 }
 
 // Map of [E, 2I, H], read as groups of 8 gate rows and the 8 up rows of the same features.
-CUtensorMap gated_weight_map(const DeviceExpertsProblem& problem, const DeviceExperts& weights) {
+CUtensorMap gated_weight_map(const ExpertsProblem& problem, const DeviceExperts& weights) {
   const auto row_bytes = static_cast<uint64_t>(weights.gate_up_stride);
   const auto features = static_cast<uint64_t>(problem.intermediate_size);
   const std::array dimensions = {
@@ -106,7 +106,7 @@ Instance up_instance(const activation::Activation& activation, int64_t depth) {
 
 class TileFp8 final : public DeviceExpertsKernel {
  public:
-  TileFp8(const DeviceExpertsProblem& problem, const DeviceExperts& weights, const DeviceTile& tile)
+  TileFp8(const ExpertsProblem& problem, const DeviceExperts& weights, const DeviceTile& tile)
       : problem_(problem), weights_(weights), tile_(tile) {
     const bool block = problem.quant.weights == WeightScale::kBlock;
     up_ = block ? up_instance<Scaling::kBlock>(problem.activation, problem.hidden_size)
@@ -125,9 +125,6 @@ class TileFp8 final : public DeviceExpertsKernel {
   }
 
   int32_t tile_tokens() const override { return static_cast<int32_t>(kClusterTokens); }
-  size_t workspace_bytes(int64_t max_tokens) const override {
-    return tile_fp8_workspace(problem_, max_tokens * problem_.top_k).bytes;
-  }
   bool finishes_rows() const override { return true; }
   std::string describe() const override { return "cuda.tile_fp8_sm90 " + to_string(tile_); }
 
@@ -241,7 +238,7 @@ class TileFp8 final : public DeviceExpertsKernel {
                CUstream_st* stream) const {
     const int64_t work = groups.max_tiles * params.feature_tiles;
     const cuda::LaunchShape shape{
-        .blocks = std::min<int64_t>(problem_.device.multiprocessors / kCluster, work) * kCluster,
+        .blocks = std::min<int64_t>(problem_.gpu().multiprocessors / kCluster, work) * kCluster,
         .threads = of.threads,
         .shared_bytes = of.shared_bytes,
         .cluster = kCluster,
@@ -249,7 +246,7 @@ class TileFp8 final : public DeviceExpertsKernel {
     cuda::launch(name, of.kernel, shape, token_map, weight_map, params);
   }
 
-  DeviceExpertsProblem problem_;
+  ExpertsProblem problem_;
   DeviceExperts weights_;
   DeviceTile tile_;
   Instance up_;
@@ -261,7 +258,7 @@ class TileFp8 final : public DeviceExpertsKernel {
 
 }  // namespace
 
-std::unique_ptr<DeviceExpertsKernel> make_tile_fp8(const DeviceExpertsProblem& problem,
+std::unique_ptr<DeviceExpertsKernel> make_tile_fp8(const ExpertsProblem& problem,
                                                    const DeviceExperts& weights,
                                                    const DeviceTile& tile) {
   return std::make_unique<TileFp8>(problem, weights, tile);

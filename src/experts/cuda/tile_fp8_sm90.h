@@ -26,11 +26,12 @@ struct TileFp8Workspace {
   size_t values = 0;         // [rows, code_stride] float32, only with dynamic row scales
   size_t bytes = 0;
 };
-TileFp8Workspace tile_fp8_workspace(const DeviceExpertsProblem& problem, int64_t rows);
+TileFp8Workspace tile_fp8_workspace(const ExpertsProblem& problem, int64_t rows);
+size_t tile_fp8_bytes(const ExpertsProblem& problem, int64_t tokens);
 
-Support tile_fp8_supports(const DeviceExpertsProblem& problem);
-std::span<const DeviceTile> tile_fp8_tiles(const DeviceExpertsProblem& problem);
-std::unique_ptr<DeviceExpertsKernel> make_tile_fp8(const DeviceExpertsProblem& problem,
+Support tile_fp8_supports(const ExpertsProblem& problem);
+std::span<const DeviceTile> tile_fp8_tiles(const ExpertsProblem& problem);
+std::unique_ptr<DeviceExpertsKernel> make_tile_fp8(const ExpertsProblem& problem,
                                                    const DeviceExperts& weights,
                                                    const DeviceTile& tile);
 

@@ -40,7 +40,7 @@ std::string to_string(const ProductTile& tile) {
 
 }  // namespace
 
-Support tile_sm90_supports(const DeviceExpertsProblem& problem) {
+Support tile_sm90_supports(const ExpertsProblem& problem) {
   Support support = supports_on_hopper(problem, {DType::kBF16, DType::kF16});
   if (!support) return support;
   // The walk over tiles counts in 32 bits.
@@ -56,13 +56,22 @@ Support tile_sm90_supports(const DeviceExpertsProblem& problem) {
   return Support::yes();
 }
 
-std::span<const DeviceTile> tile_sm90_tiles(const DeviceExpertsProblem& problem) {
+std::span<const DeviceTile> tile_sm90_tiles(const ExpertsProblem& problem) {
   // Only kernels that gather have the other formulas.
   if (!tile_sm90_common(problem.activation)) return std::span(kTiles).first(1);
   return kTiles;
 }
 
-TilePlan tile_sm90_plan(const DeviceExpertsProblem& problem, const DeviceTile& tile) {
+int64_t tile_sm90_stride(const ExpertsProblem& problem) {
+  return (problem.intermediate_size + 63) / 64 * 64;
+}
+
+size_t tile_sm90_bytes(const ExpertsProblem& problem, int64_t tokens) {
+  return kTileQueueBytes + static_cast<size_t>(tokens * problem.top_k * tile_sm90_stride(problem) *
+                                               byte_size(problem.weight_dtype));
+}
+
+TilePlan tile_sm90_plan(const ExpertsProblem& problem, const DeviceTile& tile) {
   ProductTile up = {.features = tile.features, .stages = tile.stages, .cluster = tile.cluster};
   ProductTile down = up;
   up.gathers = !tile.sorted_input;

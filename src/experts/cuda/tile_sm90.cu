@@ -92,19 +92,12 @@ CUtensorMap interleaved_map(const WeightMatrix& matrix, DType dtype, int32_t box
       {.data = matrix.data, .type = map_type(dtype), .dimensions = dimensions});
 }
 
-// Rows of the intermediate take whole lines of 128 bytes.
-int64_t intermediate_stride(int64_t intermediate_size) {
-  return (intermediate_size + 63) / 64 * 64;
-}
-
-Formulas formulas_of(const DeviceExpertsProblem& problem, Product product) {
+Formulas formulas_of(const ExpertsProblem& problem, Product product) {
   const bool all = product != Product::kDown && !tile_sm90_common(problem.activation);
   return all ? Formulas::kAll : Formulas::kCommon;
 }
 
-// The queues of the two products lie before the intermediate, apart so that they share no line.
-constexpr size_t kQueueBytes = 256;
-constexpr size_t kDownQueue = 128;
+constexpr size_t kDownQueue = 128;  // apart from the queue of up, so that they share no line
 
 // One of the two products, ready to be launched.
 struct PlannedProduct {
@@ -114,7 +107,7 @@ struct PlannedProduct {
 
 class TileSm90 final : public DeviceExpertsKernel {
  public:
-  TileSm90(const DeviceExpertsProblem& problem, const DeviceExperts& weights, const TilePlan& plan)
+  TileSm90(const ExpertsProblem& problem, const DeviceExperts& weights, const TilePlan& plan)
       : problem_(problem), plan_(plan) {
     const bool gated = problem.activation.gated;
     const int64_t up_rows = problem.intermediate_size * (gated ? 2 : 1);
@@ -124,7 +117,7 @@ class TileSm90 final : public DeviceExpertsKernel {
                  &up_);
     up_.params.columns = static_cast<int32_t>(problem.intermediate_size);
     up_.params.bias = weights.gate_up_bias;
-    up_.params.output_stride = intermediate_stride(problem.intermediate_size);
+    up_.params.output_stride = tile_sm90_stride(problem);
     up_.params.whole_chunks = true;
     plan_product(plan.down, Product::kDown,
                  {weights.down, problem.num_local_experts, problem.hidden_size,
@@ -138,10 +131,6 @@ class TileSm90 final : public DeviceExpertsKernel {
   }
 
   int32_t tile_tokens() const override { return plan_.tokens; }
-  size_t workspace_bytes(int64_t max_tokens) const override {
-    return kQueueBytes + static_cast<size_t>(max_tokens * problem_.top_k *
-                                             intermediate_stride(problem_.intermediate_size) * 2);
-  }
   std::string describe() const override { return "cuda.tile_sm90 " + to_string(plan_); }
 
   void run(const DeviceExpertsCall& call, CUstream_st* stream) const override {
@@ -160,7 +149,7 @@ class TileSm90 final : public DeviceExpertsKernel {
     up.params.input_weights = call.input_weights;
     auto* workspace = static_cast<std::byte*>(call.workspace);
     up.params.queue = workspace;
-    up.params.output = workspace + kQueueBytes;
+    up.params.output = workspace + kTileQueueBytes;
     launch("experts.tile_sm90.up", up, call.groups, stream);
 
     PlannedProduct down = down_;
@@ -194,7 +183,7 @@ class TileSm90 final : public DeviceExpertsKernel {
                                          : token_tiles_of_group({.tile_tokens = plan_.tokens,
                                                                  .tile_features = tile.features,
                                                                  .depth_bytes = matrix.depth * 2},
-                                                                problem_.device);
+                                                                problem_.gpu());
     params.group = std::max(1, group / tile.cluster);
     params.activation = activation::device_activation(problem_.activation);
     allow_shared_bytes(*planned->kernel);
@@ -239,7 +228,7 @@ class TileSm90 final : public DeviceExpertsKernel {
               CUstream_st* stream) const {
     const int64_t cluster = planned.kernel->shape.cluster;
     const int64_t units = (groups.max_tiles + cluster - 1) / cluster * planned.params.feature_tiles;
-    const int64_t clusters = std::min<int64_t>(problem_.device.multiprocessors / cluster, units);
+    const int64_t clusters = std::min<int64_t>(problem_.gpu().multiprocessors / cluster, units);
     cuda::launch(name, planned.kernel->function,
                  {.blocks = clusters * cluster,
                   .threads = planned.kernel->threads,
@@ -249,7 +238,7 @@ class TileSm90 final : public DeviceExpertsKernel {
                  planned.params);
   }
 
-  DeviceExpertsProblem problem_;
+  ExpertsProblem problem_;
   TilePlan plan_;
   PlannedProduct up_;
   PlannedProduct down_;
@@ -258,13 +247,13 @@ class TileSm90 final : public DeviceExpertsKernel {
 
 }  // namespace
 
-std::unique_ptr<DeviceExpertsKernel> make_tile_sm90_plan(const DeviceExpertsProblem& problem,
+std::unique_ptr<DeviceExpertsKernel> make_tile_sm90_plan(const ExpertsProblem& problem,
                                                          const DeviceExperts& weights,
                                                          const TilePlan& plan) {
   return std::make_unique<TileSm90>(problem, weights, plan);
 }
 
-std::unique_ptr<DeviceExpertsKernel> make_tile_sm90(const DeviceExpertsProblem& problem,
+std::unique_ptr<DeviceExpertsKernel> make_tile_sm90(const ExpertsProblem& problem,
                                                     const DeviceExperts& weights,
                                                     const DeviceTile& tile) {
   return make_tile_sm90_plan(problem, weights, tile_sm90_plan(problem, tile));

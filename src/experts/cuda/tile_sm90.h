@@ -3,6 +3,7 @@
 
 #include "experts/cuda/device_experts.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -25,10 +26,10 @@ struct TilePlan {
   ProductTile down;
 };
 
-Support tile_sm90_supports(const DeviceExpertsProblem& problem);
-std::span<const DeviceTile> tile_sm90_tiles(const DeviceExpertsProblem& problem);
+Support tile_sm90_supports(const ExpertsProblem& problem);
+std::span<const DeviceTile> tile_sm90_tiles(const ExpertsProblem& problem);
 // The plan of both products that a tile of the table stands for, for this problem.
-TilePlan tile_sm90_plan(const DeviceExpertsProblem& problem, const DeviceTile& tile);
+TilePlan tile_sm90_plan(const ExpertsProblem& problem, const DeviceTile& tile);
 std::string to_string(const TilePlan& plan);
 // True for gated silu and swiglu_oai, which every up kernel with a gate computes; the other
 // activations need one with Formulas::kAll.
@@ -43,13 +44,19 @@ struct GroupShape {
 };
 int32_t token_tiles_of_group(const GroupShape& shape, const cuda::DeviceInfo& device);
 
+// The queues of the two products lie in the workspace before the intermediate.
+inline constexpr size_t kTileQueueBytes = 256;
+// Elements from one intermediate row to the next: whole lines of 128 bytes.
+int64_t tile_sm90_stride(const ExpertsProblem& problem);
+size_t tile_sm90_bytes(const ExpertsProblem& problem, int64_t tokens);
+
 // Defined in tile_sm90.cu, which builds with CUDA only.
-std::unique_ptr<DeviceExpertsKernel> make_tile_sm90(const DeviceExpertsProblem& problem,
+std::unique_ptr<DeviceExpertsKernel> make_tile_sm90(const ExpertsProblem& problem,
                                                     const DeviceExperts& weights,
                                                     const DeviceTile& tile);
 // For measurements: takes a plan that no tile stands for. Throws Error(kInvalidArgument) if no
 // kernel was built for it.
-std::unique_ptr<DeviceExpertsKernel> make_tile_sm90_plan(const DeviceExpertsProblem& problem,
+std::unique_ptr<DeviceExpertsKernel> make_tile_sm90_plan(const ExpertsProblem& problem,
                                                          const DeviceExperts& weights,
                                                          const TilePlan& plan);
 

@@ -1,4 +1,4 @@
-#include "experts/cuda/catalog.h"
+#include "experts/cuda/device_experts.h"
 
 #include "conclave/error.h"
 

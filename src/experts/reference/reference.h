@@ -2,7 +2,8 @@
 // problem and equals all other kernels with that arithmetic bit for bit.
 #pragma once
 
-#include "experts/experts_kernel.h"
+#include "experts/kernel.h"
+#include "experts/problem.h"
 
 #include <memory>
 

@@ -2,7 +2,8 @@
 // columns of the panel, so that each keeps the order of its sum.
 //
 // Few rows decode a code when they need it. More rows share a strip of decoded weights, which costs
-// a store and lets the loop over k be that of plain float32 weights.
+// a store and lets the loop over k be that of plain weights. Rows of bf16 always share one, of
+// pairs of bf16: every code is exact in bf16, so that only rows were rounded.
 #pragma once
 
 #include "gemm/cpu/ahead-inl.h"
@@ -64,16 +65,16 @@ struct PanelCodes {
   }
 };
 
-template <int kRows>
+template <int kRows, class Activation = float>
 struct RowPointers {
-  const float* values[kRows];
+  const Activation* values[kRows];
   const float* scales[kRows];  // null for plain rows
 
   CONCLAVE_KERNEL_INLINE RowPointers(const PanelTask& task, int64_t first_row) {
     for (int r = 0; r < kRows; ++r) {
       const int64_t slot = first_row + r;
       const int64_t row = task.row_index != nullptr ? task.row_index[slot] : slot;
-      values[r] = reinterpret_cast<const float*>(task.rows + row * task.row_bytes);
+      values[r] = reinterpret_cast<const Activation*>(task.rows + row * task.row_bytes);
       scales[r] =
           task.row_scales.first == nullptr ? nullptr : task.row_scales.of_row(slot, task.row_bytes);
     }
@@ -146,9 +147,10 @@ void compute_direct_tile(const PanelTask& task, Ahead& ahead) {
 }
 
 // Some rows' sums, beside the decoded weights of k in [begin, end). A partial sum covers what
-// shares its scales; rows without scales have one, over all of k.
+// shares its scales; where weights are multiplied with theirs, there is one, over all of k.
+template <class Weights>
 struct Strip {
-  alignas(64) float weights[kStripK][64];
+  alignas(64) typename Weights::Lane weights[kStripK / Weights::kStepK][64];
   alignas(64) float partial[kMaxStripRows][64];
   alignas(64) float total[kMaxStripRows][64];
   int64_t begin = 0;
@@ -157,36 +159,97 @@ struct Strip {
   bool ends_partial = false;
 };
 
+// Codes as float32, for rows of float32: times their scales where rows are plain.
 template <class Format>
-void decode_strip(const PanelTask& task, Ahead& ahead, Strip& strip) {
+struct WidenedCodes : F32Weights {
   using Codes = PanelCodes<Format>;
-  constexpr int kVectors = 64 / Vec::kLanes;
-  const bool plain = task.row_scales.first == nullptr;
-  const float* scales = scales_at(task, strip.begin);
-  const std::byte* codes = task.panel + strip.begin * Codes::kRowBytes;
-  for (int64_t k = 0; k < strip.end - strip.begin; ++k, codes += Codes::kRowBytes) {
-    if (k % kCodesPerTurn == 0) ahead.turn();
+  using Lane = float;
+
+  static CONCLAVE_KERNEL_INLINE bool with_scales(const PanelTask& task) {
+    return task.row_scales.first == nullptr;
+  }
+  template <class Rows>
+  static CONCLAVE_KERNEL_INLINE Vec row_scale(const PanelTask& task, const Rows& rows, int r,
+                                              int64_t k) {
+    return with_scales(task) ? Vec::zero()
+                             : Vec::broadcast(rows.scales[r][k / task.row_scales.width]);
+  }
+  static CONCLAVE_KERNEL_INLINE void decode(const PanelTask& task, Ahead& ahead,
+                                            Strip<WidenedCodes>& strip) {
+    constexpr int kVectors = 64 / Vec::kLanes;
+    const bool plain = with_scales(task);
+    const float* scales = scales_at(task, strip.begin);
+    const std::byte* codes = task.panel + strip.begin * Codes::kRowBytes;
+    for (int64_t k = 0; k < strip.end - strip.begin; ++k, codes += Codes::kRowBytes) {
+      if (k % kCodesPerTurn == 0) ahead.turn();
 #pragma GCC unroll 8
-    for (int j = 0; j < kVectors; ++j) {
-      const Vec weight = Codes::template load<kVectors>(codes, 0, j);
-      const int c = column_of<kVectors>(0, j);
-      (plain ? Vec::mul(weight, Vec::load(scales + c)) : weight).store(strip.weights[k] + c);
+      for (int j = 0; j < kVectors; ++j) {
+        const Vec weight = Codes::template load<kVectors>(codes, 0, j);
+        const int c = column_of<kVectors>(0, j);
+        (plain ? Vec::mul(weight, Vec::load(scales + c)) : weight).store(strip.weights[k] + c);
+      }
     }
   }
+};
+
+#if defined(CONCLAVE_SIMD_AVX512_BF16)
+template <class Format>
+constexpr bool codes_are_bf16() {
+  for (int code = 0; code < 1 << Format::kBits; ++code) {
+    const float value = Format::decode(static_cast<uint8_t>(code));
+    if (value == value && (__builtin_bit_cast(uint32_t, value) & 0xffffU) != 0) return false;
+  }
+  return true;
 }
 
+// Codes as pairs of bf16, for plain rows of bf16.
+template <class Format>
+struct PairedCodes : Bf16DotWeights {
+  static_assert(codes_are_bf16<Format>());
+  using Codes = PanelCodes<Format>;
+  using Lane = uint32_t;
+
+  static CONCLAVE_KERNEL_INLINE bool with_scales(const PanelTask& /*task*/) { return false; }
+  template <class Rows>
+  static CONCLAVE_KERNEL_INLINE Vec row_scale(const PanelTask& /*task*/, const Rows& /*rows*/,
+                                              int /*r*/, int64_t /*k*/) {
+    return Vec::broadcast(1.0F);
+  }
+  // A strip that ends in the middle of a pair has a zero there: the row's next value is not its
+  // own.
+  static CONCLAVE_KERNEL_INLINE void decode(const PanelTask& task, Ahead& ahead,
+                                            Strip<PairedCodes>& strip) {
+    constexpr int kVectors = 64 / Vec::kLanes;
+    const std::byte* codes = task.panel + strip.begin * Codes::kRowBytes;
+    const int64_t length = strip.end - strip.begin;
+    for (int64_t k = 0; k < length; k += 2, codes += 2 * Codes::kRowBytes) {
+      if (k % kCodesPerTurn == 0) ahead.turn();
+#pragma GCC unroll 8
+      for (int j = 0; j < kVectors; ++j) {
+        const Vec first = Codes::template load<kVectors>(codes, 0, j);
+        const Vec second = k + 1 < length
+                               ? Codes::template load<kVectors>(codes + Codes::kRowBytes, 0, j)
+                               : Vec::zero();
+        Vec::pair_bf16(first, second).store(strip.weights[k / 2] + column_of<kVectors>(0, j));
+      }
+    }
+  }
+};
+#endif
+
 // Rows first_row + [0, kRows) of the task; `row` is the first one's place in the strip.
-template <int kRows>
-void add_strip_tile(const PanelTask& task, int64_t first_row, int64_t row, Strip& strip) {
+template <class Weights, int kRows>
+void add_strip_tile(const PanelTask& task, int64_t first_row, int64_t row, Strip<Weights>& strip) {
   constexpr int kVectors = kTileVectors<kRows>;
   constexpr int kPasses = 64 / (kVectors * Vec::kLanes);
-  const RowPointers<kRows> rows(task, first_row);
+  const RowPointers<kRows, typename Weights::Activation> rows(task, first_row);
   const float* scales = scales_at(task, strip.begin);
-  const bool plain = task.row_scales.first == nullptr;
+  const bool plain = Weights::with_scales(task);
   for (int pass = 0; pass < kPasses; ++pass) {
     Tile<kRows, kVectors> tile;
     tile.clear();
     if (!strip.begins_partial) {
+#pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
         for (int j = 0; j < kVectors; ++j) {
@@ -195,12 +258,13 @@ void add_strip_tile(const PanelTask& task, int64_t first_row, int64_t row, Strip
       }
     }
     const auto* weights = reinterpret_cast<const std::byte*>(strip.weights[0]);
-    for (int64_t k = strip.begin; k < strip.end; ++k, weights += 64 * sizeof(float)) {
-      tile.template multiply_add<LoadF32>(rows.values, k, weights, pass);
+    for (int64_t k = strip.begin; k < strip.end; k += Weights::kStepK, weights += 64 * 4) {
+      Weights::template step<kRows, kVectors>(tile, rows.values, k, weights, pass);
     }
+    // Left rolled up, this loop keeps the sums in memory, also while they are added to.
+#pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      const Vec row_scale =
-          plain ? Vec::zero() : Vec::broadcast(rows.scales[r][strip.begin / task.row_scales.width]);
+      const Vec row_scale = Weights::row_scale(task, rows, r, strip.begin);
 #pragma GCC unroll 8
       for (int j = 0; j < kVectors; ++j) {
         const int column = column_of<kVectors>(pass, j);
@@ -227,23 +291,24 @@ CONCLAVE_KERNEL_INLINE void call_for(int64_t count, const Function& function) {
   function.template call<kMost>();
 }
 
+template <class Weights>
 struct AddStripTile {
   const PanelTask& task;
   int64_t first_row;
   int64_t row;
-  Strip& strip;
+  Strip<Weights>& strip;
 
   template <int kRows>
   CONCLAVE_KERNEL_INLINE void call() const {
-    add_strip_tile<kRows>(task, first_row, row, strip);
+    add_strip_tile<Weights, kRows>(task, first_row, row, strip);
   }
 };
 
 // Rows [first, first + count), at most kMaxStripRows.
-template <class Format>
+template <class Weights>
 void compute_by_strips(const PanelTask& task, int64_t first, int64_t count, Ahead& ahead) {
-  const bool plain = task.row_scales.first == nullptr;
-  Strip strip;
+  const bool plain = Weights::with_scales(task);
+  Strip<Weights> strip;
   for (int64_t r = 0; r < count; ++r) {
     for (int64_t c = 0; c < 64; c += Vec::kLanes) Vec::zero().store(strip.total[r] + c);
   }
@@ -254,10 +319,10 @@ void compute_by_strips(const PanelTask& task, int64_t first, int64_t count, Ahea
       strip.end = lesser(end, strip.begin + kStripK);
       strip.begins_partial = strip.begin == (plain ? 0 : segment);
       strip.ends_partial = strip.end == (plain ? task.k : end);
-      decode_strip<Format>(task, ahead, strip);
+      Weights::decode(task, ahead, strip);
       for (int64_t t = 0, row = 0; t < tiles; ++t) {
         const int64_t rows = count / tiles + (t < count % tiles ? 1 : 0);
-        call_for<kMaxTileRows>(rows, AddStripTile{task, first + row, row, strip});
+        call_for<kMaxTileRows>(rows, AddStripTile<Weights>{task, first + row, row, strip});
         row += rows;
       }
     }
@@ -285,21 +350,48 @@ struct ComputeDirectTile {
   }
 };
 
-// A PanelFunction.
+template <class Weights>
+CONCLAVE_KERNEL_INLINE Ahead fetch_codes(const PanelTask& task) {
+  const int64_t blocks = (task.num_rows + kMaxStripRows - 1) / kMaxStripRows;
+  const int64_t turns = (task.k + kCodesPerTurn - 1) / kCodesPerTurn;
+  return Ahead(task.next_panel, task.k * Weights::Codes::kRowBytes, turns * blocks);
+}
+
+template <class Weights>
+CONCLAVE_KERNEL_INLINE void compute_blocks(const PanelTask& task, Ahead& ahead) {
+  for (int64_t first = 0; first < task.num_rows; first += kMaxStripRows) {
+    compute_by_strips<Weights>(task, first, lesser(kMaxStripRows, task.num_rows - first), ahead);
+  }
+}
+
+// A PanelFunction for rows of float32.
 template <class Format>
 void compute_coded_panel(const PanelTask& task) noexcept {
   if (task.num_rows == 0) return;
-  const int64_t blocks = (task.num_rows + kMaxStripRows - 1) / kMaxStripRows;
-  const int64_t turns = (task.k + kCodesPerTurn - 1) / kCodesPerTurn;
-  Ahead ahead(task.next_panel, task.k * PanelCodes<Format>::kRowBytes, turns * blocks);
+  Ahead ahead = fetch_codes<WidenedCodes<Format>>(task);
   if (task.num_rows <= kMaxDirectRows) {
     call_for<kMaxDirectRows>(task.num_rows, ComputeDirectTile<Format>{task, ahead});
     return;
   }
-  for (int64_t first = 0; first < task.num_rows; first += kMaxStripRows) {
-    compute_by_strips<Format>(task, first, lesser(kMaxStripRows, task.num_rows - first), ahead);
-  }
+  compute_blocks<WidenedCodes<Format>>(task, ahead);
 }
+
+#if defined(CONCLAVE_SIMD_AVX512_BF16)
+// A PanelFunction for plain rows of bf16.
+template <class Format>
+void compute_paired_panel(const PanelTask& task) noexcept {
+  if (task.num_rows == 0) return;
+  Ahead ahead = fetch_codes<PairedCodes<Format>>(task);
+  compute_blocks<PairedCodes<Format>>(task, ahead);
+}
+
+template <class... Formats>
+PanelFunction paired_product(DType weights, quant::FormatList<Formats...>) noexcept {
+  PanelFunction product = nullptr;
+  ((weights == Formats::kElement ? void(product = &compute_paired_panel<Formats>) : void()), ...);
+  return product;
+}
+#endif
 
 // The product for weights of one of the formats; null if they are of another.
 template <class... Formats>

@@ -33,7 +33,7 @@ class Booking {
 
 int64_t group_bytes(const CudaMlpPlan& part, const CallRange& calls) {
   size_t bytes = 0;
-  for_each_rung(part.ladder, calls, [&](const LadderRung& rung, int64_t tokens) {
+  for_each_rung(part.ladder, calls, [&](const experts::LadderRung& rung, int64_t tokens) {
     const int32_t tile = rung.skewed_row == nullptr
                              ? rung.tile.tokens
                              : std::min(rung.tile.tokens, rung.skewed_tile.tokens);
@@ -43,15 +43,31 @@ int64_t group_bytes(const CudaMlpPlan& part, const CallRange& calls) {
   return static_cast<int64_t>(bytes);
 }
 
-size_t intermediate_bytes(const experts::DeviceExpertsProblem& problem, int64_t tokens) {
-  const int64_t rows = tokens * problem.top_k;
-  const DType dtype = problem.weight_dtype;
-  const bool scaled = !is_plain(dtype);
-  const int64_t row = scaled ? padded_codes(problem.intermediate_size)
-                             : padded_row(problem.intermediate_size, dtype) * byte_size(dtype);
-  const int64_t scales =
-      scaled ? ceil_div(problem.intermediate_size, kScaleColumns) * int64_t{sizeof(float)} : 0;
-  return static_cast<size_t>(rows * (row + scales));
+// The most that the kernels of one kind of experts need.
+size_t kernel_bytes(const CudaMlpPlan& part, int64_t tokens) {
+  size_t most = 0;
+  for_each_rung(part.ladder, {.first = 1, .last = tokens},
+                [&](const experts::LadderRung& rung, int64_t last) {
+                  for (const experts::KernelRow* row : {rung.row, rung.skewed_row}) {
+                    if (row == nullptr) continue;
+                    most = std::max(most, row->workspace_bytes(part.problem, last));
+                  }
+                });
+  return most;
+}
+
+// Kinds of experts run one after the other and share this memory.
+size_t experts_bytes(const CudaPlan& plan, int64_t tokens) {
+  size_t most = kernel_bytes(plan.routed, tokens);
+  if (plan.shared) most = std::max(most, kernel_bytes(*plan.shared, tokens));
+  if (plan.residual) most = std::max(most, kernel_bytes(*plan.residual, tokens));
+  return most;
+}
+
+// The single launch uses the front of the workspace, with its counters, and no slice.
+size_t decode_bytes(const CudaPlan& plan) {
+  if (plan.decode_tokens == 0) return 0;
+  return plan.decode_row->workspace_bytes(plan.routed.problem, plan.decode_tokens);
 }
 
 // The most tokens whose rows are not copied into sorted order. Experts that every row uses may be a
@@ -59,7 +75,7 @@ size_t intermediate_bytes(const experts::DeviceExpertsProblem& problem, int64_t 
 int64_t unsorted_tokens(const CudaMlpPlan& part, const CallRange& calls) {
   if (part.problem.top_k == part.problem.num_local_experts) return calls.last;
   int64_t most = 0;
-  for_each_rung(part.ladder, calls, [&](const LadderRung& rung, int64_t tokens) {
+  for_each_rung(part.ladder, calls, [&](const experts::LadderRung& rung, int64_t tokens) {
     if (!rung.tile.sorted_input) most = tokens;
   });
   return most;
@@ -76,7 +92,7 @@ int64_t output_bytes(const CudaMlpPlan& part, const CallRange& calls) {
   };
   if (part.ladder.empty()) return calls.last * top_k * row_bytes;
   int64_t most = 0;
-  for_each_rung(part.ladder, calls, [&](const LadderRung& rung, int64_t tokens) {
+  for_each_rung(part.ladder, calls, [&](const experts::LadderRung& rung, int64_t tokens) {
     const int64_t slots = tokens * top_k;
     if (rung.tile.sorted_input) most = std::max(most, of_sorted(slots));
     if (!rung.adds_rows) most = std::max(most, slots * row_bytes);
@@ -86,7 +102,7 @@ int64_t output_bytes(const CudaMlpPlan& part, const CallRange& calls) {
 
 MlpSlices book_mlp(Booking& booking, const CudaMlpPlan& part, const CallRange& calls,
                    int64_t rows_per_token = 1) {
-  const experts::DeviceExpertsProblem& problem = part.problem;
+  const experts::ExpertsProblem& problem = part.problem;
   const int64_t unsorted = unsorted_tokens(part, calls) * rows_per_token;
   const int64_t sums =
       tokens_added(part.ladder, calls) * padded_row(problem.hidden_size, DType::kF32);
@@ -135,19 +151,7 @@ void book_factors(Booking& booking, const MoeSpec& spec, int64_t tokens, CudaSli
 
 }  // namespace
 
-KernelBytes estimated_kernel_bytes(const CudaPlan& plan, int64_t tokens) {
-  size_t most = 0;
-  const auto add = [&](const CudaMlpPlan& part) {
-    if (!part.ladder.empty()) most = std::max(most, intermediate_bytes(part.problem, tokens));
-  };
-  add(plan.routed);
-  if (plan.shared) add(*plan.shared);
-  if (plan.residual) add(*plan.residual);
-  return {.experts = most};
-}
-
-WorkspaceBooking book_workspace(const CudaPlan& plan, const CallRange& calls,
-                                const KernelBytes& kernels) {
+WorkspaceBooking book_workspace(const CudaPlan& plan, const CallRange& calls) {
   const MoeSpec& spec = plan.spec;
   const int64_t tokens = calls.last;
   Booking booking;
@@ -160,8 +164,7 @@ WorkspaceBooking book_workspace(const CudaPlan& plan, const CallRange& calls,
   if (plan.shared) grouping = std::max(grouping, group_bytes(*plan.shared, calls));
   if (plan.residual) grouping = std::max(grouping, group_bytes(*plan.residual, calls));
   slices.group = booking.book(grouping, 1);
-  // Kinds of experts run one after the other and share this memory.
-  slices.experts = booking.book(static_cast<int64_t>(kernels.experts), 1);
+  slices.experts = booking.book(static_cast<int64_t>(experts_bytes(plan, tokens)), 1);
   slices.routed = book_mlp(booking, plan.routed, calls, plan.rows_per_token());
   if (plan.shared) slices.shared = book_mlp(booking, *plan.shared, calls);
   if (plan.residual) slices.residual = book_mlp(booking, *plan.residual, calls);
@@ -175,21 +178,20 @@ WorkspaceBooking book_workspace(const CudaPlan& plan, const CallRange& calls,
   }
   return {.calls = calls,
           .slices = slices,
-          .total_bytes = std::max(booking.total_bytes(), kernels.decode)};
+          .total_bytes = std::max(booking.total_bytes(), decode_bytes(plan))};
 }
 
-std::vector<WorkspaceBooking> book_every_rung(const CudaPlan& plan, int64_t max_tokens,
-                                              const KernelBytesOf& bytes_of) {
+std::vector<WorkspaceBooking> book_every_rung(const CudaPlan& plan, int64_t max_tokens) {
   std::vector<WorkspaceBooking> bookings;
   for (const CallRange& calls : calls_by_rung(plan.routed.ladder, max_tokens)) {
-    bookings.push_back(book_workspace(plan, calls, bytes_of(calls.last)));
+    bookings.push_back(book_workspace(plan, calls));
   }
   return bookings;
 }
 
-size_t workspace_bytes(const CudaPlan& plan, int64_t max_tokens, const KernelBytesOf& bytes_of) {
+size_t workspace_bytes(const CudaPlan& plan, int64_t max_tokens) {
   size_t most = 0;
-  for (const WorkspaceBooking& booking : book_every_rung(plan, max_tokens, bytes_of)) {
+  for (const WorkspaceBooking& booking : book_every_rung(plan, max_tokens)) {
     most = std::max(most, booking.total_bytes);
   }
   return most;

@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <vector>
 
 namespace conclave::inline v0 {
@@ -21,21 +20,12 @@ struct WorkspaceBooking {
   size_t total_bytes = 0;
 };
 
-// The bytes that kernels need for calls of up to `tokens` tokens.
-using KernelBytesOf = std::function<KernelBytes(int64_t tokens)>;
-
 // Books for `calls`; if several rungs serve them, the slices hold what each rung needs, all at
 // once. Throws Error(kSizeOverflow).
-WorkspaceBooking book_workspace(const CudaPlan& plan, const CallRange& calls,
-                                const KernelBytes& kernels);
+WorkspaceBooking book_workspace(const CudaPlan& plan, const CallRange& calls);
 // One booking per rung, up to calls of `max_tokens` tokens.
-std::vector<WorkspaceBooking> book_every_rung(const CudaPlan& plan, int64_t max_tokens,
-                                              const KernelBytesOf& bytes_of);
+std::vector<WorkspaceBooking> book_every_rung(const CudaPlan& plan, int64_t max_tokens);
 // Bytes that serve all calls of up to `max_tokens` tokens.
-size_t workspace_bytes(const CudaPlan& plan, int64_t max_tokens, const KernelBytesOf& bytes_of);
-
-// An estimate without kernels, which exist only with weights: the intermediate rows that every
-// kernel needs.
-KernelBytes estimated_kernel_bytes(const CudaPlan& plan, int64_t tokens);
+size_t workspace_bytes(const CudaPlan& plan, int64_t max_tokens);
 
 }  // namespace conclave::inline v0

@@ -96,7 +96,6 @@ class CudaEngine final : public Engine {
   CudaWeights load(const WeightSource& source) const;
   void reload_staged(const WeightSource& source);
   void bind();
-  KernelBytesOf bytes_of_kernels() const;
   WorkspaceBooking booking_in(std::span<const std::byte> workspace, int64_t tokens) const;
   void check_routing(const ForwardArgs& args) const;
   std::span<std::byte> workspace_of_caller(const Workspace& workspace) const;
@@ -171,8 +170,7 @@ std::unique_ptr<Engine> CudaEngine::with_max_tokens(int64_t max_tokens) const {
 void CudaEngine::bind() {
   const std::lock_guard lock(shared_->mutex);
   kernels_ = make_cuda_kernels(plan_, shared_->weights);
-  bookings_ = book_every_rung(plan_, plan_.options.max_tokens, bytes_of_kernels());
-  summarise_workspace(plan_, bytes_of_kernels());
+  bookings_ = book_every_rung(plan_, plan_.options.max_tokens);
   shared_->users.push_back(this);
 }
 
@@ -183,10 +181,6 @@ CudaWeights CudaEngine::load(const WeightSource& source) const {
   return weights;
 }
 
-KernelBytesOf CudaEngine::bytes_of_kernels() const {
-  return [this](int64_t tokens) { return kernel_bytes(kernels_, tokens); };
-}
-
 // The booking of the call's rung, or, if the caller's workspace is smaller, one for just `tokens`.
 WorkspaceBooking CudaEngine::booking_in(std::span<const std::byte> workspace,
                                         int64_t tokens) const {
@@ -194,8 +188,7 @@ WorkspaceBooking CudaEngine::booking_in(std::span<const std::byte> workspace,
   const WorkspaceBooking& planned = *std::find_if(bookings_.begin(), bookings_.end() - 1, serves);
   if (planned.total_bytes <= workspace.size()) return planned;
   const int64_t least = std::max<int64_t>(tokens, 1);
-  WorkspaceBooking smaller =
-      book_workspace(plan_, {.first = least, .last = least}, kernel_bytes(kernels_, least));
+  WorkspaceBooking smaller = book_workspace(plan_, {.first = least, .last = least});
   check_workspace_size(workspace, smaller.total_bytes);
   return smaller;
 }
@@ -203,7 +196,7 @@ WorkspaceBooking CudaEngine::booking_in(std::span<const std::byte> workspace,
 size_t CudaEngine::workspace_bytes(int64_t tokens) const {
   const int64_t most = plan_.options.max_tokens;
   if (tokens >= most) return plan_.summary.workspace_bytes;
-  return conclave::workspace_bytes(plan_, std::max<int64_t>(tokens, 1), bytes_of_kernels());
+  return conclave::workspace_bytes(plan_, std::max<int64_t>(tokens, 1));
 }
 
 void CudaEngine::check_routing(const ForwardArgs& args) const {

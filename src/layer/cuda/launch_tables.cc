@@ -1,5 +1,7 @@
 #include "layer/cuda/launch_tables.h"
 
+#include "core/verdicts.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -30,17 +32,11 @@ std::string calls_of(const std::vector<Rung>& ladder, const Serves& serves) {
 
 // Lists a catalog's row: the calls that it serves and why, or why it serves none.
 template <class Row>
-PlanRow verdict_on(const char* table, const Row& row, const Support& support,
-                   const std::string& calls) {
-  std::string reason = support.reason();
-  if (support) {
-    reason =
-        calls.empty() ? "no number of tokens prefers it" : fmt::format("{}: {}", calls, row.reason);
-  }
-  return {.table = table,
-          .name = std::string(row.name),
-          .chosen = support && !calls.empty(),
-          .reason = std::move(reason)};
+PlanRow verdict_by_calls(const char* table, const Row& row, const Support& support,
+                         const std::string& calls) {
+  return verdict_on(
+      table, row.name, support, !calls.empty(),
+      calls.empty() ? "no number of tokens prefers it" : fmt::format("{}: {}", calls, row.reason));
 }
 
 void choose_gate(CudaPlan& plan, const char* table, int64_t num_logits,
@@ -51,7 +47,7 @@ void choose_gate(CudaPlan& plan, const char* table, int64_t num_logits,
   for (const gemm::DeviceGateRow& row : gemm::device_gate_catalog().rows()) {
     const auto serves = [&row](const gemm::GateRung& rung) { return rung.row == &row; };
     plan.summary.rows.push_back(
-        verdict_on(table, row, row.supports(problem), calls_of(ladder, serves)));
+        verdict_by_calls(table, row, row.supports(problem), calls_of(ladder, serves)));
   }
 }
 
@@ -84,12 +80,13 @@ void list_grouping(CudaPlan& plan) {
   const std::vector<GroupRung>& ladder = plan.routed.grouping;
   for (const auto& row : dispatch::device_group_catalog().rows()) {
     const auto serves = [&row](const GroupRung& rung) { return rung.row == &row; };
-    plan.summary.rows.push_back(verdict_on("group", row, Support::yes(), calls_of(ladder, serves)));
+    plan.summary.rows.push_back(
+        verdict_by_calls("group", row, Support::yes(), calls_of(ladder, serves)));
   }
   for (const auto& row : dispatch::device_check_catalog().rows()) {
     const auto serves = [&row](const GroupRung& rung) { return rung.check == &row; };
     plan.summary.rows.push_back(
-        verdict_on("given ids", row, Support::yes(), calls_of(ladder, serves)));
+        verdict_by_calls("given ids", row, Support::yes(), calls_of(ladder, serves)));
   }
 }
 
@@ -109,7 +106,7 @@ void choose_routing(CudaPlan& plan) {
   for (const RouteGroupRow& row : route_group_catalog().rows()) {
     const auto serves = [&row](const RouteGroupRung& rung) { return rung.row == &row; };
     plan.summary.rows.push_back(
-        verdict_on("route", row, row.supports(problem), calls_of(plan.routing, serves)));
+        verdict_by_calls("route", row, row.supports(problem), calls_of(plan.routing, serves)));
   }
 }
 

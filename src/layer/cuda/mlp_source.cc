@@ -66,7 +66,7 @@ MlpSource residual_source(const CudaPlan& plan) {
 Support find_layout(const MlpSource& mlp, const WeightSource& source, InPlaceLayout& layout) {
   if (source.memory() == MemoryKind::kHost) return Support::no("the weights are in host memory");
   if (mlp.experts.empty()) return Support::no("there are no experts");
-  const experts::DeviceExpertsProblem& problem = mlp.problem;
+  const experts::ExpertsProblem& problem = mlp.problem;
   const LocalExpert& first_expert = mlp.experts.front();
   const WeightId up_id = first_expert.id(WeightMatrix::kUp);
   const WeightId down_id = first_expert.id(WeightMatrix::kDown);

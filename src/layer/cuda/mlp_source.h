@@ -34,7 +34,7 @@ struct LocalExpert {
 
 // Experts that one kernel runs.
 struct MlpSource {
-  const experts::DeviceExpertsProblem& problem;
+  const experts::ExpertsProblem& problem;
   std::vector<LocalExpert> experts;
   bool adds_down_bias = true;
 

@@ -60,7 +60,7 @@ struct CodePlace {
 
 DeviceRows quantised_rows(const CudaCall& call, const CudaMlp& mlp, const SourceRows& source,
                           const CodePlace& place) {
-  const experts::DeviceExpertsProblem& problem = mlp.plan.problem;
+  const experts::ExpertsProblem& problem = mlp.plan.problem;
   const QuantSpec& quant = problem.quant;
   const quant::CodeBook& codes = *quant::format_of(problem.weight_dtype).row_codes;
   const int64_t columns = problem.hidden_size;
@@ -292,7 +292,7 @@ experts::RowSums routed_sums(const CudaCall& call) {
 
 void run_on_every_row(const CudaCall& call, const CudaMlp& mlp, const CudaRouting& routing,
                       const SourceRows& source) {
-  const experts::DeviceExpertsProblem& problem = mlp.plan.problem;
+  const experts::ExpertsProblem& problem = mlp.plan.problem;
   const auto experts = static_cast<int32_t>(problem.num_local_experts);
   const GroupedRows groups =
       dispatch::device_group({.launches = rung_for(mlp.plan.grouping, call.count).launches,

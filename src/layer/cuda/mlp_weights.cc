@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kSlackRows = 64;
 CudaMlpWeights allocate_matrices(const DeviceArrays& arrays, const MlpSource& mlp,
                                  const WeightSource& source) {
-  const experts::DeviceExpertsProblem& problem = mlp.problem;
+  const experts::ExpertsProblem& problem = mlp.problem;
   const int64_t count = mlp.count();
   CudaMlpWeights weights;
   InPlaceLayout layout;
@@ -52,7 +52,7 @@ CudaMlpWeights allocate_matrices(const DeviceArrays& arrays, const MlpSource& ml
 
 // Scales of one matrix [rows, cols] as kernels read them: of blocks as stored, otherwise one for
 // each row.
-int64_t scale_count(const experts::DeviceExpertsProblem& problem, int64_t rows, int64_t cols) {
+int64_t scale_count(const experts::ExpertsProblem& problem, int64_t rows, int64_t cols) {
   if (problem.quant.weights != WeightScale::kBlock) return rows;
   const quant::PlaneShape plane =
       quant::plane_of(WeightPlane::kScale, problem.weight_dtype, problem.quant, rows, cols);
@@ -60,7 +60,7 @@ int64_t scale_count(const experts::DeviceExpertsProblem& problem, int64_t rows, 
 }
 
 void allocate_scales(const DeviceArrays& arrays, const MlpSource& mlp, CudaMlpWeights& weights) {
-  const experts::DeviceExpertsProblem& problem = mlp.problem;
+  const experts::ExpertsProblem& problem = mlp.problem;
   if (is_plain(problem.weight_dtype)) return;
   const int64_t count = mlp.count();
   const int64_t hidden = problem.hidden_size;
@@ -78,7 +78,7 @@ void allocate_scales(const DeviceArrays& arrays, const MlpSource& mlp, CudaMlpWe
 
 void fill_matrices(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& weights,
                    const Context& context) {
-  const experts::DeviceExpertsProblem& problem = mlp.problem;
+  const experts::ExpertsProblem& problem = mlp.problem;
   const DType dtype = problem.weight_dtype;
   const int64_t hidden = problem.hidden_size;
   const int64_t inner = problem.intermediate_size;
@@ -104,7 +104,7 @@ void fill_matrices(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& w
 }
 
 void fill_biases(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& weights) {
-  const experts::DeviceExpertsProblem& problem = mlp.problem;
+  const experts::ExpertsProblem& problem = mlp.problem;
   if (!problem.has_bias) return;
   for (size_t i = 0; i < mlp.experts.size(); ++i) {
     const LocalExpert& expert = mlp.experts[i];
@@ -144,7 +144,7 @@ std::vector<float> read_scales(const QuantSpec& quant, const WeightSource& sourc
 }
 
 void fill_scales(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& weights) {
-  const experts::DeviceExpertsProblem& problem = mlp.problem;
+  const experts::ExpertsProblem& problem = mlp.problem;
   if (is_plain(problem.weight_dtype)) return;
   float* gate_up = weights.gate_up_scale.as<float>();
   float* down = weights.down_scale.as<float>();

@@ -20,7 +20,7 @@ struct SkewRule {
 };
 SkewRule skew_rule(const CudaCall& call) {
   const CudaPlan& plan = call.plan;
-  const LadderRung& rung = rung_for(plan.routed.ladder, call.count);
+  const experts::LadderRung& rung = rung_for(plan.routed.ladder, call.count);
   if (rung.skewed_row == nullptr) return {};
   return {.tile_tokens = rung_for(call.kernels.routed, call.count).skewed->tile_tokens(),
           .from = rung.most_even_tiles[static_cast<size_t>(call.count - rung.first_tokens)]};
@@ -82,36 +82,37 @@ void run_in_one_launch(const CudaCall& call, const CudaRouting& routing, IdCheck
 // Makes one kernel per row and tile that a ladder names.
 class KernelMaker {
  public:
-  KernelMaker(const experts::DeviceExpertsProblem& problem, const experts::DeviceExperts& weights,
+  KernelMaker(const experts::ExpertsProblem& problem, const experts::DeviceExperts& weights,
               CudaKernels& kernels)
       : problem_(problem), weights_(weights), kernels_(kernels) {}
 
-  const experts::DeviceExpertsKernel* kernel(const experts::DeviceKernelRow* row,
+  const experts::DeviceExpertsKernel* kernel(const experts::KernelRow* row,
                                              const experts::DeviceTile& tile) {
     if (row == nullptr) return nullptr;
     for (const Made& made : made_) {
       if (made.row == row && made.tile == tile) return made.kernel;
     }
-    kernels_.owned.push_back(row->make(problem_, weights_, tile));
+    kernels_.owned.push_back(row->make_on_device(problem_, weights_, tile));
     made_.push_back({row, tile, kernels_.owned.back().get()});
     return made_.back().kernel;
   }
 
  private:
   struct Made {
-    const experts::DeviceKernelRow* row;
+    const experts::KernelRow* row;
     experts::DeviceTile tile;
     const experts::DeviceExpertsKernel* kernel;
   };
-  const experts::DeviceExpertsProblem& problem_;
+  const experts::ExpertsProblem& problem_;
   const experts::DeviceExperts& weights_;
   CudaKernels& kernels_;
   std::vector<Made> made_;
 };
 
-std::vector<CudaRung> make_rungs(const std::vector<LadderRung>& ladder, KernelMaker maker) {
+std::vector<CudaRung> make_rungs(const std::vector<experts::LadderRung>& ladder,
+                                 KernelMaker maker) {
   std::vector<CudaRung> rungs;
-  for (const LadderRung& rung : ladder) {
+  for (const experts::LadderRung& rung : ladder) {
     rungs.push_back({.last_tokens = rung.last_tokens,
                      .kernel = maker.kernel(rung.row, rung.tile),
                      .sorted_input = rung.tile.sorted_input,
@@ -119,18 +120,6 @@ std::vector<CudaRung> make_rungs(const std::vector<LadderRung>& ladder, KernelMa
                      .skewed = maker.kernel(rung.skewed_row, rung.skewed_tile)});
   }
   return rungs;
-}
-
-// The most bytes of any rung that serves calls of at most `tokens`.
-size_t most_bytes(const std::vector<CudaRung>& rungs, int64_t tokens) {
-  size_t bytes = 0;
-  for (const CudaRung& rung : rungs) {
-    const int64_t most = std::min(rung.last_tokens, tokens);
-    bytes = std::max(bytes, rung.kernel->workspace_bytes(most));
-    if (rung.skewed != nullptr) bytes = std::max(bytes, rung.skewed->workspace_bytes(most));
-    if (rung.last_tokens >= tokens) break;
-  }
-  return bytes;
 }
 
 }  // namespace
@@ -148,13 +137,6 @@ CudaKernels make_cuda_kernels(const CudaPlan& plan, const CudaWeights& weights) 
     kernels.decode = plan.decode_row->make_one_launch(plan.routed.problem, weights.routed.view);
   }
   return kernels;
-}
-
-KernelBytes kernel_bytes(const CudaKernels& kernels, int64_t tokens) {
-  return {
-      .experts = std::max({most_bytes(kernels.routed, tokens), most_bytes(kernels.shared, tokens),
-                           most_bytes(kernels.residual, tokens)}),
-      .decode = kernels.decode ? kernels.decode->workspace_bytes() : 0};
 }
 
 void run_cuda_chunk(const CudaCall& call) {

@@ -35,8 +35,6 @@ struct CudaKernels {
 // Also lets all other kernels of the plan have what they need, so that a forward asks the driver
 // for nothing. On the current device.
 CudaKernels make_cuda_kernels(const CudaPlan& plan, const CudaWeights& weights);
-// The bytes that the kernels need for calls of up to `tokens`.
-KernelBytes kernel_bytes(const CudaKernels& kernels, int64_t tokens);
 
 // Kernels add to these on the device.
 struct CudaCounters {

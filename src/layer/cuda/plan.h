@@ -4,8 +4,8 @@
 
 #include "core/workspace_layout.h"
 #include "dispatch/cuda/catalog.h"
+#include "experts/ladder.h"
 #include "gemm/cuda/catalog.h"
-#include "layer/cuda/ladder.h"
 #include "layer/cuda/route_and_group.h"
 #include "layer/rank_part.h"
 #include "routing/cuda/device_router.h"
@@ -15,7 +15,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -56,22 +55,18 @@ struct CudaSlices {
   WorkspaceSlice projected;      // [T, H] f32: sums projected up
 };
 
-// Workspace bytes that the kernels of the ladder need.
-struct KernelBytes {
-  size_t experts = 0;  // the most of any kind of experts
-  size_t decode = 0;   // includes the counters at its front
-};
-
 // Experts of one kind: routed, shared, or the residual MLP.
 struct CudaMlpPlan {
-  experts::DeviceExpertsProblem problem;
-  std::vector<LadderRung> ladder;
+  experts::ExpertsProblem problem;
+  std::vector<experts::LadderRung> ladder;
   std::vector<dispatch::GroupRung> grouping = {};
   DType row_dtype = DType::kBF16;  // type of output rows, and of input rows that are not quantised
   int64_t row_stride = 0;          // elements of a row, a multiple of 16 bytes
 
   bool quantises() const;  // its input is codes
 };
+// Without its ladder.
+CudaMlpPlan mlp_plan(const experts::ExpertsProblem& problem);
 
 // Shared experts that run as further experts of the routed ones' launches: each is cut into slices
 // as wide as a routed expert, and every slice is a slot of every token.
@@ -109,7 +104,7 @@ struct CudaPlan {
   bool router_writes_choices = false;                   // beside the slots
   int64_t decode_tokens = 0;  // calls of up to this many tokens take the single launch, if their
                               // arguments allow it; 0: none does
-  const experts::DeviceKernelRow* decode_row = nullptr;  // serves these calls
+  const experts::KernelRow* decode_row = nullptr;  // serves these calls
   std::string router_limit = {};  // why calls must bring ids and weights; empty: they need not
   // Weights on the input change its codes: rows are weighed first, with one copy per choice.
   bool weighs_rows = false;
@@ -132,10 +127,6 @@ struct CudaPlanRequest {
 
 // Throws as plan_layer; Error(kUnsupported) lists every part of the layer that CUDA lacks.
 CudaPlan plan_cuda_layer(const CudaPlanRequest& request);
-// Fills workspace_bytes and the rungs of the summary. `bytes_of` returns the kernels' bytes for
-// calls of up to that many tokens.
-void summarise_workspace(CudaPlan& plan,
-                         const std::function<KernelBytes(int64_t tokens)>& bytes_of);
 // Every kernel and tile that could serve calls of `tokens` tokens.
 std::vector<TuningEntry> list_candidates(const CudaPlan& plan, int64_t tokens);
 // The plan as far as it comes, with the reasons in its rows.

@@ -1,6 +1,7 @@
 #include "layer/cuda/route_and_group.h"
 
 #include "core/checked.h"
+#include "core/token_ladder.h"
 #include "layer/cuda/route_group_shape.h"
 
 #include <algorithm>
@@ -69,13 +70,9 @@ Catalog<RouteGroupRow> route_group_catalog() { return Catalog<RouteGroupRow>(kRo
 std::vector<RouteGroupRung> route_group_ladder(const RouteGroupProblem& problem) {
   std::vector<RouteGroupRung> ladder;
   const auto add = [&](const RouteGroupRung& rung) {
-    const bool agrees =
-        !ladder.empty() && ladder.back().row == rung.row && ladder.back().shape == rung.shape;
-    if (agrees) {
-      ladder.back().last_tokens = rung.last_tokens;
-    } else {
-      ladder.push_back(rung);
-    }
+    add_rung(ladder, rung, [](const RouteGroupRung& a, const RouteGroupRung& b) {
+      return a.row == b.row && a.shape == b.shape;
+    });
   };
   const bool with_group = static_cast<bool>(kRows.front().supports(problem));
   constexpr int64_t kMostTokens = kMaxRouteGroupBlocks * kMaxBlockTokens;

@@ -16,6 +16,8 @@ struct CUstream_st;
 
 namespace conclave::inline v0::routing {
 
+struct DeviceRouterArgs;
+
 struct DeviceRouteArgs {
   const void* logits = nullptr;  // [T, logits_stride] kF32, kBF16 or kF16: E + Z columns
   DType logits_dtype = DType::kF32;
@@ -68,5 +70,8 @@ RouteKernel route_kernel_of(int32_t columns_a_lane);
 // One launch. Scores are formed in double, as on the host: the same logits give the same choices
 // unless two scores differ by less than 1e-15 of their size, and weights within 2 ulp.
 void device_route(const DeviceRoutePlan& plan, const DeviceRouteArgs& args, CUstream_st* stream);
+// The same for a router that overwrites the weights by its own: ids and weights of its arguments.
+void choose_by_route(const DeviceRoutePlan& plan, const DeviceRouterArgs& args,
+                     CUstream_st* stream);
 
 }  // namespace conclave::inline v0::routing

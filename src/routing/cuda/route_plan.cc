@@ -95,4 +95,20 @@ DeviceRoutePlan plan_device_route(const MoeSpec& spec) {
   return plan;
 }
 
+void choose_by_route(const DeviceRoutePlan& plan, const DeviceRouterArgs& args,
+                     CUstream_st* stream) {
+  device_route(plan,
+               {.logits = args.logits,
+                .logits_dtype = args.logits_dtype,
+                .logits_stride = args.logits_stride,
+                .num_tokens = args.num_tokens,
+                .live_tokens = args.live_tokens,
+                .padding_mask = args.padding_mask,
+                .selection_bias = args.selection_bias,
+                .topk_ids = args.ids,
+                .topk_weights = args.weights,
+                .tokens_without_finite_logit = args.tokens_without_finite_logit},
+               stream);
+}
+
 }  // namespace conclave::inline v0::routing

@@ -86,7 +86,7 @@ class SinkSoftmaxOnDevice final : public DeviceRouter {
   const int32_t* route(const DeviceRouterArgs& args, CUstream_st* stream) const override {
     DeviceRouterArgs sinks = args;
     if (args.given_ids == nullptr) {
-      choose(args, stream);
+      choose_by_route(choice_, args, stream);
     } else {
       sinks.ids = const_cast<int32_t*>(args.given_ids);
     }
@@ -97,22 +97,6 @@ class SinkSoftmaxOnDevice final : public DeviceRouter {
   }
 
  private:
-  // Its weights are overwritten by those of the sinks' softmax.
-  void choose(const DeviceRouterArgs& args, CUstream_st* stream) const {
-    device_route(choice_,
-                 {.logits = args.logits,
-                  .logits_dtype = args.logits_dtype,
-                  .logits_stride = args.logits_stride,
-                  .num_tokens = args.num_tokens,
-                  .live_tokens = args.live_tokens,
-                  .padding_mask = args.padding_mask,
-                  .selection_bias = args.selection_bias,
-                  .topk_ids = args.ids,
-                  .topk_weights = args.weights,
-                  .tokens_without_finite_logit = args.tokens_without_finite_logit},
-                 stream);
-  }
-
   DeviceRoutePlan choice_;
   SinkRule rule_;
 };

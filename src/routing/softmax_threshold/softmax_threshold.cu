@@ -66,28 +66,13 @@ class SoftmaxThresholdOnDevice final : public DeviceRouter {
 
   const int32_t* route(const DeviceRouterArgs& args, CUstream_st* stream) const override {
     if (args.num_tokens == 0) return args.ids;
-    if (args.given_ids == nullptr) choose(args, stream);
+    if (args.given_ids == nullptr) choose_by_route(choice_, args, stream);
     cuda::launch("routing.threshold", threshold_kernel, device::warps_of(args.num_tokens, stream),
                  args, rule_);
     return args.given_ids != nullptr ? args.given_ids : args.ids;
   }
 
  private:
-  // The k best, as the route kernel chooses them; its weights are overwritten.
-  void choose(const DeviceRouterArgs& args, CUstream_st* stream) const {
-    device_route(choice_,
-                 {.logits = args.logits,
-                  .logits_dtype = args.logits_dtype,
-                  .logits_stride = args.logits_stride,
-                  .num_tokens = args.num_tokens,
-                  .live_tokens = args.live_tokens,
-                  .padding_mask = args.padding_mask,
-                  .topk_ids = args.ids,
-                  .topk_weights = args.weights,
-                  .tokens_without_finite_logit = args.tokens_without_finite_logit},
-                 stream);
-  }
-
   DeviceRoutePlan choice_;
   ThresholdRule rule_;
 };

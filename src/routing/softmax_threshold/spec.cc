@@ -6,15 +6,7 @@
 
 namespace conclave::inline v0::routing {
 
-void check_softmax_threshold(const MoeSpec& spec) {
-  const RouterSpec& router = spec.router;
-  refuse_choosing(router);
-  refuse_weighing(router);
-  refuse_scales(router);
-  const UnusedFields unused(router);
-  unused.must_be("score", router.score, {RouterScore::kSoftmax});
-  unused.must_be("renormalize", router.renormalize, {Renormalize::kSum, Renormalize::kNone});
-}
+void check_softmax_threshold(const MoeSpec& spec) { refuse_all_but_softmax(spec.router); }
 
 void draw_softmax_threshold(std::mt19937& generator, MoeSpec& spec) {
   const auto pick = [&](uint32_t count) { return static_cast<int64_t>(generator() % count); };

@@ -9,16 +9,10 @@
 namespace conclave::inline v0::routing {
 
 void check_sparse_mixer(const MoeSpec& spec) {
-  const RouterSpec& router = spec.router;
-  refuse_choosing(router);
-  refuse_weighing(router);
-  refuse_scales(router);
-  const UnusedFields unused(router);
-  unused.must_be("score", router.score, {RouterScore::kSoftmax});
-  unused.must_be("renormalize", router.renormalize, {Renormalize::kSum, Renormalize::kNone});
+  refuse_all_but_softmax(spec.router);
   if (spec.top_k == 2) return;
   throw Error(ErrorCode::kInvalidArgument,
-              {.what = "MoeSpec.top_k does not fit router " + router.name,
+              {.what = "MoeSpec.top_k does not fit router " + spec.router.name,
                .found = std::to_string(spec.top_k),
                .limit = "2"});
 }

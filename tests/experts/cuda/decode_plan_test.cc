@@ -21,19 +21,19 @@ struct Sizes {
   DType dtype;
 };
 
-DeviceExpertsProblem problem_of(const Sizes& sizes) {
-  DeviceExpertsProblem problem{.num_local_experts = sizes.experts,
-                               .hidden_size = sizes.hidden,
-                               .intermediate_size = sizes.intermediate,
-                               .top_k = sizes.top_k,
-                               .max_tokens = 8,
-                               .weight_dtype = sizes.dtype};
+ExpertsProblem problem_of(const Sizes& sizes) {
+  ExpertsProblem problem{.num_local_experts = sizes.experts,
+                         .hidden_size = sizes.hidden,
+                         .intermediate_size = sizes.intermediate,
+                         .top_k = sizes.top_k,
+                         .max_tokens = 8,
+                         .weight_dtype = sizes.dtype};
   if (sizes.dtype == DType::kF8E4M3) problem.quant = testing::fp8_block_quant();
-  problem.device = {.name = "NVIDIA H200",
-                    .compute_major = 9,
-                    .compute_minor = 0,
-                    .multiprocessors = 132,
-                    .shared_bytes_per_block = kSharedBytes};
+  problem.target = cuda::DeviceInfo{.name = "NVIDIA H200",
+                                    .compute_major = 9,
+                                    .compute_minor = 0,
+                                    .multiprocessors = 132,
+                                    .shared_bytes_per_block = kSharedBytes};
   return problem;
 }
 
@@ -143,7 +143,7 @@ TEST(DecodePlan, ManyChoices_LowerTheTokens) {
 }
 
 TEST(DecodePlan, WideRows_LowerTheTokensThenRefuse) {
-  const DeviceExpertsProblem wide = problem_of({8, 2, 32768, 1024, DType::kBF16});
+  const ExpertsProblem wide = problem_of({8, 2, 32768, 1024, DType::kBF16});
   const DecodePlan plan = decode_plan(wide);
   EXPECT_GE(plan.max_tokens, 1);
   EXPECT_LT(plan.max_tokens, kDecodeMaxTokens);
@@ -154,13 +154,13 @@ TEST(DecodePlan, WideRows_LowerTheTokensThenRefuse) {
 }
 
 TEST(DecodeSupport, WhatItCannotDo_IsNamed) {
-  const auto reason = [](const DeviceExpertsProblem& problem) {
+  const auto reason = [](const ExpertsProblem& problem) {
     const Support support = decode_supports(problem);
     EXPECT_FALSE(support);
     return std::string(support.reason());
   };
-  DeviceExpertsProblem problem = problem_of(kModels[1]);
-  problem.device.compute_major = 8;
+  ExpertsProblem problem = problem_of(kModels[1]);
+  std::get<cuda::DeviceInfo>(problem.target).compute_major = 8;
   EXPECT_NE(reason(problem).find("9.0"), std::string::npos);
   problem = problem_of(kModels[1]);
   problem.weight_dtype = DType::kF32;
@@ -177,7 +177,7 @@ TEST(DecodeSupport, WhatItCannotDo_IsNamed) {
 }
 
 TEST(DecodeSupport, ScalesItCannotUse_AreNamed) {
-  DeviceExpertsProblem problem = problem_of(kModels[4]);
+  ExpertsProblem problem = problem_of(kModels[4]);
   ASSERT_TRUE(decode_supports(problem));
   problem.quant.block_cols = 64;
   EXPECT_NE(decode_supports(problem).reason().find("128x128"), std::string::npos);

@@ -23,7 +23,7 @@ class Decoder {
   explicit Decoder(CudaProblem& problem)
       : problem_(problem),
         kernel_(experts::make_decode(problem.sizes(), problem.weights())),
-        workspace_(kernel_->workspace_bytes()),
+        workspace_(experts::decode_bytes(problem.sizes(), problem.options().num_tokens)),
         output_(static_cast<size_t>(problem.options().num_tokens * problem.row_stride() *
                                     byte_size(problem.row_dtype()))) {
     workspace_.clear(kCounterBytes, nullptr);

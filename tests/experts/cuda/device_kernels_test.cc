@@ -1,7 +1,7 @@
 // Compares every row of the table of device kernels, in each of its tiles, with the float64 oracle:
 // each format at sizes that do not fill tiles, each activation, each way tokens may fall on
 // experts.
-#include "experts/cuda/catalog.h"
+#include "experts/catalog.h"
 #include "kernel_fixture.h"
 
 #include <gtest/gtest.h>
@@ -18,17 +18,17 @@ namespace conclave::testing {
 namespace {
 
 using experts::DeviceExpertsKernel;
-using experts::DeviceKernelRow;
 using experts::DeviceTile;
+using experts::KernelRow;
 
 // A kernel with poisoned memory of its own.
 class Runner {
  public:
-  Runner(CudaProblem& problem, const DeviceKernelRow& row, const DeviceTile& tile)
+  Runner(CudaProblem& problem, const KernelRow& row, const DeviceTile& tile)
       : problem_(problem),
         tile_(tile),
-        kernel_(row.make(problem.sizes(), problem.weights(), tile)),
-        workspace_(kernel_->workspace_bytes(problem.options().num_tokens)),
+        kernel_(row.make_on_device(problem.sizes(), problem.weights(), tile)),
+        workspace_(row.workspace_bytes(problem.sizes(), problem.options().num_tokens)),
         output_(static_cast<size_t>(problem.output_bytes())) {}
 
   void run() {
@@ -55,13 +55,13 @@ class Runner {
   GuardedDevice output_;
 };
 
-std::vector<DeviceTile> all_tiles(const DeviceKernelRow& row, const CudaProblem& problem) {
+std::vector<DeviceTile> all_tiles(const KernelRow& row, const CudaProblem& problem) {
   const auto tiles = row.tiles(problem.sizes());
   return {tiles.begin(), tiles.end()};
 }
 
 // Token counts at the tile sizes of `row`, and one below and one above them.
-std::vector<int64_t> edge_counts(const DeviceKernelRow& row, const CudaProblem& problem) {
+std::vector<int64_t> edge_counts(const KernelRow& row, const CudaProblem& problem) {
   std::vector<int64_t> counts;
   for (const DeviceTile& tile : row.tiles(problem.sizes())) {
     for (const int64_t count : {tile.tokens - 1, tile.tokens, tile.tokens + 1}) {
@@ -73,7 +73,7 @@ std::vector<int64_t> edge_counts(const DeviceKernelRow& row, const CudaProblem& 
   return counts;
 }
 
-class DeviceKernels : public HopperFixture, public ::testing::TestWithParam<DeviceKernelRow> {
+class DeviceKernels : public HopperFixture, public ::testing::TestWithParam<KernelRow> {
  protected:
   void SetUp() override {
     const std::string reason = reason_to_skip();
@@ -93,7 +93,7 @@ class DeviceKernels : public HopperFixture, public ::testing::TestWithParam<Devi
     return true;
   }
   void check_tile(CudaProblem& problem, const DeviceTile& tile, double tolerance) {
-    const bool sums_in_float32 = GetParam().arithmetic == "reference";
+    const bool sums_in_float32 = GetParam().is_reference;
     problem.set_ambiguity(sums_in_float32 ? kFloat32Ambiguity : kTensorCoreAmbiguity);
     Runner runner(problem, GetParam(), tile);
     runner.run();
@@ -275,13 +275,13 @@ TEST_P(DeviceKernels, NoRows_WritesNothing) {
 
 // A row gives the same bits in every run, tile and batch, and so does every kernel with the same
 // arithmetic.
-void expect_same_bits(const DeviceKernelRow& own, const CudaProblemOptions& options) {
+void expect_same_bits(const KernelRow& own, const CudaProblemOptions& options) {
   CudaProblem problem(options);
   if (!own.supports(problem.sizes())) return;
   Runner first(problem, own, all_tiles(own, problem).front());
   first.run();
   const auto expected = first.bits();
-  for (const DeviceKernelRow& row : experts::device_kernel_catalog().rows()) {
+  for (const KernelRow& row : experts::kernel_catalog(DeviceKind::kCuda).rows()) {
     const bool same =
         row.name == own.name || (!row.arithmetic.empty() && row.arithmetic == own.arithmetic);
     if (!same || !row.supports(problem.sizes())) continue;
@@ -463,16 +463,16 @@ TEST_P(DeviceKernels, TensorsBeyondFourGigabytes_MatchesOracle) {
   }
 }
 
-std::string name_of(const ::testing::TestParamInfo<DeviceKernelRow>& info) {
+std::string name_of(const ::testing::TestParamInfo<KernelRow>& info) {
   std::string name(info.param.name);
   std::replace(name.begin(), name.end(), '.', '_');
   return name;
 }
 
 // Rows of one launch take another call: device_decode_test.cc.
-std::vector<DeviceKernelRow> rows_with_tiles() {
-  std::vector<DeviceKernelRow> rows;
-  for (const DeviceKernelRow& row : experts::device_kernel_catalog().rows()) {
+std::vector<KernelRow> rows_with_tiles() {
+  std::vector<KernelRow> rows;
+  for (const KernelRow& row : experts::kernel_catalog(DeviceKind::kCuda).rows()) {
     if (!row.is_one_launch()) rows.push_back(row);
   }
   return rows;

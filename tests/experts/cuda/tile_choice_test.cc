@@ -1,6 +1,6 @@
 // Compares the ladder's cost model with measurements on an H200: in each case the row named here
 // was the fastest, or within 3 % of it.
-#include "experts/cuda/catalog.h"
+#include "experts/catalog.h"
 #include "experts/cuda/tile_choice_sm90.h"
 #include "support/cuda/cuda_problem.h"
 
@@ -26,27 +26,27 @@ constexpr Sizes kGptOss = {"gpt-oss-20b", 32, 4, 2880, 2880};
 constexpr Sizes kDeepseek = {"deepseek-v3", 256, 8, 7168, 2048};
 constexpr Sizes kShard = {"deepseek-v3 shard", 32, 1, 7168, 2048};
 
-DeviceExpertsProblem problem_of(const Sizes& sizes, DType dtype) {
-  DeviceExpertsProblem problem{.num_local_experts = sizes.experts,
-                               .hidden_size = sizes.hidden,
-                               .intermediate_size = sizes.intermediate,
-                               .top_k = sizes.top_k,
-                               .max_tokens = 16384,
-                               .weight_dtype = dtype};
+ExpertsProblem problem_of(const Sizes& sizes, DType dtype) {
+  ExpertsProblem problem{.num_local_experts = sizes.experts,
+                         .hidden_size = sizes.hidden,
+                         .intermediate_size = sizes.intermediate,
+                         .top_k = sizes.top_k,
+                         .max_tokens = 16384,
+                         .weight_dtype = dtype};
   if (dtype == DType::kF8E4M3) problem.quant = testing::fp8_block_quant();
-  problem.device = {.name = "NVIDIA H200",
-                    .compute_major = 9,
-                    .compute_minor = 0,
-                    .multiprocessors = 132,
-                    .l2_bytes = int64_t{60} << 20,
-                    .memory_bytes = int64_t{141} << 30,
-                    .shared_bytes_per_block = int64_t{227} << 10};
+  problem.target = cuda::DeviceInfo{.name = "NVIDIA H200",
+                                    .compute_major = 9,
+                                    .compute_minor = 0,
+                                    .multiprocessors = 132,
+                                    .l2_bytes = int64_t{60} << 20,
+                                    .memory_bytes = int64_t{141} << 30,
+                                    .shared_bytes_per_block = int64_t{227} << 10};
   return problem;
 }
 
-TileChoice choice_for(const DeviceExpertsProblem& problem, int64_t tokens) {
-  std::vector<const DeviceKernelRow*> rows;
-  for (const DeviceKernelRow& row : device_kernel_catalog().rows()) {
+TileChoice choice_for(const ExpertsProblem& problem, int64_t tokens) {
+  std::vector<const KernelRow*> rows;
+  for (const KernelRow& row : kernel_catalog(DeviceKind::kCuda).rows()) {
     if (row.name != "cuda.reference" && row.supports(problem)) rows.push_back(&row);
   }
   return choose_tile(problem, rows, tokens);
@@ -119,7 +119,7 @@ TEST(TileChoice, RowsAreSortedForPairs_WhereProductsAreLong) {
 }
 
 TEST(TileChoice, MoreTokens_NeverTakeLess) {
-  const DeviceExpertsProblem problem = problem_of(kQwen30, DType::kBF16);
+  const ExpertsProblem problem = problem_of(kQwen30, DType::kBF16);
   double before = 0;
   for (int64_t tokens = 1; tokens <= 16384; tokens *= 2) {
     const double now = choice_for(problem, tokens).microseconds;
@@ -148,9 +148,9 @@ TEST(DeviceRates, H200AndH100_AreKnownByName_OthersByTheirClocks) {
 
 // A device whose memory is slower streams weights for longer, and nothing else changes.
 TEST(DeviceRates, SlowerMemory_CostsStreamedWeights) {
-  DeviceExpertsProblem problem = problem_of(kMixtral, DType::kBF16);
+  ExpertsProblem problem = problem_of(kMixtral, DType::kBF16);
   const double before = choice_for(problem, 16).microseconds;
-  problem.device.rates.memory_terabytes /= 2;
+  std::get<cuda::DeviceInfo>(problem.target).rates.memory_terabytes /= 2;
   EXPECT_GT(choice_for(problem, 16).microseconds, 1.7 * before);
 }
 

@@ -2,7 +2,7 @@
 
 #include "layer/cuda/plan.h"
 
-#include "experts/cuda/catalog.h"
+#include "experts/catalog.h"
 #include "experts/cuda/tile_choice_sm90.h"
 #include "layer/cuda/book_workspace.h"
 #include "layer/cuda/h200_plan.h"
@@ -140,7 +140,7 @@ TEST(CudaPlan, BatchInvariant_UsesOneArithmetic) {
       plan(qwen3(), {.max_tokens = 16384, .determinism = Determinism::kBatchInvariant});
   EXPECT_EQ(made.decode_tokens, 0);
   EXPECT_EQ(made.summary.determinism, "D1 D2");
-  for (const LadderRung& rung : made.routed.ladder) {
+  for (const experts::LadderRung& rung : made.routed.ladder) {
     const bool same_row = rung.row == made.routed.ladder.front().row;
     EXPECT_TRUE(same_row || rung.row->arithmetic == made.routed.ladder.front().row->arithmetic);
   }
@@ -151,7 +151,7 @@ TEST(CudaPlan, BatchInvariant_UsesOneArithmetic) {
 
 bool adds(const CudaPlan& made) {
   return std::any_of(made.routed.ladder.begin(), made.routed.ladder.end(),
-                     [](const LadderRung& rung) { return rung.adds_rows; });
+                     [](const experts::LadderRung& rung) { return rung.adds_rows; });
 }
 
 TEST(CudaPlan, RowsAreAddedInAnyOrder_OnlyWhereAskedFor) {
@@ -170,7 +170,7 @@ TEST(CudaPlan, RowsAreAddedInAnyOrder_OnlyWhereAskedFor) {
   EXPECT_NE(explain(made.summary).find("adds rows in any order"), std::string::npos);
   // [T, H] sums replace [T * k, H] rows.
   EXPECT_LT(made.summary.workspace_bytes, ordered.summary.workspace_bytes * 6 / 10);
-  for (const LadderRung& rung : made.routed.ladder) {
+  for (const experts::LadderRung& rung : made.routed.ladder) {
     EXPECT_EQ(rung.adds_rows, rung.row->name == "cuda.tile_sm90");
   }
   // No tiled kernel serves so few tokens: nothing adds, and the plan keeps its promise.
@@ -182,7 +182,7 @@ TEST(CudaPlan, RowsAreAddedInAnyOrder_OnlyWhereAskedFor) {
 TEST(CudaPlan, SkewedChoices_HaveAnotherKernelBesideStreamedWeights) {
   const MoeSpec spec = find_preset("mixtral-8x7b")->spec;
   const CudaPlan made = plan(spec, {.max_tokens = 16384});
-  const LadderRung& streamed = rung_for(made.routed.ladder, 256);
+  const experts::LadderRung& streamed = rung_for(made.routed.ladder, 256);
   EXPECT_EQ(streamed.row->name, "cuda.stream_sm90");
   ASSERT_NE(streamed.skewed_row, nullptr);
   EXPECT_EQ(streamed.skewed_row->name, "cuda.tile_sm90");
@@ -202,11 +202,11 @@ TEST(CudaPlan, SkewedChoices_HaveAnotherKernelBesideStreamedWeights) {
   // Two idle launches would be noticeable; a forced kernel is the only one.
   EXPECT_EQ(rung_for(plan(qwen3(), {.max_tokens = 256}).routed.ladder, 256).skewed_row, nullptr);
   const CudaPlan forced = plan(spec, {.max_tokens = 256, .kernel = "cuda.stream_sm90"});
-  for (const LadderRung& rung : forced.routed.ladder) EXPECT_EQ(rung.skewed_row, nullptr);
+  for (const experts::LadderRung& rung : forced.routed.ladder) EXPECT_EQ(rung.skewed_row, nullptr);
   // The number of choices that even batches leave to a rank is unknown.
   const CudaPlan part =
       plan(spec, {.max_tokens = 16384}, {.ep_size = 2, .reduce = Reduce::kPartial});
-  for (const LadderRung& rung : part.routed.ladder) EXPECT_EQ(rung.skewed_row, nullptr);
+  for (const experts::LadderRung& rung : part.routed.ladder) EXPECT_EQ(rung.skewed_row, nullptr);
 }
 
 TEST(CudaPlan, TuningTable_ComesFirst) {
@@ -220,7 +220,7 @@ TEST(CudaPlan, TuningTable_ComesFirst) {
                      .top_k = spec.top_k};
   };
   const CudaPlan plain = plan(spec, {.max_tokens = 1024});
-  const experts::DeviceKernelRow& reference = experts::device_kernel_catalog().rows().back();
+  const experts::KernelRow& reference = experts::kernel_catalog(DeviceKind::kCuda).rows().back();
   const std::string tile = experts::to_string(reference.tiles(plain.routed.problem).front());
 
   const auto with_entry = [&](const TuningKey& of, const std::string& kernel,
@@ -289,7 +289,7 @@ TEST(CudaPlan, MoreChoicesThanARouterMakes_NeedThemGiven) {
 
 // The cost model's time on a layer that was made for exactly so many tokens.
 double microseconds_at(const CudaPlan& made, int64_t tokens) {
-  const LadderRung& rung = rung_for(made.routed.ladder, tokens);
+  const experts::LadderRung& rung = rung_for(made.routed.ladder, tokens);
   return experts::tile_microseconds(made.routed.problem, *rung.row, rung.tile, tokens);
 }
 
@@ -312,8 +312,8 @@ TEST(CudaPlan, LargerPlan_ChoosesAsWellForFewerTokens) {
     }
     for (const int64_t tokens : {1, 16, 256, 1024, 4096, 5000, 8192, 16384}) {
       const CudaPlan exact = plan(spec, {.max_tokens = tokens});
-      const LadderRung& wanted = rung_for(exact.routed.ladder, tokens);
-      const LadderRung& found = rung_for(large.routed.ladder, tokens);
+      const experts::LadderRung& wanted = rung_for(exact.routed.ladder, tokens);
+      const experts::LadderRung& found = rung_for(large.routed.ladder, tokens);
       EXPECT_EQ(found.row, wanted.row) << tokens;
       EXPECT_EQ(experts::to_string(found.tile), experts::to_string(wanted.tile)) << tokens;
     }
@@ -330,13 +330,24 @@ TEST(CudaPlan, ScratchOfACall_IsNoMoreThanVllmsBuffers) {
     spec.has_gate = false;
     const CudaPlan made = plan(spec, {.max_tokens = 16384});
     for (const int64_t tokens : {64, 256, 1024, 4096, 5000, 8192, 16384}) {
-      const size_t bytes = workspace_bytes(
-          made, tokens, [&](int64_t most) { return estimated_kernel_bytes(made, most); });
+      const size_t bytes = workspace_bytes(made, tokens);
       const int64_t rows = tokens * spec.top_k;
       const int64_t buffers = rows * (3 * spec.intermediate_size + spec.hidden_size) * 2;
       EXPECT_LE(bytes, static_cast<size_t>(buffers)) << tokens;
     }
   }
+}
+
+// The plain kernel keeps intermediate rows as float32, also where weights and rows are codes.
+TEST(CudaPlan, WorkspaceOfTheReference_HoldsFloat32Rows) {
+  MoeSpec spec = make_spec(8, 2, 256, 2048, DType::kI8);
+  spec.quant = {.weights = WeightScale::kChannel, .activations = ActivationScale::kToken};
+  const int64_t tokens = 512;
+  const CudaPlan made = plan(spec, {.max_tokens = tokens});
+  EXPECT_TRUE(made.routed.ladder.back().row->is_reference);
+  const int64_t slots = tokens * spec.top_k;
+  EXPECT_GE(made.summary.workspace_bytes,
+            static_cast<size_t>(slots * (spec.intermediate_size * 4 + spec.hidden_size * 2)));
 }
 
 // A call for the most tokens has little more than it uses, whatever other rungs need.
@@ -350,10 +361,9 @@ TEST(CudaPlan, Workspace_HoldsWhatOneRungNeeds) {
         }
         for (const int64_t tokens : {300, 700, 1000, 1500}) {
           const CudaPlan made = plan(spec, {.max_tokens = tokens});
-          const auto bytes_of = [&](int64_t most) { return estimated_kernel_bytes(made, most); };
-          const auto bookings = book_every_rung(made, tokens, bytes_of);
+          const auto bookings = book_every_rung(made, tokens);
           EXPECT_EQ(bookings.back().calls.last, tokens);
-          EXPECT_EQ(made.summary.workspace_bytes, workspace_bytes(made, tokens, bytes_of));
+          EXPECT_EQ(made.summary.workspace_bytes, workspace_bytes(made, tokens));
           EXPECT_LE(static_cast<double>(made.summary.workspace_bytes),
                     1.15 * static_cast<double>(bookings.back().total_bytes))
               << "E" << experts << " k" << top_k << " T" << tokens;
@@ -368,12 +378,10 @@ TEST(CudaPlan, WorkspaceForFewerTokens_IsNeverLarger) {
   MoeSpec spec = make_spec(8, 1, 512, 512, DType::kF8E4M3);
   spec.quant = {.weights = WeightScale::kBlock, .activations = ActivationScale::kGroup};
   const CudaPlan made = plan(spec, {.max_tokens = 1000});
-  const auto bytes_of = [&](int64_t most) { return estimated_kernel_bytes(made, most); };
   size_t before = 0;
   for (int64_t tokens = 1; tokens <= 1000; ++tokens) {
-    const size_t bytes = workspace_bytes(made, tokens, bytes_of);
-    const WorkspaceBooking alone =
-        book_workspace(made, {.first = tokens, .last = tokens}, bytes_of(tokens));
+    const size_t bytes = workspace_bytes(made, tokens);
+    const WorkspaceBooking alone = book_workspace(made, {.first = tokens, .last = tokens});
     EXPECT_GE(bytes, before);
     EXPECT_GE(bytes, alone.total_bytes) << tokens;
     before = bytes;
@@ -543,7 +551,7 @@ TEST(CudaPlan, OneLaunch_CannotBeTheOnlyKernel) {
 
 TEST(TileText, EveryTile_ReadsBack) {
   const CudaPlan made = plan(qwen3());
-  for (const experts::DeviceKernelRow& row : experts::device_kernel_catalog().rows()) {
+  for (const experts::KernelRow& row : experts::kernel_catalog(DeviceKind::kCuda).rows()) {
     if (!row.supports(made.routed.problem)) continue;
     for (const experts::DeviceTile& tile : row.tiles(made.routed.problem)) {
       EXPECT_EQ(experts::parse_tile(experts::to_string(tile)), tile) << experts::to_string(tile);

@@ -1,6 +1,6 @@
 // Every entry of the tables in share/tuning can be used, and is used.
 
-#include "experts/cuda/catalog.h"
+#include "experts/catalog.h"
 #include "layer/cuda/h200_plan.h"
 #include "support/layer_fixture.h"
 
@@ -51,8 +51,8 @@ TEST(ShippedTuning, EveryEntry_NamesARowAndOneOfItsTilesForThatProblem) {
     const MoeSpec spec = spec_of(entry.key);
     EXPECT_EQ(tuning_format(spec.weight_dtype, spec.quant), entry.key.format);
     const CudaPlan made = plan(spec, {.max_tokens = entry.tokens});
-    const experts::DeviceKernelRow& row =
-        experts::device_kernel_catalog().find(entry.kernel, "kernel");
+    const experts::KernelRow& row =
+        experts::kernel_catalog(DeviceKind::kCuda).find(entry.kernel, "kernel");
     EXPECT_TRUE(row.supports(made.routed.problem)) << row.supports(made.routed.problem).reason();
     const auto tiles = row.tiles(made.routed.problem);
     const experts::DeviceTile tile = experts::parse_tile(entry.tile);
@@ -66,11 +66,11 @@ TEST(ShippedTuning, PlanWithTheTable_UsesEveryEntryAndNoneBeyond) {
   for (const TuningEntry& entry : table->entries()) {
     SCOPED_TRACE(text_of(entry));
     const CudaPlan made = plan(spec_of(entry.key), {.max_tokens = 16384, .tuning = table});
-    const LadderRung& rung = rung_for(made.routed.ladder, entry.tokens);
+    const experts::LadderRung& rung = rung_for(made.routed.ladder, entry.tokens);
     EXPECT_EQ(rung.row->name, entry.kernel);
     EXPECT_EQ(experts::to_string(rung.tile), entry.tile);
     // A rung's reason describes its first token counts, so the choice itself is compared.
-    const LadderRung& last = made.routed.ladder.back();
+    const experts::LadderRung& last = made.routed.ladder.back();
     const CudaPlan plain = plan(spec_of(entry.key), {.max_tokens = 16384});
     EXPECT_EQ(last.row, plain.routed.ladder.back().row);
     EXPECT_EQ(last.tile, plain.routed.ladder.back().tile);
@@ -109,7 +109,7 @@ TEST(ShippedTuning, OtherDevices_AreServedByTheCostModel) {
   const LayerOptions options{.max_tokens = 1024, .tuning = shipped()};
   const CudaPlan made =
       plan_cuda_layer({.spec = spec, .options = options, .parallel = {}, .device = other});
-  for (const LadderRung& rung : made.routed.ladder) {
+  for (const experts::LadderRung& rung : made.routed.ladder) {
     EXPECT_EQ(rung.reason, "least by the cost model");
   }
 }

@@ -212,7 +212,7 @@ void CudaProblem::make_routing_of(int32_t routing) {
   routings_.push_back(std::move(made));
 }
 
-experts::DeviceExpertsProblem CudaProblem::sizes() const {
+experts::ExpertsProblem CudaProblem::sizes() const {
   return {.num_local_experts = options_.num_experts,
           .hidden_size = options_.hidden_size,
           .intermediate_size = options_.intermediate_size,
@@ -222,7 +222,7 @@ experts::DeviceExpertsProblem CudaProblem::sizes() const {
           .quant = options_.quant,
           .activation = activation_,
           .has_bias = options_.has_bias,
-          .device = device_};
+          .target = device_};
 }
 
 experts::DeviceExperts CudaProblem::weights(int32_t copy) const {

@@ -65,7 +65,7 @@ class CudaProblem {
   void set_ambiguity(double ambiguity) { ambiguity_ = ambiguity; }
 
   const CudaProblemOptions& options() const { return options_; }
-  experts::DeviceExpertsProblem sizes() const;
+  experts::ExpertsProblem sizes() const;
   experts::DeviceExperts weights(int32_t copy = 0) const;
   // [T, H] in row_dtype().
   DeviceRows hidden() const { return hidden_; }

@@ -46,7 +46,7 @@ inline constexpr double kFloat32Ambiguity = 3e-5;
 bool within(const RowErrors& errors, double tolerance);
 
 struct OracleProblem {
-  experts::DeviceExpertsProblem sizes;
+  experts::ExpertsProblem sizes;
   experts::DeviceExperts weights;
   DeviceRows input;
   const float* input_weights = nullptr;     // per slot on the device, or null

@@ -92,12 +92,11 @@ struct Outcome {
 
 class Subject {
  public:
-  Subject(CudaProblem& problem, const experts::DeviceKernelRow& row,
-          const experts::DeviceTile& tile)
+  Subject(CudaProblem& problem, const experts::KernelRow& row, const experts::DeviceTile& tile)
       : problem_(problem),
         tile_(tile),
-        kernel_(row.make(problem.sizes(), problem.weights(), tile)),
-        workspace_(kernel_->workspace_bytes(problem.options().num_tokens)),
+        kernel_(row.make_on_device(problem.sizes(), problem.weights(), tile)),
+        workspace_(row.workspace_bytes(problem.sizes(), problem.options().num_tokens)),
         output_(static_cast<size_t>(problem.output_bytes())) {
     for (int32_t i = 0; i < problem_.options().routings; ++i) {
       problem_.groups(kernel_->tile_tokens(), i);
@@ -204,13 +203,12 @@ std::vector<experts::DeviceTile> chosen_tiles(std::span<const experts::DeviceTil
   return chosen;
 }
 
-bool run_row(CudaProblem& problem, const experts::DeviceKernelRow& row,
-             const Arguments& arguments) {
+bool run_row(CudaProblem& problem, const experts::KernelRow& row, const Arguments& arguments) {
   if (const Support support = row.supports(problem.sizes()); !support) {
     std::printf("  %s: %s\n", std::string(row.name).c_str(), std::string(support.reason()).c_str());
     return true;
   }
-  problem.set_ambiguity(row.arithmetic == "reference" ? kFloat32Ambiguity : kTensorCoreAmbiguity);
+  problem.set_ambiguity(row.is_reference ? kFloat32Ambiguity : kTensorCoreAmbiguity);
   bool good = true;
   for (const experts::DeviceTile& tile :
        chosen_tiles(row.tiles(problem.sizes()), arguments.get("tile", "0"))) {
@@ -220,7 +218,7 @@ bool run_row(CudaProblem& problem, const experts::DeviceKernelRow& row,
   return good;
 }
 
-int run(std::span<const experts::DeviceKernelRow> rows, const Arguments& arguments) {
+int run(std::span<const experts::KernelRow> rows, const Arguments& arguments) {
   bool good = true;
   const std::vector<std::string> names = split(arguments.get("row", ""));
   for (const std::string& name : split(arguments.get("case", "tiny"))) {
@@ -235,7 +233,7 @@ int run(std::span<const experts::DeviceKernelRow> rows, const Arguments& argumen
                   static_cast<long long>(c.top_k), static_cast<long long>(c.hidden),
                   static_cast<long long>(c.intermediate), c.format.c_str(),
                   static_cast<long long>(problem.active_experts()));
-      for (const experts::DeviceKernelRow& row : rows) {
+      for (const experts::KernelRow& row : rows) {
         if (!names.empty() && std::find(names.begin(), names.end(), row.name) == names.end()) {
           continue;
         }
@@ -248,7 +246,7 @@ int run(std::span<const experts::DeviceKernelRow> rows, const Arguments& argumen
 
 }  // namespace
 
-int run_experts_bench(std::span<const experts::DeviceKernelRow> rows, int argc, char** argv) {
+int run_experts_bench(std::span<const experts::KernelRow> rows, int argc, char** argv) {
   try {
     return run(rows, Arguments(argc, argv));
   } catch (const std::exception& error) {

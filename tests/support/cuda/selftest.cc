@@ -166,7 +166,7 @@ class HostExperts {
   }
 
   CudaProblemOptions o_;
-  experts::DeviceExpertsProblem sizes_;
+  experts::ExpertsProblem sizes_;
   bool gated_;
   int64_t rows_ = 0, up_stride_ = 0, down_stride_ = 0, x_stride_ = 0, scale_stride_ = 0;
   std::vector<double> up_, down_, x_;

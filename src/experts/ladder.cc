@@ -1,19 +1,21 @@
-#include "layer/cuda/ladder.h"
+#include "experts/ladder.h"
 
-#include "experts/cuda/catalog.h"
+#include "core/verdicts.h"
 #include "experts/cuda/tile_choice_sm90.h"
 
 #include "conclave/error.h"
 
 #include <algorithm>
 #include <optional>
+#include <ranges>
+#include <utility>
 
-namespace conclave::inline v0 {
+namespace conclave::inline v0::experts {
 namespace {
 
-using experts::DeviceKernelRow;
-using experts::DeviceTile;
-using Candidates = std::vector<const DeviceKernelRow*>;
+using Candidates = std::vector<const KernelRow*>;
+
+constexpr const char* kTable = "kernel";
 
 // Upper ends of the buckets of calls that are decided together: 32nds of octaves, so that a plan
 // for many tokens chooses for a call as a plan for just that call would. When rows are added in any
@@ -30,44 +32,41 @@ std::vector<int64_t> bucket_ends(int64_t max_tokens, Determinism determinism) {
   return ends;
 }
 
-Candidates supporting_rows(const LadderRequest& request, std::vector<PlanRow>& verdicts) {
-  const Catalog<DeviceKernelRow> catalog = experts::device_kernel_catalog();
-  if (!request.kernel.empty()) static_cast<void>(catalog.find(request.kernel, "kernel"));
-  Candidates candidates;
-  for (const DeviceKernelRow& row : catalog.rows()) {
-    if (row.is_one_launch()) continue;  // serves beside the ladder
-    PlanRow verdict{.table = "kernel", .name = std::string(row.name), .reason = {}};
-    const Support support = row.supports(request.problem);
-    if (!support) {
-      verdict.reason = support.reason();
-    } else if (!request.kernel.empty() && row.name != request.kernel) {
-      verdict.reason = "LayerOptions ask for " + request.kernel;
-    } else if (!candidates.empty() && &row == &catalog.rows().back()) {
-      verdict.reason = "the reference, for where nothing else fits";
-    } else {
-      candidates.push_back(&row);
-      verdict.reason = "no bucket of tokens prefers it";
-    }
-    verdicts.push_back(std::move(verdict));
+bool in_ladder(const KernelRow& row) { return !row.is_one_launch(); }  // the others serve beside it
+
+Candidates supporting_rows(const LadderRequest& request, const TableChoice& choice,
+                           std::vector<PlanRow>& verdicts) {
+  const Catalog<KernelRow> catalog = kernel_catalog(kind_of(request.problem.target));
+  if (!choice.forced.empty()) static_cast<void>(catalog.find(choice.forced, choice.table));
+  const auto supports = [&](const KernelRow& row) { return row.supports(request.problem); };
+  Candidates candidates =
+      list_fitting(catalog.rows() | std::views::filter(in_ladder), choice, supports, verdicts);
+  if (candidates.empty()) throw_no_row(choice.table, verdicts);
+  return candidates;
+}
+
+// Leaves the reference out where another row fits.
+Candidates without_reference(const Candidates& candidates, std::vector<PlanRow>& verdicts) {
+  if (candidates.size() == 1) return candidates;
+  Candidates rows;
+  for (const KernelRow* row : candidates) {
+    if (!row->is_reference) rows.push_back(row);
+    settle(verdicts, kTable, row->name, false,
+           row->is_reference ? "the reference, for where nothing else fits"
+                             : "no bucket of tokens prefers it");
   }
-  if (!candidates.empty()) return candidates;
-  std::string reasons;
-  for (const PlanRow& verdict : verdicts) {
-    reasons += (reasons.empty() ? "" : "; ") + verdict.name + ": " + verdict.reason;
-  }
-  throw Error(ErrorCode::kUnsupported, {.what = "no kernel can run this layer", .found = reasons});
+  return rows;
 }
 
 struct Choice {
-  const DeviceKernelRow* row = nullptr;
+  const KernelRow* row = nullptr;
   DeviceTile tile;
   std::string reason;
-  experts::TileChoice skewed = {};
+  TileChoice skewed = {};
 };
 
 Choice choose_by_cost(const LadderRequest& request, const Candidates& rows, int64_t tokens) {
-  const experts::TileChoice choice =
-      experts::choose_tile(request.problem, rows, tokens, request.shared_experts);
+  const TileChoice choice = choose_tile(request.problem, rows, tokens, request.shared_experts);
   return {.row = choice.row, .tile = choice.tile, .reason = "least by the cost model"};
 }
 
@@ -75,7 +74,7 @@ Choice choose_by_cost(const LadderRequest& request, const Candidates& rows, int6
 Candidates same_arithmetic(const LadderRequest& request, const Candidates& rows) {
   const Choice most = choose_by_cost(request, rows, request.problem.max_tokens);
   Candidates same;
-  for (const DeviceKernelRow* row : rows) {
+  for (const KernelRow* row : rows) {
     const bool alike = !row->arithmetic.empty() && row->arithmetic == most.row->arithmetic;
     if (row == most.row || alike) same.push_back(row);
   }
@@ -88,11 +87,11 @@ std::optional<Choice> choose_by_table(const LadderRequest& request, const Candid
   if (request.tuning == nullptr) return std::nullopt;
   const TuningEntry* const entry = request.tuning->find(tuning_key(request.problem), tokens);
   if (entry == nullptr) return std::nullopt;
-  const auto row = std::find_if(rows.begin(), rows.end(), [&](const DeviceKernelRow* candidate) {
+  const auto row = std::find_if(rows.begin(), rows.end(), [&](const KernelRow* candidate) {
     return candidate->name == entry->kernel;
   });
   if (row == rows.end()) return std::nullopt;
-  const DeviceTile tile = experts::parse_tile(entry->tile);
+  const DeviceTile tile = parse_tile(entry->tile);
   const auto tiles = (*row)->tiles(request.problem);
   if (std::find(tiles.begin(), tiles.end(), tile) == tiles.end()) {
     throw Error(ErrorCode::kInvalidArgument,
@@ -107,16 +106,16 @@ void choose_for_skew(const LadderRequest& request, const Candidates& rows, int64
                      Choice& choice) {
   if (!request.has_all_experts) return;
   choice.skewed =
-      experts::choose_skewed_tile(request.problem, rows, {.row = choice.row, .tile = choice.tile},
-                                  tokens, request.shared_experts);
+      choose_skewed_tile(request.problem, rows, {.row = choice.row, .tile = choice.tile}, tokens,
+                         request.shared_experts);
   if (choice.skewed.row == nullptr) return;
   choice.reason += "; skewed choices: " + std::string(choice.skewed.row->name) + " " +
-                   experts::to_string(choice.skewed.tile);
+                   to_string(choice.skewed.tile);
 }
 
-bool serves_on(const LadderRung& rung, const Choice& choice) {
-  return rung.row == choice.row && rung.tile == choice.tile &&
-         rung.skewed_row == choice.skewed.row && rung.skewed_tile == choice.skewed.tile;
+bool serves_alike(const LadderRung& a, const LadderRung& b) {
+  return a.row == b.row && a.tile == b.tile && a.skewed_row == b.skewed_row &&
+         a.skewed_tile == b.skewed_tile;
 }
 
 // So that a forward need not work out how many tiles even choices make.
@@ -134,29 +133,15 @@ void count_even_tiles(const LadderRequest& request, std::vector<LadderRung>& lad
 }
 
 void mark_chosen(const std::vector<LadderRung>& ladder, std::vector<PlanRow>& verdicts) {
-  for (PlanRow& verdict : verdicts) {
-    for (const LadderRung& rung : ladder) {
-      const bool serves = rung.row->name == verdict.name;
-      const bool skewed = rung.skewed_row != nullptr && rung.skewed_row->name == verdict.name;
-      if (!serves && !skewed) continue;
-      verdict.chosen = true;
-      verdict.reason = "serves some numbers of tokens";
+  for (const LadderRung& rung : ladder) {
+    for (const KernelRow* row : {rung.row, rung.skewed_row}) {
+      if (row != nullptr)
+        settle(verdicts, kTable, row->name, true, "serves some numbers of tokens");
     }
   }
 }
 
 }  // namespace
-
-std::vector<CallRange> calls_by_rung(const std::vector<LadderRung>& ladder, int64_t max_tokens) {
-  std::vector<CallRange> ranges;
-  int64_t first = 1;
-  for_each_rung(ladder, {.first = 1, .last = max_tokens}, [&](const LadderRung&, int64_t tokens) {
-    ranges.push_back({.first = first, .last = tokens});
-    first = tokens + 1;
-  });
-  if (ranges.empty()) ranges.push_back({.first = 1, .last = max_tokens});
-  return ranges;
-}
 
 int64_t tokens_added(const std::vector<LadderRung>& ladder, const CallRange& calls) {
   int64_t most = 0;
@@ -166,15 +151,15 @@ int64_t tokens_added(const std::vector<LadderRung>& ladder, const CallRange& cal
   return most;
 }
 
-int64_t even_tiles(const LadderRung& rung, const experts::DeviceExpertsProblem& problem,
-                   int64_t tokens, int64_t shared_experts) {
+int64_t even_tiles(const LadderRung& rung, const ExpertsProblem& problem, int64_t tokens,
+                   int64_t shared_experts) {
   constexpr double kSpread = 1.1;
-  return static_cast<int64_t>(
-      kSpread * experts::expected_tiles(problem, rung.tile.tokens, tokens, shared_experts));
+  return static_cast<int64_t>(kSpread *
+                              expected_tiles(problem, rung.tile.tokens, tokens, shared_experts));
 }
 
-TuningKey tuning_key(const experts::DeviceExpertsProblem& problem) {
-  return {.device = problem.device.name,
+TuningKey tuning_key(const ExpertsProblem& problem) {
+  return {.device = problem.gpu().name,
           .format = tuning_format(problem.weight_dtype, problem.quant),
           .num_experts = problem.num_local_experts,
           .hidden_size = problem.hidden_size,
@@ -183,7 +168,13 @@ TuningKey tuning_key(const experts::DeviceExpertsProblem& problem) {
 }
 
 std::vector<LadderRung> build_ladder(const LadderRequest& request, std::vector<PlanRow>& verdicts) {
-  Candidates candidates = supporting_rows(request, verdicts);
+  const TableChoice table{.table = kTable, .forced = request.kernel};
+  Candidates candidates = supporting_rows(request, table, verdicts);
+  if (candidates.front()->tiles == nullptr) {
+    const KernelRow* row = settle_first(candidates, table, verdicts);
+    return {{.last_tokens = request.problem.max_tokens, .row = row}};
+  }
+  candidates = without_reference(candidates, verdicts);
   if (request.determinism == Determinism::kBatchInvariant) {
     candidates = same_arithmetic(request, candidates);
   }
@@ -192,20 +183,18 @@ std::vector<LadderRung> build_ladder(const LadderRequest& request, std::vector<P
     std::optional<Choice> choice = choose_by_table(request, candidates, end);
     if (!choice) choice = choose_by_cost(request, candidates, end);
     choose_for_skew(request, candidates, end, *choice);
-    if (!ladder.empty() && serves_on(ladder.back(), *choice)) {
-      ladder.back().last_tokens = end;
-      continue;
-    }
-    ladder.push_back({.last_tokens = end,
-                      .row = choice->row,
-                      .tile = choice->tile,
-                      .reason = std::move(choice->reason),
-                      .skewed_row = choice->skewed.row,
-                      .skewed_tile = choice->skewed.tile});
+    add_rung(ladder,
+             {.last_tokens = end,
+              .row = choice->row,
+              .tile = choice->tile,
+              .reason = std::move(choice->reason),
+              .skewed_row = choice->skewed.row,
+              .skewed_tile = choice->skewed.tile},
+             serves_alike);
   }
   mark_chosen(ladder, verdicts);
   count_even_tiles(request, ladder);
   return ladder;
 }
 
-}  // namespace conclave::inline v0
+}  // namespace conclave::inline v0::experts

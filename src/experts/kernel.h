@@ -1,38 +1,19 @@
-// The experts seam: per-expert MLP on a batch of rows (gate and up product, activation, down).
+// The experts seam on the CPU: per-expert MLP on a batch of rows (gate and up product, activation,
+// down), from weights that the kernel has packed. On a GPU: experts/cuda/device_experts.h.
 #pragma once
 
-#include "activation/activations.h"
-#include "core/catalog.h"
 #include "core/flow.h"
-#include "cpu/isa.h"
 
 #include "conclave/context.h"
-#include "conclave/error.h"
-#include "conclave/spec.h"
+#include "conclave/dtype.h"
 #include "conclave/tensor.h"
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <string>
-#include <string_view>
 
 namespace conclave::inline v0::experts {
-
-struct ExpertsProblem {
-  int64_t num_local_experts = 0;
-  int64_t hidden_size = 0;
-  int64_t intermediate_size = 0;
-  DType weight_dtype = DType::kBF16;
-  QuantSpec quant = {};  // for weights that are codes
-  // Columns of down's first block of scales that other ranks hold: slices begin anywhere.
-  int64_t skipped_columns = 0;
-  activation::Activation activation = {};
-  bool has_bias = false;
-  cpu::Isa isa = cpu::Isa::kScalar;                       // the best that is allowed
-  cpu::Arithmetic arithmetic = cpu::Arithmetic::kF32Fma;  // chosen by table or forced
-};
 
 // Format of the rows that the kernel reads.
 struct BatchRequirements {
@@ -104,15 +85,5 @@ class ExpertsKernel {
                    const ExpertOutput& output, std::span<std::byte> workspace,
                    Executor& executor) const = 0;
 };
-
-// A catalog row. Rows stand in order of preference; "cpu.reference" is last and supports
-// everything.
-struct KernelRow {
-  std::string_view name;  // "cpu.avx512"
-  Support (*supports)(const ExpertsProblem& problem);
-  std::unique_ptr<ExpertsKernel> (*make)(const ExpertsProblem& problem);
-  cpu::Arithmetic arithmetic;
-};
-Catalog<KernelRow> kernel_catalog();
 
 }  // namespace conclave::inline v0::experts

@@ -1,0 +1,130 @@
+#include "experts/cpu/rows.h"
+
+#include "core/weight_types.h"
+#include "cpu/isa.h"
+#include "experts/cpu/expert_mlp.h"
+#include "quant/weight_format.h"
+
+#include <string>
+
+namespace conclave::inline v0::experts {
+namespace {
+
+Support needs_isa(const ExpertsProblem& problem, cpu::Isa isa) {
+  if (problem.cpu().isa >= isa) return Support::yes();
+  return Support::no("needs " + std::string(cpu::to_string(isa)) + "; allowed is " +
+                     std::string(cpu::to_string(problem.cpu().isa)));
+}
+
+Support needs_known_weights(const ExpertsProblem& problem) {
+  const quant::WeightFormat* format = quant::find_format(problem.weight_dtype);
+  if (format == nullptr) {
+    return Support::no("takes " + quant::known_formats(true) + " weights; found " +
+                       std::string(to_string(problem.weight_dtype)));
+  }
+  if (format->codes == nullptr) return Support::yes();
+  if (problem.quant.weights == WeightScale::kNone) {
+    return Support::no(std::string(to_string(format->element)) + " weights need scales");
+  }
+  return format->takes(problem.quant);
+}
+
+// Only bf16 weights must have the arithmetic that was asked for: others are widened to float32 by
+// any row that comes to them.
+Support needs_f32_arithmetic(const ExpertsProblem& problem, cpu::Isa isa) {
+  if (Support weights = needs_known_weights(problem); !weights) return weights;
+  if (problem.weight_dtype == DType::kBF16 &&
+      problem.cpu().arithmetic != cpu::Arithmetic::kF32Fma) {
+    return Support::no("computes f32_fma; asked for " +
+                       std::string(cpu::to_string(problem.cpu().arithmetic)));
+  }
+  return needs_isa(problem, isa);
+}
+
+Support needs_bf16_weights(const ExpertsProblem& problem) {
+  if (problem.weight_dtype == DType::kBF16) return Support::yes();
+  return Support::no("takes BF16 weights; found " + std::string(to_string(problem.weight_dtype)));
+}
+
+// Codes are exact in bf16. Rows that are codes too have products that float32 holds exactly, which
+// is what their scales ask for.
+Support needs_paired_codes(const ExpertsProblem& problem) {
+  if (Support weights = needs_known_weights(problem); !weights) return weights;
+  const QuantSpec& quant = problem.quant;
+  if (quant.activations != ActivationScale::kNone) {
+    return Support::no("takes codes with rows that are not quantised");
+  }
+  if (quant.weights == WeightScale::kBlock && quant.block_cols % 2 != 0) {
+    return Support::no("takes codes in pairs of columns that share a scale");
+  }
+  return Support::yes();
+}
+
+Support needs_arithmetic(const ExpertsProblem& problem, cpu::Arithmetic arithmetic, cpu::Isa isa) {
+  if (problem.cpu().arithmetic != arithmetic) {
+    return Support::no("computes " + std::string(cpu::to_string(arithmetic)) + "; asked for " +
+                       std::string(cpu::to_string(problem.cpu().arithmetic)));
+  }
+  return needs_isa(problem, isa);
+}
+
+// Rows that read a panel once are limited by memory: whether fetching ahead helps them depends on
+// the CPU. With more rows per panel, the CPU's prefetcher would start on the next one too late.
+int64_t fetch_above(int64_t rows_of_one_pass) {
+  static const bool kAlways = cpu::fetch_instructions_speed_streams(cpu::cpu_id());
+  return kAlways ? 0 : rows_of_one_pass;
+}
+
+}  // namespace
+
+Support amx_supports(const ExpertsProblem& problem) {
+  if (Support weights = needs_bf16_weights(problem); !weights) return weights;
+  return needs_arithmetic(problem, cpu::Arithmetic::kAmxBf16, cpu::Isa::kAmx);
+}
+std::unique_ptr<ExpertsKernel> make_amx(const ExpertsProblem& problem) {
+  return make_expert_mlp(problem,
+                         tile_mlp_config(mlp_functions_amx(problem.activation), fetch_above(16)));
+}
+
+Support avx512_bf16_supports(const ExpertsProblem& problem) {
+  Support weights =
+      is_plain(problem.weight_dtype) ? needs_bf16_weights(problem) : needs_paired_codes(problem);
+  if (!weights) return weights;
+  return needs_arithmetic(problem, cpu::Arithmetic::kDpBf16, cpu::Isa::kAvx512Bf16);
+}
+std::unique_ptr<ExpertsKernel> make_avx512_bf16(const ExpertsProblem& problem) {
+  return make_expert_mlp(
+      problem, {.functions = mlp_functions_avx512_bf16(problem.weight_dtype, problem.activation),
+                .row_dtype = DType::kBF16,
+                .tiling = {.tile = 6},
+                .tile = "6x64",
+                .fetch_above_rows = fetch_above(6)});
+}
+
+Support avx512_supports(const ExpertsProblem& problem) {
+  return needs_f32_arithmetic(problem, cpu::Isa::kAvx512);
+}
+std::unique_ptr<ExpertsKernel> make_avx512(const ExpertsProblem& problem) {
+  return make_expert_mlp(
+      problem, {.functions = mlp_functions_avx512(problem.weight_dtype, problem.activation),
+                .tiling = {.tile = 6},
+                .tile = "6x64",
+                .fetch_above_rows = fetch_above(6)});
+}
+
+Support avx2_supports(const ExpertsProblem& problem) {
+  return needs_f32_arithmetic(problem, cpu::Isa::kAvx2);
+}
+std::unique_ptr<ExpertsKernel> make_avx2(const ExpertsProblem& problem) {
+  return make_expert_mlp(problem,
+                         {.functions = mlp_functions_avx2(problem.weight_dtype, problem.activation),
+                          .tiling = {.tile = 6},
+                          .tile = "6x16",
+                          .fetch_above_rows = fetch_above(6)});
+}
+
+Support cpu_reference_supports(const ExpertsProblem& problem) {
+  return needs_known_weights(problem);
+}
+
+}  // namespace conclave::inline v0::experts

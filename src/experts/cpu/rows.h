@@ -1,0 +1,28 @@
+// What the catalog asks of the CPU's kernels.
+#pragma once
+
+#include "experts/kernel.h"
+#include "experts/problem.h"
+
+#include "conclave/error.h"
+
+#include <memory>
+
+namespace conclave::inline v0::experts {
+
+Support amx_supports(const ExpertsProblem& problem);
+std::unique_ptr<ExpertsKernel> make_amx(const ExpertsProblem& problem);
+
+Support avx512_bf16_supports(const ExpertsProblem& problem);
+std::unique_ptr<ExpertsKernel> make_avx512_bf16(const ExpertsProblem& problem);
+
+Support avx512_supports(const ExpertsProblem& problem);
+std::unique_ptr<ExpertsKernel> make_avx512(const ExpertsProblem& problem);
+
+Support avx2_supports(const ExpertsProblem& problem);
+std::unique_ptr<ExpertsKernel> make_avx2(const ExpertsProblem& problem);
+
+// Takes every problem, even if another arithmetic was asked for: it always computes f32_fma.
+Support cpu_reference_supports(const ExpertsProblem& problem);
+
+}  // namespace conclave::inline v0::experts

@@ -1,0 +1,53 @@
+// What a layer asks of its experts' kernels, on any device.
+#pragma once
+
+#include "activation/activations.h"
+#include "core/device.h"
+#include "cpu/isa.h"
+#include "cuda/device_info.h"
+
+#include "conclave/dtype.h"
+#include "conclave/spec.h"
+
+#include <cstdint>
+#include <variant>
+
+namespace conclave::inline v0::experts {
+
+// The CPU as its kernels see it.
+struct CpuTarget {
+  cpu::Isa isa = cpu::Isa::kScalar;                       // the best that is allowed
+  cpu::Arithmetic arithmetic = cpu::Arithmetic::kF32Fma;  // chosen by table or forced
+  int64_t most_tokens = int64_t{1} << 40;                 // in one call
+};
+
+// The device that runs the experts.
+using Target = std::variant<CpuTarget, cuda::DeviceInfo>;
+
+inline DeviceKind kind_of(const Target& target) {
+  return std::holds_alternative<CpuTarget>(target) ? DeviceKind::kCpu : DeviceKind::kCuda;
+}
+inline int64_t most_tokens(const Target& target) {
+  return std::visit([](const auto& device) { return device.most_tokens; }, target);
+}
+
+struct ExpertsProblem {
+  int64_t num_local_experts = 0;
+  int64_t hidden_size = 0;        // H: width of the rows the experts read and write
+  int64_t intermediate_size = 0;  // I
+  int64_t top_k = 0;
+  int64_t max_tokens = 0;
+  DType weight_dtype = DType::kBF16;
+  QuantSpec quant = {};  // for weights that are codes
+  // Columns of down's first block of scales that other ranks hold: slices begin anywhere.
+  int64_t skipped_columns = 0;
+  activation::Activation activation = {};
+  bool has_bias = false;
+  Target target = CpuTarget{};
+
+  // The target, whose kind the caller knows: rows are asked about problems of their own device.
+  const CpuTarget& cpu() const { return std::get<CpuTarget>(target); }
+  const cuda::DeviceInfo& gpu() const { return std::get<cuda::DeviceInfo>(target); }
+};
+
+}  // namespace conclave::inline v0::experts

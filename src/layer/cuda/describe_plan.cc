@@ -1,0 +1,113 @@
+#include "layer/cuda/describe_plan.h"
+
+#include "core/part_spec.h"
+#include "core/weight_types.h"
+#include "layer/cuda/book_workspace.h"
+#include "layer/cuda/row_format.h"
+#include "quant/weight_format.h"
+
+#include <fmt/format.h>
+
+#include <string>
+#include <vector>
+
+namespace conclave::inline v0 {
+namespace {
+
+std::string arithmetic_text(const CudaPlan& plan) {
+  const std::vector<experts::LadderRung>& ladder = plan.routed.ladder;
+  const bool widens = !ladder.empty() && ladder.back().row->is_reference;
+  if (widens || plan.spec.weight_dtype == DType::kF32) return "f32_fma";
+  return "wgmma_" + std::string(quant::format_of(plan.spec.weight_dtype).name);
+}
+
+std::vector<std::string> stage_names(const CudaPlan& plan) {
+  const MoeSpec& spec = plan.spec;
+  std::vector<std::string> stages;
+  const bool projects = spec.latent.size != 0;
+  if (spec.has_gate) stages.push_back(fmt::format("gate product [{}]", num_logits(spec)));
+  stages.push_back("route");
+  stages.push_back("group");
+  if (projects) stages.push_back(fmt::format("latent down {}", spec.latent.size));
+  if (plan.routed.quantises()) stages.push_back("quantise");
+  stages.push_back(plan.fused.slots() == 0
+                       ? "experts"
+                       : fmt::format("experts, {} slots of shared ones", plan.fused.slots()));
+  if (plan.shared) {
+    const auto& shared = plan.shared->problem;
+    stages.push_back(
+        fmt::format("{} shared of {}", shared.num_local_experts, shared.intermediate_size));
+  }
+  if (plan.residual) {
+    stages.push_back(fmt::format("residual MLP {}", plan.residual->problem.intermediate_size));
+  }
+  stages.push_back("combine");
+  if (projects && spec.latent.has_norm) stages.push_back("rms norm");
+  if (projects) stages.push_back(fmt::format("latent up {}, finish", spec.hidden_size));
+  return stages;
+}
+
+size_t weight_bytes(const experts::ExpertsProblem& problem) {
+  const int64_t halves = problem.activation.gated ? 2 : 1;
+  const DType dtype = problem.weight_dtype;
+  const int64_t rows = halves * problem.intermediate_size;
+  const int64_t gate_up = rows * padded_row(problem.hidden_size, dtype);
+  const int64_t down = problem.hidden_size * padded_row(problem.intermediate_size, dtype);
+  return static_cast<size_t>(packed_bytes(dtype, problem.num_local_experts * (gate_up + down)));
+}
+
+// D1 requires a fixed order in every sum.
+std::string determinism_text(const CudaPlan& plan) {
+  if (plan.options.determinism == Determinism::kBatchInvariant) return "D1 D2";
+  const CallRange calls{.first = 1, .last = plan.options.max_tokens};
+  return tokens_added(plan.routed.ladder, calls) > 0 ? "none" : "D1";
+}
+
+void summarise_workspace(CudaPlan& plan) {
+  const auto total = [&](int64_t tokens) { return workspace_bytes(plan, tokens); };
+  Plan& summary = plan.summary;
+  int64_t first = 1;
+  if (plan.decode_tokens > 0) {
+    summary.ladder.push_back({.first_tokens = first,
+                              .last_tokens = plan.decode_tokens,
+                              .kernel = std::string(plan.decode_row->name),
+                              .tile = "",
+                              .reason = "one launch",
+                              .workspace_bytes = total(plan.decode_tokens)});
+    first = plan.decode_tokens + 1;
+  }
+  for (const experts::LadderRung& rung : plan.routed.ladder) {
+    if (rung.last_tokens < first) continue;
+    summary.ladder.push_back({.first_tokens = first,
+                              .last_tokens = rung.last_tokens,
+                              .kernel = std::string(rung.row->name),
+                              .tile = experts::to_string(rung.tile),
+                              .reason = rung.reason,
+                              .workspace_bytes = total(rung.last_tokens)});
+    first = rung.last_tokens + 1;
+  }
+  summary.workspace_bytes = total(plan.options.max_tokens);
+}
+
+}  // namespace
+
+void summarise(CudaPlan& plan) {
+  Plan& summary = plan.summary;
+  const MoeSpec& spec = plan.spec;
+  summary.arithmetic = arithmetic_text(plan);
+  summary.determinism = determinism_text(plan);
+  summary.router = spec.router.name;
+  summary.stages = stage_names(plan);
+  summary.part = describe_part(plan.part, spec, plan.parallel);
+  summary.max_tokens = plan.options.max_tokens;
+  summary.num_local_experts = static_cast<int64_t>(plan.part.local_experts.size());
+  summary.packed_layout = "canonical.v1";
+  summary.packed_bytes = weight_bytes(plan.routed.problem);
+  for (const std::optional<CudaMlpPlan>* part : {&plan.shared, &plan.residual}) {
+    if (*part) summary.packed_bytes += weight_bytes((*part)->problem);
+  }
+  summarise_workspace(plan);
+  if (!plan.summary.ladder.empty()) summary.tile = plan.summary.ladder.back().tile;
+}
+
+}  // namespace conclave::inline v0

@@ -1,0 +1,11 @@
+// A plan on CUDA in words and numbers.
+#pragma once
+
+#include "layer/cuda/plan.h"
+
+namespace conclave::inline v0 {
+
+// Fills the summary of a plan whose parts are chosen, but for its device and rows.
+void summarise(CudaPlan& plan);
+
+}  // namespace conclave::inline v0

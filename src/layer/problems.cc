@@ -1,0 +1,92 @@
+#include "layer/problems.h"
+
+#include "core/part_spec.h"
+#include "core/weight_types.h"
+
+#include "conclave/error.h"
+
+#include <string>
+
+namespace conclave::inline v0 {
+namespace {
+
+using experts::ExpertsProblem;
+
+// A part may have plain weights in a layer whose experts are quantised.
+QuantSpec quant_for(const MoeSpec& spec, DType weights) {
+  return weights == spec.weight_dtype ? spec.quant : QuantSpec{};
+}
+
+// Columns of a slice's first block of scales that lie before the slice.
+int64_t skipped_columns(const QuantSpec& quant, const TensorSlice& inner) {
+  return quant.weights == WeightScale::kBlock ? inner.begin % quant.block_cols : 0;
+}
+
+ExpertsProblem routed_problem(const MlpRequest& request) {
+  const MoeSpec& spec = request.spec;
+  return {.num_local_experts = static_cast<int64_t>(request.part.local_experts.size()),
+          .hidden_size = expert_width(spec),
+          .intermediate_size = request.part.inner.size(),
+          .top_k = spec.top_k,
+          .max_tokens = request.max_tokens,
+          .weight_dtype = spec.weight_dtype,
+          .quant = spec.quant,
+          .skipped_columns = skipped_columns(spec.quant, request.part.inner),
+          .activation = activation::parse_activation(spec.activation),
+          .has_bias = spec.has_bias,
+          .target = request.target};
+}
+
+ExpertsProblem shared_problem(const MlpRequest& request) {
+  const MoeSpec& spec = request.spec;
+  const DType dtype = shared_weight_dtype(spec);
+  return {.num_local_experts = spec.shared.count,
+          .hidden_size = spec.hidden_size,
+          .intermediate_size = request.part.shared_inner.size(),
+          .top_k = spec.shared.count,
+          .max_tokens = request.max_tokens,
+          .weight_dtype = dtype,
+          .quant = quant_for(spec, dtype),
+          .skipped_columns = skipped_columns(quant_for(spec, dtype), request.part.shared_inner),
+          .activation =
+              activation::parse_activation(activation_or_routed(spec.shared.activation, spec)),
+          .has_bias = spec.shared.has_bias,
+          .target = request.target};
+}
+
+ExpertsProblem residual_problem(const MlpRequest& request) {
+  const MoeSpec& spec = request.spec;
+  const DType dtype = spec.residual.weight_dtype.value_or(spec.weight_dtype);
+  return {.num_local_experts = 1,
+          .hidden_size = spec.hidden_size,
+          .intermediate_size = request.part.residual_inner.size(),
+          .top_k = 1,
+          .max_tokens = request.max_tokens,
+          .weight_dtype = dtype,
+          .quant = quant_for(spec, dtype),
+          .activation =
+              activation::parse_activation(activation_or_routed(spec.residual.activation, spec)),
+          .has_bias = false,
+          .target = request.target};
+}
+
+}  // namespace
+
+MlpProblems mlp_problems(const MlpRequest& request) {
+  const MoeSpec& spec = request.spec;
+  MlpProblems problems{.routed = routed_problem(request)};
+  if (!request.part.holds_dense) return problems;
+  if (spec.shared.mode != SharedMode::kNone) problems.shared = shared_problem(request);
+  if (spec.residual.intermediate_size != 0) problems.residual = residual_problem(request);
+  return problems;
+}
+
+void check_options(const LayerOptions& options, const experts::Target& target) {
+  const int64_t most = experts::most_tokens(target);
+  if (options.max_tokens >= 1 && options.max_tokens <= most) return;
+  throw Error(ErrorCode::kInvalidArgument, {.what = "LayerOptions.max_tokens is out of range",
+                                            .found = std::to_string(options.max_tokens),
+                                            .limit = "1 to " + std::to_string(most)});
+}
+
+}  // namespace conclave::inline v0

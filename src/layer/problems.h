@@ -1,0 +1,33 @@
+// What the MLPs of a layer ask of kernels, on any device.
+#pragma once
+
+#include "experts/problem.h"
+#include "layer/rank_part.h"
+
+#include "conclave/layer.h"
+#include "conclave/spec.h"
+
+#include <cstdint>
+#include <optional>
+
+namespace conclave::inline v0 {
+
+// One problem for each kind of MLP that a rank holds.
+struct MlpProblems {
+  experts::ExpertsProblem routed;
+  std::optional<experts::ExpertsProblem> shared = {};    // S experts, which every row uses
+  std::optional<experts::ExpertsProblem> residual = {};  // one expert, which every row uses
+};
+
+struct MlpRequest {
+  const MoeSpec& spec;
+  const RankPart& part;
+  int64_t max_tokens = 0;
+  experts::Target target = {};
+};
+MlpProblems mlp_problems(const MlpRequest& request);
+
+// Throws Error(kInvalidArgument) if the target cannot take calls of so many tokens.
+void check_options(const LayerOptions& options, const experts::Target& target);
+
+}  // namespace conclave::inline v0
