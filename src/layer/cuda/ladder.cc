@@ -1,7 +1,7 @@
 #include "layer/cuda/ladder.h"
 
 #include "experts/cuda/catalog.h"
-#include "experts/cuda/tile_choice_sm90.h"
+#include "experts/cuda/tile_choice.h"
 
 #include "conclave/error.h"
 

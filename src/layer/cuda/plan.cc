@@ -4,7 +4,7 @@
 #include "core/layer_roles.h"
 #include "core/weight_types.h"
 #include "experts/cuda/catalog.h"
-#include "experts/cuda/decode_plan.h"
+#include "experts/cuda/sm90/decode/plan.h"
 #include "layer/cuda/book_workspace.h"
 #include "layer/cuda/launch_tables.h"
 #include "layer/cuda/row_format.h"

@@ -1,0 +1,31 @@
+#include "experts/cuda/sm90/stream/stream.h"
+
+#include "experts/cuda/sm90/hopper_support.h"
+
+#include <array>
+#include <string>
+
+namespace conclave::inline v0::experts {
+namespace {
+
+// Stages fill the 227 KiB of shared memory that a block may have; stream_sm90.cu has a kernel for
+// each of these.
+constexpr std::array kTiles = {
+    DeviceTile{.tokens = 16, .features = 128, .depth = 256, .stages = 6},
+    DeviceTile{.tokens = 32, .features = 128, .depth = 256, .stages = 5},
+    DeviceTile{.tokens = 64, .features = 128, .depth = 256, .stages = 4},
+    DeviceTile{.tokens = 96, .features = 256, .depth = 128, .stages = 5},
+    DeviceTile{.tokens = 160, .features = 256, .depth = 128, .stages = 4, .sorted_input = true},
+};
+
+}  // namespace
+
+Support stream_sm90_supports(const DeviceExpertsProblem& problem) {
+  return supports_on_hopper(problem, {DType::kBF16, DType::kF16});
+}
+
+std::span<const DeviceTile> stream_sm90_tiles(const DeviceExpertsProblem& /*problem*/) {
+  return kTiles;
+}
+
+}  // namespace conclave::inline v0::experts

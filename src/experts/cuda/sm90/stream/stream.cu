@@ -1,0 +1,119 @@
+#include "cuda/launch.h"
+#include "experts/cuda/sm90/stream/launch.h"
+#include "experts/cuda/sm90/stream/stream.cuh"
+#include "experts/cuda/sm90/stream/stream.h"
+#include "experts/cuda/sm90/tensor_maps.h"
+
+#include "conclave/error.h"
+
+namespace conclave::inline v0::experts {
+namespace {
+
+using stream::KernelPair;
+using stream::Params;
+using stream::Shape;
+using stream::Side;
+
+template <class Config>
+KernelPair kernel_pair() {
+  return {.up = stream::describe_kernel<Config>(stream::stream_product<Config, Side::kUp>),
+          .down = stream::describe_kernel<Config>(stream::stream_product<Config, Side::kDown>)};
+}
+
+// The kernels of stream_sm90.cc's tiles.
+template <class Element>
+KernelPair find_kernels(const DeviceTile& tile) {
+  constexpr auto kNone = stream::Scaling::kNone;
+  switch (tile.tokens) {
+    case 16:
+      return kernel_pair<stream::Config<Element, Shape{16, 128, 2, 6}>>();
+    case 32:
+      return kernel_pair<stream::Config<Element, Shape{32, 128, 2, 5}>>();
+    case 64:
+      return kernel_pair<stream::Config<Element, Shape{64, 128, 2, 4}>>();
+    case 96:
+      return kernel_pair<stream::Config<Element, Shape{96, 256, 1, 5, kNone, 2}>>();
+    case 160:
+      return kernel_pair<stream::Config<Element, Shape{160, 256, 1, 4, kNone, 1, true}>>();
+    default:
+      throw Error(ErrorCode::kUnsupported,
+                  {.what = "cuda.stream_sm90 has no such tile", .found = to_string(tile)});
+  }
+}
+
+constexpr int64_t kElementBytes = 2;
+
+class StreamKernel final : public DeviceExpertsKernel {
+ public:
+  StreamKernel(const DeviceExpertsProblem& problem, const DeviceExperts& weights,
+               const DeviceTile& tile)
+      : problem_(problem), tile_(tile) {
+    kernels_ = problem.weight_dtype == DType::kF16 ? find_kernels<__half>(tile)
+                                                   : find_kernels<__nv_bfloat16>(tile);
+    stream::allow_shared_bytes(kernels_);
+    up_ = stream::up_params(problem, weights, kernels_.up);
+    up_.output_stride = intermediate_stride();
+    down_ = stream::down_params(problem, weights, kernels_.down);
+  }
+
+  int32_t tile_tokens() const override { return tile_.tokens; }
+
+  size_t workspace_bytes(int64_t max_tokens) const override {
+    return static_cast<size_t>(max_tokens * problem_.top_k * intermediate_stride() * kElementBytes);
+  }
+
+  std::string describe() const override { return "cuda.stream_sm90 " + to_string(tile_); }
+
+  void run(const DeviceExpertsCall& call, CUstream_st* stream) const override {
+    if (call.groups.max_rows == 0) return;
+    run_up(call, stream);
+    run_down(call, stream);
+  }
+
+ private:
+  // TMA needs rows at multiples of 16 bytes.
+  int64_t intermediate_stride() const { return (problem_.intermediate_size + 7) / 8 * 8; }
+
+  void run_up(const DeviceExpertsCall& call, CUstream_st* stream) const {
+    Params params = with_groups(up_, call.groups);
+    params.input = call.input.data;
+    params.input_stride = call.input.row_stride;
+    if (tile_.sorted_input) {
+      params.rows = map_rows(
+          problem_,
+          {call.input.data, call.input.row_stride, call.input.num_rows, problem_.hidden_size},
+          kernels_.up.token_box);
+    }
+    params.input_weights = call.input_weights;
+    params.output = call.workspace;
+    stream::enqueue("experts.stream_sm90.up", kernels_.up, params, call.groups.max_tiles,
+                    problem_.device.multiprocessors, stream);
+  }
+
+  void run_down(const DeviceExpertsCall& call, CUstream_st* stream) const {
+    Params params = with_groups(down_, call.groups);
+    params.rows = map_rows(
+        problem_,
+        {call.workspace, intermediate_stride(), call.groups.max_rows, problem_.intermediate_size},
+        kernels_.down.token_box);
+    set_output(params, call);
+    stream::enqueue("experts.stream_sm90.down", kernels_.down, params, call.groups.max_tiles,
+                    problem_.device.multiprocessors, stream);
+  }
+
+  DeviceExpertsProblem problem_;
+  DeviceTile tile_;
+  KernelPair kernels_;
+  Params up_;
+  Params down_;
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceExpertsKernel> make_stream_sm90(const DeviceExpertsProblem& problem,
+                                                      const DeviceExperts& weights,
+                                                      const DeviceTile& tile) {
+  return std::make_unique<StreamKernel>(problem, weights, tile);
+}
+
+}  // namespace conclave::inline v0::experts

@@ -1,0 +1,73 @@
+#include "experts/cuda/sm90/stream/stream_fp8.h"
+
+#include "experts/cuda/sm90/hopper_support.h"
+
+#include <array>
+#include <string>
+
+namespace conclave::inline v0::experts {
+namespace {
+
+constexpr int64_t kGroup = 128;
+
+// Tiles of the kernels with a gate; stream_fp8_sm90.cu has one for each of these.
+constexpr std::array kTiles = {
+    DeviceTile{.tokens = 16, .features = 256, .depth = 128, .stages = 6},
+    DeviceTile{.tokens = 32, .features = 256, .depth = 128, .stages = 6},
+    DeviceTile{.tokens = 64, .features = 256, .depth = 128, .stages = 5},
+    DeviceTile{.tokens = 80, .features = 256, .depth = 128, .stages = 5},
+};
+
+constexpr size_t kAlignment = 256;
+size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+Support supports_scales(const QuantSpec& quant) {
+  if (quant.weights == WeightScale::kBlock) {
+    if (quant.block_rows != kGroup || quant.block_cols != kGroup) {
+      return Support::no("takes weight blocks of 128x128; found " +
+                         std::to_string(quant.block_rows) + "x" + std::to_string(quant.block_cols));
+    }
+    if (quant.activations != ActivationScale::kGroup) {
+      return Support::no("takes block weights with a scale a 128 columns of a row only");
+    }
+    return Support::yes();
+  }
+  if (quant.weights == WeightScale::kNone) return Support::no("takes weights with scales");
+  if (quant.activations != ActivationScale::kToken &&
+      quant.activations != ActivationScale::kTensorStatic) {
+    return Support::no("takes weights scaled by rows only with one scale per row of activations");
+  }
+  return Support::yes();
+}
+
+}  // namespace
+
+Support stream_fp8_supports(const DeviceExpertsProblem& problem) {
+  Support support = supports_on_hopper(problem, {DType::kF8E4M3});
+  if (!support) return support;
+  return supports_scales(problem.quant);
+}
+
+std::span<const DeviceTile> stream_fp8_tiles(const DeviceExpertsProblem& /*problem*/) {
+  return kTiles;
+}
+
+StreamFp8Workspace stream_fp8_workspace(const DeviceExpertsProblem& problem, int64_t rows) {
+  StreamFp8Workspace layout;
+  layout.stride = (problem.intermediate_size + 15) / 16 * 16;
+  int64_t scales = 0;
+  if (problem.quant.activations == ActivationScale::kGroup) {
+    scales = (problem.intermediate_size + kGroup - 1) / kGroup;
+  } else if (problem.quant.activations == ActivationScale::kToken) {
+    scales = 1;
+  }
+  const auto codes = static_cast<size_t>(rows * layout.stride);
+  layout.codes = kAlignment;
+  layout.scales = layout.codes + aligned(codes);
+  layout.values = layout.scales + aligned(static_cast<size_t>(rows * scales) * sizeof(float));
+  layout.bytes = layout.values;
+  if (problem.quant.activations == ActivationScale::kToken) layout.bytes += codes * sizeof(float);
+  return layout;
+}
+
+}  // namespace conclave::inline v0::experts

@@ -1,0 +1,273 @@
+#include "cuda/launch.h"
+#include "cuda/tensor_map.h"
+#include "experts/cuda/sm90/tile/params.h"
+#include "experts/cuda/sm90/tile/tile.h"
+
+#include "conclave/error.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <string>
+
+namespace conclave::inline v0::experts {
+namespace {
+
+using tile_sm90::Formulas;
+using tile_sm90::Kernel;
+using tile_sm90::Params;
+using tile_sm90::Product;
+using tile_sm90::Shape;
+
+bool matches(const Shape& shape, int32_t tokens, const ProductTile& tile) {
+  return shape.tokens == tokens && shape.features == tile.features && shape.stages == tile.stages &&
+         shape.cluster == tile.cluster && shape.gathers == tile.gathers;
+}
+
+struct KernelKey {
+  DType dtype;
+  Product product;
+  Formulas formulas;
+  int32_t tokens;
+};
+
+const Kernel& find_kernel(const KernelKey& key, const ProductTile& tile) {
+  const std::span<const Kernel> kernels =
+      key.dtype == DType::kF16 ? tile_sm90::kernels_f16() : tile_sm90::kernels_bf16();
+  for (const Kernel& kernel : kernels) {
+    if (kernel.product == key.product && kernel.formulas == key.formulas &&
+        matches(kernel.shape, key.tokens, tile)) {
+      return kernel;
+    }
+  }
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      {.what = "cuda.tile_sm90 has no kernel of this tile",
+       .found = std::to_string(key.tokens) + " x " + std::to_string(tile.features) + ", " +
+                std::to_string(tile.stages) + " stages, cluster " + std::to_string(tile.cluster)});
+}
+
+CUtensorMapDataType map_type(DType dtype) {
+  return dtype == DType::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+}
+
+// A weight matrix as a kernel reads it: rows [E, rows, depth] of `stride` elements.
+struct WeightMatrix {
+  const void* data;
+  int64_t experts;
+  int64_t rows;
+  int64_t depth;
+  int64_t stride;
+};
+
+CUtensorMap weight_map(const WeightMatrix& matrix, DType dtype, int32_t box_rows) {
+  const auto row_bytes = static_cast<uint64_t>(matrix.stride * 2);
+  const std::array<cuda::MapDimension, 3> dimensions = {{
+      {.size = static_cast<uint64_t>(matrix.depth), .box = 64},
+      {.size = static_cast<uint64_t>(matrix.rows),
+       .stride_bytes = row_bytes,
+       .box = static_cast<uint32_t>(box_rows)},
+      {.size = static_cast<uint64_t>(matrix.experts),
+       .stride_bytes = row_bytes * static_cast<uint64_t>(matrix.rows)},
+  }};
+  return cuda::make_tensor_map(
+      {.data = matrix.data, .type = map_type(dtype), .dimensions = dimensions});
+}
+
+// Shared memory receives 8 gate rows, the 8 up rows of the same features, and so on.
+CUtensorMap interleaved_map(const WeightMatrix& matrix, DType dtype, int32_t box_rows) {
+  const auto row_bytes = static_cast<uint64_t>(matrix.stride * 2);
+  const auto half = static_cast<uint64_t>(matrix.rows / 2);
+  const std::array<cuda::MapDimension, 5> dimensions = {{
+      {.size = static_cast<uint64_t>(matrix.depth), .box = 64},
+      {.size = 8, .stride_bytes = row_bytes, .box = 8},
+      {.size = 2, .stride_bytes = row_bytes * half, .box = 2},
+      {.size = (half + 7) / 8,
+       .stride_bytes = row_bytes * 8,
+       .box = static_cast<uint32_t>(box_rows / 16)},
+      {.size = static_cast<uint64_t>(matrix.experts),
+       .stride_bytes = row_bytes * static_cast<uint64_t>(matrix.rows)},
+  }};
+  return cuda::make_tensor_map(
+      {.data = matrix.data, .type = map_type(dtype), .dimensions = dimensions});
+}
+
+// Rows of the intermediate take whole lines of 128 bytes.
+int64_t intermediate_stride(int64_t intermediate_size) {
+  return (intermediate_size + 63) / 64 * 64;
+}
+
+Formulas formulas_of(const DeviceExpertsProblem& problem, Product product) {
+  const bool all = product != Product::kDown && !tile_sm90_common(problem.activation);
+  return all ? Formulas::kAll : Formulas::kCommon;
+}
+
+// The queues of the two products lie before the intermediate, apart so that they share no line.
+constexpr size_t kQueueBytes = 256;
+constexpr size_t kDownQueue = 128;
+
+// One of the two products, ready to be launched.
+struct PlannedProduct {
+  const Kernel* kernel = nullptr;
+  Params params{};
+};
+
+class TileSm90 final : public DeviceExpertsKernel {
+ public:
+  TileSm90(const DeviceExpertsProblem& problem, const DeviceExperts& weights, const TilePlan& plan)
+      : problem_(problem), plan_(plan) {
+    const bool gated = problem.activation.gated;
+    const int64_t up_rows = problem.intermediate_size * (gated ? 2 : 1);
+    plan_product(plan.up, gated ? Product::kUpGated : Product::kUp,
+                 {weights.gate_up, problem.num_local_experts, up_rows, problem.hidden_size,
+                  weights.gate_up_stride},
+                 &up_);
+    up_.params.columns = static_cast<int32_t>(problem.intermediate_size);
+    up_.params.bias = weights.gate_up_bias;
+    up_.params.output_stride = intermediate_stride(problem.intermediate_size);
+    up_.params.whole_chunks = true;
+    plan_product(plan.down, Product::kDown,
+                 {weights.down, problem.num_local_experts, problem.hidden_size,
+                  problem.intermediate_size, weights.down_stride},
+                 &down_);
+    down_.params.columns = static_cast<int32_t>(problem.hidden_size);
+    down_.params.bias = weights.down_bias;
+    adding_ = &find_kernel(
+        {problem.weight_dtype, Product::kDownSums, Formulas::kCommon, plan.tokens}, plan.down);
+    allow_shared_bytes(*adding_);
+  }
+
+  int32_t tile_tokens() const override { return plan_.tokens; }
+  size_t workspace_bytes(int64_t max_tokens) const override {
+    return kQueueBytes + static_cast<size_t>(max_tokens * problem_.top_k *
+                                             intermediate_stride(problem_.intermediate_size) * 2);
+  }
+  std::string describe() const override { return "cuda.tile_sm90 " + to_string(plan_); }
+
+  void run(const DeviceExpertsCall& call, CUstream_st* stream) const override {
+    if (call.groups.max_rows == 0) return;
+    PlannedProduct up = up_;
+    read_groups(call.groups, &up.params);
+    if (plan_.up.gathers) {
+      up.params.input = call.input.data;
+      up.params.input_stride = call.input.row_stride;
+    } else {
+      up.params.rows = rows_map({.data = call.input.data,
+                                 .rows = call.input.num_rows,
+                                 .columns = problem_.hidden_size,
+                                 .stride = call.input.row_stride});
+    }
+    up.params.input_weights = call.input_weights;
+    auto* workspace = static_cast<std::byte*>(call.workspace);
+    up.params.queue = workspace;
+    up.params.output = workspace + kQueueBytes;
+    launch("experts.tile_sm90.up", up, call.groups, stream);
+
+    PlannedProduct down = down_;
+    read_groups(call.groups, &down.params);
+    down.params.rows = rows_map({.data = up.params.output,
+                                 .rows = call.groups.max_rows,
+                                 .columns = problem_.intermediate_size,
+                                 .stride = up.params.output_stride});
+    down.params.queue = workspace + kDownQueue;
+    down.params.output = call.output;
+    down.params.output_stride = call.output_stride;
+    down.params.whole_chunks =
+        call.output_stride % 8 == 0 && reinterpret_cast<uintptr_t>(call.output) % 16 == 0;
+    if (call.sums.rows != nullptr) add_to(call.sums, &down);
+    launch("experts.tile_sm90.down", down, call.groups, stream);
+  }
+
+ private:
+  void plan_product(const ProductTile& tile, Product product, const WeightMatrix& matrix,
+                    PlannedProduct* planned) {
+    planned->kernel = &find_kernel(
+        {problem_.weight_dtype, product, formulas_of(problem_, product), plan_.tokens}, tile);
+    const int32_t box_rows = planned->kernel->box_features;
+    Params& params = planned->params;
+    params.weights = product == Product::kUpGated
+                         ? interleaved_map(matrix, problem_.weight_dtype, box_rows)
+                         : weight_map(matrix, problem_.weight_dtype, box_rows);
+    params.depth = static_cast<int32_t>(matrix.depth);
+    params.feature_tiles = static_cast<int32_t>((matrix.rows + tile.features - 1) / tile.features);
+    const int32_t group = tile.group > 0 ? tile.group
+                                         : token_tiles_of_group({.tile_tokens = plan_.tokens,
+                                                                 .tile_features = tile.features,
+                                                                 .depth_bytes = matrix.depth * 2},
+                                                                problem_.device);
+    params.group = std::max(1, group / tile.cluster);
+    params.activation = activation::device_activation(problem_.activation);
+    allow_shared_bytes(*planned->kernel);
+  }
+  static void allow_shared_bytes(const Kernel& kernel) {
+    cuda::allow_shared_bytes(reinterpret_cast<const void*>(kernel.function), kernel.shared_bytes);
+  }
+
+  void add_to(const RowSums& sums, PlannedProduct* down) const {
+    down->kernel = adding_;
+    down->params.sum_weights = sums.weights;
+    down->params.output = sums.rows;
+    down->params.output_stride = sums.stride;
+  }
+
+  static void read_groups(const GroupedRows& groups, Params* params) {
+    params->tiles = groups.tiles;
+    params->num_tiles = groups.num_tiles;
+    params->expert_begin = groups.expert_begin;
+    params->row_slot = groups.row_slot;
+    params->top_k = groups.top_k;
+  }
+
+  struct SortedRows {
+    const void* data;
+    int64_t rows;
+    int64_t columns;
+    int64_t stride;  // elements
+  };
+  CUtensorMap rows_map(const SortedRows& rows) const {
+    const std::array<cuda::MapDimension, 2> dimensions = {{
+        {.size = static_cast<uint64_t>(rows.columns), .box = 64},
+        {.size = static_cast<uint64_t>(rows.rows),
+         .stride_bytes = static_cast<uint64_t>(rows.stride * 2),
+         .box = 64},
+    }};
+    return cuda::make_tensor_map(
+        {.data = rows.data, .type = map_type(problem_.weight_dtype), .dimensions = dimensions});
+  }
+
+  void launch(std::string_view name, const PlannedProduct& planned, const GroupedRows& groups,
+              CUstream_st* stream) const {
+    const int64_t cluster = planned.kernel->shape.cluster;
+    const int64_t units = (groups.max_tiles + cluster - 1) / cluster * planned.params.feature_tiles;
+    const int64_t clusters = std::min<int64_t>(problem_.device.multiprocessors / cluster, units);
+    cuda::launch(name, planned.kernel->function,
+                 {.blocks = clusters * cluster,
+                  .threads = planned.kernel->threads,
+                  .shared_bytes = planned.kernel->shared_bytes,
+                  .cluster = static_cast<int32_t>(cluster),
+                  .stream = stream},
+                 planned.params);
+  }
+
+  DeviceExpertsProblem problem_;
+  TilePlan plan_;
+  PlannedProduct up_;
+  PlannedProduct down_;
+  const Kernel* adding_ = nullptr;  // replaces down's if rows are added
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceExpertsKernel> make_tile_sm90_plan(const DeviceExpertsProblem& problem,
+                                                         const DeviceExperts& weights,
+                                                         const TilePlan& plan) {
+  return std::make_unique<TileSm90>(problem, weights, plan);
+}
+
+std::unique_ptr<DeviceExpertsKernel> make_tile_sm90(const DeviceExpertsProblem& problem,
+                                                    const DeviceExperts& weights,
+                                                    const DeviceTile& tile) {
+  return make_tile_sm90_plan(problem, weights, tile_sm90_plan(problem, tile));
+}
+
+}  // namespace conclave::inline v0::experts

@@ -1,0 +1,270 @@
+#include "cuda/launch.h"
+#include "cuda/tensor_map.h"
+#include "experts/cuda/common/quantize_rows.h"
+#include "experts/cuda/sm90/tile_fp8/tile_fp8.cuh"
+#include "experts/cuda/sm90/tile_fp8/tile_fp8.h"
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <string>
+#include <utility>
+
+namespace conclave::inline v0::experts {
+namespace {
+
+using tile_fp8::Config;
+using tile_fp8::Params;
+using tile_fp8::Product;
+using tile_fp8::Scaling;
+
+constexpr uint32_t kClusterTokens = 256;
+constexpr uint32_t kBoxRows = 128;  // weight rows per box
+constexpr uint32_t kBoxTokens = 64;
+constexpr int32_t kCluster = 2;
+constexpr uint32_t kDepth = 128;
+constexpr int64_t kStages = 4;
+constexpr uint64_t kInterleave = 8;  // gate rows, then as many up rows
+
+using cuda::MapDimension;
+
+CUtensorMap code_map(const void* data, std::span<const MapDimension> dimensions) {
+  return cuda::make_tensor_map(
+      {.data = data, .type = CU_TENSOR_MAP_DATA_TYPE_UINT8, .dimensions = dimensions});
+}
+
+// Map of [E, rows, columns] in boxes of 128 rows and 128 columns.
+CUtensorMap plain_weight_map(const void* data, int64_t experts, int64_t rows, int64_t columns,
+                             int64_t stride) {
+  const auto row_bytes = static_cast<uint64_t>(stride);
+  const std::array dimensions = {
+      MapDimension{.size = static_cast<uint64_t>(columns), .box = kDepth},
+      MapDimension{.size = static_cast<uint64_t>(rows), .stride_bytes = row_bytes, .box = kBoxRows},
+      MapDimension{.size = static_cast<uint64_t>(experts),
+                   .stride_bytes = row_bytes * static_cast<uint64_t>(rows)}};
+  return code_map(data, dimensions);
+}
+
+// Map of [E, 2I, H], read as groups of 8 gate rows and the 8 up rows of the same features.
+CUtensorMap gated_weight_map(const DeviceExpertsProblem& problem, const DeviceExperts& weights) {
+  const auto row_bytes = static_cast<uint64_t>(weights.gate_up_stride);
+  const auto features = static_cast<uint64_t>(problem.intermediate_size);
+  const std::array dimensions = {
+      MapDimension{.size = static_cast<uint64_t>(problem.hidden_size), .box = kDepth},
+      MapDimension{.size = kInterleave, .stride_bytes = row_bytes, .box = kInterleave},
+      MapDimension{.size = 2, .stride_bytes = row_bytes * features, .box = 2},
+      MapDimension{.size = (features + kInterleave - 1) / kInterleave,
+                   .stride_bytes = row_bytes * kInterleave,
+                   .box = kBoxRows / (2 * kInterleave)},
+      MapDimension{.size = static_cast<uint64_t>(problem.num_local_experts),
+                   .stride_bytes = row_bytes * features * 2}};
+  return code_map(weights.gate_up, dimensions);
+}
+
+// Map of sorted rows, of the input or of the intermediate.
+CUtensorMap row_map(const void* codes, int64_t rows, int64_t columns, int64_t stride) {
+  const std::array dimensions = {
+      MapDimension{.size = static_cast<uint64_t>(columns), .box = kDepth},
+      MapDimension{.size = static_cast<uint64_t>(rows),
+                   .stride_bytes = static_cast<uint64_t>(stride),
+                   .box = kBoxTokens}};
+  return code_map(codes, dimensions);
+}
+
+using Kernel = void (*)(CUtensorMap, CUtensorMap, Params);
+struct Instance {
+  Kernel kernel = nullptr;
+  size_t shared_bytes = 0;
+  int32_t threads = 0;
+  int32_t features = 0;  // per tile
+};
+
+template <class C>
+Instance instance() {
+  const Instance result{.kernel = &tile_fp8::tile_fp8_kernel<C>,
+                        .shared_bytes = sizeof(tile_fp8::SharedStorage<C>),
+                        .threads = C::kThreads,
+                        .features = C::kFeatures};
+  cuda::allow_shared_bytes(reinterpret_cast<const void*>(result.kernel), result.shared_bytes);
+  return result;
+}
+
+// True if a product over `depth` columns takes a whole number of rounds of the ring of stages.
+bool whole_rounds(int64_t depth) { return (depth + kDepth - 1) / kDepth % kStages == 0; }
+
+template <Product kProduct, Scaling kScaling>
+Instance instance_for(int64_t depth) {
+  return whole_rounds(depth) ? instance<Config<kProduct, kScaling, true>>()
+                             : instance<Config<kProduct, kScaling, false>>();
+}
+
+template <Scaling kScaling>
+Instance up_instance(const activation::Activation& activation, int64_t depth) {
+  if (!activation.gated) return instance_for<Product::kPlain, kScaling>(depth);
+  return instance_for<Product::kGated, kScaling>(depth);
+}
+
+class TileFp8 final : public DeviceExpertsKernel {
+ public:
+  TileFp8(const DeviceExpertsProblem& problem, const DeviceExperts& weights, const DeviceTile& tile)
+      : problem_(problem), weights_(weights), tile_(tile) {
+    const bool block = problem.quant.weights == WeightScale::kBlock;
+    up_ = block ? up_instance<Scaling::kBlock>(problem.activation, problem.hidden_size)
+                : up_instance<Scaling::kRow>(problem.activation, problem.hidden_size);
+    down_ = block ? instance_for<Product::kDown, Scaling::kBlock>(problem.intermediate_size)
+                  : instance_for<Product::kDown, Scaling::kRow>(problem.intermediate_size);
+    adding_ = block ? instance_for<Product::kDownSums, Scaling::kBlock>(problem.intermediate_size)
+                    : instance_for<Product::kDownSums, Scaling::kRow>(problem.intermediate_size);
+    up_map_ = problem.activation.gated
+                  ? gated_weight_map(problem, weights)
+                  : plain_weight_map(weights.gate_up, problem.num_local_experts,
+                                     problem.intermediate_size, problem.hidden_size,
+                                     weights.gate_up_stride);
+    down_map_ = plain_weight_map(weights.down, problem.num_local_experts, problem.hidden_size,
+                                 problem.intermediate_size, weights.down_stride);
+  }
+
+  int32_t tile_tokens() const override { return static_cast<int32_t>(kClusterTokens); }
+  size_t workspace_bytes(int64_t max_tokens) const override {
+    return tile_fp8_workspace(problem_, max_tokens * problem_.top_k).bytes;
+  }
+  bool finishes_rows() const override { return true; }
+  std::string describe() const override { return "cuda.tile_fp8_sm90 " + to_string(tile_); }
+
+  void run(const DeviceExpertsCall& call, CUstream_st* stream) const override {
+    if (call.groups.max_rows == 0) return;
+    const TileFp8Workspace layout = tile_fp8_workspace(problem_, call.groups.max_rows);
+    auto* workspace = static_cast<std::byte*>(call.workspace);
+    auto* codes = reinterpret_cast<uint8_t*>(workspace + layout.codes);
+    auto* scales = reinterpret_cast<float*>(workspace + layout.scales);
+    auto* values = reinterpret_cast<float*>(workspace + layout.values);
+    const bool quantize_after = problem_.quant.activations == ActivationScale::kToken;
+
+    Params up = up_params(call);
+    up.output = quantize_after ? static_cast<void*>(values) : codes;
+    up.output_stride = layout.code_stride;
+    up.output_scales = scales;
+    up.output_scale_stride = layout.scale_stride;
+    up.tickets = workspace + layout.tickets;
+    up.hands_over_tiles = call.finish.apply && !quantize_after;
+    up.ended = reinterpret_cast<uint32_t*>(workspace + layout.ended);
+    enqueue(
+        "experts.tile_fp8_sm90.up", up_,
+        row_map(call.input.data, call.groups.max_rows, problem_.hidden_size, call.input.row_stride),
+        up_map_, up, call.groups, stream);
+    if (quantize_after) {
+      quantize_rows_cuda({.rows = values,
+                          .dtype = DType::kF32,
+                          .num_rows = call.groups.max_rows,
+                          .live_rows = call.groups.expert_begin + problem_.num_local_experts,
+                          .columns = problem_.intermediate_size,
+                          .row_stride = layout.code_stride,
+                          .activations = ActivationScale::kToken,
+                          .power_of_two = problem_.quant.power_of_two_scales,
+                          .codes = codes,
+                          .code_stride = layout.code_stride,
+                          .scales = scales,
+                          .scale_stride = 1},
+                         stream);
+    }
+    Params down = down_params(call);
+    down.row_scales = scales;
+    down.group_scale_stride = layout.scale_stride;
+    down.tickets = workspace + layout.down_tickets;
+    down.hands_over_tiles = up.hands_over_tiles;
+    down.ended = up.ended;
+    down.up_feature_tiles = up.feature_tiles;
+    enqueue("experts.tile_fp8_sm90.down", call.sums.rows != nullptr ? adding_ : down_,
+            row_map(codes, call.groups.max_rows, problem_.intermediate_size, layout.code_stride),
+            down_map_, down, call.groups, stream);
+  }
+
+ private:
+  bool block() const { return problem_.quant.weights == WeightScale::kBlock; }
+  bool is_static() const { return problem_.quant.activations == ActivationScale::kTensorStatic; }
+
+  Params common(const DeviceExpertsCall& call, const Instance& of, int64_t depth,
+                int64_t features) const {
+    Params p;
+    p.depth = static_cast<int32_t>(depth);
+    p.features = static_cast<int32_t>(features);
+    p.feature_tiles = static_cast<int32_t>((features + of.features - 1) / of.features);
+    p.scale_blocks = static_cast<int32_t>((depth + kDepth - 1) / kDepth);
+    p.row_slot = call.groups.row_slot;
+    p.tiles = call.groups.tiles;
+    p.num_tiles = call.groups.num_tiles;
+    p.activation = activation::device_activation(problem_.activation);
+    p.power_of_two = problem_.quant.power_of_two_scales;
+    return p;
+  }
+
+  Params up_params(const DeviceExpertsCall& call) const {
+    Params p = common(call, up_, problem_.hidden_size, problem_.intermediate_size);
+    p.row_scales = call.input.scales;
+    p.group_scale_stride = call.input.group_stride;
+    if (is_static()) {
+      p.constant_scale = weights_.input_scale;
+      p.output_constant_scale = weights_.intermediate_scale;
+    }
+    p.weight_scales = weights_.gate_up_scale;
+    const int64_t row_blocks = (problem_.intermediate_size + kDepth - 1) / kDepth;
+    p.half_scale_stride = block() ? row_blocks * p.scale_blocks : problem_.intermediate_size;
+    p.expert_scale_stride = p.half_scale_stride * (problem_.activation.gated ? 2 : 1);
+    p.bias = weights_.gate_up_bias;
+    p.input_weights = call.input_weights;
+    return p;
+  }
+
+  Params down_params(const DeviceExpertsCall& call) const {
+    Params p = common(call, down_, problem_.intermediate_size, problem_.hidden_size);
+    if (is_static()) p.constant_scale = weights_.intermediate_scale;
+    p.weight_scales = weights_.down_scale;
+    const int64_t row_blocks = (problem_.hidden_size + kDepth - 1) / kDepth;
+    p.expert_scale_stride = block() ? row_blocks * p.scale_blocks : problem_.hidden_size;
+    p.bias = weights_.down_bias;
+    p.output = call.output;
+    p.output_stride = call.output_stride;
+    p.finishes_rows = call.finish.apply;
+    p.finish_weights = call.finish.weights;
+    p.finish_scale = call.finish.scale;
+    if (call.sums.rows != nullptr) {
+      p.top_k = call.groups.top_k;
+      p.finish_weights = call.sums.weights;
+      p.output = call.sums.rows;
+      p.output_stride = call.sums.stride;
+    }
+    return p;
+  }
+
+  void enqueue(std::string_view name, const Instance& of, const CUtensorMap& token_map,
+               const CUtensorMap& weight_map, const Params& params, const GroupedRows& groups,
+               CUstream_st* stream) const {
+    const int64_t work = groups.max_tiles * params.feature_tiles;
+    const cuda::LaunchShape shape{
+        .blocks = std::min<int64_t>(problem_.device.multiprocessors / kCluster, work) * kCluster,
+        .threads = of.threads,
+        .shared_bytes = of.shared_bytes,
+        .cluster = kCluster,
+        .stream = stream};
+    cuda::launch(name, of.kernel, shape, token_map, weight_map, params);
+  }
+
+  DeviceExpertsProblem problem_;
+  DeviceExperts weights_;
+  DeviceTile tile_;
+  Instance up_;
+  Instance down_;
+  Instance adding_;  // replaces down_ if rows are added
+  CUtensorMap up_map_;
+  CUtensorMap down_map_;
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceExpertsKernel> make_tile_fp8(const DeviceExpertsProblem& problem,
+                                                   const DeviceExperts& weights,
+                                                   const DeviceTile& tile) {
+  return std::make_unique<TileFp8>(problem, weights, tile);
+}
+
+}  // namespace conclave::inline v0::experts
