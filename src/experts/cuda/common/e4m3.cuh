@@ -1,6 +1,7 @@
-// Device arithmetic shared by the fp8 kernels: codes, scales and finished rows.
+// Arithmetic of e4m3 on the device: codes, scales and finished rows.
 #pragma once
 
+#include "core/float8.h"
 #include "quant/code_quotient.h"
 
 #include <cstdint>
@@ -26,7 +27,7 @@ __device__ __forceinline__ float round_up_to_power_of_two(float scale) {
 
 // The scale of a row or group with this largest magnitude.
 __device__ __forceinline__ float group_scale(float amax, bool power_of_two) {
-  const float quotient = __fdiv_rn(amax, 448.0F);
+  const float quotient = __fdiv_rn(amax, kLargestE4m3);
   const float scale = quotient > 0 ? quotient : 1.0F;
   return power_of_two ? round_up_to_power_of_two(scale) : scale;
 }

@@ -1,8 +1,10 @@
 #include "core/checked.h"
 #include "cuda/device/grid.cuh"
+#include "cuda/device/vector16.cuh"
 #include "cuda/launch.h"
 #include "experts/cuda/common/e4m3.cuh"
 #include "experts/cuda/common/quantize_rows.h"
+#include "experts/cuda/common/vocabulary.h"
 #include "quant/e4m3/e4m3.h"
 
 #include <algorithm>
@@ -14,14 +16,10 @@ namespace conclave::inline v0::experts {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kPart = 16;              // columns per thread: one 16-byte store of codes
-constexpr int kGroupParts = 128 / 16;  // threads that share a scale
+constexpr int kPart = 16;                         // columns per thread: one 16-byte store of codes
+constexpr int kGroupParts = kScaleGroup / kPart;  // threads that share a scale
 
 enum class Vectors : uint8_t { kNo, kYes };  // kYes: all 16-byte accesses are aligned
-
-__device__ __forceinline__ float widen(float x) { return x; }
-__device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
-__device__ __forceinline__ float widen(__half x) { return __half2float(x); }
 
 // 16 columns of a row, unconverted; 0 from `count` on.
 template <class T>
@@ -42,7 +40,7 @@ struct Part {
   }
   __device__ __forceinline__ void widen_to(float (&x)[kPart]) const {
 #pragma unroll
-    for (int i = 0; i < kPart; ++i) x[i] = widen(raw[i]);
+    for (int i = 0; i < kPart; ++i) x[i] = ptx::widen(raw[i]);
   }
 };
 
@@ -150,7 +148,7 @@ __device__ __forceinline__ int64_t live_rows(const QuantizeRowsCuda& args) {
   return args.live_rows == nullptr ? args.num_rows : min(args.num_rows, int64_t{*args.live_rows});
 }
 
-// How groups of 128 columns are divided among blocks of kGroupsOfBlock.
+// The division of groups of columns among blocks, which take kGroupsOfBlock each.
 constexpr uint32_t kGroupsOfBlock = kThreads / kGroupParts;
 struct GroupGrid {
   uint32_t groups = 1;  // per row
@@ -175,7 +173,7 @@ __device__ __forceinline__ GroupPlace place_of_thread(const QuantizeRowsCuda& ar
   GroupPlace place;
   place.row = int64_t{blockIdx.x / grid.blocks_of_row} * grid.rows_of_block + row_of_block;
   place.group = many ? blockIdx.x % grid.blocks_of_row * kGroupsOfBlock + unit : unit % grid.groups;
-  place.column = int64_t{place.group} * 128 + threadIdx.x % kGroupParts * kPart;
+  place.column = int64_t{place.group} * kScaleGroup + threadIdx.x % kGroupParts * kPart;
   const bool used = row_of_block < grid.rows_of_block && place.group < grid.groups;
   const int64_t left = used ? args.columns - place.column : 0;
   place.columns = static_cast<int32_t>(max(int64_t{0}, min(int64_t{kPart}, left)));
@@ -207,7 +205,7 @@ __global__ void __launch_bounds__(kThreads)
   GroupPlace place = place_of_thread(args, grid);
   // Rows that are ready are requested before the grouping, which says where they go, has ended.
   const bool waits_first = !args.rows_are_ready || args.slot_row == nullptr;
-  if (waits_first) cuda::device::grid_dependency_wait();
+  if (waits_first) ptx::grid_dependency_wait();
   const int64_t rows = live_rows(args);
   const auto load = [&](int64_t row, Part<T>& part) {
     const T* source = static_cast<const T*>(args.rows) + row * args.row_stride + place.column;
@@ -215,8 +213,8 @@ __global__ void __launch_bounds__(kThreads)
   };
   Part<T> next;
   load(place.row, next);
-  if (!waits_first) cuda::device::grid_dependency_wait();
-  cuda::device::grid_launch_dependents();
+  if (!waits_first) ptx::grid_dependency_wait();
+  ptx::grid_launch_dependents();
   const bool stores_scale = kScale == Scale::kDynamic && threadIdx.x % kGroupParts == 0;
   for (int32_t turn = 0; turn < grid.turns; ++turn, place.row += grid.turn_rows) {
     float x[kPart];
@@ -259,8 +257,8 @@ template <class T, Vectors kVectors>
 __global__ void __launch_bounds__(kThreads) quantize_whole_rows(const QuantizeRowsCuda args) {
   constexpr int kHeld = 2;
   constexpr int64_t kStep = int64_t{kThreads} * kPart;
-  cuda::device::grid_dependency_wait();
-  cuda::device::grid_launch_dependents();
+  ptx::grid_dependency_wait();
+  ptx::grid_launch_dependents();
   const int64_t row = blockIdx.x;
   if (row >= live_rows(args)) return;
   const T* source = static_cast<const T*>(args.rows) + row * args.row_stride;
@@ -314,7 +312,7 @@ void enqueue(const QuantizeRowsCuda& args, CUstream_st* stream) {
   // their stores, 2 to 10 % slower.
   constexpr int64_t kRowsOfTurns = 4096;
   const bool takes_turns = args.top_k == 1 && args.num_rows >= kRowsOfTurns;
-  const auto groups = static_cast<uint32_t>((args.columns + 127) / 128);
+  const auto groups = static_cast<uint32_t>(ceil_div(args.columns, kScaleGroup));
   GroupGrid grid{.groups = groups,
                  .rows_of_block = std::max(kGroupsOfBlock / groups, 1U),
                  .blocks_of_row = (groups + kGroupsOfBlock - 1) / kGroupsOfBlock,

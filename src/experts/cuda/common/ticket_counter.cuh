@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/device/copy.cuh"
+#include "experts/cuda/common/vocabulary.h"
 
 #include <cstdint>
 
@@ -19,13 +20,12 @@ struct TicketCounter {
 
   // Every thread calls it before its first draw, after earlier users of the workspace have ended.
   __device__ __forceinline__ void mark() const {
-    using namespace cuda::device;
-    const Word128 found = compare_and_swap_128(memory, {}, {});
+    const ptx::Word128 found = ptx::compare_and_swap_128(memory, {}, {});
     if (found.high == kMarkHigh && found.low >> 32 == kMarkLow) return;
-    compare_and_swap_128(memory, found, {kMarkLow << 32, kMarkHigh});
+    ptx::compare_and_swap_128(memory, found, {kMarkLow << 32, kMarkHigh});
   }
   __device__ __forceinline__ uint32_t draw() const {
-    return cuda::device::add_relaxed(static_cast<uint32_t*>(memory), 1);
+    return ptx::add_relaxed(static_cast<uint32_t*>(memory), 1);
   }
   __device__ __forceinline__ void reset() const { *static_cast<volatile uint32_t*>(memory) = 0; }
 };

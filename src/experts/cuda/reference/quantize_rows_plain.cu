@@ -1,7 +1,9 @@
 // One warp per row, or per group of a row, for the codes of any format.
 #include "core/checked.h"
+#include "cuda/device/vector16.cuh"
 #include "cuda/launch.h"
 #include "experts/cuda/common/quantize_rows.h"
+#include "experts/cuda/common/vocabulary.h"
 #include "quant/activation_rows.h"
 #include "quant/code_quotient.h"
 #include "quant/formats.h"
@@ -15,10 +17,6 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kLanes = 32;
 constexpr int kWarps = kThreads / kLanes;
-
-__device__ float widen(float value) { return value; }
-__device__ float widen(__half value) { return __half2float(value); }
-__device__ float widen(__nv_bfloat16 value) { return __bfloat162float(value); }
 
 template <class Codes, class T>
 __global__ void __launch_bounds__(kThreads)
@@ -37,7 +35,7 @@ __global__ void __launch_bounds__(kThreads)
     float amax = 0;
     bool is_finite = true;
     for (int64_t col = begin + lane; col < end; col += kLanes) {
-      const float value = widen(values[col]);
+      const float value = ptx::widen(values[col]);
       amax = fmaxf(amax, fabsf(value));
       is_finite = is_finite && isfinite(value);
     }
@@ -58,7 +56,7 @@ __global__ void __launch_bounds__(kThreads)
       }
       for (int64_t col = begin + lane; col < end; col += kLanes) {
         args.codes[target * args.code_stride + col] =
-            quant::row_code<Codes>(widen(values[col]), scale);
+            quant::row_code<Codes>(ptx::widen(values[col]), scale);
       }
     }
   }

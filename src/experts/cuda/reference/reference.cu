@@ -18,7 +18,6 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kLanes = 32;
 constexpr int kWarpsPerBlock = kThreads / kLanes;
-constexpr int64_t kGroupColumns = quant::kActivationGroup;
 
 // A matrix of one expert, or rows of activations, element by element.
 struct Matrix {
@@ -194,7 +193,8 @@ __global__ void __launch_bounds__(kThreads)
     reference_quantise(const __grid_constant__ ReferenceParams params) {
   const int64_t rows = params.expert_begin[params.num_experts];
   const int64_t inner = params.intermediate_size;
-  const int64_t width = params.quantised == ActivationScale::kGroup ? kGroupColumns : inner;
+  const int64_t width =
+      params.quantised == ActivationScale::kGroup ? quant::kActivationGroup : inner;
   const int64_t groups = (inner + width - 1) / width;
   const int64_t warps = int64_t{gridDim.x} * kWarpsPerBlock;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
@@ -284,7 +284,7 @@ Matrix input_matrix(const DeviceExpertsProblem& problem, const DeviceExperts& we
   matrix.scales = rows.scales;
   matrix.scale_stride = rows.scale_stride;
   const bool grouped = problem.quant.activations == ActivationScale::kGroup;
-  matrix.scale_cols = grouped ? kGroupColumns : problem.hidden_size;
+  matrix.scale_cols = grouped ? quant::kActivationGroup : problem.hidden_size;
   return matrix;
 }
 

@@ -18,9 +18,7 @@ struct Element {
 };
 
 Element element_of(DType dtype) {
-  if (dtype == DType::kF8E4M3) return {CU_TENSOR_MAP_DATA_TYPE_UINT8, 1};
-  if (dtype == DType::kF16) return {CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2};
-  return {CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2};
+  return {map_type(dtype), static_cast<uint64_t>(byte_size(dtype))};
 }
 
 MapDimension columns(int64_t size, const Element& element) {
@@ -34,6 +32,17 @@ CUtensorMap make_map(const void* data, const Element& element,
 }
 
 }  // namespace
+
+CUtensorMapDataType map_type(DType dtype) {
+  switch (dtype) {
+    case DType::kF16:
+      return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    case DType::kBF16:
+      return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    default:
+      return CU_TENSOR_MAP_DATA_TYPE_UINT8;
+  }
+}
 
 CUtensorMap map_gated_weights(const DeviceExpertsProblem& sizes, const DeviceExperts& weights,
                               int32_t box_rows) {

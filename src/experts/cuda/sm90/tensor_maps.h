@@ -1,4 +1,5 @@
-// Tensor maps of the kernels that stream weights. Boxes are 128 bytes of K wide, 128-byte swizzled.
+// Tensor maps of weights and rows as the grouped products read them. Boxes are 128 bytes of K wide,
+// 128-byte swizzled.
 #pragma once
 
 #include "experts/cuda/device_experts.h"
@@ -7,6 +8,9 @@
 #include <cuda.h>
 
 namespace conclave::inline v0::experts {
+
+// The type of elements in a map: codes are bytes.
+CUtensorMapDataType map_type(DType dtype);
 
 // {K, 8 rows, gate and up, groups of 8 rows, E}: a box holds 8 gate rows, 8 up rows, 8 gate
 // rows..., `box_rows` in all, so that a thread's accumulators hold both gate and up of a feature.

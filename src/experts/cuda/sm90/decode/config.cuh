@@ -1,17 +1,19 @@
-// Element types of the decode kernel, and where its threads, data and work lie.
+// Element types of the decode kernel, and where its threads and data lie.
 #pragma once
 
 #include "cuda/device/barrier.cuh"
 #include "cuda/device/mma.cuh"
+#include "cuda/device/vector16.cuh"
+#include "experts/cuda/common/ring.cuh"
+#include "experts/cuda/common/vocabulary.h"
 #include "experts/cuda/sm90/decode/decode.h"
 #include "experts/cuda/sm90/decode/rows.cuh"
 #include "experts/cuda/sm90/decode/tables.h"
 
 #include <cstdint>
+#include <type_traits>
 
 namespace conclave::inline v0::experts::decode {
-
-namespace ptx = cuda::device;
 
 inline constexpr int kUpBoxBytes = 16 * kDecodeBoxBytes;
 inline constexpr int kUpStageBoxes = kDecodeUpStageBoxes;
@@ -41,7 +43,8 @@ struct Config {
     }
   }
   static __device__ __forceinline__ uint32_t pack(float low, float high) {
-    return kElement == DecodeElement::kBF16 ? pack_bf16(low, high) : pack_f16(low, high);
+    using Element = std::conditional_t<kElement == DecodeElement::kBF16, __nv_bfloat16, __half>;
+    return ptx::pack_pair<Element>(low, high);
   }
 };
 
@@ -93,91 +96,9 @@ struct Thread {
         fragment(static_cast<uint32_t>(row * kDecodeBoxBytes + ((quad ^ row) << 4))) {}
 };
 
-// Barrier of the warps that multiply.
+using Ring = RingPosition<>;  // the number of stages depends on the call
+
+// The barrier of the warps that multiply.
 __device__ __forceinline__ void consumer_sync() { ptx::named_barrier_sync(1, kDecodeConsumers); }
-
-// A place in a ring of barriers.
-struct Cursor {
-  int slot = 0;
-  uint32_t parity = 0;
-
-  __device__ __forceinline__ void advance(int slots) {
-    if (++slot == slots) {
-      slot = 0;
-      parity ^= 1U;
-    }
-  }
-};
-
-// A block's work: tiles of the up product, then its columns of the down product for all parts
-// (unit, slice). Half of the tiles, or a quarter if there are many, are assigned beforehand. Free
-// blocks draw the others, since not all multiprocessors are equally near to memory; a draw costs a
-// trip to the counter, which few tiles do not hide.
-struct Work {
-  static constexpr int kManyTiles = 16;  // per block
-  int total_tiles = 0;
-  int own_tiles = 0;
-  int num_parts = 0;
-  int first_row = 0;  // the block's first output column
-  uint32_t* next_tile = nullptr;
-
-  __device__ Work(const DecodeParams& params, int units) {
-    const DecodePlan& plan = params.plan;
-    total_tiles = units * plan.feature_tiles;
-    const int share = total_tiles / static_cast<int>(gridDim.x);
-    own_tiles = share < kManyTiles ? share / 2 : share / 4;
-    first_row = static_cast<int>(blockIdx.x) * plan.passes * plan.pass_rows;
-    if (first_row < plan.hidden_size) num_parts = units * plan.k_slices;
-    next_tile = static_cast<uint32_t*>(params.call.workspace) + kNextTileWord;
-  }
-  // The block's i-th tile, or total_tiles or more if none is left. Call it once for each i.
-  __device__ __forceinline__ int take(int i) const {
-    if (i < own_tiles) return static_cast<int>(blockIdx.x) * own_tiles + i;
-    return static_cast<int>(gridDim.x) * own_tiles + static_cast<int>(atomicAdd(next_tile, 1U));
-  }
-};
-
-inline constexpr int kNoTile = -1;
-inline constexpr int kTileUnknown = -2;
-
-// Waits until the producer publishes the block's i-th tile. compute-sanitizer's racecheck reports
-// this polling of a word that another warp writes without a barrier. It is safe: the word is
-// aligned and complete in itself, a barrier has published the tables that it refers to, and a slot
-// is not reused before the ring has come round.
-__device__ __forceinline__ int published_tile(const DecodeTables& tables, int i) {
-  const volatile int32_t* slot = &tables.tiles[i % kDecodeTileSlots];
-  int tile = *slot;
-  while (tile == kTileUnknown) tile = *slot;
-  return tile;
-}
-
-struct UpTile {
-  int unit;
-  int tile;
-};
-__device__ __forceinline__ UpTile up_tile(const DecodePlan& plan, int tile) {
-  const int unit = tile / plan.feature_tiles;
-  return {unit, tile - unit * plan.feature_tiles};
-}
-
-struct DownPart {
-  int unit;
-  int slice;
-  int begin;  // boxes
-  int end;
-};
-__device__ __forceinline__ DownPart down_part(const DecodePlan& plan, int index) {
-  const int unit = index / plan.k_slices;
-  const int slice = index - unit * plan.k_slices;
-  const int begin = plan.slice_boxes * slice;
-  return {unit, slice, begin, min(begin + plan.slice_boxes, plan.down_boxes)};
-}
-
-__device__ __forceinline__ DownPart next_part(const DecodePlan& plan, const DownPart& part) {
-  const bool same = part.end < plan.down_boxes;
-  const int begin = same ? part.end : 0;
-  return {same ? part.unit : part.unit + 1, same ? part.slice + 1 : 0, begin,
-          min(begin + plan.slice_boxes, plan.down_boxes)};
-}
 
 }  // namespace conclave::inline v0::experts::decode

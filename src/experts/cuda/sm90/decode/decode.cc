@@ -2,6 +2,7 @@
 
 #include "core/dcheck.h"
 #include "cuda/tensor_map.h"
+#include "experts/cuda/sm90/tensor_maps.h"
 
 #include "conclave/error.h"
 
@@ -30,17 +31,6 @@ RowScale row_scale_of(const QuantSpec& quant) {
   }
 }
 
-CUtensorMapDataType map_type(DType dtype) {
-  switch (dtype) {
-    case DType::kF16:
-      return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-    case DType::kBF16:
-      return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-    default:
-      return CU_TENSOR_MAP_DATA_TYPE_UINT8;
-  }
-}
-
 struct MatrixMap {
   const void* data;
   DType dtype;
@@ -62,7 +52,7 @@ void fill_width(const MatrixMap& map, cuda::MapDimension& columns, cuda::MapDime
 }
 
 // Maps boxes of `box_rows` rows. Dimensions: column, row, matrix, box, unused.
-CUtensorMap map_rows(const MatrixMap& map, int32_t box_rows) {
+CUtensorMap map_boxes(const MatrixMap& map, int32_t box_rows) {
   std::array<cuda::MapDimension, 5> dimensions;
   fill_width(map, dimensions[0], dimensions[3]);
   dimensions[1] = {.size = static_cast<uint64_t>(map.rows),
@@ -76,7 +66,7 @@ CUtensorMap map_rows(const MatrixMap& map, int32_t box_rows) {
 }
 
 // Interleaves gate and up, 8 rows of each. Dimensions: column, row, gate or up, box, 8-row group.
-CUtensorMap map_gate_up(const MatrixMap& map) {
+CUtensorMap map_gated_boxes(const MatrixMap& map) {
   std::array<cuda::MapDimension, 5> dimensions;
   fill_width(map, dimensions[0], dimensions[3]);
   dimensions[1] = {.size = 8, .stride_bytes = static_cast<uint64_t>(map.stride_bytes), .box = 8};
@@ -107,15 +97,15 @@ class DecodeSm90 final : public DeviceDecodeKernel {
                                .width = problem.hidden_size,
                                .stride_bytes = weights.gate_up_stride * plan.element_bytes,
                                .copy_boxes = plan.up_copy_boxes};
-    params_.up_map = gated ? map_gate_up(gate_up) : map_rows(gate_up, 16);
-    params_.down_map = map_rows({.data = weights.down,
-                                 .dtype = problem.weight_dtype,
-                                 .matrices = problem.num_local_experts,
-                                 .rows = problem.hidden_size,
-                                 .width = problem.intermediate_size,
-                                 .stride_bytes = weights.down_stride * plan.element_bytes,
-                                 .copy_boxes = plan.down_copy_boxes},
-                                plan.pass_rows);
+    params_.up_map = gated ? map_gated_boxes(gate_up) : map_boxes(gate_up, 16);
+    params_.down_map = map_boxes({.data = weights.down,
+                                  .dtype = problem.weight_dtype,
+                                  .matrices = problem.num_local_experts,
+                                  .rows = problem.hidden_size,
+                                  .width = problem.intermediate_size,
+                                  .stride_bytes = weights.down_stride * plan.element_bytes,
+                                  .copy_boxes = plan.down_copy_boxes},
+                                 plan.pass_rows);
     prepare_decode(element_, static_cast<size_t>(shared_limit_));
   }
 

@@ -10,8 +10,10 @@
 // depend on the others.
 #pragma once
 
+#include "cuda/device/barrier.cuh"
 #include "cuda/device/copy.cuh"
 #include "cuda/device/grid.cuh"
+#include "cuda/device/tma.cuh"
 #include "experts/cuda/sm90/decode/down.cuh"
 #include "experts/cuda/sm90/decode/producer.cuh"
 #include "experts/cuda/sm90/decode/prologue.cuh"
@@ -38,10 +40,10 @@ __device__ __forceinline__ int live_tokens(const DecodeParams& params) {
   return static_cast<int>(tokens);
 }
 
-template <class C>
+template <class Config>
 __device__ __forceinline__ void init_barriers(const DecodeParams& params, const Shared& shared) {
   for (int i = 0; i < params.shared.stages; ++i) {
-    ptx::mbarrier_init(shared.full + i, C::kBlockScales ? 33 : 1);
+    ptx::mbarrier_init(shared.full + i, Config::kBlockScales ? 33 : 1);
     ptx::mbarrier_init(shared.empty + i, kDecodeWarps);
   }
   for (int i = 0; i < kDecodeTileBuffers; ++i) {
@@ -55,39 +57,39 @@ __device__ __forceinline__ void init_barriers(const DecodeParams& params, const 
   ptx::fence_mbarrier_init();
 }
 
-template <class C>
+template <class Config>
 __device__ __forceinline__ void consume(const DecodeParams& params, const Shared& shared,
                                         const Thread& me, int tokens) {
-  if constexpr (C::kIsE4M3) {
-    quantize_rows<C>(params, shared, tokens);
+  if constexpr (Config::kIsE4M3) {
+    quantize_rows<Config>(params, shared, tokens);
   } else {
-    convert_rows<C>(params, shared, tokens);
+    convert_rows<Config>(params, shared, tokens);
   }
   consumer_sync();
   ptx::mbarrier_wait(shared.tables_ready, 0);
-  const Work work(params, shared.tables->units);
-  Cursor cursor;
-  multiply_tiles<C>(params, shared, me, cursor);
+  const Walk walk(params, shared.tables->units);
+  Ring ring;
+  multiply_tiles<Config>(params, shared, me, ring);
   ptx::mbarrier_wait(shared.intermediate_ready, 0);
-  run_down<C>(params, shared, me, work, tokens, cursor);
+  run_down<Config>(params, shared, me, walk, tokens, ring);
 }
 
-template <class C>
+template <class Config>
 __device__ __forceinline__ void produce(const DecodeParams& params, const Shared& shared,
                                         const Thread& me, int tokens) {
   if (tokens * params.plan.top_k <= 32)
     make_tables_in_warp(params, *shared.tables, me.lane, tokens);
   ptx::mbarrier_arrive(shared.tables_ready);
   __syncwarp();
-  const Work work(params, shared.tables->units);
-  if (me.lane == 0) Producer<C>{params, shared}.run(work);
+  const Walk walk(params, shared.tables->units);
+  if (me.lane == 0) Producer<Config>{params, shared}.run(walk);
 }
 
-template <class C>
+template <class Config>
 __device__ __forceinline__ void finish(const DecodeParams& params, const Shared& shared,
                                        const Thread& me) {
   ptx::mbarrier_wait(shared.tables_ready, 0);
-  finish_tiles<C>(params, shared, me);
+  finish_tiles<Config>(params, shared, me);
   // Orders the other lanes' reads of the tiles before lane 0's arrival, which racecheck does not
   // follow; if all lanes arrived, a launch would take 0.1 to 0.3 us more.
   __syncwarp();
@@ -103,30 +105,30 @@ __device__ __forceinline__ void finish(const DecodeParams& params, const Shared&
 template <DecodeElement kElement>
 __global__ void __launch_bounds__(kDecodeThreads, 1)
     decode_experts(const __grid_constant__ DecodeParams params) {
-  using C = Config<kElement>;
+  using Config = decode::Config<kElement>;
   extern __shared__ __align__(1024) unsigned char memory[];
   const Thread me;
   const Shared shared(memory, params.shared);
   if (threadIdx.x == kProducerWarp * 32) {
     ptx::prefetch_tensor_map(&params.up_map);
     ptx::prefetch_tensor_map(&params.down_map);
-    init_barriers<C>(params, shared);
+    init_barriers<Config>(params, shared);
   }
-  if (threadIdx.x < kDecodeTileSlots) shared.tables->tiles[threadIdx.x] = kTileUnknown;
+  if (threadIdx.x < kDecodeTileSlots) shared.tables->tiles[threadIdx.x] = kItemUnknown;
   __syncthreads();
   ptx::grid_dependency_wait();
   const int tokens = live_tokens(params);
   if (tokens == 0) return;
   if (tokens * params.plan.top_k > 32) make_tables_in_block(params, *shared.tables, tokens);
   if (me.warp < kDecodeWarps) {
-    consume<C>(params, shared, me, tokens);
+    consume<Config>(params, shared, me, tokens);
   } else if (me.warp == kProducerWarp) {
-    produce<C>(params, shared, me, tokens);
+    produce<Config>(params, shared, me, tokens);
   } else if (me.warp == kFinishWarp) {
-    finish<C>(params, shared, me);
-  } else if constexpr (C::kBlockScales) {
+    finish<Config>(params, shared, me);
+  } else if constexpr (Config::kBlockScales) {
     ptx::mbarrier_wait(shared.tables_ready, 0);
-    ScaleFeeder{params, shared, me.lane}.run(Work(params, shared.tables->units));
+    ScaleProducer{params, shared, me.lane}.run(Walk(params, shared.tables->units));
   }
 }
 

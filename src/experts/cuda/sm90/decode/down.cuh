@@ -3,7 +3,9 @@
 // for few tokens. Weights keep arriving meanwhile.
 #pragma once
 
-#include "experts/cuda/sm90/decode/product.cuh"
+#include "cuda/device/barrier.cuh"
+#include "cuda/device/copy.cuh"
+#include "experts/cuda/sm90/decode/consumer.cuh"
 
 #include <cstdint>
 
@@ -63,22 +65,22 @@ __device__ __forceinline__ void find_pair_scales(const DecodeParams& params, con
 }
 
 // Makes one box of e4m3 codes from float32 values; returns the step.
-template <class C>
+template <class Config>
 __device__ __forceinline__ float quantize_box(const DecodeParams& params, const float4& x,
                                               float scale, uint32_t* target) {
-  if constexpr (C::kBlockScales) {
+  if constexpr (Config::kBlockScales) {
     const float amax = fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
     scale = dynamic_scale(warp_max<32>(amax), params.power_of_two_scales);
   }
   const Step step = make_step(scale);
-  *target = pack_e4m3(divide<C::kRowScales>(x.x, step), divide<C::kRowScales>(x.y, step),
-                      divide<C::kRowScales>(x.z, step), divide<C::kRowScales>(x.w, step));
+  *target = pack_e4m3(divide<Config::kRowScales>(x.x, step), divide<Config::kRowScales>(x.y, step),
+                      divide<Config::kRowScales>(x.z, step), divide<Config::kRowScales>(x.w, step));
   return scale;
 }
 
 // One warp copies a slice of one row, 16-bit values as they are, to shared memory.
 __device__ __forceinline__ void copy_slice(const DecodeParams& params, const Shared& shared,
-                                           int lane, int pair, const DownPart& part, int row) {
+                                           int lane, int pair, const DownItem& part, int row) {
   const uint32_t target =
       ptx::shared_address(shared.rows) + static_cast<uint32_t>(row) * params.shared.down_pitch;
   const char* source = intermediate_row(params, pair);
@@ -91,16 +93,16 @@ __device__ __forceinline__ void copy_slice(const DecodeParams& params, const Sha
 
 // Stores a slice as e4m3 codes, with one step per box or per row. The code of the loop over boxes
 // stays short: most launches run it once, and instructions come from memory too.
-template <class C>
+template <class Config>
 __device__ __forceinline__ void quantize_slice(const DecodeParams& params, const Shared& shared,
-                                               int lane, int pair, const DownPart& part, int row) {
+                                               int lane, int pair, const DownItem& part, int row) {
   constexpr int kAhead = 8;
   const DecodePlan& plan = params.plan;
   unsigned char* target = shared.rows + row * static_cast<int>(params.shared.down_pitch) + lane * 4;
   float* steps = shared.row_scales + row * min(plan.slice_boxes, plan.down_boxes);
   const int width = (plan.intermediate_size + 7) / 8 * 8;
   const char* source = intermediate_row(params, pair) + lane * 16;
-  const float row_scale = C::kRowScales ? shared.tables->pair_scale[pair] : 1.0F;
+  const float row_scale = Config::kRowScales ? shared.tables->pair_scale[pair] : 1.0F;
   for (int first = part.begin; first < part.end; first += kAhead) {
     float4 x[kAhead];
 #pragma unroll
@@ -111,7 +113,7 @@ __device__ __forceinline__ void quantize_slice(const DecodeParams& params, const
     }
 #pragma unroll 2
     for (int box = first; box < min(first + kAhead, part.end); ++box) {
-      const float step = quantize_box<C>(
+      const float step = quantize_box<Config>(
           params, x[0], row_scale, reinterpret_cast<uint32_t*>(target + (box - part.begin) * 128));
       if (lane == 0) steps[box - part.begin] = step;
 #pragma unroll
@@ -121,26 +123,26 @@ __device__ __forceinline__ void quantize_slice(const DecodeParams& params, const
 }
 
 // The consumers load the rows of parts [begin, end).
-template <class C>
+template <class Config>
 __device__ __forceinline__ void load_round(const DecodeParams& params, const Shared& shared,
                                            const Thread& me, int begin, int end) {
   const DecodePlan& plan = params.plan;
   const DecodeTables& tables = *shared.tables;
   const int first_row = part_row(plan, tables, begin);
   for (int index = begin + me.warp; index < end; index += kDecodeWarps) {
-    const DownPart part = down_part(plan, index);
+    const DownItem part = down_item(plan, index);
     int row = part_row(plan, tables, index) - first_row;
     for (uint32_t tokens = tables.unit_tokens[part.unit]; tokens != 0; tokens &= tokens - 1) {
       const int token = __ffs(static_cast<int>(tokens)) - 1;
       const int pair = token * plan.top_k + tables.unit_slot[part.unit][token];
-      if constexpr (C::kIsE4M3) {
-        quantize_slice<C>(params, shared, me.lane, pair, part, row++);
+      if constexpr (Config::kIsE4M3) {
+        quantize_slice<Config>(params, shared, me.lane, pair, part, row++);
       } else {
         copy_slice(params, shared, me.lane, pair, part, row++);
       }
     }
   }
-  if constexpr (!C::kIsE4M3) {
+  if constexpr (!Config::kIsE4M3) {
     ptx::cp_async_commit_group();
     ptx::cp_async_wait_group<0>();
   }
@@ -159,7 +161,7 @@ struct DownRows {
   float scale[kProducts][2] = {};  // with one scale per row
 };
 
-template <class C, int kProducts>
+template <class Config, int kProducts>
 __device__ __forceinline__ DownRows<kProducts> read_down_rows(const DecodeParams& params,
                                                               const Thread& me, int expert,
                                                               int first_row, bool with_bias) {
@@ -173,7 +175,7 @@ __device__ __forceinline__ DownRows<kProducts> read_down_rows(const DecodeParams
       const int row = first_row + in_pass;
       if (in_pass >= plan.pass_rows || row >= plan.hidden_size) continue;
       const int64_t at = int64_t{expert} * plan.hidden_size + row;
-      if constexpr (C::kRowScales) rows.scale[p][half] = params.weights.down_scale[at];
+      if constexpr (Config::kRowScales) rows.scale[p][half] = params.weights.down_scale[at];
       if (with_bias) rows.bias[p][half] = params.weights.down_bias[at];
     }
   }
@@ -181,24 +183,24 @@ __device__ __forceinline__ DownRows<kProducts> read_down_rows(const DecodeParams
 }
 
 // Adds a part, times the weights of its tokens.
-template <class C, int kProducts>
+template <class Config, int kProducts>
 __device__ __forceinline__ void add_part(const DecodeParams& params, const Shared& shared,
                                          const Thread& me, int unit,
                                          const DownRows<kProducts>& rows, const Operand& operand,
-                                         const Sums<C, kProducts>& sums, Output& output) {
+                                         const Sums<Config, kProducts>& sums, Output& output) {
   const DecodeTables& tables = *shared.tables;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int token = me.quad * 2 + i;
     if ((tables.unit_tokens[unit] >> token & 1U) == 0) continue;
     const float weight = params.call.weight_on_input ? 1.0F : tables.unit_weight[unit][token];
-    const float step = C::kRowScales ? operand.steps[i][0] : 1.0F;
+    const float step = Config::kRowScales ? operand.steps[i][0] : 1.0F;
 #pragma unroll
     for (int p = 0; p < kProducts; ++p) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float value = sums.get(p, i + 2 * half);
-        const float factor = C::kRowScales ? rows.scale[p][half] * step : 1.0F;
+        const float factor = Config::kRowScales ? rows.scale[p][half] * step : 1.0F;
         float& sum = output.sum[p][i + 2 * half];
         sum = fmaf(weight, fmaf(value, factor, rows.bias[p][half]), sum);
       }
@@ -206,11 +208,11 @@ __device__ __forceinline__ void add_part(const DecodeParams& params, const Share
   }
 }
 
-template <class C, int kProducts>
+template <class Config, int kProducts>
 __device__ __forceinline__ void multiply_part(const DecodeParams& params, const Shared& shared,
-                                              const Thread& me, const DownPart& part,
-                                              uint32_t tokens, int row, int first_row,
-                                              Cursor& cursor, Output& output) {
+                                              const Thread& me, const DownItem& part,
+                                              uint32_t tokens, int row, int first_row, Ring& ring,
+                                              Output& output) {
   const DecodePlan& plan = params.plan;
   // Any row will do for tokens that do not take part.
   const auto row_of = [&](int token) {
@@ -229,18 +231,19 @@ __device__ __forceinline__ void multiply_part(const DecodeParams& params, const 
                      .steps = {shared.row_scales + row_of(me.quad * 2) * slice_boxes,
                                shared.row_scales + row_of(me.quad * 2 + 1) * slice_boxes},
                      .second = 0};
-  if constexpr (C::kBlockScales) {
+  if constexpr (Config::kBlockScales) {
 #pragma unroll
     for (int i = 0; i < 2 * kProducts; ++i) {
-      const bool second = (first_row + i * 8 + me.row) / 128 != first_row / 128;
+      const bool second = (first_row + i * 8 + me.row) / kScaleGroup != first_row / kScaleGroup;
       operand.second |= second ? 1U << i : 0U;
     }
   }
   const bool adds_bias = params.weights.down_bias != nullptr && part.slice == 0 && me.warp == 0;
-  const DownRows<kProducts> rows = read_down_rows<C, kProducts>(
+  const DownRows<kProducts> rows = read_down_rows<Config, kProducts>(
       params, me, shared.tables->unit_expert[part.unit], first_row, adds_bias);
-  const Sums<C, kProducts> sums = run_boxes<C, kProducts>(operand, params, shared, me, cursor);
-  add_part<C, kProducts>(params, shared, me, part.unit, rows, operand, sums, output);
+  const Sums<Config, kProducts> sums =
+      run_boxes<Config, kProducts>(operand, params, shared, me, ring);
+  add_part<Config, kProducts>(params, shared, me, part.unit, rows, operand, sums, output);
 }
 
 __device__ __forceinline__ void write_output(const DecodeParams& params, int64_t at, float value) {
@@ -287,43 +290,43 @@ __device__ __forceinline__ void write_pass(const DecodeParams& params, const Sha
   consumer_sync();
 }
 
-template <class C, int kProducts>
+template <class Config, int kProducts>
 __device__ __forceinline__ void multiply_parts(const DecodeParams& params, const Shared& shared,
-                                               const Thread& me, const Work& work, int first_row,
-                                               Cursor& cursor, Output& output) {
+                                               const Thread& me, const Walk& walk, int first_row,
+                                               Ring& ring, Output& output) {
   const DecodePlan& plan = params.plan;
   const DecodeTables& tables = *shared.tables;
-  for (int begin = 0; begin < work.num_parts;) {
-    const int end = end_of_round(params, tables, begin, work.num_parts);
-    load_round<C>(params, shared, me, begin, end);
-    DownPart part = down_part(plan, begin);
+  for (int begin = 0; begin < walk.num_parts;) {
+    const int end = end_of_round(params, tables, begin, walk.num_parts);
+    load_round<Config>(params, shared, me, begin, end);
+    DownItem part = down_item(plan, begin);
     int row = 0;
     for (int index = begin; index < end; ++index) {
       const uint32_t its_tokens = tables.unit_tokens[part.unit];
-      multiply_part<C, kProducts>(params, shared, me, part, its_tokens, row, first_row, cursor,
-                                  output);
+      multiply_part<Config, kProducts>(params, shared, me, part, its_tokens, row, first_row, ring,
+                                       output);
       row += __popc(its_tokens);
-      part = next_part(plan, part);
+      part = next_item(plan, part);
     }
     consumer_sync();
     begin = end;
   }
 }
 
-template <class C>
+template <class Config>
 __device__ __forceinline__ void run_down(const DecodeParams& params, const Shared& shared,
-                                         const Thread& me, const Work& work, int tokens,
-                                         Cursor& cursor) {
+                                         const Thread& me, const Walk& walk, int tokens,
+                                         Ring& ring) {
   const DecodePlan& plan = params.plan;
-  if constexpr (C::kRowScales) find_pair_scales(params, shared, me, tokens);
+  if constexpr (Config::kRowScales) find_pair_scales(params, shared, me, tokens);
   for (int pass = 0; pass < plan.passes; ++pass) {
-    const int first_row = work.first_row + pass * plan.pass_rows;
+    const int first_row = walk.first_row + pass * plan.pass_rows;
     if (first_row >= plan.hidden_size) return;
     Output output;
     if (plan.pass_rows <= 16) {
-      multiply_parts<C, 1>(params, shared, me, work, first_row, cursor, output);
+      multiply_parts<Config, 1>(params, shared, me, walk, first_row, ring, output);
     } else {
-      multiply_parts<C, kMaxProducts>(params, shared, me, work, first_row, cursor, output);
+      multiply_parts<Config, kMaxProducts>(params, shared, me, walk, first_row, ring, output);
     }
     write_pass(params, shared, me, first_row, tokens, output);
   }

@@ -1,4 +1,4 @@
-// Work that every block repeats before its products: tables of experts, conversion of the rows.
+// Walk that every block repeats before its products: tables of experts, conversion of the rows.
 #pragma once
 
 #include "cuda/device/shared_slot.cuh"
@@ -9,14 +9,13 @@
 namespace conclave::inline v0::experts::decode {
 
 // A pair's id and weight, as the caller gave them or those of a shared expert.
-__device__ __forceinline__ cuda::device::SharedSlot given_slot(const DecodeParams& params,
-                                                               int pair) {
+__device__ __forceinline__ ptx::SharedSlot given_slot(const DecodeParams& params, int pair) {
   const DeviceDecodeCall& call = params.call;
   if (call.shared.count == 0) return {call.topk_ids[pair], call.topk_weights[pair]};
   const int token = pair / params.plan.top_k;
   const int slot = pair - token * params.plan.top_k;
   const int given = params.plan.top_k - call.shared.count;
-  if (slot >= given) return cuda::device::shared_slot(call.shared, token, slot - given);
+  if (slot >= given) return ptx::shared_slot(call.shared, token, slot - given);
   const int at = token * given + slot;
   return {call.topk_ids[at], call.topk_weights[at]};
 }
@@ -64,7 +63,7 @@ __device__ __forceinline__ void make_tables_in_warp(const DecodeParams& params,
   constexpr uint32_t kAll = 0xffffffffU;
   const int top_k = params.plan.top_k;
   const bool inside = lane < tokens * top_k;
-  cuda::device::SharedSlot given{-1, 0.0F};
+  ptx::SharedSlot given{-1, 0.0F};
   if (inside) given = given_slot(params, lane);
   const float weight = given.weight;
   Entry entry;
@@ -113,7 +112,7 @@ __device__ __forceinline__ void make_tables_in_block(const DecodeParams& params,
   const int token = pair / top_k;
   Entry entry;
   if (pair < kDecodeMaxPairs) {
-    cuda::device::SharedSlot given{-1, 0.0F};
+    ptx::SharedSlot given{-1, 0.0F};
     if (pair < pairs) {
       given = given_slot(params, pair);
       entry.expert = local_expert(params, given.id);
@@ -221,15 +220,15 @@ __device__ __forceinline__ void for_each_chunk(const RowChunks& chunks, const Vi
 }
 
 // Stores input rows in shared memory as 16-bit rows.
-template <class C>
+template <class Config>
 __device__ __forceinline__ void convert_rows(const DecodeParams& params, const Shared& shared,
                                              int tokens) {
   const RowChunks chunks(params, tokens);
   for_each_chunk(chunks, [&](int chunk, const float(&values)[8]) {
     if (chunk >= chunks.total) return;
     const int token = chunk / chunks.per_row;
-    const uint4 packed = {C::pack(values[0], values[1]), C::pack(values[2], values[3]),
-                          C::pack(values[4], values[5]), C::pack(values[6], values[7])};
+    const uint4 packed = {Config::pack(values[0], values[1]), Config::pack(values[2], values[3]),
+                          Config::pack(values[4], values[5]), Config::pack(values[6], values[7])};
     *reinterpret_cast<uint4*>(shared.rows + token * params.shared.up_pitch +
                               (chunk - token * chunks.per_row) * 16) = packed;
   });
@@ -250,12 +249,12 @@ __device__ __forceinline__ void weigh(const DecodeParams& params, int token, flo
 }
 
 // Stores input rows as e4m3 rows, with 16 lanes per group of 128 columns.
-template <class C>
+template <class Config>
 __device__ __forceinline__ void quantize_rows(const DecodeParams& params, const Shared& shared,
                                               int tokens) {
   const RowChunks chunks(params, tokens);
   DecodeTables& tables = *shared.tables;
-  if (C::kRowScales && params.row_scale == RowScale::kToken) {
+  if (Config::kRowScales && params.row_scale == RowScale::kToken) {
     if (threadIdx.x < kDecodeMaxTokens) tables.token_amax[threadIdx.x] = 0;
     consumer_sync();
     for_each_chunk(chunks, [&](int chunk, float(&values)[8]) {
@@ -270,7 +269,7 @@ __device__ __forceinline__ void quantize_rows(const DecodeParams& params, const 
     const int token = min(chunk, chunks.total - 1) / chunks.per_row;
     weigh(params, token, values);
     float scale = 1;
-    if constexpr (!C::kRowScales) {
+    if constexpr (!Config::kRowScales) {
       scale = dynamic_scale(warp_max<16>(group_amax(values)), params.power_of_two_scales);
     } else if (params.row_scale == RowScale::kToken) {
       scale = dynamic_scale(__uint_as_float(tables.token_amax[token]), params.power_of_two_scales);
@@ -279,7 +278,7 @@ __device__ __forceinline__ void quantize_rows(const DecodeParams& params, const 
     }
     const Step step = make_step(scale);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) values[i] = divide<C::kRowScales>(values[i], step);
+    for (int i = 0; i < 8; ++i) values[i] = divide<Config::kRowScales>(values[i], step);
     if (chunk >= chunks.total) return;
     const uint2 codes = {pack_e4m3(values[0], values[1], values[2], values[3]),
                          pack_e4m3(values[4], values[5], values[6], values[7])};

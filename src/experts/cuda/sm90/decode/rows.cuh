@@ -1,6 +1,7 @@
 // Rows for the products of the decode kernel: read in any type, then rounded or quantised.
 #pragma once
 
+#include "core/float8.h"
 #include "experts/cuda/sm90/decode/decode.h"
 
 #include <cstdint>
@@ -9,8 +10,6 @@
 #include <cuda_fp8.h>
 
 namespace conclave::inline v0::experts::decode {
-
-inline constexpr float kE4M3Max = 448.0F;
 
 // Reads an element of any type at any alignment.
 __device__ __noinline__ float read_element(const void* row, DType dtype, int64_t column) {
@@ -42,19 +41,6 @@ __device__ __forceinline__ void widen(const uint4& raw, bool is_half, float (&va
   }
 }
 
-__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  uint32_t bits;
-  memcpy(&bits, &pair, 4);
-  return bits;
-}
-__device__ __forceinline__ uint32_t pack_f16(float low, float high) {
-  const __half2 pair = __floats2half2_rn(low, high);
-  uint32_t bits;
-  memcpy(&bits, &pair, 4);
-  return bits;
-}
-
 // A quantisation step, prepared for division: both operands are multiplied by `factor`, a power of
 // two that gives the divisor a normal inverse.
 struct Step {
@@ -76,9 +62,9 @@ __device__ __forceinline__ Step make_step(float scale) {
   return {scale, factor, divisor, fast_inverse(divisor)};
 }
 
-// The scale if amax is infinite, or so small that amax / 448 may not be normal.
+// The scale where amax is infinite, or so small that amax / 448 may not be normal.
 __device__ __noinline__ float rare_scale(float amax) {
-  const float scale = __fdiv_rn(amax, kE4M3Max);
+  const float scale = __fdiv_rn(amax, kLargestE4m3);
   return scale == 0 ? 1.0F : scale;
 }
 __device__ __forceinline__ float to_power_of_two(float scale) {
@@ -92,9 +78,9 @@ __device__ __forceinline__ float to_power_of_two(float scale) {
 __device__ __forceinline__ float dynamic_scale(float amax, bool power_of_two) {
   float scale = 1;
   if (amax > 0x1p-100F && amax < INFINITY) {
-    constexpr float kInverse = 1.0F / kE4M3Max;
+    constexpr float kInverse = 1.0F / kLargestE4m3;
     const float quotient = amax * kInverse;
-    scale = fmaf(fmaf(-quotient, kE4M3Max, amax), kInverse, quotient);
+    scale = fmaf(fmaf(-quotient, kLargestE4m3, amax), kInverse, quotient);
   } else if (amax != 0) {
     scale = rare_scale(amax);
   }

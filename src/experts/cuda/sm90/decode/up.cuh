@@ -3,15 +3,17 @@
 #pragma once
 
 #include "activation/device/formulas.cuh"
-#include "experts/cuda/sm90/decode/product.cuh"
+#include "cuda/device/barrier.cuh"
+#include "experts/cuda/common/ring.cuh"
+#include "experts/cuda/sm90/decode/consumer.cuh"
 
 #include <cstdint>
 
 namespace conclave::inline v0::experts::decode {
 
-template <class C>
+template <class Config>
 __device__ __forceinline__ void multiply_tiles(const DecodeParams& params, const Shared& shared,
-                                               const Thread& me, Cursor& cursor) {
+                                               const Thread& me, Ring& ring) {
   const DecodePlan& plan = params.plan;
   Operand operand = {.begin = 0,
                      .end = plan.up_boxes,
@@ -24,11 +26,11 @@ __device__ __forceinline__ void multiply_tiles(const DecodeParams& params, const
                             static_cast<uint32_t>(me.quad * 16),
                      .steps = {},
                      .second = 2};
-  Cursor buffer;
+  RingPosition<kDecodeTileBuffers> buffer;
   for (int index = 0;; ++index) {
-    const int tile = published_tile(*shared.tables, index);
-    if (tile == kNoTile) return;
-    const uint32_t tokens = shared.tables->unit_tokens[up_tile(plan, tile).unit];
+    const int tile = await_item(*shared.tables, index);
+    if (tile == kNoItem) return;
+    const uint32_t tokens = shared.tables->unit_tokens[up_item(plan, tile).unit];
     operand.present = (tokens >> me.group & 1U) != 0;
     // Tokens that do not take part may use any step. They use token 0's, since the call may have no
     // token of their own number.
@@ -38,26 +40,26 @@ __device__ __forceinline__ void multiply_tiles(const DecodeParams& params, const
       operand.steps[k] =
           shared.row_scales + ((tokens >> token & 1U) != 0 ? token : 0) * plan.up_boxes;
     }
-    const Sums<C, 1> sums = run_boxes<C, 1>(operand, params, shared, me, cursor);
-    ptx::mbarrier_wait(shared.tile_empty + buffer.slot, buffer.parity ^ 1U);
+    const Sums<Config, 1> sums = run_boxes<Config, 1>(operand, params, shared, me, ring);
+    ptx::mbarrier_wait(shared.tile_empty + buffer.slot, buffer.phase ^ 1U);
     float* target = shared.tiles + ((buffer.slot * kDecodeWarps + me.warp) * 4) * 32 + me.lane;
 #pragma unroll
     for (int k = 0; k < 4; ++k) target[k * 32] = sums.get(0, k);
     ptx::mbarrier_arrive(shared.tile_full + buffer.slot);
     __syncwarp();
-    buffer.advance(kDecodeTileBuffers);
+    buffer.advance();
   }
 }
 
-template <class C>
+template <class Config>
 __device__ __forceinline__ void store_intermediate(const DecodeParams& params, int pair,
                                                    int feature, float value) {
   void* target = static_cast<char*>(params.call.workspace) + kDecodeBarrierBytes;
   const int64_t at = pair * params.plan.intermediate_stride + feature;
-  if constexpr (C::kIsE4M3) {
+  if constexpr (Config::kIsE4M3) {
     static_cast<float*>(target)[at] = value;
   } else {
-    static_cast<uint16_t*>(target)[at] = static_cast<uint16_t>(C::pack(value, 0.0F));
+    static_cast<uint16_t*>(target)[at] = static_cast<uint16_t>(Config::pack(value, 0.0F));
   }
 }
 
@@ -68,7 +70,7 @@ struct UpRow {
   float scale = 1;  // with one scale per row
 };
 
-template <class C>
+template <class Config>
 __device__ __forceinline__ UpRow read_up_row(const DecodeParams& params, int expert, int tile,
                                              int row, bool is_second) {
   const DecodePlan& plan = params.plan;
@@ -80,7 +82,7 @@ __device__ __forceinline__ UpRow read_up_row(const DecodeParams& params, int exp
   const int64_t at =
       expert * rows + (gated && is_second ? plan.intermediate_size : 0) + result.feature;
   if (params.weights.gate_up_bias != nullptr) result.bias = params.weights.gate_up_bias[at];
-  if constexpr (C::kRowScales) result.scale = params.weights.gate_up_scale[at];
+  if constexpr (Config::kRowScales) result.scale = params.weights.gate_up_scale[at];
   return result;
 }
 
@@ -92,7 +94,7 @@ __device__ __noinline__ float activate(const activation::DeviceActivation& activ
 }
 
 // Features beyond I are stored as zeros: the down product reads groups of eight.
-template <class C>
+template <class Config>
 __device__ __forceinline__ void store_features(const DecodeParams& params, int pair,
                                                const UpRow (&rows)[2], float first, float second) {
   const DecodePlan& plan = params.plan;
@@ -103,25 +105,26 @@ __device__ __forceinline__ void store_features(const DecodeParams& params, int p
     const float value = activate(params.activation, first, up);
     const int feature = i == 0 ? rows[0].feature : rows[1].feature;
     if (feature < plan.intermediate_stride)
-      store_intermediate<C>(params, pair, feature, feature < plan.intermediate_size ? value : 0.0F);
+      store_intermediate<Config>(params, pair, feature,
+                                 feature < plan.intermediate_size ? value : 0.0F);
   }
 }
 
-template <class C>
+template <class Config>
 __device__ __forceinline__ void finish_tiles(const DecodeParams& params, const Shared& shared,
                                              const Thread& me) {
   const DecodePlan& plan = params.plan;
   const DecodeTables& tables = *shared.tables;
-  Cursor buffer;
+  RingPosition<kDecodeTileBuffers> buffer;
   for (int index = 0;; ++index) {
-    const int published = published_tile(tables, index);
-    if (published == kNoTile) return;
-    const UpTile tile = up_tile(plan, published);
+    const int published = await_item(tables, index);
+    if (published == kNoItem) return;
+    const UpItem tile = up_item(plan, published);
     const int expert = tables.unit_expert[tile.unit];
-    const UpRow rows[2] = {read_up_row<C>(params, expert, tile.tile, me.row, false),
-                           read_up_row<C>(params, expert, tile.tile, me.row, true)};
+    const UpRow rows[2] = {read_up_row<Config>(params, expert, tile.tile, me.row, false),
+                           read_up_row<Config>(params, expert, tile.tile, me.row, true)};
     const uint32_t tokens = tables.unit_tokens[tile.unit];
-    ptx::mbarrier_wait(shared.tile_full + buffer.slot, buffer.parity);
+    ptx::mbarrier_wait(shared.tile_full + buffer.slot, buffer.phase);
     float sums[4] = {};
     const float* source = shared.tiles + buffer.slot * kDecodeWarps * 4 * 32 + me.lane;
 #pragma unroll
@@ -131,20 +134,21 @@ __device__ __forceinline__ void finish_tiles(const DecodeParams& params, const S
     }
     ptx::mbarrier_arrive(shared.tile_empty + buffer.slot);
     __syncwarp();
-    if (me.lane == 0) shared.tables->tiles[index % kDecodeTileSlots] = kTileUnknown;
-    buffer.advance(kDecodeTileBuffers);
+    if (me.lane == 0) shared.tables->tiles[index % kDecodeTileSlots] = kItemUnknown;
+    buffer.advance();
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       const int token = me.quad * 2 + k;
       if ((tokens >> token & 1U) == 0) continue;
       const int pair = token * plan.top_k + tables.unit_slot[tile.unit][token];
       float factor = 1;
-      if constexpr (C::kRowScales) factor = shared.row_scales[token * plan.up_boxes];
-      if constexpr (!C::kIsE4M3) {
+      if constexpr (Config::kRowScales) factor = shared.row_scales[token * plan.up_boxes];
+      if constexpr (!Config::kIsE4M3) {
         if (params.call.weight_on_input) factor = tables.pair_weight[pair];
       }
-      store_features<C>(params, pair, rows, fmaf(sums[k], factor * rows[0].scale, rows[0].bias),
-                        fmaf(sums[k + 2], factor * rows[1].scale, rows[1].bias));
+      store_features<Config>(params, pair, rows,
+                             fmaf(sums[k], factor * rows[0].scale, rows[0].bias),
+                             fmaf(sums[k + 2], factor * rows[1].scale, rows[1].bias));
     }
   }
 }

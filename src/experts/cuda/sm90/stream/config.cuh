@@ -3,9 +3,7 @@
 
 #include "activation/device/device_activation.h"
 #include "core/device_flow.h"
-#include "cuda/device/barrier.cuh"
-#include "cuda/device/grid.cuh"
-#include "experts/cuda/common/ring_position.cuh"
+#include "experts/cuda/common/vocabulary.h"
 
 #include <cstdint>
 #include <cuda.h>
@@ -15,8 +13,6 @@
 #include <type_traits>
 
 namespace conclave::inline v0::experts::stream {
-
-enum class Side : uint8_t { kUp, kDown };
 
 // Numbers of token rows that a kernel can multiply at once, ascending: a tile takes the narrowest
 // that holds its rows. Each width needs its own code; where tensor time counts, most are 8 apart.
@@ -42,12 +38,8 @@ constexpr Widths widths(int max_tokens) {
   }
 }
 
-// Scales of e4m3 products. kBlock: one per 128x128 block of weights and one per token row and 128
-// columns. kRow: one per weight row and one per token row.
-enum class Scaling : uint8_t { kNone, kRow, kBlock };
-
-// Compile-time shape of a kernel. Kernels for many rows per expert have 256 weight rows, because
-// how often L2 delivers the same token then counts.
+// The shape of a kernel. Kernels for many rows per expert are limited by how often L2 delivers each
+// token, and so have 256 weight rows instead of 128.
 struct Shape {
   int max_tokens = 0;
   int weight_rows = 128;
@@ -110,8 +102,7 @@ struct Config {
   static_assert(kWidths.of[kWidths.count - 1] == kMaxTokens);
 };
 
-// A block's unit of work: a token tile times a tile of weight rows. A tile without rows means that
-// no work is left.
+// A token tile times a tile of weight rows. An item without rows means that none is left.
 struct Item {
   TokenTile tile;
   int32_t feature_tile = 0;
@@ -122,8 +113,8 @@ struct Item {
 template <class Config>
 struct CodeStaging {
   static constexpr int kTokens = Config::kIsFp8 ? Config::kMaxTokens : 1;
-  // Each row has 128 codes and 16 bytes more, so that lanes of a warp use different banks.
-  alignas(16) uint8_t codes[kTokens][144];
+  // Each row has 16 bytes after its codes, so that lanes of a warp use different banks.
+  alignas(16) uint8_t codes[kTokens][kScaleGroup + 16];
   // A token's step takes the place of its magnitudes: the thread that makes it has read them all.
   union {
     float largest[Config::kConsumerWarps][kTokens];
@@ -227,70 +218,11 @@ struct Params {
 };
 
 // True if blocks draw their items from a counter instead of taking fixed turns.
-template <class Config, Side kSide>
-inline constexpr bool kDraws = kSide == Side::kDown && Config::kIsFp8;
+template <class Config, Product kProduct>
+inline constexpr bool kDraws = kProduct == Product::kDown && Config::kIsFp8;
 
 // True if TMA loads the token rows; otherwise warps gather them.
-template <class Config, Side kSide>
-inline constexpr bool kRowsInOrder = kSide == Side::kDown || Config::kSorted;
-
-// Cuts an expert's rows into nearly equal tiles, in steps of 8, instead of full tiles and a rest.
-__device__ __forceinline__ void cut_evenly(const Params& params, TokenTile& tile) {
-  const int32_t begin = __ldcg(params.expert_begin + tile.expert);
-  const int32_t rows = __ldcg(params.expert_begin + tile.expert + 1) - begin;
-  const int32_t tiles = (rows + params.tile_tokens - 1) / params.tile_tokens;
-  const int32_t share = ((rows + tiles - 1) / tiles + 7) / 8 * 8;
-  const int32_t first = (tile.begin - begin) / params.tile_tokens * share;
-  tile.begin = begin + first;
-  tile.count = min(share, rows - first);
-}
-
-// Token tiles that are walked together.
-inline constexpr int32_t kTilesOfGroup = 4;
-
-// Waits for item number `order` that the drawing thread tells this block's warps.
-template <class Config>
-__device__ __forceinline__ Item await_item(SharedStorage<Config>& shared, uint32_t order) {
-  const uint32_t slot = order % Config::kItems;
-  cuda::device::mbarrier_wait(&shared.item_full[slot], order / Config::kItems % 2);
-  return shared.items[slot];
-}
-template <class Config>
-__device__ __forceinline__ void tell_item(SharedStorage<Config>& shared, uint32_t order,
-                                          const Item& item) {
-  const uint32_t slot = order % Config::kItems;
-  shared.items[slot] = item;
-  cuda::device::mbarrier_arrive(&shared.item_full[slot]);
-}
-
-// The order in which blocks walk over items: by groups of token tiles; within a group, all token
-// tiles of a feature tile, then the next feature tile. Tiles of one expert thus read their weights
-// at the same time, and from memory once.
-template <class Config>
-struct Walk {
-  const Params& params;
-  int32_t num_tiles = 0;
-  int32_t items = 0;
-
-  // Loads bypass L1, here and below: down reads this before its wait, when all of up's blocks have
-  // waited for the grouping.
-  __device__ __forceinline__ explicit Walk(const Params& p)
-      : params(p), num_tiles(__ldcg(p.num_tiles)), items(num_tiles * p.feature_tiles) {}
-
-  __device__ __forceinline__ Item at(int32_t index) const {
-    Item item;
-    if (index >= items) return item;
-    const int32_t first = index / (kTilesOfGroup * params.feature_tiles) * kTilesOfGroup;
-    const int32_t width = min(kTilesOfGroup, num_tiles - first);
-    const int32_t within = index - first * params.feature_tiles;
-    item.feature_tile = within / width;
-    const int32_t at = first + within - item.feature_tile * width;
-    const int4 tile = __ldcg(reinterpret_cast<const int4*>(params.tiles) + at);
-    item.tile = {.expert = tile.x, .begin = tile.y, .count = tile.z};
-    item.tile_index = at;
-    if constexpr (Config::kCutsEvenly) cut_evenly(params, item.tile);
-    return item;
-  }
-};
+template <class Config, Product kProduct>
+inline constexpr bool kRowsInOrder = kProduct == Product::kDown || Config::kSorted;
 
 }  // namespace conclave::inline v0::experts::stream

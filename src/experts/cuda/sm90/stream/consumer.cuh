@@ -3,13 +3,13 @@
 
 #include "cuda/device/barrier.cuh"
 #include "cuda/device/wgmma.cuh"
-#include "experts/cuda/sm90/stream/rows.cuh"
+#include "experts/cuda/sm90/stream/epilogue.cuh"
 
 namespace conclave::inline v0::experts::stream {
 
 template <class Config>
-struct Consumer : TileThread<Config> {
-  using Base = TileThread<Config>;
+struct Consumer : Epilogue<Config> {
+  using Base = Epilogue<Config>;
   using Base::Base;
   using Base::kSlices;
   using Base::lane;
@@ -22,46 +22,46 @@ struct Consumer : TileThread<Config> {
 
   template <int N>
   __device__ __forceinline__ void multiply_atom(float (&d)[kSlices][N / 2], int atom) const {
-    const uint64_t a = cuda::device::wgmma_descriptor_128b(
-        cuda::device::shared_address(shared.weights[ring.slot][atom]) +
-        warp / 4 * (Config::kWeightBytes / 2));
-    const uint64_t b = cuda::device::wgmma_descriptor_128b(
-        cuda::device::shared_address(shared.tokens[ring.slot][atom]));
+    const uint64_t a =
+        ptx::wgmma_descriptor_128b(ptx::shared_address(shared.weights[ring.slot][atom]) +
+                                   warp / 4 * (Config::kWeightBytes / 2));
+    const uint64_t b =
+        ptx::wgmma_descriptor_128b(ptx::shared_address(shared.tokens[ring.slot][atom]));
 #pragma unroll
     for (int k = 0; k < Config::kAtomBytes / 32; ++k) {
 #pragma unroll
       for (int slice = 0; slice < kSlices; ++slice) {
         // Descriptors count in units of 16 bytes: 2 are 32 bytes of K, 512 are 64 rows.
-        cuda::device::Wgmma<Element, N>::mma(d[slice], a + 2 * k + 512 * slice, b + 2 * k, true);
+        ptx::Wgmma<Element, N>::mma(d[slice], a + 2 * k + 512 * slice, b + 2 * k, true);
       }
     }
   }
 
   // d = the weight rows of this warpgroup, 64 per slice, times N tokens, over all of K.
-  template <int N, Side kSide>
+  template <int N, Product kProduct>
   __device__ __forceinline__ void multiply(float (&d)[kSlices][N / 2]) {
 #pragma unroll
     for (int i = 0; i < kSlices * N / 2; ++i) d[i / (N / 2)][i % (N / 2)] = 0.0F;
     int32_t previous = 0;
     for (int32_t stage = 0; stage < params.depth_stages; ++stage) {
-      cuda::device::mbarrier_wait(&shared.full[ring.slot], ring.phase);
+      ptx::mbarrier_wait(&shared.full[ring.slot], ring.phase);
       // cp.async writes through the generic proxy, wgmma reads through the async proxy.
-      if constexpr (!kRowsInOrder<Config, kSide>) cuda::device::fence_proxy_async_shared();
-      cuda::device::wgmma_fence();
+      if constexpr (!kRowsInOrder<Config, kProduct>) ptx::fence_proxy_async_shared();
+      ptx::wgmma_fence();
 #pragma unroll
       for (int atom = 0; atom < Config::kAtoms; ++atom) multiply_atom<N>(d, atom);
-      cuda::device::wgmma_commit_group();
+      ptx::wgmma_commit_group();
       if (stage > 0) {
-        cuda::device::wgmma_wait_group<1>();
+        ptx::wgmma_wait_group<1>();
         release(previous);
       }
       previous = ring.slot;
       ring.advance();
     }
-    cuda::device::wgmma_wait_group<0>();
+    ptx::wgmma_wait_group<0>();
 #pragma unroll
     for (int i = 0; i < kSlices * N / 2; ++i) {
-      cuda::device::wgmma_fence_operand(d[i / (N / 2)][i % (N / 2)]);
+      ptx::wgmma_fence_operand(d[i / (N / 2)][i % (N / 2)]);
     }
     release(previous);
   }
@@ -78,7 +78,7 @@ struct Consumer : TileThread<Config> {
       up_bias[slice] = Base::bias_of(gate + params.features, own);
     }
     float d[kSlices][N / 2];
-    multiply<N, Side::kUp>(d);
+    multiply<N, Product::kUp>(d);
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
       Base::template weigh_and_bias<N>(d[slice], tile, gate_bias[slice], up_bias[slice]);
@@ -93,7 +93,7 @@ struct Consumer : TileThread<Config> {
   }
 
   // Runs down, and up without a gate.
-  template <int N, Side kSide>
+  template <int N, Product kProduct>
   __device__ __forceinline__ void run_plain(const TokenTile& tile, int32_t feature_tile) {
     float low_bias[kSlices];
     float high_bias[kSlices];
@@ -105,12 +105,12 @@ struct Consumer : TileThread<Config> {
       high_bias[slice] = Base::bias_of(row + 8, own + 8);
     }
     int32_t slots[(N + 31) / 32];
-    Base::template find_slots<N, kSide>(tile, slots);
+    Base::template find_slots<N, kProduct>(tile, slots);
     float d[kSlices][N / 2];
-    multiply<N, kSide>(d);
+    multiply<N, kProduct>(d);
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
-      if constexpr (kSide == Side::kUp) {
+      if constexpr (kProduct == Product::kUp) {
         Base::template weigh_and_bias<N>(d[slice], tile, low_bias[slice], high_bias[slice]);
         Base::template activate_plain<N>(d[slice]);
       } else {
@@ -127,15 +127,15 @@ struct Consumer : TileThread<Config> {
     }
   }
 
-  template <int N, Side kSide>
+  template <int N, Product kProduct>
   __device__ __forceinline__ void run_tile(const TokenTile& tile, int32_t feature_tile) {
-    if constexpr (kSide == Side::kUp) {
+    if constexpr (kProduct == Product::kUp) {
       if (params.activation.gated) {
         run_gated<N>(tile, feature_tile);
         return;
       }
     }
-    run_plain<N, kSide>(tile, feature_tile);
+    run_plain<N, kProduct>(tile, feature_tile);
   }
 };
 

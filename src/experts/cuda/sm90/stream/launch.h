@@ -1,6 +1,7 @@
 // Host code shared by the kernels that stream weights.
 #pragma once
 
+#include "core/checked.h"
 #include "cuda/launch.h"
 #include "experts/cuda/device_experts.h"
 #include "experts/cuda/sm90/stream/config.cuh"
@@ -31,7 +32,7 @@ struct KernelPair {
 template <class Config>
 Kernel describe_kernel(void (*function)(const Params)) {
   constexpr size_t kBytes = sizeof(SharedStorage<Config>);
-  static_assert(kBytes <= 232448, "a block has at most 227 KiB of shared memory");
+  static_assert(kBytes <= kMostSharedBytes, "a block has at most 227 KiB of shared memory");
   return {.function = function,
           .shared_bytes = kBytes,
           .threads = Config::kThreads,
@@ -40,7 +41,7 @@ Kernel describe_kernel(void (*function)(const Params)) {
           .token_box = Config::kTokenBox};
 }
 
-inline int32_t divide_up(int64_t a, int64_t b) { return static_cast<int32_t>((a + b - 1) / b); }
+inline int32_t divide_up(int64_t a, int64_t b) { return static_cast<int32_t>(ceil_div(a, b)); }
 
 inline void allow_shared_bytes(const KernelPair& kernels) {
   for (const Kernel& kernel : {kernels.up, kernels.down}) {

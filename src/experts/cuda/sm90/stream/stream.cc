@@ -8,7 +8,7 @@
 namespace conclave::inline v0::experts {
 namespace {
 
-// Stages fill the 227 KiB of shared memory that a block may have; stream_sm90.cu has a kernel for
+// Stages fill the 227 KiB of shared memory that a block may have; stream.cu has a kernel for
 // each of these.
 constexpr std::array kTiles = {
     DeviceTile{.tokens = 16, .features = 128, .depth = 256, .stages = 6},

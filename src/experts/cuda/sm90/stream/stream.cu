@@ -12,18 +12,17 @@ namespace {
 using stream::KernelPair;
 using stream::Params;
 using stream::Shape;
-using stream::Side;
 
 template <class Config>
 KernelPair kernel_pair() {
-  return {.up = stream::describe_kernel<Config>(stream::stream_product<Config, Side::kUp>),
-          .down = stream::describe_kernel<Config>(stream::stream_product<Config, Side::kDown>)};
+  return {.up = stream::describe_kernel<Config>(stream::stream_product<Config, Product::kUp>),
+          .down = stream::describe_kernel<Config>(stream::stream_product<Config, Product::kDown>)};
 }
 
-// The kernels of stream_sm90.cc's tiles.
+// The kernels of the tiles of stream.cc.
 template <class Element>
 KernelPair find_kernels(const DeviceTile& tile) {
-  constexpr auto kNone = stream::Scaling::kNone;
+  constexpr auto kNone = Scaling::kNone;
   switch (tile.tokens) {
     case 16:
       return kernel_pair<stream::Config<Element, Shape{16, 128, 2, 6}>>();

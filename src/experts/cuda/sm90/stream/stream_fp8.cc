@@ -1,5 +1,7 @@
 #include "experts/cuda/sm90/stream/stream_fp8.h"
 
+#include "core/checked.h"
+#include "experts/cuda/common/vocabulary.h"
 #include "experts/cuda/sm90/hopper_support.h"
 
 #include <array>
@@ -8,9 +10,7 @@
 namespace conclave::inline v0::experts {
 namespace {
 
-constexpr int64_t kGroup = 128;
-
-// Tiles of the kernels with a gate; stream_fp8_sm90.cu has one for each of these.
+// Tiles of the kernels with a gate; stream_fp8.cu has one for each of these.
 constexpr std::array kTiles = {
     DeviceTile{.tokens = 16, .features = 256, .depth = 128, .stages = 6},
     DeviceTile{.tokens = 32, .features = 256, .depth = 128, .stages = 6},
@@ -18,12 +18,14 @@ constexpr std::array kTiles = {
     DeviceTile{.tokens = 80, .features = 256, .depth = 128, .stages = 5},
 };
 
-constexpr size_t kAlignment = 256;
-size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+constexpr int64_t kAlignment = 256;
+size_t aligned(size_t bytes) {
+  return static_cast<size_t>(round_up(static_cast<int64_t>(bytes), kAlignment));
+}
 
 Support supports_scales(const QuantSpec& quant) {
   if (quant.weights == WeightScale::kBlock) {
-    if (quant.block_rows != kGroup || quant.block_cols != kGroup) {
+    if (quant.block_rows != kScaleGroup || quant.block_cols != kScaleGroup) {
       return Support::no("takes weight blocks of 128x128; found " +
                          std::to_string(quant.block_rows) + "x" + std::to_string(quant.block_cols));
     }
@@ -54,10 +56,10 @@ std::span<const DeviceTile> stream_fp8_tiles(const DeviceExpertsProblem& /*probl
 
 StreamFp8Workspace stream_fp8_workspace(const DeviceExpertsProblem& problem, int64_t rows) {
   StreamFp8Workspace layout;
-  layout.stride = (problem.intermediate_size + 15) / 16 * 16;
+  layout.stride = round_up(problem.intermediate_size, 16);
   int64_t scales = 0;
   if (problem.quant.activations == ActivationScale::kGroup) {
-    scales = (problem.intermediate_size + kGroup - 1) / kGroup;
+    scales = ceil_div(problem.intermediate_size, kScaleGroup);
   } else if (problem.quant.activations == ActivationScale::kToken) {
     scales = 1;
   }

@@ -16,28 +16,22 @@ using stream::divide_up;
 using stream::Kernel;
 using stream::KernelPair;
 using stream::Params;
-using stream::Scaling;
 using stream::Shape;
-using stream::Side;
 
-// A tile of up is 128 features of the intermediate, whose codes share scales: 256 weight rows if
-// gated.
-constexpr int64_t kGroup = 128;
-
-template <Shape kShape, Side kSide>
+template <Shape kShape, Product kProduct>
 Kernel kernel() {
   using Config = stream::Config<__nv_fp8_e4m3, kShape>;
-  return stream::describe_kernel<Config>(stream::stream_fp8_product<Config, kSide>);
+  return stream::describe_kernel<Config>(stream::stream_fp8_product<Config, kProduct>);
 }
 
 // kWide serves down, and up with a gate; kNarrow serves up without one.
 template <Shape kWide, Shape kNarrow>
 KernelPair kernel_pair(bool gated) {
-  return {.up = gated ? kernel<kWide, Side::kUp>() : kernel<kNarrow, Side::kUp>(),
-          .down = kernel<kWide, Side::kDown>()};
+  return {.up = gated ? kernel<kWide, Product::kUp>() : kernel<kNarrow, Product::kUp>(),
+          .down = kernel<kWide, Product::kDown>()};
 }
 
-// The kernels of stream_fp8_sm90.cc's tiles.
+// The kernels of the tiles of stream_fp8.cc.
 template <Scaling kScaling>
 KernelPair find_kernels(const DeviceTile& tile, bool gated) {
   switch (tile.tokens) {
@@ -138,8 +132,8 @@ class StreamFp8Kernel final : public DeviceExpertsKernel {
   void fill_weight_scales(stream::ScaleParams& scales, const float* data, int64_t rows,
                           int64_t depth, int64_t parts) const {
     scales.weights = data;
-    scales.blocks = divide_up(depth, kGroup);
-    scales.half_stride = block() ? int64_t{divide_up(rows, kGroup)} * scales.blocks : rows;
+    scales.blocks = divide_up(depth, kScaleGroup);
+    scales.half_stride = block() ? int64_t{divide_up(rows, kScaleGroup)} * scales.blocks : rows;
     scales.expert_stride = parts * scales.half_stride;
   }
 

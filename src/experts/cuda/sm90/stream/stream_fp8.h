@@ -1,4 +1,4 @@
-// Row "cuda.stream_fp8_sm90": the counterpart of stream_sm90.h for e4m3 weights and rows.
+// Row "cuda.stream_fp8_sm90": the counterpart of stream.h for e4m3 weights and rows.
 #pragma once
 
 #include "experts/cuda/device_experts.h"

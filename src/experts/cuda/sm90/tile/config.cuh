@@ -1,17 +1,12 @@
-// Shape and shared memory of a kernel of tile_sm90.
+// The shape and the shared memory of a kernel of tile.cuh.
 #pragma once
 
-#include "cuda/device/barrier.cuh"
-#include "cuda/device/copy.cuh"
-#include "cuda/device/grid.cuh"
-#include "experts/cuda/common/ring_position.cuh"
+#include "experts/cuda/common/vocabulary.h"
 #include "experts/cuda/sm90/tile/params.h"
 
 #include <cstdint>
 
-namespace conclave::inline v0::experts::tile_sm90 {
-
-using namespace cuda::device;  // NOLINT: kernels only
+namespace conclave::inline v0::experts::tile {
 
 template <class ElementType, Product product, Shape shape, Formulas formulas = Formulas::kCommon>
 struct Config {
@@ -20,7 +15,7 @@ struct Config {
   static constexpr Shape kShape = shape;
   static constexpr Formulas kFormulas = formulas;
   static constexpr bool kAddsRows = product == Product::kDownSums;
-  static constexpr bool kUpProduct = product != Product::kDown && !kAddsRows;
+  static constexpr bool kUpProduct = is_up(product);
   static constexpr bool kGathers = shape.gathers;
   static constexpr int kTokens = shape.tokens;
   static constexpr int kFeatures = shape.features;
@@ -38,18 +33,19 @@ struct Config {
   // Each of 384 threads begins with 168 registers. The down product keeps twice as many results.
   static constexpr uint32_t kProducerRegisters = kGathers ? 72 : kUpProduct ? 56 : 40;
   static constexpr uint32_t kConsumerRegisters = kGathers ? 216 : kUpProduct ? 224 : 232;
-  // kHalves: tiles of the last round may be cut into halves of their features. kBoxFeatures: weight
+  // kHalves: items of the last round may be cut into halves of their features. kBoxFeatures: weight
   // rows per copy. Single blocks would lose more by smaller copies (1 to 2 %) than they gain.
   static constexpr bool kHalves = kFeatures == 256 && kCluster == 2;
   static constexpr int kBoxFeatures = kFeatures / kCluster;
   // Warps that release a stage, in every block of the cluster.
   static constexpr uint32_t kReleases = kConsumerWarps * kCluster;
-  // Orders in flight, and readers of each: consumer warps, and four gathering warps or one thread.
-  static constexpr int kOrders = 2;
-  static constexpr uint32_t kOrderReaders = (kConsumerWarps + (kGathers ? 4 : 1)) * kCluster;
+  // Items that are told ahead, and readers of each: consumer warps, and four gathering warps or one
+  // thread.
+  static constexpr int kItems = 2;
+  static constexpr uint32_t kItemReaders = (kConsumerWarps + (kGathers ? 4 : 1)) * kCluster;
   // Arrivals that fill a stage: the thread that starts copies, and the 128 that gather.
   static constexpr uint32_t kFills = kGathers ? 129 : 1;
-  // Output columns of a tile, and of one pass through the staging rows.
+  // Output columns of an item, and of one pass through the staging rows.
   static constexpr int kColumns = product == Product::kUpGated ? kFeatures / 2 : kFeatures;
   static constexpr int kPassColumns = kColumns > 128 ? kColumns / 2 : kColumns;
   static constexpr int kPasses = kColumns / kPassColumns;
@@ -57,7 +53,7 @@ struct Config {
   // let neighbouring rows begin in different banks.
   static constexpr int kStagingRowBytes = 2 * kPassColumns + 16;
   static constexpr int kStagingBytes = 16 * kStagingRowBytes;
-  // A tile's results wait in registers and are stored during the next tile's products: this many
+  // An item's results wait in registers and are stored during the next item's products: this many
   // passes during its first stage, the others during the second.
   static constexpr int kFirstPasses = (kPasses + 1) / 2;
   // Registers for a thread's rounded results, two results in each.
@@ -75,16 +71,16 @@ struct SharedStorage {
   alignas(16) uint8_t staging[Config::kConsumerWarps][Config::kStagingBytes];
   uint64_t full[Config::kStages];
   uint64_t empty[Config::kStages];
-  alignas(16) int4 orders[Config::kOrders];
-  uint64_t order_full[Config::kOrders];
-  uint64_t order_empty[Config::kOrders];
+  alignas(16) int4 items[Config::kItems];
+  uint64_t item_full[Config::kItems];
+  uint64_t item_empty[Config::kItems];
 };
 
-// At least two stages, of which the second may be zeros: the previous tile's results are stored in
-// between.
+// The stages of an item are at least two, of which the second may be zeros: the previous item's
+// results are stored in between.
 template <class Config>
-__device__ __forceinline__ int32_t stages_of_tile(const Params& params) {
+__device__ __forceinline__ int32_t stages_of_item(const Params& params) {
   return max(2, (params.depth + Config::kDepth - 1) / Config::kDepth);
 }
 
-}  // namespace conclave::inline v0::experts::tile_sm90
+}  // namespace conclave::inline v0::experts::tile

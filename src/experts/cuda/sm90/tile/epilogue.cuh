@@ -1,25 +1,19 @@
-// Turns the sums of tile_sm90 into results in memory: bias, activation, rounding, whole rows.
+// The epilogue and stores: bias, activation, rounding, whole rows.
 #pragma once
 
 #include "activation/device/formulas.cuh"
+#include "cuda/device/barrier.cuh"
+#include "cuda/device/copy.cuh"
+#include "cuda/device/vector16.cuh"
 #include "experts/cuda/common/silu_pair.cuh"
-#include "experts/cuda/sm90/tile/queue.cuh"
+#include "experts/cuda/sm90/tile/walk.cuh"
 
 #include <cstdint>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <type_traits>
 
-namespace conclave::inline v0::experts::tile_sm90 {
-
-__device__ __forceinline__ uint32_t pack(__nv_bfloat16 /*type*/, float low, float high) {
-  const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
-  return reinterpret_cast<const uint32_t&>(both);
-}
-__device__ __forceinline__ uint32_t pack(__half /*type*/, float low, float high) {
-  const __half2 both = __floats2half2_rn(low, high);
-  return reinterpret_cast<const uint32_t&>(both);
-}
+namespace conclave::inline v0::experts::tile {
 
 template <class Config>
 __device__ __forceinline__ uint32_t staging_offset(int32_t row, int32_t chunk) {
@@ -32,7 +26,7 @@ __device__ __forceinline__ uint32_t staging_offset(int32_t row, int32_t chunk) {
 template <class Element>
 __device__ __forceinline__ void round_columns(const float (&v)[8], uint32_t* results) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) results[i] = pack(Element{}, v[2 * i], v[2 * i + 1]);
+  for (int i = 0; i < 4; ++i) results[i] = ptx::pack_pair<Element>(v[2 * i], v[2 * i + 1]);
 }
 
 // The place that a warp stores its 16 rows to.
@@ -40,7 +34,7 @@ struct RowTarget {
   int32_t rows = 0;    // number of rows that exist, 0 to 16
   int32_t row = 0;     // lane l < 16: output row of row l
   int32_t column = 0;  // first column of the pass
-  int32_t end = 0;     // end of the tile's columns
+  int32_t end = 0;     // end of the item's columns
   int32_t weigh = 0;   // lane l < 16: slot of row l, or bits of its weight if rows are added
   int32_t expert = 0;
 };
@@ -101,9 +95,10 @@ __device__ __forceinline__ void add_rows(const Params& params, const uint8_t* st
     if (row < target.rows && part * 4 < left) {
       float values[4];
       weigh_four(typename Config::Element{},
-                 load_shared_8(shared_address(staging) + staging_offset<Config>(row, 0) + part * 8),
+                 ptx::load_shared_8(ptx::shared_address(staging) + staging_offset<Config>(row, 0) +
+                                    part * 8),
                  weight, values);
-      red_add_f32_4(sums + static_cast<int64_t>(to) * params.output_stride + part * 4, values);
+      ptx::red_add_f32_4(sums + static_cast<int64_t>(to) * params.output_stride + part * 4, values);
     }
   }
 }
@@ -135,7 +130,7 @@ __device__ __forceinline__ void store_rows(const Params& params, const uint8_t* 
     if (row < target.rows && chunk * 8 < left) {
       auto* destination = output + static_cast<int64_t>(to) * params.output_stride + chunk * 8;
       *reinterpret_cast<uint4*>(destination) =
-          load_shared(shared_address(staging) + staging_offset<Config>(row, chunk));
+          ptx::load_shared(ptx::shared_address(staging) + staging_offset<Config>(row, chunk));
     }
   }
 }
@@ -215,7 +210,7 @@ __device__ __forceinline__ void activate_columns(const ActivateColumns<Config>& 
   }
 }
 
-// A warp's 16 rows of a tile, rounded and not yet stored.
+// A warp's 16 rows of an item, rounded and not yet stored.
 template <class Config>
 struct Results {
   RowTarget target;
@@ -273,7 +268,7 @@ __device__ __forceinline__ void finish_down(const Params& params, int32_t first_
   }
 }
 
-// Turns the sums of a tile into results, which stay in registers until store_results.
+// Turns the sums of an item into results, which stay in registers until store_results.
 template <class Config, int kSums>
 __device__ __forceinline__ void finish_sums(const Params& params, const RowTarget& target,
                                             int32_t first_feature, const float (&sums)[kSums],
@@ -290,7 +285,7 @@ __device__ __forceinline__ void finish_sums(const Params& params, const RowTarge
   }
 }
 
-// Stores one pass of a tile's results.
+// Stores one pass of an item's results.
 template <class Config, int kPass>
 __device__ __forceinline__ void store_pass(const Params& params, const uint8_t* staging,
                                            const Results<Config>& results) {
@@ -298,17 +293,18 @@ __device__ __forceinline__ void store_pass(const Params& params, const uint8_t* 
   target.column += kPass * Config::kPassColumns;
   __syncwarp();  // the previous pass has been read
   const auto lane = static_cast<int32_t>(threadIdx.x % 32);
-  const uint32_t address = shared_address(staging) + staging_offset<Config>(lane % 16, lane / 16);
+  const uint32_t address =
+      ptx::shared_address(staging) + staging_offset<Config>(lane % 16, lane / 16);
 #pragma unroll
   for (int chunk = 0; chunk < Config::kPassColumns / 8; chunk += 2) {
     const uint32_t* v = results.values + (kPass * Config::kPassColumns / 8 + chunk) * 2;
-    stmatrix_x4(address + chunk * 16, v[0], v[1], v[2], v[3]);
+    ptx::stmatrix_x4(address + chunk * 16, v[0], v[1], v[2], v[3]);
   }
   __syncwarp();
   store_rows<Config>(params, staging, target);
 }
 
-// Stores passes kBegin to kEnd - 1 of a tile's results, if it has any.
+// Stores passes kBegin to kEnd - 1 of an item's results, if there are any.
 template <class Config, int kBegin, int kEnd>
 __device__ __forceinline__ void store_results(const Params& params, const uint8_t* staging,
                                               const Results<Config>& results) {
@@ -319,23 +315,23 @@ __device__ __forceinline__ void store_results(const Params& params, const uint8_
   }
 }
 
-// Finds where a warp's 16 rows of a tile go. It runs during the product, which hides its loads.
+// Finds where a warp's 16 rows of an item go. It runs during the products, which hide its loads.
 template <class Config>
-__device__ __forceinline__ RowTarget find_target(const Params& params, const Work& work,
+__device__ __forceinline__ RowTarget find_target(const Params& params, const Item& item,
                                                  int32_t first_row) {
   const auto lane = static_cast<int32_t>(threadIdx.x % 32);
   RowTarget target;
-  target.rows = max(0, min(16, work.tile.count - first_row));
-  target.expert = work.tile.expert;
+  target.rows = max(0, min(16, item.tile.count - first_row));
+  target.expert = item.tile.expert;
   const int32_t row = first_row + lane;
   const bool exists = lane < target.rows;
   if (Config::kUpProduct) {
-    target.row = work.tile.begin + row;
+    target.row = item.tile.begin + row;
     if (params.input_weights != nullptr && exists) {
-      target.weigh = __ldg(params.row_slot + work.tile.begin + row);
+      target.weigh = __ldg(params.row_slot + item.tile.begin + row);
     }
   } else if (exists) {
-    target.row = __ldg(params.row_slot + work.tile.begin + row);
+    target.row = __ldg(params.row_slot + item.tile.begin + row);
     if constexpr (Config::kAddsRows) {
       const float* weights = params.sum_weights;
       target.weigh = __float_as_int(weights == nullptr ? 1.0F : __ldg(weights + target.row));
@@ -345,4 +341,4 @@ __device__ __forceinline__ RowTarget find_target(const Params& params, const Wor
   return target;
 }
 
-}  // namespace conclave::inline v0::experts::tile_sm90
+}  // namespace conclave::inline v0::experts::tile

@@ -1,8 +1,9 @@
-// Types that the host and the kernels of tile_sm90.cuh share.
+// Types that the host and the kernels of tile.cuh share.
 #pragma once
 
 #include "activation/device/device_activation.h"
 #include "core/device_flow.h"
+#include "experts/cuda/common/vocabulary.h"
 
 #include "conclave/dtype.h"
 
@@ -11,14 +12,8 @@
 #include <cuda.h>
 #include <span>
 
-namespace conclave::inline v0::experts::tile_sm90 {
+namespace conclave::inline v0::experts::tile {
 
-enum class Product : uint8_t {
-  kUpGated,   // token rows times gate and up rows, 8 of each in turn; activation
-  kUp,        // the same without a gate
-  kDown,      // sorted intermediate rows times down rows; bias; to the rows' slots
-  kDownSums,  // the same, weighted and added to the float32 rows of the slots' tokens
-};
 struct Shape {
   int tokens;
   int features;
@@ -67,4 +62,4 @@ struct Kernel {
 std::span<const Kernel> kernels_bf16();
 std::span<const Kernel> kernels_f16();
 
-}  // namespace conclave::inline v0::experts::tile_sm90
+}  // namespace conclave::inline v0::experts::tile

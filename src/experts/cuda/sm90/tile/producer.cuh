@@ -1,56 +1,60 @@
-// Loads of tile_sm90: weights come by TMA, rows by TMA or by a gather.
+// Fills the ring: weights come by TMA, rows by TMA or by a gather.
 #pragma once
 
+#include "cuda/device/barrier.cuh"
+#include "cuda/device/copy.cuh"
 #include "cuda/device/tma.cuh"
-#include "experts/cuda/sm90/tile/queue.cuh"
+#include "experts/cuda/common/ring.cuh"
+#include "experts/cuda/sm90/tile/walk.cuh"
 
 #include <cstdint>
 
-namespace conclave::inline v0::experts::tile_sm90 {
+namespace conclave::inline v0::experts::tile {
 
-// True if a thread of this block tells its cluster what to do.
+// True if a thread of this block tells the cluster its items.
 template <class Config>
-__device__ __forceinline__ bool gives_orders() {
-  return Config::kCluster == 1 || cluster_rank() == 0;
+__device__ __forceinline__ bool tells_items() {
+  return Config::kCluster == 1 || ptx::cluster_rank() == 0;
 }
 
 // One thread loads the weights of a stage. `stage_bytes` is all that will land in this block.
 template <class Config>
 __device__ __forceinline__ void load_features(const Params& params, SharedStorage<Config>& shared,
-                                              int32_t stage, const Work& work, int32_t k,
+                                              int32_t stage, const Item& item, int32_t k,
                                               uint32_t stage_bytes) {
   uint64_t* full = &shared.full[stage];
-  mbarrier_arrive_expect_tx(full, stage_bytes);
+  ptx::mbarrier_arrive_expect_tx(full, stage_bytes);
   constexpr int32_t kBoxRows = Config::kBoxFeatures;
   const auto load = [&](int32_t part, auto... multicast) {
     uint8_t* destination = shared.features[stage] + part * kBoxRows * Config::kRowBytes;
-    const int32_t first = work.first_feature + part * kBoxRows;
+    const int32_t first = item.first_feature + part * kBoxRows;
     if constexpr (sizeof...(multicast) > 0) {
       if constexpr (Config::kProduct == Product::kUpGated) {
-        tma_load_5d_multicast(&params.weights, full, destination, 3, k, 0, 0, first / 16,
-                              work.tile.expert);
+        ptx::tma_load_5d_multicast(&params.weights, full, destination, 3, k, 0, 0, first / 16,
+                                   item.tile.expert);
       } else {
-        tma_load_3d_multicast(&params.weights, full, destination, 3, k, first, work.tile.expert);
+        ptx::tma_load_3d_multicast(&params.weights, full, destination, 3, k, first,
+                                   item.tile.expert);
       }
     } else if constexpr (Config::kProduct == Product::kUpGated) {
-      tma_load_5d(&params.weights, full, destination, k, 0, 0, first / 16, work.tile.expert);
+      ptx::tma_load_5d(&params.weights, full, destination, k, 0, 0, first / 16, item.tile.expert);
     } else {
-      tma_load_3d(&params.weights, full, destination, k, first, work.tile.expert);
+      ptx::tma_load_3d(&params.weights, full, destination, k, first, item.tile.expert);
     }
   };
   if constexpr (Config::kCluster > 1) {
-    if (work.shared) {
-      load(static_cast<int32_t>(cluster_rank()), true);
+    if (item.shared) {
+      load(static_cast<int32_t>(ptx::cluster_rank()), true);
       return;
     }
   }
   load(0);
-  if (Config::kBoxFeatures < Config::kFeatures && !work.half) load(1);
+  if (Config::kBoxFeatures < Config::kFeatures && !item.half) load(1);
 }
 
 template <class Config>
-__device__ __forceinline__ uint32_t feature_bytes(const Work& work) {
-  return static_cast<uint32_t>(work.half ? Config::kFeatureBytes / 2 : Config::kFeatureBytes);
+__device__ __forceinline__ uint32_t feature_bytes(const Item& item) {
+  return static_cast<uint32_t>(item.half ? Config::kFeatureBytes / 2 : Config::kFeatureBytes);
 }
 
 // For rows in token order: four warps gather them by cp.async while one of their threads starts the
@@ -64,18 +68,18 @@ struct GatherProducer {
   int32_t first_row;  // this thread's first; its others are 16 apart
   int32_t chunk;      // 16-byte chunk of a row's 128 bytes
 
-  // Reads the slots of the rows one tile ahead: loads that wait for one another would empty the
+  // Reads the slots of the rows one item ahead: loads that wait for one another would empty the
   // ring.
-  __device__ __forceinline__ void read_slots(const Work& work, uint32_t (&slots)[kRowsEach]) const {
-    if (!work.valid) return;
+  __device__ __forceinline__ void read_slots(const Item& item, uint32_t (&slots)[kRowsEach]) const {
+    if (!item.valid) return;
 #pragma unroll
     for (int i = 0; i < kRowsEach; ++i) {
-      const int32_t row = min(first_row + 16 * i, max(work.tile.count - 1, 0));
-      slots[i] = static_cast<uint32_t>(__ldg(params.row_slot + work.tile.begin + row));
+      const int32_t row = min(first_row + 16 * i, max(item.tile.count - 1, 0));
+      slots[i] = static_cast<uint32_t>(__ldg(params.row_slot + item.tile.begin + row));
     }
   }
 
-  // Rows beyond the tile are left as they are: their sums are not stored.
+  // Rows beyond the item are left as they are, since their sums are not stored.
   __device__ __forceinline__ void gather(const uint32_t (&tokens)[kRowsEach], int32_t count,
                                          int32_t k, uint32_t destination) const {
     const int32_t column = k + chunk * 8;
@@ -85,8 +89,8 @@ struct GatherProducer {
 #pragma unroll
     for (int i = 0; i < kRowsEach; ++i) {
       if (first_row + 16 * i < count) {
-        cp_async_16_part(destination + i * 16 * Config::kRowBytes,
-                         source + static_cast<uint64_t>(tokens[i]) * stride_bytes, bytes);
+        ptx::cp_async_16_part(destination + i * 16 * Config::kRowBytes,
+                              source + static_cast<uint64_t>(tokens[i]) * stride_bytes, bytes);
       }
     }
   }
@@ -95,39 +99,38 @@ struct GatherProducer {
     // With the swizzle, chunk c of row r lies at c ^ (r % 8), which is the same for rows 16 apart.
     const auto offset =
         static_cast<uint32_t>(first_row * Config::kRowBytes + ((chunk ^ (first_row % 8)) * 16));
-    const uint32_t base = shared_address(shared.tokens[0]) + offset;
-    RingPosition<Config::kStages> position;
-    const TileWalk<Config> walk(params);
-    OrderReader<Config> orders{walk, shared, false};
-    OrderGiver<Config> giver(params, walk, shared);
-    const bool gives = threadIdx.x == 0 && gives_orders<Config>();
-    Work work = orders.first();
-    const int32_t depth = stages_of_tile<Config>(params) * Config::kDepth;
+    const uint32_t base = ptx::shared_address(shared.tokens[0]) + offset;
+    RingPosition<Config::kStages> ring;
+    const Walk<Config> walk(params);
+    ItemReader<Config> items{walk, shared, false};
+    ItemTeller<Config> teller(params, walk, shared);
+    const bool tells = threadIdx.x == 0 && tells_items<Config>();
+    Item item = items.first();
+    const int32_t depth = stages_of_item<Config>(params) * Config::kDepth;
     uint32_t slots[kRowsEach];
-    read_slots(work, slots);
-    if (gives) giver.begin();
-    while (work.valid) {
+    read_slots(item, slots);
+    if (tells) teller.begin();
+    while (item.valid) {
       uint32_t tokens[kRowsEach];
 #pragma unroll
       for (int i = 0; i < kRowsEach; ++i) {
         tokens[i] = slots[i] / static_cast<uint32_t>(params.top_k);
       }
-      if (gives) giver.give();
-      const Work following = orders.next();
+      if (tells) teller.tell();
+      const Item following = items.next();
       read_slots(following, slots);
       for (int32_t k = 0; k < depth; k += Config::kDepth) {
-        mbarrier_wait(&shared.empty[position.slot], position.phase ^ 1);
+        ptx::mbarrier_wait(&shared.empty[ring.slot], ring.phase ^ 1);
         if (threadIdx.x == 0) {
-          load_features<Config>(params, shared, position.slot, work, k,
-                                feature_bytes<Config>(work));
+          load_features<Config>(params, shared, ring.slot, item, k, feature_bytes<Config>(item));
         }
         __syncwarp();
-        gather(tokens, work.tile.count, k,
-               base + static_cast<uint32_t>(position.slot * Config::kTokenBytes));
-        cp_async_mbarrier_arrive_noinc(&shared.full[position.slot]);
-        position.advance();
+        gather(tokens, item.tile.count, k,
+               base + static_cast<uint32_t>(ring.slot * Config::kTokenBytes));
+        ptx::cp_async_mbarrier_arrive_noinc(&shared.full[ring.slot]);
+        ring.advance();
       }
-      work = following;
+      item = following;
     }
   }
 };
@@ -136,37 +139,37 @@ struct GatherProducer {
 template <class Config>
 __device__ __forceinline__ void produce_sorted(const Params& params,
                                                SharedStorage<Config>& shared) {
-  RingPosition<Config::kStages> position;
-  const TileWalk<Config> walk(params);
-  OrderReader<Config> orders{walk, shared, true};
-  const int32_t depth = stages_of_tile<Config>(params) * Config::kDepth;
-  Work work = orders.first();
-  while (work.valid) {
-    const int32_t boxes = (work.tile.count + 63) / 64;
+  RingPosition<Config::kStages> ring;
+  const Walk<Config> walk(params);
+  ItemReader<Config> items{walk, shared, true};
+  const int32_t depth = stages_of_item<Config>(params) * Config::kDepth;
+  Item item = items.first();
+  while (item.valid) {
+    const int32_t boxes = (item.tile.count + 63) / 64;
     const uint32_t bytes =
-        feature_bytes<Config>(work) + static_cast<uint32_t>(boxes * 64 * Config::kRowBytes);
+        feature_bytes<Config>(item) + static_cast<uint32_t>(boxes * 64 * Config::kRowBytes);
     for (int32_t k = 0; k < depth; k += Config::kDepth) {
-      mbarrier_wait(&shared.empty[position.slot], position.phase ^ 1);
-      load_features<Config>(params, shared, position.slot, work, k, bytes);
+      ptx::mbarrier_wait(&shared.empty[ring.slot], ring.phase ^ 1);
+      load_features<Config>(params, shared, ring.slot, item, k, bytes);
       for (int32_t box = 0; box < boxes; ++box) {
-        tma_load_2d(&params.rows, &shared.full[position.slot],
-                    shared.tokens[position.slot] + box * 64 * Config::kRowBytes, k,
-                    work.tile.begin + box * 64);
+        ptx::tma_load_2d(&params.rows, &shared.full[ring.slot],
+                         shared.tokens[ring.slot] + box * 64 * Config::kRowBytes, k,
+                         item.tile.begin + box * 64);
       }
-      position.advance();
+      ring.advance();
     }
-    work = orders.next();
+    item = items.next();
   }
 }
 
-// For sorted rows: another thread draws tickets and gives orders.
+// For sorted rows: another thread draws tickets and tells items.
 template <class Config>
-__device__ __forceinline__ void give_orders(const Params& params, SharedStorage<Config>& shared) {
-  const TileWalk<Config> walk(params);
-  OrderGiver<Config> giver(params, walk, shared);
-  giver.begin();
-  while (giver.give()) {
+__device__ __forceinline__ void tell_items(const Params& params, SharedStorage<Config>& shared) {
+  const Walk<Config> walk(params);
+  ItemTeller<Config> teller(params, walk, shared);
+  teller.begin();
+  while (teller.tell()) {
   }
 }
 
-}  // namespace conclave::inline v0::experts::tile_sm90
+}  // namespace conclave::inline v0::experts::tile

@@ -1,23 +1,22 @@
 #include "cuda/launch.h"
-#include "cuda/tensor_map.h"
+#include "experts/cuda/common/vocabulary.h"
+#include "experts/cuda/sm90/tensor_maps.h"
 #include "experts/cuda/sm90/tile/params.h"
 #include "experts/cuda/sm90/tile/tile.h"
 
 #include "conclave/error.h"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <string>
 
 namespace conclave::inline v0::experts {
 namespace {
 
-using tile_sm90::Formulas;
-using tile_sm90::Kernel;
-using tile_sm90::Params;
-using tile_sm90::Product;
-using tile_sm90::Shape;
+using tile::Formulas;
+using tile::Kernel;
+using tile::Params;
+using tile::Shape;
 
 bool matches(const Shape& shape, int32_t tokens, const ProductTile& tile) {
   return shape.tokens == tokens && shape.features == tile.features && shape.stages == tile.stages &&
@@ -33,7 +32,7 @@ struct KernelKey {
 
 const Kernel& find_kernel(const KernelKey& key, const ProductTile& tile) {
   const std::span<const Kernel> kernels =
-      key.dtype == DType::kF16 ? tile_sm90::kernels_f16() : tile_sm90::kernels_bf16();
+      key.dtype == DType::kF16 ? tile::kernels_f16() : tile::kernels_bf16();
   for (const Kernel& kernel : kernels) {
     if (kernel.product == key.product && kernel.formulas == key.formulas &&
         matches(kernel.shape, key.tokens, tile)) {
@@ -47,50 +46,7 @@ const Kernel& find_kernel(const KernelKey& key, const ProductTile& tile) {
                 std::to_string(tile.stages) + " stages, cluster " + std::to_string(tile.cluster)});
 }
 
-CUtensorMapDataType map_type(DType dtype) {
-  return dtype == DType::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-}
-
-// A weight matrix as a kernel reads it: rows [E, rows, depth] of `stride` elements.
-struct WeightMatrix {
-  const void* data;
-  int64_t experts;
-  int64_t rows;
-  int64_t depth;
-  int64_t stride;
-};
-
-CUtensorMap weight_map(const WeightMatrix& matrix, DType dtype, int32_t box_rows) {
-  const auto row_bytes = static_cast<uint64_t>(matrix.stride * 2);
-  const std::array<cuda::MapDimension, 3> dimensions = {{
-      {.size = static_cast<uint64_t>(matrix.depth), .box = 64},
-      {.size = static_cast<uint64_t>(matrix.rows),
-       .stride_bytes = row_bytes,
-       .box = static_cast<uint32_t>(box_rows)},
-      {.size = static_cast<uint64_t>(matrix.experts),
-       .stride_bytes = row_bytes * static_cast<uint64_t>(matrix.rows)},
-  }};
-  return cuda::make_tensor_map(
-      {.data = matrix.data, .type = map_type(dtype), .dimensions = dimensions});
-}
-
-// Shared memory receives 8 gate rows, the 8 up rows of the same features, and so on.
-CUtensorMap interleaved_map(const WeightMatrix& matrix, DType dtype, int32_t box_rows) {
-  const auto row_bytes = static_cast<uint64_t>(matrix.stride * 2);
-  const auto half = static_cast<uint64_t>(matrix.rows / 2);
-  const std::array<cuda::MapDimension, 5> dimensions = {{
-      {.size = static_cast<uint64_t>(matrix.depth), .box = 64},
-      {.size = 8, .stride_bytes = row_bytes, .box = 8},
-      {.size = 2, .stride_bytes = row_bytes * half, .box = 2},
-      {.size = (half + 7) / 8,
-       .stride_bytes = row_bytes * 8,
-       .box = static_cast<uint32_t>(box_rows / 16)},
-      {.size = static_cast<uint64_t>(matrix.experts),
-       .stride_bytes = row_bytes * static_cast<uint64_t>(matrix.rows)},
-  }};
-  return cuda::make_tensor_map(
-      {.data = matrix.data, .type = map_type(dtype), .dimensions = dimensions});
-}
+constexpr int32_t kBoxTokens = 64;  // per copy of token rows
 
 // Rows of the intermediate take whole lines of 128 bytes.
 int64_t intermediate_stride(int64_t intermediate_size) {
@@ -98,11 +54,11 @@ int64_t intermediate_stride(int64_t intermediate_size) {
 }
 
 Formulas formulas_of(const DeviceExpertsProblem& problem, Product product) {
-  const bool all = product != Product::kDown && !tile_sm90_common(problem.activation);
+  const bool all = is_up(product) && !tile_sm90_common(problem.activation);
   return all ? Formulas::kAll : Formulas::kCommon;
 }
 
-// The queues of the two products lie before the intermediate, apart so that they share no line.
+// The counters of the two products lie before the intermediate, apart so that they share no line.
 constexpr size_t kQueueBytes = 256;
 constexpr size_t kDownQueue = 128;
 
@@ -117,19 +73,19 @@ class TileSm90 final : public DeviceExpertsKernel {
   TileSm90(const DeviceExpertsProblem& problem, const DeviceExperts& weights, const TilePlan& plan)
       : problem_(problem), plan_(plan) {
     const bool gated = problem.activation.gated;
-    const int64_t up_rows = problem.intermediate_size * (gated ? 2 : 1);
-    plan_product(plan.up, gated ? Product::kUpGated : Product::kUp,
-                 {weights.gate_up, problem.num_local_experts, up_rows, problem.hidden_size,
-                  weights.gate_up_stride},
-                 &up_);
+    const WeightMatrix gate_up{weights.gate_up, weights.gate_up_stride,
+                               problem.intermediate_size * (gated ? 2 : 1), problem.hidden_size};
+    plan_product(plan.up, gated ? Product::kUpGated : Product::kUpPlain, gate_up, &up_);
+    up_.params.weights = gated ? map_gated_weights(problem, weights, up_.kernel->box_features)
+                               : map_weights(problem, gate_up, up_.kernel->box_features);
     up_.params.columns = static_cast<int32_t>(problem.intermediate_size);
     up_.params.bias = weights.gate_up_bias;
     up_.params.output_stride = intermediate_stride(problem.intermediate_size);
     up_.params.whole_chunks = true;
-    plan_product(plan.down, Product::kDown,
-                 {weights.down, problem.num_local_experts, problem.hidden_size,
-                  problem.intermediate_size, weights.down_stride},
-                 &down_);
+    const WeightMatrix down{weights.down, weights.down_stride, problem.hidden_size,
+                            problem.intermediate_size};
+    plan_product(plan.down, Product::kDown, down, &down_);
+    down_.params.weights = map_weights(problem, down, down_.kernel->box_features);
     down_.params.columns = static_cast<int32_t>(problem.hidden_size);
     down_.params.bias = weights.down_bias;
     adding_ = &find_kernel(
@@ -152,10 +108,10 @@ class TileSm90 final : public DeviceExpertsKernel {
       up.params.input = call.input.data;
       up.params.input_stride = call.input.row_stride;
     } else {
-      up.params.rows = rows_map({.data = call.input.data,
-                                 .rows = call.input.num_rows,
-                                 .columns = problem_.hidden_size,
-                                 .stride = call.input.row_stride});
+      up.params.rows = map_rows(
+          problem_,
+          {call.input.data, call.input.row_stride, call.input.num_rows, problem_.hidden_size},
+          kBoxTokens);
     }
     up.params.input_weights = call.input_weights;
     auto* workspace = static_cast<std::byte*>(call.workspace);
@@ -165,10 +121,10 @@ class TileSm90 final : public DeviceExpertsKernel {
 
     PlannedProduct down = down_;
     read_groups(call.groups, &down.params);
-    down.params.rows = rows_map({.data = up.params.output,
-                                 .rows = call.groups.max_rows,
-                                 .columns = problem_.intermediate_size,
-                                 .stride = up.params.output_stride});
+    down.params.rows = map_rows(problem_,
+                                {up.params.output, up.params.output_stride, call.groups.max_rows,
+                                 problem_.intermediate_size},
+                                kBoxTokens);
     down.params.queue = workspace + kDownQueue;
     down.params.output = call.output;
     down.params.output_stride = call.output_stride;
@@ -183,11 +139,7 @@ class TileSm90 final : public DeviceExpertsKernel {
                     PlannedProduct* planned) {
     planned->kernel = &find_kernel(
         {problem_.weight_dtype, product, formulas_of(problem_, product), plan_.tokens}, tile);
-    const int32_t box_rows = planned->kernel->box_features;
     Params& params = planned->params;
-    params.weights = product == Product::kUpGated
-                         ? interleaved_map(matrix, problem_.weight_dtype, box_rows)
-                         : weight_map(matrix, problem_.weight_dtype, box_rows);
     params.depth = static_cast<int32_t>(matrix.depth);
     params.feature_tiles = static_cast<int32_t>((matrix.rows + tile.features - 1) / tile.features);
     const int32_t group = tile.group > 0 ? tile.group
@@ -216,23 +168,6 @@ class TileSm90 final : public DeviceExpertsKernel {
     params->expert_begin = groups.expert_begin;
     params->row_slot = groups.row_slot;
     params->top_k = groups.top_k;
-  }
-
-  struct SortedRows {
-    const void* data;
-    int64_t rows;
-    int64_t columns;
-    int64_t stride;  // elements
-  };
-  CUtensorMap rows_map(const SortedRows& rows) const {
-    const std::array<cuda::MapDimension, 2> dimensions = {{
-        {.size = static_cast<uint64_t>(rows.columns), .box = 64},
-        {.size = static_cast<uint64_t>(rows.rows),
-         .stride_bytes = static_cast<uint64_t>(rows.stride * 2),
-         .box = 64},
-    }};
-    return cuda::make_tensor_map(
-        {.data = rows.data, .type = map_type(problem_.weight_dtype), .dimensions = dimensions});
   }
 
   void launch(std::string_view name, const PlannedProduct& planned, const GroupedRows& groups,

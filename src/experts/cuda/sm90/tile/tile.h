@@ -43,7 +43,7 @@ struct GroupShape {
 };
 int32_t token_tiles_of_group(const GroupShape& shape, const cuda::DeviceInfo& device);
 
-// Defined in tile_sm90.cu, which builds with CUDA only.
+// Defined in tile.cu, which builds with CUDA only.
 std::unique_ptr<DeviceExpertsKernel> make_tile_sm90(const DeviceExpertsProblem& problem,
                                                     const DeviceExperts& weights,
                                                     const DeviceTile& tile);

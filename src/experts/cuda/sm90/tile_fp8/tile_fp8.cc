@@ -1,6 +1,7 @@
 #include "experts/cuda/sm90/tile_fp8/tile_fp8.h"
 
 #include "core/checked.h"
+#include "experts/cuda/common/vocabulary.h"
 #include "experts/cuda/sm90/hopper_support.h"
 
 #include <array>
@@ -10,7 +11,6 @@ namespace conclave::inline v0::experts {
 namespace {
 
 constexpr int64_t kAlignment = 256;
-constexpr int64_t kGroup = 128;
 constexpr std::array kTiles = {
     DeviceTile{.tokens = 256,
                .features = 256,
@@ -25,7 +25,7 @@ Support supports_quant(const QuantSpec& quant) {
                     quant.activations == ActivationScale::kTensorStatic;
   switch (quant.weights) {
     case WeightScale::kBlock:
-      if (quant.block_rows != kGroup || quant.block_cols != kGroup) {
+      if (quant.block_rows != kScaleGroup || quant.block_cols != kScaleGroup) {
         return Support::no("takes weight blocks of 128x128; found " +
                            std::to_string(quant.block_rows) + "x" +
                            std::to_string(quant.block_cols));
@@ -60,7 +60,7 @@ TileFp8Workspace tile_fp8_workspace(const DeviceExpertsProblem& problem, int64_t
   TileFp8Workspace layout;
   layout.code_stride = round_up(problem.intermediate_size, 16);
   if (problem.quant.activations == ActivationScale::kGroup) {
-    layout.scale_groups = (problem.intermediate_size + kGroup - 1) / kGroup;
+    layout.scale_groups = ceil_div(problem.intermediate_size, kScaleGroup);
   } else if (problem.quant.activations == ActivationScale::kToken) {
     layout.scale_groups = 1;
   }

@@ -1,11 +1,10 @@
 #include "cuda/launch.h"
-#include "cuda/tensor_map.h"
 #include "experts/cuda/common/quantize_rows.h"
+#include "experts/cuda/sm90/tensor_maps.h"
 #include "experts/cuda/sm90/tile_fp8/tile_fp8.cuh"
 #include "experts/cuda/sm90/tile_fp8/tile_fp8.h"
 
 #include <algorithm>
-#include <array>
 #include <memory>
 #include <string>
 #include <utility>
@@ -15,77 +14,28 @@ namespace {
 
 using tile_fp8::Config;
 using tile_fp8::Params;
-using tile_fp8::Product;
-using tile_fp8::Scaling;
 
 constexpr uint32_t kClusterTokens = 256;
-constexpr uint32_t kBoxRows = 128;  // weight rows per box
-constexpr uint32_t kBoxTokens = 64;
+constexpr int32_t kBoxRows = 128;  // weight rows per box
+constexpr int32_t kBoxTokens = 64;
 constexpr int32_t kCluster = 2;
-constexpr uint32_t kDepth = 128;
+constexpr int64_t kDepth = 128;
 constexpr int64_t kStages = 4;
-constexpr uint64_t kInterleave = 8;  // gate rows, then as many up rows
 
-using cuda::MapDimension;
-
-CUtensorMap code_map(const void* data, std::span<const MapDimension> dimensions) {
-  return cuda::make_tensor_map(
-      {.data = data, .type = CU_TENSOR_MAP_DATA_TYPE_UINT8, .dimensions = dimensions});
-}
-
-// Map of [E, rows, columns] in boxes of 128 rows and 128 columns.
-CUtensorMap plain_weight_map(const void* data, int64_t experts, int64_t rows, int64_t columns,
-                             int64_t stride) {
-  const auto row_bytes = static_cast<uint64_t>(stride);
-  const std::array dimensions = {
-      MapDimension{.size = static_cast<uint64_t>(columns), .box = kDepth},
-      MapDimension{.size = static_cast<uint64_t>(rows), .stride_bytes = row_bytes, .box = kBoxRows},
-      MapDimension{.size = static_cast<uint64_t>(experts),
-                   .stride_bytes = row_bytes * static_cast<uint64_t>(rows)}};
-  return code_map(data, dimensions);
-}
-
-// Map of [E, 2I, H], read as groups of 8 gate rows and the 8 up rows of the same features.
-CUtensorMap gated_weight_map(const DeviceExpertsProblem& problem, const DeviceExperts& weights) {
-  const auto row_bytes = static_cast<uint64_t>(weights.gate_up_stride);
-  const auto features = static_cast<uint64_t>(problem.intermediate_size);
-  const std::array dimensions = {
-      MapDimension{.size = static_cast<uint64_t>(problem.hidden_size), .box = kDepth},
-      MapDimension{.size = kInterleave, .stride_bytes = row_bytes, .box = kInterleave},
-      MapDimension{.size = 2, .stride_bytes = row_bytes * features, .box = 2},
-      MapDimension{.size = (features + kInterleave - 1) / kInterleave,
-                   .stride_bytes = row_bytes * kInterleave,
-                   .box = kBoxRows / (2 * kInterleave)},
-      MapDimension{.size = static_cast<uint64_t>(problem.num_local_experts),
-                   .stride_bytes = row_bytes * features * 2}};
-  return code_map(weights.gate_up, dimensions);
-}
-
-// Map of sorted rows, of the input or of the intermediate.
-CUtensorMap row_map(const void* codes, int64_t rows, int64_t columns, int64_t stride) {
-  const std::array dimensions = {
-      MapDimension{.size = static_cast<uint64_t>(columns), .box = kDepth},
-      MapDimension{.size = static_cast<uint64_t>(rows),
-                   .stride_bytes = static_cast<uint64_t>(stride),
-                   .box = kBoxTokens}};
-  return code_map(codes, dimensions);
-}
-
-using Kernel = void (*)(CUtensorMap, CUtensorMap, Params);
-struct Instance {
-  Kernel kernel = nullptr;
+struct Kernel {
+  void (*function)(CUtensorMap, CUtensorMap, Params) = nullptr;
   size_t shared_bytes = 0;
   int32_t threads = 0;
   int32_t features = 0;  // per tile
 };
 
-template <class C>
-Instance instance() {
-  const Instance result{.kernel = &tile_fp8::tile_fp8_kernel<C>,
-                        .shared_bytes = sizeof(tile_fp8::SharedStorage<C>),
-                        .threads = C::kThreads,
-                        .features = C::kFeatures};
-  cuda::allow_shared_bytes(reinterpret_cast<const void*>(result.kernel), result.shared_bytes);
+template <class Config>
+Kernel describe_kernel() {
+  const Kernel result{.function = &tile_fp8::tile_fp8_product<Config>,
+                      .shared_bytes = sizeof(tile_fp8::SharedStorage<Config>),
+                      .threads = Config::kThreads,
+                      .features = Config::kFeatures};
+  cuda::allow_shared_bytes(reinterpret_cast<const void*>(result.function), result.shared_bytes);
   return result;
 }
 
@@ -93,15 +43,15 @@ Instance instance() {
 bool whole_rounds(int64_t depth) { return (depth + kDepth - 1) / kDepth % kStages == 0; }
 
 template <Product kProduct, Scaling kScaling>
-Instance instance_for(int64_t depth) {
-  return whole_rounds(depth) ? instance<Config<kProduct, kScaling, true>>()
-                             : instance<Config<kProduct, kScaling, false>>();
+Kernel find_kernel(int64_t depth) {
+  return whole_rounds(depth) ? describe_kernel<Config<kProduct, kScaling, true>>()
+                             : describe_kernel<Config<kProduct, kScaling, false>>();
 }
 
 template <Scaling kScaling>
-Instance up_instance(const activation::Activation& activation, int64_t depth) {
-  if (!activation.gated) return instance_for<Product::kPlain, kScaling>(depth);
-  return instance_for<Product::kGated, kScaling>(depth);
+Kernel find_up_kernel(const activation::Activation& activation, int64_t depth) {
+  if (!activation.gated) return find_kernel<Product::kUpPlain, kScaling>(depth);
+  return find_kernel<Product::kUpGated, kScaling>(depth);
 }
 
 class TileFp8 final : public DeviceExpertsKernel {
@@ -109,19 +59,22 @@ class TileFp8 final : public DeviceExpertsKernel {
   TileFp8(const DeviceExpertsProblem& problem, const DeviceExperts& weights, const DeviceTile& tile)
       : problem_(problem), weights_(weights), tile_(tile) {
     const bool block = problem.quant.weights == WeightScale::kBlock;
-    up_ = block ? up_instance<Scaling::kBlock>(problem.activation, problem.hidden_size)
-                : up_instance<Scaling::kRow>(problem.activation, problem.hidden_size);
-    down_ = block ? instance_for<Product::kDown, Scaling::kBlock>(problem.intermediate_size)
-                  : instance_for<Product::kDown, Scaling::kRow>(problem.intermediate_size);
-    adding_ = block ? instance_for<Product::kDownSums, Scaling::kBlock>(problem.intermediate_size)
-                    : instance_for<Product::kDownSums, Scaling::kRow>(problem.intermediate_size);
+    up_ = block ? find_up_kernel<Scaling::kBlock>(problem.activation, problem.hidden_size)
+                : find_up_kernel<Scaling::kRow>(problem.activation, problem.hidden_size);
+    down_ = block ? find_kernel<Product::kDown, Scaling::kBlock>(problem.intermediate_size)
+                  : find_kernel<Product::kDown, Scaling::kRow>(problem.intermediate_size);
+    adding_ = block ? find_kernel<Product::kDownSums, Scaling::kBlock>(problem.intermediate_size)
+                    : find_kernel<Product::kDownSums, Scaling::kRow>(problem.intermediate_size);
     up_map_ = problem.activation.gated
-                  ? gated_weight_map(problem, weights)
-                  : plain_weight_map(weights.gate_up, problem.num_local_experts,
-                                     problem.intermediate_size, problem.hidden_size,
-                                     weights.gate_up_stride);
-    down_map_ = plain_weight_map(weights.down, problem.num_local_experts, problem.hidden_size,
-                                 problem.intermediate_size, weights.down_stride);
+                  ? map_gated_weights(problem, weights, kBoxRows)
+                  : map_weights(problem,
+                                {weights.gate_up, weights.gate_up_stride, problem.intermediate_size,
+                                 problem.hidden_size},
+                                kBoxRows);
+    down_map_ = map_weights(
+        problem,
+        {weights.down, weights.down_stride, problem.hidden_size, problem.intermediate_size},
+        kBoxRows);
   }
 
   int32_t tile_tokens() const override { return static_cast<int32_t>(kClusterTokens); }
@@ -148,10 +101,12 @@ class TileFp8 final : public DeviceExpertsKernel {
     up.tickets = workspace + layout.tickets;
     up.hands_over_tiles = call.finish.apply && !quantize_after;
     up.ended = reinterpret_cast<uint32_t*>(workspace + layout.ended);
-    enqueue(
-        "experts.tile_fp8_sm90.up", up_,
-        row_map(call.input.data, call.groups.max_rows, problem_.hidden_size, call.input.row_stride),
-        up_map_, up, call.groups, stream);
+    enqueue("experts.tile_fp8_sm90.up", up_,
+            map_rows(problem_,
+                     {call.input.data, call.input.row_stride, call.groups.max_rows,
+                      problem_.hidden_size},
+                     kBoxTokens),
+            up_map_, up, call.groups, stream);
     if (quantize_after) {
       quantize_rows_cuda({.rows = values,
                           .dtype = DType::kF32,
@@ -175,7 +130,9 @@ class TileFp8 final : public DeviceExpertsKernel {
     down.ended = up.ended;
     down.up_feature_tiles = up.feature_tiles;
     enqueue("experts.tile_fp8_sm90.down", call.sums.rows != nullptr ? adding_ : down_,
-            row_map(codes, call.groups.max_rows, problem_.intermediate_size, layout.code_stride),
+            map_rows(problem_,
+                     {codes, layout.code_stride, call.groups.max_rows, problem_.intermediate_size},
+                     kBoxTokens),
             down_map_, down, call.groups, stream);
   }
 
@@ -183,12 +140,12 @@ class TileFp8 final : public DeviceExpertsKernel {
   bool block() const { return problem_.quant.weights == WeightScale::kBlock; }
   bool is_static() const { return problem_.quant.activations == ActivationScale::kTensorStatic; }
 
-  Params common(const DeviceExpertsCall& call, const Instance& of, int64_t depth,
+  Params common(const DeviceExpertsCall& call, const Kernel& kernel, int64_t depth,
                 int64_t features) const {
     Params p;
     p.depth = static_cast<int32_t>(depth);
     p.features = static_cast<int32_t>(features);
-    p.feature_tiles = static_cast<int32_t>((features + of.features - 1) / of.features);
+    p.feature_tiles = static_cast<int32_t>((features + kernel.features - 1) / kernel.features);
     p.scale_blocks = static_cast<int32_t>((depth + kDepth - 1) / kDepth);
     p.row_slot = call.groups.row_slot;
     p.tiles = call.groups.tiles;
@@ -236,25 +193,25 @@ class TileFp8 final : public DeviceExpertsKernel {
     return p;
   }
 
-  void enqueue(std::string_view name, const Instance& of, const CUtensorMap& token_map,
+  void enqueue(std::string_view name, const Kernel& kernel, const CUtensorMap& token_map,
                const CUtensorMap& weight_map, const Params& params, const GroupedRows& groups,
                CUstream_st* stream) const {
-    const int64_t work = groups.max_tiles * params.feature_tiles;
+    const int64_t items = groups.max_tiles * params.feature_tiles;
     const cuda::LaunchShape shape{
-        .blocks = std::min<int64_t>(problem_.device.multiprocessors / kCluster, work) * kCluster,
-        .threads = of.threads,
-        .shared_bytes = of.shared_bytes,
+        .blocks = std::min<int64_t>(problem_.device.multiprocessors / kCluster, items) * kCluster,
+        .threads = kernel.threads,
+        .shared_bytes = kernel.shared_bytes,
         .cluster = kCluster,
         .stream = stream};
-    cuda::launch(name, of.kernel, shape, token_map, weight_map, params);
+    cuda::launch(name, kernel.function, shape, token_map, weight_map, params);
   }
 
   DeviceExpertsProblem problem_;
   DeviceExperts weights_;
   DeviceTile tile_;
-  Instance up_;
-  Instance down_;
-  Instance adding_;  // replaces down_ if rows are added
+  Kernel up_;
+  Kernel down_;
+  Kernel adding_;  // replaces down_ if rows are added
   CUtensorMap up_map_;
   CUtensorMap down_map_;
 };

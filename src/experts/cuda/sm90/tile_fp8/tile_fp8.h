@@ -1,6 +1,5 @@
 // "cuda.tile_fp8_sm90": e4m3 weights and activations with many rows per expert. Two products of
-// 256-token tiles, 128 tokens per block; compute bound. Planning only; the kernel is in
-// tile_fp8_sm90.cuh.
+// 256-token tiles, 128 tokens per block; compute bound. The kernel is in tile_fp8.cuh.
 #pragma once
 
 #include "experts/cuda/device_experts.h"

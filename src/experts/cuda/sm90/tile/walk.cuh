@@ -1,13 +1,16 @@
-// The order of tiles in tile_sm90, and the queue from which clusters draw them.
+// The order of items, the counter from which clusters draw them, and how their blocks are told.
 #pragma once
 
 #include "core/device_flow.h"
+#include "cuda/device/barrier.cuh"
+#include "cuda/device/copy.cuh"
+#include "experts/cuda/common/ring.cuh"
 #include "experts/cuda/common/ticket_counter.cuh"
 #include "experts/cuda/sm90/tile/config.cuh"
 
 #include <cstdint>
 
-namespace conclave::inline v0::experts::tile_sm90 {
+namespace conclave::inline v0::experts::tile {
 
 __device__ __forceinline__ uint32_t cluster_index(int cluster) {
   return blockIdx.x / static_cast<uint32_t>(cluster);
@@ -16,27 +19,28 @@ __device__ __forceinline__ uint32_t num_clusters(int cluster) {
   return gridDim.x / static_cast<uint32_t>(cluster);
 }
 
-struct Work {
+struct Item {
   TokenTile tile;
-  int32_t first_feature = 0;  // weight row
+  int32_t first_feature = 0;  // the first weight row
   bool half = false;          // only half of the features
   bool shared = false;        // the other block of the cluster multiplies the same weights
   bool valid = false;
 };
 
-// The work that a ticket stands for, in the form that the blocks of a cluster receive.
-struct Order {
+// The meaning of a ticket, in the words that the blocks of a cluster are told. Each block derives
+// its own item from them.
+struct ClusterItem {
   int32_t expert = 0;
   int32_t begin = 0;   // sorted row of the first block's tile
   int32_t end = 0;     // end of the expert's rows
-  uint32_t where = 0;  // half feature tile, then kBesides, kHalf, kValid; 0: no work
+  uint32_t where = 0;  // half feature tile, then kBesides, kHalf, kValid; 0: none is left
   static constexpr uint32_t kValid = 1;
   static constexpr uint32_t kHalf = 2;
   static constexpr uint32_t kBesides = 4;  // the blocks take the same rows, neighbouring features
   static constexpr int kFlagBits = 3;
 };
 
-// The order of tiles: expert by expert, within one by groups of its token tiles; within a group,
+// The order of items: expert by expert, within one by groups of its token tiles; within a group,
 // all token tiles of a feature tile, then of the next. Tiles that run at one time thus share rows
 // and weights in L2. A cluster takes pairs of an expert's token tiles; for an odd last one, its
 // blocks take two feature tiles at once, one each.
@@ -44,13 +48,13 @@ struct Order {
 // An expert has `each` tickets per token tile, so that the token tile at ticket / each belongs to
 // the right expert and nothing need be searched.
 template <class Config>
-struct TileWalk {
+struct Walk {
   const Params& params;
   int32_t each;   // tickets per token tile
   int32_t whole;  // tickets of whole tiles, which come first
   int32_t tickets;
 
-  __device__ explicit TileWalk(const Params& p)
+  __device__ explicit Walk(const Params& p)
       : params(p), each((p.feature_tiles + Config::kCluster - 1) / Config::kCluster) {
     const auto clusters = static_cast<int32_t>(num_clusters(Config::kCluster));
     whole = tickets = *p.num_tiles * each;
@@ -62,7 +66,7 @@ struct TileWalk {
     }
   }
 
-  __device__ __forceinline__ Order at(uint32_t ticket) const {
+  __device__ __forceinline__ ClusterItem at(uint32_t ticket) const {
     if (ticket >= static_cast<uint32_t>(tickets)) return {};
     auto index = static_cast<int32_t>(ticket);
     uint32_t second = 0;
@@ -75,40 +79,41 @@ struct TileWalk {
     const int4 tile = __ldg(reinterpret_cast<const int4*>(params.tiles) + position);
     const int32_t* begin = params.expert_begin + tile.x;
     const int32_t first_row = __ldg(begin);
-    Order order = {.expert = tile.x, .begin = first_row, .end = __ldg(begin + 1)};
+    ClusterItem told = {.expert = tile.x, .begin = first_row, .end = __ldg(begin + 1)};
     const int32_t first_tile = position - (tile.y - first_row) / Config::kTokens;
-    const Place place = find(order, index - first_tile * each);
-    order.begin += place.tile * Config::kTokens;
-    order.where = (2 * static_cast<uint32_t>(place.features) + second) << Order::kFlagBits |
-                  (place.besides ? Order::kBesides : 0) | (half ? Order::kHalf : 0) | Order::kValid;
-    return order;
+    const Place place = find(told, index - first_tile * each);
+    told.begin += place.tile * Config::kTokens;
+    told.where = (2 * static_cast<uint32_t>(place.features) + second) << ClusterItem::kFlagBits |
+                 (place.besides ? ClusterItem::kBesides : 0) | (half ? ClusterItem::kHalf : 0) |
+                 ClusterItem::kValid;
+    return told;
   }
 
-  // This block's share of an order.
-  __device__ __forceinline__ Work mine(const Order& order) const {
+  // This block's item.
+  __device__ __forceinline__ Item mine(const ClusterItem& told) const {
     constexpr int32_t kHalfTile = Config::kFeatures / 2;
-    Work work;
-    work.valid = order.where != 0;
-    work.half = (order.where & Order::kHalf) != 0;
-    work.tile = {order.expert, order.begin, 0, 0};
-    work.first_feature = static_cast<int32_t>(order.where >> Order::kFlagBits) * kHalfTile;
+    Item item;
+    item.valid = told.where != 0;
+    item.half = (told.where & ClusterItem::kHalf) != 0;
+    item.tile = {told.expert, told.begin, 0, 0};
+    item.first_feature = static_cast<int32_t>(told.where >> ClusterItem::kFlagBits) * kHalfTile;
     if constexpr (Config::kCluster > 1) {
-      const auto rank = static_cast<int32_t>(cluster_rank());
-      const bool besides = (order.where & Order::kBesides) != 0;
-      work.shared = !besides && !work.half;
-      (besides ? work.first_feature : work.tile.begin) +=
+      const auto rank = static_cast<int32_t>(ptx::cluster_rank());
+      const bool besides = (told.where & ClusterItem::kBesides) != 0;
+      item.shared = !besides && !item.half;
+      (besides ? item.first_feature : item.tile.begin) +=
           rank * (besides ? Config::kFeatures : Config::kTokens);
       // A block beyond the last feature tile has no rows and only accompanies its partner.
-      if (work.first_feature >= params.feature_tiles * Config::kFeatures) return work;
+      if (item.first_feature >= params.feature_tiles * Config::kFeatures) return item;
     }
-    work.tile.count = min(Config::kTokens, order.end - work.tile.begin);
-    return work;
+    item.tile.count = min(Config::kTokens, told.end - item.tile.begin);
+    return item;
   }
 
-  // An odd number of feature tiles is rounded up to pairs, which leaves tickets without work.
-  __device__ __forceinline__ bool is_empty(const Order& order) const {
+  // An odd number of feature tiles is rounded up to pairs, which leaves tickets without items.
+  __device__ __forceinline__ bool is_empty(const ClusterItem& told) const {
     return Config::kCluster > 1 &&
-           static_cast<int32_t>(order.where >> Order::kFlagBits) >= 2 * params.feature_tiles;
+           static_cast<int32_t>(told.where >> ClusterItem::kFlagBits) >= 2 * params.feature_tiles;
   }
 
  private:
@@ -119,7 +124,7 @@ struct TileWalk {
   };
 
   // Finds the place of ticket `index` of an expert.
-  __device__ __forceinline__ Place find(const Order& expert, int32_t index) const {
+  __device__ __forceinline__ Place find(const ClusterItem& expert, int32_t index) const {
     const int32_t kept = each * Config::kCluster;  // feature tiles, rounded up
     const int32_t tiles = (expert.end - expert.begin + Config::kTokens - 1) / Config::kTokens;
     const int32_t units = tiles / Config::kCluster;
@@ -162,22 +167,22 @@ struct ClusterTickets {
   }
 };
 
-// The thread that draws for a cluster and tells both blocks what to do, one order ahead, so that
+// The thread that draws for a cluster and tells both blocks what to do, one item ahead, so that
 // nobody waits for its draws and look-ups.
 template <class Config>
-struct OrderGiver {
-  const TileWalk<Config>& walk;
+struct ItemTeller {
+  const Walk<Config>& walk;
   SharedStorage<Config>& shared;
   ClusterTickets tickets;
-  Order next;
-  RingPosition<Config::kOrders> position;
+  ClusterItem next;
+  RingPosition<Config::kItems> ring;
 
-  __device__ OrderGiver(const Params& params, const TileWalk<Config>& tiles,
+  __device__ ItemTeller(const Params& params, const Walk<Config>& items,
                         SharedStorage<Config>& storage)
-      : walk(tiles),
+      : walk(items),
         shared(storage),
         tickets{
-            {params.queue}, num_clusters(Config::kCluster), static_cast<uint32_t>(tiles.tickets)} {}
+            {params.queue}, num_clusters(Config::kCluster), static_cast<uint32_t>(items.tickets)} {}
 
   __device__ __forceinline__ void begin() {
     tickets.counter.mark();
@@ -185,20 +190,20 @@ struct OrderGiver {
     next = walk.at(cluster_index(Config::kCluster) + num_clusters(Config::kCluster));
     if (walk.is_empty(next)) look_up();
   }
-  // Returns false if the order that it gave says that no work is left.
-  __device__ __forceinline__ bool give() {
-    mbarrier_wait(&shared.order_empty[position.slot], position.phase ^ 1);
-    uint64_t* full = &shared.order_full[position.slot];
+  // Returns false if what it told says that no item is left.
+  __device__ __forceinline__ bool tell() {
+    ptx::mbarrier_wait(&shared.item_empty[ring.slot], ring.phase ^ 1);
+    uint64_t* full = &shared.item_full[ring.slot];
     const int4 words = {next.expert, next.begin, next.end, static_cast<int32_t>(next.where)};
     if constexpr (Config::kCluster == 1) {
-      shared.orders[position.slot] = words;
-      mbarrier_arrive(full);
+      shared.items[ring.slot] = words;
+      ptx::mbarrier_arrive(full);
     } else {
       for (uint32_t rank = 0; rank < Config::kCluster; ++rank) {
-        publish_to_cluster(&shared.orders[position.slot], words, full, rank);
+        ptx::publish_to_cluster(&shared.items[ring.slot], words, full, rank);
       }
     }
-    position.advance();
+    ring.advance();
     const bool more = next.where != 0;
     if (more) look_up();
     return more;
@@ -217,39 +222,39 @@ struct OrderGiver {
   }
 };
 
-// A role's sequence of tiles; `single` if one thread reads instead of a warp.
+// A role's sequence of items; `single` if one thread reads instead of a warp.
 template <class Config>
-struct OrderReader {
-  const TileWalk<Config>& walk;
+struct ItemReader {
+  const Walk<Config>& walk;
   SharedStorage<Config>& shared;
   bool single;
-  RingPosition<Config::kOrders> position;
+  RingPosition<Config::kItems> ring;
 
-  // The cluster's position gives it, so nobody waits for the counter. It may have no rows.
-  __device__ __forceinline__ Work first() const {
+  // The cluster's position says which it is, so nobody waits for the counter. It may have no rows.
+  __device__ __forceinline__ Item first() const {
     return walk.mine(walk.at(cluster_index(Config::kCluster)));
   }
-  __device__ __forceinline__ Work next() {
-    uint64_t* full = &shared.order_full[position.slot];
+  __device__ __forceinline__ Item next() {
+    uint64_t* full = &shared.item_full[ring.slot];
     if constexpr (Config::kCluster == 1) {
-      mbarrier_wait(full, position.phase);
+      ptx::mbarrier_wait(full, ring.phase);
     } else {
-      mbarrier_wait_cluster(full, position.phase);
+      ptx::mbarrier_wait_cluster(full, ring.phase);
     }
-    const uint4 words = load_shared(shared_address(&shared.orders[position.slot]));
+    const uint4 words = ptx::load_shared(ptx::shared_address(&shared.items[ring.slot]));
     if (!single) __syncwarp();
     if (single || threadIdx.x % 32 == 0) {
-      uint64_t* empty = &shared.order_empty[position.slot];
+      uint64_t* empty = &shared.item_empty[ring.slot];
       if constexpr (Config::kCluster == 1) {
-        mbarrier_arrive(empty);
+        ptx::mbarrier_arrive(empty);
       } else {
-        mbarrier_arrive_cluster(empty, 0);
+        ptx::mbarrier_arrive_cluster(empty, 0);
       }
     }
-    position.advance();
+    ring.advance();
     return walk.mine({static_cast<int32_t>(words.x), static_cast<int32_t>(words.y),
                       static_cast<int32_t>(words.z), words.w});
   }
 };
 
-}  // namespace conclave::inline v0::experts::tile_sm90
+}  // namespace conclave::inline v0::experts::tile

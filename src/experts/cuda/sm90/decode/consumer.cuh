@@ -1,8 +1,9 @@
 // Multiplies a warp's boxes of weights, as they arrive, by rows in shared memory.
 #pragma once
 
+#include "cuda/device/barrier.cuh"
 #include "cuda/device/copy.cuh"
-#include "experts/cuda/sm90/decode/config.cuh"
+#include "experts/cuda/sm90/decode/walk.cuh"
 
 #include <cstdint>
 
@@ -10,9 +11,9 @@ namespace conclave::inline v0::experts::decode {
 
 // float32 sums of products of 16 rows; [i]: row half i / 2, token 2q + i % 2. 16-bit weights have
 // two chains, so that products overlap.
-template <class C, int kProducts>
+template <class Config, int kProducts>
 struct Sums {
-  static constexpr int kChains = C::kIsE4M3 ? 1 : 2;
+  static constexpr int kChains = Config::kIsE4M3 ? 1 : 2;
   float chain[kProducts][kChains][4] = {};
 
   __device__ __forceinline__ float get(int product, int i) const {
@@ -36,35 +37,35 @@ struct Operand {
   uint32_t second;
 };
 
-template <class C>
+template <class Config>
 __device__ __forceinline__ void multiply_box(uint32_t address, const uint4 (&x)[2],
                                              const float (&scale)[4],
-                                             float (&sums)[C::kIsE4M3 ? 1 : 2][4]) {
+                                             float (&sums)[Config::kIsE4M3 ? 1 : 2][4]) {
   float partial[4] = {};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const uint32_t place = address ^ static_cast<uint32_t>(half * 64);
     const uint4 low = ptx::load_shared(place);
     const uint4 high = ptx::load_shared(place + 1024);
-    if constexpr (C::kIsE4M3) {
-      C::multiply(partial, low.x, high.x, low.y, high.y, x[half].x, x[half].y);
-      C::multiply(partial, low.z, high.z, low.w, high.w, x[half].z, x[half].w);
+    if constexpr (Config::kIsE4M3) {
+      Config::multiply(partial, low.x, high.x, low.y, high.y, x[half].x, x[half].y);
+      Config::multiply(partial, low.z, high.z, low.w, high.w, x[half].z, x[half].w);
     } else {
-      C::multiply(sums[half], low.x, high.x, low.y, high.y, x[half].x, x[half].y);
-      C::multiply(sums[half], low.z, high.z, low.w, high.w, x[half].z, x[half].w);
+      Config::multiply(sums[half], low.x, high.x, low.y, high.y, x[half].x, x[half].y);
+      Config::multiply(sums[half], low.z, high.z, low.w, high.w, x[half].z, x[half].w);
     }
   }
-  if constexpr (C::kIsE4M3) {
+  if constexpr (Config::kIsE4M3) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) sums[0][i] = fmaf(partial[i], scale[i], sums[0][i]);
   }
 }
 
 // Multiplies the warp's box of the stage in `slot`.
-template <class C, int kProducts>
+template <class Config, int kProducts>
 __device__ __forceinline__ void multiply_stage(const Operand& operand, const Shared& shared,
                                                const Thread& me, int slot, int in_stage, int box,
-                                               Sums<C, kProducts>& sums) {
+                                               Sums<Config, kProducts>& sums) {
   uint4 x[2] = {};
   if (operand.present) {
     const uint32_t place =
@@ -74,7 +75,7 @@ __device__ __forceinline__ void multiply_stage(const Operand& operand, const Sha
   }
   float2 weight_scales = {1, 1};
   float steps[2] = {1, 1};
-  if constexpr (C::kBlockScales) {
+  if constexpr (Config::kBlockScales) {
     weight_scales = *reinterpret_cast<const float2*>(shared.stage_scales +
                                                      (slot * kUpStageBoxes + in_stage) * 2);
     steps[0] = operand.steps[0][box - operand.begin];
@@ -91,26 +92,27 @@ __device__ __forceinline__ void multiply_stage(const Operand& operand, const Sha
       const bool second = (operand.second >> (2 * p + i / 2) & 1U) != 0;
       scale[i] = (second ? weight_scales.y : weight_scales.x) * steps[i % 2];
     }
-    multiply_box<C>(address + static_cast<uint32_t>(p) * kProductBytes, x, scale, sums.chain[p]);
+    multiply_box<Config>(address + static_cast<uint32_t>(p) * kProductBytes, x, scale,
+                         sums.chain[p]);
   }
 }
 
 // Multiplies this warp's boxes: box b belongs to warp b % 8.
-template <class C, int kProducts>
-__device__ __forceinline__ Sums<C, kProducts> run_boxes(const Operand& operand,
-                                                        const DecodeParams& params,
-                                                        const Shared& shared, const Thread& me,
-                                                        Cursor& cursor) {
-  Sums<C, kProducts> sums;
+template <class Config, int kProducts>
+__device__ __forceinline__ Sums<Config, kProducts> run_boxes(const Operand& operand,
+                                                             const DecodeParams& params,
+                                                             const Shared& shared, const Thread& me,
+                                                             Ring& ring) {
+  Sums<Config, kProducts> sums;
   for (int first = operand.begin; first < operand.end; first += operand.stage_boxes) {
     const int in_stage = (me.warp - first) & (kDecodeWarps - 1);
     const int box = first + in_stage;
-    ptx::mbarrier_wait(shared.full + cursor.slot, cursor.parity);
+    ptx::mbarrier_wait(shared.full + ring.slot, ring.phase);
     if (in_stage < operand.stage_boxes && box < operand.end)
-      multiply_stage<C, kProducts>(operand, shared, me, cursor.slot, in_stage, box, sums);
+      multiply_stage<Config, kProducts>(operand, shared, me, ring.slot, in_stage, box, sums);
     __syncwarp();
-    if (me.lane == 0) ptx::mbarrier_arrive(shared.empty + cursor.slot);
-    cursor.advance(params.shared.stages);
+    if (me.lane == 0) ptx::mbarrier_arrive(shared.empty + ring.slot);
+    ring.advance(params.shared.stages);
   }
   return sums;
 }

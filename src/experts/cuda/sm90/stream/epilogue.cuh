@@ -1,21 +1,23 @@
-// Turns sums in registers into rows in memory: bias, activation, rounding, transposition.
+// The epilogue and stores of 16-bit results: bias, activation, rounding, transposition.
 #pragma once
 
 #include "activation/device/swish.cuh"
 #include "cuda/device/barrier.cuh"
 #include "cuda/device/copy.cuh"
+#include "cuda/device/vector16.cuh"
+#include "experts/cuda/common/ring.cuh"
 #include "experts/cuda/common/silu_pair.cuh"
 #include "experts/cuda/sm90/stream/config.cuh"
 
 namespace conclave::inline v0::experts::stream {
 
-// A consumer thread's part of a tile. Its sums d lie as in wgmma: weight rows lane / 4 (d[4j], d[4j
-// + 1]) and lane / 4 + 8 (d[4j + 2], d[4j + 3]) of the warp's 16, each for tokens 8j + 2 (lane % 4)
-// and the next. With a gate, the two rows are gate and up of one feature.
+// A consumer thread's part of an item. Its sums d lie as wgmma leaves them: those of the warp's
+// weight row lane / 4 are d[4j] and d[4j + 1], for tokens 8j + 2 (lane % 4) and the next; d[4j + 2]
+// and d[4j + 3] are the same for row lane / 4 + 8. With a gate, the two rows are gate and up of one
+// feature.
 template <class Config>
-struct TileThread {
+struct Epilogue {
   using Output = typename Config::Output;
-  using Pair = std::conditional_t<std::is_same_v<Output, __half>, __half2, __nv_bfloat162>;
   static constexpr int kSlices = Config::kSlices;
 
   const Params& params;
@@ -25,18 +27,18 @@ struct TileThread {
   int32_t lane;
   int32_t line_half = 0;
 
-  __device__ __forceinline__ TileThread(const Params& p, SharedStorage<Config>& s)
+  __device__ __forceinline__ Epilogue(const Params& p, SharedStorage<Config>& s)
       : params(p),
         shared(s),
         warp(static_cast<int32_t>(threadIdx.x / 32)),
         lane(static_cast<int32_t>(threadIdx.x % 32)) {}
 
   __device__ __forceinline__ void release(int32_t slot) {
-    if (lane == 0) cuda::device::mbarrier_arrive(&shared.empty[slot]);
+    if (lane == 0) ptx::mbarrier_arrive(&shared.empty[slot]);
   }
 
-  // Multiplies by the slot's weight and adds the bias in one rounding, which equals tile_sm90.cuh
-  // bit for bit.
+  // Multiplies by the slot's weight and adds the bias in one rounding, which equals
+  // tile/epilogue.cuh bit for bit.
   template <int N>
   __device__ __forceinline__ void weigh_and_bias(float (&d)[N / 2], const TokenTile& tile,
                                                  float first, float second) const {
@@ -77,23 +79,23 @@ struct TileThread {
     }
   }
 
-  // Replaces gate (d[4j], d[4j + 1]) by the activation of gate and up (d[4j + 2], d[4j + 3]).
+  // The gates d[4j] and d[4j + 1] are replaced by the activation of them and of up, d[4j + 2] and
+  // d[4j + 3].
   template <int N>
   __device__ __forceinline__ void activate_gated(float (&d)[N / 2]) const {
-    namespace device = activation::device;
     const activation::DeviceActivation& act = params.activation;
     if (act.id == activation::ActivationId::kSilu) {
       activate_silu<N>(d);
       return;
     }
-    if (device::is_swish(act)) {
+    if (activation::device::is_swish(act)) {
       const float limit = act.parameters.limit;
       const float alpha = act.parameters.alpha;
-      const float beta = device::swish_beta(act);
+      const float beta = activation::device::swish_beta(act);
 #pragma unroll
       for (int j = 0; j < N / 8; ++j) {
-        d[4 * j] = device::swish(d[4 * j], d[4 * j + 2], limit, alpha, beta);
-        d[4 * j + 1] = device::swish(d[4 * j + 1], d[4 * j + 3], limit, alpha, beta);
+        d[4 * j] = activation::device::swish(d[4 * j], d[4 * j + 2], limit, alpha, beta);
+        d[4 * j + 1] = activation::device::swish(d[4 * j + 1], d[4 * j + 3], limit, alpha, beta);
       }
       return;
     }
@@ -104,7 +106,7 @@ struct TileThread {
 #pragma unroll 1
     for (int i = 0; i < N / 4; ++i) {
       const int at = i / 2 * 4 + i % 2;
-      copy[at] = device::apply(act, copy[at], copy[at + 2]);
+      copy[at] = activation::device::apply(act, copy[at], copy[at + 2]);
     }
 #pragma unroll
     for (int j = 0; j < N / 8; ++j) {
@@ -126,16 +128,6 @@ struct TileThread {
     for (int i = 0; i < N / 2; ++i) d[i] = copy[i];
   }
 
-  static __device__ __forceinline__ uint32_t pack(float low, float high) {
-    Pair pair;
-    if constexpr (std::is_same_v<Output, __half>) {
-      pair = __floats2half2_rn(low, high);
-    } else {
-      pair = __floats2bfloat162_rn(low, high);
-    }
-    return *reinterpret_cast<const uint32_t*>(&pair);
-  }
-
   // Stores eight features of a row, or fewer at its end.
   __device__ __forceinline__ void store_eight(int64_t row, int32_t feature, uint4 values) const {
     auto* output = static_cast<Output*>(params.output) + row * params.output_stride + feature;
@@ -151,20 +143,20 @@ struct TileThread {
     }
   }
 
-  // Stores eight features (d[4j], d[4j + 1]) of each row of the intermediate.
+  // Stores eight features of each row of the intermediate, which lie in d[4j] and d[4j + 1].
   template <int N>
   __device__ __forceinline__ void store_gated(const float (&d)[N / 2], const TokenTile& tile,
                                               int32_t feature) const {
-    const uint32_t scratch = cuda::device::shared_address(shared.scratch[warp]) + lane * 16;
+    const uint32_t scratch = ptx::shared_address(shared.scratch[warp]) + lane * 16;
 #pragma unroll
     for (int first = 0; first < N; first += 32) {
       uint32_t packed[4] = {};
 #pragma unroll
       for (int j = 0; j < 4 && first + 8 * j < N; ++j) {
-        packed[j] = pack(d[first / 2 + 4 * j], d[first / 2 + 4 * j + 1]);
+        packed[j] = ptx::pack_pair<Output>(d[first / 2 + 4 * j], d[first / 2 + 4 * j + 1]);
       }
       __syncwarp();
-      cuda::device::stmatrix_x4_trans(scratch, packed[0], packed[1], packed[2], packed[3]);
+      ptx::stmatrix_x4_trans(scratch, packed[0], packed[1], packed[2], packed[3]);
       __syncwarp();
       const int32_t token = first + lane;
       if (token < tile.count && feature < params.features) {
@@ -180,21 +172,21 @@ struct TileThread {
   __device__ __forceinline__ void store_plain(const float (&d)[N / 2], int32_t count,
                                               int32_t feature,
                                               const int32_t (&slots)[(N + 31) / 32]) const {
-    const uint32_t scratch = cuda::device::shared_address(shared.scratch[warp]) +
+    const uint32_t scratch = ptx::shared_address(shared.scratch[warp]) +
                              (lane / 16 * 8 + lane % 8) * 32 + lane / 8 % 2 * 16;
 #pragma unroll
     for (int first = 0; first < N; first += 16) {
       const int i = first / 2;
       uint32_t packed[4] = {};
-      packed[0] = pack(d[i], d[i + 1]);
-      packed[1] = pack(d[i + 2], d[i + 3]);
+      packed[0] = ptx::pack_pair<Output>(d[i], d[i + 1]);
+      packed[1] = ptx::pack_pair<Output>(d[i + 2], d[i + 3]);
       if constexpr (N > 8) {
-        packed[2] = pack(d[i + 4], d[i + 5]);
-        packed[3] = pack(d[i + 6], d[i + 7]);
+        packed[2] = ptx::pack_pair<Output>(d[i + 4], d[i + 5]);
+        packed[3] = ptx::pack_pair<Output>(d[i + 6], d[i + 7]);
       }
       const int32_t slot = __shfl_sync(0xffffffff, slots[first / 32], first % 32 + lane / 2);
       __syncwarp();
-      cuda::device::stmatrix_x4_trans(scratch, packed[0], packed[1], packed[2], packed[3]);
+      ptx::stmatrix_x4_trans(scratch, packed[0], packed[1], packed[2], packed[3]);
       __syncwarp();
       const int32_t at = feature + lane % 2 * 8;
       if (first + lane / 2 < count && at < params.features) {
@@ -213,7 +205,7 @@ struct TileThread {
     return shared.lines.halves[warp / 4][line_half];
   }
   __device__ __forceinline__ void meet_warpgroup() const {
-    cuda::device::named_barrier_sync(1 + warp / 4, kWarpgroup);
+    ptx::named_barrier_sync(1 + warp / 4, kWarpgroup);
   }
 
   // Stores 64 features of each row of the intermediate, 32 rows at a time.
@@ -229,11 +221,12 @@ struct TileThread {
         uint32_t packed[4] = {};
 #pragma unroll
         for (int j = 0; j < 4 && first + 8 * j < N; ++j) {
-          packed[j] = pack(d[slice][first / 2 + 4 * j], d[slice][first / 2 + 4 * j + 1]);
+          packed[j] =
+              ptx::pack_pair<Output>(d[slice][first / 2 + 4 * j], d[slice][first / 2 + 4 * j + 1]);
         }
-        cuda::device::stmatrix_x4_trans(
-            cuda::device::shared_address(lines) + lane * kRowBytes + (slice * 4 + warp % 4) * 16,
-            packed[0], packed[1], packed[2], packed[3]);
+        ptx::stmatrix_x4_trans(
+            ptx::shared_address(lines) + lane * kRowBytes + (slice * 4 + warp % 4) * 16, packed[0],
+            packed[1], packed[2], packed[3]);
       }
       meet_warpgroup();
       const auto thread = static_cast<int32_t>(threadIdx.x % kWarpgroup);
@@ -260,16 +253,15 @@ struct TileThread {
       for (int slice = 0; slice < kSlices; ++slice) {
         const int i = first / 2;
         uint32_t packed[4] = {};
-        packed[0] = pack(d[slice][i], d[slice][i + 1]);
-        packed[1] = pack(d[slice][i + 2], d[slice][i + 3]);
+        packed[0] = ptx::pack_pair<Output>(d[slice][i], d[slice][i + 1]);
+        packed[1] = ptx::pack_pair<Output>(d[slice][i + 2], d[slice][i + 3]);
         if (first + 8 < N) {
-          packed[2] = pack(d[slice][i + 4], d[slice][i + 5]);
-          packed[3] = pack(d[slice][i + 6], d[slice][i + 7]);
+          packed[2] = ptx::pack_pair<Output>(d[slice][i + 4], d[slice][i + 5]);
+          packed[3] = ptx::pack_pair<Output>(d[slice][i + 6], d[slice][i + 7]);
         }
-        cuda::device::stmatrix_x4_trans(cuda::device::shared_address(lines) +
-                                            (lane / 16 * 8 + lane % 8) * kRowBytes +
-                                            (slice * 8 + warp % 4 * 2 + lane / 8 % 2) * 16,
-                                        packed[0], packed[1], packed[2], packed[3]);
+        ptx::stmatrix_x4_trans(ptx::shared_address(lines) + (lane / 16 * 8 + lane % 8) * kRowBytes +
+                                   (slice * 8 + warp % 4 * 2 + lane / 8 % 2) * 16,
+                               packed[0], packed[1], packed[2], packed[3]);
       }
       meet_warpgroup();
       const auto thread = static_cast<int32_t>(threadIdx.x % kWarpgroup);
@@ -289,7 +281,8 @@ struct TileThread {
     return params.bias != nullptr && feature < params.features ? params.bias[index] : 0.0F;
   }
 
-  // First feature of this warp in a slice; a warp has 8 features per slice with a gate, else 16.
+  // The first feature of this warp in a slice; a warp has 8 features of a slice with a gate, 16
+  // without.
   __device__ __forceinline__ int32_t first_feature(int32_t feature_tile, int slice,
                                                    int32_t features_of_warp) const {
     const int32_t slices = 2 * kSlices;
@@ -297,14 +290,14 @@ struct TileThread {
     return warps * features_of_warp;
   }
 
-  // First feature of this warpgroup, for whole lines.
+  // The first feature of this warpgroup, for whole lines.
   __device__ __forceinline__ int32_t first_of_group(int32_t feature_tile,
                                                     int32_t features_of_warp) const {
     return (feature_tile * 2 + warp / 4) * kSlices * 4 * features_of_warp;
   }
 
   // Sets slots[i] to the output row of token 32 i + lane.
-  template <int N, Side kSide>
+  template <int N, Product kProduct>
   __device__ __forceinline__ void find_slots(const TokenTile& tile,
                                              int32_t (&slots)[(N + 31) / 32]) const {
 #pragma unroll
@@ -312,7 +305,8 @@ struct TileThread {
       const int32_t token = 32 * i + lane;
       slots[i] = 0;
       if (token < tile.count) {
-        slots[i] = kSide == Side::kDown ? params.row_slot[tile.begin + token] : tile.begin + token;
+        slots[i] =
+            kProduct == Product::kDown ? params.row_slot[tile.begin + token] : tile.begin + token;
       }
     }
   }
