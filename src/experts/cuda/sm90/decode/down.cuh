@@ -57,7 +57,7 @@ __device__ __forceinline__ void find_pair_scales(const DecodeParams& params, con
         const float4 x = __ldcg(reinterpret_cast<const float4*>(row + column));
         amax = fmaxf(fmaxf(amax, fmaxf(fabsf(x.x), fabsf(x.y))), fmaxf(fabsf(x.z), fabsf(x.w)));
       }
-      scale = dynamic_scale(warp_max<32>(amax), params.power_of_two_scales);
+      scale = short_group_scale(warp_max<32>(amax), params.power_of_two_scales);
     }
     if (me.lane == 0) shared.tables->pair_scale[pair] = scale;
   }
@@ -70,7 +70,7 @@ __device__ __forceinline__ float quantize_box(const DecodeParams& params, const 
                                               float scale, uint32_t* target) {
   if constexpr (Config::kBlockScales) {
     const float amax = fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
-    scale = dynamic_scale(warp_max<32>(amax), params.power_of_two_scales);
+    scale = short_group_scale(warp_max<32>(amax), params.power_of_two_scales);
   }
   const Step step = make_step(scale);
   *target = pack_e4m3(divide<Config::kRowScales>(x.x, step), divide<Config::kRowScales>(x.y, step),

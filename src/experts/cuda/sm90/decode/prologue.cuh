@@ -270,9 +270,10 @@ __device__ __forceinline__ void quantize_rows(const DecodeParams& params, const 
     weigh(params, token, values);
     float scale = 1;
     if constexpr (!Config::kRowScales) {
-      scale = dynamic_scale(warp_max<16>(group_amax(values)), params.power_of_two_scales);
+      scale = short_group_scale(warp_max<16>(group_amax(values)), params.power_of_two_scales);
     } else if (params.row_scale == RowScale::kToken) {
-      scale = dynamic_scale(__uint_as_float(tables.token_amax[token]), params.power_of_two_scales);
+      scale =
+          short_group_scale(__uint_as_float(tables.token_amax[token]), params.power_of_two_scales);
     } else {
       scale = params.weights.input_scale[0];
     }
