@@ -5,12 +5,12 @@
 #include "experts/cpu/rows.h"
 #include "experts/reference/reference.h"
 #if CONCLAVE_BUILD_CUDA
-#include "experts/cuda/decode_call.h"
-#include "experts/cuda/reference_sm90.h"
-#include "experts/cuda/stream_fp8_sm90.h"
-#include "experts/cuda/stream_sm90.h"
-#include "experts/cuda/tile_fp8_sm90.h"
-#include "experts/cuda/tile_sm90.h"
+#include "experts/cuda/reference/reference.h"
+#include "experts/cuda/sm90/decode/call.h"
+#include "experts/cuda/sm90/stream/stream.h"
+#include "experts/cuda/sm90/stream/stream_fp8.h"
+#include "experts/cuda/sm90/tile/tile.h"
+#include "experts/cuda/sm90/tile_fp8/tile_fp8.h"
 #endif
 
 #include <array>

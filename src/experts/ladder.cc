@@ -1,7 +1,7 @@
 #include "experts/ladder.h"
 
 #include "core/verdicts.h"
-#include "experts/cuda/tile_choice_sm90.h"
+#include "experts/cuda/tile_choice.h"
 
 #include "conclave/error.h"
 

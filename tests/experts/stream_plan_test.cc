@@ -1,8 +1,8 @@
 // Tests what the kernels that stream weights report about a problem without a GPU: support, tiles,
 // workspace.
-#include "experts/cuda/hopper_support.h"
-#include "experts/cuda/stream_fp8_sm90.h"
-#include "experts/cuda/stream_sm90.h"
+#include "experts/cuda/sm90/hopper_support.h"
+#include "experts/cuda/sm90/stream/stream.h"
+#include "experts/cuda/sm90/stream/stream_fp8.h"
 
 #include <gtest/gtest.h>
 

@@ -24,7 +24,8 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 __device__ __forceinline__ void fence_proxy_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-// The same for every state space; needed before TMA reads global memory that ordinary stores wrote.
+// Does the same for every state space, which is needed before TMA reads global memory that ordinary
+// stores wrote.
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async;" ::: "memory");
 }

@@ -15,14 +15,14 @@ __device__ __forceinline__ void cp_async_16(uint32_t destination, const void* so
                "l"(source), "r"(bytes)
                : "memory");
 }
-// Copies the first `bytes` (0 to 16) of them, then zeros.
+// Copies the first `bytes` (0 to 16) of 16 bytes, followed by zeros.
 __device__ __forceinline__ void cp_async_16_part(uint32_t destination, const void* source,
                                                  int32_t bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(destination),
                "l"(source), "r"(bytes)
                : "memory");
 }
-// Copies 4 bytes, or writes zeros.
+// Copies 4 bytes, or writes zeros if `valid` is false.
 __device__ __forceinline__ void cp_async_4(uint32_t destination, const void* source, bool valid) {
   const int bytes = valid ? 4 : 0;
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(destination), "l"(source),

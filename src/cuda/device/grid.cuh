@@ -6,7 +6,7 @@
 namespace conclave::inline v0::cuda::device {
 
 // Waits until the kernels before this one on the stream have finished and their writes are visible.
-// A no-op if the launch has no overlap.
+// It does nothing if the launch has no overlap.
 __device__ __forceinline__ void grid_dependency_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }

@@ -1,4 +1,4 @@
-// Id and weight in a token's slot of a shared expert.
+// The id and the weight in a token's slot of a shared expert.
 #pragma once
 
 #include "core/device_flow.h"

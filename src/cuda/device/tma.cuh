@@ -8,7 +8,7 @@
 
 namespace conclave::inline v0::cuda::device {
 
-// How long L2 should keep what a copy reads.
+// Says how long L2 should keep what a copy reads.
 enum class CacheHint : uint64_t {
   kNormal = 0x1000000000000000,
   kEvictFirst = 0x12F0000000000000,  // read once: weights

@@ -30,7 +30,7 @@ __device__ __forceinline__ void wgmma_fence_operand(float& value) {
   asm volatile("" : "+f"(value)::"memory");
 }
 
-// Descriptor of rows of 128 bytes, 128-byte swizzled as TMA writes them: 8 rows to a 1024-byte
+// The descriptor of rows of 128 bytes, 128-byte swizzled as TMA writes them: 8 rows to a 1024-byte
 // atom, atoms one after another. `address` is that of a 1024-byte aligned tile in the shared
 // window, plus the byte offset of the K slice (0, 32, 64, 96).
 __device__ __forceinline__ uint64_t wgmma_descriptor_128b(uint32_t address) {

@@ -6,7 +6,7 @@
 #include "dispatch/cuda/group.h"
 #include "dispatch/cuda/spread_rows.h"
 #include "dispatch/cuda/sum_rows.h"
-#include "experts/cuda/quantize_rows_cuda.h"
+#include "experts/cuda/common/quantize_rows.h"
 #include "gemm/cuda/gate_product.h"
 #include "layer/cuda/launch_tables.h"
 #include "layer/cuda/prepare_rows.h"

@@ -1,7 +1,7 @@
 #include "layer/cuda/one_launch.h"
 
 #include "core/verdicts.h"
-#include "experts/cuda/decode_plan.h"
+#include "experts/cuda/sm90/decode/plan.h"
 #include "experts/ladder.h"
 
 #include <algorithm>

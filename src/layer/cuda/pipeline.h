@@ -1,7 +1,7 @@
 // Enqueues one chunk of tokens on CUDA, in the order of its stages.
 #pragma once
 
-#include "experts/cuda/decode_call.h"
+#include "experts/cuda/sm90/decode/call.h"
 #include "layer/cuda/book_workspace.h"
 #include "layer/cuda/every_row.h"
 #include "layer/cuda/plan.h"

@@ -1,8 +1,7 @@
 // Tests how the decode kernel divides a layer; these are plain numbers, on any machine.
-#include "experts/cuda/decode_plan.h"
-
-#include "experts/cuda/decode_call.h"
-#include "experts/cuda/decode_tables.h"
+#include "experts/cuda/sm90/decode/call.h"
+#include "experts/cuda/sm90/decode/plan.h"
+#include "experts/cuda/sm90/decode/tables.h"
 #include "support/cuda/cuda_problem.h"
 
 #include <gtest/gtest.h>

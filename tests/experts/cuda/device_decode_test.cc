@@ -1,5 +1,5 @@
 // Compares the single-launch kernel for small forwards with the float64 oracle for whole tokens.
-#include "experts/cuda/decode_call.h"
+#include "experts/cuda/sm90/decode/call.h"
 #include "kernel_fixture.h"
 
 #include <gtest/gtest.h>

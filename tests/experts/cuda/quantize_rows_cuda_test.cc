@@ -1,7 +1,6 @@
 // Compares codes and scales from the device with the host's rule, bit for bit.
-#include "experts/cuda/quantize_rows_cuda.h"
-
 #include "core/float_convert.h"
+#include "experts/cuda/common/quantize_rows.h"
 #include "quant/activation_rows.h"
 #include "support/cuda/device_array.h"
 

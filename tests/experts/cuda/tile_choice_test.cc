@@ -1,7 +1,8 @@
 // Compares the ladder's cost model with measurements on an H200: in each case the row named here
 // was the fastest, or within 3 % of it.
+#include "experts/cuda/tile_choice.h"
+
 #include "experts/catalog.h"
-#include "experts/cuda/tile_choice_sm90.h"
 #include "support/cuda/cuda_problem.h"
 
 #include <gtest/gtest.h>

@@ -3,7 +3,7 @@
 #include "layer/cuda/plan.h"
 
 #include "experts/catalog.h"
-#include "experts/cuda/tile_choice_sm90.h"
+#include "experts/cuda/tile_choice.h"
 #include "layer/cuda/book_workspace.h"
 #include "layer/cuda/h200_plan.h"
 #include "support/layer_fixture.h"

@@ -1,0 +1,63 @@
+#include "experts/cuda/reference/reference.h"
+
+#include "core/checked.h"
+#include "quant/weight_format.h"
+
+#include <array>
+
+namespace conclave::inline v0::experts {
+namespace {
+
+// The kernel walks over rows, not tiles, so any tile size serves.
+constexpr std::array kTiles = {DeviceTile{.tokens = 64, .features = 1, .depth = 0, .stages = 1}};
+
+class ReferenceKernel final : public DeviceExpertsKernel {
+ public:
+  ReferenceKernel(const ExpertsProblem& problem, const DeviceExperts& weights,
+                  const DeviceTile& tile)
+      : problem_(problem), weights_(weights), tile_(tile) {}
+
+  int32_t tile_tokens() const override { return tile_.tokens; }
+
+  std::string describe() const override { return "cuda.reference, one warp per element"; }
+
+  void run(const DeviceExpertsCall& call, CUstream_st* stream) const override {
+    detail::run_reference(problem_, weights_, call, stream);
+  }
+
+ private:
+  ExpertsProblem problem_;
+  DeviceExperts weights_;
+  DeviceTile tile_;
+};
+
+}  // namespace
+
+Support reference_supports(const ExpertsProblem& problem) {
+  const DType dtype = problem.weight_dtype;
+  const quant::WeightFormat* format = quant::find_format(dtype);
+  const bool has_static_rows = problem.quant.activations == ActivationScale::kTensorStatic;
+  if (format != nullptr && format->codes != nullptr && has_static_rows &&
+      !format->row_codes->has_nan) {
+    return Support::no("rows in " + std::string(conclave::to_string(format->row_codes->element)) +
+                       " with one step for all have nothing to say that a value is not finite");
+  }
+  if (format != nullptr) return Support::yes();
+  return Support::no("takes " + quant::known_formats(true) + " weights; found " +
+                     std::string(conclave::to_string(dtype)));
+}
+
+size_t reference_bytes(const ExpertsProblem& problem, int64_t tokens) {
+  // The intermediate rows are float32.
+  return static_cast<size_t>(tokens * problem.top_k * problem.intermediate_size) * sizeof(float);
+}
+
+std::span<const DeviceTile> reference_tiles(const ExpertsProblem&) { return kTiles; }
+
+std::unique_ptr<DeviceExpertsKernel> make_reference(const ExpertsProblem& problem,
+                                                    const DeviceExperts& weights,
+                                                    const DeviceTile& tile) {
+  return std::make_unique<ReferenceKernel>(problem, weights, tile);
+}
+
+}  // namespace conclave::inline v0::experts

@@ -1,0 +1,104 @@
+// Element types of the decode kernel, and where its threads and data lie.
+#pragma once
+
+#include "cuda/device/barrier.cuh"
+#include "cuda/device/mma.cuh"
+#include "cuda/device/vector16.cuh"
+#include "experts/cuda/common/ring.cuh"
+#include "experts/cuda/common/vocabulary.h"
+#include "experts/cuda/sm90/decode/decode.h"
+#include "experts/cuda/sm90/decode/rows.cuh"
+#include "experts/cuda/sm90/decode/tables.h"
+
+#include <cstdint>
+#include <type_traits>
+
+namespace conclave::inline v0::experts::decode {
+
+inline constexpr int kUpBoxBytes = 16 * kDecodeBoxBytes;
+inline constexpr int kUpStageBoxes = kDecodeUpStageBoxes;
+inline constexpr int kMaxProducts = kDecodeMaxPassRows / 16;
+inline constexpr uint32_t kProductBytes = 16 * kDecodeBoxBytes;
+inline constexpr int kProducerWarp = kDecodeWarps;
+inline constexpr int kFinishWarp = kDecodeWarps + 1;
+inline constexpr int kNextTileWord = 32;  // index in the workspace; the grid barrier is word 0
+
+template <DecodeElement kElement>
+struct Config {
+  static constexpr bool kIsE4M3 =
+      kElement == DecodeElement::kE4M3Block || kElement == DecodeElement::kE4M3Row;
+  static constexpr bool kBlockScales = kElement == DecodeElement::kE4M3Block;
+  static constexpr bool kRowScales = kElement == DecodeElement::kE4M3Row;
+  static constexpr int kBoxElements = kIsE4M3 ? 128 : 64;
+
+  static __device__ __forceinline__ void multiply(float (&c)[4], uint32_t a0, uint32_t a1,
+                                                  uint32_t a2, uint32_t a3, uint32_t b0,
+                                                  uint32_t b1) {
+    if constexpr (kIsE4M3) {
+      ptx::mma_m16n8k32_e4m3(c, a0, a1, a2, a3, b0, b1);
+    } else if constexpr (kElement == DecodeElement::kBF16) {
+      ptx::mma_m16n8k16_bf16(c, a0, a1, a2, a3, b0, b1);
+    } else {
+      ptx::mma_m16n8k16_f16(c, a0, a1, a2, a3, b0, b1);
+    }
+  }
+  static __device__ __forceinline__ uint32_t pack(float low, float high) {
+    using Element = std::conditional_t<kElement == DecodeElement::kBF16, __nv_bfloat16, __half>;
+    return ptx::pack_pair<Element>(low, high);
+  }
+};
+
+struct Shared {
+  unsigned char* ring;
+  uint64_t* full;   // a stage has arrived
+  uint64_t* empty;  // all warps have read it
+  uint64_t* tile_full;
+  uint64_t* tile_empty;
+  uint64_t* tables_ready;
+  uint64_t* intermediate_ready;  // all blocks have stored theirs
+  float* stage_scales;           // two per box
+  DecodeTables* tables;
+  float* tiles;         // [buffer, warp, i, lane]; later sums [warp, token, row]
+  unsigned char* rows;  // input rows, later rounds of slices of intermediate rows
+  float* row_scales;    // [row, box], or one per row at the first box
+
+  __device__ Shared(unsigned char* base, const DecodeShared& places)
+      : ring(base),
+        full(reinterpret_cast<uint64_t*>(base + places.barriers)),
+        empty(full + places.stages),
+        tile_full(empty + places.stages),
+        tile_empty(tile_full + kDecodeTileBuffers),
+        tables_ready(tile_empty + kDecodeTileBuffers),
+        intermediate_ready(tables_ready + 1),
+        stage_scales(reinterpret_cast<float*>(base + places.stage_scales)),
+        tables(reinterpret_cast<DecodeTables*>(base + places.tables)),
+        tiles(reinterpret_cast<float*>(base + places.tiles)),
+        rows(base + places.rows),
+        row_scales(reinterpret_cast<float*>(base + places.row_scales)) {}
+};
+
+struct Thread {
+  int warp;
+  int lane;
+  int group;  // g: gives the token that it loads and its row of weights
+  int quad;   // q
+  // The order of rows in shared memory puts those of neighbouring groups into different halves of
+  // the banks under the 128-byte swizzle.
+  int row;
+  uint32_t fragment;  // byte offset within 16 rows of a box
+
+  __device__ Thread()
+      : warp(static_cast<int>(threadIdx.x) / 32),
+        lane(static_cast<int>(threadIdx.x) % 32),
+        group(lane / 4),
+        quad(lane % 4),
+        row((group >> 1) | ((group & 1) << 2)),
+        fragment(static_cast<uint32_t>(row * kDecodeBoxBytes + ((quad ^ row) << 4))) {}
+};
+
+using Ring = RingPosition<>;  // the number of stages depends on the call
+
+// The barrier of the warps that multiply.
+__device__ __forceinline__ void consumer_sync() { ptx::named_barrier_sync(1, kDecodeConsumers); }
+
+}  // namespace conclave::inline v0::experts::decode

@@ -1,0 +1,145 @@
+#include "experts/cuda/sm90/decode/decode.h"
+
+#include "core/dcheck.h"
+#include "cuda/tensor_map.h"
+#include "experts/cuda/sm90/tensor_maps.h"
+
+#include "conclave/error.h"
+
+#include <array>
+#include <memory>
+#include <string>
+
+namespace conclave::inline v0::experts {
+namespace {
+
+DecodeElement element_of(const ExpertsProblem& problem) {
+  if (problem.weight_dtype == DType::kF16) return DecodeElement::kF16;
+  if (problem.weight_dtype == DType::kBF16) return DecodeElement::kBF16;
+  return problem.quant.weights == WeightScale::kBlock ? DecodeElement::kE4M3Block
+                                                      : DecodeElement::kE4M3Row;
+}
+
+RowScale row_scale_of(const QuantSpec& quant) {
+  switch (quant.activations) {
+    case ActivationScale::kToken:
+      return RowScale::kToken;
+    case ActivationScale::kTensorStatic:
+      return RowScale::kStatic;
+    default:
+      return RowScale::kGroup;
+  }
+}
+
+struct MatrixMap {
+  const void* data;
+  DType dtype;
+  int64_t matrices;  // two per expert if gate and up are interleaved
+  int64_t rows;
+  int64_t width;
+  int64_t stride_bytes;
+  int32_t copy_boxes;  // per copy, side by side
+};
+
+// Sets the first and fourth dimension: columns and 1, or the columns of a box and boxes.
+void fill_width(const MatrixMap& map, cuda::MapDimension& columns, cuda::MapDimension& boxes) {
+  const uint64_t line = kDecodeBoxBytes / static_cast<uint64_t>(byte_size(map.dtype));
+  const auto width = static_cast<uint64_t>(map.width);
+  columns = {.size = map.copy_boxes > 1 ? line : width, .box = static_cast<uint32_t>(line)};
+  boxes = {.size = map.copy_boxes > 1 ? width / line : 1,
+           .stride_bytes = kDecodeBoxBytes,
+           .box = static_cast<uint32_t>(map.copy_boxes)};
+}
+
+// Maps boxes of `box_rows` rows. Dimensions: column, row, matrix, box, unused.
+CUtensorMap map_boxes(const MatrixMap& map, int32_t box_rows) {
+  std::array<cuda::MapDimension, 5> dimensions;
+  fill_width(map, dimensions[0], dimensions[3]);
+  dimensions[1] = {.size = static_cast<uint64_t>(map.rows),
+                   .stride_bytes = static_cast<uint64_t>(map.stride_bytes),
+                   .box = static_cast<uint32_t>(box_rows)};
+  dimensions[2] = {.size = static_cast<uint64_t>(map.matrices),
+                   .stride_bytes = static_cast<uint64_t>(map.rows * map.stride_bytes)};
+  dimensions[4] = {.size = 1, .stride_bytes = kDecodeBoxBytes};
+  return cuda::make_tensor_map(
+      {.data = map.data, .type = map_type(map.dtype), .dimensions = dimensions});
+}
+
+// Interleaves gate and up, 8 rows of each. Dimensions: column, row, gate or up, box, 8-row group.
+CUtensorMap map_gated_boxes(const MatrixMap& map) {
+  std::array<cuda::MapDimension, 5> dimensions;
+  fill_width(map, dimensions[0], dimensions[3]);
+  dimensions[1] = {.size = 8, .stride_bytes = static_cast<uint64_t>(map.stride_bytes), .box = 8};
+  dimensions[2] = {.size = static_cast<uint64_t>(map.matrices),
+                   .stride_bytes = static_cast<uint64_t>(map.rows * map.stride_bytes),
+                   .box = 2};
+  dimensions[4] = {.size = static_cast<uint64_t>((map.rows + 7) / 8),
+                   .stride_bytes = static_cast<uint64_t>(8 * map.stride_bytes)};
+  return cuda::make_tensor_map(
+      {.data = map.data, .type = map_type(map.dtype), .dimensions = dimensions});
+}
+
+class DecodeSm90 final : public DeviceDecodeKernel {
+ public:
+  DecodeSm90(const ExpertsProblem& problem, const DeviceExperts& weights)
+      : element_(element_of(problem)), shared_limit_(problem.gpu().shared_bytes_per_block) {
+    const DecodePlan plan = decode_plan(problem);
+    params_.plan = plan;
+    params_.weights = weights;
+    params_.activation = activation::device_activation(problem.activation);
+    params_.row_scale = row_scale_of(problem.quant);
+    params_.power_of_two_scales = problem.quant.power_of_two_scales;
+    const bool gated = problem.activation.gated;
+    const MatrixMap gate_up = {.data = weights.gate_up,
+                               .dtype = problem.weight_dtype,
+                               .matrices = problem.num_local_experts * (gated ? 2 : 1),
+                               .rows = problem.intermediate_size,
+                               .width = problem.hidden_size,
+                               .stride_bytes = weights.gate_up_stride * plan.element_bytes,
+                               .copy_boxes = plan.up_copy_boxes};
+    params_.up_map = gated ? map_gated_boxes(gate_up) : map_boxes(gate_up, 16);
+    params_.down_map = map_boxes({.data = weights.down,
+                                  .dtype = problem.weight_dtype,
+                                  .matrices = problem.num_local_experts,
+                                  .rows = problem.hidden_size,
+                                  .width = problem.intermediate_size,
+                                  .stride_bytes = weights.down_stride * plan.element_bytes,
+                                  .copy_boxes = plan.down_copy_boxes},
+                                 plan.pass_rows);
+    prepare_decode(element_, static_cast<size_t>(shared_limit_));
+  }
+
+  int64_t max_tokens() const override { return params_.plan.max_tokens; }
+  std::string describe() const override {
+    const DecodePlan& plan = params_.plan;
+    return "cuda.decode_sm90 one launch of " + std::to_string(plan.blocks) + " blocks, " +
+           std::to_string(plan.passes * plan.pass_rows) + " columns each, up to " +
+           std::to_string(plan.max_tokens) + " tokens";
+  }
+  void run(const DeviceDecodeCall& call, CUstream_st* stream) const override {
+    CONCLAVE_DCHECK(call.num_tokens <= params_.plan.max_tokens);
+    if (call.num_tokens == 0) return;
+    DecodeParams params = params_;
+    params.call = call;
+    params.shared = decode_shared(params.plan, call.num_tokens, shared_limit_);
+    launch_decode(element_, params, stream);
+  }
+
+ private:
+  DecodeElement element_;
+  int64_t shared_limit_;
+  DecodeParams params_;
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceDecodeKernel> make_decode(const ExpertsProblem& problem,
+                                                const DeviceExperts& weights) {
+  if (const Support support = decode_supports(problem); !support) {
+    throw Error(ErrorCode::kUnsupported,
+                {.what = "the decode kernel cannot run this layer", .found = support.reason()});
+  }
+  return std::make_unique<DecodeSm90>(problem, weights);
+}
+
+}  // namespace conclave::inline v0::experts

@@ -1,0 +1,39 @@
+#include "cuda/launch.h"
+#include "experts/cuda/sm90/decode/decode.cuh"
+
+namespace conclave::inline v0::experts {
+namespace {
+
+using Kernel = void (*)(DecodeParams);
+
+Kernel find_kernel(DecodeElement element) {
+  switch (element) {
+    case DecodeElement::kF16:
+      return decode::decode_experts<DecodeElement::kF16>;
+    case DecodeElement::kE4M3Block:
+      return decode::decode_experts<DecodeElement::kE4M3Block>;
+    case DecodeElement::kE4M3Row:
+      return decode::decode_experts<DecodeElement::kE4M3Row>;
+    case DecodeElement::kBF16:
+      break;
+  }
+  return decode::decode_experts<DecodeElement::kBF16>;
+}
+
+}  // namespace
+
+void prepare_decode(DecodeElement element, size_t shared_bytes) {
+  cuda::allow_shared_bytes(reinterpret_cast<const void*>(find_kernel(element)), shared_bytes);
+}
+
+void launch_decode(DecodeElement element, const DecodeParams& params, CUstream_st* stream) {
+  cuda::launch("experts.decode_sm90", find_kernel(element),
+               {.blocks = params.plan.blocks,
+                .threads = kDecodeThreads,
+                .shared_bytes = params.shared.total,
+                .residency = cuda::Residency::kCooperative,
+                .stream = stream},
+               params);
+}
+
+}  // namespace conclave::inline v0::experts

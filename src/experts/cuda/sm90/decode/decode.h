@@ -1,0 +1,33 @@
+// Launch of the decode kernel.
+#pragma once
+
+#include "activation/device/device_activation.h"
+#include "experts/cuda/sm90/decode/call.h"
+#include "experts/cuda/sm90/decode/plan.h"
+
+#include <cuda.h>
+
+namespace conclave::inline v0::experts {
+
+// The part that shares a step when rows are quantised to e4m3: 128 columns, a row, or all rows.
+enum class RowScale : uint8_t { kGroup, kToken, kStatic };
+
+struct DecodeParams {
+  CUtensorMap up_map;    // boxes of 16 rows
+  CUtensorMap down_map;  // boxes of pass_rows rows
+  DecodePlan plan;
+  DecodeShared shared;
+  DeviceExperts weights;
+  DeviceDecodeCall call;
+  activation::DeviceActivation activation;
+  RowScale row_scale = RowScale::kGroup;
+  bool power_of_two_scales = false;
+};
+
+enum class DecodeElement : uint8_t { kBF16, kF16, kE4M3Block, kE4M3Row };
+
+// Called once, at create: lets the kernel use up to `shared_bytes` of shared memory.
+void prepare_decode(DecodeElement element, size_t shared_bytes);
+void launch_decode(DecodeElement element, const DecodeParams& params, CUstream_st* stream);
+
+}  // namespace conclave::inline v0::experts

@@ -1,0 +1,168 @@
+#include "experts/cuda/sm90/decode/plan.h"
+
+#include "core/checked.h"
+#include "experts/cuda/sm90/decode/call.h"
+#include "experts/cuda/sm90/decode/tables.h"
+
+#include <algorithm>
+#include <string>
+
+namespace conclave::inline v0::experts {
+namespace {
+
+constexpr int64_t kMinStages = 3;
+constexpr int64_t kMaxWidth = int64_t{1} << 24;
+
+int32_t narrow(int64_t value) { return static_cast<int32_t>(value); }
+
+bool is_quantised(const ExpertsProblem& problem) { return problem.weight_dtype == DType::kF8E4M3; }
+
+Support supports_quant(const QuantSpec& quant) {
+  switch (quant.weights) {
+    case WeightScale::kBlock:
+      if (quant.block_rows != 128 || quant.block_cols != 128)
+        return Support::no("blocks of scales are not 128x128");
+      if (quant.activations != ActivationScale::kGroup)
+        return Support::no("block scales need activations quantised in groups");
+      return Support::yes();
+    case WeightScale::kTensor:
+    case WeightScale::kChannel:
+      if (quant.activations != ActivationScale::kToken &&
+          quant.activations != ActivationScale::kTensorStatic)
+        return Support::no("row scales need activations quantised by row or by a constant");
+      return Support::yes();
+    case WeightScale::kNone:
+      break;
+  }
+  return Support::no("e4m3 weights without scales");
+}
+
+// Cuts output columns into blocks and passes, and intermediate rows into slices so short that one
+// slice for each of kDecodeMaxTokens fits into a quarter of shared memory.
+void plan_down(const ExpertsProblem& problem, DecodePlan& plan) {
+  const int64_t rows = ceil_div(problem.hidden_size, plan.blocks);
+  plan.passes = narrow(ceil_div(rows, kDecodeMaxPassRows));
+  // Whole swizzle groups of 8 rows let the boxes of one copy lie side by side.
+  plan.pass_rows = narrow(round_up(ceil_div(rows, plan.passes), 8));
+  plan.down_box_bytes = plan.pass_rows * kDecodeBoxBytes;
+  plan.down_stage_boxes = std::min(kDecodeStageBytes / plan.down_box_bytes, kDecodeWarps);
+  const bool whole = problem.intermediate_size % (kDecodeBoxBytes / plan.element_bytes) == 0;
+  plan.down_copy_boxes = whole ? plan.down_stage_boxes : 1;
+  const int64_t most =
+      problem.gpu().shared_bytes_per_block / 4 / kDecodeMaxTokens / kDecodeBoxBytes;
+  const int64_t slices = ceil_div(plan.down_boxes, std::max<int64_t>(most, 8));
+  plan.slice_boxes = narrow(round_up(ceil_div(plan.down_boxes, slices), kDecodeWarps));
+  plan.k_slices = narrow(ceil_div(plan.down_boxes, plan.slice_boxes));
+}
+
+// Every block of the single launch quantises the intermediate of all its tokens again: at 4 tokens
+// streamed kernels are 3 to 18 % faster (bench/results/h200/LOG.md).
+constexpr int64_t kPreferredTokensQuantised = 2;
+
+}  // namespace
+
+DecodePlan decode_plan(const ExpertsProblem& problem) {
+  DecodePlan plan;
+  plan.blocks = problem.gpu().multiprocessors;
+  plan.hidden_size = narrow(problem.hidden_size);
+  plan.intermediate_size = narrow(problem.intermediate_size);
+  plan.top_k = narrow(problem.top_k);
+  plan.num_local_experts = narrow(problem.num_local_experts);
+  plan.element_bytes = is_quantised(problem) ? 1 : 2;
+  const int64_t box = kDecodeBoxBytes / plan.element_bytes;
+  plan.up_boxes = narrow(ceil_div(problem.hidden_size, box));
+  plan.down_boxes = narrow(ceil_div(problem.intermediate_size, box));
+  plan.tile_features = problem.activation.gated ? 8 : 16;
+  plan.feature_tiles = narrow(ceil_div(problem.intermediate_size, plan.tile_features));
+  // A copy of several boxes cannot tell that a row ends within its last box.
+  plan.up_copy_boxes = problem.hidden_size % box == 0 ? kDecodeUpStageBoxes : 1;
+  plan_down(problem, plan);
+  plan.intermediate_bytes = is_quantised(problem) ? 4 : 2;
+  plan.intermediate_stride = plan.down_boxes * box;
+  for (int32_t tokens = 1; tokens <= kDecodeMaxTokens && tokens * problem.top_k <= kDecodeMaxPairs;
+       ++tokens) {
+    if (decode_shared(plan, tokens, problem.gpu().shared_bytes_per_block).stages == 0) break;
+    plan.max_tokens = tokens;
+  }
+  return plan;
+}
+
+DecodeShared decode_shared(const DecodePlan& plan, int64_t tokens, int64_t shared_bytes_per_block) {
+  // The extra 64 bytes put rows of neighbouring tokens into different banks.
+  const int64_t slice_boxes = std::min(plan.slice_boxes, plan.down_boxes);
+  const int64_t up_pitch = int64_t{plan.up_boxes} * kDecodeBoxBytes + 64;
+  const int64_t down_pitch = slice_boxes * kDecodeBoxBytes + 64;
+  const int64_t down_rows = tokens * std::min(plan.top_k, plan.num_local_experts) * plan.k_slices;
+  // All slices of the intermediate rows are held at once if they take up to a third of shared
+  // memory, otherwise they come in rounds.
+  const int64_t rows_bytes =
+      std::max({tokens * up_pitch, tokens * down_pitch,
+                std::min(down_rows * down_pitch, shared_bytes_per_block / 3)});
+  const int64_t rows_in = std::min(down_rows, rows_bytes / down_pitch);
+  const int64_t scales = plan.element_bytes == 1
+                             ? 4 * std::max<int64_t>(tokens * plan.up_boxes, rows_in * slice_boxes)
+                             : 0;
+  constexpr int64_t kTables = sizeof(DecodeTables);
+  constexpr int64_t kTiles = int64_t{kDecodeTileBuffers} * kDecodeTileBytes;
+  static_assert(kTiles >= int64_t{kDecodeWarps} * kDecodeMaxTokens * kDecodeMaxPassRows * 4);
+  constexpr int64_t kOtherBarriers = 2 * kDecodeTileBuffers + 2;
+  constexpr int64_t kStageScaleBytes = kDecodeUpStageBoxes * 2 * 4;
+  const int64_t fixed = kTables + kTiles + scales + rows_bytes + kOtherBarriers * 8 + 6 * 128;
+  constexpr int64_t kMaxStages = kDecodeTileSlots - kDecodeTileBuffers - 4;
+  const int64_t stages = std::min(
+      kMaxStages, (shared_bytes_per_block - fixed) / (kDecodeStageBytes + 16 + kStageScaleBytes));
+  if (stages < kMinStages) return {};
+
+  DecodeShared shared;
+  shared.stages = narrow(stages);
+  int64_t end = stages * kDecodeStageBytes;
+  const auto take = [&end](int64_t bytes) {
+    const int64_t begin = end;
+    end += round_up(bytes, 128);
+    return static_cast<uint32_t>(begin);
+  };
+  shared.barriers = take((2 * stages + kOtherBarriers) * 8);
+  shared.stage_scales = take(stages * kStageScaleBytes);
+  shared.tables = take(kTables);
+  shared.tiles = take(kTiles);
+  shared.row_scales = take(scales);
+  shared.rows = take(rows_bytes);
+  shared.up_pitch = static_cast<uint32_t>(up_pitch);
+  shared.down_pitch = static_cast<uint32_t>(down_pitch);
+  shared.down_rows = narrow(rows_in);
+  shared.total = static_cast<uint32_t>(end);
+  return shared;
+}
+
+OneLaunchReach decode_reach(const ExpertsProblem& problem) {
+  const int64_t most = decode_plan(problem).max_tokens;
+  const bool quantises =
+      is_quantised(problem) && problem.quant.activations != ActivationScale::kNone;
+  return {.most = most, .preferred = quantises ? std::min(most, kPreferredTokensQuantised) : most};
+}
+
+size_t decode_bytes(const ExpertsProblem& problem, int64_t /*tokens*/) {
+  const DecodePlan plan = decode_plan(problem);
+  return size_t{kDecodeBarrierBytes} +
+         static_cast<size_t>(int64_t{plan.max_tokens} * plan.top_k * plan.intermediate_stride *
+                             plan.intermediate_bytes);
+}
+
+Support decode_supports(const ExpertsProblem& problem) {
+  if (!problem.gpu().is_hopper()) return Support::no("the device is not of compute capability 9.0");
+  if (problem.weight_dtype != DType::kBF16 && problem.weight_dtype != DType::kF16 &&
+      !is_quantised(problem))
+    return Support::no("weights are not bf16, f16 or e4m3");
+  if (is_quantised(problem)) {
+    if (Support support = supports_quant(problem.quant); !support) return support;
+  }
+  if (problem.num_local_experts < 1) return Support::no("no local experts");
+  if (problem.hidden_size > kMaxWidth || problem.intermediate_size > kMaxWidth)
+    return Support::no("rows wider than 2^24");
+  if (problem.top_k > kDecodeMaxPairs) return Support::no("more than 128 experts per token");
+  if (decode_plan(problem).max_tokens == 0)
+    return Support::no("a row of the hidden size leaves no shared memory for weights");
+  return Support::yes();
+}
+
+}  // namespace conclave::inline v0::experts

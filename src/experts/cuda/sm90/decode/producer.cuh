@@ -1,0 +1,159 @@
+// The warps of the decode kernel that load weights: they wait only for room in the ring.
+#pragma once
+
+#include "cuda/device/barrier.cuh"
+#include "cuda/device/copy.cuh"
+#include "cuda/device/tma.cuh"
+#include "experts/cuda/sm90/decode/walk.cuh"
+
+#include <cstdint>
+
+namespace conclave::inline v0::experts::decode {
+
+// One row of boxes: a tile of the up product, or a part of the down product.
+struct Source {
+  const CUtensorMap* map;
+  int row;  // coordinates in the map
+  int matrix;
+  int tile;
+  int box_rows;
+  int box_bytes;
+  int copy_boxes;
+  int stage_boxes;
+};
+
+// Loads weights from one thread, to which every stage costs a whole turn of its loop.
+template <class Config>
+struct Producer {
+  const DecodeParams& params;
+  const Shared& shared;
+  Ring ring = {};
+
+  __device__ __forceinline__ void wait_for_room() const {
+    ptx::mbarrier_wait(shared.empty + ring.slot, ring.phase ^ 1U);
+  }
+
+  // Coordinates: column, row, matrix, box, tile. A copy of one box counts columns, which lets it
+  // end within a box; a copy of several counts boxes.
+  __device__ __forceinline__ void bring(const Source& source, int begin, int end) {
+    const uint32_t line_bytes = static_cast<uint32_t>(source.box_rows * kDecodeBoxBytes);
+    for (int box = begin; box < end; box += source.stage_boxes) {
+      wait_for_room();
+      uint64_t* full = shared.full + ring.slot;
+      unsigned char* target = shared.ring + ring.slot * kDecodeStageBytes;
+      if (source.copy_boxes > 1) {
+        ptx::mbarrier_arrive_expect_tx(full, static_cast<uint32_t>(source.copy_boxes) * line_bytes);
+        ptx::tma_load_5d(source.map, full, target, 0, source.row, source.matrix, box, source.tile,
+                         ptx::CacheHint::kEvictFirst);
+      } else {
+        const int count = min(source.stage_boxes, end - box);
+        ptx::mbarrier_arrive_expect_tx(full, static_cast<uint32_t>(count) * line_bytes);
+        for (int i = 0; i < count; ++i)
+          ptx::tma_load_5d(source.map, full, target + i * source.box_bytes,
+                           (box + i) * Config::kBoxElements, source.row, source.matrix, 0,
+                           source.tile, ptx::CacheHint::kEvictFirst);
+      }
+      ring.advance(params.shared.stages);
+    }
+  }
+
+  __device__ __forceinline__ void run(const Walk& walk) {
+    const DecodePlan& plan = params.plan;
+    DecodeTables& tables = *shared.tables;
+    const bool gated = plan.tile_features == 8;
+    int tile = walk.take(0);
+    int next = walk.take(1);
+    tell_item(0, tile < walk.total_tiles ? tile : kNoItem);
+    for (int i = 0; tile < walk.total_tiles; ++i) {
+      const bool more = next < walk.total_tiles;
+      tell_item(i + 1, more ? next : kNoItem);
+      const int after = more ? walk.take(i + 2) : next;
+      const UpItem up = up_item(plan, tile);
+      const int expert = tables.unit_expert[up.unit];
+      bring({.map = &params.up_map,
+             .row = gated ? 0 : up.tile * 16,
+             .matrix = gated ? expert * 2 : expert,
+             .tile = gated ? up.tile : 0,
+             .box_rows = 16,
+             .box_bytes = kUpBoxBytes,
+             .copy_boxes = plan.up_copy_boxes,
+             .stage_boxes = kUpStageBoxes},
+            0, plan.up_boxes);
+      tile = next;
+      next = after;
+    }
+    for (int pass = 0; pass < plan.passes; ++pass) {
+      const int row = walk.first_row + pass * plan.pass_rows;
+      if (row >= plan.hidden_size) return;
+      DownItem part = down_item(plan, 0);
+      for (int i = 0; i < walk.num_parts; ++i, part = next_item(plan, part)) {
+        bring({.map = &params.down_map,
+               .row = row,
+               .matrix = tables.unit_expert[part.unit],
+               .tile = 0,
+               .box_rows = plan.pass_rows,
+               .box_bytes = plan.down_box_bytes,
+               .copy_boxes = plan.down_copy_boxes,
+               .stage_boxes = plan.down_stage_boxes},
+              part.begin, part.end);
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void tell_item(int i, int tile) const {
+    volatile int32_t* slot = &shared.tables->tiles[i % kDecodeTileSlots];
+    *slot = tile;
+  }
+};
+
+// Loads the scales of 128x128 blocks, two per box: those of gate and up, or of the two blocks of
+// rows that a pass may touch. One warp runs it, with a lane for each scale.
+struct ScaleProducer {
+  const DecodeParams& params;
+  const Shared& shared;
+  int lane;
+  Ring ring = {};
+
+  __device__ __forceinline__ void bring(const float* line, int begin, int end, int stage_boxes) {
+    for (int box = begin; box < end; box += stage_boxes) {
+      ptx::mbarrier_wait(shared.empty + ring.slot, ring.phase ^ 1U);
+      float* target = shared.stage_scales + ring.slot * kUpStageBoxes * 2 + lane;
+      if (lane < 2 * min(stage_boxes, end - box))
+        ptx::cp_async_4(ptx::shared_address(target), line + box + lane / 2, true);
+      ptx::cp_async_mbarrier_arrive_noinc(shared.full + ring.slot);
+      ring.advance(params.shared.stages);
+    }
+  }
+
+  __device__ __forceinline__ void run(const Walk& walk) {
+    const DecodePlan& plan = params.plan;
+    const DecodeTables& tables = *shared.tables;
+    const bool gated = plan.tile_features == 8;
+    const int up_row_blocks = (plan.intermediate_size + kScaleGroup - 1) / kScaleGroup;
+    for (int i = 0;; ++i) {
+      const int tile = await_item(tables, i);
+      if (tile == kNoItem) break;
+      const UpItem up = up_item(plan, tile);
+      const int expert = tables.unit_expert[up.unit];
+      const int64_t matrix = gated ? int64_t{expert} * 2 + lane % 2 : int64_t{expert};
+      const int64_t line = matrix * up_row_blocks + up.tile * plan.tile_features / kScaleGroup;
+      bring(params.weights.gate_up_scale + line * plan.up_boxes, 0, plan.up_boxes, kUpStageBoxes);
+    }
+    // Only rows that are not used would need a block of rows beyond the last.
+    const int row_blocks = (plan.hidden_size + kScaleGroup - 1) / kScaleGroup;
+    for (int pass = 0; pass < plan.passes; ++pass) {
+      const int row = walk.first_row + pass * plan.pass_rows;
+      if (row >= plan.hidden_size) return;
+      const int row_block = min(row / kScaleGroup + lane % 2, row_blocks - 1);
+      DownItem part = down_item(plan, 0);
+      for (int i = 0; i < walk.num_parts; ++i, part = next_item(plan, part)) {
+        const int64_t line = int64_t{tables.unit_expert[part.unit]} * row_blocks + row_block;
+        bring(params.weights.down_scale + line * plan.down_boxes, part.begin, part.end,
+              plan.down_stage_boxes);
+      }
+    }
+  }
+};
+
+}  // namespace conclave::inline v0::experts::decode

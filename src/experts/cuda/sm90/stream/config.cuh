@@ -1,0 +1,228 @@
+// Shapes, shared memory and parameters of the kernels that stream weights.
+#pragma once
+
+#include "activation/device/device_activation.h"
+#include "core/device_flow.h"
+#include "experts/cuda/common/vocabulary.h"
+
+#include <cstdint>
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+#include <type_traits>
+
+namespace conclave::inline v0::experts::stream {
+
+// Numbers of token rows that a kernel can multiply at once, ascending: a tile takes the narrowest
+// that holds its rows. Each width needs its own code; where tensor time counts, most are 8 apart.
+constexpr int kMostWidths = 8;
+struct Widths {
+  int of[kMostWidths] = {};
+  int count = 0;
+};
+constexpr Widths widths(int max_tokens) {
+  switch (max_tokens) {
+    case 16:
+      return {{8, 16}, 2};
+    case 32:
+      return {{16, 32}, 2};
+    case 80:
+      return {{16, 48, 64, 80}, 4};
+    case 96:
+      return {{32, 64, 80, 96}, 4};
+    case 160:
+      return {{64, 96, 112, 120, 128, 136, 144, 160}, 8};
+    default:
+      return {{16, 32, 48, 64}, 4};
+  }
+}
+
+// The shape of a kernel. Kernels for many rows per expert are limited by how often L2 delivers each
+// token, and so have 256 weight rows instead of 128.
+struct Shape {
+  int max_tokens = 0;
+  int weight_rows = 128;
+  int atoms = 1;  // per stage, of 128 bytes of K
+  int stages = 4;
+  Scaling scaling = Scaling::kNone;
+  // Stages requested at once, so that neighbours in memory come from one page of it.
+  int burst = 1;
+  // Up reads rows that were copied into sorted order, by TMA as down does: gathering them costs a
+  // quarter of the time of a product that is not limited by memory.
+  bool sorted = false;
+};
+
+// One block per multiprocessor: two warpgroups multiply 64 or 128 weight rows each, a third fills
+// the ring. The ring is as deep as shared memory allows: a multiprocessor must keep 64 KiB of
+// weights in flight for its share of the memory's rate.
+template <class Element_, Shape kShape>
+struct Config {
+  using Element = Element_;
+  using Output = std::conditional_t<std::is_same_v<Element, __half>, __half, __nv_bfloat16>;
+  static constexpr int kMaxTokens = kShape.max_tokens;
+  static constexpr Widths kWidths = widths(kMaxTokens);
+  static constexpr int kWeightRows = kShape.weight_rows;
+  static constexpr int kSlices = kWeightRows / 128;  // slices of 64 rows per warpgroup
+  static constexpr Scaling kScaling = kShape.scaling;
+  static constexpr bool kIsFp8 = kScaling != Scaling::kNone;
+  static constexpr bool kBlockScales = kScaling == Scaling::kBlock;
+  static constexpr int kAtoms = kShape.atoms;
+  static constexpr int kStages = kShape.stages;
+  static constexpr int kBurst = kShape.burst;
+  static constexpr bool kSorted = kShape.sorted;
+  // Results are stored in lines of 128 bytes or more, collected from the warps of a warpgroup.
+  static constexpr bool kWholeLines = kShape.sorted && kSlices == 2 && !kIsFp8;
+  static constexpr int kAtomBytes = 128;
+  static constexpr int kAtomDepth = kAtomBytes / static_cast<int>(sizeof(Element));
+  static constexpr int kDepth = kAtoms * kAtomDepth;
+  static constexpr int kWeightBytes = kWeightRows * kAtomBytes;  // per atom
+  static constexpr int kTokenBytes = kMaxTokens * kAtomBytes;
+  // Rows of a TMA box of tokens; a tile takes as many boxes as its rows need.
+  static constexpr int kTokenBox = kMaxTokens % 32 == 0 ? 32 : 16;
+  static constexpr int kConsumerWarps = 8;
+  static constexpr int kGatherWarps = 3;
+  static constexpr int kThreads = 32 * (kConsumerWarps + 1 + kGatherWarps);
+  // 384 threads have 168 registers each; accumulators beyond 112 need registers that the producers
+  // give up.
+  static constexpr bool kMovesRegisters = kMaxTokens / 2 * (kSlices + (kIsFp8 ? 1 : 0)) > 112;
+  static constexpr uint32_t kConsumerRegisters = 224;
+  static constexpr uint32_t kProducerRegisters = 56;
+  // Stages of weights that down prefetches to L2 while it waits: 256 KiB per block.
+  static constexpr int kStagesAhead = (256 << 10) / (kAtoms * kWeightRows * 128);
+  // Experts with more rows than a tile holds are cut evenly: a last tile of few rows would read all
+  // weights for them. With few rows per expert such experts are rare, and finding them always costs
+  // time.
+  static constexpr bool kCutsEvenly = kMaxTokens > 96;
+  // The thread that loads weights draws items of down from a counter and tells the other warps
+  // through a ring. The ring needs no signal that a slot is free: each item in flight holds at
+  // least one of kStages stages, and only one item is drawn ahead.
+  static constexpr int kItems = kIsFp8 ? kStages + 3 : 1;
+  static_assert(kMaxTokens % kTokenBox == 0 && kMaxTokens % 8 == 0 && kWeightRows % 128 == 0);
+  static_assert(kWidths.of[kWidths.count - 1] == kMaxTokens);
+};
+
+// A token tile times a tile of weight rows. An item without rows means that none is left.
+struct Item {
+  TokenTile tile;
+  int32_t feature_tile = 0;
+  int32_t tile_index = 0;
+};
+
+// Shared memory in which the up product of e4m3 rows turns its values into codes.
+template <class Config>
+struct CodeStaging {
+  static constexpr int kTokens = Config::kIsFp8 ? Config::kMaxTokens : 1;
+  // Each row has 16 bytes after its codes, so that lanes of a warp use different banks.
+  alignas(16) uint8_t codes[kTokens][kScaleGroup + 16];
+  // A token's step takes the place of its magnitudes: the thread that makes it has read them all.
+  union {
+    float largest[Config::kConsumerWarps][kTokens];
+    struct {
+      float factor[kTokens];
+      float inverse[kTokens];
+    } steps;
+  };
+};
+
+// Result rows of each warpgroup before they are stored: one half is filled while the other is
+// stored. A half has 32 rows of 128 bytes or 16 of 256, with 16 bytes after each, so that 8 rows
+// begin in different banks.
+template <class Config>
+struct LineStaging {
+  static constexpr int kBytes = Config::kWholeLines ? 32 * (128 + 16) : 16;
+  alignas(16) uint8_t halves[2][2][kBytes];
+};
+
+template <class Config>
+struct SharedStorage {
+  // The pattern of the 128-byte swizzle repeats every 1024 bytes.
+  alignas(1024) uint8_t weights[Config::kStages][Config::kAtoms][Config::kWeightBytes];
+  alignas(1024) uint8_t tokens[Config::kStages][Config::kAtoms][Config::kTokenBytes];
+  alignas(16) float token_scales[Config::kStages][Config::kAtoms]
+                                [Config::kBlockScales ? Config::kMaxTokens : 4];
+  float weight_scales[Config::kStages][Config::kAtoms][2];
+  union {
+    alignas(16) uint8_t scratch[Config::kConsumerWarps][512];
+    CodeStaging<Config> staging;
+    LineStaging<Config> lines;
+  };
+  int32_t source_rows[Config::kGatherWarps][Config::kSorted ? 1 : Config::kMaxTokens];
+  Item items[Config::kItems];
+  uint64_t item_full[Config::kItems];
+  uint64_t full[Config::kStages];
+  uint64_t empty[Config::kStages];
+};
+
+// Scales of e4m3 products. Blocks are 128 columns of K.
+struct ScaleParams {
+  // The scale of token row r (up: of the input; down: sorted) and block b lies at tokens[r *
+  // row_stride + b * block_stride]; `constant`, if not null, replaces them all.
+  const float* tokens = nullptr;
+  int64_t row_stride = 1;
+  int64_t block_stride = 1;
+  const float* constant = nullptr;
+  // Weight scales: one per block of rows and columns, or one per row. Those of up rows lie
+  // half_stride after those of gate rows.
+  const float* weights = nullptr;
+  int64_t expert_stride = 0;
+  int64_t half_stride = 0;
+  int32_t blocks = 0;  // along K
+  // Scales of the codes that up writes: one per row and 128 features, stored at output[feature /
+  // 128, row], or output_constant for all. With dynamic row scales, up writes float32 instead.
+  float* output = nullptr;
+  int64_t output_stride = 0;
+  const float* output_constant = nullptr;
+  bool power_of_two = false;
+};
+
+// Counters of down, in the workspace; up clears them.
+struct HandOver {
+  uint32_t drawn = 0;  // items of down, beyond each block's first
+  uint32_t ended = 0;  // blocks of down that found no item left
+};
+
+struct Params {
+  CUtensorMap weights;  // up with a gate: {K, 8, 2, I / 8, E}; else {K, rows, E}
+  CUtensorMap rows;     // down: the intermediate {I, rows}; up: sorted rows {H, rows}
+  TokenTile* tiles = nullptr;
+  const int32_t* num_tiles = nullptr;
+  const int32_t* expert_begin = nullptr;
+  int32_t tile_tokens = 0;  // rows of a full tile, as grouped
+  const int32_t* row_slot = nullptr;
+  int32_t top_k = 1;
+  const void* input = nullptr;  // up: token rows
+  int64_t input_stride = 0;     // elements
+  const float* bias = nullptr;  // [E, 2I], [E, I] or [E, H]; or null
+  const float* input_weights = nullptr;
+  void* output = nullptr;  // up: [sorted rows, stride]; down: [slots, stride]
+  int64_t output_stride = 0;
+  int32_t features = 0;  // per output row: I or H
+  int32_t feature_tiles = 0;
+  int32_t depth = 0;         // K in elements
+  int32_t depth_stages = 0;  // K in stages
+  bool wide_stores = true;   // output rows are 16-byte aligned
+  activation::DeviceActivation activation;
+  ScaleParams scales;
+  HandOver* hand_over = nullptr;  // for kernels that draw items
+  // Down begins a tile when this many items of up are done with it; 0: when all of up is done. Up
+  // counts its items unless this is 0.
+  uint32_t items_before = 0;
+  // Up: the kernel before this one has waited for the grouping, so tiles can be read before the
+  // wait.
+  bool groups_are_done = false;
+  // Down: makes results what combine would make of a token's only row.
+  bool finishes_rows = false;
+  const float* finish_weights = nullptr;  // per slot, or null
+  float finish_scale = 1;
+};
+
+// True if blocks draw their items from a counter instead of taking fixed turns.
+template <class Config, Product kProduct>
+inline constexpr bool kDraws = kProduct == Product::kDown && Config::kIsFp8;
+
+// True if TMA loads the token rows; otherwise warps gather them.
+template <class Config, Product kProduct>
+inline constexpr bool kRowsInOrder = kProduct == Product::kDown || Config::kSorted;
+
+}  // namespace conclave::inline v0::experts::stream

@@ -1,0 +1,120 @@
+// Host code shared by the kernels that stream weights.
+#pragma once
+
+#include "core/checked.h"
+#include "cuda/launch.h"
+#include "experts/cuda/device_experts.h"
+#include "experts/cuda/sm90/stream/config.cuh"
+#include "experts/cuda/sm90/tensor_maps.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace conclave::inline v0::experts::stream {
+
+// A kernel whose types are erased.
+struct Kernel {
+  void (*function)(const Params) = nullptr;
+  size_t shared_bytes = 0;
+  int32_t threads = 0;
+  int32_t weight_rows = 0;
+  int32_t depth = 0;  // elements of K per stage
+  int32_t token_box = 0;
+};
+
+struct KernelPair {
+  Kernel up;
+  Kernel down;
+};
+
+template <class Config>
+Kernel describe_kernel(void (*function)(const Params)) {
+  constexpr size_t kBytes = sizeof(SharedStorage<Config>);
+  static_assert(kBytes <= kMostSharedBytes, "a block has at most 227 KiB of shared memory");
+  return {.function = function,
+          .shared_bytes = kBytes,
+          .threads = Config::kThreads,
+          .weight_rows = Config::kWeightRows,
+          .depth = Config::kDepth,
+          .token_box = Config::kTokenBox};
+}
+
+inline int32_t divide_up(int64_t a, int64_t b) { return static_cast<int32_t>(ceil_div(a, b)); }
+
+inline void allow_shared_bytes(const KernelPair& kernels) {
+  for (const Kernel& kernel : {kernels.up, kernels.down}) {
+    cuda::allow_shared_bytes(reinterpret_cast<const void*>(kernel.function), kernel.shared_bytes);
+  }
+}
+
+// Parameters of a product that are known before a call; the caller adds scales and the stride of
+// the intermediate.
+inline Params up_params(const ExpertsProblem& problem, const DeviceExperts& weights,
+                        const Kernel& kernel) {
+  const bool gated = problem.activation.gated;
+  const int64_t width = problem.intermediate_size;
+  const int32_t rows = kernel.weight_rows;
+  Params params;
+  params.weights =
+      gated ? map_gated_weights(problem, weights, rows)
+            : map_weights(problem,
+                          {weights.gate_up, weights.gate_up_stride, width, problem.hidden_size},
+                          rows);
+  params.bias = weights.gate_up_bias;
+  params.features = static_cast<int32_t>(width);
+  params.feature_tiles = divide_up(gated ? 2 * width : width, rows);
+  params.depth = static_cast<int32_t>(problem.hidden_size);
+  params.depth_stages = divide_up(problem.hidden_size, kernel.depth);
+  params.activation = activation::device_activation(problem.activation);
+  return params;
+}
+
+inline Params down_params(const ExpertsProblem& problem, const DeviceExperts& weights,
+                          const Kernel& kernel) {
+  const int64_t width = problem.hidden_size;
+  const int64_t depth = problem.intermediate_size;
+  Params params;
+  params.weights =
+      map_weights(problem, {weights.down, weights.down_stride, width, depth}, kernel.weight_rows);
+  params.bias = weights.down_bias;
+  params.features = static_cast<int32_t>(width);
+  params.feature_tiles = divide_up(width, kernel.weight_rows);
+  params.depth = static_cast<int32_t>(depth);
+  params.depth_stages = divide_up(depth, kernel.depth);
+  return params;
+}
+
+inline Params with_groups(Params params, const GroupedRows& groups) {
+  params.tiles = groups.tiles;
+  params.num_tiles = groups.num_tiles;
+  params.expert_begin = groups.expert_begin;
+  params.tile_tokens = groups.tile_tokens;
+  params.row_slot = groups.row_slot;
+  params.top_k = groups.top_k;
+  return params;
+}
+
+// True if 16-byte stores may write these rows of 16-bit elements.
+inline bool has_wide_rows(const void* data, int64_t stride) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % 8 == 0;
+}
+
+inline void set_output(Params& params, const DeviceExpertsCall& call) {
+  params.output = call.output;
+  params.output_stride = call.output_stride;
+  params.wide_stores = has_wide_rows(call.output, call.output_stride);
+}
+
+inline void enqueue(std::string_view name, const Kernel& kernel, const Params& params,
+                    int64_t max_tiles, int32_t multiprocessors, CUstream_st* stream) {
+  cuda::launch(name, kernel.function,
+               {.blocks = std::min<int64_t>(max_tiles * params.feature_tiles, multiprocessors),
+                .threads = kernel.threads,
+                .shared_bytes = kernel.shared_bytes,
+                .stream = stream},
+               params);
+}
+
+}  // namespace conclave::inline v0::experts::stream

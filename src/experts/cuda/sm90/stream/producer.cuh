@@ -1,0 +1,381 @@
+// Fills the ring: one thread loads the weights, and token rows that lie in order, by TMA; three
+// warps gather other token rows and the block scales.
+#pragma once
+
+#include "cuda/device/barrier.cuh"
+#include "cuda/device/copy.cuh"
+#include "cuda/device/grid.cuh"
+#include "cuda/device/tma.cuh"
+#include "experts/cuda/common/ring.cuh"
+#include "experts/cuda/sm90/stream/walk.cuh"
+
+namespace conclave::inline v0::experts::stream {
+
+template <class Config, Product kProduct>
+__device__ __forceinline__ void load_weights(const Params& params, SharedStorage<Config>& shared,
+                                             int32_t slot, int32_t expert, int32_t feature_tile,
+                                             int32_t stage) {
+#pragma unroll
+  for (int atom = 0; atom < Config::kAtoms; ++atom) {
+    const int32_t k = stage * Config::kDepth + atom * Config::kAtomDepth;
+    if (kProduct == Product::kUp && params.activation.gated) {
+      ptx::tma_load_5d(&params.weights, &shared.full[slot], shared.weights[slot][atom], k, 0, 0,
+                       feature_tile * (Config::kWeightRows / 16), expert,
+                       ptx::CacheHint::kEvictFirst);
+    } else {
+      ptx::tma_load_3d(&params.weights, &shared.full[slot], shared.weights[slot][atom], k,
+                       feature_tile * Config::kWeightRows, expert, ptx::CacheHint::kEvictFirst);
+    }
+  }
+}
+
+template <class Config>
+__device__ __forceinline__ int32_t token_boxes(int32_t count) {
+  return (count + Config::kTokenBox - 1) / Config::kTokenBox;
+}
+
+template <class Config, Product kProduct>
+__device__ __forceinline__ void expect_stage(SharedStorage<Config>& shared, int32_t slot,
+                                             int32_t count) {
+  uint32_t bytes = Config::kAtoms * Config::kWeightBytes;
+  if constexpr (kRowsInOrder<Config, kProduct>) {
+    bytes += token_boxes<Config>(count) * Config::kTokenBox * Config::kAtoms * Config::kAtomBytes;
+  }
+  ptx::mbarrier_arrive_expect_tx(&shared.full[slot], bytes);
+}
+
+template <class Config>
+__device__ __forceinline__ void load_rows(const Params& params, SharedStorage<Config>& shared,
+                                          int32_t slot, const TokenTile& tile, int32_t stage) {
+  constexpr int32_t kBoxBytes = Config::kTokenBox * Config::kAtomBytes;
+  for (int32_t box = 0; box < token_boxes<Config>(tile.count); ++box) {
+#pragma unroll
+    for (int atom = 0; atom < Config::kAtoms; ++atom) {
+      ptx::tma_load_2d(&params.rows, &shared.full[slot],
+                       shared.tokens[slot][atom] + box * kBoxBytes,
+                       stage * Config::kDepth + atom * Config::kAtomDepth,
+                       tile.begin + box * Config::kTokenBox, ptx::CacheHint::kEvictLast);
+    }
+  }
+}
+
+// Waits until the ring has room for `stages` more. The first `ahead` are already loaded and are not
+// waited for, since they may have been released again.
+template <class Config>
+__device__ __forceinline__ void claim_stages(SharedStorage<Config>& shared,
+                                             RingPosition<Config::kStages> ring, int32_t ahead,
+                                             int32_t stages) {
+  for (int32_t i = 0; i < stages; ++i) {
+    if (i >= ahead) ptx::mbarrier_wait(&shared.empty[ring.slot], ring.phase ^ 1);
+    ring.advance();
+  }
+}
+
+// Loads the first tile's weights, for down as many stages as the ring holds; returns their number.
+template <class Config, Product kProduct>
+__device__ __forceinline__ int32_t load_ahead(const Params& params, SharedStorage<Config>& shared,
+                                              const TokenTile& tile, int32_t feature_tile) {
+  // For up, more would delay the loads of the rows, which other warps request after the wait.
+  constexpr int32_t kMost = kProduct == Product::kUp ? 2 : Config::kStages;
+  const int32_t stages = min(kMost, params.depth_stages);
+  for (int32_t stage = 0; stage < stages; ++stage) {
+    expect_stage<Config, kProduct>(shared, stage, tile.count);
+    load_weights<Config, kProduct>(params, shared, stage, tile.expert, feature_tile, stage);
+  }
+  return stages;
+}
+
+// Prefetches to L2 the weights after those of load_ahead: memory would otherwise idle while up's
+// last blocks end.
+template <class Config>
+__device__ __forceinline__ void prefetch_ahead(const Walk<Config>& walk, int32_t index,
+                                               int32_t loaded) {
+  const Params& params = walk.params;
+  Item item = walk.at(index);
+  int32_t stage = loaded;
+  for (int32_t left = Config::kStagesAhead; left > 0; --left) {
+    if (stage >= params.depth_stages) {
+      stage = 0;
+      index += static_cast<int32_t>(gridDim.x);
+      if (index >= walk.items) return;
+      item = walk.at(index);
+    }
+#pragma unroll
+    for (int atom = 0; atom < Config::kAtoms; ++atom) {
+      ptx::tma_prefetch_3d(&params.weights, stage * Config::kDepth + atom * Config::kAtomDepth,
+                           item.feature_tile * Config::kWeightRows, item.tile.expert);
+    }
+    ++stage;
+  }
+}
+
+// True if up's items have stored all the rows of this tile that down reads.
+template <class Config>
+__device__ __forceinline__ bool is_ready(const Params& params, const Item& item) {
+  return item.tile.count == 0 || params.items_before == 0 ||
+         ptx::load_acquire(&params.tiles[item.tile_index].done) >= params.items_before;
+}
+template <class Config>
+__device__ __forceinline__ void await_rows(const Params& params, const Item& item) {
+  while (!is_ready<Config>(params, item)) __nanosleep(64);
+  // Other blocks stored the rows through the generic proxy.
+  ptx::fence_proxy_async();
+}
+
+// The last block of down that finds no item left resets the tiles' counts to 0.
+template <class Config>
+__device__ __forceinline__ void end_drawing(const Params& params, int32_t num_tiles) {
+  if (ptx::add_relaxed(&params.hand_over->ended, 1) + 1 != gridDim.x) return;
+  for (int32_t i = 0; i < num_tiles; ++i) params.tiles[i].done = 0;
+}
+
+// produce() for kernels that draw items.
+template <class Config>
+__device__ __forceinline__ void produce_drawn(const Params& params, SharedStorage<Config>& shared) {
+  constexpr Product kProduct = Product::kDown;
+  const Walk<Config> walk(params);
+  auto index = static_cast<int32_t>(blockIdx.x);
+  Item item = walk.at(index);
+  int32_t ahead = 0;
+  if (index < walk.items) {
+    // Weights do not depend on the up product: the ring fills while its last blocks still run.
+    ahead = load_ahead<Config, kProduct>(params, shared, item.tile, item.feature_tile);
+    if (params.items_before == 0 || !is_ready<Config>(params, item)) {
+      prefetch_ahead(walk, index, ahead);
+    }
+  }
+  if (params.items_before == 0) ptx::grid_dependency_wait();
+  await_rows<Config>(params, item);
+  uint32_t order = 0;
+  tell_item(shared, order, item);
+  RingPosition<Config::kStages> ring;
+  while (item.tile.count > 0) {
+    const uint32_t drawn = ptx::add_relaxed(&params.hand_over->drawn, 1);
+    for (int32_t first = 0; first < params.depth_stages; first += Config::kBurst) {
+      const int32_t end = min(first + Config::kBurst, params.depth_stages);
+      claim_stages(shared, ring, ahead, end - first);
+      for (int32_t stage = first; stage < end; ++stage) {
+        if (ahead > 0) {
+          --ahead;
+        } else {
+          expect_stage<Config, kProduct>(shared, ring.slot, item.tile.count);
+          load_weights<Config, kProduct>(params, shared, ring.slot, item.tile.expert,
+                                         item.feature_tile, stage);
+        }
+        load_rows<Config>(params, shared, ring.slot, item.tile, stage);
+        ring.advance();
+      }
+    }
+    item = walk.at(static_cast<int32_t>(gridDim.x + drawn));
+    await_rows<Config>(params, item);
+    tell_item(shared, ++order, item);
+  }
+  // The kernel that may begin now relies on everything before this one being done.
+  ptx::grid_dependency_wait();
+  ptx::grid_launch_dependents();
+  end_drawing<Config>(params, walk.num_tiles);
+}
+
+template <class Config, Product kProduct>
+__device__ __forceinline__ void produce(const Params& params, SharedStorage<Config>& shared) {
+  int32_t ahead = 0;
+  auto index = static_cast<int32_t>(blockIdx.x);
+  if (kProduct == Product::kUp && !params.groups_are_done) ptx::grid_dependency_wait();
+  const Walk<Config> walk(params);
+  Item item = walk.at(index);
+  if (index < walk.items && (kProduct == Product::kDown || params.groups_are_done)) {
+    // Weights depend on no earlier kernel: the ring fills while its last blocks still run.
+    ahead = load_ahead<Config, kProduct>(params, shared, item.tile, item.feature_tile);
+    if constexpr (kProduct == Product::kDown) prefetch_ahead(walk, index, ahead);
+  }
+  ptx::grid_dependency_wait();
+  if (Config::kIsFp8 && blockIdx.x == 0) {
+    // Down draws only after all blocks of this kernel have let it begin, so it sees these zeros.
+    *params.hand_over = HandOver();
+    __threadfence();
+  }
+  // Earlier kernels stored the rows through the generic proxy.
+  ptx::fence_proxy_async();
+  // This follows the wait: the kernel that may begin now relies on everything before this one being
+  // done.
+  ptx::grid_launch_dependents();
+  RingPosition<Config::kStages> ring;
+  while (index < walk.items) {
+    index += static_cast<int32_t>(gridDim.x);
+    const Item next = walk.at(index);
+    for (int32_t first = 0; first < params.depth_stages; first += Config::kBurst) {
+      const int32_t end = min(first + Config::kBurst, params.depth_stages);
+      claim_stages(shared, ring, ahead, end - first);
+      for (int32_t stage = first; stage < end; ++stage) {
+        if (ahead > 0) {
+          --ahead;
+        } else {
+          expect_stage<Config, kProduct>(shared, ring.slot, item.tile.count);
+          load_weights<Config, kProduct>(params, shared, ring.slot, item.tile.expert,
+                                         item.feature_tile, stage);
+        }
+        if constexpr (kRowsInOrder<Config, kProduct>) {
+          load_rows<Config>(params, shared, ring.slot, item.tile, stage);
+        }
+        ring.advance();
+      }
+    }
+    item = next;
+  }
+}
+
+// The warps that take part in the gather: if rows are in order, only block scales are left to
+// fetch.
+template <class Config, Product kProduct>
+constexpr int gather_warps() {
+  if (!kRowsInOrder<Config, kProduct>) return Config::kGatherWarps;
+  return Config::kBlockScales ? 1 : 0;
+}
+
+// Each warp keeps the source rows of the whole tile, so that warps need not wait for each other.
+template <class Config>
+__device__ __forceinline__ void find_source_rows(const Params& params, int32_t* source_rows,
+                                                 const TokenTile& tile) {
+  __syncwarp();
+  for (int32_t r = static_cast<int32_t>(threadIdx.x % 32); r < tile.count; r += 32) {
+    // The load bypasses L1, because it may come before the wait.
+    source_rows[r] = __ldcg(params.row_slot + tile.begin + r) / params.top_k;
+  }
+  __syncwarp();
+}
+
+// Gathers an atom of each row from `column` on, swizzled as by TMA, with zeros beyond the row's
+// end.
+template <class Config>
+__device__ __forceinline__ void gather_atom(const Params& params, const int32_t* source_rows,
+                                            uint32_t destination, int32_t count, int32_t column,
+                                            int32_t first_row) {
+  using Element = typename Config::Element;
+  constexpr auto kSize = static_cast<int32_t>(sizeof(Element));
+  const int32_t chunk = static_cast<int32_t>(threadIdx.x % 8);
+  column += chunk * 16 / kSize;
+  const int32_t bytes = max(0, min(16, (params.depth - column) * kSize));
+  const auto* input = static_cast<const Element*>(params.input) + (bytes > 0 ? column : 0);
+  for (int32_t r = first_row; r < count; r += 4 * Config::kGatherWarps) {
+    const uint32_t address = destination + r * Config::kAtomBytes + ((chunk ^ (r & 7)) << 4);
+    ptx::cp_async_16_part(address, input + source_rows[r] * params.input_stride, bytes);
+  }
+}
+
+// Gathers the scales of an atom's token rows: rows 32 i + lane, for every i of this warp.
+template <class Config, Product kProduct>
+__device__ __forceinline__ void gather_token_scales(const Params& params,
+                                                    const int32_t* source_rows, float* destination,
+                                                    const TokenTile& tile, int32_t block,
+                                                    int32_t warp) {
+  constexpr int32_t kStep = 32 * gather_warps<Config, kProduct>();
+  const ScaleParams& scales = params.scales;
+  const bool valid = block < scales.blocks;
+  const float* source = scales.tokens + (valid ? block * scales.block_stride : 0);
+  for (int32_t r = 32 * warp + static_cast<int32_t>(threadIdx.x % 32); r < tile.count; r += kStep) {
+    const int32_t row = kRowsInOrder<Config, kProduct> ? tile.begin + r : source_rows[r];
+    ptx::cp_async_4(ptx::shared_address(destination + r), source + row * scales.row_stride, valid);
+  }
+}
+
+// The first scale of a tile's weights; `half` selects its gate or up rows, or its first or second
+// 128 rows. A last tile with fewer rows takes the scales of the last block instead.
+template <class Config, Product kProduct>
+__device__ __forceinline__ const float* find_weight_scales(const Params& params,
+                                                           const TokenTile& tile,
+                                                           int32_t feature_tile, int32_t half) {
+  const ScaleParams& scales = params.scales;
+  const float* expert = scales.weights + tile.expert * scales.expert_stride;
+  if (kProduct == Product::kUp && params.activation.gated) {
+    return expert + half * scales.half_stride + int64_t{feature_tile} * scales.blocks;
+  }
+  const int32_t last = (params.features + kScaleGroup - 1) / kScaleGroup - 1;
+  const int32_t block = min(feature_tile * Config::kSlices + half, last);
+  return expert + int64_t{block} * scales.blocks;
+}
+
+// Two lanes of one warp fetch the scales as early as the tokens, because they come from memory that
+// nothing has read yet.
+__device__ __forceinline__ void gather_weight_scales(const Params& params, const float* source,
+                                                     float (&destination)[2], int32_t block,
+                                                     int32_t half) {
+  if (half > 1) return;
+  const bool valid = block < params.scales.blocks;
+  ptx::cp_async_4(ptx::shared_address(destination + half), source + (valid ? block : 0), valid);
+}
+
+template <class Config, Product kProduct>
+__device__ __forceinline__ void gather_stage(const Params& params, const int32_t* source_rows,
+                                             SharedStorage<Config>& shared, int32_t slot,
+                                             const TokenTile& tile, const float* weight_scales,
+                                             int32_t stage, int32_t warp) {
+  const int32_t first_row = 4 * warp + static_cast<int32_t>(threadIdx.x % 32) / 8;
+#pragma unroll
+  for (int atom = 0; atom < Config::kAtoms; ++atom) {
+    if constexpr (!kRowsInOrder<Config, kProduct>) {
+      gather_atom<Config>(params, source_rows, ptx::shared_address(shared.tokens[slot][atom]),
+                          tile.count, stage * Config::kDepth + atom * Config::kAtomDepth,
+                          first_row);
+    }
+    if constexpr (Config::kBlockScales) {
+      const int32_t block = stage * Config::kAtoms + atom;
+      gather_token_scales<Config, kProduct>(params, source_rows, shared.token_scales[slot][atom],
+                                            tile, block, warp);
+      if (warp == 0) {
+        gather_weight_scales(params, weight_scales, shared.weight_scales[slot][atom], block,
+                             static_cast<int32_t>(threadIdx.x % 32));
+      }
+    }
+  }
+  ptx::cp_async_mbarrier_arrive_noinc(&shared.full[slot]);
+}
+
+// Every thread's copies arrive at the stage's barrier when they have landed.
+template <class Config, Product kProduct>
+__device__ __forceinline__ void gather(const Params& params, SharedStorage<Config>& shared,
+                                       int32_t warp) {
+  int32_t* source_rows = shared.source_rows[warp];
+  RingPosition<Config::kStages> ring;
+  const auto gather_item = [&](const Item& item) {
+    const float* weight_scales = nullptr;
+    if constexpr (Config::kBlockScales) {
+      weight_scales = find_weight_scales<Config, kProduct>(params, item.tile, item.feature_tile,
+                                                           static_cast<int32_t>(threadIdx.x % 2));
+    }
+    for (int32_t stage = 0; stage < params.depth_stages; ++stage) {
+      ptx::mbarrier_wait(&shared.empty[ring.slot], ring.phase ^ 1);
+      gather_stage<Config, kProduct>(params, source_rows, shared, ring.slot, item.tile,
+                                     weight_scales, stage, warp);
+      ring.advance();
+    }
+  };
+  if constexpr (kDraws<Config, kProduct>) {
+    uint32_t order = 0;
+    for (Item item = await_item(shared, order); item.tile.count > 0;
+         item = await_item(shared, ++order)) {
+      gather_item(item);
+    }
+  } else {
+    bool waits = true;
+    const auto wait = [&] {
+      if (waits) ptx::grid_dependency_wait();
+      waits = false;
+    };
+    if (kProduct == Product::kUp && !params.groups_are_done) wait();
+    const Walk<Config> walk(params);
+    auto index = static_cast<int32_t>(blockIdx.x);
+    Item next = walk.at(index);
+    for (; index < walk.items; index += static_cast<int32_t>(gridDim.x)) {
+      const Item item = next;
+      next = walk.at(index + static_cast<int32_t>(gridDim.x));
+      if constexpr (!kRowsInOrder<Config, kProduct>) {
+        find_source_rows<Config>(params, source_rows, item.tile);
+      }
+      wait();
+      gather_item(item);
+    }
+  }
+  ptx::cp_async_wait_group<0>();
+}
+
+}  // namespace conclave::inline v0::experts::stream

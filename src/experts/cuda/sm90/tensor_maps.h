@@ -1,0 +1,39 @@
+// Tensor maps of weights and rows as the grouped products read them. Boxes are 128 bytes of K wide,
+// 128-byte swizzled.
+#pragma once
+
+#include "experts/cuda/device_experts.h"
+
+#include <cstdint>
+#include <cuda.h>
+
+namespace conclave::inline v0::experts {
+
+// The type of elements in a map: codes are bytes.
+CUtensorMapDataType map_type(DType dtype);
+
+// {K, 8 rows, gate and up, groups of 8 rows, E}: a box holds 8 gate rows, 8 up rows, 8 gate
+// rows..., `box_rows` in all, so that a thread's accumulators hold both gate and up of a feature.
+// The last group of rows may reach into what follows the gate; those features are not stored.
+CUtensorMap map_gated_weights(const ExpertsProblem& sizes, const DeviceExperts& weights,
+                              int32_t box_rows);
+
+// {K, rows, E}; rows and columns beyond the sizes read as zeros.
+struct WeightMatrix {
+  const void* data = nullptr;
+  int64_t stride = 0;  // elements
+  int64_t rows = 0;
+  int64_t depth = 0;
+};
+CUtensorMap map_weights(const ExpertsProblem& sizes, const WeightMatrix& matrix, int32_t box_rows);
+
+// {columns, rows}, in the type of the weights.
+struct RowMatrix {
+  const void* data = nullptr;
+  int64_t stride = 0;  // elements
+  int64_t rows = 0;
+  int64_t columns = 0;
+};
+CUtensorMap map_rows(const ExpertsProblem& sizes, const RowMatrix& matrix, int32_t box_rows);
+
+}  // namespace conclave::inline v0::experts

@@ -1,0 +1,275 @@
+// The epilogue: scales, bias, activation, scales of the intermediate.
+#pragma once
+
+#include "experts/cuda/common/silu_pair.cuh"
+#include "experts/cuda/sm90/tile_fp8/store.cuh"
+
+namespace conclave::inline v0::experts::tile_fp8 {
+
+// The two scales or biases that belong to accumulator pair j of chunk c in this thread's columns,
+// or 0 beyond the features. Those of up lie `half` after those of gate.
+template <class Config>
+__device__ __forceinline__ float2 of_columns(const Item& item, const float* rows, int64_t half,
+                                             int32_t features, int c, int j) {
+  constexpr bool kGated = Config::kProduct == Product::kUpGated;
+  const int32_t feature = item.feature_tile * Config::kFeatures +
+                          (kGated ? c * 64 + (j / 2) * 8 : c * 128 + j * 8) +
+                          2 * (static_cast<int32_t>(threadIdx.x) % 4);
+  const float* row = rows + (kGated && j % 2 == 1 ? half : 0);
+  return make_float2(feature < features ? row[feature] : 0,
+                     feature + 1 < features ? row[feature + 1] : 0);
+}
+
+// Keeps the compiler from hoisting loads of all columns, or keeping all their predicates: the sums
+// leave no registers for them.
+__device__ __forceinline__ void forget(int32_t& value) { asm volatile("" : "+r"(value)::"memory"); }
+
+// Applies what the main loop left out: row_factor (the input's weight and, with row scales, the
+// token's scale), with row scales the weight row's scale, and the bias.
+template <class Config>
+__device__ __forceinline__ void scale_and_bias(const Params& params, const Item& item,
+                                               const float (&row_factor)[2], float (&sums)[2][64]) {
+  if (Config::kBlockScales && params.bias == nullptr && params.input_weights == nullptr) return;
+  constexpr bool kGated = Config::kProduct == Product::kUpGated;
+  const float* scales = params.weight_scales + item.expert * params.expert_scale_stride;
+  const float* biases = params.bias + int64_t{item.expert} * params.features * (kGated ? 2 : 1);
+  int32_t features = params.features;
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+      if (j % 4 == 0) forget(features);
+      float2 scale = make_float2(1, 1);
+      float2 bias = make_float2(0, 0);
+      if constexpr (!Config::kBlockScales) {
+        scale = of_columns<Config>(item, scales, params.half_scale_stride, features, c, j);
+      }
+      if (params.bias != nullptr)
+        bias = of_columns<Config>(item, biases, params.features, features, c, j);
+      sums[c][4 * j] = fmaf(sums[c][4 * j], row_factor[0] * scale.x, bias.x);
+      sums[c][4 * j + 1] = fmaf(sums[c][4 * j + 1], row_factor[0] * scale.y, bias.y);
+      sums[c][4 * j + 2] = fmaf(sums[c][4 * j + 2], row_factor[1] * scale.x, bias.x);
+      sums[c][4 * j + 3] = fmaf(sums[c][4 * j + 3], row_factor[1] * scale.y, bias.y);
+    }
+  }
+}
+
+// Finishes rows that are the only ones of their tokens, so that nothing is left for combine.
+__device__ __forceinline__ void finish_rows(const Params& params, const int32_t (&slot)[2],
+                                            float (&sums)[2][64]) {
+  float weight[2] = {1, 1};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (params.finish_weights != nullptr && slot[half] >= 0)
+      weight[half] = params.finish_weights[slot[half]];
+  }
+#pragma unroll
+  for (int i = 0; i < 128; ++i) {
+    float& sum = sums[i / 64][i % 64];
+    sum = finish_sum(sum, weight[i / 2 % 2], params.finish_scale);
+  }
+}
+
+// Applies any formula to 16 sums at a time in shared memory, so that one copy of the formula's code
+// serves all registers.
+template <class Config>
+__device__ __forceinline__ void activate_any(const Params& params, float (&scratch)[16][256],
+                                             float (&sums)[2][64]) {
+  constexpr bool kGated = Config::kProduct == Product::kUpGated;
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+#pragma unroll
+    for (int i = 0; i < 64; i += 16) {
+#pragma unroll
+      for (int n = 0; n < 16; ++n) scratch[n][threadIdx.x] = sums[c][i + n];
+#pragma unroll 1
+      for (int n = 0; n < 16; n += 1) {
+        if (kGated && n / 4 % 2 == 1) continue;
+        float& value = scratch[n][threadIdx.x];
+        const float up = kGated ? scratch[n + 4][threadIdx.x] : value;
+        value = activation::device::apply(params.activation, value, up);
+      }
+#pragma unroll
+      for (int n = 0; n < 16; ++n) sums[c][i + n] = scratch[n][threadIdx.x];
+    }
+  }
+}
+
+__device__ __forceinline__ void activate_silu(float (&sums)[2][64]) {
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+#pragma unroll
+    for (int i = 0; i < 64; i += 2) {
+      if (i / 4 % 2 == 1) continue;
+      silu_pair(sums[c][i], sums[c][i + 1], sums[c][i + 4], sums[c][i + 5]);
+    }
+  }
+}
+
+// In a gated item, activated values replace the gate'shared.
+template <class Config>
+__device__ __forceinline__ void activate(const Params& params, float (&scratch)[16][256],
+                                         float (&sums)[2][64]) {
+  if (Config::kProduct == Product::kUpPlain || !activation::device::is_swish(params.activation)) {
+    activate_any<Config>(params, scratch, sums);
+    return;
+  }
+  if (params.activation.id == activation::ActivationId::kSilu) {
+    activate_silu(sums);
+    return;
+  }
+  const float limit = params.activation.parameters.limit;
+  const float alpha = params.activation.parameters.alpha;
+  const float beta = activation::device::swish_beta(params.activation);
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+#pragma unroll
+    for (int i = 0; i < 64; ++i) {
+      if (i / 4 % 2 == 1) continue;
+      sums[c][i] = activation::device::swish(sums[c][i], sums[c][i + 4], limit, alpha, beta);
+    }
+  }
+}
+
+// Sets values beyond I to 0, so that they neither raise a scale nor leave rubbish in a row's
+// padding.
+template <class Config>
+__device__ __forceinline__ void clear_beyond(const Params& params, const Item& item,
+                                             float (&sums)[2][64]) {
+  if ((item.feature_tile + 1) * Config::kFeatures <= params.features) return;
+  const int32_t quad_column = 2 * (static_cast<int32_t>(threadIdx.x) % 4);
+#pragma unroll
+  for (int block = 0; block < Config::kFeatures / kScaleGroup; ++block) {
+#pragma unroll
+    for (int g = 0; g < 16; ++g) {
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        const int32_t feature = item.feature_tile * Config::kFeatures + block * kScaleGroup +
+                                8 * g + quad_column + n % 2;
+        if (feature >= params.features) activated<Config>(sums, block, g, n / 2, n % 2) = 0;
+      }
+    }
+  }
+}
+
+template <class Config>
+__device__ __forceinline__ float quad_amax(float (&sums)[2][64], int block, int half) {
+  float amax = 0;
+#pragma unroll
+  for (int g = 0; g < 16; ++g) {
+    amax = fmaxf(amax, fabsf(activated<Config>(sums, block, g, half, 0)));
+    amax = fmaxf(amax, fabsf(activated<Config>(sums, block, g, half, 1)));
+  }
+  amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, 1));
+  return fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, 2));
+}
+
+// Stores the codes of one row and 128 features, and their scale if it is dynamic.
+template <class Config>
+__device__ __forceinline__ void quantize_row(const Params& params, int32_t sorted_row,
+                                             int32_t column, int block, int half,
+                                             float constant_scale, float (&sums)[2][64]) {
+  const bool stored = sorted_row >= 0;
+  float scale = constant_scale;
+  if constexpr (Config::kBlockScales) {
+    scale = group_scale(quad_amax<Config>(sums, block, half), params.power_of_two);
+    if (stored && threadIdx.x % 4 == 0 && column < params.features) {
+      params.output_scales[(column / kScaleGroup) * params.output_scale_stride + sorted_row] =
+          scale;
+    }
+  }
+  uint8_t* row =
+      stored ? static_cast<uint8_t*>(params.output) + sorted_row * params.output_stride : nullptr;
+  store_codes<Config>(params, sums, block, half, quant::invert_step(scale), row, column);
+}
+
+template <class Config>
+__device__ __forceinline__ void store_up(const Params& params, const Item& item,
+                                         const int32_t (&sorted_row)[2], float (&scratch)[16][256],
+                                         float (&sums)[2][64]) {
+  activate<Config>(params, scratch, sums);
+  clear_beyond<Config>(params, item, sums);
+  const int32_t column = item.feature_tile * Config::kFeatures;
+  if (!Config::kBlockScales && params.output_constant_scale == nullptr) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float* row = sorted_row[half] < 0 ? nullptr
+                                        : static_cast<float*>(params.output) +
+                                              sorted_row[half] * params.output_stride;
+#pragma unroll
+      for (int block = 0; block < Config::kFeatures / kScaleGroup; ++block) {
+        store_f32_row<Config>(params, sums, block, half, row, column + block * kScaleGroup);
+      }
+    }
+    return;
+  }
+  const float constant_scale = Config::kBlockScales ? 1.0F : *params.output_constant_scale;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int block = 0; block < Config::kFeatures / kScaleGroup; ++block) {
+      quantize_row<Config>(params, sorted_row[half], column + block * kScaleGroup, block, half,
+                           constant_scale, sums);
+    }
+  }
+}
+
+// The first of the two rows of a consumer thread; the other is 8 below. It is computed anew at each
+// use, because the main loop has no register for it.
+__device__ __forceinline__ int32_t row_of_thread() {
+  auto thread = static_cast<int32_t>(threadIdx.x);
+  forget(thread);
+  return thread / 32 * 16 + thread % 32 / 4;
+}
+
+// The slots of a consumer thread's rows, `row` and `row` + 8 of the item; negative where there is
+// no row. Down products fetch them before the main loop, which hides the latency.
+struct SlotsOfThread {
+  int32_t slot[2] = {-1, -1};
+};
+
+template <class Config>
+__device__ __forceinline__ SlotsOfThread slots_of_thread(const Params& params, const Item& item,
+                                                         int32_t row) {
+  SlotsOfThread slots;
+  if constexpr (Config::kIsDown) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (row + 8 * half < item.count)
+        slots.slot[half] = params.row_slot[item.begin + row + 8 * half];
+    }
+  }
+  return slots;
+}
+
+template <class Config>
+__device__ __forceinline__ void finish_item(const Params& params, const Item& item,
+                                            const SlotsOfThread& slots, float (&scratch)[16][256],
+                                            float (&sums)[2][64]) {
+  const int32_t row = row_of_thread();
+  float row_factor[2] = {1, 1};
+  int32_t sorted_row[2] = {-1, -1};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (row + 8 * half >= item.count) continue;
+    sorted_row[half] = item.begin + row + 8 * half;
+    if constexpr (!Config::kBlockScales) {
+      row_factor[half] = params.constant_scale != nullptr ? *params.constant_scale
+                                                          : params.row_scales[sorted_row[half]];
+    }
+    if (!Config::kIsDown && params.input_weights != nullptr) {
+      row_factor[half] *= params.input_weights[params.row_slot[sorted_row[half]]];
+    }
+  }
+  scale_and_bias<Config>(params, item, row_factor, sums);
+  if constexpr (Config::kAddsRows) {
+    add_down<Config>(params, item, slots.slot, sums);
+  } else if constexpr (Config::kIsDown) {
+    if (params.finishes_rows) finish_rows(params, slots.slot, sums);
+    store_down<Config>(params, item, slots.slot, sums);
+  } else {
+    store_up<Config>(params, item, sorted_row, scratch, sums);
+  }
+}
+
+}  // namespace conclave::inline v0::experts::tile_fp8

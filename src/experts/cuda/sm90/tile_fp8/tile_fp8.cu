@@ -1,0 +1,224 @@
+#include "cuda/launch.h"
+#include "experts/cuda/common/quantize_rows.h"
+#include "experts/cuda/sm90/tensor_maps.h"
+#include "experts/cuda/sm90/tile_fp8/tile_fp8.cuh"
+#include "experts/cuda/sm90/tile_fp8/tile_fp8.h"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+
+namespace conclave::inline v0::experts {
+namespace {
+
+using tile_fp8::Config;
+using tile_fp8::Params;
+
+constexpr uint32_t kClusterTokens = 256;
+constexpr int32_t kBoxRows = 128;  // weight rows per box
+constexpr int32_t kBoxTokens = 64;
+constexpr int32_t kCluster = 2;
+constexpr int64_t kDepth = 128;
+constexpr int64_t kStages = 4;
+
+struct Kernel {
+  void (*function)(CUtensorMap, CUtensorMap, Params) = nullptr;
+  size_t shared_bytes = 0;
+  int32_t threads = 0;
+  int32_t features = 0;  // per tile
+};
+
+template <class Config>
+Kernel describe_kernel() {
+  const Kernel result{.function = &tile_fp8::tile_fp8_product<Config>,
+                      .shared_bytes = sizeof(tile_fp8::SharedStorage<Config>),
+                      .threads = Config::kThreads,
+                      .features = Config::kFeatures};
+  cuda::allow_shared_bytes(reinterpret_cast<const void*>(result.function), result.shared_bytes);
+  return result;
+}
+
+// True if a product over `depth` columns takes a whole number of rounds of the ring of stages.
+bool whole_rounds(int64_t depth) { return (depth + kDepth - 1) / kDepth % kStages == 0; }
+
+template <Product kProduct, Scaling kScaling>
+Kernel find_kernel(int64_t depth) {
+  return whole_rounds(depth) ? describe_kernel<Config<kProduct, kScaling, true>>()
+                             : describe_kernel<Config<kProduct, kScaling, false>>();
+}
+
+template <Scaling kScaling>
+Kernel find_up_kernel(const activation::Activation& activation, int64_t depth) {
+  if (!activation.gated) return find_kernel<Product::kUpPlain, kScaling>(depth);
+  return find_kernel<Product::kUpGated, kScaling>(depth);
+}
+
+class TileFp8 final : public DeviceExpertsKernel {
+ public:
+  TileFp8(const ExpertsProblem& problem, const DeviceExperts& weights, const DeviceTile& tile)
+      : problem_(problem), weights_(weights), tile_(tile) {
+    const bool block = problem.quant.weights == WeightScale::kBlock;
+    up_ = block ? find_up_kernel<Scaling::kBlock>(problem.activation, problem.hidden_size)
+                : find_up_kernel<Scaling::kRow>(problem.activation, problem.hidden_size);
+    down_ = block ? find_kernel<Product::kDown, Scaling::kBlock>(problem.intermediate_size)
+                  : find_kernel<Product::kDown, Scaling::kRow>(problem.intermediate_size);
+    adding_ = block ? find_kernel<Product::kDownSums, Scaling::kBlock>(problem.intermediate_size)
+                    : find_kernel<Product::kDownSums, Scaling::kRow>(problem.intermediate_size);
+    up_map_ = problem.activation.gated
+                  ? map_gated_weights(problem, weights, kBoxRows)
+                  : map_weights(problem,
+                                {weights.gate_up, weights.gate_up_stride, problem.intermediate_size,
+                                 problem.hidden_size},
+                                kBoxRows);
+    down_map_ = map_weights(
+        problem,
+        {weights.down, weights.down_stride, problem.hidden_size, problem.intermediate_size},
+        kBoxRows);
+  }
+
+  int32_t tile_tokens() const override { return static_cast<int32_t>(kClusterTokens); }
+  bool finishes_rows() const override { return true; }
+  std::string describe() const override { return "cuda.tile_fp8_sm90 " + to_string(tile_); }
+
+  void run(const DeviceExpertsCall& call, CUstream_st* stream) const override {
+    if (call.groups.max_rows == 0) return;
+    const TileFp8Workspace layout = tile_fp8_workspace(problem_, call.groups.max_rows);
+    auto* workspace = static_cast<std::byte*>(call.workspace);
+    auto* codes = reinterpret_cast<uint8_t*>(workspace + layout.codes);
+    auto* scales = reinterpret_cast<float*>(workspace + layout.scales);
+    auto* values = reinterpret_cast<float*>(workspace + layout.values);
+    const bool quantize_after = problem_.quant.activations == ActivationScale::kToken;
+
+    Params up = up_params(call);
+    up.output = quantize_after ? static_cast<void*>(values) : codes;
+    up.output_stride = layout.code_stride;
+    up.output_scales = scales;
+    up.output_scale_stride = layout.scale_stride;
+    up.tickets = workspace + layout.tickets;
+    up.hands_over_tiles = call.finish.apply && !quantize_after;
+    up.ended = reinterpret_cast<uint32_t*>(workspace + layout.ended);
+    enqueue("experts.tile_fp8_sm90.up", up_,
+            map_rows(problem_,
+                     {call.input.data, call.input.row_stride, call.groups.max_rows,
+                      problem_.hidden_size},
+                     kBoxTokens),
+            up_map_, up, call.groups, stream);
+    if (quantize_after) {
+      quantize_rows_cuda({.rows = values,
+                          .dtype = DType::kF32,
+                          .num_rows = call.groups.max_rows,
+                          .live_rows = call.groups.expert_begin + problem_.num_local_experts,
+                          .columns = problem_.intermediate_size,
+                          .row_stride = layout.code_stride,
+                          .activations = ActivationScale::kToken,
+                          .power_of_two = problem_.quant.power_of_two_scales,
+                          .codes = codes,
+                          .code_stride = layout.code_stride,
+                          .scales = scales,
+                          .scale_stride = 1},
+                         stream);
+    }
+    Params down = down_params(call);
+    down.row_scales = scales;
+    down.group_scale_stride = layout.scale_stride;
+    down.tickets = workspace + layout.down_tickets;
+    down.hands_over_tiles = up.hands_over_tiles;
+    down.ended = up.ended;
+    down.up_feature_tiles = up.feature_tiles;
+    enqueue("experts.tile_fp8_sm90.down", call.sums.rows != nullptr ? adding_ : down_,
+            map_rows(problem_,
+                     {codes, layout.code_stride, call.groups.max_rows, problem_.intermediate_size},
+                     kBoxTokens),
+            down_map_, down, call.groups, stream);
+  }
+
+ private:
+  bool block() const { return problem_.quant.weights == WeightScale::kBlock; }
+  bool is_static() const { return problem_.quant.activations == ActivationScale::kTensorStatic; }
+
+  Params common(const DeviceExpertsCall& call, const Kernel& kernel, int64_t depth,
+                int64_t features) const {
+    Params p;
+    p.depth = static_cast<int32_t>(depth);
+    p.features = static_cast<int32_t>(features);
+    p.feature_tiles = static_cast<int32_t>((features + kernel.features - 1) / kernel.features);
+    p.scale_blocks = static_cast<int32_t>((depth + kDepth - 1) / kDepth);
+    p.row_slot = call.groups.row_slot;
+    p.tiles = call.groups.tiles;
+    p.num_tiles = call.groups.num_tiles;
+    p.activation = activation::device_activation(problem_.activation);
+    p.power_of_two = problem_.quant.power_of_two_scales;
+    return p;
+  }
+
+  Params up_params(const DeviceExpertsCall& call) const {
+    Params p = common(call, up_, problem_.hidden_size, problem_.intermediate_size);
+    p.row_scales = call.input.scales;
+    p.group_scale_stride = call.input.group_stride;
+    if (is_static()) {
+      p.constant_scale = weights_.input_scale;
+      p.output_constant_scale = weights_.intermediate_scale;
+    }
+    p.weight_scales = weights_.gate_up_scale;
+    const int64_t row_blocks = (problem_.intermediate_size + kDepth - 1) / kDepth;
+    p.half_scale_stride = block() ? row_blocks * p.scale_blocks : problem_.intermediate_size;
+    p.expert_scale_stride = p.half_scale_stride * (problem_.activation.gated ? 2 : 1);
+    p.bias = weights_.gate_up_bias;
+    p.input_weights = call.input_weights;
+    return p;
+  }
+
+  Params down_params(const DeviceExpertsCall& call) const {
+    Params p = common(call, down_, problem_.intermediate_size, problem_.hidden_size);
+    if (is_static()) p.constant_scale = weights_.intermediate_scale;
+    p.weight_scales = weights_.down_scale;
+    const int64_t row_blocks = (problem_.hidden_size + kDepth - 1) / kDepth;
+    p.expert_scale_stride = block() ? row_blocks * p.scale_blocks : problem_.hidden_size;
+    p.bias = weights_.down_bias;
+    p.output = call.output;
+    p.output_stride = call.output_stride;
+    p.finishes_rows = call.finish.apply;
+    p.finish_weights = call.finish.weights;
+    p.finish_scale = call.finish.scale;
+    if (call.sums.rows != nullptr) {
+      p.top_k = call.groups.top_k;
+      p.finish_weights = call.sums.weights;
+      p.output = call.sums.rows;
+      p.output_stride = call.sums.stride;
+    }
+    return p;
+  }
+
+  void enqueue(std::string_view name, const Kernel& kernel, const CUtensorMap& token_map,
+               const CUtensorMap& weight_map, const Params& params, const GroupedRows& groups,
+               CUstream_st* stream) const {
+    const int64_t items = groups.max_tiles * params.feature_tiles;
+    const cuda::LaunchShape shape{
+        .blocks = std::min<int64_t>(problem_.device.multiprocessors / kCluster, items) * kCluster,
+        .threads = kernel.threads,
+        .shared_bytes = kernel.shared_bytes,
+        .cluster = kCluster,
+        .stream = stream};
+    cuda::launch(name, kernel.function, shape, token_map, weight_map, params);
+  }
+
+  ExpertsProblem problem_;
+  DeviceExperts weights_;
+  DeviceTile tile_;
+  Kernel up_;
+  Kernel down_;
+  Kernel adding_;  // replaces down_ if rows are added
+  CUtensorMap up_map_;
+  CUtensorMap down_map_;
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceExpertsKernel> make_tile_fp8(const ExpertsProblem& problem,
+                                                   const DeviceExperts& weights,
+                                                   const DeviceTile& tile) {
+  return std::make_unique<TileFp8>(problem, weights, tile);
+}
+
+}  // namespace conclave::inline v0::experts

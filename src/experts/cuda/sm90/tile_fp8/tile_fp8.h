@@ -1,0 +1,37 @@
+// "cuda.tile_fp8_sm90": e4m3 weights and activations with many rows per expert. Two products of
+// 256-token tiles, 128 tokens per block; compute bound. The kernel is in tile_fp8.cuh.
+#pragma once
+
+#include "experts/cuda/device_experts.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+namespace conclave::inline v0::experts {
+
+// Layout of a workspace, in bytes. The counters share its first 256 bytes; every later part is
+// 256-byte aligned.
+struct TileFp8Workspace {
+  int64_t code_stride = 0;   // elements per row of codes or float32: I rounded up to 16
+  int64_t scale_groups = 0;  // ceil(I / 128) with block scales, 1 with dynamic row scales, else 0
+  int64_t scale_stride = 0;  // elements: rows rounded up to a multiple of 4
+  size_t tickets = 0;        // counter that hands out tiles of up
+  size_t down_tickets = 0;   // the same for down
+  size_t ended = 0;          // count of down's blocks that have ended
+  size_t codes = 0;          // [rows, code_stride] e4m3
+  size_t scales = 0;         // [scale_groups, scale_stride] float32
+  size_t values = 0;         // [rows, code_stride] float32, only with dynamic row scales
+  size_t bytes = 0;
+};
+TileFp8Workspace tile_fp8_workspace(const ExpertsProblem& problem, int64_t rows);
+size_t tile_fp8_bytes(const ExpertsProblem& problem, int64_t tokens);
+
+Support tile_fp8_supports(const ExpertsProblem& problem);
+std::span<const DeviceTile> tile_fp8_tiles(const ExpertsProblem& problem);
+std::unique_ptr<DeviceExpertsKernel> make_tile_fp8(const ExpertsProblem& problem,
+                                                   const DeviceExperts& weights,
+                                                   const DeviceTile& tile);
+
+}  // namespace conclave::inline v0::experts

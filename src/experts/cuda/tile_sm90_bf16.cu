@@ -1,7 +1,0 @@
-#include "experts/cuda/tile_sm90_kernels.cuh"
-
-namespace conclave::inline v0::experts::tile_sm90 {
-
-std::span<const Kernel> kernels_bf16() { return kKernelsOf<__nv_bfloat16>; }
-
-}  // namespace conclave::inline v0::experts::tile_sm90
