@@ -1,4 +1,4 @@
-// A layer on the CPU: plan, packed weights, pipeline.
+// What the CPU adds to a layer: plan, packed weights, stages.
 #pragma once
 
 #include "layer/engine.h"

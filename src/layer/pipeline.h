@@ -1,4 +1,4 @@
-// The run-time seam: the order of the stages, and of the chunks of a call.
+// A call on the CPU: the order of its chunks and of their stages.
 #pragma once
 
 #include "layer/chunks.h"
@@ -44,18 +44,8 @@ struct PipelineCall {
   PipelineArgs chunk(int64_t index) const;
 };
 
-class Pipeline {
- public:
-  virtual ~Pipeline() = default;
-  // Allocates nothing. Collective over several ranks: an empty chunk takes part.
-  virtual void run(const PipelineCall& call, ForwardCounters& counters) const = 0;
-};
-
-// Takes each chunk through route, quantise, dispatch, experts, shared experts and combine: in turn,
-// or by twos, as the plan says.
-class StagedPipeline final : public Pipeline {
- public:
-  void run(const PipelineCall& call, ForwardCounters& counters) const override;
-};
+// Takes each chunk through its stages: in turn, or by twos, as the plan says. Allocates nothing.
+// Collective over several ranks: an empty chunk takes part.
+void run_chunks(const PipelineCall& call, ForwardCounters& counters);
 
 }  // namespace conclave::inline v0

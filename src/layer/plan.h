@@ -5,8 +5,7 @@
 #include "cpu/isa.h"
 #include "dispatch/dispatcher.h"
 #include "experts/kernel.h"
-#include "layer/rank_part.h"
-#include "routing/router.h"
+#include "layer/plan_base.h"
 
 #include "conclave/context.h"
 #include "conclave/layer.h"
@@ -66,13 +65,9 @@ struct StagePlan {
   int64_t routed_sum_stride = 0;
 };
 
-struct LayerPlan {
-  MoeSpec spec;
-  ParallelSpec parallel;
-  LayerOptions options;
+struct LayerPlan : PlanBase {
   cpu::Isa isa = cpu::Isa::kScalar;
   cpu::Arithmetic arithmetic = cpu::Arithmetic::kF32Fma;
-  RankPart part;
 
   std::unique_ptr<Router> router;
   std::unique_ptr<dispatch::Dispatcher> dispatcher;
@@ -82,13 +77,11 @@ struct LayerPlan {
 
   StagePlan stages;
   size_t router_scratch_bytes = 0;
-  routing::RouterTraits router_traits;
   LayerSlices slices;
   ChunkOrder chunk_order = ChunkOrder::kInTurn;
   size_t chunk_workspace_bytes = 0;  // what the slices take
   size_t workspace_bytes = 0;        // for all chunks under way at once
   int64_t gate_row_bytes = 0;        // bytes per float32 row, zero padded
-  Plan summary;
 };
 
 // Throws Error(kUnsupported) listing every row's reason if no row of a table fits, and the errors

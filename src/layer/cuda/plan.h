@@ -7,9 +7,8 @@
 #include "experts/ladder.h"
 #include "gemm/cuda/catalog.h"
 #include "layer/cuda/route_and_group.h"
-#include "layer/rank_part.h"
+#include "layer/plan_base.h"
 #include "routing/cuda/device_router.h"
-#include "routing/router.h"
 
 #include "conclave/layer.h"
 
@@ -86,20 +85,15 @@ struct GatePlans {
   std::vector<gemm::GateRung> latent_up;
 };
 
-struct CudaPlan {
-  MoeSpec spec;
-  ParallelSpec parallel;
-  LayerOptions options;
+struct CudaPlan : PlanBase {
   cuda::DeviceInfo device;
   SharedForm shared_form = SharedForm::kFused;  // the form requested
-  RankPart part;
-  CudaMlpPlan routed;                   // includes fused shared experts
-  FusedShared fused;                    // slots() is 0 if there are none
-  std::optional<CudaMlpPlan> shared;    // S experts that every row uses, launched apart
-  std::optional<CudaMlpPlan> residual;  // one expert that every row uses
+  CudaMlpPlan routed;                           // includes fused shared experts
+  FusedShared fused;                            // slots() is 0 if there are none
+  std::optional<CudaMlpPlan> shared;            // S experts that every row uses, launched apart
+  std::optional<CudaMlpPlan> residual;          // one expert that every row uses
   GatePlans gates;
   std::vector<RouteGroupRung> routing;  // how calls that the router routes are grouped
-  routing::RouterTraits router_traits;
   std::shared_ptr<const routing::DeviceRouter> router;  // null if calls must bring ids and weights
   bool router_writes_choices = false;                   // beside the slots
   int64_t decode_tokens = 0;  // calls of up to this many tokens take the single launch, if their
@@ -108,7 +102,6 @@ struct CudaPlan {
   std::string router_limit = {};  // why calls must bring ids and weights; empty: they need not
   // Weights on the input change its codes: rows are weighed first, with one copy per choice.
   bool weighs_rows = false;
-  Plan summary;
 
   // Routed experts that ids name once replicas are chosen, followed by the shared ones.
   int32_t num_ids() const;

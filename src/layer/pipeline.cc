@@ -1,7 +1,8 @@
+#include "layer/pipeline.h"
+
 #include "layer/dense_mlp.h"
 #include "layer/finish_stage.h"
 #include "layer/input_stage.h"
-#include "layer/pipeline.h"
 #include "layer/rank_stage.h"
 #include "layer/route_stage.h"
 #include "layer/shared_stage.h"
@@ -194,7 +195,7 @@ PipelineArgs PipelineCall::chunk(int64_t index) const {
       .executor = executor};
 }
 
-void StagedPipeline::run(const PipelineCall& call, ForwardCounters& counters) const {
+void run_chunks(const PipelineCall& call, ForwardCounters& counters) {
   if (call.plan.chunk_order == ChunkOrder::kByTwos) return run_by_twos(call, counters);
   run_in_turn(call, counters);
 }
