@@ -3,8 +3,8 @@
 #include "layer/arguments.h"
 #include "layer/own_workspace.h"
 #include "layer/packed_weights.h"
-#include "layer/pipeline.h"
 #include "layer/rank_agreement.h"
+#include "layer/stages/chunk.h"
 
 #include "conclave/error.h"
 #include "conclave/layer.h"

@@ -6,10 +6,10 @@
 #include "layer/chunks.h"
 #include "layer/cuda/arguments.h"
 #include "layer/cuda/every_row.h"
-#include "layer/cuda/pipeline.h"
 #include "layer/cuda/route_and_group.h"
 #include "layer/own_workspace.h"
 #include "layer/packed_weights.h"
+#include "layer/stages/cuda/chunk.h"
 
 #include "conclave/error.h"
 #include "conclave/interop/cuda.h"

@@ -1,9 +1,9 @@
-#include "layer/route_stage.h"
+#include "layer/stages/route.h"
 
 #include "experts/quantize_rows.h"
 #include "layer/arguments.h"
-#include "layer/gate_stage.h"
-#include "layer/given_routing.h"
+#include "layer/stages/gate.h"
+#include "layer/stages/given_routing.h"
 
 #include "conclave/error.h"
 

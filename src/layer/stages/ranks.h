@@ -2,7 +2,7 @@
 // over tensor-parallel ranks.
 #pragma once
 
-#include "layer/pipeline.h"
+#include "layer/stages/chunk.h"
 
 #include <cstdint>
 

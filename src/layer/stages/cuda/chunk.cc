@@ -1,11 +1,11 @@
-#include "layer/cuda/pipeline.h"
+#include "layer/stages/cuda/chunk.h"
 
 #include "dispatch/cuda/group.h"
-#include "layer/cuda/factor_stage.h"
-#include "layer/cuda/finish_stage.h"
 #include "layer/cuda/launch_tables.h"
-#include "layer/cuda/mlp_stage.h"
-#include "layer/cuda/routing_stage.h"
+#include "layer/stages/cuda/factors.h"
+#include "layer/stages/cuda/finish.h"
+#include "layer/stages/cuda/mlp.h"
+#include "layer/stages/cuda/route.h"
 
 #include <algorithm>
 #include <optional>

@@ -1,7 +1,7 @@
 // The logits of a chunk: the caller's, or the layer's own gate product.
 #pragma once
 
-#include "layer/pipeline.h"
+#include "layer/stages/chunk.h"
 
 namespace conclave::inline v0 {
 

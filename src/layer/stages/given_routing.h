@@ -2,7 +2,7 @@
 // against the layer and converted to the router's types.
 #pragma once
 
-#include "layer/pipeline.h"
+#include "layer/stages/chunk.h"
 
 namespace conclave::inline v0 {
 

@@ -1,9 +1,9 @@
 // The end of a chunk on CUDA: the weighted sum and the terms that join it before it is rounded.
 #pragma once
 
-#include "layer/cuda/mlp_stage.h"
-#include "layer/cuda/pipeline.h"
-#include "layer/cuda/routing_stage.h"
+#include "layer/stages/cuda/chunk.h"
+#include "layer/stages/cuda/mlp.h"
+#include "layer/stages/cuda/route.h"
 
 namespace conclave::inline v0 {
 

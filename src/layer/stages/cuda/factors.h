@@ -1,7 +1,7 @@
 // Weights of the shared experts and of the routed part in the sum of a token, on CUDA.
 #pragma once
 
-#include "layer/cuda/pipeline.h"
+#include "layer/stages/cuda/chunk.h"
 
 #include <cstdint>
 

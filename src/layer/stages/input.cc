@@ -1,7 +1,7 @@
-#include "layer/input_stage.h"
+#include "layer/stages/input.h"
 
 #include "experts/quantize_rows.h"
-#include "layer/route_stage.h"
+#include "layer/stages/route.h"
 
 #include <algorithm>
 

@@ -1,6 +1,6 @@
 #include "cuda/device/grid.cuh"
 #include "cuda/launch.h"
-#include "layer/cuda/prepare_rows.h"
+#include "layer/stages/cuda/prepare_rows.h"
 
 #include "conclave/placement.h"
 

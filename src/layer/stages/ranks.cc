@@ -1,4 +1,4 @@
-#include "layer/rank_stage.h"
+#include "layer/stages/ranks.h"
 
 #include <span>
 

@@ -1,4 +1,4 @@
-#include "layer/cuda/mlp_stage.h"
+#include "layer/stages/cuda/mlp.h"
 
 #include "core/checked.h"
 #include "core/dcheck.h"
@@ -9,8 +9,8 @@
 #include "experts/cuda/quantize_rows_cuda.h"
 #include "gemm/cuda/gate_product.h"
 #include "layer/cuda/launch_tables.h"
-#include "layer/cuda/prepare_rows.h"
 #include "layer/cuda/row_format.h"
+#include "layer/stages/cuda/prepare_rows.h"
 #include "quant/weight_format.h"
 
 namespace conclave::inline v0 {

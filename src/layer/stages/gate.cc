@@ -1,9 +1,9 @@
-#include "layer/gate_stage.h"
+#include "layer/stages/gate.h"
 
 #include "core/float_convert.h"
 #include "cpu/parallel.h"
 #include "experts/quantize_rows.h"
-#include "layer/route_stage.h"
+#include "layer/stages/route.h"
 
 #include <cmath>
 

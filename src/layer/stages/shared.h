@@ -1,7 +1,7 @@
 // The shared experts, which every token uses, and how they mix with the routed ones.
 #pragma once
 
-#include "layer/pipeline.h"
+#include "layer/stages/chunk.h"
 
 namespace conclave::inline v0 {
 

@@ -1,12 +1,12 @@
-#include "layer/cuda/routing_stage.h"
+#include "layer/stages/cuda/route.h"
 
 #include "dispatch/cuda/sanitize_ids.h"
 #include "gemm/cuda/gate_product.h"
-#include "layer/cuda/factor_stage.h"
 #include "layer/cuda/launch_tables.h"
-#include "layer/cuda/prepare_rows.h"
 #include "layer/cuda/route_and_group.h"
 #include "layer/cuda/row_format.h"
+#include "layer/stages/cuda/factors.h"
+#include "layer/stages/cuda/prepare_rows.h"
 #include "routing/cuda/device_router.h"
 #include "routing/cuda/route.h"
 

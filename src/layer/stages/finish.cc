@@ -1,10 +1,10 @@
-#include "layer/finish_stage.h"
+#include "layer/stages/finish.h"
 
 #include "cpu/parallel.h"
 #include "dispatch/finish.h"
 #include "dispatch/unpermute_reduce.h"
-#include "layer/rank_stage.h"
-#include "layer/route_stage.h"
+#include "layer/stages/ranks.h"
+#include "layer/stages/route.h"
 
 #include <algorithm>
 #include <cmath>

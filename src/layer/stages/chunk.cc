@@ -1,11 +1,11 @@
-#include "layer/pipeline.h"
+#include "layer/stages/chunk.h"
 
-#include "layer/dense_mlp.h"
-#include "layer/finish_stage.h"
-#include "layer/input_stage.h"
-#include "layer/rank_stage.h"
-#include "layer/route_stage.h"
-#include "layer/shared_stage.h"
+#include "layer/stages/dense_mlp.h"
+#include "layer/stages/finish.h"
+#include "layer/stages/input.h"
+#include "layer/stages/ranks.h"
+#include "layer/stages/route.h"
+#include "layer/stages/shared.h"
 
 #include <algorithm>
 #include <array>

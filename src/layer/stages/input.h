@@ -2,7 +2,7 @@
 // a latent projection or rows times their routing weight.
 #pragma once
 
-#include "layer/pipeline.h"
+#include "layer/stages/chunk.h"
 
 namespace conclave::inline v0 {
 

@@ -1,4 +1,4 @@
-#include "layer/dense_mlp.h"
+#include "layer/stages/dense_mlp.h"
 
 #include <algorithm>
 #include <numeric>

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "dispatch/cuda/group.h"
-#include "layer/cuda/pipeline.h"
+#include "layer/stages/cuda/chunk.h"
 
 #include <cstdint>
 #include <optional>

@@ -1,7 +1,7 @@
-#include "layer/given_routing.h"
+#include "layer/stages/given_routing.h"
 
 #include "layer/arguments.h"
-#include "layer/route_stage.h"
+#include "layer/stages/route.h"
 
 #include "conclave/tensor.h"
 

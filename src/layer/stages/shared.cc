@@ -1,8 +1,8 @@
-#include "layer/shared_stage.h"
+#include "layer/stages/shared.h"
 
 #include "cpu/parallel.h"
-#include "layer/dense_mlp.h"
-#include "layer/route_stage.h"
+#include "layer/stages/dense_mlp.h"
+#include "layer/stages/route.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,7 +1,7 @@
 // Stage one: turns the caller's routing, logits or hidden rows into checked ids and weights.
 #pragma once
 
-#include "layer/pipeline.h"
+#include "layer/stages/chunk.h"
 
 namespace conclave::inline v0 {
 

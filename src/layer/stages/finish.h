@@ -1,7 +1,7 @@
 // The last stage: results come home, are summed, and meet everything that is not a routed expert.
 #pragma once
 
-#include "layer/pipeline.h"
+#include "layer/stages/chunk.h"
 
 namespace conclave::inline v0 {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "experts/kernel.h"
-#include "layer/pipeline.h"
+#include "layer/stages/chunk.h"
 
 #include <cstdint>
 

@@ -1,8 +1,8 @@
 // Experts of one kind on CUDA: their input rows and their products.
 #pragma once
 
-#include "layer/cuda/pipeline.h"
-#include "layer/cuda/routing_stage.h"
+#include "layer/stages/cuda/chunk.h"
+#include "layer/stages/cuda/route.h"
 
 #include <cstdint>
 

@@ -1,10 +1,10 @@
-#include "layer/cuda/factor_stage.h"
+#include "layer/stages/cuda/factors.h"
 
 #include "gemm/cuda/gate_product.h"
 #include "layer/cuda/launch_tables.h"
-#include "layer/cuda/prepare_rows.h"
-#include "layer/cuda/routing_stage.h"
 #include "layer/cuda/row_format.h"
+#include "layer/stages/cuda/prepare_rows.h"
+#include "layer/stages/cuda/route.h"
 #include "routing/cuda/fused_slots.h"
 
 namespace conclave::inline v0 {

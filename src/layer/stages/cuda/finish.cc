@@ -1,12 +1,12 @@
-#include "layer/cuda/finish_stage.h"
+#include "layer/stages/cuda/finish.h"
 
 #include "dispatch/cuda/combine.h"
 #include "dispatch/cuda/sum_rows.h"
 #include "gemm/cuda/gate_product.h"
-#include "layer/cuda/factor_stage.h"
 #include "layer/cuda/launch_tables.h"
-#include "layer/cuda/prepare_rows.h"
 #include "layer/cuda/row_format.h"
+#include "layer/stages/cuda/factors.h"
+#include "layer/stages/cuda/prepare_rows.h"
 
 namespace conclave::inline v0 {
 namespace {
