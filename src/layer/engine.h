@@ -3,6 +3,7 @@
 
 #include "core/device.h"
 #include "layer/device_runtime.h"
+#include "layer/kernel_counts.h"
 #include "layer/plan_base.h"
 
 #include "conclave/error.h"
@@ -48,12 +49,6 @@ class LayerRunner {
   virtual void check_workspace(std::span<const std::byte> workspace) const = 0;
   // Runs all chunks, or enqueues them. Allocates nothing.
   virtual void run(const LayerCall& call) const = 0;
-};
-
-// What kernels count beside LayerStatus::forwards and tokens.
-struct KernelCounts {
-  int64_t skipped_ids = 0;
-  int64_t tokens_without_finite_logit = 0;
 };
 
 // What a kind of device adds to a layer: its plan, weights in its memory, and calls on both.

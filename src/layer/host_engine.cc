@@ -45,19 +45,17 @@ class HostRunner final : public LayerRunner {
 };
 
 void HostRunner::run(const LayerCall& call) const {
-  ForwardCounters counters;
-  run_chunks({.plan = plan_,
-              .weights = weights_.packed,
-              .args = call.args,
-              .epoch = *plan_.part.epoch,
-              .tokens = call.tokens,
-              .chunks = call.chunks,
-              .workspace = call.workspace,
-              .executor = executor_},
-             counters);
+  const KernelCounts counted = run_chunks({.plan = plan_,
+                                           .weights = weights_.packed,
+                                           .args = call.args,
+                                           .epoch = *plan_.part.epoch,
+                                           .tokens = call.tokens,
+                                           .chunks = call.chunks,
+                                           .workspace = call.workspace,
+                                           .executor = executor_});
   HostCounts& counts = *weights_.counts;
-  counts.skipped_ids.fetch_add(counters.skipped_ids, std::memory_order_relaxed);
-  counts.tokens_without_finite_logit.fetch_add(counters.tokens_without_finite_logit,
+  counts.skipped_ids.fetch_add(counted.skipped_ids, std::memory_order_relaxed);
+  counts.tokens_without_finite_logit.fetch_add(counted.tokens_without_finite_logit,
                                                std::memory_order_relaxed);
 }
 

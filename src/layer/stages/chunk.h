@@ -2,6 +2,7 @@
 #pragma once
 
 #include "layer/chunks.h"
+#include "layer/kernel_counts.h"
 #include "layer/packed_weights.h"
 #include "layer/plan.h"
 
@@ -13,25 +14,8 @@
 
 namespace conclave::inline v0 {
 
-// Counts that a forward adds to LayerStatus.
-struct ForwardCounters {
-  int64_t skipped_ids = 0;
-  int64_t tokens_without_finite_logit = 0;
-};
-
-// One chunk of a call.
-struct PipelineArgs {
-  const LayerPlan& plan;
-  const PackedWeights& weights;
-  const ForwardArgs& args;  // checked
-  const PlacementEpoch& epoch;
-  TokenChunk chunk;                // count <= plan.options.max_tokens
-  std::span<std::byte> workspace;  // for this chunk alone
-  Executor& executor;
-};
-
-// A whole call. All its chunks are in one epoch.
-struct PipelineCall {
+// All chunks of a call are in one epoch.
+struct HostCall {
   const LayerPlan& plan;
   const PackedWeights& weights;
   const ForwardArgs& args;  // checked
@@ -40,12 +24,10 @@ struct PipelineCall {
   int64_t chunks = 0;              // as the ranks agreed
   std::span<std::byte> workspace;  // plan.workspace_bytes
   Executor& executor;
-
-  PipelineArgs chunk(int64_t index) const;
 };
 
 // Takes each chunk through its stages: in turn, or by twos, as the plan says. Allocates nothing.
 // Collective over several ranks: an empty chunk takes part.
-void run_chunks(const PipelineCall& call, ForwardCounters& counters);
+KernelCounts run_chunks(const HostCall& call);
 
 }  // namespace conclave::inline v0

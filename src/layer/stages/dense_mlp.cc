@@ -1,17 +1,15 @@
 #include "layer/stages/dense_mlp.h"
 
-#include <algorithm>
 #include <numeric>
 
 namespace conclave::inline v0 {
 
-void run_on_every_row(const PipelineArgs& args, const DenseMlp& mlp, const RowBundle& rows,
-                      float* out) {
-  const int64_t count = args.chunk.count;
-  const LayerSlices& slices = args.plan.slices;
-  auto* source_row = slice_as<int64_t>(args.workspace, slices.all_rows);
-  auto* begin = slice_as<int64_t>(args.workspace, slices.all_rows_begin);
-  auto* counts = slice_as<int64_t>(args.workspace, slices.all_rows_count);
+float* run_on_every_row(const DenseMlp& mlp, const RowBundle& rows, const DenseBuffers& buffers,
+                        Executor& executor) {
+  const int64_t count = rows.num_rows;
+  int64_t* const begin = buffers.index;
+  int64_t* const counts = begin + mlp.num_experts;
+  int64_t* const source_row = counts + mlp.num_experts;
   for (int64_t expert = 0; expert < mlp.num_experts; ++expert) {
     begin[expert] = expert * count;
     counts[expert] = count;
@@ -25,9 +23,9 @@ void run_on_every_row(const PipelineArgs& args, const DenseMlp& mlp, const RowBu
                   .expert_count = counts,
                   .source_row = source_row},
                  mlp.weights,
-                 {.tag = OutputTag::kPerRow, .rows = out, .row_stride = args.plan.spec.hidden_size},
-                 args.workspace.subspan(slices.experts.offset, slices.experts.bytes),
-                 args.executor);
+                 {.tag = OutputTag::kPerRow, .rows = buffers.out, .row_stride = mlp.hidden_size},
+                 buffers.scratch, executor);
+  return buffers.out;
 }
 
 }  // namespace conclave::inline v0

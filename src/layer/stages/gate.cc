@@ -2,9 +2,8 @@
 
 #include "core/float_convert.h"
 #include "cpu/parallel.h"
-#include "experts/quantize_rows.h"
-#include "layer/stages/route.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace conclave::inline v0 {
@@ -18,41 +17,22 @@ float rounded(float value, DType dtype) {
   return value;
 }
 
-// x / sqrt(mean(x^2) + epsilon) * weight * H^-0.5, with one rounding per element.
-void norm_row(float* row, const std::vector<float>& weight, double epsilon) {
+// x / sqrt(mean(x^2) + epsilon) * weight * H^-0.5, with one rounding per element. `to` may be
+// `from`.
+void norm_row(const float* from, const std::vector<float>& weight, double epsilon, float* to) {
   const size_t columns = weight.size();
   double squares = 0;
-  for (size_t col = 0; col < columns; ++col) squares += double{row[col]} * double{row[col]};
+  for (size_t col = 0; col < columns; ++col) squares += double{from[col]} * double{from[col]};
   const auto width = static_cast<double>(columns);
   const double factor = 1.0 / (std::sqrt(squares / width + epsilon) * std::sqrt(width));
   for (size_t col = 0; col < columns; ++col) {
-    row[col] = static_cast<float>(double{row[col]} * factor * double{weight[col]});
+    to[col] = static_cast<float>(double{from[col]} * factor * double{weight[col]});
   }
 }
 
-// Always copies rows that are normalised: hidden itself must not change.
-RowBundle gate_rows(const PipelineArgs& args, const RowBundle& rows) {
-  const bool has_norm = args.plan.spec.router.input_norm.enabled;
-  if (args.args.router_input.empty() && !has_norm) return float_rows(args, rows);
-  const ConstTensorView source =
-      args.args.router_input.empty() ? args.args.hidden : args.args.router_input;
-  auto* copy = slice_as<std::byte>(args.workspace, args.plan.slices.gate_rows);
-  const RowBundle input = experts::quantize_rows(chunk_rows(source, args.chunk), DType::kF32,
-                                                 args.plan.gate_row_bytes, copy, args.executor);
-  if (!has_norm) return input;
-  const auto norm = [&](int64_t begin, int64_t end, int32_t) noexcept {
-    for (int64_t row = begin; row < end; ++row) {
-      norm_row(static_cast<float*>(static_cast<void*>(copy + row * args.plan.gate_row_bytes)),
-               args.weights.router.input_scale, args.plan.spec.router.input_norm.epsilon);
-    }
-  };
-  cpu::parallel_for(args.executor, args.chunk.count, kRowsPerTask, norm);
-  return input;
-}
-
-void add_bias(const PipelineArgs& args, float* logits) {
-  const std::vector<float>& bias = args.weights.router.logit_bias;
-  const DType dtype = args.plan.spec.router.logits_dtype;
+void add_bias(const Gate& gate, int64_t tokens, float* logits, Executor& executor) {
+  const std::vector<float>& bias = gate.vectors.logit_bias;
+  const DType dtype = gate.router.logits_dtype;
   const auto columns = static_cast<int64_t>(bias.size());
   const auto add = [&](int64_t begin, int64_t end, int32_t) noexcept {
     for (int64_t token = begin; token < end; ++token) {
@@ -62,34 +42,42 @@ void add_bias(const PipelineArgs& args, float* logits) {
       }
     }
   };
-  cpu::parallel_for(args.executor, args.chunk.count, kRowsPerTask, add);
-}
-
-void run_gate(const PipelineArgs& args, const RowBundle& rows, float* logits) {
-  const bool has_bias = args.plan.spec.router.has_logit_bias;
-  const DType round_to = has_bias ? DType::kF32 : args.plan.spec.router.logits_dtype;
-  args.weights.gate->run(gate_rows(args, rows), logits, round_to, args.executor);
-  if (has_bias) add_bias(args, logits);
+  cpu::parallel_for(executor, tokens, kRowsPerTask, add);
 }
 
 }  // namespace
 
-const float* logits_of_chunk(const PipelineArgs& args, const RowBundle& rows) {
-  const LayerPlan& plan = args.plan;
-  float* logits = slice_as<float>(args.workspace, plan.slices.logits);
-  if (!args.args.router_logits.empty()) {
-    const ConstTensorView given = chunk_rows(args.args.router_logits, args.chunk);
-    const int64_t columns = num_logits(plan.spec);
-    // Routers only read: rows that already have their layout are used in place.
-    if (given.dtype == DType::kF32 && given.row_stride == columns) {
-      return static_cast<const float*>(given.data);
+RowBundle norm_gate_rows(const Gate& gate, const RowBundle& rows, int64_t row_bytes, std::byte* to,
+                         Executor& executor) {
+  const std::vector<float>& weight = gate.vectors.input_scale;
+  const int64_t width = row_bytes / int64_t{sizeof(float)};
+  const auto columns = static_cast<int64_t>(weight.size());
+  const auto norm = [&](int64_t begin, int64_t end, int32_t) noexcept {
+    for (int64_t row = begin; row < end; ++row) {
+      const void* const from = rows.rows + row * rows.row_bytes;
+      auto* const normed = static_cast<float*>(static_cast<void*>(to + row * row_bytes));
+      norm_row(static_cast<const float*>(from), weight, gate.router.input_norm.epsilon, normed);
+      std::fill(normed + columns, normed + width, 0.0F);
     }
-    convert(given, {.data = logits, .dtype = DType::kF32, .shape = {args.chunk.count, columns}});
-    return logits;
+  };
+  cpu::parallel_for(executor, rows.num_rows, kRowsPerTask, norm);
+  return {.rows = to, .num_rows = rows.num_rows, .row_bytes = row_bytes, .dtype = DType::kF32};
+}
+
+void run_gate(const Gate& gate, const RowBundle& rows, float* logits, Executor& executor) {
+  const bool has_bias = gate.router.has_logit_bias;
+  const DType round_to = has_bias ? DType::kF32 : gate.router.logits_dtype;
+  gate.product.run(rows, logits, round_to, executor);
+  if (has_bias) add_bias(gate, rows.num_rows, logits, executor);
+}
+
+const float* dense_logits(const ConstTensorView& given, float* to) {
+  // Routers only read: rows that already have their layout are used in place.
+  if (given.dtype == DType::kF32 && given.row_stride == given.shape[1]) {
+    return static_cast<const float*>(given.data);
   }
-  if (!plan.spec.has_gate) return nullptr;
-  run_gate(args, rows, logits);
-  return logits;
+  convert(given, {.data = to, .dtype = DType::kF32, .shape = given.shape});
+  return to;
 }
 
 }  // namespace conclave::inline v0

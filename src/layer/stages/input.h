@@ -1,13 +1,17 @@
-// Makes the rows that kernels read: hidden in a kernel's format, and the routed experts' own input,
-// a latent projection or rows times their routing weight.
+// Makes the rows that the routed experts read: hidden in their format, its latent projection, or
+// rows times their routing weight.
 #pragma once
 
-#include "layer/stages/chunk.h"
+#include "core/flow.h"
+#include "experts/kernel.h"
+
+#include "conclave/context.h"
+#include "conclave/routing.h"
+#include "conclave/tensor.h"
+
+#include <cstddef>
 
 namespace conclave::inline v0 {
-
-// The chunk's hidden rows as kernels of width H read them; an empty bundle if none does.
-RowBundle quantize_hidden(const PipelineArgs& args);
 
 struct ExpertInput {
   RowBundle rows;
@@ -15,12 +19,16 @@ struct ExpertInput {
   // a token of one choice and weight 1.
   Routing routing;
 };
-// `routing` is the chunk's. With WeightOn::kInput each choice gets its own row, multiplied by its
-// weight in float32 after the projection and before the one rounding to the kernel's row type.
-ExpertInput make_expert_input(const PipelineArgs& args, const RowBundle& hidden_rows,
-                              const Routing& routing);
 
-// The rows that the residual MLP reads: residual_input's if given, otherwise `hidden_rows`.
-RowBundle residual_rows(const PipelineArgs& args, const RowBundle& hidden_rows);
+// `source` [T, W] at `to`, in the format that the experts want.
+ExpertInput convert_expert_input(const ConstTensorView& source, const Routing& routing,
+                                 const experts::BatchRequirements& wanted, std::byte* to,
+                                 Executor& executor);
+
+// The same with a row for each choice, multiplied by its weight in float32 before the one rounding
+// to the kernel's row type. Writes T * k ones at `ones`.
+ExpertInput weigh_expert_input(const ConstTensorView& source, const Routing& routing,
+                               const experts::BatchRequirements& wanted, std::byte* to, float* ones,
+                               Executor& executor);
 
 }  // namespace conclave::inline v0

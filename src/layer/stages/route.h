@@ -1,25 +1,70 @@
-// Stage one: turns the caller's routing, logits or hidden rows into checked ids and weights.
+// Stage one: turns the caller's routing, or logits, into checked ids and weights.
 #pragma once
 
-#include "layer/stages/chunk.h"
+#include "layer/kernel_counts.h"
+#include "layer/stages/padding.h"
+#include "routing/router.h"
+
+#include "conclave/layer.h"
+#include "conclave/routing.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
 
 namespace conclave::inline v0 {
 
+// The layer's router and what bounds its results.
+struct RouteRule {
+  const MoeSpec& spec;
+  const Router& router;
+  routing::RouterTraits traits;
+  RouterWeights weights;
+  IdPolicy id_policy = IdPolicy::kStrict;
+};
+
+// Rows of a chunk.
+struct RouteInputs {
+  int64_t num_tokens = 0;
+  int64_t first_token = 0;        // number of row 0 in the call
+  const float* logits = nullptr;  // [T, num_logits], or null
+  // What the caller gave, or empty.
+  ConstTensorView topk_ids;
+  ConstTensorView topk_weights;
+  ConstTensorView token_ids;
+  Padding padding;
+};
+
+struct RouteBuffers {
+  int32_t* ids = nullptr;             // [T, k]
+  float* weights = nullptr;           // [T, k]
+  float* shared_weights = nullptr;    // [T, S]; null except for kRouterWeight and kFusedSlots
+  int32_t* given_ids = nullptr;       // [T, k]
+  int32_t* token_ids = nullptr;       // [T]
+  std::span<std::byte> scratch = {};  // the router may use it
+};
+
+struct RouteResult {
+  Routing routing;
+  KernelCounts counts;
+};
+
 // Ids in the result lie in [0, E + Z) or are -1; padding tokens have only -1. Shared experts have
 // weights for SharedMode::kRouterWeight and kFusedSlots. The router weighs ids given without
-// weights. Fills the captures and adds to the expert load. `rows` are the chunk's hidden rows in
-// the kernel's format. Throws Error(kExpertId) if a custom router breaks its contract under
-// IdPolicy::kStrict.
-Routing route_chunk(const PipelineArgs& args, const RowBundle& rows, ForwardCounters& counters);
+// weights. Throws Error(kExpertId) if a custom router breaks its contract under IdPolicy::kStrict.
+RouteResult route(const RouteRule& rule, const RouteInputs& inputs, const RouteBuffers& buffers,
+                  Executor& executor);
 
-// Float32 rows for a gate product: `rows` themselves if they are float32 already, else converted.
-RowBundle float_rows(const PipelineArgs& args, const RowBundle& rows);
+// Where the caller wants a chunk's routing; empty where it does not.
+struct RouteCaptures {
+  TensorView logits;
+  TensorView ids;
+  TensorView weights;
+  std::span<int64_t> expert_load;
+};
 
-// The chunk's rows of a [T, n] argument.
-ConstTensorView chunk_rows(const ConstTensorView& tensor, const TokenChunk& chunk);
-TensorView chunk_rows(const TensorView& tensor, const TokenChunk& chunk);
-
-// False only for tokens that the caller's mask calls padding.
-bool is_token(const PipelineArgs& args, int64_t token_in_chunk);
+// Copies the routing to the caller and adds to the expert load.
+void capture_routing(const MoeSpec& spec, const RouteInputs& inputs, const Routing& routing,
+                     const RouteCaptures& captures);
 
 }  // namespace conclave::inline v0
