@@ -5,6 +5,7 @@
 #include "cuda/stream.h"
 #include "layer/chunks.h"
 #include "layer/cuda/arguments.h"
+#include "layer/cuda/book_workspace.h"
 #include "layer/cuda/every_row.h"
 #include "layer/cuda/route_and_group.h"
 #include "layer/own_workspace.h"
@@ -136,18 +137,19 @@ void CudaRunner::run(const LayerCall& call) const {
   const WorkspaceBooking of_longer =
       all_alike ? of_shorter : booking_in(call.workspace, shorter + 1);
   for (int64_t index = 0; index < call.chunks; ++index) {
-    const TokenChunk chunk = chunk_at(call.tokens, call.chunks, index);
+    const TokenChunk at = chunk_at(call.tokens, call.chunks, index);
+    const WorkspaceBooking& booking = at.count > shorter ? of_longer : of_shorter;
     run_cuda_chunk({.plan = plan_,
                     .weights = weights_.own,
                     .every_row = *every_row_,
                     .kernels = kernels_,
-                    .slices = (chunk.count > shorter ? of_longer : of_shorter).slices,
-                    .args = call.args,
-                    .begin = chunk.begin,
-                    .count = chunk.count,
-                    .workspace = call.workspace.data(),
+                    .scratch = CudaScratch(call.workspace.data(), booking.slices),
+                    .begin = at.begin,
+                    .count = at.count,
+                    .is_whole_call = call.chunks == 1,
                     .counters = weights_.side->counters.as<CudaCounters>(),
-                    .stream = to_cuda(call.args.stream)});
+                    .stream = to_cuda(call.args.stream)},
+                   chunk_of(call.args, at));
   }
 }
 

@@ -2,10 +2,10 @@
 #pragma once
 
 #include "experts/cuda/decode_call.h"
-#include "layer/cuda/book_workspace.h"
 #include "layer/cuda/every_row.h"
 #include "layer/cuda/plan.h"
 #include "layer/cuda/weights.h"
+#include "layer/stages/cuda/cuda_stages.h"
 
 #include <cstdint>
 #include <memory>
@@ -17,8 +17,9 @@ namespace conclave::inline v0 {
 struct CudaRung {
   int64_t last_tokens = 0;
   const experts::DeviceExpertsKernel* kernel = nullptr;
-  bool sorted_input = false;  // the input that the kernel's tile wants
-  bool adds_rows = false;     // to slices.sums, in any order
+  bool sorted_input = false;   // the input that the kernel's tile wants
+  bool adds_rows = false;      // to the buffer of sums, in any order
+  bool finishes_rows = false;  // can write the output itself
   // Launched as well, for the tiles that skewed choices are cut into; or null.
   const experts::DeviceExpertsKernel* skewed = nullptr;
 };
@@ -42,26 +43,22 @@ struct CudaCounters {
   uint64_t tokens_without_finite_logit = 0;
 };
 
-struct CudaCall {
+// A layer as it stands between calls, and the place of one chunk: what every stage may ask for. The
+// caller's tensors are not here: a stage is given those that it reads or writes.
+struct CudaChunk {
   const CudaPlan& plan;
   const CudaWeights& weights;
   const EveryRowIds& every_row;
   const CudaKernels& kernels;
-  const CudaSlices& slices;
-  const ForwardArgs& args;  // checked
-  int64_t begin = 0;        // first token of the chunk
-  int64_t count = 0;        // tokens of the chunk, at most plan.options.max_tokens
-  std::byte* workspace = nullptr;
+  CudaScratch scratch;
+  int64_t begin = 0;  // first token of the chunk
+  int64_t count = 0;  // tokens of the chunk, at most plan.options.max_tokens
+  bool is_whole_call = true;
   CudaCounters* counters = nullptr;  // on the device
   CUstream_st* stream = nullptr;
-
-  template <class T>
-  T* slice(const WorkspaceSlice& slice) const {
-    return static_cast<T*>(static_cast<void*>(workspace + slice.offset));
-  }
 };
 
-// Enqueues everything; allocates nothing and waits for nothing.
-void run_cuda_chunk(const CudaCall& call);
+// Enqueues everything; `args` are the chunk's rows. Allocates nothing and waits for nothing.
+void run_cuda_chunk(const CudaChunk& chunk, const ForwardArgs& args);
 
 }  // namespace conclave::inline v0

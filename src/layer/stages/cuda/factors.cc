@@ -4,11 +4,13 @@
 #include "layer/cuda/launch_tables.h"
 #include "layer/cuda/row_format.h"
 #include "layer/stages/cuda/prepare_rows.h"
-#include "layer/stages/cuda/route.h"
+#include "layer/stages/cuda/rows.h"
 #include "routing/cuda/fused_slots.h"
 
 namespace conclave::inline v0 {
 namespace {
+
+using enum CudaBuffer;
 
 // A matrix W of few rows.
 struct SmallGate {
@@ -20,13 +22,13 @@ struct SmallGate {
 };
 
 // logits = x W^T (+ bias).
-void enqueue_gate(const CudaCall& call, const SmallGate& gate, float* logits) {
-  const ConstTensorView& hidden = call.args.hidden;
-  const int64_t columns = call.plan.spec.hidden_size;
-  gemm::device_gate_product({.rows = chunk_data(call, hidden),
+void enqueue_gate(const CudaChunk& chunk, const ConstTensorView& hidden, const SmallGate& gate,
+                  float* logits) {
+  const int64_t columns = chunk.plan.spec.hidden_size;
+  gemm::device_gate_product({.rows = hidden.data,
                              .rows_dtype = hidden.dtype,
                              .rows_stride = stride_of_rows(hidden),
-                             .num_tokens = call.count,
+                             .num_tokens = chunk.count,
                              .hidden_size = columns,
                              .weights = gate.weights.as(),
                              .weights_dtype = gate.dtype,
@@ -34,111 +36,102 @@ void enqueue_gate(const CudaCall& call, const SmallGate& gate, float* logits) {
                              .num_logits = gate.rows,
                              .bias = gate.bias,
                              .logits = logits},
-                            gate_kernel(gate.kernels, call.count), call.stream);
+                            gate_kernel(gate.kernels, chunk.count), chunk.stream);
 }
-
-bool is_fused(const CudaCall& call) { return call.plan.fused.slots() > 0; }
 
 // sigmoid(x . w); slots of fused experts keep the product and apply the sigmoid themselves.
-void enqueue_sigmoid(const CudaCall& call) {
-  if (call.weights.shared_gate.empty()) return;
-  auto* const factor = call.slice<float>(call.slices.shared_factor);
-  enqueue_gate(call,
-               {.weights = call.weights.shared_gate,
-                .dtype = call.weights.shared_gate_dtype,
+CudaFactors enqueue_sigmoid(const CudaChunk& chunk, const ConstTensorView& hidden) {
+  auto* const factor = chunk.scratch.at<float>(kSharedFactor);
+  const CudaFactors factors{.shared = factor};
+  if (chunk.weights.shared_gate.empty()) return factors;
+  enqueue_gate(chunk, hidden,
+               {.weights = chunk.weights.shared_gate,
+                .dtype = chunk.weights.shared_gate_dtype,
                 .rows = 1,
-                .kernels = call.plan.gates.shared_gate},
+                .kernels = chunk.plan.gates.shared_gate},
                factor);
-  if (!is_fused(call)) sigmoid_in_place(factor, call.count, call.stream);
+  if (chunk.plan.fused.slots() == 0) sigmoid_in_place(factor, chunk.count, chunk.stream);
+  return factors;
 }
 
-void enqueue_mix(const CudaCall& call) {
-  const CudaWeights& weights = call.weights;
-  auto* const logits = call.slice<float>(call.slices.mix_logits);
-  enqueue_gate(call,
+CudaFactors enqueue_mix(const CudaChunk& chunk, const ConstTensorView& hidden) {
+  const CudaWeights& weights = chunk.weights;
+  auto* const logits = chunk.scratch.at<float>(kMixLogits);
+  auto* const routed = chunk.scratch.at<float>(kMix);
+  auto* const shared = chunk.scratch.at<float>(kSharedFactor);
+  enqueue_gate(chunk, hidden,
                {.weights = weights.mix_gate,
                 .dtype = weights.mix_gate_dtype,
                 .rows = 2,
                 .bias = weights.mix_gate_bias.as<float>(),
-                .kernels = call.plan.gates.mix},
+                .kernels = chunk.plan.gates.mix},
                logits);
-  mix_factors(logits, call.count, call.slice<float>(call.slices.mix),
-              call.slice<float>(call.slices.shared_factor), call.stream);
+  mix_factors(logits, chunk.count, routed, shared, chunk.stream);
+  return {.shared = shared, .routed = routed};
 }
 
-void enqueue_fused_slots(const CudaCall& call, const int64_t* live_tokens,
-                         const bool* padding_mask) {
-  const ForwardArgs& args = call.args;
-  const MoeSpec& spec = call.plan.spec;
-  routing::DeviceFusedSlots slots{.num_tokens = call.count,
-                                  .live_tokens = live_tokens,
-                                  .padding_mask = padding_mask,
+CudaFactors enqueue_fused_slots(const CudaChunk& chunk, const GivenSlots& given) {
+  const MoeSpec& spec = chunk.plan.spec;
+  auto* const weights = chunk.scratch.at<float>(kSharedFactor);
+  routing::DeviceFusedSlots slots{.num_tokens = chunk.count,
+                                  .live_tokens = given.live_tokens,
+                                  .padding_mask = given.padding_mask,
                                   .top_k = static_cast<int32_t>(spec.top_k),
                                   .num_experts = static_cast<int32_t>(spec.num_experts),
                                   .num_shared = static_cast<int32_t>(spec.shared.count),
                                   .slot_weight = static_cast<float>(spec.shared.slot_weight),
-                                  .shared_weights = call.slice<float>(call.slices.shared_factor),
-                                  .skipped_ids = &call.counters->skipped_ids};
-  if (!args.topk_ids.empty()) {
-    slots.given_ids = chunk_data(call, args.topk_ids);
-    slots.ids_dtype = args.topk_ids.dtype;
-    slots.ids_stride = stride_of_rows(args.topk_ids);
+                                  .shared_weights = weights,
+                                  .skipped_ids = &chunk.counters->skipped_ids};
+  if (!given.topk_ids.empty()) {
+    slots.given_ids = given.topk_ids.data;
+    slots.ids_dtype = given.topk_ids.dtype;
+    slots.ids_stride = stride_of_rows(given.topk_ids);
   }
-  if (!args.topk_weights.empty()) {
-    slots.given_weights = chunk_data(call, args.topk_weights);
-    slots.weights_dtype = args.topk_weights.dtype;
-    slots.weights_stride = stride_of_rows(args.topk_weights);
+  if (!given.topk_weights.empty()) {
+    slots.given_weights = given.topk_weights.data;
+    slots.weights_dtype = given.topk_weights.dtype;
+    slots.weights_stride = stride_of_rows(given.topk_weights);
   }
-  if (!args.captured_ids.empty()) {
-    slots.captured_ids = static_cast<int32_t*>(chunk_data(call, args.captured_ids));
-    slots.captured_ids_stride = stride_of_rows(args.captured_ids);
+  if (!given.captured_ids.empty()) {
+    slots.captured_ids = static_cast<int32_t*>(given.captured_ids.data);
+    slots.captured_ids_stride = stride_of_rows(given.captured_ids);
   }
-  if (!args.captured_weights.empty()) {
-    slots.captured_weights = static_cast<float*>(chunk_data(call, args.captured_weights));
-    slots.captured_weights_stride = stride_of_rows(args.captured_weights);
+  if (!given.captured_weights.empty()) {
+    slots.captured_weights = static_cast<float*>(given.captured_weights.data);
+    slots.captured_weights_stride = stride_of_rows(given.captured_weights);
   }
-  routing::device_fused_slots(slots, call.stream);
-}
-
-bool has_factors(SharedMode mode) {
-  return mode == SharedMode::kSigmoidGate || mode == SharedMode::kSoftmaxMix ||
-         mode == SharedMode::kRouterWeight || mode == SharedMode::kFusedSlots;
+  routing::device_fused_slots(slots, chunk.stream);
+  return {.shared = weights};
 }
 
 }  // namespace
 
-void enqueue_factors(const CudaCall& call, const int64_t* live_tokens, const bool* padding_mask) {
-  switch (call.plan.spec.shared.mode) {
+CudaFactors enqueue_factors(const CudaChunk& chunk, const ConstTensorView& hidden,
+                            const GivenSlots& given) {
+  switch (chunk.plan.spec.shared.mode) {
     case SharedMode::kSigmoidGate:
-      return enqueue_sigmoid(call);
+      return enqueue_sigmoid(chunk, hidden);
     case SharedMode::kSoftmaxMix:
-      return enqueue_mix(call);
+      return enqueue_mix(chunk, hidden);
     case SharedMode::kFusedSlots:
-      return enqueue_fused_slots(call, live_tokens, padding_mask);
+      return enqueue_fused_slots(chunk, given);
+    case SharedMode::kRouterWeight:
+      return {.shared = chunk.scratch.at<float>(kSharedFactor)};
+    case SharedMode::kAverage:
+      return {.shared_constant = 0.5F, .routed_constant = 0.5F};
     case SharedMode::kNone:
     case SharedMode::kAdd:
-    case SharedMode::kAverage:
-    case SharedMode::kRouterWeight:
-      return;
+      break;
   }
+  return {};
 }
 
-const float* shared_factors(const CudaCall& call) {
-  return has_factors(call.plan.spec.shared.mode) ? call.slice<float>(call.slices.shared_factor)
-                                                 : nullptr;
-}
-
-float shared_constant(const CudaCall& call) {
-  return call.plan.spec.shared.mode == SharedMode::kAverage ? 0.5F : 1.0F;
-}
-
-SharedSlots shared_slots(const CudaCall& call) {
-  if (!is_fused(call)) return {};
-  const CudaPlan& plan = call.plan;
+SharedSlots shared_slots(const CudaPlan& plan, const CudaFactors& factors) {
+  if (plan.fused.slots() == 0) return {};
   return {.count = plan.fused.slots(),
           .first_id = static_cast<int32_t>(plan.spec.num_experts),
-          .factor = shared_factors(call),
-          .constant = shared_constant(call),
+          .factor = factors.shared,
+          .constant = factors.shared_constant,
           .factors = plan.fused.count,
           .slices = plan.fused.slices,
           .is_logit = plan.spec.shared.mode == SharedMode::kSigmoidGate};

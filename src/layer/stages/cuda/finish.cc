@@ -5,147 +5,145 @@
 #include "gemm/cuda/gate_product.h"
 #include "layer/cuda/launch_tables.h"
 #include "layer/cuda/row_format.h"
-#include "layer/stages/cuda/factors.h"
 #include "layer/stages/cuda/prepare_rows.h"
+#include "layer/stages/cuda/rows.h"
 
 namespace conclave::inline v0 {
 namespace {
 
+using enum CudaBuffer;
+
 // The sums that the down product made, in place of rows of slots.
-dispatch::DeviceCombineArgs ready_sums(const CudaCall& call, const CudaRouting& routing) {
-  const experts::RowSums sums = routed_sums(call);
-  return {.num_tokens = call.count,
-          .live_tokens = routing.live_tokens,
+dispatch::DeviceCombineArgs ready_sums(const CudaChunk& chunk, const CudaRouting& routing) {
+  const experts::RowSums sums = routed_sums(chunk);
+  return {.num_tokens = chunk.count,
+          .live_tokens = routing.live.tokens,
           .routed_rows = sums.rows,
           .routed_row_stride = sums.stride,
-          .hidden_size = call.plan.routed.problem.hidden_size,
-          .padding_mask = routing.padding_mask};
+          .hidden_size = chunk.plan.routed.problem.hidden_size,
+          .padding_mask = routing.live.padding_mask};
 }
 
 // The weighted sum over the routed slots, [count, W].
-dispatch::DeviceCombineArgs slot_sums(const CudaCall& call, const CudaRouting& routing,
+dispatch::DeviceCombineArgs slot_sums(const CudaChunk& chunk, const CudaRouting& routing,
                                       RoutedRows rows) {
-  if (rows == RoutedRows::kAreSums) return ready_sums(call, routing);
-  const CudaPlan& plan = call.plan;
+  if (rows == RoutedRows::kAreSums) return ready_sums(chunk, routing);
+  const CudaPlan& plan = chunk.plan;
   const bool weighted = plan.spec.weight_on == WeightOn::kOutput;
-  return {.expert_rows = call.slice<void>(call.slices.routed.output),
+  return {.expert_rows = chunk.scratch.at<void>(kRoutedOutput),
           .expert_dtype = plan.routed.row_dtype,
           .expert_row_stride = plan.routed.row_stride,
           .topk_ids = routing.topk_ids,
           .topk_weights = weighted ? routing.topk_weights : nullptr,
-          .local_expert = call.weights.local_expert.as<int32_t>(),
+          .local_expert = chunk.weights.local_expert.as<int32_t>(),
           .num_experts = plan.num_ids(),
-          .num_tokens = call.count,
-          .live_tokens = routing.live_tokens,
+          .num_tokens = chunk.count,
+          .live_tokens = routing.live.tokens,
           .top_k = plan.num_slots(),
           .shared_slots = plan.fused.slots(),
           .hidden_size = plan.routed.problem.hidden_size,
-          .padding_mask = routing.padding_mask};
+          .padding_mask = routing.live.padding_mask};
 }
 
 // The sums over slots, projected up: [count, H] float32.
-void enqueue_projection(const CudaCall& call, const CudaRouting& routing, RoutedRows rows) {
-  const MoeSpec& spec = call.plan.spec;
+void enqueue_projection(const CudaChunk& chunk, const CudaRouting& routing, RoutedRows rows) {
+  const MoeSpec& spec = chunk.plan.spec;
   const LatentSpec& latent = spec.latent;
-  auto* const sums = call.slice<float>(call.slices.latent);
-  dispatch::DeviceCombineArgs combine = slot_sums(call, routing, rows);
+  auto* const sums = chunk.scratch.at<float>(kLatent);
+  dispatch::DeviceCombineArgs combine = slot_sums(chunk, routing, rows);
   combine.out = sums;
   combine.out_dtype = DType::kF32;
   combine.out_stride = latent.size;
-  dispatch::device_combine(combine, call.stream);
+  dispatch::device_combine(combine, chunk.stream);
   if (latent.has_norm) {
-    rms_norm_rows(sums, call.count, latent.size, call.weights.latent_norm.as<float>(),
-                  latent.norm_epsilon, call.stream);
+    rms_norm_rows(sums, chunk.count, latent.size, chunk.weights.latent_norm.as<float>(),
+                  latent.norm_epsilon, chunk.stream);
   }
-  const DType dtype = call.weights.latent_up_dtype;
+  const DType dtype = chunk.weights.latent_up_dtype;
   gemm::device_gate_product({.rows = sums,
                              .rows_dtype = DType::kF32,
                              .rows_stride = latent.size,
-                             .num_tokens = call.count,
+                             .num_tokens = chunk.count,
                              .hidden_size = latent.size,
-                             .weights = call.weights.latent_up.as(),
+                             .weights = chunk.weights.latent_up.as(),
                              .weights_dtype = dtype,
                              .weights_stride = padded_row(latent.size, dtype),
                              .num_logits = spec.hidden_size,
-                             .logits = call.slice<float>(call.slices.projected)},
-                            gate_kernel(call.plan.gates.latent_up, call.count), call.stream);
+                             .logits = chunk.scratch.at<float>(kProjected)},
+                            gate_kernel(chunk.plan.gates.latent_up, chunk.count), chunk.stream);
 }
 
 // The projected rows, in place of rows of slots.
-dispatch::DeviceCombineArgs projected_sums(const CudaCall& call, const CudaRouting& routing) {
-  const int64_t hidden = call.plan.spec.hidden_size;
-  return {.num_tokens = call.count,
-          .live_tokens = routing.live_tokens,
-          .routed_rows = call.slice<float>(call.slices.projected),
+dispatch::DeviceCombineArgs projected_sums(const CudaChunk& chunk, const CudaRouting& routing) {
+  const int64_t hidden = chunk.plan.spec.hidden_size;
+  return {.num_tokens = chunk.count,
+          .live_tokens = routing.live.tokens,
+          .routed_rows = chunk.scratch.at<float>(kProjected),
           .routed_row_stride = hidden,
           .hidden_size = hidden,
-          .padding_mask = routing.padding_mask};
+          .padding_mask = routing.live.padding_mask};
 }
 
 // Adds the terms that only one rank adds to the routed sum.
-void add_rest(const CudaCall& call, const CudaRouting& routing,
+void add_rest(const CudaChunk& chunk, const CudaRouting& routing, const ConstTensorView& hidden,
               dispatch::DeviceCombineArgs& combine) {
-  if (!call.plan.part.adds_rest) return;
-  const ConstTensorView& hidden = call.args.hidden;
+  if (!chunk.plan.part.adds_rest) return;
   combine.identity = routing.identity;
-  combine.hidden = chunk_data(call, hidden);
+  combine.hidden = hidden.data;
   combine.hidden_dtype = hidden.dtype;
   combine.hidden_stride = stride_of_rows(hidden);
-  combine.output_bias = call.weights.output_bias.as<float>();
+  combine.output_bias = chunk.weights.output_bias.as<float>();
 }
 
-void mix(const CudaCall& call, dispatch::DeviceCombineArgs& combine) {
-  const SharedMode mode = call.plan.spec.shared.mode;
-  if (mode == SharedMode::kAverage) combine.routed_factor = 0.5F;
-  if (mode == SharedMode::kSoftmaxMix) {
-    combine.routed_factors = call.slice<float>(call.slices.mix);
-  }
-}
-
-void add_other_rows(const CudaCall& call, dispatch::DeviceCombineArgs& combine) {
-  const CudaPlan& plan = call.plan;
+void add_other_rows(const CudaChunk& chunk, const CudaFactors& factors,
+                    dispatch::DeviceCombineArgs& combine) {
+  const CudaPlan& plan = chunk.plan;
   if (plan.shared) {
-    combine.shared_rows = call.slice<void>(call.slices.shared.output);
+    combine.shared_rows = chunk.scratch.at<void>(kSharedOutput);
     combine.shared_dtype = plan.shared->row_dtype;
     combine.shared_row_stride = plan.shared->row_stride;
     combine.num_shared = static_cast<int32_t>(plan.shared->problem.num_local_experts);
-    combine.shared_factor = shared_factors(call);
-    combine.shared_constant = shared_constant(call);
+    combine.shared_factor = factors.shared;
+    combine.shared_constant = factors.shared_constant;
   }
   if (plan.residual) {
-    combine.residual_rows = call.slice<void>(call.slices.residual.output);
+    combine.residual_rows = chunk.scratch.at<void>(kResidualOutput);
     combine.residual_dtype = plan.residual->row_dtype;
     combine.residual_row_stride = plan.residual->row_stride;
   }
 }
 
-void set_outputs(const CudaCall& call, dispatch::DeviceCombineArgs& combine) {
-  const ForwardArgs& args = call.args;
-  combine.out = chunk_data(call, args.out);
-  combine.out_dtype = args.out.dtype;
-  combine.out_stride = stride_of_rows(args.out);
-  if (args.shared_out.empty()) return;
-  combine.shared_out = chunk_data(call, args.shared_out);
-  combine.shared_out_dtype = args.shared_out.dtype;
-  combine.shared_out_stride = stride_of_rows(args.shared_out);
+void set_outputs(const TensorView& out, const TensorView& shared_out,
+                 dispatch::DeviceCombineArgs& combine) {
+  combine.out = out.data;
+  combine.out_dtype = out.dtype;
+  combine.out_stride = stride_of_rows(out);
+  if (shared_out.empty()) return;
+  combine.shared_out = shared_out.data;
+  combine.shared_out_dtype = shared_out.dtype;
+  combine.shared_out_stride = stride_of_rows(shared_out);
 }
 
 }  // namespace
 
-void combine_and_finish(const CudaCall& call, const CudaRouting& routing, RoutedRows rows) {
-  const bool projects = call.plan.spec.latent.size != 0;
-  if (projects) enqueue_projection(call, routing, rows);
+void combine_and_finish(const CudaChunk& chunk, const CudaRouting& routing, const CudaTerms& terms,
+                        const TensorView& out, const TensorView& shared_out) {
+  const bool projects = chunk.plan.spec.latent.size != 0;
+  if (projects) enqueue_projection(chunk, routing, terms.rows);
   dispatch::DeviceCombineArgs combine =
-      projects ? projected_sums(call, routing) : slot_sums(call, routing, rows);
-  combine.output_scale = static_cast<float>(call.plan.spec.output_scale);
-  add_rest(call, routing, combine);
-  mix(call, combine);
-  add_other_rows(call, combine);
-  set_outputs(call, combine);
-  if (dispatch::only_rounds(combine)) {
-    dispatch::round_sums(combine, call.stream);
+      projects ? projected_sums(chunk, routing) : slot_sums(chunk, routing, terms.rows);
+  combine.output_scale = static_cast<float>(chunk.plan.spec.output_scale);
+  combine.routed_factor = terms.factors.routed_constant;
+  combine.routed_factors = terms.factors.routed;
+  add_rest(chunk, routing, terms.hidden, combine);
+  add_other_rows(chunk, terms.factors, combine);
+  set_outputs(out, shared_out, combine);
+  const bool has_sums = projects || terms.rows == RoutedRows::kAreSums;
+  const bool call_adds = routing.live.padding_mask != nullptr || !shared_out.empty();
+  if (chunk.plan.end.rounds_sums && has_sums && !call_adds) {
+    dispatch::round_sums(combine, chunk.stream);
   } else {
-    dispatch::device_combine(combine, call.stream);
+    dispatch::device_combine(combine, chunk.stream);
   }
 }
 

@@ -3,6 +3,9 @@
 
 #include "layer/stages/cuda/chunk.h"
 #include "layer/stages/cuda/route.h"
+#include "layer/stages/cuda/rows.h"
+
+#include "conclave/tensor.h"
 
 #include <cstdint>
 
@@ -13,41 +16,24 @@ struct CudaMlp {
   const CudaMlpPlan& plan;
   const CudaMlpWeights& weights;
   const std::vector<CudaRung>& rungs;
-  const MlpSlices& slices;
+  const MlpBuffers& buffers;
   const int32_t* every_row = nullptr;  // ids of experts that every row uses
 };
-CudaMlp routed_mlp(const CudaCall& call);
-CudaMlp shared_mlp(const CudaCall& call);    // for a plan with shared experts
-CudaMlp residual_mlp(const CudaCall& call);  // for a plan with a residual MLP
-
-// Rows of any float type, [count * rows_per_token, columns].
-struct SourceRows {
-  const void* data = nullptr;
-  DType dtype = DType::kF32;
-  int64_t stride = 0;  // elements
-  bool given = false;  // the caller's own, ready before the call's first launch
-  // If above 1, row t * rows_per_token + s belongs to slot s alone.
-  int64_t rows_per_token = 1;
-};
-
-// The rows of the call's chunk.
-inline SourceRows source_rows(const CudaCall& call, const ConstTensorView& rows) {
-  return {.data = chunk_data(call, rows),
-          .dtype = rows.dtype,
-          .stride = stride_of_rows(rows),
-          .given = true};
-}
+CudaMlp shared_mlp(const CudaChunk& chunk);    // for a plan with shared experts
+CudaMlp residual_mlp(const CudaChunk& chunk);  // for a plan with a residual MLP
 
 // State of the routed rows: rows of slots that await their sum, finished sums, or the output itself
 // (one slot per token and nothing to add).
 enum class RoutedRows : uint8_t { kAwaitSum, kAreSums, kAreOutput };
 
-// Enqueues the routed experts on the grouped rows; enqueues nothing on a rank without experts.
-RoutedRows run_routed(const CudaCall& call, const CudaRouting& routing);
+// Enqueues the routed experts on the grouped rows of `hidden`; enqueues nothing on a rank without
+// experts. Writes `out` if the down product can finish rows: an empty `out` keeps it from that.
+RoutedRows run_routed(const CudaChunk& chunk, const ConstTensorView& hidden,
+                      const CudaRouting& routing, const TensorView& out);
 // The sums of RoutedRows::kAreSums.
-experts::RowSums routed_sums(const CudaCall& call);
+experts::RowSums routed_sums(const CudaChunk& chunk);
 // Enqueues shared experts or the residual MLP on every row, slot t * S + i for expert i.
-void run_on_every_row(const CudaCall& call, const CudaMlp& mlp, const CudaRouting& routing,
+void run_on_every_row(const CudaChunk& chunk, const CudaMlp& mlp, const int64_t* live_tokens,
                       const SourceRows& source);
 
 }  // namespace conclave::inline v0
