@@ -33,7 +33,7 @@ enum class EpTransport : uint8_t { kVariable, kFixedSlots };
 // not depend on the number of ranks (D3). kReducedPerRank moves less data but is not D3.
 enum class EpCombine : uint8_t { kUnreduced, kReducedPerRank };
 
-// How a call of several chunks runs where rows travel between ranks: one chunk after the other, or
+// Orders the chunks of a call where rows travel between ranks: one chunk after the other, or
 // by twos, so that the rows of one travel while experts of the other run. No bit differs; the
 // second takes twice the workspace. Without such ranks chunks always run in turn.
 enum class ChunkOrder : uint8_t { kInTurn, kByTwos };

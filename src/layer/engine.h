@@ -51,7 +51,7 @@ class LayerRunner {
   virtual void run(const LayerCall& call) const = 0;
 };
 
-// What a kind of device adds to a layer: its plan, weights in its memory, and calls on both.
+// A kind of device adds this to a layer: its plan, weights in its memory, and calls on both.
 // `Layer` does the rest, alike for every device.
 class Engine {
  public:

@@ -1,4 +1,4 @@
-// What the CPU adds to a layer: plan, packed weights, stages.
+// The CPU adds to a layer its plan, packed weights and stages.
 #pragma once
 
 #include "layer/engine.h"

@@ -1,4 +1,4 @@
-// What the kernels of a forward count, beside its tokens.
+// Counts that the kernels of a forward keep, beside that of its tokens.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What the plans of every kind of device have in common.
+// The fields that the plans of all kinds of devices have in common.
 #pragma once
 
 #include "layer/rank_part.h"

@@ -53,7 +53,7 @@ CudaPlan plan_for(const EngineRequest& request, const WeightSource& source) {
   return usable_in_place(separate, source) ? std::move(separate) : std::move(plan);
 }
 
-// What a layer has on its device beside weights; it outlives a reload.
+// A layer has this on its device beside its weights; it outlives a reload.
 struct DeviceSide {
   explicit DeviceSide(const Context& context)
       : stream(cuda::make_stream()),

@@ -51,8 +51,8 @@ struct GatePlans {
   std::vector<gemm::GateRung> latent_up;
 };
 
-// What the layer adds to the weighted sum of a token's slots. A call's padding, or a tensor for the
-// shared part alone, comes on top.
+// Says what the layer adds to the weighted sum of a token's slots. A call's padding, or a tensor
+// for the shared part alone, comes on top.
 struct SumEnd {
   bool only_slots = false;     // nothing: one launch may do the whole forward
   bool writes_output = false;  // nothing, and one slot: a down product may write the output itself

@@ -193,7 +193,7 @@ KernelCounts Chunk::route_tokens() {
   return result.counts;
 }
 
-// What the routed experts read, and the routing that belongs to it.
+// Makes the rows that the routed experts read, and the routing that belongs to them.
 ExpertInput Chunk::expert_input() const {
   if (!plan_.stages.has_expert_input) return {.rows = hidden_, .routing = routing_};
   ConstTensorView source = args_.hidden;
@@ -344,7 +344,7 @@ void Chunk::run() {
   residual_ = run_residual();
 }
 
-// What joins the routed sum before it is rounded.
+// Lists the terms that join the routed sum before it is rounded.
 dispatch::FinishArgs Chunk::terms() const {
   const MoeSpec& spec = plan_.spec;
   dispatch::FinishArgs finish{.scale = static_cast<float>(spec.output_scale),
@@ -367,8 +367,8 @@ dispatch::FinishArgs Chunk::terms() const {
   return finish;
 }
 
-// What stands between the combined sums and the last pass: the sum over tensor ranks, the norm, and
-// the projection from the latent width.
+// Does what stands between the combined sums and the last pass: the sum over tensor ranks, the
+// norm, and the projection from the latent width.
 dispatch::UnpermuteArgs Chunk::routed_sums() const {
   const SumRows sums{.rows = scratch_.at<float>(kRoutedSum),
                      .num_rows = at_.count,

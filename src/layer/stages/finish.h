@@ -1,4 +1,4 @@
-// What stands between the weighted sum over slots and the output.
+// The steps between the weighted sum over slots and the output.
 #pragma once
 
 #include "core/flow.h"

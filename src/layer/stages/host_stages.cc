@@ -136,7 +136,8 @@ class Declaration {
     }
   }
 
-  // What joins the routed sum before it is rounded. Weights of zero experts are the router's.
+  // The terms that join the routed sum before it is rounded. Weights of zero experts are the
+  // router's.
   BufferSet terms() const {
     return BufferSet(kTopkIds) | kTopkWeights | kMix |
            (plan_.part.reduces() ? BufferSet(kReducedShared) | kReducedResidual

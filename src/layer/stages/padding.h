@@ -1,4 +1,4 @@
-// Which rows of a chunk are tokens and which are padding.
+// Tells the tokens of a chunk from its padding.
 #pragma once
 
 #include "conclave/tensor.h"

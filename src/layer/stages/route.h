@@ -28,7 +28,7 @@ struct RouteInputs {
   int64_t num_tokens = 0;
   int64_t first_token = 0;        // number of row 0 in the call
   const float* logits = nullptr;  // [T, num_logits], or null
-  // What the caller gave, or empty.
+  // The caller's own routing; empty where it gave none.
   ConstTensorView topk_ids;
   ConstTensorView topk_weights;
   ConstTensorView token_ids;
@@ -55,7 +55,7 @@ struct RouteResult {
 RouteResult route(const RouteRule& rule, const RouteInputs& inputs, const RouteBuffers& buffers,
                   Executor& executor);
 
-// Where the caller wants a chunk's routing; empty where it does not.
+// Tensors to which the caller wants a chunk's routing copied; empty where it wants none.
 struct RouteCaptures {
   TensorView logits;
   TensorView ids;

@@ -19,7 +19,7 @@ struct SumFactors {
   const float* routed = nullptr;  // [T], or null: 1
 };
 
-// Where a mode keeps the weights of its factors; null or empty for other modes.
+// The weights that a mode makes its factors of; null or empty for other modes.
 struct FactorWeights {
   const gemm::DenseProduct* shared_gate = nullptr;  // for kSigmoidGate
   const gemm::DenseProduct* mix_gate = nullptr;     // for kSoftmaxMix

@@ -69,7 +69,7 @@ class Scratch {
   T* at(Buffer buffer) const {
     return static_cast<T*>(static_cast<void*>(workspace_ + slice(buffer).offset));
   }
-  // Where the workspace begins.
+  // The begin of the workspace.
   std::byte* front() const { return workspace_; }
   std::span<std::byte> bytes(Buffer buffer) const {
     return {workspace_ + slice(buffer).offset, slice(buffer).bytes};

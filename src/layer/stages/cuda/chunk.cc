@@ -160,7 +160,7 @@ void run_cuda_chunk(const CudaChunk& chunk, const ForwardArgs& args) {
                               .ids = args.captured_ids,
                               .weights = args.captured_weights,
                               .expert_load = args.expert_load};
-  // What a call adds to the sums of slots, beside what the plan knows.
+  // A call may add something to the sums of slots that the plan does not know of.
   const bool call_adds = live.padding_mask != nullptr || !args.shared_out.empty();
   if (chunk.count <= chunk.plan.decode_tokens && !call_adds && args.expert_load.empty()) {
     if (const std::optional<CudaRouting> given =

@@ -31,9 +31,10 @@ enum class CudaBuffer : uint8_t {
   kMixLogits,      // [T, 2] f32, for SharedMode::kSoftmaxMix
   kMix,            // [T] f32: factor of the routed part
   kGroup,
-  kExperts,  // of the kernels; for all kinds of experts, one after the other
-  // Of each kind of experts: input rows, if they are neither the caller's own nor sorted; scales of
-  // rows of codes; rows of slots, [T * k, H]; and for rungs that add rows their sums, [T, H] f32.
+  kExperts,  // scratch of the kernels, for all kinds of experts, one after the other
+  // Each kind of experts has four buffers: input rows, if they are neither the caller's own nor
+  // sorted; scales of rows of codes; rows of slots, [T * k, H]; and for rungs that add rows their
+  // sums, [T, H] f32.
   kRoutedRows,
   kRoutedScales,
   kRoutedOutput,

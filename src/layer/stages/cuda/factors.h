@@ -11,10 +11,10 @@ namespace conclave::inline v0 {
 
 // The factors of a chunk, on the device.
 struct CudaFactors {
-  // Of the rows that shared experts make: [T, S], or null: the constant.
+  // Factors of the rows that shared experts make: [T, S], or null: the constant.
   const float* shared = nullptr;
   float shared_constant = 1;
-  // Of the routed part: [T], or null: the constant.
+  // Factors of the routed part: [T], or null: the constant.
   const float* routed = nullptr;
   float routed_constant = 1;
 };

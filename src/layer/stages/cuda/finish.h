@@ -9,7 +9,7 @@
 
 namespace conclave::inline v0 {
 
-// What joins the routed rows, which stand in the chunk's buffers as `rows` says.
+// Terms that join the routed rows, which stand in the chunk's buffers as `rows` says.
 struct CudaTerms {
   RoutedRows rows = RoutedRows::kAwaitSum;
   CudaFactors factors;

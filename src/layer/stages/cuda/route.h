@@ -26,7 +26,7 @@ struct CudaRouteInputs {
   ConstTensorView token_ids;
   LiveRows live;
 };
-// What it wants of the routing; empty where it wants none.
+// The tensors for the routing that the caller wants; empty where it wants none.
 struct CudaCaptures {
   TensorView logits;
   TensorView ids;
