@@ -114,6 +114,13 @@ nlohmann::ordered_json plan_json(const Subject& subject, const Plan& plan,
                                  {"workspace_bytes", plan.workspace_bytes},
                                  {"packed_bytes", plan.packed_bytes},
                                  {"packed_layout", plan.packed_layout}};
+  json["buffers"] = nlohmann::ordered_json::array();
+  for (const PlanBuffer& buffer : plan.buffers) {
+    json["buffers"].push_back({{"name", buffer.name},
+                               {"bytes", buffer.bytes},
+                               {"first_stage", buffer.first_stage},
+                               {"last_stage", buffer.last_stage}});
+  }
   json["rows"] = nlohmann::ordered_json::array();
   for (const PlanRow& row : plan.rows) {
     json["rows"].push_back(

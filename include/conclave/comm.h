@@ -91,7 +91,7 @@ struct CommHandle {
   uint64_t sequence = 0;
 };
 
-// What a communicator may be able to do.
+// A communicator may be able to do these things; supports() says which.
 enum class CommFeature : uint8_t {
   kHostMemory,
   kDeviceMemory,
@@ -195,13 +195,13 @@ class CONCLAVE_API Communicator {
   virtual CommHandle start(const CommOperation& operation) = 0;
 };
 
-// How a rank in a process of its own joins its group.
+// Says how a rank in a process of its own joins its group.
 struct ConnectOptions {
   // -1 and 0: what the transport's launcher says, or a group of one if there is none.
   int32_t rank = -1;
   int32_t size = 0;
-  // Where the ranks meet, in the transport's own words (docs/parallel.md); empty if its launcher
-  // knows.
+  // Names the place where the ranks meet, in the transport's own words (docs/parallel.md); empty if
+  // its launcher knows.
   std::string meeting_point = {};
   // The same ranks, connected before: over it they tell each other what they need in order to meet.
   // Null where meeting_point is enough.

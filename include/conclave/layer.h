@@ -33,7 +33,7 @@ enum class EpTransport : uint8_t { kVariable, kFixedSlots };
 // not depend on the number of ranks (D3). kReducedPerRank moves less data but is not D3.
 enum class EpCombine : uint8_t { kUnreduced, kReducedPerRank };
 
-// How a call of several chunks runs where rows travel between ranks: one chunk after the other, or
+// Orders the chunks of a call where rows travel between ranks: one chunk after the other, or
 // by twos, so that the rows of one travel while experts of the other run. No bit differs; the
 // second takes twice the workspace. Without such ranks chunks always run in turn.
 enum class ChunkOrder : uint8_t { kInTurn, kByTwos };
@@ -175,6 +175,15 @@ struct PlanRung {
   size_t workspace_bytes = 0;
 };
 
+// A piece of the workspace. It holds something from its first stage to its last; before and after
+// these, other pieces may lie in the same place.
+struct PlanBuffer {
+  std::string name;  // "expert rows"
+  size_t bytes = 0;
+  std::string first_stage;  // writes it
+  std::string last_stage;   // the last one to read it
+};
+
 struct Plan {
   std::vector<PlanRow> rows;
   std::string device;            // "cpu"; "cuda:0 NVIDIA H200, 132 multiprocessors"
@@ -186,6 +195,7 @@ struct Plan {
   std::string router;
   std::string dispatcher;
   std::vector<std::string> stages;  // stages of a forward, in order: "route", "latent down 1024"
+  std::vector<PlanBuffer> buffers;  // between the stages, for max_tokens
   std::string part;                 // the part this rank holds: "3 of 8 experts on rank 1 of 3"
   int64_t max_tokens = 0;
   int64_t num_local_experts = 0;  // physical experts

@@ -196,6 +196,7 @@ class LayerOptions:
     arithmetic: str = ""
     transport: str = "variable"  # fixed_slots; between ranks of a layer that exchanges rows itself
     ep_combine: str = "unreduced"  # reduced_per_rank
+    chunk_order: str = "in_turn"  # by_twos; only where rows travel between ranks
     determinism: str = "repeatable"  # batch_invariant, unordered
     tuning: TuningTable | str | os.PathLike[str] | None = None  # measured choices, on CUDA
 

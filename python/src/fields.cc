@@ -145,6 +145,7 @@ void visit(LayerOptions& value, Visitor& fields) {
   fields("arithmetic", value.arithmetic);
   fields("transport", value.transport);
   fields("ep_combine", value.ep_combine);
+  fields("chunk_order", value.chunk_order);
   fields("determinism", value.determinism);
   fields("tuning", value.tuning);
 }
@@ -340,6 +341,15 @@ nb::dict plan_to_dict(const Plan& plan) {
     entry["workspace_bytes"] = rung.workspace_bytes;
     ladder.append(entry);
   }
+  nb::list buffers;
+  for (const PlanBuffer& buffer : plan.buffers) {
+    nb::dict entry;
+    entry["name"] = buffer.name;
+    entry["bytes"] = buffer.bytes;
+    entry["first_stage"] = buffer.first_stage;
+    entry["last_stage"] = buffer.last_stage;
+    buffers.append(entry);
+  }
   nb::dict dict;
   dict["rows"] = rows;
   dict["device"] = plan.device;
@@ -351,6 +361,7 @@ nb::dict plan_to_dict(const Plan& plan) {
   dict["router"] = plan.router;
   dict["dispatcher"] = plan.dispatcher;
   dict["stages"] = plan.stages;
+  dict["buffers"] = buffers;
   dict["part"] = plan.part;
   dict["max_tokens"] = plan.max_tokens;
   dict["num_local_experts"] = plan.num_local_experts;

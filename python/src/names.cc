@@ -63,6 +63,8 @@ constexpr Word<EpTransport> kTransports[] = {
 constexpr Word<EpCombine> kCombines[] = {
     CONCLAVE_WORD("unreduced", EpCombine, kUnreduced),
     CONCLAVE_WORD("reduced_per_rank", EpCombine, kReducedPerRank)};
+constexpr Word<ChunkOrder> kChunkOrders[] = {CONCLAVE_WORD("in_turn", ChunkOrder, kInTurn),
+                                             CONCLAVE_WORD("by_twos", ChunkOrder, kByTwos)};
 constexpr Word<Determinism> kDeterminisms[] = {
     CONCLAVE_WORD("repeatable", Determinism, kRepeatable),
     CONCLAVE_WORD("batch_invariant", Determinism, kBatchInvariant),
@@ -96,6 +98,7 @@ std::span<const Word<Reduce>> words(Reduce) { return kReduces; }
 std::span<const Word<IdPolicy>> words(IdPolicy) { return kIdPolicies; }
 std::span<const Word<EpTransport>> words(EpTransport) { return kTransports; }
 std::span<const Word<EpCombine>> words(EpCombine) { return kCombines; }
+std::span<const Word<ChunkOrder>> words(ChunkOrder) { return kChunkOrders; }
 std::span<const Word<Determinism>> words(Determinism) { return kDeterminisms; }
 std::span<const Word<GateUpOrder>> words(GateUpOrder) { return kGateUpOrders; }
 std::span<const Word<ReloadMode>> words(ReloadMode) { return kReloadModes; }

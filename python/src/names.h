@@ -36,6 +36,7 @@ std::span<const Word<Reduce>> words(Reduce of);
 std::span<const Word<IdPolicy>> words(IdPolicy of);
 std::span<const Word<EpTransport>> words(EpTransport of);
 std::span<const Word<EpCombine>> words(EpCombine of);
+std::span<const Word<ChunkOrder>> words(ChunkOrder of);
 std::span<const Word<Determinism>> words(Determinism of);
 std::span<const Word<GateUpOrder>> words(GateUpOrder of);
 std::span<const Word<ReloadMode>> words(ReloadMode of);

@@ -37,6 +37,7 @@ Wording make_wording() {
   add_words<IdPolicy>("id_policy", wording);
   add_words<EpTransport>("transport", wording);
   add_words<EpCombine>("ep_combine", wording);
+  add_words<ChunkOrder>("chunk_order", wording);
   add_words<Determinism>("determinism", wording);
   add_words<GateUpOrder>("gate_up_order", wording);
   add_words<ReloadMode>("mode", wording);

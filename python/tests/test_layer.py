@@ -433,7 +433,10 @@ def test_options_reach_the_layer(problem, tmp_path):
     expected = problem.layer()(problem.hidden, **problem.routing)
     for tuning in (table, path, str(path)):
         options = conclave.LayerOptions(
-            tuning=tuning, transport="fixed_slots", ep_combine="reduced_per_rank"
+            tuning=tuning,
+            transport="fixed_slots",
+            ep_combine="reduced_per_rank",
+            chunk_order="by_twos",
         )
         out = problem.layer(options=options)(problem.hidden, **problem.routing)
         numpy.testing.assert_array_equal(out, expected)
@@ -441,11 +444,23 @@ def test_options_reach_the_layer(problem, tmp_path):
         ({"tuning": tmp_path / "none"}, "none"),
         ({"tuning": 3}, "tuning"),
         ({"transport": "pigeon"}, "transport.*fixed_slots"),
+        ({"chunk_order": "by_threes"}, "chunk_order.*by_twos"),
     ):
         with pytest.raises(conclave.Error, match=name):
             problem.layer(options=options)
     with pytest.raises(conclave.Error, match="line 2"):
         conclave.TuningTable.parse("conclave-tuning 1\nnothing\n")
+
+
+def test_plan_lists_the_order_of_chunks_and_the_buffers(problem):
+    layer = problem.layer(options=conclave.LayerOptions(chunk_order="by_twos", max_tokens=8))
+    order = [row for row in layer.plan["rows"] if row["table"] == "chunks"]
+    assert [row["name"] for row in order] == ["by_twos"]
+    assert not order[0]["chosen"] and "in turn" in order[0]["reason"]
+    names = {buffer["name"]: buffer for buffer in layer.plan["buffers"]}
+    rows = names["expert rows"]
+    assert rows["bytes"] > 0 and rows["first_stage"].startswith("experts")
+    assert rows["last_stage"].startswith("combine")
 
 
 def test_what_is_missing_or_of_another_kind_is_named(problem):

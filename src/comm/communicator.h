@@ -18,7 +18,7 @@ namespace conclave::inline v0::comm {
 struct CommunicatorRow {
   std::string_view name;   // "local"
   std::string_view ranks;  // what a rank is: "threads of one process"
-  // Whether this build and this machine can join a group as `options` say.
+  // Says whether this build and this machine can join a group as `options` say.
   Support (*supports)(const ConnectOptions& options);
   std::unique_ptr<Communicator> (*connect)(const ConnectOptions& options);
   std::vector<std::unique_ptr<Communicator>> (*make_group)(const LocalGroupOptions& options);

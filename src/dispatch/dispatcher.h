@@ -33,7 +33,7 @@ struct DispatchProblem {
   DType row_dtype = DType::kF32;
   int32_t ep_size = 1;
   int32_t ep_rank = 0;
-  // Where the physical experts lie at first; null: in consecutive ranges.
+  // Says where the physical experts lie at first; null: in consecutive ranges.
   std::shared_ptr<const PlacementEpoch> epoch = {};
   Reduce reduce = Reduce::kFull;  // kPartial: no exchange, experts of other ranks add nothing
   EpTransport transport = EpTransport::kVariable;
@@ -44,7 +44,7 @@ struct DispatchProblem {
 struct DispatchArgs {
   Routing routing;
   RowBundle rows;
-  // Where experts lie in this call, the same on every rank; null: as planned.
+  // Says where experts lie in this call, the same on every rank; null: as planned.
   const PlacementEpoch* epoch = nullptr;
 };
 struct CombineArgs {

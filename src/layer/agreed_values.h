@@ -1,5 +1,5 @@
-// What ranks of one layer must have in common, as names and values: any engine lists its own, and
-// one comparison serves all.
+// Ranks of one layer must have these values in common, each with a name: any engine lists its own,
+// and one comparison serves all.
 #pragma once
 
 #include "conclave/comm.h"
@@ -18,7 +18,7 @@ struct AgreedValue {
   int64_t value = 0;      // the value itself, or a hash of several
 };
 
-// What spec, options and split say; an engine adds what its plan made of them.
+// Lists what spec, options and split say; an engine adds what its plan made of them.
 std::vector<AgreedValue> values_to_agree(const MoeSpec& spec, const LayerOptions& options,
                                          const ParallelSpec& parallel);
 

@@ -4,6 +4,8 @@
 
 #include "core/checked.h"
 
+#include "conclave/layer.h"
+
 #include <algorithm>
 #include <cstdint>
 
@@ -28,5 +30,8 @@ constexpr TokenChunk chunk_at(int64_t tokens, int64_t chunks, int64_t index) {
   const int64_t longer = tokens % chunks;
   return {.begin = index * count + std::min(index, longer), .count = count + (index < longer)};
 }
+
+// The call with every tensor cut to the rows of one chunk, and its strides filled in.
+ForwardArgs chunk_of(const ForwardArgs& args, const TokenChunk& chunk);
 
 }  // namespace conclave::inline v0

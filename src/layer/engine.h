@@ -3,35 +3,82 @@
 
 #include "core/device.h"
 #include "layer/device_runtime.h"
+#include "layer/kernel_counts.h"
+#include "layer/plan_base.h"
 
 #include "conclave/error.h"
 #include "conclave/layer.h"
 #include "conclave/token_router.h"
 #include "conclave/tuning.h"
+#include "conclave/weights.h"
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace conclave::inline v0 {
 
-// One layer's plan and weights on its device. MoeLayer's methods forward to it and share its
-// contract.
+// A layer's weights where its device reads them. Layers that differ only in the number of tokens
+// that they plan for share them.
+class LayerWeights {
+ public:
+  virtual ~LayerWeights() = default;
+};
+
+// A call whose arguments are checked.
+struct LayerCall {
+  const ForwardArgs& args;
+  int64_t tokens = 0;
+  int64_t chunks = 0;  // as the ranks agreed
+  std::span<std::byte> workspace;
+};
+
+// A plan bound to weights. Immutable, so that concurrent calls need only distinct workspaces.
+class LayerRunner {
+ public:
+  virtual ~LayerRunner() = default;
+  // Works as MoeLayer::workspace_bytes.
+  virtual size_t workspace_bytes(int64_t tokens) const = 0;
+  // Throws Error(kWorkspaceTooSmall) before ranks agree on a call; `run` throws it where the bytes
+  // needed depend on the chunks.
+  virtual void check_workspace(std::span<const std::byte> workspace) const = 0;
+  // Runs all chunks, or enqueues them. Allocates nothing.
+  virtual void run(const LayerCall& call) const = 0;
+};
+
+// A kind of device adds this to a layer: its plan, weights in its memory, and calls on both.
+// `Layer` does the rest, alike for every device.
 class Engine {
  public:
   virtual ~Engine() = default;
-  virtual void forward(const ForwardArgs& args) = 0;
-  virtual void reload(const WeightSource& source, ReloadMode mode) = 0;
-  virtual const MoeSpec& spec() const noexcept = 0;
-  virtual const ParallelSpec& parallel() const noexcept = 0;
-  virtual const Plan& plan() const noexcept = 0;
-  virtual LayerStatus status() const = 0;
-  virtual size_t workspace_bytes(int64_t tokens) const = 0;
+  virtual const PlanBase& plan() const noexcept = 0;
+  // The same for another number of tokens. Collective, as ranks must agree on it.
   virtual std::unique_ptr<Engine> with_max_tokens(int64_t max_tokens) const = 0;
+
+  // Throws as MoeLayer::forward for an argument; returns the number of tokens.
+  virtual int64_t check(const ForwardArgs& args) const = 0;
+  // Throws for weights that lie where this device cannot read them.
+  virtual void check_place(const WeightSource& source) const = 0;
+
+  // Loads a checked source. What is counted beside `replaced`, if given, goes on with the new ones.
+  virtual std::unique_ptr<LayerWeights> load(const WeightSource& source,
+                                             const LayerWeights* replaced) const = 0;
+  // Overwrites weights in place.
+  virtual void fill(const WeightSource& source, LayerWeights& weights) const = 0;
+  virtual KernelCounts counts(const LayerWeights& weights) const = 0;
+  // Makes what runs on `weights`. Memory that depends on neither the weights nor the plan is shared
+  // with `like`, a runner on the same weights, if given.
+  virtual std::unique_ptr<LayerRunner> bind(LayerWeights& weights,
+                                            const LayerRunner* like) const = 0;
+
+  // Makes the device current for the calling thread and returns the one that was, for leave().
+  virtual int32_t enter() const { return 0; }
+  virtual void leave(int32_t /*previous*/) const noexcept {}
 };
 
 // The arguments of create and make_plan.
@@ -52,7 +99,7 @@ struct EngineRow {
   std::string (*describe)();
   // Yes if this machine has the device, otherwise the reason.
   Support (*usable)(int32_t ordinal);
-  // Throws as MoeLayer::create.
+  // Plans, for weights that lie as `source` says. Throws as MoeLayer::create.
   std::unique_ptr<Engine> (*make)(const EngineRequest& request, const WeightSource& source);
   // Works as make_plan does.
   Plan (*plan)(const EngineRequest& request);

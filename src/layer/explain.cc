@@ -44,6 +44,21 @@ void append_ladder(const Plan& plan, std::string& text) {
   }
 }
 
+// One line per buffer of the workspace: its bytes, and the stages between which it lives.
+void append_buffers(const Plan& plan, std::string& text) {
+  size_t name_width = 0;
+  for (const PlanBuffer& buffer : plan.buffers) {
+    name_width = std::max(name_width, buffer.name.size());
+  }
+  for (const PlanBuffer& buffer : plan.buffers) {
+    std::string life = buffer.first_stage;
+    if (buffer.last_stage != life) life += " > " + buffer.last_stage;
+    text +=
+        fmt::format("{:<15}{:<{}}  {:>10}  {}\n", &buffer == plan.buffers.data() ? "buffers" : "",
+                    buffer.name, name_width, format_bytes(buffer.bytes), life);
+  }
+}
+
 }  // namespace
 
 std::string explain(const Plan& plan) {
@@ -64,6 +79,7 @@ std::string explain(const Plan& plan) {
   line("workspace",
        fmt::format("{} for {} tokens", format_bytes(plan.workspace_bytes), plan.max_tokens));
   line("part", plan.part);
+  append_buffers(plan, text);
   append_ladder(plan, text);
   size_t table_width = 0;
   size_t name_width = 0;

@@ -1,4 +1,4 @@
-// A layer on the CPU: plan, packed weights, pipeline.
+// The CPU adds to a layer its plan, packed weights and stages.
 #pragma once
 
 #include "layer/engine.h"

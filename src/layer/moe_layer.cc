@@ -1,4 +1,5 @@
 #include "layer/engine.h"
+#include "layer/layer.h"
 
 #include "conclave/layer.h"
 
@@ -7,15 +8,14 @@
 namespace conclave::inline v0 {
 
 struct MoeLayer::Impl {
-  std::unique_ptr<Engine> engine;
+  Layer layer;
 };
 
 MoeLayer MoeLayer::create(const Context& context, const MoeSpec& spec, const WeightSource& source,
                           const LayerOptions& options, const ParallelSpec& parallel) {
-  auto impl = std::make_unique<Impl>();
-  impl->engine = engine_row(context).make(
-      {.context = context, .spec = spec, .options = options, .parallel = parallel}, source);
-  return MoeLayer(std::move(impl));
+  const EngineRequest request{
+      .context = context, .spec = spec, .options = options, .parallel = parallel};
+  return MoeLayer(std::unique_ptr<Impl>(new Impl{Layer(request, source)}));
 }
 
 MoeLayer::MoeLayer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -23,31 +23,29 @@ MoeLayer::MoeLayer(MoeLayer&&) noexcept = default;
 MoeLayer& MoeLayer::operator=(MoeLayer&&) noexcept = default;
 MoeLayer::~MoeLayer() = default;
 
-void MoeLayer::forward(const ForwardArgs& args) const { impl_->engine->forward(args); }
+void MoeLayer::forward(const ForwardArgs& args) const { impl_->layer.forward(args); }
 
 MoeLayer MoeLayer::with_max_tokens(int64_t max_tokens) const {
-  auto impl = std::make_unique<Impl>();
-  impl->engine = impl_->engine->with_max_tokens(max_tokens);
-  return MoeLayer(std::move(impl));
+  return MoeLayer(std::unique_ptr<Impl>(new Impl{Layer(impl_->layer, max_tokens)}));
 }
 
 void MoeLayer::reload(const WeightSource& source, ReloadMode mode) {
-  impl_->engine->reload(source, mode);
+  impl_->layer.reload(source, mode);
 }
 
-const MoeSpec& MoeLayer::spec() const noexcept { return impl_->engine->spec(); }
+const MoeSpec& MoeLayer::spec() const noexcept { return impl_->layer.basis().spec; }
 
-const ParallelSpec& MoeLayer::parallel() const noexcept { return impl_->engine->parallel(); }
+const ParallelSpec& MoeLayer::parallel() const noexcept { return impl_->layer.basis().parallel; }
 
-const Plan& MoeLayer::plan() const noexcept { return impl_->engine->plan(); }
+const Plan& MoeLayer::plan() const noexcept { return impl_->layer.plan(); }
 
-size_t MoeLayer::workspace_bytes() const noexcept { return impl_->engine->plan().workspace_bytes; }
+size_t MoeLayer::workspace_bytes() const noexcept { return plan().workspace_bytes; }
 
 size_t MoeLayer::workspace_bytes(int64_t tokens) const {
-  return impl_->engine->workspace_bytes(tokens);
+  return impl_->layer.workspace_bytes(tokens);
 }
 
-LayerStatus MoeLayer::status() const { return impl_->engine->status(); }
+LayerStatus MoeLayer::status() const { return impl_->layer.status(); }
 
 std::vector<TuningEntry> tuning_candidates(const Context& context, const MoeSpec& spec,
                                            const LayerOptions& options,

@@ -5,8 +5,6 @@
 #include "core/verdicts.h"
 #include "core/weight_types.h"
 #include "experts/ladder.h"
-#include "layer/book_workspace.h"
-#include "layer/describe_stages.h"
 #include "layer/problems.h"
 
 #include "conclave/error.h"
@@ -108,7 +106,6 @@ void summarise(LayerPlan& plan, const dispatch::DispatcherRow& dispatcher) {
   add(plan.residual.get(), 1);
   Plan& summary = plan.summary;
   summary.tile = plan.experts->tile();
-  summary.stages = describe_stages(plan);
   summary.part = describe_part(plan.part, plan.spec, plan.parallel);
   summary.dispatcher = dispatcher.name;
   summary.num_local_experts = plan.dispatcher->num_local_experts();

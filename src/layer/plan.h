@@ -1,12 +1,11 @@
 // Plan time: every choice a layer makes, and the objects that carry it out.
 #pragma once
 
-#include "core/workspace_layout.h"
 #include "cpu/isa.h"
 #include "dispatch/dispatcher.h"
 #include "experts/kernel.h"
-#include "layer/rank_part.h"
-#include "routing/router.h"
+#include "layer/plan_base.h"
+#include "layer/stages/host_stages.h"
 
 #include "conclave/context.h"
 #include "conclave/layer.h"
@@ -19,60 +18,29 @@
 
 namespace conclave::inline v0 {
 
-// The scratch memory of each stage.
-struct LayerSlices {
-  WorkspaceSlice logits;        // [T, num_logits(spec)] f32
-  WorkspaceSlice topk_ids;      // [T, k] int32
-  WorkspaceSlice topk_weights;  // [T, k] f32
-  WorkspaceSlice physical_ids;  // [T, k] int32, for a layer with redundant experts
-  WorkspaceSlice given_ids;     // [T, k] int32: choices that the router only weighs
-  WorkspaceSlice token_ids;     // [T] int32, if the router may read them
-  WorkspaceSlice router_scratch;
-  WorkspaceSlice rows;       // RowBundle for the experts
-  WorkspaceSlice gate_rows;  // float32 RowBundle for gate products, if the format differs
-  WorkspaceSlice dispatch;
-  WorkspaceSlice experts;           // shared by all kernels, one after the other
-  WorkspaceSlice expert_rows;       // [slots, W] f32, W = expert_width(spec)
-  WorkspaceSlice all_rows;          // [S, T] int64: source rows of S experts on every row
-  WorkspaceSlice all_rows_begin;    // [S] int64
-  WorkspaceSlice all_rows_count;    // [S] int64
-  WorkspaceSlice shared_rows;       // [S, T, H] f32
-  WorkspaceSlice shared_gate;       // [T] f32
-  WorkspaceSlice shared_weights;    // [T, S] f32, for kRouterWeight and kFusedSlots
-  WorkspaceSlice mix_logits;        // [T, 2] f32, for kSoftmaxMix
-  WorkspaceSlice mix;               // [T] f32: factor of the routed part
-  WorkspaceSlice identity_weights;  // [T] f32: weights of zero experts
-  WorkspaceSlice latent;            // [T, Hl] f32
-  WorkspaceSlice expert_input;      // RowBundle for the experts, if it is not `rows`
-  WorkspaceSlice unit_weights;      // [T, k] f32, if the experts' input was weighted
-  WorkspaceSlice residual_input;    // RowBundle of residual_input
-  WorkspaceSlice residual_rows;     // [T, H] f32
-  WorkspaceSlice routed_sum;        // [T, routed_sum_stride] f32, if combine does not finish
-  WorkspaceSlice projected;         // [T, H] f32: routed_sum after the latent up projection
-  WorkspaceSlice reduced_sum;       // routed_sum, summed over tensor-parallel ranks
-  WorkspaceSlice reduced_shared;    // shared_rows of one expert, likewise
-  WorkspaceSlice reduced_residual;  // residual_rows, likewise
-};
-
 // The work of a layer beyond the plain weighted sum of its routed experts.
 struct StagePlan {
   bool reads_hidden_rows = true;           // some kernel reads hidden itself, in its row format
+  bool reads_hidden_floats = false;        // a gate or a projection reads it in float32
   bool has_expert_input = false;           // routed experts read other rows: projected or weighted
   int64_t rows_per_token = 1;              // rows dispatch takes: k if every choice has its own
   bool finishes_apart = false;             // combine writes routed_sum; one more pass makes out
   bool weighs_shared_rows = false;         // shared_weights apply
-  bool mixes = false;                      // `mix` applies
-  experts::BatchRequirements hidden_rows;  // format of `rows`
+  bool mixes = false;                      // the routed part has a factor too
+  bool computes_factors = false;           // a stage makes factors of the parts of a sum
+  bool factors_read_hidden = false;        // that stage reads hidden, in float32
+  experts::BatchRequirements hidden_rows;  // what kernels of width H read
   int64_t routed_sum_stride = 0;
+
+  // Kernels read float32: their rows serve gates and projections too.
+  bool hidden_rows_are_float() const {
+    return reads_hidden_rows && hidden_rows.row_dtype == DType::kF32;
+  }
 };
 
-struct LayerPlan {
-  MoeSpec spec;
-  ParallelSpec parallel;
-  LayerOptions options;
+struct LayerPlan : PlanBase {
   cpu::Isa isa = cpu::Isa::kScalar;
   cpu::Arithmetic arithmetic = cpu::Arithmetic::kF32Fma;
-  RankPart part;
 
   std::unique_ptr<Router> router;
   std::unique_ptr<dispatch::Dispatcher> dispatcher;
@@ -82,13 +50,11 @@ struct LayerPlan {
 
   StagePlan stages;
   size_t router_scratch_bytes = 0;
-  routing::RouterTraits router_traits;
-  LayerSlices slices;
+  HostSlices slices;
   ChunkOrder chunk_order = ChunkOrder::kInTurn;
   size_t chunk_workspace_bytes = 0;  // what the slices take
   size_t workspace_bytes = 0;        // for all chunks under way at once
   int64_t gate_row_bytes = 0;        // bytes per float32 row, zero padded
-  Plan summary;
 };
 
 // Throws Error(kUnsupported) listing every row's reason if no row of a table fits, and the errors

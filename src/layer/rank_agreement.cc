@@ -12,7 +12,7 @@
 namespace conclave::inline v0 {
 namespace {
 
-bool exchanges_tokens(const LayerPlan& plan) {
+bool exchanges_tokens(const PlanBase& plan) {
   return plan.parallel.ep_size > 1 && plan.parallel.reduce == Reduce::kFull;
 }
 
@@ -58,12 +58,12 @@ void check_ranks_agree(const LayerPlan& plan, Communicator* communicator) {
   if (plan.part.reduces()) compare_values(values, *plan.part.tensor_communicator);
 }
 
-void give_up(const LayerPlan& plan, Communicator* communicator, const char* why) {
+void give_up(const PlanBase& plan, Communicator* communicator, const char* why) {
   if (exchanges_tokens(plan)) end_exchanges(*communicator, why);
   if (plan.part.reduces()) end_exchanges(*plan.part.tensor_communicator, why);
 }
 
-int64_t agree_on_chunks(int64_t tokens, const LayerPlan& plan, Communicator* communicator) {
+int64_t agree_on_chunks(int64_t tokens, const PlanBase& plan, Communicator* communicator) {
   if (plan.part.reduces()) {
     try {
       check_same_tokens(tokens, plan.part);

@@ -21,11 +21,11 @@ void check_ranks_agree(const LayerPlan& plan, Communicator* communicator);
 
 // The largest chunk count of all expert-parallel ranks: each takes part in every exchange.
 // Tensor-parallel ranks must bring the same number of tokens: CommError(kCommMismatch) on each.
-int64_t agree_on_chunks(int64_t tokens, const LayerPlan& plan, Communicator* communicator);
+int64_t agree_on_chunks(int64_t tokens, const PlanBase& plan, Communicator* communicator);
 
 // After an error in a forward: ends the exchanges that this rank has under way, so that no peer
 // touches the workspace any more and none of either group waits for this rank. Does nothing where
 // the communicator itself has failed, since peers know then.
-void give_up(const LayerPlan& plan, Communicator* communicator, const char* why);
+void give_up(const PlanBase& plan, Communicator* communicator, const char* why);
 
 }  // namespace conclave::inline v0

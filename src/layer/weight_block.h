@@ -17,7 +17,7 @@ struct BlockRequest {
   bool wanted = true;  // false: an empty view
 };
 
-// Whether a block of the view can be one: its rows begin with a byte.
+// True if a block of the view can be a view: its rows begin with a byte.
 bool begins_bytes(const ConstTensorView& whole, const WeightBlock& block);
 // The block in place. Its rows must begin with a byte.
 ConstTensorView block_of_view(const ConstTensorView& whole, const WeightBlock& block);

@@ -1,4 +1,4 @@
-// What a plan chooses from to bring rows to experts on the device.
+// Lists the alternatives that a plan has for bringing rows to experts on the device.
 #pragma once
 
 #include "core/catalog.h"
@@ -13,8 +13,8 @@
 
 namespace conclave::inline v0::dispatch {
 
-// Which rows of which ranks a device's experts compute. Dispatchers of device memory have no
-// exchange yet.
+// Decides which rows of which ranks a device's experts compute. Dispatchers of device memory have
+// no exchange yet.
 struct DeviceDispatcherRow {
   std::string_view name;  // "cuda.local"
   Support (*supports)(const DispatchProblem& problem);
@@ -37,7 +37,7 @@ struct DeviceGroupRow {
 };
 Catalog<DeviceGroupRow> device_group_catalog();
 
-// Where ids that an earlier step or the caller made are checked.
+// Decides which launch checks ids that an earlier step or the caller made.
 struct DeviceCheckRow {
   std::string_view name;  // "cuda.check_with_group"
   bool with_group = false;

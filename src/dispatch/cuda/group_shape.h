@@ -21,7 +21,7 @@ constexpr size_t group_shared_bytes_aligned(int64_t warps, int64_t num_local_exp
   return (group_shared_bytes(static_cast<int32_t>(warps * 32), num_local_experts) + 15) / 16 * 16;
 }
 inline constexpr int32_t kGroupMaxThreads = 1024;
-// What every kernel may use without asking.
+// Every kernel may use this much without asking.
 inline constexpr size_t kDefaultSharedBytes = size_t{48} * 1024;
 
 // Offsets into the workspace.

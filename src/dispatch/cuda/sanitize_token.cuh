@@ -1,5 +1,5 @@
 // Sanitises one token's ids and weights with one warp, one slot per lane, as
-// layer/given_routing.cc.
+// layer/stages/given_routing.cc.
 #pragma once
 
 #include "cuda/device/shared_slot.cuh"

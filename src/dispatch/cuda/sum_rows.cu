@@ -116,17 +116,6 @@ void clear_sums(float* sums, int64_t count, CUstream_st* stream) {
                reinterpret_cast<float4*>(sums), count / 4);
 }
 
-bool only_rounds(const DeviceCombineArgs& args) {
-  const bool sums = args.routed_rows != nullptr && args.top_k == 0 &&
-                    reinterpret_cast<uintptr_t>(args.routed_rows) % 16 == 0 &&
-                    args.routed_row_stride % 4 == 0;
-  const bool plain = args.routed_factor == 1.0F && args.routed_factors == nullptr &&
-                     args.identity == nullptr && args.output_bias == nullptr &&
-                     args.shared_rows == nullptr && args.residual_rows == nullptr &&
-                     args.padding_mask == nullptr && args.shared_out == nullptr;
-  return sums && plain;
-}
-
 void round_sums(const DeviceCombineArgs& args, CUstream_st* stream) {
   if (args.num_tokens == 0 || args.hidden_size == 0) return;
   const int64_t out_bytes = args.out_stride * byte_size(args.out_dtype);

@@ -12,23 +12,27 @@
 namespace conclave::inline v0 {
 namespace {
 
+using enum CudaBuffer;
+
 // Alignment of slices of device memory: whole lines of every kind of copy.
 constexpr int64_t kSliceBytes = 256;
 
-// Books slices at multiples of 256 bytes, behind the counters.
+// Books buffers at multiples of 256 bytes, behind the counters, in the order of the calls.
 class Booking {
  public:
   Booking() { static_cast<void>(layout_.book_bytes(kWorkspaceCounterBytes, 1)); }
 
-  WorkspaceSlice book(int64_t count, int64_t element_bytes) {
+  void book(CudaBuffer buffer, int64_t count, int64_t element_bytes) {
     const auto bytes = checked_mul(count, element_bytes);
     if (!bytes) throw Error(ErrorCode::kSizeOverflow, "the workspace exceeds 63 bits");
-    return layout_.book_bytes(round_up(*bytes, kSliceBytes), 1);
+    slices_[static_cast<size_t>(buffer)] = layout_.book_bytes(round_up(*bytes, kSliceBytes), 1);
   }
+  const CudaSlices& slices() const { return slices_; }
   size_t total_bytes() const { return layout_.total_bytes(); }
 
  private:
   WorkspaceLayout layout_;
+  CudaSlices slices_{};
 };
 
 int64_t group_bytes(const CudaMlpPlan& part, const CallRange& calls) {
@@ -100,53 +104,52 @@ int64_t output_bytes(const CudaMlpPlan& part, const CallRange& calls) {
   return most;
 }
 
-MlpSlices book_mlp(Booking& booking, const CudaMlpPlan& part, const CallRange& calls,
-                   int64_t rows_per_token = 1) {
+void book_mlp(Booking& booking, const CudaMlpPlan& part, const MlpBuffers& buffers,
+              const CallRange& calls, int64_t rows_per_token = 1) {
   const experts::ExpertsProblem& problem = part.problem;
   const int64_t unsorted = unsorted_tokens(part, calls) * rows_per_token;
-  const int64_t sums =
-      tokens_added(part.ladder, calls) * padded_row(problem.hidden_size, DType::kF32);
-  if (!part.quantises()) {
-    return {.rows = booking.book(unsorted, part.row_stride * byte_size(part.row_dtype)),
-            .scales = {},
-            .output = booking.book(output_bytes(part, calls), 1),
-            .sums = booking.book(sums, sizeof(float))};
+  if (part.quantises()) {
+    const bool grouped = problem.quant.activations == ActivationScale::kGroup;
+    const int64_t scales = grouped ? ceil_div(problem.hidden_size, kScaleColumns) : 1;
+    booking.book(buffers.rows, unsorted, padded_codes(problem.hidden_size));
+    booking.book(buffers.scales, padded_row(unsorted, DType::kF32) * scales, sizeof(float));
+  } else {
+    booking.book(buffers.rows, unsorted, part.row_stride * byte_size(part.row_dtype));
   }
-  const bool grouped = problem.quant.activations == ActivationScale::kGroup;
-  const int64_t scales = grouped ? ceil_div(problem.hidden_size, kScaleColumns) : 1;
-  return {.rows = booking.book(unsorted, padded_codes(problem.hidden_size)),
-          .scales = booking.book(padded_row(unsorted, DType::kF32) * scales, sizeof(float)),
-          .output = booking.book(output_bytes(part, calls), 1),
-          .sums = booking.book(sums, sizeof(float))};
+  booking.book(buffers.output, output_bytes(part, calls), 1);
+  booking.book(buffers.sums,
+               tokens_added(part.ladder, calls) * padded_row(problem.hidden_size, DType::kF32),
+               sizeof(float));
 }
 
-void book_routing(Booking& booking, const CudaPlan& plan, int64_t tokens, CudaSlices& slices) {
+void book_routing(Booking& booking, const CudaPlan& plan, int64_t tokens) {
   const MoeSpec& spec = plan.spec;
   const int64_t choices = tokens * spec.top_k;
   const int64_t slots = tokens * plan.num_slots();
   const bool normed = spec.has_gate && spec.router.input_norm.enabled;
-  slices.live_tokens = booking.book(1, sizeof(int64_t));
-  slices.gate = booking.book(
+  booking.book(kLiveTokens, 1, sizeof(int64_t));
+  booking.book(
+      kGate,
       static_cast<int64_t>(gemm::device_gate_workspace_bytes(tokens, spec.hidden_size, normed)), 1);
-  if (spec.has_gate) slices.logits = booking.book(tokens * num_logits(spec), sizeof(float));
-  slices.topk_ids = booking.book(slots, sizeof(int32_t));
-  slices.topk_weights = booking.book(slots, sizeof(float));
-  slices.given_ids = booking.book(choices, sizeof(int32_t));
-  if (plan.part.has_replicas()) slices.physical_ids = booking.book(choices, sizeof(int32_t));
+  if (spec.has_gate) booking.book(kLogits, tokens * num_logits(spec), sizeof(float));
+  booking.book(kTopkIds, slots, sizeof(int32_t));
+  booking.book(kTopkWeights, slots, sizeof(float));
+  booking.book(kGivenIds, choices, sizeof(int32_t));
+  if (plan.part.has_replicas()) booking.book(kPhysicalIds, choices, sizeof(int32_t));
   if (plan.router_writes_choices) {
-    slices.router_ids = booking.book(choices, sizeof(int32_t));
-    slices.router_weights = booking.book(choices, sizeof(float));
+    booking.book(kRouterIds, choices, sizeof(int32_t));
+    booking.book(kRouterWeights, choices, sizeof(float));
   }
-  if (spec.num_zero_experts > 0) slices.identity = booking.book(tokens, sizeof(float));
+  if (spec.num_zero_experts > 0) booking.book(kIdentity, tokens, sizeof(float));
 }
 
-void book_factors(Booking& booking, const MoeSpec& spec, int64_t tokens, CudaSlices& slices) {
+void book_factors(Booking& booking, const MoeSpec& spec, int64_t tokens) {
   const SharedMode mode = spec.shared.mode;
   if (mode == SharedMode::kNone || mode == SharedMode::kAdd) return;
-  slices.shared_factor = booking.book(tokens * spec.shared.count, sizeof(float));
+  booking.book(kSharedFactor, tokens * spec.shared.count, sizeof(float));
   if (mode != SharedMode::kSoftmaxMix) return;
-  slices.mix_logits = booking.book(tokens * 2, sizeof(float));
-  slices.mix = booking.book(tokens, sizeof(float));
+  booking.book(kMixLogits, tokens * 2, sizeof(float));
+  booking.book(kMix, tokens, sizeof(float));
 }
 
 }  // namespace
@@ -155,29 +158,27 @@ WorkspaceBooking book_workspace(const CudaPlan& plan, const CallRange& calls) {
   const MoeSpec& spec = plan.spec;
   const int64_t tokens = calls.last;
   Booking booking;
-  CudaSlices slices;
-  book_routing(booking, plan, tokens, slices);
-  book_factors(booking, spec, tokens, slices);
+  book_routing(booking, plan, tokens);
+  book_factors(booking, spec, tokens);
   int64_t grouping = std::max(group_bytes(plan.routed, calls),
                               static_cast<int64_t>(dispatch::device_group_workspace_bytes(
                                   tokens, plan.num_slots(), 1, kLeastGroupTile)));
   if (plan.shared) grouping = std::max(grouping, group_bytes(*plan.shared, calls));
   if (plan.residual) grouping = std::max(grouping, group_bytes(*plan.residual, calls));
-  slices.group = booking.book(grouping, 1);
-  slices.experts = booking.book(static_cast<int64_t>(experts_bytes(plan, tokens)), 1);
-  slices.routed = book_mlp(booking, plan.routed, calls, plan.rows_per_token());
-  if (plan.shared) slices.shared = book_mlp(booking, *plan.shared, calls);
-  if (plan.residual) slices.residual = book_mlp(booking, *plan.residual, calls);
+  booking.book(kGroup, grouping, 1);
+  booking.book(kExperts, static_cast<int64_t>(experts_bytes(plan, tokens)), 1);
+  book_mlp(booking, plan.routed, kRoutedBuffers, calls, plan.rows_per_token());
+  if (plan.shared) book_mlp(booking, *plan.shared, kSharedBuffers, calls);
+  if (plan.residual) book_mlp(booking, *plan.residual, kResidualBuffers, calls);
   if (plan.weighs_rows) {
-    slices.weighted =
-        booking.book(tokens * plan.rows_per_token() * expert_width(spec), sizeof(float));
+    booking.book(kWeighted, tokens * plan.rows_per_token() * expert_width(spec), sizeof(float));
   }
   if (spec.latent.size != 0) {
-    slices.latent = booking.book(tokens * spec.latent.size, sizeof(float));
-    slices.projected = booking.book(tokens * spec.hidden_size, sizeof(float));
+    booking.book(kLatent, tokens * spec.latent.size, sizeof(float));
+    booking.book(kProjected, tokens * spec.hidden_size, sizeof(float));
   }
   return {.calls = calls,
-          .slices = slices,
+          .slices = booking.slices(),
           .total_bytes = std::max(booking.total_bytes(), decode_bytes(plan))};
 }
 

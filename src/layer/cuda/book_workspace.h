@@ -2,6 +2,7 @@
 #pragma once
 
 #include "layer/cuda/plan.h"
+#include "layer/stages/cuda/cuda_stages.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +13,7 @@ namespace conclave::inline v0 {
 // Tokens per tile of a grouping without experts.
 inline constexpr int32_t kLeastGroupTile = 64;
 
-// The slices for calls that one rung of the routed experts serves. Calls of another rung never run
+// The buffers for calls that one rung of the routed experts serves. Calls of another rung never run
 // beside them, so rungs may share memory.
 struct WorkspaceBooking {
   CallRange calls;

@@ -21,32 +21,6 @@ std::string arithmetic_text(const CudaPlan& plan) {
   return "wgmma_" + std::string(quant::format_of(plan.spec.weight_dtype).name);
 }
 
-std::vector<std::string> stage_names(const CudaPlan& plan) {
-  const MoeSpec& spec = plan.spec;
-  std::vector<std::string> stages;
-  const bool projects = spec.latent.size != 0;
-  if (spec.has_gate) stages.push_back(fmt::format("gate product [{}]", num_logits(spec)));
-  stages.push_back("route");
-  stages.push_back("group");
-  if (projects) stages.push_back(fmt::format("latent down {}", spec.latent.size));
-  if (plan.routed.quantises()) stages.push_back("quantise");
-  stages.push_back(plan.fused.slots() == 0
-                       ? "experts"
-                       : fmt::format("experts, {} slots of shared ones", plan.fused.slots()));
-  if (plan.shared) {
-    const auto& shared = plan.shared->problem;
-    stages.push_back(
-        fmt::format("{} shared of {}", shared.num_local_experts, shared.intermediate_size));
-  }
-  if (plan.residual) {
-    stages.push_back(fmt::format("residual MLP {}", plan.residual->problem.intermediate_size));
-  }
-  stages.push_back("combine");
-  if (projects && spec.latent.has_norm) stages.push_back("rms norm");
-  if (projects) stages.push_back(fmt::format("latent up {}, finish", spec.hidden_size));
-  return stages;
-}
-
 size_t weight_bytes(const experts::ExpertsProblem& problem) {
   const int64_t halves = problem.activation.gated ? 2 : 1;
   const DType dtype = problem.weight_dtype;
@@ -87,6 +61,8 @@ void summarise_workspace(CudaPlan& plan) {
     first = rung.last_tokens + 1;
   }
   summary.workspace_bytes = total(plan.options.max_tokens);
+  const WorkspaceBooking largest = book_every_rung(plan, plan.options.max_tokens).back();
+  summary.buffers = describe_buffers(plan, largest.slices);
 }
 
 }  // namespace
@@ -97,7 +73,7 @@ void summarise(CudaPlan& plan) {
   summary.arithmetic = arithmetic_text(plan);
   summary.determinism = determinism_text(plan);
   summary.router = spec.router.name;
-  summary.stages = stage_names(plan);
+  summary.stages = listed_stages(declare_stages(plan));
   summary.part = describe_part(plan.part, spec, plan.parallel);
   summary.max_tokens = plan.options.max_tokens;
   summary.num_local_experts = static_cast<int64_t>(plan.part.local_experts.size());

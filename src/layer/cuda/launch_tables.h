@@ -1,4 +1,4 @@
-// Which kernels beside the experts' own serve which numbers of tokens: gate products, and the
+// Chooses, by the number of tokens, the kernels beside the experts' own: gate products, and the
 // launches that route, check and group.
 #pragma once
 

@@ -13,18 +13,6 @@
 namespace conclave::inline v0 {
 namespace {
 
-// Slots of fused shared experts count as plain slots if the routed sum is not changed afterwards.
-bool sums_only_slots(const CudaPlan& plan) {
-  const MoeSpec& spec = plan.spec;
-  const SharedMode mode = spec.shared.mode;
-  const bool mixes = mode == SharedMode::kAverage || mode == SharedMode::kSoftmaxMix;
-  const bool plain_slots =
-      plan.fused.slots() == 0 || (spec.output_scale == 1 && spec.weight_on == WeightOn::kOutput);
-  return !plan.shared && !mixes && plain_slots && spec.num_zero_experts == 0 &&
-         !spec.has_output_bias && !plan.residual && spec.latent.size == 0 &&
-         !plan.part.has_replicas() && !plan.weighs_rows;
-}
-
 // Yes if the row can do the whole forward for few tokens in one launch.
 Support one_launch_fits(const CudaPlan& plan, const experts::KernelRow& row) {
   if (plan.routed.problem.num_local_experts == 0) return Support::no("no experts are here");
@@ -42,7 +30,7 @@ Support one_launch_fits(const CudaPlan& plan, const experts::KernelRow& row) {
     return Support::no("every choice reads a row of its own");
   }
   if (!plan.router_limit.empty()) return Support::no(plan.router_limit);
-  if (!sums_only_slots(plan)) {
+  if (!plan.end.only_slots) {
     return Support::no("the layer does more than a weighted sum of its slots");
   }
   return row.supports(plan.routed.problem);

@@ -169,6 +169,25 @@ void choose_other_ladder(const CudaPlan& plan, CudaMlpPlan& part) {
   part.ladder = build_ladder(request, verdicts);
 }
 
+// The parts of the plan must be placed before.
+SumEnd plan_end(const CudaPlan& plan) {
+  const MoeSpec& spec = plan.spec;
+  const SharedMode mode = spec.shared.mode;
+  const bool mixes = mode == SharedMode::kAverage || mode == SharedMode::kSoftmaxMix;
+  const bool has_rest = spec.num_zero_experts > 0 || spec.has_output_bias;
+  const bool only_routed = !plan.shared && !plan.residual && !mixes;
+  const bool is_latent = spec.latent.size != 0;
+  // Slots of fused shared experts count as plain slots if the routed sum is not changed afterwards.
+  const bool plain_slots =
+      plan.fused.slots() == 0 || (spec.output_scale == 1 && spec.weight_on == WeightOn::kOutput);
+  return {.only_slots = only_routed && !has_rest && !is_latent && plain_slots &&
+                        !plan.part.has_replicas() && !plan.weighs_rows,
+          .writes_output = only_routed && !has_rest && !is_latent && plan.num_slots() == 1,
+          // Sums are read in groups of four.
+          .rounds_sums = only_routed && !(has_rest && plan.part.adds_rest) &&
+                         (!is_latent || spec.hidden_size % 4 == 0)};
+}
+
 void fill_plan(CudaPlan& plan) {
   const MoeSpec& spec = plan.spec;
   validate(spec);
@@ -190,6 +209,7 @@ void fill_plan(CudaPlan& plan) {
   plan.routed = mlp_plan(problems.routed);
   if (problems.shared) place_shared(plan, *problems.shared);
   if (problems.residual) plan.residual = mlp_plan(*problems.residual);
+  plan.end = plan_end(plan);
   choose_one_launch(plan);
   if (plan.routed.problem.num_local_experts > 0) choose_routed_ladder(plan);
   if (plan.shared) choose_other_ladder(plan, *plan.shared);

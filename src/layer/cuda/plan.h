@@ -2,14 +2,12 @@
 // here touches the device, so that any machine can test it.
 #pragma once
 
-#include "core/workspace_layout.h"
 #include "dispatch/cuda/catalog.h"
 #include "experts/ladder.h"
 #include "gemm/cuda/catalog.h"
 #include "layer/cuda/route_and_group.h"
-#include "layer/rank_part.h"
+#include "layer/plan_base.h"
 #include "routing/cuda/device_router.h"
-#include "routing/router.h"
 
 #include "conclave/layer.h"
 
@@ -21,39 +19,6 @@
 #include <vector>
 
 namespace conclave::inline v0 {
-
-// The scratch memory of each stage; offsets are multiples of 256 bytes. The single-launch kernel
-// for few tokens uses only the front of the workspace, with its counters.
-struct MlpSlices {
-  WorkspaceSlice rows;    // input rows, if they are neither the caller's own nor the routed
-                          // experts'
-  WorkspaceSlice scales;  // scales of rows of codes
-  WorkspaceSlice output;  // [T * k, H]
-  WorkspaceSlice sums;    // [T, H] f32, for rungs that add rows
-};
-struct CudaSlices {
-  WorkspaceSlice live_tokens;     // [1] int64 for a chunk, if num_tokens is given
-  WorkspaceSlice gate;            // for a gate product with a normalised input
-  WorkspaceSlice logits;          // [T, logits] f32
-  WorkspaceSlice topk_ids;        // [T, slots] int32
-  WorkspaceSlice topk_weights;    // [T, slots] f32
-  WorkspaceSlice physical_ids;    // [T, k] int32, for a layer with redundant experts
-  WorkspaceSlice given_ids;       // [T, k] int32: choices that the router only weighs
-  WorkspaceSlice router_ids;      // [T, k] int32, if the router writes choices
-  WorkspaceSlice router_weights;  // [T, k] f32, likewise
-  WorkspaceSlice identity;        // [T] f32: weights of zero experts
-  WorkspaceSlice group;
-  WorkspaceSlice experts;  // for all kinds, one after the other
-  MlpSlices routed;
-  MlpSlices shared;
-  MlpSlices residual;
-  WorkspaceSlice shared_factor;  // [T, S] f32
-  WorkspaceSlice mix_logits;     // [T, 2] f32, for SharedMode::kSoftmaxMix
-  WorkspaceSlice mix;            // [T] f32: factor of the routed part
-  WorkspaceSlice weighted;       // [T * k, H] f32: rows times the weights of their slots
-  WorkspaceSlice latent;         // [T, Hl] f32: projected rows, then the sums of experts
-  WorkspaceSlice projected;      // [T, H] f32: sums projected up
-};
 
 // Experts of one kind: routed, shared, or the residual MLP.
 struct CudaMlpPlan {
@@ -86,20 +51,24 @@ struct GatePlans {
   std::vector<gemm::GateRung> latent_up;
 };
 
-struct CudaPlan {
-  MoeSpec spec;
-  ParallelSpec parallel;
-  LayerOptions options;
+// Says what the layer adds to the weighted sum of a token's slots. A call's padding, or a tensor
+// for the shared part alone, comes on top.
+struct SumEnd {
+  bool only_slots = false;     // nothing: one launch may do the whole forward
+  bool writes_output = false;  // nothing, and one slot: a down product may write the output itself
+  bool rounds_sums = false;    // nothing on this rank: sums that are ready only need rounding
+};
+
+struct CudaPlan : PlanBase {
   cuda::DeviceInfo device;
   SharedForm shared_form = SharedForm::kFused;  // the form requested
-  RankPart part;
-  CudaMlpPlan routed;                   // includes fused shared experts
-  FusedShared fused;                    // slots() is 0 if there are none
-  std::optional<CudaMlpPlan> shared;    // S experts that every row uses, launched apart
-  std::optional<CudaMlpPlan> residual;  // one expert that every row uses
+  CudaMlpPlan routed;                           // includes fused shared experts
+  FusedShared fused;                            // slots() is 0 if there are none
+  std::optional<CudaMlpPlan> shared;            // S experts that every row uses, launched apart
+  std::optional<CudaMlpPlan> residual;          // one expert that every row uses
+  SumEnd end;
   GatePlans gates;
   std::vector<RouteGroupRung> routing;  // how calls that the router routes are grouped
-  routing::RouterTraits router_traits;
   std::shared_ptr<const routing::DeviceRouter> router;  // null if calls must bring ids and weights
   bool router_writes_choices = false;                   // beside the slots
   int64_t decode_tokens = 0;  // calls of up to this many tokens take the single launch, if their
@@ -108,7 +77,6 @@ struct CudaPlan {
   std::string router_limit = {};  // why calls must bring ids and weights; empty: they need not
   // Weights on the input change its codes: rows are weighed first, with one copy per choice.
   bool weighs_rows = false;
-  Plan summary;
 
   // Routed experts that ids name once replicas are chosen, followed by the shared ones.
   int32_t num_ids() const;

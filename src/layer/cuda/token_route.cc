@@ -2,7 +2,7 @@
 
 #include "cuda/device_info.h"
 #include "layer/cuda/memory_place.h"
-#include "layer/cuda/routing_stage.h"
+#include "layer/stages/cuda/rows.h"
 #include "routing/cuda/device_router.h"
 #include "routing/cuda/route.h"
 

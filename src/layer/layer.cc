@@ -1,0 +1,157 @@
+#include "layer/layer.h"
+
+#include "layer/packed_weights.h"
+#include "layer/rank_agreement.h"
+
+#include "conclave/error.h"
+
+#include <chrono>
+#include <exception>
+#include <utility>
+
+namespace conclave::inline v0 {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Keeps an engine's device current.
+class OnDevice {
+ public:
+  explicit OnDevice(const Engine& engine) : engine_(engine), previous_(engine.enter()) {}
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+  ~OnDevice() { engine_.leave(previous_); }
+
+ private:
+  const Engine& engine_;
+  int32_t previous_;
+};
+
+void check_weights(const Engine& engine, const WeightSource& source) {
+  engine.check_place(source);
+  check_source(engine.plan().spec, source);
+}
+
+// Throws unless the caller's workspace is memory of the context's device.
+void check_kind(const Workspace& workspace, const Context& context) {
+  const bool on_device = context.device_allocator() != nullptr;
+  if (on_device == (workspace.kind() == MemoryKind::kDevice)) return;
+  if (on_device) {
+    throw Error(ErrorCode::kDevice, {.what = "the workspace lies in host memory",
+                                     .tensor = "workspace",
+                                     .hint = "make it with the layer's context"});
+  }
+  throw Error(
+      ErrorCode::kDevice,
+      {.what = "the workspace lies in device memory, the layer is on cpu", .tensor = "workspace"});
+}
+
+}  // namespace
+
+Layer::Layer(const EngineRequest& request, const WeightSource& source)
+    : context_(request.context),
+      engine_(engine_row(request.context).make(request, source)),
+      shared_(std::make_shared<Shared>()) {
+  check_weights(*engine_, source);
+  const OnDevice scope(*engine_);
+  shared_->weights = engine_->load(source, nullptr);
+  bind(nullptr);
+}
+
+Layer::Layer(const Layer& other, int64_t max_tokens)
+    : context_(other.context_),
+      engine_(other.engine_->with_max_tokens(max_tokens)),
+      shared_(other.shared_) {
+  const OnDevice scope(*engine_);
+  bind(other.runner_.get());
+}
+
+Layer::~Layer() {
+  const std::lock_guard lock(shared_->mutex);
+  std::erase(shared_->users, this);
+}
+
+// Runs last in a constructor: from then on a reload of any layer on these weights finds this one.
+void Layer::bind(const LayerRunner* like) {
+  const std::lock_guard lock(shared_->mutex);
+  runner_ = engine_->bind(*shared_->weights, like);
+  shared_->users.push_back(this);
+}
+
+void Layer::check_complete() const {
+  if (shared_->weights_complete.load(std::memory_order_acquire)) return;
+  throw Error(ErrorCode::kState,
+              {.what = "an in-place reload failed midway: this layer has no complete weights",
+               .hint = "reload again"});
+}
+
+std::span<std::byte> Layer::workspace_of(const ForwardArgs& args, OwnWorkspace::Claim& own) {
+  if (args.workspace != nullptr) {
+    check_kind(*args.workspace, context_);
+    return args.workspace->memory();
+  }
+  own = own_workspace_.claim(context_, plan().workspace_bytes, args.stream);
+  return own.memory;
+}
+
+void Layer::run(const LayerCall& call) const {
+  try {
+    runner_->run(call);
+  } catch (const std::exception& error) {
+    give_up(basis(), context_.communicator(), error.what());
+    throw;
+  }
+}
+
+void Layer::forward(const ForwardArgs& args) {
+  const Clock::time_point begin = args.timings != nullptr ? Clock::now() : Clock::time_point();
+  check_complete();
+  const int64_t tokens = engine_->check(args);
+  const OnDevice scope(*engine_);
+  OwnWorkspace::Claim own;
+  const std::span<std::byte> workspace = workspace_of(args, own);
+  runner_->check_workspace(workspace);
+  const int64_t chunks = agree_on_chunks(tokens, basis(), context_.communicator());
+  run({.args = args, .tokens = tokens, .chunks = chunks, .workspace = workspace});
+  shared_->forwards.fetch_add(1, std::memory_order_relaxed);
+  shared_->tokens.fetch_add(tokens, std::memory_order_relaxed);
+  if (args.timings != nullptr) {
+    args.timings->total_ns +=
+        std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begin).count();
+  }
+}
+
+// Binds every layer on these weights to the new ones before any of them changes.
+void Layer::reload_staged(const WeightSource& source) {
+  std::unique_ptr<LayerWeights> weights = engine_->load(source, shared_->weights.get());
+  const std::lock_guard lock(shared_->mutex);
+  std::vector<std::unique_ptr<LayerRunner>> runners;
+  for (const Layer* user : shared_->users) {
+    runners.push_back(user->engine_->bind(*weights, user->runner_.get()));
+  }
+  for (size_t i = 0; i < runners.size(); ++i) shared_->users[i]->runner_ = std::move(runners[i]);
+  shared_->weights = std::move(weights);
+}
+
+void Layer::reload(const WeightSource& source, ReloadMode mode) {
+  check_weights(*engine_, source);
+  const OnDevice scope(*engine_);
+  if (mode == ReloadMode::kStaged) {
+    reload_staged(source);
+  } else {
+    shared_->weights_complete.store(false, std::memory_order_release);
+    engine_->fill(source, *shared_->weights);
+  }
+  shared_->weights_complete.store(true, std::memory_order_release);
+}
+
+LayerStatus Layer::status() const {
+  const OnDevice scope(*engine_);
+  const KernelCounts counts = engine_->counts(*shared_->weights);
+  return {.forwards = shared_->forwards.load(std::memory_order_relaxed),
+          .tokens = shared_->tokens.load(std::memory_order_relaxed),
+          .skipped_ids = counts.skipped_ids,
+          .tokens_without_finite_logit = counts.tokens_without_finite_logit};
+}
+
+}  // namespace conclave::inline v0

@@ -1,0 +1,62 @@
+// A layer, whatever its device: what a call checks and counts, in which order, and the weights that
+// several layers share.
+#pragma once
+
+#include "layer/engine.h"
+#include "layer/own_workspace.h"
+
+#include "conclave/layer.h"
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+namespace conclave::inline v0 {
+
+// MoeLayer's methods forward to it and share its contract.
+class Layer {
+ public:
+  Layer(const EngineRequest& request, const WeightSource& source);
+  // Runs on the weights of `other`, for another number of tokens.
+  Layer(const Layer& other, int64_t max_tokens);
+  Layer(const Layer&) = delete;
+  Layer& operator=(const Layer&) = delete;
+  ~Layer();
+
+  void forward(const ForwardArgs& args);
+  void reload(const WeightSource& source, ReloadMode mode);
+  LayerStatus status() const;
+  const PlanBase& basis() const noexcept { return engine_->plan(); }
+  const Plan& plan() const noexcept { return basis().summary; }
+  size_t workspace_bytes(int64_t tokens) const { return runner_->workspace_bytes(tokens); }
+
+ private:
+  // State that all layers on one set of weights share.
+  struct Shared {
+    std::unique_ptr<LayerWeights> weights;
+    // False from the first byte an in-place reload overwrites until it completes.
+    std::atomic<bool> weights_complete{true};
+    std::atomic<int64_t> forwards{0};
+    std::atomic<int64_t> tokens{0};
+    std::mutex mutex;
+    std::vector<Layer*> users;  // bound to the weights, and bound anew when these move
+  };
+
+  void bind(const LayerRunner* like);
+  void check_complete() const;
+  std::span<std::byte> workspace_of(const ForwardArgs& args, OwnWorkspace::Claim& own);
+  void run(const LayerCall& call) const;
+  void reload_staged(const WeightSource& source);
+
+  const Context& context_;
+  std::unique_ptr<Engine> engine_;
+  std::shared_ptr<Shared> shared_;
+  std::unique_ptr<LayerRunner> runner_;
+  OwnWorkspace own_workspace_;
+};
+
+}  // namespace conclave::inline v0

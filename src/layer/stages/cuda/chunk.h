@@ -1,0 +1,64 @@
+// Enqueues one chunk of tokens on CUDA, in the order of its stages.
+#pragma once
+
+#include "experts/cuda/sm90/decode/call.h"
+#include "layer/cuda/every_row.h"
+#include "layer/cuda/plan.h"
+#include "layer/cuda/weights.h"
+#include "layer/stages/cuda/cuda_stages.h"
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace conclave::inline v0 {
+
+// A rung with its kernel, bound to the layer's weights.
+struct CudaRung {
+  int64_t last_tokens = 0;
+  const experts::DeviceExpertsKernel* kernel = nullptr;
+  bool sorted_input = false;   // the input that the kernel's tile wants
+  bool adds_rows = false;      // to the buffer of sums, in any order
+  bool finishes_rows = false;  // can write the output itself
+  // Launched as well, for the tiles that skewed choices are cut into; or null.
+  const experts::DeviceExpertsKernel* skewed = nullptr;
+};
+
+// The kernels of a layer, made once beside its weights.
+struct CudaKernels {
+  std::vector<std::unique_ptr<experts::DeviceExpertsKernel>> owned;
+  std::vector<CudaRung> routed;
+  std::vector<CudaRung> shared;
+  std::vector<CudaRung> residual;
+  std::unique_ptr<experts::DeviceDecodeKernel> decode;  // null if it cannot or must not serve
+};
+
+// Also lets all other kernels of the plan have what they need, so that a forward asks the driver
+// for nothing. On the current device.
+CudaKernels make_cuda_kernels(const CudaPlan& plan, const CudaWeights& weights);
+
+// Kernels add to these on the device.
+struct CudaCounters {
+  uint64_t skipped_ids = 0;
+  uint64_t tokens_without_finite_logit = 0;
+};
+
+// A layer as it stands between calls, and the place of one chunk: what every stage may ask for. The
+// caller's tensors are not here: a stage is given those that it reads or writes.
+struct CudaChunk {
+  const CudaPlan& plan;
+  const CudaWeights& weights;
+  const EveryRowIds& every_row;
+  const CudaKernels& kernels;
+  CudaScratch scratch;
+  int64_t begin = 0;  // first token of the chunk
+  int64_t count = 0;  // tokens of the chunk, at most plan.options.max_tokens
+  bool is_whole_call = true;
+  CudaCounters* counters = nullptr;  // on the device
+  CUstream_st* stream = nullptr;
+};
+
+// Enqueues everything; `args` are the chunk's rows. Allocates nothing and waits for nothing.
+void run_cuda_chunk(const CudaChunk& chunk, const ForwardArgs& args);
+
+}  // namespace conclave::inline v0

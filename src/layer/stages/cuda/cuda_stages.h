@@ -1,0 +1,79 @@
+// The stages of a layer on CUDA and the buffers between them.
+#pragma once
+
+#include "core/workspace_layout.h"
+#include "layer/stages/table.h"
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace conclave::inline v0 {
+
+struct CudaPlan;
+
+// In the order of the workspace. Kernels overlap: one may begin to write before those in front of
+// it have read, so no two buffers share memory, whatever their stages. The single launch for few
+// tokens uses only the front of the workspace, with its counters.
+enum class CudaBuffer : uint8_t {
+  kLiveTokens,     // [1] int64 for a chunk, if num_tokens is given
+  kGate,           // for a gate product with a normalised input
+  kLogits,         // [T, logits] f32
+  kTopkIds,        // [T, slots] int32
+  kTopkWeights,    // [T, slots] f32
+  kGivenIds,       // [T, k] int32: choices that the router only weighs
+  kPhysicalIds,    // [T, k] int32, for a layer with redundant experts
+  kRouterIds,      // [T, k] int32, if the router writes choices
+  kRouterWeights,  // [T, k] f32, if the router writes choices
+  kIdentity,       // [T] f32: weights of zero experts
+  kSharedFactor,   // [T, S] f32
+  kMixLogits,      // [T, 2] f32, for SharedMode::kSoftmaxMix
+  kMix,            // [T] f32: factor of the routed part
+  kGroup,
+  kExperts,  // scratch of the kernels, for all kinds of experts, one after the other
+  // Each kind of experts has four buffers: input rows, if they are neither the caller's own nor
+  // sorted; scales of rows of codes; rows of slots, [T * k, H]; and for rungs that add rows their
+  // sums, [T, H] f32.
+  kRoutedRows,
+  kRoutedScales,
+  kRoutedOutput,
+  kRoutedSums,
+  kSharedRows,
+  kSharedScales,
+  kSharedOutput,
+  kSharedSums,
+  kResidualRows,
+  kResidualScales,
+  kResidualOutput,
+  kResidualSums,
+  kWeighted,   // [T * k, H] f32: rows times the weights of their slots
+  kLatent,     // [T, Hl] f32: projected rows, then the sums of experts
+  kProjected,  // [T, H] f32: sums projected up
+};
+inline constexpr size_t kCudaBuffers = static_cast<size_t>(CudaBuffer::kProjected) + 1;
+using CudaSlices = std::array<WorkspaceSlice, kCudaBuffers>;
+using CudaScratch = Scratch<CudaBuffer>;
+
+// The buffers of one kind of experts.
+struct MlpBuffers {
+  CudaBuffer rows;
+  CudaBuffer scales;
+  CudaBuffer output;
+  CudaBuffer sums;
+};
+inline constexpr MlpBuffers kRoutedBuffers = {CudaBuffer::kRoutedRows, CudaBuffer::kRoutedScales,
+                                              CudaBuffer::kRoutedOutput, CudaBuffer::kRoutedSums};
+inline constexpr MlpBuffers kSharedBuffers = {CudaBuffer::kSharedRows, CudaBuffer::kSharedScales,
+                                              CudaBuffer::kSharedOutput, CudaBuffer::kSharedSums};
+inline constexpr MlpBuffers kResidualBuffers = {
+    CudaBuffer::kResidualRows, CudaBuffer::kResidualScales, CudaBuffer::kResidualOutput,
+    CudaBuffer::kResidualSums};
+
+// The stages of a chunk that takes the ladder, in order.
+std::vector<Stage> declare_stages(const CudaPlan& plan);
+
+// The buffers that calls of max_tokens tokens need, with the stages that touch them.
+std::vector<PlanBuffer> describe_buffers(const CudaPlan& plan, const CudaSlices& slices);
+
+}  // namespace conclave::inline v0

@@ -1,0 +1,140 @@
+#include "layer/stages/cuda/factors.h"
+
+#include "gemm/cuda/gate_product.h"
+#include "layer/cuda/launch_tables.h"
+#include "layer/cuda/row_format.h"
+#include "layer/stages/cuda/prepare_rows.h"
+#include "layer/stages/cuda/rows.h"
+#include "routing/cuda/fused_slots.h"
+
+namespace conclave::inline v0 {
+namespace {
+
+using enum CudaBuffer;
+
+// A matrix W of few rows.
+struct SmallGate {
+  const DeviceMemory& weights;
+  DType dtype = DType::kF32;
+  int64_t rows = 0;
+  const float* bias = nullptr;
+  const std::vector<gemm::GateRung>& kernels;
+};
+
+// logits = x W^T (+ bias).
+void enqueue_gate(const CudaChunk& chunk, const ConstTensorView& hidden, const SmallGate& gate,
+                  float* logits) {
+  const int64_t columns = chunk.plan.spec.hidden_size;
+  gemm::device_gate_product({.rows = hidden.data,
+                             .rows_dtype = hidden.dtype,
+                             .rows_stride = stride_of_rows(hidden),
+                             .num_tokens = chunk.count,
+                             .hidden_size = columns,
+                             .weights = gate.weights.as(),
+                             .weights_dtype = gate.dtype,
+                             .weights_stride = padded_row(columns, gate.dtype),
+                             .num_logits = gate.rows,
+                             .bias = gate.bias,
+                             .logits = logits},
+                            gate_kernel(gate.kernels, chunk.count), chunk.stream);
+}
+
+// sigmoid(x . w); slots of fused experts keep the product and apply the sigmoid themselves.
+CudaFactors enqueue_sigmoid(const CudaChunk& chunk, const ConstTensorView& hidden) {
+  auto* const factor = chunk.scratch.at<float>(kSharedFactor);
+  const CudaFactors factors{.shared = factor};
+  if (chunk.weights.shared_gate.empty()) return factors;
+  enqueue_gate(chunk, hidden,
+               {.weights = chunk.weights.shared_gate,
+                .dtype = chunk.weights.shared_gate_dtype,
+                .rows = 1,
+                .kernels = chunk.plan.gates.shared_gate},
+               factor);
+  if (chunk.plan.fused.slots() == 0) sigmoid_in_place(factor, chunk.count, chunk.stream);
+  return factors;
+}
+
+CudaFactors enqueue_mix(const CudaChunk& chunk, const ConstTensorView& hidden) {
+  const CudaWeights& weights = chunk.weights;
+  auto* const logits = chunk.scratch.at<float>(kMixLogits);
+  auto* const routed = chunk.scratch.at<float>(kMix);
+  auto* const shared = chunk.scratch.at<float>(kSharedFactor);
+  enqueue_gate(chunk, hidden,
+               {.weights = weights.mix_gate,
+                .dtype = weights.mix_gate_dtype,
+                .rows = 2,
+                .bias = weights.mix_gate_bias.as<float>(),
+                .kernels = chunk.plan.gates.mix},
+               logits);
+  mix_factors(logits, chunk.count, routed, shared, chunk.stream);
+  return {.shared = shared, .routed = routed};
+}
+
+CudaFactors enqueue_fused_slots(const CudaChunk& chunk, const GivenSlots& given) {
+  const MoeSpec& spec = chunk.plan.spec;
+  auto* const weights = chunk.scratch.at<float>(kSharedFactor);
+  routing::DeviceFusedSlots slots{.num_tokens = chunk.count,
+                                  .live_tokens = given.live_tokens,
+                                  .padding_mask = given.padding_mask,
+                                  .top_k = static_cast<int32_t>(spec.top_k),
+                                  .num_experts = static_cast<int32_t>(spec.num_experts),
+                                  .num_shared = static_cast<int32_t>(spec.shared.count),
+                                  .slot_weight = static_cast<float>(spec.shared.slot_weight),
+                                  .shared_weights = weights,
+                                  .skipped_ids = &chunk.counters->skipped_ids};
+  if (!given.topk_ids.empty()) {
+    slots.given_ids = given.topk_ids.data;
+    slots.ids_dtype = given.topk_ids.dtype;
+    slots.ids_stride = stride_of_rows(given.topk_ids);
+  }
+  if (!given.topk_weights.empty()) {
+    slots.given_weights = given.topk_weights.data;
+    slots.weights_dtype = given.topk_weights.dtype;
+    slots.weights_stride = stride_of_rows(given.topk_weights);
+  }
+  if (!given.captured_ids.empty()) {
+    slots.captured_ids = static_cast<int32_t*>(given.captured_ids.data);
+    slots.captured_ids_stride = stride_of_rows(given.captured_ids);
+  }
+  if (!given.captured_weights.empty()) {
+    slots.captured_weights = static_cast<float*>(given.captured_weights.data);
+    slots.captured_weights_stride = stride_of_rows(given.captured_weights);
+  }
+  routing::device_fused_slots(slots, chunk.stream);
+  return {.shared = weights};
+}
+
+}  // namespace
+
+CudaFactors enqueue_factors(const CudaChunk& chunk, const ConstTensorView& hidden,
+                            const GivenSlots& given) {
+  switch (chunk.plan.spec.shared.mode) {
+    case SharedMode::kSigmoidGate:
+      return enqueue_sigmoid(chunk, hidden);
+    case SharedMode::kSoftmaxMix:
+      return enqueue_mix(chunk, hidden);
+    case SharedMode::kFusedSlots:
+      return enqueue_fused_slots(chunk, given);
+    case SharedMode::kRouterWeight:
+      return {.shared = chunk.scratch.at<float>(kSharedFactor)};
+    case SharedMode::kAverage:
+      return {.shared_constant = 0.5F, .routed_constant = 0.5F};
+    case SharedMode::kNone:
+    case SharedMode::kAdd:
+      break;
+  }
+  return {};
+}
+
+SharedSlots shared_slots(const CudaPlan& plan, const CudaFactors& factors) {
+  if (plan.fused.slots() == 0) return {};
+  return {.count = plan.fused.slots(),
+          .first_id = static_cast<int32_t>(plan.spec.num_experts),
+          .factor = factors.shared,
+          .constant = factors.shared_constant,
+          .factors = plan.fused.count,
+          .slices = plan.fused.slices,
+          .is_logit = plan.spec.shared.mode == SharedMode::kSigmoidGate};
+}
+
+}  // namespace conclave::inline v0

@@ -1,0 +1,298 @@
+#include "layer/stages/cuda/mlp.h"
+
+#include "core/checked.h"
+#include "core/dcheck.h"
+#include "dispatch/cuda/clear_rows.h"
+#include "dispatch/cuda/group.h"
+#include "dispatch/cuda/spread_rows.h"
+#include "dispatch/cuda/sum_rows.h"
+#include "experts/cuda/common/quantize_rows.h"
+#include "gemm/cuda/gate_product.h"
+#include "layer/cuda/launch_tables.h"
+#include "layer/cuda/row_format.h"
+#include "layer/stages/cuda/prepare_rows.h"
+#include "quant/weight_format.h"
+
+namespace conclave::inline v0 {
+namespace {
+
+using enum CudaBuffer;
+
+bool is_aligned(const void* data, int64_t stride_bytes) {
+  return reinterpret_cast<uintptr_t>(data) % kRowAlignmentBytes == 0 &&
+         stride_bytes % kRowAlignmentBytes == 0;
+}
+
+// Rows that are not quantised: the caller's own if the kernel can read them, otherwise a copy.
+DeviceRows plain_rows(const CudaChunk& chunk, const CudaMlp& mlp, const SourceRows& source) {
+  const CudaMlpPlan& plan = mlp.plan;
+  DeviceRows rows{.data = source.data,
+                  .num_rows = chunk.count,
+                  .row_stride = source.stride,
+                  .dtype = source.dtype};
+  if (source.dtype == plan.row_dtype &&
+      is_aligned(source.data, source.stride * byte_size(source.dtype))) {
+    return rows;
+  }
+  void* const converted = chunk.scratch.at<void>(mlp.buffers.rows);
+  convert_rows({.rows = source.data,
+                .dtype = source.dtype,
+                .row_stride = source.stride,
+                .num_rows = chunk.count,
+                .columns = plan.problem.hidden_size,
+                .out = converted,
+                .out_dtype = plan.row_dtype,
+                .out_stride = plan.row_stride},
+               chunk.stream);
+  rows.data = converted;
+  rows.row_stride = plan.row_stride;
+  rows.dtype = plan.row_dtype;
+  return rows;
+}
+
+// Destination of codes and scales. If sorted, the scales of a column group lie side by side; with
+// `groups` every row is copied once per slot.
+struct CodePlace {
+  uint8_t* codes = nullptr;
+  float* scales = nullptr;
+  int64_t num_rows = 0;
+  bool sorted = false;
+  const GroupedRows* groups = nullptr;
+};
+
+DeviceRows quantised_rows(const CudaChunk& chunk, const CudaMlp& mlp, const SourceRows& source,
+                          const CodePlace& place) {
+  const experts::ExpertsProblem& problem = mlp.plan.problem;
+  const QuantSpec& quant = problem.quant;
+  const quant::CodeBook& codes = *quant::format_of(problem.weight_dtype).row_codes;
+  const int64_t columns = problem.hidden_size;
+  const bool grouped = quant.activations == ActivationScale::kGroup;
+  const SortedCodes sorted = sorted_codes(place.num_rows, columns);
+  const DeviceRows rows{
+      .data = place.codes,
+      .num_rows = place.num_rows,
+      .row_stride = sorted.row_stride,
+      .dtype = codes.element,
+      .scales = place.scales,
+      .scale_stride = grouped && !place.sorted ? ceil_div(columns, kScaleColumns) : 1,
+      .group_stride = place.sorted ? sorted.group_stride : 1};
+  experts::quantize_rows_cuda(
+      {.rows = source.data,
+       .dtype = source.dtype,
+       .num_rows = chunk.count * source.rows_per_token,
+       .columns = columns,
+       .row_stride = source.stride,
+       // The grouping, which ran before this launch, has waited for the caller's rows.
+       .rows_are_ready = source.given,
+       .activations = quant.activations,
+       .power_of_two = quant.power_of_two_scales,
+       .static_scale = mlp.weights.view.input_scale,
+       .code_dtype = codes.element,
+       .codes = place.codes,
+       .code_stride = rows.row_stride,
+       .scales = place.scales,
+       .scale_stride = rows.scale_stride,
+       .group_stride = rows.group_stride,
+       .slot_row = place.groups == nullptr ? nullptr : place.groups->slot_row,
+       .top_k = place.groups == nullptr || source.rows_per_token > 1 ? 1 : place.groups->top_k},
+      chunk.stream);
+  return rows;
+}
+
+// The rows in the caller's order: plain ones, or their codes and scales.
+DeviceRows token_rows(const CudaChunk& chunk, const CudaMlp& mlp, const SourceRows& source) {
+  if (!mlp.plan.quantises()) return plain_rows(chunk, mlp, source);
+  return quantised_rows(chunk, mlp, source,
+                        {.codes = chunk.scratch.at<uint8_t>(mlp.buffers.rows),
+                         .scales = chunk.scratch.at<float>(mlp.buffers.scales),
+                         .num_rows = chunk.count * source.rows_per_token,
+                         .sorted = rung_for(mlp.rungs, chunk.count).sorted_input});
+}
+
+// The same rows in the order of the grouping, one copy per slot. They lie in the output slice: the
+// down product overwrites them with its own rows once they are no longer needed.
+DeviceRows sorted_rows(const CudaChunk& chunk, const CudaMlp& mlp, const GroupedRows& groups,
+                       const int64_t* live_tokens, const SourceRows& source) {
+  const int64_t columns = mlp.plan.problem.hidden_size;
+  if (mlp.plan.quantises()) {
+    auto* const codes = chunk.scratch.at<uint8_t>(mlp.buffers.output);
+    auto* const scales = codes + sorted_codes(groups.max_rows, columns).scales;
+    return quantised_rows(chunk, mlp, source,
+                          {.codes = codes,
+                           .scales = reinterpret_cast<float*>(scales),
+                           .num_rows = groups.max_rows,
+                           .sorted = true,
+                           .groups = &groups});
+  }
+  const DeviceRows rows{.data = chunk.scratch.at<void>(mlp.buffers.output),
+                        .num_rows = groups.max_rows,
+                        .row_stride = mlp.plan.row_stride,
+                        .dtype = mlp.plan.row_dtype};
+  dispatch::spread_rows({.rows = source.data,
+                         .dtype = source.dtype,
+                         .row_stride = source.stride,
+                         .num_rows = chunk.count,
+                         .live_rows = live_tokens,
+                         .columns = columns,
+                         .slot_row = groups.slot_row,
+                         .top_k = groups.top_k,
+                         .out = chunk.scratch.at<void>(mlp.buffers.output),
+                         .out_dtype = rows.dtype,
+                         .out_stride = rows.row_stride},
+                        chunk.stream);
+  return rows;
+}
+
+// hidden times the latent down projection, [count, Hl] float32.
+SourceRows projected_rows(const CudaChunk& chunk, const SourceRows& hidden) {
+  const MoeSpec& spec = chunk.plan.spec;
+  const DType dtype = chunk.weights.latent_down_dtype;
+  auto* const rows = chunk.scratch.at<float>(kLatent);
+  gemm::device_gate_product({.rows = hidden.data,
+                             .rows_dtype = hidden.dtype,
+                             .rows_stride = hidden.stride,
+                             .num_tokens = chunk.count,
+                             .hidden_size = spec.hidden_size,
+                             .weights = chunk.weights.latent_down.as(),
+                             .weights_dtype = dtype,
+                             .weights_stride = padded_row(spec.hidden_size, dtype),
+                             .num_logits = spec.latent.size,
+                             .logits = rows},
+                            gate_kernel(chunk.plan.gates.latent_down, chunk.count), chunk.stream);
+  return {.data = rows, .dtype = DType::kF32, .stride = spec.latent.size};
+}
+
+// Float32 rows, one per slot, each multiplied by the slot's weight.
+SourceRows weighed_rows(const CudaChunk& chunk, const SourceRows& source, const float* weights) {
+  const int64_t columns = chunk.plan.routed.problem.hidden_size;
+  const int64_t rows_per_token = chunk.plan.rows_per_token();
+  auto* const rows = chunk.scratch.at<float>(kWeighted);
+  weigh_rows({.rows = source.data,
+              .dtype = source.dtype,
+              .row_stride = source.stride,
+              .num_rows = chunk.count * rows_per_token,
+              .columns = columns,
+              .out = rows,
+              .out_dtype = DType::kF32,
+              .out_stride = columns},
+             weights, rows_per_token, chunk.stream);
+  return {.data = rows, .dtype = DType::kF32, .stride = columns, .rows_per_token = rows_per_token};
+}
+
+experts::DeviceExpertsCall experts_call(const CudaChunk& chunk, const CudaMlp& mlp,
+                                        const GroupedRows& groups, const DeviceRows& rows) {
+  return {.input = rows,
+          .groups = groups,
+          .workspace = chunk.scratch.at<void>(kExperts),
+          .output = chunk.scratch.at<void>(mlp.buffers.output),
+          .output_stride = mlp.plan.row_stride};
+}
+
+// The down product writes the output itself.
+void finish_rows(const CudaChunk& chunk, const CudaRung& rung, const CudaRouting& routing,
+                 experts::DeviceExpertsCall experts, const TensorView& out) {
+  const MoeSpec& spec = chunk.plan.spec;
+  const bool weighted = spec.weight_on == WeightOn::kOutput;
+  experts.output = out.data;
+  experts.output_stride = stride_of_rows(out);
+  experts.finish = {.apply = true,
+                    .weights = weighted ? routing.topk_weights : nullptr,
+                    .scale = static_cast<float>(spec.output_scale)};
+  rung.kernel->run(experts, chunk.stream);
+  const int64_t element = byte_size(out.dtype);
+  dispatch::clear_rows({.slot_row = routing.groups.slot_row,
+                        .num_tokens = chunk.count,
+                        .live_tokens = routing.live.tokens,
+                        .row_bytes = spec.hidden_size * element,
+                        .out = experts.output,
+                        .out_stride_bytes = experts.output_stride * element},
+                       chunk.stream);
+}
+
+// The down product weighs the rows and adds them up itself.
+void add_rows(const CudaChunk& chunk, const CudaRung& rung, const CudaRouting& routing,
+              experts::DeviceExpertsCall experts) {
+  const bool weighted = chunk.plan.spec.weight_on == WeightOn::kOutput;
+  const experts::RowSums sums = routed_sums(chunk);
+  experts.sums = {.rows = sums.rows,
+                  .stride = sums.stride,
+                  .weights = weighted ? routing.topk_weights : nullptr};
+  dispatch::clear_sums(sums.rows, chunk.count * sums.stride, chunk.stream);
+  rung.kernel->run(experts, chunk.stream);
+}
+
+}  // namespace
+
+CudaMlp shared_mlp(const CudaChunk& chunk) {
+  return {*chunk.plan.shared, chunk.weights.shared, chunk.kernels.shared, kSharedBuffers,
+          chunk.every_row.shared.as<int32_t>()};
+}
+CudaMlp residual_mlp(const CudaChunk& chunk) {
+  return {*chunk.plan.residual, chunk.weights.residual, chunk.kernels.residual, kResidualBuffers,
+          chunk.every_row.residual.as<int32_t>()};
+}
+
+RoutedRows run_routed(const CudaChunk& chunk, const ConstTensorView& hidden,
+                      const CudaRouting& routing, const TensorView& out) {
+  const CudaPlan& plan = chunk.plan;
+  if (plan.routed.problem.num_local_experts == 0) return RoutedRows::kAwaitSum;
+  const CudaMlp mlp{plan.routed, chunk.weights.routed, chunk.kernels.routed, kRoutedBuffers};
+  SourceRows source = source_rows(hidden);
+  if (plan.spec.latent.size != 0) source = projected_rows(chunk, source);
+  if (plan.weighs_rows) source = weighed_rows(chunk, source, routing.topk_weights);
+  const CudaRung& rung = rung_for(mlp.rungs, chunk.count);
+  const DeviceRows rows = rung.sorted_input
+                              ? sorted_rows(chunk, mlp, routing.groups, routing.live.tokens, source)
+                              : token_rows(chunk, mlp, source);
+  const bool weighs_products = plan.spec.weight_on == WeightOn::kInput && !plan.weighs_rows;
+  experts::DeviceExpertsCall experts = experts_call(chunk, mlp, routing.groups, rows);
+  if (weighs_products) experts.input_weights = routing.topk_weights;
+  // A kernel divides slot s by top_k to find its row; here every slot has its own.
+  if (source.rows_per_token > 1) experts.groups.top_k = 1;
+  if (rung.finishes_rows && out.data != nullptr && out.dtype == plan.routed.row_dtype) {
+    CONCLAVE_DCHECK(rung.skewed == nullptr);
+    finish_rows(chunk, rung, routing, experts, out);
+    return RoutedRows::kAreOutput;
+  }
+  if (rung.adds_rows) {
+    CONCLAVE_DCHECK(rung.skewed == nullptr);
+    add_rows(chunk, rung, routing, experts);
+    return RoutedRows::kAreSums;
+  }
+  rung.kernel->run(experts, chunk.stream);
+  if (rung.skewed != nullptr) {
+    experts.groups = skewed_rows(experts.groups);
+    rung.skewed->run(experts, chunk.stream);
+  }
+  return RoutedRows::kAwaitSum;
+}
+
+experts::RowSums routed_sums(const CudaChunk& chunk) {
+  const int64_t columns = chunk.plan.routed.problem.hidden_size;
+  return {.rows = chunk.scratch.at<float>(kRoutedSums), .stride = padded_row(columns, DType::kF32)};
+}
+
+void run_on_every_row(const CudaChunk& chunk, const CudaMlp& mlp, const int64_t* live_tokens,
+                      const SourceRows& source) {
+  const experts::ExpertsProblem& problem = mlp.plan.problem;
+  const auto experts = static_cast<int32_t>(problem.num_local_experts);
+  const GroupedRows groups =
+      dispatch::device_group({.launches = rung_for(mlp.plan.grouping, chunk.count).launches,
+                              .topk_ids = mlp.every_row,
+                              .num_tokens = chunk.count,
+                              .live_tokens = live_tokens,
+                              .top_k = experts,
+                              .num_experts = experts,
+                              .num_local_experts = experts,
+                              .tile_tokens = rung_for(mlp.rungs, chunk.count).kernel->tile_tokens(),
+                              .workspace = chunk.scratch.at<void>(kGroup)},
+                             chunk.stream);
+  // With every row on one expert, the rows are sorted already.
+  const DeviceRows rows = experts > 1 && rung_for(mlp.rungs, chunk.count).sorted_input
+                              ? sorted_rows(chunk, mlp, groups, live_tokens, source)
+                              : token_rows(chunk, mlp, source);
+  rung_for(mlp.rungs, chunk.count)
+      .kernel->run(experts_call(chunk, mlp, groups, rows), chunk.stream);
+}
+
+}  // namespace conclave::inline v0

@@ -1,0 +1,30 @@
+// Rows of a chunk as kernels take them.
+#pragma once
+
+#include "conclave/dtype.h"
+#include "conclave/tensor.h"
+
+#include <cstdint>
+
+namespace conclave::inline v0 {
+
+// Elements from one row of a matrix to the next.
+inline int64_t stride_of_rows(const ConstTensorView& view) {
+  return view.row_stride != 0 ? view.row_stride : view.shape[1];
+}
+
+// Rows of any float type, [T * rows_per_token, columns].
+struct SourceRows {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t stride = 0;  // elements
+  bool given = false;  // the caller's own, ready before the call's first launch
+  // If above 1, row t * rows_per_token + s belongs to slot s alone.
+  int64_t rows_per_token = 1;
+};
+
+inline SourceRows source_rows(const ConstTensorView& rows) {
+  return {.data = rows.data, .dtype = rows.dtype, .stride = stride_of_rows(rows), .given = true};
+}
+
+}  // namespace conclave::inline v0

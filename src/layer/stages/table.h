@@ -1,0 +1,85 @@
+// Stages as data: what each of them reads and writes. The workspace is booked from such a list, and
+// `explain` prints it.
+#pragma once
+
+#include "core/workspace_layout.h"
+
+#include "conclave/layer.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace conclave::inline v0 {
+
+// Buffers of a device's list, by their numbers.
+class BufferSet {
+ public:
+  constexpr BufferSet() = default;
+  template <class Buffer>
+  constexpr BufferSet(Buffer buffer)  // NOLINT: a set of one
+      : bits_(uint64_t{1} << static_cast<unsigned>(buffer)) {}
+
+  constexpr BufferSet operator|(const BufferSet& other) const {
+    BufferSet both = other;
+    both.bits_ |= bits_;
+    return both;
+  }
+  constexpr bool has(size_t buffer) const { return (bits_ >> buffer & 1) != 0; }
+
+ private:
+  uint64_t bits_ = 0;
+};
+
+// `set` on a condition, otherwise nothing.
+constexpr BufferSet when(bool condition, BufferSet set) { return condition ? set : BufferSet(); }
+
+struct Stage {
+  std::string name;
+  BufferSet reads = {};
+  BufferSet writes = {};
+  bool listed = true;  // in Plan::stages; a mere conversion or exchange is not
+};
+
+// The names of the listed stages.
+std::vector<std::string> listed_stages(std::span<const Stage> stages);
+
+// Gives each buffer of `bytes` a place: buffers share memory if the last stage that touches one
+// comes before the first that touches the other. Returns the bytes of all, which never exceed those
+// of the buffers side by side. Throws Error(kSizeOverflow).
+size_t book_by_lifetime(std::span<const Stage> stages, std::span<const size_t> bytes,
+                        std::span<WorkspaceSlice> slices);
+
+// The buffers that have memory, with the stages between which they live.
+std::vector<PlanBuffer> describe_buffers(std::span<const Stage> stages,
+                                         std::span<const std::string_view> names,
+                                         std::span<const WorkspaceSlice> slices);
+
+// The buffers of one call.
+template <class Buffer>
+class Scratch {
+ public:
+  Scratch(std::byte* workspace, std::span<const WorkspaceSlice> slices)
+      : workspace_(workspace), slices_(slices) {}
+
+  template <class T>
+  T* at(Buffer buffer) const {
+    return static_cast<T*>(static_cast<void*>(workspace_ + slice(buffer).offset));
+  }
+  // The begin of the workspace.
+  std::byte* front() const { return workspace_; }
+  std::span<std::byte> bytes(Buffer buffer) const {
+    return {workspace_ + slice(buffer).offset, slice(buffer).bytes};
+  }
+
+ private:
+  const WorkspaceSlice& slice(Buffer buffer) const { return slices_[static_cast<size_t>(buffer)]; }
+
+  std::byte* workspace_;
+  std::span<const WorkspaceSlice> slices_;
+};
+
+}  // namespace conclave::inline v0

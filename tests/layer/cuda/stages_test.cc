@@ -1,0 +1,87 @@
+// The list of stages on CUDA: every buffer that is booked belongs to a stage, none shares memory
+// with another, and the plan says what joins a token's sum.
+
+#include "layer/cuda/book_workspace.h"
+#include "layer/cuda/h200_plan.h"
+#include "layer/stages/cuda/cuda_stages.h"
+#include "support/layer_parts.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+namespace conclave {
+namespace {
+
+using testing::make_spec;
+using testing::plan;
+using testing::SpecDraw;
+
+MoeSpec bf16_spec(int64_t top_k = 2) { return make_spec(8, top_k, 256, 256, DType::kBF16); }
+
+TEST(CudaStages, EveryBufferWithMemory_IsTouchedByAStage) {
+  for (uint32_t seed = 1; seed <= 200; ++seed) {
+    const MoeSpec spec = SpecDraw(seed).draw();
+    SCOPED_TRACE(testing::parts_text(spec));
+    const CudaPlan made = plan(spec, {.max_tokens = 40});
+    for (const WorkspaceBooking& booking : book_every_rung(made, 40)) {
+      const auto booked = std::count_if(booking.slices.begin(), booking.slices.end(),
+                                        [](const WorkspaceSlice& it) { return it.bytes > 0; });
+      EXPECT_EQ(static_cast<int64_t>(describe_buffers(made, booking.slices).size()), booked);
+    }
+  }
+}
+
+TEST(CudaStages, Buffers_NeverShareMemory) {
+  MoeSpec spec = bf16_spec();
+  spec.latent = {.size = 128, .has_norm = true};
+  spec.shared = {.mode = SharedMode::kSoftmaxMix, .intermediate_size = 96};
+  spec.residual = {.intermediate_size = 64};
+  for (const WorkspaceBooking& booking : book_every_rung(plan(spec, {.max_tokens = 64}), 64)) {
+    for (const WorkspaceSlice& a : booking.slices) {
+      for (const WorkspaceSlice& b : booking.slices) {
+        if (&a == &b || a.bytes == 0 || b.bytes == 0) continue;
+        EXPECT_TRUE(a.offset + a.bytes <= b.offset || b.offset + b.bytes <= a.offset);
+      }
+    }
+  }
+}
+
+TEST(CudaStages, Plan_ListsBuffersBetweenItsStages) {
+  MoeSpec spec = bf16_spec();
+  spec.latent = {.size = 128};
+  const Plan summary = plan(spec, {.max_tokens = 64}).summary;
+  const auto latent = std::find_if(summary.buffers.begin(), summary.buffers.end(),
+                                   [](const PlanBuffer& it) { return it.name == "latent rows"; });
+  ASSERT_NE(latent, summary.buffers.end());
+  EXPECT_EQ(latent->bytes, 64U * 128 * sizeof(float));
+  EXPECT_EQ(latent->first_stage, "latent down 128");
+  EXPECT_EQ(latent->last_stage, "latent up 256, finish");
+}
+
+TEST(CudaStages, SumEnd_SaysWhatJoinsTheSlots) {
+  const SumEnd plain = plan(bf16_spec()).end;
+  EXPECT_TRUE(plain.only_slots && plain.rounds_sums);
+  EXPECT_FALSE(plain.writes_output) << "two slots are added";
+  EXPECT_TRUE(plan(bf16_spec(1)).end.writes_output);
+
+  MoeSpec biased = bf16_spec(1);
+  biased.has_output_bias = true;
+  const SumEnd with_bias = plan(biased).end;
+  EXPECT_FALSE(with_bias.only_slots || with_bias.writes_output || with_bias.rounds_sums);
+
+  MoeSpec latent = bf16_spec(1);
+  latent.latent = {.size = 128};
+  const SumEnd projected = plan(latent).end;
+  EXPECT_FALSE(projected.only_slots || projected.writes_output);
+  EXPECT_TRUE(projected.rounds_sums);
+  latent.hidden_size = 258;
+  EXPECT_FALSE(plan(latent).end.rounds_sums) << "sums are read in groups of four";
+
+  MoeSpec averaged = bf16_spec(1);
+  averaged.shared = {.mode = SharedMode::kAverage, .intermediate_size = 256};
+  EXPECT_FALSE(plan(averaged).end.rounds_sums);
+}
+
+}  // namespace
+}  // namespace conclave
