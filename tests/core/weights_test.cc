@@ -8,8 +8,10 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <map>
 #include <numeric>
 #include <set>
+#include <string>
 #include <vector>
 
 namespace conclave {
@@ -100,6 +102,49 @@ TEST(SyntheticSource, AnyBlock_EqualsThatPartOfTheWhole) {
   source->read(weights::kUp, 0, {0, 9, 0, 7}, std::as_writable_bytes(std::span(other)));
   EXPECT_NE(whole, other);
   for (const uint16_t bits : whole) EXPECT_NE(bits & 0x7fff, 0) << "never zero";
+}
+
+// FNV-1a of all weights, in the order of their names.
+uint64_t digest(const WeightSource& source) {
+  std::map<std::string, WeightId> ids;
+  for (const WeightId id : weights::kAll) ids.emplace(to_string(id), id);
+  uint64_t value = 0xcbf29ce484222325;
+  for (const auto& [name, id] : ids) {
+    const WeightInfo info = source.describe(id);
+    const int64_t row_bytes = (info.cols * bit_size(info.dtype) + 7) / 8;
+    std::vector<std::byte> bytes(static_cast<size_t>(info.rows * row_bytes));
+    for (int64_t expert = 0; expert < info.count; ++expert) {
+      source.read(id, expert, {0, info.rows, 0, info.cols}, bytes);
+      for (const std::byte byte : bytes) {
+        value = (value ^ static_cast<uint64_t>(byte)) * 0x100000001b3;
+      }
+    }
+  }
+  return value;
+}
+
+// Recorded results of benchmarks and examples name a seed and nothing else.
+TEST(SyntheticSource, Seed_GoesOnToMeanTheSameLayer) {
+  MoeSpec spec;
+  spec.num_experts = 3;
+  spec.top_k = 2;
+  spec.hidden_size = 64;
+  spec.intermediate_size = 40;
+  spec.has_bias = true;
+  spec.has_output_bias = true;
+  spec.shared = {.mode = SharedMode::kSigmoidGate, .intermediate_size = 24, .has_bias = true};
+  spec.latent = {.size = 32, .has_norm = true};
+  spec.residual = {.intermediate_size = 20, .weight_dtype = DType::kF16};
+  spec.router.has_selection_bias = true;
+  spec.router.has_expert_scale = true;
+  spec.router.has_global_scale = true;
+  spec.router.has_logit_bias = true;
+  spec.router.input_norm.enabled = true;
+  EXPECT_EQ(digest(*make_synthetic_source(spec, 7)), 0x97f655e5602ef753U);
+  spec.shared.mode = SharedMode::kSoftmaxMix;
+  spec.weight_dtype = DType::kF8E4M3;
+  spec.quant = {.weights = WeightScale::kTensor, .activations = ActivationScale::kTensorStatic};
+  EXPECT_EQ(digest(*make_synthetic_source(spec, 7)), 0x47c04692344cf070U);
 }
 
 TEST(FillRandom, Values_HaveUnitVariance) {
