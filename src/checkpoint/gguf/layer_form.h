@@ -14,7 +14,7 @@ struct GgufForm {
   DType routed = DType::kF32;
   DType shared = DType::kF32;
   DType residual = DType::kF32;
-  QuantSpec quant = {};  // of routed and shared experts whose type is one of codes
+  QuantSpec quant = {};  // holds for routed and shared experts whose type is one of codes
 };
 GgufForm form_of(const GgufLayer& layer);
 

@@ -273,7 +273,7 @@ class LayerFinder {
   const io::GgufFile& file_;
   const GgufSizes& sizes_;
   GgufLayer layer_;
-  int64_t width_ = 0;  // of the rows that routed experts read
+  int64_t width_ = 0;  // the length of the rows that routed experts read
   std::set<std::string_view> used_;
 };
 

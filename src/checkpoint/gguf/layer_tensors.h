@@ -34,7 +34,7 @@ struct GgufLayer {
   GgufMatrix gate_factor;
   GgufMatrix up_factor;
   GgufMatrix down_factor;
-  uint64_t bytes = 0;  // of the tensors that are used
+  uint64_t bytes = 0;  // what the tensors that are used take
 
   bool has(WeightId id) const { return !stored[id].matrices.empty(); }
   int64_t rows(WeightId id) const { return stored[id].rows; }
