@@ -210,6 +210,7 @@ struct QuantSpec {
   int64_t block_cols = 128;
   ActivationScale activations = ActivationScale::kNone;
   bool power_of_two_scales = false;  // dynamic scales rounded up to a power of two ("ue8m0")
+  bool signed_scales = false;        // scales of weights may be negative, as in GGUF files
 };
 
 enum class WeightOn : uint8_t {

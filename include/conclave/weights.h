@@ -61,9 +61,9 @@ enum class LayerWeight : uint8_t {
 //
 // Matrices of codes [rows, cols] have scales [scale rows, scale cols]: [1, 1] for
 // WeightScale::kTensor, [rows, 1] for kChannel, [ceil(rows / block_rows), ceil(cols / block_cols)]
-// for kBlock; they are f32, f16, bf16 or e8m0, finite and not negative. Input scales exist for
-// ActivationScale::kTensorStatic only and are positive: x is read as codes of x / scale. No format
-// has the other planes yet.
+// for kBlock; they are f32, f16, bf16 or e8m0, finite, and not negative unless
+// QuantSpec::signed_scales says so. Input scales exist for ActivationScale::kTensorStatic only and
+// are positive: x is read as codes of x / scale. No format has the other planes yet.
 class WeightId {
   static constexpr size_t kMlps = static_cast<size_t>(WeightMlp::kResidual) + 1;
   static constexpr size_t kMatrices = static_cast<size_t>(WeightMatrix::kDown) + 1;

@@ -45,7 +45,7 @@ void take_largest(const WeightSource& source, WeightId matrix, float& largest) {
   const WeightId id = matrix.with(WeightPlane::kInputScale);
   const int64_t count = source.describe(id).count;
   for (int64_t expert = 0; expert < count; ++expert) {
-    const float value = load_scales(source, id, expert).front();
+    const float value = load_scales({}, source, id, expert).front();
     if (!(value > 0)) refuse(source, id, expert, value, "finite and positive");
     largest = std::max(largest, value);
   }
@@ -53,23 +53,23 @@ void take_largest(const WeightSource& source, WeightId matrix, float& largest) {
 
 }  // namespace
 
-std::vector<float> load_scales(const WeightSource& source, WeightId id, int64_t expert,
-                               const WeightBlock& block) {
+std::vector<float> load_scales(const QuantSpec& quant, const WeightSource& source, WeightId id,
+                               int64_t expert, const WeightBlock& block) {
   BlockLoader loader(source);
   const BlockRequest request{.id = id, .expert = expert, .block = block};
   ConstTensorView view;
   loader.load({&request, 1}, {&view, 1});
   std::vector<float> scales = widen(view);
   for (const float value : scales) {
-    if (!std::isfinite(value) || value < 0) {
-      refuse(source, id, expert, value, "finite and not negative");
-    }
+    if (std::isfinite(value) && (quant.signed_scales || value >= 0)) continue;
+    refuse(source, id, expert, value, quant.signed_scales ? "finite" : "finite and not negative");
   }
   return scales;
 }
 
-std::vector<float> load_scales(const WeightSource& source, WeightId id, int64_t expert) {
-  return load_scales(source, id, expert, whole(source.describe(id)));
+std::vector<float> load_scales(const QuantSpec& quant, const WeightSource& source, WeightId id,
+                               int64_t expert) {
+  return load_scales(quant, source, id, expert, whole(source.describe(id)));
 }
 
 std::vector<float> load_row_scales(const QuantSpec& quant, const WeightSource& source,
@@ -79,7 +79,7 @@ std::vector<float> load_row_scales(const QuantSpec& quant, const WeightSource& s
       quant::plane_of(WeightPlane::kScale, info.dtype, quant, info.rows, info.cols);
   const quant::PlaneSlice part = quant::slice(plane, block);
   const std::vector<float> loaded =
-      load_scales(source, matrix.with(WeightPlane::kScale), expert, part.block);
+      load_scales(quant, source, matrix.with(WeightPlane::kScale), expert, part.block);
   const int64_t cols = part.block.col_end - part.block.col_begin;
   const int64_t rows = block.row_end - block.row_begin;
   std::vector<float> of_rows;

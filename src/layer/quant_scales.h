@@ -11,11 +11,12 @@
 namespace conclave::inline v0 {
 
 // Loads a block of a plane of scales as float32, dense. Throws Error(kTensorValue) naming the
-// tensor for a scale that is NaN, infinite or negative.
-std::vector<float> load_scales(const WeightSource& source, WeightId id, int64_t expert,
-                               const WeightBlock& block);
+// tensor for a scale that is NaN or infinite, or negative where they have no signs.
+std::vector<float> load_scales(const QuantSpec& quant, const WeightSource& source, WeightId id,
+                               int64_t expert, const WeightBlock& block);
 // Loads all scales of a matrix.
-std::vector<float> load_scales(const WeightSource& source, WeightId id, int64_t expert);
+std::vector<float> load_scales(const QuantSpec& quant, const WeightSource& source, WeightId id,
+                               int64_t expert);
 
 // Loads for each row of a block of the matrix the scales of its columns: [rows, 1], or with
 // WeightScale::kBlock one for each block of scales that these touch.

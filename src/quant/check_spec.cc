@@ -96,6 +96,9 @@ void validate_quant(const MoeSpec& spec) {
   if (quant.power_of_two_scales && !dynamic) {
     refuse("quant.power_of_two_scales", "true", "false but for scales made of each row");
   }
+  if (quant.signed_scales && !quantised) {
+    refuse("quant.signed_scales", "true", "false for weights of " + type);
+  }
 }
 
 }  // namespace conclave::inline v0

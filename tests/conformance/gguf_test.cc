@@ -7,6 +7,7 @@
 #include "conclave/checkpoint.h"
 #include "conclave/safetensors.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>

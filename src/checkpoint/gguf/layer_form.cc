@@ -70,7 +70,8 @@ GgufForm form_of(const GgufLayer& layer) {
   const bool fits = routed.fits_4_bits && (!share_codes || shared.fits_4_bits);
   form.routed = fits ? DType::kI4 : DType::kI8;
   if (share_codes) form.shared = form.routed;
-  form.quant = {.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = group};
+  form.quant = {
+      .weights = WeightScale::kBlock, .block_rows = 1, .block_cols = group, .signed_scales = true};
   return form;
 }
 

@@ -139,7 +139,7 @@ std::vector<float> read_scales(const QuantSpec& quant, const WeightSource& sourc
   const WeightInfo info = source.describe(id);
   const quant::PlaneShape plane =
       quant::plane_of(WeightPlane::kScale, info.dtype, quant, info.rows, info.cols);
-  return load_scales(source, id.with(WeightPlane::kScale), expert.expert,
+  return load_scales(quant, source, id.with(WeightPlane::kScale), expert.expert,
                      quant::slice(plane, block).block);
 }
 

@@ -31,7 +31,8 @@ Float64Matrix read_scaled(const QuantSpec& quant, const WeightSource& source, We
                           int64_t expert) {
   const WeightInfo info = source.describe(id);
   const WeightBlock whole{0, info.rows, 0, info.cols};
-  const std::vector<float> scales = load_scales(source, id.with(WeightPlane::kScale), expert);
+  const std::vector<float> scales =
+      load_scales(quant, source, id.with(WeightPlane::kScale), expert);
   const quant::PlaneShape plane =
       quant::plane_of(WeightPlane::kScale, info.dtype, quant, info.rows, info.cols);
   const int64_t row_bytes = packed_bytes(info.dtype, info.cols);
