@@ -51,9 +51,12 @@ constexpr double share_of_memory(double terabytes) {
   return terabytes / kMeasured.memory_terabytes;
 }
 
+std::span<const DeviceTile> no_tiles(const ExpertsProblem& /*problem*/) { return {}; }
+
 constexpr std::array kCudaRows = {
     KernelRow{.name = "cuda.decode_sm90",
               .supports = decode_supports,
+              .tiles = no_tiles,
               .workspace_bytes = decode_bytes,
               .one_launch = decode_reach,
               .make_one_launch = make_decode},

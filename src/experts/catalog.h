@@ -57,7 +57,7 @@ struct KernelRow {
 
   std::unique_ptr<ExpertsKernel> (*make)(const ExpertsProblem& problem) = nullptr;
 
-  // The best guess for few tokens first.
+  // Those of a row of a GPU, the best guess for few tokens first; a single launch has none.
   std::span<const DeviceTile> (*tiles)(const ExpertsProblem& problem) = nullptr;
   std::unique_ptr<DeviceExpertsKernel> (*make_on_device)(const ExpertsProblem& problem,
                                                          const DeviceExperts& weights,

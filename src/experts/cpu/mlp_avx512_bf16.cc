@@ -2,7 +2,7 @@
 
 #include "experts/cpu/activate-inl.h"
 #include "experts/cpu/mlp_functions.h"
-#include "gemm/cpu/coded_kernel-inl.h"
+#include "gemm/cpu/coded_pairs-inl.h"
 #include "gemm/cpu/micro_kernel-inl.h"
 
 namespace conclave::inline v0::experts {

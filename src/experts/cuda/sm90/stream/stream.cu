@@ -40,7 +40,6 @@ KernelPair find_kernels(const DeviceTile& tile) {
   }
 }
 
-
 class StreamKernel final : public DeviceExpertsKernel {
  public:
   StreamKernel(const ExpertsProblem& problem, const DeviceExperts& weights, const DeviceTile& tile)
