@@ -48,8 +48,8 @@ struct Shape {
   Scaling scaling = Scaling::kNone;
   // Stages requested at once, so that neighbours in memory come from one page of it.
   int burst = 1;
-  // Up reads rows that were copied into sorted order, by TMA as down does: gathering them costs a
-  // quarter of the time of a product that is not limited by memory.
+  // The up product reads rows that were copied into sorted order, by TMA as the down product does:
+  // gathering them costs a quarter of the time of a product that is not limited by memory.
   bool sorted = false;
 };
 
@@ -88,15 +88,15 @@ struct Config {
   static constexpr bool kMovesRegisters = kMaxTokens / 2 * (kSlices + (kIsFp8 ? 1 : 0)) > 112;
   static constexpr uint32_t kConsumerRegisters = 224;
   static constexpr uint32_t kProducerRegisters = 56;
-  // Stages of weights that down prefetches to L2 while it waits: 256 KiB per block.
+  // Stages of weights that the down product prefetches to L2 while it waits: 256 KiB per block.
   static constexpr int kStagesAhead = (256 << 10) / (kAtoms * kWeightRows * 128);
   // Experts with more rows than a tile holds are cut evenly: a last tile of few rows would read all
   // weights for them. With few rows per expert such experts are rare, and finding them always costs
   // time.
   static constexpr bool kCutsEvenly = kMaxTokens > 96;
-  // The thread that loads weights draws items of down from a counter and tells the other warps
-  // through a ring. The ring needs no signal that a slot is free: each item in flight holds at
-  // least one of kStages stages, and only one item is drawn ahead.
+  // The thread that loads weights draws the down product's items from a counter and tells the
+  // others through a ring. The ring needs no signal that a slot is free: each item in flight holds
+  // at least one of kStages stages, and only one item is drawn ahead.
   static constexpr int kItems = kIsFp8 ? kStages + 3 : 1;
   static_assert(kMaxTokens % kTokenBox == 0 && kMaxTokens % 8 == 0 && kWeightRows % 128 == 0);
   static_assert(kWidths.of[kWidths.count - 1] == kMaxTokens);
@@ -168,18 +168,19 @@ struct ScaleParams {
   int64_t expert_stride = 0;
   int64_t half_stride = 0;
   int32_t blocks = 0;  // along K
-  // Scales of the codes that up writes: one per row and 128 features, stored at output[feature /
-  // 128, row], or output_constant for all. With dynamic row scales, up writes float32 instead.
+  // Scales of the codes that the up product writes: one per row and 128 features, stored at
+  // output[feature / 128, row], or output_constant for all. With dynamic row scales, it writes
+  // float32 instead.
   float* output = nullptr;
   int64_t output_stride = 0;
   const float* output_constant = nullptr;
   bool power_of_two = false;
 };
 
-// Counters of down, in the workspace; up clears them.
+// Counters of the down product, in the workspace. The up product clears them.
 struct HandOver {
-  uint32_t drawn = 0;  // items of down, beyond each block's first
-  uint32_t ended = 0;  // blocks of down that found no item left
+  uint32_t drawn = 0;  // items, beyond each block's first
+  uint32_t ended = 0;  // blocks that found no item left
 };
 
 struct Params {
@@ -205,8 +206,8 @@ struct Params {
   activation::DeviceActivation activation;
   ScaleParams scales;
   HandOver* hand_over = nullptr;  // for kernels that draw items
-  // Down begins a tile when this many items of up are done with it; 0: when all of up is done. Up
-  // counts its items unless this is 0.
+  // The down product begins an item when this many items of the up product have stored its rows,
+  // which those count; 0: when the launch of the up product is done, and nothing is counted.
   uint32_t items_before = 0;
   // Up: the kernel before this one has waited for the grouping, so tiles can be read before the
   // wait.

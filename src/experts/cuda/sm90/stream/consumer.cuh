@@ -92,7 +92,7 @@ struct Consumer : Epilogue<Config> {
     }
   }
 
-  // Runs down, and up without a gate.
+  // Runs the down product, and the up product without a gate.
   template <int N, Product kProduct>
   __device__ __forceinline__ void run_plain(const TokenTile& tile, int32_t feature_tile) {
     float low_bias[kSlices];

@@ -119,7 +119,7 @@ struct Fp8Consumer : Fp8Epilogue<Config> {
     Base::template store_intermediate<N>(d, tile, feature_tile);
   }
 
-  // Runs down, and up without a gate.
+  // Runs the down product, and the up product without a gate.
   template <int N, Product kProduct>
   __device__ __forceinline__ void run_plain(const TokenTile& tile, int32_t feature_tile) {
     typename Base::RowPair rows[kSlices];

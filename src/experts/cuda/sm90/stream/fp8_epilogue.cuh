@@ -11,8 +11,8 @@
 
 namespace conclave::inline v0::experts::stream {
 
-// Up has 256 weight rows per block with a gate and 128 without. Both make 128 features, the columns
-// that share a scale of the intermediate.
+// The up product has 256 weight rows per block with a gate and 128 without. Both make 128 features,
+// the columns that share a scale of the intermediate.
 template <class Config>
 struct Fp8Epilogue : Epilogue<Config> {
   using Base = Epilogue<Config>;
@@ -239,7 +239,7 @@ struct Fp8Epilogue : Epilogue<Config> {
     }
   }
 
-  // Tells down that this item of up has been stored.
+  // Counts for the down product that this item has been stored.
   __device__ __forceinline__ void count_item(const Item& item) {
     if (params.items_before == 0) return;
     ptx::named_barrier_sync(kConsumerBarrier, kConsumers);

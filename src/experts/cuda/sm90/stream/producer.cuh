@@ -71,11 +71,13 @@ __device__ __forceinline__ void claim_stages(SharedStorage<Config>& shared,
   }
 }
 
-// Loads the first tile's weights, for down as many stages as the ring holds; returns their number.
+// Loads the first item's weights, in the down product as many stages as the ring holds; returns
+// their number.
 template <class Config, Product kProduct>
 __device__ __forceinline__ int32_t load_ahead(const Params& params, SharedStorage<Config>& shared,
                                               const TokenTile& tile, int32_t feature_tile) {
-  // For up, more would delay the loads of the rows, which other warps request after the wait.
+  // In the up product, more would delay the loads of the rows, which other warps request after the
+  // wait.
   constexpr int32_t kMost = kProduct == Product::kUp ? 2 : Config::kStages;
   const int32_t stages = min(kMost, params.depth_stages);
   for (int32_t stage = 0; stage < stages; ++stage) {
@@ -85,8 +87,8 @@ __device__ __forceinline__ int32_t load_ahead(const Params& params, SharedStorag
   return stages;
 }
 
-// Prefetches to L2 the weights after those of load_ahead: memory would otherwise idle while up's
-// last blocks end.
+// Prefetches to L2 the weights after those of load_ahead: memory would otherwise idle while the
+// last blocks of the up product end.
 template <class Config>
 __device__ __forceinline__ void prefetch_ahead(const Walk<Config>& walk, int32_t index,
                                                int32_t loaded) {
@@ -109,7 +111,7 @@ __device__ __forceinline__ void prefetch_ahead(const Walk<Config>& walk, int32_t
   }
 }
 
-// True if up's items have stored all the rows of this tile that down reads.
+// True if the up product has stored all the rows of this item.
 template <class Config>
 __device__ __forceinline__ bool is_ready(const Params& params, const Item& item) {
   return item.tile.count == 0 || params.items_before == 0 ||
@@ -122,7 +124,7 @@ __device__ __forceinline__ void await_rows(const Params& params, const Item& ite
   ptx::fence_proxy_async();
 }
 
-// The last block of down that finds no item left resets the tiles' counts to 0.
+// The last block that finds no item left resets the tiles' counts to 0.
 template <class Config>
 __device__ __forceinline__ void end_drawing(const Params& params, int32_t num_tiles) {
   if (ptx::add_relaxed(&params.hand_over->ended, 1) + 1 != gridDim.x) return;
@@ -190,7 +192,8 @@ __device__ __forceinline__ void produce(const Params& params, SharedStorage<Conf
   }
   ptx::grid_dependency_wait();
   if (Config::kIsFp8 && blockIdx.x == 0) {
-    // Down draws only after all blocks of this kernel have let it begin, so it sees these zeros.
+    // The down product draws only after all blocks of this kernel have let it begin, and so it sees
+    // these zeros.
     *params.hand_over = HandOver();
     __threadfence();
   }

@@ -1,6 +1,7 @@
 // Products that read their weights from memory once, for few rows per expert: weights are the M
-// side of wgmma, tokens the N side. Up gathers its rows and applies the activation, down writes one
-// row per slot. An element is summed over K in the same order whatever the tile.
+// side of wgmma, tokens the N side. The up product gathers its rows and applies the activation, the
+// down product writes one row per slot. An element is summed over K in the same order whatever the
+// tile.
 #pragma once
 
 #include "cuda/device/barrier.cuh"
@@ -40,8 +41,8 @@ __device__ __forceinline__ void consume_drawn(const Params& params, SharedStorag
 template <class Config, Product kProduct, class Consumer>
 __device__ __forceinline__ void consume(const Params& params, SharedStorage<Config>& shared) {
   Consumer consumer(params, shared);
-  // Down may read the tiles before it waits: it begins when every block of up has waited for the
-  // grouping.
+  // The down product may read the tiles before it waits: it begins when every block of the up
+  // product has waited for the grouping.
   if (kProduct == Product::kUp && !params.groups_are_done) ptx::grid_dependency_wait();
   const Walk<Config> walk(params);
   auto index = static_cast<int32_t>(blockIdx.x);

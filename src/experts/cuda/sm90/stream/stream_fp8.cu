@@ -24,7 +24,7 @@ Kernel kernel() {
   return stream::describe_kernel<Config>(stream::stream_fp8_product<Config, kProduct>);
 }
 
-// kWide serves down, and up with a gate; kNarrow serves up without one.
+// kWide serves the down product, and the up product with a gate; kNarrow serves that without one.
 template <Shape kWide, Shape kNarrow>
 KernelPair kernel_pair(bool gated) {
   return {.up = gated ? kernel<kWide, Product::kUp>() : kernel<kNarrow, Product::kUp>(),
@@ -89,8 +89,8 @@ class StreamFp8Kernel final : public DeviceExpertsKernel {
   bool block() const { return problem_.quant.weights == WeightScale::kBlock; }
   bool dynamic_rows() const { return problem_.quant.activations == ActivationScale::kToken; }
 
-  // Items of up that must be done before down begins a tile. If a launch lies between the two, down
-  // awaits all of up.
+  // Items of the up product that must be done before the down product begins one on their rows. If
+  // a launch lies between the two, it awaits the whole launch.
   uint32_t items_before() const {
     return dynamic_rows() ? 0 : static_cast<uint32_t>(up_.feature_tiles);
   }

@@ -46,8 +46,8 @@ struct Walk {
   int32_t num_tiles = 0;
   int32_t items = 0;
 
-  // Loads bypass L1, here and below: down reads this before its wait, when all of up's blocks have
-  // waited for the grouping.
+  // Loads bypass L1, here and below: the down product reads this before its wait, when all blocks
+  // of the up product have waited for the grouping.
   __device__ __forceinline__ explicit Walk(const Params& p)
       : params(p), num_tiles(__ldcg(p.num_tiles)), items(num_tiles * p.feature_tiles) {}
 

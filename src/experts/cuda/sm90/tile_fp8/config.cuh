@@ -33,15 +33,15 @@ struct Params {
   TokenTile* tiles = nullptr;
   const int32_t* num_tiles = nullptr;
   void* tickets = nullptr;  // TicketCounter
-  // Down begins a tile when up has stored it, which up counts in the tiles. If false, as with a
-  // launch between the two, down awaits all of up.
+  // If true, the down product begins an item when the up product has stored its rows, which that
+  // counts in the tiles. If false, as with a launch between the two, it awaits the whole launch.
   bool hands_over_tiles = false;
-  uint32_t* ended = nullptr;     // count of down's blocks that have ended; up clears it
-  int32_t up_feature_tiles = 0;  // for down: feature_tiles of up
+  uint32_t* ended = nullptr;     // blocks of kDown that have ended; up products clear it
+  int32_t up_feature_tiles = 0;  // for kDown: feature_tiles of the up product
   int32_t feature_tiles = 0;
   const float* input_weights = nullptr;  // per slot, for up products; or null
-  // Results. kDown writes bf16 rows by slot; up writes codes with scales, or float32 rows, by
-  // sorted row.
+  // Results. kDown writes bf16 rows by slot; up products write codes with scales, or float32 rows,
+  // by sorted row.
   void* output = nullptr;
   int64_t output_stride = 0;       // elements
   float* output_scales = nullptr;  // [groups of I, output_scale_stride]
@@ -77,7 +77,7 @@ struct Config {
   static constexpr int kConsumerRegisters = 224;
   static constexpr int kProducerRegisters = 56;
   static constexpr int kBoxTokens = 64;  // per copy of token rows
-  static constexpr int kStepsAhead = 8;  // weights that down prefetches to L2: 256 KiB per block
+  static constexpr int kStepsAhead = 8;  // weights that kDown prefetches to L2: 256 KiB per block
   static constexpr int kTickets = 8;     // see ClusterTickets
   static_assert(kConsumerThreads * kConsumerRegisters + kProducerThreads * kProducerRegisters <=
                 65536);

@@ -41,8 +41,8 @@ __device__ __forceinline__ void load_weights(const CUtensorMap* map, SharedStora
   }
 }
 
-// Waits until up has stored the rows of an item: every consumer warp of a block counts once for
-// each item of up.
+// Waits until the up product has stored the rows of an item: every consumer warp of a block counts
+// once for each item of the up product.
 template <class Config>
 __device__ __forceinline__ void await_rows(const Params& params, const Item& item) {
   const int32_t blocks = item.shares_weights ? Config::kCluster : 1;
@@ -53,7 +53,7 @@ __device__ __forceinline__ void await_rows(const Params& params, const Item& ite
   ptx::fence_proxy_async();
 }
 
-// The last block of down that awaits no more items resets the tiles' counts to 0.
+// The last block that awaits no more items resets the tiles' counts to 0.
 template <class Config>
 __device__ __forceinline__ void end_awaiting(const Params& params) {
   if (ptx::add_relaxed(params.ended, 1) + 1 != gridDim.x) return;
@@ -124,7 +124,7 @@ struct Producer {
     stage = 0;
   }
   // Prefetches to L2 the weights of steps after those of load_ahead: memory would otherwise idle
-  // while up's last blocks end.
+  // while the last blocks of the up product end.
   __device__ __forceinline__ void prefetch_weights(const Item& item, int32_t first,
                                                    int32_t steps) const {
     const int32_t end = min(steps, first + Config::kStepsAhead);

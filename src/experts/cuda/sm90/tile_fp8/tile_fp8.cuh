@@ -45,7 +45,7 @@ __device__ __forceinline__ void multiply_item(RingView<Config>& ring, int32_t fi
   }
 }
 
-// Tells down that this warp has stored its part of an item of up.
+// Counts for the down product that this warp has stored its part of an item of the up product.
 template <class Config>
 __device__ __forceinline__ void count_item(const Params& params, const Item& item) {
   if (Config::kIsDown || !params.hands_over_tiles || item.count == 0) return;

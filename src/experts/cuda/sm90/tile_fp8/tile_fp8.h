@@ -17,9 +17,9 @@ struct TileFp8Workspace {
   int64_t code_stride = 0;   // elements per row of codes or float32: I rounded up to 16
   int64_t scale_groups = 0;  // ceil(I / 128) with block scales, 1 with dynamic row scales, else 0
   int64_t scale_stride = 0;  // elements: rows rounded up to a multiple of 4
-  size_t tickets = 0;        // counter that hands out tiles of up
-  size_t down_tickets = 0;   // the same for down
-  size_t ended = 0;          // count of down's blocks that have ended
+  size_t tickets = 0;        // counter from which the up product's items are drawn
+  size_t down_tickets = 0;   // the same of the down product
+  size_t ended = 0;          // count of the down product's blocks that have ended
   size_t codes = 0;          // [rows, code_stride] e4m3
   size_t scales = 0;         // [scale_groups, scale_stride] float32
   size_t values = 0;         // [rows, code_stride] float32, only with dynamic row scales
