@@ -6,9 +6,9 @@
 #include "checkpoint/gguf/layer_tensors.h"
 #include "checkpoint/gguf/source.h"
 #include "checkpoint/gguf/spec.h"
+#include "core/quant_spec.h"
 #include "io/gguf/file.h"
 #include "io/text.h"
-#include "core/quant_spec.h"
 
 #include "conclave/error.h"
 
