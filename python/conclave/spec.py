@@ -123,6 +123,7 @@ class QuantSpec:
     block_cols: int = 128
     activations: str = "none"  # tensor_static, token, group
     power_of_two_scales: bool = False
+    signed_scales: bool = False  # scales may be negative, as in GGUF files
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -30,9 +30,10 @@ Names members_of(const MoeSpec& spec) {
           "num_zero_experts", "weight_on", "output_scale"};
 }
 Names members_of(const QuantSpec& quant) {
-  [[maybe_unused]] const auto& [weights, rows, cols, activations, power_of_two] = quant;
-  return {"quant.weights", "quant.block_rows", "quant.block_cols", "quant.activations",
-          "quant.power_of_two_scales"};
+  [[maybe_unused]] const auto& [weights, rows, cols, activations, power_of_two, signed_scales] =
+      quant;
+  return {"quant.weights",     "quant.block_rows",          "quant.block_cols",
+          "quant.activations", "quant.power_of_two_scales", "quant.signed_scales"};
 }
 Names members_of(const RouterSpec& router) {
   [[maybe_unused]] const auto& [name, score, order, logit_bias, soft_cap, selection_bias, groups,
@@ -149,6 +150,7 @@ const std::vector<Case> kCases = {
      [](LayerPlan& p) { p.spec.quant.activations = ActivationScale::kToken; }},
     {"quant.power_of_two_scales", "quant",
      [](LayerPlan& p) { p.spec.quant.power_of_two_scales = true; }},
+    {"quant.signed_scales", "quant", [](LayerPlan& p) { p.spec.quant.signed_scales = true; }},
 
     {"router.name", "router", [](LayerPlan& p) { p.spec.router.name = "hash"; }},
     {"router.score", "router", [](LayerPlan& p) { p.spec.router.score = RouterScore::kSigmoid; }},

@@ -108,7 +108,7 @@ TEST_P(GgufBlocks, Products_AreExactInFloat32) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, GgufBlocks, ::testing::ValuesIn(type_names()),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& row) { return row.param; });
 
 TEST(GgufBlockTypes, NamesWithoutBlocks_AreNoTypes) {
   EXPECT_EQ(find_block_type("F32"), nullptr);
