@@ -195,7 +195,7 @@ class TileFp8 final : public DeviceExpertsKernel {
                CUstream_st* stream) const {
     const int64_t items = groups.max_tiles * params.feature_tiles;
     const cuda::LaunchShape shape{
-        .blocks = std::min<int64_t>(problem_.device.multiprocessors / kCluster, items) * kCluster,
+        .blocks = std::min<int64_t>(problem_.gpu().multiprocessors / kCluster, items) * kCluster,
         .threads = kernel.threads,
         .shared_bytes = kernel.shared_bytes,
         .cluster = kCluster,
