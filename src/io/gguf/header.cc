@@ -56,7 +56,9 @@ class HeaderParser {
   void parse_start() {
     const auto magic = cursor_.number<uint32_t>("the start of a GGUF header");
     if (magic != kMagic) {
-      fail(ErrorCode::kGgufMagic, {.what = "the file is no GGUF file", .expected = "\"GGUF\""});
+      fail(ErrorCode::kGgufMagic, {.what = "the file is no GGUF file",
+                                   .expected = "\"GGUF\"",
+                                   .hint = "name a .gguf file, or the directory of a model"});
     }
     header_.version = cursor_.number<uint32_t>("the version");
     if (header_.version < kOldestVersion || header_.version > kNewestVersion) {
