@@ -13,7 +13,10 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -125,6 +128,28 @@ TEST(GgufModels, AnyPart_OpensOnlyIfItIsTheFirst) {
   const fs::path second = kGgufModels / "llama-split" / "model-00002-of-00003.gguf";
   EXPECT_THROW(Checkpoint::open(second), Error);
   EXPECT_EQ(Checkpoint::open(first_part("llama-split")).layers().size(), 2U);
+}
+
+// The type of a tensor is a word of the header, behind its name, rank and sizes.
+TEST(GgufModels, RouterOfIntegers_IsRefusedByType) {
+  std::ifstream in(first_part("llama-q4_0"), std::ios::binary);
+  std::string bytes(std::istreambuf_iterator<char>(in), {});
+  const std::string name = "blk.0.ffn_gate_inp.weight";
+  const size_t at = bytes.find(name);
+  ASSERT_NE(at, std::string::npos);
+  const size_t type = at + name.size() + sizeof(uint32_t) + 2 * sizeof(uint64_t);
+  constexpr uint32_t kIntegers = 26;  // I32, as large as the F32 of the file
+  std::memcpy(bytes.data() + type, &kIntegers, sizeof(kIntegers));
+  const fs::path path = fs::path(::testing::TempDir()) / "router-of-integers.gguf";
+  std::ofstream(path, std::ios::binary) << bytes;
+  try {
+    Checkpoint::open(path);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kTensorDType);
+    EXPECT_EQ(error.detail().tensor, name);
+    EXPECT_EQ(error.detail().found, "I32");
+  }
 }
 
 TEST(GgufModels, OptionsOfDirectories_AreRefusedByName) {

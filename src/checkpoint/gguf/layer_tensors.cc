@@ -1,5 +1,8 @@
 #include "checkpoint/gguf/layer_tensors.h"
 
+#include "checkpoint/gguf/row_reader.h"
+#include "quant/gguf/block_type.h"
+
 #include "conclave/error.h"
 
 #include <fmt/format.h>
@@ -7,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -83,10 +87,24 @@ class LayerFinder {
           .found = io::describe_tensor(*place.tensor)});
   }
 
+  // Types may be known to GGUF and still mean nothing here: integers as weights, floats as ids.
+  void check_type(WeightId id, const Place& place) const {
+    const io::GgufType& type = *place.tensor->type;
+    const std::optional<DType> plain = plain_type(type);
+    const bool is_integer = plain == DType::kI32 || plain == DType::kI64;
+    const bool is_number = (plain && !is_integer) || quant::find_block_type(type.name) != nullptr;
+    if (id == weights::kHashTable ? is_integer : is_number) return;
+    fail(ErrorCode::kTensorDType, place,
+         {.what = "the tensor has a type that it cannot have",
+          .expected = id == weights::kHashTable ? "I32 or I64" : "F32, F16, BF16 or blocks",
+          .found = std::string(type.name)});
+  }
+
   // Takes `count` matrices [rows, cols], the first of which begins at `first_row`, `stride` rows
   // apart.
   void store(WeightId id, const Place& place, int64_t count, int64_t rows, int64_t cols,
              int64_t first_row, int64_t stride) {
+    check_type(id, place);
     GgufStored& stored = layer_.stored[id];
     stored.rows = rows;
     stored.cols = cols;
@@ -107,7 +125,9 @@ class LayerFinder {
 
   GgufMatrix take_factor(std::string_view name) {
     const Place place = look_up(name);
-    if (place) check_shape(place, 1, 1, sizes_.num_experts);
+    if (!place) return {};
+    check_type(weights::kExpertScale, place);
+    check_shape(place, 1, 1, sizes_.num_experts);
     return {place, 0};
   }
 

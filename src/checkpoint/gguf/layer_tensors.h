@@ -52,7 +52,7 @@ struct GgufSizes {
 // Whether layer `index` has a router and experts.
 bool has_experts(const io::GgufFile& file, int64_t index);
 
-// Throws Error(kTensorMissing, kTensorShape, kTensorUnexpected) naming tensor and shapes.
+// Throws Error(kTensorMissing, kTensorShape, kTensorDType, kTensorUnexpected) naming the tensor.
 GgufLayer find_layer_tensors(const io::GgufFile& file, int64_t index, const GgufSizes& sizes);
 
 }  // namespace conclave::inline v0::checkpoint

@@ -149,7 +149,8 @@ class HeaderParser {
     for (size_t i = tensor.rank; i-- > 0;) tensor.dims[i] = parse_dim();
     tensor.type = parse_tensor_type();
     tensor.bytes = bytes_of(tensor);
-    tensor.file_offset = cursor_.number<uint64_t>(kTensor);  // from the start of the data, for now
+    // Until place_tensors: from the start of the data.
+    tensor.file_offset = cursor_.number<uint64_t>(kTensor);
     tensor.name = std::move(name_);
     name_.clear();
     header_.tensors.push_back(std::move(tensor));
