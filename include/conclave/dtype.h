@@ -33,6 +33,8 @@ enum class DType : uint8_t {
   kF6E2M3,
   kF6E3M2,  // from kF4 on below a byte: sizes are given in bits
   kI4,      // code c, of 0 to 15, is c - 8
+  kNF4,     // the 16 values of bitsandbytes' "nf4"
+  kBnbFP4,  // the 16 values of bitsandbytes' "fp4", another code than kF4 (e2m1)
 };
 
 // Bits of one element: 16 for kBF16, 4 for kF4.

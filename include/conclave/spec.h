@@ -185,13 +185,21 @@ struct ResidualMlpSpec {
   std::optional<DType> weight_dtype = std::nullopt;
 };
 
-// The part of a matrix of codes that shares one scale: w = code * scale. Scales are a plane of
-// their matrix, WeightPlane::kScale. docs/quantisation.md has the arithmetic.
+// The part of a matrix of codes that shares one scale: w = code * scale unless WeightZero says
+// more. Scales are a plane of their matrix, WeightPlane::kScale. docs/quantisation.md has the
+// arithmetic.
 enum class WeightScale : uint8_t {
   kNone,     // plain types: no scales
   kTensor,   // one per matrix (an expert's gate, up and down each have their own)
   kChannel,  // one per row of a matrix
   kBlock,    // one per block_rows x block_cols of a matrix; blocks at its ends may be partial
+};
+// What is taken from codes, or from their products: numbers that lie as the scales do, in the plane
+// WeightPlane::kZero.
+enum class WeightZero : uint8_t {
+  kNone,
+  kPoint,   // zero points: w = (code - zero) * scale
+  kOffset,  // w = code * scale - zero, as in GGUF and MLX files
 };
 // The type in which an expert's products read their input rows.
 enum class ActivationScale : uint8_t {
@@ -211,6 +219,11 @@ struct QuantSpec {
   ActivationScale activations = ActivationScale::kNone;
   bool power_of_two_scales = false;  // dynamic scales rounded up to a power of two ("ue8m0")
   bool signed_scales = false;        // scales of weights may be negative, as in GGUF files
+  WeightZero zeros = WeightZero::kNone;
+  bool has_global_scale = false;  // every scale is multiplied with WeightPlane::kGlobalScale
+  // Column c of a matrix belongs to the group WeightPlane::kColumnOrder[c] of columns, for
+  // WeightScale::kBlock with block_rows 1 and rows that stay unchanged ("act-order").
+  bool has_column_order = false;
 };
 
 enum class WeightOn : uint8_t {

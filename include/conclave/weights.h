@@ -17,15 +17,15 @@
 
 namespace conclave::inline v0 {
 
-// What an MLP, a matrix of it and a plane of the matrix are called. A plane is one of the arrays in
-// which a matrix is stored: its values or codes, and what gives codes a meaning.
+// These name an MLP, one of its matrices, and a plane of the matrix. A plane is one of the arrays
+// in which a matrix is stored: its values or codes, and what gives codes a meaning.
 enum class WeightMlp : uint8_t { kRouted, kShared, kResidual };
 enum class WeightMatrix : uint8_t { kGate, kUp, kDown };
 enum class WeightPlane : uint8_t {
   kWeights,      // [rows, cols]: values, or codes
   kBias,         // [1, rows]
   kScale,        // w = code * scale
-  kZero,         // zero points of codes
+  kZero,         // what WeightZero says
   kSecondScale,  // scales of scales, one for each group of blocks
   kGlobalScale,  // [1, 1]: a factor of all scales of the matrix
   kInputScale,   // [1, 1]: the step of the rows that the matrix multiplies
@@ -61,9 +61,11 @@ enum class LayerWeight : uint8_t {
 //
 // Matrices of codes [rows, cols] have scales [scale rows, scale cols]: [1, 1] for
 // WeightScale::kTensor, [rows, 1] for kChannel, [ceil(rows / block_rows), ceil(cols / block_cols)]
-// for kBlock; they are f32, f16, bf16 or e8m0, finite, and not negative unless
-// QuantSpec::signed_scales says so. Input scales exist for ActivationScale::kTensorStatic only and
-// are positive: x is read as codes of x / scale. No format has the other planes yet.
+// for kBlock; they are f32, f16, bf16, e8m0 or e4m3, finite, and not negative unless
+// QuantSpec::signed_scales says so. Zeros have the shape of the scales and are f32, f16 or bf16.
+// The global scale is one number for a matrix. The order of columns is int32 [1, cols], each entry
+// below ceil(cols / block_cols). Input scales exist for ActivationScale::kTensorStatic only and are
+// positive: x is read as codes of x / scale. No format has second scales yet.
 class WeightId {
   static constexpr size_t kMlps = static_cast<size_t>(WeightMlp::kResidual) + 1;
   static constexpr size_t kMatrices = static_cast<size_t>(WeightMatrix::kDown) + 1;
@@ -170,8 +172,8 @@ class WeightTable {
   std::array<T, WeightId::kCount> entries_{};
 };
 
-// What a source has of one id: `count` matrices of `rows` x `cols` elements of `dtype`, or nothing
-// if count is 0.
+// A source has `count` matrices of `rows` x `cols` elements of `dtype` for an id, or none if count
+// is 0.
 struct WeightInfo {
   int64_t count = 0;
   int64_t rows = 0;

@@ -124,6 +124,9 @@ class QuantSpec:
     activations: str = "none"  # tensor_static, token, group
     power_of_two_scales: bool = False
     signed_scales: bool = False  # scales may be negative, as in GGUF files
+    zeros: str = "none"  # point: w = (code - zero) * scale; offset: w = code * scale - zero
+    has_global_scale: bool = False  # a factor of all scales of a matrix
+    has_column_order: bool = False  # the group of each column is given ("act-order")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

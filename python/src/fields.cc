@@ -104,6 +104,9 @@ void visit(QuantSpec& value, Visitor& fields) {
   fields("activations", value.activations);
   fields("power_of_two_scales", value.power_of_two_scales);
   fields("signed_scales", value.signed_scales);
+  fields("zeros", value.zeros);
+  fields("has_global_scale", value.has_global_scale);
+  fields("has_column_order", value.has_column_order);
 }
 
 template <class Visitor>

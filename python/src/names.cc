@@ -42,6 +42,9 @@ constexpr Word<SharedMode> kSharedModes[] = {
 constexpr Word<WeightScale> kWeightScales[] = {
     CONCLAVE_WORD("none", WeightScale, kNone), CONCLAVE_WORD("tensor", WeightScale, kTensor),
     CONCLAVE_WORD("channel", WeightScale, kChannel), CONCLAVE_WORD("block", WeightScale, kBlock)};
+constexpr Word<WeightZero> kWeightZeros[] = {CONCLAVE_WORD("none", WeightZero, kNone),
+                                             CONCLAVE_WORD("point", WeightZero, kPoint),
+                                             CONCLAVE_WORD("offset", WeightZero, kOffset)};
 constexpr Word<ActivationScale> kActivationScales[] = {
     CONCLAVE_WORD("none", ActivationScale, kNone),
     CONCLAVE_WORD("tensor_static", ActivationScale, kTensorStatic),
@@ -91,6 +94,7 @@ std::span<const Word<EpsilonMode>> words(EpsilonMode) { return kEpsilonModes; }
 std::span<const Word<SimulatedDistribution>> words(SimulatedDistribution) { return kDistributions; }
 std::span<const Word<SharedMode>> words(SharedMode) { return kSharedModes; }
 std::span<const Word<WeightScale>> words(WeightScale) { return kWeightScales; }
+std::span<const Word<WeightZero>> words(WeightZero) { return kWeightZeros; }
 std::span<const Word<ActivationScale>> words(ActivationScale) { return kActivationScales; }
 std::span<const Word<WeightOn>> words(WeightOn) { return kWeightOns; }
 std::span<const Word<PlacementStrategy>> words(PlacementStrategy) { return kPlacements; }

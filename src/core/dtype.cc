@@ -40,6 +40,8 @@ constexpr std::array kTypes = {
     TypeRow{DType::kF6E2M3, 6, "F6_E2M3", "float6_e2m3"},
     TypeRow{DType::kF6E3M2, 6, "F6_E3M2", "float6_e3m2"},
     TypeRow{DType::kI4, 4, "I4", "int4"},
+    TypeRow{DType::kNF4, 4, "NF4", "nf4"},
+    TypeRow{DType::kBnbFP4, 4, "BNB_FP4", "bnb_fp4"},
 };
 
 consteval bool rows_follow_enum() {

@@ -19,7 +19,7 @@ std::string wanted_text(const quant::WeightShape& shape) {
     case quant::PlaneType::kFloat:
       return "F32 or F16 or BF16";
     case quant::PlaneType::kScale:
-      return "F32 or F16 or BF16 or F8_E8M0";
+      return "F32, F16, BF16, F8_E8M0 or F8_E4M3";
     case quant::PlaneType::kIndex:
       break;
   }

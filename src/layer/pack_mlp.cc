@@ -67,14 +67,12 @@ std::vector<ExpertPart> cut_expert(const MlpSizes& sizes, const experts::PackGra
 struct BlockScales {
   BlockScales(const MlpWeights& mlp, const WeightSource& source, const BlockRequest& request) {
     if (mlp.quant == nullptr || !request.wanted) return;
-    values = load_row_scales(*mlp.quant, source, request.id, request.expert, request.block);
     const int64_t rows = request.block.row_end - request.block.row_begin;
     if (rows == 0) return;
-    view = {.data = values.data(),
-            .dtype = DType::kF32,
-            .shape = {rows, static_cast<int64_t>(values.size()) / rows}};
+    meaning = load_meaning(*mlp.quant, source, request.id, request.expert, request.block);
+    view = {.data = meaning.scales.data(), .dtype = DType::kF32, .shape = {rows, meaning.groups}};
   }
-  std::vector<float> values;
+  CodeMeaning meaning;
   ConstTensorView view = {};
 };
 

@@ -1,34 +1,53 @@
 #include "layer/quant_scales.h"
 
 #include "core/float8.h"
+#include "core/weight_types.h"
 #include "layer/weight_block.h"
 #include "quant/planes.h"
+#include "quant/weight_format.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <cstddef>
+#include <cstdint>
 
 namespace conclave::inline v0 {
 namespace {
 
+// Scales of one byte are powers of two, or have a format of weights.
 std::vector<float> widen(const ConstTensorView& scales) {
   const int64_t rows = scales.shape[0];
   const int64_t cols = scales.shape[1];
   std::vector<float> values(static_cast<size_t>(rows * cols));
-  if (scales.dtype != DType::kF8E8M0) {
+  if (is_plain(scales.dtype)) {
     convert(scales, {.data = values.data(), .dtype = DType::kF32, .shape = scales.shape});
     return values;
   }
   const int64_t stride = scales.row_stride != 0 ? scales.row_stride : cols;
-  const auto* codes = static_cast<const uint8_t*>(scales.data);
+  const auto* codes = static_cast<const std::byte*>(scales.data);
   for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t col = 0; col < cols; ++col) {
-      values[static_cast<size_t>(row * cols + col)] = e8m0_to_float(codes[row * stride + col]);
+    float* const out = values.data() + row * cols;
+    const std::byte* const in = codes + row * stride;
+    if (scales.dtype == DType::kF8E8M0) {
+      std::transform(in, in + cols, out,
+                     [](std::byte code) { return e8m0_to_float(static_cast<uint8_t>(code)); });
+    } else {
+      quant::format_of(scales.dtype).decode(in, 0, cols, out);
     }
   }
   return values;
+}
+
+template <class Read>
+auto load_block(const WeightSource& source, WeightId id, int64_t expert, const WeightBlock& block,
+                const Read& read) {
+  BlockLoader loader(source);
+  const BlockRequest request{.id = id, .expert = expert, .block = block};
+  ConstTensorView view;
+  loader.load({&request, 1}, {&view, 1});
+  return read(view);
 }
 
 [[noreturn]] void refuse(const WeightSource& source, WeightId id, int64_t expert, float value,
@@ -39,27 +58,124 @@ std::vector<float> widen(const ConstTensorView& scales) {
                                         .found = fmt::format("{}", value)});
 }
 
-WeightBlock whole(const WeightInfo& info) { return {0, info.rows, 0, info.cols}; }
+constexpr WeightBlock kSingle{0, 1, 0, 1};
 
 void take_largest(const WeightSource& source, WeightId matrix, float& largest) {
   const WeightId id = matrix.with(WeightPlane::kInputScale);
   const int64_t count = source.describe(id).count;
   for (int64_t expert = 0; expert < count; ++expert) {
-    const float value = load_scales({}, source, id, expert).front();
+    const float value = load_scales({}, source, id, expert, kSingle).front();
     if (!(value > 0)) refuse(source, id, expert, value, "finite and positive");
     largest = std::max(largest, value);
   }
 }
 
+std::vector<int32_t> as_int32(const ConstTensorView& ids) {
+  std::vector<int32_t> values(static_cast<size_t>(ids.shape.num_elements()));
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (ids.dtype == DType::kI32) {
+      values[i] = static_cast<const int32_t*>(ids.data)[i];
+      continue;
+    }
+    const int64_t wide = static_cast<const int64_t*>(ids.data)[i];
+    values[i] = wide >= 0 && wide <= INT32_MAX ? static_cast<int32_t>(wide) : -1;
+  }
+  return values;
+}
+
+// Reads what the codes of one matrix need, for blocks of it.
+class MeaningLoader {
+ public:
+  MeaningLoader(const QuantSpec& quant, const WeightSource& source, WeightId matrix, int64_t expert)
+      : quant_(quant), source_(source), matrix_(matrix), expert_(expert) {
+    const WeightInfo info = source.describe(matrix);
+    plane_ = quant::plane_of(WeightPlane::kScale, info.dtype, quant, info.rows, info.cols);
+    cols_ = info.cols;
+  }
+
+  CodeMeaning load(const WeightBlock& block) const {
+    WeightBlock wanted = block;
+    if (quant_.has_column_order) wanted = {block.row_begin, block.row_end, 0, cols_};
+    const quant::PlaneSlice part = quant::slice(plane_, wanted);
+    const int64_t rows = block.row_end - block.row_begin;
+    const auto by_row = [&](const std::vector<float>& loaded) {
+      return repeat_rows(loaded, part, rows);
+    };
+    CodeMeaning meaning;
+    meaning.groups = part.block.col_end - part.block.col_begin;
+    meaning.scales = by_row(
+        load_scales(quant_, source_, matrix_.with(WeightPlane::kScale), expert_, part.block));
+    if (quant_.has_global_scale) multiply(meaning.scales, load_global());
+    if (quant_.zeros != WeightZero::kNone) {
+      meaning.offsets = by_row(load_zeros(part.block));
+      if (quant_.zeros == WeightZero::kPoint) multiply(meaning.offsets, meaning.scales);
+    }
+    if (quant_.has_column_order) meaning.order = load_order(block);
+    return meaning;
+  }
+
+ private:
+  std::vector<float> repeat_rows(const std::vector<float>& loaded, const quant::PlaneSlice& part,
+                                 int64_t rows) const {
+    const int64_t cols = part.block.col_end - part.block.col_begin;
+    std::vector<float> of_rows;
+    of_rows.reserve(static_cast<size_t>(rows * cols));
+    for (int64_t row = 0; row < rows; ++row) {
+      const auto first = loaded.begin() + (part.skipped_rows + row) / plane_.block_rows * cols;
+      of_rows.insert(of_rows.end(), first, first + cols);
+    }
+    return of_rows;
+  }
+
+  static void multiply(std::vector<float>& values, float factor) {
+    for (float& value : values) value *= factor;
+  }
+  static void multiply(std::vector<float>& values, const std::vector<float>& factors) {
+    for (size_t i = 0; i < values.size(); ++i) values[i] *= factors[i];
+  }
+
+  float load_global() const {
+    return load_scales(quant_, source_, matrix_.with(WeightPlane::kGlobalScale), expert_, kSingle)
+        .front();
+  }
+
+  std::vector<float> load_zeros(const WeightBlock& block) const {
+    const WeightId id = matrix_.with(WeightPlane::kZero);
+    std::vector<float> zeros = load_block(source_, id, expert_, block, widen);
+    for (const float zero : zeros) {
+      if (!std::isfinite(zero)) refuse(source_, id, expert_, zero, "finite");
+    }
+    return zeros;
+  }
+
+  std::vector<int32_t> load_order(const WeightBlock& block) const {
+    const WeightId id = matrix_.with(WeightPlane::kColumnOrder);
+    std::vector<int32_t> order =
+        load_block(source_, id, expert_, {0, 1, block.col_begin, block.col_end}, as_int32);
+    const auto groups = static_cast<int32_t>(plane_.cols);
+    for (const int32_t group : order) {
+      if (group >= 0 && group < groups) continue;
+      throw Error(ErrorCode::kTensorValue, {.what = "a column belongs to no group of columns",
+                                            .tensor = source_.locate(id, expert_),
+                                            .expected = fmt::format("0 to {}", groups - 1),
+                                            .found = fmt::format("{}", group)});
+    }
+    return order;
+  }
+
+  const QuantSpec& quant_;
+  const WeightSource& source_;
+  WeightId matrix_;
+  int64_t expert_;
+  quant::PlaneShape plane_;
+  int64_t cols_ = 0;
+};
+
 }  // namespace
 
 std::vector<float> load_scales(const QuantSpec& quant, const WeightSource& source, WeightId id,
                                int64_t expert, const WeightBlock& block) {
-  BlockLoader loader(source);
-  const BlockRequest request{.id = id, .expert = expert, .block = block};
-  ConstTensorView view;
-  loader.load({&request, 1}, {&view, 1});
-  std::vector<float> scales = widen(view);
+  std::vector<float> scales = load_block(source, id, expert, block, widen);
   for (const float value : scales) {
     if (std::isfinite(value) && (quant.signed_scales || value >= 0)) continue;
     refuse(source, id, expert, value, quant.signed_scales ? "finite" : "finite and not negative");
@@ -67,28 +183,9 @@ std::vector<float> load_scales(const QuantSpec& quant, const WeightSource& sourc
   return scales;
 }
 
-std::vector<float> load_scales(const QuantSpec& quant, const WeightSource& source, WeightId id,
-                               int64_t expert) {
-  return load_scales(quant, source, id, expert, whole(source.describe(id)));
-}
-
-std::vector<float> load_row_scales(const QuantSpec& quant, const WeightSource& source,
-                                   WeightId matrix, int64_t expert, const WeightBlock& block) {
-  const WeightInfo info = source.describe(matrix);
-  const quant::PlaneShape plane =
-      quant::plane_of(WeightPlane::kScale, info.dtype, quant, info.rows, info.cols);
-  const quant::PlaneSlice part = quant::slice(plane, block);
-  const std::vector<float> loaded =
-      load_scales(quant, source, matrix.with(WeightPlane::kScale), expert, part.block);
-  const int64_t cols = part.block.col_end - part.block.col_begin;
-  const int64_t rows = block.row_end - block.row_begin;
-  std::vector<float> of_rows;
-  of_rows.reserve(static_cast<size_t>(rows * cols));
-  for (int64_t row = 0; row < rows; ++row) {
-    const auto first = loaded.begin() + (part.skipped_rows + row) / plane.block_rows * cols;
-    of_rows.insert(of_rows.end(), first, first + cols);
-  }
-  return of_rows;
+CodeMeaning load_meaning(const QuantSpec& quant, const WeightSource& source, WeightId matrix,
+                         int64_t expert, const WeightBlock& block) {
+  return MeaningLoader(quant, source, matrix, expert).load(block);
 }
 
 StaticScales load_static_scales(const WeightSource& source, WeightMlp mlp) {

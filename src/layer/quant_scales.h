@@ -14,14 +14,20 @@ namespace conclave::inline v0 {
 // tensor for a scale that is NaN or infinite, or negative where they have no signs.
 std::vector<float> load_scales(const QuantSpec& quant, const WeightSource& source, WeightId id,
                                int64_t expert, const WeightBlock& block);
-// Loads all scales of a matrix.
-std::vector<float> load_scales(const QuantSpec& quant, const WeightSource& source, WeightId id,
-                               int64_t expert);
 
-// Loads for each row of a block of the matrix the scales of its columns: [rows, 1], or with
-// WeightScale::kBlock one for each block of scales that these touch.
-std::vector<float> load_row_scales(const QuantSpec& quant, const WeightSource& source,
-                                   WeightId matrix, int64_t expert, const WeightBlock& block);
+// What gives the codes of some rows of a matrix a meaning: w = code * scale - offset. Zero points
+// are offsets in units of a scale, and the global scale is in `scales`.
+struct CodeMeaning {
+  int64_t groups = 0;  // neighbouring columns share a scale, or those of one number in `order`
+  std::vector<float> scales;   // [rows, groups]
+  std::vector<float> offsets;  // likewise; empty without WeightZero
+  std::vector<int32_t> order;  // [cols]: the group of each column; empty where they are neighbours
+};
+// Loads it for a block of the matrix, row by row: [rows, 1], or with WeightScale::kBlock one for
+// each block of scales that the columns touch; all of a row's if columns have an order. Throws
+// Error(kTensorValue) as load_scales does, and for offsets and orders that mean nothing.
+CodeMeaning load_meaning(const QuantSpec& quant, const WeightSource& source, WeightId matrix,
+                         int64_t expert, const WeightBlock& block);
 
 // The steps of ActivationScale::kTensorStatic for all experts of a kind: the largest over experts,
 // and over gate and up. Throws Error(kTensorValue) for one that is not finite and positive.

@@ -73,6 +73,7 @@ void validate_quant(const MoeSpec& spec) {
   const QuantSpec& quant = spec.quant;
   check_choice("quant.weights", quant.weights, WeightScale::kBlock);
   check_choice("quant.activations", quant.activations, ActivationScale::kGroup);
+  check_choice("quant.zeros", quant.zeros, WeightZero::kOffset);
   const bool quantised = !is_plain(spec.weight_dtype);
   const std::string type(to_string(spec.weight_dtype));
   if (quantised != (quant.weights != WeightScale::kNone)) {
@@ -96,8 +97,20 @@ void validate_quant(const MoeSpec& spec) {
   if (quant.power_of_two_scales && !dynamic) {
     refuse("quant.power_of_two_scales", "true", "false but for scales made of each row");
   }
-  if (quant.signed_scales && !quantised) {
-    refuse("quant.signed_scales", "true", "false for weights of " + type);
+  const auto refuse_plain = [&](const char* field, bool given) {
+    if (given && !quantised) refuse(field, "given", "absent for weights of " + type);
+  };
+  refuse_plain("quant.signed_scales", quant.signed_scales);
+  refuse_plain("quant.zeros", quant.zeros != WeightZero::kNone);
+  refuse_plain("quant.has_global_scale", quant.has_global_scale);
+  refuse_plain("quant.has_column_order", quant.has_column_order);
+  const bool plain_rows = quant.activations == ActivationScale::kNone;
+  if (quant.has_column_order && !(in_blocks && quant.block_rows == 1 && plain_rows)) {
+    refuse("quant.has_column_order", "true",
+           "false but for WeightScale::kBlock with block_rows 1 and ActivationScale::kNone");
+  }
+  if (quant.zeros != WeightZero::kNone && !plain_rows) {
+    refuse("quant.zeros", "given", "absent but for ActivationScale::kNone");
   }
 }
 

@@ -148,7 +148,7 @@ bool is_stored_as(const WeightShape& shape, DType dtype) {
     case PlaneType::kFloat:
       return is_plain(dtype);
     case PlaneType::kScale:
-      return is_plain(dtype) || dtype == DType::kF8E8M0;
+      return is_plain(dtype) || dtype == DType::kF8E8M0 || dtype == DType::kF8E4M3;
     case PlaneType::kIndex:
       break;
   }

@@ -47,7 +47,21 @@ PlaneShape scale_of(const QuantSpec& quant, int64_t rows, int64_t cols) {
 std::vector<PlaneShape> planes_of(DType dtype, const QuantSpec& quant, int64_t rows, int64_t cols) {
   std::vector<PlaneShape> planes = {{.rows = rows, .cols = cols}};
   if (is_plain(dtype)) return planes;
-  planes.push_back(scale_of(quant, rows, cols));
+  const PlaneShape scale = scale_of(quant, rows, cols);
+  planes.push_back(scale);
+  if (quant.zeros != WeightZero::kNone) {
+    planes.push_back(scale);
+    planes.back().plane = WeightPlane::kZero;
+    planes.back().type = PlaneType::kFloat;
+  }
+  if (quant.has_global_scale) planes.push_back(single(WeightPlane::kGlobalScale, rows, cols));
+  if (quant.has_column_order) {
+    planes.push_back({.plane = WeightPlane::kColumnOrder,
+                      .rows = 1,
+                      .cols = cols,
+                      .block_rows = std::max<int64_t>(rows, 1),
+                      .type = PlaneType::kIndex});
+  }
   if (quant.activations == ActivationScale::kTensorStatic) {
     planes.push_back(single(WeightPlane::kInputScale, rows, cols));
   }

@@ -23,7 +23,7 @@ constexpr bool is_code_plane(std::optional<WeightPlane> plane) {
 enum class PlaneType : uint8_t {
   kWeights,  // the type of the matrix
   kFloat,    // f32, f16 or bf16
-  kScale,    // f32, f16, bf16 or e8m0
+  kScale,    // f32, f16, bf16, e8m0 or e4m3
   kIndex,    // int32 or int64
 };
 

@@ -16,6 +16,12 @@ Support needs_isa(const ExpertsProblem& problem, cpu::Isa isa) {
                      std::string(cpu::to_string(problem.cpu().isa)));
 }
 
+Support needs_known_meaning(const QuantSpec& quant) {
+  if (quant.zeros != WeightZero::kNone) return Support::no("takes weights without zero points");
+  if (quant.has_column_order) return Support::no("takes groups of neighbouring columns");
+  return Support::yes();
+}
+
 Support needs_known_weights(const ExpertsProblem& problem) {
   const quant::WeightFormat* format = quant::find_format(problem.weight_dtype);
   if (format == nullptr) {
@@ -26,6 +32,7 @@ Support needs_known_weights(const ExpertsProblem& problem) {
   if (problem.quant.weights == WeightScale::kNone) {
     return Support::no(std::string(to_string(format->element)) + " weights need scales");
   }
+  if (Support known = needs_known_meaning(problem.quant); !known) return known;
   return format->takes(problem.quant);
 }
 

@@ -134,7 +134,7 @@ std::vector<float> read_scales(const QuantSpec& quant, const WeightSource& sourc
   const WeightId id = expert.id(matrix);
   const WeightBlock block = expert.block_of(matrix, hidden);
   if (quant.weights != WeightScale::kBlock) {
-    return load_row_scales(quant, source, id, expert.expert, block);
+    return load_meaning(quant, source, id, expert.expert, block).scales;
   }
   const WeightInfo info = source.describe(id);
   const quant::PlaneShape plane =

@@ -31,10 +31,9 @@ Float64Matrix read_scaled(const QuantSpec& quant, const WeightSource& source, We
                           int64_t expert) {
   const WeightInfo info = source.describe(id);
   const WeightBlock whole{0, info.rows, 0, info.cols};
-  const std::vector<float> scales =
-      load_scales(quant, source, id.with(WeightPlane::kScale), expert);
   const quant::PlaneShape plane =
       quant::plane_of(WeightPlane::kScale, info.dtype, quant, info.rows, info.cols);
+  const CodeMeaning meaning = load_meaning(quant, source, id, expert, whole);
   const int64_t row_bytes = packed_bytes(info.dtype, info.cols);
   std::vector<std::byte> rows(static_cast<size_t>(info.rows * row_bytes));
   source.read(id, expert, whole, rows);
@@ -45,9 +44,12 @@ Float64Matrix read_scaled(const QuantSpec& quant, const WeightSource& source, We
     const std::byte* const stored = rows.data() + row * row_bytes;
     quant::format_of(info.dtype).decode(stored, 0, info.cols, codes.data());
     for (int64_t col = 0; col < info.cols; ++col) {
-      const double code = codes[static_cast<size_t>(col)];
-      const int64_t scale = row / plane.block_rows * plane.cols + col / plane.block_cols;
-      matrix.values.push_back(code * static_cast<double>(scales[static_cast<size_t>(scale)]));
+      const auto column = static_cast<size_t>(col);
+      const int64_t group =
+          meaning.order.empty() ? col / plane.block_cols : int64_t{meaning.order[column]};
+      const auto at = static_cast<size_t>(row * meaning.groups + group);
+      const double value = double{codes[column]} * double{meaning.scales[at]};
+      matrix.values.push_back(meaning.offsets.empty() ? value : value - meaning.offsets[at]);
     }
   }
   return matrix;
