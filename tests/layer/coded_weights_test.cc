@@ -80,7 +80,8 @@ class CodedWeights : public ::testing::TestWithParam<Weights> {
     std::vector<OwnedLayer> layers;
     layers.push_back(make_layer(spec, options));
     EXPECT_EQ(layers.back().layer.plan().arithmetic, "f32_fma");
-    if (GetParam().form.quant.activations != kNone) return layers;
+    const quant::CodeBook& codes = *quant::format_of(GetParam().type).codes;
+    if (GetParam().form.quant.activations != kNone || !codes.exact_in_bf16) return layers;
     const std::vector<std::string> isas = testing::usable_isas();
     if (std::find(isas.begin(), isas.end(), "avx512_bf16") == isas.end()) return layers;
     options.arithmetic = "dpbf16";
