@@ -212,7 +212,9 @@ std::vector<Weights> every_format_in_every_form() {
        {.weights = kBlock, .block_rows = 24, .block_cols = 40, .activations = kGroup}},
       {"block_token", {.weights = kBlock, .activations = kToken}},
       {"row_group32", {.weights = kBlock, .block_rows = 1, .block_cols = 32}},
-      {"row_group128", {.weights = kBlock, .block_rows = 1}}};
+      {"row_group128", {.weights = kBlock, .block_rows = 1}},
+      {"row_group16_global",
+       {.weights = kBlock, .block_rows = 1, .block_cols = 16, .has_global_scale = true}}};
   std::vector<Weights> all;
   for (const DType type : coded_types()) {
     for (const Form& form : forms) {

@@ -53,12 +53,11 @@ float code_deviation(const quant::CodeBook& codes) { return codes.largest * (96.
 // Scales lie around `mean` with a deviation of an eighth of it.
 Distribution around(float mean) { return {.mean = mean, .deviation = mean / 8}; }
 
-// The matrix that a scale belongs to: its reduction axis, its format, and whether it has a global
-// scale, which takes the magnitude that others have.
+// The matrix that a plane belongs to: its reduction axis and its format.
 struct ScaledMatrix {
   int64_t cols = 0;
   const quant::WeightFormat* format = nullptr;
-  bool has_global_scale = false;
+  QuantSpec quant = {};
 };
 
 Distribution distribution_of(LayerWeight weight, const WeightInfo& info) {
@@ -81,8 +80,9 @@ Distribution distribution_of(LayerWeight weight, const WeightInfo& info) {
 Distribution distribution_of(WeightId id, const WeightInfo& info, const ScaledMatrix& scaled) {
   if (const auto own = id.layer()) return distribution_of(*own, info);
   if (id.plane() == WeightPlane::kBias) return {.deviation = 0.25F};
+  // A global scale has the magnitude that scales have otherwise: those may have few bits.
   const WeightPlane magnitude =
-      scaled.has_global_scale ? WeightPlane::kGlobalScale : WeightPlane::kScale;
+      scaled.quant.has_global_scale ? WeightPlane::kGlobalScale : WeightPlane::kScale;
   if (id.plane() == magnitude) {
     return around(1.0F / (code_deviation(*scaled.format->codes) *
                           std::sqrt(static_cast<float>(scaled.cols))));
@@ -129,8 +129,8 @@ uint64_t stream_number(WeightId id) {
                                 Row{kGate.with(WeightPlane::kInputScale), 32},
                                 Row{kSharedGate.with(WeightPlane::kScale), 35},
                                 Row{kSharedGate.with(WeightPlane::kInputScale), 38},
-                                Row{kGate.with(WeightPlane::kGlobalScale), 41},
-                                Row{kSharedGate.with(WeightPlane::kGlobalScale), 44}};
+                                Row{kGate.with(WeightPlane::kGlobalScale), 44},
+                                Row{kSharedGate.with(WeightPlane::kGlobalScale), 53}};
   WeightId first = id;
   uint64_t place = 0;
   if (id.mlp()) {
@@ -160,9 +160,8 @@ class RandomSource final : public WeightSource {
       infos_[shape.id] = {shape.count, shape.rows, shape.cols, dtype_of(shape, spec)};
       if (shape.type != quant::PlaneType::kWeights || is_plain(shape.dtype)) continue;
       for (const WeightPlane plane : quant::kCodePlanes) {
-        scaled_[shape.id.with(plane)] = {.cols = shape.cols,
-                                         .format = &quant::format_of(shape.dtype),
-                                         .has_global_scale = spec.quant.has_global_scale};
+        scaled_[shape.id.with(plane)] = {
+            .cols = shape.cols, .format = &quant::format_of(shape.dtype), .quant = spec.quant};
       }
     }
   }
