@@ -117,6 +117,9 @@ class BuildTree:
         first = next(i for i, word in enumerate(words) if word.startswith(("-I", "-D", "-std", "-O")))
         words[first:first] = [f"-I{overlay}/{folder}" for folder in ("include", "src", "tests")]
         run_tool(words, self.folder, limit)
+        depends = pathlib.Path(f"{target}.d")
+        if depends.exists() and f"{overlay.name}/{file}" not in depends.read_text():
+            raise Failed(f"{made} was made without the planted {file}")
         return target
 
     def link(self, program: str, replaced: dict[str, pathlib.Path], target: pathlib.Path,
