@@ -62,12 +62,18 @@ def read_filters(path: pathlib.Path, faults: list[Fault]) -> dict[str, list[Sele
             for key, runs in filters.items()}
 
 
-def check_filters(filters: dict[str, list[Selection]], folder: pathlib.Path) -> None:
-    selections = [selection for each in filters.values() for selection in each]
-    missing = {each.program for each in selections if not (folder / each.program).exists()}
-    missing |= {each.under[0] for each in selections if each.under and not shutil.which(each.under[0])}
-    if missing:
-        raise ValueError(f"--filters names what is not there: {', '.join(sorted(missing))}")
+def usable_filters(filters: dict[str, list[Selection]],
+                   folder: pathlib.Path) -> dict[str, list[Selection]]:
+    """Without programs that were not built and tools that the machine lacks."""
+    def usable(selection: Selection) -> bool:
+        found = (folder / selection.program).exists() and all(
+            shutil.which(tool) for tool in selection.under[:1])
+        if not found:
+            print(f"left out, since it is not there: {selection}", flush=True)
+        return found
+
+    return {key: [each for each in selections if usable(each)]
+            for key, selections in filters.items()}
 
 
 def chosen(options: argparse.Namespace) -> list[Fault]:
@@ -169,7 +175,8 @@ def run_library(options: argparse.Namespace) -> int:
         results = python_tests.run(faults, WORK / "python", begin + 60 * options.minutes)
     else:
         folder = (options.build or build_base(options)).resolve()
-        check_filters(options.filters or {}, folder)
+        if options.filters is not None:
+            options.filters = usable_filters(options.filters, folder)
         print(f"built after {time.monotonic() - begin:.0f} s", flush=True)
         campaign = Campaign(
             BuildTree(ROOT, folder), faults, WORK / "overlays", jobs=options.jobs,
