@@ -1,7 +1,9 @@
 """A campaign over a library of one function: what is found, survives, or does not compile."""
 
+import itertools
 import json
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -68,6 +70,16 @@ class Planting(unittest.TestCase):
             path.write_text(json.dumps([{**row, "key": "self/c"}]))
             with self.assertRaisesRegex(ValueError, "self/c"):
                 read_filters(path, faults)
+
+    def test_every_fault_of_cuda_code_has_a_case(self):
+        faults = read_catalog()
+        filters = read_filters(ROOT / "tools" / "planting" / "cuda_cases.json", faults)
+        self.assertEqual(set(filters), {each.key for each in faults if each.is_cuda})
+        text = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.cc"))
+        for selection in itertools.chain(*filters.values()):
+            for case in selection.cases.split(":"):
+                suite, name = re.search(r"(\w+)\.(\w+)", case).groups()
+                self.assertRegex(text, rf"\b{suite}, {name}\)", case)
 
     def run_campaign(self, root: pathlib.Path, faults: list[Fault], chosen=None) -> Campaign:
         """Measures and runs the campaign over the library of one function, built first."""
