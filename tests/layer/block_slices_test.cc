@@ -185,7 +185,8 @@ struct PackedDown {
     const BlockRequest request{.id = weights::kDown, .expert = 1, .block = block};
     ConstTensorView codes;
     loader.load({&request, 1}, {&codes, 1});
-    const std::vector<float> scales = load_row_scales(spec.quant, source, weights::kDown, 1, block);
+    const std::vector<float> scales =
+        load_meaning(spec.quant, source, weights::kDown, 1, block).scales;
     const ConstTensorView none{.dtype = spec.weight_dtype, .shape = {0, spec.hidden_size}};
     layout.pack({.gate = none,
                  .up = none,
