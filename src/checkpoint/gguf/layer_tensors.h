@@ -40,7 +40,7 @@ struct GgufLayer {
   int64_t rows(WeightId id) const { return stored[id].rows; }
 };
 
-// What the keys of the file say about the shapes of all layers.
+// The keys of the file give the sizes that the shapes of all layers follow.
 struct GgufSizes {
   int64_t num_experts = 0;
   int64_t hidden_size = 0;
