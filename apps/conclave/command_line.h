@@ -78,7 +78,8 @@ class Command {
   Action& chosen_;
 };
 
-// Positionals with these names are directories; values named FILE are files.
+// A positional MODEL_DIR is a directory or a GGUF file, a TARGET a directory; values named FILE are
+// files.
 inline constexpr const char* kModelDir = "MODEL_DIR";
 inline constexpr const char* kOutputTarget = "TARGET";
 inline constexpr const char* kFileValue = "FILE";

@@ -74,6 +74,13 @@ TEST_F(OutlineTest, Completions_NameEveryCommandAndOption) {
   }
 }
 
+TEST_F(OutlineTest, Completions_OfModelsOfferDirectoriesAndGgufFiles) {
+  EXPECT_NE(bash_completion(tool_).find(
+                "COMPREPLY=($(compgen -d -- \"$cur\"; compgen -f -X '!*.gguf' -- \"$cur\"))"),
+            std::string::npos);
+  EXPECT_NE(zsh_completion(tool_).find("'*:MODEL_DIR:_files -g \"*.gguf\"'"), std::string::npos);
+}
+
 TEST_F(OutlineTest, ManPage_HasEverySectionAndCommand) {
   const std::string page = man_page(tool_);
   for (const char* section : {".SH NAME", ".SH SYNOPSIS", ".SH DESCRIPTION", ".SH COMMANDS",
