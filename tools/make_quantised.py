@@ -2,7 +2,7 @@
 """Makes the quantised checkpoints of testdata/quantised/: experts in codes as each method stores them.
 
     python3 tools/make_quantised.py               remake all
-    python3 tools/make_quantised.py --name NAME   remake one
+    python3 tools/make_quantised.py --name NAME   remake one or several
     python3 tools/make_quantised.py --check       remake all aside and compare the model files
 
 compressed-tensors models are written by that package, the stacked fp8 model by the quantiser of
@@ -17,11 +17,11 @@ import filecmp
 import pathlib
 import tempfile
 
-from quantised import compressed, fp8, modelopt
+from quantised import compressed, fp8, gptq, modelopt
 from quantised.case import Case
 
 MODELS = pathlib.Path(__file__).resolve().parent.parent / "testdata" / "quantised"
-CASES = {**fp8.CASES, **compressed.CASES, **modelopt.CASES}
+CASES = {**fp8.CASES, **compressed.CASES, **modelopt.CASES, **gptq.CASES}
 
 
 def check(name: str, case: Case) -> list[str]:
@@ -37,19 +37,20 @@ def check(name: str, case: Case) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--name", choices=CASES, help="remake only this one")
+    parser.add_argument("--name", choices=CASES, nargs="+", default=list(CASES), help="remake only these")
     parser.add_argument("--check", action="store_true", help="remake aside and compare the model files")
     options = parser.parse_args()
     problems = []
     for name, case in CASES.items():
-        if options.name not in (None, name):
+        if name not in options.name:
             continue
         if options.check:
             problems += check(name, case())
         else:
-            case().make(MODELS / name)
+            made = case()
+            made.make(MODELS / name)
             size = sum(path.stat().st_size for path in (MODELS / name).iterdir()) // 1024
-            print(f"{name:36} {size:5} KiB", flush=True)
+            print(f"{name:40} {size:5} KiB {getattr(made, 'worst', 0):.1e}", flush=True)
     print("\n".join(problems), end="\n" if problems else "")
     return 1 if problems else 0
 
