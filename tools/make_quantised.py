@@ -17,11 +17,12 @@ import filecmp
 import pathlib
 import tempfile
 
-from quantised import compressed, fp8, gptq, modelopt
+from quantised import awq, bnb, compressed, fp8, gptq, mlx, modelopt
 from quantised.case import Case
 
 MODELS = pathlib.Path(__file__).resolve().parent.parent / "testdata" / "quantised"
-CASES = {**fp8.CASES, **compressed.CASES, **modelopt.CASES, **gptq.CASES}
+METHODS = (fp8, compressed, modelopt, gptq, awq, bnb, mlx)
+CASES = {name: case for method in METHODS for name, case in method.CASES.items()}
 
 
 def check(name: str, case: Case) -> list[str]:

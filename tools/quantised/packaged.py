@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from quantised.case import LAYER, TOKENS, W123, Case, mixtral, qwen3
+from quantised.case import LAYER, W123, Case, mixtral, qwen3
 
 
 def without_start(name: str) -> None:
@@ -38,7 +38,7 @@ class Packaged(Case):
     """read() decodes the files by the published layout, the package must make the same of them."""
 
     method: dict = {}
-    agreement = 0.0  # how far the package's weights may lie from ours, in parts of the weight
+    agreement = 0.0  # how far the package's weights may lie from ours, in parts of the largest
 
     @property
     def config(self):
@@ -71,13 +71,13 @@ class Packaged(Case):
         return {part: self.packaged(disk, f"{place}.{leaf}") for part, leaf in self.leaves.items()}
 
     def worst_difference(self, disk: dict) -> float:
-        """Between our weights and the package's, in parts of the weight."""
+        """Between our weights and the package's, in parts of the largest weight."""
         worst = 0.0
         for number in range(self.experts):
             theirs = self.packaged_expert(disk, number)
             for part, ours in self.expert(disk, number).items():
                 difference = np.abs(ours - theirs[part].to(torch.float64).numpy())
-                worst = max(worst, (difference / np.maximum(np.abs(ours), 1e-30)).max())
+                worst = max(worst, difference.max() / np.abs(ours).max())
         return worst
 
     def golden(self, disk):
