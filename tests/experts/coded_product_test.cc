@@ -71,21 +71,31 @@ uint32_t bits_of(float value) {
   return std::isnan(value) ? 0x7fc00000U : std::bit_cast<uint32_t>(value);
 }
 
-// A panel of random codes; scales that are no powers of two.
+// A panel of random codes; scales and offsets that are no powers of two.
 struct Problem {
-  Problem(DType type, int64_t k, int64_t scale_width, uint32_t seed, int64_t scale_skip = 0)
-      : layout{.dtype = type, .k = k, .scale_width = scale_width, .scale_skip = scale_skip},
-        panel(layout.panel_bytes() / sizeof(float)),
-        random(seed) {
+  Problem(const gemm::PanelLayout& of, uint32_t seed)
+      : layout(of), panel(layout.panel_bytes() / sizeof(float)), random(seed) {
     for (int64_t i = 0; i < code_bytes(); ++i) {
       bytes()[i] = static_cast<std::byte>(random() & 0xff);
     }
     const size_t first = layout.weight_bytes() / sizeof(float);
     for (size_t i = first; i < panel.size(); ++i) panel[i] = uniform();
     for (float& value : bias) value = uniform();
+    for (std::vector<int32_t>& table : tables) {
+      for (int64_t k = 0; k < layout.k && layout.ordered_groups != 0; ++k) {
+        table.push_back(static_cast<int32_t>(random() % layout.ordered_groups));
+      }
+    }
   }
+  Problem(DType type, int64_t k, int64_t scale_width, uint32_t seed, int64_t scale_skip = 0)
+      : Problem({.dtype = type, .k = k, .scale_width = scale_width, .scale_skip = scale_skip},
+                seed) {}
   int64_t code_bytes() const { return static_cast<int64_t>(layout.weight_bytes()); }
   std::byte* bytes() { return static_cast<std::byte*>(static_cast<void*>(panel.data())); }
+  gemm::PanelOrder order() const {
+    if (layout.ordered_groups == 0) return {};
+    return {.lower = tables[0].data(), .upper = tables[1].data()};
+  }
   float uniform() { return 0.001F + static_cast<float>(random() & 0xffff) / 65536.0F; }
 
   gemm::RowScales scales_of(const Rows& rows, int64_t row) const {
@@ -108,8 +118,10 @@ struct Problem {
              .out_row_bytes = columns * int64_t{sizeof(float)},
              .valid_columns = columns,
              .scales = layout.scales(bytes()),
+             .offsets = layout.offsets(bytes()),
              .scale_width = layout.scale_width,
              .scale_skip = layout.scale_skip,
+             .order = order(),
              .row_scales = scales_of(rows, 0)});
     std::vector<uint32_t> bits;
     for (const float value : out) bits.push_back(bits_of(value));
@@ -121,7 +133,7 @@ struct Problem {
     for (int64_t r = 0; r < rows.count; ++r) {
       float sums[gemm::kPanelColumns];
       gemm::reference_coded_product(layout, bytes(), rows.floats.data() + r * rows.stride,
-                                    scales_of(rows, r), sums);
+                                    scales_of(rows, r), order(), sums);
       for (int64_t c = 0; c < columns; ++c) {
         bits.push_back(bits_of(sums[c] + bias[static_cast<size_t>(c)]));
       }
@@ -132,8 +144,18 @@ struct Problem {
   gemm::PanelLayout layout;
   std::vector<float> panel;
   std::vector<float> bias = std::vector<float>(static_cast<size_t>(gemm::kPanelColumns));
+  std::vector<int32_t> tables[2];  // of the lower and the upper columns
   std::mt19937 random;
 };
+
+// Few codes that stand for NaN, so that most sums are numbers.
+void spare_numbers(Problem& problem, const quant::WeightFormat& format) {
+  for (int64_t i = 0; i < problem.code_bytes() && format.codes->has_nan; ++i) {
+    std::byte& code = problem.bytes()[i];
+    const float value = format.codes->decode(static_cast<uint8_t>(code));
+    if (std::isnan(value) && i % 16 != 3) code &= std::byte{0xbf};
+  }
+}
 
 TEST_P(CodedProduct, EveryCode_DecodesAsTheReference) {
   Problem problem(format().element, 16, 16, 1);
@@ -170,12 +192,7 @@ TEST_P(CodedProduct, AnyShape_HasTheBitsOfTheReference) {
                              {129, 512, 128, 40, 64, 500}}) {
     Problem problem(format().element, shape.k, shape.scale_width, static_cast<uint32_t>(shape.k),
                     shape.scale_skip);
-    // Few codes that stand for NaN, so that most sums are numbers.
-    for (int64_t i = 0; i < problem.code_bytes() && format().codes->has_nan; ++i) {
-      std::byte& code = problem.bytes()[i];
-      const float value = format().codes->decode(static_cast<uint8_t>(code));
-      if (std::isnan(value) && i % 16 != 3) code &= std::byte{0xbf};
-    }
+    spare_numbers(problem, format());
     const int64_t scales = (shape.k + shape.row_scale_width - 1) / shape.row_scale_width;
     Rows rows{.count = shape.rows, .stride = shape.k + scales};
     for (int64_t r = 0; r < shape.rows; ++r) {
@@ -190,6 +207,76 @@ TEST_P(CodedProduct, AnyShape_HasTheBitsOfTheReference) {
       EXPECT_EQ(problem.run(product(), rows, shape.columns), problem.reference(rows, shape.columns))
           << shape.k << (plain ? " plain" : "");
     }
+  }
+}
+
+// Numbers of rows on both sides of those that decode for themselves; groups that a strip cuts.
+TEST_P(CodedProduct, OffsetsAndOrders_HaveTheBitsOfTheReference) {
+  struct Shape {
+    int64_t k, scale_width, rows, columns, scale_skip = 0;
+  };
+  for (const Shape& shape : {Shape{1, 1, 1, 64},
+                             {3, 128, 2, 64, 126},
+                             {90, 32, 4, 64, 31},
+                             {129, 24, 3, 33},
+                             {257, 40, 5, 63},
+                             {300, 128, 17, 64, 44},
+                             {300, 300, 100, 64}}) {
+    for (const bool has_offsets : {true, false}) {
+      for (const int64_t groups : {int64_t{0}, shape.k / shape.scale_width + 3}) {
+        SCOPED_TRACE(::testing::Message() << "k " << shape.k << " offsets " << has_offsets
+                                          << " ordered groups " << groups);
+        Problem problem({.dtype = format().element,
+                         .k = shape.k,
+                         .scale_width = shape.scale_width,
+                         .scale_skip = shape.scale_skip,
+                         .has_offsets = has_offsets,
+                         .ordered_groups = groups},
+                        static_cast<uint32_t>(shape.k));
+        spare_numbers(problem, format());
+        Rows rows{.count = shape.rows, .stride = shape.k};
+        for (int64_t i = 0; i < shape.rows * shape.k; ++i) {
+          rows.floats.push_back(problem.uniform() - 0.5F);
+        }
+        EXPECT_EQ(problem.run(product(), rows, shape.columns),
+                  problem.reference(rows, shape.columns));
+      }
+    }
+  }
+}
+
+// The reference itself: w = code * scale - offset, with the scale that the order names.
+TEST_P(CodedProduct, Reference_MultipliesWithWhatCodesMean) {
+  Problem problem({.dtype = format().element,
+                   .k = 50,
+                   .scale_width = 16,
+                   .has_offsets = true,
+                   .ordered_groups = 4},
+                  7);
+  spare_numbers(problem, format());
+  for (int64_t i = 0; i < problem.code_bytes(); ++i) {
+    const float code = format().codes->decode(static_cast<uint8_t>(problem.bytes()[i]));
+    if (std::isnan(code)) problem.bytes()[i] = std::byte{0};
+  }
+  std::vector<float> x;
+  for (int64_t k = 0; k < 50; ++k) x.push_back(problem.uniform() - 0.5F);
+  float sums[gemm::kPanelColumns];
+  gemm::reference_coded_product(problem.layout, problem.bytes(), x.data(), {}, problem.order(),
+                                sums);
+  const float* scales = problem.layout.scales(problem.bytes());
+  const float* offsets = problem.layout.offsets(problem.bytes());
+  for (int64_t c = 0; c < gemm::kPanelColumns; ++c) {
+    double sum = 0;
+    double size = 0;
+    for (int64_t k = 0; k < 50; ++k) {
+      const int64_t at = problem.tables[c < 32 ? 0 : 1][static_cast<size_t>(k)] * 64 + c;
+      const double code = gemm::panel_value(problem.layout, problem.bytes(), k, c);
+      const double scaled = code * double{scales[at]};
+      sum += double{x[static_cast<size_t>(k)]} * (scaled - double{offsets[at]});
+      size += std::abs(x[static_cast<size_t>(k)]) * (std::abs(scaled) + double{offsets[at]});
+    }
+    // 50 fused steps, each rounded once, of weights rounded once.
+    EXPECT_NEAR(sums[c], sum, 51 * 0x1p-24 * size) << "column " << c;
   }
 }
 

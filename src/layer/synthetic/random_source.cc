@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace conclave::inline v0 {
@@ -51,11 +52,18 @@ float code_deviation(const quant::CodeBook& codes) { return codes.largest * (96.
 // Scales lie around `mean` with a deviation of an eighth of it.
 Distribution around(float mean) { return {.mean = mean, .deviation = mean / 8}; }
 
-// The matrix that a scale belongs to: its reduction axis and its format.
+// The matrix that a plane belongs to: its reduction axis and its format.
 struct ScaledMatrix {
   int64_t cols = 0;
   const quant::WeightFormat* format = nullptr;
+  QuantSpec quant = {};
 };
+
+// Zeros lie around the middle of the codes, half as far apart as these: codes lie around 0.
+Distribution zeros_of(const ScaledMatrix& matrix, float scale) {
+  const float points = code_deviation(*matrix.format->codes) / 2;
+  return {.deviation = matrix.quant.zeros == WeightZero::kPoint ? points : points * scale};
+}
 
 Distribution distribution_of(LayerWeight weight, const WeightInfo& info) {
   switch (weight) {
@@ -77,9 +85,11 @@ Distribution distribution_of(LayerWeight weight, const WeightInfo& info) {
 Distribution distribution_of(WeightId id, const WeightInfo& info, const ScaledMatrix& scaled) {
   if (const auto own = id.layer()) return distribution_of(*own, info);
   if (id.plane() == WeightPlane::kBias) return {.deviation = 0.25F};
-  if (id.plane() == WeightPlane::kScale) {
-    return around(1.0F / (code_deviation(*scaled.format->codes) *
-                          std::sqrt(static_cast<float>(scaled.cols))));
+  if (id.plane() == WeightPlane::kGlobalScale) return around(1.0F);
+  if (id.plane() == WeightPlane::kScale || id.plane() == WeightPlane::kZero) {
+    const float scale =
+        1.0F / (code_deviation(*scaled.format->codes) * std::sqrt(static_cast<float>(scaled.cols)));
+    return id.plane() == WeightPlane::kScale ? around(scale) : zeros_of(scaled, scale);
   }
   if (id.plane() == WeightPlane::kInputScale) {
     // Steps that make good use of the codes for rows of deviation 1 and their activated products.
@@ -121,7 +131,13 @@ uint64_t stream_number(WeightId id) {
                                 Row{kGate.with(WeightPlane::kScale), 29},
                                 Row{kGate.with(WeightPlane::kInputScale), 32},
                                 Row{kSharedGate.with(WeightPlane::kScale), 35},
-                                Row{kSharedGate.with(WeightPlane::kInputScale), 38}};
+                                Row{kSharedGate.with(WeightPlane::kInputScale), 38},
+                                Row{kGate.with(WeightPlane::kZero), 41},
+                                Row{kGate.with(WeightPlane::kGlobalScale), 44},
+                                Row{kGate.with(WeightPlane::kColumnOrder), 47},
+                                Row{kSharedGate.with(WeightPlane::kZero), 50},
+                                Row{kSharedGate.with(WeightPlane::kGlobalScale), 53},
+                                Row{kSharedGate.with(WeightPlane::kColumnOrder), 56}};
   WeightId first = id;
   uint64_t place = 0;
   if (id.mlp()) {
@@ -141,8 +157,8 @@ class RandomSource final : public WeightSource {
       infos_[shape.id] = {shape.count, shape.rows, shape.cols, dtype_of(shape, spec)};
       if (shape.type != quant::PlaneType::kWeights || is_plain(shape.dtype)) continue;
       for (const WeightPlane plane : quant::kCodePlanes) {
-        scaled_[shape.id.with(plane)] = {.cols = shape.cols,
-                                         .format = &quant::format_of(shape.dtype)};
+        scaled_[shape.id.with(plane)] = {
+            .cols = shape.cols, .format = &quant::format_of(shape.dtype), .quant = spec.quant};
       }
     }
   }
@@ -159,7 +175,12 @@ class RandomSource final : public WeightSource {
     }
     const uint64_t stream =
         mix(seed_ ^ mix(stream_number(id) << 32 | static_cast<uint64_t>(expert)));
+    if (id.plane() == WeightPlane::kColumnOrder) {
+      return read_order(info, scaled_[id].quant.block_cols, stream, block, destination);
+    }
     if (info.dtype == DType::kI32) return read_ids(info, stream, block, destination);
+    const bool whole_numbers =
+        id.plane() == WeightPlane::kZero && scaled_[id].quant.zeros == WeightZero::kPoint;
     const Distribution values = distribution_of(id, info, scaled_[id]);
     const quant::WeightFormat& format = quant::format_of(info.dtype);
     const int64_t cols = block.col_end - block.col_begin;
@@ -168,7 +189,8 @@ class RandomSource final : public WeightSource {
     for (int64_t row = block.row_begin; row < block.row_end; ++row) {
       for (int64_t i = 0; i < cols; ++i) {
         const auto index = static_cast<uint64_t>(row * info.cols + block.col_begin + i);
-        drawn[static_cast<size_t>(i)] = values.mean + values.deviation * normal_like(stream, index);
+        const float value = values.mean + values.deviation * normal_like(stream, index);
+        drawn[static_cast<size_t>(i)] = whole_numbers ? std::nearbyint(value) : value;
       }
       format.encode(drawn.data(), 0, cols, out);
       out += packed_bytes(info.dtype, cols);
@@ -205,6 +227,20 @@ class RandomSource final : public WeightSource {
         std::memcpy(out, &id, sizeof(id));
       }
     }
+  }
+
+  // Every group has as many columns as it would have of neighbours: columns are shuffled (Fisher,
+  // Yates), then each run of group_cols places is a group.
+  static void read_order(const WeightInfo& info, int64_t group_cols, uint64_t stream,
+                         const WeightBlock& block, std::span<std::byte> destination) {
+    std::vector<int32_t> groups(static_cast<size_t>(info.cols));
+    for (int64_t col = 0; col < info.cols; ++col) {
+      groups[static_cast<size_t>(col)] = static_cast<int32_t>(col / group_cols);
+    }
+    for (size_t last = groups.size(); last > 1; --last) {
+      std::swap(groups[last - 1], groups[mix(stream ^ mix(last)) % last]);
+    }
+    std::memcpy(destination.data(), groups.data() + block.col_begin, destination.size());
   }
 
   uint64_t seed_;
