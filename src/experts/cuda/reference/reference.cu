@@ -27,7 +27,7 @@ struct Matrix {
   int64_t bits = 16;
   // Scale of element (row, col): scales[row / scale_rows * scale_stride + col / scale_cols].
   const float* scales = nullptr;
-  const float* offsets = nullptr;  // of codes, like the scales; or null
+  const float* offsets = nullptr;  // what is taken from products, like the scales; or null
   int64_t scale_rows = 1;
   int64_t scale_cols = 1;
   int64_t scale_stride = 1;
