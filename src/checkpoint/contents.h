@@ -1,4 +1,4 @@
-// What a Checkpoint shows of a model, whichever container holds its tensors.
+// A Checkpoint shows the same of a model whichever container holds its tensors.
 #pragma once
 
 #include "conclave/checkpoint.h"

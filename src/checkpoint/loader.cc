@@ -35,7 +35,7 @@ Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
 Checkpoint::~Checkpoint() = default;
 
 Checkpoint Checkpoint::open(const std::filesystem::path& path, const CheckpointOptions& options) {
-  // What is neither a file nor a directory is reported by the opening of a directory.
+  // The opening of a directory reports a path that is neither a file nor a directory.
   std::error_code ignored;
   const bool is_file = std::filesystem::is_regular_file(path, ignored);
   auto impl = std::make_unique<Impl>();

@@ -1,4 +1,4 @@
-// What a layer asks of its experts' kernels, on any device.
+// A layer asks its experts' kernels to solve such a problem, on any device.
 #pragma once
 
 #include "activation/activations.h"

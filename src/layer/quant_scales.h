@@ -15,8 +15,8 @@ namespace conclave::inline v0 {
 std::vector<float> load_scales(const QuantSpec& quant, const WeightSource& source, WeightId id,
                                int64_t expert, const WeightBlock& block);
 
-// What gives the codes of some rows of a matrix a meaning: w = code * scale - offset. Zero points
-// are offsets in units of a scale, and the global scale is in `scales`: products in float32.
+// These numbers give the codes of some rows of a matrix a meaning: w = code * scale - offset. Zero
+// points are offsets in units of a scale, and the global scale is in `scales`: products in float32.
 struct CodeMeaning {
   int64_t groups = 0;  // neighbouring columns share a scale, or those of one number in `order`
   std::vector<float> scales;   // [rows, groups]; [rows of blocks, groups] if loaded as stored

@@ -56,12 +56,12 @@ class CodedProduct : public ::testing::TestWithParam<Case> {
   }
 };
 
-// Few codes that stand for NaN, so that most sums are numbers.
+// Few codes that stand for NaN or infinity, so that most sums are numbers.
 void spare_numbers(Problem& problem, const quant::WeightFormat& format) {
   for (int64_t i = 0; i < problem.code_bytes() && format.codes->has_nan; ++i) {
     std::byte& code = problem.bytes()[i];
     const float value = format.codes->decode(static_cast<uint8_t>(code));
-    if (std::isnan(value) && i % 16 != 3) code &= std::byte{0xbf};
+    if (!std::isfinite(value) && i % 16 != 3) code &= std::byte{0xbf};
   }
 }
 
@@ -164,7 +164,7 @@ TEST_P(CodedProduct, Reference_MultipliesWithWhatCodesMean) {
   spare_numbers(problem, format());
   for (int64_t i = 0; i < problem.code_bytes(); ++i) {
     const float code = format().codes->decode(static_cast<uint8_t>(problem.bytes()[i]));
-    if (std::isnan(code)) problem.bytes()[i] = std::byte{0};
+    if (!std::isfinite(code)) problem.bytes()[i] = std::byte{0};
   }
   std::vector<float> x;
   for (int64_t k = 0; k < 50; ++k) x.push_back(problem.uniform() - 0.5F);

@@ -69,12 +69,12 @@ std::vector<float> run(Problem& problem, gemm::PanelFunction product, const Pair
   return out;
 }
 
-// Every code but those of NaN.
+// Every code but those of NaN and infinity.
 void keep_numbers(Problem& problem, const quant::WeightFormat& format) {
   if (!format.codes->has_nan) return;
   for (int64_t i = 0; i < problem.code_bytes(); ++i) {
     std::byte& code = problem.bytes()[i];
-    if (std::isnan(format.codes->decode(static_cast<uint8_t>(code)))) code &= std::byte{0xbf};
+    if (!std::isfinite(format.codes->decode(static_cast<uint8_t>(code)))) code &= std::byte{0xbf};
   }
 }
 
@@ -128,17 +128,26 @@ TEST_P(PairedProduct, RowAmongOthers_HasTheBitsOfARowAlone) {
   }
 }
 
-std::vector<const quant::WeightFormat*> coded_formats() {
+std::vector<const quant::WeightFormat*> formats_exact_in_bf16(bool exact) {
   std::vector<const quant::WeightFormat*> formats;
   const auto catalog = quant::format_catalog();
   for (const quant::WeightFormat& format : catalog.rows()) {
-    if (format.codes != nullptr) formats.push_back(&format);
+    if (format.codes == nullptr || format.codes->exact_in_bf16 != exact) continue;
+    formats.push_back(&format);
   }
   return formats;
 }
 
-INSTANTIATE_TEST_SUITE_P(Catalog, PairedProduct, ::testing::ValuesIn(coded_formats()),
+INSTANTIATE_TEST_SUITE_P(Catalog, PairedProduct, ::testing::ValuesIn(formats_exact_in_bf16(true)),
                          [](const auto& test) { return std::string(test.param->name); });
+
+TEST(PairedProducts, FormatsThatBf16DoesNotHold_HaveNone) {
+  const auto formats = formats_exact_in_bf16(false);
+  EXPECT_FALSE(formats.empty());
+  for (const quant::WeightFormat* format : formats) {
+    EXPECT_EQ(mlp_functions_avx512_bf16(format->element, {}).product, nullptr) << format->name;
+  }
+}
 
 }  // namespace
 }  // namespace conclave::experts

@@ -65,7 +65,8 @@ class CodedWeights : public ::testing::TestWithParam<Weights> {
     layers.push_back(make_layer(spec, options));
     EXPECT_EQ(layers.back().layer.plan().arithmetic, "f32_fma");
     const QuantSpec& quant = GetParam().form.quant;
-    const bool has_pairs = quant.zeros == WeightZero::kNone && !quant.has_column_order;
+    const bool has_pairs = quant.zeros == WeightZero::kNone && !quant.has_column_order &&
+                           quant::format_of(GetParam().type).codes->exact_in_bf16;
     if (quant.activations != kNone || !has_pairs) return layers;
     const std::vector<std::string> isas = testing::usable_isas();
     if (std::find(isas.begin(), isas.end(), "avx512_bf16") == isas.end()) return layers;
@@ -206,6 +207,8 @@ std::vector<Weights> every_format_in_every_form() {
       {"block_token", {.weights = kBlock, .activations = kToken}},
       {"row_group32", {.weights = kBlock, .block_rows = 1, .block_cols = 32}},
       {"row_group128", {.weights = kBlock, .block_rows = 1}},
+      {"row_group16_global",
+       {.weights = kBlock, .block_rows = 1, .block_cols = 16, .has_global_scale = true}},
       {"tensor_point", {.weights = kTensor, .zeros = WeightZero::kPoint}},
       {"channel_offset", {.weights = kChannel, .zeros = WeightZero::kOffset}},
       {"block_point", {.weights = kBlock, .zeros = WeightZero::kPoint}},

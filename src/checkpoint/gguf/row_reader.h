@@ -1,4 +1,4 @@
-// What a source makes of the rows of a GGUF tensor.
+// A source converts the rows of a GGUF tensor to rows of a matrix, or reads them as they are.
 #pragma once
 
 #include "io/gguf/types.h"

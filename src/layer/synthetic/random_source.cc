@@ -1,5 +1,6 @@
 #include "core/checked.h"
 #include "core/dcheck.h"
+#include "core/float8.h"
 #include "core/weight_types.h"
 #include "quant/layer_weights.h"
 #include "quant/weight_format.h"
@@ -11,6 +12,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -59,10 +61,22 @@ struct ScaledMatrix {
   QuantSpec quant = {};
 };
 
+// The factor that brings codes to the magnitude of plain weights.
+float scale_of(const ScaledMatrix& matrix) {
+  return 1.0F /
+         (code_deviation(*matrix.format->codes) * std::sqrt(static_cast<float>(matrix.cols)));
+}
+
 // Zeros lie around the middle of the codes, half as far apart as these: codes lie around 0.
-Distribution zeros_of(const ScaledMatrix& matrix, float scale) {
+Distribution zeros_of(const ScaledMatrix& matrix) {
   const float points = code_deviation(*matrix.format->codes) / 2;
-  return {.deviation = matrix.quant.zeros == WeightZero::kPoint ? points : points * scale};
+  const bool in_codes = matrix.quant.zeros == WeightZero::kPoint;
+  return {.deviation = in_codes ? points : points * scale_of(matrix)};
+}
+
+// Zero points are whole numbers, unless codes are fractions of 1.
+bool has_whole_points(const ScaledMatrix& matrix) {
+  return matrix.quant.zeros == WeightZero::kPoint && matrix.format->codes->largest > 1;
 }
 
 Distribution distribution_of(LayerWeight weight, const WeightInfo& info) {
@@ -85,12 +99,12 @@ Distribution distribution_of(LayerWeight weight, const WeightInfo& info) {
 Distribution distribution_of(WeightId id, const WeightInfo& info, const ScaledMatrix& scaled) {
   if (const auto own = id.layer()) return distribution_of(*own, info);
   if (id.plane() == WeightPlane::kBias) return {.deviation = 0.25F};
-  if (id.plane() == WeightPlane::kGlobalScale) return around(1.0F);
-  if (id.plane() == WeightPlane::kScale || id.plane() == WeightPlane::kZero) {
-    const float scale =
-        1.0F / (code_deviation(*scaled.format->codes) * std::sqrt(static_cast<float>(scaled.cols)));
-    return id.plane() == WeightPlane::kScale ? around(scale) : zeros_of(scaled, scale);
-  }
+  // A global scale has the magnitude that scales have otherwise: those may have few bits.
+  const WeightPlane magnitude =
+      scaled.quant.has_global_scale ? WeightPlane::kGlobalScale : WeightPlane::kScale;
+  if (id.plane() == magnitude) return around(scale_of(scaled));
+  if (id.plane() == WeightPlane::kZero) return zeros_of(scaled);
+  if (id.plane() == WeightPlane::kScale) return around(1.0F);
   if (id.plane() == WeightPlane::kInputScale) {
     // Steps that make good use of the codes for rows of deviation 1 and their activated products.
     const float rows = id.matrix() == WeightMatrix::kDown ? 3.0F : 4.0F;
@@ -150,6 +164,16 @@ uint64_t stream_number(WeightId id) {
   return row->number + place;
 }
 
+// Powers of two hold scales only, and are no format of weights.
+void encode(std::span<const float> values, DType dtype, std::byte* out) {
+  const auto power_of_two = [](float value) { return std::byte{float_to_e8m0(value)}; };
+  if (dtype == DType::kF8E8M0) {
+    std::ranges::transform(values, out, power_of_two);
+  } else {
+    quant::format_of(dtype).encode(values.data(), 0, std::ssize(values), out);
+  }
+}
+
 class RandomSource final : public WeightSource {
  public:
   RandomSource(const MoeSpec& spec, uint64_t seed) : seed_(seed), num_experts_(spec.num_experts) {
@@ -179,10 +203,8 @@ class RandomSource final : public WeightSource {
       return read_order(info, scaled_[id].quant.block_cols, stream, block, destination);
     }
     if (info.dtype == DType::kI32) return read_ids(info, stream, block, destination);
-    const bool whole_numbers =
-        id.plane() == WeightPlane::kZero && scaled_[id].quant.zeros == WeightZero::kPoint;
+    const bool whole_numbers = id.plane() == WeightPlane::kZero && has_whole_points(scaled_[id]);
     const Distribution values = distribution_of(id, info, scaled_[id]);
-    const quant::WeightFormat& format = quant::format_of(info.dtype);
     const int64_t cols = block.col_end - block.col_begin;
     std::vector<float> drawn(static_cast<size_t>(cols));
     std::byte* out = destination.data();
@@ -192,7 +214,7 @@ class RandomSource final : public WeightSource {
         const float value = values.mean + values.deviation * normal_like(stream, index);
         drawn[static_cast<size_t>(i)] = whole_numbers ? std::nearbyint(value) : value;
       }
-      format.encode(drawn.data(), 0, cols, out);
+      encode(drawn, info.dtype, out);
       out += packed_bytes(info.dtype, cols);
     }
   }
@@ -203,7 +225,7 @@ class RandomSource final : public WeightSource {
       case quant::PlaneType::kWeights:
         return shape.dtype;
       case quant::PlaneType::kScale:
-        return DType::kF32;
+        return shape.plane.plane == WeightPlane::kScale ? quant::scale_dtype(spec) : DType::kF32;
       case quant::PlaneType::kIndex:
         return DType::kI32;
       case quant::PlaneType::kFloat:
