@@ -68,11 +68,12 @@ WeightForm form_of(const MoeSpec& spec) {
   const QuantSpec& quant = spec.quant;
   for (const WeightForm& form : weight_forms()) {
     if (quant.weights != WeightScale::kNone && form.method.empty()) continue;
-    const bool same = form.dtype == spec.weight_dtype && form.quant.weights == quant.weights &&
-                      form.quant.block_rows == quant.block_rows &&
-                      form.quant.block_cols == quant.block_cols &&
-                      form.quant.activations == quant.activations &&
-                      form.quant.has_global_scale == quant.has_global_scale;
+    const bool same =
+        form.dtype == spec.weight_dtype && form.quant.weights == quant.weights &&
+        form.quant.block_rows == quant.block_rows && form.quant.block_cols == quant.block_cols &&
+        form.quant.activations == quant.activations && form.quant.zeros == quant.zeros &&
+        form.quant.has_global_scale == quant.has_global_scale &&
+        form.quant.has_column_order == quant.has_column_order;
     if (same) return form;
   }
   throw Error(ErrorCode::kUnsupported, {.what = "no checkpoints have weights of this form",
