@@ -9,6 +9,8 @@ constexpr std::array kMethods = {
     Method{.name = "fp8", .read = read_fp8},
     Method{.name = "compressed-tensors", .read = read_compressed_tensors},
     Method{.name = "modelopt", .read = read_modelopt, .file = "hf_quant_config.json"},
+    Method{.name = "gptq", .read = read_gptq, .file = "quantize_config.json"},
+    Method{.name = "awq", .read = read_awq, .file = "quant_config.json"},
 };
 
 }  // namespace
