@@ -1,0 +1,1 @@
+"""The makers of testdata/quantised/: a file a method."""

@@ -1,0 +1,125 @@
+"""MLX: groups of columns with a scale and a bias, as models of mlx-community store them."""
+
+import numpy as np
+import torch
+
+from quantised.bits import codes_of, spread
+from quantised.case import LAYER, qwen3
+from quantised.packaged import Packaged
+
+
+def package():
+    import mlx.core
+
+    return mlx.core
+
+
+def to_torch(array) -> torch.Tensor:
+    mx = package()
+    if array.dtype == mx.bfloat16:
+        return torch.from_numpy(np.array(array.view(mx.uint16)).view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(np.array(array))
+
+
+def to_mlx(tensor: torch.Tensor):
+    mx = package()
+    if tensor.dtype == torch.bfloat16:
+        return mx.array(tensor.view(torch.int16).numpy().view(np.uint16)).view(mx.bfloat16)
+    return mx.array(tensor.numpy())
+
+
+class Mlx(Packaged):
+    """One tensor a projection for all experts."""
+
+    experts_at = "mlp.switch_mlp"
+    hidden, inner, experts, top_k = 192, 64, 4, 2
+    bits, group = 4, 64
+    dtype = torch.bfloat16
+    router_bits: int | None = None  # None: the router is left as it is
+    agreement = 2.0**-24
+
+    @property
+    def config(self):
+        described = {"group_size": self.group, "bits": self.bits}
+        if self.router_bits not in (None, self.bits):
+            described[LAYER + "mlp.gate"] = {"group_size": self.group, "bits": self.router_bits}
+        config = qwen3(type(self), quantization=described, quantization_config=described)
+        return config | {"dtype": str(self.dtype).removeprefix("torch.")}
+
+    def quantised(self, name: str, weight: torch.Tensor, bits: int) -> dict[str, torch.Tensor]:
+        found = package().quantize(to_mlx(weight.to(self.dtype)), group_size=self.group, bits=bits)
+        return {f"{name}.{plane}": to_torch(a) for plane, a in zip(("weight", "scales", "biases"), found)}
+
+    def plain(self):
+        plain = super().plain()
+        if self.router_bits is None:
+            return plain
+        return self.quantised(LAYER + "mlp.gate", plain[LAYER + self.router], self.router_bits)
+
+    def stacked(self, leaf: str) -> torch.Tensor:
+        weights = self.matrices()
+        return torch.from_numpy(np.stack([weights[f"{LAYER}{self.experts_at}.{e}.{leaf}"] for e in range(self.experts)]))
+
+    def tensors(self):
+        written = {}
+        for leaf in self.leaves.values():
+            written |= self.quantised(f"{LAYER}{self.experts_at}.{leaf}", self.stacked(leaf), self.bits)
+        return written
+
+    def planes(self, disk: dict, leaf: str, number: int) -> list[torch.Tensor]:
+        return [disk[f"{LAYER}{self.experts_at}.{leaf}.{plane}"][number] for plane in ("weight", "scales", "biases")]
+
+    def packaged_expert(self, disk, number):
+        found = {}
+        for part, leaf in self.leaves.items():
+            words, *affine = self.planes(disk, leaf, number)
+            planes = [to_mlx(plane) for plane in (words, *(plane.float() for plane in affine))]
+            found[part] = to_torch(package().dequantize(*planes, group_size=self.group, bits=self.bits))
+        return found
+
+    def expert(self, disk, number):
+        found = {}
+        for part, leaf in self.leaves.items():
+            words, *affine = self.planes(disk, leaf, number)
+            columns = affine[0].shape[1] * self.group
+            scales, biases = (spread(p.to(torch.float64).numpy(), self.group, columns) for p in affine)
+            found[part] = codes_of(words, self.bits, columns) * scales + biases
+        return found
+
+
+class Mlx8(Mlx):
+    hidden, inner, experts = 64, 128, 3
+    bits = 8
+
+
+class Mlx6(Mlx):
+    """The router in codes as well."""
+
+    hidden, inner = 96, 64
+    bits, group, router_bits = 6, 32, 6
+
+
+class Mlx4Group32(Mlx):
+    """float16, and a router of more bits than the experts."""
+
+    hidden, inner = 64, 96
+    group, dtype, router_bits = 32, torch.float16, 8
+
+
+class Mlx3(Mlx):
+    bits = 3
+
+
+class Mlx2(Mlx):
+    hidden, inner = 128, 256
+    bits, group, experts = 2, 128, 3
+
+
+CASES = {
+    "qwen3_moe-mlx-8bit": Mlx8,
+    "qwen3_moe-mlx-6bit-router": Mlx6,
+    "qwen3_moe-mlx-4bit": Mlx,
+    "qwen3_moe-mlx-4bit-router8": Mlx4Group32,
+    "qwen3_moe-mlx-3bit": Mlx3,
+    "qwen3_moe-mlx-2bit": Mlx2,
+}
