@@ -71,7 +71,7 @@ TEST(Synth, QuantisedModel_OpensAndAgreesWithFloat64) {
     if (form.method.empty()) continue;
     SCOPED_TRACE(form.name);
     const std::string type(form.name);
-    const char* shared = form.in_words ? "16" : "9";  // words hold eight codes
+    const char* shared = form.packed_in ? "16" : "9";  // words hold eight codes
     const ScratchDirectory scratch;
     const std::string model = (scratch / "model").string();
     ASSERT_EQ(run_tool(synth_arguments(model, {"--dtype", type, "--shared", shared, "--model-type",

@@ -71,7 +71,8 @@ WeightForm form_of(const MoeSpec& spec) {
     const bool same = form.dtype == spec.weight_dtype && form.quant.weights == quant.weights &&
                       form.quant.block_rows == quant.block_rows &&
                       form.quant.block_cols == quant.block_cols &&
-                      form.quant.activations == quant.activations;
+                      form.quant.activations == quant.activations &&
+                      form.quant.has_global_scale == quant.has_global_scale;
     if (same) return form;
   }
   throw Error(ErrorCode::kUnsupported, {.what = "no checkpoints have weights of this form",
@@ -115,13 +116,15 @@ class TensorList {
 
   void add(const std::string& module, WeightId matrix, int64_t expert) {
     const std::string name = fmt::format("model.layers.{}.{}.{}.", layer_, family_.block, module);
-    const bool in_words = form_.in_words && matrix.mlp();
-    add_tensor(name + (in_words ? "weight_packed" : "weight"), matrix, expert);
-    if (in_words) store_in_words(name + "weight_shape");
+    const bool packed = form_.packed_in && matrix.mlp();
+    add_tensor(name + (packed ? "weight_packed" : "weight"), matrix, expert);
+    if (packed) pack_codes(*form_.packed_in, name + "weight_shape");
     if (!matrix.mlp()) return;
     const bool compressed = is_compressed_tensors(form_);
     add_tensor(name + (compressed ? "weight_scale" : "weight_scale_inv"),
                matrix.with(WeightPlane::kScale), expert);
+    if (tensors_.back().dtype == DType::kF8E8M0) tensors_.back().dtype = DType::kU8;
+    if (form_.quant.has_global_scale) add_global_scale(name, matrix, expert);
     add_tensor(name + (compressed ? "input_scale" : "activation_scale"),
                matrix.with(WeightPlane::kInputScale), expert);
   }
@@ -142,19 +145,31 @@ class TensorList {
          .bytes = static_cast<uint64_t>(info.rows * ((info.cols * bit_size(info.dtype) + 7) / 8))});
   }
 
-  // Makes the last tensor one of words, whose shape another tensor states.
-  void store_in_words(std::string shape_name) {
+  // The method divides by the number that it stores.
+  void add_global_scale(const std::string& name, WeightId matrix, int64_t expert) {
+    add_tensor(name + "weight_global_scale", matrix.with(WeightPlane::kGlobalScale), expert);
+    tensors_.back().shape = {1};
+    tensors_.back().is_divisor = true;
+  }
+
+  // Makes the last tensor one of elements that hold several codes. Another tensor states the shape
+  // of a matrix in words, and none that of one in bytes.
+  void pack_codes(DType element, std::string shape_name) {
     SynthTensor& codes = tensors_.back();
     const int64_t bits = codes.cols * bit_size(codes.dtype);
-    if (bits % 32 != 0) {
-      throw Error(ErrorCode::kUnsupported,
-                  {.what = "rows of codes do not fill words of 32 bits",
-                   .tensor = codes.name,
-                   .found = fmt::format("{} columns of {}", codes.cols, to_string(codes.dtype)),
-                   .hint = "choose sizes that are multiples of 8"});
+    const int64_t element_bits = bit_size(element);
+    if (bits % element_bits != 0) {
+      throw Error(
+          ErrorCode::kUnsupported,
+          {.what = fmt::format("rows of codes do not fill elements of {} bits", element_bits),
+           .tensor = codes.name,
+           .found = fmt::format("{} columns of {}", codes.cols, to_string(codes.dtype)),
+           .hint = fmt::format("choose sizes that are multiples of {}",
+                               element_bits / bit_size(codes.dtype))});
     }
-    codes.dtype = DType::kI32;
-    codes.shape.back() = bits / 32;
+    codes.dtype = element;
+    codes.shape.back() = bits / element_bits;
+    if (element == DType::kU8) return;
     SynthTensor shape = codes;
     shape.name = std::move(shape_name);
     shape.dtype = DType::kI64;
@@ -190,7 +205,7 @@ nlohmann::ordered_json compressed_tensors_config(const WeightForm& form) {
   nlohmann::ordered_json weights = {
       {"num_bits", bit_size(form.dtype)}, {"type", form.type}, {"symmetric", true}};
   if (form.quant.weights == WeightScale::kBlock) {
-    weights["strategy"] = "group";
+    weights["strategy"] = form.quant.has_global_scale ? "tensor_group" : "group";
     weights["group_size"] = form.quant.block_cols;
   } else {
     weights["strategy"] = "channel";
