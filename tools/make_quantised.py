@@ -17,11 +17,11 @@ import filecmp
 import pathlib
 import tempfile
 
-from quantised import awq, bnb, compressed, fp8, gptq, mlx, modelopt
+from quantised import awq, bnb, compressed, compressed_codes, fp8, gptq, mlx, modelopt, modelopt_codes
 from quantised.case import Case
 
 MODELS = pathlib.Path(__file__).resolve().parent.parent / "testdata" / "quantised"
-METHODS = (fp8, compressed, modelopt, gptq, awq, bnb, mlx)
+METHODS = (fp8, compressed, compressed_codes, modelopt, modelopt_codes, gptq, awq, bnb, mlx)
 CASES = {name: case for method in METHODS for name, case in method.CASES.items()}
 
 

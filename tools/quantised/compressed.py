@@ -45,6 +45,9 @@ class CompressedTensors(Case):
         block = self.block or {"channel": (1, shape[1]), "tensor": shape}[self.strategy]
         return torch.from_numpy(scales_of(module.weight.detach().to(torch.float64).numpy(), block))
 
+    def calibrate(self, module: nn.Module) -> None:
+        module.weight_scale.data.copy_(self.scales(module).reshape(module.weight_scale.shape))
+
     def compressed(self):
         from compressed_tensors.compressors import ModelCompressor
         from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
@@ -68,7 +71,7 @@ class CompressedTensors(Case):
         for name, module in model.named_modules():
             if not hasattr(module, "weight_scale"):
                 continue
-            module.weight_scale.data.copy_(self.scales(module).reshape(module.weight_scale.shape))
+            self.calibrate(module)
             if hasattr(module, "input_scale"):
                 module.input_scale.data.fill_((3 + zlib.crc32(name.encode()) % 3) / 448)
         compressor = ModelCompressor.from_pretrained_model(model)
