@@ -12,7 +12,6 @@
 #include "checkpoint/tensor_name.h"
 #include "core/weight_types.h"
 #include "io/text.h"
-#include "quant/weight_format.h"
 
 #include "conclave/checkpoint.h"
 
@@ -251,10 +250,7 @@ CheckpointFeed CheckpointFeed::from_spec(const MoeSpec& spec, std::string_view m
   if (config.architecture == nullptr) checkpoint::reject_model_type(model_type);
   config.model_type = model_type;
   config.dtype = spec.router.logits_dtype;
-  const quant::WeightFormat* format = quant::find_format(spec.weight_dtype);
-  if (format != nullptr && !format->compressed_tensors.in_words.empty()) {
-    config.quant = checkpoint::codes_in_words(spec.weight_dtype, spec.quant);
-  }
+  config.quant = checkpoint::usual_storage(spec.weight_dtype, spec.quant);
   const std::set<int64_t> numbers(layers.begin(), layers.end());
   for (const int64_t number : numbers) {
     if (number < 0 || number >= checkpoint::kMaxHiddenLayers) {

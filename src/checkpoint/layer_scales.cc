@@ -85,6 +85,8 @@ WantedPlane LayerAssignment::wanted_plane(const NamePattern& pattern,
   for (const WeightId id : ids) wanted.form.rows += shapes_[id].rows;
   wanted.form.cols = shapes_[ids.front()].cols;
   const quant::WeightShape& scale = shapes_[ids.front().with(WeightPlane::kScale)];
+  wanted.form.scale_rows =
+      is_common(scale.plane) ? scale.rows : scale.rows * static_cast<int64_t>(ids.size());
   wanted.form.groups = scale.cols;
   wanted.form.group_cols = scale.plane.block_cols;
   return wanted;
@@ -92,15 +94,20 @@ WantedPlane LayerAssignment::wanted_plane(const NamePattern& pattern,
 
 int32_t LayerAssignment::add_reading(const Match& match, const TensorBlock& block) {
   if (match.row == nullptr) return -1;
-  readings_.push_back(
-      read_as(*match.row, wanted_plane(*match.name.pattern, block), table_, match.tensor));
+  WantedPlane wanted = wanted_plane(*match.name.pattern, block);
+  wanted.as_values =
+      !is_quantisable(match.name.pattern->part) && match.row->decode_values != nullptr;
+  readings_.push_back(read_as(*match.row, wanted, table_, match.tensor));
   find_inputs(readings_.back());
   return static_cast<int32_t>(readings_.size() - 1);
 }
 
 void LayerAssignment::find_inputs(PlaneReading& reading) {
   const StoredPlane& row = *reading.row;
-  if (row.inputs.empty() && row.optional_inputs.empty()) return;
+  const auto needed = reading.as_values ? row.value_inputs : row.inputs;
+  const auto optional =
+      reading.as_values ? std::span<const std::string_view>() : row.optional_inputs;
+  if (needed.empty() && optional.empty()) return;
   if (by_name_.empty()) {
     for (const LayerTensor& item : items_) {
       by_name_.emplace(table_.info(item.tensor).name, item.tensor);
@@ -113,10 +120,10 @@ void LayerAssignment::find_inputs(PlaneReading& reading) {
     reading.inputs.push_back(found == by_name_.end() ? -1 : found->second);
     return found != by_name_.end();
   };
-  for (const std::string_view suffix : row.inputs) {
+  for (const std::string_view suffix : needed) {
     if (!add(suffix)) missing_inputs_.push_back(matrix + std::string(suffix));
   }
-  for (const std::string_view suffix : row.optional_inputs) add(suffix);
+  for (const std::string_view suffix : optional) add(suffix);
 }
 
 TensorBlock LayerAssignment::plane_block(const NamePattern& pattern, WeightPlane plane) const {

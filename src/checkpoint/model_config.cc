@@ -22,8 +22,8 @@ namespace {
 // Keys under which composite models keep the configuration of their language model.
 constexpr std::array<std::string_view, 4> kNestedConfigs = {"text_config", "thinker_config",
                                                             "llm_config", "language_config"};
-constexpr std::array<std::string_view, 2> kQuantizationKeys = {"quantization_config",
-                                                               "compression_config"};
+constexpr std::array<std::string_view, 3> kQuantizationKeys = {
+    "quantization_config", "compression_config", "quantization"};
 
 // Returns the root, then the configurations nested in it, outermost first.
 std::vector<io::JsonValue> config_chain(const io::JsonValue& root) {
@@ -176,10 +176,10 @@ void set_stored_rounding(const ModelConfig& config, DType stored, RouterSpec& ro
 }
 
 std::string quantization_reason(std::string_view method) {
-  return fmt::format(
-      "quantised with {}; this version runs {} weights of fp8, compressed-tensors and "
-      "ModelOpt",
-      method, quant::known_formats(true));
+  std::vector<std::string_view> methods;
+  for (const Method& known : method_catalog().rows()) methods.push_back(known.name);
+  return fmt::format("quantised with {}; this version runs {} weights of {}", method,
+                     quant::known_formats(true), fmt::join(methods, ", "));
 }
 
 void set_quantization(const Quantization& found, ModelConfig& model) {
@@ -187,6 +187,7 @@ void set_quantization(const Quantization& found, ModelConfig& model) {
   model.quant_method = found.method;
   if (found.weights) {
     model.quant = found.weights;
+    if (!found.weights->note.empty()) model.notes.emplace_back(found.weights->note);
     return;
   }
   model.quantization = found.method;

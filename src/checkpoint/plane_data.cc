@@ -64,7 +64,8 @@ void PlaneCache::decode(const PlaneReading& reading, int64_t index, Bytes& plane
   for (size_t i = 0; i < buffers.size(); ++i) {
     inputs.push_back(read_input(reading.inputs[i], reading, index, buffers[i]));
   }
-  reading.row->decode(reading.form, inputs, plane);
+  const auto decode = reading.as_values ? reading.row->decode_values : reading.row->decode;
+  decode(reading.form, inputs, plane);
 }
 
 void SliceData::read(int32_t, uint64_t offset, std::span<std::byte> destination) const {

@@ -42,6 +42,20 @@ std::optional<NameMatch> match_matrix(const Architecture& architecture, const La
   return match_name(architecture, matrix, wanted);
 }
 
+// Whether the name is that of a matrix that the layer has as values, and that may be stored as
+// codes all the same.
+bool match_values(const Architecture& architecture, const std::optional<QuantizedWeights>& quant,
+                  const LayerShapes& shapes, std::string_view matrix) {
+  const StoredPlane* const codes = row_of(quant, matrix, WeightPlane::kWeights);
+  if (codes == nullptr || codes->decode_values == nullptr) return false;
+  const auto wanted = [&](const NamePattern& pattern) {
+    const auto ids = ids_of(pattern.part);
+    return !is_quantisable(pattern.part) && !ids.empty() &&
+           std::ranges::all_of(ids, [&](WeightId id) { return shapes[id].count > 0; });
+  };
+  return match_name(architecture, matrix, wanted).has_value();
+}
+
 }  // namespace
 
 std::vector<ScaleName> scale_names(std::string_view name) {
@@ -101,9 +115,12 @@ std::optional<StoredPlane::Use> match_aid(const Architecture& architecture,
                                           const std::optional<QuantizedWeights>& quant,
                                           const LayerShapes& shapes, std::string_view rest) {
   for (const StoredName& stored : stored_names(quant, rest)) {
-    if (stored.row->use == StoredPlane::Use::kPlane) continue;
-    const auto name = match_matrix(architecture, shapes, stored.matrix, WeightPlane::kWeights);
-    if (name) return stored.row->use;
+    if (stored.row->use != StoredPlane::Use::kPlane) {
+      const auto name = match_matrix(architecture, shapes, stored.matrix, WeightPlane::kWeights);
+      if (name) return stored.row->use;
+    } else if (match_values(architecture, quant, shapes, stored.matrix)) {
+      return StoredPlane::Use::kInput;
+    }
   }
   return std::nullopt;
 }

@@ -1,8 +1,11 @@
 #include "checkpoint/stored_planes.h"
 
 #include "checkpoint/name_list.h"
+#include "core/weight_types.h"
 
 #include "conclave/error.h"
+
+#include <fmt/format.h>
 
 #include <algorithm>
 
@@ -83,11 +86,12 @@ std::string stored_name(const StoredPlane& row, std::string_view matrix) {
 }
 
 bool PlaneReading::lies_in_place() const {
+  if (as_values) return false;
   return row->decode == nullptr || (row->lies_in_place != nullptr && row->lies_in_place(form));
 }
 
 StoredShapes shapes_of(const StoredPlane& row, const WantedPlane& wanted) {
-  StoredShapes shapes = row.shapes(wanted.form);
+  StoredShapes shapes = wanted.as_values ? row.value_shapes(wanted.form) : row.shapes(wanted.form);
   if (!wanted.is_stack) return shapes;
   for (std::vector<int64_t>& shape : shapes) shape.insert(shape.begin(), wanted.slices);
   return shapes;
@@ -114,12 +118,24 @@ PlaneReading read_as(const StoredPlane& row, const WantedPlane& wanted, const Te
            render_shape(shapes.front()), render_shape(info.shape));
   }
   const bool is_codes_plane = row.plane == WeightPlane::kWeights;
-  return {.row = &row,
-          .form = wanted.form,
-          .dtype = row.type.value_or(is_codes_plane ? wanted.spec_type : info.dtype),
-          .slices = wanted.slices,
-          .slice_elements = wanted.rows * wanted.cols,
-          .inputs = {tensor}};
+  PlaneReading reading{.row = &row,
+                       .form = wanted.form,
+                       .dtype = row.type.value_or(is_codes_plane ? wanted.spec_type : info.dtype),
+                       .slices = wanted.slices,
+                       .slice_elements = wanted.rows * wanted.cols,
+                       .inputs = {tensor},
+                       .as_values = wanted.as_values};
+  if (wanted.as_values) reading.dtype = DType::kF32;
+  if (!reading.lies_in_place()) return reading;
+  // Elements of several bytes may leave some of the last one unused.
+  const auto needed =
+      static_cast<uint64_t>(packed_bytes(reading.dtype, reading.slices * reading.slice_elements));
+  const auto element = static_cast<uint64_t>(byte_size(info.dtype));
+  if (info.bytes < needed || info.bytes - needed >= element) {
+    reject(ErrorCode::kTensorShape, "the tensor holds another number of codes",
+           fmt::format("{} bytes", needed), fmt::format("{} bytes", info.bytes));
+  }
+  return reading;
 }
 
 }  // namespace conclave::inline v0::checkpoint

@@ -46,6 +46,7 @@ struct PlaneReading {
   int64_t slices = 1;
   int64_t slice_elements = 0;
   std::vector<int32_t> inputs = {};  // the tensor itself first; -1: an optional one is absent
+  bool as_values = false;            // codes that become float32
 
   // Whether the bytes of the plane are those of the tensor, but for StoredPlane::convert.
   bool lies_in_place() const;
@@ -58,6 +59,7 @@ struct WantedPlane {
   int64_t cols = 0;
   int64_t slices = 1;
   bool is_stack = false;
+  bool as_values = false;         // a layer has the matrix as values only
   DType spec_type = DType::kF32;  // of codes
 };
 // Without inputs beside the tensor. Throws Error(kTensorShape, kTensorDType) for a tensor that the

@@ -9,8 +9,14 @@ constexpr std::array kMethods = {
     Method{.name = "fp8", .read = read_fp8},
     Method{.name = "compressed-tensors", .read = read_compressed_tensors},
     Method{.name = "modelopt", .read = read_modelopt, .file = "hf_quant_config.json"},
+    Method{.name = "modelopt_fp4", .read = read_modelopt},
+    Method{.name = "modelopt_mxfp8", .read = read_modelopt},
     Method{.name = "gptq", .read = read_gptq, .file = "quantize_config.json"},
     Method{.name = "awq", .read = read_awq, .file = "quant_config.json"},
+    Method{.name = "mxfp4", .read = read_mxfp4},
+    Method{.name = "bitsandbytes", .read = read_bitsandbytes},
+    Method{.name = "quark", .read = read_quark},
+    Method{.name = "mlx", .read = read_mlx, .wrote = wrote_mlx},
 };
 
 }  // namespace

@@ -1,8 +1,9 @@
 // The method "compressed-tensors": schemes for groups of modules.
+#include "checkpoint/methods/compressed_tensors_planes.h"
 #include "checkpoint/methods/config.h"
 #include "checkpoint/methods/methods.h"
+#include "checkpoint/methods/module_rules.h"
 #include "checkpoint/methods/words.h"
-#include "core/checked.h"
 #include "io/text.h"
 #include "quant/weight_format.h"
 
@@ -10,50 +11,26 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace conclave::inline v0::checkpoint {
 namespace {
 
 constexpr int64_t kGroupColumns = 128;
 
-StoredShapes words_of_rows(const MatrixForm& form) {
-  return {{form.rows, ceil_div(form.cols * form.quant->stored.bits, kWordBits)}};
-}
-bool fills_words(const MatrixForm& form) {
-  return form.cols * form.quant->stored.bits % kWordBits == 0;
-}
-void decode_rows(const MatrixForm& form, std::span<const PlaneInput> inputs,
-                 std::span<std::byte> plane) {
-  const int64_t bits = form.quant->stored.bits;
-  const int64_t words = ceil_div(form.cols * bits, kWordBits);
-  for (int64_t row = 0; row < form.rows; ++row) {
-    const auto word = [&](int64_t i) { return word_at(inputs[0].bytes, row * words + i); };
-    for (int64_t col = 0; col < form.cols; ++col) {
-      set_integer(plane.data(), row * form.cols + col, bits, code_in_line(word, col, bits));
-    }
-  }
-}
+using Storage = CompressedStorage;
 
-// Says again what the configuration says.
-constexpr StoredPlane kShape = {.suffix = "_shape", .ending = "", .use = StoredPlane::Use::kUnused};
-constexpr std::array kWords = {
-    StoredPlane{.suffix = "_packed",
-                .ending = "",
-                .types = kWordTypes,
-                .shapes = words_of_rows,
-                .decode = decode_rows,
-                .lies_in_place = fills_words},
-    kShape,
-};
-
-// The format of the codes that a scheme names by their bits and kind.
-const quant::WeightFormat& format_of_scheme(const io::JsonValue& scheme) {
-  const auto bits = scheme.find_set("num_bits");
+// The type of the codes that a scheme names by their bits and kind.
+DType type_of_scheme(const io::JsonValue& scheme) {
+  const auto given = scheme.find_set("num_bits");
+  const int64_t bits = given ? given->as_int64() : 0;
   const std::string kind = text_of(scheme, "type", "int");
+  if (kind == "int" && bits >= 2 && bits <= 8) return integer_type(bits);
   for (const quant::WeightFormat& format : quant::format_catalog().rows()) {
-    if (format.codes == nullptr || !bits || bits->as_int64() != bit_size(format.element)) continue;
-    if (kind == format.compressed_tensors.type) return format;
+    const bool has_codes = format.codes != nullptr && kind == format.compressed_tensors.type;
+    if (has_codes && bits == bit_size(format.element)) return format.element;
   }
-  throw NotRead{fmt::format("{} codes of {} bits", kind, bits ? bits->as_int64() : 0)};
+  throw NotRead{fmt::format("{} codes of {} bits", kind, bits)};
 }
 
 bool is_symmetric(const io::JsonValue& scheme) { return flag_of(scheme, "symmetric", true); }
@@ -63,14 +40,17 @@ void read_group(const io::JsonValue& scheme, QuantSpec& spec) {
   set_block(spec, 1, block_size(scheme.at("group_size")));
   // "weight" and "static" order columns while scales are sought, and store them as they were.
   const auto order = scheme.find_set("actorder");
-  const std::string_view name = order && order->is_string() ? order->as_string() : "";
-  if (order && name != "weight" && name != "static") {
+  if (!order || (order->is_bool() && !order->as_bool())) return;
+  const std::string_view name = order->is_string() ? order->as_string() : "";
+  if (name == "group" || order->is_bool()) {
+    spec.has_column_order = true;
+  } else if (name != "weight" && name != "static") {
     throw NotRead{"groups of columns in an order of their own (actorder)"};
   }
 }
 
 void read_weights(const io::JsonValue& scheme, QuantSpec& spec) {
-  if (!is_symmetric(scheme)) throw NotRead{"weights with zero points"};
+  if (!is_symmetric(scheme)) spec.zeros = WeightZero::kPoint;
   const std::string strategy = text_of(scheme, "strategy", "tensor");
   if (strategy == "tensor") {
     spec.weights = WeightScale::kTensor;
@@ -79,7 +59,7 @@ void read_weights(const io::JsonValue& scheme, QuantSpec& spec) {
   } else if (strategy == "block") {
     const io::JsonValue sizes = scheme.at("block_structure");
     sizes.is_string() ? set_block_text(sizes, spec) : set_block(sizes, spec);
-  } else if (strategy == "group") {
+  } else if (strategy == "group" || strategy == "tensor_group") {
     read_group(scheme, spec);
   } else {
     throw NotRead{"weights of the strategy " + io::show_name(strategy)};
@@ -96,12 +76,16 @@ bool is_dynamic(const io::JsonValue& scheme) {
   return dynamic->as_bool();
 }
 
-void read_activations(const io::JsonValue& scheme, const quant::CodeBook& codes, QuantSpec& spec) {
-  const DType element = format_of_scheme(scheme).element;
-  if (element != codes.element) {
+void read_activations(const io::JsonValue& scheme, DType weights, QuantSpec& spec) {
+  const quant::WeightFormat* const format = quant::find_format(weights);
+  const DType element = type_of_scheme(scheme);
+  if (format == nullptr || element != format->row_codes->element) {
     throw NotRead{fmt::format("activations in {} beside such weights", to_string(element))};
   }
   if (!is_symmetric(scheme)) throw NotRead{"activations with zero points"};
+  if (spec.zeros != WeightZero::kNone || spec.has_column_order) {
+    throw NotRead{"quantised activations beside zero points or an order of columns"};
+  }
   const std::string strategy = text_of(scheme, "strategy", "tensor");
   const bool dynamic = is_dynamic(scheme);
   if (!dynamic && strategy == "tensor") {
@@ -123,21 +107,104 @@ void read_activations(const io::JsonValue& scheme, const quant::CodeBook& codes,
   }
 }
 
+// Rows of fewer bits than any format of rows has stay as they are beside such weights, and so do
+// rows whose scales follow those of the weights.
+void read_rows(const io::JsonValue& scheme, QuantizedWeights& weights) {
+  const bool floats = text_of(scheme, "type", "int") == "float";
+  const auto group = scheme.find_set("group_size");
+  const bool narrow = group && group->as_int64() < kGroupColumns && floats;
+  if (narrow && text_of(scheme, "strategy", "tensor") != "token") {
+    weights.note = kPlainRows;
+    return;
+  }
+  read_activations(scheme, weights.element, weights.spec);
+}
+
+// How the format that a scheme names stores its codes.
+Storage storage_of(const io::JsonValue& scheme, const std::string& stored, const QuantSpec& spec) {
+  const int64_t bits = scheme.at("num_bits").as_int64();
+  const bool floats = text_of(scheme, "type", "int") == "float";
+  const bool bytes = bits == 8 && (stored == "naive-quantized" ||
+                                   stored == (floats ? "float-quantized" : "int-quantized"));
+  if (bytes) return {.kind = Storage::Kind::kBytes, .bits = bits};
+  if (!floats && stored == "pack-quantized") return {.kind = Storage::Kind::kWords, .bits = bits};
+  if (floats && bits == 4 && stored == "nvfp4-pack-quantized") {
+    return {.kind = Storage::Kind::kPairs, .bits = bits};
+  }
+  const bool groups = spec.weights == WeightScale::kBlock && spec.block_rows == 1;
+  if (floats && bits == 4 && groups && stored == "mxfp4-pack-quantized") {
+    return {.kind = Storage::Kind::kPairs, .bits = bits, .scales_in_bytes = true};
+  }
+  if (floats && bits == 8 && groups && stored == "mxfp8-quantized") {
+    return {.kind = Storage::Kind::kBytes, .bits = bits, .scales_in_bytes = true};
+  }
+  throw NotRead{"the format " + io::show_name(stored)};
+}
+
 QuantizedWeights read_config_group(const io::JsonValue& group, const std::string& stored) {
   const auto weights = group.find_set("weights");
   if (!weights) throw NotRead{"activations only"};
-  const quant::WeightFormat& format = format_of_scheme(*weights);
-  const auto is = [&](std::string_view name) { return !name.empty() && stored == name; };
-  QuantizedWeights found{.element = format.element};
-  const bool plain = is("naive-quantized") || is(format.compressed_tensors.in_bytes);
-  const bool in_words = is(format.compressed_tensors.in_words);
-  if (!in_words && !plain) throw NotRead{"the format " + io::show_name(stored)};
+  QuantizedWeights found{.element = type_of_scheme(*weights)};
   read_weights(*weights, found.spec);
-  if (in_words) found = codes_in_words(found.element, found.spec);
+  const Storage storage = storage_of(*weights, stored, found.spec);
+  found.spec.has_global_scale = stored == "nvfp4-pack-quantized";
+  found.stored.bits = storage.bits;
+  found.planes = compressed_planes(storage, found.spec);
   if (const auto activations = group.find_set("input_activations")) {
-    read_activations(*activations, *format.row_codes, found.spec);
+    read_rows(*activations, found);
   }
   if (group.find_set("output_activations")) throw NotRead{"quantised outputs"};
+  return found;
+}
+
+// The group of config_groups that a module belongs to: names and expressions come before classes.
+struct Group {
+  io::JsonValue scheme;
+  std::vector<std::string> names;
+  bool is_of_class = false;
+};
+
+Group read_targets(const io::JsonValue& scheme) {
+  Group group{.scheme = scheme, .names = {}, .is_of_class = false};
+  const auto targets = scheme.find_set("targets");
+  if (!targets) return {.scheme = scheme, .names = {}, .is_of_class = true};
+  for (const io::JsonValue& target : targets->items()) {
+    const std::string text(target.as_string());
+    // Classes of modules have capitals and no dots: "Linear".
+    const bool is_class = !text.starts_with("re:") && text.find('.') == std::string::npos;
+    is_class ? void(group.is_of_class = true) : group.names.push_back(text);
+  }
+  return group;
+}
+
+bool names_module(const Group& group, const std::string& module) {
+  return std::any_of(group.names.begin(), group.names.end(), [&](const std::string& target) {
+    if (target.starts_with("re:")) return may_match(std::string_view(target).substr(3), module);
+    return target == module || module.ends_with("." + target);
+  });
+}
+
+// The groups that routed experts may belong to.
+std::vector<io::JsonValue> expert_groups(const io::JsonValue& config) {
+  std::vector<Group> groups;
+  for (const io::JsonMember& member : config.at("config_groups").members()) {
+    groups.push_back(read_targets(member.value));
+  }
+  std::vector<bool> used(groups.size());
+  for (const std::string& module : expert_modules()) {
+    bool named = false;
+    for (size_t i = 0; i < groups.size(); ++i) {
+      if (!names_module(groups[i], module)) continue;
+      used[i] = named = true;
+    }
+    for (size_t i = 0; i < groups.size() && !named; ++i) {
+      if (groups[i].is_of_class) used[i] = true;
+    }
+  }
+  std::vector<io::JsonValue> found;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    if (used[i]) found.push_back(groups[i].scheme);
+  }
   return found;
 }
 
@@ -153,9 +220,21 @@ bool same(const QuantizedWeights& one, const QuantizedWeights& other) {
 
 }  // namespace
 
-QuantizedWeights codes_in_words(DType element, const QuantSpec& spec) {
-  return {
-      .element = element, .spec = spec, .stored = {.bits = bit_size(element)}, .planes = kWords};
+std::optional<QuantizedWeights> usual_storage(DType element, const QuantSpec& spec) {
+  const quant::WeightFormat* const format = quant::find_format(element);
+  if (format == nullptr) return std::nullopt;
+  for (const WeightForm& form : format->forms) {
+    if (!form.packed_in || form.quant.has_global_scale != spec.has_global_scale) continue;
+    const bool words = *form.packed_in == DType::kI32;
+    const Storage storage{.kind = words ? Storage::Kind::kWords : Storage::Kind::kPairs,
+                          .bits = bit_size(element),
+                          .scales_in_bytes = form.scale_dtype == DType::kF8E8M0};
+    return QuantizedWeights{.element = element,
+                            .spec = spec,
+                            .stored = {.bits = storage.bits},
+                            .planes = compressed_planes(storage, spec)};
+  }
+  return std::nullopt;
 }
 
 QuantizedWeights read_compressed_tensors(const io::JsonValue& config) {
@@ -168,9 +247,9 @@ QuantizedWeights read_compressed_tensors(const io::JsonValue& config) {
   const auto transforms = config.find_set("transform_config");
   if (transforms && transforms->size() > 0) throw NotRead{"transforms of activations"};
   std::optional<QuantizedWeights> weights;
-  for (const io::JsonMember& member : config.at("config_groups").members()) {
-    const std::string stored = by_group ? text_of(member.value, "format", "none given") : format;
-    const QuantizedWeights group = read_config_group(member.value, stored);
+  for (const io::JsonValue& scheme : expert_groups(config)) {
+    const std::string stored = by_group ? text_of(scheme, "format", "none given") : format;
+    const QuantizedWeights group = read_config_group(scheme, stored);
     if (weights && !same(*weights, group)) {
       throw NotRead{"config_groups that differ from each other"};
     }

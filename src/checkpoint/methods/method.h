@@ -39,12 +39,14 @@ struct QuantizedWeights {
   std::span<const StoredPlane> planes = {};
   // Completes what depends on the sizes of a layer; null: nothing does.
   void (*fit)(const StoredCodes& stored, const MoeSpec& layer, QuantSpec& spec) = nullptr;
+  std::string_view note = {};  // for the user: how the layer differs from what the file asks for
 };
 
 // A matrix, or gate and up above each other, whose planes are stored.
 struct MatrixForm {
   int64_t rows = 0;
   int64_t cols = 0;
+  int64_t scale_rows = 0;  // of its scales
   int64_t groups = 0;      // columns of its scales
   int64_t group_cols = 0;  // columns of the matrix that share a scale
   const QuantizedWeights* quant = nullptr;
@@ -85,6 +87,13 @@ struct StoredPlane {
   // Suffixes of the tensors that `decode` gets after the tensor itself, in this order.
   std::span<const std::string_view> inputs = {};
   std::span<const std::string_view> optional_inputs = {};
+
+  // The same for codes of a matrix that layers have as values only, such as a router: it is decoded
+  // to float32. Null: such matrices are not read.
+  StoredShapes (*value_shapes)(const MatrixForm& form) = nullptr;
+  void (*decode_values)(const MatrixForm& form, std::span<const PlaneInput> inputs,
+                        std::span<std::byte> values) = nullptr;
+  std::span<const std::string_view> value_inputs = {};
 };
 
 // A method stores weights in a way that is not read: this is a verdict, not a fault of the file.

@@ -10,8 +10,13 @@ QuantizedWeights read_compressed_tensors(const io::JsonValue& config);
 QuantizedWeights read_modelopt(const io::JsonValue& config);
 QuantizedWeights read_gptq(const io::JsonValue& config);
 QuantizedWeights read_awq(const io::JsonValue& config);
+QuantizedWeights read_mxfp4(const io::JsonValue& config);
+QuantizedWeights read_bitsandbytes(const io::JsonValue& config);
+QuantizedWeights read_quark(const io::JsonValue& config);
+QuantizedWeights read_mlx(const io::JsonValue& config);
+bool wrote_mlx(const io::JsonValue& config);
 
-// Codes of a format whose usual storage is words of 32 bits, as a layer's spec gives them.
-QuantizedWeights codes_in_words(DType element, const QuantSpec& spec);
+// How codes of a layer's spec are stored usually; nothing if that is as the spec says.
+std::optional<QuantizedWeights> usual_storage(DType element, const QuantSpec& spec);
 
 }  // namespace conclave::inline v0::checkpoint
