@@ -26,7 +26,7 @@ struct LayerMap {
   std::string prefix;  // "model.layers.0.mlp."
   std::string layout;  // "per_expert", "stacked", "stacked_transposed", ...
   WeightTable<StoredMatrices> stored;
-  std::vector<PlaneReading> readings;  // of planes that a method stores in its own way
+  std::vector<PlaneReading> readings;  // planes that a method stores in its own way
   uint64_t bytes = 0;                  // in the tensors that are used
   Support support = Support::yes();
 };

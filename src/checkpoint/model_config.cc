@@ -177,7 +177,7 @@ void set_stored_rounding(const ModelConfig& config, DType stored, RouterSpec& ro
 
 std::string quantization_reason(std::string_view method) {
   std::vector<std::string_view> methods;
-  for (const Method& known : method_catalog().rows()) methods.push_back(known.name);
+  for (const Method& known : known_methods()) methods.push_back(known.name);
   return fmt::format("quantised with {}; this version runs {} weights of {}", method,
                      quant::known_formats(true), fmt::join(methods, ", "));
 }

@@ -34,13 +34,13 @@ Quantization attempt(const Method& method, const io::JsonValue& config) {
 // The row that wrote the configuration; null if there is none.
 const Method* method_of(const io::JsonValue& config, std::string_view file) {
   const auto given = config.find_set("quant_method");
-  for (const Method& method : method_catalog().rows()) {
+  for (const Method& method : known_methods()) {
     if (given ? given->as_string() == method.name : !file.empty() && method.file == file) {
       return &method;
     }
   }
   if (given) return nullptr;
-  for (const Method& method : method_catalog().rows()) {
+  for (const Method& method : known_methods()) {
     if (method.wrote != nullptr && method.wrote(config)) return &method;
   }
   return nullptr;
@@ -63,7 +63,7 @@ Quantization read_from(const io::JsonValue& config, std::string_view file) {
 Quantization read_quantization(const io::JsonValue& config) { return read_from(config, {}); }
 
 Quantization find_quantization_file(const io::Directory& directory) {
-  for (const Method& method : method_catalog().rows()) {
+  for (const Method& method : known_methods()) {
     if (method.file.empty() || !directory.contains(method.file)) continue;
     const io::JsonDocument described = directory.read_json(method.file);
     return read_from(described.root(), method.file);

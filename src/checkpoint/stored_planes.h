@@ -60,7 +60,7 @@ struct WantedPlane {
   int64_t slices = 1;
   bool is_stack = false;
   bool as_values = false;         // a layer has the matrix as values only
-  DType spec_type = DType::kF32;  // of codes
+  DType spec_type = DType::kF32;  // what codes have
 };
 // Without inputs beside the tensor. Throws Error(kTensorShape, kTensorDType) for a tensor that the
 // method does not store so.

@@ -91,6 +91,20 @@ TEST(GptqConfig, WhatIsNotRead_HasAReason) {
   expect_error(with(gptq(), {{"sym", 1}}), ErrorCode::kJsonType);
 }
 
+TEST(AutoRoundConfig, IsWhatItPacksAs) {
+  const json config = {{"quant_method", "auto-round"},
+                       {"bits", 4},
+                       {"group_size", 128},
+                       {"sym", true},
+                       {"packing_format", "auto_round:auto_gptq"}};
+  EXPECT_EQ(read(config).weights->spec.zeros, WeightZero::kNone);
+  EXPECT_TRUE(read(with(config, {{"packing_format", "auto_round:auto_awq"}})).weights);
+  expect_reason(with(config, {{"packing_format", "auto_round:fp8"}}), "fp8");
+  expect_reason(
+      with(config, {{"extra_config", {{"model.layers.0.mlp.experts.0.up_proj", {{"bits", 8}}}}}}),
+      "settings of their own");
+}
+
 TEST(AwqConfig, BothSpellings) {
   const json present = {
       {"quant_method", "awq"}, {"bits", 4}, {"group_size", 64}, {"zero_point", true}};
@@ -125,11 +139,14 @@ TEST(BitsandbytesConfig, WhatIsRead) {
   const auto nf4 = read(with(four, {{"bnb_4bit_quant_type", "nf4"}}));
   EXPECT_EQ(nf4.weights->element, DType::kNF4);
   // Groups end where rows of every matrix do.
-  MoeSpec layer{.hidden_size = 96, .intermediate_size = 40};
+  MoeSpec layer;
+  layer.hidden_size = 96;
+  layer.intermediate_size = 40;
   QuantSpec spec = nf4.weights->spec;
   nf4.weights->fit(nf4.weights->stored, layer, spec);
   EXPECT_EQ(spec.block_cols, 8);
-  layer.shared = {.mode = SharedMode::kAdd, .intermediate_size = 36};
+  layer.shared.mode = SharedMode::kAdd;
+  layer.shared.intermediate_size = 36;
   nf4.weights->fit(nf4.weights->stored, layer, spec);
   EXPECT_EQ(spec.block_cols, 4);
   const auto int8 = read({{"quant_method", "bitsandbytes"}, {"load_in_8bit", true}});
@@ -265,7 +282,7 @@ TEST(ModuleRules, Expressions) {
   for (const char* yes :
        {"model", ".*experts.*", "model\\.layers\\.\\d+\\.mlp", "(model|lm_head).*", ".*gate_proj$",
         "^model", "model.layers.(1[0-9]|2[0-9]).*", "(?:model)", "[a-z]+\\.layers",
-        ".*experts.[^0]", "", "m?odel", "model\\.layers\\.1+0", ".*?mlp", ".*[a-]p"}) {
+        ".*experts.[^0]", "", "m?odel", "model\\.layers\\.1+0", ".*?mlp", ".*[e-]x"}) {
     EXPECT_TRUE(may_match(yes, name)) << yes;
   }
   for (const char* no : {"odel", ".*self_attn.*", "model\\.layers\\.\\d\\.", ".*gate_proj.$",

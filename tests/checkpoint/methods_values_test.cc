@@ -81,7 +81,7 @@ TEST(GptqValues, AsTheyAre_AreRead) {
 }
 
 TEST(GptqValues, GroupsOutOfRange_AreNamed) {
-  for (const int32_t group : {-1, 2, 1 << 30}) {
+  for (const int32_t group : {-1, 100, 1 << 30}) {
     TinyModel model = golden("qwen3_moe-gptq-int4-order");
     set(model, std::string(kQwen) + "g_idx", 5, group);
     expect_value_error(model, std::string(kQwen) + "g_idx");

@@ -13,6 +13,7 @@ constexpr std::array kMethods = {
     Method{.name = "modelopt_mxfp8", .read = read_modelopt},
     Method{.name = "gptq", .read = read_gptq, .file = "quantize_config.json"},
     Method{.name = "awq", .read = read_awq, .file = "quant_config.json"},
+    Method{.name = "auto-round", .read = read_auto_round},
     Method{.name = "mxfp4", .read = read_mxfp4},
     Method{.name = "bitsandbytes", .read = read_bitsandbytes},
     Method{.name = "quark", .read = read_quark},
@@ -21,6 +22,6 @@ constexpr std::array kMethods = {
 
 }  // namespace
 
-Catalog<Method> method_catalog() { return Catalog<Method>(kMethods); }
+std::span<const Method> known_methods() { return kMethods; }
 
 }  // namespace conclave::inline v0::checkpoint

@@ -170,8 +170,8 @@ Group read_targets(const io::JsonValue& scheme) {
   if (!targets) return {.scheme = scheme, .names = {}, .is_of_class = true};
   for (const io::JsonValue& target : targets->items()) {
     const std::string text(target.as_string());
-    // Classes of modules have capitals and no dots: "Linear".
-    const bool is_class = !text.starts_with("re:") && text.find('.') == std::string::npos;
+    // Classes of modules begin with a capital: "Linear".
+    const bool is_class = !text.empty() && text[0] >= 'A' && text[0] <= 'Z';
     is_class ? void(group.is_of_class = true) : group.names.push_back(text);
   }
   return group;

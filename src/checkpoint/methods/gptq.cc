@@ -30,14 +30,25 @@ StoredShapes zero_shapes(const MatrixForm& form) {
 }
 StoredShapes order_shapes(const MatrixForm& form) { return {{form.cols}}; }
 
-// The zero point of a row in a group of columns. What is stored one too low wraps around.
+// A word of ones, each as wide as a code.
+constexpr uint32_t ones_of(int64_t bits) {
+  uint32_t ones = 0;
+  for (int64_t bit = 0; bit < kWordBits; bit += bits) ones |= uint32_t{1} << bit;
+  return ones;
+}
+
+// The zero point of a row in a group of columns. The first version takes one from each code of a
+// word at once, so that a code of 0 borrows from the next; where codes lie across words, it wraps.
 int64_t zero_at(const MatrixForm& form, std::span<const std::byte> words, int64_t group,
                 int64_t row) {
   const int64_t bits = bits_of(form);
   const int64_t line = group * ceil_div(form.rows * bits, kWordBits);
-  const auto word = [&](int64_t i) { return word_at(words, line + i); };
-  const uint32_t stored = code_in_line(word, row, bits);
-  return form.quant->stored.zeros_less_one ? (stored + 1) & ((uint32_t{1} << bits) - 1) : stored;
+  const bool less_one = form.quant->stored.zeros_less_one;
+  const uint32_t ones = less_one && kWordBits % bits == 0 ? ones_of(bits) : 0;
+  const auto word = [&](int64_t i) { return word_at(words, line + i) + ones; };
+  const uint32_t zero = code_in_line(word, row, bits);
+  if (!less_one || ones != 0) return zero;
+  return (zero + 1) & ((uint32_t{1} << bits) - 1);
 }
 
 void check_zeros_are_middle(const MatrixForm& form, const PlaneInput& zeros) {
@@ -175,8 +186,9 @@ void check_overrides(const io::JsonValue& config) {
   if (!dynamic || !dynamic->is_object()) return;
   for (const io::JsonMember& rule : dynamic->members()) {
     if (rule.key.starts_with("-:") || !rule.value.is_object()) continue;
+    const std::string_view modules = rule.key.substr(rule.key.starts_with("+:") ? 2 : 0);
     for (const char* key : {"bits", "group_size", "sym", "desc_act"}) {
-      if (!rule.value.find_set(key) || !names_experts(rule.key)) continue;
+      if (!rule.value.find_set(key) || !names_experts(modules)) continue;
       throw NotRead{"rules of their own for some modules: " + io::show_name(rule.key)};
     }
   }
@@ -204,6 +216,22 @@ QuantizedWeights read_gptq(const io::JsonValue& config) {
           .spec = spec,
           .stored = {.bits = bits, .zeros_less_one = first_version},
           .planes = planes_for(symmetric, ordered)};
+}
+
+QuantizedWeights read_auto_round(const io::JsonValue& config) {
+  const std::string packing = text_of(config, "packing_format", "");
+  const auto extra = config.find_set("extra_config");
+  if (extra && extra->is_object()) {
+    for (const io::JsonMember& module : extra->members()) {
+      const bool own = module.value.is_object() && module.value.find_set("bits");
+      const bool plain = own && module.value.at("bits").as_int64() >= 16;
+      if (!own || plain || module.key.find("experts") == std::string_view::npos) continue;
+      throw NotRead{"experts with settings of their own: " + io::show_name(module.key)};
+    }
+  }
+  if (packing.find("awq") != std::string::npos) return read_awq(config);
+  if (packing.find("gptq") != std::string::npos) return read_gptq(config);
+  throw NotRead{"the packing " + io::show_name(packing)};
 }
 
 }  // namespace conclave::inline v0::checkpoint

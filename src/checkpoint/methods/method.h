@@ -3,7 +3,6 @@
 // docs/adding-a-method.md walks through one.
 #pragma once
 
-#include "core/catalog.h"
 #include "io/json.h"
 
 #include "conclave/dtype.h"
@@ -25,7 +24,7 @@ struct StoredPlane;
 
 // What a file says about codes, beyond what they mean.
 struct StoredCodes {
-  int64_t bits = 0;             // of a code as it is stored
+  int64_t bits = 0;             // that a stored code has
   bool zeros_less_one = false;  // zero points are stored less one
   int64_t flat_block = 0;  // codes that share a scale, counted over rows that follow each other
 };
@@ -46,7 +45,7 @@ struct QuantizedWeights {
 struct MatrixForm {
   int64_t rows = 0;
   int64_t cols = 0;
-  int64_t scale_rows = 0;  // of its scales
+  int64_t scale_rows = 0;  // rows of its scales
   int64_t groups = 0;      // columns of its scales
   int64_t group_cols = 0;  // columns of the matrix that share a scale
   const QuantizedWeights* quant = nullptr;
@@ -111,7 +110,7 @@ struct Method {
   // Whether a configuration without quant_method is of this method; null: never.
   bool (*wrote)(const io::JsonValue& config) = nullptr;
 };
-Catalog<Method> method_catalog();
+std::span<const Method> known_methods();
 
 // Other methods by quant_method, with what keeps them from being read; empty if unknown.
 std::string_view unread_method(std::string_view name);

@@ -10,6 +10,7 @@ QuantizedWeights read_compressed_tensors(const io::JsonValue& config);
 QuantizedWeights read_modelopt(const io::JsonValue& config);
 QuantizedWeights read_gptq(const io::JsonValue& config);
 QuantizedWeights read_awq(const io::JsonValue& config);
+QuantizedWeights read_auto_round(const io::JsonValue& config);
 QuantizedWeights read_mxfp4(const io::JsonValue& config);
 QuantizedWeights read_bitsandbytes(const io::JsonValue& config);
 QuantizedWeights read_quark(const io::JsonValue& config);

@@ -136,7 +136,11 @@ void check_overrides(const io::JsonValue& config, int64_t bits, int64_t group) {
 }  // namespace
 
 bool wrote_mlx(const io::JsonValue& config) {
-  return config.is_object() && config.find_set("bits") && config.find_set("group_size");
+  if (!config.is_object() || !config.find_set("bits") || !config.find_set("group_size")) {
+    return false;
+  }
+  // Settings of other methods, whose files may be older than the key quant_method.
+  return !config.find("sym") && !config.find("desc_act") && !config.find("zero_point");
 }
 
 QuantizedWeights read_mlx(const io::JsonValue& config) {
