@@ -5,11 +5,11 @@
     python3 tools/make_quantised.py --name NAME   remake one or several
     python3 tools/make_quantised.py --check       remake all aside and compare the model files
 
-compressed-tensors models are written by that package, the stacked fp8 model by the quantiser of
-transformers, all others by the published layout. Each golden.safetensors holds hidden states, ids,
-weights and the output in float64, computed here from the files on disk in numpy alone: codes and scales
-are those stored, rows are quantised by the rule of docs/quantisation.md, sums are float64. Integer codes
-are decoded by compressed-tensors instead, and the file also has digests of the weights that it decompresses.
+tools/quantised/ has a file a method; testdata/quantised/README.md says which package wrote what, and
+tools/requirements-quantised.txt names the packages. Each golden.safetensors holds hidden states, ids,
+weights and the output in float64, computed here from the files on disk in numpy: codes and scales are
+those stored, rows are quantised by the rule of docs/quantisation.md, sums are float64. Where the method's
+package decodes weights on a CPU, it must make the same of them.
 """
 
 import argparse
@@ -17,11 +17,11 @@ import filecmp
 import pathlib
 import tempfile
 
-from quantised import awq, bnb, compressed, compressed_codes, fp8, gptq, mlx, modelopt, modelopt_codes
+from quantised import awq, blocks_fp4, bnb, compressed, compressed_codes, fp8, gptq, mlx, modelopt, modelopt_codes, quark
 from quantised.case import Case
 
 MODELS = pathlib.Path(__file__).resolve().parent.parent / "testdata" / "quantised"
-METHODS = (fp8, compressed, compressed_codes, modelopt, modelopt_codes, gptq, awq, bnb, mlx)
+METHODS = (fp8, compressed, compressed_codes, modelopt, modelopt_codes, gptq, awq, bnb, mlx, quark, blocks_fp4)
 CASES = {name: case for method in METHODS for name, case in method.CASES.items()}
 
 

@@ -123,13 +123,16 @@ class Case:
     def shared_factor(self, disk: dict, x: np.ndarray) -> np.ndarray:
         return np.ones((len(x), 1))
 
+    def mlp(self, disk: dict, number: int, x: np.ndarray) -> np.ndarray:
+        """What an expert makes of rows."""
+        return mlp(self.expert(disk, number), x, *self.rules(disk))
+
     def golden(self, disk: dict) -> dict[str, torch.Tensor]:
         x = torch.from_numpy(draw("hidden", TOKENS, self.hidden)).to(torch.bfloat16)
         hidden = x.to(torch.float64).numpy()
         ids = np.argsort(-draw("choice", TOKENS, self.experts), axis=1)[:, : self.top_k].astype(np.int32)
         weights = (0.2 + np.abs(draw("weights", TOKENS, self.top_k))).astype(F32)
-        rules = self.rules(disk)
-        rows = [mlp(self.expert(disk, e), hidden, *rules) for e in range(self.experts)]
+        rows = [self.mlp(disk, e, hidden) for e in range(self.experts)]
         output = self.shared_rows(disk, hidden)
         for slot in range(self.top_k):
             chosen = np.stack([rows[e][t] for t, e in enumerate(ids[:, slot])])

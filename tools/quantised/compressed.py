@@ -119,6 +119,18 @@ class QwenBlockGroup(CompressedTensors):
         return qwen3(type(self))
 
 
+class QwenBlock64(QwenBlockGroup):
+    """Smaller blocks, partial at both ends."""
+
+    hidden, inner = 136, 72
+    activations, block, rows = None, (64, 64), {"form": "none"}
+
+
+class MixtralBlock32(MixtralChannel):
+    strategy, activations = "block", None
+    block, rows = (32, 32), {"form": "none"}
+
+
 class QwenChannelWeightOnly(CompressedTensors):
     hidden, inner, experts, top_k = 72, 40, 6, 3
     activations = None
@@ -231,6 +243,8 @@ CASES = {
     "mixtral-compressed-channel": MixtralChannel,
     "qwen3_moe-compressed-tensor-static": QwenTensorStatic,
     "qwen3_moe-compressed-block": QwenBlockGroup,
+    "qwen3_moe-compressed-block64": QwenBlock64,
+    "mixtral-compressed-block32": MixtralBlock32,
     "qwen3_moe-compressed-weight-only": QwenChannelWeightOnly,
     "mixtral-compressed-int8-token": MixtralInt8Token,
     "qwen2_moe-compressed-int4-shared-bf16": QwenInt4SharedPlain,
