@@ -271,7 +271,10 @@ void settle_quantization(const LayerTensors& tensors, const TensorTable& table,
   for (LayerConfig& layer : config.layers) {
     const auto& items = tensors.layers[static_cast<size_t>(layer.index)];
     const auto type = [&](Part part) { return stored_type(config, table, items, part); };
-    const std::optional<DType> routed = type(Part::kDown);
+    // Any matrix tells the type, should the first be missing.
+    std::optional<DType> routed = type(Part::kDown);
+    if (!routed) routed = type(Part::kUp);
+    if (!routed) routed = type(Part::kGateUp);
     const DType codes = config.quant->element;
     if (routed && *routed != codes && !is_plain(*routed)) return refuse_codes(*routed, config);
     if (routed != codes) continue;

@@ -148,11 +148,20 @@ LayerConfig read_layer(const ConfigReader& reader, const Architecture& architect
   return layer;
 }
 
+// The first text of that name, the outermost first; empty if there is none.
+std::string text_in_chain(const std::vector<io::JsonValue>& chain, std::string_view key) {
+  for (const io::JsonValue& config : chain) {
+    const auto value = config.find_set(key);
+    if (value && value->is_string()) return std::string(value->as_string());
+  }
+  return {};
+}
+
 Quantization find_quantization(const std::vector<io::JsonValue>& chain) {
   for (const io::JsonValue& config : chain) {
     for (std::string_view key : kQuantizationKeys) {
       const auto value = config.find_set(key);
-      if (value) return read_quantization(*value);
+      if (value) return read_quantization(*value, text_in_chain(chain, "expert_dtype"));
     }
   }
   return {};
@@ -177,7 +186,9 @@ void set_stored_rounding(const ModelConfig& config, DType stored, RouterSpec& ro
 
 std::string quantization_reason(std::string_view method) {
   std::vector<std::string_view> methods;
-  for (const Method& known : known_methods()) methods.push_back(known.name);
+  for (const Method& known : known_methods()) {
+    if (known.experts.empty()) methods.push_back(known.name);
+  }
   return fmt::format("quantised with {}; this version runs {} weights of {}", method,
                      quant::known_formats(true), fmt::join(methods, ", "));
 }

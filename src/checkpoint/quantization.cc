@@ -32,9 +32,11 @@ Quantization attempt(const Method& method, const io::JsonValue& config) {
 }
 
 // The row that wrote the configuration; null if there is none.
-const Method* method_of(const io::JsonValue& config, std::string_view file) {
+const Method* method_of(const io::JsonValue& config, std::string_view file,
+                        std::string_view experts) {
   const auto given = config.find_set("quant_method");
   for (const Method& method : known_methods()) {
+    if (!method.experts.empty() && method.experts != experts) continue;
     if (given ? given->as_string() == method.name : !file.empty() && method.file == file) {
       return &method;
     }
@@ -46,8 +48,11 @@ const Method* method_of(const io::JsonValue& config, std::string_view file) {
   return nullptr;
 }
 
-Quantization read_from(const io::JsonValue& config, std::string_view file) {
-  if (const Method* const method = method_of(config, file)) return attempt(*method, config);
+Quantization read_from(const io::JsonValue& config, std::string_view file,
+                       std::string_view experts) {
+  if (const Method* const method = method_of(config, file, experts)) {
+    return attempt(*method, config);
+  }
   const auto given = config.find_set("quant_method");
   if (!given) {
     return {
@@ -60,13 +65,15 @@ Quantization read_from(const io::JsonValue& config, std::string_view file) {
 
 }  // namespace
 
-Quantization read_quantization(const io::JsonValue& config) { return read_from(config, {}); }
+Quantization read_quantization(const io::JsonValue& config, std::string_view experts) {
+  return read_from(config, {}, experts);
+}
 
 Quantization find_quantization_file(const io::Directory& directory) {
   for (const Method& method : known_methods()) {
     if (method.file.empty() || !directory.contains(method.file)) continue;
     const io::JsonDocument described = directory.read_json(method.file);
-    return read_from(described.root(), method.file);
+    return read_from(described.root(), method.file, {});
   }
   return {};
 }

@@ -8,6 +8,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace conclave::inline v0::checkpoint {
 
@@ -19,7 +20,8 @@ struct Quantization {
 
 // Reads the object quantization_config (or compression_config) of config.json. Throws
 // Error(kJsonType, kConfigValue) naming the key if no method writes such a value.
-Quantization read_quantization(const io::JsonValue& config);
+// `experts` is the key expert_dtype of the model's configuration, if it has one.
+Quantization read_quantization(const io::JsonValue& config, std::string_view experts = {});
 // Reads what older exports say in a file beside config.json, if there is one.
 Quantization find_quantization_file(const io::Directory& directory);
 

@@ -67,18 +67,40 @@ Expected mlx(const char* name, DType type, int64_t group) {
           .type = type,
           .rounding = kOneRounding};
 }
+Expected interleaved(const char* name) {
+  // The parameters of its activation are rounded to float32, which the goldens' are not.
+  return {.name = name,
+          .quant = grouped(32),
+          .layout = "stacked_interleaved",
+          .type = DType::kF4,
+          .rounding = kOneRounding / 16};
+}
+Expected fp4_experts(const char* name) {
+  QuantSpec spec = grouped(32);
+  spec.activations = kGroup;
+  spec.power_of_two_scales = true;
+  return {.name = name, .quant = spec};
+}
+Expected in_squares(const char* name, int64_t size) {
+  return {.name = name, .quant = {.weights = kBlock, .block_rows = size, .block_cols = size}};
+}
 constexpr auto kPoint = WeightZero::kPoint;
 
 const std::vector<Expected> kCheckpoints = {
     {"deepseek_v3-fp8-block",
      {.weights = kBlock, .activations = kGroup, .power_of_two_scales = true},
      "per_expert"},
+    fp4_experts("deepseek_v4-fp4"),
+    fp4_experts("deepseek_v4-fp4-wide"),
+    interleaved("gpt_oss-mxfp4"),
+    interleaved("gpt_oss-mxfp4-wide"),
     coded("mixtral-awq-gemv-group128", DType::kI4, grouped(128, kPoint)),
     coded("mixtral-awq-group128", DType::kI4, grouped(128, kPoint)),
     coded("mixtral-awq-symmetric", DType::kI4, grouped(32)),
     coded("mixtral-bnb-fp4", DType::kBnbFP4, grouped(32)),
     coded("mixtral-bnb-int8", DType::kI8, by_row(), kOneRounding),
     coded("mixtral-bnb-nf4-nested", DType::kNF4, grouped(32)),
+    in_squares("mixtral-compressed-block32", 32),
     {"mixtral-compressed-channel", {.weights = kChannel, .activations = kToken}, "per_expert"},
     coded("mixtral-compressed-int4-asymmetric-group8", DType::kI4, grouped(8, kPoint)),
     coded("mixtral-compressed-int4-order", DType::kI4, in_order(grouped(16))),
@@ -102,6 +124,9 @@ const std::vector<Expected> kCheckpoints = {
     {"mixtral-modelopt-fp8", {.weights = kTensor, .activations = kTensorStatic}, "per_expert"},
     coded("mixtral-modelopt-mxfp8", DType::kF8E4M3, grouped(32)),
     coded("mixtral-modelopt-nvfp4", DType::kF4, with_global_scale(grouped(16)), kOneRounding),
+    coded("mixtral-quark-fp4", DType::kF4, grouped(32)),
+    coded("mixtral-quark-fp6-e3m2", DType::kF8E4M3, grouped(32)),
+    coded("mixtral-quark-uint4", DType::kI4, grouped(128, kPoint)),
     {"qwen2_moe-compressed-int4-shared-bf16",
      {.weights = kBlock, .block_rows = 1, .block_cols = 32},
      "per_expert",
@@ -119,6 +144,7 @@ const std::vector<Expected> kCheckpoints = {
     coded("qwen3_moe-bnb-nf4-bf16-storage", DType::kNF4, grouped(32)),
     coded("qwen3_moe-bnb-nf4-straddling", DType::kNF4, grouped(8)),
     {"qwen3_moe-compressed-block", {.weights = kBlock, .activations = kGroup}, "per_expert"},
+    in_squares("qwen3_moe-compressed-block64", 64),
     coded("qwen3_moe-compressed-int4-asymmetric", DType::kI4, grouped(32, kPoint)),
     {"qwen3_moe-compressed-int4-group128",
      {.weights = kBlock, .block_rows = 1},
@@ -158,6 +184,9 @@ const std::vector<Expected> kCheckpoints = {
     mlx("qwen3_moe-mlx-8bit", DType::kI8, 64),
     coded("qwen3_moe-modelopt-mxfp8", DType::kF8E4M3, grouped(32)),
     coded("qwen3_moe-modelopt-nvfp4", DType::kF4, with_global_scale(grouped(16)), kOneRounding),
+    coded("qwen3_moe-quark-fp4", DType::kF4, grouped(32)),
+    coded("qwen3_moe-quark-fp6-e2m3", DType::kF8E4M3, grouped(32)),
+    coded("qwen3_moe-quark-int4", DType::kI4, grouped(32)),
 };
 // Files of methods, or forms of methods, that are listed with a reason and do not run.
 const std::vector<std::string> kNotRun = {"mixtral-modelopt-awq-group128",
@@ -311,7 +340,7 @@ std::vector<Expected> checkpoints_with(const std::string& array) {
 
 std::vector<Expected> exact_checkpoints_with(const std::string& array) {
   std::vector<Expected> rows = checkpoints_with(array);
-  std::erase_if(rows, [](const Expected& row) { return row.rounding > 0; });
+  std::erase_if(rows, [](const Expected& row) { return row.rounding >= kOneRounding; });
   return rows;
 }
 

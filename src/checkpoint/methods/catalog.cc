@@ -6,6 +6,7 @@ namespace conclave::inline v0::checkpoint {
 namespace {
 
 constexpr std::array kMethods = {
+    Method{.name = "fp8", .read = read_fp4_experts, .experts = "fp4"},
     Method{.name = "fp8", .read = read_fp8},
     Method{.name = "compressed-tensors", .read = read_compressed_tensors},
     Method{.name = "modelopt", .read = read_modelopt, .file = "hf_quant_config.json"},

@@ -107,6 +107,8 @@ struct Method {
   // method writes.
   QuantizedWeights (*read)(const io::JsonValue& config);
   std::string_view file = {};  // beside config.json, in exports that have it
+  // The key expert_dtype of the model's configuration, if the row is for one of its values only.
+  std::string_view experts = {};
   // Whether a configuration without quant_method is of this method; null: never.
   bool (*wrote)(const io::JsonValue& config) = nullptr;
 };

@@ -6,6 +6,7 @@
 namespace conclave::inline v0::checkpoint {
 
 QuantizedWeights read_fp8(const io::JsonValue& config);
+QuantizedWeights read_fp4_experts(const io::JsonValue& config);
 QuantizedWeights read_compressed_tensors(const io::JsonValue& config);
 QuantizedWeights read_modelopt(const io::JsonValue& config);
 QuantizedWeights read_gptq(const io::JsonValue& config);
