@@ -1,6 +1,5 @@
 #include "checkpoint/directory_model.h"
 
-#include "checkpoint/code_words.h"
 #include "checkpoint/describe_layer.h"
 #include "checkpoint/layer_map.h"
 #include "checkpoint/layer_source.h"
@@ -15,17 +14,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <numeric>
 
 namespace conclave::inline v0::checkpoint {
 namespace {
 
 constexpr std::string_view kConfigFile = "config.json";
-// Older exports describe their quantisation beside config.json.
-constexpr std::string_view kModeloptFile = "hf_quant_config.json";
-constexpr std::array<std::string_view, 3> kQuantizationFiles = {"quantize_config.json",
-                                                                "quant_config.json", kModeloptFile};
 
 io::JsonDocument read_config_file(const io::Directory& directory) {
   if (!directory.contains(kConfigFile)) {
@@ -41,16 +35,7 @@ io::JsonDocument read_config_file(const io::Directory& directory) {
 ModelConfig read_config(const io::Directory& directory, const io::JsonDocument& document,
                         ExpertSet experts) {
   ModelConfig config = read_model_config(document.root(), experts);
-  for (std::string_view name : kQuantizationFiles) {
-    if (!config.quant_method.empty() || !directory.contains(name)) continue;
-    Quantization found;
-    found.method = fmt::format("the method of {}", name);
-    if (name == kModeloptFile) {
-      const io::JsonDocument described = directory.read_json(name);
-      found = read_modelopt(described.root());
-    }
-    set_quantization(found, config);
-  }
+  if (config.quant_method.empty()) set_quantization(find_quantization_file(directory), config);
   return config;
 }
 
@@ -76,7 +61,6 @@ class DirectoryContents final : public Contents {
     num_hidden_layers = config_.num_hidden_layers;
     shards_ = open_shards(directory, options.access);
     data_ = std::make_unique<ShardData>(shards_);
-    describe_codes(config_.quant, shards_);
     const LayerTensors tensors = group_by_layer(
         config_, shards_, options.extra_layers ? ExtraLayers::kRead : ExtraLayers::kSkip);
     checkpoint::add_extra_layers(document.root(), tensors.extra_layers(), config_);

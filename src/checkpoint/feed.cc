@@ -1,17 +1,17 @@
-#include "checkpoint/code_words.h"
 #include "checkpoint/describe_layer.h"
 #include "checkpoint/layer_assignment.h"
 #include "checkpoint/layer_map.h"
 #include "checkpoint/layer_source.h"
 #include "checkpoint/layer_tensors.h"
+#include "checkpoint/methods/methods.h"
 #include "checkpoint/model_config.h"
 #include "checkpoint/name_list.h"
 #include "checkpoint/scale_names.h"
+#include "checkpoint/stored_planes.h"
 #include "checkpoint/tensor_data.h"
 #include "checkpoint/tensor_name.h"
 #include "core/weight_types.h"
 #include "io/text.h"
-#include "quant/weight_format.h"
 
 #include "conclave/checkpoint.h"
 
@@ -189,12 +189,11 @@ struct CheckpointFeed::Impl {
   }
 
   void add(const std::string& name, const ConstTensorView& tensor) {
-    infos.push_back(checkpoint::as_codes(
-        config.quant, {.name = name,
-                       .dtype = tensor.dtype,
-                       .shape = {tensor.shape.dims().begin(), tensor.shape.dims().end()},
-                       .file_offset = 0,
-                       .bytes = dense_bytes(tensor.dtype, tensor.shape)}));
+    infos.push_back({.name = name,
+                     .dtype = tensor.dtype,
+                     .shape = {tensor.shape.dims().begin(), tensor.shape.dims().end()},
+                     .file_offset = 0,
+                     .bytes = dense_bytes(tensor.dtype, tensor.shape)});
     table.tensors.push_back({.info = &infos.back(), .shard = 0});
   }
 
@@ -251,10 +250,7 @@ CheckpointFeed CheckpointFeed::from_spec(const MoeSpec& spec, std::string_view m
   if (config.architecture == nullptr) checkpoint::reject_model_type(model_type);
   config.model_type = model_type;
   config.dtype = spec.router.logits_dtype;
-  const quant::WeightFormat* format = quant::find_format(spec.weight_dtype);
-  if (format != nullptr && !format->compressed_tensors.in_words.empty()) {
-    config.quant = {.element = spec.weight_dtype, .spec = spec.quant, .in_words = true};
-  }
+  config.quant = checkpoint::usual_storage(spec.weight_dtype, spec.quant);
   const std::set<int64_t> numbers(layers.begin(), layers.end());
   for (const int64_t number : numbers) {
     if (number < 0 || number >= checkpoint::kMaxHiddenLayers) {
@@ -279,8 +275,9 @@ bool CheckpointFeed::put(std::string_view name, const ConstTensorView& tensor, F
                 {.what = "a tensor of this name was put before", .tensor = io::show_name(full)});
   }
   auto split = checkpoint::split_model_name(architecture, full);
-  if (split && checkpoint::repeats_shape(impl.config.quant, split->rest)) return false;
-  if (split) split->rest = checkpoint::matrix_name(impl.config.quant, split->rest);
+  const auto matrix =
+      split ? checkpoint::matrix_name(impl.config.quant, split->rest) : std::nullopt;
+  if (matrix) split->rest = *matrix;
   LayerConfig* layer = split ? impl.find_layer(split->layer) : nullptr;
   if (layer == nullptr) return false;
 
@@ -294,8 +291,13 @@ bool CheckpointFeed::put(std::string_view name, const ConstTensorView& tensor, F
         return std::all_of(ids.begin(), ids.end(),
                            [&](WeightId id) { return shapes[id].count > 0; });
       });
-  const bool is_scale = !pattern && checkpoint::match_scale_name(architecture, shapes, split->rest);
-  const bool is_known = (pattern || is_scale) && split->canonical;
+  const bool is_scale = !pattern && checkpoint::match_scale_name(architecture, impl.config.quant,
+                                                                 shapes, split->rest);
+  const auto aid = pattern || is_scale ? std::nullopt
+                                       : checkpoint::match_aid(architecture, impl.config.quant,
+                                                               shapes, split->rest);
+  if (aid == checkpoint::StoredPlane::Use::kUnused) return false;
+  const bool is_known = (pattern || is_scale || aid) && split->canonical;
   if (!is_known && !checkpoint::in_moe_block(architecture, split->rest)) return false;
   if (!is_known && tensor.shape.num_elements() == 0) return false;
   if (is_known && pattern && pattern->pattern->part == checkpoint::Part::kSelectionBias) {
@@ -305,7 +307,8 @@ bool CheckpointFeed::put(std::string_view name, const ConstTensorView& tensor, F
   try {
     impl.check_last(*split, *layer, is_known);
     if (is_known && pattern) {
-      impl.settle(*layer, pattern->pattern->part, io::show_name(full), impl.infos.back().dtype);
+      impl.settle(*layer, pattern->pattern->part, io::show_name(full),
+                  checkpoint::type_as_codes(impl.config.quant, impl.infos.back()));
     }
   } catch (...) {
     impl.drop_last();

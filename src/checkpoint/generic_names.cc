@@ -54,6 +54,12 @@ constexpr std::array kStackedUnfusedWeight = {
     NamePattern{"{base}experts.up_proj.weight", Part::kUp},
     NamePattern{"{base}experts.down_proj.weight", Part::kDown},
 };
+// Used by MLX.
+constexpr std::array kSwitch = {
+    NamePattern{"{base}switch_mlp.gate_proj.weight", Part::kGate},
+    NamePattern{"{base}switch_mlp.up_proj.weight", Part::kUp},
+    NamePattern{"{base}switch_mlp.down_proj.weight", Part::kDown},
+};
 // Used by Granite and JetMoE.
 constexpr std::array kParallelLinear = {
     NamePattern{"{base}input_linear.weight", Part::kGateUp},
@@ -93,6 +99,7 @@ constexpr std::array kForms = {
     ExpertForm{"stacked", kStackedWeight},
     ExpertForm{"stacked_unfused", kStackedUnfused},
     ExpertForm{"stacked_unfused", kStackedUnfusedWeight},
+    ExpertForm{"stacked_unfused", kSwitch},
     ExpertForm{"stacked", kParallelLinear},
     ExpertForm{"stacked", kGroupedGemm},
     ExpertForm{"flat", kFlat},

@@ -37,8 +37,9 @@ LayerAssignment::LayerAssignment(const ModelConfig& config, const TensorTable& t
       layer_(layer),
       shapes_(layer_shapes(layer.spec)),
       axes_(axes_of_stack(config.architecture->ambiguous_stack)),
-      prefix_(tensors.layer_start(*config.architecture, layer.index)) {
-  const std::vector<Match> matches = match_names(tensors.layers[static_cast<size_t>(layer.index)]);
+      prefix_(tensors.layer_start(*config.architecture, layer.index)),
+      items_(tensors.layers[static_cast<size_t>(layer.index)]) {
+  const std::vector<Match> matches = match_names(items_);
   choose_naming(matches, usual);
   choose_axes(matches);
   for (const Match& match : matches) {
@@ -65,12 +66,14 @@ std::vector<LayerAssignment::Match> LayerAssignment::match_names(
     const std::optional<NameMatch> name =
         item.canonical ? match_name(architecture, item.rest, wanted) : std::nullopt;
     if (name) {
-      matches.push_back({*name, item.tensor});
+      matches.push_back({.name = *name,
+                         .tensor = item.tensor,
+                         .row = codes_row(config_.quant, table_.info(item.tensor))});
     } else if (const std::optional<Match> scale = match_scale(item)) {
       matches.push_back(*scale);
-    } else if (is_absent(item)) {
+    } else if (is_absent(item) || is_aid(item)) {
       continue;
-    } else if (in_moe_block(architecture, item.rest) && !is_foreign_scale(item, items)) {
+    } else if (in_moe_block(architecture, item.rest) && !is_foreign_scale(item)) {
       if (first_stray_ < 0) first_stray_ = item.tensor;
       strays_.push_back(table_.info(item.tensor).name);
     }
@@ -128,7 +131,7 @@ void LayerAssignment::choose_axes(std::span<const Match> matches) {
     const NamePattern& pattern = *match.name.pattern;
     const TensorBlock block = block_of(pattern);
     if (!block.is_stack || block.is_vector || pattern.axes != AxisOrder::kByShape) continue;
-    if (match.plane) continue;
+    if (match.plane || match.row != nullptr) continue;
     const std::vector<int64_t>& shape = table_.info(match.tensor).shape;
     const bool rows_first = fits(shape, block, pattern, AxisOrder::kRowsFirst);
     const bool cols_first = fits(shape, block, pattern, AxisOrder::kColsFirst);
@@ -196,9 +199,9 @@ void LayerAssignment::place(const Match& match) {
   if (expert >= layer_.spec.num_experts) reject_expert(match);
   if (match.plane) return place_plane(match, expert);
   const TensorBlock block = block_of(pattern);
-  const AxisOrder axes = axes_of(pattern);
+  const AxisOrder axes = match.row != nullptr ? AxisOrder::kRowsFirst : axes_of(pattern);
   const TensorInfo& info = table_.info(match.tensor);
-  if (!fits(info.shape, block, pattern, axes)) {
+  if (match.row == nullptr && !fits(info.shape, block, pattern, axes)) {
     throw Error(ErrorCode::kTensorShape, {.what = "the shape does not fit config.json",
                                           .file = table_.path_of(match.tensor),
                                           .tensor = info.name,
@@ -214,13 +217,23 @@ void LayerAssignment::place(const Match& match) {
                  .found = render_shape(info.shape)});
   }
   if (is_expert_part(pattern.part) && axes == AxisOrder::kColsFirst) transposed_ = true;
-  const auto ids = ids_of(pattern.part);
-  TensorShare share{.parts = static_cast<int64_t>(ids.size())};
+  fill_block(match, block, axes, expert);
+}
+
+void LayerAssignment::fill_block(const Match& match, const TensorBlock& block, AxisOrder axes,
+                                 int64_t expert) {
+  const NamePattern& pattern = *match.name.pattern;
+  const std::vector<WeightId> ids = ids_of(pattern.part, match.plane);
+  const bool shared = match.plane && is_common(shapes_[ids.front()].plane);
+  const int32_t reading = add_reading(match, block);
+  TensorShare share{.parts = shared ? 1 : static_cast<int64_t>(ids.size())};
   for (WeightId id : ids) {
     for (share.index = 0; share.index < (block.is_stack ? block.count : 1); ++share.index) {
-      fill(id, block.is_stack ? share.index : expert,
-           locate(block, pattern, axes, share, match.tensor));
+      MatrixLocation location = locate(block, pattern, axes, share, match.tensor);
+      location.reading = reading;
+      fill(id, block.is_stack ? share.index : expert, location);
     }
+    if (shared) continue;
     ++share.part;
     share.rows_before += block.is_vector ? shapes_[id].cols : shapes_[id].rows;
   }
@@ -268,11 +281,17 @@ LayerMap LayerAssignment::finish() {
     map.stored[id].info = {.count = static_cast<int64_t>(slots_[id].size()),
                            .rows = shapes_[id].rows,
                            .cols = shapes_[id].cols,
-                           .dtype = table_.info(slots_[id].front().tensor).dtype};
+                           .dtype = type_of(slots_[id].front())};
     map.stored[id].matrices = std::move(slots_[id]);
   }
+  map.readings = std::move(readings_);
   if (map.support) map.support = type_support(map);
   return map;
+}
+
+DType LayerAssignment::type_of(const MatrixLocation& location) const {
+  if (location.reading < 0) return table_.info(location.tensor).dtype;
+  return readings_[static_cast<size_t>(location.reading)].dtype;
 }
 
 void LayerAssignment::check_types() const {
@@ -315,19 +334,18 @@ Support LayerAssignment::type_support(const LayerMap& map) const {
 }
 
 void LayerAssignment::check_same_type(std::span<const WeightId> ids) const {
-  const TensorInfo* reference = nullptr;
+  const MatrixLocation* reference = nullptr;
   for (WeightId id : ids) {
     for (const MatrixLocation& matrix : slots_[id]) {
-      const TensorInfo& info = table_.info(matrix.tensor);
-      if (reference == nullptr) reference = &info;
-      if (info.dtype == reference->dtype) continue;
-      throw Error(
-          ErrorCode::kTensorDType,
-          {.what = "weights that are used together are stored in different types",
-           .file = table_.path_of(matrix.tensor),
-           .tensor = info.name,
-           .expected = fmt::format("{}, as {}", to_string(reference->dtype), reference->name),
-           .found = std::string(to_string(info.dtype))});
+      if (reference == nullptr) reference = &matrix;
+      if (type_of(matrix) == type_of(*reference)) continue;
+      throw Error(ErrorCode::kTensorDType,
+                  {.what = "weights that are used together are stored in different types",
+                   .file = table_.path_of(matrix.tensor),
+                   .tensor = table_.info(matrix.tensor).name,
+                   .expected = fmt::format("{}, as {}", to_string(type_of(*reference)),
+                                           table_.info(reference->tensor).name),
+                   .found = std::string(to_string(type_of(matrix)))});
     }
   }
 }

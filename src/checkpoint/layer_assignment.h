@@ -5,6 +5,7 @@
 #include "checkpoint/layer_names.h"
 #include "checkpoint/layer_shapes.h"
 #include "checkpoint/scale_names.h"
+#include "checkpoint/stored_planes.h"
 
 #include <array>
 #include <cstdint>
@@ -48,6 +49,8 @@ class LayerAssignment {
     int32_t tensor;
     // The plane of the matrix that the name means, or none: the tensor itself.
     std::optional<WeightPlane> plane = std::nullopt;
+    // Set if the quantisation's method stores the tensor in a way of its own.
+    const StoredPlane* row = nullptr;
   };
 
   std::vector<Match> match_names(std::span<const LayerTensor> items);
@@ -57,11 +60,22 @@ class LayerAssignment {
   void choose_axes(std::span<const Match> matches);
   void place(const Match& match);
   void place_plane(const Match& match, int64_t expert);
+  // Fills the matrices of the block, or their planes, from the tensor.
+  void fill_block(const Match& match, const TensorBlock& block, AxisOrder axes, int64_t expert);
+  void check_plane_shape(const Match& match, const quant::PlaneShape& plane) const;
+  [[noreturn]] void reject_plane(const Match& match, const char* what, std::string hint) const;
   // The quantised matrix's scale that the name stands for, if any.
   std::optional<Match> match_scale(const LayerTensor& item) const;
   // Whether the name is that of a scale of a matrix that is stored in a form that is not read.
-  bool is_foreign_scale(const LayerTensor& item, std::span<const LayerTensor> items);
+  bool is_foreign_scale(const LayerTensor& item);
   void fill(WeightId id, int64_t expert, const MatrixLocation& location);
+  // Adds the reading of a tensor that the method stores in a way of its own; -1 for others.
+  int32_t add_reading(const Match& match, const TensorBlock& block);
+  WantedPlane wanted_plane(const NamePattern& pattern, const TensorBlock& block) const;
+  void find_inputs(PlaneReading& reading);
+  // Whether the name is that of a tensor that serves to read a matrix, or of no use for it.
+  bool is_aid(const LayerTensor& item);
+  DType type_of(const MatrixLocation& location) const;
   bool is_surplus(const Match& match) const;
   int64_t first_expert() const;  // number of the layer's expert 0 in names
   [[noreturn]] void reject_expert(const Match& match) const;
@@ -82,6 +96,9 @@ class LayerAssignment {
   std::string full_name(const NamePattern& pattern, int64_t expert) const;
   std::string full_name(const NamePattern& pattern, std::optional<WeightPlane> plane,
                         int64_t expert) const;
+  // The method's row for such a plane; null where the usual names count.
+  const StoredPlane* expected_row(const NamePattern& pattern,
+                                  std::optional<WeightPlane> plane) const;
   std::string expected_shape(const NamePattern& pattern) const;
   std::string expected_shape(const NamePattern& pattern, std::optional<WeightPlane> plane) const;
   Support type_support(const LayerMap& map) const;
@@ -100,7 +117,11 @@ class LayerAssignment {
   std::string prefix_;                      // "model.layers.0."
   WeightTable<std::vector<MatrixLocation>> slots_;
   std::vector<std::string> strays_;
+  std::vector<PlaneReading> readings_;
+  std::vector<std::string> missing_inputs_;
+  std::span<const LayerTensor> items_;
   std::unordered_map<std::string_view, int32_t> by_rest_;  // filled when first needed
+  std::unordered_map<std::string_view, int32_t> by_name_;  // likewise, by the whole name
   std::string foreign_;  // a matrix that must not be quantised but is, or whose form is not read
   int32_t first_stray_ = -1;
   int64_t expert_tensors_ = 0;

@@ -4,6 +4,7 @@
 #include "checkpoint/layer_tensors.h"
 #include "checkpoint/model_config.h"
 #include "checkpoint/placement.h"
+#include "checkpoint/stored_planes.h"
 #include "checkpoint/tensor_table.h"
 
 #include "conclave/error.h"
@@ -25,7 +26,8 @@ struct LayerMap {
   std::string prefix;  // "model.layers.0.mlp."
   std::string layout;  // "per_expert", "stacked", "stacked_transposed", ...
   WeightTable<StoredMatrices> stored;
-  uint64_t bytes = 0;  // in the tensors that are used
+  std::vector<PlaneReading> readings;  // planes that a method stores in its own way
+  uint64_t bytes = 0;                  // in the tensors that are used
   Support support = Support::yes();
 };
 

@@ -78,7 +78,7 @@ int64_t LayerAssignment::missing_count() const {
           if (!is_filled(ids, expert)) ++count;
         }
       });
-  return count;
+  return count + static_cast<int64_t>(missing_inputs_.size());
 }
 
 std::vector<std::string> LayerAssignment::missing(size_t limit) const {
@@ -91,6 +91,9 @@ std::vector<std::string> LayerAssignment::missing(size_t limit) const {
           names.push_back(full_name(pattern, plane, expert) + " " + expected_shape(pattern, plane));
         }
       });
+  for (const std::string& name : missing_inputs_) {
+    if (names.size() < limit) names.push_back(name + " beside the codes that need it");
+  }
   return names;
 }
 

@@ -11,6 +11,17 @@
 #include <vector>
 
 namespace conclave::inline v0::checkpoint {
+namespace {
+
+void read_elements(const TensorData& data, const MatrixLocation& matrix, const WeightBlock& block,
+                   DType dtype, std::span<std::byte> destination) {
+  const int64_t bits = bit_size(dtype);
+  if (bits < 8) return read_codes(data, matrix, block, bits, destination);
+  read_block(data, matrix, block, static_cast<size_t>(bits / 8), destination);
+}
+
+}  // namespace
+
 const MatrixLocation& LayerSource::matrix_of(WeightId id, int64_t expert) const {
   const std::vector<MatrixLocation>& matrices = layer_.stored[id].matrices;
   if (expert < 0 || expert >= static_cast<int64_t>(matrices.size())) {
@@ -21,6 +32,20 @@ const MatrixLocation& LayerSource::matrix_of(WeightId id, int64_t expert) const 
                  .limit = fmt::format("{} matrices", matrices.size())});
   }
   return matrices[static_cast<size_t>(expert)];
+}
+
+const PlaneReading* LayerSource::reading_of(const MatrixLocation& matrix) const {
+  if (matrix.reading < 0) return nullptr;
+  return &layer_.readings[static_cast<size_t>(matrix.reading)];
+}
+
+void LayerSource::read_decoded(const PlaneReading& reading, const MatrixLocation& matrix,
+                               const WeightBlock& block, std::span<std::byte> destination) const {
+  const int64_t slice = matrix.offset / reading.slice_elements;
+  MatrixLocation inside = matrix;
+  inside.offset %= reading.slice_elements;
+  const SliceData data(planes_.slice(reading, slice));
+  read_elements(data, inside, block, reading.dtype, destination);
 }
 
 void LayerSource::verify(const MatrixLocation& matrix, DType dtype) const {
@@ -34,6 +59,15 @@ void LayerSource::read(WeightId id, int64_t expert, const WeightBlock& block,
   const WeightInfo info = describe(id);
   check_block(info, block, destination.size());
   if (destination.empty()) return;
+  const PlaneReading* const reading = reading_of(matrix);
+  if (reading != nullptr && !reading->lies_in_place()) {
+    return read_decoded(*reading, matrix, block, destination);
+  }
+  if (reading != nullptr && reading->row->convert != nullptr) {
+    verify(matrix, info.dtype);
+    const ConvertedData converted(data_, reading->row->convert);
+    return read_elements(converted, matrix, block, info.dtype, destination);
+  }
   const int64_t bits = bit_size(info.dtype);
   const int64_t first =
       matrix.offset + block.row_begin * matrix.row_stride + block.col_begin * matrix.col_stride;
@@ -48,8 +82,7 @@ void LayerSource::read(WeightId id, int64_t expert, const WeightBlock& block,
     return;
   }
   verify(matrix, info.dtype);
-  if (bits < 8) return read_codes(data_, matrix, block, bits, destination);
-  read_block(data_, matrix, block, static_cast<size_t>(bits / 8), destination);
+  read_elements(data_, matrix, block, info.dtype, destination);
 }
 
 void LayerSource::read_verified(int32_t tensor, uint64_t offset,
@@ -67,7 +100,10 @@ void LayerSource::read_verified(int32_t tensor, uint64_t offset,
 ConstTensorView LayerSource::view(WeightId id, int64_t expert) const {
   const MatrixLocation& matrix = matrix_of(id, expert);
   const WeightInfo info = describe(id);
-  if (matrix.col_stride != 1 || matrix.row_stride != info.cols) return {};
+  const PlaneReading* const reading = reading_of(matrix);
+  const bool as_stored =
+      reading == nullptr || (reading->lies_in_place() && reading->row->convert == nullptr);
+  if (!as_stored || matrix.col_stride != 1 || matrix.row_stride != info.cols) return {};
   const auto mapped = data_.mapped(matrix.tensor);
   if (mapped.empty()) return {};
   const int64_t bits = bit_size(info.dtype);

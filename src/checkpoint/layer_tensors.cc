@@ -1,8 +1,8 @@
 #include "checkpoint/layer_tensors.h"
 
-#include "checkpoint/code_words.h"
 #include "checkpoint/layer_names.h"
 #include "checkpoint/name_list.h"
+#include "checkpoint/stored_planes.h"
 #include "checkpoint/tensor_name.h"
 #include "core/weight_types.h"
 
@@ -113,6 +113,12 @@ std::optional<ExtraName> split_extra_name(const ModelConfig& config, std::string
   return ExtraName{.layer = config.num_hidden_layers + number, .name = *name};
 }
 
+// Codes go by the name of their matrix.
+void name_by_matrix(const ModelConfig& config, LayerName& name, LayerTensors& groups) {
+  auto matrix = matrix_name(config.quant, name.rest);
+  if (matrix) name.rest = groups.renamed.emplace_back(std::move(*matrix));
+}
+
 void add_extra(const Architecture& architecture, const ExtraName& extra, int32_t tensor,
                LayerTensors& groups) {
   const LayerName& name = extra.name;
@@ -159,6 +165,7 @@ std::string LayerTensors::layer_start(const Architecture& architecture, int64_t 
 LayerTensors group_by_layer(const ModelConfig& config, const TensorTable& table,
                             ExtraLayers extra) {
   const Architecture& architecture = *config.architecture;
+  LayerTensors groups;
   std::vector<std::optional<LayerName>> names;
   names.reserve(table.tensors.size());
   TrunkCounts expert_trunks;
@@ -167,12 +174,11 @@ LayerTensors group_by_layer(const ModelConfig& config, const TensorTable& table,
     const std::string_view name = tensor.info->name;
     names.push_back(split_model_name(architecture, name));
     if (!names.back()) continue;
-    names.back()->rest = matrix_name(config.quant, names.back()->rest);
+    name_by_matrix(config, *names.back(), groups);
     ++layer_trunks[names.back()->trunk];
     if (looks_like_expert(architecture, names.back()->rest)) ++expert_trunks[names.back()->trunk];
   }
 
-  LayerTensors groups;
   groups.trunk = choose_trunk(expert_trunks, layer_trunks);
   groups.layers.resize(static_cast<size_t>(config.num_hidden_layers));
   Skipped skipped;
@@ -180,11 +186,11 @@ LayerTensors group_by_layer(const ModelConfig& config, const TensorTable& table,
     const StoredTensor& tensor = table.tensors[i];
     const std::optional<LayerName>& name = names[i];
     const bool in_trunk = name && name->trunk == groups.trunk;
-    const auto extra_name = extra == ExtraLayers::kRead
-                                ? split_extra_name(config, groups.trunk, tensor.info->name)
-                                : std::nullopt;
-    if (name && repeats_shape(config.quant, name->rest)) continue;
+    auto extra_name = extra == ExtraLayers::kRead
+                          ? split_extra_name(config, groups.trunk, tensor.info->name)
+                          : std::nullopt;
     if (extra_name) {
+      name_by_matrix(config, extra_name->name, groups);
       add_extra(architecture, *extra_name, static_cast<int32_t>(i), groups);
       if (in_moe_block(architecture, extra_name->name.rest)) continue;
     } else if (in_trunk && name->layer < config.num_hidden_layers) {
@@ -231,12 +237,13 @@ void settle_by_file(const LayerTensors& tensors, const TensorTable& table, Model
 namespace {
 
 // The type of the first tensor that holds `part`; nothing without one.
-std::optional<DType> stored_type(const Architecture& architecture, const TensorTable& table,
+std::optional<DType> stored_type(const ModelConfig& config, const TensorTable& table,
                                  std::span<const LayerTensor> items, Part part) {
   const auto wanted = [part](const NamePattern& pattern) { return pattern.part == part; };
   for (const LayerTensor& item : items) {
     const TensorInfo& info = table.info(item.tensor);
-    if (!is_empty(info) && match_name(architecture, item.rest, wanted)) return info.dtype;
+    if (is_empty(info) || !match_name(*config.architecture, item.rest, wanted)) continue;
+    return type_as_codes(config.quant, info);
   }
   return std::nullopt;
 }
@@ -254,6 +261,7 @@ void refuse_codes(DType stored, ModelConfig& config) {
 void quantise(const QuantizedWeights& quant, MoeSpec& spec) {
   spec.weight_dtype = quant.element;
   spec.quant = quant.spec;
+  if (quant.fit != nullptr) quant.fit(quant.stored, spec, spec.quant);
   if (spec.residual.intermediate_size != 0) spec.residual.weight_dtype = DType::kBF16;
 }
 
@@ -262,10 +270,11 @@ void settle_quantization(const LayerTensors& tensors, const TensorTable& table,
   if (!config.quant) return;
   for (LayerConfig& layer : config.layers) {
     const auto& items = tensors.layers[static_cast<size_t>(layer.index)];
-    const auto type = [&](Part part) {
-      return stored_type(*config.architecture, table, items, part);
-    };
-    const std::optional<DType> routed = type(Part::kDown);
+    const auto type = [&](Part part) { return stored_type(config, table, items, part); };
+    // Any matrix tells the type, should the first be missing.
+    std::optional<DType> routed = type(Part::kDown);
+    if (!routed) routed = type(Part::kUp);
+    if (!routed) routed = type(Part::kGateUp);
     const DType codes = config.quant->element;
     if (routed && *routed != codes && !is_plain(*routed)) return refuse_codes(*routed, config);
     if (routed != codes) continue;

@@ -6,6 +6,7 @@
 #include "checkpoint/tensor_table.h"
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 #include <string>
@@ -16,7 +17,7 @@ namespace conclave::inline v0::checkpoint {
 
 struct LayerTensor {
   int32_t tensor = 0;     // index into TensorTable::tensors
-  std::string_view rest;  // its name after "layers.N."
+  std::string_view rest;  // its name after "layers.N."; for codes that of their matrix
   bool canonical = true;  // false if N is written with leading zeros
 };
 
@@ -25,7 +26,8 @@ struct LayerTensors {
   std::vector<std::vector<LayerTensor>> layers;  // by layer number, num_hidden_layers or more
   // The start of the names of each extra layer that holds experts or a router: "mtp.layers.0.".
   std::map<int64_t, std::string> extra;
-  std::vector<std::string> notes;  // parts that are not read, names of no known part
+  std::vector<std::string> notes;        // parts that are not read, names of no known part
+  std::deque<std::string> renamed = {};  // names of matrices whose codes have others
 
   std::vector<int64_t> extra_layers() const;  // ascending
   // The start of a layer's names: "model.layers.0.".

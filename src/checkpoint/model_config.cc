@@ -22,8 +22,8 @@ namespace {
 // Keys under which composite models keep the configuration of their language model.
 constexpr std::array<std::string_view, 4> kNestedConfigs = {"text_config", "thinker_config",
                                                             "llm_config", "language_config"};
-constexpr std::array<std::string_view, 2> kQuantizationKeys = {"quantization_config",
-                                                               "compression_config"};
+constexpr std::array<std::string_view, 3> kQuantizationKeys = {
+    "quantization_config", "compression_config", "quantization"};
 
 // Returns the root, then the configurations nested in it, outermost first.
 std::vector<io::JsonValue> config_chain(const io::JsonValue& root) {
@@ -148,11 +148,20 @@ LayerConfig read_layer(const ConfigReader& reader, const Architecture& architect
   return layer;
 }
 
+// The first text of that name, the outermost first; empty if there is none.
+std::string text_in_chain(const std::vector<io::JsonValue>& chain, std::string_view key) {
+  for (const io::JsonValue& config : chain) {
+    const auto value = config.find_set(key);
+    if (value && value->is_string()) return std::string(value->as_string());
+  }
+  return {};
+}
+
 Quantization find_quantization(const std::vector<io::JsonValue>& chain) {
   for (const io::JsonValue& config : chain) {
     for (std::string_view key : kQuantizationKeys) {
       const auto value = config.find_set(key);
-      if (value) return read_quantization(*value);
+      if (value) return read_quantization(*value, text_in_chain(chain, "expert_dtype"));
     }
   }
   return {};
@@ -176,10 +185,12 @@ void set_stored_rounding(const ModelConfig& config, DType stored, RouterSpec& ro
 }
 
 std::string quantization_reason(std::string_view method) {
-  return fmt::format(
-      "quantised with {}; this version runs {} weights of fp8, compressed-tensors and "
-      "ModelOpt",
-      method, quant::known_formats(true));
+  std::vector<std::string_view> methods;
+  for (const Method& known : known_methods()) {
+    if (known.experts.empty()) methods.push_back(known.name);
+  }
+  return fmt::format("quantised with {}; this version runs {} weights of {}", method,
+                     quant::known_formats(true), fmt::join(methods, ", "));
 }
 
 void set_quantization(const Quantization& found, ModelConfig& model) {
@@ -187,6 +198,7 @@ void set_quantization(const Quantization& found, ModelConfig& model) {
   model.quant_method = found.method;
   if (found.weights) {
     model.quant = found.weights;
+    if (!found.weights->note.empty()) model.notes.emplace_back(found.weights->note);
     return;
   }
   model.quantization = found.method;

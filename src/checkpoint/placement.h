@@ -30,12 +30,13 @@ bool fits(std::span<const int64_t> shape, const TensorBlock& block, const NamePa
           AxisOrder axes);
 
 // Element (row, col) of the matrix is element offset + row * row_stride + col * col_stride of the
-// tensor.
+// tensor, or of the plane that is read from it.
 struct MatrixLocation {
   int32_t tensor = -1;  // index into TensorTable::tensors; -1: not found
   int64_t offset = 0;
   int64_t row_stride = 0;
   int64_t col_stride = 0;
+  int32_t reading = -1;  // index into LayerMap::readings: the elements are those that it gives
 };
 
 // The share of one matrix: it is number `part` of the `parts` matrices in the block, and

@@ -1,22 +1,16 @@
-// The statements of a configuration about quantised weights, for the methods that are read: "fp8",
-// "compressed-tensors" and ModelOpt. docs/quantisation.md has the table.
+// The statements of a configuration about quantised weights: which method wrote them, and what it
+// means. docs/quantisation.md has the table.
 #pragma once
 
+#include "checkpoint/methods/method.h"
+#include "io/directory.h"
 #include "io/json.h"
-
-#include "conclave/spec.h"
 
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace conclave::inline v0::checkpoint {
-
-// Says what quantised matrices are, and how files hold their codes.
-struct QuantizedWeights {
-  DType element = DType::kF8E4M3;
-  QuantSpec spec = {};
-  bool in_words = false;  // codes fill words of 32 bits, the lowest bits first
-};
 
 struct Quantization {
   std::string method;                       // "fp8"; empty: not quantised
@@ -26,8 +20,9 @@ struct Quantization {
 
 // Reads the object quantization_config (or compression_config) of config.json. Throws
 // Error(kJsonType, kConfigValue) naming the key if no method writes such a value.
-Quantization read_quantization(const io::JsonValue& config);
-// Reads the root of hf_quant_config.json, or any object with the same keys.
-Quantization read_modelopt(const io::JsonValue& root);
+// `experts` is the key expert_dtype of the model's configuration, if it has one.
+Quantization read_quantization(const io::JsonValue& config, std::string_view experts = {});
+// Reads what older exports say in a file beside config.json, if there is one.
+Quantization find_quantization_file(const io::Directory& directory);
 
 }  // namespace conclave::inline v0::checkpoint

@@ -30,6 +30,32 @@ bool is_quantisable(WeightId id) {
          id.plane() == WeightPlane::kWeights;
 }
 
+// The name of a matrix that may be quantised and has such a plane.
+std::optional<NameMatch> match_matrix(const Architecture& architecture, const LayerShapes& shapes,
+                                      std::string_view matrix, WeightPlane plane) {
+  const auto is_there = [&](WeightId id) { return shapes[id].count > 0; };
+  const auto wanted = [&](const NamePattern& pattern) {
+    if (!is_quantisable(pattern.part)) return false;
+    const std::vector<WeightId> ids = ids_of(pattern.part, plane);
+    return std::all_of(ids.begin(), ids.end(), is_there);
+  };
+  return match_name(architecture, matrix, wanted);
+}
+
+// Whether the name is that of a matrix that the layer has as values, and that may be stored as
+// codes all the same.
+bool match_values(const Architecture& architecture, const std::optional<QuantizedWeights>& quant,
+                  const LayerShapes& shapes, std::string_view matrix) {
+  const StoredPlane* const codes = row_of(quant, matrix, WeightPlane::kWeights);
+  if (codes == nullptr || codes->decode_values == nullptr) return false;
+  const auto wanted = [&](const NamePattern& pattern) {
+    const auto ids = ids_of(pattern.part);
+    return !is_quantisable(pattern.part) && !ids.empty() &&
+           std::ranges::all_of(ids, [&](WeightId id) { return shapes[id].count > 0; });
+  };
+  return match_name(architecture, matrix, wanted).has_value();
+}
+
 }  // namespace
 
 std::vector<ScaleName> scale_names(std::string_view name) {
@@ -66,17 +92,35 @@ std::vector<WeightId> ids_of(Part part, std::optional<WeightPlane> plane) {
   return ids;
 }
 
+bool is_common(const quant::PlaneShape& plane) {
+  return plane.is_single || plane.plane == WeightPlane::kColumnOrder;
+}
+
 std::optional<ScaleMatch> match_scale_name(const Architecture& architecture,
+                                           const std::optional<QuantizedWeights>& quant,
                                            const LayerShapes& shapes, std::string_view rest) {
+  for (const StoredName& stored : stored_names(quant, rest)) {
+    if (stored.row->use != StoredPlane::Use::kPlane) continue;
+    const auto name = match_matrix(architecture, shapes, stored.matrix, stored.row->plane);
+    if (name) return ScaleMatch{.name = *name, .plane = stored.row->plane, .row = stored.row};
+  }
   for (const ScaleName& scale : scale_names(rest)) {
-    const auto is_there = [&](WeightId id) { return shapes[id].count > 0; };
-    const auto wanted = [&](const NamePattern& pattern) {
-      if (!is_quantisable(pattern.part)) return false;
-      const std::vector<WeightId> ids = ids_of(pattern.part, scale.plane);
-      return std::all_of(ids.begin(), ids.end(), is_there);
-    };
-    const auto name = match_name(architecture, scale.matrix, wanted);
+    const auto name = match_matrix(architecture, shapes, scale.matrix, scale.plane);
     if (name) return ScaleMatch{.name = *name, .plane = scale.plane};
+  }
+  return std::nullopt;
+}
+
+std::optional<StoredPlane::Use> match_aid(const Architecture& architecture,
+                                          const std::optional<QuantizedWeights>& quant,
+                                          const LayerShapes& shapes, std::string_view rest) {
+  for (const StoredName& stored : stored_names(quant, rest)) {
+    if (stored.row->use != StoredPlane::Use::kPlane) {
+      const auto name = match_matrix(architecture, shapes, stored.matrix, WeightPlane::kWeights);
+      if (name) return stored.row->use;
+    } else if (match_values(architecture, quant, shapes, stored.matrix)) {
+      return StoredPlane::Use::kInput;
+    }
   }
   return std::nullopt;
 }

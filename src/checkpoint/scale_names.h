@@ -4,6 +4,7 @@
 
 #include "checkpoint/layer_names.h"
 #include "checkpoint/layer_shapes.h"
+#include "checkpoint/stored_planes.h"
 
 #include "conclave/weights.h"
 
@@ -32,13 +33,22 @@ bool is_quantisable(Part part);
 // plane of its matrices.
 std::vector<WeightId> ids_of(Part part, std::optional<WeightPlane> plane);
 
+// Whether matrices that are fused in one tensor have the plane in common.
+bool is_common(const quant::PlaneShape& plane);
+
 struct ScaleMatch {
   NameMatch name;  // the name of the matrix
   WeightPlane plane = WeightPlane::kScale;
+  const StoredPlane* row = nullptr;  // set if the method stores the plane in a way of its own
 };
-// The scale that a name after "layers.N." stands for, among those that a layer with these shapes
-// has.
+// The plane that a name after "layers.N." stands for, among those that a layer with these shapes
+// has. Names of the quantisation's method come before those that are usual.
 std::optional<ScaleMatch> match_scale_name(const Architecture& architecture,
+                                           const std::optional<QuantizedWeights>& quant,
                                            const LayerShapes& shapes, std::string_view rest);
+// The use of a name, if it is one of a matrix's tensors that hold none of its planes.
+std::optional<StoredPlane::Use> match_aid(const Architecture& architecture,
+                                          const std::optional<QuantizedWeights>& quant,
+                                          const LayerShapes& shapes, std::string_view rest);
 
 }  // namespace conclave::inline v0::checkpoint

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <deque>
 #include <string>
 #include <vector>
 
@@ -23,11 +22,10 @@ inline bool is_empty(const TensorInfo& tensor) {
 }
 
 struct TensorTable {
-  std::vector<std::string> names;        // file names, within the directory
-  std::vector<std::string> paths;        // paths of the same files, for messages
-  std::vector<StoredTensor> tensors;     // names are unique
-  std::string listing;                   // the file that lists the tensors, for messages
-  std::deque<TensorInfo> as_codes = {};  // tensors of words, described by their codes
+  std::vector<std::string> names;     // file names, within the directory
+  std::vector<std::string> paths;     // paths of the same files, for messages
+  std::vector<StoredTensor> tensors;  // names are unique
+  std::string listing;                // the file that lists the tensors, for messages
 
   const TensorInfo& info(int32_t tensor) const {
     return *tensors[static_cast<size_t>(tensor)].info;

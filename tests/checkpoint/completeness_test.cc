@@ -230,7 +230,7 @@ TEST(TensorSet, ModelWithoutAnyExpert_NamesWhatIsMissing) {
 
 TEST(TensorSet, QuantisedModel_OpensButDoesNotRun) {
   TinyModel model = make_tiny_model({});
-  model.config["quantization_config"] = {{"quant_method", "gptq"}};
+  model.config["quantization_config"] = {{"quant_method", "aqlm"}};
   model.at("model.layers.0.mlp.experts.0.gate_proj.weight").name =
       "model.layers.0.mlp.experts.0.gate_proj.qweight";
   const TempDir directory;
@@ -238,7 +238,7 @@ TEST(TensorSet, QuantisedModel_OpensButDoesNotRun) {
   const Checkpoint checkpoint = Checkpoint::open(directory.path());
   ASSERT_EQ(checkpoint.layers().size(), 2U);
   EXPECT_FALSE(checkpoint.layers()[0].support);
-  EXPECT_NE(checkpoint.layers()[0].support.reason().find("gptq"), std::string::npos);
+  EXPECT_NE(checkpoint.layers()[0].support.reason().find("aqlm"), std::string::npos);
   EXPECT_GT(checkpoint.layers()[0].bytes, 0U);
   const auto error = error_of([&] { checkpoint.layer_source(0); });
   ASSERT_TRUE(error);

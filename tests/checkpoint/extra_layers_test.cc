@@ -196,7 +196,7 @@ TEST(ExtraLayers, HugeNumbers_AreNotRead) {
 
 TEST(ExtraLayers, Quantised_AreSurveyed) {
   TinyModel model = model_with_extra(kForms[0]);
-  model.config["quantization_config"] = {{"quant_method", "gptq"}};
+  model.config["quantization_config"] = {{"quant_method", "aqlm"}};
   const TempDir directory;
   write_single(model, directory.path());
   const Checkpoint checkpoint = Checkpoint::open(directory.path(), kAsked);

@@ -206,7 +206,7 @@ TEST(Feed, FromSpec_UsesTheNamesOfTheFamily) {
 
 TEST(Feed, UnreadQuantisation_IsRefused) {
   TinyModel model = make_tiny_model({});
-  model.config["quantization_config"] = {{"quant_method", "gptq"}};
+  model.config["quantization_config"] = {{"quant_method", "aqlm"}};
   const auto error = error_of([&] { feed_of(model); });
   ASSERT_TRUE(error);
   EXPECT_EQ(error->code(), ErrorCode::kUnsupportedQuantization);

@@ -1,0 +1,228 @@
+// The method "bitsandbytes": 4-bit codes of a flattened matrix, whose scales may be codes
+// themselves, and int8 with a largest value for each row.
+#include "checkpoint/methods/config.h"
+#include "checkpoint/methods/methods.h"
+#include "checkpoint/methods/shared_planes.h"
+#include "checkpoint/methods/words.h"
+#include "core/checked.h"
+#include "core/code_bits.h"
+#include "io/text.h"
+#include "quant/weight_format.h"
+
+#include "conclave/error.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <numeric>
+
+namespace conclave::inline v0::checkpoint {
+namespace {
+
+constexpr int64_t kBlock = 64;  // what transformers quantises with
+constexpr io::JsonLimits kStateLimits = {.max_bytes = 4096, .max_depth = 4, .max_values = 64};
+
+[[noreturn]] void reject(const PlaneInput& input, const char* what, std::string expected,
+                         std::string found) {
+  throw Error(ErrorCode::kTensorValue, {.what = what,
+                                        .file = std::string(input.file),
+                                        .tensor = input.info->name,
+                                        .expected = std::move(expected),
+                                        .found = std::move(found)});
+}
+
+// What the package keeps of a matrix as JSON in a tensor of bytes.
+struct State {
+  int64_t block = kBlock;
+  int64_t nested_block = 256;
+  float nested_offset = 0;
+};
+
+State read_state(const MatrixForm& form, const PlaneInput& input, bool is_nested) {
+  const io::JsonDocument document = io::JsonDocument::parse(
+      input.bytes, std::string(input.file) + ": " + input.info->name, kStateLimits);
+  const io::JsonValue root = document.root();
+  std::vector<int64_t> shape;
+  for (const io::JsonValue& size : root.at("shape").items()) shape.push_back(size.as_int64());
+  if (shape != std::vector<int64_t>{form.rows, form.cols}) {
+    root.at("shape").reject(ErrorCode::kTensorShape, "codes of a matrix of another shape",
+                            fmt::format("[{}, {}]", form.rows, form.cols));
+  }
+  State state{.block = root.at("blocksize").as_int64()};
+  if (state.block != kBlock) {
+    root.at("blocksize")
+        .reject(ErrorCode::kUnsupportedQuantization, "scales of blocks of another size",
+                fmt::format("{}", kBlock));
+  }
+  if (is_nested) {
+    state.nested_block = block_size(root.at("nested_blocksize"));
+    state.nested_offset = static_cast<float>(root.at("nested_offset").as_double());
+  }
+  return state;
+}
+
+int64_t code_count(const MatrixForm& form) { return form.rows * form.cols; }
+
+constexpr std::array kStorageTypes = {DType::kU8,   DType::kI8,  DType::kF16,
+                                      DType::kBF16, DType::kF32, DType::kF8E4M3};
+
+// Any type may hold the bytes; they stand in one column, as no matrix does.
+bool has_one_column(const TensorInfo& tensor) {
+  return tensor.shape.size() == 2 && tensor.shape.back() == 1;
+}
+StoredShapes code_shapes(const MatrixForm& form) {
+  const int64_t bytes = ceil_div(code_count(form), 2);
+  StoredShapes shapes;
+  for (const int64_t element : {1, 2, 4}) shapes.push_back({ceil_div(bytes, element), 1});
+  return shapes;
+}
+
+// The upper half of a byte is the first code.
+void swap_halves(std::span<std::byte> bytes) {
+  for (std::byte& byte : bytes) byte = byte << 4 | byte >> 4;
+}
+
+void check_table(const MatrixForm& form, const PlaneInput& table) {
+  const quant::WeightFormat& format = quant::format_of(form.quant->element);
+  for (int64_t code = 0; code < 16; ++code) {
+    const float stored = float_at(table, code);
+    const float known = format.codes->decode(static_cast<uint8_t>(code));
+    if (std::abs(stored - known) <= 0x1p-20F) continue;
+    reject(table, "a code has a value of its own", fmt::format("{}", known),
+           fmt::format("{}", stored));
+  }
+}
+
+// Blocks reach over the ends of rows: a plane has a scale for each part of a row that lies in one.
+StoredShapes flat_shapes(const MatrixForm& form) {
+  return {{ceil_div(code_count(form), kBlock)}, {ceil_div(code_count(form), kBlock), 1}};
+}
+
+float scale_of(std::span<const PlaneInput> inputs, const State& state, int64_t block) {
+  const PlaneInput& scales = inputs[0];
+  if (inputs.size() == 3) return float_at(scales, block);
+  const float value = float_at(inputs[4], value_at<uint8_t>(scales.bytes, block));
+  return value * float_at(inputs[3], block / state.nested_block) + state.nested_offset;
+}
+
+void decode_scales(const MatrixForm& form, std::span<const PlaneInput> inputs,
+                   std::span<std::byte> plane) {
+  const State state = read_state(form, inputs[1], inputs.size() > 3);
+  check_input(inputs[2], kFloatTypes, {{16}});
+  check_table(form, inputs[2]);
+  if (inputs.size() > 3) {
+    const int64_t blocks = ceil_div(code_count(form), kBlock);
+    check_input(inputs[3], kFloatTypes, {{ceil_div(blocks, state.nested_block)}});
+    check_input(inputs[4], kFloatTypes, {{256}});
+  }
+  for (int64_t row = 0; row < form.rows; ++row) {
+    for (int64_t group = 0; group < form.groups; ++group) {
+      const int64_t first = row * form.cols + group * form.group_cols;
+      set_float(plane, row * form.groups + group, scale_of(inputs, state, first / kBlock));
+    }
+  }
+}
+
+constexpr std::string_view kTable = ".quant_map";
+constexpr std::string_view kNestedScales = ".nested_absmax";
+constexpr std::string_view kNestedTable = ".nested_quant_map";
+
+constexpr StoredPlane input(std::string_view suffix) {
+  return {.suffix = suffix, .ending = "", .use = StoredPlane::Use::kInput};
+}
+
+constexpr std::array kFlatFloats = {DType::kF32};
+constexpr std::string_view kNf4State = ".quant_state.bitsandbytes__nf4";
+constexpr std::string_view kFp4State = ".quant_state.bitsandbytes__fp4";
+template <bool kIsNf4>
+constexpr std::array kPlainInputs = {kIsNf4 ? kNf4State : kFp4State, kTable};
+template <bool kIsNf4>
+constexpr std::array kNestedInputs = {kIsNf4 ? kNf4State : kFp4State, kTable, kNestedScales,
+                                      kNestedTable};
+
+template <bool kIsNf4, bool kIsNested>
+constexpr std::array kPlanes = {
+    StoredPlane{.suffix = "",
+                .ending = "",
+                .types = kStorageTypes,
+                .shapes = code_shapes,
+                .has_codes = has_one_column,
+                .convert = swap_halves},
+    StoredPlane{.suffix = ".absmax",
+                .ending = "",
+                .plane = WeightPlane::kScale,
+                .types = kIsNested ? std::span<const DType>(kByteTypes) : kFlatFloats,
+                .shapes = flat_shapes,
+                .type = DType::kF32,
+                .decode = decode_scales,
+                .inputs = kIsNested ? std::span<const std::string_view>(kNestedInputs<kIsNf4>)
+                                    : kPlainInputs<kIsNf4>},
+    input(kIsNf4 ? kNf4State : kFp4State),
+    input(kTable),
+    input(kNestedScales),
+    input(kNestedTable),
+};
+
+std::span<const StoredPlane> planes_for(bool nf4, bool nested) {
+  if (nf4) return nested ? std::span(kPlanes<true, true>) : std::span(kPlanes<true, false>);
+  return nested ? std::span(kPlanes<false, true>) : std::span(kPlanes<false, false>);
+}
+
+// One width of groups for all matrices of the layer that ends where their rows end.
+void fit_to_rows(const StoredCodes& stored, const MoeSpec& layer, QuantSpec& spec) {
+  int64_t width = std::gcd(stored.flat_block, layer.intermediate_size);
+  width = std::gcd(width, layer.latent.size != 0 ? layer.latent.size : layer.hidden_size);
+  if (layer.shared.mode != SharedMode::kNone) {
+    width = std::gcd(width, std::gcd(layer.hidden_size, layer.shared.intermediate_size));
+  }
+  spec.block_cols = width;
+}
+
+QuantizedWeights read_flat_codes(const io::JsonValue& config) {
+  const std::string type = text_of(config, "bnb_4bit_quant_type", "fp4");
+  if (type != "nf4" && type != "fp4") throw NotRead{"codes of the type " + io::show_name(type)};
+  const bool nf4 = type == "nf4";
+  QuantizedWeights weights{
+      .element = nf4 ? DType::kNF4 : DType::kBnbFP4,
+      .stored = {.bits = 4, .flat_block = kBlock},
+      .planes = planes_for(nf4, flag_of(config, "bnb_4bit_use_double_quant", false)),
+      .fit = fit_to_rows};
+  set_block(weights.spec, 1, kBlock);
+  return weights;
+}
+
+// Codes of int8 lie as they are, with the largest value of each row, which has the code 127.
+
+StoredShapes row_shapes(const MatrixForm& form) { return {{form.rows}, {form.rows, 1}}; }
+
+void decode_row_scales(const MatrixForm& form, std::span<const PlaneInput> inputs,
+                       std::span<std::byte> plane) {
+  for (int64_t row = 0; row < form.rows; ++row) {
+    set_float(plane, row, float_at(inputs[0], row) / 127);
+  }
+}
+
+constexpr std::array kInt8Planes = {
+    StoredPlane{.suffix = ".SCB",
+                .plane = WeightPlane::kScale,
+                .types = kFloatTypes,
+                .shapes = row_shapes,
+                .type = DType::kF32,
+                .decode = decode_row_scales},
+    unused(".weight_format"),
+};
+
+}  // namespace
+
+QuantizedWeights read_bitsandbytes(const io::JsonValue& config) {
+  if (flag_of(config, "load_in_4bit", false)) return read_flat_codes(config);
+  if (!flag_of(config, "load_in_8bit", false)) throw NotRead{"neither 4 nor 8 bits"};
+  return {.element = DType::kI8,
+          .spec = {.weights = WeightScale::kChannel},
+          .planes = kInt8Planes,
+          .note =
+              "bitsandbytes would multiply columns with outliers in float16; rows stay as "
+              "they are here"};
+}
+
+}  // namespace conclave::inline v0::checkpoint

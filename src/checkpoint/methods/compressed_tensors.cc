@@ -1,0 +1,262 @@
+// The method "compressed-tensors": schemes for groups of modules.
+#include "checkpoint/methods/compressed_tensors_planes.h"
+#include "checkpoint/methods/config.h"
+#include "checkpoint/methods/methods.h"
+#include "checkpoint/methods/module_rules.h"
+#include "checkpoint/methods/words.h"
+#include "io/text.h"
+#include "quant/weight_format.h"
+
+#include "conclave/error.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace conclave::inline v0::checkpoint {
+namespace {
+
+constexpr int64_t kGroupColumns = 128;
+
+using Storage = CompressedStorage;
+
+// The type of the codes that a scheme names by their bits and kind.
+DType type_of_scheme(const io::JsonValue& scheme) {
+  const auto given = scheme.find_set("num_bits");
+  const int64_t bits = given ? given->as_int64() : 0;
+  const std::string kind = text_of(scheme, "type", "int");
+  if (kind == "int" && bits >= 2 && bits <= 8) return integer_type(bits);
+  for (const quant::WeightFormat& format : quant::format_catalog().rows()) {
+    const bool has_codes = format.codes != nullptr && kind == format.compressed_tensors.type;
+    if (has_codes && bits == bit_size(format.element)) return format.element;
+  }
+  throw NotRead{fmt::format("{} codes of {} bits", kind, bits)};
+}
+
+bool is_symmetric(const io::JsonValue& scheme) { return flag_of(scheme, "symmetric", true); }
+
+// Groups are parts of a row.
+void read_group(const io::JsonValue& scheme, QuantSpec& spec) {
+  set_block(spec, 1, block_size(scheme.at("group_size")));
+  // "weight" and "static" order columns while scales are sought, and store them as they were.
+  const auto order = scheme.find_set("actorder");
+  if (!order || (order->is_bool() && !order->as_bool())) return;
+  const std::string_view name = order->is_string() ? order->as_string() : "";
+  if (name == "group" || order->is_bool()) {
+    spec.has_column_order = true;
+  } else if (name != "weight" && name != "static") {
+    throw NotRead{"groups of columns in an order of their own (actorder)"};
+  }
+}
+
+void read_weights(const io::JsonValue& scheme, QuantSpec& spec) {
+  if (!is_symmetric(scheme)) spec.zeros = WeightZero::kPoint;
+  const std::string strategy = text_of(scheme, "strategy", "tensor");
+  if (strategy == "tensor") {
+    spec.weights = WeightScale::kTensor;
+  } else if (strategy == "channel") {
+    spec.weights = WeightScale::kChannel;
+  } else if (strategy == "block") {
+    const io::JsonValue sizes = scheme.at("block_structure");
+    sizes.is_string() ? set_block_text(sizes, spec) : set_block(sizes, spec);
+  } else if (strategy == "group" || strategy == "tensor_group") {
+    read_group(scheme, spec);
+  } else {
+    throw NotRead{"weights of the strategy " + io::show_name(strategy)};
+  }
+}
+
+// "dynamic" is a flag; schemes of other formats use a text.
+bool is_dynamic(const io::JsonValue& scheme) {
+  const auto dynamic = scheme.find_set("dynamic");
+  if (!dynamic) return false;
+  if (dynamic->is_string()) {
+    throw NotRead{"activations that are dynamic: " + io::show_name(dynamic->as_string())};
+  }
+  return dynamic->as_bool();
+}
+
+void read_activations(const io::JsonValue& scheme, DType weights, QuantSpec& spec) {
+  const quant::WeightFormat* const format = quant::find_format(weights);
+  const DType element = type_of_scheme(scheme);
+  if (format == nullptr || element != format->row_codes->element) {
+    throw NotRead{fmt::format("activations in {} beside such weights", to_string(element))};
+  }
+  if (!is_symmetric(scheme)) throw NotRead{"activations with zero points"};
+  if (spec.zeros != WeightZero::kNone || spec.has_column_order) {
+    throw NotRead{"quantised activations beside zero points or an order of columns"};
+  }
+  const std::string strategy = text_of(scheme, "strategy", "tensor");
+  const bool dynamic = is_dynamic(scheme);
+  if (!dynamic && strategy == "tensor") {
+    spec.activations = ActivationScale::kTensorStatic;
+  } else if (dynamic && (strategy == "token" || strategy == "tensor")) {
+    spec.activations = ActivationScale::kToken;
+  } else if (dynamic && (strategy == "group" || strategy == "tensor_group")) {
+    const int64_t size = scheme.at("group_size").as_int64();
+    if (size != kGroupColumns) {
+      throw NotRead{
+          fmt::format("activations in groups of {} columns; this version has groups of "
+                      "{}",
+                      size, kGroupColumns)};
+    }
+    spec.activations = ActivationScale::kGroup;
+  } else {
+    throw NotRead{fmt::format("{} activations of the strategy {}", dynamic ? "dynamic" : "static",
+                              io::show_name(strategy))};
+  }
+}
+
+// Rows of fewer bits than any format of rows has stay as they are beside such weights, and so do
+// rows whose scales follow those of the weights.
+void read_rows(const io::JsonValue& scheme, QuantizedWeights& weights) {
+  const bool floats = text_of(scheme, "type", "int") == "float";
+  const auto group = scheme.find_set("group_size");
+  const bool narrow = group && group->as_int64() < kGroupColumns && floats;
+  if (narrow && text_of(scheme, "strategy", "tensor") != "token") {
+    weights.note = kPlainRows;
+    return;
+  }
+  read_activations(scheme, weights.element, weights.spec);
+}
+
+// How the format that a scheme names stores its codes.
+Storage storage_of(const io::JsonValue& scheme, const std::string& stored, const QuantSpec& spec) {
+  const int64_t bits = scheme.at("num_bits").as_int64();
+  const bool floats = text_of(scheme, "type", "int") == "float";
+  const bool bytes = bits == 8 && (stored == "naive-quantized" ||
+                                   stored == (floats ? "float-quantized" : "int-quantized"));
+  if (bytes) return {.kind = Storage::Kind::kBytes, .bits = bits};
+  if (!floats && stored == "pack-quantized") return {.kind = Storage::Kind::kWords, .bits = bits};
+  if (floats && bits == 4 && stored == "nvfp4-pack-quantized") {
+    return {.kind = Storage::Kind::kPairs, .bits = bits};
+  }
+  const bool groups = spec.weights == WeightScale::kBlock && spec.block_rows == 1;
+  if (floats && bits == 4 && groups && stored == "mxfp4-pack-quantized") {
+    return {.kind = Storage::Kind::kPairs, .bits = bits, .scales_in_bytes = true};
+  }
+  if (floats && bits == 8 && groups && stored == "mxfp8-quantized") {
+    return {.kind = Storage::Kind::kBytes, .bits = bits, .scales_in_bytes = true};
+  }
+  throw NotRead{"the format " + io::show_name(stored)};
+}
+
+QuantizedWeights read_config_group(const io::JsonValue& group, const std::string& stored) {
+  const auto weights = group.find_set("weights");
+  if (!weights) throw NotRead{"activations only"};
+  QuantizedWeights found{.element = type_of_scheme(*weights)};
+  read_weights(*weights, found.spec);
+  const Storage storage = storage_of(*weights, stored, found.spec);
+  found.spec.has_global_scale = stored == "nvfp4-pack-quantized";
+  found.stored.bits = storage.bits;
+  found.planes = compressed_planes(storage, found.spec);
+  if (const auto activations = group.find_set("input_activations")) {
+    read_rows(*activations, found);
+  }
+  if (group.find_set("output_activations")) throw NotRead{"quantised outputs"};
+  return found;
+}
+
+// The group of config_groups that a module belongs to: names and expressions come before classes.
+struct Group {
+  io::JsonValue scheme;
+  std::vector<std::string> names;
+  bool is_of_class = false;
+};
+
+Group read_targets(const io::JsonValue& scheme) {
+  Group group{.scheme = scheme, .names = {}, .is_of_class = false};
+  const auto targets = scheme.find_set("targets");
+  if (!targets) return {.scheme = scheme, .names = {}, .is_of_class = true};
+  for (const io::JsonValue& target : targets->items()) {
+    const std::string text(target.as_string());
+    // Classes of modules begin with a capital: "Linear".
+    const bool is_class = !text.empty() && text[0] >= 'A' && text[0] <= 'Z';
+    is_class ? void(group.is_of_class = true) : group.names.push_back(text);
+  }
+  return group;
+}
+
+bool names_module(const Group& group, const std::string& module) {
+  return std::any_of(group.names.begin(), group.names.end(), [&](const std::string& target) {
+    if (target.starts_with("re:")) return may_match(std::string_view(target).substr(3), module);
+    return target == module || module.ends_with("." + target);
+  });
+}
+
+// The groups that routed experts may belong to.
+std::vector<io::JsonValue> expert_groups(const io::JsonValue& config) {
+  std::vector<Group> groups;
+  for (const io::JsonMember& member : config.at("config_groups").members()) {
+    groups.push_back(read_targets(member.value));
+  }
+  std::vector<bool> used(groups.size());
+  for (const std::string& module : expert_modules()) {
+    bool named = false;
+    for (size_t i = 0; i < groups.size(); ++i) {
+      if (!names_module(groups[i], module)) continue;
+      used[i] = named = true;
+    }
+    for (size_t i = 0; i < groups.size() && !named; ++i) {
+      if (groups[i].is_of_class) used[i] = true;
+    }
+  }
+  std::vector<io::JsonValue> found;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    if (used[i]) found.push_back(groups[i].scheme);
+  }
+  return found;
+}
+
+bool same(const QuantizedWeights& one, const QuantizedWeights& other) {
+  const QuantSpec& a = one.spec;
+  const QuantSpec& b = other.spec;
+  return one.element == other.element && one.planes.data() == other.planes.data() &&
+         one.stored.bits == other.stored.bits && a.weights == b.weights &&
+         a.block_rows == b.block_rows && a.block_cols == b.block_cols &&
+         a.activations == b.activations && a.zeros == b.zeros &&
+         a.has_column_order == b.has_column_order;
+}
+
+}  // namespace
+
+std::optional<QuantizedWeights> usual_storage(DType element, const QuantSpec& spec) {
+  const quant::WeightFormat* const format = quant::find_format(element);
+  if (format == nullptr) return std::nullopt;
+  for (const WeightForm& form : format->forms) {
+    if (!form.packed_in || form.quant.has_global_scale != spec.has_global_scale) continue;
+    const bool words = *form.packed_in == DType::kI32;
+    const Storage storage{.kind = words ? Storage::Kind::kWords : Storage::Kind::kPairs,
+                          .bits = bit_size(element),
+                          .scales_in_bytes = form.scale_dtype == DType::kF8E8M0};
+    return QuantizedWeights{.element = element,
+                            .spec = spec,
+                            .stored = {.bits = storage.bits},
+                            .planes = compressed_planes(storage, spec)};
+  }
+  return std::nullopt;
+}
+
+QuantizedWeights read_compressed_tensors(const io::JsonValue& config) {
+  const std::string format = text_of(config, "format", "float-quantized");
+  const bool by_group = format == "mixed-precision";
+  if (const auto sparsity = config.find_set("sparsity_config")) {
+    const std::string stored = text_of(*sparsity, "format", "dense");
+    if (stored != "dense") throw NotRead{"the sparse format " + io::show_name(stored)};
+  }
+  const auto transforms = config.find_set("transform_config");
+  if (transforms && transforms->size() > 0) throw NotRead{"transforms of activations"};
+  std::optional<QuantizedWeights> weights;
+  for (const io::JsonValue& scheme : expert_groups(config)) {
+    const std::string stored = by_group ? text_of(scheme, "format", "none given") : format;
+    const QuantizedWeights group = read_config_group(scheme, stored);
+    if (weights && !same(*weights, group)) {
+      throw NotRead{"config_groups that differ from each other"};
+    }
+    weights = group;
+  }
+  if (!weights) throw NotRead{"no config_groups"};
+  return *weights;
+}
+
+}  // namespace conclave::inline v0::checkpoint

@@ -1,0 +1,35 @@
+// Values of a quantisation's configuration that several methods share.
+#pragma once
+
+#include "checkpoint/methods/method.h"
+#include "io/json.h"
+
+#include "conclave/spec.h"
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace conclave::inline v0::checkpoint {
+
+std::string text_of(const io::JsonValue& object, std::string_view key, std::string_view otherwise);
+bool flag_of(const io::JsonValue& object, std::string_view key, bool otherwise);
+// Throws Error(kConfigValue) for a size below 1 or above 2^20.
+int64_t block_size(const io::JsonValue& value);
+
+void set_block(QuantSpec& spec, int64_t rows, int64_t cols);
+void set_block(const io::JsonValue& sizes, QuantSpec& spec);       // [rows, columns]
+void set_block_text(const io::JsonValue& value, QuantSpec& spec);  // "128x128"
+// Groups of columns of one row; -1 means the whole row.
+void set_group(const io::JsonValue& size, QuantSpec& spec);
+// Rows that are quantised as they come; their groups follow the blocks of the weights.
+void set_dynamic_rows(QuantSpec& spec);
+
+// What a method asks for beyond codes of weights, and layers do without.
+inline constexpr std::string_view kPlainRows =
+    "rows stay as they are, where the method would quantise them too";
+
+// Codes of e4m3 under the usual names.
+QuantizedWeights e4m3_codes(const QuantSpec& spec);
+
+}  // namespace conclave::inline v0::checkpoint

@@ -1,0 +1,28 @@
+// The method "fp8": e4m3 with scales named weight_scale_inv, which multiply all the same.
+#include "checkpoint/methods/config.h"
+#include "checkpoint/methods/methods.h"
+#include "io/text.h"
+
+#include "conclave/error.h"
+
+namespace conclave::inline v0::checkpoint {
+
+QuantizedWeights read_fp8(const io::JsonValue& config) {
+  const std::string fmt = text_of(config, "fmt", "e4m3");
+  if (fmt != "e4m3" && fmt != "float8_e4m3fn") throw NotRead{"codes of " + io::show_name(fmt)};
+  QuantSpec spec{.weights = WeightScale::kTensor};
+  if (const auto block = config.find_set("weight_block_size")) set_block(*block, spec);
+  const std::string scheme = text_of(config, "activation_scheme", "dynamic");
+  if (scheme == "dynamic") {
+    set_dynamic_rows(spec);
+    spec.power_of_two_scales = text_of(config, "scale_fmt", "float") == "ue8m0";
+  } else if (scheme == "static") {
+    spec.activations = ActivationScale::kTensorStatic;
+  } else {
+    config.at("activation_scheme")
+        .reject(ErrorCode::kConfigValue, "no such activation scheme", "dynamic or static");
+  }
+  return e4m3_codes(spec);
+}
+
+}  // namespace conclave::inline v0::checkpoint

@@ -1,0 +1,237 @@
+// The method "gptq": codes in words along the columns of a matrix whose transpose is stored, zero
+// points in words along its rows, and the group of each column.
+#include "checkpoint/methods/config.h"
+#include "checkpoint/methods/methods.h"
+#include "checkpoint/methods/module_rules.h"
+#include "checkpoint/methods/words.h"
+#include "core/checked.h"
+#include "io/text.h"
+
+#include "conclave/error.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace conclave::inline v0::checkpoint {
+namespace {
+
+constexpr std::string_view kZeros = ".qzeros";
+constexpr std::string_view kOrder = ".g_idx";
+
+int64_t bits_of(const MatrixForm& form) { return form.quant->stored.bits; }
+
+StoredShapes code_shapes(const MatrixForm& form) {
+  return {{ceil_div(form.cols * bits_of(form), kWordBits), form.rows}};
+}
+StoredShapes scale_shapes(const MatrixForm& form) { return {{form.groups, form.rows}}; }
+StoredShapes zero_shapes(const MatrixForm& form) {
+  return {{form.groups, ceil_div(form.rows * bits_of(form), kWordBits)}};
+}
+StoredShapes order_shapes(const MatrixForm& form) { return {{form.cols}}; }
+
+// A word of ones, each as wide as a code.
+constexpr uint32_t ones_of(int64_t bits) {
+  uint32_t ones = 0;
+  for (int64_t bit = 0; bit < kWordBits; bit += bits) ones |= uint32_t{1} << bit;
+  return ones;
+}
+
+// The zero point of a row in a group of columns. The first version takes one from each code of a
+// word at once, so that a code of 0 borrows from the next; where codes lie across words, it wraps.
+int64_t zero_at(const MatrixForm& form, std::span<const std::byte> words, int64_t group,
+                int64_t row) {
+  const int64_t bits = bits_of(form);
+  const int64_t line = group * ceil_div(form.rows * bits, kWordBits);
+  const bool less_one = form.quant->stored.zeros_less_one;
+  const uint32_t ones = less_one && kWordBits % bits == 0 ? ones_of(bits) : 0;
+  const auto word = [&](int64_t i) { return word_at(words, line + i) + ones; };
+  const uint32_t zero = code_in_line(word, row, bits);
+  if (!less_one || ones != 0) return zero;
+  return (zero + 1) & ((uint32_t{1} << bits) - 1);
+}
+
+void check_zeros_are_middle(const MatrixForm& form, const PlaneInput& zeros) {
+  const int64_t middle = middle_of(bits_of(form));
+  for (int64_t group = 0; group < form.groups; ++group) {
+    for (int64_t row = 0; row < form.rows; ++row) {
+      const int64_t zero = zero_at(form, zeros.bytes, group, row);
+      if (zero != middle) reject_value(zeros, "a zero point of symmetric codes", middle, zero);
+    }
+  }
+}
+
+void check_groups_are_neighbours(const MatrixForm& form, const PlaneInput& order) {
+  for (int64_t col = 0; col < form.cols; ++col) {
+    const int64_t group = index_at(order, col);
+    const int64_t expected = col / form.group_cols;
+    if (group != expected) {
+      reject_value(order, "the group of a column, without desc_act,", expected, group);
+    }
+  }
+}
+
+// Words of whole codes lie as canonical ones do, but for their order.
+void transpose_words(const MatrixForm& form, std::span<const std::byte> words,
+                     std::span<std::byte> plane) {
+  constexpr int64_t kTile = 16;
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(uint32_t));
+  const int64_t lines = form.cols * bits_of(form) / kWordBits;
+  for (int64_t first = 0; first < form.rows; first += kTile) {
+    const int64_t last = std::min(first + kTile, form.rows);
+    for (int64_t line = 0; line < lines; ++line) {
+      for (int64_t row = first; row < last; ++row) {
+        const uint32_t word = word_at(words, line * form.rows + row);
+        std::memcpy(plane.data() + (row * lines + line) * kBytes, &word, sizeof(word));
+      }
+    }
+  }
+  if (bits_of(form) == 8) flip_signs(plane);
+}
+
+void decode_codes(const MatrixForm& form, std::span<const PlaneInput> inputs,
+                  std::span<std::byte> plane) {
+  const int64_t bits = bits_of(form);
+  const std::span<const std::byte> words = inputs[0].bytes;
+  const bool whole = bits == integer_bits(bits) && form.cols * bits % kWordBits == 0;
+  if (whole) return transpose_words(form, words, plane);
+  for (int64_t row = 0; row < form.rows; ++row) {
+    const auto word = [&](int64_t i) { return word_at(words, i * form.rows + row); };
+    for (int64_t col = 0; col < form.cols; ++col) {
+      set_integer(plane.data(), row * form.cols + col, bits, code_in_line(word, col, bits));
+    }
+  }
+}
+
+// The aids of codes, if they are stored, must say what the configuration says.
+template <bool kSymmetric, bool kOrdered>
+void decode_checked(const MatrixForm& form, std::span<const PlaneInput> inputs,
+                    std::span<std::byte> plane) {
+  const PlaneInput& zeros = inputs[1];
+  const PlaneInput& order = inputs[2];
+  if (kSymmetric && zeros.info != nullptr) {
+    check_input(zeros, kWordTypes, zero_shapes(form));
+    check_zeros_are_middle(form, zeros);
+  }
+  if (!kOrdered && order.info != nullptr) {
+    check_input(order, kIndexTypes, order_shapes(form));
+    check_groups_are_neighbours(form, order);
+  }
+  decode_codes(form, inputs, plane);
+}
+
+void decode_scales(const MatrixForm& form, std::span<const PlaneInput> inputs,
+                   std::span<std::byte> plane) {
+  transpose(inputs[0], form.groups, form.rows, plane);
+}
+
+void decode_zeros(const MatrixForm& form, std::span<const PlaneInput> inputs,
+                  std::span<std::byte> plane) {
+  for (int64_t row = 0; row < form.rows; ++row) {
+    for (int64_t group = 0; group < form.groups; ++group) {
+      const int64_t zero = zero_at(form, inputs[0].bytes, group, row);
+      set_float(plane, row * form.groups + group,
+                static_cast<float>(zero - middle_of(bits_of(form))));
+    }
+  }
+}
+
+constexpr std::array kAids = {kZeros, kOrder};
+
+template <bool kSymmetric, bool kOrdered>
+constexpr std::array kPlanes = {
+    StoredPlane{.suffix = ".qweight",
+                .types = kWordTypes,
+                .shapes = code_shapes,
+                .decode = decode_checked<kSymmetric, kOrdered>,
+                .optional_inputs = kAids},
+    StoredPlane{.suffix = ".scales",
+                .plane = WeightPlane::kScale,
+                .types = kFloatTypes,
+                .shapes = scale_shapes,
+                .decode = decode_scales},
+    StoredPlane{.suffix = kZeros,
+                .use = kSymmetric ? StoredPlane::Use::kInput : StoredPlane::Use::kPlane,
+                .plane = WeightPlane::kZero,
+                .types = kWordTypes,
+                .shapes = zero_shapes,
+                .type = DType::kF32,
+                .decode = decode_zeros},
+    StoredPlane{.suffix = kOrder,
+                .use = kOrdered ? StoredPlane::Use::kPlane : StoredPlane::Use::kInput,
+                .plane = WeightPlane::kColumnOrder,
+                .types = kIndexTypes,
+                .shapes = order_shapes},
+};
+
+std::span<const StoredPlane> planes_for(bool symmetric, bool ordered) {
+  if (symmetric) return ordered ? std::span(kPlanes<true, true>) : std::span(kPlanes<true, false>);
+  return ordered ? std::span(kPlanes<false, true>) : std::span(kPlanes<false, false>);
+}
+
+void check_layout(const io::JsonValue& config) {
+  const std::string format = text_of(config, "checkpoint_format", "gptq");
+  if (format != "gptq" && format != "gptq_v2") {
+    throw NotRead{"the layout " + io::show_name(format) + " of its kernels"};
+  }
+  if (flag_of(config, "is_marlin_format", false)) throw NotRead{"the layout marlin of its kernels"};
+  const std::string words = text_of(config, "pack_dtype", "int32");
+  if (words != "int32") throw NotRead{"words of the type " + io::show_name(words)};
+  if (config.find_set("rotation")) throw NotRead{"weights that are rotated"};
+}
+
+// What a rule for some modules changes would need a spec of its own.
+void check_overrides(const io::JsonValue& config) {
+  const auto dynamic = config.find_set("dynamic");
+  if (!dynamic || !dynamic->is_object()) return;
+  for (const io::JsonMember& rule : dynamic->members()) {
+    if (rule.key.starts_with("-:") || !rule.value.is_object()) continue;
+    const std::string_view modules = rule.key.substr(rule.key.starts_with("+:") ? 2 : 0);
+    for (const char* key : {"bits", "group_size", "sym", "desc_act"}) {
+      if (!rule.value.find_set(key) || !names_experts(modules)) continue;
+      throw NotRead{"rules of their own for some modules: " + io::show_name(rule.key)};
+    }
+  }
+}
+
+}  // namespace
+
+QuantizedWeights read_gptq(const io::JsonValue& config) {
+  check_layout(config);
+  check_overrides(config);
+  const int64_t bits = config.at("bits").as_int64();
+  if (bits != 2 && bits != 3 && bits != 4 && bits != 8) {
+    throw NotRead{fmt::format("codes of {} bits", bits)};
+  }
+  QuantSpec spec;
+  set_group(config.at("group_size"), spec);
+  const bool symmetric = flag_of(config, "sym", false);
+  const bool ordered = flag_of(config, "desc_act", false) &&
+                       !flag_of(config, "static_groups", false) &&
+                       spec.weights == WeightScale::kBlock;
+  spec.zeros = symmetric ? WeightZero::kNone : WeightZero::kPoint;
+  spec.has_column_order = ordered;
+  const bool first_version = text_of(config, "checkpoint_format", "gptq") == "gptq";
+  return {.element = integer_type(bits),
+          .spec = spec,
+          .stored = {.bits = bits, .zeros_less_one = first_version},
+          .planes = planes_for(symmetric, ordered)};
+}
+
+QuantizedWeights read_auto_round(const io::JsonValue& config) {
+  const std::string packing = text_of(config, "packing_format", "");
+  const auto extra = config.find_set("extra_config");
+  if (extra && extra->is_object()) {
+    for (const io::JsonMember& module : extra->members()) {
+      const bool own = module.value.is_object() && module.value.find_set("bits");
+      const bool plain = own && module.value.at("bits").as_int64() >= 16;
+      if (!own || plain || module.key.find("experts") == std::string_view::npos) continue;
+      throw NotRead{"experts with settings of their own: " + io::show_name(module.key)};
+    }
+  }
+  if (packing.find("awq") != std::string::npos) return read_awq(config);
+  if (packing.find("gptq") != std::string::npos) return read_gptq(config);
+  throw NotRead{"the packing " + io::show_name(packing)};
+}
+
+}  // namespace conclave::inline v0::checkpoint

@@ -1,0 +1,120 @@
+// The seam between files of quantised weights and everything that reads them: how a method states
+// its codes in a configuration, which tensors it stores for a matrix, and how these become planes.
+// docs/adding-a-method.md walks through one.
+#pragma once
+
+#include "io/json.h"
+
+#include "conclave/dtype.h"
+#include "conclave/safetensors.h"
+#include "conclave/spec.h"
+#include "conclave/weights.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace conclave::inline v0::checkpoint {
+
+struct StoredPlane;
+
+// What a file says about codes, beyond what they mean.
+struct StoredCodes {
+  int64_t bits = 0;             // that a stored code has
+  bool zeros_less_one = false;  // zero points are stored less one
+  int64_t flat_block = 0;  // codes that share a scale, counted over rows that follow each other
+};
+
+// Says what quantised matrices are, and how files hold them.
+struct QuantizedWeights {
+  DType element = DType::kF8E4M3;
+  QuantSpec spec = {};
+  StoredCodes stored = {};
+  // The method's own tensors; without any, codes and scales lie in tensors of the usual names.
+  std::span<const StoredPlane> planes = {};
+  // Completes what depends on the sizes of a layer; null: nothing does.
+  void (*fit)(const StoredCodes& stored, const MoeSpec& layer, QuantSpec& spec) = nullptr;
+  std::string_view note = {};  // for the user: how the layer differs from what the file asks for
+};
+
+// A matrix, or gate and up above each other, whose planes are stored.
+struct MatrixForm {
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t scale_rows = 0;  // rows of its scales
+  int64_t groups = 0;      // columns of its scales
+  int64_t group_cols = 0;  // columns of the matrix that share a scale
+  const QuantizedWeights* quant = nullptr;
+};
+
+// A stored tensor, or the part of a stack, from which a plane is computed.
+struct PlaneInput {
+  const TensorInfo* info = nullptr;  // null: an optional tensor that is absent
+  std::string_view file = {};
+  std::span<const std::byte> bytes = {};
+};
+
+using StoredShapes = std::vector<std::vector<int64_t>>;
+
+// The tensor "X<suffix>" holds a plane of the matrix "X<ending>", or serves to read one.
+struct StoredPlane {
+  enum class Use : uint8_t { kPlane, kInput, kUnused };
+
+  std::string_view suffix;
+  std::string_view ending = ".weight";
+  Use use = Use::kPlane;
+  WeightPlane plane = WeightPlane::kWeights;
+  // The rest is for Use::kPlane. Types and shapes in which the tensor may be stored; a stack has
+  // one more axis in front.
+  std::span<const DType> types = {};
+  StoredShapes (*shapes)(const MatrixForm& form) = nullptr;
+  // The type of the plane's elements; without one, that of codes, or for other planes the stored.
+  std::optional<DType> type = std::nullopt;
+  // Whether such a tensor has codes; null: its name says so.
+  bool (*has_codes)(const TensorInfo& tensor) = nullptr;
+
+  // A plane is either computed from whole tensors, or has their bytes: as they are, or each
+  // converted by itself.
+  void (*decode)(const MatrixForm& form, std::span<const PlaneInput> inputs,
+                 std::span<std::byte> plane) = nullptr;
+  bool (*lies_in_place)(const MatrixForm& form) = nullptr;  // then `decode` is not needed
+  void (*convert)(std::span<std::byte> bytes) = nullptr;
+  // Suffixes of the tensors that `decode` gets after the tensor itself, in this order.
+  std::span<const std::string_view> inputs = {};
+  std::span<const std::string_view> optional_inputs = {};
+
+  // The same for codes of a matrix that layers have as values only, such as a router: it is decoded
+  // to float32. Null: such matrices are not read.
+  StoredShapes (*value_shapes)(const MatrixForm& form) = nullptr;
+  void (*decode_values)(const MatrixForm& form, std::span<const PlaneInput> inputs,
+                        std::span<std::byte> values) = nullptr;
+  std::span<const std::string_view> value_inputs = {};
+};
+
+// A method stores weights in a way that is not read: this is a verdict, not a fault of the file.
+struct NotRead {
+  std::string reason;
+};
+
+// A row of the table of methods.
+struct Method {
+  std::string_view name;  // quant_method
+  // Throws NotRead; Error(kJsonType, kConfigValue, kConfigMissingKey) for values that no such
+  // method writes.
+  QuantizedWeights (*read)(const io::JsonValue& config);
+  std::string_view file = {};  // beside config.json, in exports that have it
+  // The key expert_dtype of the model's configuration, if the row is for one of its values only.
+  std::string_view experts = {};
+  // Whether a configuration without quant_method is of this method; null: never.
+  bool (*wrote)(const io::JsonValue& config) = nullptr;
+};
+std::span<const Method> known_methods();
+
+// Other methods by quant_method, with what keeps them from being read; empty if unknown.
+std::string_view unread_method(std::string_view name);
+
+}  // namespace conclave::inline v0::checkpoint

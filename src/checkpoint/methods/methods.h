@@ -1,0 +1,24 @@
+// The readers of the methods' configurations, for their table.
+#pragma once
+
+#include "checkpoint/methods/method.h"
+
+namespace conclave::inline v0::checkpoint {
+
+QuantizedWeights read_fp8(const io::JsonValue& config);
+QuantizedWeights read_fp4_experts(const io::JsonValue& config);
+QuantizedWeights read_compressed_tensors(const io::JsonValue& config);
+QuantizedWeights read_modelopt(const io::JsonValue& config);
+QuantizedWeights read_gptq(const io::JsonValue& config);
+QuantizedWeights read_awq(const io::JsonValue& config);
+QuantizedWeights read_auto_round(const io::JsonValue& config);
+QuantizedWeights read_mxfp4(const io::JsonValue& config);
+QuantizedWeights read_bitsandbytes(const io::JsonValue& config);
+QuantizedWeights read_quark(const io::JsonValue& config);
+QuantizedWeights read_mlx(const io::JsonValue& config);
+bool wrote_mlx(const io::JsonValue& config);
+
+// How codes of a layer's spec are stored usually; nothing if that is as the spec says.
+std::optional<QuantizedWeights> usual_storage(DType element, const QuantSpec& spec);
+
+}  // namespace conclave::inline v0::checkpoint

@@ -1,0 +1,272 @@
+// The method "quark": e2m1, e4m3 and integer codes, and e2m3 and e3m2 codes of 6 bits, whose values
+// are e4m3 codes as well.
+#include "checkpoint/methods/config.h"
+#include "checkpoint/methods/methods.h"
+#include "checkpoint/methods/shared_planes.h"
+#include "checkpoint/methods/words.h"
+#include "core/checked.h"
+#include "core/float8.h"
+#include "io/text.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+namespace conclave::inline v0::checkpoint {
+namespace {
+
+// Four codes of 6 bits fill three bytes, the lowest bits first.
+StoredShapes six_bit_shapes(const MatrixForm& form) {
+  return {{form.rows, ceil_div(form.cols * 6, 8)}};
+}
+
+// The value of a code of 6 bits, of which `kMantissa` are the mantissa's.
+template <int kMantissa>
+float six_bit_value(uint32_t code) {
+  constexpr int kBias = kMantissa == 3 ? 1 : 3;
+  const uint32_t mantissa = code & ((1U << kMantissa) - 1);
+  const int exponent = static_cast<int>((code & 0x1fU) >> kMantissa);
+  const int unit = (exponent == 0 ? 1 : exponent) - kBias - kMantissa;
+  const uint32_t whole = exponent == 0 ? mantissa : mantissa | 1U << kMantissa;
+  const float value = std::ldexp(static_cast<float>(whole), unit);
+  return (code & 0x20U) != 0 ? -value : value;
+}
+
+template <int kMantissa>
+void decode_six_bits(const MatrixForm& form, std::span<const PlaneInput> inputs,
+                     std::span<std::byte> plane) {
+  std::array<std::byte, 64> codes{};
+  for (uint32_t code = 0; code < 64; ++code) {
+    codes[code] = static_cast<std::byte>(float_to_e4m3(six_bit_value<kMantissa>(code)));
+  }
+  const int64_t row_bytes = ceil_div(form.cols * 6, 8);
+  for (int64_t row = 0; row < form.rows; ++row) {
+    const auto byte = [&](int64_t i) {
+      return uint32_t{value_at<uint8_t>(inputs[0].bytes, row * row_bytes + i)};
+    };
+    for (int64_t col = 0; col < form.cols; ++col) {
+      const int64_t bit = col * 6;
+      uint32_t code = byte(bit / 8) >> (bit % 8);
+      if (bit % 8 > 2) code |= byte(bit / 8 + 1) << (8 - bit % 8);
+      plane[static_cast<size_t>(row * form.cols + col)] = codes[code & 0x3fU];
+    }
+  }
+}
+
+bool has_bytes(const TensorInfo& tensor) { return tensor.dtype == DType::kU8; }
+
+constexpr StoredPlane six_bits(decltype(StoredPlane::decode) decode) {
+  return {.suffix = "",
+          .ending = "",
+          .types = kByteTypes,
+          .shapes = six_bit_shapes,
+          .has_codes = has_bytes,
+          .decode = decode};
+}
+
+constexpr StoredPlane kInputScale = unused(".input_scale");
+constexpr std::array kFp4 = {pairs_of_codes("", ""), exponents("_scale", ""), kInputScale};
+constexpr std::array kE2m3 = {six_bits(decode_six_bits<3>), exponents("_scale", ""), kInputScale};
+constexpr std::array kE3m2 = {six_bits(decode_six_bits<2>), exponents("_scale", ""), kInputScale};
+constexpr std::array kMxfp8 = {exponents("_scale", ""), kInputScale};
+constexpr std::array kPlain = {kInputScale};
+
+// Integers of 4 bits lie in words along the rows, in an order of their own or not, and so do zero
+// points. Codes of "int4" have signs.
+constexpr int64_t kCodesInAWord = 8;
+constexpr std::array<int64_t, kCodesInAWord> kPlaces = {0, 4, 1, 5, 2, 6, 3, 7};
+constexpr std::string_view kZeros = "_zero_point";
+constexpr std::array kAids = {kZeros};
+
+bool has_words(const TensorInfo& tensor) { return tensor.dtype == DType::kI32; }
+StoredShapes int4_shapes(const MatrixForm& form) {
+  return {{form.cols, ceil_div(form.rows, kCodesInAWord)}};
+}
+StoredShapes int4_zero_shapes(const MatrixForm& form) {
+  return {{form.groups, ceil_div(form.rows, kCodesInAWord)}};
+}
+
+struct Packing {
+  bool reordered = true;
+  bool has_signs = true;
+};
+
+// The code of a row in a line of words, counted from 0.
+template <Packing kPacking>
+uint32_t int4_code(const MatrixForm& form, std::span<const std::byte> words, int64_t line,
+                   int64_t row) {
+  const int64_t nth = row % kCodesInAWord;
+  const int64_t place = kPacking.reordered ? kPlaces[static_cast<size_t>(nth)] : nth;
+  const int64_t line_words = ceil_div(form.rows, kCodesInAWord);
+  const uint32_t word = word_at(words, line * line_words + row / kCodesInAWord);
+  const uint32_t code = word >> (place * 4) & 0xfU;
+  return kPacking.has_signs ? code ^ 8U : code;
+}
+
+template <Packing kPacking>
+void decode_int4(const MatrixForm& form, std::span<const PlaneInput> inputs,
+                 std::span<std::byte> plane) {
+  if (inputs.size() > 1 && inputs[1].info != nullptr) {
+    check_input(inputs[1], kWordTypes, int4_zero_shapes(form));
+    for (int64_t i = 0; i < form.groups * form.rows; ++i) {
+      const int64_t zero = int4_code<kPacking>(form, inputs[1].bytes, i / form.rows, i % form.rows);
+      if (zero == middle_of(4)) continue;
+      reject_value(inputs[1], "a zero point of symmetric codes", 0, zero - middle_of(4));
+    }
+  }
+  for (int64_t row = 0; row < form.rows; ++row) {
+    for (int64_t col = 0; col < form.cols; ++col) {
+      const uint32_t code = int4_code<kPacking>(form, inputs[0].bytes, col, row);
+      set_integer(plane.data(), row * form.cols + col, 4, code);
+    }
+  }
+}
+
+template <Packing kPacking>
+void decode_int4_zeros(const MatrixForm& form, std::span<const PlaneInput> inputs,
+                       std::span<std::byte> plane) {
+  for (int64_t row = 0; row < form.rows; ++row) {
+    for (int64_t group = 0; group < form.groups; ++group) {
+      const int64_t zero = int4_code<kPacking>(form, inputs[0].bytes, group, row);
+      set_float(plane, row * form.groups + group, static_cast<float>(zero - middle_of(4)));
+    }
+  }
+}
+
+StoredShapes transposed_scale_shapes(const MatrixForm& form) {
+  return {{form.groups, form.scale_rows}};
+}
+void transpose_scales(const MatrixForm& form, std::span<const PlaneInput> inputs,
+                      std::span<std::byte> plane) {
+  transpose(inputs[0], form.groups, form.scale_rows, plane);
+}
+
+template <Packing kPacking, bool kHasZeros>
+constexpr std::array kInt4 = {
+    StoredPlane{.suffix = "",
+                .ending = "",
+                .types = kWordTypes,
+                .shapes = int4_shapes,
+                .has_codes = has_words,
+                .decode = decode_int4<kPacking>,
+                .optional_inputs = std::span(kAids).first(kHasZeros ? 0 : 1)},
+    StoredPlane{.suffix = "_scale",
+                .ending = "",
+                .plane = WeightPlane::kScale,
+                .types = kFloatTypes,
+                .shapes = transposed_scale_shapes,
+                .decode = transpose_scales},
+    StoredPlane{.suffix = kZeros,
+                .ending = "",
+                .use = kHasZeros ? StoredPlane::Use::kPlane : StoredPlane::Use::kInput,
+                .plane = WeightPlane::kZero,
+                .types = kWordTypes,
+                .shapes = int4_zero_shapes,
+                .type = DType::kF32,
+                .decode = decode_int4_zeros<kPacking>}};
+
+template <Packing kPacking>
+std::span<const StoredPlane> int4_planes(bool has_zeros) {
+  if (has_zeros) return kInt4<kPacking, true>;
+  return kInt4<kPacking, false>;
+}
+
+QuantizedWeights read_int4(const io::JsonValue& config, const io::JsonValue& weight,
+                           const QuantSpec& spec) {
+  QuantizedWeights weights{.element = DType::kI4, .spec = spec, .stored = {.bits = 4}};
+  const bool has_zeros = !flag_of(weight, "symmetric", true);
+  if (has_zeros) weights.spec.zeros = WeightZero::kPoint;
+  const auto exported = config.find_set("export");
+  const std::string pack = exported ? text_of(*exported, "pack_method", "reorder") : "reorder";
+  const bool reordered = pack == "reorder";
+  if (text_of(weight, "dtype", "") == "int4") {
+    weights.planes = reordered ? int4_planes<Packing{true, true}>(has_zeros)
+                               : int4_planes<Packing{false, true}>(has_zeros);
+  } else {
+    weights.planes = reordered ? int4_planes<Packing{true, false}>(has_zeros)
+                               : int4_planes<Packing{false, false}>(has_zeros);
+  }
+  return weights;
+}
+
+void read_scales(const io::JsonValue& weight, QuantSpec& spec) {
+  const std::string scheme = text_of(weight, "qscheme", "per_tensor");
+  if (scheme == "per_group") {
+    set_group(weight.at("group_size"), spec);
+  } else if (scheme == "per_channel") {
+    spec.weights = WeightScale::kChannel;
+  } else if (scheme == "per_tensor") {
+    spec.weights = WeightScale::kTensor;
+  } else {
+    throw NotRead{"scales of the scheme " + io::show_name(scheme)};
+  }
+}
+
+bool has_exponents(const io::JsonValue& weight) {
+  return text_of(weight, "scale_format", "float32") == "e8m0";
+}
+
+QuantizedWeights read_codes(const io::JsonValue& config, const io::JsonValue& weight,
+                            const QuantSpec& spec) {
+  const std::string type = text_of(weight, "dtype", "");
+  if (type == "fp8_e4m3") {
+    QuantizedWeights weights = e4m3_codes(spec);
+    weights.planes = has_exponents(weight) ? std::span<const StoredPlane>(kMxfp8) : kPlain;
+    return weights;
+  }
+  if (type == "fp4" || type == "fp6_e2m3" || type == "fp6_e3m2") {
+    if (!has_exponents(weight)) throw NotRead{type + " codes with scales that are no e8m0"};
+    if (type == "fp4") return {.element = DType::kF4, .spec = spec, .planes = kFp4};
+    QuantizedWeights weights = e4m3_codes(spec);
+    weights.planes = type == "fp6_e2m3" ? std::span<const StoredPlane>(kE2m3) : kE3m2;
+    return weights;
+  }
+  if (type == "int4" || type == "uint4") return read_int4(config, weight, spec);
+  throw NotRead{"codes of " + io::show_name(type)};
+}
+
+// Rows that are quantised by a rule that layers have stay so; others are read as they are.
+void read_rows(const io::JsonValue& global, QuantizedWeights& weights) {
+  const auto rows = global.find_set("input_tensors");
+  if (!rows) return;
+  const std::string type = text_of(*rows, "dtype", "");
+  const bool bytes = type == "fp8_e4m3" && text_of(global.at("weight"), "dtype", "") == type;
+  const bool tensor = text_of(*rows, "qscheme", "per_tensor") == "per_tensor";
+  const bool whole = weights.spec.weights != WeightScale::kBlock;
+  if (bytes && whole && flag_of(*rows, "is_dynamic", false)) {
+    weights.spec.activations = ActivationScale::kToken;
+  } else if (bytes && whole && tensor) {
+    weights.spec.activations = ActivationScale::kTensorStatic;
+    weights.planes = {};
+  } else {
+    weights.note = kPlainRows;
+  }
+}
+
+// Modules with settings of their own would need a spec of theirs, if they are experts.
+void check_overrides(const io::JsonValue& config) {
+  const auto layers = config.find_set("layer_quant_config");
+  if (!layers || !layers->is_object()) return;
+  for (const io::JsonMember& layer : layers->members()) {
+    if (layer.key.find("experts") != std::string_view::npos) {
+      throw NotRead{"experts with settings of their own: " + io::show_name(layer.key)};
+    }
+  }
+}
+
+}  // namespace
+
+QuantizedWeights read_quark(const io::JsonValue& config) {
+  check_overrides(config);
+  const io::JsonValue global = config.at("global_quant_config");
+  const auto weight = global.find_set("weight");
+  if (!weight) throw NotRead{"activations only"};
+  if (weight->is_array()) throw NotRead{"weights of several quantisations after each other"};
+  QuantSpec spec;
+  read_scales(*weight, spec);
+  QuantizedWeights weights = read_codes(config, *weight, spec);
+  read_rows(global, weights);
+  return weights;
+}
+
+}  // namespace conclave::inline v0::checkpoint

@@ -1,0 +1,302 @@
+// What configurations of quantisation methods mean, and that what is not read has a reason.
+
+#include "checkpoint/methods/module_rules.h"
+#include "checkpoint/quantization.h"
+#include "tiny_model.h"
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <string>
+
+namespace conclave::testing {
+namespace {
+
+using checkpoint::Quantization;
+using nlohmann::json;
+
+Quantization read(const json& config) {
+  const io::JsonDocument document =
+      io::JsonDocument::parse(config.dump(), "config.json", io::kConfigLimits);
+  return checkpoint::read_quantization(document.root());
+}
+
+json with(json config, const json& changes) {
+  config.update(changes);
+  return config;
+}
+
+void expect_reason(const json& config, const std::string& words) {
+  const Quantization found = read(config);
+  EXPECT_FALSE(found.weights) << config.dump();
+  EXPECT_NE(found.reason.find(words), std::string::npos) << config.dump() << ": " << found.reason;
+}
+void expect_error(const json& config, ErrorCode code) {
+  const auto error = error_of([&] { static_cast<void>(read(config)); });
+  ASSERT_TRUE(error) << config.dump();
+  EXPECT_EQ(error->code(), code) << error->what();
+}
+
+json gptq() { return {{"quant_method", "gptq"}, {"bits", 4}, {"group_size", 128}, {"sym", true}}; }
+
+TEST(GptqConfig, WhatIsRead) {
+  for (const int64_t bits : {2, 3, 4, 8}) {
+    const auto found = read(with(gptq(), {{"bits", bits}}));
+    ASSERT_TRUE(found.weights) << found.reason;
+    EXPECT_EQ(found.weights->element, bits == 8 ? DType::kI8 : DType::kI4);
+    EXPECT_EQ(found.weights->stored.bits, bits);
+    EXPECT_TRUE(found.weights->stored.zeros_less_one);
+    EXPECT_EQ(found.weights->spec.weights, WeightScale::kBlock);
+    EXPECT_EQ(found.weights->spec.block_cols, 128);
+    EXPECT_EQ(found.weights->spec.zeros, WeightZero::kNone);
+    EXPECT_FALSE(found.weights->spec.has_column_order);
+  }
+  const auto spec = [](const json& changes) { return read(with(gptq(), changes)).weights->spec; };
+  EXPECT_EQ(spec({{"sym", false}}).zeros, WeightZero::kPoint);
+  EXPECT_EQ(spec({{"group_size", -1}}).weights, WeightScale::kChannel);
+  EXPECT_TRUE(spec({{"desc_act", true}}).has_column_order);
+  EXPECT_FALSE(spec({{"desc_act", true}, {"static_groups", true}}).has_column_order);
+  EXPECT_FALSE(spec({{"desc_act", true}, {"group_size", -1}}).has_column_order);
+  EXPECT_FALSE(
+      read(with(gptq(), {{"checkpoint_format", "gptq_v2"}})).weights->stored.zeros_less_one);
+}
+
+TEST(GptqConfig, RulesForSomeModules) {
+  const auto rule = [](const std::string& key, const json& changes) {
+    return with(gptq(), {{"dynamic", {{key, changes}}}});
+  };
+  EXPECT_TRUE(read(rule("-:.*mlp\\.experts.*", json::object())).weights);
+  EXPECT_TRUE(read(rule("+:.*self_attn.*", {{"bits", 8}})).weights);
+  EXPECT_TRUE(read(rule(".*\\.(q|k|v|o)_proj", {{"bits", 8}})).weights);
+  EXPECT_TRUE(read(rule("+:.*down_proj.*", {{"damp_percent", 0.1}})).weights);
+  for (const char* key :
+       {"+:.*down_proj.*", ".*\\.experts\\.\\d+\\.w2", "+:model.layers.2[0-9].*"}) {
+    expect_reason(rule(key, {{"bits", 8}}), "rules of their own");
+    expect_reason(rule(key, {{"group_size", 64}}), "rules of their own");
+  }
+}
+
+TEST(GptqConfig, WhatIsNotRead_HasAReason) {
+  expect_reason(with(gptq(), {{"bits", 5}}), "5 bits");
+  for (const char* layout : {"gptq_p", "marlin", "bitblas"}) {
+    expect_reason(with(gptq(), {{"checkpoint_format", layout}}), layout);
+  }
+  expect_reason(with(gptq(), {{"is_marlin_format", true}}), "marlin");
+  expect_reason(with(gptq(), {{"pack_dtype", "int16"}}), "int16");
+  expect_reason(with(gptq(), {{"rotation", "hadamard"}}), "rotated");
+  expect_error({{"quant_method", "gptq"}, {"bits", 4}}, ErrorCode::kConfigMissingKey);
+  expect_error(with(gptq(), {{"group_size", 0}}), ErrorCode::kConfigValue);
+  expect_error(with(gptq(), {{"group_size", int64_t{1} << 40}}), ErrorCode::kConfigValue);
+  expect_error(with(gptq(), {{"bits", "4"}}), ErrorCode::kJsonType);
+  expect_error(with(gptq(), {{"sym", 1}}), ErrorCode::kJsonType);
+}
+
+TEST(AutoRoundConfig, IsWhatItPacksAs) {
+  const json config = {{"quant_method", "auto-round"},
+                       {"bits", 4},
+                       {"group_size", 128},
+                       {"sym", true},
+                       {"packing_format", "auto_round:auto_gptq"}};
+  EXPECT_EQ(read(config).weights->spec.zeros, WeightZero::kNone);
+  EXPECT_TRUE(read(with(config, {{"packing_format", "auto_round:auto_awq"}})).weights);
+  expect_reason(with(config, {{"packing_format", "auto_round:fp8"}}), "fp8");
+  expect_reason(
+      with(config, {{"extra_config", {{"model.layers.0.mlp.experts.0.up_proj", {{"bits", 8}}}}}}),
+      "settings of their own");
+}
+
+TEST(AwqConfig, BothSpellings) {
+  const json present = {
+      {"quant_method", "awq"}, {"bits", 4}, {"group_size", 64}, {"zero_point", true}};
+  const json older = {{"quant_method", "awq"},
+                      {"w_bit", 4},
+                      {"q_group_size", 64},
+                      {"zero_point", true},
+                      {"version", "GEMM"}};
+  for (const json& config : {present, older, with(present, {{"version", "gemv"}})}) {
+    const auto found = read(config);
+    ASSERT_TRUE(found.weights) << found.reason;
+    EXPECT_EQ(found.weights->element, DType::kI4);
+    EXPECT_EQ(found.weights->spec.zeros, WeightZero::kPoint);
+    EXPECT_EQ(found.weights->spec.block_cols, 64);
+  }
+  EXPECT_EQ(read(with(present, {{"zero_point", false}})).weights->spec.zeros, WeightZero::kNone);
+  expect_reason(with(present, {{"version", "gemv_fast"}}), "gemv_fast");
+  expect_reason(with(present, {{"bits", 8}}), "8 bits");
+  expect_error({{"quant_method", "awq"}, {"bits", 4}}, ErrorCode::kConfigMissingKey);
+}
+
+TEST(Mxfp4Config, IsReadWithoutKeys) {
+  const auto found = read({{"quant_method", "mxfp4"}, {"modules_to_not_convert", {"lm_head"}}});
+  ASSERT_TRUE(found.weights) << found.reason;
+  EXPECT_EQ(found.weights->element, DType::kF4);
+  EXPECT_EQ(found.weights->spec.block_cols, 32);
+}
+
+TEST(BitsandbytesConfig, WhatIsRead) {
+  const json four = {{"quant_method", "bitsandbytes"}, {"load_in_4bit", true}};
+  EXPECT_EQ(read(four).weights->element, DType::kBnbFP4);
+  const auto nf4 = read(with(four, {{"bnb_4bit_quant_type", "nf4"}}));
+  EXPECT_EQ(nf4.weights->element, DType::kNF4);
+  // Groups end where rows of every matrix do.
+  MoeSpec layer;
+  layer.hidden_size = 96;
+  layer.intermediate_size = 40;
+  QuantSpec spec = nf4.weights->spec;
+  nf4.weights->fit(nf4.weights->stored, layer, spec);
+  EXPECT_EQ(spec.block_cols, 8);
+  layer.shared.mode = SharedMode::kAdd;
+  layer.shared.intermediate_size = 36;
+  nf4.weights->fit(nf4.weights->stored, layer, spec);
+  EXPECT_EQ(spec.block_cols, 4);
+  const auto int8 = read({{"quant_method", "bitsandbytes"}, {"load_in_8bit", true}});
+  EXPECT_EQ(int8.weights->element, DType::kI8);
+  EXPECT_EQ(int8.weights->spec.weights, WeightScale::kChannel);
+  expect_reason({{"quant_method", "bitsandbytes"}}, "neither");
+  expect_reason(with(four, {{"bnb_4bit_quant_type", "int4"}}), "int4");
+}
+
+TEST(ModelOptConfig, SmallCodes) {
+  const auto algorithm = [](const char* name) {
+    return json{{"quant_method", "modelopt"}, {"quant_algo", name}};
+  };
+  const auto nvfp4 = read(algorithm("NVFP4"));
+  ASSERT_TRUE(nvfp4.weights) << nvfp4.reason;
+  EXPECT_EQ(nvfp4.weights->element, DType::kF4);
+  EXPECT_TRUE(nvfp4.weights->spec.has_global_scale);
+  EXPECT_EQ(nvfp4.weights->spec.block_cols, 16);
+  EXPECT_FALSE(nvfp4.weights->note.empty());
+  EXPECT_TRUE(read(algorithm("W4A16_NVFP4")).weights->note.empty());
+  EXPECT_EQ(read(algorithm("MXFP8")).weights->element, DType::kF8E4M3);
+  expect_reason(algorithm("W4A16_AWQ"), "scaled before products");
+  const auto mixed = [](const char* second) {
+    return json{{"quant_method", "modelopt"},
+                {"quant_algo", "MIXED_PRECISION"},
+                {"quantized_layers",
+                 {{"model.layers.0.self_attn.q_proj", {{"quant_algo", "FP8"}}},
+                  {"model.layers.0.mlp.experts.0.up_proj", {{"quant_algo", "NVFP4"}}},
+                  {"model.layers.1.mlp.experts.0.up_proj", {{"quant_algo", second}}}}}};
+  };
+  EXPECT_EQ(read(mixed("NVFP4")).weights->element, DType::kF4);
+  expect_reason(mixed("FP8"), "several algorithms");
+}
+
+json quark(const json& weight, const json& rows = nullptr) {
+  return {{"quant_method", "quark"},
+          {"global_quant_config", {{"weight", weight}, {"input_tensors", rows}}}};
+}
+
+TEST(QuarkConfig, WhatIsRead) {
+  const json group = {
+      {"dtype", "fp4"}, {"qscheme", "per_group"}, {"group_size", 32}, {"scale_format", "e8m0"}};
+  EXPECT_EQ(read(quark(group)).weights->element, DType::kF4);
+  for (const char* type : {"fp6_e2m3", "fp6_e3m2", "fp8_e4m3"}) {
+    const auto found = read(quark(with(group, {{"dtype", type}}), group));
+    ASSERT_TRUE(found.weights) << found.reason;
+    EXPECT_EQ(found.weights->element, DType::kF8E4M3);
+    EXPECT_EQ(found.weights->spec.block_cols, 32);
+    EXPECT_FALSE(found.weights->note.empty());
+  }
+  const json tensor = {{"dtype", "fp8_e4m3"}, {"qscheme", "per_tensor"}, {"is_dynamic", false}};
+  const auto fp8 = read(quark(tensor, tensor));
+  EXPECT_EQ(fp8.weights->spec.weights, WeightScale::kTensor);
+  EXPECT_EQ(fp8.weights->spec.activations, ActivationScale::kTensorStatic);
+  expect_reason(quark(with(group, {{"scale_format", "float32"}})), "e8m0");
+  expect_reason(quark(with(group, {{"dtype", "mx"}})), "mx");
+  json override = quark(group);
+  override["layer_quant_config"] = {{"*.experts.*", {{"weight", tensor}}}};
+  expect_reason(override, "settings of their own");
+}
+
+TEST(MlxConfig, IsKnownWithoutAMethod) {
+  const json config = {{"bits", 4}, {"group_size", 64}};
+  const auto found = read(config);
+  ASSERT_TRUE(found.weights) << found.reason;
+  EXPECT_EQ(found.method, "mlx");
+  EXPECT_EQ(found.weights->spec.zeros, WeightZero::kOffset);
+  EXPECT_TRUE(found.weights->spec.signed_scales);
+  EXPECT_EQ(read(with(config, {{"bits", 6}})).weights->element, DType::kI8);
+  EXPECT_TRUE(read(with(config, {{"model.layers.0.mlp.gate", {{"bits", 8}}}})).weights);
+  expect_reason(with(config, {{"model.layers.0.mlp.switch_mlp.up_proj", {{"bits", 8}}}}),
+                "settings of their own");
+  expect_reason(with(config, {{"mode", "mxfp4"}}), "mxfp4");
+  expect_reason(with(config, {{"bits", 7}}), "7 bits");
+}
+
+json group_of(const json& weights, const json& targets) {
+  return {{"weights", weights}, {"targets", targets}};
+}
+
+TEST(CompressedTensorsConfig, GroupsOfOtherModules_DoNotMatter) {
+  const json four = {{"num_bits", 4}, {"type", "int"}, {"strategy", "group"}, {"group_size", 32}};
+  const json eight = {{"num_bits", 8}, {"type", "int"}, {"strategy", "channel"}};
+  const auto config = [&](const json& first, const json& second) {
+    return json{{"quant_method", "compressed-tensors"},
+                {"format", "pack-quantized"},
+                {"config_groups",
+                 {{"group_0", group_of(four, first)}, {"group_1", group_of(eight, second)}}}};
+  };
+  const json experts = json::array({"re:.*mlp\\.experts\\.\\d+\\..*"});
+  EXPECT_EQ(read(config(experts, json::array({"re:.*self_attn.*"}))).weights->element, DType::kI4);
+  EXPECT_EQ(
+      read(config(json::array({"re:.*self_attn.*"}), json::array({"Linear"}))).weights->element,
+      DType::kI8);
+  expect_reason(config(experts, json::array({"re:.*down_proj"})), "differ");
+  expect_reason(config(json::array({"Linear"}), json::array({"re:.*w2$"})), "differ");
+}
+
+TEST(CompressedTensorsConfig, ZerosOrdersAndSmallFloats) {
+  const auto config = [](const char* format, const json& weights) {
+    return json{{"quant_method", "compressed-tensors"},
+                {"format", format},
+                {"config_groups", {{"group_0", group_of(weights, json::array({"Linear"}))}}}};
+  };
+  json scheme = {{"num_bits", 4},       {"type", "int"},    {"symmetric", false},
+                 {"strategy", "group"}, {"group_size", 32}, {"actorder", "group"}};
+  const auto both = read(config("pack-quantized", scheme));
+  ASSERT_TRUE(both.weights) << both.reason;
+  EXPECT_EQ(both.weights->spec.zeros, WeightZero::kPoint);
+  EXPECT_TRUE(both.weights->spec.has_column_order);
+  scheme["num_bits"] = 6;
+  EXPECT_EQ(read(config("pack-quantized", scheme)).weights->element, DType::kI8);
+  expect_reason(config("marlin-24", scheme), "marlin-24");
+  scheme = {{"num_bits", 4}, {"type", "float"}, {"strategy", "tensor_group"}, {"group_size", 16}};
+  EXPECT_TRUE(read(config("nvfp4-pack-quantized", scheme)).weights->spec.has_global_scale);
+  scheme["strategy"] = "group";
+  EXPECT_EQ(read(config("mxfp4-pack-quantized", scheme)).weights->element, DType::kF4);
+  expect_reason(config("pack-quantized", scheme), "pack-quantized");
+}
+
+TEST(UnreadMethods, HaveReasons) {
+  for (const char* method : {"aqlm", "hqq", "exl2", "exl3", "eetq", "vptq", "higgs", "quip", "spqr",
+                             "torchao", "marlin", "fp_quant"}) {
+    const auto found = read({{"quant_method", method}});
+    EXPECT_FALSE(found.weights);
+    EXPECT_FALSE(found.reason.empty()) << method;
+  }
+}
+
+TEST(ModuleRules, Expressions) {
+  using checkpoint::may_match;
+  const std::string name = "model.layers.10.mlp.experts.7.gate_proj";
+  for (const char* yes :
+       {"model", ".*experts.*", "model\\.layers\\.\\d+\\.mlp", "(model|lm_head).*", ".*gate_proj$",
+        "^model", "model.layers.(1[0-9]|2[0-9]).*", "(?:model)", "[a-z]+\\.layers",
+        ".*experts.[^0]", "", "m?odel", "model\\.layers\\.1+0", ".*?mlp", ".*[e-]x"}) {
+    EXPECT_TRUE(may_match(yes, name)) << yes;
+  }
+  for (const char* no : {"odel", ".*self_attn.*", "model\\.layers\\.\\d\\.", ".*gate_proj.$",
+                         "(lm_head|visual).*", ".*down_proj", "model.layers.2[0-9].*", "[^m].*"}) {
+    EXPECT_FALSE(may_match(no, name)) << no;
+  }
+  // What is not known may match.
+  for (const char* unknown : {"(?!.*mlp).*zzz", "zzz{2}", "(zzz", "zzz)", "[zzz", "*", "\\b"}) {
+    EXPECT_TRUE(may_match(unknown, name)) << unknown;
+  }
+  EXPECT_TRUE(may_match(std::string(5000, '('), name));
+  EXPECT_TRUE(may_match("(((((((.*)*)*)*)*)*)*)*x", name));
+  EXPECT_FALSE(may_match("(a*)*(a*)*(a*)*b", std::string(40, 'a')));
+}
+
+}  // namespace
+}  // namespace conclave::testing

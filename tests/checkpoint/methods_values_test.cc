@@ -1,0 +1,165 @@
+// Values in files of quantisation methods that mean nothing or contradict the configuration.
+
+#include "checkpoint/tiny_model.h"
+
+#include "conclave/checkpoint.h"
+#include "conclave/context.h"
+#include "conclave/reference.h"
+#include "conclave/safetensors.h"
+#include "conclave/tensor.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <string>
+#include <vector>
+
+namespace conclave::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+TinyModel golden(const std::string& name) {
+  TinyModel model;
+  const fs::path from = fs::path("testdata/quantised") / name;
+  std::ifstream config(from / "config.json");
+  model.config = nlohmann::json::parse(config);
+  const SafetensorsFile file = SafetensorsFile::open(from / "model.safetensors");
+  for (const TensorInfo& info : file.tensors()) {
+    TinyTensor& tensor = model.add(info.name, info.dtype, info.shape);
+    tensor.bytes.resize(info.bytes);
+    file.read(info, 0, tensor.bytes);
+  }
+  return model;
+}
+
+// The error of the oracle, which reads every plane of every expert.
+std::optional<Error> run_error(const TinyModel& model) {
+  const TempDir directory;
+  write_single(model, directory.path());
+  return error_of([&] {
+    const Context context({.num_threads = 1});
+    const Checkpoint checkpoint = Checkpoint::open(directory.path());
+    const MoeSpec& spec = checkpoint.layer(0).spec;
+    const auto source = checkpoint.layer_source(0);
+    const int64_t tokens = spec.num_experts;
+    Tensor hidden(DType::kF32, {tokens, spec.hidden_size});
+    Tensor ids(DType::kI32, {tokens, spec.top_k});
+    Tensor weights(DType::kF32, {tokens, spec.top_k});
+    for (int64_t i = 0; i < tokens * spec.top_k; ++i) {
+      ids.as<int32_t>()[i] = static_cast<int32_t>((i / spec.top_k + i % spec.top_k) % tokens);
+    }
+    static_cast<void>(reference_forward(
+        context, spec, *source,
+        {.hidden = hidden.view(), .topk_ids = ids.view(), .topk_weights = weights.view()}));
+  });
+}
+
+void expect_value_error(const TinyModel& model, const std::string& tensor,
+                        ErrorCode code = ErrorCode::kTensorValue) {
+  const auto error = run_error(model);
+  ASSERT_TRUE(error) << tensor;
+  EXPECT_EQ(error->code(), code) << error->what();
+  EXPECT_NE((error->detail().tensor + error->detail().file).find(tensor), std::string::npos)
+      << error->what();
+}
+
+template <class T>
+void set(TinyModel& model, const std::string& name, size_t index, T value) {
+  std::memcpy(model.at(name).bytes.data() + index * sizeof(T), &value, sizeof(T));
+}
+
+constexpr const char* kQwen = "model.layers.0.mlp.experts.1.up_proj.";
+constexpr const char* kMixtral = "model.layers.0.block_sparse_moe.experts.1.w3.";
+
+TEST(GptqValues, AsTheyAre_AreRead) {
+  const auto error = run_error(golden("qwen3_moe-gptq-int4-order"));
+  EXPECT_FALSE(error) << error->what();
+}
+
+TEST(GptqValues, GroupsOutOfRange_AreNamed) {
+  for (const int32_t group : {-1, 100, 1 << 30}) {
+    TinyModel model = golden("qwen3_moe-gptq-int4-order");
+    set(model, std::string(kQwen) + "g_idx", 5, group);
+    expect_value_error(model, std::string(kQwen) + "g_idx");
+  }
+}
+
+TEST(GptqValues, AnOrderThatTheConfigurationDenies_IsNamed) {
+  TinyModel model = golden("qwen3_moe-gptq-int4-group32");
+  set(model, std::string(kQwen) + "g_idx", 0, int32_t{1});
+  expect_value_error(model, std::string(kQwen) + "g_idx");
+}
+
+TEST(GptqValues, ZeroPointsThatTheConfigurationDenies_AreNamed) {
+  TinyModel model = golden("qwen3_moe-gptq-int4-group32");
+  set(model, std::string(kQwen) + "qzeros", 0, uint32_t{0x77777776});
+  expect_value_error(model, std::string(kQwen) + "qzeros");
+}
+
+TEST(GptqValues, TheLargestZeroOfTheFirstVersion_WrapsToNought) {
+  TinyModel model = golden("qwen3_moe-gptq-int8-asymmetric");
+  set(model, std::string(kQwen) + "qzeros", 0, uint32_t{0x000000ff});
+  const TempDir directory;
+  write_single(model, directory.path());
+  const Checkpoint checkpoint = Checkpoint::open(directory.path());
+  const auto zeros =
+      read_matrix(*checkpoint.layer_source(0), weights::kUp.with(WeightPlane::kZero), /*expert=*/1);
+  float first = 0;
+  std::memcpy(&first, zeros.data(), sizeof(first));
+  EXPECT_EQ(first, -128);
+}
+
+TEST(AwqValues, ZeroPointsThatTheConfigurationDenies_AreNamed) {
+  TinyModel model = golden("mixtral-awq-symmetric");
+  set(model, std::string(kMixtral) + "qzeros", 1, uint32_t{0x88888889});
+  expect_value_error(model, std::string(kMixtral) + "qzeros");
+}
+
+TEST(BitsandbytesValues, AnotherTable_IsNamed) {
+  TinyModel model = golden("qwen3_moe-bnb-nf4");
+  set(model, std::string(kQwen) + "weight.quant_map", 3, -0.4F);
+  expect_value_error(model, std::string(kQwen) + "weight.quant_map");
+}
+
+TEST(BitsandbytesValues, StatesThatMeanNothing_AreNamed) {
+  const std::string name = std::string(kQwen) + "weight.quant_state.bitsandbytes__nf4";
+  const auto with_state = [&](const std::string& text) {
+    TinyModel model = golden("qwen3_moe-bnb-nf4");
+    model.drop(name);
+    TinyTensor& state = model.add(name, DType::kU8, {static_cast<int64_t>(text.size())});
+    std::memcpy(state.bytes.data(), text.data(), text.size());
+    return model;
+  };
+  const auto valid = [](const std::string& shape, int64_t block) {
+    return R"({"quant_type": "nf4", "blocksize": )" + std::to_string(block) + R"(, "shape": )" +
+           shape + "}";
+  };
+  EXPECT_FALSE(run_error(with_state(valid("[64, 128]", 64))));
+  expect_value_error(with_state(valid("[128, 64]", 64)), name, ErrorCode::kTensorShape);
+  expect_value_error(with_state(valid("[64, 128]", 128)), name,
+                     ErrorCode::kUnsupportedQuantization);
+  expect_value_error(with_state("{}"), name, ErrorCode::kConfigMissingKey);
+  for (const std::string& broken :
+       {std::string("{"), std::string(5000, '['), std::string("\xff")}) {
+    const auto error = run_error(with_state(broken));
+    ASSERT_TRUE(error);
+    EXPECT_NE(error->detail().file.find(name), std::string::npos) << error->what();
+  }
+}
+
+TEST(CompressedTensorsValues, DivisorsThatDivideNothing_AreNamed) {
+  const std::string name = "model.layers.0.block_sparse_moe.experts.1.w3.weight_global_scale";
+  for (const float bad : {0.0F, -1.0F, std::numeric_limits<float>::infinity(),
+                          std::numeric_limits<float>::quiet_NaN()}) {
+    TinyModel model = golden("mixtral-compressed-nvfp4");
+    set(model, name, 0, bad);
+    expect_value_error(model, name);
+  }
+}
+
+}  // namespace
+}  // namespace conclave::testing
