@@ -15,7 +15,8 @@ enum class Argument : uint8_t { kNone, kWords, kFile, kDirectory, kOther };
 
 Argument argument_of(const OptionOutline& option) {
   if (!option.choices.empty()) return Argument::kWords;
-  if (option.name == kModelDir || option.name == kOutputTarget) return Argument::kDirectory;
+  if (option.name == kModelDir || option.name == kOutputTarget || option.name == kOutputDir)
+    return Argument::kDirectory;
   if (option.value.empty()) return Argument::kNone;
   return option.value == kFileValue ? Argument::kFile : Argument::kOther;
 }
