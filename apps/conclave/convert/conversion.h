@@ -34,7 +34,7 @@ struct ConversionReport {
   std::string scales;  // "amax" or "search"
   int64_t tokens = 0;
   uint64_t seed = 0;
-  uint64_t bytes_before = 0;  // of all tensors
+  uint64_t bytes_before = 0;  // in all tensors
   uint64_t bytes_after = 0;
   size_t shards = 0;
   size_t shards_kept = 0;  // finished by an earlier run

@@ -11,7 +11,7 @@ constexpr std::string_view kBlank = " \t\r\n";
 
 struct Member {
   std::string_view key = {};  // as written, between the quotes
-  size_t begin = 0;           // of the key's quote
+  size_t begin = 0;           // at the quote before the key
   size_t value = 0;
   size_t end = 0;
 };

@@ -1,5 +1,6 @@
 #include "convert/layer_errors.h"
 
+#include "convert/median.h"
 #include "input/batch.h"
 
 #include "conclave/reference.h"
@@ -26,13 +27,6 @@ std::vector<double> output_of(const Context& context, const Checkpoint& model, i
       .output;
 }
 
-double median_of(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::ranges::nth_element(values, middle);
-  return *middle;
-}
-
 }  // namespace
 
 LayerError layer_error(const Context& context, const Checkpoint& source, const Checkpoint& result,
@@ -52,7 +46,7 @@ LayerError layer_error(const Context& context, const Checkpoint& source, const C
     error.worst = *worst;
     error.worst_token = worst - error.tokens.begin();
   }
-  error.median = median_of(error.tokens);
+  error.median = median(error.tokens);
   return error;
 }
 

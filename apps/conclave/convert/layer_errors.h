@@ -12,7 +12,7 @@ namespace conclave::tool {
 
 struct LayerError {
   int64_t layer = 0;
-  double median = 0;  // of the tokens' relative L2 errors
+  double median = 0;  // relative L2 error of a token
   double worst = 0;
   int64_t worst_token = 0;
   std::vector<double> tokens;  // [T]

@@ -33,7 +33,7 @@ bool has_codes(const WeightForm& form) { return !form.method.empty(); }
 
 // A tensor of the source that modules replace.
 struct Replaced {
-  uint64_t bits = 0;  // of the matrices that are converted
+  uint64_t bits = 0;  // in matrices that are converted
   int64_t users = 0;  // matrices that it belongs to
   bool holds_weights = false;
 };

@@ -53,7 +53,7 @@ struct ConversionPlan {
   std::vector<ConvertedModule> modules;
   std::vector<PlannedShard> shards;
   std::string config;  // text of config.json
-  uint64_t bytes = 0;  // of all tensors
+  uint64_t bytes = 0;  // in all tensors
 
   nlohmann::ordered_json index() const;
 };

@@ -1,5 +1,6 @@
 #include "convert/report.h"
 
+#include "convert/median.h"
 #include "convert/page.h"
 #include "convert/result_directory.h"
 #include "output/numbers.h"
@@ -13,12 +14,6 @@
 
 namespace conclave::tool {
 namespace {
-
-double median_of(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::ranges::nth_element(values, middle);
-  return *middle;
-}
 
 nlohmann::ordered_json module_json(const ModuleReport& module) {
   return {{"name", module.name},
@@ -131,7 +126,7 @@ std::vector<KindSummary> summarise(const ConversionReport& report) {
       summary.worst_steps = std::max(summary.worst_steps, module->error.worst_steps);
     }
     summary.worst = std::ranges::max(errors);
-    summary.median = median_of(std::move(errors));
+    summary.median = median(std::move(errors));
     summaries.push_back(std::move(summary));
   }
   return summaries;

@@ -18,7 +18,7 @@ struct KindSummary {
   std::string kind;  // "gate", "shared_down"
   int64_t layer = 0;
   int64_t count = 0;
-  double median = 0;  // of the relative errors
+  double median = 0;  // relative error
   double worst = 0;
   double worst_steps = 0;
 };

@@ -15,7 +15,7 @@ namespace conclave::tool {
 
 struct ShardRecord {
   std::string file_name;
-  uint64_t checksum = 0;                    // of the tensors' data
+  uint64_t checksum = 0;                    // over the tensors' data
   std::map<int32_t, QuantiseError> errors;  // by module
 };
 

@@ -1,0 +1,417 @@
+// Runs conclave convert as a user does, and looks at what it wrote with this library's reader.
+#include "tool_process.h"
+
+#include "conclave/checkpoint.h"
+#include "conclave/format.h"
+#include "conclave/quantise.h"
+#include "conclave/safetensors.h"
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <set>
+
+namespace conclave::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+constexpr std::array kTinyModels = {"mixtral-tiny", "qwen3-moe-tiny", "olmoe-tiny",
+                                    "qwen2-moe-tiny"};
+constexpr std::array kMatrices = {weights::kGate,       weights::kUp,       weights::kDown,
+                                  weights::kSharedGate, weights::kSharedUp, weights::kSharedDown};
+
+std::vector<WeightForm> written_forms() {
+  std::vector<WeightForm> forms;
+  for (const WeightForm& form : weight_forms()) {
+    const bool written =
+        Quantiser::supports({.codes = form.dtype, .quant = form.quant}) && !form.method.empty();
+    if (written) forms.push_back(form);
+  }
+  return forms;
+}
+
+ToolResult convert(const std::string& source, const fs::path& out, const std::string& form,
+                   std::vector<std::string> more = {}) {
+  std::vector<std::string> arguments = {"convert",   source, out.string(), "--format", form,
+                                        "--threads", "2",    "--tokens",   "8"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return run_tool(arguments);
+}
+
+Json read_json(const fs::path& path) { return Json::parse(read_text(path)); }
+
+std::vector<float> values_of(const Checkpoint& model, int64_t layer, WeightId id, int64_t expert) {
+  const auto source = model.layer_source(layer);
+  const WeightInfo info = source->describe(id);
+  std::vector<float> values(static_cast<size_t>(info.rows * info.cols));
+  read_values(model.layer(layer).spec.quant, *source, id, expert, {0, info.rows, 0, info.cols},
+              values);
+  return values;
+}
+
+// Whether the method has the form for rows of these widths: words are whole, and so are groups.
+bool fits(const WeightForm& form, const MoeSpec& spec) {
+  std::set<int64_t> widths = {spec.hidden_size, spec.intermediate_size};
+  if (spec.shared.mode != SharedMode::kNone) widths.insert(spec.shared.intermediate_size);
+  const QuantSpec& quant = form.quant;
+  const bool groups = quant.weights == WeightScale::kBlock && quant.block_rows == 1;
+  return std::ranges::all_of(widths, [&](int64_t width) {
+    const bool words = bit_size(form.dtype) >= 8 || width * bit_size(form.dtype) % 32 == 0;
+    return words && (!groups || width <= quant.block_cols || width % quant.block_cols == 0);
+  });
+}
+
+// The errors that the report states are those of the values that the reader gives.
+void expect_reported_errors(const std::string& source, const fs::path& out) {
+  const Checkpoint before = Checkpoint::open(source);
+  const Checkpoint after = Checkpoint::open(out);
+  const Json report = read_json(out / "conversion.json");
+  std::map<std::string, double> reported;
+  for (const Json& matrix : report["matrices"]) {
+    reported[matrix["name"].get<std::string>()] = matrix["relative_error"].get<double>();
+    EXPECT_LE(matrix["worst_steps"].get<double>(), 0.5 * (1 + 1e-6)) << matrix;
+  }
+  for (const CheckpointLayer& layer : before.layers()) {
+    for (const StoredMatrix& matrix : after.stored_matrices(layer.index)) {
+      const std::vector<float> expected = values_of(before, layer.index, matrix.id, matrix.expert);
+      const std::vector<float> actual = values_of(after, layer.index, matrix.id, matrix.expert);
+      ASSERT_EQ(actual.size(), expected.size()) << matrix.module;
+      double squared = 0;
+      double norm = 0;
+      for (size_t i = 0; i < actual.size(); ++i) {
+        squared += std::pow(double{actual[i]} - double{expected[i]}, 2);
+        norm += double{expected[i]} * double{expected[i]};
+      }
+      EXPECT_NEAR(std::sqrt(squared / norm), reported.at(matrix.module), 1e-6) << matrix.module;
+    }
+  }
+}
+
+// Three matrices in a row and two quantisations of rows add up as independent errors do; four
+// times their root mean square is beyond every row.
+double output_bar(const Json& report, const WeightForm& form) {
+  double weights = 0;
+  for (const Json& matrix : report["matrices"]) {
+    weights = std::max(weights, matrix["relative_error"].get<double>());
+  }
+  // A row's relative error: e4m3 is off by 2^-4 at most, integers by half a step of amax / 127,
+  // where amax is at most the length of the row.
+  const bool coded = form.quant.activations != ActivationScale::kNone;
+  const double rows = !coded ? 0 : form.dtype == DType::kF8E4M3 ? 0x1p-4 : 10.0 / 127;
+  return 4 * std::sqrt(3 * weights * weights + 2 * rows * rows);
+}
+
+class ConvertTiny : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(ConvertTiny, EveryForm_IsReadAndAgreesWithItsReport) {
+  const std::string source = bundled(GetParam());
+  const MoeSpec spec = Checkpoint::open(source).layers().front().spec;
+  for (const WeightForm& form : written_forms()) {
+    SCOPED_TRACE(form.name);
+    const ScratchDirectory scratch;
+    const fs::path out = scratch / "out";
+    const ToolResult result = convert(source, out, std::string(form.name));
+    if (!fits(form, spec)) {
+      EXPECT_EQ(result.exit_code, 3) << result.out << result.err;
+      EXPECT_NE(result.err.find("[kUnsupported]"), std::string::npos) << result.err;
+      EXPECT_TRUE(fs::is_empty(scratch.path()));
+      continue;
+    }
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    const Checkpoint model = Checkpoint::open(out);
+    for (const CheckpointLayer& layer : model.layers()) {
+      EXPECT_TRUE(layer.support) << layer.support.reason();
+      EXPECT_EQ(layer.spec.weight_dtype, form.dtype);
+      EXPECT_EQ(layer.spec.quant.weights, form.quant.weights);
+      EXPECT_EQ(layer.spec.quant.activations, form.quant.activations);
+    }
+    expect_reported_errors(source, out);
+    const Json report = read_json(out / "conversion.json");
+    EXPECT_EQ(report["layers"].size(), model.layers().size());
+    for (const Json& layer : report["layers"]) {
+      EXPECT_LE(layer["worst"].get<double>(), output_bar(report, form)) << layer["layer"];
+      EXPECT_LE(layer["median"].get<double>(), layer["worst"].get<double>());
+    }
+    const ToolResult verified = run_tool({"verify", out.string(), "--tokens", "8"});
+    EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Convert, ConvertTiny, ::testing::ValuesIn(kTinyModels),
+                         [](const auto& instance) {
+                           std::string name = instance.param;
+                           std::ranges::replace(name, '-', '_');
+                           return name;
+                         });
+
+class ConvertFamily : public ::testing::TestWithParam<std::string> {};
+
+// Every family's golden model either becomes a model that runs, or is refused with the reason.
+TEST_P(ConvertFamily, GoldenModel_IsConvertedOrRefused) {
+  const ScratchDirectory scratch;
+  const fs::path out = scratch / "out";
+  const std::string source = "testdata/models/" + GetParam();
+  const ToolResult result = convert(source, out, "int8-channel");
+  if (result.exit_code != 0) {
+    EXPECT_EQ(result.exit_code, 3) << result.err;
+    EXPECT_NE(result.err.find("[kUnsupported]"), std::string::npos) << result.err;
+    EXPECT_TRUE(fs::is_empty(scratch.path()));
+    return;
+  }
+  expect_reported_errors(source, out);
+  const ToolResult verified = run_tool({"verify", out.string(), "--tokens", "4"});
+  EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+}
+
+std::vector<std::string> golden_models() {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator("testdata/models")) {
+    if (entry.is_directory()) names.push_back(entry.path().filename().string());
+  }
+  std::ranges::sort(names);
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, ConvertFamily, ::testing::ValuesIn(golden_models()),
+                         [](const auto& instance) {
+                           std::string name = instance.param;
+                           std::ranges::replace_if(
+                               name, [](unsigned char c) { return !std::isalnum(c); }, '_');
+                           return name;
+                         });
+
+TEST(Convert, QuantisedModel_BecomesAnotherForm) {
+  for (const char* model : {"qwen3_moe-compressed-int4-group32", "qwen3_moe-compressed-weight-only",
+                            "mixtral-modelopt-channel", "qwen3_moe-fp8-stacked"}) {
+    SCOPED_TRACE(model);
+    const std::string source = "testdata/quantised/" + std::string(model);
+    const ScratchDirectory scratch;
+    const fs::path out = scratch / "out";
+    const ToolResult result = convert(source, out, "int8-channel");
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    expect_reported_errors(source, out);
+    EXPECT_FALSE(fs::exists(out / "hf_quant_config.json"));
+    const ToolResult verified = run_tool({"verify", out.string()});
+    EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+  }
+}
+
+TEST(Convert, OtherTensorsAndFiles_AreCopiedByteForByte) {
+  const ScratchDirectory scratch;
+  const fs::path out = scratch / "out";
+  const std::string source = bundled("mixtral-tiny");
+  ASSERT_EQ(convert(source, out, "int8-channel").exit_code, 0);
+  const SafetensorsFile before = SafetensorsFile::open(fs::path(source) / "model.safetensors");
+  const SafetensorsFile after = SafetensorsFile::open(out / "model.safetensors");
+  int64_t copied = 0;
+  for (const TensorInfo& tensor : before.tensors()) {
+    if (tensor.name.find(".experts.") != std::string::npos) continue;
+    const TensorInfo* const same = after.find(tensor.name);
+    ASSERT_NE(same, nullptr) << tensor.name;
+    EXPECT_EQ(same->shape, tensor.shape);
+    std::vector<std::byte> expected(tensor.bytes);
+    std::vector<std::byte> actual(same->bytes);
+    before.read(tensor, 0, expected);
+    after.read(*same, 0, actual);
+    EXPECT_EQ(actual, expected) << tensor.name;
+    ++copied;
+  }
+  EXPECT_GT(copied, 10);
+  EXPECT_EQ(read_text(out / "generation_config.json"),
+            read_text(fs::path(source) / "generation_config.json"));
+  Json config = read_json(out / "config.json");
+  const Json ignored = config["quantization_config"]["ignore"];
+  for (const char* name :
+       {"lm_head", "model.layers.0.block_sparse_moe.gate", "model.layers.1.self_attn.q_proj"}) {
+    EXPECT_NE(std::ranges::find(ignored, name), ignored.end()) << name;
+  }
+  config.erase("quantization_config");
+  EXPECT_EQ(config, read_json(fs::path(source) / "config.json"));
+}
+
+TEST(Convert, Shards_HoldAtMostTheirSizeAndAreIndexed) {
+  const ScratchDirectory scratch;
+  const fs::path out = scratch / "out";
+  ASSERT_EQ(
+      convert(bundled("qwen3-moe-tiny"), out, "fp8-channel", {"--shard-size", "100kB"}).exit_code,
+      0);
+  const Json index = read_json(out / "model.safetensors.index.json");
+  std::set<std::string> files;
+  for (const auto& [name, file] : index["weight_map"].items()) files.insert(file);
+  EXPECT_GT(files.size(), 3U);
+  for (const std::string& file : files) EXPECT_LT(fs::file_size(out / file), 200'000U);
+  EXPECT_EQ(run_tool({"verify", out.string(), "--layers", "0"}).exit_code, 0);
+}
+
+TEST(Convert, ThreadsAndPieces_DoNotChangeTheBytes) {
+  const ScratchDirectory scratch;
+  const std::string source = bundled("qwen2-moe-tiny");
+  ASSERT_EQ(convert(source, scratch / "one", "fp8-block", {"--threads", "1"}).exit_code, 0);
+  ASSERT_EQ(convert(source, scratch / "four", "fp8-block", {"--threads", "4"}).exit_code, 0);
+  EXPECT_EQ(read_text(scratch / "one" / "model.safetensors"),
+            read_text(scratch / "four" / "model.safetensors"));
+}
+
+TEST(Convert, Layers_AloneAreConverted) {
+  const ScratchDirectory scratch;
+  const fs::path out = scratch / "out";
+  const ToolResult result =
+      convert(bundled("qwen3-moe-tiny"), out, "fp8-channel", {"--layers", "1-2"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Checkpoint model = Checkpoint::open(out);
+  EXPECT_EQ(model.layer(0).spec.weight_dtype, DType::kBF16);
+  EXPECT_EQ(model.layer(1).spec.weight_dtype, DType::kF8E4M3);
+  EXPECT_EQ(model.layer(2).spec.weight_dtype, DType::kF8E4M3);
+  EXPECT_EQ(read_json(out / "conversion.json")["layers"].size(), 2U);
+  EXPECT_EQ(run_tool({"verify", out.string()}).exit_code, 0);
+}
+
+TEST(Convert, KeptLayers_StayAsTheyAreOrBecomeValues) {
+  const ScratchDirectory scratch;
+  const fs::path out = scratch / "out";
+  const ToolResult result =
+      convert(bundled("qwen2-moe-tiny"), out, "int8-channel",
+              {"--keep", "*.layers.0.*=source", "--keep", "*.shared_expert.*=bf16"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Checkpoint model = Checkpoint::open(out);
+  EXPECT_EQ(model.layer(0).spec.weight_dtype, DType::kF32);
+  EXPECT_EQ(model.layer(2).spec.weight_dtype, DType::kI8);
+  EXPECT_EQ(model.layer(2).spec.shared.weight_dtype, DType::kBF16);
+  EXPECT_EQ(run_tool({"verify", out.string()}).exit_code, 0);
+}
+
+TEST(Convert, KeepThatNoReaderTakes_IsRefusedBeforeAnythingIsWritten) {
+  const ScratchDirectory scratch;
+  const ToolResult result = convert(bundled("mixtral-tiny"), scratch / "out", "int8-channel",
+                                    {"--keep", "*.experts.1.w2=source"});
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_NE(result.err.find("[kUnsupported]: no reader takes"), std::string::npos) << result.err;
+  EXPECT_TRUE(fs::is_empty(scratch.path()));
+}
+
+TEST(Convert, WrongUsage_IsSaid) {
+  const ScratchDirectory scratch;
+  const std::string source = bundled("mixtral-tiny");
+  const fs::path out = scratch / "out";
+  EXPECT_EQ(run_tool({"convert", source, out.string()}).exit_code, 2);
+  EXPECT_EQ(convert(source, out, "fp8-static").exit_code, 2);
+  EXPECT_EQ(convert(source, out, "int8-channel", {"--keep", "nonsense"}).exit_code, 2);
+  EXPECT_EQ(convert(source, out, "int8-channel", {"--keep", "*=source"}).exit_code, 2);
+  const ToolResult unused =
+      convert(source, out, "int8-channel", {"--keep", "*.no_such_layer=source"});
+  EXPECT_EQ(unused.exit_code, 2);
+  EXPECT_NE(unused.err.find("model.layers.0.block_sparse_moe.experts.0.w1"), std::string::npos)
+      << unused.err;
+  EXPECT_EQ(convert(source, out, "int8-channel", {"--layers", "7"}).exit_code, 3);
+  EXPECT_EQ(convert((scratch / "none").string(), out, "int8-channel").exit_code, 3);
+  EXPECT_TRUE(fs::is_empty(scratch.path()));
+}
+
+TEST(Convert, Destination_MustNotExistUnlessForced) {
+  const ScratchDirectory scratch;
+  const std::string source = bundled("mixtral-tiny");
+  const fs::path out = scratch / "out";
+  ASSERT_EQ(convert(source, out, "int8-channel").exit_code, 0);
+  const ToolResult refused = convert(source, out, "fp8-channel");
+  EXPECT_EQ(refused.exit_code, 4);
+  EXPECT_NE(refused.err.find("[kFileWrite]: the destination exists"), std::string::npos);
+  ASSERT_EQ(convert(source, out, "fp8-channel", {"--force"}).exit_code, 0);
+  EXPECT_EQ(Checkpoint::open(out).layer(0).spec.weight_dtype, DType::kF8E4M3);
+  EXPECT_FALSE(fs::exists(out.string() + ".replaced"));
+
+  write_text(scratch / "letter.txt", "mine");
+  EXPECT_EQ(convert(source, scratch.path(), "fp8-channel", {"--force"}).exit_code, 4);
+  EXPECT_EQ(read_text(scratch / "letter.txt"), "mine");
+  const fs::path copy = scratch / "copy";
+  copy_model("mixtral-tiny", copy);
+  EXPECT_EQ(convert(copy.string(), copy, "fp8-channel", {"--force"}).exit_code, 4);
+  EXPECT_EQ(Checkpoint::open(copy).layer(0).spec.weight_dtype, DType::kBF16);
+}
+
+TEST(Convert, WeightThatIsNotFinite_IsNamed) {
+  const ScratchDirectory scratch;
+  copy_model("mixtral-tiny", scratch / "model");
+  const fs::path file = scratch / "model" / "model.safetensors";
+  const std::string name = "model.layers.1.block_sparse_moe.experts.3.w2.weight";
+  const uint64_t offset = SafetensorsFile::open(file).find(name)->file_offset;
+  std::string bytes = read_text(file);
+  bytes[offset + 2] = static_cast<char>(0x80);  // bf16 infinity, in row 0, column 1
+  bytes[offset + 3] = static_cast<char>(0x7f);
+  write_text(file, bytes);
+  const ToolResult result = convert((scratch / "model").string(), scratch / "out", "int8-channel");
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_NE(result.err.find("[kTensorValue]: a weight is not finite"), std::string::npos);
+  EXPECT_NE(result.err.find(name), std::string::npos) << result.err;
+  EXPECT_NE(result.err.find("inf in row 0, column 1"), std::string::npos) << result.err;
+  EXPECT_FALSE(fs::exists(scratch / "out"));
+}
+
+TEST(Convert, LinkOutOfTheModel_IsNotFollowed) {
+  const ScratchDirectory scratch;
+  copy_model("mixtral-tiny", scratch / "model");
+  write_text(scratch / "secret.txt", "secret");
+  fs::create_symlink(scratch / "secret.txt", scratch / "model" / "tokenizer.json");
+  const ToolResult result = convert((scratch / "model").string(), scratch / "out", "int8-channel");
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_NE(result.err.find("[kPathEscape]"), std::string::npos) << result.err;
+  EXPECT_FALSE(fs::exists(scratch / "out"));
+}
+
+TEST(Convert, Search_HasNoLargerErrorThanAmax) {
+  const ScratchDirectory scratch;
+  const std::string source = bundled("mixtral-tiny");
+  const auto error_of = [&](const char* name, const char* rule) {
+    const fs::path out = scratch / name;
+    EXPECT_EQ(convert(source, out, "int4-group128", {"--scales", rule}).exit_code, 0);
+    std::vector<double> errors;
+    for (const Json& matrix : read_json(out / "conversion.json")["matrices"]) {
+      errors.push_back(matrix["relative_error"].get<double>());
+    }
+    return errors;
+  };
+  const std::vector<double> amax = error_of("amax", "amax");
+  const std::vector<double> search = error_of("search", "search");
+  ASSERT_EQ(amax.size(), search.size());
+  for (size_t i = 0; i < amax.size(); ++i) EXPECT_LT(search[i], amax[i]) << i;
+}
+
+TEST(Convert, Report_IsATableAFileAndAPage) {
+  const ScratchDirectory scratch;
+  const fs::path out = scratch / "out";
+  const fs::path copy = scratch / "report.json";
+  const ToolResult result =
+      convert(bundled("qwen2-moe-tiny"), out, "int8-channel", {"--report", copy.string()});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(result.out.find("output worst"), std::string::npos) << result.out;
+  EXPECT_NE(result.out.find("not copied: reference.safetensors, transformers.safetensors"),
+            std::string::npos)
+      << result.out;
+  EXPECT_EQ(read_json(copy), read_json(out / "conversion.json"));
+  const std::string page = read_text(out / "conversion.html");
+  EXPECT_EQ(page.find("<script"), std::string::npos);
+  EXPECT_EQ(page.find("http"), std::string::npos);
+  for (const char* part : {"<svg", "prefers-color-scheme: dark", "shared_down", "Worst tokens"}) {
+    EXPECT_NE(page.find(part), std::string::npos) << part;
+  }
+}
+
+TEST(Convert, NoTokens_LeavesLayersUnmeasured) {
+  const ScratchDirectory scratch;
+  const fs::path out = scratch / "out";
+  const ToolResult result = run_tool({"convert", bundled("mixtral-tiny"), out.string(), "--format",
+                                      "int8-channel", "--tokens", "0"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(read_json(out / "conversion.json")["layers"].empty());
+  EXPECT_EQ(read_text(out / "conversion.html").find("Worst tokens"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace conclave::testing

@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""Decompresses what `conclave convert` wrote with the package compressed-tensors, and compares the values
+with the original weights and with the errors that conversion.json states.
+
+    converted_models_test.py TOOL
+
+Exits with 77, which ctest reports as skipped, where the packages are not installed.
+"""
+
+import importlib.util
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SKIPPED = 77
+TOOL = ""
+# Forms and bundled models whose rows are whole words and groups.
+CASES = [
+    ("mixtral-tiny", "int8-channel"),
+    ("mixtral-tiny", "int8-token"),
+    ("mixtral-tiny", "int4-group128"),
+    ("mixtral-tiny", "fp8-channel"),
+    ("olmoe-tiny", "fp8-channel"),
+    ("qwen2-moe-tiny", "int8-channel"),
+    ("qwen3-moe-tiny", "int4-group128"),
+]
+
+
+def tensors_of(directory: pathlib.Path) -> dict:
+    from safetensors.torch import load_file
+
+    index = directory / "model.safetensors.index.json"
+    files = {"model.safetensors"}
+    if index.exists():
+        files = set(json.loads(index.read_text())["weight_map"].values())
+    return {name: tensor for file in sorted(files) for name, tensor in load_file(directory / file).items()}
+
+
+class Converted(unittest.TestCase):
+    def convert(self, model: str, form: str, out: pathlib.Path, *more: str) -> None:
+        source = ROOT / "testdata" / model
+        command = [TOOL, "convert", source, out, "--format", form, "--tokens", "0", *more]
+        subprocess.run(command, check=True, capture_output=True)
+
+    def decompressed(self, out: pathlib.Path) -> dict:
+        """The weights of every module that the report lists, as the package makes them."""
+        import torch
+        from compressed_tensors.compressors import BaseCompressor
+        from compressed_tensors.quantization import QuantizationConfig
+
+        config = json.loads((out / "config.json").read_text())["quantization_config"]
+        scheme = QuantizationConfig.model_validate(config).config_groups["group_0"]
+        compressor = BaseCompressor.get_value_from_registry(config["format"])
+        disk = tensors_of(out)
+        weights = {}
+        for module in json.loads((out / "conversion.json").read_text())["matrices"]:
+            start = module["name"] + "."
+            state = {name.removeprefix(start): t for name, t in disk.items() if name.startswith(start)}
+            state["weight_scale"] = state["weight_scale"].to(torch.float64)
+            weights[module["name"]] = (module, compressor.decompress(state, scheme)["weight"])
+        return weights
+
+    def test_package_reads_the_values_that_were_reported(self):
+        import torch
+
+        for model, form in CASES:
+            with self.subTest(model=model, form=form), tempfile.TemporaryDirectory() as scratch:
+                out = pathlib.Path(scratch) / "out"
+                self.convert(model, form, out)
+                original = tensors_of(ROOT / "testdata" / model)
+                for name, (module, weight) in self.decompressed(out).items():
+                    before = original[f"{name}.weight"].to(torch.float64)
+                    self.assertEqual(weight.shape, before.shape)
+                    error = (weight.to(torch.float64) - before).norm() / before.norm()
+                    self.assertAlmostEqual(float(error), module["relative_error"], delta=1e-6, msg=name)
+
+    def test_ignored_modules_are_those_without_codes(self):
+        with tempfile.TemporaryDirectory() as scratch:
+            out = pathlib.Path(scratch) / "out"
+            self.convert("qwen2-moe-tiny", "int8-channel", out, "--keep", "*.shared_expert.*=source")
+            config = json.loads((out / "config.json").read_text())["quantization_config"]
+            disk = tensors_of(out)
+            scaled = {name.removesuffix(".weight_scale") for name in disk if name.endswith(".weight_scale")}
+            linear = {
+                name.removesuffix(".weight")
+                for name, tensor in disk.items()
+                if name.endswith(".weight") and tensor.dim() == 2
+            }
+            self.assertEqual(set(config["ignore"]), linear - scaled | {"lm_head"})
+
+
+if __name__ == "__main__":
+    lacking = [name for name in ("compressed_tensors", "safetensors", "torch") if not importlib.util.find_spec(name)]
+    if lacking:
+        print("not installed:", ", ".join(lacking))
+        sys.exit(SKIPPED)
+    TOOL = sys.argv.pop(1)
+    unittest.main()
