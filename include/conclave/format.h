@@ -4,6 +4,7 @@
 #include "conclave/spec.h"
 #include "conclave/version.h"
 
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -18,9 +19,10 @@ struct WeightForm {
   std::string_view method = {};
   std::string_view format = {};  // what "compressed-tensors" calls it: "int-quantized"
   std::string_view type = {};    // what its schemes call the codes: "int"
-  // Codes fill words of 32 bits, the lowest bits first, in tensors named "..._packed" [rows,
-  // words].
-  bool in_words = false;
+  // Codes fill elements of this type, the lowest bits first, in tensors named "..._packed": kI32, a
+  // word of 32 bits, or kU8.
+  std::optional<DType> packed_in = {};
+  DType scale_dtype = DType::kF32;  // as such checkpoints have scales; kF8E8M0 as bytes
 };
 // All forms, plain types first.
 CONCLAVE_API std::vector<WeightForm> weight_forms();

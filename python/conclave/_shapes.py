@@ -8,12 +8,14 @@ from typing import Any
 from conclave import _frameworks
 from conclave.errors import ConclaveTypeError
 
-# int4 codes that an element holds, by the type of the array.
+# Codes of half a byte that an element holds, by the type of the array.
 _CODES = {"uint8": 2, "int32": 8, "uint32": 8}
+# Their types, as Python and as files name them.
+_HALF_BYTES = ("int4", "I4", "float4_e2m1fn_x2", "F4", "nf4", "NF4", "bnb_fp4", "BNB_FP4")
 
 
-def _is_int4(dtype: Any) -> bool:
-    return str(dtype).removeprefix("torch.") in ("int4", "I4")
+def _is_half_byte(dtype: Any) -> bool:
+    return str(dtype).removeprefix("torch.") in _HALF_BYTES
 
 
 def scales_by_row(quant: Mapping[str, Any]) -> bool:
@@ -49,7 +51,7 @@ def complete_spec(
     if sizes is not None:
         experts, rows, cols = sizes
         first = down[0] if isinstance(down, (list, tuple)) else down
-        if _is_int4(spec.get("weight_dtype")):
+        if _is_half_byte(spec.get("weight_dtype")):
             cols *= _CODES.get(_frameworks.dtype_name(first), 1)
         hidden, inner = (cols, rows) if transposed else (rows, cols)
         if not spec.get("num_experts"):

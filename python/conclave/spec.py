@@ -115,8 +115,8 @@ class ResidualMlpSpec:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuantSpec:
-    """Quantisation of e4m3, int8 and int4 weights and of the rows they multiply, which are e4m3
-    beside e4m3 weights and int8 beside integers."""
+    """Quantisation of weights that are codes and of the rows they multiply, which are int8 beside
+    integers and e4m3 beside all others."""
 
     weights: str = "none"  # tensor, channel, block
     block_rows: int = 128  # with block_cols; 1: groups of columns of a row
@@ -139,7 +139,8 @@ class WeightForm:
     method: str  # as config.json states it: "fp8" or "compressed-tensors"; "" for plain types
     format: str  # what "compressed-tensors" calls it: "int-quantized"
     type: str  # what its schemes call the codes: "int"
-    in_words: bool  # codes fill words of 32 bits in checkpoints
+    packed_in: str | None  # "int32", "uint8": what codes fill in checkpoints, the lowest bits first
+    scale_dtype: str  # the type of scales there
 
 
 def weight_forms() -> tuple[WeightForm, ...]:
@@ -150,7 +151,7 @@ def weight_forms() -> tuple[WeightForm, ...]:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MoeSpec:
     """A whole layer. `Layer.from_tensors` fills sizes and the type that are left out, except
-    ``weight_dtype="int4"``, which no array says."""
+    a ``weight_dtype`` of half a byte ("int4"), which no array says."""
 
     num_experts: int = 0
     top_k: int = 0

@@ -375,7 +375,10 @@ std::string_view dtype_to_python(DType dtype) {
     if (row.dtype == dtype) return row.name;
   }
   // No array has elements of half a byte.
-  for (const auto& [narrow, name] : {std::pair{DType::kI4, std::string_view("int4")}}) {
+  using Narrow = std::pair<DType, std::string_view>;
+  for (const auto& [narrow, name] :
+       {Narrow{DType::kI4, "int4"}, Narrow{DType::kF4, "float4_e2m1fn_x2"},
+        Narrow{DType::kNF4, "nf4"}, Narrow{DType::kBnbFP4, "bnb_fp4"}}) {
     if (narrow == dtype) return name;
   }
   return to_string(dtype);

@@ -117,7 +117,8 @@ void visit(WeightForm& value, Visitor& fields) {
   fields("method", value.method);
   fields("format", value.format);
   fields("type", value.type);
-  fields("in_words", value.in_words);
+  fields("packed_in", value.packed_in);
+  fields("scale_dtype", value.scale_dtype);
 }
 
 template <class Visitor>

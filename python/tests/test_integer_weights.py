@@ -220,6 +220,7 @@ def test_a_feed_takes_codes_in_any_order(name):
 def test_weight_forms_are_listed():
     forms = {form.name: form for form in conclave.weight_forms()}
     assert forms["int4-group32"].quant == GROUP32
-    assert forms["int4-group32"].dtype == "int4" and forms["int4-group32"].in_words
+    assert forms["int4-group32"].dtype == "int4"
+    assert forms["int4-group32"].packed_in == "int32"
     assert forms["int8-token"].quant.activations == "token"
     assert forms["bf16"].quant == conclave.QuantSpec()

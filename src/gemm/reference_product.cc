@@ -32,7 +32,8 @@ void add_coded(const PanelLayout& layout, const std::byte* panel, const float* x
     Sums partial{};
     for (int64_t k = begin; k < end; ++k) {
       for (size_t c = 0; c < sums.size(); ++c) {
-        partial[c] += x[k] * panel_value(layout, panel, k, static_cast<int64_t>(c));
+        const float code = panel_value(layout, panel, k, static_cast<int64_t>(c));
+        partial[c] = std::fma(x[k], code, partial[c]);
       }
     }
     const float* scales = layout.scales(panel) + layout.group_of(begin) * kPanelColumns;

@@ -176,7 +176,7 @@ class HeaderParser {
     decode(cursor_.string("before a dtype"), scratch_);
     const std::optional<DType> dtype = parse_dtype(scratch_);
     // parse_dtype also accepts the names that configurations use.
-    if (!dtype || to_string(*dtype) != scratch_) {
+    if (!dtype || to_string(*dtype) != scratch_ || !is_safetensors_type(*dtype)) {
       fail(ErrorCode::kSafetensorsDType, {.what = "the dtype is unknown",
                                           .expected = "a safetensors dtype such as \"BF16\"",
                                           .found = show_text(scratch_)});

@@ -72,6 +72,8 @@ void check_tensor_name(std::string_view name, std::string_view file) {
   }
 }
 
+bool is_safetensors_type(DType dtype) { return dtype <= DType::kF6E3M2; }
+
 uint64_t tensor_bytes(std::string_view name, DType dtype, std::span<const int64_t> shape,
                       std::string_view file) {
   // Zero dimensions do not hide an overflow of the others, in any order.

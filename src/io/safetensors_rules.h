@@ -29,6 +29,9 @@ inline constexpr const char* kDamagedFileHint =
 uint64_t safetensors_header_bytes(std::span<const std::byte> start, uint64_t file_bytes,
                                   std::string_view file);
 
+// Whether files may have elements of this type: others of the library's are its own.
+bool is_safetensors_type(DType dtype);
+
 // Throws Error(kSafetensorsName, kSafetensorsUtf8) unless readers will accept the name.
 void check_tensor_name(std::string_view name, std::string_view file);
 

@@ -189,6 +189,12 @@ void SafetensorsWriter::declare(std::string name, DType dtype, std::vector<int64
          .expected = fmt::format("at most {} dimensions, none negative", io::kMaxTensorRank),
          .found = io::describe_tensor(dtype, shape)});
   }
+  if (!io::is_safetensors_type(dtype)) {
+    impl_->fail(ErrorCode::kSafetensorsDType, {.what = "files have no elements of this type",
+                                               .tensor = std::move(name),
+                                               .found = std::string(to_string(dtype)),
+                                               .hint = "store codes in bytes, as U8"});
+  }
   const uint64_t bytes = io::tensor_bytes(name, dtype, shape, file);
   const auto total =
       checked_add(static_cast<int64_t>(impl_->declared_bytes), static_cast<int64_t>(bytes));

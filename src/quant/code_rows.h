@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/code_bits.h"
+#include "quant/code_values.h"
 #include "quant/weight_format.h"
 
 namespace conclave::inline v0::quant {
@@ -24,6 +25,7 @@ template <class Format>
 inline constexpr CodeBook kCodeBook = {.element = Format::kElement,
                                        .largest = Format::kLargest,
                                        .has_nan = Format::kHasNan,
+                                       .exact_in_bf16 = exact_in_bf16<Format>(),
                                        .decode = Format::decode,
                                        .encode = Format::encode};
 

@@ -19,6 +19,18 @@ const WeightFormat& format_of(DType element) noexcept {
   return *format;
 }
 
+DType scale_dtype(const MoeSpec& spec) {
+  const QuantSpec& quant = spec.quant;
+  for (const WeightForm& form : format_of(spec.weight_dtype).forms) {
+    const QuantSpec& known = form.quant;
+    const bool same = known.weights == quant.weights && known.block_rows == quant.block_rows &&
+                      known.block_cols == quant.block_cols &&
+                      known.has_global_scale == quant.has_global_scale;
+    if (same) return form.scale_dtype;
+  }
+  return DType::kF32;
+}
+
 std::string known_formats(bool codes) {
   std::vector<std::string_view> names;
   for (const WeightFormat& format : format_catalog().rows()) {

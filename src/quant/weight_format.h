@@ -20,8 +20,9 @@ namespace conclave::inline v0::quant {
 // Codes of a byte, one by one: of quantised rows, and of matrices.
 struct CodeBook {
   DType element;
-  float largest;  // magnitude of a code
-  bool has_nan;   // whether a code stands for NaN
+  float largest;       // magnitude of a code
+  bool has_nan;        // whether a code stands for NaN
+  bool exact_in_bf16;  // whether bf16 holds the value of every code
   float (*decode)(uint8_t code);
   // The nearest code, ties to even; `largest` for what is beyond it, NaN for NaN if there is one.
   uint8_t (*encode)(float value);
@@ -57,6 +58,9 @@ Catalog<WeightFormat> format_catalog();
 const WeightFormat* find_format(DType element) noexcept;
 // The same for a type that a checked MoeSpec has.
 const WeightFormat& format_of(DType element) noexcept;
+// The type of scales in checkpoints of the form that the spec has, for random ones; float32 if
+// tools offer no such form.
+DType scale_dtype(const MoeSpec& spec);
 // "F32, F16, BF16 or F8_E4M3": for messages. With `codes` false, only types that hold values.
 std::string known_formats(bool codes);
 

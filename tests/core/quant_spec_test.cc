@@ -73,7 +73,7 @@ TEST(QuantSpec, ValuesOutOfRange_AreRefused) {
 
 TEST(QuantSpec, OtherTypes_AreRefused) {
   MoeSpec spec = quantised(WeightScale::kTensor);
-  spec.weight_dtype = DType::kF8E5M2;
+  spec.weight_dtype = DType::kF8E5M2Fnuz;
   expect_refused(spec, ErrorCode::kDType, "weight_dtype");
   spec = quantised(WeightScale::kTensor);
   spec.shared = {.mode = SharedMode::kAdd, .intermediate_size = 40};

@@ -170,11 +170,11 @@ TEST_P(CodedProduct, AnyShape_HasTheBitsOfTheReference) {
                              {129, 512, 128, 40, 64, 500}}) {
     Problem problem(format().element, shape.k, shape.scale_width, static_cast<uint32_t>(shape.k),
                     shape.scale_skip);
-    // Few codes that stand for NaN, so that most sums are numbers.
+    // Few codes that stand for NaN or infinity, so that most sums are numbers.
     for (int64_t i = 0; i < problem.code_bytes() && format().codes->has_nan; ++i) {
       std::byte& code = problem.bytes()[i];
       const float value = format().codes->decode(static_cast<uint8_t>(code));
-      if (std::isnan(value) && i % 16 != 3) code &= std::byte{0xbf};
+      if (!std::isfinite(value) && i % 16 != 3) code &= std::byte{0xbf};
     }
     const int64_t scales = (shape.k + shape.row_scale_width - 1) / shape.row_scale_width;
     Rows rows{.count = shape.rows, .stride = shape.k + scales};
@@ -249,12 +249,12 @@ std::vector<float> run(Problem& problem, gemm::PanelFunction product, const Pair
   return out;
 }
 
-// Every code but those of NaN.
+// Every code but those of NaN and infinity.
 void keep_numbers(Problem& problem, const quant::WeightFormat& format) {
   if (!format.codes->has_nan) return;
   for (int64_t i = 0; i < problem.code_bytes(); ++i) {
     std::byte& code = problem.bytes()[i];
-    if (std::isnan(format.codes->decode(static_cast<uint8_t>(code)))) code &= std::byte{0xbf};
+    if (!std::isfinite(format.codes->decode(static_cast<uint8_t>(code)))) code &= std::byte{0xbf};
   }
 }
 
@@ -308,16 +308,26 @@ TEST_P(PairedProduct, RowAmongOthers_HasTheBitsOfARowAlone) {
   }
 }
 
-std::vector<const quant::WeightFormat*> coded_formats() {
+std::vector<const quant::WeightFormat*> formats_exact_in_bf16(bool exact) {
   std::vector<const quant::WeightFormat*> formats;
   for (const Case& one : all_cases()) {
-    if (one.function.isa == cpu::Isa::kAvx2) formats.push_back(one.format);
+    if (one.function.isa == cpu::Isa::kAvx2 && one.format->codes->exact_in_bf16 == exact) {
+      formats.push_back(one.format);
+    }
   }
   return formats;
 }
 
-INSTANTIATE_TEST_SUITE_P(Catalog, PairedProduct, ::testing::ValuesIn(coded_formats()),
+INSTANTIATE_TEST_SUITE_P(Catalog, PairedProduct, ::testing::ValuesIn(formats_exact_in_bf16(true)),
                          [](const auto& test) { return std::string(test.param->name); });
+
+TEST(PairedProducts, FormatsThatBf16DoesNotHold_HaveNone) {
+  const auto formats = formats_exact_in_bf16(false);
+  EXPECT_FALSE(formats.empty());
+  for (const quant::WeightFormat* format : formats) {
+    EXPECT_EQ(mlp_functions_avx512_bf16(format->element, {}).product, nullptr) << format->name;
+  }
+}
 
 }  // namespace
 }  // namespace conclave::experts

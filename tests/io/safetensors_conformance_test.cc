@@ -176,8 +176,9 @@ void add_entry_cases(std::vector<MalformedCase>& cases) {
   cases.push_back(entry_case("entry_unknown_field",
                              fields(dtype, shape, offsets, R"("strides":[1])"), kSafetensorsEntry));
 
-  for (const std::string_view value : {R"("F128")", R"("f32")", R"("bfloat16")", R"("")",
-                                       R"("F32 ")", "32", "null", "[\"F32\"]"}) {
+  for (const std::string_view value :
+       {R"("F128")", R"("f32")", R"("I4")", R"("NF4")", R"("bfloat16")", R"("")", R"("F32 ")", "32",
+        "null", "[\"F32\"]"}) {
     cases.push_back(entry_case(fmt::format("dtype_{}", cases.size()),
                                fmt::format(R"("dtype":{},{},{})", value, shape, offsets),
                                kSafetensorsDType));

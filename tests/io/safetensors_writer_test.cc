@@ -106,6 +106,9 @@ TEST(SafetensorsWriter, Misuse_Refused) {
   EXPECT_EQ(declare("b", {int64_t{1} << 32, int64_t{1} << 32}, DType::kU8),
             "kSafetensorsSizeOverflow");
   EXPECT_EQ(declare("b", {3}, DType::kF4), "kSafetensorsSubByte");
+  for (const DType own : {DType::kI4, DType::kNF4, DType::kBnbFP4, static_cast<DType>(200)}) {
+    EXPECT_EQ(declare("b", {4}, own), "kSafetensorsDType");
+  }
   EXPECT_EQ(declare("b", {int64_t{1} << 59, 2}, DType::kU8), "kSafetensorsSizeOverflow");
   EXPECT_EQ(name_of(code_of([&] { writer.write(bytes_of("12345")); })), "kInvalidArgument");
   writer.write(bytes_of("123"));

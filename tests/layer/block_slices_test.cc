@@ -9,7 +9,7 @@
 
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include <algorithm>
 #include <span>
 #include <string>
 #include <vector>
@@ -51,14 +51,14 @@ class SlicedSource final : public WeightSource {
     }
     if (id.plane() != WeightPlane::kScale) return whole_.read(id, expert, part, destination);
     const WeightInfo stored = whole_.describe(id);
-    std::vector<float> scales(static_cast<size_t>(stored.rows * stored.cols));
-    whole_.read(id, expert, {0, stored.rows, 0, stored.cols},
-                std::as_writable_bytes(std::span(scales)));
+    const int64_t bytes = byte_size(stored.dtype);
+    std::vector<std::byte> scales(static_cast<size_t>(stored.rows * stored.cols * bytes));
+    whole_.read(id, expert, {0, stored.rows, 0, stored.cols}, scales);
     std::byte* out = destination.data();
     for (int64_t row = part.row_begin; row < part.row_end; ++row) {
-      for (int64_t col = part.col_begin; col < part.col_end; ++col, out += sizeof(float)) {
+      for (int64_t col = part.col_begin; col < part.col_end; ++col, out += bytes) {
         const int64_t place = row / quant_.block_rows * stored.cols + col / quant_.block_cols;
-        std::memcpy(out, &scales[static_cast<size_t>(place)], sizeof(float));
+        std::copy_n(scales.begin() + place * bytes, bytes, out);
       }
     }
   }
@@ -185,7 +185,8 @@ struct PackedDown {
     const BlockRequest request{.id = weights::kDown, .expert = 1, .block = block};
     ConstTensorView codes;
     loader.load({&request, 1}, {&codes, 1});
-    const std::vector<float> scales = load_row_scales(spec.quant, source, weights::kDown, 1, block);
+    const std::vector<float> scales =
+        load_meaning(spec.quant, source, weights::kDown, 1, block).scales;
     const ConstTensorView none{.dtype = spec.weight_dtype, .shape = {0, spec.hidden_size}};
     layout.pack({.gate = none,
                  .up = none,

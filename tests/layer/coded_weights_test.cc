@@ -80,7 +80,8 @@ class CodedWeights : public ::testing::TestWithParam<Weights> {
     std::vector<OwnedLayer> layers;
     layers.push_back(make_layer(spec, options));
     EXPECT_EQ(layers.back().layer.plan().arithmetic, "f32_fma");
-    if (GetParam().form.quant.activations != kNone) return layers;
+    const quant::CodeBook& codes = *quant::format_of(GetParam().type).codes;
+    if (GetParam().form.quant.activations != kNone || !codes.exact_in_bf16) return layers;
     const std::vector<std::string> isas = testing::usable_isas();
     if (std::find(isas.begin(), isas.end(), "avx512_bf16") == isas.end()) return layers;
     options.arithmetic = "dpbf16";
@@ -211,7 +212,9 @@ std::vector<Weights> every_format_in_every_form() {
        {.weights = kBlock, .block_rows = 24, .block_cols = 40, .activations = kGroup}},
       {"block_token", {.weights = kBlock, .activations = kToken}},
       {"row_group32", {.weights = kBlock, .block_rows = 1, .block_cols = 32}},
-      {"row_group128", {.weights = kBlock, .block_rows = 1}}};
+      {"row_group128", {.weights = kBlock, .block_rows = 1}},
+      {"row_group16_global",
+       {.weights = kBlock, .block_rows = 1, .block_cols = 16, .has_global_scale = true}}};
   std::vector<Weights> all;
   for (const DType type : coded_types()) {
     for (const Form& form : forms) {

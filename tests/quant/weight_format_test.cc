@@ -36,7 +36,18 @@ std::string name_of(const testing::TestParamInfo<const WeightFormat*>& test) {
   return std::string(test.param->name);
 }
 
-// Values that the format holds exactly.
+// Values that the format holds exactly, not all of them one.
+std::vector<float> few_values(const WeightFormat& format) {
+  if (format.codes == nullptr) return {1.0F, -2.0F, 3.0F};
+  std::vector<float> values;
+  for (const float value : {0.2F, -0.3F, 1.0F}) {
+    const float scaled = value * format.codes->largest;
+    values.push_back(format.codes->decode(format.codes->encode(scaled)));
+  }
+  return values;
+}
+
+// All values of a type of codes, and some of others, that the format holds exactly.
 std::vector<float> exact_values(const WeightFormat& format) {
   if (format.codes == nullptr) {
     return {0.0F,   -0.0F,    1.0F,  -1.0F,     0.5F,
@@ -72,7 +83,7 @@ TEST_P(EveryFormat, ExactValues_RoundTripBitForBit) {
 }
 
 TEST_P(EveryFormat, MiddleOfARow_TouchesNothingElse) {
-  const std::vector<float> values = {1.0F, -2.0F, 3.0F};
+  const std::vector<float> values = few_values(format());
   for (const int64_t begin : {1, 2, 3}) {
     std::vector<std::byte> row = row_of(8, 0x35);
     std::vector<float> before(8);
@@ -87,17 +98,17 @@ TEST_P(EveryFormat, MiddleOfARow_TouchesNothingElse) {
     }
     std::vector<float> part(5, 77.0F);
     format().decode(row.data(), begin, 3, part.data() + 1);
-    EXPECT_EQ(part, (std::vector<float>{77.0F, 1.0F, -2.0F, 3.0F, 77.0F}));
+    EXPECT_EQ(part, (std::vector<float>{77.0F, values[0], values[1], values[2], 77.0F}));
   }
 }
 
 TEST_P(EveryFormat, CodesAtAnOddAddress_Decode) {
-  const std::vector<float> values = {3.0F, -1.0F};
+  const std::vector<float> values = few_values(format());
   std::vector<std::byte> storage = row_of(4);
   storage.resize(storage.size() + 1);
-  format().encode(values.data(), 0, 2, storage.data() + 1);
-  std::vector<float> decoded(2);
-  format().decode(storage.data() + 1, 0, 2, decoded.data());
+  format().encode(values.data(), 0, 3, storage.data() + 1);
+  std::vector<float> decoded(3);
+  format().decode(storage.data() + 1, 0, 3, decoded.data());
   EXPECT_EQ(decoded, values);
 }
 
@@ -159,12 +170,16 @@ TEST_P(EveryCodedFormat, BetweenTwoValues_TheNearestIsTakenTiesToEven) {
     const float low = all[i];
     const float high = all[i + 1];
     if (low == high) continue;  // the two zeros
-    const float middle = low + (high - low) / 2;
+    const double middle = (static_cast<double>(low) + static_cast<double>(high)) / 2;
+    const auto rounded = static_cast<float>(middle);
     const auto nearest = [&](float value) { return codes().decode(codes().encode(value)); };
-    EXPECT_EQ(nearest(std::nextafter(middle, low)), low) << low << " " << high;
-    EXPECT_EQ(nearest(std::nextafter(middle, high)), high) << low << " " << high;
-    const uint8_t tie = codes().encode(middle);
-    EXPECT_EQ(tie & 1U, 0U) << middle;
+    const float below = rounded < middle ? rounded : std::nextafter(rounded, low);
+    const float above = rounded > middle ? rounded : std::nextafter(rounded, high);
+    EXPECT_EQ(nearest(below), low) << low << " " << high;
+    EXPECT_EQ(nearest(above), high) << low << " " << high;
+    if (rounded == middle) {
+      EXPECT_EQ(codes().encode(rounded) & 1U, 0U) << middle;
+    }
   }
 }
 

@@ -71,7 +71,7 @@ TEST(Synth, QuantisedModel_OpensAndAgreesWithFloat64) {
     if (form.method.empty()) continue;
     SCOPED_TRACE(form.name);
     const std::string type(form.name);
-    const char* shared = form.in_words ? "16" : "9";  // words hold eight codes
+    const char* shared = form.packed_in ? "16" : "9";  // words hold eight codes
     const ScratchDirectory scratch;
     const std::string model = (scratch / "model").string();
     ASSERT_EQ(run_tool(synth_arguments(model, {"--dtype", type, "--shared", shared, "--model-type",
@@ -80,6 +80,10 @@ TEST(Synth, QuantisedModel_OpensAndAgreesWithFloat64) {
               0);
     const ToolResult inspected = run_tool({"inspect", model});
     EXPECT_EQ(inspected.exit_code, 0) << inspected.err;
+    if (inspected.out.find("cannot run") != std::string::npos) {
+      EXPECT_NE(inspected.out.find(form.format), std::string::npos) << inspected.out;
+      continue;
+    }
     EXPECT_NE(inspected.out.find(to_string(form.dtype)), std::string::npos) << inspected.out;
     const ToolResult verified = run_tool({"verify", model});
     EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;

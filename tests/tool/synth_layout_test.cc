@@ -1,10 +1,14 @@
 #include "synth/layout.h"
 
 #include "conclave/error.h"
+#include "conclave/format.h"
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <set>
+#include <string>
+#include <vector>
 
 namespace conclave::tool {
 namespace {
@@ -61,6 +65,83 @@ TEST(SynthLayout, SharedExpert_FitsOnlyItsFamily) {
   EXPECT_THROW(check_family(model), Error);
   model.model_type = "gpt2";
   EXPECT_THROW(check_family(model), Error);
+}
+
+// A model of the form that tools offer by this name.
+SynthModel with_form(std::string_view name) {
+  SynthModel model = make_model("qwen3_moe");
+  model.spec.hidden_size = 64;
+  model.spec.intermediate_size = 32;
+  for (const WeightForm& form : weight_forms()) {
+    if (form.name != name) continue;
+    model.spec.weight_dtype = form.dtype;
+    model.spec.quant = form.quant;
+  }
+  return model;
+}
+
+struct Expected {
+  DType dtype;
+  std::vector<int64_t> shape;
+  uint64_t bytes;
+};
+void expect_tensors(const SynthModel& model, const std::map<std::string, Expected>& expected) {
+  const auto shards = plan_shards(model, uint64_t{1} << 40);
+  size_t found = 0;
+  for (const SynthTensor& tensor : shards[0].tensors) {
+    const std::string prefix = "model.layers.1.mlp.experts.2.down_proj.";
+    if (!tensor.name.starts_with(prefix)) continue;
+    ++found;
+    const auto row = expected.find(tensor.name.substr(prefix.size()));
+    ASSERT_NE(row, expected.end()) << tensor.name;
+    EXPECT_EQ(tensor.dtype, row->second.dtype) << tensor.name;
+    EXPECT_EQ(tensor.shape, row->second.shape) << tensor.name;
+    EXPECT_EQ(tensor.bytes, row->second.bytes) << tensor.name;
+  }
+  EXPECT_EQ(found, expected.size());
+}
+
+TEST(SynthLayout, Mxfp4_HasCodesAndExponentsInBytes) {
+  const SynthModel model = with_form("mxfp4");
+  expect_tensors(model, {{"weight_packed", {DType::kU8, {64, 16}, 1024}},
+                         {"weight_scale", {DType::kU8, {64, 1}, 64}}});
+  const auto config = make_config(model)["quantization_config"];
+  EXPECT_EQ(config["format"], "mxfp4-pack-quantized");
+  const auto& weights = config["config_groups"]["group_0"]["weights"];
+  EXPECT_EQ(weights["num_bits"], 4);
+  EXPECT_EQ(weights["type"], "float");
+  EXPECT_EQ(weights["strategy"], "group");
+  EXPECT_EQ(weights["group_size"], 32);
+}
+
+TEST(SynthLayout, Nvfp4_HasAGlobalScaleThatDivides) {
+  const SynthModel model = with_form("nvfp4");
+  expect_tensors(model, {{"weight_packed", {DType::kU8, {64, 16}, 1024}},
+                         {"weight_scale", {DType::kF8E4M3, {64, 2}, 128}},
+                         {"weight_global_scale", {DType::kF32, {1}, 4}}});
+  const auto shards = plan_shards(model, uint64_t{1} << 40);
+  for (const SynthTensor& tensor : shards[0].tensors) {
+    EXPECT_EQ(tensor.is_divisor, tensor.name.ends_with("weight_global_scale")) << tensor.name;
+  }
+  const auto config = make_config(model)["quantization_config"];
+  EXPECT_EQ(config["format"], "nvfp4-pack-quantized");
+  EXPECT_EQ(config["config_groups"]["group_0"]["weights"]["strategy"], "tensor_group");
+}
+
+TEST(SynthLayout, Int4_HasWordsAndTheirShape) {
+  expect_tensors(with_form("int4-group32"), {{"weight_packed", {DType::kI32, {64, 4}, 1024}},
+                                             {"weight_shape", {DType::kI64, {2}, 16}},
+                                             {"weight_scale", {DType::kF32, {64, 1}, 256}}});
+}
+
+TEST(SynthLayout, CodesThatFillNoElement_AreRefused) {
+  SynthModel model = with_form("mxfp4");
+  model.spec.intermediate_size = 33;
+  EXPECT_THROW(static_cast<void>(plan_shards(model, 200)), Error);
+}
+
+TEST(SynthLayout, FormWithoutAMethod_IsRefused) {
+  EXPECT_THROW(static_cast<void>(plan_shards(with_form("nf4"), 200)), Error);
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 #include "convert/module_codes.h"
 
 #include "convert/parallel.h"
-#include "synth/form_tensors.h"
 
 #include "conclave/error.h"
 #include "conclave/tensor.h"
@@ -61,7 +60,7 @@ ModuleCodes::ModuleCodes(const Context& context, const SourceModel& source,
     if (form.method.empty() || quantisers_.contains(form.name)) continue;
     quantisers_.emplace(form.name, Quantiser({.codes = form.dtype,
                                               .quant = form.quant,
-                                              .scale_dtype = scale_dtype(form),
+                                              .scale_dtype = form.scale_dtype,
                                               .rule = rule}));
   }
 }

@@ -1,7 +1,5 @@
 #include "convert/request.h"
 
-#include "synth/form_tensors.h"
-
 #include "conclave/error.h"
 
 #include <fmt/format.h>
@@ -18,7 +16,7 @@ constexpr std::string_view kAsItIs = "source";
 bool can_be_written(const WeightForm& form) {
   return !form.method.empty() && Quantiser::supports({.codes = form.dtype,
                                                       .quant = form.quant,
-                                                      .scale_dtype = scale_dtype(form),
+                                                      .scale_dtype = form.scale_dtype,
                                                       .rule = ScaleRule::kAmax});
 }
 

@@ -9,8 +9,6 @@
 namespace conclave::tool {
 namespace {
 
-constexpr int64_t kWordBits = 32;
-
 // That method alone has schemes of types.
 bool is_compressed_tensors(const WeightForm& form) { return !form.type.empty(); }
 
@@ -35,22 +33,25 @@ FormTensor make_tensor(std::string name, WeightPlane plane, DType dtype,
           .bytes = bytes};
 }
 
-// The codes as words, and the tensor that states their shape.
-std::vector<FormTensor> words_of(DType codes, int64_t rows, int64_t cols,
-                                 const std::string& layer) {
+// The codes in elements that hold several, and for words the tensor that states their shape.
+std::vector<FormTensor> packed_codes(DType codes, DType element, int64_t rows, int64_t cols,
+                                     const std::string& layer) {
   const int64_t bits = cols * bit_size(codes);
-  if (bits % kWordBits != 0) {
+  const int64_t element_bits = bit_size(element);
+  if (bits % element_bits != 0) {
     throw Error(ErrorCode::kUnsupported,
-                {.what = "rows of codes do not fill words of 32 bits",
+                {.what = fmt::format("rows of codes do not fill elements of {} bits", element_bits),
                  .tensor = layer,
                  .found = fmt::format("{} columns of {}", cols, to_string(codes)),
-                 .hint = "choose sizes that are multiples of 8"});
+                 .hint = fmt::format("choose sizes that are multiples of {}",
+                                     element_bits / bit_size(codes))});
   }
-  FormTensor sizes = make_tensor("weight_shape", WeightPlane::kWeights, DType::kI64, {2});
-  sizes.content = FormTensor::Content::kSizes;
-  return {
-      make_tensor("weight_packed", WeightPlane::kWeights, DType::kI32, {rows, bits / kWordBits}),
-      std::move(sizes)};
+  std::vector<FormTensor> tensors = {
+      make_tensor("weight_packed", WeightPlane::kWeights, element, {rows, bits / element_bits})};
+  if (element == DType::kU8) return tensors;
+  tensors.push_back(make_tensor("weight_shape", WeightPlane::kWeights, DType::kI64, {2}));
+  tensors.back().content = FormTensor::Content::kSizes;
+  return tensors;
 }
 
 nlohmann::ordered_json fp8_config(const QuantSpec& quant, const std::vector<std::string>& kept) {
@@ -73,7 +74,7 @@ nlohmann::ordered_json compressed_tensors_config(const WeightForm& form,
   nlohmann::ordered_json weights = {
       {"num_bits", bit_size(form.dtype)}, {"type", form.type}, {"symmetric", true}};
   if (form.quant.weights == WeightScale::kBlock) {
-    weights["strategy"] = "group";
+    weights["strategy"] = form.quant.has_global_scale ? "tensor_group" : "group";
     weights["group_size"] = form.quant.block_cols;
   } else {
     weights["strategy"] = "channel";
@@ -96,22 +97,21 @@ nlohmann::ordered_json compressed_tensors_config(const WeightForm& form,
 
 }  // namespace
 
-DType scale_dtype(const WeightForm&) { return DType::kF32; }
-
 std::vector<FormTensor> form_tensors(const WeightForm& form, int64_t rows, int64_t cols,
                                      const std::string& layer) {
   std::vector<FormTensor> tensors;
-  if (form.in_words) {
-    tensors = words_of(form.dtype, rows, cols, layer);
+  if (form.packed_in) {
+    tensors = packed_codes(form.dtype, *form.packed_in, rows, cols, layer);
   } else {
     tensors = {make_tensor("weight", WeightPlane::kWeights, form.dtype, {rows, cols})};
   }
   if (form.quant.weights == WeightScale::kNone) return tensors;
   const bool compressed = is_compressed_tensors(form);
+  const DType scales = form.scale_dtype == DType::kF8E8M0 ? DType::kU8 : form.scale_dtype;
   tensors.push_back(make_tensor(compressed ? "weight_scale" : "weight_scale_inv",
-                                WeightPlane::kScale, scale_dtype(form),
-                                scale_shape(form.quant, rows, cols)));
+                                WeightPlane::kScale, scales, scale_shape(form.quant, rows, cols)));
   if (form.quant.has_global_scale) {
+    // The method divides by the number that it stores.
     tensors.push_back(
         make_tensor("weight_global_scale", WeightPlane::kGlobalScale, DType::kF32, {1}));
     tensors.back().content = FormTensor::Content::kInverse;

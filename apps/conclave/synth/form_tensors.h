@@ -21,16 +21,13 @@ struct FormTensor {
   std::string name;  // after the layer's own: "weight_packed"
   WeightPlane plane = WeightPlane::kWeights;
   Content content = Content::kPlane;
-  DType dtype = DType::kBF16;  // as the file has it, with `shape`: codes may fill words
+  DType dtype = DType::kBF16;  // as the file has it, with `shape`: codes may fill words or bytes
   std::vector<int64_t> shape;
   uint64_t bytes = 0;
 };
 
-// The type of the form's scales in files.
-DType scale_dtype(const WeightForm& form);
-
 // The tensors for a matrix [rows, cols], its weights first. Throws Error(kUnsupported), naming
-// `layer`, if rows do not fill whole words.
+// `layer`, if rows do not fill whole elements.
 std::vector<FormTensor> form_tensors(const WeightForm& form, int64_t rows, int64_t cols,
                                      const std::string& layer);
 

@@ -73,7 +73,8 @@ WeightForm form_of(const MoeSpec& spec) {
     const bool same = form.dtype == spec.weight_dtype && form.quant.weights == quant.weights &&
                       form.quant.block_rows == quant.block_rows &&
                       form.quant.block_cols == quant.block_cols &&
-                      form.quant.activations == quant.activations;
+                      form.quant.activations == quant.activations &&
+                      form.quant.has_global_scale == quant.has_global_scale;
     if (same) return form;
   }
   throw Error(ErrorCode::kUnsupported, {.what = "no checkpoints have weights of this form",
@@ -132,7 +133,8 @@ class TensorList {
                           .dtype = tensor.dtype,
                           .shape = std::move(tensor.shape),
                           .bytes = tensor.bytes,
-                          .is_shape = tensor.content == FormTensor::Content::kSizes});
+                          .is_shape = tensor.content == FormTensor::Content::kSizes,
+                          .is_divisor = tensor.content == FormTensor::Content::kInverse});
     }
   }
 

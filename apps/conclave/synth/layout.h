@@ -20,10 +20,11 @@ struct SynthTensor {
   int64_t expert = 0;
   int64_t rows = 0;
   int64_t cols = 0;
-  DType dtype = DType::kBF16;  // as the file has it, with `shape`: codes may fill words
+  DType dtype = DType::kBF16;  // as the file has it, with `shape`: codes may fill words or bytes
   std::vector<int64_t> shape;
   uint64_t bytes = 0;
-  bool is_shape = false;  // holds rows and cols, as int64, instead of weights
+  bool is_shape = false;    // holds rows and cols, as int64, instead of weights
+  bool is_divisor = false;  // a number of float32 that the file has the inverse of
 };
 
 struct SynthShard {

@@ -33,6 +33,13 @@ struct FillBatch {
   std::exception_ptr failure = {};
 };
 
+void invert(std::span<std::byte> number) {
+  float value = 0;
+  std::memcpy(&value, number.data(), sizeof(value));
+  value = 1.0F / value;
+  std::memcpy(number.data(), &value, sizeof(value));
+}
+
 void fill_tensor(const FillBatch& batch, const SynthTensor& tensor,
                  std::vector<std::byte>& buffer) {
   const auto source =
@@ -46,6 +53,7 @@ void fill_tensor(const FillBatch& batch, const SynthTensor& tensor,
   source->read(tensor.id, tensor.expert,
                {.row_begin = 0, .row_end = tensor.rows, .col_begin = 0, .col_end = tensor.cols},
                buffer);
+  if (tensor.is_divisor) invert(buffer);
 }
 
 void fill_worker(void* state, int32_t) noexcept {

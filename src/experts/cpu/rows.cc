@@ -53,10 +53,15 @@ Support needs_bf16_weights(const ExpertsProblem& problem) {
   return Support::no("takes BF16 weights; found " + std::string(to_string(problem.weight_dtype)));
 }
 
-// Codes are exact in bf16. Rows that are codes too have products that float32 holds exactly, which
-// is what their scales ask for.
+// Codes must be exact in bf16. Rows that are codes too have products that float32 holds exactly,
+// which is what their scales ask for.
 Support needs_paired_codes(const ExpertsProblem& problem) {
   if (Support weights = needs_known_weights(problem); !weights) return weights;
+  const quant::WeightFormat& format = quant::format_of(problem.weight_dtype);
+  if (!format.codes->exact_in_bf16) {
+    return Support::no("takes codes whose values bf16 holds exactly; found " +
+                       std::string(to_string(format.element)));
+  }
   const QuantSpec& quant = problem.quant;
   if (quant.activations != ActivationScale::kNone) {
     return Support::no("takes codes with rows that are not quantised");

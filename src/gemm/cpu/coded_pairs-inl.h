@@ -1,24 +1,17 @@
-// Plain rows of bf16 times one packed panel of codes with scales, by dot products of pairs. Every
-// code is exact in bf16, so that only the rows were rounded. All rows share decoded strips.
+// Plain rows of bf16 times one packed panel of codes with scales, by dot products of pairs, for
+// formats whose values are exact in bf16: only the rows were rounded. All rows share decoded
+// strips.
 #pragma once
 
 #include "gemm/cpu/coded_kernel-inl.h"
+#include "quant/code_values.h"
 
 namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
-
-template <class Format>
-constexpr bool codes_are_bf16() {
-  for (int code = 0; code < 1 << Format::kBits; ++code) {
-    const float value = Format::decode(static_cast<uint8_t>(code));
-    if (value == value && (__builtin_bit_cast(uint32_t, value) & 0xffffU) != 0) return false;
-  }
-  return true;
-}
 
 // Codes as pairs of bf16, for plain rows of bf16.
 template <class Format>
 struct PairedCodes : Bf16DotWeights {
-  static_assert(codes_are_bf16<Format>());
+  static_assert(quant::exact_in_bf16<Format>());
   using Codes = PanelCodes<Format>;
   using Lane = uint32_t;
 
@@ -57,10 +50,17 @@ void compute_paired_panel(const PanelTask& task) noexcept {
   compute_blocks<PairedCodes<Format>>(task, ahead);
 }
 
+template <class Format>
+constexpr PanelFunction paired_product_of() noexcept {
+  if constexpr (quant::exact_in_bf16<Format>()) return &compute_paired_panel<Format>;
+  return nullptr;
+}
+
+// The product for weights of one of the formats; null if there is none for them.
 template <class... Formats>
 PanelFunction paired_product(DType weights, quant::FormatList<Formats...>) noexcept {
   PanelFunction product = nullptr;
-  ((weights == Formats::kElement ? void(product = &compute_paired_panel<Formats>) : void()), ...);
+  ((weights == Formats::kElement ? void(product = paired_product_of<Formats>()) : void()), ...);
   return product;
 }
 

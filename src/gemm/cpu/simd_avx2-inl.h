@@ -44,7 +44,22 @@ struct Vec {
         kUpper ? _mm256_srli_epi32(bytes, 4) : _mm256_and_si256(bytes, _mm256_set1_epi32(0xf));
     return {_mm256_cvtepi32_ps(halves)};
   }
+  // The values of the lower, or the upper, halves of bytes, by a table of 16.
+  template <bool kUpper>
+  static CONCLAVE_KERNEL_INLINE Vec look_up_u4(const float* table, const void* p) {
+    const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+    const __m256i halves = kUpper ? _mm256_srli_epi32(bytes, 4) : bytes;
+    // A permutation reads the low 3 bits; the fourth, as the sign, says which of two to take.
+    const __m256 first = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), halves);
+    const __m256 second = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), halves);
+    return {_mm256_blendv_ps(first, second, _mm256_castsi256_ps(_mm256_slli_epi32(halves, 28)))};
+  }
 
+  // e5m2 is the upper byte of f16.
+  static CONCLAVE_KERNEL_INLINE Vec load_e5m2(const void* p) {
+    const __m128i code = _mm_loadl_epi64(static_cast<const __m128i*>(p));
+    return {_mm256_cvtph_ps(_mm_unpacklo_epi8(_mm_setzero_si128(), code))};
+  }
   // Converts through f16, whose exponent bias is 8 larger: subnormal codes cost no more than
   // others.
   static CONCLAVE_KERNEL_INLINE Vec load_e4m3(const void* p) {

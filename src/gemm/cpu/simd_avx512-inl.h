@@ -46,7 +46,20 @@ struct Vec {
         kUpper ? _mm512_srli_epi32(bytes, 4) : _mm512_and_si512(bytes, _mm512_set1_epi32(0xf));
     return {_mm512_cvtepi32_ps(halves)};
   }
+  // The values of the lower, or the upper, halves of bytes, by a table of 16.
+  template <bool kUpper>
+  static CONCLAVE_KERNEL_INLINE Vec look_up_u4(const float* table, const void* p) {
+    const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+    // A permutation reads the low 4 bits.
+    const __m512i halves = kUpper ? _mm512_srli_epi32(bytes, 4) : bytes;
+    return {_mm512_permutexvar_ps(halves, _mm512_loadu_ps(table))};
+  }
 
+  // e5m2 is the upper byte of f16.
+  static CONCLAVE_KERNEL_INLINE Vec load_e5m2(const void* p) {
+    const __m128i code = _mm_loadu_si128(static_cast<const __m128i*>(p));
+    return {_mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(code), 8))};
+  }
   // Converts through f16, whose exponent bias is 8 larger: subnormal codes cost no more than
   // others.
   static CONCLAVE_KERNEL_INLINE Vec load_e4m3(const void* p) {

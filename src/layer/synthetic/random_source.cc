@@ -1,5 +1,6 @@
 #include "core/checked.h"
 #include "core/dcheck.h"
+#include "core/float8.h"
 #include "core/weight_types.h"
 #include "quant/layer_weights.h"
 #include "quant/weight_format.h"
@@ -11,6 +12,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -51,10 +53,11 @@ float code_deviation(const quant::CodeBook& codes) { return codes.largest * (96.
 // Scales lie around `mean` with a deviation of an eighth of it.
 Distribution around(float mean) { return {.mean = mean, .deviation = mean / 8}; }
 
-// The matrix that a scale belongs to: its reduction axis and its format.
+// The matrix that a plane belongs to: its reduction axis and its format.
 struct ScaledMatrix {
   int64_t cols = 0;
   const quant::WeightFormat* format = nullptr;
+  QuantSpec quant = {};
 };
 
 Distribution distribution_of(LayerWeight weight, const WeightInfo& info) {
@@ -77,10 +80,14 @@ Distribution distribution_of(LayerWeight weight, const WeightInfo& info) {
 Distribution distribution_of(WeightId id, const WeightInfo& info, const ScaledMatrix& scaled) {
   if (const auto own = id.layer()) return distribution_of(*own, info);
   if (id.plane() == WeightPlane::kBias) return {.deviation = 0.25F};
-  if (id.plane() == WeightPlane::kScale) {
+  // A global scale has the magnitude that scales have otherwise: those may have few bits.
+  const WeightPlane magnitude =
+      scaled.quant.has_global_scale ? WeightPlane::kGlobalScale : WeightPlane::kScale;
+  if (id.plane() == magnitude) {
     return around(1.0F / (code_deviation(*scaled.format->codes) *
                           std::sqrt(static_cast<float>(scaled.cols))));
   }
+  if (id.plane() == WeightPlane::kScale) return around(1.0F);
   if (id.plane() == WeightPlane::kInputScale) {
     // Steps that make good use of the codes for rows of deviation 1 and their activated products.
     const float rows = id.matrix() == WeightMatrix::kDown ? 3.0F : 4.0F;
@@ -121,7 +128,9 @@ uint64_t stream_number(WeightId id) {
                                 Row{kGate.with(WeightPlane::kScale), 29},
                                 Row{kGate.with(WeightPlane::kInputScale), 32},
                                 Row{kSharedGate.with(WeightPlane::kScale), 35},
-                                Row{kSharedGate.with(WeightPlane::kInputScale), 38}};
+                                Row{kSharedGate.with(WeightPlane::kInputScale), 38},
+                                Row{kGate.with(WeightPlane::kGlobalScale), 44},
+                                Row{kSharedGate.with(WeightPlane::kGlobalScale), 53}};
   WeightId first = id;
   uint64_t place = 0;
   if (id.mlp()) {
@@ -134,6 +143,16 @@ uint64_t stream_number(WeightId id) {
   return row->number + place;
 }
 
+// Powers of two hold scales only, and are no format of weights.
+void encode(std::span<const float> values, DType dtype, std::byte* out) {
+  const auto power_of_two = [](float value) { return std::byte{float_to_e8m0(value)}; };
+  if (dtype == DType::kF8E8M0) {
+    std::ranges::transform(values, out, power_of_two);
+  } else {
+    quant::format_of(dtype).encode(values.data(), 0, std::ssize(values), out);
+  }
+}
+
 class RandomSource final : public WeightSource {
  public:
   RandomSource(const MoeSpec& spec, uint64_t seed) : seed_(seed), num_experts_(spec.num_experts) {
@@ -141,8 +160,8 @@ class RandomSource final : public WeightSource {
       infos_[shape.id] = {shape.count, shape.rows, shape.cols, dtype_of(shape, spec)};
       if (shape.type != quant::PlaneType::kWeights || is_plain(shape.dtype)) continue;
       for (const WeightPlane plane : quant::kCodePlanes) {
-        scaled_[shape.id.with(plane)] = {.cols = shape.cols,
-                                         .format = &quant::format_of(shape.dtype)};
+        scaled_[shape.id.with(plane)] = {
+            .cols = shape.cols, .format = &quant::format_of(shape.dtype), .quant = spec.quant};
       }
     }
   }
@@ -161,7 +180,6 @@ class RandomSource final : public WeightSource {
         mix(seed_ ^ mix(stream_number(id) << 32 | static_cast<uint64_t>(expert)));
     if (info.dtype == DType::kI32) return read_ids(info, stream, block, destination);
     const Distribution values = distribution_of(id, info, scaled_[id]);
-    const quant::WeightFormat& format = quant::format_of(info.dtype);
     const int64_t cols = block.col_end - block.col_begin;
     std::vector<float> drawn(static_cast<size_t>(cols));
     std::byte* out = destination.data();
@@ -170,7 +188,7 @@ class RandomSource final : public WeightSource {
         const auto index = static_cast<uint64_t>(row * info.cols + block.col_begin + i);
         drawn[static_cast<size_t>(i)] = values.mean + values.deviation * normal_like(stream, index);
       }
-      format.encode(drawn.data(), 0, cols, out);
+      encode(drawn, info.dtype, out);
       out += packed_bytes(info.dtype, cols);
     }
   }
@@ -181,7 +199,7 @@ class RandomSource final : public WeightSource {
       case quant::PlaneType::kWeights:
         return shape.dtype;
       case quant::PlaneType::kScale:
-        return DType::kF32;
+        return shape.plane.plane == WeightPlane::kScale ? quant::scale_dtype(spec) : DType::kF32;
       case quant::PlaneType::kIndex:
         return DType::kI32;
       case quant::PlaneType::kFloat:

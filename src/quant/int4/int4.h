@@ -27,21 +27,21 @@ struct Int4 {
        .method = "compressed-tensors",
        .format = "pack-quantized",
        .type = "int",
-       .in_words = true},
+       .packed_in = DType::kI32},
       {.name = "int4-group64",
        .dtype = kElement,
        .quant = {.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = 64},
        .method = "compressed-tensors",
        .format = "pack-quantized",
        .type = "int",
-       .in_words = true},
+       .packed_in = DType::kI32},
       {.name = "int4-group128",
        .dtype = kElement,
        .quant = {.weights = WeightScale::kBlock, .block_rows = 1},
        .method = "compressed-tensors",
        .format = "pack-quantized",
        .type = "int",
-       .in_words = true}};
+       .packed_in = DType::kI32}};
   using Rows = Int8;
 
   static constexpr float decode(uint8_t code) { return static_cast<float>(code) - 8.0F; }

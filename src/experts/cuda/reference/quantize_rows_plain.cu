@@ -10,6 +10,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <type_traits>
 
 namespace conclave::inline v0::experts {
 namespace {
@@ -88,10 +89,18 @@ void enqueue_as(const QuantizeRowsCuda& args, CUstream_st* stream) {
   }
 }
 
+// Rows become codes of formats that are rows of their own only.
+template <class Format>
+void enqueue_if(const QuantizeRowsCuda& args, CUstream_st* stream) {
+  if constexpr (std::is_same_v<Format, typename Format::Rows>) {
+    if (args.code_dtype == Format::kElement) enqueue_as<Format>(args, stream);
+  }
+}
+
 template <class... Formats>
 void enqueue_codes(const QuantizeRowsCuda& args, CUstream_st* stream,
                    quant::FormatList<Formats...>) {
-  ((args.code_dtype == Formats::kElement ? enqueue_as<Formats>(args, stream) : void()), ...);
+  (enqueue_if<Formats>(args, stream), ...);
 }
 
 }  // namespace

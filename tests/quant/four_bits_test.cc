@@ -1,0 +1,100 @@
+// Codes of 4 bits that stand for values by a table, against the tables of their specifications.
+#include "quant/formats.h"
+#include "quant/weight_format.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+namespace conclave::quant {
+namespace {
+
+using Values = std::array<float, 16>;
+
+template <class Format>
+void expect_values(const Values& values) {
+  for (uint8_t code = 0; code < 16; ++code) {
+    EXPECT_EQ(Format::decode(code), values[code]) << int{code};
+    EXPECT_EQ(std::signbit(Format::decode(code)), std::signbit(values[code])) << int{code};
+    EXPECT_EQ(kValuesByCode<Format>.of[code], values[code]) << int{code};
+    EXPECT_EQ(Format::encode(values[code]), code);
+  }
+}
+
+// OCP Microscaling Formats 1.0, table 5.
+TEST(FourBits, E2m1_IsTheFloatOfItsSpecification) {
+  expect_values<E2m1>({0.0F, 0.5F, 1.0F, 1.5F, 2.0F, 3.0F, 4.0F, 6.0F, -0.0F, -0.5F, -1.0F, -1.5F,
+                       -2.0F, -3.0F, -4.0F, -6.0F});
+}
+
+// bitsandbytes, get_4bit_type("nf4").
+TEST(FourBits, Nf4_HasTheQuantilesOfBitsandbytes) {
+  expect_values<Nf4>({-1.0F, -0.6961928009986877F, -0.5250730514526367F, -0.39491748809814453F,
+                      -0.28444138169288635F, -0.18477343022823334F, -0.09105003625154495F, 0.0F,
+                      0.07958029955625534F, 0.16093020141124725F, 0.24611230194568634F,
+                      0.33791524171829224F, 0.44070982933044434F, 0.5626170039176941F,
+                      0.7229568362236023F, 1.0F});
+}
+
+// bitsandbytes, get_4bit_type("fp4"): divided by the largest, 12.
+TEST(FourBits, BnbFp4_HasTheValuesOfBitsandbytes) {
+  Values values{};
+  const std::array<float, 8> twelfths = {0.0F, 0.0625F, 8.0F, 12.0F, 4.0F, 6.0F, 2.0F, 3.0F};
+  for (size_t code = 0; code < twelfths.size(); ++code) {
+    values[code] = twelfths[code] / 12.0F;
+    values[code + 8] = -values[code];
+  }
+  expect_values<BnbFp4>(values);
+}
+
+template <class Format>
+void expect_nearest() {
+  for (int i = -4000; i <= 4000; ++i) {
+    const float value = static_cast<float>(i) * (1.25F / 4000) * Format::kLargest;
+    const auto distance = [&](int code) {
+      return std::abs(static_cast<double>(Format::decode(static_cast<uint8_t>(code))) - value);
+    };
+    const uint8_t found = Format::encode(value);
+    for (int code = 0; code < 16; ++code) {
+      EXPECT_LE(distance(found), distance(code)) << value;
+      const bool is_tie = distance(found) == distance(code) &&
+                          Format::decode(found) != Format::decode(static_cast<uint8_t>(code));
+      if (is_tie) {
+        EXPECT_EQ(found & 1, 0) << value;
+      }
+    }
+  }
+}
+
+TEST(FourBits, AnyValue_GetsTheNearestCode) {
+  expect_nearest<E2m1>();
+  expect_nearest<Nf4>();
+  expect_nearest<BnbFp4>();
+}
+
+TEST(FourBits, WhatIsNotFinite_GetsZeroOrTheOutermostCode) {
+  const auto expect_codes = []<class Format>(Format) {
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    EXPECT_EQ(Format::decode(Format::encode(nan)), 0.0F) << Format::kName;
+    EXPECT_EQ(Format::decode(Format::encode(-nan)), 0.0F) << Format::kName;
+    EXPECT_EQ(Format::decode(Format::encode(INFINITY)), Format::kLargest) << Format::kName;
+    EXPECT_EQ(Format::decode(Format::encode(-INFINITY)), -Format::kLargest) << Format::kName;
+  };
+  expect_codes(E2m1{});
+  expect_codes(Nf4{});
+  expect_codes(BnbFp4{});
+}
+
+TEST(FourBits, ExactnessInBf16_IsThatOfTheValues) {
+  EXPECT_TRUE(exact_in_bf16<E2m1>());
+  EXPECT_TRUE(exact_in_bf16<E5m2>());
+  EXPECT_FALSE(exact_in_bf16<Nf4>());
+  EXPECT_FALSE(exact_in_bf16<BnbFp4>());
+  EXPECT_FALSE(find_format(DType::kNF4)->codes->exact_in_bf16);
+}
+
+}  // namespace
+}  // namespace conclave::quant
