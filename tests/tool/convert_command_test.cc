@@ -347,6 +347,15 @@ TEST(Convert, Destination_MustNotExistUnlessForced) {
   EXPECT_EQ(Checkpoint::open(copy).layer(0).spec.weight_dtype, DType::kBF16);
 }
 
+TEST(Convert, DestinationThatCannotBeMade_IsSaid) {
+  const ScratchDirectory scratch;
+  write_text(scratch / "file", "text");
+  const ToolResult result =
+      convert(bundled("mixtral-tiny"), scratch / "file" / "out", "int8-channel");
+  EXPECT_EQ(result.exit_code, 4);
+  EXPECT_NE(result.err.find("[kFileWrite]"), std::string::npos) << result.err;
+}
+
 TEST(Convert, WeightThatIsNotFinite_IsNamed) {
   const ScratchDirectory scratch;
   copy_model("mixtral-tiny", scratch / "model");

@@ -16,6 +16,7 @@
 #include <fstream>
 #include <map>
 #include <sstream>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -196,6 +197,29 @@ TEST(Conversion, DamagedShardOfAnEndedRun_IsWrittenAgain) {
   EXPECT_EQ(model_files(request.destination), model_files(scratch / "whole"));
 }
 
+TEST(Conversion, JournalCutOffInALine_LosesThatShardAlone) {
+  const Scratch scratch;
+  const ConvertRequest request = small_request(scratch / "out");
+  convert_and_end(request, 100'000);
+  const fs::path journal = request.destination.string() + ".partial/conversion.journal";
+  const std::string text = contents(journal);
+  const auto lines = std::ranges::count(text, '\n');
+  ASSERT_GT(lines, 2);
+  fs::resize_file(journal, text.size() - 5);
+  const Context context({.device = "cpu", .num_threads = 1});
+  EXPECT_EQ(convert_model(context, request, {.tokens = 0}).shards_kept,
+            static_cast<size_t>(lines - 2));
+}
+
+TEST(Conversion, JournalCutOffInItsFirstLine_BeginsAnew) {
+  const Scratch scratch;
+  const ConvertRequest request = small_request(scratch / "out");
+  convert_and_end(request, 100'000);
+  fs::resize_file(request.destination.string() + ".partial/conversion.journal", 20);
+  const Context context({.device = "cpu", .num_threads = 1});
+  EXPECT_EQ(convert_model(context, request, {.tokens = 0}).shards_kept, 0U);
+}
+
 TEST(Conversion, EndedForAnotherForm_IsInTheWayUnlessReplaced) {
   const Scratch scratch;
   ConvertRequest request = small_request(scratch / "out");
@@ -212,6 +236,29 @@ TEST(Conversion, EndedForAnotherForm_IsInTheWayUnlessReplaced) {
   request.replace = true;
   EXPECT_EQ(convert_model(context, request, {.tokens = 0}).shards_kept, 0U);
   EXPECT_TRUE(fs::exists(request.destination / "config.json"));
+}
+
+TEST(Conversion, WritesThatFail_AreAnErrorAndNoModel) {
+  const Scratch scratch;
+  const ConvertRequest request = small_request(scratch / "out");
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{.rlim_cur = 20'000, .rlim_max = 20'000};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    const Context context({.device = "cpu", .num_threads = 1});
+    try {
+      convert_model(context, request, {.tokens = 0});
+    } catch (const Error& error) {
+      ::_exit(error.code() == ErrorCode::kFileWrite ? 42 : 1);
+    }
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 42);
+  EXPECT_FALSE(fs::exists(request.destination));
 }
 
 // Changes the source in the middle of a conversion.

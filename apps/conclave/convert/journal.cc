@@ -68,7 +68,8 @@ void Journal::lock() const {
 }
 
 bool Journal::read(const nlohmann::ordered_json& key) {
-  std::istringstream lines(read_whole_file(path_));
+  const std::string text = whole_lines();
+  std::istringstream lines(text);
   std::string line;
   if (!std::getline(lines, line)) return false;
   if (line != key.dump()) {
@@ -80,12 +81,23 @@ bool Journal::read(const nlohmann::ordered_json& key) {
       ShardRecord record = to_record(nlohmann::ordered_json::parse(line));
       finished_[record.file_name] = std::move(record);
     } catch (const nlohmann::json::exception&) {
-      // The last line may have been cut off; its shard is written again.
-      append({{"cut", true}});
-      break;
+      // Whatever damaged the line, its shard is written again.
+      continue;
     }
   }
   return true;
+}
+
+// A line that an end of the process cut off is taken away, so that the next one begins anew.
+std::string Journal::whole_lines() {
+  std::string text = read_whole_file(path_);
+  const size_t size = text.rfind('\n') + 1;
+  if (size == text.size()) return text;
+  if (::ftruncate(descriptor_, static_cast<off_t>(size)) != 0) {
+    fail(path_, "cannot write the file", system_message());
+  }
+  text.resize(size);
+  return text;
 }
 
 void Journal::add(const ShardRecord& record) { append(to_json(record)); }

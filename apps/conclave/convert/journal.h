@@ -33,6 +33,7 @@ class Journal {
   void lock() const;
   // Returns whether there was one.
   bool read(const nlohmann::ordered_json& key);
+  std::string whole_lines();
   void append(const nlohmann::ordered_json& line);
 
   std::filesystem::path path_;
