@@ -1,4 +1,4 @@
-// Runs conclave convert with few threads and tokens, as its tests do.
+// Runs conclave convert with few tokens, as its tests do.
 #pragma once
 
 #include "tool_process.h"
@@ -13,8 +13,8 @@ namespace conclave::testing {
 
 inline ToolResult convert(const std::string& source, const std::filesystem::path& out,
                           const std::string& form, std::vector<std::string> more = {}) {
-  std::vector<std::string> arguments = {"convert",   source, out.string(), "--format", form,
-                                        "--threads", "2",    "--tokens",   "8"};
+  std::vector<std::string> arguments = {"convert", source,     out.string(), "--format",
+                                        form,      "--tokens", "8"};
   arguments.insert(arguments.end(), more.begin(), more.end());
   return run_tool(arguments);
 }
