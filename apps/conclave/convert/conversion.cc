@@ -178,11 +178,16 @@ class Conversion {
     if (measurement.tokens == 0) return;
     const Checkpoint result = Checkpoint::open(directory_.unfinished());
     const Context context = measuring_context();
-    const auto count = static_cast<int64_t>(request_.layers.size());
+    const auto bytes_of_layer = [&](int64_t layer) {
+      return static_cast<int64_t>(source_.checkpoint().layer(layer).bytes);
+    };
+    int64_t total = 0;
+    for (const int64_t layer : request_.layers) total += bytes_of_layer(layer);
+    int64_t done = 0;
     for (const int64_t layer : request_.layers) {
       report.layers.push_back(layer_error(context, source_.checkpoint(), result, layer,
                                           measurement.tokens, measurement.seed));
-      context_.progress("measuring layers", static_cast<int64_t>(report.layers.size()), count);
+      context_.progress("measuring", done += bytes_of_layer(layer), total);
     }
   }
 
