@@ -148,9 +148,11 @@ TEST(Conversion, EndedAtEveryShard_GoesOnToTheSameFiles) {
   const ConversionReport report = convert_model(context, whole, {.tokens = 0});
   ASSERT_GT(report.shards, 4U);
   const auto expected = model_files(scratch / "whole");
-  // A step below every shard's size meets each of them, in the middle and at its end.
+  // A step below every shard's size meets each of them; the last end is that of the last byte.
+  const auto total = static_cast<int64_t>(report.bytes_after);
   size_t kept = 0;
-  for (int64_t bytes = 1; bytes < static_cast<int64_t>(report.bytes_after); bytes += 20'000) {
+  for (int64_t step = 0; step * 20'000 < total + 20'000; ++step) {
+    const int64_t bytes = std::min(total, step * 20'000 + 1);
     SCOPED_TRACE(bytes);
     const ConvertRequest request = small_request(scratch / "ended");
     convert_and_end(request, bytes);

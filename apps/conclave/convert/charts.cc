@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
 #include <set>
@@ -50,12 +51,12 @@ std::string dot(double x, double y, double radius, std::string_view classes,
       x, y, radius, classes, escaped(title));
 }
 
-// A logarithmic axis over whole steps of 1, 2 and 5, upwards on the screen.
+// A logarithmic axis between round numbers, upwards on the screen.
 class LogAxis {
  public:
   LogAxis(double lowest, double highest, double top, double bottom) : top_(top), bottom_(bottom) {
     low_ = step_below(lowest);
-    high_ = std::max(step_above(highest), low_ * 2);
+    high_ = std::max(step_above(highest), low_ * 1.5);
   }
 
   double y(double value) const {
@@ -63,29 +64,39 @@ class LogAxis {
     return bottom_ - share * (bottom_ - top_);
   }
 
-  // Values to mark, at most seven or so.
+  // Round numbers to mark: fewer in each decade, the more decades there are.
   std::vector<double> marks() const {
-    const bool wide = high_ / low_ > 200;
+    const double range = high_ / low_;
     std::vector<double> values;
-    for (double decade = std::pow(10, std::floor(std::log10(low_))); decade <= high_ * 1.001;
-         decade *= 10) {
-      for (const double digit : {1.0, 2.0, 5.0}) {
+    for (double decade = decade_of(low_); decade <= high_ * 1.001; decade *= 10) {
+      for (const double digit : kRound) {
+        const bool shown = digit == 1 || range < 12 || (range < 200 && (digit == 2 || digit == 5));
         const double value = digit * decade;
         const bool inside = value >= low_ * 0.999 && value <= high_ * 1.001;
-        if (inside && (digit == 1.0 || !wide)) values.push_back(value);
+        if (inside && shown) values.push_back(value);
       }
     }
     return values;
   }
 
  private:
+  static constexpr std::array kRound = {1.0, 1.5, 2.0, 3.0, 5.0, 7.0};
+
+  static double decade_of(double value) {
+    return std::pow(10, std::floor(std::log10(value) + 1e-9));
+  }
   static double step_below(double value) {
-    const double decade = std::pow(10, std::floor(std::log10(value)));
-    return decade * (value >= 5 * decade ? 5 : value >= 2 * decade ? 2 : 1);
+    double step = decade_of(value);
+    for (const double digit : kRound) {
+      if (digit * decade_of(value) <= value) step = digit * decade_of(value);
+    }
+    return step;
   }
   static double step_above(double value) {
-    const double decade = std::pow(10, std::floor(std::log10(value)));
-    return decade * (value <= decade ? 1 : value <= 2 * decade ? 2 : value <= 5 * decade ? 5 : 10);
+    for (const double digit : kRound) {
+      if (digit * decade_of(value) >= value) return digit * decade_of(value);
+    }
+    return 10 * decade_of(value);
   }
 
   double top_;
@@ -148,6 +159,24 @@ std::vector<int64_t> layers_of(const ConversionReport& report) {
   return {layers.begin(), layers.end()};
 }
 
+// The least error is still seen.
+double opacity(double share) { return 0.15 + 0.85 * share; }
+
+// What the faintest and the strongest colour of a field stand for.
+std::string scale_key(double y, double lowest, double highest) {
+  constexpr int kSteps = 12;
+  constexpr double kStep = 10;
+  const double begin = kLeft + 60;
+  std::string out = text(begin - 8, y + 10, "tick end", percent(lowest, 3));
+  for (int i = 0; i < kSteps; ++i) {
+    out += rect(begin + kStep * i, y, kStep, 12,
+                fmt::format("class=\"main\" fill-opacity=\"{:.3f}\"",
+                            opacity(static_cast<double>(i) / (kSteps - 1))),
+                percent(lowest + (highest - lowest) * i / (kSteps - 1), 3));
+  }
+  return out + text(begin + kStep * kSteps + 8, y + 10, "tick", percent(highest, 3));
+}
+
 std::string layer_dots(const LayerError& layer, const LogAxis& axis, double x, double width) {
   std::string out;
   const double spread = std::min(width * 0.5, 18.0);
@@ -187,11 +216,12 @@ std::string escaped(std::string_view raw) {
   return out;
 }
 
-std::string percent(double share) {
+std::string percent(double share, int digits) {
   const double value = 100 * share;
   if (!std::isfinite(value)) return fmt::format("{}", value);
   if (value == 0) return "0 %";
-  const int decimals = std::clamp(1 - static_cast<int>(std::floor(std::log10(value))), 0, 6);
+  const int decimals =
+      std::clamp(digits - 1 - static_cast<int>(std::floor(std::log10(value))), 0, 7);
   return fmt::format("{:.{}f} %", value, decimals);
 }
 
@@ -238,26 +268,25 @@ std::string output_chart(const ConversionReport& report) {
 
 std::string matrix_chart(const ConversionReport& report) {
   const std::vector<KindSummary> summaries = summarise(report);
-  std::map<std::string, double> rows;
+  std::map<std::string, double> rows;  // their tops
   double lowest = HUGE_VAL;
   double highest = 0;
   for (const KindSummary& summary : summaries) {
-    rows.emplace(summary.kind, 0);
     lowest = std::min(lowest, summary.median);
     highest = std::max(highest, summary.median);
   }
   constexpr double kRow = 30;
   double y = 6;
   std::string content;
-  for (auto& [kind, top] : rows) {
-    top = y;
-    content += text(kLeft - 10, y + 19, "label end", kind);
+  // The order of the model's own tensors.
+  for (const ModuleReport& module : report.modules) {
+    if (!rows.emplace(module.kind, y).second) continue;
+    content += text(kLeft - 10, y + 19, "label end", module.kind);
     y += kRow;
   }
   const Columns columns(layers_of(report));
   const double gap = columns.width() > 8 ? 2 : 0;
   for (const KindSummary& summary : summaries) {
-    // The least error is still seen.
     const double share = highest > lowest ? (summary.median - lowest) / (highest - lowest) : 0.5;
     const std::string title =
         fmt::format("layer {}, {}: median {} of {} matri{}, worst {}, at most {:.2f} steps",
@@ -268,7 +297,8 @@ std::string matrix_chart(const ConversionReport& report) {
         columns.width() - gap, kRow - 4,
         fmt::format("class=\"main\" fill-opacity=\"{:.3f}\" rx=\"2\"", 0.15 + 0.85 * share), title);
   }
-  return svg(y + 30, "Error of matrices by kind and layer", content + columns.numbers(y + 16));
+  content += columns.numbers(y + 16) + scale_key(y + 34, lowest, highest);
+  return svg(y + 52, "Error of matrices by kind and layer", content);
 }
 
 }  // namespace conclave::tool

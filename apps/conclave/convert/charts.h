@@ -10,8 +10,8 @@ namespace conclave::tool {
 
 // Replaces what HTML reads as markup.
 std::string escaped(std::string_view text);
-// "0.42 %", with two digits.
-std::string percent(double share);
+// "0.42 %", with so many digits, but for those before the point.
+std::string percent(double share, int digits = 2);
 
 // Bars of the model before and after: converted matrices, and all else.
 std::string size_chart(const ConversionReport& report);

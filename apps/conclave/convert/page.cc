@@ -33,7 +33,8 @@ p { margin: 0 0 14px; color: var(--soft); max-width: 74ch; }
   grid-template-columns: repeat(auto-fit, minmax(200px, 1fr)); }
 .tile, section { background: var(--card); border: 1px solid var(--line); border-radius: 10px; }
 .tile { padding: 14px 16px; }
-.tile b { display: block; font-size: 24px; line-height: 1.3; font-weight: 600; }
+.tile b { display: block; font-size: 20px; line-height: 1.5; font-weight: 600;
+  white-space: nowrap; }
 .tile span { color: var(--soft); font-size: 13px; }
 section { padding: 20px 22px; margin: 0 0 16px; }
 svg { width: 100%; height: auto; display: block; font-size: 12px; }
@@ -200,7 +201,7 @@ std::string conversion_page(const ConversionReport& report) {
   page += output_section(report);
   page += section("Matrices",
                   "Median relative error over the experts, by kind of matrix and layer: the "
-                  "darker, the larger. A field says its numbers when pointed at.",
+                  "stronger the colour, the larger. A field says its numbers when pointed at.",
                   matrix_chart(report));
   page += worst_sections(report);
   page += fmt::format(

@@ -31,6 +31,16 @@ bool has_codes(const WeightForm& form) { return !form.method.empty(); }
                                         .hint = std::move(hint)});
 }
 
+// Moves all lines but the first to where a member of an object stands.
+std::string indented(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    out += c;
+    if (c == '\n') out += "  ";
+  }
+  return out;
+}
+
 // A tensor of the source that modules replace.
 struct Replaced {
   uint64_t bits = 0;  // in matrices that are converted
@@ -253,7 +263,7 @@ class Planner {
       text = with_member(text, "text_config", without_member(nested, key));
     }
     return with_member(text, "quantization_config",
-                       json_text(quantization_config(request_.form, kept_), 2));
+                       indented(json_text(quantization_config(request_.form, kept_), 2)));
   }
 
   const SourceModel& source_;
