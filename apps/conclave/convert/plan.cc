@@ -153,12 +153,11 @@ class Planner {
     }
   }
 
-  // Groups of a row have one width in files, and blocks of fused matrices begin with their rows.
+  // The method has whole groups only, and blocks of fused matrices begin with their rows.
   static void check_blocks(const ConvertedModule& module) {
     const QuantSpec& quant = module.form.quant;
     if (quant.weights != WeightScale::kBlock) return;
-    if (quant.block_rows == 1 && module.cols > quant.block_cols &&
-        module.cols % quant.block_cols != 0) {
+    if (quant.block_rows == 1 && module.cols % quant.block_cols != 0) {
       refuse("the rows are not whole groups", module.name, fmt::format("{} columns", module.cols),
              fmt::format("a multiple of {} columns", quant.block_cols), "choose smaller groups");
     }
