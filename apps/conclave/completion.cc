@@ -16,7 +16,7 @@ enum class Argument : uint8_t { kNone, kWords, kFile, kDirectory, kModel, kOther
 Argument argument_of(const OptionOutline& option) {
   if (!option.choices.empty()) return Argument::kWords;
   if (option.name == kModelDir) return Argument::kModel;
-  if (option.name == kOutputTarget) return Argument::kDirectory;
+  if (option.name == kOutputTarget || option.name == kOutputDir) return Argument::kDirectory;
   if (option.value.empty()) return Argument::kNone;
   return option.value == kFileValue ? Argument::kFile : Argument::kOther;
 }

@@ -83,6 +83,10 @@ std::unique_ptr<WeightSource> Checkpoint::layer_source(int64_t index) const {
   return impl_->contents->source(static_cast<size_t>(&layer(index) - layers().data()));
 }
 
+std::vector<StoredMatrix> Checkpoint::stored_matrices(int64_t index) const {
+  return impl_->contents->stored_matrices(static_cast<size_t>(&layer(index) - layers().data()));
+}
+
 void Checkpoint::write_manifest(const std::filesystem::path& path) {
   const io::Directory directory = io::Directory::open(path);
   const checkpoint::ShardSet shards = checkpoint::open_shards(directory, FileAccess::kAuto);

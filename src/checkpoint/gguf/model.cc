@@ -70,6 +70,13 @@ class GgufContents final : public Contents {
     return std::make_unique<GgufSource>(tensors_[position], forms_[position]);
   }
 
+  std::vector<StoredMatrix> stored_matrices(size_t) const override {
+    throw Error(ErrorCode::kUnsupported,
+                {.what = "the tensors of a GGUF file have no names of linear layers",
+                 .file = path.string(),
+                 .expected = "a Hugging Face model directory"});
+  }
+
  private:
   void add_layer(const GgufKeys& keys, const GgufFamily& family, const GgufSizes& sizes,
                  const GgufTensorsByLayer& by_layer, int64_t index) {
