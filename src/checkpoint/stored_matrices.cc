@@ -1,8 +1,8 @@
 #include "checkpoint/stored_matrices.h"
 
-#include "checkpoint/code_words.h"
 #include "checkpoint/generic_names.h"
 #include "checkpoint/layer_names.h"
+#include "checkpoint/stored_planes.h"
 #include "checkpoint/tensor_name.h"
 #include "quant/planes.h"
 
@@ -75,7 +75,8 @@ class Naming {
 
   std::string module_of(WeightId id, int64_t expert) const {
     const MatrixLocation& matrix = location(id, expert);
-    const std::string_view name = matrix_name(config_.quant, table_.info(matrix.tensor).name);
+    const std::string& stored = table_.info(matrix.tensor).name;
+    const std::string name = matrix_name(config_.quant, stored).value_or(stored);
     if (name.ends_with(kWeight) && lies_alone(id, matrix)) return without_weight(name);
     const NamePattern* const pattern = pattern_of(*config_.architecture, id);
     if (pattern == nullptr) return {};

@@ -15,7 +15,21 @@
 
 namespace conclave::inline v0::quant {
 
-struct BnbFp4 {
+// Helpers come first, since nvcc evaluates `lanes` when it has read it.
+class BnbFp4 {
+  struct Magnitudes {
+    float of[8];
+  };
+  // A function, since device code has no constants of the host.
+  static constexpr Magnitudes ascending() {
+    return {{0.0F, 0.0625F / 12, 2.0F / 12, 3.0F / 12, 4.0F / 12, 6.0F / 12, 8.0F / 12, 1.0F}};
+  }
+  // The code of a rank, and the rank of a code: 2 and 3 change places with 6 and 7.
+  static constexpr uint8_t rank_of(uint32_t code) {
+    return static_cast<uint8_t>((code & 2U) != 0 ? code ^ 4U : code);
+  }
+
+ public:
   static constexpr std::string_view kName = "bnb_fp4";
   static constexpr DType kElement = DType::kBnbFP4;
   static constexpr int64_t kBits = 4;
@@ -47,19 +61,6 @@ struct BnbFp4 {
   template <class Vec, bool kUpper>
   [[gnu::always_inline]] static Vec lanes(const std::byte* row, int column) {
     return Vec::template look_up_u4<kUpper>(kValuesByCode<BnbFp4>.of, row + column);
-  }
-
- private:
-  struct Magnitudes {
-    float of[8];
-  };
-  // A function, since device code has no constants of the host.
-  static constexpr Magnitudes ascending() {
-    return {{0.0F, 0.0625F / 12, 2.0F / 12, 3.0F / 12, 4.0F / 12, 6.0F / 12, 8.0F / 12, 1.0F}};
-  }
-  // The code of a rank, and the rank of a code: 2 and 3 change places with 6 and 7.
-  static constexpr uint8_t rank_of(uint32_t code) {
-    return static_cast<uint8_t>((code & 2U) != 0 ? code ^ 4U : code);
   }
 };
 

@@ -14,7 +14,17 @@
 
 namespace conclave::inline v0::quant {
 
-struct Nf4 {
+class Nf4 {
+  // A function, since device code has no constants of the host; the first one, since nvcc evaluates
+  // `lanes` when it has read it.
+  static constexpr ValuesByCode values() {
+    return {{-1.0F, -0.6961928009986877F, -0.5250730514526367F, -0.39491748809814453F,
+             -0.28444138169288635F, -0.18477343022823334F, -0.09105003625154495F, 0.0F,
+             0.07958029955625534F, 0.16093020141124725F, 0.24611230194568634F, 0.33791524171829224F,
+             0.44070982933044434F, 0.5626170039176941F, 0.7229568362236023F, 1.0F}};
+  }
+
+ public:
   static constexpr std::string_view kName = "nf4";
   static constexpr DType kElement = DType::kNF4;
   static constexpr int64_t kBits = 4;
@@ -38,15 +48,6 @@ struct Nf4 {
   template <class Vec, bool kUpper>
   [[gnu::always_inline]] static Vec lanes(const std::byte* row, int column) {
     return Vec::template look_up_u4<kUpper>(kValuesByCode<Nf4>.of, row + column);
-  }
-
- private:
-  // A function, since device code has no constants of the host.
-  static constexpr ValuesByCode values() {
-    return {{-1.0F, -0.6961928009986877F, -0.5250730514526367F, -0.39491748809814453F,
-             -0.28444138169288635F, -0.18477343022823334F, -0.09105003625154495F, 0.0F,
-             0.07958029955625534F, 0.16093020141124725F, 0.24611230194568634F, 0.33791524171829224F,
-             0.44070982933044434F, 0.5626170039176941F, 0.7229568362236023F, 1.0F}};
   }
 };
 
