@@ -189,7 +189,7 @@ TEST_P(PointerWeights, WhatGivesCodesAMeaning_HasTheBitsOfItsSource) {
   const Context context({.num_threads = 2});
   const Tensor hidden = random_tensor(DType::kF32, 9, 96, 1);
   MoeSpec several = coded_spec();
-  several.shared.count = 3;
+  several.shared = {.mode = SharedMode::kFusedSlots, .intermediate_size = 40, .count = 3};
   MoeSpec by_channel = coded_spec();
   by_channel.quant = {.weights = WeightScale::kChannel, .zeros = WeightZero::kOffset};
   MoeSpec single = coded_spec();
