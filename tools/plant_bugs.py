@@ -4,14 +4,18 @@
     python3 tools/plant_bugs.py fuzz [--seconds 600]
     python3 tools/plant_bugs.py library [--build build/release] [--jobs 2] [--minutes 60]
                                         [--cuda | --python] [--area routing]... [--only TEXT]...
-                                        [--out build/planted/report]
+                                        [--filters FILE] [--out build/planted/report]
     python3 tools/plant_bugs.py list
 
 `fuzz` plants faults in the parsers and runs the harnesses in a copy of the tree. `library` plants
 the faults of tools/planting/faults in the library and runs the test programs: those of the fault's
-module first. The sources stay as they are. Without --build a build folder of its own is made, with
--O1; --prefix names folders with the packages where the machine has none. A fault that nothing
-notices is an exit status of 1.
+module first. With --filters, only the faults of that file are planted, and each meets only the cases
+that the file names for it: for verdicts in a short time. A row of the file is {"key": "area/name",
+"program": "tests/layer/cuda/cuda_layer_test", "filter": "Suite.Case"}, and may have "under":
+["compute-sanitizer", "--tool", "racecheck", "--error-exitcode", "9"]; tools/planting/cuda_cases.json
+has the cases of the faults of CUDA code. The sources stay as they are.
+Without --build a build folder of its own is made, with -O1; --prefix names folders with the packages
+where the machine has none. A fault that nothing notices is an exit status of 1.
 """
 
 import argparse

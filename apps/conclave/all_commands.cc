@@ -27,6 +27,7 @@ void add_all_commands(CommandLine& line) {
   add_run_command(line);
   add_bench_command(line);
   add_synth_command(line);
+  add_convert_command(line);
   add_inspect_command(line);
   add_verify_command(line);
   add_explain_command(line);

@@ -112,6 +112,11 @@ Option Command::text(const std::string& flags, const char* name, std::string& va
   return Option(app_.add_option(flags, value, help)->type_name(name));
 }
 
+Option Command::texts(const std::string& flags, const char* name, std::vector<std::string>& values,
+                      const std::string& help) {
+  return Option(app_.add_option(flags, values, help)->type_name(name)->expected(1)->take_all());
+}
+
 // The type name lists the words: help, man page and completions take them from there.
 Option Command::choice(const std::string& flags, std::string& value,
                        const std::vector<std::string>& choices, const std::string& help) {

@@ -52,6 +52,9 @@ class Command {
                     const std::string& help);
   Option text(const std::string& flags, const char* name, std::string& value,
               const std::string& help);
+  // May be repeated, each time with one value.
+  Option texts(const std::string& flags, const char* name, std::vector<std::string>& values,
+               const std::string& help);
   Option choice(const std::string& flags, std::string& value,
                 const std::vector<std::string>& choices, const std::string& help);
   Option number(const std::string& flags, const char* name, int32_t& value, Limits limits,
@@ -78,9 +81,11 @@ class Command {
   Action& chosen_;
 };
 
-// Positionals with these names are directories; values named FILE are files.
+// A positional MODEL_DIR is a directory or a GGUF file, a TARGET a directory; values named FILE are
+// files.
 inline constexpr const char* kModelDir = "MODEL_DIR";
 inline constexpr const char* kOutputTarget = "TARGET";
+inline constexpr const char* kOutputDir = "OUT_DIR";
 inline constexpr const char* kFileValue = "FILE";
 
 struct OptionOutline {

@@ -10,6 +10,7 @@ namespace conclave::tool {
 void add_run_command(CommandLine& line);
 void add_bench_command(CommandLine& line);
 void add_synth_command(CommandLine& line);
+void add_convert_command(CommandLine& line);
 void add_inspect_command(CommandLine& line);
 void add_verify_command(CommandLine& line);
 void add_explain_command(CommandLine& line);

@@ -11,11 +11,12 @@
 namespace conclave::tool {
 namespace {
 
-enum class Argument : uint8_t { kNone, kWords, kFile, kDirectory, kOther };
+enum class Argument : uint8_t { kNone, kWords, kFile, kDirectory, kModel, kOther };
 
 Argument argument_of(const OptionOutline& option) {
   if (!option.choices.empty()) return Argument::kWords;
-  if (option.name == kModelDir || option.name == kOutputTarget) return Argument::kDirectory;
+  if (option.name == kModelDir) return Argument::kModel;
+  if (option.name == kOutputTarget || option.name == kOutputDir) return Argument::kDirectory;
   if (option.value.empty()) return Argument::kNone;
   return option.value == kFileValue ? Argument::kFile : Argument::kOther;
 }
@@ -43,12 +44,14 @@ std::string bash_value(const OptionOutline& option) {
       return "COMPREPLY=($(compgen -f -- \"$cur\"))";
     case Argument::kDirectory:
       return "COMPREPLY=($(compgen -d -- \"$cur\"))";
+    case Argument::kModel:
+      return "COMPREPLY=($(compgen -d -- \"$cur\"; compgen -f -X '!*.gguf' -- \"$cur\"))";
     default:
       return "COMPREPLY=()";
   }
 }
 
-// Completes values of the command's options after their flag, then its flags, then directories.
+// Completes values of the command's options after their flag, then its flags, then positionals.
 std::string bash_command(const CommandOutline& command) {
   std::string text = fmt::format("    {})\n      case $prev in\n", command.name);
   for (const OptionOutline& option : command.options) {
@@ -94,6 +97,8 @@ std::string zsh_action(const OptionOutline& option) {
       return "_files";
     case Argument::kDirectory:
       return "_files -/";
+    case Argument::kModel:
+      return "_files -g \"*.gguf\"";  // and directories
     default:
       return " ";
   }
@@ -135,6 +140,9 @@ std::string fish_option(const CommandOutline& command, const OptionOutline& opti
       break;
     case Argument::kDirectory:
       text += " -x -a '(__fish_complete_directories)'";
+      break;
+    case Argument::kModel:
+      text += " -x -a '(__fish_complete_suffix .gguf)'";  // and directories
       break;
     case Argument::kOther:
       text += " -x";

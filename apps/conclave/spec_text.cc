@@ -51,6 +51,19 @@ std::string_view activation_scale_words(ActivationScale scale) {
   return "";
 }
 
+// Says what is taken from codes or their products.
+std::string_view weight_zero_words(WeightZero zeros) {
+  switch (zeros) {
+    case WeightZero::kNone:
+      return "";
+    case WeightZero::kPoint:
+      return ", zero points";
+    case WeightZero::kOffset:
+      return ", offsets";
+  }
+  return "";
+}
+
 // How the mode is written after the size.
 std::string_view shared_mode_word(SharedMode mode) {
   switch (mode) {
@@ -131,6 +144,9 @@ std::string weights_text(const MoeSpec& spec) {
   if (quant.weights == WeightScale::kBlock) {
     text += fmt::format(" {}x{}", quant.block_rows, quant.block_cols);
   }
+  text += std::string(weight_zero_words(quant.zeros));
+  if (quant.has_global_scale) text += ", global scale";
+  if (quant.has_column_order) text += ", column order";
   text += std::string(activation_scale_words(quant.activations));
   if (quant.power_of_two_scales) text += " ue8m0";
   return text;

@@ -16,7 +16,7 @@ pytest=(python3 -m pytest -q -rfE -m cuda -p no:cacheprovider --timeout=60 --tb=
         -o junit_logging=no)
 python3 -c 'import xdist' 2>/dev/null && parallel=(-n "${JOBS:-12}") || parallel=()
 # These measure how much of the GPU's memory is free, so nothing else may run.
-alone=(python/tests/test_cuda.py python/tests/test_cuda_calls.py)
+alone=(python/tests/test_cuda.py python/tests/test_cuda_calls.py python/tests/test_cuda_growing.py)
 {
   "${pytest[@]}" --junitxml="$results/alone.xml" "${alone[@]}"
   "${pytest[@]}" --junitxml="$results/rest.xml" "${parallel[@]}" python/tests \

@@ -48,6 +48,18 @@ struct CheckpointLayer {
   Support support = Support::yes();  // yes if MoeLayer can run it, otherwise the reason
 };
 
+// A matrix of routed or shared experts, and the names that the files have for it.
+struct StoredMatrix {
+  WeightId id = weights::kGate;
+  int64_t expert = 0;
+  // Tensors that hold its weights, which come first, and the planes that give codes a meaning.
+  std::vector<std::string> tensors;
+  // The name of a linear layer for it, without ".weight": that of its tensor, if no more lies there
+  // than this matrix, or this and others with their rows in turn; otherwise the family's name for
+  // it where each expert has tensors of its own. Empty if there is no such name.
+  std::string module;
+};
+
 // Immutable; safe to use from several threads.
 class CONCLAVE_API Checkpoint {
  public:
@@ -71,6 +83,10 @@ class CONCLAVE_API Checkpoint {
 
   // Reads through the checkpoint, which must outlive the source.
   std::unique_ptr<WeightSource> layer_source(int64_t index) const;
+  // The experts' matrices of a layer by id and expert, those of one module in the order of their
+  // rows. Throws Error(kLayerNotFound), and Error(kUnsupported) for a GGUF file, whose tensors
+  // have no such names.
+  std::vector<StoredMatrix> stored_matrices(int64_t index) const;
 
   // Hashes every tensor and writes conclave.manifest.json beside the model.
   static void write_manifest(const std::filesystem::path& directory);

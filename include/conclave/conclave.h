@@ -12,6 +12,7 @@
 #include "conclave/layer.h"
 #include "conclave/permute.h"
 #include "conclave/placement.h"
+#include "conclave/quantise.h"
 #include "conclave/reference.h"
 #include "conclave/routing.h"
 #include "conclave/safetensors.h"

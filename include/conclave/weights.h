@@ -63,9 +63,9 @@ enum class LayerWeight : uint8_t {
 // WeightScale::kTensor, [rows, 1] for kChannel, [ceil(rows / block_rows), ceil(cols / block_cols)]
 // for kBlock; they are f32, f16, bf16, e8m0 or e4m3, finite, and not negative unless
 // QuantSpec::signed_scales says so. Zeros have the shape of the scales and are f32, f16 or bf16.
-// The global scale is one number for a matrix. The order of columns is int32 [1, cols], each entry
-// below ceil(cols / block_cols). Input scales exist for ActivationScale::kTensorStatic only and are
-// positive: x is read as codes of x / scale. No format has second scales yet.
+// The global scale is one number for a matrix. The order of columns is int32 or int64 [1, cols],
+// each entry below ceil(cols / block_cols). Input scales exist for ActivationScale::kTensorStatic
+// only and are positive: x is read as codes of x / scale. No format has second scales yet.
 class WeightId {
   static constexpr size_t kMlps = static_cast<size_t>(WeightMlp::kResidual) + 1;
   static constexpr size_t kMatrices = static_cast<size_t>(WeightMatrix::kDown) + 1;
@@ -258,12 +258,26 @@ struct ExpertWeights {
   // without a gate. [E, 1, 1] is one scale for gate and up. Blocks must not hold rows of both.
   ConstTensorView gate_up_scale = {};
   ConstTensorView down_scale = {};                  // [E, scale rows, scale cols]
-  ConstTensorView gate_up_input_scale = {};         // [E]: for gate and up
+  ConstTensorView gate_up_input_scale = {};         // [E]: for gate and up; or [E, 2]
   ConstTensorView down_input_scale = {};            // [E]
   ConstTensorView shared_gate_up_scale = {};        // [S, scale rows, scale cols]; S optional if 1
   ConstTensorView shared_down_scale = {};           // likewise
-  ConstTensorView shared_gate_up_input_scale = {};  // [S]
+  ConstTensorView shared_gate_up_input_scale = {};  // [S] or [S, 2]
   ConstTensorView shared_down_input_scale = {};     // [S]
+  // Zeros of codes, in the shapes that scales have.
+  ConstTensorView gate_up_zero = {};
+  ConstTensorView down_zero = {};
+  ConstTensorView shared_gate_up_zero = {};
+  ConstTensorView shared_down_zero = {};
+  ConstTensorView gate_up_global_scale = {};         // [E]: for gate and up; or [E, 2]
+  ConstTensorView down_global_scale = {};            // [E]
+  ConstTensorView shared_gate_up_global_scale = {};  // [S] or [S, 2]
+  ConstTensorView shared_down_global_scale = {};     // [S]
+  // The group of each column, int32 or int64.
+  ConstTensorView gate_up_column_order = {};         // [E, H]: for gate and up; or [E, 2, H]
+  ConstTensorView down_column_order = {};            // [E, I]
+  ConstTensorView shared_gate_up_column_order = {};  // [S, H] or [S, 2, H]
+  ConstTensorView shared_down_column_order = {};     // [S, Is]
   // The memory of all tensors above. On a device, a layer that holds all experts or a contiguous
   // range uses gate_up [E, 2*I, H] or [E, I, H] and down in place, without a copy, if their rows
   // are 16-byte aligned, dense and concatenated and I is a multiple of 8; it copies all others.

@@ -92,7 +92,7 @@ def separate_rows(
     """Weights with interleaved gate and up, in concatenated order. `prefix`: "" or "shared_".
 
     Matrices become two views. Vectors, whose elements a GPU's loader needs side by side, are small
-    and copied. Scales of several rows are in that order already.
+    and copied. Scales and zeros of several rows are in that order already.
     """
     separate = dict(weights)
     matrices = separate.pop(f"{prefix}gate_up", None)
@@ -103,9 +103,10 @@ def separate_rows(
         rows = first.shape[axis]
         separate[f"{prefix}gate"] = _every_other(matrices, 0, axis)
         separate[f"{prefix}up"] = _every_other(matrices, 1, axis)
-    for name in (f"{prefix}gate_up_bias", f"{prefix}gate_up_scale"):
+    for plane in ("bias", "scale", "zero"):
+        name = f"{prefix}gate_up_{plane}"
         vectors = separate.get(name)
-        if vectors is None or (name.endswith("scale") and not by_row):
+        if vectors is None or (plane != "bias" and not by_row):
             continue
         separate[name] = _vectors_separated(vectors, rows or vectors.shape[-1])
     return separate

@@ -119,12 +119,14 @@ class Layer:
                 gate) or ``gate`` and ``up`` [E, I, H] apart; ``down`` [E, H, I]; ``router`` [E, H];
                 ``gate_up_bias`` [E, 2I], ``down_bias`` [E, H]; ``selection_bias`` [E];
                 ``shared_gate_up``, ``shared_down``, ``shared_expert_gate``; ``gate_up_scale``,
-                ``down_scale``; and the others of ExpertWeights in the C++ interface. Instead of a
-                stack, gate_up, gate, up and down may be lists of one matrix an expert. int8 weights
-                are int8 arrays; int4 ones, which the spec's ``weight_dtype`` must name, are uint8
-                [E, rows, cols / 2] or int32 [E, rows, cols / 8], the first code in the lowest bits,
-                each eight more than its value. Gradients of forwards do not reach weights: while
-                torch records, none may require them.
+                ``down_scale``, and with the same beginnings ``_zero`` (as scales),
+                ``_global_scale`` [E] or of gate and up [E, 2], ``_column_order`` [E, H] or
+                [E, 2, H], of down [E, I]; and the others of ExpertWeights in the C++ interface.
+                Instead of a stack, gate_up, gate, up and down may be lists of one matrix an expert.
+                int8 weights are int8 arrays; int4 ones, which the spec's ``weight_dtype`` must
+                name, are uint8 [E, rows, cols / 2] or int32 [E, rows, cols / 8], the first code in
+                the lowest bits, each eight more than its value. Gradients of forwards do not reach
+                weights: while torch records, none may require them.
 
         Raises:
             Error: naming the argument, with what was expected and found.
@@ -365,7 +367,7 @@ def _as_loaded(
 
 def _are_on_a_gpu(weights: Mapping[str, Any], prefix: str) -> bool:
     """Whether the gate and up rows of these experts are memory of a GPU."""
-    for name in ("gate_up", "gate_up_bias", "gate_up_scale"):
+    for name in ("gate_up", "gate_up_bias", "gate_up_scale", "gate_up_zero"):
         array = weights.get(prefix + name)
         if isinstance(array, (list, tuple)):
             array = array[0] if array else None

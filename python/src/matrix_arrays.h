@@ -11,7 +11,7 @@
 
 namespace conclave::python {
 
-// What one id has: matrices of equal shape, whose rows and columns may lie apart. Strides are in
+// One id has matrices of equal shape, whose rows and columns may lie apart. Strides are in
 // elements; those of codes below a byte are side by side, and rows begin with a byte.
 struct MatrixArrays {
   std::vector<const std::byte*> matrices = {};  // null if not on this rank

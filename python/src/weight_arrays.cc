@@ -45,13 +45,13 @@ class Cutter {
   nb::object take(const std::string& name);
   MatrixArrays matrices(const std::string& name, nb::handle object, const MlpNames& mlp);
   MatrixArrays rows_of(const std::string& name, nb::handle object, int64_t count);
-  MatrixArrays scales_of(const std::string& name, nb::handle object, int64_t count);
+  MatrixArrays plane_of(const std::string& name, nb::handle object, WeightPlane plane,
+                        int64_t count);
   const Array& keep(nb::handle object, const std::string& name);
 
   void cut_mlp(const MlpNames& mlp);
   void cut_products(const MlpNames& mlp);
   void cut_biases(const MlpNames& mlp);
-  void cut_scales(const MlpNames& mlp);
   void cut_plane(const MlpNames& mlp, WeightPlane plane, const std::string& suffix);
   void split(const MlpNames& mlp, WeightPlane plane, const MatrixArrays& both, GateUpOrder order);
   void place(WeightId id, MatrixArrays arrays, bool by_expert);
@@ -147,9 +147,11 @@ MatrixArrays Cutter::rows_of(const std::string& name, nb::handle object, int64_t
   return stack;
 }
 
-// Takes [E, rows, cols], [E, rows] as [E, rows, 1], or [E] as [E, 1, 1]. A single matrix may leave
-// out E, and bytes count as exponents (e8m0), as checkpoints store them.
-MatrixArrays Cutter::scales_of(const std::string& name, nb::handle object, int64_t count) {
+// Takes [E, rows, cols], [E, rows] as [E, rows, 1], or [E] as [E, 1, 1]; an order of columns
+// [E, cols] as [E, 1, cols]. A single matrix may leave out E, and bytes of scales count as
+// exponents (e8m0), as checkpoints store them.
+MatrixArrays Cutter::plane_of(const std::string& name, nb::handle object, WeightPlane plane,
+                              int64_t count) {
   const Array& array = keep(object, name);
   std::vector<int64_t> shape = array.shape();
   std::vector<int64_t> strides = array.strides();
@@ -157,10 +159,15 @@ MatrixArrays Cutter::scales_of(const std::string& name, nb::handle object, int64
     shape.insert(shape.begin(), 1);
     strides.insert(strides.begin(), 0);
   }
+  if (shape.size() == 2 && plane == WeightPlane::kColumnOrder) {
+    shape.insert(shape.begin() + 1, 1);
+    strides.insert(strides.begin() + 1, shape[2]);
+  }
   if (shape.size() > 3) wrong_shape(name, "rank 1 to 3", array.shape_text());
   shape.resize(3, 1);
   strides.resize(3, 1);
-  const DType dtype = array.dtype() == DType::kU8 ? DType::kF8E8M0 : array.dtype();
+  const bool is_exponent = array.dtype() == DType::kU8 && plane == WeightPlane::kScale;
+  const DType dtype = is_exponent ? DType::kF8E8M0 : array.dtype();
   MatrixArrays stack{
       .info = {.count = shape[0], .rows = shape[1], .cols = shape[2], .dtype = dtype},
       .row_stride = strides[1],
@@ -261,11 +268,6 @@ void Cutter::cut_biases(const MlpNames& mlp) {
         mlp.by_expert());
 }
 
-void Cutter::cut_scales(const MlpNames& mlp) {
-  cut_plane(mlp, WeightPlane::kScale, "scale");
-  cut_plane(mlp, WeightPlane::kInputScale, "input_scale");
-}
-
 // Takes "gate_up_SUFFIX" and "down_SUFFIX".
 void Cutter::cut_plane(const MlpNames& mlp, WeightPlane plane, const std::string& suffix) {
   const std::string both_name = mlp.prefix + "gate_up_" + suffix;
@@ -273,28 +275,33 @@ void Cutter::cut_plane(const MlpNames& mlp, WeightPlane plane, const std::string
   const nb::object both = take(both_name);
   const nb::object down = take(down_name);
   if (!both.is_none()) {
-    MatrixArrays scales = scales_of(both_name, both, mlp.count);
-    const bool one_for_both = scales.info.rows == 1 || plane == WeightPlane::kInputScale;
-    if (mlp.gated && !one_for_both) {
+    MatrixArrays planes = plane_of(both_name, both, plane, mlp.count);
+    if (mlp.gated && planes.info.rows > 1) {
       // Scales of several rows are concatenated like the halves; others have the order of the rows.
       const QuantSpec& quant = spec_.quant;
+      const bool has_rows = plane == WeightPlane::kScale || plane == WeightPlane::kZero;
       const bool by_row = quant.weights == WeightScale::kChannel ||
                           (quant.weights == WeightScale::kBlock && quant.block_rows == 1);
-      split(mlp, plane, scales, by_row ? mlp.order : GateUpOrder::kConcatenated);
+      split(mlp, plane, planes, has_rows && by_row ? mlp.order : GateUpOrder::kConcatenated);
     } else {
-      if (mlp.gated) place(mlp.id(WeightMatrix::kGate, plane), scales, mlp.by_expert());
-      place(mlp.id(WeightMatrix::kUp, plane), std::move(scales), mlp.by_expert());
+      if (mlp.gated) place(mlp.id(WeightMatrix::kGate, plane), planes, mlp.by_expert());
+      place(mlp.id(WeightMatrix::kUp, plane), std::move(planes), mlp.by_expert());
     }
   }
   if (down.is_none()) return;
-  place(mlp.id(WeightMatrix::kDown, plane), scales_of(down_name, down, mlp.count), mlp.by_expert());
+  place(mlp.id(WeightMatrix::kDown, plane), plane_of(down_name, down, plane, mlp.count),
+        mlp.by_expert());
 }
 
 void Cutter::cut_mlp(const MlpNames& mlp) {
   cut_products(mlp);
   if (!mlp.has_extras()) return;
   cut_biases(mlp);
-  cut_scales(mlp);
+  cut_plane(mlp, WeightPlane::kScale, "scale");
+  cut_plane(mlp, WeightPlane::kZero, "zero");
+  cut_plane(mlp, WeightPlane::kGlobalScale, "global_scale");
+  cut_plane(mlp, WeightPlane::kInputScale, "input_scale");
+  cut_plane(mlp, WeightPlane::kColumnOrder, "column_order");
 }
 
 void Cutter::cut_matrix(const char* name, WeightId id) {

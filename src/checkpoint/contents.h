@@ -1,4 +1,4 @@
-// What a Checkpoint shows of a model, whichever container holds its tensors.
+// A Checkpoint shows the same of a model whichever container holds its tensors.
 #pragma once
 
 #include "conclave/checkpoint.h"
@@ -22,6 +22,8 @@ struct Contents {
   // Reads the weights of layers[position]; the contents must outlive it. Throws
   // Error(kUnsupportedQuantization).
   virtual std::unique_ptr<WeightSource> source(size_t position) const = 0;
+  // Names the matrices of experts of layers[position]. Throws Error(kUnsupported).
+  virtual std::vector<StoredMatrix> stored_matrices(size_t position) const = 0;
 
   std::filesystem::path path;  // the directory or file
   std::string model_type;

@@ -7,6 +7,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/model_config.h"
 #include "checkpoint/shard_index.h"
+#include "checkpoint/stored_matrices.h"
 #include "io/directory.h"
 
 #include "conclave/error.h"
@@ -85,6 +86,10 @@ class DirectoryContents final : public Contents {
                    .found = config_.quantization});
     }
     return std::make_unique<LayerSource>(shards_, *data_, maps_[position], verifier_.get());
+  }
+
+  std::vector<StoredMatrix> stored_matrices(size_t position) const override {
+    return name_matrices(config_, shards_, maps_[position]);
   }
 
  private:

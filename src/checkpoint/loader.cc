@@ -35,7 +35,7 @@ Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
 Checkpoint::~Checkpoint() = default;
 
 Checkpoint Checkpoint::open(const std::filesystem::path& path, const CheckpointOptions& options) {
-  // What is neither a file nor a directory is reported by the opening of a directory.
+  // The opening of a directory reports a path that is neither a file nor a directory.
   std::error_code ignored;
   const bool is_file = std::filesystem::is_regular_file(path, ignored);
   auto impl = std::make_unique<Impl>();
@@ -81,6 +81,10 @@ const CheckpointLayer& Checkpoint::layer(int64_t index) const {
 
 std::unique_ptr<WeightSource> Checkpoint::layer_source(int64_t index) const {
   return impl_->contents->source(static_cast<size_t>(&layer(index) - layers().data()));
+}
+
+std::vector<StoredMatrix> Checkpoint::stored_matrices(int64_t index) const {
+  return impl_->contents->stored_matrices(static_cast<size_t>(&layer(index) - layers().data()));
 }
 
 void Checkpoint::write_manifest(const std::filesystem::path& path) {

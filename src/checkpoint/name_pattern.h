@@ -48,7 +48,7 @@ enum class Part : uint8_t {
 // Whether the part belongs to routed experts; all others exist once per layer.
 bool is_expert_part(Part part);
 
-// What a tensor fills, one id after the other; empty for kNotRead.
+// The tensor fills these ids one after the other; none for kNotRead.
 std::span<const WeightId> ids_of(Part part);
 
 // The order of a matrix's rows in its tensor.

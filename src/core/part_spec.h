@@ -1,4 +1,4 @@
-// What a layer has besides its routed experts and its router.
+// These checks are of the parts that a layer has besides its routed experts and its router.
 #pragma once
 
 #include "conclave/spec.h"

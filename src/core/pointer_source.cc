@@ -1,11 +1,14 @@
 #include "core/code_bits.h"
+#include "core/pointer_stack.h"
 #include "core/weight_types.h"
 
 #include "conclave/error.h"
 #include "conclave/weights.h"
 
+#include <array>
 #include <cstring>
 #include <string>
+#include <string_view>
 
 namespace conclave::inline v0 {
 namespace {
@@ -20,43 +23,38 @@ struct IdView {
   int64_t col_stride = 1;
 };
 
-const std::byte* offset_by(const void* data, int64_t elements, DType dtype) {
-  return static_cast<const std::byte*>(data) + elements * bit_size(dtype) / 8;
-}
-
-void check_tensor(const std::string& name, const ConstTensorView& tensor, int rank) {
-  if (tensor.data == nullptr) {
-    throw Error(ErrorCode::kNullPointer, {.what = "null weights", .tensor = name});
-  }
-  if (tensor.shape.rank() != rank || tensor.row_stride != 0) {
-    throw Error(ErrorCode::kShape, {.what = "weights must be dense",
-                                    .tensor = name,
-                                    .expected = "rank " + std::to_string(rank) + ", row_stride 0",
-                                    .found = tensor.shape.to_string() + ", row_stride " +
-                                             std::to_string(tensor.row_stride)});
-  }
-  const auto address = reinterpret_cast<uintptr_t>(tensor.data);
-  if (bit_size(tensor.dtype) == 0) {
-    throw Error(ErrorCode::kDType, {.what = "weights of an unknown type",
-                                    .tensor = name,
-                                    .found = std::to_string(static_cast<int>(tensor.dtype))});
-  }
-  const auto alignment = static_cast<uintptr_t>(ceil_div(bit_size(tensor.dtype), 8));
-  if (address % alignment != 0) {
-    throw Error(ErrorCode::kMisaligned, {.what = "weights are not aligned to their element",
-                                         .tensor = name,
-                                         .expected = "a multiple of " + std::to_string(alignment)});
-  }
-  // This checks that a row ends with a byte, so that the next begins one.
-  if (rank > 0) static_cast<void>(dense_bytes(tensor.dtype, {tensor.shape[rank - 1]}));
-  static_cast<void>(dense_bytes(tensor.dtype, tensor.shape));
-}
-
-// A tensor and its name for messages.
-struct Named {
-  std::string name;
-  const ConstTensorView& tensor;
+// A plane that gives the codes of an MLP a meaning.
+struct PlaneTensors {
+  WeightPlane plane = WeightPlane::kScale;
+  std::string_view suffix = {};  // what names end with
+  ConstTensorView gate_up = {};
+  ConstTensorView down = {};
 };
+using MlpPlanes = std::array<PlaneTensors, 5>;
+
+MlpPlanes routed_planes(const ExpertWeights& weights) {
+  return {PlaneTensors{WeightPlane::kScale, "_scale", weights.gate_up_scale, weights.down_scale},
+          PlaneTensors{WeightPlane::kZero, "_zero", weights.gate_up_zero, weights.down_zero},
+          PlaneTensors{WeightPlane::kGlobalScale, "_global_scale", weights.gate_up_global_scale,
+                       weights.down_global_scale},
+          PlaneTensors{WeightPlane::kInputScale, "_input_scale", weights.gate_up_input_scale,
+                       weights.down_input_scale},
+          PlaneTensors{WeightPlane::kColumnOrder, "_column_order", weights.gate_up_column_order,
+                       weights.down_column_order}};
+}
+
+MlpPlanes shared_planes(const ExpertWeights& weights) {
+  return {PlaneTensors{WeightPlane::kScale, "_scale", weights.shared_gate_up_scale,
+                       weights.shared_down_scale},
+          PlaneTensors{WeightPlane::kZero, "_zero", weights.shared_gate_up_zero,
+                       weights.shared_down_zero},
+          PlaneTensors{WeightPlane::kGlobalScale, "_global_scale",
+                       weights.shared_gate_up_global_scale, weights.shared_down_global_scale},
+          PlaneTensors{WeightPlane::kInputScale, "_input_scale", weights.shared_gate_up_input_scale,
+                       weights.shared_down_input_scale},
+          PlaneTensors{WeightPlane::kColumnOrder, "_column_order",
+                       weights.shared_gate_up_column_order, weights.shared_down_column_order}};
+}
 
 // One MLP as the caller gives it.
 struct MlpTensors {
@@ -67,10 +65,7 @@ struct MlpTensors {
   const ConstTensorView& down;
   const ConstTensorView& gate_up_bias;
   const ConstTensorView& down_bias;
-  const ConstTensorView& gate_up_scale;
-  const ConstTensorView& down_scale;
-  const ConstTensorView& gate_up_input_scale;
-  const ConstTensorView& down_input_scale;
+  MlpPlanes planes;
 
   // All but routed experts may leave out the first dimension.
   bool may_be_one() const { return mlp != WeightMlp::kRouted; }
@@ -79,27 +74,6 @@ struct MlpTensors {
   WeightId up(WeightPlane plane) const { return {mlp, WeightMatrix::kUp, plane}; }
   WeightId down_of(WeightPlane plane) const { return {mlp, WeightMatrix::kDown, plane}; }
 };
-
-// A tensor of S matrices or vectors; it may leave out its first dimension if S is 1.
-struct Stack {
-  const std::byte* data = nullptr;
-  DType dtype = DType::kF32;
-  int64_t count = 0;
-  int64_t rows = 0;
-  int64_t cols = 0;
-};
-
-Stack stack_of(const Named& named, int rank, bool may_be_one) {
-  const ConstTensorView& tensor = named.tensor;
-  const bool one = may_be_one && tensor.shape.rank() == rank - 1;
-  check_tensor(named.name, tensor, one ? rank - 1 : rank);
-  const int last = tensor.shape.rank() - 1;
-  return {.data = static_cast<const std::byte*>(tensor.data),
-          .dtype = tensor.dtype,
-          .count = one ? 1 : tensor.shape[0],
-          .rows = rank == 3 ? tensor.shape[last - 1] : 1,
-          .cols = tensor.shape[last]};
-}
 
 void check_same(const std::string& name, const char* what, int64_t expected, int64_t found) {
   if (expected == found) return;
@@ -200,13 +174,13 @@ class PointerSource final : public WeightSource {
 
   void add_matrix(WeightId id, const char* name, const ConstTensorView& tensor) {
     if (tensor.empty()) return;
-    check_tensor(name, tensor, 2);
+    check_tensor({name, tensor}, 2);
     set_dense(id, stack_of({name, tensor}, 3, true));
   }
 
   void add_vector(WeightId id, const char* name, const ConstTensorView& tensor) {
     if (tensor.empty()) return;
-    check_tensor(name, tensor, 1);
+    check_tensor({name, tensor}, 1);
     set_dense(id, stack_of({name, tensor}, 2, true));
   }
 
@@ -254,10 +228,7 @@ class PointerSource final : public WeightSource {
              .down = weights.down,
              .gate_up_bias = weights.gate_up_bias,
              .down_bias = weights.down_bias,
-             .gate_up_scale = weights.gate_up_scale,
-             .down_scale = weights.down_scale,
-             .gate_up_input_scale = weights.gate_up_input_scale,
-             .down_input_scale = weights.down_input_scale});
+             .planes = routed_planes(weights)});
     if (!weights.shared_gate_up.empty() || !weights.shared_down.empty()) {
       add_mlp({.mlp = WeightMlp::kShared,
                .order = weights.shared_order,
@@ -266,10 +237,7 @@ class PointerSource final : public WeightSource {
                .down = weights.shared_down,
                .gate_up_bias = weights.shared_gate_up_bias,
                .down_bias = weights.shared_down_bias,
-               .gate_up_scale = weights.shared_gate_up_scale,
-               .down_scale = weights.shared_down_scale,
-               .gate_up_input_scale = weights.shared_gate_up_input_scale,
-               .down_input_scale = weights.shared_down_input_scale});
+               .planes = shared_planes(weights)});
     }
     if (!weights.residual_gate_up.empty() || !weights.residual_down.empty()) {
       const ConstTensorView none;
@@ -280,10 +248,7 @@ class PointerSource final : public WeightSource {
                .down = weights.residual_down,
                .gate_up_bias = none,
                .down_bias = none,
-               .gate_up_scale = none,
-               .down_scale = none,
-               .gate_up_input_scale = none,
-               .down_input_scale = none});
+               .planes = {}});
     }
   }
 
@@ -312,16 +277,19 @@ class PointerSource final : public WeightSource {
     set_halves(mlp, WeightPlane::kWeights, gate_up, mlp.order);
     set_dense(mlp.down_of(WeightPlane::kWeights), down);
     add_biases(mlp, gate_up, down);
-    add_gate_up_scale(mlp);
-    if (!mlp.down_scale.empty()) {
-      set_dense(mlp.down_of(WeightPlane::kScale),
-                stack_of({mlp.prefix + "down_scale", mlp.down_scale}, 3, mlp.may_be_one()));
+    for (const PlaneTensors& plane : mlp.planes) add_plane(mlp, plane);
+  }
+
+  void add_plane(const MlpTensors& mlp, const PlaneTensors& tensors) {
+    const auto named = [&](const char* matrix, const ConstTensorView& tensor) {
+      return Named{mlp.prefix + matrix + std::string(tensors.suffix), tensor};
+    };
+    if (!tensors.gate_up.empty()) {
+      add_gate_up_plane(mlp, tensors.plane, named("gate_up", tensors.gate_up));
     }
-    const Named input{mlp.prefix + "gate_up_input_scale", mlp.gate_up_input_scale};
-    if (mlp.is_gated()) add_input_scale(mlp.gate(WeightPlane::kInputScale), input);
-    add_input_scale(mlp.up(WeightPlane::kInputScale), input);
-    add_input_scale(mlp.down_of(WeightPlane::kInputScale),
-                    {mlp.prefix + "down_input_scale", mlp.down_input_scale});
+    if (tensors.down.empty()) return;
+    const Named down = named("down", tensors.down);
+    set_dense(mlp.down_of(tensors.plane), plane_stack(down, tensors.plane, mlp.may_be_one()));
   }
 
   void add_biases(const MlpTensors& mlp, const Stack& gate_up, const Stack& down) {
@@ -341,46 +309,32 @@ class PointerSource final : public WeightSource {
     }
   }
 
-  // Scales of gate, then of up: each has half of the rows, or both share one row.
-  void add_gate_up_scale(const MlpTensors& mlp) {
-    if (mlp.gate_up_scale.empty()) return;
-    const Named named{mlp.prefix + "gate_up_scale", mlp.gate_up_scale};
-    const Stack scales = stack_of(named, 3, mlp.may_be_one());
-    if (!mlp.is_gated()) return set_dense(mlp.up(WeightPlane::kScale), scales);
-    if (scales.rows == 1) {
-      set_dense(mlp.gate(WeightPlane::kScale), scales);
-      return set_dense(mlp.up(WeightPlane::kScale), scales);
+  // The plane of gate, then of up: each has half of the rows, or both share one row.
+  void add_gate_up_plane(const MlpTensors& mlp, WeightPlane plane, const Named& named) {
+    const Stack both = plane_stack(named, plane, mlp.may_be_one());
+    if (!mlp.is_gated()) return set_dense(mlp.up(plane), both);
+    if (both.rows == 1) {
+      set_dense(mlp.gate(plane), both);
+      return set_dense(mlp.up(plane), both);
     }
-    if (scales.rows % 2 != 0) {
+    if (both.rows % 2 != 0) {
       throw Error(ErrorCode::kShape,
-                  {.what = "scales of gate and up must be as many rows of each",
+                  {.what = "gate and up must have as many rows of scales or zeros",
                    .tensor = named.name,
                    .expected = "an even number of rows, or one",
-                   .found = std::to_string(scales.rows),
+                   .found = std::to_string(both.rows),
                    .hint = "blocks that hold rows of both gate and up cannot be told apart"});
     }
     // Rows are interleaved only if there is one scale per row.
     const bool interleaved = mlp.order == GateUpOrder::kInterleaved;
-    const bool per_row = scales.rows == 2 * at(mlp.up(WeightPlane::kWeights)).info.rows;
-    if (interleaved && !per_row && scales.rows != 2) {
+    const bool per_row = both.rows == 2 * at(mlp.up(WeightPlane::kWeights)).info.rows;
+    if (interleaved && !per_row && both.rows != 2) {
       throw Error(ErrorCode::kShape, {.what = "interleaved rows of gate and up have no blocks",
                                       .tensor = named.name,
                                       .expected = "one row of scales per row, or one per matrix",
-                                      .found = std::to_string(scales.rows)});
+                                      .found = std::to_string(both.rows)});
     }
-    set_halves(mlp, WeightPlane::kScale, scales,
-               interleaved && per_row ? mlp.order : GateUpOrder::kConcatenated);
-  }
-
-  // The tensor is [n], with one number per expert.
-  void add_input_scale(WeightId id, const Named& named) {
-    if (named.tensor.empty()) return;
-    check_tensor(named.name, named.tensor, 1);
-    set_dense(id, {.data = static_cast<const std::byte*>(named.tensor.data),
-                   .dtype = named.tensor.dtype,
-                   .count = named.tensor.shape[0],
-                   .rows = 1,
-                   .cols = 1});
+    set_halves(mlp, plane, both, interleaved && per_row ? mlp.order : GateUpOrder::kConcatenated);
   }
 
   MemoryKind memory_;

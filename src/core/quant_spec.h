@@ -1,4 +1,4 @@
-// What depends on the types of a layer's matrices and their quantisation.
+// These functions say what the types of a layer's matrices and their quantisation imply.
 #pragma once
 
 #include "conclave/spec.h"

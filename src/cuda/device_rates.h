@@ -1,4 +1,4 @@
-// What a GPU can do in a second, as plain numbers for the cost model of kernels.
+// The rates of a GPU, as plain numbers for the cost model of kernels.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ inline constexpr DeviceRates kH200Rates = {.tensor16_teraflops = 989,
                                            .copy_terabytes = 3.2,
                                            .launch_seconds = 2e-6};
 
-// What the driver tells about a device whose rates nobody has listed.
+// The driver tells these numbers of a device whose rates nobody has listed.
 struct DeviceClocks {
   int32_t multiprocessors = 0;
   int64_t core_khz = 0;

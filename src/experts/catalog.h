@@ -28,8 +28,9 @@ struct OneLaunchReach {
   int64_t preferred = 0;
 };
 
-// What the choice of a tile asks: the share of the device's rate of products (`products`) that full
-// tiles reach, and the share of its memory's rate at which weights are read for few rows.
+// The choice of a tile asks for two numbers: the share of the device's rate of products
+// (`products`) that full tiles reach, and the share of its memory's rate at which weights are read
+// for few rows.
 struct TileCost {
   cuda::DeviceRate products = &cuda::DeviceRates::tensor16_teraflops;
   double product_share = 0;

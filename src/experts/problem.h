@@ -1,4 +1,4 @@
-// What a layer asks of its experts' kernels, on any device.
+// A layer asks its experts' kernels to solve such a problem, on any device.
 #pragma once
 
 #include "activation/activations.h"
@@ -41,6 +41,8 @@ struct ExpertsProblem {
   QuantSpec quant = {};  // for weights that are codes
   // Columns of down's first block of scales that other ranks hold: slices begin anywhere.
   int64_t skipped_columns = 0;
+  // Columns of down over all ranks, whose groups orders of columns name; 0: those of this one.
+  int64_t whole_intermediate_size = 0;
   activation::Activation activation = {};
   bool has_bias = false;
   Target target = CpuTarget{};

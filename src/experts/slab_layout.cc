@@ -23,6 +23,7 @@ using PanelBiases = std::array<float, gemm::kPanelColumns>;
 struct PanelSources {
   gemm::PanelColumns columns{};
   gemm::PanelScales scales{};
+  gemm::PanelScales offsets{};
   PanelBiases biases{};
 };
 
@@ -30,6 +31,7 @@ struct PanelSources {
 struct MatrixParts {
   const ConstTensorView& matrix;
   const ConstTensorView& scale;
+  const ConstTensorView& offset;
   const ConstTensorView& bias;
 };
 
@@ -50,16 +52,20 @@ float bias_value(const ConstTensorView& bias, int64_t index) {
   return bias.dtype == DType::kBF16 ? bf16_to_float(bits) : f16_to_float(bits);
 }
 
+// The float32 numbers of a row; null if there are none.
+const float* row_numbers(const ConstTensorView& numbers, int64_t row) {
+  if (numbers.empty()) return nullptr;
+  return static_cast<const float*>(numbers.data) + row * numbers.shape[1];
+}
+
 void take_rows(const MatrixParts& parts, const ColumnRange& range, PanelSources& sources) {
   const int64_t count = std::min(range.limit, parts.matrix.shape[0] - range.first);
   for (int64_t i = 0; i < count; ++i) {
     const auto column = static_cast<size_t>(range.column + i);
     const int64_t row = range.first + i;
     sources.columns[column] = matrix_row(parts.matrix, row);
-    if (!parts.scale.empty()) {
-      sources.scales[column] =
-          static_cast<const float*>(parts.scale.data) + row * parts.scale.shape[1];
-    }
+    sources.scales[column] = row_numbers(parts.scale, row);
+    sources.offsets[column] = row_numbers(parts.offset, row);
     if (!parts.bias.empty()) sources.biases[column] = bias_value(parts.bias, row);
   }
 }
@@ -68,6 +74,24 @@ void take_rows(const MatrixParts& parts, const ColumnRange& range, PanelSources&
 int64_t scale_width(const QuantSpec& quant, int64_t k) {
   if (quant.weights == WeightScale::kNone) return 0;
   return quant.weights == WeightScale::kBlock ? quant.block_cols : std::max<int64_t>(k, 1);
+}
+
+// Groups of the columns of a whole matrix, where an order names them.
+int64_t ordered_groups(const QuantSpec& quant, int64_t columns) {
+  return quant.has_column_order ? ceil_div(columns, quant.block_cols) : 0;
+}
+
+size_t order_bytes(const gemm::PanelLayout& panel) {
+  return panel.ordered_groups == 0 ? 0 : static_cast<size_t>(panel.k) * sizeof(int32_t);
+}
+
+const int32_t* table_at(const std::byte* place) {
+  return static_cast<const int32_t*>(static_cast<const void*>(place));
+}
+
+void write_order(const ConstTensorView& order, std::byte* place) {
+  if (order.empty()) return;
+  std::memcpy(place, order.data, static_cast<size_t>(order.shape[1]) * sizeof(int32_t));
 }
 
 }  // namespace
@@ -79,15 +103,38 @@ SlabLayout::SlabLayout(const ExpertsProblem& problem)
       has_bias(problem.has_bias),
       gate_up{.dtype = problem.weight_dtype,
               .k = problem.hidden_size,
-              .scale_width = scale_width(problem.quant, problem.hidden_size)},
+              .scale_width = scale_width(problem.quant, problem.hidden_size),
+              .has_offsets = problem.quant.zeros != WeightZero::kNone,
+              .ordered_groups = ordered_groups(problem.quant, problem.hidden_size)},
       down{.dtype = problem.weight_dtype,
            .k = problem.intermediate_size,
            .scale_width = scale_width(problem.quant, problem.intermediate_size),
-           .scale_skip = problem.skipped_columns} {}
+           .scale_skip = problem.skipped_columns,
+           .has_offsets = problem.quant.zeros != WeightZero::kNone,
+           .ordered_groups = ordered_groups(problem.quant, std::max(problem.whole_intermediate_size,
+                                                                    problem.intermediate_size))} {}
 
 SlabBytes SlabLayout::bytes() const {
-  return {.gate_up = static_cast<size_t>(gate_up_panels()) * stride(gate_up),
-          .down = static_cast<size_t>(down_panels()) * stride(down)};
+  const auto with_orders = [](size_t panels, size_t orders) {
+    constexpr int64_t kAlignment = 64;
+    if (orders == 0) return panels;
+    return static_cast<size_t>(round_up(static_cast<int64_t>(panels + orders), kAlignment));
+  };
+  return {.gate_up = with_orders(gate_up_panel_bytes(), (gated ? 2 : 1) * order_bytes(gate_up)),
+          .down = with_orders(down_panel_bytes(), order_bytes(down))};
+}
+
+gemm::PanelOrder SlabLayout::gate_up_order(const std::byte* slab) const {
+  if (gate_up.ordered_groups == 0) return {};
+  const std::byte* const first = slab + gate_up_panel_bytes();
+  return {.lower = table_at(first),
+          .upper = table_at(gated ? first + order_bytes(gate_up) : first)};
+}
+
+gemm::PanelOrder SlabLayout::down_order(const std::byte* slab) const {
+  if (down.ordered_groups == 0) return {};
+  const int32_t* const table = table_at(slab + down_panel_bytes());
+  return {.lower = table, .upper = table};
 }
 
 std::string SlabLayout::name() const {
@@ -99,7 +146,7 @@ void SlabLayout::pack(const ExpertMatrices& expert, std::byte* gate_up_slab,
                       std::byte* down_slab) const {
   const auto write = [&](const gemm::PanelLayout& layout, const PanelSources& sources,
                          std::byte* panel) {
-    gemm::pack_panel(layout, sources.columns, panel, sources.scales);
+    gemm::pack_panel(layout, sources.columns, panel, sources.scales, sources.offsets);
     if (has_bias) std::memcpy(panel + layout.panel_bytes(), sources.biases.data(), kBiasBytes);
   };
   const int64_t width = gate_up_columns();
@@ -108,17 +155,28 @@ void SlabLayout::pack(const ExpertMatrices& expert, std::byte* gate_up_slab,
     const int64_t first = panel * width;
     const int64_t up_column = gated ? width : 0;
     if (gated) {
-      take_rows({expert.gate, expert.gate_scale, expert.gate_bias}, {first, width, 0}, sources);
+      take_rows({expert.gate, expert.gate_scale, expert.gate_offset, expert.gate_bias},
+                {first, width, 0}, sources);
     }
-    take_rows({expert.up, expert.up_scale, expert.up_bias}, {first, width, up_column}, sources);
+    take_rows({expert.up, expert.up_scale, expert.up_offset, expert.up_bias},
+              {first, width, up_column}, sources);
     write(gate_up, sources, gate_up_slab + static_cast<size_t>(panel) * stride(gate_up));
   }
   for (int64_t panel = 0; panel < ceil_div(expert.down.shape[0], gemm::kPanelColumns); ++panel) {
     PanelSources sources;
-    take_rows({expert.down, expert.down_scale, expert.down_bias},
+    take_rows({expert.down, expert.down_scale, expert.down_offset, expert.down_bias},
               {panel * gemm::kPanelColumns, gemm::kPanelColumns, 0}, sources);
     write(down, sources, down_slab + static_cast<size_t>(panel) * stride(down));
   }
+  pack_orders(expert, gate_up_slab, down_slab);
+}
+
+void SlabLayout::pack_orders(const ExpertMatrices& expert, std::byte* gate_up_slab,
+                             std::byte* down_slab) const {
+  std::byte* const first = gate_up_slab + gate_up_panel_bytes();
+  write_order(expert.gate_order, first);
+  write_order(expert.up_order, gated ? first + order_bytes(gate_up) : first);
+  write_order(expert.down_order, down_slab + down_panel_bytes());
 }
 
 }  // namespace conclave::inline v0::experts

@@ -3,12 +3,14 @@
 // gate_up: with a gate, panels of 32 gate columns and the 32 up columns of the same intermediate
 // positions, so that a register tile holds both; without one, panels of 64 up columns. down: panels
 // of 64 hidden columns. Columns and k beyond the matrix are zeros. Panels of codes end with their
-// scales. With biases, each panel is followed by those of its 64 columns as float32.
+// scales, and offsets if there are. With biases, each panel is followed by those of its 64 columns
+// as float32. Orders of columns, int32 [k], end the slab: one of down; of gate, then of up.
 #pragma once
 
 #include "experts/kernel.h"
 #include "experts/problem.h"
 #include "gemm/packed_layout.h"
+#include "gemm/panel_order.h"
 
 namespace conclave::inline v0::experts {
 
@@ -47,9 +49,20 @@ struct SlabLayout {
     if (!has_bias) return nullptr;
     return static_cast<const float*>(static_cast<const void*>(panel + layout.panel_bytes()));
   }
+  // The orders of columns of a slab, if there are.
+  gemm::PanelOrder gate_up_order(const std::byte* slab) const;
+  gemm::PanelOrder down_order(const std::byte* slab) const;
 
  private:
   static constexpr size_t kBiasBytes = static_cast<size_t>(gemm::kPanelColumns) * sizeof(float);
+
+  // Bytes of the panels of a slab, which its orders follow.
+  size_t gate_up_panel_bytes() const {
+    return static_cast<size_t>(gate_up_panels()) * stride(gate_up);
+  }
+  size_t down_panel_bytes() const { return static_cast<size_t>(down_panels()) * stride(down); }
+  void pack_orders(const ExpertMatrices& expert, std::byte* gate_up_slab,
+                   std::byte* down_slab) const;
 };
 
 }  // namespace conclave::inline v0::experts

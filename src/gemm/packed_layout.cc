@@ -84,9 +84,8 @@ T load(const std::byte* element) {
   return value;
 }
 
-void pack_scales(const PanelLayout& layout, const PanelScales& columns, std::byte* panel) {
+void pack_scales(const PanelLayout& layout, const PanelScales& columns, std::byte* target) {
   const auto groups = static_cast<size_t>(layout.num_groups());
-  std::byte* target = panel + layout.weight_bytes();
   for (size_t group = 0; group < groups; ++group) {
     for (const float* scales : columns) {
       const float value = scales != nullptr ? scales[group] : 0.0F;
@@ -121,14 +120,18 @@ void pack_weights(const PanelLayout& layout, const PanelColumns& columns, std::b
 std::string layout_name(const PanelLayout& layout, const std::string& variant) {
   std::string codes;
   if (layout.scale_width != 0) codes = "." + std::string(to_string(layout.dtype));
+  if (layout.has_offsets) codes += ".zeros";
+  if (layout.ordered_groups != 0) codes += ".order";
   return "panel64.k" + std::to_string(layout.group()) + codes + variant + ".v1";
 }
 
 void pack_panel(const PanelLayout& layout, const PanelColumns& columns, std::byte* panel,
-                const PanelScales& scales) {
+                const PanelScales& scales, const PanelScales& offsets) {
   if (layout.k == 0) return;  // no bytes, and perhaps no memory
   pack_weights(layout, columns, panel);
-  pack_scales(layout, scales, panel);
+  std::byte* const after_weights = panel + layout.weight_bytes();
+  pack_scales(layout, scales, after_weights);
+  if (layout.has_offsets) pack_scales(layout, offsets, after_weights + layout.scale_bytes());
 }
 
 float panel_value(const PanelLayout& layout, const std::byte* panel, int64_t k,

@@ -4,7 +4,8 @@
 // rows of 64 columns; a row holds one k (f32, f16) or a pair of neighbouring k (bf16), the pair of
 // one column in one 32-bit lane, which suits widening to float32, dot products of pairs and tiles.
 // Codes of half a byte share a byte with the code 32 columns on, which has the upper half. Weights
-// that are codes are followed by their scales: 64 float32 for each group of k.
+// that are codes are followed by their scales, 64 float32 for each group of k, and some by as many
+// offsets: a weight is code * scale - offset.
 #pragma once
 
 #include "core/checked.h"
@@ -26,6 +27,10 @@ struct PanelLayout {
   int64_t scale_width = 0;  // neighbouring k that share a scale; 0: weights without scales
   // k of the first group that lie before the panel, which begins inside a group if it is a slice.
   int64_t scale_skip = 0;
+  bool has_offsets = false;  // offsets follow the scales, in their shape
+  // The number of groups where a table says which one a k belongs to (PanelOrder); 0: groups are
+  // neighbouring k.
+  int64_t ordered_groups = 0;
 
   // Elements of k side by side in a panel row.
   int64_t group() const noexcept { return dtype == DType::kBF16 ? 2 : 1; }
@@ -38,33 +43,42 @@ struct PanelLayout {
     return static_cast<size_t>(padded_k() * kPanelColumns * bit_size(dtype) / 8);
   }
   int64_t num_groups() const noexcept {
+    if (ordered_groups != 0) return ordered_groups;
     return scale_width == 0 ? 0 : ceil_div(scale_skip + k, scale_width);
   }
   int64_t group_of(int64_t of_k) const noexcept { return (scale_skip + of_k) / scale_width; }
+  size_t scale_bytes() const noexcept {
+    return static_cast<size_t>(num_groups() * kPanelColumns) * sizeof(float);
+  }
   size_t panel_bytes() const noexcept {
-    return weight_bytes() + static_cast<size_t>(num_groups() * kPanelColumns) * sizeof(float);
+    return weight_bytes() + (has_offsets ? 2 : 1) * scale_bytes();
   }
   // The panel's scales, [num_groups, 64].
   const float* scales(const std::byte* panel) const noexcept {
     return static_cast<const float*>(static_cast<const void*>(panel + weight_bytes()));
   }
+  // Its offsets, [num_groups, 64]; null if there are none.
+  const float* offsets(const std::byte* panel) const noexcept {
+    return has_offsets ? scales(panel) + num_groups() * kPanelColumns : nullptr;
+  }
 };
 
 // "panel64.k2.v1"; the number after k is PanelLayout::group. Codes are named:
-// "panel64.k1.F8_E4M3.v1". `variant` says, before the version, what the owner of the panels adds to
-// them.
+// "panel64.k1.F8_E4M3.v1", and so are offsets and groups with a table: "panel64.k1.I4.zeros.v1",
+// "panel64.k1.I4.order.v1". `variant` says, before the version, what the owner of the panels adds
+// to them.
 std::string layout_name(const PanelLayout& layout, const std::string& variant = {});
 
 // Source of each panel column: `k` dense elements of the layout's dtype, from any byte on. Null
 // stands for a column of zeros.
 using PanelColumns = std::array<const std::byte*, kPanelColumns>;
 
-// The num_groups() scales of each panel column. Null stands for zeros.
+// The num_groups() scales, or offsets, of each panel column. Null stands for zeros.
 using PanelScales = std::array<const float*, kPanelColumns>;
 
 // Writes every byte of one panel.
 void pack_panel(const PanelLayout& layout, const PanelColumns& columns, std::byte* panel,
-                const PanelScales& scales = {});
+                const PanelScales& scales = {}, const PanelScales& offsets = {});
 
 // One weight, widened to float32, or the value of its code; for the scalar path and tests.
 float panel_value(const PanelLayout& layout, const std::byte* panel, int64_t k,

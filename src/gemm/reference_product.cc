@@ -11,12 +11,23 @@ using Sums = std::array<float, static_cast<size_t>(kPanelColumns)>;
 
 int64_t next_group(int64_t k, int64_t width) { return (k / width + 1) * width; }
 
-void add_plain(const PanelLayout& layout, const std::byte* panel, const float* x, Sums& sums) {
+// The place of the scale of a k and column among those of the panel.
+size_t scale_index(const PanelLayout& layout, const PanelOrder& order, int64_t k, size_t column) {
+  const int32_t* table = column < kPanelColumns / 2 ? order.lower : order.upper;
+  const int64_t group = table != nullptr ? table[k] : layout.group_of(k);
+  return static_cast<size_t>(group * kPanelColumns) + column;
+}
+
+void add_plain(const PanelLayout& layout, const std::byte* panel, const float* x,
+               const PanelOrder& order, Sums& sums) {
   const float* scales = layout.scales(panel);
+  const float* offsets = layout.offsets(panel);
   for (int64_t k = 0; k < layout.k; ++k) {
-    const float* of_group = scales + layout.group_of(k) * kPanelColumns;
     for (size_t c = 0; c < sums.size(); ++c) {
-      const float weight = panel_value(layout, panel, k, static_cast<int64_t>(c)) * of_group[c];
+      const size_t at = scale_index(layout, order, k, c);
+      const float code = panel_value(layout, panel, k, static_cast<int64_t>(c));
+      const float weight =
+          offsets != nullptr ? std::fma(code, scales[at], -offsets[at]) : code * scales[at];
       sums[c] = std::fma(x[k], weight, sums[c]);
     }
   }
@@ -59,10 +70,11 @@ void reference_product(const PanelLayout& layout, const std::byte* panel, const 
 }
 
 void reference_coded_product(const PanelLayout& layout, const std::byte* panel, const float* x,
-                             const RowScales& row_scales, float* out) noexcept {
+                             const RowScales& row_scales, const PanelOrder& order,
+                             float* out) noexcept {
   Sums sums{};
   if (row_scales.first == nullptr) {
-    add_plain(layout, panel, x, sums);
+    add_plain(layout, panel, x, order, sums);
   } else {
     add_coded(layout, panel, x, row_scales, sums);
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "gemm/packed_layout.h"
+#include "gemm/panel_order.h"
 #include "gemm/row_scales.h"
 
 #include <cstddef>
@@ -18,10 +19,12 @@ void reference_product(const PanelLayout& layout, const std::byte* panel, const 
 // The same of a panel of codes. x holds layout.k floats: plain values, or those of codes with the
 // given scales, of one row.
 //
-// Plain values: fused multiply-adds with code * scale rounded to float32. Codes: partial sums of
-// products of codes, which are exact, over the k that share both scales; each is multiplied with
+// Plain values: fused multiply-adds with code * scale, or with code * scale - offset, rounded to
+// float32 once; an order, if there is one, says which scale and offset a k has. Codes: partial sums
+// of products of codes, which are exact, over the k that share both scales; each is multiplied with
 // the row's scale, then with the weights', and added.
 void reference_coded_product(const PanelLayout& layout, const std::byte* panel, const float* x,
-                             const RowScales& row_scales, float* out) noexcept;
+                             const RowScales& row_scales, const PanelOrder& order,
+                             float* out) noexcept;
 
 }  // namespace conclave::inline v0::gemm

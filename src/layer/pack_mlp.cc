@@ -62,18 +62,30 @@ std::vector<ExpertPart> cut_expert(const MlpSizes& sizes, const experts::PackGra
   return parts;
 }
 
-// Scales of a block's rows and a view of them; empty for plain matrices and for those not asked
-// for.
-struct BlockScales {
-  BlockScales(const MlpWeights& mlp, const WeightSource& source, const BlockRequest& request) {
+// What gives the codes of a block's rows a meaning, and views of it; empty for plain matrices and
+// for those not asked for. The order of columns comes with the first rows.
+struct BlockMeaning {
+  BlockMeaning(const MlpWeights& mlp, const WeightSource& source, const BlockRequest& request,
+               bool has_first_row) {
     if (mlp.quant == nullptr || !request.wanted) return;
     const int64_t rows = request.block.row_end - request.block.row_begin;
     if (rows == 0) return;
     meaning = load_meaning(*mlp.quant, source, request.id, request.expert, request.block);
-    view = {.data = meaning.scales.data(), .dtype = DType::kF32, .shape = {rows, meaning.groups}};
+    const auto numbers = [&](const std::vector<float>& values) {
+      if (values.empty()) return ConstTensorView{};
+      return ConstTensorView{.data = values.data(), .shape = {rows, meaning.groups}};
+    };
+    scale = numbers(meaning.scales);
+    offset = numbers(meaning.offsets);
+    if (!has_first_row || meaning.order.empty()) return;
+    order = {.data = meaning.order.data(),
+             .dtype = DType::kI32,
+             .shape = {1, static_cast<int64_t>(meaning.order.size())}};
   }
   CodeMeaning meaning;
-  ConstTensorView view = {};
+  ConstTensorView scale = {};
+  ConstTensorView offset = {};
+  ConstTensorView order = {};
 };
 
 void pack_part(const MlpWeights& mlp, const ExpertPart& part, int64_t source_expert, size_t local,
@@ -105,9 +117,9 @@ void pack_part(const MlpWeights& mlp, const ExpertPart& part, int64_t source_exp
                                             source_expert, down_bias, has_down_bias}};
   std::array<ConstTensorView, requests.size()> views;
   loader.load(requests, views);
-  const BlockScales gate_scales(mlp, source, requests[0]);
-  const BlockScales up_scales(mlp, source, requests[1]);
-  const BlockScales down_scales(mlp, source, requests[2]);
+  const BlockMeaning gate(mlp, source, requests[0], part.inner_begin == 0);
+  const BlockMeaning up(mlp, source, requests[1], part.inner_begin == 0);
+  const BlockMeaning down(mlp, source, requests[2], part.hidden_begin == 0);
 
   const experts::SlabBytes slab = mlp.kernel.slab_bytes();
   const experts::PackGranule granule = mlp.kernel.pack_granule();
@@ -119,9 +131,15 @@ void pack_part(const MlpWeights& mlp, const ExpertPart& part, int64_t source_exp
                    .gate_bias = views[3],
                    .up_bias = views[4],
                    .down_bias = views[5],
-                   .gate_scale = gate_scales.view,
-                   .up_scale = up_scales.view,
-                   .down_scale = down_scales.view},
+                   .gate_scale = gate.scale,
+                   .up_scale = up.scale,
+                   .down_scale = down.scale,
+                   .gate_offset = gate.offset,
+                   .up_offset = up.offset,
+                   .down_offset = down.offset,
+                   .gate_order = gate.order,
+                   .up_order = up.order,
+                   .down_order = down.order},
                   mlp.gate_up.data() + local * slab.gate_up + gate_up_panel * granule.gate_up_bytes,
                   mlp.down.data() + local * slab.down + down_panel * granule.down_bytes);
 }

@@ -32,6 +32,7 @@ ExpertsProblem routed_problem(const MlpRequest& request) {
           .weight_dtype = spec.weight_dtype,
           .quant = spec.quant,
           .skipped_columns = skipped_columns(spec.quant, request.part.inner),
+          .whole_intermediate_size = spec.intermediate_size,
           .activation = activation::parse_activation(spec.activation),
           .has_bias = spec.has_bias,
           .target = request.target};
@@ -48,6 +49,7 @@ ExpertsProblem shared_problem(const MlpRequest& request) {
           .weight_dtype = dtype,
           .quant = quant_for(spec, dtype),
           .skipped_columns = skipped_columns(quant_for(spec, dtype), request.part.shared_inner),
+          .whole_intermediate_size = spec.shared.intermediate_size,
           .activation =
               activation::parse_activation(activation_or_routed(spec.shared.activation, spec)),
           .has_bias = spec.shared.has_bias,

@@ -1,4 +1,4 @@
-// What the MLPs of a layer ask of kernels, on any device.
+// The MLPs of a layer ask kernels to solve these problems, on any device.
 #pragma once
 
 #include "experts/problem.h"

@@ -52,10 +52,12 @@ auto load_block(const WeightSource& source, WeightId id, int64_t expert, const W
 
 [[noreturn]] void refuse(const WeightSource& source, WeightId id, int64_t expert, float value,
                          const char* expected) {
-  throw Error(ErrorCode::kTensorValue, {.what = "a scale has no meaning",
-                                        .tensor = source.locate(id, expert),
-                                        .expected = expected,
-                                        .found = fmt::format("{}", value)});
+  const bool is_zero = id.plane() == WeightPlane::kZero;
+  throw Error(ErrorCode::kTensorValue,
+              {.what = is_zero ? "the zero of some codes has no meaning" : "a scale has no meaning",
+               .tensor = source.locate(id, expert),
+               .expected = expected,
+               .found = fmt::format("{}", value)});
 }
 
 constexpr WeightBlock kSingle{0, 1, 0, 1};
@@ -94,20 +96,23 @@ class MeaningLoader {
   }
 
   CodeMeaning load(const WeightBlock& block) const {
-    WeightBlock wanted = block;
-    if (quant_.has_column_order) wanted = {block.row_begin, block.row_end, 0, cols_};
-    const quant::PlaneSlice part = quant::slice(plane_, wanted);
+    const quant::PlaneSlice part = part_of(block);
+    CodeMeaning meaning = load_as_stored(block);
     const int64_t rows = block.row_end - block.row_begin;
-    const auto by_row = [&](const std::vector<float>& loaded) {
-      return repeat_rows(loaded, part, rows);
-    };
+    meaning.scales = repeat_rows(meaning.scales, part, rows);
+    if (!meaning.offsets.empty()) meaning.offsets = repeat_rows(meaning.offsets, part, rows);
+    return meaning;
+  }
+
+  CodeMeaning load_as_stored(const WeightBlock& block) const {
+    const quant::PlaneSlice part = part_of(block);
     CodeMeaning meaning;
     meaning.groups = part.block.col_end - part.block.col_begin;
-    meaning.scales = by_row(
-        load_scales(quant_, source_, matrix_.with(WeightPlane::kScale), expert_, part.block));
+    meaning.scales =
+        load_scales(quant_, source_, matrix_.with(WeightPlane::kScale), expert_, part.block);
     if (quant_.has_global_scale) multiply(meaning.scales, load_global());
     if (quant_.zeros != WeightZero::kNone) {
-      meaning.offsets = by_row(load_zeros(part.block));
+      meaning.offsets = load_zeros(part.block);
       if (quant_.zeros == WeightZero::kPoint) multiply(meaning.offsets, meaning.scales);
     }
     if (quant_.has_column_order) meaning.order = load_order(block);
@@ -115,6 +120,12 @@ class MeaningLoader {
   }
 
  private:
+  // The scales of a block; with an order, columns may have any of a row's.
+  quant::PlaneSlice part_of(const WeightBlock& block) const {
+    if (!quant_.has_column_order) return quant::slice(plane_, block);
+    return quant::slice(plane_, {block.row_begin, block.row_end, 0, cols_});
+  }
+
   std::vector<float> repeat_rows(const std::vector<float>& loaded, const quant::PlaneSlice& part,
                                  int64_t rows) const {
     const int64_t cols = part.block.col_end - part.block.col_begin;
@@ -186,6 +197,11 @@ std::vector<float> load_scales(const QuantSpec& quant, const WeightSource& sourc
 CodeMeaning load_meaning(const QuantSpec& quant, const WeightSource& source, WeightId matrix,
                          int64_t expert, const WeightBlock& block) {
   return MeaningLoader(quant, source, matrix, expert).load(block);
+}
+
+CodeMeaning load_meaning_as_stored(const QuantSpec& quant, const WeightSource& source,
+                                   WeightId matrix, int64_t expert, const WeightBlock& block) {
+  return MeaningLoader(quant, source, matrix, expert).load_as_stored(block);
 }
 
 StaticScales load_static_scales(const WeightSource& source, WeightMlp mlp) {

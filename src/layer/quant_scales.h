@@ -15,11 +15,11 @@ namespace conclave::inline v0 {
 std::vector<float> load_scales(const QuantSpec& quant, const WeightSource& source, WeightId id,
                                int64_t expert, const WeightBlock& block);
 
-// What gives the codes of some rows of a matrix a meaning: w = code * scale - offset. Zero points
-// are offsets in units of a scale, and the global scale is in `scales`.
+// These numbers give the codes of some rows of a matrix a meaning: w = code * scale - offset. Zero
+// points are offsets in units of a scale, and the global scale is in `scales`: products in float32.
 struct CodeMeaning {
   int64_t groups = 0;  // neighbouring columns share a scale, or those of one number in `order`
-  std::vector<float> scales;   // [rows, groups]
+  std::vector<float> scales;   // [rows, groups]; [rows of blocks, groups] if loaded as stored
   std::vector<float> offsets;  // likewise; empty without WeightZero
   std::vector<int32_t> order;  // [cols]: the group of each column; empty where they are neighbours
 };
@@ -28,6 +28,10 @@ struct CodeMeaning {
 // Error(kTensorValue) as load_scales does, and for offsets and orders that mean nothing.
 CodeMeaning load_meaning(const QuantSpec& quant, const WeightSource& source, WeightId matrix,
                          int64_t expert, const WeightBlock& block);
+// Loads the same, but once for the rows of a block of WeightScale::kBlock, and once for all of
+// kTensor.
+CodeMeaning load_meaning_as_stored(const QuantSpec& quant, const WeightSource& source,
+                                   WeightId matrix, int64_t expert, const WeightBlock& block);
 
 // The steps of ActivationScale::kTensorStatic for all experts of a kind: the largest over experts,
 // and over gate and up. Throws Error(kTensorValue) for one that is not finite and positive.

@@ -168,7 +168,7 @@ ParameterCount count_weights(const MoeSpec& spec) {
   for (const quant::WeightShape& shape : quant::layer_weights(spec)) {
     const bool counts =
         shape.type == quant::PlaneType::kWeights || shape.type == quant::PlaneType::kFloat;
-    if (shape.is_optional || !counts) continue;
+    if (shape.is_optional || !counts || quant::is_code_plane(shape.id.plane())) continue;
     const int64_t each = times(shape.rows, shape.cols);
     parameters.total += times(shape.count, each);
     // Zero experts have no weights; a token uses at most all experts that have.

@@ -48,8 +48,9 @@ PlaneShape bias_of(int64_t rows);
 PlaneShape plane_of(WeightPlane plane, DType dtype, const QuantSpec& quant, int64_t rows,
                     int64_t cols);
 
-// What a block of the matrix needs of a plane. Elements belong to the matrix as a whole, so the
-// block may begin inside the first one: `skipped` rows and columns of the matrix precede it there.
+// A block of the matrix needs this much of a plane. Elements belong to the matrix as a whole, so
+// the block may begin inside the first one: `skipped` rows and columns of the matrix precede it
+// there.
 struct PlaneSlice {
   WeightBlock block;
   int64_t skipped_rows = 0;

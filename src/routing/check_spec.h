@@ -49,6 +49,7 @@ class UnusedFields {
   static std::string show(bool value) { return value ? "true" : "false"; }
   static std::string show(double value) { return text(value); }
   static std::string show(int64_t value) { return std::to_string(value); }
+  static std::string show(uint64_t value) { return std::to_string(value); }
   static std::string show(std::string_view value) { return std::string(value); }
   template <class Choice>
     requires std::is_enum_v<Choice>

@@ -18,15 +18,15 @@
 
 namespace conclave::inline v0::routing {
 
-// What a router does with ForwardArgs::token_ids.
+// A router may read ForwardArgs::token_ids, or need them.
 enum class TokenIds : uint8_t {
   kUnused,
   kRead,    // if they are given
   kNeeded,  // unless choices are given
 };
 
-// What a router reads of a spec and needs of a call. The defaults are those of a router that reads
-// logits and the fields that every router has.
+// The traits say what a router reads of a spec and needs of a call. The defaults are those of a
+// router that reads logits and the fields that every router has.
 struct RouterTraits {
   bool reads_logits = true;
   TokenIds token_ids = TokenIds::kUnused;

@@ -100,6 +100,8 @@ void refuse_unread_fields(const RouterSpec& router, const RouterTraits& traits) 
   const bool replays = !simulated.replay_ids.empty() || !simulated.replay_weights.empty();
   unused.must_be("simulated.distribution", simulated.distribution,
                  {SimulatedDistribution::kUniform});
+  unused.must_be("simulated.seed", simulated.seed, {uint64_t{0}});
+  unused.must_be("simulated.zipf_exponent", simulated.zipf_exponent, {1.0});
   unused.must_be("simulated.replay_ids", replays, {false});
 }
 

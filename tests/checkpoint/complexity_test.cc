@@ -1,6 +1,7 @@
 // Opening takes time in proportion to the number of tensors, whatever their names.
 #include "checkpoint/shard_index.h"
 #include "checkpoint/tiny_model.h"
+#include "io/gguf_bytes.h"
 
 #include "conclave/checkpoint.h"
 #include "conclave/safetensors.h"
@@ -11,6 +12,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <ctime>
+#include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
@@ -84,6 +86,46 @@ TEST(Complexity, OpeningManyTensors_IsLinear) {
   // The bar is 2.3, but caches may add to it; a quadratic step anywhere would give 4.
   EXPECT_LE(large_ms / small_ms, 3.0);
   EXPECT_LE(large_index_ms / small_index_ms, 3.0);
+}
+
+// Writes a GGUF model of so many layers, each with five tensors.
+void write_layered_gguf(const std::filesystem::path& path, uint32_t layers) {
+  GgufParts parts;
+  parts.entries = {gguf_entry("general.architecture", kGgufText, gguf_text("qwen3moe")),
+                   gguf_entry("qwen3moe.block_count", kGgufU32, layers),
+                   gguf_entry("qwen3moe.embedding_length", kGgufU32, uint32_t{8}),
+                   gguf_entry("qwen3moe.expert_count", kGgufU32, uint32_t{2}),
+                   gguf_entry("qwen3moe.expert_used_count", kGgufU32, uint32_t{1})};
+  const auto add = [&](uint32_t layer, const char* name, const std::vector<uint64_t>& dims) {
+    const std::string full = fmt::format("blk.{}.{}", layer, name);
+    parts.tensors.push_back(gguf_tensor(full, dims, kTypeF32, parts.data_bytes));
+    uint64_t elements = 1;
+    for (const uint64_t size : dims) elements *= size;
+    parts.data_bytes += (elements * sizeof(float) + 31) / 32 * 32;
+  };
+  for (uint32_t layer = 0; layer < layers; ++layer) {
+    add(layer, "ffn_gate_inp.weight", {8, 2});
+    for (const char* name : {"ffn_gate_exps.weight", "ffn_up_exps.weight"}) {
+      add(layer, name, {8, 4, 2});
+    }
+    add(layer, "ffn_down_exps.weight", {4, 8, 2});
+    add(layer, "attn_norm.weight", {8});
+  }
+  write_text(path, gguf(parts));
+}
+
+TEST(Complexity, GgufFilesOfManyLayers_AreLinear) {
+  const TempDir directory;
+  write_layered_gguf(directory / "small.gguf", 2048);
+  write_layered_gguf(directory / "large.gguf", 4096);
+  const auto open_ms = [&](const char* name) {
+    return best_ms([&] { Checkpoint::open(directory / name); });
+  };
+  const double small_ms = open_ms("small.gguf");
+  const double large_ms = open_ms("large.gguf");
+  std::printf("GGUF: 2048 layers %.0f ms, 4096 %.0f ms, ratio %.2f\n", small_ms, large_ms,
+              large_ms / small_ms);
+  EXPECT_LE(large_ms / small_ms, 3.0);
 }
 
 TEST(Complexity, HostileSizesWithFewTensors_FailFast) {

@@ -119,6 +119,15 @@ TEST(GgufForms, TypesOfALayer_ShareCodesAndGroups) {
   const MoeSpec six = spec_of("qwen3moe-iq4");
   EXPECT_EQ(six.weight_dtype, DType::kI8);
   EXPECT_EQ(six.quant.block_cols, 16) << "Q6_K has the smaller groups";
+  EXPECT_EQ(six.quant.zeros, WeightZero::kNone);
+  const MoeSpec with_offsets = spec_of("qwen3moe-q4_k_m");
+  EXPECT_EQ(with_offsets.weight_dtype, DType::kI8) << "Q6_K has codes of 6 bits";
+  EXPECT_EQ(with_offsets.quant.zeros, WeightZero::kOffset);
+  EXPECT_EQ(with_offsets.quant.block_cols, 16);
+  const MoeSpec small_blocks = spec_of("glm4moe-q4_1");
+  EXPECT_EQ(small_blocks.weight_dtype, DType::kI8) << "Q5_1 has codes of 5 bits";
+  EXPECT_EQ(shared_weight_dtype(small_blocks), DType::kI8) << "Q8_0, with offsets of zero";
+  EXPECT_EQ(small_blocks.quant.zeros, WeightZero::kOffset);
   const MoeSpec half = spec_of("qwen2moe-f16");
   EXPECT_EQ(half.weight_dtype, DType::kF16);
   EXPECT_EQ(shared_weight_dtype(half), DType::kBF16);

@@ -71,6 +71,58 @@ TEST(QuantSpec, ValuesOutOfRange_AreRefused) {
   expect_refused(spec, ErrorCode::kInvalidArgument, "quant.weights");
 }
 
+TEST(QuantSpec, Zeros_ArePlainRowsOnly) {
+  for (const WeightScale weights :
+       {WeightScale::kTensor, WeightScale::kChannel, WeightScale::kBlock}) {
+    for (const WeightZero zeros : {WeightZero::kPoint, WeightZero::kOffset}) {
+      MoeSpec spec = quantised(weights);
+      spec.quant.zeros = zeros;
+      EXPECT_NO_THROW(validate(spec));
+      spec.quant.activations = ActivationScale::kToken;
+      expect_refused(spec, ErrorCode::kInvalidArgument, "quant.zeros");
+    }
+  }
+  MoeSpec spec = quantised(WeightScale::kBlock);
+  spec.quant.zeros = static_cast<WeightZero>(3);
+  expect_refused(spec, ErrorCode::kInvalidArgument, "quant.zeros");
+}
+
+TEST(QuantSpec, GlobalScales_GoWithEveryForm) {
+  for (const WeightScale weights :
+       {WeightScale::kTensor, WeightScale::kChannel, WeightScale::kBlock}) {
+    MoeSpec spec = quantised(weights, ActivationScale::kToken);
+    spec.quant.has_global_scale = true;
+    EXPECT_NO_THROW(validate(spec));
+  }
+}
+
+TEST(QuantSpec, ColumnOrders_AreForGroupsOfARowAndPlainRows) {
+  MoeSpec spec = quantised(WeightScale::kBlock);
+  spec.quant.has_column_order = true;
+  expect_refused(spec, ErrorCode::kInvalidArgument, "quant.has_column_order");
+  spec.quant.block_rows = 1;
+  EXPECT_NO_THROW(validate(spec));
+  spec.quant.activations = ActivationScale::kGroup;
+  expect_refused(spec, ErrorCode::kInvalidArgument, "quant.has_column_order");
+  spec = quantised(WeightScale::kChannel);
+  spec.quant.has_column_order = true;
+  expect_refused(spec, ErrorCode::kInvalidArgument, "quant.has_column_order");
+}
+
+TEST(QuantSpec, MeaningsOfCodes_AreRefusedForPlainWeights) {
+  MoeSpec plain = quantised(WeightScale::kBlock);
+  plain.weight_dtype = DType::kBF16;
+  plain.quant = {};
+  const auto refused = [&](const QuantSpec& quant, const char* field) {
+    MoeSpec spec = plain;
+    spec.quant = quant;
+    expect_refused(spec, ErrorCode::kInvalidArgument, field);
+  };
+  refused({.zeros = WeightZero::kPoint}, "quant.zeros");
+  refused({.has_global_scale = true}, "quant.has_global_scale");
+  refused({.has_column_order = true}, "quant.has_column_order");
+}
+
 TEST(QuantSpec, OtherTypes_AreRefused) {
   MoeSpec spec = quantised(WeightScale::kTensor);
   spec.weight_dtype = DType::kF8E5M2Fnuz;
@@ -101,8 +153,11 @@ TEST(QuantSpec, TypeOfAbsentParts_IsRefused) {
   expect_refused(spec, ErrorCode::kInvalidArgument, "residual.weight_dtype");
 }
 
-TEST(CountParameters, Scales_AreNotCounted) {
+TEST(CountParameters, WhatGivesCodesAMeaning_IsNotCounted) {
   MoeSpec plain = quantised(WeightScale::kBlock);
+  plain.quant.block_rows = 1;
+  plain.quant.zeros = WeightZero::kPoint;
+  plain.quant.has_global_scale = plain.quant.has_column_order = true;
   const int64_t quantised_count = count_parameters(plain).total;
   plain.weight_dtype = DType::kBF16;
   plain.quant = {};

@@ -129,6 +129,8 @@ TEST(RouterSpec, FieldsThatARuleDoesNotRead_MustKeepTheirDefaults) {
   const Case zipf = {"distribution", [](MoeSpec& s) {
                        s.router.simulated.distribution = SimulatedDistribution::kZipf;
                      }};
+  const Case seed = {"simulated.seed", [](MoeSpec& s) { s.router.simulated.seed = 7; }};
+  const Case exponent = {"zipf_exponent", [](MoeSpec& s) { s.router.simulated.zipf_exponent = 2; }};
   const Case bias = {"has_selection_bias", [](MoeSpec& s) { s.router.has_selection_bias = true; }};
   const Case groups = {"num_groups", [](MoeSpec& s) { s.router.num_groups = 4; }};
   const Case cap = {"soft_cap", [](MoeSpec& s) { s.router.soft_cap = 30; }};
@@ -139,8 +141,8 @@ TEST(RouterSpec, FieldsThatARuleDoesNotRead_MustKeepTheirDefaults) {
   const Case score = {"score", [](MoeSpec& s) { s.router.score = RouterScore::kSqrtSoftplus; }};
   const Case p_norm = {"renormalize",
                        [](MoeSpec& s) { s.router.renormalize = Renormalize::kPNorm; }};
-  expect_each_named("topk", {jitter, vocab, replay, zipf});
-  expect_each_named("hash", {jitter, replay, zipf, bias, groups, zero});
+  expect_each_named("topk", {jitter, vocab, replay, zipf, seed, exponent});
+  expect_each_named("hash", {jitter, replay, zipf, seed, exponent, bias, groups, zero});
   expect_each_named("sparse_mixer",
                     {vocab, replay, bias, groups, cap, epsilon, scale, own, zero, score, p_norm});
   expect_each_named("softmax_threshold", {jitter, vocab, replay, zipf, bias, groups, cap, epsilon,

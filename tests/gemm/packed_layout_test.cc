@@ -90,5 +90,46 @@ TEST(PanelLayout, Bf16_PairsOfKShareALane) {
   EXPECT_EQ(gemm::layout_name({.dtype = DType::kF32, .k = 33}), "panel64.k1.v1");
 }
 
+TEST(PanelLayout, OffsetsFollowScales_AndNamesTell) {
+  PanelLayout layout{.dtype = DType::kI8, .k = 50, .scale_width = 16, .scale_skip = 3};
+  EXPECT_EQ(layout.num_groups(), 4);
+  EXPECT_EQ(layout.panel_bytes(), 50U * 64 + 4U * 64 * sizeof(float));
+  EXPECT_EQ(layout.offsets(nullptr), nullptr);
+  EXPECT_EQ(gemm::layout_name(layout), "panel64.k1.I8.v1");
+  layout.has_offsets = true;
+  EXPECT_EQ(layout.panel_bytes(), 50U * 64 + 8U * 64 * sizeof(float));
+  EXPECT_EQ(gemm::layout_name(layout), "panel64.k1.I8.zeros.v1");
+  layout.ordered_groups = 9;
+  EXPECT_EQ(layout.num_groups(), 9);
+  EXPECT_EQ(layout.panel_bytes(), 50U * 64 + 18U * 64 * sizeof(float));
+  EXPECT_EQ(gemm::layout_name(layout, ".bias"), "panel64.k1.I8.zeros.order.bias.v1");
+}
+
+TEST(PackPanelOfCodes, ScalesAndOffsets_ReadBackWithZerosAround) {
+  const PanelLayout layout{.dtype = DType::kI8, .k = 37, .scale_width = 16, .has_offsets = true};
+  const std::vector<std::byte> codes(37, std::byte{5});
+  const std::vector<float> scales = {1, 2, 3};
+  const std::vector<float> offsets = {-4, -5, -6};
+  PanelColumns columns{};
+  gemm::PanelScales of_scales{};
+  gemm::PanelScales of_offsets{};
+  for (const size_t column : {0, 40, 63}) {
+    columns[column] = codes.data();
+    of_scales[column] = scales.data();
+    of_offsets[column] = offsets.data();
+  }
+  const GuardedBuffer panel(layout.panel_bytes(), GuardSide::kEnd, 0xff);
+  gemm::pack_panel(layout, columns, panel.data(), of_scales, of_offsets);
+  for (int64_t group = 0; group < 3; ++group) {
+    for (int64_t c = 0; c < kPanelColumns; ++c) {
+      const bool exists = c == 0 || c == 40 || c == 63;
+      const auto at = static_cast<size_t>(group * kPanelColumns + c);
+      const auto g = static_cast<size_t>(group);
+      ASSERT_EQ(layout.scales(panel.data())[at], exists ? scales[g] : 0.0F) << group << " " << c;
+      ASSERT_EQ(layout.offsets(panel.data())[at], exists ? offsets[g] : 0.0F) << group << " " << c;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace conclave::testing

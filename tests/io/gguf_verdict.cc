@@ -1,20 +1,18 @@
-// Judges GGUF files for gguf_differential.py: reads pairs of a 4-byte length and that many bytes
-// from standard input, and writes one line of JSON each: the name of an error code, or the lists of
-// [key, kind, value] and of [name, type, shape, offset, bytes].
+// Judges GGUF files for gguf_differential.py with one line of JSON each: the name of an error code,
+// or the lists of [key, kind, value] and of [name, type, shape, offset, bytes].
 #include "io/gguf/header.h"
 #include "io/gguf_bytes.h"
+#include "io/verdicts.h"
 
 #include "conclave/error.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <array>
 #include <bit>
 #include <cstdint>
-#include <cstring>
-#include <iostream>
 #include <string>
+#include <string_view>
 #include <variant>
 
 namespace {
@@ -69,16 +67,4 @@ json verdict(const std::string& file) {
 
 }  // namespace
 
-int main() {
-  static_assert(std::endian::native == std::endian::little);
-  std::ios::sync_with_stdio(false);
-  std::array<char, sizeof(uint32_t)> prefix{};
-  while (std::cin.read(prefix.data(), prefix.size())) {
-    uint32_t bytes = 0;
-    std::memcpy(&bytes, prefix.data(), prefix.size());
-    std::string file(bytes, '\0');
-    if (!std::cin.read(file.data(), bytes)) return 1;
-    std::cout << verdict(file) << '\n';
-  }
-  return 0;
-}
+int main() { return conclave::testing::judge_input(verdict); }

@@ -1,16 +1,15 @@
-// Judges safetensors files for safetensors_differential.py: reads pairs of a 4-byte length and that
-// many bytes from standard input, and writes one line of JSON each: the name of an error code, or
-// the list of [name, dtype, shape, begin, end].
+// Judges safetensors files for safetensors_differential.py with one line of JSON each: the name of
+// an error code, or the list of [name, dtype, shape, begin, end].
+#include "io/verdicts.h"
+
 #include "conclave/error.h"
 #include "conclave/safetensors.h"
 
 #include <nlohmann/json.hpp>
 
-#include <array>
-#include <bit>
 #include <cstdint>
 #include <cstring>
-#include <iostream>
+#include <span>
 #include <string>
 
 namespace {
@@ -37,16 +36,4 @@ nlohmann::json verdict(const std::string& file) {
 
 }  // namespace
 
-int main() {
-  static_assert(std::endian::native == std::endian::little);
-  std::ios::sync_with_stdio(false);
-  std::array<char, sizeof(uint32_t)> prefix{};
-  while (std::cin.read(prefix.data(), prefix.size())) {
-    uint32_t bytes = 0;
-    std::memcpy(&bytes, prefix.data(), prefix.size());
-    std::string file(bytes, '\0');
-    if (!std::cin.read(file.data(), bytes)) return 1;
-    std::cout << verdict(file) << '\n';
-  }
-  return 0;
-}
+int main() { return conclave::testing::judge_input(verdict); }

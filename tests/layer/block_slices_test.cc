@@ -22,8 +22,8 @@ using testing::random_tensor;
 using testing::run_layer;
 using testing::same_bits;
 
-// The intermediate columns of one rank as a layer of their own. It has a scale for each element, so
-// that blocks need not begin with the slice.
+// The intermediate columns of one rank as a layer of their own. It has a scale, and a zero, for
+// each element, so that blocks need not begin with the slice and columns need no order.
 class SlicedSource final : public WeightSource {
  public:
   SlicedSource(const WeightSource& whole, const QuantSpec& quant, const TensorSlice& inner)
@@ -32,12 +32,12 @@ class SlicedSource final : public WeightSource {
   WeightInfo describe(WeightId id) const override {
     WeightInfo info = whole_.describe(id);
     if (info.count == 0 || !id.mlp()) return info;
-    if (id.plane() == WeightPlane::kScale) {
+    if (is_by_element(id)) {
       const WeightInfo matrix = whole_.describe(id.with(WeightPlane::kWeights));
       info.rows = matrix.rows;
       info.cols = matrix.cols;
     }
-    if (id.plane() == WeightPlane::kInputScale) return info;
+    if (is_single(id)) return info;
     (is_down(id) ? info.cols : info.rows) = inner_.size();
     return info;
   }
@@ -45,26 +45,54 @@ class SlicedSource final : public WeightSource {
   void read(WeightId id, int64_t expert, const WeightBlock& block,
             std::span<std::byte> destination) const override {
     WeightBlock part = block;
-    if (id.mlp() && id.plane() != WeightPlane::kInputScale) {
+    if (id.mlp() && !is_single(id)) {
       (is_down(id) ? part.col_begin : part.row_begin) += inner_.begin;
       (is_down(id) ? part.col_end : part.row_end) += inner_.begin;
     }
-    if (id.plane() != WeightPlane::kScale) return whole_.read(id, expert, part, destination);
+    if (!is_by_element(id)) return whole_.read(id, expert, part, destination);
     const WeightInfo stored = whole_.describe(id);
-    const int64_t bytes = byte_size(stored.dtype);
-    std::vector<std::byte> scales(static_cast<size_t>(stored.rows * stored.cols * bytes));
-    whole_.read(id, expert, {0, stored.rows, 0, stored.cols}, scales);
+    const auto bytes = static_cast<size_t>(byte_size(stored.dtype));
+    const std::vector<std::byte> values = read_all(id, expert);
+    const std::vector<int32_t> order = order_of(id, expert);
     std::byte* out = destination.data();
     for (int64_t row = part.row_begin; row < part.row_end; ++row) {
       for (int64_t col = part.col_begin; col < part.col_end; ++col, out += bytes) {
-        const int64_t place = row / quant_.block_rows * stored.cols + col / quant_.block_cols;
-        std::copy_n(scales.begin() + place * bytes, bytes, out);
+        const auto group = static_cast<int64_t>(order[static_cast<size_t>(col)]);
+        const auto place = static_cast<size_t>(row / quant_.block_rows * stored.cols + group);
+        std::memcpy(out, values.data() + place * bytes, bytes);
       }
     }
   }
 
  private:
   static bool is_down(WeightId id) { return id.matrix() == WeightMatrix::kDown; }
+  static bool is_by_element(WeightId id) {
+    return id.plane() == WeightPlane::kScale || id.plane() == WeightPlane::kZero;
+  }
+  static bool is_single(WeightId id) {
+    return id.plane() == WeightPlane::kInputScale || id.plane() == WeightPlane::kGlobalScale;
+  }
+
+  std::vector<std::byte> read_all(WeightId id, int64_t expert) const {
+    const WeightInfo info = whole_.describe(id);
+    std::vector<std::byte> values(
+        static_cast<size_t>(info.rows * info.cols * byte_size(info.dtype)));
+    whole_.read(id, expert, {0, info.rows, 0, info.cols}, values);
+    return values;
+  }
+
+  // The group of each column of the whole matrix.
+  std::vector<int32_t> order_of(WeightId id, int64_t expert) const {
+    std::vector<int32_t> order(
+        static_cast<size_t>(whole_.describe(id.with(WeightPlane::kWeights)).cols));
+    for (size_t col = 0; col < order.size(); ++col) {
+      order[col] = static_cast<int32_t>(static_cast<int64_t>(col) / quant_.block_cols);
+    }
+    if (!quant_.has_column_order) return order;
+    const std::vector<std::byte> stored = read_all(id.with(WeightPlane::kColumnOrder), expert);
+    std::memcpy(order.data(), stored.data(), stored.size());
+    return order;
+  }
 
   const WeightSource& whole_;
   QuantSpec quant_;
@@ -75,9 +103,7 @@ struct Case {
   std::string name;
   DType dtype;
   int64_t inner;
-  int64_t block_rows;
-  int64_t block_cols;
-  ActivationScale rows = ActivationScale::kNone;
+  QuantSpec quant;
 };
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
@@ -88,10 +114,17 @@ std::vector<Case> cases() {
   const auto catalog = quant::format_catalog();
   for (const quant::WeightFormat& format : catalog.rows()) {
     if (format.codes == nullptr) continue;
+    const auto add_form = [&](const char* form, int64_t inner, const QuantSpec& quant) {
+      if (!format.takes(quant)) return;
+      cases.push_back({std::string(format.name) + "_" + form, format.element, inner, quant});
+    };
     const auto add = [&](const char* form, int64_t inner, int64_t block_rows, int64_t block_cols,
                          ActivationScale rows) {
-      cases.push_back({std::string(format.name) + "_" + form, format.element, inner, block_rows,
-                       block_cols, rows});
+      add_form(form, inner,
+               {.weights = WeightScale::kBlock,
+                .block_rows = block_rows,
+                .block_cols = block_cols,
+                .activations = rows});
     };
     add("Blocks", 301, 128, 128, ActivationScale::kNone);
     add("BlocksRowsByGroup", 301, 128, 128, ActivationScale::kGroup);
@@ -99,6 +132,16 @@ std::vector<Case> cases() {
     add("OneBlock", 101, 128, 128, ActivationScale::kNone);
     add("OddBlocks", 77, 7, 48, ActivationScale::kGroup);
     add("Groups", 91, 1, 32, ActivationScale::kNone);
+    const QuantSpec groups{.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = 32};
+    QuantSpec zeros = groups;
+    zeros.zeros = WeightZero::kPoint;
+    add_form("GroupsWithZeros", 91, zeros);
+    QuantSpec ordered = groups;
+    ordered.has_column_order = true;
+    add_form("GroupsInAnOrder", 91, ordered);
+    ordered.zeros = WeightZero::kOffset;
+    ordered.has_global_scale = true;
+    add_form("GroupsInAnOrderWithAll", 75, ordered);
   }
   return cases;
 }
@@ -108,10 +151,7 @@ class BlockSlices : public ::testing::TestWithParam<Case> {
   static MoeSpec spec() {
     const Case& c = GetParam();
     MoeSpec spec = make_spec(5, 2, 200, c.inner, c.dtype);
-    spec.quant = {.weights = WeightScale::kBlock,
-                  .block_rows = c.block_rows,
-                  .block_cols = c.block_cols,
-                  .activations = c.rows};
+    spec.quant = c.quant;
     return spec;
   }
   static ParallelSpec rank(int32_t rank, int32_t ranks) {
@@ -138,6 +178,7 @@ TEST_P(BlockSlices, EveryRank_IsWithinTheBarOfItsSlice_AndTheirSumOfTheLayer) {
       MoeSpec slice = whole;
       slice.intermediate_size = inner.size();
       slice.quant.block_rows = slice.quant.block_cols = 1;
+      slice.quant.has_column_order = false;
       const SlicedSource own(*source, whole.quant, inner);
       const ReferenceResult expected =
           reference_forward(context, slice, own, {.hidden = hidden.view()});
@@ -178,22 +219,31 @@ struct PackedDown {
                 .intermediate_size = inner.size(),
                 .weight_dtype = spec.weight_dtype,
                 .quant = spec.quant,
-                .skipped_columns = inner.begin % spec.quant.block_cols}),
+                .skipped_columns = inner.begin % spec.quant.block_cols,
+                .whole_intermediate_size = spec.intermediate_size}),
         slab((layout.bytes().down + sizeof(float) - 1) / sizeof(float)) {
     const WeightBlock block{0, spec.hidden_size, inner.begin, inner.end};
     BlockLoader loader(source);
     const BlockRequest request{.id = weights::kDown, .expert = 1, .block = block};
     ConstTensorView codes;
     loader.load({&request, 1}, {&codes, 1});
-    const std::vector<float> scales =
-        load_meaning(spec.quant, source, weights::kDown, 1, block).scales;
+    const CodeMeaning meaning = load_meaning(spec.quant, source, weights::kDown, 1, block);
     const ConstTensorView none{.dtype = spec.weight_dtype, .shape = {0, spec.hidden_size}};
+    const auto numbers = [&](const std::vector<float>& values) {
+      if (values.empty()) return ConstTensorView{};
+      return ConstTensorView{.data = values.data(),
+                             .shape = {spec.hidden_size, layout.down.num_groups()}};
+    };
+    ConstTensorView order;
+    if (!meaning.order.empty()) {
+      order = {.data = meaning.order.data(), .dtype = DType::kI32, .shape = {1, inner.size()}};
+    }
     layout.pack({.gate = none,
                  .up = none,
                  .down = codes,
-                 .down_scale = {.data = scales.data(),
-                                .dtype = DType::kF32,
-                                .shape = {spec.hidden_size, layout.down.num_groups()}}},
+                 .down_scale = numbers(meaning.scales),
+                 .down_offset = numbers(meaning.offsets),
+                 .down_order = order},
                 nullptr, bytes());
   }
   std::byte* bytes() { return static_cast<std::byte*>(static_cast<void*>(slab.data())); }
@@ -203,8 +253,14 @@ struct PackedDown {
   float code(int64_t row, int64_t k) {
     return panel_value(layout.down, panel(row / 64), k, row % 64);
   }
-  float scale(int64_t row, int64_t k) {
-    return layout.down.scales(panel(row / 64))[layout.down.group_of(k) * 64 + row % 64];
+  int64_t place(int64_t row, int64_t k) {
+    const int32_t* const table = layout.down_order(bytes()).lower;
+    return (table != nullptr ? table[k] : layout.down.group_of(k)) * 64 + row % 64;
+  }
+  float scale(int64_t row, int64_t k) { return layout.down.scales(panel(row / 64))[place(row, k)]; }
+  float offset(int64_t row, int64_t k) {
+    const float* const offsets = layout.down.offsets(panel(row / 64));
+    return offsets != nullptr ? offsets[place(row, k)] : 0.0F;
   }
 
   experts::SlabLayout layout;
@@ -223,6 +279,7 @@ TEST_P(BlockSlices, PackedSlice_HoldsTheCodesAndScalesOfTheWholeMatrix) {
         for (int64_t k = 0; k < inner.size(); ++k) {
           ASSERT_EQ(sliced.code(row, k), unsliced.code(row, inner.begin + k)) << row << " " << k;
           ASSERT_EQ(sliced.scale(row, k), unsliced.scale(row, inner.begin + k)) << row << " " << k;
+          ASSERT_EQ(sliced.offset(row, k), unsliced.offset(row, inner.begin + k)) << row;
         }
       }
     }

@@ -1,5 +1,6 @@
 // Compares layers with weights of every format of codes, with scales of every form, with float64 on
 // the same codes and scales.
+#include "layer/coded_specs.h"
 #include "quant/weight_format.h"
 #include "support/layer_fixture.h"
 
@@ -15,6 +16,9 @@
 namespace conclave {
 namespace {
 
+using testing::coded_spec;
+using testing::coded_types;
+using testing::e4m3_spec;
 using testing::make_layer;
 using testing::make_spec;
 using testing::OwnedLayer;
@@ -23,32 +27,12 @@ using testing::row_bytes;
 using testing::run_layer;
 using testing::same_bits;
 
-MoeSpec coded_spec(DType weights, int64_t experts, int64_t top_k, int64_t hidden, int64_t inner,
-                   const QuantSpec& quant) {
-  MoeSpec spec = make_spec(experts, top_k, hidden, inner, weights);
-  spec.quant = quant;
-  return spec;
-}
-MoeSpec e4m3_spec(int64_t experts, int64_t top_k, int64_t hidden, int64_t inner,
-                  const QuantSpec& quant) {
-  return coded_spec(DType::kF8E4M3, experts, top_k, hidden, inner, quant);
-}
-
 void expect_accurate(const OwnedLayer& owned, const Tensor& hidden, DType out_dtype) {
   const auto output = run_layer(owned.layer, hidden.view(), out_dtype);
   const StageCheck check = check_against_reference(*owned.context, owned.layer.spec(),
                                                    *owned.source, output.result(hidden.view()));
   EXPECT_EQ(check.routing_mismatches, 0);
   EXPECT_LE(check.worst_token_error, accuracy_bar(owned.layer.spec().weight_dtype, out_dtype));
-}
-
-std::vector<DType> coded_types() {
-  std::vector<DType> types;
-  const auto catalog = quant::format_catalog();
-  for (const quant::WeightFormat& format : catalog.rows()) {
-    if (format.codes != nullptr) types.push_back(format.element);
-  }
-  return types;
 }
 
 struct Form {
@@ -80,8 +64,10 @@ class CodedWeights : public ::testing::TestWithParam<Weights> {
     std::vector<OwnedLayer> layers;
     layers.push_back(make_layer(spec, options));
     EXPECT_EQ(layers.back().layer.plan().arithmetic, "f32_fma");
-    const quant::CodeBook& codes = *quant::format_of(GetParam().type).codes;
-    if (GetParam().form.quant.activations != kNone || !codes.exact_in_bf16) return layers;
+    const QuantSpec& quant = GetParam().form.quant;
+    const bool has_pairs = quant.zeros == WeightZero::kNone && !quant.has_column_order &&
+                           quant::format_of(GetParam().type).codes->exact_in_bf16;
+    if (quant.activations != kNone || !has_pairs) return layers;
     const std::vector<std::string> isas = testing::usable_isas();
     if (std::find(isas.begin(), isas.end(), "avx512_bf16") == isas.end()) return layers;
     options.arithmetic = "dpbf16";
@@ -174,26 +160,34 @@ TEST_P(CodedWeights, NotFiniteToken_TouchesNoOther) {
   }
 }
 
-// The check must detect a wrong code anywhere: scales of another block are a frequent fault.
-TEST_P(CodedWeights, AnotherSourcesScales_AreSeen) {
+// The check must detect a wrong code anywhere: scales of another block are a frequent fault. So
+// must it zeros and orders.
+TEST_P(CodedWeights, AnotherSourcesPlanes_AreSeen) {
   const OwnedLayer owned = make_layer(spec(2, 2, 256, 256));
   const Tensor hidden = random_tensor(DType::kBF16, 4, 256, 3);
   const auto output = run_layer(owned.layer, hidden.view(), DType::kF32);
   const auto other = make_synthetic_source(owned.layer.spec(), 12);
-  struct OtherScales final : WeightSource {
+  struct OtherPlane final : WeightSource {
     const WeightSource& base;
-    const WeightSource& scales;
-    OtherScales(const WeightSource& a, const WeightSource& b) : base(a), scales(b) {}
+    const WeightSource& other;
+    WeightId id;
+    OtherPlane(const WeightSource& a, const WeightSource& b, WeightId of)
+        : base(a), other(b), id(of) {}
     WeightInfo describe(WeightId role) const override { return base.describe(role); }
     void read(WeightId role, int64_t expert, const WeightBlock& block,
               std::span<std::byte> destination) const override {
-      (role == weights::kDown.with(WeightPlane::kScale) ? scales : base)
-          .read(role, expert, block, destination);
+      (role == id ? other : base).read(role, expert, block, destination);
     }
-  } mixed(*owned.source, *other);
-  const StageCheck check = check_against_reference(*owned.context, owned.layer.spec(), mixed,
-                                                   output.result(hidden.view()));
-  EXPECT_GT(check.worst_token_error, accuracy_bar(GetParam().type, DType::kF32));
+  };
+  for (const WeightPlane plane : {WeightPlane::kScale, WeightPlane::kZero,
+                                  WeightPlane::kGlobalScale, WeightPlane::kColumnOrder}) {
+    const WeightId id = weights::kDown.with(plane);
+    if (owned.source->describe(id).count == 0) continue;
+    const OtherPlane mixed(*owned.source, *other, id);
+    const StageCheck check = check_against_reference(*owned.context, owned.layer.spec(), mixed,
+                                                     output.result(hidden.view()));
+    EXPECT_GT(check.worst_token_error, accuracy_bar(GetParam().type, DType::kF32)) << to_string(id);
+  }
 }
 
 std::vector<Weights> every_format_in_every_form() {
@@ -214,7 +208,25 @@ std::vector<Weights> every_format_in_every_form() {
       {"row_group32", {.weights = kBlock, .block_rows = 1, .block_cols = 32}},
       {"row_group128", {.weights = kBlock, .block_rows = 1}},
       {"row_group16_global",
-       {.weights = kBlock, .block_rows = 1, .block_cols = 16, .has_global_scale = true}}};
+       {.weights = kBlock, .block_rows = 1, .block_cols = 16, .has_global_scale = true}},
+      {"tensor_point", {.weights = kTensor, .zeros = WeightZero::kPoint}},
+      {"channel_offset", {.weights = kChannel, .zeros = WeightZero::kOffset}},
+      {"block_point", {.weights = kBlock, .zeros = WeightZero::kPoint}},
+      {"block_group_global", {.weights = kBlock, .activations = kGroup, .has_global_scale = true}},
+      {"row_group32_offset_global",
+       {.weights = kBlock,
+        .block_rows = 1,
+        .block_cols = 32,
+        .zeros = WeightZero::kOffset,
+        .has_global_scale = true}},
+      {"row_group24_order",
+       {.weights = kBlock, .block_rows = 1, .block_cols = 24, .has_column_order = true}},
+      {"row_group32_point_order",
+       {.weights = kBlock,
+        .block_rows = 1,
+        .block_cols = 32,
+        .zeros = WeightZero::kPoint,
+        .has_column_order = true}}};
   std::vector<Weights> all;
   for (const DType type : coded_types()) {
     for (const Form& form : forms) {
@@ -225,50 +237,6 @@ std::vector<Weights> every_format_in_every_form() {
 }
 INSTANTIATE_TEST_SUITE_P(Catalog, CodedWeights, ::testing::ValuesIn(every_format_in_every_form()),
                          [](const auto& test) { return name_of(test.param); });
-
-// Changes one scale to a bad value, in any role.
-class BadScale final : public WeightSource {
- public:
-  BadScale(const WeightSource& base, WeightId role, float value)
-      : base_(base), role_(role), value_(value) {}
-  WeightInfo describe(WeightId role) const override { return base_.describe(role); }
-  void read(WeightId role, int64_t expert, const WeightBlock& block,
-            std::span<std::byte> destination) const override {
-    base_.read(role, expert, block, destination);
-    if (role == role_ && expert == 1) std::memcpy(destination.data(), &value_, sizeof(value_));
-  }
-
- private:
-  const WeightSource& base_;
-  WeightId role_;
-  float value_;
-};
-
-TEST(E4m3Scales, BadValues_AreRefusedNamingTheTensor) {
-  const Context context({.num_threads = 1});
-  MoeSpec spec = e4m3_spec(4, 2, 64, 32, {.weights = kTensor, .activations = kTensorStatic});
-  const auto source = make_synthetic_source(spec, 3);
-  const auto refusal = [&](WeightId role, float value) -> std::string {
-    try {
-      static_cast<void>(MoeLayer::create(context, spec, BadScale(*source, role, value)));
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::kTensorValue) << error.what();
-      return error.detail().tensor;
-    }
-    return "accepted";
-  };
-  const float nan = std::numeric_limits<float>::quiet_NaN();
-  const float infinity = std::numeric_limits<float>::infinity();
-  EXPECT_EQ(refusal(weights::kGate.with(WeightPlane::kScale), nan), "gate_scale of expert 1");
-  EXPECT_EQ(refusal(weights::kUp.with(WeightPlane::kScale), infinity), "up_scale of expert 1");
-  EXPECT_EQ(refusal(weights::kDown.with(WeightPlane::kScale), -0.5F), "down_scale of expert 1");
-  EXPECT_EQ(refusal(weights::kDown.with(WeightPlane::kScale), 0.0F), "accepted")
-      << "a block of zeros";
-  EXPECT_EQ(refusal(weights::kDown.with(WeightPlane::kInputScale), 0.0F),
-            "down_input_scale of expert 1");
-  EXPECT_EQ(refusal(weights::kGate.with(WeightPlane::kInputScale), nan),
-            "gate_input_scale of expert 1");
-}
 
 // Some codes lie on a boundary: with enough rows, float32 sums choose another code somewhere.
 TEST(AmbiguousCodes, ManyTokens_AreWithinTheBarAndFewAreAllowedMore) {
@@ -324,6 +292,27 @@ TEST(AmbiguousCodes, PlainRows_HaveNone) {
   }
 }
 
+TEST(PairedCodes, ZerosAndOrders_AreRefusedWithAReason) {
+  const auto isas = testing::usable_isas();
+  if (std::find(isas.begin(), isas.end(), "avx512_bf16") == isas.end()) {
+    GTEST_SKIP() << "this CPU lacks avx512_bf16";
+  }
+  const Context context({.num_threads = 1});
+  const auto reason = [&](const QuantSpec& quant) -> std::string {
+    const Plan plan = make_plan(context, e4m3_spec(4, 2, 64, 32, quant), {.arithmetic = "dpbf16"});
+    for (const PlanRow& row : plan.rows) {
+      if (row.name != "cpu.avx512_bf16") continue;
+      EXPECT_FALSE(row.chosen);
+      return row.reason;
+    }
+    return "no such row";
+  };
+  EXPECT_NE(reason({.weights = kChannel, .zeros = WeightZero::kPoint}).find("zeros"),
+            std::string::npos);
+  EXPECT_NE(reason({.weights = kBlock, .block_rows = 1, .has_column_order = true}).find("pairs"),
+            std::string::npos);
+}
+
 TEST(E4m3Kernels, RowsOfBf16_SayNoWithAReason) {
   const Context context({.num_threads = 1});
   const Plan plan = make_plan(context, e4m3_spec(4, 2, 64, 32, {.weights = kBlock}));
@@ -355,92 +344,6 @@ TEST_P(CodedWeights, EveryIsa_HasTheSameBits) {
       EXPECT_TRUE(same_bits(run(isa), expected)) << isa << " H" << hidden_size << " I" << inner;
     }
   }
-}
-
-// Partial sums of whole experts per rank, or of slices of whole blocks, add up to the layer.
-Tensor sum_of_parts(const Context& context, const MoeSpec& spec, const WeightSource& source,
-                    const Tensor& hidden, const std::vector<ParallelSpec>& parts) {
-  const int64_t tokens = hidden.shape()[0];
-  Tensor sum(DType::kF32, {tokens, spec.hidden_size});
-  for (const ParallelSpec& part : parts) {
-    const MoeLayer layer = MoeLayer::create(context, spec, source, {}, part);
-    const auto output = run_layer(layer, hidden.view(), DType::kF32);
-    for (int64_t i = 0; i < tokens * spec.hidden_size; ++i) {
-      sum.as<float>()[i] += output.out.as<float>()[i];
-    }
-  }
-  return sum;
-}
-
-void expect_sum_accurate(const MoeSpec& spec, const std::vector<ParallelSpec>& parts) {
-  const Context context({.num_threads = 2});
-  const auto source = make_synthetic_source(spec, 4);
-  const Tensor hidden = random_tensor(DType::kBF16, 7, spec.hidden_size, 9);
-  const Tensor sum = sum_of_parts(context, spec, *source, hidden, parts);
-  const ReferenceResult expected =
-      reference_forward(context, spec, *source, {.hidden = hidden.view()});
-  EXPECT_LE(worst(token_errors(sum.view(), expected.output)),
-            accuracy_bar(spec.weight_dtype, DType::kF32));
-}
-
-class CodedParts : public ::testing::TestWithParam<DType> {
- protected:
-  static MoeSpec spec(int64_t experts, int64_t top_k, int64_t hidden, int64_t inner,
-                      const QuantSpec& quant) {
-    return coded_spec(GetParam(), experts, top_k, hidden, inner, quant);
-  }
-};
-INSTANTIATE_TEST_SUITE_P(Catalog, CodedParts, ::testing::ValuesIn(coded_types()),
-                         [](const auto& test) {
-                           return std::string(quant::format_of(test.param).name);
-                         });
-
-TEST_P(CodedParts, Slices_AddUp) {
-  const auto slices = [](int32_t ranks) {
-    std::vector<ParallelSpec> parts;
-    for (int32_t rank = 0; rank < ranks; ++rank) {
-      parts.push_back({.tp_size = ranks, .tp_rank = rank, .reduce = Reduce::kPartial});
-    }
-    return parts;
-  };
-  expect_sum_accurate(spec(4, 2, 200, 256, {.weights = kBlock, .activations = kGroup}), slices(2));
-  expect_sum_accurate(spec(4, 2, 200, 90, {.weights = kChannel}), slices(3));
-  expect_sum_accurate(spec(4, 2, 200, 90, {.weights = kTensor, .activations = kTensorStatic}),
-                      slices(4));
-}
-
-TEST_P(CodedParts, SlicesWithoutColumns_AddUp) {
-  for (const QuantSpec& quant :
-       {QuantSpec{.weights = kBlock, .activations = kGroup}, QuantSpec{.weights = kChannel},
-        QuantSpec{.weights = kTensor, .activations = kTensorStatic}}) {
-    std::vector<ParallelSpec> parts;
-    for (int32_t rank = 0; rank < 2; ++rank) {
-      parts.push_back({.tp_size = 2, .tp_rank = rank, .reduce = Reduce::kPartial});
-    }
-    expect_sum_accurate(spec(4, 2, 40, 1, quant), parts);
-  }
-}
-
-TEST_P(CodedParts, Experts_AddUp) {
-  std::vector<ParallelSpec> parts;
-  for (int32_t rank = 0; rank < 3; ++rank) {
-    parts.push_back({.ep_size = 3, .ep_rank = rank, .reduce = Reduce::kPartial});
-  }
-  expect_sum_accurate(spec(7, 3, 200, 136, {.weights = kBlock, .activations = kGroup}), parts);
-  expect_sum_accurate(spec(7, 3, 200, 136, {.weights = kTensor, .activations = kTensorStatic}),
-                      parts);
-}
-
-TEST_P(CodedParts, ReloadOfTheSameWeights_GivesTheSameBits) {
-  OwnedLayer owned =
-      make_layer(spec(4, 2, 96, 64, {.weights = kTensor, .activations = kTensorStatic}));
-  const Tensor hidden = random_tensor(DType::kBF16, 5, 96, 2);
-  const auto before = run_layer(owned.layer, hidden.view(), DType::kBF16);
-  const auto other = make_synthetic_source(owned.layer.spec(), 99);
-  owned.layer.reload(*other, ReloadMode::kStaged);
-  EXPECT_FALSE(same_bits(run_layer(owned.layer, hidden.view(), DType::kBF16).out, before.out));
-  owned.layer.reload(*owned.source, ReloadMode::kStaged);
-  EXPECT_TRUE(same_bits(run_layer(owned.layer, hidden.view(), DType::kBF16).out, before.out));
 }
 
 }  // namespace

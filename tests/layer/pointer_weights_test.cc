@@ -14,6 +14,7 @@
 namespace conclave {
 namespace {
 
+using testing::make_spec;
 using testing::random_tensor;
 using testing::run_layer;
 using testing::same_bits;
@@ -34,6 +35,19 @@ class StackedWeights {
     if (rank == 2)
       view.shape = info.count == 1 && info.rows != 1 ? Shape{info.rows, info.cols}
                                                      : Shape{info.count * info.rows, info.cols};
+    return view;
+  }
+
+  // A plane of numbers or of orders, without the axis of its one row where there is one: [E, 1, 1]
+  // is [E], [E, 2, 1] is [E, 2], [E, 1, cols] is [E, cols].
+  static ConstTensorView without_ones(ConstTensorView view, WeightPlane plane) {
+    if (view.empty()) return view;
+    const Shape& shape = view.shape;
+    if (plane == WeightPlane::kGlobalScale || plane == WeightPlane::kInputScale) {
+      view.shape = shape[1] == 1 ? Shape{shape[0]} : Shape{shape[0], shape[1]};
+    } else if (plane == WeightPlane::kColumnOrder && shape[1] == 1) {
+      view.shape = {shape[0], shape[2]};
+    }
     return view;
   }
 
@@ -118,7 +132,138 @@ ExpertWeights stacked(StackedWeights& from) {
   return weights;
 }
 
-class PointerWeights : public ::testing::TestWithParam<GateUpOrder> {};
+// The planes that give codes a meaning. One row is that of gate, then that of up, whatever the
+// order of other rows; rows of scales and zeros have the order of the matrix.
+void stack_planes(StackedWeights& concatenated, StackedWeights& ordered, ExpertWeights& weights) {
+  struct Plane {
+    WeightPlane plane;
+    ConstTensorView ExpertWeights::*gate_up;
+    ConstTensorView ExpertWeights::*down;
+    ConstTensorView ExpertWeights::*shared_gate_up;
+    ConstTensorView ExpertWeights::*shared_down;
+  };
+  using W = ExpertWeights;
+  const Plane planes[] = {
+      {WeightPlane::kScale, &W::gate_up_scale, &W::down_scale, &W::shared_gate_up_scale,
+       &W::shared_down_scale},
+      {WeightPlane::kZero, &W::gate_up_zero, &W::down_zero, &W::shared_gate_up_zero,
+       &W::shared_down_zero},
+      {WeightPlane::kGlobalScale, &W::gate_up_global_scale, &W::down_global_scale,
+       &W::shared_gate_up_global_scale, &W::shared_down_global_scale},
+      {WeightPlane::kColumnOrder, &W::gate_up_column_order, &W::down_column_order,
+       &W::shared_gate_up_column_order, &W::shared_down_column_order}};
+  for (const Plane& row : planes) {
+    const bool by_row = row.plane == WeightPlane::kScale || row.plane == WeightPlane::kZero;
+    StackedWeights& memory = by_row ? ordered : concatenated;
+    const auto fused = [&](WeightId gate, WeightId up) {
+      GateUpOrder ignored{};
+      return StackedWeights::without_ones(
+          memory.fuse(gate.with(row.plane), up.with(row.plane), false, ignored), row.plane);
+    };
+    const auto alone = [&](WeightId down) {
+      return StackedWeights::without_ones(memory.stack(down.with(row.plane), 3), row.plane);
+    };
+    weights.*row.gate_up = fused(weights::kGate, weights::kUp);
+    weights.*row.down = alone(weights::kDown);
+    weights.*row.shared_gate_up = fused(weights::kSharedGate, weights::kSharedUp);
+    weights.*row.shared_down = alone(weights::kSharedDown);
+  }
+}
+
+class PointerWeights : public ::testing::TestWithParam<GateUpOrder> {
+ protected:
+  static MoeSpec coded_spec() {
+    MoeSpec spec = make_spec(4, 2, 96, 48, DType::kI8);
+    spec.shared = {.mode = SharedMode::kAdd, .intermediate_size = 40};
+    spec.quant = {.weights = WeightScale::kBlock,
+                  .block_rows = 1,
+                  .block_cols = 32,
+                  .zeros = WeightZero::kPoint,
+                  .has_global_scale = true,
+                  .has_column_order = true};
+    return spec;
+  }
+};
+
+TEST_P(PointerWeights, WhatGivesCodesAMeaning_HasTheBitsOfItsSource) {
+  const Context context({.num_threads = 2});
+  const Tensor hidden = random_tensor(DType::kF32, 9, 96, 1);
+  MoeSpec several = coded_spec();
+  several.shared.count = 3;
+  MoeSpec by_channel = coded_spec();
+  by_channel.quant = {.weights = WeightScale::kChannel, .zeros = WeightZero::kOffset};
+  MoeSpec single = coded_spec();
+  single.activation.name = "relu2_no_mul";
+  for (const MoeSpec& spec : {coded_spec(), several, by_channel, single}) {
+    SCOPED_TRACE(testing::parts_text(spec));
+    const auto source = make_synthetic_source(spec, 3);
+    StackedWeights memory(*source, GetParam());
+    StackedWeights concatenated(*source, GateUpOrder::kConcatenated);
+    ExpertWeights weights = stacked(memory);
+    stack_planes(concatenated, memory, weights);
+    const auto pointers = make_pointer_source(weights);
+    const MoeLayer expected = MoeLayer::create(context, spec, *source);
+    const MoeLayer layer = MoeLayer::create(context, spec, *pointers);
+    EXPECT_TRUE(same_bits(run_layer(layer, hidden.view(), DType::kF32).out,
+                          run_layer(expected, hidden.view(), DType::kF32).out));
+  }
+}
+
+// A number or an order may be one for gate and up.
+TEST_P(PointerWeights, OneNumberForGateAndUp_IsThatOfEach) {
+  const MoeSpec spec = coded_spec();
+  const auto source = make_synthetic_source(spec, 3);
+  StackedWeights memory(*source, GetParam());
+  StackedWeights concatenated(*source, GateUpOrder::kConcatenated);
+  ExpertWeights weights = stacked(memory);
+  stack_planes(concatenated, memory, weights);
+  const WeightId number = weights::kUp.with(WeightPlane::kGlobalScale);
+  const WeightId order = weights::kUp.with(WeightPlane::kColumnOrder);
+  weights.gate_up_global_scale =
+      StackedWeights::without_ones(memory.stack(number, 3), WeightPlane::kGlobalScale);
+  weights.gate_up_column_order =
+      StackedWeights::without_ones(memory.stack(order, 3), WeightPlane::kColumnOrder);
+  const auto pointers = make_pointer_source(weights);
+  for (const WeightId id : {number, order}) {
+    const WeightInfo info = source->describe(id);
+    const auto bytes = static_cast<size_t>(info.cols * byte_size(info.dtype));
+    std::vector<std::byte> expected(bytes);
+    source->read(id, 2, {0, 1, 0, info.cols}, expected);
+    for (const WeightMatrix matrix : {WeightMatrix::kGate, WeightMatrix::kUp}) {
+      const WeightId of{WeightMlp::kRouted, matrix, *id.plane()};
+      EXPECT_EQ(pointers->describe(of).cols, info.cols);
+      std::vector<std::byte> found(bytes);
+      pointers->read(of, 2, {0, 1, 0, info.cols}, found);
+      EXPECT_EQ(found, expected) << to_string(of);
+    }
+  }
+}
+
+TEST_P(PointerWeights, PlanesOfAnotherShape_AreRefusedByName) {
+  const Context context({.num_threads = 1});
+  const MoeSpec spec = coded_spec();
+  const auto source = make_synthetic_source(spec, 3);
+  StackedWeights memory(*source, GetParam());
+  StackedWeights concatenated(*source, GateUpOrder::kConcatenated);
+  ExpertWeights complete = stacked(memory);
+  stack_planes(concatenated, memory, complete);
+  const auto refused = [&](ConstTensorView ExpertWeights::*plane, const Shape& shape) {
+    ExpertWeights weights = complete;
+    (weights.*plane).shape = shape;
+    return testing::code_of(
+        [&] { MoeLayer::create(context, spec, *make_pointer_source(weights)); });
+  };
+  EXPECT_EQ(refused(&ExpertWeights::gate_up_global_scale, {2, 2, 2}), ErrorCode::kShape);
+  EXPECT_EQ(refused(&ExpertWeights::gate_up_global_scale, {2, 3}), ErrorCode::kShape);
+  EXPECT_EQ(refused(&ExpertWeights::down_global_scale, {2, 2}), ErrorCode::kTensorShape);
+  EXPECT_EQ(refused(&ExpertWeights::down_column_order, {4, 47}), ErrorCode::kTensorShape);
+  EXPECT_EQ(refused(&ExpertWeights::down_zero, {4, 95, 2}), ErrorCode::kTensorShape);
+  ExpertWeights without = complete;
+  without.gate_up_zero = {};
+  EXPECT_EQ(
+      testing::code_of([&] { MoeLayer::create(context, spec, *make_pointer_source(without)); }),
+      ErrorCode::kTensorMissing);
+}
 
 TEST_P(PointerWeights, EveryKindOfLayer_HasTheBitsOfItsSource) {
   const Context context({.num_threads = 2});

@@ -38,10 +38,19 @@ TEST(StageTable, BuffersOfDistinctTimes_ShareMemory) {
   EXPECT_EQ(slices[2].bytes, 100U);
 }
 
-TEST(StageTable, LargeBufferThatFitsNoGap_StandsBehind) {
+TEST(StageTable, BufferThatFitsNoGap_StandsBehind) {
   Slices slices{};
-  EXPECT_EQ(book_by_lifetime(three_stages(), Bytes{64, 64, 128, 64}, slices), 320U);
-  EXPECT_EQ(slices[2].offset, 128U);
+  EXPECT_EQ(book_by_lifetime(three_stages(), Bytes{192, 128, 192, 64}, slices), 384U);
+  EXPECT_EQ(slices[1].offset, 192U);
+  EXPECT_EQ(slices[3].offset, 320U);
+}
+
+// In the list's order kA would lie where kC does not fit beside kB and kD, which live on.
+TEST(StageTable, LargeBuffers_HaveTheirPlaceFirst) {
+  Slices slices{};
+  EXPECT_EQ(book_by_lifetime(three_stages(), Bytes{64, 64, 128, 64}, slices), 256U);
+  EXPECT_EQ(slices[2].offset, 0U);
+  EXPECT_EQ(slices[0].offset, 0U);
 }
 
 TEST(StageTable, AbsentBuffers_TakeNoMemoryAndAreNotListed) {

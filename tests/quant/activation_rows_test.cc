@@ -1,11 +1,14 @@
 #include "quant/activation_rows.h"
 
 #include "core/float8.h"
+#include "core/float_convert.h"
 #include "quant/code_quotient.h"
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <random>
 #include <vector>
@@ -46,6 +49,20 @@ TEST(DynamicScale, Amax_IsDividedBy448) {
   EXPECT_EQ(step_of(0x1p-149F, kLargestE4m3, false), 1.0F) << "a quotient of 0";
   EXPECT_EQ(step_of(kInfinity, kLargestE4m3, false), kInfinity);
   EXPECT_EQ(step_of(kInfinity, kLargestE4m3, true), kInfinity);
+}
+
+// A GPU divides 16-bit values by a step's reciprocal, which is exact enough for every mantissa but
+// one of ones alone.
+TEST(DynamicScale, StepsOf16BitValues_NeverHaveAMantissaOfOnes) {
+  constexpr uint32_t kMantissa = 0x7FFFFF;
+  for (uint32_t bits = 0; bits < 0x8000; ++bits) {
+    for (const float amax :
+         {f16_to_float(static_cast<uint16_t>(bits)), bf16_to_float(static_cast<uint16_t>(bits))}) {
+      if (!std::isfinite(amax)) continue;
+      const float step = step_of(amax, kLargestE4m3, false);
+      ASSERT_NE(std::bit_cast<uint32_t>(step) & kMantissa, kMantissa) << amax;
+    }
+  }
 }
 
 TEST(DynamicScale, PowerOfTwo_IsTheNextAtLeastAsLarge) {

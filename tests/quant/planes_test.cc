@@ -41,6 +41,32 @@ TEST(Planes, InputScales_ExistForStaticStepsOnly) {
   EXPECT_EQ(planes_of(DType::kI4, in_blocks(1, 32), kRows, kCols).size(), 2U);
 }
 
+TEST(Planes, ZerosAreAsScales_GlobalScalesAreOneNumber_OrdersARow) {
+  QuantSpec quant = in_blocks(1, 32);
+  quant.zeros = WeightZero::kPoint;
+  quant.has_global_scale = true;
+  quant.has_column_order = true;
+  EXPECT_EQ(planes_of(DType::kI4, quant, kRows, kCols).size(), 5U);
+  const PlaneShape scale = plane_of(WeightPlane::kScale, DType::kI4, quant, kRows, kCols);
+  const PlaneShape zero = plane_of(WeightPlane::kZero, DType::kI4, quant, kRows, kCols);
+  EXPECT_EQ(zero.rows, scale.rows);
+  EXPECT_EQ(zero.cols, scale.cols);
+  EXPECT_EQ(zero.type, PlaneType::kFloat);
+  const PlaneShape global = plane_of(WeightPlane::kGlobalScale, DType::kI4, quant, kRows, kCols);
+  EXPECT_EQ(global.rows * global.cols, 1);
+  EXPECT_TRUE(global.is_single);
+  const PlaneShape order = plane_of(WeightPlane::kColumnOrder, DType::kI4, quant, kRows, kCols);
+  EXPECT_EQ(order.rows, 1);
+  EXPECT_EQ(order.cols, kCols);
+  EXPECT_EQ(order.type, PlaneType::kIndex);
+  // A block's columns have their entries, whichever its rows.
+  const PlaneSlice part = slice(order, {7, 20, 33, 87});
+  EXPECT_EQ(part.block.row_begin, 0);
+  EXPECT_EQ(part.block.row_end, 1);
+  EXPECT_EQ(part.block.col_begin, 33);
+  EXPECT_EQ(part.block.col_end, 87);
+}
+
 // Every element of a block finds its scale through the slice, wherever the block begins and ends.
 TEST(Planes, SliceOfAnyBlock_HoldsTheScaleOfEveryElement) {
   for (const QuantSpec& form : forms()) {

@@ -25,8 +25,9 @@ class OutlineTest : public ::testing::Test {
 TEST_F(OutlineTest, VisibleCommands_AreAllThere) {
   std::vector<std::string> names;
   for (const CommandOutline& command : tool_.commands) names.push_back(command.name);
-  EXPECT_EQ(names, (std::vector<std::string>{"run", "bench", "synth", "inspect", "verify",
-                                             "explain", "doctor", "manifest", "completion"}));
+  EXPECT_EQ(names,
+            (std::vector<std::string>{"run", "bench", "synth", "convert", "inspect", "verify",
+                                      "explain", "doctor", "manifest", "completion"}));
 }
 
 TEST_F(OutlineTest, EveryCommand_HasHelpAndAnExample) {
@@ -72,6 +73,13 @@ TEST_F(OutlineTest, Completions_NameEveryCommandAndOption) {
       }
     }
   }
+}
+
+TEST_F(OutlineTest, Completions_OfModelsOfferDirectoriesAndGgufFiles) {
+  EXPECT_NE(bash_completion(tool_).find(
+                "COMPREPLY=($(compgen -d -- \"$cur\"; compgen -f -X '!*.gguf' -- \"$cur\"))"),
+            std::string::npos);
+  EXPECT_NE(zsh_completion(tool_).find("'*:MODEL_DIR:_files -g \"*.gguf\"'"), std::string::npos);
 }
 
 TEST_F(OutlineTest, ManPage_HasEverySectionAndCommand) {

@@ -147,8 +147,8 @@ TEST(ManPage, Roff_NamesEverySubcommand) {
   const ToolResult result = run_tool({"help-man"});
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_EQ(result.out.rfind(".TH CONCLAVE 1", 0), 0U);
-  for (const char* command : {"run", "bench", "synth", "inspect", "verify", "explain", "doctor",
-                              "manifest", "completion"}) {
+  for (const char* command : {"run", "bench", "synth", "convert", "inspect", "verify", "explain",
+                              "doctor", "manifest", "completion"}) {
     EXPECT_NE(result.out.find(std::string("\n.SS ") + command + "\n"), std::string::npos)
         << command;
   }

@@ -28,6 +28,19 @@ TEST(RouterText, GroupsAndBias_AreTold) {
   EXPECT_EQ(router_text(router), "topk sigmoid 4/8 bias");
 }
 
+TEST(WeightsText, WhatGivesCodesAMeaning_IsTold) {
+  MoeSpec spec;
+  spec.weight_dtype = DType::kI4;
+  spec.quant = {.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = 32};
+  EXPECT_EQ(weights_text(spec), "I4 block 1x32");
+  spec.quant.zeros = WeightZero::kPoint;
+  spec.quant.has_column_order = true;
+  EXPECT_EQ(weights_text(spec), "I4 block 1x32, zero points, column order");
+  spec.quant = {
+      .weights = WeightScale::kChannel, .zeros = WeightZero::kOffset, .has_global_scale = true};
+  EXPECT_EQ(weights_text(spec), "I4 channel, offsets, global scale");
+}
+
 TEST(PartsText, NothingOrEverything_IsTold) {
   MoeSpec spec;
   EXPECT_EQ(parts_text(spec), "-");

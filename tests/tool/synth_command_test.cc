@@ -80,6 +80,10 @@ TEST(Synth, QuantisedModel_OpensAndAgreesWithFloat64) {
               0);
     const ToolResult inspected = run_tool({"inspect", model});
     EXPECT_EQ(inspected.exit_code, 0) << inspected.err;
+    if (inspected.out.find("cannot run") != std::string::npos) {
+      EXPECT_NE(inspected.out.find(form.format), std::string::npos) << inspected.out;
+      continue;
+    }
     EXPECT_NE(inspected.out.find(to_string(form.dtype)), std::string::npos) << inspected.out;
     const ToolResult verified = run_tool({"verify", model});
     EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;

@@ -119,7 +119,8 @@ TEST(SynthLayout, Nvfp4_HasAGlobalScaleThatDivides) {
   expect_tensors(model, {{"weight_packed", {DType::kU8, {64, 16}, 1024}},
                          {"weight_scale", {DType::kF8E4M3, {64, 2}, 128}},
                          {"weight_global_scale", {DType::kF32, {1}, 4}}});
-  for (const SynthTensor& tensor : plan_shards(model, uint64_t{1} << 40)[0].tensors) {
+  const auto shards = plan_shards(model, uint64_t{1} << 40);
+  for (const SynthTensor& tensor : shards[0].tensors) {
     EXPECT_EQ(tensor.is_divisor, tensor.name.ends_with("weight_global_scale")) << tensor.name;
   }
   const auto config = make_config(model)["quantization_config"];

@@ -1,6 +1,9 @@
 """A campaign over a library of one function: what is found, survives, or does not compile."""
 
+import itertools
+import json
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +17,8 @@ sys.path.insert(0, str(ROOT / "tools"))
 from planting.build_tree import BuildTree  # noqa: E402
 from planting.campaign import Campaign  # noqa: E402
 from planting.faults import Fault, read_catalog  # noqa: E402
+from planting.library import read_filters  # noqa: E402
+from planting.programs import Selection  # noqa: E402
 
 FILES = {
     "CMakeLists.txt": """
@@ -31,6 +36,7 @@ target_link_libraries(core_test conclave GTest::gtest_main)
     "src/core/twice.cc": '#include "core/twice.h"\nint twice(int x) { return factor() * x; }\n',
     "tests/core/twice_test.cc": '#include "core/twice.h"\n#include <gtest/gtest.h>\n'
     "TEST(Twice, OfThree) { EXPECT_EQ(twice(3), 6); }\n"
+    "TEST(Twice, OfOne) { EXPECT_GT(twice(1), 1); }\n"
     "TEST(Twice, FailsAlways) { EXPECT_EQ(twice(0), 1); }\n",
 }
 
@@ -51,33 +57,81 @@ class Planting(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "0 times"):
             fault("x", "README.md", "no such " + "text", "").planted(ROOT)
 
+    def test_filters_are_of_faults_and_join_by_program(self):
+        faults = [fault("a", "x", "1", "2"), fault("b", "x", "1", "2")]
+        row = {"key": "self/a", "program": "tests/x_test", "filter": "A.One"}
+        rows = [row, {**row, "filter": "A.Two"}, {**row, "under": ["tool", "-x"]}]
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "filters.json"
+            path.write_text(json.dumps(rows))
+            self.assertEqual(read_filters(path, faults), {
+                "self/a": [Selection("tests/x_test", "A.One:A.Two"),
+                           Selection("tests/x_test", "A.One", ("tool", "-x"))]})
+            path.write_text(json.dumps([{**row, "key": "self/c"}]))
+            with self.assertRaisesRegex(ValueError, "self/c"):
+                read_filters(path, faults)
+
+    def test_every_fault_of_cuda_code_has_a_case(self):
+        faults = read_catalog()
+        filters = read_filters(ROOT / "tools" / "planting" / "cuda_cases.json", faults)
+        self.assertEqual(set(filters), {each.key for each in faults if each.is_cuda})
+        text = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.cc"))
+        for selection in itertools.chain(*filters.values()):
+            for case in selection.cases.split(":"):
+                suite, name = re.search(r"(\w+)\.(\w+)", case).groups()
+                self.assertRegex(text, rf"\b{suite}, {name}\)", case)
+
+    def run_campaign(self, root: pathlib.Path, faults: list[Fault], chosen=None) -> Campaign:
+        """Measures and runs the campaign over the library of one function, built first."""
+        for name, text in FILES.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
+        build = root / "build"
+        subprocess.run(["cmake", "-S", root, "-B", build, "-G", "Ninja"], check=True,
+                       stdout=subprocess.DEVNULL)
+        subprocess.run(["ninja", "-C", build], check=True, stdout=subprocess.DEVNULL)
+        campaign = Campaign(BuildTree(root, build), faults, root / "work", jobs=2, gpu_jobs=1,
+                            deadline=time.monotonic() + 200, chosen=chosen, say=lambda text: None)
+        campaign.measure(["tests/core/core_test"])
+        campaign.run()
+        return campaign
+
+    @unittest.skipIf(shutil.which("ninja") is None, "no ninja")
+    def test_chosen_cases_alone_are_run(self):
+        sees, fails, other, absent = (
+            Selection("tests/core/core_test", cases) for cases in
+            ("Twice.OfThree", "Twice.FailsAlways", "Twice.OfOne", "Twice.NoSuchCase"))
+        faults = [fault(name, "src/core/twice.cc", "factor() * x", "factor() + x")
+                  for name in ("seen", "passed over", "without a case")]
+        chosen = {"self/seen": [fails, other, sees], "self/passed over": [other],
+                  "self/without a case": [absent]}
+        with tempfile.TemporaryDirectory() as folder:
+            campaign = self.run_campaign(pathlib.Path(folder).resolve(), faults, chosen)
+        self.assertEqual(set(campaign.baseline), {sees, other})
+        results = {each.fault.name: each for each in campaign.results.values()}
+        self.assertEqual({name: each.status for name, each in results.items()},
+                         {"seen": "found", "passed over": "survived",
+                          "without a case": "unfinished"})
+        self.assertEqual(results["seen"].case, "Twice.OfThree")
+        self.assertEqual(results["passed over"].passed, ["tests/core/core_test Twice.OfOne"])
+
+    @unittest.skipIf(shutil.which("ninja") is None, "no ninja")
     def test_campaign(self):
-        if shutil.which("ninja") is None:
-            self.skipTest("no ninja")
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder).resolve()
-            for name, text in FILES.items():
-                (root / name).parent.mkdir(parents=True, exist_ok=True)
-                (root / name).write_text(text)
-            build = root / "build"
-            subprocess.run(["cmake", "-S", root, "-B", build, "-G", "Ninja"], check=True,
-                           stdout=subprocess.DEVNULL)
-            subprocess.run(["ninja", "-C", build], check=True, stdout=subprocess.DEVNULL)
             faults = [
                 fault("source", "src/core/twice.cc", "factor() * x", "factor() + x"),
-                fault("header", "src/core/twice.h", "return 2", "return 3"),
+                fault("a header's", "src/core/twice.h", "return 2", "return 3"),
                 fault("same", "src/core/twice.cc", "factor() * x", "x * factor()"),
                 fault("crash", "src/core/twice.cc", "return", "__builtin_trap(); return"),
                 fault("text", "src/core/twice.cc", "factor() * x", "factor( * x"),
             ]
-            campaign = Campaign(BuildTree(root, build), faults, root / "work", jobs=2, gpu_jobs=1,
-                                deadline=time.monotonic() + 200, say=lambda text: None)
-            campaign.measure(["tests/core/core_test"])
-            self.assertEqual(campaign.baseline["tests/core/core_test"].failing,
+            campaign = self.run_campaign(root, faults)
+            self.assertEqual(campaign.baseline[Selection("tests/core/core_test")].failing,
                              ("Twice.FailsAlways",))
-            results = {each.fault.name: each for each in campaign.run()}
+            results = {each.fault.name: each for each in campaign.results.values()}
             self.assertEqual({name: each.status for name, each in results.items()},
-                             {"source": "found", "header": "found", "same": "survived",
+                             {"source": "found", "a header's": "found", "same": "survived",
                               "crash": "found", "text": "broken"})
             self.assertEqual(results["source"].case, "Twice.OfThree")
             self.assertEqual(results["crash"].how, "crashed")

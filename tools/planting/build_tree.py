@@ -108,15 +108,19 @@ class BuildTree:
         words = shlex.split(self.commands[made])
         at = words.index("-o")
         words[at + 1] = str(target)
+        depends = pathlib.Path(f"{target}.d")
         for option in ("-MF", "-MT"):
             if option in words:
-                words[words.index(option) + 1] = f"{target}.d"
+                del words[words.index(option):words.index(option) + 2]
+        words += ["-MD", "-MF", str(depends)]
         if self.sources[made] == str(self.root / file):
             words = [str(overlay / file) if os.path.realpath(self.folder / word) == self.sources[made]
                      else word for word in words]
         first = next(i for i, word in enumerate(words) if word.startswith(("-I", "-D", "-std", "-O")))
         words[first:first] = [f"-I{overlay}/{folder}" for folder in ("include", "src", "tests")]
         run_tool(words, self.folder, limit)
+        if f"{overlay.name}/{file}" not in depends.read_text():
+            raise Failed(f"{made} was made without the planted {file}")
         return target
 
     def link(self, program: str, replaced: dict[str, pathlib.Path], target: pathlib.Path,

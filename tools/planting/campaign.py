@@ -9,13 +9,14 @@ import dataclasses
 import heapq
 import itertools
 import pathlib
+import re
 import shutil
 import threading
 import time
 
 from .build_tree import BuildTree, Failed
 from .faults import Fault
-from .programs import Outcome, run_program
+from .programs import Outcome, Selection, run_program
 
 SHARD_SECONDS = 20.0
 COMPILE_LIMIT = 400.0
@@ -39,7 +40,7 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Baseline:
-    """A program without a fault: its time, and the cases that fail all the same."""
+    """What runs without a fault: its time, and the cases that fail all the same."""
 
     seconds: float
     failing: tuple[str, ...]
@@ -48,7 +49,8 @@ class Baseline:
 class Campaign:
     def __init__(self, tree: BuildTree, faults: list[Fault], work: pathlib.Path, *,
                  jobs: int, gpu_jobs: int, deadline: float,
-                 passed: dict[str, list[str]] | None = None, say=print) -> None:
+                 passed: dict[str, list[str]] | None = None,
+                 chosen: dict[str, list[Selection]] | None = None, say=print) -> None:
         self.tree = tree
         self.faults = faults
         self.work = work
@@ -59,7 +61,9 @@ class Campaign:
         earlier = passed or {}
         self.results = {id(fault): Result(fault, passed=list(earlier.get(fault.key, ())))
                         for fault in faults}
-        self.baseline: dict[str, Baseline] = {}
+        # What each fault meets, by its key; every program where this is None.
+        self.chosen = chosen
+        self.baseline: dict[Selection, Baseline] = {}
         self.gpu_jobs = gpu_jobs
         self.gpu_busy = 0
         self.lock = threading.Condition()
@@ -113,28 +117,41 @@ class Campaign:
     # Programs that pass without a fault.
 
     def measure(self, programs: list[str]) -> None:
-        """Runs each program as it is, in shards, for its time and for what fails without a fault."""
-        outcomes: dict[str, list[Outcome]] = {program: [] for program in programs}
+        """Runs each program as it is, or what was chosen of it, in shards, for its time and for
+        what fails without a fault."""
+        if self.chosen is None:
+            selections = [Selection(program) for program in programs]
+        else:
+            selections = list(dict.fromkeys(itertools.chain(*self.chosen.values())))
+        outcomes: dict[Selection, list[Outcome]] = {selection: [] for selection in selections}
 
-        def measure_shard(program: str, index: int) -> None:
-            outcome = run_program([str(self.tree.folder / program)], self.tree.root, 900.0,
-                                  (index, MEASURED_SHARDS), stop_early=False)
+        def measure_shard(selection: Selection, index: int, shards: int) -> None:
+            outcome = run_program([*selection.under, str(self.tree.folder / selection.program)],
+                                  self.tree.root, 900.0, (index, shards), cases=selection.cases,
+                                  stop_early=False)
             with self.lock:
-                outcomes[program].append(outcome)
+                outcomes[selection].append(outcome)
 
-        for program, index in itertools.product(programs, range(MEASURED_SHARDS)):
-            self.put((0,), lambda program=program, index=index: measure_shard(program, index),
-                     uses_gpu(program))
+        for selection in selections:
+            shards = 1 if selection.cases else MEASURED_SHARDS
+            for index in range(shards):
+                self.put((0,), lambda selection=selection, index=index, shards=shards:
+                         measure_shard(selection, index, shards), uses_gpu(selection.program))
         self.drain()
-        for program, parts in outcomes.items():
-            failing = tuple(case for part in parts for case in part.cases)
-            ended = len(parts) == MEASURED_SHARDS and not any(
-                part.how in ("crashed", "timed out") for part in parts)
-            if ended:
-                self.baseline[program] = Baseline(sum(part.seconds for part in parts), failing)
-            if failing or not ended:
-                self.say(f"{program} without a fault: {'fails' if ended else 'does not end, left out'}"
-                         f" {', '.join(failing)}")
+        for selection, parts in outcomes.items():
+            self._keep(selection, parts)
+
+    def _keep(self, selection: Selection, parts: list[Outcome]) -> None:
+        failing = tuple(case for part in parts for case in part.cases)
+        ended = len(parts) == (1 if selection.cases else MEASURED_SHARDS) and not any(
+            part.how in ("crashed", "timed out") for part in parts)
+        # A program does without the cases that fail, but chosen cases say nothing if any does.
+        usable = ended and not (selection.cases and failing)
+        if usable:
+            self.baseline[selection] = Baseline(sum(part.seconds for part in parts), failing)
+        if failing or not ended:
+            self.say(f"{selection} without a fault: {'fails' if ended else 'does not end'}"
+                     f"{'' if usable else ', left out'} {', '.join(failing)}")
 
     def _limit(self, seconds: float) -> float:
         """At most `seconds`, and not long after the deadline."""
@@ -153,7 +170,8 @@ class Campaign:
 
     def _plant(self, fault: Fault) -> None:
         result = self.results[id(fault)]
-        overlay = self.work / fault.key.replace(" ", "_").replace("/", "-")
+        # nvcc loses folders whose names hold an apostrophe, and would find the sound header.
+        overlay = self.work / re.sub(r"[^a-z0-9]+", "_", fault.key.lower())
         shutil.rmtree(overlay, ignore_errors=True)
         path = overlay / fault.file
         path.parent.mkdir(parents=True)
@@ -172,13 +190,24 @@ class Campaign:
             self.say(f"broken    {fault.key}: {str(error)[-300:]}")
             return
         result.seconds += time.monotonic() - begin
-        programs = [program for program in self.baseline if program not in result.passed]
+        selections = [selection for selection in self._wanted(fault)
+                      if str(selection) not in result.passed]
         with self.lock:
-            result.left = len(programs)
-        for program in programs:
-            self._put_program(fault, program, overlay, made, own.get(program, []))
+            result.left = len(selections)
+        for number, selection in enumerate(selections):
+            self._put_selection(fault, selection, number, overlay, made,
+                                own.get(selection.program, []))
 
-    def _worth(self, fault: Fault, program: str) -> tuple:
+    def _wanted(self, fault: Fault) -> list[Selection]:
+        if self.chosen is None:
+            return list(self.baseline)
+        return [selection for selection in self.chosen.get(fault.key, ())
+                if selection in self.baseline]
+
+    def _worth(self, fault: Fault, selection: Selection, number: int) -> tuple:
+        program = selection.program
+        if self.chosen is not None:
+            return (1, number)
         module = fault.file.split("/")[1]
         near = program.startswith(f"tests/{module}/")
         neighbours = {"gemm": "experts", "quant": "experts", "activation": "experts",
@@ -186,13 +215,15 @@ class Campaign:
         beside = program.startswith(f"tests/{neighbours.get(module, 'layer')}/")
         apart = fault.is_cuda != uses_gpu(program)
         return (1 + (0 if near else 1 if beside else 2) + (2 if apart else 0),
-                self.baseline[program].seconds)
+                self.baseline[selection].seconds)
 
-    def _put_program(self, fault: Fault, program: str, overlay: pathlib.Path,
-                     made: dict[str, pathlib.Path], own: list[str]) -> None:
-        baseline = self.baseline[program]
-        shards = max(1, min(8, round(baseline.seconds / SHARD_SECONDS)))
-        target = overlay / program
+    def _put_selection(self, fault: Fault, selection: Selection, number: int,
+                       overlay: pathlib.Path, made: dict[str, pathlib.Path],
+                       own: list[str]) -> None:
+        program = selection.program
+        baseline = self.baseline[selection]
+        shards = 1 if selection.cases else max(1, min(8, round(baseline.seconds / SHARD_SECONDS)))
+        target = overlay / "programs" / str(number) / program
         linking = threading.Lock()
         state = {"left": shards, "linked": False}
 
@@ -214,8 +245,8 @@ class Campaign:
                 limit = self._limit(5 * baseline.seconds / shards + 30)
                 try:
                     linked()
-                    outcome = run_program([str(target)], self.tree.root, limit, (index, shards),
-                                          baseline.failing)
+                    outcome = run_program([*selection.under, str(target)], self.tree.root, limit,
+                                          (index, shards), baseline.failing, selection.cases)
                     if outcome.how == "timed out" and time.monotonic() > self.deadline:
                         return
                     self._judge(fault, program, outcome)
@@ -229,13 +260,13 @@ class Campaign:
                 state["left"] -= 1
                 if state["left"] == 0:
                     result.left -= 1
-                    result.passed.append(program)
+                    result.passed.append(str(selection))
                     target.unlink(missing_ok=True)
                 if result.left == 0:
                     shutil.rmtree(overlay, ignore_errors=True)
 
         for index in range(shards):
-            self.put(self._worth(fault, program), lambda index=index: run_shard(index),
+            self.put(self._worth(fault, selection, number), lambda index=index: run_shard(index),
                      uses_gpu(program))
 
     def _judge(self, fault: Fault, program: str, outcome: Outcome) -> None:

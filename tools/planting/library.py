@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import time
 
@@ -11,6 +12,7 @@ from . import python_tests
 from .build_tree import BuildTree
 from .campaign import Campaign, Result, uses_gpu
 from .faults import ROOT, Fault, read_catalog
+from .programs import Selection
 
 WORK = ROOT / "build" / "planted"
 
@@ -28,6 +30,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", action="append", default=[], help="text in a fault's name or file")
     parser.add_argument("--resume", type=pathlib.Path, help="a report: what it found is left out")
     parser.add_argument("--programs", action="append", default=[], help="text in a program's name")
+    parser.add_argument("--filters", type=pathlib.Path, metavar="FILE",
+                        help="JSON: for each fault the cases that shall see it; only those run")
     parser.add_argument("--out", type=pathlib.Path, default=WORK / "report")
 
 
@@ -39,12 +43,46 @@ def earlier(options: argparse.Namespace) -> dict[str, dict]:
     return {f"{row['area']}/{row['name']}": row for row in rows}
 
 
+def read_filters(path: pathlib.Path, faults: list[Fault]) -> dict[str, list[Selection]]:
+    """The cases of each fault by its key, a program's together and in the file's order.
+
+    The file is a list of {"key": "area/name", "program": "tests/...", "filter": "Suite.Case"}, with
+    "under": ["compute-sanitizer", ...] where a tool has to watch.
+    """
+    rows = json.loads(path.read_text())
+    strange = sorted({row["key"] for row in rows} - {fault.key for fault in faults})
+    if strange:
+        raise ValueError(f"{path}: no faults of the catalog: {', '.join(strange)}")
+    filters: dict[str, dict[tuple, list[str]]] = {}
+    for row in rows:
+        runs = filters.setdefault(row["key"], {})
+        runs.setdefault((row["program"], tuple(row.get("under", ()))), []).append(row["filter"])
+    return {key: [Selection(program, ":".join(cases), under)
+                  for (program, under), cases in runs.items()]
+            for key, runs in filters.items()}
+
+
+def usable_filters(filters: dict[str, list[Selection]],
+                   folder: pathlib.Path) -> dict[str, list[Selection]]:
+    """Without programs that were not built and tools that the machine lacks."""
+    def usable(selection: Selection) -> bool:
+        found = (folder / selection.program).exists() and all(
+            shutil.which(tool) for tool in selection.under[:1])
+        if not found:
+            print(f"left out, since it is not there: {selection}", flush=True)
+        return found
+
+    return {key: [each for each in selections if usable(each)]
+            for key, selections in filters.items()}
+
+
 def chosen(options: argparse.Namespace) -> list[Fault]:
     done = {key for key, row in earlier(options).items() if row["status"] == "found"}
     return [
         fault
         for fault in read_catalog()
         if fault.is_cuda == options.cuda and fault.is_python == options.python
+        and (options.filters is None or fault.key in options.filters)
         and (not options.area or fault.area in options.area)
         and (not options.only
              or any(text in fault.name or text in fault.file for text in options.only))
@@ -89,6 +127,9 @@ def build_base(options: argparse.Namespace) -> pathlib.Path:
 
 
 def is_wanted(program: str, options: argparse.Namespace) -> bool:
+    if options.filters is not None:
+        return any(program == selection.program
+                   for selections in options.filters.values() for selection in selections)
     if options.programs and not any(text in program for text in options.programs):
         return False
     # Their shapes are large and their module's other programs have the same kernels.
@@ -127,16 +168,21 @@ def write_report(results: list[Result], seconds: float, out: pathlib.Path) -> No
 
 def run_library(options: argparse.Namespace) -> int:
     begin = time.monotonic()
+    if options.filters is not None:
+        options.filters = read_filters(options.filters, read_catalog())
     faults = chosen(options)
     if options.python:
         results = python_tests.run(faults, WORK / "python", begin + 60 * options.minutes)
     else:
         folder = (options.build or build_base(options)).resolve()
+        if options.filters is not None:
+            options.filters = usable_filters(options.filters, folder)
         print(f"built after {time.monotonic() - begin:.0f} s", flush=True)
         campaign = Campaign(
             BuildTree(ROOT, folder), faults, WORK / "overlays", jobs=options.jobs,
             gpu_jobs=options.gpu_jobs, deadline=begin + 60 * options.minutes,
             passed={key: row["passed"] for key, row in earlier(options).items()},
+            chosen=options.filters,
             say=lambda text: print(f"{time.monotonic() - begin:6.0f} s  {text}", flush=True))
         campaign.measure([program for program in campaign.tree.programs
                           if (folder / program).exists() and is_wanted(program, options)])

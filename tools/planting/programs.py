@@ -13,6 +13,18 @@ STARTED_CASE = re.compile(r"^\[ RUN      \] ([\w/]+\.[\w/]+)", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)
+class Selection:
+    """A program, or some of its cases; `under` is what runs it, such as a tool and its options."""
+
+    program: str
+    cases: str = ""  # as --gtest_filter takes them
+    under: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join([*self.under, self.program, *([self.cases] if self.cases else [])])
+
+
+@dataclasses.dataclass(frozen=True)
 class Outcome:
     """`how`: passed, failed, crashed or timed out; `cases`: those that failed, or the last begun."""
 
@@ -27,6 +39,7 @@ def run_program(
     limit: float,
     shard: tuple[int, int] = (0, 1),
     without: tuple[str, ...] = (),
+    cases: str = "",
     stop_early: bool = True,
     environment: dict[str, str] | None = None,
 ) -> Outcome:
@@ -34,8 +47,9 @@ def run_program(
     command = [*command, "--gtest_color=no"]
     if stop_early:
         command.append("--gtest_fail_fast")
-    if without:
-        command.append("--gtest_filter=*-" + ":".join(without))
+    if cases or without:
+        excluded = "-" + ":".join(without) if without else ""
+        command.append(f"--gtest_filter={cases or '*'}{excluded}")
     surroundings = {**os.environ, **(environment or {})}
     surroundings["GTEST_SHARD_INDEX"] = str(shard[0])
     surroundings["GTEST_TOTAL_SHARDS"] = str(shard[1])
@@ -58,6 +72,8 @@ def run_program(
     if late:
         return Outcome("timed out", failed or last, seconds)
     if process.returncode == 0:
+        if cases and not started:
+            return Outcome("failed", (f"no case is named {cases}",), seconds)
         return Outcome("passed", (), seconds)
     if failed and process.returncode == 1:
         return Outcome("failed", failed, seconds)

@@ -69,6 +69,18 @@ class Mlx(Packaged):
     def planes(self, disk: dict, leaf: str, number: int) -> list[torch.Tensor]:
         return [disk[f"{LAYER}{self.experts_at}.{leaf}.{plane}"][number] for plane in ("weight", "scales", "biases")]
 
+    def decoded(self, words: torch.Tensor, *affine: torch.Tensor, bits: int) -> np.ndarray:
+        columns = affine[0].shape[1] * self.group
+        scales, biases = (spread(plane.to(torch.float64).numpy(), self.group, columns) for plane in affine)
+        return codes_of(words, bits, columns) * scales + biases
+
+    def golden(self, disk):
+        written = super().golden(disk)
+        if self.router_bits is not None:
+            planes = (disk[f"{LAYER}mlp.gate.{plane}"] for plane in ("weight", "scales", "biases"))
+            written["router"] = torch.from_numpy(self.decoded(*planes, bits=self.router_bits))
+        return written
+
     def packaged_expert(self, disk, number):
         found = {}
         for part, leaf in self.leaves.items():
@@ -78,13 +90,9 @@ class Mlx(Packaged):
         return found
 
     def expert(self, disk, number):
-        found = {}
-        for part, leaf in self.leaves.items():
-            words, *affine = self.planes(disk, leaf, number)
-            columns = affine[0].shape[1] * self.group
-            scales, biases = (spread(p.to(torch.float64).numpy(), self.group, columns) for p in affine)
-            found[part] = codes_of(words, self.bits, columns) * scales + biases
-        return found
+        return {
+            part: self.decoded(*self.planes(disk, leaf, number), bits=self.bits) for part, leaf in self.leaves.items()
+        }
 
 
 class Mlx8(Mlx):

@@ -1,5 +1,7 @@
 #include "synth/layout.h"
 
+#include "synth/form_tensors.h"
+
 #include "conclave/error.h"
 #include "conclave/format.h"
 #include "conclave/synthetic.h"
@@ -68,19 +70,17 @@ WeightForm form_of(const MoeSpec& spec) {
   const QuantSpec& quant = spec.quant;
   for (const WeightForm& form : weight_forms()) {
     if (quant.weights != WeightScale::kNone && form.method.empty()) continue;
-    const bool same = form.dtype == spec.weight_dtype && form.quant.weights == quant.weights &&
-                      form.quant.block_rows == quant.block_rows &&
-                      form.quant.block_cols == quant.block_cols &&
-                      form.quant.activations == quant.activations &&
-                      form.quant.has_global_scale == quant.has_global_scale;
+    const bool same =
+        form.dtype == spec.weight_dtype && form.quant.weights == quant.weights &&
+        form.quant.block_rows == quant.block_rows && form.quant.block_cols == quant.block_cols &&
+        form.quant.activations == quant.activations && form.quant.zeros == quant.zeros &&
+        form.quant.has_global_scale == quant.has_global_scale &&
+        form.quant.has_column_order == quant.has_column_order;
     if (same) return form;
   }
   throw Error(ErrorCode::kUnsupported, {.what = "no checkpoints have weights of this form",
                                         .found = std::string(to_string(spec.weight_dtype))});
 }
-
-// That method alone has schemes of types.
-bool is_compressed_tensors(const WeightForm& form) { return !form.type.empty(); }
 
 class TensorList {
  public:
@@ -114,69 +114,29 @@ class TensorList {
     add("shared_expert_gate", weights::kSharedExpertGate, 0);
   }
 
+  // Adds nothing if the layer has no such weights.
   void add(const std::string& module, WeightId matrix, int64_t expert) {
     const std::string name = fmt::format("model.layers.{}.{}.{}.", layer_, family_.block, module);
-    const bool packed = form_.packed_in && matrix.mlp();
-    add_tensor(name + (packed ? "weight_packed" : "weight"), matrix, expert);
-    if (packed) pack_codes(*form_.packed_in, name + "weight_shape");
-    if (!matrix.mlp()) return;
-    const bool compressed = is_compressed_tensors(form_);
-    add_tensor(name + (compressed ? "weight_scale" : "weight_scale_inv"),
-               matrix.with(WeightPlane::kScale), expert);
-    if (tensors_.back().dtype == DType::kF8E8M0) tensors_.back().dtype = DType::kU8;
-    if (form_.quant.has_global_scale) add_global_scale(name, matrix, expert);
-    add_tensor(name + (compressed ? "input_scale" : "activation_scale"),
-               matrix.with(WeightPlane::kInputScale), expert);
-  }
-
-  // Adds nothing if the layer has no such weights.
-  void add_tensor(std::string name, WeightId id, int64_t expert) {
-    const WeightInfo info = source_->describe(id);
+    const WeightInfo info = source_->describe(matrix);
     if (info.count == 0) return;
-    tensors_.push_back(
-        {.name = std::move(name),
-         .layer = layer_,
-         .id = id,
-         .expert = expert,
-         .rows = info.rows,
-         .cols = info.cols,
-         .dtype = info.dtype,
-         .shape = {info.rows, info.cols},
-         .bytes = static_cast<uint64_t>(info.rows * ((info.cols * bit_size(info.dtype) + 7) / 8))});
-  }
-
-  // The method divides by the number that it stores.
-  void add_global_scale(const std::string& name, WeightId matrix, int64_t expert) {
-    add_tensor(name + "weight_global_scale", matrix.with(WeightPlane::kGlobalScale), expert);
-    tensors_.back().shape = {1};
-    tensors_.back().is_divisor = true;
-  }
-
-  // Makes the last tensor one of elements that hold several codes. Another tensor states the shape
-  // of a matrix in words, and none that of one in bytes.
-  void pack_codes(DType element, std::string shape_name) {
-    SynthTensor& codes = tensors_.back();
-    const int64_t bits = codes.cols * bit_size(codes.dtype);
-    const int64_t element_bits = bit_size(element);
-    if (bits % element_bits != 0) {
-      throw Error(
-          ErrorCode::kUnsupported,
-          {.what = fmt::format("rows of codes do not fill elements of {} bits", element_bits),
-           .tensor = codes.name,
-           .found = fmt::format("{} columns of {}", codes.cols, to_string(codes.dtype)),
-           .hint = fmt::format("choose sizes that are multiples of {}",
-                               element_bits / bit_size(codes.dtype))});
+    WeightForm plain;
+    plain.dtype = info.dtype;
+    for (FormTensor& tensor :
+         form_tensors(matrix.mlp() ? form_ : plain, info.rows, info.cols, name + "weight")) {
+      const WeightId id = matrix.mlp() ? matrix.with(tensor.plane) : matrix;
+      const WeightInfo plane = source_->describe(id);
+      tensors_.push_back({.name = name + tensor.name,
+                          .layer = layer_,
+                          .id = id,
+                          .expert = expert,
+                          .rows = plane.rows,
+                          .cols = plane.cols,
+                          .dtype = tensor.dtype,
+                          .shape = std::move(tensor.shape),
+                          .bytes = tensor.bytes,
+                          .is_shape = tensor.content == FormTensor::Content::kSizes,
+                          .is_divisor = tensor.content == FormTensor::Content::kInverse});
     }
-    codes.dtype = element;
-    codes.shape.back() = bits / element_bits;
-    if (element == DType::kU8) return;
-    SynthTensor shape = codes;
-    shape.name = std::move(shape_name);
-    shape.dtype = DType::kI64;
-    shape.shape = {2};
-    shape.bytes = 2 * sizeof(int64_t);
-    shape.is_shape = true;
-    tensors_.push_back(std::move(shape));
   }
 
   const SynthModel& model_;
@@ -187,43 +147,15 @@ class TensorList {
   std::vector<SynthTensor> tensors_;
 };
 
-nlohmann::ordered_json fp8_config(const QuantSpec& quant) {
-  nlohmann::ordered_json config = {
-      {"quant_method", "fp8"},
-      {"fmt", "e4m3"},
-      {"activation_scheme",
-       quant.activations == ActivationScale::kTensorStatic ? "static" : "dynamic"},
-      {"weight_block_size", nullptr}};
-  if (quant.weights == WeightScale::kBlock) {
-    config["weight_block_size"] = {quant.block_rows, quant.block_cols};
+// The linear layers whose weights are values.
+std::vector<std::string> gates_of(const SynthModel& model, const Family& family) {
+  std::vector<std::string> names;
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    const std::string block = fmt::format("model.layers.{}.{}.", layer, family.block);
+    names.push_back(block + "gate");
+    if (model.spec.shared.mode != SharedMode::kNone) names.push_back(block + "shared_expert_gate");
   }
-  if (quant.power_of_two_scales) config["scale_fmt"] = "ue8m0";
-  return config;
-}
-
-nlohmann::ordered_json compressed_tensors_config(const WeightForm& form) {
-  nlohmann::ordered_json weights = {
-      {"num_bits", bit_size(form.dtype)}, {"type", form.type}, {"symmetric", true}};
-  if (form.quant.weights == WeightScale::kBlock) {
-    weights["strategy"] = form.quant.has_global_scale ? "tensor_group" : "group";
-    weights["group_size"] = form.quant.block_cols;
-  } else {
-    weights["strategy"] = "channel";
-  }
-  nlohmann::ordered_json rows = nullptr;
-  if (form.quant.activations == ActivationScale::kToken) {
-    rows = {{"num_bits", 8},
-            {"type", form.type},
-            {"symmetric", true},
-            {"strategy", "token"},
-            {"dynamic", true}};
-  }
-  return {
-      {"quant_method", form.method},
-      {"format", form.format},
-      {"config_groups",
-       {{"group_0", {{"targets", {"Linear"}}, {"weights", weights}, {"input_activations", rows}}}}},
-      {"ignore", {"re:.*gate$"}}};
+  return names;
 }
 
 }  // namespace
@@ -287,9 +219,9 @@ nlohmann::ordered_json make_config(const SynthModel& model) {
     config["shared_expert_intermediate_size"] = spec.shared.intermediate_size;
   }
   if (spec.quant.weights != WeightScale::kNone) {
-    const WeightForm form = form_of(spec);
-    config["quantization_config"] =
-        is_compressed_tensors(form) ? compressed_tensors_config(form) : fp8_config(spec.quant);
+    WeightForm form = form_of(spec);
+    form.quant = spec.quant;
+    config["quantization_config"] = quantization_config(form, gates_of(model, family));
   }
   return config;
 }

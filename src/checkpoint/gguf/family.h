@@ -1,5 +1,5 @@
-// What the graphs of llama.cpp fix for an architecture and GGUF files do not say. Sizes, biases and
-// the layers with experts follow from the tensors, everything else from keys.
+// The graphs of llama.cpp fix some properties of an architecture that GGUF files do not state.
+// Sizes, biases and the layers with experts follow from the tensors, everything else from keys.
 #pragma once
 
 #include "conclave/spec.h"

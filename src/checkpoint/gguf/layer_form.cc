@@ -20,8 +20,6 @@ struct TypesOfMlp {
   bool has_offsets = false;
   int64_t group = quant::kMaxBlockElements;  // the smallest of any
   bool fits_4_bits = true;
-
-  bool are_codes() const { return all_blocks && !has_offsets; }
 };
 
 void add(const io::GgufType& type, bool is_first, TypesOfMlp& types) {
@@ -32,7 +30,7 @@ void add(const io::GgufType& type, bool is_first, TypesOfMlp& types) {
   if (block == nullptr) return;
   types.has_offsets |= block->has_offset;
   types.group = std::min(types.group, block->group);
-  types.fits_4_bits &= block->least >= -8 && block->largest <= 7;
+  types.fits_4_bits &= fits_4_bits(*block);
 }
 
 TypesOfMlp types_of(const GgufLayer& layer, WeightMlp mlp) {
@@ -61,17 +59,21 @@ GgufForm form_of(const GgufLayer& layer) {
   GgufForm form;
   form.residual = plain_or_f32(types_of(layer, WeightMlp::kResidual));
   form.shared = plain_or_f32(shared);
-  if (!routed.are_codes()) {
+  if (!routed.all_blocks) {
     form.routed = has_factors(layer) ? DType::kF32 : plain_or_f32(routed);
     return form;
   }
-  const bool share_codes = has_shared && shared.are_codes();
+  const bool share_codes = has_shared && shared.all_blocks;
   const int64_t group = share_codes ? std::min(routed.group, shared.group) : routed.group;
   const bool fits = routed.fits_4_bits && (!share_codes || shared.fits_4_bits);
   form.routed = fits ? DType::kI4 : DType::kI8;
   if (share_codes) form.shared = form.routed;
-  form.quant = {
-      .weights = WeightScale::kBlock, .block_rows = 1, .block_cols = group, .signed_scales = true};
+  const bool offsets = routed.has_offsets || (share_codes && shared.has_offsets);
+  form.quant = {.weights = WeightScale::kBlock,
+                .block_rows = 1,
+                .block_cols = group,
+                .signed_scales = true,
+                .zeros = offsets ? WeightZero::kOffset : WeightZero::kNone};
   return form;
 }
 

@@ -33,8 +33,9 @@ int64_t count_rows(const Place& place) {
 
 class LayerFinder {
  public:
-  LayerFinder(const io::GgufFile& file, int64_t index, const GgufSizes& sizes)
-      : file_(file), sizes_(sizes) {
+  LayerFinder(const io::GgufFile& file, const GgufTensorsByLayer& by_layer, int64_t index,
+              const GgufSizes& sizes)
+      : file_(file), by_layer_(by_layer), sizes_(sizes) {
     layer_.index = index;
     layer_.prefix = fmt::format("blk.{}.", index);
     layer_.num_experts = sizes.num_experts;
@@ -277,20 +278,19 @@ class LayerFinder {
   }
 
   void check_all_used() const {
-    for (const io::GgufFile::Part& part : file_.parts()) {
-      for (const io::GgufTensor& tensor : part.header.tensors) {
-        if (!tensor.name.starts_with(layer_.prefix) || used_.contains(tensor.name)) continue;
-        if (!belongs_to_experts(std::string_view(tensor.name).substr(layer_.prefix.size()))) {
-          continue;
-        }
-        fail(ErrorCode::kTensorUnexpected, {&part, &tensor},
-             {.what = "the layer has no use for this tensor of its experts",
-              .found = io::describe_tensor(tensor)});
-      }
+    const auto own = by_layer_.find(layer_.prefix);
+    if (own == by_layer_.end()) return;
+    for (const Place& place : own->second) {
+      const std::string_view name = place.tensor->name;
+      if (used_.contains(name) || !belongs_to_experts(name.substr(layer_.prefix.size()))) continue;
+      fail(ErrorCode::kTensorUnexpected, place,
+           {.what = "the layer has no use for this tensor of its experts",
+            .found = io::describe_tensor(*place.tensor)});
     }
   }
 
   const io::GgufFile& file_;
+  const GgufTensorsByLayer& by_layer_;
   const GgufSizes& sizes_;
   GgufLayer layer_;
   int64_t width_ = 0;  // the length of the rows that routed experts read
@@ -298,6 +298,19 @@ class LayerFinder {
 };
 
 }  // namespace
+
+GgufTensorsByLayer sort_by_layer(const io::GgufFile& file) {
+  constexpr std::string_view kStart = "blk.";
+  GgufTensorsByLayer by_layer;
+  for (const io::GgufFile::Part& part : file.parts()) {
+    for (const io::GgufTensor& tensor : part.header.tensors) {
+      const std::string_view name = tensor.name;
+      const size_t dot = name.starts_with(kStart) ? name.find('.', kStart.size()) : name.npos;
+      if (dot != name.npos) by_layer[name.substr(0, dot + 1)].push_back({&part, &tensor});
+    }
+  }
+  return by_layer;
+}
 
 bool has_experts(const io::GgufFile& file, int64_t index) {
   const auto holds = [&](const char* rest) {
@@ -307,8 +320,9 @@ bool has_experts(const io::GgufFile& file, int64_t index) {
          (holds("ffn_down_exps.weight") || holds("ffn_down.0.weight"));
 }
 
-GgufLayer find_layer_tensors(const io::GgufFile& file, int64_t index, const GgufSizes& sizes) {
-  return LayerFinder(file, index, sizes).find();
+GgufLayer find_layer_tensors(const io::GgufFile& file, const GgufTensorsByLayer& by_layer,
+                             int64_t index, const GgufSizes& sizes) {
+  return LayerFinder(file, by_layer, index, sizes).find();
 }
 
 }  // namespace conclave::inline v0::checkpoint

@@ -6,6 +6,7 @@
 #include "conclave/weights.h"
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -40,7 +41,7 @@ struct GgufLayer {
   int64_t rows(WeightId id) const { return stored[id].rows; }
 };
 
-// What the keys of the file say about the shapes of all layers.
+// The keys of the file give the sizes that the shapes of all layers follow.
 struct GgufSizes {
   int64_t num_experts = 0;
   int64_t hidden_size = 0;
@@ -49,10 +50,16 @@ struct GgufSizes {
   bool normalises_router = false;  // ffn_gate_inp.scale is the weight of its norm
 };
 
+// The tensors of each layer by its prefix, such as "blk.3.", in the order of the file. Names and
+// places are the file's.
+using GgufTensorsByLayer = std::map<std::string_view, std::vector<io::GgufFile::Place>>;
+GgufTensorsByLayer sort_by_layer(const io::GgufFile& file);
+
 // Whether layer `index` has a router and experts.
 bool has_experts(const io::GgufFile& file, int64_t index);
 
 // Throws Error(kTensorMissing, kTensorShape, kTensorDType, kTensorUnexpected) naming the tensor.
-GgufLayer find_layer_tensors(const io::GgufFile& file, int64_t index, const GgufSizes& sizes);
+GgufLayer find_layer_tensors(const io::GgufFile& file, const GgufTensorsByLayer& by_layer,
+                             int64_t index, const GgufSizes& sizes);
 
 }  // namespace conclave::inline v0::checkpoint

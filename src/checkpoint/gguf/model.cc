@@ -58,9 +58,10 @@ class GgufContents final : public Contents {
     const int64_t extra = keys.size("nextn_predict_layers", 0, {.low = 0, .high = all - 1});
     num_hidden_layers = all - extra;
     const GgufSizes sizes = read_gguf_sizes(keys, family);
+    const GgufTensorsByLayer by_layer = sort_by_layer(file_);
     const int64_t end = options.extra_layers ? all : num_hidden_layers;
     for (int64_t index = 0; index < end; ++index) {
-      if (has_experts(file_, index)) add_layer(keys, family, sizes, index);
+      if (has_experts(file_, index)) add_layer(keys, family, sizes, by_layer, index);
     }
     add_totals();
   }
@@ -69,10 +70,17 @@ class GgufContents final : public Contents {
     return std::make_unique<GgufSource>(tensors_[position], forms_[position]);
   }
 
+  std::vector<StoredMatrix> stored_matrices(size_t) const override {
+    throw Error(ErrorCode::kUnsupported,
+                {.what = "the tensors of a GGUF file have no names of linear layers",
+                 .file = path.string(),
+                 .expected = "a Hugging Face model directory"});
+  }
+
  private:
   void add_layer(const GgufKeys& keys, const GgufFamily& family, const GgufSizes& sizes,
-                 int64_t index) {
-    GgufLayer found = find_layer_tensors(file_, index, sizes);
+                 const GgufTensorsByLayer& by_layer, int64_t index) {
+    GgufLayer found = find_layer_tensors(file_, by_layer, index, sizes);
     CheckpointLayer layer;
     layer.index = index;
     layer.prefix = found.prefix;

@@ -55,10 +55,16 @@ class FloatRows final : public RowReader {
   std::vector<float> values_;
 };
 
+// Codes of blocks become less by this number, to be codes of a layer.
+int8_t shift_of(const quant::BlockType& type, DType codes) {
+  return bit_size(codes) < 8 && type.largest > 7 ? 8 : 0;
+}
+
 // Rows of blocks become codes.
 class CodeRows final : public RowReader {
  public:
-  CodeRows(const quant::BlockType& type, DType out) : type_(type), bits_(bit_size(out)) {}
+  CodeRows(const quant::BlockType& type, DType out)
+      : type_(type), bits_(bit_size(out)), shift_(shift_of(type, out)) {}
 
   void read(const std::byte* row, int64_t begin, int64_t end, std::byte* out) override {
     quant::BlockParts parts;
@@ -67,7 +73,7 @@ class CodeRows final : public RowReader {
       const int64_t stop = std::min(end, (block + 1) * type_.elements);
       type_.take_apart(row + block * type_.bytes, parts);
       for (; col < stop; ++col) {
-        const int8_t code = parts.codes[col % type_.elements];
+        const int code = parts.codes[col % type_.elements] - shift_;
         // The format of 4 bits counts from -8 on.
         const auto bits = bits_ == 8 ? static_cast<uint8_t>(code) : static_cast<uint8_t>(code + 8);
         if (bits_ < 8 && (col - begin) % 2 == 0) out[(col - begin) / 2] = std::byte{0};
@@ -79,12 +85,13 @@ class CodeRows final : public RowReader {
  private:
   const quant::BlockType& type_;
   int64_t bits_;
+  int8_t shift_;
 };
 
-// Rows of blocks become scales, one for each `group` columns.
-class ScaleRows final : public RowReader {
+// Rows of blocks become numbers, one for each `group` columns.
+class GroupRows : public RowReader {
  public:
-  ScaleRows(const quant::BlockType& type, int64_t group, float factor)
+  GroupRows(const quant::BlockType& type, int64_t group, float factor)
       : type_(type), group_(group), factor_(factor) {}
 
   void read(const std::byte* row, int64_t begin, int64_t end, std::byte* out) override {
@@ -94,15 +101,46 @@ class ScaleRows final : public RowReader {
       const int64_t block = i * group_ / type_.elements;
       if (block != taken_apart) type_.take_apart(row + block * type_.bytes, parts);
       taken_apart = block;
-      const float scale = parts.scales[i * group_ % type_.elements / type_.group] * factor_;
-      std::memcpy(out + (i - begin) * 4, &scale, sizeof(float));
+      const float number = number_of(parts, i * group_ % type_.elements / type_.group) * factor_;
+      std::memcpy(out + (i - begin) * 4, &number, sizeof(float));
     }
   }
+
+ protected:
+  virtual float number_of(const quant::BlockParts& parts, int64_t group) const = 0;
 
  private:
   const quant::BlockType& type_;
   int64_t group_;
   float factor_;
+};
+
+class ScaleRows final : public GroupRows {
+ public:
+  using GroupRows::GroupRows;
+
+ protected:
+  float number_of(const quant::BlockParts& parts, int64_t group) const override {
+    return parts.scales[group];
+  }
+};
+
+class OffsetRows final : public GroupRows {
+ public:
+  OffsetRows(const quant::BlockType& type, DType codes, int64_t group, float factor)
+      : GroupRows(type, group, factor),
+        has_offset_(type.has_offset),
+        shift_(shift_of(type, codes)) {}
+
+ protected:
+  float number_of(const quant::BlockParts& parts, int64_t group) const override {
+    if (!has_offset_) return 0;
+    return parts.offsets[group] - static_cast<float>(shift_) * parts.scales[group];
+  }
+
+ private:
+  bool has_offset_;
+  int8_t shift_;
 };
 
 }  // namespace
@@ -123,12 +161,22 @@ std::unique_ptr<RowReader> float_rows(const io::GgufType& type, float factor) {
   return std::make_unique<FloatRows>(type, factor);
 }
 
+bool fits_4_bits(const quant::BlockType& type) {
+  const bool from_0 = type.has_offset && type.least >= 0 && type.largest <= 15;
+  return from_0 || (type.least >= -8 && type.largest <= 7);
+}
+
 std::unique_ptr<RowReader> code_rows(const quant::BlockType& type, DType dtype) {
   return std::make_unique<CodeRows>(type, dtype);
 }
 
 std::unique_ptr<RowReader> scale_rows(const quant::BlockType& type, int64_t group, float factor) {
   return std::make_unique<ScaleRows>(type, group, factor);
+}
+
+std::unique_ptr<RowReader> offset_rows(const quant::BlockType& type, DType codes, int64_t group,
+                                       float factor) {
+  return std::make_unique<OffsetRows>(type, codes, group, factor);
 }
 
 }  // namespace conclave::inline v0::checkpoint

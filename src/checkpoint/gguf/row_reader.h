@@ -1,4 +1,4 @@
-// What a source makes of the rows of a GGUF tensor.
+// A source converts the rows of a GGUF tensor to rows of a matrix, or reads them as they are.
 #pragma once
 
 #include "io/gguf/types.h"
@@ -28,9 +28,15 @@ class RowReader {
 std::unique_ptr<RowReader> same_rows(DType dtype);
 // Values or blocks become float32, times a factor.
 std::unique_ptr<RowReader> float_rows(const io::GgufType& type, float factor);
+// Whether codes of these blocks can be kI4. Those from 0 to 15 become less by 8, for which their
+// offsets become less by 8 scales.
+bool fits_4_bits(const quant::BlockType& type);
 // Blocks become codes, kI8 or kI4.
 std::unique_ptr<RowReader> code_rows(const quant::BlockType& type, DType dtype);
 // Blocks become scales, one for each `group` columns, times a factor.
 std::unique_ptr<RowReader> scale_rows(const quant::BlockType& type, int64_t group, float factor);
+// Blocks become the offsets of such codes likewise; zeros for types that have none.
+std::unique_ptr<RowReader> offset_rows(const quant::BlockType& type, DType codes, int64_t group,
+                                       float factor);
 
 }  // namespace conclave::inline v0::checkpoint

@@ -4,6 +4,7 @@
 #include "core/checked.h"
 #include "core/weight_types.h"
 #include "quant/gguf/block_type.h"
+#include "quant/planes.h"
 
 #include "conclave/error.h"
 
@@ -32,7 +33,7 @@ std::vector<std::byte> read_rows(const GgufMatrix& matrix, int64_t cols, int64_t
 }  // namespace
 
 WeightId GgufSource::matrix_of(WeightId id) {
-  return id.plane() == WeightPlane::kScale ? id.with(WeightPlane::kWeights) : id;
+  return quant::is_code_plane(id.plane()) ? id.with(WeightPlane::kWeights) : id;
 }
 
 const GgufMatrix& GgufSource::stored(WeightId id, int64_t expert) const {
@@ -65,12 +66,17 @@ WeightInfo GgufSource::describe(WeightId id) const {
   const GgufStored& matrices = layer_.stored[matrix_of(id)];
   const auto count = static_cast<int64_t>(matrices.matrices.size());
   if (count == 0) return {};
-  const bool is_scale = id.plane() == WeightPlane::kScale;
-  if (is_scale && is_plain(type_of(matrix_of(id)))) return {};
+  if (!quant::is_code_plane(id.plane())) {
+    return {.count = count, .rows = matrices.rows, .cols = matrices.cols, .dtype = type_of(id)};
+  }
+  const bool has_plane =
+      id.plane() == WeightPlane::kScale ||
+      (id.plane() == WeightPlane::kZero && form_.quant.zeros != WeightZero::kNone);
+  if (!has_plane || is_plain(type_of(matrix_of(id)))) return {};
   return {.count = count,
           .rows = matrices.rows,
-          .cols = is_scale ? ceil_div(matrices.cols, form_.quant.block_cols) : matrices.cols,
-          .dtype = is_scale ? DType::kF32 : type_of(id)};
+          .cols = ceil_div(matrices.cols, form_.quant.block_cols),
+          .dtype = DType::kF32};
 }
 
 float GgufSource::factor_of(WeightId matrix, int64_t expert) const {
@@ -89,8 +95,13 @@ float GgufSource::factor_of(WeightId matrix, int64_t expert) const {
 std::unique_ptr<RowReader> GgufSource::make_rows(WeightId id, int64_t expert, DType dtype,
                                                  const io::GgufType& type) const {
   const quant::BlockType* blocks = quant::find_block_type(type.name);
+  const int64_t group = form_.quant.block_cols;
   if (id.plane() == WeightPlane::kScale) {
-    return scale_rows(*blocks, form_.quant.block_cols, factor_of(matrix_of(id), expert));
+    return scale_rows(*blocks, group, factor_of(matrix_of(id), expert));
+  }
+  if (id.plane() == WeightPlane::kZero) {
+    const DType codes = type_of(matrix_of(id));
+    return offset_rows(*blocks, codes, group, factor_of(matrix_of(id), expert));
   }
   if (!is_plain(dtype) && blocks != nullptr) return code_rows(*blocks, dtype);
   if (plain_type(type) == dtype) return same_rows(dtype);

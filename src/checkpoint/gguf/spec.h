@@ -11,7 +11,7 @@
 
 namespace conclave::inline v0::checkpoint {
 
-// What all layers share. Throws Error(kConfigMissingKey, kConfigValue).
+// Reads the sizes that all layers share. Throws Error(kConfigMissingKey, kConfigValue).
 GgufSizes read_gguf_sizes(const GgufKeys& keys, const GgufFamily& family);
 
 // `support` gets the reason if the layer cannot run. Throws Error(kConfigMissingKey, kConfigValue,

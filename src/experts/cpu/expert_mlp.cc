@@ -27,6 +27,10 @@ struct Call {
   std::byte* intermediate;  // activated rows, grouped or coded in the same way
 };
 
+const std::byte* slab_of(const WorkItem& item, const std::byte* slabs, size_t slab_bytes) {
+  return slabs + static_cast<size_t>(item.expert) * slab_bytes;
+}
+
 // A stage's panels in memory.
 struct Stage {
   const std::byte* slabs = nullptr;
@@ -35,8 +39,7 @@ struct Stage {
   int64_t num_panels = 0;
 
   const std::byte* panel(const WorkItem& item) const {
-    return slabs + static_cast<size_t>(item.expert) * slab_bytes +
-           static_cast<size_t>(item.panel) * panel_stride;
+    return slab_of(item, slabs, slab_bytes) + static_cast<size_t>(item.panel) * panel_stride;
   }
 };
 
@@ -239,7 +242,10 @@ class ExpertMlp final : public ExpertsKernel {
         .epilogue_parameters = &parameters_,
         .out_block_bytes = kBlockColumns * column_bytes,
         .scales = layout_.gate_up.scales(panel),
+        .offsets = layout_.gate_up.offsets(panel),
         .scale_width = layout_.gate_up.scale_width,
+        .order =
+            layout_.gate_up_order(slab_of(item, call.weights.gate_up, layout_.bytes().gate_up)),
         .row_scales = input_.scales(rows)};
   }
 
@@ -270,8 +276,10 @@ class ExpertMlp final : public ExpertsKernel {
             .out_row_bytes = call.output.row_stride * int64_t{sizeof(float)},
             .valid_columns = std::min(gemm::kPanelColumns, layout_.hidden_size - column),
             .scales = layout_.down.scales(panel),
+            .offsets = layout_.down.offsets(panel),
             .scale_width = layout_.down.scale_width,
             .scale_skip = layout_.down.scale_skip,
+            .order = layout_.down_order(slab_of(item, call.weights.down, layout_.bytes().down)),
             .row_scales = inner_.scales(rows)};
   }
 

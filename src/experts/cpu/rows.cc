@@ -16,12 +16,6 @@ Support needs_isa(const ExpertsProblem& problem, cpu::Isa isa) {
                      std::string(cpu::to_string(problem.cpu().isa)));
 }
 
-Support needs_known_meaning(const QuantSpec& quant) {
-  if (quant.zeros != WeightZero::kNone) return Support::no("takes weights without zero points");
-  if (quant.has_column_order) return Support::no("takes groups of neighbouring columns");
-  return Support::yes();
-}
-
 Support needs_known_weights(const ExpertsProblem& problem) {
   const quant::WeightFormat* format = quant::find_format(problem.weight_dtype);
   if (format == nullptr) {
@@ -32,7 +26,6 @@ Support needs_known_weights(const ExpertsProblem& problem) {
   if (problem.quant.weights == WeightScale::kNone) {
     return Support::no(std::string(to_string(format->element)) + " weights need scales");
   }
-  if (Support known = needs_known_meaning(problem.quant); !known) return known;
   return format->takes(problem.quant);
 }
 
@@ -66,9 +59,12 @@ Support needs_paired_codes(const ExpertsProblem& problem) {
   if (quant.activations != ActivationScale::kNone) {
     return Support::no("takes codes with rows that are not quantised");
   }
-  if (quant.weights == WeightScale::kBlock && quant.block_cols % 2 != 0) {
+  const bool may_part = quant.weights == WeightScale::kBlock && quant.block_cols % 2 != 0;
+  if (may_part || quant.has_column_order) {
     return Support::no("takes codes in pairs of columns that share a scale");
   }
+  // A sum of products with codes is scaled as a whole: its offset would be another sum, over x.
+  if (quant.zeros != WeightZero::kNone) return Support::no("takes codes without zeros");
   return Support::yes();
 }
 

@@ -1,4 +1,4 @@
-// What the catalog asks of the CPU's kernels.
+// The catalog asks these functions about the CPU's kernels.
 #pragma once
 
 #include "experts/kernel.h"

@@ -28,6 +28,9 @@ struct DeviceExperts {
   // stored; otherwise one per row (kTensor is widened at create): [E, 2I] and [E, H].
   const float* gate_up_scale = nullptr;
   const float* down_scale = nullptr;
+  // Offsets of codes, which lie as their scales do: w = code * scale - offset. Null without zeros.
+  const float* gate_up_offset = nullptr;
+  const float* down_offset = nullptr;
   // With ActivationScale::kTensorStatic: [1] each, the quantisation steps of input and
   // intermediate.
   const float* input_scale = nullptr;

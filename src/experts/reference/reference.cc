@@ -142,16 +142,19 @@ class ReferenceKernel final : public ExpertsKernel {
   }
 
   void activate_panel(const Call& call, const Task& task) const {
-    const std::byte* packed = call.weights.gate_up +
-                              static_cast<size_t>(task.expert) * layout_.bytes().gate_up +
-                              static_cast<size_t>(task.panel) * layout_.stride(layout_.gate_up);
+    const std::byte* const slab =
+        call.weights.gate_up + static_cast<size_t>(task.expert) * layout_.bytes().gate_up;
+    const Panel panel{
+        .layout = layout_.gate_up,
+        .packed = slab + static_cast<size_t>(task.panel) * layout_.stride(layout_.gate_up),
+        .order = layout_.gate_up_order(slab)};
     const int64_t width = layout_.gate_up_columns();
     const int64_t first = task.panel * width;
     const int64_t valid = std::min(width, layout_.intermediate_size - first);
     for (int64_t i = 0; i < call.batch.expert_count[task.expert]; ++i) {
       const std::byte* const x =
           input_.coded() ? input_row(call, task, i) : source_row(call, task, i);
-      const Sums sums = biased_product(layout_.gate_up, packed, x, input_);
+      const Sums sums = biased_product(panel, x, input_);
       // Without a gate both are the one product.
       const float* up = sums.data() + (gemm::kPanelColumns - width);
       auto* const row =
@@ -163,29 +166,37 @@ class ReferenceKernel final : public ExpertsKernel {
     }
   }
 
+  struct Panel {
+    const gemm::PanelLayout& layout;
+    const std::byte* packed = nullptr;
+    gemm::PanelOrder order = {};
+  };
   using Sums = std::array<float, gemm::kPanelColumns>;
-  Sums biased_product(const gemm::PanelLayout& layout, const std::byte* panel, const std::byte* x,
-                      const CodedRows& rows) const {
+  Sums biased_product(const Panel& panel, const std::byte* x, const CodedRows& rows) const {
+    const auto& [layout, packed, order] = panel;
     Sums sums;
     if (layout.scale_width != 0) {
-      gemm::reference_coded_product(layout, panel, floats(x), rows.scales(x), sums.data());
+      gemm::reference_coded_product(layout, packed, floats(x), rows.scales(x), order, sums.data());
     } else {
-      gemm::reference_product(layout, panel, floats(x), 0, gemm::kPanelColumns, sums.data());
+      gemm::reference_product(layout, packed, floats(x), 0, gemm::kPanelColumns, sums.data());
     }
-    const float* bias = layout_.bias(layout, panel);
+    const float* bias = layout_.bias(layout, packed);
     for (size_t c = 0; bias != nullptr && c < sums.size(); ++c) sums[c] += bias[c];
     return sums;
   }
 
   void down_panel(const Call& call, const Task& task) const {
-    const std::byte* packed = call.weights.down +
-                              static_cast<size_t>(task.expert) * layout_.bytes().down +
-                              static_cast<size_t>(task.panel) * layout_.stride(layout_.down);
+    const std::byte* const slab =
+        call.weights.down + static_cast<size_t>(task.expert) * layout_.bytes().down;
+    const Panel panel{
+        .layout = layout_.down,
+        .packed = slab + static_cast<size_t>(task.panel) * layout_.stride(layout_.down),
+        .order = layout_.down_order(slab)};
     const int64_t first = task.panel * gemm::kPanelColumns;
     const int64_t valid = std::min(gemm::kPanelColumns, layout_.hidden_size - first);
     for (int64_t i = 0; i < call.batch.expert_count[task.expert]; ++i) {
       const int64_t slot = call.batch.expert_begin[task.expert] + i;
-      const Sums sums = biased_product(layout_.down, packed, activated_row(call, task, i), inner_);
+      const Sums sums = biased_product(panel, activated_row(call, task, i), inner_);
       std::copy_n(sums.data(), valid, call.output.rows + slot * call.output.row_stride + first);
     }
   }

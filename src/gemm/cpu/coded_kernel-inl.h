@@ -32,7 +32,9 @@ inline constexpr int64_t kCodesPerTurn = 16;
 CONCLAVE_KERNEL_INLINE int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // The end of the k from `begin` on that share a weights' scale and, where rows have them, a row's.
+// With an order neighbours share none, but each weight takes its own where it is decoded.
 CONCLAVE_KERNEL_INLINE int64_t segment_end(const PanelTask& task, int64_t begin) {
+  if (task.order.lower != nullptr) return task.k;
   const auto group_end = [](int64_t k, int64_t width) { return (k / width + 1) * width; };
   const int64_t skip = task.scale_skip;
   const int64_t end = lesser(task.k, group_end(begin + skip, task.scale_width) - skip);
@@ -40,8 +42,9 @@ CONCLAVE_KERNEL_INLINE int64_t segment_end(const PanelTask& task, int64_t begin)
   return lesser(end, group_end(begin, task.row_scales.width));
 }
 
-CONCLAVE_KERNEL_INLINE const float* scales_at(const PanelTask& task, int64_t k) {
-  return task.scales + (k + task.scale_skip) / task.scale_width * 64;
+// The scales of a k among those of the panel, for groups of neighbours; its offsets lie likewise.
+CONCLAVE_KERNEL_INLINE int64_t scale_index(const PanelTask& task, int64_t k) {
+  return (k + task.scale_skip) / task.scale_width * 64;
 }
 
 // total + partial * row_scale * scale, as the reference rounds it.
@@ -80,15 +83,24 @@ struct RowPointers {
   }
 };
 
-// Adds k of [begin, end), which share their scales, to the sums of one pass. kPlain: rows without
-// scales, whose weights are multiplied with theirs.
-template <class Format, int kRows, bool kPlain>
+// What rows are multiplied with.
+enum class Decoded {
+  kCodes,    // codes: rows have scales too
+  kScaled,   // code * scale: plain rows
+  kShifted,  // code * scale - offset: plain rows
+};
+
+// Adds k of [begin, end), which share their scales, to the sums of one pass.
+template <class Format, int kRows, Decoded kDecoded>
 CONCLAVE_KERNEL_INLINE void add_segment(const PanelTask& task, const RowPointers<kRows>& rows,
                                         int64_t begin, int64_t end, int pass, Ahead& ahead,
                                         float (&sums)[kRows][64]) {
   constexpr int kVectors = kDirectVectors<kRows>;
+  constexpr bool kPlain = kDecoded != Decoded::kCodes;
   using Codes = PanelCodes<Format>;
-  const float* scales = scales_at(task, begin);
+  const float* scales = task.scales + scale_index(task, begin);
+  const float* offsets =
+      kDecoded == Decoded::kShifted ? task.offsets + scale_index(task, begin) : nullptr;
   const std::byte* codes = task.panel + begin * Codes::kRowBytes;
   Tile<kRows, kVectors> tile;
   tile.clear();
@@ -108,8 +120,11 @@ CONCLAVE_KERNEL_INLINE void add_segment(const PanelTask& task, const RowPointers
       tile.multiply_add_with(
           rows.values, k, [&](int j) __attribute__((always_inline)) {
             const Vec weight = Codes::template load<kVectors>(codes, pass, j);
-            const int column = column_of<kVectors>(pass, j);
-            return kPlain ? Vec::mul(weight, Vec::load(scales + column)) : weight;
+            const int c = column_of<kVectors>(pass, j);
+            if constexpr (kDecoded == Decoded::kCodes) return weight;
+            const Vec scale = Vec::load(scales + c);
+            if constexpr (kDecoded == Decoded::kScaled) return Vec::mul(weight, scale);
+            return Vec::fms(weight, scale, Vec::load(offsets + c));
           });
     }
   }
@@ -127,7 +142,7 @@ CONCLAVE_KERNEL_INLINE void add_segment(const PanelTask& task, const RowPointers
 }
 
 // Computes all rows of a task that has few.
-template <class Format, int kRows, bool kPlain>
+template <class Format, int kRows, Decoded kDecoded>
 void compute_direct_tile(const PanelTask& task, Ahead& ahead) {
   constexpr int kPasses = 64 / (kDirectVectors<kRows> * Vec::kLanes);
   const RowPointers<kRows> rows(task, 0);
@@ -135,7 +150,7 @@ void compute_direct_tile(const PanelTask& task, Ahead& ahead) {
   for (int pass = 0; pass < kPasses; ++pass) {
     for (int64_t begin = 0, end = 0; begin < task.k; begin = end) {
       end = segment_end(task, begin);
-      add_segment<Format, kRows, kPlain>(task, rows, begin, end, pass, ahead, sums);
+      add_segment<Format, kRows, kDecoded>(task, rows, begin, end, pass, ahead, sums);
     }
   }
   finish_tile(task, {.sums = sums[0],
@@ -175,17 +190,37 @@ struct WidenedCodes : F32Weights {
   }
   static CONCLAVE_KERNEL_INLINE void decode(const PanelTask& task, Ahead& ahead,
                                             Strip<WidenedCodes>& strip) {
+    if (!with_scales(task)) return decode_rows<Decoded::kCodes>(task, ahead, strip);
+    if (task.offsets == nullptr) return decode_rows<Decoded::kScaled>(task, ahead, strip);
+    return decode_rows<Decoded::kShifted>(task, ahead, strip);
+  }
+
+ private:
+  template <Decoded kDecoded>
+  static CONCLAVE_KERNEL_INLINE void decode_rows(const PanelTask& task, Ahead& ahead,
+                                                 Strip<WidenedCodes>& strip) {
     constexpr int kVectors = 64 / Vec::kLanes;
-    const bool plain = with_scales(task);
-    const float* scales = scales_at(task, strip.begin);
+    const bool ordered = task.order.lower != nullptr;
+    int64_t lower = ordered ? 0 : scale_index(task, strip.begin);
+    int64_t upper = lower;
     const std::byte* codes = task.panel + strip.begin * Codes::kRowBytes;
     for (int64_t k = 0; k < strip.end - strip.begin; ++k, codes += Codes::kRowBytes) {
       if (k % kCodesPerTurn == 0) ahead.turn();
+      if (ordered) {
+        lower = int64_t{task.order.lower[strip.begin + k]} * 64;
+        upper = int64_t{task.order.upper[strip.begin + k]} * 64;
+      }
 #pragma GCC unroll 8
       for (int j = 0; j < kVectors; ++j) {
-        const Vec weight = Codes::template load<kVectors>(codes, 0, j);
+        Vec weight = Codes::template load<kVectors>(codes, 0, j);
         const int c = column_of<kVectors>(0, j);
-        (plain ? Vec::mul(weight, Vec::load(scales + c)) : weight).store(strip.weights[k] + c);
+        const int64_t at = (j < kVectors / 2 ? lower : upper) + c;
+        if constexpr (kDecoded == Decoded::kScaled) {
+          weight = Vec::mul(weight, Vec::load(task.scales + at));
+        } else if constexpr (kDecoded == Decoded::kShifted) {
+          weight = Vec::fms(weight, Vec::load(task.scales + at), Vec::load(task.offsets + at));
+        }
+        weight.store(strip.weights[k] + c);
       }
     }
   }
@@ -197,8 +232,8 @@ void add_strip_tile(const PanelTask& task, int64_t first_row, int64_t row, Strip
   constexpr int kVectors = kTileVectors<kRows>;
   constexpr int kPasses = 64 / (kVectors * Vec::kLanes);
   const RowPointers<kRows, typename Weights::Activation> rows(task, first_row);
-  const float* scales = scales_at(task, strip.begin);
   const bool plain = Weights::with_scales(task);
+  const float* scales = task.scales + (plain ? 0 : scale_index(task, strip.begin));
   for (int pass = 0; pass < kPasses; ++pass) {
     Tile<kRows, kVectors> tile;
     tile.clear();
@@ -296,10 +331,12 @@ struct ComputeDirectTile {
 
   template <int kRows>
   CONCLAVE_KERNEL_INLINE void call() const {
-    if (task.row_scales.first == nullptr) {
-      compute_direct_tile<Format, kRows, true>(task, ahead);
+    if (task.row_scales.first != nullptr) {
+      compute_direct_tile<Format, kRows, Decoded::kCodes>(task, ahead);
+    } else if (task.offsets == nullptr) {
+      compute_direct_tile<Format, kRows, Decoded::kScaled>(task, ahead);
     } else {
-      compute_direct_tile<Format, kRows, false>(task, ahead);
+      compute_direct_tile<Format, kRows, Decoded::kShifted>(task, ahead);
     }
   }
 };
@@ -323,7 +360,8 @@ template <class Format>
 void compute_coded_panel(const PanelTask& task) noexcept {
   if (task.num_rows == 0) return;
   Ahead ahead = fetch_codes<WidenedCodes<Format>>(task);
-  if (task.num_rows <= kMaxDirectRows) {
+  // With an order each k looks its group up, which strips do once for all rows.
+  if (task.num_rows <= kMaxDirectRows && task.order.lower == nullptr) {
     call_for<kMaxDirectRows>(task.num_rows, ComputeDirectTile<Format>{task, ahead});
     return;
   }

@@ -1,6 +1,7 @@
 // One unit of work of a grouped product: some rows times one packed panel.
 #pragma once
 
+#include "gemm/panel_order.h"
 #include "gemm/row_scales.h"
 
 #include <cstddef>
@@ -52,11 +53,13 @@ struct PanelTask {
   int64_t out_block_bytes = 0;  // as in FinishedTile
 
   // Only panels of codes have scales: [groups, 64] in the panel, one row for `scale_width`
-  // neighbouring k, but for `scale_skip` fewer in the first. Rows without an index may be codes
-  // too.
+  // neighbouring k, but for `scale_skip` fewer in the first, or for those of one number in `order`.
+  // Rows without an index may be codes too, if there are neither offsets nor an order.
   const float* scales = nullptr;
+  const float* offsets = nullptr;  // in the shape of the scales; or null
   int64_t scale_width = 0;
   int64_t scale_skip = 0;
+  PanelOrder order = {};
   RowScales row_scales = {};
 };
 

@@ -80,6 +80,10 @@ struct Vec {
   static CONCLAVE_KERNEL_INLINE Vec fma(Vec a, Vec b, Vec c) {
     return {_mm512_fmadd_ps(a.value, b.value, c.value)};
   }
+  // a * b - c
+  static CONCLAVE_KERNEL_INLINE Vec fms(Vec a, Vec b, Vec c) {
+    return {_mm512_fmsub_ps(a.value, b.value, c.value)};
+  }
   // *this = a * b + *this. The instruction is spelled out because GCC otherwise lets an accumulator
   // change its register within a step, which costs copies and, with a full register file, stores.
   CONCLAVE_KERNEL_INLINE void accumulate(Vec a, Vec b) {

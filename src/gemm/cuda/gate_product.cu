@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kSegments * 32)
   }
 }
 
-// What every kernel may use without asking.
+// Every kernel may use this much without asking.
 constexpr size_t kDefaultSharedBytes = size_t{48} * 1024;
 
 template <int kTokenTiles, int kLogitTiles>

@@ -7,7 +7,6 @@
 
 #include "conclave/error.h"
 
-#include <vector>
 
 namespace conclave::inline v0 {
 namespace {
@@ -65,11 +64,18 @@ void allocate_scales(const DeviceArrays& arrays, const MlpSource& mlp, CudaMlpWe
   const int64_t count = mlp.count();
   const int64_t hidden = problem.hidden_size;
   const int64_t inner = problem.intermediate_size;
-  weights.gate_up_scale =
-      arrays.floats(count * mlp.halves() * scale_count(problem, inner, hidden), "gate_up_scale");
-  weights.down_scale = arrays.floats(count * scale_count(problem, hidden, inner), "down_scale");
+  const int64_t of_gate_up = count * mlp.halves() * scale_count(problem, inner, hidden);
+  const int64_t of_down = count * scale_count(problem, hidden, inner);
+  weights.gate_up_scale = arrays.floats(of_gate_up, "gate_up_scale");
+  weights.down_scale = arrays.floats(of_down, "down_scale");
   weights.view.gate_up_scale = weights.gate_up_scale.as<float>();
   weights.view.down_scale = weights.down_scale.as<float>();
+  if (problem.quant.zeros != WeightZero::kNone) {
+    weights.gate_up_offset = arrays.floats(of_gate_up, "gate_up_offset");
+    weights.down_offset = arrays.floats(of_down, "down_offset");
+    weights.view.gate_up_offset = weights.gate_up_offset.as<float>();
+    weights.view.down_offset = weights.down_offset.as<float>();
+  }
   if (problem.quant.activations != ActivationScale::kTensorStatic) return;
   weights.static_scales = arrays.floats(2, "static scales");
   weights.view.input_scale = weights.static_scales.as<float>();
@@ -127,33 +133,37 @@ void fill_biases(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& wei
   }
 }
 
-// Scales for the rows and columns of a matrix that this rank holds. `source` must be in host
-// memory.
-std::vector<float> read_scales(const QuantSpec& quant, const WeightSource& source,
-                               const LocalExpert& expert, WeightMatrix matrix, int64_t hidden) {
+// Scales and offsets for the rows and columns of a matrix that this rank holds. `source` must be in
+// host memory.
+CodeMeaning read_meaning(const QuantSpec& quant, const WeightSource& source,
+                         const LocalExpert& expert, WeightMatrix matrix, int64_t hidden) {
   const WeightId id = expert.id(matrix);
   const WeightBlock block = expert.block_of(matrix, hidden);
-  if (quant.weights != WeightScale::kBlock) {
-    return load_meaning(quant, source, id, expert.expert, block).scales;
-  }
-  const WeightInfo info = source.describe(id);
-  const quant::PlaneShape plane =
-      quant::plane_of(WeightPlane::kScale, info.dtype, quant, info.rows, info.cols);
-  return load_scales(quant, source, id.with(WeightPlane::kScale), expert.expert,
-                     quant::slice(plane, block).block);
+  const bool in_blocks = quant.weights == WeightScale::kBlock;
+  return (in_blocks ? load_meaning_as_stored : load_meaning)(quant, source, id, expert.expert,
+                                                             block);
 }
+
+// Places for what is copied next.
+struct MeaningPlace {
+  float* scales = nullptr;
+  float* offsets = nullptr;
+};
 
 void fill_scales(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& weights) {
   const experts::ExpertsProblem& problem = mlp.problem;
   if (is_plain(problem.weight_dtype)) return;
-  float* gate_up = weights.gate_up_scale.as<float>();
-  float* down = weights.down_scale.as<float>();
+  MeaningPlace gate_up{weights.gate_up_scale.as<float>(), weights.gate_up_offset.as<float>()};
+  MeaningPlace down{weights.down_scale.as<float>(), weights.down_offset.as<float>()};
   for (const LocalExpert& expert : mlp.experts) {
-    const auto append = [&](WeightMatrix matrix, float*& place) {
-      const std::vector<float> scales =
-          read_scales(problem.quant, upload.on_host(), expert, matrix, problem.hidden_size);
-      upload.copy_floats(scales, place);
-      place += scales.size();
+    const auto append = [&](WeightMatrix matrix, MeaningPlace& place) {
+      const CodeMeaning meaning =
+          read_meaning(problem.quant, upload.on_host(), expert, matrix, problem.hidden_size);
+      upload.copy_floats(meaning.scales, place.scales);
+      place.scales += meaning.scales.size();
+      if (meaning.offsets.empty()) return;
+      upload.copy_floats(meaning.offsets, place.offsets);
+      place.offsets += meaning.offsets.size();
     };
     if (problem.activation.gated) append(WeightMatrix::kGate, gate_up);
     append(WeightMatrix::kUp, gate_up);

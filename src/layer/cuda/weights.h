@@ -18,6 +18,8 @@ struct CudaMlpWeights {
   DeviceMemory down_bias;
   DeviceMemory gate_up_scale;
   DeviceMemory down_scale;
+  DeviceMemory gate_up_offset;
+  DeviceMemory down_offset;
   DeviceMemory static_scales;  // [2]: input, intermediate
   experts::DeviceExperts view;
   bool in_place = false;

@@ -57,6 +57,17 @@ WorkspaceSlice lowest_place(const std::vector<Placed>& placed, const Lifetime& l
   return slice;
 }
 
+// The buffers with memory, the largest first: a small one that lives long would otherwise split the
+// memory that large ones could have one after another.
+std::vector<size_t> booking_order(std::span<const size_t> bytes) {
+  std::vector<size_t> order;
+  for (size_t buffer = 0; buffer < bytes.size(); ++buffer) {
+    if (bytes[buffer] != 0) order.push_back(buffer);
+  }
+  std::ranges::stable_sort(order, [&](size_t a, size_t b) { return bytes[a] > bytes[b]; });
+  return order;
+}
+
 }  // namespace
 
 std::vector<std::string> listed_stages(std::span<const Stage> stages) {
@@ -71,8 +82,7 @@ size_t book_by_lifetime(std::span<const Stage> stages, std::span<const size_t> b
                         std::span<WorkspaceSlice> slices) {
   std::vector<Placed> placed;
   size_t total = 0;
-  for (size_t buffer = 0; buffer < bytes.size(); ++buffer) {
-    if (bytes[buffer] == 0) continue;
+  for (const size_t buffer : booking_order(bytes)) {
     const Lifetime life = lifetime_of(stages, buffer);
     CONCLAVE_DCHECK(life.first <= life.last);
     slices[buffer] = lowest_place(placed, life, bytes[buffer]);

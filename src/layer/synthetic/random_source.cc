@@ -14,6 +14,7 @@
 #include <cstring>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace conclave::inline v0 {
@@ -60,6 +61,24 @@ struct ScaledMatrix {
   QuantSpec quant = {};
 };
 
+// The factor that brings codes to the magnitude of plain weights.
+float scale_of(const ScaledMatrix& matrix) {
+  return 1.0F /
+         (code_deviation(*matrix.format->codes) * std::sqrt(static_cast<float>(matrix.cols)));
+}
+
+// Zeros lie around the middle of the codes, half as far apart as these: codes lie around 0.
+Distribution zeros_of(const ScaledMatrix& matrix) {
+  const float points = code_deviation(*matrix.format->codes) / 2;
+  const bool in_codes = matrix.quant.zeros == WeightZero::kPoint;
+  return {.deviation = in_codes ? points : points * scale_of(matrix)};
+}
+
+// Zero points are whole numbers, unless codes are fractions of 1.
+bool has_whole_points(const ScaledMatrix& matrix) {
+  return matrix.quant.zeros == WeightZero::kPoint && matrix.format->codes->largest > 1;
+}
+
 Distribution distribution_of(LayerWeight weight, const WeightInfo& info) {
   switch (weight) {
     case LayerWeight::kExpertScale:
@@ -83,10 +102,8 @@ Distribution distribution_of(WeightId id, const WeightInfo& info, const ScaledMa
   // A global scale has the magnitude that scales have otherwise: those may have few bits.
   const WeightPlane magnitude =
       scaled.quant.has_global_scale ? WeightPlane::kGlobalScale : WeightPlane::kScale;
-  if (id.plane() == magnitude) {
-    return around(1.0F / (code_deviation(*scaled.format->codes) *
-                          std::sqrt(static_cast<float>(scaled.cols))));
-  }
+  if (id.plane() == magnitude) return around(scale_of(scaled));
+  if (id.plane() == WeightPlane::kZero) return zeros_of(scaled);
   if (id.plane() == WeightPlane::kScale) return around(1.0F);
   if (id.plane() == WeightPlane::kInputScale) {
     // Steps that make good use of the codes for rows of deviation 1 and their activated products.
@@ -129,8 +146,12 @@ uint64_t stream_number(WeightId id) {
                                 Row{kGate.with(WeightPlane::kInputScale), 32},
                                 Row{kSharedGate.with(WeightPlane::kScale), 35},
                                 Row{kSharedGate.with(WeightPlane::kInputScale), 38},
+                                Row{kGate.with(WeightPlane::kZero), 41},
                                 Row{kGate.with(WeightPlane::kGlobalScale), 44},
-                                Row{kSharedGate.with(WeightPlane::kGlobalScale), 53}};
+                                Row{kGate.with(WeightPlane::kColumnOrder), 47},
+                                Row{kSharedGate.with(WeightPlane::kZero), 50},
+                                Row{kSharedGate.with(WeightPlane::kGlobalScale), 53},
+                                Row{kSharedGate.with(WeightPlane::kColumnOrder), 56}};
   WeightId first = id;
   uint64_t place = 0;
   if (id.mlp()) {
@@ -178,7 +199,11 @@ class RandomSource final : public WeightSource {
     }
     const uint64_t stream =
         mix(seed_ ^ mix(stream_number(id) << 32 | static_cast<uint64_t>(expert)));
+    if (id.plane() == WeightPlane::kColumnOrder) {
+      return read_order(info, scaled_[id].quant.block_cols, stream, block, destination);
+    }
     if (info.dtype == DType::kI32) return read_ids(info, stream, block, destination);
+    const bool whole_numbers = id.plane() == WeightPlane::kZero && has_whole_points(scaled_[id]);
     const Distribution values = distribution_of(id, info, scaled_[id]);
     const int64_t cols = block.col_end - block.col_begin;
     std::vector<float> drawn(static_cast<size_t>(cols));
@@ -186,7 +211,8 @@ class RandomSource final : public WeightSource {
     for (int64_t row = block.row_begin; row < block.row_end; ++row) {
       for (int64_t i = 0; i < cols; ++i) {
         const auto index = static_cast<uint64_t>(row * info.cols + block.col_begin + i);
-        drawn[static_cast<size_t>(i)] = values.mean + values.deviation * normal_like(stream, index);
+        const float value = values.mean + values.deviation * normal_like(stream, index);
+        drawn[static_cast<size_t>(i)] = whole_numbers ? std::nearbyint(value) : value;
       }
       encode(drawn, info.dtype, out);
       out += packed_bytes(info.dtype, cols);
@@ -223,6 +249,20 @@ class RandomSource final : public WeightSource {
         std::memcpy(out, &id, sizeof(id));
       }
     }
+  }
+
+  // Every group has as many columns as it would have of neighbours: columns are shuffled (Fisher,
+  // Yates), then each run of group_cols places is a group.
+  static void read_order(const WeightInfo& info, int64_t group_cols, uint64_t stream,
+                         const WeightBlock& block, std::span<std::byte> destination) {
+    std::vector<int32_t> groups(static_cast<size_t>(info.cols));
+    for (int64_t col = 0; col < info.cols; ++col) {
+      groups[static_cast<size_t>(col)] = static_cast<int32_t>(col / group_cols);
+    }
+    for (size_t last = groups.size(); last > 1; --last) {
+      std::swap(groups[last - 1], groups[mix(stream ^ mix(last)) % last]);
+    }
+    std::memcpy(destination.data(), groups.data() + block.col_begin, destination.size());
   }
 
   uint64_t seed_;

@@ -49,7 +49,7 @@ using RouteKernel = void (*)(device::RouteParams);
 // Warps of a block, unless their scratch memory is too much.
 inline constexpr int32_t kRouteWarps = 4;
 
-// What a spec fixes of the launch.
+// A spec fixes this much of the launch.
 struct DeviceRoutePlan {
   DeviceRouteRule made;   // chooses and weighs
   DeviceRouteRule given;  // weighs DeviceRouteArgs::given_ids

@@ -138,6 +138,11 @@ CombineData make_data(const CombineProblem& problem, uint32_t seed) {
   if (problem.shared_factors) data.factors = random_floats(tokens * problem.num_shared, generator);
   data.experts = random_matrix(problem.expert_dtype, slots, problem.hidden_size,
                                (problem.hidden_size + 7) / 8 * 8, generator);
+  for (int64_t i = 0; i < slots && problem.weighted; ++i) {
+    // So does a weight of 0 in a shared slot.
+    const bool is_shared = i % problem.top_k >= problem.top_k - problem.shared_slots;
+    if (is_shared && data.weights[static_cast<size_t>(i)] == 0) data.experts.set(i, 0, kNan);
+  }
   data.hidden = random_matrix(problem.other_dtype, tokens, problem.hidden_size, stride, generator);
   data.shared = random_matrix(problem.other_dtype, tokens * problem.num_shared, problem.hidden_size,
                               stride, generator);

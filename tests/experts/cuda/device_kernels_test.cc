@@ -2,14 +2,13 @@
 // each format at sizes that do not fill tiles, each activation, each way tokens may fall on
 // experts.
 #include "experts/catalog.h"
-#include "kernel_fixture.h"
+#include "kernel_runner.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -17,48 +16,8 @@ namespace conclave::testing {
 
 namespace {
 
-using experts::DeviceExpertsKernel;
 using experts::DeviceTile;
 using experts::KernelRow;
-
-// A kernel with poisoned memory of its own.
-class Runner {
- public:
-  Runner(CudaProblem& problem, const KernelRow& row, const DeviceTile& tile)
-      : problem_(problem),
-        tile_(tile),
-        kernel_(row.make_on_device(problem.sizes(), problem.weights(), tile)),
-        workspace_(row.workspace_bytes(problem.sizes(), problem.options().num_tokens)),
-        output_(static_cast<size_t>(problem.output_bytes())) {}
-
-  void run() {
-    workspace_.poison(nullptr);
-    output_.poison(nullptr);
-    experts::DeviceExpertsCall call =
-        problem_.call(kernel_->tile_tokens(), 0, workspace_.data(), output_.data());
-    if (tile_.sorted_input) {
-      call.input = problem_.sorted_input(kernel_->tile_tokens(), 0, nullptr);
-    }
-    kernel_->run(call, nullptr);
-    cuda::check(cudaDeviceSynchronize(), "kernel");
-  }
-  const std::byte* output() const { return output_.data(); }
-  int64_t damage() const { return workspace_.damage() + output_.damage(); }
-
-  std::vector<std::byte> bits() const { return bits_of(output_); }
-
- private:
-  CudaProblem& problem_;
-  DeviceTile tile_;
-  std::unique_ptr<DeviceExpertsKernel> kernel_;
-  GuardedDevice workspace_;
-  GuardedDevice output_;
-};
-
-std::vector<DeviceTile> all_tiles(const KernelRow& row, const CudaProblem& problem) {
-  const auto tiles = row.tiles(problem.sizes());
-  return {tiles.begin(), tiles.end()};
-}
 
 // Token counts at the tile sizes of `row`, and one below and one above them.
 std::vector<int64_t> edge_counts(const KernelRow& row, const CudaProblem& problem) {
@@ -95,7 +54,7 @@ class DeviceKernels : public HopperFixture, public ::testing::TestWithParam<Kern
   void check_tile(CudaProblem& problem, const DeviceTile& tile, double tolerance) {
     const bool sums_in_float32 = GetParam().is_reference;
     problem.set_ambiguity(sums_in_float32 ? kFloat32Ambiguity : kTensorCoreAmbiguity);
-    Runner runner(problem, GetParam(), tile);
+    KernelRunner runner(problem, GetParam(), tile);
     runner.run();
     const RowErrors errors = problem.check_rows(runner.output());
     EXPECT_TRUE(within(errors, tolerance))
@@ -278,7 +237,7 @@ TEST_P(DeviceKernels, NoRows_WritesNothing) {
 void expect_same_bits(const KernelRow& own, const CudaProblemOptions& options) {
   CudaProblem problem(options);
   if (!own.supports(problem.sizes())) return;
-  Runner first(problem, own, all_tiles(own, problem).front());
+  KernelRunner first(problem, own, all_tiles(own, problem).front());
   first.run();
   const auto expected = first.bits();
   for (const KernelRow& row : experts::kernel_catalog(DeviceKind::kCuda).rows()) {
@@ -286,7 +245,7 @@ void expect_same_bits(const KernelRow& own, const CudaProblemOptions& options) {
         row.name == own.name || (!row.arithmetic.empty() && row.arithmetic == own.arithmetic);
     if (!same || !row.supports(problem.sizes())) continue;
     for (const DeviceTile& tile : all_tiles(row, problem)) {
-      Runner runner(problem, row, tile);
+      KernelRunner runner(problem, row, tile);
       runner.run();
       EXPECT_TRUE(runner.bits() == expected)
           << own.name << " and " << row.name << ' ' << to_string(tile) << ": " << text_of(options);
@@ -344,7 +303,7 @@ TEST_P(DeviceKernels, ThousandRuns_SameBits) {
     if (!GetParam().supports(problem.sizes())) continue;
     const auto tiles = all_tiles(GetParam(), problem);
     for (const DeviceTile& tile : {tiles.front(), tiles.back()}) {
-      Runner runner(problem, GetParam(), tile);
+      KernelRunner runner(problem, GetParam(), tile);
       runner.run();
       const auto expected = runner.bits();
       int different = 0;
@@ -373,7 +332,7 @@ TEST_P(DeviceKernels, NotANumberInOneToken_StaysInItsRows) {
     if (!GetParam().supports(problem.sizes())) continue;
     for (const DeviceTile& tile : all_tiles(GetParam(), problem)) {
       problem.set_batch({.num_tokens = 50});
-      Runner runner(problem, GetParam(), tile);
+      KernelRunner runner(problem, GetParam(), tile);
       runner.run();
       const auto before = runner.bits();
       problem.spoil_token(kToken);
@@ -409,7 +368,7 @@ TEST_P(DeviceKernels, IntermediateNotFinite_StaysInItsRows) {
                                       format));
       if (!GetParam().supports(problem.sizes())) continue;
       for (const DeviceTile& tile : all_tiles(GetParam(), problem)) {
-        Runner runner(problem, GetParam(), tile);
+        KernelRunner runner(problem, GetParam(), tile);
         problem.set_up_bias(kExpert, kFeature, 0);
         runner.run();
         const auto before = runner.bits();

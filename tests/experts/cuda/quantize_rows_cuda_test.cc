@@ -204,6 +204,40 @@ TEST_F(QuantizeRowsCuda, SixteenBitRows_EqualFloat32Rows) {
   }
 }
 
+// Steps far from 1 have no reciprocal in two parts: it would overflow or lose bits.
+TEST_F(QuantizeRowsCuda, SixteenBitRowsOfAnyMagnitude_EqualFloat32Rows) {
+  constexpr int64_t kRows = 254;
+  constexpr int64_t kColumns = 128;
+  std::mt19937 random(13);
+  std::normal_distribution<float> normal;
+  std::vector<uint16_t> bits(static_cast<size_t>(kRows * kColumns));
+  std::vector<float> values(bits.size());
+  for (size_t i = 0; i < bits.size(); ++i) {
+    const auto row = static_cast<int>(i / kColumns);
+    bits[i] = float_to_bf16(std::ldexp(normal(random), row - 130));
+    values[i] = bf16_to_float(bits[i]);
+  }
+  const auto quantize = [&](const void* rows, DType dtype) {
+    const DeviceArray<uint8_t> codes(bits.size());
+    const DeviceArray<float> scales(static_cast<size_t>(kRows));
+    experts::quantize_rows_cuda({.rows = rows,
+                                 .dtype = dtype,
+                                 .num_rows = kRows,
+                                 .columns = kColumns,
+                                 .row_stride = kColumns,
+                                 .codes = codes.data(),
+                                 .code_stride = kColumns,
+                                 .scales = scales.data(),
+                                 .scale_stride = 1},
+                                stream());
+    wait();
+    return codes.download();
+  };
+  const DeviceArray<uint16_t> narrow(bits);
+  const DeviceArray<float> wide(values);
+  EXPECT_EQ(quantize(narrow.data(), DType::kBF16), quantize(wide.data(), DType::kF32));
+}
+
 // Every slot of a row gets the codes and scales that the row has in order; other slots stay.
 TEST_F(QuantizeRowsCuda, RowsOfSlots_EqualRowsInOrder) {
   constexpr int64_t kRows = 41;

@@ -152,7 +152,7 @@ class DeviceGate : public testing::DeviceTest {
 };
 
 // The bar is |error| <= product_error(H) |x| |w| (+ |b|), plus one rounding to the type of the
-// logits.
+// logits, which that type holds exactly.
 void expect_near_float64(const GateProblem& problem, const std::vector<float>& actual) {
   const std::vector<float> rows = gate_rows(problem);
   const auto hidden = static_cast<size_t>(problem.hidden_size);
@@ -174,6 +174,7 @@ void expect_near_float64(const GateProblem& problem, const std::vector<float>& a
       bar += testing::unit_roundoff(problem.logits_dtype) * (std::abs(exact) + bar);
     }
     ASSERT_NEAR(actual[at], exact, bar) << "token " << at / logits << ", logit " << at % logits;
+    ASSERT_EQ(actual[at], rounded(actual[at], problem.logits_dtype)) << "at " << at;
   }
 }
 

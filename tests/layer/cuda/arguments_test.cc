@@ -1,10 +1,13 @@
-// Arguments that a forward on a GPU refuses, by code and by name.
+// Arguments that a forward on a GPU refuses, by code and by name, and those of any shape that it
+// takes.
 
 #include "device_layer.h"
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -159,6 +162,87 @@ TEST_F(CudaArguments, OddStridesAndAddresses_GiveTheSameBits) {
         for (const int64_t col : {0, 137, 138}) EXPECT_EQ(begin[col], 0xFFFF) << row << " " << col;
       }
     }
+  }
+}
+
+// Captures may have rows any distance apart; their gaps stay unchanged. The logits are the gate's,
+// or the caller's.
+TEST_F(CudaArguments, CapturesWithWideRows_HoldWhatDenseOnesHold) {
+  constexpr int64_t kGap = 3;
+  DeviceLayer owned(make_spec(8, 2, 128, 64, DType::kBF16), {.max_tokens = 64});
+  const Tensor logits = random_tensor(DType::kF32, 100, 8, 7);
+  for (const int64_t tokens : {1, 5, 40, 100}) {
+    for (const bool given : {false, true}) {
+      if (given && tokens != 100) continue;
+      const Tensor hidden = random_tensor(DType::kBF16, tokens, 128, 5);
+      DeviceForward forward(owned, hidden.view(), DType::kBF16);
+      if (given) forward.route_by_logits(logits);
+      forward.capture_routing();
+      forward.enqueue();
+      const testing::LayerOutput dense = forward.output();
+
+      const auto wide = [&](DType dtype, int64_t columns) {
+        DeviceTensor memory = owned.queue.allocate(dtype, {tokens, columns + kGap});
+        owned.queue.fill(memory.view(), 0xFF);
+        return memory;
+      };
+      const auto rows_of = [&](DeviceTensor& memory, int64_t columns) {
+        return TensorView{
+            memory.view().data, memory.view().dtype, {tokens, columns}, columns + kGap};
+      };
+      DeviceTensor wide_logits = wide(DType::kF32, 8);
+      DeviceTensor ids = wide(DType::kI32, 2);
+      DeviceTensor weights = wide(DType::kF32, 2);
+      forward.args.captured_logits = rows_of(wide_logits, 8);
+      forward.args.captured_ids = rows_of(ids, 2);
+      forward.args.captured_weights = rows_of(weights, 2);
+      forward.enqueue();
+      EXPECT_TRUE(testing::same_bits(forward.out(), dense.out));
+      const auto expect_rows = [&](const DeviceTensor& memory, const Tensor& wanted) {
+        const int64_t columns = wanted.shape()[1];
+        Tensor written(memory.view().dtype, {tokens, columns + kGap});
+        owned.queue.download(memory.const_view(), written.view());
+        for (int64_t row = 0; row < tokens; ++row) {
+          const uint32_t* const begin = written.as<uint32_t>() + row * (columns + kGap);
+          EXPECT_EQ(std::memcmp(begin, wanted.as<uint32_t>() + row * columns,
+                                static_cast<size_t>(columns) * sizeof(uint32_t)),
+                    0)
+              << "T" << tokens << " row " << row;
+          for (int64_t gap = 0; gap < kGap; ++gap) EXPECT_EQ(begin[columns + gap], 0xFFFFFFFFU);
+        }
+      };
+      expect_rows(wide_logits, dense.logits);
+      expect_rows(ids, dense.ids);
+      expect_rows(weights, dense.weights);
+    }
+  }
+}
+
+// Ids that come without weights are checked before the router weighs them.
+TEST_F(CudaArguments, IdsToWeighOutOfRange_ContributeNothingAndAreCounted) {
+  DeviceLayer owned(make_spec(8, 2, 128, 64, DType::kBF16), {.max_tokens = 64});
+  for (const int64_t tokens : {4, 40}) {
+    const Tensor hidden = random_tensor(DType::kBF16, tokens, 128, 5);
+    testing::GivenRouting routing = testing::random_routing(tokens, 8, 2, 9);
+    auto* const ids = routing.ids.as<int32_t>();
+    const auto run = [&] {
+      const int64_t before = owned.layer.status().skipped_ids;
+      DeviceForward forward(owned, hidden.view(), DType::kBF16);
+      forward.route_by(routing.ids, routing.weights);
+      forward.args.topk_weights = {};
+      forward.enqueue();
+      Tensor out = forward.out();
+      return std::pair(std::move(out), owned.layer.status().skipped_ids - before);
+    };
+    for (const int64_t slot : {0, 3, 5, 6}) ids[slot] = -1;
+    const auto [expected, none] = run();
+    EXPECT_EQ(none, 0);
+    ids[3] = 8;
+    ids[5] = std::numeric_limits<int32_t>::max();
+    ids[6] = std::numeric_limits<int32_t>::min();
+    const auto [out, skipped] = run();
+    EXPECT_TRUE(testing::same_bits(out, expected));
+    EXPECT_EQ(skipped, 3);
   }
 }
 

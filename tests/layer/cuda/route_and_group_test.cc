@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -39,53 +40,60 @@ enum class Launches : uint8_t { kOne, kTwo, kChosen };
 
 class RouteAndGroup : public testing::DeviceTest {
  protected:
-  static dispatch::GroupShape chosen_shape(const routing::DeviceRoutePlan& plan,
-                                           const MoeSpec& spec, int64_t tokens) {
+  static dispatch::GroupShape chosen_shape(const routing::DeviceRoutePlan& plan, int64_t experts,
+                                           int64_t tokens) {
     return route_group_ladder({.route = &plan,
-                               .num_local_experts = spec.num_experts,
+                               .num_local_experts = experts,
                                .max_tokens = tokens,
                                .cluster_blocks = find_cluster_blocks()})
         .back()
         .shape;
   }
 
+  // Shared experts have ids behind the routed ones, and a slot of every token each.
   Grouped run(const RoutingProblem& problem, Launches launches,
-              dispatch::GroupShape shape = {.blocks = 0}) {
+              dispatch::GroupShape shape = {.blocks = 0}, int32_t num_shared = 0) {
     const MoeSpec& spec = problem.spec;
     const int64_t tokens = problem.num_tokens();
-    const auto slots = static_cast<size_t>(tokens * spec.top_k);
-    const auto experts = static_cast<size_t>(spec.num_experts);
+    const int64_t top_k = spec.top_k + num_shared;
+    const auto slots = static_cast<size_t>(tokens * top_k);
+    const auto experts = static_cast<size_t>(spec.num_experts + num_shared);
     const DeviceArray<float> logits(problem.logits);
     const DeviceArray<float> bias(problem.selection_bias);
     const DeviceArray<float> expert_scale(problem.expert_scale);
     const DeviceArray<float> global_scale(problem.global_scale);
     const DeviceArray<int32_t> ids(slots);
     const DeviceArray<float> weights(slots);
-    const DeviceArray<int64_t> load(std::vector<int64_t>(experts, 0));
-    const DeviceArray<uint8_t> workspace(
-        dispatch::device_group_workspace_bytes(tokens, spec.top_k, spec.num_experts, kTile));
-    const routing::DeviceRouteArgs route{.logits = logits.data(),
-                                         .logits_stride = num_logits(spec),
-                                         .num_tokens = tokens,
-                                         .selection_bias = or_null(bias),
-                                         .expert_scale = or_null(expert_scale),
-                                         .global_scale = or_null(global_scale),
-                                         .topk_ids = ids.data(),
-                                         .topk_weights = weights.data()};
-    dispatch::DeviceGroupArgs group{.num_experts = static_cast<int32_t>(spec.num_experts),
-                                    .num_local_experts = static_cast<int32_t>(spec.num_experts),
+    const DeviceArray<int64_t> load(std::vector<int64_t>(static_cast<size_t>(spec.num_experts), 0));
+    const DeviceArray<uint8_t> workspace(dispatch::device_group_workspace_bytes(
+        tokens, top_k, static_cast<int64_t>(experts), kTile));
+    const routing::DeviceRouteArgs route{
+        .logits = logits.data(),
+        .logits_stride = num_logits(spec),
+        .num_tokens = tokens,
+        .selection_bias = or_null(bias),
+        .expert_scale = or_null(expert_scale),
+        .global_scale = or_null(global_scale),
+        .shared = {.count = num_shared, .first_id = static_cast<int32_t>(spec.num_experts)},
+        .topk_ids = ids.data(),
+        .topk_weights = weights.data()};
+    dispatch::DeviceGroupArgs group{.num_experts = static_cast<int32_t>(experts),
+                                    .num_local_experts = static_cast<int32_t>(experts),
                                     .tile_tokens = kTile,
                                     .expert_load = load.data(),
+                                    .num_counted = static_cast<int32_t>(spec.num_experts),
                                     .workspace = workspace.data(),
                                     .skewed_tile_tokens = kSkewedTile,
                                     .skewed_from = spec.num_experts};
     const routing::DeviceRoutePlan plan = routing::plan_device_route(spec);
-    group.launches = dispatch::group_launches(tokens, spec.top_k, spec.num_experts);
+    group.launches = dispatch::group_launches(tokens, top_k, group.num_local_experts);
     prepare_group_kernels(group.launches.shape);
     GroupedRows rows;
-    if (launches == Launches::kChosen) shape = chosen_shape(plan, spec, tokens);
+    if (launches == Launches::kChosen) {
+      shape = chosen_shape(plan, group.num_local_experts, tokens);
+    }
     if (launches == Launches::kOne) {
-      shape.shared_bytes = route_and_group_shared_bytes(plan, shape, spec.num_experts);
+      shape.shared_bytes = route_and_group_shared_bytes(plan, shape, group.num_local_experts);
     }
     if (launches != Launches::kTwo) {
       if (shape.blocks > 0) prepare_route_and_group(plan, shape);
@@ -95,11 +103,12 @@ class RouteAndGroup : public testing::DeviceTest {
       routing::device_route(plan, route, stream());
       group.topk_ids = ids.data();
       group.num_tokens = tokens;
-      group.top_k = static_cast<int32_t>(spec.top_k);
+      group.top_k = static_cast<int32_t>(top_k);
       rows = dispatch::device_group(group, stream());
     }
     wait();
     workspace.expect_guard_untouched();
+    load.expect_guard_untouched();
     Grouped result{.ids = ids.download(), .weights = weights.download()};
     result.expert_begin = DeviceArray<int32_t>::download(rows.expert_begin, experts + 1);
     const auto count = static_cast<size_t>(result.expert_begin.back());
@@ -163,6 +172,18 @@ TEST_F(RouteAndGroup, EveryTokenOnTheSameExperts_FillsWholeTiles) {
       problem.logits[i] = i % 64 < 8 ? 9.0F + static_cast<float>(i % 64) : 0.0F;
     }
     ASSERT_EQ(run(problem, Launches::kChosen), run(problem, Launches::kTwo)) << tokens;
+  }
+}
+
+// Slots of shared experts have rows and tiles, but only routed experts are counted.
+TEST_F(RouteAndGroup, SharedSlots_AreGroupedAndNotCounted) {
+  const MoeSpec spec = testing::router_spec(60, 5, Renormalize::kSum);
+  for (const int64_t tokens : {1, 8, 64}) {
+    const RoutingProblem problem = testing::random_problem(spec, tokens, 1.0F, 3);
+    const Grouped wanted = run(problem, Launches::kTwo, {.blocks = 0}, 2);
+    ASSERT_EQ(wanted.row_slot.size(), static_cast<size_t>(tokens * 7));
+    ASSERT_EQ(std::accumulate(wanted.load.begin(), wanted.load.end(), int64_t{0}), tokens * 5);
+    ASSERT_EQ(run(problem, Launches::kChosen, {.blocks = 0}, 2), wanted) << tokens;
   }
 }
 

@@ -258,6 +258,55 @@ TEST_F(DeviceRouter, ScoresCloserThanFloat32_AreOrderedAsInDouble) {
   }
 }
 
+// One score is a little above or below the middle between two numbers of the type. It rounds to the
+// nearer one, and its float32 neighbour, which is the middle, would round to the even one.
+TEST_F(DeviceRouter, ScoresBesideAMiddle_AreRoundedOnce) {
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    const double step = dtype == DType::kBF16 ? 0x1p-8 : 0x1p-11;  // between numbers above 1/2
+    MoeSpec spec = testing::router_spec(2, 1, Renormalize::kNone);
+    spec.router.score = RouterScore::kSigmoid;
+    spec.router.score_dtype = dtype;
+    const auto logit_of = [](double score) { return std::log(score / (1 - score)); };
+    // A quarter of the difference of logits is that of scores: 2^-26, half of what float32 tells.
+    const auto above = static_cast<float>(logit_of(0.5 + 0.5 * step) + 0x1p-24);
+    const auto below = static_cast<float>(logit_of(0.5 + 1.5 * step) - 0x1p-24);
+    const auto lower = static_cast<float>(logit_of(0.5 + step));
+    RoutingProblem problem{.spec = spec, .logits = {0.0F, above, lower, below}};
+    EXPECT_EQ(run(problem).ids, (std::vector<int32_t>{1, 0}));
+    expect_equals_host(problem);
+  }
+}
+
+TEST_F(DeviceRouter, InfiniteScores_ShareByTheNormThatDivides) {
+  for (const auto score : {RouterScore::kNone, RouterScore::kSqrtSoftplus}) {
+    for (const double p : {0.5, 1.0, 2.0}) {
+      for (const auto renormalize : {Renormalize::kSum, Renormalize::kPNorm}) {
+        if (renormalize == Renormalize::kSum && p != 1.0) continue;
+        MoeSpec spec = testing::router_spec(6, 5, renormalize);
+        spec.router.score = score;
+        spec.router.renormalize_p = p;
+        RoutingProblem problem{
+            .spec = spec,
+            .logits = {kInf, 0.0F, kInf, kInf, 1.0F, kInf, 2.0F, kInf, 0.0F, 0.0F, kInf, 1.0F}};
+        expect_equals_host(problem);
+      }
+    }
+  }
+}
+
+TEST_F(DeviceRouter, SumsOfZero_DivideNothing) {
+  for (const auto renormalize : {Renormalize::kSum, Renormalize::kPNorm}) {
+    MoeSpec spec = testing::router_spec(3, 2, renormalize);
+    spec.router.score = RouterScore::kNone;
+    // Two scores cancel in the first row, and are 0 in the second.
+    RoutingProblem problem{.spec = spec, .logits = {-3.0F, 1.5F, -1.5F, 0.0F, -1.0F, 0.0F}};
+    expect_equals_host(problem);
+    if (renormalize == Renormalize::kSum) {
+      EXPECT_EQ(run(problem).weights, (std::vector<float>{1.5F, -1.5F, 0.0F, 0.0F}));
+    }
+  }
+}
+
 TEST_F(DeviceRouter, AllColumnsChosen_EqualTheHost) {
   MoeSpec spec = testing::router_spec(30, 32, Renormalize::kSum);
   spec.num_zero_experts = 2;

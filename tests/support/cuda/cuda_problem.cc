@@ -193,10 +193,17 @@ void CudaProblem::spoil_token(int64_t token) {
 }
 
 void CudaProblem::set_up_bias(int64_t expert, int64_t feature, float value) {
-  const int64_t first = activation_.gated ? options_.intermediate_size : 0;
+  set_bias(expert, (activation_.gated ? options_.intermediate_size : 0) + feature, value);
+}
+
+void CudaProblem::set_gate_bias(int64_t expert, int64_t feature, float value) {
+  set_bias(expert, feature, value);
+}
+
+void CudaProblem::set_bias(int64_t expert, int64_t row, float value) {
   for (Weights& weights : weights_) {
     cuda::upload(std::span<const float>(&value, 1),
-                 weights.gate_up_bias.as<float>() + expert * gate_up_rows() + first + feature);
+                 weights.gate_up_bias.as<float>() + expert * gate_up_rows() + row);
   }
 }
 

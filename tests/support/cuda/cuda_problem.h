@@ -71,8 +71,9 @@ class CudaProblem {
   DeviceRows hidden() const { return hidden_; }
   // Makes an element of the token's row NaN, if rows are not quantised.
   void spoil_token(int64_t token);
-  // Sets one bias of up; the problem must have biases.
+  // Sets one bias of up, or of a gated product's gate; the problem must have biases.
   void set_up_bias(int64_t expert, int64_t feature, float value);
+  void set_gate_bias(int64_t expert, int64_t feature, float value);
   // The rows that experts read: hidden, or its codes and scales.
   DeviceRows input() const { return codes_.data == nullptr ? hidden_ : codes_; }
 
@@ -125,6 +126,7 @@ class CudaProblem {
   };
 
   int64_t gate_up_rows() const;
+  void set_bias(int64_t expert, int64_t row, float value);
   int64_t affordable_rows() const;
   void make_weights(int32_t copy);
   void make_scales(Weights& weights, uint64_t seed);

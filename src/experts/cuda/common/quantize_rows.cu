@@ -74,8 +74,8 @@ __device__ __forceinline__ float largest(const float (&x)[kPart]) {
 // Divides a 16-bit x by a scale through a reciprocal in two parts, with an error below 2^-46 and a
 // quarter of the work of __fdiv_rn. The code equals that of the IEEE 754 quotient for every x and
 // every scale that brings it near a boundary between codes, except scales whose mantissa is all
-// ones (for float32 x, two of 1e9 differ). The first part is rounded down, so the second is not
-// negative and zeros keep their signs.
+// ones, which no 16-bit number divided by 448 is (for float32 x, two of 1e9 differ). The first part
+// is rounded down, so the second is not negative and zeros keep their signs.
 struct Reciprocal {
   float high;
   float low;
@@ -93,13 +93,11 @@ __device__ __forceinline__ float times(float x, const Reciprocal& reciprocal) {
   return __fmaf_rn(x, reciprocal.high, __fmul_rn(x, reciprocal.low));
 }
 
-// True for scales whose quotients neither overflow nor lose bits: 2^-90 to 2^90, mantissa not all
-// ones.
+// True for scales whose quotients neither overflow nor lose bits: 2^-90 to 2^90.
 __device__ __forceinline__ bool is_plain(float scale) {
   constexpr float kLeast = 8.0779357e-28F;
   constexpr float kGreatest = 1.2379400e27F;
-  constexpr uint32_t kMantissa = 0x7FFFFF;
-  return scale >= kLeast && scale <= kGreatest && (__float_as_uint(scale) & kMantissa) != kMantissa;
+  return scale >= kLeast && scale <= kGreatest;
 }
 
 using Words = uint32_t[kPart / 4];

@@ -42,10 +42,7 @@ Support reference_supports(const ExpertsProblem& problem) {
     return Support::no("rows in " + std::string(conclave::to_string(format->row_codes->element)) +
                        " with one step for all have nothing to say that a value is not finite");
   }
-  const QuantSpec& quant = problem.quant;
-  if (quant.zeros != WeightZero::kNone || quant.has_global_scale || quant.has_column_order) {
-    return Support::no("takes codes with scales alone: no zeros, global scales or column orders");
-  }
+  if (problem.quant.has_column_order) return Support::no("takes groups of neighbouring columns");
   if (format != nullptr) return Support::yes();
   return Support::no("takes " + quant::known_formats(true) + " weights; found " +
                      std::string(conclave::to_string(dtype)));

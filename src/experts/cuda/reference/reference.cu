@@ -27,6 +27,7 @@ struct Matrix {
   int64_t bits = 16;
   // Scale of element (row, col): scales[row / scale_rows * scale_stride + col / scale_cols].
   const float* scales = nullptr;
+  const float* offsets = nullptr;  // what is taken from products, like the scales; or null
   int64_t scale_rows = 1;
   int64_t scale_cols = 1;
   int64_t scale_stride = 1;
@@ -61,8 +62,9 @@ __device__ float load_element(const Matrix& matrix, int64_t row, int64_t col) {
 __device__ float load_scaled(const Matrix& matrix, int64_t row, int64_t col) {
   const float value = load_element(matrix, row, col);
   if (matrix.scales == nullptr) return value;
-  return value *
-         matrix.scales[row / matrix.scale_rows * matrix.scale_stride + col / matrix.scale_cols];
+  const int64_t place = row / matrix.scale_rows * matrix.scale_stride + col / matrix.scale_cols;
+  if (matrix.offsets == nullptr) return value * matrix.scales[place];
+  return fmaf(value, matrix.scales[place], -matrix.offsets[place]);
 }
 
 __device__ void store_element(void* data, DType dtype, int64_t index, float value) {
@@ -125,10 +127,15 @@ __device__ int64_t bytes_of(const Matrix& matrix, int64_t elements) {
   return elements * matrix.bits / 8;
 }
 
+__device__ void skip_scales(Matrix& matrix, int64_t count) {
+  if (matrix.scales != nullptr) matrix.scales += count;
+  if (matrix.offsets != nullptr) matrix.offsets += count;
+}
+
 __device__ Matrix of_expert(const Matrix& all, int64_t expert, int64_t elements, int64_t scales) {
   Matrix one = all;
   one.data = static_cast<const char*>(all.data) + bytes_of(all, expert * elements);
-  if (all.scales != nullptr) one.scales = all.scales + expert * scales;
+  skip_scales(one, expert * scales);
   return one;
 }
 
@@ -167,9 +174,9 @@ __global__ void __launch_bounds__(kThreads)
     Matrix up_weights = weights;
     up_weights.data = static_cast<const char*>(weights.data) +
                       (gated ? bytes_of(weights, inner * weights.stride) : 0);
-    if (gated && weights.scales != nullptr) {
-      up_weights.scales +=
-          (inner + weights.scale_rows - 1) / weights.scale_rows * weights.scale_stride;
+    if (gated) {
+      skip_scales(up_weights,
+                  (inner + weights.scale_rows - 1) / weights.scale_rows * weights.scale_stride);
     }
     const float* bias = params.gate_up_bias == nullptr
                             ? nullptr
@@ -306,6 +313,8 @@ ReferenceParams make_params(const ExpertsProblem& problem, const DeviceExperts& 
                                  weights.gate_up_scale, problem);
   params.down =
       weight_matrix(weights.down, weights.down_stride, inner, weights.down_scale, problem);
+  params.gate_up.offsets = weights.gate_up_offset;
+  params.down.offsets = weights.down_offset;
   params.gate_up_elements = halves * inner * weights.gate_up_stride;
   params.down_elements = hidden * weights.down_stride;
   params.gate_up_scales = halves * scales_per_expert(params.gate_up, inner);

@@ -1,0 +1,110 @@
+// conclave convert: writes a model's experts in another form, with a report of what it costs.
+#include "commands.h"
+#include "convert/conversion.h"
+#include "convert/report.h"
+#include "convert/request.h"
+#include "convert/result_directory.h"
+#include "input/layer_selection.h"
+#include "input/machine_options.h"
+#include "input/ranges.h"
+#include "output/table.h"
+
+#include "conclave/checkpoint.h"
+
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace conclave::tool {
+namespace {
+
+struct ConvertOptions {
+  std::string source;
+  std::string destination;
+  std::string form;
+  std::string layers;
+  std::vector<std::string> keep;
+  std::string scales = "amax";
+  std::string shard_size = "5GB";
+  std::string report;
+  int64_t tokens = 32;
+  uint64_t seed = 0;
+  bool force = false;
+  MachineOptions machine;
+  OutputOptions printing;
+};
+
+ConvertRequest request_of(const ConvertOptions& options) {
+  ConvertRequest request;
+  request.source = options.source;
+  request.destination = options.destination;
+  request.form = parse_quantised_form(options.form);
+  for (const std::string& rule : options.keep) request.keep.push_back(parse_keep_rule(rule));
+  request.rule = options.scales == "search" ? ScaleRule::kSearch : ScaleRule::kAmax;
+  request.shard_bytes = parse_byte_size(options.shard_size, "--shard-size");
+  request.replace = options.force;
+  const Checkpoint checkpoint = Checkpoint::open(options.source);
+  for (const CheckpointLayer* layer : select_layers(checkpoint, options.layers)) {
+    request.layers.push_back(layer->index);
+  }
+  return request;
+}
+
+ExitCode run_convert(const ConvertOptions& options) {
+  const ConvertRequest request = request_of(options);
+  Console console(options.printing.progress());
+  const Context context = make_context(options.machine, &console);
+  const ConversionReport report =
+      convert_model(context, request, {.tokens = options.tokens, .seed = options.seed});
+  console.clear();
+  if (!options.report.empty()) {
+    write_durably(options.report, json_text(to_json(report), 1) + "\n");
+  }
+  print_report(report, stdout);
+  return ExitCode::kOk;
+}
+
+}  // namespace
+
+void add_convert_command(CommandLine& line) {
+  Command command = line.add_command(
+      "convert", "Write a model with its experts quantised, and a report of the errors");
+  auto options = std::make_shared<ConvertOptions>();
+  command
+      .positional(kModelDir, options->source,
+                  "Hugging Face model directory: config.json and safetensors")
+      .required();
+  command.positional(kOutputDir, options->destination, "Directory to make").required();
+  command.choice("--format", options->form, quantised_form_names(), "Form of the experts")
+      .required();
+  command.text("-l,--layers", "LIST", options->layers, "Layers such as 0-3,7 (default: all)");
+  command.texts("--keep", "PATTERN=FORMAT", options->keep,
+                "Linear layers to leave out, such as '*.shared_expert.*=source'; FORMAT is source, "
+                "bf16, f16 or f32; may be repeated");
+  command.choice("--scales", options->scales, {"amax", "search"},
+                 "amax: largest magnitude over largest code; search: least squared error");
+  command.text("--shard-size", "SIZE", options->shard_size, "Largest shard, such as 5GB or 512MiB")
+      .with_default();
+  command
+      .number("--tokens", "N", options->tokens, {0, 1 << 20},
+              "Random rows for the error of each layer's output; 0: none")
+      .with_default();
+  command.seed(options->seed, "Seed of the random rows");
+  command.text("--report", kFileValue, options->report, "Also write conversion.json here");
+  command.flag("--force", options->force,
+               "Replace a model of this name, and begin an unfinished conversion anew");
+  add_threads_option(command, options->machine);
+  add_progress_option(command, options->printing);
+  command.footer(
+      "Routed and shared experts get codes; all other tensors and files are copied. A conversion\n"
+      "that was ended goes on when it is called again.\n\n"
+      "Examples:\n"
+      "  conclave convert ~/models/OLMoE-1B-7B-0924 ./olmoe-int4 --format int4-group128\n"
+      "  conclave convert ~/models/Qwen3-30B-A3B /data/qwen3-fp8 --format fp8-block\n"
+      "  conclave convert ~/models/Qwen1.5-MoE-A2.7B ./int4 --format int4-group32 \\\n"
+      "    --scales search --keep '*.shared_expert.*=source'");
+  command.on_run([options] { return run_convert(*options); });
+}
+
+}  // namespace conclave::tool

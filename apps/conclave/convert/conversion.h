@@ -1,0 +1,56 @@
+// Converts a model: plans, writes what is missing, measures, publishes.
+#pragma once
+
+#include "convert/layer_errors.h"
+#include "convert/plan.h"
+#include "convert/request.h"
+
+#include "conclave/context.h"
+#include "conclave/quantise.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace conclave::tool {
+
+struct ModuleReport {
+  std::string name;
+  int64_t layer = 0;
+  std::string kind;  // "gate", "shared_down", "gate_up" for both in one
+  int64_t rows = 0;
+  int64_t cols = 0;
+  std::string form;
+  uint64_t bytes_before = 0;
+  uint64_t bytes_after = 0;
+  QuantiseError error = {};
+};
+
+struct ConversionReport {
+  std::string source;
+  std::string destination;
+  std::string model_type;
+  std::string form;
+  std::string scales;  // "amax" or "search"
+  int64_t tokens = 0;
+  uint64_t seed = 0;
+  uint64_t bytes_before = 0;  // in all tensors
+  uint64_t bytes_after = 0;
+  size_t shards = 0;
+  size_t shards_kept = 0;  // finished by an earlier run
+  std::vector<ModuleReport> modules = {};
+  std::vector<LayerError> layers = {};     // empty without tokens
+  std::vector<std::string> left_out = {};  // files that were not copied
+};
+
+struct Measurement {
+  int64_t tokens = 32;  // random rows for each layer; 0: layers are not measured
+  uint64_t seed = 0;
+};
+
+// Throws Error: kUnsupported before anything is written, kFileWrite, kFileChanged, kTensorValue.
+// What was written stays for a next run with the same request.
+ConversionReport convert_model(const Context& context, const ConvertRequest& request,
+                               const Measurement& measurement);
+
+}  // namespace conclave::tool

@@ -1,0 +1,26 @@
+// What a conversion does to the outputs of layers: both models' in float64, on the same rows.
+#pragma once
+
+#include "conclave/checkpoint.h"
+#include "conclave/context.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace conclave::tool {
+
+struct LayerError {
+  int64_t layer = 0;
+  double median = 0;  // relative L2 error of a token
+  double worst = 0;
+  int64_t worst_token = 0;
+  std::vector<double> tokens;  // [T]
+};
+
+// Random rows route by the layer's gate, which both models share. Memory is that of one expert in
+// float64 for each thread of the context. Throws as reference_forward.
+LayerError layer_error(const Context& context, const Checkpoint& source, const Checkpoint& result,
+                       int64_t layer, int64_t tokens, uint64_t seed);
+
+}  // namespace conclave::tool

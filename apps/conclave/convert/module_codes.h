@@ -1,0 +1,69 @@
+// Turns the weights of planned linear layers into the bytes of their tensors, a few rows at a time.
+#pragma once
+
+#include "convert/plan.h"
+
+#include "conclave/context.h"
+#include "conclave/quantise.h"
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <tuple>
+#include <vector>
+
+namespace conclave::tool {
+
+// Neighbouring rows of one matrix of a module; they fit memory and share no scale with others.
+struct Strip {
+  int32_t module = 0;
+  size_t part = 0;
+  int64_t row_begin = 0;  // within the part's matrix
+  int64_t row_end = 0;
+};
+
+// Thread rule: strips are encoded from several threads; prepare is called from one, and not
+// meanwhile.
+class ModuleCodes {
+ public:
+  using Expert = std::tuple<int64_t, WeightMlp, int64_t>;  // layer, part, number
+
+  // All arguments must outlive it.
+  ModuleCodes(const Context& context, const SourceModel& source, const ConversionPlan& plan,
+              ScaleRule rule);
+
+  std::vector<Strip> strips(int32_t module) const;
+  // Finds the scales of whole matrices, which come before any of their codes.
+  void prepare(std::span<const int32_t> modules);
+  // Codes, or values of a plain type, and the scales that belong to them. Throws
+  // Error(kTensorValue) naming the tensor for a weight that is not finite.
+  QuantisedRows encode(const Strip& strip) const;
+  // The bytes of a tensor of one number for a matrix.
+  std::vector<std::byte> single(const PlannedTensor& tensor) const;
+
+ private:
+  const ConvertedModule& module_of(const Strip& strip) const;
+  std::vector<float> read(const Strip& strip) const;
+  void require_finite(const Strip& strip, std::span<const float> values) const;
+  QuantisedRows encode_plain(const Strip& strip, std::vector<float> values) const;
+  const Quantiser& quantiser(const WeightForm& form) const;
+  // The modules whose range counts for the scale of this one.
+  std::vector<int32_t> in_one_range(int32_t module) const;
+  float largest_of(int32_t module);
+  float choose_scale(int32_t module, float largest) const;
+
+  const Context& context_;
+  const ConversionPlan& plan_;
+  std::map<int64_t, std::unique_ptr<WeightSource>> sources_;  // by layer
+  std::map<int64_t, QuantSpec> source_quant_;
+  std::map<std::string_view, Quantiser> quantisers_;  // by the form's name
+  std::vector<std::optional<float>> largest_;         // by module
+  std::vector<float> matrix_scales_;
+  // Gate and up of each expert, where they have a global scale.
+  std::map<Expert, std::vector<int32_t>> pairs_;
+};
+
+}  // namespace conclave::tool

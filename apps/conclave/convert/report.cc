@@ -1,0 +1,172 @@
+#include "convert/report.h"
+
+#include "convert/median.h"
+#include "convert/page.h"
+#include "convert/result_directory.h"
+#include "output/numbers.h"
+#include "output/table.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+namespace conclave::tool {
+namespace {
+
+nlohmann::ordered_json module_json(const ModuleReport& module) {
+  return {{"name", module.name},
+          {"layer", module.layer},
+          {"kind", module.kind},
+          {"rows", module.rows},
+          {"cols", module.cols},
+          {"format", module.form},
+          {"bytes_before", module.bytes_before},
+          {"bytes_after", module.bytes_after},
+          {"relative_error", module.error.relative()},
+          {"worst_steps", module.error.worst_steps}};
+}
+
+nlohmann::ordered_json layer_json(const LayerError& layer) {
+  return {{"layer", layer.layer},
+          {"median", layer.median},
+          {"worst", layer.worst},
+          {"worst_token", layer.worst_token},
+          {"tokens", layer.tokens}};
+}
+
+// A row of the table: what is known of a layer.
+struct LayerLine {
+  int64_t layer = 0;
+  int64_t modules = 0;
+  uint64_t before = 0;
+  uint64_t after = 0;
+  QuantiseError error;
+  double worst_matrix = 0;
+};
+
+std::vector<LayerLine> lines_of(const ConversionReport& report) {
+  std::map<int64_t, LayerLine> lines;
+  for (const ModuleReport& module : report.modules) {
+    LayerLine& line = lines[module.layer];
+    line.layer = module.layer;
+    ++line.modules;
+    line.before += module.bytes_before;
+    line.after += module.bytes_after;
+    line.error.add(module.error);
+    line.worst_matrix = std::max(line.worst_matrix, module.error.relative());
+  }
+  std::vector<LayerLine> sorted;
+  for (const auto& [layer, line] : lines) sorted.push_back(line);
+  return sorted;
+}
+
+std::vector<Column> columns() {
+  return {{"layer", "layer", 5},
+          {"matrices", "matrices", 8},
+          {"bytes_before", "before", 9},
+          {"bytes_after", "after", 9},
+          {"relative_error", "error", 8},
+          {"worst_matrix", "worst matrix", 12},
+          {"worst_steps", "steps", 6},
+          {"output_median", "output median", 13},
+          {"output_worst", "output worst", 12},
+          {"worst_token", "token", 5}};
+}
+
+Cell bytes_cell(uint64_t bytes) { return {bytes, bytes_text(bytes)}; }
+
+std::vector<Cell> cells_of(const LayerLine& line, const LayerError* output) {
+  std::vector<Cell> cells = {integer_cell(line.layer),
+                             integer_cell(line.modules),
+                             bytes_cell(line.before),
+                             bytes_cell(line.after),
+                             error_cell(line.error.relative()),
+                             error_cell(line.worst_matrix),
+                             fixed_cell(line.error.worst_steps, 2)};
+  if (output == nullptr) {
+    cells.insert(cells.end(), 3, absent_cell());
+  } else {
+    cells.push_back(error_cell(output->median));
+    cells.push_back(error_cell(output->worst));
+    cells.push_back(integer_cell(output->worst_token));
+  }
+  return cells;
+}
+
+nlohmann::ordered_json facts_of(const ConversionReport& report) {
+  return {{"source", report.source},
+          {"destination", report.destination},
+          {"model_type", report.model_type},
+          {"format", report.form},
+          {"scales", report.scales},
+          {"tokens", report.tokens},
+          {"seed", report.seed},
+          {"bytes_before", report.bytes_before},
+          {"bytes_after", report.bytes_after},
+          {"shards", report.shards},
+          {"shards_kept", report.shards_kept}};
+}
+
+}  // namespace
+
+std::vector<KindSummary> summarise(const ConversionReport& report) {
+  std::map<std::pair<std::string, int64_t>, std::vector<const ModuleReport*>> groups;
+  for (const ModuleReport& module : report.modules) {
+    groups[{module.kind, module.layer}].push_back(&module);
+  }
+  std::vector<KindSummary> summaries;
+  for (const auto& [key, modules] : groups) {
+    KindSummary summary{
+        .kind = key.first, .layer = key.second, .count = static_cast<int64_t>(modules.size())};
+    std::vector<double> errors;
+    for (const ModuleReport* module : modules) {
+      errors.push_back(module->error.relative());
+      summary.worst_steps = std::max(summary.worst_steps, module->error.worst_steps);
+    }
+    summary.worst = std::ranges::max(errors);
+    summary.median = median(std::move(errors));
+    summaries.push_back(std::move(summary));
+  }
+  return summaries;
+}
+
+nlohmann::ordered_json to_json(const ConversionReport& report) {
+  nlohmann::ordered_json json = facts_of(report);
+  json["left_out"] = report.left_out;
+  json["layers"] = nlohmann::ordered_json::array();
+  for (const LayerError& layer : report.layers) json["layers"].push_back(layer_json(layer));
+  json["matrices"] = nlohmann::ordered_json::array();
+  for (const ModuleReport& module : report.modules) json["matrices"].push_back(module_json(module));
+  return json;
+}
+
+void write_report(const ConversionReport& report, const std::filesystem::path& directory) {
+  write_durably(directory / "conversion.json", json_text(to_json(report), 1) + "\n");
+  write_durably(directory / "conversion.html", conversion_page(report));
+}
+
+void print_report(const ConversionReport& report, std::FILE* out) {
+  TableWriter table(out, OutputFormat::kTable, columns());
+  table.header(
+      facts_of(report),
+      {fmt::format("{} to {}, scales by {}: {} to {}", report.source, report.form, report.scales,
+                   bytes_text(report.bytes_before), bytes_text(report.bytes_after))});
+  for (const LayerLine& line : lines_of(report)) {
+    const auto output = std::ranges::find(report.layers, line.layer, &LayerError::layer);
+    table.row(cells_of(line, output == report.layers.end() ? nullptr : &*output));
+  }
+  std::string files;
+  for (const std::string& name : report.left_out) files += (files.empty() ? "" : ", ") + name;
+  if (!files.empty()) table.note("\nnot copied: " + files);
+  if (report.shards_kept > 0) {
+    table.note(fmt::format("\n{} of {} shards were there from an earlier run", report.shards_kept,
+                           report.shards));
+  }
+  table.note(fmt::format("\nwrote {} in {} shard{}; conversion.html has the errors in pictures",
+                         report.destination, report.shards, report.shards == 1 ? "" : "s"));
+  table.finish("layers");
+}
+
+}  // namespace conclave::tool

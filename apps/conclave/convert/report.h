@@ -1,0 +1,32 @@
+// The report of a conversion: conversion.json and conversion.html beside the model, and a table.
+#pragma once
+
+#include "convert/conversion.h"
+
+#include <nlohmann/json.hpp>
+
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace conclave::tool {
+
+// The matrices of one kind in one layer, over all experts.
+struct KindSummary {
+  std::string kind;  // "gate", "shared_down"
+  int64_t layer = 0;
+  int64_t count = 0;
+  double median = 0;  // relative error
+  double worst = 0;
+  double worst_steps = 0;
+};
+std::vector<KindSummary> summarise(const ConversionReport& report);
+
+nlohmann::ordered_json to_json(const ConversionReport& report);
+// Writes both files. Throws Error(kFileWrite).
+void write_report(const ConversionReport& report, const std::filesystem::path& directory);
+void print_report(const ConversionReport& report, std::FILE* out);
+
+}  // namespace conclave::tool

@@ -1,0 +1,91 @@
+// Makes matrices of codes out of values, and values out of matrices of any kind.
+#pragma once
+
+#include "conclave/dtype.h"
+#include "conclave/error.h"
+#include "conclave/spec.h"
+#include "conclave/version.h"
+#include "conclave/weights.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace conclave::inline v0 {
+
+enum class ScaleRule : uint8_t {
+  kAmax,    // the largest magnitude over the largest code
+  kSearch,  // the scale of least squared error among clipped ranges; never worse than kAmax
+};
+
+// How far codes times scales lie from the values they stand for.
+struct QuantiseError {
+  double squared_error = 0;  // sum of (value - code * scale)^2
+  double squared_values = 0;
+  // The largest |value - code * scale| in steps: distances between the two neighbouring codes. At
+  // most 0.5 unless the value lies beyond the largest code.
+  double worst_steps = 0;
+
+  void add(const QuantiseError& other);
+  double relative() const;  // sqrt(squared_error / squared_values); 0 where both are
+};
+
+// Codes and scales of neighbouring rows, as files hold them.
+struct QuantisedRows {
+  std::vector<std::byte> codes;   // [rows, cols], each row from a byte of its own
+  std::vector<std::byte> scales;  // [scale rows, scale cols] of the scale type
+  QuantiseError error;
+};
+
+struct QuantiseOptions {
+  DType codes = DType::kF8E4M3;
+  QuantSpec quant = {};  // says which values share a scale
+  DType scale_dtype = DType::kF32;
+  ScaleRule rule = ScaleRule::kAmax;
+};
+
+// Chooses scales and encodes; docs/quantisation.md has the rule. Immutable, for any threads.
+class CONCLAVE_API Quantiser {
+ public:
+  // No for types that hold values, for zeros, orders of columns, steps of rows that come from
+  // calibration, and types that scales do not have.
+  static Support supports(const QuantiseOptions& options);
+  // Throws Error(kUnsupported) with the reason.
+  explicit Quantiser(const QuantiseOptions& options);
+  Quantiser(Quantiser&&) noexcept;
+  ~Quantiser();
+
+  // Whether a number of the whole matrix comes first, its matrix_scale.
+  bool needs_matrix_scale() const;
+  // The rows that belong together: block_rows, or 1. All but the last call for a matrix take a
+  // multiple of it.
+  int64_t block_rows() const;
+
+  // The scale of a matrix with WeightScale::kTensor, or its global scale. `largest` is the largest
+  // magnitude of its values.
+  float matrix_scale(float largest) const;
+  // Scales to try in its place, the first being matrix_scale; one unless the rule is kSearch and
+  // the matrix has one scale.
+  std::vector<float> matrix_scales(float largest) const;
+  // The squared error of values that have this one scale.
+  double squared_error(std::span<const float> values, float scale) const;
+
+  // values [rows, cols], finite, the first row being a multiple of block_rows in its matrix.
+  // `matrix_scale` counts where needs_matrix_scale() says so.
+  QuantisedRows quantise(std::span<const float> values, int64_t rows, int64_t cols,
+                         float matrix_scale) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<const Impl> impl_;
+};
+
+// The values of a block of a matrix as float32, [rows, cols]: stored values, or codes with the
+// scales, zeros and orders of their planes, rounded once. Throws Error(kTensorValue) for planes
+// that mean nothing, and as WeightSource::read.
+CONCLAVE_API void read_values(const QuantSpec& quant, const WeightSource& source, WeightId matrix,
+                              int64_t expert, const WeightBlock& block, std::span<float> values);
+
+}  // namespace conclave::inline v0

@@ -1,0 +1,89 @@
+#include "quant/scale_type.h"
+
+#include "core/float8.h"
+#include "quant/code_quotient.h"
+#include "quant/weight_format.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <string>
+
+namespace conclave::inline v0::quant {
+namespace {
+
+// No format of weights has this type: it has no sign, no zero and no fractions.
+constexpr bool is_exponent(DType dtype) { return dtype == DType::kF8E8M0; }
+
+uint8_t exponent_of(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  return static_cast<uint8_t>(bits >> 23);
+}
+
+using Bytes = std::array<std::byte, sizeof(float)>;
+
+float decode(DType dtype, const Bytes& bytes) {
+  float value = 0;
+  format_of(dtype).decode(bytes.data(), 0, 1, &value);
+  return value;
+}
+
+// The pattern of the smallest positive number is 1 in every type.
+float smallest(DType dtype) { return decode(dtype, {std::byte{1}}); }
+
+}  // namespace
+
+Support is_scale_type(DType dtype) {
+  if (is_exponent(dtype)) return Support::yes();
+  const WeightFormat* const format = find_format(dtype);
+  const bool is_float = format != nullptr && (format->codes == nullptr || dtype == DType::kF8E4M3);
+  if (is_float) return Support::yes();
+  return Support::no("scales are never " + std::string(to_string(dtype)));
+}
+
+float largest_scale(DType dtype) {
+  if (is_exponent(dtype)) return 0x1p127F;
+  const WeightFormat& format = format_of(dtype);
+  if (format.codes != nullptr) return format.codes->largest;
+  constexpr float kMost = std::numeric_limits<float>::max();
+  // The pattern before infinity's.
+  Bytes bytes{};
+  format.encode(&kMost, 0, 1, bytes.data());
+  const float rounded = decode(dtype, bytes);
+  if (std::isfinite(rounded)) return rounded;
+  const bool borrow = bytes[0] == std::byte{0};
+  bytes[0] = static_cast<std::byte>(static_cast<uint8_t>(bytes[0]) - 1);
+  if (borrow) bytes[1] = static_cast<std::byte>(static_cast<uint8_t>(bytes[1]) - 1);
+  return decode(dtype, bytes);
+}
+
+float round_scale(DType dtype, float value) {
+  if (value == 0) return 1.0F;
+  if (is_exponent(dtype)) {
+    // step_of stops at the smallest normal power; a code lies below it.
+    if (value <= 0x1p-127F) return 0x1p-127F;
+    return std::min(step_of(value, 1.0F, true), 0x1p127F);
+  }
+  const float within = std::min(value, largest_scale(dtype));
+  Bytes bytes{};
+  format_of(dtype).encode(&within, 0, 1, bytes.data());
+  const float rounded = decode(dtype, bytes);
+  return rounded == 0 ? smallest(dtype) : rounded;
+}
+
+void append_scales(DType dtype, std::span<const float> scales, std::vector<std::byte>& bytes) {
+  const size_t begin = bytes.size();
+  if (is_exponent(dtype)) {
+    for (const float scale : scales) bytes.push_back(static_cast<std::byte>(exponent_of(scale)));
+    return;
+  }
+  bytes.resize(begin + scales.size() * static_cast<size_t>(byte_size(dtype)));
+  format_of(dtype).encode(scales.data(), 0, static_cast<int64_t>(scales.size()),
+                          bytes.data() + begin);
+}
+
+}  // namespace conclave::inline v0::quant

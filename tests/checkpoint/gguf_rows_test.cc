@@ -1,0 +1,119 @@
+// Rows of GGUF blocks as codes with scales and offsets, against the values that gguf-py gives them.
+#include "checkpoint/gguf/row_reader.h"
+#include "io/gguf/types.h"
+#include "quant/gguf/block_type.h"
+#include "quant/weight_format.h"
+
+#include "conclave/safetensors.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace conclave::checkpoint {
+namespace {
+
+const SafetensorsFile& goldens() {
+  static const SafetensorsFile kFile = SafetensorsFile::open("testdata/gguf/blocks.safetensors");
+  return kFile;
+}
+
+std::vector<std::string> type_names() {
+  std::vector<std::string> names;
+  for (const TensorInfo& tensor : goldens().tensors()) {
+    if (!tensor.name.ends_with(".values")) names.push_back(tensor.name);
+  }
+  return names;
+}
+
+std::vector<float> floats_of(RowReader& rows, const std::byte* row, int64_t count) {
+  std::vector<float> values(static_cast<size_t>(count));
+  rows.read(row, 0, count, static_cast<std::byte*>(static_cast<void*>(values.data())));
+  return values;
+}
+
+// A type, and whether its codes become int4 or int8.
+class GgufRows : public ::testing::TestWithParam<std::tuple<std::string, DType>> {
+ protected:
+  void SetUp() override {
+    if (codes() == DType::kI4 && !fits_4_bits(type())) GTEST_SKIP() << "has codes of more bits";
+  }
+  const quant::BlockType& type() const { return *quant::find_block_type(std::get<0>(GetParam())); }
+  DType codes() const { return std::get<1>(GetParam()); }
+};
+
+// Two blocks are a row. Codes are those of a layer, of any part of the row.
+TEST_P(GgufRows, CodesScalesAndOffsets_StandForTheValues) {
+  const Tensor blocks = goldens().load(std::get<0>(GetParam()));
+  const Tensor values = goldens().load(std::get<0>(GetParam()) + ".values");
+  const quant::WeightFormat& format = quant::format_of(codes());
+  const int64_t cols = 2 * type().elements;
+  const bool shifted = codes() == DType::kI4 && type().largest > 7;
+  for (int64_t row = 0; row < blocks.shape()[0] / 2; ++row) {
+    const std::byte* const stored = blocks.as<std::byte>() + row * 2 * type().bytes;
+    for (const int64_t begin : {int64_t{0}, int64_t{7}}) {
+      const int64_t count = cols - begin;
+      std::vector<std::byte> packed(static_cast<size_t>(count));
+      code_rows(type(), codes())->read(stored, begin, cols, packed.data());
+      std::vector<float> decoded(static_cast<size_t>(count));
+      format.decode(packed.data(), 0, count, decoded.data());
+      const int64_t groups = cols / type().group;
+      const auto scales = floats_of(*scale_rows(type(), type().group, 1), stored, groups);
+      const auto offsets =
+          floats_of(*offset_rows(type(), codes(), type().group, 1), stored, groups);
+      for (int64_t i = 0; i < count; ++i) {
+        const auto group = static_cast<size_t>((begin + i) / type().group);
+        const float wanted = values.as<float>()[row * cols + begin + i];
+        if (!std::isfinite(wanted) || !std::isfinite(scales[group])) continue;
+        const float found =
+            std::fma(decoded[static_cast<size_t>(i)], scales[group], -offsets[group]);
+        // Only the offset of codes that were shifted is rounded, and then the value once more.
+        const double offset = std::abs(double{offsets[group]});
+        const double bound = shifted ? 0x1p-24 * (offset + std::abs(wanted)) : 0;
+        EXPECT_NEAR(found, wanted, bound) << "row " << row << " column " << begin + i;
+      }
+    }
+  }
+}
+
+TEST_P(GgufRows, Factors_MultiplyScalesAndOffsets) {
+  const Tensor blocks = goldens().load(std::get<0>(GetParam()));
+  const int64_t groups = type().groups();
+  const std::byte* const stored = blocks.as<std::byte>();
+  const auto scales = floats_of(*scale_rows(type(), type().group, 1), stored, groups);
+  const auto twice = floats_of(*scale_rows(type(), type().group, 2), stored, groups);
+  const auto offsets = floats_of(*offset_rows(type(), codes(), type().group, 1), stored, groups);
+  const auto doubled = floats_of(*offset_rows(type(), codes(), type().group, 2), stored, groups);
+  for (size_t group = 0; group < scales.size(); ++group) {
+    if (!std::isfinite(scales[group]) || !std::isfinite(offsets[group])) continue;
+    EXPECT_EQ(twice[group], 2 * scales[group]);
+    EXPECT_EQ(doubled[group], 2 * offsets[group]);
+    if (!type().has_offset) {
+      EXPECT_EQ(offsets[group], 0);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, GgufRows,
+                         ::testing::Combine(::testing::ValuesIn(type_names()),
+                                            ::testing::Values(DType::kI8, DType::kI4)),
+                         [](const auto& row) {
+                           return std::get<0>(row.param) + "_" +
+                                  std::string(to_string(std::get<1>(row.param)));
+                         });
+
+TEST(GgufRowTypes, CodesOf4Bits_AreThoseOfTheseTypes) {
+  std::vector<std::string> fitting;
+  for (const std::string& name : type_names()) {
+    if (fits_4_bits(*quant::find_block_type(name))) fitting.push_back(name);
+  }
+  EXPECT_EQ(fitting, (std::vector<std::string>{"Q1_0", "Q2_0", "Q2_K", "Q3_K", "Q4_0", "Q4_1",
+                                               "Q4_K", "TQ1_0", "TQ2_0"}));
+}
+
+}  // namespace
+}  // namespace conclave::checkpoint

@@ -1,0 +1,54 @@
+// Runs a kernel of the catalog, in one of its tiles, on a problem's rows.
+#pragma once
+
+#include "experts/catalog.h"
+#include "kernel_fixture.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace conclave::testing {
+
+// A kernel with poisoned memory of its own.
+class KernelRunner {
+ public:
+  KernelRunner(CudaProblem& problem, const experts::KernelRow& row, const experts::DeviceTile& tile)
+      : problem_(problem),
+        tile_(tile),
+        kernel_(row.make_on_device(problem.sizes(), problem.weights(), tile)),
+        workspace_(row.workspace_bytes(problem.sizes(), problem.options().num_tokens)),
+        output_(static_cast<size_t>(problem.output_bytes())) {}
+
+  void run() {
+    workspace_.poison(nullptr);
+    output_.poison(nullptr);
+    experts::DeviceExpertsCall call =
+        problem_.call(kernel_->tile_tokens(), 0, workspace_.data(), output_.data());
+    if (tile_.sorted_input) {
+      call.input = problem_.sorted_input(kernel_->tile_tokens(), 0, nullptr);
+    }
+    kernel_->run(call, nullptr);
+    cuda::check(cudaDeviceSynchronize(), "kernel");
+  }
+  const std::byte* output() const { return output_.data(); }
+  int64_t damage() const { return workspace_.damage() + output_.damage(); }
+
+  std::vector<std::byte> bits() const { return bits_of(output_); }
+
+ private:
+  CudaProblem& problem_;
+  experts::DeviceTile tile_;
+  std::unique_ptr<experts::DeviceExpertsKernel> kernel_;
+  GuardedDevice workspace_;
+  GuardedDevice output_;
+};
+
+inline std::vector<experts::DeviceTile> all_tiles(const experts::KernelRow& row,
+                                                  const CudaProblem& problem) {
+  const auto tiles = row.tiles(problem.sizes());
+  return {tiles.begin(), tiles.end()};
+}
+
+}  // namespace conclave::testing

@@ -1,0 +1,297 @@
+// The parts of a conversion: patterns, edits of config.json, and conversions that are ended and go
+// on.
+#include "convert/conversion.h"
+#include "convert/json_edit.h"
+#include "convert/request.h"
+
+#include "conclave/error.h"
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace conclave::tool {
+namespace {
+
+namespace fs = std::filesystem;
+
+TEST(KeepPattern, Star_StandsForAnyText) {
+  EXPECT_TRUE(matches("*", ""));
+  EXPECT_TRUE(matches("*.down_proj", "model.layers.0.mlp.experts.3.down_proj"));
+  EXPECT_TRUE(matches("model.*.experts.?.*", "model.layers.0.mlp.experts.3.down_proj"));
+  EXPECT_FALSE(matches("model.*.experts.?.*", "model.layers.0.mlp.experts.31.down_proj"));
+  EXPECT_FALSE(matches("*.down_proj", "model.down_proj.bias"));
+  EXPECT_FALSE(matches("", "a"));
+  EXPECT_TRUE(matches("a*b*c", "a-b-b-c"));
+  EXPECT_FALSE(matches("a*b*c", "a-c-b"));
+}
+
+TEST(KeepPattern, ManyStars_TakeNoLongTime) {
+  EXPECT_FALSE(matches("*a*a*a*a*a*a*a*a*a*a*a*a*b", std::string(5000, 'a')));
+}
+
+TEST(KeepRule, Text_IsAPatternAndAForm) {
+  const KeepRule plain = parse_keep_rule("*.0.*=bf16");
+  EXPECT_EQ(plain.pattern, "*.0.*");
+  ASSERT_TRUE(plain.form);
+  EXPECT_EQ(plain.form->dtype, DType::kBF16);
+  EXPECT_FALSE(parse_keep_rule("a=b=source").form);
+  for (const char* wrong : {"", "x", "=bf16", "x=", "x=int4-group32", "x=BF16"}) {
+    EXPECT_THROW(parse_keep_rule(wrong), Error) << wrong;
+  }
+}
+
+TEST(JsonEdit, OtherMembers_KeepTheirBytes) {
+  const std::string config =
+      "{\n  \"a\": [1.0, Infinity, \"}\\\"{\"],\n  \"b\" : {\"c\": 1e5}\n}\n";
+  EXPECT_EQ(with_member(config, "q", "{}"),
+            "{\n  \"a\": [1.0, Infinity, \"}\\\"{\"],\n  \"b\" : {\"c\": 1e5},\n  \"q\": {}\n}\n");
+  EXPECT_EQ(member_text(config, "b"), "{\"c\": 1e5}");
+  EXPECT_EQ(member_text(config, "c"), "");
+}
+
+TEST(JsonEdit, Member_IsTakenOutWithItsComma) {
+  EXPECT_EQ(without_member("{\"a\": 1, \"b\": 2, \"c\": 3}", "a"), "{\"b\": 2, \"c\": 3}");
+  EXPECT_EQ(without_member("{\"a\": 1, \"b\": 2, \"c\": 3}", "b"), "{\"a\": 1, \"c\": 3}");
+  EXPECT_EQ(without_member("{\"a\": 1, \"b\": 2, \"c\": 3}", "c"), "{\"a\": 1, \"b\": 2}");
+  EXPECT_EQ(without_member("{\"a\": 1}", "a"), "{}");
+  EXPECT_EQ(without_member("{}", "a"), "{}");
+  EXPECT_EQ(with_member("{}", "a", "1"), "{\"a\": 1}");
+  EXPECT_EQ(with_member("{\"a\": 1, \"b\": 2}", "a", "3"), "{\"b\": 2,\"a\": 3}");
+}
+
+class Scratch {
+ public:
+  Scratch() {
+    std::string name = (fs::temp_directory_path() / "conclave-convert-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
+    path_ = name;
+  }
+  ~Scratch() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  fs::path operator/(const char* name) const { return path_ / name; }
+
+ private:
+  fs::path path_;
+};
+
+std::string contents(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+// The report names the directory and what an earlier run did; all else must be equal.
+std::map<std::string, std::string> model_files(const fs::path& directory) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : fs::directory_iterator(directory)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("conversion.")) continue;
+    files[name] = contents(entry.path());
+  }
+  return files;
+}
+
+ConvertRequest small_request(const fs::path& destination) {
+  return {.source = "testdata/mixtral-tiny",
+          .destination = destination,
+          .form = parse_quantised_form("fp8-block"),
+          .layers = {0, 1},
+          .keep = {},
+          .shard_bytes = 30'000};
+}
+
+// Ends the process as a power cut would, once so many bytes are written.
+class Ending final : public LogSink {
+ public:
+  explicit Ending(int64_t bytes) : bytes_(bytes) {}
+  void log(LogLevel, std::string_view) override {}
+  void progress(std::string_view phase, int64_t done, int64_t) override {
+    if (phase == "converting" && done >= bytes_) ::raise(SIGKILL);
+  }
+
+ private:
+  int64_t bytes_;
+};
+
+// Runs a conversion in a process of its own that ends after `bytes`.
+void convert_and_end(const ConvertRequest& request, int64_t bytes) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    Ending ending(bytes);
+    const Context context({.device = "cpu", .num_threads = 1, .log = &ending});
+    convert_model(context, request, {.tokens = 0});
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  ASSERT_TRUE(WIFSIGNALED(status)) << status;
+}
+
+TEST(Conversion, EndedAtEveryShard_GoesOnToTheSameFiles) {
+  const Scratch scratch;
+  const ConvertRequest whole = small_request(scratch / "whole");
+  const Context context({.device = "cpu", .num_threads = 2});
+  const ConversionReport report = convert_model(context, whole, {.tokens = 0});
+  ASSERT_GT(report.shards, 4U);
+  const auto expected = model_files(scratch / "whole");
+  // A step below every shard's size meets each of them; the last end is that of the last byte.
+  const auto total = static_cast<int64_t>(report.bytes_after);
+  size_t kept = 0;
+  for (int64_t step = 0; step * 20'000 < total + 20'000; ++step) {
+    const int64_t bytes = std::min(total, step * 20'000 + 1);
+    SCOPED_TRACE(bytes);
+    const ConvertRequest request = small_request(scratch / "ended");
+    convert_and_end(request, bytes);
+    EXPECT_FALSE(fs::exists(request.destination));
+    const ConversionReport again = convert_model(context, request, {.tokens = 0});
+    EXPECT_EQ(model_files(request.destination), expected);
+    EXPECT_FALSE(fs::exists(request.destination.string() + ".partial"));
+    EXPECT_GE(again.shards_kept, kept);
+    kept = again.shards_kept;
+    for (size_t i = 0; i < report.modules.size(); ++i) {
+      EXPECT_EQ(again.modules[i].error.squared_error, report.modules[i].error.squared_error);
+    }
+    fs::remove_all(request.destination);
+  }
+  EXPECT_EQ(kept, report.shards - 1);
+}
+
+TEST(Conversion, EndedThreeTimes_StillGoesOn) {
+  const Scratch scratch;
+  const ConvertRequest request = small_request(scratch / "out");
+  for (const int64_t bytes : {40'000, 80'000, 120'000}) convert_and_end(request, bytes);
+  const Context context({.device = "cpu", .num_threads = 1});
+  EXPECT_GE(convert_model(context, request, {.tokens = 0}).shards_kept, 3U);
+}
+
+TEST(Conversion, DamagedShardOfAnEndedRun_IsWrittenAgain) {
+  const Scratch scratch;
+  const Context context({.device = "cpu", .num_threads = 1});
+  convert_model(context, small_request(scratch / "whole"), {.tokens = 0});
+  const ConvertRequest request = small_request(scratch / "out");
+  convert_and_end(request, 100'000);
+  size_t shards = 0;
+  for (const auto& entry : fs::directory_iterator(request.destination.string() + ".partial")) {
+    if (entry.path().extension() != ".safetensors") continue;
+    std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(-1, std::ios::end);
+    const auto last = static_cast<char>(file.get() ^ 1);
+    file.seekp(-1, std::ios::end);
+    file.put(last);
+    ++shards;
+  }
+  ASSERT_GT(shards, 1U);
+  EXPECT_EQ(convert_model(context, request, {.tokens = 0}).shards_kept, 0U);
+  EXPECT_EQ(model_files(request.destination), model_files(scratch / "whole"));
+}
+
+TEST(Conversion, JournalCutOffInALine_LosesThatShardAlone) {
+  const Scratch scratch;
+  const ConvertRequest request = small_request(scratch / "out");
+  convert_and_end(request, 100'000);
+  const fs::path journal = request.destination.string() + ".partial/conversion.journal";
+  const std::string text = contents(journal);
+  const auto lines = std::ranges::count(text, '\n');
+  ASSERT_GT(lines, 2);
+  fs::resize_file(journal, text.size() - 5);
+  const Context context({.device = "cpu", .num_threads = 1});
+  EXPECT_EQ(convert_model(context, request, {.tokens = 0}).shards_kept,
+            static_cast<size_t>(lines - 2));
+}
+
+TEST(Conversion, JournalCutOffInItsFirstLine_BeginsAnew) {
+  const Scratch scratch;
+  const ConvertRequest request = small_request(scratch / "out");
+  convert_and_end(request, 100'000);
+  fs::resize_file(request.destination.string() + ".partial/conversion.journal", 20);
+  const Context context({.device = "cpu", .num_threads = 1});
+  EXPECT_EQ(convert_model(context, request, {.tokens = 0}).shards_kept, 0U);
+}
+
+TEST(Conversion, EndedForAnotherForm_IsInTheWayUnlessReplaced) {
+  const Scratch scratch;
+  ConvertRequest request = small_request(scratch / "out");
+  convert_and_end(request, 100'000);
+  request.form = parse_quantised_form("int8-channel");
+  const Context context({.device = "cpu", .num_threads = 1});
+  try {
+    convert_model(context, request, {.tokens = 0});
+    ADD_FAILURE() << "the journal of another form was accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kFileWrite);
+    EXPECT_NE(error.detail().hint.find("--force"), std::string::npos);
+  }
+  request.replace = true;
+  EXPECT_EQ(convert_model(context, request, {.tokens = 0}).shards_kept, 0U);
+  EXPECT_TRUE(fs::exists(request.destination / "config.json"));
+}
+
+TEST(Conversion, WritesThatFail_AreAnErrorAndNoModel) {
+  const Scratch scratch;
+  const ConvertRequest request = small_request(scratch / "out");
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{.rlim_cur = 20'000, .rlim_max = 20'000};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    const Context context({.device = "cpu", .num_threads = 1});
+    try {
+      convert_model(context, request, {.tokens = 0});
+    } catch (const Error& error) {
+      ::_exit(error.code() == ErrorCode::kFileWrite ? 42 : 1);
+    }
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 42);
+  EXPECT_FALSE(fs::exists(request.destination));
+}
+
+// Changes the source in the middle of a conversion.
+class Changing final : public LogSink {
+ public:
+  explicit Changing(fs::path file) : file_(std::move(file)) {}
+  void log(LogLevel, std::string_view) override {}
+  void progress(std::string_view, int64_t done, int64_t total) override {
+    if (done * 2 < total) return;
+    fs::last_write_time(file_, fs::last_write_time(file_) + std::chrono::seconds(5));
+  }
+
+ private:
+  fs::path file_;
+};
+
+TEST(Conversion, SourceThatChangesMeanwhile_IsAnErrorAndNoModel) {
+  const Scratch scratch;
+  fs::copy("testdata/mixtral-tiny", scratch / "source");
+  ConvertRequest request = small_request(scratch / "out");
+  request.source = scratch / "source";
+  Changing changing(scratch / "source/model.safetensors");
+  const Context context({.device = "cpu", .num_threads = 1, .log = &changing});
+  try {
+    convert_model(context, request, {.tokens = 0});
+    ADD_FAILURE() << "the change was not seen";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kFileChanged);
+  }
+  EXPECT_FALSE(fs::exists(request.destination));
+}
+
+}  // namespace
+}  // namespace conclave::tool
