@@ -10,6 +10,7 @@
 #include <array>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 
 namespace conclave::inline v0::checkpoint {
 namespace {
@@ -42,7 +43,12 @@ std::string without_weight(std::string_view name) {
 class Naming {
  public:
   Naming(const ModelConfig& config, const TensorTable& table, const LayerMap& layer)
-      : config_(config), table_(table), layer_(layer) {}
+      : config_(config), table_(table), layer_(layer) {
+    if (!config.quant || config.quant->planes.empty()) return;
+    for (const StoredTensor& tensor : table.tensors) {
+      if (tensor.info->name.starts_with(layer.prefix)) present_.insert(tensor.info->name);
+    }
+  }
 
   std::vector<StoredMatrix> list() const {
     std::vector<StoredMatrix> named;
@@ -70,13 +76,29 @@ class Naming {
       if (stored.info.count <= expert) continue;
       names.push_back(table_.info(location(id.with(plane), expert).tensor).name);
     }
+    add_aids(names);
     return names;
+  }
+
+  // Adds what a method stores for a matrix beside its planes.
+  void add_aids(std::vector<std::string>& names) const {
+    if (present_.empty()) return;
+    const std::string matrix = canonical_name(names.front());
+    for (const StoredPlane& row : config_.quant->planes) {
+      if (!matrix.ends_with(row.ending)) continue;
+      std::string name = stored_name(row, matrix);
+      const bool is_new = std::ranges::find(names, name) == names.end();
+      if (is_new && present_.contains(name)) names.push_back(std::move(name));
+    }
+  }
+
+  std::string canonical_name(const std::string& stored) const {
+    return matrix_name(config_.quant, stored).value_or(stored);
   }
 
   std::string module_of(WeightId id, int64_t expert) const {
     const MatrixLocation& matrix = location(id, expert);
-    const std::string& stored = table_.info(matrix.tensor).name;
-    const std::string name = matrix_name(config_.quant, stored).value_or(stored);
+    const std::string name = canonical_name(table_.info(matrix.tensor).name);
     if (name.ends_with(kWeight) && lies_alone(id, matrix)) return without_weight(name);
     const NamePattern* const pattern = pattern_of(*config_.architecture, id);
     if (pattern == nullptr) return {};
@@ -100,10 +122,18 @@ class Naming {
   // Whether nothing but whole rows of this expert's matrices lies in the tensor.
   bool lies_alone(WeightId id, const MatrixLocation& matrix) const {
     const WeightInfo& info = layer_.stored[id].info;
-    const auto& shape = table_.info(matrix.tensor).shape;
     const bool rows_in_turn = matrix.col_stride == 1 && matrix.row_stride == info.cols;
-    return rows_in_turn && shape.size() == 2 &&
-           rows_of_tensor(*id.mlp(), matrix.tensor) == shape[0];
+    return rows_in_turn && rows_of_tensor(*id.mlp(), matrix.tensor) == stored_rows(matrix);
+  }
+
+  // The rows of the matrix that the tensor is or stands for; 0 for a stack.
+  int64_t stored_rows(const MatrixLocation& matrix) const {
+    if (matrix.reading >= 0) {
+      const PlaneReading& reading = layer_.readings[static_cast<size_t>(matrix.reading)];
+      return reading.slices == 1 ? reading.form.rows : 0;
+    }
+    const auto& shape = table_.info(matrix.tensor).shape;
+    return shape.size() == 2 ? shape[0] : 0;
   }
 
   // The rows of the tensor that belong to matrices of one expert; more experts make them too many.
@@ -122,6 +152,7 @@ class Naming {
   const ModelConfig& config_;
   const TensorTable& table_;
   const LayerMap& layer_;
+  std::unordered_set<std::string_view> present_;
 };
 
 }  // namespace

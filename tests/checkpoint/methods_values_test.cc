@@ -113,6 +113,29 @@ TEST(GptqValues, TheLargestZeroOfTheFirstVersion_WrapsToNought) {
   EXPECT_EQ(first, -128);
 }
 
+// Files that are older than quantization_config say the same beside config.json.
+TEST(OlderFiles, DescribeTheMethodBesideTheConfiguration) {
+  const auto described = [](const std::string& name, const std::string& beside,
+                            const nlohmann::json& text) {
+    TinyModel model = golden(name);
+    model.config.erase("quantization_config");
+    const TempDir directory;
+    write_single(model, directory.path());
+    write_text(directory / beside, text.dump());
+    return Checkpoint::open(directory.path()).layer(0).spec;
+  };
+  const MoeSpec gptq =
+      described("qwen3_moe-gptq-int4-group32", "quantize_config.json",
+                {{"bits", 4}, {"group_size", 32}, {"desc_act", false}, {"sym", true}});
+  EXPECT_EQ(gptq.weight_dtype, DType::kI4);
+  EXPECT_EQ(gptq.quant.zeros, WeightZero::kNone);
+  const MoeSpec awq =
+      described("qwen3_moe-awq-group32", "quant_config.json",
+                {{"zero_point", true}, {"q_group_size", 32}, {"w_bit", 4}, {"version", "GEMM"}});
+  EXPECT_EQ(awq.weight_dtype, DType::kI4);
+  EXPECT_EQ(awq.quant.zeros, WeightZero::kPoint);
+}
+
 TEST(AwqValues, ZeroPointsThatTheConfigurationDenies_AreNamed) {
   TinyModel model = golden("mixtral-awq-symmetric");
   set(model, std::string(kMixtral) + "qzeros", 1, uint32_t{0x88888889});
