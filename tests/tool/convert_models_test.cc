@@ -73,7 +73,8 @@ void expect_reported_errors(const std::string& source, const fs::path& out) {
   std::map<std::string, double> reported;
   for (const Json& matrix : report["matrices"]) {
     reported[matrix["name"].get<std::string>()] = matrix["relative_error"].get<double>();
-    EXPECT_LE(matrix["worst_steps"].get<double>(), 0.5 * (1 + 1e-6)) << matrix;
+    // The quotient that is rounded to a code of 127 steps at most was rounded to float32 before.
+    EXPECT_LE(matrix["worst_steps"].get<double>(), 0.5 + 127 * 0x1p-24) << matrix;
   }
   for (const CheckpointLayer& layer : before.layers()) {
     for (const StoredMatrix& matrix : after.stored_matrices(layer.index)) {
