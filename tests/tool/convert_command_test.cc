@@ -193,7 +193,8 @@ TEST(Convert, Search_HasSmallerErrorsThanAmax) {
     const fs::path out = scratch / name;
     EXPECT_EQ(convert(source, out, "int4-group32", {"--scales", rule}).exit_code, 0);
     std::vector<double> errors;
-    for (const Json& matrix : read_json(out / "conversion.json")["matrices"]) {
+    const Json report = read_json(out / "conversion.json");
+    for (const Json& matrix : report["matrices"]) {
       errors.push_back(matrix["relative_error"].get<double>());
     }
     return errors;

@@ -33,8 +33,8 @@ p { margin: 0 0 14px; color: var(--soft); max-width: 74ch; }
   grid-template-columns: repeat(auto-fit, minmax(200px, 1fr)); }
 .tile, section { background: var(--card); border: 1px solid var(--line); border-radius: 10px; }
 .tile { padding: 14px 16px; }
-.tile b { display: block; font-size: 20px; line-height: 1.5; font-weight: 600;
-  white-space: nowrap; }
+.tile b { display: block; font-size: 20px; line-height: 1.5; font-weight: 600; }
+@media (min-width: 820px) { .tiles { grid-template-columns: 1.4fr 1fr 1fr 1fr; } }
 .tile span { color: var(--soft); font-size: 13px; }
 section { padding: 20px 22px; margin: 0 0 16px; }
 svg { width: 100%; height: auto; display: block; font-size: 12px; }
@@ -114,7 +114,7 @@ std::string token_table(const ConversionReport& report) {
   std::vector<std::vector<std::string>> rows;
   for (const TokenError& token : worst_tokens(report)) {
     rows.push_back({fmt::format("layer {}, token {}", token.layer, token.token),
-                    percent(token.error), percent(token.median)});
+                    percent(token.error, 3), percent(token.median, 3)});
   }
   return table({"token", "error", "layer's median"}, rows);
 }
@@ -127,7 +127,7 @@ std::string matrix_table(const ConversionReport& report) {
   all.resize(std::min(all.size(), kListed));
   std::vector<std::vector<std::string>> rows;
   for (const ModuleReport* module : all) {
-    rows.push_back({module->name, percent(module->error.relative()),
+    rows.push_back({module->name, percent(module->error.relative(), 3),
                     fmt::format("{:.2f}", module->error.worst_steps)});
   }
   return table({"linear layer", "error", "steps"}, rows);

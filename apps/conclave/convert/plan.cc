@@ -43,9 +43,8 @@ std::string indented(const std::string& text) {
 
 // A tensor of the source that modules replace.
 struct Replaced {
-  uint64_t bits = 0;  // in matrices that are converted
-  int64_t users = 0;  // matrices that it belongs to
-  bool holds_weights = false;
+  int64_t matrices = 0;   // that the tensor belongs to
+  int64_t converted = 0;  // those of them that modules take
 };
 
 class Planner {
@@ -78,6 +77,7 @@ class Planner {
   void add_layer(int64_t layer) {
     const std::unique_ptr<WeightSource> weights = source_.checkpoint().layer_source(layer);
     for (const StoredMatrix& matrix : source_.checkpoint().stored_matrices(layer)) {
+      for (const std::string& tensor : matrix.tensors) ++replaced_[tensor].matrices;
       if (matrix.module.empty()) {
         refuse("the family has no name for a linear layer of these weights",
                weights->locate(matrix.id, matrix.expert),
@@ -103,12 +103,9 @@ class Planner {
     module.parts.push_back({.id = matrix.id, .expert = matrix.expert, .rows = info.rows});
     module.rows += info.rows;
     for (const std::string& tensor : matrix.tensors) {
-      ++replaced_[tensor].users;
+      ++replaced_[tensor].converted;
       tensors_of_[known->second].push_back(tensor);
     }
-    Replaced& stored = replaced_[matrix.tensors.front()];
-    stored.holds_weights = true;
-    stored.bits += static_cast<uint64_t>(info.rows * info.cols * bit_size(info.dtype));
   }
 
   void check_rules() const {
@@ -132,12 +129,12 @@ class Planner {
   }
 
   // What shares a tensor with converted matrices would be lost.
-  void check_replaced() const {
+  void check_replaced() {
+    std::erase_if(replaced_, [](const auto& entry) { return entry.second.converted == 0; });
     for (const auto& [name, stored] : replaced_) {
-      const SourceTensor& tensor = *source_.find(name);
-      if (!stored.holds_weights || stored.bits == tensor.info->bytes * 8) continue;
-      refuse("the tensor also holds what is not converted", name,
-             fmt::format("{} of {} bytes", stored.bits / 8, tensor.info->bytes),
+      if (stored.converted == stored.matrices) continue;
+      refuse("the tensor also holds matrices that are not converted", name,
+             fmt::format("{} of {} matrices", stored.converted, stored.matrices),
              "a tensor of converted matrices alone");
     }
   }
@@ -147,7 +144,7 @@ class Planner {
       ConvertedModule& module = plan_.modules[i];
       for (const std::string& name : tensors_of_[static_cast<int32_t>(i)]) {
         module.source_bytes +=
-            source_.find(name)->info->bytes / static_cast<uint64_t>(replaced_.at(name).users);
+            source_.find(name)->info->bytes / static_cast<uint64_t>(replaced_.at(name).matrices);
       }
       if (has_codes(module.form)) check_blocks(module);
     }
