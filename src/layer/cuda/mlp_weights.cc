@@ -7,7 +7,6 @@
 
 #include "conclave/error.h"
 
-
 namespace conclave::inline v0 {
 namespace {
 
