@@ -100,10 +100,21 @@ class DirectoryContents final : public Contents {
     }
   }
 
+  // What a method stores in its own way counts as what it stands for: a word holds several codes.
   void add_totals() {
-    for (const StoredTensor& tensor : shards_.tensors) {
-      total_bytes += tensor.info->bytes;
-      total_parameters += count_elements(*tensor.info);
+    std::vector<bool> is_read(shards_.tensors.size(), false);
+    for (const LayerMap& map : maps_) {
+      for (const PlaneReading& reading : map.readings) {
+        total_parameters += static_cast<uint64_t>(reading.slices * reading.slice_elements);
+        for (const int32_t input : reading.inputs) {
+          if (input >= 0) is_read[static_cast<size_t>(input)] = true;
+        }
+      }
+    }
+    for (size_t i = 0; i < is_read.size(); ++i) {
+      const TensorInfo& info = *shards_.tensors[i].info;
+      total_bytes += info.bytes;
+      if (!is_read[i]) total_parameters += count_elements(info);
     }
   }
 

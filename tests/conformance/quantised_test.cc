@@ -234,6 +234,8 @@ TEST_P(Quantised, Spec_IsAsTheConfigurationSays) {
   EXPECT_TRUE(layer().support) << layer().support.reason();
   EXPECT_EQ(layer().layout, GetParam().layout);
   EXPECT_EQ(spec.weight_dtype, GetParam().type);
+  EXPECT_GE(checkpoint_.total_parameters(), static_cast<uint64_t>(layer().parameters.total))
+      << "codes count, not the words that hold them";
   EXPECT_EQ(spec.quant.weights, wanted.weights);
   EXPECT_EQ(spec.quant.activations, wanted.activations);
   EXPECT_EQ(spec.quant.block_rows, wanted.block_rows);
