@@ -194,8 +194,8 @@ enum class WeightScale : uint8_t {
   kChannel,  // one per row of a matrix
   kBlock,    // one per block_rows x block_cols of a matrix; blocks at its ends may be partial
 };
-// What is taken from codes, or from their products: numbers that lie as the scales do, in the plane
-// WeightPlane::kZero.
+// A number is taken from codes, or from their products with scales. The numbers lie as the scales
+// do, in the plane WeightPlane::kZero.
 enum class WeightZero : uint8_t {
   kNone,
   kPoint,   // zero points: w = (code - zero) * scale
@@ -209,9 +209,9 @@ enum class ActivationScale : uint8_t {
   kToken,         // codes of x / s, s = amax of the row / the largest code: 448, or 127
   kGroup,         // the same with an s for each 128 columns of the row
 };
-// Quantisation of the routed and shared experts' matrices, for a weight_dtype of codes: kF8E4M3,
-// kI8, kI4. A row of zeros has the scale 1. Checkpoints that say "per tensor, dynamic" are kToken:
-// a scale over the batch would make a token's result depend on the others.
+// Quantisation of the routed and shared experts' matrices, for a weight_dtype of codes
+// (weight_forms() lists them). A row of zeros has the scale 1. Checkpoints that say "per tensor,
+// dynamic" are kToken: a scale over the batch would make a token's result depend on the others.
 struct QuantSpec {
   WeightScale weights = WeightScale::kNone;
   int64_t block_rows = 128;

@@ -107,7 +107,7 @@ class Naming {
     return without_weight(layer_start(*pattern) + render_name(*pattern, {}, expert));
   }
 
-  // What precedes the pattern's text, less the base that stands in it.
+  // The start precedes the pattern's text; the base that stands in the text is no part of it.
   std::string layer_start(const NamePattern& pattern) const {
     std::string_view start = layer_.prefix;
     if (pattern.text.starts_with("{base}")) return std::string(start);

@@ -62,8 +62,8 @@ std::vector<ExpertPart> cut_expert(const MlpSizes& sizes, const experts::PackGra
   return parts;
 }
 
-// What gives the codes of a block's rows a meaning, and views of it; empty for plain matrices and
-// for those not asked for. The order of columns comes with the first rows.
+// The meaning of the codes of a block's rows, and views of it, are empty for plain matrices and for
+// those not asked for. The order of columns comes with the first rows.
 struct BlockMeaning {
   BlockMeaning(const MlpWeights& mlp, const WeightSource& source, const BlockRequest& request,
                bool has_first_row) {

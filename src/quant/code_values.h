@@ -1,4 +1,4 @@
-// What the compiler knows of the values of a format's codes, for formats and for kernels.
+// The compiler works these out from the values of a format's codes, for formats and for kernels.
 #pragma once
 
 #include <cstddef>

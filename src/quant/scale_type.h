@@ -15,7 +15,7 @@ Support is_scale_type(DType dtype);
 // The largest scale of the type.
 float largest_scale(DType dtype);
 // A positive number as a scale: nearest, or the next power of two for e8m0, which has no others.
-// What is beyond the type's range becomes its largest, or smallest positive, number; 0 becomes 1.
+// A number beyond the type's range becomes its largest, or smallest positive, one; 0 becomes 1.
 float round_scale(DType dtype, float value);
 // Appends scales that round_scale gave.
 void append_scales(DType dtype, std::span<const float> scales, std::vector<std::byte>& bytes);

@@ -28,13 +28,6 @@ struct CodeBook {
   uint8_t (*encode)(float value);
 };
 
-// How checkpoints of the method "compressed-tensors" name the format; empty: they do not.
-struct CompressedTensors {
-  std::string_view type = {};      // as a scheme states it: "float", "int"
-  std::string_view in_bytes = {};  // a "format" with a code per byte
-  std::string_view in_words = {};  // a "format" with codes in words of 32 bits
-};
-
 // A row of the format table.
 struct WeightFormat {
   std::string_view name;  // "bf16"
@@ -48,7 +41,9 @@ struct WeightFormat {
   const CodeBook* codes = nullptr;
   const CodeBook* row_codes = nullptr;  // what quantised rows become beside these weights
   Support (*takes)(const QuantSpec& quant) = nullptr;
-  CompressedTensors compressed_tensors = {};
+  // What schemes of the method "compressed-tensors" call the codes: "float", "int"; empty: they do
+  // not have them.
+  std::string_view compressed_tensors = {};
   std::span<const WeightForm> forms = {};  // that tools offer
 };
 

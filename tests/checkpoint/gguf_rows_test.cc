@@ -3,6 +3,7 @@
 #include "io/gguf/types.h"
 #include "quant/gguf/block_type.h"
 #include "quant/weight_format.h"
+#include "support/gguf_blocks.h"
 
 #include "conclave/safetensors.h"
 
@@ -16,19 +17,6 @@
 
 namespace conclave::checkpoint {
 namespace {
-
-const SafetensorsFile& goldens() {
-  static const SafetensorsFile kFile = SafetensorsFile::open("testdata/gguf/blocks.safetensors");
-  return kFile;
-}
-
-std::vector<std::string> type_names() {
-  std::vector<std::string> names;
-  for (const TensorInfo& tensor : goldens().tensors()) {
-    if (!tensor.name.ends_with(".values")) names.push_back(tensor.name);
-  }
-  return names;
-}
 
 std::vector<float> floats_of(RowReader& rows, const std::byte* row, int64_t count) {
   std::vector<float> values(static_cast<size_t>(count));
@@ -48,8 +36,8 @@ class GgufRows : public ::testing::TestWithParam<std::tuple<std::string, DType>>
 
 // Two blocks are a row. Codes are those of a layer, of any part of the row.
 TEST_P(GgufRows, CodesScalesAndOffsets_StandForTheValues) {
-  const Tensor blocks = goldens().load(std::get<0>(GetParam()));
-  const Tensor values = goldens().load(std::get<0>(GetParam()) + ".values");
+  const Tensor blocks = testing::gguf_blocks().load(std::get<0>(GetParam()));
+  const Tensor values = testing::gguf_blocks().load(std::get<0>(GetParam()) + ".values");
   const quant::WeightFormat& format = quant::format_of(codes());
   const int64_t cols = 2 * type().elements;
   const bool shifted = codes() == DType::kI4 && type().largest > 7;
@@ -81,7 +69,7 @@ TEST_P(GgufRows, CodesScalesAndOffsets_StandForTheValues) {
 }
 
 TEST_P(GgufRows, Factors_MultiplyScalesAndOffsets) {
-  const Tensor blocks = goldens().load(std::get<0>(GetParam()));
+  const Tensor blocks = testing::gguf_blocks().load(std::get<0>(GetParam()));
   const int64_t groups = type().groups();
   const std::byte* const stored = blocks.as<std::byte>();
   const auto scales = floats_of(*scale_rows(type(), type().group, 1), stored, groups);
@@ -99,7 +87,7 @@ TEST_P(GgufRows, Factors_MultiplyScalesAndOffsets) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, GgufRows,
-                         ::testing::Combine(::testing::ValuesIn(type_names()),
+                         ::testing::Combine(::testing::ValuesIn(testing::gguf_block_types()),
                                             ::testing::Values(DType::kI8, DType::kI4)),
                          [](const auto& row) {
                            return std::get<0>(row.param) + "_" +
@@ -108,7 +96,7 @@ INSTANTIATE_TEST_SUITE_P(Types, GgufRows,
 
 TEST(GgufRowTypes, CodesOf4Bits_AreThoseOfTheseTypes) {
   std::vector<std::string> fitting;
-  for (const std::string& name : type_names()) {
+  for (const std::string& name : testing::gguf_block_types()) {
     if (fits_4_bits(*quant::find_block_type(name))) fitting.push_back(name);
   }
   EXPECT_EQ(fitting, (std::vector<std::string>{"Q1_0", "Q2_0", "Q2_K", "Q3_K", "Q4_0", "Q4_1",

@@ -1,4 +1,6 @@
 // Every block type of GGUF against the values that gguf-py gives the same bytes.
+#include "support/gguf_blocks.h"
+
 #include "quant/gguf/block_type.h"
 
 #include "conclave/error.h"
@@ -15,19 +17,6 @@
 namespace conclave::quant {
 namespace {
 
-const SafetensorsFile& goldens() {
-  static const SafetensorsFile kFile = SafetensorsFile::open("testdata/gguf/blocks.safetensors");
-  return kFile;
-}
-
-std::vector<std::string> type_names() {
-  std::vector<std::string> names;
-  for (const TensorInfo& tensor : goldens().tensors()) {
-    if (!tensor.name.ends_with(".values")) names.push_back(tensor.name);
-  }
-  return names;
-}
-
 class GgufBlocks : public ::testing::TestWithParam<std::string> {
  protected:
   const BlockType& type() const {
@@ -35,8 +24,8 @@ class GgufBlocks : public ::testing::TestWithParam<std::string> {
     if (type == nullptr) throw Error(ErrorCode::kInternal, "no such type: " + GetParam());
     return *type;
   }
-  Tensor blocks() const { return goldens().load(GetParam()); }
-  Tensor values() const { return goldens().load(GetParam() + ".values"); }
+  Tensor blocks() const { return testing::gguf_blocks().load(GetParam()); }
+  Tensor values() const { return testing::gguf_blocks().load(GetParam() + ".values"); }
 };
 
 TEST_P(GgufBlocks, Values_AreThoseOfGgufPyToTheBit) {
@@ -107,13 +96,13 @@ TEST_P(GgufBlocks, Products_AreExactInFloat32) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, GgufBlocks, ::testing::ValuesIn(type_names()),
+INSTANTIATE_TEST_SUITE_P(Types, GgufBlocks, ::testing::ValuesIn(testing::gguf_block_types()),
                          [](const auto& row) { return row.param; });
 
 TEST(GgufBlockTypes, NamesWithoutBlocks_AreNoTypes) {
   EXPECT_EQ(find_block_type("F32"), nullptr);
   EXPECT_EQ(find_block_type("q4_0"), nullptr);
-  EXPECT_EQ(type_names().size(), 25U);
+  EXPECT_EQ(testing::gguf_block_types().size(), 25U);
 }
 
 }  // namespace

@@ -162,7 +162,7 @@ std::vector<int64_t> layers_of(const ConversionReport& report) {
 // The least error is still seen.
 double opacity(double share) { return 0.15 + 0.85 * share; }
 
-// What the faintest and the strongest colour of a field stand for.
+// The key names the numbers of the faintest and of the strongest colour.
 std::string scale_key(double y, double lowest, double highest) {
   constexpr int kSteps = 12;
   constexpr double kStep = 10;

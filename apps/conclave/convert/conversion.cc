@@ -91,7 +91,7 @@ class Conversion {
     directory_.remove_all_but(names);
   }
 
-  // What cannot be leaves nothing behind.
+  // A conversion that cannot be leaves nothing behind.
   void check_possible(const std::vector<const ShardRecord*>& intact) const {
     try {
       require_readable(plan_, request_, directory_.unfinished() / "outline");

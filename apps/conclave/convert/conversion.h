@@ -49,7 +49,7 @@ struct Measurement {
 };
 
 // Throws Error: kUnsupported before anything is written, kFileWrite, kFileChanged, kTensorValue.
-// What was written stays for a next run with the same request.
+// Finished shards stay for a next run with the same request.
 ConversionReport convert_model(const Context& context, const ConvertRequest& request,
                                const Measurement& measurement);
 

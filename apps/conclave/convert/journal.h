@@ -1,5 +1,5 @@
-// What a conversion has finished, line by line in its unfinished directory, so that one that was
-// ended goes on where it was.
+// The journal lists finished shards, line by line in the unfinished directory, so that a conversion
+// that was ended goes on where it was.
 #pragma once
 
 #include "convert/write_shard.h"

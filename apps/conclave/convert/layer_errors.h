@@ -1,4 +1,4 @@
-// What a conversion does to the outputs of layers: both models' in float64, on the same rows.
+// Compares the outputs of both models' layers, in float64 on the same rows.
 #pragma once
 
 #include "conclave/checkpoint.h"

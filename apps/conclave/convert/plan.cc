@@ -128,7 +128,7 @@ class Planner {
     return named.empty() ? "none" : named.front().module;
   }
 
-  // What shares a tensor with converted matrices would be lost.
+  // A matrix that shares a tensor with converted ones would be lost.
   void check_replaced() {
     std::erase_if(replaced_, [](const auto& entry) { return entry.second.converted == 0; });
     for (const auto& [name, stored] : replaced_) {

@@ -1,5 +1,5 @@
-// What a conversion writes: the linear layers that get codes, every tensor of the result and the
-// shard that holds it, and config.json.
+// The plan of a conversion lists the linear layers that get codes, every tensor of the result with
+// the shard that holds it, and config.json.
 #pragma once
 
 #include "convert/request.h"

@@ -1,4 +1,4 @@
-// What a conversion is asked for.
+// The request says what the user asks of a conversion.
 #pragma once
 
 #include "conclave/format.h"

@@ -31,7 +31,7 @@ constexpr io::JsonLimits kStateLimits = {.max_bytes = 4096, .max_depth = 4, .max
                                         .found = std::move(found)});
 }
 
-// What the package keeps of a matrix as JSON in a tensor of bytes.
+// The package keeps this of a matrix, as JSON in a tensor of bytes.
 struct State {
   int64_t block = kBlock;
   int64_t nested_block = 256;

@@ -27,7 +27,7 @@ DType type_of_scheme(const io::JsonValue& scheme) {
   const std::string kind = text_of(scheme, "type", "int");
   if (kind == "int" && bits >= 2 && bits <= 8) return integer_type(bits);
   for (const quant::WeightFormat& format : quant::format_catalog().rows()) {
-    const bool has_codes = format.codes != nullptr && kind == format.compressed_tensors.type;
+    const bool has_codes = format.codes != nullptr && kind == format.compressed_tensors;
     if (has_codes && bits == bit_size(format.element)) return format.element;
   }
   throw NotRead{fmt::format("{} codes of {} bits", kind, bits)};

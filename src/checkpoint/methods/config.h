@@ -25,7 +25,7 @@ void set_group(const io::JsonValue& size, QuantSpec& spec);
 // Rows that are quantised as they come; their groups follow the blocks of the weights.
 void set_dynamic_rows(QuantSpec& spec);
 
-// What a method asks for beyond codes of weights, and layers do without.
+// A note for the user where a method asks for coded rows and layers do without.
 inline constexpr std::string_view kPlainRows =
     "rows stay as they are, where the method would quantise them too";
 

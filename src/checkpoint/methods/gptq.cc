@@ -180,7 +180,7 @@ void check_layout(const io::JsonValue& config) {
   if (config.find_set("rotation")) throw NotRead{"weights that are rotated"};
 }
 
-// What a rule for some modules changes would need a spec of its own.
+// A rule that changes some experts would need a spec of its own.
 void check_overrides(const io::JsonValue& config) {
   const auto dynamic = config.find_set("dynamic");
   if (!dynamic || !dynamic->is_object()) return;

@@ -1,5 +1,5 @@
-// What decoders of planes have in common: values at any address, transposed arrays, and errors that
-// name the tensor.
+// Decoders of planes share these: values at any address, transposed arrays, and errors that name
+// the tensor.
 #pragma once
 
 #include "checkpoint/methods/method.h"

@@ -22,7 +22,7 @@ namespace conclave::inline v0::checkpoint {
 
 struct StoredPlane;
 
-// What a file says about codes, beyond what they mean.
+// A file says this about codes beside what they mean.
 struct StoredCodes {
   int64_t bits = 0;             // that a stored code has
   bool zeros_less_one = false;  // zero points are stored less one

@@ -83,7 +83,7 @@ struct RowPointers {
   }
 };
 
-// What rows are multiplied with.
+// Rows are multiplied with one of these.
 enum class Decoded {
   kCodes,    // codes: rows have scales too
   kScaled,   // code * scale: plain rows

@@ -35,7 +35,7 @@ class BnbFp4 {
   static constexpr int64_t kBits = 4;
   static constexpr float kLargest = 1.0F;
   static constexpr bool kHasNan = false;
-  static constexpr CompressedTensors kCompressedTensors = {};
+  static constexpr std::string_view kCompressedTensors = {};
   static constexpr WeightForm kForms[] = {
       {.name = "bnb-fp4",
        .dtype = kElement,

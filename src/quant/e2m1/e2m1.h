@@ -21,7 +21,7 @@ struct E2m1 {
   static constexpr int64_t kBits = 4;
   static constexpr float kLargest = 6.0F;
   static constexpr bool kHasNan = false;
-  static constexpr CompressedTensors kCompressedTensors = {.type = "float"};
+  static constexpr std::string_view kCompressedTensors = "float";
   static constexpr WeightForm kForms[] = {
       {.name = "mxfp4",
        .dtype = kElement,

@@ -18,8 +18,7 @@ struct E4m3 {
   static constexpr int64_t kBits = 8;
   static constexpr float kLargest = kLargestE4m3;
   static constexpr bool kHasNan = true;
-  static constexpr CompressedTensors kCompressedTensors = {.type = "float",
-                                                           .in_bytes = "float-quantized"};
+  static constexpr std::string_view kCompressedTensors = "float";
   static constexpr WeightForm kForms[] = {
       {.name = "fp8-block",
        .dtype = kElement,

@@ -20,7 +20,7 @@ struct E5m2 {
   static constexpr int64_t kBits = 8;
   static constexpr float kLargest = kLargestE5m2;
   static constexpr bool kHasNan = true;
-  static constexpr CompressedTensors kCompressedTensors = {};
+  static constexpr std::string_view kCompressedTensors = {};
   static constexpr WeightForm kForms[] = {
       {.name = "e5m2-channel", .dtype = kElement, .quant = {.weights = WeightScale::kChannel}}};
   using Rows = E4m3;

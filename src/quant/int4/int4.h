@@ -18,8 +18,7 @@ struct Int4 {
   static constexpr int64_t kBits = 4;
   static constexpr float kLargest = 7.0F;
   static constexpr bool kHasNan = false;
-  static constexpr CompressedTensors kCompressedTensors = {.type = "int",
-                                                           .in_words = "pack-quantized"};
+  static constexpr std::string_view kCompressedTensors = "int";
   static constexpr WeightForm kForms[] = {
       {.name = "int4-group32",
        .dtype = kElement,

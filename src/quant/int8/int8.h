@@ -17,8 +17,7 @@ struct Int8 {
   static constexpr int64_t kBits = 8;
   static constexpr float kLargest = 127.0F;
   static constexpr bool kHasNan = false;
-  static constexpr CompressedTensors kCompressedTensors = {.type = "int",
-                                                           .in_bytes = "int-quantized"};
+  static constexpr std::string_view kCompressedTensors = "int";
   static constexpr WeightForm kForms[] = {
       {.name = "int8-channel",
        .dtype = kElement,

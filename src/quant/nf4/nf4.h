@@ -30,7 +30,7 @@ class Nf4 {
   static constexpr int64_t kBits = 4;
   static constexpr float kLargest = 1.0F;
   static constexpr bool kHasNan = false;
-  static constexpr CompressedTensors kCompressedTensors = {};
+  static constexpr std::string_view kCompressedTensors = {};
   static constexpr WeightForm kForms[] = {
       {.name = "nf4",
        .dtype = kElement,
