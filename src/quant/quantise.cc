@@ -92,15 +92,21 @@ struct Quantiser::Impl {
     return step_of(largest / format.codes->largest / global, global);
   }
 
-  // Codes of values at the step, decoded into `scratch`.
-  void round_trip(std::span<const float> values, float step, Scratch& scratch) const {
+  // Writes the codes of values at the step from column `begin` of a row on, and decodes them into
+  // `scratch`.
+  void round_trip(std::span<const float> values, float step, int64_t begin, std::byte* row,
+                  Scratch& scratch) const {
     const auto count = static_cast<int64_t>(values.size());
-    scratch.reserve(count);
-    for (size_t i = 0; i < values.size(); ++i) {
-      scratch.quotients[i] = quotient_of(values[i], step);
-    }
-    format.encode(scratch.quotients.data(), 0, count, scratch.codes.data());
-    format.decode(scratch.codes.data(), 0, count, scratch.decoded.data());
+    std::ranges::transform(values, scratch.quotients.begin(),
+                           [step](float value) { return quotient_of(value, step); });
+    format.encode(scratch.quotients.data(), begin, count, row);
+    format.decode(row, begin, count, scratch.decoded.data());
+  }
+
+  // The same for codes that are only tried.
+  void round_trip(std::span<const float> values, float step, Scratch& scratch) const {
+    scratch.reserve(static_cast<int64_t>(values.size()));
+    round_trip(values, step, 0, scratch.codes.data(), scratch);
   }
 
   double error_of(std::span<const float> values, float step, Scratch& scratch) const {
@@ -154,21 +160,16 @@ struct Quantiser::Impl {
 
   void encode(std::span<const float> values, int64_t begin, float step, std::byte* row,
               Scratch& scratch, QuantiseError& error) const {
-    const auto count = static_cast<int64_t>(values.size());
-    scratch.reserve(count);
-    for (size_t i = 0; i < values.size(); ++i) {
-      scratch.quotients[i] = quotient_of(values[i], step);
-    }
-    format.encode(scratch.quotients.data(), begin, count, row);
-    format.decode(row, begin, count, scratch.decoded.data());
-    for (int64_t i = 0; i < count; ++i) {
-      const auto at = static_cast<size_t>(i);
+    scratch.reserve(static_cast<int64_t>(values.size()));
+    round_trip(values, step, begin, row, scratch);
+    for (size_t at = 0; at < values.size(); ++at) {
       const double value = values[at];
       const double off = value - double{scratch.decoded[at]} * double{step};
       error.squared_error += off * off;
       error.squared_values += value * value;
-      error.worst_steps = std::max(error.worst_steps,
-                                   grid.steps(value / double{step}, code_at(row, begin + i, bits)));
+      error.worst_steps = std::max(
+          error.worst_steps,
+          grid.steps(value / double{step}, code_at(row, begin + static_cast<int64_t>(at), bits)));
     }
   }
 

@@ -20,10 +20,6 @@ namespace {
 // beside the caches of many threads.
 constexpr int64_t kStripElements = int64_t{1} << 17;
 
-bool needs_matrix_scale(const WeightForm& form) {
-  return form.quant.weights == WeightScale::kTensor || form.quant.has_global_scale;
-}
-
 // The global scale that readers see: files hold its inverse, rounded.
 float as_read(float global) { return 1.0F / (1.0F / global); }
 
@@ -149,7 +145,7 @@ QuantisedRows ModuleCodes::encode_plain(const Strip& strip, std::vector<float> v
 void ModuleCodes::prepare(std::span<const int32_t> modules) {
   for (const int32_t index : modules) {
     const WeightForm& form = plan_.modules[static_cast<size_t>(index)].form;
-    if (!needs_matrix_scale(form)) continue;
+    if (form.method.empty() || !quantiser(form).needs_matrix_scale()) continue;
     float largest = 0;
     for (const int32_t other : in_one_range(index)) largest = std::max(largest, largest_of(other));
     const float scale = choose_scale(index, largest);
