@@ -57,6 +57,7 @@ SANITIZED = [
     ("other routers", "cuda_layer_test", "CudaRouters.*:CudaTokenRouter.*-*SizesOfModels*"),
     ("layer, each kernel", "cuda_layer_test", "CudaForward.EveryKernel*:CudaForward.OneChoice*"),
     ("layer, e4m3", "cuda_layer_test", "CudaForward.E4m3*"),
+    ("layer, codes", "cuda_layer_test", "CudaForward.EveryFormOfCodes*"),
     ("layer, by parts", "cuda_layer_test", PARTS),
     ("sums in any order", "cuda_layer_test", "CudaUnordered.*-*Tile_*:*Workspace*"),
     ("skewed choices", "cuda_layer_test", "CudaSkew.*"),

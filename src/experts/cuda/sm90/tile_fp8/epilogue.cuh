@@ -106,7 +106,7 @@ __device__ __forceinline__ void activate_silu(float (&sums)[2][64]) {
   }
 }
 
-// In a gated item, activated values replace the gate'shared.
+// In a gated item, activated values replace the gate's.
 template <class Config>
 __device__ __forceinline__ void activate(const Params& params, float (&scratch)[16][256],
                                          float (&sums)[2][64]) {

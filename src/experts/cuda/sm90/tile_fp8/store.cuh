@@ -116,21 +116,36 @@ __device__ __forceinline__ float& activated(float (&sums)[2][64], int block, int
   }
 }
 
+// The 32 codes of this thread among the 128 of one row and one group.
+template <class Config, class Quotient>
+__device__ __forceinline__ void encode_row(float (&sums)[2][64], int block, int half,
+                                           const Quotient& quotient, uint32_t (&words)[8]) {
+  const auto of = [&](int g, int n) {
+    return quotient(activated<Config>(sums, block, g, half, n));
+  };
+#pragma unroll
+  for (int m = 0; m < 8; ++m) {
+    const uint32_t low = pack_e4m3(of(2 * m, 0), of(2 * m, 1));
+    const uint32_t high = pack_e4m3(of(2 * m + 1, 0), of(2 * m + 1, 1));
+    words[m] = low | high << 16;
+  }
+}
+
 // Stores 128 codes of one row, 32 of them from this thread; each lane of the quad stores 16 bytes
 // twice.
 template <class Config>
 __device__ __forceinline__ void store_codes(const Params& params, float (&sums)[2][64], int block,
                                             int half, const quant::InverseStep& step, uint8_t* row,
                                             int32_t column) {
-  const auto quotient = [&](int g, int n) {
-    return quant::code_quotient(activated<Config>(sums, block, g, half, n), step);
-  };
   uint32_t words[8];
-#pragma unroll
-  for (int m = 0; m < 8; ++m) {
-    const uint32_t low = pack_e4m3(quotient(2 * m, 0), quotient(2 * m, 1));
-    const uint32_t high = pack_e4m3(quotient(2 * m + 1, 0), quotient(2 * m + 1, 1));
-    words[m] = low | high << 16;
+  // A group's own step is finite only if its values are, and an infinite one has the inverse 0,
+  // with which infinity gives NaN: where the step needs no factor, the product follows the rule.
+  if (Config::kBlockScales && step.factor == 1.0F) {
+    encode_row<Config>(
+        sums, block, half, [&](float value) { return value * step.inverse; }, words);
+  } else {
+    encode_row<Config>(
+        sums, block, half, [&](float value) { return quant::code_quotient(value, step); }, words);
   }
   const int32_t quad = static_cast<int32_t>(threadIdx.x) % 4;
 #pragma unroll
