@@ -147,6 +147,7 @@ std::string weights_text(const MoeSpec& spec) {
   text += std::string(weight_zero_words(quant.zeros));
   if (quant.has_global_scale) text += ", global scale";
   if (quant.has_column_order) text += ", column order";
+  if (quant.has_column_factors) text += ", column factors";
   text += std::string(activation_scale_words(quant.activations));
   if (quant.power_of_two_scales) text += " ue8m0";
   return text;

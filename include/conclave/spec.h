@@ -224,6 +224,9 @@ struct QuantSpec {
   // Column c of a matrix belongs to the group WeightPlane::kColumnOrder[c] of columns, for
   // WeightScale::kBlock with block_rows 1 and rows that stay unchanged ("act-order").
   bool has_column_order = false;
+  // Column c of the rows that a matrix multiplies is multiplied by WeightPlane::kColumnFactor[c]
+  // first, in float32; where rows are quantised, before that ("pre_quant_scale").
+  bool has_column_factors = false;
 };
 
 enum class WeightOn : uint8_t {

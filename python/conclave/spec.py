@@ -127,6 +127,7 @@ class QuantSpec:
     zeros: str = "none"  # point: w = (code - zero) * scale; offset: w = code * scale - zero
     has_global_scale: bool = False  # a factor of all scales of a matrix
     has_column_order: bool = False  # the group of each column is given ("act-order")
+    has_column_factors: bool = False  # of rows, as "pre_quant_scale" has them
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -107,6 +107,7 @@ void visit(QuantSpec& value, Visitor& fields) {
   fields("zeros", value.zeros);
   fields("has_global_scale", value.has_global_scale);
   fields("has_column_order", value.has_column_order);
+  fields("has_column_factors", value.has_column_factors);
 }
 
 template <class Visitor>

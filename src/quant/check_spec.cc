@@ -104,6 +104,7 @@ void validate_quant(const MoeSpec& spec) {
   refuse_plain("quant.zeros", quant.zeros != WeightZero::kNone);
   refuse_plain("quant.has_global_scale", quant.has_global_scale);
   refuse_plain("quant.has_column_order", quant.has_column_order);
+  refuse_plain("quant.has_column_factors", quant.has_column_factors);
   const bool plain_rows = quant.activations == ActivationScale::kNone;
   if (quant.has_column_order && !(in_blocks && quant.block_rows == 1 && plain_rows)) {
     refuse("quant.has_column_order", "true",

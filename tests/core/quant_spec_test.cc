@@ -87,11 +87,11 @@ TEST(QuantSpec, Zeros_ArePlainRowsOnly) {
   expect_refused(spec, ErrorCode::kInvalidArgument, "quant.zeros");
 }
 
-TEST(QuantSpec, GlobalScales_GoWithEveryForm) {
+TEST(QuantSpec, GlobalScalesAndFactors_GoWithEveryForm) {
   for (const WeightScale weights :
        {WeightScale::kTensor, WeightScale::kChannel, WeightScale::kBlock}) {
     MoeSpec spec = quantised(weights, ActivationScale::kToken);
-    spec.quant.has_global_scale = true;
+    spec.quant.has_global_scale = spec.quant.has_column_factors = true;
     EXPECT_NO_THROW(validate(spec));
   }
 }
@@ -121,6 +121,7 @@ TEST(QuantSpec, MeaningsOfCodes_AreRefusedForPlainWeights) {
   refused({.zeros = WeightZero::kPoint}, "quant.zeros");
   refused({.has_global_scale = true}, "quant.has_global_scale");
   refused({.has_column_order = true}, "quant.has_column_order");
+  refused({.has_column_factors = true}, "quant.has_column_factors");
 }
 
 TEST(QuantSpec, OtherTypes_AreRefused) {
@@ -158,6 +159,7 @@ TEST(CountParameters, WhatGivesCodesAMeaning_IsNotCounted) {
   plain.quant.block_rows = 1;
   plain.quant.zeros = WeightZero::kPoint;
   plain.quant.has_global_scale = plain.quant.has_column_order = true;
+  plain.quant.has_column_factors = true;
   const int64_t quantised_count = count_parameters(plain).total;
   plain.weight_dtype = DType::kBF16;
   plain.quant = {};
