@@ -39,6 +39,10 @@ TEST(WeightsText, WhatGivesCodesAMeaning_IsTold) {
   spec.quant = {
       .weights = WeightScale::kChannel, .zeros = WeightZero::kOffset, .has_global_scale = true};
   EXPECT_EQ(weights_text(spec), "I4 channel, offsets, global scale");
+  spec.quant = {.weights = WeightScale::kChannel,
+                .activations = ActivationScale::kGroup,
+                .activation_group = 32};
+  EXPECT_EQ(weights_text(spec), "I4 channel, rows by 32");
 }
 
 TEST(PartsText, NothingOrEverything_IsTold) {
