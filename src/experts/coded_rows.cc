@@ -14,14 +14,14 @@ CodedRows::CodedRows(const quant::ActivationRule& rule, bool has_factors, int64_
     : rule_(rule), has_factors_(has_factors), columns_(columns), padded_columns_(padded_columns) {}
 
 int64_t CodedRows::row_bytes() const {
-  const int64_t scales = quant::scales_per_row(rule_.form, columns_);
+  const int64_t scales = quant::scales_per_row(rule_, columns_);
   return round_up((padded_columns_ + scales) * int64_t{sizeof(float)}, 64);
 }
 
 gemm::RowScales CodedRows::scales(const std::byte* rows) const {
   if (!coded()) return {};
   return {.first = rows + padded_columns_ * int64_t{sizeof(float)},
-          .width = quant::scale_width(rule_.form, columns_)};
+          .width = quant::scale_width(rule_, columns_)};
 }
 
 void CodedRows::prepare(const float* factors, float static_scale, std::byte* row) const {

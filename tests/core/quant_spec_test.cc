@@ -1,3 +1,5 @@
+#include "core/part_spec.h"
+
 #include "conclave/error.h"
 #include "conclave/spec.h"
 
@@ -63,6 +65,18 @@ TEST(QuantSpec, ValuesOutOfRange_AreRefused) {
   spec = quantised(WeightScale::kTensor);
   spec.quant.block_cols = 64;
   expect_refused(spec, ErrorCode::kInvalidArgument, "quant.block_cols");
+  spec = quantised(WeightScale::kTensor, ActivationScale::kGroup);
+  for (const int64_t group : {int64_t{1}, int64_t{32}, kMaxSpecSize}) {
+    spec.quant.activation_group = group;
+    EXPECT_NO_THROW(validate(spec)) << group;
+  }
+  for (const int64_t group : {int64_t{0}, int64_t{-32}, kMaxSpecSize + 1}) {
+    spec.quant.activation_group = group;
+    expect_refused(spec, ErrorCode::kInvalidArgument, "quant.activation_group");
+  }
+  spec = quantised(WeightScale::kTensor, ActivationScale::kToken);
+  spec.quant.activation_group = 32;
+  expect_refused(spec, ErrorCode::kInvalidArgument, "quant.activation_group");
   spec = quantised(WeightScale::kTensor, ActivationScale::kTensorStatic);
   spec.quant.power_of_two_scales = true;
   expect_refused(spec, ErrorCode::kInvalidArgument, "quant.power_of_two_scales");

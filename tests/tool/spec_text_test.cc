@@ -41,6 +41,10 @@ TEST(WeightsText, WhatGivesCodesAMeaning_IsTold) {
                 .has_global_scale = true,
                 .has_column_factors = true};
   EXPECT_EQ(weights_text(spec), "I4 channel, offsets, global scale, column factors");
+  spec.quant = {.weights = WeightScale::kChannel,
+                .activations = ActivationScale::kGroup,
+                .activation_group = 32};
+  EXPECT_EQ(weights_text(spec), "I4 channel, rows by 32");
 }
 
 TEST(PartsText, NothingOrEverything_IsTold) {

@@ -44,9 +44,9 @@ std::vector<double> seen_row(const quant::ActivationRule& rule, std::vector<doub
   const auto count = static_cast<int64_t>(seen.size());
   const std::vector<float> rounded(seen.begin(), seen.end());
   std::vector<uint8_t> codes(rounded.size());
-  std::vector<float> scales(static_cast<size_t>(quant::scales_per_row(rule.form, count)));
+  std::vector<float> scales(static_cast<size_t>(quant::scales_per_row(rule, count)));
   quant::quantize_activations(rounded.data(), count, rule, codes.data(), scales.data());
-  const auto width = static_cast<size_t>(quant::scale_width(rule.form, count));
+  const auto width = static_cast<size_t>(quant::scale_width(rule, count));
   for (size_t i = 0; i < seen.size(); ++i) {
     seen[i] =
         static_cast<double>(rule.codes->decode(codes[i])) * static_cast<double>(scales[i / width]);
@@ -88,7 +88,7 @@ double allowed_square(const Float64Mlp& mlp, const std::vector<double>& inner, d
   const quant::ActivationRule& rule = mlp.inner_rule;
   if (rule.form == ActivationScale::kNone || ambiguity <= 0) return 0;
   const auto count = static_cast<int64_t>(inner.size());
-  const int64_t width = quant::scale_width(rule.form, count);
+  const int64_t width = quant::scale_width(rule, count);
   double squares = 0;
   for (int64_t begin = 0; begin < count; begin += width) {
     const auto first = static_cast<size_t>(begin);
