@@ -37,8 +37,8 @@ std::string_view weight_scale_name(WeightScale scale) {
 }
 
 // Says what shares a scale in the rows; follows the weights.
-std::string_view activation_scale_words(ActivationScale scale) {
-  switch (scale) {
+std::string activation_scale_words(const QuantSpec& quant) {
+  switch (quant.activations) {
     case ActivationScale::kNone:
       return "";
     case ActivationScale::kTensorStatic:
@@ -46,7 +46,7 @@ std::string_view activation_scale_words(ActivationScale scale) {
     case ActivationScale::kToken:
       return ", rows by token";
     case ActivationScale::kGroup:
-      return ", rows by 128";
+      return fmt::format(", rows by {}", quant.activation_group);
   }
   return "";
 }
@@ -147,7 +147,8 @@ std::string weights_text(const MoeSpec& spec) {
   text += std::string(weight_zero_words(quant.zeros));
   if (quant.has_global_scale) text += ", global scale";
   if (quant.has_column_order) text += ", column order";
-  text += std::string(activation_scale_words(quant.activations));
+  if (quant.has_column_factors) text += ", column factors";
+  text += activation_scale_words(quant);
   if (quant.power_of_two_scales) text += " ue8m0";
   return text;
 }

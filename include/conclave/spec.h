@@ -207,7 +207,7 @@ enum class ActivationScale : uint8_t {
   kTensorStatic,  // codes of x / s; s is the largest WeightPlane::kInputScale of gate and up of any
                   // expert, for intermediate rows the largest of down
   kToken,         // codes of x / s, s = amax of the row / the largest code: 448, or 127
-  kGroup,         // the same with an s for each 128 columns of the row
+  kGroup,         // the same with an s for each QuantSpec::activation_group columns of the row
 };
 // Quantisation of the routed and shared experts' matrices, for a weight_dtype of codes
 // (weight_forms() lists them). A row of zeros has the scale 1. Checkpoints that say "per tensor,
@@ -217,6 +217,7 @@ struct QuantSpec {
   int64_t block_rows = 128;
   int64_t block_cols = 128;
   ActivationScale activations = ActivationScale::kNone;
+  int64_t activation_group = 128;    // neighbouring columns of a row, for ActivationScale::kGroup
   bool power_of_two_scales = false;  // dynamic scales rounded up to a power of two ("ue8m0")
   bool signed_scales = false;        // scales of weights may be negative, as in GGUF files
   WeightZero zeros = WeightZero::kNone;
@@ -224,6 +225,9 @@ struct QuantSpec {
   // Column c of a matrix belongs to the group WeightPlane::kColumnOrder[c] of columns, for
   // WeightScale::kBlock with block_rows 1 and rows that stay unchanged ("act-order").
   bool has_column_order = false;
+  // Column c of the rows that a matrix multiplies is multiplied by WeightPlane::kColumnFactor[c]
+  // first, in float32; where rows are quantised, before that ("pre_quant_scale").
+  bool has_column_factors = false;
 };
 
 enum class WeightOn : uint8_t {

@@ -22,14 +22,15 @@ namespace conclave::inline v0 {
 enum class WeightMlp : uint8_t { kRouted, kShared, kResidual };
 enum class WeightMatrix : uint8_t { kGate, kUp, kDown };
 enum class WeightPlane : uint8_t {
-  kWeights,      // [rows, cols]: values, or codes
-  kBias,         // [1, rows]
-  kScale,        // w = code * scale
-  kZero,         // what WeightZero says
-  kSecondScale,  // scales of scales, one for each group of blocks
-  kGlobalScale,  // [1, 1]: a factor of all scales of the matrix
-  kInputScale,   // [1, 1]: the step of the rows that the matrix multiplies
-  kColumnOrder,  // [1, cols]: the group of each column, where groups are not neighbours
+  kWeights,       // [rows, cols]: values, or codes
+  kBias,          // [1, rows]
+  kScale,         // w = code * scale
+  kZero,          // what WeightZero says
+  kSecondScale,   // scales of scales, one for each group of blocks
+  kGlobalScale,   // [1, 1]: a factor of all scales of the matrix
+  kInputScale,    // [1, 1]: the step of the rows that the matrix multiplies
+  kColumnOrder,   // [1, cols]: the group of each column, where groups are not neighbours
+  kColumnFactor,  // [1, cols]: what each column of the rows is multiplied by first; optional
 };
 // Weights that a layer has beside its MLPs, one of each.
 enum class LayerWeight : uint8_t {
@@ -64,12 +65,15 @@ enum class LayerWeight : uint8_t {
 // for kBlock; they are f32, f16, bf16, e8m0 or e4m3, finite, and not negative unless
 // QuantSpec::signed_scales says so. Zeros have the shape of the scales and are f32, f16 or bf16.
 // The global scale is one number for a matrix. The order of columns is int32 or int64 [1, cols],
-// each entry below ceil(cols / block_cols). Input scales exist for ActivationScale::kTensorStatic
-// only and are positive: x is read as codes of x / scale. No format has second scales yet.
+// each entry below ceil(cols / block_cols). Factors of columns are f32, f16 or bf16 [1, cols],
+// finite, and the same for gate and up of an expert, which read the same rows; a kind of matrix
+// without any has ones. Input scales exist
+// for ActivationScale::kTensorStatic only and are positive: x is read as codes of x / scale. No
+// format has second scales yet.
 class WeightId {
   static constexpr size_t kMlps = static_cast<size_t>(WeightMlp::kResidual) + 1;
   static constexpr size_t kMatrices = static_cast<size_t>(WeightMatrix::kDown) + 1;
-  static constexpr size_t kPlanes = static_cast<size_t>(WeightPlane::kColumnOrder) + 1;
+  static constexpr size_t kPlanes = static_cast<size_t>(WeightPlane::kColumnFactor) + 1;
   static constexpr size_t kPlanesOfMlps = kMlps * kMatrices * kPlanes;
 
  public:
@@ -278,6 +282,11 @@ struct ExpertWeights {
   ConstTensorView down_column_order = {};            // [E, I]
   ConstTensorView shared_gate_up_column_order = {};  // [S, H] or [S, 2, H]
   ConstTensorView shared_down_column_order = {};     // [S, Is]
+  // What each column of the rows is multiplied by, in the shapes that orders have.
+  ConstTensorView gate_up_column_factor = {};
+  ConstTensorView down_column_factor = {};
+  ConstTensorView shared_gate_up_column_factor = {};
+  ConstTensorView shared_down_column_factor = {};
   // The memory of all tensors above. On a device, a layer that holds all experts or a contiguous
   // range uses gate_up [E, 2*I, H] or [E, I, H] and down in place, without a copy, if their rows
   // are 16-byte aligned, dense and concatenated and I is a multiple of 8; it copies all others.

@@ -120,8 +120,9 @@ class Layer:
                 ``gate_up_bias`` [E, 2I], ``down_bias`` [E, H]; ``selection_bias`` [E];
                 ``shared_gate_up``, ``shared_down``, ``shared_expert_gate``; ``gate_up_scale``,
                 ``down_scale``, and with the same beginnings ``_zero`` (as scales),
-                ``_global_scale`` [E] or of gate and up [E, 2], ``_column_order`` [E, H] or
-                [E, 2, H], of down [E, I]; and the others of ExpertWeights in the C++ interface.
+                ``_global_scale`` [E] or of gate and up [E, 2], ``_column_order`` and
+                ``_column_factor`` [E, H] or [E, 2, H], of down [E, I]; and the
+                others of ExpertWeights in the C++ interface.
                 Instead of a stack, gate_up, gate, up and down may be lists of one matrix an expert.
                 int8 weights are int8 arrays; int4 ones, which the spec's ``weight_dtype`` must
                 name, are uint8 [E, rows, cols / 2] or int32 [E, rows, cols / 8], the first code in

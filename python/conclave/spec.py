@@ -122,11 +122,13 @@ class QuantSpec:
     block_rows: int = 128  # with block_cols; 1: groups of columns of a row
     block_cols: int = 128
     activations: str = "none"  # tensor_static, token, group
+    activation_group: int = 128  # columns of a row that share a scale, for group
     power_of_two_scales: bool = False
     signed_scales: bool = False  # scales may be negative, as in GGUF files
     zeros: str = "none"  # point: w = (code - zero) * scale; offset: w = code * scale - zero
     has_global_scale: bool = False  # a factor of all scales of a matrix
     has_column_order: bool = False  # the group of each column is given ("act-order")
+    has_column_factors: bool = False  # of rows, as "pre_quant_scale" has them
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

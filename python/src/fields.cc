@@ -102,11 +102,13 @@ void visit(QuantSpec& value, Visitor& fields) {
   fields("block_rows", value.block_rows);
   fields("block_cols", value.block_cols);
   fields("activations", value.activations);
+  fields("activation_group", value.activation_group);
   fields("power_of_two_scales", value.power_of_two_scales);
   fields("signed_scales", value.signed_scales);
   fields("zeros", value.zeros);
   fields("has_global_scale", value.has_global_scale);
   fields("has_column_order", value.has_column_order);
+  fields("has_column_factors", value.has_column_factors);
 }
 
 template <class Visitor>

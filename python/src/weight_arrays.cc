@@ -147,9 +147,9 @@ MatrixArrays Cutter::rows_of(const std::string& name, nb::handle object, int64_t
   return stack;
 }
 
-// Takes [E, rows, cols], [E, rows] as [E, rows, 1], or [E] as [E, 1, 1]; an order of columns
-// [E, cols] as [E, 1, cols]. A single matrix may leave out E, and bytes of scales count as
-// exponents (e8m0), as checkpoints store them.
+// Takes [E, rows, cols], [E, rows] as [E, rows, 1], or [E] as [E, 1, 1]; an order or factors
+// of columns [E, cols] as [E, 1, cols]. A single matrix may leave out E, and bytes of scales count
+// as exponents (e8m0), as checkpoints store them.
 MatrixArrays Cutter::plane_of(const std::string& name, nb::handle object, WeightPlane plane,
                               int64_t count) {
   const Array& array = keep(object, name);
@@ -159,7 +159,8 @@ MatrixArrays Cutter::plane_of(const std::string& name, nb::handle object, Weight
     shape.insert(shape.begin(), 1);
     strides.insert(strides.begin(), 0);
   }
-  if (shape.size() == 2 && plane == WeightPlane::kColumnOrder) {
+  const bool by_column = plane == WeightPlane::kColumnOrder || plane == WeightPlane::kColumnFactor;
+  if (shape.size() == 2 && by_column) {
     shape.insert(shape.begin() + 1, 1);
     strides.insert(strides.begin() + 1, shape[2]);
   }
@@ -302,6 +303,7 @@ void Cutter::cut_mlp(const MlpNames& mlp) {
   cut_plane(mlp, WeightPlane::kGlobalScale, "global_scale");
   cut_plane(mlp, WeightPlane::kInputScale, "input_scale");
   cut_plane(mlp, WeightPlane::kColumnOrder, "column_order");
+  cut_plane(mlp, WeightPlane::kColumnFactor, "column_factor");
 }
 
 void Cutter::cut_matrix(const char* name, WeightId id) {

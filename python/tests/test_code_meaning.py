@@ -1,4 +1,4 @@
-"""Layers whose codes have zeros, global scales and orders of columns, against float64."""
+"""Layers whose codes have zeros, global scales, orders and factors of columns, against float64."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ QUANT = conclave.QuantSpec(
     zeros="point",
     has_global_scale=True,
     has_column_order=True,
+    has_column_factors=True,
 )
 
 
 def coded(random, name, shape, halves):
     """Arrays of matrices [E, rows, cols] by name, and what they mean. Each half of the rows has a
-    global scale and an order of its own."""
+    global scale and an order of its own; factors are one for both."""
     experts, rows, cols = shape
     groups = (experts, rows, -(-cols // GROUP))
     codes = random.integers(-8, 8, shape).astype("int8")
@@ -30,18 +31,21 @@ def coded(random, name, shape, halves):
     zero = random.integers(-3, 4, groups).astype("float32")
     factor = random.uniform(0.5, 2, (experts, halves)).astype("float32")
     order = numpy.argsort(random.random((experts, halves, cols)), axis=2).astype("int32") // GROUP
+    by_column = random.uniform(0.5, 2, (experts, cols)).astype("float32")
     half = numpy.arange(rows) // (rows // halves)
 
     def of_elements(plane):
         return numpy.take_along_axis(plane.astype("float64"), order[:, half], axis=2)
 
     exact = (codes - of_elements(zero)) * of_elements(scale) * factor[:, half, None]
+    exact = exact * by_column[:, None]
     arrays = {
         name: codes,
         f"{name}_scale": scale,
         f"{name}_zero": zero,
         f"{name}_global_scale": factor if halves > 1 else factor[:, 0],
         f"{name}_column_order": order if halves > 1 else order[:, 0],
+        f"{name}_column_factor": by_column,
     }
     return arrays, exact
 
@@ -98,6 +102,7 @@ def test_layouts_give_the_same_bits(problem, weights):
     one = {
         "gate_up_global_scale": weights["gate_up_global_scale"][:, 0],
         "gate_up_column_order": weights["gate_up_column_order"][:, 0],
+        "gate_up_column_factor": weights["gate_up_column_factor"],
     }
     same = {name: numpy.repeat(array[:, None], 2, axis=1) for name, array in one.items()}
     wide = {
@@ -123,6 +128,7 @@ def test_layouts_give_the_same_bits(problem, weights):
         ("gate_up_global_scale", numpy.inf),
         ("down_column_order", 2),
         ("gate_up_column_order", -1),
+        ("down_column_factor", numpy.inf),
     ],
 )
 def test_numbers_without_a_meaning_are_refused_by_name(problem, weights, name, value):

@@ -55,7 +55,11 @@ void LayerAssignment::for_each_expected(Visit visit) const {
     visit(pattern, std::nullopt, copies);
     if (!is_quantisable(pattern.part)) return;
     for (const WeightPlane plane : quant::kCodePlanes) {
-      if (has_ids(ids_of(pattern.part, plane))) visit(pattern, plane, copies);
+      const auto ids = ids_of(pattern.part, plane);
+      const bool left_out = std::all_of(ids.begin(), ids.end(), [&](WeightId id) {
+        return shapes_[id].is_optional && slots_[id].empty();
+      });
+      if (has_ids(ids) && !left_out) visit(pattern, plane, copies);
     }
   };
   for (const NamePattern& pattern : expected_once()) visit_kinds(pattern, 1);

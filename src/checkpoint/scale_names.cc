@@ -93,7 +93,7 @@ std::vector<WeightId> ids_of(Part part, std::optional<WeightPlane> plane) {
 }
 
 bool is_common(const quant::PlaneShape& plane) {
-  return plane.is_single || plane.plane == WeightPlane::kColumnOrder;
+  return plane.is_single || quant::is_by_column(plane.plane);
 }
 
 std::optional<ScaleMatch> match_scale_name(const Architecture& architecture,

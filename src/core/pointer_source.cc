@@ -30,7 +30,7 @@ struct PlaneTensors {
   ConstTensorView gate_up = {};
   ConstTensorView down = {};
 };
-using MlpPlanes = std::array<PlaneTensors, 5>;
+using MlpPlanes = std::array<PlaneTensors, 6>;
 
 MlpPlanes routed_planes(const ExpertWeights& weights) {
   return {PlaneTensors{WeightPlane::kScale, "_scale", weights.gate_up_scale, weights.down_scale},
@@ -40,7 +40,9 @@ MlpPlanes routed_planes(const ExpertWeights& weights) {
           PlaneTensors{WeightPlane::kInputScale, "_input_scale", weights.gate_up_input_scale,
                        weights.down_input_scale},
           PlaneTensors{WeightPlane::kColumnOrder, "_column_order", weights.gate_up_column_order,
-                       weights.down_column_order}};
+                       weights.down_column_order},
+          PlaneTensors{WeightPlane::kColumnFactor, "_column_factor", weights.gate_up_column_factor,
+                       weights.down_column_factor}};
 }
 
 MlpPlanes shared_planes(const ExpertWeights& weights) {
@@ -53,7 +55,9 @@ MlpPlanes shared_planes(const ExpertWeights& weights) {
           PlaneTensors{WeightPlane::kInputScale, "_input_scale", weights.shared_gate_up_input_scale,
                        weights.shared_down_input_scale},
           PlaneTensors{WeightPlane::kColumnOrder, "_column_order",
-                       weights.shared_gate_up_column_order, weights.shared_down_column_order}};
+                       weights.shared_gate_up_column_order, weights.shared_down_column_order},
+          PlaneTensors{WeightPlane::kColumnFactor, "_column_factor",
+                       weights.shared_gate_up_column_factor, weights.shared_down_column_factor}};
 }
 
 // One MLP as the caller gives it.

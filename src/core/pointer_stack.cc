@@ -72,6 +72,7 @@ Stack plane_stack(const Named& named, WeightPlane plane, bool may_be_one) {
     case WeightPlane::kGlobalScale:
       return numbers_of(named);
     case WeightPlane::kColumnOrder:
+    case WeightPlane::kColumnFactor:
       return stack_of(named, named.tensor.shape.rank() == 3 ? 3 : 2, false);
     default:
       return stack_of(named, 3, may_be_one);

@@ -49,6 +49,8 @@ std::string_view name_of(WeightPlane plane) {
       return "_input_scale";
     case WeightPlane::kColumnOrder:
       return "_column_order";
+    case WeightPlane::kColumnFactor:
+      return "_column_factor";
   }
   return "";
 }

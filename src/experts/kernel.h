@@ -25,7 +25,7 @@ struct BatchRequirements {
 // bf16; empty ones are zeros. Matrices of codes have float32 scales: per matrix row, either one or
 // one for each block of QuantSpec::block_cols columns, the first of down less the skipped ones;
 // with zeros as many offsets. Orders of columns, int32, name the scale of each column; each row
-// then has all scales of the matrix.
+// then has all scales of the matrix. Factors of columns are float32, those of gate and up one.
 struct ExpertMatrices {
   ConstTensorView gate;             // [I, H]; empty where the activation has no gate
   ConstTensorView up;               // [I, H]
@@ -39,9 +39,11 @@ struct ExpertMatrices {
   ConstTensorView gate_offset = {};
   ConstTensorView up_offset = {};
   ConstTensorView down_offset = {};
-  ConstTensorView gate_order = {};  // [1, H]
-  ConstTensorView up_order = {};    // [1, H]
-  ConstTensorView down_order = {};  // [1, I]
+  ConstTensorView gate_order = {};      // [1, H]
+  ConstTensorView up_order = {};        // [1, H]
+  ConstTensorView down_order = {};      // [1, I]
+  ConstTensorView gate_up_factor = {};  // [1, H]
+  ConstTensorView down_factor = {};     // [1, I]
 };
 
 // Sizes of what `pack` writes for one expert: one contiguous slab per matrix.
@@ -80,8 +82,8 @@ class ExpertsKernel {
   virtual PackGranule pack_granule() const = 0;
   // Slabs are 64-byte aligned; every byte of the panels that the given rows fill is written. To
   // pack part of an expert, the caller passes its rows from a granule's boundary on, and slabs
-  // advanced to its panels; empty matrices are skipped. Orders of columns belong to a slab as a
-  // whole: they come with its first rows, and only with these.
+  // advanced to its panels; empty matrices are skipped. Orders and factors of columns belong to
+  // a slab as a whole: they come with its first rows, and only with these.
   virtual void pack(const ExpertMatrices& expert, std::byte* gate_up_slab,
                     std::byte* down_slab) const = 0;
   // Bytes for at most `max_slots` occupied slots, however the experts share them.

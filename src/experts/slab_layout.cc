@@ -89,9 +89,15 @@ const int32_t* table_at(const std::byte* place) {
   return static_cast<const int32_t*>(static_cast<const void*>(place));
 }
 
-void write_order(const ConstTensorView& order, std::byte* place) {
-  if (order.empty()) return;
-  std::memcpy(place, order.data, static_cast<size_t>(order.shape[1]) * sizeof(int32_t));
+const float* floats_at(const std::byte* place) {
+  return static_cast<const float*>(static_cast<const void*>(place));
+}
+
+// Writes an order or factors.
+void write_table(const ConstTensorView& table, std::byte* place) {
+  static_assert(sizeof(int32_t) == sizeof(float));
+  if (table.empty()) return;
+  std::memcpy(place, table.data, static_cast<size_t>(table.shape[1]) * sizeof(int32_t));
 }
 
 }  // namespace
@@ -101,6 +107,7 @@ SlabLayout::SlabLayout(const ExpertsProblem& problem)
       intermediate_size(problem.intermediate_size),
       gated(problem.activation.gated),
       has_bias(problem.has_bias),
+      has_factors(problem.quant.has_column_factors),
       gate_up{.dtype = problem.weight_dtype,
               .k = problem.hidden_size,
               .scale_width = scale_width(problem.quant, problem.hidden_size),
@@ -115,14 +122,20 @@ SlabLayout::SlabLayout(const ExpertsProblem& problem)
                                                                     problem.intermediate_size))} {}
 
 SlabBytes SlabLayout::bytes() const {
-  const auto with_orders = [](size_t panels, size_t orders) {
+  const auto with_factors = [&](size_t before, const gemm::PanelLayout& panel) {
     constexpr int64_t kAlignment = 64;
-    if (orders == 0) return panels;
-    return static_cast<size_t>(round_up(static_cast<int64_t>(panels + orders), kAlignment));
+    const int64_t factors = has_factors ? panel.k * int64_t{sizeof(float)} : 0;
+    return static_cast<size_t>(round_up(static_cast<int64_t>(before) + factors, kAlignment));
   };
-  return {.gate_up = with_orders(gate_up_panel_bytes(), (gated ? 2 : 1) * order_bytes(gate_up)),
-          .down = with_orders(down_panel_bytes(), order_bytes(down))};
+  return {.gate_up = with_factors(gate_up_factor_offset(), gate_up),
+          .down = with_factors(down_factor_offset(), down)};
 }
+
+size_t SlabLayout::gate_up_factor_offset() const {
+  return gate_up_panel_bytes() + (gated ? 2 : 1) * order_bytes(gate_up);
+}
+
+size_t SlabLayout::down_factor_offset() const { return down_panel_bytes() + order_bytes(down); }
 
 gemm::PanelOrder SlabLayout::gate_up_order(const std::byte* slab) const {
   if (gate_up.ordered_groups == 0) return {};
@@ -137,9 +150,18 @@ gemm::PanelOrder SlabLayout::down_order(const std::byte* slab) const {
   return {.lower = table, .upper = table};
 }
 
+const float* SlabLayout::gate_up_factors(const std::byte* slab) const {
+  return has_factors ? floats_at(slab + gate_up_factor_offset()) : nullptr;
+}
+
+const float* SlabLayout::down_factors(const std::byte* slab) const {
+  return has_factors ? floats_at(slab + down_factor_offset()) : nullptr;
+}
+
 std::string SlabLayout::name() const {
-  return gemm::layout_name(gate_up,
-                           std::string(gated ? "" : ".single") + (has_bias ? ".bias" : ""));
+  return gemm::layout_name(gate_up, std::string(gated ? "" : ".single") +
+                                        (has_bias ? ".bias" : "") +
+                                        (has_factors ? ".factors" : ""));
 }
 
 void SlabLayout::pack(const ExpertMatrices& expert, std::byte* gate_up_slab,
@@ -168,15 +190,17 @@ void SlabLayout::pack(const ExpertMatrices& expert, std::byte* gate_up_slab,
               {panel * gemm::kPanelColumns, gemm::kPanelColumns, 0}, sources);
     write(down, sources, down_slab + static_cast<size_t>(panel) * stride(down));
   }
-  pack_orders(expert, gate_up_slab, down_slab);
+  pack_tables(expert, gate_up_slab, down_slab);
 }
 
-void SlabLayout::pack_orders(const ExpertMatrices& expert, std::byte* gate_up_slab,
+void SlabLayout::pack_tables(const ExpertMatrices& expert, std::byte* gate_up_slab,
                              std::byte* down_slab) const {
+  write_table(expert.gate_up_factor, gate_up_slab + gate_up_factor_offset());
+  write_table(expert.down_factor, down_slab + down_factor_offset());
   std::byte* const first = gate_up_slab + gate_up_panel_bytes();
-  write_order(expert.gate_order, first);
-  write_order(expert.up_order, gated ? first + order_bytes(gate_up) : first);
-  write_order(expert.down_order, down_slab + down_panel_bytes());
+  write_table(expert.gate_order, first);
+  write_table(expert.up_order, gated ? first + order_bytes(gate_up) : first);
+  write_table(expert.down_order, down_slab + down_panel_bytes());
 }
 
 }  // namespace conclave::inline v0::experts

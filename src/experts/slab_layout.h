@@ -4,7 +4,8 @@
 // positions, so that a register tile holds both; without one, panels of 64 up columns. down: panels
 // of 64 hidden columns. Columns and k beyond the matrix are zeros. Panels of codes end with their
 // scales, and offsets if there are. With biases, each panel is followed by those of its 64 columns
-// as float32. Orders of columns, int32 [k], end the slab: one of down; of gate, then of up.
+// as float32. Orders of columns, int32 [k], end the slab: one of down; of gate, then of up. After
+// them come factors of columns, float32 [k].
 #pragma once
 
 #include "experts/kernel.h"
@@ -19,6 +20,7 @@ struct SlabLayout {
   int64_t intermediate_size = 0;
   bool gated = true;
   bool has_bias = false;
+  bool has_factors = false;
   gemm::PanelLayout gate_up;  // k = hidden_size
   gemm::PanelLayout down;     // k = intermediate_size
 
@@ -52,6 +54,9 @@ struct SlabLayout {
   // The orders of columns of a slab, if there are.
   gemm::PanelOrder gate_up_order(const std::byte* slab) const;
   gemm::PanelOrder down_order(const std::byte* slab) const;
+  // The factors of columns of a slab; null if there are none.
+  const float* gate_up_factors(const std::byte* slab) const;
+  const float* down_factors(const std::byte* slab) const;
 
  private:
   static constexpr size_t kBiasBytes = static_cast<size_t>(gemm::kPanelColumns) * sizeof(float);
@@ -61,7 +66,10 @@ struct SlabLayout {
     return static_cast<size_t>(gate_up_panels()) * stride(gate_up);
   }
   size_t down_panel_bytes() const { return static_cast<size_t>(down_panels()) * stride(down); }
-  void pack_orders(const ExpertMatrices& expert, std::byte* gate_up_slab,
+  // Where factors begin, behind panels and orders.
+  size_t gate_up_factor_offset() const;
+  size_t down_factor_offset() const;
+  void pack_tables(const ExpertMatrices& expert, std::byte* gate_up_slab,
                    std::byte* down_slab) const;
 };
 

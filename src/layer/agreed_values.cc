@@ -90,8 +90,9 @@ int64_t hash_of_sums(const MoeSpec& spec) {
 int64_t hash_of_quant(const MoeSpec& spec) {
   const QuantSpec& quant = spec.quant;
   return hash_of(quant.weights, quant.block_rows, quant.block_cols, quant.activations,
-                 quant.power_of_two_scales, quant.signed_scales, quant.zeros,
-                 quant.has_global_scale, quant.has_column_order, shared_weight_dtype(spec),
+                 quant.activation_group, quant.power_of_two_scales, quant.signed_scales,
+                 quant.zeros, quant.has_global_scale, quant.has_column_order,
+                 quant.has_column_factors, shared_weight_dtype(spec),
                  spec.residual.weight_dtype.value_or(spec.weight_dtype));
 }
 

@@ -63,7 +63,7 @@ std::vector<ExpertPart> cut_expert(const MlpSizes& sizes, const experts::PackGra
 }
 
 // The meaning of the codes of a block's rows, and views of it, are empty for plain matrices and for
-// those not asked for. The order of columns comes with the first rows.
+// those not asked for. The order and factors of columns come with the first rows.
 struct BlockMeaning {
   BlockMeaning(const MlpWeights& mlp, const WeightSource& source, const BlockRequest& request,
                bool has_first_row) {
@@ -77,15 +77,20 @@ struct BlockMeaning {
     };
     scale = numbers(meaning.scales);
     offset = numbers(meaning.offsets);
-    if (!has_first_row || meaning.order.empty()) return;
-    order = {.data = meaning.order.data(),
-             .dtype = DType::kI32,
-             .shape = {1, static_cast<int64_t>(meaning.order.size())}};
+    if (!has_first_row) return;
+    const auto columns = [](const auto& table, DType dtype) {
+      if (table.empty()) return ConstTensorView{};
+      return ConstTensorView{
+          .data = table.data(), .dtype = dtype, .shape = {1, static_cast<int64_t>(table.size())}};
+    };
+    order = columns(meaning.order, DType::kI32);
+    factor = columns(meaning.factors, DType::kF32);
   }
   CodeMeaning meaning;
   ConstTensorView scale = {};
   ConstTensorView offset = {};
   ConstTensorView order = {};
+  ConstTensorView factor = {};
 };
 
 void pack_part(const MlpWeights& mlp, const ExpertPart& part, int64_t source_expert, size_t local,
@@ -139,7 +144,9 @@ void pack_part(const MlpWeights& mlp, const ExpertPart& part, int64_t source_exp
                    .down_offset = down.offset,
                    .gate_order = gate.order,
                    .up_order = up.order,
-                   .down_order = down.order},
+                   .down_order = down.order,
+                   .gate_up_factor = up.factor,
+                   .down_factor = down.factor},
                   mlp.gate_up.data() + local * slab.gate_up + gate_up_panel * granule.gate_up_bytes,
                   mlp.down.data() + local * slab.down + down_panel * granule.down_bytes);
 }

@@ -52,12 +52,15 @@ auto load_block(const WeightSource& source, WeightId id, int64_t expert, const W
 
 [[noreturn]] void refuse(const WeightSource& source, WeightId id, int64_t expert, float value,
                          const char* expected) {
-  const bool is_zero = id.plane() == WeightPlane::kZero;
-  throw Error(ErrorCode::kTensorValue,
-              {.what = is_zero ? "the zero of some codes has no meaning" : "a scale has no meaning",
-               .tensor = source.locate(id, expert),
-               .expected = expected,
-               .found = fmt::format("{}", value)});
+  const auto what = [&] {
+    if (id.plane() == WeightPlane::kZero) return "the zero of some codes has no meaning";
+    if (id.plane() == WeightPlane::kColumnFactor) return "the factor of a column has no meaning";
+    return "a scale has no meaning";
+  };
+  throw Error(ErrorCode::kTensorValue, {.what = what(),
+                                        .tensor = source.locate(id, expert),
+                                        .expected = expected,
+                                        .found = fmt::format("{}", value)});
 }
 
 constexpr WeightBlock kSingle{0, 1, 0, 1};
@@ -116,6 +119,7 @@ class MeaningLoader {
       if (quant_.zeros == WeightZero::kPoint) multiply(meaning.offsets, meaning.scales);
     }
     if (quant_.has_column_order) meaning.order = load_order(block);
+    if (quant_.has_column_factors) meaning.factors = load_factors(block);
     return meaning;
   }
 
@@ -172,6 +176,36 @@ class MeaningLoader {
                                             .found = fmt::format("{}", group)});
     }
     return order;
+  }
+
+  std::vector<float> read_factors(WeightId id, const WeightBlock& block) const {
+    const WeightBlock columns{0, 1, block.col_begin, block.col_end};
+    if (source_.describe(id).count == 0) {
+      return std::vector<float>(static_cast<size_t>(block.col_end - block.col_begin), 1.0F);
+    }
+    std::vector<float> factors = load_block(source_, id, expert_, columns, widen);
+    for (const float factor : factors) {
+      if (!std::isfinite(factor)) refuse(source_, id, expert_, factor, "finite");
+    }
+    return factors;
+  }
+
+  // Gate and up read the same rows.
+  std::vector<float> load_factors(const WeightBlock& block) const {
+    const WeightId id = matrix_.with(WeightPlane::kColumnFactor);
+    std::vector<float> factors = read_factors(id, block);
+    const WeightId gate(*id.mlp(), WeightMatrix::kGate);
+    if (id.matrix() != WeightMatrix::kUp || source_.describe(gate).count == 0) return factors;
+    const std::vector<float> of_gate = read_factors(gate.with(WeightPlane::kColumnFactor), block);
+    const auto [up, other] = std::ranges::mismatch(factors, of_gate);
+    if (up == factors.end()) return factors;
+    throw Error(ErrorCode::kTensorValue,
+                {.what = "gate and up of an expert scale the same rows in two ways",
+                 .tensor = source_.locate(matrix_, expert_),
+                 .expected = fmt::format("the factor {} of column {}, as {}", *other,
+                                         block.col_begin + (up - factors.begin()),
+                                         source_.locate(gate, expert_)),
+                 .found = fmt::format("{}", *up)});
   }
 
   const QuantSpec& quant_;

@@ -22,10 +22,12 @@ struct CodeMeaning {
   std::vector<float> scales;   // [rows, groups]; [rows of blocks, groups] if loaded as stored
   std::vector<float> offsets;  // likewise; empty without WeightZero
   std::vector<int32_t> order;  // [cols]: the group of each column; empty where they are neighbours
+  std::vector<float> factors;  // [cols]: what the rows are multiplied by; empty without factors
 };
 // Loads it for a block of the matrix, row by row: [rows, 1], or with WeightScale::kBlock one for
 // each block of scales that the columns touch; all of a row's if columns have an order. Throws
-// Error(kTensorValue) as load_scales does, and for offsets and orders that mean nothing.
+// Error(kTensorValue) as load_scales does, for offsets, orders and factors that mean nothing, and
+// for factors of up that are not those of gate.
 CodeMeaning load_meaning(const QuantSpec& quant, const WeightSource& source, WeightId matrix,
                          int64_t expert, const WeightBlock& block);
 // Loads the same, but once for the rows of a block of WeightScale::kBlock, and once for all of

@@ -49,6 +49,7 @@ void read_values(const QuantSpec& quant, const WeightSource& source, WeightId ma
       const auto at = static_cast<size_t>(row * meaning.groups + groups[static_cast<size_t>(col)]);
       double exact = double{value} * double{meaning.scales[at]};
       if (!meaning.offsets.empty()) exact -= double{meaning.offsets[at]};
+      if (!meaning.factors.empty()) exact *= double{meaning.factors[static_cast<size_t>(col)]};
       value = static_cast<float>(exact);
     }
   }

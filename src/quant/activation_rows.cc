@@ -22,7 +22,7 @@ float largest_magnitude(const float* values, int64_t count) {
 template <class Body>
 void for_each_column(const float* values, int64_t columns, const ActivationRule& rule,
                      float* scales, const Body& body) {
-  const int64_t width = scale_width(rule.form, columns);
+  const int64_t width = scale_width(rule, columns);
   for (int64_t begin = 0; begin < columns; begin += width) {
     const int64_t end = std::min(columns, begin + width);
     const float scale = scale_of(values + begin, end - begin, rule);
@@ -33,17 +33,24 @@ void for_each_column(const float* values, int64_t columns, const ActivationRule&
 
 }  // namespace
 
+int64_t scale_width(const ActivationRule& rule, int64_t columns) {
+  return rule.form == ActivationScale::kGroup ? std::min(rule.group, columns) : columns;
+}
 int64_t scale_width(ActivationScale form, int64_t columns) {
-  return form == ActivationScale::kGroup ? std::min(kActivationGroup, columns) : columns;
+  return scale_width(ActivationRule{.form = form}, columns);
 }
 
+int64_t scales_per_row(const ActivationRule& rule, int64_t columns) {
+  if (rule.form == ActivationScale::kNone) return 0;
+  return rule.form == ActivationScale::kGroup ? ceil_div(columns, rule.group) : 1;
+}
 int64_t scales_per_row(ActivationScale form, int64_t columns) {
-  if (form == ActivationScale::kNone) return 0;
-  return form == ActivationScale::kGroup ? ceil_div(columns, kActivationGroup) : 1;
+  return scales_per_row(ActivationRule{.form = form}, columns);
 }
 
 ActivationRule activation_rule(DType weights, const QuantSpec& quant) {
   return {.form = quant.activations,
+          .group = quant.activation_group,
           .power_of_two_scales = quant.power_of_two_scales,
           .codes = format_of(weights).row_codes};
 }

@@ -9,11 +9,13 @@
 
 namespace conclave::inline v0::quant {
 
-// Columns that share a scale under ActivationScale::kGroup; the last group may have fewer.
+// Columns that share a scale under ActivationScale::kGroup unless a QuantSpec says otherwise; the
+// last group may have fewer. Kernels of a GPU know no other.
 inline constexpr int64_t kActivationGroup = 128;
 
 struct ActivationRule {
   ActivationScale form = ActivationScale::kNone;
+  int64_t group = kActivationGroup;  // for kGroup
   bool power_of_two_scales = false;
   float static_scale = 1;  // for kTensorStatic
   const CodeBook* codes = nullptr;
@@ -22,8 +24,10 @@ struct ActivationRule {
 ActivationRule activation_rule(DType weights, const QuantSpec& quant);
 
 // Scales per row: 1, or one per group; 0 for kNone, which leaves rows unchanged.
-int64_t scales_per_row(ActivationScale form, int64_t columns);
-// Columns that share a scale: 128, or all.
+int64_t scales_per_row(const ActivationRule& rule, int64_t columns);
+int64_t scales_per_row(ActivationScale form, int64_t columns);  // in groups of kActivationGroup
+// Columns that share a scale: those of a group, or all.
+int64_t scale_width(const ActivationRule& rule, int64_t columns);
 int64_t scale_width(ActivationScale form, int64_t columns);
 
 // The code of value / scale, divided in float32 and rounded to nearest even; a quotient beyond the

@@ -39,6 +39,15 @@ void check_block(const char* field, int64_t size, bool in_blocks) {
   refuse(field, std::to_string(size), "1 to " + std::to_string(kMaxSpecSize));
 }
 
+void check_group(const QuantSpec& quant) {
+  const int64_t size = quant.activation_group;
+  if (quant.activations != ActivationScale::kGroup && size != QuantSpec{}.activation_group) {
+    refuse("quant.activation_group", std::to_string(size), "128 but for ActivationScale::kGroup");
+  }
+  if (size >= 1 && size <= kMaxSpecSize) return;
+  refuse("quant.activation_group", std::to_string(size), "1 to " + std::to_string(kMaxSpecSize));
+}
+
 void check_types(const MoeSpec& spec) {
   const bool quantised = !is_plain(spec.weight_dtype);
   if (quant::find_format(spec.weight_dtype) == nullptr) {
@@ -92,6 +101,7 @@ void validate_quant(const MoeSpec& spec) {
   const bool in_blocks = quant.weights == WeightScale::kBlock;
   check_block("quant.block_rows", quant.block_rows, in_blocks);
   check_block("quant.block_cols", quant.block_cols, in_blocks);
+  check_group(quant);
   const bool dynamic =
       quant.activations == ActivationScale::kToken || quant.activations == ActivationScale::kGroup;
   if (quant.power_of_two_scales && !dynamic) {
@@ -104,6 +114,7 @@ void validate_quant(const MoeSpec& spec) {
   refuse_plain("quant.zeros", quant.zeros != WeightZero::kNone);
   refuse_plain("quant.has_global_scale", quant.has_global_scale);
   refuse_plain("quant.has_column_order", quant.has_column_order);
+  refuse_plain("quant.has_column_factors", quant.has_column_factors);
   const bool plain_rows = quant.activations == ActivationScale::kNone;
   if (quant.has_column_order && !(in_blocks && quant.block_rows == 1 && plain_rows)) {
     refuse("quant.has_column_order", "true",

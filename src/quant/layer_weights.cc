@@ -117,6 +117,7 @@ class WeightList {
                      .cols = plane.cols,
                      .type = plane.type,
                      .dtype = mlp.dtype,
+                     .is_optional = plane.is_optional,
                      .is_vector = plane.plane == WeightPlane::kBias,
                      .plane = plane});
   }

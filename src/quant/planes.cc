@@ -29,6 +29,14 @@ PlaneShape in_blocks(WeightPlane plane, int64_t rows, int64_t cols, int64_t bloc
           .type = PlaneType::kScale};
 }
 
+PlaneShape by_column(WeightPlane plane, int64_t rows, int64_t cols, PlaneType type) {
+  return {.plane = plane,
+          .rows = 1,
+          .cols = cols,
+          .block_rows = std::max<int64_t>(rows, 1),
+          .type = type};
+}
+
 PlaneShape scale_of(const QuantSpec& quant, int64_t rows, int64_t cols) {
   switch (quant.weights) {
     case WeightScale::kChannel:
@@ -56,11 +64,11 @@ std::vector<PlaneShape> planes_of(DType dtype, const QuantSpec& quant, int64_t r
   }
   if (quant.has_global_scale) planes.push_back(single(WeightPlane::kGlobalScale, rows, cols));
   if (quant.has_column_order) {
-    planes.push_back({.plane = WeightPlane::kColumnOrder,
-                      .rows = 1,
-                      .cols = cols,
-                      .block_rows = std::max<int64_t>(rows, 1),
-                      .type = PlaneType::kIndex});
+    planes.push_back(by_column(WeightPlane::kColumnOrder, rows, cols, PlaneType::kIndex));
+  }
+  if (quant.has_column_factors) {
+    planes.push_back(by_column(WeightPlane::kColumnFactor, rows, cols, PlaneType::kFloat));
+    planes.back().is_optional = true;
   }
   if (quant.activations == ActivationScale::kTensorStatic) {
     planes.push_back(single(WeightPlane::kInputScale, rows, cols));

@@ -15,9 +15,15 @@ namespace conclave::inline v0::quant {
 // The planes that give codes a meaning; which of them a matrix has depends on its format.
 inline constexpr std::array kCodePlanes = {WeightPlane::kScale,       WeightPlane::kZero,
                                            WeightPlane::kSecondScale, WeightPlane::kGlobalScale,
-                                           WeightPlane::kInputScale,  WeightPlane::kColumnOrder};
+                                           WeightPlane::kInputScale,  WeightPlane::kColumnOrder,
+                                           WeightPlane::kColumnFactor};
 constexpr bool is_code_plane(std::optional<WeightPlane> plane) {
   return plane && *plane != WeightPlane::kWeights && *plane != WeightPlane::kBias;
+}
+
+// Planes with a number for each column, which gate and up may share in one tensor.
+constexpr bool is_by_column(WeightPlane plane) {
+  return plane == WeightPlane::kColumnOrder || plane == WeightPlane::kColumnFactor;
 }
 
 enum class PlaneType : uint8_t {
@@ -38,6 +44,8 @@ struct PlaneShape {
   PlaneType type = PlaneType::kWeights;
   // Whether the plane is one number for the matrix, which matrices fused in one tensor may share.
   bool is_single = false;
+  // Whether a source may leave it out.
+  bool is_optional = false;
 };
 
 // The planes of a matrix [rows, cols] of values or codes, kWeights first; but for the bias, which

@@ -212,6 +212,7 @@ Support Quantiser::supports(const QuantiseOptions& options) {
   if (Support takes = format->takes(quant); !takes) return takes;
   if (quant.zeros != WeightZero::kNone) return Support::no("zero points are not chosen");
   if (quant.has_column_order) return Support::no("orders of columns are not chosen");
+  if (quant.has_column_factors) return Support::no("factors of columns are not chosen");
   if (quant.activations == ActivationScale::kTensorStatic) {
     return Support::no("steps of rows that are the same for all tokens come from calibration");
   }

@@ -168,7 +168,22 @@ TEST(ModelOptConfig, SmallCodes) {
   EXPECT_FALSE(nvfp4.weights->note.empty());
   EXPECT_TRUE(read(algorithm("W4A16_NVFP4")).weights->note.empty());
   EXPECT_EQ(read(algorithm("MXFP8")).weights->element, DType::kF8E4M3);
-  expect_reason(algorithm("W4A16_AWQ"), "scaled before products");
+  const auto awq = read(algorithm("W4A16_AWQ"));
+  ASSERT_TRUE(awq.weights) << awq.reason;
+  EXPECT_EQ(awq.weights->element, DType::kI4);
+  EXPECT_EQ(awq.weights->spec.block_cols, 128);
+  EXPECT_TRUE(awq.weights->spec.has_column_factors);
+  json in_group = algorithm("W4A16_AWQ");
+  in_group["config_groups"]["group_0"]["weights"]["group_size"] = 32;
+  EXPECT_EQ(read(in_group).weights->spec.block_cols, 32);
+  // Rows in e4m3 take codes of e4m3, which have all values of four bits.
+  const auto with_rows = read(algorithm("W4A8_AWQ"));
+  EXPECT_EQ(with_rows.weights->element, DType::kF8E4M3);
+  EXPECT_EQ(with_rows.weights->spec.activations, ActivationScale::kTensorStatic);
+  const auto fp4 = read(algorithm("NVFP4_AWQ"));
+  EXPECT_EQ(fp4.weights->element, DType::kF4);
+  EXPECT_TRUE(fp4.weights->spec.has_column_factors);
+  EXPECT_FALSE(fp4.weights->note.empty());
   const auto mixed = [](const char* second) {
     return json{{"quant_method", "modelopt"},
                 {"quant_algo", "MIXED_PRECISION"},

@@ -55,8 +55,16 @@ QuantSpec with_global_scale(QuantSpec spec) {
   spec.has_global_scale = true;
   return spec;
 }
+QuantSpec with_factors(QuantSpec spec) {
+  spec.has_column_factors = true;
+  return spec;
+}
 Expected coded(const char* name, DType type, const QuantSpec& spec, double rounding = 0) {
   return {.name = name, .quant = spec, .type = type, .rounding = rounding};
+}
+QuantSpec with_static_rows(QuantSpec spec) {
+  spec.activations = kTensorStatic;
+  return spec;
 }
 Expected mlx(const char* name, DType type, int64_t group) {
   QuantSpec spec = grouped(group, WeightZero::kOffset);
@@ -119,6 +127,8 @@ const std::vector<Expected> kCheckpoints = {
     coded("mixtral-gptq-int4-group128-asymmetric", DType::kI4, grouped(128, kPoint)),
     coded("mixtral-gptq-int4-order", DType::kI4, in_order(grouped(128, kPoint))),
     coded("mixtral-gptq-int8", DType::kI8, grouped(32)),
+    coded("mixtral-modelopt-awq-group128", DType::kI4, with_factors(grouped(128))),
+    coded("mixtral-modelopt-awq-rows", DType::kF8E4M3, with_static_rows(with_factors(grouped(64)))),
     {"mixtral-modelopt-block", {.weights = kBlock}, "per_expert"},
     {"mixtral-modelopt-channel", {.weights = kChannel, .activations = kToken}, "per_expert"},
     {"mixtral-modelopt-fp8", {.weights = kTensor, .activations = kTensorStatic}, "per_expert"},
@@ -182,16 +192,13 @@ const std::vector<Expected> kCheckpoints = {
     mlx("qwen3_moe-mlx-4bit-router8", DType::kI4, 32),
     mlx("qwen3_moe-mlx-6bit-router", DType::kI8, 32),
     mlx("qwen3_moe-mlx-8bit", DType::kI8, 64),
+    coded("qwen3_moe-modelopt-awq", DType::kI4, with_factors(grouped(32))),
     coded("qwen3_moe-modelopt-mxfp8", DType::kF8E4M3, grouped(32)),
     coded("qwen3_moe-modelopt-nvfp4", DType::kF4, with_global_scale(grouped(16)), kOneRounding),
     coded("qwen3_moe-quark-fp4", DType::kF4, grouped(32)),
     coded("qwen3_moe-quark-fp6-e2m3", DType::kF8E4M3, grouped(32)),
     coded("qwen3_moe-quark-int4", DType::kI4, grouped(32)),
 };
-// Files of methods, or forms of methods, that are listed with a reason and do not run.
-const std::vector<std::string> kNotRun = {"mixtral-modelopt-awq-group128",
-                                          "qwen3_moe-modelopt-awq"};
-
 std::vector<double> as_doubles(const Tensor& tensor) {
   std::vector<double> values(static_cast<size_t>(tensor.shape().num_elements()));
   convert(tensor.view(), {.data = values.data(), .dtype = DType::kF64, .shape = tensor.shape()});
@@ -245,6 +252,7 @@ TEST_P(Quantised, Spec_IsAsTheConfigurationSays) {
   EXPECT_EQ(spec.quant.zeros, wanted.zeros);
   EXPECT_EQ(spec.quant.has_global_scale, wanted.has_global_scale);
   EXPECT_EQ(spec.quant.has_column_order, wanted.has_column_order);
+  EXPECT_EQ(spec.quant.has_column_factors, wanted.has_column_factors);
   EXPECT_EQ(spec.shared.weight_dtype, GetParam().shared);
 }
 
@@ -346,6 +354,16 @@ std::vector<Expected> exact_checkpoints_with(const std::string& array) {
   return rows;
 }
 
+// What rows are multiplied by counts as a part of the weights in packages.
+void multiply_columns(Float64Matrix& matrix, const WeightSource& source, WeightId id,
+                      int64_t expert) {
+  if (source.describe(id).count == 0) return;
+  const Float64Matrix factors = read_float64(source, id, expert);
+  for (int64_t row = 0; row < matrix.rows; ++row) {
+    for (int64_t col = 0; col < matrix.cols; ++col) matrix.row(row)[col] *= factors.row(0)[col];
+  }
+}
+
 // A weight as the method's package decodes it, in float64.
 class DecodedWeights : public Quantised {};
 
@@ -358,8 +376,9 @@ TEST_P(DecodedWeights, Weights_AreThoseOfThePackageToTheBit) {
     const Tensor wanted = file_.load(name);
     ASSERT_EQ(wanted.shape()[0], experts);
     for (int64_t expert = 0; expert < experts; ++expert) {
-      const Float64Matrix read = read_scaled(layer().spec.quant, *source, id, expert);
+      Float64Matrix read = read_scaled(layer().spec.quant, *source, id, expert);
       Tensor values(DType::kF64, {read.rows, read.cols});
+      multiply_columns(read, *source, id.with(WeightPlane::kColumnFactor), expert);
       // A zero counts as positive.
       std::transform(read.values.begin(), read.values.end(), values.as<double>(),
                      [](double value) { return value + 0.0; });
@@ -409,18 +428,8 @@ TEST(QuantisedFolders, EachHasItsRow) {
   std::sort(folders.begin(), folders.end());
   std::vector<std::string> rows;
   for (const Expected& row : kCheckpoints) rows.emplace_back(row.name);
-  rows.insert(rows.end(), kNotRun.begin(), kNotRun.end());
   std::sort(rows.begin(), rows.end());
   EXPECT_EQ(folders, rows);
-}
-
-TEST(QuantisedFolders, WhatDoesNotRun_IsListedWithAReason) {
-  for (const std::string& name : kNotRun) {
-    const Checkpoint checkpoint = Checkpoint::open(kQuantised / name);
-    const CheckpointLayer& layer = checkpoint.layers().front();
-    EXPECT_FALSE(layer.support) << name;
-    EXPECT_NE(layer.support.reason().find("quantised with"), std::string::npos) << name;
-  }
 }
 
 }  // namespace

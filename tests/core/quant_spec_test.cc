@@ -1,3 +1,5 @@
+#include "core/part_spec.h"
+
 #include "conclave/error.h"
 #include "conclave/spec.h"
 
@@ -63,6 +65,18 @@ TEST(QuantSpec, ValuesOutOfRange_AreRefused) {
   spec = quantised(WeightScale::kTensor);
   spec.quant.block_cols = 64;
   expect_refused(spec, ErrorCode::kInvalidArgument, "quant.block_cols");
+  spec = quantised(WeightScale::kTensor, ActivationScale::kGroup);
+  for (const int64_t group : {int64_t{1}, int64_t{32}, kMaxSpecSize}) {
+    spec.quant.activation_group = group;
+    EXPECT_NO_THROW(validate(spec)) << group;
+  }
+  for (const int64_t group : {int64_t{0}, int64_t{-32}, kMaxSpecSize + 1}) {
+    spec.quant.activation_group = group;
+    expect_refused(spec, ErrorCode::kInvalidArgument, "quant.activation_group");
+  }
+  spec = quantised(WeightScale::kTensor, ActivationScale::kToken);
+  spec.quant.activation_group = 32;
+  expect_refused(spec, ErrorCode::kInvalidArgument, "quant.activation_group");
   spec = quantised(WeightScale::kTensor, ActivationScale::kTensorStatic);
   spec.quant.power_of_two_scales = true;
   expect_refused(spec, ErrorCode::kInvalidArgument, "quant.power_of_two_scales");
@@ -87,11 +101,11 @@ TEST(QuantSpec, Zeros_ArePlainRowsOnly) {
   expect_refused(spec, ErrorCode::kInvalidArgument, "quant.zeros");
 }
 
-TEST(QuantSpec, GlobalScales_GoWithEveryForm) {
+TEST(QuantSpec, GlobalScalesAndFactors_GoWithEveryForm) {
   for (const WeightScale weights :
        {WeightScale::kTensor, WeightScale::kChannel, WeightScale::kBlock}) {
     MoeSpec spec = quantised(weights, ActivationScale::kToken);
-    spec.quant.has_global_scale = true;
+    spec.quant.has_global_scale = spec.quant.has_column_factors = true;
     EXPECT_NO_THROW(validate(spec));
   }
 }
@@ -121,6 +135,7 @@ TEST(QuantSpec, MeaningsOfCodes_AreRefusedForPlainWeights) {
   refused({.zeros = WeightZero::kPoint}, "quant.zeros");
   refused({.has_global_scale = true}, "quant.has_global_scale");
   refused({.has_column_order = true}, "quant.has_column_order");
+  refused({.has_column_factors = true}, "quant.has_column_factors");
 }
 
 TEST(QuantSpec, OtherTypes_AreRefused) {
@@ -158,6 +173,7 @@ TEST(CountParameters, WhatGivesCodesAMeaning_IsNotCounted) {
   plain.quant.block_rows = 1;
   plain.quant.zeros = WeightZero::kPoint;
   plain.quant.has_global_scale = plain.quant.has_column_order = true;
+  plain.quant.has_column_factors = true;
   const int64_t quantised_count = count_parameters(plain).total;
   plain.weight_dtype = DType::kBF16;
   plain.quant = {};

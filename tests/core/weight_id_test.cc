@@ -42,8 +42,9 @@ TEST(WeightId, PlanesOfMlps_AreFoundByTheirParts) {
     EXPECT_EQ(has_word(id, "second_scale"), id.plane() == WeightPlane::kSecondScale);
     EXPECT_EQ(has_word(id, "global_scale"), id.plane() == WeightPlane::kGlobalScale);
     EXPECT_EQ(has_word(id, "column_order"), id.plane() == WeightPlane::kColumnOrder);
+    EXPECT_EQ(has_word(id, "column_factor"), id.plane() == WeightPlane::kColumnFactor);
   }
-  EXPECT_EQ(of_mlps, 3 * 3 * 8);
+  EXPECT_EQ(of_mlps, 3 * 3 * 9);
 }
 
 TEST(WeightId, WeightsOfTheLayer_HaveNoMatrixNorPlane) {

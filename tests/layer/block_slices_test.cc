@@ -37,7 +37,7 @@ class SlicedSource final : public WeightSource {
       info.rows = matrix.rows;
       info.cols = matrix.cols;
     }
-    if (is_single(id)) return info;
+    if (is_whole(id)) return info;
     (is_down(id) ? info.cols : info.rows) = inner_.size();
     return info;
   }
@@ -45,7 +45,7 @@ class SlicedSource final : public WeightSource {
   void read(WeightId id, int64_t expert, const WeightBlock& block,
             std::span<std::byte> destination) const override {
     WeightBlock part = block;
-    if (id.mlp() && !is_single(id)) {
+    if (id.mlp() && !is_whole(id)) {
       (is_down(id) ? part.col_begin : part.row_begin) += inner_.begin;
       (is_down(id) ? part.col_end : part.row_end) += inner_.begin;
     }
@@ -69,8 +69,10 @@ class SlicedSource final : public WeightSource {
   static bool is_by_element(WeightId id) {
     return id.plane() == WeightPlane::kScale || id.plane() == WeightPlane::kZero;
   }
-  static bool is_single(WeightId id) {
-    return id.plane() == WeightPlane::kInputScale || id.plane() == WeightPlane::kGlobalScale;
+  // Whether a slice has all of it. Factors of gate and up belong to columns, which are not cut.
+  static bool is_whole(WeightId id) {
+    return id.plane() == WeightPlane::kInputScale || id.plane() == WeightPlane::kGlobalScale ||
+           (id.plane() == WeightPlane::kColumnFactor && !is_down(id));
   }
 
   std::vector<std::byte> read_all(WeightId id, int64_t expert) const {
@@ -139,8 +141,12 @@ std::vector<Case> cases() {
     QuantSpec ordered = groups;
     ordered.has_column_order = true;
     add_form("GroupsInAnOrder", 91, ordered);
+    QuantSpec factors{.weights = WeightScale::kBlock,
+                      .activations = ActivationScale::kGroup,
+                      .has_column_factors = true};
+    add_form("BlocksRowsByGroupWithFactors", 301, factors);
     ordered.zeros = WeightZero::kOffset;
-    ordered.has_global_scale = true;
+    ordered.has_global_scale = ordered.has_column_factors = true;
     add_form("GroupsInAnOrderWithAll", 75, ordered);
   }
   return cases;

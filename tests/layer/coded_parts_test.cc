@@ -85,7 +85,8 @@ TEST(MeaningOfCodes, BadValues_AreRefusedNamingTheTensor) {
                              .block_cols = 16,
                              .zeros = WeightZero::kPoint,
                              .has_global_scale = true,
-                             .has_column_order = true});
+                             .has_column_order = true,
+                             .has_column_factors = true});
   const auto source = make_synthetic_source(spec, 3);
   const float infinity = std::numeric_limits<float>::infinity();
   using namespace weights;
@@ -100,6 +101,64 @@ TEST(MeaningOfCodes, BadValues_AreRefusedNamingTheTensor) {
   EXPECT_EQ(refusal_of(spec, *source, order, int32_t{2}), "down_column_order of expert 1");
   EXPECT_EQ(refusal_of(spec, *source, order, int32_t{-1}), "down_column_order of expert 1");
   EXPECT_EQ(refusal_of(spec, *source, order, int32_t{1}), "accepted");
+  const WeightId factor = kDown.with(WeightPlane::kColumnFactor);
+  EXPECT_EQ(refusal_of(spec, *source, factor, int32_t{0x7fc07fc0}),
+            "down_column_factor of expert 1");
+  EXPECT_EQ(refusal_of(spec, *source, factor, int32_t{0}), "accepted");
+  // Gate and up read one row.
+  EXPECT_EQ(refusal_of(spec, *source, kUp.with(WeightPlane::kColumnFactor), int32_t{0}),
+            "up of expert 1");
+  EXPECT_EQ(refusal_of(spec, *source, kGate.with(WeightPlane::kColumnFactor), int32_t{0}),
+            "up of expert 1");
+}
+
+// A source without some factors: a kind of matrix that has none has ones.
+class WithoutFactors final : public WeightSource {
+ public:
+  WithoutFactors(const WeightSource& base, WeightMatrix matrix, bool are_ones)
+      : base_(base), matrix_(matrix), are_ones_(are_ones) {}
+  WeightInfo describe(WeightId id) const override {
+    WeightInfo info = base_.describe(id);
+    if (is_factor(id)) info.dtype = DType::kF32;
+    if (is_factor(id) && !are_ones_) info.count = 0;
+    return info;
+  }
+  void read(WeightId id, int64_t expert, const WeightBlock& block,
+            std::span<std::byte> destination) const override {
+    if (!is_factor(id)) return base_.read(id, expert, block, destination);
+    const float one = 1;
+    for (size_t at = 0; at < destination.size(); at += sizeof(one)) {
+      std::memcpy(destination.data() + at, &one, sizeof(one));
+    }
+  }
+
+ private:
+  bool is_factor(WeightId id) const {
+    return id.plane() == WeightPlane::kColumnFactor &&
+           (id.matrix() == WeightMatrix::kDown) == (matrix_ == WeightMatrix::kDown);
+  }
+  const WeightSource& base_;
+  WeightMatrix matrix_;
+  bool are_ones_;
+};
+
+TEST(ColumnFactors, LeftOutForAKindOfMatrix_AreOnes) {
+  const Context context({.num_threads = 1});
+  const MoeSpec spec =
+      coded_spec(DType::kI4, 4, 2, 64, 48, {.weights = kChannel, .has_column_factors = true});
+  const auto source = make_synthetic_source(spec, 3);
+  const Tensor hidden = random_tensor(DType::kF32, 5, 64, 1);
+  for (const WeightMatrix matrix : {WeightMatrix::kUp, WeightMatrix::kDown}) {
+    const WithoutFactors absent(*source, matrix, false);
+    const WithoutFactors ones(*source, matrix, true);
+    const MoeLayer layer = MoeLayer::create(context, spec, absent);
+    const MoeLayer expected = MoeLayer::create(context, spec, ones);
+    const auto output = run_layer(layer, hidden.view(), DType::kF32);
+    EXPECT_TRUE(same_bits(output.out, run_layer(expected, hidden.view(), DType::kF32).out));
+    const StageCheck check =
+        check_against_reference(context, spec, absent, output.result(hidden.view()));
+    EXPECT_LE(check.worst_token_error, accuracy_bar(DType::kI4, DType::kF32));
+  }
 }
 
 // Partial sums of whole experts per rank, or of slices of whole blocks, add up to the layer.
@@ -130,14 +189,15 @@ void expect_sum_accurate(const MoeSpec& spec, const std::vector<ParallelSpec>& p
 
 class CodedParts : public ::testing::TestWithParam<DType> {
  protected:
-  // Zeros, a global scale and an order of columns.
+  // Zeros, a global scale, an order of columns and their factors.
   static QuantSpec full_meaning() {
     return {.weights = kBlock,
             .block_rows = 1,
             .block_cols = 32,
             .zeros = WeightZero::kPoint,
             .has_global_scale = true,
-            .has_column_order = true};
+            .has_column_order = true,
+            .has_column_factors = true};
   }
   static MoeSpec spec(int64_t experts, int64_t top_k, int64_t hidden, int64_t inner,
                       const QuantSpec& quant) {

@@ -66,6 +66,7 @@ class CodedWeights : public ::testing::TestWithParam<Weights> {
     EXPECT_EQ(layers.back().layer.plan().arithmetic, "f32_fma");
     const QuantSpec& quant = GetParam().form.quant;
     const bool has_pairs = quant.zeros == WeightZero::kNone && !quant.has_column_order &&
+                           !quant.has_column_factors &&
                            quant::format_of(GetParam().type).codes->exact_in_bf16;
     if (quant.activations != kNone || !has_pairs) return layers;
     const std::vector<std::string> isas = testing::usable_isas();
@@ -179,8 +180,9 @@ TEST_P(CodedWeights, AnotherSourcesPlanes_AreSeen) {
       (role == id ? other : base).read(role, expert, block, destination);
     }
   };
-  for (const WeightPlane plane : {WeightPlane::kScale, WeightPlane::kZero,
-                                  WeightPlane::kGlobalScale, WeightPlane::kColumnOrder}) {
+  for (const WeightPlane plane :
+       {WeightPlane::kScale, WeightPlane::kZero, WeightPlane::kGlobalScale,
+        WeightPlane::kColumnOrder, WeightPlane::kColumnFactor}) {
     const WeightId id = weights::kDown.with(plane);
     if (owned.source->describe(id).count == 0) continue;
     const OtherPlane mixed(*owned.source, *other, id);
@@ -204,6 +206,13 @@ std::vector<Weights> every_format_in_every_form() {
        {.weights = kBlock, .activations = kGroup, .power_of_two_scales = true}},
       {"block_odd_group",
        {.weights = kBlock, .block_rows = 24, .block_cols = 40, .activations = kGroup}},
+      {"channel_group32", {.weights = kChannel, .activations = kGroup, .activation_group = 32}},
+      {"row_group16_group48",
+       {.weights = kBlock,
+        .block_rows = 1,
+        .block_cols = 16,
+        .activations = kGroup,
+        .activation_group = 48}},
       {"block_token", {.weights = kBlock, .activations = kToken}},
       {"row_group32", {.weights = kBlock, .block_rows = 1, .block_cols = 32}},
       {"row_group128", {.weights = kBlock, .block_rows = 1}},
@@ -226,7 +235,23 @@ std::vector<Weights> every_format_in_every_form() {
         .block_rows = 1,
         .block_cols = 32,
         .zeros = WeightZero::kPoint,
-        .has_column_order = true}}};
+        .has_column_order = true}},
+      {"row_group32_factors",
+       {.weights = kBlock, .block_rows = 1, .block_cols = 32, .has_column_factors = true}},
+      {"tensor_static_factors",
+       {.weights = kTensor, .activations = kTensorStatic, .has_column_factors = true}},
+      {"channel_token_factors",
+       {.weights = kChannel, .activations = kToken, .has_column_factors = true}},
+      {"block_group_factors",
+       {.weights = kBlock, .activations = kGroup, .has_column_factors = true}},
+      {"row_group24_all",
+       {.weights = kBlock,
+        .block_rows = 1,
+        .block_cols = 24,
+        .zeros = WeightZero::kOffset,
+        .has_global_scale = true,
+        .has_column_order = true,
+        .has_column_factors = true}}};
   std::vector<Weights> all;
   for (const DType type : coded_types()) {
     for (const Form& form : forms) {
@@ -292,7 +317,7 @@ TEST(AmbiguousCodes, PlainRows_HaveNone) {
   }
 }
 
-TEST(PairedCodes, ZerosAndOrders_AreRefusedWithAReason) {
+TEST(PairedCodes, ZerosOrdersAndFactors_AreRefusedWithAReason) {
   const auto isas = testing::usable_isas();
   if (std::find(isas.begin(), isas.end(), "avx512_bf16") == isas.end()) {
     GTEST_SKIP() << "this CPU lacks avx512_bf16";
@@ -310,6 +335,8 @@ TEST(PairedCodes, ZerosAndOrders_AreRefusedWithAReason) {
   EXPECT_NE(reason({.weights = kChannel, .zeros = WeightZero::kPoint}).find("zeros"),
             std::string::npos);
   EXPECT_NE(reason({.weights = kBlock, .block_rows = 1, .has_column_order = true}).find("pairs"),
+            std::string::npos);
+  EXPECT_NE(reason({.weights = kChannel, .has_column_factors = true}).find("factors"),
             std::string::npos);
 }
 

@@ -2,6 +2,7 @@
 // the same weights from another source.
 
 #include "core/float_convert.h"
+#include "quant/planes.h"
 #include "support/layer_parts.h"
 
 #include <gtest/gtest.h>
@@ -45,7 +46,7 @@ class StackedWeights {
     const Shape& shape = view.shape;
     if (plane == WeightPlane::kGlobalScale || plane == WeightPlane::kInputScale) {
       view.shape = shape[1] == 1 ? Shape{shape[0]} : Shape{shape[0], shape[1]};
-    } else if (plane == WeightPlane::kColumnOrder && shape[1] == 1) {
+    } else if (quant::is_by_column(plane) && shape[1] == 1) {
       view.shape = {shape[0], shape[2]};
     }
     return view;
@@ -151,7 +152,9 @@ void stack_planes(StackedWeights& concatenated, StackedWeights& ordered, ExpertW
       {WeightPlane::kGlobalScale, &W::gate_up_global_scale, &W::down_global_scale,
        &W::shared_gate_up_global_scale, &W::shared_down_global_scale},
       {WeightPlane::kColumnOrder, &W::gate_up_column_order, &W::down_column_order,
-       &W::shared_gate_up_column_order, &W::shared_down_column_order}};
+       &W::shared_gate_up_column_order, &W::shared_down_column_order},
+      {WeightPlane::kColumnFactor, &W::gate_up_column_factor, &W::down_column_factor,
+       &W::shared_gate_up_column_factor, &W::shared_down_column_factor}};
   for (const Plane& row : planes) {
     const bool by_row = row.plane == WeightPlane::kScale || row.plane == WeightPlane::kZero;
     StackedWeights& memory = by_row ? ordered : concatenated;
@@ -180,7 +183,8 @@ class PointerWeights : public ::testing::TestWithParam<GateUpOrder> {
                   .block_cols = 32,
                   .zeros = WeightZero::kPoint,
                   .has_global_scale = true,
-                  .has_column_order = true};
+                  .has_column_order = true,
+                  .has_column_factors = true};
     return spec;
   }
 };
@@ -223,8 +227,11 @@ TEST_P(PointerWeights, OneNumberForGateAndUp_IsThatOfEach) {
       StackedWeights::without_ones(memory.stack(number, 3), WeightPlane::kGlobalScale);
   weights.gate_up_column_order =
       StackedWeights::without_ones(memory.stack(order, 3), WeightPlane::kColumnOrder);
+  const WeightId factor = weights::kUp.with(WeightPlane::kColumnFactor);
+  weights.gate_up_column_factor =
+      StackedWeights::without_ones(memory.stack(factor, 3), WeightPlane::kColumnFactor);
   const auto pointers = make_pointer_source(weights);
-  for (const WeightId id : {number, order}) {
+  for (const WeightId id : {number, order, factor}) {
     const WeightInfo info = source->describe(id);
     const auto bytes = static_cast<size_t>(info.cols * byte_size(info.dtype));
     std::vector<std::byte> expected(bytes);
@@ -257,6 +264,7 @@ TEST_P(PointerWeights, PlanesOfAnotherShape_AreRefusedByName) {
   EXPECT_EQ(refused(&ExpertWeights::gate_up_global_scale, {2, 3}), ErrorCode::kShape);
   EXPECT_EQ(refused(&ExpertWeights::down_global_scale, {2, 2}), ErrorCode::kTensorShape);
   EXPECT_EQ(refused(&ExpertWeights::down_column_order, {4, 47}), ErrorCode::kTensorShape);
+  EXPECT_EQ(refused(&ExpertWeights::down_column_factor, {4, 47}), ErrorCode::kTensorShape);
   EXPECT_EQ(refused(&ExpertWeights::down_zero, {4, 95, 2}), ErrorCode::kTensorShape);
   ExpertWeights without = complete;
   without.gate_up_zero = {};

@@ -30,11 +30,15 @@ Names members_of(const MoeSpec& spec) {
           "num_zero_experts", "weight_on", "output_scale"};
 }
 Names members_of(const QuantSpec& quant) {
-  [[maybe_unused]] const auto& [weights, rows, cols, activations, power_of_two, signed_scales,
-                                zeros, global_scale, column_order] = quant;
-  return {"quant.weights",     "quant.block_rows",          "quant.block_cols",
-          "quant.activations", "quant.power_of_two_scales", "quant.signed_scales",
-          "quant.zeros",       "quant.has_global_scale",    "quant.has_column_order"};
+  [[maybe_unused]] const auto& [weights, rows, cols, activations, activation_group, power_of_two,
+                                signed_scales, zeros, global_scale, column_order, column_factors] =
+      quant;
+  return {"quant.weights",           "quant.block_rows",
+          "quant.block_cols",        "quant.activations",
+          "quant.activation_group",  "quant.power_of_two_scales",
+          "quant.signed_scales",     "quant.zeros",
+          "quant.has_global_scale",  "quant.has_column_order",
+          "quant.has_column_factors"};
 }
 Names members_of(const RouterSpec& router) {
   [[maybe_unused]] const auto& [name, score, order, logit_bias, soft_cap, selection_bias, groups,
@@ -149,12 +153,15 @@ const std::vector<Case> kCases = {
     {"quant.block_cols", "quant", [](LayerPlan& p) { p.spec.quant.block_cols = 64; }},
     {"quant.activations", "quant",
      [](LayerPlan& p) { p.spec.quant.activations = ActivationScale::kToken; }},
+    {"quant.activation_group", "quant", [](LayerPlan& p) { p.spec.quant.activation_group = 64; }},
     {"quant.power_of_two_scales", "quant",
      [](LayerPlan& p) { p.spec.quant.power_of_two_scales = true; }},
     {"quant.signed_scales", "quant", [](LayerPlan& p) { p.spec.quant.signed_scales = true; }},
     {"quant.zeros", "quant", [](LayerPlan& p) { p.spec.quant.zeros = WeightZero::kPoint; }},
     {"quant.has_global_scale", "quant", [](LayerPlan& p) { p.spec.quant.has_global_scale = true; }},
     {"quant.has_column_order", "quant", [](LayerPlan& p) { p.spec.quant.has_column_order = true; }},
+    {"quant.has_column_factors", "quant",
+     [](LayerPlan& p) { p.spec.quant.has_column_factors = true; }},
 
     {"router.name", "router", [](LayerPlan& p) { p.spec.router.name = "hash"; }},
     {"router.score", "router", [](LayerPlan& p) { p.spec.router.score = RouterScore::kSigmoid; }},

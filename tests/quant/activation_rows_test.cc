@@ -29,7 +29,7 @@ Quantised quantise(const std::vector<float>& row, ActivationRule rule) {
   const auto columns = static_cast<int64_t>(row.size());
   Quantised result{
       .codes = std::vector<uint8_t>(row.size()),
-      .scales = std::vector<float>(static_cast<size_t>(scales_per_row(rule.form, columns)))};
+      .scales = std::vector<float>(static_cast<size_t>(scales_per_row(rule, columns)))};
   quantize_activations(row.data(), columns, rule, result.codes.data(), result.scales.data());
   return result;
 }
@@ -91,6 +91,23 @@ TEST(QuantizeActivations, Groups_HaveTheirOwnScalesAndTheLastMayBePartial) {
   EXPECT_EQ(result.codes[130], 0xfe);
   for (size_t i = 0; i < row.size(); ++i) {
     EXPECT_EQ(result.codes[i], float_to_e4m3(row[i] / result.scales[i / 128])) << i;
+  }
+}
+
+TEST(QuantizeActivations, GroupsOfAnyWidth_HaveTheirOwnScales) {
+  for (const int64_t width : {1, 7, 32, 299, 300, 4096}) {
+    const std::vector<float> row = random_row(300, 5);
+    const Quantised result = quantise(row, {.form = ActivationScale::kGroup, .group = width});
+    ASSERT_EQ(std::ssize(result.scales), (300 + width - 1) / width) << width;
+    for (size_t i = 0; i < row.size(); ++i) {
+      const size_t begin = i / static_cast<size_t>(width) * static_cast<size_t>(width);
+      const size_t end = std::min(row.size(), begin + static_cast<size_t>(width));
+      float largest = 0;
+      for (size_t j = begin; j < end; ++j) largest = std::max(largest, std::abs(row[j]));
+      const float scale = result.scales[i / static_cast<size_t>(width)];
+      ASSERT_EQ(scale, largest / 448.0F) << width << " " << i;
+      ASSERT_EQ(result.codes[i], float_to_e4m3(row[i] / scale)) << width << " " << i;
+    }
   }
 }
 

@@ -41,12 +41,12 @@ TEST(Planes, InputScales_ExistForStaticStepsOnly) {
   EXPECT_EQ(planes_of(DType::kI4, in_blocks(1, 32), kRows, kCols).size(), 2U);
 }
 
-TEST(Planes, ZerosAreAsScales_GlobalScalesAreOneNumber_OrdersARow) {
+TEST(Planes, ZerosAreAsScales_GlobalScalesAreOneNumber_OrdersAndFactorsARow) {
   QuantSpec quant = in_blocks(1, 32);
   quant.zeros = WeightZero::kPoint;
   quant.has_global_scale = true;
-  quant.has_column_order = true;
-  EXPECT_EQ(planes_of(DType::kI4, quant, kRows, kCols).size(), 5U);
+  quant.has_column_order = quant.has_column_factors = true;
+  EXPECT_EQ(planes_of(DType::kI4, quant, kRows, kCols).size(), 6U);
   const PlaneShape scale = plane_of(WeightPlane::kScale, DType::kI4, quant, kRows, kCols);
   const PlaneShape zero = plane_of(WeightPlane::kZero, DType::kI4, quant, kRows, kCols);
   EXPECT_EQ(zero.rows, scale.rows);
@@ -65,6 +65,12 @@ TEST(Planes, ZerosAreAsScales_GlobalScalesAreOneNumber_OrdersARow) {
   EXPECT_EQ(part.block.row_end, 1);
   EXPECT_EQ(part.block.col_begin, 33);
   EXPECT_EQ(part.block.col_end, 87);
+  const PlaneShape factor = plane_of(WeightPlane::kColumnFactor, DType::kI4, quant, kRows, kCols);
+  EXPECT_EQ(factor.rows, 1);
+  EXPECT_EQ(factor.cols, kCols);
+  EXPECT_EQ(factor.type, PlaneType::kFloat);
+  EXPECT_TRUE(factor.is_optional);
+  EXPECT_EQ(slice(factor, {7, 20, 33, 87}).block.col_begin, 33);
 }
 
 // Every element of a block finds its scale through the slice, wherever the block begins and ends.

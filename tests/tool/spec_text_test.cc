@@ -36,9 +36,15 @@ TEST(WeightsText, WhatGivesCodesAMeaning_IsTold) {
   spec.quant.zeros = WeightZero::kPoint;
   spec.quant.has_column_order = true;
   EXPECT_EQ(weights_text(spec), "I4 block 1x32, zero points, column order");
-  spec.quant = {
-      .weights = WeightScale::kChannel, .zeros = WeightZero::kOffset, .has_global_scale = true};
-  EXPECT_EQ(weights_text(spec), "I4 channel, offsets, global scale");
+  spec.quant = {.weights = WeightScale::kChannel,
+                .zeros = WeightZero::kOffset,
+                .has_global_scale = true,
+                .has_column_factors = true};
+  EXPECT_EQ(weights_text(spec), "I4 channel, offsets, global scale, column factors");
+  spec.quant = {.weights = WeightScale::kChannel,
+                .activations = ActivationScale::kGroup,
+                .activation_group = 32};
+  EXPECT_EQ(weights_text(spec), "I4 channel, rows by 32");
 }
 
 TEST(PartsText, NothingOrEverything_IsTold) {

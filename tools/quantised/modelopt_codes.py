@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from quantised.arithmetic import decode
+from quantised.arithmetic import decode, quantised_rows, silu
 from quantised.bits import E2M1, codes_of, powers, spread
-from quantised.case import draw, mixtral
+from quantised.case import LAYER, draw, mixtral
 from quantised.packaged import Mixtral, Packaged
 
 
@@ -180,6 +180,36 @@ class MixtralAwq(Listed, Awq):
     group = 128
 
 
+class MixtralAwqRows(MixtralAwq):
+    """Rows are quantised to e4m3 by one step, after their columns were multiplied."""
+
+    hidden, inner, experts, top_k = 128, 64, 3, 2
+    group = 64
+    algorithm = "W4A8_AWQ"
+    rows = {"form": "static"}
+
+    def encoded(self, module, weight):
+        written = super().encoded(module, weight)
+        step = (6 + abs(draw(module + " step", 1)[0])) / 448
+        second = written["weight_scale"].max() * 7 / 448
+        return written | {"input_scale": torch.tensor(step, dtype=torch.float32), "weight_scale_2": second}
+
+    def matrix_and_factors(self, disk, module):
+        codes = self.codes(disk[f"{module}.weight"])
+        scales = spread(disk[f"{module}.weight_scale"].to(torch.float64).numpy(), self.group, codes.shape[1])
+        return codes * scales, disk[f"{module}.pre_quant_scale"].to(torch.float64).numpy()
+
+    def mlp(self, disk, number, x):
+        place = f"{LAYER}{self.experts_at}.{number}"
+        (gate, factors), (up, _), (down, inner_factors) = (
+            self.matrix_and_factors(disk, f"{place}.{self.leaves[part]}") for part in ("gate", "up", "down")
+        )
+        rows, inner_rows = self.rules(disk)
+        seen = quantised_rows(x * factors, rows)
+        h = silu(seen @ gate.T) * (seen @ up.T)
+        return quantised_rows(h * inner_factors, inner_rows) @ down.T
+
+
 CASES = {
     "qwen3_moe-modelopt-nvfp4": Nvfp4,
     "mixtral-modelopt-nvfp4": MixtralNvfp4,
@@ -187,4 +217,5 @@ CASES = {
     "mixtral-modelopt-mxfp8": MixtralMxfp8,
     "qwen3_moe-modelopt-awq": Awq,
     "mixtral-modelopt-awq-group128": MixtralAwq,
+    "mixtral-modelopt-awq-rows": MixtralAwqRows,
 }

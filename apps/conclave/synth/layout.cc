@@ -75,7 +75,8 @@ WeightForm form_of(const MoeSpec& spec) {
         form.quant.block_rows == quant.block_rows && form.quant.block_cols == quant.block_cols &&
         form.quant.activations == quant.activations && form.quant.zeros == quant.zeros &&
         form.quant.has_global_scale == quant.has_global_scale &&
-        form.quant.has_column_order == quant.has_column_order;
+        form.quant.has_column_order == quant.has_column_order &&
+        form.quant.has_column_factors == quant.has_column_factors;
     if (same) return form;
   }
   throw Error(ErrorCode::kUnsupported, {.what = "no checkpoints have weights of this form",

@@ -2,6 +2,9 @@
 #include "checkpoint/methods/config.h"
 #include "checkpoint/methods/methods.h"
 #include "checkpoint/methods/shared_planes.h"
+#include "core/checked.h"
+#include "core/code_bits.h"
+#include "core/float8.h"
 #include "io/text.h"
 
 #include <optional>
@@ -11,6 +14,7 @@ namespace {
 
 constexpr int64_t kNvfp4Group = 16;
 constexpr int64_t kMxGroup = 32;
+constexpr int64_t kAwqGroup = 128;
 
 // Codes of e2m1 under the names of plain matrices, scales of scales, and steps of rows that are
 // not needed while rows stay as they are.
@@ -23,10 +27,106 @@ constexpr std::array kMxfp4 = {pairs_of_codes("", ""), exponents("_scale", ""),
                                unused("_input_scale", "")};
 constexpr std::array kMxfp8 = {exponents("_scale", ""), exponents("_weight_scale", "")};
 
+// Signed codes of half a byte; a byte has those of two rows, that of the even one in its lower
+// half.
+StoredShapes row_pair_shapes(const MatrixForm& form) {
+  return {{ceil_div(form.rows, 2), form.cols}};
+}
+
+// Calls take(index, code) for each code of the matrix, which is -8 to 7.
+template <class Take>
+void for_each_code(const MatrixForm& form, std::span<const std::byte> stored, const Take& take) {
+  for (int64_t row = 0; row < form.rows; ++row) {
+    const std::byte* const line = stored.data() + row / 2 * form.cols;
+    for (int64_t col = 0; col < form.cols; ++col) {
+      const int pair = std::to_integer<int>(line[col]);
+      const int code = row % 2 == 0 ? pair & 0xf : pair >> 4;
+      take(row * form.cols + col, code < 8 ? code : code - 16);
+    }
+  }
+}
+
+void decode_row_pairs(const MatrixForm& form, std::span<const PlaneInput> inputs,
+                      std::span<std::byte> plane) {
+  for_each_code(form, inputs[0].bytes, [&](int64_t index, int code) {
+    set_code(plane.data(), index, 4, static_cast<uint8_t>(code + 8));
+  });
+}
+
+// Rows in e4m3 stand beside codes of e4m3, which have all values of four bits.
+void decode_row_pairs_as_e4m3(const MatrixForm& form, std::span<const PlaneInput> inputs,
+                              std::span<std::byte> plane) {
+  for_each_code(form, inputs[0].bytes, [&](int64_t index, int code) {
+    plane[static_cast<size_t>(index)] =
+        static_cast<std::byte>(float_to_e4m3(static_cast<float>(code)));
+  });
+}
+
+using Decode = decltype(StoredPlane::decode);
+constexpr StoredPlane row_pairs(Decode decode) {
+  return {.suffix = "",
+          .ending = "",
+          .types = kPairTypes,
+          .shapes = row_pair_shapes,
+          .has_codes = has_pairs,
+          .decode = decode};
+}
+
+// What rows are multiplied by before they are quantised, or multiplied.
+constexpr StoredPlane row_factors(std::string_view suffix, std::string_view ending) {
+  return {.suffix = suffix,
+          .ending = ending,
+          .plane = WeightPlane::kColumnFactor,
+          .types = kFloatTypes,
+          .shapes = columns};
+}
+
+constexpr std::array kAwq = {row_pairs(decode_row_pairs),
+                             row_factors(".pre_quant_scale", ".weight"),
+                             row_factors("_pre_quant_scale", "")};
+// Rows are multiplied with codes that were rounded to e4m3 by the second scale: it cancels out.
+constexpr std::array kAwqWithRows = {
+    row_pairs(decode_row_pairs_as_e4m3), row_factors(".pre_quant_scale", ".weight"),
+    row_factors("_pre_quant_scale", ""), unused("_scale_2", ""), unused("_weight_scale_2", "")};
+constexpr std::array kNvfp4Awq = {pairs_of_codes("", ""),
+                                  global_scale("_scale_2", ""),
+                                  global_scale("_weight_scale_2", ""),
+                                  unused(".input_scale"),
+                                  unused("_input_scale", ""),
+                                  row_factors(".pre_quant_scale", ".weight"),
+                                  row_factors("_pre_quant_scale", "")};
+
+// Stated by itself, or in the first of the groups of modules, which are alike.
+int64_t group_size(const io::JsonValue& config, int64_t otherwise) {
+  if (const auto size = config.find_set("group_size")) return block_size(*size);
+  const auto groups = config.find_set("config_groups");
+  if (!groups) return otherwise;
+  for (const io::JsonMember& group : groups->members()) {
+    const auto weights = group.value.find_set("weights");
+    const auto size = weights ? weights->find_set("group_size") : weights;
+    if (size) return block_size(*size);
+  }
+  return otherwise;
+}
+
+QuantizedWeights awq(const io::JsonValue& config) {
+  QuantizedWeights weights{.element = DType::kI4, .planes = kAwq};
+  set_block(weights.spec, 1, group_size(config, kAwqGroup));
+  weights.spec.has_column_factors = true;
+  return weights;
+}
+
+QuantizedWeights awq_with_rows(const io::JsonValue& config) {
+  QuantizedWeights weights = awq(config);
+  weights.element = DType::kF8E4M3;
+  weights.planes = kAwqWithRows;
+  weights.spec.activations = ActivationScale::kTensorStatic;
+  return weights;
+}
+
 QuantizedWeights nvfp4(const io::JsonValue& config, std::string_view note) {
   QuantizedWeights weights{.element = DType::kF4, .planes = kNvfp4, .note = note};
-  const auto group = config.find_set("group_size");
-  set_block(weights.spec, 1, group ? block_size(*group) : kNvfp4Group);
+  set_block(weights.spec, 1, group_size(config, kNvfp4Group));
   weights.spec.has_global_scale = true;
   return weights;
 }
@@ -51,8 +151,13 @@ QuantizedWeights read_algorithm(const std::string& algorithm, const io::JsonValu
   if (algorithm == "NVFP4" || algorithm == "W4A8_NVFP4_FP8") return nvfp4(config, kPlainRows);
   if (algorithm == "W4A8_MXFP4_FP8") return in_mx_groups(DType::kF4, kMxfp4, kPlainRows);
   if (algorithm == "MXFP8") return in_mx_groups(DType::kF8E4M3, kMxfp8, kPlainRows);
-  if (algorithm == "W4A16_AWQ" || algorithm == "W4A8_AWQ") {
-    throw NotRead{"the algorithm " + algorithm + ", whose rows are scaled before products"};
+  if (algorithm == "W4A16_AWQ") return awq(config);
+  if (algorithm == "W4A8_AWQ") return awq_with_rows(config);
+  if (algorithm == "NVFP4_AWQ") {
+    QuantizedWeights weights = nvfp4(config, kPlainRows);
+    weights.planes = kNvfp4Awq;
+    weights.spec.has_column_factors = true;
+    return weights;
   }
   throw NotRead{"the algorithm " + io::show_name(algorithm)};
 }

@@ -23,8 +23,8 @@ struct Call {
   const PackedExperts& weights;
   const ExpertOutput& output;
   const WorkList& work;
-  std::byte* prepared;      // the batch's rows, grouped or coded; unused if read in place
-  std::byte* intermediate;  // activated rows, grouped or coded in the same way
+  std::byte* prepared;      // the batch's rows, grouped or prepared; unused if read in place
+  std::byte* intermediate;  // activated rows, grouped or prepared in the same way
 };
 
 const std::byte* slab_of(const WorkItem& item, const std::byte* slabs, size_t slab_bytes) {
@@ -84,9 +84,9 @@ class ExpertMlp final : public ExpertsKernel {
   ExpertMlp(const ExpertsProblem& problem, ExpertMlpConfig config)
       : num_local_experts_(problem.num_local_experts),
         layout_(problem),
-        input_(quant::activation_rule(problem.weight_dtype, problem.quant), layout_.hidden_size,
-               round_up(layout_.hidden_size, 32)),
-        inner_(quant::activation_rule(problem.weight_dtype, problem.quant),
+        input_(quant::activation_rule(problem.weight_dtype, problem.quant), layout_.has_factors,
+               layout_.hidden_size, round_up(layout_.hidden_size, 32)),
+        inner_(quant::activation_rule(problem.weight_dtype, problem.quant), layout_.has_factors,
                layout_.intermediate_size, layout_.padded_intermediate()),
         config_(std::move(config)),
         parameters_(activation::formula_parameters(problem.activation)) {}
@@ -124,9 +124,9 @@ class ExpertMlp final : public ExpertsKernel {
                     .prepared = slice_as<std::byte>(workspace, slices.prepared),
                     .intermediate = slice_as<std::byte>(workspace, slices.intermediate)};
     if (grouped()) group_rows(call, executor);
-    if (input_.coded()) code_input(call, executor);
+    if (input_.changes()) prepare_input(call, executor);
     run_gate_up(call, executor);
-    if (inner_.coded()) code_activated(call, executor);
+    if (inner_.changes()) prepare_activated(call, executor);
     run_down(call, executor);
   }
 
@@ -137,12 +137,12 @@ class ExpertMlp final : public ExpertsKernel {
   };
 
   int64_t intermediate_row_bytes() const {
-    if (inner_.coded()) return inner_.row_bytes();
+    if (inner_.changes()) return inner_.row_bytes();
     return layout_.padded_intermediate() * byte_size(config_.row_dtype);
   }
   // Bytes per row of `prepared`; 0 if rows are read where the batch has them.
   int64_t prepared_row_bytes() const {
-    if (input_.coded()) return input_.row_bytes();
+    if (input_.changes()) return input_.row_bytes();
     return grouped() ? requirements().row_bytes : 0;
   }
 
@@ -184,24 +184,28 @@ class ExpertMlp final : public ExpertsKernel {
     });
   }
 
-  void code_input(const Call& call, Executor& executor) const {
+  void prepare_input(const Call& call, Executor& executor) const {
     const RowBundle& bundle = call.batch.bundle;
     const auto bytes = static_cast<size_t>(layout_.hidden_size) * sizeof(float);
     for_each_block(call, 1, executor, [&](const WorkItem& item) {
+      const float* const factors =
+          layout_.gate_up_factors(slab_of(item, call.weights.gate_up, layout_.bytes().gate_up));
       for (int64_t i = 0; i < item.num_rows; ++i) {
         const int64_t source = call.batch.source_row[item.first_slot + i];
         std::byte* const row = call.prepared + (item.first_row + i) * input_.row_bytes();
         std::memcpy(row, bundle.rows + source * bundle.row_bytes, bytes);
-        input_.quantize(call.weights.input_scale, row);
+        input_.prepare(factors, call.weights.input_scale, row);
       }
     });
   }
 
-  void code_activated(const Call& call, Executor& executor) const {
+  void prepare_activated(const Call& call, Executor& executor) const {
     for_each_block(call, 1, executor, [&](const WorkItem& item) {
+      const float* const factors =
+          layout_.down_factors(slab_of(item, call.weights.down, layout_.bytes().down));
       for (int64_t i = 0; i < item.num_rows; ++i) {
-        inner_.quantize(call.weights.intermediate_scale,
-                        call.intermediate + (item.first_row + i) * inner_.row_bytes());
+        inner_.prepare(factors, call.weights.intermediate_scale,
+                       call.intermediate + (item.first_row + i) * inner_.row_bytes());
       }
     });
   }

@@ -63,6 +63,8 @@ Support needs_paired_codes(const ExpertsProblem& problem) {
   if (may_part || quant.has_column_order) {
     return Support::no("takes codes in pairs of columns that share a scale");
   }
+  // Rows of bf16 would be rounded once more.
+  if (quant.has_column_factors) return Support::no("takes rows whose columns have no factors");
   // A sum of products with codes is scaled as a whole: its offset would be another sum, over x.
   if (quant.zeros != WeightZero::kNone) return Support::no("takes codes without zeros");
   return Support::yes();

@@ -31,9 +31,9 @@ class ReferenceKernel final : public ExpertsKernel {
  public:
   explicit ReferenceKernel(const ExpertsProblem& problem)
       : layout_(problem),
-        input_(quant::activation_rule(problem.weight_dtype, problem.quant), layout_.hidden_size,
-               layout_.hidden_size),
-        inner_(quant::activation_rule(problem.weight_dtype, problem.quant),
+        input_(quant::activation_rule(problem.weight_dtype, problem.quant), layout_.has_factors,
+               layout_.hidden_size, layout_.hidden_size),
+        inner_(quant::activation_rule(problem.weight_dtype, problem.quant), layout_.has_factors,
                layout_.intermediate_size, layout_.padded_intermediate()),
         activation_(problem.activation) {}
 
@@ -66,13 +66,13 @@ class ReferenceKernel final : public ExpertsKernel {
                     .output = output,
                     .input = slice_as<std::byte>(workspace, slices.input),
                     .activated = slice_as<std::byte>(workspace, slices.activated)};
-    if (input_.coded()) {
-      for_each_task(call, 1, executor, [&](const Task& task) { code_input(call, task); });
+    if (input_.changes()) {
+      for_each_task(call, 1, executor, [&](const Task& task) { prepare_input(call, task); });
     }
     for_each_task(call, layout_.gate_up_panels(), executor,
                   [&](const Task& task) { activate_panel(call, task); });
-    if (inner_.coded()) {
-      for_each_task(call, 1, executor, [&](const Task& task) { code_activated(call, task); });
+    if (inner_.changes()) {
+      for_each_task(call, 1, executor, [&](const Task& task) { prepare_activated(call, task); });
     }
     for_each_task(call, layout_.down_panels(), executor,
                   [&](const Task& task) { down_panel(call, task); });
@@ -85,7 +85,7 @@ class ReferenceKernel final : public ExpertsKernel {
   };
 
   Slices book(WorkspaceLayout& workspace, int64_t max_slots) const {
-    const auto input_bytes = static_cast<size_t>(input_.coded() ? input_.row_bytes() : 0);
+    const auto input_bytes = static_cast<size_t>(input_.changes() ? input_.row_bytes() : 0);
     return {.input = workspace.book_bytes(max_slots, input_bytes),
             .activated = workspace.book_bytes(max_slots, static_cast<size_t>(inner_.row_bytes()))};
   }
@@ -119,6 +119,12 @@ class ReferenceKernel final : public ExpertsKernel {
     const int64_t slot = call.batch.expert_begin[task.expert] + i;
     return call.batch.bundle.rows + call.batch.source_row[slot] * call.batch.bundle.row_bytes;
   }
+  const std::byte* gate_up_slab(const Call& call, const Task& task) const {
+    return call.weights.gate_up + static_cast<size_t>(task.expert) * layout_.bytes().gate_up;
+  }
+  const std::byte* down_slab(const Call& call, const Task& task) const {
+    return call.weights.down + static_cast<size_t>(task.expert) * layout_.bytes().down;
+  }
   std::byte* input_row(const Call& call, const Task& task, int64_t i) const {
     return call.input + (task.first_row + i) * input_.row_bytes();
   }
@@ -126,24 +132,25 @@ class ReferenceKernel final : public ExpertsKernel {
     return call.activated + (task.first_row + i) * inner_.row_bytes();
   }
 
-  void code_input(const Call& call, const Task& task) const {
+  void prepare_input(const Call& call, const Task& task) const {
+    const float* const factors = layout_.gate_up_factors(gate_up_slab(call, task));
     for (int64_t i = 0; i < call.batch.expert_count[task.expert]; ++i) {
       std::byte* const row = input_row(call, task, i);
       std::memcpy(row, source_row(call, task, i),
                   static_cast<size_t>(layout_.hidden_size) * sizeof(float));
-      input_.quantize(call.weights.input_scale, row);
+      input_.prepare(factors, call.weights.input_scale, row);
     }
   }
 
-  void code_activated(const Call& call, const Task& task) const {
+  void prepare_activated(const Call& call, const Task& task) const {
+    const float* const factors = layout_.down_factors(down_slab(call, task));
     for (int64_t i = 0; i < call.batch.expert_count[task.expert]; ++i) {
-      inner_.quantize(call.weights.intermediate_scale, activated_row(call, task, i));
+      inner_.prepare(factors, call.weights.intermediate_scale, activated_row(call, task, i));
     }
   }
 
   void activate_panel(const Call& call, const Task& task) const {
-    const std::byte* const slab =
-        call.weights.gate_up + static_cast<size_t>(task.expert) * layout_.bytes().gate_up;
+    const std::byte* const slab = gate_up_slab(call, task);
     const Panel panel{
         .layout = layout_.gate_up,
         .packed = slab + static_cast<size_t>(task.panel) * layout_.stride(layout_.gate_up),
@@ -153,7 +160,7 @@ class ReferenceKernel final : public ExpertsKernel {
     const int64_t valid = std::min(width, layout_.intermediate_size - first);
     for (int64_t i = 0; i < call.batch.expert_count[task.expert]; ++i) {
       const std::byte* const x =
-          input_.coded() ? input_row(call, task, i) : source_row(call, task, i);
+          input_.changes() ? input_row(call, task, i) : source_row(call, task, i);
       const Sums sums = biased_product(panel, x, input_);
       // Without a gate both are the one product.
       const float* up = sums.data() + (gemm::kPanelColumns - width);
@@ -186,8 +193,7 @@ class ReferenceKernel final : public ExpertsKernel {
   }
 
   void down_panel(const Call& call, const Task& task) const {
-    const std::byte* const slab =
-        call.weights.down + static_cast<size_t>(task.expert) * layout_.bytes().down;
+    const std::byte* const slab = down_slab(call, task);
     const Panel panel{
         .layout = layout_.down,
         .packed = slab + static_cast<size_t>(task.panel) * layout_.stride(layout_.down),

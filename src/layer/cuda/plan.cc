@@ -92,9 +92,13 @@ void check_slices(const CudaPlan& plan, PartChecks& checks) {
 void check_parts(CudaPlan& plan, PartChecks& checks, std::vector<PlanRow>& rows) {
   const ParallelSpec& parallel = plan.parallel;
   check_router(plan, checks, rows);
+  checks.need(!plan.spec.quant.has_column_factors, "weights",
+              "factors of the columns of rows, which the CPU has");
   const bool is_split = parallel.ep_size > 1 || parallel.tp_size > 1;
   checks.need(!is_split || parallel.reduce == Reduce::kPartial, "reduction",
               "Reduce::kFull over several ranks; Reduce::kPartial is there");
+  const Support groups = row_groups_support(plan.spec.quant);
+  checks.need(static_cast<bool>(groups), "quantisation", groups.reason());
   check_slices(plan, checks);
 }
 

@@ -31,4 +31,13 @@ Support tensor_slices_support(const QuantSpec& quant, int64_t intermediate_size,
   return Support::yes();
 }
 
+Support row_groups_support(const QuantSpec& quant) {
+  const int64_t group = quant.activation_group;
+  if (quant.activations != ActivationScale::kGroup || group == quant::kActivationGroup) {
+    return Support::yes();
+  }
+  return Support::no(
+      fmt::format("takes rows in groups of {} columns; found {}", quant::kActivationGroup, group));
+}
+
 }  // namespace conclave::inline v0

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <utility>
 #include <vector>
 
 namespace conclave::inline v0 {
@@ -23,15 +25,28 @@ DType dtype_of(const MoeSpec& spec, WeightMlp part) {
   return spec.residual.weight_dtype.value_or(spec.weight_dtype);
 }
 
+// A row times the factors of its columns. Rows that become codes are float32 before, so that the
+// codes are those of the kernels.
+std::vector<double> times(const double* x, int64_t count, const Float64Matrix& factors,
+                          const quant::ActivationRule& rule) {
+  std::vector<double> row(x, x + count);
+  if (factors.values.empty()) return row;
+  if (rule.form != ActivationScale::kNone) {
+    for (double& value : row) value = static_cast<float>(value);
+  }
+  std::ranges::transform(row, factors.values, row.begin(), std::multiplies<>());
+  return row;
+}
+
 // The row as products of quantised matrices read it: codes times their steps, exactly.
-std::vector<double> seen_row(const quant::ActivationRule& rule, const double* x, int64_t count) {
-  std::vector<double> seen(x, x + count);
+std::vector<double> seen_row(const quant::ActivationRule& rule, std::vector<double> seen) {
   if (rule.form == ActivationScale::kNone) return seen;
+  const auto count = static_cast<int64_t>(seen.size());
   const std::vector<float> rounded(seen.begin(), seen.end());
   std::vector<uint8_t> codes(rounded.size());
-  std::vector<float> scales(static_cast<size_t>(quant::scales_per_row(rule.form, count)));
+  std::vector<float> scales(static_cast<size_t>(quant::scales_per_row(rule, count)));
   quant::quantize_activations(rounded.data(), count, rule, codes.data(), scales.data());
-  const auto width = static_cast<size_t>(quant::scale_width(rule.form, count));
+  const auto width = static_cast<size_t>(quant::scale_width(rule, count));
   for (size_t i = 0; i < seen.size(); ++i) {
     seen[i] =
         static_cast<double>(rule.codes->decode(codes[i])) * static_cast<double>(scales[i / width]);
@@ -73,7 +88,7 @@ double allowed_square(const Float64Mlp& mlp, const std::vector<double>& inner, d
   const quant::ActivationRule& rule = mlp.inner_rule;
   if (rule.form == ActivationScale::kNone || ambiguity <= 0) return 0;
   const auto count = static_cast<int64_t>(inner.size());
-  const int64_t width = quant::scale_width(rule.form, count);
+  const int64_t width = quant::scale_width(rule, count);
   double squares = 0;
   for (int64_t begin = 0; begin < count; begin += width) {
     const auto first = static_cast<size_t>(begin);
@@ -134,6 +149,11 @@ Float64Mlp read_mlp(const MoeSpec& spec, const WeightSource& source, WeightMlp p
   };
   quant::ActivationRule rule;
   if (quantised) rule = quant::activation_rule(dtype, spec.quant);
+  const auto factors = [&](WeightMatrix matrix) {
+    const WeightId id{part, matrix, WeightPlane::kColumnFactor};
+    const bool there = quantised && spec.quant.has_column_factors && source.describe(id).count > 0;
+    return read(matrix, WeightPlane::kColumnFactor, there);
+  };
   const bool is_static = rule.form == ActivationScale::kTensorStatic;
   const StaticScales steps = is_static ? load_static_scales(source, part) : StaticScales{};
   const auto rule_of = [&rule](float step) {
@@ -147,6 +167,8 @@ Float64Mlp read_mlp(const MoeSpec& spec, const WeightSource& source, WeightMlp p
                  .gate_bias = read(WeightMatrix::kGate, WeightPlane::kBias, gated && biased),
                  .up_bias = read(WeightMatrix::kUp, WeightPlane::kBias, biased),
                  .down_bias = read(WeightMatrix::kDown, WeightPlane::kBias, biased),
+                 .input_factors = factors(WeightMatrix::kUp),
+                 .inner_factors = factors(WeightMatrix::kDown),
                  .input_rule = rule_of(steps.input),
                  .inner_rule = rule_of(steps.intermediate),
                  .down_squares = {}};
@@ -156,15 +178,17 @@ Float64Mlp read_mlp(const MoeSpec& spec, const WeightSource& source, WeightMlp p
 
 double run_mlp(const Float64Mlp& mlp, const activation::Activation& activation, const double* x,
                double* out, double code_ambiguity) {
-  const std::vector<double> row = seen_row(mlp.input_rule, x, mlp.up.cols);
+  const std::vector<double> row =
+      seen_row(mlp.input_rule, times(x, mlp.up.cols, mlp.input_factors, mlp.input_rule));
   std::vector<double> inner;
   for (int64_t i = 0; i < mlp.up.rows; ++i) {
     inner.push_back(activation::apply_reference(activation,
                                                 product(mlp.gate, mlp.gate_bias, i, row.data()),
                                                 product(mlp.up, mlp.up_bias, i, row.data())));
   }
+  inner = times(inner.data(), mlp.up.rows, mlp.inner_factors, mlp.inner_rule);
   const double allowed = allowed_square(mlp, inner, code_ambiguity);
-  inner = seen_row(mlp.inner_rule, inner.data(), mlp.up.rows);
+  inner = seen_row(mlp.inner_rule, std::move(inner));
   for (int64_t h = 0; h < mlp.down.rows; ++h) {
     out[h] = product(mlp.down, mlp.down_bias, h, inner.data());
   }

@@ -20,6 +20,9 @@ struct Float64Mlp {
   Float64Matrix gate_bias;
   Float64Matrix up_bias;
   Float64Matrix down_bias;
+  // Factors of the columns of input and of activated rows; empty where there are none.
+  Float64Matrix input_factors;  // [1, H]
+  Float64Matrix inner_factors;  // [1, I]
   // Rules by which the rows that gate, up and down multiply are quantised.
   quant::ActivationRule input_rule;
   quant::ActivationRule inner_rule;

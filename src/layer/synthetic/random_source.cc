@@ -104,7 +104,8 @@ Distribution distribution_of(WeightId id, const WeightInfo& info, const ScaledMa
       scaled.quant.has_global_scale ? WeightPlane::kGlobalScale : WeightPlane::kScale;
   if (id.plane() == magnitude) return around(scale_of(scaled));
   if (id.plane() == WeightPlane::kZero) return zeros_of(scaled);
-  if (id.plane() == WeightPlane::kScale) return around(1.0F);
+  const bool is_factor = id.plane() == WeightPlane::kColumnFactor;
+  if (id.plane() == WeightPlane::kScale || is_factor) return around(1.0F);
   if (id.plane() == WeightPlane::kInputScale) {
     // Steps that make good use of the codes for rows of deviation 1 and their activated products.
     const float rows = id.matrix() == WeightMatrix::kDown ? 3.0F : 4.0F;
@@ -151,12 +152,16 @@ uint64_t stream_number(WeightId id) {
                                 Row{kGate.with(WeightPlane::kColumnOrder), 47},
                                 Row{kSharedGate.with(WeightPlane::kZero), 50},
                                 Row{kSharedGate.with(WeightPlane::kGlobalScale), 53},
-                                Row{kSharedGate.with(WeightPlane::kColumnOrder), 56}};
+                                Row{kSharedGate.with(WeightPlane::kColumnOrder), 56},
+                                Row{kGate.with(WeightPlane::kColumnFactor), 59},
+                                Row{kSharedGate.with(WeightPlane::kColumnFactor), 62}};
   WeightId first = id;
   uint64_t place = 0;
   if (id.mlp()) {
     first = WeightId(*id.mlp(), WeightMatrix::kGate, *id.plane());
-    if (id.matrix() == WeightMatrix::kUp) place = 1;
+    // Gate and up have the same factors: they read the same rows.
+    const bool is_factor = id.plane() == WeightPlane::kColumnFactor;
+    if (id.matrix() == WeightMatrix::kUp) place = is_factor ? 0 : 1;
     if (id.matrix() == WeightMatrix::kDown) place = 2;
   }
   const auto* const row = std::ranges::find(kRows, first, &Row::first);

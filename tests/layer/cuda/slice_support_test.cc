@@ -30,5 +30,14 @@ TEST(SliceSupport, WholeBlocksAndGroups_AreTaken) {
       "accepted");
 }
 
+TEST(RowGroupsSupport, OtherWidths_AreRefusedWithAReason) {
+  QuantSpec quant{.weights = WeightScale::kBlock, .activations = ActivationScale::kGroup};
+  EXPECT_TRUE(row_groups_support(quant));
+  quant.activation_group = 32;
+  const Support support = row_groups_support(quant);
+  ASSERT_FALSE(support);
+  EXPECT_EQ(support.reason(), "takes rows in groups of 128 columns; found 32");
+}
+
 }  // namespace
 }  // namespace conclave
