@@ -118,6 +118,12 @@ class CONCLAVE_API CheckpointFeed {
   // validate(spec).
   static CheckpointFeed from_spec(const MoeSpec& spec, std::string_view model_type,
                                   std::span<const int64_t> layers);
+  // The same for experts that a method packs: `quantization` is the text of a quantization_config,
+  // and `spec` says what the layer would be without it, so that its weight_dtype holds values.
+  // Throws Error(kUnsupportedQuantization) for methods that are not read, also where spec has a
+  // type of codes already.
+  static CheckpointFeed from_spec(const MoeSpec& spec, std::string_view model_type,
+                                  std::span<const int64_t> layers, std::string_view quantization);
   CheckpointFeed(CheckpointFeed&&) noexcept;
   CheckpointFeed& operator=(CheckpointFeed&&) noexcept;
   ~CheckpointFeed();

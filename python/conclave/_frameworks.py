@@ -94,6 +94,38 @@ def concatenate(arrays: Sequence[Any], axis: int) -> Any:
     return sys.modules[_library(arrays[0])].concatenate(list(arrays), axis=axis)
 
 
+def as_float32(array: Any) -> Any:
+    """The values of an array of torch, cupy or numpy, which may be itself."""
+    if is_torch(array):
+        return array.detach().to(torch().float32)
+    return array.astype("float32")
+
+
+def interleaved(first: Any, second: Any, axis: int) -> Any:
+    """A copy with the elements of two arrays of one shape in turn along an axis."""
+    module = torch() if is_torch(first) else sys.modules[_library(first)]
+    shape = [int(size) for size in first.shape]
+    shape[axis] *= 2
+    return module.stack([first, second], axis + 1).reshape(shape)
+
+
+def looked_up(ids: Any, table: Sequence[int]) -> Any:
+    """The entries of a table at ids of torch, cupy or numpy; -1 for ids outside it."""
+    if is_torch(ids):
+        entries = torch().tensor([*table, -1], dtype=ids.dtype, device=ids.device)
+        inside = (ids >= 0) & (ids < len(table))
+        return entries[torch().where(inside, ids, len(table)).long()]
+    module = sys.modules[_library(ids)]
+    entries = module.asarray([*table, -1], dtype=ids.dtype)
+    return entries[module.where((ids >= 0) & (ids < len(table)), ids, len(table))]
+
+
+def as_signed_bytes(array: Any) -> Any:
+    """A copy of unsigned bytes, each 128 less, as int8."""
+    flipped = array.detach() ^ 128 if is_torch(array) else array ^ 128
+    return flipped.view(torch().int8 if is_torch(array) else "int8")
+
+
 def strides_of(array: Any) -> tuple[int, ...] | None:
     """Strides in elements; None of a library that does not say."""
     if is_torch(array):

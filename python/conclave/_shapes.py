@@ -110,3 +110,57 @@ def separate_rows(
             continue
         separate[name] = _vectors_separated(vectors, rows or vectors.shape[-1])
     return separate
+
+
+def as_loaded(
+    weights: dict[str, Any],
+    orders: tuple[str, str],
+    transposed: bool,
+    spec: Mapping[str, Any],
+) -> tuple[dict[str, Any], tuple[str, str]]:
+    """Weights and the orders of their rows, of routed and shared experts, as they can be loaded
+    from where they lie."""
+    found = list(orders)
+    by_row = scales_by_row(spec.get("quant", {}))
+    if _are_on_a_gpu(weights, "") and _is_int8(spec.get("weight_dtype")):
+        weights = {name: _in_signed_bytes(name, array) for name, array in weights.items()}
+    for i, prefix in enumerate(("", "shared_")):
+        if orders[i] == "interleaved" and _are_on_a_gpu(weights, prefix):
+            turned = transposed and not prefix
+            weights = separate_rows(weights, prefix, turned, by_row)
+            found[i] = "concatenated"
+    return weights, (found[0], found[1])
+
+
+def _is_int8(dtype: Any) -> bool:
+    return str(dtype).removeprefix("torch.") in ("int8", "I8")
+
+
+def _in_signed_bytes(name: str, array: Any) -> Any:
+    """A copy of matrices whose bytes are 128 more than their values; all else as it is."""
+    if name not in ("gate_up", "gate", "up", "down") or isinstance(array, (list, tuple)):
+        return array
+    return _frameworks.as_signed_bytes(array) if _frameworks.dtype_name(array) == "uint8" else array
+
+
+def _are_on_a_gpu(weights: Mapping[str, Any], prefix: str) -> bool:
+    """Whether the gate and up rows of these experts are memory of a GPU."""
+    for name in ("gate_up", "gate_up_bias", "gate_up_scale", "gate_up_zero"):
+        array = weights.get(prefix + name)
+        if isinstance(array, (list, tuple)):
+            array = array[0] if array else None
+        if array is not None:
+            return _frameworks.device_of(array) != "cpu"
+    return False
+
+
+def device_of_experts(weights: Mapping[str, Any]) -> str | None:
+    """Where the experts' matrices lie."""
+    for name in ("gate_up", "up", "down"):
+        array = weights.get(name)
+        if isinstance(array, (list, tuple)):
+            array = array[0] if array else None
+        if array is not None:
+            device = _frameworks.device_of(array)
+            return device if device != "cpu" else None
+    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -97,6 +98,8 @@ class Feed:
     Args:
         config_json: the text of config.json; or
         spec, model_type, layers: layers of one spec, by the names of a family ("qwen3_moe").
+        quantization: with spec, the quantization_config of a method that packs the experts, as a
+            mapping or its text; the spec then says what the layer would be without it.
     """
 
     def __init__(
@@ -106,13 +109,19 @@ class Feed:
         spec: MoeSpec | Mapping[str, Any] | None = None,
         model_type: str = "",
         layers: Sequence[int] = (),
+        quantization: Mapping[str, Any] | str | None = None,
     ) -> None:
         if (config_json is None) == (spec is None):
             raise TypeError("Feed: give config_json, or spec with model_type and layers")
         if config_json is not None:
+            if quantization is not None:
+                raise TypeError("Feed: quantization belongs to a spec; config_json has its own")
             self._core = _conclave.Feed.from_config(config_json)
-        else:
+        elif quantization is None:
             self._core = _conclave.Feed.from_spec(to_dict(spec), model_type, list(layers))
+        else:
+            text = quantization if isinstance(quantization, str) else json.dumps(quantization)
+            self._core = _conclave.Feed.from_method(to_dict(spec), model_type, list(layers), text)
 
     def put(self, name: str, tensor: Any) -> bool:
         """Takes a dense CPU tensor under its full name ("model.layers.0.mlp.gate.weight").

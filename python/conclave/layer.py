@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from conclave import _conclave, _frameworks, _gradients, _runtime
-from conclave._shapes import complete_spec, scales_by_row, separate_rows
+from conclave._shapes import as_loaded, complete_spec, device_of_experts
 from conclave.checkpoint import Checkpoint, Feed
 from conclave.errors import ConclaveTypeError
 from conclave.spec import LayerOptions, MoeSpec, ParallelSpec, from_dict, to_dict
@@ -124,19 +124,20 @@ class Layer:
                 ``_column_factor`` [E, H] or [E, 2, H], of down [E, I]; and the
                 others of ExpertWeights in the C++ interface.
                 Instead of a stack, gate_up, gate, up and down may be lists of one matrix an expert.
-                int8 weights are int8 arrays; int4 ones, which the spec's ``weight_dtype`` must
-                name, are uint8 [E, rows, cols / 2] or int32 [E, rows, cols / 8], the first code in
-                the lowest bits, each eight more than its value. Gradients of forwards do not reach
-                weights: while torch records, none may require them.
+                int8 weights are int8 arrays, or uint8 ones, each byte 128 more than its value;
+                int4 ones are uint8 [E, rows, cols / 2] or int32 [E, rows, cols / 8], the first code
+                in the lowest bits, each eight more than its value. The spec's ``weight_dtype`` must
+                name both where arrays are no int8. Gradients of forwards do not reach weights:
+                while torch records, none may require them.
 
         Raises:
             Error: naming the argument, with what was expected and found.
         """
         given = _given(weights)
         fields = complete_spec(to_dict(spec), given, transposed, expert_map)
-        by_row = scales_by_row(fields.get("quant", {}))
-        given, orders = _as_loaded(given, (gate_up_order, shared_gate_up_order), transposed, by_row)
-        context = _runtime.context(device or _device_of(given), isa)
+        orders = (gate_up_order, shared_gate_up_order)
+        given, orders = as_loaded(given, orders, transposed, fields)
+        context = _runtime.context(device or device_of_experts(given), isa)
         return cls(
             _conclave.Layer.from_arrays(
                 context,
@@ -271,9 +272,8 @@ class Layer:
                 checkpoint = Checkpoint(checkpoint)
             self._core.reload_from_checkpoint(checkpoint._core, layer, mode)
             return
-        by_row = scales_by_row(self._core.spec()["quant"])
         orders = (gate_up_order, shared_gate_up_order)
-        given, orders = _as_loaded(_given(weights), orders, transposed, by_row)
+        given, orders = as_loaded(_given(weights), orders, transposed, self._core.spec())
         self._core.reload_from_arrays(
             given,
             mode,
@@ -350,40 +350,3 @@ def _given(weights: Mapping[str, Any]) -> dict[str, Any]:
         first = value[0] if isinstance(value, (list, tuple)) and value else value
         _frameworks.synchronize(first)
     return given
-
-
-def _as_loaded(
-    weights: dict[str, Any], orders: tuple[str, str], transposed: bool, by_row: bool
-) -> tuple[dict[str, Any], tuple[str, str]]:
-    """Weights and the orders of their rows, of routed and shared experts, as they can be loaded
-    from where they lie."""
-    found = list(orders)
-    for i, prefix in enumerate(("", "shared_")):
-        if orders[i] == "interleaved" and _are_on_a_gpu(weights, prefix):
-            turned = transposed and not prefix
-            weights = separate_rows(weights, prefix, turned, by_row)
-            found[i] = "concatenated"
-    return weights, (found[0], found[1])
-
-
-def _are_on_a_gpu(weights: Mapping[str, Any], prefix: str) -> bool:
-    """Whether the gate and up rows of these experts are memory of a GPU."""
-    for name in ("gate_up", "gate_up_bias", "gate_up_scale", "gate_up_zero"):
-        array = weights.get(prefix + name)
-        if isinstance(array, (list, tuple)):
-            array = array[0] if array else None
-        if array is not None:
-            return _frameworks.device_of(array) != "cpu"
-    return False
-
-
-def _device_of(weights: Mapping[str, Any]) -> str | None:
-    """Where the experts' matrices lie."""
-    for name in ("gate_up", "up", "down"):
-        array = weights.get(name)
-        if isinstance(array, (list, tuple)):
-            array = array[0] if array else None
-        if array is not None:
-            device = _frameworks.device_of(array)
-            return device if device != "cpu" else None
-    return None

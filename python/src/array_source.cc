@@ -38,6 +38,11 @@ void gather(const std::byte* base, const MatrixArrays& arrays, const WeightBlock
   }
 }
 
+void flip(std::byte bits, std::span<std::byte> bytes) {
+  if (bits == std::byte{0}) return;
+  for (std::byte& byte : bytes) byte ^= bits;
+}
+
 // Copies rows of half bytes; a block may begin in the middle of one.
 void gather_halves(const std::byte* base, const MatrixArrays& arrays, const WeightBlock& block,
                    std::byte* destination) {
@@ -54,6 +59,14 @@ void gather_halves(const std::byte* base, const MatrixArrays& arrays, const Weig
       destination[i] = from[i] >> 4 | (has_upper ? from[i + 1] << 4 : std::byte{0});
     }
   }
+}
+
+[[noreturn]] void refuse_flips(const MatrixArrays& arrays) {
+  throw Error(ErrorCode::kUnsupported, {.what = "weights in device memory are used as they are",
+                                        .tensor = arrays.argument,
+                                        .expected = "signed bytes",
+                                        .found = "unsigned bytes, 128 more than their values",
+                                        .hint = "pass (w ^ 0x80).view(torch.int8)"});
 }
 
 [[noreturn]] void refuse_strides(const MatrixArrays& arrays) {
@@ -95,6 +108,10 @@ ConstTensorView ArraySource::view(WeightId id, int64_t expert) const {
   const MatrixArrays& arrays = at(id);
   const std::byte* data = matrix(id, expert);
   const WeightInfo& info = arrays.info;
+  if (arrays.flips != std::byte{0}) {
+    if (device_.is_cuda) refuse_flips(arrays);
+    return {};
+  }
   const bool rows_are_dense = arrays.col_stride == 1 || info.cols <= 1;
   const bool rows_ascend = info.rows <= 1 || arrays.row_stride >= info.cols;
   if (!rows_are_dense || !rows_ascend) {
@@ -118,7 +135,8 @@ void ArraySource::read(WeightId id, int64_t expert, const WeightBlock& block,
   }
   switch (byte_size(arrays.info.dtype)) {
     case 1:
-      return gather<uint8_t>(base, arrays, block, destination.data());
+      gather<uint8_t>(base, arrays, block, destination.data());
+      return flip(arrays.flips, destination);
     case 2:
       return gather<uint16_t>(base, arrays, block, destination.data());
     case 4:

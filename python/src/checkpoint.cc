@@ -75,6 +75,14 @@ void bind_feed(nb::module_& module) {
       },
       nb::arg("spec"), nb::arg("model_type"), nb::arg("layers"),
       "For layers of one spec, by the names of a family.");
+  feed.def_static(
+      "from_method",
+      [](const nb::dict& spec, const std::string& model_type, const std::vector<int64_t>& layers,
+         const std::string& quantization) {
+        return CheckpointFeed::from_spec(spec_from_dict(spec), model_type, layers, quantization);
+      },
+      nb::arg("spec"), nb::arg("model_type"), nb::arg("layers"), nb::arg("quantization"),
+      "The same for experts that a method packs, by the text of a quantization_config.");
   feed.def(
       "put",
       [](CheckpointFeed& self, const std::string& name, nb::handle tensor) {

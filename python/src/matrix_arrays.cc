@@ -5,6 +5,11 @@
 #include <utility>
 
 namespace conclave::python {
+namespace {
+
+constexpr DType kSignedBytes = DType::kI8;  // their range begins 128 below that of unsigned ones
+
+}  // namespace
 
 [[noreturn]] void wrong_shape(const std::string& argument, std::string expected,
                               std::string found) {
@@ -43,6 +48,11 @@ std::string array_text(const MatrixArrays& stack) {
 
 MatrixArrays as_codes(MatrixArrays stack, DType codes) {
   const DType stored = stack.info.dtype;
+  if (stored == DType::kU8 && codes == kSignedBytes) {
+    stack.info.dtype = codes;
+    stack.flips = std::byte{0x80};
+    return stack;
+  }
   const bool holds = stored == DType::kU8 || stored == DType::kI32 || stored == DType::kU32;
   if (bit_size(codes) >= 8 || !holds) return stack;
   if (stack.info.cols > 1 && stack.col_stride != 1) {

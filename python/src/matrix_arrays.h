@@ -18,6 +18,7 @@ struct MatrixArrays {
   WeightInfo info = {};
   int64_t row_stride = 0;
   int64_t col_stride = 1;
+  std::byte flips = {};  // bits that are turned over in every byte when it is read
   std::string argument = {};
 };
 
@@ -25,8 +26,8 @@ struct MatrixArrays {
 // matrix.
 MatrixArrays stack_of(const Array& array, int first_axis, std::string name);
 
-// Describes bytes and words as the codes below a byte that they hold, the lowest bits first; arrays
-// of other types as they are.
+// Describes bytes and words as the codes that they hold: those below a byte with the lowest bits
+// first, int8 in unsigned bytes as 128 more than its value. Arrays of other types are as they are.
 MatrixArrays as_codes(MatrixArrays stack, DType codes);
 
 // The element `elements` behind `base`; null for null.

@@ -25,7 +25,7 @@ def some(tokens: int, seed: int = 3):
 
 
 def planned(w1, w2) -> int:
-    return experts_layer(w1, w2, 2).plan["max_tokens"]
+    return experts_layer(w1, w2, 2).layer.plan["max_tokens"]
 
 
 def check(out, case) -> None:
@@ -44,11 +44,11 @@ def test_calls_are_planned_for_the_next_power_of_two():
 def test_growing_packs_nothing(monkeypatch):
     hidden, w1, w2, weights, ids = some(9000)
     conclave.fused_experts(hidden[:3], w1, w2, weights[:3], ids[:3])
-    layer = experts_layer(w1, w2, 2)
+    layer = experts_layer(w1, w2, 2).layer
     for way in ("from_tensors", "reload"):
         monkeypatch.setattr(conclave.Layer, way, lambda *_, **__: pytest.fail("packed again"))
     conclave.fused_experts(hidden, w1, w2, weights, ids)
-    assert experts_layer(w1, w2, 2) is layer and layer.plan["max_tokens"] == 16384
+    assert experts_layer(w1, w2, 2).layer is layer and layer.plan["max_tokens"] == 16384
     stats = layer.stats()
     assert (stats.forwards, stats.tokens) == (2, 9003)
 
@@ -57,7 +57,7 @@ def test_growing_packs_nothing(monkeypatch):
 def test_bits_do_not_depend_on_the_plan():
     hidden, w1, w2, weights, ids = some(5000)
     exact = conclave.Layer.from_tensors(
-        experts_layer(w1, w2, 2).spec, gate_up=w1, down=w2, options={"max_tokens": 700}
+        experts_layer(w1, w2, 2).layer.spec, gate_up=w1, down=w2, options={"max_tokens": 700}
     )
     expected = exact(hidden, topk_ids=ids, topk_weights=weights)
     assert torch.equal(conclave.fused_experts(hidden, w1, w2, weights, ids), expected)
@@ -70,7 +70,7 @@ def test_memory_bounds_the_plan(monkeypatch):
     case = some(9000)
     w1, w2 = case[1:3]
     probe = conclave.Layer.from_tensors(
-        experts_layer(w1, w2, 2).spec, gate_up=w1, down=w2, options={"max_tokens": 8192}
+        experts_layer(w1, w2, 2).layer.spec, gate_up=w1, down=w2, options={"max_tokens": 8192}
     )
     limit = probe.plan["workspace_bytes"]
     vllm.forget_packed_layers()
@@ -124,7 +124,7 @@ def test_threads_grow_at_once():
 
 def test_a_layer_is_planned_for_more_by_hand():
     hidden, w1, w2, weights, ids = case = some(100)
-    spec = experts_layer(w1, w2, 2).spec
+    spec = experts_layer(w1, w2, 2).layer.spec
     layer = conclave.Layer.from_tensors(spec, gate_up=w1, down=w2, options={"max_tokens": 8})
     layer(hidden, topk_ids=ids, topk_weights=weights)
     assert layer.plan["max_tokens"] == 8  # a promise of memory: it does not grow by itself

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import pathlib
-
 import numpy
 import pytest
 
 import conclave
 from conclave.errors import ConclaveUnsupportedError, Error
-from support import safetensors
 from support.problems import FLOAT32_BAR, HALF_BAR, expected_output, make_problem, silu, worst_error
 
-QUANTISED = pathlib.Path(__file__).parents[2] / "testdata" / "quantised"
-CHECKPOINTS = sorted(path.name for path in QUANTISED.glob("*-int[48]-*"))
 GROUP32 = conclave.QuantSpec(weights="block", block_rows=1, block_cols=32)
 
 
@@ -190,31 +185,6 @@ def test_fused_experts_refuses_integers(problem, kind):
             problem.topk_weights,
             problem.topk_ids,
         )
-
-
-@pytest.mark.parametrize("name", CHECKPOINTS)
-def test_checkpoints_match_float64(name):
-    golden = safetensors.read(QUANTISED / name / "golden.safetensors")
-    layer = conclave.Layer.from_checkpoint(QUANTISED / name, 0)
-    assert layer.spec.weight_dtype == ("int8" if "-int8-" in name else "int4")
-    routing = {key: golden[key] for key in ("topk_ids", "topk_weights")}
-    out = layer(golden["hidden_states"], **routing)
-    assert worst_error(out, golden["float64.output"]) <= FLOAT32_BAR
-
-
-@pytest.mark.parametrize("name", CHECKPOINTS)
-def test_a_feed_takes_codes_in_any_order(name):
-    folder = QUANTISED / name
-    tensors = list(safetensors.read(folder / "model.safetensors").items())
-    numpy.random.default_rng(3).shuffle(tensors)
-    feed = conclave.Feed((folder / "config.json").read_text())
-    for key, array in tensors:
-        feed.put(key, array)
-    assert feed.is_complete(0)
-    golden = safetensors.read(folder / "golden.safetensors")
-    routing = {key: golden[key] for key in ("topk_ids", "topk_weights")}
-    out = conclave.Layer.from_checkpoint(feed, 0)(golden["hidden_states"], **routing)
-    assert worst_error(out, golden["float64.output"]) <= FLOAT32_BAR
 
 
 def test_weight_forms_are_listed():

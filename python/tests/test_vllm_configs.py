@@ -10,6 +10,7 @@ import pytest
 import conclave
 from conclave import vllm
 from conclave.errors import ConclaveTypeError, ConclaveUnsupportedError, ConclaveValueError
+from conclave.vllm.quant import FP8
 
 SCALE = numpy.ones(2, dtype="float32")
 SHAPE = vllm.GroupShape
@@ -90,10 +91,33 @@ def other_formats():
 
 
 @pytest.mark.parametrize("name", other_formats())
-def test_formats_that_do_not_run_say_why(name):
+def test_every_builder_makes_what_runs(name):
     config = other_formats()[name]
-    reason = config.unsupported_reason
-    assert reason and "not run" in reason
+    assert config.unsupported_reason is None
+    assert config.rows_stay_plain == (name in PLAIN_ROWS)
+
+
+# Schemes whose rows no layer quantises.
+PLAIN_ROWS = ("int4_w4afp8", "mxfp4_mxfp8", "ocp_mx", "nvfp4")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"quant_dtype": "nvfp4", "weight_dtype": "mxfp4"}, "nvfp4 multiply no weights of mxfp4"),
+        ({"quant_dtype": "int8", "weight_dtype": "mxfp4"}, "int8 multiply no weights of mxfp4"),
+        ({"quant_dtype": "int8", "weight_dtype": FP8}, "int8 multiply no weights of float8"),
+        ({"weight_dtype": "mxfp4", "w1_zp": SCALE, "w2_zp": SCALE}, "integers"),
+        ({"quant_dtype": "int8", "w1_zp": SCALE, "w2_zp": SCALE}, "rows stay"),
+        ({"weight_dtype": "int4", "w1_zp": SCALE}, "w1_zp and w2_zp"),
+        ({"weight_dtype": "mxfp4", "w1_scale": object(), "w2_scale": SCALE}, "w1_precision"),
+        ({"weight_dtype": "mxfp4", "w2_scale": object(), "w1_scale": SCALE}, "w2_precision"),
+        ({"quant_dtype": "int8", "block_shape": [64, 64]}, "128"),
+    ],
+)
+def test_what_does_not_run_says_why(arguments, reason):
+    config = conclave.FusedMoEQuantConfig.make(**arguments)
+    assert reason in config.unsupported_reason
     weights = numpy.zeros((2, 8, 8), dtype="float32")
     with pytest.raises(ConclaveUnsupportedError) as caught:
         conclave.fused_experts(

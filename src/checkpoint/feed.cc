@@ -1,4 +1,5 @@
 #include "checkpoint/describe_layer.h"
+#include "checkpoint/fed_model.h"
 #include "checkpoint/layer_assignment.h"
 #include "checkpoint/layer_map.h"
 #include "checkpoint/layer_source.h"
@@ -20,7 +21,6 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
-#include <set>
 #include <unordered_map>
 
 namespace conclave::inline v0 {
@@ -244,25 +244,19 @@ CheckpointFeed CheckpointFeed::from_config(std::string_view config_json) {
 
 CheckpointFeed CheckpointFeed::from_spec(const MoeSpec& spec, std::string_view model_type,
                                          std::span<const int64_t> layers) {
-  validate(spec);
-  ModelConfig config;
-  config.architecture = checkpoint::find_architecture(model_type);
-  if (config.architecture == nullptr) checkpoint::reject_model_type(model_type);
-  config.model_type = model_type;
-  config.dtype = spec.router.logits_dtype;
+  ModelConfig config = checkpoint::model_of(spec, model_type, layers);
   config.quant = checkpoint::usual_storage(spec.weight_dtype, spec.quant);
-  const std::set<int64_t> numbers(layers.begin(), layers.end());
-  for (const int64_t number : numbers) {
-    if (number < 0 || number >= checkpoint::kMaxHiddenLayers) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  {.what = "a layer number out of range",
-                   .found = std::to_string(number),
-                   .limit = fmt::format("0 to {}", checkpoint::kMaxHiddenLayers - 1)});
-    }
-    config.layers.push_back({.index = number, .spec = spec});
-    config.num_hidden_layers = number + 1;
-  }
   return CheckpointFeed(std::make_unique<Impl>(std::move(config)));
+}
+
+CheckpointFeed CheckpointFeed::from_spec(const MoeSpec& spec, std::string_view model_type,
+                                         std::span<const int64_t> layers,
+                                         std::string_view quantization) {
+  ModelConfig config = checkpoint::model_of(spec, model_type, layers);
+  config.quant = checkpoint::read_method(quantization, spec.weight_dtype);
+  auto impl = std::make_unique<Impl>(std::move(config));
+  impl->assume_quantised();
+  return CheckpointFeed(std::move(impl));
 }
 
 bool CheckpointFeed::put(std::string_view name, const ConstTensorView& tensor, FeedMemory memory) {

@@ -2,11 +2,17 @@
 #include "checkpoint/tiny_model.h"
 
 #include "conclave/checkpoint.h"
+#include "conclave/context.h"
+#include "conclave/layer.h"
+#include "conclave/safetensors.h"
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <random>
 #include <string>
 #include <vector>
@@ -210,6 +216,64 @@ TEST(Feed, UnreadQuantisation_IsRefused) {
   const auto error = error_of([&] { feed_of(model); });
   ASSERT_TRUE(error);
   EXPECT_EQ(error->code(), ErrorCode::kUnsupportedQuantization);
+}
+
+// The spec that a layer would have without its quantisation, and without a gate of its own.
+MoeSpec plain_spec_of(const MoeSpec& spec) {
+  MoeSpec plain = spec;
+  plain.weight_dtype = DType::kBF16;
+  plain.quant = {};
+  plain.has_gate = false;
+  return plain;
+}
+
+TEST(Feed, FromSpecAndMethod_GivesWhatTheConfigurationGives) {
+  const std::filesystem::path folder = "testdata/quantised/qwen3_moe-gptq-int4-order";
+  const Checkpoint checkpoint = Checkpoint::open(folder);
+  const MoeSpec& expected = checkpoint.layer(0).spec;
+  const SafetensorsFile file = SafetensorsFile::open(folder / "model.safetensors");
+  std::ifstream config(folder / "config.json");
+  const std::string method = nlohmann::json::parse(config)["quantization_config"].dump();
+  const std::vector<int64_t> layers = {0};
+  CheckpointFeed feed =
+      CheckpointFeed::from_spec(plain_spec_of(expected), "qwen3_moe", layers, method);
+  for (const TensorInfo& tensor : file.tensors()) {
+    if (tensor.name.find(".experts.") == std::string::npos) continue;
+    EXPECT_FALSE(feed.is_complete(0)) << tensor.name;
+    const Tensor values = file.load(tensor.name);
+    EXPECT_TRUE(feed.put(tensor.name, values.view()));
+  }
+  ASSERT_TRUE(feed.is_complete(0)) << feed.missing().front();
+  const MoeSpec found = feed.layer(0).spec;
+  EXPECT_EQ(found.weight_dtype, expected.weight_dtype);
+  EXPECT_EQ(found.quant.block_cols, expected.quant.block_cols);
+  EXPECT_EQ(found.quant.has_column_order, expected.quant.has_column_order);
+  EXPECT_FALSE(found.has_gate);
+  const Context context({.num_threads = 1});
+  EXPECT_NO_THROW(static_cast<void>(MoeLayer::create(context, found, *feed.layer_source(0))));
+}
+
+TEST(Feed, MethodThatIsNotRead_IsRefused) {
+  const std::vector<int64_t> layers = {0};
+  MoeSpec spec;
+  spec.num_experts = 5;
+  spec.top_k = 2;
+  spec.hidden_size = 10;
+  spec.intermediate_size = 6;
+  const auto refusal = [&](const MoeSpec& of, const std::string& method) {
+    return error_of([&] { CheckpointFeed::from_spec(of, "qwen3_moe", layers, method); });
+  };
+  const auto unread = refusal(spec, R"({"quant_method": "aqlm"})");
+  ASSERT_TRUE(unread);
+  EXPECT_EQ(unread->code(), ErrorCode::kUnsupportedQuantization);
+  EXPECT_EQ(unread->detail().found, "aqlm");
+  MoeSpec codes = spec;
+  codes.weight_dtype = DType::kF8E4M3;
+  codes.quant.weights = WeightScale::kTensor;
+  const auto twice = refusal(codes, R"({"quant_method": "fp8"})");
+  ASSERT_TRUE(twice);
+  EXPECT_EQ(twice->code(), ErrorCode::kUnsupportedQuantization);
+  EXPECT_TRUE(refusal(spec, "{"));
 }
 
 }  // namespace

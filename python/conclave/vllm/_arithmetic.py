@@ -1,50 +1,39 @@
-"""From a quantisation in vLLM's words to the library's: what runs, why not, which scales."""
+"""From a quantisation in vLLM's words to the library's: the rule, and the planes beside codes."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from conclave import _frameworks
-from conclave.errors import ConclaveUnsupportedError, ConclaveValueError
+from conclave.errors import ConclaveTypeError, ConclaveValueError
 from conclave.spec import QuantSpec
-from conclave.vllm.quant import FP8, FusedMoEQuantConfig, dtype_text
+from conclave.vllm._formats import (
+    WeightFormat,
+    array_type,
+    format_of,
+    refuse_unsupported,
+    rows_stay_plain,
+)
+from conclave.vllm.quant import FusedMoEQuantConfig, dtype_text
 
 _GROUP = 128  # columns of a row that share a dynamic scale
-_PLAIN = ("float32", "float16", "bfloat16")
+_OPERANDS = (
+    *(f"{operand}_{kind}" for operand in ("w1", "w2") for kind in ("scale", "zp", "bias")),
+    *(f"{operand}_{kind}" for operand in ("a1", "a2") for kind in ("scale", "gscale")),
+    "g1_alphas",
+    "g2_alphas",
+)
 
 
-def unsupported_reason(config: FusedMoEQuantConfig) -> str | None:
-    """Why the library does not run a configuration; None where it does."""
-    weights, rows = dtype_text(config.weight_quant_dtype), dtype_text(config.quant_dtype)
-    if weights not in (None, FP8, *_PLAIN):
-        return f"weights of {weights} do not run yet; {FP8}, float32, float16 and bfloat16 do"
-    if rows not in (None, FP8):
-        return f"rows quantised to {rows} do not run yet; {FP8} and rows as they are do"
-    if rows == FP8 and weights != FP8:
-        return f"rows of {FP8} multiply weights of {FP8} only, found {weights}"
-    if config.w1_zp is not None or config.w2_zp is not None:
-        return "zero points do not run yet"
-    if config.is_scale_swizzled:
-        return "swizzled scales are not read: give them by row and column"
-    block = config.block_shape
-    if rows == FP8 and block is not None and block[1] != _GROUP:
-        return f"rows are quantised in groups of {_GROUP} columns, found block_shape {block}"
-    for name in ("a1_gscale", "a2_gscale", "g1_alphas", "g2_alphas"):
-        if getattr(config, name) is not None:
-            return f"{name} belongs to formats that do not run yet"
-    return None
+def scales_and_biases(config: FusedMoEQuantConfig | None) -> dict[str, Any]:
+    """The arrays of a configuration by name."""
+    return {} if config is None else {name: getattr(config, name, None) for name in _OPERANDS}
 
 
-def refuse_unsupported(config: FusedMoEQuantConfig) -> None:
-    reason = unsupported_reason(config)
-    if reason is not None:
-        raise ConclaveUnsupportedError(f"quant_config: {reason}")
-
-
-def _row_scales(config: FusedMoEQuantConfig) -> str:
-    if config.quant_dtype is None:
+def _row_scales(config: FusedMoEQuantConfig, kind: WeightFormat) -> str:
+    if config.quant_dtype is None or rows_stay_plain(config):
         return "none"
-    if config.block_shape is not None:
+    if config.block_shape is not None and not kind.group:
         return "group"
     static = config.a1_scale is not None
     if static != (config.a2_scale is not None):
@@ -55,58 +44,129 @@ def _row_scales(config: FusedMoEQuantConfig) -> str:
     return "tensor_static" if static else "token"
 
 
-def quant_spec(config: FusedMoEQuantConfig, power_of_two_scales: bool = False) -> QuantSpec:
-    """The rule of a configuration that runs.
+def quant_spec(config: FusedMoEQuantConfig, w1: Any, w2: Any) -> QuantSpec:
+    """The rule of a configuration for weights [E, 2N, H] and [E, H, N].
 
-    Raises ConclaveUnsupportedError with the reason of one that does not.
+    Raises ConclaveUnsupportedError with the reason of one that does not run.
     """
     refuse_unsupported(config)
-    if dtype_text(config.weight_quant_dtype) != FP8:
+    kind = format_of(config)
+    if kind is None:
         return QuantSpec()
-    block = config.block_shape
-    if block is not None and config._w1.shape is not None:
-        rows, cols = block
-        kind = "block"
-    else:
-        rows = cols = _GROUP
-        kind = "channel" if config.per_out_ch_quant else "tensor"
+    for name in ("w1_scale", "w2_scale"):
+        if getattr(config, name) is None:
+            weights = dtype_text(config.weight_quant_dtype)
+            raise ConclaveValueError(f"{name}: weights of {weights} need scales, found None")
+    shares, rows, cols = _sharing(config, kind, w1, w2)
+    alphas = _number_of_alphas(config, kind)
     return QuantSpec(
-        weights=kind,
+        weights=shares,
         block_rows=rows,
         block_cols=cols,
-        activations=_row_scales(config),
-        power_of_two_scales=power_of_two_scales,
+        activations=_row_scales(config, kind),
+        zeros="none" if config.w1_zp is None else "point",
+        has_global_scale=alphas,
     )
 
 
-_OPERANDS = ("w1_scale", "w2_scale", "a1_scale", "a2_scale", "w1_bias", "w2_bias")
+def _number_of_alphas(config: FusedMoEQuantConfig, kind: WeightFormat) -> bool:
+    """Whether alphas are numbers of whole matrices, and not of their rows."""
+    given = [name for name in ("g1_alphas", "g2_alphas") if getattr(config, name) is not None]
+    if kind.needs_alphas and len(given) < 2:
+        weights = dtype_text(config.weight_quant_dtype)
+        raise ConclaveValueError(f"g1_alphas, g2_alphas: weights of {weights} need both")
+    if not given or kind.needs_alphas:
+        return bool(given)
+    experts = int(config.w1_scale.shape[0])
+    return all(_count(getattr(config, name)) in (1, experts) for name in given)
 
 
-def scales_and_biases(config: FusedMoEQuantConfig | None) -> dict[str, Any]:
-    """The arrays of a configuration by name."""
-    return {} if config is None else {name: getattr(config, name, None) for name in _OPERANDS}
+def _count(array: Any) -> int:
+    count = 1
+    for size in getattr(array, "shape", ()):
+        count *= int(size)
+    return count
+
+
+def _sharing(
+    config: FusedMoEQuantConfig, kind: WeightFormat, w1: Any, w2: Any
+) -> tuple[str, int, int]:
+    """What shares a scale: a `QuantSpec.weights`, with rows and columns of a block."""
+    if kind.group:
+        return "block", 1, kind.group
+    block = config.block_shape
+    if block is not None and config._w1.shape is not None and block[1] > 0:
+        return "block", max(int(block[0]), 1), int(block[1])
+    if config.per_out_ch_quant:
+        return "channel", _GROUP, _GROUP
+    if kind.middle == 0:
+        return "tensor", _GROUP, _GROUP
+    found = {
+        _sharing_of(scale, name, rows, kind.columns(weights, operand))
+        for scale, name, rows, weights, operand in (
+            (config.w1_scale, "w1_scale", int(w1.shape[1]), w1, "w1"),
+            (config.w2_scale, "w2_scale", int(w2.shape[1]), w2, "w2"),
+        )
+    }
+    if len(found) > 1:
+        raise ConclaveValueError(
+            "w1_scale, w2_scale: they share in different ways; give block_shape"
+        )
+    shares, cols = found.pop()
+    return shares, 1 if shares == "block" else _GROUP, cols
+
+
+def _sharing_of(scale: Any, name: str, rows: int, cols: int) -> tuple[str, int]:
+    """From the shape of integers' scales: one a matrix, one a row, or one a group of columns."""
+    shape = tuple(int(size) for size in scale.shape)[1:]
+    if shape in ((), (1,), (1, 1)) or (shape == (2,) and rows > 2):
+        return "tensor", _GROUP
+    if shape in ((rows,), (rows, 1)):
+        return "channel", _GROUP
+    if len(shape) == 2 and shape[0] == rows and shape[1] > 0 and cols % shape[1] == 0:
+        return "block", cols // shape[1]
+    raise ConclaveValueError(
+        f"{name}: expected [E], [E, {rows}, 1] or [E, {rows}, groups of {cols} columns], found "
+        f"{[int(size) for size in scale.shape]}"
+    )
 
 
 def weight_arguments(config: FusedMoEQuantConfig, w1: Any, w2: Any) -> dict[str, Any]:
-    """Biases and scales by the names of `Layer.from_tensors`. One bias alone brings zeros for the
-    other."""
+    """Biases and the planes of codes, by the names of `Layer.from_tensors`."""
+    experts = int(w1.shape[0])
+    given = _biases(config, w1, w2)
+    kind = format_of(config)
+    if kind is None:
+        return given
+    for operand, name in ((1, "gate_up"), (2, "down")):
+        scale = getattr(config, f"w{operand}_scale")
+        alphas = getattr(config, f"g{operand}_alphas")
+        array_type(scale, f"w{operand}_scale", kind.scales)
+        if alphas is not None and _number_of_alphas(config, kind):
+            rows = getattr(config, f"a{operand}_gscale")
+            given[f"{name}_global_scale"] = _weights_alphas(alphas, rows, experts)
+        elif alphas is not None:
+            scale = _scaled_rows(scale, alphas, f"g{operand}_alphas")
+        given[f"{name}_scale"] = scale
+        zero = getattr(config, f"w{operand}_zp")
+        if zero is not None:
+            weights = w1 if operand == 1 else w2
+            given[f"{name}_zero"] = zero_points(zero, weights, kind, f"w{operand}_zp")
+        if _row_scales(config, kind) == "tensor_static":
+            static = getattr(config, f"a{operand}_scale")
+            given[f"{name}_input_scale"] = by_expert(static, experts)
+    return given
+
+
+def _biases(config: FusedMoEQuantConfig, w1: Any, w2: Any) -> dict[str, Any]:
+    """One bias alone brings zeros for the other."""
     experts = int(w1.shape[0])
     w1_bias, w2_bias = config.w1_bias, config.w2_bias
     if w1_bias is None and w2_bias is not None:
         w1_bias = _zeros(w2_bias, (experts, int(w1.shape[1])))
     if w2_bias is None and w1_bias is not None:
         w2_bias = _zeros(w1_bias, (experts, int(w2.shape[1])))
-    given: dict[str, Any] = {"gate_up_bias": w1_bias, "down_bias": w2_bias}
-    if dtype_text(config.weight_quant_dtype) == FP8:
-        for name, scale in (("w1_scale", config.w1_scale), ("w2_scale", config.w2_scale)):
-            if scale is None:
-                raise ConclaveValueError(f"{name}: weights of {FP8} need scales, found None")
-        given["gate_up_scale"] = config.w1_scale
-        given["down_scale"] = config.w2_scale
-        if config.quant_dtype is not None and config.a1_scale is not None:
-            given["gate_up_input_scale"] = by_expert(config.a1_scale, experts)
-            given["down_input_scale"] = by_expert(config.a2_scale, experts)
-    return given
+    return {"gate_up_bias": w1_bias, "down_bias": w2_bias}
 
 
 def _zeros(like: Any, shape: tuple[int, int]) -> Any:
@@ -115,15 +175,50 @@ def _zeros(like: Any, shape: tuple[int, int]) -> Any:
     return zeros
 
 
+def _weights_alphas(alphas: Any, rows: Any, experts: int) -> Any:
+    """The weights' own factor of each matrix. Beside rows of codes alphas are the product with the
+    rows' factor, whose inverse is `rows`."""
+    found = _frameworks.as_float32(alphas)
+    if rows is not None:
+        factor = by_expert(rows, experts)
+        found = found * factor.reshape(experts, *(1,) * (len(found.shape) - 1))
+    return found if found.shape else by_expert(found, experts)
+
+
+def _scaled_rows(scale: Any, alphas: Any, argument: str) -> Any:
+    """Scales of groups times one number of each row."""
+    shape = [int(size) for size in alphas.shape]
+    rows = [int(size) for size in scale.shape[:2]]
+    if shape not in (rows, [*rows, 1]):
+        raise ConclaveValueError(f"{argument}: expected {[*rows, 1]} as w has rows, found {shape}")
+    factor = _frameworks.as_float32(alphas).reshape(*rows, 1)
+    return _frameworks.as_float32(scale).reshape(*rows, -1) * factor
+
+
+def zero_points(zero: Any, weights: Any, kind: WeightFormat, argument: str) -> Any:
+    """Zero points [E, rows, groups] as the library has them, less what codes lose.
+
+    Bytes hold two of 4 bits, of rows that follow each other, the first in the lower half, or one.
+    """
+    name = array_type(zero, argument, ("uint8", "int8", "float32", "float16", "bfloat16"))
+    rows = int(weights.shape[1])
+    if len(zero.shape) == 2:
+        zero = zero.reshape(*zero.shape, 1)
+    if kind.bits == 4 and name == "uint8" and 2 * int(zero.shape[1]) == rows:
+        zero = _frameworks.interleaved(zero & 15, zero >> 4, 1)
+    is_signed = _frameworks.dtype_name(weights) == "int8"
+    if is_signed and name == "uint8":
+        raise ConclaveTypeError(f"{argument}: expected int8 as w is, found uint8")
+    return _frameworks.as_float32(zero) - (0 if is_signed else kind.middle)
+
+
 def by_expert(scale: Any, num_experts: int) -> Any:
     """A static scale [E] of one number for all, or of one for each."""
     if getattr(scale, "shape", None) is None:
         import numpy
 
         scale = numpy.asarray(scale, dtype="float32")
-    count = 1
-    for size in scale.shape:
-        count *= int(size)
+    count = _count(scale)
     flat = scale.reshape(-1)
     if count != 1 or num_experts == 1:
         return flat

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from conclave import _frameworks, _gradients
-from conclave._growing import growing
-from conclave.errors import ConclaveTypeError, ConclaveUnsupportedError, ConclaveValueError, Error
-from conclave.layer import Layer
-from conclave.spec import MoeSpec, ParallelSpec
-from conclave.vllm._arithmetic import quant_spec, scales_and_biases, weight_arguments
-from conclave.vllm._packed import packed_layer, readable
+from conclave.errors import ConclaveTypeError, ConclaveValueError
+from conclave.spec import MoeSpec, QuantSpec
+from conclave.vllm._arithmetic import quant_spec, scales_and_biases
+from conclave.vllm._checks import check_sizes, check_tokens, check_weights
+from conclave.vllm._formats import format_of, refuse_unsupported
+from conclave.vllm._packed import packed_layer
+from conclave.vllm._packers import ArrayExperts, MethodExperts, RankExperts
 from conclave.vllm.activation import MoEActivation, activation_spec, parse_activation
-from conclave.vllm.quant import FP8, FUSED_MOE_UNQUANTIZED_CONFIG, FusedMoEQuantConfig, dtype_text
+from conclave.vllm.quant import FUSED_MOE_UNQUANTIZED_CONFIG, FusedMoEQuantConfig
 
 Array = Any
-
-_ROWS = ("float32", "float16", "bfloat16")
-_WEIGHTS = (*_ROWS, FP8)
 
 
 @_frameworks.untraced
@@ -54,8 +50,9 @@ def fused_experts(
     Args:
         hidden_states: [T, H] float32, float16 or bfloat16; T may be 0, rows may be apart.
         w1: [E, 2N, H], gate rows first, then up rows; gate 0, up 0, gate 1, ... for "swigluoai";
-            [E, N, H] for activations without a gate. float32, float16, bfloat16, float8_e4m3fn.
-        w2: [E, H, N]. Weights whose rows are not dense cost a GPU a contiguous copy.
+            [E, N, H] for activations without a gate. float32, float16, bfloat16; float8_e4m3fn,
+            int8 and uint8 as quant_config says, with several codes of a row in a byte.
+        w2: [E, H, N] likewise. Weights whose rows are not dense cost a GPU a contiguous copy.
         topk_weights: [T, k] float32, float16 or bfloat16.
         topk_ids: [T, k] int32 or int64; -1 contributes nothing.
         inplace: write to hidden_states, which is returned.
@@ -75,10 +72,10 @@ def fused_experts(
     Raises:
         Error: naming the argument, with what was expected and found, also for one that requires
         gradients while torch records. ConclaveUnsupportedError with the reason for a quant_config
-        that does not run yet.
+        that does not run.
     """
     del allow_deep_gemm, allow_cutlass_block_scaled_grouped_gemm
-    top_k = _check_tokens(hidden_states, topk_weights, topk_ids)
+    top_k = check_tokens(hidden_states, topk_weights, topk_ids)
     _gradients.refuse(
         {
             "hidden_states": hidden_states,
@@ -89,12 +86,12 @@ def fused_experts(
             **scales_and_biases(quant_config),
         }
     )
-    _check_sizes(hidden_states, w1)
+    check_sizes(hidden_states, w1, format_of(_checked(quant_config)))
     if inplace:
         if out is not None:
             raise ConclaveValueError("out: it is hidden_states with inplace=True")
         out = hidden_states
-    layer = experts_layer(
+    experts = experts_layer(
         w1,
         w2,
         top_k,
@@ -105,8 +102,12 @@ def fused_experts(
         quant_config=quant_config,
         swiglu_limit=swiglu_limit,
     )
-    return layer.forward(
-        hidden_states, topk_ids=topk_ids, topk_weights=topk_weights, out=out, stream=stream
+    return experts.layer.forward(
+        hidden_states,
+        topk_ids=experts.ids_of(topk_ids),
+        topk_weights=topk_weights,
+        out=out,
+        stream=stream,
     )
 
 
@@ -121,63 +122,58 @@ def experts_layer(
     expert_map: Array | Sequence[int] | None = None,
     quant_config: FusedMoEQuantConfig | None = None,
     swiglu_limit: float | None = None,
-) -> Layer:
+) -> RankExperts:
     """The packed layer of weights, from the cache where they are in it."""
-    config = FUSED_MOE_UNQUANTIZED_CONFIG if quant_config is None else quant_config
-    if not isinstance(config, FusedMoEQuantConfig):
-        raise ConclaveTypeError(
-            f"quant_config: expected a FusedMoEQuantConfig, found {type(config).__name__}"
-        )
+    config = _checked(quant_config)
     kind = parse_activation(activation)
-    local = _check_weights(w1, w2, kind)
-    local_of = _local_of(expert_map, global_num_experts, local)
-    spec = _spec(
+    coded = format_of(config)
+    sizes = check_weights(w1, w2, kind, coded)
+    local_of = _local_of(expert_map, global_num_experts, sizes.experts)
+    rule = _spec(
         top_k,
         kind,
         weight_on_input,
         config.gemm1_alpha,
         config.gemm1_beta,
         swiglu_limit if config.gemm1_clamp_limit is None else config.gemm1_clamp_limit,
-        quant_spec(config),
+        quant_spec(config, w1, w2),
+        None if coded is None else coded.codes,
         config.w1_bias is not None or config.w2_bias is not None,
     )
-    order = "interleaved" if kind.is_interleaved else "concatenated"
+    if coded is not None and coded.method:
+        packer: ArrayExperts | MethodExperts = MethodExperts(
+            config, coded, rule, w1, w2, sizes, kind.is_interleaved
+        )
+    else:
+        packer = ArrayExperts(config, rule, w1, w2, local_of, kind.is_interleaved)
+    places, numbers = _places(config)
+    layer = packed_layer(
+        {"w1": w1, "w2": w2, **places}, (rule, local_of, numbers), packer.make, packer.reload
+    )
+    return RankExperts(layer, local_of if isinstance(packer, MethodExperts) else None)
 
-    def arrays() -> dict[str, Any]:
-        given = {"gate_up": w1, "down": w2, **weight_arguments(config, w1, w2)}
-        return {name: readable(array, _NAMES[name]) for name, array in given.items()}
 
-    def make() -> Layer:
-        with _names_of_vllm():
-            return growing(
-                Layer.from_tensors(
-                    spec,
-                    parallel=_parallel(local_of),
-                    gate_up_order=order,
-                    expert_map=local_of,
-                    **arrays(),
-                )
-            )
+def _checked(quant_config: FusedMoEQuantConfig | None) -> FusedMoEQuantConfig:
+    """A configuration that runs."""
+    if quant_config is None:
+        return FUSED_MOE_UNQUANTIZED_CONFIG
+    if not isinstance(quant_config, FusedMoEQuantConfig):
+        raise ConclaveTypeError(
+            f"quant_config: expected a FusedMoEQuantConfig, found {type(quant_config).__name__}"
+        )
+    refuse_unsupported(quant_config)
+    return quant_config
 
-    def reload(layer: Layer) -> None:
-        with _names_of_vllm():
-            # On a GPU a layer that uses its weights in place cannot be written to.
-            mode = "in_place" if layer.device == "cpu" else "staged"
-            layer.reload(mode=mode, gate_up_order=order, expert_map=local_of, **arrays())
 
-    static = (config.a1_scale, config.a2_scale)
-    numbers = tuple(scale for scale in static if isinstance(scale, (int, float)))
-    places = {
-        "w1": w1,
-        "w2": w2,
-        "w1_scale": config.w1_scale,
-        "w2_scale": config.w2_scale,
-        "w1_bias": config.w1_bias,
-        "w2_bias": config.w2_bias,
-        "a1_scale": None if numbers else config.a1_scale,
-        "a2_scale": None if numbers else config.a2_scale,
-    }
-    return packed_layer(places, (spec, local_of, numbers), make, reload)
+def _places(config: FusedMoEQuantConfig) -> tuple[dict[str, Array], tuple[Any, ...]]:
+    """The arrays that a layer is made of beside its weights, and what is given as numbers."""
+    places, numbers = {}, []
+    for name, value in scales_and_biases(config).items():
+        if isinstance(value, (int, float)):
+            numbers.append((name, value))
+        else:
+            places[name] = value
+    return places, tuple(numbers)
 
 
 @functools.lru_cache(maxsize=256)
@@ -188,10 +184,12 @@ def _spec(
     alpha: float | None,
     beta: float | None,
     limit: float | None,
-    quant: Any,
+    quant: QuantSpec,
+    codes: str | None,
     has_bias: bool,
 ) -> MoeSpec:
     return MoeSpec(
+        weight_dtype=codes,
         top_k=top_k,
         activation=activation_spec(kind, alpha=alpha, beta=beta, limit=limit),
         has_gate=False,
@@ -199,39 +197,6 @@ def _spec(
         weight_on="input" if weight_on_input else "output",
         quant=quant,
     )
-
-
-_NAMES = {
-    "gate_up": "w1",
-    "down": "w2",
-    "gate_up_scale": "w1_scale",
-    "down_scale": "w2_scale",
-    "gate_up_bias": "w1_bias",
-    "down_bias": "w2_bias",
-    "gate_up_input_scale": "a1_scale",
-    "down_input_scale": "a2_scale",
-}
-
-
-@contextlib.contextmanager
-def _names_of_vllm() -> Iterator[None]:
-    """Errors of a layer's weights name the arguments that they came from."""
-    try:
-        yield
-    except Error as error:
-        ours = re.match(r"\w*", error.tensor)[0]  # type: ignore[index]
-        if ours in _NAMES:
-            error.args = (str(error).replace(ours, _NAMES[ours], 1),)
-            error.tensor = error.tensor.replace(ours, _NAMES[ours], 1)
-        raise
-
-
-def _parallel(local_of: tuple[int, ...] | None) -> ParallelSpec | None:
-    """A rank that holds what the map says, and sums no more than that."""
-    if local_of is None:
-        return None
-    ranks = tuple(0 if index >= 0 else -1 for index in local_of)
-    return ParallelSpec(placement="custom", rank_of=ranks, reduce="partial")
 
 
 def _local_of(
@@ -278,77 +243,3 @@ def _map_entries(expert_map: Any) -> tuple[int, ...]:
     owner = weakref.ref(expert_map, lambda _: _maps.pop(identity, None))
     _maps[identity] = (owner, expert_map._version, entries)
     return entries
-
-
-def _shape(array: Array, argument: str, rank: int, letters: str) -> tuple[int, ...]:
-    shape = _frameworks.shape_of(array, argument)
-    if len(shape) != rank:
-        raise ConclaveValueError(f"{argument}: expected shape {letters}, found {list(shape)}")
-    return tuple(int(size) for size in shape)
-
-
-def _dtype(array: Array, argument: str, allowed: tuple[str, ...]) -> str:
-    name = dtype_text(getattr(array, "dtype", None)) or type(array).__name__
-    if name not in allowed:
-        raise ConclaveTypeError(f"{argument}: expected one of {', '.join(allowed)}, found {name}")
-    return name
-
-
-def _check_tokens(hidden_states: Array, topk_weights: Array, topk_ids: Array) -> int:
-    tokens, _ = _shape(hidden_states, "hidden_states", 2, "[T, H]")
-    if dtype_text(getattr(hidden_states, "dtype", None)) == FP8:
-        raise ConclaveUnsupportedError(
-            "hidden_states: rows that are quantised already do not run; give them as they were"
-        )
-    _dtype(hidden_states, "hidden_states", _ROWS)
-    rows, top_k = _shape(topk_ids, "topk_ids", 2, "[T, k]")
-    _dtype(topk_ids, "topk_ids", ("int32", "int64"))
-    weights = _shape(topk_weights, "topk_weights", 2, "[T, k]")
-    _dtype(topk_weights, "topk_weights", _ROWS)
-    if rows != tokens:
-        raise ConclaveValueError(
-            f"topk_ids: expected {tokens} rows as in hidden_states, found {rows}"
-        )
-    if weights != (rows, top_k):
-        raise ConclaveValueError(
-            f"topk_weights: expected shape {[rows, top_k]} as topk_ids, found {list(weights)}"
-        )
-    device = _frameworks.device_of(hidden_states)
-    for argument, array in (("topk_weights", topk_weights), ("topk_ids", topk_ids)):
-        _check_device(array, argument, device)
-    return top_k
-
-
-def _check_device(array: Array, argument: str, device: str) -> None:
-    found = _frameworks.device_of(array)
-    if found != device:
-        raise ConclaveValueError(f"{argument}: expected it on {device}, found it on {found}")
-
-
-def _check_weights(w1: Array, w2: Array, kind: MoEActivation) -> int:
-    experts, rows, hidden = _shape(w1, "w1", 3, "[E, 2N, H]")
-    held, out_rows, inner = _shape(w2, "w2", 3, "[E, H, N]")
-    dtype = _dtype(w1, "w1", _WEIGHTS)
-    _dtype(w2, "w2", (dtype,))
-    _check_device(w2, "w2", _frameworks.device_of(w1))
-    expected = 2 * inner if kind.is_gated else inner
-    if rows != expected:
-        raise ConclaveValueError(
-            f"w1: expected {expected} rows for the {inner} columns of w2 and activation "
-            f"{kind.value}, found {rows}"
-        )
-    if held != experts:
-        raise ConclaveValueError(f"w2: expected {experts} experts as in w1, found {held}")
-    if out_rows != hidden:
-        raise ConclaveValueError(f"w2: expected {hidden} rows as w1 has columns, found {out_rows}")
-    return experts
-
-
-def _check_sizes(hidden_states: Array, w1: Array) -> None:
-    hidden = _shape(w1, "w1", 3, "[E, 2N, H]")[2]
-    if int(hidden_states.shape[1]) != hidden:
-        raise ConclaveValueError(
-            f"hidden_states: Hidden size mismatch: expected {hidden} columns as in w1, "
-            f"found {int(hidden_states.shape[1])}"
-        )
-    _check_device(hidden_states, "hidden_states", _frameworks.device_of(w1))

@@ -246,9 +246,17 @@ class FusedMoEQuantConfig:
     @property
     def unsupported_reason(self) -> str | None:
         """Why the library does not run it; None where it does."""
-        from conclave.vllm._arithmetic import unsupported_reason
+        from conclave.vllm._formats import unsupported_reason
 
         return unsupported_reason(self)
+
+    @property
+    def rows_stay_plain(self) -> bool:
+        """Whether rows that the scheme quantises are read as they are: no layer makes such codes of
+        rows, and products come nearer to exact ones."""
+        from conclave.vllm._formats import rows_stay_plain
+
+        return rows_stay_plain(self)
 
     def config_name(self, dtype: DType) -> str | None:
         """The part of a tuning file's name that says the types."""

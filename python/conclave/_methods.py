@@ -1,0 +1,98 @@
+"""Layers of experts that a method of checkpoints packs, from arrays in its layout.
+
+The library's reader of the method unpacks them, so that Python need not know what bits mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from conclave import _frameworks
+from conclave.checkpoint import Feed
+from conclave.errors import Error
+from conclave.layer import Layer
+from conclave.spec import LayerOptions, MoeSpec
+
+_PREFIX = "model.layers.0.mlp.experts."
+
+
+@contextlib.contextmanager
+def _names_below_experts() -> Iterator[None]:
+    """Errors name tensors as the caller did."""
+    try:
+        yield
+    except Error as error:
+        error.args = (str(error).replace(_PREFIX, ""),)
+        error.tensor = error.tensor.replace(_PREFIX, "")
+        raise
+
+
+def _on_the_host(array: Any) -> Any:
+    """The array as the reader takes it: dense, in the host's memory; maybe a copy."""
+    if _frameworks.is_torch(array):
+        return array.detach().cpu().contiguous()
+    return _frameworks.contiguous(array)
+
+
+def _fed(
+    spec: MoeSpec,
+    quantization: Mapping[str, Any],
+    tensors: Mapping[str, Any],
+    interleaved: bool,
+) -> tuple[Feed, list[Any]]:
+    """A feed that has all tensors, and those that must live as long as it."""
+    # Both families call stacks the same; rows of gate and up alternate in gpt-oss alone.
+    family = "gpt_oss" if interleaved else "qwen3_moe"
+    feed = Feed(spec=spec, model_type=family, layers=[0], quantization=quantization)
+    kept = []
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        kept.append(_on_the_host(tensor))
+        feed._core.put_in_place(_PREFIX + name, kept[-1])
+    return feed, kept
+
+
+def layer_of_method(
+    spec: MoeSpec,
+    quantization: Mapping[str, Any],
+    tensors: Mapping[str, Any],
+    *,
+    device: str = "cpu",
+    interleaved: bool = False,
+    options: LayerOptions | None = None,
+) -> Layer:
+    """A layer without a router.
+
+    Args:
+        spec: with all sizes, what the layer would be of weights that hold values.
+        quantization: the method's quantization_config.
+        tensors: by name below the experts: "gate_up_proj.qweight" for stacks [E, ...],
+            "3.gate_proj.weight" for experts one by one.
+        interleaved: rows of gate and up alternate.
+
+    Raises:
+        Error: naming the tensor.
+    """
+    with _names_below_experts():
+        feed, kept = _fed(spec, quantization, tensors, interleaved)
+        layer = Layer.from_checkpoint(feed, 0, device=device, options=options)
+    del feed, kept
+    return layer
+
+
+def reload_of_method(
+    layer: Layer,
+    spec: MoeSpec,
+    quantization: Mapping[str, Any],
+    tensors: Mapping[str, Any],
+    *,
+    interleaved: bool = False,
+) -> None:
+    """New weights of the same shapes."""
+    with _names_below_experts():
+        feed, kept = _fed(spec, quantization, tensors, interleaved)
+        layer.reload(feed, 0, mode="in_place" if layer.device == "cpu" else "staged")
+    del feed, kept

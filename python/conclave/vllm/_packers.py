@@ -1,0 +1,187 @@
+"""Layers made of vLLM's weights, and made again from what was written to them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from conclave import _frameworks
+from conclave._growing import growing
+from conclave._methods import layer_of_method, reload_of_method
+from conclave.errors import Error
+from conclave.layer import Layer
+from conclave.spec import MoeSpec, ParallelSpec, QuantSpec
+from conclave.vllm._arithmetic import weight_arguments
+from conclave.vllm._checks import Sizes
+from conclave.vllm._formats import WeightFormat
+from conclave.vllm._packed import readable
+from conclave.vllm.quant import FusedMoEQuantConfig
+
+Array = Any
+
+_NAMES = {
+    "gate_up": "w1",
+    "down": "w2",
+    "gate_up_scale": "w1_scale",
+    "down_scale": "w2_scale",
+    "gate_up_bias": "w1_bias",
+    "down_bias": "w2_bias",
+    "gate_up_input_scale": "a1_scale",
+    "down_input_scale": "a2_scale",
+    "gate_up_zero": "w1_zp",
+    "down_zero": "w2_zp",
+    "gate_up_global_scale": "g1_alphas",
+    "down_global_scale": "g2_alphas",
+    "gate_up_proj": "w1",
+    "down_proj": "w2",
+    "gate_up_proj_scale": "w1_scale",
+    "down_proj_scale": "w2_scale",
+    "gate_up_proj_bias": "w1_bias",
+    "down_proj_bias": "w2_bias",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class RankExperts:
+    """A layer, and the index in it of each expert where it knows its own experts alone."""
+
+    layer: Layer
+    local_of: tuple[int, ...] | None = None
+
+    def ids_of(self, topk_ids: Array) -> Array:
+        """The layer's own ids, -1 for experts that are not in it."""
+        if self.local_of is None:
+            return topk_ids
+        return _frameworks.looked_up(topk_ids, self.local_of)
+
+
+class ArrayExperts:
+    """Experts whose arrays hold codes, or values, as layers take them."""
+
+    def __init__(
+        self,
+        config: FusedMoEQuantConfig,
+        spec: MoeSpec,
+        w1: Array,
+        w2: Array,
+        local_of: tuple[int, ...] | None,
+        interleaved: bool,
+    ) -> None:
+        self._config, self._spec = config, spec
+        self._w1, self._w2 = w1, w2
+        self._layout: dict[str, Any] = {
+            "gate_up_order": "interleaved" if interleaved else "concatenated",
+            "expert_map": local_of,
+        }
+
+    def _arrays(self) -> dict[str, Any]:
+        given = {
+            "gate_up": self._w1,
+            "down": self._w2,
+            **weight_arguments(self._config, self._w1, self._w2),
+        }
+        return {name: readable(array, _NAMES[name]) for name, array in given.items()}
+
+    def make(self) -> Layer:
+        """A layer that is packed anew."""
+        with _names_of_vllm():
+            parallel = _parallel(self._layout["expert_map"])
+            layer = Layer.from_tensors(
+                self._spec, parallel=parallel, **self._layout, **self._arrays()
+            )
+            return growing(layer)
+
+    def reload(self, layer: Layer) -> None:
+        """Packs what the arrays hold now."""
+        with _names_of_vllm():
+            # On a GPU a layer that uses its weights in place cannot be written to.
+            mode = "in_place" if layer.device == "cpu" else "staged"
+            layer.reload(mode=mode, **self._layout, **self._arrays())
+
+
+class MethodExperts:
+    """Experts whose codes the reader of a checkpoint's method unpacks: those of a rank alone."""
+
+    def __init__(
+        self,
+        config: FusedMoEQuantConfig,
+        coded: WeightFormat,
+        spec: MoeSpec,
+        w1: Array,
+        w2: Array,
+        sizes: Sizes,
+        interleaved: bool,
+    ) -> None:
+        self._config = config
+        self._weights = (w1, w2)
+        self._interleaved = interleaved
+        self._spec = dataclasses.replace(
+            spec,
+            num_experts=sizes.experts,
+            hidden_size=sizes.hidden,
+            intermediate_size=sizes.inner,
+            weight_dtype="bfloat16",
+            quant=QuantSpec(),
+        )
+        weight = {
+            "dtype": coded.method,
+            "qscheme": "per_group",
+            "group_size": coded.group,
+            "scale_format": "e8m0",
+        }
+        self._method = {"quant_method": "quark", "global_quant_config": {"weight": weight}}
+
+    def _tensors(self) -> dict[str, Array]:
+        w1, w2 = self._weights
+        planes = weight_arguments(self._config, w1, w2)
+        return {
+            "gate_up_proj": w1,
+            "down_proj": w2,
+            "gate_up_proj_scale": planes["gate_up_scale"],
+            "down_proj_scale": planes["down_scale"],
+            "gate_up_proj_bias": planes["gate_up_bias"],
+            "down_proj_bias": planes["down_bias"],
+        }
+
+    def make(self) -> Layer:
+        """A layer that is packed anew."""
+        with _names_of_vllm():
+            layer = layer_of_method(
+                self._spec,
+                self._method,
+                self._tensors(),
+                device=_frameworks.device_of(self._weights[0]),
+                interleaved=self._interleaved,
+            )
+            return growing(layer)
+
+    def reload(self, layer: Layer) -> None:
+        """Packs what the arrays hold now."""
+        with _names_of_vllm():
+            reload_of_method(
+                layer, self._spec, self._method, self._tensors(), interleaved=self._interleaved
+            )
+
+
+@contextlib.contextmanager
+def _names_of_vllm() -> Iterator[None]:
+    """Errors of a layer's weights name the arguments that they came from."""
+    try:
+        yield
+    except Error as error:
+        ours = re.match(r"\w*", error.tensor)[0]  # type: ignore[index]
+        if ours in _NAMES:
+            error.args = (str(error).replace(ours, _NAMES[ours], 1),)
+            error.tensor = error.tensor.replace(ours, _NAMES[ours], 1)
+        raise
+
+
+def _parallel(local_of: tuple[int, ...] | None) -> ParallelSpec | None:
+    """A rank that holds what the map says, and sums no more than that."""
+    if local_of is None:
+        return None
+    ranks = tuple(0 if index >= 0 else -1 for index in local_of)
+    return ParallelSpec(placement="custom", rank_of=ranks, reduce="partial")

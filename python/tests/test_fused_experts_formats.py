@@ -1,0 +1,393 @@
+"""`fused_experts` on every format that a builder of configurations names, against float64 of the
+same codes and scales."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import conclave  # noqa: E402
+from conclave import vllm  # noqa: E402
+from conclave.errors import ConclaveTypeError, ConclaveValueError, Error  # noqa: E402
+from support.coded import Coded, Coder  # noqa: E402
+from support.problems import FLOAT32_BAR, HALF_BAR, expected_output, worst_error  # noqa: E402
+
+EXPERTS, TOP_K, TOKENS = 5, 2, 11
+SIZES = [(96, 64), (160, 96)]  # hidden, inner
+
+
+@dataclasses.dataclass
+class Case:
+    w1: Coded
+    w2: Coded
+    config: Any
+    hidden: torch.Tensor
+    topk_weights: torch.Tensor
+    topk_ids: torch.Tensor
+
+    def run(self, **arguments: Any) -> torch.Tensor:
+        given = {"quant_config": self.config, **arguments}
+        return conclave.fused_experts(
+            self.hidden, self.w1.codes, self.w2.codes, self.topk_weights, self.topk_ids, **given
+        )
+
+    def expected(self, ids: Any = None) -> numpy.ndarray:
+        return expected_output(
+            self.hidden,
+            self.w1.exact,
+            self.w2.exact,
+            self.topk_ids if ids is None else ids,
+            self.topk_weights,
+        )
+
+
+def make_case(name: str, hidden: int, inner: int) -> Case:
+    coder = Coder(sum(name.encode()) + hidden)
+    make, build = FORMATS[name]
+    w1 = make(coder, (EXPERTS, 2 * inner, hidden), 2)
+    w2 = make(coder, (EXPERTS, hidden, inner), 1)
+    numbers = torch.Generator("cpu").manual_seed(3)
+    rows = torch.randn(TOKENS, hidden, generator=numbers)
+    ids = torch.stack([torch.randperm(EXPERTS, generator=numbers)[:TOP_K] for _ in range(TOKENS)])
+    shares = torch.rand(TOKENS, TOP_K, generator=numbers)
+    return Case(w1, w2, build(w1, w2), rows, shares, ids.int())
+
+
+def both(w1: Coded, w2: Coded, name: str) -> tuple[Any, Any]:
+    return getattr(w1, name), getattr(w2, name)
+
+
+def integers(bits: int, group: int, zeros: bool = False) -> Any:
+    return lambda coder, shape, halves: coder.integers(shape, bits, group, zeros)
+
+
+def grouped(builder: Any, block: list[int] | None) -> Any:
+    return lambda a, b: builder(*both(a, b, "scale"), *both(a, b, "zero"), block_shape=block)
+
+
+def scaled_rows(coder: Coder, shape: Any, halves: int) -> Coded:
+    """int4 whose rows have a scale beside those of groups."""
+    found = coder.integers(shape, 4, 32)
+    found.alphas = coder.uniform(shape[0], shape[1], 1)
+    found.exact = found.exact * found.alphas.double()
+    return found
+
+
+def nvfp4_config(a: Coded, b: Coded) -> Any:
+    """As vLLM has them: alphas hold the rows' factor as well."""
+    rows = torch.tensor(0.25), torch.full((EXPERTS,), 3.0)
+    alphas = a.alphas / rows[0], b.alphas / rows[1]
+    return vllm.nvfp4_moe_quant_config(*alphas, *rows, *both(a, b, "scale"))
+
+
+def mx(rows: str | None, weights: str) -> Any:
+    return lambda a, b: vllm.FusedMoEQuantConfig.make(
+        rows, weight_dtype=weights, w1_scale=a.scale, w2_scale=b.scale
+    )
+
+
+def two(builder: Any, *arguments: Any, **named: Any) -> Any:
+    return lambda a, b: builder(*both(a, b, "scale"), *arguments, **named)
+
+
+# Name: how codes are made, and the configuration. All of these leave rows as they are.
+FORMATS: dict[str, tuple[Any, Any]] = {
+    "int8_w8a16-channel": (
+        lambda coder, shape, halves: coder.signed(shape),
+        two(vllm.int8_w8a16_moe_quant_config, None, None),
+    ),
+    "int8_w8a16-group": (integers(8, 32), grouped(vllm.int8_w8a16_moe_quant_config, [0, 32])),
+    "int8_w8a16-zeros": (
+        integers(8, 32, True),
+        grouped(vllm.int8_w8a16_moe_quant_config, [0, 32]),
+    ),
+    "int8_w8a16-zeros-channel": (
+        integers(8, 0, True),
+        grouped(vllm.int8_w8a16_moe_quant_config, None),
+    ),
+    "int4_w4a16-group": (integers(4, 32), grouped(vllm.int4_w4a16_moe_quant_config, [0, 32])),
+    "int4_w4a16-no-shape": (integers(4, 32), grouped(vllm.int4_w4a16_moe_quant_config, None)),
+    "int4_w4a16-zeros": (
+        integers(4, 32, True),
+        grouped(vllm.int4_w4a16_moe_quant_config, [1, 32]),
+    ),
+    "int4_w4a16-zeros-wide": (
+        integers(4, 128, True),
+        grouped(vllm.int4_w4a16_moe_quant_config, [1, 128]),
+    ),
+    "int4_w4a16-channel": (integers(4, 0), grouped(vllm.int4_w4a16_moe_quant_config, None)),
+    "int4_w4afp8": (
+        scaled_rows,
+        lambda a, b: vllm.int4_w4afp8_moe_quant_config(
+            *both(a, b, "scale"),
+            *both(a, b, "alphas"),
+            per_act_token_quant=False,
+            per_out_ch_quant=False,
+            block_shape=[1, 32],
+        ),
+    ),
+    "gptq_marlin-4": (
+        integers(4, 32, True),
+        lambda a, b: vllm.gptq_marlin_moe_quant_config(
+            *both(a, b, "scale"), 4, 32, *both(a, b, "zero")
+        ),
+    ),
+    "gptq_marlin-8": (integers(8, 32), two(vllm.gptq_marlin_moe_quant_config, 8, 32)),
+    "gptq_marlin-8-channel": (integers(8, 0), two(vllm.gptq_marlin_moe_quant_config, 8, -1)),
+    "mxfp4_w4a16": (
+        lambda coder, shape, halves: coder.mxfp4(shape),
+        two(vllm.mxfp4_w4a16_moe_quant_config),
+    ),
+    "mxfp4_mxfp8": (
+        lambda coder, shape, halves: coder.mxfp4(shape),
+        two(vllm.mxfp4_mxfp8_moe_quant_config),
+    ),
+    "w_mxfp4_a_mxfp6": (
+        lambda coder, shape, halves: coder.mxfp4(shape),
+        mx("mxfp6_e3m2", "mxfp4"),
+    ),
+    "w_mxfp6_e3m2": (
+        lambda coder, shape, halves: coder.mxfp6(shape, 2),
+        mx("mxfp6_e3m2", "mxfp6_e3m2"),
+    ),
+    "w_mxfp6_e2m3": (lambda coder, shape, halves: coder.mxfp6(shape, 3), mx(None, "mxfp6_e2m3")),
+    "mxfp8": (
+        lambda coder, shape, halves: coder.mxfp8(shape),
+        lambda a, b: vllm.ocp_mx_moe_quant_config("mxfp8", a.scale, b.scale),
+    ),
+    "nvfp4": (lambda coder, shape, halves: coder.nvfp4(shape), nvfp4_config),
+    "nvfp4_w4a16": (
+        lambda coder, shape, halves: coder.nvfp4(shape),
+        lambda a, b: vllm.nvfp4_w4a16_moe_quant_config(*both(a, b, "alphas"), *both(a, b, "scale")),
+    ),
+    "nvfp4_w4a16-halves": (
+        lambda coder, shape, halves: coder.nvfp4(shape, halves),
+        lambda a, b: vllm.nvfp4_w4a16_moe_quant_config(*both(a, b, "alphas"), *both(a, b, "scale")),
+    ),
+}
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_matches_float64(name, size):
+    case = make_case(name, *size)
+    assert worst_error(case.run(), case.expected()) <= FLOAT32_BAR
+    one = conclave.fused_experts(
+        case.hidden[3:4],
+        case.w1.codes,
+        case.w2.codes,
+        case.topk_weights[3:4],
+        case.topk_ids[3:4],
+        quant_config=case.config,
+    )
+    assert torch.equal(one[0], case.run()[3])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_follows_its_arrays(name):
+    """Layers are packed once, and again when one of the arrays was written to."""
+    case = make_case(name, 96, 64)
+    case.run()
+    layers = conclave.vllm.packed_layers()
+    case.run()
+    assert conclave.vllm.packed_layers() == layers
+    other = make_case(name, 96, 64)
+    first = other.w1.codes.view(torch.uint8)[:, ::3].clone()
+    case.w1.codes.view(torch.uint8)[:, ::3] = first.flip(0)
+    other.w1.codes.view(torch.uint8)[:, ::3] = first.flip(0)
+    assert torch.equal(case.run(), other.run())
+    scale = case.w2.scale
+    scale.copy_(scale + 1 if scale.dtype == torch.uint8 else scale.float() * 2)
+    again = case.run()
+    conclave.vllm.forget_packed_layers()
+    assert torch.equal(again, case.run()) and not torch.equal(again, other.run())
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_ranks_of_a_format_add_up(name):
+    case = make_case(name, 96, 64)
+    total = torch.zeros_like(case.hidden)
+    for rank in range(2):
+        local, expert_map, _ = conclave.determine_expert_map(2, rank, EXPERTS)
+        held = torch.as_tensor(expert_map) >= 0
+        w1, w2 = (
+            dataclasses.replace(
+                w,
+                codes=w.codes[held],
+                scale=w.scale[held],
+                zero=None if w.zero is None else w.zero[held],
+                alphas=None if w.alphas is None else w.alphas[held],
+            )
+            for w in (case.w1, case.w2)
+        )
+        if name == "nvfp4":
+            config = vllm.nvfp4_w4a16_moe_quant_config(
+                *both(w1, w2, "alphas"), *both(w1, w2, "scale")
+            )
+        else:
+            config = FORMATS[name][1](w1, w2)
+        assert w1.codes.shape[0] == local
+        total += conclave.fused_experts(
+            case.hidden,
+            w1.codes,
+            w2.codes,
+            case.topk_weights,
+            case.topk_ids,
+            quant_config=config,
+            expert_map=expert_map,
+            global_num_experts=EXPERTS,
+        )
+    assert worst_error(total, case.expected()) <= FLOAT32_BAR
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if "nvfp4" not in name])
+def test_arrays_of_numpy_give_the_same_bits(name):
+    case = make_case(name, 96, 64)
+    if case.w1.codes.dtype == torch.float8_e4m3fn:
+        pytest.skip("numpy has no such type")
+    w1, w2 = (
+        Coded(*(None if value is None else value.numpy() for value in vars(w).values()))
+        for w in (case.w1, case.w2)
+    )
+    out = conclave.fused_experts(
+        case.hidden.numpy(),
+        w1.codes,
+        w2.codes,
+        case.topk_weights.numpy(),
+        case.topk_ids.numpy(),
+        quant_config=FORMATS[name][1](w1, w2),
+    )
+    numpy.testing.assert_array_equal(out, case.run().numpy())
+
+
+def swiglu_oai(rows: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
+    gate = rows[..., ::2].clamp(max=limit)
+    up = rows[..., 1::2].clamp(-limit, limit)
+    return (up + 1) * gate * torch.sigmoid(alpha * gate)
+
+
+@pytest.mark.parametrize("name", ["mxfp4_w4a16", "w_mxfp6_e3m2", "int4_w4a16-zeros"])
+def test_interleaved_rows_with_biases(name):
+    """As gpt-oss has them."""
+    hidden, inner = 96, 64
+    case = make_case(name, hidden, inner)
+    coder = Coder(9)
+    bias1, bias2 = coder.uniform(EXPERTS, 2 * inner) - 1, coder.uniform(EXPERTS, hidden) - 1
+    config = case.config
+    config._w1.bias, config._w2.bias = bias1, bias2
+    config.gemm1_alpha, config.gemm1_clamp_limit = 1.5, 5.0
+    out = case.run(activation="swigluoai", quant_config=config)
+    expected = torch.zeros(TOKENS, hidden, dtype=torch.float64)
+    for token in range(TOKENS):
+        for expert, share in zip(case.topk_ids[token], case.topk_weights[token], strict=True):
+            product = case.w1.exact[expert] @ case.hidden[token].double() + bias1[expert].double()
+            inside = swiglu_oai(product, 1.5, 5.0)
+            rows = case.w2.exact[expert] @ inside + bias2[expert].double()
+            expected[token] += share.double() * rows
+    assert worst_error(out, expected) <= FLOAT32_BAR
+
+
+def coded_rows(rows: torch.Tensor, largest: float, scale: float | None) -> torch.Tensor:
+    """What products see of rows that become codes, of int8 or e4m3, float64."""
+    rows = rows.float()
+    step = rows.abs().amax(1, keepdim=True) / largest if scale is None else torch.tensor(scale)
+    codes = rows / step
+    if largest == 127:
+        codes = codes.round().clamp(-128, 127)
+    else:
+        codes = codes.clamp(-448, 448).to(torch.float8_e4m3fn)
+    return codes.double() * step.double()
+
+
+def expected_of_coded_rows(
+    case: Case, largest: float, scales: tuple[float | None, float | None]
+) -> torch.Tensor:
+    seen = coded_rows(case.hidden, largest, scales[0])
+    total = torch.zeros_like(seen)
+    for expert in range(EXPERTS):
+        tokens, slots = torch.nonzero(case.topk_ids == expert, as_tuple=True)
+        gate, up = (seen[tokens] @ case.w1.exact[expert].T).chunk(2, 1)
+        inside = coded_rows(torch.nn.functional.silu(gate) * up, largest, scales[1])
+        shares = case.topk_weights[tokens, slots].double()[:, None]
+        total.index_add_(0, tokens, shares * (inside @ case.w2.exact[expert].T))
+    return total
+
+
+ROWS = {
+    "int8-token": ("int8", {"per_act_token_quant": True}, (None, None)),
+    "int8-dynamic": ("int8", {}, (None, None)),
+    "int8-static": (
+        "int8",
+        {"a1_scale": torch.tensor(0.03), "a2_scale": torch.full((EXPERTS,), 0.02)},
+        (0.03, 0.02),
+    ),
+    "mxfp4-fp8": ("mxfp4", {}, (None, None)),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_of_codes_match_float64(name):
+    """An activated value near the border of two codes may take either: all rows as one vector stay
+    within the bar, and so does each row but for a few."""
+    kind, arguments, scales = ROWS[name]
+    coder = Coder(17)
+    make = coder.signed if kind == "int8" else coder.mxfp4
+    w1, w2 = make((EXPERTS, 128, 96)), make((EXPERTS, 96, 64))
+    build = vllm.int8_w8a8_moe_quant_config
+    if kind == "mxfp4":
+        build = vllm.mxfp4_w4a8_moe_quant_config
+    config = build(w1.scale, w2.scale, **arguments)
+    assert not config.rows_stay_plain
+    base = make_case("int8_w8a16-channel", 96, 64)
+    case = dataclasses.replace(base, w1=w1, w2=w2, config=config)
+    expected = expected_of_coded_rows(case, 127 if kind == "int8" else 448, scales)
+    out = case.run()
+    assert float((out - expected).norm() / expected.norm()) <= HALF_BAR
+    errors = (out - expected).norm(dim=1) / expected.norm(dim=1)
+    assert int((errors <= HALF_BAR).sum()) >= TOKENS - 2
+    plain = worst_error(out, case.expected())
+    assert plain > HALF_BAR or math.isclose(plain, HALF_BAR), "rows were not quantised"
+
+
+def test_refusals_name_the_argument():
+    def refusal(kind: type[Exception], name: str, **changed: Any) -> str:
+        case = make_case(name, 96, 64)
+        for field, value in changed.items():
+            operand, _, what = field.partition("_")
+            setattr(getattr(case, operand), what, value(getattr(getattr(case, operand), what)))
+        with pytest.raises(kind) as caught:
+            dataclasses.replace(case, config=FORMATS[name][1](case.w1, case.w2)).run()
+        return str(caught.value)
+
+    group = "int4_w4a16-group"
+    assert "w1: expected one of uint8" in refusal(
+        ConclaveTypeError, group, w1_codes=torch.Tensor.float
+    )
+    assert "w2: expected one of uint8" in refusal(
+        ConclaveTypeError, group, w2_codes=torch.Tensor.int
+    )
+    assert "w1: expected 128 rows" in refusal(
+        ConclaveValueError, group, w1_codes=lambda c: c[:, :-2]
+    )
+    assert "w1_scale" in refusal(Error, group, w1_scale=lambda s: s[:, :, :-1])
+    assert "w2_scale" in refusal(ConclaveTypeError, group, w2_scale=lambda s: s.int())
+    assert "w2_zp" in refusal(ConclaveTypeError, "int4_w4a16-zeros", w2_zero=lambda z: z.int())
+    assert "w1_zp" in refusal(Error, "int4_w4a16-zeros", w1_zero=lambda z: z[:, :-1])
+    assert "w1_scale" in refusal(ConclaveTypeError, "mxfp4_w4a16", w1_scale=lambda s: s.float())
+    assert "w1_scale" in refusal(Error, "w_mxfp6_e3m2", w1_scale=lambda s: s[:, :-1])
+    assert "w1: expected rows of whole codes" in refusal(
+        ConclaveValueError, "w_mxfp6_e3m2", w1_codes=lambda c: c[:, :, :-1]
+    )
+    nv = "nvfp4_w4a16"
+    assert "w2_scale" in refusal(ConclaveTypeError, nv, w2_scale=lambda s: s.view(torch.uint8))
+    assert "g1_alphas, g2_alphas" in refusal(ConclaveValueError, nv, w1_alphas=lambda a: None)
+    assert "g1_alphas" in refusal(Error, nv, w1_alphas=lambda a: a[:-1])
+    assert "w1_scale: weights of int4 need scales" in refusal(
+        ConclaveValueError, group, w1_scale=lambda s: None
+    )
