@@ -1,7 +1,9 @@
-// Rows of activations as the values of their codes: what kernels multiply with weights that are
-// codes themselves.
+// Rows of activations as codes, or the values of these: what kernels multiply with weights that
+// are codes themselves.
 #pragma once
 
+#include "gemm/cpu/code_row.h"
+#include "gemm/packed_layout.h"
 #include "gemm/row_scales.h"
 #include "quant/activation_rows.h"
 
@@ -12,24 +14,37 @@
 
 namespace conclave::inline v0::experts {
 
-// A row is `padded_columns` float32 values, then its scales. With ActivationScale::kNone rows stay
+struct CodedRowsConfig {
+  quant::ActivationRule rule = {};
+  int64_t value_bytes = 0;  // what a row has before its scales: float32 values, or codes
+  // The panels that rows are multiplied with; their k is the rows' columns.
+  gemm::PanelLayout panels = {};
+  // Rows become codes by this function; null: they become the values of codes.
+  gemm::CodeRowFunction code_row = nullptr;
+};
+
+// A row has `value_bytes` of float32 values or of codes, then its scales; then, if it has codes,
+// their sums, one for each segment of gemm/row_scales.h. With ActivationScale::kNone rows stay
 // plain and have no scales.
 class CodedRows {
  public:
-  CodedRows(const quant::ActivationRule& rule, int64_t columns, int64_t padded_columns);
+  explicit CodedRows(const CodedRowsConfig& config);
 
-  bool coded() const { return rule_.form != ActivationScale::kNone; }
+  bool coded() const { return config_.rule.form != ActivationScale::kNone; }
   int64_t row_bytes() const;  // a multiple of 64
   // Finds the scales of the rows that begin at `rows`.
   gemm::RowScales scales(const std::byte* rows) const;
-  // Replaces the row's values by those of their codes and writes its scales; leaves plain rows as
-  // they are. Only ActivationScale::kTensorStatic uses `static_scale`.
-  void quantize(float static_scale, std::byte* row) const;
+  // Makes the row of `values`, which may be its own; leaves plain rows as they are. Only
+  // ActivationScale::kTensorStatic uses `static_scale`.
+  void quantize(float static_scale, const float* values, std::byte* row) const;
 
  private:
-  quant::ActivationRule rule_;
-  int64_t columns_;
-  int64_t padded_columns_;
+  int64_t columns() const { return config_.panels.k; }
+  gemm::RowScales form() const;  // without a place
+  int64_t num_scales() const { return quant::scales_per_row(config_.rule, columns()); }
+
+  CodedRowsConfig config_;
+  int64_t num_segments_ = 0;  // rows of codes have a sum for each
 };
 
 }  // namespace conclave::inline v0::experts
