@@ -29,7 +29,7 @@ TEST(CpuInfo, ThisMachine_IsDescribed) {
 
 TEST(CpuInfo, Isas_AreBestFirstWithReasons) {
   const CpuInfo info = cpu_info();
-  ASSERT_EQ(info.isas.size(), 5U);
+  ASSERT_EQ(info.isas.size(), 6U);
   EXPECT_EQ(info.isas.back().name, "scalar");
   EXPECT_TRUE(info.isas.back().usable);
   for (const IsaInfo& isa : info.isas) EXPECT_EQ(isa.usable, isa.reason.empty()) << isa.name;
