@@ -30,8 +30,8 @@ Names members_of(const MoeSpec& spec) {
           "num_zero_experts", "weight_on", "output_scale"};
 }
 Names members_of(const QuantSpec& quant) {
-  [[maybe_unused]] const auto& [weights, rows, cols, activations, power_of_two, signed_scales,
-                                zeros, global_scale, column_order] = quant;
+  [[maybe_unused]] const auto& [weights, rows, cols, activations, group, power_of_two,
+                                signed_scales, zeros, global_scale, column_order] = quant;
   return {"quant.weights",          "quant.block_rows",
           "quant.block_cols",       "quant.activations",
           "quant.activation_group", "quant.power_of_two_scales",
