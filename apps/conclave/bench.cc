@@ -201,7 +201,7 @@ class BenchCommand {
     Cell floor = absent_cell();
     Cell floor_share = absent_cell();
     if (ceilings_) {
-      const double best = ceilings_->best_gflops();
+      const double best = ceilings_->best_gflops(plan.arithmetic);
       const double floor_ms =
           std::max(result.weight_bytes / ceilings_->read_gbps, result.flops / best) * 1e-6;
       fma_share = share_cell(gflops / best);
@@ -230,7 +230,7 @@ class BenchCommand {
             floor,
             floor_share,
             ceilings_ ? fixed_cell(ceilings_->read_gbps, 2) : absent_cell(),
-            ceilings_ ? fixed_cell(ceilings_->best_gflops(), 1) : absent_cell(),
+            ceilings_ ? fixed_cell(ceilings_->best_gflops(plan.arithmetic), 1) : absent_cell(),
             integer_cell(options_.measure.repetitions),
             integer_cell(result.calls),
             text_cell(build_info().commit),
@@ -264,8 +264,9 @@ void add_bench_command(CommandLine& line) {
   command.text(
       "-t,--threads", "LIST", options->threads,
       "Thread counts (default: CONCLAVE_NUM_THREADS, OMP_NUM_THREADS, or all usable CPUs)");
-  command.text("--isa", "LIST", options->isas,
-               "Instruction sets: scalar, avx2, avx512, avx512_bf16, amx (default: best)");
+  command.text(
+      "--isa", "LIST", options->isas,
+      "Instruction sets: scalar, avx2, avx512, avx512_vnni, avx512_bf16, amx (default: best)");
   add_layer_options(command, options->machine);
   command
       .text("--routing", "RULE", options->routing,

@@ -24,11 +24,14 @@ const ArithmeticRate* find_rate(const Ceilings& ceilings, const std::string& ari
   return best;
 }
 
+// Rates of codes are no choice of the CPU table.
 const ArithmeticRate* fastest_rate(const Ceilings& ceilings) {
-  const auto fastest = std::max_element(
-      ceilings.rates.begin(), ceilings.rates.end(),
-      [](const ArithmeticRate& a, const ArithmeticRate& b) { return a.gflops < b.gflops; });
-  return fastest == ceilings.rates.end() ? nullptr : &*fastest;
+  const ArithmeticRate* fastest = nullptr;
+  for (const ArithmeticRate& rate : ceilings.rates) {
+    const bool faster = fastest == nullptr || rate.gflops > fastest->gflops;
+    if (!rate.of_codes && faster) fastest = &rate;
+  }
+  return fastest;
 }
 
 bool seems_wrong(const Ceilings& ceilings, const std::string& arithmetic) {

@@ -81,7 +81,8 @@ struct ContextOptions {
   std::string device = {};  // "cpu", "cuda" or "cuda:1"; empty: "cpu"
   int32_t num_threads = 0;  // for the library's own pool; ignored with an executor
   bool pin_threads = false;
-  std::string isa = {};  // "scalar", "avx2", "avx512", "avx512_bf16", "amx"; empty: best
+  std::string isa =
+      {};  // "scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx"; empty: best
   Executor* executor = nullptr;
   HostAllocator* host_allocator = nullptr;
   DeviceAllocator* device_allocator = nullptr;  // ignored on "cpu"

@@ -47,12 +47,15 @@ CONCLAVE_API CpuInfo cpu_info();
 struct ArithmeticRate {
   std::string isa;
   std::string arithmetic;
-  double gflops = 0;  // multiply and add each count one
+  double gflops = 0;      // multiply and add each count one
+  bool of_codes = false;  // products of int8 codes, not of values
 };
 struct Ceilings {
   double read_gbps = 0;  // best of `repetitions` reads of `read_bytes` with huge pages; 1e9 bytes/s
   std::vector<ArithmeticRate> rates;
-  double best_gflops() const noexcept;
+  double best_gflops() const noexcept;  // leaves out the rates of codes
+  // The best rate of codes if this arithmetic has one, else of values.
+  double best_gflops(std::string_view arithmetic) const noexcept;
 };
 struct CeilingOptions {
   int64_t read_bytes = int64_t{2} << 30;

@@ -55,7 +55,8 @@ struct LayerOptions {
   int64_t max_tokens = 4096;  // tokens planned for; forward takes more in equal chunks
   IdPolicy id_policy = IdPolicy::kStrict;
   std::string kernel = {};  // row of the kernel catalog to force, e.g. "cpu.avx2"; empty: first fit
-  std::string arithmetic = {};  // "f32_fma", "dpbf16", "amx_bf16"; empty: by the CPU table
+  // "f32_fma", "dpbf16", "amx_bf16", "int8_dot"; empty: by the CPU table
+  std::string arithmetic = {};
   EpTransport transport = EpTransport::kVariable;
   EpCombine ep_combine = EpCombine::kUnreduced;
   ChunkOrder chunk_order = ChunkOrder::kInTurn;

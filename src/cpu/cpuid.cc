@@ -42,6 +42,7 @@ struct Requirement {
 constexpr std::array kRequirements = {
     Requirement{Isa::kAvx2, {"avx", "avx2", "fma", "f16c"}, kXcr0Ymm, "AVX"},
     Requirement{Isa::kAvx512, {"avx512f", "avx512bw", "avx512vl", "avx512dq"}, kXcr0Zmm, "AVX-512"},
+    Requirement{Isa::kAvx512Vnni, {"avx512_vnni"}, kXcr0Zmm, "AVX-512"},
     Requirement{Isa::kAvx512Bf16, {"avx512_bf16"}, kXcr0Zmm, "AVX-512"},
     Requirement{Isa::kAmx, {"amx_tile", "amx_bf16"}, kXcr0Tile, "AMX tile"},
 };

@@ -21,7 +21,8 @@ std::vector<std::string> present_features() {
 std::vector<IsaInfo> isa_infos() {
   using cpu::Isa;
   std::vector<IsaInfo> infos;
-  for (const Isa isa : {Isa::kAmx, Isa::kAvx512Bf16, Isa::kAvx512, Isa::kAvx2, Isa::kScalar}) {
+  for (const Isa isa :
+       {Isa::kAmx, Isa::kAvx512Bf16, Isa::kAvx512Vnni, Isa::kAvx512, Isa::kAvx2, Isa::kScalar}) {
     const Support support = cpu::usable(isa);
     infos.push_back({.name = std::string(cpu::to_string(isa)),
                      .usable = static_cast<bool>(support),

@@ -18,16 +18,16 @@ struct Named {
 };
 
 constexpr std::array kIsas = {
-    Named<Isa>{"scalar", Isa::kScalar}, Named<Isa>{"avx2", Isa::kAvx2},
-    Named<Isa>{"avx512", Isa::kAvx512}, Named<Isa>{"avx512_bf16", Isa::kAvx512Bf16},
-    Named<Isa>{"amx", Isa::kAmx},
+    Named<Isa>{"scalar", Isa::kScalar},          Named<Isa>{"avx2", Isa::kAvx2},
+    Named<Isa>{"avx512", Isa::kAvx512},          Named<Isa>{"avx512_vnni", Isa::kAvx512Vnni},
+    Named<Isa>{"avx512_bf16", Isa::kAvx512Bf16}, Named<Isa>{"amx", Isa::kAmx},
 };
 
 constexpr Named<Arithmetic> named(Arithmetic arithmetic) {
   return {to_string(arithmetic), arithmetic};
 }
 constexpr std::array kArithmetics = {named(Arithmetic::kF32Fma), named(Arithmetic::kDpBf16),
-                                     named(Arithmetic::kAmxBf16)};
+                                     named(Arithmetic::kAmxBf16), named(Arithmetic::kInt8Dot)};
 
 template <class Table, class Value>
 std::string_view name_of(const Table& table, Value value) {
@@ -72,8 +72,8 @@ Arithmetic parse_arithmetic(std::string_view name) {
 
 Support usable(Isa isa) {
   static const std::array<Support, kIsas.size()> supports = {
-      detect(Isa::kScalar), detect(Isa::kAvx2), detect(Isa::kAvx512), detect(Isa::kAvx512Bf16),
-      detect(Isa::kAmx)};
+      detect(Isa::kScalar),     detect(Isa::kAvx2),       detect(Isa::kAvx512),
+      detect(Isa::kAvx512Vnni), detect(Isa::kAvx512Bf16), detect(Isa::kAmx)};
   return supports[static_cast<size_t>(isa)];
 }
 

@@ -11,14 +11,19 @@
 namespace conclave::inline v0::cpu {
 
 // In order of capability: each includes the ones before it.
-enum class Isa : uint8_t { kScalar, kAvx2, kAvx512, kAvx512Bf16, kAmx };
+enum class Isa : uint8_t { kScalar, kAvx2, kAvx512, kAvx512Vnni, kAvx512Bf16, kAmx };
 
-// How products of 16-bit weights are accumulated; a plan uses one.
+// How products with weights are accumulated; a plan uses one.
 enum class Arithmetic : uint8_t {
   kF32Fma,   // widen to float32, one fused multiply-add per element of k, in ascending k
   kDpBf16,   // vdpbf16ps: pairs of bf16 products
   kAmxBf16,  // tdpbf16ps tiles
+  kInt8Dot,  // whole numbers: codes of weights times int8 codes of rows
 };
+// Whether it multiplies whole numbers, which only codes are.
+constexpr bool multiplies_integers(Arithmetic arithmetic) noexcept {
+  return arithmetic == Arithmetic::kInt8Dot;
+}
 
 std::string_view to_string(Isa isa) noexcept;
 constexpr std::string_view to_string(Arithmetic arithmetic) noexcept {
@@ -29,6 +34,8 @@ constexpr std::string_view to_string(Arithmetic arithmetic) noexcept {
       return "dpbf16";
     case Arithmetic::kAmxBf16:
       return "amx_bf16";
+    case Arithmetic::kInt8Dot:
+      return "int8_dot";
   }
   return "unknown";
 }
@@ -56,6 +63,8 @@ struct CpuId {
 CpuId cpu_id();
 // Pure, so that it is tested for other CPUs. `isa` is the best that is allowed.
 ArithmeticChoice choose_arithmetic(const CpuId& cpu, Isa isa);
+// The same for weights and rows that are codes with whole numbers as values.
+ArithmeticChoice choose_integer_arithmetic(Isa isa);
 
 // Whether a thread that reads weights once, straight from memory, gains by prefetch instructions:
 // it does if the CPU's own prefetcher alone stays below the read ceiling. Pure, by the same kind of

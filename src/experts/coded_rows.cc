@@ -2,37 +2,72 @@
 
 #include "core/checked.h"
 
+#include <cstring>
+
 namespace conclave::inline v0::experts {
 namespace {
 
 float* floats(std::byte* row) { return static_cast<float*>(static_cast<void*>(row)); }
+int32_t* integers(std::byte* row) { return static_cast<int32_t*>(static_cast<void*>(row)); }
+
+int64_t count_segments(const gemm::WeightGroups& groups, const gemm::RowScales& rows) {
+  int64_t count = 0;
+  for (int64_t begin = 0; begin < groups.k; begin = gemm::segment_end(groups, rows, begin)) ++count;
+  return count;
+}
 
 }  // namespace
 
-CodedRows::CodedRows(const quant::ActivationRule& rule, bool has_factors, int64_t columns,
-                     int64_t padded_columns)
-    : rule_(rule), has_factors_(has_factors), columns_(columns), padded_columns_(padded_columns) {}
+CodedRows::CodedRows(const CodedRowsConfig& config) : config_(config) {
+  if (!coded() || config_.code_row == nullptr) return;
+  num_segments_ = count_segments(config_.panels.groups(), form());
+}
 
 int64_t CodedRows::row_bytes() const {
-  const int64_t scales = quant::scales_per_row(rule_, columns_);
-  return round_up((padded_columns_ + scales) * int64_t{sizeof(float)}, 64);
+  constexpr int64_t kWord = sizeof(float);
+  return round_up(config_.value_bytes + (num_scales() + num_segments_) * kWord, 64);
+}
+
+gemm::RowScales CodedRows::form() const {
+  return {.width = quant::scale_width(config_.rule, columns()),
+          .exact_k = config_.rule.exact_columns,
+          .sums_at = num_scales() * int64_t{sizeof(float)}};
 }
 
 gemm::RowScales CodedRows::scales(const std::byte* rows) const {
   if (!coded()) return {};
-  return {.first = rows + padded_columns_ * int64_t{sizeof(float)},
-          .width = quant::scale_width(rule_, columns_)};
+  gemm::RowScales scales = form();
+  scales.first = rows + config_.value_bytes;
+  return scales;
 }
 
-void CodedRows::prepare(const float* factors, float static_scale, std::byte* row) const {
-  float* const values = floats(row);
-  if (has_factors_) {
-    for (int64_t i = 0; i < columns_; ++i) values[i] *= factors[i];
+void CodedRows::prepare(const float* factors, float static_scale, const float* values,
+                        std::byte* row) const {
+  quant::ActivationRule rule = config_.rule;
+  rule.static_scale = static_scale;
+  if (config_.code_row != nullptr) return code_row(rule, values, row);
+  float* const own = floats(row);
+  if (values != own) std::memcpy(own, values, static_cast<size_t>(columns()) * sizeof(float));
+  if (config_.has_factors) {
+    for (int64_t i = 0; i < columns(); ++i) own[i] *= factors[i];
   }
   if (!coded()) return;
-  quant::ActivationRule rule = rule_;
-  rule.static_scale = static_scale;
-  quant::round_to_activation_codes(values, columns_, rule, values + padded_columns_);
+  quant::round_to_activation_codes(own, columns(), rule, floats(row + config_.value_bytes));
+}
+
+void CodedRows::code_row(const quant::ActivationRule& rule, const float* values,
+                         std::byte* row) const {
+  std::byte* const after_values = row + config_.value_bytes;
+  const bool is_static = rule.form == ActivationScale::kTensorStatic;
+  config_.code_row({.values = values,
+                    .columns = columns(),
+                    .static_scale = is_static ? &rule.static_scale : nullptr,
+                    .power_of_two_scales = rule.power_of_two_scales,
+                    .codes = row,
+                    .scales = floats(after_values),
+                    .sums = integers(after_values + form().sums_at),
+                    .groups = config_.panels.groups(),
+                    .rows = form()});
 }
 
 }  // namespace conclave::inline v0::experts

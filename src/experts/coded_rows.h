@@ -1,7 +1,9 @@
 // Rows of activations as kernels multiply them with weights that are codes: times the factors of
-// their columns, and as the values of codes of their own.
+// their columns, and as codes of their own or the values of these.
 #pragma once
 
+#include "gemm/cpu/code_row.h"
+#include "gemm/packed_layout.h"
 #include "gemm/row_scales.h"
 #include "quant/activation_rows.h"
 
@@ -12,29 +14,44 @@
 
 namespace conclave::inline v0::experts {
 
-// A row is `padded_columns` float32 values, then its scales. With ActivationScale::kNone rows have
-// no scales; without factors either, they are not touched.
+struct CodedRowsConfig {
+  quant::ActivationRule rule = {};
+  bool has_factors = false;  // columns are multiplied by factors first
+  int64_t value_bytes = 0;   // what a row has before its scales: float32 values, or codes
+  // The panels that rows are multiplied with; their k is the rows' columns.
+  gemm::PanelLayout panels = {};
+  // Rows become codes by this function; null: they become the values of codes. Without factors
+  // only.
+  gemm::CodeRowFunction code_row = nullptr;
+};
+
+// A row has `value_bytes` of float32 values or of codes, then its scales; then, if it has codes,
+// their sums, one for each segment of gemm/row_scales.h. With ActivationScale::kNone rows have no
+// scales; without factors either, they are not touched.
 class CodedRows {
  public:
-  CodedRows(const quant::ActivationRule& rule, bool has_factors, int64_t columns,
-            int64_t padded_columns);
+  explicit CodedRows(const CodedRowsConfig& config);
 
   // Whether rows must be prepared at all.
-  bool changes() const { return coded() || has_factors_; }
+  bool changes() const { return coded() || config_.has_factors; }
+  // Whether a row is the same for every expert.
+  bool are_shared() const { return !config_.has_factors; }
   int64_t row_bytes() const;  // a multiple of 64
   // Finds the scales of the rows that begin at `rows`.
   gemm::RowScales scales(const std::byte* rows) const;
-  // Multiplies the row's values by `factors`, where there are, then replaces them by those of their
-  // codes and writes its scales. Only ActivationScale::kTensorStatic uses `static_scale`.
-  void prepare(const float* factors, float static_scale, std::byte* row) const;
+  // Makes the row of `values`, which may be its own: times `factors`, where there are, then codes.
+  // Only ActivationScale::kTensorStatic uses `static_scale`.
+  void prepare(const float* factors, float static_scale, const float* values, std::byte* row) const;
 
  private:
-  bool coded() const { return rule_.form != ActivationScale::kNone; }
+  bool coded() const { return config_.rule.form != ActivationScale::kNone; }
+  int64_t columns() const { return config_.panels.k; }
+  gemm::RowScales form() const;  // without a place
+  int64_t num_scales() const { return quant::scales_per_row(config_.rule, columns()); }
+  void code_row(const quant::ActivationRule& rule, const float* values, std::byte* row) const;
 
-  quant::ActivationRule rule_;
-  bool has_factors_;
-  int64_t columns_;
-  int64_t padded_columns_;
+  CodedRowsConfig config_;
+  int64_t num_segments_ = 0;  // rows of codes have a sum for each
 };
 
 }  // namespace conclave::inline v0::experts

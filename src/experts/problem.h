@@ -45,6 +45,7 @@ struct ExpertsProblem {
   int64_t whole_intermediate_size = 0;
   activation::Activation activation = {};
   bool has_bias = false;
+  bool is_beside_experts = false;  // a part that runs by the routed experts' row, whatever it has
   Target target = CpuTarget{};
 
   // The target, whose kind the caller knows: rows are asked about problems of their own device.

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "core/checked.h"
+#include "gemm/row_scales.h"
 
 #include "conclave/dtype.h"
 
@@ -45,6 +46,9 @@ struct PanelLayout {
   int64_t num_groups() const noexcept {
     if (ordered_groups != 0) return ordered_groups;
     return scale_width == 0 ? 0 : ceil_div(scale_skip + k, scale_width);
+  }
+  WeightGroups groups() const noexcept {
+    return {.k = k, .width = scale_width, .skip = scale_skip};
   }
   int64_t group_of(int64_t of_k) const noexcept { return (scale_skip + of_k) / scale_width; }
   size_t scale_bytes() const noexcept {

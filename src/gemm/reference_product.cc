@@ -9,8 +9,6 @@ namespace {
 
 using Sums = std::array<float, static_cast<size_t>(kPanelColumns)>;
 
-int64_t next_group(int64_t k, int64_t width) { return (k / width + 1) * width; }
-
 // The place of the scale of a k and column among those of the panel.
 size_t scale_index(const PanelLayout& layout, const PanelOrder& order, int64_t k, size_t column) {
   const int32_t* table = column < kPanelColumns / 2 ? order.lower : order.upper;
@@ -36,10 +34,9 @@ void add_plain(const PanelLayout& layout, const std::byte* panel, const float* x
 void add_coded(const PanelLayout& layout, const std::byte* panel, const float* x,
                const RowScales& row_scales, Sums& sums) {
   const float* row_scale = row_scales.of_row(0, 0);
+  const WeightGroups groups = layout.groups();
   for (int64_t begin = 0; begin < layout.k;) {
-    const int64_t end = std::min(
-        {layout.k, next_group(begin + layout.scale_skip, layout.scale_width) - layout.scale_skip,
-         next_group(begin, row_scales.width)});
+    const int64_t end = segment_end(groups, row_scales, begin);
     Sums partial{};
     for (int64_t k = begin; k < end; ++k) {
       for (size_t c = 0; c < sums.size(); ++c) {

@@ -6,6 +6,7 @@
 #include "core/weight_types.h"
 #include "experts/ladder.h"
 #include "layer/problems.h"
+#include "quant/activation_rows.h"
 
 #include "conclave/error.h"
 
@@ -27,13 +28,17 @@ cpu::Arithmetic native_arithmetic(cpu::Isa isa) {
 }
 
 // Chosen by name, by kernel row, by forced instruction set, or by the CPU table, in this order.
-// Only bf16 weights have a choice.
+// Bf16 weights have a choice, and codes that are whole numbers beside rows that are too.
 cpu::Arithmetic choose_arithmetic(const Context& context, const MoeSpec& spec,
                                   const LayerOptions& options, cpu::Isa isa) {
   if (!options.arithmetic.empty()) return cpu::parse_arithmetic(options.arithmetic);
   if (!options.kernel.empty()) {
     return cpu::parse_arithmetic(
         experts::kernel_catalog(DeviceKind::kCpu).find(options.kernel, "kernel").arithmetic);
+  }
+  if (spec.quant.activations != ActivationScale::kNone &&
+      quant::activation_rule(spec.weight_dtype, spec.quant).is_exact()) {
+    return cpu::choose_integer_arithmetic(isa).arithmetic;
   }
   if (spec.weight_dtype != DType::kBF16) return cpu::Arithmetic::kF32Fma;
   if (!context.isa().empty()) return native_arithmetic(isa);

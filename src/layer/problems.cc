@@ -53,6 +53,7 @@ ExpertsProblem shared_problem(const MlpRequest& request) {
           .activation =
               activation::parse_activation(activation_or_routed(spec.shared.activation, spec)),
           .has_bias = spec.shared.has_bias,
+          .is_beside_experts = true,
           .target = request.target};
 }
 
@@ -69,6 +70,7 @@ ExpertsProblem residual_problem(const MlpRequest& request) {
           .activation =
               activation::parse_activation(activation_or_routed(spec.residual.activation, spec)),
           .has_bias = false,
+          .is_beside_experts = true,
           .target = request.target};
 }
 

@@ -4,6 +4,7 @@
 #include "quant/code_quotient.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -31,6 +32,13 @@ void for_each_column(const float* values, int64_t columns, const ActivationRule&
   }
 }
 
+// A power of two, so that few groups are cut.
+int64_t exact_columns(const CodeBook& weights, const CodeBook& rows) {
+  if (!weights.whole.fit || !rows.whole.fit) return ActivationRule::kNoLimit;
+  const auto largest = static_cast<uint64_t>(weights.whole.magnitude() * rows.whole.magnitude());
+  return static_cast<int64_t>(std::bit_floor((uint64_t{1} << 24) / largest));
+}
+
 }  // namespace
 
 int64_t scale_width(const ActivationRule& rule, int64_t columns) {
@@ -49,10 +57,14 @@ int64_t scales_per_row(ActivationScale form, int64_t columns) {
 }
 
 ActivationRule activation_rule(DType weights, const QuantSpec& quant) {
+  const WeightFormat& format = format_of(weights);
+  if (format.codes == nullptr) return {};
+  const CodeBook* const row_codes = format.row_codes;
   return {.form = quant.activations,
           .group = quant.activation_group,
           .power_of_two_scales = quant.power_of_two_scales,
-          .codes = format_of(weights).row_codes};
+          .codes = row_codes,
+          .exact_columns = exact_columns(*format.codes, *row_codes)};
 }
 
 uint8_t activation_code(const CodeBook& codes, float value, float scale) {

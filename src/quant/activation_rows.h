@@ -6,6 +6,7 @@
 #include "conclave/spec.h"
 
 #include <cstdint>
+#include <limits>
 
 namespace conclave::inline v0::quant {
 
@@ -19,8 +20,14 @@ struct ActivationRule {
   bool power_of_two_scales = false;
   float static_scale = 1;  // for kTensorStatic
   const CodeBook* codes = nullptr;
+  // Products of codes are whole numbers, and float32 holds the sum of this many exactly: where a
+  // partial sum of products ends at the latest. None otherwise.
+  int64_t exact_columns = kNoLimit;
+
+  static constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+  bool is_exact() const { return exact_columns != kNoLimit; }
 };
-// The rule for rows that are multiplied with weights of this type.
+// The rule for rows that are multiplied with weights of this type; plain ones have none.
 ActivationRule activation_rule(DType weights, const QuantSpec& quant);
 
 // Scales per row: 1, or one per group; 0 for kNone, which leaves rows unchanged.

@@ -26,6 +26,7 @@ inline constexpr CodeBook kCodeBook = {.element = Format::kElement,
                                        .largest = Format::kLargest,
                                        .has_nan = Format::kHasNan,
                                        .exact_in_bf16 = exact_in_bf16<Format>(),
+                                       .whole = whole_codes<Format>(),
                                        .decode = Format::decode,
                                        .encode = Format::encode};
 

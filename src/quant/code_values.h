@@ -16,6 +16,35 @@ consteval bool exact_in_bf16() {
   return true;
 }
 
+// The values of a format as whole numbers of a unit, if bytes hold these.
+struct WholeCodes {
+  bool fit = false;
+  float unit = 1;  // a power of two: a value is a whole number times it
+  int32_t least = 0;
+  int32_t most = 0;
+
+  constexpr int32_t magnitude() const { return -least > most ? -least : most; }
+};
+template <class Format>
+consteval WholeCodes whole_codes() {
+  constexpr float kSmallestUnit = 0x1p-6F;  // below it no two codes of a byte's range differ
+  for (WholeCodes whole; whole.unit >= kSmallestUnit; whole.unit /= 2) {
+    whole.least = whole.most = 0;
+    whole.fit = true;
+    for (int code = 0; code < 1 << Format::kBits && whole.fit; ++code) {
+      const float value = Format::decode(static_cast<uint8_t>(code)) / whole.unit;
+      whole.fit = value >= -128.0F && value <= 127.0F;
+      if (!whole.fit) break;
+      const auto number = static_cast<int32_t>(value);
+      whole.fit = static_cast<float>(number) == value;
+      whole.least = number < whole.least ? number : whole.least;
+      whole.most = number > whole.most ? number : whole.most;
+    }
+    if (whole.fit) return whole;
+  }
+  return {};
+}
+
 // The values of a format of 4 bits, by code.
 struct ValuesByCode {
   float of[16];

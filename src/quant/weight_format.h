@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/catalog.h"
+#include "quant/code_values.h"
 
 #include "conclave/dtype.h"
 #include "conclave/error.h"
@@ -23,6 +24,7 @@ struct CodeBook {
   float largest;       // magnitude of a code
   bool has_nan;        // whether a code stands for NaN
   bool exact_in_bf16;  // whether bf16 holds the value of every code
+  WholeCodes whole;    // the values as whole numbers, if bytes hold these
   float (*decode)(uint8_t code);
   // The nearest code, ties to even; `largest` for what is beyond it, NaN for NaN if there is one.
   uint8_t (*encode)(float value);

@@ -29,7 +29,7 @@ TEST(CpuInfo, ThisMachine_IsDescribed) {
 
 TEST(CpuInfo, Isas_AreBestFirstWithReasons) {
   const CpuInfo info = cpu_info();
-  ASSERT_EQ(info.isas.size(), 5U);
+  ASSERT_EQ(info.isas.size(), 6U);
   EXPECT_EQ(info.isas.back().name, "scalar");
   EXPECT_TRUE(info.isas.back().usable);
   for (const IsaInfo& isa : info.isas) EXPECT_EQ(isa.usable, isa.reason.empty()) << isa.name;
@@ -52,16 +52,20 @@ TEST(MeasureCeilings, EveryUsableIsa_HasOneRate) {
   const Ceilings ceilings = measure_ceilings(context, kQuick);
   EXPECT_GT(ceilings.read_gbps, 0);
   EXPECT_TRUE(std::isfinite(ceilings.read_gbps));
-  double best = 0;
+  double best_of_values = 0;
+  double best_of_codes = 0;
   size_t usable = 0;
   for (const IsaInfo& isa : cpu_info().isas) usable += isa.usable ? 1U : 0U;
   EXPECT_EQ(ceilings.rates.size(), usable);
   for (const ArithmeticRate& rate : ceilings.rates) {
     EXPECT_GT(rate.gflops, 0) << rate.isa;
     EXPECT_TRUE(std::isfinite(rate.gflops)) << rate.isa;
+    double& best = rate.of_codes ? best_of_codes : best_of_values;
     best = std::max(best, rate.gflops);
   }
-  EXPECT_EQ(ceilings.best_gflops(), best);
+  EXPECT_EQ(ceilings.best_gflops(), best_of_values);
+  EXPECT_EQ(ceilings.best_gflops("dpbf16"), best_of_values);
+  EXPECT_EQ(ceilings.best_gflops("int8_dot"), best_of_codes > 0 ? best_of_codes : best_of_values);
 }
 
 TEST(MeasureCeilings, ForcedScalar_MeasuresNothingWider) {

@@ -13,8 +13,8 @@
 namespace conclave::cpu {
 namespace {
 
-constexpr std::array kAllIsas = {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16,
-                                 Isa::kAmx};
+constexpr std::array kAllIsas = {Isa::kScalar,     Isa::kAvx2,       Isa::kAvx512,
+                                 Isa::kAvx512Vnni, Isa::kAvx512Bf16, Isa::kAmx};
 
 constexpr uint64_t kAllRegisters = 0x600e7;
 
@@ -56,12 +56,14 @@ TEST(IsaNames, UnknownName_ListsTheKnown) {
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kUnknownName);
     EXPECT_EQ(error.detail().found, "avx1024");
-    EXPECT_EQ(error.detail().expected, "one of scalar, avx2, avx512, avx512_bf16, amx");
+    EXPECT_EQ(error.detail().expected,
+              "one of scalar, avx2, avx512, avx512_vnni, avx512_bf16, amx");
   }
 }
 
 TEST(ArithmeticNames, EveryArithmetic_RoundTrips) {
-  for (const Arithmetic a : {Arithmetic::kF32Fma, Arithmetic::kDpBf16, Arithmetic::kAmxBf16}) {
+  for (const Arithmetic a :
+       {Arithmetic::kF32Fma, Arithmetic::kDpBf16, Arithmetic::kAmxBf16, Arithmetic::kInt8Dot}) {
     EXPECT_EQ(parse_arithmetic(to_string(a)), a);
   }
   EXPECT_THROW(parse_arithmetic("f64"), Error);
@@ -91,7 +93,8 @@ TEST(Offered, EachMissingFeature_IsNamed) {
       Case{"avx512bw", Isa::kAvx512, Isa::kAvx2},
       Case{"avx512vl", Isa::kAvx512, Isa::kAvx2},
       Case{"avx512dq", Isa::kAvx512, Isa::kAvx2},
-      Case{"avx512_bf16", Isa::kAvx512Bf16, Isa::kAvx512},
+      Case{"avx512_vnni", Isa::kAvx512Vnni, Isa::kAvx512},
+      Case{"avx512_bf16", Isa::kAvx512Bf16, Isa::kAvx512Vnni},
       Case{"amx_tile", Isa::kAmx, Isa::kAvx512Bf16},
       Case{"amx_bf16", Isa::kAmx, Isa::kAvx512Bf16},
   };
@@ -245,6 +248,17 @@ TEST(FetchInstructions, DependOnTheCpuAlone) {
   EXPECT_FALSE(
       fetch_instructions_speed_streams({.vendor = "AuthenticAMD", .family = 26, .model = 2}));
   EXPECT_FALSE(fetch_instructions_speed_streams({.vendor = "Unknown"}));
+}
+
+TEST(ChooseIntegerArithmetic, DotProductsOfBytes_AreTakenWhereTheyExist) {
+  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
+    EXPECT_EQ(choose_integer_arithmetic(isa).arithmetic, Arithmetic::kF32Fma);
+    EXPECT_FALSE(choose_integer_arithmetic(isa).reason.empty());
+  }
+  for (const Isa isa : {Isa::kAvx512Vnni, Isa::kAvx512Bf16, Isa::kAmx}) {
+    EXPECT_EQ(choose_integer_arithmetic(isa).arithmetic, Arithmetic::kInt8Dot);
+    EXPECT_FALSE(choose_integer_arithmetic(isa).reason.empty());
+  }
 }
 
 }  // namespace

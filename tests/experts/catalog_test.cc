@@ -65,6 +65,27 @@ TEST(KernelCatalog, Codes_TakeTheBf16ArithmeticForRowsThatAreNotQuantised) {
   EXPECT_EQ(chosen(asked), "cpu.avx512");
 }
 
+TEST(KernelCatalog, WholeNumbers_TakeDotProductsOfBytes) {
+  auto asked = problem(DType::kI8, cpu::Isa::kAvx512Vnni, cpu::Arithmetic::kInt8Dot);
+  asked.quant = {.weights = WeightScale::kChannel, .activations = ActivationScale::kToken};
+  EXPECT_EQ(chosen(asked), "cpu.avx512_vnni");
+  asked.weight_dtype = DType::kI4;
+  EXPECT_EQ(chosen(asked), "cpu.avx512_vnni");
+  asked.target =
+      experts::CpuTarget{.isa = cpu::Isa::kAvx512, .arithmetic = cpu::Arithmetic::kInt8Dot};
+  EXPECT_EQ(chosen(asked), "cpu.avx512") << "the same bits";
+  asked = problem(DType::kF8E4M3, cpu::Isa::kAmx, cpu::Arithmetic::kInt8Dot);
+  asked.quant = {.weights = WeightScale::kChannel, .activations = ActivationScale::kToken};
+  EXPECT_EQ(chosen(asked), "cpu.avx512") << "no whole numbers";
+  asked = problem(DType::kI8, cpu::Isa::kAmx, cpu::Arithmetic::kInt8Dot);
+  asked.quant = {.weights = WeightScale::kChannel};
+  EXPECT_EQ(chosen(asked), "cpu.avx512") << "rows are no codes";
+  asked = problem(DType::kBF16, cpu::Isa::kAmx, cpu::Arithmetic::kInt8Dot);
+  EXPECT_EQ(chosen(asked), "cpu.reference");
+  asked.is_beside_experts = true;
+  EXPECT_EQ(chosen(asked), "cpu.avx512_vnni");
+}
+
 TEST(KernelCatalog, EveryRefusal_SaysWhy) {
   const auto asked = problem(DType::kF32, cpu::Isa::kScalar, cpu::Arithmetic::kF32Fma);
   const auto catalog = experts::kernel_catalog(DeviceKind::kCpu);
@@ -78,7 +99,12 @@ TEST(KernelCatalog, EveryRefusal_SaysWhy) {
 TEST(KernelCatalog, EveryRow_TakesEveryActivationAndBiases) {
   for (const auto& row : experts::kernel_catalog(DeviceKind::kCpu).rows()) {
     for (const ActivationSpec& activation : all_activations()) {
-      auto asked = problem(DType::kBF16, cpu::Isa::kAmx, cpu::parse_arithmetic(row.arithmetic));
+      const auto arithmetic = cpu::parse_arithmetic(row.arithmetic);
+      auto asked = problem(DType::kBF16, cpu::Isa::kAmx, arithmetic);
+      if (cpu::multiplies_integers(arithmetic)) {
+        asked.weight_dtype = DType::kI8;
+        asked.quant = {.weights = WeightScale::kChannel, .activations = ActivationScale::kToken};
+      }
       asked.activation = activation::parse_activation(activation);
       asked.has_bias = true;
       asked.intermediate_size = 0;

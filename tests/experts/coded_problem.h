@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -21,10 +22,20 @@ struct Rows {
   int64_t count = 0;
   int64_t stride = 0;       // floats
   int64_t scale_width = 0;  // 0: plain
+  int64_t exact_k = std::numeric_limits<int64_t>::max();
 
   const std::byte* bytes() const {
     return static_cast<const std::byte*>(static_cast<const void*>(floats.data()));
   }
+};
+
+// Rows as a product finds them.
+struct PlacedRows {
+  const std::byte* rows = nullptr;
+  const int64_t* index = nullptr;
+  int64_t row_bytes = 0;
+  int64_t count = 0;
+  gemm::RowScales scales = {};
 };
 
 inline uint32_t bits_of(float value) {
@@ -61,17 +72,25 @@ struct Problem {
   gemm::RowScales scales_of(const Rows& rows, int64_t row) const {
     if (rows.scale_width == 0) return {};
     const int64_t skipped = (row * rows.stride + layout.k) * int64_t{sizeof(float)};
-    return {.first = rows.bytes() + skipped, .width = rows.scale_width};
+    return {.first = rows.bytes() + skipped, .width = rows.scale_width, .exact_k = rows.exact_k};
   }
 
   // Bits of the biased products of `columns` columns, NaN as one value.
   std::vector<uint32_t> run(gemm::PanelFunction product, const Rows& rows, int64_t columns) {
+    const PlacedRows placed{.rows = rows.bytes(),
+                            .row_bytes = rows.stride * int64_t{sizeof(float)},
+                            .count = rows.count,
+                            .scales = scales_of(rows, 0)};
+    return run(product, placed, columns);
+  }
+  std::vector<uint32_t> run(gemm::PanelFunction product, const PlacedRows& rows, int64_t columns) {
     std::vector<float> out(static_cast<size_t>(rows.count * columns));
     product({.panel = bytes(),
              .next_panel = bytes(),
              .k = layout.k,
-             .rows = rows.bytes(),
-             .row_bytes = rows.stride * int64_t{sizeof(float)},
+             .rows = rows.rows,
+             .row_index = rows.index,
+             .row_bytes = rows.row_bytes,
              .num_rows = rows.count,
              .bias = bias.data(),
              .out = static_cast<std::byte*>(static_cast<void*>(out.data())),
@@ -82,7 +101,7 @@ struct Problem {
              .scale_width = layout.scale_width,
              .scale_skip = layout.scale_skip,
              .order = order(),
-             .row_scales = scales_of(rows, 0)});
+             .row_scales = rows.scales});
     std::vector<uint32_t> bits;
     for (const float value : out) bits.push_back(bits_of(value));
     return bits;

@@ -1,6 +1,7 @@
 // Compares layers with weights of every format of codes, with scales of every form, with float64 on
 // the same codes and scales.
 #include "layer/coded_specs.h"
+#include "quant/activation_rows.h"
 #include "quant/weight_format.h"
 #include "support/layer_fixture.h"
 
@@ -63,13 +64,16 @@ class CodedWeights : public ::testing::TestWithParam<Weights> {
   std::vector<OwnedLayer> layers(const MoeSpec& spec, LayerOptions options = {}) const {
     std::vector<OwnedLayer> layers;
     layers.push_back(make_layer(spec, options));
-    EXPECT_EQ(layers.back().layer.plan().arithmetic, "f32_fma");
     const QuantSpec& quant = GetParam().form.quant;
+    const std::vector<std::string> isas = testing::usable_isas();
+    const bool whole = quant.activations != kNone &&
+                       quant::activation_rule(GetParam().type, quant).is_exact() &&
+                       std::ranges::count(isas, "avx512_vnni") == 1;
+    EXPECT_EQ(layers.back().layer.plan().arithmetic, whole ? "int8_dot" : "f32_fma");
     const bool has_pairs = quant.zeros == WeightZero::kNone && !quant.has_column_order &&
                            !quant.has_column_factors &&
                            quant::format_of(GetParam().type).codes->exact_in_bf16;
     if (quant.activations != kNone || !has_pairs) return layers;
-    const std::vector<std::string> isas = testing::usable_isas();
     if (std::find(isas.begin(), isas.end(), "avx512_bf16") == isas.end()) return layers;
     options.arithmetic = "dpbf16";
     layers.push_back(make_layer(spec, options));
@@ -88,7 +92,7 @@ TEST_P(CodedWeights, EveryShape_IsWithinTheBar) {
     SCOPED_TRACE(::testing::Message() << "E" << c.experts << " k" << c.top_k << " H" << c.hidden
                                       << " I" << c.inner << " T" << c.tokens);
     for (const OwnedLayer& owned : layers(spec(c.experts, c.top_k, c.hidden, c.inner))) {
-      const bool widens = owned.layer.plan().arithmetic == "f32_fma";
+      const bool widens = owned.layer.plan().arithmetic != "dpbf16";
       for (const DType dtype : {DType::kBF16, DType::kF32}) {
         // The other arithmetic rounds rows of float32 to bf16 before all else.
         const DType rows = widens ? dtype : DType::kBF16;

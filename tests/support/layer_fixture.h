@@ -106,7 +106,7 @@ inline Tensor gather_rows(const Tensor& tensor, const std::vector<int64_t>& rows
 // The instruction sets that this machine can run.
 inline std::vector<std::string> usable_isas() {
   std::vector<std::string> names;
-  for (const char* name : {"scalar", "avx2", "avx512", "avx512_bf16", "amx"}) {
+  for (const char* name : {"scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx"}) {
     try {
       const Context context({.num_threads = 1, .isa = name});
       names.emplace_back(name);

@@ -46,7 +46,7 @@ void add_threads_option(Command& command, MachineOptions& options) {
 void add_machine_options(Command& command, MachineOptions& options) {
   add_threads_option(command, options);
   command.text("--isa", "NAME", options.isa,
-               "Force an instruction set: scalar, avx2, avx512, avx512_bf16 or amx");
+               "Force an instruction set: scalar, avx2, avx512, avx512_vnni, avx512_bf16 or amx");
   add_layer_options(command, options);
 }
 
@@ -57,8 +57,9 @@ void add_layer_options(Command& command, MachineOptions& options) {
                "Table of measured kernel choices for a GPU (see bench --tune)");
   command.choice("--determinism", options.determinism, determinism_names(),
                  "Which results on a GPU have the same bits; unordered: may add in any order");
-  command.text("--arithmetic", "NAME", options.arithmetic,
-               "Force an arithmetic: f32_fma, dpbf16 or amx_bf16 (default: by the CPU table)");
+  command.text(
+      "--arithmetic", "NAME", options.arithmetic,
+      "Force an arithmetic: f32_fma, dpbf16, amx_bf16 or int8_dot (default: by the CPU table)");
   command.text("--kernel", "NAME", options.kernel, "Force a row of the kernel table (see explain)");
   command.flag("--pin-threads", options.pin_threads, "Bind each thread to one CPU");
 }

@@ -120,14 +120,22 @@ Ceilings measure_ceilings(const Context& context, const CeilingOptions& options)
     ceilings.rates.push_back(
         {.isa = std::string(cpu::to_string(probe.isa)),
          .arithmetic = std::string(cpu::to_string(probe.arithmetic)),
-         .gflops = best_gflops_of(executor, *probe.loop, options.seconds_per_rate)});
+         .gflops = best_gflops_of(executor, *probe.loop, options.seconds_per_rate),
+         .of_codes = cpu::multiplies_integers(probe.arithmetic)});
   }
   return ceilings;
 }
 
-double Ceilings::best_gflops() const noexcept {
+double Ceilings::best_gflops() const noexcept { return best_gflops(std::string_view()); }
+
+double Ceilings::best_gflops(std::string_view arithmetic) const noexcept {
+  const bool of_codes = std::ranges::any_of(rates, [&](const ArithmeticRate& rate) {
+    return rate.of_codes && rate.arithmetic == arithmetic;
+  });
   double best = 0;
-  for (const ArithmeticRate& rate : rates) best = std::max(best, rate.gflops);
+  for (const ArithmeticRate& rate : rates) {
+    if (rate.of_codes == of_codes) best = std::max(best, rate.gflops);
+  }
   return best;
 }
 

@@ -34,6 +34,7 @@ struct RateLoop {
 extern const RateLoop kF32Scalar;
 extern const RateLoop kF32FmaAvx2;
 extern const RateLoop kF32FmaAvx512;
+extern const RateLoop kInt8DotAvx512;
 extern const RateLoop kDpBf16Avx512;
 extern const RateLoop kAmxBf16;
 

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <utility>
 
 namespace conclave::inline v0::experts {
@@ -16,6 +15,7 @@ namespace {
 
 // Columns that lie together in an activated row, whether or not rows are grouped.
 constexpr int64_t kBlockColumns = 32;
+constexpr int64_t kFloatBytes = sizeof(float);
 
 // One run's data, shared by the workers.
 struct Call {
@@ -24,11 +24,16 @@ struct Call {
   const ExpertOutput& output;
   const WorkList& work;
   std::byte* prepared;      // the batch's rows, grouped or prepared; unused if read in place
+  bool shares_rows;         // rows are prepared where the batch has them, not once for each expert
   std::byte* intermediate;  // activated rows, grouped or prepared in the same way
 };
 
 const std::byte* slab_of(const WorkItem& item, const std::byte* slabs, size_t slab_bytes) {
   return slabs + static_cast<size_t>(item.expert) * slab_bytes;
+}
+
+const float* floats(const std::byte* row) {
+  return static_cast<const float*>(static_cast<const void*>(row));
 }
 
 // A stage's panels in memory.
@@ -84,11 +89,19 @@ class ExpertMlp final : public ExpertsKernel {
   ExpertMlp(const ExpertsProblem& problem, ExpertMlpConfig config)
       : num_local_experts_(problem.num_local_experts),
         layout_(problem),
-        input_(quant::activation_rule(problem.weight_dtype, problem.quant), layout_.has_factors,
-               layout_.hidden_size, round_up(layout_.hidden_size, 32)),
-        inner_(quant::activation_rule(problem.weight_dtype, problem.quant), layout_.has_factors,
-               layout_.intermediate_size, layout_.padded_intermediate()),
         config_(std::move(config)),
+        input_({.rule = quant::activation_rule(problem.weight_dtype, problem.quant),
+                .has_factors = layout_.has_factors,
+                .value_bytes = config_.functions.code_row != nullptr
+                                   ? round_up(layout_.hidden_size, 64)
+                                   : round_up(layout_.hidden_size, 32) * kFloatBytes,
+                .panels = layout_.gate_up,
+                .code_row = config_.functions.code_row}),
+        inner_({.rule = quant::activation_rule(problem.weight_dtype, problem.quant),
+                .has_factors = layout_.has_factors,
+                .value_bytes = layout_.padded_intermediate() * kFloatBytes,
+                .panels = layout_.down,
+                .code_row = config_.functions.code_row}),
         parameters_(activation::formula_parameters(problem.activation)) {}
 
   BatchRequirements requirements() const override {
@@ -122,6 +135,8 @@ class ExpertMlp final : public ExpertsKernel {
                     .output = output,
                     .work = work,
                     .prepared = slice_as<std::byte>(workspace, slices.prepared),
+                    .shares_rows = input_.changes() && input_.are_shared() &&
+                                   batch.bundle.num_rows <= work.num_rows(),
                     .intermediate = slice_as<std::byte>(workspace, slices.intermediate)};
     if (grouped()) group_rows(call, executor);
     if (input_.changes()) prepare_input(call, executor);
@@ -184,17 +199,26 @@ class ExpertMlp final : public ExpertsKernel {
     });
   }
 
+  // A batch with more rows than its experts read, as padding tokens leave, has each prepared for
+  // each expert: there is memory for no more.
   void prepare_input(const Call& call, Executor& executor) const {
     const RowBundle& bundle = call.batch.bundle;
-    const auto bytes = static_cast<size_t>(layout_.hidden_size) * sizeof(float);
+    const auto prepare = [&](const float* factors, int64_t source, int64_t row) {
+      const std::byte* const values = bundle.rows + source * bundle.row_bytes;
+      input_.prepare(factors, call.weights.input_scale, floats(values),
+                     call.prepared + row * input_.row_bytes());
+    };
+    if (call.shares_rows) {
+      cpu::parallel_for(executor, bundle.num_rows, 1, [&](int64_t begin, int64_t end, int32_t) {
+        for (int64_t row = begin; row < end; ++row) prepare(nullptr, row, row);
+      });
+      return;
+    }
     for_each_block(call, 1, executor, [&](const WorkItem& item) {
       const float* const factors =
           layout_.gate_up_factors(slab_of(item, call.weights.gate_up, layout_.bytes().gate_up));
       for (int64_t i = 0; i < item.num_rows; ++i) {
-        const int64_t source = call.batch.source_row[item.first_slot + i];
-        std::byte* const row = call.prepared + (item.first_row + i) * input_.row_bytes();
-        std::memcpy(row, bundle.rows + source * bundle.row_bytes, bytes);
-        input_.prepare(factors, call.weights.input_scale, row);
+        prepare(factors, call.batch.source_row[item.first_slot + i], item.first_row + i);
       }
     });
   }
@@ -204,8 +228,8 @@ class ExpertMlp final : public ExpertsKernel {
       const float* const factors =
           layout_.down_factors(slab_of(item, call.weights.down, layout_.bytes().down));
       for (int64_t i = 0; i < item.num_rows; ++i) {
-        inner_.prepare(factors, call.weights.intermediate_scale,
-                       call.intermediate + (item.first_row + i) * inner_.row_bytes());
+        std::byte* const row = call.intermediate + (item.first_row + i) * inner_.row_bytes();
+        inner_.prepare(factors, call.weights.intermediate_scale, floats(row), row);
       }
     });
   }
@@ -225,8 +249,9 @@ class ExpertMlp final : public ExpertsKernel {
                                const std::byte* next_panel) const {
     const bool in_place = prepared_row_bytes() == 0;
     const int64_t row_bytes = in_place ? call.batch.bundle.row_bytes : prepared_row_bytes();
-    const std::byte* const rows =
-        in_place ? call.batch.bundle.rows : call.prepared + item.first_row * row_bytes;
+    const bool by_index = in_place || call.shares_rows;
+    const std::byte* rows = in_place ? call.batch.bundle.rows : call.prepared;
+    if (!by_index) rows += item.first_row * row_bytes;
     const int64_t column = item.panel * layout_.gate_up_columns();
     const int64_t column_bytes = byte_size(config_.row_dtype) * config_.tiling.group;
     return {
@@ -234,7 +259,7 @@ class ExpertMlp final : public ExpertsKernel {
         .next_panel = fetch_ahead(item) ? next_panel : nullptr,
         .k = layout_.hidden_size,
         .rows = rows,
-        .row_index = in_place ? call.batch.source_row + item.first_slot : nullptr,
+        .row_index = by_index ? call.batch.source_row + item.first_slot : nullptr,
         .row_bytes = row_bytes,
         .num_rows = item.num_rows,
         .bias = layout_.bias(layout_.gate_up, panel),
@@ -289,9 +314,9 @@ class ExpertMlp final : public ExpertsKernel {
 
   int64_t num_local_experts_;
   SlabLayout layout_;
+  ExpertMlpConfig config_;
   CodedRows input_;
   CodedRows inner_;
-  ExpertMlpConfig config_;
   activation::FormulaParameters parameters_;
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "activation/activations.h"
+#include "gemm/cpu/code_row.h"
 #include "gemm/cpu/panel_task.h"
 
 #include "conclave/dtype.h"
@@ -11,11 +12,16 @@ namespace conclave::inline v0::experts {
 struct MlpFunctions {
   gemm::PanelFunction product = nullptr;      // rows x panel of 64 columns
   gemm::EpilogueFunction activate = nullptr;  // takes activation::FormulaParameters
+  gemm::CodeRowFunction code_row = nullptr;   // null: quantised rows hold the values of codes
 };
 
 // Rows and activated rows are float32; weights f32, f16, bf16, or codes with scales.
 MlpFunctions mlp_functions_avx2(DType weights, const activation::Activation& activation) noexcept;
 MlpFunctions mlp_functions_avx512(DType weights, const activation::Activation& activation) noexcept;
+// Rows are int8 codes, activated rows float32 before they are coded; weights are codes whose values
+// are whole numbers.
+MlpFunctions mlp_functions_avx512_vnni(DType weights,
+                                       const activation::Activation& activation) noexcept;
 // Rows and activated rows are bf16; weights bf16, or codes with scales.
 MlpFunctions mlp_functions_avx512_bf16(DType weights,
                                        const activation::Activation& activation) noexcept;

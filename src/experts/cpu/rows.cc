@@ -3,6 +3,7 @@
 #include "core/weight_types.h"
 #include "cpu/isa.h"
 #include "experts/cpu/expert_mlp.h"
+#include "quant/activation_rows.h"
 #include "quant/weight_format.h"
 
 #include <string>
@@ -70,6 +71,21 @@ Support needs_paired_codes(const ExpertsProblem& problem) {
   return Support::yes();
 }
 
+Support needs_whole_codes(const ExpertsProblem& problem) {
+  if (Support weights = needs_known_weights(problem); !weights) return weights;
+  if (problem.quant.activations == ActivationScale::kNone) {
+    return Support::no("takes weights beside quantised rows");
+  }
+  if (problem.quant.has_column_factors) {
+    return Support::no("takes rows whose columns have no factors");
+  }
+  if (!quant::activation_rule(problem.weight_dtype, problem.quant).is_exact()) {
+    return Support::no("takes codes of weights and rows that are whole numbers; found " +
+                       std::string(to_string(problem.weight_dtype)));
+  }
+  return Support::yes();
+}
+
 Support needs_arithmetic(const ExpertsProblem& problem, cpu::Arithmetic arithmetic, cpu::Isa isa) {
   if (problem.cpu().arithmetic != arithmetic) {
     return Support::no("computes " + std::string(cpu::to_string(arithmetic)) + "; asked for " +
@@ -106,6 +122,24 @@ std::unique_ptr<ExpertsKernel> make_avx512_bf16(const ExpertsProblem& problem) {
   return make_expert_mlp(
       problem, {.functions = mlp_functions_avx512_bf16(problem.weight_dtype, problem.activation),
                 .row_dtype = DType::kBF16,
+                .tiling = {.tile = 6},
+                .tile = "6x64",
+                .fetch_above_rows = fetch_above(6)});
+}
+
+// Plain parts beside such experts are computed in float32.
+Support avx512_vnni_supports(const ExpertsProblem& problem) {
+  const bool plain_part = problem.is_beside_experts && is_plain(problem.weight_dtype);
+  if (Support weights = plain_part ? needs_known_weights(problem) : needs_whole_codes(problem);
+      !weights) {
+    return weights;
+  }
+  return needs_arithmetic(problem, cpu::Arithmetic::kInt8Dot, cpu::Isa::kAvx512Vnni);
+}
+std::unique_ptr<ExpertsKernel> make_avx512_vnni(const ExpertsProblem& problem) {
+  if (is_plain(problem.weight_dtype)) return make_avx512(problem);
+  return make_expert_mlp(
+      problem, {.functions = mlp_functions_avx512_vnni(problem.weight_dtype, problem.activation),
                 .tiling = {.tile = 6},
                 .tile = "6x64",
                 .fetch_above_rows = fetch_above(6)});

@@ -16,6 +16,9 @@ std::unique_ptr<ExpertsKernel> make_amx(const ExpertsProblem& problem);
 Support avx512_bf16_supports(const ExpertsProblem& problem);
 std::unique_ptr<ExpertsKernel> make_avx512_bf16(const ExpertsProblem& problem);
 
+Support avx512_vnni_supports(const ExpertsProblem& problem);
+std::unique_ptr<ExpertsKernel> make_avx512_vnni(const ExpertsProblem& problem);
+
 Support avx512_supports(const ExpertsProblem& problem);
 std::unique_ptr<ExpertsKernel> make_avx512(const ExpertsProblem& problem);
 

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <numeric>
 
 namespace conclave::inline v0::experts {
@@ -31,10 +30,14 @@ class ReferenceKernel final : public ExpertsKernel {
  public:
   explicit ReferenceKernel(const ExpertsProblem& problem)
       : layout_(problem),
-        input_(quant::activation_rule(problem.weight_dtype, problem.quant), layout_.has_factors,
-               layout_.hidden_size, layout_.hidden_size),
-        inner_(quant::activation_rule(problem.weight_dtype, problem.quant), layout_.has_factors,
-               layout_.intermediate_size, layout_.padded_intermediate()),
+        input_({.rule = quant::activation_rule(problem.weight_dtype, problem.quant),
+                .has_factors = layout_.has_factors,
+                .value_bytes = layout_.hidden_size * int64_t{sizeof(float)},
+                .panels = layout_.gate_up}),
+        inner_({.rule = quant::activation_rule(problem.weight_dtype, problem.quant),
+                .has_factors = layout_.has_factors,
+                .value_bytes = layout_.padded_intermediate() * int64_t{sizeof(float)},
+                .panels = layout_.down}),
         activation_(problem.activation) {}
 
   BatchRequirements requirements() const override {
@@ -136,16 +139,15 @@ class ReferenceKernel final : public ExpertsKernel {
     const float* const factors = layout_.gate_up_factors(gate_up_slab(call, task));
     for (int64_t i = 0; i < call.batch.expert_count[task.expert]; ++i) {
       std::byte* const row = input_row(call, task, i);
-      std::memcpy(row, source_row(call, task, i),
-                  static_cast<size_t>(layout_.hidden_size) * sizeof(float));
-      input_.prepare(factors, call.weights.input_scale, row);
+      input_.prepare(factors, call.weights.input_scale, floats(source_row(call, task, i)), row);
     }
   }
 
   void prepare_activated(const Call& call, const Task& task) const {
     const float* const factors = layout_.down_factors(down_slab(call, task));
     for (int64_t i = 0; i < call.batch.expert_count[task.expert]; ++i) {
-      inner_.prepare(factors, call.weights.intermediate_scale, activated_row(call, task, i));
+      std::byte* const row = activated_row(call, task, i);
+      inner_.prepare(factors, call.weights.intermediate_scale, floats(row), row);
     }
   }
 

@@ -35,11 +35,9 @@ CONCLAVE_KERNEL_INLINE int64_t lesser(int64_t a, int64_t b) { return a < b ? a :
 // With an order neighbours share none, but each weight takes its own where it is decoded.
 CONCLAVE_KERNEL_INLINE int64_t segment_end(const PanelTask& task, int64_t begin) {
   if (task.order.lower != nullptr) return task.k;
-  const auto group_end = [](int64_t k, int64_t width) { return (k / width + 1) * width; };
-  const int64_t skip = task.scale_skip;
-  const int64_t end = lesser(task.k, group_end(begin + skip, task.scale_width) - skip);
-  if (task.row_scales.first == nullptr) return end;
-  return lesser(end, group_end(begin, task.row_scales.width));
+  const WeightGroups groups{.k = task.k, .width = task.scale_width, .skip = task.scale_skip};
+  if (task.row_scales.first != nullptr) return segment_end(groups, task.row_scales, begin);
+  return segment_end(groups, {.width = task.k}, begin);
 }
 
 // The scales of a k among those of the panel, for groups of neighbours; its offsets lie likewise.
@@ -78,7 +76,7 @@ struct RowPointers {
       const int64_t row = task.row_index != nullptr ? task.row_index[slot] : slot;
       values[r] = reinterpret_cast<const Activation*>(task.rows + row * task.row_bytes);
       scales[r] =
-          task.row_scales.first == nullptr ? nullptr : task.row_scales.of_row(slot, task.row_bytes);
+          task.row_scales.first == nullptr ? nullptr : task.row_scales.of_row(row, task.row_bytes);
     }
   }
 };

@@ -54,7 +54,7 @@ struct PanelTask {
 
   // Only panels of codes have scales: [groups, 64] in the panel, one row for `scale_width`
   // neighbouring k, but for `scale_skip` fewer in the first, or for those of one number in `order`.
-  // Rows without an index may be codes too, if there are neither offsets nor an order.
+  // Rows may be codes too, if there are neither offsets nor an order.
   const float* scales = nullptr;
   const float* offsets = nullptr;  // in the shape of the scales; or null
   int64_t scale_width = 0;

@@ -1,6 +1,7 @@
 // The SIMD vectors of one instruction set, chosen by the including file with one of
-// CONCLAVE_SIMD_AVX2, CONCLAVE_SIMD_AVX512, CONCLAVE_SIMD_AVX512_BF16, CONCLAVE_SIMD_AMX; or those
-// of the header that CONCLAVE_SIMD_EMULATED names, with which tests run a kernel on any CPU.
+// CONCLAVE_SIMD_AVX2, CONCLAVE_SIMD_AVX512, CONCLAVE_SIMD_AVX512_VNNI, CONCLAVE_SIMD_AVX512_BF16,
+// CONCLAVE_SIMD_AMX; or those of the header that CONCLAVE_SIMD_EMULATED names, with which tests run
+// a kernel on any CPU.
 //
 // All code of *-inl.h lives in a namespace per instruction set and calls no inline function of
 // the standard library: the linker keeps one copy of an inline function, and it must not be one
@@ -14,6 +15,9 @@
 #include "gemm/cpu/simd_avx2-inl.h"
 #elif defined(CONCLAVE_SIMD_AVX512)
 #define CONCLAVE_ISA_NAMESPACE isa_avx512
+#include "gemm/cpu/simd_avx512-inl.h"
+#elif defined(CONCLAVE_SIMD_AVX512_VNNI)
+#define CONCLAVE_ISA_NAMESPACE isa_avx512_vnni
 #include "gemm/cpu/simd_avx512-inl.h"
 #elif defined(CONCLAVE_SIMD_AVX512_BF16)
 #define CONCLAVE_ISA_NAMESPACE isa_avx512_bf16
