@@ -2,114 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import pathlib
-
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
-load_file = pytest.importorskip("safetensors.torch").load_file
+pytest.importorskip("safetensors.torch")
 
 from conclave import vllm  # noqa: E402
 from conclave.errors import ConclaveUnsupportedError  # noqa: E402
-from support import safetensors  # noqa: E402
-from support.problems import FLOAT32_BAR, HALF_BAR, worst_error  # noqa: E402
-
-QUANTISED = pathlib.Path(__file__).parents[2] / "testdata" / "quantised"
-# Of families, methods and layouts that vLLM's FusedMoE has no parameters for.
-OTHERS = {
-    "awq-gemv": "awq of version gemv",
-    "modelopt-awq": "W4A16_AWQ",
-    "quark-int4": "quark's int4",
-    "quark-uint4": "quark's uint4",
-    "bnb-nf4-bf16-storage": "bnb_4bit_quant_storage",
-    "compressed-block64": "128 columns",
-    "compressed-block32": "128 columns",
-}
-SKIPPED = ("mlx", "deepseek_v4", "stacked", "gpt_oss", "deepseek_v3", "qwen2_moe")
-ALL = sorted(path.parent.name for path in QUANTISED.glob("*/config.json"))
-NAMES = [name for name in ALL if not any(part in name for part in SKIPPED)]
-RUN = [name for name in NAMES if not any(part in name for part in OTHERS)]
-
-
-def config_of(name):
-    folder = QUANTISED / name
-    config = json.loads((folder / "config.json").read_text())
-    beside = folder / "hf_quant_config.json"
-    method = config.get("quantization_config")
-    if beside.is_file():
-        method = {"quant_method": "modelopt", **json.loads(beside.read_text())}
-    return config, method
-
-
-def sizes_of(config):
-    inner = config.get("moe_intermediate_size") or config["intermediate_size"]
-    experts = config.get("num_local_experts") or config["num_experts"]
-    return {
-        "num_experts": experts,
-        "hidden_size": config["hidden_size"],
-        "intermediate_size": inner,
-    }
-
-
-def golden_of(name):
-    golden = safetensors.read(QUANTISED / name / "golden.safetensors")
-    hidden, ids, weights = (
-        torch.tensor(golden[key]) for key in ("hidden_states", "topk_ids", "topk_weights")
-    )
-    return hidden, ids, weights, golden["float64.output"]
-
-
-def expert_tensors(name):
-    """Names below the block of experts, and tensors."""
-    found = load_file(QUANTISED / name / "model.safetensors")
-    return {
-        full.partition(".experts.")[2]: tensor
-        for full, tensor in found.items()
-        if ".experts." in full
-    }
-
-
-def layer_of(name, quantization=None, **arguments):
-    """A layer of golden's routing, and what it is fed with."""
-    config, method = config_of(name)
-    hidden, ids, weights, expected = golden_of(name)
-    sizes = sizes_of(config)
-    names = (
-        ("w1", "w2", "w3") if name.startswith("mixtral") else ("gate_proj", "down_proj", "up_proj")
-    )
-    layer = vllm.FusedMoE(
-        **sizes,
-        top_k=ids.shape[1],
-        params_dtype=torch.float32,
-        quant_config=quantization or method,
-        prefix="",
-        custom_routing_function=lambda hidden_states, gating_output, topk, renormalize: (
-            weights[: len(hidden_states)],
-            ids[: len(hidden_states)],
-        ),
-        expert_mapping=vllm.FusedMoE.make_expert_params_mapping(None, *names, sizes["num_experts"]),
-        **arguments,
-    )
-    return layer, hidden, expected
-
-
-def load(layer, name):
-    tensors = expert_tensors(name)
-    layer.layer_name = "model.layers.0.mlp.experts"
-    taken = layer.load_weights(tensors.items())
-    return tensors, taken
-
-
-def logits_for(layer, hidden):
-    return torch.zeros(len(hidden), layer.logical_num_experts)
-
-
-def bar_of(name):
-    config = json.dumps(config_of(name)[1])
-    rows = "modelopt-fp8" in name or "modelopt-channel" in name or "-token" in name
-    fp8 = '"type": "float"' in config and '"num_bits": 8' in config
-    return HALF_BAR if rows or fp8 else FLOAT32_BAR
+from support.method_layers import (  # noqa: E402
+    NAMES,
+    OTHERS,
+    RUN,
+    bar_of,
+    layer_of,
+    load,
+    logits_for,
+)
+from support.problems import FLOAT32_BAR, worst_error  # noqa: E402
 
 
 @pytest.mark.parametrize("name", RUN)
@@ -127,3 +36,66 @@ def test_what_has_no_parameters_says_why(name):
     reason = next(text for part, text in OTHERS.items() if part in name)
     with pytest.raises(ConclaveUnsupportedError, match=reason):
         layer_of(name)
+
+
+# Splits.
+
+
+def on_ranks(name, ranks, **split):
+    parts = []
+    for rank in range(ranks):
+        made = {key: value(rank) for key, value in split.items()}
+        layer, hidden, expected = layer_of(
+            name, moe_parallel_config=vllm.FusedMoEParallelConfig(**made)
+        )
+        load(layer, name)
+        parts.append(layer(hidden, logits_for(layer, hidden)))
+    return sum(parts), expected
+
+
+@pytest.mark.parametrize("name", [name for name in RUN if bar_of(name) == FLOAT32_BAR])
+def test_experts_over_ranks_add_up(name):
+    total, expected = on_ranks(
+        name, 2, ep_size=lambda r: 2, ep_rank=lambda r: r, use_ep=lambda r: True
+    )
+    assert worst_error(total, expected) <= FLOAT32_BAR
+
+
+SLICED = [
+    "mixtral-gptq-int8",
+    "qwen3_moe-gptq-int4-channel",
+    "qwen3_moe-gptq-int4-group32",
+    "mixtral-awq-group128",
+    "qwen3_moe-awq-group32",
+    "qwen3_moe-compressed-int4-asymmetric",
+    "mixtral-compressed-packed-int8-channel",
+    "qwen3_moe-compressed-int8-channel",
+    "mixtral-compressed-int8-asymmetric",
+    "qwen3_moe-compressed-mxfp4",
+    "qwen3_moe-compressed-nvfp4",
+    "qwen3_moe-modelopt-nvfp4",
+    "qwen3_moe-modelopt-mxfp8",
+    "qwen3_moe-quark-fp6-e2m3",
+    "mixtral-bnb-int8",
+]
+
+
+@pytest.mark.parametrize("name", SLICED)
+def test_slices_add_up(name):
+    total, expected = on_ranks(name, 2, tp_size=lambda r: 2, tp_rank=lambda r: r)
+    assert worst_error(total, expected) <= FLOAT32_BAR
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("qwen3_moe-gptq-int4-order", "order"),
+        ("qwen3_moe-compressed-int4-order", "order"),
+        ("qwen3_moe-bnb-nf4", "order"),
+        ("mixtral-gptq-int4-group128-asymmetric", "whole groups of 128"),
+    ],
+)
+def test_slices_that_planes_do_not_have_say_why(name, reason):
+    split = vllm.FusedMoEParallelConfig(tp_size=2, tp_rank=0)
+    with pytest.raises(ConclaveUnsupportedError, match=reason):
+        layer_of(name, moe_parallel_config=split)

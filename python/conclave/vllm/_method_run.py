@@ -75,6 +75,8 @@ def _own_parameters(layer: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
 def _biases(layer: Any, kind: MoEActivation) -> Iterator[tuple[str, torch.Tensor]]:
     """Of several tensor-parallel ranks the first adds that of w2."""
     joint = layer.w13_bias
+    halves: list[torch.Tensor]
+    names: tuple[str, ...]
     if not kind.is_gated:
         halves, names = [joint], ("up_proj",)
     elif kind.is_interleaved:

@@ -119,6 +119,8 @@ class MethodExperts:
         self._spec = dataclasses.replace(
             spec,
             num_experts=sizes.experts,
+            # A token may have more choices than a rank has experts; no id names these.
+            num_zero_experts=max(spec.top_k - sizes.experts, 0),
             hidden_size=sizes.hidden,
             intermediate_size=sizes.inner,
             weight_dtype="bfloat16",

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from conclave.errors import ConclaveTypeError, ConclaveUnsupportedError, ConclaveValueError
-from conclave.vllm import _method_schemes
+from conclave.vllm import _method_readers
 from conclave.vllm._formats import format_of, refuse_unsupported
 from conclave.vllm._method_schemes import Declared, MethodScheme
 from conclave.vllm.quant import FusedMoEQuantConfig
@@ -298,7 +298,7 @@ def _compressed(read: Any) -> Scheme | MethodScheme:
     if not isinstance(groups, Mapping) or len(groups) != 1:
         raise ConclaveUnsupportedError("config_groups: one group runs, for all experts alike")
     group = next(iter(groups.values()))
-    packed = _method_schemes.compressed_tensors(_mapping(read), group)
+    packed = _method_readers.compressed_tensors(_mapping(read), group)
     if packed is not None:
         return packed
     weights, rows = group.get("weights") or {}, group.get("input_activations")
@@ -318,7 +318,7 @@ def _compressed(read: Any) -> Scheme | MethodScheme:
 def _modelopt(read: Any) -> Scheme | MethodScheme:
     stated = read("quantization")
     algorithm = str(read("quant_algo") or (stated or {}).get("quant_algo"))
-    packed = _method_schemes.modelopt(_mapping(read), algorithm)
+    packed = _method_readers.modelopt(_mapping(read), algorithm)
     if packed is not None:
         return packed
     if algorithm == "FP8":
@@ -342,11 +342,11 @@ _READERS: dict[str, Callable[[Any], Scheme | MethodScheme]] = {
     "compressed-tensors": _compressed,
     "modelopt": _modelopt,
     "modelopt-fp4": _modelopt,
-    "gptq": _of_method(_method_schemes.gptq),
-    "gptq-marlin": _of_method(_method_schemes.gptq),
-    "awq": _of_method(_method_schemes.awq),
-    "awq-marlin": _of_method(_method_schemes.awq),
-    "mxfp4": _of_method(_method_schemes.mxfp4),
-    "quark": _of_method(_method_schemes.quark),
-    "bitsandbytes": _of_method(_method_schemes.bitsandbytes),
+    "gptq": _of_method(_method_readers.gptq),
+    "gptq-marlin": _of_method(_method_readers.gptq),
+    "awq": _of_method(_method_readers.awq),
+    "awq-marlin": _of_method(_method_readers.awq),
+    "mxfp4": _of_method(_method_readers.mxfp4),
+    "quark": _of_method(_method_readers.quark),
+    "bitsandbytes": _of_method(_method_readers.bitsandbytes),
 }
