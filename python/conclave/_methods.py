@@ -38,7 +38,7 @@ def _on_the_host(array: Any) -> Any:
 
 def _fed(
     spec: MoeSpec,
-    quantization: Mapping[str, Any],
+    quantization: Mapping[str, Any] | str,
     tensors: Mapping[str, Any],
     interleaved: bool,
 ) -> tuple[Feed, list[Any]]:
@@ -57,7 +57,7 @@ def _fed(
 
 def layer_of_method(
     spec: MoeSpec,
-    quantization: Mapping[str, Any],
+    quantization: Mapping[str, Any] | str,
     tensors: Mapping[str, Any],
     *,
     device: str = "cpu",
@@ -68,7 +68,7 @@ def layer_of_method(
 
     Args:
         spec: with all sizes, what the layer would be of weights that hold values.
-        quantization: the method's quantization_config.
+        quantization: the method's quantization_config, or its text.
         tensors: by name below the experts: "gate_up_proj.qweight" for stacks [E, ...],
             "3.gate_proj.weight" for experts one by one.
         interleaved: rows of gate and up alternate.
@@ -86,7 +86,7 @@ def layer_of_method(
 def reload_of_method(
     layer: Layer,
     spec: MoeSpec,
-    quantization: Mapping[str, Any],
+    quantization: Mapping[str, Any] | str,
     tensors: Mapping[str, Any],
     *,
     interleaved: bool = False,

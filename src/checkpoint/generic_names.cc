@@ -53,6 +53,9 @@ constexpr std::array kStackedUnfusedWeight = {
     NamePattern{"{base}experts.gate_proj.weight", Part::kGate},
     NamePattern{"{base}experts.up_proj.weight", Part::kUp},
     NamePattern{"{base}experts.down_proj.weight", Part::kDown},
+    NamePattern{"{base}experts.gate_proj.bias", Part::kGateBias},
+    NamePattern{"{base}experts.up_proj.bias", Part::kUpBias},
+    NamePattern{"{base}experts.down_proj.bias", Part::kDownBias},
 };
 // Used by MLX.
 constexpr std::array kSwitch = {

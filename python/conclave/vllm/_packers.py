@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from conclave import _frameworks
@@ -107,44 +107,25 @@ class MethodExperts:
 
     def __init__(
         self,
-        config: FusedMoEQuantConfig,
-        coded: WeightFormat,
         spec: MoeSpec,
-        w1: Array,
-        w2: Array,
         sizes: Sizes,
-        interleaved: bool,
+        method: Mapping[str, Any] | str,
+        tensors: Callable[[], Mapping[str, Array]],
+        device: str,
+        interleaved: bool = False,
     ) -> None:
-        self._config = config
-        self._weights = (w1, w2)
-        self._interleaved = interleaved
+        self._method, self._tensors = method, tensors
+        self._device, self._interleaved = device, interleaved
         self._spec = dataclasses.replace(
             spec,
             num_experts=sizes.experts,
+            # A token may have more choices than a rank has experts; no id names these.
+            num_zero_experts=max(spec.top_k - sizes.experts, 0),
             hidden_size=sizes.hidden,
             intermediate_size=sizes.inner,
             weight_dtype="bfloat16",
             quant=QuantSpec(),
         )
-        weight = {
-            "dtype": coded.method,
-            "qscheme": "per_group",
-            "group_size": coded.group,
-            "scale_format": "e8m0",
-        }
-        self._method = {"quant_method": "quark", "global_quant_config": {"weight": weight}}
-
-    def _tensors(self) -> dict[str, Array]:
-        w1, w2 = self._weights
-        planes = weight_arguments(self._config, w1, w2)
-        return {
-            "gate_up_proj": w1,
-            "down_proj": w2,
-            "gate_up_proj_scale": planes["gate_up_scale"],
-            "down_proj_scale": planes["down_scale"],
-            "gate_up_proj_bias": planes["gate_up_bias"],
-            "down_proj_bias": planes["down_bias"],
-        }
 
     def make(self) -> Layer:
         """A layer that is packed anew."""
@@ -153,7 +134,7 @@ class MethodExperts:
                 self._spec,
                 self._method,
                 self._tensors(),
-                device=_frameworks.device_of(self._weights[0]),
+                device=self._device,
                 interleaved=self._interleaved,
             )
             return growing(layer)
@@ -164,6 +145,39 @@ class MethodExperts:
             reload_of_method(
                 layer, self._spec, self._method, self._tensors(), interleaved=self._interleaved
             )
+
+
+def six_bit_experts(
+    config: FusedMoEQuantConfig,
+    coded: WeightFormat,
+    spec: MoeSpec,
+    w1: Array,
+    w2: Array,
+    sizes: Sizes,
+    interleaved: bool,
+) -> MethodExperts:
+    """Experts of codes that no array of a layer holds, as Quark packs them."""
+
+    def tensors() -> dict[str, Array]:
+        planes = weight_arguments(config, w1, w2)
+        return {
+            "gate_up_proj": w1,
+            "down_proj": w2,
+            "gate_up_proj_scale": planes["gate_up_scale"],
+            "down_proj_scale": planes["down_scale"],
+            "gate_up_proj_bias": planes["gate_up_bias"],
+            "down_proj_bias": planes["down_bias"],
+        }
+
+    weight = {
+        "dtype": coded.method,
+        "qscheme": "per_group",
+        "group_size": coded.group,
+        "scale_format": "e8m0",
+    }
+    method = {"quant_method": "quark", "global_quant_config": {"weight": weight}}
+    device = _frameworks.device_of(w1)
+    return MethodExperts(spec, sizes, method, tensors, device, interleaved)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from conclave.vllm._arithmetic import quant_spec, scales_and_biases
 from conclave.vllm._checks import check_sizes, check_tokens, check_weights
 from conclave.vllm._formats import format_of, refuse_unsupported
 from conclave.vllm._packed import packed_layer
-from conclave.vllm._packers import ArrayExperts, MethodExperts, RankExperts
+from conclave.vllm._packers import ArrayExperts, MethodExperts, RankExperts, six_bit_experts
 from conclave.vllm.activation import MoEActivation, activation_spec, parse_activation
 from conclave.vllm.quant import FUSED_MOE_UNQUANTIZED_CONFIG, FusedMoEQuantConfig
 
@@ -128,8 +128,8 @@ def experts_layer(
     kind = parse_activation(activation)
     coded = format_of(config)
     sizes = check_weights(w1, w2, kind, coded)
-    local_of = _local_of(expert_map, global_num_experts, sizes.experts)
-    rule = _spec(
+    local_of = local_indices(expert_map, global_num_experts, sizes.experts)
+    rule = experts_spec(
         top_k,
         kind,
         weight_on_input,
@@ -141,7 +141,7 @@ def experts_layer(
         config.w1_bias is not None or config.w2_bias is not None,
     )
     if coded is not None and coded.method:
-        packer: ArrayExperts | MethodExperts = MethodExperts(
+        packer: ArrayExperts | MethodExperts = six_bit_experts(
             config, coded, rule, w1, w2, sizes, kind.is_interleaved
         )
     else:
@@ -177,7 +177,7 @@ def _places(config: FusedMoEQuantConfig) -> tuple[dict[str, Array], tuple[Any, .
 
 
 @functools.lru_cache(maxsize=256)
-def _spec(
+def experts_spec(
     top_k: int,
     kind: MoEActivation,
     weight_on_input: bool,
@@ -188,6 +188,7 @@ def _spec(
     codes: str | None,
     has_bias: bool,
 ) -> MoeSpec:
+    """What a layer of given choices computes; its sizes follow from the weights."""
     return MoeSpec(
         weight_dtype=codes,
         top_k=top_k,
@@ -199,9 +200,10 @@ def _spec(
     )
 
 
-def _local_of(
+def local_indices(
     expert_map: Array | Sequence[int] | None, global_num_experts: int, local: int
 ) -> tuple[int, ...] | None:
+    """The map's entries, checked; None without a map."""
     if expert_map is None:
         if global_num_experts not in (-1, local):
             raise ConclaveValueError(

@@ -14,7 +14,6 @@ from conclave.errors import ConclaveUnsupportedError, ConclaveValueError
 from conclave.vllm.activation import MoEActivation, parse_activation
 from conclave.vllm.eplb import EplbLayerState, map_to_physical
 from conclave.vllm.expert_maps import ExpertMapManager
-from conclave.vllm.experts import fused_experts
 from conclave.vllm.mapping import Row
 from conclave.vllm.parallel import FusedMoEConfig, FusedMoEParallelConfig
 from conclave.vllm.ranked import RankedExperts
@@ -323,20 +322,7 @@ class FusedMoE(RankedExperts):
         out = None
         if wide or scaled:
             out = torch.empty(hidden.shape, dtype=torch.float32, device=hidden.device)
-        out = fused_experts(
-            hidden,
-            self.w13_weight,
-            self.w2_weight,
-            weights,
-            ids,
-            activation=self.activation,
-            apply_router_weight_on_input=self.apply_router_weight_on_input,
-            global_num_experts=self.global_num_experts,
-            expert_map=self._expert_map,
-            quant_config=self.moe_quant_config,
-            swiglu_limit=self.swiglu_limit,
-            out=out,
-        )
+        out = self._weighted_sum(hidden, weights, ids, out)
         if scaled:
             out *= self._output_scale
         return out if wide else out.to(hidden.dtype)

@@ -7,12 +7,20 @@ from typing import Any
 
 import torch
 
-from conclave.errors import ConclaveUnsupportedError, ConclaveValueError
+from conclave.errors import ConclaveValueError
+from conclave.vllm._method_schemes import Declared, MethodScheme
 from conclave.vllm.activation import MoEActivation
 from conclave.vllm.expert_maps import ExpertMapManager
 from conclave.vllm.mapping import Row, expert_params_mapping
 from conclave.vllm.scheme import Scheme
-from conclave.vllm.weights import Shard, load_parameter
+from conclave.vllm.weights import (
+    Aid,
+    Shard,
+    encode_parameter,
+    is_of_values,
+    load_parameter,
+    load_stack,
+)
 
 _SHOWN_NAMES = 2  # of those that an error shows
 _OTHERS = ("_shared_experts.", "_gate.", "_shared_expert_gate.", "_input_", "_output_")
@@ -27,9 +35,10 @@ class ExpertParameters(torch.nn.Module):
     hidden_size: int
     intermediate_size_per_partition: int
     local_num_experts: int
+    global_num_experts: int
     has_bias: bool
     expert_mapping: list[Row] | None
-    _scheme: Scheme
+    _scheme: Scheme | MethodScheme
     _experts: ExpertMapManager
 
     @property
@@ -42,55 +51,69 @@ class ExpertParameters(torch.nn.Module):
         """Ranks that a tensor is cut for."""
         raise NotImplementedError
 
+    @property
+    def _keeps_all_input_scales(self) -> bool:
+        return getattr(self._scheme, "keeps_all_input_scales", False)
+
     def _create_weights(self) -> None:
         experts, inner = self.local_num_experts, self.intermediate_size_per_partition
         rows = 2 * inner if self.activation.is_gated else inner
-        scheme: Scheme = self._scheme
-        if scheme.block is not None and (inner % scheme.block[0] or inner % scheme.block[1]):
-            raise ConclaveUnsupportedError(
-                f"intermediate_size: a rank's {inner} columns are no whole blocks of "
-                f"{list(scheme.block)}"
-            )
-        dtype = torch.float8_e4m3fn if scheme.is_fp8 else self.params_dtype
-        self._add("w13_weight", (experts, rows, self.hidden_size), dtype)
-        self._add("w2_weight", (experts, self.hidden_size, inner), dtype)
+        self._scheme.check(inner, self.tp_size)
+        sizes = (experts, rows, inner, self.hidden_size)
+        for declared in self._scheme.parameters(*sizes, self.params_dtype):
+            self._add(declared)
         if self.has_bias:
-            self._add("w13_bias", (experts, rows), self.params_dtype)
-            self._add("w2_bias", (experts, self.hidden_size), self.params_dtype)
-        for name, (shape, kind) in scheme.shapes(experts, rows, inner, self.hidden_size).items():
-            self._add(name, shape, torch.float32)
-            getattr(self, name).quant_method = kind
+            for name, width in (("w13_bias", rows), ("w2_bias", self.hidden_size)):
+                self._add(Declared(name, (experts, width), self.params_dtype, {}))
 
-    def _add(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        param = torch.nn.Parameter(torch.zeros(shape, dtype=dtype), requires_grad=False)
+    def _add(self, declared: Declared) -> None:
+        shape = declared.shape
+        if "input_scale" in declared.name and self._keeps_all_input_scales:
+            shape = (self.global_num_experts, *shape[1:])
+        param = torch.nn.Parameter(torch.zeros(shape, dtype=declared.dtype), requires_grad=False)
         param.weight_loader = self.weight_loader  # type: ignore[attr-defined]
-        self.register_parameter(name, param)
+        for name, value in declared.attributes.items():
+            setattr(param, name, value)
+        self.register_parameter(declared.name, param)
 
     def weight_loader(
         self,
         param: torch.nn.Parameter,
         loaded_weight: torch.Tensor,
         weight_name: str,
-        shard_id: str,
-        expert_id: int,
+        shard_id: str | None,
+        expert_id: int | None,
         return_success: bool = False,
     ) -> bool | None:
         """Copies a tensor of the checkpoint into a parameter, cut to this rank.
 
         Args:
+            param: the parameter, or what `load_weights` found beside one.
             weight_name: the parameter's full name, which says what it is.
-            shard_id: "w1" (gate), "w2" (down) or "w3" (up).
+            shard_id: "w1" (gate), "w2" (down) or "w3" (up). None with expert_id: the tensor has all
+                experts of this rank and is cut to it already (mxfp4 of gpt-oss); it may be smaller
+                than the parameter.
             expert_id: among all of the layer, copies included.
 
         Returns:
             With return_success whether it belongs to this rank and was taken; else None.
         """
+        if shard_id is None or expert_id is None:
+            load_stack(param, loaded_weight, weight_name)
+            return True if return_success else None
         local = self._map_global_expert_id_to_local_expert_id(expert_id)
+        if "input_scale" in weight_name and self._keeps_all_input_scales:
+            local = expert_id
         loaded = local >= 0
         if loaded:
             gated = self.activation.is_gated
             shard = Shard(weight_name, shard_id, self.tp_rank, self.tp_size, gated)
-            loaded = load_parameter(param, loaded_weight, shard, local)
+            if isinstance(param, Aid):
+                param.keep(local, shard_id, loaded_weight)
+            elif (scale := getattr(param, "encoded_with", None)) and is_of_values(loaded_weight):
+                encode_parameter(param, getattr(self, scale), loaded_weight, shard, local)
+            else:
+                loaded = load_parameter(param, loaded_weight, shard, local)
         return loaded if return_success else None
 
     weight_loader.supports_moe_loading = True  # type: ignore[attr-defined]
@@ -129,6 +152,10 @@ class ExpertParameters(torch.nn.Module):
 
     def _parameter_of(self, mapped: str, name: str) -> Any:
         found: Any = self
+        first, *rest = mapped.split(".")
+        param = getattr(self, first, None)
+        if rest and hasattr(param, "aids"):
+            return Aid(param.aids, ".".join(rest))  # type: ignore[union-attr]
         for part in mapped.split("."):
             found = getattr(found, part, None)
         if found is None:

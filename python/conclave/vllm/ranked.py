@@ -8,7 +8,10 @@ import torch
 
 from conclave.errors import ConclaveValueError
 from conclave.routing import RoutingMethodType
+from conclave.vllm._method_run import run_method_experts
+from conclave.vllm._method_schemes import MethodScheme
 from conclave.vllm.eplb import EplbLayerState
+from conclave.vllm.experts import fused_experts
 from conclave.vllm.mapping import ensure_round_robin_expert_routing_tables
 from conclave.vllm.parallel import FusedMoEParallelConfig
 from conclave.vllm.parameters import ExpertParameters
@@ -24,6 +27,8 @@ class RankedExperts(ExpertParameters):
     top_k: int
     enable_eplb: bool
     reduce_results: bool
+    apply_router_weight_on_input: bool
+    swiglu_limit: float | None
     eplb_state: EplbLayerState
     _routing: Routing
     _gate: torch.nn.Module | None
@@ -131,11 +136,38 @@ class RankedExperts(ExpertParameters):
         return found
 
     @property
-    def moe_quant_config(self) -> FusedMoEQuantConfig:
+    def moe_quant_config(self) -> FusedMoEQuantConfig | None:
         """Scales and biases as `fused_experts` takes them. Of several tensor-parallel ranks the
-        first adds the bias of w2."""
+        first adds the bias of w2. None where a method of checkpoints packs the experts."""
+        if isinstance(self._scheme, MethodScheme):
+            return None
         w2_bias = getattr(self, "w2_bias", None)
         return self._scheme.quant_config(self, w2_bias if self.tp_rank == 0 else None)
+
+    def _weighted_sum(
+        self,
+        hidden: torch.Tensor,
+        weights: torch.Tensor,
+        ids: torch.Tensor,
+        out: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """What this rank's experts make of rows [T, H]."""
+        if isinstance(self._scheme, MethodScheme):
+            return run_method_experts(self, self._scheme, hidden, weights, ids, out)
+        return fused_experts(
+            hidden,
+            self.w13_weight,
+            self.w2_weight,
+            weights,
+            ids,
+            activation=self.activation,
+            apply_router_weight_on_input=self.apply_router_weight_on_input,
+            global_num_experts=self.global_num_experts,
+            expert_map=self._expert_map,  # type: ignore[arg-type]
+            quant_config=self.moe_quant_config,
+            swiglu_limit=self.swiglu_limit,
+            out=out,
+        )
 
     def ensure_moe_quant_config_init(self) -> None:
         """Nothing: the configuration is read from the parameters."""

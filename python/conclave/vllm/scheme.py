@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import torch
+
 from conclave.errors import ConclaveTypeError, ConclaveUnsupportedError, ConclaveValueError
-from conclave.vllm._arithmetic import refuse_unsupported
-from conclave.vllm.quant import FP8, FusedMoEQuantConfig, dtype_text
+from conclave.vllm import _method_readers
+from conclave.vllm._formats import format_of, refuse_unsupported
+from conclave.vllm._method_schemes import Declared, MethodScheme
+from conclave.vllm.quant import FusedMoEQuantConfig
 from conclave.vllm.quant_builders import (
     biased_moe_quant_config,
     fp8_w8a8_moe_quant_config,
     fp8_w8a16_moe_quant_config,
+    int8_w8a16_moe_quant_config,
 )
-
-_RUN = "fp8 and compressed-tensors of 8-bit floats run"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,21 +32,55 @@ class Scheme:
     block: tuple[int, int] | None = None
     suffix: str = "weight_scale"  # of the scales' names, as the checkpoint has them
     fixed: FusedMoEQuantConfig | None = None  # with scales and biases of its own
+    codes: torch.dtype = torch.float8_e4m3fn
+    encodes: bool = False  # weights of values become codes when they are loaded
 
     @property
-    def is_fp8(self) -> bool:
+    def is_coded(self) -> bool:
         return self.weights != "none"
+
+    def check(self, inner: int, tp_size: int) -> None:
+        """Raises ConclaveUnsupportedError for columns of a rank that are no whole blocks."""
+        if (
+            self.block is not None
+            and tp_size > 1
+            and (inner % self.block[0] or inner % self.block[1])
+        ):
+            raise ConclaveUnsupportedError(
+                f"intermediate_size: a rank's {inner} columns are no whole blocks of "
+                f"{list(self.block)}"
+            )
+
+    def parameters(
+        self, experts: int, rows: int, inner: int, hidden: int, dtype: torch.dtype
+    ) -> Iterator[Declared]:
+        """Those of w13 [rows, hidden] and w2 [hidden, inner]."""
+        for name, shape in (
+            ("w13_weight", (experts, rows, hidden)),
+            ("w2_weight", (experts, hidden, inner)),
+        ):
+            scale = f"{name}_scale" if self.encodes else None
+            attributes = {} if scale is None else {"encoded_with": scale}
+            if self.fixed is not None and (kind := format_of(self.fixed)) is not None:
+                bytes_of_row = -(-shape[2] * kind.bits // 8)
+                stored = self.codes if kind.bits == 8 else torch.uint8
+                yield Declared(name, (*shape[:2], bytes_of_row), stored, attributes)
+                continue
+            yield Declared(name, shape, self.codes if self.is_coded else dtype, attributes)
+        for name, (shape, kind) in self.shapes(experts, rows, inner, hidden).items():
+            yield Declared(name, shape, torch.float32, {"quant_method": kind})
 
     def shapes(self, experts: int, rows: int, inner: int, hidden: int) -> dict[str, Any]:
         """Parameters of scales: name to shape and kind. rows: of w13; inner: columns of w2."""
         w13: tuple[int, ...]
         w2: tuple[int, ...]
         found: dict[str, tuple[tuple[int, ...], str]]
-        if self.fixed is not None or not self.is_fp8:
+        if self.fixed is not None or not self.is_coded:
             return {}
         if self.block is not None:
             high, wide = self.block
-            w13 = (experts, -(-rows // high), -(-hidden // wide))
+            parts = 2 if rows == 2 * inner else 1
+            w13 = (experts, parts * -(-(rows // parts) // high), -(-hidden // wide))
             w2 = (experts, -(-hidden // high), -(-inner // wide))
             return {f"w13_{self.suffix}": (w13, "block"), f"w2_{self.suffix}": (w2, "block")}
         if self.weights == "channel":
@@ -65,7 +103,7 @@ class Scheme:
         w1_bias = getattr(layer, "w13_bias", None)
         if self.fixed is not None:
             return self.fixed if w1_bias is None else _with_biases(self.fixed, w1_bias, w2_bias)
-        if not self.is_fp8:
+        if not self.is_coded:
             return biased_moe_quant_config(w1_bias, w2_bias)
         scales = {
             "w1_scale": getattr(layer, f"w13_{self.suffix}"),
@@ -75,6 +113,11 @@ class Scheme:
             "w1_bias": w1_bias,
             "w2_bias": w2_bias,
         }
+        if self.codes == torch.int8:
+            found = int8_w8a16_moe_quant_config(
+                scales["w1_scale"], scales["w2_scale"], None, None, None
+            )
+            return found if w1_bias is None else _with_biases(found, w1_bias, w2_bias)
         if self.rows == "none":
             return fp8_w8a16_moe_quant_config(**scales)
         return fp8_w8a8_moe_quant_config(
@@ -94,7 +137,7 @@ def _with_biases(config: FusedMoEQuantConfig, w1_bias: Any, w2_bias: Any) -> Fus
     )
 
 
-def read_scheme(quant_config: Any, prefix: str, has_bias: bool = False) -> Scheme:
+def read_scheme(quant_config: Any, prefix: str, has_bias: bool = False) -> Scheme | MethodScheme:
     """The scheme of None, a `FusedMoEQuantConfig`, a mapping as in config.json, or an object of
     vLLM's `QuantizationConfig` kind.
 
@@ -104,21 +147,58 @@ def read_scheme(quant_config: Any, prefix: str, has_bias: bool = False) -> Schem
     if quant_config is None:
         return Scheme()
     if isinstance(quant_config, FusedMoEQuantConfig):
-        refuse_unsupported(quant_config)
-        if has_bias and not (quant_config.w1_bias is None and quant_config.w2_bias is None):
-            raise ConclaveValueError("has_bias: expected False, since quant_config has biases")
-        fp8 = dtype_text(quant_config.weight_quant_dtype) == FP8
-        return Scheme(weights="tensor" if fp8 else "none", fixed=quant_config)
+        return _fixed(quant_config, has_bias)
     read = _reader(quant_config)
     name = str(read("quant_method") or _name_of(quant_config)).replace("_", "-")
-    ignored = read("ignored_layers") or read("modules_to_not_convert") or read("ignore") or ()
-    if is_ignored(prefix, ignored):
+    if is_ignored(prefix, _ignored(read)):
         return Scheme()
-    if name == "fp8":
-        return _fp8(read)
-    if name == "compressed-tensors":
-        return _compressed(read("config_groups"))
-    raise ConclaveUnsupportedError(f"quant_config: {name} does not run yet; {_RUN}")
+    reader = _READERS.get(name)
+    if reader is None:
+        known = ", ".join(sorted(_READERS))
+        raise ConclaveUnsupportedError(f"quant_config: {name} does not run here; {known} do")
+    return reader(read)
+
+
+def _fixed(config: FusedMoEQuantConfig, has_bias: bool) -> Scheme:
+    refuse_unsupported(config)
+    if has_bias and not (config.w1_bias is None and config.w2_bias is None):
+        raise ConclaveValueError("has_bias: expected False, since quant_config has biases")
+    kind = format_of(config)
+    if kind is None:
+        return Scheme(fixed=config)
+    codes = torch.float8_e4m3fn
+    if kind.bits == 8 and kind.codes == "int8":
+        # Codes of groups, and those with zero points, are unsigned ones.
+        signed = config.block_shape is None and config.w1_zp is None
+        codes = torch.int8 if signed or config.quant_dtype is not None else torch.uint8
+    return Scheme(weights="tensor", fixed=config, codes=codes)
+
+
+def _ignored(read: Any) -> list[str]:
+    """Modules that a configuration leaves as they are, by the keys of all methods."""
+    keys = ("ignored_layers", "modules_to_not_convert", "ignore", "exclude_modules", "exclude")
+    found: list[str] = []
+    for key in (*keys, "llm_int8_skip_modules"):
+        found += read(key) or ()
+    nested = read("quantization")
+    if isinstance(nested, Mapping):
+        found += nested.get("exclude_modules") or ()
+    dynamic = read("dynamic")
+    if isinstance(dynamic, Mapping):
+        found += [f"re:{rule[2:]}" for rule in dynamic if rule.startswith("-:")]
+    return found
+
+
+def _mapping(read: Any) -> dict[str, Any]:
+    """The keys that the readers of packed methods know."""
+    keys = (
+        *("bits", "group_size", "desc_act", "sym", "checkpoint_format", "static_groups", "dynamic"),
+        *("w_bit", "q_group_size", "zero_point", "version", "format", "config_groups"),
+        *("quant_algo", "quantization", "use_global_sf", "global_quant_config", "export"),
+        *("load_in_8bit", "load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_quant_storage"),
+        *("bnb_4bit_use_double_quant", "layer_quant_config"),
+    )
+    return {key: read(key) for key in keys if read(key) is not None}
 
 
 def _reader(config: Any) -> Any:
@@ -146,8 +226,9 @@ def is_ignored(prefix: str, entries: Iterable[str]) -> bool:
 
     Args:
         prefix: the layer's name, such as "model.layers.0.mlp.experts".
-        entries: names of modules, which hold for all beneath them, or "re:" and a pattern that a
-            name must begin with, as compressed-tensors has them; also of an expert's matrices.
+        entries: names of modules, which hold for all beneath them, "re:" and a pattern that a name
+            must begin with, as compressed-tensors has them, or ModelOpt's with asterisks; also of
+            an expert's matrices.
 
     Raises:
         ConclaveUnsupportedError: for a part of an expert's matrices. ConclaveValueError: for what
@@ -170,6 +251,10 @@ def is_ignored(prefix: str, entries: Iterable[str]) -> bool:
 
 
 def _rule(entry: str) -> Callable[[str], bool]:
+    if "*" in entry and not entry.startswith("re:"):
+        return lambda name: (
+            fnmatch.fnmatchcase(name, entry) or fnmatch.fnmatchcase(name, f"{entry}.*")
+        )
     if not entry.startswith("re:"):
         return lambda name: name == entry or name.startswith(f"{entry}.")
     try:
@@ -182,6 +267,13 @@ def _rule(entry: str) -> Callable[[str], bool]:
 def _fp8(read: Any) -> Scheme:
     block = read("weight_block_size")
     scheme = read("activation_scheme") or "dynamic"
+    if read("is_checkpoint_fp8_serialized") is False:
+        if block is not None or scheme != "dynamic":
+            raise ConclaveUnsupportedError(
+                "is_checkpoint_fp8_serialized: weights that are quantised when they are loaded "
+                "have one scale a matrix, and rows dynamic ones"
+            )
+        return Scheme("tensor", scheme, encodes=True)
     if scheme not in ("dynamic", "static"):
         raise ConclaveValueError(f"activation_scheme: expected dynamic or static, found {scheme!r}")
     if block is None:
@@ -201,16 +293,15 @@ def _block(block: Any, rows: str, suffix: str) -> Scheme:
     return Scheme("block", rows, (int(block[0]), int(block[1])), suffix)
 
 
-def _compressed(groups: Any) -> Scheme:
+def _compressed(read: Any) -> Scheme | MethodScheme:
+    groups = read("config_groups")
     if not isinstance(groups, Mapping) or len(groups) != 1:
         raise ConclaveUnsupportedError("config_groups: one group runs, for all experts alike")
     group = next(iter(groups.values()))
+    packed = _method_readers.compressed_tensors(_mapping(read), group)
+    if packed is not None:
+        return packed
     weights, rows = group.get("weights") or {}, group.get("input_activations")
-    if weights.get("type") != "float" or weights.get("num_bits") != 8:
-        raise ConclaveUnsupportedError(
-            f"config_groups: weights of {weights.get('num_bits')} bits, type "
-            f"{weights.get('type')}, do not run yet; {_RUN}"
-        )
     strategy = weights.get("strategy")
     if strategy == "block":
         if rows is not None and not rows.get("dynamic"):
@@ -218,7 +309,44 @@ def _compressed(groups: Any) -> Scheme:
         kind = "none" if rows is None else "dynamic"
         return _block(weights.get("block_structure") or (), kind, "weight_scale")
     if strategy not in ("tensor", "channel"):
-        raise ConclaveUnsupportedError(f"config_groups: strategy {strategy!r} does not run yet")
+        raise ConclaveUnsupportedError(f"config_groups: strategy {strategy!r} does not run here")
     if rows is None:
         return Scheme(strategy, "none")
     return Scheme(strategy, "token" if rows.get("dynamic") else "static")
+
+
+def _modelopt(read: Any) -> Scheme | MethodScheme:
+    stated = read("quantization")
+    algorithm = str(read("quant_algo") or (stated or {}).get("quant_algo"))
+    packed = _method_readers.modelopt(_mapping(read), algorithm)
+    if packed is not None:
+        return packed
+    if algorithm == "FP8":
+        return Scheme("tensor", "static")
+    if algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
+        return Scheme("channel", "token")
+    if algorithm == "FP8_PB_WO":
+        return _block((128, 128), "none", "weight_scale")
+    raise ConclaveUnsupportedError(f"quant_algo: {algorithm} does not run here")
+
+
+def _of_method(
+    reader: Callable[[Mapping[str, Any]], MethodScheme],
+) -> Callable[[Any], MethodScheme]:
+    return lambda read: reader(_mapping(read))
+
+
+_READERS: dict[str, Callable[[Any], Scheme | MethodScheme]] = {
+    "fp8": _fp8,
+    "experts-int8": lambda read: Scheme("channel", codes=torch.int8, encodes=True),
+    "compressed-tensors": _compressed,
+    "modelopt": _modelopt,
+    "modelopt-fp4": _modelopt,
+    "gptq": _of_method(_method_readers.gptq),
+    "gptq-marlin": _of_method(_method_readers.gptq),
+    "awq": _of_method(_method_readers.awq),
+    "awq-marlin": _of_method(_method_readers.awq),
+    "mxfp4": _of_method(_method_readers.mxfp4),
+    "quark": _of_method(_method_readers.quark),
+    "bitsandbytes": _of_method(_method_readers.bitsandbytes),
+}

@@ -1,7 +1,10 @@
 """Checkpoint tensors into the parameters of a `FusedMoE`, each cut to what this rank holds.
 
 A parameter says by its attributes what it is: `is_transposed` (stored [in, out]), `shard_dim`,
-`load_full_w2`, and for scales `quant_method`, a value of `FusedMoeWeightScaleSupported`.
+`load_full_w2`, and for scales `quant_method`, a value of `FusedMoeWeightScaleSupported`. Further
+ones are ours: `turns` (the checkpoint has it transposed), `is_stacked` (tensors of all experts at
+once), `aids` (further tensors, kept as they come) and `encoded_with` (the scales of weights that
+become codes when they are loaded).
 """
 
 from __future__ import annotations
@@ -29,6 +32,79 @@ class Shard:
     gated: bool
 
 
+@dataclasses.dataclass(frozen=True)
+class Aid:
+    """Tensors of one kind that say what codes of a parameter mean, kept as they come."""
+
+    kept: dict[tuple[int, str, str], torch.Tensor]
+    suffix: str
+
+    def keep(self, expert: int, shard: str, tensor: torch.Tensor) -> None:
+        """Replaces what was kept before."""
+        self.kept[expert, shard, self.suffix] = tensor.detach().clone()
+
+
+def is_of_values(source: Any) -> bool:
+    """Whether a tensor holds weights that are no codes."""
+    return getattr(source, "dtype", None) in (torch.float32, torch.float16, torch.bfloat16)
+
+
+_LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
+
+
+def encode_parameter(
+    param: torch.nn.Parameter,
+    scales: torch.nn.Parameter,
+    source: torch.Tensor,
+    shard: Shard,
+    expert: int,
+) -> None:
+    """Makes codes of this rank's part of an expert's matrix: a scale for the part, or for each of
+    its rows, which is the largest magnitude over that of the codes."""
+    with torch.no_grad():
+        target, found = param[expert], scales[expert]
+        part = torch.empty(target.shape, dtype=torch.float32, device=target.device)
+        _load_matrix(part, source.detach().float(), shard, _axis(param, shard, False))
+        rows = slice(None)
+        if shard.which != "w2" and shard.gated:
+            half = target.shape[0] // 2
+            rows = slice(0, half) if shard.which == "w1" else slice(half, None)
+        values = part[rows]
+        by_row = scales.ndim > 1 and scales.shape[1] == param.shape[1]
+        amax = values.abs().amax(1, keepdim=True) if by_row else values.abs().amax()
+        step = torch.where(amax > 0, amax / _LARGEST[param.dtype], 1.0)
+        codes = (values / step).clamp(-_LARGEST[param.dtype], _LARGEST[param.dtype])
+        target[rows] = (codes.round() if param.dtype == torch.int8 else codes).to(param.dtype)
+        if by_row:
+            found[rows] = step
+        elif found.ndim:
+            found[0 if shard.which == "w1" else 1] = step
+        else:
+            found.copy_(step)
+
+
+def load_stack(param: torch.nn.Parameter, source: torch.Tensor, name: str) -> None:
+    """A tensor of all experts, which may be smaller than the parameter: the rest, of padded rows
+    and columns, stays 0. Blocks of codes [..., blocks, bytes] count as columns."""
+    if not getattr(param, "is_stacked", False) and "bias" not in name:
+        raise ConclaveValueError(f"shard_id, expert_id: {name} is loaded expert by expert")
+    if source.ndim == param.ndim + 1:
+        source = source.flatten(-2)
+    fits = source.ndim == param.ndim and source.shape[0] == param.shape[0]
+    if not fits or any(a > b for a, b in zip(source.shape, param.shape, strict=True)):
+        raise ConclaveValueError(
+            f"{name}: expected shape {list(param.shape)} or less of rows and columns, found "
+            f"{list(source.shape)}"
+        )
+    with torch.no_grad():
+        param.zero_()
+        param[tuple(slice(size) for size in source.shape)] = (
+            source.view(param.dtype)
+            if (source.element_size() == param.element_size() == 1)
+            else source.to(param.dtype)
+        )
+
+
 def load_parameter(param: torch.nn.Parameter, source: Any, shard: Shard, expert: int) -> bool:
     """Copies what belongs to this rank. False: the name says no kind of parameter that is known.
 
@@ -43,13 +119,19 @@ def load_parameter(param: torch.nn.Parameter, source: Any, shard: Shard, expert:
     with torch.no_grad():
         target = param if whole else param[expert]
         axis = _axis(param, shard, whole)
+        if getattr(param, "turns", False) and source.ndim > 1:
+            source = source.transpose(-2, -1)
         if "input_scale" in shard.name:
             _load_input_scale(param, target, source, shard, expert)
         elif "weight_shape" in shard.name:
             target.copy_(_scalar_like(source, target, shard.name))
         elif "g_idx" in shard.name:
+            if target.ndim == 2 and shard.which != "w2":  # one of gate, one of up
+                target = target[0 if shard.which == "w1" else 1]
             _copy(target, _cut(source, 0, target, shard) if shard.which == "w2" else source, shard)
         elif "scale" in shard.name or "zero" in shard.name or "offset" in shard.name:
+            _load_scale(param, target, source, shard, axis)
+        elif getattr(param, "quant_method", None) is not None:
             _load_scale(param, target, source, shard, axis)
         elif "bias" in shard.name:
             _load_bias(target, source, shard)
@@ -68,6 +150,10 @@ def _tensor_of(source: Any, param: torch.nn.Parameter) -> torch.Tensor:
         raise ConclaveTypeError(f"loaded_weight: expected float8_e4m3fn, found {source.dtype}")
     if param.dtype == fp8 and source.dtype != fp8:
         source = source.view(fp8)
+    if param.dtype == torch.uint8 and source.element_size() == 1:
+        source = source.view(torch.uint8)  # bits, whatever they are called
+    if not param.dtype.is_floating_point and source.dtype.is_floating_point:
+        raise ConclaveTypeError(f"loaded_weight: expected {param.dtype}, found {source.dtype}")
     return source.detach()
 
 
@@ -115,6 +201,11 @@ def _load_scale(
         else:
             _load_matrix(target, _channel(source, target), shard, axis)
     elif kind in (_KINDS.GROUP.value, _KINDS.BLOCK.value):
+        if source.ndim == 2 * target.ndim == 4 and source.shape[1] == source.shape[3] == 1:
+            source = source.reshape(source.shape[0], source.shape[2])  # as ModelOpt has blocks
+        if getattr(param, "may_be_combined", False) and _is_combined(target, source, shard, axis):
+            _load_combined(target, source, shard, axis)
+            return
         full = shard.which == "w2" and getattr(param, "load_full_w2", False)
         if full:
             _copy(target, source, shard)
@@ -124,6 +215,23 @@ def _load_scale(
         allowed = ", ".join(member.value for member in _KINDS)
         raise ConclaveValueError(
             f"quant method must be one of {allowed}: {shard.name} has {kind!r}"
+        )
+
+
+def _is_combined(target: torch.Tensor, source: torch.Tensor, shard: Shard, axis: int) -> bool:
+    """Whether a tensor has the scales of gate and up above each other, for all ranks."""
+    both = shard.gated and shard.which != "w2"
+    return both and source.shape[axis] == target.shape[axis] * shard.tp_size
+
+
+def _load_combined(target: torch.Tensor, source: torch.Tensor, shard: Shard, axis: int) -> None:
+    """Each rank has a part of gate and the same part of up."""
+    half = target.shape[axis] // 2
+    for i, part in enumerate(source.chunk(2, axis)):
+        _copy(
+            target.narrow(axis, i * half, half),
+            part.narrow(axis, half * shard.tp_rank, half),
+            shard,
         )
 
 

@@ -1,0 +1,154 @@
+"""Layers whose experts a method of checkpoints packs: the parameters that vLLM has for it, which
+the library's reader of the method unpacks when a layer is made."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from conclave.errors import ConclaveUnsupportedError
+
+WORD = 32  # bits
+
+
+class Declared(NamedTuple):
+    """A parameter that is to be made."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    attributes: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Matrix:
+    """One of w13 and w2: rows of `parts` matrices above each other."""
+
+    rows: int
+    cols: int
+    parts: int
+
+    def words_of_rows(self, bits: int) -> int:
+        """Words that the rows of a column take, of each part by itself."""
+        return self.parts * -(-(self.rows // self.parts) * bits // WORD)
+
+    def groups(self, size: int) -> int:
+        """Groups of columns; one where all columns are a group."""
+        return 1 if size <= 0 else -(-self.cols // size)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plane:
+    """A parameter of w13 and one of w2."""
+
+    name: str  # behind "w13_" and "w2_", and behind a matrix's name in checkpoints
+    shape: Callable[[Matrix], tuple[int, ...]]  # of one expert
+    dtype: torch.dtype
+    kind: str | None = None  # of scales: tensor, channel, group
+    is_transposed: bool = False
+    turns: bool = False  # the checkpoint has it by rows
+    is_of_rows: bool = False  # scales of whole rows, where the kind is group
+    is_order: bool = False  # of columns: one of gate, one of up
+    is_read: bool = True  # by layers
+    fed_as: str = ""  # its name for the reader, where it is another
+
+    def attributes(self, is_w2: bool) -> dict[str, Any]:
+        """What loaders ask a parameter for."""
+        found: dict[str, Any] = {"is_transposed": self.is_transposed}
+        if self.kind is not None:
+            found["quant_method"] = self.kind
+        if self.turns:
+            found["turns"] = True
+        if is_w2 and self.kind == "group":
+            found["load_full_w2"] = self.is_of_rows  # every rank has the whole rows' numbers
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class MethodScheme:
+    """The parameters of a method, and what its reader is told."""
+
+    planes: tuple[Plane, ...]
+    method: str  # the text of a quantization_config
+    group: int = 0  # of columns, which tensor-parallel ranks must not cut
+    takes_ranks: bool = True  # whether tensor-parallel ranks may have slices
+    is_stacked: bool = False  # tensors of all experts at once, maybe smaller than parameters
+    keeps_all_input_scales: bool = False  # of the experts of all ranks
+    has_aids: bool = False  # further tensors of a matrix, kept as they come
+    combines: bool = False  # a tensor of scales may have those of gate and up
+
+    def check(self, inner: int, tp_size: int) -> None:
+        """Raises ConclaveUnsupportedError for slices that the method's planes do not have."""
+        if tp_size == 1:
+            return
+        if not self.takes_ranks:
+            raise ConclaveUnsupportedError(
+                "quant_config: codes of this order are not cut for tensor-parallel ranks; use "
+                "expert-parallel ones"
+            )
+        if self.group > 0 and inner % self.group:
+            raise ConclaveUnsupportedError(
+                f"intermediate_size: a rank's {inner} columns are no whole groups of {self.group}"
+            )
+
+    def parameters(
+        self, experts: int, rows: int, inner: int, hidden: int, dtype: torch.dtype
+    ) -> Iterator[Declared]:
+        """Those of w13 [rows, hidden] and w2 [hidden, inner]."""
+        del dtype
+        parts = 2 if rows == 2 * inner else 1
+        for plane in self.planes:
+            for name, matrix in (
+                ("w13", Matrix(rows, hidden, parts)),
+                ("w2", Matrix(hidden, inner, 1)),
+            ):
+                attributes = plane.attributes(name == "w2")
+                if self.has_aids:
+                    attributes |= {"use_bitsandbytes_4bit": True, "aids": {}}
+                if self.is_stacked:
+                    attributes["is_stacked"] = True
+                if self.combines and plane.kind == "group" and name == "w13":
+                    attributes["may_be_combined"] = True
+                shape = (experts, *plane.shape(matrix))
+                yield Declared(f"{name}_{plane.name}", shape, plane.dtype, attributes)
+
+    def tensors(
+        self, layer: torch.nn.Module, gated: bool, interleaved: bool
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """The parameters by the names that the reader knows, gate and up apart."""
+        for plane in self.planes:
+            if not plane.is_read:
+                continue
+            joint = getattr(layer, f"w13_{plane.name}")
+            alone = getattr(layer, f"w2_{plane.name}")
+            halves = _halves(joint, plane, interleaved) if gated else [joint]
+            names = ("gate_proj", "up_proj") if gated else ("up_proj",)
+            for name, tensor in zip((*names, "down_proj"), (*halves, alone), strict=True):
+                fed = tensor.transpose(1, 2) if plane.turns else tensor
+                if not self.has_aids:
+                    yield f"{name}{plane.fed_as or '.' + plane.name}", fed
+                    continue
+                for expert in range(fed.shape[0]):
+                    yield f"{expert}.{name}.{plane.name}", fed[expert]
+        yield from self._aids(layer, "up_proj" if not gated else "gate_proj")
+
+    def _aids(self, layer: torch.nn.Module, first: str) -> Iterator[tuple[str, torch.Tensor]]:
+        """What is kept beside codes."""
+        names = {"w1": first, "w2": "down_proj", "w3": "up_proj"}
+        for parameter in ("w13_weight", "w2_weight") if self.has_aids else ():
+            for (expert, shard, suffix), tensor in getattr(layer, parameter).aids.items():
+                yield f"{expert}.{names[shard]}.weight.{suffix}", tensor
+
+
+def _halves(joint: torch.Tensor, plane: Plane, interleaved: bool) -> list[torch.Tensor]:
+    if plane.kind == "tensor" and joint.ndim == 1:
+        return [joint, joint]
+    if plane.is_order:
+        return list(joint.unbind(1))
+    axis = joint.ndim - 1 if plane.is_transposed or plane.kind == "tensor" else 1
+    if interleaved and plane.kind != "tensor":
+        return [joint[(slice(None),) * axis + (slice(first, None, 2),)] for first in (0, 1)]
+    return list(joint.chunk(2, axis))

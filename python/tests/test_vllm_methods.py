@@ -1,0 +1,101 @@
+"""conclave.vllm.FusedMoE on the checkpoints of every method, loaded by name as an engine does."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("safetensors.torch")
+
+from conclave import vllm  # noqa: E402
+from conclave.errors import ConclaveUnsupportedError  # noqa: E402
+from support.method_layers import (  # noqa: E402
+    NAMES,
+    OTHERS,
+    RUN,
+    bar_of,
+    layer_of,
+    load,
+    logits_for,
+)
+from support.problems import FLOAT32_BAR, worst_error  # noqa: E402
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_a_checkpoint_loads_and_matches_float64(name):
+    layer, hidden, expected = layer_of(name)
+    tensors, taken = load(layer, name)
+    assert len(taken) == len(tensors)
+    out = layer(hidden, logits_for(layer, hidden))
+    assert worst_error(out, expected) <= bar_of(name)
+    assert torch.equal(out, layer(hidden, logits_for(layer, hidden)))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in RUN])
+def test_what_has_no_parameters_says_why(name):
+    reason = next(text for part, text in OTHERS.items() if part in name)
+    with pytest.raises(ConclaveUnsupportedError, match=reason):
+        layer_of(name)
+
+
+# Splits.
+
+
+def on_ranks(name, ranks, **split):
+    parts = []
+    for rank in range(ranks):
+        made = {key: value(rank) for key, value in split.items()}
+        layer, hidden, expected = layer_of(
+            name, moe_parallel_config=vllm.FusedMoEParallelConfig(**made)
+        )
+        load(layer, name)
+        parts.append(layer(hidden, logits_for(layer, hidden)))
+    return sum(parts), expected
+
+
+@pytest.mark.parametrize("name", [name for name in RUN if bar_of(name) == FLOAT32_BAR])
+def test_experts_over_ranks_add_up(name):
+    total, expected = on_ranks(
+        name, 2, ep_size=lambda r: 2, ep_rank=lambda r: r, use_ep=lambda r: True
+    )
+    assert worst_error(total, expected) <= FLOAT32_BAR
+
+
+SLICED = [
+    "mixtral-gptq-int8",
+    "qwen3_moe-gptq-int4-channel",
+    "qwen3_moe-gptq-int4-group32",
+    "mixtral-awq-group128",
+    "qwen3_moe-awq-group32",
+    "qwen3_moe-compressed-int4-asymmetric",
+    "mixtral-compressed-packed-int8-channel",
+    "qwen3_moe-compressed-int8-channel",
+    "mixtral-compressed-int8-asymmetric",
+    "qwen3_moe-compressed-mxfp4",
+    "qwen3_moe-compressed-nvfp4",
+    "qwen3_moe-modelopt-nvfp4",
+    "qwen3_moe-modelopt-mxfp8",
+    "qwen3_moe-quark-fp6-e2m3",
+    "mixtral-bnb-int8",
+]
+
+
+@pytest.mark.parametrize("name", SLICED)
+def test_slices_add_up(name):
+    total, expected = on_ranks(name, 2, tp_size=lambda r: 2, tp_rank=lambda r: r)
+    assert worst_error(total, expected) <= FLOAT32_BAR
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("qwen3_moe-gptq-int4-order", "order"),
+        ("qwen3_moe-compressed-int4-order", "order"),
+        ("qwen3_moe-bnb-nf4", "order"),
+        ("mixtral-gptq-int4-group128-asymmetric", "whole groups of 128"),
+    ],
+)
+def test_slices_that_planes_do_not_have_say_why(name, reason):
+    split = vllm.FusedMoEParallelConfig(tp_size=2, tp_rank=0)
+    with pytest.raises(ConclaveUnsupportedError, match=reason):
+        layer_of(name, moe_parallel_config=split)
