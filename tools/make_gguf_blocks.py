@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Writes testdata/gguf/blocks.safetensors: blocks of every GGUF type and their values by gguf-py.
+"""Writes testdata/gguf/blocks.safetensors: blocks of every GGUF type and their values by gguf-py,
+and testdata/gguf/encoded.safetensors: values, and the blocks that gguf-py makes of them.
 
 For each type, NAME holds blocks of random bytes, among them scales that are 0, subnormal, infinite
 or NaN, and NAME.values what gguf.quants.dequantize makes of them. Q1_0 and Q2_0, which gguf-py only
-names, are computed here from their definition. Needs gguf and numpy.
+names, are computed here from their definition. In the other file `values` are [blocks, 32], and TYPE
+has the blocks that gguf.quants.quantize makes of them. Needs gguf and numpy.
 """
 
 import argparse
@@ -53,6 +55,36 @@ def values_of(name: str, blocks: np.ndarray) -> np.ndarray:
     return gguf.quants.dequantize(blocks.reshape(-1), Type[name])
 
 
+# Types that gguf-py makes blocks of, of 32 values each.
+ENCODED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4")
+
+
+def values_to_encode(rng: np.random.Generator) -> np.ndarray:
+    """Blocks of ordinary sizes, then edges: zeros, one value, equal values, ties, large and tiny."""
+    sizes = np.exp(rng.uniform(-9, 3, 400))[:, None]
+    ordinary = rng.standard_normal((400, 32)) * sizes
+    narrow = rng.uniform(0.5, 1, (100, 32)) * rng.choice([-1, 1], (100, 1))
+    steps = rng.integers(-16, 17, (100, 32)) / 2.0
+    edges = np.zeros((8, 32))
+    edges[1, 7] = 0.3
+    edges[2, 7] = -0.3
+    edges[3] = 0.25
+    edges[4] = -0.25
+    edges[5, ::2] = 1e-6
+    edges[6] = rng.standard_normal(32) * 1e4
+    edges[7] = rng.standard_normal(32) * 1e-12
+    return np.concatenate([ordinary, narrow, steps, edges]).astype(np.float32)
+
+
+def write_encoded(out: pathlib.Path, provenance: str) -> None:
+    values = values_to_encode(np.random.default_rng(20261124))
+    tensors = {"values": values}
+    for name in ENCODED:
+        tensors[name] = gguf.quants.quantize(values, Type[name]).reshape(len(values), -1)
+    save_file(tensors, out, metadata={"provenance": provenance})
+    print(f"{out}: {len(ENCODED)} types of {len(values)} blocks")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=pathlib.Path, default="testdata/gguf/blocks.safetensors")
@@ -67,8 +99,10 @@ def main() -> None:
         tensors[name] = blocks
         tensors[f"{name}.values"] = values.astype(np.float32).reshape(BLOCKS, -1)
     version = importlib.metadata.version("gguf")
-    save_file(tensors, out, metadata={"provenance": f"gguf {version}, numpy {np.__version__}"})
+    provenance = f"gguf {version}, numpy {np.__version__}"
+    save_file(tensors, out, metadata={"provenance": provenance})
     print(f"{out}: {len(HALVES)} types of {BLOCKS} blocks, gguf {version}")
+    write_encoded(out.with_name("encoded.safetensors"), provenance)
 
 
 if __name__ == "__main__":

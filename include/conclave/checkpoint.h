@@ -56,7 +56,8 @@ struct StoredMatrix {
   std::vector<std::string> tensors;
   // The name of a linear layer for it, without ".weight": that of its tensor, if no more lies there
   // than this matrix, or this and others with their rows in turn; otherwise the family's name for
-  // it where each expert has tensors of its own. Empty if there is no such name.
+  // it where each expert has tensors of its own. Empty if there is no such name. In a GGUF file a
+  // tensor of all experts is one layer.
   std::string module;
 };
 
@@ -83,9 +84,8 @@ class CONCLAVE_API Checkpoint {
 
   // Reads through the checkpoint, which must outlive the source.
   std::unique_ptr<WeightSource> layer_source(int64_t index) const;
-  // The experts' matrices of a layer by id and expert, those of one module in the order of their
-  // rows. Throws Error(kLayerNotFound), and Error(kUnsupported) for a GGUF file, whose tensors
-  // have no such names.
+  // The experts' matrices of a layer, those of one module in the order of their rows. Throws
+  // Error(kLayerNotFound).
   std::vector<StoredMatrix> stored_matrices(int64_t index) const;
 
   // Hashes every tensor and writes conclave.manifest.json beside the model.

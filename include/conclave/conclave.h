@@ -9,6 +9,7 @@
 #include "conclave/dtype.h"
 #include "conclave/error.h"
 #include "conclave/format.h"
+#include "conclave/gguf.h"
 #include "conclave/layer.h"
 #include "conclave/permute.h"
 #include "conclave/placement.h"

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
 namespace conclave::inline v0 {
@@ -36,12 +37,13 @@ struct QuantiseError {
 struct QuantisedRows {
   std::vector<std::byte> codes;   // [rows, cols], each row from a byte of its own
   std::vector<std::byte> scales;  // [scale rows, scale cols] of the scale type
+  std::vector<std::byte> zeros;   // likewise, whole numbers of float32; for WeightZero::kPoint
   QuantiseError error;
 };
 
 struct QuantiseOptions {
   DType codes = DType::kF8E4M3;
-  QuantSpec quant = {};  // says which values share a scale
+  QuantSpec quant = {};  // says which values share a scale, and whether they have a zero point
   DType scale_dtype = DType::kF32;
   ScaleRule rule = ScaleRule::kAmax;
 };
@@ -49,8 +51,8 @@ struct QuantiseOptions {
 // Chooses scales and encodes; docs/quantisation.md has the rule. Immutable, for any threads.
 class CONCLAVE_API Quantiser {
  public:
-  // No for types that hold values, for zeros, orders of columns, steps of rows that come from
-  // calibration, and types that scales do not have.
+  // No for types that hold values, for offsets, orders of columns, steps of rows that come from
+  // calibration, types that scales do not have, and zero points of codes that are no whole numbers.
   static Support supports(const QuantiseOptions& options);
   // Throws Error(kUnsupported) with the reason.
   explicit Quantiser(const QuantiseOptions& options);
@@ -76,6 +78,29 @@ class CONCLAVE_API Quantiser {
   // `matrix_scale` counts where needs_matrix_scale() says so.
   QuantisedRows quantise(std::span<const float> values, int64_t rows, int64_t cols,
                          float matrix_scale) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<const Impl> impl_;
+};
+
+// Makes blocks of a GGUF type, which hold codes and scales together. Immutable, for any threads.
+class CONCLAVE_API BlockQuantiser {
+ public:
+  // The types that it makes: "Q8_0", "Q4_0".
+  static std::vector<std::string_view> types();
+  // Throws Error(kUnknownName) for others.
+  BlockQuantiser(std::string_view type, ScaleRule rule);
+  BlockQuantiser(BlockQuantiser&&) noexcept;
+  ~BlockQuantiser();
+
+  // The elements of a block, of which a row has a whole number.
+  int64_t block_elements() const;
+  // values [rows, cols], finite. The blocks are the codes; there are no scales beside them. Under
+  // kAmax they have the bytes that gguf-py makes, for the types that it makes; a scale beyond
+  // float16 becomes the largest of that type. Throws Error(kTensorShape) for rows of part of a
+  // block.
+  QuantisedRows quantise(std::span<const float> values, int64_t rows, int64_t cols) const;
 
  private:
   struct Impl;

@@ -78,6 +78,9 @@ class CONCLAVE_API SafetensorsWriter {
   void declare(std::string name, DType dtype, std::vector<int64_t> shape);
   void write(std::span<const std::byte> bytes);  // continues where the last call ended
   void finish();
+  // Ends the file with zeros in place of all that was not written, which take no room where files
+  // may have holes.
+  void finish_with_zeros();
 
   struct Impl;
 

@@ -22,7 +22,7 @@ struct Contents {
   // Reads the weights of layers[position]; the contents must outlive it. Throws
   // Error(kUnsupportedQuantization).
   virtual std::unique_ptr<WeightSource> source(size_t position) const = 0;
-  // Names the matrices of experts of layers[position]. Throws Error(kUnsupported).
+  // Names the matrices of experts of layers[position].
   virtual std::vector<StoredMatrix> stored_matrices(size_t position) const = 0;
 
   std::filesystem::path path;  // the directory or file

@@ -1,5 +1,5 @@
 #include "core/checked.h"
-#include "io/file.h"
+#include "io/new_file.h"
 #include "io/safetensors_rules.h"
 #include "io/text.h"
 
@@ -11,12 +11,7 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
-#include <cerrno>
-#include <fcntl.h>
 #include <set>
-#include <system_error>
-#include <unistd.h>
 #include <utility>
 
 namespace conclave::inline v0 {
@@ -39,37 +34,14 @@ void append_json_string(std::string& json, std::string_view text) {
   json += '"';
 }
 
-// A name beside `path`, so that renaming stays within one file system.
-std::filesystem::path temporary_name(const std::filesystem::path& path) {
-  static std::atomic<uint64_t> counter{0};
-  std::filesystem::path name = path;
-  name += fmt::format(".{}.{}.partial", getpid(), counter.fetch_add(1));
-  return name;
-}
-
 }  // namespace
 
 struct SafetensorsWriter::Impl {
-  Impl(std::filesystem::path path_in, std::map<std::string, std::string> metadata_in)
-      : path(std::move(path_in)),
-        temporary(temporary_name(path)),
-        metadata(std::move(metadata_in)) {}
-
-  ~Impl() {
-    if (is_created) unlink(temporary.c_str());
-  }
-
-  [[noreturn]] void fail_system(std::string_view action, const std::filesystem::path& file) const {
-    const int error_number = errno;
-    throw Error(ErrorCode::kFileWrite,
-                {.what = fmt::format("{} failed: {}", action,
-                                     std::generic_category().message(error_number)),
-                 .file = file.string(),
-                 .hint = error_number == ENOSPC ? "free some disk space" : ""});
-  }
+  Impl(std::filesystem::path path, std::map<std::string, std::string> metadata_in)
+      : file(std::move(path)), metadata(std::move(metadata_in)) {}
 
   [[noreturn]] void fail(ErrorCode code, ErrorDetail detail) const {
-    detail.file = path.string();
+    detail.file = file.path().string();
     throw Error(code, std::move(detail));
   }
 
@@ -111,54 +83,23 @@ struct SafetensorsWriter::Impl {
 
   // Creates the file and writes the header; called for the first byte of data, or at the end.
   void start() {
-    if (is_started) return;
+    if (file.is_begun()) return;
     const std::string json = header();
-    descriptor = io::FileDescriptor(
-        open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666));
-    if (!descriptor) fail_system("creating the file", temporary);
-    is_created = true;
-    is_started = true;
+    file.begin();
     std::array<std::byte, io::kLengthBytes> length{};
     for (size_t i = 0; i < length.size(); ++i) {
       length[i] = static_cast<std::byte>((json.size() >> (8 * i)) & 0xFF);
     }
-    write_all(length);
-    write_all(std::as_bytes(std::span(json)));
+    file.write(length);
+    file.write(std::as_bytes(std::span(json)));
   }
 
-  void write_all(std::span<const std::byte> bytes) {
-    while (!bytes.empty()) {
-      const ssize_t put = ::write(descriptor.get(), bytes.data(), bytes.size());
-      if (put < 0 && errno == EINTR) continue;
-      if (put < 0) fail_system("writing", temporary);
-      bytes = bytes.subspan(static_cast<size_t>(put));
-    }
-  }
-
-  // The name appears only after the content is on the disk.
-  void publish() {
-    if (fsync(descriptor.get()) != 0) fail_system("flushing", temporary);
-    descriptor = {};
-    if (rename(temporary.c_str(), path.c_str()) != 0) fail_system("renaming the file", path);
-    is_created = false;
-    const std::filesystem::path parent = path.has_parent_path() ? path.parent_path() : ".";
-    const io::FileDescriptor directory(open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    // Some file systems cannot flush a directory (EINVAL); the content is safe either way.
-    if (directory && fsync(directory.get()) != 0 && errno != EINVAL) {
-      fail_system("flushing the directory", parent);
-    }
-  }
-
-  std::filesystem::path path;
-  std::filesystem::path temporary;
+  io::NewFile file;
   std::map<std::string, std::string> metadata;
   std::vector<TensorInfo> tensors;
   std::set<std::string, std::less<>> names;
   uint64_t declared_bytes = 0;
   uint64_t written_bytes = 0;
-  io::FileDescriptor descriptor;
-  bool is_created = false;  // the temporary file exists
-  bool is_started = false;
   bool is_finished = false;
 };
 
@@ -170,8 +111,8 @@ SafetensorsWriter::SafetensorsWriter(SafetensorsWriter&&) noexcept = default;
 SafetensorsWriter::~SafetensorsWriter() = default;
 
 void SafetensorsWriter::declare(std::string name, DType dtype, std::vector<int64_t> shape) {
-  const std::string file = impl_->path.string();
-  if (impl_->is_started) {
+  const std::string file = impl_->file.path().string();
+  if (impl_->file.is_begun()) {
     impl_->fail(ErrorCode::kState,
                 {.what = "a tensor is declared after the first write", .tensor = std::move(name)});
   }
@@ -217,7 +158,7 @@ void SafetensorsWriter::write(std::span<const std::byte> bytes) {
                  .limit = fmt::format("{} bytes", impl_->declared_bytes)});
   }
   impl_->start();
-  impl_->write_all(bytes);
+  impl_->file.write(bytes);
   impl_->written_bytes += bytes.size();
 }
 
@@ -229,7 +170,15 @@ void SafetensorsWriter::finish() {
                                     .found = fmt::format("{} bytes", impl_->written_bytes)});
   }
   impl_->start();
-  impl_->publish();
+  impl_->file.publish();
+  impl_->is_finished = true;
+}
+
+void SafetensorsWriter::finish_with_zeros() {
+  if (impl_->is_finished) impl_->fail(ErrorCode::kState, {.what = "the file is finished"});
+  impl_->start();
+  impl_->file.resize(io::kLengthBytes + impl_->header().size() + impl_->declared_bytes);
+  impl_->file.publish();
   impl_->is_finished = true;
 }
 

@@ -22,9 +22,14 @@ class CodeGrid {
       if (std::isfinite(value)) ascending.push_back(value);
     }
     std::ranges::sort(ascending);
+    least_ = ascending.front();
+    largest_ = ascending.back();
     ascending.erase(std::unique(ascending.begin(), ascending.end()), ascending.end());
     for (int code = 0; code < count; ++code) set_gaps(ascending, static_cast<size_t>(code));
   }
+
+  float least() const { return least_; }  // the ends of the finite values
+  float largest() const { return largest_; }
 
   // |quotient - value of the code| over the distance of the next value on the quotient's side; the
   // outermost values have the same distance on both sides.
@@ -44,6 +49,8 @@ class CodeGrid {
     gap_above_[code] = last ? below : *(here + 1) - *here;
   }
 
+  float least_ = 0;
+  float largest_ = 0;
   std::array<float, 256> values_{};
   std::array<float, 256> gap_above_{};
   std::array<float, 256> gap_below_{};

@@ -7,6 +7,7 @@
 #include "quant/code_quotient.h"
 #include "quant/planes.h"
 #include "quant/scale_type.h"
+#include "quant/search_shares.h"
 #include "quant/weight_format.h"
 
 #include <algorithm>
@@ -19,10 +20,6 @@
 namespace conclave::inline v0 {
 namespace {
 
-// The shares of the largest magnitude that a search tries as the end of the range. Below 0.6 more
-// is lost at the end than is won in between, for values that look normal and groups of 16 to 1024.
-constexpr std::array kShares = {0.975F, 0.95F, 0.925F, 0.9F, 0.875F, 0.85F, 0.825F, 0.8F,
-                                0.775F, 0.75F, 0.725F, 0.7F, 0.675F, 0.65F, 0.625F, 0.6F};
 // Least squares for given codes, codes for given scale: the second round rarely changes a code.
 constexpr int kRefits = 2;
 
@@ -32,17 +29,36 @@ float largest_magnitude(std::span<const float> values) {
   return largest;
 }
 
-// Infinity is a finite value over a tiny step, and stands for the outermost code.
-float quotient_of(float value, float step) {
-  constexpr float kMost = std::numeric_limits<float>::max();
-  return std::clamp(value / step, -kMost, kMost);
-}
-
-// A scale as the file has it, and with the matrix's global scale.
+// A scale as the file has it, and with the matrix's global scale. The code `zero` stands for 0.
 struct Step {
   float stored = 1;
   float effective = 1;
+  float zero = 0;
 };
+
+// Infinity is a finite value over a tiny step, and stands for the outermost code.
+float quotient_of(float value, const Step& step) {
+  constexpr float kMost = std::numeric_limits<float>::max();
+  return std::clamp(value / step.effective + step.zero, -kMost, kMost);
+}
+
+// Whether codes are whole numbers that follow one another, as zero points are among them.
+bool counts_evenly(const quant::CodeBook& codes, int64_t bits) {
+  std::vector<float> values;
+  for (int code = 0; code < 1 << bits; ++code) {
+    values.push_back(codes.decode(static_cast<uint8_t>(code)));
+  }
+  std::ranges::sort(values);
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (values[i] != std::floor(values[0]) + static_cast<float>(i)) return false;
+  }
+  return true;
+}
+
+void append_float(float number, std::vector<std::byte>& bytes) {
+  const auto* const begin = static_cast<const std::byte*>(static_cast<const void*>(&number));
+  bytes.insert(bytes.end(), begin, begin + sizeof(number));
+}
 
 // One caller's memory.
 struct Scratch {
@@ -80,6 +96,7 @@ struct Quantiser::Impl {
         grid(*format.codes, bits) {}
 
   bool has_one_scale() const { return options.quant.weights == WeightScale::kTensor; }
+  bool has_zeros() const { return options.quant.zeros != WeightZero::kNone; }
 
   // Scales of weights are powers of two where those of rows are.
   Step step_of(float raw, float global) const {
@@ -92,28 +109,44 @@ struct Quantiser::Impl {
     return step_of(largest / format.codes->largest / global, global);
   }
 
+  // The step and zero point for codes that span a share of the values, and 0. The least code is no
+  // zero point: the first version of GPTQ stores them less one, and readers differ about -1.
+  Step step_between(std::span<const float> values, float share) const {
+    const auto [lowest, highest] = std::ranges::minmax(values);
+    const float low = std::min(lowest * share, 0.0F);
+    const float high = std::max(highest * share, 0.0F);
+    const float least = grid.least() + 1;
+    const float steps = grid.largest() - least;
+    Step step = step_of(std::max((high - low) / (steps + 1), high / steps), 1);
+    step.zero =
+        std::clamp(std::nearbyint(grid.least() - low / step.effective), least, grid.largest());
+    return step;
+  }
+
   // Writes the codes of values at the step from column `begin` of a row on, and decodes them into
   // `scratch`.
-  void round_trip(std::span<const float> values, float step, int64_t begin, std::byte* row,
+  void round_trip(std::span<const float> values, const Step& step, int64_t begin, std::byte* row,
                   Scratch& scratch) const {
     const auto count = static_cast<int64_t>(values.size());
     std::ranges::transform(values, scratch.quotients.begin(),
-                           [step](float value) { return quotient_of(value, step); });
+                           [&](float value) { return quotient_of(value, step); });
     format.encode(scratch.quotients.data(), begin, count, row);
     format.decode(row, begin, count, scratch.decoded.data());
+    if (step.zero == 0) return;
+    for (float& code : std::span(scratch.decoded).first(values.size())) code -= step.zero;
   }
 
   // The same for codes that are only tried.
-  void round_trip(std::span<const float> values, float step, Scratch& scratch) const {
+  void round_trip(std::span<const float> values, const Step& step, Scratch& scratch) const {
     scratch.reserve(static_cast<int64_t>(values.size()));
     round_trip(values, step, 0, scratch.codes.data(), scratch);
   }
 
-  double error_of(std::span<const float> values, float step, Scratch& scratch) const {
+  double error_of(std::span<const float> values, const Step& step, Scratch& scratch) const {
     round_trip(values, step, scratch);
     double sum = 0;
     for (size_t i = 0; i < values.size(); ++i) {
-      const double off = double{values[i]} - double{scratch.decoded[i]} * double{step};
+      const double off = double{values[i]} - double{scratch.decoded[i]} * double{step.effective};
       sum += off * off;
     }
     return sum;
@@ -122,7 +155,7 @@ struct Quantiser::Impl {
   // The step that fits the codes which `step` gives best; the step itself if none does.
   Step refit(std::span<const float> values, const Step& step, float global,
              Scratch& scratch) const {
-    round_trip(values, step.effective, scratch);
+    round_trip(values, step, scratch);
     double products = 0;
     double squares = 0;
     for (size_t i = 0; i < values.size(); ++i) {
@@ -131,21 +164,27 @@ struct Quantiser::Impl {
     }
     const double best = squares > 0 ? products / squares / double{global} : 0.0;
     const bool is_scale = best > 0 && best <= double{std::numeric_limits<float>::max()};
-    return is_scale ? step_of(static_cast<float>(best), global) : step;
+    if (!is_scale) return step;
+    Step fitted = step_of(static_cast<float>(best), global);
+    fitted.zero = step.zero;
+    return fitted;
   }
 
   Step search(std::span<const float> values, float largest, float global, Scratch& scratch) const {
-    Step best = step_for(largest, global);
-    double least = error_of(values, best.effective, scratch);
+    const auto step_for_share = [&](float share) {
+      return has_zeros() ? step_between(values, share) : step_for(largest * share, global);
+    };
+    Step best = step_for_share(1);
+    double least = error_of(values, best, scratch);
     const auto attempt = [&](const Step& step) {
-      const double error = error_of(values, step.effective, scratch);
+      const double error = error_of(values, step, scratch);
       if (error >= least) return;
       least = error;
       best = step;
     };
     float last = best.stored;
-    for (const float share : kShares) {
-      const Step step = step_for(largest * share, global);
+    for (const float share : quant::kShares) {
+      const Step step = step_for_share(share);
       if (std::exchange(last, step.stored) != step.stored) attempt(step);
     }
     for (int i = 0; i < kRefits; ++i) attempt(refit(values, best, global, scratch));
@@ -154,28 +193,29 @@ struct Quantiser::Impl {
 
   Step choose(std::span<const float> values, float global, Scratch& scratch) const {
     const float largest = largest_magnitude(values);
-    if (options.rule == ScaleRule::kAmax || largest == 0) return step_for(largest, global);
+    if (options.rule == ScaleRule::kAmax || largest == 0) {
+      return has_zeros() ? step_between(values, 1) : step_for(largest, global);
+    }
     return search(values, largest, global, scratch);
   }
 
-  void encode(std::span<const float> values, int64_t begin, float step, std::byte* row,
+  void encode(std::span<const float> values, int64_t begin, const Step& step, std::byte* row,
               Scratch& scratch, QuantiseError& error) const {
     scratch.reserve(static_cast<int64_t>(values.size()));
     round_trip(values, step, begin, row, scratch);
     for (size_t at = 0; at < values.size(); ++at) {
       const double value = values[at];
-      const double off = value - double{scratch.decoded[at]} * double{step};
+      const double off = value - double{scratch.decoded[at]} * double{step.effective};
       error.squared_error += off * off;
       error.squared_values += value * value;
       error.worst_steps = std::max(
-          error.worst_steps,
-          grid.steps(value / double{step}, code_at(row, begin + static_cast<int64_t>(at), bits)));
+          error.worst_steps, grid.steps(value / double{step.effective} + double{step.zero},
+                                        code_at(row, begin + static_cast<int64_t>(at), bits)));
     }
   }
 
-  // Returns the scale as the file has it.
-  float quantise_block(std::span<const float> values, int64_t cols, const WeightBlock& block,
-                       float matrix_scale, Scratch& scratch, QuantisedRows& result) const {
+  Step quantise_block(std::span<const float> values, int64_t cols, const WeightBlock& block,
+                      float matrix_scale, Scratch& scratch, QuantisedRows& result) const {
     const auto part_of = [&](int64_t row) {
       return values.subspan(static_cast<size_t>(row * cols + block.col_begin),
                             static_cast<size_t>(block.col_end - block.col_begin));
@@ -191,10 +231,10 @@ struct Quantiser::Impl {
     }
     const int64_t row_bytes = packed_bytes(options.codes, cols);
     for (int64_t row = block.row_begin; row < block.row_end; ++row) {
-      encode(part_of(row), block.col_begin, step.effective, result.codes.data() + row * row_bytes,
-             scratch, result.error);
+      encode(part_of(row), block.col_begin, step, result.codes.data() + row * row_bytes, scratch,
+             result.error);
     }
-    return step.stored;
+    return step;
   }
 
   QuantiseOptions options;
@@ -203,6 +243,21 @@ struct Quantiser::Impl {
   quant::CodeGrid grid;
 };
 
+namespace {
+
+Support supports_zeros(const QuantiseOptions& options, const quant::CodeBook& codes) {
+  const QuantSpec& quant = options.quant;
+  if (quant.zeros == WeightZero::kNone) return Support::yes();
+  if (quant.zeros == WeightZero::kOffset) return Support::no("offsets are not chosen");
+  if (quant.weights == WeightScale::kTensor || quant.has_global_scale) {
+    return Support::no("zero points stand beside scales of rows and groups");
+  }
+  if (counts_evenly(codes, bit_size(options.codes))) return Support::yes();
+  return Support::no("zero points are whole numbers, which these codes are not");
+}
+
+}  // namespace
+
 Support Quantiser::supports(const QuantiseOptions& options) {
   const quant::WeightFormat* const format = quant::find_format(options.codes);
   const std::string type(to_string(options.codes));
@@ -210,7 +265,7 @@ Support Quantiser::supports(const QuantiseOptions& options) {
   const QuantSpec& quant = options.quant;
   if (quant.weights == WeightScale::kNone) return Support::no("codes have scales");
   if (Support takes = format->takes(quant); !takes) return takes;
-  if (quant.zeros != WeightZero::kNone) return Support::no("zero points are not chosen");
+  if (Support zeros = supports_zeros(options, *format->codes); !zeros) return zeros;
   if (quant.has_column_order) return Support::no("orders of columns are not chosen");
   if (quant.has_column_factors) return Support::no("factors of columns are not chosen");
   if (quant.activations == ActivationScale::kTensorStatic) {
@@ -254,7 +309,7 @@ float Quantiser::matrix_scale(float largest) const {
 std::vector<float> Quantiser::matrix_scales(float largest) const {
   std::vector<float> scales = {matrix_scale(largest)};
   if (impl_->options.rule != ScaleRule::kSearch || !impl_->has_one_scale()) return scales;
-  for (const float share : kShares) {
+  for (const float share : quant::kShares) {
     const float scale = matrix_scale(largest * share);
     if (scale != scales.back()) scales.push_back(scale);
   }
@@ -263,7 +318,7 @@ std::vector<float> Quantiser::matrix_scales(float largest) const {
 
 double Quantiser::squared_error(std::span<const float> values, float scale) const {
   Scratch scratch;
-  return impl_->error_of(values, scale, scratch);
+  return impl_->error_of(values, {.stored = scale, .effective = scale}, scratch);
 }
 
 QuantisedRows Quantiser::quantise(std::span<const float> values, int64_t rows, int64_t cols,
@@ -280,7 +335,9 @@ QuantisedRows Quantiser::quantise(std::span<const float> values, int64_t rows, i
                               .row_end = std::min(rows, top + plane.block_rows),
                               .col_begin = left,
                               .col_end = std::min(cols, left + plane.block_cols)};
-      scales.push_back(impl_->quantise_block(values, cols, block, matrix_scale, scratch, result));
+      const Step step = impl_->quantise_block(values, cols, block, matrix_scale, scratch, result);
+      scales.push_back(step.stored);
+      if (impl_->has_zeros()) append_float(step.zero, result.zeros);
     }
   }
   quant::append_scales(impl_->options.scale_dtype, scales, result.scales);

@@ -323,7 +323,12 @@ TEST(Quantise, WhatIsNoForm_IsRefusedWithAReason) {
   const QuantSpec channel = {.weights = WeightScale::kChannel};
   QuantSpec other = channel;
   other.zeros = WeightZero::kPoint;
+  EXPECT_EQ(reason({.codes = DType::kF8E4M3, .quant = other}),
+            "zero points are whole numbers, which these codes are not");
+  other.weights = WeightScale::kTensor;
   EXPECT_FALSE(reason({.codes = DType::kI8, .quant = other}).empty());
+  other.zeros = WeightZero::kOffset;
+  EXPECT_EQ(reason({.codes = DType::kI8, .quant = other}), "offsets are not chosen");
   other = channel;
   other.activations = ActivationScale::kTensorStatic;
   EXPECT_FALSE(reason({.codes = DType::kI8, .quant = other}).empty());

@@ -6,6 +6,7 @@
 #include "checkpoint/gguf/layer_tensors.h"
 #include "checkpoint/gguf/source.h"
 #include "checkpoint/gguf/spec.h"
+#include "checkpoint/gguf/stored_matrices.h"
 #include "core/quant_spec.h"
 #include "io/gguf/file.h"
 #include "io/text.h"
@@ -70,11 +71,8 @@ class GgufContents final : public Contents {
     return std::make_unique<GgufSource>(tensors_[position], forms_[position]);
   }
 
-  std::vector<StoredMatrix> stored_matrices(size_t) const override {
-    throw Error(ErrorCode::kUnsupported,
-                {.what = "the tensors of a GGUF file have no names of linear layers",
-                 .file = path.string(),
-                 .expected = "a Hugging Face model directory"});
+  std::vector<StoredMatrix> stored_matrices(size_t position) const override {
+    return name_gguf_matrices(file_, tensors_[position]);
   }
 
  private:

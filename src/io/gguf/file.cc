@@ -115,6 +115,14 @@ GgufFile GgufFile::open(const std::filesystem::path& path, FileAccess access) {
   return GgufFile(SplitReader(path, access).read());
 }
 
+GgufFile GgufFile::open_part(const std::filesystem::path& path) {
+  File file = File::open(path);
+  GgufHeader header = read_gguf_header(file);
+  std::vector<Part> parts;
+  parts.push_back({.file = std::move(file), .header = std::move(header)});
+  return GgufFile(std::move(parts));
+}
+
 GgufFile::GgufFile(std::vector<Part> parts) : parts_(std::move(parts)) {
   for (const Part& part : parts_) {
     for (const GgufTensor& tensor : part.header.tensors) {

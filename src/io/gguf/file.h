@@ -21,6 +21,9 @@ class GgufFile {
   // for a header, kGgufSplit if the parts do not make one model.
   static GgufFile open(const std::filesystem::path& path, FileAccess access = FileAccess::kAuto);
 
+  // One file alone, of whichever part. Throws likewise.
+  static GgufFile open_part(const std::filesystem::path& path);
+
   struct Part {
     File file;
     GgufHeader header;

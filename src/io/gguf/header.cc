@@ -101,8 +101,12 @@ class HeaderParser {
   void parse_entry() {
     name_ = cursor_.string("a key", kMaxKeyBytes);
     check_text(ErrorCode::kGgufKey, "a key");
+    const uint64_t begin = cursor_.offset();
     GgufValue value = read_gguf_value(cursor_, name_);
-    header_.entries.push_back({std::move(name_), std::move(value)});
+    header_.entries.push_back({.key = std::move(name_),
+                               .value = std::move(value),
+                               .value_offset = begin,
+                               .value_bytes = cursor_.offset() - begin});
     name_.clear();
   }
 

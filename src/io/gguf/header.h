@@ -20,6 +20,9 @@ namespace conclave::inline v0::io {
 struct GgufEntry {
   std::string key;
   GgufValue value;
+  // The type and the value as the file has them.
+  uint64_t value_offset = 0;
+  uint64_t value_bytes = 0;
 };
 
 struct GgufTensor {

@@ -52,6 +52,11 @@ const GgufType* find_gguf_type(uint32_t id) noexcept {
   return at != kTypes.end() && at->id == id ? &*at : nullptr;
 }
 
+const GgufType* find_gguf_type(std::string_view name) noexcept {
+  const auto* at = std::ranges::find(kTypes, name, &GgufType::name);
+  return at != kTypes.end() ? at : nullptr;
+}
+
 std::string_view removed_gguf_type(uint32_t id) noexcept {
   const auto* at = std::find_if(kRemoved.begin(), kRemoved.end(),
                                 [id](const auto& removed) { return removed.first == id; });

@@ -13,8 +13,9 @@ struct GgufType {
   uint32_t block_bytes = 0;
 };
 
-// The type of this id, or null.
+// The type of this id or name, or null.
 const GgufType* find_gguf_type(uint32_t id) noexcept;
+const GgufType* find_gguf_type(std::string_view name) noexcept;
 
 // The name of a type that older writers used and that readers no longer know; else empty.
 std::string_view removed_gguf_type(uint32_t id) noexcept;
