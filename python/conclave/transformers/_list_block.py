@@ -16,9 +16,8 @@ from typing import Any
 import torch
 
 from conclave._watched import Watched
-from conclave.layer import Layer
 from conclave.routing import route
-from conclave.spec import LayerOptions, MoeSpec, RouterSpec
+from conclave.spec import LayerOptions, RouterSpec
 from conclave.transformers._block import PatchedBlock
 from conclave.transformers._find import Candidate
 from conclave.transformers._list_experts import ListTraits, read_list
@@ -98,7 +97,9 @@ class PatchedList(PatchedBlock):
         self._all = Slots(candidate.block.modules())
         self._is_hashed = False
         self._traits: ListTraits = read_list(candidate.experts)
-        hidden = probe_hidden(candidate.experts, self._traits.hidden_size)
+        # Packed experts have no type of their own; scales may have another than the model.
+        owner = candidate.block if self._traits.is_packed else candidate.experts
+        hidden = probe_hidden(owner, self._traits.hidden_size)
         with torch.no_grad():
             expected = call_original(self._original, hidden)
             return self._find(candidate, hidden, expected)
@@ -185,22 +186,16 @@ class PatchedList(PatchedBlock):
         require_countable(tensors)
         watched = Watched(tensors)  # before: what is written meanwhile is packed again
         traits = self._traits
-        self.layer = Layer.from_tensors(
-            MoeSpec(
-                top_k=self._rule.top_k,
-                activation=traits.activation,
-                has_bias=traits.has_bias,
-                has_gate=False,
-            ),
-            options=LayerOptions(max_tokens=max_tokens(device), id_policy="skip"),
-            gate_up_order=traits.order,
-            **traits.arrays(self._experts()),
-        )
+        options = LayerOptions(max_tokens=max_tokens(device), id_policy="skip")
+        self.layer = traits.layer(self._experts(), self._rule.top_k, options)
         self._slots = slots
         self._watched = watched  # last: who finds it current finds its layer
 
     def release(self) -> int:
-        """Frees the experts' own copies; router and shared experts go on being called."""
+        """Frees the experts' own copies; router and shared experts go on being called. Packed ones
+        stay: their modules hold more than parameters."""
+        if self._traits.is_packed:
+            return 0
         kept = modules_with_tied_weights(self._model())
         freed = [free(m, list(m._parameters)) for m in self._modules() if m not in kept]
         self.released_bytes = sum(freed)

@@ -17,8 +17,15 @@ from typing import Any
 
 import torch
 
-from conclave.spec import ActivationSpec
+from conclave._methods import layer_of_method
+from conclave.layer import Layer
+from conclave.spec import ActivationSpec, LayerOptions, MoeSpec
 from conclave.transformers import _activation
+from conclave.transformers._packed_linears import (
+    method_tensors,
+    packed_linears_of,
+    with_values,
+)
 from conclave.transformers._traits import NotOurs
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -38,6 +45,34 @@ class ListTraits:
     order: str
     has_bias: bool
     hidden_size: int
+    inner_size: int
+    is_packed: bool
+
+    def layer(self, experts: torch.nn.Module, top_k: int, options: LayerOptions) -> Layer:
+        """A layer of the experts. Raises NotOurs for what is packed in several ways."""
+        spec = MoeSpec(
+            top_k=top_k, activation=self.activation, has_bias=self.has_bias, has_gate=False
+        )
+        if not self.is_packed:
+            return Layer.from_tensors(
+                spec, options=options, gate_up_order=self.order, **self.arrays(experts)
+            )
+        if self.order == "interleaved":
+            raise NotOurs("packed matrices whose rows of gate and up alternate")
+        each = list(experts.children())
+        gated = not self.activation.name.endswith("_no_mul")
+        method, tensors = method_tensors(each, self.first, self.down, gated)
+        found = dict(tensors)
+        whole = dataclasses.replace(
+            spec,
+            num_experts=len(each),
+            hidden_size=self.hidden_size,
+            intermediate_size=self.inner_size,
+            weight_dtype="bfloat16",
+        )
+        device = next(iter(found.values())).device
+        name = "cpu" if device.type == "cpu" else f"cuda:{device.index or 0}"
+        return layer_of_method(whole, method, found, device=name, options=options)
 
     def arrays(self, experts: torch.nn.Module) -> dict[str, Any]:
         """The arguments of `Layer.from_tensors`."""
@@ -161,6 +196,9 @@ def _result_of(expert: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
 def read_list(experts: torch.nn.Module) -> ListTraits:
     """What each of the experts computes. Raises NotOurs, with the reason."""
     original = _require_alike(experts)
+    is_packed = bool(packed_linears_of(original))
+    if is_packed:
+        original = with_values(original)
     _require_matrices(original)
     expert = _in_double(original)
     linears = _linears_of(expert)
@@ -175,5 +213,7 @@ def read_list(experts: torch.nn.Module) -> ListTraits:
             for activation, order, formula in _formulas(products, inner, numbers):
                 if _is_equal(linears[down](formula()), expected):
                     has_bias = any(m.bias is not None for m in linears.values())
-                    return ListTraits(first, down, activation, order, has_bias, hidden_size)
+                    return ListTraits(
+                        first, down, activation, order, has_bias, hidden_size, inner, is_packed
+                    )
     raise NotOurs(f"{type(original).__name__} computes none of the library's formulas")

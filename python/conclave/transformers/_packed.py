@@ -18,6 +18,7 @@ from conclave._locks import ForkSafeLock
 from conclave._watched import Watched, is_countable
 from conclave.layer import Layer
 from conclave.spec import LayerOptions, MoeSpec, QuantSpec
+from conclave.transformers._coded_traits import is_coded, read_coded
 from conclave.transformers._release import free, require_weights
 from conclave.transformers._traits import ExpertsTraits, NotOurs, read_traits
 
@@ -42,6 +43,10 @@ def require_countable(tensors: list[torch.Tensor]) -> None:
         )
 
 
+def _read(module: torch.nn.Module, hidden_size: int) -> ExpertsTraits:
+    return read_coded(module) if is_coded(module) else read_traits(module, hidden_size)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Packed:
     """A layer and what it was packed from, which threads read as one."""
@@ -56,7 +61,7 @@ class PackedExperts:
 
     def __init__(self, module: torch.nn.Module, hidden_size: int) -> None:
         self._hidden_size = hidden_size
-        self.traits: ExpertsTraits = read_traits(module, hidden_size)
+        self.traits: ExpertsTraits = _read(module, hidden_size)
         self.layer: Layer | None = None
         self._packed: _Packed | None = None  # None: nothing is packed, or not completely
         self._lock = ForkSafeLock()
@@ -82,8 +87,8 @@ class PackedExperts:
     def _serves(self, packed: _Packed, module: torch.nn.Module, top_k: int) -> bool:
         return packed.top_k == top_k and packed.watched.is_current(self.traits.tensors(module))
 
-    def _arrays(self, tensors: list[torch.Tensor]) -> dict[str, Any]:
-        arrays = dict(zip(self.traits.weights, (t.detach() for t in tensors), strict=True))
+    def _arrays(self, module: torch.nn.Module, tensors: list[torch.Tensor]) -> dict[str, Any]:
+        arrays = self.traits.arrays(module, tensors)
         on_device = tensors[0].is_cuda
         if on_device and self.traits.transposed:
             # Kernels on a GPU read weights in place, rows first.
@@ -98,14 +103,15 @@ class PackedExperts:
     def _pack(self, module: torch.nn.Module, top_k: int) -> None:
         require_weights(module)
         tensors = self.traits.tensors(module)
-        releases = module in _releasing and self._is_copied(tensors[0])
+        wanted = module in _releasing and self.traits.can_release
+        releases = wanted and self._is_copied(tensors[0])
         if not releases:
             require_countable(tensors)
         is_known = self._is_known(tensors, top_k)
         self._packed = None
         watched = Watched(tensors)
         if is_known:
-            self._reload(tensors)
+            self._reload(module, tensors)
         else:
             self._make(module, top_k)
         if releases:
@@ -122,14 +128,15 @@ class PackedExperts:
         """Whether packed weights are other memory than the module's."""
         return not weights.is_cuda or self.traits.transposed or self.traits.order == "interleaved"
 
-    def _reload(self, tensors: list[torch.Tensor]) -> None:
+    def _reload(self, module: torch.nn.Module, tensors: list[torch.Tensor]) -> None:
         # Transposed weights reach a GPU as a new copy, which a layer in place cannot move to.
-        mode = "staged" if tensors[0].is_cuda and self.traits.transposed else "in_place"
-        self.layer.reload(mode=mode, **self._layout(tensors), **self._arrays(tensors))  # type: ignore[union-attr]
+        copies = self.traits.transposed or self.traits.makes_copies
+        mode = "staged" if tensors[0].is_cuda and copies else "in_place"
+        self.layer.reload(mode=mode, **self._layout(tensors), **self._arrays(module, tensors))  # type: ignore[union-attr]
 
     def _make(self, module: torch.nn.Module, top_k: int) -> None:
         self.layer = None  # its memory goes before the new layer's comes
-        self.traits = read_traits(module, self._hidden_size)
+        self.traits = _read(module, self._hidden_size)
         tensors = self.traits.tensors(module)
         spec = MoeSpec(
             top_k=top_k,
@@ -142,7 +149,7 @@ class PackedExperts:
         options = LayerOptions(max_tokens=max_tokens(tensors[0].device), id_policy="skip")
         self.layer = growing(
             Layer.from_tensors(
-                spec, options=options, **self._layout(tensors), **self._arrays(tensors)
+                spec, options=options, **self._layout(tensors), **self._arrays(module, tensors)
             )
         )
 

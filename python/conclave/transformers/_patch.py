@@ -11,6 +11,7 @@ import torch
 
 from conclave.errors import ConclaveRuntimeError, ConclaveValueError, Error
 from conclave.transformers._block import PatchedBlock
+from conclave.transformers._coded_traits import is_coded
 from conclave.transformers._experts import experts_forward
 from conclave.transformers._find import Candidate, find_candidates
 from conclave.transformers._guard import guard, unguard
@@ -81,7 +82,7 @@ class _PatchedExperts:
     """An experts module whose forward is the backend's, whatever the configuration says."""
 
     def __init__(self, module: torch.nn.Module, hidden_size: int, is_tied: bool) -> None:
-        if not hasattr(type(module).forward, "__wrapped__"):
+        if not hasattr(type(module).forward, "__wrapped__") and not is_coded(module):
             raise NotOurs(f"{type(module).__name__} has no exchangeable forward")
         require_countable(packed_experts(module, hidden_size).traits.tensors(module))
         self._module: Any = weakref.ref(module)

@@ -18,8 +18,9 @@ _FLIPS = {torch.float32: 0.1, torch.float16: 0.1, torch.bfloat16: 0.2}
 
 
 def probe_hidden(module: torch.nn.Module, hidden_size: int, seed: int = 5) -> torch.Tensor:
-    """[1, TOKENS, H] of the type and on the device of a module's weights."""
-    weights = next(module.parameters())
+    """[1, TOKENS, H] of the type and on the device of a module's weights, codes apart."""
+    every = [*module.parameters(), *module.buffers()]
+    weights = next((w for w in every if w.dtype in _ERROR), every[0])
     dtype = weights.dtype if weights.dtype in _ERROR else torch.bfloat16
     numbers = torch.Generator("cpu").manual_seed(seed)
     hidden = torch.randn(1, TOKENS, hidden_size, generator=numbers, device="cpu")

@@ -7,13 +7,15 @@ versions: 5.0 has no has_gate and no is_concatenated.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from conclave.spec import ActivationSpec, QuantSpec
 from conclave.transformers import _activation
 
+_FP4 = "float4_e2m1fn_x2"
+_FP4_GROUP = 32  # columns of such weights that share a scale
 _GROUP_COLS = 128  # of a row that shares a scale, QuantSpec.activations "group"
 
 
@@ -32,6 +34,18 @@ class ExpertsTraits:
     has_bias: bool
     quant: QuantSpec | None
     weight_dtype: str
+
+    can_release: ClassVar[bool] = True
+    # Whether `arrays` makes other memory than the module's, which no layer on a GPU can keep to.
+    makes_copies: ClassVar[bool] = False
+
+    def arrays(self, module: torch.nn.Module, tensors: list[torch.Tensor]) -> dict[str, Any]:
+        """The arguments of `Layer.from_tensors`, from what `tensors` returned."""
+        del module
+        found = dict(zip(self.weights, (t.detach() for t in tensors), strict=True))
+        if self.weight_dtype == _FP4:
+            found |= {name: found[name].view(torch.uint8) for name in ("gate_up", "down")}
+        return found
 
     def tensors(self, module: torch.nn.Module) -> list[torch.Tensor]:
         """The weights in the order of `weights`, each the part that this process holds."""
@@ -99,11 +113,21 @@ def _scale_weights(module: torch.nn.Module, gate_up: str, down: str) -> dict[str
     return weights
 
 
-def _quant_of(module: torch.nn.Module, scale: torch.Tensor) -> QuantSpec:
-    """How float8 weights and the rows that they multiply are scaled."""
+def _quant_of(module: torch.nn.Module, scale: torch.Tensor, is_fp4: bool = False) -> QuantSpec:
+    """How float8 and fp4 weights and the rows that they multiply are scaled."""
     static = getattr(module, "activation_scheme", "dynamic") == "static"
     block = getattr(module, "block_size", None)
     powers = scale.dtype != torch.float32 and "e8m0" in str(scale.dtype)
+    if is_fp4:
+        if static:
+            raise NotOurs("fp4 experts with static scales of rows")
+        return QuantSpec(
+            weights="block",
+            block_rows=1,
+            block_cols=_FP4_GROUP,
+            activations="group",
+            power_of_two_scales=powers,
+        )
     if block is None:
         return QuantSpec(weights="tensor", activations="tensor_static" if static else "token")
     if not static and block[1] != _GROUP_COLS:
@@ -133,20 +157,21 @@ def read_traits(module: torch.nn.Module, hidden_size: int) -> ExpertsTraits:
     if has_bias:
         weights["gate_up_bias"] = _needed(module, f"{gate_up}_bias")
         weights["down_bias"] = _needed(module, f"{down}_bias")
-    quant = None
-    if tensor.dtype == torch.float8_e4m3fn:
+    quant, dtype = None, str(tensor.dtype).removeprefix("torch.")
+    is_fp4 = tensor.dtype == torch.int8 and _first_name(module, f"{gate_up}_scale_inv") is not None
+    if tensor.dtype == torch.float8_e4m3fn or is_fp4:
         weights |= _scale_weights(module, gate_up, down)
-        quant = _quant_of(module, getattr(module, weights["gate_up_scale"]))
+        quant = _quant_of(module, getattr(module, weights["gate_up_scale"]), is_fp4)
     elif tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise NotOurs(f"weights are {str(tensor.dtype).removeprefix('torch.')}")
     return ExpertsTraits(
         weights=weights,
         activation=found.activation,
         order=found.order,
-        transposed=_is_transposed(module, down_tensor, hidden_size),
+        transposed=not is_fp4 and _is_transposed(module, down_tensor, hidden_size),
         has_bias=has_bias,
         quant=quant,
-        weight_dtype=str(tensor.dtype).removeprefix("torch."),
+        weight_dtype=_FP4 if is_fp4 else dtype,
     )
 
 
