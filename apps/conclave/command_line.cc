@@ -127,6 +127,19 @@ Option Command::choice(const std::string& flags, std::string& value,
   return Option(option);
 }
 
+Option Command::choice_with_options(const std::string& flags, std::string& value,
+                                    const std::vector<std::string>& choices,
+                                    const std::string& help) {
+  CLI::Option* option = app_.add_option(flags, value, help);
+  option->type_name(fmt::format("{}", fmt::join(choices, "|")));
+  option->check([choices](const std::string& text) {
+    CLI::IsMember member(choices);
+    std::string word = text.substr(0, text.find(':'));
+    return member(word);
+  });
+  return Option(option);
+}
+
 Option Command::number(const std::string& flags, const char* name, int32_t& value, Limits limits,
                        const std::string& help) {
   return add_number(app_, flags, name, value, limits, help);

@@ -57,6 +57,9 @@ class Command {
                const std::string& help);
   Option choice(const std::string& flags, std::string& value,
                 const std::vector<std::string>& choices, const std::string& help);
+  // The same for words that a colon and options may follow.
+  Option choice_with_options(const std::string& flags, std::string& value,
+                             const std::vector<std::string>& choices, const std::string& help);
   Option number(const std::string& flags, const char* name, int32_t& value, Limits limits,
                 const std::string& help);
   Option number(const std::string& flags, const char* name, int64_t& value, Limits limits,

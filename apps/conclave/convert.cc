@@ -39,9 +39,13 @@ ConvertRequest request_of(const ConvertOptions& options) {
   ConvertRequest request;
   request.source = options.source;
   request.destination = options.destination;
-  request.form = parse_quantised_form(options.form);
-  for (const std::string& rule : options.keep) request.keep.push_back(parse_keep_rule(rule));
-  request.rule = options.scales == "search" ? ScaleRule::kSearch : ScaleRule::kAmax;
+  const ScaleRule rule = options.scales == "search" ? ScaleRule::kSearch : ScaleRule::kAmax;
+  const Container container = container_of(options.source);
+  request.form = parse_quantised_form(options.form, container, rule);
+  for (const std::string& text : options.keep) {
+    request.keep.push_back(parse_keep_rule(text, container, rule));
+  }
+  request.rule = rule;
   request.shard_bytes = parse_byte_size(options.shard_size, "--shard-size");
   request.replace = options.force;
   const Checkpoint checkpoint = Checkpoint::open(options.source);
@@ -73,15 +77,18 @@ void add_convert_command(CommandLine& line) {
   auto options = std::make_shared<ConvertOptions>();
   command
       .positional(kModelDir, options->source,
-                  "Hugging Face model directory: config.json and safetensors")
+                  "Hugging Face model directory, or a GGUF file (of a split model the first)")
       .required();
   command.positional(kOutputDir, options->destination, "Directory to make").required();
-  command.choice("--format", options->form, quantised_form_names(), "Form of the experts")
+  command
+      .choice_with_options("--format", options->form, quantised_form_names(),
+                           "Form of the experts; GGUF files take GGUF's types, and the gptq forms "
+                           "take options, as gptq-int4:group=64,asym")
       .required();
   command.text("-l,--layers", "LIST", options->layers, "Layers such as 0-3,7 (default: all)");
   command.texts("--keep", "PATTERN=FORMAT", options->keep,
                 "Linear layers to leave out, such as '*.shared_expert.*=source'; FORMAT is source, "
-                "bf16, f16 or f32; may be repeated");
+                "bf16, f16 or f32, or in GGUF files any of its forms; may be repeated");
   command.choice("--scales", options->scales, {"amax", "search"},
                  "amax: largest magnitude over largest code; search: least squared error");
   command.text("--shard-size", "SIZE", options->shard_size, "Largest shard, such as 5GB or 512MiB")

@@ -40,15 +40,44 @@ TEST(KeepPattern, ManyStars_TakeNoLongTime) {
   EXPECT_FALSE(matches("*a*a*a*a*a*a*a*a*a*a*a*a*b", std::string(5000, 'a')));
 }
 
+KeepRule keep_rule(const std::string& text, Container container = Container::kSafetensors) {
+  return parse_keep_rule(text, container, ScaleRule::kAmax);
+}
+
 TEST(KeepRule, Text_IsAPatternAndAForm) {
-  const KeepRule plain = parse_keep_rule("*.0.*=bf16");
+  const KeepRule plain = keep_rule("*.0.*=bf16");
   EXPECT_EQ(plain.pattern, "*.0.*");
-  ASSERT_TRUE(plain.form);
-  EXPECT_EQ(plain.form->dtype, DType::kBF16);
-  EXPECT_FALSE(parse_keep_rule("a=b=source").form);
-  for (const char* wrong : {"", "x", "=bf16", "x=", "x=int4-group32", "x=BF16"}) {
-    EXPECT_THROW(parse_keep_rule(wrong), Error) << wrong;
+  ASSERT_NE(plain.form, nullptr);
+  EXPECT_EQ(plain.form->name(), "bf16");
+  EXPECT_EQ(keep_rule("a=b=source").form, nullptr);
+  for (const char* wrong : {"", "x", "=bf16", "x=", "x=int4-group32", "x=q8_0", "x=BF16"}) {
+    EXPECT_THROW(keep_rule(wrong), Error) << wrong;
   }
+  EXPECT_EQ(keep_rule("x=q8_0", Container::kGguf).form->name(), "q8_0");
+  EXPECT_THROW(keep_rule("x=int4-group32", Container::kGguf), Error);
+}
+
+FormPointer form_of(const std::string& text, Container container = Container::kSafetensors) {
+  return parse_quantised_form(text, container, ScaleRule::kAmax);
+}
+
+TEST(FormCatalog, Options_BelongToTheFormThatHasThem) {
+  EXPECT_EQ(form_of("gptq-int4")->name(), "gptq-int4");
+  EXPECT_EQ(form_of("gptq-int8:asym,group=64")->name(), "gptq-int8:group=64,asym");
+  for (const char* wrong :
+       {"gptq-int4:", "gptq-int4:group=0", "gptq-int4:group=", "gptq-int4:group=8x",
+        "gptq-int4:sym=1", "gptq-int4:sym,sym", "gptq-int4:desc_act", "int8-channel:group=8",
+        "int8-channel:", "bf16", "q8_0", ""}) {
+    EXPECT_THROW(form_of(wrong), Error) << wrong;
+  }
+}
+
+TEST(FormCatalog, OneName_MayStandForEachContainer) {
+  EXPECT_TRUE(form_of("mxfp4")->file_type() == std::nullopt);
+  EXPECT_TRUE(form_of("mxfp4", Container::kGguf)->file_type() == 38U);
+  EXPECT_THROW(form_of("nvfp4", Container::kGguf), Error);
+  const std::vector<std::string> names = quantised_form_names();
+  EXPECT_EQ(std::ranges::count(names, "mxfp4"), 1);
 }
 
 TEST(JsonEdit, OtherMembers_KeepTheirBytes) {
@@ -108,7 +137,7 @@ std::map<std::string, std::string> model_files(const fs::path& directory) {
 ConvertRequest small_request(const fs::path& destination) {
   return {.source = "testdata/mixtral-tiny",
           .destination = destination,
-          .form = parse_quantised_form("fp8-block"),
+          .form = form_of("fp8-block"),
           .layers = {0, 1},
           .keep = {},
           .shard_bytes = 30'000};
@@ -178,6 +207,44 @@ TEST(Conversion, EndedThreeTimes_StillGoesOn) {
   EXPECT_GE(convert_model(context, request, {.tokens = 0}).shards_kept, 3U);
 }
 
+// The same of the other ways in which forms are written: gathered and turned round, in stacks, and
+// in GGUF files.
+TEST(Conversion, EndedInAnyForm_GoesOnToTheSameFiles) {
+  const Scratch scratch;
+  const Context context({.device = "cpu", .num_threads = 2});
+  const auto request_of = [&](const char* source, const FormPointer& form, const fs::path& out,
+                              uint64_t shard_bytes) {
+    ConvertRequest request = small_request(out);
+    request.source = source;
+    request.form = form;
+    request.layers.clear();
+    const Checkpoint model = Checkpoint::open(source);
+    for (const CheckpointLayer& layer : model.layers()) {
+      request.layers.push_back(layer.index);
+    }
+    request.shard_bytes = shard_bytes;
+    return request;
+  };
+  const auto expect_same = [&](const char* source, const FormPointer& form, uint64_t shard_bytes) {
+    SCOPED_TRACE(form->name());
+    const fs::path whole = scratch / (form->name() + "-whole").c_str();
+    const ConversionReport all =
+        convert_model(context, request_of(source, form, whole, shard_bytes), {.tokens = 0});
+    ASSERT_GT(all.shards, 2U);
+    const ConvertRequest request =
+        request_of(source, form, scratch / form->name().c_str(), shard_bytes);
+    convert_and_end(request, static_cast<int64_t>(all.bytes_after * 2 / 3));
+    const ConversionReport rest = convert_model(context, request, {.tokens = 0});
+    EXPECT_GT(rest.shards_kept, 0U);
+    EXPECT_EQ(model_files(request.destination), model_files(whole));
+    EXPECT_FALSE(fs::exists(request.destination.string() + ".partial"));
+  };
+  expect_same("testdata/mixtral-tiny", form_of("gptq-int4:group=8,asym"), 30'000);
+  expect_same("testdata/quantised/gpt_oss-mxfp4-wide", form_of("gpt-oss-mxfp4"), 10'000);
+  expect_same("testdata/gguf/llama-split/model-00001-of-00003.gguf",
+              form_of("q4_0", Container::kGguf), 10'000);
+}
+
 TEST(Conversion, DamagedShardOfAnEndedRun_IsWrittenAgain) {
   const Scratch scratch;
   const Context context({.device = "cpu", .num_threads = 1});
@@ -226,7 +293,7 @@ TEST(Conversion, EndedForAnotherForm_IsInTheWayUnlessReplaced) {
   const Scratch scratch;
   ConvertRequest request = small_request(scratch / "out");
   convert_and_end(request, 100'000);
-  request.form = parse_quantised_form("int8-channel");
+  request.form = form_of("int8-channel");
   const Context context({.device = "cpu", .num_threads = 1});
   try {
     convert_model(context, request, {.tokens = 0});

@@ -11,7 +11,7 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <string_view>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -32,24 +32,23 @@ class ModuleCodes {
   using Expert = std::tuple<int64_t, WeightMlp, int64_t>;  // layer, part, number
 
   // All arguments must outlive it.
-  ModuleCodes(const Context& context, const SourceModel& source, const ConversionPlan& plan,
-              ScaleRule rule);
+  ModuleCodes(const Context& context, const SourceModel& source, const ConversionPlan& plan);
 
   std::vector<Strip> strips(int32_t module) const;
   // Finds the scales of whole matrices, which come before any of their codes.
   void prepare(std::span<const int32_t> modules);
-  // Codes, or values of a plain type, and the scales that belong to them. Throws
-  // Error(kTensorValue) naming the tensor for a weight that is not finite.
+  // The rows in the form of the module. Throws Error(kTensorValue) naming the tensor for a weight
+  // that is not finite.
   QuantisedRows encode(const Strip& strip) const;
-  // The bytes of a tensor of one number for a matrix.
-  std::vector<std::byte> single(const PlannedTensor& tensor) const;
+  // The number that the whole matrix of a module has, once it is prepared.
+  float matrix_scale(int32_t module) const { return matrix_scales_[static_cast<size_t>(module)]; }
 
  private:
   const ConvertedModule& module_of(const Strip& strip) const;
   std::vector<float> read(const Strip& strip) const;
   void require_finite(const Strip& strip, std::span<const float> values) const;
-  QuantisedRows encode_plain(const Strip& strip, std::vector<float> values) const;
-  const Quantiser& quantiser(const WeightForm& form) const;
+  // Where a row of a strip comes from.
+  std::string origin_of(const Strip& strip, int64_t row) const;
   // The modules whose range counts for the scale of this one.
   std::vector<int32_t> in_one_range(int32_t module) const;
   float largest_of(int32_t module);
@@ -59,10 +58,9 @@ class ModuleCodes {
   const ConversionPlan& plan_;
   std::map<int64_t, std::unique_ptr<WeightSource>> sources_;  // by layer
   std::map<int64_t, QuantSpec> source_quant_;
-  std::map<std::string_view, Quantiser> quantisers_;  // by the form's name
-  std::vector<std::optional<float>> largest_;         // by module
+  std::vector<std::optional<float>> largest_;  // by module
   std::vector<float> matrix_scales_;
-  // Gate and up of each expert, where they have a global scale.
+  // Gate and up of each expert, where they have a number in common.
   std::map<Expert, std::vector<int32_t>> pairs_;
 };
 

@@ -194,7 +194,7 @@ std::string conversion_page(const ConversionReport& report) {
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
       "<title>{0}: conversion to {1}</title>\n<style>{2}</style>\n</head>\n<body>\n<main>\n"
       "<h1>{0}</h1>\n<p>{3} experts as {1}, scales by {4}; {5} matrices.</p>\n",
-      escaped(name), escaped(report.form), kStyle, escaped(report.model_type), report.scales,
+      escaped(name), escaped(forms_text(report)), kStyle, escaped(report.model_type), report.scales,
       report.modules.size());
   page += "<div class=\"tiles\">\n" + tiles(report) + "</div>\n";
   page += section("Size", "Bytes of all tensors.", legend + size_chart(report));

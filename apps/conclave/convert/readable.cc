@@ -1,14 +1,13 @@
 // Whether the result of a conversion could be read, asked of the reader itself: a checkpoint is
 // opened by its headers, and a file may have the size of its data without the data.
-#include "convert/plan.h"
+#include "convert/forms/target_form.h"
+#include "convert/result_files.h"
 
 #include "conclave/checkpoint.h"
 #include "conclave/error.h"
 
 #include <fmt/format.h>
 
-#include <array>
-#include <fstream>
 #include <system_error>
 
 namespace conclave::tool {
@@ -42,49 +41,13 @@ class Scratch {
   std::filesystem::path path_;
 };
 
-std::string header_of(const ConversionPlan& plan) {
-  std::string header = "{";
-  uint64_t begin = 0;
-  for (const PlannedShard& shard : plan.shards) {
-    for (const PlannedTensor& tensor : shard.tensors) {
-      const nlohmann::json name = tensor.name;
-      header += fmt::format(R"({}{}:{{"dtype":"{}","shape":{},"data_offsets":[{},{}]}})",
-                            header.size() > 1 ? "," : "", name.dump(), to_string(tensor.dtype),
-                            nlohmann::json(tensor.shape).dump(), begin, begin + tensor.bytes);
-      begin += tensor.bytes;
-    }
-  }
-  header += "}";
-  header.append((8 - header.size() % 8) % 8, ' ');
-  return header;
-}
-
-void write_outline(const ConversionPlan& plan, const std::filesystem::path& directory) {
-  const std::filesystem::path path = directory / "model.safetensors";
-  const std::string header = header_of(plan);
-  std::array<char, 8> length{};
-  for (size_t i = 0; i < length.size(); ++i) {
-    length[i] = static_cast<char>((header.size() >> (8 * i)) & 0xFF);
-  }
-  std::ofstream file(path, std::ios::binary);
-  file.write(length.data(), length.size());
-  file << header;
-  file.close();
-  std::ofstream config(directory / "config.json", std::ios::binary);
-  config << plan.config;
-  config.close();
-  if (!file || !config) Scratch::fail(path, "a failed write");
-  std::error_code problem;
-  std::filesystem::resize_file(path, length.size() + header.size() + plan.bytes, problem);
-  if (problem) Scratch::fail(path, problem.message());
-}
-
 [[noreturn]] void refuse(const ConvertRequest& request, std::string tensor, std::string reason) {
-  throw Error(ErrorCode::kUnsupported,
-              {.what = fmt::format("no reader takes this model's experts as {}", request.form.name),
-               .file = request.source.string(),
-               .tensor = std::move(tensor),
-               .found = std::move(reason)});
+  throw Error(
+      ErrorCode::kUnsupported,
+      {.what = fmt::format("no reader takes this model's experts as {}", request.form->name()),
+       .file = request.source.string(),
+       .tensor = std::move(tensor),
+       .found = std::move(reason)});
 }
 
 void check_layers(const Checkpoint& result, const ConvertRequest& request) {
@@ -96,12 +59,12 @@ void check_layers(const Checkpoint& result, const ConvertRequest& request) {
 
 }  // namespace
 
-void require_readable(const ConversionPlan& plan, const ConvertRequest& request,
+void require_readable(const ResultFiles& files, const ConvertRequest& request,
                       const std::filesystem::path& scratch) {
   const Scratch directory(scratch);
-  write_outline(plan, directory.path());
+  const std::filesystem::path model = files.write_outline(directory.path());
   try {
-    check_layers(Checkpoint::open(directory.path()), request);
+    check_layers(Checkpoint::open(model), request);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kUnsupported || error.code() == ErrorCode::kFileWrite) throw;
     const ErrorDetail& detail = error.detail();

@@ -7,9 +7,11 @@
 #include "output/table.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 namespace conclave::tool {
@@ -132,6 +134,14 @@ std::vector<KindSummary> summarise(const ConversionReport& report) {
   return summaries;
 }
 
+std::string forms_text(const ConversionReport& report) {
+  std::set<std::string> others;
+  for (const ModuleReport& module : report.modules) others.insert(module.form);
+  others.erase(report.form);
+  if (others.empty()) return report.form;
+  return fmt::format("{}, some {}", report.form, fmt::join(others, ", "));
+}
+
 nlohmann::ordered_json to_json(const ConversionReport& report) {
   nlohmann::ordered_json json = facts_of(report);
   json["left_out"] = report.left_out;
@@ -149,10 +159,10 @@ void write_report(const ConversionReport& report, const std::filesystem::path& d
 
 void print_report(const ConversionReport& report, std::FILE* out) {
   TableWriter table(out, OutputFormat::kTable, columns());
-  table.header(
-      facts_of(report),
-      {fmt::format("{} to {}, scales by {}: {} to {}", report.source, report.form, report.scales,
-                   bytes_text(report.bytes_before), bytes_text(report.bytes_after))});
+  table.header(facts_of(report),
+               {fmt::format("{} to {}, scales by {}: {} to {}", report.source, forms_text(report),
+                            report.scales, bytes_text(report.bytes_before),
+                            bytes_text(report.bytes_after))});
   for (const LayerLine& line : lines_of(report)) {
     const auto output = std::ranges::find(report.layers, line.layer, &LayerError::layer);
     table.row(cells_of(line, output == report.layers.end() ? nullptr : &*output));

@@ -24,6 +24,9 @@ struct KindSummary {
 };
 std::vector<KindSummary> summarise(const ConversionReport& report);
 
+// The forms that matrices have, that of the conversion first: "q4_0, some q8_0".
+std::string forms_text(const ConversionReport& report);
+
 nlohmann::ordered_json to_json(const ConversionReport& report);
 // Writes both files. Throws Error(kFileWrite).
 void write_report(const ConversionReport& report, const std::filesystem::path& directory);

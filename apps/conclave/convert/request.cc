@@ -3,59 +3,36 @@
 #include "conclave/error.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
-#include <algorithm>
 #include <string_view>
+#include <system_error>
 
 namespace conclave::tool {
 namespace {
 
 constexpr std::string_view kAsItIs = "source";
 
-bool can_be_written(const WeightForm& form) {
-  return !form.method.empty() && Quantiser::supports({.codes = form.dtype,
-                                                      .quant = form.quant,
-                                                      .scale_dtype = form.scale_dtype,
-                                                      .rule = ScaleRule::kAmax});
-}
-
 }  // namespace
 
-std::vector<std::string> quantised_form_names() {
-  std::vector<std::string> names;
-  for (const WeightForm& form : weight_forms()) {
-    if (can_be_written(form)) names.emplace_back(form.name);
-  }
-  return names;
+Container container_of(const std::filesystem::path& path) {
+  std::error_code ignored;
+  return std::filesystem::is_regular_file(path, ignored) ? Container::kGguf
+                                                         : Container::kSafetensors;
 }
 
-WeightForm parse_quantised_form(const std::string& name) {
-  for (const WeightForm& form : weight_forms()) {
-    if (form.name == name && can_be_written(form)) return form;
-  }
-  throw Error(ErrorCode::kUnknownName,
-              {.what = "no model is converted to this form",
-               .tensor = "--format",
-               .expected = fmt::format("one of {}", fmt::join(quantised_form_names(), ", ")),
-               .found = fmt::format("'{}'", name)});
-}
-
-KeepRule parse_keep_rule(const std::string& text) {
+KeepRule parse_keep_rule(const std::string& text, Container container, ScaleRule rule) {
   const size_t equals = text.rfind('=');
   const std::string name = equals == std::string::npos ? "" : text.substr(equals + 1);
-  std::vector<std::string> known = {std::string(kAsItIs)};
-  for (const WeightForm& form : weight_forms()) {
-    if (!form.method.empty() || form.quant.weights != WeightScale::kNone) continue;
-    known.emplace_back(form.name);
-    if (name == form.name && equals > 0) return {.pattern = text.substr(0, equals), .form = form};
+  if (name.empty() || equals == 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                {.what = "no rule for layers to keep",
+                 .tensor = "--keep",
+                 .expected = fmt::format("PATTERN=FORMAT, or PATTERN={}", kAsItIs),
+                 .found = fmt::format("'{}'", text)});
   }
-  if (name == kAsItIs && equals > 0) return {.pattern = text.substr(0, equals), .form = {}};
-  throw Error(ErrorCode::kInvalidArgument,
-              {.what = "no rule for layers to keep",
-               .tensor = "--keep",
-               .expected = fmt::format("PATTERN=FORMAT, FORMAT one of {}", fmt::join(known, ", ")),
-               .found = fmt::format("'{}'", text)});
+  const std::string pattern = text.substr(0, equals);
+  if (name == kAsItIs) return {.pattern = pattern, .form = nullptr};
+  return {.pattern = pattern, .form = parse_kept_form(name, container, rule)};
 }
 
 // Greedy with one place to come back to: the work is linear in the product of the lengths.

@@ -1,7 +1,8 @@
 // The request says what the user asks of a conversion.
 #pragma once
 
-#include "conclave/format.h"
+#include "convert/forms/catalog.h"
+
 #include "conclave/quantise.h"
 
 #include <cstdint>
@@ -11,16 +12,16 @@
 
 namespace conclave::tool {
 
-// Linear layers whose name matches keep their tensors, or become values of a plain type.
+// Linear layers whose name matches keep their tensors, or get a form of their own.
 struct KeepRule {
   std::string pattern;  // "*" stands for any text, "?" for one character
-  std::optional<WeightForm> form;
+  FormPointer form;     // null: they keep their tensors
 };
 
 struct ConvertRequest {
   std::filesystem::path source;
   std::filesystem::path destination;
-  WeightForm form;
+  FormPointer form;
   std::vector<int64_t> layers;  // ascending
   std::vector<KeepRule> keep;   // the first that matches counts
   ScaleRule rule = ScaleRule::kAmax;
@@ -28,12 +29,10 @@ struct ConvertRequest {
   bool replace = false;  // a destination, or an unfinished conversion, that is there
 };
 
-// Throws Error(kUnknownName) for a form that weight_forms() does not list or that no method has.
-WeightForm parse_quantised_form(const std::string& name);
-// The names that it takes.
-std::vector<std::string> quantised_form_names();
-// Parses "PATTERN=FORMAT". Throws Error(kInvalidArgument).
-KeepRule parse_keep_rule(const std::string& text);
+// The container of the model at a path, which its forms go by.
+Container container_of(const std::filesystem::path& path);
+// Parses "PATTERN=FORMAT" for models of a container. Throws Error(kInvalidArgument, kUnknownName).
+KeepRule parse_keep_rule(const std::string& text, Container container, ScaleRule rule);
 
 bool matches(std::string_view pattern, std::string_view name);
 

@@ -16,6 +16,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Results of any container have it.
+constexpr const char* kReport = "conversion.json";
 // Written by the conversion, or true of the source's tensors only.
 constexpr std::array<std::string_view, 8> kReplaced = {
     "config.json",       "conclave.manifest.json",      "quantize_config.json",
@@ -50,7 +52,9 @@ fs::path without_slash(const fs::path& path) {
 
 void check_replaceable(const fs::path& path) {
   std::error_code problem;
-  const bool model = fs::is_directory(path, problem) && fs::exists(path / "config.json", problem);
+  const bool model =
+      fs::is_directory(path, problem) &&
+      (fs::exists(path / "config.json", problem) || fs::exists(path / kReport, problem));
   if (model || fs::is_empty(path, problem)) return;
   fail("the destination is no model that could be replaced", path, "something else",
        "choose another name");
@@ -114,12 +118,13 @@ void ResultDirectory::remove_all_but(const std::vector<std::string>& names) cons
   }
 }
 
-std::vector<std::string> ResultDirectory::copy_other_files(const SourceModel& source) const {
-  const fs::path root = root_of(source.directory());
+std::vector<std::string> ResultDirectory::copy_other_files(
+    const fs::path& source, const std::function<bool(const std::string&)>& holds_tensors) const {
+  const fs::path root = root_of(source);
   std::vector<std::string> left_out;
-  for (const fs::directory_entry& entry : fs::directory_iterator(source.directory())) {
+  for (const fs::directory_entry& entry : fs::directory_iterator(source)) {
     const std::string name = entry.path().filename().string();
-    if (source.holds_tensors(name) || std::ranges::find(kReplaced, name) != kReplaced.end()) {
+    if (holds_tensors(name) || std::ranges::find(kReplaced, name) != kReplaced.end()) {
       continue;
     }
     if (!entry.is_regular_file() || is_weight_file(name)) {

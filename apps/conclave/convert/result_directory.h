@@ -1,10 +1,9 @@
 // The directory of a conversion: under another name until it is complete.
 #pragma once
 
-#include "convert/source_model.h"
-
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,7 +29,9 @@ class ResultDirectory {
   // Copies the files beside the tensors, such as the tokenizer's. Returns the names of those that
   // are left out: other weights, and folders. Throws Error(kPathEscape) for links that leave the
   // model.
-  std::vector<std::string> copy_other_files(const SourceModel& source) const;
+  std::vector<std::string> copy_other_files(
+      const std::filesystem::path& source,
+      const std::function<bool(const std::string&)>& holds_tensors) const;
   // Removes the unfinished directory with all that is in it.
   void discard() const;
   // Gives the directory its name, in one step.

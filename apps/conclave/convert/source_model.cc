@@ -1,40 +1,17 @@
 #include "convert/source_model.h"
 
+#include "convert/gguf_model.h"
+#include "convert/safetensors_model.h"
+
 #include "conclave/error.h"
 
 #include <fstream>
-#include <set>
 #include <sstream>
 #include <system_error>
+#include <utility>
 
 namespace conclave::tool {
 namespace {
-
-constexpr const char* kConfig = "config.json";
-constexpr const char* kSingle = "model.safetensors";
-constexpr const char* kIndex = "model.safetensors.index.json";
-
-Checkpoint open_directory(const std::filesystem::path& path) {
-  std::error_code ignored;
-  if (std::filesystem::is_regular_file(path, ignored)) {
-    throw Error(ErrorCode::kUnsupported,
-                {.what = "a model in one file has no configuration and no names to convert to",
-                 .file = path.string(),
-                 .expected = "a Hugging Face model directory"});
-  }
-  return Checkpoint::open(path);
-}
-
-// The checkpoint has found the index valid, and that it names every shard.
-std::vector<std::string> shard_names(const std::filesystem::path& directory) {
-  if (!std::filesystem::exists(directory / kIndex)) return {kSingle};
-  const auto index = nlohmann::json::parse(read_whole_file(directory / kIndex));
-  std::set<std::string> names;
-  for (const auto& [tensor, file] : index.at("weight_map").items()) {
-    names.insert(file.get<std::string>());
-  }
-  return {names.begin(), names.end()};
-}
 
 nlohmann::ordered_json identity_of(const std::filesystem::path& path) {
   std::error_code problem;
@@ -60,15 +37,16 @@ std::string read_whole_file(const std::filesystem::path& path) {
   return text.str();
 }
 
-SourceModel::SourceModel(const std::filesystem::path& directory)
-    : checkpoint_(open_directory(directory)), config_text_(read_whole_file(directory / kConfig)) {
-  for (const std::string& name : shard_names(directory)) {
-    files_.push_back(SafetensorsFile::open(directory / name));
-  }
-  for (const SafetensorsFile& file : files_) {
-    for (const TensorInfo& info : file.tensors()) tensors_.push_back({&file, &info});
-  }
-  for (const SourceTensor& tensor : tensors_) by_name_.emplace(tensor.info->name, &tensor);
+std::unique_ptr<SourceModel> SourceModel::open(const std::filesystem::path& path) {
+  std::error_code ignored;
+  if (std::filesystem::is_regular_file(path, ignored)) return std::make_unique<GgufModel>(path);
+  return std::make_unique<SafetensorsModel>(path);
+}
+
+void SourceModel::set(std::vector<SourceTensor> tensors, std::vector<std::filesystem::path> files) {
+  tensors_ = std::move(tensors);
+  files_ = std::move(files);
+  for (const SourceTensor& tensor : tensors_) by_name_.emplace(tensor.name, &tensor);
   identity_ = identity();
 }
 
@@ -77,17 +55,9 @@ const SourceTensor* SourceModel::find(std::string_view name) const {
   return found == by_name_.end() ? nullptr : found->second;
 }
 
-bool SourceModel::holds_tensors(const std::string& file_name) const {
-  if (file_name == kIndex) return true;
-  for (const SafetensorsFile& file : files_) {
-    if (file.path().filename() == file_name) return true;
-  }
-  return false;
-}
-
 nlohmann::ordered_json SourceModel::identity() const {
-  nlohmann::ordered_json files = {identity_of(directory() / kConfig)};
-  for (const SafetensorsFile& file : files_) files.push_back(identity_of(file.path()));
+  nlohmann::ordered_json files = nlohmann::ordered_json::array();
+  for (const std::filesystem::path& file : files_) files.push_back(identity_of(file));
   return files;
 }
 
@@ -95,12 +65,11 @@ void SourceModel::check_unchanged() const {
   const nlohmann::ordered_json now = identity();
   for (size_t i = 0; i < now.size(); ++i) {
     if (now[i] == identity_[i]) continue;
-    throw Error(ErrorCode::kFileChanged,
-                {.what = "the model changed while it was converted",
-                 .file = (directory() / now[i]["file"].get<std::string>()).string(),
-                 .expected = identity_[i].dump(),
-                 .found = now[i].dump(),
-                 .hint = "convert it anew, with --force"});
+    throw Error(ErrorCode::kFileChanged, {.what = "the model changed while it was converted",
+                                          .file = files_[i].string(),
+                                          .expected = identity_[i].dump(),
+                                          .found = now[i].dump(),
+                                          .hint = "convert it anew, with --force"});
   }
 }
 

@@ -1,14 +1,17 @@
-// The directory that a conversion reads: its checkpoint, its tensors in the order of the files, and
-// what tells whether it has changed.
+// The model that a conversion reads: its checkpoint, its tensors in the order of the files, and
+// what tells whether it has changed. A container of tensors is a class of its own.
 #pragma once
 
 #include "conclave/checkpoint.h"
-#include "conclave/safetensors.h"
+#include "conclave/dtype.h"
 
 #include <nlohmann/json.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -17,34 +20,61 @@
 
 namespace conclave::tool {
 
+class ResultFiles;
+struct ConversionPlan;
+struct ConvertRequest;
+
+enum class Container : uint8_t { kSafetensors, kGguf };
+
 struct SourceTensor {
-  const SafetensorsFile* file = nullptr;
-  const TensorInfo* info = nullptr;
+  std::string name;
+  std::string type;  // as the container calls it: "BF16", "Q4_K"
+  std::vector<int64_t> shape;
+  uint64_t bytes = 0;
+  size_t file = 0;  // its place in the container
+  size_t index = 0;
 };
 
 class SourceModel {
  public:
-  // Throws as Checkpoint::open, and Error(kUnsupported) for a GGUF file.
-  explicit SourceModel(const std::filesystem::path& directory);
+  // A directory of a Hugging Face model, or a GGUF file. Throws as Checkpoint::open.
+  static std::unique_ptr<SourceModel> open(const std::filesystem::path& path);
+  virtual ~SourceModel() = default;
+
+  virtual Container container() const = 0;
+  // Copies bytes [offset, offset + destination.size()) of the tensor. Throws Error(kFileRead,
+  // kFileChanged).
+  virtual void read(const SourceTensor& tensor, uint64_t offset,
+                    std::span<std::byte> destination) const = 0;
+  // Whether a tensor of a converted module's name goes with its weights, such as their shape.
+  virtual bool goes_with_weights(const SourceTensor& tensor) const = 0;
+  // Throws Error(kUnsupported) for one that the result could not describe as it is.
+  virtual void require_copyable(const SourceTensor& tensor) const = 0;
+  // Results lie in files as their sources do. The arguments must outlive the result.
+  virtual std::unique_ptr<ResultFiles> result_files(const ConversionPlan& plan,
+                                                    const ConvertRequest& request) const = 0;
+  // The name of a shard of the result.
+  virtual std::string shard_name(size_t index, size_t count) const = 0;
 
   const Checkpoint& checkpoint() const { return checkpoint_; }
-  const std::filesystem::path& directory() const { return checkpoint_.directory(); }
-  const std::string& config_text() const { return config_text_; }
+  const std::filesystem::path& path() const { return checkpoint_.directory(); }
   std::span<const SourceTensor> tensors() const { return tensors_; }
   // Null if there is none of this name.
   const SourceTensor* find(std::string_view name) const;
-  // Whether a file of the directory holds tensors or says where they are.
-  bool holds_tensors(const std::string& file_name) const;
 
   // Sizes and times of the files that are read.
   nlohmann::ordered_json identity() const;
   // Throws Error(kFileChanged) if they are no longer those of the begin.
   void check_unchanged() const;
 
+ protected:
+  explicit SourceModel(Checkpoint checkpoint) : checkpoint_(std::move(checkpoint)) {}
+  // Takes the tensors and the files that are read.
+  void set(std::vector<SourceTensor> tensors, std::vector<std::filesystem::path> files);
+
  private:
   Checkpoint checkpoint_;
-  std::string config_text_;
-  std::vector<SafetensorsFile> files_;
+  std::vector<std::filesystem::path> files_;
   std::vector<SourceTensor> tensors_;
   std::unordered_map<std::string_view, const SourceTensor*> by_name_;
   nlohmann::ordered_json identity_;

@@ -1,14 +1,16 @@
 #include "convert/write_shard.h"
 
 #include "convert/checksum.h"
+#include "convert/forms/target_form.h"
 #include "convert/parallel.h"
 
 #include "conclave/error.h"
-#include "conclave/safetensors.h"
 
 #include <algorithm>
+#include <memory>
 #include <set>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace conclave::tool {
@@ -28,8 +30,9 @@ struct Piece {
   Strip strip = {};  // for kEncode
 };
 
-std::vector<Piece> pieces_of(const PlannedTensor& tensor, const ModuleCodes& codes) {
-  std::vector<Piece> pieces;
+// A module's rows are encoded in front of its first tensor.
+void add_pieces(const PlannedTensor& tensor, bool begins_module, const ModuleCodes& codes,
+                std::vector<Piece>& pieces) {
   if (tensor.copied != nullptr) {
     for (uint64_t offset = 0; offset < tensor.bytes; offset += kCopyBytes) {
       pieces.push_back({.kind = Piece::Kind::kCopy,
@@ -37,43 +40,41 @@ std::vector<Piece> pieces_of(const PlannedTensor& tensor, const ModuleCodes& cod
                         .offset = offset,
                         .bytes = std::min(kCopyBytes, tensor.bytes - offset)});
     }
-    return pieces;
+    return;
   }
-  const bool is_codes =
-      tensor.plane == WeightPlane::kWeights && tensor.content == FormTensor::Content::kPlane;
-  if (!is_codes) return {{.kind = Piece::Kind::kGathered, .tensor = &tensor}};
-  for (const Strip& strip : codes.strips(tensor.module)) {
-    pieces.push_back({.kind = Piece::Kind::kEncode, .tensor = &tensor, .strip = strip});
+  if (begins_module) {
+    for (const Strip& strip : codes.strips(tensor.module)) {
+      pieces.push_back({.kind = Piece::Kind::kEncode, .tensor = &tensor, .strip = strip});
+    }
   }
-  return pieces;
+  if (!tensor.streamed) pieces.push_back({.kind = Piece::Kind::kGathered, .tensor = &tensor});
 }
 
 class ShardWriter {
  public:
-  ShardWriter(const Context& context, const PlannedShard& shard, ModuleCodes& codes,
-              const std::filesystem::path& directory, const std::function<void(uint64_t)>& written)
-      : context_(context),
-        codes_(codes),
-        written_(written),
-        writer_(directory / shard.file_name, {{"format", "pt"}}) {
+  ShardWriter(const ShardJob& job, const PlannedShard& shard)
+      : job_(job), file_(job.files.create(shard, job.directory)) {
     record_.file_name = shard.file_name;
+    int32_t module = -1;
     for (const PlannedTensor& tensor : shard.tensors) {
-      writer_.declare(tensor.name, tensor.dtype, tensor.shape);
-      for (const Piece& piece : pieces_of(tensor, codes)) pieces_.push_back(piece);
+      const bool begins_module = tensor.module != std::exchange(module, tensor.module);
+      add_pieces(tensor, begins_module, job.codes, pieces_);
     }
   }
 
   ShardRecord write() {
-    const size_t batch = kPiecesPerThread * static_cast<size_t>(context_.executor().concurrency());
+    const size_t batch =
+        kPiecesPerThread * static_cast<size_t>(job_.context.executor().concurrency());
     for (size_t begin = 0; begin < pieces_.size(); begin += batch) {
       const auto pieces =
           std::span(pieces_).subspan(begin, std::min(batch, pieces_.size() - begin));
       prepare(pieces);
       std::vector<QuantisedRows> results(pieces.size());
-      for_each_index(context_, pieces.size(), [&](size_t i) { results[i] = compute(pieces[i]); });
+      for_each_index(job_.context, pieces.size(),
+                     [&](size_t i) { results[i] = compute(pieces[i]); });
       for (size_t i = 0; i < pieces.size(); ++i) put(pieces[i], results[i]);
     }
-    writer_.finish();
+    file_->finish();
     record_.checksum = checksum_.digest();
     return std::move(record_);
   }
@@ -85,88 +86,74 @@ class ShardWriter {
       if (piece.kind != Piece::Kind::kEncode) continue;
       if (prepared_.insert(piece.strip.module).second) modules.push_back(piece.strip.module);
     }
-    codes_.prepare(modules);
+    job_.codes.prepare(modules);
   }
 
   QuantisedRows compute(const Piece& piece) const {
-    if (piece.kind == Piece::Kind::kEncode) return codes_.encode(piece.strip);
+    if (piece.kind == Piece::Kind::kEncode) return job_.codes.encode(piece.strip);
     QuantisedRows copied;
     if (piece.kind == Piece::Kind::kCopy) {
-      const SourceTensor& from = *piece.tensor->copied;
       copied.codes.resize(piece.bytes);
-      from.file->read(*from.info, piece.offset, copied.codes);
+      job_.source.read(*piece.tensor->copied, piece.offset, copied.codes);
     }
     return copied;
   }
 
   void put(const Piece& piece, const QuantisedRows& result) {
     if (piece.kind == Piece::Kind::kGathered) return put_gathered(*piece.tensor);
-    if (piece.kind == Piece::Kind::kEncode) {
-      record_.errors[piece.strip.module].add(result.error);
-      std::vector<std::byte>& scales = scales_[piece.strip.module];
-      scales.insert(scales.end(), result.scales.begin(), result.scales.end());
-    }
-    put_bytes(result.codes);
+    if (piece.kind == Piece::Kind::kEncode) gather(piece, result);
+    if (piece.tensor->copied != nullptr || piece.tensor->streamed) put_bytes(result.codes);
   }
 
-  // Strips of a matrix with one scale have each brought it.
+  void gather(const Piece& piece, const QuantisedRows& result) {
+    const Strip& strip = piece.strip;
+    const ConvertedModule& module = job_.plan.modules[static_cast<size_t>(strip.module)];
+    record_.errors[static_cast<int32_t>(module.parts[strip.part].matrix)].add(result.error);
+    if (std::exchange(gathered_module_, strip.module) != strip.module) {
+      gathered_ = {.matrix_scale = job_.codes.matrix_scale(strip.module)};
+    }
+    const auto append = [](std::vector<std::byte>& all, const std::vector<std::byte>& more) {
+      all.insert(all.end(), more.begin(), more.end());
+    };
+    if (!piece.tensor->streamed) append(gathered_.codes, result.codes);
+    append(gathered_.scales, result.scales);
+    append(gathered_.zeros, result.zeros);
+  }
+
   void put_gathered(const PlannedTensor& tensor) {
-    if (tensor.plane != WeightPlane::kScale) return put_bytes(codes_.single(tensor));
-    const auto gathered = scales_.extract(tensor.module);
-    put_bytes(std::span(gathered.mapped()).first(tensor.bytes));
+    const ConvertedModule& module = job_.plan.modules[static_cast<size_t>(tensor.module)];
+    put_bytes(module.form->finish(module, tensor, gathered_));
   }
 
   void put_bytes(std::span<const std::byte> bytes) {
-    writer_.write(bytes);
+    file_->write(bytes);
     checksum_.update(bytes);
-    written_(bytes.size());
+    job_.written(bytes.size());
   }
 
-  const Context& context_;
-  ModuleCodes& codes_;
-  const std::function<void(uint64_t)>& written_;
-  SafetensorsWriter writer_;
+  const ShardJob& job_;
+  std::unique_ptr<ShardFile> file_;
   std::vector<Piece> pieces_;
   std::set<int32_t> prepared_;
-  std::map<int32_t, std::vector<std::byte>> scales_;  // gathered until their tensor's turn
+  int32_t gathered_module_ = -1;  // whose rows are gathered
+  GatheredRows gathered_;
   Checksum checksum_;
   ShardRecord record_;
 };
 
-bool has_tensors(const SafetensorsFile& file, const PlannedShard& shard) {
-  return std::ranges::equal(file.tensors(), shard.tensors,
-                            [](const TensorInfo& found, const PlannedTensor& planned) {
-                              return found.name == planned.name && found.dtype == planned.dtype &&
-                                     found.shape == planned.shape;
-                            });
-}
-
-uint64_t checksum_of(const SafetensorsFile& file) {
-  Checksum checksum;
-  std::vector<std::byte> buffer(kCopyBytes);
-  for (const TensorInfo& tensor : file.tensors()) {
-    for (uint64_t offset = 0; offset < tensor.bytes; offset += kCopyBytes) {
-      const auto piece = std::span(buffer).first(std::min(kCopyBytes, tensor.bytes - offset));
-      file.read(tensor, offset, piece);
-      checksum.update(piece);
-    }
-  }
-  return checksum.digest();
-}
-
 }  // namespace
 
-ShardRecord write_shard(const Context& context, const PlannedShard& shard, ModuleCodes& codes,
-                        const std::filesystem::path& directory,
-                        const std::function<void(uint64_t)>& written) {
-  return ShardWriter(context, shard, codes, directory, written).write();
+ShardRecord write_shard(const ShardJob& job, const PlannedShard& shard) {
+  return ShardWriter(job, shard).write();
 }
 
-bool is_intact(const PlannedShard& shard, const ShardRecord& record,
+bool is_intact(const ResultFiles& files, const PlannedShard& shard, const ShardRecord& record,
                const std::filesystem::path& directory) {
   try {
-    const SafetensorsFile file = SafetensorsFile::open(directory / record.file_name);
-    return has_tensors(file, shard) && checksum_of(file) == record.checksum;
+    Checksum checksum;
+    const bool same = files.read_back(
+        shard, directory, [&](std::span<const std::byte> bytes) { checksum.update(bytes); });
+    return same && checksum.digest() == record.checksum;
   } catch (const Error&) {
     // Whatever is wrong with the file, it is written again.
     return false;

@@ -3,6 +3,7 @@
 
 #include "convert/module_codes.h"
 #include "convert/plan.h"
+#include "convert/result_files.h"
 
 #include "conclave/context.h"
 
@@ -16,17 +17,28 @@ namespace conclave::tool {
 struct ShardRecord {
   std::string file_name;
   uint64_t checksum = 0;                    // over the tensors' data
-  std::map<int32_t, QuantiseError> errors;  // by module
+  std::map<int32_t, QuantiseError> errors;  // by matrix of the plan
 };
 
-// Pieces are computed in parallel and written in order; memory stays at a few per thread. `written`
-// is told how many bytes each write adds. Throws Error(kFileWrite, kFileRead, kTensorValue).
-ShardRecord write_shard(const Context& context, const PlannedShard& shard, ModuleCodes& codes,
-                        const std::filesystem::path& directory,
-                        const std::function<void(uint64_t)>& written);
+// What writing a shard needs of the conversion.
+struct ShardJob {
+  const Context& context;
+  const ConversionPlan& plan;
+  const SourceModel& source;
+  const ResultFiles& files;
+  ModuleCodes& codes;
+  const std::filesystem::path& directory;
+  // Told how many bytes each write adds.
+  const std::function<void(uint64_t)>& written;
+};
+
+// Pieces are computed in parallel and written in order; memory stays at a few per thread, and what
+// a module leaves for tensors that are not streamed. Throws Error(kFileWrite, kFileRead,
+// kTensorValue).
+ShardRecord write_shard(const ShardJob& job, const PlannedShard& shard);
 
 // Whether the file holds the shard with this checksum; false if it is missing or damaged.
-bool is_intact(const PlannedShard& shard, const ShardRecord& record,
+bool is_intact(const ResultFiles& files, const PlannedShard& shard, const ShardRecord& record,
                const std::filesystem::path& directory);
 
 }  // namespace conclave::tool

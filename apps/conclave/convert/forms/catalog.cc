@@ -1,0 +1,117 @@
+#include "convert/forms/catalog.h"
+
+#include "conclave/error.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace conclave::tool {
+namespace {
+
+const std::vector<FormRow>& all_rows() {
+  static const std::vector<FormRow> kRows = [] {
+    std::vector<FormRow> rows;
+    for (const auto& list :
+         {scheme_forms(), gptq_forms(), gpt_oss_forms(), gguf_forms(), plain_forms()}) {
+      rows.insert(rows.end(), list.begin(), list.end());
+    }
+    return rows;
+  }();
+  return kRows;
+}
+
+std::vector<std::string> names_where(const auto& wanted) {
+  std::vector<std::string> names;
+  for (const FormRow& row : all_rows()) {
+    const bool is_new = std::ranges::find(names, row.name) == names.end();
+    if (wanted(row) && is_new) names.push_back(row.name);
+  }
+  return names;
+}
+
+std::string_view text_of(Container container) {
+  return container == Container::kGguf ? "a GGUF file" : "a model of safetensors";
+}
+
+// Why a form of the other container does not serve.
+const char* hint_about(Container container) {
+  if (container == Container::kGguf) {
+    return "a GGUF file lacks the configuration, tokenizer files and names of a Hugging Face "
+           "model, "
+           "so that it becomes a GGUF file again";
+  }
+  return "GGUF's types are for GGUF files: llama.cpp's convert_hf_to_gguf.py makes one of this "
+         "model, with --outtype bf16";
+}
+
+FormOptions options_of(const std::string& text, size_t colon) {
+  FormOptions options;
+  size_t begin = colon;
+  while (begin != std::string::npos) {
+    const size_t comma = text.find(',', begin + 1);
+    const std::string option = text.substr(begin + 1, comma - begin - 1);
+    const size_t equals = std::min(option.find('='), option.size());
+    const std::string value = option.substr(std::min(equals + 1, option.size()));
+    if (equals == 0 || !options.emplace(option.substr(0, equals), value).second) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  {.what = "an option of the form is empty or stands twice",
+                   .tensor = "--format",
+                   .expected = "NAME:OPTION,OPTION",
+                   .found = fmt::format("'{}'", text)});
+    }
+    begin = comma;
+  }
+  return options;
+}
+
+FormPointer make_form(const FormRow& row, const std::string& text, size_t colon, ScaleRule rule) {
+  FormOptions options = options_of(text, colon);
+  FormPointer form = row.make(options, rule);
+  if (options.empty()) return form;
+  throw Error(ErrorCode::kInvalidArgument,
+              {.what = "the form has no such option",
+               .tensor = "--format",
+               .expected = row.options.empty() ? "no options" : row.options,
+               .found = fmt::format("'{}'", options.begin()->first)});
+}
+
+template <class Wanted>
+FormPointer parse(const std::string& text, Container container, ScaleRule rule, const char* option,
+                  const Wanted& wanted) {
+  const size_t colon = text.find(':');
+  const std::string name = text.substr(0, colon);
+  for (const FormRow& row : all_rows()) {
+    if (row.name == name && row.container == container && wanted(row)) {
+      return make_form(row, text, colon, rule);
+    }
+  }
+  const auto takes = [&](const FormRow& row) { return row.container == container && wanted(row); };
+  const bool known = std::ranges::any_of(
+      all_rows(), [&](const FormRow& row) { return row.name == name && wanted(row); });
+  throw Error(ErrorCode::kUnknownName,
+              {.what = fmt::format("{} is not converted to this form", text_of(container)),
+               .tensor = option,
+               .expected = fmt::format("one of {}", fmt::join(names_where(takes), ", ")),
+               .found = fmt::format("'{}'", text),
+               .hint = known ? hint_about(container) : ""});
+}
+
+}  // namespace
+
+std::vector<std::string> quantised_form_names() {
+  return names_where([](const FormRow& row) { return row.has_codes; });
+}
+
+FormPointer parse_quantised_form(const std::string& text, Container container, ScaleRule rule) {
+  return parse(text, container, rule, "--format", [](const FormRow& row) { return row.has_codes; });
+}
+
+FormPointer parse_kept_form(const std::string& text, Container container, ScaleRule rule) {
+  return parse(text, container, rule, "--keep",
+               [](const FormRow& row) { return !row.has_codes || row.mixes; });
+}
+
+}  // namespace conclave::tool

@@ -1,0 +1,52 @@
+// The forms that conversions write, by the name that users give them.
+#pragma once
+
+#include "convert/forms/target_form.h"
+#include "convert/source_model.h"
+
+#include "conclave/quantise.h"
+
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace conclave::tool {
+
+// What follows a name: "group=64" has a value, "asym" has none.
+using FormOptions = std::map<std::string, std::string, std::less<>>;
+
+using FormPointer = std::shared_ptr<const TargetForm>;
+
+// A row of the catalog. A name may stand once for each container.
+struct FormRow {
+  std::string name;
+  Container container = Container::kSafetensors;
+  bool has_codes = true;
+  // Whether other linear layers of a model may have other forms.
+  bool mixes = false;
+  std::string options = {};  // as help shows them
+  // Takes the options that it knows out of `options`.
+  std::function<FormPointer(FormOptions& options, ScaleRule rule)> make;
+};
+
+// The rows of each kind of form, in files of their own.
+std::vector<FormRow> scheme_forms();
+std::vector<FormRow> plain_forms();
+std::vector<FormRow> gptq_forms();
+std::vector<FormRow> gpt_oss_forms();
+std::vector<FormRow> gguf_forms();
+
+// Names of all forms with codes, each once.
+std::vector<std::string> quantised_form_names();
+
+// "NAME" or "NAME:OPTION,OPTION" for models of a container. Throws Error(kUnknownName) for names
+// that it does not have, and Error(kInvalidArgument) for options.
+FormPointer parse_quantised_form(const std::string& text, Container container, ScaleRule rule);
+// The form of a rule of --keep beside `main`: values, or codes where such forms mix. Throws
+// likewise.
+FormPointer parse_kept_form(const std::string& text, Container container, ScaleRule rule);
+
+}  // namespace conclave::tool

@@ -1,0 +1,31 @@
+// A GGUF file, or the parts of one, as the source of a conversion.
+#pragma once
+
+#include "convert/source_model.h"
+
+#include "conclave/gguf.h"
+
+namespace conclave::tool {
+
+class GgufModel final : public SourceModel {
+ public:
+  explicit GgufModel(const std::filesystem::path& path);
+
+  Container container() const override { return Container::kGguf; }
+  void read(const SourceTensor& tensor, uint64_t offset,
+            std::span<std::byte> destination) const override;
+  // What goes is named with the matrix: "ffn_down_exps.scale" may belong to the router.
+  bool goes_with_weights(const SourceTensor&) const override { return false; }
+  // Every tensor says its type.
+  void require_copyable(const SourceTensor&) const override {}
+  std::unique_ptr<ResultFiles> result_files(const ConversionPlan& plan,
+                                            const ConvertRequest& request) const override;
+  std::string shard_name(size_t index, size_t count) const override;
+
+  const GgufReader& reader() const { return reader_; }
+
+ private:
+  GgufReader reader_;
+};
+
+}  // namespace conclave::tool

@@ -1,0 +1,66 @@
+// What a conversion makes: linear layers that are written anew, and the tensors of the result.
+#pragma once
+
+#include "convert/source_model.h"
+
+#include "conclave/weights.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace conclave::tool {
+
+class TargetForm;
+
+// One matrix of the source; a module may hold several, their rows in turn.
+struct ModulePart {
+  WeightId id = weights::kGate;
+  // A second matrix whose rows alternate with those of the first.
+  std::optional<WeightId> other = {};
+  int64_t expert = 0;
+  int64_t rows = 0;   // counting both
+  size_t matrix = 0;  // its place in the plan's list, for reports
+};
+
+// A linear layer that is written anew, or a stack of them.
+struct ConvertedModule {
+  std::string name;  // "model.layers.0.mlp.experts.3.down_proj"
+  int64_t layer = 0;
+  std::vector<ModulePart> parts = {};
+  int64_t rows = 0;
+  int64_t cols = 0;
+  const TargetForm* form = nullptr;
+  const SourceTensor* source = nullptr;  // that holds its first matrix
+  uint64_t source_bytes = 0;             // weights and planes, by their share of a tensor
+};
+
+struct PlannedTensor {
+  // How a module's tensor comes by its bytes, beside the rows that its form encodes.
+  enum class Content : uint8_t {
+    kPlane,
+    kInverse,  // one over the plane, which is a divisor in the file
+    kSizes,    // rows and columns of the matrix
+  };
+  std::string name;
+  std::string type;  // as the container calls it: "BF16", "Q4_K"
+  std::vector<int64_t> shape;
+  uint64_t bytes = 0;
+  const SourceTensor* copied = nullptr;  // or a tensor of a module:
+  int32_t module = -1;
+  WeightPlane plane = WeightPlane::kWeights;
+  Content content = Content::kPlane;
+  bool streamed = false;  // it has the encoded rows as they come, and is the first of its module
+};
+
+// The bytes that encoded rows of a module leave for tensors that are not streamed.
+struct GatheredRows {
+  std::vector<std::byte> codes = {};  // unless they were streamed
+  std::vector<std::byte> scales = {};
+  std::vector<std::byte> zeros = {};
+  float matrix_scale = 1;
+};
+
+}  // namespace conclave::tool

@@ -1,0 +1,141 @@
+#include "convert/safetensors_result.h"
+
+#include "convert/json_edit.h"
+#include "output/table.h"
+
+#include "conclave/error.h"
+#include "conclave/safetensors.h"
+
+#include <algorithm>
+
+namespace conclave::tool {
+namespace {
+
+constexpr uint64_t kPieceBytes = uint64_t{1} << 20;
+constexpr const char* kIndexFile = "model.safetensors.index.json";
+
+class SafetensorsShard final : public ShardFile {
+ public:
+  SafetensorsShard(const std::filesystem::path& path, const PlannedShard& shard)
+      : writer_(path, {{"format", "pt"}}) {
+    for (const PlannedTensor& tensor : shard.tensors) {
+      writer_.declare(tensor.name, *parse_dtype(tensor.type), tensor.shape);
+    }
+  }
+  void write(std::span<const std::byte> bytes) override { writer_.write(bytes); }
+  void finish() override { writer_.finish(); }
+
+ private:
+  SafetensorsWriter writer_;
+};
+
+// Moves all lines but the first to where a member of an object stands.
+std::string indented(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    out += c;
+    if (c == '\n') out += "  ";
+  }
+  return out;
+}
+
+std::string config_of(std::string text, const nlohmann::ordered_json& quantization) {
+  for (const char* key : {"quantization_config", "compression_config"}) {
+    text = without_member(text, key);
+    const std::string nested(member_text(text, "text_config"));
+    if (member_text(nested, key).empty()) continue;
+    text = with_member(text, "text_config", without_member(nested, key));
+  }
+  return with_member(text, "quantization_config", indented(json_text(quantization, 2)));
+}
+
+// Some models tie it to the embedding and store no tensor.
+std::vector<std::string> with_head(std::vector<std::string> kept) {
+  if (std::ranges::find(kept, "lm_head") == kept.end()) kept.emplace_back("lm_head");
+  return kept;
+}
+
+}  // namespace
+
+// Here, so that the source needs no word of results.
+std::unique_ptr<ResultFiles> SafetensorsModel::result_files(const ConversionPlan& plan,
+                                                            const ConvertRequest& request) const {
+  return std::make_unique<SafetensorsResult>(*this, plan, request);
+}
+
+SafetensorsResult::SafetensorsResult(const SafetensorsModel& source, const ConversionPlan& plan,
+                                     const ConvertRequest& request)
+    : source_(source), plan_(plan) {
+  const std::vector<std::string> kept = with_head(plan.kept);
+  files_ = request.form->files(kept);
+  files_.push_back({.name = "config.json",
+                    .text = config_of(source.config_text(), request.form->configuration(kept))});
+}
+
+std::unique_ptr<ShardFile> SafetensorsResult::create(const PlannedShard& shard,
+                                                     const std::filesystem::path& directory) const {
+  return std::make_unique<SafetensorsShard>(directory / shard.file_name, shard);
+}
+
+bool SafetensorsResult::read_back(
+    const PlannedShard& shard, const std::filesystem::path& directory,
+    const std::function<void(std::span<const std::byte>)>& take) const {
+  const SafetensorsFile file = SafetensorsFile::open(directory / shard.file_name);
+  const bool same = std::ranges::equal(
+      file.tensors(), shard.tensors, [](const TensorInfo& found, const PlannedTensor& planned) {
+        return found.name == planned.name && to_string(found.dtype) == planned.type &&
+               found.shape == planned.shape;
+      });
+  if (!same) return false;
+  std::vector<std::byte> buffer(kPieceBytes);
+  for (const TensorInfo& tensor : file.tensors()) {
+    for (uint64_t offset = 0; offset < tensor.bytes; offset += kPieceBytes) {
+      const auto piece = std::span(buffer).first(std::min(kPieceBytes, tensor.bytes - offset));
+      file.read(tensor, offset, piece);
+      take(piece);
+    }
+  }
+  return true;
+}
+
+// One file of all tensors, whose data is a hole.
+std::filesystem::path SafetensorsResult::write_outline(
+    const std::filesystem::path& directory) const {
+  PlannedShard all{.file_name = "model.safetensors"};
+  for (const PlannedShard& shard : plan_.shards) {
+    all.tensors.insert(all.tensors.end(), shard.tensors.begin(), shard.tensors.end());
+  }
+  SafetensorsWriter writer(directory / all.file_name);
+  for (const PlannedTensor& tensor : all.tensors) {
+    writer.declare(tensor.name, *parse_dtype(tensor.type), tensor.shape);
+  }
+  writer.finish_with_zeros();
+  write_files(directory);
+  return directory;
+}
+
+std::vector<std::string> SafetensorsResult::finish(const ResultDirectory& directory) const {
+  const std::filesystem::path& path = directory.unfinished();
+  if (plan_.shards.size() > 1) write_durably(path / kIndexFile, json_text(index(), 2) + "\n");
+  const auto holds_tensors = [&](const std::string& name) { return source_.holds_tensors(name); };
+  std::vector<std::string> left_out = directory.copy_other_files(source_.path(), holds_tensors);
+  write_files(path);
+  return left_out;
+}
+
+void SafetensorsResult::write_files(const std::filesystem::path& directory) const {
+  for (const TextFile& file : files_) write_durably(directory / file.name, file.text);
+}
+
+nlohmann::ordered_json SafetensorsResult::index() const {
+  nlohmann::ordered_json map = nlohmann::ordered_json::object();
+  for (const PlannedShard& shard : plan_.shards) {
+    // Assigning by key would search an ordered object from the front; the names are unique.
+    for (const PlannedTensor& tensor : shard.tensors) {
+      map.get_ref<nlohmann::ordered_json::object_t&>().push_back({tensor.name, shard.file_name});
+    }
+  }
+  return {{"metadata", {{"total_size", plan_.bytes}}}, {"weight_map", std::move(map)}};
+}
+
+}  // namespace conclave::tool
