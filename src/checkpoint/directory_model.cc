@@ -2,6 +2,7 @@
 
 #include "checkpoint/describe_layer.h"
 #include "checkpoint/layer_map.h"
+#include "checkpoint/layer_sizes.h"
 #include "checkpoint/layer_tensors.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/mixed_source.h"
@@ -65,6 +66,7 @@ class DirectoryContents final : public Contents {
     const LayerTensors tensors = group_by_layer(
         config_, shards_, options.extra_layers ? ExtraLayers::kRead : ExtraLayers::kSkip);
     checkpoint::add_extra_layers(document.root(), tensors.extra_layers(), config_);
+    settle_experts(tensors, shards_, config_);
     settle_by_file(tensors, shards_, config_);
     settle_quantization(tensors, shards_, config_);
     add_layers(config_.quantization.empty() ? map_layers(config_, shards_, tensors)
