@@ -17,11 +17,11 @@ import filecmp
 import pathlib
 import tempfile
 
-from quantised import awq, blocks_fp4, bnb, compressed, compressed_codes, fp8, gptq, mlx, modelopt, modelopt_codes, quark
+from quantised import awq, blocks_fp4, bnb, compressed, compressed_codes, fp8, gptq, mixed, mlx, modelopt, modelopt_codes, quark
 from quantised.case import Case
 
 MODELS = pathlib.Path(__file__).resolve().parent.parent / "testdata" / "quantised"
-METHODS = (fp8, compressed, compressed_codes, modelopt, modelopt_codes, gptq, awq, bnb, mlx, quark, blocks_fp4)
+METHODS = (fp8, compressed, compressed_codes, modelopt, modelopt_codes, gptq, awq, bnb, mlx, quark, blocks_fp4, mixed)
 CASES = {name: case for method in METHODS for name, case in method.CASES.items()}
 
 

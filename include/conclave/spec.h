@@ -228,6 +228,8 @@ struct QuantSpec {
   // Column c of the rows that a matrix multiplies is multiplied by WeightPlane::kColumnFactor[c]
   // first, in float32; where rows are quantised, before that ("pre_quant_scale").
   bool has_column_factors = false;
+
+  friend bool operator==(const QuantSpec&, const QuantSpec&) = default;
 };
 
 enum class WeightOn : uint8_t {

@@ -2,9 +2,10 @@
 
 #include "checkpoint/describe_layer.h"
 #include "checkpoint/layer_map.h"
-#include "checkpoint/layer_source.h"
+#include "checkpoint/layer_sizes.h"
 #include "checkpoint/layer_tensors.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/mixed_source.h"
 #include "checkpoint/model_config.h"
 #include "checkpoint/shard_index.h"
 #include "checkpoint/stored_matrices.h"
@@ -65,6 +66,7 @@ class DirectoryContents final : public Contents {
     const LayerTensors tensors = group_by_layer(
         config_, shards_, options.extra_layers ? ExtraLayers::kRead : ExtraLayers::kSkip);
     checkpoint::add_extra_layers(document.root(), tensors.extra_layers(), config_);
+    settle_experts(tensors, shards_, config_);
     settle_by_file(tensors, shards_, config_);
     settle_quantization(tensors, shards_, config_);
     add_layers(config_.quantization.empty() ? map_layers(config_, shards_, tensors)
@@ -85,7 +87,7 @@ class DirectoryContents final : public Contents {
                    .expected = "a model without quantization_config",
                    .found = config_.quantization});
     }
-    return std::make_unique<LayerSource>(shards_, *data_, maps_[position], verifier_.get());
+    return make_layer_source(shards_, *data_, maps_[position], verifier_.get());
   }
 
   std::vector<StoredMatrix> stored_matrices(size_t position) const override {
@@ -103,13 +105,17 @@ class DirectoryContents final : public Contents {
   // What a method stores in its own way counts as what it stands for: a word holds several codes.
   void add_totals() {
     std::vector<bool> is_read(shards_.tensors.size(), false);
-    for (const LayerMap& map : maps_) {
+    const auto count_readings = [&](const LayerMap& map) {
       for (const PlaneReading& reading : map.readings) {
         total_parameters += static_cast<uint64_t>(reading.slices * reading.slice_elements);
         for (const int32_t input : reading.inputs) {
           if (input >= 0) is_read[static_cast<size_t>(input)] = true;
         }
       }
+    };
+    for (const LayerMap& map : maps_) {
+      if (map.parts.empty()) count_readings(map);
+      std::ranges::for_each(map.parts, count_readings);
     }
     for (size_t i = 0; i < is_read.size(); ++i) {
       const TensorInfo& info = *shards_.tensors[i].info;

@@ -2,10 +2,11 @@
 #include "checkpoint/fed_model.h"
 #include "checkpoint/layer_assignment.h"
 #include "checkpoint/layer_map.h"
-#include "checkpoint/layer_source.h"
 #include "checkpoint/layer_tensors.h"
 #include "checkpoint/methods/methods.h"
+#include "checkpoint/mixed_source.h"
 #include "checkpoint/model_config.h"
+#include "checkpoint/module_names.h"
 #include "checkpoint/name_list.h"
 #include "checkpoint/scale_names.h"
 #include "checkpoint/stored_planes.h"
@@ -120,7 +121,7 @@ struct CheckpointFeed::Impl {
   }
 
   void assume_quantised() {
-    if (!config.quant) return;
+    if (!config.quant || config.quant->by_module) return;
     for (LayerConfig& layer : config.layers) {
       plain_specs.emplace(layer.index, layer.spec);
       checkpoint::quantise(*config.quant, layer.spec);
@@ -149,6 +150,22 @@ struct CheckpointFeed::Impl {
       unquantised.router.has_selection_bias = layer.spec.router.has_selection_bias;
       layer.spec = unquantised;
     }
+  }
+
+  // The layer as the tensor's module has it, where modules have schemes of their own.
+  LayerConfig as_part(const LayerConfig& layer, const std::string& name) const {
+    LayerConfig part = layer;
+    if (!config.quant || !config.quant->by_module) return part;
+    const auto* const scheme = checkpoint::scheme_of_tensor(*config.quant, name);
+    if (scheme == nullptr || !scheme->weights) return part;
+    part.quant = &scheme->weights;
+    checkpoint::quantise(*scheme->weights, part.spec);
+    return part;
+  }
+
+  // The layer as the tensors that were put say.
+  LayerConfig settled(const LayerConfig& layer, const LayerTensors& tensors) const {
+    return checkpoint::settled_layer(config, table, tensors, layer);
   }
 
   LayerConfig* find_layer(int64_t index) {
@@ -207,7 +224,9 @@ struct CheckpointFeed::Impl {
     std::unique_ptr<LayerMap>& map = maps[index];
     if (map == nullptr) {
       try {
-        map = std::make_unique<LayerMap>(checkpoint::map_layer(config, table, grouped(), wanted));
+        const LayerTensors tensors = grouped();
+        map = std::make_unique<LayerMap>(
+            checkpoint::map_layer(config, table, tensors, settled(wanted, tensors)));
       } catch (...) {
         maps.erase(index);
         throw;
@@ -277,7 +296,9 @@ bool CheckpointFeed::put(std::string_view name, const ConstTensorView& tensor, F
 
   const bool by_file =
       architecture.router.selection_bias_by_file && tensor.shape.num_elements() > 0;
-  const checkpoint::LayerShapes shapes = checkpoint::layer_shapes(layer->spec);
+  const LayerConfig part = impl.as_part(*layer, full);
+  const auto& quant = part.quant != nullptr ? *part.quant : impl.config.quant;
+  const checkpoint::LayerShapes shapes = checkpoint::layer_shapes(part.spec);
   const auto pattern =
       checkpoint::match_name(architecture, split->rest, [&](const checkpoint::NamePattern& known) {
         if (by_file && known.part == checkpoint::Part::kSelectionBias) return true;
@@ -285,11 +306,11 @@ bool CheckpointFeed::put(std::string_view name, const ConstTensorView& tensor, F
         return std::all_of(ids.begin(), ids.end(),
                            [&](WeightId id) { return shapes[id].count > 0; });
       });
-  const bool is_scale = !pattern && checkpoint::match_scale_name(architecture, impl.config.quant,
-                                                                 shapes, split->rest);
-  const auto aid = pattern || is_scale ? std::nullopt
-                                       : checkpoint::match_aid(architecture, impl.config.quant,
-                                                               shapes, split->rest);
+  const bool is_scale =
+      !pattern && checkpoint::match_scale_name(architecture, quant, shapes, split->rest);
+  const auto aid = pattern || is_scale
+                       ? std::nullopt
+                       : checkpoint::match_aid(architecture, quant, shapes, split->rest);
   if (aid == checkpoint::StoredPlane::Use::kUnused) return false;
   const bool is_known = (pattern || is_scale || aid) && split->canonical;
   if (!is_known && !checkpoint::in_moe_block(architecture, split->rest)) return false;
@@ -299,10 +320,10 @@ bool CheckpointFeed::put(std::string_view name, const ConstTensorView& tensor, F
   }
   impl.add(full, tensor);
   try {
-    impl.check_last(*split, *layer, is_known);
+    impl.check_last(*split, part, is_known);
     if (is_known && pattern) {
       impl.settle(*layer, pattern->pattern->part, io::show_name(full),
-                  checkpoint::type_as_codes(impl.config.quant, impl.infos.back()));
+                  checkpoint::type_as_codes(quant, impl.infos.back()));
     }
   } catch (...) {
     impl.drop_last();
@@ -328,22 +349,23 @@ std::vector<std::string> CheckpointFeed::missing(size_t limit) const {
   std::vector<std::string> names;
   for (const LayerConfig& layer : impl_->config.layers) {
     if (names.size() >= limit) break;
-    const auto more = checkpoint::missing_tensors(impl_->config, impl_->table, tensors, layer,
-                                                  limit - names.size());
+    const auto more = checkpoint::missing_tensors(
+        impl_->config, impl_->table, tensors, impl_->settled(layer, tensors), limit - names.size());
     names.insert(names.end(), more.begin(), more.end());
   }
   return names;
 }
 
 bool CheckpointFeed::is_complete(int64_t layer) const {
-  const LayerConfig& wanted = impl_->layer(layer);
-  return checkpoint::missing_tensors(impl_->config, impl_->table, impl_->grouped(), wanted, 1)
-      .empty();
+  const LayerTensors tensors = impl_->grouped();
+  const LayerConfig wanted = impl_->settled(impl_->layer(layer), tensors);
+  return checkpoint::missing_tensors(impl_->config, impl_->table, tensors, wanted, 1).empty();
 }
 
 CheckpointLayer CheckpointFeed::layer(int64_t index) const {
   const LayerMap& map = impl_->map(index);
-  return checkpoint::describe_layer(impl_->config, impl_->layer(index), map);
+  const LayerConfig layer = impl_->settled(impl_->layer(index), impl_->grouped());
+  return checkpoint::describe_layer(impl_->config, layer, map);
 }
 
 void CheckpointFeed::release(int64_t layer) {
@@ -362,8 +384,7 @@ void CheckpointFeed::release(int64_t layer) {
 }
 
 std::unique_ptr<WeightSource> CheckpointFeed::layer_source(int64_t index) const {
-  return std::make_unique<checkpoint::LayerSource>(impl_->table, impl_->data, impl_->map(index),
-                                                   nullptr);
+  return checkpoint::make_layer_source(impl_->table, impl_->data, impl_->map(index), nullptr);
 }
 
 }  // namespace conclave::inline v0

@@ -35,6 +35,7 @@ LayerAssignment::LayerAssignment(const ModelConfig& config, const TensorTable& t
     : config_(config),
       table_(table),
       layer_(layer),
+      quant_(layer.quant != nullptr ? *layer.quant : config.quant),
       shapes_(layer_shapes(layer.spec)),
       axes_(axes_of_stack(config.architecture->ambiguous_stack)),
       prefix_(tensors.layer_start(*config.architecture, layer.index)),
@@ -68,7 +69,7 @@ std::vector<LayerAssignment::Match> LayerAssignment::match_names(
     if (name) {
       matches.push_back({.name = *name,
                          .tensor = item.tensor,
-                         .row = codes_row(config_.quant, table_.info(item.tensor))});
+                         .row = codes_row(quant_, table_.info(item.tensor))});
     } else if (const std::optional<Match> scale = match_scale(item)) {
       matches.push_back(*scale);
     } else if (is_absent(item) || is_aid(item)) {
@@ -266,6 +267,26 @@ bool LayerAssignment::is_filled(std::span<const WeightId> ids, int64_t expert) c
   });
 }
 
+const MatrixLocation* LayerAssignment::first_filled(WeightId id) const {
+  const auto found = std::ranges::find_if(
+      slots_[id], [](const MatrixLocation& matrix) { return matrix.tensor >= 0; });
+  return found == slots_[id].end() ? nullptr : &*found;
+}
+
+std::optional<DType> LayerAssignment::type_of(WeightId matrix, int64_t expert) const {
+  if (!is_filled(std::span(&matrix, 1), expert)) return std::nullopt;
+  return type_of(slots_[matrix][static_cast<size_t>(expert)]);
+}
+
+bool LayerAssignment::has_any_of(WeightId matrix, int64_t expert) const {
+  constexpr auto kPlanes = static_cast<int>(WeightPlane::kColumnFactor) + 1;
+  for (int plane = 0; plane < kPlanes; ++plane) {
+    const WeightId id = matrix.with(static_cast<WeightPlane>(plane));
+    if (id.plane() != WeightPlane::kBias && is_filled(std::span(&id, 1), expert)) return true;
+  }
+  return false;
+}
+
 LayerMap LayerAssignment::finish() {
   LayerMap map;
   map.index = layer_.index;
@@ -281,7 +302,7 @@ LayerMap LayerAssignment::finish() {
     map.stored[id].info = {.count = static_cast<int64_t>(slots_[id].size()),
                            .rows = shapes_[id].rows,
                            .cols = shapes_[id].cols,
-                           .dtype = type_of(slots_[id].front())};
+                           .dtype = type_of(*first_filled(id))};
     map.stored[id].matrices = std::move(slots_[id]);
   }
   map.readings = std::move(readings_);
@@ -321,10 +342,12 @@ Support LayerAssignment::type_support(const LayerMap& map) const {
   for (const WeightId id : weights::kAll) {
     const StoredMatrices& stored = map.stored[id];
     if (stored.info.count == 0 || is_type_of(id, stored.info.dtype)) continue;
+    const auto first = std::ranges::find_if(
+        stored.matrices, [](const MatrixLocation& matrix) { return matrix.tensor >= 0; });
     return Support::no(fmt::format("{} is stored as {}; this version runs F32, F16 and BF16",
-                                   table_.info(stored.matrices.front().tensor).name,
-                                   to_string(stored.info.dtype)));
+                                   table_.info(first->tensor).name, to_string(stored.info.dtype)));
   }
+  if (layer_.is_part) return Support::yes();  // the layer has them in another form
   const StoredMatrices& shared = map.stored[weights::kSharedDown];
   const DType expert_type = map.stored[weights::kDown].info.dtype;
   if (shared.info.count == 0 || shared.info.dtype == expert_type) return Support::yes();
@@ -337,6 +360,7 @@ void LayerAssignment::check_same_type(std::span<const WeightId> ids) const {
   const MatrixLocation* reference = nullptr;
   for (WeightId id : ids) {
     for (const MatrixLocation& matrix : slots_[id]) {
+      if (matrix.tensor < 0) continue;
       if (reference == nullptr) reference = &matrix;
       if (type_of(matrix) == type_of(*reference)) continue;
       throw Error(ErrorCode::kTensorDType,

@@ -33,6 +33,13 @@ class LayerAssignment {
                   const LayerConfig& layer, const LayerNaming& usual);
 
   const LayerNaming& naming() const { return naming_; }
+  // Whether some tensor of the matrix, or of a plane of it, is there.
+  bool has_any_of(WeightId matrix, int64_t expert) const;
+  int64_t expert_tensors() const { return expert_tensors_; }
+  // What its tensor holds; nothing without one.
+  std::optional<DType> type_of(WeightId matrix, int64_t expert) const;
+  // "NAME [rows, cols]" of the tensor that would hold the matrix.
+  std::string expected_name(WeightId matrix, int64_t expert) const;
   int64_t missing_count() const;
   std::vector<std::string> missing(size_t limit) const;  // "NAME [rows, cols]"
   std::span<const std::string> stray_names() const { return strays_; }
@@ -89,6 +96,9 @@ class LayerAssignment {
                                                  WeightPlane plane) const;
   AxisOrder axes_of(const NamePattern& pattern) const;
   bool is_filled(std::span<const WeightId> ids, int64_t expert) const;
+  // Whether the layer lacks what the pattern, or its plane, means for this expert.
+  bool lacks(const NamePattern& pattern, std::optional<WeightPlane> plane, int64_t expert) const;
+  const MatrixLocation* first_filled(WeightId id) const;
   std::vector<NamePattern> expected_once() const;  // one pattern per part
   // Calls visit(pattern, plane, number of tensors) for everything that the layer must have.
   template <class Visit>
@@ -110,6 +120,7 @@ class LayerAssignment {
   const ModelConfig& config_;
   const TensorTable& table_;
   const LayerConfig& layer_;
+  const std::optional<QuantizedWeights>& quant_;
   LayerShapes shapes_;
   LayerNaming naming_;
   AxisOrder axes_ = AxisOrder::kRowsFirst;  // for stacks whose pattern leaves it open

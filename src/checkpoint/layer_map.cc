@@ -1,6 +1,7 @@
 #include "checkpoint/layer_map.h"
 
 #include "checkpoint/layer_assignment.h"
+#include "checkpoint/layer_parts.h"
 #include "checkpoint/name_list.h"
 
 #include <fmt/format.h>
@@ -101,6 +102,10 @@ std::vector<LayerMap> map_layers(const ModelConfig& config, const TensorTable& t
         check_dense_layer(config, table, layer, tensors.layers[static_cast<size_t>(layer)]);
       },
       [&](const LayerConfig& layer) {
+        if (layer.is_mixed) {
+          if (missing.count == 0) maps.push_back(map_parts(config, table, tensors, layer));
+          return;
+        }
         LayerAssignment assignment(config, table, tensors, layer, usual);
         collect_missing(assignment, missing);
         // An unknown name is reported only if nothing is missing; otherwise it serves as the hint.
@@ -116,6 +121,7 @@ std::vector<LayerMap> map_layers(const ModelConfig& config, const TensorTable& t
 
 LayerMap map_layer(const ModelConfig& config, const TensorTable& table, const LayerTensors& tensors,
                    const LayerConfig& layer) {
+  if (layer.is_mixed) return map_parts(config, table, tensors, layer);
   LayerAssignment assignment(config, table, tensors, layer, LayerNaming{});
   Missing missing;
   collect_missing(assignment, missing);
@@ -127,6 +133,7 @@ LayerMap map_layer(const ModelConfig& config, const TensorTable& table, const La
 std::vector<std::string> missing_tensors(const ModelConfig& config, const TensorTable& table,
                                          const LayerTensors& tensors, const LayerConfig& layer,
                                          size_t limit) {
+  if (layer.is_mixed) return missing_of_parts(config, table, tensors, layer, limit);
   return LayerAssignment(config, table, tensors, layer, LayerNaming{}).missing(limit);
 }
 

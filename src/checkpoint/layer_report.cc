@@ -68,18 +68,40 @@ void LayerAssignment::for_each_expected(Visit visit) const {
   }
 }
 
+bool LayerAssignment::lacks(const NamePattern& pattern, std::optional<WeightPlane> plane,
+                            int64_t expert) const {
+  if (is_filled(ids_of(pattern.part, plane), expert)) return false;
+  if (!layer_.is_part) return true;
+  // Other parts have what this one has nothing of; that of values has what is no matrix.
+  const auto ids = ids_of(pattern.part);
+  if (!ids.front().mlp()) return layer_.quant == nullptr;
+  return std::any_of(ids.begin(), ids.end(), [&](WeightId id) {
+    return has_any_of(id.with(WeightPlane::kWeights), expert);
+  });
+}
+
+std::string LayerAssignment::expected_name(WeightId matrix, int64_t expert) const {
+  std::string name;
+  for_each_expected([&](const NamePattern& pattern, std::optional<WeightPlane> plane, int64_t) {
+    const auto ids = ids_of(pattern.part);
+    if (plane || !name.empty() || std::find(ids.begin(), ids.end(), matrix) == ids.end()) return;
+    name = full_name(pattern, plane, expert) + " " + expected_shape(pattern, plane);
+  });
+  return name;
+}
+
 int64_t LayerAssignment::missing_count() const {
   int64_t count = 0;
   for_each_expected(
       [&](const NamePattern& pattern, std::optional<WeightPlane> plane, int64_t copies) {
         const std::vector<WeightId> ids = ids_of(pattern.part, plane);
         // A config may claim far more experts and layers than there are tensors.
-        if (slots_[ids.front()].empty()) {
+        if (slots_[ids.front()].empty() && !layer_.is_part) {
           count += copies;
           return;
         }
         for (int64_t expert = 0; expert < copies; ++expert) {
-          if (!is_filled(ids, expert)) ++count;
+          if (lacks(pattern, plane, expert)) ++count;
         }
       });
   return count + static_cast<int64_t>(missing_inputs_.size());
@@ -89,9 +111,8 @@ std::vector<std::string> LayerAssignment::missing(size_t limit) const {
   std::vector<std::string> names;
   for_each_expected(
       [&](const NamePattern& pattern, std::optional<WeightPlane> plane, int64_t copies) {
-        const std::vector<WeightId> ids = ids_of(pattern.part, plane);
         for (int64_t expert = 0; expert < copies && names.size() < limit; ++expert) {
-          if (is_filled(ids, expert)) continue;
+          if (!lacks(pattern, plane, expert)) continue;
           names.push_back(full_name(pattern, plane, expert) + " " + expected_shape(pattern, plane));
         }
       });

@@ -30,7 +30,7 @@ void add_shapes(const TensorBlock& block, Shapes& shapes) {
 
 std::optional<LayerAssignment::Match> LayerAssignment::match_scale(const LayerTensor& item) const {
   if (!item.canonical) return std::nullopt;
-  const auto scale = match_scale_name(*config_.architecture, config_.quant, shapes_, item.rest);
+  const auto scale = match_scale_name(*config_.architecture, quant_, shapes_, item.rest);
   if (!scale) return std::nullopt;
   return Match{
       .name = scale->name, .tensor = item.tensor, .plane = scale->plane, .row = scale->row};
@@ -38,18 +38,18 @@ std::optional<LayerAssignment::Match> LayerAssignment::match_scale(const LayerTe
 
 bool LayerAssignment::is_aid(const LayerTensor& item) {
   if (!item.canonical) return false;
-  if (!match_aid(*config_.architecture, config_.quant, shapes_, item.rest)) return false;
+  if (!match_aid(*config_.architecture, quant_, shapes_, item.rest)) return false;
   bytes_ += table_.info(item.tensor).bytes;
   return true;
 }
 
 bool LayerAssignment::is_foreign_scale(const LayerTensor& item) {
-  if (!config_.quant) return false;
+  if (!quant_) return false;
   if (by_rest_.empty()) {
     for (const LayerTensor& other : items_) by_rest_.emplace(other.rest, other.tensor);
   }
   std::vector<std::string> matrices;
-  for (StoredName& stored : stored_names(config_.quant, item.rest)) {
+  for (StoredName& stored : stored_names(quant_, item.rest)) {
     matrices.push_back(std::move(stored.matrix));
   }
   for (ScaleName& scale : scale_names(item.rest)) matrices.push_back(std::move(scale.matrix));
@@ -59,12 +59,12 @@ bool LayerAssignment::is_foreign_scale(const LayerTensor& item) {
     const TensorInfo& info = table_.info(found->second);
     const auto name = match_name(*config_.architecture, matrix,
                                  [this](const NamePattern& known) { return is_wanted(known); });
-    const DType type = type_as_codes(config_.quant, info);
+    const DType type = type_as_codes(quant_, info);
     if (!name || is_plain(type)) continue;
     // A surplus scale of a matrix that is read is a fault.
     const bool is_read = is_quantisable(name->pattern->part) &&
                          has_ids(ids_of(name->pattern->part, WeightPlane::kScale));
-    if (is_read && type == config_.quant->element) continue;
+    if (is_read && type == quant_->element) continue;
     if (foreign_.empty()) foreign_ = info.name;
     return true;
   }
@@ -73,12 +73,12 @@ bool LayerAssignment::is_foreign_scale(const LayerTensor& item) {
 
 WantedPlane LayerAssignment::wanted_plane(const NamePattern& pattern,
                                           const TensorBlock& block) const {
-  WantedPlane wanted{.form = {.rows = block.rows, .cols = block.cols, .quant = &*config_.quant},
+  WantedPlane wanted{.form = {.rows = block.rows, .cols = block.cols, .quant = &*quant_},
                      .rows = block.rows,
                      .cols = block.cols,
                      .slices = block.is_stack ? block.count : 1,
                      .is_stack = block.is_stack,
-                     .spec_type = config_.quant->element};
+                     .spec_type = quant_->element};
   const auto ids = ids_of(pattern.part);
   if (!ids.front().mlp()) return wanted;
   wanted.form.rows = 0;
@@ -158,7 +158,7 @@ const StoredPlane* LayerAssignment::expected_row(const NamePattern& pattern,
                                                  std::optional<WeightPlane> plane) const {
   if (!is_quantisable(pattern.part)) return nullptr;
   if (!has_ids(ids_of(pattern.part, WeightPlane::kScale))) return nullptr;
-  return row_of(config_.quant, pattern.text, plane.value_or(WeightPlane::kWeights));
+  return row_of(quant_, pattern.text, plane.value_or(WeightPlane::kWeights));
 }
 
 std::string LayerAssignment::full_name(const NamePattern& pattern, std::optional<WeightPlane> plane,
@@ -206,8 +206,9 @@ void LayerAssignment::reject_plane(const Match& match, const char* what, std::st
 void LayerAssignment::check_plane_types() const {
   for (const WeightId id : weights::kAll) {
     if (!quant::is_code_plane(id.plane()) || slots_[id].empty()) continue;
-    const int32_t tensor = slots_[id].front().tensor;
-    const DType type = type_of(slots_[id].front());
+    const MatrixLocation& first = *first_filled(id);
+    const int32_t tensor = first.tensor;
+    const DType type = type_of(first);
     if (is_stored_as(shapes_[id], type)) continue;
     throw Error(ErrorCode::kTensorDType, {.what = "scales of another type",
                                           .file = table_.path_of(tensor),

@@ -1,7 +1,10 @@
 #include "checkpoint/layer_tensors.h"
 
 #include "checkpoint/layer_names.h"
+#include "checkpoint/layer_parts.h"
+#include "checkpoint/methods/config.h"
 #include "checkpoint/name_list.h"
+#include "checkpoint/scale_names.h"
 #include "checkpoint/stored_planes.h"
 #include "checkpoint/tensor_name.h"
 #include "core/weight_types.h"
@@ -14,6 +17,7 @@
 #include <array>
 #include <map>
 #include <optional>
+#include <utility>
 
 namespace conclave::inline v0::checkpoint {
 namespace {
@@ -237,22 +241,28 @@ void settle_by_file(const LayerTensors& tensors, const TensorTable& table, Model
 namespace {
 
 // The type of the first tensor that holds `part`; nothing without one.
-std::optional<DType> stored_type(const ModelConfig& config, const TensorTable& table,
-                                 std::span<const LayerTensor> items, Part part) {
+std::optional<DType> stored_type(const ModelConfig& config,
+                                 const std::optional<QuantizedWeights>& quant,
+                                 const TensorTable& table, std::span<const LayerTensor> items,
+                                 Part part) {
   const auto wanted = [part](const NamePattern& pattern) { return pattern.part == part; };
   for (const LayerTensor& item : items) {
     const TensorInfo& info = table.info(item.tensor);
     if (is_empty(info) || !match_name(*config.architecture, item.rest, wanted)) continue;
-    return type_as_codes(config.quant, info);
+    return type_as_codes(quant, info);
   }
   return std::nullopt;
 }
 
 // The names and shapes of such codes belong to another format, such as two fp4 codes per byte.
-void refuse_codes(DType stored, ModelConfig& config) {
+struct UnreadCodes {
+  DType type;
+};
+
+void refuse(std::string reason, ModelConfig& config) {
   Quantization found;
   found.method = config.quant_method;
-  found.reason = fmt::format("experts stored as {}", to_string(stored));
+  found.reason = std::move(reason);
   set_quantization(found, config);
 }
 
@@ -265,29 +275,120 @@ void quantise(const QuantizedWeights& quant, MoeSpec& spec) {
   if (spec.residual.intermediate_size != 0) spec.residual.weight_dtype = DType::kBF16;
 }
 
+namespace {
+
+// Decides the types of a layer whose modules have one scheme.
+void settle_layer(const ModelConfig& config, const TensorTable& table,
+                  std::span<const LayerTensor> items, const QuantizedWeights& quant,
+                  LayerConfig& layer) {
+  const std::optional<QuantizedWeights> own = quant;
+  const auto type = [&](Part part) { return stored_type(config, own, table, items, part); };
+  // Any matrix tells the type, should the first be missing.
+  std::optional<DType> routed = type(Part::kDown);
+  if (!routed) routed = type(Part::kUp);
+  if (!routed) routed = type(Part::kGateUp);
+  const DType codes = quant.element;
+  if (routed && *routed != codes && !is_plain(*routed)) throw UnreadCodes{*routed};
+  if (routed != codes) return;
+  MoeSpec& spec = layer.spec;
+  quantise(quant, spec);
+  if (spec.shared.mode != SharedMode::kNone) {
+    const auto shared = type(Part::kSharedDown);
+    if (shared && shared != codes) spec.shared.weight_dtype = shared;
+  }
+  if (spec.residual.intermediate_size != 0) {
+    const auto residual = type(Part::kResidualDown).value_or(DType::kBF16);
+    spec.residual.weight_dtype = residual == codes ? DType::kBF16 : residual;
+  }
+}
+
+// The layers of a model whose modules have schemes of their own.
+void settle_every_module(const LayerTensors& tensors, const TensorTable& table,
+                         ModelConfig& config) {
+  std::vector<int64_t> mixed;
+  bool keeps_rows = true;
+  for (LayerConfig& layer : config.layers) {
+    keeps_rows &= settle_modules(config, table, tensors, layer);
+    if (layer.is_mixed) mixed.push_back(layer.index);
+  }
+  if (mixed.empty()) return;
+  config.notes.push_back(fmt::format(
+      "experts of layers {} are stored in several forms, and read in one that holds all their "
+      "values{}",
+      render_ranges(mixed), keeps_rows ? "" : "; " + std::string(kPlainRows)));
+}
+
+}  // namespace
+
+bool settle_modules(const ModelConfig& config, const TensorTable& table,
+                    const LayerTensors& tensors, LayerConfig& layer) {
+  const PartsVerdict verdict = settle_parts(config, table, tensors, layer);
+  if (verdict.is_mixed || layer.quant == nullptr) return verdict.keeps_rows;
+  const auto& items = tensors.layers[static_cast<size_t>(layer.index)];
+  settle_layer(config, table, items, **layer.quant, layer);
+  return true;
+}
+
+LayerConfig settled_layer(const ModelConfig& config, const TensorTable& table,
+                          const LayerTensors& tensors, const LayerConfig& layer) {
+  LayerConfig own = layer;
+  if (!config.quant || !config.quant->by_module) return own;
+  try {
+    settle_modules(config, table, tensors, own);
+  } catch (const NotRead& refusal) {
+    throw Error(ErrorCode::kUnsupportedQuantization,
+                {.what = "weights in codes that are not read", .found = refusal.reason});
+  }
+  return own;
+}
+
+namespace {
+
+// Whether some matrices of the layer's routed experts are codes, and others values.
+bool is_partly_plain(const ModelConfig& config, const TensorTable& table,
+                     std::span<const LayerTensor> items) {
+  const auto wanted = [](const NamePattern& pattern) {
+    return is_expert_part(pattern.part) && is_quantisable(pattern.part);
+  };
+  bool has_codes = false;
+  bool has_values = false;
+  for (const LayerTensor& item : items) {
+    const TensorInfo& info = table.info(item.tensor);
+    if (is_empty(info) || !match_name(*config.architecture, item.rest, wanted)) continue;
+    (is_plain(type_as_codes(config.quant, info)) ? has_values : has_codes) = true;
+  }
+  return has_codes && has_values;
+}
+
+// A quantiser may leave out some modules of a layer: then these have a scheme of their own, none.
+void take_modules_apart(const LayerTensors& tensors, const TensorTable& table,
+                        ModelConfig& config) {
+  const bool any = std::ranges::any_of(config.layers, [&](const LayerConfig& layer) {
+    return is_partly_plain(config, table, tensors.layers[static_cast<size_t>(layer.index)]);
+  });
+  if (!any) return;
+  ModuleSchemes schemes;
+  schemes.schemes.push_back({.weights = config.quant, .reason = {}});
+  schemes.rules.push_back({.scheme = 0});
+  config.quant->by_module = std::make_shared<const ModuleSchemes>(std::move(schemes));
+}
+
+}  // namespace
+
 void settle_quantization(const LayerTensors& tensors, const TensorTable& table,
                          ModelConfig& config) {
   if (!config.quant) return;
-  for (LayerConfig& layer : config.layers) {
-    const auto& items = tensors.layers[static_cast<size_t>(layer.index)];
-    const auto type = [&](Part part) { return stored_type(config, table, items, part); };
-    // Any matrix tells the type, should the first be missing.
-    std::optional<DType> routed = type(Part::kDown);
-    if (!routed) routed = type(Part::kUp);
-    if (!routed) routed = type(Part::kGateUp);
-    const DType codes = config.quant->element;
-    if (routed && *routed != codes && !is_plain(*routed)) return refuse_codes(*routed, config);
-    if (routed != codes) continue;
-    MoeSpec& spec = layer.spec;
-    quantise(*config.quant, spec);
-    if (spec.shared.mode != SharedMode::kNone) {
-      const auto shared = type(Part::kSharedDown);
-      if (shared && shared != codes) spec.shared.weight_dtype = shared;
+  if (!config.quant->by_module) take_modules_apart(tensors, table, config);
+  try {
+    if (config.quant->by_module) return settle_every_module(tensors, table, config);
+    for (LayerConfig& layer : config.layers) {
+      const auto& items = tensors.layers[static_cast<size_t>(layer.index)];
+      settle_layer(config, table, items, *config.quant, layer);
     }
-    if (spec.residual.intermediate_size != 0) {
-      const auto residual = type(Part::kResidualDown).value_or(DType::kBF16);
-      spec.residual.weight_dtype = residual == codes ? DType::kBF16 : residual;
-    }
+  } catch (const UnreadCodes& codes) {
+    refuse(fmt::format("experts stored as {}", to_string(codes.type)), config);
+  } catch (const NotRead& refusal) {
+    refuse(refusal.reason, config);
   }
 }
 

@@ -52,6 +52,16 @@ void settle_by_file(const LayerTensors& tensors, const TensorTable& table, Model
 // Marks the routed experts of a layer, and with them its shared experts, as quantised.
 void quantise(const QuantizedWeights& quant, MoeSpec& spec);
 
+// Decides the form of a layer of a model whose modules have schemes of their own; false if rows
+// stay as they are, where a file asks for codes. Throws NotRead, and as map_layers.
+bool settle_modules(const ModelConfig& config, const TensorTable& table,
+                    const LayerTensors& tensors, LayerConfig& layer);
+
+// The layer as its tensors say, where modules have schemes of their own; all others as they are.
+// Throws Error(kUnsupportedQuantization), and as map_layers.
+LayerConfig settled_layer(const ModelConfig& config, const TensorTable& table,
+                          const LayerTensors& tensors, const LayerConfig& layer);
+
 // Decides by the types of their matrices which layers of a quantised model are quantised. Modules
 // that the quantiser left out are plain; if experts have codes that are not read, the method of the
 // whole model counts as one that is not read.

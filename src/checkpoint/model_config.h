@@ -25,6 +25,10 @@ struct LayerConfig {
   int64_t index = 0;
   MoeSpec spec = {};  // the tensors decide the types of matrices
   Support support = Support::yes();
+  // Where modules have schemes of their own: that of the layer's experts, one of the model's.
+  const std::optional<QuantizedWeights>* quant = nullptr;
+  bool is_mixed = false;  // experts have several, and `spec` a form that holds them all
+  bool is_part = false;   // only those matrices are expected of which some tensor is there
 };
 
 struct ModelConfig {

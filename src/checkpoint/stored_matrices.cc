@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_set>
+#include <utility>
 
 namespace conclave::inline v0::checkpoint {
 namespace {
@@ -42,9 +43,10 @@ std::string without_weight(std::string_view name) {
 
 class Naming {
  public:
-  Naming(const ModelConfig& config, const TensorTable& table, const LayerMap& layer)
-      : config_(config), table_(table), layer_(layer) {
-    if (!config.quant || config.quant->planes.empty()) return;
+  Naming(const ModelConfig& config, const std::optional<QuantizedWeights>& quant,
+         const TensorTable& table, const LayerMap& layer)
+      : config_(config), quant_(quant), table_(table), layer_(layer) {
+    if (!quant || quant->planes.empty()) return;
     for (const StoredTensor& tensor : table.tensors) {
       if (tensor.info->name.starts_with(layer.prefix)) present_.insert(tensor.info->name);
     }
@@ -55,6 +57,7 @@ class Naming {
     for (const WeightId id : kMatrices) {
       const StoredMatrices& stored = layer_.stored[id];
       for (int64_t expert = 0; expert < stored.info.count; ++expert) {
+        if (location(id, expert).tensor < 0) continue;  // another part has it
         named.push_back({.id = id,
                          .expert = expert,
                          .tensors = tensors_of(id, expert),
@@ -84,7 +87,7 @@ class Naming {
   void add_aids(std::vector<std::string>& names) const {
     if (present_.empty()) return;
     const std::string matrix = canonical_name(names.front());
-    for (const StoredPlane& row : config_.quant->planes) {
+    for (const StoredPlane& row : quant_->planes) {
       if (!matrix.ends_with(row.ending)) continue;
       std::string name = stored_name(row, matrix);
       const bool is_new = std::ranges::find(names, name) == names.end();
@@ -93,7 +96,7 @@ class Naming {
   }
 
   std::string canonical_name(const std::string& stored) const {
-    return matrix_name(config_.quant, stored).value_or(stored);
+    return matrix_name(quant_, stored).value_or(stored);
   }
 
   std::string module_of(WeightId id, int64_t expert) const {
@@ -150,6 +153,7 @@ class Naming {
   }
 
   const ModelConfig& config_;
+  const std::optional<QuantizedWeights>& quant_;
   const TensorTable& table_;
   const LayerMap& layer_;
   std::unordered_set<std::string_view> present_;
@@ -159,7 +163,22 @@ class Naming {
 
 std::vector<StoredMatrix> name_matrices(const ModelConfig& config, const TensorTable& table,
                                         const LayerMap& layer) {
-  return Naming(config, table, layer).list();
+  const auto own = std::ranges::find(config.layers, layer.index, &LayerConfig::index);
+  if (layer.parts.empty()) {
+    const bool has_own = own != config.layers.end() && own->quant != nullptr;
+    return Naming(config, has_own ? *own->quant : config.quant, table, layer).list();
+  }
+  std::vector<StoredMatrix> named;
+  for (const LayerMap& part : layer.parts) {
+    for (StoredMatrix& matrix : Naming(config, part.scheme, table, part).list()) {
+      named.push_back(std::move(matrix));
+    }
+  }
+  const auto place = [](const StoredMatrix& matrix) {
+    return std::pair(std::ranges::find(kMatrices, matrix.id) - kMatrices.begin(), matrix.expert);
+  };
+  std::ranges::sort(named, {}, place);
+  return named;
 }
 
 }  // namespace conclave::inline v0::checkpoint

@@ -63,6 +63,10 @@ std::optional<std::string> matrix_name(const std::optional<QuantizedWeights>& qu
     if (!is_codes(row) || row.suffix == row.ending || !ends_in(row, name)) continue;
     return in_place_of(name, row.suffix, row.ending);
   }
+  if (!quant || !quant->by_module) return std::nullopt;
+  for (const ModuleScheme& scheme : quant->by_module->schemes) {
+    if (auto matrix = matrix_name(scheme.weights, name)) return matrix;
+  }
   return std::nullopt;
 }
 

@@ -2,8 +2,8 @@
 
 #include "core/weight_types.h"
 #include "cpu/parallel.h"
-#include "layer/quant_scales.h"
-#include "layer/weight_block.h"
+#include "quant/code_meaning.h"
+#include "quant/weight_block.h"
 #include "quant/planes.h"
 
 #include <algorithm>

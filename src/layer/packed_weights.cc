@@ -4,7 +4,7 @@
 #include "core/part_spec.h"
 #include "core/weight_types.h"
 #include "layer/pack_mlp.h"
-#include "layer/weight_block.h"
+#include "quant/weight_block.h"
 
 #include "conclave/error.h"
 

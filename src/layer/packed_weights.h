@@ -5,7 +5,7 @@
 #include "cpu/memory.h"
 #include "gemm/gate_product.h"
 #include "layer/plan.h"
-#include "layer/quant_scales.h"
+#include "quant/code_meaning.h"
 #include "layer/router_vectors.h"
 
 #include "conclave/context.h"

@@ -61,6 +61,12 @@ TEST(GptqConfig, WhatIsRead) {
       read(with(gptq(), {{"checkpoint_format", "gptq_v2"}})).weights->stored.zeros_less_one);
 }
 
+// The scheme of a module where modules have their own.
+checkpoint::QuantizedWeights scheme_in(const checkpoint::Quantization& found,
+                                       const std::string& module) {
+  return checkpoint::scheme_of(*found.weights->by_module, module)->weights.value();
+}
+
 TEST(GptqConfig, RulesForSomeModules) {
   const auto rule = [](const std::string& key, const json& changes) {
     return with(gptq(), {{"dynamic", {{key, changes}}}});
@@ -69,10 +75,15 @@ TEST(GptqConfig, RulesForSomeModules) {
   EXPECT_TRUE(read(rule("+:.*self_attn.*", {{"bits", 8}})).weights);
   EXPECT_TRUE(read(rule(".*\\.(q|k|v|o)_proj", {{"bits", 8}})).weights);
   EXPECT_TRUE(read(rule("+:.*down_proj.*", {{"damp_percent", 0.1}})).weights);
+  const std::string down = "model.layers.20.mlp.experts.7.down_proj";
   for (const char* key :
-       {"+:.*down_proj.*", ".*\\.experts\\.\\d+\\.w2", "+:model.layers.2[0-9].*"}) {
-    expect_reason(rule(key, {{"bits", 8}}), "rules of their own");
-    expect_reason(rule(key, {{"group_size", 64}}), "rules of their own");
+       {"+:.*down_proj.*", ".*\\.experts\\.\\d+\\.down", "model.layers.2[0-9].*"}) {
+    const auto wider = read(rule(key, {{"bits", 8}}));
+    ASSERT_TRUE(wider.weights) << wider.reason;
+    EXPECT_EQ(scheme_in(wider, down).element, DType::kI8);
+    EXPECT_EQ(scheme_in(wider, "model.layers.1.mlp.experts.0.up_proj").element, DType::kI4);
+    EXPECT_EQ(scheme_in(read(rule(key, {{"group_size", 64}})), down).spec.block_cols, 64);
+    expect_reason(rule(key, {{"bits", 5}}), "5 bits");
   }
 }
 
@@ -100,9 +111,11 @@ TEST(AutoRoundConfig, IsWhatItPacksAs) {
   EXPECT_EQ(read(config).weights->spec.zeros, WeightZero::kNone);
   EXPECT_TRUE(read(with(config, {{"packing_format", "auto_round:auto_awq"}})).weights);
   expect_reason(with(config, {{"packing_format", "auto_round:fp8"}}), "fp8");
-  expect_reason(
-      with(config, {{"extra_config", {{"model.layers.0.mlp.experts.0.up_proj", {{"bits", 8}}}}}}),
-      "settings of their own");
+  const std::string up = "model.layers.0.mlp.experts.0.up_proj";
+  json extra = with(config, {{"extra_config", {{up, {{"bits", 8}}}}}});
+  EXPECT_EQ(scheme_in(read(extra), up).element, DType::kI8);
+  extra["packing_format"] = "auto_round:auto_awq";
+  expect_reason(extra, "settings of their own");
 }
 
 TEST(AwqConfig, BothSpellings) {
@@ -193,7 +206,11 @@ TEST(ModelOptConfig, SmallCodes) {
                   {"model.layers.1.mlp.experts.0.up_proj", {{"quant_algo", second}}}}}};
   };
   EXPECT_EQ(read(mixed("NVFP4")).weights->element, DType::kF4);
-  expect_reason(mixed("FP8"), "several algorithms");
+  const auto both = read(mixed("FP8"));
+  ASSERT_TRUE(both.weights) << both.reason;
+  EXPECT_EQ(scheme_in(both, "model.layers.0.mlp.experts.0.up_proj").element, DType::kF4);
+  EXPECT_EQ(scheme_in(both, "model.layers.1.mlp.experts.0.up_proj").element, DType::kF8E4M3);
+  expect_reason(mixed("W4A8_LUT"), "W4A8_LUT");
 }
 
 json quark(const json& weight, const json& rows = nullptr) {
@@ -220,7 +237,10 @@ TEST(QuarkConfig, WhatIsRead) {
   expect_reason(quark(with(group, {{"dtype", "mx"}})), "mx");
   json override = quark(group);
   override["layer_quant_config"] = {{"*.experts.*", {{"weight", tensor}}}};
-  expect_reason(override, "settings of their own");
+  const auto found = read(override);
+  ASSERT_TRUE(found.weights) << found.reason;
+  EXPECT_EQ(scheme_in(found, "model.layers.0.mlp.experts.3.up_proj").element, DType::kF8E4M3);
+  EXPECT_EQ(scheme_in(found, "model.layers.0.mlp.shared_expert.up_proj").element, DType::kF4);
 }
 
 TEST(MlxConfig, IsKnownWithoutAMethod) {
@@ -232,8 +252,13 @@ TEST(MlxConfig, IsKnownWithoutAMethod) {
   EXPECT_TRUE(found.weights->spec.signed_scales);
   EXPECT_EQ(read(with(config, {{"bits", 6}})).weights->element, DType::kI8);
   EXPECT_TRUE(read(with(config, {{"model.layers.0.mlp.gate", {{"bits", 8}}}})).weights);
-  expect_reason(with(config, {{"model.layers.0.mlp.switch_mlp.up_proj", {{"bits", 8}}}}),
-                "settings of their own");
+  const std::string up = "model.layers.0.mlp.switch_mlp.up_proj";
+  const auto own = read(with(config, {{up, {{"bits", 8}, {"group_size", 32}}}}));
+  ASSERT_TRUE(own.weights) << own.reason;
+  EXPECT_EQ(scheme_in(own, up).element, DType::kI8);
+  EXPECT_EQ(scheme_in(own, up).spec.block_cols, 32);
+  EXPECT_EQ(scheme_in(own, "model.layers.0.mlp.switch_mlp.down_proj").element, DType::kI4);
+  expect_reason(with(config, {{up, {{"bits", 7}}}}), "7 bits");
   expect_reason(with(config, {{"mode", "mxfp4"}}), "mxfp4");
   expect_reason(with(config, {{"bits", 7}}), "7 bits");
 }
@@ -256,8 +281,50 @@ TEST(CompressedTensorsConfig, GroupsOfOtherModules_DoNotMatter) {
   EXPECT_EQ(
       read(config(json::array({"re:.*self_attn.*"}), json::array({"Linear"}))).weights->element,
       DType::kI8);
-  expect_reason(config(experts, json::array({"re:.*down_proj"})), "differ");
-  expect_reason(config(json::array({"Linear"}), json::array({"re:.*w2$"})), "differ");
+}
+
+TEST(CompressedTensorsConfig, GroupsOfExperts_BelongToModules) {
+  const json four = {{"num_bits", 4}, {"type", "int"}, {"strategy", "group"}, {"group_size", 32}};
+  const json eight = {{"num_bits", 8}, {"type", "int"}, {"strategy", "channel"}};
+  const auto config = [&](const json& first, const json& second) {
+    return json{{"quant_method", "compressed-tensors"},
+                {"format", "pack-quantized"},
+                {"config_groups",
+                 {{"group_0", group_of(four, first)}, {"group_1", group_of(eight, second)}}}};
+  };
+  const auto type_of = [](const checkpoint::Quantization& found, const char* module) {
+    const auto* const scheme = checkpoint::scheme_of(*found.weights->by_module, module);
+    return scheme == nullptr ? DType::kF32 : scheme->weights->element;
+  };
+  // The first name that holds counts, in the order of the groups, and names come before classes.
+  const auto named =
+      read(config(json::array({"re:.*experts.*(gate|up)_proj"}), json::array({"re:.*proj"})));
+  ASSERT_TRUE(named.weights) << named.reason;
+  EXPECT_EQ(type_of(named, "model.layers.0.mlp.experts.3.up_proj"), DType::kI4);
+  EXPECT_EQ(type_of(named, "model.layers.0.mlp.experts.3.down_proj"), DType::kI8);
+  EXPECT_EQ(type_of(named, "model.layers.0.mlp.gate"), DType::kF32);
+  const auto by_class = read(config(json::array({"Linear"}), json::array({"re:.*w2$"})));
+  ASSERT_TRUE(by_class.weights) << by_class.reason;
+  EXPECT_EQ(type_of(by_class, "model.layers.0.block_sparse_moe.experts.3.w2"), DType::kI8);
+  EXPECT_EQ(type_of(by_class, "model.layers.0.block_sparse_moe.experts.3.w1"), DType::kI4);
+  expect_reason(config(json::array({"Linear"}), json::array({"Linear"})), "differ");
+}
+
+TEST(QuarkConfig, PatternsOfModules) {
+  checkpoint::ModuleSchemes found;
+  using Kind = checkpoint::ModuleRule::Kind;
+  found.schemes.resize(3);
+  found.rules = {{.kind = Kind::kPattern, .text = "*experts.?.down*", .scheme = 1},
+                 {.kind = Kind::kPattern, .text = "a*b*c", .scheme = 2}};
+  const auto of = [&](const char* module) -> int64_t {
+    const auto* const scheme = checkpoint::scheme_of(found, module);
+    return scheme == nullptr ? -1 : scheme - found.schemes.data();
+  };
+  EXPECT_EQ(of("model.experts.3.down_proj"), 1);
+  EXPECT_EQ(of("model.experts.13.down_proj"), -1);
+  EXPECT_EQ(of("abxbc"), 2);
+  EXPECT_EQ(of("abxbcd"), -1);
+  EXPECT_EQ(of(""), -1);
 }
 
 TEST(CompressedTensorsConfig, ZerosOrdersAndSmallFloats) {
@@ -292,25 +359,25 @@ TEST(UnreadMethods, HaveReasons) {
 }
 
 TEST(ModuleRules, Expressions) {
-  using checkpoint::may_match;
+  using checkpoint::matches;
   const std::string name = "model.layers.10.mlp.experts.7.gate_proj";
   for (const char* yes :
        {"model", ".*experts.*", "model\\.layers\\.\\d+\\.mlp", "(model|lm_head).*", ".*gate_proj$",
         "^model", "model.layers.(1[0-9]|2[0-9]).*", "(?:model)", "[a-z]+\\.layers",
         ".*experts.[^0]", "", "m?odel", "model\\.layers\\.1+0", ".*?mlp", ".*[e-]x"}) {
-    EXPECT_TRUE(may_match(yes, name)) << yes;
+    EXPECT_TRUE(matches(yes, name).value_or(false)) << yes;
   }
   for (const char* no : {"odel", ".*self_attn.*", "model\\.layers\\.\\d\\.", ".*gate_proj.$",
                          "(lm_head|visual).*", ".*down_proj", "model.layers.2[0-9].*", "[^m].*"}) {
-    EXPECT_FALSE(may_match(no, name)) << no;
+    EXPECT_EQ(matches(no, name), false) << no;
   }
-  // What is not known may match.
+  // What is not known cannot be told.
   for (const char* unknown : {"(?!.*mlp).*zzz", "zzz{2}", "(zzz", "zzz)", "[zzz", "*", "\\b"}) {
-    EXPECT_TRUE(may_match(unknown, name)) << unknown;
+    EXPECT_FALSE(matches(unknown, name)) << unknown;
   }
-  EXPECT_TRUE(may_match(std::string(5000, '('), name));
-  EXPECT_TRUE(may_match("(((((((.*)*)*)*)*)*)*)*x", name));
-  EXPECT_FALSE(may_match("(a*)*(a*)*(a*)*b", std::string(40, 'a')));
+  EXPECT_FALSE(matches(std::string(5000, '('), name));
+  EXPECT_EQ(matches("(((((((.*)*)*)*)*)*)*)*x", name), true);
+  EXPECT_EQ(matches("(a*)*(a*)*(a*)*b", std::string(40, 'a')), false);
 }
 
 }  // namespace

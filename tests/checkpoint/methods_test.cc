@@ -32,7 +32,7 @@ std::vector<std::string> method_names() {
   std::erase_if(names, [](const std::string& name) {
     const auto has = [&](const char* part) { return name.find(part) != std::string::npos; };
     return !(has("gptq") || has("awq") || has("bnb") || has("mlx") || has("fp4") || has("mxfp") ||
-             has("quark") || has("asymmetric") || has("order") || has("packed"));
+             has("quark") || has("asymmetric") || has("order") || has("packed") || has("mixed"));
   });
   std::sort(names.begin(), names.end());
   return names;

@@ -2,6 +2,7 @@
 // them, with outputs that tools/make_quantised.py computed in float64 from the same files, and
 // integer codes with the weights that compressed-tensors decompressed.
 
+#include "core/weight_types.h"
 #include "layer/reference/float64_matrix.h"
 #include "support/layer_fixture.h"
 
@@ -127,6 +128,7 @@ const std::vector<Expected> kCheckpoints = {
     coded("mixtral-gptq-int4-group128-asymmetric", DType::kI4, grouped(128, kPoint)),
     coded("mixtral-gptq-int4-order", DType::kI4, in_order(grouped(128, kPoint))),
     coded("mixtral-gptq-int8", DType::kI8, grouped(32)),
+    coded("mixtral-mixed-mxfp4-fp8-down", DType::kF8E4M3, grouped(32)),
     coded("mixtral-modelopt-awq-group128", DType::kI4, with_factors(grouped(128))),
     coded("mixtral-modelopt-awq-rows", DType::kF8E4M3, with_static_rows(with_factors(grouped(64)))),
     {"mixtral-modelopt-block", {.weights = kBlock}, "per_expert"},
@@ -142,6 +144,7 @@ const std::vector<Expected> kCheckpoints = {
      "per_expert",
      DType::kBF16,
      DType::kI4},
+    {"qwen2_moe-mixed-shared", grouped(32), "per_expert", DType::kF32, DType::kI4},
     {"qwen2_moe-fp8-block-shared-bf16",
      {.weights = kBlock, .activations = kGroup},
      "per_expert",
@@ -186,6 +189,8 @@ const std::vector<Expected> kCheckpoints = {
     coded("qwen3_moe-gptq-int4-order", DType::kI4, in_order(grouped(32))),
     coded("qwen3_moe-gptq-int8-asymmetric", DType::kI8, grouped(32, kPoint)),
     coded("qwen3_moe-gptq-v2-int4", DType::kI4, grouped(32, kPoint)),
+    coded("qwen3_moe-mixed-experts", DType::kF32, {}, kOneRounding),
+    coded("qwen3_moe-mixed-int4-int8-down", DType::kI8, grouped(32)),
     mlx("qwen3_moe-mlx-2bit", DType::kI4, 128),
     mlx("qwen3_moe-mlx-3bit", DType::kI4, 64),
     mlx("qwen3_moe-mlx-4bit", DType::kI4, 64),
@@ -376,7 +381,9 @@ TEST_P(DecodedWeights, Weights_AreThoseOfThePackageToTheBit) {
     const Tensor wanted = file_.load(name);
     ASSERT_EQ(wanted.shape()[0], experts);
     for (int64_t expert = 0; expert < experts; ++expert) {
-      Float64Matrix read = read_scaled(layer().spec.quant, *source, id, expert);
+      Float64Matrix read = is_plain(layer().spec.weight_dtype)
+                               ? read_float64(*source, id, expert)
+                               : read_scaled(layer().spec.quant, *source, id, expert);
       Tensor values(DType::kF64, {read.rows, read.cols});
       multiply_columns(read, *source, id.with(WeightPlane::kColumnFactor), expert);
       // A zero counts as positive.

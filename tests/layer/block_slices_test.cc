@@ -1,7 +1,7 @@
 // Tensor-parallel slices that begin and end inside blocks of scales and groups of columns.
 #include "experts/slab_layout.h"
-#include "layer/quant_scales.h"
-#include "layer/weight_block.h"
+#include "quant/code_meaning.h"
+#include "quant/weight_block.h"
 #include "quant/weight_format.h"
 #include "support/layer_fixture.h"
 

@@ -7,11 +7,10 @@
 #include "io/text.h"
 #include "quant/weight_format.h"
 
-#include "conclave/error.h"
-
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <utility>
+#include <vector>
 
 namespace conclave::inline v0::checkpoint {
 namespace {
@@ -157,65 +156,35 @@ QuantizedWeights read_config_group(const io::JsonValue& group, const std::string
   return found;
 }
 
-// The group of config_groups that a module belongs to: names and expressions come before classes.
-struct Group {
-  io::JsonValue scheme;
-  std::vector<std::string> names;
-  bool is_of_class = false;
-};
+// The scheme of a group, or why it is not read.
+ModuleScheme read_scheme(const io::JsonValue& group, const std::string& stored) {
+  try {
+    return {.weights = read_config_group(group, stored), .reason = {}};
+  } catch (const NotRead& refusal) {
+    return {.weights = {}, .reason = refusal.reason};
+  }
+}
 
-Group read_targets(const io::JsonValue& scheme) {
-  Group group{.scheme = scheme, .names = {}, .is_of_class = false};
-  const auto targets = scheme.find_set("targets");
-  if (!targets) return {.scheme = scheme, .names = {}, .is_of_class = true};
+// Names and expressions come before classes of modules, which begin with a capital: "Linear". A
+// group without targets is for all modules.
+void add_rules(const io::JsonValue& group, size_t scheme, std::vector<ModuleRule>& by_name,
+               std::vector<ModuleRule>& by_class) {
+  const auto targets = group.find_set("targets");
+  if (!targets) {
+    by_class.push_back({.scheme = scheme});
+    return;
+  }
   for (const io::JsonValue& target : targets->items()) {
     const std::string text(target.as_string());
-    // Classes of modules begin with a capital: "Linear".
-    const bool is_class = !text.empty() && text[0] >= 'A' && text[0] <= 'Z';
-    is_class ? void(group.is_of_class = true) : group.names.push_back(text);
-  }
-  return group;
-}
-
-bool names_module(const Group& group, const std::string& module) {
-  return std::any_of(group.names.begin(), group.names.end(), [&](const std::string& target) {
-    if (target.starts_with("re:")) return may_match(std::string_view(target).substr(3), module);
-    return target == module || module.ends_with("." + target);
-  });
-}
-
-// The groups that routed experts may belong to.
-std::vector<io::JsonValue> expert_groups(const io::JsonValue& config) {
-  std::vector<Group> groups;
-  for (const io::JsonMember& member : config.at("config_groups").members()) {
-    groups.push_back(read_targets(member.value));
-  }
-  std::vector<bool> used(groups.size());
-  for (const std::string& module : expert_modules()) {
-    bool named = false;
-    for (size_t i = 0; i < groups.size(); ++i) {
-      if (!names_module(groups[i], module)) continue;
-      used[i] = named = true;
-    }
-    for (size_t i = 0; i < groups.size() && !named; ++i) {
-      if (groups[i].is_of_class) used[i] = true;
+    using Kind = ModuleRule::Kind;
+    if (!text.empty() && text[0] >= 'A' && text[0] <= 'Z') {
+      by_class.push_back({.scheme = scheme});
+    } else if (text.starts_with("re:")) {
+      by_name.push_back({.kind = Kind::kExpression, .text = text.substr(3), .scheme = scheme});
+    } else {
+      by_name.push_back({.kind = Kind::kName, .text = text, .scheme = scheme});
     }
   }
-  std::vector<io::JsonValue> found;
-  for (size_t i = 0; i < groups.size(); ++i) {
-    if (used[i]) found.push_back(groups[i].scheme);
-  }
-  return found;
-}
-
-bool same(const QuantizedWeights& one, const QuantizedWeights& other) {
-  const QuantSpec& a = one.spec;
-  const QuantSpec& b = other.spec;
-  return one.element == other.element && one.planes.data() == other.planes.data() &&
-         one.stored.bits == other.stored.bits && a.weights == b.weights &&
-         a.block_rows == b.block_rows && a.block_cols == b.block_cols &&
-         a.activations == b.activations && a.zeros == b.zeros &&
-         a.has_column_order == b.has_column_order;
 }
 
 }  // namespace
@@ -246,17 +215,23 @@ QuantizedWeights read_compressed_tensors(const io::JsonValue& config) {
   }
   const auto transforms = config.find_set("transform_config");
   if (transforms && transforms->size() > 0) throw NotRead{"transforms of activations"};
-  std::optional<QuantizedWeights> weights;
-  for (const io::JsonValue& scheme : expert_groups(config)) {
-    const std::string stored = by_group ? text_of(scheme, "format", "none given") : format;
-    const QuantizedWeights group = read_config_group(scheme, stored);
-    if (weights && !same(*weights, group)) {
-      throw NotRead{"config_groups that differ from each other"};
-    }
-    weights = group;
+  ModuleSchemes found;
+  std::vector<ModuleRule> by_class;
+  for (const io::JsonMember& group : config.at("config_groups").members()) {
+    const std::string stored = by_group ? text_of(group.value, "format", "none given") : format;
+    add_rules(group.value, found.schemes.size(), found.rules, by_class);
+    found.schemes.push_back(read_scheme(group.value, stored));
   }
-  if (!weights) throw NotRead{"no config_groups"};
-  return *weights;
+  if (found.schemes.empty()) throw NotRead{"no config_groups"};
+  // Classes are not told apart: matrices of experts are "Linear", however a group spells it.
+  for (const ModuleRule& rule : by_class) {
+    const size_t first = by_class.front().scheme;
+    if (rule.scheme != first && differ(found.schemes[rule.scheme], found.schemes[first])) {
+      throw NotRead{"config_groups that differ from each other for the same modules"};
+    }
+  }
+  found.rules.insert(found.rules.end(), by_class.begin(), by_class.end());
+  return of_modules(std::move(found));
 }
 
 }  // namespace conclave::inline v0::checkpoint

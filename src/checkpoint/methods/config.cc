@@ -25,8 +25,9 @@ bool flag_of(const io::JsonValue& object, std::string_view key, bool otherwise) 
   return value ? value->as_bool() : otherwise;
 }
 
-int64_t block_size(const io::JsonValue& value) {
-  const int64_t size = value.as_int64();
+int64_t block_size(const io::JsonValue& value) { return checked_block(value, value.as_int64()); }
+
+int64_t checked_block(const io::JsonValue& value, int64_t size) {
   if (size >= 1 && size <= kMaxBlock) return size;
   value.reject(ErrorCode::kConfigValue, "a block size is out of range",
                fmt::format("1 to {}", kMaxBlock));
@@ -64,11 +65,15 @@ void set_block_text(const io::JsonValue& value, QuantSpec& spec) {
 }
 
 void set_group(const io::JsonValue& size, QuantSpec& spec) {
-  if (size.as_int64() == -1) {
+  set_group(size, size.as_int64(), spec);
+}
+
+void set_group(const io::JsonValue& value, int64_t size, QuantSpec& spec) {
+  if (size == -1) {
     spec.weights = WeightScale::kChannel;
     return;
   }
-  set_block(spec, 1, block_size(size));
+  set_block(spec, 1, checked_block(value, size));
 }
 
 void set_dynamic_rows(QuantSpec& spec) {

@@ -16,12 +16,15 @@ std::string text_of(const io::JsonValue& object, std::string_view key, std::stri
 bool flag_of(const io::JsonValue& object, std::string_view key, bool otherwise);
 // Throws Error(kConfigValue) for a size below 1 or above 2^20.
 int64_t block_size(const io::JsonValue& value);
+int64_t checked_block(const io::JsonValue& value, int64_t size);
 
 void set_block(QuantSpec& spec, int64_t rows, int64_t cols);
 void set_block(const io::JsonValue& sizes, QuantSpec& spec);       // [rows, columns]
 void set_block_text(const io::JsonValue& value, QuantSpec& spec);  // "128x128"
 // Groups of columns of one row; -1 means the whole row.
 void set_group(const io::JsonValue& size, QuantSpec& spec);
+// The same of a size that stands for it; errors name the value.
+void set_group(const io::JsonValue& value, int64_t size, QuantSpec& spec);
 // Rows that are quantised as they come; their groups follow the blocks of the weights.
 void set_dynamic_rows(QuantSpec& spec);
 

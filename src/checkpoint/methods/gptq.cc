@@ -180,58 +180,123 @@ void check_layout(const io::JsonValue& config) {
   if (config.find_set("rotation")) throw NotRead{"weights that are rotated"};
 }
 
-// A rule that changes some experts would need a spec of its own.
-void check_overrides(const io::JsonValue& config) {
-  const auto dynamic = config.find_set("dynamic");
-  if (!dynamic || !dynamic->is_object()) return;
-  for (const io::JsonMember& rule : dynamic->members()) {
+// The settings of modules, some of which a rule may replace.
+struct Settings {
+  int64_t bits = 0;
+  int64_t group_size = 0;
+  bool symmetric = false;
+  bool ordered = false;
+};
+
+Settings settings_of(const io::JsonValue& config) {
+  return {.bits = config.at("bits").as_int64(),
+          .group_size = config.at("group_size").as_int64(),
+          .symmetric = flag_of(config, "sym", false),
+          .ordered = flag_of(config, "desc_act", false)};
+}
+
+Settings replaced(const io::JsonValue& rule, Settings settings) {
+  if (const auto bits = rule.find_set("bits")) settings.bits = bits->as_int64();
+  if (const auto size = rule.find_set("group_size")) settings.group_size = size->as_int64();
+  settings.symmetric = flag_of(rule, "sym", settings.symmetric);
+  settings.ordered = flag_of(rule, "desc_act", settings.ordered);
+  return settings;
+}
+
+QuantizedWeights weights_of(const io::JsonValue& config, const Settings& settings) {
+  const int64_t bits = settings.bits;
+  if (bits != 2 && bits != 3 && bits != 4 && bits != 8) {
+    throw NotRead{fmt::format("codes of {} bits", bits)};
+  }
+  QuantSpec spec;
+  set_group(config.at("group_size"), settings.group_size, spec);
+  const bool ordered = settings.ordered && !flag_of(config, "static_groups", false) &&
+                       spec.weights == WeightScale::kBlock;
+  spec.zeros = settings.symmetric ? WeightZero::kNone : WeightZero::kPoint;
+  spec.has_column_order = ordered;
+  const bool first_version = text_of(config, "checkpoint_format", "gptq") == "gptq";
+  return {.element = integer_type(bits),
+          .spec = spec,
+          .stored = {.bits = bits, .zeros_less_one = first_version},
+          .planes = planes_for(settings.symmetric, ordered)};
+}
+
+ModuleScheme scheme_with(const io::JsonValue& config, const Settings& settings) {
+  try {
+    return {.weights = weights_of(config, settings), .reason = {}};
+  } catch (const NotRead& refusal) {
+    return {.weights = {}, .reason = refusal.reason};
+  }
+}
+
+// Rules replace settings of the modules that an expression matches; "-:" leaves them out.
+QuantizedWeights with_rules(const io::JsonValue& config, const io::JsonValue& dynamic) {
+  const Settings usual = settings_of(config);
+  ModuleSchemes found;
+  found.schemes.push_back(scheme_with(config, usual));
+  for (const io::JsonMember& rule : dynamic.members()) {
     if (rule.key.starts_with("-:") || !rule.value.is_object()) continue;
     const std::string_view modules = rule.key.substr(rule.key.starts_with("+:") ? 2 : 0);
-    for (const char* key : {"bits", "group_size", "sym", "desc_act"}) {
-      if (!rule.value.find_set(key) || !names_experts(modules)) continue;
-      throw NotRead{"rules of their own for some modules: " + io::show_name(rule.key)};
-    }
+    found.rules.push_back({.kind = ModuleRule::Kind::kExpression,
+                           .text = std::string(modules),
+                           .scheme = found.schemes.size()});
+    found.schemes.push_back(scheme_with(config, replaced(rule.value, usual)));
   }
+  found.rules.push_back({.scheme = 0});
+  return of_modules(std::move(found));
 }
 
 }  // namespace
 
 QuantizedWeights read_gptq(const io::JsonValue& config) {
   check_layout(config);
-  check_overrides(config);
-  const int64_t bits = config.at("bits").as_int64();
-  if (bits != 2 && bits != 3 && bits != 4 && bits != 8) {
-    throw NotRead{fmt::format("codes of {} bits", bits)};
-  }
-  QuantSpec spec;
-  set_group(config.at("group_size"), spec);
-  const bool symmetric = flag_of(config, "sym", false);
-  const bool ordered = flag_of(config, "desc_act", false) &&
-                       !flag_of(config, "static_groups", false) &&
-                       spec.weights == WeightScale::kBlock;
-  spec.zeros = symmetric ? WeightZero::kNone : WeightZero::kPoint;
-  spec.has_column_order = ordered;
-  const bool first_version = text_of(config, "checkpoint_format", "gptq") == "gptq";
-  return {.element = integer_type(bits),
-          .spec = spec,
-          .stored = {.bits = bits, .zeros_less_one = first_version},
-          .planes = planes_for(symmetric, ordered)};
+  const auto dynamic = config.find_set("dynamic");
+  if (dynamic && dynamic->is_object()) return with_rules(config, *dynamic);
+  return weights_of(config, settings_of(config));
 }
+
+namespace {
+
+// The settings of some modules, by their names or by expressions; without bits, or with 16, modules
+// stay as they are.
+QuantizedWeights with_extra(const io::JsonValue& config, const io::JsonValue& extra) {
+  const Settings usual = settings_of(config);
+  ModuleSchemes found;
+  found.schemes.push_back(scheme_with(config, usual));
+  for (const io::JsonMember& module : extra.members()) {
+    const bool own = module.value.is_object() && module.value.find_set("bits");
+    if (!own || module.value.at("bits").as_int64() >= 16) continue;
+    found.by_name.emplace(module.key, found.schemes.size());
+    found.schemes.push_back(scheme_with(config, replaced(module.value, usual)));
+  }
+  found.rules.push_back({.scheme = 0});
+  return of_modules(std::move(found));
+}
+
+bool has_own_experts(const io::JsonValue& extra) {
+  for (const io::JsonMember& module : extra.members()) {
+    const bool own = module.value.is_object() && module.value.find_set("bits");
+    if (!own || module.value.at("bits").as_int64() >= 16) continue;
+    if (module.key.find("experts") != std::string_view::npos) return true;
+  }
+  return false;
+}
+
+}  // namespace
 
 QuantizedWeights read_auto_round(const io::JsonValue& config) {
   const std::string packing = text_of(config, "packing_format", "");
   const auto extra = config.find_set("extra_config");
-  if (extra && extra->is_object()) {
-    for (const io::JsonMember& module : extra->members()) {
-      const bool own = module.value.is_object() && module.value.find_set("bits");
-      const bool plain = own && module.value.at("bits").as_int64() >= 16;
-      if (!own || plain || module.key.find("experts") == std::string_view::npos) continue;
-      throw NotRead{"experts with settings of their own: " + io::show_name(module.key)};
-    }
+  const bool has_own = extra && extra->is_object() && has_own_experts(*extra);
+  if (packing.find("awq") != std::string::npos) {
+    if (has_own) throw NotRead{"experts with settings of their own, packed as AWQ does"};
+    return read_awq(config);
   }
-  if (packing.find("awq") != std::string::npos) return read_awq(config);
-  if (packing.find("gptq") != std::string::npos) return read_gptq(config);
-  throw NotRead{"the packing " + io::show_name(packing)};
+  if (packing.find("gptq") == std::string::npos) {
+    throw NotRead{"the packing " + io::show_name(packing)};
+  }
+  check_layout(config);
+  return has_own ? with_extra(config, *extra) : read_gptq(config);
 }
 
 }  // namespace conclave::inline v0::checkpoint

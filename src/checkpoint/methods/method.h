@@ -12,6 +12,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -21,6 +24,7 @@
 namespace conclave::inline v0::checkpoint {
 
 struct StoredPlane;
+struct ModuleSchemes;
 
 // A file says this about codes beside what they mean.
 struct StoredCodes {
@@ -39,6 +43,35 @@ struct QuantizedWeights {
   // Completes what depends on the sizes of a layer; null: nothing does.
   void (*fit)(const StoredCodes& stored, const MoeSpec& layer, QuantSpec& spec) = nullptr;
   std::string_view note = {};  // for the user: how the layer differs from what the file asks for
+  // Set where modules have schemes of their own; this is then one of the experts'.
+  std::shared_ptr<const ModuleSchemes> by_module = nullptr;
+};
+
+// One of the ways in which a method quantises modules.
+struct ModuleScheme {
+  std::optional<QuantizedWeights> weights;  // empty: not read
+  std::string reason;                       // why not
+};
+
+// Says by their names which modules have a scheme.
+struct ModuleRule {
+  enum class Kind : uint8_t {
+    kName,        // the module's name, or the end of it after a dot
+    kExpression,  // an expression of Python's `re`, from the begin
+    kPattern,     // with * and ? for any letters
+    kAny,
+  };
+  Kind kind = Kind::kAny;
+  std::string text = {};
+  size_t scheme = 0;
+};
+
+// The first rule that holds counts. Modules without any stay as they are.
+struct ModuleSchemes {
+  std::vector<ModuleScheme> schemes;
+  // Modules by their names, or by the begins of these before a dot: the longest counts.
+  std::map<std::string, size_t, std::less<>> by_name;
+  std::vector<ModuleRule> rules;  // for all others
 };
 
 // A matrix, or gate and up above each other, whose planes are stored.

@@ -2,6 +2,7 @@
 // names no method.
 #include "checkpoint/methods/config.h"
 #include "checkpoint/methods/methods.h"
+#include "checkpoint/methods/module_rules.h"
 #include "checkpoint/methods/shared_planes.h"
 #include "checkpoint/methods/words.h"
 #include "core/checked.h"
@@ -10,6 +11,8 @@
 #include "conclave/error.h"
 
 #include <fmt/format.h>
+
+#include <utility>
 
 namespace conclave::inline v0::checkpoint {
 namespace {
@@ -115,21 +118,38 @@ constexpr std::array<StoredPlane, 3> planes_with(const StoredPlane& codes) {
 constexpr std::array kPlanes = planes_with(kCodes);
 constexpr std::array kPlanesOfBytes = planes_with(with_signs_flipped(kCodes));
 
-// Modules may have settings of their own, or none; those of experts would need a spec of theirs.
-void check_overrides(const io::JsonValue& config, int64_t bits, int64_t group) {
-  for (const io::JsonMember& module : config.members()) {
-    if (!module.value.is_object()) continue;
-    const std::string_view name = module.key;
-    const bool is_expert = name.find("switch_mlp") != std::string_view::npos ||
-                           name.find("expert") != std::string_view::npos;
-    if (!is_expert || name.ends_with("gate")) continue;
-    const auto other = [&](const char* key, int64_t usual) {
-      const auto value = module.value.find_set(key);
-      return value && value->as_int64() != usual;
-    };
-    if (other("bits", bits) || other("group_size", group)) {
-      throw NotRead{"experts with settings of their own: " + io::show_name(name)};
-    }
+QuantizedWeights weights_of(int64_t bits, int64_t group) {
+  if ((bits < 2 || bits > 6) && bits != 8) throw NotRead{fmt::format("codes of {} bits", bits)};
+  QuantizedWeights weights{.element = integer_type(bits), .stored = {.bits = bits}};
+  weights.planes = bits == 8 ? kPlanesOfBytes : kPlanes;
+  set_block(weights.spec, 1, group);
+  weights.spec.zeros = WeightZero::kOffset;
+  weights.spec.signed_scales = true;
+  return weights;
+}
+
+void check_mode(const io::JsonValue& config) {
+  const std::string mode = text_of(config, "mode", "affine");
+  if (mode != "affine") throw NotRead{"the mode " + io::show_name(mode)};
+}
+
+// A module may have settings of its own. Routers are read as values, whatever theirs are.
+bool is_of_experts(std::string_view name) {
+  const bool is_expert = name.find("switch_mlp") != std::string_view::npos ||
+                         name.find("expert") != std::string_view::npos;
+  return is_expert && !name.ends_with("gate");
+}
+
+ModuleScheme read_module(const io::JsonValue& module, int64_t bits, int64_t group) {
+  const auto own_bits = module.find_set("bits");
+  const auto own_group = module.find_set("group_size");
+  try {
+    check_mode(module);
+    return {.weights = weights_of(own_bits ? own_bits->as_int64() : bits,
+                                  own_group ? block_size(*own_group) : group),
+            .reason = {}};
+  } catch (const NotRead& refusal) {
+    return {.weights = {}, .reason = refusal.reason};
   }
 }
 
@@ -144,18 +164,18 @@ bool wrote_mlx(const io::JsonValue& config) {
 }
 
 QuantizedWeights read_mlx(const io::JsonValue& config) {
-  const std::string mode = text_of(config, "mode", "affine");
-  if (mode != "affine") throw NotRead{"the mode " + io::show_name(mode)};
+  check_mode(config);
   const int64_t bits = config.at("bits").as_int64();
-  if ((bits < 2 || bits > 6) && bits != 8) throw NotRead{fmt::format("codes of {} bits", bits)};
-  QuantizedWeights weights{.element = integer_type(bits), .stored = {.bits = bits}};
-  weights.planes = bits == 8 ? kPlanesOfBytes : kPlanes;
   const int64_t group = block_size(config.at("group_size"));
-  check_overrides(config, bits, group);
-  set_block(weights.spec, 1, group);
-  weights.spec.zeros = WeightZero::kOffset;
-  weights.spec.signed_scales = true;
-  return weights;
+  ModuleSchemes found;
+  found.schemes.push_back({.weights = weights_of(bits, group), .reason = {}});
+  for (const io::JsonMember& module : config.members()) {
+    if (!module.value.is_object() || !is_of_experts(module.key)) continue;
+    found.by_name.emplace(module.key, found.schemes.size());
+    found.schemes.push_back(read_module(module.value, bits, group));
+  }
+  found.rules.push_back({.scheme = 0});
+  return of_modules(std::move(found));
 }
 
 }  // namespace conclave::inline v0::checkpoint

@@ -1,13 +1,20 @@
 // ModelOpt, of config.json or of hf_quant_config.json: an algorithm for all modules, or for each.
 #include "checkpoint/methods/config.h"
 #include "checkpoint/methods/methods.h"
+#include "checkpoint/methods/module_rules.h"
 #include "checkpoint/methods/shared_planes.h"
 #include "core/checked.h"
 #include "core/code_bits.h"
 #include "core/float8.h"
 #include "io/text.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
 #include <optional>
+#include <string>
+#include <utility>
 
 namespace conclave::inline v0::checkpoint {
 namespace {
@@ -162,19 +169,30 @@ QuantizedWeights read_algorithm(const std::string& algorithm, const io::JsonValu
   throw NotRead{"the algorithm " + io::show_name(algorithm)};
 }
 
-// Layers are listed one by one; those of routed experts must agree.
-QuantizedWeights read_mixed(const io::JsonValue& config) {
-  std::optional<io::JsonValue> found;
-  for (const io::JsonMember& layer : config.at("quantized_layers").members()) {
-    if (layer.key.find(".experts") == std::string_view::npos) continue;
-    const std::string algorithm = text_of(layer.value, "quant_algo", "");
-    if (found && text_of(*found, "quant_algo", "") != algorithm) {
-      throw NotRead{"experts of several algorithms"};
-    }
-    found = layer.value;
+ModuleScheme read_scheme(const std::string& algorithm, const io::JsonValue& config) {
+  try {
+    return {.weights = read_algorithm(algorithm, config), .reason = {}};
+  } catch (const NotRead& refusal) {
+    return {.weights = {}, .reason = refusal.reason};
   }
-  if (!found) throw NotRead{"no experts among quantized_layers"};
-  return read_algorithm(text_of(*found, "quant_algo", ""), *found);
+}
+
+// Modules are listed one by one, or several by the begin of their names.
+QuantizedWeights read_mixed(const io::JsonValue& config) {
+  ModuleSchemes found;
+  std::map<std::string, size_t> known;  // the algorithm and its group, to the scheme
+  for (const io::JsonMember& layer : config.at("quantized_layers").members()) {
+    const std::string algorithm = text_of(layer.value, "quant_algo", "");
+    const auto key = fmt::format("{} {}", algorithm, group_size(layer.value, 0));
+    const auto [scheme, is_new] = known.emplace(key, found.schemes.size());
+    if (is_new) found.schemes.push_back(read_scheme(algorithm, layer.value));
+    found.by_name.emplace(layer.key, scheme->second);
+  }
+  const bool has_experts = std::ranges::any_of(found.by_name, [](const auto& entry) {
+    return entry.first.find(".experts") != std::string::npos;
+  });
+  if (!has_experts) throw NotRead{"no experts among quantized_layers"};
+  return of_modules(std::move(found));
 }
 
 }  // namespace

@@ -176,12 +176,12 @@ class Matcher {
 
 }  // namespace
 
-bool may_match(std::string_view expression, std::string_view text) {
-  if (expression.size() > kMaxExpression || text.size() > kMaxText) return true;
+std::optional<bool> matches(std::string_view expression, std::string_view text) {
+  if (expression.size() > kMaxExpression || text.size() > kMaxText) return std::nullopt;
   try {
     return Matcher(expression, text).run().any();
   } catch (const Unknown&) {
-    return true;
+    return std::nullopt;
   }
 }
 
@@ -204,12 +204,6 @@ const std::vector<std::string>& expert_modules() {
     return all;
   }();
   return names;
-}
-
-bool names_experts(std::string_view expression) {
-  const std::vector<std::string>& names = expert_modules();
-  return std::any_of(names.begin(), names.end(),
-                     [&](const std::string& name) { return may_match(expression, name); });
 }
 
 }  // namespace conclave::inline v0::checkpoint

@@ -2,6 +2,7 @@
 // are e4m3 codes as well.
 #include "checkpoint/methods/config.h"
 #include "checkpoint/methods/methods.h"
+#include "checkpoint/methods/module_rules.h"
 #include "checkpoint/methods/shared_planes.h"
 #include "checkpoint/methods/words.h"
 #include "core/checked.h"
@@ -11,6 +12,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <utility>
 
 namespace conclave::inline v0::checkpoint {
 namespace {
@@ -243,30 +245,44 @@ void read_rows(const io::JsonValue& global, QuantizedWeights& weights) {
   }
 }
 
-// Modules with settings of their own would need a spec of theirs, if they are experts.
-void check_overrides(const io::JsonValue& config) {
-  const auto layers = config.find_set("layer_quant_config");
-  if (!layers || !layers->is_object()) return;
-  for (const io::JsonMember& layer : layers->members()) {
-    if (layer.key.find("experts") != std::string_view::npos) {
-      throw NotRead{"experts with settings of their own: " + io::show_name(layer.key)};
-    }
-  }
-}
-
-}  // namespace
-
-QuantizedWeights read_quark(const io::JsonValue& config) {
-  check_overrides(config);
-  const io::JsonValue global = config.at("global_quant_config");
-  const auto weight = global.find_set("weight");
+// One entry of the configuration: what it says of weights and of rows.
+QuantizedWeights read_entry(const io::JsonValue& config, const io::JsonValue& entry) {
+  const auto weight = entry.find_set("weight");
   if (!weight) throw NotRead{"activations only"};
   if (weight->is_array()) throw NotRead{"weights of several quantisations after each other"};
   QuantSpec spec;
   read_scales(*weight, spec);
   QuantizedWeights weights = read_codes(config, *weight, spec);
-  read_rows(global, weights);
+  read_rows(entry, weights);
   return weights;
+}
+
+ModuleScheme read_scheme(const io::JsonValue& config, const io::JsonValue& entry) {
+  try {
+    return {.weights = read_entry(config, entry), .reason = {}};
+  } catch (const NotRead& refusal) {
+    return {.weights = {}, .reason = refusal.reason};
+  }
+}
+
+}  // namespace
+
+// Modules may have entries of their own, by patterns of their names.
+QuantizedWeights read_quark(const io::JsonValue& config) {
+  const io::JsonValue global = config.at("global_quant_config");
+  const auto layers = config.find_set("layer_quant_config");
+  if (!layers || !layers->is_object() || layers->size() == 0) return read_entry(config, global);
+  ModuleSchemes found;
+  found.schemes.push_back(read_scheme(config, global));
+  for (const io::JsonMember& layer : layers->members()) {
+    if (!layer.value.is_object()) continue;
+    found.rules.push_back({.kind = ModuleRule::Kind::kPattern,
+                           .text = std::string(layer.key),
+                           .scheme = found.schemes.size()});
+    found.schemes.push_back(read_scheme(config, layer.value));
+  }
+  found.rules.push_back({.scheme = 0});
+  return of_modules(std::move(found));
 }
 
 }  // namespace conclave::inline v0::checkpoint

@@ -2,7 +2,7 @@
 
 #include "core/weight_types.h"
 #include "layer/cuda/row_format.h"
-#include "layer/quant_scales.h"
+#include "quant/code_meaning.h"
 #include "quant/planes.h"
 
 #include "conclave/error.h"

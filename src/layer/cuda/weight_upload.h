@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cuda/stream.h"
-#include "layer/weight_block.h"
+#include "quant/weight_block.h"
 
 #include "conclave/tensor.h"
 #include "conclave/weights.h"

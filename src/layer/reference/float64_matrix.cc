@@ -1,7 +1,7 @@
 #include "layer/reference/float64_matrix.h"
 
 #include "core/weight_types.h"
-#include "layer/quant_scales.h"
+#include "quant/code_meaning.h"
 #include "quant/planes.h"
 #include "quant/weight_format.h"
 

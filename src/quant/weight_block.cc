@@ -1,4 +1,4 @@
-#include "layer/weight_block.h"
+#include "quant/weight_block.h"
 
 #include "core/checked.h"
 #include "core/weight_types.h"

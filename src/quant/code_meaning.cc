@@ -1,9 +1,9 @@
-#include "layer/quant_scales.h"
+#include "quant/code_meaning.h"
 
 #include "core/float8.h"
 #include "core/weight_types.h"
-#include "layer/weight_block.h"
 #include "quant/planes.h"
+#include "quant/weight_block.h"
 #include "quant/weight_format.h"
 
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
 #include "core/weight_types.h"
-#include "layer/quant_scales.h"
+#include "quant/code_meaning.h"
 #include "quant/planes.h"
 #include "quant/weight_format.h"
 

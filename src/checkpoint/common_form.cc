@@ -1,0 +1,124 @@
+#include "checkpoint/common_form.h"
+
+#include "core/weight_types.h"
+#include "quant/weight_format.h"
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+
+namespace conclave::inline v0::checkpoint {
+namespace {
+
+// Whether every code of one type has a code of the other for its value.
+bool holds(const quant::CodeBook& wide, DType type) {
+  const quant::CodeBook& codes = *quant::format_of(type).codes;
+  const int count = 1 << bit_size(type);
+  for (int code = 0; code < count; ++code) {
+    const float value = codes.decode(static_cast<uint8_t>(code));
+    const float read = wide.decode(wide.encode(value));
+    const bool both_nan = value != value && read != read;
+    if (!both_nan && read != value) return false;
+  }
+  return true;
+}
+
+// The narrowest type whose codes have all values; nothing if there is none.
+std::optional<DType> common_type(std::span<const MatrixMeaning> meanings) {
+  std::optional<DType> found;
+  const auto catalog = quant::format_catalog();
+  for (const quant::WeightFormat& format : catalog.rows()) {
+    if (format.codes == nullptr) continue;
+    if (found && bit_size(*found) <= bit_size(format.element)) continue;
+    const bool fits = std::ranges::all_of(meanings, [&](const MatrixMeaning& meaning) {
+      return meaning.element == format.element || holds(*format.codes, meaning.element);
+    });
+    if (fits) found = format.element;
+  }
+  return found;
+}
+
+// Blocks so small that each lies in one block of either; 0 rows or columns mean all.
+struct Block {
+  int64_t rows = 0;
+  int64_t cols = 0;
+};
+Block block_of(const QuantSpec& quant) {
+  switch (quant.weights) {
+    case WeightScale::kBlock:
+      return {quant.block_rows, quant.block_cols};
+    case WeightScale::kChannel:
+      return {1, 0};
+    case WeightScale::kTensor:
+    case WeightScale::kNone:
+      break;
+  }
+  return {};
+}
+
+void set_scales(const Block& block, QuantSpec& quant) {
+  if (block.cols == 0) {
+    quant.weights = block.rows == 0 ? WeightScale::kTensor : WeightScale::kChannel;
+    return;
+  }
+  quant.weights = WeightScale::kBlock;
+  quant.block_rows = block.rows;
+  quant.block_cols = block.cols;
+}
+
+bool has_rows(const MatrixMeaning& meaning) {
+  return meaning.quant.activations != ActivationScale::kNone;
+}
+
+// Rows stay codes if all ask for the same, of the type that stands beside the common codes.
+bool same_rows(std::span<const MatrixMeaning> meanings, DType element) {
+  const QuantSpec& first = meanings.front().quant;
+  const DType rows = quant::format_of(element).row_codes->element;
+  return std::ranges::all_of(meanings, [&](const MatrixMeaning& meaning) {
+    const QuantSpec& own = meaning.quant;
+    return !is_plain(meaning.element) && own.activations == first.activations &&
+           own.activation_group == first.activation_group &&
+           own.power_of_two_scales == first.power_of_two_scales &&
+           quant::format_of(meaning.element).row_codes->element == rows;
+  });
+}
+
+}  // namespace
+
+CommonForm common_form(std::span<const MatrixMeaning> meanings) {
+  const MatrixMeaning& first = meanings.front();
+  if (std::ranges::all_of(meanings, [&](const MatrixMeaning& other) { return other == first; })) {
+    return {.meaning = first};
+  }
+  const bool any_rows = std::ranges::any_of(meanings, has_rows);
+  const bool any_values = std::ranges::any_of(
+      meanings, [](const MatrixMeaning& meaning) { return is_plain(meaning.element); });
+  const std::optional<DType> type = any_values ? std::nullopt : common_type(meanings);
+  if (!type) return {.meaning = {.element = DType::kF32}, .keeps_rows = !any_rows};
+
+  CommonForm common{.meaning = {.element = *type}};
+  QuantSpec& quant = common.meaning.quant;
+  Block block;
+  for (const MatrixMeaning& meaning : meanings) {
+    const Block own = block_of(meaning.quant);
+    block = {std::gcd(block.rows, own.rows), std::gcd(block.cols, own.cols)};
+    if (meaning.quant.zeros != WeightZero::kNone) quant.zeros = WeightZero::kOffset;
+    quant.signed_scales |= meaning.quant.signed_scales;
+    quant.has_column_order |= meaning.quant.has_column_order;
+    quant.has_column_factors |= meaning.quant.has_column_factors;
+  }
+  // Blocks of some rows and all columns are rows, of which each has a scale.
+  if (block.cols == 0 && block.rows != 0) block.rows = 1;
+  if (block.cols != 0 && block.rows == 0) block.rows = 1;
+  set_scales(block, quant);
+  if (!same_rows(meanings, *type)) {
+    common.keeps_rows = !any_rows;
+    return common;
+  }
+  quant.activations = first.quant.activations;
+  quant.activation_group = first.quant.activation_group;
+  quant.power_of_two_scales = first.quant.power_of_two_scales;
+  return common;
+}
+
+}  // namespace conclave::inline v0::checkpoint

@@ -1,0 +1,140 @@
+// Schemes of modules: which rule holds for a name, and what a method reads if there are several.
+#include "checkpoint/methods/module_rules.h"
+#include "io/text.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+
+namespace conclave::inline v0::checkpoint {
+namespace {
+
+using Kind = ModuleRule::Kind;
+
+// No model has more; this bounds the time that names of modules take.
+constexpr size_t kMaxRules = 256;
+
+// Whether the text fits a pattern with * for any letters and ? for any one. Only the last star can
+// need another try, so that time is bounded by the product of both lengths.
+bool fits_pattern(std::string_view pattern, std::string_view text) {
+  size_t at = 0;
+  size_t star = std::string_view::npos;
+  size_t begin = 0;
+  for (size_t i = 0; i < text.size();) {
+    if (at < pattern.size() && pattern[at] == '*') {
+      star = at++;
+      begin = i;
+    } else if (at < pattern.size() && (pattern[at] == '?' || pattern[at] == text[i])) {
+      ++at;
+      ++i;
+    } else if (star != std::string_view::npos) {
+      at = star + 1;
+      i = ++begin;
+    } else {
+      return false;
+    }
+  }
+  return pattern.substr(at).find_first_not_of('*') == std::string_view::npos;
+}
+
+bool fits_expression(std::string_view expression, std::string_view module) {
+  const std::optional<bool> found = matches(expression, module);
+  if (!found) throw NotRead{"modules by the expression " + io::show_name(std::string(expression))};
+  return *found;
+}
+
+bool holds(const ModuleRule& rule, std::string_view module) {
+  switch (rule.kind) {
+    case Kind::kName:
+      return module == rule.text || module.ends_with("." + rule.text);
+    case Kind::kExpression:
+      return fits_expression(rule.text, module);
+    case Kind::kPattern:
+      return fits_pattern(rule.text, module);
+    case Kind::kAny:
+      break;
+  }
+  return true;
+}
+
+// What a layer reads of two schemes is the same. Notes do not count.
+bool same(const QuantizedWeights& one, const QuantizedWeights& other) {
+  const bool same_storage = one.planes.data() == other.planes.data() &&
+                            one.stored.bits == other.stored.bits &&
+                            one.stored.zeros_less_one == other.stored.zeros_less_one &&
+                            one.stored.flat_block == other.stored.flat_block;
+  return same_storage && one.element == other.element && one.spec == other.spec;
+}
+
+bool all_same(const ModuleSchemes& found) {
+  const auto& first = found.schemes.front().weights;
+  return first && std::ranges::all_of(found.schemes, [&](const ModuleScheme& scheme) {
+           return scheme.weights && same(*first, *scheme.weights);
+         });
+}
+
+// Whether a name is that of routed experts, in stacks or not.
+bool names_experts(const std::string& module) {
+  return module.find(".experts") != std::string::npos ||
+         module.find(".switch_mlp") != std::string::npos;
+}
+
+// Modules of a scheme that is not read may lie outside the MoE blocks: only experts count.
+void check_experts(const ModuleSchemes& found) {
+  for (const auto& [name, scheme] : found.by_name) {
+    if (names_experts(name) && !found.schemes[scheme].weights)
+      throw NotRead{found.schemes[scheme].reason};
+  }
+  for (const std::string& module : expert_modules()) {
+    const ModuleScheme* const scheme = scheme_of(found, module);
+    if (scheme != nullptr && !scheme->weights) throw NotRead{scheme->reason};
+  }
+}
+
+// A scheme of routed experts, or without any the first that is read.
+const ModuleScheme& usual_scheme(const ModuleSchemes& found) {
+  for (const auto& [name, scheme] : found.by_name) {
+    if (names_experts(name)) return found.schemes[scheme];
+  }
+  for (const std::string& module : expert_modules()) {
+    if (const ModuleScheme* const scheme = scheme_of(found, module)) return *scheme;
+  }
+  for (const ModuleScheme& scheme : found.schemes) {
+    if (scheme.weights) return scheme;
+  }
+  throw NotRead{found.schemes.front().reason};
+}
+
+}  // namespace
+
+const ModuleScheme* scheme_of(const ModuleSchemes& schemes, std::string_view module) {
+  for (std::string_view start = module; !schemes.by_name.empty() && !start.empty();) {
+    const auto found = schemes.by_name.find(start);
+    if (found != schemes.by_name.end()) return &schemes.schemes[found->second];
+    const size_t dot = start.rfind('.');
+    start = dot == std::string_view::npos ? std::string_view() : start.substr(0, dot);
+  }
+  for (const ModuleRule& rule : schemes.rules) {
+    if (holds(rule, module)) return &schemes.schemes[rule.scheme];
+  }
+  return nullptr;
+}
+
+bool differ(const ModuleScheme& one, const ModuleScheme& other) {
+  return !one.weights || !other.weights || !same(*one.weights, *other.weights);
+}
+
+QuantizedWeights of_modules(ModuleSchemes schemes) {
+  if (schemes.rules.size() > kMaxRules) {
+    throw NotRead{fmt::format("{} rules for modules; at most {} are followed", schemes.rules.size(),
+                              kMaxRules)};
+  }
+  if (all_same(schemes)) return *schemes.schemes.front().weights;
+  check_experts(schemes);
+  QuantizedWeights weights = *usual_scheme(schemes).weights;
+  weights.by_module = std::make_shared<const ModuleSchemes>(std::move(schemes));
+  return weights;
+}
+
+}  // namespace conclave::inline v0::checkpoint
