@@ -56,7 +56,8 @@ struct Bf16Rows {
   }
 };
 
-// Decoded weights: 16 KiB, in the first-level cache, for each term.
+// Decoded weights: 32 KiB for each term, most of the first-level cache. Smaller ones cost more in
+// loops that begin and end, larger ones leave it.
 template <class Format>
 struct PairStrip {
   static constexpr int64_t kPairs = 128;
@@ -74,25 +75,40 @@ struct PairSums {
 
 // Adds a pair of which a piece has one k only. It is rare, and out of line so that it takes no
 // registers from the loop over the others.
-template <int kTerms, int kRows, class Weights>
+template <int kTerm, int kRows, class Weights>
 __attribute__((noinline)) void add_edge_in_memory(const Weights& weights,
                                                   const Bf16Rows<kRows>& rows, int64_t pair,
                                                   PairTile<kRows>& sums) {
   PairTile<kRows> tile = sums;
-  for (int term = 0; term < kTerms; ++term) {
-    Bf16DotWeights::add_pairs(tile, rows.values, 2 * pair, weights.edge(term, pair).of);
-  }
+  const PairRow pairs = weights.template edge<kTerm>(pair);
+  Bf16DotWeights::add_pairs(tile, rows.values, 2 * pair, pairs.of);
   sums = tile;
 }
-template <int kTerms, int kRows, class Weights>
+template <int kTerm, int kRows, class Weights>
 CONCLAVE_KERNEL_INLINE void add_edge(const Weights& weights, const Bf16Rows<kRows>& rows,
                                      int64_t pair, PairTile<kRows>& tile) {
   PairTile<kRows> sums = tile;
-  add_edge_in_memory<kTerms>(weights, rows, pair, sums);
+  add_edge_in_memory<kTerm>(weights, rows, pair, sums);
   tile = sums;
 }
 
-// Adds a piece to the sums of some rows, pair by pair.
+// Adds one term of the pairs of a piece, one by one.
+template <int kTerm, int kRows, class Weights>
+CONCLAVE_KERNEL_INLINE void add_term(const Piece& piece, const Weights& weights,
+                                     const Bf16Rows<kRows>& rows, PairTile<kRows>& tile) {
+  if constexpr (Weights::kHasEdges) {
+    if (piece.begin % 2 != 0) add_edge<kTerm>(weights, rows, piece.first_pair(), tile);
+  }
+  for (int64_t pair = weights.first(piece); pair < weights.end(piece); ++pair) {
+    const PairRow pairs = weights.template whole<kTerm>(pair);
+    Bf16DotWeights::add_pairs(tile, rows.values, 2 * pair, pairs.of);
+  }
+  if constexpr (Weights::kHasEdges) {
+    if (piece.end % 2 != 0) add_edge<kTerm>(weights, rows, piece.end_pair() - 1, tile);
+  }
+}
+
+// Adds a piece to the sums of some rows, term by term.
 template <int kTerms, int kRows, class Weights>
 CONCLAVE_KERNEL_INLINE void add_piece(const PanelTask& task, const Piece& piece,
                                       const Bf16Rows<kRows>& rows, const Weights& weights,
@@ -103,18 +119,8 @@ CONCLAVE_KERNEL_INLINE void add_piece(const PanelTask& task, const Piece& piece,
   } else {
     tile.load(partial);
   }
-  if constexpr (Weights::kHasEdges) {
-    if (piece.begin % 2 != 0) add_edge<kTerms>(weights, rows, piece.first_pair(), tile);
-  }
-  for (int64_t pair = weights.first(piece); pair < weights.end(piece); ++pair) {
-#pragma GCC unroll 2
-    for (int term = 0; term < kTerms; ++term) {
-      Bf16DotWeights::add_pairs(tile, rows.values, 2 * pair, weights.whole(term, pair).of);
-    }
-  }
-  if constexpr (Weights::kHasEdges) {
-    if (piece.end % 2 != 0) add_edge<kTerms>(weights, rows, piece.end_pair() - 1, tile);
-  }
+  add_term<0>(piece, weights, rows, tile);
+  if constexpr (kTerms == 2) add_term<1>(piece, weights, rows, tile);
   if (!piece.ends) {
     tile.store(partial);
     return;
@@ -137,8 +143,10 @@ struct PairDecoders {
   PairDecoder<Format, 0> first;
   PairDecoder<Format, quant::kBf16Terms<Format> - 1> second;
 
-  CONCLAVE_KERNEL_INLINE PairRow load(int term, const std::byte* codes) const {
-    return term == 0 ? first.load(codes) : second.load(codes);
+  template <int kTerm>
+  CONCLAVE_KERNEL_INLINE PairRow load(const std::byte* codes) const {
+    if constexpr (kTerm == 0) return first.load(codes);
+    return second.load(codes);
   }
 };
 
@@ -155,27 +163,30 @@ struct DecodedPairs {
   PairStrip<Format>* strip;
   int64_t place;  // where the strip would have pair 0
 
-  CONCLAVE_KERNEL_INLINE PairRow whole(int term, int64_t pair) const {
+  template <int kTerm>
+  CONCLAVE_KERNEL_INLINE PairRow whole(int64_t pair) const {
     const std::byte* codes = panel + pair * kBytes;
-    if (term == 0) {
+    if constexpr (kTerm == 0) {
       if (pair % kPairsPerTurn == 0) ahead.turn();
       for (int64_t line = 0; line < kBytes; line += 64) {
         prefetch_line(codes + line + kFetchAheadBytes);
       }
     }
-    return keep(term, pair, decoder.load(term, codes));
+    return keep<kTerm>(pair, decoder.template load<kTerm>(codes));
   }
-  CONCLAVE_KERNEL_INLINE PairRow edge(int term, int64_t pair) const {
-    PairRow pairs = decoder.load(term, panel + pair * kBytes);
+  template <int kTerm>
+  CONCLAVE_KERNEL_INLINE PairRow edge(int64_t pair) const {
+    PairRow pairs = decoder.template load<kTerm>(panel + pair * kBytes);
     pairs.keep(2 * pair, piece.begin, piece.end);
-    return keep(term, pair, pairs);
+    return keep<kTerm>(pair, pairs);
   }
   static CONCLAVE_KERNEL_INLINE int64_t first(const Piece& piece) { return piece.first_whole(); }
   static CONCLAVE_KERNEL_INLINE int64_t end(const Piece& piece) { return piece.end_whole(); }
 
  private:
-  CONCLAVE_KERNEL_INLINE PairRow keep(int term, int64_t pair, const PairRow& pairs) const {
-    if constexpr (kKeep) pairs.store(strip->weights[term][place + pair]);
+  template <int kTerm>
+  CONCLAVE_KERNEL_INLINE PairRow keep(int64_t pair, const PairRow& pairs) const {
+    if constexpr (kKeep) pairs.store(strip->weights[kTerm][place + pair]);
     return pairs;
   }
 };
@@ -187,8 +198,9 @@ struct StoredPairs {
   const PairStrip<Format>& strip;
   int64_t place;  // where it would have pair 0
 
-  CONCLAVE_KERNEL_INLINE PairRow whole(int term, int64_t pair) const {
-    return PairRow::load(strip.weights[term][place + pair]);
+  template <int kTerm>
+  CONCLAVE_KERNEL_INLINE PairRow whole(int64_t pair) const {
+    return PairRow::load(strip.weights[kTerm][place + pair]);
   }
   static CONCLAVE_KERNEL_INLINE int64_t first(const Piece& piece) { return piece.first_pair(); }
   static CONCLAVE_KERNEL_INLINE int64_t end(const Piece& piece) { return piece.end_pair(); }
@@ -204,8 +216,10 @@ void decode_and_add(const PanelTask& task, const Bf16Rows<kRows>& rows, Pieces& 
   const PairDecoders<Format> decoder;
   int64_t at = 0;
   if constexpr (kKeep) strip->num_pieces = 0;
-  while (!pieces.done() && (!kKeep || at < PairStrip<Format>::kPairs)) {
-    const int64_t room = kKeep ? 2 * (pieces.k() / 2 + PairStrip<Format>::kPairs - at) : task.k;
+  // Terms are added one after the other up to the end of a strip, so that all rows end there.
+  constexpr bool kByStrips = kKeep || kTerms == 2;
+  while (!pieces.done() && (!kByStrips || at < PairStrip<Format>::kPairs)) {
+    const int64_t room = kByStrips ? 2 * (pieces.k() / 2 + PairStrip<Format>::kPairs - at) : task.k;
     const Piece piece = pieces.take(room);
     if constexpr (kKeep) strip->pieces[strip->num_pieces++] = piece;
     const DecodedPairs<Format, kKeep> weights{
@@ -285,10 +299,12 @@ struct ComputeFewPairedRows {
 
   template <int kRows>
   CONCLAVE_KERNEL_INLINE void call() const {
+    alignas(64) float partial[kRows][64];
     alignas(64) float total[kRows][64] = {};
-    Pieces pieces(task);
-    decode_and_add<Format, kRows, false>(task, Bf16Rows<kRows>(task, first), pieces, ahead, nullptr,
-                                         nullptr, total);
+    const Bf16Rows<kRows> rows(task, first);
+    for (Pieces pieces(task); !pieces.done();) {
+      decode_and_add<Format, kRows, false>(task, rows, pieces, ahead, nullptr, partial, total);
+    }
     finish_tile(task, {.sums = total[0],
                        .num_rows = kRows,
                        .out = task.out + first * task.out_row_bytes,
