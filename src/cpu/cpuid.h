@@ -48,6 +48,8 @@ const CpuIdentity& cpu_identity();
 CpuIdentity decode_signature(uint32_t leaf1_eax);
 // Pure: whether CPU and OS offer `isa`, apart from the permission that AMX also needs.
 Support offered(const CpuidWords& words, Isa isa);
+// The same for permutations of bytes: avx512_vbmi.
+Support offers_byte_permutes(const CpuidWords& words);
 // Requests AMX tile state: Linux gives its 8 KiB only to processes that ask, once for all threads.
 Support request_tiles();
 

@@ -84,6 +84,8 @@ Isa best_isa() {
   return Isa::kScalar;
 }
 
+bool permutes_bytes() { return static_cast<bool>(offers_byte_permutes(cpuid_words())); }
+
 CpuId cpu_id() {
   const CpuIdentity& identity = cpu_identity();
   return {.vendor = identity.vendor, .family = identity.family, .model = identity.model};

@@ -49,6 +49,9 @@ Support usable(Isa isa);
 // The best instruction set that is usable.
 Isa best_isa();
 
+// Whether CPUID reports avx512_vbmi. All CPUs with AVX-512-BF16 but Cooper Lake have it.
+bool permutes_bytes();
+
 // A choice from the CPU table: the fastest arithmetic for bf16 weights on a CPU family and model.
 // `reason` names the table's row.
 struct ArithmeticChoice {

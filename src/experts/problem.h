@@ -19,6 +19,7 @@ struct CpuTarget {
   cpu::Isa isa = cpu::Isa::kScalar;                       // the best that is allowed
   cpu::Arithmetic arithmetic = cpu::Arithmetic::kF32Fma;  // chosen by table or forced
   int64_t most_tokens = int64_t{1} << 40;                 // in one call
+  bool permutes_bytes = true;                             // has avx512_vbmi
 };
 
 // The device that runs the experts.

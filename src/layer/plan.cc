@@ -28,7 +28,7 @@ cpu::Arithmetic native_arithmetic(cpu::Isa isa) {
 }
 
 // Chosen by name, by kernel row, by forced instruction set, or by the CPU table, in this order.
-// Bf16 weights have a choice, and codes that are whole numbers beside rows that are too.
+// Codes that are whole numbers beside rows that are too have an arithmetic of their own.
 cpu::Arithmetic choose_arithmetic(const Context& context, const MoeSpec& spec,
                                   const LayerOptions& options, cpu::Isa isa) {
   if (!options.arithmetic.empty()) return cpu::parse_arithmetic(options.arithmetic);
@@ -40,9 +40,18 @@ cpu::Arithmetic choose_arithmetic(const Context& context, const MoeSpec& spec,
       quant::activation_rule(spec.weight_dtype, spec.quant).is_exact()) {
     return cpu::choose_integer_arithmetic(isa).arithmetic;
   }
-  if (spec.weight_dtype != DType::kBF16) return cpu::Arithmetic::kF32Fma;
   if (!context.isa().empty()) return native_arithmetic(isa);
   return cpu::choose_arithmetic(cpu::cpu_id(), isa).arithmetic;
+}
+
+// Whether one row takes all parts of a layer in this arithmetic.
+bool has_row(cpu::Arithmetic arithmetic, const MlpProblems& parts) {
+  const auto rows = experts::kernel_catalog(DeviceKind::kCpu).rows();
+  return std::any_of(rows.begin(), rows.end(), [&](const experts::KernelRow& row) {
+    return row.arithmetic == cpu::to_string(arithmetic) && row.supports(parts.routed) &&
+           (!parts.shared || row.supports(*parts.shared)) &&
+           (!parts.residual || row.supports(*parts.residual));
+  });
 }
 
 std::unique_ptr<Router> make_router(const Context& context, const MoeSpec& spec,
@@ -85,16 +94,31 @@ void make_kernels(LayerPlan& plan, const experts::KernelRow& row, const MlpProbl
   if (problems.residual) plan.residual = make(*problems.residual, "residual MLP");
 }
 
+MlpProblems problems_of(const LayerPlan& plan) {
+  return mlp_problems({.spec = plan.spec,
+                       .part = plan.part,
+                       .max_tokens = plan.options.max_tokens,
+                       .target = experts::CpuTarget{.isa = plan.isa,
+                                                    .arithmetic = plan.arithmetic,
+                                                    .permutes_bytes = cpu::permutes_bytes()}});
+}
+
+// What nobody asked for by name gives way to float32, which takes everything.
+MlpProblems settle_arithmetic(LayerPlan& plan) {
+  const bool by_name = !plan.options.arithmetic.empty() || !plan.options.kernel.empty();
+  MlpProblems problems = problems_of(plan);
+  if (by_name || has_row(plan.arithmetic, problems)) return problems;
+  plan.arithmetic = cpu::Arithmetic::kF32Fma;
+  return problems_of(plan);
+}
+
 void choose_kernels(LayerPlan& plan) {
-  const MlpProblems problems =
-      mlp_problems({.spec = plan.spec,
-                    .part = plan.part,
-                    .max_tokens = plan.options.max_tokens,
-                    .target = experts::CpuTarget{.isa = plan.isa, .arithmetic = plan.arithmetic}});
+  const MlpProblems problems = settle_arithmetic(plan);
   const std::vector<experts::LadderRung> ladder = experts::build_ladder(
       {.problem = problems.routed, .kernel = plan.options.kernel}, plan.summary.rows);
   const experts::KernelRow& row = *ladder.front().row;
   plan.arithmetic = cpu::parse_arithmetic(row.arithmetic);
+  plan.summary.arithmetic = cpu::to_string(plan.arithmetic);
   make_kernels(plan, row, problems);
 }
 
@@ -161,10 +185,9 @@ void fill_plan(LayerPlan& plan, const Context& context) {
   check_options(options, experts::CpuTarget{});
 
   plan.isa = context.isa().empty() ? cpu::best_isa() : cpu::parse_isa(context.isa());
-  plan.arithmetic = choose_arithmetic(context, spec, options, plan.isa);
+  plan.arithmetic = choose_arithmetic(context, plan.spec, options, plan.isa);
   plan.summary.device = context.device();
   plan.summary.isa = cpu::to_string(plan.isa);
-  plan.summary.arithmetic = cpu::to_string(plan.arithmetic);
   plan.summary.determinism = determinism(plan);
   plan.summary.router = spec.router.name;
   plan.summary.max_tokens = options.max_tokens;

@@ -61,6 +61,51 @@ consteval ValuesByCode list_values() {
 template <class Format>
 inline constexpr ValuesByCode kValuesByCode = list_values<Format>();
 
+// Values as bf16, split into bytes: the nearest of each, and the nearest of what that leaves, which
+// is 0 where bf16 holds the value. Both together have 16 bits of a mantissa.
+struct Bf16Bytes {
+  uint8_t low[256];
+  uint8_t high[256];
+};
+constexpr uint16_t nearest_bf16(float value) {
+  const uint32_t bits = __builtin_bit_cast(uint32_t, value);
+  if (value != value) return static_cast<uint16_t>((bits >> 16) | 0x40U);
+  return static_cast<uint16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16);
+}
+constexpr float widen_bf16(uint16_t bits) {
+  return __builtin_bit_cast(float, static_cast<uint32_t>(bits) << 16);
+}
+// The bytes of term `term` of every code, those of 4 bits repeated.
+template <class Format>
+consteval Bf16Bytes list_bf16(int term) {
+  Bf16Bytes bytes{};
+  for (int i = 0; i < 256; ++i) {
+    const float value = Format::decode(static_cast<uint8_t>(i % (1 << Format::kBits)));
+    uint16_t bits = nearest_bf16(value);
+    // Infinity and NaN leave nothing.
+    const bool finite = (__builtin_bit_cast(uint32_t, value) & 0x7f800000U) != 0x7f800000U;
+    if (term == 1) bits = finite ? nearest_bf16(value - widen_bf16(bits)) : uint16_t{0};
+    bytes.low[i] = static_cast<uint8_t>(bits & 0xffU);
+    bytes.high[i] = static_cast<uint8_t>(bits >> 8);
+  }
+  return bytes;
+}
+template <class Format, int kTerm>
+inline constexpr Bf16Bytes kBf16ByCode = list_bf16<Format>(kTerm);
+// The terms that a format needs.
+template <class Format>
+inline constexpr int kBf16Terms = exact_in_bf16<Format>() ? 1 : 2;
+// Whether codes with the upper bit stand for those without, negated: -0 and NaN, too.
+template <class Format>
+consteval bool has_sign_bit() {
+  const Bf16Bytes bytes = list_bf16<Format>(0);
+  for (int i = 0; i < 128; ++i) {
+    if (bytes.low[i] != bytes.low[i + 128]) return false;
+    if ((bytes.high[i] | 0x80) != bytes.high[i + 128] || bytes.high[i] >= 0x80) return false;
+  }
+  return Format::kBits == 8;
+}
+
 // The rank of the nearest of ascending values, ties to the even rank; 0 for NaN.
 template <size_t kCount>
 constexpr uint8_t nearest_rank(const float (&ascending)[kCount], float value) {

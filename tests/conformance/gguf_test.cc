@@ -50,10 +50,9 @@ std::string test_name(std::string name) {
   return name;
 }
 
-// Everything but bf16 products computes in float32.
-double bar_of(const MoeSpec& spec) {
-  const bool in_bf16 = spec.weight_dtype == DType::kBF16;
-  return accuracy_bar(in_bf16 ? DType::kBF16 : DType::kF32, DType::kF32);
+double bar_of(const Plan& plan) {
+  const bool in_float32 = plan.arithmetic == "f32_fma";
+  return accuracy_bar(in_float32 ? DType::kF32 : DType::kBF16, DType::kF32);
 }
 
 class GgufModel : public ::testing::TestWithParam<std::tuple<std::string, std::string>> {};
@@ -70,7 +69,6 @@ TEST_P(GgufModel, EveryLayer_MatchesTheRecordedFloat64Results) {
     ASSERT_TRUE(layer.support) << layer.support.reason();
     const std::string prefix = fmt::format("layers.{}.", layer.index);
     const auto source = checkpoint.layer_source(layer.index);
-    const MoeLayer moe = MoeLayer::create(context, layer.spec, *source, {.max_tokens = 8});
     const Tensor hidden = golden.load(prefix + "hidden");
     ForwardArgs args;
     Tensor tokens;
@@ -78,10 +76,15 @@ TEST_P(GgufModel, EveryLayer_MatchesTheRecordedFloat64Results) {
       tokens = golden.load(prefix + "token_ids");
       args.token_ids = tokens.view();
     }
-    const LayerOutput output = run_layer(moe, hidden.view(), DType::kF32, args);
-    EXPECT_TRUE(same_bits(output.ids, golden.load(prefix + "topk_ids")));
     const std::vector<double> expected = as_doubles(golden.load(prefix + "output"));
-    EXPECT_LE(worst(token_errors(output.out.view(), expected)), bar_of(layer.spec));
+    for (const char* arithmetic : {"", "f32_fma"}) {
+      const LayerOptions options{.max_tokens = 8, .arithmetic = arithmetic};
+      const MoeLayer moe = MoeLayer::create(context, layer.spec, *source, options);
+      const LayerOutput output = run_layer(moe, hidden.view(), DType::kF32, args);
+      EXPECT_TRUE(same_bits(output.ids, golden.load(prefix + "topk_ids")));
+      EXPECT_LE(worst(token_errors(output.out.view(), expected)), bar_of(moe.plan()))
+          << moe.plan().arithmetic;
+    }
 
     // The library's own oracle reads the same codes and scales.
     ReferenceArgs reference{.hidden = hidden.view()};

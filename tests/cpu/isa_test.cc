@@ -97,6 +97,7 @@ TEST(Offered, EachMissingFeature_IsNamed) {
       Case{"avx512_bf16", Isa::kAvx512Bf16, Isa::kAvx512Vnni},
       Case{"amx_tile", Isa::kAmx, Isa::kAvx512Bf16},
       Case{"amx_bf16", Isa::kAmx, Isa::kAvx512Bf16},
+      Case{"avx512_vbmi", Isa::kAmx, Isa::kAvx512Bf16},
   };
   for (const Case& c : cases) {
     const CpuidWords words = without(full_cpu(kAllRegisters), c.missing);
@@ -104,6 +105,7 @@ TEST(Offered, EachMissingFeature_IsNamed) {
     EXPECT_EQ(offered(words, c.isa).reason(), reason);
     EXPECT_EQ(offered(words, Isa::kAmx).reason(), reason) << "each includes the ones before it";
     EXPECT_TRUE(offered(words, c.still)) << c.missing;
+    EXPECT_EQ(static_cast<bool>(offers_byte_permutes(words)), c.missing != "avx512_vbmi");
   }
 }
 

@@ -68,7 +68,7 @@ std::vector<Epilogue> epilogues(const Activation& formula) {
     all.push_back({"avx512_bf16", functions.activate, DType::kBF16});
   }
   if (best >= cpu::Isa::kAmx) {
-    const auto functions = experts::mlp_functions_amx(formula);
+    const auto functions = experts::mlp_functions_amx(DType::kBF16, formula);
     all.push_back({"amx", functions.activate, DType::kBF16});
   }
   return all;

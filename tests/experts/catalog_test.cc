@@ -61,6 +61,17 @@ TEST(KernelCatalog, Codes_TakeTheBf16ArithmeticForRowsThatAreNotQuantised) {
   EXPECT_EQ(chosen(asked), "cpu.avx512");
   asked.quant.block_cols = 32;
   EXPECT_EQ(chosen(asked), "cpu.avx512_bf16");
+  asked.quant.zeros = WeightZero::kPoint;
+  EXPECT_EQ(chosen(asked), "cpu.avx512_bf16");
+  asked.quant.has_column_order = true;
+  EXPECT_EQ(chosen(asked), "cpu.avx512");
+  asked.quant.has_column_order = false;
+  asked.target = experts::CpuTarget{.isa = cpu::Isa::kAvx512Bf16,
+                                    .arithmetic = cpu::Arithmetic::kDpBf16,
+                                    .permutes_bytes = false};
+  EXPECT_EQ(chosen(asked), "cpu.avx512");
+  asked.target = experts::CpuTarget{.isa = cpu::Isa::kAmx, .arithmetic = cpu::Arithmetic::kAmxBf16};
+  EXPECT_EQ(chosen(asked), "cpu.amx");
   asked.target = experts::CpuTarget{.isa = cpu::Isa::kAvx512Bf16};
   EXPECT_EQ(chosen(asked), "cpu.avx512");
 }

@@ -4,13 +4,18 @@
 
 #include "experts/cpu/activate-inl.h"
 #include "experts/cpu/expert_mlp.h"
+#include "gemm/cpu/coded_tiles-inl.h"
 #include "gemm/cpu/tile_kernel-inl.h"
 
 namespace conclave::testing {
 
-experts::MlpFunctions mlp_functions_emulated(const activation::Activation& activation) noexcept {
+experts::MlpFunctions mlp_functions_emulated(DType weights,
+                                             const activation::Activation& activation) noexcept {
   using namespace gemm::isa_emulated;
-  return {&compute_panel_on_tiles, choose_activate<AsBf16>(activation)};
+  const gemm::PanelFunction product = weights == DType::kBF16
+                                          ? &compute_panel_on_tiles
+                                          : product_on_tiles(weights, quant::CodedFormats{});
+  return {product, choose_activate<AsBf16>(activation)};
 }
 
 const experts::KernelRow& emulated_amx_row() {
@@ -25,7 +30,8 @@ const experts::KernelRow& emulated_amx_row() {
       .make =
           [](const experts::ExpertsProblem& problem) {
             return experts::make_expert_mlp(
-                problem, experts::tile_mlp_config(mlp_functions_emulated(problem.activation), 0));
+                problem, experts::tile_mlp_config(
+                             mlp_functions_emulated(problem.weight_dtype, problem.activation), 0));
           }};
   return kRow;
 }

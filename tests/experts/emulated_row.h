@@ -7,7 +7,8 @@
 
 namespace conclave::testing {
 
-experts::MlpFunctions mlp_functions_emulated(const activation::Activation& activation) noexcept;
+experts::MlpFunctions mlp_functions_emulated(DType weights,
+                                             const activation::Activation& activation) noexcept;
 const experts::KernelRow& emulated_amx_row();
 
 }  // namespace conclave::testing

@@ -1,11 +1,12 @@
-// 16 float32 lanes like those of AVX-512, and the tile instructions, in scalar code. Only
-// gemm/cpu/simd-inl.h may include it.
+// 16 float32 lanes like those of AVX-512, pairs of bf16 from codes, and the tile instructions, in
+// scalar code. Only gemm/cpu/simd-inl.h may include it.
 #pragma once
 
 #include "activation/scalar.h"
 #include "core/float_convert.h"
 #include "experts/emulated_tiles.h"
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -104,5 +105,57 @@ struct Vec {
 };
 
 inline void prefetch_line(const std::byte*) {}
+
+// Pairs of bf16 as gemm/cpu/pairs_avx512-inl.h makes them, from the values of codes.
+struct PairRow {
+  Vec of[4];
+
+  static PairRow zero() { return {{Vec::zero(), Vec::zero(), Vec::zero(), Vec::zero()}}; }
+  void store(uint32_t (&lanes)[64]) const { std::memcpy(lanes, of, sizeof(of)); }
+  void keep(int64_t k, int64_t begin, int64_t end) {
+    const uint32_t mask = (k >= begin ? 0xffffU : 0U) | (k + 1 < end ? 0xffff0000U : 0U);
+    uint32_t lanes[64];
+    store(lanes);
+    for (uint32_t& lane : lanes) lane &= mask;
+    std::memcpy(of, lanes, sizeof(of));
+  }
+};
+
+template <class Format, int kTerm>
+struct PairDecoder {
+  static constexpr int64_t kPairBytes = 2 * Format::kBits * 8;
+
+  PairRow load(const std::byte* codes) const {
+    uint32_t lanes[64];
+    for (int c = 0; c < 64; ++c) {
+      lanes[c] = term_of(codes, c) | uint32_t{term_of(codes + kPairBytes / 2, c)} << 16;
+    }
+    PairRow row;
+    std::memcpy(row.of, lanes, sizeof(lanes));
+    return row;
+  }
+
+ private:
+  static uint16_t term_of(const std::byte* row, int column) {
+    auto code = static_cast<uint8_t>(row[Format::kBits == 8 ? column : column % 32]);
+    if (Format::kBits == 4) code = column < 32 ? code & 0xf : code >> 4;
+    const float value = Format::decode(code);
+    const uint16_t nearest = float_to_bf16(value);
+    if (kTerm == 0) return nearest;
+    return std::isfinite(value) ? float_to_bf16(value - bf16_to_float(nearest)) : uint16_t{0};
+  }
+};
+
+struct Bf16Values {
+  const uint16_t* first;
+  int64_t stride;
+};
+inline float sum_of_bf16(const Bf16Values& values, int64_t begin, int64_t end) {
+  double sum = 0;
+  for (int64_t k = begin; k < end; ++k) {
+    sum += double{bf16_to_float(values.first[k / 32 * values.stride + k % 32])};
+  }
+  return static_cast<float>(sum);
+}
 
 }  // namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE

@@ -207,7 +207,8 @@ TEST_P(BlockSlices, EveryIsa_HasTheSameBits) {
     const Tensor hidden = random_tensor(DType::kF32, tokens, whole.hidden_size, 5);
     const auto run = [&](const std::string& isa) {
       const Context context({.num_threads = 1, .isa = isa});
-      const MoeLayer layer = MoeLayer::create(context, whole, *source, {}, rank(2, 3));
+      const MoeLayer layer =
+          MoeLayer::create(context, whole, *source, {.arithmetic = "f32_fma"}, rank(2, 3));
       return run_layer(layer, hidden.view(), DType::kF32).out;
     };
     const Tensor expected = run("scalar");

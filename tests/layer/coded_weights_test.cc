@@ -1,5 +1,6 @@
 // Compares layers with weights of every format of codes, with scales of every form, with float64 on
 // the same codes and scales.
+#include "cpu/isa.h"
 #include "layer/coded_specs.h"
 #include "quant/activation_rows.h"
 #include "quant/weight_format.h"
@@ -63,17 +64,23 @@ class CodedWeights : public ::testing::TestWithParam<Weights> {
   // The layer under every arithmetic that takes its rows, on this CPU.
   std::vector<OwnedLayer> layers(const MoeSpec& spec, LayerOptions options = {}) const {
     std::vector<OwnedLayer> layers;
+    options.arithmetic = "f32_fma";
     layers.push_back(make_layer(spec, options));
     const QuantSpec& quant = GetParam().form.quant;
     const std::vector<std::string> isas = testing::usable_isas();
-    const bool whole = quant.activations != kNone &&
-                       quant::activation_rule(GetParam().type, quant).is_exact() &&
-                       std::ranges::count(isas, "avx512_vnni") == 1;
-    EXPECT_EQ(layers.back().layer.plan().arithmetic, whole ? "int8_dot" : "f32_fma");
-    const bool has_pairs = quant.zeros == WeightZero::kNone && !quant.has_column_order &&
-                           !quant.has_column_factors &&
-                           quant::format_of(GetParam().type).codes->exact_in_bf16;
-    if (quant.activations != kNone || !has_pairs) return layers;
+    const bool is_whole = quant.activations != kNone && !quant.has_column_factors &&
+                          quant::activation_rule(GetParam().type, quant).is_exact();
+    if (is_whole && std::ranges::count(isas, "avx512_vnni") == 1) {
+      options.arithmetic.clear();
+      layers.push_back(make_layer(spec, options));
+      EXPECT_EQ(layers.back().layer.plan().arithmetic, "int8_dot");
+    }
+    const bool has_wide_zeros =
+        quant.zeros != WeightZero::kNone && !(quant.weights == kBlock && quant.block_rows == 1);
+    if (quant.activations != kNone || quant.has_column_order || quant.has_column_factors ||
+        has_wide_zeros || !cpu::permutes_bytes()) {
+      return layers;
+    }
     if (std::find(isas.begin(), isas.end(), "avx512_bf16") == isas.end()) return layers;
     options.arithmetic = "dpbf16";
     layers.push_back(make_layer(spec, options));
@@ -121,6 +128,7 @@ TEST_P(CodedWeights, PartsOfALayer_AreWithinTheBar) {
   for (const MoeSpec& part :
        {with_shared, with_plain_shared, biased, single, residual, on_input, latent}) {
     for (const OwnedLayer& owned : layers(part)) {
+      SCOPED_TRACE(owned.layer.plan().arithmetic);
       expect_accurate(owned, random_tensor(DType::kBF16, 19, 136, 4), DType::kBF16);
     }
   }
@@ -321,42 +329,46 @@ TEST(AmbiguousCodes, PlainRows_HaveNone) {
   }
 }
 
-TEST(PairedCodes, ZerosOrdersAndFactors_AreRefusedWithAReason) {
-  const auto isas = testing::usable_isas();
-  if (std::find(isas.begin(), isas.end(), "avx512_bf16") == isas.end()) {
-    GTEST_SKIP() << "this CPU lacks avx512_bf16";
+// What the row of pairs says of weights in this form.
+PlanRow verdict_on_pairs(const Context& context, const MoeSpec& spec) {
+  const Plan plan = make_plan(context, spec, {.arithmetic = "dpbf16"});
+  for (const PlanRow& row : plan.rows) {
+    if (row.name == "cpu.avx512_bf16") return row;
   }
-  const Context context({.num_threads = 1});
-  const auto reason = [&](const QuantSpec& quant) -> std::string {
-    const Plan plan = make_plan(context, e4m3_spec(4, 2, 64, 32, quant), {.arithmetic = "dpbf16"});
-    for (const PlanRow& row : plan.rows) {
-      if (row.name != "cpu.avx512_bf16") continue;
-      EXPECT_FALSE(row.chosen);
-      return row.reason;
-    }
-    return "no such row";
-  };
-  EXPECT_NE(reason({.weights = kChannel, .zeros = WeightZero::kPoint}).find("zeros"),
-            std::string::npos);
-  EXPECT_NE(reason({.weights = kBlock, .block_rows = 1, .has_column_order = true}).find("pairs"),
-            std::string::npos);
-  EXPECT_NE(reason({.weights = kChannel, .has_column_factors = true}).find("factors"),
-            std::string::npos);
+  return {};
 }
 
-TEST(E4m3Kernels, RowsOfBf16_SayNoWithAReason) {
+TEST(PairedCodes, OrdersWideZerosAndQuantisedRows_AreRefusedWithAReason) {
+  const auto isas = testing::usable_isas();
+  if (std::find(isas.begin(), isas.end(), "avx512_bf16") == isas.end() || !cpu::permutes_bytes()) {
+    GTEST_SKIP() << "this CPU lacks avx512_bf16 or avx512_vbmi";
+  }
   const Context context({.num_threads = 1});
-  const Plan plan = make_plan(context, e4m3_spec(4, 2, 64, 32, {.weights = kBlock}));
-  int chosen = 0;
-  for (const PlanRow& row : plan.rows) {
-    if (row.table != "kernel") continue;
-    chosen += row.chosen ? 1 : 0;
-    if (row.name != "cpu.amx" && row.name != "cpu.avx512_bf16") continue;
+  const auto verdict = [&](const QuantSpec& quant) {
+    return verdict_on_pairs(context, e4m3_spec(4, 2, 64, 32, quant));
+  };
+  EXPECT_TRUE(verdict({.weights = kBlock, .block_rows = 1, .zeros = WeightZero::kPoint}).chosen);
+  for (const auto& [quant, why] :
+       {std::pair{QuantSpec{.weights = kBlock, .block_rows = 1, .has_column_order = true}, "pairs"},
+        {QuantSpec{.weights = kChannel, .zeros = WeightZero::kPoint}, "groups of columns"},
+        {QuantSpec{.weights = kChannel, .activations = kToken}, "not quantised"}}) {
+    const PlanRow row = verdict(quant);
     EXPECT_FALSE(row.chosen);
-    const char* why = row.name == "cpu.amx" ? "F8_E4M3" : "asked for f32_fma";
     EXPECT_NE(row.reason.find(why), std::string::npos) << row.reason;
   }
-  EXPECT_EQ(chosen, 1);
+}
+
+// Codes have the arithmetic of bf16 weights, unless another part of the layer has none of the kind.
+TEST(PairedCodes, WithoutAName_AreChosenWhereBf16WeightsAre) {
+  const Context context({.num_threads = 1});
+  MoeSpec spec = e4m3_spec(4, 2, 64, 32, {.weights = kChannel});
+  const std::string of_values =
+      make_plan(context, make_spec(4, 2, 64, 32, DType::kBF16)).arithmetic;
+  EXPECT_EQ(make_plan(context, spec).arithmetic, cpu::permutes_bytes() ? of_values : "f32_fma");
+  spec.shared = {.mode = SharedMode::kAdd, .intermediate_size = 40, .weight_dtype = DType::kF16};
+  EXPECT_EQ(make_plan(context, spec).arithmetic, "f32_fma");
+  spec.shared.weight_dtype = DType::kBF16;
+  EXPECT_EQ(make_plan(context, spec).arithmetic, cpu::permutes_bytes() ? of_values : "f32_fma");
 }
 
 // Every kernel row has the bits of the reference, including NaN codes.
@@ -367,7 +379,7 @@ TEST_P(CodedWeights, EveryIsa_HasTheSameBits) {
     layer_spec.has_bias = true;
     const Tensor hidden = random_tensor(DType::kF32, 37, hidden_size, 5);
     const auto run = [&](const std::string& isa) {
-      const OwnedLayer owned = make_layer(layer_spec, {}, {.isa = isa});
+      const OwnedLayer owned = make_layer(layer_spec, {.arithmetic = "f32_fma"}, {.isa = isa});
       return run_layer(owned.layer, hidden.view(), DType::kF32).out;
     };
     const Tensor expected = run("scalar");

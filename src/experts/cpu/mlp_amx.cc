@@ -2,13 +2,17 @@
 
 #include "experts/cpu/activate-inl.h"
 #include "experts/cpu/mlp_functions.h"
+#include "gemm/cpu/coded_tiles-inl.h"
 #include "gemm/cpu/tile_kernel-inl.h"
 
 namespace conclave::inline v0::experts {
 
-MlpFunctions mlp_functions_amx(const activation::Activation& activation) noexcept {
+MlpFunctions mlp_functions_amx(DType weights, const activation::Activation& activation) noexcept {
   using namespace gemm::isa_amx;
-  return {&compute_panel_on_tiles, choose_activate<AsBf16>(activation)};
+  const gemm::PanelFunction product = weights == DType::kBF16
+                                          ? &compute_panel_on_tiles
+                                          : product_on_tiles(weights, quant::CodedFormats{});
+  return {product, choose_activate<AsBf16>(activation)};
 }
 
 }  // namespace conclave::inline v0::experts

@@ -22,11 +22,13 @@ MlpFunctions mlp_functions_avx512(DType weights, const activation::Activation& a
 // are whole numbers.
 MlpFunctions mlp_functions_avx512_vnni(DType weights,
                                        const activation::Activation& activation) noexcept;
-// Rows and activated rows are bf16; weights bf16, or codes with scales.
+// Rows and activated rows are bf16; weights bf16, or codes with scales, for which the CPU must have
+// avx512_vbmi too.
 MlpFunctions mlp_functions_avx512_bf16(DType weights,
                                        const activation::Activation& activation) noexcept;
-// Rows, weights and activated rows are bf16, with rows in groups of 16 interleaved rows: `product`
-// takes no row index, and `activate` writes groups.
-MlpFunctions mlp_functions_amx(const activation::Activation& activation) noexcept;
+gemm::PanelFunction paired_product_avx512_vbmi(DType weights) noexcept;
+// The same, with rows in groups of 16 interleaved rows: `product` takes no row index, and
+// `activate` writes groups.
+MlpFunctions mlp_functions_amx(DType weights, const activation::Activation& activation) noexcept;
 
 }  // namespace conclave::inline v0::experts

@@ -47,15 +47,11 @@ Support needs_bf16_weights(const ExpertsProblem& problem) {
   return Support::no("takes BF16 weights; found " + std::string(to_string(problem.weight_dtype)));
 }
 
-// Codes must be exact in bf16. Rows that are codes too have products that float32 holds exactly,
-// which is what their scales ask for.
+// Rows that are codes too have products that float32 holds exactly, which is what their scales ask
+// for.
 Support needs_paired_codes(const ExpertsProblem& problem) {
   if (Support weights = needs_known_weights(problem); !weights) return weights;
-  const quant::WeightFormat& format = quant::format_of(problem.weight_dtype);
-  if (!format.codes->exact_in_bf16) {
-    return Support::no("takes codes whose values bf16 holds exactly; found " +
-                       std::string(to_string(format.element)));
-  }
+  if (!problem.cpu().permutes_bytes) return Support::no("needs avx512_vbmi to look codes up");
   const QuantSpec& quant = problem.quant;
   if (quant.activations != ActivationScale::kNone) {
     return Support::no("takes codes with rows that are not quantised");
@@ -66,8 +62,12 @@ Support needs_paired_codes(const ExpertsProblem& problem) {
   }
   // Rows of bf16 would be rounded once more.
   if (quant.has_column_factors) return Support::no("takes rows whose columns have no factors");
-  // A sum of products with codes is scaled as a whole: its offset would be another sum, over x.
-  if (quant.zeros != WeightZero::kNone) return Support::no("takes codes without zeros");
+  // Zeros that many rows or columns share are a part that all these weights have in common, in
+  // which the roundings of an input row add up instead of averaging out.
+  const bool has_small_groups = quant.weights == WeightScale::kBlock && quant.block_rows == 1;
+  if (quant.zeros != WeightZero::kNone && !has_small_groups) {
+    return Support::no("takes codes with zeros by groups of columns of one row");
+  }
   return Support::yes();
 }
 
@@ -84,6 +84,11 @@ Support needs_whole_codes(const ExpertsProblem& problem) {
                        std::string(to_string(problem.weight_dtype)));
   }
   return Support::yes();
+}
+
+// Weights of bf16, or codes that become such.
+Support needs_weights_for_pairs(const ExpertsProblem& problem) {
+  return is_plain(problem.weight_dtype) ? needs_bf16_weights(problem) : needs_paired_codes(problem);
 }
 
 Support needs_arithmetic(const ExpertsProblem& problem, cpu::Arithmetic arithmetic, cpu::Isa isa) {
@@ -104,18 +109,17 @@ int64_t fetch_above(int64_t rows_of_one_pass) {
 }  // namespace
 
 Support amx_supports(const ExpertsProblem& problem) {
-  if (Support weights = needs_bf16_weights(problem); !weights) return weights;
+  if (Support weights = needs_weights_for_pairs(problem); !weights) return weights;
   return needs_arithmetic(problem, cpu::Arithmetic::kAmxBf16, cpu::Isa::kAmx);
 }
 std::unique_ptr<ExpertsKernel> make_amx(const ExpertsProblem& problem) {
-  return make_expert_mlp(problem,
-                         tile_mlp_config(mlp_functions_amx(problem.activation), fetch_above(16)));
+  return make_expert_mlp(
+      problem, tile_mlp_config(mlp_functions_amx(problem.weight_dtype, problem.activation),
+                               fetch_above(16)));
 }
 
 Support avx512_bf16_supports(const ExpertsProblem& problem) {
-  Support weights =
-      is_plain(problem.weight_dtype) ? needs_bf16_weights(problem) : needs_paired_codes(problem);
-  if (!weights) return weights;
+  if (Support weights = needs_weights_for_pairs(problem); !weights) return weights;
   return needs_arithmetic(problem, cpu::Arithmetic::kDpBf16, cpu::Isa::kAvx512Bf16);
 }
 std::unique_ptr<ExpertsKernel> make_avx512_bf16(const ExpertsProblem& problem) {

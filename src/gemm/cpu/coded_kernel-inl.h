@@ -8,6 +8,7 @@
 #include "gemm/cpu/ahead-inl.h"
 #include "gemm/cpu/finish-inl.h"
 #include "gemm/cpu/micro_kernel-inl.h"
+#include "gemm/cpu/segments-inl.h"
 #include "gemm/cpu/weights-inl.h"
 #include "quant/formats.h"
 
@@ -28,22 +29,6 @@ inline constexpr int64_t kStripK = 128;
 inline constexpr int64_t kMaxStripRows = 96;
 // Values of k between two turns of fetching the next panel.
 inline constexpr int64_t kCodesPerTurn = 16;
-
-CONCLAVE_KERNEL_INLINE int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
-
-// The end of the k from `begin` on that share a weights' scale and, where rows have them, a row's.
-// With an order neighbours share none, but each weight takes its own where it is decoded.
-CONCLAVE_KERNEL_INLINE int64_t segment_end(const PanelTask& task, int64_t begin) {
-  if (task.order.lower != nullptr) return task.k;
-  const WeightGroups groups{.k = task.k, .width = task.scale_width, .skip = task.scale_skip};
-  if (task.row_scales.first != nullptr) return segment_end(groups, task.row_scales, begin);
-  return segment_end(groups, {.width = task.k}, begin);
-}
-
-// The scales of a k among those of the panel, for groups of neighbours; its offsets lie likewise.
-CONCLAVE_KERNEL_INLINE int64_t scale_index(const PanelTask& task, int64_t k) {
-  return (k + task.scale_skip) / task.scale_width * 64;
-}
 
 // total + partial * row_scale * scale, as the reference rounds it.
 CONCLAVE_KERNEL_INLINE Vec add_scaled(Vec total, Vec partial, Vec row_scale, const float* scale) {
@@ -267,15 +252,6 @@ void add_strip_tile(const PanelTask& task, int64_t first_row, int64_t row, Strip
       }
     }
   }
-}
-
-// function.template call<N>() for N = count, at most kMost.
-template <int kMost, class Function>
-CONCLAVE_KERNEL_INLINE void call_for(int64_t count, const Function& function) {
-  if constexpr (kMost > 1) {
-    if (count < kMost) return call_for<kMost - 1>(count, function);
-  }
-  function.template call<kMost>();
 }
 
 template <class Weights>

@@ -1,7 +1,7 @@
 // The SIMD vectors of one instruction set, chosen by the including file with one of
 // CONCLAVE_SIMD_AVX2, CONCLAVE_SIMD_AVX512, CONCLAVE_SIMD_AVX512_VNNI, CONCLAVE_SIMD_AVX512_BF16,
-// CONCLAVE_SIMD_AMX; or those of the header that CONCLAVE_SIMD_EMULATED names, with which tests run
-// a kernel on any CPU.
+// CONCLAVE_SIMD_AVX512_VBMI (the same with permutations of bytes), CONCLAVE_SIMD_AMX; or those of
+// the header that CONCLAVE_SIMD_EMULATED names, with which tests run a kernel on any CPU.
 //
 // All code of *-inl.h lives in a namespace per instruction set and calls no inline function of
 // the standard library: the linker keeps one copy of an inline function, and it must not be one
@@ -22,9 +22,12 @@
 #elif defined(CONCLAVE_SIMD_AVX512_BF16)
 #define CONCLAVE_ISA_NAMESPACE isa_avx512_bf16
 #include "gemm/cpu/simd_avx512-inl.h"
+#elif defined(CONCLAVE_SIMD_AVX512_VBMI)
+#define CONCLAVE_ISA_NAMESPACE isa_avx512_vbmi
+#include "gemm/cpu/pairs_avx512-inl.h"
 #elif defined(CONCLAVE_SIMD_AMX)
 #define CONCLAVE_ISA_NAMESPACE isa_amx
-#include "gemm/cpu/simd_avx512-inl.h"
+#include "gemm/cpu/pairs_avx512-inl.h"
 #elif defined(CONCLAVE_SIMD_EMULATED)
 #define CONCLAVE_ISA_NAMESPACE isa_emulated
 #include CONCLAVE_SIMD_EMULATED

@@ -1,4 +1,4 @@
-// 16 float32 lanes. Included by simd-inl.h only.
+// 16 float32 lanes. Included by simd-inl.h and what it includes only.
 #pragma once
 
 #include <cstddef>
@@ -21,13 +21,6 @@ struct Vec {
   static CONCLAVE_KERNEL_INLINE Vec load_bf16_second(const void* p) {
     const __m512i mask = _mm512_set1_epi32(static_cast<int>(0xffff0000U));
     return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), mask))};
-  }
-  // Lanes of two values that bf16 holds exactly, as bf16: the first in the lower half.
-  static CONCLAVE_KERNEL_INLINE Vec pair_bf16(Vec first, Vec second) {
-    const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(first.value), 16);
-    const __mmask32 upper = 0xaaaaaaaa;
-    return {_mm512_castsi512_ps(
-        _mm512_mask_blend_epi16(upper, low, _mm512_castps_si512(second.value)))};
   }
   static CONCLAVE_KERNEL_INLINE Vec load_f16(const void* p) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};

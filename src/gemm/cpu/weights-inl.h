@@ -116,7 +116,7 @@ struct Bf16Weights {
   }
 };
 
-#if defined(CONCLAVE_SIMD_AVX512_BF16) || defined(CONCLAVE_SIMD_AMX)
+#if defined(CONCLAVE_SIMD_AVX512_BF16) || defined(CONCLAVE_SIMD_AVX512_VBMI)
 // Dot products of bf16 pairs: activations are bf16 too.
 struct Bf16DotWeights {
   using Activation = uint16_t;
@@ -127,12 +127,19 @@ struct Bf16DotWeights {
   static CONCLAVE_KERNEL_INLINE void step(Tile<kRows, kVectors>& tile,
                                           const uint16_t* const (&rows)[kRows], int64_t k,
                                           const std::byte* panel_row, int pass) {
-    __m512bh w[kVectors];
+    Vec w[kVectors];
 #pragma GCC unroll 8
     for (int j = 0; j < kVectors; ++j) {
-      const void* p = panel_row + column_of<kVectors>(pass, j) * kLaneBytes;
-      w[j] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(p));
+      w[j] = Vec::load(panel_row + column_of<kVectors>(pass, j) * kLaneBytes);
     }
+    add_pairs(tile, rows, k, w);
+  }
+
+  // Adds k and k + 1: each row's pair times those of the weights.
+  template <int kRows, int kVectors>
+  static CONCLAVE_KERNEL_INLINE void add_pairs(Tile<kRows, kVectors>& tile,
+                                               const uint16_t* const (&rows)[kRows], int64_t k,
+                                               const Vec (&weights)[kVectors]) {
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       int32_t pair;
@@ -145,7 +152,8 @@ struct Bf16DotWeights {
       const auto x = reinterpret_cast<__m512bh>(pairs);
 #pragma GCC unroll 8
       for (int j = 0; j < kVectors; ++j) {
-        tile.sum[r][j].value = _mm512_dpbf16_ps(tile.sum[r][j].value, x, w[j]);
+        const auto w = reinterpret_cast<__m512bh>(weights[j].value);
+        tile.sum[r][j].value = _mm512_dpbf16_ps(tile.sum[r][j].value, x, w);
       }
     }
   }

@@ -1,0 +1,56 @@
+// The pieces of k of a panel of codes, for products of bf16 pairs. A pair is that of an even k and
+// the next one; where a scale ends between them, its weights have a zero in the other's place.
+#pragma once
+
+#include "gemm/cpu/ahead-inl.h"
+#include "gemm/cpu/segments-inl.h"
+
+namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
+
+// Some k of one scale: all of them, or what a strip has of them.
+struct Piece {
+  int64_t begin = 0;
+  int64_t end = 0;
+  bool begins = false;  // a new sum
+  bool ends = false;    // which is scaled
+
+  // Its pairs, and those of them that it has both k of.
+  CONCLAVE_KERNEL_INLINE int64_t first_pair() const { return begin / 2; }
+  CONCLAVE_KERNEL_INLINE int64_t end_pair() const { return (end + 1) / 2; }
+  CONCLAVE_KERNEL_INLINE int64_t first_whole() const { return (begin + 1) / 2; }
+  CONCLAVE_KERNEL_INLINE int64_t end_whole() const { return end / 2; }
+};
+
+// The pieces of all k in turn.
+class Pieces {
+ public:
+  CONCLAVE_KERNEL_INLINE explicit Pieces(const PanelTask& task) : task_(task) {}
+
+  CONCLAVE_KERNEL_INLINE bool done() const { return k_ >= task_.k; }
+  CONCLAVE_KERNEL_INLINE int64_t k() const { return k_; }
+  // The next one, up to `limit` at most.
+  CONCLAVE_KERNEL_INLINE Piece take(int64_t limit) {
+    if (begins_) end_ = segment_end(task_, k_);
+    const Piece piece{
+        .begin = k_, .end = lesser(end_, limit), .begins = begins_, .ends = end_ <= limit};
+    k_ = piece.end;
+    begins_ = piece.ends;
+    return piece;
+  }
+
+ private:
+  const PanelTask& task_;
+  int64_t k_ = 0;
+  int64_t end_ = 0;
+  bool begins_ = true;
+};
+
+// Fetches a panel of codes with its scales and offsets.
+template <class Format>
+CONCLAVE_KERNEL_INLINE Ahead fetch_panel(const PanelTask& task, int64_t turns) {
+  const int64_t groups = scale_index(task, task.k - 1) + 64;
+  const int64_t scale_bytes = groups * (task.offsets == nullptr ? 4 : 8);
+  return Ahead(task.next_panel, task.k * Format::kBits * 8 + scale_bytes, turns);
+}
+
+}  // namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE

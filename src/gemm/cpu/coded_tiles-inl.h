@@ -1,0 +1,197 @@
+// Groups of 16 plain rows of bf16 times one packed panel of codes with scales, on tile registers:
+// the arithmetic of coded_pairs-inl.h but for the order in which a tile adds products.
+//
+// All groups share strips of decoded weights. A tile takes 32 k at once, from a multiple of 32 on;
+// where a scale begins or ends among them, the weights of others are zeros.
+#pragma once
+
+#include "gemm/cpu/coded_pieces-inl.h"
+#include "gemm/cpu/pair_sums-inl.h"
+#include "gemm/cpu/tile_kernel-inl.h"
+#include "quant/formats.h"
+
+#include "conclave/dtype.h"
+
+namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
+
+// Groups that share a strip, and whose sums lie beside it; no block of a work list has more.
+inline constexpr int64_t kMaxCodedGroups = 6;
+inline constexpr int64_t kTilePairs = kTileK / 2;
+
+// The tiles of a piece, counted from that of k = 0.
+CONCLAVE_KERNEL_INLINE int64_t first_tile(const Piece& piece) { return piece.begin / kTileK; }
+CONCLAVE_KERNEL_INLINE int64_t end_tile(const Piece& piece) {
+  return (piece.end + kTileK - 1) / kTileK;
+}
+
+// Decoded weights: 16 KiB, in the first-level cache, for each term.
+template <class Format>
+struct TileStrip {
+  static constexpr int kTerms = quant::kBf16Terms<Format>;
+  static constexpr int64_t kTiles = 4;
+
+  alignas(64) uint32_t weights[kTerms][kTiles * kTilePairs][64];
+  Piece pieces[kTiles];
+  int64_t num_pieces = 0;
+
+  // Decodes as many of the next pieces as there is room for.
+  CONCLAVE_KERNEL_INLINE void fill(const PanelTask& task, Pieces& from, Ahead& ahead) {
+    num_pieces = 0;
+    for (int64_t tile = 0; tile < kTiles && !from.done();) {
+      const Piece piece = from.take((from.k() / kTileK + kTiles - tile) * kTileK);
+      decode<0>(task, piece, weights[0] + tile * kTilePairs, ahead);
+      if constexpr (kTerms == 2) decode<1>(task, piece, weights[1] + tile * kTilePairs, ahead);
+      pieces[num_pieces++] = piece;
+      tile += end_tile(piece) - first_tile(piece);
+    }
+  }
+
+ private:
+  template <int kTerm>
+  static CONCLAVE_KERNEL_INLINE void decode(const PanelTask& task, const Piece& piece,
+                                            uint32_t (*out)[64], Ahead& ahead) {
+    using Decoder = PairDecoder<Format, kTerm>;
+    const Decoder decoder;
+    const int64_t end = end_tile(piece) * kTilePairs;
+    for (int64_t pair = first_tile(piece) * kTilePairs; pair < end; ++pair, ++out) {
+      if (kTerm == 0 && pair % kTilePairs == 0) ahead.turn();
+      PairRow pairs = PairRow::zero();
+      if (pair >= piece.first_pair() && pair < piece.end_pair()) {
+        pairs = decoder.load(task.panel + pair * Decoder::kPairBytes);
+        if (2 * pair < piece.begin || 2 * pair + 2 > piece.end) {
+          pairs.keep(2 * pair, piece.begin, piece.end);
+        }
+      }
+      pairs.store(*out);
+    }
+  }
+};
+
+// The sums of a piece of one group.
+CONCLAVE_KERNEL_INLINE void load_sums(const GroupSums& sums) {
+  _tile_loadd(0, sums.value[0], kSumRowBytes);
+  _tile_loadd(1, sums.value[0] + 16, kSumRowBytes);
+  _tile_loadd(2, sums.value[0] + 32, kSumRowBytes);
+  _tile_loadd(3, sums.value[0] + 48, kSumRowBytes);
+}
+CONCLAVE_KERNEL_INLINE void clear_sums() {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+}
+CONCLAVE_KERNEL_INLINE void store_sums(GroupSums& sums) {
+  _tile_stored(0, sums.value[0], kSumRowBytes);
+  _tile_stored(1, sums.value[0] + 16, kSumRowBytes);
+  _tile_stored(2, sums.value[0] + 32, kSumRowBytes);
+  _tile_stored(3, sums.value[0] + 48, kSumRowBytes);
+}
+
+// Adds 32 k of 16 rows: weights are 16 rows of pairs.
+CONCLAVE_KERNEL_INLINE void add_tile(const std::byte* x, const uint32_t (*weights)[64]) {
+  _tile_loadd(4, x, kTileRowBytes);
+  _tile_loadd(6, weights[0], kPanelRowBytes);
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_loadd(7, weights[0] + 16, kPanelRowBytes);
+  _tile_dpbf16ps(1, 4, 7);
+  _tile_loadd(6, weights[0] + 32, kPanelRowBytes);
+  _tile_dpbf16ps(2, 4, 6);
+  _tile_loadd(7, weights[0] + 48, kPanelRowBytes);
+  _tile_dpbf16ps(3, 4, 7);
+}
+
+// Rows of one group of a task, and their sums: of a piece that the next strip continues, and of all
+// pieces that ended.
+struct CodedGroup {
+  const std::byte* rows = nullptr;
+  int64_t num_rows = 0;
+  GroupSums partial;
+  GroupSums total;
+};
+
+CONCLAVE_KERNEL_INLINE void scale_sums(const PanelTask& task, const Piece& piece,
+                                       CodedGroup& group) {
+  const float* scales = task.scales + scale_index(task, piece.begin);
+  for (int64_t r = 0; r < group.num_rows; ++r) {
+    float* const total = group.total.value[r];
+    for (int64_t c = 0; c < 64; c += Vec::kLanes) {
+      const Vec sum = Vec::load(group.partial.value[r] + c);
+      Vec::fma(sum, Vec::load(scales + c), Vec::load(total + c)).store(total + c);
+    }
+    if (task.offsets == nullptr) continue;
+    // Tiles of k follow each other 16 rows apart.
+    const auto* values = reinterpret_cast<const uint16_t*>(group.rows + r * kTileRowBytes);
+    subtract_offsets(task, piece, {values, kTileBytes / 2}, total);
+  }
+}
+
+template <class Format>
+void add_strip_on_tiles(const PanelTask& task, const TileStrip<Format>& strip, CodedGroup& group) {
+  int64_t at = 0;
+  for (int64_t p = 0; p < strip.num_pieces; ++p) {
+    const Piece piece = strip.pieces[p];
+    if (piece.begins) {
+      clear_sums();
+    } else {
+      load_sums(group.partial);
+    }
+    for (int64_t tile = first_tile(piece); tile < end_tile(piece); ++tile, at += kTilePairs) {
+      for (int term = 0; term < TileStrip<Format>::kTerms; ++term) {
+        add_tile(group.rows + tile * kTileBytes, strip.weights[term] + at);
+      }
+    }
+    store_sums(group.partial);
+    if (piece.ends) scale_sums(task, piece, group);
+  }
+}
+
+// Groups [first, first + count), at most kMaxCodedGroups, of which the last may have fewer rows.
+template <class Format>
+void compute_groups_of_codes(const PanelTask& task, int64_t first, int64_t count, Ahead& ahead) {
+  CodedGroup groups[kMaxCodedGroups];
+  for (int64_t g = 0; g < count; ++g) {
+    const int64_t row = (first + g) * kTileRows;
+    groups[g].rows = task.rows + row * task.row_bytes;
+    groups[g].num_rows = lesser(kTileRows, task.num_rows - row);
+    for (auto& sums : groups[g].total.value) {
+      for (int64_t c = 0; c < 64; c += Vec::kLanes) Vec::zero().store(sums + c);
+    }
+  }
+  TileStrip<Format> strip;
+  int64_t configured = 0;
+  for (Pieces pieces(task); !pieces.done();) {
+    strip.fill(task, pieces, ahead);
+    for (int64_t g = 0; g < count; ++g) {
+      if (groups[g].num_rows != configured) {
+        configured = groups[g].num_rows;
+        configure_tiles(static_cast<int>(configured), 0);
+      }
+      add_strip_on_tiles(task, strip, groups[g]);
+    }
+  }
+  for (int64_t g = 0; g < count; ++g) {
+    finish_group(task, first + g, groups[g].num_rows, groups[g].total);
+  }
+}
+
+// A PanelFunction; rows come in groups (tiles-inl.h), without an index.
+template <class Format>
+void compute_codes_on_tiles(const PanelTask& task) noexcept {
+  const int64_t groups = (task.num_rows + kTileRows - 1) / kTileRows;
+  const int64_t blocks = (groups + kMaxCodedGroups - 1) / kMaxCodedGroups;
+  Ahead ahead = fetch_panel<Format>(task, (task.k / kTileK + 1) * blocks);
+  for (int64_t first = 0; first < groups; first += kMaxCodedGroups) {
+    compute_groups_of_codes<Format>(task, first, lesser(kMaxCodedGroups, groups - first), ahead);
+  }
+  if (groups > 0) _tile_release();
+}
+
+// The product for weights of one of the formats; null if they are of another.
+template <class... Formats>
+PanelFunction product_on_tiles(DType weights, quant::FormatList<Formats...>) noexcept {
+  PanelFunction product = nullptr;
+  ((weights == Formats::kElement ? void(product = &compute_codes_on_tiles<Formats>) : void()), ...);
+  return product;
+}
+
+}  // namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE
