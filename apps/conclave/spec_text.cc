@@ -148,6 +148,7 @@ std::string weights_text(const MoeSpec& spec) {
   if (quant.has_global_scale) text += ", global scale";
   if (quant.has_column_order) text += ", column order";
   text += activation_scale_words(quant);
+  if (quant.activation_dtype) text += " in " + std::string(to_string(*quant.activation_dtype));
   if (quant.power_of_two_scales) text += " ue8m0";
   return text;
 }
