@@ -259,6 +259,7 @@ void add_bench_command(CommandLine& line) {
   auto options = std::make_shared<BenchOptions>();
   add_model_option(command, options->shape, " (default: qwen3-30b-a3b)");
   add_shape_options(command, options->shape);
+  add_rows_option(command, options->shape.rows);
   command.text("-T,--tokens", "LIST", options->tokens, "Token counts, such as 1,2,4 or 1-1024*4")
       .with_default();
   command.text(

@@ -43,7 +43,8 @@ std::vector<Subject> subjects(const ExplainOptions& options) {
   if (!options.model_dir.empty()) {
     const Checkpoint checkpoint = Checkpoint::open(options.model_dir);
     for (const CheckpointLayer* layer : select_layers(checkpoint, options.layers)) {
-      list.push_back({fmt::format("{} layer {}", options.model_dir, layer->index), layer->spec});
+      list.push_back({fmt::format("{} layer {}", options.model_dir, layer->index),
+                      with_rows(options.shape.rows, layer->spec)});
     }
     return list;
   }
@@ -183,6 +184,7 @@ void add_explain_command(CommandLine& line) {
       .needs(model_dir);
   add_model_option(command, options->shape, "");
   add_shape_options(command, options->shape);
+  add_rows_option(command, options->shape.rows);
   command.number("--max-tokens", "T", options->max_tokens, {1, kMostTokens},
                  "Tokens to plan for (default: the largest of --tokens, at least 4096)");
   command.text("--tokens", "LIST", options->tokens,

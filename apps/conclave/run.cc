@@ -38,6 +38,7 @@ struct RunOptions {
   std::string output;
   int32_t repetitions = 5;
   bool check_manifest = false;
+  std::string rows;
   MachineOptions machine;
   OutputOptions printing;
 };
@@ -105,7 +106,7 @@ class RunCommand {
   }
 
   void print_header() {
-    const MoeSpec& spec = layers_.front()->spec;
+    const MoeSpec spec = with_rows(options_.rows, layers_.front()->spec);
     const Plan plan = make_plan(context_, spec, layer_options(options_.machine, 1));
     uint64_t bytes = 0;
     for (const CheckpointLayer* layer : layers_) bytes += layer->bytes;
@@ -130,23 +131,24 @@ class RunCommand {
     console_.subject(fmt::format("layer {}", info.index));
     const Batch batch = batches_.load(info.index, info.spec);
     const LayerInput input = batch.view();
+    const MoeSpec spec = with_rows(options_.rows, info.spec);
     const std::unique_ptr<WeightSource> source = checkpoint_.layer_source(info.index);
     const int64_t planned = std::clamp<int64_t>(input.num_tokens(), 1, LayerOptions().max_tokens);
     const MoeLayer layer =
-        MoeLayer::create(context_, info.spec, *source, layer_options(options_.machine, planned));
+        MoeLayer::create(context_, spec, *source, layer_options(options_.machine, planned));
     const LayerRun result = run_layer(context_, layer, input, options_.repetitions);
     if (results_) results_->write(result);
 
     LayerRow row{.layer = info.index,
-                 .spec = info.spec,
+                 .spec = spec,
                  .tokens = input.num_tokens(),
                  .work = {},
                  .ms = result.median_ms,
                  .check = {}};
-    row.work = layer_work(info.spec, row.tokens, result.expert_load);
-    const double bar = tolerance(info.spec, batch);
-    row.check = reference_ ? check_against_file(*reference_, info.index, info.spec, result, bar)
-                           : check_against_float64(context_, info.spec, *source, input, result,
+    row.work = layer_work(spec, row.tokens, result.expert_load);
+    const double bar = tolerance(spec, batch);
+    row.check = reference_ ? check_against_file(*reference_, info.index, spec, result, bar)
+                           : check_against_float64(context_, spec, *source, input, result,
                                                    options_.sample, bar);
     return row;
   }
@@ -194,6 +196,7 @@ void add_run_command(CommandLine& line) {
               "Random hidden states of T tokens in the model's type (default: 16)")
       .excludes(input);
   command.seed(options->seed, "Seed of the random hidden states");
+  add_rows_option(command, options->rows);
   command.choice("--routing", options->routing, {"gate", "file"},
                  "Route by the layer's gate, or as topk_ids or router_logits of --input say");
   command.text("-r,--reference", kFileValue, options->reference,

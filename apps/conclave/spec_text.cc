@@ -149,6 +149,7 @@ std::string weights_text(const MoeSpec& spec) {
   if (quant.has_column_order) text += ", column order";
   if (quant.has_column_factors) text += ", column factors";
   text += activation_scale_words(quant);
+  if (quant.activation_dtype) text += " in " + std::string(to_string(*quant.activation_dtype));
   if (quant.power_of_two_scales) text += " ue8m0";
   return text;
 }

@@ -217,7 +217,10 @@ struct QuantSpec {
   int64_t block_rows = 128;
   int64_t block_cols = 128;
   ActivationScale activations = ActivationScale::kNone;
-  int64_t activation_group = 128;    // neighbouring columns of a row, for ActivationScale::kGroup
+  int64_t activation_group = 128;  // neighbouring columns of a row, for ActivationScale::kGroup
+  // The type of the rows' codes; unset: kI8 beside integers, kF8E4M3 beside all others. Beside
+  // weights whose values are whole numbers of a unit kI8 goes as well.
+  std::optional<DType> activation_dtype = std::nullopt;
   bool power_of_two_scales = false;  // dynamic scales rounded up to a power of two ("ue8m0")
   bool signed_scales = false;        // scales of weights may be negative, as in GGUF files
   WeightZero zeros = WeightZero::kNone;
@@ -321,6 +324,11 @@ CONCLAVE_API bool needs_all_to_all(const ParallelSpec::Groups& groups);
 // Throw Error(kInvalidArgument; kDType for a type) naming the field, the value and the limit. Names
 // of routers and activations are looked up by MoeLayer::create.
 CONCLAVE_API void validate(const MoeSpec& spec);
+// The same layer with rows in int8 that had been left as they are: groups of 32 columns with
+// s = amax / 127, as llama.cpp has them (Q8_0). docs/numerics.md says what that costs in accuracy.
+// Throws Error(kInvalidArgument) for weights other than int8, int4 and e2m1, zeros, column orders,
+// and rows that are quantised already.
+CONCLAVE_API MoeSpec with_int8_rows(const MoeSpec& spec);
 CONCLAVE_API void validate(const ParallelSpec& parallel);
 
 // Weight elements of one layer, over all ranks and in every role but the hash table, the bias of

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from conclave import _conclave
 from conclave._conclave import TuningTable
-from conclave.errors import ConclaveTypeError
+from conclave.errors import ConclaveTypeError, ConclaveValueError
 
 DTypeLike = Any  # "bfloat16", torch.bfloat16, numpy.float32
 
@@ -123,6 +123,7 @@ class QuantSpec:
     block_cols: int = 128
     activations: str = "none"  # tensor_static, token, group
     activation_group: int = 128  # columns of a row that share a scale, for group
+    activation_dtype: DTypeLike | None = None  # int8 beside int8, int4 and e2m1 weights
     power_of_two_scales: bool = False
     signed_scales: bool = False  # scales may be negative, as in GGUF files
     zeros: str = "none"  # point: w = (code - zero) * scale; offset: w = code * scale - zero
@@ -172,6 +173,18 @@ class MoeSpec:
     output_scale: float = 1.0
     latent: LatentSpec = LatentSpec()
     residual: ResidualMlpSpec = ResidualMlpSpec()
+
+    def with_int8_rows(self) -> MoeSpec:
+        """The same layer with rows in int8, in groups of 32 columns, that had been left as they
+        are; beside weights of int8, int4 and e2m1."""
+        if self.quant.activations != "none":
+            raise ConclaveValueError(
+                f"rows are quantised already: QuantSpec.activations is {self.quant.activations!r}"
+            )
+        quant = dataclasses.replace(
+            self.quant, activations="group", activation_group=32, activation_dtype="int8"
+        )
+        return dataclasses.replace(self, quant=quant)
 
     def count_parameters(self) -> tuple[int, int]:
         """Weight elements of the layer: all, and those that one token uses."""

@@ -90,10 +90,10 @@ int64_t hash_of_sums(const MoeSpec& spec) {
 int64_t hash_of_quant(const MoeSpec& spec) {
   const QuantSpec& quant = spec.quant;
   return hash_of(quant.weights, quant.block_rows, quant.block_cols, quant.activations,
-                 quant.activation_group, quant.power_of_two_scales, quant.signed_scales,
-                 quant.zeros, quant.has_global_scale, quant.has_column_order,
-                 quant.has_column_factors, shared_weight_dtype(spec),
-                 spec.residual.weight_dtype.value_or(spec.weight_dtype));
+                 quant.activation_group, quant.activation_dtype.value_or(spec.weight_dtype),
+                 quant.power_of_two_scales, quant.signed_scales, quant.zeros,
+                 quant.has_global_scale, quant.has_column_order, quant.has_column_factors,
+                 shared_weight_dtype(spec), spec.residual.weight_dtype.value_or(spec.weight_dtype));
 }
 
 [[noreturn]] void report(size_t rank, std::string_view name, int64_t theirs, int64_t mine) {

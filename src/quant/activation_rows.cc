@@ -59,12 +59,18 @@ int64_t scales_per_row(ActivationScale form, int64_t columns) {
 ActivationRule activation_rule(DType weights, const QuantSpec& quant) {
   const WeightFormat& format = format_of(weights);
   if (format.codes == nullptr) return {};
-  const CodeBook* const row_codes = format.row_codes;
+  const CodeBook* const row_codes =
+      quant.activation_dtype ? format_of(*quant.activation_dtype).codes : format.row_codes;
   return {.form = quant.activations,
           .group = quant.activation_group,
           .power_of_two_scales = quant.power_of_two_scales,
           .codes = row_codes,
           .exact_columns = exact_columns(*format.codes, *row_codes)};
+}
+
+bool takes_int8_rows(DType weights) {
+  return exact_columns(*format_of(weights).codes, *format_of(DType::kI8).codes) !=
+         ActivationRule::kNoLimit;
 }
 
 uint8_t activation_code(const CodeBook& codes, float value, float scale) {

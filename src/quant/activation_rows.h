@@ -30,6 +30,9 @@ struct ActivationRule {
 // The rule for rows that are multiplied with weights of this type; plain ones have none.
 ActivationRule activation_rule(DType weights, const QuantSpec& quant);
 
+// Whether int8 rows go beside weights of this type, which are codes.
+bool takes_int8_rows(DType weights);
+
 // Scales per row: 1, or one per group; 0 for kNone, which leaves rows unchanged.
 int64_t scales_per_row(const ActivationRule& rule, int64_t columns);
 int64_t scales_per_row(ActivationScale form, int64_t columns);  // in groups of kActivationGroup

@@ -1,6 +1,7 @@
 #include "core/part_spec.h"
 #include "core/quant_spec.h"
 #include "core/weight_types.h"
+#include "quant/activation_rows.h"
 #include "quant/weight_format.h"
 
 #include "conclave/error.h"
@@ -46,6 +47,21 @@ void check_group(const QuantSpec& quant) {
   }
   if (size >= 1 && size <= kMaxSpecSize) return;
   refuse("quant.activation_group", std::to_string(size), "1 to " + std::to_string(kMaxSpecSize));
+}
+
+void check_row_type(const MoeSpec& spec) {
+  const std::optional<DType>& rows = spec.quant.activation_dtype;
+  if (!rows) return;
+  const std::string found(to_string(*rows));
+  if (spec.quant.activations == ActivationScale::kNone) {
+    refuse("quant.activation_dtype", found, "none for ActivationScale::kNone");
+  }
+  const DType usual = quant::format_of(spec.weight_dtype).row_codes->element;
+  if (*rows == usual) return;
+  if (*rows == DType::kI8 && quant::takes_int8_rows(spec.weight_dtype)) return;
+  refuse("quant.activation_dtype", found,
+         std::string(to_string(usual)) + " beside weights of " +
+             std::string(to_string(spec.weight_dtype)));
 }
 
 void check_types(const MoeSpec& spec) {
@@ -102,6 +118,7 @@ void validate_quant(const MoeSpec& spec) {
   check_block("quant.block_rows", quant.block_rows, in_blocks);
   check_block("quant.block_cols", quant.block_cols, in_blocks);
   check_group(quant);
+  check_row_type(spec);
   const bool dynamic =
       quant.activations == ActivationScale::kToken || quant.activations == ActivationScale::kGroup;
   if (quant.power_of_two_scales && !dynamic) {

@@ -85,6 +85,38 @@ TEST(QuantSpec, ValuesOutOfRange_AreRefused) {
   expect_refused(spec, ErrorCode::kInvalidArgument, "quant.weights");
 }
 
+TEST(QuantSpec, Int8Rows_GoBesideWholeNumbers) {
+  for (const DType weights : {DType::kI8, DType::kI4, DType::kF4}) {
+    MoeSpec spec = quantised(WeightScale::kChannel);
+    spec.weight_dtype = weights;
+    const MoeSpec coded = with_int8_rows(spec);
+    EXPECT_EQ(coded.quant.activations, ActivationScale::kGroup);
+    EXPECT_EQ(coded.quant.activation_group, 32);
+    EXPECT_EQ(coded.quant.activation_dtype, DType::kI8);
+    EXPECT_NO_THROW(validate(coded));
+    EXPECT_THROW(with_int8_rows(coded), Error) << "rows are codes already";
+    spec.quant.zeros = WeightZero::kPoint;
+    EXPECT_THROW(with_int8_rows(spec), Error);
+    spec.quant.zeros = WeightZero::kNone;
+    spec.quant.activation_dtype = DType::kI8;
+    expect_refused(spec, ErrorCode::kInvalidArgument, "quant.activation_dtype");
+  }
+  for (const DType weights : {DType::kF8E4M3, DType::kNF4, DType::kBnbFP4, DType::kF8E5M2}) {
+    MoeSpec spec = quantised(WeightScale::kChannel);
+    spec.weight_dtype = weights;
+    EXPECT_THROW(with_int8_rows(spec), Error);
+    spec.quant.activations = ActivationScale::kGroup;
+    spec.quant.activation_dtype = DType::kI8;
+    expect_refused(spec, ErrorCode::kInvalidArgument, "quant.activation_dtype");
+    spec.quant.activation_dtype = DType::kF8E4M3;
+    EXPECT_NO_THROW(validate(spec));
+  }
+  MoeSpec plain = quantised(WeightScale::kChannel);
+  plain.weight_dtype = DType::kBF16;
+  plain.quant = {};
+  EXPECT_THROW(with_int8_rows(plain), Error);
+}
+
 TEST(QuantSpec, Zeros_ArePlainRowsOnly) {
   for (const WeightScale weights :
        {WeightScale::kTensor, WeightScale::kChannel, WeightScale::kBlock}) {

@@ -139,8 +139,9 @@ std::vector<CodedBatch> batches() {
                         .activations = ActivationScale::kGroup,
                         .activation_group = 32};
   std::vector<CodedBatch> all;
-  for (const DType type : {DType::kI8, DType::kI4}) {
-    for (const QuantSpec& quant : {token, fixed, group}) {
+  for (const DType type : {DType::kI8, DType::kI4, DType::kF4}) {
+    for (QuantSpec quant : {token, fixed, group}) {
+      quant.activation_dtype = DType::kI8;
       // Rows that no expert reads; rows that many read; a share of tiles and blocks.
       all.push_back({type, quant, 130, 70, {1, 0, 2}, 40});
       all.push_back({type, quant, 130, 70, {7, 0, 12, 97}, 5, true});
@@ -166,9 +167,7 @@ TEST_P(CodedBatchRow, AnyBatch_HasTheBitsOfTheReference) {
     }
     const std::vector<float> found = run(batch, row, problem, 3);
     const std::vector<float> wanted = run(batch, reference, problem_of(batch, reference), 1);
-    ASSERT_EQ(found.size(), wanted.size());
-    EXPECT_EQ(std::memcmp(found.data(), wanted.data(), found.size() * sizeof(float)), 0)
-        << row.name << " " << to_string(batch.type) << " H=" << batch.hidden;
+    EXPECT_EQ(found, wanted) << row.name << " " << to_string(batch.type) << " H=" << batch.hidden;
     for (const float value : wanted) ASSERT_TRUE(std::isfinite(value));
   }
 }

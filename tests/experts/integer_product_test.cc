@@ -40,8 +40,7 @@ std::vector<Case> all_cases() {
   std::vector<Case> cases;
   for (const Function& function : kFunctions) {
     for (const quant::WeightFormat& format : quant::format_catalog().rows()) {
-      if (format.codes == nullptr || !format.codes->whole.fit) continue;
-      if (format.row_codes->whole.fit) cases.push_back({function, &format});
+      if (format.codes != nullptr && format.codes->whole.fit) cases.push_back({function, &format});
     }
   }
   return cases;
@@ -49,7 +48,9 @@ std::vector<Case> all_cases() {
 
 quant::ActivationRule rule_of(const quant::WeightFormat& format, ActivationScale form,
                               int64_t group = quant::kActivationGroup) {
-  return quant::activation_rule(format.element, {.activations = form, .activation_group = group});
+  return quant::activation_rule(
+      format.element,
+      {.activations = form, .activation_group = group, .activation_dtype = DType::kI8});
 }
 
 // The rows of float32 codes that products of float32 take, as those of whole numbers take them.

@@ -225,6 +225,13 @@ std::vector<Weights> every_format_in_every_form() {
         .block_cols = 16,
         .activations = kGroup,
         .activation_group = 48}},
+      {"row_group32_int8_rows",
+       {.weights = kBlock,
+        .block_rows = 1,
+        .block_cols = 32,
+        .activations = kGroup,
+        .activation_group = 32,
+        .activation_dtype = DType::kI8}},
       {"block_token", {.weights = kBlock, .activations = kToken}},
       {"row_group32", {.weights = kBlock, .block_rows = 1, .block_cols = 32}},
       {"row_group128", {.weights = kBlock, .block_rows = 1}},
@@ -267,6 +274,7 @@ std::vector<Weights> every_format_in_every_form() {
   std::vector<Weights> all;
   for (const DType type : coded_types()) {
     for (const Form& form : forms) {
+      if (form.quant.activation_dtype && !quant::takes_int8_rows(type)) continue;
       if (quant::format_of(type).takes(form.quant)) all.push_back({type, form});
     }
   }

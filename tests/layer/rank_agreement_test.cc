@@ -30,14 +30,20 @@ Names members_of(const MoeSpec& spec) {
           "num_zero_experts", "weight_on", "output_scale"};
 }
 Names members_of(const QuantSpec& quant) {
-  [[maybe_unused]] const auto& [weights, rows, cols, activations, activation_group, power_of_two,
+  [[maybe_unused]] const auto& [weights, rows, cols, activations, group, row_type, power_of_two,
                                 signed_scales, zeros, global_scale, column_order, column_factors] =
       quant;
-  return {"quant.weights",           "quant.block_rows",
-          "quant.block_cols",        "quant.activations",
-          "quant.activation_group",  "quant.power_of_two_scales",
-          "quant.signed_scales",     "quant.zeros",
-          "quant.has_global_scale",  "quant.has_column_order",
+  return {"quant.weights",
+          "quant.block_rows",
+          "quant.block_cols",
+          "quant.activations",
+          "quant.activation_group",
+          "quant.activation_dtype",
+          "quant.power_of_two_scales",
+          "quant.signed_scales",
+          "quant.zeros",
+          "quant.has_global_scale",
+          "quant.has_column_order",
           "quant.has_column_factors"};
 }
 Names members_of(const RouterSpec& router) {
@@ -154,6 +160,8 @@ const std::vector<Case> kCases = {
     {"quant.activations", "quant",
      [](LayerPlan& p) { p.spec.quant.activations = ActivationScale::kToken; }},
     {"quant.activation_group", "quant", [](LayerPlan& p) { p.spec.quant.activation_group = 64; }},
+    {"quant.activation_dtype", "quant",
+     [](LayerPlan& p) { p.spec.quant.activation_dtype = DType::kI8; }},
     {"quant.power_of_two_scales", "quant",
      [](LayerPlan& p) { p.spec.quant.power_of_two_scales = true; }},
     {"quant.signed_scales", "quant", [](LayerPlan& p) { p.spec.quant.signed_scales = true; }},

@@ -45,6 +45,8 @@ TEST(WeightsText, WhatGivesCodesAMeaning_IsTold) {
                 .activations = ActivationScale::kGroup,
                 .activation_group = 32};
   EXPECT_EQ(weights_text(spec), "I4 channel, rows by 32");
+  spec.quant.activation_dtype = DType::kI8;
+  EXPECT_EQ(weights_text(spec), "I4 channel, rows by 32 in I8");
 }
 
 TEST(PartsText, NothingOrEverything_IsTold) {

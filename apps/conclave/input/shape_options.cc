@@ -89,6 +89,16 @@ void add_shape_options(Command& command, ShapeOptions& options) {
                  "Type of the weights (default: the preset's, or bf16)");
 }
 
+void add_rows_option(Command& command, std::string& rows) {
+  command.choice("--rows", rows, {"int8"},
+                 "Type of rows that the weights' form leaves as they are: int8 in groups of 32, "
+                 "beside int8, int4 and 4-bit float weights");
+}
+
+MoeSpec with_rows(const std::string& rows, const MoeSpec& spec) {
+  return rows.empty() ? spec : with_int8_rows(spec);
+}
+
 bool any_size_given(const ShapeOptions& options) {
   return options.num_experts != 0 || options.top_k != 0 || options.hidden_size != 0 ||
          options.intermediate_size != 0;
@@ -112,6 +122,7 @@ std::vector<NamedShape> resolve_shapes(const ShapeOptions& options) {
       shape.spec.shared = {.mode = SharedMode::kSigmoidGate,
                            .intermediate_size = options.shared_size};
     }
+    shape.spec = with_rows(options.rows, shape.spec);
     validate(shape.spec);
   }
   return shapes;

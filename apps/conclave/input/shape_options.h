@@ -19,10 +19,16 @@ struct ShapeOptions {
   int64_t intermediate_size = 0;
   int64_t shared_size = 0;
   std::string dtype;
+  std::string rows;  // "int8": rows that the spec leaves as they are become codes
 };
 // Adds -E -k -H -I, --shared and --dtype.
 void add_shape_options(Command& command, ShapeOptions& options);
 void add_model_option(Command& command, ShapeOptions& options, const std::string& default_note);
+
+// Adds --rows.
+void add_rows_option(Command& command, std::string& rows);
+// The spec with rows as the option says; "" leaves them. Throws Error(kInvalidArgument).
+MoeSpec with_rows(const std::string& rows, const MoeSpec& spec);
 
 struct NamedShape {
   std::string name;        // "qwen3-30b-a3b", or "E128.k8.H2048.I768"

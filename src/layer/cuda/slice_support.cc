@@ -31,7 +31,15 @@ Support tensor_slices_support(const QuantSpec& quant, int64_t intermediate_size,
   return Support::yes();
 }
 
-Support row_groups_support(const QuantSpec& quant) {
+Support coded_rows_support(DType weights, const QuantSpec& quant) {
+  if (quant.activation_dtype) {
+    const DType usual = quant::format_of(weights).row_codes->element;
+    if (*quant.activation_dtype != usual) {
+      return Support::no(fmt::format("takes rows in {} beside weights of {}; found {}",
+                                     to_string(usual), to_string(weights),
+                                     to_string(*quant.activation_dtype)));
+    }
+  }
   const int64_t group = quant.activation_group;
   if (quant.activations != ActivationScale::kGroup || group == quant::kActivationGroup) {
     return Support::yes();

@@ -12,7 +12,8 @@ namespace conclave::inline v0 {
 // whole row: kernels count both from the first column of a slice.
 Support tensor_slices_support(const QuantSpec& quant, int64_t intermediate_size, int32_t ranks);
 
-// Yes but for rows in groups of another width than the one that kernels are built for.
-Support row_groups_support(const QuantSpec& quant);
+// Yes but for rows in groups of another width, or in other codes beside such weights, than kernels
+// are built for.
+Support coded_rows_support(DType weights, const QuantSpec& quant);
 
 }  // namespace conclave::inline v0
