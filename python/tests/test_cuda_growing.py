@@ -51,7 +51,7 @@ class Case:
         assert worst_error(out, self.expected(out.shape[0])) <= HALF_BAR
 
     def planned(self) -> int:
-        return experts_layer(self.w1, self.w2, 2).plan["max_tokens"]
+        return experts_layer(self.w1, self.w2, 2).layer.plan["max_tokens"]
 
 
 def captured(case: Case, tokens: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:

@@ -16,161 +16,17 @@ import conclave  # noqa: E402
 from conclave import vllm  # noqa: E402
 from conclave.errors import ConclaveTypeError, ConclaveValueError, Error  # noqa: E402
 from support.coded import Coded, Coder  # noqa: E402
-from support.problems import FLOAT32_BAR, HALF_BAR, expected_output, worst_error  # noqa: E402
-
-EXPERTS, TOP_K, TOKENS = 5, 2, 11
-SIZES = [(96, 64), (160, 96)]  # hidden, inner
-
-
-@dataclasses.dataclass
-class Case:
-    w1: Coded
-    w2: Coded
-    config: Any
-    hidden: torch.Tensor
-    topk_weights: torch.Tensor
-    topk_ids: torch.Tensor
-
-    def run(self, **arguments: Any) -> torch.Tensor:
-        given = {"quant_config": self.config, **arguments}
-        return conclave.fused_experts(
-            self.hidden, self.w1.codes, self.w2.codes, self.topk_weights, self.topk_ids, **given
-        )
-
-    def expected(self, ids: Any = None) -> numpy.ndarray:
-        return expected_output(
-            self.hidden,
-            self.w1.exact,
-            self.w2.exact,
-            self.topk_ids if ids is None else ids,
-            self.topk_weights,
-        )
-
-
-def make_case(name: str, hidden: int, inner: int) -> Case:
-    coder = Coder(sum(name.encode()) + hidden)
-    make, build = FORMATS[name]
-    w1 = make(coder, (EXPERTS, 2 * inner, hidden), 2)
-    w2 = make(coder, (EXPERTS, hidden, inner), 1)
-    numbers = torch.Generator("cpu").manual_seed(3)
-    rows = torch.randn(TOKENS, hidden, generator=numbers)
-    ids = torch.stack([torch.randperm(EXPERTS, generator=numbers)[:TOP_K] for _ in range(TOKENS)])
-    shares = torch.rand(TOKENS, TOP_K, generator=numbers)
-    return Case(w1, w2, build(w1, w2), rows, shares, ids.int())
-
-
-def both(w1: Coded, w2: Coded, name: str) -> tuple[Any, Any]:
-    return getattr(w1, name), getattr(w2, name)
-
-
-def integers(bits: int, group: int, zeros: bool = False) -> Any:
-    return lambda coder, shape, halves: coder.integers(shape, bits, group, zeros)
-
-
-def grouped(builder: Any, block: list[int] | None) -> Any:
-    return lambda a, b: builder(*both(a, b, "scale"), *both(a, b, "zero"), block_shape=block)
-
-
-def scaled_rows(coder: Coder, shape: Any, halves: int) -> Coded:
-    """int4 whose rows have a scale beside those of groups."""
-    found = coder.integers(shape, 4, 32)
-    found.alphas = coder.uniform(shape[0], shape[1], 1)
-    found.exact = found.exact * found.alphas.double()
-    return found
-
-
-def nvfp4_config(a: Coded, b: Coded) -> Any:
-    """As vLLM has them: alphas hold the rows' factor as well."""
-    rows = torch.tensor(0.25), torch.full((EXPERTS,), 3.0)
-    alphas = a.alphas / rows[0], b.alphas / rows[1]
-    return vllm.nvfp4_moe_quant_config(*alphas, *rows, *both(a, b, "scale"))
-
-
-def mx(rows: str | None, weights: str) -> Any:
-    return lambda a, b: vllm.FusedMoEQuantConfig.make(
-        rows, weight_dtype=weights, w1_scale=a.scale, w2_scale=b.scale
-    )
-
-
-def two(builder: Any, *arguments: Any, **named: Any) -> Any:
-    return lambda a, b: builder(*both(a, b, "scale"), *arguments, **named)
-
-
-# Name: how codes are made, and the configuration. All of these leave rows as they are.
-FORMATS: dict[str, tuple[Any, Any]] = {
-    "int8_w8a16-channel": (
-        lambda coder, shape, halves: coder.signed(shape),
-        two(vllm.int8_w8a16_moe_quant_config, None, None),
-    ),
-    "int8_w8a16-group": (integers(8, 32), grouped(vllm.int8_w8a16_moe_quant_config, [0, 32])),
-    "int8_w8a16-zeros": (
-        integers(8, 32, True),
-        grouped(vllm.int8_w8a16_moe_quant_config, [0, 32]),
-    ),
-    "int8_w8a16-zeros-channel": (
-        integers(8, 0, True),
-        grouped(vllm.int8_w8a16_moe_quant_config, None),
-    ),
-    "int4_w4a16-group": (integers(4, 32), grouped(vllm.int4_w4a16_moe_quant_config, [0, 32])),
-    "int4_w4a16-no-shape": (integers(4, 32), grouped(vllm.int4_w4a16_moe_quant_config, None)),
-    "int4_w4a16-zeros": (
-        integers(4, 32, True),
-        grouped(vllm.int4_w4a16_moe_quant_config, [1, 32]),
-    ),
-    "int4_w4a16-zeros-wide": (
-        integers(4, 128, True),
-        grouped(vllm.int4_w4a16_moe_quant_config, [1, 128]),
-    ),
-    "int4_w4a16-channel": (integers(4, 0), grouped(vllm.int4_w4a16_moe_quant_config, None)),
-    "int4_w4afp8": (
-        scaled_rows,
-        lambda a, b: vllm.int4_w4afp8_moe_quant_config(
-            *both(a, b, "scale"),
-            *both(a, b, "alphas"),
-            per_act_token_quant=False,
-            per_out_ch_quant=False,
-            block_shape=[1, 32],
-        ),
-    ),
-    "gptq_marlin-4": (
-        integers(4, 32, True),
-        lambda a, b: vllm.gptq_marlin_moe_quant_config(
-            *both(a, b, "scale"), 4, 32, *both(a, b, "zero")
-        ),
-    ),
-    "gptq_marlin-8": (integers(8, 32), two(vllm.gptq_marlin_moe_quant_config, 8, 32)),
-    "gptq_marlin-8-channel": (integers(8, 0), two(vllm.gptq_marlin_moe_quant_config, 8, -1)),
-    "mxfp4_w4a16": (
-        lambda coder, shape, halves: coder.mxfp4(shape),
-        two(vllm.mxfp4_w4a16_moe_quant_config),
-    ),
-    "mxfp4_mxfp8": (
-        lambda coder, shape, halves: coder.mxfp4(shape),
-        two(vllm.mxfp4_mxfp8_moe_quant_config),
-    ),
-    "w_mxfp4_a_mxfp6": (
-        lambda coder, shape, halves: coder.mxfp4(shape),
-        mx("mxfp6_e3m2", "mxfp4"),
-    ),
-    "w_mxfp6_e3m2": (
-        lambda coder, shape, halves: coder.mxfp6(shape, 2),
-        mx("mxfp6_e3m2", "mxfp6_e3m2"),
-    ),
-    "w_mxfp6_e2m3": (lambda coder, shape, halves: coder.mxfp6(shape, 3), mx(None, "mxfp6_e2m3")),
-    "mxfp8": (
-        lambda coder, shape, halves: coder.mxfp8(shape),
-        lambda a, b: vllm.ocp_mx_moe_quant_config("mxfp8", a.scale, b.scale),
-    ),
-    "nvfp4": (lambda coder, shape, halves: coder.nvfp4(shape), nvfp4_config),
-    "nvfp4_w4a16": (
-        lambda coder, shape, halves: coder.nvfp4(shape),
-        lambda a, b: vllm.nvfp4_w4a16_moe_quant_config(*both(a, b, "alphas"), *both(a, b, "scale")),
-    ),
-    "nvfp4_w4a16-halves": (
-        lambda coder, shape, halves: coder.nvfp4(shape, halves),
-        lambda a, b: vllm.nvfp4_w4a16_moe_quant_config(*both(a, b, "alphas"), *both(a, b, "scale")),
-    ),
-}
+from support.formats import (  # noqa: E402
+    EXPERTS,
+    FORMATS,
+    SIZES,
+    TOKENS,
+    TOP_K,
+    Case,
+    both,
+    make_case,
+)
+from support.problems import FLOAT32_BAR, HALF_BAR, worst_error  # noqa: E402
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -391,3 +247,30 @@ def test_refusals_name_the_argument():
     assert "w1_scale: weights of int4 need scales" in refusal(
         ConclaveValueError, group, w1_scale=lambda s: None
     )
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_layer_of_a_configuration_runs_it(name):
+    """`FusedMoE` has parameters for the codes; scales are those of the configuration."""
+    case = make_case(name, 96, 64)
+    layer = vllm.FusedMoE(
+        EXPERTS,
+        TOP_K,
+        96,
+        64,
+        params_dtype=torch.float32,
+        quant_config=case.config,
+        custom_routing_function=lambda **_: (case.topk_weights, case.topk_ids),
+    )
+    if name == "gptq_marlin-8-channel":  # nothing says that these bytes are unsigned
+        with pytest.raises(ConclaveTypeError, match=r"expected torch\.int8"):
+            layer.weight_loader(layer.w2_weight, case.w2.codes[0], "w2_weight", "w2", 0)
+        layer.w13_weight = torch.nn.Parameter(case.w1.codes, requires_grad=False)
+        layer.w2_weight = torch.nn.Parameter(case.w2.codes, requires_grad=False)
+    else:
+        for expert in range(EXPERTS):
+            for shard, part in zip(("w1", "w3"), case.w1.codes[expert].chunk(2), strict=True):
+                layer.weight_loader(layer.w13_weight, part, "w13_weight", shard, expert)
+            layer.weight_loader(layer.w2_weight, case.w2.codes[expert], "w2_weight", "w2", expert)
+    out = layer(case.hidden, torch.zeros(TOKENS, EXPERTS))
+    assert torch.equal(out, case.run())

@@ -1,7 +1,7 @@
 """vLLM's builders of `FusedMoEQuantConfig`, one for each scheme.
 
-Run today: unquantised and biased, fp8_w8a8, fp8_w8a16. The others make the object, whose
-`unsupported_reason` says why it does not run.
+What they make runs; where a scheme quantises rows in a way that no layer does, rows stay as they
+are (`rows_stay_plain`).
 """
 
 from __future__ import annotations

@@ -152,7 +152,8 @@ def _tensor_of(source: Any, param: torch.nn.Parameter) -> torch.Tensor:
         source = source.view(fp8)
     if param.dtype == torch.uint8 and source.element_size() == 1:
         source = source.view(torch.uint8)  # bits, whatever they are called
-    if not param.dtype.is_floating_point and source.dtype.is_floating_point:
+    unsigned = param.dtype == torch.int8 and source.dtype == torch.uint8
+    if unsigned or (not param.dtype.is_floating_point and source.dtype.is_floating_point):
         raise ConclaveTypeError(f"loaded_weight: expected {param.dtype}, found {source.dtype}")
     return source.detach()
 
