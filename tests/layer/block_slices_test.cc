@@ -2,6 +2,7 @@
 #include "experts/slab_layout.h"
 #include "layer/quant_scales.h"
 #include "layer/weight_block.h"
+#include "quant/activation_rows.h"
 #include "quant/weight_format.h"
 #include "support/layer_fixture.h"
 
@@ -133,6 +134,17 @@ std::vector<Case> cases() {
     add("OddBlocks", 77, 7, 48, ActivationScale::kGroup);
     add("Groups", 91, 1, 32, ActivationScale::kNone);
     const QuantSpec groups{.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = 32};
+    if (quant::takes_int8_rows(format.element)) {
+      QuantSpec int8_rows = groups;
+      int8_rows.activations = ActivationScale::kGroup;
+      int8_rows.activation_group = 32;
+      int8_rows.activation_dtype = DType::kI8;
+      add_form("GroupsInt8Rows", 91, int8_rows);
+      add_form("BlocksInt8Rows", 301,
+               {.weights = WeightScale::kBlock,
+                .activations = ActivationScale::kToken,
+                .activation_dtype = DType::kI8});
+    }
     QuantSpec zeros = groups;
     zeros.zeros = WeightZero::kPoint;
     add_form("GroupsWithZeros", 91, zeros);
