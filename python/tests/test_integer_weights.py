@@ -6,7 +6,7 @@ import numpy
 import pytest
 
 import conclave
-from conclave.errors import ConclaveUnsupportedError, Error
+from conclave.errors import ConclaveUnsupportedError, ConclaveValueError, Error
 from support.problems import FLOAT32_BAR, HALF_BAR, expected_output, make_problem, silu, worst_error
 
 GROUP32 = conclave.QuantSpec(weights="block", block_rows=1, block_cols=32)
@@ -54,20 +54,20 @@ def expected_of(problem, exact):
     )
 
 
-def int8_rows(rows):
-    """What products see of rows [n, cols]."""
-    rows = rows.astype("float32")
-    steps = numpy.abs(rows).max(axis=1, keepdims=True) / numpy.float32(127)
-    return numpy.rint(rows / steps).astype("float64") * steps
+def int8_rows(rows, group=None):
+    """What products see of rows [n, cols], coded in groups of columns."""
+    parts = rows.astype("float32").reshape(len(rows), -1, group or rows.shape[1])
+    steps = numpy.abs(parts).max(axis=2, keepdims=True) / numpy.float32(127)
+    return (numpy.rint(parts / steps).astype("float64") * steps).reshape(rows.shape)
 
 
-def expected_of_int8_rows(problem, exact):
-    hidden = int8_rows(problem.hidden)
+def expected_of_int8_rows(problem, exact, group=None):
+    hidden = int8_rows(problem.hidden, group)
     total = numpy.zeros_like(hidden)
     for expert in range(len(exact["down"])):
         tokens, slots = numpy.nonzero(problem.topk_ids == expert)
         gate, up = numpy.split(hidden[tokens] @ exact["gate_up"][expert].T, 2, axis=1)
-        rows = int8_rows(silu(gate, up)) @ exact["down"][expert].T
+        rows = int8_rows(silu(gate, up), group) @ exact["down"][expert].T
         numpy.add.at(total, tokens, problem.topk_weights[tokens, slots, None] * rows)
     return total
 
@@ -97,6 +97,24 @@ def test_int4_matches_float64(problem, pack):
     assert (layer.spec.hidden_size, layer.spec.intermediate_size) == (96, 64)
     out = layer(problem.hidden, **problem.routing)
     assert worst_error(out, expected_of(problem, exact)) <= FLOAT32_BAR
+
+
+def test_int8_rows_on_request_match_float64(problem):
+    weights, exact = int4_arrays(problem)
+    spec = int4_spec(problem).with_int8_rows()
+    layer = conclave.Layer.from_tensors(spec, **weights)
+    assert layer.spec.quant.activation_dtype == "int8"
+    assert layer.spec.quant.activation_group == 32
+    out = layer(problem.hidden, **problem.routing)
+    assert worst_error(out, expected_of_int8_rows(problem, exact, 32)) <= HALF_BAR
+    assert worst_error(out, expected_of(problem, exact)) > HALF_BAR, "rows are coded"
+    with pytest.raises(ConclaveValueError, match="already"):
+        spec.with_int8_rows()
+    float8 = conclave.MoeSpec(
+        top_k=3, weight_dtype="float8_e4m3fn", quant=conclave.QuantSpec(weights="channel")
+    )
+    with pytest.raises(Error, match="activation_dtype"):
+        conclave.Layer.from_tensors(float8.with_int8_rows(), **weights)
 
 
 def test_int4_layouts_give_the_same_bits(problem, torch):

@@ -17,20 +17,25 @@
 namespace conclave {
 namespace {
 
-constexpr cpu::Isa kIsas[] = {cpu::Isa::kScalar, cpu::Isa::kAvx2, cpu::Isa::kAvx512,
-                              cpu::Isa::kAvx512Bf16, cpu::Isa::kAmx};
+constexpr cpu::Isa kIsas[] = {cpu::Isa::kScalar,     cpu::Isa::kAvx2,       cpu::Isa::kAvx512,
+                              cpu::Isa::kAvx512Vnni, cpu::Isa::kAvx512Bf16, cpu::Isa::kAmx};
 
 TEST(KernelCatalog, EveryRow_IsChosenForSomeProblem) {
   std::set<std::string_view> chosen;
   for (const cpu::Isa isa : kIsas) {
-    for (const auto arithmetic :
-         {cpu::Arithmetic::kF32Fma, cpu::Arithmetic::kDpBf16, cpu::Arithmetic::kAmxBf16}) {
-      for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    for (const auto arithmetic : {cpu::Arithmetic::kF32Fma, cpu::Arithmetic::kDpBf16,
+                                  cpu::Arithmetic::kAmxBf16, cpu::Arithmetic::kInt8Dot}) {
+      for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kI8}) {
+        QuantSpec quant;
+        if (dtype == DType::kI8) {
+          quant = {.weights = WeightScale::kChannel, .activations = ActivationScale::kToken};
+        }
         for (const auto& row : experts::kernel_catalog(DeviceKind::kCpu).rows()) {
           if (!row.supports({.num_local_experts = 4,
                              .hidden_size = 64,
                              .intermediate_size = 32,
                              .weight_dtype = dtype,
+                             .quant = quant,
                              .target = experts::CpuTarget{.isa = isa, .arithmetic = arithmetic}})) {
             continue;
           }

@@ -1,5 +1,6 @@
 // Tensor-parallel slices that begin and end inside blocks of scales and groups of columns.
 #include "experts/slab_layout.h"
+#include "quant/activation_rows.h"
 #include "quant/code_meaning.h"
 #include "quant/weight_block.h"
 #include "quant/weight_format.h"
@@ -135,6 +136,17 @@ std::vector<Case> cases() {
     add("OddBlocks", 77, 7, 48, ActivationScale::kGroup);
     add("Groups", 91, 1, 32, ActivationScale::kNone);
     const QuantSpec groups{.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = 32};
+    if (quant::takes_int8_rows(format.element)) {
+      QuantSpec int8_rows = groups;
+      int8_rows.activations = ActivationScale::kGroup;
+      int8_rows.activation_group = 32;
+      int8_rows.activation_dtype = DType::kI8;
+      add_form("GroupsInt8Rows", 91, int8_rows);
+      add_form("BlocksInt8Rows", 301,
+               {.weights = WeightScale::kBlock,
+                .activations = ActivationScale::kToken,
+                .activation_dtype = DType::kI8});
+    }
     QuantSpec zeros = groups;
     zeros.zeros = WeightZero::kPoint;
     add_form("GroupsWithZeros", 91, zeros);

@@ -124,6 +124,11 @@ std::vector<Form> all_forms() {
   for (const auto& q : quantised) {
     forms.push_back({std::string("e4m3_") + q.name, e4m3(q.weights, q.activations)});
   }
+  for (const DType dtype : {DType::kI8, DType::kI4, DType::kF4}) {
+    MoeSpec whole = e4m3(kChannel, kPlain);
+    whole.weight_dtype = dtype;
+    forms.push_back({"int8_rows_" + std::string(to_string(dtype)), with_int8_rows(whole)});
+  }
   MoeSpec biased = e4m3(kTensor, kTensorStatic);
   biased.has_bias = true;
   biased.shared.weight_dtype = DType::kBF16;
