@@ -31,6 +31,16 @@ std::string roff(std::string_view text) {
   return result;
 }
 
+// Lines may break behind each of the words that a value is one of.
+std::string breakable(const std::string& words) {
+  std::string result;
+  for (const char c : words) {
+    result += c;
+    if (c == '|') result += "\\:";
+  }
+  return result;
+}
+
 std::string sentence(const std::string& text) {
   return roff(text) + (text.ends_with('.') || text.empty() ? "" : ".");
 }
@@ -41,7 +51,7 @@ std::string option_entry(const OptionOutline& option) {
     flags += (flags.empty() ? "" : ", ") + fmt::format("\\fB{}\\fR", roff(flag));
   }
   if (option.positional()) flags = fmt::format("\\fI{}\\fR", roff(option.name));
-  if (!option.value.empty()) flags += fmt::format(" \\fI{}\\fR", roff(option.value));
+  if (!option.value.empty()) flags += fmt::format(" \\fI{}\\fR", breakable(roff(option.value)));
   std::string text = fmt::format(".TP\n{}\n{}\n", flags, sentence(option.help));
   if (!option.default_value.empty()) {
     text += fmt::format("Default: {}.\n", roff(option.default_value));

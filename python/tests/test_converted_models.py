@@ -1,0 +1,266 @@
+"""Converted models in other software: transformers generates the same tokens with and without the
+library, gguf-py reads the blocks, and GPTQModel, where it is installed, the words."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import numpy
+import pytest
+
+import conclave
+from support import safetensors
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+transformers = pytest.importorskip("transformers", "5.0", reason="transformers 5 is not installed")
+gguf = pytest.importorskip("gguf", reason="gguf is not installed")
+
+import conclave.transformers  # noqa: E402
+
+NEW_TOKENS = 16
+PROMPT = [[3, 17, 42, 5, 29, 11, 60, 8]]
+HIDDEN, HEADS, HEAD_DIM, VOCAB, LAYERS = 64, 4, 16, 64, 2
+
+
+def convert(source: pathlib.Path, out: pathlib.Path, form: str) -> pathlib.Path:
+    command = [sys.executable, "-m", "conclave", "convert", str(source), str(out)]
+    subprocess.run([*command, "--format", form, "--tokens", "4"], check=True, capture_output=True)
+    return out
+
+
+def generate(model: Any) -> list[int]:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        out = model.generate(
+            torch.tensor(PROMPT), max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0
+        )
+    return out[0].tolist()
+
+
+def check_tokens(load: Any) -> None:
+    """Plain, with the experts backend, and with whole blocks replaced."""
+    expected = generate(load())
+    assert len(expected) == len(PROMPT[0]) + NEW_TOKENS
+    assert len(set(expected[len(PROMPT[0]) :])) > 1, "a constant model would tell nothing"
+    backend = load()
+    conclave.transformers.set_implementation(backend)
+    assert generate(backend) == expected
+    report = conclave.transformers.backend_report(backend)
+    assert len(report.ours) == LAYERS, report
+    patched = load()
+    replaced = conclave.transformers.patch(patched)
+    assert len(replaced.replaced) == LAYERS, replaced
+    assert generate(patched) == expected
+
+
+def save_gpt_oss(directory: pathlib.Path) -> pathlib.Path:
+    config = transformers.GptOssConfig(
+        hidden_size=HIDDEN,
+        intermediate_size=96,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=2,
+        head_dim=HEAD_DIM,
+        vocab_size=VOCAB,
+        max_position_embeddings=256,
+        layer_types=["full_attention"] * LAYERS,
+        eos_token_id=None,
+        initializer_range=0.3,
+    )
+    torch.manual_seed(5)
+    model = transformers.GptOssForCausalLM(config).to(torch.bfloat16)
+    model.save_pretrained(directory)
+    return directory
+
+
+def test_gpt_oss_stacks_generate_the_same_tokens(tmp_path: pathlib.Path) -> None:
+    source = save_gpt_oss(tmp_path / "bf16")
+    out = convert(source, tmp_path / "mxfp4", "gpt-oss-mxfp4")
+    names = set(safetensors.read(out / "model.safetensors"))
+    assert "model.layers.1.mlp.experts.gate_up_proj_blocks" in names
+    assert "model.layers.1.mlp.experts.gate_up_proj_bias" in names
+
+    def load() -> Any:
+        return transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+
+    # What transformers decodes is what the format's definition says of the file.
+    stack = load().model.layers[1].mlp.experts.down_proj.detach().numpy()
+    decoded = decode_mxfp4(out, "model.layers.1.mlp.experts.down_proj")
+    numpy.testing.assert_array_equal(stack, decoded.transpose(0, 2, 1))
+    check_tokens(load)
+
+
+def decode_mxfp4(model: pathlib.Path, name: str) -> Any:
+    """[experts, rows, columns] of blocks of 32 codes, two a byte, the lower half first."""
+    tensors = safetensors.read(model / "model.safetensors")
+    blocks, scales = tensors[f"{name}_blocks"], tensors[f"{name}_scales"]
+    codes = numpy.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*blocks.shape[:-1], 32)
+    table = numpy.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], numpy.float32)
+    values = numpy.concatenate([table, -table])[codes]
+    values *= numpy.exp2(scales.astype(numpy.float32) - 127)[..., None]
+    return values.reshape(*blocks.shape[:2], -1)
+
+
+def write_qwen3_moe(path: pathlib.Path) -> None:
+    """A whole model; transformers takes the experts' width from its own default, 768."""
+    experts, inner = 4, 768
+    rng = numpy.random.default_rng(20261123)
+    writer = gguf.GGUFWriter(path, "qwen3moe")
+    writer.add_block_count(LAYERS)
+    writer.add_context_length(256)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(128)
+    writer.add_expert_feed_forward_length(inner)
+    writer.add_expert_count(experts)
+    writer.add_expert_used_count(2)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(2)
+    writer.add_key_length(HEAD_DIM)
+    writer.add_value_length(HEAD_DIM)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(VOCAB)
+
+    def add(name: str, *shape: int, spread: float = 0.2) -> None:
+        values = spread * rng.standard_normal(shape)
+        writer.add_tensor(name, values.astype(numpy.float32))
+
+    def ones(name: str, size: int) -> None:
+        writer.add_tensor(name, numpy.ones(size, numpy.float32))
+
+    add("token_embd.weight", VOCAB, HIDDEN, spread=1.0)
+    add("output.weight", VOCAB, HIDDEN)
+    ones("output_norm.weight", HIDDEN)
+    for layer in range(LAYERS):
+        start = f"blk.{layer}."
+        for name, rows, cols in (
+            ("attn_q", HEADS * HEAD_DIM, HIDDEN),
+            ("attn_k", 2 * HEAD_DIM, HIDDEN),
+            ("attn_v", 2 * HEAD_DIM, HIDDEN),
+            ("attn_output", HIDDEN, HEADS * HEAD_DIM),
+            ("ffn_gate_inp", experts, HIDDEN),
+        ):
+            add(f"{start}{name}.weight", rows, cols)
+        for name, size in (
+            ("attn_norm", HIDDEN),
+            ("ffn_norm", HIDDEN),
+            ("attn_q_norm", HEAD_DIM),
+            ("attn_k_norm", HEAD_DIM),
+        ):
+            ones(f"{start}{name}.weight", size)
+        add(f"{start}ffn_gate_exps.weight", experts, inner, HIDDEN)
+        add(f"{start}ffn_up_exps.weight", experts, inner, HIDDEN)
+        add(f"{start}ffn_down_exps.weight", experts, HIDDEN, inner)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def tensors_of(path: pathlib.Path) -> dict[str, Any]:
+    return {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+
+
+@pytest.fixture(scope="module")
+def qwen3_moe(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("gguf") / "model.gguf"
+    write_qwen3_moe(path)
+    return path
+
+
+@pytest.mark.parametrize("form", ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "mxfp4"])
+def test_gguf_files_have_the_bytes_of_gguf_py(
+    qwen3_moe: pathlib.Path, tmp_path: pathlib.Path, form: str
+) -> None:
+    before = tensors_of(qwen3_moe)
+    after = tensors_of(convert(qwen3_moe, tmp_path / form, form) / "model.gguf")
+    assert list(after) == list(before)
+    kind = gguf.GGMLQuantizationType[form.upper()]
+    for name, tensor in before.items():
+        if "_exps" not in name:
+            assert after[name].tensor_type == tensor.tensor_type
+            numpy.testing.assert_array_equal(after[name].data, tensor.data)
+            continue
+        assert after[name].tensor_type == kind
+        expected = gguf.quants.quantize(tensor.data, kind)
+        numpy.testing.assert_array_equal(after[name].data.reshape(-1), expected.reshape(-1))
+
+
+@pytest.mark.parametrize("form", ["q8_0", "q4_0"])
+def test_gguf_files_generate_the_same_tokens(
+    qwen3_moe: pathlib.Path, tmp_path: pathlib.Path, form: str
+) -> None:
+    out = convert(qwen3_moe, tmp_path / form, form)
+
+    def load() -> Any:
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            out, gguf_file="model.gguf", dtype=torch.float32
+        )
+
+    check_tokens(load)
+
+
+@pytest.mark.parametrize(
+    "form", ["gptq-int4:group=32", "gptq-int4:group=32,asym", "gptq-int8:group=32"]
+)
+def test_gptq_words_are_those_of_their_package(tmp_path: pathlib.Path, form: str) -> None:
+    """Decoded by numpy from the format's definition, and by GPTQModel if it is there."""
+    source = tmp_path / "model"
+    sizes = ["-E", "2", "-k", "1", "-H", "128", "-I", "64", "--model-type", "mixtral"]
+    command = [sys.executable, "-m", "conclave", "synth", *sizes, str(source)]
+    subprocess.run(command, check=True, capture_output=True)
+    bits = 8 if "int8" in form else 4
+    out = convert(source, tmp_path / "gptq", form)
+    tensors = safetensors.read(out / "model.safetensors")
+    values = safetensors.read(next(source.glob("*.safetensors")))
+    name = "model.layers.0.block_sparse_moe.experts.1.w1"
+    decoded = decode_gptq(tensors, name, bits)
+    wanted = numpy.asarray(values[f"{name}.weight"], numpy.float32)
+    assert decoded.shape == wanted.shape
+    steps = tensors[f"{name}.scales"].astype(numpy.float32)[tensors[f"{name}.g_idx"]].T
+    # Half a step of rounding, and as much for a zero point that is rounded too. A scale of float16
+    # is off by 2^-11, so that the largest code is by at most 127 of that.
+    limit = ((1 if "asym" in form else 0.5) + 127 * 2.0**-11) * steps
+    assert (numpy.abs(decoded - wanted) <= limit).all()
+    pytest.importorskip("gptqmodel", reason="GPTQModel is not installed")
+    numpy.testing.assert_array_equal(decoded, decode_by_gptqmodel(tensors, name, bits))
+
+
+def decode_gptq(tensors: dict[str, Any], name: str, bits: int) -> Any:
+    mask, shifts = 2**bits - 1, numpy.arange(0, 32, bits, dtype=numpy.uint32)
+    words = tensors[f"{name}.qweight"].view(numpy.uint32)
+    codes = (words[:, None, :] >> shifts[None, :, None] & mask).reshape(-1, words.shape[1])
+    zeros = tensors[f"{name}.qzeros"].view(numpy.uint32)
+    zeros = (zeros[:, :, None] >> shifts & mask).reshape(len(zeros), -1) + 1 & mask
+    groups = tensors[f"{name}.g_idx"]
+    scales = tensors[f"{name}.scales"].astype(numpy.float32)
+    numbers = codes.astype(numpy.int64) - zeros.astype(numpy.int64)[groups]
+    return (numbers.astype(numpy.float32) * scales[groups]).T
+
+
+def decode_by_gptqmodel(tensors: dict[str, Any], name: str, bits: int) -> Any:
+    from gptqmodel.nn_modules.qlinear.torch import TorchLinear
+    from gptqmodel.quantization import FORMAT
+    from gptqmodel.utils.model import convert_gptq_v1_to_v2_format_module
+
+    columns, rows = len(tensors[f"{name}.g_idx"]), tensors[f"{name}.scales"].shape[1]
+    layer = TorchLinear(
+        bits=bits,
+        group_size=32,
+        sym=False,
+        desc_act=False,
+        in_features=columns,
+        out_features=rows,
+        bias=False,
+        format=FORMAT.GPTQ_V2,
+    )
+    for part in ("qweight", "qzeros", "scales", "g_idx"):
+        tensor = torch.from_numpy(tensors[f"{name}.{part}"].copy())
+        layer.register_buffer(part, tensor.to(torch.float32) if part == "scales" else tensor)
+    convert_gptq_v1_to_v2_format_module(layer, bits, torch.int32)
+    return layer.dequantize_weight().T.numpy()
