@@ -87,9 +87,7 @@ bool same_rows(std::span<const MatrixMeaning> meanings, DType element) {
 
 CommonForm common_form(std::span<const MatrixMeaning> meanings) {
   const MatrixMeaning& first = meanings.front();
-  if (std::ranges::all_of(meanings, [&](const MatrixMeaning& other) { return other == first; })) {
-    return {.meaning = first};
-  }
+  if (meanings.size() == 1) return {.meaning = first};
   const bool any_rows = std::ranges::any_of(meanings, has_rows);
   const bool any_values = std::ranges::any_of(
       meanings, [](const MatrixMeaning& meaning) { return is_plain(meaning.element); });

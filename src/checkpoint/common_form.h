@@ -22,8 +22,8 @@ struct CommonForm {
   bool keeps_rows = true;  // false: some file asks for rows that become codes, and these do not
 };
 
-// For one or more meanings. With several, scales and offsets are float32 numbers, the global
-// scale and zero points being a part of them, which is how layers take them.
+// For one or more meanings. With several, be they equal, scales and offsets are float32 numbers,
+// the global scale and zero points being a part of them, which is how layers take them.
 CommonForm common_form(std::span<const MatrixMeaning> meanings);
 
 }  // namespace conclave::inline v0::checkpoint

@@ -114,6 +114,11 @@ const std::vector<Expected> kCheckpoints = {
     coded("mixtral-compressed-int4-asymmetric-group8", DType::kI4, grouped(8, kPoint)),
     coded("mixtral-compressed-int4-order", DType::kI4, in_order(grouped(16))),
     coded("mixtral-compressed-int8-asymmetric", DType::kI8, by_row(kPoint)),
+    {"mixtral-compressed-int8-rows32",
+     {.weights = kChannel, .activations = kGroup, .activation_group = 32},
+     "per_expert",
+     {},
+     DType::kI8},
     {"mixtral-compressed-int8-token",
      {.weights = kChannel, .activations = kToken},
      "per_expert",
@@ -158,6 +163,13 @@ const std::vector<Expected> kCheckpoints = {
     coded("qwen3_moe-bnb-nf4-straddling", DType::kNF4, grouped(8)),
     {"qwen3_moe-compressed-block", {.weights = kBlock, .activations = kGroup}, "per_expert"},
     in_squares("qwen3_moe-compressed-block64", 64),
+    {"qwen3_moe-compressed-block64-rows",
+     {.weights = kBlock,
+      .block_rows = 64,
+      .block_cols = 64,
+      .activations = kGroup,
+      .activation_group = 64},
+     "per_expert"},
     coded("qwen3_moe-compressed-int4-asymmetric", DType::kI4, grouped(32, kPoint)),
     {"qwen3_moe-compressed-int4-group128",
      {.weights = kBlock, .block_rows = 1},
@@ -195,6 +207,7 @@ const std::vector<Expected> kCheckpoints = {
     mlx("qwen3_moe-mlx-3bit", DType::kI4, 64),
     mlx("qwen3_moe-mlx-4bit", DType::kI4, 64),
     mlx("qwen3_moe-mlx-4bit-router8", DType::kI4, 32),
+    mlx("qwen3_moe-mlx-5bit", DType::kI8, 32),
     mlx("qwen3_moe-mlx-6bit-router", DType::kI8, 32),
     mlx("qwen3_moe-mlx-8bit", DType::kI8, 64),
     coded("qwen3_moe-modelopt-awq", DType::kI4, with_factors(grouped(32))),
@@ -250,6 +263,7 @@ TEST_P(Quantised, Spec_IsAsTheConfigurationSays) {
       << "codes count, not the words that hold them";
   EXPECT_EQ(spec.quant.weights, wanted.weights);
   EXPECT_EQ(spec.quant.activations, wanted.activations);
+  EXPECT_EQ(spec.quant.activation_group, wanted.activation_group);
   EXPECT_EQ(spec.quant.block_rows, wanted.block_rows);
   EXPECT_EQ(spec.quant.block_cols, wanted.block_cols);
   EXPECT_EQ(spec.quant.power_of_two_scales, wanted.power_of_two_scales);

@@ -50,7 +50,7 @@ def quantised_rows(x: np.ndarray, rows: dict) -> np.ndarray:
     x = x.astype(F32)
     seen = np.empty(x.shape)
     largest, nearest = (127, nearest_int8) if rows.get("codes") == "int8" else (448, nearest_e4m3)
-    width = 128 if rows["form"] == "group" else x.shape[1]
+    width = rows.get("width", 128) if rows["form"] == "group" else x.shape[1]
     for begin in range(0, x.shape[1], width):
         part = x[:, begin : begin + width]
         if rows["form"] == "static":

@@ -126,6 +126,10 @@ class QwenBlock64(QwenBlockGroup):
     activations, block, rows = None, (64, 64), {"form": "none"}
 
 
+class QwenBlock64Rows(QwenBlock64):
+    activations, rows = {"dynamic": True, "strategy": "group", "group_size": 64}, {"form": "group", "width": 64}
+
+
 class MixtralBlock32(MixtralChannel):
     strategy, activations = "block", None
     block, rows = (32, 32), {"form": "none"}
@@ -212,6 +216,11 @@ class MixtralInt8Token(Integers):
         return mixtral(type(self))
 
 
+class MixtralInt8Rows32(MixtralInt8Token):
+    activations = {"dynamic": True, "strategy": "group", "group_size": 32}
+    rows = {"form": "group", "codes": "int8", "width": 32}
+
+
 class QwenInt4(Integers):
     """Groups of 32 columns in words."""
 
@@ -247,6 +256,8 @@ CASES = {
     "mixtral-compressed-block32": MixtralBlock32,
     "qwen3_moe-compressed-weight-only": QwenChannelWeightOnly,
     "mixtral-compressed-int8-token": MixtralInt8Token,
+    "mixtral-compressed-int8-rows32": MixtralInt8Rows32,
+    "qwen3_moe-compressed-block64-rows": QwenBlock64Rows,
     "qwen2_moe-compressed-int4-shared-bf16": QwenInt4SharedPlain,
     "qwen3_moe-compressed-int4-group128": QwenInt4Group128,
     "qwen3_moe-compressed-int4-group32": QwenInt4,

@@ -107,6 +107,11 @@ class Mlx6(Mlx):
     bits, group, router_bits = 6, 32, 6
 
 
+class Mlx5(Mlx):
+    hidden, inner = 64, 96
+    bits, group = 5, 32
+
+
 class Mlx4Group32(Mlx):
     """float16, and a router of more bits than the experts."""
 
@@ -126,6 +131,7 @@ class Mlx2(Mlx):
 CASES = {
     "qwen3_moe-mlx-8bit": Mlx8,
     "qwen3_moe-mlx-6bit-router": Mlx6,
+    "qwen3_moe-mlx-5bit": Mlx5,
     "qwen3_moe-mlx-4bit": Mlx,
     "qwen3_moe-mlx-4bit-router8": Mlx4Group32,
     "qwen3_moe-mlx-3bit": Mlx3,

@@ -15,8 +15,6 @@
 namespace conclave::inline v0::checkpoint {
 namespace {
 
-constexpr int64_t kGroupColumns = 128;
-
 using Storage = CompressedStorage;
 
 // The type of the codes that a scheme names by their bits and kind.
@@ -92,27 +90,27 @@ void read_activations(const io::JsonValue& scheme, DType weights, QuantSpec& spe
   } else if (dynamic && (strategy == "token" || strategy == "tensor")) {
     spec.activations = ActivationScale::kToken;
   } else if (dynamic && (strategy == "group" || strategy == "tensor_group")) {
-    const int64_t size = scheme.at("group_size").as_int64();
-    if (size != kGroupColumns) {
-      throw NotRead{
-          fmt::format("activations in groups of {} columns; this version has groups of "
-                      "{}",
-                      size, kGroupColumns)};
-    }
     spec.activations = ActivationScale::kGroup;
+    spec.activation_group = block_size(scheme.at("group_size"));
   } else {
     throw NotRead{fmt::format("{} activations of the strategy {}", dynamic ? "dynamic" : "static",
                               io::show_name(strategy))};
   }
 }
 
+// Scales of rows that are powers of two or e4m3 themselves.
+bool has_small_scales(const io::JsonValue& scheme) {
+  const std::string type = text_of(scheme, "scale_dtype", "");
+  return type.find("uint8") != std::string::npos || type.find("float8") != std::string::npos;
+}
+
 // Rows of fewer bits than any format of rows has stay as they are beside such weights, and so do
-// rows whose scales follow those of the weights.
+// rows whose scales are of another type than layers make.
 void read_rows(const io::JsonValue& scheme, QuantizedWeights& weights) {
   const bool floats = text_of(scheme, "type", "int") == "float";
-  const auto group = scheme.find_set("group_size");
-  const bool narrow = group && group->as_int64() < kGroupColumns && floats;
-  if (narrow && text_of(scheme, "strategy", "tensor") != "token") {
+  const auto bits = scheme.find_set("num_bits");
+  const bool other = floats && ((bits && bits->as_int64() < 8) || has_small_scales(scheme));
+  if (other && text_of(scheme, "strategy", "tensor") != "token") {
     weights.note = kPlainRows;
     return;
   }

@@ -11,7 +11,6 @@ namespace conclave::inline v0::checkpoint {
 namespace {
 
 constexpr int64_t kMaxBlock = int64_t{1} << 20;
-constexpr int64_t kGroupColumns = 128;
 
 }  // namespace
 
@@ -81,10 +80,7 @@ void set_dynamic_rows(QuantSpec& spec) {
     spec.activations = ActivationScale::kToken;
     return;
   }
-  if (spec.block_cols != kGroupColumns) {
-    throw NotRead{fmt::format("activations in groups of {} columns; this version has groups of {}",
-                              spec.block_cols, kGroupColumns)};
-  }
+  spec.activation_group = spec.block_cols;
   spec.activations = ActivationScale::kGroup;
 }
 
