@@ -122,13 +122,14 @@ Support avx512_bf16_supports(const ExpertsProblem& problem) {
   if (Support weights = needs_weights_for_pairs(problem); !weights) return weights;
   return needs_arithmetic(problem, cpu::Arithmetic::kDpBf16, cpu::Isa::kAvx512Bf16);
 }
+// Decoding leaves no time to wait for codes, so that they are fetched on any CPU.
 std::unique_ptr<ExpertsKernel> make_avx512_bf16(const ExpertsProblem& problem) {
   return make_expert_mlp(
       problem, {.functions = mlp_functions_avx512_bf16(problem.weight_dtype, problem.activation),
                 .row_dtype = DType::kBF16,
                 .tiling = {.tile = 6},
                 .tile = "6x64",
-                .fetch_above_rows = fetch_above(6)});
+                .fetch_above_rows = is_plain(problem.weight_dtype) ? fetch_above(6) : 0});
 }
 
 // Plain parts beside such experts are computed in float32.

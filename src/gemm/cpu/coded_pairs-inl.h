@@ -206,6 +206,16 @@ struct StoredPairs {
   static CONCLAVE_KERNEL_INLINE int64_t end(const Piece& piece) { return piece.end_pair(); }
 };
 
+// Fetches scales, and offsets, that the panel needs when it gets as far as its codes are fetched.
+CONCLAVE_KERNEL_INLINE void fetch_scales(const PanelTask& task, const Piece& piece) {
+  const int64_t at = scale_index(task, piece.begin) * 4 + kFetchAheadBytes / 2;
+  for (int64_t line = 0; line < 256; line += 64) {
+    prefetch_line(reinterpret_cast<const std::byte*>(task.scales) + at + line);
+    if (task.offsets == nullptr) continue;
+    prefetch_line(reinterpret_cast<const std::byte*>(task.offsets) + at + line);
+  }
+}
+
 // Decodes the next pieces, up to the `pairs` of a strip, for the first rows of a task. With
 // kKeep, the strip takes them for the others.
 template <class Format, int kRows, bool kKeep>
@@ -222,6 +232,7 @@ void decode_and_add(const PanelTask& task, const Bf16Rows<kRows>& rows, Pieces& 
     const int64_t room = kByStrips ? 2 * (pieces.k() / 2 + PairStrip<Format>::kPairs - at) : task.k;
     const Piece piece = pieces.take(room);
     if constexpr (kKeep) strip->pieces[strip->num_pieces++] = piece;
+    fetch_scales(task, piece);
     const DecodedPairs<Format, kKeep> weights{
         decoder, task.panel, piece, ahead, kKeep ? strip : nullptr, at - piece.first_pair()};
     add_piece<kTerms>(task, piece, rows, weights, partial, total);
