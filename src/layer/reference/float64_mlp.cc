@@ -149,10 +149,10 @@ Float64Mlp read_mlp(const MoeSpec& spec, const WeightSource& source, WeightMlp p
   };
   quant::ActivationRule rule;
   if (quantised) rule = quant::activation_rule(dtype, spec.quant);
-  const auto factors = [&](WeightMatrix matrix) {
-    const WeightId id{part, matrix, WeightPlane::kColumnFactor};
+  const auto factors = [&](WeightMatrix name) {
+    const WeightId id{part, name, WeightPlane::kColumnFactor};
     const bool there = quantised && spec.quant.has_column_factors && source.describe(id).count > 0;
-    return read(matrix, WeightPlane::kColumnFactor, there);
+    return read(name, WeightPlane::kColumnFactor, there);
   };
   const bool is_static = rule.form == ActivationScale::kTensorStatic;
   const StaticScales steps = is_static ? load_static_scales(source, part) : StaticScales{};
