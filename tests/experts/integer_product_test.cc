@@ -253,7 +253,7 @@ TEST_P(IntegerProduct, CodedRows_HaveTheCodesOfTheRule) {
         std::memcpy(row.data(), values.data(), values.size() * sizeof(float));
         const auto* const in_place =
             static_cast<const float*>(static_cast<const void*>(row.data()));
-        rows.quantize(rule.static_scale, in_place, row.data());
+        rows.prepare(nullptr, rule.static_scale, in_place, row.data());
 
         SCOPED_TRACE(::testing::Message() << columns << " " << special);
         ASSERT_EQ(std::memcmp(row.data(), codes.data(), codes.size()), 0);
