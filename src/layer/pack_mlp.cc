@@ -3,8 +3,8 @@
 #include "core/weight_types.h"
 #include "cpu/parallel.h"
 #include "quant/code_meaning.h"
-#include "quant/weight_block.h"
 #include "quant/planes.h"
+#include "quant/weight_block.h"
 
 #include <algorithm>
 #include <array>

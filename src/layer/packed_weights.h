@@ -5,8 +5,8 @@
 #include "cpu/memory.h"
 #include "gemm/gate_product.h"
 #include "layer/plan.h"
-#include "quant/code_meaning.h"
 #include "layer/router_vectors.h"
+#include "quant/code_meaning.h"
 
 #include "conclave/context.h"
 #include "conclave/weights.h"
