@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 import numpy
 import pytest
 
+import conclave
+from conclave import _runtime
 from support.devices import DEVICES
 from support.problems import Problem, make_problem
 
@@ -46,6 +48,14 @@ def make() -> Callable[..., Problem]:
 @pytest.fixture(scope="session")
 def torch():
     return pytest.importorskip("torch", reason="torch is not installed")
+
+
+@pytest.fixture
+def float32_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers of codes keep rows in float32, as that bar asks: bf16 pairs need more than AVX-512."""
+    with contextlib.suppress(conclave.Error):
+        _runtime.context("cpu", "avx512")
+        monkeypatch.setenv("CONCLAVE_ISA", "avx512")
 
 
 @pytest.fixture(params=DEVICES)

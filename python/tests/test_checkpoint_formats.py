@@ -10,16 +10,15 @@ import numpy
 import pytest
 
 import conclave
-from conclave.errors import ConclaveCheckpointError
 from support import safetensors
 from support.problems import FLOAT32_BAR, HALF_BAR, expected_output, worst_error
+
+pytestmark = pytest.mark.usefixtures("float32_products")
 
 TESTDATA = pathlib.Path(__file__).parents[2] / "testdata"
 METHODS = sorted(path.parent.name for path in (TESTDATA / "quantised").glob("*/config.json"))
 GGUF = sorted(path.parent.name for path in (TESTDATA / "gguf").glob("*/reference.safetensors"))
 # ModelOpt's AWQ scales the columns of its inputs, which layers do not.
-REFUSED = [name for name in METHODS if "modelopt-awq" in name]
-RUN = [name for name in METHODS if name not in REFUSED]
 
 
 def bar_of(spec: conclave.MoeSpec) -> float:
@@ -45,10 +44,10 @@ def config_with_method(folder: pathlib.Path) -> str:
 
 
 def test_there_are_all_of_them():
-    assert len(METHODS) >= 79 and len(GGUF) >= 22 and len(REFUSED) == 2
+    assert len(METHODS) >= 87 and len(GGUF) >= 22
 
 
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize("name", METHODS)
 def test_a_method_matches_float64(name):
     folder = TESTDATA / "quantised" / name
     info = conclave.inspect(folder).layers[0]
@@ -62,7 +61,7 @@ def test_a_method_matches_float64(name):
     numpy.testing.assert_array_equal(layer(hidden[4:5], **one), out[4:5])
 
 
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize("name", METHODS)
 def test_a_feed_of_a_method_gives_the_same_bits(name, torch):
     """Tensors of torch, in a random order, with the types that they have in the file."""
     load_file = pytest.importorskip("safetensors.torch").load_file
@@ -83,7 +82,7 @@ def test_a_feed_of_a_method_gives_the_same_bits(name, torch):
     numpy.testing.assert_array_equal(fed(hidden, **routing), read(hidden, **routing))
 
 
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize("name", METHODS)
 def test_ranks_of_a_method_add_up(name):
     """Experts over two ranks, and slices of their columns where rows do not depend on slices."""
     folder = TESTDATA / "quantised" / name
@@ -100,16 +99,6 @@ def test_ranks_of_a_method_add_up(name):
             layer = conclave.Layer.from_checkpoint(folder, index, parallel=parallel)
             total += layer(hidden, **routing)
         assert worst_error(total, expected) <= bar_of(whole.spec), size
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_run_has_a_reason(name):
-    folder = TESTDATA / "quantised" / name
-    info = conclave.inspect(folder).layers[0]
-    assert not info.supported and info.reason
-    with pytest.raises(ConclaveCheckpointError, match="modelopt") as caught:
-        conclave.Layer.from_checkpoint(folder, info.index)
-    assert caught.value.name == "kUnsupportedQuantization"
 
 
 def first_part(name: str) -> pathlib.Path:

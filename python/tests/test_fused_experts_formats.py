@@ -28,6 +28,8 @@ from support.formats import (  # noqa: E402
 )
 from support.problems import FLOAT32_BAR, HALF_BAR, worst_error  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("float32_products")
+
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("name", FORMATS)

@@ -9,6 +9,8 @@ import conclave
 from conclave.errors import ConclaveUnsupportedError, ConclaveValueError, Error
 from support.problems import FLOAT32_BAR, HALF_BAR, expected_output, make_problem, silu, worst_error
 
+pytestmark = pytest.mark.usefixtures("float32_products")
+
 GROUP32 = conclave.QuantSpec(weights="block", block_rows=1, block_cols=32)
 
 

@@ -209,6 +209,7 @@ def test_shared_expert_is_added_or_apart(problem):
     assert worst_error(routed, problem.expected()) <= FLOAT32_BAR
 
 
+@pytest.mark.usefixtures("float32_products")
 def test_block_scaled_e4m3(torch):
     """Weight-only: w = code * scale of its block."""
     random = numpy.random.default_rng(2)

@@ -8,6 +8,8 @@ import pytest
 import conclave
 from support.problems import FLOAT32_BAR, expected_output, make_problem, worst_error
 
+pytestmark = pytest.mark.usefixtures("float32_products")
+
 E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
 BNB_FP4 = [0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4]
 TABLES = {

@@ -18,6 +18,8 @@ from support.devices import seeded  # noqa: E402
 from support.problems import FLOAT32_BAR, worst_error  # noqa: E402
 from support.vllm_reference import fp8_rows, worst_quantised_error  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("float32_products")
+
 E, K, T = 5, 2, 9
 
 

@@ -17,6 +17,8 @@ from support import remote_code as remote  # noqa: E402
 from support.coded import Coder  # noqa: E402
 from support.problems import FLOAT32_BAR, worst_error  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("float32_products")
+
 GROUP = 8
 AWQ_PLACES = (0, 2, 4, 6, 1, 3, 5, 7)  # of the codes in a word
 

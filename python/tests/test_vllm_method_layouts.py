@@ -19,6 +19,8 @@ from support.method_layers import (  # noqa: E402
 )
 from support.problems import FLOAT32_BAR, expected_output, worst_error  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("float32_products")
+
 # Layouts.
 
 

@@ -20,6 +20,8 @@ from support.method_layers import (  # noqa: E402
 )
 from support.problems import FLOAT32_BAR, worst_error  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("float32_products")
+
 
 @pytest.mark.parametrize("name", RUN)
 def test_a_checkpoint_loads_and_matches_float64(name):

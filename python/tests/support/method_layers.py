@@ -16,6 +16,8 @@ QUANTISED = pathlib.Path(__file__).parents[3] / "testdata" / "quantised"
 # Of families, methods and layouts that vLLM's FusedMoE has no parameters for.
 OTHERS = {
     "awq-gemv": "awq of version gemv",
+    "-mixed-": "config_groups: one group runs",
+    "modelopt-awq-rows": "W4A8_AWQ",
     "modelopt-awq": "W4A16_AWQ",
     "quark-int4": "quark's int4",
     "quark-uint4": "quark's uint4",
