@@ -472,3 +472,15 @@ def test_what_is_missing_or_of_another_kind_is_named(problem):
         conclave.Layer.from_tensors(None, **problem.weights)
     with pytest.raises(ConclaveTypeError, match="layer: expected a layer"):
         problem.layer().reload("nowhere")
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_interleaved_rows_come_apart_where_they_lie(transposed):
+    from conclave._shapes import separate_rows
+
+    rows = numpy.arange(2 * 6 * 5, dtype="float32").reshape(2, 6, 5)
+    stack = rows.swapaxes(1, 2) if transposed else rows
+    apart = separate_rows({"gate_up": stack}, "", transposed, True)
+    for name, first in (("gate", 0), ("up", 1)):
+        found = apart[name].swapaxes(1, 2) if transposed else apart[name]
+        numpy.testing.assert_array_equal(found, rows[:, first::2])
