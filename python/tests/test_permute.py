@@ -204,7 +204,7 @@ def test_bad_arguments_are_named():
         (
             ConclaveValueError,
             "n_local_expert",
-            lambda: conclave.moe_permute(hidden, None, ids, 8, 2),
+            lambda: conclave.moe_permute(hidden, None, ids, 8, 7),
         ),
         (
             ConclaveTypeError,

@@ -38,6 +38,12 @@ def test_masks_and_shared_experts():
     assert conclave.determine_expert_map(1, 0, 5, "anything", 2, True) == (5, None, None)
 
 
+def test_maps_without_a_mask_leave_shared_experts_out():
+    _, expert_map, mask = conclave.determine_expert_map(2, 1, 5, "round_robin", 2)
+    assert numpy.asarray(expert_map).tolist() == [-1, 0, -1, 1, -1]
+    assert mask is None
+
+
 def test_wrong_arguments():
     with pytest.raises(AssertionError, match="ep_size"):
         conclave.determine_expert_map(0, 0, 4)
