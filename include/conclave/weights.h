@@ -282,7 +282,7 @@ struct ExpertWeights {
   ConstTensorView down_column_order = {};            // [E, I]
   ConstTensorView shared_gate_up_column_order = {};  // [S, H] or [S, 2, H]
   ConstTensorView shared_down_column_order = {};     // [S, Is]
-  // What each column of the rows is multiplied by, in the shapes that orders have.
+  // Each column of the rows is multiplied by its factor; the shapes are those of orders.
   ConstTensorView gate_up_column_factor = {};
   ConstTensorView down_column_factor = {};
   ConstTensorView shared_gate_up_column_factor = {};

@@ -88,7 +88,7 @@ def test_gpt_oss_stacks_generate_the_same_tokens(tmp_path: pathlib.Path) -> None
     def load() -> Any:
         return transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
 
-    # What transformers decodes is what the format's definition says of the file.
+    # transformers decodes the file as the format's definition says.
     stack = load().model.layers[1].mlp.experts.down_proj.detach().numpy()
     decoded = decode_mxfp4(out, "model.layers.1.mlp.experts.down_proj")
     numpy.testing.assert_array_equal(stack, decoded.transpose(0, 2, 1))

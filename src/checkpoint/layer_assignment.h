@@ -36,7 +36,7 @@ class LayerAssignment {
   // Whether some tensor of the matrix, or of a plane of it, is there.
   bool has_any_of(WeightId matrix, int64_t expert) const;
   int64_t expert_tensors() const { return expert_tensors_; }
-  // What its tensor holds; nothing without one.
+  // Says what its tensor holds; nothing without one.
   std::optional<DType> type_of(WeightId matrix, int64_t expert) const;
   // "NAME [rows, cols]" of the tensor that would hold the matrix.
   std::string expected_name(WeightId matrix, int64_t expert) const;

@@ -15,7 +15,7 @@
 namespace conclave::inline v0::checkpoint {
 namespace {
 
-// What the tensors of a layer say.
+// The tensors of a layer say this of its sizes.
 struct Counted {
   int64_t rows = 0;     // that the router has; 0 without one
   int64_t experts = 0;  // one more than the largest number of an expert, or the stacks' first axis

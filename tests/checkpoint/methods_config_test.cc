@@ -371,7 +371,7 @@ TEST(ModuleRules, Expressions) {
                          "(lm_head|visual).*", ".*down_proj", "model.layers.2[0-9].*", "[^m].*"}) {
     EXPECT_EQ(matches(no, name), false) << no;
   }
-  // What is not known cannot be told.
+  // An expression of another kind is matched by nothing.
   for (const char* unknown : {"(?!.*mlp).*zzz", "zzz{2}", "(zzz", "zzz)", "[zzz", "*", "\\b"}) {
     EXPECT_FALSE(matches(unknown, name)) << unknown;
   }

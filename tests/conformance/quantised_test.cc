@@ -373,7 +373,7 @@ std::vector<Expected> exact_checkpoints_with(const std::string& array) {
   return rows;
 }
 
-// What rows are multiplied by counts as a part of the weights in packages.
+// Packages count factors of rows as a part of the weights.
 void multiply_columns(Float64Matrix& matrix, const WeightSource& source, WeightId id,
                       int64_t expert) {
   if (source.describe(id).count == 0) return;

@@ -115,7 +115,7 @@ class PairedProduct : public ::testing::TestWithParam<Case> {
              .scale_skip = problem.layout.scale_skip});
     return out;
   }
-  // What the terms of a code may leave of it.
+  // The terms of a code may leave this much of it.
   double relative_rest() const { return format().codes->exact_in_bf16 ? 0.0 : 0x1p-17; }
 };
 

@@ -337,7 +337,7 @@ TEST(AmbiguousCodes, PlainRows_HaveNone) {
   }
 }
 
-// What the row of pairs says of weights in this form.
+// The row of pairs says this of weights in this form.
 PlanRow verdict_on_pairs(const Context& context, const MoeSpec& spec) {
   const Plan plan = make_plan(context, spec, {.arithmetic = "dpbf16"});
   for (const PlanRow& row : plan.rows) {

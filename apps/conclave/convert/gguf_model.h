@@ -14,7 +14,7 @@ class GgufModel final : public SourceModel {
   Container container() const override { return Container::kGguf; }
   void read(const SourceTensor& tensor, uint64_t offset,
             std::span<std::byte> destination) const override;
-  // What goes is named with the matrix: "ffn_down_exps.scale" may belong to the router.
+  // A scale that goes is named with the matrix: "ffn_down_exps.scale" may belong to the router.
   bool goes_with_weights(const SourceTensor&) const override { return false; }
   // Every tensor says its type.
   void require_copyable(const SourceTensor&) const override {}

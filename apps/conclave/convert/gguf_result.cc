@@ -14,7 +14,7 @@ constexpr uint64_t kPieceBytes = uint64_t{1} << 20;
 constexpr const char* kAlignment = "general.alignment";
 constexpr const char* kFileType = "general.file_type";
 constexpr const char* kQuantization = "general.quantization_version";
-// What ggml calls the version of its blocks.
+// ggml calls this the version of its blocks.
 constexpr uint32_t kQuantizationVersion = 2;
 
 class GgufShard final : public ShardFile {

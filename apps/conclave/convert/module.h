@@ -1,4 +1,4 @@
-// What a conversion makes: linear layers that are written anew, and the tensors of the result.
+// A conversion makes these: linear layers that are written anew, and the tensors of the result.
 #pragma once
 
 #include "convert/source_model.h"

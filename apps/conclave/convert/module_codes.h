@@ -47,7 +47,7 @@ class ModuleCodes {
   const ConvertedModule& module_of(const Strip& strip) const;
   std::vector<float> read(const Strip& strip) const;
   void require_finite(const Strip& strip, std::span<const float> values) const;
-  // Where a row of a strip comes from.
+  // A row of a strip comes from here.
   std::string origin_of(const Strip& strip, int64_t row) const;
   // The modules whose range counts for the scale of this one.
   std::vector<int32_t> in_one_range(int32_t module) const;

@@ -28,7 +28,7 @@ class ResultFiles {
  public:
   virtual ~ResultFiles() = default;
 
-  // What Checkpoint::open takes for the result in a directory.
+  // Checkpoint::open takes this for the result in a directory.
   virtual std::filesystem::path model_in(const std::filesystem::path& directory) const = 0;
   virtual std::unique_ptr<ShardFile> create(const PlannedShard& shard,
                                             const std::filesystem::path& directory) const = 0;

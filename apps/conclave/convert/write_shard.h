@@ -20,7 +20,7 @@ struct ShardRecord {
   std::map<int32_t, QuantiseError> errors;  // by matrix of the plan
 };
 
-// What writing a shard needs of the conversion.
+// Writing a shard needs this of the conversion.
 struct ShardJob {
   const Context& context;
   const ConversionPlan& plan;

@@ -13,7 +13,7 @@ from support import safetensors
 from support.problems import FLOAT32_BAR, HALF_BAR
 
 QUANTISED = pathlib.Path(__file__).parents[3] / "testdata" / "quantised"
-# Of families, methods and layouts that vLLM's FusedMoE has no parameters for.
+# vLLM's FusedMoE has no parameters for these families, methods and layouts.
 OTHERS = {
     "awq-gemv": "awq of version gemv",
     "-mixed-": "config_groups: one group runs",

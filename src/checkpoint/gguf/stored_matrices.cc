@@ -10,7 +10,7 @@ namespace conclave::inline v0::checkpoint {
 namespace {
 
 constexpr std::string_view kWeight = ".weight";
-// What llama.cpp reads beside quantised weights and never uses.
+// llama.cpp reads these beside quantised weights and never uses them.
 constexpr std::string_view kInputScale = ".input_scale";
 constexpr std::array kMatrices = {weights::kGate,       weights::kUp,       weights::kDown,
                                   weights::kSharedGate, weights::kSharedUp, weights::kSharedDown};

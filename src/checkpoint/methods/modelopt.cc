@@ -79,7 +79,7 @@ constexpr StoredPlane row_pairs(Decode decode) {
           .decode = decode};
 }
 
-// What rows are multiplied by before they are quantised, or multiplied.
+// Rows are multiplied by these factors before they are quantised, or multiplied.
 constexpr StoredPlane row_factors(std::string_view suffix, std::string_view ending) {
   return {.suffix = suffix,
           .ending = ending,

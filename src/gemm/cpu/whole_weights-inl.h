@@ -18,7 +18,7 @@ template <class Format>
 struct WholeWeights {
   static constexpr quant::WholeCodes kWhole = quant::whole_codes<Format>();
   static_assert(kWhole.fit);
-  // What is added to a weight to make it unsigned.
+  // Added to a weight, this makes it unsigned.
   static constexpr int32_t kOffset = -kWhole.least;
   static constexpr int64_t kRowBytes = Format::kBits * 8;
 

@@ -25,7 +25,7 @@ constexpr size_t kMaxAxes = 4;
 constexpr size_t kMaxNameBytes = 64;
 constexpr uint64_t kLeastAlignment = 8;
 constexpr uint64_t kMaxAlignment = 65'536;
-// What the format calls its types of numbers.
+// The format calls its types of numbers so.
 constexpr uint32_t kU16 = 2;
 constexpr uint32_t kU32 = 4;
 constexpr uint32_t kI32 = 5;

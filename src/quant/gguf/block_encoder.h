@@ -16,7 +16,7 @@ struct BlockEncoder {
   // another for a search. With 1, blocks have the bytes that gguf-py gives them, where it makes
   // blocks of the type.
   void (*encode)(const float* values, float share, std::byte* block) = nullptr;
-  // What codes stand for where they do not count evenly, ascending.
+  // Codes that do not count evenly stand for these, ascending.
   std::span<const int8_t> grid = {};
 };
 

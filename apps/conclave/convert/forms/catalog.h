@@ -15,7 +15,7 @@
 
 namespace conclave::tool {
 
-// What follows a name: "group=64" has a value, "asym" has none.
+// An option follows a name: "group=64" has a value, "asym" has none.
 using FormOptions = std::map<std::string, std::string, std::less<>>;
 
 using FormPointer = std::shared_ptr<const TargetForm>;

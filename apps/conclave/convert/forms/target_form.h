@@ -64,7 +64,7 @@ class TargetForm {
     return {};
   }
 
-  // What config.json says of it; `kept` names the linear layers without codes.
+  // Describes the form to config.json; `kept` names the linear layers without codes.
   virtual nlohmann::ordered_json configuration(const std::vector<std::string>&) const {
     return nullptr;
   }
