@@ -148,7 +148,8 @@ def in_mxfp4(model: Any) -> Any:
     for layer, own in zip(packed.model.layers, model.model.layers, strict=True):
         module = mxfp4.Mxfp4GptOssExperts(packed.config)
         for part in ("gate_up_proj", "down_proj"):
-            rows, half = getattr(module, part).shape[1:]
+            # Blocks of 16 bytes have an axis of their own in the oldest versions.
+            rows, half = getattr(module, part).flatten(2).shape[1:]
             codes = in_pairs(coder.whole(0, 16, (4, rows, 2 * half)).to(torch.uint8))
             scales = coder.whole(122, 125, (4, rows, half // 16)).to(torch.uint8)
             del module._parameters[part]
