@@ -2,6 +2,7 @@
 // such files come from Checkpoint.
 #pragma once
 
+#include "conclave/format.h"
 #include "conclave/version.h"
 
 #include <cstddef>
@@ -89,5 +90,9 @@ class CONCLAVE_API GgufWriter {
 // The bytes of a row of `elements` of the type. Throws Error(kGgufTensorType) for an unknown type,
 // and Error(kGgufShape) if the row does not hold whole blocks.
 CONCLAVE_API uint64_t gguf_row_bytes(std::string_view type, int64_t elements);
+
+// For each type of blocks: the weights of a layer whose matrices all have it. Such layers come from
+// files; checkpoints of other kinds have no name for them, so that `method` is empty.
+CONCLAVE_API std::vector<WeightForm> gguf_block_forms();
 
 }  // namespace conclave::inline v0

@@ -11,7 +11,10 @@ from conclave.errors import ConclaveTypeError
 # Codes of half a byte that an element holds, by the type of the array.
 _CODES = {"uint8": 2, "int32": 8, "uint32": 8}
 # Their types, as Python and as files name them.
-_HALF_BYTES = ("int4", "I4", "float4_e2m1fn_x2", "F4", "nf4", "NF4", "bnb_fp4", "BNB_FP4")
+_HALF_BYTES = (
+    *("int4", "I4", "float4_e2m1fn_x2", "F4", "nf4", "NF4", "bnb_fp4", "BNB_FP4"),
+    *("iq4", "IQ4"),
+)
 
 
 def _is_half_byte(dtype: Any) -> bool:

@@ -32,6 +32,7 @@ TABLES = {
         0.7229568362236023,
         1.0,
     ],
+    "iq4": [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113],
     "bnb_fp4": BNB_FP4 + [-value for value in BNB_FP4],
 }
 GROUP32 = conclave.QuantSpec(weights="block", block_rows=1, block_cols=32)

@@ -42,6 +42,7 @@ constexpr std::array kTypes = {
     TypeRow{DType::kI4, 4, "I4", "int4"},
     TypeRow{DType::kNF4, 4, "NF4", "nf4"},
     TypeRow{DType::kBnbFP4, 4, "BNB_FP4", "bnb_fp4"},
+    TypeRow{DType::kIQ4, 4, "IQ4", "iq4"},
 };
 
 consteval bool rows_follow_enum() {

@@ -10,6 +10,7 @@
 #include "quant/f32/f32.h"
 #include "quant/int4/int4.h"
 #include "quant/int8/int8.h"
+#include "quant/iq4/iq4.h"
 #include "quant/nf4/nf4.h"
 
 namespace conclave::inline v0::quant {
@@ -29,6 +30,6 @@ using PlainFormats = FormatList<Bf16Codec, F16Codec, F32Codec>;
 // - kCompressedTensors: what that method calls it; kForms: what tools offer;
 // - takes: which forms of scales its kernels read;
 // - lanes<Vec, kUpper>: codes of a panel's row, from gemm/packed_layout.h, as vectors of float32.
-using CodedFormats = FormatList<E4m3, Int8, Int4, E2m1, Nf4, BnbFp4, E5m2>;
+using CodedFormats = FormatList<E4m3, Int8, Int4, E2m1, Nf4, BnbFp4, E5m2, Iq4>;
 
 }  // namespace conclave::inline v0::quant

@@ -24,11 +24,14 @@ std::vector<float> floats_of(RowReader& rows, const std::byte* row, int64_t coun
   return values;
 }
 
-// A type, and whether its codes become int4 or int8.
+// A type, and what its codes become.
 class GgufRows : public ::testing::TestWithParam<std::tuple<std::string, DType>> {
  protected:
   void SetUp() override {
-    if (codes() == DType::kI4 && !fits_4_bits(type())) GTEST_SKIP() << "has codes of more bits";
+    const bool fits = codes() == DType::kI4   ? fits_4_bits(type())
+                      : codes() == DType::kI8 ? true
+                                              : codes() == type().element;
+    if (!fits) GTEST_SKIP() << "has other codes";
   }
   const quant::BlockType& type() const { return *quant::find_block_type(std::get<0>(GetParam())); }
   DType codes() const { return std::get<1>(GetParam()); }
@@ -50,7 +53,7 @@ TEST_P(GgufRows, CodesScalesAndOffsets_StandForTheValues) {
       std::vector<float> decoded(static_cast<size_t>(count));
       format.decode(packed.data(), 0, count, decoded.data());
       const int64_t groups = cols / type().group;
-      const auto scales = floats_of(*scale_rows(type(), type().group, 1), stored, groups);
+      const auto scales = floats_of(*scale_rows(type(), codes(), type().group, 1), stored, groups);
       const auto offsets =
           floats_of(*offset_rows(type(), codes(), type().group, 1), stored, groups);
       for (int64_t i = 0; i < count; ++i) {
@@ -72,8 +75,8 @@ TEST_P(GgufRows, Factors_MultiplyScalesAndOffsets) {
   const Tensor blocks = testing::gguf_blocks().load(std::get<0>(GetParam()));
   const int64_t groups = type().groups();
   const std::byte* const stored = blocks.as<std::byte>();
-  const auto scales = floats_of(*scale_rows(type(), type().group, 1), stored, groups);
-  const auto twice = floats_of(*scale_rows(type(), type().group, 2), stored, groups);
+  const auto scales = floats_of(*scale_rows(type(), codes(), type().group, 1), stored, groups);
+  const auto twice = floats_of(*scale_rows(type(), codes(), type().group, 2), stored, groups);
   const auto offsets = floats_of(*offset_rows(type(), codes(), type().group, 1), stored, groups);
   const auto doubled = floats_of(*offset_rows(type(), codes(), type().group, 2), stored, groups);
   for (size_t group = 0; group < scales.size(); ++group) {
@@ -88,7 +91,8 @@ TEST_P(GgufRows, Factors_MultiplyScalesAndOffsets) {
 
 INSTANTIATE_TEST_SUITE_P(Types, GgufRows,
                          ::testing::Combine(::testing::ValuesIn(testing::gguf_block_types()),
-                                            ::testing::Values(DType::kI8, DType::kI4)),
+                                            ::testing::Values(DType::kI8, DType::kI4, DType::kF4,
+                                                              DType::kIQ4)),
                          [](const auto& row) {
                            return std::get<0>(row.param) + "_" +
                                   std::string(to_string(std::get<1>(row.param)));

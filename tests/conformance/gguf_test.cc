@@ -131,6 +131,9 @@ TEST(GgufForms, TypesOfALayer_ShareCodesAndGroups) {
   EXPECT_EQ(small_blocks.weight_dtype, DType::kI8) << "Q5_1 has codes of 5 bits";
   EXPECT_EQ(shared_weight_dtype(small_blocks), DType::kI8) << "Q8_0, with offsets of zero";
   EXPECT_EQ(small_blocks.quant.zeros, WeightZero::kOffset);
+  EXPECT_EQ(spec_of("gpt-oss-mxfp4").weight_dtype, DType::kF4);
+  EXPECT_EQ(spec_of("qwen3moe-nvfp4").weight_dtype, DType::kF4);
+  EXPECT_EQ(spec_of("olmoe-iq4_nl").weight_dtype, DType::kIQ4);
   const MoeSpec half = spec_of("qwen2moe-f16");
   EXPECT_EQ(half.weight_dtype, DType::kF16);
   EXPECT_EQ(shared_weight_dtype(half), DType::kBF16);

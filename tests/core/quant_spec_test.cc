@@ -86,7 +86,7 @@ TEST(QuantSpec, ValuesOutOfRange_AreRefused) {
 }
 
 TEST(QuantSpec, Int8Rows_GoBesideWholeNumbers) {
-  for (const DType weights : {DType::kI8, DType::kI4, DType::kF4}) {
+  for (const DType weights : {DType::kI8, DType::kI4, DType::kF4, DType::kIQ4}) {
     MoeSpec spec = quantised(WeightScale::kChannel);
     spec.weight_dtype = weights;
     const MoeSpec coded = with_int8_rows(spec);

@@ -50,6 +50,12 @@ TEST(FourBits, BnbFp4_HasTheValuesOfBitsandbytes) {
   expect_values<BnbFp4>(values);
 }
 
+// ggml, kvalues_iq4nl.
+TEST(FourBits, Iq4_HasTheNumbersOfGgml) {
+  expect_values<Iq4>({-127.0F, -104.0F, -83.0F, -65.0F, -49.0F, -35.0F, -22.0F, -10.0F, 1.0F, 13.0F,
+                      25.0F, 38.0F, 53.0F, 69.0F, 89.0F, 113.0F});
+}
+
 template <class Format>
 void expect_nearest() {
   for (int i = -4000; i <= 4000; ++i) {
@@ -73,6 +79,7 @@ TEST(FourBits, AnyValue_GetsTheNearestCode) {
   expect_nearest<E2m1>();
   expect_nearest<Nf4>();
   expect_nearest<BnbFp4>();
+  expect_nearest<Iq4>();
 }
 
 TEST(FourBits, WhatIsNotFinite_GetsZeroOrTheOutermostCode) {
@@ -88,9 +95,17 @@ TEST(FourBits, WhatIsNotFinite_GetsZeroOrTheOutermostCode) {
   expect_codes(BnbFp4{});
 }
 
+TEST(FourBits, Iq4_HasNoZeroAndNoEqualEnds) {
+  EXPECT_EQ(Iq4::decode(Iq4::encode(std::numeric_limits<float>::quiet_NaN())), 1.0F);
+  EXPECT_EQ(Iq4::decode(Iq4::encode(0)), 1.0F);
+  EXPECT_EQ(Iq4::decode(Iq4::encode(INFINITY)), 113.0F);
+  EXPECT_EQ(Iq4::decode(Iq4::encode(-INFINITY)), -127.0F);
+}
+
 TEST(FourBits, ExactnessInBf16_IsThatOfTheValues) {
   EXPECT_TRUE(exact_in_bf16<E2m1>());
   EXPECT_TRUE(exact_in_bf16<E5m2>());
+  EXPECT_TRUE(exact_in_bf16<Iq4>());
   EXPECT_FALSE(exact_in_bf16<Nf4>());
   EXPECT_FALSE(exact_in_bf16<BnbFp4>());
   EXPECT_FALSE(find_format(DType::kNF4)->codes->exact_in_bf16);

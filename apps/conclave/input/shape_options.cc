@@ -4,6 +4,7 @@
 
 #include "conclave/error.h"
 #include "conclave/format.h"
+#include "conclave/gguf.h"
 #include "conclave/synthetic.h"
 
 #include <fmt/format.h>
@@ -69,6 +70,18 @@ std::vector<std::string> split(const std::string& text) {
   }
 }
 
+std::vector<WeightForm> all_forms() {
+  std::vector<WeightForm> forms = weight_forms();
+  for (const WeightForm& form : gguf_block_forms()) forms.push_back(form);
+  return forms;
+}
+
+std::vector<std::string> names_of(const std::vector<WeightForm>& forms) {
+  std::vector<std::string> names;
+  for (const WeightForm& form : forms) names.emplace_back(form.name);
+  return names;
+}
+
 }  // namespace
 
 void add_model_option(Command& command, ShapeOptions& options, const std::string& default_note) {
@@ -76,7 +89,8 @@ void add_model_option(Command& command, ShapeOptions& options, const std::string
                fmt::format("Sizes of a known model: {}{}", preset_names(), default_note));
 }
 
-void add_shape_options(Command& command, ShapeOptions& options) {
+void add_shape_options(Command& command, ShapeOptions& options,
+                       const std::vector<std::string>& dtypes) {
   constexpr Limits kSizes{1, int64_t{1} << 24};
   command.number("-E,--experts", "N", options.num_experts, kSizes, "Number of experts");
   command.number("-k,--top-k", "N", options.top_k, kSizes, "Experts per token");
@@ -85,7 +99,7 @@ void add_shape_options(Command& command, ShapeOptions& options) {
                  "Intermediate size of one expert");
   command.number("--shared", "N", options.shared_size, kSizes,
                  "Intermediate size of a shared expert");
-  command.choice("--dtype", options.dtype, weight_type_names(),
+  command.choice("--dtype", options.dtype, dtypes,
                  "Type of the weights (default: the preset's, or bf16)");
 }
 
@@ -128,14 +142,12 @@ std::vector<NamedShape> resolve_shapes(const ShapeOptions& options) {
   return shapes;
 }
 
-std::vector<std::string> weight_type_names() {
-  std::vector<std::string> names;
-  for (const WeightForm& form : weight_forms()) names.emplace_back(form.name);
-  return names;
-}
+std::vector<std::string> directory_types() { return names_of(weight_forms()); }
+
+std::vector<std::string> weight_types() { return names_of(all_forms()); }
 
 void set_weight_type(const std::string& name, MoeSpec& spec) {
-  for (const WeightForm& form : weight_forms()) {
+  for (const WeightForm& form : all_forms()) {
     if (name != form.name) continue;
     spec.weight_dtype = form.dtype;
     spec.quant = form.quant;
@@ -144,7 +156,7 @@ void set_weight_type(const std::string& name, MoeSpec& spec) {
   throw Error(ErrorCode::kInvalidArgument,
               {.what = "unknown weight type",
                .tensor = "--dtype",
-               .expected = fmt::format("one of {}", fmt::join(weight_type_names(), ", ")),
+               .expected = fmt::format("one of {}", fmt::join(weight_types(), ", ")),
                .found = fmt::format("'{}'", name)});
 }
 

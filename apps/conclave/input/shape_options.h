@@ -22,7 +22,9 @@ struct ShapeOptions {
   std::string rows;  // "int8": rows that the spec leaves as they are become codes
 };
 // Adds -E -k -H -I, --shared and --dtype.
-void add_shape_options(Command& command, ShapeOptions& options);
+// `dtypes` are the choices of --dtype.
+void add_shape_options(Command& command, ShapeOptions& options,
+                       const std::vector<std::string>& dtypes);
 void add_model_option(Command& command, ShapeOptions& options, const std::string& default_note);
 
 // Adds --rows.
@@ -42,9 +44,11 @@ struct NamedShape {
 std::vector<NamedShape> resolve_shapes(const ShapeOptions& options);
 bool any_size_given(const ShapeOptions& options);
 
-// Names of weight types: "bf16", "f16", "f32", and e4m3 types named after what shares a scale.
-std::vector<std::string> weight_type_names();
-// Sets the type and, for e4m3, the quantisation. Throws Error(kInvalidArgument).
+// Names of weight types that checkpoints in a directory have: "bf16", "int4-group128".
+std::vector<std::string> directory_types();
+// These, then the block types of GGUF files: "Q4_K".
+std::vector<std::string> weight_types();
+// Sets the type and, for codes, the quantisation. Throws Error(kInvalidArgument).
 void set_weight_type(const std::string& name, MoeSpec& spec);
 
 // Returns "E=128 k=8 H=2048 I=768 BF16", with the shared expert if there is one.

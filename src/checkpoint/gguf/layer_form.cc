@@ -3,12 +3,16 @@
 #include "checkpoint/gguf/row_reader.h"
 #include "quant/gguf/block_type.h"
 
+#include "conclave/gguf.h"
+
 #include <algorithm>
 #include <array>
 #include <optional>
 #include <utility>
+#include <vector>
 
-namespace conclave::inline v0::checkpoint {
+namespace conclave::inline v0 {
+namespace checkpoint {
 namespace {
 
 constexpr std::array kMatrices = {WeightMatrix::kGate, WeightMatrix::kUp, WeightMatrix::kDown};
@@ -20,17 +24,43 @@ struct TypesOfMlp {
   bool has_offsets = false;
   int64_t group = quant::kMaxBlockElements;  // the smallest of any
   bool fits_4_bits = true;
+  std::optional<DType> element;  // if all have it
 };
+
+void add(const quant::BlockType& block, bool is_first, TypesOfMlp& types) {
+  types.has_offsets |= block.has_offset;
+  types.group = std::min(types.group, block.group);
+  types.fits_4_bits &= fits_4_bits(block);
+  types.element = is_first || types.element == block.element ? block.element : std::nullopt;
+}
 
 void add(const io::GgufType& type, bool is_first, TypesOfMlp& types) {
   const std::optional<DType> plain = plain_type(type);
   types.plain = is_first || types.plain == plain ? plain : std::nullopt;
   const quant::BlockType* block = quant::find_block_type(type.name);
   types.all_blocks &= block != nullptr;
-  if (block == nullptr) return;
-  types.has_offsets |= block->has_offset;
-  types.group = std::min(types.group, block->group);
-  types.fits_4_bits &= fits_4_bits(*block);
+  if (block != nullptr) add(*block, is_first, types);
+}
+
+// What two MLPs need that share a type of codes.
+TypesOfMlp both(TypesOfMlp types, const TypesOfMlp& others) {
+  types.has_offsets |= others.has_offsets;
+  types.group = std::min(types.group, others.group);
+  types.fits_4_bits &= others.fits_4_bits;
+  if (types.element != others.element) types.element.reset();
+  return types;
+}
+
+DType codes_of(const TypesOfMlp& types) {
+  return types.fits_4_bits ? DType::kI4 : types.element.value_or(DType::kI8);
+}
+
+QuantSpec scales_of(const TypesOfMlp& types) {
+  return {.weights = WeightScale::kBlock,
+          .block_rows = 1,
+          .block_cols = types.group,
+          .signed_scales = true,
+          .zeros = types.has_offsets ? WeightZero::kOffset : WeightZero::kNone};
 }
 
 TypesOfMlp types_of(const GgufLayer& layer, WeightMlp mlp) {
@@ -64,17 +94,23 @@ GgufForm form_of(const GgufLayer& layer) {
     return form;
   }
   const bool share_codes = has_shared && shared.all_blocks;
-  const int64_t group = share_codes ? std::min(routed.group, shared.group) : routed.group;
-  const bool fits = routed.fits_4_bits && (!share_codes || shared.fits_4_bits);
-  form.routed = fits ? DType::kI4 : DType::kI8;
+  const TypesOfMlp coded = share_codes ? both(routed, shared) : routed;
+  form.routed = codes_of(coded);
   if (share_codes) form.shared = form.routed;
-  const bool offsets = routed.has_offsets || (share_codes && shared.has_offsets);
-  form.quant = {.weights = WeightScale::kBlock,
-                .block_rows = 1,
-                .block_cols = group,
-                .signed_scales = true,
-                .zeros = offsets ? WeightZero::kOffset : WeightZero::kNone};
+  form.quant = scales_of(coded);
   return form;
 }
 
-}  // namespace conclave::inline v0::checkpoint
+}  // namespace checkpoint
+
+std::vector<WeightForm> gguf_block_forms() {
+  std::vector<WeightForm> forms;
+  for (const quant::BlockType& block : quant::block_types()) {
+    checkpoint::TypesOfMlp types;
+    add(block, true, types);
+    forms.push_back({.name = block.name, .dtype = codes_of(types), .quant = scales_of(types)});
+  }
+  return forms;
+}
+
+}  // namespace conclave::inline v0

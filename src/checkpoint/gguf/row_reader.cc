@@ -1,6 +1,7 @@
 #include "checkpoint/gguf/row_reader.h"
 
 #include "core/code_bits.h"
+#include "quant/weight_format.h"
 
 #include "conclave/tensor.h"
 
@@ -60,11 +61,23 @@ int8_t shift_of(const quant::BlockType& type, DType codes) {
   return bit_size(codes) < 8 && type.largest > 7 ? 8 : 0;
 }
 
+// A layer's codes stand for the codes of blocks over this number, which makes their scales greater.
+float unit_of(const quant::BlockType& type, DType codes) {
+  return codes == type.element
+             ? static_cast<float>(type.largest) / quant::format_of(codes).codes->largest
+             : 1;
+}
+
 // Rows of blocks become codes.
 class CodeRows final : public RowReader {
  public:
-  CodeRows(const quant::BlockType& type, DType out)
-      : type_(type), bits_(bit_size(out)), shift_(shift_of(type, out)) {}
+  CodeRows(const quant::BlockType& type, DType out) : type_(type), bits_(bit_size(out)) {
+    const quant::CodeBook& book = *quant::format_of(out).codes;
+    for (int code = type.least; code <= type.largest; ++code) {
+      const float value = static_cast<float>(code - shift_of(type, out)) / unit_of(type, out);
+      bits_of_[static_cast<uint8_t>(code)] = book.encode(value);
+    }
+  }
 
   void read(const std::byte* row, int64_t begin, int64_t end, std::byte* out) override {
     quant::BlockParts parts;
@@ -73,9 +86,7 @@ class CodeRows final : public RowReader {
       const int64_t stop = std::min(end, (block + 1) * type_.elements);
       type_.take_apart(row + block * type_.bytes, parts);
       for (; col < stop; ++col) {
-        const int code = parts.codes[col % type_.elements] - shift_;
-        // The format of 4 bits counts from -8 on.
-        const auto bits = bits_ == 8 ? static_cast<uint8_t>(code) : static_cast<uint8_t>(code + 8);
+        const uint8_t bits = bits_of_[static_cast<uint8_t>(parts.codes[col % type_.elements])];
         if (bits_ < 8 && (col - begin) % 2 == 0) out[(col - begin) / 2] = std::byte{0};
         set_code(out, col - begin, bits_, bits);
       }
@@ -85,7 +96,7 @@ class CodeRows final : public RowReader {
  private:
   const quant::BlockType& type_;
   int64_t bits_;
-  int8_t shift_;
+  std::array<uint8_t, 256> bits_of_ = {};  // of a code, as an unsigned byte
 };
 
 // Rows of blocks become numbers, one for each `group` columns.
@@ -170,8 +181,9 @@ std::unique_ptr<RowReader> code_rows(const quant::BlockType& type, DType dtype) 
   return std::make_unique<CodeRows>(type, dtype);
 }
 
-std::unique_ptr<RowReader> scale_rows(const quant::BlockType& type, int64_t group, float factor) {
-  return std::make_unique<ScaleRows>(type, group, factor);
+std::unique_ptr<RowReader> scale_rows(const quant::BlockType& type, DType codes, int64_t group,
+                                      float factor) {
+  return std::make_unique<ScaleRows>(type, group, factor * unit_of(type, codes));
 }
 
 std::unique_ptr<RowReader> offset_rows(const quant::BlockType& type, DType codes, int64_t group,

@@ -31,10 +31,11 @@ std::unique_ptr<RowReader> float_rows(const io::GgufType& type, float factor);
 // Whether codes of these blocks can be kI4. Those from 0 to 15 become less by 8, for which their
 // offsets become less by 8 scales.
 bool fits_4_bits(const quant::BlockType& type);
-// Blocks become codes, kI8 or kI4.
+// Blocks become codes: kI8, kI4, or the element of their type.
 std::unique_ptr<RowReader> code_rows(const quant::BlockType& type, DType dtype);
 // Blocks become scales, one for each `group` columns, times a factor.
-std::unique_ptr<RowReader> scale_rows(const quant::BlockType& type, int64_t group, float factor);
+std::unique_ptr<RowReader> scale_rows(const quant::BlockType& type, DType codes, int64_t group,
+                                      float factor);
 // Blocks become the offsets of such codes likewise; zeros for types that have none.
 std::unique_ptr<RowReader> offset_rows(const quant::BlockType& type, DType codes, int64_t group,
                                        float factor);

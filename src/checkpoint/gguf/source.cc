@@ -97,7 +97,7 @@ std::unique_ptr<RowReader> GgufSource::make_rows(WeightId id, int64_t expert, DT
   const quant::BlockType* blocks = quant::find_block_type(type.name);
   const int64_t group = form_.quant.block_cols;
   if (id.plane() == WeightPlane::kScale) {
-    return scale_rows(*blocks, group, factor_of(matrix_of(id), expert));
+    return scale_rows(*blocks, type_of(matrix_of(id)), group, factor_of(matrix_of(id), expert));
   }
   if (id.plane() == WeightPlane::kZero) {
     const DType codes = type_of(matrix_of(id));

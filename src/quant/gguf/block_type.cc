@@ -23,20 +23,22 @@ constexpr std::array kTypes = {
     BlockType{"IQ2_XS", 256, 74, 16, -43, 43, false, take_apart_iq2_xs},
     BlockType{"IQ3_XXS", 256, 98, 32, -62, 62, false, take_apart_iq3_xxs},
     BlockType{"IQ1_S", 256, 50, 32, -9, 9, false, take_apart_iq1_s},
-    BlockType{"IQ4_NL", 32, 18, 32, -127, 113, false, take_apart_iq4_nl},
+    BlockType{"IQ4_NL", 32, 18, 32, -127, 113, false, take_apart_iq4_nl, DType::kIQ4},
     BlockType{"IQ3_S", 256, 110, 32, -15, 15, false, take_apart_iq3_s},
     BlockType{"IQ2_S", 256, 82, 16, -43, 43, false, take_apart_iq2_s},
-    BlockType{"IQ4_XS", 256, 136, 32, -127, 113, false, take_apart_iq4_xs},
+    BlockType{"IQ4_XS", 256, 136, 32, -127, 113, false, take_apart_iq4_xs, DType::kIQ4},
     BlockType{"IQ1_M", 256, 56, 16, -9, 9, false, take_apart_iq1_m},
     BlockType{"TQ1_0", 256, 54, 256, -1, 1, false, take_apart_tq1_0},
     BlockType{"TQ2_0", 256, 66, 256, -1, 2, false, take_apart_tq2_0},
-    BlockType{"MXFP4", 32, 17, 32, -12, 12, false, take_apart_mxfp4},
-    BlockType{"NVFP4", 64, 36, 16, -12, 12, false, take_apart_nvfp4},
+    BlockType{"MXFP4", 32, 17, 32, -12, 12, false, take_apart_mxfp4, DType::kF4},
+    BlockType{"NVFP4", 64, 36, 16, -12, 12, false, take_apart_nvfp4, DType::kF4},
     BlockType{"Q1_0", 128, 18, 128, -1, 1, false, take_apart_q1_0},
     BlockType{"Q2_0", 64, 18, 64, -1, 2, false, take_apart_q2_0},
 };
 
 }  // namespace
+
+std::span<const BlockType> block_types() noexcept { return kTypes; }
 
 const BlockType* find_block_type(std::string_view name) noexcept {
   const auto* at = std::find_if(kTypes.begin(), kTypes.end(),

@@ -3,8 +3,12 @@
 // so that values have the bits that ggml gives them.
 #pragma once
 
+#include "conclave/dtype.h"
+
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string_view>
 
 namespace conclave::inline v0::quant {
@@ -29,10 +33,13 @@ struct BlockType {
   bool has_offset = false;
   // Needs no alignment. Every block of `bytes` bytes is valid: scales may be infinite or NaN.
   void (*take_apart)(const std::byte* block, BlockParts& parts) = nullptr;
+  // A format of fewer bits whose codes stand for these, each less by the same factor.
+  std::optional<DType> element = {};
 
   int64_t groups() const { return elements / group; }
 };
 
+std::span<const BlockType> block_types() noexcept;
 // The type of this name; null if it has no blocks, as "F32".
 const BlockType* find_block_type(std::string_view name) noexcept;
 
