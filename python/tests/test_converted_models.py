@@ -239,6 +239,40 @@ def test_gguf_py_reads_the_values_of_two_level_blocks(
             assert abs(relative - errors[f"{name}[{expert}]"]) < 1e-6 * relative
 
 
+def test_gguf_py_reads_the_layers_of_a_directory(tmp_path: pathlib.Path) -> None:
+    """Names, shapes, keys and values, the source being read by numpy."""
+    source = tmp_path / "model"
+    sizes = ["-E", "3", "-k", "2", "-H", "256", "-I", "256", "--model-type", "mixtral"]
+    command = [sys.executable, "-m", "conclave", "synth", *sizes, str(source)]
+    subprocess.run(command, check=True, capture_output=True)
+    path = convert(source, tmp_path / "out", "q6_k", "search") / "model.gguf"
+    reader = gguf.GGUFReader(path)
+    fields = {name: field.contents() for name, field in reader.fields.items()}
+    assert fields["general.architecture"] == "llama"
+    assert "MoE layers alone" in fields["general.description"]
+    for key, value in (
+        ("expert_count", 3),
+        ("expert_used_count", 2),
+        ("embedding_length", 256),
+        ("feed_forward_length", 256),
+        ("expert_weights_norm", True),
+    ):
+        assert fields[f"llama.{key}"] == value
+    stored = safetensors.read(next(source.glob("*.safetensors")))
+    tensors = tensors_of(path)
+    router = numpy.asarray(stored["model.layers.0.block_sparse_moe.gate.weight"], numpy.float32)
+    numpy.testing.assert_array_equal(tensors["blk.0.ffn_gate_inp.weight"].data, router)
+    for part, number in (("gate", 1), ("up", 3), ("down", 2)):
+        tensor = tensors[f"blk.0.ffn_{part}_exps.weight"]
+        values = gguf.quants.dequantize(tensor.data, gguf.GGMLQuantizationType.Q6_K)
+        for expert in range(3):
+            name = f"model.layers.0.block_sparse_moe.experts.{expert}.w{number}.weight"
+            wanted = numpy.asarray(stored[name], numpy.float32)
+            assert values[expert].shape == wanted.shape
+            off = numpy.linalg.norm(values[expert] - wanted) / numpy.linalg.norm(wanted)
+            assert off < 0.02, f"{name} is off by {off}"
+
+
 @pytest.mark.parametrize("form", ["q8_0", "q4_0"])
 def test_gguf_files_generate_the_same_tokens(
     qwen3_moe: pathlib.Path, tmp_path: pathlib.Path, form: str

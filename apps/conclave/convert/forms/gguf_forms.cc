@@ -38,9 +38,9 @@ class GgufForm final : public TargetForm {
   }
 
   std::vector<PlannedTensor> tensors(const ConvertedModule& module) const override {
-    return {{.name = module.source->name,
+    return {{.name = module.tensor,
              .type = type_,
-             .shape = module.source->shape,
+             .shape = module.shape,
              .bytes = gguf_row_bytes(type_, module.cols) * static_cast<uint64_t>(module.rows),
              .streamed = true}};
   }
