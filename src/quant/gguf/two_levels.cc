@@ -23,10 +23,11 @@ struct Line {
 
 float as_f16(float value) { return f16_to_float(float_to_f16(within_f16(value))); }
 
-// The nearest whole number within a range from -128 or more on.
+// The nearest whole number within a range from -128 or more on; the least for NaN, which infinity
+// times a step without an inverse gives.
 int whole_within(float value, int least, int largest) {
   const float bounded =
-      std::min(std::max(value, static_cast<float>(least)), static_cast<float>(largest));
+      std::min(std::max(static_cast<float>(least), value), static_cast<float>(largest));
   constexpr float kShift = 128;
   return static_cast<int>(bounded + (kShift + 0.5F)) - static_cast<int>(kShift);
 }
