@@ -40,7 +40,9 @@ ConvertRequest request_of(const ConvertOptions& options) {
   request.source = options.source;
   request.destination = options.destination;
   const ScaleRule rule = options.scales == "search" ? ScaleRule::kSearch : ScaleRule::kAmax;
-  const Container container = container_of(options.source);
+  const Container container =
+      container_of_result(options.source, options.destination, options.form);
+  request.container = container;
   request.form = parse_quantised_form(options.form, container, rule);
   for (const std::string& text : options.keep) {
     request.keep.push_back(parse_keep_rule(text, container, rule));
@@ -79,11 +81,15 @@ void add_convert_command(CommandLine& line) {
       .positional(kModelDir, options->source,
                   "Hugging Face model directory, or a GGUF file (of a split model the first)")
       .required();
-  command.positional(kOutputDir, options->destination, "Directory to make").required();
+  command
+      .positional(kOutputDir, options->destination,
+                  "Directory to make; with .gguf at its end it holds a GGUF file")
+      .required();
   command
       .choice_with_options("--format", options->form, quantised_form_names(),
-                           "Form of the experts; GGUF files take GGUF's types, and the gptq forms "
-                           "take options, as gptq-int4:group=64,asym")
+                           "Form of the experts; GGUF's types make GGUF files, of a directory one "
+                           "of its MoE layers; the gptq forms take options, as "
+                           "gptq-int4:group=64,asym")
       .required();
   command.text("-l,--layers", "LIST", options->layers, "Layers such as 0-3,7 (default: all)");
   command.texts("--keep", "PATTERN=FORMAT", options->keep,
@@ -110,7 +116,8 @@ void add_convert_command(CommandLine& line) {
       "  conclave convert ~/models/OLMoE-1B-7B-0924 ./olmoe-int4 --format int4-group128\n"
       "  conclave convert ~/models/Qwen3-30B-A3B /data/qwen3-fp8 --format fp8-block\n"
       "  conclave convert ~/models/Qwen1.5-MoE-A2.7B ./int4 --format int4-group32 \\\n"
-      "    --scales search --keep '*.shared_expert.*=source'");
+      "    --scales search --keep '*.shared_expert.*=source'\n"
+      "  conclave convert ~/models/Qwen3-30B-A3B ./layers.gguf --format q4_k --scales search");
   command.on_run([options] { return run_convert(*options); });
 }
 

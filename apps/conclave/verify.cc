@@ -23,6 +23,7 @@ struct VerifyOptions {
   bool extra_layers = false;
   int64_t tokens = 32;
   uint64_t seed = 0;
+  std::string rows;
   bool check_manifest = false;
   MachineOptions machine;
   OutputOptions printing;
@@ -33,19 +34,19 @@ LayerRow verify_layer(const Context& context, const Checkpoint& checkpoint,
   const BatchSource batches(
       {.input = "", .record = "", .random_tokens = options.tokens, .seed = options.seed});
   const Batch batch = batches.load(info.index, info.spec);
+  const MoeSpec spec = with_rows(options.rows, info.spec);
   const std::unique_ptr<WeightSource> source = checkpoint.layer_source(info.index);
   const MoeLayer layer =
-      MoeLayer::create(context, info.spec, *source, layer_options(options.machine, options.tokens));
+      MoeLayer::create(context, spec, *source, layer_options(options.machine, options.tokens));
   const LayerRun result = run_layer(context, layer, batch.view(), 0);
 
   LayerRow row;
   row.layer = info.index;
-  row.spec = info.spec;
+  row.spec = spec;
   row.tokens = options.tokens;
-  row.work = layer_work(info.spec, row.tokens, result.expert_load);
-  row.check =
-      check_against_float64(context, info.spec, *source, batch.view(), result, options.tokens,
-                            accuracy_bar(info.spec.weight_dtype, batch.hidden.dtype()));
+  row.work = layer_work(spec, row.tokens, result.expert_load);
+  row.check = check_against_float64(context, spec, *source, batch.view(), result, options.tokens,
+                                    accuracy_bar(spec.weight_dtype, batch.hidden.dtype()));
   return row;
 }
 
@@ -60,7 +61,7 @@ ExitCode run_verify(const VerifyOptions& options) {
   Console console(options.printing.progress());
   const Context context = make_context(options.machine, &console);
 
-  const MoeSpec& spec = layers.front()->spec;
+  const MoeSpec spec = with_rows(options.rows, layers.front()->spec);
   const Plan plan = make_plan(context, spec, layer_options(options.machine, 1));
   nlohmann::ordered_json facts = machine_facts(context);
   facts["device"] = plan.device;
@@ -92,7 +93,7 @@ void add_verify_command(CommandLine& line) {
   auto options = std::make_shared<VerifyOptions>();
   command
       .positional(kModelDir, options->model_dir,
-                  "Hugging Face model directory: config.json and safetensors")
+                  "Hugging Face model directory, or a GGUF file (of a split model the first)")
       .required();
   command.text("-l,--layers", "LIST", options->layers, "Layers such as 0-3,7 (default: all)");
   add_expert_set_option(command, options->experts);
@@ -102,6 +103,7 @@ void add_verify_command(CommandLine& line) {
               "Random tokens per layer, all of them checked")
       .with_default();
   command.seed(options->seed, "Seed of the random tokens");
+  add_rows_option(command, options->rows);
   command.flag("--check-manifest", options->check_manifest,
                "Verify the tensors read against conclave.manifest.json");
   add_machine_options(command, options->machine);

@@ -31,6 +31,9 @@ struct GgufKey {
   static GgufKey of_u16(std::string name, uint16_t value);
   static GgufKey of_u32(std::string name, uint32_t value);
   static GgufKey of_i32(std::string name, int32_t value);
+  static GgufKey of_f32(std::string name, float value);
+  static GgufKey of_bool(std::string name, bool value);
+  static GgufKey of_text(std::string name, std::string_view value);
 };
 
 // Immutable; all members are safe to call from several threads.

@@ -43,6 +43,8 @@ struct QuantisedRows {
 
 struct QuantiseOptions {
   DType codes = DType::kF8E4M3;
+  // Whole numbers may have fewer bits than their type: of 3 those from -4 to 3. 0: all of them.
+  int64_t code_bits = 0;
   QuantSpec quant = {};  // says which values share a scale, and whether they have a zero point
   DType scale_dtype = DType::kF32;
   ScaleRule rule = ScaleRule::kAmax;
@@ -52,7 +54,8 @@ struct QuantiseOptions {
 class CONCLAVE_API Quantiser {
  public:
   // No for types that hold values, for offsets, orders of columns, steps of rows that come from
-  // calibration, types that scales do not have, and zero points of codes that are no whole numbers.
+  // calibration, types that scales do not have, and zero points or fewer bits of codes that are no
+  // whole numbers.
   static Support supports(const QuantiseOptions& options);
   // Throws Error(kUnsupported) with the reason.
   explicit Quantiser(const QuantiseOptions& options);

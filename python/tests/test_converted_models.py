@@ -3,6 +3,7 @@ library, gguf-py reads the blocks, and GPTQModel, where it is installed, the wor
 
 from __future__ import annotations
 
+import json
 import pathlib
 import subprocess
 import sys
@@ -25,9 +26,12 @@ PROMPT = [[3, 17, 42, 5, 29, 11, 60, 8]]
 HIDDEN, HEADS, HEAD_DIM, VOCAB, LAYERS = 64, 4, 16, 64, 2
 
 
-def convert(source: pathlib.Path, out: pathlib.Path, form: str) -> pathlib.Path:
+def convert(
+    source: pathlib.Path, out: pathlib.Path, form: str, scales: str = "amax"
+) -> pathlib.Path:
     command = [sys.executable, "-m", "conclave", "convert", str(source), str(out)]
-    subprocess.run([*command, "--format", form, "--tokens", "4"], check=True, capture_output=True)
+    options = ["--format", form, "--scales", scales, "--tokens", "4"]
+    subprocess.run([*command, *options], check=True, capture_output=True)
     return out
 
 
@@ -162,6 +166,28 @@ def write_qwen3_moe(path: pathlib.Path) -> None:
     writer.close()
 
 
+def write_wide(path: pathlib.Path) -> None:
+    """One layer of experts alone, with rows of 256 as the widest blocks need them."""
+    rng = numpy.random.default_rng(12)
+    writer = gguf.GGUFWriter(path, "qwen3moe")
+    writer.add_block_count(1)
+    writer.add_embedding_length(256)
+    writer.add_expert_count(3)
+    writer.add_expert_used_count(2)
+    for name, shape in (
+        ("gate_inp", (3, 256)),
+        ("gate_exps", (3, 256, 256)),
+        ("up_exps", (3, 256, 256)),
+        ("down_exps", (3, 256, 256)),
+    ):
+        values = 0.05 * rng.standard_t(5, shape)
+        writer.add_tensor(f"blk.0.ffn_{name}.weight", values.astype(numpy.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def tensors_of(path: pathlib.Path) -> dict[str, Any]:
     return {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
 
@@ -189,6 +215,62 @@ def test_gguf_files_have_the_bytes_of_gguf_py(
         assert after[name].tensor_type == kind
         expected = gguf.quants.quantize(tensor.data, kind)
         numpy.testing.assert_array_equal(after[name].data.reshape(-1), expected.reshape(-1))
+
+
+@pytest.mark.parametrize("scales", ["amax", "search"])
+@pytest.mark.parametrize("form", ["q2_k", "q3_k", "q4_k", "q5_k", "q6_k"])
+def test_gguf_py_reads_the_values_of_two_level_blocks(
+    tmp_path: pathlib.Path, form: str, scales: str
+) -> None:
+    """gguf-py makes no such blocks: its values of ours, and the error that we report of them."""
+    write_wide(tmp_path / "model.gguf")
+    out = tmp_path / "out"
+    before = tensors_of(tmp_path / "model.gguf")
+    after = tensors_of(convert(tmp_path / "model.gguf", out, form, scales) / "model.gguf")
+    report = json.loads((out / "conversion.json").read_text())
+    errors = {matrix["name"]: matrix["relative_error"] for matrix in report["matrices"]}
+    for part in ("gate", "up", "down"):
+        name = f"blk.0.ffn_{part}_exps"
+        tensor = after[f"{name}.weight"]
+        values = gguf.quants.dequantize(tensor.data, gguf.GGMLQuantizationType[form.upper()])
+        for expert, wanted in enumerate(before[f"{name}.weight"].data):
+            off = values[expert].astype(numpy.float64) - wanted
+            relative = numpy.linalg.norm(off) / numpy.linalg.norm(wanted)
+            assert abs(relative - errors[f"{name}[{expert}]"]) < 1e-6 * relative
+
+
+def test_gguf_py_reads_the_layers_of_a_directory(tmp_path: pathlib.Path) -> None:
+    """Names, shapes, keys and values, the source being read by numpy."""
+    source = tmp_path / "model"
+    sizes = ["-E", "3", "-k", "2", "-H", "256", "-I", "256", "--model-type", "mixtral"]
+    command = [sys.executable, "-m", "conclave", "synth", *sizes, str(source)]
+    subprocess.run(command, check=True, capture_output=True)
+    path = convert(source, tmp_path / "out", "q6_k", "search") / "model.gguf"
+    reader = gguf.GGUFReader(path)
+    fields = {name: field.contents() for name, field in reader.fields.items()}
+    assert fields["general.architecture"] == "llama"
+    assert "MoE layers alone" in fields["general.description"]
+    for key, value in (
+        ("expert_count", 3),
+        ("expert_used_count", 2),
+        ("embedding_length", 256),
+        ("feed_forward_length", 256),
+        ("expert_weights_norm", True),
+    ):
+        assert fields[f"llama.{key}"] == value
+    stored = safetensors.read(next(source.glob("*.safetensors")))
+    tensors = tensors_of(path)
+    router = numpy.asarray(stored["model.layers.0.block_sparse_moe.gate.weight"], numpy.float32)
+    numpy.testing.assert_array_equal(tensors["blk.0.ffn_gate_inp.weight"].data, router)
+    for part, number in (("gate", 1), ("up", 3), ("down", 2)):
+        tensor = tensors[f"blk.0.ffn_{part}_exps.weight"]
+        values = gguf.quants.dequantize(tensor.data, gguf.GGMLQuantizationType.Q6_K)
+        for expert in range(3):
+            name = f"model.layers.0.block_sparse_moe.experts.{expert}.w{number}.weight"
+            wanted = numpy.asarray(stored[name], numpy.float32)
+            assert values[expert].shape == wanted.shape
+            off = numpy.linalg.norm(values[expert] - wanted) / numpy.linalg.norm(wanted)
+            assert off < 0.02, f"{name} is off by {off}"
 
 
 @pytest.mark.parametrize("form", ["q8_0", "q4_0"])

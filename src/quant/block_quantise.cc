@@ -60,13 +60,20 @@ struct BlockQuantiser::Impl {
     QuantiseError best = error_of(values, block);
     if (rule == ScaleRule::kAmax) return best;
     std::array<std::byte, quant::kMaxBlockElements> attempt{};
-    const auto try_share = [&](float share) {
-      encoder.encode(values, share, attempt.data());
+    const auto try_other = [&](const auto& encode_other) {
+      encode_other(attempt.data());
       const QuantiseError error = error_of(values, attempt.data());
       if (error.squared_error >= best.squared_error) return;
       best = error;
       std::copy_n(attempt.data(), type.bytes, block);
     };
+    const auto try_share = [&](float share) {
+      try_other([&](std::byte* other) { encoder.encode(values, share, other); });
+    };
+    if (encoder.search != nullptr) {
+      try_other([&](std::byte* other) { encoder.search(values, other); });
+      return best;
+    }
     try_share(kWiderShare);
     for (const float share : quant::kShares) try_share(share);
     return best;

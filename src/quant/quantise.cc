@@ -36,10 +36,15 @@ struct Step {
   float zero = 0;
 };
 
-// Infinity is a finite value over a tiny step, and stands for the outermost code.
-float quotient_of(float value, const Step& step) {
-  constexpr float kMost = std::numeric_limits<float>::max();
-  return std::clamp(value / step.effective + step.zero, -kMost, kMost);
+// What a quotient may be: infinity is a finite value over a tiny step, and stands for the outermost
+// code.
+struct Bounds {
+  float least = -std::numeric_limits<float>::max();
+  float largest = std::numeric_limits<float>::max();
+};
+
+float quotient_of(float value, const Step& step, const Bounds& bounds) {
+  return std::clamp(value / step.effective + step.zero, bounds.least, bounds.largest);
 }
 
 // Whether codes are whole numbers that follow one another, as zero points are among them.
@@ -93,7 +98,18 @@ struct Quantiser::Impl {
       : options(given),
         format(quant::format_of(given.codes)),
         bits(bit_size(given.codes)),
-        grid(*format.codes, bits) {}
+        grid(*format.codes, bits),
+        bounds(bounds_of(given.code_bits)) {}
+
+  static Bounds bounds_of(int64_t code_bits) {
+    if (code_bits == 0) return {};
+    const auto middle = static_cast<float>(int64_t{1} << (code_bits - 1));
+    return {.least = -middle, .largest = middle - 1};
+  }
+  float least_code() const { return std::max(grid.least(), bounds.least); }
+  float largest_code() const { return std::min(grid.largest(), bounds.largest); }
+  // The largest magnitude that both signs have.
+  float largest_of_both() const { return std::min(format.codes->largest, bounds.largest); }
 
   bool has_one_scale() const { return options.quant.weights == WeightScale::kTensor; }
   bool has_zeros() const { return options.quant.zeros != WeightZero::kNone; }
@@ -106,7 +122,7 @@ struct Quantiser::Impl {
   }
 
   Step step_for(float largest, float global) const {
-    return step_of(largest / format.codes->largest / global, global);
+    return step_of(largest / largest_of_both() / global, global);
   }
 
   // The step and zero point for codes that span a share of the values, and 0. The least code is no
@@ -115,11 +131,11 @@ struct Quantiser::Impl {
     const auto [lowest, highest] = std::ranges::minmax(values);
     const float low = std::min(lowest * share, 0.0F);
     const float high = std::max(highest * share, 0.0F);
-    const float least = grid.least() + 1;
-    const float steps = grid.largest() - least;
+    const float least = least_code() + 1;
+    const float steps = largest_code() - least;
     Step step = step_of(std::max((high - low) / (steps + 1), high / steps), 1);
     step.zero =
-        std::clamp(std::nearbyint(grid.least() - low / step.effective), least, grid.largest());
+        std::clamp(std::nearbyint(least_code() - low / step.effective), least, largest_code());
     return step;
   }
 
@@ -129,7 +145,7 @@ struct Quantiser::Impl {
                   Scratch& scratch) const {
     const auto count = static_cast<int64_t>(values.size());
     std::ranges::transform(values, scratch.quotients.begin(),
-                           [&](float value) { return quotient_of(value, step); });
+                           [&](float value) { return quotient_of(value, step, bounds); });
     format.encode(scratch.quotients.data(), begin, count, row);
     format.decode(row, begin, count, scratch.decoded.data());
     if (step.zero == 0) return;
@@ -241,6 +257,7 @@ struct Quantiser::Impl {
   const quant::WeightFormat& format;
   int64_t bits;
   quant::CodeGrid grid;
+  Bounds bounds;
 };
 
 namespace {
@@ -256,6 +273,16 @@ Support supports_zeros(const QuantiseOptions& options, const quant::CodeBook& co
   return Support::no("zero points are whole numbers, which these codes are not");
 }
 
+Support supports_bits(const QuantiseOptions& options, const quant::CodeBook& codes) {
+  if (options.code_bits == 0) return Support::yes();
+  const int64_t most = bit_size(options.codes);
+  if (options.code_bits < 2 || options.code_bits > most) {
+    return Support::no("codes of this type have from 2 bits to those of the type");
+  }
+  if (counts_evenly(codes, most)) return Support::yes();
+  return Support::no("codes that are no whole numbers have all bits of their type");
+}
+
 }  // namespace
 
 Support Quantiser::supports(const QuantiseOptions& options) {
@@ -266,6 +293,7 @@ Support Quantiser::supports(const QuantiseOptions& options) {
   if (quant.weights == WeightScale::kNone) return Support::no("codes have scales");
   if (Support takes = format->takes(quant); !takes) return takes;
   if (Support zeros = supports_zeros(options, *format->codes); !zeros) return zeros;
+  if (Support bits = supports_bits(options, *format->codes); !bits) return bits;
   if (quant.has_column_order) return Support::no("orders of columns are not chosen");
   if (quant.has_column_factors) return Support::no("factors of columns are not chosen");
   if (quant.activations == ActivationScale::kTensorStatic) {

@@ -43,8 +43,14 @@ std::vector<float> decode_gptq(const SafetensorsFile& file, const std::string& n
   const Tensor groups = file.load(name + ".g_idx");
   const int64_t rows = words.shape()[1];
   const int64_t cols = groups.shape()[0];
-  const int64_t in_word = 32 / bits;
   const uint32_t mask = (1U << bits) - 1;
+  // Code i of a line begins at bit i * bits; `word` gives its words.
+  const auto code_at = [&](int64_t i, const auto& word) {
+    const int64_t bit = i * bits;
+    uint64_t pair = static_cast<uint32_t>(word(bit / 32));
+    if (bit % 32 + bits > 32) pair |= uint64_t{static_cast<uint32_t>(word(bit / 32 + 1))} << 32;
+    return static_cast<uint32_t>(pair >> (bit % 32)) & mask;
+  };
   std::vector<float> scale(static_cast<size_t>(scales.shape()[0] * rows));
   const Shape shape = {scales.shape()[0], rows};
   conclave::convert({.data = scales.as<std::byte>(), .dtype = DType::kF16, .shape = shape},
@@ -53,11 +59,11 @@ std::vector<float> decode_gptq(const SafetensorsFile& file, const std::string& n
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t col = 0; col < cols; ++col) {
       const int64_t group = groups.as<int32_t>()[col];
-      const auto word = static_cast<uint32_t>(words.as<int32_t>()[col / in_word * rows + row]);
-      const auto zero_word =
-          static_cast<uint32_t>(zeros.as<int32_t>()[group * (rows / in_word) + row / in_word]);
-      const uint32_t code = word >> (col % in_word * bits) & mask;
-      const uint32_t zero = ((zero_word >> (row % in_word * bits)) + 1) & mask;
+      const uint32_t code =
+          code_at(col, [&](int64_t i) { return words.as<int32_t>()[i * rows + row]; });
+      const uint32_t stored = code_at(
+          row, [&](int64_t i) { return zeros.as<int32_t>()[group * zeros.shape()[1] + i]; });
+      const uint32_t zero = (stored + 1) & mask;
       values.push_back(static_cast<float>(static_cast<int>(code) - static_cast<int>(zero)) *
                        scale[static_cast<size_t>(group * rows + row)]);
     }
@@ -120,7 +126,12 @@ INSTANTIATE_TEST_SUITE_P(Forms, ConvertGptq,
                                            GptqCase{"gptq-int4:group=row,asym", 4, -1, false},
                                            GptqCase{"gptq-int8:group=32,sym", 8, 32, true},
                                            GptqCase{"gptq-int8:group=row", 8, -1, true},
-                                           GptqCase{"gptq-int8:group=32,asym", 8, 32, false}),
+                                           GptqCase{"gptq-int8:group=32,asym", 8, 32, false},
+                                           GptqCase{"gptq-int3:group=32", 3, 32, true},
+                                           GptqCase{"gptq-int3:group=16,asym", 3, 16, false},
+                                           GptqCase{"gptq-int3:group=row,asym", 3, -1, false},
+                                           GptqCase{"gptq-int2:group=32", 2, 32, true},
+                                           GptqCase{"gptq-int2:group=16,asym", 2, 16, false}),
                          [](const auto& row) {
                            std::string name = std::get<0>(row.param);
                            std::ranges::replace_if(

@@ -49,6 +49,29 @@ TEST_P(BundledModel, Verify_PassesEveryStage) {
   }
 }
 
+// The same codes of rows on both sides: beside plain rows the output would be off by a hundredth.
+TEST(Verify, RowsOfInt8_AreComparedWithRowsCodedLikewise) {
+  for (const std::string model : {"testdata/quantised/qwen3_moe-compressed-int4-group32",
+                                  "testdata/gguf/llama-q4_0/model.gguf"}) {
+    const auto worst_error = [&](std::vector<std::string> more) {
+      std::vector<std::string> arguments = {"verify", model, "--format", "json"};
+      arguments.insert(arguments.end(), more.begin(), more.end());
+      const ToolResult result = run_tool(arguments);
+      EXPECT_EQ(result.exit_code, 0) << result.err << result.out;
+      return Json::parse(result.out)["layers"][0]["worst_error"].get<double>();
+    };
+    const double coded = worst_error({"--rows", "int8"});
+    EXPECT_NE(coded, worst_error({})) << "rows stayed as they are: " << model;
+    EXPECT_GT(coded, 0);
+    const ToolResult text = run_tool({"verify", model, "--rows", "int8"});
+    EXPECT_NE(text.out.find("rows by 32 in I8"), std::string::npos) << text.out;
+  }
+  const ToolResult plain = run_tool({"verify", bundled("mixtral-tiny"), "--rows", "int8"});
+  EXPECT_EQ(plain.exit_code, 2);
+  EXPECT_NE(plain.err.find("rows cannot be int8 beside these weights"), std::string::npos)
+      << plain.err;
+}
+
 INSTANTIATE_TEST_SUITE_P(Run, BundledModel,
                          ::testing::Values("mixtral-tiny", "olmoe-tiny", "qwen2-moe-tiny",
                                            "qwen3-moe-tiny"),

@@ -39,6 +39,7 @@ nlohmann::ordered_json key_of(const SourceModel& source, const ConvertRequest& r
           {"source", std::filesystem::canonical(source.path()).string()},
           {"files", source.identity()},
           {"form", request.form->name()},
+          {"container", request.container == Container::kGguf ? "gguf" : "safetensors"},
           {"layers", request.layers},
           {"keep", keep},
           {"scales", rule_name(request.rule)},
@@ -96,7 +97,8 @@ class Conversion {
   // A conversion that cannot be leaves nothing behind.
   void check_possible(const std::vector<const ShardRecord*>& intact) const {
     try {
-      require_readable(*files_, request_, directory_.unfinished() / "outline");
+      require_readable(source_->checkpoint(), *files_, request_,
+                       directory_.unfinished() / "outline");
       directory_.require_room(plan_.bytes - bytes_of(intact));
     } catch (const Error&) {
       if (intact.empty()) directory_.discard();
@@ -148,10 +150,11 @@ class Conversion {
                             .model_type = source_->checkpoint().model_type(),
                             .form = request_.form->name(),
                             .scales = rule_name(request_.rule),
-                            .bytes_before = source_->checkpoint().total_bytes(),
+                            .bytes_before = bytes_of_source(),
                             .bytes_after = plan_.bytes,
                             .shards = plan_.shards.size(),
-                            .left_out = left_out_};
+                            .left_out = left_out_,
+                            .layers_alone = request_.container != source_->container()};
     const std::vector<uint64_t> bytes_after = bytes_of_modules();
     for (const PlannedMatrix& matrix : plan_.matrices) {
       const auto index = static_cast<size_t>(matrix.module);
@@ -172,6 +175,15 @@ class Conversion {
       }
     }
     return report;
+  }
+
+  // The part of the source that the result stands for.
+  uint64_t bytes_of_source() const {
+    const Checkpoint& model = source_->checkpoint();
+    if (request_.container == source_->container()) return model.total_bytes();
+    uint64_t bytes = 0;
+    for (const int64_t layer : request_.layers) bytes += model.layer(layer).bytes;
+    return bytes;
   }
 
   std::vector<uint64_t> bytes_of_modules() const {

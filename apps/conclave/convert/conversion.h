@@ -41,6 +41,7 @@ struct ConversionReport {
   std::vector<ModuleReport> modules = {};
   std::vector<LayerError> layers = {};     // empty without tokens
   std::vector<std::string> left_out = {};  // files that were not copied
+  bool layers_alone = false;               // the result has MoE layers and no whole model
 };
 
 struct Measurement {

@@ -23,6 +23,10 @@ void GgufModel::read(const SourceTensor& tensor, uint64_t offset,
 }
 
 std::string GgufModel::shard_name(size_t index, size_t count) const {
+  return gguf_shard_name(index, count);
+}
+
+std::string gguf_shard_name(size_t index, size_t count) {
   if (count == 1) return "model.gguf";
   return fmt::format("model-{:05}-of-{:05}.gguf", index + 1, count);
 }

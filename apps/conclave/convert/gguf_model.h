@@ -7,6 +7,9 @@
 
 namespace conclave::tool {
 
+// The name of a part of a model.
+std::string gguf_shard_name(size_t index, size_t count);
+
 class GgufModel final : public SourceModel {
  public:
   explicit GgufModel(const std::filesystem::path& path);

@@ -48,13 +48,13 @@ void set_key(std::vector<GgufKey>& keys, GgufKey key) {
 // Here, so that the source needs no word of results.
 std::unique_ptr<ResultFiles> GgufModel::result_files(const ConversionPlan& plan,
                                                      const ConvertRequest& request) const {
-  return std::make_unique<GgufResult>(*this, plan, request);
+  return std::make_unique<GgufResult>(reader_.keys(), reader_.alignment(), plan, request);
 }
 
 // Keys keep their bytes, but for those that say how the model is split and what its type is.
-GgufResult::GgufResult(const GgufModel& source, const ConversionPlan& plan,
+GgufResult::GgufResult(std::vector<GgufKey> keys, uint64_t alignment, const ConversionPlan& plan,
                        const ConvertRequest& request)
-    : source_(source), plan_(plan), keys_(source.reader().keys()) {
+    : plan_(plan), alignment_(alignment), keys_(std::move(keys)) {
   std::erase_if(keys_, [](const GgufKey& key) { return key.name.starts_with("split."); });
   if (const auto type = request.form->file_type()) {
     set_key(keys_, GgufKey::of_u32(kFileType, *type));
@@ -86,7 +86,7 @@ std::filesystem::path GgufResult::model_in(const std::filesystem::path& director
 std::unique_ptr<ShardFile> GgufResult::create(const PlannedShard& shard,
                                               const std::filesystem::path& directory) const {
   return std::make_unique<GgufShard>(directory / shard.file_name, shard, keys_of(shard),
-                                     source_.reader().alignment());
+                                     alignment_);
 }
 
 bool GgufResult::read_back(const PlannedShard& shard, const std::filesystem::path& directory,
@@ -111,8 +111,7 @@ bool GgufResult::read_back(const PlannedShard& shard, const std::filesystem::pat
 
 std::filesystem::path GgufResult::write_outline(const std::filesystem::path& directory) const {
   for (const PlannedShard& shard : plan_.shards) {
-    GgufShard file(directory / shard.file_name, shard, keys_of(shard),
-                   source_.reader().alignment());
+    GgufShard file(directory / shard.file_name, shard, keys_of(shard), alignment_);
     file.finish_with_zeros();
   }
   return model_in(directory);

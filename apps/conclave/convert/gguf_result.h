@@ -8,7 +8,9 @@ namespace conclave::tool {
 
 class GgufResult final : public ResultFiles {
  public:
-  GgufResult(const GgufModel& source, const ConversionPlan& plan, const ConvertRequest& request);
+  // `keys` of the model, in a file aligned as they say.
+  GgufResult(std::vector<GgufKey> keys, uint64_t alignment, const ConversionPlan& plan,
+             const ConvertRequest& request);
 
   std::filesystem::path model_in(const std::filesystem::path& directory) const override;
   std::unique_ptr<ShardFile> create(const PlannedShard& shard,
@@ -22,8 +24,8 @@ class GgufResult final : public ResultFiles {
   // The keys of a part: the first has all of the model's.
   std::vector<GgufKey> keys_of(const PlannedShard& shard) const;
 
-  const GgufModel& source_;
   const ConversionPlan& plan_;
+  uint64_t alignment_;
   std::vector<GgufKey> keys_;
 };
 

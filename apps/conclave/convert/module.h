@@ -21,8 +21,8 @@ struct ModulePart {
   // A second matrix whose rows alternate with those of the first.
   std::optional<WeightId> other = {};
   int64_t expert = 0;
-  int64_t rows = 0;   // counting both
-  size_t matrix = 0;  // its place in the plan's list, for reports
+  int64_t rows = 0;                   // counting both
+  std::optional<size_t> matrix = {};  // its place in the plan's list, for reports; none for values
 };
 
 // A linear layer that is written anew, or a stack of them.
@@ -33,8 +33,9 @@ struct ConvertedModule {
   int64_t rows = 0;
   int64_t cols = 0;
   const TargetForm* form = nullptr;
-  const SourceTensor* source = nullptr;  // that holds its first matrix
-  uint64_t source_bytes = 0;             // weights and planes, by their share of a tensor
+  std::string tensor;               // for GGUF: the tensor that it becomes
+  std::vector<int64_t> shape = {};  // its shape there
+  uint64_t source_bytes = 0;        // weights and planes, by their share of a tensor
 };
 
 struct PlannedTensor {

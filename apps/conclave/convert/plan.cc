@@ -1,12 +1,14 @@
 #include "convert/plan.h"
 
 #include "convert/forms/target_form.h"
+#include "convert/gguf_layers_plan.h"
 
 #include "conclave/error.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string_view>
@@ -45,7 +47,9 @@ class Planner {
     check_replaced();
     check_modules();
     list_matrices();
-    fill_shards(list_units());
+    fill_shards(
+        list_units(), request_.shard_bytes,
+        [this](size_t i, size_t count) { return source_.shard_name(i, count); }, plan_);
     return std::move(plan_);
   }
 
@@ -89,7 +93,8 @@ class Planner {
                                .layer = layer,
                                .cols = info.cols,
                                .form = &form,
-                               .source = source_.find(first)});
+                               .tensor = first,
+                               .shape = source_.find(first)->shape});
       anchors_[first].push_back(known->second);
     }
     ConvertedModule& module = plan_.modules[static_cast<size_t>(known->second)];
@@ -223,23 +228,6 @@ class Planner {
                                                  : name);
   }
 
-  void fill_shards(std::vector<std::vector<PlannedTensor>> units) {
-    for (std::vector<PlannedTensor>& unit : units) {
-      uint64_t bytes = 0;
-      for (const PlannedTensor& tensor : unit) bytes += tensor.bytes;
-      const bool full =
-          plan_.shards.empty() || (plan_.shards.back().bytes + bytes > request_.shard_bytes &&
-                                   !plan_.shards.back().tensors.empty());
-      if (full) plan_.shards.emplace_back();
-      PlannedShard& shard = plan_.shards.back();
-      shard.bytes += bytes;
-      plan_.bytes += bytes;
-      std::move(unit.begin(), unit.end(), std::back_inserter(shard.tensors));
-    }
-    const size_t count = plan_.shards.size();
-    for (size_t i = 0; i < count; ++i) plan_.shards[i].file_name = source_.shard_name(i, count);
-  }
-
   const SourceModel& source_;
   const ConvertRequest& request_;
   ConversionPlan plan_;
@@ -252,7 +240,26 @@ class Planner {
 
 }  // namespace
 
+void fill_shards(std::vector<std::vector<PlannedTensor>> units, uint64_t shard_bytes,
+                 const std::function<std::string(size_t index, size_t count)>& name_of,
+                 ConversionPlan& plan) {
+  for (std::vector<PlannedTensor>& unit : units) {
+    uint64_t bytes = 0;
+    for (const PlannedTensor& tensor : unit) bytes += tensor.bytes;
+    const bool full = plan.shards.empty() || (plan.shards.back().bytes + bytes > shard_bytes &&
+                                              !plan.shards.back().tensors.empty());
+    if (full) plan.shards.emplace_back();
+    PlannedShard& shard = plan.shards.back();
+    shard.bytes += bytes;
+    plan.bytes += bytes;
+    std::move(unit.begin(), unit.end(), std::back_inserter(shard.tensors));
+  }
+  const size_t count = plan.shards.size();
+  for (size_t i = 0; i < count; ++i) plan.shards[i].file_name = name_of(i, count);
+}
+
 ConversionPlan plan_conversion(const SourceModel& source, const ConvertRequest& request) {
+  if (request.container != source.container()) return plan_gguf_layers(source, request);
   return Planner(source, request).plan();
 }
 

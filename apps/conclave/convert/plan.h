@@ -6,7 +6,10 @@
 #include "convert/request.h"
 #include "convert/source_model.h"
 
+#include "conclave/gguf.h"
+
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -32,7 +35,15 @@ struct ConversionPlan {
   std::vector<PlannedShard> shards;
   std::vector<std::string> kept;  // linear layers without codes
   uint64_t bytes = 0;             // in all tensors
+  // Keys of a GGUF file that has none of the source's.
+  std::vector<GgufKey> keys = {};
+  std::vector<FormPointer> forms = {};  // that modules have beside those of the request
 };
+
+// Puts units of tensors into shards, which are named when their number is known.
+void fill_shards(std::vector<std::vector<PlannedTensor>> units, uint64_t shard_bytes,
+                 const std::function<std::string(size_t index, size_t count)>& name_of,
+                 ConversionPlan& plan);
 
 // Throws Error(kUnsupported), naming the tensor or linear layer, for what no form of the result can
 // say, and Error(kInvalidArgument) for a rule of --keep that matches nothing.

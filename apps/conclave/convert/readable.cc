@@ -5,6 +5,7 @@
 
 #include "conclave/checkpoint.h"
 #include "conclave/error.h"
+#include "conclave/gguf_layers.h"
 
 #include <fmt/format.h>
 
@@ -50,21 +51,25 @@ class Scratch {
        .found = std::move(reason)});
 }
 
-void check_layers(const Checkpoint& result, const ConvertRequest& request) {
+void check_layers(const Checkpoint& source, const Checkpoint& result,
+                  const ConvertRequest& request) {
   for (const int64_t index : request.layers) {
     const CheckpointLayer& layer = result.layer(index);
     if (!layer.support) refuse(request, layer.prefix, layer.support.reason());
+    if (container_of(request.source) == request.container) continue;
+    const Support same = means_the_same(source.layer(index).spec, layer.spec);
+    if (!same) refuse(request, layer.prefix, same.reason());
   }
 }
 
 }  // namespace
 
-void require_readable(const ResultFiles& files, const ConvertRequest& request,
-                      const std::filesystem::path& scratch) {
+void require_readable(const Checkpoint& source, const ResultFiles& files,
+                      const ConvertRequest& request, const std::filesystem::path& scratch) {
   const Scratch directory(scratch);
   const std::filesystem::path model = files.write_outline(directory.path());
   try {
-    check_layers(Checkpoint::open(model), request);
+    check_layers(source, Checkpoint::open(model), request);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kUnsupported || error.code() == ErrorCode::kFileWrite) throw;
     const ErrorDetail& detail = error.detail();

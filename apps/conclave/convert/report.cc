@@ -145,6 +145,7 @@ std::string forms_text(const ConversionReport& report) {
 nlohmann::ordered_json to_json(const ConversionReport& report) {
   nlohmann::ordered_json json = facts_of(report);
   json["left_out"] = report.left_out;
+  json["layers_alone"] = report.layers_alone;
   json["layers"] = nlohmann::ordered_json::array();
   for (const LayerError& layer : report.layers) json["layers"].push_back(layer_json(layer));
   json["matrices"] = nlohmann::ordered_json::array();
@@ -170,6 +171,10 @@ void print_report(const ConversionReport& report, std::FILE* out) {
   std::string files;
   for (const std::string& name : report.left_out) files += (files.empty() ? "" : ", ") + name;
   if (!files.empty()) table.note("\nnot copied: " + files);
+  if (report.layers_alone) {
+    table.note(
+        "\nthe file has MoE layers alone: no attention, embedding, norm or tokenizer of the model");
+  }
   if (report.shards_kept > 0) {
     table.note(fmt::format("\n{} of {} shards were there from an earlier run", report.shards_kept,
                            report.shards));

@@ -20,6 +20,15 @@ Container container_of(const std::filesystem::path& path) {
                                                          : Container::kSafetensors;
 }
 
+Container container_of_result(const std::filesystem::path& source,
+                              const std::filesystem::path& destination, const std::string& form) {
+  if (container_of(source) == Container::kGguf) return Container::kGguf;
+  const std::filesystem::path named =
+      destination.has_filename() ? destination : destination.parent_path();
+  const bool wants = named.extension() == ".gguf" || is_form_of_gguf_alone(form);
+  return wants ? Container::kGguf : Container::kSafetensors;
+}
+
 KeepRule parse_keep_rule(const std::string& text, Container container, ScaleRule rule) {
   const size_t equals = text.rfind('=');
   const std::string name = equals == std::string::npos ? "" : text.substr(equals + 1);

@@ -22,15 +22,20 @@ struct ConvertRequest {
   std::filesystem::path source;
   std::filesystem::path destination;
   FormPointer form;
-  std::vector<int64_t> layers;  // ascending
-  std::vector<KeepRule> keep;   // the first that matches counts
+  Container container = Container::kSafetensors;  // the result's
+  std::vector<int64_t> layers;                    // ascending
+  std::vector<KeepRule> keep;                     // the first that matches counts
   ScaleRule rule = ScaleRule::kAmax;
   uint64_t shard_bytes = 0;
   bool replace = false;  // a destination, or an unfinished conversion, that is there
 };
 
-// The container of the model at a path, which its forms go by.
+// The container of the model at a path.
 Container container_of(const std::filesystem::path& path);
+// The container of a result, which its forms go by: that of the source, but for a directory that
+// gets a form of GGUF's alone, or whose result ends in ".gguf".
+Container container_of_result(const std::filesystem::path& source,
+                              const std::filesystem::path& destination, const std::string& form);
 // Parses "PATTERN=FORMAT" for models of a container. Throws Error(kInvalidArgument, kUnknownName).
 KeepRule parse_keep_rule(const std::string& text, Container container, ScaleRule rule);
 

@@ -42,8 +42,8 @@ class ResultFiles {
 };
 
 // Opens the result as it would be, without data. Throws Error(kUnsupported) with the reason if no
-// layer of this library could read it.
-void require_readable(const ResultFiles& files, const ConvertRequest& request,
-                      const std::filesystem::path& scratch);
+// layer of this library could read it, or in another container would mean something else.
+void require_readable(const Checkpoint& source, const ResultFiles& files,
+                      const ConvertRequest& request, const std::filesystem::path& scratch);
 
 }  // namespace conclave::tool

@@ -1,5 +1,6 @@
 #include "convert/safetensors_result.h"
 
+#include "convert/gguf_result.h"
 #include "convert/json_edit.h"
 #include "output/table.h"
 
@@ -12,6 +13,7 @@ namespace conclave::tool {
 namespace {
 
 constexpr uint64_t kPieceBytes = uint64_t{1} << 20;
+constexpr uint64_t kGgufAlignment = 32;
 constexpr const char* kIndexFile = "model.safetensors.index.json";
 
 class SafetensorsShard final : public ShardFile {
@@ -60,6 +62,9 @@ std::vector<std::string> with_head(std::vector<std::string> kept) {
 // Here, so that the source needs no word of results.
 std::unique_ptr<ResultFiles> SafetensorsModel::result_files(const ConversionPlan& plan,
                                                             const ConvertRequest& request) const {
+  if (request.container == Container::kGguf) {
+    return std::make_unique<GgufResult>(plan.keys, kGgufAlignment, plan, request);
+  }
   return std::make_unique<SafetensorsResult>(*this, plan, request);
 }
 

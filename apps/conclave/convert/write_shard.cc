@@ -108,7 +108,9 @@ class ShardWriter {
   void gather(const Piece& piece, const QuantisedRows& result) {
     const Strip& strip = piece.strip;
     const ConvertedModule& module = job_.plan.modules[static_cast<size_t>(strip.module)];
-    record_.errors[static_cast<int32_t>(module.parts[strip.part].matrix)].add(result.error);
+    if (const auto matrix = module.parts[strip.part].matrix) {
+      record_.errors[static_cast<int32_t>(*matrix)].add(result.error);
+    }
     if (std::exchange(gathered_module_, strip.module) != strip.module) {
       gathered_ = {.matrix_scale = job_.codes.matrix_scale(strip.module)};
     }

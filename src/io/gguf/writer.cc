@@ -29,6 +29,9 @@ constexpr uint64_t kMaxAlignment = 65'536;
 constexpr uint32_t kU16 = 2;
 constexpr uint32_t kU32 = 4;
 constexpr uint32_t kI32 = 5;
+constexpr uint32_t kF32 = 6;
+constexpr uint32_t kBool = 7;
+constexpr uint32_t kText = 8;
 
 template <class T>
 void append(std::vector<std::byte>& bytes, T number) {
@@ -75,6 +78,18 @@ GgufKey GgufKey::of_u32(std::string name, uint32_t value) {
 }
 GgufKey GgufKey::of_i32(std::string name, int32_t value) {
   return key_of(std::move(name), kI32, value);
+}
+GgufKey GgufKey::of_f32(std::string name, float value) {
+  return key_of(std::move(name), kF32, value);
+}
+GgufKey GgufKey::of_bool(std::string name, bool value) {
+  return key_of(std::move(name), kBool, static_cast<uint8_t>(value));
+}
+GgufKey GgufKey::of_text(std::string name, std::string_view value) {
+  GgufKey key{.name = std::move(name), .value = {}};
+  append(key.value, kText);
+  append_text(key.value, value);
+  return key;
 }
 
 uint64_t gguf_row_bytes(std::string_view type_name, int64_t elements) {

@@ -1,6 +1,8 @@
 #include "quant/gguf/block_encoder.h"
 
 #include "core/float_convert.h"
+#include "quant/gguf/block_bytes.h"
+#include "quant/gguf/k_encoders.h"
 #include "quant/gguf/value_tables.h"
 
 #include <algorithm>
@@ -9,30 +11,16 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 namespace conclave::inline v0::quant {
 namespace {
 
 constexpr int64_t kElements = 32;
-constexpr float kLargestF16 = 65504.0F;
 
 constexpr std::array<int8_t, 15> kE2m1Grid = {-12, -8, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 8, 12};
 
 using Codes = std::array<uint8_t, kElements>;
-
-// Scales beyond float16 become its largest number, so that values saturate and stay finite.
-float within_f16(float value) { return std::clamp(value, -kLargestF16, kLargestF16); }
-
-void store_f16(float value, std::byte* out) {
-  const uint16_t bits = float_to_f16(value);
-  std::memcpy(out, &bits, sizeof(bits));
-}
-
-// A step below 2^-128 has no inverse in float32; all codes are 0 then, as for a step of 0.
-float inverse_of(float step) {
-  const float inverse = 1.0F / step;
-  return step != 0 && std::isfinite(inverse) ? inverse : 0.0F;
-}
 
 // The first value of the largest magnitude, with its sign.
 float outermost(const float* values) {
@@ -167,22 +155,30 @@ void encode_mxfp4(const float* values, float share, std::byte* block) {
 }
 
 constexpr std::array kEncoders = {
-    BlockEncoder{"Q8_0", encode_q8_0},
-    BlockEncoder{"Q4_0", encode_q4_0},
-    BlockEncoder{"Q4_1", encode_q4_1},
-    BlockEncoder{"Q5_0", encode_q5_0},
-    BlockEncoder{"Q5_1", encode_q5_1},
-    BlockEncoder{"IQ4_NL", encode_iq4_nl, kIq4Values},
-    BlockEncoder{"MXFP4", encode_mxfp4, kE2m1Grid},
+    BlockEncoder{.type = "Q8_0", .encode = encode_q8_0},
+    BlockEncoder{.type = "Q4_0", .encode = encode_q4_0},
+    BlockEncoder{.type = "Q4_1", .encode = encode_q4_1},
+    BlockEncoder{.type = "Q5_0", .encode = encode_q5_0},
+    BlockEncoder{.type = "Q5_1", .encode = encode_q5_1},
+    BlockEncoder{.type = "IQ4_NL", .encode = encode_iq4_nl, .grid = kIq4Values},
+    BlockEncoder{.type = "MXFP4", .encode = encode_mxfp4, .grid = kE2m1Grid},
 };
 
 }  // namespace
 
-std::span<const BlockEncoder> block_encoders() noexcept { return kEncoders; }
+std::span<const BlockEncoder> block_encoders() noexcept {
+  static const std::vector<BlockEncoder> kAll = [] {
+    std::vector<BlockEncoder> all(kEncoders.begin(), kEncoders.end());
+    all.insert(all.end(), k_encoders().begin(), k_encoders().end());
+    return all;
+  }();
+  return kAll;
+}
 
 const BlockEncoder* find_block_encoder(std::string_view type) noexcept {
-  const auto* at = std::ranges::find(kEncoders, type, &BlockEncoder::type);
-  return at != kEncoders.end() ? at : nullptr;
+  const auto all = block_encoders();
+  const auto at = std::ranges::find(all, type, &BlockEncoder::type);
+  return at != all.end() ? &*at : nullptr;
 }
 
 }  // namespace conclave::inline v0::quant

@@ -16,10 +16,13 @@ struct BlockEncoder {
   // another for a search. With 1, blocks have the bytes that gguf-py gives them, where it makes
   // blocks of the type.
   void (*encode)(const float* values, float share, std::byte* block) = nullptr;
+  // Makes the block of least squared error that it finds; null if shares are to be tried.
+  void (*search)(const float* values, std::byte* block) = nullptr;
   // Codes that do not count evenly stand for these, ascending.
   std::span<const int8_t> grid = {};
 };
 
+// All encoders, in the order that names are listed.
 std::span<const BlockEncoder> block_encoders() noexcept;
 // The encoder of this type; null if there is none.
 const BlockEncoder* find_block_encoder(std::string_view type) noexcept;

@@ -43,8 +43,7 @@ const char* hint_about(Container container) {
            "model, "
            "so that it becomes a GGUF file again";
   }
-  return "GGUF's types are for GGUF files: llama.cpp's convert_hf_to_gguf.py makes one of this "
-         "model, with --outtype bf16";
+  return "a result whose name ends in .gguf takes GGUF's types";
 }
 
 FormOptions options_of(const std::string& text, size_t colon) {
@@ -103,6 +102,15 @@ FormPointer parse(const std::string& text, Container container, ScaleRule rule, 
 
 std::vector<std::string> quantised_form_names() {
   return names_where([](const FormRow& row) { return row.has_codes; });
+}
+
+bool is_form_of_gguf_alone(std::string_view name) {
+  const auto stands_for = [&](Container container) {
+    return std::ranges::any_of(all_rows(), [&](const FormRow& row) {
+      return row.name == name && row.container == container;
+    });
+  };
+  return stands_for(Container::kGguf) && !stands_for(Container::kSafetensors);
 }
 
 FormPointer parse_quantised_form(const std::string& text, Container container, ScaleRule rule) {

@@ -42,6 +42,9 @@ std::vector<FormRow> gguf_forms();
 // Names of all forms with codes, each once.
 std::vector<std::string> quantised_form_names();
 
+// Whether a name stands for a form of GGUF files and none of directories.
+bool is_form_of_gguf_alone(std::string_view name);
+
 // "NAME" or "NAME:OPTION,OPTION" for models of a container. Throws Error(kUnknownName) for names
 // that it does not have, and Error(kInvalidArgument) for options.
 FormPointer parse_quantised_form(const std::string& text, Container container, ScaleRule rule);

@@ -17,8 +17,9 @@ struct FileType {
   uint32_t number;
 };
 constexpr std::array kFileTypes = {
-    FileType{"Q4_0", 2}, FileType{"Q4_1", 3},    FileType{"Q8_0", 7},  FileType{"Q5_0", 8},
-    FileType{"Q5_1", 9}, FileType{"IQ4_NL", 25}, FileType{"MXFP4", 38}};
+    FileType{"Q4_0", 2},  FileType{"Q4_1", 3},  FileType{"Q8_0", 7},    FileType{"Q5_0", 8},
+    FileType{"Q5_1", 9},  FileType{"Q2_K", 10}, FileType{"Q3_K", 12},   FileType{"Q4_K", 15},
+    FileType{"Q5_K", 17}, FileType{"Q6_K", 18}, FileType{"IQ4_NL", 25}, FileType{"MXFP4", 38}};
 
 std::string lower(std::string_view text) {
   std::string out(text);
@@ -37,9 +38,9 @@ class GgufForm final : public TargetForm {
   }
 
   std::vector<PlannedTensor> tensors(const ConvertedModule& module) const override {
-    return {{.name = module.source->name,
+    return {{.name = module.tensor,
              .type = type_,
-             .shape = module.source->shape,
+             .shape = module.shape,
              .bytes = gguf_row_bytes(type_, module.cols) * static_cast<uint64_t>(module.rows),
              .streamed = true}};
   }

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 namespace conclave::tool {
@@ -21,6 +22,7 @@ constexpr int64_t kMaxGroup = 65'536;
 struct GptqOptions {
   std::string name;  // as asked for, with its options
   DType codes = DType::kI4;
+  int64_t bits = 4;     // as stored; the type may have more
   int64_t group = 128;  // 0: a scale for each row
   bool symmetric = true;
 };
@@ -61,6 +63,7 @@ class GptqForm final : public TargetForm {
   GptqForm(GptqOptions options, ScaleRule rule)
       : options_(std::move(options)),
         quantiser_({.codes = options_.codes,
+                    .code_bits = options_.bits,
                     .quant = spec_of(options_),
                     .scale_dtype = DType::kF16,
                     .rule = rule}) {}
@@ -70,10 +73,10 @@ class GptqForm final : public TargetForm {
   void check(const ConvertedModule& module) const override {
     if (options_.group > 0) require_whole_groups(module, options_.group);
     for (const auto& [size, axis] : {std::pair(module.cols, "columns"), {module.rows, "rows"}}) {
-      if (size % codes_in_word() == 0) continue;
+      if (size % whole_codes() == 0) continue;
       refuse_module(module, fmt::format("the {} do not fill words of codes", axis),
                     fmt::format("{} {}", size, axis),
-                    fmt::format("a multiple of {}", codes_in_word()));
+                    fmt::format("a multiple of {}", whole_codes()));
     }
   }
 
@@ -86,8 +89,8 @@ class GptqForm final : public TargetForm {
       planned.back().plane = plane;
     };
     add(".qweight", WeightPlane::kWeights, DType::kI32,
-        {module.cols / codes_in_word(), module.rows});
-    add(".qzeros", WeightPlane::kZero, DType::kI32, {groups, module.rows / codes_in_word()});
+        {module.cols * bits() / kWordBits, module.rows});
+    add(".qzeros", WeightPlane::kZero, DType::kI32, {groups, module.rows * bits() / kWordBits});
     add(".scales", WeightPlane::kScale, DType::kF16, {groups, module.rows});
     add(".g_idx", WeightPlane::kColumnOrder, DType::kI32, {module.cols});
     return planned;
@@ -102,7 +105,8 @@ class GptqForm final : public TargetForm {
                                 const GatheredRows& rows) const override {
     switch (tensor.plane) {
       case WeightPlane::kWeights:
-        return transposed_words(module, rows.codes);
+        return bits() == bit_size(options_.codes) ? transposed_words(module, rows.codes)
+                                                  : repacked_words(module, rows.codes);
       case WeightPlane::kScale:
         return transposed_scales(module, rows.scales);
       case WeightPlane::kZero:
@@ -128,8 +132,9 @@ class GptqForm final : public TargetForm {
   }
 
  private:
-  int64_t bits() const { return bit_size(options_.codes); }
-  int64_t codes_in_word() const { return kWordBits / bits(); }
+  int64_t bits() const { return options_.bits; }
+  // The fewest codes that fill words, in which one of 3 bits may lie across two.
+  int64_t whole_codes() const { return kWordBits / std::gcd(kWordBits, bits()); }
   int64_t groups_of(const ConvertedModule& module) const {
     return options_.group > 0 ? module.cols / options_.group : 1;
   }
@@ -153,7 +158,7 @@ class GptqForm final : public TargetForm {
   std::vector<std::byte> transposed_words(const ConvertedModule& module,
                                           std::span<const std::byte> codes) const {
     constexpr int64_t kTile = 16;
-    const int64_t lines = module.cols / codes_in_word();
+    const int64_t lines = module.cols * bits() / kWordBits;
     std::vector<std::byte> out(codes.size());
     for (int64_t first = 0; first < module.rows; first += kTile) {
       const int64_t last = std::min(first + kTile, module.rows);
@@ -166,6 +171,43 @@ class GptqForm final : public TargetForm {
     }
     return out;
   }
+
+  // The quantiser's codes have half a byte each, and count from -8.
+  std::vector<std::byte> repacked_words(const ConvertedModule& module,
+                                        std::span<const std::byte> codes) const {
+    constexpr int64_t kLeast = -8;
+    const int64_t lines = module.cols * bits() / kWordBits;
+    const int64_t row_bytes = (module.cols + 1) / 2;
+    std::vector<std::byte> out(static_cast<size_t>(lines * module.rows) * sizeof(uint32_t));
+    for (int64_t row = 0; row < module.rows; ++row) {
+      for (int64_t col = 0; col < module.cols; ++col) {
+        const auto pair = load<uint8_t>(codes, row * row_bytes + col / 2);
+        const int64_t value = (col % 2 == 0 ? pair & 15 : pair >> 4) + kLeast;
+        put_code(out, {.first = row, .stride = module.rows}, col, value + middle());
+      }
+    }
+    return out;
+  }
+
+  // Words of a line, the lowest bits of the first being code 0.
+  struct Line {
+    int64_t first = 0;
+    int64_t stride = 1;
+  };
+  void put_code(std::span<std::byte> words, const Line& line, int64_t index, int64_t code) const {
+    const int64_t bit = index * bits();
+    const int64_t at = bit % kWordBits;
+    const auto add = [&](int64_t word, uint32_t part) {
+      const int64_t place = line.first + word * line.stride;
+      store(words, place, load<uint32_t>(words, place) | part);
+    };
+    add(bit / kWordBits, static_cast<uint32_t>(code) << at);
+    if (at + bits() > kWordBits) {
+      add(bit / kWordBits + 1, static_cast<uint32_t>(code) >> (kWordBits - at));
+    }
+  }
+
+  int64_t middle() const { return int64_t{1} << (bits() - 1); }
 
   std::vector<std::byte> transposed_scales(const ConvertedModule& module,
                                            std::span<const std::byte> scales) const {
@@ -184,20 +226,14 @@ class GptqForm final : public TargetForm {
   std::vector<std::byte> zero_words(const ConvertedModule& module,
                                     std::span<const std::byte> zeros) const {
     const int64_t groups = groups_of(module);
-    const int64_t words = module.rows / codes_in_word();
-    const auto middle = static_cast<int64_t>(1) << (bits() - 1);
+    const int64_t words = module.rows * bits() / kWordBits;
     std::vector<std::byte> out(static_cast<size_t>(groups * words) * sizeof(uint32_t));
     for (int64_t group = 0; group < groups; ++group) {
-      for (int64_t word = 0; word < words; ++word) {
-        uint32_t packed = 0;
-        for (int64_t i = 0; i < codes_in_word(); ++i) {
-          const int64_t row = word * codes_in_word() + i;
-          const auto zero = zeros.empty()
-                                ? int64_t{0}
-                                : static_cast<int64_t>(load<float>(zeros, row * groups + group));
-          packed |= static_cast<uint32_t>(zero + middle - 1) << (i * bits());
-        }
-        store(std::span(out), group * words + word, packed);
+      for (int64_t row = 0; row < module.rows; ++row) {
+        const auto zero = zeros.empty()
+                              ? int64_t{0}
+                              : static_cast<int64_t>(load<float>(zeros, row * groups + group));
+        put_code(out, {.first = group * words}, row, zero + middle() - 1);
       }
     }
     return out;
@@ -247,12 +283,18 @@ void take_options(FormOptions& options, GptqOptions& gptq) {
 
 std::vector<FormRow> gptq_forms() {
   std::vector<FormRow> rows;
-  for (const auto& [name, codes] :
-       {std::pair("gptq-int4", DType::kI4), {"gptq-int8", DType::kI8}}) {
+  struct Row {
+    const char* name;
+    DType codes;
+    int64_t bits;
+  };
+  for (const auto& [name, codes, bits] :
+       {Row{"gptq-int4", DType::kI4, 4}, Row{"gptq-int8", DType::kI8, 8},
+        Row{"gptq-int3", DType::kI4, 3}, Row{"gptq-int2", DType::kI4, 2}}) {
     rows.push_back({.name = name,
                     .options = "group=N or group=row; sym or asym",
                     .make = [=](FormOptions& options, ScaleRule rule) -> FormPointer {
-                      GptqOptions gptq{.name = name, .codes = codes};
+                      GptqOptions gptq{.name = name, .codes = codes, .bits = bits};
                       take_options(options, gptq);
                       return std::make_shared<GptqForm>(std::move(gptq), rule);
                     }});

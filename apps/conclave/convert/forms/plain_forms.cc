@@ -38,9 +38,10 @@ class PlainForm final : public TargetForm {
 
   // A GGUF tensor keeps its shape; a linear layer is a matrix.
   std::vector<PlannedTensor> tensors(const ConvertedModule& module) const override {
-    std::vector<int64_t> shape = {module.rows, module.cols};
-    if (container_ == Container::kGguf) shape = module.source->shape;
-    PlannedTensor tensor = dense_tensor(module.name + ".weight", dtype_, std::move(shape));
+    const bool is_gguf = container_ == Container::kGguf;
+    PlannedTensor tensor =
+        is_gguf ? dense_tensor(module.tensor, dtype_, module.shape)
+                : dense_tensor(module.name + ".weight", dtype_, {module.rows, module.cols});
     tensor.streamed = true;
     return {std::move(tensor)};
   }

@@ -1,0 +1,336 @@
+#include "checkpoint/gguf/family.h"
+
+#include "conclave/error.h"
+#include "conclave/gguf_layers.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <set>
+#include <string_view>
+#include <utility>
+
+namespace conclave::inline v0 {
+namespace {
+
+using checkpoint::GgufFamily;
+using checkpoint::GgufGating;
+
+// The key that llama.cpp takes the width of routed experts from.
+enum class WidthKey : uint8_t { kOfExperts, kOfFeedForward };
+
+// llama.cpp's converter turns such models into files of an architecture.
+struct WrittenFamily {
+  std::string_view model_type;
+  std::string_view architecture;
+  WidthKey width = WidthKey::kOfExperts;
+};
+
+constexpr std::array kWritten = {
+    WrittenFamily{"afmoe", "afmoe"},
+    WrittenFamily{"arctic", "arctic", WidthKey::kOfFeedForward},
+    WrittenFamily{"bailing_moe", "bailingmoe"},
+    WrittenFamily{"bailing_moe_v2", "bailingmoe2"},
+    WrittenFamily{"cohere2_moe", "cohere2moe"},
+    WrittenFamily{"dbrx", "dbrx", WidthKey::kOfFeedForward},
+    WrittenFamily{"deepseek_v2", "deepseek2"},
+    WrittenFamily{"deepseek_v3", "deepseek2"},
+    WrittenFamily{"dots1", "dots1"},
+    WrittenFamily{"ernie4_5_moe", "ernie4_5-moe"},
+    WrittenFamily{"exaone_moe", "exaone-moe"},
+    WrittenFamily{"glm4_moe", "glm4moe"},
+    WrittenFamily{"glm4_moe_lite", "deepseek2"},
+    WrittenFamily{"glm4v_moe", "glm4moe"},
+    WrittenFamily{"glm_moe_dsa", "glm-dsa"},
+    WrittenFamily{"gpt_oss", "gpt-oss"},
+    WrittenFamily{"granitemoe", "granitemoe", WidthKey::kOfFeedForward},
+    WrittenFamily{"granitemoehybrid", "granitehybrid", WidthKey::kOfFeedForward},
+    WrittenFamily{"granitemoeshared", "granitemoe", WidthKey::kOfFeedForward},
+    WrittenFamily{"hunyuan_v1_moe", "hunyuan-moe", WidthKey::kOfFeedForward},
+    WrittenFamily{"hy_v3", "hy_v3"},
+    WrittenFamily{"jamba", "jamba", WidthKey::kOfFeedForward},
+    WrittenFamily{"kimi_k2", "deepseek2"},
+    WrittenFamily{"kimi_linear", "kimi-linear"},
+    WrittenFamily{"laguna", "laguna"},
+    WrittenFamily{"lfm2_moe", "lfm2moe"},
+    WrittenFamily{"llama4", "llama4"},
+    WrittenFamily{"llama4_text", "llama4"},
+    WrittenFamily{"mellum", "mellum"},
+    WrittenFamily{"mimo_v2_flash", "mimo2"},
+    WrittenFamily{"minimax_m2", "minimax-m2", WidthKey::kOfFeedForward},
+    WrittenFamily{"mistral4", "mistral4"},
+    WrittenFamily{"mixtral", "llama", WidthKey::kOfFeedForward},
+    WrittenFamily{"nemotron_h", "nemotron_h_moe"},
+    WrittenFamily{"olmoe", "olmoe", WidthKey::kOfFeedForward},
+    WrittenFamily{"phimoe", "phimoe", WidthKey::kOfFeedForward},
+    WrittenFamily{"qwen2_moe", "qwen2moe"},
+    WrittenFamily{"qwen3_5_moe", "qwen35moe"},
+    WrittenFamily{"qwen3_5_moe_text", "qwen35moe"},
+    WrittenFamily{"qwen3_moe", "qwen3moe"},
+    WrittenFamily{"qwen3_next", "qwen3next"},
+    WrittenFamily{"qwen3_vl_moe", "qwen3vlmoe"},
+    WrittenFamily{"step3p5", "step35"},
+};
+static_assert(std::ranges::is_sorted(kWritten, {}, &WrittenFamily::model_type));
+
+struct NamedWeight {
+  WeightId id;
+  std::string_view name;
+};
+constexpr std::array kNames = {
+    NamedWeight{weights::kRouter, "ffn_gate_inp.weight"},
+    NamedWeight{weights::kRouterBias, "ffn_gate_inp.bias"},
+    NamedWeight{weights::kSelectionBias, "exp_probs_b.bias"},
+    NamedWeight{weights::kLatentDown, "ffn_latent_down.weight"},
+    NamedWeight{weights::kLatentUp, "ffn_latent_up.weight"},
+    NamedWeight{weights::kGate, "ffn_gate_exps.weight"},
+    NamedWeight{weights::kUp, "ffn_up_exps.weight"},
+    NamedWeight{weights::kDown, "ffn_down_exps.weight"},
+    NamedWeight{weights::kGate.with(WeightPlane::kBias), "ffn_gate_exps.bias"},
+    NamedWeight{weights::kUp.with(WeightPlane::kBias), "ffn_up_exps.bias"},
+    NamedWeight{weights::kDown.with(WeightPlane::kBias), "ffn_down_exps.bias"},
+    NamedWeight{weights::kSharedGate, "ffn_gate_shexp.weight"},
+    NamedWeight{weights::kSharedUp, "ffn_up_shexp.weight"},
+    NamedWeight{weights::kSharedDown, "ffn_down_shexp.weight"},
+    NamedWeight{weights::kSharedExpertGate, "ffn_gate_inp_shexp.weight"},
+    NamedWeight{weights::kResidualGate, "ffn_gate.weight"},
+    NamedWeight{weights::kResidualUp, "ffn_up.weight"},
+    NamedWeight{weights::kResidualDown, "ffn_down.weight"},
+};
+
+[[noreturn]] void refuse(const Checkpoint& model, std::string what, std::string found,
+                         std::string expected = {}) {
+  throw Error(ErrorCode::kUnsupported, {.what = std::move(what),
+                                        .file = model.directory().string(),
+                                        .expected = std::move(expected),
+                                        .found = std::move(found)});
+}
+
+const WrittenFamily& family_of(const Checkpoint& model) {
+  const auto* const at =
+      std::ranges::lower_bound(kWritten, model.model_type(), {}, &WrittenFamily::model_type);
+  if (at != kWritten.end() && at->model_type == model.model_type()) return *at;
+  std::string known;
+  for (const WrittenFamily& family : kWritten) {
+    known += fmt::format("{}{}", known.empty() ? "one of " : ", ", family.model_type);
+  }
+  refuse(model, "no GGUF file is written of this family", model.model_type(), known);
+}
+
+// A plane of codes says how to read weights, which become values.
+bool has_own_meaning(WeightId id) {
+  return !id.plane() || *id.plane() == WeightPlane::kWeights || *id.plane() == WeightPlane::kBias;
+}
+
+std::vector<int64_t> shape_of(WeightId id, const WeightInfo& info) {
+  const bool is_vector = info.rows == 1;
+  if (id.mlp() == WeightMlp::kRouted && is_vector && id.plane() == WeightPlane::kBias) {
+    return {info.count, info.cols};
+  }
+  if (id.mlp() == WeightMlp::kRouted) return {info.count, info.rows, info.cols};
+  if (is_vector) return {info.cols};
+  return {info.rows, info.cols};
+}
+
+void add_layer(const Checkpoint& model, int64_t index, GgufLayers& layers) {
+  const std::unique_ptr<WeightSource> source = model.layer_source(index);
+  for (const WeightId id : weights::kAll) {
+    const WeightInfo info = source->describe(id);
+    if (info.count == 0 || !has_own_meaning(id)) continue;
+    const auto* const named = std::ranges::find(kNames, id, &NamedWeight::id);
+    if (named == kNames.end()) {
+      refuse(model, fmt::format("GGUF has no tensor for a weight of layer {}", index),
+             to_string(id));
+    }
+    layers.tensors.push_back({.name = fmt::format("blk.{}.{}", index, named->name),
+                              .layer = index,
+                              .id = id,
+                              .shape = shape_of(id, info)});
+  }
+}
+
+class KeyWriter {
+ public:
+  KeyWriter(const Checkpoint& model, const WrittenFamily& family, std::vector<GgufKey>& keys)
+      : model_(model), family_(family), keys_(keys) {}
+
+  void write(std::span<const int64_t> layers) {
+    const MoeSpec& spec = model_.layer(layers.front()).spec;
+    keys_.push_back(GgufKey::of_text("general.architecture", family_.architecture));
+    keys_.push_back(GgufKey::of_text(
+        "general.description",
+        "MoE layers alone: experts, routers and what belongs to them. No attention, embedding, "
+        "norm or tokenizer."));
+    size("block_count", model_.num_hidden_layers());
+    size("embedding_length", spec.hidden_size);
+    size("leading_dense_block_count", layers.front());
+    size(family_.width == WidthKey::kOfExperts ? "expert_feed_forward_length"
+                                               : "feed_forward_length",
+         spec.intermediate_size);
+    size("expert_count", spec.num_experts);
+    size("expert_used_count", spec.top_k);
+    write_shared(spec);
+    write_router(spec.router);
+    write_activation(spec);
+  }
+
+ private:
+  void size(std::string_view key, int64_t value) {
+    keys_.push_back(GgufKey::of_u32(name(key), static_cast<uint32_t>(value)));
+  }
+  void number(std::string_view key, double value) {
+    keys_.push_back(GgufKey::of_f32(name(key), static_cast<float>(value)));
+  }
+  std::string name(std::string_view key) const {
+    return fmt::format("{}.{}", family_.architecture, key);
+  }
+
+  void write_shared(const MoeSpec& spec) {
+    const int64_t width = spec.shared.intermediate_size;
+    if (width == 0) return;
+    const bool whole = width % spec.intermediate_size == 0;
+    size("expert_shared_count", whole ? width / spec.intermediate_size : 1);
+    size("expert_shared_feed_forward_length", width);
+  }
+
+  void write_router(const RouterSpec& router) {
+    const GgufGating gating = router.score == RouterScore::kSigmoid ? GgufGating::kSigmoid
+                              : router.score == RouterScore::kSqrtSoftplus
+                                  ? GgufGating::kSqrtSoftplus
+                                  : GgufGating::kSoftmax;
+    size("expert_gating_func", static_cast<int64_t>(gating));
+    keys_.push_back(
+        GgufKey::of_bool(name("expert_weights_norm"), router.renormalize == Renormalize::kSum));
+    number("expert_weights_scale", router.scale);
+    if (router.num_groups <= 1) return;
+    size("expert_group_count", router.num_groups);
+    size("expert_group_used_count", router.topk_groups);
+  }
+
+  void write_activation(const MoeSpec& spec) {
+    const auto is_clamped = [](const ActivationSpec& activation) {
+      return activation.name.starts_with("silu_clamp");
+    };
+    if (is_clamped(spec.activation)) number("swiglu_clamp_exp", spec.activation.limit);
+    const ActivationSpec& shared =
+        spec.shared.activation.name.empty() ? spec.activation : spec.shared.activation;
+    if (spec.shared.intermediate_size == 0) return;
+    if (is_clamped(spec.activation) || is_clamped(shared)) {
+      number("swiglu_clamp_shexp", shared.limit);
+    }
+  }
+
+  const Checkpoint& model_;
+  const WrittenFamily& family_;
+  std::vector<GgufKey>& keys_;
+};
+
+// What guards a sum of weights against 0 changes nothing else; more than that is a rule of its own.
+constexpr double kLargestGuard = 1e-4;
+
+// Softmax over the chosen logits is softmax over all, divided by the sum of the chosen.
+RouterSpec in_one_order(RouterSpec router) {
+  const bool is_plain =
+      router.score == RouterScore::kSoftmax && !router.has_selection_bias && router.num_groups <= 1;
+  if (is_plain && router.order == RouterOrder::kTopkThenScore) {
+    router.order = RouterOrder::kScoreThenTopk;
+    router.renormalize = Renormalize::kSum;
+  }
+  return router;
+}
+
+ActivationSpec activation_or(const ActivationSpec& own, const ActivationSpec& routed) {
+  return own.name.empty() ? routed : own;
+}
+
+// Notes the first property that differs.
+class Comparison {
+ public:
+  template <class T>
+  void same(const char* property, const T& model, const T& file) {
+    if (model != file && different_.empty()) different_ = property;
+  }
+  // Keys hold float32 numbers.
+  void near(const char* property, double model, double file) {
+    same(property, static_cast<float>(model), static_cast<float>(file));
+  }
+  void same_activation(const char* property, const ActivationSpec& model,
+                       const ActivationSpec& file) {
+    same(property, model.name, file.name);
+    near(property, model.limit, file.limit);
+    near(property, model.alpha, file.alpha);
+    near(property, model.beta, file.beta);
+    near(property, model.linear_beta, file.linear_beta);
+  }
+  Support result() const {
+    if (different_.empty()) return Support::yes();
+    return Support::no(fmt::format("GGUF's layers of this family have another {}", different_));
+  }
+
+ private:
+  std::string different_;
+};
+
+void compare_routers(const RouterSpec& model, const RouterSpec& file, Comparison& compared) {
+  compared.same("router", model.name, file.name);
+  compared.same("score of the router", model.score, file.score);
+  compared.same("order of score and choice", model.order, file.order);
+  compared.same("bias of the router", model.has_logit_bias, file.has_logit_bias);
+  compared.near("bound of the router's logits", model.soft_cap, file.soft_cap);
+  compared.same("bias of the choice", model.has_selection_bias, file.has_selection_bias);
+  compared.same("number of groups", model.num_groups, file.num_groups);
+  if (model.num_groups > 1) {
+    compared.same("number of groups kept", model.topk_groups, file.topk_groups);
+    compared.same("score of groups", model.group_score, file.group_score);
+  }
+  compared.same("normalisation of weights", model.renormalize, file.renormalize);
+  compared.same("guard of the sum of weights", model.epsilon > kLargestGuard,
+                file.epsilon > kLargestGuard);
+  compared.near("factor of weights", model.scale, file.scale);
+  compared.same("scale of experts", model.has_expert_scale, file.has_expert_scale);
+  compared.same("scale of the router", model.has_global_scale, file.has_global_scale);
+  compared.same("norm before the router", model.input_norm.enabled, file.input_norm.enabled);
+}
+
+}  // namespace
+
+GgufLayers gguf_layers(const Checkpoint& model, std::span<const int64_t> layers) {
+  const WrittenFamily& family = family_of(model);
+  GgufLayers written;
+  written.architecture = family.architecture;
+  KeyWriter(model, family, written.keys).write(layers);
+  for (const int64_t layer : layers) add_layer(model, layer, written);
+  return written;
+}
+
+Support means_the_same(const MoeSpec& model, const MoeSpec& file) {
+  Comparison compared;
+  compared.same("number of experts", model.num_experts, file.num_experts);
+  compared.same("number of experts for a token", model.top_k, file.top_k);
+  compared.same("hidden size", model.hidden_size, file.hidden_size);
+  compared.same("width of experts", model.intermediate_size, file.intermediate_size);
+  compare_routers(in_one_order(model.router), in_one_order(file.router), compared);
+  compared.same_activation("activation", model.activation, file.activation);
+  compared.same("mode of shared experts", model.shared.mode, file.shared.mode);
+  if (model.shared.mode != SharedMode::kNone) {
+    compared.same("width of shared experts", model.shared.intermediate_size,
+                  file.shared.intermediate_size);
+    compared.same_activation("activation of shared experts",
+                             activation_or(model.shared.activation, model.activation),
+                             activation_or(file.shared.activation, file.activation));
+    compared.same("bias of shared experts", model.shared.has_bias, file.shared.has_bias);
+  }
+  compared.same("bias of experts", model.has_bias, file.has_bias);
+  compared.same("output bias", model.has_output_bias, file.has_output_bias);
+  compared.same("number of zero experts", model.num_zero_experts, file.num_zero_experts);
+  compared.same("place of the weights", model.weight_on, file.weight_on);
+  compared.near("factor of the routed sum", model.output_scale, file.output_scale);
+  compared.same("projection", model.latent.size, file.latent.size);
+  compared.same("norm of the projection", model.latent.has_norm, file.latent.has_norm);
+  compared.same("residual MLP", model.residual.intermediate_size, file.residual.intermediate_size);
+  return compared.result();
+}
+
+}  // namespace conclave::inline v0
