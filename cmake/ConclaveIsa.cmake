@@ -1,15 +1,17 @@
 # conclave_isa_source(<target> <isa> <file>...)
 #
-# Adds sources compiled for one x86 instruction set: avx2, avx512, avx512_vnni, avx512_bf16, avx512_vbmi
-# or amx. Only these files may hold such instructions; the caller reaches them after a run-time check
+# Adds sources compiled for one x86 instruction set: avx2, avx_vnni, avx512, avx512_vnni, avx512_bf16,
+# avx512_vbmi, amx or amx_int8. Only these files may hold such instructions; the caller reaches them after a run-time check
 # of the CPU.
 set(CONCLAVE_ISA_FLAGS_avx2 -mavx2 -mfma -mf16c)
+set(CONCLAVE_ISA_FLAGS_avx_vnni ${CONCLAVE_ISA_FLAGS_avx2} -mavxvnni)
 set(CONCLAVE_ISA_FLAGS_avx512 ${CONCLAVE_ISA_FLAGS_avx2} -mavx512f -mavx512bw -mavx512vl
                               -mavx512dq)
 set(CONCLAVE_ISA_FLAGS_avx512_vnni ${CONCLAVE_ISA_FLAGS_avx512} -mavx512vnni)
 set(CONCLAVE_ISA_FLAGS_avx512_bf16 ${CONCLAVE_ISA_FLAGS_avx512_vnni} -mavx512bf16)
 set(CONCLAVE_ISA_FLAGS_avx512_vbmi ${CONCLAVE_ISA_FLAGS_avx512_bf16} -mavx512vbmi)
 set(CONCLAVE_ISA_FLAGS_amx ${CONCLAVE_ISA_FLAGS_avx512_vbmi} -mamx-tile -mamx-bf16)
+set(CONCLAVE_ISA_FLAGS_amx_int8 ${CONCLAVE_ISA_FLAGS_amx} -mamx-int8)
 
 # GCC 12 and 13 warn of the deliberately undefined operands inside their own AVX-512 headers.
 set(CONCLAVE_ISA_WARNING_FLAGS

@@ -44,10 +44,12 @@ constexpr std::array kRequirements = {
     Requirement{Isa::kAvx512, {"avx512f", "avx512bw", "avx512vl", "avx512dq"}, kXcr0Zmm, "AVX-512"},
     Requirement{Isa::kAvx512Vnni, {"avx512_vnni"}, kXcr0Zmm, "AVX-512"},
     Requirement{Isa::kAvx512Bf16, {"avx512_bf16"}, kXcr0Zmm, "AVX-512"},
-    Requirement{Isa::kAmx, {"amx_tile", "amx_bf16", "avx512_vbmi"}, kXcr0Tile, "AMX tile"},
+    Requirement{
+        Isa::kAmx, {"amx_tile", "amx_bf16", "amx_int8", "avx512_vbmi"}, kXcr0Tile, "AMX tile"},
 };
 
 constexpr Requirement kBytePermutes{Isa::kAvx512, {"avx512_vbmi"}, kXcr0Zmm, "AVX-512"};
+constexpr Requirement kAvxVnni{Isa::kAvx2, {"avx_vnni"}, kXcr0Ymm, "AVX"};
 
 struct Registers {
   uint32_t eax = 0;
@@ -157,6 +159,8 @@ CpuIdentity decode_signature(uint32_t leaf1_eax) {
 }
 
 Support offers_byte_permutes(const CpuidWords& words) { return offered_step(words, kBytePermutes); }
+
+Support offers_avx_vnni(const CpuidWords& words) { return offered_step(words, kAvxVnni); }
 
 Support offered(const CpuidWords& words, Isa isa) {
   for (const Requirement& need : kRequirements) {

@@ -50,6 +50,8 @@ CpuIdentity decode_signature(uint32_t leaf1_eax);
 Support offered(const CpuidWords& words, Isa isa);
 // The same for permutations of bytes: avx512_vbmi.
 Support offers_byte_permutes(const CpuidWords& words);
+// The same for dot products of bytes without AVX-512: avx_vnni.
+Support offers_avx_vnni(const CpuidWords& words);
 // Requests AMX tile state: Linux gives its 8 KiB only to processes that ask, once for all threads.
 Support request_tiles();
 

@@ -86,6 +86,8 @@ Isa best_isa() {
 
 bool permutes_bytes() { return static_cast<bool>(offers_byte_permutes(cpuid_words())); }
 
+bool has_avx_vnni() { return static_cast<bool>(offers_avx_vnni(cpuid_words())); }
+
 CpuId cpu_id() {
   const CpuIdentity& identity = cpu_identity();
   return {.vendor = identity.vendor, .family = identity.family, .model = identity.model};

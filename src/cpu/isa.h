@@ -51,6 +51,9 @@ Isa best_isa();
 
 // Whether CPUID reports avx512_vbmi. All CPUs with AVX-512-BF16 but Cooper Lake have it.
 bool permutes_bytes();
+// Whether CPUID reports avx_vnni: vpdpbusd for 256 bits, which CPUs with AVX2 alone may have, and
+// those with AVX-512 may lack.
+bool has_avx_vnni();
 
 // A choice from the CPU table: the fastest arithmetic for bf16 weights on a CPU family and model.
 // `reason` names the table's row.

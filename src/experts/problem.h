@@ -20,6 +20,7 @@ struct CpuTarget {
   cpu::Arithmetic arithmetic = cpu::Arithmetic::kF32Fma;  // chosen by table or forced
   int64_t most_tokens = int64_t{1} << 40;                 // in one call
   bool permutes_bytes = true;                             // has avx512_vbmi
+  bool has_avx_vnni = false;
 };
 
 // The device that runs the experts.

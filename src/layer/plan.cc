@@ -100,7 +100,8 @@ MlpProblems problems_of(const LayerPlan& plan) {
                        .max_tokens = plan.options.max_tokens,
                        .target = experts::CpuTarget{.isa = plan.isa,
                                                     .arithmetic = plan.arithmetic,
-                                                    .permutes_bytes = cpu::permutes_bytes()}});
+                                                    .permutes_bytes = cpu::permutes_bytes(),
+                                                    .has_avx_vnni = cpu::has_avx_vnni()}});
 }
 
 // What nobody asked for by name gives way to float32, which takes everything.

@@ -13,6 +13,7 @@
 
 #include <set>
 #include <string>
+#include <vector>
 
 namespace conclave {
 namespace {
@@ -20,28 +21,39 @@ namespace {
 constexpr cpu::Isa kIsas[] = {cpu::Isa::kScalar,     cpu::Isa::kAvx2,       cpu::Isa::kAvx512,
                               cpu::Isa::kAvx512Vnni, cpu::Isa::kAvx512Bf16, cpu::Isa::kAmx};
 
-TEST(KernelCatalog, EveryRow_IsChosenForSomeProblem) {
-  std::set<std::string_view> chosen;
+// Every CPU and arithmetic that a problem may ask for.
+std::vector<experts::CpuTarget> all_targets() {
+  std::vector<experts::CpuTarget> targets;
   for (const cpu::Isa isa : kIsas) {
     for (const auto arithmetic : {cpu::Arithmetic::kF32Fma, cpu::Arithmetic::kDpBf16,
                                   cpu::Arithmetic::kAmxBf16, cpu::Arithmetic::kInt8Dot}) {
-      for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kI8}) {
-        QuantSpec quant;
-        if (dtype == DType::kI8) {
-          quant = {.weights = WeightScale::kChannel, .activations = ActivationScale::kToken};
+      for (const bool has_avx_vnni : {false, true}) {
+        targets.push_back({.isa = isa, .arithmetic = arithmetic, .has_avx_vnni = has_avx_vnni});
+      }
+    }
+  }
+  return targets;
+}
+
+TEST(KernelCatalog, EveryRow_IsChosenForSomeProblem) {
+  std::set<std::string_view> chosen;
+  for (const experts::CpuTarget& target : all_targets()) {
+    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kI8}) {
+      QuantSpec quant;
+      if (dtype == DType::kI8) {
+        quant = {.weights = WeightScale::kChannel, .activations = ActivationScale::kToken};
+      }
+      for (const auto& row : experts::kernel_catalog(DeviceKind::kCpu).rows()) {
+        if (!row.supports({.num_local_experts = 4,
+                           .hidden_size = 64,
+                           .intermediate_size = 32,
+                           .weight_dtype = dtype,
+                           .quant = quant,
+                           .target = target})) {
+          continue;
         }
-        for (const auto& row : experts::kernel_catalog(DeviceKind::kCpu).rows()) {
-          if (!row.supports({.num_local_experts = 4,
-                             .hidden_size = 64,
-                             .intermediate_size = 32,
-                             .weight_dtype = dtype,
-                             .quant = quant,
-                             .target = experts::CpuTarget{.isa = isa, .arithmetic = arithmetic}})) {
-            continue;
-          }
-          chosen.insert(row.name);
-          break;
-        }
+        chosen.insert(row.name);
+        break;
       }
     }
   }

@@ -97,6 +97,7 @@ TEST(Offered, EachMissingFeature_IsNamed) {
       Case{"avx512_bf16", Isa::kAvx512Bf16, Isa::kAvx512Vnni},
       Case{"amx_tile", Isa::kAmx, Isa::kAvx512Bf16},
       Case{"amx_bf16", Isa::kAmx, Isa::kAvx512Bf16},
+      Case{"amx_int8", Isa::kAmx, Isa::kAvx512Bf16},
       Case{"avx512_vbmi", Isa::kAmx, Isa::kAvx512Bf16},
   };
   for (const Case& c : cases) {
@@ -107,6 +108,16 @@ TEST(Offered, EachMissingFeature_IsNamed) {
     EXPECT_TRUE(offered(words, c.still)) << c.missing;
     EXPECT_EQ(static_cast<bool>(offers_byte_permutes(words)), c.missing != "avx512_vbmi");
   }
+}
+
+// CPUs with AVX-512 may lack it, and CPUs without may have it.
+TEST(Offered, AvxVnni_DependsOnNoOtherSet) {
+  EXPECT_TRUE(offers_avx_vnni(full_cpu(kAllRegisters)));
+  EXPECT_TRUE(offers_avx_vnni(cpu_with({"avx", "avx2", "fma", "f16c", "avx_vnni"}, 0x7)));
+  const CpuidWords lacking = without(full_cpu(kAllRegisters), "avx_vnni");
+  EXPECT_EQ(offers_avx_vnni(lacking).reason(), "CPU lacks avx_vnni");
+  EXPECT_TRUE(offered(lacking, Isa::kAmx));
+  EXPECT_EQ(offers_avx_vnni(full_cpu(0)).reason(), "the OS does not save AVX registers");
 }
 
 TEST(Offered, OsThatSavesNoZmm_SaysSo) {
@@ -253,11 +264,11 @@ TEST(FetchInstructions, DependOnTheCpuAlone) {
 }
 
 TEST(ChooseIntegerArithmetic, DotProductsOfBytes_AreTakenWhereTheyExist) {
-  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
+  for (const Isa isa : {Isa::kScalar, Isa::kAvx512}) {
     EXPECT_EQ(choose_integer_arithmetic(isa).arithmetic, Arithmetic::kF32Fma);
     EXPECT_FALSE(choose_integer_arithmetic(isa).reason.empty());
   }
-  for (const Isa isa : {Isa::kAvx512Vnni, Isa::kAvx512Bf16, Isa::kAmx}) {
+  for (const Isa isa : {Isa::kAvx2, Isa::kAvx512Vnni, Isa::kAvx512Bf16, Isa::kAmx}) {
     EXPECT_EQ(choose_integer_arithmetic(isa).arithmetic, Arithmetic::kInt8Dot);
     EXPECT_FALSE(choose_integer_arithmetic(isa).reason.empty());
   }

@@ -85,6 +85,17 @@ TEST(KernelCatalog, WholeNumbers_TakeDotProductsOfBytes) {
   asked.target =
       experts::CpuTarget{.isa = cpu::Isa::kAvx512, .arithmetic = cpu::Arithmetic::kInt8Dot};
   EXPECT_EQ(chosen(asked), "cpu.avx512") << "the same bits";
+  asked.target = experts::CpuTarget{.isa = cpu::Isa::kAmx, .arithmetic = cpu::Arithmetic::kInt8Dot};
+  EXPECT_EQ(chosen(asked), "cpu.amx_int8");
+  asked.target =
+      experts::CpuTarget{.isa = cpu::Isa::kAvx2, .arithmetic = cpu::Arithmetic::kInt8Dot};
+  EXPECT_EQ(chosen(asked), "cpu.avx2_int8");
+  asked.target = experts::CpuTarget{
+      .isa = cpu::Isa::kAvx2, .arithmetic = cpu::Arithmetic::kInt8Dot, .has_avx_vnni = true};
+  EXPECT_EQ(chosen(asked), "cpu.avx_vnni");
+  asked.target = experts::CpuTarget{
+      .isa = cpu::Isa::kScalar, .arithmetic = cpu::Arithmetic::kInt8Dot, .has_avx_vnni = true};
+  EXPECT_EQ(chosen(asked), "cpu.reference");
   asked = problem(DType::kF8E4M3, cpu::Isa::kAmx, cpu::Arithmetic::kInt8Dot);
   asked.quant = {.weights = WeightScale::kChannel, .activations = ActivationScale::kToken};
   EXPECT_EQ(chosen(asked), "cpu.avx512") << "no whole numbers";
@@ -94,7 +105,7 @@ TEST(KernelCatalog, WholeNumbers_TakeDotProductsOfBytes) {
   asked = problem(DType::kBF16, cpu::Isa::kAmx, cpu::Arithmetic::kInt8Dot);
   EXPECT_EQ(chosen(asked), "cpu.reference");
   asked.is_beside_experts = true;
-  EXPECT_EQ(chosen(asked), "cpu.avx512_vnni");
+  EXPECT_EQ(chosen(asked), "cpu.amx_int8");
 }
 
 TEST(KernelCatalog, EveryRefusal_SaysWhy) {
@@ -116,6 +127,7 @@ TEST(KernelCatalog, EveryRow_TakesEveryActivationAndBiases) {
         asked.weight_dtype = DType::kI8;
         asked.quant = {.weights = WeightScale::kChannel, .activations = ActivationScale::kToken};
       }
+      std::get<experts::CpuTarget>(asked.target).has_avx_vnni = true;
       asked.activation = activation::parse_activation(activation);
       asked.has_bias = true;
       asked.intermediate_size = 0;

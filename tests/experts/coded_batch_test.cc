@@ -126,7 +126,8 @@ experts::ExpertsProblem problem_of(const CodedBatch& batch, const experts::Kerne
           .activation = activation::parse_activation({}),
           .has_bias = batch.has_bias,
           .target = experts::CpuTarget{.isa = cpu::best_isa(),
-                                       .arithmetic = cpu::parse_arithmetic(row.arithmetic)}};
+                                       .arithmetic = cpu::parse_arithmetic(row.arithmetic),
+                                       .has_avx_vnni = cpu::has_avx_vnni()}};
 }
 
 std::vector<CodedBatch> batches() {
@@ -153,12 +154,18 @@ std::vector<CodedBatch> batches() {
   return all;
 }
 
+// Behind the last row of the catalog there is the row of tiles over emulation.
+const experts::KernelRow& tested_row(size_t place) {
+  static const auto catalog = experts::kernel_catalog(DeviceKind::kCpu);
+  return place < catalog.rows().size() ? catalog.rows()[place] : emulated_amx_int8_row();
+}
+
 class CodedBatchRow : public ::testing::TestWithParam<size_t> {};
 
 // A skipped case is listed by ctest, and scripts/test names the row.
 TEST_P(CodedBatchRow, AnyBatch_HasTheBitsOfTheReference) {
   const auto catalog = experts::kernel_catalog(DeviceKind::kCpu);
-  const experts::KernelRow& row = catalog.rows()[GetParam()];
+  const experts::KernelRow& row = tested_row(GetParam());
   const experts::KernelRow& reference = catalog.rows().back();
   for (const CodedBatch& batch : batches()) {
     const auto problem = problem_of(batch, row);
@@ -182,14 +189,14 @@ std::vector<size_t> rows_of_codes() {
       places.push_back(i);
     }
   }
+  places.push_back(catalog.rows().size());
   return places;
 }
 
 INSTANTIATE_TEST_SUITE_P(Catalog, CodedBatchRow, ::testing::ValuesIn(rows_of_codes()),
                          [](const auto& tested) {
                            std::string name;
-                           const auto catalog = experts::kernel_catalog(DeviceKind::kCpu);
-                           for (const char c : catalog.rows()[tested.param].name) {
+                           for (const char c : tested_row(tested.param).name) {
                              name += std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
                            }
                            return name;

@@ -1,5 +1,5 @@
-// The catalog's row "cpu.amx", compiled again from its own source over emulated tiles, so that it
-// runs wherever the tests do.
+// The catalog's rows "cpu.amx" and "cpu.amx_int8", compiled again from their own source over
+// emulated tiles, so that they run wherever the tests do.
 #pragma once
 
 #include "experts/catalog.h"
@@ -10,5 +10,8 @@ namespace conclave::testing {
 experts::MlpFunctions mlp_functions_emulated(DType weights,
                                              const activation::Activation& activation) noexcept;
 const experts::KernelRow& emulated_amx_row();
+experts::MlpFunctions integer_functions_emulated(DType weights,
+                                                 const activation::Activation& activation) noexcept;
+const experts::KernelRow& emulated_amx_int8_row();
 
 }  // namespace conclave::testing

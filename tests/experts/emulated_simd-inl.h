@@ -18,6 +18,7 @@
 #undef _tile_loadd
 #undef _tile_stored
 #undef _tile_dpbf16ps
+#undef _tile_dpbsud
 #define _tile_loadconfig(shape) testing::EmulatedTiles::of_thread().configure(shape)
 #define _tile_release() testing::EmulatedTiles::of_thread().release()
 #define _tile_zero(tile) testing::EmulatedTiles::of_thread().zero(tile)
@@ -25,6 +26,8 @@
 #define _tile_stored(tile, to, stride) testing::EmulatedTiles::of_thread().store(tile, to, stride)
 #define _tile_dpbf16ps(sums, rows, weights) \
   testing::EmulatedTiles::of_thread().multiply_bf16(sums, rows, weights)
+#define _tile_dpbsud(sums, rows, weights) \
+  testing::EmulatedTiles::of_thread().multiply_bytes(sums, rows, weights)
 
 namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
 

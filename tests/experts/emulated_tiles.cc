@@ -41,6 +41,33 @@ float tile_product(float sum, const uint16_t* row, const uint16_t* column, int64
   return add(sum, add(even, odd));
 }
 
+int32_t byte_tile_product(int32_t sum, const int8_t* row, const uint8_t* column, int64_t fours) {
+  auto bits = static_cast<uint32_t>(sum);
+  for (int64_t k = 0; k < 4 * fours; ++k) bits += static_cast<uint32_t>(row[k] * column[k]);
+  return static_cast<int32_t>(bits);
+}
+
+// Adds the product of each row and each column, whose words of 32 bits lie in a tile's column.
+template <class Sum, class A, class B>
+void EmulatedTiles::multiply_words(Tile& c, const Tile& a, const Tile& b,
+                                   Sum (*product)(Sum, const A*, const B*, int64_t)) {
+  const int words = a.row_bytes / 4;
+  for (int m = 0; m < c.rows; ++m) {
+    A row[kRowBytes / sizeof(A)];
+    std::memcpy(row, a.data[m], sizeof(row));
+    for (int n = 0; n < c.row_bytes / 4; ++n) {
+      B column[kRowBytes / sizeof(B)];
+      for (int k = 0; k < words; ++k) {
+        std::memcpy(reinterpret_cast<std::byte*>(column) + 4 * k, b.data[k] + 4 * n, 4);
+      }
+      Sum sum;
+      std::memcpy(&sum, c.data[m] + 4 * n, sizeof(sum));
+      sum = product(sum, row, column, words);
+      std::memcpy(c.data[m] + 4 * n, &sum, sizeof(sum));
+    }
+  }
+}
+
 EmulatedTiles& EmulatedTiles::of_thread() {
   thread_local EmulatedTiles tiles;
   return tiles;
@@ -101,31 +128,32 @@ void EmulatedTiles::store(int tile, void* to, int64_t stride) const {
   }
 }
 
-void EmulatedTiles::multiply_bf16(int sums, int rows, int weights) {
-  constexpr const char* kName = "tdpbf16ps";
-  if (!exists(sums, kName) || !exists(rows, kName) || !exists(weights, kName)) return;
-  Tile& c = tiles_[sums];
-  const Tile& a = tiles_[rows];
-  const Tile& b = tiles_[weights];
+bool EmulatedTiles::multiply(const char* instruction, int sums, int rows, int weights) const {
+  if (!exists(sums, instruction) || !exists(rows, instruction) || !exists(weights, instruction)) {
+    return false;
+  }
   EXPECT_NE(sums, rows);
   EXPECT_NE(sums, weights);
   EXPECT_NE(rows, weights);
-  EXPECT_EQ(c.rows, a.rows) << kName << ": rows of sums and of the first operand";
-  EXPECT_EQ(a.row_bytes / 4, b.rows) << kName << ": pairs of k";
-  EXPECT_EQ(c.row_bytes, b.row_bytes) << kName << ": columns";
-  const int pairs = a.row_bytes / 4;
-  for (int m = 0; m < c.rows; ++m) {
-    uint16_t row[kRowBytes / 2];
-    std::memcpy(row, a.data[m], sizeof(row));
-    for (int n = 0; n < c.row_bytes / 4; ++n) {
-      uint16_t column[kRowBytes / 2];
-      for (int k = 0; k < pairs; ++k) std::memcpy(column + 2 * k, b.data[k] + 4 * n, 4);
-      float sum;
-      std::memcpy(&sum, c.data[m] + 4 * n, sizeof(sum));
-      sum = tile_product(sum, row, column, pairs);
-      std::memcpy(c.data[m] + 4 * n, &sum, sizeof(sum));
-    }
-  }
+  const Tile& c = tiles_[sums];
+  const Tile& a = tiles_[rows];
+  const Tile& b = tiles_[weights];
+  EXPECT_EQ(c.rows, a.rows) << instruction << ": rows of sums and of the first operand";
+  EXPECT_EQ(a.row_bytes / 4, b.rows) << instruction << ": words of k";
+  EXPECT_EQ(c.row_bytes, b.row_bytes) << instruction << ": columns";
+  return true;
+}
+
+void EmulatedTiles::multiply_bf16(int sums, int rows, int weights) {
+  if (!multiply("tdpbf16ps", sums, rows, weights)) return;
+  multiply_words<float, uint16_t, uint16_t>(tiles_[sums], tiles_[rows], tiles_[weights],
+                                            tile_product);
+}
+
+void EmulatedTiles::multiply_bytes(int sums, int rows, int weights) {
+  if (!multiply("tdpbsud", sums, rows, weights)) return;
+  multiply_words<int32_t, int8_t, uint8_t>(tiles_[sums], tiles_[rows], tiles_[weights],
+                                           byte_tile_product);
 }
 
 }  // namespace conclave::testing

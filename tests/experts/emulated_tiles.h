@@ -1,5 +1,6 @@
-// The tile registers of AMX in scalar code, exact to the bit: configuration, loads, stores and
-// TDPBF16PS as in Intel's manual. A fault on a CPU is a failure of the running test here.
+// The tile registers of AMX in scalar code, exact to the bit: configuration, loads, stores,
+// TDPBF16PS and TDPBSUD as in Intel's manual. A fault on a CPU is a failure of the running test
+// here.
 #pragma once
 
 #include <cstddef>
@@ -24,6 +25,8 @@ class EmulatedTiles {
   void store(int tile, void* to, int64_t stride) const;
   // Computes sums += rows * weights on pairs of bf16.
   void multiply_bf16(int sums, int rows, int weights);
+  // The same on fours of bytes, signed in rows and unsigned in weights.
+  void multiply_bytes(int sums, int rows, int weights);
 
  private:
   static constexpr int kTiles = 8;
@@ -36,6 +39,11 @@ class EmulatedTiles {
   };
 
   bool exists(int tile, const char* instruction) const;
+  // Whether the tiles exist and their sizes go together.
+  bool multiply(const char* instruction, int sums, int rows, int weights) const;
+  template <class Sum, class A, class B>
+  static void multiply_words(Tile& c, const Tile& a, const Tile& b,
+                             Sum (*product)(Sum, const A*, const B*, int64_t));
   Tile tiles_[kTiles];
 };
 
@@ -43,5 +51,7 @@ class EmulatedTiles {
 // even and odd k separately by fused multiply-adds, then their sum, then that plus `sum`. Subnormal
 // inputs and results count as zero.
 float tile_product(float sum, const uint16_t* row, const uint16_t* column, int64_t pairs);
+// Adds the products of a row and a column of bytes to `sum` like one TDPBSUD: sums wrap around.
+int32_t byte_tile_product(int32_t sum, const int8_t* row, const uint8_t* column, int64_t fours);
 
 }  // namespace conclave::testing

@@ -36,6 +36,51 @@ TEST(TileProduct, SubnormalNumbersAreZeros) {
   EXPECT_EQ(tile_product(0x1p-130F, zeros, zeros, 1), 0.0F) << "of the sum";
 }
 
+TEST(ByteTileProduct, SignedTimesUnsigned_IsExactAndWrapsAround) {
+  const int8_t row[] = {-128, 127, -1, 3};
+  const uint8_t column[] = {255, 255, 128, 0};
+  // A product of words would have saturated at -32768.
+  EXPECT_EQ(byte_tile_product(7, row, column, 1), 7 - 128 * 255 + 127 * 255 - 128);
+  const int8_t one[] = {1, 0, 0, 0};
+  EXPECT_EQ(byte_tile_product(INT32_MAX, one, column, 1), INT32_MIN + 254);
+}
+
+TEST(EmulatedTiles, ProductsOfBytes_TakeFourKOfARowAndAColumn) {
+  EmulatedTiles& tiles = EmulatedTiles::of_thread();
+  alignas(64) uint8_t shape[64] = {1};
+  // Sums of 3 x 5, over 8 k.
+  const int sizes[][2] = {{3, 20}, {3, 8}, {2, 20}};
+  for (int tile = 0; tile < 3; ++tile) {
+    shape[16 + 2 * tile] = static_cast<uint8_t>(sizes[tile][1]);
+    shape[48 + tile] = static_cast<uint8_t>(sizes[tile][0]);
+  }
+  tiles.configure(shape);
+  int8_t rows[3][8];
+  uint8_t weights[2][5][4];
+  int32_t sums[3][5];
+  for (int m = 0; m < 3; ++m) {
+    for (int k = 0; k < 8; ++k) rows[m][k] = static_cast<int8_t>(37 * m - 19 * k);
+    for (int n = 0; n < 5; ++n) sums[m][n] = 1000 * m + n;
+  }
+  for (int k = 0; k < 8; ++k) {
+    for (int n = 0; n < 5; ++n) weights[k / 4][n][k % 4] = static_cast<uint8_t>(50 * n + 7 * k);
+  }
+  tiles.load(0, sums, sizeof(sums[0]));
+  tiles.load(1, rows, sizeof(rows[0]));
+  tiles.load(2, weights, sizeof(weights[0]));
+  tiles.multiply_bytes(0, 1, 2);
+  int32_t found[3][5];
+  tiles.store(0, found, sizeof(found[0]));
+  for (int m = 0; m < 3; ++m) {
+    for (int n = 0; n < 5; ++n) {
+      int32_t wanted = 1000 * m + n;
+      for (int k = 0; k < 8; ++k) wanted += rows[m][k] * weights[k / 4][n][k % 4];
+      EXPECT_EQ(found[m][n], wanted) << m << " " << n;
+    }
+  }
+  tiles.release();
+}
+
 // Control: a fault on a CPU fails the test.
 TEST(EmulatedTiles, MisusedRegisters_AreNoticed) {
   EmulatedTiles::of_thread().release();
@@ -49,6 +94,7 @@ TEST(EmulatedTiles, MisusedRegisters_AreNoticed) {
   }
   EmulatedTiles::of_thread().configure(shape);
   EXPECT_NONFATAL_FAILURE(EmulatedTiles::of_thread().multiply_bf16(0, 1, 2), "rows of sums");
+  EXPECT_NONFATAL_FAILURE(EmulatedTiles::of_thread().multiply_bytes(0, 1, 2), "rows of sums");
   shape[2] = 1;
   EXPECT_NONFATAL_FAILURE(EmulatedTiles::of_thread().configure(shape), "reserved byte 2");
   EmulatedTiles::of_thread().release();

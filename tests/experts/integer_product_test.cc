@@ -4,6 +4,7 @@
 #include "experts/coded_problem.h"
 #include "experts/coded_rows.h"
 #include "experts/cpu/mlp_functions.h"
+#include "experts/emulated_row.h"
 #include "quant/activation_rows.h"
 #include "quant/weight_format.h"
 
@@ -27,10 +28,16 @@ using testing::Rows;
 struct Function {
   const char* name;
   MlpFunctions (*make)(DType weights, const activation::Activation& activation);
-  cpu::Isa isa;
+  bool (*runs_here)();
 };
 const std::vector<Function> kFunctions = {
-    {"avx512_vnni", mlp_functions_avx512_vnni, cpu::Isa::kAvx512Vnni}};
+    {"amx_int8", mlp_functions_amx_int8, [] { return bool{cpu::usable(cpu::Isa::kAmx)}; }},
+    {"emulated_tiles", testing::integer_functions_emulated, [] { return true; }},
+    {"avx512_vnni", mlp_functions_avx512_vnni,
+     [] { return bool{cpu::usable(cpu::Isa::kAvx512Vnni)}; }},
+    {"avx_vnni", mlp_functions_avx_vnni,
+     [] { return cpu::usable(cpu::Isa::kAvx2) && cpu::has_avx_vnni(); }},
+    {"avx2_int8", mlp_functions_avx2_int8, [] { return bool{cpu::usable(cpu::Isa::kAvx2)}; }}};
 
 struct Case {
   Function function;
@@ -100,7 +107,7 @@ class IntegerProduct : public ::testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
     const Function& function = GetParam().function;
-    if (cpu::best_isa() < function.isa) GTEST_SKIP() << "this CPU lacks " << function.name;
+    if (!function.runs_here()) GTEST_SKIP() << "this CPU lacks " << function.name;
   }
   const quant::WeightFormat& format() const { return *GetParam().format; }
   gemm::PanelFunction product() const {
@@ -149,7 +156,7 @@ TEST_P(IntegerProduct, AnyShape_HasTheBitsOfTheReference) {
         Shape{128, 128, 128}, Shape{300, 128, 128}, Shape{257, 40, 128}, Shape{129, 129, 32},
         Shape{64, 24, 64}, Shape{300, 128, 128, 44}, Shape{70, 1, 3}, Shape{1023, 1023, 1023},
         Shape{1030, 1030, 1030}, Shape{2051, 512, 2051, 500}}) {
-    for (const int64_t count : {1, 2, 3, 4, 5, 6, 7, 11, 96, 97}) {
+    for (const int64_t count : {1, 2, 3, 5, 6, 7, 12, 15, 16, 17, 33, 96, 97}) {
       for (const int64_t columns : {int64_t{64}, count % 64}) {
         Problem problem(format().element, shape.k, shape.scale_width,
                         static_cast<uint32_t>(shape.k), shape.scale_skip);
@@ -205,7 +212,7 @@ TEST_P(IntegerProduct, LargestSums_AreExact) {
   }
   std::fill_n(problem.panel.end() - 64, 64, 1.0F);
   std::ranges::fill(problem.bias, 0.0F);
-  for (const int64_t count : {1, 6}) {
+  for (const int64_t count : {1, 6, 7}) {
     Rows rows{.count = count, .stride = k + 1, .scale_width = k, .exact_k = exact_k()};
     for (int64_t r = 0; r < count; ++r) {
       rows.floats.insert(rows.floats.end(), static_cast<size_t>(k), -128.0F);

@@ -1,9 +1,11 @@
 // Layers whose rows become int8 though their weights' form leaves them as they are.
+#include "experts/catalog.h"
 #include "layer/coded_specs.h"
 #include "support/layer_fixture.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -53,13 +55,41 @@ TEST_P(Int8Rows, EveryInstructionSet_HasTheSameBits) {
     const Context context({.num_threads = 2, .isa = isa});
     const auto source = make_synthetic_source(spec, 11);
     const MoeLayer layer = MoeLayer::create(context, spec, *source);
-    const bool integers = isa != "scalar" && isa != "avx2" && isa != "avx512";
+    const bool integers = isa != "scalar" && isa != "avx512";
     EXPECT_EQ(layer.plan().arithmetic, integers ? "int8_dot" : "f32_fma") << isa;
     const auto output = run_layer(layer, hidden.view(), DType::kF32);
     const auto* const bytes = output.out.as<std::byte>();
     const std::vector<std::byte> bits(bytes, bytes + 40 * 512 * sizeof(float));
     if (first.empty()) first = bits;
     EXPECT_EQ(bits, first) << isa;
+  }
+}
+
+bool runs(const Context& context, const MoeSpec& spec, std::string_view kernel) {
+  const Plan plan = make_plan(context, spec, {.kernel = std::string(kernel)});
+  return std::ranges::any_of(plan.rows,
+                             [&](const PlanRow& row) { return row.chosen && row.name == kernel; });
+}
+
+// By name, a CPU runs those rows too that it has better ones for.
+TEST_P(Int8Rows, EveryRowOfIntegers_HasTheBitsOfTheReference) {
+  const MoeSpec spec = with_int8_rows(plain_rows(GetParam()));
+  const Context context({.num_threads = 2});
+  const auto source = make_synthetic_source(spec, 11);
+  // One token; a hot expert; more tokens than one block of rows has.
+  for (const int64_t tokens : {0, 1, 40, 500}) {
+    const Tensor hidden = random_tensor(DType::kBF16, tokens, 512, 4);
+    const auto run = [&](std::string_view kernel) {
+      const MoeLayer layer =
+          MoeLayer::create(context, spec, *source, {.kernel = std::string(kernel)});
+      return run_layer(layer, hidden.view(), DType::kF32).out;
+    };
+    const Tensor wanted = run("cpu.reference");
+    const auto catalog = experts::kernel_catalog(DeviceKind::kCpu);
+    for (const experts::KernelRow& row : catalog.rows()) {
+      if (row.arithmetic != "int8_dot" || !runs(context, spec, row.name)) continue;
+      EXPECT_TRUE(testing::same_bits(run(row.name), wanted)) << row.name << " " << tokens;
+    }
   }
 }
 

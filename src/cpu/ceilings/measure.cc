@@ -117,6 +117,7 @@ Ceilings measure_ceilings(const Context& context, const CeilingOptions& options)
   ceilings.read_gbps = best_read_gbps(executor, allowed, options);
   for (const RateProbe& probe : cpu::ceilings::rate_probes()) {
     if (probe.isa > allowed || !cpu::usable(probe.isa)) continue;
+    if (probe.also_needs != nullptr && !probe.also_needs()) continue;
     ceilings.rates.push_back(
         {.isa = std::string(cpu::to_string(probe.isa)),
          .arithmetic = std::string(cpu::to_string(probe.arithmetic)),

@@ -34,8 +34,11 @@ struct RateLoop {
 extern const RateLoop kF32Scalar;
 extern const RateLoop kF32FmaAvx2;
 extern const RateLoop kF32FmaAvx512;
+extern const RateLoop kInt8DotAvx2;
+extern const RateLoop kInt8DotAvxVnni;
 extern const RateLoop kInt8DotAvx512;
 extern const RateLoop kDpBf16Avx512;
 extern const RateLoop kAmxBf16;
+extern const RateLoop kInt8DotAmx;
 
 }  // namespace conclave::inline v0::cpu::ceilings

@@ -12,6 +12,7 @@ struct RateProbe {
   Isa isa;
   Arithmetic arithmetic;
   const RateLoop* loop;
+  bool (*also_needs)() = nullptr;  // beyond the instruction set; null: nothing
 };
 
 // Sorted by instruction set, ascending.

@@ -12,12 +12,14 @@ struct AsF32 {
   static CONCLAVE_KERNEL_INLINE void store(Vec value, std::byte* out) { value.store(out); }
 };
 
-#if !defined(CONCLAVE_SIMD_AVX2)
+// Not for vectors of 8 lanes, which have no such store.
 struct AsBf16 {
   static constexpr int kBytes = 2;
-  static CONCLAVE_KERNEL_INLINE void store(Vec value, std::byte* out) { value.store_bf16(out); }
+  template <class Vector>
+  static CONCLAVE_KERNEL_INLINE void store(Vector value, std::byte* out) {
+    value.store_bf16(out);
+  }
 };
-#endif
 
 // Output columns that do not exist become zeros: an infinite activation left there, times its zero
 // weights, would put a NaN into the next product.

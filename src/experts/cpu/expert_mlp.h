@@ -29,6 +29,15 @@ inline ExpertMlpConfig tile_mlp_config(const MlpFunctions& functions, int64_t fe
           .fetch_above_rows = fetch_above_rows};
 }
 
+// Config for products of whole numbers on tile registers: rows lie as they are.
+inline ExpertMlpConfig integer_tile_config(const MlpFunctions& functions,
+                                           int64_t fetch_above_rows) {
+  return {.functions = functions,
+          .tiling = {.tile = 16},
+          .tile = "16x64",
+          .fetch_above_rows = fetch_above_rows};
+}
+
 std::unique_ptr<ExpertsKernel> make_expert_mlp(const ExpertsProblem& problem,
                                                ExpertMlpConfig config);
 

@@ -10,8 +10,8 @@ namespace conclave::inline v0::experts {
 MlpFunctions mlp_functions_avx512_vnni(DType weights,
                                        const activation::Activation& activation) noexcept {
   using namespace gemm::isa_avx512_vnni;
-  return {integer_product(weights, quant::CodedFormats{}), choose_activate<AsF32>(activation),
-          &code_row};
+  return {integer_product<IntegerPanel>(weights, quant::CodedFormats{}),
+          choose_activate<AsF32>(activation), &code_row};
 }
 
 }  // namespace conclave::inline v0::experts

@@ -20,8 +20,14 @@ MlpFunctions mlp_functions_avx2(DType weights, const activation::Activation& act
 MlpFunctions mlp_functions_avx512(DType weights, const activation::Activation& activation) noexcept;
 // Rows are int8 codes, activated rows float32 before they are coded; weights are codes whose values
 // are whole numbers.
+MlpFunctions mlp_functions_avx2_int8(DType weights,
+                                     const activation::Activation& activation) noexcept;
+MlpFunctions mlp_functions_avx_vnni(DType weights,
+                                    const activation::Activation& activation) noexcept;
 MlpFunctions mlp_functions_avx512_vnni(DType weights,
                                        const activation::Activation& activation) noexcept;
+MlpFunctions mlp_functions_amx_int8(DType weights,
+                                    const activation::Activation& activation) noexcept;
 // Rows and activated rows are bf16; weights bf16, or codes with scales, for which the CPU must have
 // avx512_vbmi too.
 MlpFunctions mlp_functions_avx512_bf16(DType weights,

@@ -99,11 +99,29 @@ Support needs_arithmetic(const ExpertsProblem& problem, cpu::Arithmetic arithmet
   return needs_isa(problem, isa);
 }
 
+// Plain parts beside such experts are computed in float32.
+Support needs_integers(const ExpertsProblem& problem, cpu::Isa isa) {
+  const bool plain_part = problem.is_beside_experts && is_plain(problem.weight_dtype);
+  if (Support weights = plain_part ? needs_known_weights(problem) : needs_whole_codes(problem);
+      !weights) {
+    return weights;
+  }
+  return needs_arithmetic(problem, cpu::Arithmetic::kInt8Dot, isa);
+}
+
 // Rows that read a panel once are limited by memory: whether fetching ahead helps them depends on
 // the CPU. With more rows per panel, the CPU's prefetcher would start on the next one too late.
 int64_t fetch_above(int64_t rows_of_one_pass) {
   static const bool kAlways = cpu::fetch_instructions_speed_streams(cpu::cpu_id());
   return kAlways ? 0 : rows_of_one_pass;
+}
+
+// Config for products of whole numbers with 8 lanes.
+ExpertMlpConfig narrow_config(const MlpFunctions& functions) {
+  return {.functions = functions,
+          .tiling = {.tile = 6},
+          .tile = "6x16",
+          .fetch_above_rows = fetch_above(2)};
 }
 
 }  // namespace
@@ -132,14 +150,18 @@ std::unique_ptr<ExpertsKernel> make_avx512_bf16(const ExpertsProblem& problem) {
                 .fetch_above_rows = is_plain(problem.weight_dtype) ? fetch_above(6) : 0});
 }
 
-// Plain parts beside such experts are computed in float32.
+Support amx_int8_supports(const ExpertsProblem& problem) {
+  return needs_integers(problem, cpu::Isa::kAmx);
+}
+std::unique_ptr<ExpertsKernel> make_amx_int8(const ExpertsProblem& problem) {
+  if (is_plain(problem.weight_dtype)) return make_avx512(problem);
+  return make_expert_mlp(
+      problem, integer_tile_config(mlp_functions_amx_int8(problem.weight_dtype, problem.activation),
+                                   fetch_above(6)));
+}
+
 Support avx512_vnni_supports(const ExpertsProblem& problem) {
-  const bool plain_part = problem.is_beside_experts && is_plain(problem.weight_dtype);
-  if (Support weights = plain_part ? needs_known_weights(problem) : needs_whole_codes(problem);
-      !weights) {
-    return weights;
-  }
-  return needs_arithmetic(problem, cpu::Arithmetic::kInt8Dot, cpu::Isa::kAvx512Vnni);
+  return needs_integers(problem, cpu::Isa::kAvx512Vnni);
 }
 std::unique_ptr<ExpertsKernel> make_avx512_vnni(const ExpertsProblem& problem) {
   if (is_plain(problem.weight_dtype)) return make_avx512(problem);
@@ -148,6 +170,25 @@ std::unique_ptr<ExpertsKernel> make_avx512_vnni(const ExpertsProblem& problem) {
                 .tiling = {.tile = 6},
                 .tile = "6x64",
                 .fetch_above_rows = fetch_above(6)});
+}
+
+Support avx_vnni_supports(const ExpertsProblem& problem) {
+  if (Support integers = needs_integers(problem, cpu::Isa::kAvx2); !integers) return integers;
+  return problem.cpu().has_avx_vnni ? Support::yes() : Support::no("CPU lacks avx_vnni");
+}
+std::unique_ptr<ExpertsKernel> make_avx_vnni(const ExpertsProblem& problem) {
+  if (is_plain(problem.weight_dtype)) return make_avx2(problem);
+  return make_expert_mlp(
+      problem, narrow_config(mlp_functions_avx_vnni(problem.weight_dtype, problem.activation)));
+}
+
+Support avx2_int8_supports(const ExpertsProblem& problem) {
+  return needs_integers(problem, cpu::Isa::kAvx2);
+}
+std::unique_ptr<ExpertsKernel> make_avx2_int8(const ExpertsProblem& problem) {
+  if (is_plain(problem.weight_dtype)) return make_avx2(problem);
+  return make_expert_mlp(
+      problem, narrow_config(mlp_functions_avx2_int8(problem.weight_dtype, problem.activation)));
 }
 
 Support avx512_supports(const ExpertsProblem& problem) {

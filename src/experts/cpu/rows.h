@@ -16,8 +16,17 @@ std::unique_ptr<ExpertsKernel> make_amx(const ExpertsProblem& problem);
 Support avx512_bf16_supports(const ExpertsProblem& problem);
 std::unique_ptr<ExpertsKernel> make_avx512_bf16(const ExpertsProblem& problem);
 
+Support amx_int8_supports(const ExpertsProblem& problem);
+std::unique_ptr<ExpertsKernel> make_amx_int8(const ExpertsProblem& problem);
+
 Support avx512_vnni_supports(const ExpertsProblem& problem);
 std::unique_ptr<ExpertsKernel> make_avx512_vnni(const ExpertsProblem& problem);
+
+Support avx_vnni_supports(const ExpertsProblem& problem);
+std::unique_ptr<ExpertsKernel> make_avx_vnni(const ExpertsProblem& problem);
+
+Support avx2_int8_supports(const ExpertsProblem& problem);
+std::unique_ptr<ExpertsKernel> make_avx2_int8(const ExpertsProblem& problem);
 
 Support avx512_supports(const ExpertsProblem& problem);
 std::unique_ptr<ExpertsKernel> make_avx512(const ExpertsProblem& problem);

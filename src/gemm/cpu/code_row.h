@@ -8,6 +8,9 @@
 
 namespace conclave::inline v0::gemm {
 
+inline constexpr float kLeastRowCode = -128.0F;
+inline constexpr float kLargestRowCode = 127.0F;
+
 // The rule is that of quant/activation_rows.h, and the codes and scales are the same to the bit.
 struct CodeRowTask {
   const float* values = nullptr;  // [columns]; the codes may lie in their place

@@ -127,6 +127,7 @@ CONCLAVE_KERNEL_INLINE void scale_sums(const PanelTask& task, const Piece& piece
 
 template <class Format>
 void add_strip_on_tiles(const PanelTask& task, const TileStrip<Format>& strip, CodedGroup& group) {
+  settle_memory();
   int64_t at = 0;
   for (int64_t p = 0; p < strip.num_pieces; ++p) {
     const Piece piece = strip.pieces[p];

@@ -1,35 +1,52 @@
 // Rows of int8 codes times one packed panel of codes whose values are whole numbers:
-// reference_coded_product by integer dot products (vpdpbusd). The sum of a segment is exact in
+// reference_coded_product by integer dot products of bytes. The sum of a segment is exact in
 // float32 too (RowScales::exact_k), so that the bits are those of any other way to add it up.
 //
 // Weights are made unsigned by an offset; sums begin with what that adds, taken from the sum of the
 // row's codes. Each tile of rows interleaves the weights again: that costs less than to store them.
+// How wide vectors are, and how bytes are multiplied, is up to wholes_*-inl.h.
 #pragma once
 
 #include "gemm/cpu/ahead-inl.h"
 #include "gemm/cpu/finish-inl.h"
-#include "gemm/cpu/whole_weights-inl.h"
 #include "quant/formats.h"
 
 #include "conclave/dtype.h"
 
 namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
 
-// 24 sums leave registers for weights on their way into quads.
-inline constexpr int kMaxIntegerTileRows = 6;
 // Quads between two turns of fetching the next panel.
 inline constexpr int64_t kQuadsPerTurn = 4;
+// A slice of a panel has as many columns as four vectors have lanes.
+inline constexpr int kSliceColumns = 4 * Vec::kLanes;
 
-CONCLAVE_KERNEL_INLINE void add_products(__m512i& sum, __m512i weights, __m512i codes) {
-  // Spelled out for the reason that Vec::accumulate is.
-  __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(weights), "v"(codes));
+// Four rows of a panel.
+template <class Weights>
+CONCLAVE_KERNEL_INLINE Quads load_quads(const std::byte* codes, int slice) {
+  constexpr int64_t kBytes = Weights::kRowBytes;
+  return Weights::load_rows(codes, codes + kBytes, codes + 2 * kBytes, codes + 3 * kBytes, slice);
+}
+// Those from `first` on, fewer than `end`, of four; the bytes of the others are zero, and they are
+// not read.
+template <class Weights>
+CONCLAVE_KERNEL_INLINE Quads load_some_quads(const std::byte* codes, int64_t first, int64_t end,
+                                             int slice) {
+  const auto row = [&](int64_t k) {
+    return codes + (k < first ? first : k < end ? k : end - 1) * Weights::kRowBytes;
+  };
+  Quads quads = Weights::load_rows(row(0), row(1), row(2), row(3), slice);
+  const auto below = [](int64_t k) { return static_cast<uint32_t>((uint64_t{1} << (8 * k)) - 1); };
+  const Ints there = Ints::broadcast(static_cast<int32_t>(below(end) & ~below(first)));
+#pragma GCC unroll 4
+  for (Ints& value : quads.value) value = Ints::both(value, there);
+  return quads;
 }
 
 // Codes of one row from a k on.
-CONCLAVE_KERNEL_INLINE __m512i broadcast_codes(const std::byte* codes) {
+CONCLAVE_KERNEL_INLINE Ints broadcast_codes(const std::byte* codes) {
   int32_t four;
   __builtin_memcpy(&four, codes, sizeof(four));
-  return _mm512_set1_epi32(four);
+  return Ints::broadcast(four);
 }
 
 template <int kRows>
@@ -50,68 +67,98 @@ struct CodeRows {
   }
 };
 
-// Scales of weights in the order of quads' lanes.
+// Numbers of a slice's columns in the order of quads' lanes, or back.
 template <class Weights>
-CONCLAVE_KERNEL_INLINE void load_scales(const float* from, float* scales) {
-  __m512 of[4];
-  for (int j = 0; j < 4; ++j) of[j] = _mm512_loadu_ps(from + j * 16);
+CONCLAVE_KERNEL_INLINE void reorder(const float* from, float* to) {
+  Vec of[4];
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) of[j] = Vec::load(from + j * Vec::kLanes);
   Weights::swap_order(of);
-  for (int j = 0; j < 4; ++j) _mm512_store_ps(scales + j * 16, of[j]);
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) of[j].store(to + j * Vec::kLanes);
 }
 
-// The sums of a tile, as they grow within a segment.
-template <int kRows>
-struct IntegerTile {
-  __m512i sum[kRows][4];
+// total + sum * row scale * scale, as the reference rounds it.
+template <class Weights>
+CONCLAVE_KERNEL_INLINE void add_scaled(float* total, Ints sum, Vec row_scale, const float* scale) {
+  constexpr float kUnit = Weights::kWhole.unit;
+  Vec partial = sum.to_floats();
+  if constexpr (kUnit != 1.0F) partial = Vec::mul(partial, Vec::broadcast(kUnit));
+  const Vec scaled = Vec::mul(Vec::mul(partial, row_scale), Vec::load(scale));
+  Vec::add(Vec::load(total), scaled).store(total);
+}
 
-  template <class Weights>
+// The sums of a tile and a slice, as they grow within a segment.
+template <class Weights, int kRows>
+struct IntegerTile {
+  Ints sum[kRows][4];
+
   CONCLAVE_KERNEL_INLINE void begin(const CodeRows<kRows>& rows, int64_t segment) {
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      const __m512i added = _mm512_set1_epi32(-Weights::kOffset * rows.sums[r][segment]);
+      const Ints added = Ints::broadcast(-Weights::kOffset * rows.sums[r][segment]);
 #pragma GCC unroll 4
       for (int j = 0; j < 4; ++j) sum[r][j] = added;
     }
   }
   CONCLAVE_KERNEL_INLINE void multiply_add(const CodeRows<kRows>& rows, int64_t k,
-                                           const __m512i (&weights)[4]) {
+                                           const Quads& weights) {
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      const __m512i codes = broadcast_codes(rows.codes[r] + k);
+      const Ints codes = broadcast_codes(rows.codes[r] + k);
 #pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) add_products(sum[r][j], weights[j], codes);
+      for (int j = 0; j < 4; ++j) {
+        sum[r][j].template add_products<Weights>(weights.value[j], codes);
+      }
     }
   }
-  // total + sum * row scale * scale, as the reference rounds it.
-  template <class Weights>
   CONCLAVE_KERNEL_INLINE void add_to(float* totals, const CodeRows<kRows>& rows, int64_t row_group,
                                      const float* scales) const {
-    constexpr float kUnit = Weights::kWhole.unit;
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const Vec row_scale = Vec::broadcast(rows.scales[r][row_group]);
 #pragma GCC unroll 4
       for (int j = 0; j < 4; ++j) {
-        float* const total = totals + r * 64 + j * 16;
-        Vec partial = {_mm512_cvtepi32_ps(sum[r][j])};
-        if constexpr (kUnit != 1.0F) partial = Vec::mul(partial, Vec::broadcast(kUnit));
-        const Vec scaled = Vec::mul(Vec::mul(partial, row_scale), Vec::load(scales + j * 16));
-        Vec::add(Vec::load(total), scaled).store(total);
+        const int at = j * Vec::kLanes;
+        add_scaled<Weights>(totals + r * 64 + at, sum[r][j], row_scale, scales + at);
       }
     }
   }
 };
 
+// Adds the products of a slice's columns over one segment to the totals.
+template <class Weights, int kRows>
+CONCLAVE_KERNEL_INLINE void add_segment(const PanelTask& task, const CodeRows<kRows>& rows,
+                                        const SegmentWalk& segment, int slice, float* totals,
+                                        Ahead& ahead) {
+  const int64_t begin = segment.begin();
+  const int64_t end = segment.end();
+  const int64_t whole = begin + (end - begin) / 4 * 4;
+  const std::byte* codes = task.panel + begin * Weights::kRowBytes;
+  IntegerTile<Weights, kRows> tile;
+  tile.begin(rows, segment.segment());
+  for (int64_t turn = begin; turn < whole; turn += 4 * kQuadsPerTurn) {
+    ahead.turn();
+    const int64_t stop = whole < turn + 4 * kQuadsPerTurn ? whole : turn + 4 * kQuadsPerTurn;
+    for (int64_t k = turn; k < stop; k += 4, codes += 4 * Weights::kRowBytes) {
+      tile.multiply_add(rows, k, load_quads<Weights>(codes, slice));
+    }
+  }
+  if (whole < end) {
+    tile.multiply_add(rows, whole, load_some_quads<Weights>(codes, 0, end - whole, slice));
+  }
+  const int64_t column = slice * kSliceColumns;
+  alignas(64) float scales[kSliceColumns];
+  reorder<Weights>(task.scales + segment.weights_group() * 64 + column, scales);
+  tile.add_to(totals + column, rows, segment.rows_group(), scales);
+}
+
 // Sums of rows in the order of lanes become output rows.
 template <class Weights>
 CONCLAVE_KERNEL_INLINE void finish_integer_rows(const PanelTask& task, int64_t first_row,
                                                 int64_t num_rows, float* totals) {
-  for (int64_t r = 0; r < num_rows; ++r) {
-    float* const row = totals + r * 64;
-    __m512 of[4];
-    for (int j = 0; j < 4; ++j) of[j] = _mm512_load_ps(row + j * 16);
-    Weights::swap_order(of);
-    for (int j = 0; j < 4; ++j) _mm512_store_ps(row + j * 16, of[j]);
+  for (float* slice = totals; slice < totals + num_rows * 64; slice += kSliceColumns) {
+    reorder<Weights>(slice, slice);
   }
   finish_tile(task, {.sums = totals,
                      .num_rows = num_rows,
@@ -120,32 +167,20 @@ CONCLAVE_KERNEL_INLINE void finish_integer_rows(const PanelTask& task, int64_t f
                      .out_block_bytes = task.out_block_bytes});
 }
 
+CONCLAVE_KERNEL_INLINE WeightGroups groups_of(const PanelTask& task) {
+  return {.k = task.k, .width = task.scale_width, .skip = task.scale_skip};
+}
+
 // Rows first_row + [0, kRows) of a task.
 template <class Weights, int kRows>
 void compute_integer_tile(const PanelTask& task, int64_t first_row, Ahead& ahead) {
   const CodeRows<kRows> rows(task, first_row);
   alignas(64) float totals[kRows * 64] = {};
-  alignas(64) float scales[64];
-  const WeightGroups groups{.k = task.k, .width = task.scale_width, .skip = task.scale_skip};
-  for (SegmentWalk walk(groups, task.row_scales); !walk.done(); walk.next()) {
-    const int64_t begin = walk.begin();
-    const int64_t end = walk.end();
-    const int64_t whole = begin + (end - begin) / 4 * 4;
-    const std::byte* codes = task.panel + begin * Weights::kRowBytes;
-    IntegerTile<kRows> tile;
-    tile.template begin<Weights>(rows, walk.segment());
-    for (int64_t turn = begin; turn < whole; turn += 4 * kQuadsPerTurn) {
-      ahead.turn();
-      const int64_t stop = whole < turn + 4 * kQuadsPerTurn ? whole : turn + 4 * kQuadsPerTurn;
-      for (int64_t k = turn; k < stop; k += 4, codes += 4 * Weights::kRowBytes) {
-        tile.multiply_add(rows, k, Weights::load(codes).value);
-      }
+  for (SegmentWalk walk(groups_of(task), task.row_scales); !walk.done(); walk.next()) {
+#pragma GCC unroll 2
+    for (int slice = 0; slice < Quads::kSlices; ++slice) {
+      add_segment<Weights, kRows>(task, rows, walk, slice, totals, ahead);
     }
-    if (whole < end) {
-      tile.multiply_add(rows, whole, Weights::load_first(codes, end - whole).value);
-    }
-    load_scales<Weights>(task.scales + walk.weights_group() * 64, scales);
-    tile.template add_to<Weights>(totals, rows, walk.rows_group(), scales);
   }
   finish_integer_rows<Weights>(task, first_row, kRows, totals);
 }
@@ -173,30 +208,34 @@ struct ComputeIntegerTile {
 
 // A PanelFunction for rows of codes.
 template <class Format>
-void compute_integer_panel(const PanelTask& task) noexcept {
-  using Weights = WholeWeights<Format>;
-  if (task.num_rows == 0) return;
-  const int64_t tiles = (task.num_rows + kMaxIntegerTileRows - 1) / kMaxIntegerTileRows;
-  const int64_t turns = (task.k + 4 * kQuadsPerTurn - 1) / (4 * kQuadsPerTurn);
-  Ahead ahead(task.next_panel, task.k * Weights::kRowBytes, turns * tiles);
-  for (int64_t t = 0, row = 0; t < tiles; ++t) {
-    const int64_t rows = task.num_rows / tiles + (t < task.num_rows % tiles ? 1 : 0);
-    with_rows<kMaxIntegerTileRows>(rows, ComputeIntegerTile<Weights>{task, row, ahead});
-    row += rows;
+struct IntegerPanel {
+  static void compute(const PanelTask& task) noexcept {
+    using Weights = WholeWeights<Format>;
+    if (task.num_rows == 0) return;
+    const int64_t tiles = (task.num_rows + kMaxIntegerTileRows - 1) / kMaxIntegerTileRows;
+    const int64_t turns = (task.k + 4 * kQuadsPerTurn - 1) / (4 * kQuadsPerTurn);
+    Ahead ahead(task.next_panel, task.k * Weights::kRowBytes, turns * tiles * Quads::kSlices);
+    for (int64_t t = 0, row = 0; t < tiles; ++t) {
+      const int64_t rows = task.num_rows / tiles + (t < task.num_rows % tiles ? 1 : 0);
+      with_rows<kMaxIntegerTileRows>(rows, ComputeIntegerTile<Weights>{task, row, ahead});
+      row += rows;
+    }
   }
-}
+};
 
-template <class Format>
+template <template <class> class Panel, class Format>
 constexpr PanelFunction integer_product_of() noexcept {
-  if constexpr (quant::whole_codes<Format>().fit) return &compute_integer_panel<Format>;
+  if constexpr (quant::whole_codes<Format>().fit) return &Panel<Format>::compute;
   return nullptr;
 }
 
-// The product for weights of one of the formats; null if their values are not whole numbers.
-template <class... Formats>
+// The product for weights of one of the formats, by Panel<Format>::compute; null if their values
+// are not whole numbers.
+template <template <class> class Panel, class... Formats>
 PanelFunction integer_product(DType weights, quant::FormatList<Formats...>) noexcept {
   PanelFunction product = nullptr;
-  ((weights == Formats::kElement ? void(product = integer_product_of<Formats>()) : void()), ...);
+  ((weights == Formats::kElement ? void(product = integer_product_of<Panel, Formats>()) : void()),
+   ...);
   return product;
 }
 

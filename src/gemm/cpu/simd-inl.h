@@ -1,7 +1,9 @@
 // The SIMD vectors of one instruction set, chosen by the including file with one of
-// CONCLAVE_SIMD_AVX2, CONCLAVE_SIMD_AVX512, CONCLAVE_SIMD_AVX512_VNNI, CONCLAVE_SIMD_AVX512_BF16,
-// CONCLAVE_SIMD_AVX512_VBMI (the same with permutations of bytes), CONCLAVE_SIMD_AMX; or those of
-// the header that CONCLAVE_SIMD_EMULATED names, with which tests run a kernel on any CPU.
+// CONCLAVE_SIMD_AVX2, CONCLAVE_SIMD_AVX2_INT8 (the same with products of bytes),
+// CONCLAVE_SIMD_AVX_VNNI, CONCLAVE_SIMD_AVX512, CONCLAVE_SIMD_AVX512_VNNI,
+// CONCLAVE_SIMD_AVX512_BF16, CONCLAVE_SIMD_AVX512_VBMI (the same with permutations of bytes),
+// CONCLAVE_SIMD_AMX, CONCLAVE_SIMD_AMX_INT8; or those of the header that CONCLAVE_SIMD_EMULATED
+// names, with which tests run a kernel on any CPU.
 //
 // All code of *-inl.h lives in a namespace per instruction set and calls no inline function of
 // the standard library: the linker keeps one copy of an inline function, and it must not be one
@@ -13,12 +15,20 @@
 #if defined(CONCLAVE_SIMD_AVX2)
 #define CONCLAVE_ISA_NAMESPACE isa_avx2
 #include "gemm/cpu/simd_avx2-inl.h"
+#elif defined(CONCLAVE_SIMD_AVX2_INT8)
+#define CONCLAVE_ISA_NAMESPACE isa_avx2_int8
+#include "gemm/cpu/byte_product_avx2-inl.h"
+#include "gemm/cpu/wholes_avx2-inl.h"
+#elif defined(CONCLAVE_SIMD_AVX_VNNI)
+#define CONCLAVE_ISA_NAMESPACE isa_avx_vnni
+#include "gemm/cpu/byte_product_avx_vnni-inl.h"
+#include "gemm/cpu/wholes_avx2-inl.h"
 #elif defined(CONCLAVE_SIMD_AVX512)
 #define CONCLAVE_ISA_NAMESPACE isa_avx512
 #include "gemm/cpu/simd_avx512-inl.h"
 #elif defined(CONCLAVE_SIMD_AVX512_VNNI)
 #define CONCLAVE_ISA_NAMESPACE isa_avx512_vnni
-#include "gemm/cpu/simd_avx512-inl.h"
+#include "gemm/cpu/wholes_avx512-inl.h"
 #elif defined(CONCLAVE_SIMD_AVX512_BF16)
 #define CONCLAVE_ISA_NAMESPACE isa_avx512_bf16
 #include "gemm/cpu/simd_avx512-inl.h"
@@ -28,6 +38,9 @@
 #elif defined(CONCLAVE_SIMD_AMX)
 #define CONCLAVE_ISA_NAMESPACE isa_amx
 #include "gemm/cpu/pairs_avx512-inl.h"
+#elif defined(CONCLAVE_SIMD_AMX_INT8)
+#define CONCLAVE_ISA_NAMESPACE isa_amx_int8
+#include "gemm/cpu/wholes_avx512-inl.h"
 #elif defined(CONCLAVE_SIMD_EMULATED)
 #define CONCLAVE_ISA_NAMESPACE isa_emulated
 #include CONCLAVE_SIMD_EMULATED

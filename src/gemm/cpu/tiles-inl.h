@@ -27,6 +27,9 @@ struct alignas(64) TileShape {
   uint8_t rows[16] = {};
 };
 
+// Tiles are about to load what was stored: GCC's intrinsics do not say that they read memory.
+CONCLAVE_KERNEL_INLINE void settle_memory() { __asm__ volatile("" : : : "memory"); }
+
 // Accumulators 0, 1 (and activations 4) have `rows_first` rows, 2, 3 (and 5) `rows_second`; with
 // one group of rows all accumulators belong to it.
 CONCLAVE_KERNEL_INLINE void configure_tiles(int rows_first, int rows_second) {
