@@ -89,5 +89,8 @@ class CONCLAVE_API GgufWriter {
 // The bytes of a row of `elements` of the type. Throws Error(kGgufTensorType) for an unknown type,
 // and Error(kGgufShape) if the row does not hold whole blocks.
 CONCLAVE_API uint64_t gguf_row_bytes(std::string_view type, int64_t elements);
+// The name of a type by its number in files: "Q4_K" of 12, for as long as the program runs. Throws
+// Error(kGgufTensorType).
+CONCLAVE_API std::string_view gguf_type_name(uint32_t id);
 
 }  // namespace conclave::inline v0

@@ -29,13 +29,6 @@ def _names_below_experts() -> Iterator[None]:
         raise
 
 
-def _on_the_host(array: Any) -> Any:
-    """The array as the reader takes it: dense, in the host's memory; maybe a copy."""
-    if _frameworks.is_torch(array):
-        return array.detach().cpu().contiguous()
-    return _frameworks.contiguous(array)
-
-
 def _fed(
     spec: MoeSpec,
     quantization: Mapping[str, Any] | str,
@@ -50,7 +43,7 @@ def _fed(
     for name, tensor in tensors.items():
         if tensor is None:
             continue
-        kept.append(_on_the_host(tensor))
+        kept.append(_frameworks.on_the_host(tensor))
         feed._core.put_in_place(_PREFIX + name, kept[-1])
     return feed, kept
 

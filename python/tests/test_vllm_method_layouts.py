@@ -126,8 +126,8 @@ def test_tensors_that_do_not_fit_are_named():
     assert "w2_scales" in refusal("w2_scales", torch.zeros(3, 96), "w2")
     with pytest.raises(ConclaveValueError, match="expert by expert"):
         layer.weight_loader(layer.w13_qweight, words, "w13_qweight", None, None)
-    with pytest.raises(ConclaveUnsupportedError, match="gguf does not run"):
-        layer_of("qwen3_moe-gptq-int4-group32", {"quant_method": "gguf"})
+    with pytest.raises(ConclaveUnsupportedError, match="awq-ipex does not run"):
+        layer_of("qwen3_moe-gptq-int4-group32", {"quant_method": "awq-ipex"})
 
 
 # ModelOpt.

@@ -3,6 +3,7 @@ the library's reader of the method unpacks when a layer is made."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -10,6 +11,10 @@ from typing import Any, NamedTuple
 import torch
 
 from conclave.errors import ConclaveUnsupportedError
+from conclave.spec import MoeSpec
+from conclave.vllm._checks import Sizes
+from conclave.vllm._packers import MethodExperts, Packer
+from conclave.vllm.activation import MoEActivation
 
 WORD = 32  # bits
 
@@ -21,6 +26,7 @@ class Declared(NamedTuple):
     shape: tuple[int, ...]
     dtype: torch.dtype
     attributes: dict[str, Any]
+    fill: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +73,34 @@ class Plane:
         return found
 
 
+class PackedScheme(abc.ABC):
+    """Parameters whose bytes the library takes apart when a layer is made."""
+
+    @abc.abstractmethod
+    def check(self, inner: int, tp_size: int) -> None:
+        """Raises ConclaveUnsupportedError for slices that the parameters do not have."""
+
+    @abc.abstractmethod
+    def parameters(
+        self, experts: int, rows: int, inner: int, hidden: int, dtype: torch.dtype
+    ) -> Iterator[Declared]:
+        """Those of w13 [rows, hidden] and w2 [hidden, inner]."""
+
+    @abc.abstractmethod
+    def packer(self, layer: Any, spec: MoeSpec, sizes: Sizes, device: str) -> Packer:
+        """What makes a layer of the parameters that a `FusedMoE` has now."""
+
+    @abc.abstractmethod
+    def rule(self, layer: Any) -> tuple[Any, ...]:
+        """What a layer depends on beside the parameters' memory."""
+
+    def aids(self, layer: Any) -> dict[str, torch.Tensor]:
+        """Tensors beside parameters that a layer is made of."""
+        return {}
+
+
 @dataclasses.dataclass(frozen=True)
-class MethodScheme:
+class MethodScheme(PackedScheme):
     """The parameters of a method, and what its reader is told."""
 
     planes: tuple[Plane, ...]
@@ -81,7 +113,6 @@ class MethodScheme:
     combines: bool = False  # a tensor of scales may have those of gate and up
 
     def check(self, inner: int, tp_size: int) -> None:
-        """Raises ConclaveUnsupportedError for slices that the method's planes do not have."""
         if tp_size == 1:
             return
         if not self.takes_ranks:
@@ -97,7 +128,6 @@ class MethodScheme:
     def parameters(
         self, experts: int, rows: int, inner: int, hidden: int, dtype: torch.dtype
     ) -> Iterator[Declared]:
-        """Those of w13 [rows, hidden] and w2 [hidden, inner]."""
         del dtype
         parts = 2 if rows == 2 * inner else 1
         for plane in self.planes:
@@ -114,6 +144,29 @@ class MethodScheme:
                     attributes["may_be_combined"] = True
                 shape = (experts, *plane.shape(matrix))
                 yield Declared(f"{name}_{plane.name}", shape, plane.dtype, attributes)
+
+    def packer(self, layer: Any, spec: MoeSpec, sizes: Sizes, device: str) -> Packer:
+        kind: MoEActivation = layer.activation
+
+        def tensors() -> dict[str, torch.Tensor]:
+            found = dict(self.tensors(layer, kind.is_gated, kind.is_interleaved))
+            if layer.has_bias:
+                separator = "_" if self.is_stacked else "."
+                for name, bias in biases(layer, kind.is_gated, kind.is_interleaved):
+                    found[f"{name}_proj{separator}bias"] = bias
+            return found
+
+        return MethodExperts(spec, sizes, self.method, tensors, device)
+
+    def rule(self, layer: Any) -> tuple[Any, ...]:
+        return (self.method,)
+
+    def aids(self, layer: Any) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = {}
+        for name in ("w13_weight", "w2_weight") if self.has_aids else ():
+            kept = getattr(layer, name).aids
+            found |= {f"{name}.{key}": tensor for key, tensor in kept.items()}
+        return found
 
     def tensors(
         self, layer: torch.nn.Module, gated: bool, interleaved: bool
@@ -133,14 +186,30 @@ class MethodScheme:
                     continue
                 for expert in range(fed.shape[0]):
                     yield f"{expert}.{name}.{plane.name}", fed[expert]
-        yield from self._aids(layer, "up_proj" if not gated else "gate_proj")
+        yield from self._fed_aids(layer, "up_proj" if not gated else "gate_proj")
 
-    def _aids(self, layer: torch.nn.Module, first: str) -> Iterator[tuple[str, torch.Tensor]]:
+    def _fed_aids(self, layer: torch.nn.Module, first: str) -> Iterator[tuple[str, torch.Tensor]]:
         """What is kept beside codes."""
         names = {"w1": first, "w2": "down_proj", "w3": "up_proj"}
         for parameter in ("w13_weight", "w2_weight") if self.has_aids else ():
             for (expert, shard, suffix), tensor in getattr(layer, parameter).aids.items():
                 yield f"{expert}.{names[shard]}.weight.{suffix}", tensor
+
+
+def biases(layer: Any, gated: bool, interleaved: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    """Those of gate, up and down [E, rows]. Of several tensor-parallel ranks the first adds that of
+    down."""
+    joint = layer.w13_bias
+    halves: list[torch.Tensor]
+    if not gated:
+        halves = [joint]
+    elif interleaved:
+        halves = [joint[:, ::2], joint[:, 1::2]]
+    else:
+        halves = list(joint.chunk(2, 1))
+    down = layer.w2_bias if layer.tp_rank == 0 else torch.zeros_like(layer.w2_bias)
+    names = ("gate", "up", "down") if gated else ("up", "down")
+    yield from zip(names, (*halves, down), strict=True)
 
 
 def _halves(joint: torch.Tensor, plane: Plane, interleaved: bool) -> list[torch.Tensor]:

@@ -13,7 +13,8 @@ import torch
 from conclave.errors import ConclaveTypeError, ConclaveUnsupportedError, ConclaveValueError
 from conclave.vllm import _method_readers
 from conclave.vllm._formats import format_of, refuse_unsupported
-from conclave.vllm._method_schemes import Declared, MethodScheme
+from conclave.vllm._gguf import GgufScheme
+from conclave.vllm._method_schemes import Declared, MethodScheme, PackedScheme
 from conclave.vllm.quant import FusedMoEQuantConfig
 from conclave.vllm.quant_builders import (
     biased_moe_quant_config,
@@ -137,7 +138,7 @@ def _with_biases(config: FusedMoEQuantConfig, w1_bias: Any, w2_bias: Any) -> Fus
     )
 
 
-def read_scheme(quant_config: Any, prefix: str, has_bias: bool = False) -> Scheme | MethodScheme:
+def read_scheme(quant_config: Any, prefix: str, has_bias: bool = False) -> Scheme | PackedScheme:
     """The scheme of None, a `FusedMoEQuantConfig`, a mapping as in config.json, or an object of
     vLLM's `QuantizationConfig` kind.
 
@@ -178,7 +179,7 @@ def _ignored(read: Any) -> list[str]:
     """Modules that a configuration leaves as they are, by the keys of all methods."""
     keys = ("ignored_layers", "modules_to_not_convert", "ignore", "exclude_modules", "exclude")
     found: list[str] = []
-    for key in (*keys, "llm_int8_skip_modules"):
+    for key in (*keys, "llm_int8_skip_modules", "unquantized_modules"):
         found += read(key) or ()
     nested = read("quantization")
     if isinstance(nested, Mapping):
@@ -336,7 +337,7 @@ def _of_method(
     return lambda read: reader(_mapping(read))
 
 
-_READERS: dict[str, Callable[[Any], Scheme | MethodScheme]] = {
+_READERS: dict[str, Callable[[Any], Scheme | PackedScheme]] = {
     "fp8": _fp8,
     "experts-int8": lambda read: Scheme("channel", codes=torch.int8, encodes=True),
     "compressed-tensors": _compressed,
@@ -349,4 +350,5 @@ _READERS: dict[str, Callable[[Any], Scheme | MethodScheme]] = {
     "mxfp4": _of_method(_method_readers.mxfp4),
     "quark": _of_method(_method_readers.quark),
     "bitsandbytes": _of_method(_method_readers.bitsandbytes),
+    "gguf": lambda read: GgufScheme(),
 }
