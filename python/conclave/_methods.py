@@ -13,7 +13,7 @@ from conclave import _frameworks
 from conclave.checkpoint import Feed
 from conclave.errors import Error
 from conclave.layer import Layer
-from conclave.spec import LayerOptions, MoeSpec
+from conclave.spec import LayerOptions, MoeSpec, ParallelSpec
 
 _PREFIX = "model.layers.0.mlp.experts."
 
@@ -56,6 +56,7 @@ def layer_of_method(
     device: str = "cpu",
     interleaved: bool = False,
     options: LayerOptions | None = None,
+    parallel: ParallelSpec | None = None,
 ) -> Layer:
     """A layer without a router.
 
@@ -65,13 +66,14 @@ def layer_of_method(
         tensors: by name below the experts: "gate_up_proj.qweight" for stacks [E, ...],
             "3.gate_proj.weight" for experts one by one.
         interleaved: rows of gate and up alternate.
+        parallel: which part of it a rank has; tensors are whole and of no other part read.
 
     Raises:
         Error: naming the tensor.
     """
     with _names_below_experts():
         feed, kept = _fed(spec, quantization, tensors, interleaved)
-        layer = Layer.from_checkpoint(feed, 0, device=device, options=options)
+        layer = Layer.from_checkpoint(feed, 0, device=device, options=options, parallel=parallel)
     del feed, kept
     return layer
 

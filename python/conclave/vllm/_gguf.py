@@ -166,9 +166,9 @@ class GgufScheme(PackedScheme):
         """Types are known when weights come: slices are checked then."""
 
     def parameters(
-        self, experts: int, rows: int, inner: int, hidden: int, dtype: torch.dtype
+        self, experts: int, rows: int, inner: int, hidden: int, dtype: torch.dtype, ranks: int = 1
     ) -> Iterator[Declared]:
-        del dtype
+        del dtype, ranks
         parts = rows // inner
         for name, height, count in (("w13", rows, parts), ("w2", hidden, 1)):
             given = {"is_gguf_weight": True, "blocks": _BlockLoader(), "shards": _SHARDS[name]}

@@ -80,7 +80,7 @@ def gptq(config: Mapping[str, Any]) -> MethodScheme:
         ),
         _order("g_idx", is_read=ordered),
     )
-    return MethodScheme(planes, _text("gptq", config), group, takes_ranks=not ordered)
+    return MethodScheme(planes, _text("gptq", config), group, has_all_groups=ordered)
 
 
 def awq(config: Mapping[str, Any]) -> MethodScheme:
@@ -137,7 +137,7 @@ def _packed_words(config: Mapping[str, Any], weights: Mapping[str, Any]) -> Meth
     if ordered:
         planes.append(_order("weight_g_idx"))
     text = _text("compressed-tensors", config)
-    return MethodScheme(tuple(planes), text, group, takes_ranks=not ordered)
+    return MethodScheme(tuple(planes), text, group, has_all_groups=ordered)
 
 
 def compressed_tensors(config: Mapping[str, Any], group: Mapping[str, Any]) -> MethodScheme | None:
@@ -264,4 +264,4 @@ def bitsandbytes(config: Mapping[str, Any]) -> MethodScheme:
             f"{config['bnb_4bit_quant_storage']}"
         )
     flat = Plane("weight", lambda m: (-(-m.rows * m.cols // 2), 1), torch.uint8)
-    return MethodScheme((flat,), text, takes_ranks=False, has_aids=True)
+    return MethodScheme((flat,), text, has_all_groups=True, has_aids=True)

@@ -124,7 +124,9 @@ class MethodExperts:
         tensors: Callable[[], Mapping[str, Array]],
         device: str,
         interleaved: bool = False,
+        parallel: ParallelSpec | None = None,
     ) -> None:
+        self._parallel = parallel
         self._method, self._tensors = method, tensors
         self._device, self._interleaved = device, interleaved
         self._spec = _own_experts(spec, sizes)
@@ -138,6 +140,7 @@ class MethodExperts:
                 self._tensors(),
                 device=self._device,
                 interleaved=self._interleaved,
+                parallel=self._parallel,
             )
             return growing(layer)
 

@@ -61,7 +61,7 @@ class ExpertParameters(torch.nn.Module):
         rows = 2 * inner if self.activation.is_gated else inner
         self._scheme.check(inner, self.tp_size)
         sizes = (experts, rows, inner, self.hidden_size)
-        for declared in self._scheme.parameters(*sizes, self.params_dtype):
+        for declared in self._scheme.parameters(*sizes, self.params_dtype, self.tp_size):
             self._add(declared)
         if self.has_bias:
             for name, width in (("w13_bias", rows), ("w2_bias", self.hidden_size)):

@@ -53,9 +53,10 @@ class Scheme:
             )
 
     def parameters(
-        self, experts: int, rows: int, inner: int, hidden: int, dtype: torch.dtype
+        self, experts: int, rows: int, inner: int, hidden: int, dtype: torch.dtype, ranks: int = 1
     ) -> Iterator[Declared]:
-        """Those of w13 [rows, hidden] and w2 [hidden, inner]."""
+        """Those of w13 [rows, hidden] and w2 [hidden, inner], which no number of ranks changes."""
+        del ranks
         for name, shape in (
             ("w13_weight", (experts, rows, hidden)),
             ("w2_weight", (experts, hidden, inner)),
