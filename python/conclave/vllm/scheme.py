@@ -156,6 +156,8 @@ def read_scheme(quant_config: Any, prefix: str, has_bias: bool = False) -> Schem
         return Scheme()
     reader = _READERS.get(name)
     if reader is None:
+        if name in _method_readers.KERNEL_ORDERS:
+            _method_readers.refuse_order(_method_readers.KERNEL_ORDERS[name])
         known = ", ".join(sorted(_READERS))
         raise ConclaveUnsupportedError(f"quant_config: {name} does not run here; {known} do")
     return reader(read)
@@ -195,6 +197,7 @@ def _mapping(read: Any) -> dict[str, Any]:
     """The keys that the readers of packed methods know."""
     keys = (
         *("bits", "group_size", "desc_act", "sym", "checkpoint_format", "static_groups", "dynamic"),
+        *("is_marlin_format", "is_bitblas_format"),
         *("w_bit", "q_group_size", "zero_point", "version", "format", "config_groups"),
         *("quant_algo", "quantization", "use_global_sf", "global_quant_config", "export"),
         *("load_in_8bit", "load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_quant_storage"),
