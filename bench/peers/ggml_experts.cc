@@ -13,11 +13,11 @@
 // renamed to the next ones on a ring of at least 1 GiB of weights. A line of JSON is printed for
 // each count of tokens: the least, median and mean time of a call.
 
-#include "ggml-alloc.h"
-#include "ggml-backend.h"
-#include "ggml.h"
+#include <ggml-alloc.h>
+#include <ggml-backend.h>
+#include <ggml.h>
 #ifndef IK_LLAMA
-#include "ggml-cpu.h"
+#include <ggml-cpu.h>
 #else
 extern "C" {
 void iqk_repack_tensor(struct ggml_tensor* tensor);

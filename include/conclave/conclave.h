@@ -10,6 +10,7 @@
 #include "conclave/error.h"
 #include "conclave/format.h"
 #include "conclave/gguf.h"
+#include "conclave/gguf_blocks.h"
 #include "conclave/gguf_layers.h"
 #include "conclave/layer.h"
 #include "conclave/permute.h"

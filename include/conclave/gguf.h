@@ -93,6 +93,9 @@ class CONCLAVE_API GgufWriter {
 // The bytes of a row of `elements` of the type. Throws Error(kGgufTensorType) for an unknown type,
 // and Error(kGgufShape) if the row does not hold whole blocks.
 CONCLAVE_API uint64_t gguf_row_bytes(std::string_view type, int64_t elements);
+// The name of a type by its number in files: "Q4_K" of 12, for as long as the program runs. Throws
+// Error(kGgufTensorType).
+CONCLAVE_API std::string_view gguf_type_name(uint32_t id);
 
 // For each type of blocks: the weights of a layer whose matrices all have it. Such layers come from
 // files; checkpoints of other kinds have no name for them, so that `method` is empty.

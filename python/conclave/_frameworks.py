@@ -143,6 +143,13 @@ def contiguous(array: Any) -> Any:
     return sys.modules[_library(array)].ascontiguousarray(array)
 
 
+def on_the_host(array: Any) -> Any:
+    """The array, dense and in the host's memory; maybe a copy."""
+    if is_torch(array):
+        return array.detach().cpu().contiguous()
+    return contiguous(array)
+
+
 def stream_of(reference: Any, stream: Any) -> int:
     """The CUDA stream of a call as a number; 0 on the CPU, and for the legacy default stream.
 

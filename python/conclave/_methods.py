@@ -13,7 +13,7 @@ from conclave import _frameworks
 from conclave.checkpoint import Feed
 from conclave.errors import Error
 from conclave.layer import Layer
-from conclave.spec import LayerOptions, MoeSpec
+from conclave.spec import LayerOptions, MoeSpec, ParallelSpec
 
 _PREFIX = "model.layers.0.mlp.experts."
 
@@ -27,13 +27,6 @@ def _names_below_experts() -> Iterator[None]:
         error.args = (str(error).replace(_PREFIX, ""),)
         error.tensor = error.tensor.replace(_PREFIX, "")
         raise
-
-
-def _on_the_host(array: Any) -> Any:
-    """The array as the reader takes it: dense, in the host's memory; maybe a copy."""
-    if _frameworks.is_torch(array):
-        return array.detach().cpu().contiguous()
-    return _frameworks.contiguous(array)
 
 
 def _fed(
@@ -50,7 +43,7 @@ def _fed(
     for name, tensor in tensors.items():
         if tensor is None:
             continue
-        kept.append(_on_the_host(tensor))
+        kept.append(_frameworks.on_the_host(tensor))
         feed._core.put_in_place(_PREFIX + name, kept[-1])
     return feed, kept
 
@@ -63,6 +56,7 @@ def layer_of_method(
     device: str = "cpu",
     interleaved: bool = False,
     options: LayerOptions | None = None,
+    parallel: ParallelSpec | None = None,
 ) -> Layer:
     """A layer without a router.
 
@@ -72,13 +66,14 @@ def layer_of_method(
         tensors: by name below the experts: "gate_up_proj.qweight" for stacks [E, ...],
             "3.gate_proj.weight" for experts one by one.
         interleaved: rows of gate and up alternate.
+        parallel: which part of it a rank has; tensors are whole and of no other part read.
 
     Raises:
         Error: naming the tensor.
     """
     with _names_below_experts():
         feed, kept = _fed(spec, quantization, tensors, interleaved)
-        layer = Layer.from_checkpoint(feed, 0, device=device, options=options)
+        layer = Layer.from_checkpoint(feed, 0, device=device, options=options, parallel=parallel)
     del feed, kept
     return layer
 

@@ -1,4 +1,5 @@
 #include "fields.h"
+#include "gguf_blocks.h"
 #include "layer.h"
 #include "names.h"
 
@@ -82,6 +83,24 @@ void bind_making(nb::class_<PyLayer>& layer) {
       nb::arg("context"), nb::arg("feed"), nb::arg("index"), nb::arg("options"),
       nb::arg("parallel"), nb::arg("count") = true,
       "Plans and packs a complete layer of a feed, which may release it then.");
+  layer.def_static(
+      "from_blocks",
+      [](const std::shared_ptr<PyContext>& context, const PyGgufBlocks& blocks,
+         const nb::dict& options, const nb::dict& parallel, bool count) {
+        const LayerRequest request =
+            request_of(context, blocks.blocks().spec(), options, parallel, count);
+        const std::unique_ptr<WeightSource> source = blocks.blocks().source();
+        return std::make_unique<PyLayer>(request, *source, nullptr);
+      },
+      nb::arg("context"), nb::arg("blocks"), nb::arg("options"), nb::arg("parallel"),
+      nb::arg("count") = true, "Plans and packs a layer of blocks.");
+  layer.def(
+      "reload_from_blocks",
+      [](PyLayer& self, const PyGgufBlocks& blocks, const std::string& mode) {
+        const std::unique_ptr<WeightSource> source = blocks.blocks().source();
+        self.reload(*source, parse_word<ReloadMode>("mode", mode), nullptr);
+      },
+      nb::arg("blocks"), nb::arg("mode"), "New weights of the same shapes and types.");
   layer.def(
       "reload_from_feed",
       [](PyLayer& self, const CheckpointFeed& feed, int64_t index, const std::string& mode) {

@@ -2,6 +2,7 @@
 #include "checkpoint.h"
 #include "context.h"
 #include "errors.h"
+#include "gguf_blocks.h"
 #include "layer.h"
 #include "permute.h"
 #include "routing.h"
@@ -16,6 +17,7 @@ NB_MODULE(_conclave, module) {
   conclave::python::register_error_translator();
   conclave::python::bind_context(module);
   conclave::python::bind_checkpoint(module);
+  conclave::python::bind_gguf_blocks(module);
   conclave::python::bind_tuning(module);
   conclave::python::bind_layer(module);
   conclave::python::bind_routing(module);

@@ -126,11 +126,52 @@ def test_tensors_that_do_not_fit_are_named():
     assert "w2_scales" in refusal("w2_scales", torch.zeros(3, 96), "w2")
     with pytest.raises(ConclaveValueError, match="expert by expert"):
         layer.weight_loader(layer.w13_qweight, words, "w13_qweight", None, None)
-    with pytest.raises(ConclaveUnsupportedError, match="gguf does not run"):
-        layer_of("qwen3_moe-gptq-int4-group32", {"quant_method": "gguf"})
+    with pytest.raises(ConclaveUnsupportedError, match="awq-ipex does not run"):
+        layer_of("qwen3_moe-gptq-int4-group32", {"quant_method": "awq-ipex"})
 
 
 # ModelOpt.
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}
+SPARSE = {
+    "quant_method": "compressed-tensors",
+    "format": "marlin-24",
+    "config_groups": {"0": {"weights": {"num_bits": 4, "type": "int", "strategy": "group"}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "order"),
+    [
+        ({**GPTQ, "checkpoint_format": "marlin"}, "marlin"),
+        ({**GPTQ, "checkpoint_format": "bitblas"}, "bitblas"),
+        ({**GPTQ, "checkpoint_format": "exllama"}, "exllama"),
+        ({**GPTQ, "is_marlin_format": True}, "marlin"),
+        ({**GPTQ, "quant_method": "marlin"}, "marlin"),
+        ({**GPTQ, "quant_method": "gptq_marlin_24"}, "2:4"),
+        ({**GPTQ, "quant_method": "gptq_bitblas"}, "bitblas"),
+        ({**AWQ, "version": "gemv"}, "awq of version gemv"),
+        ({**AWQ, "version": "GEMV_fast"}, "awq of version gemv_fast"),
+        ({**AWQ, "quant_method": "awq_marlin", "version": "marlin"}, "awq of version marlin"),
+        (SPARSE, "2:4"),
+    ],
+)
+def test_orders_of_kernels_are_refused_by_name(config, order):
+    with pytest.raises(ConclaveUnsupportedError) as caught:
+        vllm.FusedMoE(4, 2, 64, 64, quant_config=config)
+    assert order in str(caught.value).partition(")")[0]
+    assert "load the checkpoint that it was made of" in str(caught.value)
+
+
+@pytest.mark.parametrize("config", [GPTQ, AWQ])
+def test_names_of_kernels_over_plain_files_run(config):
+    plain = vllm.FusedMoE(4, 2, 64, 64, quant_config=config)
+    named = {**config, "quant_method": f"{config['quant_method']}_marlin"}
+    other = vllm.FusedMoE(4, 2, 64, 64, quant_config=named)
+    shapes = [{k: p.shape for k, p in layer.named_parameters()} for layer in (plain, other)]
+    assert shapes[0] == shapes[1]
 
 
 def test_input_scales_of_all_ranks_are_kept_where_asked():

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("safetensors.torch")
 
 from conclave import vllm  # noqa: E402
-from conclave.errors import ConclaveUnsupportedError  # noqa: E402
+from conclave.errors import ConclaveUnsupportedError, ConclaveValueError  # noqa: E402
 from support.method_layers import (  # noqa: E402
     NAMES,
     OTHERS,
@@ -43,7 +43,7 @@ def test_what_has_no_parameters_says_why(name):
 # Splits.
 
 
-def on_ranks(name, ranks, **split):
+def on_ranks(name, ranks, check=lambda layer: None, **split):
     parts = []
     for rank in range(ranks):
         made = {key: value(rank) for key, value in split.items()}
@@ -51,6 +51,7 @@ def on_ranks(name, ranks, **split):
             name, moe_parallel_config=vllm.FusedMoEParallelConfig(**made)
         )
         load(layer, name)
+        check(layer)
         parts.append(layer(hidden, logits_for(layer, hidden)))
     return sum(parts), expected
 
@@ -79,6 +80,8 @@ SLICED = [
     "qwen3_moe-modelopt-mxfp8",
     "qwen3_moe-quark-fp6-e2m3",
     "mixtral-bnb-int8",
+    # Each rank has all groups of columns, and codes whose blocks run over the ends of rows.
+    *(name for name in RUN if "-order" in name or "bnb-nf4" in name or "bnb-fp4" in name),
 ]
 
 
@@ -88,12 +91,44 @@ def test_slices_add_up(name):
     assert worst_error(total, expected) <= FLOAT32_BAR
 
 
+CUT_WORDS = "mixtral-compressed-int4-order"  # 12 columns for each of four ranks
+
+
+def test_slices_within_words_are_refused():
+    with pytest.raises(ConclaveValueError, match=r"w2_weight_packed: w2 .* reads 0 to 2 of 8"):
+        on_ranks(CUT_WORDS, 4, tp_size=lambda r: 4, tp_rank=lambda r: r)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name in SLICED if ("-order" in name or "bnb-" in name) and name != CUT_WORDS],
+)
+def test_four_slices_add_up_and_hold_no_more_than_their_codes(name):
+    """Of 4 bits: those of w2 that a rank holds, and of w13 as many rows."""
+
+    def check(layer):
+        inner, hidden = layer.intermediate_size_per_partition, layer.hidden_size
+        bytes_of = {key: param.numel() * param.element_size() for key, param in codes_of(layer)}
+        unit = 1 if "int8" in name else 2
+        experts = layer.local_num_experts
+        assert bytes_of["w2"] == experts * inner * hidden // unit
+        assert bytes_of["w13"] == 2 * experts * inner * hidden // unit
+
+    total, expected = on_ranks(name, 4, check, tp_size=lambda r: 4, tp_rank=lambda r: r)
+    assert worst_error(total, expected) <= FLOAT32_BAR
+
+
+def codes_of(layer):
+    for matrix in ("w13", "w2"):
+        for key in ("qweight", "weight_packed", "weight"):
+            if (param := getattr(layer, f"{matrix}_{key}", None)) is not None:
+                yield matrix, param
+                break
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("qwen3_moe-gptq-int4-order", "order"),
-        ("qwen3_moe-compressed-int4-order", "order"),
-        ("qwen3_moe-bnb-nf4", "order"),
         ("mixtral-gptq-int4-group128-asymmetric", "whole groups of 128"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -51,8 +51,37 @@ def _order(name: str, is_read: bool = True) -> Plane:
     )
 
 
+# Methods whose files hold codes in the order of a kernel; "gptq_marlin" and "awq_marlin" name a
+# kernel that reorders plain files after they are loaded, and are read as those files are.
+KERNEL_ORDERS = {
+    "marlin": "marlin",
+    "gptq-marlin-24": "marlin's for 2:4 sparse weights",
+    "bitblas": "bitblas",
+    "gptq-bitblas": "bitblas",
+}
+
+
+def refuse_order(order: str) -> NoReturn:
+    """Raises ConclaveUnsupportedError for codes that a kernel's tool has moved about."""
+    raise ConclaveUnsupportedError(
+        f"quant_config: codes lie in the order of a kernel ({order}), which is not read; load the "
+        "checkpoint that it was made of: GPTQ's of checkpoint_format gptq or gptq_v2, AWQ's of "
+        "version gemm, or pack-quantized of compressed-tensors"
+    )
+
+
+def _refuse_orders_of_kernels(config: Mapping[str, Any]) -> None:
+    layout = str(config.get("checkpoint_format") or "gptq").lower()
+    if layout not in ("gptq", "gptq_v2"):
+        refuse_order(layout)
+    for kernel in ("marlin", "bitblas"):
+        if config.get(f"is_{kernel}_format"):
+            refuse_order(kernel)
+
+
 def gptq(config: Mapping[str, Any]) -> MethodScheme:
     """Words along columns, transposed; the group of each column."""
+    _refuse_orders_of_kernels(config)
     bits, group = int(config["bits"]), int(config["group_size"])
     ordered = bool(config.get("desc_act"))
     planes = (
@@ -80,7 +109,7 @@ def gptq(config: Mapping[str, Any]) -> MethodScheme:
         ),
         _order("g_idx", is_read=ordered),
     )
-    return MethodScheme(planes, _text("gptq", config), group, takes_ranks=not ordered)
+    return MethodScheme(planes, _text("gptq", config), group, has_all_groups=ordered)
 
 
 def awq(config: Mapping[str, Any]) -> MethodScheme:
@@ -89,7 +118,7 @@ def awq(config: Mapping[str, Any]) -> MethodScheme:
     group = int(config.get("group_size") or config.get("q_group_size") or 0)
     version = str(config.get("version", "gemm")).lower()
     if version != "gemm":
-        raise ConclaveUnsupportedError(f"quant_config: awq of version {version} does not run here")
+        refuse_order(f"awq of version {version}")
     planes = (
         Plane("qweight", lambda m: (m.cols, m.words_of_rows(bits)), torch.int32, None, True),
         Plane("scales", lambda m: (m.groups(group), m.rows), torch.float32, "group", True),
@@ -137,7 +166,7 @@ def _packed_words(config: Mapping[str, Any], weights: Mapping[str, Any]) -> Meth
     if ordered:
         planes.append(_order("weight_g_idx"))
     text = _text("compressed-tensors", config)
-    return MethodScheme(tuple(planes), text, group, takes_ranks=not ordered)
+    return MethodScheme(tuple(planes), text, group, has_all_groups=ordered)
 
 
 def compressed_tensors(config: Mapping[str, Any], group: Mapping[str, Any]) -> MethodScheme | None:
@@ -171,6 +200,8 @@ def compressed_tensors(config: Mapping[str, Any], group: Mapping[str, Any]) -> M
         return _whole_integers(text, weights, group.get("input_activations"))
     if kind == "float" and bits == 8:
         return None
+    if form == "marlin-24":
+        refuse_order("marlin's for 2:4 sparse weights")
     raise ConclaveUnsupportedError(
         f"config_groups: weights of {bits} bits, type {kind}, format {form}, do not run here"
     )
@@ -264,4 +295,4 @@ def bitsandbytes(config: Mapping[str, Any]) -> MethodScheme:
             f"{config['bnb_4bit_quant_storage']}"
         )
     flat = Plane("weight", lambda m: (-(-m.rows * m.cols // 2), 1), torch.uint8)
-    return MethodScheme((flat,), text, takes_ranks=False, has_aids=True)
+    return MethodScheme((flat,), text, has_all_groups=True, has_aids=True)

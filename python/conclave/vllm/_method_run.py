@@ -9,16 +9,16 @@ import torch
 
 from conclave.spec import QuantSpec
 from conclave.vllm._checks import Sizes, check_tokens
-from conclave.vllm._method_schemes import MethodScheme
+from conclave.vllm._method_schemes import PackedScheme
 from conclave.vllm._packed import packed_layer
-from conclave.vllm._packers import MethodExperts, RankExperts
+from conclave.vllm._packers import RankExperts
 from conclave.vllm.activation import MoEActivation
 from conclave.vllm.experts import experts_spec, local_indices
 
 
 def run_method_experts(
     layer: Any,
-    scheme: MethodScheme,
+    scheme: PackedScheme,
     hidden: torch.Tensor,
     weights: torch.Tensor,
     ids: torch.Tensor,
@@ -32,9 +32,8 @@ def run_method_experts(
     )
 
 
-def _packed(layer: Any, scheme: MethodScheme, top_k: int, device: torch.device) -> RankExperts:
+def _packed(layer: Any, scheme: PackedScheme, top_k: int, device: torch.device) -> RankExperts:
     kind: MoEActivation = layer.activation
-    has_bias = layer.has_bias
     spec = experts_spec(
         top_k,
         kind,
@@ -44,20 +43,15 @@ def _packed(layer: Any, scheme: MethodScheme, top_k: int, device: torch.device) 
         layer.swiglu_limit,
         QuantSpec(),
         "bfloat16",
-        has_bias,
+        layer.has_bias,
     )
     sizes = Sizes(layer.local_num_experts, layer.hidden_size, layer.intermediate_size_per_partition)
 
-    def tensors() -> dict[str, torch.Tensor]:
-        found = dict(scheme.tensors(layer, kind.is_gated, kind.is_interleaved))
-        return {**found, **dict(_biases(layer, kind))} if has_bias else found
-
-    packer = MethodExperts(spec, sizes, scheme.method, tensors, _name_of(device))
+    packer = scheme.packer(layer, spec, sizes, _name_of(device))
     places = {name: param.detach() for name, param in _own_parameters(layer)}
-    for name in ("w13_weight", "w2_weight") if scheme.has_aids else ():
-        aids = getattr(layer, name).aids
-        places |= {f"{name}.{key}": tensor for key, tensor in aids.items()}
-    made = packed_layer(places, (spec, sizes, scheme.method), packer.make, packer.reload)
+    places |= scheme.aids(layer)
+    rule = (spec, sizes, scheme.rule(layer))
+    made = packed_layer(places, rule, packer.make, packer.reload)
     local_of = local_indices(layer.expert_map, layer.global_num_experts, sizes.experts)
     return RankExperts(made, local_of)
 
@@ -70,20 +64,3 @@ def _own_parameters(layer: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
     for name, param in layer.named_parameters(recurse=False):
         if name.startswith(("w13_", "w2_")):
             yield name, param
-
-
-def _biases(layer: Any, kind: MoEActivation) -> Iterator[tuple[str, torch.Tensor]]:
-    """Of several tensor-parallel ranks the first adds that of w2."""
-    joint = layer.w13_bias
-    halves: list[torch.Tensor]
-    names: tuple[str, ...]
-    if not kind.is_gated:
-        halves, names = [joint], ("up_proj",)
-    elif kind.is_interleaved:
-        halves, names = [joint[:, ::2], joint[:, 1::2]], ("gate_proj", "up_proj")
-    else:
-        halves, names = list(joint.chunk(2, 1)), ("gate_proj", "up_proj")
-    down = layer.w2_bias if layer.tp_rank == 0 else torch.zeros_like(layer.w2_bias)
-    separator = "_" if layer._scheme.is_stacked else "."
-    for name, bias in zip((*names, "down_proj"), (*halves, down), strict=True):
-        yield f"{name}{separator}bias", bias

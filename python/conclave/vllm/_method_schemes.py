@@ -3,6 +3,7 @@ the library's reader of the method unpacks when a layer is made."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -10,6 +11,11 @@ from typing import Any, NamedTuple
 import torch
 
 from conclave.errors import ConclaveUnsupportedError
+from conclave.spec import MoeSpec, ParallelSpec
+from conclave.vllm._checks import Sizes
+from conclave.vllm._packers import MethodExperts, Packer
+from conclave.vllm.activation import MoEActivation
+from conclave.vllm.weights import pack_flat, unpack_flat
 
 WORD = 32  # bits
 
@@ -21,6 +27,7 @@ class Declared(NamedTuple):
     shape: tuple[int, ...]
     dtype: torch.dtype
     attributes: dict[str, Any]
+    fill: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +37,7 @@ class Matrix:
     rows: int
     cols: int
     parts: int
+    ranks: int = 1  # over which columns are cut, where each has the scales of all groups
 
     def words_of_rows(self, bits: int) -> int:
         """Words that the rows of a column take, of each part by itself."""
@@ -37,7 +45,7 @@ class Matrix:
 
     def groups(self, size: int) -> int:
         """Groups of columns; one where all columns are a group."""
-        return 1 if size <= 0 else -(-self.cols // size)
+        return 1 if size <= 0 else -(-self.cols * self.ranks // size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +63,7 @@ class Plane:
     is_read: bool = True  # by layers
     fed_as: str = ""  # its name for the reader, where it is another
 
-    def attributes(self, is_w2: bool) -> dict[str, Any]:
+    def attributes(self, is_w2: bool, ranks: int) -> dict[str, Any]:
         """What loaders ask a parameter for."""
         found: dict[str, Any] = {"is_transposed": self.is_transposed}
         if self.kind is not None:
@@ -63,57 +71,118 @@ class Plane:
         if self.turns:
             found["turns"] = True
         if is_w2 and self.kind == "group":
-            found["load_full_w2"] = self.is_of_rows  # every rank has the whole rows' numbers
+            # Every rank has the numbers of whole rows, or of all groups.
+            found["load_full_w2"] = self.is_of_rows or ranks > 1
         return found
 
 
+class PackedScheme(abc.ABC):
+    """Parameters whose bytes the library takes apart when a layer is made."""
+
+    @abc.abstractmethod
+    def check(self, inner: int, tp_size: int) -> None:
+        """Raises ConclaveUnsupportedError for slices that the parameters do not have."""
+
+    @abc.abstractmethod
+    def parameters(
+        self, experts: int, rows: int, inner: int, hidden: int, dtype: torch.dtype, ranks: int = 1
+    ) -> Iterator[Declared]:
+        """Those of w13 [rows, hidden] and w2 [hidden, inner], of one of so many tensor-parallel
+        ranks."""
+
+    @abc.abstractmethod
+    def packer(self, layer: Any, spec: MoeSpec, sizes: Sizes, device: str) -> Packer:
+        """What makes a layer of the parameters that a `FusedMoE` has now."""
+
+    @abc.abstractmethod
+    def rule(self, layer: Any) -> tuple[Any, ...]:
+        """What a layer depends on beside the parameters' memory."""
+
+    def aids(self, layer: Any) -> dict[str, torch.Tensor]:
+        """Tensors beside parameters that a layer is made of."""
+        return {}
+
+
 @dataclasses.dataclass(frozen=True)
-class MethodScheme:
+class MethodScheme(PackedScheme):
     """The parameters of a method, and what its reader is told."""
 
     planes: tuple[Plane, ...]
     method: str  # the text of a quantization_config
     group: int = 0  # of columns, which tensor-parallel ranks must not cut
-    takes_ranks: bool = True  # whether tensor-parallel ranks may have slices
+    # Columns of a slice belong to any groups, so that each tensor-parallel rank has all groups.
+    has_all_groups: bool = False
     is_stacked: bool = False  # tensors of all experts at once, maybe smaller than parameters
     keeps_all_input_scales: bool = False  # of the experts of all ranks
     has_aids: bool = False  # further tensors of a matrix, kept as they come
     combines: bool = False  # a tensor of scales may have those of gate and up
 
     def check(self, inner: int, tp_size: int) -> None:
-        """Raises ConclaveUnsupportedError for slices that the method's planes do not have."""
-        if tp_size == 1:
+        if tp_size == 1 or self.has_all_groups:
             return
-        if not self.takes_ranks:
-            raise ConclaveUnsupportedError(
-                "quant_config: codes of this order are not cut for tensor-parallel ranks; use "
-                "expert-parallel ones"
-            )
         if self.group > 0 and inner % self.group:
             raise ConclaveUnsupportedError(
                 f"intermediate_size: a rank's {inner} columns are no whole groups of {self.group}"
             )
 
     def parameters(
-        self, experts: int, rows: int, inner: int, hidden: int, dtype: torch.dtype
+        self, experts: int, rows: int, inner: int, hidden: int, dtype: torch.dtype, ranks: int = 1
     ) -> Iterator[Declared]:
-        """Those of w13 [rows, hidden] and w2 [hidden, inner]."""
         del dtype
         parts = 2 if rows == 2 * inner else 1
+        ranks = ranks if self.has_all_groups else 1
+        if self.has_aids and ranks > 1 and inner * hidden % 2:
+            raise ConclaveUnsupportedError(
+                f"intermediate_size: a rank's {inner} rows of {hidden} codes end within a byte"
+            )
         for plane in self.planes:
             for name, matrix in (
                 ("w13", Matrix(rows, hidden, parts)),
-                ("w2", Matrix(hidden, inner, 1)),
+                ("w2", Matrix(hidden, inner, 1, ranks)),
             ):
-                attributes = plane.attributes(name == "w2")
+                attributes = plane.attributes(name == "w2", ranks)
                 if self.has_aids:
                     attributes |= {"use_bitsandbytes_4bit": True, "aids": {}}
+                    if name == "w2" and ranks > 1:
+                        attributes["flat_cols"] = inner * ranks
                 if self.is_stacked:
                     attributes["is_stacked"] = True
                 if self.combines and plane.kind == "group" and name == "w13":
                     attributes["may_be_combined"] = True
                 shape = (experts, *plane.shape(matrix))
                 yield Declared(f"{name}_{plane.name}", shape, plane.dtype, attributes)
+
+    def packer(self, layer: Any, spec: MoeSpec, sizes: Sizes, device: str) -> Packer:
+        kind: MoEActivation = layer.activation
+
+        def tensors() -> dict[str, torch.Tensor]:
+            found = dict(self.tensors(layer, kind.is_gated, kind.is_interleaved))
+            if layer.has_bias:
+                separator = "_" if self.is_stacked else "."
+                for name, bias in biases(layer, kind.is_gated, kind.is_interleaved):
+                    whole = bias if name == "down" else bias.repeat(1, self._ranks(layer))
+                    found[f"{name}_proj{separator}bias"] = whole
+            return found
+
+        ranks, parallel = self._ranks(layer), None
+        if ranks > 1:
+            sizes = sizes._replace(inner=sizes.inner * ranks)
+            parallel = ParallelSpec(tp_size=ranks, tp_rank=layer.tp_rank, reduce="partial")
+        return MethodExperts(spec, sizes, self.method, tensors, device, parallel=parallel)
+
+    def rule(self, layer: Any) -> tuple[Any, ...]:
+        return (self.method, layer.tp_rank, self._ranks(layer))
+
+    def _ranks(self, layer: Any) -> int:
+        """Ranks of which the library cuts out this one's part, where it reads tensors as whole."""
+        return layer.tp_size if self.has_all_groups else 1
+
+    def aids(self, layer: Any) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = {}
+        for name in ("w13_weight", "w2_weight") if self.has_aids else ():
+            kept = getattr(layer, name).aids
+            found |= {f"{name}.{key}": tensor for key, tensor in kept.items()}
+        return found
 
     def tensors(
         self, layer: torch.nn.Module, gated: bool, interleaved: bool
@@ -127,20 +196,53 @@ class MethodScheme:
             halves = _halves(joint, plane, interleaved) if gated else [joint]
             names = ("gate_proj", "up_proj") if gated else ("up_proj",)
             for name, tensor in zip((*names, "down_proj"), (*halves, alone), strict=True):
-                fed = tensor.transpose(1, 2) if plane.turns else tensor
+                whole = self._widened(tensor, plane, name == "down_proj", layer)
+                fed = whole.transpose(1, 2) if plane.turns else whole
                 if not self.has_aids:
                     yield f"{name}{plane.fed_as or '.' + plane.name}", fed
                     continue
                 for expert in range(fed.shape[0]):
                     yield f"{expert}.{name}.{plane.name}", fed[expert]
-        yield from self._aids(layer, "up_proj" if not gated else "gate_proj")
+        yield from self._fed_aids(layer, "up_proj" if not gated else "gate_proj")
 
-    def _aids(self, layer: torch.nn.Module, first: str) -> Iterator[tuple[str, torch.Tensor]]:
+    def _widened(
+        self, tensor: torch.Tensor, plane: Plane, is_down: bool, layer: Any
+    ) -> torch.Tensor:
+        """A tensor of all ranks' size. What is other ranks' is not used, but checked: it repeats
+        this rank's."""
+        ranks = self._ranks(layer)
+        if ranks == 1 or (is_down and plane.kind is not None) or (plane.is_order and not is_down):
+            return tensor
+        if is_down and self.has_aids:
+            codes = unpack_flat(tensor, tensor.shape[0] * layer.hidden_size)
+            return pack_flat(codes.repeat(1, ranks).reshape(tensor.shape[0], -1)).unsqueeze(2)
+        axis = 1
+        if tensor.ndim == 3 and not self.has_aids:
+            axis = 1 if plane.is_transposed == is_down else 2
+        return torch.cat([tensor] * ranks, axis)
+
+    def _fed_aids(self, layer: torch.nn.Module, first: str) -> Iterator[tuple[str, torch.Tensor]]:
         """What is kept beside codes."""
         names = {"w1": first, "w2": "down_proj", "w3": "up_proj"}
         for parameter in ("w13_weight", "w2_weight") if self.has_aids else ():
             for (expert, shard, suffix), tensor in getattr(layer, parameter).aids.items():
                 yield f"{expert}.{names[shard]}.weight.{suffix}", tensor
+
+
+def biases(layer: Any, gated: bool, interleaved: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    """Those of gate, up and down [E, rows]. Of several tensor-parallel ranks the first adds that of
+    down."""
+    joint = layer.w13_bias
+    halves: list[torch.Tensor]
+    if not gated:
+        halves = [joint]
+    elif interleaved:
+        halves = [joint[:, ::2], joint[:, 1::2]]
+    else:
+        halves = list(joint.chunk(2, 1))
+    down = layer.w2_bias if layer.tp_rank == 0 else torch.zeros_like(layer.w2_bias)
+    names = ("gate", "up", "down") if gated else ("up", "down")
+    yield from zip(names, (*halves, down), strict=True)
 
 
 def _halves(joint: torch.Tensor, plane: Plane, interleaved: bool) -> list[torch.Tensor]:

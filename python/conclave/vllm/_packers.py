@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol
 
 from conclave import _frameworks
+from conclave._blocks import Blocks, layer_of_blocks, reload_of_blocks
 from conclave._growing import growing
 from conclave._methods import layer_of_method, reload_of_method
 from conclave.errors import Error
@@ -56,6 +57,16 @@ class RankExperts:
         if self.local_of is None:
             return topk_ids
         return _frameworks.looked_up(topk_ids, self.local_of)
+
+
+class Packer(Protocol):
+    """Makes a layer of arrays that are the caller's."""
+
+    def make(self) -> Layer:
+        """A layer that is packed anew."""
+
+    def reload(self, layer: Layer) -> None:
+        """Packs what the arrays hold now."""
 
 
 class ArrayExperts:
@@ -113,19 +124,12 @@ class MethodExperts:
         tensors: Callable[[], Mapping[str, Array]],
         device: str,
         interleaved: bool = False,
+        parallel: ParallelSpec | None = None,
     ) -> None:
+        self._parallel = parallel
         self._method, self._tensors = method, tensors
         self._device, self._interleaved = device, interleaved
-        self._spec = dataclasses.replace(
-            spec,
-            num_experts=sizes.experts,
-            # A token may have more choices than a rank has experts; no id names these.
-            num_zero_experts=max(spec.top_k - sizes.experts, 0),
-            hidden_size=sizes.hidden,
-            intermediate_size=sizes.inner,
-            weight_dtype="bfloat16",
-            quant=QuantSpec(),
-        )
+        self._spec = _own_experts(spec, sizes)
 
     def make(self) -> Layer:
         """A layer that is packed anew."""
@@ -136,6 +140,7 @@ class MethodExperts:
                 self._tensors(),
                 device=self._device,
                 interleaved=self._interleaved,
+                parallel=self._parallel,
             )
             return growing(layer)
 
@@ -145,6 +150,38 @@ class MethodExperts:
             reload_of_method(
                 layer, self._spec, self._method, self._tensors(), interleaved=self._interleaved
             )
+
+
+def _own_experts(spec: MoeSpec, sizes: Sizes) -> MoeSpec:
+    """The layer of a rank's own experts, as it would be of weights that hold values."""
+    return dataclasses.replace(
+        spec,
+        num_experts=sizes.experts,
+        # A token may have more choices than a rank has experts; no id names these.
+        num_zero_experts=max(spec.top_k - sizes.experts, 0),
+        hidden_size=sizes.hidden,
+        intermediate_size=sizes.inner,
+        weight_dtype="bfloat16",
+        quant=QuantSpec(),
+    )
+
+
+class BlockExperts:
+    """Experts of blocks as GGUF files store them: those of a rank alone."""
+
+    def __init__(
+        self, spec: MoeSpec, sizes: Sizes, blocks: Callable[[], Iterable[Blocks]], device: str
+    ) -> None:
+        self._spec = _own_experts(spec, sizes)
+        self._blocks, self._device = blocks, device
+
+    def make(self) -> Layer:
+        """A layer that is packed anew."""
+        return growing(layer_of_blocks(self._spec, self._blocks(), device=self._device))
+
+    def reload(self, layer: Layer) -> None:
+        """Packs what the arrays hold now."""
+        reload_of_blocks(layer, self._spec, self._blocks())
 
 
 def six_bit_experts(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from conclave.errors import ConclaveValueError
-from conclave.vllm._method_schemes import Declared, MethodScheme
+from conclave.vllm._method_schemes import Declared, PackedScheme
 from conclave.vllm.activation import MoEActivation
 from conclave.vllm.expert_maps import ExpertMapManager
 from conclave.vllm.mapping import Row, expert_params_mapping
@@ -38,7 +39,7 @@ class ExpertParameters(torch.nn.Module):
     global_num_experts: int
     has_bias: bool
     expert_mapping: list[Row] | None
-    _scheme: Scheme | MethodScheme
+    _scheme: Scheme | PackedScheme
     _experts: ExpertMapManager
 
     @property
@@ -60,7 +61,7 @@ class ExpertParameters(torch.nn.Module):
         rows = 2 * inner if self.activation.is_gated else inner
         self._scheme.check(inner, self.tp_size)
         sizes = (experts, rows, inner, self.hidden_size)
-        for declared in self._scheme.parameters(*sizes, self.params_dtype):
+        for declared in self._scheme.parameters(*sizes, self.params_dtype, self.tp_size):
             self._add(declared)
         if self.has_bias:
             for name, width in (("w13_bias", rows), ("w2_bias", self.hidden_size)):
@@ -71,6 +72,8 @@ class ExpertParameters(torch.nn.Module):
         if "input_scale" in declared.name and self._keeps_all_input_scales:
             shape = (self.global_num_experts, *shape[1:])
         param = torch.nn.Parameter(torch.zeros(shape, dtype=declared.dtype), requires_grad=False)
+        if declared.fill:
+            param.data.fill_(declared.fill)
         param.weight_loader = self.weight_loader  # type: ignore[attr-defined]
         for name, value in declared.attributes.items():
             setattr(param, name, value)
@@ -101,13 +104,16 @@ class ExpertParameters(torch.nn.Module):
         if shard_id is None or expert_id is None:
             load_stack(param, loaded_weight, weight_name)
             return True if return_success else None
+        gated = self.activation.is_gated
+        shard = Shard(weight_name, shard_id, self.tp_rank, self.tp_size, gated)
+        if (blocks := getattr(param, "blocks", None)) is not None:
+            taken = blocks.load(self, param, loaded_weight, shard, expert_id)
+            return taken if return_success else None
         local = self._map_global_expert_id_to_local_expert_id(expert_id)
         if "input_scale" in weight_name and self._keeps_all_input_scales:
             local = expert_id
         loaded = local >= 0
         if loaded:
-            gated = self.activation.is_gated
-            shard = Shard(weight_name, shard_id, self.tp_rank, self.tp_size, gated)
             if isinstance(param, Aid):
                 param.keep(local, shard_id, loaded_weight)
             elif (scale := getattr(param, "encoded_with", None)) and is_of_values(loaded_weight):
@@ -189,7 +195,7 @@ class ExpertParameters(torch.nn.Module):
         """Views [E, -1] of every parameter of the experts, for whoever moves experts about: of the
         same memory, in its order, also where a scale is stored transposed."""
         return [
-            _in_order(param).view(self.local_num_experts, -1)
+            _in_order(param).view(self.local_num_experts, math.prod(param.shape[1:]))
             for name, param in self.named_parameters()
             if not name.startswith(_OTHERS) and param.ndim > 0
         ]

@@ -9,7 +9,7 @@ import torch
 from conclave.errors import ConclaveValueError
 from conclave.routing import RoutingMethodType
 from conclave.vllm._method_run import run_method_experts
-from conclave.vllm._method_schemes import MethodScheme
+from conclave.vllm._method_schemes import PackedScheme
 from conclave.vllm.eplb import EplbLayerState
 from conclave.vllm.experts import fused_experts
 from conclave.vllm.mapping import ensure_round_robin_expert_routing_tables
@@ -139,7 +139,7 @@ class RankedExperts(ExpertParameters):
     def moe_quant_config(self) -> FusedMoEQuantConfig | None:
         """Scales and biases as `fused_experts` takes them. Of several tensor-parallel ranks the
         first adds the bias of w2. None where a method of checkpoints packs the experts."""
-        if isinstance(self._scheme, MethodScheme):
+        if isinstance(self._scheme, PackedScheme):
             return None
         w2_bias = getattr(self, "w2_bias", None)
         return self._scheme.quant_config(self, w2_bias if self.tp_rank == 0 else None)
@@ -152,7 +152,7 @@ class RankedExperts(ExpertParameters):
         out: torch.Tensor | None,
     ) -> torch.Tensor:
         """What this rank's experts make of rows [T, H]."""
-        if isinstance(self._scheme, MethodScheme):
+        if isinstance(self._scheme, PackedScheme):
             return run_method_experts(self, self._scheme, hidden, weights, ids, out)
         return fused_experts(
             hidden,

@@ -13,7 +13,8 @@ import torch
 from conclave.errors import ConclaveTypeError, ConclaveUnsupportedError, ConclaveValueError
 from conclave.vllm import _method_readers
 from conclave.vllm._formats import format_of, refuse_unsupported
-from conclave.vllm._method_schemes import Declared, MethodScheme
+from conclave.vllm._gguf import GgufScheme
+from conclave.vllm._method_schemes import Declared, MethodScheme, PackedScheme
 from conclave.vllm.quant import FusedMoEQuantConfig
 from conclave.vllm.quant_builders import (
     biased_moe_quant_config,
@@ -52,9 +53,10 @@ class Scheme:
             )
 
     def parameters(
-        self, experts: int, rows: int, inner: int, hidden: int, dtype: torch.dtype
+        self, experts: int, rows: int, inner: int, hidden: int, dtype: torch.dtype, ranks: int = 1
     ) -> Iterator[Declared]:
-        """Those of w13 [rows, hidden] and w2 [hidden, inner]."""
+        """Those of w13 [rows, hidden] and w2 [hidden, inner], which no number of ranks changes."""
+        del ranks
         for name, shape in (
             ("w13_weight", (experts, rows, hidden)),
             ("w2_weight", (experts, hidden, inner)),
@@ -137,7 +139,7 @@ def _with_biases(config: FusedMoEQuantConfig, w1_bias: Any, w2_bias: Any) -> Fus
     )
 
 
-def read_scheme(quant_config: Any, prefix: str, has_bias: bool = False) -> Scheme | MethodScheme:
+def read_scheme(quant_config: Any, prefix: str, has_bias: bool = False) -> Scheme | PackedScheme:
     """The scheme of None, a `FusedMoEQuantConfig`, a mapping as in config.json, or an object of
     vLLM's `QuantizationConfig` kind.
 
@@ -154,6 +156,8 @@ def read_scheme(quant_config: Any, prefix: str, has_bias: bool = False) -> Schem
         return Scheme()
     reader = _READERS.get(name)
     if reader is None:
+        if name in _method_readers.KERNEL_ORDERS:
+            _method_readers.refuse_order(_method_readers.KERNEL_ORDERS[name])
         known = ", ".join(sorted(_READERS))
         raise ConclaveUnsupportedError(f"quant_config: {name} does not run here; {known} do")
     return reader(read)
@@ -178,7 +182,7 @@ def _ignored(read: Any) -> list[str]:
     """Modules that a configuration leaves as they are, by the keys of all methods."""
     keys = ("ignored_layers", "modules_to_not_convert", "ignore", "exclude_modules", "exclude")
     found: list[str] = []
-    for key in (*keys, "llm_int8_skip_modules"):
+    for key in (*keys, "llm_int8_skip_modules", "unquantized_modules"):
         found += read(key) or ()
     nested = read("quantization")
     if isinstance(nested, Mapping):
@@ -193,6 +197,7 @@ def _mapping(read: Any) -> dict[str, Any]:
     """The keys that the readers of packed methods know."""
     keys = (
         *("bits", "group_size", "desc_act", "sym", "checkpoint_format", "static_groups", "dynamic"),
+        *("is_marlin_format", "is_bitblas_format"),
         *("w_bit", "q_group_size", "zero_point", "version", "format", "config_groups"),
         *("quant_algo", "quantization", "use_global_sf", "global_quant_config", "export"),
         *("load_in_8bit", "load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_quant_storage"),
@@ -336,7 +341,7 @@ def _of_method(
     return lambda read: reader(_mapping(read))
 
 
-_READERS: dict[str, Callable[[Any], Scheme | MethodScheme]] = {
+_READERS: dict[str, Callable[[Any], Scheme | PackedScheme]] = {
     "fp8": _fp8,
     "experts-int8": lambda read: Scheme("channel", codes=torch.int8, encodes=True),
     "compressed-tensors": _compressed,
@@ -349,4 +354,5 @@ _READERS: dict[str, Callable[[Any], Scheme | MethodScheme]] = {
     "mxfp4": _of_method(_method_readers.mxfp4),
     "quark": _of_method(_method_readers.quark),
     "bitsandbytes": _of_method(_method_readers.bitsandbytes),
+    "gguf": lambda read: GgufScheme(),
 }

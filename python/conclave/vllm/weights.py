@@ -4,7 +4,8 @@ A parameter says by its attributes what it is: `is_transposed` (stored [in, out]
 `load_full_w2`, and for scales `quant_method`, a value of `FusedMoeWeightScaleSupported`. Further
 ones are ours: `turns` (the checkpoint has it transposed), `is_stacked` (tensors of all experts at
 once), `aids` (further tensors, kept as they come) and `encoded_with` (the scales of weights that
-become codes when they are loaded).
+become codes when they are loaded) and `flat_cols` (of a whole w2 whose codes are one line, where
+ranks have a part of them).
 """
 
 from __future__ import annotations
@@ -135,6 +136,8 @@ def load_parameter(param: torch.nn.Parameter, source: Any, shard: Shard, expert:
             _load_scale(param, target, source, shard, axis)
         elif "bias" in shard.name:
             _load_bias(target, source, shard)
+        elif shard.which == "w2" and (cols := getattr(param, "flat_cols", 0)):
+            _copy(target, _cut_flat(source, cols, shard), shard)
         elif "weight" in shard.name:
             _load_matrix(target, source, shard, axis)
         else:
@@ -282,6 +285,29 @@ def _cut(source: torch.Tensor, axis: int, target: torch.Tensor, shard: Shard) ->
             f"{start + size} of {whole} on axis {axis}, found shape {list(source.shape)}"
         )
     return source.narrow(axis, start, size)
+
+
+def unpack_flat(source: torch.Tensor, rows: int) -> torch.Tensor:
+    """Codes [rows, cols] of bytes that hold two, the upper half first."""
+    flat = source.flatten()
+    return torch.stack([flat >> 4, flat & 15], 1).reshape(rows, -1)
+
+
+def pack_flat(codes: torch.Tensor) -> torch.Tensor:
+    """The bytes of codes whose number in a row is even."""
+    return codes[..., ::2] << 4 | codes[..., 1::2]
+
+
+def _cut_flat(source: torch.Tensor, cols: int, shard: Shard) -> torch.Tensor:
+    """This rank's columns of a matrix whose codes run over the ends of rows, as such a matrix."""
+    if 2 * source.numel() % cols:
+        raise ConclaveValueError(
+            f"{shard.name}: {shard.which} expected codes of rows of {cols} columns, found shape "
+            f"{list(source.shape)}"
+        )
+    codes = unpack_flat(source, 2 * source.numel() // cols)
+    part = codes.chunk(shard.tp_size, 1)[shard.tp_rank]
+    return pack_flat(part.flatten()).unsqueeze(1)
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor, shard: Shard) -> None:

@@ -5,8 +5,10 @@
 
 #include "conclave/weights.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,6 +19,7 @@ namespace conclave::inline v0::checkpoint {
 struct GgufMatrix {
   io::GgufFile::Place place;
   int64_t first_row = 0;
+  std::span<const std::byte> bytes = {};  // the tensor, if it is in memory: its place has no part
 };
 
 struct GgufStored {

@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -25,8 +26,12 @@ std::vector<std::byte> read_rows(const GgufMatrix& matrix, int64_t cols, int64_t
                                  int64_t end) {
   const int64_t row_bytes = bytes_of_row(*matrix.place.tensor->type, cols);
   std::vector<std::byte> rows(static_cast<size_t>((end - begin) * row_bytes));
-  io::GgufFile::read(matrix.place, static_cast<uint64_t>((matrix.first_row + begin) * row_bytes),
-                     rows);
+  const auto offset = static_cast<uint64_t>((matrix.first_row + begin) * row_bytes);
+  if (matrix.place.part != nullptr) {
+    io::GgufFile::read(matrix.place, offset, rows);
+  } else {
+    std::ranges::copy(matrix.bytes.subspan(offset, rows.size()), rows.begin());
+  }
   return rows;
 }
 
@@ -130,6 +135,7 @@ void GgufSource::read(WeightId id, int64_t expert, const WeightBlock& block,
 
 std::string GgufSource::locate(WeightId id, int64_t expert) const {
   const GgufMatrix& matrix = stored(id, expert);
+  if (matrix.place.part == nullptr) return matrix.place.tensor->name;
   std::string text = matrix.place.part->file.name() + ": " + matrix.place.tensor->name;
   if (layer_.stored[matrix_of(id)].matrices.size() > 1 && layer_.layout != "per_expert") {
     text += fmt::format("[{}]", expert);

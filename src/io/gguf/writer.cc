@@ -92,6 +92,13 @@ GgufKey GgufKey::of_text(std::string name, std::string_view value) {
   return key;
 }
 
+std::string_view gguf_type_name(uint32_t id) {
+  if (const io::GgufType* type = io::find_gguf_type(id)) return type->name;
+  throw Error(ErrorCode::kGgufTensorType, {.what = "GGUF files have no type of this number",
+                                           .expected = "the number of a type of ggml",
+                                           .found = std::to_string(id)});
+}
+
 uint64_t gguf_row_bytes(std::string_view type_name, int64_t elements) {
   const io::GgufType& type = type_of(type_name);
   const auto bytes = elements % type.block_elements == 0
