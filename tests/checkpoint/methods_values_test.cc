@@ -1,40 +1,22 @@
 // Values in files of quantisation methods that mean nothing or contradict the configuration.
 
+#include "checkpoint/golden_folder.h"
 #include "checkpoint/tiny_model.h"
 
 #include "conclave/checkpoint.h"
 #include "conclave/context.h"
 #include "conclave/reference.h"
-#include "conclave/safetensors.h"
 #include "conclave/tensor.h"
 
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <limits>
 #include <string>
 #include <vector>
 
 namespace conclave::testing {
 namespace {
-
-namespace fs = std::filesystem;
-
-TinyModel golden(const std::string& name) {
-  TinyModel model;
-  const fs::path from = fs::path("testdata/quantised") / name;
-  std::ifstream config(from / "config.json");
-  model.config = nlohmann::json::parse(config);
-  const SafetensorsFile file = SafetensorsFile::open(from / "model.safetensors");
-  for (const TensorInfo& info : file.tensors()) {
-    TinyTensor& tensor = model.add(info.name, info.dtype, info.shape);
-    tensor.bytes.resize(info.bytes);
-    file.read(info, 0, tensor.bytes);
-  }
-  return model;
-}
 
 // The error of the oracle, which reads every plane of every expert.
 std::optional<Error> run_error(const TinyModel& model) {
@@ -76,32 +58,32 @@ constexpr const char* kQwen = "model.layers.0.mlp.experts.1.up_proj.";
 constexpr const char* kMixtral = "model.layers.0.block_sparse_moe.experts.1.w3.";
 
 TEST(GptqValues, AsTheyAre_AreRead) {
-  const auto error = run_error(golden("qwen3_moe-gptq-int4-order"));
+  const auto error = run_error(golden_folder("qwen3_moe-gptq-int4-order"));
   EXPECT_FALSE(error) << error->what();
 }
 
 TEST(GptqValues, GroupsOutOfRange_AreNamed) {
   for (const int32_t group : {-1, 100, 1 << 30}) {
-    TinyModel model = golden("qwen3_moe-gptq-int4-order");
+    TinyModel model = golden_folder("qwen3_moe-gptq-int4-order");
     set(model, std::string(kQwen) + "g_idx", 5, group);
     expect_value_error(model, std::string(kQwen) + "g_idx");
   }
 }
 
 TEST(GptqValues, AnOrderThatTheConfigurationDenies_IsNamed) {
-  TinyModel model = golden("qwen3_moe-gptq-int4-group32");
+  TinyModel model = golden_folder("qwen3_moe-gptq-int4-group32");
   set(model, std::string(kQwen) + "g_idx", 0, int32_t{1});
   expect_value_error(model, std::string(kQwen) + "g_idx");
 }
 
 TEST(GptqValues, ZeroPointsThatTheConfigurationDenies_AreNamed) {
-  TinyModel model = golden("qwen3_moe-gptq-int4-group32");
+  TinyModel model = golden_folder("qwen3_moe-gptq-int4-group32");
   set(model, std::string(kQwen) + "qzeros", 0, uint32_t{0x77777776});
   expect_value_error(model, std::string(kQwen) + "qzeros");
 }
 
 TEST(GptqValues, TheLargestZeroOfTheFirstVersion_WrapsToNought) {
-  TinyModel model = golden("qwen3_moe-gptq-int8-asymmetric");
+  TinyModel model = golden_folder("qwen3_moe-gptq-int8-asymmetric");
   set(model, std::string(kQwen) + "qzeros", 0, uint32_t{0x000000ff});
   const TempDir directory;
   write_single(model, directory.path());
@@ -117,7 +99,7 @@ TEST(GptqValues, TheLargestZeroOfTheFirstVersion_WrapsToNought) {
 TEST(OlderFiles, DescribeTheMethodBesideTheConfiguration) {
   const auto described = [](const std::string& name, const std::string& beside,
                             const nlohmann::json& text) {
-    TinyModel model = golden(name);
+    TinyModel model = golden_folder(name);
     model.config.erase("quantization_config");
     const TempDir directory;
     write_single(model, directory.path());
@@ -137,13 +119,13 @@ TEST(OlderFiles, DescribeTheMethodBesideTheConfiguration) {
 }
 
 TEST(AwqValues, ZeroPointsThatTheConfigurationDenies_AreNamed) {
-  TinyModel model = golden("mixtral-awq-symmetric");
+  TinyModel model = golden_folder("mixtral-awq-symmetric");
   set(model, std::string(kMixtral) + "qzeros", 1, uint32_t{0x88888889});
   expect_value_error(model, std::string(kMixtral) + "qzeros");
 }
 
 TEST(BitsandbytesValues, AnotherTable_IsNamed) {
-  TinyModel model = golden("qwen3_moe-bnb-nf4");
+  TinyModel model = golden_folder("qwen3_moe-bnb-nf4");
   set(model, std::string(kQwen) + "weight.quant_map", 3, -0.4F);
   expect_value_error(model, std::string(kQwen) + "weight.quant_map");
 }
@@ -151,7 +133,7 @@ TEST(BitsandbytesValues, AnotherTable_IsNamed) {
 TEST(BitsandbytesValues, StatesThatMeanNothing_AreNamed) {
   const std::string name = std::string(kQwen) + "weight.quant_state.bitsandbytes__nf4";
   const auto with_state = [&](const std::string& text) {
-    TinyModel model = golden("qwen3_moe-bnb-nf4");
+    TinyModel model = golden_folder("qwen3_moe-bnb-nf4");
     model.drop(name);
     TinyTensor& state = model.add(name, DType::kU8, {static_cast<int64_t>(text.size())});
     std::memcpy(state.bytes.data(), text.data(), text.size());
@@ -178,7 +160,7 @@ TEST(CompressedTensorsValues, DivisorsThatDivideNothing_AreNamed) {
   const std::string name = "model.layers.0.block_sparse_moe.experts.1.w3.weight_global_scale";
   for (const float bad : {0.0F, -1.0F, std::numeric_limits<float>::infinity(),
                           std::numeric_limits<float>::quiet_NaN()}) {
-    TinyModel model = golden("mixtral-compressed-nvfp4");
+    TinyModel model = golden_folder("mixtral-compressed-nvfp4");
     set(model, name, 0, bad);
     expect_value_error(model, name);
   }

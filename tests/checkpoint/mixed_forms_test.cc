@@ -1,6 +1,7 @@
 // Modules with schemes of their own: layers, matrices and experts of one model in several forms.
 
 #include "checkpoint/common_form.h"
+#include "checkpoint/golden_folder.h"
 #include "checkpoint/tiny_model.h"
 
 #include "conclave/checkpoint.h"
@@ -8,7 +9,6 @@
 #include "conclave/layer.h"
 #include "conclave/quantise.h"
 #include "conclave/reference.h"
-#include "conclave/safetensors.h"
 #include "conclave/synthetic.h"
 #include "conclave/tensor.h"
 
@@ -18,7 +18,6 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <random>
 #include <string>
 #include <vector>
@@ -106,20 +105,6 @@ TEST(CommonForm, Rows_AreKeptWhereAllAskForTheSame) {
   EXPECT_TRUE(form(int4, scaled(DType::kF8E4M3, kChannel), kNone, kNone).keeps_rows);
 }
 
-TinyModel golden(const std::string& name) {
-  TinyModel model;
-  const fs::path from = fs::path("testdata/quantised") / name;
-  std::ifstream config(from / "config.json");
-  model.config = nlohmann::json::parse(config);
-  const SafetensorsFile file = SafetensorsFile::open(from / "model.safetensors");
-  for (const TensorInfo& info : file.tensors()) {
-    TinyTensor& tensor = model.add(info.name, info.dtype, info.shape);
-    tensor.bytes.resize(info.bytes);
-    file.read(info, 0, tensor.bytes);
-  }
-  return model;
-}
-
 std::vector<float> values_of(const QuantSpec& quant, const WeightSource& source, WeightId id,
                              int64_t expert) {
   const WeightInfo info = source.describe(id);
@@ -171,8 +156,8 @@ const std::string kPlain = "qwen3_moe-gptq-int4-group32";
 const std::string kOrdered = "qwen3_moe-gptq-int4-order";
 
 TEST(MixedForms, LayersOfTheirOwn_RunAsTheyAre) {
-  TinyModel model = golden(kPlain);
-  for (TinyTensor tensor : golden(kOrdered).tensors) {
+  TinyModel model = golden_folder(kPlain);
+  for (TinyTensor tensor : golden_folder(kOrdered).tensors) {
     tensor.name.replace(tensor.name.find("layers.0"), 8, "layers.1");
     model.tensors.push_back(std::move(tensor));
   }
@@ -194,8 +179,8 @@ TEST(MixedForms, LayersOfTheirOwn_RunAsTheyAre) {
 }
 
 TinyModel mixed_experts() {
-  TinyModel model = golden(kPlain);
-  const TinyModel other = golden(kOrdered);
+  TinyModel model = golden_folder(kPlain);
+  const TinyModel other = golden_folder(kOrdered);
   for (const char* expert : {"experts.1.", "experts.2."}) take(model, other, expert);
   model.config["quantization_config"]["dynamic"] = {
       {".*experts\\.[12]\\..*", {{"desc_act", true}}}};
@@ -266,7 +251,7 @@ void make_plain(TinyModel& model, const Checkpoint& origin, int64_t expert) {
 
 TEST(MixedForms, ExpertsThatWereLeftOut_AreValuesBesideOthers) {
   for (const std::string name : {"qwen3_moe-awq-group32", "qwen3_moe-compressed-int4-group32"}) {
-    TinyModel model = golden(name);
+    TinyModel model = golden_folder(name);
     const Checkpoint origin = Checkpoint::open(fs::path("testdata/quantised") / name);
     make_plain(model, origin, 1);
     const TempDir directory;
@@ -333,7 +318,7 @@ void widen_codes(TinyTensor& tensor) {
 }
 
 TEST(MixedForms, StacksOfMlx_HaveTheirOwnBits) {
-  TinyModel model = golden("qwen3_moe-mlx-4bit");
+  TinyModel model = golden_folder("qwen3_moe-mlx-4bit");
   const std::string module = "model.layers.0.mlp.switch_mlp.down_proj";
   widen_codes(model.at(module + ".weight"));
   for (const char* key : {"quantization", "quantization_config"}) {
@@ -354,7 +339,7 @@ TEST(MixedForms, StacksOfMlx_HaveTheirOwnBits) {
 }
 
 TEST(MixedForms, SchemesThatAreNotRead_CountOnlyForExperts) {
-  TinyModel model = golden(kPlain);
+  TinyModel model = golden_folder(kPlain);
   const auto support = [&](const char* rule, int bits) {
     model.config["quantization_config"]["dynamic"] = {{rule, {{"bits", bits}}}};
     const TempDir directory;

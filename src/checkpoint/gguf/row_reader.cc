@@ -96,7 +96,7 @@ class CodeRows final : public RowReader {
  private:
   const quant::BlockType& type_;
   int64_t bits_;
-  std::array<uint8_t, 256> bits_of_ = {};  // of a code, as an unsigned byte
+  std::array<uint8_t, 256> bits_of_ = {};  // by the code of a block, as an unsigned byte
 };
 
 // Rows of blocks become numbers, one for each `group` columns.
