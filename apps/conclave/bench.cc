@@ -258,7 +258,7 @@ void add_bench_command(CommandLine& line) {
       "bench", "Measure random real-size layers in memory against this machine's own ceilings");
   auto options = std::make_shared<BenchOptions>();
   add_model_option(command, options->shape, " (default: qwen3-30b-a3b)");
-  add_shape_options(command, options->shape, weight_types());
+  add_shape_options(command, options->shape, TypesOf::kAnyFile);
   add_rows_option(command, options->shape.rows);
   command.text("-T,--tokens", "LIST", options->tokens, "Token counts, such as 1,2,4 or 1-1024*4")
       .with_default();

@@ -88,6 +88,11 @@ Option& Option::with_default() {
   return *this;
 }
 
+Option& Option::shown_as(const std::string& values) {
+  option_->type_name(values);
+  return *this;
+}
+
 Option& Option::excludes(const Option& other) {
   option_->excludes(other.option_);
   return *this;

@@ -183,7 +183,7 @@ void add_explain_command(CommandLine& line) {
   command.text("-l,--layers", "LIST", options->layers, "Layers such as 0-3,7 (default: all)")
       .needs(model_dir);
   add_model_option(command, options->shape, "");
-  add_shape_options(command, options->shape, weight_types());
+  add_shape_options(command, options->shape, TypesOf::kAnyFile);
   add_rows_option(command, options->shape.rows);
   command.number("--max-tokens", "T", options->max_tokens, {1, kMostTokens},
                  "Tokens to plan for (default: the largest of --tokens, at least 4096)");

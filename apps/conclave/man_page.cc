@@ -119,6 +119,7 @@ std::string environment() {
 std::string man_page(const ToolOutline& tool) {
   std::string text = fmt::format(
       ".TH CONCLAVE 1 \"\" \"conclave {}\" \"User Commands\"\n"
+      ".ad l\n"  // lists of values have no spaces that could be stretched
       ".SH NAME\n"
       "conclave \\- run, check and measure Mixture\\-of\\-Experts layers\n"
       ".SH SYNOPSIS\n"

@@ -5,6 +5,7 @@
 #include "quant/weight_format.h"
 #include "support/gguf_blocks.h"
 
+#include "conclave/gguf.h"
 #include "conclave/safetensors.h"
 
 #include <gtest/gtest.h>
@@ -12,6 +13,7 @@
 #include <cmath>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -105,6 +107,21 @@ TEST(GgufRowTypes, CodesOf4Bits_AreThoseOfTheseTypes) {
   }
   EXPECT_EQ(fitting, (std::vector<std::string>{"Q1_0", "Q2_0", "Q2_K", "Q3_K", "Q4_0", "Q4_1",
                                                "Q4_K", "TQ1_0", "TQ2_0"}));
+}
+
+TEST(GgufRowTypes, LayersOfOneType_HaveItsOwnCodes) {
+  const auto dtype_of = [](std::string_view name) {
+    for (const WeightForm& form : gguf_block_forms()) {
+      if (form.name == name) return form.dtype;
+    }
+    return DType::kBool;
+  };
+  EXPECT_EQ(dtype_of("IQ4_NL"), DType::kIQ4);
+  EXPECT_EQ(dtype_of("IQ4_XS"), DType::kIQ4);
+  EXPECT_EQ(dtype_of("MXFP4"), DType::kF4);
+  EXPECT_EQ(dtype_of("NVFP4"), DType::kF4);
+  EXPECT_EQ(dtype_of("Q4_K"), DType::kI4);
+  EXPECT_EQ(dtype_of("Q6_K"), DType::kI8);
 }
 
 }  // namespace

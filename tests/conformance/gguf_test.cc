@@ -133,7 +133,7 @@ TEST(GgufForms, TypesOfALayer_ShareCodesAndGroups) {
   EXPECT_EQ(small_blocks.quant.zeros, WeightZero::kOffset);
   EXPECT_EQ(spec_of("gpt-oss-mxfp4").weight_dtype, DType::kF4);
   EXPECT_EQ(spec_of("qwen3moe-nvfp4").weight_dtype, DType::kF4);
-  EXPECT_EQ(spec_of("olmoe-iq4_nl").weight_dtype, DType::kIQ4);
+  EXPECT_EQ(spec_of("olmoe-iq4_nl").weight_dtype, DType::kI8) << "Q5_0 has codes of 5 bits";
   const MoeSpec half = spec_of("qwen2moe-f16");
   EXPECT_EQ(half.weight_dtype, DType::kF16);
   EXPECT_EQ(shared_weight_dtype(half), DType::kBF16);

@@ -187,6 +187,8 @@ TEST_P(EveryForm, Error_IsThatOfWhatComesBack) {
 }
 
 TEST_P(EveryForm, Zeros_HaveScaleOneAndComeBack) {
+  const quant::CodeBook& book = *quant::format_of(GetParam().options.codes).codes;
+  if (book.decode(book.encode(0)) != 0) GTEST_SKIP() << "no code is zero";
   const Decoded decoded = quantise(std::vector<float>(4 * 32, 0.0F), 4, 32);
   for (const double value : decoded.values) EXPECT_EQ(value, 0.0);
   for (const float scale : widen(GetParam().options.scale_dtype, decoded.rows.scales)) {

@@ -68,7 +68,8 @@ TEST_P(LayersOfFamily, AsValues_EveryWeightAndOutputIsTheSources) {
     }
   }
   EXPECT_GT(compared, 10);
-  for (const Json& layer : read_json(out / "conversion.json")["layers"]) {
+  const Json report = read_json(out / "conversion.json");
+  for (const Json& layer : report["layers"]) {
     EXPECT_LE(layer["median"].get<double>(), GetParam().bar) << layer;
   }
   const ToolResult verified = run_tool({"verify", (out / "model.gguf").string(), "--tokens", "8"});
@@ -88,7 +89,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Family{"models/llama4", kRounded},
                       Family{"models/granitemoeshared", kRounded}, Family{"models/jamba", kRounded},
                       Family{"quantised/gpt_oss-mxfp4", kRounded},
-                      Family{"quantised/qwen3_moe-compressed-int4-group32", kExact}),
+                      Family{"quantised/qwen3_moe-compressed-int4-group32", kRounded}),
     [](const auto& instance) {
       std::string name = instance.param.model;
       std::ranges::replace_if(

@@ -89,8 +89,7 @@ void add_model_option(Command& command, ShapeOptions& options, const std::string
                fmt::format("Sizes of a known model: {}{}", preset_names(), default_note));
 }
 
-void add_shape_options(Command& command, ShapeOptions& options,
-                       const std::vector<std::string>& dtypes) {
+void add_shape_options(Command& command, ShapeOptions& options, TypesOf types) {
   constexpr Limits kSizes{1, int64_t{1} << 24};
   command.number("-E,--experts", "N", options.num_experts, kSizes, "Number of experts");
   command.number("-k,--top-k", "N", options.top_k, kSizes, "Experts per token");
@@ -99,8 +98,12 @@ void add_shape_options(Command& command, ShapeOptions& options,
                  "Intermediate size of one expert");
   command.number("--shared", "N", options.shared_size, kSizes,
                  "Intermediate size of a shared expert");
-  command.choice("--dtype", options.dtype, dtypes,
-                 "Type of the weights (default: the preset's, or bf16)");
+  const bool blocks = types == TypesOf::kAnyFile;
+  Option dtype =
+      command.choice("--dtype", options.dtype, names_of(blocks ? all_forms() : weight_forms()),
+                     fmt::format("Type of the weights{} (default: the preset's, or bf16)",
+                                 blocks ? "; BLOCKS is a type of GGUF files, such as Q4_K" : ""));
+  if (blocks) dtype.shown_as(fmt::format("{}|BLOCKS", fmt::join(names_of(weight_forms()), "|")));
 }
 
 void add_rows_option(Command& command, std::string& rows) {
@@ -142,10 +145,6 @@ std::vector<NamedShape> resolve_shapes(const ShapeOptions& options) {
   return shapes;
 }
 
-std::vector<std::string> directory_types() { return names_of(weight_forms()); }
-
-std::vector<std::string> weight_types() { return names_of(all_forms()); }
-
 void set_weight_type(const std::string& name, MoeSpec& spec) {
   for (const WeightForm& form : all_forms()) {
     if (name != form.name) continue;
@@ -156,7 +155,7 @@ void set_weight_type(const std::string& name, MoeSpec& spec) {
   throw Error(ErrorCode::kInvalidArgument,
               {.what = "unknown weight type",
                .tensor = "--dtype",
-               .expected = fmt::format("one of {}", fmt::join(weight_types(), ", ")),
+               .expected = fmt::format("one of {}", fmt::join(names_of(all_forms()), ", ")),
                .found = fmt::format("'{}'", name)});
 }
 

@@ -22,9 +22,10 @@ struct ShapeOptions {
   std::string rows;  // "int8": rows that the spec leaves as they are become codes
 };
 // Adds -E -k -H -I, --shared and --dtype.
-// `dtypes` are the choices of --dtype.
-void add_shape_options(Command& command, ShapeOptions& options,
-                       const std::vector<std::string>& dtypes);
+// Which types of weights --dtype takes: "int4-group128" and others of checkpoints in a directory,
+// or also "Q4_K" and other blocks of GGUF files.
+enum class TypesOf { kDirectories, kAnyFile };
+void add_shape_options(Command& command, ShapeOptions& options, TypesOf types);
 void add_model_option(Command& command, ShapeOptions& options, const std::string& default_note);
 
 // Adds --rows.
@@ -44,10 +45,6 @@ struct NamedShape {
 std::vector<NamedShape> resolve_shapes(const ShapeOptions& options);
 bool any_size_given(const ShapeOptions& options);
 
-// Names of weight types that checkpoints in a directory have: "bf16", "int4-group128".
-std::vector<std::string> directory_types();
-// These, then the block types of GGUF files: "Q4_K".
-std::vector<std::string> weight_types();
 // Sets the type and, for codes, the quantisation. Throws Error(kInvalidArgument).
 void set_weight_type(const std::string& name, MoeSpec& spec);
 

@@ -58,7 +58,8 @@ class FloatRows final : public RowReader {
 
 // Codes of blocks become less by this number, to be codes of a layer.
 int8_t shift_of(const quant::BlockType& type, DType codes) {
-  return bit_size(codes) < 8 && type.largest > 7 ? 8 : 0;
+  const bool counts = codes != type.element && bit_size(codes) < 8;
+  return counts && type.largest > 7 ? 8 : 0;
 }
 
 // A layer's codes stand for the codes of blocks over this number, which makes their scales greater.

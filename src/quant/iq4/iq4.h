@@ -8,6 +8,7 @@
 
 #include "conclave/dtype.h"
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -28,10 +29,8 @@ class Iq4 {
   static constexpr float kLargest = 113.0F;
   static constexpr bool kHasNan = false;
   static constexpr std::string_view kCompressedTensors = {};
-  static constexpr WeightForm kForms[] = {
-      {.name = "iq4",
-       .dtype = kElement,
-       .quant = {.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = 32}}};
+  // None: zeros would not come back.
+  static constexpr std::array<WeightForm, 0> kForms = {};
   using Rows = Int8;
 
   static constexpr float decode(uint8_t code) { return values().of[code]; }
