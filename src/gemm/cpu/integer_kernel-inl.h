@@ -171,12 +171,19 @@ CONCLAVE_KERNEL_INLINE WeightGroups groups_of(const PanelTask& task) {
   return {.k = task.k, .width = task.scale_width, .skip = task.scale_skip};
 }
 
+// Whether registers have room for the totals of rows beside their sums, from one segment to the
+// next. Where they have none, GCC would still carry totals over, and spill each beside storing it,
+// if it were not told that they may have changed.
+template <int kRows>
+inline constexpr bool kTotalsFit = 3 * kRows <= kMaxIntegerTileRows;
+
 // Rows first_row + [0, kRows) of a task.
 template <class Weights, int kRows>
 void compute_integer_tile(const PanelTask& task, int64_t first_row, Ahead& ahead) {
   const CodeRows<kRows> rows(task, first_row);
   alignas(64) float totals[kRows * 64] = {};
   for (SegmentWalk walk(groups_of(task), task.row_scales); !walk.done(); walk.next()) {
+    if constexpr (!kTotalsFit<kRows>) __asm__("" : "+m"(totals));
 #pragma GCC unroll 2
     for (int slice = 0; slice < Quads::kSlices; ++slice) {
       add_segment<Weights, kRows>(task, rows, walk, slice, totals, ahead);
