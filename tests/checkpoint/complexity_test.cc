@@ -22,12 +22,27 @@ namespace conclave::testing {
 namespace {
 
 // Uses processor time, so that other tests on the machine do not count.
-double best_ms(const std::function<void()>& call) {
-  double best = 1e30;
-  for (int repeat = 0; repeat < 3; ++repeat) {
-    const std::clock_t start = std::clock();
-    call();
-    best = std::min(best, 1e3 * static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC);
+double call_ms(const std::function<void()>& call) {
+  const std::clock_t start = std::clock();
+  call();
+  return 1e3 * static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
+}
+
+// The best times of a call and of the same on more. They take turns, so that a spell in which the
+// machine is slow reaches both.
+struct Growth {
+  double small_ms = 1e30;
+  double large_ms = 1e30;
+
+  double ratio() const { return large_ms / small_ms; }
+};
+
+Growth best_times(int rounds, const std::function<void()>& small,
+                  const std::function<void()>& large) {
+  Growth best;
+  for (int round = 0; round < rounds; ++round) {
+    best.small_ms = std::min(best.small_ms, call_ms(small));
+    best.large_ms = std::min(best.large_ms, call_ms(large));
   }
   return best;
 }
@@ -71,21 +86,20 @@ TEST(Complexity, OpeningManyTensors_IsLinear) {
   const TempDir large;
   write_large_model(small, 100'000);
   write_large_model(large, 200'000);
-  const double small_ms = best_ms([&] { Checkpoint::open(small.path()); });
-  const double large_ms = best_ms([&] { Checkpoint::open(large.path()); });
-  const auto shards_ms = [](const TempDir& directory) {
-    return best_ms(
-        [&] { checkpoint::open_shards(io::Directory::open(directory.path()), FileAccess::kAuto); });
+  const Growth whole = best_times(
+      3, [&] { Checkpoint::open(small.path()); }, [&] { Checkpoint::open(large.path()); });
+  const auto open_shards = [](const TempDir& directory) {
+    checkpoint::open_shards(io::Directory::open(directory.path()), FileAccess::kAuto);
   };
-  const double small_index_ms = shards_ms(small);
-  const double large_index_ms = shards_ms(large);
-  std::printf("index and headers: 100k tensors %.0f ms, 200k %.0f ms, ratio %.2f\n", small_index_ms,
-              large_index_ms, large_index_ms / small_index_ms);
-  std::printf("whole open:        100k tensors %.0f ms, 200k %.0f ms, ratio %.2f\n", small_ms,
-              large_ms, large_ms / small_ms);
+  const Growth index = best_times(
+      3, [&] { open_shards(small); }, [&] { open_shards(large); });
+  std::printf("index and headers: 100k tensors %.0f ms, 200k %.0f ms, ratio %.2f\n", index.small_ms,
+              index.large_ms, index.ratio());
+  std::printf("whole open:        100k tensors %.0f ms, 200k %.0f ms, ratio %.2f\n", whole.small_ms,
+              whole.large_ms, whole.ratio());
   // The bar is 2.3, but caches may add to it; a quadratic step anywhere would give 4.
-  EXPECT_LE(large_ms / small_ms, 3.0);
-  EXPECT_LE(large_index_ms / small_index_ms, 3.0);
+  EXPECT_LE(whole.ratio(), 3.0);
+  EXPECT_LE(index.ratio(), 3.0);
 }
 
 // Writes a GGUF model of so many layers, each with five tensors.
@@ -116,16 +130,16 @@ void write_layered_gguf(const std::filesystem::path& path, uint32_t layers) {
 
 TEST(Complexity, GgufFilesOfManyLayers_AreLinear) {
   const TempDir directory;
-  write_layered_gguf(directory / "small.gguf", 2048);
+  write_layered_gguf(directory / "small.gguf", 1024);
   write_layered_gguf(directory / "large.gguf", 4096);
-  const auto open_ms = [&](const char* name) {
-    return best_ms([&] { Checkpoint::open(directory / name); });
-  };
-  const double small_ms = open_ms("small.gguf");
-  const double large_ms = open_ms("large.gguf");
-  std::printf("GGUF: 2048 layers %.0f ms, 4096 %.0f ms, ratio %.2f\n", small_ms, large_ms,
-              large_ms / small_ms);
-  EXPECT_LE(large_ms / small_ms, 3.0);
+  const Growth open = best_times(
+      10, [&] { Checkpoint::open(directory / "small.gguf"); },
+      [&] { Checkpoint::open(directory / "large.gguf"); });
+  std::printf("GGUF: 1024 layers %.1f ms, 4096 %.1f ms, ratio %.2f\n", open.small_ms, open.large_ms,
+              open.ratio());
+  // Of so little work much goes to fresh pages, which only the large file needs; a quadratic step
+  // would give 16.
+  EXPECT_LE(open.ratio(), 8.0);
 }
 
 TEST(Complexity, HostileSizesWithFewTensors_FailFast) {
@@ -140,7 +154,7 @@ TEST(Complexity, HostileSizesWithFewTensors_FailFast) {
   const TempDir directory;
   write_single(model, directory.path());
   std::optional<Error> error;
-  const double ms = best_ms([&] { error = open_error(directory.path()); });
+  const double ms = call_ms([&] { error = open_error(directory.path()); });
   ASSERT_TRUE(error);
   EXPECT_EQ(error->code(), ErrorCode::kTensorMissing);
   EXPECT_LT(ms, 5000.0);

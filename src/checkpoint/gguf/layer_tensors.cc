@@ -12,6 +12,9 @@
 #include <numeric>
 #include <optional>
 #include <set>
+#include <span>
+#include <string>
+#include <string_view>
 #include <utility>
 
 namespace conclave::inline v0::checkpoint {
@@ -31,13 +34,30 @@ int64_t count_rows(const Place& place) {
                          [](int64_t product, int64_t size) { return product * size; });
 }
 
+std::string prefix_of(int64_t layer) { return fmt::format("blk.{}.", layer); }
+
+std::span<const Place> tensors_of(const GgufTensorsByLayer& by_layer, int64_t layer) {
+  const auto own = by_layer.find(prefix_of(layer));
+  return own == by_layer.end() ? std::span<const Place>() : own->second;
+}
+
+// The tensor whose name is `rest` behind the layer's prefix; empty if there is none.
+Place find_among(std::span<const Place> own, std::string_view rest, size_t prefix) {
+  const auto name = [prefix](const Place& place) {
+    return std::string_view(place.tensor->name).substr(prefix);
+  };
+  const auto at = std::ranges::lower_bound(own, rest, {}, name);
+  return at != own.end() && name(*at) == rest ? *at : Place();
+}
+
 class LayerFinder {
  public:
   LayerFinder(const io::GgufFile& file, const GgufTensorsByLayer& by_layer, int64_t index,
               const GgufSizes& sizes)
-      : file_(file), by_layer_(by_layer), sizes_(sizes) {
+      : file_(file), sizes_(sizes) {
     layer_.index = index;
-    layer_.prefix = fmt::format("blk.{}.", index);
+    layer_.prefix = prefix_of(index);
+    own_ = tensors_of(by_layer, index);
     layer_.num_experts = sizes.num_experts;
   }
 
@@ -59,7 +79,7 @@ class LayerFinder {
   }
 
   Place look_up(std::string_view name) {
-    const Place place = file_.find_tensor(layer_.prefix + std::string(name));
+    const Place place = find_among(own_, name, layer_.prefix.size());
     if (place) use(place);
     return place;
   }
@@ -278,9 +298,7 @@ class LayerFinder {
   }
 
   void check_all_used() const {
-    const auto own = by_layer_.find(layer_.prefix);
-    if (own == by_layer_.end()) return;
-    for (const Place& place : own->second) {
+    for (const Place& place : own_) {
       const std::string_view name = place.tensor->name;
       if (used_.contains(name) || !belongs_to_experts(name.substr(layer_.prefix.size()))) continue;
       fail(ErrorCode::kTensorUnexpected, place,
@@ -290,10 +308,10 @@ class LayerFinder {
   }
 
   const io::GgufFile& file_;
-  const GgufTensorsByLayer& by_layer_;
   const GgufSizes& sizes_;
   GgufLayer layer_;
-  int64_t width_ = 0;  // the length of the rows that routed experts read
+  std::span<const Place> own_;  // the layer's tensors by name
+  int64_t width_ = 0;           // the length of the rows that routed experts read
   std::set<std::string_view> used_;
 };
 
@@ -309,12 +327,17 @@ GgufTensorsByLayer sort_by_layer(const io::GgufFile& file) {
       if (dot != name.npos) by_layer[name.substr(0, dot + 1)].push_back({&part, &tensor});
     }
   }
+  for (auto& [prefix, own] : by_layer) {
+    std::ranges::sort(own, {},
+                      [](const Place& place) -> const std::string& { return place.tensor->name; });
+  }
   return by_layer;
 }
 
-bool has_experts(const io::GgufFile& file, int64_t index) {
-  const auto holds = [&](const char* rest) {
-    return static_cast<bool>(file.find_tensor(fmt::format("blk.{}.{}", index, rest)));
+bool has_experts(const GgufTensorsByLayer& by_layer, int64_t index) {
+  const std::span<const Place> own = tensors_of(by_layer, index);
+  const auto holds = [&](std::string_view rest) {
+    return static_cast<bool>(find_among(own, rest, prefix_of(index).size()));
   };
   return holds("ffn_gate_inp.weight") &&
          (holds("ffn_down_exps.weight") || holds("ffn_down.0.weight"));

@@ -53,13 +53,13 @@ struct GgufSizes {
   bool normalises_router = false;  // ffn_gate_inp.scale is the weight of its norm
 };
 
-// The tensors of each layer by its prefix, such as "blk.3.", in the order of the file. Names and
-// places are the file's.
+// The tensors of each layer by its prefix, such as "blk.3.", sorted by name. Names and places are
+// the file's.
 using GgufTensorsByLayer = std::map<std::string_view, std::vector<io::GgufFile::Place>>;
 GgufTensorsByLayer sort_by_layer(const io::GgufFile& file);
 
 // Whether layer `index` has a router and experts.
-bool has_experts(const io::GgufFile& file, int64_t index);
+bool has_experts(const GgufTensorsByLayer& by_layer, int64_t index);
 
 // Throws Error(kTensorMissing, kTensorShape, kTensorDType, kTensorUnexpected) naming the tensor.
 GgufLayer find_layer_tensors(const io::GgufFile& file, const GgufTensorsByLayer& by_layer,

@@ -62,7 +62,7 @@ class GgufContents final : public Contents {
     const GgufTensorsByLayer by_layer = sort_by_layer(file_);
     const int64_t end = options.extra_layers ? all : num_hidden_layers;
     for (int64_t index = 0; index < end; ++index) {
-      if (has_experts(file_, index)) add_layer(keys, family, sizes, by_layer, index);
+      if (has_experts(by_layer, index)) add_layer(keys, family, sizes, by_layer, index);
     }
     add_totals();
   }
