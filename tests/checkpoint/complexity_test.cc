@@ -137,7 +137,7 @@ TEST(Complexity, GgufFilesOfManyLayers_AreLinear) {
       [&] { Checkpoint::open(directory / "large.gguf"); });
   std::printf("GGUF: 1024 layers %.1f ms, 4096 %.1f ms, ratio %.2f\n", open.small_ms, open.large_ms,
               open.ratio());
-  // Of so little work much goes to fresh pages, which only the large file needs; a quadratic step
+  // Much of so little work goes to fresh pages, which only the large file needs; a quadratic step
   // would give 16.
   EXPECT_LE(open.ratio(), 8.0);
 }

@@ -153,12 +153,20 @@ struct Bf16Values {
   const uint16_t* first;
   int64_t stride;
 };
-inline float sum_of_bf16(const Bf16Values& values, int64_t begin, int64_t end) {
-  double sum = 0;
-  for (int64_t k = begin; k < end; ++k) {
-    sum += double{bf16_to_float(values.first[k / 32 * values.stride + k % 32])};
+inline constexpr int kSumsTogether = Vec::kLanes;
+class LaneSums {
+ public:
+  void set(int i, const Bf16Values& values, int64_t begin, int64_t end) {
+    double sum = 0;
+    for (int64_t k = begin; k < end; ++k) {
+      sum += double{bf16_to_float(values.first[k / 32 * values.stride + k % 32])};
+    }
+    sums_[i] = static_cast<float>(sum);
   }
-  return static_cast<float>(sum);
-}
+  Vec fold() const { return Vec::load(sums_); }
+
+ private:
+  float sums_[kSumsTogether];
+};
 
 }  // namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE

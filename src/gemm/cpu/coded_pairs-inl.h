@@ -1,8 +1,9 @@
 // Plain rows of bf16 times one packed panel of codes with scales, by dot products of pairs.
 //
 // Codes are exact in bf16, or the sum of two terms that are; the sum over the k that share a scale
-// is scaled as a whole: total + sum(x * code) * scale - sum(x) * offset. The first rows decode
-// codes as they need them, and leave what they decoded to the others, strip by strip.
+// is scaled as a whole: total + sum(x * code) * scale. Offsets are taken off later
+// (pair_sums-inl.h). The first rows decode codes as they need them, and leave what they decoded to
+// the others, strip by strip.
 #pragma once
 
 #include "gemm/cpu/coded_pieces-inl.h"
@@ -22,7 +23,6 @@ inline constexpr int64_t kPairsPerTurn = 8;
 // How far ahead of its use the panel itself is fetched: decoding leaves no time to wait for it.
 inline constexpr int64_t kFetchAheadBytes = 8192;
 
-inline constexpr int kPairVectors = 64 / Vec::kLanes;
 template <int kRows>
 struct PairTile : Tile<kRows, kPairVectors> {
   CONCLAVE_KERNEL_INLINE void load(const float (*sums)[64]) {
@@ -67,10 +67,22 @@ struct PairStrip {
   int64_t num_pieces = 0;
 };
 
-// The sums of rows: of a piece that the next strip continues, and of all pieces that ended.
+// The sums of rows: of a piece that the next strip continues, of all pieces that ended, and of the
+// rows' own values.
+template <int64_t kRows>
 struct PairSums {
-  alignas(64) float partial[kMaxPairedRows][64];
-  alignas(64) float total[kMaxPairedRows][64];
+  alignas(64) float partial[kRows][64];
+  alignas(64) float total[kRows][64];
+  alignas(64) float of_groups[kRows][kSumsTogether];
+};
+struct SumPointers {
+  float (*partial)[64];
+  float (*total)[64];
+  float (*of_groups)[kSumsTogether];
+
+  template <int64_t kRows>
+  CONCLAVE_KERNEL_INLINE SumPointers(PairSums<kRows>& sums, int64_t row)
+      : partial(sums.partial + row), total(sums.total + row), of_groups(sums.of_groups + row) {}
 };
 
 // Adds a pair of which a piece has one k only. It is rare, and out of line so that it takes no
@@ -112,30 +124,35 @@ CONCLAVE_KERNEL_INLINE void add_term(const Piece& piece, const Weights& weights,
 template <int kTerms, int kRows, class Weights>
 CONCLAVE_KERNEL_INLINE void add_piece(const PanelTask& task, const Piece& piece,
                                       const Bf16Rows<kRows>& rows, const Weights& weights,
-                                      float (*partial)[64], float (*total)[64]) {
+                                      const SumPointers& sums) {
+  if (task.offsets != nullptr && piece.begins) {
+    for (int r = 0; r < kRows; ++r) {
+      sum_next_groups(task, piece, {rows.values[r], 32}, sums.of_groups[r]);
+    }
+  }
   PairTile<kRows> tile;
   if (piece.begins) {
     tile.clear();
   } else {
-    tile.load(partial);
+    tile.load(sums.partial);
   }
   add_term<0>(piece, weights, rows, tile);
   if constexpr (kTerms == 2) add_term<1>(piece, weights, rows, tile);
   if (!piece.ends) {
-    tile.store(partial);
+    tile.store(sums.partial);
     return;
   }
-  const float* scales = task.scales + scale_index(task, piece.begin);
+  if (task.offsets == nullptr) {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      add_group<false>(task, piece, tile.sum[r], nullptr, sums.total[r]);
+    }
+    return;
+  }
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-    for (int j = 0; j < kPairVectors; ++j) {
-      float* const sum = total[r] + j * Vec::kLanes;
-      Vec::fma(tile.sum[r][j], Vec::load(scales + j * Vec::kLanes), Vec::load(sum)).store(sum);
-    }
+    add_group<true>(task, piece, tile.sum[r], sums.of_groups[r], sums.total[r]);
   }
-  if (task.offsets == nullptr) return;
-  for (int r = 0; r < kRows; ++r) subtract_offsets(task, piece, {rows.values[r], 32}, total[r]);
 }
 
 template <class Format>
@@ -208,7 +225,7 @@ struct StoredPairs {
 
 // Fetches scales, and offsets, that the panel needs when it gets as far as its codes are fetched.
 CONCLAVE_KERNEL_INLINE void fetch_scales(const PanelTask& task, const Piece& piece) {
-  const int64_t at = scale_index(task, piece.begin) * 4 + kFetchAheadBytes / 2;
+  const int64_t at = piece.group * 256 + kFetchAheadBytes / 2;
   for (int64_t line = 0; line < 256; line += 64) {
     prefetch_line(reinterpret_cast<const std::byte*>(task.scales) + at + line);
     if (task.offsets == nullptr) continue;
@@ -220,8 +237,7 @@ CONCLAVE_KERNEL_INLINE void fetch_scales(const PanelTask& task, const Piece& pie
 // kKeep, the strip takes them for the others.
 template <class Format, int kRows, bool kKeep>
 void decode_and_add(const PanelTask& task, const Bf16Rows<kRows>& rows, Pieces& pieces,
-                    Ahead& ahead, PairStrip<Format>* strip, float (*partial)[64],
-                    float (*total)[64]) {
+                    Ahead& ahead, PairStrip<Format>* strip, const SumPointers& sums) {
   constexpr int kTerms = quant::kBf16Terms<Format>;
   const PairDecoders<Format> decoder;
   int64_t at = 0;
@@ -235,7 +251,7 @@ void decode_and_add(const PanelTask& task, const Bf16Rows<kRows>& rows, Pieces& 
     fetch_scales(task, piece);
     const DecodedPairs<Format, kKeep> weights{
         decoder, task.panel, piece, ahead, kKeep ? strip : nullptr, at - piece.first_pair()};
-    add_piece<kTerms>(task, piece, rows, weights, partial, total);
+    add_piece<kTerms>(task, piece, rows, weights, sums);
     at += piece.end_pair() - piece.first_pair();
   }
 }
@@ -243,13 +259,13 @@ void decode_and_add(const PanelTask& task, const Bf16Rows<kRows>& rows, Pieces& 
 // Adds a strip to the sums of some rows.
 template <class Format, int kRows>
 void add_strip(const PanelTask& task, const PairStrip<Format>& strip, int64_t first_row,
-               float (*partial)[64], float (*total)[64]) {
+               const SumPointers& sums) {
   const Bf16Rows<kRows> rows(task, first_row);
   int64_t at = 0;
   for (int64_t p = 0; p < strip.num_pieces; ++p) {
     const Piece piece = strip.pieces[p];
     const StoredPairs<Format> weights{strip, at - piece.first_pair()};
-    add_piece<quant::kBf16Terms<Format>>(task, piece, rows, weights, partial, total);
+    add_piece<quant::kBf16Terms<Format>>(task, piece, rows, weights, sums);
     at += piece.end_pair() - piece.first_pair();
   }
 }
@@ -259,12 +275,11 @@ struct AddStrip {
   const PanelTask& task;
   const PairStrip<Format>& strip;
   int64_t first_row;
-  float (*partial)[64];
-  float (*total)[64];
+  SumPointers sums;
 
   template <int kRows>
   CONCLAVE_KERNEL_INLINE void call() const {
-    add_strip<Format, kRows>(task, strip, first_row, partial, total);
+    add_strip<Format, kRows>(task, strip, first_row, sums);
   }
 };
 
@@ -278,19 +293,17 @@ void compute_paired_strips(const PanelTask& task, int64_t first, int64_t count, 
   constexpr int kFirstRows = kDecodingRows<Format>;
   const Bf16Rows<kFirstRows> first_rows(task, first);
   PairStrip<Format> strip;
-  PairSums sums;
+  PairSums<kMaxPairedRows> sums;
   for (int64_t r = 0; r < count; ++r) {
     for (int64_t c = 0; c < 64; c += Vec::kLanes) Vec::zero().store(sums.total[r] + c);
   }
   const int64_t others = count - kFirstRows;
   const int64_t tiles = (others + kMaxTileRows - 1) / kMaxTileRows;
   for (Pieces pieces(task); !pieces.done();) {
-    decode_and_add<Format, kFirstRows, true>(task, first_rows, pieces, ahead, &strip, sums.partial,
-                                             sums.total);
+    decode_and_add<Format, kFirstRows, true>(task, first_rows, pieces, ahead, &strip, {sums, 0});
     for (int64_t t = 0, row = kFirstRows; t < tiles; ++t) {
       const int64_t rows = others / tiles + (t < others % tiles ? 1 : 0);
-      call_for<kMaxTileRows>(
-          rows, AddStrip<Format>{task, strip, first + row, sums.partial + row, sums.total + row});
+      call_for<kMaxTileRows>(rows, AddStrip<Format>{task, strip, first + row, {sums, row}});
       row += rows;
     }
   }
@@ -310,13 +323,15 @@ struct ComputeFewPairedRows {
 
   template <int kRows>
   CONCLAVE_KERNEL_INLINE void call() const {
-    alignas(64) float partial[kRows][64];
-    alignas(64) float total[kRows][64] = {};
+    PairSums<kRows> sums;
+    for (auto& row : sums.total) {
+      for (int64_t c = 0; c < 64; c += Vec::kLanes) Vec::zero().store(row + c);
+    }
     const Bf16Rows<kRows> rows(task, first);
     for (Pieces pieces(task); !pieces.done();) {
-      decode_and_add<Format, kRows, false>(task, rows, pieces, ahead, nullptr, partial, total);
+      decode_and_add<Format, kRows, false>(task, rows, pieces, ahead, nullptr, {sums, 0});
     }
-    finish_tile(task, {.sums = total[0],
+    finish_tile(task, {.sums = sums.total[0],
                        .num_rows = kRows,
                        .out = task.out + first * task.out_row_bytes,
                        .out_row_bytes = task.out_row_bytes,

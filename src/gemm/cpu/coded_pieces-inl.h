@@ -11,8 +11,10 @@ namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
 struct Piece {
   int64_t begin = 0;
   int64_t end = 0;
-  bool begins = false;  // a new sum
-  bool ends = false;    // which is scaled
+  int64_t group = 0;        // the number of the scale
+  int64_t group_begin = 0;  // the first k of the panel that has it
+  bool begins = false;      // a new sum
+  bool ends = false;        // which is scaled
 
   // Its pairs, and those of them that it has both k of.
   CONCLAVE_KERNEL_INLINE int64_t first_pair() const { return begin / 2; }
@@ -21,28 +23,40 @@ struct Piece {
   CONCLAVE_KERNEL_INLINE int64_t end_whole() const { return end / 2; }
 };
 
-// The pieces of all k in turn.
+// The pieces of all k in turn, without a division for each.
 class Pieces {
  public:
-  CONCLAVE_KERNEL_INLINE explicit Pieces(const PanelTask& task) : task_(task) {}
+  CONCLAVE_KERNEL_INLINE explicit Pieces(const PanelTask& task)
+      : num_k_(task.k),
+        width_(task.scale_width),
+        group_end_(lesser(task.k, task.scale_width - task.scale_skip)) {}
 
-  CONCLAVE_KERNEL_INLINE bool done() const { return k_ >= task_.k; }
+  CONCLAVE_KERNEL_INLINE bool done() const { return k_ >= num_k_; }
   CONCLAVE_KERNEL_INLINE int64_t k() const { return k_; }
   // The next one, up to `limit` at most.
   CONCLAVE_KERNEL_INLINE Piece take(int64_t limit) {
-    if (begins_) end_ = segment_end(task_, k_);
-    const Piece piece{
-        .begin = k_, .end = lesser(end_, limit), .begins = begins_, .ends = end_ <= limit};
+    const Piece piece{.begin = k_,
+                      .end = lesser(group_end_, limit),
+                      .group = group_,
+                      .group_begin = group_begin_,
+                      .begins = k_ == group_begin_,
+                      .ends = group_end_ <= limit};
     k_ = piece.end;
-    begins_ = piece.ends;
+    if (piece.ends) {
+      ++group_;
+      group_begin_ = group_end_;
+      group_end_ = lesser(num_k_, group_end_ + width_);
+    }
     return piece;
   }
 
  private:
-  const PanelTask& task_;
+  int64_t num_k_;
+  int64_t width_;
   int64_t k_ = 0;
-  int64_t end_ = 0;
-  bool begins_ = true;
+  int64_t group_ = 0;
+  int64_t group_begin_ = 0;
+  int64_t group_end_;
 };
 
 // Fetches a panel of codes with its scales and offsets.

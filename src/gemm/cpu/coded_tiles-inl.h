@@ -107,21 +107,29 @@ struct CodedGroup {
   int64_t num_rows = 0;
   GroupSums partial;
   GroupSums total;
+  alignas(64) float of_groups[kTileRows][kSumsTogether];  // sums of the rows' own values
 };
+
+CONCLAVE_KERNEL_INLINE void sum_rows(const PanelTask& task, const Piece& piece, CodedGroup& group) {
+  for (int64_t r = 0; r < group.num_rows; ++r) {
+    // Tiles of k follow each other 16 rows apart.
+    const auto* values = reinterpret_cast<const uint16_t*>(group.rows + r * kTileRowBytes);
+    sum_next_groups(task, piece, {values, kTileBytes / 2}, group.of_groups[r]);
+  }
+}
 
 CONCLAVE_KERNEL_INLINE void scale_sums(const PanelTask& task, const Piece& piece,
                                        CodedGroup& group) {
-  const float* scales = task.scales + scale_index(task, piece.begin);
   for (int64_t r = 0; r < group.num_rows; ++r) {
-    float* const total = group.total.value[r];
-    for (int64_t c = 0; c < 64; c += Vec::kLanes) {
-      const Vec sum = Vec::load(group.partial.value[r] + c);
-      Vec::fma(sum, Vec::load(scales + c), Vec::load(total + c)).store(total + c);
+    Vec partial[kPairVectors];
+    for (int j = 0; j < kPairVectors; ++j) {
+      partial[j] = Vec::load(group.partial.value[r] + j * Vec::kLanes);
     }
-    if (task.offsets == nullptr) continue;
-    // Tiles of k follow each other 16 rows apart.
-    const auto* values = reinterpret_cast<const uint16_t*>(group.rows + r * kTileRowBytes);
-    subtract_offsets(task, piece, {values, kTileBytes / 2}, total);
+    if (task.offsets == nullptr) {
+      add_group<false>(task, piece, partial, nullptr, group.total.value[r]);
+    } else {
+      add_group<true>(task, piece, partial, group.of_groups[r], group.total.value[r]);
+    }
   }
 }
 
@@ -132,6 +140,7 @@ void add_strip_on_tiles(const PanelTask& task, const TileStrip<Format>& strip, C
   for (int64_t p = 0; p < strip.num_pieces; ++p) {
     const Piece piece = strip.pieces[p];
     if (piece.begins) {
+      if (task.offsets != nullptr) sum_rows(task, piece, group);
       clear_sums();
     } else {
       load_sums(group.partial);

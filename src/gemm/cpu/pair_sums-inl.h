@@ -1,20 +1,47 @@
-// What products of pairs with codes have in common whatever multiplies them: where weights have
-// offsets, those of a scale are multiplied by the sum of the row's values and taken off.
+// The offsets of weights that are codes, in products of pairs: those of a group of k, times the sum
+// of the row's values, are taken off when the products of all codes are added up.
 #pragma once
 
 #include "gemm/cpu/coded_pieces-inl.h"
 
 namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
 
-// total -= sum(x) * offset over the k that share the scale of a piece, for a row of sums. It is out
-// of line, so that it takes no registers from the loops over k.
-__attribute__((noinline)) inline void subtract_offsets(const PanelTask& task, const Piece& piece,
-                                                       const Bf16Values& row, float* total) {
-  const int64_t group = scale_index(task, piece.begin);
-  const int64_t begin = group / 64 * task.scale_width - task.scale_skip;
-  const Vec sum = Vec::broadcast(-sum_of_bf16(row, begin < 0 ? 0 : begin, piece.end));
-  for (int64_t c = 0; c < 64; c += Vec::kLanes) {
-    Vec::fma(sum, Vec::load(task.offsets + group + c), Vec::load(total + c)).store(total + c);
+inline constexpr int kPairVectors = 64 / Vec::kLanes;
+
+// Minus the sums of a row's values over each of kSumsTogether groups from the `first` on; zeros for
+// groups that do not exist. Out of line, so that it takes no registers from the loops over k.
+__attribute__((noinline)) inline void sum_groups(const PanelTask& task, const Bf16Values& row,
+                                                 int64_t first, float* sums) {
+  LaneSums lanes;
+  for (int i = 0; i < kSumsTogether; ++i) {
+    const int64_t begin = (first + i) * task.scale_width - task.scale_skip;
+    const int64_t end = lesser(task.k, begin + task.scale_width);
+    lanes.set(i, row, begin < 0 ? 0 : begin, end);
+  }
+  Vec::mul(lanes.fold(), Vec::broadcast(-1.0F)).store(sums);
+}
+
+// To be called when a piece begins: as many groups as are summed together have their sums at once.
+CONCLAVE_KERNEL_INLINE void sum_next_groups(const PanelTask& task, const Piece& piece,
+                                            const Bf16Values& row, float* sums) {
+  if (piece.group % kSumsTogether == 0) sum_groups(task, row, piece.group, sums);
+}
+
+// totals + partial * scale - sum(x) * offset, for a row and a piece that ended. `sums` are those of
+// sum_next_groups.
+template <bool kOffsets>
+CONCLAVE_KERNEL_INLINE void add_group(const PanelTask& task, const Piece& piece,
+                                      const Vec (&partial)[kPairVectors], const float* sums,
+                                      float* totals) {
+  const float* const scales = task.scales + piece.group * 64;
+  const float* const offsets = kOffsets ? task.offsets + piece.group * 64 : nullptr;
+  const Vec sum = kOffsets ? Vec::broadcast(sums[piece.group % kSumsTogether]) : Vec::zero();
+#pragma GCC unroll 4
+  for (int j = 0; j < kPairVectors; ++j) {
+    const int column = j * Vec::kLanes;
+    Vec total = Vec::fma(partial[j], Vec::load(scales + column), Vec::load(totals + column));
+    if constexpr (kOffsets) total = Vec::fma(sum, Vec::load(offsets + column), total);
+    total.store(totals + column);
   }
 }
 

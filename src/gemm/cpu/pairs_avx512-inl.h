@@ -162,20 +162,64 @@ struct Bf16Values {
   int64_t stride;
 };
 
-// The sum of the values of k in [begin, end), in one order for all rows.
-CONCLAVE_KERNEL_INLINE float sum_of_bf16(const Bf16Values& values, int64_t begin, int64_t end) {
-  __m512 sums = _mm512_setzero_ps();
-  const auto ones = reinterpret_cast<__m512bh>(_mm512_set1_epi16(0x3f80));
-  for (int64_t block = begin / 32; block * 32 < end; ++block) {
-    const int64_t before = begin - block * 32;
-    const int64_t rest = end - block * 32;
-    __mmask32 mask = 0xffffffffU;
-    if (before > 0) mask &= 0xffffffffU << before;
-    if (rest < 32) mask &= 0xffffffffU >> (32 - rest);
-    const __m512i x = _mm512_maskz_loadu_epi16(mask, values.first + block * values.stride);
-    sums = _mm512_dpbf16_ps(sums, reinterpret_cast<__m512bh>(x), ones);
+// The sums of bf16 values over some spans of k, each of which adds them up in the same order.
+inline constexpr int kSumsTogether = 16;
+class LaneSums {
+ public:
+  // Span `i` is k of [begin, end).
+  CONCLAVE_KERNEL_INLINE void set(int i, const Bf16Values& values, int64_t begin, int64_t end) {
+    __m512 sums = _mm512_setzero_ps();
+    if ((begin | end) % 32 == 0) {
+      for (int64_t k = begin; k < end; k += 32) {
+        sums = add(sums, _mm512_loadu_si512(values.first + k / 32 * values.stride));
+      }
+    } else {
+      for (int64_t block = begin / 32; block * 32 < end; ++block) {
+        const int64_t before = begin - block * 32;
+        const int64_t rest = end - block * 32;
+        __mmask32 mask = 0xffffffffU;
+        if (before > 0) mask &= 0xffffffffU << before;
+        if (rest < 32) mask &= 0xffffffffU >> (32 - rest);
+        sums = add(sums, _mm512_maskz_loadu_epi16(mask, values.first + block * values.stride));
+      }
+    }
+    lanes_[i] = sums;
   }
-  return _mm512_reduce_add_ps(sums);
-}
+
+  // Folds the lanes of all spans at once: halves, quarters, pairs, neighbours.
+  CONCLAVE_KERNEL_INLINE Vec fold() const {
+    const __m512 low = halve_pairs(0);
+    const __m512 high = halve_pairs(8);
+    return {_mm512_add_ps(_mm512_shuffle_ps(low, high, 0x88), _mm512_shuffle_ps(low, high, 0xdd))};
+  }
+
+ private:
+  static CONCLAVE_KERNEL_INLINE __m512 add(__m512 sums, __m512i x) {
+    const auto ones = reinterpret_cast<__m512bh>(_mm512_set1_epi16(0x3f80));
+    return _mm512_dpbf16_ps(sums, reinterpret_cast<__m512bh>(x), ones);
+  }
+  // Where folding leaves the sum in lane i.
+  CONCLAVE_KERNEL_INLINE __m512 lanes_of(int place) const {
+    return lanes_[place % 4 * 4 + place / 4];
+  }
+  CONCLAVE_KERNEL_INLINE __m512 halve(int place) const {
+    const __m512 a = lanes_of(place);
+    const __m512 b = lanes_of(place + 1);
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+  }
+  CONCLAVE_KERNEL_INLINE __m512 halve_quarters(int place) const {
+    const __m512 a = halve(place);
+    const __m512 b = halve(place + 2);
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+  }
+  CONCLAVE_KERNEL_INLINE __m512 halve_pairs(int place) const {
+    const __m512d a = _mm512_castps_pd(halve_quarters(place));
+    const __m512d b = _mm512_castps_pd(halve_quarters(place + 4));
+    return _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
+                         _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+  }
+
+  __m512 lanes_[kSumsTogether];
+};
 
 }  // namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE
