@@ -1,6 +1,7 @@
 // Every fault in a tensor of a golden model is named: each class of tensor of each family is
 // dropped, renamed, resized and put twice.
 #include "checkpoint/tiny_model.h"
+#include "support/case_name.h"
 
 #include "conclave/checkpoint.h"
 #include "conclave/safetensors.h"
@@ -8,7 +9,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cctype>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -90,13 +90,7 @@ class GoldenTensors : public ::testing::TestWithParam<std::string> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Models, GoldenTensors, ::testing::ValuesIn(golden_names()),
-                         [](const auto& test) {
-                           std::string name = test.param;
-                           std::replace_if(
-                               name.begin(), name.end(), [](char c) { return !std::isalnum(c); },
-                               '_');
-                           return name;
-                         });
+                         [](const auto& test) { return case_name(test.param); });
 
 // Weights of another modality are known but not read; the file decides whether there is a bias.
 bool may_be_absent(const std::string& model, const std::string& name) {

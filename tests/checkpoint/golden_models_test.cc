@@ -1,6 +1,7 @@
 // Every model of testdata/models opens: each tensor of a MoE block has a meaning, and each role has
 // a tensor.
 #include "checkpoint/tiny_model.h"
+#include "support/case_name.h"
 
 #include "conclave/checkpoint.h"
 #include "conclave/safetensors.h"
@@ -35,13 +36,7 @@ class GoldenModel : public ::testing::TestWithParam<std::string> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Models, GoldenModel, ::testing::ValuesIn(golden_names()),
-                         [](const auto& test) {
-                           std::string name = test.param;
-                           std::replace_if(
-                               name.begin(), name.end(), [](char c) { return !std::isalnum(c); },
-                               '_');
-                           return name;
-                         });
+                         [](const auto& test) { return case_name(test.param); });
 
 TEST_P(GoldenModel, Opened_HasALayerForEachRecordedOne) {
   const Checkpoint checkpoint = Checkpoint::open(directory());

@@ -267,47 +267,42 @@ json group_of(const json& weights, const json& targets) {
   return {{"weights", weights}, {"targets", targets}};
 }
 
-TEST(CompressedTensorsConfig, GroupsOfOtherModules_DoNotMatter) {
+// Modules of 4 bits in groups, and modules of 8 bits by channel.
+json two_groups(const json& first, const json& second) {
   const json four = {{"num_bits", 4}, {"type", "int"}, {"strategy", "group"}, {"group_size", 32}};
   const json eight = {{"num_bits", 8}, {"type", "int"}, {"strategy", "channel"}};
-  const auto config = [&](const json& first, const json& second) {
-    return json{{"quant_method", "compressed-tensors"},
-                {"format", "pack-quantized"},
-                {"config_groups",
-                 {{"group_0", group_of(four, first)}, {"group_1", group_of(eight, second)}}}};
-  };
+  return {{"quant_method", "compressed-tensors"},
+          {"format", "pack-quantized"},
+          {"config_groups",
+           {{"group_0", group_of(four, first)}, {"group_1", group_of(eight, second)}}}};
+}
+
+TEST(CompressedTensorsConfig, GroupsOfOtherModules_DoNotMatter) {
   const json experts = json::array({"re:.*mlp\\.experts\\.\\d+\\..*"});
-  EXPECT_EQ(read(config(experts, json::array({"re:.*self_attn.*"}))).weights->element, DType::kI4);
+  EXPECT_EQ(read(two_groups(experts, json::array({"re:.*self_attn.*"}))).weights->element,
+            DType::kI4);
   EXPECT_EQ(
-      read(config(json::array({"re:.*self_attn.*"}), json::array({"Linear"}))).weights->element,
+      read(two_groups(json::array({"re:.*self_attn.*"}), json::array({"Linear"}))).weights->element,
       DType::kI8);
 }
 
 TEST(CompressedTensorsConfig, GroupsOfExperts_BelongToModules) {
-  const json four = {{"num_bits", 4}, {"type", "int"}, {"strategy", "group"}, {"group_size", 32}};
-  const json eight = {{"num_bits", 8}, {"type", "int"}, {"strategy", "channel"}};
-  const auto config = [&](const json& first, const json& second) {
-    return json{{"quant_method", "compressed-tensors"},
-                {"format", "pack-quantized"},
-                {"config_groups",
-                 {{"group_0", group_of(four, first)}, {"group_1", group_of(eight, second)}}}};
-  };
   const auto type_of = [](const checkpoint::Quantization& found, const char* module) {
     const auto* const scheme = checkpoint::scheme_of(*found.weights->by_module, module);
     return scheme == nullptr ? DType::kF32 : scheme->weights->element;
   };
   // The first name that holds counts, in the order of the groups, and names come before classes.
   const auto named =
-      read(config(json::array({"re:.*experts.*(gate|up)_proj"}), json::array({"re:.*proj"})));
+      read(two_groups(json::array({"re:.*experts.*(gate|up)_proj"}), json::array({"re:.*proj"})));
   ASSERT_TRUE(named.weights) << named.reason;
   EXPECT_EQ(type_of(named, "model.layers.0.mlp.experts.3.up_proj"), DType::kI4);
   EXPECT_EQ(type_of(named, "model.layers.0.mlp.experts.3.down_proj"), DType::kI8);
   EXPECT_EQ(type_of(named, "model.layers.0.mlp.gate"), DType::kF32);
-  const auto by_class = read(config(json::array({"Linear"}), json::array({"re:.*w2$"})));
+  const auto by_class = read(two_groups(json::array({"Linear"}), json::array({"re:.*w2$"})));
   ASSERT_TRUE(by_class.weights) << by_class.reason;
   EXPECT_EQ(type_of(by_class, "model.layers.0.block_sparse_moe.experts.3.w2"), DType::kI8);
   EXPECT_EQ(type_of(by_class, "model.layers.0.block_sparse_moe.experts.3.w1"), DType::kI4);
-  expect_reason(config(json::array({"Linear"}), json::array({"Linear"})), "differ");
+  expect_reason(two_groups(json::array({"Linear"}), json::array({"Linear"})), "differ");
 }
 
 TEST(QuarkConfig, PatternsOfModules) {

@@ -3,9 +3,11 @@
 #include "core/code_bits.h"
 #include "cpu/isa.h"
 #include "experts/catalog.h"
+#include "experts/catalog_cases.h"
 #include "experts/expert_case.h"
 #include "experts/kernel.h"
 #include "experts/quantize_rows.h"
+#include "support/case_name.h"
 #include "support/executors.h"
 
 #include "conclave/context.h"
@@ -181,25 +183,16 @@ TEST_P(CodedBatchRow, AnyBatch_HasTheBitsOfTheReference) {
 
 // Those of bf16 take no rows that are quantised.
 std::vector<size_t> rows_of_codes() {
-  const auto catalog = experts::kernel_catalog(DeviceKind::kCpu);
-  std::vector<size_t> places;
-  for (size_t i = 0; i < catalog.rows().size(); ++i) {
-    const auto arithmetic = cpu::parse_arithmetic(catalog.rows()[i].arithmetic);
-    if (arithmetic == cpu::Arithmetic::kF32Fma || cpu::multiplies_integers(arithmetic)) {
-      places.push_back(i);
-    }
-  }
-  places.push_back(catalog.rows().size());
+  std::vector<size_t> places = catalog_places([](cpu::Arithmetic arithmetic) {
+    return arithmetic == cpu::Arithmetic::kF32Fma || cpu::multiplies_integers(arithmetic);
+  });
+  places.push_back(experts::kernel_catalog(DeviceKind::kCpu).rows().size());
   return places;
 }
 
 INSTANTIATE_TEST_SUITE_P(Catalog, CodedBatchRow, ::testing::ValuesIn(rows_of_codes()),
                          [](const auto& tested) {
-                           std::string name;
-                           for (const char c : tested_row(tested.param).name) {
-                             name += std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
-                           }
-                           return name;
+                           return case_name(std::string(tested_row(tested.param).name));
                          });
 
 }  // namespace

@@ -1,10 +1,9 @@
 // Products of panels of codes: every code, every function with the bits of the reference.
 #include "core/weight_types.h"
 #include "cpu/isa.h"
-#include "experts/coded_problem.h"
 #include "experts/cpu/mlp_functions.h"
+#include "experts/product_case.h"
 #include "gemm/reference_product.h"
-#include "quant/weight_format.h"
 
 #include <gtest/gtest.h>
 
@@ -19,42 +18,11 @@ namespace {
 using testing::Problem;
 using testing::Rows;
 
-using Make = MlpFunctions (*)(DType weights, const activation::Activation& activation);
+const std::vector<testing::ProductFunction> kFunctions = {
+    {"avx2", mlp_functions_avx2, [] { return cpu::best_isa() >= cpu::Isa::kAvx2; }},
+    {"avx512", mlp_functions_avx512, [] { return cpu::best_isa() >= cpu::Isa::kAvx512; }}};
 
-struct Function {
-  const char* name;
-  Make make;
-  cpu::Isa isa;
-};
-const std::vector<Function> kFunctions = {{"avx2", mlp_functions_avx2, cpu::Isa::kAvx2},
-                                          {"avx512", mlp_functions_avx512, cpu::Isa::kAvx512}};
-
-struct Case {
-  Function function;
-  const quant::WeightFormat* format;
-};
-std::vector<Case> all_cases() {
-  std::vector<Case> cases;
-  const auto catalog = quant::format_catalog();
-  for (const Function& function : kFunctions) {
-    for (const quant::WeightFormat& format : catalog.rows()) {
-      if (format.codes != nullptr) cases.push_back({function, &format});
-    }
-  }
-  return cases;
-}
-
-class CodedProduct : public ::testing::TestWithParam<Case> {
- protected:
-  void SetUp() override {
-    const Function& function = GetParam().function;
-    if (cpu::best_isa() < function.isa) GTEST_SKIP() << "this CPU lacks " << function.name;
-  }
-  const quant::WeightFormat& format() const { return *GetParam().format; }
-  gemm::PanelFunction product() const {
-    return GetParam().function.make(format().element, {}).product;
-  }
-};
+class CodedProduct : public testing::ProductTest {};
 
 // Few codes that stand for NaN or infinity, so that most sums are numbers.
 void spare_numbers(Problem& problem, const quant::WeightFormat& format) {
@@ -101,15 +69,9 @@ TEST_P(CodedProduct, AnyShape_HasTheBitsOfTheReference) {
     Problem problem(format().element, shape.k, shape.scale_width, static_cast<uint32_t>(shape.k),
                     shape.scale_skip);
     spare_numbers(problem, format());
-    const int64_t scales = (shape.k + shape.row_scale_width - 1) / shape.row_scale_width;
-    Rows rows{.count = shape.rows, .stride = shape.k + scales};
-    for (int64_t r = 0; r < shape.rows; ++r) {
-      for (int64_t k = 0; k < shape.k; ++k) {
-        const auto code = static_cast<uint8_t>(problem.random() & 0xbf);
-        rows.floats.push_back(format().row_codes->decode(code));
-      }
-      for (int64_t s = 0; s < scales; ++s) rows.floats.push_back(problem.uniform());
-    }
+    Rows rows = testing::random_rows(problem, shape.rows, shape.row_scale_width, [&] {
+      return format().row_codes->decode(static_cast<uint8_t>(problem.random() & 0xbf));
+    });
     for (const bool plain : {true, false}) {
       rows.scale_width = plain ? 0 : shape.row_scale_width;
       EXPECT_EQ(problem.run(product(), rows, shape.columns), problem.reference(rows, shape.columns))
@@ -187,11 +149,10 @@ TEST_P(CodedProduct, Reference_MultipliesWithWhatCodesMean) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Catalog, CodedProduct, ::testing::ValuesIn(all_cases()),
-                         [](const auto& test) {
-                           return std::string(test.param.function.name) + "_" +
-                                  std::string(test.param.format->name);
-                         });
+INSTANTIATE_TEST_SUITE_P(Catalog, CodedProduct,
+                         ::testing::ValuesIn(testing::product_cases(
+                             kFunctions, [](const quant::WeightFormat&) { return true; })),
+                         testing::product_case_name);
 
 }  // namespace
 }  // namespace conclave::experts

@@ -2,12 +2,13 @@
 // for bit, and runs each row of the catalog once, so that one which cannot run here is named.
 #include "experts/emulated_tiles.h"
 
+#include "experts/catalog_cases.h"
 #include "experts/expert_case.h"
+#include "support/case_name.h"
 
 #include <gtest/gtest-spi.h>
 
 #include <bit>
-#include <cctype>
 
 namespace conclave::testing {
 namespace {
@@ -233,23 +234,14 @@ TEST_P(RowRunsHere, WithinBound) {
 
 // Those of codes alone are run by coded_batch_test.cc.
 std::vector<size_t> rows_of_values() {
-  const auto catalog = experts::kernel_catalog(DeviceKind::kCpu);
-  std::vector<size_t> places;
-  for (size_t i = 0; i < catalog.rows().size(); ++i) {
-    const auto arithmetic = cpu::parse_arithmetic(catalog.rows()[i].arithmetic);
-    if (!cpu::multiplies_integers(arithmetic)) places.push_back(i);
-  }
-  return places;
+  return catalog_places(
+      [](cpu::Arithmetic arithmetic) { return !cpu::multiplies_integers(arithmetic); });
 }
 
 INSTANTIATE_TEST_SUITE_P(Catalog, RowRunsHere, ::testing::ValuesIn(rows_of_values()),
                          [](const auto& tested) {
-                           std::string name;
                            const auto catalog = experts::kernel_catalog(DeviceKind::kCpu);
-                           for (const char c : catalog.rows()[tested.param].name) {
-                             name += std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
-                           }
-                           return name;
+                           return case_name(std::string(catalog.rows()[tested.param].name));
                          });
 
 }  // namespace

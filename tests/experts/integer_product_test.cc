@@ -1,12 +1,11 @@
 // Products of whole numbers: every pair of codes, sums at their limit, rows on their way to codes.
 #include "core/checked.h"
 #include "cpu/isa.h"
-#include "experts/coded_problem.h"
 #include "experts/coded_rows.h"
 #include "experts/cpu/mlp_functions.h"
 #include "experts/emulated_row.h"
+#include "experts/product_case.h"
 #include "quant/activation_rows.h"
-#include "quant/weight_format.h"
 
 #include <gtest/gtest.h>
 
@@ -25,12 +24,7 @@ using testing::PlacedRows;
 using testing::Problem;
 using testing::Rows;
 
-struct Function {
-  const char* name;
-  MlpFunctions (*make)(DType weights, const activation::Activation& activation);
-  bool (*runs_here)();
-};
-const std::vector<Function> kFunctions = {
+const std::vector<testing::ProductFunction> kFunctions = {
     {"amx_int8", mlp_functions_amx_int8, [] { return bool{cpu::usable(cpu::Isa::kAmx)}; }},
     {"emulated_tiles", testing::integer_functions_emulated, [] { return true; }},
     {"avx512_vnni", mlp_functions_avx512_vnni,
@@ -38,20 +32,6 @@ const std::vector<Function> kFunctions = {
     {"avx_vnni", mlp_functions_avx_vnni,
      [] { return cpu::usable(cpu::Isa::kAvx2) && cpu::has_avx_vnni(); }},
     {"avx2_int8", mlp_functions_avx2_int8, [] { return bool{cpu::usable(cpu::Isa::kAvx2)}; }}};
-
-struct Case {
-  Function function;
-  const quant::WeightFormat* format;
-};
-std::vector<Case> all_cases() {
-  std::vector<Case> cases;
-  for (const Function& function : kFunctions) {
-    for (const quant::WeightFormat& format : quant::format_catalog().rows()) {
-      if (format.codes != nullptr && format.codes->whole.fit) cases.push_back({function, &format});
-    }
-  }
-  return cases;
-}
 
 quant::ActivationRule rule_of(const quant::WeightFormat& format, ActivationScale form,
                               int64_t group = quant::kActivationGroup) {
@@ -103,16 +83,8 @@ class ByteRows {
   PlacedRows placed_;
 };
 
-class IntegerProduct : public ::testing::TestWithParam<Case> {
+class IntegerProduct : public testing::ProductTest {
  protected:
-  void SetUp() override {
-    const Function& function = GetParam().function;
-    if (!function.runs_here()) GTEST_SKIP() << "this CPU lacks " << function.name;
-  }
-  const quant::WeightFormat& format() const { return *GetParam().format; }
-  gemm::PanelFunction product() const {
-    return GetParam().function.make(format().element, {}).product;
-  }
   int64_t exact_k() const { return rule_of(format(), ActivationScale::kToken).exact_columns; }
 };
 
@@ -160,17 +132,10 @@ TEST_P(IntegerProduct, AnyShape_HasTheBitsOfTheReference) {
       for (const int64_t columns : {int64_t{64}, count % 64}) {
         Problem problem(format().element, shape.k, shape.scale_width,
                         static_cast<uint32_t>(shape.k), shape.scale_skip);
-        const int64_t scales = (shape.k + shape.row_scale_width - 1) / shape.row_scale_width;
-        Rows rows{.count = count,
-                  .stride = shape.k + scales,
-                  .scale_width = shape.row_scale_width,
-                  .exact_k = exact_k()};
-        for (int64_t r = 0; r < count; ++r) {
-          for (int64_t k = 0; k < shape.k; ++k) {
-            rows.floats.push_back(static_cast<float>(static_cast<int8_t>(problem.random())));
-          }
-          for (int64_t s = 0; s < scales; ++s) rows.floats.push_back(problem.uniform());
-        }
+        Rows rows = testing::random_rows(problem, count, shape.row_scale_width, [&] {
+          return static_cast<float>(static_cast<int8_t>(problem.random()));
+        });
+        rows.exact_k = exact_k();
         const ByteRows bytes(rows, problem.layout);
         const auto wanted = problem.reference(rows, columns);
         ASSERT_EQ(problem.run(product(), bytes.placed(), columns), wanted)
@@ -230,7 +195,7 @@ TEST_P(IntegerProduct, LargestSums_AreExact) {
 // The rule gives the rows of float32 and those of bytes the same codes, scales and sums.
 TEST_P(IntegerProduct, CodedRows_HaveTheCodesOfTheRule) {
   const float kInfinity = std::numeric_limits<float>::infinity();
-  const gemm::CodeRowFunction code_row = GetParam().function.make(format().element, {}).code_row;
+  const gemm::CodeRowFunction code_row = functions().code_row;
   for (const int64_t columns : {1, 3, 4, 31, 64, 65, 130, 768, 2049}) {
     for (quant::ActivationRule rule :
          {rule_of(format(), ActivationScale::kTensorStatic),
@@ -288,11 +253,11 @@ TEST_P(IntegerProduct, CodedRows_HaveTheCodesOfTheRule) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Catalog, IntegerProduct, ::testing::ValuesIn(all_cases()),
-                         [](const auto& test) {
-                           return std::string(test.param.function.name) + "_" +
-                                  std::string(test.param.format->name);
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Catalog, IntegerProduct,
+    ::testing::ValuesIn(testing::product_cases(
+        kFunctions, [](const quant::WeightFormat& format) { return format.codes->whole.fit; })),
+    testing::product_case_name);
 
 }  // namespace
 }  // namespace conclave::experts

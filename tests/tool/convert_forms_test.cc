@@ -1,5 +1,6 @@
 // Converts to forms of other makers: GPTQ's words and gpt-oss's stacks, decoded here by themselves.
 #include "convert_tool.h"
+#include "support/case_name.h"
 
 #include "conclave/checkpoint.h"
 #include "conclave/quantise.h"
@@ -9,7 +10,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <tuple>
 
 namespace conclave::testing {
@@ -17,15 +17,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
-
-std::vector<float> values_of(const Checkpoint& model, int64_t layer, WeightId id, int64_t expert) {
-  const auto source = model.layer_source(layer);
-  const WeightInfo info = source->describe(id);
-  std::vector<float> values(static_cast<size_t>(info.rows * info.cols));
-  read_values(model.layer(layer).spec.quant, *source, id, expert, {0, info.rows, 0, info.cols},
-              values);
-  return values;
-}
 
 std::string synth(const ScratchDirectory& scratch) {
   const std::string model = (scratch / "model").string();
@@ -90,18 +81,12 @@ TEST_P(ConvertGptq, Words_DecodeToTheValuesThatTheReaderGives) {
   const auto expect_matrix = [&](const std::string& name, WeightId id, int64_t expert) {
     const std::vector<float> decoded = decode_gptq(file, prefix + name, bits);
     EXPECT_EQ(decoded, values_of(after, 0, id, expert)) << name;
-    const std::vector<float> original = values_of(before, 0, id, expert);
-    double squared = 0;
-    double norm = 0;
-    for (size_t i = 0; i < original.size(); ++i) {
-      squared += std::pow(double{original[i]} - double{decoded[i]}, 2);
-      norm += double{original[i]} * double{original[i]};
-    }
+    const QuantiseError error = error_of(values_of(before, 0, id, expert), decoded);
     const auto& listed = report["matrices"];
     const auto found =
         std::ranges::find_if(listed, [&](const Json& m) { return m["name"] == prefix + name; });
     ASSERT_NE(found, listed.end()) << name;
-    EXPECT_NEAR(std::sqrt(squared / norm), (*found)["relative_error"].get<double>(), 1e-6);
+    EXPECT_NEAR(error.relative(), (*found)["relative_error"].get<double>(), 1e-6);
   };
   expect_matrix("experts.1.gate_proj", weights::kGate, 1);
   expect_matrix("experts.2.down_proj", weights::kDown, 2);
@@ -116,8 +101,7 @@ TEST_P(ConvertGptq, Words_DecodeToTheValuesThatTheReaderGives) {
     EXPECT_EQ(each["desc_act"], false);
     EXPECT_TRUE(each["dynamic"].contains("-:^model\\.layers\\.0\\.mlp\\.gate$")) << each;
   }
-  const ToolResult verified = run_tool({"verify", out.string(), "--tokens", "8"});
-  EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+  expect_verified(out);
 }
 
 INSTANTIATE_TEST_SUITE_P(Forms, ConvertGptq,
@@ -132,12 +116,7 @@ INSTANTIATE_TEST_SUITE_P(Forms, ConvertGptq,
                                            GptqCase{"gptq-int3:group=row,asym", 3, -1, false},
                                            GptqCase{"gptq-int2:group=32", 2, 32, true},
                                            GptqCase{"gptq-int2:group=16,asym", 2, 16, false}),
-                         [](const auto& row) {
-                           std::string name = std::get<0>(row.param);
-                           std::ranges::replace_if(
-                               name, [](unsigned char c) { return !std::isalnum(c); }, '_');
-                           return name;
-                         });
+                         [](const auto& row) { return case_name(std::get<0>(row.param)); });
 
 TEST(ConvertForms, Gptq_RefusesWhatFillsNoWords) {
   const ScratchDirectory scratch;
@@ -218,17 +197,11 @@ TEST(ConvertForms, GptOssStacks_AreMadeOfExperts) {
     if (matrix["kind"] != "gate_up") continue;
     const std::string name = matrix["name"];
     const int64_t expert = name[name.size() - 2] - '0';
-    double squared = 0;
-    double norm = 0;
+    QuantiseError error;
     for (const WeightId id : {weights::kGate, weights::kUp}) {
-      const std::vector<float> before = values_of(first, 0, id, expert);
-      const std::vector<float> after = values_of(second, 0, id, expert);
-      for (size_t i = 0; i < before.size(); ++i) {
-        squared += std::pow(double{before[i]} - double{after[i]}, 2);
-        norm += double{before[i]} * double{before[i]};
-      }
+      error.add(error_of(values_of(first, 0, id, expert), values_of(second, 0, id, expert)));
     }
-    EXPECT_NEAR(std::sqrt(squared / norm), matrix["relative_error"].get<double>(), 1e-6);
+    EXPECT_NEAR(error.relative(), matrix["relative_error"].get<double>(), 1e-6);
   }
   EXPECT_EQ(run_tool({"verify", out.string(), "--tokens", "8"}).exit_code, 0);
 }

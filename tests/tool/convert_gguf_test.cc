@@ -1,6 +1,7 @@
 // Converts GGUF models to other block types: what keeps its bytes, what the reader makes of the
 // rest, and what is refused.
 #include "convert_tool.h"
+#include "support/case_name.h"
 
 #include "conclave/checkpoint.h"
 #include "conclave/gguf.h"
@@ -11,7 +12,6 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <cmath>
 #include <map>
 
 namespace conclave::testing {
@@ -38,15 +38,6 @@ bool is_expert(const std::string& name) {
          name.find("_shexp.weight") != std::string::npos;
 }
 
-std::vector<float> values_of(const Checkpoint& model, int64_t layer, WeightId id, int64_t expert) {
-  const auto source = model.layer_source(layer);
-  const WeightInfo info = source->describe(id);
-  std::vector<float> values(static_cast<size_t>(info.rows * info.cols));
-  read_values(model.layer(layer).spec.quant, *source, id, expert, {0, info.rows, 0, info.cols},
-              values);
-  return values;
-}
-
 // Errors by expert, found from the values of both models.
 void expect_reported_errors(const fs::path& source, const fs::path& result, const Json& report) {
   const Checkpoint before = Checkpoint::open(source);
@@ -54,14 +45,8 @@ void expect_reported_errors(const fs::path& source, const fs::path& result, cons
   std::map<std::string, QuantiseError> found;
   for (const CheckpointLayer& layer : before.layers()) {
     for (const StoredMatrix& matrix : before.stored_matrices(layer.index)) {
-      const std::vector<float> expected = values_of(before, layer.index, matrix.id, matrix.expert);
-      const std::vector<float> actual = values_of(after, layer.index, matrix.id, matrix.expert);
-      ASSERT_EQ(actual.size(), expected.size());
-      QuantiseError error;
-      for (size_t i = 0; i < actual.size(); ++i) {
-        error.squared_error += std::pow(double{actual[i]} - double{expected[i]}, 2);
-        error.squared_values += double{expected[i]} * double{expected[i]};
-      }
+      const QuantiseError error = error_of(values_of(before, layer.index, matrix.id, matrix.expert),
+                                           values_of(after, layer.index, matrix.id, matrix.expert));
       const bool shared = matrix.id.mlp() == WeightMlp::kShared;
       found[shared ? matrix.module : matrix.module + "[" + std::to_string(matrix.expert) + "]"].add(
           error);
@@ -97,8 +82,7 @@ void expect_converted(const std::string& source, const std::string& form) {
   const Json report = read_json(out / "conversion.json");
   expect_reported_errors(source, out / "model.gguf", report);
   EXPECT_FALSE(report["layers"].empty());
-  const ToolResult verified = run_tool({"verify", (out / "model.gguf").string(), "--tokens", "8"});
-  EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+  expect_verified(out / "model.gguf");
 }
 
 class ConvertGguf : public ::testing::TestWithParam<const char*> {};
@@ -114,9 +98,7 @@ TEST_P(ConvertWideGguf, EveryFormOfTwoLevels_IsReadAndAgreesWithItsReport) {
 }
 
 std::string test_name(const ::testing::TestParamInfo<const char*>& instance) {
-  std::string name = instance.param;
-  std::ranges::replace(name, '-', '_');
-  return name;
+  return case_name(instance.param);
 }
 
 // Stacks, fused stacks, values, offsets, factors, shared experts, one tensor for each expert.
@@ -259,9 +241,7 @@ TEST(ConvertGgufFile, Shards_AreThePartsOfOneModel) {
   const GgufReader file = GgufReader::open(out / "model-00001-of-00003.gguf");
   EXPECT_EQ(file.paths().size(), 3U);
   EXPECT_EQ(file.tensors().size(), GgufReader::open(source).tensors().size());
-  EXPECT_EQ(
-      run_tool({"verify", (out / "model-00001-of-00003.gguf").string(), "--tokens", "4"}).exit_code,
-      0);
+  expect_verified(out / "model-00001-of-00003.gguf", 4);
 }
 
 TEST(ConvertGgufFile, FormsOfTheOtherContainer_AreRefusedWithTheReason) {

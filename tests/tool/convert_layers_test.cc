@@ -1,6 +1,7 @@
 // GGUF files of the MoE layers of model directories: every weight, what the layers mean, the
 // blocks, and the families that have no such file.
 #include "convert_tool.h"
+#include "support/case_name.h"
 
 #include "conclave/checkpoint.h"
 #include "conclave/gguf.h"
@@ -9,7 +10,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -18,15 +18,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
-
-std::vector<float> values_of(const Checkpoint& model, int64_t layer, WeightId id, int64_t expert) {
-  const auto source = model.layer_source(layer);
-  const WeightInfo info = source->describe(id);
-  std::vector<float> values(static_cast<size_t>(info.rows * info.cols));
-  read_values(model.layer(layer).spec.quant, *source, id, expert, {0, info.rows, 0, info.cols},
-              values);
-  return values;
-}
 
 bool has_values(WeightId id) {
   return !id.plane() || *id.plane() == WeightPlane::kWeights || *id.plane() == WeightPlane::kBias;
@@ -72,8 +63,7 @@ TEST_P(LayersOfFamily, AsValues_EveryWeightAndOutputIsTheSources) {
   for (const Json& layer : report["layers"]) {
     EXPECT_LE(layer["median"].get<double>(), GetParam().bar) << layer;
   }
-  const ToolResult verified = run_tool({"verify", (out / "model.gguf").string(), "--tokens", "8"});
-  EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+  expect_verified(out / "model.gguf");
 }
 
 // Groups and biases of the choice, shared experts with and without a gate, projections, a residual
@@ -90,12 +80,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Family{"models/granitemoeshared", kRounded}, Family{"models/jamba", kRounded},
                       Family{"quantised/gpt_oss-mxfp4", kRounded},
                       Family{"quantised/qwen3_moe-compressed-int4-group32", kRounded}),
-    [](const auto& instance) {
-      std::string name = instance.param.model;
-      std::ranges::replace_if(
-          name, [](char c) { return c == '-' || c == '/'; }, '_');
-      return name;
-    });
+    [](const auto& instance) { return case_name(instance.param.model); });
 
 TEST(ConvertLayers, Experts_BecomeTheBlocksOfTheirValues) {
   const std::string source = "testdata/qwen3-moe-tiny";

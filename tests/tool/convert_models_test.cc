@@ -1,6 +1,7 @@
 // Converts tiny models of every family, and quantised ones, and compares what this library's reader
 // makes of the result with the report.
 #include "convert_tool.h"
+#include "support/case_name.h"
 
 #include "conclave/checkpoint.h"
 #include "conclave/format.h"
@@ -10,7 +11,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <cmath>
 #include <map>
 #include <set>
@@ -31,15 +31,6 @@ std::vector<WeightForm> written_forms() {
     if (written) forms.push_back(form);
   }
   return forms;
-}
-
-std::vector<float> values_of(const Checkpoint& model, int64_t layer, WeightId id, int64_t expert) {
-  const auto source = model.layer_source(layer);
-  const WeightInfo info = source->describe(id);
-  std::vector<float> values(static_cast<size_t>(info.rows * info.cols));
-  read_values(model.layer(layer).spec.quant, *source, id, expert, {0, info.rows, 0, info.cols},
-              values);
-  return values;
 }
 
 // Whether the reader knows the form at all, of a model that synth writes.
@@ -79,14 +70,9 @@ void expect_reported_errors(const std::string& source, const fs::path& out) {
   std::map<std::string, QuantiseError> found;  // a linear layer may hold two matrices
   for (const CheckpointLayer& layer : before.layers()) {
     for (const StoredMatrix& matrix : after.stored_matrices(layer.index)) {
-      const std::vector<float> expected = values_of(before, layer.index, matrix.id, matrix.expert);
-      const std::vector<float> actual = values_of(after, layer.index, matrix.id, matrix.expert);
-      ASSERT_EQ(actual.size(), expected.size()) << matrix.module;
-      QuantiseError& error = found[matrix.module];
-      for (size_t i = 0; i < actual.size(); ++i) {
-        error.squared_error += std::pow(double{actual[i]} - double{expected[i]}, 2);
-        error.squared_values += double{expected[i]} * double{expected[i]};
-      }
+      SCOPED_TRACE(matrix.module);
+      found[matrix.module].add(error_of(values_of(before, layer.index, matrix.id, matrix.expert),
+                                        values_of(after, layer.index, matrix.id, matrix.expert)));
     }
   }
   EXPECT_EQ(found.size(), reported.size());
@@ -144,8 +130,7 @@ void expect_every_form(const std::string& source) {
     expect_layers(Checkpoint::open(out), form);
     expect_reported_errors(source, out);
     expect_outputs(read_json(out / "conversion.json"), form);
-    const ToolResult verified = run_tool({"verify", out.string(), "--tokens", "8"});
-    EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+    expect_verified(out);
   }
 }
 
@@ -165,11 +150,7 @@ TEST(Convert, RowsOfWholeGroups_TakeEveryForm) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Convert, ConvertTiny, ::testing::ValuesIn(kTinyModels),
-                         [](const auto& instance) {
-                           std::string name = instance.param;
-                           std::ranges::replace(name, '-', '_');
-                           return name;
-                         });
+                         [](const auto& instance) { return case_name(instance.param); });
 
 class ConvertFamily : public ::testing::TestWithParam<std::string> {};
 
@@ -186,8 +167,7 @@ TEST_P(ConvertFamily, GoldenModel_IsConvertedOrRefused) {
     return;
   }
   expect_reported_errors(source, out);
-  const ToolResult verified = run_tool({"verify", out.string(), "--tokens", "4"});
-  EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+  expect_verified(out, 4);
 }
 
 std::vector<std::string> golden_models() {
@@ -200,12 +180,7 @@ std::vector<std::string> golden_models() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, ConvertFamily, ::testing::ValuesIn(golden_models()),
-                         [](const auto& instance) {
-                           std::string name = instance.param;
-                           std::ranges::replace_if(
-                               name, [](unsigned char c) { return !std::isalnum(c); }, '_');
-                           return name;
-                         });
+                         [](const auto& instance) { return case_name(instance.param); });
 
 TEST(Convert, QuantisedModel_BecomesAnotherForm) {
   for (const char* model : {"qwen3_moe-compressed-int4-group32", "qwen3_moe-compressed-weight-only",

@@ -207,42 +207,52 @@ TEST(Conversion, EndedThreeTimes_StillGoesOn) {
   EXPECT_GE(convert_model(context, request, {.tokens = 0}).shards_kept, 3U);
 }
 
-// The same of the other ways in which forms are written: gathered and turned round, in stacks, and
-// in GGUF files.
+std::vector<int64_t> layers_of(const char* source) {
+  std::vector<int64_t> layers;
+  const Checkpoint model = Checkpoint::open(source);
+  for (const CheckpointLayer& layer : model.layers()) layers.push_back(layer.index);
+  return layers;
+}
+
+// The other ways in which forms are written do the same: gathered and turned round, in stacks, in
+// GGUF files, and in those of the MoE layers of a directory.
 TEST(Conversion, EndedInAnyForm_GoesOnToTheSameFiles) {
   const Scratch scratch;
   const Context context({.device = "cpu", .num_threads = 2});
-  const auto request_of = [&](const char* source, const FormPointer& form, const fs::path& out,
-                              uint64_t shard_bytes) {
-    ConvertRequest request = small_request(out);
+  const auto expect_same = [&](const char* source, const char* form, Container container,
+                               uint64_t shard_bytes) {
+    SCOPED_TRACE(std::string(form) + " of " + source);
+    ConvertRequest request = small_request(scratch / "out");
     request.source = source;
-    request.form = form;
-    request.layers.clear();
-    const Checkpoint model = Checkpoint::open(source);
-    for (const CheckpointLayer& layer : model.layers()) {
-      request.layers.push_back(layer.index);
-    }
+    request.form = form_of(form, container);
+    request.container = container;
+    request.layers = layers_of(source);
     request.shard_bytes = shard_bytes;
-    return request;
-  };
-  const auto expect_same = [&](const char* source, const FormPointer& form, uint64_t shard_bytes) {
-    SCOPED_TRACE(form->name());
-    const fs::path whole = scratch / (form->name() + "-whole").c_str();
-    const ConversionReport all =
-        convert_model(context, request_of(source, form, whole, shard_bytes), {.tokens = 0});
+    const ConversionReport all = convert_model(context, request, {.tokens = 0});
     ASSERT_GT(all.shards, 2U);
-    const ConvertRequest request =
-        request_of(source, form, scratch / form->name().c_str(), shard_bytes);
-    convert_and_end(request, static_cast<int64_t>(all.bytes_after * 2 / 3));
-    const ConversionReport rest = convert_model(context, request, {.tokens = 0});
-    EXPECT_GT(rest.shards_kept, 0U);
-    EXPECT_EQ(model_files(request.destination), model_files(whole));
-    EXPECT_FALSE(fs::exists(request.destination.string() + ".partial"));
+    const auto expected = model_files(request.destination);
+    fs::remove_all(request.destination);
+    size_t kept = 0;
+    for (const uint64_t thirds : {1, 2, 3}) {
+      SCOPED_TRACE(thirds);
+      convert_and_end(request, static_cast<int64_t>(all.bytes_after * thirds / 3));
+      EXPECT_FALSE(fs::exists(request.destination));
+      const ConversionReport rest = convert_model(context, request, {.tokens = 0});
+      EXPECT_GE(rest.shards_kept, kept);
+      kept = rest.shards_kept;
+      EXPECT_EQ(model_files(request.destination), expected);
+      EXPECT_FALSE(fs::exists(request.destination.string() + ".partial"));
+      fs::remove_all(request.destination);
+    }
+    EXPECT_EQ(kept, all.shards - 1) << "ended at the last byte";
   };
-  expect_same("testdata/mixtral-tiny", form_of("gptq-int4:group=8,asym"), 30'000);
-  expect_same("testdata/quantised/gpt_oss-mxfp4-wide", form_of("gpt-oss-mxfp4"), 10'000);
-  expect_same("testdata/gguf/llama-split/model-00001-of-00003.gguf",
-              form_of("q4_0", Container::kGguf), 10'000);
+  const auto directory = Container::kSafetensors;
+  expect_same("testdata/mixtral-tiny", "gptq-int4:group=8,asym", directory, 30'000);
+  expect_same("testdata/quantised/gpt_oss-mxfp4-wide", "gpt-oss-mxfp4", directory, 10'000);
+  expect_same("testdata/gguf/llama-split/model-00001-of-00003.gguf", "q4_0", Container::kGguf,
+              10'000);
+  expect_same("testdata/quantised/qwen3_moe-compressed-int4-group32", "q5_1", Container::kGguf,
+              10'000);
 }
 
 TEST(Conversion, DamagedShardOfAnEndedRun_IsWrittenAgain) {

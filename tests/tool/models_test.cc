@@ -1,11 +1,11 @@
 // Runs inspect, run and verify on every golden checkpoint of testdata/models.
+#include "support/case_name.h"
 #include "tool_process.h"
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <cctype>
 #include <filesystem>
 
 namespace conclave::testing {
@@ -53,13 +53,7 @@ TEST_P(GoldenModel, Verify_PassesEveryStage) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, GoldenModel, ::testing::ValuesIn(model_directories()),
-                         [](const auto& instance) {
-                           std::string name = instance.param;
-                           std::replace_if(
-                               name.begin(), name.end(),
-                               [](unsigned char c) { return !std::isalnum(c); }, '_');
-                           return name;
-                         });
+                         [](const auto& instance) { return case_name(instance.param); });
 
 }  // namespace
 }  // namespace conclave::testing

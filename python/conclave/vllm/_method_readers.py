@@ -40,6 +40,30 @@ def _scales(name: str, dtype: torch.dtype, group: int, fed_as: str = "") -> Plan
     return Plane(name, lambda m: (m.rows, m.groups(group)), dtype, kind, fed_as=fed_as)
 
 
+def _words_of_columns(name: str, bits: int, turns: bool = False) -> Plane:
+    """Codes in words along columns, transposed."""
+    return Plane(
+        name,
+        lambda m: (-(-m.cols * bits // WORD), m.rows),
+        torch.int32,
+        is_transposed=True,
+        turns=turns,
+    )
+
+
+def _scales_of_groups(name: str, group: int, turns: bool = False) -> Plane:
+    """A scale of each group of columns, or of whole rows, transposed."""
+    return Plane(
+        name,
+        lambda m: (m.groups(group), m.rows),
+        torch.float32,
+        "group",
+        is_transposed=True,
+        turns=turns,
+        is_of_rows=group <= 0,
+    )
+
+
 def _order(name: str, is_read: bool = True) -> Plane:
     """The group of each column. vLLM has one for gate and up; files may have two."""
     return Plane(
@@ -85,20 +109,8 @@ def gptq(config: Mapping[str, Any]) -> MethodScheme:
     bits, group = int(config["bits"]), int(config["group_size"])
     ordered = bool(config.get("desc_act"))
     planes = (
-        Plane(
-            "qweight",
-            lambda m: (-(-m.cols * bits // WORD), m.rows),
-            torch.int32,
-            is_transposed=True,
-        ),
-        Plane(
-            "scales",
-            lambda m: (m.groups(group), m.rows),
-            torch.float32,
-            "group",
-            is_transposed=True,
-            is_of_rows=group <= 0,
-        ),
+        _words_of_columns("qweight", bits),
+        _scales_of_groups("scales", group),
         Plane(
             "qzeros",
             lambda m: (m.groups(group), m.words_of_rows(bits)),
@@ -134,22 +146,8 @@ def _packed_words(config: Mapping[str, Any], weights: Mapping[str, Any]) -> Meth
     bits = int(weights["num_bits"])
     group = int(weights.get("group_size") or 0) if weights.get("strategy") == "group" else 0
     planes = [
-        Plane(
-            "weight_packed",
-            lambda m: (-(-m.cols * bits // WORD), m.rows),
-            torch.int32,
-            is_transposed=True,
-            turns=True,
-        ),
-        Plane(
-            "weight_scale",
-            lambda m: (m.groups(group), m.rows),
-            torch.float32,
-            "group",
-            is_transposed=True,
-            turns=True,
-            is_of_rows=group <= 0,
-        ),
+        _words_of_columns("weight_packed", bits, turns=True),
+        _scales_of_groups("weight_scale", group, turns=True),
         Plane("weight_shape", lambda m: (2,), torch.int64, is_read=False),
     ]
     if not weights.get("symmetric", True):
