@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import logging
 import threading
@@ -322,6 +323,7 @@ def test_unchanged_weights_are_packed_once(module: Any, monkeypatch: Any) -> Non
 
 
 def test_packed_layer_dies_with_its_module() -> None:
+    gc.collect()  # modules of earlier tests may be in cycles, and must not die meanwhile
     before = len(_packed._packed)
     module = LAYOUTS["plain"](config())
     check(module, call(), BARS[torch.float32])
