@@ -74,8 +74,8 @@ ParallelSpec ParallelSpec::flatten(const Groups& groups) {
   check_group("Groups.dp", groups.dp_size, groups.dp_rank);
   // Multiplied in steps: the product of three 31-bit numbers may exceed 63 bits.
   const int64_t replicas = int64_t{groups.dp_size} * groups.pcp_size;
-  constexpr int64_t kMaxRanks = std::numeric_limits<int32_t>::max();
-  if (replicas > kMaxRanks || replicas * groups.tp_size > kMaxRanks) {
+  constexpr int64_t kMaxProduct = std::numeric_limits<int32_t>::max();
+  if (replicas > kMaxProduct || replicas * groups.tp_size > kMaxProduct) {
     throw Error(ErrorCode::kSizeOverflow, "the product of the group sizes does not fit 31 bits");
   }
   const int64_t size = replicas * groups.tp_size;

@@ -94,10 +94,11 @@ const float* floats_at(const std::byte* place) {
 }
 
 // Writes an order or factors.
-void write_table(const ConstTensorView& table, std::byte* place) {
+// A slab that gets no table may be absent.
+void write_table(const ConstTensorView& table, std::byte* slab, size_t offset) {
   static_assert(sizeof(int32_t) == sizeof(float));
   if (table.empty()) return;
-  std::memcpy(place, table.data, static_cast<size_t>(table.shape[1]) * sizeof(int32_t));
+  std::memcpy(slab + offset, table.data, static_cast<size_t>(table.shape[1]) * sizeof(int32_t));
 }
 
 }  // namespace
@@ -195,12 +196,12 @@ void SlabLayout::pack(const ExpertMatrices& expert, std::byte* gate_up_slab,
 
 void SlabLayout::pack_tables(const ExpertMatrices& expert, std::byte* gate_up_slab,
                              std::byte* down_slab) const {
-  write_table(expert.gate_up_factor, gate_up_slab + gate_up_factor_offset());
-  write_table(expert.down_factor, down_slab + down_factor_offset());
-  std::byte* const first = gate_up_slab + gate_up_panel_bytes();
-  write_table(expert.gate_order, first);
-  write_table(expert.up_order, gated ? first + order_bytes(gate_up) : first);
-  write_table(expert.down_order, down_slab + down_panel_bytes());
+  write_table(expert.gate_up_factor, gate_up_slab, gate_up_factor_offset());
+  write_table(expert.down_factor, down_slab, down_factor_offset());
+  const size_t first = gate_up_panel_bytes();
+  write_table(expert.gate_order, gate_up_slab, first);
+  write_table(expert.up_order, gate_up_slab, gated ? first + order_bytes(gate_up) : first);
+  write_table(expert.down_order, down_slab, down_panel_bytes());
 }
 
 }  // namespace conclave::inline v0::experts

@@ -73,9 +73,9 @@ std::string show_text(std::string_view text) {
 }
 
 std::string show_name(std::string_view name) {
-  constexpr size_t kMaxShown = 200;
+  constexpr size_t kLongestName = 200;
   const auto is_control = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; };
-  bool fit = name.size() <= kMaxShown && !find_invalid_utf8(name);
+  bool fit = name.size() <= kLongestName && !find_invalid_utf8(name);
   for (const char c : name) fit = fit && !is_control(c);
   return fit ? std::string(name) : show_text(name);
 }

@@ -304,7 +304,7 @@ std::vector<std::byte> read_all(const WeightSource& source, WeightId role, int64
   return bytes;
 }
 
-float integer_at(const std::vector<std::byte>& codes, int64_t index, DType type) {
+float integer_at(const std::vector<std::byte>& codes, size_t index, DType type) {
   if (type == DType::kI8) return static_cast<float>(static_cast<int8_t>(codes[index]));
   const auto pair = static_cast<uint8_t>(codes[index / 2]);
   return static_cast<float>(index % 2 == 0 ? pair & 0xf : pair >> 4) - 8;
@@ -322,7 +322,8 @@ Tensor decompress(const WeightSource& source, WeightId role, WeightId scale_role
   const int64_t group = info.cols / scale_info.cols;
   Tensor exact(DType::kF32, {info.rows, info.cols});
   for (int64_t i = 0; i < info.rows * info.cols; ++i) {
-    exact.as<float>()[i] = integer_at(codes, i, info.dtype) * scales.as<float>()[i / group];
+    exact.as<float>()[i] =
+        integer_at(codes, static_cast<size_t>(i), info.dtype) * scales.as<float>()[i / group];
   }
   Tensor weights(scale_info.dtype, {info.rows, info.cols});
   convert(exact.view(), weights.view());

@@ -1,6 +1,7 @@
 #include "cpu/isa.h"
 
 #include "cpu/cpuid.h"
+#include "support/f16c.h"
 
 #include "conclave/error.h"
 
@@ -154,7 +155,7 @@ TEST(Usable, ThisMachine_IsAscending) {
 TEST(Usable, ThisMachine_AgreesWithTheCompiler) {
   EXPECT_EQ(static_cast<bool>(usable(Isa::kAvx2)), __builtin_cpu_supports("avx2") != 0 &&
                                                        __builtin_cpu_supports("fma") != 0 &&
-                                                       __builtin_cpu_supports("f16c") != 0);
+                                                       testing::machine_has_f16c());
   EXPECT_EQ(static_cast<bool>(usable(Isa::kAvx512)),
             __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
                 __builtin_cpu_supports("avx512vl") != 0 && __builtin_cpu_supports("avx512dq") != 0);

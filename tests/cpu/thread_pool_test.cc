@@ -2,6 +2,7 @@
 
 #include "cpu/parallel.h"
 #include "cpu/topology.h"
+#include "support/sanitizers.h"
 
 #include "conclave/context.h"
 #include "conclave/error.h"
@@ -251,10 +252,10 @@ TEST(ThreadPool, Pinned_KeepsItsThreadsOnOneCpuEach) {
   }
 }
 
-#if defined(__SANITIZE_THREAD__)
+#if CONCLAVE_TEST_TSAN
 constexpr bool kThreadSanitizer = true;
 constexpr bool kAddressSanitizer = false;
-#elif defined(__SANITIZE_ADDRESS__)
+#elif CONCLAVE_TEST_ASAN
 constexpr bool kThreadSanitizer = false;
 constexpr bool kAddressSanitizer = true;
 #elif defined(__has_feature)

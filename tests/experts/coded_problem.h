@@ -54,7 +54,8 @@ struct Problem {
     for (float& value : bias) value = uniform();
     for (std::vector<int32_t>& table : tables) {
       for (int64_t k = 0; k < layout.k && layout.ordered_groups != 0; ++k) {
-        table.push_back(static_cast<int32_t>(random() % layout.ordered_groups));
+        table.push_back(
+            static_cast<int32_t>(random() % static_cast<uint32_t>(layout.ordered_groups)));
       }
     }
   }

@@ -113,7 +113,7 @@ TEST(PackPanelOfCodes, ScalesAndOffsets_ReadBackWithZerosAround) {
   PanelColumns columns{};
   gemm::PanelScales of_scales{};
   gemm::PanelScales of_offsets{};
-  for (const size_t column : {0, 40, 63}) {
+  for (const size_t column : {0U, 40U, 63U}) {
     columns[column] = codes.data();
     of_scales[column] = scales.data();
     of_offsets[column] = offsets.data();

@@ -34,7 +34,7 @@ void add_start_cases(GgufCases& cases) {
 
 // The file ends within the header, where no count or length has said so before.
 void add_cut_cases(GgufCases& cases) {
-  for (const size_t bytes : {0, 1, 3, 4, 7, 8, 15, 16, 23}) {
+  for (const size_t bytes : {0U, 1U, 3U, 4U, 7U, 8U, 15U, 16U, 23U}) {
     cases.push_back(
         {fmt::format("cut_at_{}", bytes), gguf({}).substr(0, bytes), kGgufTruncatedHeader});
   }
@@ -55,7 +55,7 @@ void add_cut_cases(GgufCases& cases) {
   cases.push_back({"cut_before_a_type", gguf_header({.entries = {gguf_text("a.longer.key")}}),
                    kGgufTruncatedHeader});
   const std::string tensor = gguf_tensor("a.longer.name", {1, 1}, kTypeF32, 0);
-  for (const size_t missing : {1, 8, 9, 12, 13, 20, 21}) {
+  for (const size_t missing : {1U, 8U, 9U, 12U, 13U, 20U, 21U}) {
     cases.push_back({fmt::format("cut_tensor_by_{}", missing),
                      gguf_header({.tensors = {tensor.substr(0, tensor.size() - missing)}}),
                      kGgufTruncatedHeader});

@@ -179,7 +179,7 @@ TEST_F(GgufSplit, OpenedByAnotherName_Refused) {
   const auto first = write(three_parts());
   const std::string bytes = read_file(first);
   std::string what;
-  for (const size_t number : {2, 3}) {
+  for (const size_t number : {2U, 3U}) {
     const auto path = directory_.path() / part_name("model", number, 3);
     EXPECT_EQ(name_of(code_of([&] { GgufFile::open(path); }, &what)), "kGgufSplit");
     EXPECT_NE(what.find("first part"), std::string::npos) << what;

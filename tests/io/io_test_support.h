@@ -1,6 +1,8 @@
 // Helpers for the io tests: throw-away directories, hand-made safetensors files, error codes.
 #pragma once
 
+#include "support/sanitizers.h"
+
 #include "conclave/error.h"
 #include "conclave/safetensors.h"
 
@@ -68,7 +70,7 @@ void reset_peak_resident();
 // Sanitizers and unoptimised code are slow and use much memory: time and memory bars apply to the
 // builds that users run; elsewhere the figures are only printed.
 constexpr bool kIsInstrumented =
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(NDEBUG)
+#if CONCLAVE_TEST_ASAN || CONCLAVE_TEST_TSAN || !defined(NDEBUG)
     true;
 #elif defined(__has_feature)
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)

@@ -4,6 +4,7 @@
 #include "routing/routing_problem.h"
 #include "support/allocation_counter.h"
 #include "support/layer_fixture.h"
+#include "support/sanitizers.h"
 
 #include "conclave/comm.h"
 
@@ -57,7 +58,7 @@ MoeSpec weighted_spec() {
   return spec;
 }
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if CONCLAVE_TEST_ASAN || CONCLAVE_TEST_TSAN
 constexpr bool kSanitized = true;
 #else
 constexpr bool kSanitized = false;

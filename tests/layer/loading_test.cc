@@ -1,6 +1,7 @@
 // Tests what a rank reads from a source, and how much memory loading takes.
 
 #include "support/layer_fixture.h"
+#include "support/sanitizers.h"
 
 #include "conclave/placement.h"
 
@@ -190,7 +191,7 @@ class MeasuringSource final : public WeightSource {
 class LoadingMemory : public ::testing::TestWithParam<std::tuple<int32_t, int64_t>> {};
 
 TEST_P(LoadingMemory, Peak_IsATenthAboveThePackedBytesAndOneExpert) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if CONCLAVE_TEST_ASAN || CONCLAVE_TEST_TSAN
   GTEST_SKIP() << "sanitizers keep freed memory";
 #endif
   const auto [threads, experts] = GetParam();

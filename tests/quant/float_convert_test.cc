@@ -1,5 +1,7 @@
 #include "core/float_convert.h"
 
+#include "support/f16c.h"
+
 #include <gtest/gtest.h>
 
 #include <array>
@@ -60,13 +62,13 @@ void for_each_deciding_float(const Check& check) {
   for (uint32_t upper = 0; upper < 0x10000; ++upper) {
     for (const uint32_t lower : kLowerHalves) {
       check(std::bit_cast<float>((upper << 16) | lower));
-      if (testing::Test::HasFailure()) return;
+      if (::testing::Test::HasFailure()) return;
     }
   }
   std::mt19937 random(20240601);
   for (int i = 0; i < 1 << 20; ++i) {
     check(std::bit_cast<float>(static_cast<uint32_t>(random())));
-    if (testing::Test::HasFailure()) return;
+    if (::testing::Test::HasFailure()) return;
   }
 }
 
@@ -78,8 +80,6 @@ void expect_same_double(double actual, double expected, uint32_t bits) {
         << std::hex << bits << ": " << actual << " instead of " << expected;
   }
 }
-
-bool has_f16c() { return __builtin_cpu_supports("f16c") != 0; }
 
 __attribute__((target("f16c"))) uint16_t hardware_to_f16(float value) {
   const __m128i codes = _mm_cvtps_ph(_mm_set_ss(value), _MM_FROUND_TO_NEAREST_INT);
@@ -98,7 +98,7 @@ TEST(F16ToFloat, EveryCode_MatchesDefinition) {
 }
 
 TEST(F16ToFloat, EveryCode_MatchesHardwareBitForBit) {
-  if (!has_f16c()) GTEST_SKIP() << "CPU lacks f16c";
+  if (!testing::machine_has_f16c()) GTEST_SKIP() << "CPU lacks f16c";
   for (uint32_t bits = 0; bits < 0x10000; ++bits) {
     const auto code = static_cast<uint16_t>(bits);
     ASSERT_EQ(std::bit_cast<uint32_t>(f16_to_float(code)), hardware_from_f16(code))
@@ -137,7 +137,7 @@ TEST(FloatToF16, DecidingFloats_RoundToNearestEven) {
 }
 
 TEST(FloatToF16, DecidingFloats_MatchHardwareBitForBit) {
-  if (!has_f16c()) GTEST_SKIP() << "CPU lacks f16c";
+  if (!testing::machine_has_f16c()) GTEST_SKIP() << "CPU lacks f16c";
   for_each_deciding_float([](float value) {
     ASSERT_EQ(float_to_f16(value), hardware_to_f16(value))
         << std::hex << std::bit_cast<uint32_t>(value);

@@ -1,5 +1,7 @@
 #include "support/allocation_counter.h"
 
+#include "support/sanitizers.h"
+
 #include <atomic>
 #include <cstddef>
 #include <cstdlib>
@@ -72,7 +74,7 @@ void operator delete[](void* data, std::align_val_t) noexcept { std::free(data);
 void operator delete(void* data, size_t, std::align_val_t) noexcept { std::free(data); }
 void operator delete[](void* data, size_t, std::align_val_t) noexcept { std::free(data); }
 
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if !CONCLAVE_TEST_ASAN && !CONCLAVE_TEST_TSAN
 // Without a sanitizer, C's allocator and mmap are counted too.
 extern "C" {
 void* __libc_malloc(size_t bytes);

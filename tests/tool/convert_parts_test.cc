@@ -233,7 +233,7 @@ TEST(Conversion, EndedInAnyForm_GoesOnToTheSameFiles) {
     const auto expected = model_files(request.destination);
     fs::remove_all(request.destination);
     size_t kept = 0;
-    for (const uint64_t thirds : {1, 2, 3}) {
+    for (const uint64_t thirds : {1U, 2U, 3U}) {
       SCOPED_TRACE(thirds);
       convert_and_end(request, static_cast<int64_t>(all.bytes_after * thirds / 3));
       EXPECT_FALSE(fs::exists(request.destination));

@@ -47,7 +47,7 @@ class DeviceLayers {
  public:
   DeviceLayers(const Context& context, const NamedShape& shape, const LayerOptions& options,
                const MeasureOptions& measure, Console& console)
-      : context_(context), spec_(shape.spec), measure_(measure), queue_(context) {
+      : spec_(shape.spec), measure_(measure), queue_(context) {
     const double layer_bytes = static_cast<double>(spec_.num_experts) * expert_bytes(spec_);
     const auto count = static_cast<int64_t>(
         std::clamp(std::ceil(static_cast<double>(kReuseDistanceBytes) / layer_bytes), 1.0, 64.0));
@@ -145,7 +145,6 @@ class DeviceLayers {
     }
   }
 
-  const Context& context_;
   const MoeSpec spec_;
   const MeasureOptions measure_;
   const DeviceQueue queue_;
