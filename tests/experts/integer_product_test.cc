@@ -6,6 +6,7 @@
 #include "experts/emulated_row.h"
 #include "experts/product_case.h"
 #include "quant/activation_rows.h"
+#include "support/in_sample.h"
 
 #include <gtest/gtest.h>
 
@@ -123,12 +124,14 @@ TEST_P(IntegerProduct, AnyShape_HasTheBitsOfTheReference) {
     int64_t k, scale_width, row_scale_width;
     int64_t scale_skip = 0;
   };
+  size_t place = 0;
   for (const Shape& shape :
        {Shape{1, 1, 1}, Shape{2, 1, 2}, Shape{3, 128, 128, 126}, Shape{90, 32, 90, 31},
         Shape{128, 128, 128}, Shape{300, 128, 128}, Shape{257, 40, 128}, Shape{129, 129, 32},
         Shape{64, 24, 64}, Shape{300, 128, 128, 44}, Shape{70, 1, 3}, Shape{1023, 1023, 1023},
         Shape{1030, 1030, 1030}, Shape{2051, 512, 2051, 500}}) {
     for (const int64_t count : {1, 2, 3, 5, 6, 7, 12, 15, 16, 17, 33, 96, 97}) {
+      if (!testing::in_sample(place++, 5)) continue;
       for (const int64_t columns : {int64_t{64}, count % 64}) {
         Problem problem(format().element, shape.k, shape.scale_width,
                         static_cast<uint32_t>(shape.k), shape.scale_skip);
@@ -177,7 +180,9 @@ TEST_P(IntegerProduct, LargestSums_AreExact) {
   }
   std::fill_n(problem.panel.end() - 64, 64, 1.0F);
   std::ranges::fill(problem.bias, 0.0F);
+  auto place = static_cast<size_t>(format().element);
   for (const int64_t count : {1, 6, 7}) {
+    if (!testing::in_sample(place++, 3)) continue;
     Rows rows{.count = count, .stride = k + 1, .scale_width = k, .exact_k = exact_k()};
     for (int64_t r = 0; r < count; ++r) {
       rows.floats.insert(rows.floats.end(), static_cast<size_t>(k), -128.0F);
