@@ -63,13 +63,13 @@ def copy_tree() -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         if not target.exists() or target.read_bytes() != source.read_bytes():
             shutil.copyfile(source, target)
-    configured = run("cmake", "--preset", "fuzz")
+    configured = run("cmake", "--preset", "dev")
     if configured.returncode != 0:
         raise SystemExit(configured.stderr)
 
 
 def build(harness: str) -> None:
-    built = run("cmake", "--build", "build/fuzz", "-j", "2", "--target", f"{harness}_fuzz")
+    built = run("cmake", "--build", "build/dev", "-j", "2", "--target", f"{harness}_fuzz")
     if built.returncode != 0:
         raise SystemExit(built.stdout[-3000:])
 
@@ -80,7 +80,7 @@ def hunt(harness: str, seconds: int) -> float | None:
     shutil.rmtree(corpus, ignore_errors=True)
     corpus.mkdir(parents=True)
     begin = time.monotonic()
-    result = run(f"build/fuzz/tests/fuzz/{harness}_fuzz", str(corpus), f"tests/fuzz/corpus/{harness}",
+    result = run(f"build/dev/tests/fuzz/{harness}_fuzz", str(corpus), f"tests/fuzz/corpus/{harness}",
                  f"-max_total_time={seconds}", "-seed=1", "-artifact_prefix=build/corpus/")
     return time.monotonic() - begin if result.returncode != 0 else None
 
