@@ -38,6 +38,18 @@ TEST(StageTable, BuffersOfDistinctTimes_ShareMemory) {
   EXPECT_EQ(slices[2].bytes, 100U);
 }
 
+// A debug build ends where a stage asks for a buffer that it does not list.
+TEST(StageTable, BufferWhoseMemoryALaterOneHas_MayNotBeAskedFor) {
+  Slices slices{};
+  book_by_lifetime(three_stages(), Bytes{128, 64, 100, 0}, slices);
+  BufferTurns turns;
+  for (const size_t buffer : {0U, 1U, 0U, 3U, 2U, 1U, 3U, 2U}) {
+    EXPECT_TRUE(turns.take(slices, buffer)) << buffer;
+  }
+  EXPECT_FALSE(turns.take(slices, 0)) << "kC lies there";
+  EXPECT_TRUE(BufferTurns().take(slices, 0)) << "another call";
+}
+
 TEST(StageTable, BufferThatFitsNoGap_StandsBehind) {
   Slices slices{};
   EXPECT_EQ(book_by_lifetime(three_stages(), Bytes{192, 128, 192, 64}, slices), 384U);

@@ -94,6 +94,21 @@ size_t book_by_lifetime(std::span<const Stage> stages, std::span<const size_t> b
   return total;
 }
 
+bool BufferTurns::take(std::span<const WorkspaceSlice> slices, size_t buffer) {
+  const auto bit = [](size_t number) { return uint64_t{1} << number; };
+  if ((ended_ & bit(buffer)) != 0) return false;
+  taken_ |= bit(buffer);
+  const WorkspaceSlice& mine = slices[buffer];
+  for (size_t other = 0; other < slices.size(); ++other) {
+    if (other == buffer || (taken_ & bit(other)) == 0) continue;
+    const WorkspaceSlice& its = slices[other];
+    const bool is_apart =
+        its.offset + its.bytes <= mine.offset || mine.offset + mine.bytes <= its.offset;
+    if (!is_apart) ended_ |= bit(other);
+  }
+  return true;
+}
+
 std::vector<PlanBuffer> describe_buffers(std::span<const Stage> stages,
                                          std::span<const std::string_view> names,
                                          std::span<const WorkspaceSlice> slices) {

@@ -2,6 +2,7 @@
 // `explain` prints it.
 #pragma once
 
+#include "core/dcheck.h"
 #include "core/workspace_layout.h"
 
 #include "conclave/layer.h"
@@ -58,6 +59,19 @@ std::vector<PlanBuffer> describe_buffers(std::span<const Stage> stages,
                                          std::span<const std::string_view> names,
                                          std::span<const WorkspaceSlice> slices);
 
+// Which buffers of a call may still be asked for. The lists of stages are kept by hand: a stage
+// that uses a buffer without saying so would find there what a later buffer of the same memory
+// holds.
+class BufferTurns {
+ public:
+  // Notes that the buffer is asked for. False if one that shares its memory was asked for after it.
+  bool take(std::span<const WorkspaceSlice> slices, size_t buffer);
+
+ private:
+  uint64_t taken_ = 0;
+  uint64_t ended_ = 0;
+};
+
 // The buffers of one call.
 template <class Buffer>
 class Scratch {
@@ -76,10 +90,15 @@ class Scratch {
   }
 
  private:
-  const WorkspaceSlice& slice(Buffer buffer) const { return slices_[static_cast<size_t>(buffer)]; }
+  const WorkspaceSlice& slice(Buffer buffer) const {
+    const auto number = static_cast<size_t>(buffer);
+    CONCLAVE_DCHECK(turns_.take(slices_, number));
+    return slices_[number];
+  }
 
   std::byte* workspace_;
   std::span<const WorkspaceSlice> slices_;
+  mutable BufferTurns turns_;
 };
 
 }  // namespace conclave::inline v0
