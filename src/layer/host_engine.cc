@@ -64,7 +64,7 @@ class HostEngine final : public Engine {
   explicit HostEngine(const EngineRequest& request)
       : context_(request.context),
         plan_(plan_layer(request.context, request.spec, request.options, request.parallel)) {
-    check_ranks_agree(plan_, context_.communicator());
+    check_ranks_agree(plan_, own_agreed_values(plan_), context_.communicator());
   }
 
   const PlanBase& plan() const noexcept override { return plan_; }

@@ -230,6 +230,10 @@ void fill_plan(LayerPlan& plan, const Context& context) {
 
 }  // namespace
 
+std::vector<AgreedValue> own_agreed_values(const LayerPlan& plan) {
+  return {{"arithmetic", static_cast<int64_t>(plan.arithmetic)}};
+}
+
 LayerPlan plan_layer(const Context& context, const MoeSpec& spec, const LayerOptions& options,
                      const ParallelSpec& parallel) {
   LayerPlan plan;

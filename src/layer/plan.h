@@ -4,6 +4,7 @@
 #include "cpu/isa.h"
 #include "dispatch/dispatcher.h"
 #include "experts/kernel.h"
+#include "layer/agreed_values.h"
 #include "layer/plan_base.h"
 #include "layer/stages/host_stages.h"
 
@@ -15,6 +16,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <vector>
 
 namespace conclave::inline v0 {
 
@@ -56,6 +58,9 @@ struct LayerPlan : PlanBase {
   size_t workspace_bytes = 0;        // for all chunks under way at once
   int64_t gate_row_bytes = 0;        // bytes per float32 row, zero padded
 };
+
+// What ranks on CPUs must have in common beside spec, options and split.
+std::vector<AgreedValue> own_agreed_values(const LayerPlan& plan);
 
 // Throws Error(kUnsupported) listing every row's reason if no row of a table fits, and the errors
 // of validate().

@@ -44,14 +44,10 @@ void end_exchanges(Communicator& communicator, const char* why) {
 
 }  // namespace
 
-std::vector<AgreedValue> values_to_agree(const LayerPlan& plan) {
+void check_ranks_agree(const PlanBase& plan, std::span<const AgreedValue> own,
+                       Communicator* communicator) {
   std::vector<AgreedValue> values = values_to_agree(plan.spec, plan.options, plan.parallel);
-  values.push_back({"arithmetic", static_cast<int64_t>(plan.arithmetic)});
-  return values;
-}
-
-void check_ranks_agree(const LayerPlan& plan, Communicator* communicator) {
-  std::vector<AgreedValue> values = values_to_agree(plan);
+  values.insert(values.end(), own.begin(), own.end());
   values.push_back({"the rank in the other group", plan.parallel.tp_rank});
   if (exchanges_tokens(plan)) compare_values(values, *communicator);
   values.back().value = plan.parallel.ep_rank;

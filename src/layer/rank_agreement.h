@@ -7,17 +7,16 @@
 #include "conclave/comm.h"
 
 #include <cstdint>
-#include <vector>
+#include <span>
 
 namespace conclave::inline v0 {
-
-// Everything that ranks on CPUs must have in common.
-std::vector<AgreedValue> values_to_agree(const LayerPlan& plan);
 
 // Collective over `communicator` if experts lie on several ranks, and over the plan's tensor
 // communicator; does nothing if the caller reduces. Throws CommError(kCommMismatch) naming a rank
 // and the first field that differs, on every rank, instead of a hang or a wrong result later.
-void check_ranks_agree(const LayerPlan& plan, Communicator* communicator);
+// `own`: what the device's plan adds to spec, options and split.
+void check_ranks_agree(const PlanBase& plan, std::span<const AgreedValue> own,
+                       Communicator* communicator);
 
 // The largest chunk count of all expert-parallel ranks: each takes part in every exchange.
 // Tensor-parallel ranks must bring the same number of tokens: CommError(kCommMismatch) on each.

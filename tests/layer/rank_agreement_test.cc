@@ -298,7 +298,7 @@ TEST(RankAgreement, EqualRanks_Agree) {
   const auto outcomes = testing::run_ranks(two_ranks(), [](int32_t rank, Communicator& comm) {
     LayerPlan plan = plan_of(comm);
     plan.parallel.tp_rank = rank;
-    check_ranks_agree(plan, nullptr);
+    check_ranks_agree(plan, own_agreed_values(plan), nullptr);
   });
   EXPECT_EQ(testing::first_failure(outcomes), "");
 }
@@ -311,7 +311,7 @@ TEST(RankAgreement, OneFieldThatDiffers_IsAMismatchNamingIt) {
       if (rank == 1) c.change(plan);
       // A token group of one rank compares nothing, so the error must come from the tensor group.
       Group alone = make_local_group({.num_ranks = 1});
-      check_ranks_agree(plan, alone.front().get());
+      check_ranks_agree(plan, own_agreed_values(plan), alone.front().get());
     });
     for (size_t rank = 0; rank < 2; ++rank) {
       const RankOutcome& outcome = outcomes[rank];
@@ -332,7 +332,7 @@ TEST(RankAgreement, RanksThatExchangeTokens_AreComparedToo) {
       plan.part.tensor_communicator = nullptr;
       plan.parallel = {.ep_size = 2, .ep_rank = rank};
       if (rank == 1) change(plan);
-      check_ranks_agree(plan, &comm);
+      check_ranks_agree(plan, own_agreed_values(plan), &comm);
     });
   };
   EXPECT_EQ(testing::first_failure(run([](LayerPlan&) {})), "");
