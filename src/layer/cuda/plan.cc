@@ -11,6 +11,7 @@
 #include "layer/cuda/row_format.h"
 #include "layer/cuda/slice_support.h"
 #include "layer/problems.h"
+#include "layer/shared_mode.h"
 
 #include "conclave/error.h"
 
@@ -176,8 +177,7 @@ void choose_other_ladder(const CudaPlan& plan, CudaMlpPlan& part) {
 // The parts of the plan must be placed before.
 SumEnd plan_end(const CudaPlan& plan) {
   const MoeSpec& spec = plan.spec;
-  const SharedMode mode = spec.shared.mode;
-  const bool mixes = mode == SharedMode::kAverage || mode == SharedMode::kSoftmaxMix;
+  const bool mixes = traits_of(spec.shared.mode).mixes;
   const bool has_rest = spec.num_zero_experts > 0 || spec.has_output_bias;
   const bool only_routed = !plan.shared && !plan.residual && !mixes;
   const bool is_latent = spec.latent.size != 0;

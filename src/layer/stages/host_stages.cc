@@ -3,6 +3,7 @@
 #include "core/checked.h"
 #include "core/part_spec.h"
 #include "layer/plan.h"
+#include "layer/shared_mode.h"
 #include "layer/stages/dense_mlp.h"
 
 #include "conclave/error.h"
@@ -282,18 +283,17 @@ int64_t dispatched_rows_per_token(const MoeSpec& spec) {
 
 StagePlan plan_stages(const LayerPlan& plan) {
   const MoeSpec& spec = plan.spec;
-  const SharedMode mode = spec.shared.mode;
+  const SharedTraits shared = traits_of(spec.shared.mode);
   const bool is_latent = spec.latent.size != 0;
   StagePlan stages;
   stages.has_expert_input = is_latent || spec.weight_on == WeightOn::kInput;
   stages.rows_per_token = dispatched_rows_per_token(spec);
   stages.finishes_apart = is_latent || plan.part.reduces();
-  stages.weighs_shared_rows = mode == SharedMode::kRouterWeight || mode == SharedMode::kFusedSlots;
-  stages.mixes = mode == SharedMode::kAverage || mode == SharedMode::kSoftmaxMix;
+  stages.weighs_shared_rows = shared.weighs_rows;
+  stages.mixes = shared.mixes;
   // Even if another rank adds the shared rows, the routed part needs its factor here.
   stages.computes_factors = plan.shared || stages.mixes;
-  stages.factors_read_hidden = stages.computes_factors && (mode == SharedMode::kSigmoidGate ||
-                                                           mode == SharedMode::kSoftmaxMix);
+  stages.factors_read_hidden = stages.computes_factors && shared.reads_hidden;
   stages.reads_hidden_floats = spec.has_gate || stages.factors_read_hidden || is_latent;
   stages.routed_sum_stride = round_up(expert_width(spec), kFloatsPerVector);
   const experts::ExpertsKernel* reader = is_latent ? nullptr : plan.experts.get();
