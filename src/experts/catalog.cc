@@ -6,7 +6,7 @@
 #include "experts/reference/reference.h"
 #if CONCLAVE_BUILD_CUDA
 #include "experts/cuda/reference/reference.h"
-#include "experts/cuda/sm90/decode/call.h"
+#include "experts/cuda/sm90/decode/decode_row.h"
 #include "experts/cuda/sm90/stream/stream.h"
 #include "experts/cuda/sm90/stream/stream_fp8.h"
 #include "experts/cuda/sm90/tile/tile.h"

@@ -15,7 +15,7 @@
 
 namespace conclave::inline v0::experts {
 
-class DeviceDecodeKernel;
+class OneLaunchKernel;
 class DeviceExpertsKernel;
 class ExpertsKernel;
 struct DeviceExperts;
@@ -69,8 +69,8 @@ struct KernelRow {
   bool adds_rows = false;  // takes DeviceExpertsCall::sums, with all of its tiles
 
   OneLaunchReach (*one_launch)(const ExpertsProblem& problem) = nullptr;
-  std::unique_ptr<DeviceDecodeKernel> (*make_one_launch)(const ExpertsProblem& problem,
-                                                         const DeviceExperts& weights) = nullptr;
+  std::unique_ptr<OneLaunchKernel> (*make_one_launch)(const ExpertsProblem& problem,
+                                                      const DeviceExperts& weights) = nullptr;
 
   bool is_one_launch() const { return make_one_launch != nullptr; }
 };

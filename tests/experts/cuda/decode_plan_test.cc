@@ -1,5 +1,5 @@
 // Tests how the decode kernel divides a layer; these are plain numbers, on any machine.
-#include "experts/cuda/sm90/decode/call.h"
+#include "experts/cuda/sm90/decode/decode_row.h"
 #include "experts/cuda/sm90/decode/plan.h"
 #include "experts/cuda/sm90/decode/tables.h"
 #include "support/cuda/cuda_problem.h"

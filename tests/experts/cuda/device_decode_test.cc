@@ -1,5 +1,5 @@
 // Compares the single-launch kernel for small forwards with the float64 oracle for whole tokens.
-#include "experts/cuda/sm90/decode/call.h"
+#include "experts/cuda/sm90/decode/decode_row.h"
 #include "kernel_fixture.h"
 
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ class Decoder {
     workspace_.clear(kCounterBytes, nullptr);
   }
 
-  experts::DeviceDecodeCall call() const {
+  experts::OneLaunchCall call() const {
     const CudaProblemOptions& o = problem_.options();
     return {.hidden = problem_.hidden().data,
             .hidden_dtype = problem_.hidden().dtype,
@@ -44,7 +44,7 @@ class Decoder {
             .out_dtype = problem_.row_dtype(),
             .out_stride = problem_.row_stride()};
   }
-  void run(const experts::DeviceDecodeCall& call) {
+  void run(const experts::OneLaunchCall& call) {
     output_.poison(nullptr);
     kernel_->run(call, nullptr);
     cuda::check(cudaDeviceSynchronize(), "decode");
@@ -61,7 +61,7 @@ class Decoder {
 
  private:
   CudaProblem& problem_;
-  std::unique_ptr<experts::DeviceDecodeKernel> kernel_;
+  std::unique_ptr<experts::OneLaunchKernel> kernel_;
   GuardedDevice workspace_;
   GuardedDevice output_;
 };

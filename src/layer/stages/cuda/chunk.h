@@ -1,7 +1,7 @@
 // Enqueues one chunk of tokens on CUDA, in the order of its stages.
 #pragma once
 
-#include "experts/cuda/sm90/decode/call.h"
+#include "experts/cuda/one_launch.h"
 #include "layer/cuda/every_row.h"
 #include "layer/cuda/plan.h"
 #include "layer/cuda/weights.h"
@@ -30,7 +30,7 @@ struct CudaKernels {
   std::vector<CudaRung> routed;
   std::vector<CudaRung> shared;
   std::vector<CudaRung> residual;
-  std::unique_ptr<experts::DeviceDecodeKernel> decode;  // null if it cannot or must not serve
+  std::unique_ptr<experts::OneLaunchKernel> decode;  // null if it cannot or must not serve
 };
 
 // Also lets all other kernels of the plan have what they need, so that a forward asks the driver

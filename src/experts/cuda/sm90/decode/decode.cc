@@ -2,6 +2,7 @@
 
 #include "core/dcheck.h"
 #include "cuda/tensor_map.h"
+#include "experts/cuda/sm90/decode/decode_row.h"
 #include "experts/cuda/sm90/tensor_maps.h"
 
 #include "conclave/error.h"
@@ -79,7 +80,7 @@ CUtensorMap map_gated_boxes(const MatrixMap& map) {
       {.data = map.data, .type = map_type(map.dtype), .dimensions = dimensions});
 }
 
-class DecodeSm90 final : public DeviceDecodeKernel {
+class DecodeSm90 final : public OneLaunchKernel {
  public:
   DecodeSm90(const ExpertsProblem& problem, const DeviceExperts& weights)
       : element_(element_of(problem)), shared_limit_(problem.gpu().shared_bytes_per_block) {
@@ -116,7 +117,7 @@ class DecodeSm90 final : public DeviceDecodeKernel {
            std::to_string(plan.passes * plan.pass_rows) + " columns each, up to " +
            std::to_string(plan.max_tokens) + " tokens";
   }
-  void run(const DeviceDecodeCall& call, CUstream_st* stream) const override {
+  void run(const OneLaunchCall& call, CUstream_st* stream) const override {
     CONCLAVE_DCHECK(call.num_tokens <= params_.plan.max_tokens);
     if (call.num_tokens == 0) return;
     DecodeParams params = params_;
@@ -133,8 +134,8 @@ class DecodeSm90 final : public DeviceDecodeKernel {
 
 }  // namespace
 
-std::unique_ptr<DeviceDecodeKernel> make_decode(const ExpertsProblem& problem,
-                                                const DeviceExperts& weights) {
+std::unique_ptr<OneLaunchKernel> make_decode(const ExpertsProblem& problem,
+                                             const DeviceExperts& weights) {
   if (const Support support = decode_supports(problem); !support) {
     throw Error(ErrorCode::kUnsupported,
                 {.what = "the decode kernel cannot run this layer", .found = support.reason()});

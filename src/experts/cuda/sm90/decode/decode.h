@@ -2,7 +2,7 @@
 #pragma once
 
 #include "activation/device/device_activation.h"
-#include "experts/cuda/sm90/decode/call.h"
+#include "experts/cuda/one_launch.h"
 #include "experts/cuda/sm90/decode/plan.h"
 
 #include <cuda.h>
@@ -18,7 +18,7 @@ struct DecodeParams {
   DecodePlan plan;
   DecodeShared shared;
   DeviceExperts weights;
-  DeviceDecodeCall call;
+  OneLaunchCall call;
   activation::DeviceActivation activation;
   RowScale row_scale = RowScale::kGroup;
   bool power_of_two_scales = false;

@@ -1,7 +1,7 @@
 #include "experts/cuda/sm90/decode/plan.h"
 
 #include "core/checked.h"
-#include "experts/cuda/sm90/decode/call.h"
+#include "experts/cuda/sm90/decode/decode_row.h"
 #include "experts/cuda/sm90/decode/tables.h"
 
 #include <algorithm>

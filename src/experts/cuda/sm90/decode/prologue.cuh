@@ -10,7 +10,7 @@ namespace conclave::inline v0::experts::decode {
 
 // A pair's id and weight, as the caller gave them or those of a shared expert.
 __device__ __forceinline__ ptx::SharedSlot given_slot(const DecodeParams& params, int pair) {
-  const DeviceDecodeCall& call = params.call;
+  const OneLaunchCall& call = params.call;
   if (call.shared.count == 0) return {call.topk_ids[pair], call.topk_weights[pair]};
   const int token = pair / params.plan.top_k;
   const int slot = pair - token * params.plan.top_k;
@@ -22,7 +22,7 @@ __device__ __forceinline__ ptx::SharedSlot given_slot(const DecodeParams& params
 
 // The local expert of `id`, or -1 if the id contributes nothing.
 __device__ __forceinline__ int local_expert(const DecodeParams& params, int32_t id) {
-  const DeviceDecodeCall& call = params.call;
+  const OneLaunchCall& call = params.call;
   if (id < 0 || id >= call.num_experts) {
     if (id != -1 && blockIdx.x == 0 && call.skipped_ids != nullptr)
       atomicAdd(reinterpret_cast<unsigned long long*>(call.skipped_ids), 1ULL);
@@ -170,7 +170,7 @@ struct RowChunks {
   __device__ RowChunks(const DecodeParams& p, int tokens)
       : params(p), per_row(p.plan.up_boxes * (p.plan.element_bytes == 1 ? 16 : 8)) {
     total = tokens * per_row;
-    const DeviceDecodeCall& call = params.call;
+    const OneLaunchCall& call = params.call;
     fast = call.hidden_dtype != DType::kF32 && params.plan.hidden_size % 8 == 0 &&
            call.hidden_stride % 8 == 0 && reinterpret_cast<uintptr_t>(call.hidden) % 16 == 0;
   }

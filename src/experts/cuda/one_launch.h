@@ -1,20 +1,19 @@
-// A small forward in one launch: experts and weighted sum; the routing is given.
+// A small forward in one launch, as a GPU may have it: experts and weighted sum; the routing is
+// given.
 #pragma once
 
 #include "core/device_flow.h"
-#include "experts/catalog.h"
 #include "experts/cuda/device_experts.h"
 
 #include "conclave/dtype.h"
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <string>
 
 namespace conclave::inline v0::experts {
 
-struct DeviceDecodeCall {
+struct OneLaunchCall {
   const void* hidden = nullptr;  // [T, H] in `hidden_dtype`, not quantised
   DType hidden_dtype = DType::kBF16;
   int64_t hidden_stride = 0;
@@ -39,21 +38,14 @@ struct DeviceDecodeCall {
   int64_t out_stride = 0;
 };
 
-class DeviceDecodeKernel {
+class OneLaunchKernel {
  public:
-  virtual ~DeviceDecodeKernel() = default;
+  virtual ~OneLaunchKernel() = default;
   virtual int64_t max_tokens() const = 0;
   virtual std::string describe() const = 0;
   // One cooperative launch. The caller zeroes the workspace's first 256 bytes before its first use;
   // each call leaves them ready for the next.
-  virtual void run(const DeviceDecodeCall& call, CUstream_st* stream) const = 0;
+  virtual void run(const OneLaunchCall& call, CUstream_st* stream) const = 0;
 };
-
-// Row "cuda.decode_sm90".
-Support decode_supports(const ExpertsProblem& problem);
-OneLaunchReach decode_reach(const ExpertsProblem& problem);
-size_t decode_bytes(const ExpertsProblem& problem, int64_t tokens);  // the same for all
-std::unique_ptr<DeviceDecodeKernel> make_decode(const ExpertsProblem& problem,
-                                                const DeviceExperts& weights);
 
 }  // namespace conclave::inline v0::experts
