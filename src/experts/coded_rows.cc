@@ -3,6 +3,7 @@
 #include "core/checked.h"
 
 #include <cstring>
+#include <numeric>
 
 namespace conclave::inline v0::experts {
 namespace {
@@ -19,7 +20,7 @@ int64_t count_segments(const gemm::WeightGroups& groups, const gemm::RowScales& 
 }  // namespace
 
 CodedRows::CodedRows(const CodedRowsConfig& config) : config_(config) {
-  if (!coded() || config_.code_row == nullptr) return;
+  if (!coded() || (config_.code_row == nullptr && !config_.panels.has_offsets)) return;
   num_segments_ = count_segments(config_.panels.groups(), form());
 }
 
@@ -52,7 +53,18 @@ void CodedRows::prepare(const float* factors, float static_scale, const float* v
     for (int64_t i = 0; i < columns(); ++i) own[i] *= factors[i];
   }
   if (!coded()) return;
-  quant::round_to_activation_codes(own, columns(), rule, floats(row + config_.value_bytes));
+  std::byte* const after_values = row + config_.value_bytes;
+  quant::round_to_activation_codes(own, columns(), rule, floats(after_values));
+  if (num_segments_ != 0) sum_segments(own, integers(after_values + form().sums_at));
+}
+
+void CodedRows::sum_segments(const float* codes, int32_t* sums) const {
+  const gemm::WeightGroups groups = config_.panels.groups();
+  for (int64_t begin = 0; begin < columns();) {
+    const int64_t end = gemm::segment_end(groups, form(), begin);
+    *sums++ = static_cast<int32_t>(std::accumulate(codes + begin, codes + end, 0.0F));
+    begin = end;
+  }
 }
 
 void CodedRows::code_row(const quant::ActivationRule& rule, const float* values,

@@ -25,8 +25,8 @@ struct CodedRowsConfig {
   gemm::CodeRowFunction code_row = nullptr;
 };
 
-// A row has `value_bytes` of float32 values or of codes, then its scales; then, if it has codes,
-// their sums, one for each segment of gemm/row_scales.h. With ActivationScale::kNone rows have no
+// A row has `value_bytes` of float32 values or of codes, then its scales; then, if it has codes or
+// weights have offsets, the sums of its codes, one for each segment of gemm/row_scales.h. With ActivationScale::kNone rows have no
 // scales; without factors either, they are not touched.
 class CodedRows {
  public:
@@ -48,10 +48,11 @@ class CodedRows {
   int64_t columns() const { return config_.panels.k; }
   gemm::RowScales form() const;  // without a place
   int64_t num_scales() const { return quant::scales_per_row(config_.rule, columns()); }
+  void sum_segments(const float* codes, int32_t* sums) const;
   void code_row(const quant::ActivationRule& rule, const float* values, std::byte* row) const;
 
   CodedRowsConfig config_;
-  int64_t num_segments_ = 0;  // rows of codes have a sum for each
+  int64_t num_segments_ = 0;  // that have sums
 };
 
 }  // namespace conclave::inline v0::experts

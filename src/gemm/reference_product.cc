@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numeric>
 
 namespace conclave::inline v0::gemm {
 namespace {
@@ -52,6 +53,21 @@ void add_coded(const PanelLayout& layout, const std::byte* panel, const float* x
   }
 }
 
+// Takes what offsets take from the products of a row of codes.
+void take_offsets(const PanelLayout& layout, const float* offsets, const float* x,
+                  const RowScales& row_scales, Sums& sums) {
+  const float* row_scale = row_scales.of_row(0, 0);
+  const WeightGroups groups = layout.groups();
+  for (int64_t begin = 0; begin < layout.k;) {
+    const int64_t end = segment_end(groups, row_scales, begin);
+    const float shift =
+        row_scale[begin / row_scales.width] * std::accumulate(x + begin, x + end, 0.0F);
+    const float* of_group = offsets + layout.group_of(begin) * kPanelColumns;
+    for (size_t c = 0; c < sums.size(); ++c) sums[c] = std::fma(-shift, of_group[c], sums[c]);
+    begin = end;
+  }
+}
+
 }  // namespace
 
 void reference_product(const PanelLayout& layout, const std::byte* panel, const float* x,
@@ -74,6 +90,8 @@ void reference_coded_product(const PanelLayout& layout, const std::byte* panel, 
     add_plain(layout, panel, x, order, sums);
   } else {
     add_coded(layout, panel, x, row_scales, sums);
+    const float* const offsets = layout.offsets(panel);
+    if (offsets != nullptr) take_offsets(layout, offsets, x, row_scales, sums);
   }
   std::copy(sums.begin(), sums.end(), out);
 }

@@ -15,11 +15,15 @@ struct RowScales {
   // Products that are whole numbers are added up from one multiple of this k to the next at most,
   // which float32 does exactly; then any order of additions gives the same sum.
   int64_t exact_k = std::numeric_limits<int64_t>::max();
-  // Rows of codes only: bytes from a row's scales to its sums, an int32 for each segment.
+  // Bytes from a row's scales to the sums of its codes, an int32 for each segment; where rows are
+  // codes, or weights have offsets.
   int64_t sums_at = 0;
 
   const float* of_row(int64_t row, int64_t row_bytes) const noexcept {
     return static_cast<const float*>(static_cast<const void*>(first + row * row_bytes));
+  }
+  const int32_t* sums_of_row(int64_t row, int64_t row_bytes) const noexcept {
+    return static_cast<const int32_t*>(static_cast<const void*>(first + row * row_bytes + sums_at));
   }
 };
 

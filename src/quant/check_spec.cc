@@ -137,8 +137,11 @@ void validate_quant(const MoeSpec& spec) {
     refuse("quant.has_column_order", "true",
            "false but for WeightScale::kBlock with block_rows 1 and ActivationScale::kNone");
   }
-  if (quant.zeros != WeightZero::kNone && !plain_rows) {
-    refuse("quant.zeros", "given", "absent but for ActivationScale::kNone");
+  // Offsets are multiplied with sums of rows' codes, which are exact for whole numbers only.
+  if (quant.zeros != WeightZero::kNone && !plain_rows &&
+      !quant::activation_rule(spec.weight_dtype, quant).is_exact()) {
+    refuse("quant.zeros", "given",
+           "absent but for ActivationScale::kNone and rows of I8 beside weights of whole numbers");
   }
 }
 

@@ -96,8 +96,11 @@ TEST(QuantSpec, Int8Rows_GoBesideWholeNumbers) {
     EXPECT_NO_THROW(validate(coded));
     EXPECT_THROW(with_int8_rows(coded), Error) << "rows are codes already";
     spec.quant.zeros = WeightZero::kPoint;
-    EXPECT_THROW(with_int8_rows(spec), Error);
+    EXPECT_NO_THROW(validate(with_int8_rows(spec)));
     spec.quant.zeros = WeightZero::kNone;
+    spec.quant.has_column_order = true;
+    EXPECT_THROW(with_int8_rows(spec), Error);
+    spec.quant.has_column_order = false;
     spec.quant.activation_dtype = DType::kI8;
     expect_refused(spec, ErrorCode::kInvalidArgument, "quant.activation_dtype");
   }
@@ -117,7 +120,7 @@ TEST(QuantSpec, Int8Rows_GoBesideWholeNumbers) {
   EXPECT_THROW(with_int8_rows(plain), Error);
 }
 
-TEST(QuantSpec, Zeros_ArePlainRowsOnly) {
+TEST(QuantSpec, Zeros_GoBesidePlainRowsAndRowsOfWholeNumbers) {
   for (const WeightScale weights :
        {WeightScale::kTensor, WeightScale::kChannel, WeightScale::kBlock}) {
     for (const WeightZero zeros : {WeightZero::kPoint, WeightZero::kOffset}) {
@@ -126,6 +129,8 @@ TEST(QuantSpec, Zeros_ArePlainRowsOnly) {
       EXPECT_NO_THROW(validate(spec));
       spec.quant.activations = ActivationScale::kToken;
       expect_refused(spec, ErrorCode::kInvalidArgument, "quant.zeros");
+      spec.weight_dtype = DType::kI8;
+      EXPECT_NO_THROW(validate(spec));
     }
   }
   MoeSpec spec = quantised(WeightScale::kBlock);

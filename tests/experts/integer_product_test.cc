@@ -133,8 +133,12 @@ TEST_P(IntegerProduct, AnyShape_HasTheBitsOfTheReference) {
     for (const int64_t count : {1, 2, 3, 5, 6, 7, 12, 15, 16, 17, 33, 96, 97}) {
       if (!testing::in_sample(place++, 5)) continue;
       for (const int64_t columns : {int64_t{64}, count % 64}) {
-        Problem problem(format().element, shape.k, shape.scale_width,
-                        static_cast<uint32_t>(shape.k), shape.scale_skip);
+        Problem problem({.dtype = format().element,
+                         .k = shape.k,
+                         .scale_width = shape.scale_width,
+                         .scale_skip = shape.scale_skip,
+                         .has_offsets = place % 2 != 0},
+                        static_cast<uint32_t>(shape.k));
         Rows rows = testing::random_rows(problem, count, shape.row_scale_width, [&] {
           return static_cast<float>(static_cast<int8_t>(problem.random()));
         });

@@ -292,6 +292,7 @@ void compute_by_strips(const PanelTask& task, int64_t first, int64_t count, Ahea
     segment = end;
   }
   finish_tile(task, {.sums = strip.total[0],
+                     .first_row = first,
                      .num_rows = count,
                      .out = task.out + first * task.out_row_bytes,
                      .out_row_bytes = task.out_row_bytes,

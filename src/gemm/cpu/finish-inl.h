@@ -2,6 +2,7 @@
 #pragma once
 
 #include "gemm/cpu/panel_task.h"
+#include "gemm/cpu/row_offsets-inl.h"
 #include "gemm/cpu/simd-inl.h"
 
 namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
@@ -30,9 +31,11 @@ CONCLAVE_KERNEL_INLINE void store_rows(int64_t valid_columns, const FinishedTile
   }
 }
 
-// Adds the bias, then runs the epilogue or stores float32 rows. It is out of line and works through
+// Takes what offsets of weights take from rows of codes, adds the bias, then runs the epilogue or
+// stores float32 rows. It is out of line and works through
 // memory, so that it takes no registers from the loop over k; it runs once in thousands of steps.
 __attribute__((noinline)) inline void finish_tile(const PanelTask& task, const FinishedTile& tile) {
+  if (task.row_scales.first != nullptr && task.offsets != nullptr) take_offsets(task, tile);
   if (task.bias != nullptr) add_bias(task.bias, tile);
   if (task.epilogue != nullptr) {
     task.epilogue(task, tile);

@@ -60,9 +60,8 @@ struct CodeRows {
       const int64_t slot = first_row + r;
       const int64_t row = task.row_index != nullptr ? task.row_index[slot] : slot;
       codes[r] = task.rows + row * task.row_bytes;
-      const std::byte* const scales_of_row = task.row_scales.first + row * task.row_bytes;
-      scales[r] = reinterpret_cast<const float*>(scales_of_row);
-      sums[r] = reinterpret_cast<const int32_t*>(scales_of_row + task.row_scales.sums_at);
+      scales[r] = task.row_scales.of_row(row, task.row_bytes);
+      sums[r] = task.row_scales.sums_of_row(row, task.row_bytes);
     }
   }
 };
@@ -161,6 +160,7 @@ CONCLAVE_KERNEL_INLINE void finish_integer_rows(const PanelTask& task, int64_t f
     reorder<Weights>(slice, slice);
   }
   finish_tile(task, {.sums = totals,
+                     .first_row = first_row,
                      .num_rows = num_rows,
                      .out = task.out + first_row * task.out_row_bytes,
                      .out_row_bytes = task.out_row_bytes,

@@ -14,6 +14,7 @@ struct PanelTask;
 // Finished sums of some rows of a task, and where their output rows lie.
 struct FinishedTile {
   float* sums = nullptr;  // [num_rows, 64]; scratch of the product
+  int64_t first_row = 0;
   int64_t num_rows = 0;
   // Output column c of row r lies in the block of 32 columns at
   // out + r * out_row_bytes + c / 32 * out_block_bytes: rows, or groups of interleaved rows.
@@ -54,7 +55,7 @@ struct PanelTask {
 
   // Only panels of codes have scales: [groups, 64] in the panel, one row for `scale_width`
   // neighbouring k, but for `scale_skip` fewer in the first, or for those of one number in `order`.
-  // Rows may be codes too, if there are neither offsets nor an order.
+  // Rows may be codes too, if there is no order; and beside offsets if they have sums.
   const float* scales = nullptr;
   const float* offsets = nullptr;  // in the shape of the scales; or null
   int64_t scale_width = 0;
