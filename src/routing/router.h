@@ -33,9 +33,6 @@ struct RouterTraits {
   bool has_hash_table = false;  // weights::kHashTable with RouterSpec::vocab_size rows
   bool chooses_zero_experts = false;
   bool weighs_shared = false;  // for SharedMode::kRouterWeight: the logits have S columns more
-  // Fields of RouterSpec that mean nothing to a router without these.
-  bool reads_jitter_epsilon = false;
-  bool reads_simulated = false;
 };
 // A router of the application is asked for nothing and refused nothing.
 inline constexpr RouterTraits kCustomTraits{.token_ids = TokenIds::kRead};
@@ -72,6 +69,9 @@ struct RouterRow {
   // Checks what RouterTraits cannot say, for a spec whose other fields have been checked. Throws
   // Error(kInvalidArgument) naming the field, its value and the limit.
   void (*check)(const MoeSpec& spec);
+  // Refuses the spec of another router that sets a field of RouterSpec which only this one reads: a
+  // field that changes nothing is a misunderstanding. Null: it has no such fields.
+  void (*refuse_own_fields)(const RouterSpec& other) = nullptr;
   Support (*supports)(const MoeSpec& spec);
   std::unique_ptr<Router> (*make)(const MoeSpec& spec);
   // The rule in float64, plain and independent of the router's code.

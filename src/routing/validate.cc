@@ -90,19 +90,11 @@ void check_gate(const MoeSpec& spec) {
   if (spec.router.input_norm.enabled) refuse_field("input_norm.enabled", "true", limit);
 }
 
-// A field that changes nothing is a misunderstanding.
-void refuse_unread_fields(const RouterSpec& router, const RouterTraits& traits) {
-  const UnusedFields unused(router);
-  if (!traits.reads_jitter_epsilon) unused.must_be("jitter_epsilon", router.jitter_epsilon, {0.0});
-  if (!traits.has_hash_table) unused.must_be("vocab_size", router.vocab_size, {int64_t{0}});
-  if (traits.reads_simulated) return;
-  const SimulatedRouting& simulated = router.simulated;
-  const bool replays = !simulated.replay_ids.empty() || !simulated.replay_weights.empty();
-  unused.must_be("simulated.distribution", simulated.distribution,
-                 {SimulatedDistribution::kUniform});
-  unused.must_be("simulated.seed", simulated.seed, {uint64_t{0}});
-  unused.must_be("simulated.zipf_exponent", simulated.zipf_exponent, {1.0});
-  unused.must_be("simulated.replay_ids", replays, {false});
+void refuse_fields_of_others(const RouterSpec& router, const RouterRow& own) {
+  for (const RouterRow& row : router_catalog().rows()) {
+    if (&row == &own || row.refuse_own_fields == nullptr) continue;
+    row.refuse_own_fields(router);
+  }
 }
 
 const RouterOption* find_option(const RouterRow& row, std::string_view name) {
@@ -150,7 +142,7 @@ void check_router(const MoeSpec& spec) {
   check_options(spec.router, row);
   if (row == nullptr) return;
   check_zero_experts(spec, row->traits);
-  refuse_unread_fields(spec.router, row->traits);
+  refuse_fields_of_others(spec.router, *row);
   row->check(spec);
   check_shared(spec, row->traits);
 }

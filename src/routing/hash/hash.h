@@ -16,6 +16,7 @@ namespace conclave::inline v0::routing {
 Support hash_supports(const MoeSpec& spec);
 std::unique_ptr<Router> make_hash_router(const MoeSpec& spec);
 void check_hash(const MoeSpec& spec);
+void refuse_hash_fields(const RouterSpec& other);
 ReferenceChoice hash_oracle(const MoeSpec& spec, const ReferenceToken& token);
 void draw_hash(std::mt19937& generator, MoeSpec& spec);
 extern const DeviceRouterRow kHashOnDevice;

@@ -10,6 +10,10 @@ void check_hash(const MoeSpec& spec) {
   check_range("vocab_size", spec.router.vocab_size, 1, kMaxVocab);
 }
 
+void refuse_hash_fields(const RouterSpec& other) {
+  UnusedFields(other).must_be("vocab_size", other.vocab_size, {int64_t{0}});
+}
+
 void draw_hash(std::mt19937& generator, MoeSpec& spec) {
   const auto pick = [&](uint32_t count) { return static_cast<int64_t>(generator() % count); };
   RouterSpec& router = spec.router;

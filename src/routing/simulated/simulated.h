@@ -16,6 +16,7 @@ namespace conclave::inline v0::routing {
 Support simulated_supports(const MoeSpec& spec);
 std::unique_ptr<Router> make_simulated_router(const MoeSpec& spec);
 void check_simulated(const MoeSpec& spec);
+void refuse_simulated_fields(const RouterSpec& other);
 ReferenceChoice simulated_oracle(const MoeSpec& spec, const ReferenceToken& token);
 void draw_simulated(std::mt19937& generator, MoeSpec& spec);
 extern const DeviceRouterRow kSimulatedOnDevice;

@@ -52,6 +52,17 @@ void check_simulated(const MoeSpec& spec) {
   check_replay(spec);
 }
 
+void refuse_simulated_fields(const RouterSpec& other) {
+  const UnusedFields unused(other);
+  const SimulatedRouting& simulated = other.simulated;
+  const bool replays = !simulated.replay_ids.empty() || !simulated.replay_weights.empty();
+  unused.must_be("simulated.distribution", simulated.distribution,
+                 {SimulatedDistribution::kUniform});
+  unused.must_be("simulated.seed", simulated.seed, {uint64_t{0}});
+  unused.must_be("simulated.zipf_exponent", simulated.zipf_exponent, {1.0});
+  unused.must_be("simulated.replay_ids", replays, {false});
+}
+
 void draw_simulated(std::mt19937& generator, MoeSpec& spec) {
   const auto pick = [&](uint32_t count) { return static_cast<int64_t>(generator() % count); };
   SimulatedRouting& simulated = spec.router.simulated;
