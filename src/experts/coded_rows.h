@@ -26,8 +26,8 @@ struct CodedRowsConfig {
 };
 
 // A row has `value_bytes` of float32 values or of codes, then its scales; then, if it has codes or
-// weights have offsets, the sums of its codes, one for each segment of gemm/row_scales.h. With ActivationScale::kNone rows have no
-// scales; without factors either, they are not touched.
+// weights have offsets, the sums of its codes, one for each segment of gemm/row_scales.h. With
+// ActivationScale::kNone rows have no scales; without factors either, they are not touched.
 class CodedRows {
  public:
   explicit CodedRows(const CodedRowsConfig& config);

@@ -22,8 +22,8 @@ void reference_product(const PanelLayout& layout, const std::byte* panel, const 
 // Plain values: fused multiply-adds with code * scale, or with code * scale - offset, rounded to
 // float32 once; an order, if there is one, says which scale and offset a k has. Codes: partial sums
 // of products of codes, which are exact, over the k that share both scales; each is multiplied with
-// the row's scale, then with the weights', and added. Where there are offsets, each segment's, times
-// the row's scale and the sum of its codes, is then taken off by a fused multiply-add.
+// the row's scale, then with the weights', and added. Where there are offsets, each segment's,
+// times the row's scale and the sum of its codes, is then taken off by a fused multiply-add.
 void reference_coded_product(const PanelLayout& layout, const std::byte* panel, const float* x,
                              const RowScales& row_scales, const PanelOrder& order,
                              float* out) noexcept;
