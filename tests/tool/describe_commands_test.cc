@@ -5,6 +5,9 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <cstddef>
+#include <filesystem>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -12,6 +15,13 @@ namespace conclave::testing {
 namespace {
 
 using Json = nlohmann::json;
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
 
 TEST(Inspect, Json_HasGeometryAndTotals) {
   const ToolResult result = run_tool({"inspect", bundled("qwen2-moe-tiny"), "--json"});
@@ -44,6 +54,59 @@ TEST(Inspect, Table_ShowsEveryLayer) {
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_NE(result.out.find("type: mixtral; 2 layers, 2 of them MoE"), std::string::npos)
       << result.out;
+}
+
+// A model of the goldens whose configuration asks for what no layer runs.
+struct CannotRun {
+  std::string model;
+  std::string entry;  // text in config.json
+  std::string changed;
+  std::string reason;
+};
+
+TEST(Inspect, LayersThatCannotRun_SayWhy) {
+  const ScratchDirectory scratch;
+  for (const CannotRun& change :
+       {CannotRun{.model = "llama4_text",
+       .entry = "\"hidden_act\": \"silu\"",
+       .changed = "\"hidden_act\": \"softshrink\"",
+       .reason = "hidden_act \"softshrink\" is not an activation this version runs"},
+        CannotRun{.model = "phimoe",
+        .entry = "\"num_experts_per_tok\": 2",
+        .changed = "\"num_experts_per_tok\": 3",
+        .reason = "num_experts_per_tok does not fit router sparse_mixer: 3 (limit: 2)"}}) {
+    SCOPED_TRACE(change.model);
+    const std::filesystem::path model = scratch / change.model;
+    copy_model("models/" + change.model, model);
+    std::string config = read_text(model / "config.json");
+    const size_t at = config.find(change.entry);
+    ASSERT_NE(at, std::string::npos);
+    write_text(model / "config.json", config.replace(at, change.entry.size(), change.changed));
+
+    const ToolResult json = run_tool({"inspect", model.string(), "--json"});
+    ASSERT_EQ(json.exit_code, 0) << json.err;
+    const Json layers = Json::parse(json.out)["layers"];
+    ASSERT_FALSE(layers.empty());
+    const ToolResult table = run_tool({"inspect", model.string()});
+    ASSERT_EQ(table.exit_code, 0) << table.err;
+    const std::vector<std::string> lines = lines_of(table.out);
+    for (const Json& layer : layers) {
+      EXPECT_EQ(layer["supported"], false);
+      EXPECT_EQ(layer["reason"], change.reason);
+      const std::string number = std::to_string(layer["layer"].get<int>());
+      const std::string wanted = "layer " + number + " cannot run: " + change.reason;
+      EXPECT_EQ(std::count(lines.begin(), lines.end(), wanted), 1) << table.out;
+      // The column "runs" is the last.
+      const bool says_no = std::any_of(lines.begin(), lines.end(), [&](const std::string& line) {
+        return line.starts_with(std::string(5 - number.size(), ' ') + number + " ") &&
+               line.ends_with(" no");
+      });
+      EXPECT_TRUE(says_no) << table.out;
+    }
+    const ToolResult run = run_tool({"run", model.string()});
+    EXPECT_EQ(run.exit_code, 3);
+    EXPECT_NE(run.err.find("cannot run: " + change.reason), std::string::npos) << run.err;
+  }
 }
 
 TEST(Explain, Model_ShowsEveryKernelWithItsReason) {
