@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import tempfile
 import unittest
@@ -95,6 +96,37 @@ class Scripts(unittest.TestCase):
         result = subprocess.run(["python3", ROOT / "scripts" / "torch_tests.py", *arguments],
                                 capture_output=True, text=True, check=False)
         return result.returncode, result.stdout
+
+    def test_rows_that_the_machine_lacks_are_named_once(self):
+        release = self.fake_bin / "release-tests.log"
+        release.write_text(
+            "        Start 412: Catalog/RowRunsHere.WithinBound/cpu_amx\n"
+            " 412/5012 Test #412: Catalog/RowRunsHere.WithinBound/cpu_amx ....***Skipped   0.01 sec\n"
+            "The following tests did not run:\n"
+            "\t409 - Catalog/RowRunsHere.WithinBound/cpu_avx512_bf16 (Skipped)\n"
+            "\t412 - Catalog/RowRunsHere.WithinBound/cpu_amx (Skipped)\n"
+            "\t600 - Catalog/CodedBatchRow.AnyBatch_HasTheBitsOfTheReference/cpu_amx (Skipped)\n"
+            "\t700 - Catalog/RowRunsHere.WithinBound/cpu_avx2 (Failed)\n"
+            "\t701 - Catalog/Elsewhere.WithinBound/cpu_neon (Skipped)\n"
+            "\t702 - tools.make_published (Skipped)\n", encoding="utf-8")
+        other = self.fake_bin / "dev-tests.log"
+        other.write_text("\t3 - Catalog/RowRunsHere.WithinBound/cpu_avx512_vnni (Skipped)\n"
+                         "\t9 - Catalog/RowRunsHere.WithinBound/cpu_amx (Skipped)\n",
+                         encoding="utf-8")
+        status, output = self.run_script("rows_not_run", str(release), str(other))
+        self.assertEqual(status, 0)
+        self.assertEqual(output, "not run here: cpu.amx\nnot run here: cpu.avx512_bf16\n"
+                                 "not run here: cpu.avx512_vnni\n")
+        self.assertEqual(self.run_script("rows_not_run"), (0, ""))
+
+    def test_rows_are_named_by_cases_that_there_are(self):
+        script = (ROOT / "scripts" / "rows_not_run").read_text(encoding="utf-8")
+        suites = re.search(r"cases='\(([A-Za-z|]+)\)", script).group(1).split("|")
+        sources = "".join(path.read_text(encoding="utf-8")
+                          for path in (ROOT / "tests" / "experts").glob("*_test.cc"))
+        for suite in suites:
+            self.assertIn(f"INSTANTIATE_TEST_SUITE_P(Catalog, {suite},", sources)
+        self.assertIn("scripts/rows_not_run", (ROOT / "scripts" / "test").read_text(encoding="utf-8"))
 
     def test_skipped_torch_tests_fail_where_they_are_required(self):
         ran = '<testcase classname="python.tests.test_cuda_calls" name="a"/>'
