@@ -92,6 +92,35 @@ def test_refused_id_names_the_option_that_takes_it():
     skipping(hidden, topk_ids=np.array([[0], [9]], np.int32), topk_weights=weights)
 
 
+def test_names_of_vllm_advise_what_their_callers_can_do():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    vllm = pytest.importorskip("conclave.vllm")
+    w1, w2 = torch.ones(4, 16, 8), torch.ones(4, 8, 8)
+    hidden, weights = torch.ones(2, 8), torch.ones(2, 1)
+    ids = torch.tensor([[0], [9]], dtype=torch.int32)
+    layer = vllm.FusedMoE(
+        4, 1, 8, 8,
+        params_dtype=torch.float32,
+        custom_routing_function=lambda **arguments: (weights, ids),
+    )  # fmt: skip
+    with torch.no_grad():
+        layer.w13_weight.copy_(w1)
+        layer.w2_weight.copy_(w2)
+    calls = {
+        "fused_experts": lambda: conclave.fused_experts(hidden, w1, w2, weights, ids),
+        "FusedMoE": lambda: layer(hidden, torch.zeros(2, 4)),
+    }
+    for name, call in calls.items():
+        with pytest.raises(conclave.ConclaveValueError) as caught:
+            call()
+        assert caught.value.hint.startswith("write -1 for a slot of no expert"), name
+        assert caught.value.hint in str(caught.value), name
+        assert "id_policy" not in str(caught.value), name
+        assert "topk_ids" in str(caught.value) and caught.value.found == "9", name
+    masked = torch.where(ids < 4, ids, -1)
+    assert conclave.fused_experts(hidden, w1, w2, weights, masked)[1].eq(0).all()
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

@@ -27,9 +27,7 @@ def run_method_experts(
     """The weighted sum [T, H] of this rank's experts."""
     top_k = check_tokens(hidden, weights, ids)
     experts = _packed(layer, scheme, top_k, hidden.device)
-    return experts.layer.forward(
-        hidden, topk_ids=experts.ids_of(ids), topk_weights=weights, out=out
-    )
+    return experts.run(hidden, ids, weights, out)
 
 
 def _packed(layer: Any, scheme: PackedScheme, top_k: int, device: torch.device) -> RankExperts:

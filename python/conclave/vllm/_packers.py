@@ -43,6 +43,9 @@ _NAMES = {
     "gate_up_proj_bias": "w1_bias",
     "down_proj_bias": "w2_bias",
 }
+_OTHER_IDS = (
+    "write -1 for a slot of no expert, as torch.where(topk_ids < num_experts, topk_ids, -1) does"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +60,15 @@ class RankExperts:
         if self.local_of is None:
             return topk_ids
         return _frameworks.looked_up(topk_ids, self.local_of)
+
+    def run(
+        self, hidden: Array, ids: Array, weights: Array, out: Array | None, stream: Any = None
+    ) -> Any:
+        """The weighted sum [T, H] of the experts of this rank."""
+        with _without_options():
+            return self.layer.forward(
+                hidden, topk_ids=self.ids_of(ids), topk_weights=weights, out=out, stream=stream
+            )
 
 
 class Packer(Protocol):
@@ -227,6 +239,18 @@ def _names_of_vllm() -> Iterator[None]:
         if ours in _NAMES:
             error.args = (str(error).replace(ours, _NAMES[ours], 1),)
             error.tensor = error.tensor.replace(ours, _NAMES[ours], 1)
+        raise
+
+
+@contextlib.contextmanager
+def _without_options() -> Iterator[None]:
+    """Errors of a forward do not advise options of a layer, which callables of vLLM lack."""
+    try:
+        yield
+    except Error as error:
+        if "id_policy" in error.hint:
+            error.args = (str(error).replace(error.hint, _OTHER_IDS),)
+            error.hint = _OTHER_IDS
         raise
 
 

@@ -102,13 +102,7 @@ def fused_experts(
         quant_config=quant_config,
         swiglu_limit=swiglu_limit,
     )
-    return experts.layer.forward(
-        hidden_states,
-        topk_ids=experts.ids_of(topk_ids),
-        topk_weights=topk_weights,
-        out=out,
-        stream=stream,
-    )
+    return experts.run(hidden_states, topk_ids, topk_weights, out, stream)
 
 
 def experts_layer(
