@@ -159,9 +159,9 @@ def route(
 
     Raises:
         Error: naming the argument or field; also for one that requires gradients while torch
-        records, since none are computed here. On CUDA up to 1024 experts and k = 32, and no
-        recorded ids: ConclaveUnsupportedError otherwise. There a token id that the hash table lacks
-        chooses nothing, -1.
+        records, since none are computed here. On CUDA up to 1024 experts, and no recorded ids:
+        ConclaveUnsupportedError otherwise. There a token id that the hash table lacks chooses
+        nothing, -1.
     """
     _check_pair(None, gating_output)
     _gradients.refuse(

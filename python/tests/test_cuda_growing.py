@@ -166,10 +166,23 @@ def test_compiled_calls_grow():
     assert case.planned() == 16384
 
 
-def test_many_choices_by_logits_are_refused():
-    weights = {"gate_up": torch.zeros(64, 64, 64), "down": torch.zeros(64, 64, 32)}
-    weights = {n: w.bfloat16().cuda() for n, w in weights.items()}
-    layer = conclave.Layer.from_tensors(conclave.MoeSpec(top_k=60, has_gate=False), **weights)
-    hidden = torch.zeros(3, 64, device="cuda").bfloat16()
-    with pytest.raises(conclave.Error, match="top_k 60 exceeds 32"):
-        layer(hidden, router_logits=torch.zeros(3, 64, device="cuda"))
+@pytest.mark.parametrize("top_k", [33, 60, 64])
+def test_many_choices_by_logits_are_those_of_the_cpu(top_k: int):
+    make = torch.Generator().manual_seed(top_k)
+    logits = torch.randn(33, 64, generator=make)
+    weights, ids = conclave.route(logits, top_k, conclave.RouterSpec())
+    on_gpu = conclave.route(logits.cuda(), top_k, conclave.RouterSpec())
+    assert torch.equal(on_gpu[1].cpu(), ids)
+    torch.testing.assert_close(on_gpu[0].cpu(), weights, rtol=2**-22, atol=0)
+    tensors = {
+        "gate_up": torch.randn(64, 64, 64, generator=make) / 8,
+        "down": torch.randn(64, 64, 32, generator=make) / 6,
+    }
+    layer = conclave.Layer.from_tensors(
+        conclave.MoeSpec(top_k=top_k, has_gate=False),
+        **{name: tensor.bfloat16().cuda() for name, tensor in tensors.items()},
+    )
+    hidden = torch.randn(33, 64, generator=make).bfloat16().cuda()
+    by_logits = layer(hidden, router_logits=logits.cuda())
+    given = layer(hidden, topk_ids=on_gpu[1], topk_weights=on_gpu[0])
+    assert torch.equal(by_logits, given)

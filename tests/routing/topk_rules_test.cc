@@ -267,6 +267,25 @@ TEST(TopkProperty, RandomSpecs_EqualTheOracle) {
   }
 }
 
+TEST(TopkProperty, ManyChoices_EqualTheOracle) {
+  for (uint32_t seed = 0; seed < 300; ++seed) {
+    std::mt19937 generator(seed);
+    const MoeSpec spec = testing::random_wide_topk_spec(generator);
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    ASSERT_NO_THROW(validate(spec));
+    EXPECT_GT(spec.top_k, 32);
+    EXPECT_LE(spec.num_experts + spec.num_zero_experts, 1024);
+    RoutingProblem problem = testing::random_problem(spec, 3, 1.0F, seed);
+    const bool cancels =
+        spec.router.renormalize == Renormalize::kSum && spec.router.score == RouterScore::kNone;
+    if (cancels) {
+      for (float& logit : problem.logits) logit = std::abs(logit) + 0.1F;
+    }
+    testing::expect_equals_oracle(problem);
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
 TEST(TopkProperty, RandomSpecs_SurviveSpecialValues) {
   const std::vector<float> values = {kNan, kInf, -kInf, 0.0F, -0.0F, 1.0F, -2.0F, 80.0F, -90.0F};
   for (uint32_t seed = 0; seed < 1500; ++seed) {

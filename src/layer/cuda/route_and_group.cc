@@ -30,6 +30,8 @@ Support with_group_supports(const RouteGroupProblem& problem) {
   constexpr int64_t kMaxColumns = int64_t{kMaxRouteGroupColumnsALane} * 32;
   const int64_t columns = problem.route->made.num_columns;
   if (Support fits = at_most("experts to choose from:", columns, kMaxColumns); !fits) return fits;
+  const int64_t slots = problem.route->made.top_k;
+  if (Support fits = at_most("top_k", slots, routing::kLaneSlots); !fits) return fits;
   return at_most("local experts:", problem.num_local_experts, kMaxRouteGroupThreads);
 }
 

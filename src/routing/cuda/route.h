@@ -29,13 +29,14 @@ struct DeviceRouteArgs {
   const float* expert_scale = nullptr;    // [E], for has_expert_scale
   const float* global_scale = nullptr;    // [1], for has_global_scale
   const int32_t* given_ids = nullptr;     // [T, k]: recorded choices to be weighed only, or null
-  SharedSlots shared = {};                // appended to topk_ids and topk_weights; k + shared <= 32
-  int32_t* topk_ids = nullptr;            // [T, k + shared] out: expert id; -1: zero expert or none
-  float* topk_weights = nullptr;          // [T, k + shared] out
-  float* identity = nullptr;              // [T] out: summed weights of zero experts, or null
-  int32_t* captured_ids = nullptr;        // [T, k] out: ids as chosen, with zero experts, or null
-  float* captured_weights = nullptr;      // [T, k] out, or null
-  int64_t captured_ids_stride = 0;        // elements; 0: k
+  // Appended to topk_ids and topk_weights; k + shared <= kLaneSlots if k is.
+  SharedSlots shared = {};
+  int32_t* topk_ids = nullptr;        // [T, k + shared] out: expert id; -1: zero expert or none
+  float* topk_weights = nullptr;      // [T, k + shared] out
+  float* identity = nullptr;          // [T] out: summed weights of zero experts, or null
+  int32_t* captured_ids = nullptr;    // [T, k] out: ids as chosen, with zero experts, or null
+  float* captured_weights = nullptr;  // [T, k] out, or null
+  int64_t captured_ids_stride = 0;    // elements; 0: k
   int64_t captured_weights_stride = 0;
   uint64_t* tokens_without_finite_logit = nullptr;  // device counter to add to; padding does not
                                                     // count
@@ -62,11 +63,12 @@ struct DeviceRoutePlan {
   }
 };
 
-// No with the reason beyond E + Z = 1024 or k = 32.
+// No with the reason beyond E + Z = 1024.
 Support device_route_supports(const MoeSpec& spec);
 DeviceRoutePlan plan_device_route(const MoeSpec& spec);
-// The instance of the kernel for so many columns per lane.
+// The instance of the kernel for so many columns per lane: up to kLaneSlots slots, and beyond.
 RouteKernel route_kernel_of(int32_t columns_a_lane);
+RouteKernel wide_route_kernel_of(int32_t columns_a_lane);
 // One launch. Scores are formed in double, as on the host: the same logits give the same choices
 // unless two scores differ by less than 1e-15 of their size, and weights within 2 ulp.
 void device_route(const DeviceRoutePlan& plan, const DeviceRouteArgs& args, CUstream_st* stream);

@@ -81,14 +81,18 @@ Support device_route_supports(const MoeSpec& spec) {
   if (Support support = at_most("experts to choose from:", columns, kMaxDeviceColumns); !support) {
     return support;
   }
-  return at_most("top_k", spec.top_k, kMaxDeviceTopK);
+  return at_most("top_k", spec.top_k, columns);
 }
 
 DeviceRoutePlan plan_device_route(const MoeSpec& spec) {
   DeviceRoutePlan plan{.made = device_route_rule(spec, Choices::kMade),
                        .given = device_route_rule(spec, Choices::kGiven)};
-  const int64_t scratch_bytes = route_scratch_doubles(plan.made) * int64_t{sizeof(double)};
-  plan.kernel = route_kernel_of(columns_a_lane(plan.made));
+  const bool is_wide = spec.top_k > kLaneSlots;
+  const int32_t scratch =
+      is_wide ? wide_scratch_doubles(plan.made) : route_scratch_doubles(plan.made);
+  const int64_t scratch_bytes = scratch * int64_t{sizeof(double)};
+  const int32_t columns = columns_a_lane(plan.made);
+  plan.kernel = is_wide ? wide_route_kernel_of(columns) : route_kernel_of(columns);
   // 512 groups of two experts take 16 KiB per warp.
   plan.warps = scratch_bytes * kRouteWarps <= kSharedBytes ? kRouteWarps : 2;
   plan.shared_bytes = static_cast<size_t>(scratch_bytes * plan.warps);

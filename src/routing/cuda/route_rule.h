@@ -13,7 +13,8 @@
 namespace conclave::inline v0::routing {
 
 inline constexpr int64_t kMaxDeviceColumns = 1024;  // 32 per lane
-inline constexpr int64_t kMaxDeviceTopK = 32;       // one slot per lane
+// Slots of a token that lie in registers, one per lane; more of them lie in shared memory.
+inline constexpr int64_t kLaneSlots = 32;
 
 // Says whether a row's choices are made here, or given and only weighed.
 enum class Choices : uint8_t { kMade, kGiven };
@@ -45,6 +46,13 @@ DeviceRouteRule device_route_rule(const MoeSpec& spec, Choices choices);
 constexpr int32_t route_scratch_doubles(const DeviceRouteRule& rule) {
   if (rule.group_size == 0) return 0;
   return rule.num_columns / rule.group_size * (rule.group_stride + 2);
+}
+// The same beyond kLaneSlots: keys, which scores of slots replace, and the slots' columns. Groups
+// are done with when these come.
+constexpr int32_t wide_scratch_doubles(const DeviceRouteRule& rule) {
+  const int32_t slots = rule.num_columns + (rule.top_k + 1) / 2;
+  const int32_t groups = route_scratch_doubles(rule);
+  return slots > groups ? slots : groups;
 }
 // Columns per lane, one of 1, 2, 4, 8, 16, 32: the kernels are instantiated for these.
 int32_t columns_a_lane(const DeviceRouteRule& rule);

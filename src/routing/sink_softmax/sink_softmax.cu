@@ -1,5 +1,6 @@
 #include "routing/cuda/route.h"
 #include "routing/cuda/rows.cuh"
+#include "routing/cuda/terms.cuh"
 #include "routing/sink_softmax/sink_softmax.h"
 
 #include <cstdint>
@@ -21,49 +22,79 @@ struct SinkRule {
   double scale;
 };
 
-// Lane j holds choice j, lane k + s holds sink s.
+// What term j < k + S of a token's softmax weighs: choice j, or sink j - k; absent() without one.
+__device__ __forceinline__ double sink_term(const DeviceRouterArgs& args, const SinkRule& rule,
+                                            int64_t token, int32_t term) {
+  int32_t column = -1;
+  if (term < rule.top_k) {
+    const int32_t id = args.ids[token * rule.top_k + term];
+    // An absent bias means that the id was chosen only because nothing better was left.
+    const bool barred = args.selection_bias != nullptr && id >= 0 && id < rule.experts &&
+                        args.given_ids == nullptr && !device::present(args.selection_bias[id]);
+    column = id >= 0 && id < rule.experts && !barred ? id : -1;
+  } else if (term < rule.top_k + rule.sinks) {
+    column = rule.experts + term - rule.top_k;
+  }
+  if (column < 0) return device::absent();
+  const float logit = device::load_logit(args, token, column);
+  return device::present(logit) ? log_sigmoid(static_cast<double>(logit)) : device::absent();
+}
+
+__device__ __forceinline__ double scale_of(const DeviceRouterArgs& args, const SinkRule& rule) {
+  if (args.global_scale == nullptr) return rule.scale;
+  return rule.scale * static_cast<double>(*args.global_scale);
+}
+
+__device__ __forceinline__ void store_share(const DeviceRouterArgs& args, const SinkRule& rule,
+                                            int64_t token, int32_t term, double share,
+                                            double scale) {
+  const float weight = device::present(share) ? static_cast<float>(share * scale) : 0.0F;
+  if (term < rule.top_k) {
+    args.weights[token * rule.top_k + term] = weight;
+  } else if (term < rule.top_k + rule.sinks) {
+    args.shared_weights[token * rule.sinks + term - rule.top_k] = weight;
+  }
+}
+
+// Counts a row of given ids; the choosing launch has counted the others.
+__device__ __forceinline__ void count_given(const DeviceRouterArgs& args, const SinkRule& rule,
+                                            int64_t token) {
+  if (args.given_ids == nullptr) return;
+  bool usable = false;
+  for (int32_t i = lane_id(); i < rule.experts; i += 32) {
+    usable = usable || device::present(device::load_logit(args, token, i));
+  }
+  usable = __any_sync(kFullWarp, usable);
+  if (!usable && lane_id() == 0 && device::counts(args, token)) {
+    device::add_one(args.tokens_without_finite_logit);
+  }
+}
+
+// Lane j holds term j.
 __global__ void __launch_bounds__(device::kRowThreads)
     sink_kernel(const __grid_constant__ DeviceRouterArgs args, const SinkRule rule) {
   device::for_each_token(args.num_tokens, [&](int64_t token) {
-    int32_t column = -1;
-    if (lane_id() < rule.top_k) {
-      const int32_t id = args.ids[token * rule.top_k + lane_id()];
-      // An absent bias means that the id was chosen only because nothing better was left.
-      const bool barred = args.selection_bias != nullptr && id >= 0 && id < rule.experts &&
-                          args.given_ids == nullptr && !device::present(args.selection_bias[id]);
-      column = id >= 0 && id < rule.experts && !barred ? id : -1;
-    } else if (lane_id() < rule.top_k + rule.sinks) {
-      column = rule.experts + lane_id() - rule.top_k;
-    }
-    double term = device::absent();
-    if (column >= 0) {
-      const float logit = device::load_logit(args, token, column);
-      if (device::present(logit)) term = log_sigmoid(static_cast<double>(logit));
-    }
+    const double term = sink_term(args, rule, token, lane_id());
     const double share = device::softmax_weight(term, 32);
-    double scale = rule.scale;
-    if (args.global_scale != nullptr) scale *= static_cast<double>(*args.global_scale);
-    const float weight = device::present(share) ? static_cast<float>(share * scale) : 0.0F;
-    if (lane_id() < rule.top_k) {
-      args.weights[token * rule.top_k + lane_id()] = weight;
-    } else if (lane_id() < rule.top_k + rule.sinks) {
-      args.shared_weights[token * rule.sinks + lane_id() - rule.top_k] = weight;
-    }
-    if (args.given_ids == nullptr) return;
-    // Without given ids, the choosing launch has counted rows without a finite logit.
-    bool usable = false;
-    for (int32_t i = lane_id(); i < rule.experts; i += 32) {
-      usable = usable || device::present(device::load_logit(args, token, i));
-    }
-    usable = __any_sync(kFullWarp, usable);
-    if (!usable && lane_id() == 0 && device::counts(args, token)) {
-      device::add_one(args.tokens_without_finite_logit);
-    }
+    store_share(args, rule, token, lane_id(), share, scale_of(args, rule));
+    count_given(args, rule, token);
   });
 }
 
-// Choices plus sinks of one softmax: a lane each.
-constexpr int64_t kMaxSinkTerms = 32;
+// The same for more terms than lanes: lane j visits terms j, j + 32 and so on.
+__global__ void __launch_bounds__(device::kRowThreads)
+    wide_sink_kernel(const __grid_constant__ DeviceRouterArgs args, const SinkRule rule) {
+  device::for_each_token(args.num_tokens, [&](int64_t token) {
+    const int32_t count = rule.top_k + rule.sinks;
+    const auto term = [&](int32_t i) { return sink_term(args, rule, token, i); };
+    const device::Softmax softmax = device::softmax_of_terms(count, term);
+    const double scale = scale_of(args, rule);
+    for (int32_t i = lane_id(); i < count; i += 32) {
+      store_share(args, rule, token, i, softmax.weight_of(term(i)), scale);
+    }
+    count_given(args, rule, token);
+  });
+}
 
 // The choosing half: the k best by sigmoid, with the selection bias.
 MoeSpec choice_of(const MoeSpec& spec) {
@@ -91,8 +122,8 @@ class SinkSoftmaxOnDevice final : public DeviceRouter {
       sinks.ids = const_cast<int32_t*>(args.given_ids);
     }
     if (args.num_tokens == 0) return sinks.ids;
-    cuda::launch("routing.sinks", sink_kernel, device::warps_of(args.num_tokens, stream), sinks,
-                 rule_);
+    const auto kernel = rule_.top_k + rule_.sinks > kLaneSlots ? wide_sink_kernel : sink_kernel;
+    cuda::launch("routing.sinks", kernel, device::warps_of(args.num_tokens, stream), sinks, rule_);
     return sinks.ids;
   }
 
@@ -103,9 +134,7 @@ class SinkSoftmaxOnDevice final : public DeviceRouter {
 
 Support supports(const MoeSpec& spec) {
   if (Support support = sink_softmax_supports(spec); !support) return support;
-  const Support terms =
-      at_most("top_k with shared experts", spec.top_k + spec.shared.count, kMaxSinkTerms);
-  return terms ? device_route_supports(spec) : terms;
+  return device_route_supports(spec);
 }
 
 std::unique_ptr<DeviceRouter> make(const MoeSpec& spec) {

@@ -271,20 +271,22 @@ TEST(CudaPlan, WhatCudaLacks_IsListedAsRejectedRows) {
 }
 
 TEST(CudaPlan, MoreChoicesThanARouterMakes_NeedThemGiven) {
-  for (const auto& [experts, top_k] : {std::pair{64, 33}, {60, 60}, {1024, 1024}, {1500, 8}}) {
+  for (const auto& [experts, top_k] : {std::pair{1025, 33}, {1100, 1100}, {1500, 8}}) {
     MoeSpec spec = make_spec(experts, top_k, 128, 64, DType::kBF16);
     EXPECT_EQ(code_of([&] { static_cast<void>(plan(spec)); }), ErrorCode::kUnsupported);
     spec.has_gate = false;
     const ParallelSpec half{.ep_size = 2, .reduce = Reduce::kPartial};
-    const CudaPlan made = plan(spec, {.max_tokens = 64}, experts > 1024 ? half : ParallelSpec());
+    const CudaPlan made = plan(spec, {.max_tokens = 64}, half);
     EXPECT_NE(made.router_limit.find("exceeds"), std::string::npos) << made.router_limit;
     EXPECT_EQ(made.decode_tokens, 0);
     EXPECT_FALSE(made.routed.ladder.empty());
     EXPECT_NE(explain(made.summary).find("topk_weights"), std::string::npos);
   }
-  MoeSpec few = make_spec(64, 32, 128, 64, DType::kBF16);
-  few.has_gate = false;
-  EXPECT_TRUE(plan(few).router_limit.empty());
+  for (const int64_t top_k : {32, 33, 64}) {
+    MoeSpec few = make_spec(64, top_k, 128, 64, DType::kBF16);
+    few.has_gate = false;
+    EXPECT_TRUE(plan(few).router_limit.empty());
+  }
 }
 
 // The cost model's time on a layer that was made for exactly so many tokens.
@@ -539,6 +541,12 @@ TEST(CudaPlan, RoutingWithGrouping_GoesAsFarAsTheDevicesClusters) {
   };
   EXPECT_EQ(most(8), 64);
   EXPECT_EQ(most(16), 256);
+  // A kernel that routes and groups has a lane for each slot.
+  const routing::DeviceRoutePlan wide =
+      routing::plan_device_route(make_spec(64, 33, 128, 64, DType::kBF16));
+  const Support fits = route_group_catalog().rows().front().supports(
+      {.route = &wide, .num_local_experts = 64, .max_tokens = 9});
+  EXPECT_EQ(fits.reason(), "top_k 33 exceeds 32");
   const RouteGroupProblem problem{.route = nullptr, .num_local_experts = 8, .max_tokens = 9};
   EXPECT_FALSE(route_group_catalog().rows().front().supports(problem));
   EXPECT_EQ(route_group_ladder(problem).front().row, &route_group_catalog().rows().back());

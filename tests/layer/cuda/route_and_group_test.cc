@@ -132,7 +132,6 @@ TEST_F(RouteAndGroup, RandomSpecs_EqualTwoLaunches) {
   for (uint32_t seed = 0; seed < 150; ++seed) {
     std::mt19937 generator(seed);
     const MoeSpec spec = testing::random_topk_spec(generator);
-    if (spec.top_k > 32) continue;
     const RoutingProblem problem =
         testing::random_problem(spec, tokens[seed % tokens.size()], 1.0F, seed);
     ASSERT_EQ(run(problem, Launches::kChosen), run(problem, Launches::kTwo))
