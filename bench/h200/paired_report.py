@@ -3,13 +3,14 @@
 
     python3 bench/h200/paired_report.py paired.jsonl --markdown bench/results/h200/DATE-paired.md
     python3 bench/h200/paired_report.py paired.jsonl --readme README.md
+    python3 bench/h200/paired_report.py paired.jsonl --date DATE --plot docs/h200-speed.svg
 """
 
 import argparse
 import datetime
 import pathlib
 
-from paired import report
+from paired import plot, report
 
 
 def main() -> None:
@@ -17,6 +18,9 @@ def main() -> None:
     parser.add_argument("results", nargs="+")
     parser.add_argument("--markdown", help="file to write; else the table is printed")
     parser.add_argument("--readme", nargs="?", const="-", metavar="FILE", help="the README's table instead, put between FILE's marks")
+    parser.add_argument("--plot", metavar="FILE", help="SVG to write: times over ours against tokens")
+    parser.add_argument("--plot-cases", default=",".join(report.README_CELLS))
+    parser.add_argument("--plot-peers", default="vllm_triton,deepgemm")
     parser.add_argument("--peer", default="vllm_triton", help="whose ratio the README's table has")
     parser.add_argument("--date", default=datetime.date.today().isoformat())
     parser.add_argument("--command", default="python3 bench/h200/paired_bench.py")
@@ -28,6 +32,9 @@ def main() -> None:
         page = pathlib.Path(options.readme)
         text = report.readme_text(results, options.peer)
         page.write_text(report.put_between_marks(page.read_text(encoding="utf-8"), text), encoding="utf-8")
+    elif options.plot:
+        cases, peers = options.plot_cases.split(","), options.plot_peers.split(",")
+        pathlib.Path(options.plot).write_text(plot.svg(results, options.date, cases, peers), encoding="utf-8")
     elif options.markdown:
         pathlib.Path(options.markdown).write_text(report.markdown(results, options.date, options.command), encoding="utf-8")
     else:
