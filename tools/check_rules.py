@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
+import format_names
 from source_tree import source_files, without_comments, without_literals
 
 LONG_FILE_LINES = 400
@@ -157,6 +158,9 @@ TREE_RULES = [
              "a router is named in its own folder and its row only"),
     TreeRule("catalog-in-use", unused_catalogs,
              "a catalog that no other module asks decides nothing"),
+    TreeRule("format-names", format_names.violations,
+             "what a format needs lies in its folder of src/quant; tools/format_names.py --files "
+             "lists who may name one, and their recorded number only falls"),
 ]
 
 

@@ -2,6 +2,7 @@
 #include "checkpoint/layer_assignment.h"
 #include "checkpoint/name_list.h"
 #include "core/weight_types.h"
+#include "quant/plane_types.h"
 
 #include <algorithm>
 
@@ -210,11 +211,12 @@ void LayerAssignment::check_plane_types() const {
     const int32_t tensor = first.tensor;
     const DType type = type_of(first);
     if (is_stored_as(shapes_[id], type)) continue;
-    throw Error(ErrorCode::kTensorDType, {.what = "scales of another type",
-                                          .file = table_.path_of(tensor),
-                                          .tensor = table_.info(tensor).name,
-                                          .expected = "F32, F16, BF16, F8_E8M0 or F8_E4M3",
-                                          .found = std::string(to_string(type))});
+    throw Error(ErrorCode::kTensorDType,
+                {.what = "scales of another type",
+                 .file = table_.path_of(tensor),
+                 .tensor = table_.info(tensor).name,
+                 .expected = quant::show_types(quant::types_of(shapes_[id].type)),
+                 .found = std::string(to_string(type))});
   }
 }
 

@@ -7,6 +7,8 @@ namespace conclave::inline v0::checkpoint {
 namespace {
 
 constexpr std::string_view kWeight = ".weight";
+// Has the usual names.
+constexpr Method kUnknownMethod = {.name = {}, .read = nullptr};
 
 // A name that ends in `suffix` belongs to the matrix whose name ends in `ending` instead.
 struct Suffix {
@@ -69,13 +71,13 @@ std::vector<ScaleName> scale_names(std::string_view name) {
 }
 
 std::string usual_scale_name(std::string_view matrix, WeightPlane plane, std::string_view method) {
-  const bool fp8 = method == "fp8";
+  const Method* const found = find_method(method);
+  const Method& row = found == nullptr ? kUnknownMethod : *found;
   std::string name(matrix);
-  if (plane == WeightPlane::kScale) return name + (fp8 ? "_scale_inv" : "_scale");
-  const std::string_view word = fp8 ? "activation_scale" : "input_scale";
-  if (!matrix.ends_with(kWeight)) return name.append("_").append(word);
+  if (plane == WeightPlane::kScale) return name.append(row.scale);
+  if (!matrix.ends_with(kWeight)) return name.append("_").append(row.step);
   name.resize(name.size() - kWeight.size());
-  return name.append(".").append(word);
+  return name.append(".").append(row.step);
 }
 
 bool is_quantisable(Part part) {

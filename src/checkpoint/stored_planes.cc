@@ -2,6 +2,7 @@
 
 #include "checkpoint/name_list.h"
 #include "core/weight_types.h"
+#include "quant/plane_types.h"
 
 #include "conclave/error.h"
 
@@ -26,14 +27,6 @@ bool ends_in(const StoredPlane& row, std::string_view name) {
 
 std::string in_place_of(std::string_view name, std::string_view ending, std::string_view other) {
   return std::string(name.substr(0, name.size() - ending.size())).append(other);
-}
-
-std::string render_types(std::span<const DType> types) {
-  std::string text;
-  for (const DType type : types) {
-    text += (text.empty() ? "" : " or ") + std::string(to_string(type));
-  }
-  return text;
 }
 
 }  // namespace
@@ -114,7 +107,7 @@ PlaneReading read_as(const StoredPlane& row, const WantedPlane& wanted, const Te
   };
   if (std::ranges::find(row.types, info.dtype) == row.types.end()) {
     reject(ErrorCode::kTensorDType, "a tensor of quantised weights has another type",
-           render_types(row.types), std::string(to_string(info.dtype)));
+           quant::show_types(row.types), std::string(to_string(info.dtype)));
   }
   const StoredShapes shapes = shapes_of(row, wanted);
   if (std::ranges::find(shapes, info.shape) == shapes.end()) {

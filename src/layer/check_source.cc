@@ -1,5 +1,6 @@
 #include "layer/packed_weights.h"
 #include "quant/layer_weights.h"
+#include "quant/plane_types.h"
 
 #include "conclave/error.h"
 
@@ -13,17 +14,8 @@ std::string shape_text(int64_t count, int64_t rows, int64_t cols) {
 }
 
 std::string wanted_text(const quant::WeightShape& shape) {
-  switch (shape.type) {
-    case quant::PlaneType::kWeights:
-      return std::string(to_string(shape.dtype));
-    case quant::PlaneType::kFloat:
-      return "F32 or F16 or BF16";
-    case quant::PlaneType::kScale:
-      return "F32, F16, BF16, F8_E8M0 or F8_E4M3";
-    case quant::PlaneType::kIndex:
-      break;
-  }
-  return "I32 or I64";
+  if (shape.type == quant::PlaneType::kWeights) return std::string(to_string(shape.dtype));
+  return quant::show_types(quant::types_of(shape.type));
 }
 
 void check_weights(const WeightSource& source, const quant::WeightShape& shape) {

@@ -3,7 +3,7 @@
 #include "core/checked.h"
 #include "core/part_spec.h"
 #include "core/quant_spec.h"
-#include "core/weight_types.h"
+#include "quant/plane_types.h"
 
 #include "conclave/error.h"
 
@@ -143,17 +143,8 @@ std::vector<WeightShape> layer_weights(const MoeSpec& spec) {
 }
 
 bool is_stored_as(const WeightShape& shape, DType dtype) {
-  switch (shape.type) {
-    case PlaneType::kWeights:
-      return dtype == shape.dtype;
-    case PlaneType::kFloat:
-      return is_plain(dtype);
-    case PlaneType::kScale:
-      return is_plain(dtype) || dtype == DType::kF8E8M0 || dtype == DType::kF8E4M3;
-    case PlaneType::kIndex:
-      break;
-  }
-  return dtype == DType::kI32 || dtype == DType::kI64;
+  if (shape.type == PlaneType::kWeights) return dtype == shape.dtype;
+  return std::ranges::find(types_of(shape.type), dtype) != types_of(shape.type).end();
 }
 
 }  // namespace conclave::inline v0::quant

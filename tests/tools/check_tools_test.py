@@ -199,19 +199,37 @@ class CheckRules(CheckCase):
                      "switch (dtype) { case DType::kI8: break; }",
                      "return spec.weight_dtype == conclave::DType::kF4;"):
             with self.subTest(line=line):
-                self.write("src/layer/a.cc", line + "\n")
-                self.expect(1, "src/layer/a.cc:1: no-format-switch")
+                self.write("src/experts/a.cc", line + "\n")
+                self.expect(1, "src/experts/a.cc:1: no-format-switch")
         for line in ("if (dtype == DType::kF8E8M0) return 1;", "Tensor bytes(DType::kU8, {n});",
                      "return supports(problem, {DType::kF8E4M3});", "f();  // == DType::kI8",
                      "case DType::kI32:", "bool a = dtype == DType::kI64;"):
             with self.subTest(line=line):
-                self.write("src/layer/a.cc", line + "\n")
+                self.write("src/experts/a.cc", line + "\n")
                 self.expect(0)
         self.write("src/quant/int8/a.h", "bool a = dtype == DType::kI8;\n")
         self.expect(0)
-        self.write("src/layer/a.cc", "bool a = dtype == DType::kI8;\n")
-        self.write("tools/check_rules.allow", "no-format-switch src/layer/a.cc  # its own kernels\n")
+        self.write("src/experts/a.cc", "bool a = dtype == DType::kI8;\n")
+        self.write("tools/check_rules.allow", "no-format-switch src/experts/a.cc  # its own kernels\n")
         self.expect(0)
+
+    def test_format_named_without_a_reason_fails(self):
+        self.write("src/layer/a.cc", "// e4m3 is fast\nint kind = 4;\nuint4 words; int8_t byte;\n")
+        self.write("src/quant/e4m3/a.h", "constexpr DType kElement = DType::kF8E4M3;\n")
+        self.write("src/checkpoint/methods/a.cc", 'DType codes() { return DType::kI4; }\n')
+        self.expect(0)
+        for code in ("DType d = DType::kF8E4M3;", 'auto name = "nvfp4";', "int q4_k_row = 0;"):
+            self.write("src/layer/a.cc", f"int a;\n{code}\n")
+            self.expect(1, "src/layer/a.cc:2: format-names")
+
+    def test_more_files_that_name_formats_than_recorded_fail(self):
+        for number in range(20):
+            self.write(f"src/core/a{number}.cc", "float e4m3_to_float(uint8_t code);\n")
+        self.expect(1, "format-names")
+        status, output = self.check("format_names.py")
+        self.assertEqual(status, 1, output)
+        self.assertRegex(output, r"20 of +2  types of elements")
+        self.assertIn("20 in all", output)
 
     def test_catalog_that_nothing_asks_fails(self):
         self.write("src/comm/catalog.cc", "\nCatalog<Row> all_rows() { return rows; }\n")

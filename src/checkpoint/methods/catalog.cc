@@ -1,13 +1,18 @@
 #include "checkpoint/methods/methods.h"
 
+#include <algorithm>
 #include <array>
 
 namespace conclave::inline v0::checkpoint {
 namespace {
 
 constexpr std::array kMethods = {
-    Method{.name = "fp8", .read = read_fp4_experts, .experts = "fp4"},
-    Method{.name = "fp8", .read = read_fp8},
+    Method{.name = "fp8",
+           .read = read_fp4_experts,
+           .experts = "fp4",
+           .scale = "_scale_inv",
+           .step = "activation_scale"},
+    Method{.name = "fp8", .read = read_fp8, .scale = "_scale_inv", .step = "activation_scale"},
     Method{.name = "compressed-tensors", .read = read_compressed_tensors},
     Method{.name = "modelopt", .read = read_modelopt, .file = "hf_quant_config.json"},
     Method{.name = "modelopt_fp4", .read = read_modelopt},
@@ -24,5 +29,10 @@ constexpr std::array kMethods = {
 }  // namespace
 
 std::span<const Method> known_methods() { return kMethods; }
+
+const Method* find_method(std::string_view name) {
+  const auto* const found = std::ranges::find(kMethods, name, &Method::name);
+  return found == kMethods.end() ? nullptr : found;
+}
 
 }  // namespace conclave::inline v0::checkpoint

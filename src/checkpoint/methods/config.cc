@@ -84,8 +84,8 @@ void set_dynamic_rows(QuantSpec& spec) {
   spec.activations = ActivationScale::kGroup;
 }
 
-QuantizedWeights e4m3_codes(const QuantSpec& spec) {
-  return {.element = DType::kF8E4M3, .spec = spec};
+QuantizedWeights usual_codes(DType element, const QuantSpec& spec) {
+  return {.element = element, .spec = spec};
 }
 
 }  // namespace conclave::inline v0::checkpoint

@@ -32,7 +32,7 @@ void set_dynamic_rows(QuantSpec& spec);
 inline constexpr std::string_view kPlainRows =
     "rows stay as they are, where the method would quantise them too";
 
-// Codes of e4m3 under the usual names.
-QuantizedWeights e4m3_codes(const QuantSpec& spec);
+// Codes under the usual names.
+QuantizedWeights usual_codes(DType element, const QuantSpec& spec);
 
 }  // namespace conclave::inline v0::checkpoint

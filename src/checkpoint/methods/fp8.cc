@@ -22,7 +22,7 @@ QuantizedWeights read_fp8(const io::JsonValue& config) {
     config.at("activation_scheme")
         .reject(ErrorCode::kConfigValue, "no such activation scheme", "dynamic or static");
   }
-  return e4m3_codes(spec);
+  return usual_codes(DType::kF8E4M3, spec);
 }
 
 }  // namespace conclave::inline v0::checkpoint

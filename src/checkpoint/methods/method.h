@@ -35,7 +35,7 @@ struct StoredCodes {
 
 // Says what quantised matrices are, and how files hold them.
 struct QuantizedWeights {
-  DType element = DType::kF8E4M3;
+  DType element = DType::kF32;  // that codes have
   QuantSpec spec = {};
   StoredCodes stored = {};
   // The method's own tensors; without any, codes and scales lie in tensors of the usual names.
@@ -144,8 +144,13 @@ struct Method {
   std::string_view experts = {};
   // Whether a configuration without quant_method is of this method; null: never.
   bool (*wrote)(const io::JsonValue& config) = nullptr;
+  // What tensors of its scales, and of the steps of its rows, are called usually.
+  std::string_view scale = "_scale";
+  std::string_view step = "input_scale";
 };
 std::span<const Method> known_methods();
+// Its first row of this name; null if it is not read.
+const Method* find_method(std::string_view name);
 
 // Other methods by quant_method, with what keeps them from being read; empty if unknown.
 std::string_view unread_method(std::string_view name);

@@ -147,13 +147,15 @@ QuantizedWeights in_mx_groups(DType element, std::span<const StoredPlane> planes
 
 QuantizedWeights read_algorithm(const std::string& algorithm, const io::JsonValue& config) {
   if (algorithm == "FP8") {
-    return e4m3_codes(
-        {.weights = WeightScale::kTensor, .activations = ActivationScale::kTensorStatic});
+    return usual_codes(DType::kF8E4M3, {.weights = WeightScale::kTensor,
+                                        .activations = ActivationScale::kTensorStatic});
   }
   if (algorithm == "FP8_PER_CHANNEL_PER_TOKEN") {
-    return e4m3_codes({.weights = WeightScale::kChannel, .activations = ActivationScale::kToken});
+    return usual_codes(DType::kF8E4M3,
+                       {.weights = WeightScale::kChannel, .activations = ActivationScale::kToken});
   }
-  if (algorithm == "FP8_PB_WO") return e4m3_codes({.weights = WeightScale::kBlock});
+  if (algorithm == "FP8_PB_WO")
+    return usual_codes(DType::kF8E4M3, {.weights = WeightScale::kBlock});
   if (algorithm == "W4A16_NVFP4") return nvfp4(config, {});
   if (algorithm == "NVFP4" || algorithm == "W4A8_NVFP4_FP8") return nvfp4(config, kPlainRows);
   if (algorithm == "W4A8_MXFP4_FP8") return in_mx_groups(DType::kF4, kMxfp4, kPlainRows);

@@ -212,14 +212,14 @@ QuantizedWeights read_codes(const io::JsonValue& config, const io::JsonValue& we
                             const QuantSpec& spec) {
   const std::string type = text_of(weight, "dtype", "");
   if (type == "fp8_e4m3") {
-    QuantizedWeights weights = e4m3_codes(spec);
+    QuantizedWeights weights = usual_codes(DType::kF8E4M3, spec);
     weights.planes = has_exponents(weight) ? std::span<const StoredPlane>(kMxfp8) : kPlain;
     return weights;
   }
   if (type == "fp4" || type == "fp6_e2m3" || type == "fp6_e3m2") {
     if (!has_exponents(weight)) throw NotRead{type + " codes with scales that are no e8m0"};
     if (type == "fp4") return {.element = DType::kF4, .spec = spec, .planes = kFp4};
-    QuantizedWeights weights = e4m3_codes(spec);
+    QuantizedWeights weights = usual_codes(DType::kF8E4M3, spec);
     weights.planes = type == "fp6_e2m3" ? std::span<const StoredPlane>(kE2m3) : kE3m2;
     return weights;
   }
