@@ -13,6 +13,7 @@
 #include "conclave/gguf_blocks.h"
 #include "conclave/gguf_layers.h"
 #include "conclave/layer.h"
+#include "conclave/methods.h"
 #include "conclave/permute.h"
 #include "conclave/placement.h"
 #include "conclave/quantise.h"

@@ -5,6 +5,7 @@
 #include "convert/request.h"
 
 #include "conclave/error.h"
+#include "conclave/methods.h"
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -78,6 +79,12 @@ TEST(FormCatalog, OneName_MayStandForEachContainer) {
   EXPECT_THROW(form_of("nvfp4", Container::kGguf), Error);
   const std::vector<std::string> names = quantised_form_names();
   EXPECT_EQ(std::ranges::count(names, "mxfp4"), 1);
+}
+
+TEST(FormCatalog, EveryMethodThatIsWritten_HasAForm) {
+  std::vector<std::string> written = MethodWriter::methods();
+  std::ranges::sort(written);
+  EXPECT_EQ(form_methods(), written);
 }
 
 TEST(JsonEdit, OtherMembers_KeepTheirBytes) {

@@ -39,12 +39,6 @@ struct ConvertedModule {
 };
 
 struct PlannedTensor {
-  // How a module's tensor comes by its bytes, beside the rows that its form encodes.
-  enum class Content : uint8_t {
-    kPlane,
-    kInverse,  // one over the plane, which is a divisor in the file
-    kSizes,    // rows and columns of the matrix
-  };
   std::string name;
   std::string type;  // as the container calls it: "BF16", "Q4_K"
   std::vector<int64_t> shape;
@@ -52,7 +46,6 @@ struct PlannedTensor {
   const SourceTensor* copied = nullptr;  // or a tensor of a module:
   int32_t module = -1;
   WeightPlane plane = WeightPlane::kWeights;
-  Content content = Content::kPlane;
   bool streamed = false;  // it has the encoded rows as they come, and is the first of its module
 };
 

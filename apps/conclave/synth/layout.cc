@@ -1,9 +1,8 @@
 #include "synth/layout.h"
 
-#include "synth/form_tensors.h"
-
 #include "conclave/error.h"
 #include "conclave/format.h"
+#include "conclave/methods.h"
 #include "conclave/synthetic.h"
 
 #include <fmt/format.h>
@@ -11,6 +10,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 
 namespace conclave::tool {
@@ -89,7 +89,9 @@ class TensorList {
       : model_(model),
         family_(family),
         source_(make_synthetic_source(model.spec, 0)),
-        form_(form_of(model.spec)) {}
+        form_(form_of(model.spec)) {
+    if (form_.quant.weights != WeightScale::kNone) writer_.emplace(method_form(form_));
+  }
 
   std::vector<SynthTensor> build() {
     const MoeSpec& spec = model_.spec;
@@ -120,13 +122,11 @@ class TensorList {
     const std::string name = fmt::format("model.layers.{}.{}.{}.", layer_, family_.block, module);
     const WeightInfo info = source_->describe(matrix);
     if (info.count == 0) return;
-    WeightForm plain;
-    plain.dtype = info.dtype;
-    for (FormTensor& tensor :
-         form_tensors(matrix.mlp() ? form_ : plain, info.rows, info.cols, name + "weight")) {
+    for (WrittenTensor& tensor : tensors_of(name + "weight", matrix, info)) {
       const WeightId id = matrix.mlp() ? matrix.with(tensor.plane) : matrix;
       const WeightInfo plane = source_->describe(id);
-      tensors_.push_back({.name = name + tensor.name,
+      const bool is_codes = tensor.plane == WeightPlane::kWeights;
+      tensors_.push_back({.name = std::move(tensor.name),
                           .layer = layer_,
                           .id = id,
                           .expert = expert,
@@ -135,15 +135,28 @@ class TensorList {
                           .dtype = tensor.dtype,
                           .shape = std::move(tensor.shape),
                           .bytes = tensor.bytes,
-                          .is_shape = tensor.content == FormTensor::Content::kSizes,
-                          .is_divisor = tensor.content == FormTensor::Content::kInverse});
+                          .is_shape = !tensor.is_plane && is_codes,
+                          .is_divisor = !tensor.is_plane && !is_codes});
     }
+  }
+
+  // Those of a matrix by its method, or of values.
+  std::vector<WrittenTensor> tensors_of(const std::string& name, WeightId matrix,
+                                        const WeightInfo& info) const {
+    if (writer_ && matrix.mlp()) return writer_->tensors(name, info.rows, info.cols);
+    const auto bytes = static_cast<uint64_t>(info.rows * info.cols * byte_size(info.dtype));
+    return {{.name = name,
+             .dtype = info.dtype,
+             .shape = {info.rows, info.cols},
+             .bytes = bytes,
+             .is_plane = true}};
   }
 
   const SynthModel& model_;
   const Family& family_;
   std::unique_ptr<WeightSource> source_;
   WeightForm form_;
+  std::optional<MethodWriter> writer_;
   int64_t layer_ = 0;
   std::vector<SynthTensor> tensors_;
 };
@@ -220,9 +233,10 @@ nlohmann::ordered_json make_config(const SynthModel& model) {
     config["shared_expert_intermediate_size"] = spec.shared.intermediate_size;
   }
   if (spec.quant.weights != WeightScale::kNone) {
-    WeightForm form = form_of(spec);
+    MethodForm form = method_form(form_of(spec));
     form.quant = spec.quant;
-    config["quantization_config"] = quantization_config(form, gates_of(model, family));
+    const std::string text = MethodWriter(form).configuration(gates_of(model, family));
+    config["quantization_config"] = nlohmann::ordered_json::parse(text);
   }
   return config;
 }

@@ -8,6 +8,7 @@
 #include "quant/weight_format.h"
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <utility>
 #include <vector>
@@ -202,6 +203,35 @@ std::optional<QuantizedWeights> usual_storage(DType element, const QuantSpec& sp
                             .planes = compressed_planes(storage, spec)};
   }
   return std::nullopt;
+}
+
+std::string write_compressed_tensors(const MethodForm& form, const std::vector<std::string>& kept) {
+  using Json = nlohmann::ordered_json;
+  const quant::WeightFormat* const format = quant::find_format(form.codes);
+  const std::string type(format == nullptr ? "" : format->compressed_tensors);
+  Json weights = {{"num_bits", form.code_bits},
+                  {"type", type},
+                  {"symmetric", form.quant.zeros == WeightZero::kNone}};
+  if (form.quant.weights == WeightScale::kBlock) {
+    weights["strategy"] = form.quant.has_global_scale ? "tensor_group" : "group";
+    weights["group_size"] = form.quant.block_cols;
+  } else {
+    weights["strategy"] = "channel";
+  }
+  Json rows = nullptr;
+  if (form.quant.activations == ActivationScale::kToken) {
+    rows = {{"num_bits", 8},
+            {"type", type},
+            {"symmetric", true},
+            {"strategy", "token"},
+            {"dynamic", true}};
+  }
+  const Json group = {{"targets", {"Linear"}}, {"weights", weights}, {"input_activations", rows}};
+  const Json config = {{"quant_method", form.method},
+                       {"format", form.format},
+                       {"config_groups", {{"group_0", group}}},
+                       {"ignore", kept}};
+  return config.dump();
 }
 
 QuantizedWeights read_compressed_tensors(const io::JsonValue& config) {

@@ -105,7 +105,20 @@ constexpr StoredPlane kOrder = {.suffix = "_g_idx",
                                 .plane = WeightPlane::kColumnOrder,
                                 .types = kIndexTypes,
                                 .shapes = columns};
-constexpr StoredPlane kShape = unused("_shape", "");  // says what the configuration says
+// Sizes say what the configuration says; they are written beside words alone.
+constexpr std::array kSizeTypes = {DType::kI64};
+StoredShapes size_shapes(const MatrixForm&) { return {{2}}; }
+void encode_sizes(const MatrixForm& form, const MatrixPlanes&, std::span<std::byte> tensor) {
+  const std::array<int64_t, 2> sizes = {form.rows, form.cols};
+  std::memcpy(tensor.data(), sizes.data(), sizeof(sizes));
+}
+constexpr StoredPlane kShape = unused("_shape", "");
+constexpr StoredPlane kWrittenShape = {.suffix = "_shape",
+                                       .ending = "",
+                                       .use = StoredPlane::Use::kUnused,
+                                       .types = kSizeTypes,
+                                       .shapes = size_shapes,
+                                       .encode = encode_sizes};
 
 constexpr std::array kPairs = {pairs_of_codes("_packed", ""), kShape};
 constexpr std::array kPairsWithExponents = {pairs_of_codes("_packed", ""), exponents("_scale", ""),
@@ -117,7 +130,8 @@ constexpr std::array kPairsWithGlobal = {pairs_of_codes("_packed", ""),
                                                      .types = kFloatTypes,
                                                      .shapes = single,
                                                      .type = DType::kF32,
-                                                     .decode = decode_divisor},
+                                                     .decode = decode_divisor,
+                                                     .encode = encode_divisor},
                                          unused(".input_global_scale"), kShape};
 constexpr std::array kExponents = {exponents("_scale", "")};
 
@@ -129,10 +143,10 @@ struct Words {
   std::array<StoredPlane, 4> with_both;
 };
 constexpr Words words_with(const StoredPlane& codes) {
-  return {.symmetric = {codes, kShape},
-          .with_zeros = {codes, kZeroWords, kShape},
-          .with_order = {codes, kOrder, kShape},
-          .with_both = {codes, kZeroWords, kOrder, kShape}};
+  return {.symmetric = {codes, kWrittenShape},
+          .with_zeros = {codes, kZeroWords, kWrittenShape},
+          .with_order = {codes, kOrder, kWrittenShape},
+          .with_both = {codes, kZeroWords, kOrder, kWrittenShape}};
 }
 constexpr Words kWords = words_with(kWordCodes);
 constexpr Words kWordsOfBytes = words_with(with_signs_flipped(kWordCodes));

@@ -5,6 +5,8 @@
 
 #include "conclave/error.h"
 
+#include <nlohmann/json.hpp>
+
 namespace conclave::inline v0::checkpoint {
 
 QuantizedWeights read_fp8(const io::JsonValue& config) {
@@ -23,6 +25,21 @@ QuantizedWeights read_fp8(const io::JsonValue& config) {
         .reject(ErrorCode::kConfigValue, "no such activation scheme", "dynamic or static");
   }
   return usual_codes(DType::kF8E4M3, spec);
+}
+
+std::string write_fp8(const MethodForm& form, const std::vector<std::string>& kept) {
+  const QuantSpec& quant = form.quant;
+  const bool fixed = quant.activations == ActivationScale::kTensorStatic;
+  nlohmann::ordered_json config = {{"quant_method", form.method},
+                                   {"fmt", "e4m3"},
+                                   {"activation_scheme", fixed ? "static" : "dynamic"},
+                                   {"weight_block_size", nullptr}};
+  if (quant.weights == WeightScale::kBlock) {
+    config["weight_block_size"] = {quant.block_rows, quant.block_cols};
+  }
+  if (quant.power_of_two_scales) config["scale_fmt"] = "ue8m0";
+  if (!kept.empty()) config["modules_to_not_convert"] = kept;
+  return config.dump();
 }
 
 }  // namespace conclave::inline v0::checkpoint

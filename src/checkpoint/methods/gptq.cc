@@ -10,6 +10,7 @@
 #include "conclave/error.h"
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 
@@ -72,20 +73,34 @@ void check_groups_are_neighbours(const MatrixForm& form, const PlaneInput& order
 }
 
 // Words of whole codes lie as canonical ones do, but for their order.
-void transpose_words(const MatrixForm& form, std::span<const std::byte> words,
-                     std::span<std::byte> plane) {
+bool has_whole_codes(const MatrixForm& form) {
+  const int64_t bits = bits_of(form);
+  return bits == integer_bits(bits) && form.cols * bits % kWordBits == 0;
+}
+
+// Calls take(stored, canonical) with the numbers of each word in both orders.
+template <class Take>
+void for_each_word(const MatrixForm& form, const Take& take) {
   constexpr int64_t kTile = 16;
-  constexpr auto kBytes = static_cast<int64_t>(sizeof(uint32_t));
   const int64_t lines = form.cols * bits_of(form) / kWordBits;
   for (int64_t first = 0; first < form.rows; first += kTile) {
     const int64_t last = std::min(first + kTile, form.rows);
     for (int64_t line = 0; line < lines; ++line) {
-      for (int64_t row = first; row < last; ++row) {
-        const uint32_t word = word_at(words, line * form.rows + row);
-        std::memcpy(plane.data() + (row * lines + line) * kBytes, &word, sizeof(word));
-      }
+      for (int64_t row = first; row < last; ++row) take(line * form.rows + row, row * lines + line);
     }
   }
+}
+
+void copy_word(std::span<const std::byte> from, int64_t index, std::span<std::byte> to,
+               int64_t place) {
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(uint32_t));
+  std::memcpy(to.data() + place * kBytes, from.data() + index * kBytes, sizeof(uint32_t));
+}
+
+void transpose_words(const MatrixForm& form, std::span<const std::byte> words,
+                     std::span<std::byte> plane) {
+  for_each_word(
+      form, [&](int64_t stored, int64_t canonical) { copy_word(words, stored, plane, canonical); });
   if (bits_of(form) == 8) flip_signs(plane);
 }
 
@@ -93,12 +108,29 @@ void decode_codes(const MatrixForm& form, std::span<const PlaneInput> inputs,
                   std::span<std::byte> plane) {
   const int64_t bits = bits_of(form);
   const std::span<const std::byte> words = inputs[0].bytes;
-  const bool whole = bits == integer_bits(bits) && form.cols * bits % kWordBits == 0;
-  if (whole) return transpose_words(form, words, plane);
+  if (has_whole_codes(form)) return transpose_words(form, words, plane);
   for (int64_t row = 0; row < form.rows; ++row) {
     const auto word = [&](int64_t i) { return word_at(words, i * form.rows + row); };
     for (int64_t col = 0; col < form.cols; ++col) {
       set_integer(plane.data(), row * form.cols + col, bits, code_in_line(word, col, bits));
+    }
+  }
+}
+
+void encode_codes(const MatrixForm& form, const MatrixPlanes& planes, std::span<std::byte> tensor) {
+  const int64_t bits = bits_of(form);
+  if (has_whole_codes(form)) {
+    for_each_word(form, [&](int64_t stored, int64_t canonical) {
+      copy_word(planes.codes, canonical, tensor, stored);
+    });
+    if (bits == 8) flip_signs(tensor);
+    return;
+  }
+  const int64_t row_codes = ceil_div(form.cols, 2) * 2;  // each row begins with a byte of its own
+  for (int64_t row = 0; row < form.rows; ++row) {
+    for (int64_t col = 0; col < form.cols; ++col) {
+      const uint32_t code = stored_integer(planes.codes.data(), row * row_codes + col, bits);
+      put_in_line(tensor, row, form.rows, col, bits, code);
     }
   }
 }
@@ -125,6 +157,35 @@ void decode_scales(const MatrixForm& form, std::span<const PlaneInput> inputs,
   transpose(inputs[0], form.groups, form.rows, plane);
 }
 
+void encode_scales(const MatrixForm& form, const MatrixPlanes& planes,
+                   std::span<std::byte> tensor) {
+  const int64_t bytes = static_cast<int64_t>(tensor.size()) / (form.rows * form.groups);
+  transpose(planes.scales, bytes, form.rows, form.groups, tensor);
+}
+
+// A code of 0 stands for less than any zero point, so that none borrows from its neighbour.
+void encode_zeros(const MatrixForm& form, const MatrixPlanes& planes, std::span<std::byte> tensor) {
+  const int64_t bits = bits_of(form);
+  const int64_t words = ceil_div(form.rows * bits, kWordBits);
+  const int64_t least = form.quant->stored.zeros_less_one ? 1 : 0;
+  for (int64_t group = 0; group < form.groups; ++group) {
+    for (int64_t row = 0; row < form.rows; ++row) {
+      int64_t zero = middle_of(bits);
+      if (!planes.zeros.empty()) {
+        zero += static_cast<int64_t>(value_at<float>(planes.zeros, row * form.groups + group));
+      }
+      put_in_line(tensor, group * words, 1, row, bits, static_cast<uint32_t>(zero - least));
+    }
+  }
+}
+
+void encode_order(const MatrixForm& form, const MatrixPlanes&, std::span<std::byte> tensor) {
+  for (int64_t col = 0; col < form.cols; ++col) {
+    const auto group = static_cast<int32_t>(col / form.group_cols);
+    std::memcpy(tensor.data() + col * static_cast<int64_t>(sizeof(group)), &group, sizeof(group));
+  }
+}
+
 void decode_zeros(const MatrixForm& form, std::span<const PlaneInput> inputs,
                   std::span<std::byte> plane) {
   for (int64_t row = 0; row < form.rows; ++row) {
@@ -144,24 +205,28 @@ constexpr std::array kPlanes = {
                 .types = kWordTypes,
                 .shapes = code_shapes,
                 .decode = decode_checked<kSymmetric, kOrdered>,
-                .optional_inputs = kAids},
-    StoredPlane{.suffix = ".scales",
-                .plane = WeightPlane::kScale,
-                .types = kFloatTypes,
-                .shapes = scale_shapes,
-                .decode = decode_scales},
+                .optional_inputs = kAids,
+                .encode = encode_codes},
     StoredPlane{.suffix = kZeros,
                 .use = kSymmetric ? StoredPlane::Use::kInput : StoredPlane::Use::kPlane,
                 .plane = WeightPlane::kZero,
                 .types = kWordTypes,
                 .shapes = zero_shapes,
                 .type = DType::kF32,
-                .decode = decode_zeros},
+                .decode = decode_zeros,
+                .encode = encode_zeros},
+    StoredPlane{.suffix = ".scales",
+                .plane = WeightPlane::kScale,
+                .types = kFloatTypes,
+                .shapes = scale_shapes,
+                .decode = decode_scales,
+                .encode = encode_scales},
     StoredPlane{.suffix = kOrder,
                 .use = kOrdered ? StoredPlane::Use::kPlane : StoredPlane::Use::kInput,
                 .plane = WeightPlane::kColumnOrder,
                 .types = kIndexTypes,
-                .shapes = order_shapes},
+                .shapes = order_shapes,
+                .encode = kOrdered ? nullptr : encode_order},
 };
 
 std::span<const StoredPlane> planes_for(bool symmetric, bool ordered) {
@@ -246,6 +311,16 @@ QuantizedWeights with_rules(const io::JsonValue& config, const io::JsonValue& dy
   return of_modules(std::move(found));
 }
 
+// A name as a pattern that matches nothing else.
+std::string pattern_of(const std::string& name) {
+  std::string pattern = "-:^";
+  for (const char c : name) {
+    if (c == '.') pattern += '\\';
+    pattern += c;
+  }
+  return pattern + "$";
+}
+
 }  // namespace
 
 QuantizedWeights read_gptq(const io::JsonValue& config) {
@@ -253,6 +328,23 @@ QuantizedWeights read_gptq(const io::JsonValue& config) {
   const auto dynamic = config.find_set("dynamic");
   if (dynamic && dynamic->is_object()) return with_rules(config, *dynamic);
   return weights_of(config, settings_of(config));
+}
+
+std::string write_gptq(const MethodForm& form, const std::vector<std::string>& kept) {
+  using Json = nlohmann::ordered_json;
+  Json rules = Json::object();
+  for (const std::string& name : kept) rules[pattern_of(name)] = Json::object();
+  const bool groups = form.quant.weights == WeightScale::kBlock;
+  const Json config = {{"quant_method", form.method},
+                       {"bits", form.code_bits},
+                       {"group_size", groups ? form.quant.block_cols : -1},
+                       {"desc_act", form.quant.has_column_order},
+                       {"sym", form.quant.zeros == WeightZero::kNone},
+                       {"lm_head", false},
+                       {"checkpoint_format", "gptq"},
+                       {"pack_dtype", "int32"},
+                       {"dynamic", rules}};
+  return config.dump();
 }
 
 namespace {

@@ -47,13 +47,18 @@ void set_float(std::span<std::byte> plane, int64_t index, float value) {
 }
 
 void transpose(const PlaneInput& input, int64_t rows, int64_t cols, std::span<std::byte> plane) {
-  switch (byte_size(input.info->dtype)) {
+  transpose(input.bytes, byte_size(input.info->dtype), rows, cols, plane);
+}
+
+void transpose(std::span<const std::byte> array, int64_t element_bytes, int64_t rows, int64_t cols,
+               std::span<std::byte> out) {
+  switch (element_bytes) {
     case 1:
-      return transpose_as<uint8_t>(input.bytes, rows, cols, plane);
+      return transpose_as<uint8_t>(array, rows, cols, out);
     case 2:
-      return transpose_as<uint16_t>(input.bytes, rows, cols, plane);
+      return transpose_as<uint16_t>(array, rows, cols, out);
     default:
-      return transpose_as<uint32_t>(input.bytes, rows, cols, plane);
+      return transpose_as<uint32_t>(array, rows, cols, out);
   }
 }
 

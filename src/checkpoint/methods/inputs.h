@@ -31,6 +31,8 @@ void set_float(std::span<std::byte> plane, int64_t index, float value);
 
 // Writes an array [rows, cols] as [cols, rows], whatever the type of its elements.
 void transpose(const PlaneInput& input, int64_t rows, int64_t cols, std::span<std::byte> plane);
+void transpose(std::span<const std::byte> array, int64_t element_bytes, int64_t rows, int64_t cols,
+               std::span<std::byte> out);
 
 // Throws Error(kTensorDType, kTensorShape) unless a tensor beside the one that has the plane has
 // one of the types and shapes. Stacks have another axis in front.

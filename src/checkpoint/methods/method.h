@@ -6,6 +6,7 @@
 #include "io/json.h"
 
 #include "conclave/dtype.h"
+#include "conclave/methods.h"
 #include "conclave/safetensors.h"
 #include "conclave/spec.h"
 #include "conclave/weights.h"
@@ -95,14 +96,14 @@ using StoredShapes = std::vector<std::vector<int64_t>>;
 
 // The tensor "X<suffix>" holds a plane of the matrix "X<ending>", or serves to read one.
 struct StoredPlane {
-  enum class Use : uint8_t { kPlane, kInput, kUnused };
+  using Use = MethodTensor::Use;
 
   std::string_view suffix;
   std::string_view ending = ".weight";
   Use use = Use::kPlane;
   WeightPlane plane = WeightPlane::kWeights;
-  // The rest is for Use::kPlane. Types and shapes in which the tensor may be stored; a stack has
-  // one more axis in front.
+  // Types and shapes in which the tensor may be stored; a stack has one more axis in front. Those
+  // of inputs say what is written.
   std::span<const DType> types = {};
   StoredShapes (*shapes)(const MatrixForm& form) = nullptr;
   // The type of the plane's elements; without one, that of codes, or for other planes the stored.
@@ -120,8 +121,13 @@ struct StoredPlane {
   std::span<const std::string_view> inputs = {};
   std::span<const std::string_view> optional_inputs = {};
 
-  // The same for codes of a matrix that layers have as values only, such as a router: it is decoded
-  // to float32. Null: such matrices are not read.
+  // The way back, for methods that are written: the bytes of a tensor with the first of the shapes
+  // and types. Without it only planes are written, those that lie in place.
+  void (*encode)(const MatrixForm& form, const MatrixPlanes& planes,
+                 std::span<std::byte> tensor) = nullptr;
+
+  // What `decode` is, for codes of a matrix that layers have as values only, such as a router: it
+  // is decoded to float32. Null: such matrices are not read.
   StoredShapes (*value_shapes)(const MatrixForm& form) = nullptr;
   void (*decode_values)(const MatrixForm& form, std::span<const PlaneInput> inputs,
                         std::span<std::byte> values) = nullptr;
@@ -147,6 +153,9 @@ struct Method {
   // What tensors of its scales, and of the steps of its rows, are called usually.
   std::string_view scale = "_scale";
   std::string_view step = "input_scale";
+  // The way back: the text of a configuration that `read` understands as this form. Null: matrices
+  // are not written so.
+  std::string (*write)(const MethodForm& form, const std::vector<std::string>& kept) = nullptr;
 };
 std::span<const Method> known_methods();
 // Its first row of this name; null if it is not read.

@@ -1,4 +1,4 @@
-// The readers of the methods' configurations, for their table.
+// The readers and writers of the methods' configurations, for their table.
 #pragma once
 
 #include "checkpoint/methods/method.h"
@@ -6,13 +6,17 @@
 namespace conclave::inline v0::checkpoint {
 
 QuantizedWeights read_fp8(const io::JsonValue& config);
+std::string write_fp8(const MethodForm& form, const std::vector<std::string>& kept);
 QuantizedWeights read_fp4_experts(const io::JsonValue& config);
 QuantizedWeights read_compressed_tensors(const io::JsonValue& config);
+std::string write_compressed_tensors(const MethodForm& form, const std::vector<std::string>& kept);
 QuantizedWeights read_modelopt(const io::JsonValue& config);
 QuantizedWeights read_gptq(const io::JsonValue& config);
+std::string write_gptq(const MethodForm& form, const std::vector<std::string>& kept);
 QuantizedWeights read_awq(const io::JsonValue& config);
 QuantizedWeights read_auto_round(const io::JsonValue& config);
 QuantizedWeights read_mxfp4(const io::JsonValue& config);
+std::string write_mxfp4(const MethodForm& form, const std::vector<std::string>& kept);
 QuantizedWeights read_bitsandbytes(const io::JsonValue& config);
 QuantizedWeights read_quark(const io::JsonValue& config);
 QuantizedWeights read_mlx(const io::JsonValue& config);

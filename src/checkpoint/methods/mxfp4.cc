@@ -4,6 +4,8 @@
 #include "checkpoint/methods/shared_planes.h"
 #include "core/checked.h"
 
+#include <nlohmann/json.hpp>
+
 namespace conclave::inline v0::checkpoint {
 namespace {
 
@@ -38,6 +40,12 @@ QuantizedWeights read_mxfp4(const io::JsonValue&) {
   QuantizedWeights weights{.element = DType::kF4, .planes = kPlanes};
   set_block(weights.spec, 1, kBlock);
   return weights;
+}
+
+std::string write_mxfp4(const MethodForm& form, const std::vector<std::string>& kept) {
+  const nlohmann::ordered_json config = {{"quant_method", form.method},
+                                         {"modules_to_not_convert", kept}};
+  return config.dump();
 }
 
 }  // namespace conclave::inline v0::checkpoint

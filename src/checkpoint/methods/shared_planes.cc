@@ -56,4 +56,8 @@ void decode_divisor(const MatrixForm&, std::span<const PlaneInput> inputs,
   set_float(plane, 0, 1.0F / divisor);
 }
 
+void encode_divisor(const MatrixForm&, const MatrixPlanes& planes, std::span<std::byte> tensor) {
+  set_float(tensor, 0, 1.0F / planes.matrix_scale);
+}
+
 }  // namespace conclave::inline v0::checkpoint

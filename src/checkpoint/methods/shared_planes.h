@@ -58,6 +58,8 @@ constexpr StoredPlane global_scale(std::string_view suffix, std::string_view end
 }
 void decode_divisor(const MatrixForm& form, std::span<const PlaneInput> inputs,
                     std::span<std::byte> plane);
+void encode_divisor(const MatrixForm& form, const MatrixPlanes& planes,
+                    std::span<std::byte> tensor);
 
 // A tensor of a matrix that layers do not need.
 constexpr StoredPlane unused(std::string_view suffix, std::string_view ending = ".weight") {

@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 namespace conclave::tool {
@@ -102,6 +103,14 @@ FormPointer parse(const std::string& text, Container container, ScaleRule rule, 
 
 std::vector<std::string> quantised_form_names() {
   return names_where([](const FormRow& row) { return row.has_codes; });
+}
+
+std::vector<std::string> form_methods() {
+  std::set<std::string> methods;
+  for (const FormRow& row : all_rows()) {
+    if (!row.method.empty()) methods.insert(row.method);
+  }
+  return {methods.begin(), methods.end()};
 }
 
 bool is_form_of_gguf_alone(std::string_view name) {

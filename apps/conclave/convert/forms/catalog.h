@@ -24,6 +24,7 @@ using FormPointer = std::shared_ptr<const TargetForm>;
 struct FormRow {
   std::string name;
   Container container = Container::kSafetensors;
+  std::string method = {};  // quant_method; empty: blocks, or values
   bool has_codes = true;
   // Whether other linear layers of a model may have other forms.
   bool mixes = false;
@@ -41,6 +42,9 @@ std::vector<FormRow> gguf_forms();
 
 // Names of all forms with codes, each once.
 std::vector<std::string> quantised_form_names();
+
+// The methods that forms are stored by, each once.
+std::vector<std::string> form_methods();
 
 // Whether a name stands for a form of GGUF files and none of directories.
 bool is_form_of_gguf_alone(std::string_view name);

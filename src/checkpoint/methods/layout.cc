@@ -1,0 +1,73 @@
+// Lists the tensors of a method for those who load them by names of their own.
+#include "checkpoint/methods/tensor_rows.h"
+#include "checkpoint/quantization.h"
+#include "io/json.h"
+
+#include "conclave/error.h"
+#include "conclave/methods.h"
+
+#include <algorithm>
+
+namespace conclave::inline v0 {
+namespace {
+
+using checkpoint::MatrixForm;
+using checkpoint::QuantizedWeights;
+using checkpoint::TensorRow;
+
+// So many more rows or columns lengthen every axis that they lie along, whatever a word holds.
+constexpr int64_t kMore = 1 << 20;
+
+int axis_that_differs(const std::vector<int64_t>& one, const std::vector<int64_t>& other) {
+  const auto [at, found] = std::ranges::mismatch(one, other);
+  return at == one.end() ? -1 : static_cast<int>(at - one.begin());
+}
+
+MethodTensor tensor_of(const TensorRow& row, const QuantizedWeights& quant, int64_t rows,
+                       int64_t cols) {
+  const MatrixForm form = matrix_form(quant, rows, cols);
+  const std::vector<int64_t> shape = shape_of(row, form);
+  const auto axis = [&](int64_t more_rows, int64_t more_cols) {
+    const MatrixForm larger = matrix_form(quant, rows + more_rows, cols + more_cols);
+    return axis_that_differs(shape, shape_of(row, larger));
+  };
+  return {.name = row.name,
+          .use = row.use,
+          .plane = row.plane,
+          .dtypes = types_of(row, form),
+          .shape = shape,
+          .rows_axis = axis(kMore, 0),
+          .cols_axis = axis(0, kMore)};
+}
+
+}  // namespace
+
+std::vector<std::string> checkpoint_methods() {
+  std::vector<std::string> names;
+  for (const checkpoint::Method& method : checkpoint::known_methods()) {
+    const bool is_new = std::ranges::find(names, method.name) == names.end();
+    if (is_new) names.emplace_back(method.name);
+  }
+  return names;
+}
+
+MethodLayout method_layout(const std::string& config, std::string_view matrix, int64_t rows,
+                           int64_t cols) {
+  const io::JsonDocument document = io::JsonDocument::parse(config, "quantization_config");
+  const checkpoint::Quantization found = checkpoint::read_quantization(document.root());
+  MethodLayout layout{.method = found.method, .reason = found.reason};
+  if (!found.weights) {
+    if (layout.reason.empty()) layout.reason = "the method is not known";
+    return layout;
+  }
+  const QuantizedWeights& quant = *found.weights;
+  layout.codes = quant.element;
+  layout.code_bits = quant.stored.bits == 0 ? bit_size(quant.element) : quant.stored.bits;
+  layout.quant = quant.spec;
+  for (const TensorRow& row : tensor_rows(quant, found.method, matrix)) {
+    layout.tensors.push_back(tensor_of(row, quant, rows, cols));
+  }
+  return layout;
+}
+
+}  // namespace conclave::inline v0

@@ -1,0 +1,128 @@
+// The tensors that a method is said to have are those of the files that its own package wrote.
+#include "checkpoint/golden_folder.h"
+#include "checkpoint/tiny_model.h"
+
+#include "conclave/methods.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace conclave::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using Use = MethodTensor::Use;
+
+std::vector<std::string> golden_names() {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator("testdata/quantised")) {
+    // Those have a scheme for each module, stacks, an unusual type, or a part of their
+    // configuration elsewhere.
+    const std::string name = entry.path().filename().string();
+    const auto has = [&](const char* part) { return name.find(part) != std::string::npos; };
+    if (!entry.is_directory() || has("mixed") || has("stacked") || has("fp4-wide") ||
+        has("deepseek_v4") || has("bf16-storage")) {
+      continue;
+    }
+    names.push_back(name);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::optional<nlohmann::json> quantization_of(const TinyModel& model) {
+  for (const char* key : {"quantization_config", "quantization"}) {
+    if (model.config.contains(key)) return model.config[key];
+  }
+  return std::nullopt;
+}
+
+// Without axes of one, which scales have or not.
+std::vector<int64_t> squeezed(std::vector<int64_t> shape) {
+  std::erase(shape, 1);
+  return shape;
+}
+
+class LayoutOf : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(LayoutOf, Tensors_AreThoseOfTheFile) {
+  const TinyModel model = golden_folder(GetParam());
+  const auto quantization = quantization_of(model);
+  if (!quantization) GTEST_SKIP() << "config.json names no method";
+  const bool mixtral = GetParam().starts_with("mixtral");
+  const bool mlx = GetParam().find("mlx") != std::string::npos;
+  const bool stack = mlx || GetParam().starts_with("gpt_oss");
+  std::string matrix = mixtral ? "block_sparse_moe.experts.1.w2" : "mlp.experts.1.down_proj";
+  if (stack) matrix = mlx ? "mlp.switch_mlp.down_proj" : "mlp.experts.down_proj";
+  const char* inner_key =
+      mixtral || GetParam().starts_with("gpt_oss") ? "intermediate_size" : "moe_intermediate_size";
+  const int64_t hidden = model.config["hidden_size"];
+  const int64_t inner = model.config[inner_key];
+  const auto find = [&](const std::string& name) {
+    return std::ranges::find_if(
+        model.tensors, [&](const TinyTensor& tensor) { return tensor.name.ends_with("." + name); });
+  };
+  const std::string name = matrix + (GetParam().starts_with("gpt_oss") ? "" : ".weight");
+  const MethodLayout layout = method_layout(quantization->dump(), name, hidden, inner);
+  ASSERT_EQ(layout.reason, "");
+  std::set<WeightPlane> planes;
+  for (const MethodTensor& tensor : layout.tensors) {
+    if (tensor.use != Use::kPlane) continue;
+    EXPECT_TRUE(planes.insert(tensor.plane).second) << tensor.name;
+    const auto stored = find(tensor.name);
+    ASSERT_NE(stored, model.tensors.end()) << tensor.name;
+    std::vector<int64_t> shape = stored->shape;
+    if (stack) shape.erase(shape.begin());
+    EXPECT_EQ(squeezed(shape), squeezed(tensor.shape)) << tensor.name;
+    EXPECT_TRUE(std::ranges::find(tensor.dtypes, stored->dtype) != tensor.dtypes.end())
+        << tensor.name;
+  }
+  EXPECT_TRUE(planes.contains(WeightPlane::kWeights));
+}
+
+INSTANTIATE_TEST_SUITE_P(Golden, LayoutOf, ::testing::ValuesIn(golden_names()),
+                         [](const auto& test) {
+                           std::string name = test.param;
+                           std::ranges::replace(name, '-', '_');
+                           return name;
+                         });
+
+TEST(MethodLayout, Axes_AreThoseOfRowsAndColumns) {
+  const std::string config =
+      R"({"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": false, "sym": false})";
+  const MethodLayout layout = method_layout(config, "w1.weight", 64, 96);
+  EXPECT_EQ(layout.method, "gptq");
+  EXPECT_EQ(layout.codes, DType::kI4);
+  EXPECT_EQ(layout.code_bits, 4);
+  ASSERT_EQ(layout.tensors.size(), 4U);
+  const MethodTensor& codes = layout.tensors[0];
+  EXPECT_EQ(codes.name, "w1.qweight");
+  EXPECT_EQ(codes.shape, (std::vector<int64_t>{12, 64}));
+  EXPECT_EQ(codes.rows_axis, 1);
+  EXPECT_EQ(codes.cols_axis, 0);
+  const MethodTensor& zeros = layout.tensors[1];
+  EXPECT_EQ(zeros.name, "w1.qzeros");
+  EXPECT_EQ(zeros.shape, (std::vector<int64_t>{3, 8}));
+  EXPECT_EQ(zeros.rows_axis, 1);
+  EXPECT_EQ(zeros.cols_axis, 0);
+  const MethodTensor& order = layout.tensors[3];
+  EXPECT_EQ(order.name, "w1.g_idx");
+  EXPECT_EQ(order.use, Use::kInput);
+  EXPECT_EQ(order.rows_axis, -1);
+  EXPECT_EQ(order.cols_axis, 0);
+}
+
+TEST(MethodLayout, WhatIsNotRead_HasAReason) {
+  EXPECT_NE(method_layout(R"({"quant_method": "hqq"})", "w1.weight", 8, 8).reason, "");
+  EXPECT_NE(method_layout(R"({"quant_method": "nonsense"})", "w1.weight", 8, 8).reason, "");
+  EXPECT_THROW(method_layout("{", "w1.weight", 8, 8), Error);
+}
+
+}  // namespace
+}  // namespace conclave::testing
