@@ -4,6 +4,7 @@
 #include "errors.h"
 #include "gguf_blocks.h"
 #include "layer.h"
+#include "methods.h"
 #include "permute.h"
 #include "routing.h"
 #include "tool.h"
@@ -18,6 +19,7 @@ NB_MODULE(_conclave, module) {
   conclave::python::bind_context(module);
   conclave::python::bind_checkpoint(module);
   conclave::python::bind_gguf_blocks(module);
+  conclave::python::bind_methods(module);
   conclave::python::bind_tuning(module);
   conclave::python::bind_layer(module);
   conclave::python::bind_routing(module);

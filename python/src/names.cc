@@ -80,6 +80,19 @@ constexpr Word<ReloadMode> kReloadModes[] = {CONCLAVE_WORD("staged", ReloadMode,
                                              CONCLAVE_WORD("in_place", ReloadMode, kInPlace)};
 constexpr Word<ExpertSet> kExpertSets[] = {CONCLAVE_WORD("text", ExpertSet, kText),
                                            CONCLAVE_WORD("vision", ExpertSet, kVision)};
+constexpr Word<WeightPlane> kPlanes[] = {
+    CONCLAVE_WORD("codes", WeightPlane, kWeights),
+    CONCLAVE_WORD("bias", WeightPlane, kBias),
+    CONCLAVE_WORD("scale", WeightPlane, kScale),
+    CONCLAVE_WORD("zero", WeightPlane, kZero),
+    CONCLAVE_WORD("second_scale", WeightPlane, kSecondScale),
+    CONCLAVE_WORD("global_scale", WeightPlane, kGlobalScale),
+    CONCLAVE_WORD("input_scale", WeightPlane, kInputScale),
+    CONCLAVE_WORD("column_order", WeightPlane, kColumnOrder),
+    CONCLAVE_WORD("column_factor", WeightPlane, kColumnFactor)};
+constexpr Word<MethodTensor::Use> kUses[] = {CONCLAVE_WORD("plane", MethodTensor::Use, kPlane),
+                                             CONCLAVE_WORD("input", MethodTensor::Use, kInput),
+                                             CONCLAVE_WORD("unused", MethodTensor::Use, kUnused)};
 
 #undef CONCLAVE_WORD
 
@@ -107,6 +120,8 @@ std::span<const Word<Determinism>> words(Determinism) { return kDeterminisms; }
 std::span<const Word<GateUpOrder>> words(GateUpOrder) { return kGateUpOrders; }
 std::span<const Word<ReloadMode>> words(ReloadMode) { return kReloadModes; }
 std::span<const Word<ExpertSet>> words(ExpertSet) { return kExpertSets; }
+std::span<const Word<WeightPlane>> words(WeightPlane) { return kPlanes; }
+std::span<const Word<MethodTensor::Use>> words(MethodTensor::Use) { return kUses; }
 
 void throw_unknown_word(std::string_view field, std::string_view found, std::string_view known) {
   throw Error(ErrorCode::kUnknownName, {.what = "an option has an unknown value",

@@ -3,6 +3,7 @@
 
 #include "conclave/checkpoint.h"
 #include "conclave/layer.h"
+#include "conclave/methods.h"
 #include "conclave/spec.h"
 #include "conclave/weights.h"
 
@@ -42,6 +43,8 @@ std::span<const Word<Determinism>> words(Determinism of);
 std::span<const Word<GateUpOrder>> words(GateUpOrder of);
 std::span<const Word<ReloadMode>> words(ReloadMode of);
 std::span<const Word<ExpertSet>> words(ExpertSet of);
+std::span<const Word<WeightPlane>> words(WeightPlane of);
+std::span<const Word<MethodTensor::Use>> words(MethodTensor::Use of);
 
 // Throws Error(kUnknownName) naming the field and listing the words.
 [[noreturn]] void throw_unknown_word(std::string_view field, std::string_view found,

@@ -17,8 +17,6 @@ from conclave.vllm._packers import MethodExperts, Packer
 from conclave.vllm.activation import MoEActivation
 from conclave.vllm.weights import pack_flat, unpack_flat
 
-WORD = 32  # bits
-
 
 class Declared(NamedTuple):
     """A parameter that is to be made."""
@@ -38,14 +36,6 @@ class Matrix:
     cols: int
     parts: int
     ranks: int = 1  # over which columns are cut, where each has the scales of all groups
-
-    def words_of_rows(self, bits: int) -> int:
-        """Words that the rows of a column take, of each part by itself."""
-        return self.parts * -(-(self.rows // self.parts) * bits // WORD)
-
-    def groups(self, size: int) -> int:
-        """Groups of columns; one where all columns are a group."""
-        return 1 if size <= 0 else -(-self.cols * self.ranks // size)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -158,6 +158,10 @@ def read_scheme(quant_config: Any, prefix: str, has_bias: bool = False) -> Schem
     if reader is None:
         if name in _method_readers.KERNEL_ORDERS:
             _method_readers.refuse_order(_method_readers.KERNEL_ORDERS[name])
+        if name in WITHOUT_PARAMETERS:
+            raise ConclaveUnsupportedError(
+                f"quant_config: {name} does not run here; {WITHOUT_PARAMETERS[name]}"
+            )
         known = ", ".join(sorted(_READERS))
         raise ConclaveUnsupportedError(f"quant_config: {name} does not run here; {known} do")
     return reader(read)
@@ -323,7 +327,7 @@ def _compressed(read: Any) -> Scheme | MethodScheme:
 def _modelopt(read: Any) -> Scheme | MethodScheme:
     stated = read("quantization")
     algorithm = str(read("quant_algo") or (stated or {}).get("quant_algo"))
-    packed = _method_readers.modelopt(_mapping(read), algorithm)
+    packed = _method_readers.modelopt(_mapping(read))
     if packed is not None:
         return packed
     if algorithm == "FP8":
@@ -347,6 +351,7 @@ _READERS: dict[str, Callable[[Any], Scheme | PackedScheme]] = {
     "compressed-tensors": _compressed,
     "modelopt": _modelopt,
     "modelopt-fp4": _modelopt,
+    "modelopt-mxfp8": _modelopt,
     "gptq": _of_method(_method_readers.gptq),
     "gptq-marlin": _of_method(_method_readers.gptq),
     "awq": _of_method(_method_readers.awq),
@@ -355,4 +360,9 @@ _READERS: dict[str, Callable[[Any], Scheme | PackedScheme]] = {
     "quark": _of_method(_method_readers.quark),
     "bitsandbytes": _of_method(_method_readers.bitsandbytes),
     "gguf": lambda read: GgufScheme(),
+}
+# Methods that the library reads, and for which a `FusedMoE` has no parameters.
+WITHOUT_PARAMETERS = {
+    "auto-round": "give the quant_method that its packing_format names",
+    "mlx": "conclave.Layer.from_checkpoint reads the model itself",
 }

@@ -1,0 +1,56 @@
+#include "methods.h"
+
+#include "arrays.h"
+#include "names.h"
+
+#include "conclave/methods.h"
+
+#include <string>
+
+namespace conclave::python {
+namespace {
+
+nb::dict tensor_to_dict(const MethodTensor& tensor) {
+  nb::list dtypes;
+  for (const DType dtype : tensor.dtypes) dtypes.append(dtype_to_python(dtype));
+  nb::dict dict;
+  dict["name"] = tensor.name;
+  dict["use"] = word_of(tensor.use);
+  dict["plane"] = word_of(tensor.plane);
+  dict["dtypes"] = dtypes;
+  dict["shape"] = tensor.shape;
+  dict["rows_axis"] = tensor.rows_axis;
+  dict["cols_axis"] = tensor.cols_axis;
+  return dict;
+}
+
+nb::dict layout_to_dict(const MethodLayout& layout) {
+  nb::list tensors;
+  for (const MethodTensor& tensor : layout.tensors) tensors.append(tensor_to_dict(tensor));
+  nb::dict dict;
+  dict["method"] = layout.method;
+  dict["reason"] = layout.reason;
+  dict["codes"] = dtype_to_python(layout.codes);
+  dict["code_bits"] = layout.code_bits;
+  dict["weights"] = word_of(layout.quant.weights);
+  dict["block_rows"] = layout.quant.block_rows;
+  dict["block_cols"] = layout.quant.block_cols;
+  dict["activations"] = word_of(layout.quant.activations);
+  dict["tensors"] = tensors;
+  return dict;
+}
+
+}  // namespace
+
+void bind_methods(nb::module_& module) {
+  module.def("checkpoint_methods", &checkpoint_methods, "Methods of checkpoints that are read.");
+  module.def(
+      "method_layout",
+      [](const std::string& config, const std::string& matrix, int64_t rows, int64_t cols) {
+        return layout_to_dict(method_layout(config, matrix, rows, cols));
+      },
+      nb::arg("config"), nb::arg("matrix"), nb::arg("rows"), nb::arg("cols"),
+      "The tensors in which a method stores a matrix [rows, cols] of this name.");
+}
+
+}  // namespace conclave::python
