@@ -4,6 +4,6 @@
 #include "support/cuda/experts_bench.h"
 
 int main(int argc, char** argv) {
-  return conclave::testing::run_experts_bench(
-      conclave::experts::kernel_catalog(conclave::DeviceKind::kCuda).rows(), argc, argv);
+  return conclave::testing::run_experts_bench(conclave::experts::device_kernels().rows(), argc,
+                                              argv);
 }

@@ -120,7 +120,7 @@ struct Batch {
 
 class Bench {
  public:
-  Bench(const Options& options, const experts::KernelRow& row, Context& context)
+  Bench(const Options& options, const experts::HostKernelRow& row, Context& context)
       : options_(options),
         row_(row),
         context_(context),
@@ -133,7 +133,8 @@ class Bench {
     fill_weights(down_.span(), *parse_dtype(options.dtype), 2);
   }
 
-  static experts::ExpertsProblem problem(const Options& options, const experts::KernelRow& row) {
+  static experts::ExpertsProblem problem(const Options& options,
+                                         const experts::HostKernelRow& row) {
     return {.num_local_experts = options.num_experts,
             .hidden_size = options.hidden_size,
             .intermediate_size = options.intermediate_size,
@@ -186,7 +187,7 @@ class Bench {
 
  private:
   const Options& options_;
-  const experts::KernelRow& row_;
+  const experts::HostKernelRow& row_;
   Context& context_;
   std::unique_ptr<experts::ExpertsKernel> kernel_;
   experts::SlabBytes bytes_;
@@ -207,7 +208,7 @@ int run(const Options& options) {
   }
   fmt::print("{:16} {:>6} {:>10} {:>10} {:>9} {:>8} {:>8} {:>8}\n", "kernel", "tokens", "best ms",
              "median ms", "GFLOP/s", "GB/s", "of FMA", "of read");
-  const auto catalog = experts::kernel_catalog(DeviceKind::kCpu);
+  const auto catalog = experts::host_kernels();
   for (const auto& row : catalog.rows()) {
     if (options.kernel.empty() ? row.is_reference : row.name != options.kernel) continue;
     if (!row.supports(Bench::problem(options, row))) continue;

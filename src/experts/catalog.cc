@@ -14,48 +14,34 @@
 #endif
 
 #include <array>
+#include <vector>
 
 namespace conclave::inline v0::experts {
 namespace {
 
 constexpr std::string_view kF32Fma = cpu::to_string(cpu::Arithmetic::kF32Fma);
+constexpr std::string_view kInt8Dot = cpu::to_string(cpu::Arithmetic::kInt8Dot);
 
-constexpr std::array kCpuRows = {
-    KernelRow{.name = "cpu.amx",
-              .supports = amx_supports,
-              .arithmetic = cpu::to_string(cpu::Arithmetic::kAmxBf16),
-              .make = make_amx},
-    KernelRow{.name = "cpu.avx512_bf16",
-              .supports = avx512_bf16_supports,
-              .arithmetic = cpu::to_string(cpu::Arithmetic::kDpBf16),
-              .make = make_avx512_bf16},
-    KernelRow{.name = "cpu.amx_int8",
-              .supports = amx_int8_supports,
-              .arithmetic = cpu::to_string(cpu::Arithmetic::kInt8Dot),
-              .make = make_amx_int8},
-    KernelRow{.name = "cpu.avx512_vnni",
-              .supports = avx512_vnni_supports,
-              .arithmetic = cpu::to_string(cpu::Arithmetic::kInt8Dot),
-              .make = make_avx512_vnni},
-    KernelRow{.name = "cpu.avx512",
-              .supports = avx512_supports,
-              .arithmetic = kF32Fma,
-              .make = make_avx512},
-    KernelRow{.name = "cpu.avx_vnni",
-              .supports = avx_vnni_supports,
-              .arithmetic = cpu::to_string(cpu::Arithmetic::kInt8Dot),
-              .make = make_avx_vnni},
-    KernelRow{.name = "cpu.avx2_int8",
-              .supports = avx2_int8_supports,
-              .arithmetic = cpu::to_string(cpu::Arithmetic::kInt8Dot),
-              .make = make_avx2_int8},
-    KernelRow{
-        .name = "cpu.avx2", .supports = avx2_supports, .arithmetic = kF32Fma, .make = make_avx2},
-    KernelRow{.name = "cpu.reference",
-              .supports = cpu_reference_supports,
-              .arithmetic = kF32Fma,
-              .is_reference = true,
-              .make = make_reference_kernel},
+constexpr std::array kHostRows = {
+    HostKernelRow{{.name = "cpu.amx", .supports = amx_supports},
+                  {.arithmetic = cpu::to_string(cpu::Arithmetic::kAmxBf16), .make = make_amx}},
+    HostKernelRow{
+        {.name = "cpu.avx512_bf16", .supports = avx512_bf16_supports},
+        {.arithmetic = cpu::to_string(cpu::Arithmetic::kDpBf16), .make = make_avx512_bf16}},
+    HostKernelRow{{.name = "cpu.amx_int8", .supports = amx_int8_supports},
+                  {.arithmetic = kInt8Dot, .make = make_amx_int8}},
+    HostKernelRow{{.name = "cpu.avx512_vnni", .supports = avx512_vnni_supports},
+                  {.arithmetic = kInt8Dot, .make = make_avx512_vnni}},
+    HostKernelRow{{.name = "cpu.avx512", .supports = avx512_supports},
+                  {.arithmetic = kF32Fma, .make = make_avx512}},
+    HostKernelRow{{.name = "cpu.avx_vnni", .supports = avx_vnni_supports},
+                  {.arithmetic = kInt8Dot, .make = make_avx_vnni}},
+    HostKernelRow{{.name = "cpu.avx2_int8", .supports = avx2_int8_supports},
+                  {.arithmetic = kInt8Dot, .make = make_avx2_int8}},
+    HostKernelRow{{.name = "cpu.avx2", .supports = avx2_supports},
+                  {.arithmetic = kF32Fma, .make = make_avx2}},
+    HostKernelRow{{.name = "cpu.reference", .supports = cpu_reference_supports},
+                  {.arithmetic = kF32Fma, .is_reference = true, .make = make_reference_kernel}},
 };
 
 #if CONCLAVE_BUILD_CUDA
@@ -67,77 +53,75 @@ constexpr double share_of_memory(double terabytes) {
   return terabytes / kMeasured.memory_terabytes;
 }
 
-std::span<const DeviceTile> no_tiles(const ExpertsProblem& /*problem*/) { return {}; }
+constexpr std::array kOneLaunchRows = {
+    OneLaunchRow{{.name = "cuda.decode_sm90", .supports = decode_supports},
+                 {.reach = decode_reach, .make = make_decode, .workspace_bytes = decode_bytes}},
+};
 
-constexpr std::array kCudaRows = {
-    KernelRow{.name = "cuda.decode_sm90",
-              .supports = decode_supports,
-              .tiles = no_tiles,
-              .workspace_bytes = decode_bytes,
-              .one_launch = decode_reach,
-              .make_one_launch = make_decode},
-    KernelRow{.name = "cuda.stream_sm90",
-              .supports = stream_sm90_supports,
-              .arithmetic = "wgmma",
-              .tiles = stream_sm90_tiles,
-              .make_on_device = make_stream_sm90,
-              .workspace_bytes = stream_sm90_bytes,
-              .cost = {.product_share = share16(350),
-                       .memory_share = share_of_memory(4.5),
-                       .sorted_product_share = share16(680),
-                       .sorted_memory_share = share_of_memory(4.0),
-                       .sorted_row_step = 8,
-                       .sorted_end_depth = 384}},
-    KernelRow{.name = "cuda.stream_fp8_sm90",
-              .supports = stream_fp8_supports,
-              .arithmetic = "wgmma_e4m3",
-              .tiles = stream_fp8_tiles,
-              .make_on_device = make_stream_fp8,
-              .workspace_bytes = stream_fp8_bytes,
-              .cost = {.products = &cuda::DeviceRates::tensor8_teraflops,
-                       .product_share = share8(350),
-                       .memory_share = share_of_memory(4.3)}},
-    KernelRow{.name = "cuda.tile_sm90",
-              .supports = tile_sm90_supports,
-              .arithmetic = "wgmma",
-              .tiles = tile_sm90_tiles,
-              .make_on_device = make_tile_sm90,
-              .workspace_bytes = tile_sm90_bytes,
-              .cost = {.product_share = share16(620),
-                       .memory_share = share_of_memory(4.0),
-                       .row_step = 64},
-              .adds_rows = true},
-    KernelRow{.name = "cuda.tile_fp8_sm90",
-              .supports = tile_fp8_supports,
-              .arithmetic = "wgmma_e4m3",
-              .tiles = tile_fp8_tiles,
-              .make_on_device = make_tile_fp8,
-              .workspace_bytes = tile_fp8_bytes,
-              .cost = {.products = &cuda::DeviceRates::tensor8_teraflops,
-                       .product_share = share8(900),
-                       .memory_share = share_of_memory(3.9),
-                       .row_step = 64},
-              .adds_rows = true},
-    KernelRow{.name = "cuda.reference",
-              .supports = reference_supports,
-              .arithmetic = kF32Fma,
-              .is_reference = true,
-              .tiles = reference_tiles,
-              .make_on_device = make_reference,
-              .workspace_bytes = reference_bytes,
-              .cost = {.products = &cuda::DeviceRates::float32_teraflops,
-                       .product_share = 1 / kMeasured.float32_teraflops,
-                       .memory_share = share_of_memory(1)}},
+constexpr std::array kDeviceRows = {
+    DeviceKernelRow{{.name = "cuda.stream_sm90", .supports = stream_sm90_supports},
+                    {.arithmetic = "wgmma",
+                     .tiles = stream_sm90_tiles,
+                     .make = make_stream_sm90,
+                     .workspace_bytes = stream_sm90_bytes,
+                     .cost = {.product_share = share16(350),
+                              .memory_share = share_of_memory(4.5),
+                              .sorted_product_share = share16(680),
+                              .sorted_memory_share = share_of_memory(4.0),
+                              .sorted_row_step = 8,
+                              .sorted_end_depth = 384}}},
+    DeviceKernelRow{{.name = "cuda.stream_fp8_sm90", .supports = stream_fp8_supports},
+                    {.arithmetic = "wgmma_e4m3",
+                     .tiles = stream_fp8_tiles,
+                     .make = make_stream_fp8,
+                     .workspace_bytes = stream_fp8_bytes,
+                     .cost = {.products = &cuda::DeviceRates::tensor8_teraflops,
+                              .product_share = share8(350),
+                              .memory_share = share_of_memory(4.3)}}},
+    DeviceKernelRow{{.name = "cuda.tile_sm90", .supports = tile_sm90_supports},
+                    {.arithmetic = "wgmma",
+                     .tiles = tile_sm90_tiles,
+                     .make = make_tile_sm90,
+                     .workspace_bytes = tile_sm90_bytes,
+                     .cost = {.product_share = share16(620),
+                              .memory_share = share_of_memory(4.0),
+                              .row_step = 64},
+                     .adds_rows = true}},
+    DeviceKernelRow{{.name = "cuda.tile_fp8_sm90", .supports = tile_fp8_supports},
+                    {.arithmetic = "wgmma_e4m3",
+                     .tiles = tile_fp8_tiles,
+                     .make = make_tile_fp8,
+                     .workspace_bytes = tile_fp8_bytes,
+                     .cost = {.products = &cuda::DeviceRates::tensor8_teraflops,
+                              .product_share = share8(900),
+                              .memory_share = share_of_memory(3.9),
+                              .row_step = 64},
+                     .adds_rows = true}},
+    DeviceKernelRow{{.name = "cuda.reference", .supports = reference_supports},
+                    {.arithmetic = kF32Fma,
+                     .is_reference = true,
+                     .tiles = reference_tiles,
+                     .make = make_reference,
+                     .workspace_bytes = reference_bytes,
+                     .cost = {.products = &cuda::DeviceRates::float32_teraflops,
+                              .product_share = 1 / kMeasured.float32_teraflops,
+                              .memory_share = share_of_memory(1)}}},
 };
 #else
-constexpr std::array<KernelRow, 0> kCudaRows = {};
+constexpr std::array<OneLaunchRow, 0> kOneLaunchRows = {};
+constexpr std::array<DeviceKernelRow, 0> kDeviceRows = {};
 #endif
 
 }  // namespace
 
-Catalog<KernelRow> kernel_catalog(DeviceKind device) {
-  if (device == DeviceKind::kCpu) return Catalog<KernelRow>(kCpuRows);
-  return Catalog<KernelRow>(kCudaRows);
+Catalog<HostKernelRow> host_kernels() { return Catalog<HostKernelRow>(kHostRows); }
+Catalog<DeviceKernelRow> device_kernels() { return Catalog<DeviceKernelRow>(kDeviceRows); }
+Catalog<OneLaunchRow> one_launch_kernels() { return Catalog<OneLaunchRow>(kOneLaunchRows); }
+
+KernelRow find_device_row(std::string_view name) {
+  std::vector<KernelRow> rows(kOneLaunchRows.begin(), kOneLaunchRows.end());
+  rows.insert(rows.end(), kDeviceRows.begin(), kDeviceRows.end());
+  return Catalog<KernelRow>(rows).find(name, "kernel");
 }
 
 }  // namespace conclave::inline v0::experts

@@ -1,4 +1,4 @@
-// The kernels of the experts on every device: one kind of row, one table.
+// The kernels of the experts on every device: a kind of row for each kind of kernel.
 #pragma once
 
 #include "core/catalog.h"
@@ -43,40 +43,58 @@ struct TileCost {
   int32_t sorted_end_depth = 0;  // time of a product's end, in elements of K
 };
 
-// A row makes its kernel in one of three ways, the others being null: by `make`, of a CPU; by
-// `make_on_device`, of a GPU, with any of its `tiles`; by `make_one_launch`, for the whole forward
-// of few tokens at once (decode_call.h), beside a row of the second kind, which serves the calls
-// that ask for more than a weighted sum.
+// Rows of every kind begin so.
 struct KernelRow {
   std::string_view name;  // "cpu.avx512", "cuda.stream_sm90"
-  // Asked about problems of its own device only.
-  Support (*supports)(const ExpertsProblem& problem);
+  // Asked about problems of the catalog's device only.
+  Support (*supports)(const ExpertsProblem& problem) = nullptr;
+};
+
+// A kernel of a CPU.
+struct HostKernel {
   // Kernels with the same text give an expert's result for a token row the same bits, in whichever
-  // tile, as D2 needs. Empty: only this kernel's own tiles are promised to agree.
+  // tile, as D2 needs.
   std::string_view arithmetic = {};
   bool is_reference = false;  // supports everything, and serves where no other row does
-
   std::unique_ptr<ExpertsKernel> (*make)(const ExpertsProblem& problem) = nullptr;
+};
 
-  // Those of a row of a GPU, the best guess for few tokens first; a single launch has none.
+// A kernel of a GPU, in tiles.
+struct DeviceKernel {
+  std::string_view arithmetic = {};  // as above
+  bool is_reference = false;
+  // The best guess for few tokens first; never empty.
   std::span<const DeviceTile> (*tiles)(const ExpertsProblem& problem) = nullptr;
-  std::unique_ptr<DeviceExpertsKernel> (*make_on_device)(const ExpertsProblem& problem,
-                                                         const DeviceExperts& weights,
-                                                         const DeviceTile& tile) = nullptr;
+  std::unique_ptr<DeviceExpertsKernel> (*make)(const ExpertsProblem& problem,
+                                               const DeviceExperts& weights,
+                                               const DeviceTile& tile) = nullptr;
   // Memory of a GPU beside input and output, for calls of up to `tokens`, with any tile.
   size_t (*workspace_bytes)(const ExpertsProblem& problem, int64_t tokens) = nullptr;
   TileCost cost = {};
   bool adds_rows = false;  // takes DeviceExpertsCall::sums, with all of its tiles
-
-  OneLaunchReach (*one_launch)(const ExpertsProblem& problem) = nullptr;
-  std::unique_ptr<OneLaunchKernel> (*make_one_launch)(const ExpertsProblem& problem,
-                                                      const DeviceExperts& weights) = nullptr;
-
-  bool is_one_launch() const { return make_one_launch != nullptr; }
 };
 
-// The rows of a device, in order of preference; one of them is the reference. A build without CUDA
-// has none for a GPU.
-Catalog<KernelRow> kernel_catalog(DeviceKind device);
+// The whole forward of few tokens at once (one_launch.h), beside a kernel in tiles, which serves
+// the calls that ask for more than a weighted sum.
+struct OneLaunch {
+  OneLaunchReach (*reach)(const ExpertsProblem& problem) = nullptr;
+  std::unique_ptr<OneLaunchKernel> (*make)(const ExpertsProblem& problem,
+                                           const DeviceExperts& weights) = nullptr;
+  size_t (*workspace_bytes)(const ExpertsProblem& problem, int64_t tokens) = nullptr;  // as above
+};
+
+struct HostKernelRow : KernelRow, HostKernel {};
+struct DeviceKernelRow : KernelRow, DeviceKernel {};
+struct OneLaunchRow : KernelRow, OneLaunch {};
+
+// Rows in order of preference; among host and among device kernels one is the reference. A build
+// without CUDA has none for a GPU.
+Catalog<HostKernelRow> host_kernels();
+Catalog<DeviceKernelRow> device_kernels();
+Catalog<OneLaunchRow> one_launch_kernels();
+
+// The part that rows of all kinds have, of the GPU's row of this name. Throws Error(kUnknownName)
+// listing the names of both kinds.
+KernelRow find_device_row(std::string_view name);
 
 }  // namespace conclave::inline v0::experts

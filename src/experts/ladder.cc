@@ -7,13 +7,12 @@
 
 #include <algorithm>
 #include <optional>
-#include <ranges>
 #include <utility>
 
 namespace conclave::inline v0::experts {
 namespace {
 
-using Candidates = std::vector<const KernelRow*>;
+using Candidates = std::vector<const DeviceKernelRow*>;
 
 constexpr const char* kTable = "kernel";
 
@@ -32,15 +31,11 @@ std::vector<int64_t> bucket_ends(int64_t max_tokens, Determinism determinism) {
   return ends;
 }
 
-bool in_ladder(const KernelRow& row) { return !row.is_one_launch(); }  // the others serve beside it
-
 Candidates supporting_rows(const LadderRequest& request, const TableChoice& choice,
                            std::vector<PlanRow>& verdicts) {
-  const Catalog<KernelRow> catalog = kernel_catalog(kind_of(request.problem.target));
-  if (!choice.forced.empty()) static_cast<void>(catalog.find(choice.forced, choice.table));
-  const auto supports = [&](const KernelRow& row) { return row.supports(request.problem); };
-  Candidates candidates =
-      list_fitting(catalog.rows() | std::views::filter(in_ladder), choice, supports, verdicts);
+  if (!choice.forced.empty()) static_cast<void>(find_device_row(choice.forced));
+  const auto supports = [&](const DeviceKernelRow& row) { return row.supports(request.problem); };
+  Candidates candidates = list_fitting(device_kernels().rows(), choice, supports, verdicts);
   if (candidates.empty()) throw_no_row(choice.table, verdicts);
   return candidates;
 }
@@ -49,7 +44,7 @@ Candidates supporting_rows(const LadderRequest& request, const TableChoice& choi
 Candidates without_reference(const Candidates& candidates, std::vector<PlanRow>& verdicts) {
   if (candidates.size() == 1) return candidates;
   Candidates rows;
-  for (const KernelRow* row : candidates) {
+  for (const DeviceKernelRow* row : candidates) {
     if (!row->is_reference) rows.push_back(row);
     settle(verdicts, kTable, row->name, false,
            row->is_reference ? "the reference, for where nothing else fits"
@@ -59,7 +54,7 @@ Candidates without_reference(const Candidates& candidates, std::vector<PlanRow>&
 }
 
 struct Choice {
-  const KernelRow* row = nullptr;
+  const DeviceKernelRow* row = nullptr;
   DeviceTile tile;
   std::string reason;
   TileChoice skewed = {};
@@ -74,7 +69,7 @@ Choice choose_by_cost(const LadderRequest& request, const Candidates& rows, int6
 Candidates same_arithmetic(const LadderRequest& request, const Candidates& rows) {
   const Choice most = choose_by_cost(request, rows, request.problem.max_tokens);
   Candidates same;
-  for (const KernelRow* row : rows) {
+  for (const DeviceKernelRow* row : rows) {
     const bool alike = !row->arithmetic.empty() && row->arithmetic == most.row->arithmetic;
     if (row == most.row || alike) same.push_back(row);
   }
@@ -87,7 +82,7 @@ std::optional<Choice> choose_by_table(const LadderRequest& request, const Candid
   if (request.tuning == nullptr) return std::nullopt;
   const TuningEntry* const entry = request.tuning->find(tuning_key(request.problem), tokens);
   if (entry == nullptr) return std::nullopt;
-  const auto row = std::find_if(rows.begin(), rows.end(), [&](const KernelRow* candidate) {
+  const auto row = std::find_if(rows.begin(), rows.end(), [&](const DeviceKernelRow* candidate) {
     return candidate->name == entry->kernel;
   });
   if (row == rows.end()) return std::nullopt;
@@ -134,7 +129,7 @@ void count_even_tiles(const LadderRequest& request, std::vector<LadderRung>& lad
 
 void mark_chosen(const std::vector<LadderRung>& ladder, std::vector<PlanRow>& verdicts) {
   for (const LadderRung& rung : ladder) {
-    for (const KernelRow* row : {rung.row, rung.skewed_row}) {
+    for (const DeviceKernelRow* row : {rung.row, rung.skewed_row}) {
       if (row != nullptr)
         settle(verdicts, kTable, row->name, true, "serves some numbers of tokens");
     }
@@ -167,13 +162,17 @@ TuningKey tuning_key(const ExpertsProblem& problem) {
           .top_k = problem.top_k};
 }
 
+const HostKernelRow& choose_host_kernel(const ExpertsProblem& problem, const std::string& forced,
+                                        std::vector<PlanRow>& verdicts) {
+  const HostKernelRow* row =
+      choose_first(host_kernels(), {.table = kTable, .forced = forced}, problem, verdicts);
+  if (row == nullptr) throw_no_row(kTable, verdicts);
+  return *row;
+}
+
 std::vector<LadderRung> build_ladder(const LadderRequest& request, std::vector<PlanRow>& verdicts) {
   const TableChoice table{.table = kTable, .forced = request.kernel};
   Candidates candidates = supporting_rows(request, table, verdicts);
-  if (candidates.front()->tiles == nullptr) {
-    const KernelRow* row = settle_first(candidates, table, verdicts);
-    return {{.last_tokens = request.problem.max_tokens, .row = row}};
-  }
   candidates = without_reference(candidates, verdicts);
   if (request.determinism == Determinism::kBatchInvariant) {
     candidates = same_arithmetic(request, candidates);

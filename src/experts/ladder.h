@@ -1,5 +1,5 @@
-// Chooses the kernel for each number of tokens, on a GPU with its tile: a pure function of problem
-// and device.
+// Chooses the kernel of a CPU, and on a GPU the kernel and its tile for each number of tokens: a
+// pure function of problem and device.
 #pragma once
 
 #include "core/token_ladder.h"
@@ -15,15 +15,14 @@
 
 namespace conclave::inline v0::experts {
 
-// A CPU has one rung: its kernels compute every number of tokens in the same way.
 struct LadderRung {
   int64_t last_tokens = 0;
-  const KernelRow* row = nullptr;
+  const DeviceKernelRow* row = nullptr;
   DeviceTile tile = {};
   std::string reason = {};
   bool adds_rows = false;  // adds up a token's rows, in any order
   // Runs instead if the counts of a call's experts show that choices are skewed; or null.
-  const KernelRow* skewed_row = nullptr;
+  const DeviceKernelRow* skewed_row = nullptr;
   DeviceTile skewed_tile = {};
   // With skewed_row: even_tiles for first_tokens, first_tokens + 1, ... to last_tokens.
   int64_t first_tokens = 1;
@@ -41,9 +40,16 @@ struct LadderRequest {
   bool has_all_experts = true;
 };
 
+// The first row that supports the problem, or the forced one: kernels of a CPU compute every number
+// of tokens in the same way. `verdicts` gets one on every row, even if this throws. Throws
+// Error(kUnsupported) with the reasons if no row fits, Error(kUnknownName) for a forced row that
+// does not exist.
+const HostKernelRow& choose_host_kernel(const ExpertsProblem& problem, const std::string& forced,
+                                        std::vector<PlanRow>& verdicts);
+
 // Ascending, the last rung for problem.max_tokens; neighbours that agree are one rung. `verdicts`,
-// without any on kernels before, gets one on every row of the device that is not a single launch,
-// even if this throws. Throws Error(kUnsupported) with the reasons if no row fits,
+// without any on kernels before, gets one on every row that is not a single launch, even if this
+// throws. Throws Error(kUnsupported) with the reasons if no row fits,
 // Error(kUnknownName) for a forced row that does not exist, Error(kInvalidArgument) for a tuning
 // entry whose kernel lacks the tile.
 std::vector<LadderRung> build_ladder(const LadderRequest& request, std::vector<PlanRow>& verdicts);

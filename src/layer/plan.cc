@@ -33,8 +33,7 @@ cpu::Arithmetic choose_arithmetic(const Context& context, const MoeSpec& spec,
                                   const LayerOptions& options, cpu::Isa isa) {
   if (!options.arithmetic.empty()) return cpu::parse_arithmetic(options.arithmetic);
   if (!options.kernel.empty()) {
-    return cpu::parse_arithmetic(
-        experts::kernel_catalog(DeviceKind::kCpu).find(options.kernel, "kernel").arithmetic);
+    return cpu::parse_arithmetic(experts::host_kernels().find(options.kernel, "kernel").arithmetic);
   }
   if (spec.quant.activations != ActivationScale::kNone &&
       quant::activation_rule(spec.weight_dtype, spec.quant).is_exact()) {
@@ -46,8 +45,8 @@ cpu::Arithmetic choose_arithmetic(const Context& context, const MoeSpec& spec,
 
 // Whether one row takes all parts of a layer in this arithmetic.
 bool has_row(cpu::Arithmetic arithmetic, const MlpProblems& parts) {
-  const auto rows = experts::kernel_catalog(DeviceKind::kCpu).rows();
-  return std::any_of(rows.begin(), rows.end(), [&](const experts::KernelRow& row) {
+  const auto rows = experts::host_kernels().rows();
+  return std::any_of(rows.begin(), rows.end(), [&](const experts::HostKernelRow& row) {
     return row.arithmetic == cpu::to_string(arithmetic) && row.supports(parts.routed) &&
            (!parts.shared || row.supports(*parts.shared)) &&
            (!parts.residual || row.supports(*parts.residual));
@@ -81,7 +80,7 @@ std::string determinism(const LayerPlan& plan) {
 }
 
 // The routed experts' kernel row serves the shared experts and the residual MLP too.
-void make_kernels(LayerPlan& plan, const experts::KernelRow& row, const MlpProblems& problems) {
+void make_kernels(LayerPlan& plan, const experts::HostKernelRow& row, const MlpProblems& problems) {
   const auto make = [&](const experts::ExpertsProblem& problem, const char* part) {
     const Support support = row.supports(problem);
     if (support) return row.make(problem);
@@ -115,9 +114,8 @@ MlpProblems settle_arithmetic(LayerPlan& plan) {
 
 void choose_kernels(LayerPlan& plan) {
   const MlpProblems problems = settle_arithmetic(plan);
-  const std::vector<experts::LadderRung> ladder = experts::build_ladder(
-      {.problem = problems.routed, .kernel = plan.options.kernel}, plan.summary.rows);
-  const experts::KernelRow& row = *ladder.front().row;
+  const experts::HostKernelRow& row =
+      experts::choose_host_kernel(problems.routed, plan.options.kernel, plan.summary.rows);
   plan.arithmetic = cpu::parse_arithmetic(row.arithmetic);
   plan.summary.arithmetic = cpu::to_string(plan.arithmetic);
   make_kernels(plan, row, problems);

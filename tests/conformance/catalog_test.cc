@@ -43,7 +43,7 @@ TEST(KernelCatalog, EveryRow_IsChosenForSomeProblem) {
       if (dtype == DType::kI8) {
         quant = {.weights = WeightScale::kChannel, .activations = ActivationScale::kToken};
       }
-      for (const auto& row : experts::kernel_catalog(DeviceKind::kCpu).rows()) {
+      for (const auto& row : experts::host_kernels().rows()) {
         if (!row.supports({.num_local_experts = 4,
                            .hidden_size = 64,
                            .intermediate_size = 32,
@@ -57,13 +57,13 @@ TEST(KernelCatalog, EveryRow_IsChosenForSomeProblem) {
       }
     }
   }
-  for (const auto& row : experts::kernel_catalog(DeviceKind::kCpu).rows()) {
+  for (const auto& row : experts::host_kernels().rows()) {
     EXPECT_TRUE(chosen.contains(row.name)) << row.name;
   }
 }
 
 TEST(KernelCatalog, LastRow_SupportsEveryWeightTypeInFloat32) {
-  const auto& last = experts::kernel_catalog(DeviceKind::kCpu).rows().back();
+  const auto& last = experts::host_kernels().rows().back();
   EXPECT_EQ(last.name, "cpu.reference");
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
     EXPECT_TRUE(last.supports(
@@ -72,7 +72,7 @@ TEST(KernelCatalog, LastRow_SupportsEveryWeightTypeInFloat32) {
 }
 
 TEST(KernelCatalog, ARejection_AlwaysHasAReason) {
-  for (const auto& row : experts::kernel_catalog(DeviceKind::kCpu).rows()) {
+  for (const auto& row : experts::host_kernels().rows()) {
     for (const cpu::Isa isa : kIsas) {
       const Support support = row.supports(
           {.num_local_experts = 1,

@@ -90,8 +90,7 @@ TEST(KernelRows, BiasesOfAnotherTypeOrMissing_AreTaken) {
                         .has_bias = true};
   const ExpertCase test_case(shape);
   const auto problem = test_case.problem(cpu::Isa::kScalar, cpu::Arithmetic::kF32Fma);
-  const auto kernel =
-      experts::kernel_catalog(DeviceKind::kCpu).find("cpu.reference", "kernel").make(problem);
+  const auto kernel = experts::host_kernels().find("cpu.reference", "kernel").make(problem);
   const auto packed = [&](const experts::ExpertMatrices& matrices) {
     const experts::SlabBytes bytes = kernel->slab_bytes();
     std::vector<std::byte> slabs(bytes.gate_up + bytes.down);

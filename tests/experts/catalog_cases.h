@@ -12,7 +12,7 @@ namespace conclave::testing {
 // The places of the rows whose arithmetic `takes` names.
 template <class Takes>
 std::vector<size_t> catalog_places(const Takes& takes) {
-  const auto catalog = experts::kernel_catalog(DeviceKind::kCpu);
+  const auto catalog = experts::host_kernels();
   std::vector<size_t> places;
   for (size_t i = 0; i < catalog.rows().size(); ++i) {
     if (takes(cpu::parse_arithmetic(catalog.rows()[i].arithmetic))) places.push_back(i);

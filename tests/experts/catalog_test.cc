@@ -24,7 +24,7 @@ experts::ExpertsProblem problem(DType weights, cpu::Isa isa, cpu::Arithmetic ari
 }
 
 std::string_view chosen(const experts::ExpertsProblem& asked) {
-  static const auto catalog = experts::kernel_catalog(DeviceKind::kCpu);
+  static const auto catalog = experts::host_kernels();
   for (const auto& row : catalog.rows()) {
     if (row.supports(asked)) return row.name;
   }
@@ -110,7 +110,7 @@ TEST(KernelCatalog, WholeNumbers_TakeDotProductsOfBytes) {
 
 TEST(KernelCatalog, EveryRefusal_SaysWhy) {
   const auto asked = problem(DType::kF32, cpu::Isa::kScalar, cpu::Arithmetic::kF32Fma);
-  const auto catalog = experts::kernel_catalog(DeviceKind::kCpu);
+  const auto catalog = experts::host_kernels();
   for (const auto& row : catalog.rows()) {
     const Support support = row.supports(asked);
     EXPECT_NE(static_cast<bool>(support), !support.reason().empty()) << row.name;
@@ -119,7 +119,7 @@ TEST(KernelCatalog, EveryRefusal_SaysWhy) {
 }
 
 TEST(KernelCatalog, EveryRow_TakesEveryActivationAndBiases) {
-  for (const auto& row : experts::kernel_catalog(DeviceKind::kCpu).rows()) {
+  for (const auto& row : experts::host_kernels().rows()) {
     for (const ActivationSpec& activation : all_activations()) {
       const auto arithmetic = cpu::parse_arithmetic(row.arithmetic);
       auto asked = problem(DType::kBF16, cpu::Isa::kAmx, arithmetic);
@@ -141,30 +141,64 @@ TEST(KernelCatalog, IntegerWeights_NoRow) {
   EXPECT_EQ(chosen(problem(DType::kI8, cpu::Isa::kAmx, cpu::Arithmetic::kF32Fma)), "none");
 }
 
-TEST(Ladder, OfACpu_HasOneRungForEveryCall) {
-  auto asked = problem(DType::kF32, cpu::Isa::kAvx2, cpu::Arithmetic::kF32Fma);
-  asked.max_tokens = 4096;
+TEST(HostKernel, FirstRowThatFits_IsChosenAndEveryRowGetsAVerdict) {
+  const auto asked = problem(DType::kF32, cpu::Isa::kAvx2, cpu::Arithmetic::kF32Fma);
   std::vector<PlanRow> verdicts;
-  const auto ladder = experts::build_ladder({.problem = asked}, verdicts);
-  ASSERT_EQ(ladder.size(), 1U);
-  EXPECT_EQ(ladder.front().row->name, "cpu.avx2");
-  EXPECT_EQ(ladder.front().last_tokens, 4096);
-  EXPECT_EQ(verdicts.size(), experts::kernel_catalog(DeviceKind::kCpu).rows().size());
+  EXPECT_EQ(experts::choose_host_kernel(asked, {}, verdicts).name, "cpu.avx2");
+  EXPECT_EQ(verdicts.size(), experts::host_kernels().rows().size());
   EXPECT_EQ(verdicts.back().reason, "cpu.avx2 comes first");
 }
 
 TEST(KernelCatalog, OneRowOfADevice_IsTheReference) {
-  for (const DeviceKind device : {DeviceKind::kCpu, DeviceKind::kCuda}) {
-    const auto rows = experts::kernel_catalog(device).rows();
-    const auto count =
-        std::count_if(rows.begin(), rows.end(), [](const auto& row) { return row.is_reference; });
-    EXPECT_EQ(count, rows.empty() ? 0 : 1);
+  const auto references = [](const auto& rows) {
+    return std::count_if(rows.begin(), rows.end(),
+                         [](const auto& row) { return row.is_reference; });
+  };
+  EXPECT_EQ(references(experts::host_kernels().rows()), 1);
+  const auto device = experts::device_kernels().rows();
+  EXPECT_EQ(references(device), device.empty() ? 0 : 1);
+}
+
+// Each structured binding names all fields of a kind, so that a new one needs a line here; all must
+// be set, but flags, which some row has.
+TEST(KernelCatalog, EveryRow_UsesEveryFieldOfItsKind) {
+  const auto check_base = [](const experts::KernelRow& row) {
+    const auto& [name, supports] = row;
+    EXPECT_FALSE(name.empty());
+    EXPECT_NE(supports, nullptr) << name;
+  };
+  for (const experts::HostKernelRow& row : experts::host_kernels().rows()) {
+    check_base(row);
+    const auto& [arithmetic, is_reference, make] = static_cast<const experts::HostKernel&>(row);
+    EXPECT_FALSE(arithmetic.empty()) << row.name;
+    EXPECT_NE(make, nullptr) << row.name;
+  }
+  bool some_adds_rows = experts::device_kernels().rows().empty();
+  for (const experts::DeviceKernelRow& row : experts::device_kernels().rows()) {
+    check_base(row);
+    const auto& [arithmetic, is_reference, tiles, make, workspace_bytes, cost, adds_rows] =
+        static_cast<const experts::DeviceKernel&>(row);
+    EXPECT_FALSE(arithmetic.empty()) << row.name;
+    EXPECT_NE(tiles, nullptr) << row.name;
+    EXPECT_NE(make, nullptr) << row.name;
+    EXPECT_NE(workspace_bytes, nullptr) << row.name;
+    EXPECT_GT(cost.product_share, 0) << row.name;
+    EXPECT_GT(cost.memory_share, 0) << row.name;
+    some_adds_rows |= adds_rows;
+  }
+  EXPECT_TRUE(some_adds_rows);
+  for (const experts::OneLaunchRow& row : experts::one_launch_kernels().rows()) {
+    check_base(row);
+    const auto& [reach, make, workspace_bytes] = static_cast<const experts::OneLaunch&>(row);
+    EXPECT_NE(reach, nullptr) << row.name;
+    EXPECT_NE(make, nullptr) << row.name;
+    EXPECT_NE(workspace_bytes, nullptr) << row.name;
   }
 }
 
 TEST(KernelCatalog, AllRowsOfAType_ShareOnePackedLayout) {
   for (const DType weights : {DType::kF32, DType::kF16, DType::kBF16}) {
-    const auto catalog = experts::kernel_catalog(DeviceKind::kCpu);
+    const auto catalog = experts::host_kernels();
     std::string layout;
     for (const auto& row : catalog.rows()) {
       const auto asked = problem(weights, cpu::Isa::kAmx, cpu::parse_arithmetic(row.arithmetic));

@@ -58,7 +58,7 @@ struct CodedMatrix {
   ConstTensorView scale_view() const { return {scales.data(), DType::kF32, {rows, groups}, 0}; }
 };
 
-std::vector<float> run(const CodedBatch& batch, const experts::KernelRow& row,
+std::vector<float> run(const CodedBatch& batch, const experts::HostKernelRow& row,
                        const experts::ExpertsProblem& problem, int threads) {
   std::mt19937 random(7);
   const auto kernel = row.make(problem);
@@ -120,7 +120,7 @@ std::vector<float> run(const CodedBatch& batch, const experts::KernelRow& row,
   return out;
 }
 
-experts::ExpertsProblem problem_of(const CodedBatch& batch, const experts::KernelRow& row) {
+experts::ExpertsProblem problem_of(const CodedBatch& batch, const experts::HostKernelRow& row) {
   return {.num_local_experts = std::ssize(batch.rows_per_expert),
           .hidden_size = batch.hidden,
           .intermediate_size = batch.inner,
@@ -158,8 +158,8 @@ std::vector<CodedBatch> batches() {
 }
 
 // Behind the last row of the catalog there is the row of tiles over emulation.
-const experts::KernelRow& tested_row(size_t place) {
-  static const auto catalog = experts::kernel_catalog(DeviceKind::kCpu);
+const experts::HostKernelRow& tested_row(size_t place) {
+  static const auto catalog = experts::host_kernels();
   return place < catalog.rows().size() ? catalog.rows()[place] : emulated_amx_int8_row();
 }
 
@@ -167,9 +167,9 @@ class CodedBatchRow : public ::testing::TestWithParam<size_t> {};
 
 // A skipped case is listed by ctest, and scripts/test names the row.
 TEST_P(CodedBatchRow, AnyBatch_HasTheBitsOfTheReference) {
-  const auto catalog = experts::kernel_catalog(DeviceKind::kCpu);
-  const experts::KernelRow& row = tested_row(GetParam());
-  const experts::KernelRow& reference = catalog.rows().back();
+  const auto catalog = experts::host_kernels();
+  const experts::HostKernelRow& row = tested_row(GetParam());
+  const experts::HostKernelRow& reference = catalog.rows().back();
   size_t place = GetParam();
   for (const CodedBatch& batch : batches()) {
     if (!in_sample(place++, 4)) continue;
@@ -189,7 +189,7 @@ std::vector<size_t> rows_of_codes() {
   std::vector<size_t> places = catalog_places([](cpu::Arithmetic arithmetic) {
     return arithmetic == cpu::Arithmetic::kF32Fma || cpu::multiplies_integers(arithmetic);
   });
-  places.push_back(experts::kernel_catalog(DeviceKind::kCpu).rows().size());
+  places.push_back(experts::host_kernels().rows().size());
   return places;
 }
 

@@ -16,27 +16,23 @@ experts::MlpFunctions integer_functions_emulated(
           choose_activate<AsF32>(activation), &code_row};
 }
 
-const experts::KernelRow& emulated_amx_int8_row() {
-  static constexpr experts::KernelRow kRow{
-      .name = "cpu.amx_int8 (emulated)",
-      .supports =
-          [](const experts::ExpertsProblem& problem) {
-            // What the row itself says on a CPU that has it.
-            experts::ExpertsProblem on_amx = problem;
-            on_amx.target =
-                experts::CpuTarget{.isa = cpu::Isa::kAmx, .arithmetic = problem.cpu().arithmetic};
-            return experts::kernel_catalog(DeviceKind::kCpu)
-                .find("cpu.amx_int8", "kernel")
-                .supports(on_amx);
-          },
-      .arithmetic = cpu::to_string(cpu::Arithmetic::kInt8Dot),
-      .make =
-          [](const experts::ExpertsProblem& problem) {
-            return experts::make_expert_mlp(
-                problem,
-                experts::integer_tile_config(
-                    integer_functions_emulated(problem.weight_dtype, problem.activation), 0));
-          }};
+const experts::HostKernelRow& emulated_amx_int8_row() {
+  static constexpr experts::HostKernelRow kRow{
+      {.name = "cpu.amx_int8 (emulated)",
+       .supports =
+           [](const experts::ExpertsProblem& problem) {
+             // What the row itself says on a CPU that has it.
+             experts::ExpertsProblem on_amx = problem;
+             on_amx.target =
+                 experts::CpuTarget{.isa = cpu::Isa::kAmx, .arithmetic = problem.cpu().arithmetic};
+             return experts::host_kernels().find("cpu.amx_int8", "kernel").supports(on_amx);
+           }},
+      {.arithmetic = cpu::to_string(cpu::Arithmetic::kInt8Dot),
+       .make = [](const experts::ExpertsProblem& problem) {
+         return experts::make_expert_mlp(
+             problem, experts::integer_tile_config(
+                          integer_functions_emulated(problem.weight_dtype, problem.activation), 0));
+       }}};
   return kRow;
 }
 

@@ -18,21 +18,20 @@ experts::MlpFunctions mlp_functions_emulated(DType weights,
   return {product, choose_activate<AsBf16>(activation)};
 }
 
-const experts::KernelRow& emulated_amx_row() {
-  static constexpr experts::KernelRow kRow{
-      .name = "cpu.amx (emulated)",
-      .supports =
-          [](const experts::ExpertsProblem& problem) {
-            return problem.weight_dtype == DType::kBF16 ? Support::yes()
-                                                        : Support::no("takes BF16 weights");
-          },
-      .arithmetic = cpu::to_string(cpu::Arithmetic::kAmxBf16),
-      .make =
-          [](const experts::ExpertsProblem& problem) {
-            return experts::make_expert_mlp(
-                problem, experts::tile_mlp_config(
-                             mlp_functions_emulated(problem.weight_dtype, problem.activation), 0));
-          }};
+const experts::HostKernelRow& emulated_amx_row() {
+  static constexpr experts::HostKernelRow kRow{
+      {.name = "cpu.amx (emulated)",
+       .supports =
+           [](const experts::ExpertsProblem& problem) {
+             return problem.weight_dtype == DType::kBF16 ? Support::yes()
+                                                         : Support::no("takes BF16 weights");
+           }},
+      {.arithmetic = cpu::to_string(cpu::Arithmetic::kAmxBf16),
+       .make = [](const experts::ExpertsProblem& problem) {
+         return experts::make_expert_mlp(
+             problem, experts::tile_mlp_config(
+                          mlp_functions_emulated(problem.weight_dtype, problem.activation), 0));
+       }}};
   return kRow;
 }
 

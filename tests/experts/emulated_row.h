@@ -9,9 +9,9 @@ namespace conclave::testing {
 
 experts::MlpFunctions mlp_functions_emulated(DType weights,
                                              const activation::Activation& activation) noexcept;
-const experts::KernelRow& emulated_amx_row();
+const experts::HostKernelRow& emulated_amx_row();
 experts::MlpFunctions integer_functions_emulated(DType weights,
                                                  const activation::Activation& activation) noexcept;
-const experts::KernelRow& emulated_amx_int8_row();
+const experts::HostKernelRow& emulated_amx_int8_row();
 
 }  // namespace conclave::testing

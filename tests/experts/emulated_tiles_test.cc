@@ -194,7 +194,7 @@ TEST(EmulatedRow, OnACpuWithTiles_SameBitsAsTheirs) {
   if (const Support amx = cpu::usable(cpu::Isa::kAmx); !amx) {
     GTEST_SKIP() << "not run here: cpu.amx against its emulation (" << amx.reason() << ")";
   }
-  const auto& row = experts::kernel_catalog(DeviceKind::kCpu).find("cpu.amx", "kernel");
+  const auto& row = experts::host_kernels().find("cpu.amx", "kernel");
   for (const bool has_bias : {false, true}) {
     for (const int64_t size : {1, 31, 33, 64, 130, 257}) {
       const CaseShape shape{.hidden_size = size,
@@ -214,8 +214,8 @@ class RowRunsHere : public ::testing::TestWithParam<size_t> {};
 
 // A skipped case is listed by ctest, and scripts/test names the row.
 TEST_P(RowRunsHere, WithinBound) {
-  const auto catalog = experts::kernel_catalog(DeviceKind::kCpu);
-  const experts::KernelRow& row = catalog.rows()[GetParam()];
+  const auto catalog = experts::host_kernels();
+  const experts::HostKernelRow& row = catalog.rows()[GetParam()];
   const CaseShape shape{.hidden_size = 65, .intermediate_size = 33, .rows_per_expert = {17, 0, 1}};
   const ExpertCase test_case(shape);
   const auto problem = test_case.problem(cpu::best_isa(), row);
@@ -240,7 +240,7 @@ std::vector<size_t> rows_of_values() {
 
 INSTANTIATE_TEST_SUITE_P(Catalog, RowRunsHere, ::testing::ValuesIn(rows_of_values()),
                          [](const auto& tested) {
-                           const auto catalog = experts::kernel_catalog(DeviceKind::kCpu);
+                           const auto catalog = experts::host_kernels();
                            return case_name(std::string(catalog.rows()[tested.param].name));
                          });
 

@@ -81,7 +81,7 @@ struct Needle {
   std::vector<float> among;
 };
 
-Needle find_needle(const experts::KernelRow& row, const CaseShape& shape, int64_t rows,
+Needle find_needle(const experts::HostKernelRow& row, const CaseShape& shape, int64_t rows,
                    int64_t position, Executor& executor) {
   const int64_t h = shape.hidden_size;
   CaseShape crowd_shape = shape;
@@ -141,7 +141,7 @@ TEST(KernelRows, SumInAnotherOrder_IsNoticed) {
       .hidden_size = 130, .intermediate_size = 72, .weights = DType::kF32, .rows_per_expert = {1}};
   ExpertCase test_case(shape);
   SerialExecutor executor;
-  const auto kernel = experts::kernel_catalog(DeviceKind::kCpu)
+  const auto kernel = experts::host_kernels()
                           .find("cpu.reference", "kernel")
                           .make(test_case.problem(cpu::Isa::kScalar, cpu::Arithmetic::kF32Fma));
   const std::vector<float> forward = test_case.run(*kernel, executor);

@@ -198,7 +198,7 @@ class ExpertCase {
             .has_bias = shape_.has_bias,
             .target = experts::CpuTarget{.isa = isa, .arithmetic = arithmetic}};
   }
-  experts::ExpertsProblem problem(cpu::Isa isa, const experts::KernelRow& row) const {
+  experts::ExpertsProblem problem(cpu::Isa isa, const experts::HostKernelRow& row) const {
     return problem(isa, cpu::parse_arithmetic(row.arithmetic));
   }
 
@@ -270,7 +270,7 @@ class ExpertCase {
 
 // A kernel row that this CPU can run on the case, with the isa and arithmetic to ask for.
 struct UsableRow {
-  const experts::KernelRow* row;
+  const experts::HostKernelRow* row;
   std::unique_ptr<experts::ExpertsKernel> kernel;
 };
 
@@ -285,8 +285,8 @@ inline void report_untested(std::string_view row, const std::string& reason) {
 inline std::vector<UsableRow> usable_rows(const ExpertCase& test_case) {
   std::vector<UsableRow> usable;
   const cpu::Isa best = cpu::best_isa();
-  static const auto catalog = experts::kernel_catalog(DeviceKind::kCpu);
-  for (const experts::KernelRow& row : catalog.rows()) {
+  static const auto catalog = experts::host_kernels();
+  for (const experts::HostKernelRow& row : catalog.rows()) {
     const auto problem = test_case.problem(best, row);
     const Support here = row.supports(problem);
     if (here) {

@@ -85,8 +85,8 @@ TEST_P(Int8Rows, EveryRowOfIntegers_HasTheBitsOfTheReference) {
       return run_layer(layer, hidden.view(), DType::kF32).out;
     };
     const Tensor wanted = run("cpu.reference");
-    const auto catalog = experts::kernel_catalog(DeviceKind::kCpu);
-    for (const experts::KernelRow& row : catalog.rows()) {
+    const auto catalog = experts::host_kernels();
+    for (const experts::HostKernelRow& row : catalog.rows()) {
       if (row.arithmetic != "int8_dot" || !runs(context, spec, row.name)) continue;
       EXPECT_TRUE(testing::same_bits(run(row.name), wanted)) << row.name << " " << tokens;
     }

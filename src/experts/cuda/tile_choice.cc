@@ -102,8 +102,8 @@ double end_share(const ExpertsProblem& problem, double end_depth) {
 // Loads of the routed experts, and of the shared ones that every token uses.
 using Loads = std::array<Load, 2>;
 
-double cost_seconds(const ExpertsProblem& problem, const KernelRow& row, const DeviceTile& tile,
-                    const Loads& loads, int64_t tokens) {
+double cost_seconds(const ExpertsProblem& problem, const DeviceKernelRow& row,
+                    const DeviceTile& tile, const Loads& loads, int64_t tokens) {
   const double matrices = problem.activation.gated ? 3.0 : 2.0;
   const double elements = matrices * static_cast<double>(problem.hidden_size) *
                           static_cast<double>(problem.intermediate_size);
@@ -141,11 +141,11 @@ Loads expected_loads(const ExpertsProblem& problem, int64_t tokens, int64_t shar
 
 }  // namespace
 
-TileChoice choose_tile(const ExpertsProblem& problem, std::span<const KernelRow* const> rows,
+TileChoice choose_tile(const ExpertsProblem& problem, std::span<const DeviceKernelRow* const> rows,
                        int64_t tokens, int64_t shared_experts) {
   const Loads loads = expected_loads(problem, tokens, shared_experts);
   TileChoice best;
-  for (const KernelRow* row : rows) {
+  for (const DeviceKernelRow* row : rows) {
     for (const DeviceTile& tile : row->tiles(problem)) {
       const double cost = cost_seconds(problem, *row, tile, loads, tokens) * 1e6;
       if (best.row != nullptr && cost >= best.microseconds) continue;
@@ -155,14 +155,15 @@ TileChoice choose_tile(const ExpertsProblem& problem, std::span<const KernelRow*
   return best;
 }
 
-double tile_microseconds(const ExpertsProblem& problem, const KernelRow& row,
+double tile_microseconds(const ExpertsProblem& problem, const DeviceKernelRow& row,
                          const DeviceTile& tile, int64_t tokens, int64_t shared_experts) {
   return cost_seconds(problem, row, tile, expected_loads(problem, tokens, shared_experts), tokens) *
          1e6;
 }
 
-TileChoice choose_skewed_tile(const ExpertsProblem& problem, std::span<const KernelRow* const> rows,
-                              const TileChoice& usual, int64_t tokens, int64_t shared_experts) {
+TileChoice choose_skewed_tile(const ExpertsProblem& problem,
+                              std::span<const DeviceKernelRow* const> rows, const TileChoice& usual,
+                              int64_t tokens, int64_t shared_experts) {
   // Two launches without work take 4 to 8 us: with few rows, and so few hot tiles, only long calls
   // can afford them.
   constexpr double kManyRows = 48;
@@ -179,7 +180,7 @@ TileChoice choose_skewed_tile(const ExpertsProblem& problem, std::span<const Ker
   if (cost < (many ? kLeastMicroseconds : kLeastOfFewRows)) return {};
   if (usual.row->arithmetic.empty()) return {};
   TileChoice best;
-  for (const KernelRow* row : rows) {
+  for (const DeviceKernelRow* row : rows) {
     const cuda::DeviceRates& device = problem.gpu().rates;
     const bool for_more = teraflops_of(row->cost, device) > teraflops_of(usual.row->cost, device);
     if (!for_more || row->arithmetic != usual.row->arithmetic) continue;

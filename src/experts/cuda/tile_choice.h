@@ -11,7 +11,7 @@
 namespace conclave::inline v0::experts {
 
 struct TileChoice {
-  const KernelRow* row = nullptr;
+  const DeviceKernelRow* row = nullptr;
   DeviceTile tile;
   double microseconds = 0;  // by the model
 };
@@ -19,11 +19,11 @@ struct TileChoice {
 // The cheapest tile of `rows`, each of which supports the problem; at equal cost, the first.
 // Assumes that tokens choose experts evenly; every token uses `shared_experts` of the problem's
 // experts, which count among its choices.
-TileChoice choose_tile(const ExpertsProblem& problem, std::span<const KernelRow* const> rows,
+TileChoice choose_tile(const ExpertsProblem& problem, std::span<const DeviceKernelRow* const> rows,
                        int64_t tokens, int64_t shared_experts = 0);
 
 // The model's time for one tile.
-double tile_microseconds(const ExpertsProblem& problem, const KernelRow& row,
+double tile_microseconds(const ExpertsProblem& problem, const DeviceKernelRow& row,
                          const DeviceTile& tile, int64_t tokens, int64_t shared_experts = 0);
 
 // Another kernel, with the same bits and the same order of input rows, for calls that choose
@@ -31,8 +31,9 @@ double tile_microseconds(const ExpertsProblem& problem, const KernelRow& row,
 // tiles: `usual` takes experts one by one, bound by arithmetic at the hot ones and by memory at the
 // others, and never overlaps the two. `row` is null if there is no such kernel, or if two more idle
 // launches would be felt.
-TileChoice choose_skewed_tile(const ExpertsProblem& problem, std::span<const KernelRow* const> rows,
-                              const TileChoice& usual, int64_t tokens, int64_t shared_experts = 0);
+TileChoice choose_skewed_tile(const ExpertsProblem& problem,
+                              std::span<const DeviceKernelRow* const> rows, const TileChoice& usual,
+                              int64_t tokens, int64_t shared_experts = 0);
 // Expected number of tiles of up to `tile_tokens` rows if tokens choose experts evenly.
 double expected_tiles(const ExpertsProblem& problem, int32_t tile_tokens, int64_t tokens,
                       int64_t shared_experts = 0);

@@ -52,7 +52,7 @@ size_t kernel_bytes(const CudaMlpPlan& part, int64_t tokens) {
   size_t most = 0;
   for_each_rung(part.ladder, {.first = 1, .last = tokens},
                 [&](const experts::LadderRung& rung, int64_t last) {
-                  for (const experts::KernelRow* row : {rung.row, rung.skewed_row}) {
+                  for (const experts::DeviceKernelRow* row : {rung.row, rung.skewed_row}) {
                     if (row == nullptr) continue;
                     most = std::max(most, row->workspace_bytes(part.problem, last));
                   }

@@ -5,7 +5,6 @@
 #include "experts/ladder.h"
 
 #include <algorithm>
-#include <ranges>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,7 +13,7 @@ namespace conclave::inline v0 {
 namespace {
 
 // Yes if the row can do the whole forward for few tokens in one launch.
-Support one_launch_fits(const CudaPlan& plan, const experts::KernelRow& row) {
+Support one_launch_fits(const CudaPlan& plan, const experts::OneLaunchRow& row) {
   if (plan.routed.problem.num_local_experts == 0) return Support::no("no experts are here");
   if (plan.options.determinism == Determinism::kBatchInvariant) {
     return Support::no("its sums run in another order; LayerOptions ask for batch invariance");
@@ -37,13 +36,13 @@ Support one_launch_fits(const CudaPlan& plan, const experts::KernelRow& row) {
 }
 
 // The most tokens of a call that the row can take.
-int64_t one_launch_limit(const CudaPlan& plan, const experts::KernelRow& row) {
-  return std::min(row.one_launch(plan.routed.problem).most, plan.options.max_tokens);
+int64_t one_launch_limit(const CudaPlan& plan, const experts::OneLaunchRow& row) {
+  return std::min(row.reach(plan.routed.problem).most, plan.options.max_tokens);
 }
 
 // The most tokens that the row serves: by rule, or as far as measured entries prefer it.
-int64_t one_launch_tokens(const CudaPlan& plan, const experts::KernelRow& row) {
-  const experts::OneLaunchReach reach = row.one_launch(plan.routed.problem);
+int64_t one_launch_tokens(const CudaPlan& plan, const experts::OneLaunchRow& row) {
+  const experts::OneLaunchReach reach = row.reach(plan.routed.problem);
   const int64_t most = one_launch_limit(plan, row);
   const int64_t by_rule = std::min(most, reach.preferred);
   if (plan.options.tuning == nullptr) return by_rule;
@@ -61,9 +60,8 @@ int64_t one_launch_tokens(const CudaPlan& plan, const experts::KernelRow& row) {
 
 void choose_one_launch(CudaPlan& plan) {
   const TableChoice table{.table = "kernel", .why = "serves few tokens in one launch"};
-  const auto rows = experts::kernel_catalog(DeviceKind::kCuda).rows() |
-                    std::views::filter(&experts::KernelRow::is_one_launch);
-  const auto fits = [&](const experts::KernelRow& row) { return one_launch_fits(plan, row); };
+  const auto rows = experts::one_launch_kernels().rows();
+  const auto fits = [&](const experts::OneLaunchRow& row) { return one_launch_fits(plan, row); };
   std::vector<PlanRow>& verdicts = plan.summary.rows;
   plan.decode_row = settle_first(list_fitting(rows, table, fits, verdicts), table, verdicts);
   if (plan.decode_row != nullptr) plan.decode_tokens = one_launch_tokens(plan, *plan.decode_row);
@@ -77,12 +75,11 @@ std::vector<TuningEntry> list_candidates(const CudaPlan& plan, int64_t tokens) {
                        .kernel = std::string(row.name),
                        .tile = std::move(tile)};
   };
-  for (const experts::KernelRow& row : experts::kernel_catalog(DeviceKind::kCuda).rows()) {
-    if (row.is_one_launch()) {
-      const bool fits = one_launch_fits(plan, row) && tokens <= one_launch_limit(plan, row);
-      if (fits) entries.push_back(entry_of(row, ""));
-      continue;
-    }
+  for (const experts::OneLaunchRow& row : experts::one_launch_kernels().rows()) {
+    const bool fits = one_launch_fits(plan, row) && tokens <= one_launch_limit(plan, row);
+    if (fits) entries.push_back(entry_of(row, ""));
+  }
+  for (const experts::DeviceKernelRow& row : experts::device_kernels().rows()) {
     const bool forced_out = !plan.options.kernel.empty() && row.name != plan.options.kernel;
     // The reference kernel serves only if nothing else fits.
     const bool unneeded = row.is_reference && !entries.empty();

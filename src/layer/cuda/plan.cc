@@ -167,8 +167,7 @@ void choose_routed_ladder(CudaPlan& plan) {
 void choose_other_ladder(const CudaPlan& plan, CudaMlpPlan& part) {
   experts::LadderRequest request = ladder_request(plan, part.problem);
   if (!request.kernel.empty()) {
-    const auto& row = experts::kernel_catalog(DeviceKind::kCuda).find(request.kernel, "kernel");
-    if (!row.supports(part.problem)) request.kernel.clear();
+    if (!experts::find_device_row(request.kernel).supports(part.problem)) request.kernel.clear();
   }
   std::vector<PlanRow> verdicts;
   part.ladder = build_ladder(request, verdicts);

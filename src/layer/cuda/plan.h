@@ -73,7 +73,7 @@ struct CudaPlan : PlanBase {
   bool router_writes_choices = false;                   // beside the slots
   int64_t decode_tokens = 0;  // calls of up to this many tokens take the single launch, if their
                               // arguments allow it; 0: none does
-  const experts::KernelRow* decode_row = nullptr;  // serves these calls
+  const experts::OneLaunchRow* decode_row = nullptr;  // serves these calls
   std::string router_limit = {};  // why calls must bring ids and weights; empty: they need not
   // Weights on the input change its codes: rows are weighed first, with one copy per choice.
   bool weighs_rows = false;

@@ -16,11 +16,11 @@ namespace conclave::testing {
 
 namespace {
 
+using experts::DeviceKernelRow;
 using experts::DeviceTile;
-using experts::KernelRow;
 
 // Token counts at the tile sizes of `row`, and one below and one above them.
-std::vector<int64_t> edge_counts(const KernelRow& row, const CudaProblem& problem) {
+std::vector<int64_t> edge_counts(const DeviceKernelRow& row, const CudaProblem& problem) {
   std::vector<int64_t> counts;
   for (const DeviceTile& tile : row.tiles(problem.sizes())) {
     for (const int64_t count : {tile.tokens - 1, tile.tokens, tile.tokens + 1}) {
@@ -32,7 +32,7 @@ std::vector<int64_t> edge_counts(const KernelRow& row, const CudaProblem& proble
   return counts;
 }
 
-class DeviceKernels : public HopperFixture, public ::testing::TestWithParam<KernelRow> {
+class DeviceKernels : public HopperFixture, public ::testing::TestWithParam<DeviceKernelRow> {
  protected:
   void SetUp() override {
     const std::string reason = reason_to_skip();
@@ -234,13 +234,13 @@ TEST_P(DeviceKernels, NoRows_WritesNothing) {
 
 // A row gives the same bits in every run, tile and batch, and so does every kernel with the same
 // arithmetic.
-void expect_same_bits(const KernelRow& own, const CudaProblemOptions& options) {
+void expect_same_bits(const DeviceKernelRow& own, const CudaProblemOptions& options) {
   CudaProblem problem(options);
   if (!own.supports(problem.sizes())) return;
   KernelRunner first(problem, own, all_tiles(own, problem).front());
   first.run();
   const auto expected = first.bits();
-  for (const KernelRow& row : experts::kernel_catalog(DeviceKind::kCuda).rows()) {
+  for (const DeviceKernelRow& row : experts::device_kernels().rows()) {
     const bool same =
         row.name == own.name || (!row.arithmetic.empty() && row.arithmetic == own.arithmetic);
     if (!same || !row.supports(problem.sizes())) continue;
@@ -422,22 +422,19 @@ TEST_P(DeviceKernels, TensorsBeyondFourGigabytes_MatchesOracle) {
   }
 }
 
-std::string name_of(const ::testing::TestParamInfo<KernelRow>& info) {
+// Rows of one launch take another call: device_decode_test.cc.
+std::vector<DeviceKernelRow> all_rows() {
+  const auto rows = experts::device_kernels().rows();
+  return {rows.begin(), rows.end()};
+}
+
+std::string name_of(const ::testing::TestParamInfo<DeviceKernelRow>& info) {
   std::string name(info.param.name);
   std::replace(name.begin(), name.end(), '.', '_');
   return name;
 }
 
-// Rows of one launch take another call: device_decode_test.cc.
-std::vector<KernelRow> rows_with_tiles() {
-  std::vector<KernelRow> rows;
-  for (const KernelRow& row : experts::kernel_catalog(DeviceKind::kCuda).rows()) {
-    if (!row.is_one_launch()) rows.push_back(row);
-  }
-  return rows;
-}
-
-INSTANTIATE_TEST_SUITE_P(Catalog, DeviceKernels, ::testing::ValuesIn(rows_with_tiles()), name_of);
+INSTANTIATE_TEST_SUITE_P(Catalog, DeviceKernels, ::testing::ValuesIn(all_rows()), name_of);
 
 }  // namespace
 

@@ -14,10 +14,11 @@ namespace conclave::testing {
 // A kernel with poisoned memory of its own.
 class KernelRunner {
  public:
-  KernelRunner(CudaProblem& problem, const experts::KernelRow& row, const experts::DeviceTile& tile)
+  KernelRunner(CudaProblem& problem, const experts::DeviceKernelRow& row,
+               const experts::DeviceTile& tile)
       : problem_(problem),
         tile_(tile),
-        kernel_(row.make_on_device(problem.sizes(), problem.weights(), tile)),
+        kernel_(row.make(problem.sizes(), problem.weights(), tile)),
         workspace_(row.workspace_bytes(problem.sizes(), problem.options().num_tokens)),
         output_(static_cast<size_t>(problem.output_bytes())) {}
 
@@ -45,7 +46,7 @@ class KernelRunner {
   GuardedDevice output_;
 };
 
-inline std::vector<experts::DeviceTile> all_tiles(const experts::KernelRow& row,
+inline std::vector<experts::DeviceTile> all_tiles(const experts::DeviceKernelRow& row,
                                                   const CudaProblem& problem) {
   const auto tiles = row.tiles(problem.sizes());
   return {tiles.begin(), tiles.end()};

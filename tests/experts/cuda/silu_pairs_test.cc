@@ -7,8 +7,8 @@
 namespace conclave::testing {
 namespace {
 
+using experts::DeviceKernelRow;
 using experts::DeviceTile;
-using experts::KernelRow;
 
 class SiluPairs : public HopperFixture, public ::testing::Test {
  protected:
@@ -34,8 +34,8 @@ TEST_F(SiluPairs, GateFarBelowZero_LeavesItsNeighbour) {
     for (int64_t i = 0; i < 2 * 72; ++i) {
       problem.set_gate_bias(i / 72, i % 72, i % 2 == 1 ? -100.0F : -8.0F);
     }
-    for (const KernelRow& row : experts::kernel_catalog(DeviceKind::kCuda).rows()) {
-      if (row.is_one_launch() || !row.supports(problem.sizes())) continue;
+    for (const DeviceKernelRow& row : experts::device_kernels().rows()) {
+      if (!row.supports(problem.sizes())) continue;
       for (const DeviceTile& tile : all_tiles(row, problem)) {
         KernelRunner runner(problem, row, tile);
         runner.run();

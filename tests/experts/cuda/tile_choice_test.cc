@@ -46,8 +46,8 @@ ExpertsProblem problem_of(const Sizes& sizes, DType dtype) {
 }
 
 TileChoice choice_for(const ExpertsProblem& problem, int64_t tokens) {
-  std::vector<const KernelRow*> rows;
-  for (const KernelRow& row : kernel_catalog(DeviceKind::kCuda).rows()) {
+  std::vector<const DeviceKernelRow*> rows;
+  for (const DeviceKernelRow& row : device_kernels().rows()) {
     if (row.name != "cuda.reference" && row.supports(problem)) rows.push_back(&row);
   }
   return choose_tile(problem, rows, tokens);

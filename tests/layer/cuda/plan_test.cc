@@ -220,7 +220,7 @@ TEST(CudaPlan, TuningTable_ComesFirst) {
                      .top_k = spec.top_k};
   };
   const CudaPlan plain = plan(spec, {.max_tokens = 1024});
-  const experts::KernelRow& reference = experts::kernel_catalog(DeviceKind::kCuda).rows().back();
+  const experts::DeviceKernelRow& reference = experts::device_kernels().rows().back();
   const std::string tile = experts::to_string(reference.tiles(plain.routed.problem).front());
 
   const auto with_entry = [&](const TuningKey& of, const std::string& kernel,
@@ -559,8 +559,8 @@ TEST(CudaPlan, OneLaunch_CannotBeTheOnlyKernel) {
 
 TEST(TileText, EveryTile_ReadsBack) {
   const CudaPlan made = plan(qwen3());
-  for (const experts::KernelRow& row : experts::kernel_catalog(DeviceKind::kCuda).rows()) {
-    if (row.is_one_launch() || !row.supports(made.routed.problem)) continue;
+  for (const experts::DeviceKernelRow& row : experts::device_kernels().rows()) {
+    if (!row.supports(made.routed.problem)) continue;
     for (const experts::DeviceTile& tile : row.tiles(made.routed.problem)) {
       EXPECT_EQ(experts::parse_tile(experts::to_string(tile)), tile) << experts::to_string(tile);
     }

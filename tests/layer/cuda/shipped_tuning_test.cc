@@ -51,8 +51,7 @@ TEST(ShippedTuning, EveryEntry_NamesARowAndOneOfItsTilesForThatProblem) {
     const MoeSpec spec = spec_of(entry.key);
     EXPECT_EQ(tuning_format(spec.weight_dtype, spec.quant), entry.key.format);
     const CudaPlan made = plan(spec, {.max_tokens = entry.tokens});
-    const experts::KernelRow& row =
-        experts::kernel_catalog(DeviceKind::kCuda).find(entry.kernel, "kernel");
+    const experts::DeviceKernelRow& row = experts::device_kernels().find(entry.kernel, "kernel");
     EXPECT_TRUE(row.supports(made.routed.problem)) << row.supports(made.routed.problem).reason();
     const auto tiles = row.tiles(made.routed.problem);
     const experts::DeviceTile tile = experts::parse_tile(entry.tile);

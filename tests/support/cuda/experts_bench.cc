@@ -92,10 +92,11 @@ struct Outcome {
 
 class Subject {
  public:
-  Subject(CudaProblem& problem, const experts::KernelRow& row, const experts::DeviceTile& tile)
+  Subject(CudaProblem& problem, const experts::DeviceKernelRow& row,
+          const experts::DeviceTile& tile)
       : problem_(problem),
         tile_(tile),
-        kernel_(row.make_on_device(problem.sizes(), problem.weights(), tile)),
+        kernel_(row.make(problem.sizes(), problem.weights(), tile)),
         workspace_(row.workspace_bytes(problem.sizes(), problem.options().num_tokens)),
         output_(static_cast<size_t>(problem.output_bytes())) {
     for (int32_t i = 0; i < problem_.options().routings; ++i) {
@@ -203,7 +204,8 @@ std::vector<experts::DeviceTile> chosen_tiles(std::span<const experts::DeviceTil
   return chosen;
 }
 
-bool run_row(CudaProblem& problem, const experts::KernelRow& row, const Arguments& arguments) {
+bool run_row(CudaProblem& problem, const experts::DeviceKernelRow& row,
+             const Arguments& arguments) {
   if (const Support support = row.supports(problem.sizes()); !support) {
     std::printf("  %s: %s\n", std::string(row.name).c_str(), std::string(support.reason()).c_str());
     return true;
@@ -218,7 +220,7 @@ bool run_row(CudaProblem& problem, const experts::KernelRow& row, const Argument
   return good;
 }
 
-int run(std::span<const experts::KernelRow> rows, const Arguments& arguments) {
+int run(std::span<const experts::DeviceKernelRow> rows, const Arguments& arguments) {
   bool good = true;
   const std::vector<std::string> names = split(arguments.get("row", ""));
   for (const std::string& name : split(arguments.get("case", "tiny"))) {
@@ -233,7 +235,7 @@ int run(std::span<const experts::KernelRow> rows, const Arguments& arguments) {
                   static_cast<long long>(c.top_k), static_cast<long long>(c.hidden),
                   static_cast<long long>(c.intermediate), c.format.c_str(),
                   static_cast<long long>(problem.active_experts()));
-      for (const experts::KernelRow& row : rows) {
+      for (const experts::DeviceKernelRow& row : rows) {
         if (!names.empty() && std::find(names.begin(), names.end(), row.name) == names.end()) {
           continue;
         }
@@ -246,7 +248,7 @@ int run(std::span<const experts::KernelRow> rows, const Arguments& arguments) {
 
 }  // namespace
 
-int run_experts_bench(std::span<const experts::KernelRow> rows, int argc, char** argv) {
+int run_experts_bench(std::span<const experts::DeviceKernelRow> rows, int argc, char** argv) {
   try {
     return run(rows, Arguments(argc, argv));
   } catch (const std::exception& error) {

@@ -14,6 +14,6 @@ namespace conclave::testing {
 //   --replays N (5) --check 0|1 (1) --time 0|1 (1) --activation NAME --custom E,k,H,I,dtype
 // dtype: bf16, f16, fp8block, fp8channel, fp8static. Prints one line per case, T, row and tile.
 // Returns the exit status: 1 if a check failed.
-int run_experts_bench(std::span<const experts::KernelRow> rows, int argc, char** argv);
+int run_experts_bench(std::span<const experts::DeviceKernelRow> rows, int argc, char** argv);
 
 }  // namespace conclave::testing

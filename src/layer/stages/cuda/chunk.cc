@@ -81,20 +81,20 @@ class KernelMaker {
               CudaKernels& kernels)
       : problem_(problem), weights_(weights), kernels_(kernels) {}
 
-  const experts::DeviceExpertsKernel* kernel(const experts::KernelRow* row,
+  const experts::DeviceExpertsKernel* kernel(const experts::DeviceKernelRow* row,
                                              const experts::DeviceTile& tile) {
     if (row == nullptr) return nullptr;
     for (const Made& made : made_) {
       if (made.row == row && made.tile == tile) return made.kernel;
     }
-    kernels_.owned.push_back(row->make_on_device(problem_, weights_, tile));
+    kernels_.owned.push_back(row->make(problem_, weights_, tile));
     made_.push_back({row, tile, kernels_.owned.back().get()});
     return made_.back().kernel;
   }
 
  private:
   struct Made {
-    const experts::KernelRow* row;
+    const experts::DeviceKernelRow* row;
     experts::DeviceTile tile;
     const experts::DeviceExpertsKernel* kernel;
   };
@@ -132,7 +132,7 @@ CudaKernels make_cuda_kernels(const CudaPlan& plan, const CudaWeights& weights) 
   if (plan.shared) kernels.shared = make(*plan.shared, weights.shared);
   if (plan.residual) kernels.residual = make(*plan.residual, weights.residual);
   if (plan.decode_tokens > 0) {
-    kernels.decode = plan.decode_row->make_one_launch(plan.routed.problem, weights.routed.view);
+    kernels.decode = plan.decode_row->make(plan.routed.problem, weights.routed.view);
   }
   return kernels;
 }
