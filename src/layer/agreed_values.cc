@@ -1,11 +1,16 @@
 #include "layer/agreed_values.h"
 
+#include "core/spec_fields.h"
+
 #include "conclave/error.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <concepts>
 #include <map>
+#include <memory>
+#include <optional>
 #include <string>
 #include <type_traits>
 
@@ -32,6 +37,7 @@ class Hash {
     add(text.size());
     for (const char letter : text) add(letter);
   }
+  void add(const std::string& text) { add(std::string_view(text)); }
   template <class Entry>
   void add(const std::vector<Entry>& list) {
     add(list.size());
@@ -40,60 +46,50 @@ class Hash {
   void add(const std::map<std::string, double>& options) {
     add(options.size());
     for (const auto& [name, value] : options) {
-      add(std::string_view(name));
+      add(name);
       add(value);
     }
   }
+  template <class Value>
+  void add(const std::optional<Value>& value) {
+    add(value.has_value());
+    if (value) add(*value);
+  }
+  void add(const std::shared_ptr<const TuningTable>& table) { add(table != nullptr); }
   int64_t value() const { return static_cast<int64_t>(hash_); }
 
  private:
   uint64_t hash_ = 0xCBF29CE484222325;
 };
 
-template <class... Values>
-int64_t hash_of(const Values&... values) {
-  Hash hash;
-  (hash.add(values), ...);
-  return hash.value();
-}
-
-// Hashes the lists that say where experts lie.
-int64_t hash_of_lists(const ParallelSpec& parallel) {
-  return hash_of(parallel.rank_of, parallel.replica_of);
-}
-
-// Leaves out the settings of "simulated": ranks with tokens of their own may draw differently.
-int64_t hash_of_router(const RouterSpec& r) {
-  return hash_of(std::string_view(r.name), r.score, r.order, r.has_logit_bias, r.soft_cap,
-                 r.has_selection_bias, r.num_groups, r.topk_groups, r.group_score, r.group_mask,
-                 r.renormalize, r.renormalize_p, r.epsilon, r.epsilon_mode, r.scale,
-                 r.has_expert_scale, r.has_global_scale, r.jitter_epsilon, r.vocab_size,
-                 r.input_norm.enabled, r.input_norm.epsilon, r.logits_dtype, r.score_dtype,
-                 r.options);
-}
-
-int64_t hash_of_activations(const MoeSpec& spec) {
-  Hash hash;
-  for (const ActivationSpec* a :
-       {&spec.activation, &spec.shared.activation, &spec.residual.activation}) {
-    hash.add(hash_of(std::string_view(a->name), a->limit, a->alpha, a->beta, a->linear_beta));
+// Numbers and choices are themselves, so that an error shows them; all else is hashed.
+template <class Value>
+int64_t value_of(const Value& value) {
+  if constexpr (std::is_integral_v<Value> || std::is_enum_v<Value>) {
+    return static_cast<int64_t>(value);
+  } else {
+    Hash hash;
+    hash.add(value);
+    return hash.value();
   }
-  return hash.value();
 }
 
-int64_t hash_of_sums(const MoeSpec& spec) {
-  return hash_of(spec.has_bias, spec.has_output_bias, spec.weight_on, spec.output_scale,
-                 spec.shared.has_bias, spec.shared.slot_weight, spec.latent.has_norm,
-                 spec.latent.norm_epsilon);
-}
+constexpr std::array kNotCompared = {
+    FieldNotCompared{"has_gate", "a rank may have its logits from elsewhere"},
+    FieldNotCompared{"router.simulated", "ranks with tokens of their own may draw differently"},
+    FieldNotCompared{"options.kernel", "kernels of one arithmetic have the same bits"},
+    FieldNotCompared{"options.arithmetic", "what the plan made of it is compared"},
+    FieldNotCompared{"options.determinism", "it is a promise about this rank's kernels"},
+    FieldNotCompared{"options.tuning", "it changes no bit"},
+    FieldNotCompared{"parallel.ep_rank", "it differs in one group and is compared in the other"},
+    FieldNotCompared{"parallel.tp_rank", "likewise"}};
 
-int64_t hash_of_quant(const MoeSpec& spec) {
-  const QuantSpec& quant = spec.quant;
-  return hash_of(quant.weights, quant.block_rows, quant.block_cols, quant.activations,
-                 quant.activation_group, quant.activation_dtype.value_or(spec.weight_dtype),
-                 quant.power_of_two_scales, quant.signed_scales, quant.zeros,
-                 quant.has_global_scale, quant.has_column_order, quant.has_column_factors,
-                 shared_weight_dtype(spec), spec.residual.weight_dtype.value_or(spec.weight_dtype));
+// Types that are left unset are spelled out: another rank may name the same ones.
+MoeSpec with_types(MoeSpec spec) {
+  spec.quant.activation_dtype = spec.quant.activation_dtype.value_or(spec.weight_dtype);
+  spec.shared.weight_dtype = shared_weight_dtype(spec);
+  spec.residual.weight_dtype = spec.residual.weight_dtype.value_or(spec.weight_dtype);
+  return spec;
 }
 
 [[noreturn]] void report(size_t rank, std::string_view name, int64_t theirs, int64_t mine) {
@@ -126,35 +122,25 @@ void compare_lists(std::span<const AgreedValue> values, Communicator& communicat
 
 }  // namespace
 
+std::span<const FieldNotCompared> fields_not_compared() { return kNotCompared; }
+
+bool is_compared(std::string_view field) {
+  return std::ranges::none_of(kNotCompared, [field](const FieldNotCompared& without) {
+    if (!field.starts_with(without.name)) return false;
+    return field.size() == without.name.size() || field[without.name.size()] == '.';
+  });
+}
+
 std::vector<AgreedValue> values_to_agree(const MoeSpec& spec, const LayerOptions& options,
                                          const ParallelSpec& parallel) {
-  const auto number = [](auto choice) { return static_cast<int64_t>(choice); };
-  return {{"num_experts", spec.num_experts},
-          {"top_k", spec.top_k},
-          {"hidden_size", spec.hidden_size},
-          {"intermediate_size", spec.intermediate_size},
-          {"weight_dtype", number(spec.weight_dtype)},
-          {"quant, shared.weight_dtype or residual.weight_dtype", hash_of_quant(spec)},
-          {"shared.mode", number(spec.shared.mode)},
-          {"shared.intermediate_size", spec.shared.intermediate_size},
-          {"shared.count", spec.shared.count},
-          {"latent.size", spec.latent.size},
-          {"residual.intermediate_size", spec.residual.intermediate_size},
-          {"num_zero_experts", spec.num_zero_experts},
-          {"router", hash_of_router(spec.router)},
-          {"the activation of an expert", hash_of_activations(spec)},
-          {"how parts are weighed and added", hash_of_sums(spec)},
-          {"max_tokens", options.max_tokens},
-          {"id_policy", number(options.id_policy)},
-          {"transport", number(options.transport)},
-          {"ep_combine", number(options.ep_combine)},
-          {"chunk_order", number(options.chunk_order)},
-          {"placement", number(parallel.placement)},
-          {"rank_of or replica_of", hash_of_lists(parallel)},
-          {"num_redundant_experts", parallel.num_redundant_experts},
-          {"reduce", number(parallel.reduce)},
-          {"ep_size", parallel.ep_size},
-          {"tp_size", parallel.tp_size}};
+  std::vector<AgreedValue> values;
+  const auto add = [&values](const std::string& name, const auto& value) {
+    if (is_compared(name)) values.push_back({name, value_of(value)});
+  };
+  for_each_field(with_types(spec), "", add);
+  for_each_field(options, "options.", add);
+  for_each_field(parallel, "parallel.", add);
+  return values;
 }
 
 void compare_values(std::span<const AgreedValue> values, Communicator& communicator) {

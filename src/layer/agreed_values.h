@@ -8,17 +8,26 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
 namespace conclave::inline v0 {
 
 struct AgreedValue {
-  std::string_view name;  // as an error calls it; lives as long as the program
-  int64_t value = 0;      // the value itself, or a hash of several
+  std::string name;   // as an error calls it
+  int64_t value = 0;  // the value itself, or a hash of several
 };
 
-// Lists what spec, options and split say; an engine adds what its plan made of them.
+// A member that ranks need not have in common, with all of its own if it is a struct.
+struct FieldNotCompared {
+  std::string_view name;  // as for_each_field has it: "options.kernel"
+  const char* why;
+};
+std::span<const FieldNotCompared> fields_not_compared();
+
+// Lists every member of spec, options and split that is compared, by its name; an engine adds what
+// its plan made of them.
 std::vector<AgreedValue> values_to_agree(const MoeSpec& spec, const LayerOptions& options,
                                          const ParallelSpec& parallel);
 

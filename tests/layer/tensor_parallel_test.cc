@@ -170,12 +170,13 @@ TEST(TensorParallelErrors, RanksWithAnotherRuleOrFormula_AllGetAMismatchNamingIt
   const struct {
     const char* name;
     void (*change)(MoeSpec& spec);
-  } cases[] = {{"router", [](MoeSpec& s) { s.router.scale = 2; }},
-               {"router", [](MoeSpec& s) { s.router.renormalize = Renormalize::kNone; }},
-               {"activation", [](MoeSpec& s) { s.activation.name = "gelu"; }},
-               {"weigh", [](MoeSpec& s) { s.output_scale = 2; }},
-               {"weigh", [](MoeSpec& s) { s.has_output_bias = true; }},
-               {"weigh", [](MoeSpec& s) { s.weight_on = WeightOn::kInput; }}};
+  } cases[] = {
+      {"router.scale", [](MoeSpec& s) { s.router.scale = 2; }},
+      {"router.renormalize", [](MoeSpec& s) { s.router.renormalize = Renormalize::kNone; }},
+      {"activation.name", [](MoeSpec& s) { s.activation.name = "gelu"; }},
+      {"output_scale", [](MoeSpec& s) { s.output_scale = 2; }},
+      {"has_output_bias", [](MoeSpec& s) { s.has_output_bias = true; }},
+      {"weight_on", [](MoeSpec& s) { s.weight_on = WeightOn::kInput; }}};
   for (const auto& c : cases) {
     MoeSpec spec = make_spec(4, 1, 16, 9, DType::kF32);
     MoeSpec other = spec;
