@@ -1,4 +1,4 @@
-# Sets CONCLAVE_HAS_CUDA. One library holds both: CPU rows, and kernels for sm_90a with a static CUDA
+# Sets CONCLAVE_HAS_CUDA. One library holds both: CPU rows, and kernels for GPUs with a static CUDA
 # runtime, which finds the driver at run time. Nothing links libcuda.
 set(CONCLAVE_HAS_CUDA OFF)
 if(NOT CONCLAVE_CUDA MATCHES "^(AUTO|DRIVER|ON|OFF)$")
@@ -17,7 +17,7 @@ if(wanted STREQUAL "DRIVER")
   endif()
 endif()
 if(NOT wanted STREQUAL "OFF")
-  # The architecture comes from CONCLAVE_CUDA_FLAGS: this CMake does not know the name 90a.
+  # Architectures come from conclave_cuda_sources: this CMake does not know the name 90a.
   set(CMAKE_CUDA_ARCHITECTURES OFF)
   include(CheckLanguage)
   check_language(CUDA)
@@ -35,7 +35,8 @@ if(NOT wanted STREQUAL "OFF")
     set(CONCLAVE_HAS_CUDA ON)
   endif()
   if(CONCLAVE_HAS_CUDA)
-    message(STATUS "CUDA: sm_90a, nvcc ${CMAKE_CUDA_COMPILER_VERSION}")
+    string(REPLACE ";" " " architectures "${CONCLAVE_CUDA_ARCHITECTURES}")
+    message(STATUS "CUDA: ${architectures}, nvcc ${CMAKE_CUDA_COMPILER_VERSION}")
   elseif(wanted STREQUAL "ON")
     message(FATAL_ERROR "CONCLAVE_CUDA=ON: ${why_not}")
   else()
@@ -43,19 +44,66 @@ if(NOT wanted STREQUAL "OFF")
   endif()
 endif()
 
-# wgmma and setmaxnreg exist for 90a only. The standard is a flag for the same reason as there.
-set(CONCLAVE_CUDA_FLAGS -std=c++20 -gencode=arch=compute_90a,code=sm_90a --expt-relaxed-constexpr
-                        --extended-lambda -lineinfo -Xptxas=--warn-on-spills -Xcudafe=--diag_suppress=186)
+if(CONCLAVE_HAS_CUDA AND NOT "90a" IN_LIST CONCLAVE_CUDA_ARCHITECTURES)
+  message(FATAL_ERROR "CONCLAVE_CUDA_ARCHITECTURES is '${CONCLAVE_CUDA_ARCHITECTURES}': it must have "
+                      "90a, which kernels of sm90 folders are for")
+endif()
 
-# conclave_cuda_sources(<target> <file>...): device code; nothing without CUDA.
+# conclave_cuda_code(<flags> <code> <architecture>...): how nvcc is told, and how the library knows
+# it (src/cuda/architecture.h). As in CMake, 80 is both a binary and PTX for later devices, 80-real
+# and 80-virtual one of them; 90a is code for that device alone.
+function(conclave_cuda_code flags code)
+  set(all_flags)
+  set(all_code)
+  foreach(name IN LISTS ARGN)
+    if(NOT name MATCHES "^([0-9]+)([0-9])(a|-real|-virtual|)$" OR CMAKE_MATCH_1 LESS 8)
+      message(FATAL_ERROR "CONCLAVE_CUDA_ARCHITECTURES: '${name}' is not 80 or later, with a, -real, "
+                          "-virtual or nothing behind it")
+    endif()
+    set(number ${CMAKE_MATCH_1}${CMAKE_MATCH_2})
+    set(capability "{${CMAKE_MATCH_1}, ${CMAKE_MATCH_2}}")
+    set(suffix "${CMAKE_MATCH_3}")
+    if(suffix STREQUAL "a")
+      list(APPEND all_flags -gencode=arch=compute_${name},code=sm_${name})
+      list(APPEND all_code "Architecture{${capability}, CodeKind::kExact}")
+      continue()
+    endif()
+    if(NOT suffix STREQUAL "-virtual")
+      list(APPEND all_flags -gencode=arch=compute_${number},code=sm_${number})
+      list(APPEND all_code "Architecture{${capability}, CodeKind::kBinary}")
+    endif()
+    if(NOT suffix STREQUAL "-real")
+      list(APPEND all_flags -gencode=arch=compute_${number},code=compute_${number})
+      list(APPEND all_code "Architecture{${capability}, CodeKind::kPtx}")
+    endif()
+  endforeach()
+  list(JOIN all_code ", " all_code)
+  set(${flags} ${all_flags} PARENT_SCOPE)
+  set(${code} ${all_code} PARENT_SCOPE)
+endfunction()
+
+# conclave_cuda_sources(<target> <file>...)
+# conclave_cuda_sources(<target> ARCHITECTURES <architecture>... FILES <file>...): device code;
+# nothing without CUDA. A folder of kernels for one architecture names it, as sm90 does 90a, which
+# alone has wgmma and setmaxnreg; other files are compiled for CONCLAVE_CUDA_ARCHITECTURES.
 function(conclave_cuda_sources target)
   if(NOT CONCLAVE_HAS_CUDA)
     return()
   endif()
-  foreach(file IN LISTS ARGN)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "ARCHITECTURES;FILES")
+  set(architectures ${CONCLAVE_CUDA_ARCHITECTURES})
+  set(files ${arg_UNPARSED_ARGUMENTS} ${arg_FILES})
+  if(arg_ARCHITECTURES)
+    set(architectures ${arg_ARCHITECTURES})
+  endif()
+  conclave_cuda_code(flags code ${architectures})
+  # The standard is a flag because CMake has no architecture to try it with.
+  set(options -std=c++20 ${flags} --expt-relaxed-constexpr --extended-lambda -lineinfo
+              -Xptxas=--warn-on-spills -Xcudafe=--diag_suppress=186)
+  foreach(file IN LISTS files)
     target_sources(${target} PRIVATE ${file})
     set_source_files_properties(${file} TARGET_DIRECTORY ${target}
-                                PROPERTIES LANGUAGE CUDA COMPILE_OPTIONS "${CONCLAVE_CUDA_FLAGS}")
+                                PROPERTIES LANGUAGE CUDA COMPILE_OPTIONS "${options}")
   endforeach()
 endfunction()
 

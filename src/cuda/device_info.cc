@@ -42,16 +42,15 @@ DeviceInfo device_info(int32_t ordinal) {
   }
   cudaDeviceProp properties{};
   check(cudaGetDeviceProperties(&properties, ordinal), "cudaGetDeviceProperties");
-  return {
-      .name = properties.name,
-      .ordinal = ordinal,
-      .compute_major = properties.major,
-      .compute_minor = properties.minor,
-      .multiprocessors = properties.multiProcessorCount,
-      .l2_bytes = properties.l2CacheSize,
-      .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem),
-      .shared_bytes_per_block = static_cast<int64_t>(properties.sharedMemPerBlockOptin),
-      .rates = device_rates(properties.name, clocks_of(ordinal, properties.multiProcessorCount))};
+  return {.name = properties.name,
+          .ordinal = ordinal,
+          .capability = {properties.major, properties.minor},
+          .multiprocessors = properties.multiProcessorCount,
+          .l2_bytes = properties.l2CacheSize,
+          .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem),
+          .shared_bytes_per_block = static_cast<int64_t>(properties.sharedMemPerBlockOptin),
+          .rates = device_rates(properties.name, {properties.major, properties.minor},
+                                clocks_of(ordinal, properties.multiProcessorCount))};
 }
 
 DeviceCount count_devices() noexcept {

@@ -30,26 +30,53 @@ constexpr std::array kListed = {
     NamedRates{"NVIDIA H100", h100(989, 1979, 67, 3.35)},
 };
 
-// Dense products of a Hopper multiprocessor in a clock: 2048 of 16-bit operands, 128 of float32.
-DeviceRates rates_of(const DeviceClocks& clocks) {
+// Dense products of a multiprocessor in a clock, as published.
+struct ClockProducts {
+  Capability capability;
+  double tensor16 = 0;
+  double tensor8 = 0;  // without 8-bit floats: by 16-bit ones
+  double float32 = 0;
+};
+constexpr std::array kProducts = {
+    ClockProducts{{8, 0}, 1024, 1024, 64},    // A100
+    ClockProducts{{8, 6}, 512, 512, 128},     // A40
+    ClockProducts{{8, 9}, 512, 1024, 128},    // L40S
+    ClockProducts{{9, 0}, 2048, 4096, 128},   // H100, H200
+    ClockProducts{{10, 0}, 4096, 8192, 128},  // B200
+    ClockProducts{{12, 0}, 512, 1024, 128},   // RTX PRO 6000
+};
+constexpr ClockProducts kNeutral{{}, 512, 512, 64};
+
+ClockProducts products_of(const Capability& capability) {
+  for (const ClockProducts& listed : kProducts) {
+    if (listed.capability == capability) return listed;
+  }
+  return kNeutral;
+}
+
+DeviceRates rates_of(const ClockProducts& products, const DeviceClocks& clocks) {
   const double cycles =
       static_cast<double>(clocks.multiprocessors) * static_cast<double>(clocks.core_khz) * 1e3;
-  const double float32 = cycles * 2 * 128 / 1e12;
-  const double tensor16 = cycles * 2 * 2048 / 1e12;
   // Memory moves two words in a clock.
   const double memory = 2.0 * static_cast<double>(clocks.memory_khz) * 1e3 *
                         static_cast<double>(clocks.memory_bus_bits) / 8 / 1e12;
-  return h100(tensor16, 2 * tensor16, float32, memory);
+  // The cache follows the clock, as on an H100 of these clocks.
+  const double hopper16 = cycles * 2 * 2048 / 1e12;
+  DeviceRates rates = h100(hopper16, 2 * hopper16, cycles * 2 * products.float32 / 1e12, memory);
+  rates.tensor16_teraflops = cycles * 2 * products.tensor16 / 1e12;
+  rates.tensor8_teraflops = cycles * 2 * products.tensor8 / 1e12;
+  return rates;
 }
 
 }  // namespace
 
-DeviceRates device_rates(std::string_view name, const DeviceClocks& clocks) {
+DeviceRates device_rates(std::string_view name, const Capability& capability,
+                         const DeviceClocks& clocks) {
   for (const NamedRates& listed : kListed) {
     if (name.starts_with(listed.prefix)) return listed.rates;
   }
   const bool known = clocks.core_khz > 0 && clocks.memory_khz > 0 && clocks.memory_bus_bits > 0;
-  return known ? rates_of(clocks) : kH200Rates;
+  return known ? rates_of(products_of(capability), clocks) : kH200Rates;
 }
 
 }  // namespace conclave::inline v0::cuda

@@ -1,6 +1,8 @@
 // The rates of a GPU, as plain numbers for the cost model of kernels.
 #pragma once
 
+#include "cuda/architecture.h"
+
 #include <cstdint>
 #include <string_view>
 
@@ -36,7 +38,11 @@ struct DeviceClocks {
   int32_t memory_bus_bits = 0;
 };
 
-// The listed rates of an H200 or H100 by its name, otherwise rates from the clocks.
-DeviceRates device_rates(std::string_view name, const DeviceClocks& clocks);
+// The listed rates of a device by its name; otherwise its clocks times the products in a clock of
+// its capability, or, of a capability that is not listed, the fewest of any listed one, so that no
+// kernel is preferred for products that may not be there. Without clocks, those of an H200: shares
+// were measured on it, and a choice depends on ratios only.
+DeviceRates device_rates(std::string_view name, const Capability& capability,
+                         const DeviceClocks& clocks);
 
 }  // namespace conclave::inline v0::cuda

@@ -1,4 +1,4 @@
-// A checked kernel launch with Hopper's launch attributes.
+// A checked kernel launch with the attributes that Hopper brought.
 #pragma once
 
 #include "cuda/check.h"
@@ -11,7 +11,8 @@
 namespace conclave::inline v0::cuda {
 
 // kWithPrevious: the kernel may begin while the one before it on the stream still runs. It calls
-// griddepcontrol.wait before it reads what an earlier kernel wrote.
+// griddepcontrol.wait before it reads what an earlier kernel wrote. On a device whose code lacks
+// that instruction it does not begin earlier.
 enum class Overlap : uint8_t { kNone, kWithPrevious };
 // kCooperative: all blocks are resident at once, or the launch fails. Grid-wide waits need it.
 enum class Residency : uint8_t { kAny, kCooperative };
@@ -27,7 +28,8 @@ struct LaunchShape {
 };
 
 // These ask or tell the driver about a kernel: at create, never in a forward.
-// Raises a kernel's shared memory limit, as more than 48 KiB need.
+// Raises a kernel's shared memory limit, as more than 48 KiB need, to `bytes` or to what the device
+// has beside the kernel's own variables.
 void allow_shared_bytes(const void* kernel, size_t bytes);
 
 // Cluster size that every device with clusters supports; a kernel must ask for more.

@@ -31,7 +31,8 @@ ExpertsProblem problem(DType dtype, const QuantSpec& quant = {}) {
   result.max_tokens = 64;
   result.weight_dtype = dtype;
   result.quant = quant;
-  result.target = cuda::DeviceInfo{.name = "GPU", .compute_major = 9};
+  result.target = cuda::DeviceInfo{
+      .name = "GPU", .capability = {9, 0}, .shared_bytes_per_block = int64_t{227} << 10};
   return result;
 }
 
@@ -41,7 +42,7 @@ std::string reason_of(const Support& support) {
 
 TEST(StreamPlan, OtherDevices_AreNamed) {
   ExpertsProblem older = problem(DType::kBF16);
-  older.target = cuda::DeviceInfo{.name = "GPU", .compute_major = 8, .compute_minor = 6};
+  older.target = cuda::DeviceInfo{.name = "GPU", .capability = {8, 6}};
   EXPECT_NE(reason_of(stream_sm90_supports(older)).find("found 8.6"), std::string::npos);
   older.weight_dtype = DType::kF8E4M3;
   EXPECT_NE(reason_of(stream_fp8_supports(older)).find("found 8.6"), std::string::npos);

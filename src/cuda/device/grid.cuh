@@ -1,4 +1,6 @@
 // Programmatic dependent launch between kernels; registers moved between warpgroups within one.
+// Code for architectures before 9.0 never overlaps (cuda/launch.cc), so that both calls are
+// nothing.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +10,16 @@ namespace conclave::inline v0::cuda::device {
 // Waits until the kernels before this one on the stream have finished and their writes are visible.
 // It does nothing if the launch has no overlap.
 __device__ __forceinline__ void grid_dependency_wait() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 // Lets the next kernel on the stream begin (its own wait still waits for all of this one).
 __device__ __forceinline__ void grid_launch_dependents() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 // Set the registers per thread of this warpgroup: a multiple of 8, from 24 to 240.

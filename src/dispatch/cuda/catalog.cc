@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <string>
 
 namespace conclave::inline v0::dispatch {
 namespace {
@@ -77,9 +78,12 @@ constexpr std::array kChecks = {
                    .reason = "checks are spread over the device"},
 };
 
-const DeviceGroupRow& row_for(int64_t slots) {
-  return *std::find_if(kRows.begin(), kRows.end() - 1,
-                       [slots](const DeviceGroupRow& row) { return slots <= row.most_slots; });
+// The first row that suits calls of so many slots and keeps to the limits; null if none does.
+const DeviceGroupRow* row_for(int64_t slots, int64_t num_local_experts, const GroupLimits& limits) {
+  const auto row = std::find_if(kRows.begin(), kRows.end(), [&](const DeviceGroupRow& candidate) {
+    return slots <= candidate.most_slots && supports(candidate, num_local_experts, limits);
+  });
+  return row == kRows.end() ? nullptr : &*row;
 }
 
 // A warp checks one token's ids at a time, about a microsecond each: more than two turns cost more
@@ -97,6 +101,13 @@ std::vector<int64_t> breaks_in_slots() {
   return slots;
 }
 
+GroupLaunches launches_of(const DeviceGroupRow& row, int64_t num_tokens,
+                          const DeviceGroupProblem& problem) {
+  const GroupShape shape =
+      row.shape(num_tokens * problem.slots_per_token, problem.num_local_experts);
+  return {.shape = shape, .checks_ids = num_tokens <= most_checked_tokens(shape)};
+}
+
 }  // namespace
 
 Catalog<DeviceDispatcherRow> device_dispatcher_catalog() {
@@ -107,22 +118,32 @@ Catalog<DeviceCheckRow> device_check_catalog() { return Catalog<DeviceCheckRow>(
 
 Catalog<DeviceGroupRow> device_group_catalog() { return Catalog<DeviceGroupRow>(kRows); }
 
+Support supports(const DeviceGroupRow& row, int64_t num_local_experts, const GroupLimits& limits) {
+  const GroupShape largest = row.shape(row.most_slots, num_local_experts);
+  if (largest.cluster > limits.cluster_blocks) {
+    return Support::no("needs clusters of " + std::to_string(largest.cluster) +
+                       " blocks; the device's code has " + std::to_string(limits.cluster_blocks));
+  }
+  if (dynamic_shared_fits(largest.shared_bytes, limits.shared_bytes)) return Support::yes();
+  return Support::no("needs " + std::to_string(largest.shared_bytes + kGroupOwnSharedBytes) +
+                     " bytes of shared memory for " + std::to_string(num_local_experts) +
+                     " experts; a block has " + std::to_string(limits.shared_bytes));
+}
+
 GroupLaunches group_launches(int64_t num_tokens, int64_t slots_per_token,
                              int64_t num_local_experts) {
-  const int64_t slots = num_tokens * slots_per_token;
-  const GroupShape shape = row_for(slots).shape(slots, num_local_experts);
-  return {.shape = shape, .checks_ids = num_tokens <= most_checked_tokens(shape)};
+  return launches_of(*row_for(num_tokens * slots_per_token, num_local_experts, {}), num_tokens,
+                     {.slots_per_token = slots_per_token, .num_local_experts = num_local_experts});
 }
 
 std::vector<GroupRung> group_ladder(const DeviceGroupProblem& problem) {
   std::vector<GroupRung> ladder;
-  const auto add = [&](int64_t last_tokens) {
+  const auto add = [&](const DeviceGroupRow& row, int64_t last_tokens) {
     const int64_t before = ladder.empty() ? 0 : ladder.back().last_tokens;
     if (last_tokens <= before) return;
     GroupRung rung = {.last_tokens = last_tokens,
-                      .row = &row_for(last_tokens * problem.slots_per_token),
-                      .launches = group_launches(last_tokens, problem.slots_per_token,
-                                                 problem.num_local_experts)};
+                      .row = &row,
+                      .launches = launches_of(row, last_tokens, problem)};
     rung.check = rung.launches.checks_ids ? &kChecks.front() : &kChecks.back();
     add_rung(ladder, rung, [](const GroupRung& a, const GroupRung& b) {
       return a.row == b.row && a.launches == b.launches;
@@ -131,11 +152,14 @@ std::vector<GroupRung> group_ladder(const DeviceGroupProblem& problem) {
   for (const int64_t slots : breaks_in_slots()) {
     const int64_t last = std::min(slots / problem.slots_per_token, problem.max_tokens);
     if (last == 0) continue;
+    const int64_t last_slots = last * problem.slots_per_token;
+    const DeviceGroupRow* const row =
+        row_for(last_slots, problem.num_local_experts, problem.limits);
+    if (row == nullptr) return {};
     // Within a shape, few tokens have their ids checked in the same launch.
-    const GroupShape shape = row_for(last * problem.slots_per_token)
-                                 .shape(last * problem.slots_per_token, problem.num_local_experts);
-    add(std::min(last, most_checked_tokens(shape)));
-    add(last);
+    const GroupShape shape = row->shape(last_slots, problem.num_local_experts);
+    add(*row, std::min(last, most_checked_tokens(shape)));
+    add(*row, last);
   }
   return ladder;
 }

@@ -21,10 +21,17 @@ struct DeviceDispatcherRow {
 };
 Catalog<DeviceDispatcherRow> device_dispatcher_catalog();
 
+// What blocks of a device may have; by default those of Hopper.
+struct GroupLimits {
+  int32_t cluster_blocks = 8;  // in a cluster; 1: there are none
+  int64_t shared_bytes = int64_t{227} << 10;
+};
+
 struct DeviceGroupProblem {
   int64_t slots_per_token = 0;
   int64_t num_local_experts = 0;
   int64_t max_tokens = 0;
+  GroupLimits limits = {};
 };
 
 // A way to group slots by expert; `shape` is that of the launch which places them. Rows are in
@@ -36,6 +43,8 @@ struct DeviceGroupRow {
   GroupShape (*shape)(int64_t slots, int64_t num_local_experts);
 };
 Catalog<DeviceGroupRow> device_group_catalog();
+// Whether the row's largest shape for so many experts keeps to the limits.
+Support supports(const DeviceGroupRow& row, int64_t num_local_experts, const GroupLimits& limits);
 
 // Decides which launch checks ids that an earlier step or the caller made.
 struct DeviceCheckRow {
@@ -52,10 +61,11 @@ struct GroupRung {
   const DeviceCheckRow* check = nullptr;
   GroupLaunches launches;  // without `routed`
 };
-// Ascending, the last rung for max_tokens; neighbours that agree are one rung.
+// Ascending, the last rung for max_tokens; neighbours that agree are one rung. Empty if calls of
+// some size have no row that keeps to the limits.
 std::vector<GroupRung> group_ladder(const DeviceGroupProblem& problem);
 
-// The launches for one call, as the ladder of a larger plan has them too.
+// The launches for one call on Hopper, as the ladder of a larger plan has them too.
 GroupLaunches group_launches(int64_t num_tokens, int64_t slots_per_token,
                              int64_t num_local_experts);
 

@@ -24,6 +24,12 @@ inline constexpr int32_t kGroupMaxThreads = 1024;
 // Every kernel may use this much without asking.
 inline constexpr size_t kDefaultSharedBytes = size_t{48} * 1024;
 
+// Kernels that group have some variables in shared memory beside what a launch asks for.
+inline constexpr size_t kGroupOwnSharedBytes = 512;
+constexpr bool dynamic_shared_fits(size_t bytes, int64_t shared_bytes_per_block) {
+  return static_cast<int64_t>(bytes + kGroupOwnSharedBytes) <= shared_bytes_per_block;
+}
+
 // Offsets into the workspace.
 struct GroupLayout {
   size_t expert_begin = 0;

@@ -19,6 +19,11 @@ constexpr int64_t kLeastSharedColumns = 32;
 Support every(const DeviceGateProblem& /*problem*/) { return Support::yes(); }
 
 Support many_columns(const DeviceGateProblem& problem) {
+  if (problem.shared_bytes < kManyTokensSharedBytes) {
+    return Support::no("needs " + std::to_string(kManyTokensSharedBytes) +
+                       " bytes of shared memory; a block has " +
+                       std::to_string(problem.shared_bytes));
+  }
   if (problem.num_logits >= kLeastSharedColumns) return Support::yes();
   return Support::no("takes " + std::to_string(kLeastSharedColumns) + " columns or more; found " +
                      std::to_string(problem.num_logits));

@@ -15,6 +15,7 @@ namespace conclave::inline v0::gemm {
 struct DeviceGateProblem {
   int64_t num_logits = 0;
   int64_t max_tokens = 0;
+  int64_t shared_bytes = kManyTokensSharedBytes;  // that a block of the device may have
 };
 
 struct DeviceGateRow {

@@ -181,6 +181,7 @@ void run(const DeviceGateArgs& args, const device::Rows<X>& rows, GateKernel ker
     return run_few<X, W, 2, kSomeLogitTiles<X, W>, 2>(params, stream);
   }
   using Config = device::StagedConfig<X, W>;
+  static_assert(Config::kSharedBytes <= kManyTokensSharedBytes);
   const auto staged = many_tokens_kernel<X, W>;
   const int64_t blocks = ceil_div(args.num_tokens, Config::kTokens);
   cuda::launch("gemm.gate_many_tokens", staged,

@@ -37,6 +37,7 @@ size_t device_gate_workspace_bytes(int64_t max_tokens, int64_t hidden_size, bool
 
 // The kernels, among which gemm/cuda/catalog.h chooses; all give the same bits. kManyTokens needs
 // rows at multiples of 16 bytes: others are left to kSomeTokens.
+inline constexpr int64_t kManyTokensSharedBytes = int64_t{96} << 10;  // a block of kManyTokens
 enum class GateKernel : uint8_t { kFewTokens, kSomeTokens, kManyTokens };
 
 // Lets the kernel use the shared memory that it needs for rows of every type. Called on the current

@@ -36,7 +36,11 @@ CudaPlanRequest plan_request(const EngineRequest& request, const cuda::DeviceInf
 cuda::DeviceInfo device_of(const Context& context) {
   cuda::DeviceInfo device = cuda::device_info(parse_device(context.device()).ordinal);
   const cuda::DeviceGuard guard(device.ordinal);
-  if (device.is_hopper()) device.cluster_blocks = find_cluster_blocks();
+  constexpr auto kShared = static_cast<int64_t>(kMaxRouteGroupSharedBytes);
+  const bool may_hold_more = device.shared_bytes_per_block >= kShared;
+  if (most_cluster_blocks(device) > 1 && may_hold_more) {
+    device.cluster_blocks = find_cluster_blocks();
+  }
   return device;
 }
 

@@ -131,10 +131,7 @@ Support cuda_usable(int32_t ordinal) {
   if (ordinal >= devices.count) {
     return Support::no("the driver has " + std::to_string(devices.count) + " devices");
   }
-  const cuda::DeviceInfo info = cuda::device_info(ordinal);
-  if (info.is_hopper()) return Support::yes();
-  return Support::no(info.name + " has compute capability " + std::to_string(info.compute_major) +
-                     "." + std::to_string(info.compute_minor) + "; the kernels are for 9.0");
+  return cuda::runs_plain_kernels(cuda::device_info(ordinal));
 }
 
 const DeviceRuntime* cuda_runtime(int32_t ordinal) {

@@ -12,7 +12,8 @@ namespace conclave::inline v0 {
 
 // Describes every device in words.
 std::string describe_cuda();
-// Yes if device `ordinal` can run layers: there is a driver, the device, and it is a Hopper.
+// Yes if device `ordinal` can run layers: there is a driver, the device, and kernels of every
+// catalog were compiled for it.
 Support cuda_usable(int32_t ordinal);
 // The runtime of device `ordinal`, which must be usable. Lives as long as the process.
 const DeviceRuntime* cuda_runtime(int32_t ordinal);

@@ -42,7 +42,8 @@ PlanRow verdict_by_calls(const char* table, const Row& row, const Support& suppo
 void choose_gate(CudaPlan& plan, const char* table, int64_t num_logits,
                  std::vector<gemm::GateRung>& ladder) {
   const gemm::DeviceGateProblem problem{.num_logits = num_logits,
-                                        .max_tokens = plan.options.max_tokens};
+                                        .max_tokens = plan.options.max_tokens,
+                                        .shared_bytes = plan.device.shared_bytes_per_block};
   ladder = gemm::gate_ladder(problem);
   for (const gemm::DeviceGateRow& row : gemm::device_gate_catalog().rows()) {
     const auto serves = [&row](const gemm::GateRung& rung) { return rung.row == &row; };
@@ -69,10 +70,16 @@ int64_t grouped_experts(const CudaMlpPlan& part) {
   return std::max<int64_t>(part.problem.num_local_experts, 1);
 }
 
+dispatch::GroupLimits limits_of(const cuda::DeviceInfo& device) {
+  return {.cluster_blocks = most_cluster_blocks(device),
+          .shared_bytes = device.shared_bytes_per_block};
+}
+
 void choose_grouping(const CudaPlan& plan, CudaMlpPlan& part) {
   part.grouping = dispatch::group_ladder({.slots_per_token = part.problem.top_k,
                                           .num_local_experts = grouped_experts(part),
-                                          .max_tokens = plan.options.max_tokens});
+                                          .max_tokens = plan.options.max_tokens,
+                                          .limits = limits_of(plan.device)});
 }
 
 void list_grouping(CudaPlan& plan) {
@@ -80,9 +87,11 @@ void list_grouping(CudaPlan& plan) {
   const std::vector<GroupRung>& ladder = plan.routed.grouping;
   for (const auto& row : dispatch::device_group_catalog().rows()) {
     const auto serves = [&row](const GroupRung& rung) { return rung.row == &row; };
-    plan.summary.rows.push_back(
-        verdict_by_calls("group", row, Support::yes(), calls_of(ladder, serves)));
+    const Support support =
+        dispatch::supports(row, grouped_experts(plan.routed), limits_of(plan.device));
+    plan.summary.rows.push_back(verdict_by_calls("group", row, support, calls_of(ladder, serves)));
   }
+  if (ladder.empty()) throw_no_row("group", plan.summary.rows);
   for (const auto& row : dispatch::device_check_catalog().rows()) {
     const auto serves = [&row](const GroupRung& rung) { return rung.check == &row; };
     plan.summary.rows.push_back(
@@ -100,7 +109,8 @@ void choose_routing(CudaPlan& plan) {
   const RouteGroupProblem problem{.route = choosing_route(plan),
                                   .num_local_experts = grouped_experts(plan.routed),
                                   .max_tokens = plan.options.max_tokens,
-                                  .cluster_blocks = plan.device.cluster_blocks,
+                                  .cluster_blocks = most_cluster_blocks(plan.device),
+                                  .shared_bytes = plan.device.shared_bytes_per_block,
                                   .has_replicas = plan.part.has_replicas()};
   plan.routing = route_group_ladder(problem);
   for (const RouteGroupRow& row : route_group_catalog().rows()) {

@@ -2,6 +2,7 @@
 
 #include "core/checked.h"
 #include "core/token_ladder.h"
+#include "dispatch/cuda/group_shape.h"
 #include "layer/cuda/route_group_shape.h"
 
 #include <algorithm>
@@ -38,7 +39,9 @@ Support with_group_supports(const RouteGroupProblem& problem) {
 dispatch::GroupShape with_group_shape(const RouteGroupProblem& problem, int64_t num_tokens) {
   const dispatch::GroupShape shape =
       route_and_group_shape(*problem.route, num_tokens, problem.num_local_experts);
-  return shape.cluster <= problem.cluster_blocks ? shape : kNoShape;
+  const bool fits = shape.cluster <= problem.cluster_blocks &&
+                    dispatch::dynamic_shared_fits(shape.shared_bytes, problem.shared_bytes);
+  return fits ? shape : kNoShape;
 }
 
 Support every(const RouteGroupProblem& /*problem*/) { return Support::yes(); }

@@ -3,6 +3,7 @@
 
 #include "core/catalog.h"
 #include "dispatch/cuda/group.h"
+#include "layer/cuda/route_group_shape.h"
 #include "routing/cuda/route.h"
 
 #include "conclave/error.h"
@@ -17,8 +18,9 @@ struct RouteGroupProblem {
   const routing::DeviceRoutePlan* route = nullptr;  // null: other launches choose the experts
   int64_t num_local_experts = 0;
   int64_t max_tokens = 0;
-  int32_t cluster_blocks = 8;  // the most that the device can hold
-  bool has_replicas = false;   // are chosen between routing and grouping
+  int32_t cluster_blocks = 8;                 // the most that the device can hold
+  int64_t shared_bytes = int64_t{227} << 10;  // that a block of the device may have
+  bool has_replicas = false;                  // are chosen between routing and grouping
 };
 
 // "cuda.route_with_group" does both in one launch, "cuda.route_then_group" supports everything.
@@ -48,8 +50,9 @@ dispatch::GroupShape route_and_group_shape(const routing::DeviceRoutePlan& plan,
 size_t route_and_group_shared_bytes(const routing::DeviceRoutePlan& plan,
                                     const dispatch::GroupShape& shape, int64_t num_local_experts);
 
-// Asks the driver for the largest cluster of blocks, each of a multiprocessor, that the current
-// device can hold: 8 or 16. Takes longer than a launch and may allocate.
+// Asks the driver for the largest cluster of blocks, each of a multiprocessor and with
+// kMaxRouteGroupSharedBytes, that the current device can hold: 8 or 16. Takes longer than a launch
+// and may allocate.
 int32_t find_cluster_blocks();
 // Lets the single launch have the shape. Called on the current device before its first use there.
 void prepare_route_and_group(const routing::DeviceRoutePlan& plan,

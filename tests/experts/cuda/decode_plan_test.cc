@@ -29,8 +29,7 @@ ExpertsProblem problem_of(const Sizes& sizes) {
                          .weight_dtype = sizes.dtype};
   if (sizes.dtype == DType::kF8E4M3) problem.quant = testing::fp8_block_quant();
   problem.target = cuda::DeviceInfo{.name = "NVIDIA H200",
-                                    .compute_major = 9,
-                                    .compute_minor = 0,
+                                    .capability = {9, 0},
                                     .multiprocessors = 132,
                                     .shared_bytes_per_block = kSharedBytes};
   return problem;
@@ -159,7 +158,7 @@ TEST(DecodeSupport, WhatItCannotDo_IsNamed) {
     return std::string(support.reason());
   };
   ExpertsProblem problem = problem_of(kModels[1]);
-  std::get<cuda::DeviceInfo>(problem.target).compute_major = 8;
+  std::get<cuda::DeviceInfo>(problem.target).capability = {8, 0};
   EXPECT_NE(reason(problem).find("9.0"), std::string::npos);
   problem = problem_of(kModels[1]);
   problem.weight_dtype = DType::kF32;

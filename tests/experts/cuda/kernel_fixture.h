@@ -129,7 +129,7 @@ class HopperFixture {
   static std::string reason_to_skip() {
     const cuda::DeviceCount devices = cuda::count_devices();
     if (devices.count == 0) return devices.reason;
-    return cuda::device_info(0).is_hopper() ? "" : "cuda:0 is no Hopper GPU";
+    return cuda::device_info(0).capability == cuda::kHopper ? "" : "cuda:0 is no Hopper GPU";
   }
   void note(const RowErrors& errors) {
     worst_ = std::max(worst_, errors.worst);

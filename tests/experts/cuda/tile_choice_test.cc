@@ -36,8 +36,7 @@ ExpertsProblem problem_of(const Sizes& sizes, DType dtype) {
                          .weight_dtype = dtype};
   if (dtype == DType::kF8E4M3) problem.quant = testing::fp8_block_quant();
   problem.target = cuda::DeviceInfo{.name = "NVIDIA H200",
-                                    .compute_major = 9,
-                                    .compute_minor = 0,
+                                    .capability = {9, 0},
                                     .multiprocessors = 132,
                                     .l2_bytes = int64_t{60} << 20,
                                     .memory_bytes = int64_t{141} << 30,
@@ -134,17 +133,20 @@ TEST(DeviceRates, H200AndH100_AreKnownByName_OthersByTheirClocks) {
                                        .core_khz = 1'830'000,
                                        .memory_khz = 3'201'000,
                                        .memory_bus_bits = 6144};
-  const cuda::DeviceRates listed = cuda::device_rates("NVIDIA H200", {});
+  const cuda::DeviceRates listed = cuda::device_rates("NVIDIA H200", cuda::kHopper, {});
   EXPECT_EQ(listed.memory_terabytes, 4.8);
   EXPECT_EQ(listed.cache_terabytes, 5.5);
-  EXPECT_LT(cuda::device_rates("NVIDIA H100 80GB HBM3", h200_clocks).memory_terabytes, 3.4);
-  EXPECT_LT(cuda::device_rates("NVIDIA H100 PCIe", h200_clocks).tensor16_teraflops, 800);
+  EXPECT_LT(
+      cuda::device_rates("NVIDIA H100 80GB HBM3", cuda::kHopper, h200_clocks).memory_terabytes,
+      3.4);
+  EXPECT_LT(cuda::device_rates("NVIDIA H100 PCIe", cuda::kHopper, h200_clocks).tensor16_teraflops,
+            800);
   // The clocks of an H200 give its rates, whatever it is called.
-  const cuda::DeviceRates clocked = cuda::device_rates("some Hopper", h200_clocks);
+  const cuda::DeviceRates clocked = cuda::device_rates("some Hopper", cuda::kHopper, h200_clocks);
   EXPECT_NEAR(clocked.tensor16_teraflops / listed.tensor16_teraflops, 1, 0.02);
   EXPECT_NEAR(clocked.float32_teraflops / listed.float32_teraflops, 1, 0.1);
   EXPECT_NEAR(clocked.memory_terabytes / listed.memory_terabytes, 1, 0.05);
-  EXPECT_EQ(cuda::device_rates("silent", {}).memory_terabytes, listed.memory_terabytes);
+  EXPECT_EQ(cuda::device_rates("silent", {12, 1}, {}).memory_terabytes, listed.memory_terabytes);
 }
 
 // A device whose memory is slower streams weights for longer, and nothing else changes.

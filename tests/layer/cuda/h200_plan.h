@@ -7,8 +7,7 @@ namespace conclave::testing {
 
 inline cuda::DeviceInfo h200() {
   return {.name = "NVIDIA H200",
-          .compute_major = 9,
-          .compute_minor = 0,
+          .capability = {9, 0},
           .multiprocessors = 132,
           .l2_bytes = int64_t{60} << 20,
           .memory_bytes = int64_t{141} << 30,

@@ -13,9 +13,13 @@ namespace conclave::inline v0::experts {
 // Converts two values to e4m3 codes, rounded to nearest even and saturated at 448; NaN becomes
 // 0x7F.
 __device__ __forceinline__ uint32_t pack_e4m3(float low, float high) {
+#if __CUDA_ARCH__ >= 890
   uint16_t packed = 0;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(high), "f"(low));
   return packed;
+#else
+  return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, __NV_E4M3);
+#endif
 }
 
 // Does the same with four values, the first in the lowest byte.

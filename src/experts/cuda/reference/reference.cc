@@ -34,6 +34,7 @@ class ReferenceKernel final : public DeviceExpertsKernel {
 }  // namespace
 
 Support reference_supports(const ExpertsProblem& problem) {
+  if (Support device = cuda::runs_plain_kernels(problem.gpu()); !device) return device;
   const DType dtype = problem.weight_dtype;
   const quant::WeightFormat* format = quant::find_format(dtype);
   const bool has_static_rows = problem.quant.activations == ActivationScale::kTensorStatic;

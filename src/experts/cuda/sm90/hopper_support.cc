@@ -1,16 +1,25 @@
 #include "experts/cuda/sm90/hopper_support.h"
 
+#include "experts/cuda/common/vocabulary.h"
+
 #include <algorithm>
 #include <string>
 
 namespace conclave::inline v0::experts {
 
-Support supports_on_hopper(const ExpertsProblem& problem, std::initializer_list<DType> weights) {
-  if (!problem.gpu().is_hopper()) {
-    return Support::no("needs compute capability 9.0; found " +
-                       std::to_string(problem.gpu().compute_major) + "." +
-                       std::to_string(problem.gpu().compute_minor));
+Support is_hopper(const cuda::DeviceInfo& device) {
+  if (device.capability != cuda::kHopper) {
+    return Support::no("needs compute capability " + to_string(cuda::kHopper) + "; found " +
+                       to_string(device.capability));
   }
+  constexpr auto kNeeded = static_cast<int64_t>(kMostSharedBytes);
+  if (device.shared_bytes_per_block >= kNeeded) return Support::yes();
+  return Support::no("needs " + std::to_string(kNeeded) + " bytes of shared memory; a block has " +
+                     std::to_string(device.shared_bytes_per_block));
+}
+
+Support supports_on_hopper(const ExpertsProblem& problem, std::initializer_list<DType> weights) {
+  if (Support device = is_hopper(problem.gpu()); !device) return device;
   if (std::find(weights.begin(), weights.end(), problem.weight_dtype) != weights.end()) {
     return Support::yes();
   }

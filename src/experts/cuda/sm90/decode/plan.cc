@@ -3,6 +3,7 @@
 #include "core/checked.h"
 #include "experts/cuda/sm90/decode/decode_row.h"
 #include "experts/cuda/sm90/decode/tables.h"
+#include "experts/cuda/sm90/hopper_support.h"
 
 #include <algorithm>
 #include <string>
@@ -149,7 +150,7 @@ size_t decode_bytes(const ExpertsProblem& problem, int64_t /*tokens*/) {
 }
 
 Support decode_supports(const ExpertsProblem& problem) {
-  if (!problem.gpu().is_hopper()) return Support::no("the device is not of compute capability 9.0");
+  if (Support device = is_hopper(problem.gpu()); !device) return device;
   if (problem.weight_dtype != DType::kBF16 && problem.weight_dtype != DType::kF16 &&
       !is_quantised(problem))
     return Support::no("weights are not bf16, f16 or e4m3");
