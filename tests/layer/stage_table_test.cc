@@ -50,6 +50,21 @@ TEST(StageTable, BufferWhoseMemoryALaterOneHas_MayNotBeAskedFor) {
   EXPECT_TRUE(BufferTurns().take(slices, 0)) << "another call";
 }
 
+TEST(StageTable, BufferThatAStageIsNotGiven_MayNotBeAskedFor) {
+  Slices slices{};
+  book_by_lifetime(three_stages(), Bytes{128, 64, 100, 64}, slices);
+  std::array<std::byte, 256> memory{};
+  const Scratch<Buffer> call(memory.data(), slices);
+  const Scratch<Buffer> two = call.only(BufferSet(kA) | kB);
+  EXPECT_TRUE(call.gives(kC) && two.gives(kB));
+  EXPECT_FALSE(two.gives(kC));
+  EXPECT_EQ(two.at<std::byte>(kB), memory.data() + 128);
+  EXPECT_EQ(two.find<std::byte>(kC), nullptr);
+#if !defined(NDEBUG)
+  EXPECT_EQ(testing::code_of([&] { two.at<std::byte>(kC); }), ErrorCode::kInternal);
+#endif
+}
+
 TEST(StageTable, BufferThatFitsNoGap_StandsBehind) {
   Slices slices{};
   EXPECT_EQ(book_by_lifetime(three_stages(), Bytes{192, 128, 192, 64}, slices), 384U);

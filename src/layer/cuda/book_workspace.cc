@@ -17,22 +17,20 @@ using enum CudaBuffer;
 // Alignment of slices of device memory: whole lines of every kind of copy.
 constexpr int64_t kSliceBytes = 256;
 
-// Books buffers at multiples of 256 bytes, behind the counters, in the order of the calls.
-class Booking {
+// The bytes of every buffer, whether or not a stage of the plan touches it.
+class Sizes {
  public:
-  Booking() { static_cast<void>(layout_.book_bytes(kWorkspaceCounterBytes, 1)); }
+  Sizes() { set(kOneLaunch, kWorkspaceCounterBytes, 1); }
 
-  void book(CudaBuffer buffer, int64_t count, int64_t element_bytes) {
+  void set(CudaBuffer buffer, int64_t count, int64_t element_bytes) {
     const auto bytes = checked_mul(count, element_bytes);
     if (!bytes) throw Error(ErrorCode::kSizeOverflow, "the workspace exceeds 63 bits");
-    slices_[static_cast<size_t>(buffer)] = layout_.book_bytes(round_up(*bytes, kSliceBytes), 1);
+    bytes_[static_cast<size_t>(buffer)] = round_up(*bytes, kSliceBytes);
   }
-  const CudaSlices& slices() const { return slices_; }
-  size_t total_bytes() const { return layout_.total_bytes(); }
+  int64_t of(size_t buffer) const { return bytes_[buffer]; }
 
  private:
-  WorkspaceLayout layout_;
-  CudaSlices slices_{};
+  std::array<int64_t, kCudaBuffers> bytes_{};
 };
 
 int64_t group_bytes(const CudaMlpPlan& part, const CallRange& calls) {
@@ -68,7 +66,7 @@ size_t experts_bytes(const CudaPlan& plan, int64_t tokens) {
   return most;
 }
 
-// The single launch uses the front of the workspace, with its counters, and no slice.
+// The single launch also has the memory behind its counters.
 size_t decode_bytes(const CudaPlan& plan) {
   if (plan.decode_tokens == 0) return 0;
   return plan.decode_row->workspace_bytes(plan.routed.problem, plan.decode_tokens);
@@ -104,82 +102,81 @@ int64_t output_bytes(const CudaMlpPlan& part, const CallRange& calls) {
   return most;
 }
 
-void book_mlp(Booking& booking, const CudaMlpPlan& part, const MlpBuffers& buffers,
+void size_mlp(Sizes& sizes, const CudaMlpPlan& part, const MlpBuffers& buffers,
               const CallRange& calls, int64_t rows_per_token = 1) {
   const experts::ExpertsProblem& problem = part.problem;
   const int64_t unsorted = unsorted_tokens(part, calls) * rows_per_token;
   if (part.quantises()) {
     const bool grouped = problem.quant.activations == ActivationScale::kGroup;
     const int64_t scales = grouped ? ceil_div(problem.hidden_size, kScaleColumns) : 1;
-    booking.book(buffers.rows, unsorted, padded_codes(problem.hidden_size));
-    booking.book(buffers.scales, padded_row(unsorted, DType::kF32) * scales, sizeof(float));
+    sizes.set(buffers.rows, unsorted, padded_codes(problem.hidden_size));
+    sizes.set(buffers.scales, padded_row(unsorted, DType::kF32) * scales, sizeof(float));
   } else {
-    booking.book(buffers.rows, unsorted, part.row_stride * byte_size(part.row_dtype));
+    sizes.set(buffers.rows, unsorted, part.row_stride * byte_size(part.row_dtype));
   }
-  booking.book(buffers.output, output_bytes(part, calls), 1);
-  booking.book(buffers.sums,
-               tokens_added(part.ladder, calls) * padded_row(problem.hidden_size, DType::kF32),
-               sizeof(float));
+  sizes.set(buffers.output, output_bytes(part, calls), 1);
+  sizes.set(buffers.sums,
+            tokens_added(part.ladder, calls) * padded_row(problem.hidden_size, DType::kF32),
+            sizeof(float));
 }
 
-void book_routing(Booking& booking, const CudaPlan& plan, int64_t tokens) {
+void size_routing(Sizes& sizes, const CudaPlan& plan, int64_t tokens) {
   const MoeSpec& spec = plan.spec;
   const int64_t choices = tokens * spec.top_k;
   const int64_t slots = tokens * plan.num_slots();
-  const bool normed = spec.has_gate && spec.router.input_norm.enabled;
-  booking.book(kLiveTokens, 1, sizeof(int64_t));
-  booking.book(
-      kGate,
-      static_cast<int64_t>(gemm::device_gate_workspace_bytes(tokens, spec.hidden_size, normed)), 1);
-  if (spec.has_gate) booking.book(kLogits, tokens * num_logits(spec), sizeof(float));
-  booking.book(kTopkIds, slots, sizeof(int32_t));
-  booking.book(kTopkWeights, slots, sizeof(float));
-  booking.book(kGivenIds, choices, sizeof(int32_t));
-  if (plan.part.has_replicas()) booking.book(kPhysicalIds, choices, sizeof(int32_t));
-  if (plan.router_writes_choices) {
-    booking.book(kRouterIds, choices, sizeof(int32_t));
-    booking.book(kRouterWeights, choices, sizeof(float));
+  sizes.set(kLiveTokens, 1, sizeof(int64_t));
+  sizes.set(kGate,
+            static_cast<int64_t>(gemm::device_gate_workspace_bytes(tokens, spec.hidden_size,
+                                                                   spec.router.input_norm.enabled)),
+            1);
+  sizes.set(kLogits, tokens * num_logits(spec), sizeof(float));
+  sizes.set(kTopkIds, slots, sizeof(int32_t));
+  sizes.set(kTopkWeights, slots, sizeof(float));
+  for (const CudaBuffer ids : {kGivenIds, kPhysicalIds, kRouterIds}) {
+    sizes.set(ids, choices, sizeof(int32_t));
   }
-  if (spec.num_zero_experts > 0) booking.book(kIdentity, tokens, sizeof(float));
+  sizes.set(kRouterWeights, choices, sizeof(float));
+  sizes.set(kIdentity, tokens, sizeof(float));
+  sizes.set(kSharedFactor, tokens * spec.shared.count, sizeof(float));
+  sizes.set(kMixLogits, tokens * 2, sizeof(float));
+  sizes.set(kMix, tokens, sizeof(float));
 }
 
-void book_factors(Booking& booking, const MoeSpec& spec, int64_t tokens) {
-  const SharedMode mode = spec.shared.mode;
-  if (mode == SharedMode::kNone || mode == SharedMode::kAdd) return;
-  booking.book(kSharedFactor, tokens * spec.shared.count, sizeof(float));
-  if (mode != SharedMode::kSoftmaxMix) return;
-  booking.book(kMixLogits, tokens * 2, sizeof(float));
-  booking.book(kMix, tokens, sizeof(float));
+void size_experts(Sizes& sizes, const CudaPlan& plan, const CallRange& calls) {
+  int64_t grouping = std::max(group_bytes(plan.routed, calls),
+                              static_cast<int64_t>(dispatch::device_group_workspace_bytes(
+                                  calls.last, plan.num_slots(), 1, kLeastGroupTile)));
+  if (plan.shared) grouping = std::max(grouping, group_bytes(*plan.shared, calls));
+  if (plan.residual) grouping = std::max(grouping, group_bytes(*plan.residual, calls));
+  sizes.set(kGroup, grouping, 1);
+  sizes.set(kExperts, static_cast<int64_t>(experts_bytes(plan, calls.last)), 1);
+  size_mlp(sizes, plan.routed, kRoutedBuffers, calls, plan.rows_per_token());
+  if (plan.shared) size_mlp(sizes, *plan.shared, kSharedBuffers, calls);
+  if (plan.residual) size_mlp(sizes, *plan.residual, kResidualBuffers, calls);
+  const MoeSpec& spec = plan.spec;
+  sizes.set(kWeighted, calls.last * plan.rows_per_token() * expert_width(spec), sizeof(float));
+  sizes.set(kLatent, calls.last * spec.latent.size, sizeof(float));
+  sizes.set(kProjected, calls.last * spec.hidden_size, sizeof(float));
 }
 
 }  // namespace
 
+// The counters keep their place even if no single launch is declared: another layer's may use the
+// same workspace.
 WorkspaceBooking book_workspace(const CudaPlan& plan, const CallRange& calls) {
-  const MoeSpec& spec = plan.spec;
-  const int64_t tokens = calls.last;
-  Booking booking;
-  book_routing(booking, plan, tokens);
-  book_factors(booking, spec, tokens);
-  int64_t grouping = std::max(group_bytes(plan.routed, calls),
-                              static_cast<int64_t>(dispatch::device_group_workspace_bytes(
-                                  tokens, plan.num_slots(), 1, kLeastGroupTile)));
-  if (plan.shared) grouping = std::max(grouping, group_bytes(*plan.shared, calls));
-  if (plan.residual) grouping = std::max(grouping, group_bytes(*plan.residual, calls));
-  booking.book(kGroup, grouping, 1);
-  booking.book(kExperts, static_cast<int64_t>(experts_bytes(plan, tokens)), 1);
-  book_mlp(booking, plan.routed, kRoutedBuffers, calls, plan.rows_per_token());
-  if (plan.shared) book_mlp(booking, *plan.shared, kSharedBuffers, calls);
-  if (plan.residual) book_mlp(booking, *plan.residual, kResidualBuffers, calls);
-  if (plan.weighs_rows) {
-    booking.book(kWeighted, tokens * plan.rows_per_token() * expert_width(spec), sizeof(float));
-  }
-  if (spec.latent.size != 0) {
-    booking.book(kLatent, tokens * spec.latent.size, sizeof(float));
-    booking.book(kProjected, tokens * spec.hidden_size, sizeof(float));
+  Sizes sizes;
+  size_routing(sizes, plan, calls.last);
+  size_experts(sizes, plan, calls);
+  BufferSet touched = kOneLaunch;
+  for (const Stage& stage : plan.stages.list) touched = touched | stage.reads | stage.writes;
+  WorkspaceLayout layout;
+  CudaSlices slices{};
+  for (size_t i = 0; i < kCudaBuffers; ++i) {
+    if (touched.has(i)) slices[i] = layout.book_bytes(sizes.of(i), 1);
   }
   return {.calls = calls,
-          .slices = booking.slices(),
-          .total_bytes = std::max(booking.total_bytes(), decode_bytes(plan))};
+          .slices = slices,
+          .total_bytes = std::max(layout.total_bytes(), decode_bytes(plan))};
 }
 
 std::vector<WorkspaceBooking> book_every_rung(const CudaPlan& plan, int64_t max_tokens) {

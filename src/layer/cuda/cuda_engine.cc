@@ -147,7 +147,7 @@ void CudaRunner::run(const LayerCall& call) const {
                     .weights = weights_.own,
                     .every_row = *every_row_,
                     .kernels = kernels_,
-                    .scratch = CudaScratch(call.workspace.data(), booking.slices),
+                    .scratch = CudaScratch(call.workspace.data(), booking.slices, {}),
                     .begin = at.begin,
                     .count = at.count,
                     .is_whole_call = call.chunks == 1,

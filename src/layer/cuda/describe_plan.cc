@@ -62,7 +62,7 @@ void summarise_workspace(CudaPlan& plan) {
   }
   summary.workspace_bytes = total(plan.options.max_tokens);
   const WorkspaceBooking largest = book_every_rung(plan, plan.options.max_tokens).back();
-  summary.buffers = describe_buffers(plan, largest.slices);
+  summary.buffers = describe_buffers(plan.stages, largest.slices);
 }
 
 }  // namespace
@@ -73,7 +73,7 @@ void summarise(CudaPlan& plan) {
   summary.arithmetic = arithmetic_text(plan);
   summary.determinism = determinism_text(plan);
   summary.router = spec.router.name;
-  summary.stages = listed_stages(declare_stages(plan));
+  summary.stages = listed_stages(plan.stages.list);
   summary.part = describe_part(plan.part, spec, plan.parallel);
   summary.max_tokens = plan.options.max_tokens;
   summary.num_local_experts = static_cast<int64_t>(plan.part.local_experts.size());

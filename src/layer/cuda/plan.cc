@@ -218,6 +218,7 @@ void fill_plan(CudaPlan& plan) {
   if (plan.shared) choose_other_ladder(plan, *plan.shared);
   if (plan.residual) choose_other_ladder(plan, *plan.residual);
   choose_launches(plan);
+  plan.stages = declare_stages(plan);
   summarise(plan);
 }
 

@@ -7,6 +7,7 @@
 #include "gemm/cuda/catalog.h"
 #include "layer/cuda/route_and_group.h"
 #include "layer/plan_base.h"
+#include "layer/stages/cuda/cuda_stages.h"
 #include "routing/cuda/device_router.h"
 
 #include "conclave/layer.h"
@@ -77,6 +78,7 @@ struct CudaPlan : PlanBase {
   std::string router_limit = {};  // why calls must bring ids and weights; empty: they need not
   // Weights on the input change its codes: rows are weighed first, with one copy per choice.
   bool weighs_rows = false;
+  CudaStages stages;
 
   // Routed experts that ids name once replicas are chosen, followed by the shared ones.
   int32_t num_ids() const;

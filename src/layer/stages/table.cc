@@ -73,7 +73,7 @@ std::vector<size_t> booking_order(std::span<const size_t> bytes) {
 std::vector<std::string> listed_stages(std::span<const Stage> stages) {
   std::vector<std::string> names;
   for (const Stage& stage : stages) {
-    if (stage.listed) names.push_back(stage.name);
+    if (stage.listed && !stage.name.empty()) names.push_back(stage.name);
   }
   return names;
 }

@@ -30,6 +30,11 @@ class BufferSet {
     return both;
   }
   constexpr bool has(size_t buffer) const { return (bits_ >> buffer & 1) != 0; }
+  static constexpr BufferSet all() {
+    BufferSet every;
+    every.bits_ = ~uint64_t{0};
+    return every;
+  }
 
  private:
   uint64_t bits_ = 0;
@@ -72,19 +77,31 @@ class BufferTurns {
   uint64_t ended_ = 0;
 };
 
-// The buffers of one call.
+// The buffers of one call, of which `given` may be asked for.
 template <class Buffer>
 class Scratch {
  public:
-  Scratch(std::byte* workspace, std::span<const WorkspaceSlice> slices)
-      : workspace_(workspace), slices_(slices) {}
+  Scratch(std::byte* workspace, std::span<const WorkspaceSlice> slices,
+          BufferSet given = BufferSet::all())
+      : workspace_(workspace), slices_(slices), given_(given) {}
+
+  // The same memory for a stage that is given these buffers.
+  Scratch only(BufferSet given) const {
+    Scratch own = *this;
+    own.given_ = given;
+    return own;
+  }
+  bool gives(Buffer buffer) const { return given_.has(static_cast<size_t>(buffer)); }
 
   template <class T>
   T* at(Buffer buffer) const {
     return static_cast<T*>(static_cast<void*>(workspace_ + slice(buffer).offset));
   }
-  // The begin of the workspace.
-  std::byte* front() const { return workspace_; }
+  // Null if the stage is not given it.
+  template <class T>
+  T* find(Buffer buffer) const {
+    return gives(buffer) ? at<T>(buffer) : nullptr;
+  }
   std::span<std::byte> bytes(Buffer buffer) const {
     return {workspace_ + slice(buffer).offset, slice(buffer).bytes};
   }
@@ -92,12 +109,14 @@ class Scratch {
  private:
   const WorkspaceSlice& slice(Buffer buffer) const {
     const auto number = static_cast<size_t>(buffer);
+    CONCLAVE_DCHECK(gives(buffer));
     CONCLAVE_DCHECK(turns_.take(slices_, number));
     return slices_[number];
   }
 
   std::byte* workspace_;
   std::span<const WorkspaceSlice> slices_;
+  BufferSet given_;
   mutable BufferTurns turns_;
 };
 

@@ -9,6 +9,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <string>
+#include <vector>
 
 namespace conclave {
 namespace {
@@ -25,9 +27,12 @@ TEST(CudaStages, EveryBufferWithMemory_IsTouchedByAStage) {
     SCOPED_TRACE(testing::parts_text(spec));
     const CudaPlan made = plan(spec, {.max_tokens = 40});
     for (const WorkspaceBooking& booking : book_every_rung(made, 40)) {
+      // The counters at the front are there for other layers too.
+      const int64_t others = made.stages.has(CudaStage::kOneLaunch) ? 0 : 1;
       const auto booked = std::count_if(booking.slices.begin(), booking.slices.end(),
-                                        [](const WorkspaceSlice& it) { return it.bytes > 0; });
-      EXPECT_EQ(static_cast<int64_t>(describe_buffers(made, booking.slices).size()), booked);
+                                        [](const WorkspaceSlice& it) { return it.bytes > 0; }) -
+                          others;
+      EXPECT_EQ(static_cast<int64_t>(describe_buffers(made.stages, booking.slices).size()), booked);
     }
   }
 }
@@ -45,6 +50,53 @@ TEST(CudaStages, Buffers_NeverShareMemory) {
       }
     }
   }
+}
+
+// A call walks the list, so that a stage without its buffers, or one that is not declared, is seen
+// where it runs: in debug builds both end in Error(kInternal).
+TEST(CudaStages, AStage_IsGivenItsOwnBuffersOnly) {
+  const CudaPlan made = plan(bf16_spec());
+  const CudaStages& stages = made.stages;
+  const CudaSlices slices{};
+  const CudaScratch call(nullptr, slices, {});
+  EXPECT_FALSE(call.gives(CudaBuffer::kTopkIds)) << "outside of the stages nothing is given";
+  const CudaScratch route = call.only(stages.buffers_of(CudaStage::kRoute));
+  EXPECT_TRUE(route.gives(CudaBuffer::kTopkIds));
+  EXPECT_FALSE(route.gives(CudaBuffer::kGroup));
+  EXPECT_FALSE(route.gives(CudaBuffer::kIdentity)) << "the layer has no zero experts";
+  EXPECT_FALSE(stages.has(CudaStage::kLatentDown));
+  EXPECT_FALSE(stages.has(CudaStage::kShared));
+#if !defined(NDEBUG)
+  EXPECT_EQ(testing::code_of([&] { route.at<void>(CudaBuffer::kGroup); }), ErrorCode::kInternal);
+  EXPECT_EQ(testing::code_of([&] { stages.buffers_of(CudaStage::kShared); }), ErrorCode::kInternal);
+#endif
+}
+
+TEST(CudaStages, SingleLaunch_IsOneOfTheStages) {
+  const CudaPlan made = plan(bf16_spec());
+  ASSERT_TRUE(made.stages.has(CudaStage::kOneLaunch));
+  const std::vector<std::string>& names = made.summary.stages;
+  const auto at = std::find(names.begin(), names.end(), "up to 8 tokens: cuda.decode_sm90");
+  ASSERT_NE(at, names.end());
+  EXPECT_EQ(*(at - 1), "route");
+  EXPECT_EQ(*(at + 1), "group");
+
+  MoeSpec biased = bf16_spec();
+  biased.has_output_bias = true;
+  EXPECT_FALSE(plan(biased).stages.has(CudaStage::kOneLaunch));
+}
+
+// Its rows of slots are still there for the sum, which no slot of this rank joins.
+TEST(CudaStages, RankWithoutExperts_PreparesNoRows) {
+  MoeSpec spec = bf16_spec(1);
+  spec.num_experts = 1;
+  spec.latent = {.size = 128};
+  const CudaPlan made = plan(spec, {}, {.ep_size = 2, .ep_rank = 1, .reduce = Reduce::kPartial});
+  for (const CudaStage stage : {CudaStage::kLatentDown, CudaStage::kWeighRows, CudaStage::kInput}) {
+    EXPECT_FALSE(made.stages.has(stage));
+  }
+  EXPECT_TRUE(made.stages.has(CudaStage::kExperts));
+  EXPECT_TRUE(made.stages.has(CudaStage::kSum));
 }
 
 TEST(CudaStages, Plan_ListsBuffersBetweenItsStages) {

@@ -46,12 +46,10 @@ dispatch::DeviceGroupArgs group_args(const CudaChunk& chunk, std::span<int64_t> 
           .skewed_from = skew.from};
 }
 
-// kInDecode: the single launch counts invalid ids, which no earlier launch has checked, and appends
-// the slots of shared experts.
-enum class IdCheck : uint8_t { kDone, kInDecode };
-
+// Ids that no earlier launch has checked are counted by this one, which also appends the slots of
+// shared experts.
 void run_in_one_launch(const CudaChunk& chunk, const ForwardArgs& args, const CudaRouting& routing,
-                       const SharedSlots& shared, IdCheck check) {
+                       const SharedSlots& shared) {
   const MoeSpec& spec = chunk.plan.spec;
   chunk.kernels.decode->run(
       {.hidden = args.hidden.data,
@@ -59,19 +57,33 @@ void run_in_one_launch(const CudaChunk& chunk, const ForwardArgs& args, const Cu
        .hidden_stride = stride_of_rows(args.hidden),
        .num_tokens = chunk.count,
        .live_tokens = routing.live.tokens,
-       .shared = check == IdCheck::kInDecode ? shared : SharedSlots(),
+       .shared = routing.is_checked ? SharedSlots() : shared,
        .topk_ids = routing.topk_ids,
        .topk_weights = routing.topk_weights,
        .local_expert = chunk.weights.local_expert.as<int32_t>(),
        .num_experts = chunk.plan.num_ids(),
-       .skipped_ids = check == IdCheck::kInDecode ? &chunk.counters->skipped_ids : nullptr,
+       .skipped_ids = routing.is_checked ? nullptr : &chunk.counters->skipped_ids,
        .weight_on_input = spec.weight_on == WeightOn::kInput,
        .output_scale = static_cast<float>(spec.output_scale),
-       .workspace = chunk.scratch.front(),
+       .workspace = chunk.scratch.at<void>(CudaBuffer::kOneLaunch),
        .out = args.out.data,
        .out_dtype = args.out.dtype,
        .out_stride = stride_of_rows(args.out)},
       chunk.stream);
+}
+
+RoutedRows run_routed(const CudaChunk& chunk, const ConstTensorView& hidden,
+                      const CudaRouting& routing, const TensorView& out) {
+  using enum CudaStage;
+  if (!chunk.runs(kInput)) return rows_of_slots(chunk.at(kExperts));
+  SourceRows rows = source_rows(hidden);
+  if (chunk.runs(kLatentDown)) rows = project_down(chunk.at(kLatentDown), rows);
+  if (chunk.runs(kWeighRows)) {
+    rows = weigh_slots(chunk.at(kWeighRows), rows, routing.topk_weights);
+  }
+  const DeviceRows input =
+      kernel_rows(chunk.at(kInput), routed_mlp(chunk), routing.groups, routing.live.tokens, rows);
+  return run_experts(chunk.at(kExperts), routing, input, out);
 }
 
 // Makes one kernel per row and tile that a ladder names.
@@ -138,53 +150,54 @@ CudaKernels make_cuda_kernels(const CudaPlan& plan, const CudaWeights& weights) 
 }
 
 void run_cuda_chunk(const CudaChunk& chunk, const ForwardArgs& args) {
+  using enum CudaStage;
   if (chunk.count == 0) return;
-  const LiveRows live{.tokens = live_tokens(chunk, args.num_tokens),
-                      .padding_mask = static_cast<const bool*>(args.padding_mask.data)};
-  const CudaFactors factors = enqueue_factors(chunk, args.hidden,
-                                              {.topk_ids = args.topk_ids,
-                                               .topk_weights = args.topk_weights,
-                                               .captured_ids = args.captured_ids,
-                                               .captured_weights = args.captured_weights,
-                                               .live_tokens = live.tokens,
-                                               .padding_mask = live.padding_mask});
-  const SharedSlots shared = shared_slots(chunk.plan, factors);
-  const CudaRouteInputs inputs{
-      .gate_rows = args.router_input.empty() ? args.hidden : args.router_input,
-      .router_logits = args.router_logits,
-      .topk_ids = args.topk_ids,
-      .topk_weights = args.topk_weights,
-      .token_ids = args.token_ids,
-      .live = live};
+  const CudaGiven given{.topk_ids = args.topk_ids,
+                        .topk_weights = args.topk_weights,
+                        .token_ids = args.token_ids,
+                        .live = live_rows(chunk.at(kLive), args.num_tokens,
+                                          static_cast<const bool*>(args.padding_mask.data))};
   const CudaCaptures captures{.logits = args.captured_logits,
                               .ids = args.captured_ids,
                               .weights = args.captured_weights,
                               .expert_load = args.expert_load};
+  const CudaFactors factors = enqueue_factors(chunk.at(kFactors), args.hidden, given, captures);
+  const SharedSlots shared = shared_slots(chunk.plan, factors);
+  const ConstTensorView& gate_rows = args.router_input.empty() ? args.hidden : args.router_input;
+  const CudaLogits logits =
+      args.topk_weights.empty()
+          ? make_logits(chunk.at(kLogits), args.router_logits, gate_rows, args.captured_logits)
+          : CudaLogits();
+  const auto route = [&](const dispatch::DeviceGroupArgs* group) {
+    return enqueue_routing(
+        chunk.at(kRoute),
+        {.logits = logits, .given = given, .captures = captures, .shared = shared, .group = group});
+  };
   // A call may add something to the sums of slots that the plan does not know of.
-  const bool call_adds = live.padding_mask != nullptr || !args.shared_out.empty();
+  const bool call_adds = given.live.padding_mask != nullptr || !args.shared_out.empty();
   if (chunk.count <= chunk.plan.decode_tokens && !call_adds && args.expert_load.empty()) {
-    if (const std::optional<CudaRouting> given =
-            routing_in_place(chunk.plan.spec, inputs, captures)) {
-      return run_in_one_launch(chunk, args, *given, shared, IdCheck::kInDecode);
-    }
-    return run_in_one_launch(chunk, args, enqueue_routing(chunk, inputs, captures, shared, nullptr),
-                             shared, IdCheck::kDone);
+    const std::optional<CudaRouting> in_place = routing_in_place(chunk.plan.spec, given, captures);
+    return run_in_one_launch(chunk.at(kOneLaunch), args, in_place ? *in_place : route(nullptr),
+                             shared);
   }
-  const dispatch::DeviceGroupArgs group = group_args(chunk, args.expert_load);
-  const CudaRouting routing = enqueue_routing(chunk, inputs, captures, shared, &group);
-  const RoutedRows rows =
-      run_routed(chunk, args.hidden, routing, call_adds ? TensorView() : args.out);
-  if (rows == RoutedRows::kAreOutput) return;
-  if (chunk.plan.shared) {
-    run_on_every_row(chunk, shared_mlp(chunk), live.tokens, source_rows(args.hidden));
+  const dispatch::DeviceGroupArgs group = group_args(chunk.at(kGroup), args.expert_load);
+  const CudaRouting routing = route(&group);
+  RoutedRows rows = run_routed(chunk, args.hidden, routing, call_adds ? TensorView() : args.out);
+  if (rows.form == RoutedRows::Form::kAreOutput) return;
+  CudaTerms terms{.factors = factors, .hidden = args.hidden};
+  if (chunk.runs(kShared)) {
+    terms.shared = run_on_every_row(chunk.at(kShared), shared_mlp(chunk), given.live.tokens,
+                                    source_rows(args.hidden));
   }
-  if (chunk.plan.residual) {
-    const ConstTensorView& given = args.residual_input;
-    run_on_every_row(chunk, residual_mlp(chunk), live.tokens,
-                     source_rows(given.empty() ? args.hidden : given));
+  if (chunk.runs(kResidual)) {
+    const ConstTensorView& source = args.residual_input.empty() ? args.hidden : args.residual_input;
+    terms.residual = run_on_every_row(chunk.at(kResidual), residual_mlp(chunk), given.live.tokens,
+                                      source_rows(source));
   }
-  combine_and_finish(chunk, routing, {.rows = rows, .factors = factors, .hidden = args.hidden},
-                     args.out, args.shared_out);
+  if (chunk.runs(kSum)) rows = sum_slots(chunk.at(kSum), routing, rows);
+  if (chunk.runs(kNorm)) norm_sums(chunk.at(kNorm), rows);
+  combine_and_finish(chunk.at(kFinish), routing, rows, terms,
+                     {.out = args.out, .shared = args.shared_out});
 }
 
 }  // namespace conclave::inline v0

@@ -44,18 +44,27 @@ struct CudaCounters {
 };
 
 // A layer as it stands between calls, and the place of one chunk: what every stage may ask for. The
-// caller's tensors are not here: a stage is given those that it reads or writes.
+// caller's tensors and what stages make are not here: a stage is given what it reads and returns
+// what it makes.
 struct CudaChunk {
   const CudaPlan& plan;
   const CudaWeights& weights;
   const EveryRowIds& every_row;
   const CudaKernels& kernels;
-  CudaScratch scratch;
-  int64_t begin = 0;  // first token of the chunk
-  int64_t count = 0;  // tokens of the chunk, at most plan.options.max_tokens
+  CudaScratch scratch;  // what the stage at work is given
+  int64_t begin = 0;    // first token of the chunk
+  int64_t count = 0;    // tokens of the chunk, at most plan.options.max_tokens
   bool is_whole_call = true;
   CudaCounters* counters = nullptr;  // on the device
   CUstream_st* stream = nullptr;
+
+  // The chunk for a stage, which then has the buffers that the plan's list gives it.
+  CudaChunk at(CudaStage stage) const {
+    CudaChunk own = *this;
+    own.scratch = scratch.only(plan.stages.buffers_of(stage));
+    return own;
+  }
+  bool runs(CudaStage stage) const { return plan.stages.has(stage); }
 };
 
 // Enqueues everything; `args` are the chunk's rows. Allocates nothing and waits for nothing.

@@ -7,6 +7,7 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace conclave::inline v0 {
 namespace {
@@ -14,79 +15,131 @@ namespace {
 using enum CudaBuffer;
 
 constexpr std::array<std::string_view, kCudaBuffers> kNames = {
-    "live tokens",   "gate scratch",  "logits",        "topk_ids",       "topk_weights",
-    "given ids",     "physical ids",  "router ids",    "router weights", "identity weights",
-    "shared factor", "mix logits",    "mix",           "group",          "expert scratch",
-    "expert input",  "expert scales", "expert rows",   "expert sums",    "shared input",
-    "shared scales", "shared rows",   "shared sums",   "residual input", "residual scales",
-    "residual rows", "residual sums", "weighted rows", "latent rows",    "projected"};
-
-BufferSet inputs_of(const MlpBuffers& mlp) { return BufferSet(mlp.rows) | mlp.scales; }
-BufferSet results_of(const MlpBuffers& mlp) { return BufferSet(mlp.output) | mlp.sums; }
+    "one launch",       "live tokens",   "gate scratch",  "logits",        "topk_ids",
+    "topk_weights",     "given ids",     "physical ids",  "router ids",    "router weights",
+    "identity weights", "shared factor", "mix logits",    "mix",           "group",
+    "expert scratch",   "expert input",  "expert scales", "expert rows",   "expert sums",
+    "shared input",     "shared scales", "shared rows",   "shared sums",   "residual input",
+    "residual scales",  "residual rows", "residual sums", "weighted rows", "latent rows",
+    "projected"};
 
 std::string experts_text(const CudaPlan& plan) {
   if (plan.fused.slots() == 0) return "experts";
   return fmt::format("experts, {} slots of shared ones", plan.fused.slots());
 }
 
-}  // namespace
+// What a chunk does for tokens, and what it leaves in which buffer.
+class Declaration {
+ public:
+  explicit Declaration(const CudaPlan& plan)
+      : plan_(plan),
+        spec_(plan.spec),
+        ids_(BufferSet(kTopkIds) | kTopkWeights | when(plan.part.has_replicas(), kPhysicalIds)),
+        factors_(when(has_factors(spec_.shared.mode), kSharedFactor) |
+                 when(spec_.shared.mode == SharedMode::kSoftmaxMix, kMix)),
+        routed_(BufferSet(kRoutedOutput) | kRoutedSums) {}
 
-std::vector<Stage> declare_stages(const CudaPlan& plan) {
-  const MoeSpec& spec = plan.spec;
-  const bool projects = spec.latent.size != 0;
-  const BufferSet routing = BufferSet(kTopkIds) | kTopkWeights | kPhysicalIds;
-  const BufferSet factors = BufferSet(kSharedFactor) | kMix;
-  std::vector<Stage> stages;
-  const auto add = [&](std::string name, BufferSet reads, BufferSet writes) {
-    stages.push_back({.name = std::move(name), .reads = reads, .writes = writes});
-  };
-  const auto add_unlisted = [&](std::string name, BufferSet reads, BufferSet writes) {
-    add(std::move(name), reads, writes);
-    stages.back().listed = false;
-  };
-  const auto add_mlp = [&](std::string name, const MlpBuffers& mlp) {
-    add(std::move(name), kLiveTokens,
-        inputs_of(mlp) | results_of(mlp) | BufferSet(kGroup) | kExperts);
-  };
-  add_unlisted("factors", {}, BufferSet(kLiveTokens) | kMixLogits | factors);
-  if (spec.has_gate) {
-    add(fmt::format("gate product [{}]", num_logits(spec)), {}, BufferSet(kGate) | kLogits);
+  CudaStages all() {
+    route();
+    if (plan_.decode_tokens > 0) {
+      add(CudaStage::kOneLaunch,
+          fmt::format("up to {} tokens: {}", plan_.decode_tokens, plan_.decode_row->name),
+          ids_ | factors_ | kLiveTokens, kOneLaunch);
+    }
+    add(CudaStage::kGroup, "group", ids_ | kLiveTokens, kGroup);
+    run();
+    finish();
+    return std::move(stages_);
   }
-  add("route", BufferSet(kLogits) | kLiveTokens | factors,
-      routing | BufferSet(kGivenIds) | kRouterIds | kRouterWeights | kIdentity | kSharedFactor);
-  add("group", routing | kLiveTokens, kGroup);
-  if (projects) add(fmt::format("latent down {}", spec.latent.size), {}, kLatent);
-  if (plan.weighs_rows) add_unlisted("weigh rows", routing | kLatent, kWeighted);
-  if (plan.routed.quantises()) {
-    add("quantise", BufferSet(kLatent) | kWeighted | kGroup,
-        inputs_of(kRoutedBuffers) | kRoutedOutput);
+
+ private:
+  static bool has_factors(SharedMode mode) {
+    return mode != SharedMode::kNone && mode != SharedMode::kAdd;
   }
-  add(experts_text(plan),
-      routing | inputs_of(kRoutedBuffers) | BufferSet(kGroup) | kLatent | kWeighted,
-      inputs_of(kRoutedBuffers) | results_of(kRoutedBuffers) | kExperts);
-  if (plan.shared) {
-    const auto& shared = plan.shared->problem;
-    add_mlp(fmt::format("{} shared of {}", shared.num_local_experts, shared.intermediate_size),
-            kSharedBuffers);
+
+  void add(CudaStage number, std::string name, BufferSet reads, BufferSet writes,
+           bool listed = true) {
+    stages_.list[static_cast<size_t>(number)] = {
+        .name = std::move(name), .reads = reads, .writes = writes, .listed = listed};
   }
-  if (plan.residual) {
-    add_mlp(fmt::format("residual MLP {}", plan.residual->problem.intermediate_size),
-            kResidualBuffers);
+
+  void route() {
+    const bool gate = spec_.has_gate;
+    add(CudaStage::kLive, "live tokens", {}, kLiveTokens, false);
+    add(CudaStage::kFactors, "factors", kLiveTokens,
+        factors_ | when(spec_.shared.mode == SharedMode::kSoftmaxMix, kMixLogits), false);
+    add(CudaStage::kLogits, gate ? fmt::format("gate product [{}]", num_logits(spec_)) : "logits",
+        {}, when(gate, BufferSet(kGate) | kLogits), gate);
+    add(CudaStage::kRoute, "route", when(gate, kLogits) | kLiveTokens | factors_,
+        ids_ | kGivenIds |
+            when(plan_.router_writes_choices, BufferSet(kRouterIds) | kRouterWeights) |
+            when(spec_.num_zero_experts > 0, kIdentity));
   }
-  const BufferSet terms = factors | results_of(kSharedBuffers) | results_of(kResidualBuffers) |
-                          BufferSet(kIdentity) | kLiveTokens;
-  const BufferSet sums = results_of(kRoutedBuffers) | routing;
-  add("combine", projects ? sums : sums | terms, when(projects, kLatent));
-  if (projects && spec.latent.has_norm) add("rms norm", kLatent, kLatent);
-  if (projects) {
-    add(fmt::format("latent up {}, finish", spec.hidden_size), BufferSet(kLatent) | terms,
+
+  // A rank without experts leaves the routed rows as they are: no slot names them.
+  void run() {
+    const BufferSet input = BufferSet(kRoutedRows) | kRoutedScales;
+    BufferSet rows;
+    if (plan_.routed.problem.num_local_experts > 0) {
+      if (spec_.latent.size != 0) {
+        add(CudaStage::kLatentDown, fmt::format("latent down {}", spec_.latent.size), {}, kLatent);
+        rows = kLatent;
+      }
+      if (plan_.weighs_rows) {
+        add(CudaStage::kWeighRows, "weigh rows", ids_ | rows, kWeighted, false);
+        rows = kWeighted;
+      }
+      const bool quantises = plan_.routed.quantises();
+      add(CudaStage::kInput, quantises ? "quantise" : "arrange rows", rows | kGroup | kLiveTokens,
+          input | kRoutedOutput, quantises);
+    }
+    add(CudaStage::kExperts, experts_text(plan_), ids_ | input | rows | kGroup | kLiveTokens,
+        routed_ | kExperts);
+    if (plan_.shared) {
+      const experts::ExpertsProblem& shared = plan_.shared->problem;
+      add_mlp(CudaStage::kShared,
+              fmt::format("{} shared of {}", shared.num_local_experts, shared.intermediate_size),
+              kSharedBuffers);
+    }
+    if (plan_.residual) {
+      add_mlp(CudaStage::kResidual,
+              fmt::format("residual MLP {}", plan_.residual->problem.intermediate_size),
+              kResidualBuffers);
+    }
+  }
+
+  void add_mlp(CudaStage number, std::string name, const MlpBuffers& mlp) {
+    add(number, std::move(name), kLiveTokens,
+        BufferSet(kGroup) | kExperts | mlp.rows | mlp.scales | mlp.output | mlp.sums);
+  }
+
+  void finish() {
+    const BufferSet terms = factors_ | kLiveTokens | when(plan_.shared.has_value(), kSharedOutput) |
+                            when(plan_.residual.has_value(), kResidualOutput) |
+                            when(spec_.num_zero_experts > 0, kIdentity);
+    if (spec_.latent.size == 0) {
+      return add(CudaStage::kFinish, "combine", ids_ | routed_ | terms, {});
+    }
+    add(CudaStage::kSum, "combine", ids_ | routed_ | kLiveTokens, kLatent);
+    if (spec_.latent.has_norm) add(CudaStage::kNorm, "rms norm", kLatent, kLatent);
+    add(CudaStage::kFinish, fmt::format("latent up {}, finish", spec_.hidden_size), terms | kLatent,
         kProjected);
   }
-  return stages;
-}
 
-std::vector<PlanBuffer> describe_buffers(const CudaPlan& plan, const CudaSlices& slices) {
-  return describe_buffers(declare_stages(plan), kNames, slices);
+  const CudaPlan& plan_;
+  const MoeSpec& spec_;
+  const BufferSet ids_;  // with their weights
+  const BufferSet factors_;
+  const BufferSet routed_;
+  CudaStages stages_;
+};
+
+}  // namespace
+
+CudaStages declare_stages(const CudaPlan& plan) { return Declaration(plan).all(); }
+
+std::vector<PlanBuffer> describe_buffers(const CudaStages& stages, const CudaSlices& slices) {
+  return describe_buffers(stages.list, kNames, slices);
 }
 
 }  // namespace conclave::inline v0

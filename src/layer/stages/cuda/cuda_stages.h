@@ -13,10 +13,30 @@ namespace conclave::inline v0 {
 
 struct CudaPlan;
 
+// In the order of a chunk. kOneLaunch ends the chunks that it takes; those after it are for others.
+enum class CudaStage : uint8_t {
+  kLive,
+  kFactors,
+  kLogits,
+  kRoute,
+  kOneLaunch,
+  kGroup,
+  kLatentDown,
+  kWeighRows,
+  kInput,
+  kExperts,
+  kShared,
+  kResidual,
+  kSum,  // before the projection up
+  kNorm,
+  kFinish,
+};
+inline constexpr size_t kCudaStages = static_cast<size_t>(CudaStage::kFinish) + 1;
+
 // In the order of the workspace. Kernels overlap: one may begin to write before those in front of
-// it have read, so no two buffers share memory, whatever their stages. The single launch for few
-// tokens uses only the front of the workspace, with its counters.
+// it have read, so no two buffers share memory, whatever their stages.
 enum class CudaBuffer : uint8_t {
+  kOneLaunch,      // counters of the single launch
   kLiveTokens,     // [1] int64 for a chunk, if num_tokens is given
   kGate,           // for a gate product with a normalised input
   kLogits,         // [T, logits] f32
@@ -70,10 +90,23 @@ inline constexpr MlpBuffers kResidualBuffers = {
     CudaBuffer::kResidualRows, CudaBuffer::kResidualScales, CudaBuffer::kResidualOutput,
     CudaBuffer::kResidualSums};
 
-// The stages of a chunk that takes the ladder, in order.
-std::vector<Stage> declare_stages(const CudaPlan& plan);
+// The stages of a plan, in order. The workspace is booked from this list, `explain` prints it, and
+// a chunk runs what it declares: a stage gets the buffers that it reads and writes and no others.
+struct CudaStages {
+  std::array<Stage, kCudaStages> list;  // by number; a stage without a name does not run
+
+  const Stage& of(CudaStage stage) const { return list[static_cast<size_t>(stage)]; }
+  bool has(CudaStage stage) const { return !of(stage).name.empty(); }
+  BufferSet buffers_of(CudaStage stage) const {
+    CONCLAVE_DCHECK(has(stage));
+    return of(stage).reads | of(stage).writes;
+  }
+};
+
+// The parts and kernels of the plan must be chosen before.
+CudaStages declare_stages(const CudaPlan& plan);
 
 // The buffers that calls of max_tokens tokens need, with the stages that touch them.
-std::vector<PlanBuffer> describe_buffers(const CudaPlan& plan, const CudaSlices& slices);
+std::vector<PlanBuffer> describe_buffers(const CudaStages& stages, const CudaSlices& slices);
 
 }  // namespace conclave::inline v0

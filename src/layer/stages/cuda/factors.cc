@@ -70,17 +70,22 @@ CudaFactors enqueue_mix(const CudaChunk& chunk, const ConstTensorView& hidden) {
   return {.shared = shared, .routed = routed};
 }
 
-CudaFactors enqueue_fused_slots(const CudaChunk& chunk, const GivenSlots& given) {
+CudaFactors enqueue_fused_slots(const CudaChunk& chunk, const CudaGiven& given,
+                                const CudaCaptures& captures) {
   const MoeSpec& spec = chunk.plan.spec;
   auto* const weights = chunk.scratch.at<float>(kSharedFactor);
   routing::DeviceFusedSlots slots{.num_tokens = chunk.count,
-                                  .live_tokens = given.live_tokens,
-                                  .padding_mask = given.padding_mask,
+                                  .live_tokens = given.live.tokens,
+                                  .padding_mask = given.live.padding_mask,
                                   .top_k = static_cast<int32_t>(spec.top_k),
                                   .num_experts = static_cast<int32_t>(spec.num_experts),
                                   .num_shared = static_cast<int32_t>(spec.shared.count),
                                   .slot_weight = static_cast<float>(spec.shared.slot_weight),
                                   .shared_weights = weights,
+                                  .captured_ids = capture<int32_t>(captures.ids),
+                                  .captured_ids_stride = capture_stride(captures.ids),
+                                  .captured_weights = capture<float>(captures.weights),
+                                  .captured_weights_stride = capture_stride(captures.weights),
                                   .skipped_ids = &chunk.counters->skipped_ids};
   if (!given.topk_ids.empty()) {
     slots.given_ids = given.topk_ids.data;
@@ -92,14 +97,6 @@ CudaFactors enqueue_fused_slots(const CudaChunk& chunk, const GivenSlots& given)
     slots.weights_dtype = given.topk_weights.dtype;
     slots.weights_stride = stride_of_rows(given.topk_weights);
   }
-  if (!given.captured_ids.empty()) {
-    slots.captured_ids = static_cast<int32_t*>(given.captured_ids.data);
-    slots.captured_ids_stride = stride_of_rows(given.captured_ids);
-  }
-  if (!given.captured_weights.empty()) {
-    slots.captured_weights = static_cast<float*>(given.captured_weights.data);
-    slots.captured_weights_stride = stride_of_rows(given.captured_weights);
-  }
   routing::device_fused_slots(slots, chunk.stream);
   return {.shared = weights};
 }
@@ -107,14 +104,14 @@ CudaFactors enqueue_fused_slots(const CudaChunk& chunk, const GivenSlots& given)
 }  // namespace
 
 CudaFactors enqueue_factors(const CudaChunk& chunk, const ConstTensorView& hidden,
-                            const GivenSlots& given) {
+                            const CudaGiven& given, const CudaCaptures& captures) {
   switch (chunk.plan.spec.shared.mode) {
     case SharedMode::kSigmoidGate:
       return enqueue_sigmoid(chunk, hidden);
     case SharedMode::kSoftmaxMix:
       return enqueue_mix(chunk, hidden);
     case SharedMode::kFusedSlots:
-      return enqueue_fused_slots(chunk, given);
+      return enqueue_fused_slots(chunk, given, captures);
     case SharedMode::kRouterWeight:
       return {.shared = chunk.scratch.at<float>(kSharedFactor)};
     case SharedMode::kAverage:

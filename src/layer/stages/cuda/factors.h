@@ -2,6 +2,7 @@
 #pragma once
 
 #include "layer/stages/cuda/chunk.h"
+#include "layer/stages/cuda/route.h"
 
 #include "conclave/tensor.h"
 
@@ -19,21 +20,10 @@ struct CudaFactors {
   float routed_constant = 1;
 };
 
-// The caller's routing of a chunk, which SharedMode::kFusedSlots reads and writes; empty where it
-// gave none.
-struct GivenSlots {
-  ConstTensorView topk_ids;
-  ConstTensorView topk_weights;
-  TensorView captured_ids;
-  TensorView captured_weights;
-  const int64_t* live_tokens = nullptr;
-  const bool* padding_mask = nullptr;
-};
-
 // Runs before the router: enqueues what the factors need. For SharedMode::kRouterWeight the router
-// fills them.
+// fills them; kFusedSlots reads the given routing, and captures it.
 CudaFactors enqueue_factors(const CudaChunk& chunk, const ConstTensorView& hidden,
-                            const GivenSlots& given);
+                            const CudaGiven& given, const CudaCaptures& captures);
 
 // The slots of fused shared experts; count is 0 if there are none.
 SharedSlots shared_slots(const CudaPlan& plan, const CudaFactors& factors);

@@ -9,15 +9,24 @@
 
 namespace conclave::inline v0 {
 
-// Terms that join the routed rows, which stand in the chunk's buffers as `rows` says.
+// Terms that join the routed rows.
 struct CudaTerms {
-  RoutedRows rows = RoutedRows::kAwaitSum;
   CudaFactors factors;
-  ConstTensorView hidden;  // counts for zero experts
+  SourceRows shared = {};    // S rows per token, or none
+  SourceRows residual = {};  // or none
+  ConstTensorView hidden;    // counts for zero experts
+};
+// What the caller gets; `shared` is empty if it wants no shared part of its own.
+struct CudaOutputs {
+  TensorView out;
+  TensorView shared;
 };
 
-// `shared_out` is empty if the caller wants no shared part of its own.
-void combine_and_finish(const CudaChunk& chunk, const CudaRouting& routing, const CudaTerms& terms,
-                        const TensorView& out, const TensorView& shared_out);
+// The weighted sums of slots before they are projected up, [T, Hl] float32.
+RoutedRows sum_slots(const CudaChunk& chunk, const CudaRouting& routing, const RoutedRows& rows);
+void norm_sums(const CudaChunk& chunk, const RoutedRows& sums);
+// Projects up if the layer is latent; then the sum of everything, rounded once.
+void combine_and_finish(const CudaChunk& chunk, const CudaRouting& routing, const RoutedRows& rows,
+                        const CudaTerms& terms, const CudaOutputs& outputs);
 
 }  // namespace conclave::inline v0

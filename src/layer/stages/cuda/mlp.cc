@@ -143,8 +143,73 @@ DeviceRows sorted_rows(const CudaChunk& chunk, const CudaMlp& mlp, const Grouped
   return rows;
 }
 
-// hidden times the latent down projection, [count, Hl] float32.
-SourceRows projected_rows(const CudaChunk& chunk, const SourceRows& hidden) {
+experts::DeviceExpertsCall experts_call(const CudaChunk& chunk, const CudaMlp& mlp,
+                                        const GroupedRows& groups, const DeviceRows& rows) {
+  return {.input = rows,
+          .groups = groups,
+          .workspace = chunk.scratch.at<void>(kExperts),
+          .output = chunk.scratch.at<void>(mlp.buffers.output),
+          .output_stride = mlp.plan.row_stride};
+}
+
+// The down product writes the output itself.
+RoutedRows finish_rows(const CudaChunk& chunk, const CudaRung& rung, const CudaRouting& routing,
+                       experts::DeviceExpertsCall experts, const TensorView& out) {
+  const MoeSpec& spec = chunk.plan.spec;
+  const bool weighted = spec.weight_on == WeightOn::kOutput;
+  experts.output = out.data;
+  experts.output_stride = stride_of_rows(out);
+  experts.finish = {.apply = true,
+                    .weights = weighted ? routing.topk_weights : nullptr,
+                    .scale = static_cast<float>(spec.output_scale)};
+  rung.kernel->run(experts, chunk.stream);
+  const int64_t element = byte_size(out.dtype);
+  dispatch::clear_rows({.slot_row = routing.groups.slot_row,
+                        .num_tokens = chunk.count,
+                        .live_tokens = routing.live.tokens,
+                        .row_bytes = spec.hidden_size * element,
+                        .out = experts.output,
+                        .out_stride_bytes = experts.output_stride * element},
+                       chunk.stream);
+  return {.form = RoutedRows::Form::kAreOutput,
+          .data = out.data,
+          .dtype = out.dtype,
+          .stride = experts.output_stride,
+          .columns = spec.hidden_size};
+}
+
+// The down product weighs the rows and adds them up itself.
+RoutedRows add_rows(const CudaChunk& chunk, const CudaRung& rung, const CudaRouting& routing,
+                    experts::DeviceExpertsCall experts) {
+  const bool weighted = chunk.plan.spec.weight_on == WeightOn::kOutput;
+  const int64_t columns = chunk.plan.routed.problem.hidden_size;
+  experts.sums = {.rows = chunk.scratch.at<float>(kRoutedSums),
+                  .stride = padded_row(columns, DType::kF32),
+                  .weights = weighted ? routing.topk_weights : nullptr};
+  dispatch::clear_sums(experts.sums.rows, chunk.count * experts.sums.stride, chunk.stream);
+  rung.kernel->run(experts, chunk.stream);
+  return {.form = RoutedRows::Form::kAreSums,
+          .data = experts.sums.rows,
+          .dtype = DType::kF32,
+          .stride = experts.sums.stride,
+          .columns = columns};
+}
+
+}  // namespace
+
+CudaMlp routed_mlp(const CudaChunk& chunk) {
+  return {chunk.plan.routed, chunk.weights.routed, chunk.kernels.routed, kRoutedBuffers};
+}
+CudaMlp shared_mlp(const CudaChunk& chunk) {
+  return {*chunk.plan.shared, chunk.weights.shared, chunk.kernels.shared, kSharedBuffers,
+          chunk.every_row.shared.as<int32_t>()};
+}
+CudaMlp residual_mlp(const CudaChunk& chunk) {
+  return {*chunk.plan.residual, chunk.weights.residual, chunk.kernels.residual, kResidualBuffers,
+          chunk.every_row.residual.as<int32_t>()};
+}
+
+SourceRows project_down(const CudaChunk& chunk, const SourceRows& hidden) {
   const MoeSpec& spec = chunk.plan.spec;
   const DType dtype = chunk.weights.latent_down_dtype;
   auto* const rows = chunk.scratch.at<float>(kLatent);
@@ -162,8 +227,7 @@ SourceRows projected_rows(const CudaChunk& chunk, const SourceRows& hidden) {
   return {.data = rows, .dtype = DType::kF32, .stride = spec.latent.size};
 }
 
-// Float32 rows, one per slot, each multiplied by the slot's weight.
-SourceRows weighed_rows(const CudaChunk& chunk, const SourceRows& source, const float* weights) {
+SourceRows weigh_slots(const CudaChunk& chunk, const SourceRows& source, const float* weights) {
   const int64_t columns = chunk.plan.routed.problem.hidden_size;
   const int64_t rows_per_token = chunk.plan.rows_per_token();
   auto* const rows = chunk.scratch.at<float>(kWeighted);
@@ -179,103 +243,53 @@ SourceRows weighed_rows(const CudaChunk& chunk, const SourceRows& source, const 
   return {.data = rows, .dtype = DType::kF32, .stride = columns, .rows_per_token = rows_per_token};
 }
 
-experts::DeviceExpertsCall experts_call(const CudaChunk& chunk, const CudaMlp& mlp,
-                                        const GroupedRows& groups, const DeviceRows& rows) {
-  return {.input = rows,
-          .groups = groups,
-          .workspace = chunk.scratch.at<void>(kExperts),
-          .output = chunk.scratch.at<void>(mlp.buffers.output),
-          .output_stride = mlp.plan.row_stride};
+DeviceRows kernel_rows(const CudaChunk& chunk, const CudaMlp& mlp, const GroupedRows& groups,
+                       const int64_t* live_tokens, const SourceRows& source) {
+  // With every row on one expert, the rows are sorted already.
+  const bool sorts = rung_for(mlp.rungs, chunk.count).sorted_input &&
+                     !(mlp.every_row != nullptr && mlp.plan.problem.num_local_experts == 1);
+  return sorts ? sorted_rows(chunk, mlp, groups, live_tokens, source)
+               : token_rows(chunk, mlp, source);
 }
 
-// The down product writes the output itself.
-void finish_rows(const CudaChunk& chunk, const CudaRung& rung, const CudaRouting& routing,
-                 experts::DeviceExpertsCall experts, const TensorView& out) {
-  const MoeSpec& spec = chunk.plan.spec;
-  const bool weighted = spec.weight_on == WeightOn::kOutput;
-  experts.output = out.data;
-  experts.output_stride = stride_of_rows(out);
-  experts.finish = {.apply = true,
-                    .weights = weighted ? routing.topk_weights : nullptr,
-                    .scale = static_cast<float>(spec.output_scale)};
-  rung.kernel->run(experts, chunk.stream);
-  const int64_t element = byte_size(out.dtype);
-  dispatch::clear_rows({.slot_row = routing.groups.slot_row,
-                        .num_tokens = chunk.count,
-                        .live_tokens = routing.live.tokens,
-                        .row_bytes = spec.hidden_size * element,
-                        .out = experts.output,
-                        .out_stride_bytes = experts.output_stride * element},
-                       chunk.stream);
+RoutedRows rows_of_slots(const CudaChunk& chunk) {
+  const CudaMlpPlan& plan = chunk.plan.routed;
+  return {.data = chunk.scratch.at<void>(kRoutedOutput),
+          .dtype = plan.row_dtype,
+          .stride = plan.row_stride,
+          .columns = plan.problem.hidden_size};
 }
 
-// The down product weighs the rows and adds them up itself.
-void add_rows(const CudaChunk& chunk, const CudaRung& rung, const CudaRouting& routing,
-              experts::DeviceExpertsCall experts) {
-  const bool weighted = chunk.plan.spec.weight_on == WeightOn::kOutput;
-  const experts::RowSums sums = routed_sums(chunk);
-  experts.sums = {.rows = sums.rows,
-                  .stride = sums.stride,
-                  .weights = weighted ? routing.topk_weights : nullptr};
-  dispatch::clear_sums(sums.rows, chunk.count * sums.stride, chunk.stream);
-  rung.kernel->run(experts, chunk.stream);
-}
-
-}  // namespace
-
-CudaMlp shared_mlp(const CudaChunk& chunk) {
-  return {*chunk.plan.shared, chunk.weights.shared, chunk.kernels.shared, kSharedBuffers,
-          chunk.every_row.shared.as<int32_t>()};
-}
-CudaMlp residual_mlp(const CudaChunk& chunk) {
-  return {*chunk.plan.residual, chunk.weights.residual, chunk.kernels.residual, kResidualBuffers,
-          chunk.every_row.residual.as<int32_t>()};
-}
-
-RoutedRows run_routed(const CudaChunk& chunk, const ConstTensorView& hidden,
-                      const CudaRouting& routing, const TensorView& out) {
+RoutedRows run_experts(const CudaChunk& chunk, const CudaRouting& routing, const DeviceRows& input,
+                       const TensorView& out) {
   const CudaPlan& plan = chunk.plan;
-  if (plan.routed.problem.num_local_experts == 0) return RoutedRows::kAwaitSum;
-  const CudaMlp mlp{plan.routed, chunk.weights.routed, chunk.kernels.routed, kRoutedBuffers};
-  SourceRows source = source_rows(hidden);
-  if (plan.spec.latent.size != 0) source = projected_rows(chunk, source);
-  if (plan.weighs_rows) source = weighed_rows(chunk, source, routing.topk_weights);
-  const CudaRung& rung = rung_for(mlp.rungs, chunk.count);
-  const DeviceRows rows = rung.sorted_input
-                              ? sorted_rows(chunk, mlp, routing.groups, routing.live.tokens, source)
-                              : token_rows(chunk, mlp, source);
+  const CudaRung& rung = rung_for(chunk.kernels.routed, chunk.count);
+  experts::DeviceExpertsCall experts =
+      experts_call(chunk, routed_mlp(chunk), routing.groups, input);
   const bool weighs_products = plan.spec.weight_on == WeightOn::kInput && !plan.weighs_rows;
-  experts::DeviceExpertsCall experts = experts_call(chunk, mlp, routing.groups, rows);
   if (weighs_products) experts.input_weights = routing.topk_weights;
   // A kernel divides slot s by top_k to find its row; here every slot has its own.
-  if (source.rows_per_token > 1) experts.groups.top_k = 1;
+  if (plan.rows_per_token() > 1) experts.groups.top_k = 1;
   if (rung.finishes_rows && out.data != nullptr && out.dtype == plan.routed.row_dtype) {
     CONCLAVE_DCHECK(rung.skewed == nullptr);
-    finish_rows(chunk, rung, routing, experts, out);
-    return RoutedRows::kAreOutput;
+    return finish_rows(chunk, rung, routing, experts, out);
   }
   if (rung.adds_rows) {
     CONCLAVE_DCHECK(rung.skewed == nullptr);
-    add_rows(chunk, rung, routing, experts);
-    return RoutedRows::kAreSums;
+    return add_rows(chunk, rung, routing, experts);
   }
   rung.kernel->run(experts, chunk.stream);
   if (rung.skewed != nullptr) {
     experts.groups = skewed_rows(experts.groups);
     rung.skewed->run(experts, chunk.stream);
   }
-  return RoutedRows::kAwaitSum;
+  return rows_of_slots(chunk);
 }
 
-experts::RowSums routed_sums(const CudaChunk& chunk) {
-  const int64_t columns = chunk.plan.routed.problem.hidden_size;
-  return {.rows = chunk.scratch.at<float>(kRoutedSums), .stride = padded_row(columns, DType::kF32)};
-}
-
-void run_on_every_row(const CudaChunk& chunk, const CudaMlp& mlp, const int64_t* live_tokens,
-                      const SourceRows& source) {
-  const experts::ExpertsProblem& problem = mlp.plan.problem;
-  const auto experts = static_cast<int32_t>(problem.num_local_experts);
+SourceRows run_on_every_row(const CudaChunk& chunk, const CudaMlp& mlp, const int64_t* live_tokens,
+                            const SourceRows& source) {
+  const auto experts = static_cast<int32_t>(mlp.plan.problem.num_local_experts);
+  const experts::DeviceExpertsKernel& kernel = *rung_for(mlp.rungs, chunk.count).kernel;
   const GroupedRows groups =
       dispatch::device_group({.launches = rung_for(mlp.plan.grouping, chunk.count).launches,
                               .topk_ids = mlp.every_row,
@@ -284,15 +298,13 @@ void run_on_every_row(const CudaChunk& chunk, const CudaMlp& mlp, const int64_t*
                               .top_k = experts,
                               .num_experts = experts,
                               .num_local_experts = experts,
-                              .tile_tokens = rung_for(mlp.rungs, chunk.count).kernel->tile_tokens(),
+                              .tile_tokens = kernel.tile_tokens(),
                               .workspace = chunk.scratch.at<void>(kGroup)},
                              chunk.stream);
-  // With every row on one expert, the rows are sorted already.
-  const DeviceRows rows = experts > 1 && rung_for(mlp.rungs, chunk.count).sorted_input
-                              ? sorted_rows(chunk, mlp, groups, live_tokens, source)
-                              : token_rows(chunk, mlp, source);
-  rung_for(mlp.rungs, chunk.count)
-      .kernel->run(experts_call(chunk, mlp, groups, rows), chunk.stream);
+  const DeviceRows rows = kernel_rows(chunk, mlp, groups, live_tokens, source);
+  const experts::DeviceExpertsCall call = experts_call(chunk, mlp, groups, rows);
+  kernel.run(call, chunk.stream);
+  return {.data = call.output, .dtype = mlp.plan.row_dtype, .stride = mlp.plan.row_stride};
 }
 
 }  // namespace conclave::inline v0

@@ -19,21 +19,39 @@ struct CudaMlp {
   const MlpBuffers& buffers;
   const int32_t* every_row = nullptr;  // ids of experts that every row uses
 };
+CudaMlp routed_mlp(const CudaChunk& chunk);
 CudaMlp shared_mlp(const CudaChunk& chunk);    // for a plan with shared experts
 CudaMlp residual_mlp(const CudaChunk& chunk);  // for a plan with a residual MLP
 
-// State of the routed rows: rows of slots that await their sum, finished sums, or the output itself
-// (one slot per token and nothing to add).
-enum class RoutedRows : uint8_t { kAwaitSum, kAreSums, kAreOutput };
+// Rows that the routed experts have made, of `columns` elements each.
+struct RoutedRows {
+  // [T * k] rows of slots that await their sum; [T] sums in float32; or the output itself (one slot
+  // per token and nothing to add).
+  enum class Form : uint8_t { kAwaitSum, kAreSums, kAreOutput };
+  Form form = Form::kAwaitSum;
+  void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t stride = 0;  // elements
+  int64_t columns = 0;
+};
 
-// Enqueues the routed experts on the grouped rows of `hidden`; enqueues nothing on a rank without
-// experts. Writes `out` if the down product can finish rows: an empty `out` keeps it from that.
-RoutedRows run_routed(const CudaChunk& chunk, const ConstTensorView& hidden,
-                      const CudaRouting& routing, const TensorView& out);
-// The sums of RoutedRows::kAreSums.
-experts::RowSums routed_sums(const CudaChunk& chunk);
-// Enqueues shared experts or the residual MLP on every row, slot t * S + i for expert i.
-void run_on_every_row(const CudaChunk& chunk, const CudaMlp& mlp, const int64_t* live_tokens,
-                      const SourceRows& source);
+// Each enqueues a stage of the routed experts and returns the rows that it makes.
+// `hidden` times the latent down projection, [T, Hl] float32.
+SourceRows project_down(const CudaChunk& chunk, const SourceRows& hidden);
+// Float32 rows, one per slot, each multiplied by the slot's weight.
+SourceRows weigh_slots(const CudaChunk& chunk, const SourceRows& rows, const float* weights);
+// The rows as the kernel reads them: given ones, or converted, quantised or sorted copies.
+DeviceRows kernel_rows(const CudaChunk& chunk, const CudaMlp& mlp, const GroupedRows& groups,
+                       const int64_t* live_tokens, const SourceRows& source);
+// The products. Writes `out` if the down product can finish rows: an empty `out` keeps it from
+// that.
+RoutedRows run_experts(const CudaChunk& chunk, const CudaRouting& routing, const DeviceRows& input,
+                       const TensorView& out);
+// The rows of slots where no experts are: nothing is enqueued, and no slot names one of them.
+RoutedRows rows_of_slots(const CudaChunk& chunk);
+
+// Enqueues shared experts or the residual MLP on every row. Returns row t * S + i for expert i.
+SourceRows run_on_every_row(const CudaChunk& chunk, const CudaMlp& mlp, const int64_t* live_tokens,
+                            const SourceRows& source);
 
 }  // namespace conclave::inline v0

@@ -1,5 +1,5 @@
-// Stage one on CUDA: turns the caller's routing, logits or hidden rows into ids and weights, and
-// groups rows by expert.
+// Routing on CUDA: turns the caller's ids, logits or hidden rows into ids and weights, and groups
+// rows by expert.
 #pragma once
 
 #include "dispatch/cuda/group.h"
@@ -17,10 +17,8 @@ struct LiveRows {
   const bool* padding_mask = nullptr;  // [T], or null
 };
 
-// The caller's tensors of a chunk; empty where none was given.
-struct CudaRouteInputs {
-  ConstTensorView gate_rows;  // [T, H]: what the gate reads
-  ConstTensorView router_logits;
+// The caller's routing of a chunk; tensors are empty where none was given.
+struct CudaGiven {
   ConstTensorView topk_ids;
   ConstTensorView topk_weights;
   ConstTensorView token_ids;
@@ -34,6 +32,13 @@ struct CudaCaptures {
   std::span<int64_t> expert_load;
 };
 
+// [T, logits] of any float type; no data where the router reads none.
+struct CudaLogits {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t stride = 0;
+};
+
 // The routing of a chunk, on the device.
 struct CudaRouting {
   const int32_t* topk_ids = nullptr;    // [T, slots]; negative: no expert. Physical experts if
@@ -41,23 +46,32 @@ struct CudaRouting {
   const float* topk_weights = nullptr;  // [T, slots]
   const float* identity = nullptr;      // [T] summed weights of zero experts, or null
   LiveRows live;
-  GroupedRows groups;  // filled if grouping was requested
+  GroupedRows groups;      // filled if grouping was requested
+  bool is_checked = true;  // false: the caller's own, also without slots of shared experts
 };
 
-// The live-token count of a call, or null, made that of the chunk. May enqueue a launch.
-const int64_t* live_tokens(const CudaChunk& chunk, const int64_t* of_call);
+// Makes the live-token count of a call, or null, that of the chunk. May enqueue a launch.
+LiveRows live_rows(const CudaChunk& chunk, const int64_t* of_call, const bool* padding_mask);
 
-// The caller's own ids and weights, if the decode kernel can read them in place: dense int32 and
-// float32, neither masked nor captured, without zero experts. Enqueues nothing; the decode kernel
-// checks the ids.
-std::optional<CudaRouting> routing_in_place(const MoeSpec& spec, const CudaRouteInputs& inputs,
+// The caller's logits, or the product of the gate with `gate_rows` if the router or a capture needs
+// it. Fills the capture.
+CudaLogits make_logits(const CudaChunk& chunk, const ConstTensorView& router_logits,
+                       const ConstTensorView& gate_rows, const TensorView& captured);
+
+// The caller's own ids and weights, if the single launch can read them in place: dense int32 and
+// float32, neither masked nor captured, without zero experts. Enqueues nothing.
+std::optional<CudaRouting> routing_in_place(const MoeSpec& spec, const CudaGiven& given,
                                             const CudaCaptures& captures);
 
-// Enqueues the gate product, router and checks of given ids that the call needs; fills the
-// captures. `shared` are the slots of fused shared experts. `group`, if given, says how rows are
-// grouped; its ids and tokens need not be set.
-CudaRouting enqueue_routing(const CudaChunk& chunk, const CudaRouteInputs& inputs,
-                            const CudaCaptures& captures, const SharedSlots& shared,
-                            const dispatch::DeviceGroupArgs* group);
+struct CudaRouteArgs {
+  CudaLogits logits;
+  const CudaGiven& given;
+  const CudaCaptures& captures;
+  const SharedSlots& shared;  // slots of fused shared experts
+  // How rows are grouped, or null; its ids and tokens need not be set.
+  const dispatch::DeviceGroupArgs* group = nullptr;
+};
+// Enqueues the router and the checks of given ids that the call needs; fills the other captures.
+CudaRouting enqueue_routing(const CudaChunk& chunk, const CudaRouteArgs& args);
 
 }  // namespace conclave::inline v0

@@ -13,6 +13,16 @@ inline int64_t stride_of_rows(const ConstTensorView& view) {
   return view.row_stride != 0 ? view.row_stride : view.shape[1];
 }
 
+// The rows of a capture; null if the caller wants none.
+template <class T>
+T* capture(const TensorView& view) {
+  return static_cast<T*>(view.data);
+}
+
+inline int64_t capture_stride(const TensorView& view) {
+  return view.empty() ? 0 : stride_of_rows(view);
+}
+
 // Rows of any float type, [T * rows_per_token, columns].
 struct SourceRows {
   const void* data = nullptr;
