@@ -66,7 +66,7 @@ size_t experts_bytes(const CudaPlan& plan, int64_t tokens) {
   return most;
 }
 
-// The single launch also has the memory behind its counters.
+// The single launch also has the memory behind its counters, over the buffers of the list.
 size_t decode_bytes(const CudaPlan& plan) {
   if (plan.decode_tokens == 0) return 0;
   return plan.decode_row->workspace_bytes(plan.routed.problem, plan.decode_tokens);
