@@ -4,6 +4,7 @@
 #include "conclave/spec.h"
 #include "conclave/version.h"
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -31,6 +32,9 @@ struct RouterWeights {
   const float* expert_scale = nullptr;    // [E]
   const float* global_scale = nullptr;    // [1]
   const int32_t* hash_table = nullptr;    // [vocab, k], entries in [0, E)
+  // Tensors of a router's own, of float or int32_t, in the order of its row; null for those that
+  // the spec does not have, and for routers of the application.
+  std::array<const void*, 4> tensors = {};
 };
 
 // Valid during one call of route.

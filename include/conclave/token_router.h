@@ -7,7 +7,9 @@
 #include "conclave/tensor.h"
 #include "conclave/version.h"
 
+#include <map>
 #include <memory>
+#include <string>
 
 namespace conclave::inline v0 {
 
@@ -27,6 +29,9 @@ struct RouteArgs {
   TensorView shared_weights = {};  // [T, S] f32, dense, for router "sink_softmax"
 
   Stream stream = {};  // needed on CUDA
+
+  // Tensors of the router's own by name (docs/routing.md), dense: f32, or int32 for ids.
+  std::map<std::string, ConstTensorView> tensors = {};
 };
 
 // A router given by values. Immutable; calls may run at the same time.

@@ -9,11 +9,13 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace conclave::inline v0 {
 
@@ -40,14 +42,24 @@ enum class LayerWeight : uint8_t {
   kSelectionBias,     // [1, E + Z]
   kExpertScale,       // [1, E]
   kGlobalScale,       // [1, 1]
-  kHashTable,         // [vocab, k] int32 or int64
-  kSharedExpertGate,  // [1, H]
-  kMixGate,           // [2, H]: weights of the routed and of the shared part
-  kMixGateBias,       // [1, 2], optional
-  kLatentDown,        // [Hl, H]
-  kLatentNorm,        // [1, Hl]
-  kLatentUp,          // [H, Hl]
-  kOutputBias,        // [1, H]
+  // Tensors that only one router of the catalog reads. Each such tensor has a number of its own;
+  // which one it is, its router's row says.
+  kRouterTensor0,
+  kRouterTensor1,
+  kRouterTensor2,
+  kRouterTensor3,
+  kRouterTensor4,
+  kRouterTensor5,
+  kRouterTensor6,
+  kRouterTensor7,
+  kSharedExpertGate,            // [1, H]
+  kMixGate,                     // [2, H]: weights of the routed and of the shared part
+  kMixGateBias,                 // [1, 2], optional
+  kLatentDown,                  // [Hl, H]
+  kLatentNorm,                  // [1, Hl]
+  kLatentUp,                    // [H, Hl]
+  kOutputBias,                  // [1, H]
+  kHashTable = kRouterTensor0,  // [vocab, k] int32 or int64
 };
 
 // The name of one array of a layer's weights: a plane of a matrix of an MLP, or a LayerWeight.
@@ -58,7 +70,8 @@ enum class LayerWeight : uint8_t {
 // Routed experts of a layer with a latent projection have Hl in place of H. Without a gate
 // (ActivationSpec) the matrices kGate and their planes are absent. Vectors are matrices of one row.
 // Weights of routed experts have the type MoeSpec::weight_dtype, those of shared experts and of the
-// residual MLP their own; everything else is f32, f16 or bf16 by itself, the hash table integer.
+// residual MLP their own; everything else is f32, f16 or bf16 by itself, but for what a router
+// reads as integers, such as the hash table.
 //
 // Matrices of codes [rows, cols] have scales [scale rows, scale cols]: [1, 1] for
 // WeightScale::kTensor, [rows, 1] for kChannel, [ceil(rows / block_rows), ceil(cols / block_cols)]
@@ -148,6 +161,11 @@ inline constexpr WeightId kRouterInputScale{LayerWeight::kRouterInputScale};
 inline constexpr WeightId kSelectionBias{LayerWeight::kSelectionBias};
 inline constexpr WeightId kExpertScale{LayerWeight::kExpertScale};
 inline constexpr WeightId kGlobalScale{LayerWeight::kGlobalScale};
+inline constexpr size_t kMaxRouterTensors = 8;
+// `number` below kMaxRouterTensors.
+constexpr WeightId router_tensor(size_t number) noexcept {
+  return static_cast<LayerWeight>(static_cast<size_t>(LayerWeight::kRouterTensor0) + number);
+}
 inline constexpr WeightId kHashTable{LayerWeight::kHashTable};
 inline constexpr WeightId kSharedExpertGate{LayerWeight::kSharedExpertGate};
 inline constexpr WeightId kMixGate{LayerWeight::kMixGate};
@@ -164,6 +182,9 @@ inline constexpr std::array<WeightId, WeightId::kCount> kAll =
     }(std::make_index_sequence<WeightId::kCount>());
 
 }  // namespace weights
+
+// The ids of the tensors that routers of the catalog have of their own; to_string says their names.
+CONCLAVE_API std::vector<WeightId> router_tensors();
 
 // A table with an entry for every id.
 template <class T>
@@ -287,6 +308,8 @@ struct ExpertWeights {
   ConstTensorView down_column_factor = {};
   ConstTensorView shared_gate_up_column_factor = {};
   ConstTensorView shared_down_column_factor = {};
+  // Tensors of a router's own, by name (docs/routing.md); the hash table may stand here as well.
+  std::map<std::string, ConstTensorView> router_tensors = {};
   // The memory of all tensors above. On a device, a layer that holds all experts or a contiguous
   // range uses gate_up [E, 2*I, H] or [E, I, H] and down in place, without a copy, if their rows
   // are 16-byte aligned, dense and concatenated and I is a multiple of 8; it copies all others.

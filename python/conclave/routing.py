@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 from conclave import _conclave, _frameworks, _gradients, _runtime
@@ -142,6 +143,7 @@ def route(
     global_scale: Array | None = None,
     token_ids: Array | None = None,
     hash_table: Array | None = None,
+    tensors: Mapping[str, Array] | None = None,
     stream: Any = None,
 ) -> tuple[Array, Array]:
     """Routes by any rule that `RouterSpec` can say.
@@ -152,6 +154,7 @@ def route(
         router: the rule; docs/routing.md has its formulas. Its lists, if any, as tuples.
         selection_bias: [E], of has_selection_bias. expert_scale: [E]. global_scale: [1].
         token_ids: [T] integers and hash_table: [vocab, k] int32, of router "hash".
+        tensors: other tensors of a router's own, by name: float32, or int32 for ids.
         stream: of CUDA; by default torch's current one.
 
     Returns:
@@ -170,8 +173,12 @@ def route(
             "selection_bias": selection_bias,
             "expert_scale": expert_scale,
             "global_scale": global_scale,
+            **(tensors or {}),
         }
     )
+    own = dict(tensors or {})
+    if hash_table is not None:
+        own["hash_table"] = hash_table
     tokens, num_experts = (int(n) for n in gating_output.shape)
     _check_topk(topk, num_experts)
     device = _frameworks.device_of(gating_output)
@@ -187,7 +194,7 @@ def route(
         selection_bias,
         expert_scale,
         global_scale,
-        hash_table,
+        own,
         None,
         _frameworks.stream_of(gating_output, stream),
     )

@@ -23,9 +23,9 @@ class PyRouter {
 
   void route(nb::handle logits, nb::handle topk_ids, nb::handle topk_weights, nb::handle token_ids,
              nb::handle selection_bias, nb::handle expert_scale, nb::handle global_scale,
-             nb::handle hash_table, nb::handle shared_weights, uintptr_t stream) const {
+             const nb::dict& tensors, nb::handle shared_weights, uintptr_t stream) const {
     std::vector<Array> kept;
-    kept.reserve(9);
+    kept.reserve(8 + tensors.size());
     const auto keep = [&](nb::handle object, const char* name) -> const Array& {
       const Array& array = kept.emplace_back(object, name, stream);
       array.require_device(context_->device());
@@ -40,8 +40,12 @@ class PyRouter {
     args.selection_bias = vector(selection_bias, "selection_bias", "[num_experts]");
     args.expert_scale = vector(expert_scale, "expert_scale", "[num_experts]");
     args.global_scale = vector(global_scale, "global_scale", "[1]");
-    if (!hash_table.is_none()) {
-      args.hash_table = keep(hash_table, "hash_table").matrix("[vocab_size, top_k]");
+    std::vector<std::string> names;  // kept as long as the arrays that refer to them
+    names.reserve(tensors.size());
+    for (const auto& [key, tensor] : tensors) {
+      const std::string& name = names.emplace_back(nb::cast<std::string>(nb::str(key)));
+      const Array& array = keep(tensor, name.c_str());
+      args.tensors[name] = array.rank() == 1 ? array.vector("[n]") : array.matrix("[rows, cols]");
     }
     args.topk_ids = keep(topk_ids, "topk_ids").writable_matrix("[T, top_k]");
     args.topk_weights = keep(topk_weights, "topk_weights").writable_matrix("[T, top_k]");
@@ -69,7 +73,7 @@ void bind_routing(nb::module_& module) {
   router.def("route", &PyRouter::route, nb::arg("logits").none(), nb::arg("topk_ids"),
              nb::arg("topk_weights"), nb::arg("token_ids") = nb::none(),
              nb::arg("selection_bias") = nb::none(), nb::arg("expert_scale") = nb::none(),
-             nb::arg("global_scale") = nb::none(), nb::arg("hash_table") = nb::none(),
+             nb::arg("global_scale") = nb::none(), nb::arg("tensors") = nb::dict(),
              nb::arg("shared_weights") = nb::none(), nb::arg("stream") = 0,
              "Writes topk_ids [T, k] int32 and topk_weights [T, k] float32.");
   module.def(

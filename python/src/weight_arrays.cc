@@ -57,6 +57,7 @@ class Cutter {
   void place(WeightId id, MatrixArrays arrays, bool by_expert);
   void cut_matrix(const char* name, WeightId id);
   void cut_vector(const char* name, WeightId id);
+  void cut_router_tensor(const std::string& name, WeightId id);
   void finish() const;
 
   const nb::dict& arrays_;
@@ -314,6 +315,15 @@ void Cutter::cut_matrix(const char* name, WeightId id) {
   place(id, stack_of(array, 0, name), false);
 }
 
+// A tensor of one axis is a vector.
+void Cutter::cut_router_tensor(const std::string& name, WeightId id) {
+  const bool is_there = arrays_.contains(name.c_str()) && !arrays_[name.c_str()].is_none();
+  if (is_there && Array(arrays_[name.c_str()], name.c_str()).rank() <= 1) {
+    return cut_vector(name.c_str(), id);
+  }
+  cut_matrix(name.c_str(), id);
+}
+
 void Cutter::cut_vector(const char* name, WeightId id) {
   const nb::object object = take(name);
   if (object.is_none()) return;
@@ -363,7 +373,7 @@ void Cutter::run() {
            .order = GateUpOrder::kConcatenated});
   cut_matrix("router", weights::kRouter);
   cut_matrix("shared_expert_gate", weights::kSharedExpertGate);
-  cut_matrix("hash_table", weights::kHashTable);
+  for (const WeightId id : router_tensors()) cut_router_tensor(to_string(id), id);
   cut_matrix("mix_gate", weights::kMixGate);
   cut_matrix("latent_down", weights::kLatentDown);
   cut_matrix("latent_up", weights::kLatentUp);

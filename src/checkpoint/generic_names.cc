@@ -1,6 +1,9 @@
 #include "checkpoint/generic_names.h"
 
+#include "core/router_tensors.h"
+
 #include <array>
+#include <vector>
 
 namespace conclave::inline v0::checkpoint {
 namespace {
@@ -131,7 +134,6 @@ constexpr std::array kOnce = {
     NamePattern{"{base}expert_bias", Part::kSelectionBias},
     NamePattern{"{base}router_bias", Part::kSelectionBias},
     NamePattern{"{base}gate.bias", Part::kSelectionBias},
-    NamePattern{"{base}gate.tid2eid", Part::kHashTable},
     NamePattern{"{base}gate.global_scale", Part::kGlobalScale},
     NamePattern{"{base}router.per_expert_scale", Part::kExpertScale},
     NamePattern{"{base}router.scale", Part::kRouterInputScale},
@@ -157,9 +159,26 @@ constexpr std::array kOnce = {
     NamePattern{"{base}shared_expert_gate.weight", Part::kSharedExpertGate},
 };
 
+// The part that is a tensor of a router's own.
+Part part_of(WeightId id) {
+  const size_t number = id.index() - weights::router_tensor(0).index();
+  return static_cast<Part>(static_cast<size_t>(Part::kRouterTensor0) + number);
+}
+
 }  // namespace
 
 std::span<const ExpertForm> generic_forms() { return kForms; }
 std::span<const NamePattern> generic_once() { return kOnce; }
+
+std::span<const NamePattern> router_tensor_names() {
+  static const std::vector<NamePattern> patterns = [] {
+    std::vector<NamePattern> made;
+    for (const RouterTensor* tensor : all_router_tensors()) {
+      if (!tensor->pattern.empty()) made.push_back({tensor->pattern, part_of(*tensor->id)});
+    }
+    return made;
+  }();
+  return patterns;
+}
 
 }  // namespace conclave::inline v0::checkpoint

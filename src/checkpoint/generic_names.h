@@ -8,6 +8,8 @@ namespace conclave::inline v0::checkpoint {
 
 std::span<const ExpertForm> generic_forms();
 std::span<const NamePattern> generic_once();
+// Names of tensors that only one router reads, as the rows of routers say.
+std::span<const NamePattern> router_tensor_names();
 
 // Calls take(form) for the family's own forms, then the generic ones.
 template <class Take>
@@ -19,6 +21,7 @@ template <class Take>
 void for_each_once(const Architecture& architecture, Take take) {
   for (const NamePattern& pattern : architecture.once) take(pattern);
   for (const NamePattern& pattern : generic_once()) take(pattern);
+  for (const NamePattern& pattern : router_tensor_names()) take(pattern);
 }
 
 }  // namespace conclave::inline v0::checkpoint

@@ -3,6 +3,7 @@
 #include "checkpoint/generic_names.h"
 #include "checkpoint/name_list.h"
 #include "checkpoint/tensor_name.h"
+#include "core/router_tensors.h"
 #include "core/weight_types.h"
 
 #include <fmt/format.h>
@@ -326,7 +327,10 @@ void LayerAssignment::check_types() const {
 
 // Codes are accepted only for matrices that the spec says are quantised.
 bool LayerAssignment::is_type_of(WeightId id, DType dtype) const {
-  if (id == weights::kHashTable) return dtype == DType::kI32 || dtype == DType::kI64;
+  const RouterTensor* const own = find_router_tensor(id);
+  if (own != nullptr && own->element == RouterElement::kIndex) {
+    return dtype == DType::kI32 || dtype == DType::kI64;
+  }
   if (quant::is_code_plane(id.plane()) || is_plain(dtype)) return true;
   const bool may_be_codes = id.mlp() == WeightMlp::kRouted || id.mlp() == WeightMlp::kShared;
   if (!may_be_codes || id.plane() != WeightPlane::kWeights) return false;

@@ -1,5 +1,6 @@
 #include "core/code_bits.h"
 #include "core/pointer_stack.h"
+#include "core/router_tensors.h"
 #include "core/weight_types.h"
 
 #include "conclave/error.h"
@@ -93,7 +94,6 @@ class PointerSource final : public WeightSource {
     add_mlps(weights);
     add_matrix(weights::kRouter, "router", weights.router);
     add_matrix(weights::kSharedExpertGate, "shared_expert_gate", weights.shared_expert_gate);
-    add_matrix(weights::kHashTable, "hash_table", weights.hash_table);
     add_matrix(weights::kMixGate, "mix_gate", weights.mix_gate);
     add_matrix(weights::kLatentDown, "latent_down", weights.latent_down);
     add_matrix(weights::kLatentUp, "latent_up", weights.latent_up);
@@ -105,6 +105,7 @@ class PointerSource final : public WeightSource {
     add_vector(weights::kMixGateBias, "mix_gate_bias", weights.mix_gate_bias);
     add_vector(weights::kLatentNorm, "latent_norm", weights.latent_norm);
     add_vector(weights::kOutputBias, "output_bias", weights.output_bias);
+    add_router_tensors(weights);
   }
 
   WeightInfo describe(WeightId id) const override { return at(id).info; }
@@ -186,6 +187,20 @@ class PointerSource final : public WeightSource {
     if (tensor.empty()) return;
     check_tensor({name, tensor}, 1);
     set_dense(id, stack_of({name, tensor}, 2, true));
+  }
+
+  void add_router_tensors(const ExpertWeights& weights) {
+    check_router_tensor_names(weights.router_tensors);
+    for (const RouterTensor* own : all_router_tensors()) {
+      const std::string name(own->name);
+      const ConstTensorView view =
+          find_view(weights, weights.router_tensors, own->weights_field, own->name);
+      if (own->is_vector) {
+        add_vector(*own->id, name.c_str(), view);
+      } else {
+        add_matrix(*own->id, name.c_str(), view);
+      }
+    }
   }
 
   void set_dense(WeightId id, const Stack& stack) {

@@ -1,5 +1,7 @@
 #include "conclave/weights.h"
 
+#include "core/router_tensors.h"
+
 #include <array>
 #include <string>
 #include <string_view>
@@ -69,8 +71,6 @@ std::string_view name_of(LayerWeight weight) {
       return "expert_scale";
     case LayerWeight::kGlobalScale:
       return "global_scale";
-    case LayerWeight::kHashTable:
-      return "hash_table";
     case LayerWeight::kSharedExpertGate:
       return "shared_expert_gate";
     case LayerWeight::kMixGate:
@@ -85,14 +85,32 @@ std::string_view name_of(LayerWeight weight) {
       return "latent_up";
     case LayerWeight::kOutputBias:
       return "output_bias";
+    case LayerWeight::kRouterTensor0:
+    case LayerWeight::kRouterTensor1:
+    case LayerWeight::kRouterTensor2:
+    case LayerWeight::kRouterTensor3:
+    case LayerWeight::kRouterTensor4:
+    case LayerWeight::kRouterTensor5:
+    case LayerWeight::kRouterTensor6:
+    case LayerWeight::kRouterTensor7:
+      break;
   }
-  return "unknown";
+  return "";
+}
+
+std::string name_of_router_tensor(WeightId id) {
+  if (const RouterTensor* tensor = find_router_tensor(id)) return std::string(tensor->name);
+  const size_t number = id.index() - weights::router_tensor(0).index();
+  return "router_tensor_" + std::to_string(number);
 }
 
 }  // namespace
 
 std::string to_string(WeightId id) {
-  if (const auto own = id.layer()) return std::string(name_of(*own));
+  if (const auto own = id.layer()) {
+    const std::string_view name = name_of(*own);
+    return name.empty() ? name_of_router_tensor(id) : std::string(name);
+  }
   std::string name(name_of(*id.mlp()));
   name += name_of(*id.matrix());
   name += name_of(*id.plane());

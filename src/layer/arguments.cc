@@ -119,13 +119,13 @@ void check_routing_source(const ForwardArgs& args, const MoeSpec& spec,
   }
 }
 
-// Throws for a token id that a router could not read: outside the rows of the hash table, or
-// without one outside int32. Ids of padding tokens do not count.
-void check_token_ids(const ForwardArgs& args, const MoeSpec& spec,
-                     const routing::RouterTraits& traits, int64_t num_tokens) {
+// Throws for a token id that a router could not read: beyond those that it looks up, or outside
+// int32. Ids of padding tokens do not count.
+void check_token_ids(const ForwardArgs& args, const routing::RouterTraits& traits,
+                     int64_t num_tokens) {
   if (args.token_ids.empty() || traits.token_ids == routing::TokenIds::kUnused) return;
-  const int64_t limit = spec.router.vocab_size > 0 ? spec.router.vocab_size - 1
-                                                   : int64_t{std::numeric_limits<int32_t>::max()};
+  const int64_t limit = traits.num_token_ids > 0 ? traits.num_token_ids - 1
+                                                 : int64_t{std::numeric_limits<int32_t>::max()};
   const auto* mask = static_cast<const uint8_t*>(args.padding_mask.data);
   for (int64_t token = 0; token < num_tokens; ++token) {
     if (!args.padding_mask.empty() && mask[token] == 0) continue;
@@ -295,7 +295,7 @@ int64_t check_arguments(const ForwardArgs& args, const MoeSpec& spec,
   check_tensors(args, spec, traits);
   const int64_t tokens = args.hidden.shape[0];
   const int64_t counted = count_tokens(args, tokens);
-  check_token_ids(args, spec, traits, counted);
+  check_token_ids(args, traits, counted);
   return counted;
 }
 

@@ -2,8 +2,10 @@
 
 #include "conclave/error.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
 
 namespace conclave::inline v0 {
 namespace {
@@ -26,25 +28,20 @@ std::vector<float> read_floats(const WeightSource& source, WeightId id) {
 
 }  // namespace
 
-std::vector<int32_t> check_hash_table(const MoeSpec& spec, const WeightSource& source,
-                                      const Tensor& stored) {
-  std::vector<int32_t> table(static_cast<size_t>(stored.shape().num_elements()));
-  for (size_t index = 0; index < table.size(); ++index) {
-    const int64_t id =
-        stored.dtype() == DType::kI64 ? stored.as<int64_t>()[index] : stored.as<int32_t>()[index];
-    if (id < 0 || id >= spec.num_experts) {
-      const auto top_k = static_cast<size_t>(spec.top_k);
-      throw Error(
-          ErrorCode::kExpertId,
-          {.what = "the hash table names an expert that does not exist, at row " +
-                   std::to_string(index / top_k) + ", slot " + std::to_string(index % top_k),
-           .tensor = source.locate(weights::kHashTable, 0),
-           .found = std::to_string(id),
-           .limit = "0 to " + std::to_string(spec.num_experts - 1)});
-    }
-    table[index] = static_cast<int32_t>(id);
+Tensor checked_router_tensor(const MoeSpec& spec, const WeightSource& source,
+                             const SizedRouterTensor& tensor, Tensor stored) {
+  const RouterTensor& row = *tensor.tensor;
+  if (row.check != nullptr) row.check(spec, stored.const_view(), 0, source.locate(*row.id, 0));
+  const DType wanted = row.element == RouterElement::kIndex ? DType::kI32 : DType::kF32;
+  if (stored.dtype() == wanted) return stored;
+  Tensor values(wanted, stored.shape());
+  if (wanted == DType::kF32) {
+    convert(stored.const_view(), values.view());
+    return values;
   }
-  return table;
+  std::transform(stored.as<int64_t>(), stored.as<int64_t>() + tensor.num_elements(),
+                 values.as<int32_t>(), [](int64_t value) { return static_cast<int32_t>(value); });
+  return values;
 }
 
 void check_selection_bias(const WeightSource& source, const std::vector<float>& bias) {
@@ -59,10 +56,13 @@ void check_selection_bias(const WeightSource& source, const std::vector<float>& 
 
 RouterWeights RouterVectors::view() const {
   const auto data = [](const auto& values) { return values.empty() ? nullptr : values.data(); };
-  return {.selection_bias = data(selection_bias),
-          .expert_scale = data(expert_scale),
-          .global_scale = data(global_scale),
-          .hash_table = data(hash_table)};
+  RouterWeights weights{.selection_bias = data(selection_bias),
+                        .expert_scale = data(expert_scale),
+                        .global_scale = data(global_scale)};
+  for (const Own& one : own) {
+    set_router_tensor(one.tensor, one.values.as<std::byte>(), weights);
+  }
+  return weights;
 }
 
 RouterVectors read_router_vectors(const MoeSpec& spec, const WeightSource& source) {
@@ -76,10 +76,12 @@ RouterVectors read_router_vectors(const MoeSpec& spec, const WeightSource& sourc
       .selection_bias = floats(weights::kSelectionBias, router.has_selection_bias),
       .expert_scale = floats(weights::kExpertScale, router.has_expert_scale),
       .global_scale = floats(weights::kGlobalScale, router.has_global_scale),
-      .hash_table = {}};
+      .own = {}};
   check_selection_bias(source, vectors.selection_bias);
-  if (router.vocab_size > 0) {
-    vectors.hash_table = check_hash_table(spec, source, read_matrix(source, weights::kHashTable));
+  for (const SizedRouterTensor& own : router_tensors_of(spec)) {
+    if (!own.tensor->id || source.describe(*own.tensor->id).count == 0) continue;
+    Tensor stored = read_matrix(source, *own.tensor->id);
+    vectors.own.push_back({own, checked_router_tensor(spec, source, own, std::move(stored))});
   }
   return vectors;
 }

@@ -1,5 +1,7 @@
-// The router's own weights beside the gate matrix: biases, scales, the hash table.
+// The router's own weights beside the gate matrix: biases, scales, and tensors of one router.
 #pragma once
+
+#include "core/router_tensors.h"
 
 #include "conclave/routing.h"
 #include "conclave/tensor.h"
@@ -17,7 +19,13 @@ struct RouterVectors {
   std::vector<float> selection_bias;  // [E + Z]
   std::vector<float> expert_scale;    // [E]
   std::vector<float> global_scale;    // [1]
-  std::vector<int32_t> hash_table;    // [vocab, k]
+
+  // Tensors that only this router reads, as it reads them.
+  struct Own {
+    SizedRouterTensor tensor;
+    Tensor values;
+  };
+  std::vector<Own> own;
 
   // Valid as long as this lives unchanged.
   RouterWeights view() const;
@@ -26,14 +34,13 @@ struct RouterVectors {
 // Throws Error(kInvalidArgument) for a NaN in the selection bias, which has no order.
 void check_selection_bias(const WeightSource& source, const std::vector<float>& bias);
 
-// The entries of the hash table as stored, int32 or int64. Throws Error(kExpertId) naming row and
-// value for an entry outside [0, E).
-std::vector<int32_t> check_hash_table(const MoeSpec& spec, const WeightSource& source,
-                                      const Tensor& stored);
+// A tensor of the router's own as the router reads it, from its matrix as stored. Throws what the
+// router's check throws for a value that it cannot take.
+Tensor checked_router_tensor(const MoeSpec& spec, const WeightSource& source,
+                             const SizedRouterTensor& tensor, Tensor stored);
 
 // Reads a source that check_source has accepted. Throws Error(kInvalidArgument) for a NaN in the
-// selection bias, which has no order, and Error(kExpertId) naming row and value for a table entry
-// outside [0, E).
+// selection bias, which has no order, and what checked_router_tensor throws.
 RouterVectors read_router_vectors(const MoeSpec& spec, const WeightSource& source);
 
 }  // namespace conclave::inline v0

@@ -1,5 +1,6 @@
 #include "conclave/token_router.h"
 
+#include "core/router_tensors.h"
 #include "layer/arguments.h"
 #include "layer/engine.h"
 #include "routing/router.h"
@@ -9,6 +10,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -61,7 +63,41 @@ void check_given(std::string_view name, bool needed, const ConstTensorView& tens
                .tensor = std::string(name)});
 }
 
-void check_call(const MoeSpec& spec, const routing::RouterTraits& traits, const RouteArgs& args) {
+using OwnTensors = std::vector<SizedRouterTensor>;
+
+// Those that a call brings: a spec's own values are not among them.
+OwnTensors tensors_of_calls(const MoeSpec& spec) {
+  OwnTensors tensors = router_tensors_of(spec);
+  std::erase_if(tensors, [](const SizedRouterTensor& own) { return !own.tensor->id; });
+  return tensors;
+}
+
+ConstTensorView view_of(const RouterTensor& tensor, const RouteArgs& args) {
+  return find_view(args, args.tensors, tensor.call_field, tensor.name);
+}
+
+void check_own_tensor(const SizedRouterTensor& own, const ConstTensorView& view) {
+  const DType dtype = own.tensor->element == RouterElement::kIndex ? DType::kI32 : DType::kF32;
+  if (own.tensor->is_vector) return check_vector(own.tensor->name, view, own.size.cols, {dtype});
+  check_dense(own.tensor->name,
+              {const_cast<void*>(view.data), view.dtype, view.shape, view.row_stride},
+              {own.size.rows, own.size.cols}, dtype);
+}
+
+void check_own_tensors(const OwnTensors& tensors, const RouteArgs& args) {
+  check_router_tensor_names(args.tensors);
+  for (const RouterTensor* tensor : all_router_tensors()) {
+    const auto own = std::ranges::find(tensors, tensor, &SizedRouterTensor::tensor);
+    const bool is_read = own != tensors.end();
+    const ConstTensorView view = view_of(*tensor, args);
+    if (is_read && tensor->is_optional && view.empty()) continue;
+    check_given(tensor->name, is_read, view);
+    if (is_read) check_own_tensor(*own, view);
+  }
+}
+
+void check_call(const MoeSpec& spec, const routing::RouterTraits& traits, const OwnTensors& own,
+                const RouteArgs& args) {
   const int64_t tokens = args.topk_ids.shape.rank() == 2 ? args.topk_ids.shape[0] : -1;
   const RouterSpec& router = spec.router;
   check_dense("topk_ids", args.topk_ids, {std::max<int64_t>(tokens, 0), spec.top_k}, DType::kI32);
@@ -73,7 +109,6 @@ void check_call(const MoeSpec& spec, const routing::RouterTraits& traits, const 
   check_given("selection_bias", router.has_selection_bias, args.selection_bias);
   check_given("expert_scale", router.has_expert_scale, args.expert_scale);
   check_given("global_scale", router.has_global_scale, args.global_scale);
-  check_given("hash_table", traits.has_hash_table, args.hash_table);
   const auto floats = {DType::kF32, DType::kF16, DType::kBF16};
   const int64_t columns = spec.num_experts + spec.num_zero_experts;
   if (router.has_selection_bias) {
@@ -83,11 +118,10 @@ void check_call(const MoeSpec& spec, const routing::RouterTraits& traits, const 
     check_vector("expert_scale", args.expert_scale, spec.num_experts, floats);
   }
   if (router.has_global_scale) check_vector("global_scale", args.global_scale, 1, floats);
-  if (traits.has_hash_table) {
-    check_dense("hash_table",
-                {const_cast<void*>(args.hash_table.data), args.hash_table.dtype,
-                 args.hash_table.shape, args.hash_table.row_stride},
-                {router.vocab_size, spec.top_k}, DType::kI32);
+  check_own_tensors(own, args);
+  if (traits.token_ids == routing::TokenIds::kUnused) {
+    check_given("token_ids", false, args.token_ids);
+  } else if (traits.token_ids == routing::TokenIds::kNeeded || !args.token_ids.empty()) {
     check_vector("token_ids", args.token_ids, tokens, {DType::kI32, DType::kI64});
   }
   if (spec.shared.mode == SharedMode::kRouterWeight) {
@@ -126,42 +160,64 @@ void check_bias(const float* bias, int64_t count) {
   }
 }
 
-// Checks only the rows of the table that are used; the others may hold anything.
-std::vector<int32_t> checked_token_ids(const MoeSpec& spec, const RouteArgs& args) {
+// The rows of a tensor from `first` on.
+ConstTensorView rows_of(const ConstTensorView& view, const RouterTensorSize& size, int64_t first,
+                        int64_t count) {
+  const int64_t skipped = first * size.cols * byte_size(view.dtype);
+  return {.data = static_cast<const std::byte*>(view.data) + skipped,
+          .dtype = view.dtype,
+          .shape = {count, size.cols}};
+}
+
+std::vector<int32_t> checked_token_ids(const routing::RouterTraits& traits, const RouteArgs& args) {
   std::vector<int32_t> ids;
   if (args.token_ids.empty()) return ids;
-  const auto* table = static_cast<const int32_t*>(args.hash_table.data);
+  const int64_t limit = traits.num_token_ids > 0 ? traits.num_token_ids - 1
+                                                 : int64_t{std::numeric_limits<int32_t>::max()};
   for (int64_t token = 0; token < args.token_ids.shape[0]; ++token) {
     const int64_t id = load_token_id(args.token_ids, token);
-    if (id < 0 || id >= spec.router.vocab_size) {
+    if (id < 0 || id > limit) {
       throw Error(ErrorCode::kInvalidArgument,
                   {.what = "a token id is out of range at token " + std::to_string(token),
                    .tensor = "token_ids",
                    .found = std::to_string(id),
-                   .limit = "0 to " + std::to_string(spec.router.vocab_size - 1)});
-    }
-    for (int64_t slot = 0; slot < spec.top_k; ++slot) {
-      const int32_t expert = table[id * spec.top_k + slot];
-      if (expert >= 0 && expert < spec.num_experts) continue;
-      throw Error(ErrorCode::kExpertId,
-                  {.what = "an entry of the table is no expert, in row " + std::to_string(id),
-                   .tensor = "hash_table",
-                   .found = std::to_string(expert),
-                   .limit = "0 to " + std::to_string(spec.num_experts - 1)});
+                   .limit = "0 to " + std::to_string(limit)});
     }
     ids.push_back(static_cast<int32_t>(id));
   }
   return ids;
 }
 
-void route_on_host(const Context& context, const MoeSpec& spec, const Router& router,
-                   const RouteArgs& args) {
+// Checks the values that the call uses: rows of other token ids may hold anything.
+void check_values(const MoeSpec& spec, const SizedRouterTensor& own, const ConstTensorView& view,
+                  const std::vector<int32_t>& token_ids) {
+  const RouterTensor& tensor = *own.tensor;
+  if (tensor.check == nullptr || view.empty()) return;
+  const std::string name(tensor.name);
+  if (!tensor.is_by_token_id) {
+    return tensor.check(spec, rows_of(view, own.size, 0, own.size.rows), 0, name);
+  }
+  for (const int32_t id : token_ids) {
+    tensor.check(spec, rows_of(view, own.size, id, 1), id, name);
+  }
+}
+
+void route_on_host(const Context& context, const MoeSpec& spec, const routing::RouterTraits& traits,
+                   const OwnTensors& own, const Router& router, const RouteArgs& args) {
   const Floats logits(args.logits);
   const Floats bias(args.selection_bias);
   const Floats expert_scale(args.expert_scale);
   const Floats global_scale(args.global_scale);
   check_bias(bias.data(), spec.num_experts + spec.num_zero_experts);
-  const std::vector<int32_t> token_ids = checked_token_ids(spec, args);
+  const std::vector<int32_t> token_ids = checked_token_ids(traits, args);
+  RouterWeights weights{.selection_bias = bias.data(),
+                        .expert_scale = expert_scale.data(),
+                        .global_scale = global_scale.data()};
+  for (const SizedRouterTensor& tensor : own) {
+    const ConstTensorView view = view_of(*tensor.tensor, args);
+    check_values(spec, tensor, view, token_ids);
+    set_router_tensor(tensor, view.data, weights);
+  }
   Executor& executor = context.executor();
   const size_t bytes = router.scratch_bytes(executor.concurrency());
   std::vector<std::byte> scratch(bytes + kScratchAlignment);
@@ -172,10 +228,7 @@ void route_on_host(const Context& context, const MoeSpec& spec, const Router& ro
                 .num_logits = num_logits(spec),
                 .logits = logits.data(),
                 .token_ids = token_ids.empty() ? nullptr : token_ids.data(),
-                .weights = {.selection_bias = bias.data(),
-                            .expert_scale = expert_scale.data(),
-                            .global_scale = global_scale.data(),
-                            .hash_table = static_cast<const int32_t*>(args.hash_table.data)},
+                .weights = weights,
                 .scratch = {aligned, bytes}},
                {.topk_ids = static_cast<int32_t*>(args.topk_ids.data),
                 .topk_weights = static_cast<float*>(args.topk_weights.data),
@@ -195,6 +248,7 @@ struct TokenRouter::Impl {
   const Context& context;
   MoeSpec spec;
   routing::RouterTraits traits;
+  OwnTensors own;
   std::unique_ptr<Router> host;  // null on a device
   RouteFunction device = {};     // empty on the host
 };
@@ -202,7 +256,8 @@ struct TokenRouter::Impl {
 TokenRouter::TokenRouter(const Context& context, const MoeSpec& spec)
     : impl_(new Impl{.context = context,
                      .spec = with_sizes(spec),
-                     .traits = routing::router_traits(spec.router.name),
+                     .traits = routing::router_traits(spec),
+                     .own = tensors_of_calls(spec),
                      .host = nullptr}) {
   const EngineRow& engine = engine_row(context);
   validate(impl_->spec);
@@ -221,9 +276,12 @@ TokenRouter::~TokenRouter() = default;
 const MoeSpec& TokenRouter::spec() const noexcept { return impl_->spec; }
 
 void TokenRouter::route(const RouteArgs& args) const {
-  check_call(impl_->spec, impl_->traits, args);
+  check_call(impl_->spec, impl_->traits, impl_->own, args);
   if (args.topk_ids.shape[0] == 0) return;
-  if (impl_->host) return route_on_host(impl_->context, impl_->spec, *impl_->host, args);
+  if (impl_->host) {
+    return route_on_host(impl_->context, impl_->spec, impl_->traits, impl_->own, *impl_->host,
+                         args);
+  }
   impl_->device(args);
 }
 

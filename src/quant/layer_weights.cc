@@ -3,6 +3,7 @@
 #include "core/checked.h"
 #include "core/part_spec.h"
 #include "core/quant_spec.h"
+#include "core/router_tensors.h"
 #include "quant/plane_types.h"
 
 #include "conclave/error.h"
@@ -73,9 +74,16 @@ class WeightList {
     }
     if (router.has_expert_scale) vector(LayerWeight::kExpertScale, spec_.num_experts);
     if (router.has_global_scale) vector(LayerWeight::kGlobalScale, 1);
-    if (router.vocab_size > 0) {
-      matrix(LayerWeight::kHashTable, router.vocab_size, spec_.top_k);
-      list_.back().type = PlaneType::kIndex;
+    for (const SizedRouterTensor& own : router_tensors_of(spec_)) {
+      if (!own.tensor->id) continue;
+      const bool is_index = own.tensor->element == RouterElement::kIndex;
+      list_.push_back({.id = *own.tensor->id,
+                       .count = 1,
+                       .rows = own.size.rows,
+                       .cols = own.size.cols,
+                       .type = is_index ? PlaneType::kIndex : PlaneType::kFloat,
+                       .is_optional = own.tensor->is_optional,
+                       .is_vector = own.tensor->is_vector});
     }
   }
 

@@ -9,7 +9,10 @@
 #include "routing/sparse_mixer/sparse_mixer.h"
 #include "routing/topk/topk.h"
 
+#include <algorithm>
 #include <array>
+#include <cstddef>
+#include <span>
 
 namespace conclave::inline v0::routing {
 namespace {
@@ -32,9 +35,11 @@ constexpr std::array kRouters = {
               .draw = draw_topk,
               .device = ON_DEVICE(kTopkOnDevice)},
     RouterRow{.name = "hash",
-              .traits = {.token_ids = TokenIds::kNeeded, .has_hash_table = true},
+              .traits = {.token_ids = TokenIds::kNeeded},
+              .tensors = kHashTensors,
               .check = check_hash,
               .refuse_own_fields = refuse_hash_fields,
+              .limit_own_fields = limit_hash_fields,
               .supports = hash_supports,
               .make = make_hash_router,
               .oracle = hash_oracle,
@@ -44,6 +49,7 @@ constexpr std::array kRouters = {
               .traits = {},
               .check = check_sparse_mixer,
               .refuse_own_fields = refuse_sparse_mixer_fields,
+              .limit_own_fields = limit_sparse_mixer_fields,
               .supports = sparse_mixer_supports,
               .make = make_sparse_mixer_router,
               .oracle = sparse_mixer_oracle,
@@ -68,6 +74,7 @@ constexpr std::array kRouters = {
               .device = ON_DEVICE(kSoftmaxThresholdOnDevice)},
     RouterRow{.name = "simulated",
               .traits = {.reads_logits = false},
+              .tensors = kSimulatedTensors,
               .check = check_simulated,
               .refuse_own_fields = refuse_simulated_fields,
               .supports = simulated_supports,
@@ -77,8 +84,49 @@ constexpr std::array kRouters = {
               .device = ON_DEVICE(kSimulatedOnDevice)},
 };
 
+constexpr size_t count_ids() {
+  size_t count = 0;
+  for (const RouterRow& row : kRouters) {
+    for (const RouterTensor& tensor : row.tensors) count += tensor.id ? 1 : 0;
+  }
+  return count;
+}
+
+constexpr auto kTensors = [] {
+  std::array<const RouterTensor*, count_ids()> tensors{};
+  size_t count = 0;
+  for (const RouterRow& row : kRouters) {
+    for (const RouterTensor& tensor : row.tensors) {
+      if (tensor.id) tensors[count++] = &tensor;
+    }
+  }
+  return tensors;
+}();
+
+constexpr bool ids_differ() {
+  for (const RouterTensor* a : kTensors) {
+    for (const RouterTensor* b : kTensors) {
+      if (a != b && a->id == b->id) return false;
+    }
+  }
+  return true;
+}
+static_assert(ids_differ(), "give the new tensor the next weights::router_tensor()");
+static_assert(std::ranges::all_of(kTensors, [](const RouterTensor* tensor) {
+  return tensor->element == RouterElement::kFloat || tensor->index_limit != nullptr;
+}));
+static_assert(std::ranges::all_of(kRouters, [](const RouterRow& row) {
+  return row.tensors.size() <= kMaxTensorsOfRouter;
+}));
+
 }  // namespace
 
 Catalog<RouterRow> router_catalog() { return Catalog<RouterRow>(kRouters); }
 
 }  // namespace conclave::inline v0::routing
+
+namespace conclave::inline v0 {
+
+std::span<const RouterTensor* const> all_router_tensors() { return routing::kTensors; }
+
+}  // namespace conclave::inline v0

@@ -12,9 +12,6 @@
 
 namespace conclave::inline v0::routing {
 
-// Rows of a hash table: more than any vocabulary has, and the product with k stays inside 63 bits.
-inline constexpr int64_t kMaxVocab = int64_t{1} << 30;
-
 // With the fewest digits: std::to_string would show 1e-20 as zero.
 std::string text(double value);
 

@@ -13,9 +13,13 @@ const RouterRow* find_router(std::string_view name) noexcept {
   return nullptr;
 }
 
-RouterTraits router_traits(std::string_view name) noexcept {
-  const RouterRow* row = find_router(name);
-  return row != nullptr ? row->traits : kCustomTraits;
+RouterTraits router_traits(const MoeSpec& spec) {
+  const RouterRow* row = find_router(spec.router.name);
+  RouterTraits traits = row != nullptr ? row->traits : kCustomTraits;
+  for (const SizedRouterTensor& own : router_tensors_of(spec)) {
+    if (own.tensor->is_by_token_id) traits.num_token_ids = own.size.rows;
+  }
+  return traits;
 }
 
 double option_of(const RouterSpec& router, const RouterOption& option) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/catalog.h"
+#include "core/router_tensors.h"
 
 #include "conclave/error.h"
 #include "conclave/routing.h"
@@ -30,9 +31,11 @@ enum class TokenIds : uint8_t {
 struct RouterTraits {
   bool reads_logits = true;
   TokenIds token_ids = TokenIds::kUnused;
-  bool has_hash_table = false;  // weights::kHashTable with RouterSpec::vocab_size rows
   bool chooses_zero_experts = false;
   bool weighs_shared = false;  // for SharedMode::kRouterWeight: the logits have S columns more
+  // The router looks up ids below this number; 0: it has no such limit. No row says it:
+  // router_traits(spec) finds it among the row's tensors.
+  int64_t num_token_ids = 0;
 };
 // A router of the application is asked for nothing and refused nothing.
 inline constexpr RouterTraits kCustomTraits{.token_ids = TokenIds::kRead};
@@ -66,12 +69,15 @@ struct RouterRow {
   std::string_view name;
   RouterTraits traits;
   std::span<const RouterOption> options = {};
+  std::span<const RouterTensor> tensors = {};  // those that only this router reads
   // Checks what RouterTraits cannot say, for a spec whose other fields have been checked. Throws
   // Error(kInvalidArgument) naming the field, its value and the limit.
   void (*check)(const MoeSpec& spec);
   // Refuses the spec of another router that sets a field of RouterSpec which only this one reads: a
   // field that changes nothing is a misunderstanding. Null: it has no such fields.
   void (*refuse_own_fields)(const RouterSpec& other) = nullptr;
+  // Checks the range of these fields in any spec: a router of the application may read them, too.
+  void (*limit_own_fields)(const RouterSpec& any) = nullptr;
   Support (*supports)(const MoeSpec& spec);
   std::unique_ptr<Router> (*make)(const MoeSpec& spec);
   // The rule in float64, plain and independent of the router's code.
@@ -86,7 +92,7 @@ Catalog<RouterRow> router_catalog();
 
 // The row of this name, or null: a router of the application, or none.
 const RouterRow* find_router(std::string_view name) noexcept;
-RouterTraits router_traits(std::string_view name) noexcept;
+RouterTraits router_traits(const MoeSpec& spec);
 // True if the spec leaves RouterSpec::name as it is: its calls may bring their own routing, and no
 // router is asked for.
 bool is_default_router(const MoeSpec& spec);

@@ -34,12 +34,16 @@ void check_ranges(const RouterSpec& router) {
   check_choice("epsilon_mode", router.epsilon_mode, EpsilonMode::kClampMin);
   check_not_negative("soft_cap", router.soft_cap);
   check_not_negative("epsilon", router.epsilon);
-  check_not_negative("jitter_epsilon", router.jitter_epsilon);
   check_not_negative("input_norm.epsilon", router.input_norm.epsilon);
   check_finite("scale", router.scale);
-  check_range("vocab_size", router.vocab_size, 0, kMaxVocab);
   check_rounding("logits_dtype", router.logits_dtype);
   check_rounding("score_dtype", router.score_dtype);
+}
+
+void check_fields_of_one(const RouterSpec& router) {
+  for (const RouterRow& row : router_catalog().rows()) {
+    if (row.limit_own_fields != nullptr) row.limit_own_fields(router);
+  }
 }
 
 void check_renormalize(const RouterSpec& router) {
@@ -135,6 +139,7 @@ void check_shared(const MoeSpec& spec, const RouterTraits& traits) {
 // uses.
 void check_router(const MoeSpec& spec) {
   check_ranges(spec.router);
+  check_fields_of_one(spec.router);
   check_renormalize(spec.router);
   check_groups(spec);
   check_gate(spec);

@@ -56,15 +56,21 @@ struct Call {
     result.ids.assign(static_cast<size_t>(tokens * spec.top_k), -77);
     result.weights.assign(result.ids.size(), -77.0F);
     result.shared_weights.assign(static_cast<size_t>(tokens * testing::num_sinks(spec)), -77.0F);
-    args = {
-        .logits = view(problem.logits, {tokens, num_logits(spec)}, DType::kF32),
-        .token_ids = view(problem.token_ids, {tokens}, DType::kI32),
-        .selection_bias = view(problem.selection_bias, {columns}, DType::kF32),
-        .expert_scale = view(problem.expert_scale, {spec.num_experts}, DType::kF32),
-        .global_scale = view(problem.global_scale, {1}, DType::kF32),
-        .hash_table = view(problem.hash_table, {spec.router.vocab_size, spec.top_k}, DType::kI32),
-        .topk_ids = {result.ids.data(), DType::kI32, {tokens, spec.top_k}},
-        .topk_weights = {result.weights.data(), DType::kF32, {tokens, spec.top_k}}};
+    args = {.logits = view(problem.logits, {tokens, num_logits(spec)}, DType::kF32),
+            .token_ids = view(problem.token_ids, {tokens}, DType::kI32),
+            .selection_bias = view(problem.selection_bias, {columns}, DType::kF32),
+            .expert_scale = view(problem.expert_scale, {spec.num_experts}, DType::kF32),
+            .global_scale = view(problem.global_scale, {1}, DType::kF32),
+            .topk_ids = {result.ids.data(), DType::kI32, {tokens, spec.top_k}},
+            .topk_weights = {result.weights.data(), DType::kF32, {tokens, spec.top_k}}};
+    for (const SizedRouterTensor& own : router_tensors_of(spec)) {
+      if (!own.tensor->id) continue;
+      const bool is_index = own.tensor->element == RouterElement::kIndex;
+      const Shape shape =
+          own.tensor->is_vector ? Shape{own.size.cols} : Shape{own.size.rows, own.size.cols};
+      args.tensors[std::string(own.tensor->name)] =
+          view(problem.tensors.at(own.place.value()), shape, is_index ? DType::kI32 : DType::kF32);
+    }
     if (testing::num_sinks(spec) > 0) {
       args.shared_weights = {
           result.shared_weights.data(), DType::kF32, {tokens, testing::num_sinks(spec)}};
@@ -109,7 +115,8 @@ RoutingProblem hash_problem(std::mt19937& generator) {
   spec.router.name = "hash";
   spec.router.vocab_size = 20;
   RoutingProblem problem = random_problem(spec, 9, generator);
-  for (int32_t i = 0; i < 60; ++i) problem.hash_table.push_back((7 * i) % 10);
+  problem.tensors.resize(1);
+  for (int32_t i = 0; i < 60; ++i) problem.tensors[0].push_back((7 * i) % 10);
   for (int32_t i = 0; i < 9; ++i) problem.token_ids.push_back((11 * i) % 20);
   return problem;
 }
@@ -209,8 +216,48 @@ TEST(TokenRouter, TableAndTokens_AreCheckedBeforeUse) {
     EXPECT_EQ(refused(problem, Call(problem).args), "kInvalidArgument token_ids");
   }
   RoutingProblem problem = hash_problem(generator);
-  problem.hash_table[static_cast<size_t>(problem.token_ids[2]) * 3 + 1] = 10;
+  problem.tensors[0][static_cast<size_t>(problem.token_ids[2]) * 3 + 1] = 10;
   EXPECT_EQ(refused(problem, Call(problem).args), "kExpertId hash_table");
+}
+
+TEST(TokenRouter, OwnTensors_ComeInTheirFieldOrByName) {
+  std::mt19937 generator(6);
+  const RoutingProblem problem = hash_problem(generator);
+  const std::vector<int32_t> expected = oracle(problem).ids;
+  Call by_name(problem);
+  TokenRouter(context(), problem.spec).route(by_name.args);
+  EXPECT_EQ(by_name.result.ids, expected);
+  Call by_field(problem);
+  by_field.args.hash_table = by_field.args.tensors.at("hash_table");
+  by_field.args.tensors.clear();
+  TokenRouter(context(), problem.spec).route(by_field.args);
+  EXPECT_EQ(by_field.result.ids, expected);
+}
+
+TEST(TokenRouter, OwnTensorsThatDoNotFit_AreNamed) {
+  std::mt19937 generator(7);
+  const RoutingProblem problem = hash_problem(generator);
+  const auto with = [&](auto change) {
+    Call call(problem);
+    change(call.args);
+    return refused(problem, call.args);
+  };
+  EXPECT_EQ(with([](RouteArgs& a) { a.tensors.clear(); }), "kInvalidArgument hash_table");
+  EXPECT_EQ(with([](RouteArgs& a) {
+              a.tensors["hash_table"].shape = {20, 2};
+            }),
+            "kShape hash_table");
+  EXPECT_EQ(with([](RouteArgs& a) { a.tensors["hash_table"].dtype = DType::kF32; }),
+            "kDType hash_table");
+  EXPECT_EQ(with([](RouteArgs& a) { a.tensors["dice"] = a.logits; }), "kUnknownName dice");
+  const RoutingProblem other = random_problem(router_spec(10, 3, Renormalize::kSum), 9, generator);
+  Call call(other);
+  call.args.hash_table = {
+      .data = problem.tensors[0].data(), .dtype = DType::kI32, .shape = {20, 3}};
+  EXPECT_EQ(refused(other, call.args), "kInvalidArgument hash_table");
+  Call words(other);
+  words.args.token_ids = {.data = problem.token_ids.data(), .dtype = DType::kI32, .shape = {9}};
+  EXPECT_EQ(refused(other, words.args), "kInvalidArgument token_ids");
 }
 
 TEST(TokenRouter, RuleThatCannotBe_IsRefusedWhenMade) {

@@ -37,7 +37,9 @@ TEST(RouterCatalog, EveryRow_IsFoundByItsName) {
     EXPECT_EQ(routing::find_router(row.name), &row) << row.name;
   }
   EXPECT_EQ(routing::find_router("my own"), nullptr);
-  EXPECT_EQ(routing::router_traits("my own").token_ids, routing::TokenIds::kRead);
+  MoeSpec own;
+  own.router.name = "my own";
+  EXPECT_EQ(routing::router_traits(own).token_ids, routing::TokenIds::kRead);
 }
 
 TEST(RouterCatalog, EveryRow_GivesTheSameBitsForAnyThreadsAndBatch) {

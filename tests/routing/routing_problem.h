@@ -26,7 +26,8 @@ struct RoutingProblem {
   std::vector<float> selection_bias = {};
   std::vector<float> expert_scale = {};
   std::vector<float> global_scale = {};
-  std::vector<int32_t> hash_table = {};
+  // Tensors of the router's own, in the order of its row; floats as their bits.
+  std::vector<std::vector<int32_t>> tensors = {};
   int64_t tokens_without_logits = 0;  // T, if there are no logits
   int64_t first_token = 0;
 
@@ -36,10 +37,14 @@ struct RoutingProblem {
   }
   RouterWeights weights() const {
     const auto data = [](const auto& values) { return values.empty() ? nullptr : values.data(); };
-    return {.selection_bias = data(selection_bias),
-            .expert_scale = data(expert_scale),
-            .global_scale = data(global_scale),
-            .hash_table = data(hash_table)};
+    RouterWeights weights{.selection_bias = data(selection_bias),
+                          .expert_scale = data(expert_scale),
+                          .global_scale = data(global_scale)};
+    for (const SizedRouterTensor& own : router_tensors_of(spec)) {
+      if (!own.tensor->id || own.place.value() >= tensors.size()) continue;
+      set_router_tensor(own, data(tensors[*own.place]), weights);
+    }
+    return weights;
   }
 };
 
@@ -192,6 +197,20 @@ inline std::vector<float> random_logits(int64_t tokens, int64_t num_experts, flo
   return random_floats(tokens * num_experts, 0.0F, spread, seed);
 }
 
+// Values that a router's tensor may have; floats as their bits.
+inline std::vector<int32_t> random_values(const MoeSpec& spec, const SizedRouterTensor& own,
+                                          std::mt19937& generator) {
+  std::vector<int32_t> values(static_cast<size_t>(own.num_elements()));
+  std::normal_distribution<float> normal(own.tensor->mean, own.tensor->deviation);
+  for (int32_t& value : values) {
+    value = own.tensor->element == RouterElement::kIndex
+                ? static_cast<int32_t>(generator() %
+                                       static_cast<uint32_t>(own.tensor->index_limit(spec)))
+                : std::bit_cast<int32_t>(normal(generator));
+  }
+  return values;
+}
+
 // Fills the vectors that the spec requires.
 inline RoutingProblem random_problem(const MoeSpec& spec, int64_t tokens, float spread,
                                      uint32_t seed) {
@@ -207,15 +226,12 @@ inline RoutingProblem random_problem(const MoeSpec& spec, int64_t tokens, float 
   }
   if (router.has_global_scale) problem.global_scale = {1.75F};
   std::mt19937 generator(seed + 3);
-  if (router.vocab_size > 0) {
-    for (int64_t i = 0; i < router.vocab_size * spec.top_k; ++i) {
-      problem.hash_table.push_back(
-          static_cast<int32_t>(generator() % static_cast<uint32_t>(spec.num_experts)));
-    }
-    for (int64_t token = 0; token < tokens; ++token) {
-      problem.token_ids.push_back(
-          static_cast<int32_t>(generator() % static_cast<uint32_t>(router.vocab_size)));
-    }
+  for (const SizedRouterTensor& own : router_tensors_of(spec)) {
+    if (own.tensor->id) problem.tensors.push_back(random_values(spec, own, generator));
+  }
+  const int64_t num_ids = routing::router_traits(spec).num_token_ids;
+  for (int64_t token = 0; num_ids > 0 && token < tokens; ++token) {
+    problem.token_ids.push_back(static_cast<int32_t>(generator() % static_cast<uint32_t>(num_ids)));
   }
   return problem;
 }

@@ -36,7 +36,7 @@ TEST(HashRouter, TokenIds_PickRowsOfTheTable) {
   spec.router.vocab_size = 3;
   spec.router.score = RouterScore::kSqrtSoftplus;
   RoutingProblem problem{.spec = spec, .logits = {0, 1, 2, 3, 0, 1, 2, 3}};
-  problem.hash_table = {0, 1, 3, 2, 1, 1};
+  problem.tensors = {{0, 1, 3, 2, 1, 1}};
   problem.token_ids = {1, 2};
   const RoutingResult result = testing::route(problem);
   EXPECT_EQ(result.ids, (Ids{3, 2, 1, 1}));

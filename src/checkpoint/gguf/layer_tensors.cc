@@ -1,6 +1,7 @@
 #include "checkpoint/gguf/layer_tensors.h"
 
 #include "checkpoint/gguf/row_reader.h"
+#include "core/router_tensors.h"
 #include "quant/gguf/block_type.h"
 
 #include "conclave/error.h"
@@ -114,10 +115,12 @@ class LayerFinder {
     const std::optional<DType> plain = plain_type(type);
     const bool is_integer = plain == DType::kI32 || plain == DType::kI64;
     const bool is_number = (plain && !is_integer) || quant::find_block_type(type.name) != nullptr;
-    if (id == weights::kHashTable ? is_integer : is_number) return;
+    const RouterTensor* const own = find_router_tensor(id);
+    const bool wants_integers = own != nullptr && own->element == RouterElement::kIndex;
+    if (wants_integers ? is_integer : is_number) return;
     fail(ErrorCode::kTensorDType, place,
          {.what = "the tensor has a type that it cannot have",
-          .expected = id == weights::kHashTable ? "I32 or I64" : "F32, F16, BF16 or blocks",
+          .expected = wants_integers ? "I32 or I64" : "F32, F16, BF16 or blocks",
           .found = std::string(type.name)});
   }
 
@@ -164,8 +167,10 @@ class LayerFinder {
     if (!layer_.has(weights::kSelectionBias)) {
       take_optional(weights::kSelectionBias, "exp_probs_b", 1, experts);
     }
-    if (const Place table = look_up("ffn_gate_tid2eid.weight")) {
-      take(weights::kHashTable, table, 1, count_rows(table), row_length(table));
+    for (const RouterTensor* own : all_router_tensors()) {
+      if (own->gguf_name.empty()) continue;
+      const Place place = look_up(own->gguf_name);
+      if (place) take(*own->id, place, 1, count_rows(place), row_length(place));
     }
   }
 

@@ -1,6 +1,7 @@
 #include "checkpoint/gguf/spec.h"
 
 #include "checkpoint/spec_reader.h"
+#include "core/router_tensors.h"
 
 #include <algorithm>
 #include <string>
@@ -8,7 +9,7 @@
 namespace conclave::inline v0::checkpoint {
 namespace {
 
-constexpr int64_t kMaxVocabulary = int64_t{1} << 31;
+constexpr int64_t kMaxRows = int64_t{1} << 31;
 // llama.cpp divides the weights by their sum, but by no less than this.
 constexpr double kLeastSum = 6.103515625e-05;
 
@@ -62,9 +63,9 @@ RouterSpec read_router(const GgufKeys& keys, const GgufFamily& family, const Ggu
     router.input_norm = {.enabled = true,
                          .epsilon = keys.number("attention.layer_norm_rms_epsilon", 1e-6)};
   }
-  if (layer.has(weights::kHashTable)) {
-    router.name = "hash";
-    router.vocab_size = std::min(layer.rows(weights::kHashTable), kMaxVocabulary);
+  for (const RouterTensor* own : all_router_tensors()) {
+    if (own->imply == nullptr || !layer.has(*own->id)) continue;
+    own->imply(router, std::min(layer.rows(*own->id), kMaxRows));
     return router;
   }
   set_groups(keys, layer.num_experts, router);

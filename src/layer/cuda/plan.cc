@@ -52,7 +52,7 @@ void check_router(CudaPlan& plan, PartChecks& checks, std::vector<PlanRow>& rows
   const Support router = routing::device_router_supports(spec);
   const routing::DeviceRouterRow* const row = routing::find_device_router(spec);
   plan.router_writes_choices = row != nullptr && row->writes_choices;
-  plan.router_traits = routing::router_traits(spec.router.name);
+  plan.router_traits = routing::router_traits(spec);
   if (!router && !spec.has_gate && routing::is_default_router(spec)) {
     plan.router_limit = router.reason();
     rows.push_back({.table = "router",

@@ -1,5 +1,6 @@
 #include "layer/cuda/token_route.h"
 
+#include "core/router_tensors.h"
 #include "cuda/device_info.h"
 #include "layer/cuda/memory_place.h"
 #include "layer/stages/cuda/rows.h"
@@ -10,6 +11,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace conclave::inline v0 {
 namespace {
@@ -22,7 +24,13 @@ const float* floats(const char* name, const ConstTensorView& view) {
                                   .found = std::string(to_string(view.dtype))});
 }
 
-void check_places(const RouteArgs& args, int32_t ordinal) {
+using OwnTensors = std::vector<SizedRouterTensor>;
+
+ConstTensorView view_of(const SizedRouterTensor& own, const RouteArgs& args) {
+  return find_view(args, args.tensors, own.tensor->call_field, own.tensor->name);
+}
+
+void check_places(const RouteArgs& args, const OwnTensors& tensors, int32_t ordinal) {
   check_place("logits", args.logits.data, ordinal);
   check_place("selection_bias", args.selection_bias.data, ordinal);
   check_place("expert_scale", args.expert_scale.data, ordinal);
@@ -30,7 +38,9 @@ void check_places(const RouteArgs& args, int32_t ordinal) {
   check_place("topk_ids", args.topk_ids.data, ordinal);
   check_place("topk_weights", args.topk_weights.data, ordinal);
   check_place("token_ids", args.token_ids.data, ordinal);
-  check_place("hash_table", args.hash_table.data, ordinal);
+  for (const SizedRouterTensor& own : tensors) {
+    check_place(std::string(own.tensor->name), view_of(own, args).data, ordinal);
+  }
   check_place("shared_weights", args.shared_weights.data, ordinal);
 }
 
@@ -46,35 +56,40 @@ routing::DeviceRouteArgs route_args(const RouteArgs& args) {
           .topk_weights = static_cast<float*>(args.topk_weights.data)};
 }
 
-routing::DeviceRouterArgs router_args(const RouteArgs& args) {
-  return {.logits = args.logits.data,
-          .logits_dtype = args.logits.dtype,
-          .logits_stride = args.logits.empty() ? 0 : stride_of_rows(args.logits),
-          .num_tokens = args.topk_ids.shape[0],
-          .token_ids = args.token_ids.data,
-          .token_ids_dtype = args.token_ids.dtype,
-          .hash_table = static_cast<const int32_t*>(args.hash_table.data),
-          .selection_bias = floats("selection_bias", args.selection_bias),
-          .global_scale = floats("global_scale", args.global_scale),
-          .ids = static_cast<int32_t*>(args.topk_ids.data),
-          .weights = static_cast<float*>(args.topk_weights.data),
-          .shared_weights = static_cast<float*>(args.shared_weights.data)};
+routing::DeviceRouterArgs router_args(const RouteArgs& args, const OwnTensors& tensors) {
+  routing::DeviceRouterArgs made = {
+      .logits = args.logits.data,
+      .logits_dtype = args.logits.dtype,
+      .logits_stride = args.logits.empty() ? 0 : stride_of_rows(args.logits),
+      .num_tokens = args.topk_ids.shape[0],
+      .token_ids = args.token_ids.data,
+      .token_ids_dtype = args.token_ids.dtype,
+      .selection_bias = floats("selection_bias", args.selection_bias),
+      .global_scale = floats("global_scale", args.global_scale),
+      .ids = static_cast<int32_t*>(args.topk_ids.data),
+      .weights = static_cast<float*>(args.topk_weights.data),
+      .shared_weights = static_cast<float*>(args.shared_weights.data)};
+  for (const SizedRouterTensor& own : tensors) {
+    made.tensors[own.place.value()] = view_of(own, args).data;
+  }
+  return made;
 }
 
-void check_call(const RouteArgs& args, int32_t ordinal) {
+void check_call(const RouteArgs& args, const OwnTensors& tensors, int32_t ordinal) {
   if (args.stream.handle == nullptr) {
     throw Error(ErrorCode::kNullPointer,
                 {.what = "a call on CUDA needs a stream",
                  .tensor = "stream",
                  .hint = "conclave/interop/cuda.h: to_stream, also for the default stream"});
   }
-  check_places(args, ordinal);
+  check_places(args, tensors, ordinal);
 }
 
-void enqueue(const routing::DeviceRouter& router, const RouteArgs& args, CUstream_st* stream) {
+void enqueue(const routing::DeviceRouter& router, const OwnTensors& tensors, const RouteArgs& args,
+             CUstream_st* stream) {
   routing::DeviceRouteArgs route = route_args(args);
   // Ids that the router writes lie in topk_ids, where each slot is read before it is written.
-  route.given_ids = router.route(router_args(args), stream);
+  route.given_ids = router.route(router_args(args, tensors), stream);
   const routing::DeviceRoutePlan* const finish = router.finish();
   if (finish != nullptr) routing::device_route(*finish, route, stream);
 }
@@ -93,10 +108,10 @@ Support cuda_routes(const MoeSpec& spec) {
 RouteFunction make_cuda_route(int32_t ordinal, const MoeSpec& spec) {
   const std::shared_ptr<const routing::DeviceRouter> router =
       routing::find_device_router(spec)->make(spec);
-  return [ordinal, router](const RouteArgs& args) {
-    check_call(args, ordinal);
+  return [ordinal, router, tensors = router_tensors_of(spec)](const RouteArgs& args) {
+    check_call(args, tensors, ordinal);
     const cuda::DeviceGuard guard(ordinal);
-    enqueue(*router, args, to_cuda(args.stream));
+    enqueue(*router, tensors, args, to_cuda(args.stream));
   };
 }
 

@@ -150,17 +150,18 @@ Tensor WeightUpload::read_matrix(WeightId id) {
   return read_block({.id = id, .block = {0, info.rows, 0, info.cols}});
 }
 
-void WeightUpload::copy_bytes(const void* values, size_t bytes, void* destination) {
-  if (bytes == 0) return;
+void WeightUpload::copy_bytes(std::span<const std::byte> values, void* destination) {
+  if (values.empty()) return;
   // The source is pageable memory, so the call returns only after reading it.
-  cuda::check(cudaMemcpyAsync(destination, values, bytes, cudaMemcpyHostToDevice, stream_),
-              "cudaMemcpyAsync");
+  cuda::check(
+      cudaMemcpyAsync(destination, values.data(), values.size(), cudaMemcpyHostToDevice, stream_),
+      "cudaMemcpyAsync");
 }
 void WeightUpload::copy_floats(const std::vector<float>& values, float* destination) {
-  copy_bytes(values.data(), values.size() * sizeof(float), destination);
+  copy_bytes(std::as_bytes(std::span(values)), destination);
 }
 void WeightUpload::copy_ints(const std::vector<int32_t>& values, int32_t* destination) {
-  copy_bytes(values.data(), values.size() * sizeof(int32_t), destination);
+  copy_bytes(std::as_bytes(std::span(values)), destination);
 }
 
 void WeightUpload::finish() {

@@ -63,6 +63,7 @@ class WeightUpload {
   // Copy values to device memory.
   void copy_floats(const std::vector<float>& values, float* destination);
   void copy_ints(const std::vector<int32_t>& values, int32_t* destination);
+  void copy_bytes(std::span<const std::byte> values, void* destination);
   void finish();
 
  private:
@@ -78,7 +79,6 @@ class WeightUpload {
   Staging& next_staging();
   // Reads a block to the host, in its own type. Waits.
   Tensor read_block(const BlockRequest& request);
-  void copy_bytes(const void* values, size_t bytes, void* destination);
   void copy_from_host(const BlockRequest& request, const DeviceMatrix& destination);
 
   const WeightSource& source_;

@@ -14,6 +14,7 @@
 #include <cuda_runtime_api.h>
 #include <numeric>
 #include <span>
+#include <string>
 
 namespace conclave::inline v0 {
 namespace {
@@ -60,6 +61,13 @@ class RestAllocator {
   DeviceMemory floats(bool wanted, int64_t count, const char* what) const {
     return wanted ? arrays_.floats(count, what) : DeviceMemory();
   }
+  bool is_there(const SizedRouterTensor& own) const {
+    return !own.tensor->id || source_.describe(*own.tensor->id).count > 0;
+  }
+  // Memory for a tensor as the router reads it: both element types have 4 bytes.
+  DeviceMemory words(const SizedRouterTensor& own) const {
+    return ints(static_cast<size_t>(own.num_elements()), std::string(own.tensor->name).c_str());
+  }
   DeviceMemory ints(size_t count, const char* what) const {
     return arrays_.make(static_cast<int64_t>(count * sizeof(int32_t)), what);
   }
@@ -82,12 +90,10 @@ void allocate_router(const RestAllocator& allocator, const MoeSpec& spec, CudaWe
   weights.expert_scale =
       allocator.floats(router.has_expert_scale, spec.num_experts, "expert_scale");
   weights.global_scale = allocator.floats(router.has_global_scale, 1, "global_scale");
-  if (router.vocab_size > 0) {
-    weights.hash_table =
-        allocator.ints(static_cast<size_t>(router.vocab_size * spec.top_k), "hash_table");
+  for (const SizedRouterTensor& own : router_tensors_of(spec)) {
+    if (!allocator.is_there(own)) continue;
+    weights.router_tensors[own.place.value()] = allocator.words(own);
   }
-  weights.replay_ids = allocator.ints(router.simulated.replay_ids.size(), "replay ids");
-  weights.replay_weights = allocator.ints(router.simulated.replay_weights.size(), "replay weights");
 }
 
 void allocate_rest(const RestAllocator& allocator, const CudaPlan& plan,
@@ -115,7 +121,7 @@ void allocate_rest(const RestAllocator& allocator, const CudaPlan& plan,
   }
 }
 
-// Refuses a NaN in the selection bias, which has no order, and ids of a table that are no experts.
+// Refuses a NaN in the selection bias, which has no order, and what the router itself refuses.
 void fill_checked_router(const CudaPlan& plan, const WeightSource& source, WeightUpload& upload,
                          CudaWeights& weights) {
   const RouterSpec& router = plan.spec.router;
@@ -124,13 +130,17 @@ void fill_checked_router(const CudaPlan& plan, const WeightSource& source, Weigh
     check_selection_bias(source, bias);
     upload.copy_floats(bias, weights.selection_bias.as<float>());
   }
-  if (router.vocab_size > 0) {
-    const std::vector<int32_t> table =
-        check_hash_table(plan.spec, source, upload.read_matrix(weights::kHashTable));
-    upload.copy_ints(table, weights.hash_table.as<int32_t>());
+  for (const SizedRouterTensor& own : router_tensors_of(plan.spec)) {
+    const DeviceMemory& memory = weights.router_tensors[own.place.value()];
+    if (memory.empty()) continue;
+    if (!own.tensor->id) {
+      upload.copy_bytes(own.tensor->in_spec(plan.spec), memory.as());
+      continue;
+    }
+    const Tensor values =
+        checked_router_tensor(plan.spec, source, own, upload.read_matrix(*own.tensor->id));
+    upload.copy_bytes({values.as<std::byte>(), values.size_bytes()}, memory.as());
   }
-  upload.copy_ints(router.simulated.replay_ids, weights.replay_ids.as<int32_t>());
-  upload.copy_floats(router.simulated.replay_weights, weights.replay_weights.as<float>());
 }
 
 void fill_rest(const CudaPlan& plan, const WeightSource& source, WeightUpload& upload,

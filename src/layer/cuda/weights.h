@@ -2,11 +2,14 @@
 // up rows, and [E, H, I], rows at multiples of 16 bytes.
 #pragma once
 
+#include "core/router_tensors.h"
 #include "experts/cuda/device_experts.h"
 #include "layer/cuda/device_memory.h"
 #include "layer/cuda/plan.h"
 
 #include "conclave/weights.h"
+
+#include <array>
 
 namespace conclave::inline v0 {
 
@@ -36,10 +39,9 @@ struct CudaWeights {
   DeviceMemory selection_bias;      // [E + Z] f32
   DeviceMemory expert_scale;        // [E] f32
   DeviceMemory global_scale;        // [1] f32
-  DeviceMemory hash_table;          // [vocab, k] int32
-  DeviceMemory replay_ids;          // [N, k] int32, for router "simulated"
-  DeviceMemory replay_weights;      // [N, k] f32
-  DeviceMemory shared_gate;         // [1, H] as stored
+  // Tensors of the router's own, f32 or int32, in the order of its row.
+  std::array<DeviceMemory, kMaxTensorsOfRouter> router_tensors;
+  DeviceMemory shared_gate;  // [1, H] as stored
   DType shared_gate_dtype = DType::kF32;
   DeviceMemory mix_gate;  // [2, H] as stored
   DType mix_gate_dtype = DType::kF32;

@@ -21,7 +21,7 @@ constexpr std::initializer_list<DType> kIds = {DType::kI32, DType::kI64};
 }
 
 void check_routing(const ReferenceArgs& args, const MoeSpec& spec) {
-  const routing::RouterTraits router = routing::router_traits(spec.router.name);
+  const routing::RouterTraits router = routing::router_traits(spec);
   const bool has_ids = !args.topk_ids.empty();
   const bool has_weights = !args.topk_weights.empty();
   if (has_weights && !has_ids) refuse("topk_ids", "topk_weights need topk_ids");

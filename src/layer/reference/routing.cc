@@ -76,9 +76,9 @@ void append(std::vector<double>& to, const std::vector<double>& from) {
   to.insert(to.end(), from.begin(), from.end());
 }
 
-void check_token_ids(const MoeSpec& spec, const ReferenceArgs& args, int64_t tokens,
-                     const RouterVectors& vectors) {
-  if (vectors.hash_table.empty() || !args.topk_ids.empty()) return;
+void check_token_ids(const MoeSpec& spec, const ReferenceArgs& args, int64_t tokens) {
+  const int64_t num_ids = routing::router_traits(spec).num_token_ids;
+  if (num_ids == 0 || !args.topk_ids.empty()) return;
   if (args.token_ids.shape != Shape{tokens}) {
     throw Error(ErrorCode::kShape, {.what = "an argument has the wrong shape",
                                     .tensor = "token_ids",
@@ -87,12 +87,12 @@ void check_token_ids(const MoeSpec& spec, const ReferenceArgs& args, int64_t tok
   }
   for (int64_t token = 0; token < tokens; ++token) {
     const int64_t id = load_token_id(args.token_ids, token);
-    if (id >= 0 && id < spec.router.vocab_size) continue;
+    if (id >= 0 && id < num_ids) continue;
     throw Error(ErrorCode::kInvalidArgument,
                 {.what = "a token id is out of range at token " + std::to_string(token),
                  .tensor = "token_ids",
                  .found = std::to_string(id),
-                 .limit = "0 to " + std::to_string(spec.router.vocab_size - 1)});
+                 .limit = "0 to " + std::to_string(num_ids - 1)});
   }
 }
 
@@ -136,7 +136,7 @@ void reference_routing(const MoeSpec& spec, const WeightSource& source, const Re
   }
   compute_logits(spec, source, args, result);
   const RouterVectors vectors = read_router_vectors(spec, source);
-  check_token_ids(spec, args, tokens, vectors);
+  check_token_ids(spec, args, tokens);
   for (int64_t token = 0; token < tokens; ++token) {
     const routing::ReferenceChoice choice = route_token(spec, vectors, args, token, result);
     append(result.shared_weights, choice.shared_weights);

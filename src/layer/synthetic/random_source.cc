@@ -1,6 +1,7 @@
 #include "core/checked.h"
 #include "core/dcheck.h"
 #include "core/float8.h"
+#include "core/router_tensors.h"
 #include "core/weight_types.h"
 #include "quant/layer_weights.h"
 #include "quant/weight_format.h"
@@ -97,7 +98,10 @@ Distribution distribution_of(LayerWeight weight, const WeightInfo& info) {
 }
 
 Distribution distribution_of(WeightId id, const WeightInfo& info, const ScaledMatrix& scaled) {
-  if (const auto own = id.layer()) return distribution_of(*own, info);
+  if (const RouterTensor* own = find_router_tensor(id)) {
+    return {.mean = own->mean, .deviation = own->deviation};
+  }
+  if (const auto layer = id.layer()) return distribution_of(*layer, info);
   if (id.plane() == WeightPlane::kBias) return {.deviation = 0.25F};
   // A global scale has the magnitude that scales have otherwise: those may have few bits.
   const WeightPlane magnitude =
@@ -135,7 +139,7 @@ uint64_t stream_number(WeightId id) {
                                 Row{kExpertScale, 16},
                                 Row{kGlobalScale, 17},
                                 Row{kRouterInputScale, 18},
-                                Row{kHashTable, 19},
+                                Row{router_tensor(0), 19},
                                 Row{kMixGate, 20},
                                 Row{kMixGateBias, 21},
                                 Row{kLatentDown, 22},
@@ -154,7 +158,14 @@ uint64_t stream_number(WeightId id) {
                                 Row{kSharedGate.with(WeightPlane::kGlobalScale), 53},
                                 Row{kSharedGate.with(WeightPlane::kColumnOrder), 56},
                                 Row{kGate.with(WeightPlane::kColumnFactor), 59},
-                                Row{kSharedGate.with(WeightPlane::kColumnFactor), 62}};
+                                Row{kSharedGate.with(WeightPlane::kColumnFactor), 62},
+                                Row{router_tensor(1), 65},
+                                Row{router_tensor(2), 66},
+                                Row{router_tensor(3), 67},
+                                Row{router_tensor(4), 68},
+                                Row{router_tensor(5), 69},
+                                Row{router_tensor(6), 70},
+                                Row{router_tensor(7), 71}};
   WeightId first = id;
   uint64_t place = 0;
   if (id.mlp()) {
@@ -181,7 +192,7 @@ void encode(std::span<const float> values, DType dtype, std::byte* out) {
 
 class RandomSource final : public WeightSource {
  public:
-  RandomSource(const MoeSpec& spec, uint64_t seed) : seed_(seed), num_experts_(spec.num_experts) {
+  RandomSource(const MoeSpec& spec, uint64_t seed) : seed_(seed), spec_(spec) {
     for (const quant::WeightShape& shape : quant::layer_weights(spec)) {
       infos_[shape.id] = {shape.count, shape.rows, shape.cols, dtype_of(shape, spec)};
       if (shape.type != quant::PlaneType::kWeights || is_plain(shape.dtype)) continue;
@@ -207,7 +218,10 @@ class RandomSource final : public WeightSource {
     if (id.plane() == WeightPlane::kColumnOrder) {
       return read_order(info, scaled_[id].quant.block_cols, stream, block, destination);
     }
-    if (info.dtype == DType::kI32) return read_ids(info, stream, block, destination);
+    if (info.dtype == DType::kI32) {
+      const RouterTensor& own = *find_router_tensor(id);
+      return read_indices(info, own.index_limit(spec_), stream, block, destination);
+    }
     const bool whole_numbers = id.plane() == WeightPlane::kZero && has_whole_points(scaled_[id]);
     const Distribution values = distribution_of(id, info, scaled_[id]);
     const int64_t cols = block.col_end - block.col_begin;
@@ -239,18 +253,18 @@ class RandomSource final : public WeightSource {
     return natural_row_dtype(spec);
   }
 
-  // Each row holds distinct experts: a start, and a stride that k steps do not bring around.
-  void read_ids(const WeightInfo& info, uint64_t stream, const WeightBlock& block,
-                std::span<std::byte> destination) const {
-    const auto experts = static_cast<uint64_t>(num_experts_);
-    const uint64_t strides = std::max<uint64_t>(1, experts / static_cast<uint64_t>(info.cols));
+  // Each row holds distinct indices: a start, and a stride that its columns do not bring around.
+  static void read_indices(const WeightInfo& info, int64_t limit, uint64_t stream,
+                           const WeightBlock& block, std::span<std::byte> destination) {
+    const auto indices = static_cast<uint64_t>(limit);
+    const uint64_t strides = std::max<uint64_t>(1, indices / static_cast<uint64_t>(info.cols));
     std::byte* out = destination.data();
     for (int64_t row = block.row_begin; row < block.row_end; ++row) {
       const uint64_t word = mix(stream ^ mix(static_cast<uint64_t>(row)));
       const uint64_t stride = 1 + (word >> 40) % strides;
       for (int64_t col = block.col_begin; col < block.col_end; ++col, out += sizeof(int32_t)) {
         const auto id = static_cast<int32_t>(
-            ((word & 0xffffffff) + stride * static_cast<uint64_t>(col)) % experts);
+            ((word & 0xffffffff) + stride * static_cast<uint64_t>(col)) % indices);
         std::memcpy(out, &id, sizeof(id));
       }
     }
@@ -271,7 +285,7 @@ class RandomSource final : public WeightSource {
   }
 
   uint64_t seed_;
-  int64_t num_experts_;
+  MoeSpec spec_;
   WeightTable<WeightInfo> infos_;
   WeightTable<ScaledMatrix> scaled_;  // for planes of scales
 };

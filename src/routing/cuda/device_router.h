@@ -2,6 +2,8 @@
 // own folder has its device code; routing/cuda has what they share.
 #pragma once
 
+#include "core/router_tensors.h"
+
 #include "conclave/dtype.h"
 #include "conclave/error.h"
 #include "conclave/spec.h"
@@ -26,9 +28,7 @@ struct DeviceRouterArgs {
   const int32_t* given_ids = nullptr;    // [T, k]: recorded choices to be weighed only, or null
   const void* token_ids = nullptr;       // [T] kI32 or kI64, or null
   DType token_ids_dtype = DType::kI32;
-  const int32_t* hash_table = nullptr;              // [vocab, k]
-  const int32_t* replay_ids = nullptr;              // for SimulatedDistribution::kReplay
-  const float* replay_weights = nullptr;            // or null
+  const void* tensors[kMaxTensorsOfRouter] = {};    // float or int32_t, in the order of the row
   const float* selection_bias = nullptr;            // [E], or null
   const float* global_scale = nullptr;              // [1], or null
   int32_t* ids = nullptr;                           // [T, k] out

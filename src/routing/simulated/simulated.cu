@@ -43,11 +43,13 @@ __device__ double simulated_key(const SimulatedRule& rule, int32_t expert, uint6
 }
 
 __device__ void replay(const DeviceRouterArgs& args, const SimulatedRule& rule, int64_t token) {
+  const auto* replay_ids = static_cast<const int32_t*>(args.tensors[0]);
+  const auto* replay_weights = static_cast<const float*>(args.tensors[1]);
   const int64_t first = (args.first_token + token) % rule.replay_rows * rule.top_k;
   for (int32_t slot = lane_id(); slot < rule.top_k; slot += 32) {
-    args.ids[token * rule.top_k + slot] = args.replay_ids[first + slot];
-    if (args.replay_weights == nullptr) continue;
-    args.weights[token * rule.top_k + slot] = args.replay_weights[first + slot];
+    args.ids[token * rule.top_k + slot] = replay_ids[first + slot];
+    if (replay_weights == nullptr) continue;
+    args.weights[token * rule.top_k + slot] = replay_weights[first + slot];
   }
 }
 

@@ -1,6 +1,7 @@
 #include "routing/check_spec.h"
 #include "routing/simulated/simulated.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -40,6 +41,11 @@ void check_replay(const MoeSpec& spec) {
 }
 
 }  // namespace
+
+RouterTensorSize replay_size(const MoeSpec& spec, size_t elements) {
+  const int64_t cols = std::max<int64_t>(spec.top_k, 1);
+  return {.rows = static_cast<int64_t>(elements) / cols, .cols = cols};
+}
 
 void check_simulated(const MoeSpec& spec) {
   const RouterSpec& router = spec.router;

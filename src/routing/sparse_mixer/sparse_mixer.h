@@ -17,6 +17,7 @@ Support sparse_mixer_supports(const MoeSpec& spec);
 std::unique_ptr<Router> make_sparse_mixer_router(const MoeSpec& spec);
 void check_sparse_mixer(const MoeSpec& spec);
 void refuse_sparse_mixer_fields(const RouterSpec& other);
+void limit_sparse_mixer_fields(const RouterSpec& any);
 ReferenceChoice sparse_mixer_oracle(const MoeSpec& spec, const ReferenceToken& token);
 void draw_sparse_mixer(std::mt19937& generator, MoeSpec& spec);
 extern const DeviceRouterRow kSparseMixerOnDevice;

@@ -21,6 +21,10 @@ void refuse_sparse_mixer_fields(const RouterSpec& other) {
   UnusedFields(other).must_be("jitter_epsilon", other.jitter_epsilon, {0.0});
 }
 
+void limit_sparse_mixer_fields(const RouterSpec& any) {
+  check_not_negative("jitter_epsilon", any.jitter_epsilon);
+}
+
 void draw_sparse_mixer(std::mt19937& generator, MoeSpec& spec) {
   const uint32_t more = generator() % 3 == 0 ? 3 : 63;
   spec.num_experts = 2 + static_cast<int64_t>(generator() % more);

@@ -8,8 +8,10 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -26,19 +28,35 @@ constexpr uint32_t kDraws = 100;
 
 // The inputs of a problem in device memory.
 struct Inputs {
-  DeviceArray<float> logits, bias, expert_scale, global_scale, replay_weights;
-  DeviceArray<int32_t> given, token_ids, table, replay_ids;
+  DeviceArray<float> logits, bias, expert_scale, global_scale;
+  DeviceArray<int32_t> given, token_ids;
+  std::vector<DeviceArray<int32_t>> tensors;  // those of the router alone
 
   explicit Inputs(const RoutingProblem& problem)
       : logits(problem.logits),
         bias(problem.selection_bias),
         expert_scale(problem.expert_scale),
         global_scale(problem.global_scale),
-        replay_weights(problem.spec.router.simulated.replay_weights),
         given(problem.given_ids),
         token_ids(problem.token_ids),
-        table(problem.hash_table),
-        replay_ids(problem.spec.router.simulated.replay_ids) {}
+        tensors(tensors_of(problem)) {}
+
+  // What the spec holds, or the problem; floats as their bits.
+  static std::vector<DeviceArray<int32_t>> tensors_of(const RoutingProblem& problem) {
+    std::vector<DeviceArray<int32_t>> arrays(kMaxTensorsOfRouter);
+    for (const SizedRouterTensor& own : router_tensors_of(problem.spec)) {
+      const size_t place = own.place.value();
+      if (own.tensor->id) {
+        arrays[place] = DeviceArray<int32_t>(problem.tensors.at(place));
+        continue;
+      }
+      const std::span<const std::byte> bytes = own.tensor->in_spec(problem.spec);
+      std::vector<int32_t> words(bytes.size() / sizeof(int32_t));
+      std::memcpy(words.data(), bytes.data(), bytes.size());
+      arrays[place] = DeviceArray<int32_t>(words);
+    }
+    return arrays;
+  }
 };
 
 class DeviceRouterRows : public testing::DeviceTest {
@@ -52,23 +70,23 @@ class DeviceRouterRows : public testing::DeviceTest {
     const DeviceArray<float> shared(tokens * static_cast<size_t>(testing::num_sinks(spec)));
     const DeviceArray<uint64_t> counters(std::vector<uint64_t>{0, 0});
     const std::unique_ptr<const routing::DeviceRouter> router = row.device->make(spec);
-    const int32_t* chosen = router->route({.logits = in.logits.data(),
-                                           .logits_stride = num_logits(spec),
-                                           .num_tokens = problem.num_tokens(),
-                                           .first_token = problem.first_token,
-                                           .given_ids = or_null(in.given),
-                                           .token_ids = or_null(in.token_ids),
-                                           .hash_table = or_null(in.table),
-                                           .replay_ids = or_null(in.replay_ids),
-                                           .replay_weights = or_null(in.replay_weights),
-                                           .selection_bias = or_null(in.bias),
-                                           .global_scale = or_null(in.global_scale),
-                                           .ids = ids.data(),
-                                           .weights = weights.data(),
-                                           .shared_weights = shared.data(),
-                                           .tokens_without_finite_logit = counters.data(),
-                                           .skipped_ids = counters.data() + 1},
-                                          stream());
+    routing::DeviceRouterArgs args = {.logits = in.logits.data(),
+                                      .logits_stride = num_logits(spec),
+                                      .num_tokens = problem.num_tokens(),
+                                      .first_token = problem.first_token,
+                                      .given_ids = or_null(in.given),
+                                      .token_ids = or_null(in.token_ids),
+                                      .selection_bias = or_null(in.bias),
+                                      .global_scale = or_null(in.global_scale),
+                                      .ids = ids.data(),
+                                      .weights = weights.data(),
+                                      .shared_weights = shared.data(),
+                                      .tokens_without_finite_logit = counters.data(),
+                                      .skipped_ids = counters.data() + 1};
+    for (size_t place = 0; place < in.tensors.size(); ++place) {
+      args.tensors[place] = or_null(in.tensors[place]);
+    }
+    const int32_t* chosen = router->route(args, stream());
     if (const routing::DeviceRoutePlan* plan = router->finish()) {
       finish(*plan, problem, in, chosen, ids, weights, counters);
       chosen = ids.data();

@@ -45,7 +45,6 @@ class DeviceCall {
     expert_scale_ = upload(problem.expert_scale);
     global_scale_ = upload(problem.global_scale);
     token_ids_ = upload(problem.token_ids, DType::kI32, {tokens});
-    hash_table_ = upload(problem.hash_table, DType::kI32, {spec.router.vocab_size, spec.top_k});
     if (testing::num_sinks(spec) > 0) {
       shared_weights_ = queue.allocate(DType::kF32, {tokens, testing::num_sinks(spec)});
     }
@@ -61,11 +60,19 @@ class DeviceCall {
             .selection_bias = bias_.const_view(),
             .expert_scale = expert_scale_.const_view(),
             .global_scale = global_scale_.const_view(),
-            .hash_table = hash_table_.const_view(),
             .topk_ids = ids_.view(),
             .topk_weights = weights_.view(),
             .shared_weights = shared_weights_.view(),
             .stream = queue.stream()};
+    for (const SizedRouterTensor& own : router_tensors_of(spec)) {
+      if (!own.tensor->id) continue;
+      const bool is_index = own.tensor->element == RouterElement::kIndex;
+      const Shape shape =
+          own.tensor->is_vector ? Shape{own.size.cols} : Shape{own.size.rows, own.size.cols};
+      tensors_.push_back(upload(problem.tensors.at(own.place.value()),
+                                is_index ? DType::kI32 : DType::kF32, shape));
+      args.tensors[std::string(own.tensor->name)] = tensors_.back().const_view();
+    }
   }
 
   RoutingResult result() const {
@@ -109,7 +116,8 @@ class DeviceCall {
 
   const DeviceQueue& queue_;
   int64_t slots_;
-  DeviceTensor logits_, bias_, expert_scale_, global_scale_, token_ids_, hash_table_;
+  DeviceTensor logits_, bias_, expert_scale_, global_scale_, token_ids_;
+  std::vector<DeviceTensor> tensors_;
   DeviceTensor ids_, weights_, shared_weights_;
 };
 

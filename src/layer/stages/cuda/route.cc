@@ -170,26 +170,28 @@ routing::DeviceRouterArgs router_args(const CudaChunk& chunk, const CudaRouteArg
                                       const int32_t* choices) {
   const CudaWeights& weights = chunk.weights;
   const CudaScratch& scratch = chunk.scratch;
-  return {.logits = args.logits.data,
-          .logits_dtype = args.logits.dtype,
-          .logits_stride = args.logits.stride,
-          .num_tokens = chunk.count,
-          .first_token = chunk.begin,
-          .live_tokens = args.given.live.tokens,
-          .padding_mask = args.given.live.padding_mask,
-          .given_ids = choices,
-          .token_ids = args.given.token_ids.data,
-          .token_ids_dtype = args.given.token_ids.dtype,
-          .hash_table = weights.hash_table.as<int32_t>(),
-          .replay_ids = weights.replay_ids.as<int32_t>(),
-          .replay_weights = weights.replay_weights.as<float>(),
-          .selection_bias = weights.selection_bias.as<float>(),
-          .global_scale = weights.global_scale.as<float>(),
-          .ids = scratch.find<int32_t>(kRouterIds),
-          .weights = scratch.find<float>(kRouterWeights),
-          .shared_weights = scratch.find<float>(kSharedFactor),
-          .tokens_without_finite_logit = &chunk.counters->tokens_without_finite_logit,
-          .skipped_ids = &chunk.counters->skipped_ids};
+  routing::DeviceRouterArgs router = {
+      .logits = args.logits.data,
+      .logits_dtype = args.logits.dtype,
+      .logits_stride = args.logits.stride,
+      .num_tokens = chunk.count,
+      .first_token = chunk.begin,
+      .live_tokens = args.given.live.tokens,
+      .padding_mask = args.given.live.padding_mask,
+      .given_ids = choices,
+      .token_ids = args.given.token_ids.data,
+      .token_ids_dtype = args.given.token_ids.dtype,
+      .selection_bias = weights.selection_bias.as<float>(),
+      .global_scale = weights.global_scale.as<float>(),
+      .ids = scratch.find<int32_t>(kRouterIds),
+      .weights = scratch.find<float>(kRouterWeights),
+      .shared_weights = scratch.find<float>(kSharedFactor),
+      .tokens_without_finite_logit = &chunk.counters->tokens_without_finite_logit,
+      .skipped_ids = &chunk.counters->skipped_ids};
+  for (size_t place = 0; place < weights.router_tensors.size(); ++place) {
+    router.tensors[place] = weights.router_tensors[place].as();
+  }
+  return router;
 }
 
 // Runs the layer's router. The last launch does the grouping.
