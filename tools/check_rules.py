@@ -68,6 +68,12 @@ RULES = [
          ("src", "include", "apps", "python/src"), re.compile(r"^src/quant/"), without_literals,
          "nothing asks for a weight format by its type: ask quant::format_of(), is_plain() or "
          "bit_size()"),
+    Rule("no-shared-mode",
+         re.compile(r"[=!]=\s*(?:\w+::)*SharedMode::k\w+|\bSharedMode::k\w+\s*[!=]="
+                    r"|\bcase\s+(?:\w+::)*SharedMode::"),
+         ("src",), re.compile(r"^src/(?:core/shared_facts\.h$|checkpoint/architectures/)"),
+         without_literals,
+         "nothing tells modes of shared experts apart: ask shared_facts() what a mode means"),
     Rule("no-swallow",
          re.compile(r"catch\s*\(\s*\.\.\.\s*\)\s*\{\s*\}"),
          ("src", "apps", "include"), None, without_literals,
@@ -135,6 +141,24 @@ def router_names_elsewhere(root: pathlib.Path) -> list[tuple[str, int]]:
     return found
 
 
+ROUTER_TENSOR = re.compile(r'RouterTensor\s*\{\s*\.name\s*=\s*"(\w+)"')
+
+
+def router_tensors_elsewhere(root: pathlib.Path) -> list[tuple[str, int]]:
+    """Names of a router's own tensors, as identifiers or literals, outside the router's folder."""
+    texts = {path.relative_to(root).as_posix(): without_comments(path.read_text(encoding="utf-8"))
+             for path in source_files(root, "src")}
+    owners = {tensor: "/".join(name.split("/")[:3]) + "/" for name, text in texts.items()
+              if name.startswith("src/routing/") for tensor in ROUTER_TENSOR.findall(text)}
+    found = []
+    for tensor, owner in owners.items():
+        constant = "k" + "".join(word.capitalize() for word in tensor.split("_"))
+        named = re.compile(rf"\b(?:{tensor}_?|{constant})\b")
+        found += [(name, line_of(text, match.start())) for name, text in texts.items()
+                  if not name.startswith(owner) for match in named.finditer(text)]
+    return found
+
+
 CATALOG = re.compile(r"\bCatalog<\w+>\s+(\w+)\s*\(\s*\)\s*\{")
 
 
@@ -156,6 +180,9 @@ def unused_catalogs(root: pathlib.Path) -> list[tuple[str, int]]:
 TREE_RULES = [
     TreeRule("no-router-name", router_names_elsewhere,
              "a router is named in its own folder and its row only"),
+    TreeRule("no-router-tensor", router_tensors_elsewhere,
+             "a router's own tensor is named in its folder only: go through router_tensors_of() or "
+             "all_router_tensors()"),
     TreeRule("catalog-in-use", unused_catalogs,
              "a catalog that no other module asks decides nothing"),
     TreeRule("format-names", format_names.violations,

@@ -4,6 +4,7 @@
 #include "checkpoint/name_list.h"
 #include "checkpoint/tensor_name.h"
 #include "core/router_tensors.h"
+#include "core/shared_facts.h"
 #include "core/weight_types.h"
 
 #include <fmt/format.h>
@@ -88,8 +89,8 @@ std::vector<LayerAssignment::Match> LayerAssignment::match_names(
 bool LayerAssignment::is_absent(const LayerTensor& item) const {
   if (is_empty(table_.info(item.tensor))) return true;
   const Architecture& architecture = *config_.architecture;
-  if (architecture.shared.mode != SharedMode::kSigmoidGate || !item.canonical) return false;
-  if (layer_.spec.shared.mode != SharedMode::kNone) return false;
+  if (!shared_facts(architecture.shared.mode).has_sigmoid_gate() || !item.canonical) return false;
+  if (shared_facts(layer_.spec).is_there) return false;
   const auto is_gate = [](const NamePattern& pattern) {
     return pattern.part == Part::kSharedExpertGate;
   };

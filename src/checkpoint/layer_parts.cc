@@ -7,6 +7,7 @@
 #include "checkpoint/scale_names.h"
 #include "checkpoint/stored_planes.h"
 #include "core/part_spec.h"
+#include "core/shared_facts.h"
 #include "core/weight_types.h"
 
 #include "conclave/error.h"
@@ -142,7 +143,7 @@ PartLayers parts_of(const ModelConfig& config, const TensorTable& table,
 
 int64_t count_of(const MoeSpec& spec, WeightMlp mlp) {
   if (mlp == WeightMlp::kRouted) return spec.num_experts;
-  return spec.shared.mode == SharedMode::kNone ? 0 : spec.shared.count;
+  return !shared_facts(spec).is_there ? 0 : spec.shared.count;
 }
 
 std::vector<const PartLayer*> parts_with(const PartLayers& parts, const MoeSpec& spec,
@@ -189,7 +190,7 @@ void set_mixed(const CommonForm& routed, const CommonForm& shared, MoeSpec& spec
   spec.weight_dtype = routed.meaning.element;
   spec.quant = routed.meaning.quant;
   if (spec.residual.intermediate_size != 0) spec.residual.weight_dtype = DType::kBF16;
-  if (spec.shared.mode == SharedMode::kNone || shared.meaning == routed.meaning) return;
+  if (!shared_facts(spec).is_there || shared.meaning == routed.meaning) return;
   const DType type = shared.meaning.element;
   spec.shared.weight_dtype = is_plain(type) ? type : DType::kF32;
 }

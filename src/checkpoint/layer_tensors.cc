@@ -7,6 +7,7 @@
 #include "checkpoint/scale_names.h"
 #include "checkpoint/stored_planes.h"
 #include "checkpoint/tensor_name.h"
+#include "core/shared_facts.h"
 #include "core/weight_types.h"
 
 #include "conclave/error.h"
@@ -292,7 +293,7 @@ void settle_layer(const ModelConfig& config, const TensorTable& table,
   if (routed != codes) return;
   MoeSpec& spec = layer.spec;
   quantise(quant, spec);
-  if (spec.shared.mode != SharedMode::kNone) {
+  if (shared_facts(spec).is_there) {
     const auto shared = type(Part::kSharedDown);
     if (shared && shared != codes) spec.shared.weight_dtype = shared;
   }

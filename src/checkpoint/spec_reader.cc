@@ -1,6 +1,7 @@
 #include "checkpoint/spec_reader.h"
 
 #include "checkpoint/layer_rule.h"
+#include "core/shared_facts.h"
 #include "io/text.h"
 
 #include <fmt/format.h>
@@ -160,7 +161,7 @@ SharedExpertSpec read_shared(const ConfigReader& config, const Architecture& arc
                              const MoeSpec& spec, int64_t layer, Support& support) {
   const SharedRule& rule = architecture.shared;
   SharedExpertSpec shared;
-  if (rule.mode == SharedMode::kNone || !config.flag(rule.enabled)) return shared;
+  if (!shared_facts(rule.mode).is_there || !config.flag(rule.enabled)) return shared;
   // A count that is written as null means that there are none.
   const bool null_count = config.has(rule.count.key) && !config.find(rule.count.key);
   const int64_t count =
@@ -177,7 +178,7 @@ SharedExpertSpec read_shared(const ConfigReader& config, const Architecture& arc
                                           .limit = std::to_string(kMaxWidth)});
   }
   shared.mode = rule.mode;
-  const bool apart = rule.mode == SharedMode::kRouterWeight;
+  const bool apart = shared_facts(rule.mode).by_router();
   shared.count = apart ? count : 1;
   shared.intermediate_size = apart ? size : size * count;
   shared.has_bias = config.flag(architecture.shared_bias);

@@ -1,5 +1,7 @@
 #include "core/part_spec.h"
 
+#include "core/shared_facts.h"
+
 #include "conclave/error.h"
 
 #include <cmath>
@@ -66,8 +68,7 @@ void check_no_shared(const SharedExpertSpec& shared) {
 
 void check_shared(const MoeSpec& spec) {
   const SharedExpertSpec& shared = spec.shared;
-  const bool fused = shared.mode == SharedMode::kFusedSlots;
-  const bool router_weighs = shared.mode == SharedMode::kRouterWeight;
+  const bool fused = shared_facts(shared).has_slots();
   if (shared.activation.name.empty()) {
     check_activation_default("shared.activation", shared.activation);
   }
@@ -75,11 +76,11 @@ void check_shared(const MoeSpec& spec) {
     refuse("shared.slot_weight", std::to_string(shared.slot_weight),
            "1 but for SharedMode::kFusedSlots");
   }
-  if (shared.mode == SharedMode::kNone) return check_no_shared(shared);
+  if (!shared_facts(shared).is_there) return check_no_shared(shared);
   check_size("shared.intermediate_size", shared.intermediate_size, 1);
   check_size("shared.count", shared.count, 1);
   check_factor("shared.slot_weight", shared.slot_weight);
-  if (shared.count != 1 && !fused && !router_weighs) {
+  if (shared.count != 1 && !shared_facts(shared).weighs_rows()) {
     refuse("shared.count", std::to_string(shared.count),
            "1 but for SharedMode::kRouterWeight and SharedMode::kFusedSlots");
   }
@@ -113,7 +114,7 @@ void check_residual(const ResidualMlpSpec& residual) {
 }
 
 void check_weight_on(const MoeSpec& spec) {
-  if (spec.weight_on == WeightOn::kInput && spec.shared.mode == SharedMode::kFusedSlots) {
+  if (spec.weight_on == WeightOn::kInput && shared_facts(spec).has_slots()) {
     refuse("weight_on", "WeightOn::kInput with SharedMode::kFusedSlots",
            "WeightOn::kOutput: the weights of shared experts' slots multiply their output");
   }

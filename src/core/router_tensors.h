@@ -32,6 +32,9 @@ struct RouterTensorSize {
   int64_t cols = 0;
 };
 
+template <class Views>
+using FieldOf = ConstTensorView Views::*;
+
 struct RouterTensor {
   std::string_view name;            // in messages and arguments
   std::optional<WeightId> id = {};  // weights::router_tensor(n); none: the spec holds the values
@@ -62,8 +65,8 @@ struct RouterTensor {
   void (*imply)(RouterSpec& router, int64_t rows) = nullptr;
 
   // Public structs have fields for some tensors; all others go by name.
-  ConstTensorView ExpertWeights::*weights_field = nullptr;
-  ConstTensorView RouteArgs::*call_field = nullptr;
+  FieldOf<ExpertWeights> weights_field = nullptr;
+  FieldOf<RouteArgs> call_field = nullptr;
   void (*publish)(RouterWeights& weights, const void* values) = nullptr;
 };
 
@@ -90,7 +93,7 @@ std::vector<SizedRouterTensor> router_tensors_of(const MoeSpec& spec);
 // A tensor among views: its own field if it has one, otherwise by name; empty if it is not there.
 template <class Views>
 ConstTensorView find_view(const Views& views, const std::map<std::string, ConstTensorView>& by_name,
-                          ConstTensorView Views::*field, std::string_view name) {
+                          FieldOf<Views> field, std::string_view name) {
   if (field != nullptr && !(views.*field).empty()) return views.*field;
   const auto found = by_name.find(std::string(name));
   return found != by_name.end() ? found->second : ConstTensorView{};

@@ -2,6 +2,7 @@
 
 #include "core/part_spec.h"
 #include "core/quant_spec.h"
+#include "core/shared_facts.h"
 #include "core/weight_types.h"
 
 #include "conclave/error.h"
@@ -25,13 +26,10 @@ void check_range(const char* field, int64_t value, int64_t low, int64_t high) {
 bool is_gated(const ActivationSpec& activation) { return !activation.name.ends_with("_no_mul"); }
 
 int64_t num_logits(const MoeSpec& spec) {
-  const bool sinks = spec.shared.mode == SharedMode::kRouterWeight;
-  return spec.num_experts + spec.num_zero_experts + (sinks ? spec.shared.count : 0);
+  return spec.num_experts + spec.num_zero_experts + num_shared_logits(spec);
 }
 
-int64_t num_slots(const MoeSpec& spec) {
-  return spec.top_k + (spec.shared.mode == SharedMode::kFusedSlots ? spec.shared.count : 0);
-}
+int64_t num_slots(const MoeSpec& spec) { return spec.top_k + num_shared_slots(spec); }
 
 DType shared_weight_dtype(const MoeSpec& spec) {
   return spec.shared.weight_dtype.value_or(spec.weight_dtype);

@@ -1,6 +1,7 @@
 #include "layer/arguments.h"
 
 #include "core/checked.h"
+#include "core/shared_facts.h"
 #include "core/workspace_layout.h"
 
 #include "conclave/error.h"
@@ -89,7 +90,7 @@ void check_routing_source(const ForwardArgs& args, const MoeSpec& spec,
   if (source.has_weights && !source.has_ids) {
     refuse("topk_ids", "topk_weights need topk_ids");
   }
-  if (source.has_weights && spec.shared.mode == SharedMode::kRouterWeight) {
+  if (source.has_weights && shared_facts(spec).by_router()) {
     refuse("topk_weights",
            "the router weighs this layer's shared experts: give topk_ids without weights to replay "
            "choices");
@@ -268,7 +269,7 @@ void check_tensors(const ForwardArgs& args, const MoeSpec& spec,
   check_optional("captured_logits", args.captured_logits, tokens, num_logits(spec), {DType::kF32});
   check_optional("captured_ids", args.captured_ids, tokens, slots, {DType::kI32});
   check_optional("captured_weights", args.captured_weights, tokens, slots, {DType::kF32});
-  if (!args.shared_out.empty() && spec.shared.mode == SharedMode::kNone) {
+  if (!args.shared_out.empty() && !shared_facts(spec).is_there) {
     throw Error(ErrorCode::kInvalidArgument,
                 {.what = "this layer has no shared experts", .tensor = "shared_out"});
   }

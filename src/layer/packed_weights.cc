@@ -2,6 +2,7 @@
 
 #include "core/checked.h"
 #include "core/part_spec.h"
+#include "core/shared_facts.h"
 #include "core/weight_types.h"
 #include "layer/pack_mlp.h"
 #include "quant/weight_block.h"
@@ -77,9 +78,9 @@ DenseWeights load_dense(const Context& context, const LayerPlan& plan, const Wei
     return load_vector(source, id);
   };
   const bool has_latent = spec.latent.size != 0;
-  const bool mixes = spec.shared.mode == SharedMode::kSoftmaxMix;
+  const bool mixes = shared_facts(spec).has_mix_gate();
   const bool has_mix_bias = mixes && source.describe(weights::kMixGateBias).count != 0;
-  const bool has_shared_gate = plan.shared && spec.shared.mode == SharedMode::kSigmoidGate;
+  const bool has_shared_gate = plan.shared && shared_facts(spec).has_sigmoid_gate();
   return {.gate = product(spec.has_gate, weights::kRouter),
           .shared_gate = product(has_shared_gate, weights::kSharedExpertGate),
           .mix_gate = product(mixes, weights::kMixGate),

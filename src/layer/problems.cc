@@ -1,6 +1,7 @@
 #include "layer/problems.h"
 
 #include "core/part_spec.h"
+#include "core/shared_facts.h"
 #include "core/weight_types.h"
 
 #include "conclave/error.h"
@@ -80,7 +81,7 @@ MlpProblems mlp_problems(const MlpRequest& request) {
   const MoeSpec& spec = request.spec;
   MlpProblems problems{.routed = routed_problem(request)};
   if (!request.part.holds_dense) return problems;
-  if (spec.shared.mode != SharedMode::kNone) problems.shared = shared_problem(request);
+  if (shared_facts(spec).is_there) problems.shared = shared_problem(request);
   if (spec.residual.intermediate_size != 0) problems.residual = residual_problem(request);
   return problems;
 }

@@ -1,6 +1,7 @@
 #include "conclave/token_router.h"
 
 #include "core/router_tensors.h"
+#include "core/shared_facts.h"
 #include "layer/arguments.h"
 #include "layer/engine.h"
 #include "routing/router.h"
@@ -25,7 +26,7 @@ constexpr size_t kScratchAlignment = 64;
 MoeSpec with_sizes(MoeSpec spec) {
   if (spec.hidden_size == 0) spec.hidden_size = 1;
   if (spec.intermediate_size == 0) spec.intermediate_size = 1;
-  if (spec.shared.mode != SharedMode::kNone && spec.shared.intermediate_size == 0) {
+  if (shared_facts(spec).is_there && spec.shared.intermediate_size == 0) {
     spec.shared.intermediate_size = 1;
   }
   return spec;
@@ -124,7 +125,7 @@ void check_call(const MoeSpec& spec, const routing::RouterTraits& traits, const 
   } else if (traits.token_ids == routing::TokenIds::kNeeded || !args.token_ids.empty()) {
     check_vector("token_ids", args.token_ids, tokens, {DType::kI32, DType::kI64});
   }
-  if (spec.shared.mode == SharedMode::kRouterWeight) {
+  if (shared_facts(spec).by_router()) {
     check_dense("shared_weights", args.shared_weights, {tokens, spec.shared.count}, DType::kF32);
   }
 }

@@ -1,5 +1,6 @@
 #include "core/part_spec.h"
 #include "core/quant_spec.h"
+#include "core/shared_facts.h"
 #include "core/weight_types.h"
 #include "quant/activation_rows.h"
 #include "quant/weight_format.h"
@@ -77,7 +78,7 @@ void check_types(const MoeSpec& spec) {
                                 " as the experts have"
                           : plain + " beside experts that are not quantised");
   }
-  if (spec.shared.mode == SharedMode::kNone && spec.shared.weight_dtype) {
+  if (!shared_facts(spec).is_there && spec.shared.weight_dtype) {
     refuse("shared.weight_dtype", std::string(to_string(shared)), "none without shared experts");
   }
   if (spec.residual.intermediate_size == 0) {

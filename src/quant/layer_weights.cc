@@ -4,6 +4,7 @@
 #include "core/part_spec.h"
 #include "core/quant_spec.h"
 #include "core/router_tensors.h"
+#include "core/shared_facts.h"
 #include "quant/plane_types.h"
 
 #include "conclave/error.h"
@@ -40,7 +41,7 @@ class WeightList {
              .has_bias = spec_.has_bias,
              .dtype = spec_.weight_dtype});
     const SharedExpertSpec& shared = spec_.shared;
-    if (shared.mode != SharedMode::kNone) {
+    if (shared_facts(shared).is_there) {
       add_mlp({.mlp = WeightMlp::kShared,
                .count = shared.count,
                .inner = shared.intermediate_size,
@@ -89,10 +90,10 @@ class WeightList {
 
   void add_mixing() {
     const int64_t hidden = spec_.hidden_size;
-    if (spec_.shared.mode == SharedMode::kSigmoidGate) {
+    if (shared_facts(spec_.shared).has_sigmoid_gate()) {
       matrix(LayerWeight::kSharedExpertGate, 1, hidden);
     }
-    if (spec_.shared.mode == SharedMode::kSoftmaxMix) {
+    if (shared_facts(spec_.shared).has_mix_gate()) {
       matrix(LayerWeight::kMixGate, 2, hidden);
       vector(LayerWeight::kMixGateBias, 2);
       list_.back().is_optional = true;

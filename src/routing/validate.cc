@@ -2,6 +2,7 @@
 // catalog knows what the router of a spec reads.
 #include "core/part_spec.h"
 #include "core/quant_spec.h"
+#include "core/shared_facts.h"
 #include "routing/check_spec.h"
 #include "routing/router.h"
 
@@ -128,7 +129,7 @@ void check_zero_experts(const MoeSpec& spec, const RouterTraits& traits) {
 }
 
 void check_shared(const MoeSpec& spec, const RouterTraits& traits) {
-  if (traits.weighs_shared || spec.shared.mode != SharedMode::kRouterWeight) return;
+  if (traits.weighs_shared || !shared_facts(spec).by_router()) return;
   throw Error(ErrorCode::kInvalidArgument,
               {.what = "SharedMode::kRouterWeight needs a router that weighs shared experts",
                .expected = routers_with(&RouterTraits::weighs_shared),

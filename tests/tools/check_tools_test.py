@@ -230,6 +230,28 @@ class CheckRules(CheckCase):
         self.assertEqual(status, 1, output)
         self.assertRegex(output, r"20 of +2  types of elements")
         self.assertIn("20 in all", output)
+    def test_tensor_of_a_router_outside_its_folder_fails(self):
+        self.write("src/routing/dice/dice.h", 'constexpr std::array kTensors = {RouterTensor{\n'
+                                              '    .name = "die_faces", .id = id}};\n')
+        self.write("src/routing/dice/dice.cc", "auto faces = weights.die_faces;\n")
+        self.write("src/layer/a.cc", "// die_faces\nauto more = die_faces_of(spec);\n")
+        self.expect(0)
+        for line in ("auto faces = weights.die_faces;", 'take("die_faces");', "use(kDieFaces);",
+                     "use(die_faces_);"):
+            with self.subTest(line=line):
+                self.write("src/layer/a.cc", "\n" + line + "\n")
+                self.expect(1, "src/layer/a.cc:2: no-router-tensor")
+
+    def test_comparing_modes_of_shared_experts_fails(self):
+        for line in ("if (mode == SharedMode::kAdd) return;", "bool a = SharedMode::kAdd != mode;",
+                     "switch (mode) { case SharedMode::kAdd: break; }"):
+            with self.subTest(line=line):
+                self.write("src/layer/a.cc", line + "\n")
+                self.expect(1, "src/layer/a.cc:1: no-shared-mode")
+        self.write("src/core/shared_facts.h", "bool f(SharedMode m) { return m == SharedMode::kAdd; }\n")
+        self.write("src/layer/a.cc", "spec.shared.mode = SharedMode::kAdd;\n"
+                                     "auto facts = shared_facts(spec);\n")
+        self.expect(0)
 
     def test_catalog_that_nothing_asks_fails(self):
         self.write("src/comm/catalog.cc", "\nCatalog<Row> all_rows() { return rows; }\n")

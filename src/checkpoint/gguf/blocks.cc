@@ -2,6 +2,7 @@
 #include "checkpoint/gguf/layer_tensors.h"
 #include "checkpoint/gguf/row_reader.h"
 #include "checkpoint/gguf/source.h"
+#include "core/shared_facts.h"
 #include "core/weight_types.h"
 #include "io/gguf/types.h"
 #include "io/text.h"
@@ -133,7 +134,7 @@ MoeSpec GgufBlocks::spec() const {
   MoeSpec spec = impl_->spec;
   spec.weight_dtype = form.routed;
   spec.quant = form.quant;
-  if (spec.shared.mode != SharedMode::kNone && form.shared != form.routed) {
+  if (shared_facts(spec).is_there && form.shared != form.routed) {
     spec.shared.weight_dtype = form.shared;
   }
   if (spec.residual.intermediate_size > 0) spec.residual.weight_dtype = form.residual;

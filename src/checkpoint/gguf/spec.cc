@@ -2,6 +2,7 @@
 
 #include "checkpoint/spec_reader.h"
 #include "core/router_tensors.h"
+#include "core/shared_facts.h"
 
 #include <algorithm>
 #include <string>
@@ -106,7 +107,7 @@ void read_shared(const GgufKeys& keys, const GgufFamily& family, const GgufLayer
   const double routed = keys.number("swiglu_clamp_exp", family.clamp_otherwise, layer.index);
   const double limit = keys.number("swiglu_clamp_shexp", routed, layer.index);
   spec.shared.mode = family.shared;
-  if (family.shared == SharedMode::kSigmoidGate && !layer.has(weights::kSharedExpertGate)) {
+  if (shared_facts(family.shared).has_sigmoid_gate() && !layer.has(weights::kSharedExpertGate)) {
     spec.shared.mode = SharedMode::kAdd;
   }
   spec.shared.intermediate_size = layer.rows(weights::kSharedUp);

@@ -1,4 +1,5 @@
 #include "checkpoint/gguf/family.h"
+#include "core/shared_facts.h"
 
 #include "conclave/error.h"
 #include "conclave/gguf_layers.h"
@@ -314,7 +315,7 @@ Support means_the_same(const MoeSpec& model, const MoeSpec& file) {
   compare_routers(in_one_order(model.router), in_one_order(file.router), compared);
   compared.same_activation("activation", model.activation, file.activation);
   compared.same("mode of shared experts", model.shared.mode, file.shared.mode);
-  if (model.shared.mode != SharedMode::kNone) {
+  if (shared_facts(model.shared).is_there) {
     compared.same("width of shared experts", model.shared.intermediate_size,
                   file.shared.intermediate_size);
     compared.same_activation("activation of shared experts",

@@ -6,6 +6,7 @@
 #include "checkpoint/methods/words.h"
 #include "core/checked.h"
 #include "core/code_bits.h"
+#include "core/shared_facts.h"
 #include "io/text.h"
 #include "quant/weight_format.h"
 
@@ -172,7 +173,7 @@ std::span<const StoredPlane> planes_for(bool nf4, bool nested) {
 void fit_to_rows(const StoredCodes& stored, const MoeSpec& layer, QuantSpec& spec) {
   int64_t width = std::gcd(stored.flat_block, layer.intermediate_size);
   width = std::gcd(width, layer.latent.size != 0 ? layer.latent.size : layer.hidden_size);
-  if (layer.shared.mode != SharedMode::kNone) {
+  if (shared_facts(layer).is_there) {
     width = std::gcd(width, std::gcd(layer.hidden_size, layer.shared.intermediate_size));
   }
   spec.block_cols = width;

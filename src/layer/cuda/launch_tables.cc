@@ -1,5 +1,6 @@
 #include "layer/cuda/launch_tables.h"
 
+#include "core/shared_facts.h"
 #include "core/verdicts.h"
 
 #include <fmt/format.h>
@@ -56,10 +57,10 @@ void choose_gates(CudaPlan& plan) {
   const MoeSpec& spec = plan.spec;
   GatePlans& gates = plan.gates;
   if (spec.has_gate) choose_gate(plan, "gate product", num_logits(spec), gates.router);
-  if (spec.shared.mode == SharedMode::kSigmoidGate) {
+  if (shared_facts(spec).has_sigmoid_gate()) {
     choose_gate(plan, "shared gate", 1, gates.shared_gate);
   }
-  if (spec.shared.mode == SharedMode::kSoftmaxMix) choose_gate(plan, "mix gate", 2, gates.mix);
+  if (shared_facts(spec).has_mix_gate()) choose_gate(plan, "mix gate", 2, gates.mix);
   if (spec.latent.size == 0) return;
   choose_gate(plan, "latent down", spec.latent.size, gates.latent_down);
   choose_gate(plan, "latent up", spec.hidden_size, gates.latent_up);

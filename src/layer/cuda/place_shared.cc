@@ -1,6 +1,7 @@
 #include "layer/cuda/place_shared.h"
 
 #include "core/part_spec.h"
+#include "core/shared_facts.h"
 
 #include <fmt/format.h>
 
@@ -50,7 +51,7 @@ Support fused_support(const CudaPlan& plan, const experts::ExpertsProblem& share
     return Support::no("static scales of their own");
   }
   if (spec.weight_on == WeightOn::kInput &&
-      (spec.shared.mode != SharedMode::kAdd || plan.weighs_rows)) {
+      (shared_facts(spec).factor != SharedFactor::kNone || plan.weighs_rows)) {
     return Support::no("routed weights are on the input");
   }
   const int64_t width = shared.intermediate_size;

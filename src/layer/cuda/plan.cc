@@ -2,6 +2,7 @@
 
 #include "core/checked.h"
 #include "core/part_spec.h"
+#include "core/shared_facts.h"
 #include "core/verdicts.h"
 #include "core/weight_types.h"
 #include "layer/cuda/describe_plan.h"
@@ -11,7 +12,6 @@
 #include "layer/cuda/row_format.h"
 #include "layer/cuda/slice_support.h"
 #include "layer/problems.h"
-#include "layer/shared_mode.h"
 
 #include "conclave/error.h"
 
@@ -84,7 +84,7 @@ void check_slices(const CudaPlan& plan, PartChecks& checks) {
     checks.need(size == 0 || slice.size() > 0, "placement", "a slice of no intermediate columns");
   };
   check(spec.weight_dtype, spec.intermediate_size, plan.part.inner);
-  if (spec.shared.mode != SharedMode::kNone) {
+  if (shared_facts(spec).is_there) {
     check(shared_weight_dtype(spec), spec.shared.intermediate_size, plan.part.shared_inner);
   }
   check(DType::kBF16, spec.residual.intermediate_size, plan.part.residual_inner);
@@ -176,7 +176,7 @@ void choose_other_ladder(const CudaPlan& plan, CudaMlpPlan& part) {
 // The parts of the plan must be placed before.
 SumEnd plan_end(const CudaPlan& plan) {
   const MoeSpec& spec = plan.spec;
-  const bool mixes = traits_of(spec.shared.mode).mixes;
+  const bool mixes = shared_facts(spec).mixes();
   const bool has_rest = spec.num_zero_experts > 0 || spec.has_output_bias;
   const bool only_routed = !plan.shared && !plan.residual && !mixes;
   const bool is_latent = spec.latent.size != 0;

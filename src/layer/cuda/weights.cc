@@ -1,5 +1,6 @@
 #include "layer/cuda/weights.h"
 
+#include "core/shared_facts.h"
 #include "layer/cuda/memory_place.h"
 #include "layer/cuda/mlp_source.h"
 #include "layer/cuda/mlp_weights.h"
@@ -101,10 +102,10 @@ void allocate_rest(const RestAllocator& allocator, const CudaPlan& plan,
   const MoeSpec& spec = plan.spec;
   allocate_router(allocator, spec, weights);
   const bool shared_here = plan.shared || plan.fused.slots() > 0;
-  if (shared_here && spec.shared.mode == SharedMode::kSigmoidGate) {
+  if (shared_here && shared_facts(spec).has_sigmoid_gate()) {
     weights.shared_gate = allocator.dense(weights::kSharedExpertGate, weights.shared_gate_dtype);
   }
-  if (spec.shared.mode == SharedMode::kSoftmaxMix) {
+  if (shared_facts(spec).has_mix_gate()) {
     weights.mix_gate = allocator.dense(weights::kMixGate, weights.mix_gate_dtype);
     weights.mix_gate_bias = allocator.floats(true, 2, "mix_gate_bias");
   }

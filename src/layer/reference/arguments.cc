@@ -1,5 +1,6 @@
 #include "layer/reference/arguments.h"
 
+#include "core/shared_facts.h"
 #include "layer/arguments.h"
 #include "routing/router.h"
 
@@ -25,7 +26,7 @@ void check_routing(const ReferenceArgs& args, const MoeSpec& spec) {
   const bool has_ids = !args.topk_ids.empty();
   const bool has_weights = !args.topk_weights.empty();
   if (has_weights && !has_ids) refuse("topk_ids", "topk_weights need topk_ids");
-  const bool runs_router = !has_weights || spec.shared.mode == SharedMode::kRouterWeight;
+  const bool runs_router = !has_weights || shared_facts(spec).by_router();
   if (!runs_router) return;
   const bool has_logits = !args.router_logits.empty() || spec.has_gate;
   if (!has_logits && router.reads_logits) {

@@ -1,5 +1,6 @@
 // Judges a layer's results per token and stage by stage.
 
+#include "core/shared_facts.h"
 #include "layer/arguments.h"
 #include "layer/reference/arguments.h"
 #include "layer/reference/float64_matrix.h"
@@ -163,7 +164,7 @@ StageCheck check_against_reference(const Context& context, const MoeSpec& spec,
     check_routing(spec, source, result, check);
   }
   // A result holds no weights of shared experts: the oracle takes them from the logits.
-  const bool router_weighs_shared = spec.shared.mode == SharedMode::kRouterWeight;
+  const bool router_weighs_shared = shared_facts(spec).by_router();
   if (!router_weighs_shared) given.router_logits = {};
   const ReferenceResult reference = reference_forward(context, spec, source, given);
   check.token_errors = token_errors(result.output, reference.output);

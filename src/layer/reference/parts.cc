@@ -1,5 +1,6 @@
 #include "layer/reference/parts.h"
 
+#include "core/shared_facts.h"
 #include "cpu/parallel.h"
 #include "layer/reference/float64_mlp.h"
 
@@ -122,10 +123,10 @@ void add_zero_experts(const MoeSpec& spec, const Float64Matrix& hidden, Referenc
 double shared_weight(const MoeSpec& spec, const ReferenceResult& result, int64_t token,
                      int64_t shared) {
   const int64_t count = spec.shared.count;
-  if (spec.shared.mode == SharedMode::kRouterWeight) {
+  if (shared_facts(spec).by_router()) {
     return result.shared_weights[static_cast<size_t>(token * count + shared)];
   }
-  if (spec.shared.mode != SharedMode::kFusedSlots) return 1;
+  if (!shared_facts(spec).has_slots()) return 1;
   const auto slot = static_cast<size_t>(token * num_slots(spec) + spec.top_k + shared);
   return result.topk_ids[slot] < 0 ? 0 : result.topk_weights[slot];
 }
@@ -176,7 +177,7 @@ void run_routed(const Context& context, const MoeSpec& spec, const WeightSource&
 void run_shared(const Context& context, const MoeSpec& spec, const WeightSource& source,
                 const Float64Matrix& hidden, ReferenceResult& result, Allowances& allowances) {
   allowances.shared.assign(static_cast<size_t>(hidden.rows), 0.0);
-  if (spec.shared.mode == SharedMode::kNone) return;
+  if (!shared_facts(spec).is_there) return;
   const activation::Activation activation = activation_of(spec, WeightMlp::kShared);
   result.shared.assign(static_cast<size_t>(hidden.rows * hidden.cols), 0.0);
   for (int64_t expert = 0; expert < spec.shared.count; ++expert) {
@@ -215,17 +216,17 @@ void run_residual(const Context& context, const MoeSpec& spec, const WeightSourc
 
 void mix_parts(const MoeSpec& spec, const WeightSource& source, const Float64Matrix& hidden,
                ReferenceResult& result, Allowances& allowances) {
-  const SharedMode mode = spec.shared.mode;
+  const SharedFactor factor = shared_facts(spec).factor;
   Float64Matrix gate;
   Float64Matrix bias;
-  if (mode == SharedMode::kSigmoidGate) {
+  if (factor == SharedFactor::kSigmoid) {
     gate = read_float64(source, weights::kSharedExpertGate, 0);
-  } else if (mode == SharedMode::kSoftmaxMix) {
+  } else if (factor == SharedFactor::kSoftmax) {
     gate = read_float64(source, weights::kMixGate, 0);
     if (source.describe(weights::kMixGateBias).count != 0) {
       bias = read_float64(source, weights::kMixGateBias, 0);
     }
-  } else if (mode != SharedMode::kAverage) {
+  } else if (factor != SharedFactor::kHalf) {
     return;
   }
   for (int64_t token = 0; token < hidden.rows; ++token) {
@@ -235,10 +236,10 @@ void mix_parts(const MoeSpec& spec, const WeightSource& source, const Float64Mat
     };
     double routed = 0.5;
     double shared = 0.5;
-    if (mode == SharedMode::kSigmoidGate) {
+    if (factor == SharedFactor::kSigmoid) {
       routed = 1;
       shared = sigmoid(logit(0));
-    } else if (mode == SharedMode::kSoftmaxMix) {
+    } else if (factor == SharedFactor::kSoftmax) {
       const double largest = std::max(logit(0), logit(1));
       const double first = std::exp(logit(0) - largest);
       const double second = std::exp(logit(1) - largest);

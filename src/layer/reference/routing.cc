@@ -1,6 +1,7 @@
 #include "layer/reference/routing.h"
 
 #include "core/float_convert.h"
+#include "core/shared_facts.h"
 #include "layer/arguments.h"
 #include "layer/router_vectors.h"
 #include "routing/router.h"
@@ -132,7 +133,7 @@ void reference_routing(const MoeSpec& spec, const WeightSource& source, const Re
       const std::vector<int32_t> ids = given_ids(spec, args, token);
       result.topk_ids.insert(result.topk_ids.end(), ids.begin(), ids.end());
     }
-    if (spec.shared.mode != SharedMode::kRouterWeight) return;
+    if (!shared_facts(spec).by_router()) return;
   }
   compute_logits(spec, source, args, result);
   const RouterVectors vectors = read_router_vectors(spec, source);

@@ -2,8 +2,8 @@
 
 #include "core/checked.h"
 #include "core/part_spec.h"
+#include "core/shared_facts.h"
 #include "layer/plan.h"
-#include "layer/shared_mode.h"
 #include "layer/stages/dense_mlp.h"
 
 #include "conclave/error.h"
@@ -40,29 +40,11 @@ std::string input_text(const MoeSpec& spec) {
   return text;
 }
 
-std::string_view mixed_by(SharedMode mode) {
-  switch (mode) {
-    case SharedMode::kNone:
-    case SharedMode::kAdd:
-      return "added";
-    case SharedMode::kSigmoidGate:
-      return "by sigmoid gate";
-    case SharedMode::kAverage:
-      return "averaged";
-    case SharedMode::kSoftmaxMix:
-      return "by softmax mix";
-    case SharedMode::kRouterWeight:
-      return "by router weights";
-    case SharedMode::kFusedSlots:
-      return "by slot weights";
-  }
-  return "";
-}
-
 std::string shared_text(const MoeSpec& spec) {
   const SharedExpertSpec& shared = spec.shared;
   return fmt::format("{} shared of {} {}, {}", shared.count, shared.intermediate_size,
-                     activation_or_routed(shared.activation, spec).name, mixed_by(shared.mode));
+                     activation_or_routed(shared.activation, spec).name,
+                     shared_facts(shared.mode).text);
 }
 
 // The work of the last pass beside rounding.
@@ -246,7 +228,7 @@ class Sizes {
     const bool mixes = plan_.stages.mixes;
     if (mixes || plan_.stages.factors_read_hidden) set<float>(kSharedFactor, 1);
     if (mixes) set<float>(kMix, 1);
-    if (spec_.shared.mode == SharedMode::kSoftmaxMix) set<float>(kMixLogits, 2);
+    if (shared_facts(spec_.shared).has_mix_gate()) set<float>(kMixLogits, 2);
     if (plan_.shared) {
       const int64_t count = spec_.shared.count;
       set(kSharedRows, product(count, tokens_), spec_.hidden_size, sizeof(float));
@@ -283,17 +265,17 @@ int64_t dispatched_rows_per_token(const MoeSpec& spec) {
 
 StagePlan plan_stages(const LayerPlan& plan) {
   const MoeSpec& spec = plan.spec;
-  const SharedTraits shared = traits_of(spec.shared.mode);
+  const SharedFacts shared = shared_facts(spec);
   const bool is_latent = spec.latent.size != 0;
   StagePlan stages;
   stages.has_expert_input = is_latent || spec.weight_on == WeightOn::kInput;
   stages.rows_per_token = dispatched_rows_per_token(spec);
   stages.finishes_apart = is_latent || plan.part.reduces();
-  stages.weighs_shared_rows = shared.weighs_rows;
-  stages.mixes = shared.mixes;
+  stages.weighs_shared_rows = shared.weighs_rows();
+  stages.mixes = shared.mixes();
   // Even if another rank adds the shared rows, the routed part needs its factor here.
   stages.computes_factors = plan.shared || stages.mixes;
-  stages.factors_read_hidden = stages.computes_factors && shared.reads_hidden;
+  stages.factors_read_hidden = stages.computes_factors && shared.reads_hidden();
   stages.reads_hidden_floats = spec.has_gate || stages.factors_read_hidden || is_latent;
   stages.routed_sum_stride = round_up(expert_width(spec), kFloatsPerVector);
   const experts::ExpertsKernel* reader = is_latent ? nullptr : plan.experts.get();

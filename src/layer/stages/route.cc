@@ -1,5 +1,6 @@
 #include "layer/stages/route.h"
 
+#include "core/shared_facts.h"
 #include "layer/arguments.h"
 #include "layer/stages/given_routing.h"
 
@@ -126,7 +127,7 @@ RouteResult route(const RouteRule& rule, const RouteInputs& inputs, const RouteB
     load_given_ids(spec, inputs.topk_ids, buffers.ids, result.counts);
     load_given_weights(inputs.topk_weights, 0, spec.top_k, buffers.weights);
   }
-  if (spec.shared.mode == SharedMode::kFusedSlots) {
+  if (shared_facts(spec).has_slots()) {
     weigh_fused_slots(spec, inputs, buffers.shared_weights, result.counts);
   }
   drop_padding(inputs, spec.top_k, buffers.ids);
@@ -139,7 +140,7 @@ void capture_routing(const MoeSpec& spec, const RouteInputs& inputs, const Routi
   if (inputs.logits != nullptr) capture(captures.logits, inputs.logits, num_logits(spec));
   capture(captures.ids, routing.topk_ids, spec.top_k);
   capture(captures.weights, routing.topk_weights, spec.top_k);
-  if (spec.shared.mode == SharedMode::kFusedSlots) {
+  if (shared_facts(spec).has_slots()) {
     capture_fused(spec, inputs, routing.shared_weights, captures);
   }
   if (captures.expert_load.empty()) return;

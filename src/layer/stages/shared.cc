@@ -1,5 +1,6 @@
 #include "layer/stages/shared.h"
 
+#include "core/shared_facts.h"
 #include "cpu/parallel.h"
 
 #include <algorithm>
@@ -61,18 +62,17 @@ void add_scaled_row(float factor, const float* row, int64_t columns, float* sum)
 SumFactors make_factors(const SharedExpertSpec& spec, const FactorWeights& weights,
                         const RowBundle& hidden, const Routing& routing,
                         const FactorBuffers& buffers, Executor& executor) {
-  switch (spec.mode) {
-    case SharedMode::kSigmoidGate:
+  switch (shared_facts(spec).factor) {
+    case SharedFactor::kSigmoid:
       return sigmoid_factors(*weights.shared_gate, hidden, buffers.shared, executor);
-    case SharedMode::kAverage:
+    case SharedFactor::kHalf:
       return average_factors(routing.num_tokens, buffers);
-    case SharedMode::kSoftmaxMix:
+    case SharedFactor::kSoftmax:
       return softmax_factors(weights, hidden, buffers, executor);
-    case SharedMode::kRouterWeight:
-    case SharedMode::kFusedSlots:
+    case SharedFactor::kRouter:
+    case SharedFactor::kSlot:
       return {.shared = routing.shared_weights, .num_shared = spec.count};
-    case SharedMode::kNone:
-    case SharedMode::kAdd:
+    case SharedFactor::kNone:
       break;
   }
   return {};

@@ -1,5 +1,6 @@
 #include "routing/sink_softmax/sink_softmax.h"
 
+#include "core/shared_facts.h"
 #include "routing/rows.h"
 #include "routing/score.h"
 #include "routing/topk/choose.h"
@@ -87,7 +88,7 @@ class SinkSoftmaxRouter final : public Router {
 }  // namespace
 
 Support sink_softmax_supports(const MoeSpec& spec) {
-  if (spec.shared.mode != SharedMode::kRouterWeight || spec.shared.count < 1) {
+  if (!shared_facts(spec).by_router() || spec.shared.count < 1) {
     return Support::no("no shared experts take their weight from the router");
   }
   if (spec.top_k >= 1 && spec.top_k <= spec.num_experts) return Support::yes();

@@ -1,3 +1,4 @@
+#include "core/shared_facts.h"
 #include "routing/check_spec.h"
 #include "routing/sink_softmax/sink_softmax.h"
 
@@ -16,7 +17,7 @@ void check_sink_softmax(const MoeSpec& spec) {
   unused.must_be("score", router.score, {RouterScore::kSoftmax, RouterScore::kSigmoid});
   unused.must_be("renormalize", router.renormalize,
                  {Renormalize::kSum, Renormalize::kNone, Renormalize::kSoftmax});
-  if (spec.shared.mode == SharedMode::kRouterWeight) return;
+  if (shared_facts(spec).by_router()) return;
   throw Error(ErrorCode::kInvalidArgument,
               {.what = "router " + router.name + " weighs shared experts",
                .expected = "SharedMode::kRouterWeight",

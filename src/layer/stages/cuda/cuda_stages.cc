@@ -1,6 +1,7 @@
 #include "layer/stages/cuda/cuda_stages.h"
 
 #include "core/part_spec.h"
+#include "core/shared_facts.h"
 #include "layer/cuda/plan.h"
 
 #include <fmt/format.h>
@@ -35,8 +36,9 @@ class Declaration {
       : plan_(plan),
         spec_(plan.spec),
         ids_(BufferSet(kTopkIds) | kTopkWeights | when(plan.part.has_replicas(), kPhysicalIds)),
-        factors_(when(has_factors(spec_.shared.mode), kSharedFactor) |
-                 when(spec_.shared.mode == SharedMode::kSoftmaxMix, kMix)),
+        shared_(shared_facts(plan.spec)),
+        factors_(when(shared_.factor != SharedFactor::kNone, kSharedFactor) |
+                 when(shared_.has_mix_gate(), kMix)),
         routed_(BufferSet(kRoutedOutput) | kRoutedSums) {}
 
   CudaStages all() {
@@ -53,10 +55,6 @@ class Declaration {
   }
 
  private:
-  static bool has_factors(SharedMode mode) {
-    return mode != SharedMode::kNone && mode != SharedMode::kAdd;
-  }
-
   void add(CudaStage number, std::string name, BufferSet reads, BufferSet writes,
            bool listed = true) {
     stages_.list[static_cast<size_t>(number)] = {
@@ -67,7 +65,7 @@ class Declaration {
     const bool gate = spec_.has_gate;
     add(CudaStage::kLive, "live tokens", {}, kLiveTokens, false);
     add(CudaStage::kFactors, "factors", kLiveTokens,
-        factors_ | when(spec_.shared.mode == SharedMode::kSoftmaxMix, kMixLogits), false);
+        factors_ | when(shared_.has_mix_gate(), kMixLogits), false);
     add(CudaStage::kLogits, gate ? fmt::format("gate product [{}]", num_logits(spec_)) : "logits",
         {}, when(gate, BufferSet(kGate) | kLogits), gate);
     add(CudaStage::kRoute, "route", when(gate, kLogits) | kLiveTokens | factors_,
@@ -128,6 +126,7 @@ class Declaration {
 
   const CudaPlan& plan_;
   const MoeSpec& spec_;
+  const SharedFacts shared_;
   const BufferSet ids_;  // with their weights
   const BufferSet factors_;
   const BufferSet routed_;

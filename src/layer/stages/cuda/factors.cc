@@ -1,5 +1,6 @@
 #include "layer/stages/cuda/factors.h"
 
+#include "core/shared_facts.h"
 #include "gemm/cuda/gate_product.h"
 #include "layer/cuda/launch_tables.h"
 #include "layer/cuda/row_format.h"
@@ -105,19 +106,18 @@ CudaFactors enqueue_fused_slots(const CudaChunk& chunk, const CudaGiven& given,
 
 CudaFactors enqueue_factors(const CudaChunk& chunk, const ConstTensorView& hidden,
                             const CudaGiven& given, const CudaCaptures& captures) {
-  switch (chunk.plan.spec.shared.mode) {
-    case SharedMode::kSigmoidGate:
+  switch (shared_facts(chunk.plan.spec).factor) {
+    case SharedFactor::kSigmoid:
       return enqueue_sigmoid(chunk, hidden);
-    case SharedMode::kSoftmaxMix:
+    case SharedFactor::kSoftmax:
       return enqueue_mix(chunk, hidden);
-    case SharedMode::kFusedSlots:
+    case SharedFactor::kSlot:
       return enqueue_fused_slots(chunk, given, captures);
-    case SharedMode::kRouterWeight:
+    case SharedFactor::kRouter:
       return {.shared = chunk.scratch.at<float>(kSharedFactor)};
-    case SharedMode::kAverage:
+    case SharedFactor::kHalf:
       return {.shared_constant = 0.5F, .routed_constant = 0.5F};
-    case SharedMode::kNone:
-    case SharedMode::kAdd:
+    case SharedFactor::kNone:
       break;
   }
   return {};
@@ -131,7 +131,7 @@ SharedSlots shared_slots(const CudaPlan& plan, const CudaFactors& factors) {
           .constant = factors.shared_constant,
           .factors = plan.fused.count,
           .slices = plan.fused.slices,
-          .is_logit = plan.spec.shared.mode == SharedMode::kSigmoidGate};
+          .is_logit = shared_facts(plan.spec).has_sigmoid_gate()};
 }
 
 }  // namespace conclave::inline v0

@@ -1,5 +1,6 @@
 #include "layer/stages/cuda/route.h"
 
+#include "core/shared_facts.h"
 #include "dispatch/cuda/sanitize_ids.h"
 #include "gemm/cuda/gate_product.h"
 #include "layer/cuda/launch_tables.h"
@@ -59,7 +60,7 @@ bool has_plain_routing(const MoeSpec& spec, const CudaGiven& given, const CudaCa
                      given.topk_weights.dtype == DType::kF32;
   return dense && captures.ids.empty() && captures.weights.empty() &&
          given.live.padding_mask == nullptr && spec.num_zero_experts == 0 &&
-         spec.shared.mode != SharedMode::kFusedSlots;
+         !shared_facts(spec).has_slots();
 }
 
 // What the stage itself writes, without groups.
