@@ -41,7 +41,7 @@ class RouterInputNorm:
 class RouterSpec:
     """From logits to ids and weights; docs/routing.md has every formula."""
 
-    name: str = "topk"  # hash, sparse_mixer, softmax_threshold, sink_softmax, simulated
+    name: str = "topk"  # hash, sparse_mixer, softmax_threshold, sink_softmax, top_any, ...
     score: str = "softmax"  # sigmoid, sqrtsoftplus, none
     order: str = "score_then_topk"  # topk_then_score
     has_logit_bias: bool = False

@@ -7,6 +7,7 @@
 #include "routing/sink_softmax/sink_softmax.h"
 #include "routing/softmax_threshold/softmax_threshold.h"
 #include "routing/sparse_mixer/sparse_mixer.h"
+#include "routing/top_any/top_any.h"
 #include "routing/topk/topk.h"
 
 #include <algorithm>
@@ -72,6 +73,15 @@ constexpr std::array kRouters = {
               .oracle = softmax_threshold_oracle,
               .draw = draw_softmax_threshold,
               .device = ON_DEVICE(kSoftmaxThresholdOnDevice)},
+    RouterRow{.name = "top_any",
+              .traits = {},
+              .tensors = kTopAnyTensors,
+              .check = check_top_any,
+              .supports = top_any_supports,
+              .make = make_top_any_router,
+              .oracle = top_any_oracle,
+              .draw = draw_top_any,
+              .device = ON_DEVICE(kTopAnyOnDevice)},
     RouterRow{.name = "simulated",
               .traits = {.reads_logits = false},
               .tensors = kSimulatedTensors,

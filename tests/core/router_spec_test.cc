@@ -147,6 +147,8 @@ TEST(RouterSpec, FieldsThatARuleDoesNotRead_MustKeepTheirDefaults) {
                     {vocab, replay, bias, groups, cap, epsilon, scale, own, zero, score, p_norm});
   expect_each_named("softmax_threshold", {jitter, vocab, replay, zipf, bias, groups, cap, epsilon,
                                           scale, own, zero, score, p_norm});
+  expect_each_named("top_any", {jitter, vocab, replay, zipf, bias, groups, cap, epsilon, scale, own,
+                                zero, score, p_norm});
   expect_each_named("sink_softmax",
                     {jitter, vocab, replay, groups, cap, epsilon, own, zero, score, p_norm});
   expect_each_named("simulated",

@@ -188,6 +188,9 @@ std::vector<Form> plain_forms() {
   MoeSpec hash = plain(DType::kF32);
   hash.router = {.name = "hash", .score = RouterScore::kSqrtSoftplus, .vocab_size = 11};
   forms.push_back({"hash", hash});
+  MoeSpec any = plain(DType::kF32);
+  any.router.name = "top_any";
+  forms.push_back({"top_any", any});
   return forms;
 }
 

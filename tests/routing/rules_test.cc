@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -168,6 +169,37 @@ TEST(SoftmaxThresholdRouter, GivenIds_KeepTheirNamesAndWeighAgainstTheBestOfTheR
       RoutingProblem{.spec = spec, .logits = {1.0F, 3.0F, 0.0F, 2.0F}, .given_ids = {2, 3}});
   EXPECT_EQ(result.ids, (Ids{2, 3}));
   EXPECT_EQ(result.weights, (std::vector<float>{0, 1}));
+}
+
+TEST(TopAnyRouter, ChoicesAboveTheirThreshold_ShareTheWeight) {
+  const MoeSpec spec = sized("top_any", 4, 3);
+  const auto routed = [&](const std::vector<float>& thresholds, const Ids& given = {}) {
+    std::vector<int32_t> bits;
+    for (const float value : thresholds) bits.push_back(std::bit_cast<int32_t>(value));
+    return testing::route(RoutingProblem{
+        .spec = spec, .logits = {1.0F, 3.0F, 0.0F, 2.0F}, .given_ids = given, .tensors = {bits}});
+  };
+  EXPECT_EQ(routed({0, 0, 0, 0}).ids, (Ids{1, 3, 0}));
+  EXPECT_EQ(routed({0, 4, 0, 0}).ids, (Ids{-1, 3, 0}));
+  EXPECT_EQ(routed({0, 4, 0, 0}).weights, (std::vector<float>{0, 0.5F, 0.5F}));
+  EXPECT_EQ(routed({1, 3, 0, 2}).ids, (Ids{1, -1, -1}));  // none lies above: the best alone
+  EXPECT_EQ(routed({1, 3, 0, 2}).weights, (std::vector<float>{1, 0, 0}));
+  EXPECT_EQ(routed({0, 0, 0, 0}, {2, 0, -1}).ids, (Ids{2, 0, -1}));
+  EXPECT_EQ(routed({0, 0, 0, 0}, {2, 0, -1}).weights, (std::vector<float>{0, 1, 0}));
+}
+
+TEST(TopAnyRouter, ThresholdThatIsNan_IsRefused) {
+  const MoeSpec spec = sized("top_any", 2, 1);
+  const std::vector<float> values = {0, std::numeric_limits<float>::quiet_NaN()};
+  const RouterTensor& tensor = *router_tensors_of(spec).at(0).tensor;
+  try {
+    tensor.check(spec, {.data = values.data(), .shape = {1, 2}}, 0, "here");
+    ADD_FAILURE() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    EXPECT_EQ(error.detail().tensor, "here");
+    EXPECT_NE(error.detail().what.find("expert 1"), std::string::npos);
+  }
 }
 
 MoeSpec simulated(const SimulatedRouting& options, int64_t experts, int64_t top_k) {
