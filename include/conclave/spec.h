@@ -67,8 +67,8 @@ struct SimulatedRouting {
 // (or of Context::add_router). A field that the rule does not read must keep its default.
 // - "topk": logits l = x W^T (+ bias), soft cap, score, selection bias, group limit, the k best,
 //   renormalise, scale.
-// - "hash": ids = table[token id] (weights::kHashTable); weights as "topk" gives at those ids.
-//   It takes no selection bias and no groups.
+// - "hash": ids = table[token id] (weights::kHashTable), weighed as in "topk"; no bias, no groups.
+// - "top_any": of the k best those above "expert_threshold" of their expert, with equal weights.
 // - "sparse_mixer": two choices from separate masked softmaxes (PhiMoE, arXiv 2409.12136); k = 2;
 //   jitter_epsilon applies.
 // - "softmax_threshold": the k best, without those whose share of the softmax is below

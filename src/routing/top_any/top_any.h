@@ -1,5 +1,5 @@
 // Router "top_any": of the k best experts those whose logit is above a threshold of their own, with
-// equal weights; the best alone if none is. The gate of DynMoE (arXiv 2405.14297, eq. 5 to 7).
+// equal weights; the best alone if none is. The choice of DynMoE (arXiv 2405.14297).
 #pragma once
 
 #include "routing/router.h"
