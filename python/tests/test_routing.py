@@ -133,6 +133,19 @@ def test_bias_below_minus_one_still_chooses():
     )
 
 
+def test_tensors_of_a_router_come_by_name():
+    logits = numpy.array([[1, 3, 0, 2]], dtype="float32")
+    rule = RouterSpec(name="top_any")
+    thresholds = numpy.array([0, 4, 0, 0], dtype="float32")
+    weights, ids = conclave.route(logits, 3, rule, tensors={"expert_threshold": thresholds})
+    numpy.testing.assert_array_equal(ids, [[-1, 3, 0]])
+    numpy.testing.assert_array_equal(weights, [[0, 0.5, 0.5]])
+    with pytest.raises(ConclaveValueError, match="expert_threshold"):
+        conclave.route(logits, 3, rule)
+    with pytest.raises(Exception, match="dice"):
+        conclave.route(logits, 3, rule, tensors={"expert_threshold": thresholds, "dice": logits})
+
+
 def test_hash_tables_say_ids():
     random = numpy.random.default_rng(0)
     logits = logits_of(9, 16)
