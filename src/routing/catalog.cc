@@ -121,7 +121,7 @@ constexpr bool ids_differ() {
   }
   return true;
 }
-static_assert(ids_differ(), "give the new tensor the next weights::router_tensor()");
+static_assert(ids_differ(), "two tensors of routers have one number");
 static_assert(std::ranges::all_of(kTensors, [](const RouterTensor* tensor) {
   return tensor->element == RouterElement::kFloat || tensor->index_limit != nullptr;
 }));
