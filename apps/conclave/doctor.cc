@@ -203,7 +203,8 @@ ExitCode run_doctor(const DoctorOptions& options) {
   report.isa = isa_in_use(report.cpu, context);
   report.measured = !options.quick;
   if (report.measured) {
-    const std::vector<Measurement> measurements = measure_machine(context, report.cpu.arithmetic);
+    const std::vector<CeilingMeasurement> measurements =
+        measure_machine(context, report.cpu.arithmetic);
     report.ceilings = best_of(measurements);
     report.table = judge_arithmetic(measurements, report.cpu.arithmetic);
   }

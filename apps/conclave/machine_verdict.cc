@@ -45,10 +45,10 @@ double process_cpu_seconds() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-Measurement measure_once(const Context& context) {
+CeilingMeasurement measure_once(const Context& context) {
   const auto begin = std::chrono::steady_clock::now();
   const double cpu_begin = process_cpu_seconds();
-  Measurement measurement{.ceilings = measure_ceilings(context)};
+  CeilingMeasurement measurement{.ceilings = measure_ceilings(context)};
   const double cpu_seconds = process_cpu_seconds() - cpu_begin;
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
   // More threads than CPUs share the CPUs even if nobody else is at work.
@@ -59,9 +59,9 @@ Measurement measure_once(const Context& context) {
 
 }  // namespace
 
-Ceilings best_of(std::span<const Measurement> measurements) {
+Ceilings best_of(std::span<const CeilingMeasurement> measurements) {
   Ceilings best;
-  for (const Measurement& measurement : measurements) {
+  for (const CeilingMeasurement& measurement : measurements) {
     best.read_gbps = std::max(best.read_gbps, measurement.ceilings.read_gbps);
     for (const ArithmeticRate& rate : measurement.ceilings.rates) {
       const auto same =
@@ -78,7 +78,7 @@ Ceilings best_of(std::span<const Measurement> measurements) {
   return best;
 }
 
-Judgement judge_arithmetic(std::span<const Measurement> measurements,
+Judgement judge_arithmetic(std::span<const CeilingMeasurement> measurements,
                            const std::string& arithmetic) {
   const Ceilings best = best_of(measurements);
   const ArithmeticRate* chosen = find_rate(best, arithmetic);
@@ -93,7 +93,7 @@ Judgement judge_arithmetic(std::span<const Measurement> measurements,
                   chosen->gflops, fastest->arithmetic, fastest->gflops);
   double least_share = 1;
   bool each_time = true;
-  for (const Measurement& measurement : measurements) {
+  for (const CeilingMeasurement& measurement : measurements) {
     least_share = std::min(least_share, measurement.cpu_share);
     each_time = each_time && seems_wrong(measurement.ceilings, arithmetic);
   }
@@ -106,8 +106,9 @@ Judgement judge_arithmetic(std::span<const Measurement> measurements,
                   100 * least_share, rates)};
 }
 
-std::vector<Measurement> measure_machine(const Context& context, const std::string& arithmetic) {
-  std::vector<Measurement> measurements;
+std::vector<CeilingMeasurement> measure_machine(const Context& context,
+                                                const std::string& arithmetic) {
+  std::vector<CeilingMeasurement> measurements;
   do {
     measurements.push_back(measure_once(context));
   } while (measurements.size() < kMostMeasurements &&

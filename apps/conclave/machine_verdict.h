@@ -10,7 +10,7 @@
 
 namespace conclave::tool {
 
-struct Measurement {
+struct CeilingMeasurement {
   Ceilings ceilings;
   // The processor time that the measuring threads got, relative to what idle CPUs would give them;
   // at most 1.
@@ -28,13 +28,14 @@ struct Judgement {
   std::string text;  // "fits: avx512 reaches 554 GFLOP/s, none is faster"
 };
 // `arithmetic` is the table's choice. Each rate counts with its best measurement.
-Judgement judge_arithmetic(std::span<const Measurement> measurements,
+Judgement judge_arithmetic(std::span<const CeilingMeasurement> measurements,
                            const std::string& arithmetic);
 
 // Returns the best value of every ceiling.
-Ceilings best_of(std::span<const Measurement> measurements);
+Ceilings best_of(std::span<const CeilingMeasurement> measurements);
 
 // Measures once, and up to twice more as long as the table's choice does not seem to fit.
-std::vector<Measurement> measure_machine(const Context& context, const std::string& arithmetic);
+std::vector<CeilingMeasurement> measure_machine(const Context& context,
+                                                const std::string& arithmetic);
 
 }  // namespace conclave::tool

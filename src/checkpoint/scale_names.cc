@@ -6,7 +6,7 @@
 namespace conclave::inline v0::checkpoint {
 namespace {
 
-constexpr std::string_view kWeight = ".weight";
+constexpr std::string_view kWeightSuffix = ".weight";
 // Has the usual names.
 constexpr Method kUnknownMethod = {.name = {}, .read = nullptr};
 
@@ -20,9 +20,9 @@ constexpr std::array kSuffixes = {
     Suffix{"_scale_inv", "", WeightPlane::kScale},  // X.weight_scale_inv, experts.X_scale_inv
     Suffix{"_scale", "", WeightPlane::kScale},      // X.weight_scale, experts.X_scale
     Suffix{"_weight_scale", "", WeightPlane::kScale},
-    Suffix{".scale", kWeight, WeightPlane::kScale},
-    Suffix{".input_scale", kWeight, WeightPlane::kInputScale},
-    Suffix{".activation_scale", kWeight, WeightPlane::kInputScale},
+    Suffix{".scale", kWeightSuffix, WeightPlane::kScale},
+    Suffix{".input_scale", kWeightSuffix, WeightPlane::kInputScale},
+    Suffix{".activation_scale", kWeightSuffix, WeightPlane::kInputScale},
     Suffix{"_input_scale", "", WeightPlane::kInputScale},
     Suffix{"_activation_scale", "", WeightPlane::kInputScale},
 };
@@ -75,8 +75,8 @@ std::string usual_scale_name(std::string_view matrix, WeightPlane plane, std::st
   const Method& row = found == nullptr ? kUnknownMethod : *found;
   std::string name(matrix);
   if (plane == WeightPlane::kScale) return name.append(row.scale);
-  if (!matrix.ends_with(kWeight)) return name.append("_").append(row.step);
-  name.resize(name.size() - kWeight.size());
+  if (!matrix.ends_with(kWeightSuffix)) return name.append("_").append(row.step);
+  name.resize(name.size() - kWeightSuffix.size());
   return name.append(".").append(row.step);
 }
 

@@ -57,7 +57,7 @@ class Conversion {
         directory_(request.destination, request.source,
                    request.replace ? Existing::kReplace : Existing::kRefuse) {}
 
-  ConversionReport run(const Measurement& measurement) {
+  ConversionReport run(const ErrorMeasurement& measurement) {
     Journal journal(directory_.unfinished(), key_of(*source_, request_));
     const std::vector<const ShardRecord*> intact = find_intact(journal);
     clean_up(intact);
@@ -196,7 +196,7 @@ class Conversion {
     return bytes;
   }
 
-  void measure(const Measurement& measurement, ConversionReport& report) const {
+  void measure(const ErrorMeasurement& measurement, ConversionReport& report) const {
     report.tokens = measurement.tokens;
     report.seed = measurement.seed;
     if (measurement.tokens == 0) return;
@@ -243,7 +243,7 @@ class Conversion {
 }  // namespace
 
 ConversionReport convert_model(const Context& context, const ConvertRequest& request,
-                               const Measurement& measurement) {
+                               const ErrorMeasurement& measurement) {
   return Conversion(context, request).run(measurement);
 }
 

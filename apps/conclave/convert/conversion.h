@@ -44,7 +44,7 @@ struct ConversionReport {
   bool layers_alone = false;               // the result has MoE layers and no whole model
 };
 
-struct Measurement {
+struct ErrorMeasurement {
   int64_t tokens = 32;  // random rows for each layer; 0: layers are not measured
   uint64_t seed = 0;
 };
@@ -52,6 +52,6 @@ struct Measurement {
 // Throws Error: kUnsupported before anything is written, kFileWrite, kFileChanged, kTensorValue.
 // Finished shards stay for a next run with the same request.
 ConversionReport convert_model(const Context& context, const ConvertRequest& request,
-                               const Measurement& measurement);
+                               const ErrorMeasurement& measurement);
 
 }  // namespace conclave::tool

@@ -12,8 +12,8 @@ namespace {
 constexpr std::string_view kWeight = ".weight";
 // llama.cpp reads these beside quantised weights and never uses them.
 constexpr std::string_view kInputScale = ".input_scale";
-constexpr std::array kMatrices = {weights::kGate,       weights::kUp,       weights::kDown,
-                                  weights::kSharedGate, weights::kSharedUp, weights::kSharedDown};
+constexpr std::array kMatrixIds = {weights::kGate,       weights::kUp,       weights::kDown,
+                                   weights::kSharedGate, weights::kSharedUp, weights::kSharedDown};
 
 const GgufMatrix& factor_of(const GgufLayer& layer, WeightId id) {
   static const GgufMatrix kNone;
@@ -42,7 +42,7 @@ StoredMatrix name_matrix(const io::GgufFile& file, const GgufLayer& layer, Weigh
 
 std::vector<StoredMatrix> name_gguf_matrices(const io::GgufFile& file, const GgufLayer& layer) {
   std::vector<Placed> placed;
-  for (const WeightId id : kMatrices) {
+  for (const WeightId id : kMatrixIds) {
     const std::vector<GgufMatrix>& matrices = layer.stored[id].matrices;
     for (size_t expert = 0; expert < matrices.size(); ++expert) {
       const GgufMatrix& matrix = matrices[expert];
