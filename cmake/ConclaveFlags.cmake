@@ -66,11 +66,16 @@ function(conclave_cold_folder target)
     if(name IN_LIST arg_EXCEPT OR (arg_ONLY AND NOT name IN_LIST arg_ONLY))
       continue()
     endif()
-    set_property(
-      SOURCE ${file}
-      DIRECTORY ${directory}
-      APPEND
-      PROPERTY COMPILE_OPTIONS $<$<CONFIG:Release,RelWithDebInfo>:-O1>)
-    set_property(TARGET ${target} APPEND PROPERTY CONCLAVE_COLD ${file})
+    conclave_mark_cold(${target} ${file})
   endforeach()
+endfunction()
+
+function(conclave_mark_cold target file)
+  get_target_property(directory ${target} SOURCE_DIR)
+  set_property(
+    SOURCE ${file}
+    DIRECTORY ${directory}
+    APPEND
+    PROPERTY COMPILE_OPTIONS $<$<CONFIG:Release,RelWithDebInfo>:-O1>)
+  set_property(TARGET ${target} APPEND PROPERTY CONCLAVE_COLD ${file})
 endfunction()

@@ -31,5 +31,6 @@ function(conclave_isa_source target isa)
       DIRECTORY ${directory}
       APPEND
       PROPERTY COMPILE_OPTIONS ${CONCLAVE_ISA_FLAGS_${isa}} ${CONCLAVE_ISA_WARNING_FLAGS})
+    set_property(SOURCE ${file} DIRECTORY ${directory} PROPERTY SKIP_PRECOMPILE_HEADERS ON)
   endforeach()
 endfunction()

@@ -1,9 +1,9 @@
 # conclave_precompile(<target> <header>...)
 #
-# Precompiles headers of other projects for the target's sources, except those that ask for their own
-# flags or are hot (conclave_cold_folder names the others of the library): their compilation stays the
-# same. None of our own headers: a file includes what it uses, and a build without this option, which
-# every compiler but GCC up to 12 gets, would fail where one does not.
+# Precompiles headers of other projects for the target's sources, except those with an instruction set
+# of their own (conclave_isa_source), which could not use them. None of our own headers: a file includes
+# what it uses, and a build without this option, which every compiler but GCC up to 12 gets, would fail
+# where one does not.
 option(CONCLAVE_PRECOMPILE "Precompile headers of other projects (GCC up to 12)" ${PROJECT_IS_TOP_LEVEL})
 set(CONCLAVE_STANDARD_HEADERS
     <algorithm> <array> <charconv> <cmath> <cstdint> <cstring> <filesystem> <functional> <map>
@@ -28,22 +28,4 @@ function(conclave_precompile_as target other)
     target_precompile_headers(${target} REUSE_FROM ${other})
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>)
   endif()
-endfunction()
-
-# conclave_precompile_cold(<target> <header>...): for the sources that conclave_cold_folder has marked.
-function(conclave_precompile_cold target)
-  conclave_precompile(${target} ${ARGN})
-  get_target_property(sources ${target} SOURCES)
-  get_target_property(directory ${target} SOURCE_DIR)
-  get_target_property(cold ${target} CONCLAVE_COLD)
-  foreach(file IN LISTS sources)
-    if(file MATCHES "^\\$<")
-      continue()
-    endif()
-    cmake_path(ABSOLUTE_PATH file BASE_DIRECTORY ${directory} NORMALIZE)
-    if(NOT file IN_LIST cold)
-      set_source_files_properties(${file} DIRECTORY ${directory}
-                                  PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
-    endif()
-  endforeach()
 endfunction()

@@ -1,0 +1,61 @@
+# conclave_unite_cold(<target> <root> [EXCEPT <folder>...])
+#
+# Compiles the target's cold files (conclave_cold_folder) up to a dozen of a folder at a time, in a
+# generated source that includes them by their path below the root: reading headers takes most of the
+# time of each. So names in the unnamed namespaces of a folder's cold files differ, but in those of the
+# folders that are excepted. The preset `dev` compiles each file on its own: it finds a missing include,
+# and editors take its compile commands.
+option(CONCLAVE_UNITE "Compile cold files together" ${PROJECT_IS_TOP_LEVEL})
+
+function(conclave_unite_cold target root)
+  cmake_parse_arguments(PARSE_ARGV 2 arg "" "" "EXCEPT")
+  get_target_property(cold ${target} CONCLAVE_COLD)
+  if(NOT CONCLAVE_UNITE OR NOT cold)
+    return()
+  endif()
+  set(folders)
+  foreach(file IN LISTS cold)
+    cmake_path(RELATIVE_PATH file BASE_DIRECTORY ${root} OUTPUT_VARIABLE path)
+    cmake_path(GET path PARENT_PATH folder)
+    if(folder IN_LIST arg_EXCEPT)
+      continue()
+    endif()
+    string(MAKE_C_IDENTIFIER "cold_${folder}" name)
+    list(APPEND folders ${name})
+    list(APPEND files_of_${name} ${path})
+  endforeach()
+  list(REMOVE_DUPLICATES folders)
+  foreach(name IN LISTS folders)
+    conclave_unite_files(${target} ${root} ${name} ${files_of_${name}})
+  endforeach()
+endfunction()
+
+# Batches of equal size, so that none is left with a file of its own.
+function(conclave_unite_files target root name)
+  list(LENGTH ARGN count)
+  if(count EQUAL 1)
+    return()
+  endif()
+  math(EXPR batches "(${count} + 11) / 12")
+  math(EXPR size "(${count} + ${batches} - 1) / ${batches}")
+  get_target_property(directory ${target} SOURCE_DIR)
+  foreach(batch RANGE 1 ${batches})
+    math(EXPR begin "(${batch} - 1) * ${size}")
+    list(SUBLIST ARGN ${begin} ${size} files)
+    set(content)
+    foreach(file IN LISTS files)
+      string(APPEND content "#include \"${file}\"\n")
+      set_property(SOURCE ${root}/${file} DIRECTORY ${directory} PROPERTY HEADER_FILE_ONLY ON)
+    endforeach()
+    set(united ${PROJECT_BINARY_DIR}/united/${target}/${name}_${batch}.cc)
+    file(CONFIGURE OUTPUT ${united} CONTENT "${content}" @ONLY)
+    target_sources(${target} PRIVATE ${united})
+    # A class defined in a .cc may hold types of its unnamed namespace; GCC takes the file for a header.
+    set_property(
+      SOURCE ${united}
+      DIRECTORY ${directory}
+      APPEND
+      PROPERTY COMPILE_OPTIONS $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
+    conclave_mark_cold(${target} ${united})
+  endforeach()
+endfunction()
