@@ -8,12 +8,24 @@
     python3 tools/plant_bugs.py list
 
 `fuzz` plants faults in the parsers and runs the harnesses in a copy of the tree. `library` plants
-the faults of tools/planting/faults in the library and runs the test programs: those of the fault's
-module first. With --filters, only the faults of that file are planted, and each meets only the cases
-that the file names for it: for verdicts in a short time. A row of the file is {"key": "area/name",
-"program": "tests/layer/cuda/cuda_layer_test", "filter": "Suite.Case"}, and may have "under":
-["compute-sanitizer", "--tool", "racecheck", "--error-exitcode", "9"]; tools/planting/cuda_cases.json
-has the cases of the faults of CUDA code. The sources stay as they are.
+the faults of tools/planting/faults in the library, the tool and (--python) the package, and runs the
+tests: those of the fault's module first. The sources stay as they are.
+
+With --filters, only the faults of that file are planted, and each meets the cases that the file names
+for it; where these pass, all tests of the fault's module come next. Only what is chosen is measured
+without a fault, so that a whole campaign takes minutes:
+
+    python3 tools/plant_bugs.py library --build build/release --jobs 16 --minutes 7 \\
+                                        --filters tools/planting/cpu_cases.json
+    python3 tools/plant_bugs.py library --python --jobs 8 --minutes 7 \\
+                                        --filters tools/planting/python_cases.json
+    python3 tools/plant_bugs.py library --build build/release --cuda --minutes 7 \\
+                                        --filters tools/planting/cuda_cases.json
+
+A row of the file is {"key": "area/name", "program": "tests/layer/layer_test", "filter": "Suite.Case"},
+and may have "under": ["compute-sanitizer", "--tool", "racecheck", "--error-exitcode", "9"]. Of a Python
+fault the program is the files for pytest, and the filter what its -k takes, or empty; the package is
+that of build/release/python.
 Without --build a build folder of its own is made, with -O1; --prefix names folders with the packages
 where the machine has none. A fault that nothing notices is an exit status of 1.
 """

@@ -35,9 +35,15 @@ std::vector<std::string> child_environment(const ToolOptions& options) {
   return environment;
 }
 
+// A tool with a planted fault may stand in for the built one: tools/plant_bugs.py.
+const char* tool_path() {
+  const char* const planted = std::getenv("CONCLAVE_TEST_TOOL");
+  return planted != nullptr ? planted : CONCLAVE_TOOL_PATH;
+}
+
 [[noreturn]] void become_tool(std::vector<std::string>& arguments,
                               std::vector<std::string>& environment) {
-  ::execve(CONCLAVE_TOOL_PATH, pointers(arguments).data(), pointers(environment).data());
+  ::execve(tool_path(), pointers(arguments).data(), pointers(environment).data());
   ::_exit(126);
 }
 

@@ -71,6 +71,18 @@ class Planting(unittest.TestCase):
             with self.assertRaisesRegex(ValueError, "self/c"):
                 read_filters(path, faults)
 
+    def test_every_fault_of_other_code_has_a_case(self):
+        faults = read_catalog()
+        for name, of_python in (("cpu_cases.json", False), ("python_cases.json", True)):
+            filters = read_filters(ROOT / "tools" / "planting" / name, faults)
+            self.assertEqual(set(filters), {each.key for each in faults
+                                            if not each.is_cuda and each.is_python == of_python})
+        text = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.cc"))
+        for selection in itertools.chain(*read_filters(
+                ROOT / "tools" / "planting" / "cpu_cases.json", faults).values()):
+            for suite in re.findall(r"(\w+)\.", selection.cases):
+                self.assertIn(suite, text, selection)
+
     def test_every_fault_of_cuda_code_has_a_case(self):
         faults = read_catalog()
         filters = read_filters(ROOT / "tools" / "planting" / "cuda_cases.json", faults)
@@ -103,17 +115,21 @@ class Planting(unittest.TestCase):
             ("Twice.OfThree", "Twice.FailsAlways", "Twice.OfOne", "Twice.NoSuchCase"))
         faults = [fault(name, "src/core/twice.cc", "factor() * x", "factor() + x")
                   for name in ("seen", "passed over", "without a case")]
+        faults.append(fault("unseen", "src/core/twice.cc", "factor() * x", "x * factor()"))
         chosen = {"self/seen": [fails, other, sees], "self/passed over": [other],
-                  "self/without a case": [absent]}
+                  "self/without a case": [absent], "self/unseen": [other]}
         with tempfile.TemporaryDirectory() as folder:
             campaign = self.run_campaign(pathlib.Path(folder).resolve(), faults, chosen)
-        self.assertEqual(set(campaign.baseline), {sees, other})
+        whole = Selection("tests/core/core_test")
+        self.assertEqual(set(campaign.baseline), {sees, other, whole})
         results = {each.fault.name: each for each in campaign.results.values()}
         self.assertEqual({name: each.status for name, each in results.items()},
-                         {"seen": "found", "passed over": "survived",
-                          "without a case": "unfinished"})
-        self.assertEqual(results["seen"].case, "Twice.OfThree")
-        self.assertEqual(results["passed over"].passed, ["tests/core/core_test Twice.OfOne"])
+                         {"seen": "found", "passed over": "found",
+                          "without a case": "unfinished", "unseen": "survived"})
+        # What its own case passed over, another of the module saw.
+        for name in ("seen", "passed over"):
+            self.assertEqual(results[name].case, "Twice.OfThree")
+        self.assertEqual(results["unseen"].passed, [str(other), str(whole)])
 
     @unittest.skipIf(shutil.which("ninja") is None, "no ninja")
     def test_campaign(self):

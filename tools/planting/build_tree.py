@@ -8,8 +8,12 @@ linker then does not take.
 import json
 import os
 import pathlib
+import re
 import shlex
 import subprocess
+
+
+TOOL = "apps/conclave/conclave"
 
 
 class Failed(Exception):
@@ -29,6 +33,12 @@ def run_tool(command: list[str], folder: pathlib.Path, limit: float) -> None:
         raise Failed(done.stdout[-3000:])
 
 
+def archive_of(made: str) -> str:
+    """The archive of an object's target, if that target makes one."""
+    folder, target = re.match(r"(.*?)CMakeFiles/([^/]+)\.dir/", made).groups()
+    return f"{folder}lib{target}.a"
+
+
 def output_of(command: str) -> str:
     words = shlex.split(command)
     return words[words.index("-o") + 1]
@@ -36,8 +46,6 @@ def output_of(command: str) -> str:
 
 class BuildTree:
     """Objects, what they include, and how test programs are linked."""
-
-    LIBRARY = ("CMakeFiles/conclave.dir/", "conclave_cuda_test_support.dir/")
 
     def __init__(self, root: pathlib.Path, folder: pathlib.Path) -> None:
         self.root = root
@@ -49,7 +57,8 @@ class BuildTree:
             self.commands[made] = entry["command"]
             self.sources[made] = os.path.realpath(entry["file"])
         self.users = self._read_users()
-        self.programs = self._read_programs()
+        self.links = self._read_links()
+        self.programs = {target: link for target, link in self.links.items() if target != TOOL}
 
     def _ninja(self, *arguments: str) -> str:
         return subprocess.run(
@@ -74,32 +83,28 @@ class BuildTree:
                 users.setdefault(source[len(prefix):], set()).add(made)
         return users
 
-    def _read_programs(self) -> dict[str, str]:
-        """The link command of each test program, by its path beneath the build folder."""
+    def _read_links(self) -> dict[str, str]:
+        """The link command of each test program and of the tool, by its path beneath the build
+        folder."""
         programs = {}
         for line in self._ninja("targets", "all").splitlines():
             target, _, rule = line.partition(": ")
-            if "EXECUTABLE_LINKER" not in rule or not target.startswith("tests/"):
+            if "EXECUTABLE_LINKER" not in rule or not target.startswith(("tests/", TOOL)):
                 continue
             steps = self._ninja("commands", "-s", target).strip().split(" && ")
             link = [step for step in steps if f"-o {target}" in step]
-            if len(link) == 1 and "gtest" in link[0]:
+            if len(link) == 1 and (target == TOOL or "gtest" in link[0]):
                 programs[target] = link[0]
         return programs
 
     def concerned(self, file: str) -> tuple[list[str], dict[str, list[str]]]:
-        """Objects of the library, and those of each test program, that hold the file."""
-        library, tests = [], {}
-        for made in sorted(self.users.get(file, ())):
-            if any(part in made for part in self.LIBRARY):
-                library.append(made)
-            else:
-                tests[made] = made
-        by_program = {
-            program: [made for made in tests if f" {made} " in link]
-            for program, link in self.programs.items()
-        }
-        return library, by_program
+        """Objects of archives that programs link, and each program's own, that hold the file."""
+        users = sorted(self.users.get(file, ()))
+        links = {program: set(link.split()) for program, link in self.programs.items()}
+        archives = set().union(*links.values())
+        return ([made for made in users if archive_of(made) in archives],
+                {program: [made for made in users if made in words]
+                 for program, words in links.items()})
 
     def compile(self, made: str, overlay: pathlib.Path, file: str, limit: float) -> pathlib.Path:
         """The object `made` with the overlay's file in the place of the tree's."""
@@ -125,13 +130,13 @@ class BuildTree:
 
     def link(self, program: str, replaced: dict[str, pathlib.Path], target: pathlib.Path,
              limit: float) -> None:
-        """Links `program` with the replaced objects: those of the library first, the program's in place."""
+        """Links `program` with the replaced objects: those of its archives first, its own in place."""
         target.parent.mkdir(parents=True, exist_ok=True)
-        words = shlex.split(self.programs[program])
+        words = shlex.split(self.links[program])
         own = {made: path for made, path in replaced.items() if made in words}
         words = [str(own.get(word, word)) for word in words]
         words[words.index("-o") + 1] = str(target)
-        before = [str(path) for made, path in replaced.items() if made not in own]
+        before = [str(path) for made, path in replaced.items() if archive_of(made) in words]
         first = next(i for i, word in enumerate(words) if word.endswith(".o"))
         words[first:first] = before
         run_tool(words, self.folder, limit)

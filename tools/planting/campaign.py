@@ -14,7 +14,7 @@ import shutil
 import threading
 import time
 
-from .build_tree import BuildTree, Failed
+from .build_tree import TOOL, BuildTree, Failed
 from .faults import Fault
 from .programs import Outcome, Selection, run_program
 
@@ -22,6 +22,9 @@ SHARD_SECONDS = 20.0
 COMPILE_LIMIT = 400.0
 GRACE_SECONDS = 20.0  # what has begun may end
 MEASURED_SHARDS = 6
+TOOL_TESTS = "tool_commands_test"
+# Their shapes are large, and other programs of their modules have the same kernels.
+LARGE = ("production_shapes_test", "cuda_large_test", "complexity_tests")
 
 
 @dataclasses.dataclass
@@ -127,8 +130,8 @@ class Campaign:
 
         def measure_shard(selection: Selection, index: int, shards: int) -> None:
             outcome = run_program([*selection.under, str(self.tree.folder / selection.program)],
-                                  self.tree.root, 900.0, (index, shards), cases=selection.cases,
-                                  stop_early=False)
+                                  self.tree.root, self._limit(900.0), (index, shards),
+                                  cases=selection.cases, stop_early=False)
             with self.lock:
                 outcomes[selection].append(outcome)
 
@@ -160,13 +163,45 @@ class Campaign:
     # A fault's way.
 
     def run(self) -> list[Result]:
-        for fault in self.faults:
-            self.put((0,), lambda fault=fault: self._plant(fault))
-        self.drain()
-        for result in self.results.values():
-            if result.status == "unfinished" and result.left == 0 and result.passed:
+        self._plant_all(self.faults)
+        survivors = self._survivors()
+        if self.chosen is not None and survivors:
+            self._widen(survivors)
+            self._plant_all(survivors)
+        for fault in {id(each): each for each in [*survivors, *self._survivors()]}.values():
+            result = self.results[id(fault)]
+            if result.status == "unfinished":
                 result.status = "survived"
+                self.say(f"survived  {fault.key}")
         return [self.results[id(fault)] for fault in self.faults]
+
+    def _plant_all(self, faults: list[Fault]) -> None:
+        """Those first whose objects are many: nothing else takes as long."""
+        for fault in faults:
+            objects = len(self.tree.users.get(fault.file, ()))
+            self.put((0, -objects), lambda fault=fault: self._plant(fault))
+        self.drain()
+
+    def _survivors(self) -> list[Fault]:
+        def survived(result: Result) -> bool:
+            return result.status == "unfinished" and result.left == 0 and bool(result.passed)
+
+        return [fault for fault in self.faults if survived(self.results[id(fault)])]
+
+    def _widen(self, faults: list[Fault]) -> None:
+        """All programs of the modules take the place of chosen cases that did not see a fault: the
+        choice may be older than the tests."""
+        whole: dict[str, list[Selection]] = {}
+        for fault in faults:
+            self.say(f"passed    {fault.key}: its cases alone; all of its module come next")
+            programs = {selection.program for selection in self.chosen[fault.key]}
+            programs |= {program for program in self.tree.programs if is_near(fault, program)}
+            whole[fault.key] = [Selection(program) for program in sorted(programs)
+                                if (self.tree.folder / program).exists()
+                                and uses_gpu(program) <= fault.is_cuda
+                                and not program.endswith(LARGE)]
+        self.chosen = whole
+        self.measure([])
 
     def _plant(self, fault: Fault) -> None:
         result = self.results[id(fault)]
@@ -209,7 +244,7 @@ class Campaign:
         if self.chosen is not None:
             return (1, number)
         module = fault.file.split("/")[1]
-        near = program.startswith(f"tests/{module}/")
+        near = is_near(fault, program)
         neighbours = {"gemm": "experts", "quant": "experts", "activation": "experts",
                       "core": "layer", "placement": "layer", "checkpoint": "conformance"}
         beside = program.startswith(f"tests/{neighbours.get(module, 'layer')}/")
@@ -224,6 +259,9 @@ class Campaign:
         baseline = self.baseline[selection]
         shards = 1 if selection.cases else max(1, min(8, round(baseline.seconds / SHARD_SECONDS)))
         target = overlay / "programs" / str(number) / program
+        tool = target.with_name("planted_tool")
+        # These tests start the tool, which has the fault as well.
+        environment = {"CONCLAVE_TEST_TOOL": str(tool)} if program.endswith(TOOL_TESTS) else {}
         linking = threading.Lock()
         state = {"left": shards, "linked": False}
 
@@ -235,6 +273,8 @@ class Campaign:
                         replaced[name] = self.tree.compile(name, overlay, fault.file,
                                                            self._limit(COMPILE_LIMIT))
                     self.tree.link(program, replaced, target, self._limit(COMPILE_LIMIT))
+                    if environment:
+                        self.tree.link(TOOL, replaced, tool, self._limit(COMPILE_LIMIT))
                     state["linked"] = True
                 return True
 
@@ -246,7 +286,8 @@ class Campaign:
                 try:
                     linked()
                     outcome = run_program([*selection.under, str(target)], self.tree.root, limit,
-                                          (index, shards), baseline.failing, selection.cases)
+                                          (index, shards), baseline.failing, selection.cases,
+                                          environment=environment)
                     if outcome.how == "timed out" and time.monotonic() > self.deadline:
                         return
                     self._judge(fault, program, outcome)
@@ -262,6 +303,7 @@ class Campaign:
                     result.left -= 1
                     result.passed.append(str(selection))
                     target.unlink(missing_ok=True)
+                    tool.unlink(missing_ok=True)
                 if result.left == 0:
                     shutil.rmtree(overlay, ignore_errors=True)
 
@@ -281,6 +323,12 @@ class Campaign:
         done = sum(1 for other in self.results.values() if other.status != "unfinished")
         self.say(f"found     {fault.key}: {outcome.how} {outcome.cases[0]} "
                  f"({pathlib.Path(program).name}; {done} of {len(self.faults)})")
+
+
+def is_near(fault: Fault, program: str) -> bool:
+    """Whether the program tests the module of the fault."""
+    module = "tool" if fault.file.startswith("apps/") else fault.file.split("/")[1]
+    return program.startswith(f"tests/{module}/")
 
 
 def uses_gpu(program: str) -> bool:

@@ -10,7 +10,7 @@ import time
 
 from . import python_tests
 from .build_tree import BuildTree
-from .campaign import Campaign, Result, uses_gpu
+from .campaign import LARGE, Campaign, Result, uses_gpu
 from .faults import ROOT, Fault, read_catalog
 from .programs import Selection
 
@@ -47,7 +47,8 @@ def read_filters(path: pathlib.Path, faults: list[Fault]) -> dict[str, list[Sele
     """The cases of each fault by its key, a program's together and in the file's order.
 
     The file is a list of {"key": "area/name", "program": "tests/...", "filter": "Suite.Case"}, with
-    "under": ["compute-sanitizer", ...] where a tool has to watch.
+    "under": ["compute-sanitizer", ...] where a tool has to watch. Of Python code "program" has the
+    files for pytest and "filter" an expression for its -k, or nothing.
     """
     rows = json.loads(path.read_text())
     strange = sorted({row["key"] for row in rows} - {fault.key for fault in faults})
@@ -57,7 +58,10 @@ def read_filters(path: pathlib.Path, faults: list[Fault]) -> dict[str, list[Sele
     for row in rows:
         runs = filters.setdefault(row["key"], {})
         runs.setdefault((row["program"], tuple(row.get("under", ()))), []).append(row["filter"])
-    return {key: [Selection(program, ":".join(cases), under)
+    def join(program: str, cases: list[str]) -> str:
+        return (" or " if program.startswith("python/") else ":").join(cases)
+
+    return {key: [Selection(program, join(program, cases), under)
                   for (program, under), cases in runs.items()]
             for key, runs in filters.items()}
 
@@ -132,8 +136,7 @@ def is_wanted(program: str, options: argparse.Namespace) -> bool:
                    for selections in options.filters.values() for selection in selections)
     if options.programs and not any(text in program for text in options.programs):
         return False
-    # Their shapes are large and their module's other programs have the same kernels.
-    if program.endswith(("production_shapes_test", "cuda_large_test", "complexity_tests")):
+    if program.endswith(LARGE):
         return False
     on_device = uses_gpu(program) or pathlib.Path(program).name in (
         "cuda_plan_test", "tile_choice_test", "decode_plan_test")
@@ -172,7 +175,8 @@ def run_library(options: argparse.Namespace) -> int:
         options.filters = read_filters(options.filters, read_catalog())
     faults = chosen(options)
     if options.python:
-        results = python_tests.run(faults, WORK / "python", begin + 60 * options.minutes)
+        results = python_tests.run(faults, WORK / "python", begin + 60 * options.minutes,
+                                   options.jobs, options.filters)
     else:
         folder = (options.build or build_base(options)).resolve()
         if options.filters is not None:
@@ -190,5 +194,8 @@ def run_library(options: argparse.Namespace) -> int:
         results = campaign.run()
     write_report(results, time.monotonic() - begin, options.out)
     found = sum(result.status == "found" for result in results)
-    print(f"{found} of {len(results)} found; see {options.out.with_suffix('.md')}")
+    survived = sum(result.status == "survived" for result in results)
+    print(f"{found} of {len(results)} found, {survived} survived, "
+          f"{len(results) - found - survived} without a verdict; "
+          f"see {options.out.with_suffix('.md')}")
     return 0 if found == len(results) else 1
