@@ -126,7 +126,9 @@ TEST(AwqConfig, BothSpellings) {
                       {"q_group_size", 64},
                       {"zero_point", true},
                       {"version", "GEMM"}};
-  for (const json& config : {present, older, with(present, {{"version", "gemv"}})}) {
+  json unsaid = present;
+  unsaid.erase("zero_point");
+  for (const json& config : {present, older, unsaid, with(present, {{"version", "gemv"}})}) {
     const auto found = read(config);
     ASSERT_TRUE(found.weights) << found.reason;
     EXPECT_EQ(found.weights->element, DType::kI4);
@@ -211,6 +213,17 @@ TEST(ModelOptConfig, SmallCodes) {
   EXPECT_EQ(scheme_in(both, "model.layers.0.mlp.experts.0.up_proj").element, DType::kF4);
   EXPECT_EQ(scheme_in(both, "model.layers.1.mlp.experts.0.up_proj").element, DType::kF8E4M3);
   expect_reason(mixed("W4A8_LUT"), "W4A8_LUT");
+  json groups = mixed("W4A16_AWQ");
+  for (const int layer : {0, 1}) {
+    const std::string module = "model.layers." + std::to_string(layer) + ".mlp.experts.0.up_proj";
+    groups["quantized_layers"][module] = {{"quant_algo", "W4A16_AWQ"}, {"group_size", 32 << layer}};
+  }
+  const auto both_groups = read(groups);
+  ASSERT_TRUE(both_groups.weights) << both_groups.reason;
+  for (const int layer : {0, 1}) {
+    const std::string module = "model.layers." + std::to_string(layer) + ".mlp.experts.0.up_proj";
+    EXPECT_EQ(scheme_in(both_groups, module.c_str()).spec.block_cols, 32 << layer);
+  }
 }
 
 json quark(const json& weight, const json& rows = nullptr) {
@@ -359,7 +372,8 @@ TEST(ModuleRules, Expressions) {
   for (const char* yes :
        {"model", ".*experts.*", "model\\.layers\\.\\d+\\.mlp", "(model|lm_head).*", ".*gate_proj$",
         "^model", "model.layers.(1[0-9]|2[0-9]).*", "(?:model)", "[a-z]+\\.layers",
-        ".*experts.[^0]", "", "m?odel", "model\\.layers\\.1+0", ".*?mlp", ".*[e-]x"}) {
+        ".*experts.[^0]", "", "m?odel", "model\\.layers\\.1+0", ".*?mlp", ".*[e-]x",
+        "x*modelx*\\."}) {
     EXPECT_TRUE(matches(yes, name).value_or(false)) << yes;
   }
   for (const char* no : {"odel", ".*self_attn.*", "model\\.layers\\.\\d\\.", ".*gate_proj.$",

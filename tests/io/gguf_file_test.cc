@@ -64,22 +64,35 @@ TEST(GgufHeader, Scalars_WidenToTheirKind) {
 TEST(GgufHeader, Arrays_KeepNumbersUpTo65536) {
   const std::string numbers = little_endian(int16_t{-7}) + little_endian(int16_t{8});
   const std::string floats = little_endian(0.5F) + little_endian(-4.0F);
-  const GgufHeader header = parse_gguf(gguf({
-      .entries =
-          {
-              gguf_entry("numbers", kGgufList, gguf_array(kGgufI16, 2, numbers)),
-              gguf_entry("floats", kGgufList, gguf_array(kGgufF32, 2, floats)),
-              gguf_entry("wide", kGgufList, gguf_array(kGgufU64, 1, little_endian(~uint64_t{0}))),
-              gguf_entry("bools", kGgufList, gguf_array(kGgufBoolean, 2, std::string("\1\0", 2))),
-              gguf_entry("words", kGgufList,
-                         gguf_array(kGgufText, 2, gguf_text("") + gguf_text("word"))),
-              gguf_entry("none", kGgufList, gguf_array(kGgufF32, 0)),
-              gguf_entry("most", kGgufList, gguf_array(kGgufU8, 65'536, std::string(65'536, '\5'))),
-              gguf_entry("more", kGgufList,
-                         gguf_array(kGgufU32, 65'537, std::string(4 * 65'537, '\5'))),
-              gguf_entry("behind", kGgufU8, uint8_t{9}),
-          },
-  }));
+  const GgufHeader
+      header =
+          parse_gguf(
+              gguf(
+                  {
+                      .entries =
+                          {
+                              gguf_entry("numbers", kGgufList, gguf_array(kGgufI16, 2, numbers)),
+                              gguf_entry("floats", kGgufList, gguf_array(kGgufF32, 2, floats)),
+                              gguf_entry("wide", kGgufList,
+                                         gguf_array(kGgufU64, 1, little_endian(~uint64_t{0}))),
+                              gguf_entry("bools", kGgufList,
+                                         gguf_array(kGgufBoolean, 2, std::string("\1\0", 2))),
+                              gguf_entry("words", kGgufList,
+                                         gguf_array(kGgufText, 2,
+                                                    gguf_text("") + gguf_text("word"))),
+                              gguf_entry("none", kGgufList, gguf_array(kGgufF32, 0)),
+                              gguf_entry(
+                                  "most", kGgufList,
+                                  gguf_array(kGgufU8, 65'536, std::string(65'536, '\5'))),
+                              gguf_entry(
+                                  "more", kGgufList,
+                                  gguf_array(kGgufU32, 65'537, std::string(4 * 65'537, '\5'))),
+                              gguf_entry(
+                                  "flags",
+                                  kGgufList, gguf_array(kGgufBoolean, 65'537, std::string(65'537, '\1'))),
+                              gguf_entry("behind", kGgufU8, uint8_t{9}),
+                          },
+                  }));
   const auto array = [&](std::string_view key) { return value_of<io::GgufArray>(header, key); };
   EXPECT_EQ(array("numbers").numbers, (std::vector<double>{-7, 8}));
   EXPECT_EQ(array("floats").numbers, (std::vector<double>{0.5, -4}));
@@ -92,6 +105,7 @@ TEST(GgufHeader, Arrays_KeepNumbersUpTo65536) {
   EXPECT_EQ(array("most").numbers, std::vector<double>(65'536, 5));
   EXPECT_EQ(array("more").count, 65'537U);
   EXPECT_TRUE(array("more").numbers.empty());
+  EXPECT_EQ(array("flags").count, 65'537U);
   EXPECT_EQ(value_of<uint64_t>(header, "behind"), 9U);
 }
 

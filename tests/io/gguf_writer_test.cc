@@ -126,7 +126,9 @@ TEST(GgufWriter, WhatNoFileHolds_IsRefused) {
   expect_error(ErrorCode::kState, [&] { writer.finish(); });
   expect_error(ErrorCode::kState, [&] { writer.write(counted_bytes(1)); });
   EXPECT_EQ(gguf_row_bytes("Q8_0", 64), 68U);
-  expect_error(ErrorCode::kGgufShape, [] { gguf_row_bytes("Q8_0", 33); });
+  for (const int64_t elements : {33, 0, -32}) {
+    expect_error(ErrorCode::kGgufShape, [&] { gguf_row_bytes("Q8_0", elements); });
+  }
   expect_error(ErrorCode::kGgufTensorType, [] { gguf_row_bytes("Q9_9", 32); });
 }
 

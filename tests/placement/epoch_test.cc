@@ -48,6 +48,9 @@ TEST(PlacementEpoch, AnotherOne_FollowsIfItFitsThePlannedPlaces) {
   EXPECT_EQ(reason(*next({0, 0, 1, 1}, 3)), "the plan is for 2 ranks, the epoch has 3");
   EXPECT_EQ(reason(*first_epoch(4, {.ep_size = 2, .num_redundant_experts = 1})),
             "the plan is for 4 physical experts, the epoch has 5");
+  const auto copied = first_epoch(4, {.ep_size = 2, .num_redundant_experts = 1});
+  EXPECT_EQ(can_follow(*copied, *planned).reason(),
+            "the plan is for 5 physical experts, the epoch has 4");
 }
 
 }  // namespace

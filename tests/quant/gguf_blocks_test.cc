@@ -4,6 +4,7 @@
 #include "quant/gguf/block_type.h"
 
 #include "conclave/error.h"
+#include "conclave/gguf.h"
 #include "conclave/safetensors.h"
 
 #include <gtest/gtest.h>
@@ -103,6 +104,13 @@ TEST(GgufBlockTypes, NamesWithoutBlocks_AreNoTypes) {
   EXPECT_EQ(find_block_type("F32"), nullptr);
   EXPECT_EQ(find_block_type("q4_0"), nullptr);
   EXPECT_EQ(testing::gguf_block_types().size(), 25U);
+}
+
+TEST(GgufBlockTypes, Rows_TakeTheSameBytesInFiles) {
+  for (const BlockType& type : block_types()) {
+    EXPECT_EQ(gguf_row_bytes(type.name, 3 * type.elements), static_cast<uint64_t>(3 * type.bytes))
+        << type.name;
+  }
 }
 
 }  // namespace

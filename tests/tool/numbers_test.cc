@@ -14,6 +14,8 @@ TEST(Numbers, Bytes_HaveThreeDigitsAndTheRightUnit) {
   EXPECT_EQ(bytes_text(1000), "1.00 kB");
   EXPECT_EQ(bytes_text(999'499), "999 kB");
   EXPECT_EQ(bytes_text(999'500), "1.00 MB");
+  EXPECT_EQ(bytes_text(9'994'000), "9.99 MB");
+  EXPECT_EQ(bytes_text(9'996'000), "10.0 MB");
   EXPECT_EQ(bytes_text(12'345'678'901), "12.3 GB");
   EXPECT_EQ(bytes_text(UINT64_MAX), "18447 PB");
 }
