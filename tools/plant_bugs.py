@@ -17,7 +17,7 @@ without a fault, so that a whole campaign takes minutes:
 
     python3 tools/plant_bugs.py library --build build/release --jobs 16 --minutes 7 \\
                                         --filters tools/planting/cpu_cases.json
-    python3 tools/plant_bugs.py library --python --jobs 8 --minutes 7 \\
+    python3 tools/plant_bugs.py library --python --jobs 16 --minutes 7 \\
                                         --filters tools/planting/python_cases.json
     python3 tools/plant_bugs.py library --build build/release --cuda --minutes 7 \\
                                         --filters tools/planting/cuda_cases.json

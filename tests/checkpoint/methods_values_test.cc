@@ -70,6 +70,29 @@ TEST(GptqValues, GroupsOutOfRange_AreNamed) {
   }
 }
 
+// Stores an order of columns in 64 bits.
+void widen(TinyTensor& order) {
+  std::vector<int32_t> groups(order.bytes.size() / sizeof(int32_t));
+  std::memcpy(groups.data(), order.bytes.data(), order.bytes.size());
+  const std::vector<int64_t> wide(groups.begin(), groups.end());
+  order.dtype = DType::kI64;
+  order.bytes.resize(wide.size() * sizeof(int64_t));
+  std::memcpy(order.bytes.data(), wide.data(), order.bytes.size());
+}
+
+TEST(GptqValues, WideGroupsOutOfRange_AreNamed) {
+  TinyModel model = golden_folder("qwen3_moe-gptq-int4-order");
+  for (TinyTensor& tensor : model.tensors) {
+    if (tensor.name.ends_with("g_idx")) widen(tensor);
+  }
+  const auto error = run_error(model);
+  EXPECT_FALSE(error) << error->what();
+  for (const int64_t group : {int64_t{1} << 32, -(int64_t{1} << 32)}) {
+    set(model, std::string(kQwen) + "g_idx", 5, group);
+    expect_value_error(model, std::string(kQwen) + "g_idx");
+  }
+}
+
 TEST(GptqValues, AnOrderThatTheConfigurationDenies_IsNamed) {
   TinyModel model = golden_folder("qwen3_moe-gptq-int4-group32");
   set(model, std::string(kQwen) + "g_idx", 0, int32_t{1});

@@ -246,6 +246,19 @@ TEST(FusedSlots, AnotherIdInTheSlot_IsAnErrorOrSkipped) {
   EXPECT_EQ(output.ids.as<int32_t>()[2], -1);
 }
 
+// Nothing else reads the tokens then: experts have rows of their own.
+TEST(ResidualMlp, BesideALatentAlone_ReadsTheTokens) {
+  MoeSpec spec = spec_of();
+  spec.latent = {.size = 24};
+  spec.residual = {.intermediate_size = 20};
+  const OwnedLayer owned = make_layer(spec);
+  const Tensor hidden = random_tensor(DType::kF32, kTokens, kHidden, 1);
+  const auto output = run_layer(owned.layer, hidden.view(), DType::kF32);
+  const StageCheck check =
+      check_against_reference(*owned.context, spec, *owned.source, output.result(hidden.view()));
+  EXPECT_LE(check.worst_token_error, accuracy_bar(DType::kF32, DType::kF32));
+}
+
 TEST(ResidualInput, WithoutAResidualMlp_IsRefused) {
   const OwnedLayer owned = make_layer(spec_of());
   const Tensor hidden = random_tensor(DType::kF32, 2, kHidden, 1);
@@ -275,6 +288,14 @@ TEST(ResidualInput, OfAnotherShapeOrUnderTheOutput_IsRefused) {
         owned.layer.forward({.hidden = hidden.view(), .residual_input = first, .out = shifted});
       }),
       ErrorCode::kOverlap);
+}
+
+TEST(Explain, Bytes_AreInTheLargestWholeUnit) {
+  Plan plan;
+  plan.packed_bytes = 1023;
+  plan.workspace_bytes = 1024;
+  EXPECT_NE(explain(plan).find("1023 B"), std::string::npos) << explain(plan);
+  EXPECT_NE(explain(plan).find("1.00 KiB"), std::string::npos) << explain(plan);
 }
 
 TEST(Explain, Stages_AreInTheOrderOfAForward) {

@@ -42,6 +42,22 @@ std::vector<float> random_row(size_t columns, float size) {
   return row;
 }
 
+TEST(ExactSums, AsManyColumns_AsFloat32CountsWithoutLoss) {
+  const auto columns = [](DType weights) {
+    return activation_rule(weights, {.weights = WeightScale::kChannel,
+                                     .activations = ActivationScale::kToken,
+                                     .activation_dtype = DType::kI8})
+        .exact_columns;
+  };
+  // The largest products are 128 * 128, 8 * 128 and, in halves, 12 * 128.
+  constexpr int64_t kMost = int64_t{1} << 24;
+  EXPECT_EQ(columns(DType::kI8), kMost / (128 * 128));
+  EXPECT_EQ(columns(DType::kI4), kMost / (8 * 128));
+  EXPECT_EQ(columns(DType::kF4), 8192);
+  EXPECT_LE(columns(DType::kF4) * 12 * 128, kMost);
+  EXPECT_FALSE(activation_rule(DType::kNF4, {.weights = WeightScale::kChannel}).is_exact());
+}
+
 TEST(DynamicScale, Amax_IsDividedBy448) {
   EXPECT_EQ(step_of(448, kLargestE4m3, false), 1.0F);
   EXPECT_EQ(step_of(1, kLargestE4m3, false), 1.0F / 448.0F);
