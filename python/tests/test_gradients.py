@@ -17,9 +17,10 @@ def wanted(*shape, dtype=torch.float32):
     return torch.rand(*shape, dtype=torch.float32).to(dtype).requires_grad_()
 
 
-def test_the_first_tensor_that_requires_gradients_is_named():
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_the_first_tensor_that_requires_gradients_is_named(kind):
     plain = torch.rand(2)
-    given = {"a": plain, "b": None, "c": 1.0, "d": [plain, wanted(2)], "e": wanted(2)}
+    given = {"a": plain, "b": None, "c": 1.0, "d": kind([plain, wanted(2)]), "e": wanted(2)}
     with pytest.raises(ConclaveValueError, match=re.escape("d[1]: it requires gradients")):
         _gradients.refuse(given)
     _gradients.refuse({"a": plain, "b": None, "c": [plain], "d": "text"})
