@@ -104,6 +104,8 @@ TEST(ModelConfig, AlternativeSpellings_AreRead) {
   config.erase("num_experts");
   config["num_local_experts"] = 60;
   EXPECT_EQ(read(config).layers[0].spec.num_experts, 60);
+  config["num_experts"] = nullptr;
+  EXPECT_EQ(read(config).layers[0].spec.num_experts, 60);
 }
 
 TEST(ModelConfig, SparseStep_PicksEveryStepthLayer) {

@@ -12,6 +12,7 @@
 #include <atomic>
 #include <bit>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -225,7 +226,7 @@ TEST(EpFaults, RepeatedIdsFromAPeer_AreRefused) {
 }
 
 TEST(EpFaults, ImpossibleRowCountsFromAPeer_AreRefused) {
-  constexpr int64_t kRowsField = 11 * sizeof(int64_t);
+  constexpr auto kRowsField = static_cast<int64_t>(offsetof(dispatch::WireHeader, num_rows));
   for (const int64_t rows : {int64_t{-1}, int64_t{17}, std::numeric_limits<int64_t>::max()}) {
     const EpCase c{.ranks = 2, .experts = 6, .top_k = 2};
     const RankOutcome variable = tampered(c, [&](std::string_view phase, const AllToAllV& x) {
@@ -234,6 +235,7 @@ TEST(EpFaults, ImpossibleRowCountsFromAPeer_AreRefused) {
       }
     });
     EXPECT_EQ(to_string(*variable.code), "kCommMismatch") << variable.message;
+    EXPECT_NE(variable.message.find("announces"), std::string::npos) << variable.message;
 
     EpCase fixed = c;
     fixed.transport = EpTransport::kFixedSlots;
@@ -244,6 +246,7 @@ TEST(EpFaults, ImpossibleRowCountsFromAPeer_AreRefused) {
       }
     });
     EXPECT_EQ(to_string(*slots.code), "kCommMismatch") << slots.message;
+    EXPECT_NE(slots.message.find("announces"), std::string::npos) << slots.message;
   }
 }
 

@@ -48,6 +48,15 @@ TEST(LayerWeights, Scales_HaveTheShapeOfTheirForm) {
   EXPECT_EQ(shape_of(fixed, weights::kDown.with(WeightPlane::kInputScale)).count, 4);
 }
 
+TEST(LayerWeights, VectorsOfTheRouter_CountZeroExpertsWhereTheseAreChosen) {
+  MoeSpec spec = quantised(WeightScale::kTensor);
+  spec.num_zero_experts = 3;
+  spec.router.has_selection_bias = true;
+  spec.router.has_expert_scale = true;
+  EXPECT_EQ(shape_of(spec, weights::kSelectionBias).cols, 7);
+  EXPECT_EQ(shape_of(spec, weights::kExpertScale).cols, 4);
+}
+
 TEST(LayerWeights, PlainSharedExperts_HaveNoScales) {
   MoeSpec spec = quantised(WeightScale::kBlock);
   spec.shared = {.mode = SharedMode::kAdd, .intermediate_size = 40};
