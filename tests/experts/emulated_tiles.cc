@@ -141,6 +141,7 @@ bool EmulatedTiles::multiply(const char* instruction, int sums, int rows, int we
   EXPECT_EQ(c.rows, a.rows) << instruction << ": rows of sums and of the first operand";
   EXPECT_EQ(a.row_bytes / 4, b.rows) << instruction << ": words of k";
   EXPECT_EQ(c.row_bytes, b.row_bytes) << instruction << ": columns";
+  multiplied_rows_ += c.rows;
   return true;
 }
 

@@ -27,6 +27,8 @@ class EmulatedTiles {
   void multiply_bf16(int sums, int rows, int weights);
   // The same on fours of bytes, signed in rows and unsigned in weights.
   void multiply_bytes(int sums, int rows, int weights);
+  // Rows of sums that products were added to since the thread began.
+  int64_t multiplied_rows() const { return multiplied_rows_; }
 
  private:
   static constexpr int kTiles = 8;
@@ -45,6 +47,7 @@ class EmulatedTiles {
   static void multiply_words(Tile& c, const Tile& a, const Tile& b,
                              Sum (*product)(Sum, const A*, const B*, int64_t));
   Tile tiles_[kTiles];
+  mutable int64_t multiplied_rows_ = 0;
 };
 
 // Adds the products of the pairs of a row and a column of 32 to `sum`, rounded like one TDPBF16PS:

@@ -170,6 +170,17 @@ TEST(EmulatedRow, RowCountsAroundTiles_StatedArithmetic) {
   }
 }
 
+// Rows past the last real one would cost time without changing any result, so they are counted.
+TEST(EmulatedRow, OnlyRowsThatExist_AreMultiplied) {
+  for (const int64_t rows : {1, 16, 17, 33, 49, 63}) {
+    const int64_t before = EmulatedTiles::of_thread().multiplied_rows();
+    expect_stated_arithmetic(
+        {.hidden_size = 32, .intermediate_size = 32, .rows_per_expert = {rows}});
+    // One step of k, and four tiles of columns of either product.
+    EXPECT_EQ(EmulatedTiles::of_thread().multiplied_rows() - before, 8 * rows) << rows;
+  }
+}
+
 TEST(EmulatedRow, SizesAroundTiles_StatedArithmetic) {
   for (const int64_t size : {1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 130}) {
     expect_stated_arithmetic(

@@ -25,6 +25,7 @@ struct Problem {
   int64_t k;
   std::vector<float> weights;  // [columns, k], exact in bf16
   std::vector<float> rows;     // [tokens, k]
+  int64_t gap = 0;             // elements between stored rows of weights
 
   Problem(int64_t t, int64_t n, int64_t k_size) : tokens(t), columns(n), k(k_size) {
     std::mt19937_64 random(11);
@@ -37,17 +38,18 @@ struct Problem {
   }
 
   std::vector<std::byte> stored(DType dtype) const {
-    std::vector<std::byte> bytes(weights.size() * static_cast<size_t>(byte_size(dtype)));
+    const int64_t elements = columns * (k + gap);
+    std::vector<std::byte> bytes(static_cast<size_t>(elements * byte_size(dtype)), std::byte{0x3f});
     convert({weights.data(), DType::kF32, Shape{columns, k}, 0},
-            {bytes.data(), dtype, Shape{columns, k}, 0});
+            {bytes.data(), dtype, Shape{columns, k}, k + gap});
     return bytes;
   }
 
   std::vector<float> run(DType dtype, cpu::Isa isa, DType round_to, Executor& executor,
                          GuardSide side = GuardSide::kEnd) const {
     const std::vector<std::byte> bytes = stored(dtype);
-    const auto product = gemm::make_dense_product({bytes.data(), dtype, Shape{columns, k}, 0}, isa,
-                                                  cpu::default_allocator());
+    const auto product = gemm::make_dense_product({bytes.data(), dtype, Shape{columns, k}, k + gap},
+                                                  isa, cpu::default_allocator());
     const int64_t row_bytes = product->row_bytes();
     const GuardedBuffer padded(static_cast<size_t>(tokens * row_bytes), side, 0);
     for (int64_t t = 0; t < tokens; ++t) {
@@ -130,6 +132,17 @@ TEST(DenseProduct, RoundTo_RoundsEachLogit) {
   for (size_t i = 0; i < exact.size(); ++i) {
     EXPECT_EQ(bf16[i], bf16_to_float(float_to_bf16(exact[i])));
     EXPECT_EQ(f16[i], f16_to_float(float_to_f16(exact[i])));
+  }
+}
+
+TEST(DenseProduct, RowsOfWeightsThatLieApart_AreThoseOfDenseOnes) {
+  const Problem dense(3, 65, 33);
+  Problem apart = dense;
+  apart.gap = 7;
+  SerialExecutor executor;
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    EXPECT_TRUE(same_bits(apart.run(dtype, cpu::best_isa(), DType::kF32, executor),
+                          dense.run(dtype, cpu::best_isa(), DType::kF32, executor)));
   }
 }
 

@@ -91,6 +91,7 @@ TEST(DynamicScale, PowerOfTwo_IsTheNextAtLeastAsLarge) {
     EXPECT_TRUE(power / 2 < exact || power == 0x1p-126F) << amax;
   }
   EXPECT_EQ(step_of(448, kLargestE4m3, true), 1.0F) << "a power of two stays";
+  EXPECT_EQ(step_of(448 + 0x1p-14F, kLargestE4m3, true), 2.0F) << "the next number does not";
 }
 
 TEST(QuantizeActivations, Groups_HaveTheirOwnScalesAndTheLastMayBePartial) {

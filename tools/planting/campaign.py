@@ -242,7 +242,7 @@ class Campaign:
     def _worth(self, fault: Fault, selection: Selection, number: int) -> tuple:
         program = selection.program
         if self.chosen is not None:
-            return (1, number)
+            return (-1, number)  # before other faults are compiled: verdicts come as time passes
         module = fault.file.split("/")[1]
         near = is_near(fault, program)
         neighbours = {"gemm": "experts", "quant": "experts", "activation": "experts",
