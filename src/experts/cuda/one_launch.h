@@ -32,8 +32,9 @@ struct OneLaunchCall {
   uint64_t* skipped_ids = nullptr;
   bool weight_on_input = false;
   float output_scale = 1;
-  void* workspace = nullptr;
-  void* out = nullptr;  // [T, H] in `out_dtype`
+  uint32_t* counters = nullptr;  // kWorkspaceCounterBytes, zero before the first call
+  void* workspace = nullptr;     // the row's workspace_bytes, 256-byte aligned
+  void* out = nullptr;           // [T, H] in `out_dtype`
   DType out_dtype = DType::kBF16;
   int64_t out_stride = 0;
 };
@@ -43,8 +44,7 @@ class OneLaunchKernel {
   virtual ~OneLaunchKernel() = default;
   virtual int64_t max_tokens() const = 0;
   virtual std::string describe() const = 0;
-  // One cooperative launch. The caller zeroes the workspace's first 256 bytes before its first use;
-  // each call leaves them ready for the next.
+  // One cooperative launch. Each call leaves the counters zero for the next.
   virtual void run(const OneLaunchCall& call, CUstream_st* stream) const = 0;
 };
 

@@ -20,7 +20,7 @@ constexpr int64_t kSliceBytes = 256;
 // The bytes of every buffer, whether or not a stage of the plan touches it.
 class Sizes {
  public:
-  Sizes() { set(kOneLaunch, kWorkspaceCounterBytes, 1); }
+  Sizes() { set(kCounters, kWorkspaceCounterBytes, 1); }
 
   void set(CudaBuffer buffer, int64_t count, int64_t element_bytes) {
     const auto bytes = checked_mul(count, element_bytes);
@@ -66,9 +66,9 @@ size_t experts_bytes(const CudaPlan& plan, int64_t tokens) {
   return most;
 }
 
-// The single launch also has the memory behind its counters, over the buffers of the list.
-size_t decode_bytes(const CudaPlan& plan) {
-  if (plan.decode_tokens == 0) return 0;
+// What the single launch needs for those of the calls that it takes.
+size_t decode_bytes(const CudaPlan& plan, const CallRange& calls) {
+  if (plan.decode_tokens == 0 || calls.first > plan.decode_tokens) return 0;
   return plan.decode_row->workspace_bytes(plan.routed.problem, plan.decode_tokens);
 }
 
@@ -157,6 +157,7 @@ void size_experts(Sizes& sizes, const CudaPlan& plan, const CallRange& calls) {
   sizes.set(kWeighted, calls.last * plan.rows_per_token() * expert_width(spec), sizeof(float));
   sizes.set(kLatent, calls.last * spec.latent.size, sizeof(float));
   sizes.set(kProjected, calls.last * spec.hidden_size, sizeof(float));
+  sizes.set(kOneLaunch, static_cast<int64_t>(decode_bytes(plan, calls)), 1);
 }
 
 }  // namespace
@@ -167,16 +168,14 @@ WorkspaceBooking book_workspace(const CudaPlan& plan, const CallRange& calls) {
   Sizes sizes;
   size_routing(sizes, plan, calls.last);
   size_experts(sizes, plan, calls);
-  BufferSet touched = kOneLaunch;
+  BufferSet touched = kCounters;
   for (const Stage& stage : plan.stages.list) touched = touched | stage.reads | stage.writes;
   WorkspaceLayout layout;
   CudaSlices slices{};
   for (size_t i = 0; i < kCudaBuffers; ++i) {
     if (touched.has(i)) slices[i] = layout.book_bytes(sizes.of(i), 1);
   }
-  return {.calls = calls,
-          .slices = slices,
-          .total_bytes = std::max(layout.total_bytes(), decode_bytes(plan))};
+  return {.calls = calls, .slices = slices, .total_bytes = layout.total_bytes()};
 }
 
 std::vector<WorkspaceBooking> book_every_rung(const CudaPlan& plan, int64_t max_tokens) {

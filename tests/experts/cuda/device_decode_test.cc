@@ -23,10 +23,11 @@ class Decoder {
   explicit Decoder(CudaProblem& problem)
       : problem_(problem),
         kernel_(experts::make_decode(problem.sizes(), problem.weights())),
+        counters_(kCounterBytes),
         workspace_(experts::decode_bytes(problem.sizes(), problem.options().num_tokens)),
         output_(static_cast<size_t>(problem.options().num_tokens * problem.row_stride() *
                                     byte_size(problem.row_dtype()))) {
-    workspace_.clear(kCounterBytes, nullptr);
+    counters_.clear(kCounterBytes, nullptr);
   }
 
   experts::OneLaunchCall call() const {
@@ -39,6 +40,7 @@ class Decoder {
             .topk_weights = problem_.topk_weights(),
             .num_experts = o.num_experts,
             .weight_on_input = o.weight_on_input,
+            .counters = reinterpret_cast<uint32_t*>(counters_.data()),
             .workspace = workspace_.data(),
             .out = output_.data(),
             .out_dtype = problem_.row_dtype(),
@@ -56,12 +58,13 @@ class Decoder {
             .stride = problem_.row_stride(),
             .dtype = problem_.row_dtype()};
   }
-  int64_t damage() const { return workspace_.damage() + output_.damage(); }
+  int64_t damage() const { return counters_.damage() + workspace_.damage() + output_.damage(); }
   std::vector<std::byte> bits() const { return bits_of(output_); }
 
  private:
   CudaProblem& problem_;
   std::unique_ptr<experts::OneLaunchKernel> kernel_;
+  GuardedDevice counters_;
   GuardedDevice workspace_;
   GuardedDevice output_;
 };

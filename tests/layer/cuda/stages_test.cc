@@ -37,17 +37,38 @@ TEST(CudaStages, EveryBufferWithMemory_IsTouchedByAStage) {
   }
 }
 
-TEST(CudaStages, Buffers_NeverShareMemory) {
-  MoeSpec spec = bf16_spec();
-  spec.latent = {.size = 128, .has_norm = true};
-  spec.shared = {.mode = SharedMode::kSoftmaxMix, .intermediate_size = 96};
-  spec.residual = {.intermediate_size = 64};
-  for (const WorkspaceBooking& booking : book_every_rung(plan(spec, {.max_tokens = 64}), 64)) {
+void expect_apart(const CudaPlan& made) {
+  for (const WorkspaceBooking& booking : book_every_rung(made, 64)) {
     for (const WorkspaceSlice& a : booking.slices) {
+      EXPECT_LE(a.offset + a.bytes, booking.total_bytes);
       for (const WorkspaceSlice& b : booking.slices) {
         if (&a == &b || a.bytes == 0 || b.bytes == 0) continue;
         EXPECT_TRUE(a.offset + a.bytes <= b.offset || b.offset + b.bytes <= a.offset);
       }
+    }
+  }
+}
+
+TEST(CudaStages, Buffers_NeverShareMemory) {
+  MoeSpec spec = bf16_spec();
+  expect_apart(plan(spec, {.max_tokens = 64}));
+  spec.latent = {.size = 128, .has_norm = true};
+  spec.shared = {.mode = SharedMode::kSoftmaxMix, .intermediate_size = 96};
+  spec.residual = {.intermediate_size = 64};
+  expect_apart(plan(spec, {.max_tokens = 64}));
+}
+
+// Blocks of the single launch read the routing when they begin, and others may be writing by then.
+TEST(CudaStages, SingleLaunch_HasMemoryOfItsOwnForCallsThatItTakes) {
+  const CudaPlan made = plan(bf16_spec(), {.max_tokens = 64});
+  const size_t needed = made.decode_row->workspace_bytes(made.routed.problem, made.decode_tokens);
+  ASSERT_GT(needed, 0U);
+  for (const WorkspaceBooking& booking : book_every_rung(made, 64)) {
+    const WorkspaceSlice& own = booking.slices[static_cast<size_t>(CudaBuffer::kOneLaunch)];
+    if (booking.calls.first > made.decode_tokens) {
+      EXPECT_EQ(own.bytes, 0U) << booking.calls.first;
+    } else {
+      EXPECT_GE(own.bytes, needed) << booking.calls.first;
     }
   }
 }

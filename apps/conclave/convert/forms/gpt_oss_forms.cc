@@ -8,11 +8,11 @@
 namespace conclave::tool {
 namespace {
 
-constexpr const char* kMethod = "mxfp4";
+constexpr const char* kMxfp4Method = "mxfp4";
 constexpr const char* kModelType = "gpt_oss";
 
 MethodForm form_of_blocks() {
-  return {.method = kMethod,
+  return {.method = kMxfp4Method,
           .codes = DType::kF4,
           .quant = {.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = 32},
           .scale_dtype = DType::kF8E8M0};
@@ -49,7 +49,7 @@ class GptOssForm final : public MethodTarget {
 
 std::vector<FormRow> gpt_oss_forms() {
   return {{.name = "gpt-oss-mxfp4",
-           .method = kMethod,
+           .method = kMxfp4Method,
            .make = [](FormOptions&, ScaleRule rule) -> FormPointer {
              return std::make_shared<GptOssForm>(rule);
            }}};

@@ -12,7 +12,7 @@
 namespace conclave::tool {
 namespace {
 
-constexpr const char* kMethod = "gptq";
+constexpr const char* kGptqMethod = "gptq";
 constexpr int64_t kMaxGroup = 65'536;
 
 struct GptqOptions {
@@ -29,7 +29,7 @@ MethodForm form_of(const GptqOptions& options) {
     spec = {.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = options.group};
   }
   spec.zeros = options.symmetric ? WeightZero::kNone : WeightZero::kPoint;
-  return {.method = kMethod,
+  return {.method = kGptqMethod,
           .codes = options.codes,
           .code_bits = options.bits,
           .quant = spec,
@@ -76,7 +76,7 @@ std::vector<FormRow> gptq_forms() {
        {Row{"gptq-int4", DType::kI4, 4}, Row{"gptq-int8", DType::kI8, 8},
         Row{"gptq-int3", DType::kI4, 3}, Row{"gptq-int2", DType::kI4, 2}}) {
     rows.push_back({.name = name,
-                    .method = kMethod,
+                    .method = kGptqMethod,
                     .options = "group=N or group=row; sym or asym",
                     .make = [=](FormOptions& options, ScaleRule rule) -> FormPointer {
                       GptqOptions gptq{.name = name, .codes = codes, .bits = bits};

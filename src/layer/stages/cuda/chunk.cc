@@ -65,6 +65,7 @@ void run_in_one_launch(const CudaChunk& chunk, const ForwardArgs& args, const Cu
        .skipped_ids = routing.is_checked ? nullptr : &chunk.counters->skipped_ids,
        .weight_on_input = spec.weight_on == WeightOn::kInput,
        .output_scale = static_cast<float>(spec.output_scale),
+       .counters = chunk.scratch.at<uint32_t>(CudaBuffer::kCounters),
        .workspace = chunk.scratch.at<void>(CudaBuffer::kOneLaunch),
        .out = args.out.data,
        .out_dtype = args.out.dtype,

@@ -16,13 +16,13 @@ namespace {
 using enum CudaBuffer;
 
 constexpr std::array<std::string_view, kCudaBuffers> kNames = {
-    "one launch",       "live tokens",   "gate scratch",  "logits",        "topk_ids",
+    "counters",         "live tokens",   "gate scratch",  "logits",        "topk_ids",
     "topk_weights",     "given ids",     "physical ids",  "router ids",    "router weights",
     "identity weights", "shared factor", "mix logits",    "mix",           "group",
     "expert scratch",   "expert input",  "expert scales", "expert rows",   "expert sums",
     "shared input",     "shared scales", "shared rows",   "shared sums",   "residual input",
     "residual scales",  "residual rows", "residual sums", "weighted rows", "latent rows",
-    "projected"};
+    "projected",        "one launch"};
 
 std::string experts_text(const CudaPlan& plan) {
   if (plan.fused.slots() == 0) return "experts";
@@ -46,7 +46,7 @@ class Declaration {
     if (plan_.decode_tokens > 0) {
       add(CudaStage::kOneLaunch,
           fmt::format("up to {} tokens: {}", plan_.decode_tokens, plan_.decode_row->name),
-          ids_ | factors_ | kLiveTokens, kOneLaunch);
+          ids_ | factors_ | kLiveTokens, BufferSet(kCounters) | kOneLaunch);
     }
     add(CudaStage::kGroup, "group", ids_ | kLiveTokens, kGroup);
     run();
@@ -126,8 +126,8 @@ class Declaration {
 
   const CudaPlan& plan_;
   const MoeSpec& spec_;
-  const SharedFacts shared_;
   const BufferSet ids_;  // with their weights
+  const SharedFacts shared_;
   const BufferSet factors_;
   const BufferSet routed_;
   CudaStages stages_;

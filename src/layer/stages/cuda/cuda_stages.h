@@ -36,7 +36,7 @@ inline constexpr size_t kCudaStages = static_cast<size_t>(CudaStage::kFinish) + 
 // In the order of the workspace. Kernels overlap: one may begin to write before those in front of
 // it have read, so no two buffers share memory, whatever their stages.
 enum class CudaBuffer : uint8_t {
-  kOneLaunch,      // counters of the single launch
+  kCounters,       // of the single launch
   kLiveTokens,     // [1] int64 for a chunk, if num_tokens is given
   kGate,           // for a gate product with a normalised input
   kLogits,         // [T, logits] f32
@@ -70,8 +70,9 @@ enum class CudaBuffer : uint8_t {
   kWeighted,   // [T * k, H] f32: rows times the weights of their slots
   kLatent,     // [T, Hl] f32: projected rows, then the sums of experts
   kProjected,  // [T, H] f32: sums projected up
+  kOneLaunch,  // scratch of the single launch
 };
-inline constexpr size_t kCudaBuffers = static_cast<size_t>(CudaBuffer::kProjected) + 1;
+inline constexpr size_t kCudaBuffers = static_cast<size_t>(CudaBuffer::kOneLaunch) + 1;
 using CudaSlices = std::array<WorkspaceSlice, kCudaBuffers>;
 using CudaScratch = Scratch<CudaBuffer>;
 

@@ -21,7 +21,7 @@ inline constexpr int kMaxProducts = kDecodeMaxPassRows / 16;
 inline constexpr uint32_t kProductBytes = 16 * kDecodeBoxBytes;
 inline constexpr int kProducerWarp = kDecodeWarps;
 inline constexpr int kFinishWarp = kDecodeWarps + 1;
-inline constexpr int kNextTileWord = 32;  // index in the workspace; the grid barrier is word 0
+inline constexpr int kNextTileWord = 32;  // index of a counter; the grid barrier is word 0
 
 template <DecodeElement kElement>
 struct Config {

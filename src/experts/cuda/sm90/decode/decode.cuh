@@ -94,7 +94,7 @@ __device__ __forceinline__ void finish(const DecodeParams& params, const Shared&
   // follow; if all lanes arrived, a launch would take 0.1 to 0.3 us more.
   __syncwarp();
   if (me.lane == 0) {
-    auto* words = static_cast<uint32_t*>(params.call.workspace);
+    uint32_t* const words = params.call.counters;
     grid_barrier(words);
     if (blockIdx.x == 0) words[kNextTileWord] = 0;
     ptx::mbarrier_arrive(shared.intermediate_ready);

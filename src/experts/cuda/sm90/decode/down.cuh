@@ -34,7 +34,7 @@ __device__ __forceinline__ int end_of_round(const DecodeParams& params, const De
 }
 
 __device__ __forceinline__ const char* intermediate_row(const DecodeParams& params, int pair) {
-  return static_cast<const char*>(params.call.workspace) + kDecodeBarrierBytes +
+  return static_cast<const char*>(params.call.workspace) +
          pair * params.plan.intermediate_stride * params.plan.intermediate_bytes;
 }
 

@@ -144,8 +144,7 @@ OneLaunchReach decode_reach(const ExpertsProblem& problem) {
 
 size_t decode_bytes(const ExpertsProblem& problem, int64_t /*tokens*/) {
   const DecodePlan plan = decode_plan(problem);
-  return size_t{kDecodeBarrierBytes} +
-         static_cast<size_t>(int64_t{plan.max_tokens} * plan.top_k * plan.intermediate_stride *
+  return static_cast<size_t>(int64_t{plan.max_tokens} * plan.top_k * plan.intermediate_stride *
                              plan.intermediate_bytes);
 }
 

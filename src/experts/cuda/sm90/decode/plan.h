@@ -13,7 +13,6 @@ inline constexpr int32_t kDecodeConsumers = kDecodeWarps * 32;
 inline constexpr int32_t kDecodeThreads = kDecodeConsumers + 96;
 inline constexpr int32_t kDecodeMaxTokens = 8;  // columns per warp product
 inline constexpr int32_t kDecodeMaxPairs = 128;
-inline constexpr int32_t kDecodeBarrierBytes = 256;  // at the front of the workspace
 inline constexpr int32_t kDecodeBoxBytes = 128;      // along K: one swizzled line of shared memory
 inline constexpr int32_t kDecodeMaxPassRows = 64;    // four products of 16 rows
 inline constexpr int32_t kDecodeStageBytes = 16384;  // one box of 16 rows per warp

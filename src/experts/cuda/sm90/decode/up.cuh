@@ -54,7 +54,7 @@ __device__ __forceinline__ void multiply_tiles(const DecodeParams& params, const
 template <class Config>
 __device__ __forceinline__ void store_intermediate(const DecodeParams& params, int pair,
                                                    int feature, float value) {
-  void* target = static_cast<char*>(params.call.workspace) + kDecodeBarrierBytes;
+  void* target = params.call.workspace;
   const int64_t at = pair * params.plan.intermediate_stride + feature;
   if constexpr (Config::kIsE4M3) {
     static_cast<float*>(target)[at] = value;

@@ -26,7 +26,7 @@ struct Walk {
     own_tiles = share < kManyTiles ? share / 2 : share / 4;
     first_row = static_cast<int>(blockIdx.x) * plan.passes * plan.pass_rows;
     if (first_row < plan.hidden_size) num_parts = units * plan.k_slices;
-    next_tile = static_cast<uint32_t*>(params.call.workspace) + kNextTileWord;
+    next_tile = params.call.counters + kNextTileWord;
   }
   // The block's i-th tile, or total_tiles or more if none is left. Call it once for each i.
   __device__ __forceinline__ int take(int i) const {
