@@ -1,5 +1,6 @@
 // Reloads layers of every form, staged and in place, with all weights and with one role at a time:
 // afterwards the layer equals one made from the new weights, bit by bit.
+#include "core/router_tensors.h"
 #include "layer/coded_specs.h"
 #include "quant/activation_rows.h"
 #include "quant/weight_format.h"
@@ -281,9 +282,13 @@ TEST_P(ReloadForm, OneRole_GivesTheBitsOfAFreshLayer) {
 INSTANTIATE_TEST_SUITE_P(Forms, ReloadForm, ::testing::ValuesIn(all_forms()),
                          [](const auto& test) { return test.param.name; });
 
-// No weights have scales of scales yet, and a residual MLP has values alone.
+// No weights have scales of scales yet, a residual MLP has values alone, and ids of tensors of
+// routers are kept for routers to come.
 bool can_have(WeightId role) {
   if (role.plane() == WeightPlane::kSecondScale) return false;
+  for (size_t number = 0; number < weights::kMaxRouterTensors; ++number) {
+    if (role == weights::router_tensor(number)) return find_router_tensor(role) != nullptr;
+  }
   return role.mlp() != WeightMlp::kResidual || role.plane() == WeightPlane::kWeights;
 }
 

@@ -28,6 +28,7 @@ class CudaOption(unittest.TestCase):
             folder = pathlib.Path(name)
             (folder / "CMakeLists.txt").write_text(PROJECT, encoding="utf-8")
             command = ["cmake", "-S", name, "-B", str(folder / "build"), f"-DCONCLAVE_CUDA={value}",
+                       "-DCONCLAVE_CUDA_ARCHITECTURES=90a",
                        f"-DCONCLAVE_NVIDIA_SMI={'/bin/true' if driver == 'smi' else 'OFF'}",
                        f"-DCONCLAVE_NVIDIA_DEVICE={'/dev/null' if driver == 'device' else 'OFF'}"]
             if not nvcc:
@@ -64,9 +65,9 @@ class CudaOption(unittest.TestCase):
 
     @unittest.skipUnless(NVCC, "no nvcc")
     def test_nvcc_is_used_where_the_value_allows(self):
-        self.expect("ON", "CUDA: sm_90a", device_code="ON", nvcc=True)
-        self.expect("AUTO", "CUDA: sm_90a", device_code="ON", nvcc=True)
-        self.expect("DRIVER", "CUDA: sm_90a", device_code="ON", nvcc=True, driver="device")
+        self.expect("ON", "CUDA: 90a", device_code="ON", nvcc=True)
+        self.expect("AUTO", "CUDA: 90a", device_code="ON", nvcc=True)
+        self.expect("DRIVER", "CUDA: 90a", device_code="ON", nvcc=True, driver="device")
 
     @unittest.skipUnless(NVCC, "no nvcc")
     def test_nvcc_is_left_alone_where_the_value_forbids(self):

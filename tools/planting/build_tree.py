@@ -122,7 +122,7 @@ class BuildTree:
             words = [str(overlay / file) if os.path.realpath(self.folder / word) == self.sources[made]
                      else word for word in words]
         first = next(i for i, word in enumerate(words) if word.startswith(("-I", "-D", "-std", "-O")))
-        words[first:first] = [f"-I{overlay}/{folder}" for folder in ("include", "src", "tests")]
+        words[first:first] = [f"-I{overlay}/{folder}" for folder in ("include", "src", "tests", "apps/conclave")]
         run_tool(words, self.folder, limit)
         if f"{overlay.name}/{file}" not in depends.read_text():
             raise Failed(f"{made} was made without the planted {file}")

@@ -307,18 +307,18 @@ TEST_F(CudaArguments, WorkspaceOfHalfTheBytes_IsRefusedBeforeAnythingIsWritten) 
 }
 
 TEST_F(CudaArguments, WorkspaceOfOneByteLess_IsRefused) {
-  DeviceLayer owned(make_spec(8, 2, 128, 64, DType::kBF16), {.max_tokens = 64});
-  const Tensor hidden = random_tensor(DType::kBF16, 40, 128, 5);
+  DeviceLayer owned(make_spec(8, 2, 128, 64, DType::kBF16), {.max_tokens = 512});
+  const Tensor hidden = random_tensor(DType::kBF16, 300, 128, 5);
   DeviceForward forward(owned, hidden.view(), DType::kBF16);
-  Workspace small(owned.context, owned.layer.workspace_bytes(40) - 1);
+  Workspace small(owned.context, owned.layer.workspace_bytes(300) - 1);
   forward.args.workspace = &small;
   EXPECT_EQ(code_of([&] { forward.enqueue(); }), ErrorCode::kWorkspaceTooSmall);
 }
 
 TEST_F(CudaArguments, PartsThatCudaLacks_AreNamedTogether) {
-  const MoeSpec spec = make_spec(64, 33, 128, 64, DType::kBF16);
+  const MoeSpec spec = make_spec(1025, 2, 64, 32, DType::kBF16);
   try {
-    const DeviceLayer owned(spec, {}, {.ep_size = 2});
+    const DeviceLayer owned(spec, {}, {.ep_size = 5});
     ADD_FAILURE() << "was created";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kUnsupported);

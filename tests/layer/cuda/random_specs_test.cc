@@ -2,6 +2,7 @@
 // that choose by rules of their own, with the host's; and tests replicas.
 
 #include "device_layer.h"
+#include "routing/random_spec.h"
 #include "support/layer_parts.h"
 
 #include <gtest/gtest.h>
@@ -169,6 +170,23 @@ TEST_F(CudaRouters, Simulated_DrawsWhatTheHostDraws) {
       spec.router.simulated.replay_weights = {0.5F, 0.25F, 0.25F, 1, 0, 2};
     }
     expect_host_routing(spec);
+  }
+}
+
+// More choices than a warp has lanes, with slots in shared memory.
+TEST_F(CudaRouters, ManyChoices_AreThoseOfTheHost) {
+  for (const int64_t top_k : {31, 32, 33, 64}) {
+    SCOPED_TRACE(top_k);
+    MoeSpec spec = make_spec(64, top_k, 64, 32, DType::kBF16);
+    expect_host_routing(spec);
+    spec.router.score = RouterScore::kSigmoid;
+    spec.router.renormalize = Renormalize::kNone;
+    expect_host_routing(spec);
+    for (const char* name : {"softmax_threshold", "top_any"}) {
+      MoeSpec other = make_spec(64, top_k, 64, 32, DType::kBF16);
+      other.router = testing::spec_of_row(name).router;
+      expect_host_routing(other);
+    }
   }
 }
 

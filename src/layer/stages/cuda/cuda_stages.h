@@ -36,7 +36,7 @@ inline constexpr size_t kCudaStages = static_cast<size_t>(CudaStage::kFinish) + 
 // In the order of the workspace. Kernels overlap: one may begin to write before those in front of
 // it have read, so no two buffers share memory, whatever their stages.
 enum class CudaBuffer : uint8_t {
-  kCounters,       // of the single launch
+  kCounters,       // where blocks of the single launch meet
   kLiveTokens,     // [1] int64 for a chunk, if num_tokens is given
   kGate,           // for a gate product with a normalised input
   kLogits,         // [T, logits] f32
