@@ -10,14 +10,17 @@ struct NamedRates {
   DeviceRates rates;
 };
 
-// The rates of an H100 follow from those of an H200, which has the same chip: copies are bound by
-// memory, the cache by its clock.
+// Read from L2 by an H100 SXM at its clocks, less than by an H200: weights that a second tile reads
+// again took 3.4 to 4.4 TB/s (bench/results/h200/2026-11-25-h100-tuning-check.md).
+constexpr double kH100CacheTerabytes = 3.8;
+
+// An H100 has the chip of an H200: copies are bound by memory, the cache by its clock.
 constexpr DeviceRates h100(double tensor16, double tensor8, double float32, double memory) {
   return {.tensor16_teraflops = tensor16,
           .tensor8_teraflops = tensor8,
           .float32_teraflops = float32,
           .memory_terabytes = memory,
-          .cache_terabytes = kH200Rates.cache_terabytes * tensor16 / kH200Rates.tensor16_teraflops,
+          .cache_terabytes = kH100CacheTerabytes * tensor16 / kH200Rates.tensor16_teraflops,
           .copy_terabytes = kH200Rates.copy_terabytes * memory / kH200Rates.memory_terabytes,
           .launch_seconds = kH200Rates.launch_seconds};
 }

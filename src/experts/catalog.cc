@@ -76,7 +76,7 @@ constexpr std::array kDeviceRows = {
                      .make = make_stream_fp8,
                      .workspace_bytes = stream_fp8_bytes,
                      .cost = {.products = &cuda::DeviceRates::tensor8_teraflops,
-                              .product_share = share8(350),
+                              .product_share = share8(450),
                               .memory_share = share_of_memory(4.3)}}},
     DeviceKernelRow{{.name = "cuda.tile_sm90", .supports = tile_sm90_supports},
                     {.arithmetic = "wgmma",

@@ -149,6 +149,31 @@ TEST(DeviceRates, H200AndH100_AreKnownByName_OthersByTheirClocks) {
   EXPECT_EQ(cuda::device_rates("silent", {12, 1}, {}).memory_terabytes, listed.memory_terabytes);
 }
 
+// What was fastest on an H100 (bench/results/h200/2026-11-25-h100-tuning-check.md): its L2 gives
+// weights that a second tile reads again at hardly more than the rate of its memory, so that tiles
+// hold nearly all rows of an expert.
+TEST(DeviceRates, H100_TakesTilesThatReadWeightsOnce) {
+  struct Fastest {
+    Sizes sizes;
+    DType dtype;
+    int64_t tokens;
+    int32_t least_tile;
+  };
+  for (const Fastest& fastest :
+       {Fastest{kQwen235, DType::kBF16, 256, 32}, Fastest{kQwen235, DType::kBF16, 512, 64},
+        Fastest{kQwen235, DType::kBF16, 1024, 96}, Fastest{kQwen30, DType::kBF16, 256, 32},
+        Fastest{kQwen30, DType::kBF16, 512, 64}, Fastest{kQwen30, DType::kBF16, 1024, 96},
+        Fastest{kQwen30, DType::kF8E4M3, 512, 64}, Fastest{kQwen30, DType::kF8E4M3, 1024, 80}}) {
+    ExpertsProblem problem = problem_of(fastest.sizes, fastest.dtype);
+    std::get<cuda::DeviceInfo>(problem.target).rates =
+        cuda::device_rates("NVIDIA H100 80GB HBM3", cuda::kHopper, {});
+    const TileChoice choice = choice_for(problem, fastest.tokens);
+    SCOPED_TRACE(std::string(fastest.sizes.name) + " T=" + std::to_string(fastest.tokens));
+    EXPECT_TRUE(choice.row->name.starts_with("cuda.stream")) << choice.row->name;
+    EXPECT_GE(choice.tile.tokens, fastest.least_tile);
+  }
+}
+
 // A device whose memory is slower streams weights for longer, and nothing else changes.
 TEST(DeviceRates, SlowerMemory_CostsStreamedWeights) {
   ExpertsProblem problem = problem_of(kMixtral, DType::kBF16);

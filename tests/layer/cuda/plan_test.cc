@@ -352,7 +352,9 @@ TEST(CudaPlan, WorkspaceOfTheReference_HoldsFloat32Rows) {
             static_cast<size_t>(slots * (spec.intermediate_size * 4 + spec.hidden_size * 2)));
 }
 
-// A call for the most tokens has little more than it uses, whatever other rungs need.
+// A call for the most tokens has little more than it uses, whatever other rungs need: where kernels
+// change over, the streaming one of fewer tokens needs up to a fifth more than the next one in
+// tiles.
 TEST(CudaPlan, Workspace_HoldsWhatOneRungNeeds) {
   for (const int64_t experts : {8, 16, 32}) {
     for (const int64_t top_k : {1, 2, 4}) {
@@ -367,7 +369,7 @@ TEST(CudaPlan, Workspace_HoldsWhatOneRungNeeds) {
           EXPECT_EQ(bookings.back().calls.last, tokens);
           EXPECT_EQ(made.summary.workspace_bytes, workspace_bytes(made, tokens));
           EXPECT_LE(static_cast<double>(made.summary.workspace_bytes),
-                    1.15 * static_cast<double>(bookings.back().total_bytes))
+                    1.2 * static_cast<double>(bookings.back().total_bytes))
               << "E" << experts << " k" << top_k << " T" << tokens;
         }
       }
