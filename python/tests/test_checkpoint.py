@@ -145,3 +145,5 @@ def test_feed_of_a_spec(problem):
     )
     with pytest.raises(TypeError, match="config_json"):
         conclave.Feed()
+    with pytest.raises(TypeError, match="config_json"):
+        conclave.Feed("{}", spec=spec, model_type="mixtral", layers=[3])
