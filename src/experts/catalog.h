@@ -21,11 +21,13 @@ class ExpertsKernel;
 struct DeviceExperts;
 struct DeviceTile;
 
-// The tokens of the calls that a row of one launch can take, and of those that it should take where
-// nothing has been measured.
+// The tokens of the calls that a row of one launch can take, of those that it should take where
+// nothing has been measured, and of those for which entries of tuning tables may name it, whatever
+// the problem.
 struct OneLaunchReach {
   int64_t most = 0;
   int64_t preferred = 0;
+  int64_t measured = 0;
 };
 
 // The choice of a tile asks for two numbers: the share of the device's rate of products

@@ -11,10 +11,8 @@ from conclave.errors import ConclaveValueError
 from conclave.spec import ActivationSpec
 from conclave.vllm.activation import MoEActivation, activation_spec, parse_activation
 
-Tensor = torch.Tensor
 
-
-def activate(activation: str | MoEActivation, output: Tensor, input: Tensor) -> None:
+def activate(activation: str | MoEActivation, output: torch.Tensor, input: torch.Tensor) -> None:
     """Writes the activation of input [..., 2N] ([..., N] without a gate) to output [..., N]. Formed
     in float32 and rounded once."""
     kind = parse_activation(activation)
@@ -37,7 +35,9 @@ def activate(activation: str | MoEActivation, output: Tensor, input: Tensor) -> 
     output.copy_(_gated(kind, spec, gate, up))
 
 
-def _gated(kind: MoEActivation, spec: ActivationSpec, gate: Tensor, up: Tensor) -> Tensor:
+def _gated(
+    kind: MoEActivation, spec: ActivationSpec, gate: torch.Tensor, up: torch.Tensor
+) -> torch.Tensor:
     kinds = MoEActivation
     if kind in (kinds.SWIGLUOAI, kinds.SWIGLUOAI_UNINTERLEAVE):
         gate, up = gate.clamp(max=spec.limit), up.clamp(-spec.limit, spec.limit)
@@ -50,7 +50,7 @@ def _gated(kind: MoEActivation, spec: ActivationSpec, gate: Tensor, up: Tensor) 
     return _PLAIN[kind.without_mul()](gate) * up
 
 
-_PLAIN: dict[MoEActivation, Callable[[Tensor], Tensor]] = {
+_PLAIN: dict[MoEActivation, Callable[[torch.Tensor], torch.Tensor]] = {
     MoEActivation.SILU_NO_MUL: functional.silu,
     MoEActivation.GELU_NO_MUL: functional.gelu,
     MoEActivation.GELU_TANH_NO_MUL: lambda rows: functional.gelu(rows, approximate="tanh"),

@@ -1,7 +1,6 @@
 #include "layer/cuda/one_launch.h"
 
 #include "core/verdicts.h"
-#include "experts/cuda/sm90/decode/plan.h"
 #include "experts/ladder.h"
 
 #include <algorithm>
@@ -49,7 +48,7 @@ int64_t one_launch_tokens(const CudaPlan& plan, const experts::OneLaunchRow& row
   const TuningKey key = experts::tuning_key(plan.routed.problem);
   for (int64_t tokens = 1; tokens <= most; ++tokens) {
     const TuningEntry* const entry = plan.options.tuning->find(key, tokens);
-    const bool measured = entry != nullptr && entry->tokens <= experts::kDecodeMaxTokens;
+    const bool measured = entry != nullptr && entry->tokens <= reach.measured;
     const bool serves = measured ? entry->kernel == row.name : tokens <= by_rule;
     if (!serves) return tokens - 1;
   }

@@ -139,7 +139,9 @@ OneLaunchReach decode_reach(const ExpertsProblem& problem) {
   const int64_t most = decode_plan(problem).max_tokens;
   const bool quantises =
       is_quantised(problem) && problem.quant.activations != ActivationScale::kNone;
-  return {.most = most, .preferred = quantises ? std::min(most, kPreferredTokensQuantised) : most};
+  return {.most = most,
+          .preferred = quantises ? std::min(most, kPreferredTokensQuantised) : most,
+          .measured = kDecodeMaxTokens};
 }
 
 size_t decode_bytes(const ExpertsProblem& problem, int64_t /*tokens*/) {
