@@ -2,7 +2,6 @@
 #pragma once
 
 #include "activation/activations.h"
-#include "core/device.h"
 #include "cpu/isa.h"
 #include "cuda/device_info.h"
 
@@ -26,9 +25,6 @@ struct CpuTarget {
 // The device that runs the experts.
 using Target = std::variant<CpuTarget, cuda::DeviceInfo>;
 
-inline DeviceKind kind_of(const Target& target) {
-  return std::holds_alternative<CpuTarget>(target) ? DeviceKind::kCpu : DeviceKind::kCuda;
-}
 inline int64_t most_tokens(const Target& target) {
   return std::visit([](const auto& device) { return device.most_tokens; }, target);
 }

@@ -63,10 +63,6 @@ __device__ __forceinline__ void mbarrier_arrive_relaxed(uint32_t mapped) {
                : "memory");
 }
 
-__device__ __forceinline__ void mbarrier_arrive_cluster_relaxed(uint64_t* barrier, uint32_t rank) {
-  mbarrier_arrive_relaxed(map_to_block(shared_address(barrier), rank));
-}
-
 // Arrives once and expects `bytes` more from TMA.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
   asm volatile(
@@ -120,9 +116,6 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity
 // `threads` threads (a multiple of 32) meet at hardware barrier `id`, 1 to 15; __syncthreads has 0.
 __device__ __forceinline__ void named_barrier_sync(uint32_t id, uint32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-__device__ __forceinline__ void named_barrier_arrive(uint32_t id, uint32_t threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // Writes 4 bytes to shared memory of block `rank` of the cluster, at the offset of `destination`,

@@ -1,4 +1,5 @@
-// Copies by ordinary threads: cp.async, matrix stores and loads of shared memory, streaming loads.
+// Copies by ordinary threads: cp.async, matrix stores and loads of shared memory, prefetches,
+// atomics.
 #pragma once
 
 #include "cuda/device/barrier.cuh"
@@ -52,16 +53,6 @@ __device__ __forceinline__ void stmatrix_x4_trans(uint32_t address, uint32_t r0,
       "r"(r0), "r"(r1), "r"(r2), "r"(r3)
       : "memory");
 }
-__device__ __forceinline__ void stmatrix_x2(uint32_t address, uint32_t r0, uint32_t r1) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(r0),
-               "r"(r1)
-               : "memory");
-}
-__device__ __forceinline__ void stmatrix_x2_trans(uint32_t address, uint32_t r0, uint32_t r1) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address),
-               "r"(r0), "r"(r1)
-               : "memory");
-}
 
 // Loads 16 bytes of shared memory.
 __device__ __forceinline__ uint4 load_shared(uint32_t address) {
@@ -92,16 +83,6 @@ __device__ __forceinline__ void red_add_f32_4(float* sums, const float (&values)
                : "memory");
 }
 
-// Loads 16 bytes that nobody else will read and no kernel writes meanwhile. It does not allocate in
-// L1, and L2 prefetches the 256 bytes around them.
-__device__ __forceinline__ uint4 load_streaming(const void* source) {
-  uint4 value;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-               : "l"(source));
-  return value;
-}
-
 // Prefetches to L1 the 128 bytes around an address.
 __device__ __forceinline__ void prefetch_l1(const void* address) {
   asm volatile("prefetch.global.L1 [%0];" ::"l"(address));
@@ -112,9 +93,6 @@ __device__ __forceinline__ uint32_t load_acquire(const uint32_t* flag) {
   uint32_t value = 0;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
   return value;
-}
-__device__ __forceinline__ void store_release(uint32_t* flag, uint32_t value) {
-  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
 }
 __device__ __forceinline__ uint32_t add_release(uint32_t* counter, uint32_t value) {
   uint32_t before = 0;

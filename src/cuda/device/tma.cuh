@@ -19,8 +19,8 @@ __device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<uint64_t>(map)) : "memory");
 }
 
-// Load boxes of 2 to 5 dimensions into this block's shared memory; `barrier` counts their bytes on
-// completion. Coordinates are element indexes, contiguous dimension first; they may be out of
+// Load boxes of 2, 3 or 5 dimensions into this block's shared memory; `barrier` counts their bytes
+// on completion. Coordinates are element indexes, contiguous dimension first; they may be out of
 // range.
 __device__ __forceinline__ void tma_load_2d(const CUtensorMap* map, uint64_t* barrier,
                                             void* destination, int32_t c0, int32_t c1,
@@ -40,16 +40,6 @@ __device__ __forceinline__ void tma_load_3d(const CUtensorMap* map, uint64_t* ba
       " [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(destination)),
       "l"(reinterpret_cast<uint64_t>(map)), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2),
       "l"(static_cast<uint64_t>(hint))
-      : "memory");
-}
-__device__ __forceinline__ void tma_load_4d(const CUtensorMap* map, uint64_t* barrier,
-                                            void* destination, int32_t c0, int32_t c1, int32_t c2,
-                                            int32_t c3, CacheHint hint = CacheHint::kNormal) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
-      " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared_address(destination)),
-      "l"(reinterpret_cast<uint64_t>(map)), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2),
-      "r"(c3), "l"(static_cast<uint64_t>(hint))
       : "memory");
 }
 __device__ __forceinline__ void tma_load_5d(const CUtensorMap* map, uint64_t* barrier,
@@ -101,7 +91,7 @@ __device__ __forceinline__ void tma_load_5d_multicast(const CUtensorMap* map, ui
       : "memory");
 }
 
-// Copy `bytes` contiguous bytes; all addresses and sizes are multiples of 16.
+// Copies `bytes` contiguous bytes; all addresses and sizes are multiples of 16.
 __device__ __forceinline__ void bulk_load(void* destination, const void* source, uint32_t bytes,
                                           uint64_t* barrier) {
   asm volatile(
@@ -109,40 +99,6 @@ __device__ __forceinline__ void bulk_load(void* destination, const void* source,
           "r"(shared_address(destination)),
       "l"(source), "r"(bytes), "r"(shared_address(barrier))
       : "memory");
-}
-__device__ __forceinline__ void bulk_store(void* destination, const void* source, uint32_t bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(destination),
-               "r"(shared_address(source)), "r"(bytes)
-               : "memory");
-}
-// Add `bytes` of float32 or bf16 elements to global memory; the order of such adds is not fixed.
-__device__ __forceinline__ void bulk_reduce_add_f32(void* destination, const void* source,
-                                                    uint32_t bytes) {
-  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
-                   destination),
-               "r"(shared_address(source)), "r"(bytes)
-               : "memory");
-}
-__device__ __forceinline__ void bulk_reduce_add_bf16(void* destination, const void* source,
-                                                     uint32_t bytes) {
-  asm volatile(
-      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.noftz.bf16 [%0], [%1], %2;" ::"l"(
-          destination),
-      "r"(shared_address(source)), "r"(bytes)
-      : "memory");
-}
-// This thread's bulk stores so far form a group.
-__device__ __forceinline__ void bulk_commit_group() {
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-// Wait until at most `kPending` groups of this thread still read shared memory, or are unwritten.
-template <int kPending>
-__device__ __forceinline__ void bulk_wait_group_read() {
-  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
-}
-template <int kPending>
-__device__ __forceinline__ void bulk_wait_group() {
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 }  // namespace conclave::inline v0::cuda::device

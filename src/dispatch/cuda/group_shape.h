@@ -16,10 +16,6 @@ constexpr size_t group_shared_bytes(int32_t threads, int64_t num_local_experts) 
   return (static_cast<size_t>(threads) / 32 + kGroupTables) *
          static_cast<size_t>(num_local_experts) * sizeof(uint32_t);
 }
-// Rounded up to 16 bytes, so that doubles may follow.
-constexpr size_t group_shared_bytes_aligned(int64_t warps, int64_t num_local_experts) {
-  return (group_shared_bytes(static_cast<int32_t>(warps * 32), num_local_experts) + 15) / 16 * 16;
-}
 inline constexpr int32_t kGroupMaxThreads = 1024;
 // Every kernel may use this much without asking.
 inline constexpr size_t kDefaultSharedBytes = size_t{48} * 1024;

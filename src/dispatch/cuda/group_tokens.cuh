@@ -59,7 +59,6 @@ __device__ __forceinline__ void tell_choices(const GroupParams& params, const To
 
 // Rows in the low half of a word and tiles in the high half, so that one scan sums both.
 inline constexpr uint32_t kTileUnit = 1U << 16;
-inline constexpr int64_t kMaxPackedRows = kTileUnit - 1;
 
 // Sum over the threads before this one; `all` receives the sum over the block.
 __device__ __forceinline__ uint32_t scan_packed(uint32_t own, uint32_t* warp_sums, uint32_t& all) {
