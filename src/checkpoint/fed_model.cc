@@ -42,7 +42,7 @@ ModelConfig model_of(const MoeSpec& spec, std::string_view model_type,
 QuantizedWeights read_method(std::string_view text, DType weight_dtype) {
   if (!is_plain(weight_dtype)) {
     throw Error(ErrorCode::kUnsupportedQuantization,
-                {.what = "a spec of codes beside a method that says what codes are",
+                {.what = "give either a spec with codes or a quantisation method, not both",
                  .expected = "MoeSpec.weight_dtype F32, F16 or BF16",
                  .found = std::string(to_string(weight_dtype))});
   }

@@ -277,10 +277,10 @@ Support supports_bits(const QuantiseOptions& options, const quant::CodeBook& cod
   if (options.code_bits == 0) return Support::yes();
   const int64_t most = bit_size(options.codes);
   if (options.code_bits < 2 || options.code_bits > most) {
-    return Support::no("codes of this type have from 2 bits to those of the type");
+    return Support::no("code_bits must be between 2 and the width of the type");
   }
   if (counts_evenly(codes, most)) return Support::yes();
-  return Support::no("codes that are no whole numbers have all bits of their type");
+  return Support::no("only evenly spaced integer codes can be narrower than their type");
 }
 
 }  // namespace
@@ -294,14 +294,14 @@ Support Quantiser::supports(const QuantiseOptions& options) {
   if (Support takes = format->takes(quant); !takes) return takes;
   if (Support zeros = supports_zeros(options, *format->codes); !zeros) return zeros;
   if (Support bits = supports_bits(options, *format->codes); !bits) return bits;
-  if (quant.has_column_order) return Support::no("orders of columns are not chosen");
-  if (quant.has_column_factors) return Support::no("factors of columns are not chosen");
+  if (quant.has_column_order) return Support::no("the quantiser cannot choose a column order");
+  if (quant.has_column_factors) return Support::no("the quantiser cannot choose column factors");
   if (quant.activations == ActivationScale::kTensorStatic) {
-    return Support::no("steps of rows that are the same for all tokens come from calibration");
+    return Support::no("static activation scales must come from calibration");
   }
   if (Support type_fits = quant::is_scale_type(options.scale_dtype); !type_fits) return type_fits;
   if (quant.has_global_scale && quant.weights != WeightScale::kBlock) {
-    return Support::no("a global scale stands beside scales of blocks");
+    return Support::no("a global scale is allowed only with block scales");
   }
   return Support::yes();
 }

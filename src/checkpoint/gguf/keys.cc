@@ -40,7 +40,7 @@ GgufKeys::GgufKeys(const io::GgufFile& file) : file_(file) {
   const auto* name = std::get_if<std::string>(value);
   if (name == nullptr) {
     reject(ErrorCode::kConfigValue, kArchitectureKey,
-           {.what = "the architecture is no text", .found = describe(*value)});
+           {.what = "the architecture must be a string", .found = describe(*value)});
   }
   architecture_ = *name;
 }

@@ -61,12 +61,12 @@ Support needs_paired_codes(const ExpertsProblem& problem) {
     return Support::no("takes codes in pairs of columns that share a scale");
   }
   // Rows of bf16 would be rounded once more.
-  if (quant.has_column_factors) return Support::no("takes rows whose columns have no factors");
-  // Zeros that many rows or columns share are a part that all these weights have in common, in
-  // which the roundings of an input row add up instead of averaging out.
+  if (quant.has_column_factors) return Support::no("does not support column factors");
+  // A zero point shared by many weights adds a common term, so rounding errors of the input
+  // accumulate instead of cancelling.
   const bool has_small_groups = quant.weights == WeightScale::kBlock && quant.block_rows == 1;
   if (quant.zeros != WeightZero::kNone && !has_small_groups) {
-    return Support::no("takes codes with zeros by groups of columns of one row");
+    return Support::no("zero points must belong to groups within one row");
   }
   return Support::yes();
 }
@@ -77,7 +77,7 @@ Support needs_whole_codes(const ExpertsProblem& problem) {
     return Support::no("takes weights beside quantised rows");
   }
   if (problem.quant.has_column_factors) {
-    return Support::no("takes rows whose columns have no factors");
+    return Support::no("does not support column factors");
   }
   if (!quant::activation_rule(problem.weight_dtype, problem.quant).is_exact()) {
     return Support::no("takes codes of weights and rows that are whole numbers; found " +

@@ -43,7 +43,7 @@ Support reference_supports(const ExpertsProblem& problem) {
     return Support::no("rows in " + std::string(conclave::to_string(format->row_codes->element)) +
                        " with one step for all have nothing to say that a value is not finite");
   }
-  if (problem.quant.has_column_order) return Support::no("takes groups of neighbouring columns");
+  if (problem.quant.has_column_order) return Support::no("does not support a column order");
   if (format != nullptr) return Support::yes();
   return Support::no("takes " + quant::known_formats(true) + " weights; found " +
                      std::string(conclave::to_string(dtype)));

@@ -30,14 +30,15 @@ Support supports_scales(const QuantSpec& quant) {
                          std::to_string(quant.block_rows) + "x" + std::to_string(quant.block_cols));
     }
     if (quant.activations != ActivationScale::kGroup) {
-      return Support::no("takes block weights with a scale a 128 columns of a row only");
+      return Support::no(
+          "takes block-scaled weights only with one activation scale per 128 columns");
     }
     return Support::yes();
   }
   if (quant.weights == WeightScale::kNone) return Support::no("takes weights with scales");
   if (quant.activations != ActivationScale::kToken &&
       quant.activations != ActivationScale::kTensorStatic) {
-    return Support::no("takes weights scaled by rows only with one scale per row of activations");
+    return Support::no("row-scaled weights need one activation scale per row, or a constant one");
   }
   return Support::yes();
 }
