@@ -1,5 +1,6 @@
-// The list of activations. Each is written once, as a template over the value type: double for the
-// reference, float and SIMD vectors for the CPU kernels.
+// The list of activations. Each has its formula for the CPU in formulas.h, a template over float
+// and SIMD vectors beside one in float64 for the reference, and another for GPUs in
+// device/formulas.cuh.
 #pragma once
 
 #include "activation/parameters.h"

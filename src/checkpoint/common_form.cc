@@ -105,7 +105,7 @@ CommonForm common_form(std::span<const MatrixMeaning> meanings) {
     quant.has_column_order |= meaning.quant.has_column_order;
     quant.has_column_factors |= meaning.quant.has_column_factors;
   }
-  // Blocks of some rows and all columns are rows, of which each has a scale.
+  // A block that spans all columns becomes per-row scales.
   if (block.cols == 0 && block.rows != 0) block.rows = 1;
   if (block.cols != 0 && block.rows == 0) block.rows = 1;
   set_scales(block, quant);

@@ -30,8 +30,8 @@ struct LayerMap {
   std::vector<PlaneReading> readings;  // planes that a method stores in its own way
   uint64_t bytes = 0;                  // in the tensors that are used
   Support support = Support::yes();
-  // Set for a layer in several forms: `stored` says what is read, a part has some of the
-  // matrices, all others of them being without a tensor.
+  // Set for a layer in several forms: `stored` says what is read; each part holds some matrices
+  // and leaves the rest empty.
   std::vector<LayerMap> parts = {};
   QuantSpec quant = {};                                   // what codes in `stored` mean
   std::optional<QuantizedWeights> scheme = std::nullopt;  // set for a part with codes

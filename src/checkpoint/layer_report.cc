@@ -72,7 +72,8 @@ bool LayerAssignment::lacks(const NamePattern& pattern, std::optional<WeightPlan
                             int64_t expert) const {
   if (is_filled(ids_of(pattern.part, plane), expert)) return false;
   if (!layer_.is_part) return true;
-  // Other parts have what this one has nothing of; that of values has what is no matrix.
+  // A matrix absent from this part belongs to another; everything that is not a matrix of an MLP
+  // belongs to the part of plain values.
   const auto ids = ids_of(pattern.part);
   if (!ids.front().mlp()) return layer_.quant == nullptr;
   return std::any_of(ids.begin(), ids.end(), [&](WeightId id) {

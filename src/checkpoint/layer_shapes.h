@@ -8,8 +8,8 @@
 
 namespace conclave::inline v0::checkpoint {
 
-// By id; the count of those that the layer lacks is 0. The router is among them whoever applies it,
-// optional where that is not the layer.
+// By id; the count of those that the layer lacks is 0. Includes the router, which is optional if
+// the caller routes.
 // The sizes in `spec` must have been checked: none exceeds 2^20.
 using LayerShapes = WeightTable<quant::WeightShape>;
 LayerShapes layer_shapes(const MoeSpec& spec);

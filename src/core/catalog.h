@@ -1,5 +1,6 @@
-// An ordered table of alternatives: the first row that supports a problem is chosen, the last row
-// is the reference and supports everything.
+// An ordered table of alternatives. A row is taken by its name, or chosen among those that support
+// the problem: the first, or the one of least cost. Host and device kernels of experts end with a
+// plain reference; a table without such a row may have none that fits.
 #pragma once
 
 #include "conclave/error.h"
@@ -11,7 +12,7 @@
 
 namespace conclave::inline v0 {
 
-// `Row` has a `name` (std::string_view) and `Support supports(const Problem&)`.
+// `Row` has a `name` (std::string_view) and, for choose_first, `Support supports(const Problem&)`.
 template <class Row>
 class Catalog {
  public:

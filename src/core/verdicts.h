@@ -13,7 +13,7 @@
 
 namespace conclave::inline v0 {
 
-// The choice is from the table of this name, and a forced name puts all other rows out.
+// The choice is from the table of this name; a forced name excludes all other rows.
 struct TableChoice {
   const char* table;
   std::string forced = {};

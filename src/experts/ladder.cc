@@ -17,8 +17,9 @@ using Candidates = std::vector<const DeviceKernelRow*>;
 constexpr const char* kTable = "kernel";
 
 // Upper ends of the buckets of calls that are decided together: 32nds of octaves, so that a plan
-// for many tokens chooses for a call as a plan for just that call would. When rows are added in any
-// order, whole octaves: one more bucket whose kernel adds none would book the rows of its slots.
+// for many tokens chooses for a call as a plan for just that call would. With unordered sums,
+// buckets are whole octaves, since one bucket whose kernel stores slot rows would book memory for
+// the rows of all its slots.
 std::vector<int64_t> bucket_ends(int64_t max_tokens, Determinism determinism) {
   const int64_t buckets_an_octave = determinism == Determinism::kUnordered ? 1 : 32;
   std::vector<int64_t> ends;

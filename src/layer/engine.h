@@ -65,7 +65,7 @@ class Engine {
   // Throws for weights that lie where this device cannot read them.
   virtual void check_place(const WeightSource& source) const = 0;
 
-  // Loads a checked source. What is counted beside `replaced`, if given, goes on with the new ones.
+  // Loads a checked source. Counters of `replaced`, if given, carry over.
   virtual std::unique_ptr<LayerWeights> load(const WeightSource& source,
                                              const LayerWeights* replaced) const = 0;
   // Overwrites weights in place.

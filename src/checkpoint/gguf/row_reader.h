@@ -28,8 +28,8 @@ class RowReader {
 std::unique_ptr<RowReader> same_rows(DType dtype);
 // Values or blocks become float32, times a factor.
 std::unique_ptr<RowReader> float_rows(const io::GgufType& type, float factor);
-// Whether codes of these blocks can be kI4. Those from 0 to 15 become less by 8, for which their
-// offsets become less by 8 scales.
+// Whether codes of these blocks can be kI4. Codes 0 to 15 are lowered by 8 and offsets by 8 scales
+// to match.
 bool fits_4_bits(const quant::BlockType& type);
 // Blocks become codes: kI8, kI4, or the element of their type.
 std::unique_ptr<RowReader> code_rows(const quant::BlockType& type, DType dtype);

@@ -199,8 +199,8 @@ class ExpertMlp final : public ExpertsKernel {
     });
   }
 
-  // A batch with more rows than its experts read, as padding tokens leave, has each prepared for
-  // each expert: there is memory for no more.
+  // If a batch has more rows than its experts read, since nothing reads padding tokens, rows are
+  // prepared once per expert: the workspace has no room to prepare all of them.
   void prepare_input(const Call& call, Executor& executor) const {
     const RowBundle& bundle = call.batch.bundle;
     const auto prepare = [&](const float* factors, int64_t source, int64_t row) {

@@ -46,8 +46,8 @@ struct OutputWeights {
 };
 
 // Target of rows that are added up instead of stored: slot s's row, rounded as for storing and
-// times its weight, is added to row s / top_k, in any order. Only Devicekernel rows with adds_rows
-// take it.
+// times its weight, is added to row s / top_k, in any order. Only `DeviceKernelRow`s with
+// `adds_rows` take it.
 struct RowSums {
   float* rows = nullptr;           // [T, stride], zeroed by the caller; null: rows are stored
   int64_t stride = 0;              // elements; a multiple of 16 bytes

@@ -56,8 +56,8 @@ struct Bf16Rows {
   }
 };
 
-// Decoded weights: 32 KiB for each term, most of the first-level cache. Smaller ones cost more in
-// loops that begin and end, larger ones leave it.
+// Decoded weights: 32 KiB for each term, most of the first-level cache. Smaller strips pay more
+// loop overhead; larger ones fall out of that cache.
 template <class Format>
 struct PairStrip {
   static constexpr int64_t kPairs = 128;

@@ -26,8 +26,7 @@ CONCLAVE_KERNEL_INLINE Quads load_quads(const std::byte* codes, int slice) {
   constexpr int64_t kBytes = Weights::kRowBytes;
   return Weights::load_rows(codes, codes + kBytes, codes + 2 * kBytes, codes + 3 * kBytes, slice);
 }
-// Those from `first` on, fewer than `end`, of four; the bytes of the others are zero, and they are
-// not read.
+// Loads rows [first, end) of a group of four; the rest are zero and are not read.
 template <class Weights>
 CONCLAVE_KERNEL_INLINE Quads load_some_quads(const std::byte* codes, int64_t first, int64_t end,
                                              int slice) {
@@ -171,9 +170,9 @@ CONCLAVE_KERNEL_INLINE WeightGroups groups_of(const PanelTask& task) {
   return {.k = task.k, .width = task.scale_width, .skip = task.scale_skip};
 }
 
-// Whether registers have room for the totals of rows beside their sums, from one segment to the
-// next. Where they have none, GCC would still carry totals over, and spill each beside storing it,
-// if it were not told that they may have changed.
+// Whether the totals of rows fit in registers beside their sums. If they do not, they are hidden
+// from GCC between segments: it would otherwise keep them in registers, and spill them as well as
+// store them.
 template <int kRows>
 inline constexpr bool kTotalsFit = 3 * kRows <= kMaxIntegerTileRows;
 

@@ -53,9 +53,9 @@ struct PanelTask {
   const void* epilogue_parameters = nullptr;
   int64_t out_block_bytes = 0;  // as in FinishedTile
 
-  // Only panels of codes have scales: [groups, 64] in the panel, one row for `scale_width`
-  // neighbouring k, but for `scale_skip` fewer in the first, or for those of one number in `order`.
-  // Rows may be codes too, if there is no order; and beside offsets if they have sums.
+  // Only panels of codes have scales: [groups, 64] in the panel. One row of scales serves
+  // `scale_width` consecutive k (the first one `scale_skip` fewer), or, with `order`, all k of one
+  // group. Rows may be codes too, unless there is an order; offsets then need sums of their codes.
   const float* scales = nullptr;
   const float* offsets = nullptr;  // in the shape of the scales; or null
   int64_t scale_width = 0;

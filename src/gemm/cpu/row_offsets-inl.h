@@ -1,6 +1,6 @@
-// What offsets of weights take from the products of rows of codes: over each segment the offset,
-// times the row's scale and the sum of its codes. That is little beside the products, so that it is
-// taken from finished sums, and kernels of codes need not know of it.
+// Subtracts the weights' offsets from finished sums: for each segment, the offset times the row's
+// scale and the sum of its codes. That is little work beside the products, and keeps offsets out of
+// the kernels of codes.
 #pragma once
 
 #include "gemm/cpu/panel_task.h"

@@ -8,8 +8,9 @@ namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
 
 CONCLAVE_KERNEL_INLINE int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// The end of the k from `begin` on that share a weights' scale and, where rows have them, a row's.
-// With an order neighbours share none, but each weight takes its own where it is decoded.
+// Returns the end of the run of k, starting at `begin`, that shares one weight scale and one row
+// scale and crosses no multiple of exact_k. With an order it is all that is left: each weight is
+// scaled when it is decoded.
 CONCLAVE_KERNEL_INLINE int64_t segment_end(const PanelTask& task, int64_t begin) {
   if (task.order.lower != nullptr) return task.k;
   const WeightGroups groups{.k = task.k, .width = task.scale_width, .skip = task.scale_skip};

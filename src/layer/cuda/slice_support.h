@@ -12,8 +12,7 @@ namespace conclave::inline v0 {
 // whole row: kernels count both from the first column of a slice.
 Support tensor_slices_support(const QuantSpec& quant, int64_t intermediate_size, int32_t ranks);
 
-// Yes but for rows in groups of another width, or in other codes beside such weights, than kernels
-// are built for.
+// No if rows have a group width or, beside such weights, a code type for which no kernel is built.
 Support coded_rows_support(DType weights, const QuantSpec& quant);
 
 }  // namespace conclave::inline v0
