@@ -386,7 +386,7 @@ TEST(PairedCodes, OrdersWideZerosAndQuantisedRows_AreRefusedWithAReason) {
   EXPECT_TRUE(verdict({.weights = kBlock, .block_rows = 1, .zeros = WeightZero::kPoint}).chosen);
   for (const auto& [quant, why] :
        {std::pair{QuantSpec{.weights = kBlock, .block_rows = 1, .has_column_order = true}, "pairs"},
-        {QuantSpec{.weights = kChannel, .zeros = WeightZero::kPoint}, "groups of columns"},
+        {QuantSpec{.weights = kChannel, .zeros = WeightZero::kPoint}, "groups within one row"},
         {QuantSpec{.weights = kChannel, .activations = kToken}, "not quantised"}}) {
     const PlanRow row = verdict(quant);
     EXPECT_FALSE(row.chosen);
