@@ -201,6 +201,13 @@ def test_token_counts_change_between_calls(module: Any, tokens: int) -> None:
     check(module, call(tokens=tokens), BARS[torch.float32])
 
 
+@pytest.mark.parametrize(("tokens", "planned"), [(40, 2048), (3000, 4096), (5000, 8192)])
+def test_long_prompts_grow_the_plan(module: Any, tokens: int, planned: int) -> None:
+    check(module, call(tokens=tokens), BARS[torch.float32])
+    first = _packed.max_tokens(module.down_proj.device)
+    assert _packed.packed_experts(module, H).layer.plan["max_tokens"] == max(planned, first)
+
+
 def test_no_tokens_give_no_rows(module: Any) -> None:
     empty = torch.empty(0, K)
     with torch.no_grad():

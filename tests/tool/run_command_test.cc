@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace conclave::testing {
 namespace {
@@ -207,6 +208,30 @@ TEST(Run, WrongReferenceIds_AreReported) {
   const ToolResult result = run_tool(
       {"run", bundled("mixtral-tiny"), "--input", reference, "--reference", copy, "--layers", "0"});
   EXPECT_NE(result.out.find("1 differ"), std::string::npos) << result.out;
+}
+
+// The first token's experts in the other order are the same choice, which JSON tells apart.
+TEST(Run, ReferenceIdsInAnotherOrder_AreNoMismatch) {
+  const ScratchDirectory scratch;
+  const std::string reference = bundled("mixtral-tiny") + "/reference.safetensors";
+  const std::string copy = (scratch / "reference.safetensors").string();
+  const SafetensorsFile file = SafetensorsFile::open(reference);
+  std::string bytes = read_text(reference);
+  for (const char* const name : {"layers.0.topk_ids", "layers.0.topk_weights"}) {
+    const TensorInfo* const info = file.find(name);
+    ASSERT_NE(info, nullptr) << name;
+    const auto width = static_cast<size_t>(byte_size(info->dtype));
+    for (size_t i = 0; i < width; ++i) {
+      std::swap(bytes[info->file_offset + i], bytes[info->file_offset + width + i]);
+    }
+  }
+  write_text(copy, bytes);
+  const ToolResult result = run_tool({"run", bundled("mixtral-tiny"), "--input", reference,
+                                      "--reference", copy, "--layers", "0", "--format", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err << result.out;
+  const Json layer = Json::parse(result.out)["layers"][0];
+  EXPECT_EQ(layer["routing_mismatches"], 0);
+  EXPECT_EQ(layer["order_mismatches"], 1);
 }
 
 // Layer 0 of a copy of mixtral-tiny in which two experts have the same gate row, so that token 0
