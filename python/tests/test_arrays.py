@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy
 import pytest
 
 import conclave
+from conclave._frameworks import device_of
 from conclave.errors import ConclaveTypeError, ConclaveValueError
 
 
@@ -240,6 +243,14 @@ def test_unknown_fields_and_words_are_named(problem):
         problem.layer(gate_up_order="reversed")
     with pytest.raises(ConclaveTypeError, match="weight_dtype"):
         conclave.Layer.from_tensors({"top_k": 3, "weight_dtype": "float13"}, **problem.weights)
+
+
+@pytest.mark.parametrize(
+    ("kind", "index", "place"), [(1, 0, "cpu"), (2, 1, "cuda:1"), (3, 0, "cpu"), (13, 0, "cuda:0")]
+)
+def test_places_of_arrays_are_those_of_dlpack(kind, index, place):
+    """Kind 2 is a GPU's memory, 13 managed memory, which is a GPU's as well; 3 is the host's."""
+    assert device_of(SimpleNamespace(__dlpack_device__=lambda: (kind, index))) == place
 
 
 def test_errors_carry_code_and_parts(problem):

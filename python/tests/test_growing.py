@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -39,6 +40,14 @@ def test_calls_are_planned_for_the_next_power_of_two():
         part = (hidden[:tokens], w1, w2, weights[:tokens], ids[:tokens])
         check(conclave.fused_experts(*part), part)
         assert planned(w1, w2) == expected
+
+
+@pytest.mark.parametrize(("device", "limit"), [("cpu", 1 << 30), ("cuda:0", 4 << 30)])
+def test_scratch_that_is_kept_has_the_lower_limit(device, limit):
+    asked = []
+    core = SimpleNamespace(grow_with_calls=lambda *limits: asked.append(limits))
+    _growing.growing(SimpleNamespace(device=device, _core=core))
+    assert asked == [(16384, limit)]
 
 
 def test_growing_packs_nothing(monkeypatch):

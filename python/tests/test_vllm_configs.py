@@ -238,6 +238,14 @@ def test_parallel_config_examples(groups, expected):
     assert not config.use_pplx_kernels and not config.use_deepep_ht_kernels
 
 
+@pytest.mark.parametrize("axis", ["tp_size", "dp_size", "pcp_size", "sp_size"])
+def test_tokens_change_ranks_where_experts_do_and_tokens_are_split(axis):
+    sizes = {axis: 2, "ep_size": 2}
+    split = conclave.FusedMoEParallelConfig(use_ep=True, **sizes)
+    assert split.use_all2all_kernels == (axis != "tp_size")
+    assert not conclave.FusedMoEParallelConfig(**sizes).use_all2all_kernels
+
+
 def test_parallel_config_checks_ranks():
     with pytest.raises(ConclaveValueError, match="ep_rank"):
         conclave.FusedMoEParallelConfig(ep_size=2, ep_rank=2)
