@@ -9,6 +9,7 @@ load_file = pytest.importorskip("safetensors.torch").load_file
 
 from conclave import vllm  # noqa: E402
 from conclave.errors import ConclaveUnsupportedError, ConclaveValueError, Error  # noqa: E402
+from conclave.vllm.weights import pack_flat, unpack_flat  # noqa: E402
 from support.method_layers import (  # noqa: E402
     QUANTISED,
     config_of,
@@ -334,3 +335,11 @@ def test_biases_of_packed_experts_are_added():
     assert worst_error(layer(hidden, logits), without.double() + added) <= FLOAT32_BAR
     layer.weight_loader(layer.w13_bias, torch.ones(64), "w13_bias", "w3", 0)
     assert not torch.equal(layer(hidden, logits), without)
+
+
+def test_flat_codes_have_the_first_in_the_upper_half():
+    stored = torch.arange(24, dtype=torch.uint8) * 37
+    codes = unpack_flat(stored, 4)
+    assert codes.shape == (4, 12)
+    assert codes[0, :2].tolist() == [int(stored[0]) >> 4, int(stored[0]) & 15]
+    assert torch.equal(pack_flat(codes.flatten()), stored)
