@@ -8,7 +8,9 @@ import numpy
 import pytest
 
 import conclave
+from conclave import _methods
 from conclave._frameworks import device_of
+from conclave._shapes import separate_rows
 from conclave.errors import ConclaveTypeError, ConclaveValueError
 
 
@@ -223,7 +225,7 @@ def test_bad_weights_are_named(problem, name):
     )
     if name == "double":
         spec = problem.spec
-    with pytest.raises(conclave.Error) as caught:
+    with pytest.raises(ConclaveValueError) as caught:
         conclave.Layer.from_tensors(spec, **weights)
     assert argument in str(caught.value) or "F64" in str(caught.value)
 
@@ -290,3 +292,21 @@ def test_sparse_tensors_are_refused(problem, torch):
     hidden = torch.tensor(problem.hidden).to_sparse()
     with pytest.raises(conclave.Error, match="hidden"):
         problem.layer()(hidden, **problem.routing, out=numpy.empty((9, 40), "float32"))
+
+
+@pytest.mark.parametrize("by_row", [True, False])
+def test_scales_of_several_interleaved_rows_stay_in_order(by_row):
+    scales = numpy.arange(12, dtype=numpy.float32).reshape(2, 6)
+    weights = {"gate_up": numpy.zeros((2, 6, 4), numpy.float32), "gate_up_scale": scales}
+    found = separate_rows(weights, "", transposed=False, by_row=by_row)["gate_up_scale"]
+    expected = scales[:, [0, 2, 4, 1, 3, 5]] if by_row else scales
+    numpy.testing.assert_array_equal(found, expected)
+
+
+def test_errors_of_modules_name_tensors_as_the_caller_did():
+    with pytest.raises(ConclaveValueError) as caught, _methods._names_below_experts():
+        error = ConclaveValueError("model.layers.0.mlp.experts.0.down_proj.qweight: too long")
+        error.tensor = "model.layers.0.mlp.experts.0.down_proj.qweight"
+        raise error
+    assert str(caught.value) == "0.down_proj.qweight: too long"
+    assert caught.value.tensor == "0.down_proj.qweight"

@@ -308,6 +308,14 @@ def test_patched_model_is_not_copied(name: str) -> None:
     assert torch.equal(logits(copy.deepcopy(model)), expected)
 
 
+def test_who_listens_to_a_router_hears_its_choices() -> None:
+    model, pair = patched("gemma4_text", _pair.PatchedPair)
+    heard: list[Any] = []
+    pair._router().register_forward_hook(lambda _, args, out: heard.append(out))
+    logits(model)
+    assert heard and not heard[0][2].is_floating_point()
+
+
 @pytest.mark.parametrize("name", ["mixtral", "qwen2_moe"])
 def test_router_logits_of_a_patched_model_are_recorded(name: str) -> None:
     model = load(name)

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from conclave import vllm  # noqa: E402
 from conclave.errors import ConclaveUnsupportedError, ConclaveValueError  # noqa: E402
+from conclave.vllm.scheme import _ignored  # noqa: E402
 from support.devices import seeded  # noqa: E402
 from support.problems import FLOAT32_BAR, HALF_BAR, worst_error  # noqa: E402
 from support.vllm_reference import (  # noqa: E402
@@ -135,6 +136,11 @@ def test_ignored_layers_are_plain(entry):
 def test_layers_that_are_not_ignored_are_quantised(entry):
     config = compressed("channel", {"dynamic": True}, ignore=[entry])
     assert layer_of(quant_config=config, prefix=PREFIX).w13_weight.dtype == torch.float8_e4m3fn
+
+
+def test_rules_that_change_modules_leave_none_out():
+    rules = {"-:.*mlp.gate": {}, "+:.*experts": {"bits": 8}, ".*down_proj": {"bits": 3}}
+    assert _ignored({"dynamic": rules, "ignore": ["lm_head"]}.get) == ["lm_head", "re:.*mlp.gate"]
 
 
 def test_matrices_of_the_experts_named_one_by_one():
