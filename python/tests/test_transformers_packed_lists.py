@@ -13,6 +13,7 @@ transformers = pytest.importorskip("transformers", "5.0", reason="transformers 5
 import conclave.transformers as library  # noqa: E402
 from conclave.spec import LayerOptions  # noqa: E402
 from conclave.transformers._list_experts import read_list  # noqa: E402
+from conclave.transformers._packed_linears import _gptq  # noqa: E402
 from support import remote_code as remote  # noqa: E402
 from support.coded import Coder  # noqa: E402
 from support.problems import FLOAT32_BAR, worst_error  # noqa: E402
@@ -242,3 +243,16 @@ class Expert(torch.nn.Module):
 
     def forward(self, x: Any) -> Any:
         return self.w2(torch.nn.functional.silu(self.w1(x)) * self.w3(x))
+
+
+@pytest.mark.parametrize(("version", "format"), [(None, "gptq"), (1, "gptq"), (2, "gptq_v2")])
+def test_zero_points_are_of_the_version_that_a_module_says(
+    version: int | None, format: str
+) -> None:
+    words = {"qweight": torch.zeros(4, 8, dtype=torch.int32), "scales": torch.ones(1, 8)}
+    words |= {"qzeros": torch.zeros(1, 1, dtype=torch.int32), "g_idx": torch.zeros(32)}
+    module = SimpleNamespace(**words, bits=4, group_size=32, in_features=32)
+    if version:
+        module.qzero_format = lambda: version
+    packed = _gptq(module)
+    assert packed is not None and packed.method["checkpoint_format"] == format
