@@ -35,7 +35,7 @@ struct MethodTensor {
   int cols_axis = -1;
 };
 
-// What a quantization_config means for a matrix.
+// The tensors that a quantization_config gives a matrix, and the spec of its codes.
 struct MethodLayout {
   std::string method = {};  // quant_method
   std::string reason = {};  // why such weights are not read; empty if they are
@@ -57,7 +57,7 @@ CONCLAVE_API std::vector<std::string> checkpoint_methods();
 CONCLAVE_API MethodLayout method_layout(const std::string& config, std::string_view matrix,
                                         int64_t rows, int64_t cols);
 
-// What a method is asked to store.
+// The form in which a method shall store a matrix.
 struct MethodForm {
   std::string method = {};  // quant_method
   std::string format = {};  // what "compressed-tensors" calls it: "pack-quantized"

@@ -1,5 +1,5 @@
-// What the library's readers of checkpoint methods expect, for those who load tensors by names of
-// their own.
+// Tells Python which tensors the library's readers of checkpoint methods expect, for those who load
+// them by names of their own.
 #pragma once
 
 #include "binding.h"

@@ -1,5 +1,5 @@
-// What a mode of shared experts asks of a layer, on every device. Nothing else tells modes apart:
-// checks, weights, plans, stages and the reference read these facts.
+// The facts that follow from a mode of shared experts, on every device. Nothing else tells modes
+// apart: checks, weights, plans, stages and the reference read these facts.
 #pragma once
 
 #include "conclave/spec.h"
@@ -9,7 +9,7 @@
 
 namespace conclave::inline v0 {
 
-// What a token's factors of its shared experts are made of.
+// The source of a token's factors of its shared experts.
 enum class SharedFactor : uint8_t {
   kNone,     // they are 1
   kSigmoid,  // a gate on the token

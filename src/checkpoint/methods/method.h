@@ -126,8 +126,8 @@ struct StoredPlane {
   void (*encode)(const MatrixForm& form, const MatrixPlanes& planes,
                  std::span<std::byte> tensor) = nullptr;
 
-  // What `decode` is, for codes of a matrix that layers have as values only, such as a router: it
-  // is decoded to float32. Null: such matrices are not read.
+  // Counterparts of `shapes` and `decode` for matrices that layers have as values only, such as a
+  // router: codes are decoded to float32. Null: such matrices are not read.
   StoredShapes (*value_shapes)(const MatrixForm& form) = nullptr;
   void (*decode_values)(const MatrixForm& form, std::span<const PlaneInput> inputs,
                         std::span<std::byte> values) = nullptr;
@@ -150,7 +150,7 @@ struct Method {
   std::string_view experts = {};
   // Whether a configuration without quant_method is of this method; null: never.
   bool (*wrote)(const io::JsonValue& config) = nullptr;
-  // What tensors of its scales, and of the steps of its rows, are called usually.
+  // The usual names of tensors of scales, and of steps of rows.
   std::string_view scale = "_scale";
   std::string_view step = "input_scale";
   // The way back: the text of a configuration that `read` understands as this form. Null: matrices

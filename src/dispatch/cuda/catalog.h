@@ -21,7 +21,7 @@ struct DeviceDispatcherRow {
 };
 Catalog<DeviceDispatcherRow> device_dispatcher_catalog();
 
-// What blocks of a device may have; by default those of Hopper.
+// The limits of a device's blocks; by default those of Hopper.
 struct GroupLimits {
   int32_t cluster_blocks = 8;  // in a cluster; 1: there are none
   int64_t shared_bytes = int64_t{227} << 10;

@@ -66,7 +66,7 @@ size_t experts_bytes(const CudaPlan& plan, int64_t tokens) {
   return most;
 }
 
-// What the single launch needs for those of the calls that it takes.
+// Scratch of the single launch, for those of the calls that it takes.
 size_t decode_bytes(const CudaPlan& plan, const CallRange& calls) {
   if (plan.decode_tokens == 0 || calls.first > plan.decode_tokens) return 0;
   return plan.decode_row->workspace_bytes(plan.routed.problem, plan.decode_tokens);

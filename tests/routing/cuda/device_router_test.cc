@@ -126,6 +126,51 @@ class DeviceRouter : public testing::DeviceTest {
     expect_identity(problem.spec, wanted, actual);
   }
 
+  using DrawSpec = MoeSpec (*)(std::mt19937& generator);
+
+  // Logits of every type and stride. `ties`: those of every fifth seed are whole numbers.
+  void expect_draws_equal_host(DrawSpec draw, uint32_t seeds, bool ties) {
+    const std::vector<DType> types = {DType::kF32, DType::kBF16, DType::kF16};
+    for (uint32_t seed = 0; seed < seeds; ++seed) {
+      std::mt19937 generator(seed);
+      const MoeSpec spec = draw(generator);
+      SCOPED_TRACE("seed " + std::to_string(seed));
+      const float spread = std::vector<float>{0.05F, 1.0F, 4.0F}[generator() % 3];
+      RoutingProblem problem = testing::random_problem(spec, 9, spread, seed);
+      const bool cancels =
+          spec.router.renormalize == Renormalize::kSum && spec.router.score == RouterScore::kNone;
+      const bool tied = ties && seed % 5 == 0;
+      for (float& logit : problem.logits) {
+        if (tied) logit = std::ceil(logit);
+        if (cancels) logit = std::abs(logit) + 0.1F;
+      }
+      expect_equals_host(problem, {.logits_dtype = types[seed % 3],
+                                   .extra_stride = static_cast<int64_t>(seed % 2)});
+      if (HasFailure()) return;
+    }
+  }
+
+  // `empty_row`: the first token has nothing finite.
+  void expect_special_values_survive(DrawSpec draw, uint32_t seeds, bool empty_row) {
+    const std::vector<float> values = {kNan, kInf, -kInf, 0.0F, -0.0F, 1.0F, -2.0F, 80.0F, -90.0F};
+    for (uint32_t seed = 0; seed < seeds; ++seed) {
+      std::mt19937 generator(seed);
+      MoeSpec spec = draw(generator);
+      const bool grows = spec.router.score == RouterScore::kNone ||
+                         spec.router.score == RouterScore::kSqrtSoftplus;
+      // These scores give +Inf the weight +Inf if nothing divides by it.
+      if (grows) spec.router.score = RouterScore::kSigmoid;
+      SCOPED_TRACE("seed " + std::to_string(seed));
+      RoutingProblem problem = testing::random_problem(spec, 9, 1.0F, seed);
+      for (float& logit : problem.logits) logit = values[generator() % values.size()];
+      if (empty_row) {
+        std::fill_n(problem.logits.begin(), num_logits(spec), seed % 2 == 0 ? kNan : -kInf);
+      }
+      expect_equals_host(problem);
+      if (HasFailure()) return;
+    }
+  }
+
  private:
   static void expect_identity(const MoeSpec& spec, const RoutingResult& wanted,
                               const DeviceResult& actual) {
@@ -143,79 +188,19 @@ class DeviceRouter : public testing::DeviceTest {
 };
 
 TEST_F(DeviceRouter, RandomSpecs_EqualTheHost) {
-  const std::vector<DType> types = {DType::kF32, DType::kBF16, DType::kF16};
-  for (uint32_t seed = 0; seed < 900; ++seed) {
-    std::mt19937 generator(seed);
-    const MoeSpec spec = testing::random_topk_spec(generator);
-    SCOPED_TRACE("seed " + std::to_string(seed));
-    const float spread = std::vector<float>{0.05F, 1.0F, 4.0F}[generator() % 3];
-    RoutingProblem problem = testing::random_problem(spec, 9, spread, seed);
-    const bool cancels =
-        spec.router.renormalize == Renormalize::kSum && spec.router.score == RouterScore::kNone;
-    if (cancels) {
-      for (float& logit : problem.logits) logit = std::abs(logit) + 0.1F;
-    }
-    expect_equals_host(
-        problem, {.logits_dtype = types[seed % 3], .extra_stride = static_cast<int64_t>(seed % 2)});
-    if (HasFailure()) return;
-  }
+  expect_draws_equal_host(testing::random_topk_spec, 900, false);
 }
 
 TEST_F(DeviceRouter, RandomSpecs_SurviveSpecialValues) {
-  const std::vector<float> values = {kNan, kInf, -kInf, 0.0F, -0.0F, 1.0F, -2.0F, 80.0F, -90.0F};
-  for (uint32_t seed = 0; seed < 500; ++seed) {
-    std::mt19937 generator(seed);
-    MoeSpec spec = testing::random_topk_spec(generator);
-    const bool grows =
-        spec.router.score == RouterScore::kNone || spec.router.score == RouterScore::kSqrtSoftplus;
-    // These scores give +Inf the weight +Inf if nothing divides by it.
-    if (grows) spec.router.score = RouterScore::kSigmoid;
-    SCOPED_TRACE("seed " + std::to_string(seed));
-    RoutingProblem problem = testing::random_problem(spec, 9, 1.0F, seed);
-    for (float& logit : problem.logits) logit = values[generator() % values.size()];
-    expect_equals_host(problem);
-    if (HasFailure()) return;
-  }
+  expect_special_values_survive(testing::random_topk_spec, 500, false);
 }
 
 TEST_F(DeviceRouter, MoreSlotsThanLanes_EqualTheHost) {
-  const std::vector<DType> types = {DType::kF32, DType::kBF16, DType::kF16};
-  for (uint32_t seed = 0; seed < 400; ++seed) {
-    std::mt19937 generator(seed);
-    const MoeSpec spec = testing::random_wide_topk_spec(generator);
-    SCOPED_TRACE("seed " + std::to_string(seed));
-    const float spread = std::vector<float>{0.05F, 1.0F, 4.0F}[generator() % 3];
-    RoutingProblem problem = testing::random_problem(spec, 9, spread, seed);
-    const bool cancels =
-        spec.router.renormalize == Renormalize::kSum && spec.router.score == RouterScore::kNone;
-    const bool tied = seed % 5 == 0;
-    for (float& logit : problem.logits) {
-      if (tied) logit = std::ceil(logit);
-      if (cancels) logit = std::abs(logit) + 0.1F;
-    }
-    expect_equals_host(
-        problem, {.logits_dtype = types[seed % 3], .extra_stride = static_cast<int64_t>(seed % 2)});
-    if (HasFailure()) return;
-  }
+  expect_draws_equal_host(testing::random_wide_topk_spec, 400, true);
 }
 
 TEST_F(DeviceRouter, MoreSlotsThanLanes_SurviveSpecialValues) {
-  const std::vector<float> values = {kNan, kInf, -kInf, 0.0F, -0.0F, 1.0F, -2.0F, 80.0F, -90.0F};
-  for (uint32_t seed = 0; seed < 200; ++seed) {
-    std::mt19937 generator(seed);
-    MoeSpec spec = testing::random_wide_topk_spec(generator);
-    const bool grows =
-        spec.router.score == RouterScore::kNone || spec.router.score == RouterScore::kSqrtSoftplus;
-    // These scores give +Inf the weight +Inf if nothing divides by it.
-    if (grows) spec.router.score = RouterScore::kSigmoid;
-    SCOPED_TRACE("seed " + std::to_string(seed));
-    RoutingProblem problem = testing::random_problem(spec, 9, 1.0F, seed);
-    for (float& logit : problem.logits) logit = values[generator() % values.size()];
-    // One row has nothing finite.
-    std::fill_n(problem.logits.begin(), num_logits(spec), seed % 2 == 0 ? kNan : -kInf);
-    expect_equals_host(problem);
-    if (HasFailure()) return;
-  }
+  expect_special_values_survive(testing::random_wide_topk_spec, 200, true);
 }
 
 TEST_F(DeviceRouter, MoreSlotsThanLanes_WeighGivenIds) {

@@ -29,7 +29,7 @@ std::string experts_text(const CudaPlan& plan) {
   return fmt::format("experts, {} slots of shared ones", plan.fused.slots());
 }
 
-// What a chunk does for tokens, and what it leaves in which buffer.
+// Declares what a chunk does for tokens, and what it leaves in which buffer.
 class Declaration {
  public:
   explicit Declaration(const CudaPlan& plan)

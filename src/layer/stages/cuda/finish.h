@@ -16,7 +16,7 @@ struct CudaTerms {
   SourceRows residual = {};  // or none
   ConstTensorView hidden;    // counts for zero experts
 };
-// What the caller gets; `shared` is empty if it wants no shared part of its own.
+// The caller's tensors; `shared` is empty if it wants no shared part of its own.
 struct CudaOutputs {
   TensorView out;
   TensorView shared;
