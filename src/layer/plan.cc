@@ -221,7 +221,7 @@ void fill_plan(LayerPlan& plan, const Context& context) {
   plan.dispatcher = dispatcher->make(exchange);
 
   choose_chunk_order(plan, context);
-  plan.stages = plan_stages(plan);
+  plan.facts = stage_facts(plan);
   book_workspace(plan);
   summarise(plan, *dispatcher);
 }

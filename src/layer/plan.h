@@ -21,7 +21,7 @@
 namespace conclave::inline v0 {
 
 // The work of a layer beyond the plain weighted sum of its routed experts.
-struct StagePlan {
+struct StageFacts {
   bool reads_hidden_rows = true;           // some kernel reads hidden itself, in its row format
   bool reads_hidden_floats = false;        // a gate or a projection reads it in float32
   bool has_expert_input = false;           // routed experts read other rows: projected or weighted
@@ -33,6 +33,12 @@ struct StagePlan {
   bool factors_read_hidden = false;        // that stage reads hidden, in float32
   experts::BatchRequirements hidden_rows;  // what kernels of width H read
   int64_t routed_sum_stride = 0;
+
+  // The buffers of what several stages read.
+  HostBuffer floats = HostBuffer::kHiddenFloats;
+  HostBuffer expert_input = HostBuffer::kHiddenRows;
+  HostBuffer ids = HostBuffer::kTopkIds;  // as dispatch and combine take the routing
+  HostBuffer weights = HostBuffer::kTopkWeights;
 
   // Kernels read float32: their rows serve gates and projections too.
   bool hidden_rows_are_float() const {
@@ -50,7 +56,8 @@ struct LayerPlan : PlanBase {
   std::unique_ptr<experts::ExpertsKernel> shared;    // S experts; null without shared experts here
   std::unique_ptr<experts::ExpertsKernel> residual;  // one expert; null without a residual MLP here
 
-  StagePlan stages;
+  StageFacts facts;
+  HostStages stages;
   size_t router_scratch_bytes = 0;
   HostSlices slices;
   ChunkOrder chunk_order = ChunkOrder::kInTurn;

@@ -54,14 +54,32 @@ TEST(StageTable, BufferThatAStageIsNotGiven_MayNotBeAskedFor) {
   Slices slices{};
   book_by_lifetime(three_stages(), Bytes{128, 64, 100, 64}, slices);
   std::array<std::byte, 256> memory{};
-  const Scratch<Buffer> call(memory.data(), slices);
+  BufferTurns turns;
+  const Scratch<Buffer> call(memory.data(), slices, {}, &turns);
   const Scratch<Buffer> two = call.only(BufferSet(kA) | kB);
-  EXPECT_TRUE(call.gives(kC) && two.gives(kB));
+  EXPECT_TRUE(!call.gives(kB) && two.gives(kB));
   EXPECT_FALSE(two.gives(kC));
   EXPECT_EQ(two.at<std::byte>(kB), memory.data() + 128);
   EXPECT_EQ(two.find<std::byte>(kC), nullptr);
+  EXPECT_EQ(two.made(kA, 7), 7);
 #if !defined(NDEBUG)
   EXPECT_EQ(testing::code_of([&] { two.at<std::byte>(kC); }), ErrorCode::kInternal);
+  EXPECT_EQ(testing::code_of([&] { two.made(kC, 7); }), ErrorCode::kInternal);
+#endif
+}
+
+// Stages of one chunk have views of their own, but memory has one turn after the other for all.
+TEST(StageTable, ResultWhoseMemoryALaterStageHas_MayNotBeTaken) {
+  Slices slices{};
+  book_by_lifetime(three_stages(), Bytes{128, 64, 100, 0}, slices);
+  std::array<std::byte, 256> memory{};
+  BufferTurns turns;
+  const Scratch<Buffer> call(memory.data(), slices, {}, &turns);
+  EXPECT_EQ(call.only(kA).at<std::byte>(kA), memory.data());
+  EXPECT_EQ(call.only(kA).made(kA, 7), 7);
+  EXPECT_EQ(call.only(kC).at<std::byte>(kC), memory.data());
+#if !defined(NDEBUG)
+  EXPECT_EQ(testing::code_of([&] { call.only(kA).made(kA, 7); }), ErrorCode::kInternal);
 #endif
 }
 

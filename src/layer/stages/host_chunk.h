@@ -10,6 +10,7 @@
 #include "layer/stages/host_stages.h"
 #include "layer/stages/input.h"
 #include "layer/stages/padding.h"
+#include "layer/stages/route.h"
 #include "layer/stages/shared.h"
 
 #include <cstddef>
@@ -17,7 +18,9 @@
 
 namespace conclave::inline v0 {
 
-// Each step names what its stage reads; results that a later one reads are members here.
+// Each stage takes the buffers that the plan's list gives it, is handed what it reads and returns
+// what it makes. What a later part of the walk reads waits in `results_`, since two chunks may be
+// under way.
 class HostChunk {
  public:
   HostChunk(const HostCall& call, int64_t index)
@@ -28,7 +31,10 @@ class HostChunk {
         at_(chunk_at(call.tokens, call.chunks, index)),
         args_(chunk_of(call.args, at_)),
         padding_(args_.padding_mask),
-        scratch_(workspace_of(call, index), call.plan.slices) {}
+        scratch_(workspace_of(call, index), call.plan.slices, {}, &turns_) {}
+  HostChunk(const HostChunk&) = delete;
+  HostChunk& operator=(const HostChunk&) = delete;
+  ~HostChunk() = default;
 
   // Routes the chunk and sends its rows off.
   void begin(KernelCounts& counts);
@@ -45,21 +51,43 @@ class HostChunk {
     return call.workspace.data() + half * call.plan.chunk_workspace_bytes;
   }
 
+  // The hidden rows of the chunk; a bundle is empty if nothing reads it.
+  struct Hidden {
+    RowBundle rows;    // as kernels of width H read them
+    RowBundle floats;  // in float32
+  };
+  struct Results {
+    Hidden hidden;
+    Routing routing;     // from the router: its weights count for zero experts
+    Routing dispatched;  // as given to dispatch
+    ExpertOutput output;
+    SumFactors factors;
+    const float* shared = nullptr;    // [T, H] to add, or null
+    const float* residual = nullptr;  // the same
+  };
+
+  bool runs(HostStage stage) const { return plan_.stages.has(stage); }
+  HostScratch at(HostStage stage) const { return scratch_.only(plan_.stages.buffers_of(stage)); }
   bool runs_gate() const {
     return args_.topk_weights.empty() && args_.router_logits.empty() && plan_.spec.has_gate;
   }
-  void convert_hidden();
-  RowBundle gate_rows(const Gate& gate) const;
-  const float* logits() const;
-  KernelCounts route_tokens();
-  ExpertInput expert_input() const;
-  void run_experts();
-  dispatch::CombineArgs combine_args() const;
-  const float* run_shared() const;
-  const float* run_residual() const;
-  const float* sum_ranks(const float* rows, HostBuffer to) const;
+
+  Hidden convert_hidden(const HostScratch& own) const;
+  RowBundle gate_rows(const HostScratch& own, const Gate& gate, const Hidden& hidden) const;
+  const float* logits(const HostScratch& own, const Hidden& hidden) const;
+  RouteResult route_tokens(const HostScratch& own, const Hidden& hidden) const;
+  ExpertInput expert_input(const HostScratch& own, const Hidden& hidden,
+                           const Routing& routing) const;
+  Routing send_rows(const HostScratch& own, const ExpertInput& input) const;
+  ExpertOutput run_experts(const HostScratch& own) const;
+  dispatch::CombineArgs combine_args(const HostScratch& own) const;
+  void send_results(const HostScratch& own) const;
+  SumFactors factors(const HostScratch& own) const;
+  const float* run_shared(const HostScratch& own) const;
+  const float* run_residual(const HostScratch& own) const;
+  const float* sum_ranks(const HostScratch& own, const float* rows, HostBuffer to) const;
   const float* hand_out(const float* shared) const;
-  dispatch::FinishArgs terms() const;
+  dispatch::FinishArgs terms(const HostScratch& own) const;
   dispatch::UnpermuteArgs routed_sums() const;
 
   const LayerPlan& plan_;
@@ -69,16 +97,9 @@ class HostChunk {
   TokenChunk at_;
   ForwardArgs args_;  // the chunk's rows
   Padding padding_;
+  BufferTurns turns_;
   HostScratch scratch_;
-
-  RowBundle hidden_;         // as kernels of width H read it; empty if none does
-  RowBundle hidden_floats_;  // in float32; empty if nothing reads it
-  Routing routing_;          // from the router: its weights count for zero experts
-  Routing dispatched_;       // as given to dispatch
-  ExpertOutput output_;
-  SumFactors factors_;
-  const float* shared_ = nullptr;    // [T, H] to add, or null
-  const float* residual_ = nullptr;  // the same
+  Results results_;
 };
 
 }  // namespace conclave::inline v0

@@ -18,6 +18,7 @@ namespace conclave::inline v0 {
 namespace {
 
 using enum HostBuffer;
+using enum HostStage;
 
 // Rows that a dense product reads are padded to this many elements: whole vectors of float32.
 constexpr int64_t kFloatsPerVector = 16;
@@ -62,12 +63,11 @@ class Declaration {
   explicit Declaration(const LayerPlan& plan)
       : plan_(plan),
         spec_(plan.spec),
-        floats_(plan.stages.hidden_rows_are_float() ? kHiddenRows : kHiddenFloats),
-        expert_input_(plan.stages.has_expert_input ? kExpertInput : kHiddenRows),
-        routing_(BufferSet(plan.part.has_replicas() ? kPhysicalIds : kTopkIds) |
-                 (spec_.weight_on == WeightOn::kInput ? kUnitWeights : kTopkWeights)) {}
+        floats_(plan.facts.floats),
+        expert_input_(plan.facts.expert_input),
+        routing_(BufferSet(plan.facts.ids) | plan.facts.weights) {}
 
-  std::vector<Stage> all() {
+  HostStages all() {
     begin();
     run();
     finish();
@@ -75,43 +75,47 @@ class Declaration {
   }
 
  private:
-  void add(std::string name, BufferSet reads, BufferSet writes) {
-    stages_.push_back({.name = std::move(name), .reads = reads, .writes = writes});
+  void add(HostStage number, std::string name, BufferSet reads, BufferSet writes) {
+    stages_.set(number, {.name = std::move(name), .reads = reads, .writes = writes});
   }
-  void add_unlisted(std::string name, BufferSet reads, BufferSet writes) {
-    add(std::move(name), reads, writes);
-    stages_.back().listed = false;
+  void add_unlisted(HostStage number, std::string name, BufferSet reads, BufferSet writes) {
+    stages_.set(number,
+                {.name = std::move(name), .reads = reads, .writes = writes, .listed = false});
   }
 
   void begin() {
-    add_unlisted("hidden rows", {},
-                 when(plan_.stages.reads_hidden_rows, kHiddenRows) |
-                     when(plan_.stages.reads_hidden_floats, floats_));
-    add("route", when(spec_.has_gate, floats_),
+    add_unlisted(kHidden, "hidden rows", {},
+                 when(plan_.facts.reads_hidden_rows, kHiddenRows) |
+                     when(plan_.facts.reads_hidden_floats, floats_));
+    add(kRoute, "route", when(spec_.has_gate, floats_),
         BufferSet(kGateRows) | kLogits | kGivenIds | kTokenIds | kRouterScratch | kTopkIds |
             kTopkWeights | kSharedWeights);
-    if (plan_.stages.has_expert_input) {
-      add(input_text(spec_), when(spec_.latent.size != 0, floats_) | kTopkWeights,
+    if (plan_.facts.has_expert_input) {
+      add(kInput, input_text(spec_), when(spec_.latent.size != 0, floats_) | kTopkWeights,
           BufferSet(kLatent) | kExpertInput | kUnitWeights);
     }
-    add("dispatch", routing_ | kTopkIds | expert_input_, BufferSet(kPhysicalIds) | kDispatch);
+    add(kSendRows, "dispatch", routing_ | kTopkIds | expert_input_,
+        BufferSet(kPhysicalIds) | kDispatch);
   }
 
   void run() {
-    add(fmt::format("experts {}{}", spec_.activation.name, spec_.has_bias ? " with biases" : ""),
+    add(kExperts,
+        fmt::format("experts {}{}", spec_.activation.name, spec_.has_bias ? " with biases" : ""),
         BufferSet(kDispatch) | expert_input_, BufferSet(kExpertScratch) | kExpertRows);
-    add_unlisted("send results", routing_ | kExpertRows,
-                 BufferSet(kDispatch) | when(plan_.stages.finishes_apart, kRoutedSum));
-    if (plan_.stages.computes_factors) {
-      add_unlisted("factors", when(plan_.stages.factors_read_hidden, floats_) | kSharedWeights,
+    add_unlisted(kSendResults, "send results", routing_ | kExpertRows,
+                 BufferSet(kDispatch) | when(plan_.facts.finishes_apart, kRoutedSum));
+    if (plan_.facts.computes_factors) {
+      add_unlisted(kFactors, "factors",
+                   when(plan_.facts.factors_read_hidden, floats_) | kSharedWeights,
                    BufferSet(kSharedFactor) | kMixLogits | kMix);
     }
     if (plan_.shared) {
-      add(shared_text(spec_), BufferSet(kHiddenRows) | kSharedWeights | kSharedFactor,
+      add(kShared, shared_text(spec_), BufferSet(kHiddenRows) | kSharedWeights | kSharedFactor,
           BufferSet(kSharedIndex) | kSharedScratch | kSharedRows | kReducedShared);
     }
     if (plan_.residual) {
-      add(fmt::format("residual MLP {} {}", spec_.residual.intermediate_size,
+      add(kResidual,
+          fmt::format("residual MLP {} {}", spec_.residual.intermediate_size,
                       activation_or_routed(spec_.residual.activation, spec_).name),
           kHiddenRows,
           BufferSet(kResidualInput) | kResidualIndex | kResidualScratch | kResidualRows |
@@ -129,24 +133,24 @@ class Declaration {
 
   void finish() {
     const BufferSet results = routing_ | kDispatch | kExpertRows;
-    if (!plan_.stages.finishes_apart) {
-      return add("combine and " + finish_text(spec_), results | terms(), kIdentityWeights);
+    if (!plan_.facts.finishes_apart) {
+      return add(kFinish, "combine and " + finish_text(spec_), results | terms(), kIdentityWeights);
     }
     BufferSet sum = kRoutedSum;
-    add("combine", results, sum);
+    add(kCombine, "combine", results, sum);
     if (plan_.part.reduces()) {
-      add("sum over tensor ranks", sum, kReducedSum);
+      add(kSumRanks, "sum over tensor ranks", sum, kReducedSum);
       sum = kReducedSum;
     }
     if (spec_.latent.has_norm) {
-      add("rms norm", sum, kRoutedSum);
+      add(kNorm, "rms norm", sum, kRoutedSum);
       sum = kRoutedSum;
     }
     if (spec_.latent.size != 0) {
-      add(fmt::format("latent up {}", spec_.hidden_size), sum, kProjected);
+      add(kLatentUp, fmt::format("latent up {}", spec_.hidden_size), sum, kProjected);
       sum = kProjected;
     }
-    add(finish_text(spec_), sum | terms(), kIdentityWeights);
+    add(kFinish, finish_text(spec_), sum | terms(), kIdentityWeights);
   }
 
   const LayerPlan& plan_;
@@ -154,7 +158,7 @@ class Declaration {
   const BufferSet floats_;
   const BufferSet expert_input_;
   const BufferSet routing_;  // as dispatch and combine take it
-  std::vector<Stage> stages_;
+  HostStages stages_;
 };
 
 // The bytes of every buffer of a plan; 0 where its stages need none.
@@ -188,15 +192,15 @@ class Sizes {
   void set_bytes(HostBuffer buffer, size_t bytes) { bytes_[static_cast<size_t>(buffer)] = bytes; }
 
   void rows() {
-    const StagePlan& stages = plan_.stages;
-    if (stages.reads_hidden_rows) set(kHiddenRows, tokens_, stages.hidden_rows.row_bytes, 1);
-    if (stages.reads_hidden_floats && !stages.hidden_rows_are_float()) {
+    const StageFacts& facts = plan_.facts;
+    if (facts.reads_hidden_rows) set(kHiddenRows, tokens_, facts.hidden_rows.row_bytes, 1);
+    if (facts.reads_hidden_floats && !facts.hidden_rows_are_float()) {
       set(kHiddenFloats, tokens_, plan_.gate_row_bytes, 1);
     }
     if (spec_.has_gate) set(kGateRows, tokens_, plan_.gate_row_bytes, 1);
     if (spec_.latent.size != 0) set<float>(kLatent, spec_.latent.size);
-    if (stages.has_expert_input) {
-      set(kExpertInput, product(tokens_, stages.rows_per_token),
+    if (facts.has_expert_input) {
+      set(kExpertInput, product(tokens_, facts.rows_per_token),
           plan_.experts->requirements().row_bytes, 1);
     }
     if (plan_.residual) {
@@ -211,7 +215,7 @@ class Sizes {
     set<float>(kTopkWeights, spec_.top_k);
     if (plan_.router_traits.token_ids != routing::TokenIds::kUnused) set<int32_t>(kTokenIds, 1);
     set_bytes(kRouterScratch, plan_.router_scratch_bytes);
-    if (plan_.stages.weighs_shared_rows) set<float>(kSharedWeights, spec_.shared.count);
+    if (plan_.facts.weighs_shared_rows) set<float>(kSharedWeights, spec_.shared.count);
     if (spec_.weight_on == WeightOn::kInput) set<float>(kUnitWeights, spec_.top_k);
     if (plan_.part.has_replicas()) set<int32_t>(kPhysicalIds, spec_.top_k);
     if (spec_.num_zero_experts > 0) set<float>(kIdentityWeights, 1);
@@ -225,8 +229,8 @@ class Sizes {
   }
 
   void others() {
-    const bool mixes = plan_.stages.mixes;
-    if (mixes || plan_.stages.factors_read_hidden) set<float>(kSharedFactor, 1);
+    const bool mixes = plan_.facts.mixes;
+    if (mixes || plan_.facts.factors_read_hidden) set<float>(kSharedFactor, 1);
     if (mixes) set<float>(kMix, 1);
     if (shared_facts(spec_.shared).has_mix_gate()) set<float>(kMixLogits, 2);
     if (plan_.shared) {
@@ -245,9 +249,9 @@ class Sizes {
   }
 
   void sums() {
-    if (!plan_.stages.finishes_apart) return;
-    set<float>(kRoutedSum, plan_.stages.routed_sum_stride);
-    if (plan_.part.reduces()) set<float>(kReducedSum, plan_.stages.routed_sum_stride);
+    if (!plan_.facts.finishes_apart) return;
+    set<float>(kRoutedSum, plan_.facts.routed_sum_stride);
+    if (plan_.part.reduces()) set<float>(kReducedSum, plan_.facts.routed_sum_stride);
     if (spec_.latent.size != 0) set<float>(kProjected, spec_.hidden_size);
   }
 
@@ -263,39 +267,43 @@ int64_t dispatched_rows_per_token(const MoeSpec& spec) {
   return spec.weight_on == WeightOn::kInput ? spec.top_k : 1;
 }
 
-StagePlan plan_stages(const LayerPlan& plan) {
+StageFacts stage_facts(const LayerPlan& plan) {
   const MoeSpec& spec = plan.spec;
   const SharedFacts shared = shared_facts(spec);
   const bool is_latent = spec.latent.size != 0;
-  StagePlan stages;
-  stages.has_expert_input = is_latent || spec.weight_on == WeightOn::kInput;
-  stages.rows_per_token = dispatched_rows_per_token(spec);
-  stages.finishes_apart = is_latent || plan.part.reduces();
-  stages.weighs_shared_rows = shared.weighs_rows();
-  stages.mixes = shared.mixes();
+  StageFacts facts;
+  facts.has_expert_input = is_latent || spec.weight_on == WeightOn::kInput;
+  facts.rows_per_token = dispatched_rows_per_token(spec);
+  facts.finishes_apart = is_latent || plan.part.reduces();
+  facts.weighs_shared_rows = shared.weighs_rows();
+  facts.mixes = shared.mixes();
   // Even if another rank adds the shared rows, the routed part needs its factor here.
-  stages.computes_factors = plan.shared || stages.mixes;
-  stages.factors_read_hidden = stages.computes_factors && shared.reads_hidden();
-  stages.reads_hidden_floats = spec.has_gate || stages.factors_read_hidden || is_latent;
-  stages.routed_sum_stride = round_up(expert_width(spec), kFloatsPerVector);
+  facts.computes_factors = plan.shared || facts.mixes;
+  facts.factors_read_hidden = facts.computes_factors && shared.reads_hidden();
+  facts.reads_hidden_floats = spec.has_gate || facts.factors_read_hidden || is_latent;
+  facts.routed_sum_stride = round_up(expert_width(spec), kFloatsPerVector);
   const experts::ExpertsKernel* reader = is_latent ? nullptr : plan.experts.get();
   if (reader == nullptr) reader = plan.shared ? plan.shared.get() : plan.residual.get();
-  stages.reads_hidden_rows = !stages.has_expert_input || plan.shared || plan.residual;
-  if (stages.reads_hidden_rows) stages.hidden_rows = reader->requirements();
-  return stages;
+  facts.reads_hidden_rows = !facts.has_expert_input || plan.shared || plan.residual;
+  if (facts.reads_hidden_rows) facts.hidden_rows = reader->requirements();
+  facts.floats = facts.hidden_rows_are_float() ? kHiddenRows : kHiddenFloats;
+  facts.expert_input = facts.has_expert_input ? kExpertInput : kHiddenRows;
+  facts.ids = plan.part.has_replicas() ? kPhysicalIds : kTopkIds;
+  facts.weights = spec.weight_on == WeightOn::kInput ? kUnitWeights : kTopkWeights;
+  return facts;
 }
 
-std::vector<Stage> declare_stages(const LayerPlan& plan) { return Declaration(plan).all(); }
+HostStages declare_stages(const LayerPlan& plan) { return Declaration(plan).all(); }
 
 void book_workspace(LayerPlan& plan) {
-  const std::vector<Stage> stages = declare_stages(plan);
+  plan.stages = declare_stages(plan);
   const std::array<size_t, kHostBuffers> bytes = Sizes(plan).all();
-  plan.chunk_workspace_bytes = book_by_lifetime(stages, bytes, plan.slices);
+  plan.chunk_workspace_bytes = book_by_lifetime(plan.stages.list, bytes, plan.slices);
   // Chunks by twos have a half each.
   plan.workspace_bytes =
       plan.chunk_workspace_bytes * (plan.chunk_order == ChunkOrder::kByTwos ? 2 : 1);
-  plan.summary.stages = listed_stages(stages);
-  plan.summary.buffers = describe_buffers(stages, kNames, plan.slices);
+  plan.summary.stages = listed_stages(plan.stages.list);
+  plan.summary.buffers = describe_buffers(plan.stages.list, kNames, plan.slices);
 }
 
 }  // namespace conclave::inline v0

@@ -14,7 +14,27 @@
 namespace conclave::inline v0 {
 
 struct LayerPlan;
-struct StagePlan;
+struct StageFacts;
+
+// In the order of a chunk.
+enum class HostStage : uint8_t {
+  kHidden,
+  kRoute,
+  kInput,  // of the experts, if it is not hidden itself
+  kSendRows,
+  kExperts,
+  kSendResults,
+  kFactors,
+  kShared,
+  kResidual,
+  kCombine,  // where more passes follow
+  kSumRanks,
+  kNorm,
+  kLatentUp,
+  kFinish,
+};
+inline constexpr size_t kHostStages = static_cast<size_t>(HostStage::kFinish) + 1;
+using HostStages = StageList<HostStage, kHostStages>;
 
 // W is expert_width(spec).
 enum class HostBuffer : uint8_t {
@@ -56,17 +76,18 @@ inline constexpr size_t kHostBuffers = static_cast<size_t>(HostBuffer::kProjecte
 using HostSlices = std::array<WorkspaceSlice, kHostBuffers>;
 using HostScratch = Scratch<HostBuffer>;
 
-// The stages of a chunk, in order. The plan's kernels and parts must be chosen before.
-std::vector<Stage> declare_stages(const LayerPlan& plan);
+// The plan's kernels, parts and facts must be chosen before.
+HostStages declare_stages(const LayerPlan& plan);
 
 // Rows that dispatch takes per token: k if each choice reads a row of its own, otherwise 1.
 int64_t dispatched_rows_per_token(const MoeSpec& spec);
 
 // Derives from spec and kernels what a layer does beyond the plain weighted sum of its experts.
-StagePlan plan_stages(const LayerPlan& plan);
+StageFacts stage_facts(const LayerPlan& plan);
 
-// Books every buffer for max_tokens and lists stages and buffers in the summary. The kernels, the
-// dispatcher, `stages` and the order of chunks must be chosen before. Throws Error(kSizeOverflow).
+// Declares the stages, books every buffer for max_tokens and lists both in the summary. The
+// kernels, the dispatcher, the facts and the order of chunks must be chosen before. Throws
+// Error(kSizeOverflow).
 void book_workspace(LayerPlan& plan);
 
 }  // namespace conclave::inline v0

@@ -7,11 +7,13 @@
 
 #include "conclave/layer.h"
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace conclave::inline v0 {
@@ -50,6 +52,22 @@ struct Stage {
   bool listed = true;  // in Plan::stages; a mere conversion or exchange is not
 };
 
+// A device's stages by number, in the order of a chunk. The workspace is booked from this list,
+// `explain` prints it, and a chunk runs what it declares: a stage gets the buffers that it reads
+// and writes and no others.
+template <class Number, size_t kCount>
+struct StageList {
+  std::array<Stage, kCount> list;  // a stage without a name does not run
+
+  void set(Number number, Stage stage) { list[static_cast<size_t>(number)] = std::move(stage); }
+  const Stage& of(Number number) const { return list[static_cast<size_t>(number)]; }
+  bool has(Number number) const { return !of(number).name.empty(); }
+  BufferSet buffers_of(Number number) const {
+    CONCLAVE_DCHECK(has(number));
+    return of(number).reads | of(number).writes;
+  }
+};
+
 // The names of the listed stages.
 std::vector<std::string> listed_stages(std::span<const Stage> stages);
 
@@ -64,8 +82,8 @@ std::vector<PlanBuffer> describe_buffers(std::span<const Stage> stages,
                                          std::span<const std::string_view> names,
                                          std::span<const WorkspaceSlice> slices);
 
-// Which buffers of a call may still be asked for. The lists of stages are kept by hand: a stage
-// that uses a buffer without saying so would find there what a later buffer of the same memory
+// Which buffers of a chunk may still be asked for. What a stage declares is kept by hand: one that
+// uses a buffer beyond its declared life would find there what a later buffer of the same memory
 // holds.
 class BufferTurns {
  public:
@@ -77,13 +95,14 @@ class BufferTurns {
   uint64_t ended_ = 0;
 };
 
-// The buffers of one call, of which `given` may be asked for.
+// The buffers of one chunk, of which `given` may be asked for. `turns` watches them over all stages
+// of the chunk; null where no two buffers share memory.
 template <class Buffer>
 class Scratch {
  public:
-  Scratch(std::byte* workspace, std::span<const WorkspaceSlice> slices,
-          BufferSet given = BufferSet::all())
-      : workspace_(workspace), slices_(slices), given_(given) {}
+  Scratch(std::byte* workspace, std::span<const WorkspaceSlice> slices, BufferSet given,
+          BufferTurns* turns = nullptr)
+      : workspace_(workspace), slices_(slices), given_(given), turns_(turns) {}
 
   // The same memory for a stage that is given these buffers.
   Scratch only(BufferSet given) const {
@@ -105,19 +124,25 @@ class Scratch {
   std::span<std::byte> bytes(Buffer buffer) const {
     return {workspace_ + slice(buffer).offset, slice(buffer).bytes};
   }
+  // What an earlier stage made in the buffer, for a stage that is given it.
+  template <class T>
+  const T& made(Buffer buffer, const T& value) const {
+    static_cast<void>(slice(buffer));
+    return value;
+  }
 
  private:
   const WorkspaceSlice& slice(Buffer buffer) const {
     const auto number = static_cast<size_t>(buffer);
     CONCLAVE_DCHECK(gives(buffer));
-    CONCLAVE_DCHECK(turns_.take(slices_, number));
+    CONCLAVE_DCHECK(turns_ == nullptr || turns_->take(slices_, number));
     return slices_[number];
   }
 
   std::byte* workspace_;
   std::span<const WorkspaceSlice> slices_;
   BufferSet given_;
-  mutable BufferTurns turns_;
+  BufferTurns* turns_;
 };
 
 }  // namespace conclave::inline v0

@@ -57,8 +57,8 @@ class Declaration {
  private:
   void add(CudaStage number, std::string name, BufferSet reads, BufferSet writes,
            bool listed = true) {
-    stages_.list[static_cast<size_t>(number)] = {
-        .name = std::move(name), .reads = reads, .writes = writes, .listed = listed};
+    stages_.set(number,
+                {.name = std::move(name), .reads = reads, .writes = writes, .listed = listed});
   }
 
   void route() {

@@ -91,18 +91,7 @@ inline constexpr MlpBuffers kResidualBuffers = {
     CudaBuffer::kResidualRows, CudaBuffer::kResidualScales, CudaBuffer::kResidualOutput,
     CudaBuffer::kResidualSums};
 
-// The stages of a plan, in order. The workspace is booked from this list, `explain` prints it, and
-// a chunk runs what it declares: a stage gets the buffers that it reads and writes and no others.
-struct CudaStages {
-  std::array<Stage, kCudaStages> list;  // by number; a stage without a name does not run
-
-  const Stage& of(CudaStage stage) const { return list[static_cast<size_t>(stage)]; }
-  bool has(CudaStage stage) const { return !of(stage).name.empty(); }
-  BufferSet buffers_of(CudaStage stage) const {
-    CONCLAVE_DCHECK(has(stage));
-    return of(stage).reads | of(stage).writes;
-  }
-};
+using CudaStages = StageList<CudaStage, kCudaStages>;
 
 // The parts and kernels of the plan must be chosen before.
 CudaStages declare_stages(const CudaPlan& plan);
