@@ -20,7 +20,7 @@ struct StageFacts;
 enum class HostStage : uint8_t {
   kHidden,
   kRoute,
-  kInput,  // of the experts, if it is not hidden itself
+  kInput,  // what the experts read, if it is not hidden itself
   kSendRows,
   kExperts,
   kSendResults,

@@ -10,6 +10,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 #include <string_view>
@@ -50,6 +51,7 @@ struct Stage {
   BufferSet reads = {};
   BufferSet writes = {};
   bool listed = true;  // in Plan::stages; a mere conversion or exchange is not
+  int64_t most_tokens = std::numeric_limits<int64_t>::max();  // it serves no larger call
 };
 
 // A device's stages by number, in the order of a chunk. The workspace is booked from this list,

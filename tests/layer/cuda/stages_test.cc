@@ -83,12 +83,13 @@ TEST(CudaStages, AStage_IsGivenItsOwnBuffersOnly) {
   EXPECT_FALSE(call.gives(CudaBuffer::kTopkIds)) << "outside of the stages nothing is given";
   const CudaScratch route = call.only(stages.buffers_of(CudaStage::kRoute));
   EXPECT_TRUE(route.gives(CudaBuffer::kTopkIds));
-  EXPECT_FALSE(route.gives(CudaBuffer::kGroup));
+  EXPECT_FALSE(route.gives(CudaBuffer::kRoutedRows));
   EXPECT_FALSE(route.gives(CudaBuffer::kIdentity)) << "the layer has no zero experts";
   EXPECT_FALSE(stages.has(CudaStage::kLatentDown));
   EXPECT_FALSE(stages.has(CudaStage::kShared));
 #if !defined(NDEBUG)
-  EXPECT_EQ(testing::code_of([&] { route.at<void>(CudaBuffer::kGroup); }), ErrorCode::kInternal);
+  EXPECT_EQ(testing::code_of([&] { route.at<void>(CudaBuffer::kRoutedRows); }),
+            ErrorCode::kInternal);
   EXPECT_EQ(testing::code_of([&] { stages.buffers_of(CudaStage::kShared); }), ErrorCode::kInternal);
 #endif
 }
@@ -99,12 +100,30 @@ TEST(CudaStages, SingleLaunch_IsOneOfTheStages) {
   const std::vector<std::string>& names = made.summary.stages;
   const auto at = std::find(names.begin(), names.end(), "up to 8 tokens: cuda.decode_sm90");
   ASSERT_NE(at, names.end());
-  EXPECT_EQ(*(at - 1), "route");
-  EXPECT_EQ(*(at + 1), "group");
+  EXPECT_EQ(*(at - 1), "route and group");
+  EXPECT_EQ(*(at + 1), "experts");
+  EXPECT_EQ(made.stages.of(CudaStage::kOneLaunch).most_tokens, made.decode_tokens);
 
   MoeSpec biased = bf16_spec();
   biased.has_output_bias = true;
   EXPECT_FALSE(plan(biased).stages.has(CudaStage::kOneLaunch));
+}
+
+// Otherwise the factors are made before: the router's own are its results.
+TEST(CudaStages, FactorsOfTheRouter_AreWrittenWhereItRuns) {
+  MoeSpec spec = bf16_spec();
+  spec.shared = {.mode = SharedMode::kSigmoidGate, .intermediate_size = 96};
+  const CudaStages before = plan(spec).stages;
+  EXPECT_TRUE(before.has(CudaStage::kFactors));
+  const auto factor = static_cast<size_t>(CudaBuffer::kSharedFactor);
+  EXPECT_FALSE(before.of(CudaStage::kRoute).writes.has(factor));
+
+  spec.router = RouterSpec();
+  spec.router.name = "sink_softmax";
+  spec.shared.mode = SharedMode::kRouterWeight;
+  const CudaStages own = plan(spec).stages;
+  EXPECT_FALSE(own.has(CudaStage::kFactors));
+  EXPECT_TRUE(own.of(CudaStage::kRoute).writes.has(factor));
 }
 
 // Its rows of slots are still there for the sum, which no slot of this rank joins.

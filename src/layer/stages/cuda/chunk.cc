@@ -48,8 +48,8 @@ dispatch::DeviceGroupArgs group_args(const CudaChunk& chunk, std::span<int64_t> 
 
 // Ids that no earlier launch has checked are counted by this one, which also appends the slots of
 // shared experts.
-void run_in_one_launch(const CudaChunk& chunk, const ForwardArgs& args, const CudaRouting& routing,
-                       const SharedSlots& shared) {
+void run_in_one_launch(const CudaChunk& chunk, const ForwardArgs& args,
+                       const CudaRouting& routing) {
   const MoeSpec& spec = chunk.plan.spec;
   chunk.kernels.decode->run(
       {.hidden = args.hidden.data,
@@ -57,7 +57,7 @@ void run_in_one_launch(const CudaChunk& chunk, const ForwardArgs& args, const Cu
        .hidden_stride = stride_of_rows(args.hidden),
        .num_tokens = chunk.count,
        .live_tokens = routing.live.tokens,
-       .shared = routing.is_checked ? SharedSlots() : shared,
+       .shared = routing.is_checked ? SharedSlots() : shared_slots(chunk.plan, routing.factors),
        .topk_ids = routing.topk_ids,
        .topk_weights = routing.topk_weights,
        .local_expert = chunk.weights.local_expert.as<int32_t>(),
@@ -162,30 +162,33 @@ void run_cuda_chunk(const CudaChunk& chunk, const ForwardArgs& args) {
                               .ids = args.captured_ids,
                               .weights = args.captured_weights,
                               .expert_load = args.expert_load};
-  const CudaFactors factors = enqueue_factors(chunk.at(kFactors), args.hidden, given, captures);
-  const SharedSlots shared = shared_slots(chunk.plan, factors);
+  const CudaFactors factors =
+      chunk.runs(kFactors) ? enqueue_factors(chunk.at(kFactors), args.hidden, given, captures)
+                           : CudaFactors();
   const ConstTensorView& gate_rows = args.router_input.empty() ? args.hidden : args.router_input;
   const CudaLogits logits =
       args.topk_weights.empty()
           ? make_logits(chunk.at(kLogits), args.router_logits, gate_rows, args.captured_logits)
           : CudaLogits();
   const auto route = [&](const dispatch::DeviceGroupArgs* group) {
-    return enqueue_routing(
-        chunk.at(kRoute),
-        {.logits = logits, .given = given, .captures = captures, .shared = shared, .group = group});
+    return enqueue_routing(chunk.at(kRoute), {.logits = logits,
+                                              .given = given,
+                                              .captures = captures,
+                                              .factors = factors,
+                                              .group = group});
   };
   // A call may add something to the sums of slots that the plan does not know of.
   const bool call_adds = given.live.padding_mask != nullptr || !args.shared_out.empty();
-  if (chunk.count <= chunk.plan.decode_tokens && !call_adds && args.expert_load.empty()) {
-    const std::optional<CudaRouting> in_place = routing_in_place(chunk.plan.spec, given, captures);
-    return run_in_one_launch(chunk.at(kOneLaunch), args, in_place ? *in_place : route(nullptr),
-                             shared);
+  if (chunk.runs(kOneLaunch) && !call_adds && args.expert_load.empty()) {
+    const std::optional<CudaRouting> in_place =
+        routing_in_place(chunk.plan.spec, given, captures, factors);
+    return run_in_one_launch(chunk.at(kOneLaunch), args, in_place ? *in_place : route(nullptr));
   }
-  const dispatch::DeviceGroupArgs group = group_args(chunk.at(kGroup), args.expert_load);
+  const dispatch::DeviceGroupArgs group = group_args(chunk.at(kRoute), args.expert_load);
   const CudaRouting routing = route(&group);
   RoutedRows rows = run_routed(chunk, args.hidden, routing, call_adds ? TensorView() : args.out);
   if (rows.form == RoutedRows::Form::kAreOutput) return;
-  CudaTerms terms{.factors = factors, .hidden = args.hidden};
+  CudaTerms terms{.factors = routing.factors, .hidden = args.hidden};
   if (chunk.runs(kShared)) {
     terms.shared = run_on_every_row(chunk.at(kShared), shared_mlp(chunk), given.live.tokens,
                                     source_rows(args.hidden));

@@ -64,7 +64,9 @@ struct CudaChunk {
     own.scratch = scratch.only(plan.stages.buffers_of(stage));
     return own;
   }
-  bool runs(CudaStage stage) const { return plan.stages.has(stage); }
+  bool runs(CudaStage stage) const {
+    return plan.stages.has(stage) && count <= plan.stages.of(stage).most_tokens;
+  }
 };
 
 // Enqueues everything; `args` are the chunk's rows. Allocates nothing and waits for nothing.

@@ -44,11 +44,13 @@ class Declaration {
   CudaStages all() {
     route();
     if (plan_.decode_tokens > 0) {
-      add(CudaStage::kOneLaunch,
-          fmt::format("up to {} tokens: {}", plan_.decode_tokens, plan_.decode_row->name),
-          ids_ | factors_ | kLiveTokens, BufferSet(kCounters) | kOneLaunch);
+      stages_.set(
+          CudaStage::kOneLaunch,
+          {.name = fmt::format("up to {} tokens: {}", plan_.decode_tokens, plan_.decode_row->name),
+           .reads = ids_ | factors_ | kLiveTokens,
+           .writes = BufferSet(kCounters) | kOneLaunch,
+           .most_tokens = plan_.decode_tokens});
     }
-    add(CudaStage::kGroup, "group", ids_ | kLiveTokens, kGroup);
     run();
     finish();
     return std::move(stages_);
@@ -64,12 +66,15 @@ class Declaration {
   void route() {
     const bool gate = spec_.has_gate;
     add(CudaStage::kLive, "live tokens", {}, kLiveTokens, false);
-    add(CudaStage::kFactors, "factors", kLiveTokens,
-        factors_ | when(shared_.has_mix_gate(), kMixLogits), false);
+    // A router that weighs shared experts makes their factors itself.
+    if (shared_.factor != SharedFactor::kNone && !shared_.by_router()) {
+      add(CudaStage::kFactors, "factors", kLiveTokens,
+          factors_ | when(shared_.has_mix_gate(), kMixLogits), false);
+    }
     add(CudaStage::kLogits, gate ? fmt::format("gate product [{}]", num_logits(spec_)) : "logits",
         {}, when(gate, BufferSet(kGate) | kLogits), gate);
-    add(CudaStage::kRoute, "route", when(gate, kLogits) | kLiveTokens | factors_,
-        ids_ | kGivenIds |
+    add(CudaStage::kRoute, "route and group", when(gate, kLogits) | kLiveTokens | factors_,
+        ids_ | kGroup | kGivenIds | when(shared_.by_router(), kSharedFactor) |
             when(plan_.router_writes_choices, BufferSet(kRouterIds) | kRouterWeights) |
             when(spec_.num_zero_experts > 0, kIdentity));
   }

@@ -13,14 +13,14 @@ namespace conclave::inline v0 {
 
 struct CudaPlan;
 
-// In the order of a chunk. kOneLaunch ends the chunks that it takes; those after it are for others.
+// In the order of a chunk. kOneLaunch ends the chunks that it takes, which kRoute has not grouped;
+// those after it are for others.
 enum class CudaStage : uint8_t {
   kLive,
   kFactors,
   kLogits,
   kRoute,
   kOneLaunch,
-  kGroup,
   kLatentDown,
   kWeighRows,
   kInput,

@@ -113,10 +113,9 @@ CudaFactors enqueue_factors(const CudaChunk& chunk, const ConstTensorView& hidde
       return enqueue_mix(chunk, hidden);
     case SharedFactor::kSlot:
       return enqueue_fused_slots(chunk, given, captures);
-    case SharedFactor::kRouter:
-      return {.shared = chunk.scratch.at<float>(kSharedFactor)};
     case SharedFactor::kHalf:
       return {.shared_constant = 0.5F, .routed_constant = 0.5F};
+    case SharedFactor::kRouter:
     case SharedFactor::kNone:
       break;
   }

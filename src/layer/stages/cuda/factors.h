@@ -10,18 +10,8 @@
 
 namespace conclave::inline v0 {
 
-// The factors of a chunk, on the device.
-struct CudaFactors {
-  // Factors of the rows that shared experts make: [T, S], or null: the constant.
-  const float* shared = nullptr;
-  float shared_constant = 1;
-  // Factors of the routed part: [T], or null: the constant.
-  const float* routed = nullptr;
-  float routed_constant = 1;
-};
-
-// Runs before the router: enqueues what the factors need. For SharedMode::kRouterWeight the router
-// fills them; kFusedSlots reads the given routing, and captures it.
+// Runs before the router: enqueues what the factors need. kFusedSlots reads the given routing, and
+// captures it.
 CudaFactors enqueue_factors(const CudaChunk& chunk, const ConstTensorView& hidden,
                             const CudaGiven& given, const CudaCaptures& captures);
 

@@ -6,6 +6,7 @@
 #include "layer/cuda/launch_tables.h"
 #include "layer/cuda/route_and_group.h"
 #include "layer/cuda/row_format.h"
+#include "layer/stages/cuda/factors.h"
 #include "layer/stages/cuda/prepare_rows.h"
 #include "layer/stages/cuda/rows.h"
 #include "routing/cuda/device_router.h"
@@ -63,17 +64,35 @@ bool has_plain_routing(const MoeSpec& spec, const CudaGiven& given, const CudaCa
          !shared_facts(spec).has_slots();
 }
 
+// The work of one call of the stage: its arguments, and what follows from them.
+struct Work : CudaRouteArgs {
+  Work(const CudaChunk& chunk, const CudaRouteArgs& args)
+      : CudaRouteArgs(args),
+        shared_weights(shared_facts(chunk.plan.spec).by_router()
+                           ? chunk.scratch.at<float>(kSharedFactor)
+                           : nullptr),
+        own_factors(args.factors) {
+    if (shared_weights != nullptr) own_factors.shared = shared_weights;
+    shared = shared_slots(chunk.plan, own_factors);
+  }
+
+  float* shared_weights;    // [T, S]: the router writes them; or null
+  CudaFactors own_factors;  // those given, or the router's
+  SharedSlots shared;       // slots of fused shared experts
+};
+
 // What the stage itself writes, without groups.
-CudaRouting own_routing(const CudaChunk& chunk, const LiveRows& live) {
+CudaRouting own_routing(const CudaChunk& chunk, const Work& args) {
   return {.topk_ids = chunk.scratch.at<int32_t>(kTopkIds),
           .topk_weights = chunk.scratch.at<float>(kTopkWeights),
           .identity = chunk.scratch.find<float>(kIdentity),
-          .live = live,
+          .live = args.given.live,
+          .factors = args.own_factors,
           .groups = {}};
 }
 
 // The common arguments of sanitising, whoever made the ids and weights.
-dispatch::DeviceSanitizeArgs sanitize_args(const CudaChunk& chunk, const CudaRouteArgs& args) {
+dispatch::DeviceSanitizeArgs sanitize_args(const CudaChunk& chunk, const Work& args) {
   const MoeSpec& spec = chunk.plan.spec;
   const CudaCaptures& captures = args.captures;
   return {.num_tokens = chunk.count,
@@ -94,8 +113,8 @@ dispatch::DeviceSanitizeArgs sanitize_args(const CudaChunk& chunk, const CudaRou
 }
 
 // Checks ids and weights that an earlier step or the caller has made.
-CudaRouting enqueue_made(const CudaChunk& chunk, const CudaRouteArgs& args,
-                         const ConstTensorView& ids, const ConstTensorView& weights) {
+CudaRouting enqueue_made(const CudaChunk& chunk, const Work& args, const ConstTensorView& ids,
+                         const ConstTensorView& weights) {
   dispatch::DeviceSanitizeArgs made = sanitize_args(chunk, args);
   made.given_ids = ids.data;
   made.ids_dtype = ids.dtype;
@@ -103,7 +122,7 @@ CudaRouting enqueue_made(const CudaChunk& chunk, const CudaRouteArgs& args,
   made.given_weights = weights.data;
   made.weights_dtype = weights.dtype;
   made.weights_stride = stride_of_rows(weights);
-  CudaRouting routing = own_routing(chunk, args.given.live);
+  CudaRouting routing = own_routing(chunk, args);
   if (args.group == nullptr) {
     dispatch::device_sanitize_ids(made, chunk.stream);
   } else {
@@ -134,11 +153,11 @@ const int32_t* choices_to_weigh(const CudaChunk& chunk, const CudaGiven& given) 
 }
 
 // Runs the route kernel, which chooses or weighs `choices`.
-CudaRouting enqueue_route(const CudaChunk& chunk, const CudaRouteArgs& args,
+CudaRouting enqueue_route(const CudaChunk& chunk, const Work& args,
                           const routing::DeviceRoutePlan& plan, const int32_t* choices) {
   const CudaWeights& weights = chunk.weights;
   const CudaCaptures& captures = args.captures;
-  CudaRouting routing = own_routing(chunk, args.given.live);
+  CudaRouting routing = own_routing(chunk, args);
   const routing::DeviceRouteArgs call{
       .logits = args.logits.data,
       .logits_dtype = args.logits.dtype,
@@ -167,7 +186,7 @@ CudaRouting enqueue_route(const CudaChunk& chunk, const CudaRouteArgs& args,
   return routing;
 }
 
-routing::DeviceRouterArgs router_args(const CudaChunk& chunk, const CudaRouteArgs& args,
+routing::DeviceRouterArgs router_args(const CudaChunk& chunk, const Work& args,
                                       const int32_t* choices) {
   const CudaWeights& weights = chunk.weights;
   const CudaScratch& scratch = chunk.scratch;
@@ -186,7 +205,7 @@ routing::DeviceRouterArgs router_args(const CudaChunk& chunk, const CudaRouteArg
       .global_scale = weights.global_scale.as<float>(),
       .ids = scratch.find<int32_t>(kRouterIds),
       .weights = scratch.find<float>(kRouterWeights),
-      .shared_weights = scratch.find<float>(kSharedFactor),
+      .shared_weights = args.shared_weights,
       .tokens_without_finite_logit = &chunk.counters->tokens_without_finite_logit,
       .skipped_ids = &chunk.counters->skipped_ids};
   for (size_t place = 0; place < weights.router_tensors.size(); ++place) {
@@ -196,7 +215,7 @@ routing::DeviceRouterArgs router_args(const CudaChunk& chunk, const CudaRouteArg
 }
 
 // Runs the layer's router. The last launch does the grouping.
-CudaRouting enqueue_router(const CudaChunk& chunk, const CudaRouteArgs& args) {
+CudaRouting enqueue_router(const CudaChunk& chunk, const Work& args) {
   const CudaPlan& plan = chunk.plan;
   const routing::DeviceRouterArgs call =
       router_args(chunk, args, choices_to_weigh(chunk, args.given));
@@ -211,9 +230,9 @@ CudaRouting enqueue_router(const CudaChunk& chunk, const CudaRouteArgs& args) {
 }
 
 // Groups the caller's own ids, which the same launch checks and counts.
-CudaRouting group_in_place(const CudaChunk& chunk, const CudaRouteArgs& args) {
+CudaRouting group_in_place(const CudaChunk& chunk, const Work& args) {
   const ConstTensorView& ids = args.given.topk_ids;
-  CudaRouting routing = own_routing(chunk, args.given.live);
+  CudaRouting routing = own_routing(chunk, args);
   dispatch::DeviceGroupArgs in_place = *args.group;
   in_place.num_tokens = chunk.count;
   in_place.live_tokens = routing.live.tokens;
@@ -231,7 +250,7 @@ CudaRouting group_in_place(const CudaChunk& chunk, const CudaRouteArgs& args) {
   return routing;
 }
 
-CudaRouting enqueue_choices(const CudaChunk& chunk, const CudaRouteArgs& args) {
+CudaRouting enqueue_choices(const CudaChunk& chunk, const Work& args) {
   const CudaGiven& given = args.given;
   if (given.topk_weights.empty()) return enqueue_router(chunk, args);
   const CudaPlan& plan = chunk.plan;
@@ -245,8 +264,8 @@ CudaRouting enqueue_choices(const CudaChunk& chunk, const CudaRouteArgs& args) {
 }
 
 // Chooses logical experts, then the physical ones that serve them, and groups the latter.
-CudaRouting enqueue_with_replicas(const CudaChunk& chunk, const CudaRouteArgs& args) {
-  CudaRouteArgs ungrouped = args;
+CudaRouting enqueue_with_replicas(const CudaChunk& chunk, const Work& args) {
+  Work ungrouped = args;
   ungrouped.group = nullptr;
   CudaRouting physical = enqueue_choices(chunk, ungrouped);
   auto* const ids = chunk.scratch.at<int32_t>(kPhysicalIds);
@@ -308,19 +327,22 @@ CudaLogits make_logits(const CudaChunk& chunk, const ConstTensorView& router_log
 }
 
 std::optional<CudaRouting> routing_in_place(const MoeSpec& spec, const CudaGiven& given,
-                                            const CudaCaptures& captures) {
+                                            const CudaCaptures& captures,
+                                            const CudaFactors& factors) {
   const bool plain = has_plain_routing(spec, given, captures);
   if (!plain || given.topk_ids.dtype != DType::kI32) return std::nullopt;
   return CudaRouting{.topk_ids = static_cast<const int32_t*>(given.topk_ids.data),
                      .topk_weights = static_cast<const float*>(given.topk_weights.data),
                      .live = given.live,
+                     .factors = factors,
                      .groups = {},
                      .is_checked = false};
 }
 
 CudaRouting enqueue_routing(const CudaChunk& chunk, const CudaRouteArgs& args) {
-  return chunk.plan.part.has_replicas() ? enqueue_with_replicas(chunk, args)
-                                        : enqueue_choices(chunk, args);
+  const Work work(chunk, args);
+  return chunk.plan.part.has_replicas() ? enqueue_with_replicas(chunk, work)
+                                        : enqueue_choices(chunk, work);
 }
 
 }  // namespace conclave::inline v0

@@ -39,6 +39,16 @@ struct CudaLogits {
   int64_t stride = 0;
 };
 
+// The factors of a chunk in the sums of its tokens, on the device.
+struct CudaFactors {
+  // Factors of the rows that shared experts make: [T, S], or null: the constant.
+  const float* shared = nullptr;
+  float shared_constant = 1;
+  // Factors of the routed part: [T], or null: the constant.
+  const float* routed = nullptr;
+  float routed_constant = 1;
+};
+
 // The routing of a chunk, on the device.
 struct CudaRouting {
   const int32_t* topk_ids = nullptr;    // [T, slots]; negative: no expert. Physical experts if
@@ -46,6 +56,7 @@ struct CudaRouting {
   const float* topk_weights = nullptr;  // [T, slots]
   const float* identity = nullptr;      // [T] summed weights of zero experts, or null
   LiveRows live;
+  CudaFactors factors;     // those given, or the router's own
   GroupedRows groups;      // filled if grouping was requested
   bool is_checked = true;  // false: the caller's own, also without slots of shared experts
 };
@@ -61,13 +72,14 @@ CudaLogits make_logits(const CudaChunk& chunk, const ConstTensorView& router_log
 // The caller's own ids and weights, if the single launch can read them in place: dense int32 and
 // float32, neither masked nor captured, without zero experts. Enqueues nothing.
 std::optional<CudaRouting> routing_in_place(const MoeSpec& spec, const CudaGiven& given,
-                                            const CudaCaptures& captures);
+                                            const CudaCaptures& captures,
+                                            const CudaFactors& factors);
 
 struct CudaRouteArgs {
   CudaLogits logits;
   const CudaGiven& given;
   const CudaCaptures& captures;
-  const SharedSlots& shared;  // slots of fused shared experts
+  const CudaFactors& factors;  // made before the router; it may replace them
   // How rows are grouped, or null; its ids and tokens need not be set.
   const dispatch::DeviceGroupArgs* group = nullptr;
 };
