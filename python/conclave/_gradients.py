@@ -24,6 +24,21 @@ def refuse(arguments: Mapping[str, Any]) -> None:
         )
 
 
+def refuse_among(names: tuple[str, ...], *arguments: Any) -> None:
+    """`refuse` for the arguments of a call that is made often: nothing is built for it.
+
+    Args:
+        names: of the arguments, in their order.
+        arguments: arrays or None.
+    """
+    torch = _frameworks.torch()
+    if torch is None or not torch.is_grad_enabled():
+        return
+    for argument in arguments:
+        if argument is not None and getattr(argument, "requires_grad", False):
+            refuse(dict(zip(names, arguments)))
+
+
 def first_that_requires(arguments: Mapping[str, Any]) -> str | None:
     """The name of the first tensor that requires gradients while torch records; else None."""
     torch = _frameworks.torch()

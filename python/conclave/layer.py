@@ -15,6 +15,19 @@ from conclave.spec import LayerOptions, MoeSpec, ParallelSpec, from_dict, to_dic
 
 Array = Any  # numpy, torch, or anything with __dlpack__
 
+# The arguments of forward that autograd could expect a graph of.
+_FLOAT_ARGUMENTS = (
+    "hidden",
+    "router_logits",
+    "topk_weights",
+    "router_input",
+    "residual_input",
+    "out",
+    "shared_out",
+    "captured_logits",
+    "captured_weights",
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class LayerStats:
@@ -197,18 +210,17 @@ class Layer:
             Error: naming the argument, with what was expected and found; also where torch records
                 gradients and an argument requires them.
         """
-        _gradients.refuse(
-            {
-                "hidden": hidden,
-                "router_logits": router_logits,
-                "topk_weights": topk_weights,
-                "router_input": router_input,
-                "residual_input": residual_input,
-                "out": out,
-                "shared_out": shared_out,
-                "captured_logits": captured_logits,
-                "captured_weights": captured_weights,
-            }
+        _gradients.refuse_among(
+            _FLOAT_ARGUMENTS,
+            hidden,
+            router_logits,
+            topk_weights,
+            router_input,
+            residual_input,
+            out,
+            shared_out,
+            captured_logits,
+            captured_weights,
         )
         if out is None:
             out = _frameworks.empty_like(

@@ -10,9 +10,12 @@ struct NamedRates {
   DeviceRates rates;
 };
 
-// Read from L2 by an H100 SXM at its clocks, less than by an H200: weights that a second tile reads
-// again took 3.4 to 4.4 TB/s (bench/results/h200/2026-11-25-h100-tuning-check.md).
-constexpr double kH100CacheTerabytes = 3.8;
+// Less than of an H200, as the times of all tiles in 53 cells tell on an H100 SXM at its clocks
+// (bench/results/h200/2026-11-25-h100-tuning-check.md): reading weights again from L2, and copying
+// rows into another order.
+constexpr double kH100CacheTerabytes = 4.1;
+constexpr double kH100CopyTerabytes = 1.3;
+constexpr double kH100MemoryTerabytes = 3.35;
 
 // An H100 has the chip of an H200: copies are bound by memory, the cache by its clock.
 constexpr DeviceRates h100(double tensor16, double tensor8, double float32, double memory) {
@@ -21,7 +24,7 @@ constexpr DeviceRates h100(double tensor16, double tensor8, double float32, doub
           .float32_teraflops = float32,
           .memory_terabytes = memory,
           .cache_terabytes = kH100CacheTerabytes * tensor16 / kH200Rates.tensor16_teraflops,
-          .copy_terabytes = kH200Rates.copy_terabytes * memory / kH200Rates.memory_terabytes,
+          .copy_terabytes = kH100CopyTerabytes * memory / kH100MemoryTerabytes,
           .launch_seconds = kH200Rates.launch_seconds};
 }
 
@@ -30,7 +33,7 @@ constexpr std::array kListed = {
     NamedRates{"NVIDIA H200", kH200Rates},
     NamedRates{"NVIDIA H100 PCIe", h100(756, 1513, 51, 2.0)},
     NamedRates{"NVIDIA H100 NVL", h100(835, 1671, 60, 3.9)},
-    NamedRates{"NVIDIA H100", h100(989, 1979, 67, 3.35)},
+    NamedRates{"NVIDIA H100", h100(989, 1979, 67, kH100MemoryTerabytes)},
 };
 
 // Dense products of a multiprocessor in a clock, as published.
