@@ -1,7 +1,7 @@
 #include "core/code_bits.h"
-#include "core/pointer_stack.h"
 #include "core/router_tensors.h"
 #include "core/weight_types.h"
+#include "layer/pointer_stack.h"
 
 #include "conclave/error.h"
 #include "conclave/weights.h"

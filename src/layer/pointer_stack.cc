@@ -1,4 +1,4 @@
-#include "core/pointer_stack.h"
+#include "layer/pointer_stack.h"
 
 #include "core/checked.h"
 #include "core/weight_types.h"
