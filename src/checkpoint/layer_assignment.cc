@@ -3,9 +3,9 @@
 #include "checkpoint/generic_names.h"
 #include "checkpoint/name_list.h"
 #include "checkpoint/tensor_name.h"
-#include "core/router_tensors.h"
 #include "core/shared_facts.h"
 #include "core/weight_types.h"
+#include "routing/router_tensors.h"
 
 #include <fmt/format.h>
 
@@ -147,7 +147,7 @@ void LayerAssignment::choose_axes(std::span<const Match> matches) {
 TensorBlock LayerAssignment::block_of(const NamePattern& pattern) const {
   TensorBlock block;
   for (WeightId id : ids_of(pattern.part)) {
-    const quant::WeightShape& shape = shapes_[id];
+    const WeightShape& shape = shapes_[id];
     block.count = shape.count;
     block.is_vector = shape.is_vector;
     block.rows += shape.is_vector ? shape.cols : shape.rows;
@@ -281,12 +281,11 @@ std::optional<DType> LayerAssignment::type_of(WeightId matrix, int64_t expert) c
 }
 
 bool LayerAssignment::has_any_of(WeightId matrix, int64_t expert) const {
-  constexpr auto kPlanes = static_cast<int>(WeightPlane::kColumnFactor) + 1;
-  for (int plane = 0; plane < kPlanes; ++plane) {
-    const WeightId id = matrix.with(static_cast<WeightPlane>(plane));
-    if (id.plane() != WeightPlane::kBias && is_filled(std::span(&id, 1), expert)) return true;
-  }
-  return false;
+  return is_filled(std::span(&matrix, 1), expert) ||
+         std::ranges::any_of(quant::kCodePlanes, [&](WeightPlane plane) {
+           const WeightId id = matrix.with(plane);
+           return is_filled(std::span(&id, 1), expert);
+         });
 }
 
 LayerMap LayerAssignment::finish() {
@@ -328,8 +327,8 @@ void LayerAssignment::check_types() const {
 
 // Codes are accepted only for matrices that the spec says are quantised.
 bool LayerAssignment::is_type_of(WeightId id, DType dtype) const {
-  const RouterTensor* const own = find_router_tensor(id);
-  if (own != nullptr && own->element == RouterElement::kIndex) {
+  const routing::RouterTensor* const own = routing::find_router_tensor(id);
+  if (own != nullptr && own->element == routing::RouterElement::kIndex) {
     return dtype == DType::kI32 || dtype == DType::kI64;
   }
   if (quant::is_code_plane(id.plane()) || is_plain(dtype)) return true;

@@ -1,10 +1,10 @@
 #include "core/checked.h"
 #include "core/dcheck.h"
 #include "core/float8.h"
-#include "core/router_tensors.h"
 #include "core/weight_types.h"
-#include "quant/layer_weights.h"
 #include "quant/weight_format.h"
+#include "routing/router_tensors.h"
+#include "spec/layer_weights.h"
 
 #include "conclave/error.h"
 #include "conclave/synthetic.h"
@@ -98,7 +98,7 @@ Distribution distribution_of(LayerWeight weight, const WeightInfo& info) {
 }
 
 Distribution distribution_of(WeightId id, const WeightInfo& info, const ScaledMatrix& scaled) {
-  if (const RouterTensor* own = find_router_tensor(id)) {
+  if (const routing::RouterTensor* own = routing::find_router_tensor(id)) {
     return {.mean = own->mean, .deviation = own->deviation};
   }
   if (const auto layer = id.layer()) return distribution_of(*layer, info);
@@ -193,7 +193,7 @@ void encode(std::span<const float> values, DType dtype, std::byte* out) {
 class RandomSource final : public WeightSource {
  public:
   RandomSource(const MoeSpec& spec, uint64_t seed) : seed_(seed), spec_(spec) {
-    for (const quant::WeightShape& shape : quant::layer_weights(spec)) {
+    for (const WeightShape& shape : layer_weights(spec)) {
       infos_[shape.id] = {shape.count, shape.rows, shape.cols, dtype_of(shape, spec)};
       if (shape.type != quant::PlaneType::kWeights || is_plain(shape.dtype)) continue;
       for (const WeightPlane plane : quant::kCodePlanes) {
@@ -219,7 +219,7 @@ class RandomSource final : public WeightSource {
       return read_order(info, scaled_[id].quant.block_cols, stream, block, destination);
     }
     if (info.dtype == DType::kI32) {
-      const RouterTensor& own = *find_router_tensor(id);
+      const routing::RouterTensor& own = *routing::find_router_tensor(id);
       return read_indices(info, own.index_limit(spec_), stream, block, destination);
     }
     const bool whole_numbers = id.plane() == WeightPlane::kZero && has_whole_points(scaled_[id]);
@@ -239,7 +239,7 @@ class RandomSource final : public WeightSource {
   }
 
  private:
-  static DType dtype_of(const quant::WeightShape& shape, const MoeSpec& spec) {
+  static DType dtype_of(const WeightShape& shape, const MoeSpec& spec) {
     switch (shape.type) {
       case quant::PlaneType::kWeights:
         return shape.dtype;
