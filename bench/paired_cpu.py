@@ -53,26 +53,29 @@ class HostDevice:
         return ticket
 
 
-def packages() -> dict:
-    """Today's package and the other one, in this order: both take their threads from torch."""
+def packages(earlier_first: bool) -> dict:
+    """Today's package and the other one; both take their threads from torch. Layers are made in their order, and
+    the memory that comes first may be the better one."""
     import conclave
 
     folder = os.environ.get("PAIRED_EARLIER", "")
     if not os.path.isdir(os.path.join(folder, "conclave")):
         sys.exit("PAIRED_EARLIER must name the folder that holds conclave/ of another build")
-    return {"ours": conclave, "earlier": earlier.import_from(os.path.abspath(folder))}
+    found = {"ours": conclave, "earlier": earlier.import_from(os.path.abspath(folder))}
+    return dict(reversed(found.items())) if earlier_first else found
 
 
 def time_cell(found: dict, problem: Problem, seconds: float) -> dict:
     forwards = {name: ours.forward_of(ours.make_layer(package, problem.weights, problem.tokens), problem)
                 for name, package in found.items()}
-    first, second = ([run(index).clone() for index in range(problem.routings)] for run in forwards.values())
+    outputs = {name: [run(index).clone() for index in range(problem.routings)] for name, run in forwards.items()}
     times = time_hot(HostDevice(forwards, problem.routings), list(forwards), seconds, random.Random(problem.tokens),
                      warm_share=0.2, least_replays=LEAST_ALTERNATIONS)
     now, then = spread(times["ours"]), spread(times["earlier"])
-    apart = max(float((a.float() - b.float()).norm() / b.float().norm()) for a, b in zip(first, second))
+    pairs = zip(outputs["ours"], outputs["earlier"])
+    apart = max(float((a.float() - b.float()).norm() / b.float().norm()) for a, b in pairs)
     return {"case": problem.case.name, "tokens": problem.tokens, "ours": now.as_row(), "earlier": then.as_row(),
-            "ratio": round(now.median / then.median, 4), "apart": apart, "error": problem.layer_error(first)}
+            "ratio": round(now.median / then.median, 4), "apart": apart, "error": problem.layer_error(outputs["ours"])}
 
 
 def main() -> None:
@@ -82,11 +85,12 @@ def main() -> None:
     parser.add_argument("--threads", default=str(os.cpu_count()))
     parser.add_argument("--seconds", type=float, default=2.0, help="a cell")
     parser.add_argument("--limit", type=float, default=540.0, help="seconds for everything")
+    parser.add_argument("--earlier-first", action="store_true", help="make the other commit's layers first")
     parser.add_argument("--commit", default="unknown", help="commit of ours")
     parser.add_argument("--out", help="file to append JSON lines to")
     options = parser.parse_args()
     end = time.time() + options.limit
-    found = packages()
+    found = packages(options.earlier_first)
     sink = open(options.out, "a", encoding="utf-8") if options.out else None
 
     def emit(row: dict) -> None:
@@ -96,7 +100,8 @@ def main() -> None:
             print(line, file=sink, flush=True)
 
     emit({"kind": "machine", "processor": platform.processor() or platform.machine(), "cpus": os.cpu_count(),
-          "torch": torch.__version__, "commit": options.commit})
+          "torch": torch.__version__, "commit": options.commit,
+          "first": next(iter(found))})
     for case in map(parse_case, options.cases.split(",")):
         if time.time() > end:
             break
