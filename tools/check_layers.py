@@ -25,9 +25,10 @@ ALLOWED = {
     "routing": {"core", "cpu", "cuda", "gemm"},
     "dispatch": {"core", "cpu", "cuda", "comm", "placement"},
     "experts": {"core", "cpu", "cuda", "quant", "activation", "gemm"},
-    "checkpoint": {"core", "io", "quant"},
+    "spec": {"core", "quant", "routing"},
+    "checkpoint": {"core", "io", "quant", "spec"},
     "layer": {"core", "cpu", "cuda", "comm", "activation", "quant", "placement", "gemm",
-              "routing", "dispatch", "experts"},
+              "routing", "dispatch", "experts", "spec"},
 }
 # Users of the library: public headers and their own files only.
 OUTSIDE = ("apps", "python", "bench", "examples")

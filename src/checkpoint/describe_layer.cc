@@ -1,7 +1,7 @@
 #include "checkpoint/describe_layer.h"
 
-#include "core/quant_spec.h"
 #include "core/weight_types.h"
+#include "spec/layer_weights.h"
 
 namespace conclave::inline v0::checkpoint {
 

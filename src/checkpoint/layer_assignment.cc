@@ -147,7 +147,7 @@ void LayerAssignment::choose_axes(std::span<const Match> matches) {
 TensorBlock LayerAssignment::block_of(const NamePattern& pattern) const {
   TensorBlock block;
   for (WeightId id : ids_of(pattern.part)) {
-    const quant::WeightShape& shape = shapes_[id];
+    const WeightShape& shape = shapes_[id];
     block.count = shape.count;
     block.is_vector = shape.is_vector;
     block.rows += shape.is_vector ? shape.cols : shape.rows;

@@ -85,7 +85,7 @@ WantedPlane LayerAssignment::wanted_plane(const NamePattern& pattern,
   wanted.form.rows = 0;
   for (const WeightId id : ids) wanted.form.rows += shapes_[id].rows;
   wanted.form.cols = shapes_[ids.front()].cols;
-  const quant::WeightShape& scale = shapes_[ids.front().with(WeightPlane::kScale)];
+  const WeightShape& scale = shapes_[ids.front().with(WeightPlane::kScale)];
   wanted.form.scale_rows =
       is_common(scale.plane) ? scale.rows : scale.rows * static_cast<int64_t>(ids.size());
   wanted.form.groups = scale.cols;
@@ -130,7 +130,7 @@ void LayerAssignment::find_inputs(PlaneReading& reading) {
 TensorBlock LayerAssignment::plane_block(const NamePattern& pattern, WeightPlane plane) const {
   TensorBlock block = block_of(pattern);
   const std::vector<WeightId> ids = ids_of(pattern.part, plane);
-  const quant::WeightShape& first = shapes_[ids.front()];
+  const WeightShape& first = shapes_[ids.front()];
   block.rows = is_common(first.plane) ? first.rows : first.rows * static_cast<int64_t>(ids.size());
   block.cols = first.cols;
   block.is_vector = false;

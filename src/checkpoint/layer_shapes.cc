@@ -6,11 +6,11 @@ LayerShapes layer_shapes(const MoeSpec& spec) {
   MoeSpec stored = spec;
   stored.has_gate = true;
   LayerShapes shapes;
-  for (const quant::WeightShape& shape : quant::layer_weights(stored)) {
+  for (const WeightShape& shape : layer_weights(stored)) {
     shapes[shape.id] = shape;
     shapes[shape.id].is_optional = shape.is_optional || !spec.has_gate;
   }
-  for (const quant::WeightShape& shape : quant::layer_weights(spec)) shapes[shape.id] = shape;
+  for (const WeightShape& shape : layer_weights(spec)) shapes[shape.id] = shape;
   return shapes;
 }
 

@@ -1,7 +1,7 @@
 // The weights that a checkpoint holds of a layer.
 #pragma once
 
-#include "quant/layer_weights.h"
+#include "spec/layer_weights.h"
 
 #include "conclave/spec.h"
 #include "conclave/weights.h"
@@ -11,7 +11,7 @@ namespace conclave::inline v0::checkpoint {
 // By id; the count of those that the layer lacks is 0. Includes the router, which is optional if
 // the caller routes.
 // The sizes in `spec` must have been checked: none exceeds 2^20.
-using LayerShapes = WeightTable<quant::WeightShape>;
+using LayerShapes = WeightTable<WeightShape>;
 LayerShapes layer_shapes(const MoeSpec& spec);
 
 }  // namespace conclave::inline v0::checkpoint

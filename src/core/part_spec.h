@@ -15,9 +15,6 @@ inline constexpr int64_t kMaxSpecSize = int64_t{1} << 20;
 // naming the field, the value and the limit.
 void validate_parts(const MoeSpec& spec);
 
-// Every check of validate(MoeSpec) but those of the router, which routing/validate.cc adds.
-void validate_all_but_router(const MoeSpec& spec);
-
 // The activation of the shared experts and of the residual MLP: `own`, or the routed experts' if
 // `own` has no name.
 const ActivationSpec& activation_or_routed(const ActivationSpec& own, const MoeSpec& spec);

@@ -1,6 +1,6 @@
 #include "layer/packed_weights.h"
-#include "quant/layer_weights.h"
 #include "quant/plane_types.h"
+#include "spec/layer_weights.h"
 
 #include "conclave/error.h"
 
@@ -13,12 +13,12 @@ std::string shape_text(int64_t count, int64_t rows, int64_t cols) {
   return std::to_string(count) + " x " + Shape{rows, cols}.to_string();
 }
 
-std::string wanted_text(const quant::WeightShape& shape) {
+std::string wanted_text(const WeightShape& shape) {
   if (shape.type == quant::PlaneType::kWeights) return std::string(to_string(shape.dtype));
   return quant::show_types(quant::types_of(shape.type));
 }
 
-void check_weights(const WeightSource& source, const quant::WeightShape& shape) {
+void check_weights(const WeightSource& source, const WeightShape& shape) {
   const WeightInfo info = source.describe(shape.id);
   if (info.count == 0) {
     if (shape.is_optional) return;
@@ -44,7 +44,7 @@ void check_weights(const WeightSource& source, const quant::WeightShape& shape) 
 }  // namespace
 
 void check_source(const MoeSpec& spec, const WeightSource& source) {
-  for (const quant::WeightShape& shape : quant::layer_weights(spec)) check_weights(source, shape);
+  for (const WeightShape& shape : layer_weights(spec)) check_weights(source, shape);
 }
 
 }  // namespace conclave::inline v0

@@ -1,5 +1,6 @@
+#include "quant/check_spec.h"
+
 #include "core/part_spec.h"
-#include "core/quant_spec.h"
 #include "core/shared_facts.h"
 #include "core/weight_types.h"
 #include "quant/activation_rows.h"
@@ -10,7 +11,7 @@
 #include <string>
 #include <utility>
 
-namespace conclave::inline v0 {
+namespace conclave::inline v0::quant {
 namespace {
 
 [[noreturn]] void refuse(const char* field, std::string found, std::string limit) {
@@ -57,9 +58,9 @@ void check_row_type(const MoeSpec& spec) {
   if (spec.quant.activations == ActivationScale::kNone) {
     refuse("quant.activation_dtype", found, "none for ActivationScale::kNone");
   }
-  const DType usual = quant::format_of(spec.weight_dtype).row_codes->element;
+  const DType usual = format_of(spec.weight_dtype).row_codes->element;
   if (*rows == usual) return;
-  if (*rows == DType::kI8 && quant::takes_int8_rows(spec.weight_dtype)) return;
+  if (*rows == DType::kI8 && takes_int8_rows(spec.weight_dtype)) return;
   refuse("quant.activation_dtype", found,
          std::string(to_string(usual)) + " beside weights of " +
              std::string(to_string(spec.weight_dtype)));
@@ -67,12 +68,12 @@ void check_row_type(const MoeSpec& spec) {
 
 void check_types(const MoeSpec& spec) {
   const bool quantised = !is_plain(spec.weight_dtype);
-  if (quant::find_format(spec.weight_dtype) == nullptr) {
-    refuse_type("weight_dtype", spec.weight_dtype, quant::known_formats(true));
+  if (find_format(spec.weight_dtype) == nullptr) {
+    refuse_type("weight_dtype", spec.weight_dtype, known_formats(true));
   }
   const DType shared = shared_weight_dtype(spec);
   if (!is_plain(shared) && shared != spec.weight_dtype) {
-    const std::string plain = quant::known_formats(false);
+    const std::string plain = known_formats(false);
     refuse_type("shared.weight_dtype", shared,
                 quantised ? plain + ", or " + std::string(to_string(spec.weight_dtype)) +
                                 " as the experts have"
@@ -88,13 +89,13 @@ void check_types(const MoeSpec& spec) {
   }
   const DType residual = spec.residual.weight_dtype.value_or(spec.weight_dtype);
   if (!is_plain(residual)) {
-    refuse_type("residual.weight_dtype", residual, quant::known_formats(false));
+    refuse_type("residual.weight_dtype", residual, known_formats(false));
   }
 }
 
 }  // namespace
 
-void validate_quant(const MoeSpec& spec) {
+void check_quant(const MoeSpec& spec) {
   check_types(spec);
   const QuantSpec& quant = spec.quant;
   check_choice("quant.weights", quant.weights, WeightScale::kBlock);
@@ -112,7 +113,7 @@ void validate_quant(const MoeSpec& spec) {
     refuse("quant.activations", "a scale", "ActivationScale::kNone for weights of " + type);
   }
   if (quantised) {
-    const Support takes = quant::format_of(spec.weight_dtype).takes(quant);
+    const Support takes = format_of(spec.weight_dtype).takes(quant);
     if (!takes) refuse("quant", "weights of " + type, takes.reason());
   }
   const bool in_blocks = quant.weights == WeightScale::kBlock;
@@ -140,10 +141,10 @@ void validate_quant(const MoeSpec& spec) {
   }
   // Offsets are multiplied with sums of rows' codes, which are exact for whole numbers only.
   if (quant.zeros != WeightZero::kNone && !plain_rows &&
-      !quant::activation_rule(spec.weight_dtype, quant).is_exact()) {
+      !activation_rule(spec.weight_dtype, quant).is_exact()) {
     refuse("quant.zeros", "given",
            "absent but for ActivationScale::kNone and rows of I8 beside weights of whole numbers");
   }
 }
 
-}  // namespace conclave::inline v0
+}  // namespace conclave::inline v0::quant

@@ -1,6 +1,6 @@
-#include "core/quant_spec.h"
 #include "core/weight_types.h"
 #include "quant/activation_rows.h"
+#include "quant/check_spec.h"
 #include "quant/weight_format.h"
 
 #include "conclave/error.h"
@@ -34,7 +34,7 @@ MoeSpec with_int8_rows(const MoeSpec& spec) {
   coded.quant.activations = ActivationScale::kGroup;
   coded.quant.activation_group = kGroupColumns;
   coded.quant.activation_dtype = DType::kI8;
-  validate_quant(coded);
+  quant::check_quant(coded);
   return coded;
 }
 

@@ -1,7 +1,7 @@
 // Layers of GGUF blocks in memory, against the layer of the file that the blocks are from.
 #include "conclave/gguf_blocks.h"
 
-#include "quant/layer_weights.h"
+#include "spec/layer_weights.h"
 
 #include "conclave/checkpoint.h"
 #include "conclave/error.h"
@@ -50,7 +50,7 @@ MoeSpec without_codes(MoeSpec spec) {
 class GgufBlocksOfAFile : public ::testing::Test {
  protected:
   void put_all() {
-    for (const quant::WeightShape& shape : quant::layer_weights(without_codes(spec_))) {
+    for (const WeightShape& shape : layer_weights(without_codes(spec_))) {
       const Stored& stored = weights_.at(to_string(shape.id));
       const size_t bytes = stored.bytes.size() / static_cast<size_t>(shape.count);
       for (int64_t expert = 0; expert < shape.count; ++expert) {
@@ -84,7 +84,7 @@ TEST_F(GgufBlocksOfAFile, AllPut_HasTheBytesOfItsLayer) {
   const auto expected = checkpoint_.layer_source(0);
   const auto source = blocks_.source();
   size_t planes = 0;
-  for (const quant::WeightShape& shape : quant::layer_weights(spec_)) {
+  for (const WeightShape& shape : layer_weights(spec_)) {
     const WeightInfo info = source->describe(shape.id);
     ASSERT_EQ(info.dtype, expected->describe(shape.id).dtype) << to_string(shape.id);
     ASSERT_EQ(info.count, shape.count);

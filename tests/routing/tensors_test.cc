@@ -1,8 +1,8 @@
 // The tensors that routers have of their own: every list of weights knows them by their row.
 #include "core/router_tensors.h"
-#include "quant/layer_weights.h"
 #include "routing/router.h"
 #include "routing/routing_problem.h"
+#include "spec/layer_weights.h"
 
 #include "conclave/error.h"
 
@@ -22,8 +22,8 @@ using routing::RouterRow;
 using testing::RoutingProblem;
 
 bool has_weight(const MoeSpec& spec, WeightId id) {
-  const auto list = quant::layer_weights(spec);
-  return std::ranges::find(list, id, &quant::WeightShape::id) != list.end();
+  const auto list = layer_weights(spec);
+  return std::ranges::find(list, id, &WeightShape::id) != list.end();
 }
 
 TEST(RouterTensors, EveryOne_HasANameAndAnIdOfItsOwn) {

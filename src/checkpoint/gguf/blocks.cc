@@ -7,7 +7,7 @@
 #include "io/gguf/types.h"
 #include "io/text.h"
 #include "quant/gguf/block_type.h"
-#include "quant/layer_weights.h"
+#include "spec/layer_weights.h"
 
 #include "conclave/error.h"
 #include "conclave/gguf.h"
@@ -35,7 +35,7 @@ std::string name_of(WeightId id, int64_t expert) {
 // Whether a weight may be stored in blocks; the others are small and hold values.
 bool may_have_blocks(WeightId id) { return id.plane() == WeightPlane::kWeights; }
 
-const io::GgufType& readable_type(const quant::WeightShape& shape, const std::string& name,
+const io::GgufType& readable_type(const WeightShape& shape, const std::string& name,
                                   std::string_view type) {
   const io::GgufType* found = io::find_gguf_type(type);
   const bool may_be_blocks = may_have_blocks(shape.id);
@@ -67,12 +67,12 @@ void check_bytes(const GgufStored& stored, const std::string& name, std::string_
 
 struct GgufBlocks::Impl {
   MoeSpec spec;
-  std::vector<quant::WeightShape> shapes;
+  std::vector<WeightShape> shapes;
   std::deque<io::GgufTensor> tensors;  // what `layer` points to
   GgufLayer layer;
 
   void check_complete() const {
-    for (const quant::WeightShape& shape : shapes) {
+    for (const WeightShape& shape : shapes) {
       const std::vector<GgufMatrix>& matrices = layer.stored[shape.id].matrices;
       for (size_t expert = 0; expert < matrices.size(); ++expert) {
         if (matrices[expert].place) continue;
@@ -96,7 +96,7 @@ GgufBlocks::GgufBlocks(const MoeSpec& spec) : impl_(std::make_unique<Impl>()) {
   }
   impl_->spec = spec;
   impl_->layer.num_experts = spec.num_experts;
-  for (const quant::WeightShape& shape : quant::layer_weights(spec)) {
+  for (const WeightShape& shape : layer_weights(spec)) {
     if (shape.is_optional) continue;
     impl_->shapes.push_back(shape);
     GgufStored& stored = impl_->layer.stored[shape.id];
@@ -120,7 +120,7 @@ void GgufBlocks::put(WeightId id, int64_t expert, std::string_view type,
                  .tensor = name,
                  .limit = fmt::format("{} matrices of this kind", stored.matrices.size())});
   }
-  const auto shape = std::ranges::find(impl_->shapes, id, &quant::WeightShape::id);
+  const auto shape = std::ranges::find(impl_->shapes, id, &WeightShape::id);
   const io::GgufType& found = readable_type(*shape, name, type);
   check_bytes(stored, name, type, rows.size());
   impl_->tensors.push_back({.name = name, .type = &found, .bytes = rows.size()});

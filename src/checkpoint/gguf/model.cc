@@ -7,9 +7,9 @@
 #include "checkpoint/gguf/source.h"
 #include "checkpoint/gguf/spec.h"
 #include "checkpoint/gguf/stored_matrices.h"
-#include "core/quant_spec.h"
 #include "io/gguf/file.h"
 #include "io/text.h"
+#include "spec/layer_weights.h"
 
 #include "conclave/error.h"
 

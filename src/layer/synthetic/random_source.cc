@@ -3,8 +3,8 @@
 #include "core/float8.h"
 #include "core/router_tensors.h"
 #include "core/weight_types.h"
-#include "quant/layer_weights.h"
 #include "quant/weight_format.h"
+#include "spec/layer_weights.h"
 
 #include "conclave/error.h"
 #include "conclave/synthetic.h"
@@ -193,7 +193,7 @@ void encode(std::span<const float> values, DType dtype, std::byte* out) {
 class RandomSource final : public WeightSource {
  public:
   RandomSource(const MoeSpec& spec, uint64_t seed) : seed_(seed), spec_(spec) {
-    for (const quant::WeightShape& shape : quant::layer_weights(spec)) {
+    for (const WeightShape& shape : layer_weights(spec)) {
       infos_[shape.id] = {shape.count, shape.rows, shape.cols, dtype_of(shape, spec)};
       if (shape.type != quant::PlaneType::kWeights || is_plain(shape.dtype)) continue;
       for (const WeightPlane plane : quant::kCodePlanes) {
@@ -239,7 +239,7 @@ class RandomSource final : public WeightSource {
   }
 
  private:
-  static DType dtype_of(const quant::WeightShape& shape, const MoeSpec& spec) {
+  static DType dtype_of(const WeightShape& shape, const MoeSpec& spec) {
     switch (shape.type) {
       case quant::PlaneType::kWeights:
         return shape.dtype;

@@ -1,11 +1,11 @@
-#include "quant/layer_weights.h"
+#include "spec/layer_weights.h"
 
 #include <gtest/gtest.h>
 
 #include <set>
 #include <string>
 
-namespace conclave::quant {
+namespace conclave {
 namespace {
 
 MoeSpec quantised(WeightScale weights, ActivationScale activations = ActivationScale::kNone) {
@@ -40,7 +40,7 @@ TEST(LayerWeights, Scales_HaveTheShapeOfTheirForm) {
       shape_of(quantised(WeightScale::kBlock), weights::kUp.with(WeightPlane::kScale));
   EXPECT_EQ(block.rows, 2) << "130 rows";
   EXPECT_EQ(block.cols, 3) << "300 columns";
-  EXPECT_EQ(block.type, PlaneType::kScale);
+  EXPECT_EQ(block.type, quant::PlaneType::kScale);
   EXPECT_EQ(
       shape_of(quantised(WeightScale::kBlock), weights::kDown.with(WeightPlane::kInputScale)).count,
       0);
@@ -100,4 +100,4 @@ TEST(LayerWeights, TypesOfPlanes_AreToldApart) {
 }
 
 }  // namespace
-}  // namespace conclave::quant
+}  // namespace conclave

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace conclave::inline v0::quant {
+namespace conclave::inline v0 {
 
 // `count` matrices [rows, cols].
 struct WeightShape {
@@ -16,11 +16,11 @@ struct WeightShape {
   int64_t count = 0;
   int64_t rows = 0;
   int64_t cols = 0;
-  PlaneType type = PlaneType::kFloat;
-  DType dtype = DType::kF32;  // for PlaneType::kWeights
+  quant::PlaneType type = quant::PlaneType::kFloat;
+  DType dtype = DType::kF32;  // for quant::PlaneType::kWeights
   bool is_optional = false;
-  bool is_vector = false;  // rows = 1 by definition; files store one axis
-  PlaneShape plane = {};   // for planes of a matrix
+  bool is_vector = false;        // rows = 1 by definition; files store one axis
+  quant::PlaneShape plane = {};  // for planes of a matrix
 };
 
 // Matrices come before their other planes.
@@ -29,4 +29,8 @@ std::vector<WeightShape> layer_weights(const MoeSpec& spec);
 // Whether sources may store it as `dtype`.
 bool is_stored_as(const WeightShape& shape, DType dtype);
 
-}  // namespace conclave::inline v0::quant
+// count_parameters for any spec whose sizes are in range, valid or not, so that a layer that does
+// not run can still be listed. Throws Error(kSizeOverflow).
+ParameterCount count_weights(const MoeSpec& spec);
+
+}  // namespace conclave::inline v0

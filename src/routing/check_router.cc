@@ -1,7 +1,5 @@
-// validate(MoeSpec) is defined here and not beside the other checks of a spec, since only the
-// catalog knows what the router of a spec reads.
-#include "core/part_spec.h"
-#include "core/quant_spec.h"
+#include "routing/check_router.h"
+
 #include "core/shared_facts.h"
 #include "routing/check_spec.h"
 #include "routing/router.h"
@@ -14,8 +12,7 @@
 #include <string>
 #include <string_view>
 
-namespace conclave::inline v0 {
-namespace routing {
+namespace conclave::inline v0::routing {
 namespace {
 
 void check_rounding(std::string_view field, DType dtype) {
@@ -136,8 +133,8 @@ void check_shared(const MoeSpec& spec, const RouterTraits& traits) {
                .found = spec.router.name});
 }
 
-// Fields of a router of the application are only checked for range, since it decides which ones it
-// uses.
+}  // namespace
+
 void check_router(const MoeSpec& spec) {
   check_ranges(spec.router);
   check_fields_of_one(spec.router);
@@ -153,17 +150,4 @@ void check_router(const MoeSpec& spec) {
   check_shared(spec, row->traits);
 }
 
-}  // namespace
-}  // namespace routing
-
-void validate(const MoeSpec& spec) {
-  validate_all_but_router(spec);
-  routing::check_router(spec);
-}
-
-ParameterCount count_parameters(const MoeSpec& spec) {
-  validate(spec);
-  return count_weights(spec);
-}
-
-}  // namespace conclave::inline v0
+}  // namespace conclave::inline v0::routing

@@ -1,8 +1,7 @@
-#include "quant/layer_weights.h"
+#include "spec/layer_weights.h"
 
 #include "core/checked.h"
 #include "core/part_spec.h"
-#include "core/quant_spec.h"
 #include "core/router_tensors.h"
 #include "core/shared_facts.h"
 #include "quant/plane_types.h"
@@ -12,7 +11,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace conclave::inline v0::quant {
+namespace conclave::inline v0 {
 namespace {
 
 // One of the MLPs of a layer, `count` times.
@@ -82,7 +81,7 @@ class WeightList {
                        .count = 1,
                        .rows = own.size.rows,
                        .cols = own.size.cols,
-                       .type = is_index ? PlaneType::kIndex : PlaneType::kFloat,
+                       .type = is_index ? quant::PlaneType::kIndex : quant::PlaneType::kFloat,
                        .is_optional = own.tensor->is_optional,
                        .is_vector = own.tensor->is_vector});
     }
@@ -114,12 +113,12 @@ class WeightList {
     add_matrix(mlp, WeightMatrix::kDown, mlp.width, mlp.inner);
   }
   void add_matrix(const MlpShape& mlp, WeightMatrix matrix, int64_t rows, int64_t cols) {
-    for (const PlaneShape& plane : planes_of(mlp.dtype, spec_.quant, rows, cols)) {
+    for (const quant::PlaneShape& plane : quant::planes_of(mlp.dtype, spec_.quant, rows, cols)) {
       add_plane(mlp, matrix, plane);
     }
-    if (mlp.has_bias) add_plane(mlp, matrix, bias_of(rows));
+    if (mlp.has_bias) add_plane(mlp, matrix, quant::bias_of(rows));
   }
-  void add_plane(const MlpShape& mlp, WeightMatrix matrix, const PlaneShape& plane) {
+  void add_plane(const MlpShape& mlp, WeightMatrix matrix, const quant::PlaneShape& plane) {
     list_.push_back({.id = {mlp.mlp, matrix, plane.plane},
                      .count = mlp.count,
                      .rows = plane.rows,
@@ -152,13 +151,9 @@ std::vector<WeightShape> layer_weights(const MoeSpec& spec) {
 }
 
 bool is_stored_as(const WeightShape& shape, DType dtype) {
-  if (shape.type == PlaneType::kWeights) return dtype == shape.dtype;
-  return std::ranges::find(types_of(shape.type), dtype) != types_of(shape.type).end();
+  if (shape.type == quant::PlaneType::kWeights) return dtype == shape.dtype;
+  return std::ranges::find(quant::types_of(shape.type), dtype) != quant::types_of(shape.type).end();
 }
-
-}  // namespace conclave::inline v0::quant
-
-namespace conclave::inline v0 {
 
 ParameterCount count_weights(const MoeSpec& spec) {
   const auto times = [](int64_t a, int64_t b) {
@@ -166,7 +161,7 @@ ParameterCount count_weights(const MoeSpec& spec) {
     throw Error(ErrorCode::kSizeOverflow, "the parameter count of a layer does not fit 63 bits");
   };
   ParameterCount parameters;
-  for (const quant::WeightShape& shape : quant::layer_weights(spec)) {
+  for (const WeightShape& shape : layer_weights(spec)) {
     const bool counts =
         shape.type == quant::PlaneType::kWeights || shape.type == quant::PlaneType::kFloat;
     if (shape.is_optional || !counts || quant::is_code_plane(shape.id.plane())) continue;
