@@ -26,7 +26,7 @@ ALLOWED = {
     "dispatch": {"core", "cpu", "cuda", "comm", "placement"},
     "experts": {"core", "cpu", "cuda", "quant", "activation", "gemm"},
     "spec": {"core", "quant", "routing"},
-    "checkpoint": {"core", "io", "quant", "spec"},
+    "checkpoint": {"core", "io", "quant", "routing", "spec"},
     "layer": {"core", "cpu", "cuda", "comm", "activation", "quant", "placement", "gemm",
               "routing", "dispatch", "experts", "spec"},
 }

@@ -1,6 +1,6 @@
 #include "checkpoint/generic_names.h"
 
-#include "core/router_tensors.h"
+#include "routing/router_tensors.h"
 
 #include <array>
 #include <vector>
@@ -173,7 +173,7 @@ std::span<const NamePattern> generic_once() { return kOnce; }
 std::span<const NamePattern> router_tensor_names() {
   static const std::vector<NamePattern> patterns = [] {
     std::vector<NamePattern> made;
-    for (const RouterTensor* tensor : all_router_tensors()) {
+    for (const routing::RouterTensor* tensor : routing::all_router_tensors()) {
       if (!tensor->pattern.empty()) made.push_back({tensor->pattern, part_of(*tensor->id)});
     }
     return made;

@@ -3,9 +3,9 @@
 #include "checkpoint/generic_names.h"
 #include "checkpoint/name_list.h"
 #include "checkpoint/tensor_name.h"
-#include "core/router_tensors.h"
 #include "core/shared_facts.h"
 #include "core/weight_types.h"
+#include "routing/router_tensors.h"
 
 #include <fmt/format.h>
 
@@ -328,8 +328,8 @@ void LayerAssignment::check_types() const {
 
 // Codes are accepted only for matrices that the spec says are quantised.
 bool LayerAssignment::is_type_of(WeightId id, DType dtype) const {
-  const RouterTensor* const own = find_router_tensor(id);
-  if (own != nullptr && own->element == RouterElement::kIndex) {
+  const routing::RouterTensor* const own = routing::find_router_tensor(id);
+  if (own != nullptr && own->element == routing::RouterElement::kIndex) {
     return dtype == DType::kI32 || dtype == DType::kI64;
   }
   if (quant::is_code_plane(id.plane()) || is_plain(dtype)) return true;

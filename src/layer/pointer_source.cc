@@ -1,7 +1,7 @@
 #include "core/code_bits.h"
-#include "core/router_tensors.h"
 #include "core/weight_types.h"
 #include "layer/pointer_stack.h"
+#include "routing/router_tensors.h"
 
 #include "conclave/error.h"
 #include "conclave/weights.h"
@@ -190,11 +190,11 @@ class PointerSource final : public WeightSource {
   }
 
   void add_router_tensors(const ExpertWeights& weights) {
-    check_router_tensor_names(weights.router_tensors);
-    for (const RouterTensor* own : all_router_tensors()) {
+    routing::check_router_tensor_names(weights.router_tensors);
+    for (const routing::RouterTensor* own : routing::all_router_tensors()) {
       const std::string name(own->name);
       const ConstTensorView view =
-          find_view(weights, weights.router_tensors, own->weights_field, own->name);
+          routing::find_view(weights, weights.router_tensors, own->weights_field, own->name);
       if (own->is_vector) {
         add_vector(*own->id, name.c_str(), view);
       } else {

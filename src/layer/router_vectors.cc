@@ -29,10 +29,10 @@ std::vector<float> read_floats(const WeightSource& source, WeightId id) {
 }  // namespace
 
 Tensor checked_router_tensor(const MoeSpec& spec, const WeightSource& source,
-                             const SizedRouterTensor& tensor, Tensor stored) {
-  const RouterTensor& row = *tensor.tensor;
+                             const routing::SizedRouterTensor& tensor, Tensor stored) {
+  const routing::RouterTensor& row = *tensor.tensor;
   if (row.check != nullptr) row.check(spec, stored.const_view(), 0, source.locate(*row.id, 0));
-  const DType wanted = row.element == RouterElement::kIndex ? DType::kI32 : DType::kF32;
+  const DType wanted = row.element == routing::RouterElement::kIndex ? DType::kI32 : DType::kF32;
   if (stored.dtype() == wanted) return stored;
   Tensor values(wanted, stored.shape());
   if (wanted == DType::kF32) {
@@ -60,7 +60,7 @@ RouterWeights RouterVectors::view() const {
                         .expert_scale = data(expert_scale),
                         .global_scale = data(global_scale)};
   for (const Own& one : own) {
-    set_router_tensor(one.tensor, one.values.as<std::byte>(), weights);
+    routing::set_router_tensor(one.tensor, one.values.as<std::byte>(), weights);
   }
   return weights;
 }
@@ -78,7 +78,7 @@ RouterVectors read_router_vectors(const MoeSpec& spec, const WeightSource& sourc
       .global_scale = floats(weights::kGlobalScale, router.has_global_scale),
       .own = {}};
   check_selection_bias(source, vectors.selection_bias);
-  for (const SizedRouterTensor& own : router_tensors_of(spec)) {
+  for (const routing::SizedRouterTensor& own : routing::router_tensors_of(spec)) {
     if (!own.tensor->id || source.describe(*own.tensor->id).count == 0) continue;
     Tensor stored = read_matrix(source, *own.tensor->id);
     vectors.own.push_back({own, checked_router_tensor(spec, source, own, std::move(stored))});

@@ -1,7 +1,7 @@
 // The router's own weights beside the gate matrix: biases, scales, and tensors of one router.
 #pragma once
 
-#include "core/router_tensors.h"
+#include "routing/router_tensors.h"
 
 #include "conclave/routing.h"
 #include "conclave/tensor.h"
@@ -22,7 +22,7 @@ struct RouterVectors {
 
   // Tensors that only this router reads, as it reads them.
   struct Own {
-    SizedRouterTensor tensor;
+    routing::SizedRouterTensor tensor;
     Tensor values;
   };
   std::vector<Own> own;
@@ -37,7 +37,7 @@ void check_selection_bias(const WeightSource& source, const std::vector<float>& 
 // A tensor of the router's own as the router reads it, from its matrix as stored. Throws what the
 // router's check throws for a value that it cannot take.
 Tensor checked_router_tensor(const MoeSpec& spec, const WeightSource& source,
-                             const SizedRouterTensor& tensor, Tensor stored);
+                             const routing::SizedRouterTensor& tensor, Tensor stored);
 
 // Reads a source that check_source has accepted. Throws Error(kInvalidArgument) for a NaN in the
 // selection bias, which has no order, and what checked_router_tensor throws.

@@ -1,10 +1,10 @@
 #include "conclave/token_router.h"
 
-#include "core/router_tensors.h"
 #include "core/shared_facts.h"
 #include "layer/arguments.h"
 #include "layer/engine.h"
 #include "routing/router.h"
+#include "routing/router_tensors.h"
 
 #include "conclave/error.h"
 #include "conclave/routing.h"
@@ -64,21 +64,22 @@ void check_given(std::string_view name, bool needed, const ConstTensorView& tens
                .tensor = std::string(name)});
 }
 
-using OwnTensors = std::vector<SizedRouterTensor>;
+using OwnTensors = std::vector<routing::SizedRouterTensor>;
 
 // Those that a call brings: a spec's own values are not among them.
 OwnTensors tensors_of_calls(const MoeSpec& spec) {
-  OwnTensors tensors = router_tensors_of(spec);
-  std::erase_if(tensors, [](const SizedRouterTensor& own) { return !own.tensor->id; });
+  OwnTensors tensors = routing::router_tensors_of(spec);
+  std::erase_if(tensors, [](const routing::SizedRouterTensor& own) { return !own.tensor->id; });
   return tensors;
 }
 
-ConstTensorView view_of(const RouterTensor& tensor, const RouteArgs& args) {
-  return find_view(args, args.tensors, tensor.call_field, tensor.name);
+ConstTensorView view_of(const routing::RouterTensor& tensor, const RouteArgs& args) {
+  return routing::find_view(args, args.tensors, tensor.call_field, tensor.name);
 }
 
-void check_own_tensor(const SizedRouterTensor& own, const ConstTensorView& view) {
-  const DType dtype = own.tensor->element == RouterElement::kIndex ? DType::kI32 : DType::kF32;
+void check_own_tensor(const routing::SizedRouterTensor& own, const ConstTensorView& view) {
+  const DType dtype =
+      own.tensor->element == routing::RouterElement::kIndex ? DType::kI32 : DType::kF32;
   if (own.tensor->is_vector) return check_vector(own.tensor->name, view, own.size.cols, {dtype});
   check_dense(own.tensor->name,
               {const_cast<void*>(view.data), view.dtype, view.shape, view.row_stride},
@@ -86,9 +87,9 @@ void check_own_tensor(const SizedRouterTensor& own, const ConstTensorView& view)
 }
 
 void check_own_tensors(const OwnTensors& tensors, const RouteArgs& args) {
-  check_router_tensor_names(args.tensors);
-  for (const RouterTensor* tensor : all_router_tensors()) {
-    const auto own = std::ranges::find(tensors, tensor, &SizedRouterTensor::tensor);
+  routing::check_router_tensor_names(args.tensors);
+  for (const routing::RouterTensor* tensor : routing::all_router_tensors()) {
+    const auto own = std::ranges::find(tensors, tensor, &routing::SizedRouterTensor::tensor);
     const bool is_read = own != tensors.end();
     const ConstTensorView view = view_of(*tensor, args);
     if (is_read && tensor->is_optional && view.empty()) continue;
@@ -162,8 +163,8 @@ void check_bias(const float* bias, int64_t count) {
 }
 
 // The rows of a tensor from `first` on.
-ConstTensorView rows_of(const ConstTensorView& view, const RouterTensorSize& size, int64_t first,
-                        int64_t count) {
+ConstTensorView rows_of(const ConstTensorView& view, const routing::RouterTensorSize& size,
+                        int64_t first, int64_t count) {
   const int64_t skipped = first * size.cols * byte_size(view.dtype);
   return {.data = static_cast<const std::byte*>(view.data) + skipped,
           .dtype = view.dtype,
@@ -190,9 +191,9 @@ std::vector<int32_t> checked_token_ids(const routing::RouterTraits& traits, cons
 }
 
 // Checks the values that the call uses: rows of other token ids may hold anything.
-void check_values(const MoeSpec& spec, const SizedRouterTensor& own, const ConstTensorView& view,
-                  const std::vector<int32_t>& token_ids) {
-  const RouterTensor& tensor = *own.tensor;
+void check_values(const MoeSpec& spec, const routing::SizedRouterTensor& own,
+                  const ConstTensorView& view, const std::vector<int32_t>& token_ids) {
+  const routing::RouterTensor& tensor = *own.tensor;
   if (tensor.check == nullptr || view.empty()) return;
   const std::string name(tensor.name);
   if (!tensor.is_by_token_id) {
@@ -214,10 +215,10 @@ void route_on_host(const Context& context, const MoeSpec& spec, const routing::R
   RouterWeights weights{.selection_bias = bias.data(),
                         .expert_scale = expert_scale.data(),
                         .global_scale = global_scale.data()};
-  for (const SizedRouterTensor& tensor : own) {
+  for (const routing::SizedRouterTensor& tensor : own) {
     const ConstTensorView view = view_of(*tensor.tensor, args);
     check_values(spec, tensor, view, token_ids);
-    set_router_tensor(tensor, view.data, weights);
+    routing::set_router_tensor(tensor, view.data, weights);
   }
   Executor& executor = context.executor();
   const size_t bytes = router.scratch_bytes(executor.concurrency());

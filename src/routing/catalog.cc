@@ -133,10 +133,6 @@ static_assert(std::ranges::all_of(kRouters, [](const RouterRow& row) {
 
 Catalog<RouterRow> router_catalog() { return Catalog<RouterRow>(kRouters); }
 
+std::span<const RouterTensor* const> all_router_tensors() { return kTensors; }
+
 }  // namespace conclave::inline v0::routing
-
-namespace conclave::inline v0 {
-
-std::span<const RouterTensor* const> all_router_tensors() { return routing::kTensors; }
-
-}  // namespace conclave::inline v0

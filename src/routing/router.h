@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/catalog.h"
-#include "core/router_tensors.h"
+#include "routing/router_tensors.h"
 
 #include "conclave/error.h"
 #include "conclave/routing.h"

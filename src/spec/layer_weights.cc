@@ -2,9 +2,9 @@
 
 #include "core/checked.h"
 #include "core/part_spec.h"
-#include "core/router_tensors.h"
 #include "core/shared_facts.h"
 #include "quant/plane_types.h"
+#include "routing/router_tensors.h"
 
 #include "conclave/error.h"
 
@@ -74,9 +74,9 @@ class WeightList {
     }
     if (router.has_expert_scale) vector(LayerWeight::kExpertScale, spec_.num_experts);
     if (router.has_global_scale) vector(LayerWeight::kGlobalScale, 1);
-    for (const SizedRouterTensor& own : router_tensors_of(spec_)) {
+    for (const routing::SizedRouterTensor& own : routing::router_tensors_of(spec_)) {
       if (!own.tensor->id) continue;
-      const bool is_index = own.tensor->element == RouterElement::kIndex;
+      const bool is_index = own.tensor->element == routing::RouterElement::kIndex;
       list_.push_back({.id = *own.tensor->id,
                        .count = 1,
                        .rows = own.size.rows,

@@ -1,6 +1,6 @@
 #include "conclave/weights.h"
 
-#include "core/router_tensors.h"
+#include "routing/router_tensors.h"
 
 #include <array>
 #include <string>
@@ -99,7 +99,8 @@ std::string_view name_of(LayerWeight weight) {
 }
 
 std::string name_of_router_tensor(WeightId id) {
-  if (const RouterTensor* tensor = find_router_tensor(id)) return std::string(tensor->name);
+  if (const routing::RouterTensor* tensor = routing::find_router_tensor(id))
+    return std::string(tensor->name);
   const size_t number = id.index() - weights::router_tensor(0).index();
   return "router_tensor_" + std::to_string(number);
 }

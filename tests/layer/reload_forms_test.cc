@@ -1,9 +1,9 @@
 // Reloads layers of every form, staged and in place, with all weights and with one role at a time:
 // afterwards the layer equals one made from the new weights, bit by bit.
-#include "core/router_tensors.h"
 #include "layer/coded_specs.h"
 #include "quant/activation_rows.h"
 #include "quant/weight_format.h"
+#include "routing/router_tensors.h"
 #include "support/layer_parts.h"
 #include "support/role_sources.h"
 
@@ -287,7 +287,7 @@ INSTANTIATE_TEST_SUITE_P(Forms, ReloadForm, ::testing::ValuesIn(all_forms()),
 bool can_have(WeightId role) {
   if (role.plane() == WeightPlane::kSecondScale) return false;
   for (size_t number = 0; number < weights::kMaxRouterTensors; ++number) {
-    if (role == weights::router_tensor(number)) return find_router_tensor(role) != nullptr;
+    if (role == weights::router_tensor(number)) return routing::find_router_tensor(role) != nullptr;
   }
   return role.mlp() != WeightMlp::kResidual || role.plane() == WeightPlane::kWeights;
 }

@@ -63,9 +63,9 @@ struct Call {
             .global_scale = view(problem.global_scale, {1}, DType::kF32),
             .topk_ids = {result.ids.data(), DType::kI32, {tokens, spec.top_k}},
             .topk_weights = {result.weights.data(), DType::kF32, {tokens, spec.top_k}}};
-    for (const SizedRouterTensor& own : router_tensors_of(spec)) {
+    for (const routing::SizedRouterTensor& own : routing::router_tensors_of(spec)) {
       if (!own.tensor->id) continue;
-      const bool is_index = own.tensor->element == RouterElement::kIndex;
+      const bool is_index = own.tensor->element == routing::RouterElement::kIndex;
       const Shape shape =
           own.tensor->is_vector ? Shape{own.size.cols} : Shape{own.size.rows, own.size.cols};
       args.tensors[std::string(own.tensor->name)] =

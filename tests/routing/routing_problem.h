@@ -40,9 +40,9 @@ struct RoutingProblem {
     RouterWeights weights{.selection_bias = data(selection_bias),
                           .expert_scale = data(expert_scale),
                           .global_scale = data(global_scale)};
-    for (const SizedRouterTensor& own : router_tensors_of(spec)) {
+    for (const routing::SizedRouterTensor& own : routing::router_tensors_of(spec)) {
       if (!own.tensor->id || own.place.value() >= tensors.size()) continue;
-      set_router_tensor(own, data(tensors[*own.place]), weights);
+      routing::set_router_tensor(own, data(tensors[*own.place]), weights);
     }
     return weights;
   }
@@ -198,12 +198,13 @@ inline std::vector<float> random_logits(int64_t tokens, int64_t num_experts, flo
 }
 
 // Values that a router's tensor may have; floats as their bits.
-inline std::vector<int32_t> random_values(const MoeSpec& spec, const SizedRouterTensor& own,
+inline std::vector<int32_t> random_values(const MoeSpec& spec,
+                                          const routing::SizedRouterTensor& own,
                                           std::mt19937& generator) {
   std::vector<int32_t> values(static_cast<size_t>(own.num_elements()));
   std::normal_distribution<float> normal(own.tensor->mean, own.tensor->deviation);
   for (int32_t& value : values) {
-    value = own.tensor->element == RouterElement::kIndex
+    value = own.tensor->element == routing::RouterElement::kIndex
                 ? static_cast<int32_t>(generator() %
                                        static_cast<uint32_t>(own.tensor->index_limit(spec)))
                 : std::bit_cast<int32_t>(normal(generator));
@@ -226,7 +227,7 @@ inline RoutingProblem random_problem(const MoeSpec& spec, int64_t tokens, float 
   }
   if (router.has_global_scale) problem.global_scale = {1.75F};
   std::mt19937 generator(seed + 3);
-  for (const SizedRouterTensor& own : router_tensors_of(spec)) {
+  for (const routing::SizedRouterTensor& own : routing::router_tensors_of(spec)) {
     if (own.tensor->id) problem.tensors.push_back(random_values(spec, own, generator));
   }
   const int64_t num_ids = routing::router_traits(spec).num_token_ids;

@@ -191,7 +191,7 @@ TEST(TopAnyRouter, ChoicesAboveTheirThreshold_ShareTheWeight) {
 TEST(TopAnyRouter, ThresholdThatIsNan_IsRefused) {
   const MoeSpec spec = sized("top_any", 2, 1);
   const std::vector<float> values = {0, std::numeric_limits<float>::quiet_NaN()};
-  const RouterTensor& tensor = *router_tensors_of(spec).at(0).tensor;
+  const routing::RouterTensor& tensor = *routing::router_tensors_of(spec).at(0).tensor;
   try {
     tensor.check(spec, {.data = values.data(), .shape = {1, 2}}, 0, "here");
     ADD_FAILURE() << "accepted";

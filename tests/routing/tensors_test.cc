@@ -1,6 +1,6 @@
 // The tensors that routers have of their own: every list of weights knows them by their row.
-#include "core/router_tensors.h"
 #include "routing/router.h"
+#include "routing/router_tensors.h"
 #include "routing/routing_problem.h"
 #include "spec/layer_weights.h"
 
@@ -29,17 +29,17 @@ bool has_weight(const MoeSpec& spec, WeightId id) {
 TEST(RouterTensors, EveryOne_HasANameAndAnIdOfItsOwn) {
   std::set<std::string> names;
   for (const RouterRow& row : routing::router_catalog().rows()) {
-    for (const RouterTensor& tensor : row.tensors) {
+    for (const routing::RouterTensor& tensor : row.tensors) {
       EXPECT_TRUE(names.insert(std::string(tensor.name)).second) << tensor.name;
       // Either a source has the values, or the spec.
       ASSERT_NE(tensor.id.has_value(), tensor.in_spec != nullptr) << tensor.name;
       if (!tensor.id) continue;
-      EXPECT_EQ(find_router_tensor(*tensor.id), &tensor);
+      EXPECT_EQ(routing::find_router_tensor(*tensor.id), &tensor);
       EXPECT_EQ(to_string(*tensor.id), tensor.name);
       EXPECT_TRUE(tensor.id->layer());
     }
   }
-  EXPECT_EQ(router_tensors().size(), all_router_tensors().size());
+  EXPECT_EQ(router_tensors().size(), routing::all_router_tensors().size());
 }
 
 TEST(RouterTensors, LayersOfTheRow_HaveThemAndOthersDoNot) {
@@ -47,7 +47,7 @@ TEST(RouterTensors, LayersOfTheRow_HaveThemAndOthersDoNot) {
     const MoeSpec spec = testing::spec_of_row(row.name);
     std::set<WeightId, bool (*)(WeightId, WeightId)> own(
         [](WeightId a, WeightId b) { return a.index() < b.index(); });
-    for (const SizedRouterTensor& tensor : router_tensors_of(spec)) {
+    for (const routing::SizedRouterTensor& tensor : routing::router_tensors_of(spec)) {
       if (tensor.tensor->id) own.insert(*tensor.tensor->id);
       ASSERT_TRUE(tensor.place) << row.name;
       EXPECT_EQ(tensor.tensor, &row.tensors[*tensor.place]);
@@ -61,17 +61,17 @@ TEST(RouterTensors, LayersOfTheRow_HaveThemAndOthersDoNot) {
 TEST(RouterTensors, RouterOfTheApplication_SeesThoseWithAPublicField) {
   MoeSpec spec = testing::router_spec(8, 2, Renormalize::kSum);
   spec.router.name = "my own";
-  EXPECT_TRUE(router_tensors_of(spec).empty());
+  EXPECT_TRUE(routing::router_tensors_of(spec).empty());
   EXPECT_EQ(routing::router_traits(spec).num_token_ids, 0);
   spec.router.vocab_size = 5;
-  const std::vector<SizedRouterTensor> tensors = router_tensors_of(spec);
+  const std::vector<routing::SizedRouterTensor> tensors = routing::router_tensors_of(spec);
   ASSERT_EQ(tensors.size(), 1U);
   EXPECT_FALSE(tensors[0].place);
   EXPECT_TRUE(has_weight(spec, weights::kHashTable));
   EXPECT_EQ(routing::router_traits(spec).num_token_ids, 5);
   const int32_t values[] = {1, 2};
   RouterWeights weights;
-  set_router_tensor(tensors[0], values, weights);
+  routing::set_router_tensor(tensors[0], values, weights);
   EXPECT_EQ(weights.hash_table, values);
   for (const void* tensor : weights.tensors) EXPECT_EQ(tensor, nullptr);
 }

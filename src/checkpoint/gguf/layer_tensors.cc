@@ -1,8 +1,8 @@
 #include "checkpoint/gguf/layer_tensors.h"
 
 #include "checkpoint/gguf/row_reader.h"
-#include "core/router_tensors.h"
 #include "quant/gguf/block_type.h"
+#include "routing/router_tensors.h"
 
 #include "conclave/error.h"
 
@@ -115,8 +115,8 @@ class LayerFinder {
     const std::optional<DType> plain = plain_type(type);
     const bool is_integer = plain == DType::kI32 || plain == DType::kI64;
     const bool is_number = (plain && !is_integer) || quant::find_block_type(type.name) != nullptr;
-    const RouterTensor* const own = find_router_tensor(id);
-    const bool wants_integers = own != nullptr && own->element == RouterElement::kIndex;
+    const routing::RouterTensor* const own = routing::find_router_tensor(id);
+    const bool wants_integers = own != nullptr && own->element == routing::RouterElement::kIndex;
     if (wants_integers ? is_integer : is_number) return;
     fail(ErrorCode::kTensorDType, place,
          {.what = "the tensor has a type that it cannot have",
@@ -167,7 +167,7 @@ class LayerFinder {
     if (!layer_.has(weights::kSelectionBias)) {
       take_optional(weights::kSelectionBias, "exp_probs_b", 1, experts);
     }
-    for (const RouterTensor* own : all_router_tensors()) {
+    for (const routing::RouterTensor* own : routing::all_router_tensors()) {
       if (own->gguf_name.empty()) continue;
       const Place place = look_up(own->gguf_name);
       if (place) take(*own->id, place, 1, count_rows(place), row_length(place));

@@ -1,8 +1,8 @@
 #include "checkpoint/gguf/spec.h"
 
 #include "checkpoint/spec_reader.h"
-#include "core/router_tensors.h"
 #include "core/shared_facts.h"
+#include "routing/router_tensors.h"
 
 #include <algorithm>
 #include <string>
@@ -64,7 +64,7 @@ RouterSpec read_router(const GgufKeys& keys, const GgufFamily& family, const Ggu
     router.input_norm = {.enabled = true,
                          .epsilon = keys.number("attention.layer_norm_rms_epsilon", 1e-6)};
   }
-  for (const RouterTensor* own : all_router_tensors()) {
+  for (const routing::RouterTensor* own : routing::all_router_tensors()) {
     if (own->imply == nullptr || !layer.has(*own->id)) continue;
     own->imply(router, std::min(layer.rows(*own->id), kMaxRows));
     return router;

@@ -1,11 +1,11 @@
 #include "layer/cuda/token_route.h"
 
-#include "core/router_tensors.h"
 #include "cuda/device_info.h"
 #include "layer/cuda/memory_place.h"
 #include "layer/stages/cuda/rows.h"
 #include "routing/cuda/device_router.h"
 #include "routing/cuda/route.h"
+#include "routing/router_tensors.h"
 
 #include "conclave/interop/cuda.h"
 
@@ -24,10 +24,10 @@ const float* floats(const char* name, const ConstTensorView& view) {
                                   .found = std::string(to_string(view.dtype))});
 }
 
-using OwnTensors = std::vector<SizedRouterTensor>;
+using OwnTensors = std::vector<routing::SizedRouterTensor>;
 
-ConstTensorView view_of(const SizedRouterTensor& own, const RouteArgs& args) {
-  return find_view(args, args.tensors, own.tensor->call_field, own.tensor->name);
+ConstTensorView view_of(const routing::SizedRouterTensor& own, const RouteArgs& args) {
+  return routing::find_view(args, args.tensors, own.tensor->call_field, own.tensor->name);
 }
 
 void check_places(const RouteArgs& args, const OwnTensors& tensors, int32_t ordinal) {
@@ -38,7 +38,7 @@ void check_places(const RouteArgs& args, const OwnTensors& tensors, int32_t ordi
   check_place("topk_ids", args.topk_ids.data, ordinal);
   check_place("topk_weights", args.topk_weights.data, ordinal);
   check_place("token_ids", args.token_ids.data, ordinal);
-  for (const SizedRouterTensor& own : tensors) {
+  for (const routing::SizedRouterTensor& own : tensors) {
     check_place(std::string(own.tensor->name), view_of(own, args).data, ordinal);
   }
   check_place("shared_weights", args.shared_weights.data, ordinal);
@@ -69,7 +69,7 @@ routing::DeviceRouterArgs router_args(const RouteArgs& args, const OwnTensors& t
       .ids = static_cast<int32_t*>(args.topk_ids.data),
       .weights = static_cast<float*>(args.topk_weights.data),
       .shared_weights = static_cast<float*>(args.shared_weights.data)};
-  for (const SizedRouterTensor& own : tensors) {
+  for (const routing::SizedRouterTensor& own : tensors) {
     made.tensors[own.place.value()] = view_of(own, args).data;
   }
   return made;
@@ -108,7 +108,7 @@ Support cuda_routes(const MoeSpec& spec) {
 RouteFunction make_cuda_route(int32_t ordinal, const MoeSpec& spec) {
   const std::shared_ptr<const routing::DeviceRouter> router =
       routing::find_device_router(spec)->make(spec);
-  return [ordinal, router, tensors = router_tensors_of(spec)](const RouteArgs& args) {
+  return [ordinal, router, tensors = routing::router_tensors_of(spec)](const RouteArgs& args) {
     check_call(args, tensors, ordinal);
     const cuda::DeviceGuard guard(ordinal);
     enqueue(*router, tensors, args, to_cuda(args.stream));

@@ -62,11 +62,11 @@ class RestAllocator {
   DeviceMemory floats(bool wanted, int64_t count, const char* what) const {
     return wanted ? arrays_.floats(count, what) : DeviceMemory();
   }
-  bool is_there(const SizedRouterTensor& own) const {
+  bool is_there(const routing::SizedRouterTensor& own) const {
     return !own.tensor->id || source_.describe(*own.tensor->id).count > 0;
   }
   // Memory for a tensor as the router reads it: both element types have 4 bytes.
-  DeviceMemory words(const SizedRouterTensor& own) const {
+  DeviceMemory words(const routing::SizedRouterTensor& own) const {
     return ints(static_cast<size_t>(own.num_elements()), std::string(own.tensor->name).c_str());
   }
   DeviceMemory ints(size_t count, const char* what) const {
@@ -91,7 +91,7 @@ void allocate_router(const RestAllocator& allocator, const MoeSpec& spec, CudaWe
   weights.expert_scale =
       allocator.floats(router.has_expert_scale, spec.num_experts, "expert_scale");
   weights.global_scale = allocator.floats(router.has_global_scale, 1, "global_scale");
-  for (const SizedRouterTensor& own : router_tensors_of(spec)) {
+  for (const routing::SizedRouterTensor& own : routing::router_tensors_of(spec)) {
     if (!allocator.is_there(own)) continue;
     weights.router_tensors[own.place.value()] = allocator.words(own);
   }
@@ -131,7 +131,7 @@ void fill_checked_router(const CudaPlan& plan, const WeightSource& source, Weigh
     check_selection_bias(source, bias);
     upload.copy_floats(bias, weights.selection_bias.as<float>());
   }
-  for (const SizedRouterTensor& own : router_tensors_of(plan.spec)) {
+  for (const routing::SizedRouterTensor& own : routing::router_tensors_of(plan.spec)) {
     const DeviceMemory& memory = weights.router_tensors[own.place.value()];
     if (memory.empty()) continue;
     if (!own.tensor->id) {

@@ -2,10 +2,10 @@
 // up rows, and [E, H, I], rows at multiples of 16 bytes.
 #pragma once
 
-#include "core/router_tensors.h"
 #include "experts/cuda/device_experts.h"
 #include "layer/cuda/device_memory.h"
 #include "layer/cuda/plan.h"
+#include "routing/router_tensors.h"
 
 #include "conclave/weights.h"
 
@@ -40,7 +40,7 @@ struct CudaWeights {
   DeviceMemory expert_scale;        // [E] f32
   DeviceMemory global_scale;        // [1] f32
   // Tensors of the router's own, f32 or int32, in the order of its row.
-  std::array<DeviceMemory, kMaxTensorsOfRouter> router_tensors;
+  std::array<DeviceMemory, routing::kMaxTensorsOfRouter> router_tensors;
   DeviceMemory shared_gate;  // [1, H] as stored
   DType shared_gate_dtype = DType::kF32;
   DeviceMemory mix_gate;  // [2, H] as stored

@@ -1,9 +1,9 @@
 #include "core/checked.h"
 #include "core/dcheck.h"
 #include "core/float8.h"
-#include "core/router_tensors.h"
 #include "core/weight_types.h"
 #include "quant/weight_format.h"
+#include "routing/router_tensors.h"
 #include "spec/layer_weights.h"
 
 #include "conclave/error.h"
@@ -98,7 +98,7 @@ Distribution distribution_of(LayerWeight weight, const WeightInfo& info) {
 }
 
 Distribution distribution_of(WeightId id, const WeightInfo& info, const ScaledMatrix& scaled) {
-  if (const RouterTensor* own = find_router_tensor(id)) {
+  if (const routing::RouterTensor* own = routing::find_router_tensor(id)) {
     return {.mean = own->mean, .deviation = own->deviation};
   }
   if (const auto layer = id.layer()) return distribution_of(*layer, info);
@@ -219,7 +219,7 @@ class RandomSource final : public WeightSource {
       return read_order(info, scaled_[id].quant.block_cols, stream, block, destination);
     }
     if (info.dtype == DType::kI32) {
-      const RouterTensor& own = *find_router_tensor(id);
+      const routing::RouterTensor& own = *routing::find_router_tensor(id);
       return read_indices(info, own.index_limit(spec_), stream, block, destination);
     }
     const bool whole_numbers = id.plane() == WeightPlane::kZero && has_whole_points(scaled_[id]);

@@ -2,7 +2,7 @@
 // own folder has its device code; routing/cuda has what they share.
 #pragma once
 
-#include "core/router_tensors.h"
+#include "routing/router_tensors.h"
 
 #include "conclave/dtype.h"
 #include "conclave/error.h"

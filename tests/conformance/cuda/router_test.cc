@@ -43,8 +43,8 @@ struct Inputs {
 
   // What the spec holds, or the problem; floats as their bits.
   static std::vector<DeviceArray<int32_t>> tensors_of(const RoutingProblem& problem) {
-    std::vector<DeviceArray<int32_t>> arrays(kMaxTensorsOfRouter);
-    for (const SizedRouterTensor& own : router_tensors_of(problem.spec)) {
+    std::vector<DeviceArray<int32_t>> arrays(routing::kMaxTensorsOfRouter);
+    for (const routing::SizedRouterTensor& own : routing::router_tensors_of(problem.spec)) {
       const size_t place = own.place.value();
       if (own.tensor->id) {
         arrays[place] = DeviceArray<int32_t>(problem.tensors.at(place));

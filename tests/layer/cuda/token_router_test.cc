@@ -64,9 +64,9 @@ class DeviceCall {
             .topk_weights = weights_.view(),
             .shared_weights = shared_weights_.view(),
             .stream = queue.stream()};
-    for (const SizedRouterTensor& own : router_tensors_of(spec)) {
+    for (const routing::SizedRouterTensor& own : routing::router_tensors_of(spec)) {
       if (!own.tensor->id) continue;
-      const bool is_index = own.tensor->element == RouterElement::kIndex;
+      const bool is_index = own.tensor->element == routing::RouterElement::kIndex;
       const Shape shape =
           own.tensor->is_vector ? Shape{own.size.cols} : Shape{own.size.rows, own.size.cols};
       tensors_.push_back(upload(problem.tensors.at(own.place.value()),

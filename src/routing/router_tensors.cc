@@ -1,4 +1,5 @@
-#include "core/router_tensors.h"
+#include "routing/router_tensors.h"
+
 #include "routing/router.h"
 
 #include "conclave/error.h"
@@ -6,6 +7,7 @@
 #include <algorithm>
 
 namespace conclave::inline v0 {
+namespace routing {
 
 const RouterTensor* find_router_tensor(WeightId id) noexcept {
   for (const RouterTensor* tensor : all_router_tensors()) {
@@ -14,19 +16,13 @@ const RouterTensor* find_router_tensor(WeightId id) noexcept {
   return nullptr;
 }
 
-std::vector<WeightId> router_tensors() {
-  std::vector<WeightId> ids;
-  for (const RouterTensor* tensor : all_router_tensors()) ids.push_back(*tensor->id);
-  return ids;
-}
-
 std::vector<SizedRouterTensor> router_tensors_of(const MoeSpec& spec) {
   std::vector<SizedRouterTensor> tensors;
   const auto add = [&](const RouterTensor& tensor, std::optional<size_t> place) {
     const RouterTensorSize size = tensor.size(spec);
     if (size.rows > 0) tensors.push_back({.tensor = &tensor, .size = size, .place = place});
   };
-  if (const routing::RouterRow* row = routing::find_router(spec.router.name)) {
+  if (const RouterRow* row = find_router(spec.router.name)) {
     for (size_t place = 0; place < row->tensors.size(); ++place) add(row->tensors[place], place);
     return tensors;
   }
@@ -55,6 +51,15 @@ void set_router_tensor(const SizedRouterTensor& tensor, const void* values,
                        RouterWeights& weights) {
   if (tensor.place) weights.tensors[*tensor.place] = values;
   if (tensor.tensor->publish != nullptr) tensor.tensor->publish(weights, values);
+}
+
+}  // namespace routing
+
+std::vector<WeightId> router_tensors() {
+  std::vector<WeightId> ids;
+  for (const routing::RouterTensor* tensor : routing::all_router_tensors())
+    ids.push_back(*tensor->id);
+  return ids;
 }
 
 }  // namespace conclave::inline v0

@@ -1,6 +1,6 @@
 // Tensors that only one router of the catalog reads. The router's row lists them; whoever stores,
 // checks, counts, packs, uploads, draws or names weights goes through these lists and knows none of
-// them. All functions are defined where the catalog is, in routing.
+// them.
 #pragma once
 
 #include "conclave/routing.h"
@@ -21,6 +21,8 @@
 namespace conclave::inline v0 {
 
 struct RouteArgs;
+
+namespace routing {
 
 enum class RouterElement : uint8_t {
   kFloat,  // stored as f32, f16 or bf16; the router reads float
@@ -105,4 +107,5 @@ void check_router_tensor_names(const std::map<std::string, ConstTensorView>& by_
 // Gives the router one of its tensors.
 void set_router_tensor(const SizedRouterTensor& tensor, const void* values, RouterWeights& weights);
 
+}  // namespace routing
 }  // namespace conclave::inline v0
