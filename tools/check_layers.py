@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks every #include "..." against the layer diagram of docs/architecture.md.
+"""Checks every #include "..." against the layer diagram of docs/architecture.md, and that a module
+defines the functions that its headers declare: otherwise a module could call one above it.
 
 Usage: tools/check_layers.py [ROOT]
 Prints file:line and the broken rule for each violation; exit status 1 if there is one.
@@ -9,6 +10,7 @@ import pathlib
 import re
 import sys
 
+from free_functions import free_functions
 from source_tree import source_files, without_comments
 
 # module -> modules it may include besides itself and the public headers.
@@ -74,6 +76,21 @@ def rule_broken(root: pathlib.Path, path: pathlib.Path, include: str) -> str | N
     return f"{module} may include {', '.join(sorted(ALLOWED[module])) or 'the standard library'} only"
 
 
+def undefined_functions(root: pathlib.Path) -> list[str]:
+    """Functions declared in a header of a module and defined in none of its files."""
+    declared, defined = [], set()
+    for path in source_files(root, "src"):
+        module = path.relative_to(root).parts[1]
+        for function in free_functions(path.read_text(encoding="utf-8")):
+            if function.is_defined:
+                defined.add((module, function.name, function.parameters))
+            elif path.suffix in (".h", ".cuh"):
+                declared.append((module, path, function))
+    return [f"{path.relative_to(root)}:{function.line}: declares {function.name}, which no file of "
+            f"src/{module} defines" for module, path, function in declared
+            if (module, function.name, function.parameters) not in defined]
+
+
 def violations(root: pathlib.Path) -> list[str]:
     found = []
     for path in source_files(root, "include", "src", *OUTSIDE):
@@ -88,8 +105,8 @@ def violations(root: pathlib.Path) -> list[str]:
 
 def main(argv: list[str]) -> int:
     root = pathlib.Path(argv[1] if len(argv) > 1 else pathlib.Path(__file__).parent.parent).resolve()
-    found = violations(root)
-    print("\n".join(found) if found else "layers: every include follows the diagram")
+    found = violations(root) + undefined_functions(root)
+    print("\n".join(found) if found else "layers: every include follows the diagram, and modules define what they declare")
     return 1 if found else 0
 
 

@@ -76,6 +76,34 @@ class CheckLayers(CheckCase):
         self.write("src/core/a.cc", '/*\n#include "layer/plan.h"\n*/\n')
         self.assertEqual(self.check("check_layers.py")[0], 0)
 
+    def test_function_that_another_module_defines_fails(self):
+        self.write("src/core/a.h", "namespace n {\nstruct S;\n// Often.\nint count(const S& s);\n}\n")
+        self.write("src/quant/a.cc", "namespace n {\nint count(const S& s) { return s.count(); }\n}\n")
+        self.expect_violation("src/core/a.h", 4, "declares count, which no file of src/core defines")
+        self.write("src/core/a.cc", "namespace n {\nint count(const S& s, int more) { return more; }\n"
+                                    "int S::count(int more) { return count(*this); }\n}\n")
+        self.expect_violation("src/core/a.h", 4, "declares count")
+        self.write("src/core/b.cc", "namespace n {\nnamespace {\nstruct T {};\n}\n"
+                                    "int count(const S& s) noexcept { return 0; }\n}\n")
+        self.assertEqual(self.check("check_layers.py")[0], 0)
+
+    def test_what_needs_no_definition_elsewhere_passes(self):
+        self.write("src/core/a.h", "#define LIST(x) \\\n  int list(int x);\n"
+                                   "inline int one(int a) { return a; }\n"
+                                   "template <class T, class = std::map<int, T>>\n"
+                                   "T two(std::map<int, T> map) { return map.at(2); }\n"
+                                   "class C {\n  int three(int a);\n};\n"
+                                   "constexpr int kFour = one(4);\ninline std::mutex five{};\n"
+                                   "static_assert(kFour == 4);\nusing Six = int (*)(int);\n")
+        status, output = self.check("check_layers.py")
+        self.assertEqual(status, 0, output)
+
+    def test_template_without_a_definition_fails(self):
+        self.write("src/core/a.h", "template <class T>\n[[nodiscard]] std::vector<T>\nmake(T a, T b);\n")
+        self.expect_violation("src/core/a.h", 1, "declares make")
+        self.write("src/core/cuda/a.cu", "template <class T>\nstd::vector<T> make(T a, T b) {}\n")
+        self.assertEqual(self.check("check_layers.py")[0], 0)
+
     def test_build_config_outside_its_users_fails(self):
         self.write("src/core/catalog.cc", '#include "core/build_config.h"\n')
         self.assertEqual(self.check("check_layers.py")[0], 0)
