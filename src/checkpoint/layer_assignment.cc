@@ -281,12 +281,11 @@ std::optional<DType> LayerAssignment::type_of(WeightId matrix, int64_t expert) c
 }
 
 bool LayerAssignment::has_any_of(WeightId matrix, int64_t expert) const {
-  constexpr auto kPlanes = static_cast<int>(WeightPlane::kColumnFactor) + 1;
-  for (int plane = 0; plane < kPlanes; ++plane) {
-    const WeightId id = matrix.with(static_cast<WeightPlane>(plane));
-    if (id.plane() != WeightPlane::kBias && is_filled(std::span(&id, 1), expert)) return true;
-  }
-  return false;
+  return is_filled(std::span(&matrix, 1), expert) ||
+         std::ranges::any_of(quant::kCodePlanes, [&](WeightPlane plane) {
+           const WeightId id = matrix.with(plane);
+           return is_filled(std::span(&id, 1), expert);
+         });
 }
 
 LayerMap LayerAssignment::finish() {

@@ -124,12 +124,10 @@ void MixedSource::read(WeightId id, int64_t expert, const WeightBlock& block,
   }
   check_block(describe(id), block, destination.size());
   if (destination.empty()) return;
+  if (quant::is_by_column(*id.plane())) return read_columns(id, expert, block, destination);
   switch (*id.plane()) {
     case WeightPlane::kWeights:
       return read_matrix(id, expert, block, destination);
-    case WeightPlane::kColumnOrder:
-    case WeightPlane::kColumnFactor:
-      return read_columns(id, expert, block, destination);
     case WeightPlane::kBias:
     case WeightPlane::kInputScale:
       return read_floats(id, expert, block, as_floats(destination));

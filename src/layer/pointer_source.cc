@@ -1,7 +1,9 @@
 #include "core/code_bits.h"
 #include "core/weight_types.h"
 #include "layer/pointer_stack.h"
+#include "quant/planes.h"
 #include "routing/router_tensors.h"
+#include "spec/weight_names.h"
 
 #include "conclave/error.h"
 #include "conclave/weights.h"
@@ -9,7 +11,6 @@
 #include <array>
 #include <cstring>
 #include <string>
-#include <string_view>
 
 namespace conclave::inline v0 {
 namespace {
@@ -24,53 +25,78 @@ struct IdView {
   int64_t col_stride = 1;
 };
 
-// A plane that gives the codes of an MLP a meaning.
-struct PlaneTensors {
-  WeightPlane plane = WeightPlane::kScale;
-  std::string_view suffix = {};  // what names end with
-  ConstTensorView gate_up = {};
-  ConstTensorView down = {};
+using Field = ConstTensorView ExpertWeights::*;
+using Weights = ExpertWeights;
+
+// The fields with a plane of an MLP: of gate and up in one tensor, and of down. Null: it has none.
+struct PlaneFields {
+  Field gate_up = nullptr;
+  Field down = nullptr;
 };
-using MlpPlanes = std::array<PlaneTensors, 6>;
+struct PlaneRow {
+  WeightPlane plane = WeightPlane::kWeights;
+  PlaneFields routed;
+  PlaneFields shared;
+  PlaneFields residual = {};
+};
+// A matrix comes first, then its bias; the others give codes a meaning.
+constexpr std::array kPlanes = {
+    PlaneRow{WeightPlane::kWeights,
+             {&Weights::gate_up, &Weights::down},
+             {&Weights::shared_gate_up, &Weights::shared_down},
+             {&Weights::residual_gate_up, &Weights::residual_down}},
+    PlaneRow{WeightPlane::kBias,
+             {&Weights::gate_up_bias, &Weights::down_bias},
+             {&Weights::shared_gate_up_bias, &Weights::shared_down_bias}},
+    PlaneRow{WeightPlane::kScale,
+             {&Weights::gate_up_scale, &Weights::down_scale},
+             {&Weights::shared_gate_up_scale, &Weights::shared_down_scale}},
+    PlaneRow{WeightPlane::kZero,
+             {&Weights::gate_up_zero, &Weights::down_zero},
+             {&Weights::shared_gate_up_zero, &Weights::shared_down_zero}},
+    PlaneRow{WeightPlane::kGlobalScale,
+             {&Weights::gate_up_global_scale, &Weights::down_global_scale},
+             {&Weights::shared_gate_up_global_scale, &Weights::shared_down_global_scale}},
+    PlaneRow{WeightPlane::kInputScale,
+             {&Weights::gate_up_input_scale, &Weights::down_input_scale},
+             {&Weights::shared_gate_up_input_scale, &Weights::shared_down_input_scale}},
+    PlaneRow{WeightPlane::kColumnOrder,
+             {&Weights::gate_up_column_order, &Weights::down_column_order},
+             {&Weights::shared_gate_up_column_order, &Weights::shared_down_column_order}},
+    PlaneRow{WeightPlane::kColumnFactor,
+             {&Weights::gate_up_column_factor, &Weights::down_column_factor},
+             {&Weights::shared_gate_up_column_factor, &Weights::shared_down_column_factor}},
+};
+constexpr const PlaneRow& kMatrices = kPlanes[0];
+constexpr const PlaneRow& kBiases = kPlanes[1];
 
-MlpPlanes routed_planes(const ExpertWeights& weights) {
-  return {PlaneTensors{WeightPlane::kScale, "_scale", weights.gate_up_scale, weights.down_scale},
-          PlaneTensors{WeightPlane::kZero, "_zero", weights.gate_up_zero, weights.down_zero},
-          PlaneTensors{WeightPlane::kGlobalScale, "_global_scale", weights.gate_up_global_scale,
-                       weights.down_global_scale},
-          PlaneTensors{WeightPlane::kInputScale, "_input_scale", weights.gate_up_input_scale,
-                       weights.down_input_scale},
-          PlaneTensors{WeightPlane::kColumnOrder, "_column_order", weights.gate_up_column_order,
-                       weights.down_column_order},
-          PlaneTensors{WeightPlane::kColumnFactor, "_column_factor", weights.gate_up_column_factor,
-                       weights.down_column_factor}};
-}
-
-MlpPlanes shared_planes(const ExpertWeights& weights) {
-  return {PlaneTensors{WeightPlane::kScale, "_scale", weights.shared_gate_up_scale,
-                       weights.shared_down_scale},
-          PlaneTensors{WeightPlane::kZero, "_zero", weights.shared_gate_up_zero,
-                       weights.shared_down_zero},
-          PlaneTensors{WeightPlane::kGlobalScale, "_global_scale",
-                       weights.shared_gate_up_global_scale, weights.shared_down_global_scale},
-          PlaneTensors{WeightPlane::kInputScale, "_input_scale", weights.shared_gate_up_input_scale,
-                       weights.shared_down_input_scale},
-          PlaneTensors{WeightPlane::kColumnOrder, "_column_order",
-                       weights.shared_gate_up_column_order, weights.shared_down_column_order},
-          PlaneTensors{WeightPlane::kColumnFactor, "_column_factor",
-                       weights.shared_gate_up_column_factor, weights.shared_down_column_factor}};
-}
+struct LayerRow {
+  WeightId id;
+  Field field;
+  int rank = 2;
+};
+constexpr std::array kOfLayer = {
+    LayerRow{weights::kRouter, &Weights::router},
+    LayerRow{weights::kSharedExpertGate, &Weights::shared_expert_gate},
+    LayerRow{weights::kMixGate, &Weights::mix_gate},
+    LayerRow{weights::kLatentDown, &Weights::latent_down},
+    LayerRow{weights::kLatentUp, &Weights::latent_up},
+    LayerRow{weights::kRouterBias, &Weights::router_bias, 1},
+    LayerRow{weights::kSelectionBias, &Weights::selection_bias, 1},
+    LayerRow{weights::kExpertScale, &Weights::expert_scale, 1},
+    LayerRow{weights::kGlobalScale, &Weights::global_scale, 1},
+    LayerRow{weights::kRouterInputScale, &Weights::router_input_scale, 1},
+    LayerRow{weights::kMixGateBias, &Weights::mix_gate_bias, 1},
+    LayerRow{weights::kLatentNorm, &Weights::latent_norm, 1},
+    LayerRow{weights::kOutputBias, &Weights::output_bias, 1},
+};
 
 // One MLP as the caller gives it.
 struct MlpTensors {
+  const ExpertWeights& weights;
   WeightMlp mlp = WeightMlp::kRouted;
+  PlaneFields PlaneRow::*fields = nullptr;
   GateUpOrder order = GateUpOrder::kConcatenated;
-  std::string prefix;  // what names begin with
-  const ConstTensorView& gate_up;
-  const ConstTensorView& down;
-  const ConstTensorView& gate_up_bias;
-  const ConstTensorView& down_bias;
-  MlpPlanes planes;
 
   // All but routed experts may leave out the first dimension.
   bool may_be_one() const { return mlp != WeightMlp::kRouted; }
@@ -78,6 +104,21 @@ struct MlpTensors {
   WeightId gate(WeightPlane plane) const { return {mlp, WeightMatrix::kGate, plane}; }
   WeightId up(WeightPlane plane) const { return {mlp, WeightMatrix::kUp, plane}; }
   WeightId down_of(WeightPlane plane) const { return {mlp, WeightMatrix::kDown, plane}; }
+
+  Named gate_up(const PlaneRow& row) const {
+    return named("gate_up", row.plane, (row.*fields).gate_up);
+  }
+  Named down(const PlaneRow& row) const { return named("down", row.plane, (row.*fields).down); }
+  bool is_there() const {
+    return !gate_up(kMatrices).tensor.empty() || !down(kMatrices).tensor.empty();
+  }
+
+ private:
+  Named named(const char* matrix, WeightPlane plane, Field field) const {
+    static const ConstTensorView kNone;
+    return {.name = std::string(prefix_of(mlp)) + matrix + std::string(suffix_of(plane)),
+            .tensor = field != nullptr ? weights.*field : kNone};
+  }
 };
 
 void check_same(const std::string& name, const char* what, int64_t expected, int64_t found) {
@@ -91,20 +132,15 @@ void check_same(const std::string& name, const char* what, int64_t expected, int
 class PointerSource final : public WeightSource {
  public:
   explicit PointerSource(const ExpertWeights& weights) : memory_(weights.memory) {
-    add_mlps(weights);
-    add_matrix(weights::kRouter, "router", weights.router);
-    add_matrix(weights::kSharedExpertGate, "shared_expert_gate", weights.shared_expert_gate);
-    add_matrix(weights::kMixGate, "mix_gate", weights.mix_gate);
-    add_matrix(weights::kLatentDown, "latent_down", weights.latent_down);
-    add_matrix(weights::kLatentUp, "latent_up", weights.latent_up);
-    add_vector(weights::kRouterBias, "router_bias", weights.router_bias);
-    add_vector(weights::kSelectionBias, "selection_bias", weights.selection_bias);
-    add_vector(weights::kExpertScale, "expert_scale", weights.expert_scale);
-    add_vector(weights::kGlobalScale, "global_scale", weights.global_scale);
-    add_vector(weights::kRouterInputScale, "router_input_scale", weights.router_input_scale);
-    add_vector(weights::kMixGateBias, "mix_gate_bias", weights.mix_gate_bias);
-    add_vector(weights::kLatentNorm, "latent_norm", weights.latent_norm);
-    add_vector(weights::kOutputBias, "output_bias", weights.output_bias);
+    add_mlp({weights, WeightMlp::kRouted, &PlaneRow::routed, weights.order});
+    for (const MlpTensors& mlp :
+         {MlpTensors{weights, WeightMlp::kShared, &PlaneRow::shared, weights.shared_order},
+          MlpTensors{weights, WeightMlp::kResidual, &PlaneRow::residual, weights.residual_order}}) {
+      if (mlp.is_there()) add_mlp(mlp);
+    }
+    for (const LayerRow& row : kOfLayer) {
+      add_own(row.id, {to_string(row.id), weights.*row.field}, row.rank);
+    }
     add_router_tensors(weights);
   }
 
@@ -177,29 +213,19 @@ class PointerSource final : public WeightSource {
 
   void set(WeightId id, const IdView& view) { views_[id] = view; }
 
-  void add_matrix(WeightId id, const char* name, const ConstTensorView& tensor) {
-    if (tensor.empty()) return;
-    check_tensor({name, tensor}, 2);
-    set_dense(id, stack_of({name, tensor}, 3, true));
-  }
-
-  void add_vector(WeightId id, const char* name, const ConstTensorView& tensor) {
-    if (tensor.empty()) return;
-    check_tensor({name, tensor}, 1);
-    set_dense(id, stack_of({name, tensor}, 2, true));
+  // A matrix or a vector, one of each.
+  void add_own(WeightId id, const Named& named, int rank) {
+    if (named.tensor.empty()) return;
+    check_tensor(named, rank);
+    set_dense(id, stack_of(named, rank + 1, true));
   }
 
   void add_router_tensors(const ExpertWeights& weights) {
     routing::check_router_tensor_names(weights.router_tensors);
     for (const routing::RouterTensor* own : routing::all_router_tensors()) {
-      const std::string name(own->name);
       const ConstTensorView view =
           routing::find_view(weights, weights.router_tensors, own->weights_field, own->name);
-      if (own->is_vector) {
-        add_vector(*own->id, name.c_str(), view);
-      } else {
-        add_matrix(*own->id, name.c_str(), view);
-      }
+      add_own(*own->id, {std::string(own->name), view}, own->is_vector ? 1 : 2);
     }
   }
 
@@ -239,49 +265,17 @@ class PointerSource final : public WeightSource {
     set(mlp.up(WeightPlane::kBias), half);
   }
 
-  void add_mlps(const ExpertWeights& weights) {
-    add_mlp({.mlp = WeightMlp::kRouted,
-             .order = weights.order,
-             .prefix = "",
-             .gate_up = weights.gate_up,
-             .down = weights.down,
-             .gate_up_bias = weights.gate_up_bias,
-             .down_bias = weights.down_bias,
-             .planes = routed_planes(weights)});
-    if (!weights.shared_gate_up.empty() || !weights.shared_down.empty()) {
-      add_mlp({.mlp = WeightMlp::kShared,
-               .order = weights.shared_order,
-               .prefix = "shared_",
-               .gate_up = weights.shared_gate_up,
-               .down = weights.shared_down,
-               .gate_up_bias = weights.shared_gate_up_bias,
-               .down_bias = weights.shared_down_bias,
-               .planes = shared_planes(weights)});
-    }
-    if (!weights.residual_gate_up.empty() || !weights.residual_down.empty()) {
-      const ConstTensorView none;
-      add_mlp({.mlp = WeightMlp::kResidual,
-               .order = weights.residual_order,
-               .prefix = "residual_",
-               .gate_up = weights.residual_gate_up,
-               .down = weights.residual_down,
-               .gate_up_bias = none,
-               .down_bias = none,
-               .planes = {}});
-    }
-  }
-
   void add_mlp(const MlpTensors& mlp) {
-    const std::string down_name = mlp.prefix + "down";
-    const Stack gate_up = stack_of({mlp.prefix + "gate_up", mlp.gate_up}, 3, mlp.may_be_one());
-    const Stack down = stack_of({down_name, mlp.down}, 3, mlp.may_be_one());
+    const Named named_down = mlp.down(kMatrices);
+    const Stack gate_up = stack_of(mlp.gate_up(kMatrices), 3, mlp.may_be_one());
+    const Stack down = stack_of(named_down, 3, mlp.may_be_one());
     const int64_t halves = mlp.is_gated() ? 2 : 1;
-    check_same(down_name, "gate_up and down hold different numbers of experts", gate_up.count,
+    check_same(named_down.name, "gate_up and down hold different numbers of experts", gate_up.count,
                down.count);
     if (gate_up.rows != halves * down.cols || gate_up.cols != down.rows) {
       throw Error(ErrorCode::kShape,
                   {.what = "gate_up and down do not fit each other",
-                   .tensor = down_name,
+                   .tensor = named_down.name,
                    .expected = halves == 1 ? "gate_up [.., I, H] and down [.., H, I]"
                                            : "gate_up [.., 2*I, H] and down [.., H, I]",
                    .found = Shape{gate_up.rows, gate_up.cols}.to_string() + " and " +
@@ -289,43 +283,40 @@ class PointerSource final : public WeightSource {
     }
     if (gate_up.dtype != down.dtype) {
       throw Error(ErrorCode::kDType, {.what = "gate_up and down differ in type",
-                                      .tensor = down_name,
+                                      .tensor = named_down.name,
                                       .expected = std::string(to_string(gate_up.dtype)),
                                       .found = std::string(to_string(down.dtype))});
     }
     set_halves(mlp, WeightPlane::kWeights, gate_up, mlp.order);
     set_dense(mlp.down_of(WeightPlane::kWeights), down);
     add_biases(mlp, gate_up, down);
-    for (const PlaneTensors& plane : mlp.planes) add_plane(mlp, plane);
+    for (const PlaneRow& row : kPlanes) {
+      if (quant::is_code_plane(row.plane)) add_plane(mlp, row);
+    }
   }
 
-  void add_plane(const MlpTensors& mlp, const PlaneTensors& tensors) {
-    const auto named = [&](const char* matrix, const ConstTensorView& tensor) {
-      return Named{mlp.prefix + matrix + std::string(tensors.suffix), tensor};
-    };
-    if (!tensors.gate_up.empty()) {
-      add_gate_up_plane(mlp, tensors.plane, named("gate_up", tensors.gate_up));
-    }
-    if (tensors.down.empty()) return;
-    const Named down = named("down", tensors.down);
-    set_dense(mlp.down_of(tensors.plane), plane_stack(down, tensors.plane, mlp.may_be_one()));
+  void add_plane(const MlpTensors& mlp, const PlaneRow& row) {
+    const Named gate_up = mlp.gate_up(row);
+    const Named down = mlp.down(row);
+    if (!gate_up.tensor.empty()) add_gate_up_plane(mlp, row.plane, gate_up);
+    if (down.tensor.empty()) return;
+    set_dense(mlp.down_of(row.plane), plane_stack(down, row.plane, mlp.may_be_one()));
   }
 
   void add_biases(const MlpTensors& mlp, const Stack& gate_up, const Stack& down) {
-    if (!mlp.gate_up_bias.empty()) {
-      const Named named{mlp.prefix + "gate_up_bias", mlp.gate_up_bias};
+    const auto stack_like = [&](const Named& named, const Stack& matrix, const char* size) {
       const Stack bias = stack_of(named, 2, mlp.may_be_one());
-      check_same(named.name, "another number of experts", gate_up.count, bias.count);
-      check_same(named.name, "another size than gate_up", gate_up.rows, bias.cols);
-      set_bias_halves(mlp, bias);
+      check_same(named.name, "another number of experts", matrix.count, bias.count);
+      check_same(named.name, size, matrix.rows, bias.cols);
+      return bias;
+    };
+    const Named of_gate_up = mlp.gate_up(kBiases);
+    const Named of_down = mlp.down(kBiases);
+    if (!of_gate_up.tensor.empty()) {
+      set_bias_halves(mlp, stack_like(of_gate_up, gate_up, "another size than gate_up"));
     }
-    if (!mlp.down_bias.empty()) {
-      const Named named{mlp.prefix + "down_bias", mlp.down_bias};
-      const Stack bias = stack_of(named, 2, mlp.may_be_one());
-      check_same(named.name, "another number of experts", down.count, bias.count);
-      check_same(named.name, "another size than down", down.rows, bias.cols);
-      set_dense(mlp.down_of(WeightPlane::kBias), bias);
-    }
+    if (of_down.tensor.empty()) return;
+    set_dense(mlp.down_of(WeightPlane::kBias), stack_like(of_down, down, "another size than down"));
   }
 
   // The plane of gate, then of up: each has half of the rows, or both share one row.

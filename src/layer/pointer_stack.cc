@@ -2,6 +2,7 @@
 
 #include "core/checked.h"
 #include "core/weight_types.h"
+#include "quant/planes.h"
 
 #include "conclave/error.h"
 
@@ -67,16 +68,9 @@ Stack stack_of(const Named& named, int rank, bool may_be_one) {
 }
 
 Stack plane_stack(const Named& named, WeightPlane plane, bool may_be_one) {
-  switch (plane) {
-    case WeightPlane::kInputScale:
-    case WeightPlane::kGlobalScale:
-      return numbers_of(named);
-    case WeightPlane::kColumnOrder:
-    case WeightPlane::kColumnFactor:
-      return stack_of(named, named.tensor.shape.rank() == 3 ? 3 : 2, false);
-    default:
-      return stack_of(named, 3, may_be_one);
-  }
+  if (quant::is_single(plane)) return numbers_of(named);
+  if (!quant::is_by_column(plane)) return stack_of(named, 3, may_be_one);
+  return stack_of(named, named.tensor.shape.rank() == 3 ? 3 : 2, false);
 }
 
 }  // namespace conclave::inline v0

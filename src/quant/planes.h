@@ -26,6 +26,11 @@ constexpr bool is_by_column(WeightPlane plane) {
   return plane == WeightPlane::kColumnOrder || plane == WeightPlane::kColumnFactor;
 }
 
+// Planes of one number for a matrix.
+constexpr bool is_single(WeightPlane plane) {
+  return plane == WeightPlane::kGlobalScale || plane == WeightPlane::kInputScale;
+}
+
 enum class PlaneType : uint8_t {
   kWeights,  // the type of the matrix
   kFloat,    // f32, f16 or bf16

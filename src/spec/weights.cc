@@ -1,6 +1,7 @@
 #include "conclave/weights.h"
 
 #include "routing/router_tensors.h"
+#include "spec/weight_names.h"
 
 #include <array>
 #include <string>
@@ -8,18 +9,6 @@
 
 namespace conclave::inline v0 {
 namespace {
-
-std::string_view name_of(WeightMlp mlp) {
-  switch (mlp) {
-    case WeightMlp::kRouted:
-      break;
-    case WeightMlp::kShared:
-      return "shared_";
-    case WeightMlp::kResidual:
-      return "residual_";
-  }
-  return "";
-}
 
 std::string_view name_of(WeightMatrix matrix) {
   switch (matrix) {
@@ -31,30 +20,6 @@ std::string_view name_of(WeightMatrix matrix) {
       break;
   }
   return "down";
-}
-
-std::string_view name_of(WeightPlane plane) {
-  switch (plane) {
-    case WeightPlane::kWeights:
-      break;
-    case WeightPlane::kBias:
-      return "_bias";
-    case WeightPlane::kScale:
-      return "_scale";
-    case WeightPlane::kZero:
-      return "_zero";
-    case WeightPlane::kSecondScale:
-      return "_second_scale";
-    case WeightPlane::kGlobalScale:
-      return "_global_scale";
-    case WeightPlane::kInputScale:
-      return "_input_scale";
-    case WeightPlane::kColumnOrder:
-      return "_column_order";
-    case WeightPlane::kColumnFactor:
-      return "_column_factor";
-  }
-  return "";
 }
 
 std::string_view name_of(LayerWeight weight) {
@@ -107,14 +72,50 @@ std::string name_of_router_tensor(WeightId id) {
 
 }  // namespace
 
+std::string_view prefix_of(WeightMlp mlp) {
+  switch (mlp) {
+    case WeightMlp::kRouted:
+      break;
+    case WeightMlp::kShared:
+      return "shared_";
+    case WeightMlp::kResidual:
+      return "residual_";
+  }
+  return "";
+}
+
+std::string_view suffix_of(WeightPlane plane) {
+  switch (plane) {
+    case WeightPlane::kWeights:
+      break;
+    case WeightPlane::kBias:
+      return "_bias";
+    case WeightPlane::kScale:
+      return "_scale";
+    case WeightPlane::kZero:
+      return "_zero";
+    case WeightPlane::kSecondScale:
+      return "_second_scale";
+    case WeightPlane::kGlobalScale:
+      return "_global_scale";
+    case WeightPlane::kInputScale:
+      return "_input_scale";
+    case WeightPlane::kColumnOrder:
+      return "_column_order";
+    case WeightPlane::kColumnFactor:
+      return "_column_factor";
+  }
+  return "";
+}
+
 std::string to_string(WeightId id) {
   if (const auto own = id.layer()) {
     const std::string_view name = name_of(*own);
     return name.empty() ? name_of_router_tensor(id) : std::string(name);
   }
-  std::string name(name_of(*id.mlp()));
+  std::string name(prefix_of(*id.mlp()));
   name += name_of(*id.matrix());
-  name += name_of(*id.plane());
+  name += suffix_of(*id.plane());
   return name;
 }
 
