@@ -21,29 +21,24 @@ struct BatchRequirements {
   int64_t row_bytes = 0;          // per RowBundle row: zero padded, a multiple of 64
 };
 
-// One expert's matrices, dense row-major, in the problem's weight dtype. Biases are f32, f16 or
-// bf16; empty ones are zeros. Matrices of codes have float32 scales: per matrix row, either one or
-// one for each block of QuantSpec::block_cols columns, the first of down less the skipped ones;
-// with zeros as many offsets. Orders of columns, int32, name the scale of each column; each row
-// then has all scales of the matrix. Factors of columns are float32, those of gate and up one.
+// A matrix of an expert, dense row-major in the problem's weight dtype, and what belongs to it.
+struct ExpertMatrix {
+  ConstTensorView weights;      // [rows, cols]; empty: there is no such matrix
+  ConstTensorView bias = {};    // [1, rows] f32, f16 or bf16; empty: zeros
+  ConstTensorView scale = {};   // [rows, scales] f32, for codes
+  ConstTensorView offset = {};  // as many, for codes with zeros
+  ConstTensorView order = {};   // [1, cols] int32
+  ConstTensorView factor = {};  // [1, cols] f32
+};
+
+// One expert: gate and up [I, H], down [H, I]; without a gate where the activation has none. Rows
+// of codes have either one scale or one for each block of QuantSpec::block_cols columns, the first
+// of down less the skipped ones. Orders of columns name the scale of each column; each row then has
+// all scales of the matrix. Gate has the factors of up.
 struct ExpertMatrices {
-  ConstTensorView gate;             // [I, H]; empty where the activation has no gate
-  ConstTensorView up;               // [I, H]
-  ConstTensorView down;             // [H, I]
-  ConstTensorView gate_bias = {};   // [1, I]
-  ConstTensorView up_bias = {};     // [1, I]
-  ConstTensorView down_bias = {};   // [1, H]
-  ConstTensorView gate_scale = {};  // [I, scales]
-  ConstTensorView up_scale = {};    // [I, scales]
-  ConstTensorView down_scale = {};  // [H, scales]
-  ConstTensorView gate_offset = {};
-  ConstTensorView up_offset = {};
-  ConstTensorView down_offset = {};
-  ConstTensorView gate_order = {};      // [1, H]
-  ConstTensorView up_order = {};        // [1, H]
-  ConstTensorView down_order = {};      // [1, I]
-  ConstTensorView gate_up_factor = {};  // [1, H]
-  ConstTensorView down_factor = {};     // [1, I]
+  ExpertMatrix gate;
+  ExpertMatrix up;
+  ExpertMatrix down;
 };
 
 // Sizes of what `pack` writes for one expert: one contiguous slab per matrix.

@@ -27,14 +27,6 @@ struct PanelSources {
   PanelBiases biases{};
 };
 
-// One of an expert's matrices with what belongs to it.
-struct MatrixParts {
-  const ConstTensorView& matrix;
-  const ConstTensorView& scale;
-  const ConstTensorView& offset;
-  const ConstTensorView& bias;
-};
-
 const std::byte* matrix_row(const ConstTensorView& matrix, int64_t row) {
   const int64_t stride = matrix.row_stride != 0 ? matrix.row_stride : matrix.shape[1];
   return static_cast<const std::byte*>(matrix.data) + row * packed_bytes(matrix.dtype, stride);
@@ -58,15 +50,15 @@ const float* row_numbers(const ConstTensorView& numbers, int64_t row) {
   return static_cast<const float*>(numbers.data) + row * numbers.shape[1];
 }
 
-void take_rows(const MatrixParts& parts, const ColumnRange& range, PanelSources& sources) {
-  const int64_t count = std::min(range.limit, parts.matrix.shape[0] - range.first);
+void take_rows(const ExpertMatrix& matrix, const ColumnRange& range, PanelSources& sources) {
+  const int64_t count = std::min(range.limit, matrix.weights.shape[0] - range.first);
   for (int64_t i = 0; i < count; ++i) {
     const auto column = static_cast<size_t>(range.column + i);
     const int64_t row = range.first + i;
-    sources.columns[column] = matrix_row(parts.matrix, row);
-    sources.scales[column] = row_numbers(parts.scale, row);
-    sources.offsets[column] = row_numbers(parts.offset, row);
-    if (!parts.bias.empty()) sources.biases[column] = bias_value(parts.bias, row);
+    sources.columns[column] = matrix_row(matrix.weights, row);
+    sources.scales[column] = row_numbers(matrix.scale, row);
+    sources.offsets[column] = row_numbers(matrix.offset, row);
+    if (!matrix.bias.empty()) sources.biases[column] = bias_value(matrix.bias, row);
   }
 }
 
@@ -173,22 +165,20 @@ void SlabLayout::pack(const ExpertMatrices& expert, std::byte* gate_up_slab,
     if (has_bias) std::memcpy(panel + layout.panel_bytes(), sources.biases.data(), kBiasBytes);
   };
   const int64_t width = gate_up_columns();
-  for (int64_t panel = 0; panel < ceil_div(expert.up.shape[0], width); ++panel) {
+  for (int64_t panel = 0; panel < ceil_div(expert.up.weights.shape[0], width); ++panel) {
     PanelSources sources;
     const int64_t first = panel * width;
     const int64_t up_column = gated ? width : 0;
     if (gated) {
-      take_rows({expert.gate, expert.gate_scale, expert.gate_offset, expert.gate_bias},
-                {first, width, 0}, sources);
+      take_rows(expert.gate, {first, width, 0}, sources);
     }
-    take_rows({expert.up, expert.up_scale, expert.up_offset, expert.up_bias},
-              {first, width, up_column}, sources);
+    take_rows(expert.up, {first, width, up_column}, sources);
     write(gate_up, sources, gate_up_slab + static_cast<size_t>(panel) * stride(gate_up));
   }
-  for (int64_t panel = 0; panel < ceil_div(expert.down.shape[0], gemm::kPanelColumns); ++panel) {
+  for (int64_t panel = 0; panel < ceil_div(expert.down.weights.shape[0], gemm::kPanelColumns);
+       ++panel) {
     PanelSources sources;
-    take_rows({expert.down, expert.down_scale, expert.down_offset, expert.down_bias},
-              {panel * gemm::kPanelColumns, gemm::kPanelColumns, 0}, sources);
+    take_rows(expert.down, {panel * gemm::kPanelColumns, gemm::kPanelColumns, 0}, sources);
     write(down, sources, down_slab + static_cast<size_t>(panel) * stride(down));
   }
   pack_tables(expert, gate_up_slab, down_slab);
@@ -196,12 +186,12 @@ void SlabLayout::pack(const ExpertMatrices& expert, std::byte* gate_up_slab,
 
 void SlabLayout::pack_tables(const ExpertMatrices& expert, std::byte* gate_up_slab,
                              std::byte* down_slab) const {
-  write_table(expert.gate_up_factor, gate_up_slab, gate_up_factor_offset());
-  write_table(expert.down_factor, down_slab, down_factor_offset());
+  write_table(expert.up.factor, gate_up_slab, gate_up_factor_offset());
+  write_table(expert.down.factor, down_slab, down_factor_offset());
   const size_t first = gate_up_panel_bytes();
-  write_table(expert.gate_order, gate_up_slab, first);
-  write_table(expert.up_order, gate_up_slab, gated ? first + order_bytes(gate_up) : first);
-  write_table(expert.down_order, down_slab, down_panel_bytes());
+  write_table(expert.gate.order, gate_up_slab, first);
+  write_table(expert.up.order, gate_up_slab, gated ? first + order_bytes(gate_up) : first);
+  write_table(expert.down.order, down_slab, down_panel_bytes());
 }
 
 }  // namespace conclave::inline v0::experts

@@ -18,6 +18,8 @@ namespace {
 // part.
 constexpr int64_t kMostPartBytes = int64_t{32} << 20;
 
+constexpr std::array kMatrices = {WeightMatrix::kGate, WeightMatrix::kUp, WeightMatrix::kDown};
+
 // Rows of one expert that are read and packed together. Rows of gate and up count from the rank's
 // first.
 struct ExpertPart {
@@ -101,52 +103,38 @@ void pack_part(const MlpWeights& mlp, const ExpertPart& part, int64_t source_exp
   const bool has_hidden = part.hidden_begin < part.hidden_end;
   const WeightBlock inner_rows{first, last, 0, sizes.hidden};
   const WeightBlock down_rows{part.hidden_begin, part.hidden_end, mlp.inner.begin, mlp.inner.end};
-  const WeightBlock inner_bias = quant::slice({.plane = WeightPlane::kBias}, inner_rows).block;
-  const WeightBlock down_bias = quant::slice({.plane = WeightPlane::kBias}, down_rows).block;
-  const bool has_inner_bias = has_inner && mlp.has_bias;
-  const bool has_down_bias = has_hidden && mlp.has_bias && mlp.adds_down_bias;
-  const auto id = [&](WeightMatrix matrix, WeightPlane plane) {
-    return WeightId(mlp.mlp, matrix, plane);
-  };
-  const std::array requests = {BlockRequest{id(WeightMatrix::kGate, WeightPlane::kWeights),
-                                            source_expert, inner_rows, has_inner && mlp.gated},
-                               BlockRequest{id(WeightMatrix::kUp, WeightPlane::kWeights),
-                                            source_expert, inner_rows, has_inner},
-                               BlockRequest{id(WeightMatrix::kDown, WeightPlane::kWeights),
-                                            source_expert, down_rows, has_hidden},
-                               BlockRequest{id(WeightMatrix::kGate, WeightPlane::kBias),
-                                            source_expert, inner_bias, has_inner_bias && mlp.gated},
-                               BlockRequest{id(WeightMatrix::kUp, WeightPlane::kBias),
-                                            source_expert, inner_bias, has_inner_bias},
-                               BlockRequest{id(WeightMatrix::kDown, WeightPlane::kBias),
-                                            source_expert, down_bias, has_down_bias}};
+  std::array<BlockRequest, 2 * kMatrices.size()> requests;
+  for (size_t i = 0; i < kMatrices.size(); ++i) {
+    const WeightId id(mlp.mlp, kMatrices[i]);
+    const bool is_down = kMatrices[i] == WeightMatrix::kDown;
+    const WeightBlock& block = is_down ? down_rows : inner_rows;
+    const bool is_there = kMatrices[i] != WeightMatrix::kGate || mlp.gated;
+    const bool wanted = is_there && (is_down ? has_hidden : has_inner);
+    const bool biased = wanted && mlp.has_bias && (!is_down || mlp.adds_down_bias);
+    requests[i] = {id, source_expert, block, wanted};
+    requests[kMatrices.size() + i] = {id.with(WeightPlane::kBias), source_expert,
+                                      quant::slice({.plane = WeightPlane::kBias}, block).block,
+                                      biased};
+  }
   std::array<ConstTensorView, requests.size()> views;
   loader.load(requests, views);
-  const BlockMeaning gate(mlp, source, requests[0], part.inner_begin == 0);
-  const BlockMeaning up(mlp, source, requests[1], part.inner_begin == 0);
-  const BlockMeaning down(mlp, source, requests[2], part.hidden_begin == 0);
+  const std::array meanings = {BlockMeaning(mlp, source, requests[0], part.inner_begin == 0),
+                               BlockMeaning(mlp, source, requests[1], part.inner_begin == 0),
+                               BlockMeaning(mlp, source, requests[2], part.hidden_begin == 0)};
+  const auto matrix = [&](size_t i) {
+    return experts::ExpertMatrix{.weights = views[i],
+                                 .bias = views[kMatrices.size() + i],
+                                 .scale = meanings[i].scale,
+                                 .offset = meanings[i].offset,
+                                 .order = meanings[i].order,
+                                 .factor = meanings[i].factor};
+  };
 
   const experts::SlabBytes slab = mlp.kernel.slab_bytes();
   const experts::PackGranule granule = mlp.kernel.pack_granule();
   const auto gate_up_panel = static_cast<size_t>(part.inner_begin / granule.inner_rows);
   const auto down_panel = static_cast<size_t>(part.hidden_begin / granule.hidden_rows);
-  mlp.kernel.pack({.gate = views[0],
-                   .up = views[1],
-                   .down = views[2],
-                   .gate_bias = views[3],
-                   .up_bias = views[4],
-                   .down_bias = views[5],
-                   .gate_scale = gate.scale,
-                   .up_scale = up.scale,
-                   .down_scale = down.scale,
-                   .gate_offset = gate.offset,
-                   .up_offset = up.offset,
-                   .down_offset = down.offset,
-                   .gate_order = gate.order,
-                   .up_order = up.order,
-                   .down_order = down.order,
-                   .gate_up_factor = up.factor,
-                   .down_factor = down.factor},
+  mlp.kernel.pack({.gate = matrix(0), .up = matrix(1), .down = matrix(2)},
                   mlp.gate_up.data() + local * slab.gate_up + gate_up_panel * granule.gate_up_bytes,
                   mlp.down.data() + local * slab.down + down_panel * granule.down_bytes);
 }

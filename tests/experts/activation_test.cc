@@ -110,12 +110,12 @@ TEST(KernelRows, BiasesOfAnotherTypeOrMissing_AreTaken) {
   };
   experts::ExpertMatrices matrices = test_case.matrices(0);
   const auto from_bf16 = packed(matrices);
-  matrices.up_bias = view(up);
+  matrices.up.bias = view(up);
   EXPECT_EQ(packed(matrices), from_bf16);
-  matrices.up_bias = {};
+  matrices.up.bias = {};
   const auto missing = packed(matrices);
   EXPECT_NE(missing, from_bf16);
-  matrices.up_bias = view(zeros);
+  matrices.up.bias = view(zeros);
   EXPECT_EQ(packed(matrices), missing);
 }
 

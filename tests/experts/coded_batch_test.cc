@@ -75,15 +75,13 @@ std::vector<float> run(const CodedBatch& batch, const experts::HostKernelRow& ro
     const CodedMatrix gate(batch, batch.inner, batch.hidden, random);
     const CodedMatrix up(batch, batch.inner, batch.hidden, random);
     const CodedMatrix out(batch, batch.hidden, batch.inner, random);
-    kernel->pack({.gate = gate.view(batch.type),
-                  .up = up.view(batch.type),
-                  .down = out.view(batch.type),
-                  .gate_bias = bias_of(batch.inner),
-                  .up_bias = bias_of(batch.inner),
-                  .down_bias = bias_of(batch.hidden),
-                  .gate_scale = gate.scale_view(),
-                  .up_scale = up.scale_view(),
-                  .down_scale = out.scale_view()},
+    const auto matrix = [&](const CodedMatrix& coded, int64_t rows) {
+      return experts::ExpertMatrix{
+          .weights = coded.view(batch.type), .bias = bias_of(rows), .scale = coded.scale_view()};
+    };
+    kernel->pack({.gate = matrix(gate, batch.inner),
+                  .up = matrix(up, batch.inner),
+                  .down = matrix(out, batch.hidden)},
                  gate_up.data() + static_cast<size_t>(e) * bytes.gate_up,
                  down.data() + static_cast<size_t>(e) * bytes.down);
   }

@@ -170,13 +170,14 @@ class ExpertCase {
   experts::ExpertMatrices matrices(int64_t e) const {
     const StoredExpert& stored = expert(e);
     const bool gated = activation().gated;
-    experts::ExpertMatrices matrices{.gate = gated ? stored.gate.view() : ConstTensorView{},
-                                     .up = stored.up.view(),
-                                     .down = stored.down.view()};
+    experts::ExpertMatrices matrices{
+        .gate = {.weights = gated ? stored.gate.view() : ConstTensorView{}},
+        .up = {.weights = stored.up.view()},
+        .down = {.weights = stored.down.view()}};
     if (!shape_.has_bias) return matrices;
-    if (gated) matrices.gate_bias = stored.gate_bias.view();
-    matrices.up_bias = stored.up_bias.view();
-    matrices.down_bias = stored.down_bias.view();
+    if (gated) matrices.gate.bias = stored.gate_bias.view();
+    matrices.up.bias = stored.up_bias.view();
+    matrices.down.bias = stored.down_bias.view();
     return matrices;
   }
   int64_t num_slots() const { return static_cast<int64_t>(source_row_.size()); }

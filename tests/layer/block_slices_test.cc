@@ -257,12 +257,12 @@ struct PackedDown {
     if (!meaning.order.empty()) {
       order = {.data = meaning.order.data(), .dtype = DType::kI32, .shape = {1, inner.size()}};
     }
-    layout.pack({.gate = none,
-                 .up = none,
-                 .down = codes,
-                 .down_scale = numbers(meaning.scales),
-                 .down_offset = numbers(meaning.offsets),
-                 .down_order = order},
+    layout.pack({.gate = {.weights = none},
+                 .up = {.weights = none},
+                 .down = {.weights = codes,
+                          .scale = numbers(meaning.scales),
+                          .offset = numbers(meaning.offsets),
+                          .order = order}},
                 nullptr, bytes());
   }
   std::byte* bytes() { return static_cast<std::byte*>(static_cast<void*>(slab.data())); }
