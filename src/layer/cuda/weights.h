@@ -13,16 +13,18 @@
 
 namespace conclave::inline v0 {
 
+// Memory for a matrix of one MLP's experts, and for what belongs to it.
+struct CudaMatrixMemory {
+  DeviceMemory data;
+  DeviceMemory bias;
+  DeviceMemory scale;
+  DeviceMemory offset;
+};
+
 // One MLP's experts, in own memory or in the source's; `view` points to either.
 struct CudaMlpWeights {
-  DeviceMemory gate_up;
-  DeviceMemory down;
-  DeviceMemory gate_up_bias;
-  DeviceMemory down_bias;
-  DeviceMemory gate_up_scale;
-  DeviceMemory down_scale;
-  DeviceMemory gate_up_offset;
-  DeviceMemory down_offset;
+  CudaMatrixMemory gate_up;
+  CudaMatrixMemory down;
   DeviceMemory static_scales;  // [2]: input, intermediate
   experts::DeviceExperts view;
   bool in_place = false;
